@@ -21,7 +21,8 @@ struct bench_options {
     struct bench_list contexts, tokens; /* kv; matmul, gpu */
     int rows, cols;                     /* matmul, ternary, gpu */
     double load_s;
-    /* serve; requests 0: by batch, rate 0: batch at once, seed 0: another each time, served NULL: the server's first model */
+    /* serve; requests 0: by batch, rate 0: batch at once, seed 0: another each time, served
+     * NULL: the server's first model */
     int requests, shared, background, ignore_eos;
     double rate, timeout_s, temperature;
     uint64_t seed;
@@ -55,9 +56,10 @@ struct summary { double median, mean, min, max; };
 struct summary summarise(double *v, int n);             /* sorts v; n >= 1 */
 json_t *summary_json(const struct summary *s);
 const char *bench_quantization(const struct opened_model *m);       /* "nl4": what the converter wrote down */
-/* Seconds from a submitted prompt of n random tokens to its first token, the best of `repeats` in an engine that ran before; gpu_bytes: of the weights that are a
- * GPU's, 0: none. */
-int bench_prefill_alone(const struct bench_options *o, const struct opened_model *m, int n, double *seconds, size_t *gpu_bytes, struct err *e);
+/* Seconds from a submitted prompt of n random tokens to its first token, the best of `repeats`
+ * in an engine that ran before; gpu_bytes: of the weights that are a GPU's, 0: none. */
+int bench_prefill_alone(const struct bench_options *o, const struct opened_model *m, int n, double *seconds,
+                        size_t *gpu_bytes, struct err *e);
 
 /* ---- bench_limits.c: shares of the machine's limits ---- */
 struct share {
@@ -76,7 +78,8 @@ int share_init_gpu(struct share *s, const struct model *m, const struct run_opti
 double share_prefill(const struct share *s, double tokens_per_s, int amx);
 /* Of the limit of reading: a step that reads all weights once and kv_tokens from the cache. */
 double share_decode(const struct share *s, double step_s, double kv_tokens);
-/* The limits a share goes by: {"threads", "read_bytes_per_s", "int8_op_per_s", "amx_op_per_s", "f32_flop_per_s"}; what was not measured is left out. */
+/* The limits a share goes by: {"threads", "read_bytes_per_s", "int8_op_per_s", "amx_op_per_s",
+ * "f32_flop_per_s"}; what was not measured is left out. */
 json_t *share_limits_json(const struct limits *l);
 /* Of a GPU: {"copy_bytes_per_s", "upload_bytes_per_s", "mma_flop_per_s"}. */
 json_t *share_gpu_json(const struct gpu_speeds *g);

@@ -153,7 +153,8 @@ static void take_event(struct request *r, const char *data, size_t n)
     if (js_get(j, "usage"))
         take_usage(s, js_get(j, "usage"));
     r->ended |= json_is_string(js_get(choice, "finish_reason"));
-    if (*text_of(choice, "text") || *text_of(delta, "content") || *text_of(delta, "reasoning_content") || *text_of(delta, "reasoning")) {
+    if (*text_of(choice, "text") || *text_of(delta, "content") || *text_of(delta, "reasoning_content") ||
+        *text_of(delta, "reasoning")) {
         const double now = clock_s();
         s->n_events++;
         if (s->n_events == 1)
@@ -278,8 +279,8 @@ json_t *client_ask(struct client *c, const char *path, const char *body, double 
     return j;
 }
 
-struct stream *client_start(struct client *c, const char *path, const char *body, const struct client_events *events, void *user, int kind,
-                            struct err *e)
+struct stream *client_start(struct client *c, const char *path, const char *body, const struct client_events *events,
+                            void *user, int kind, struct err *e)
 {
     struct request *r = new_request(c, path, body, 1, e);
     if (!r)

@@ -1,7 +1,9 @@
-/* bench_cold.c - from exec to the first token in fresh processes of zse-chat, and of llama.cpp's program when it is named.
+/* bench_cold.c - from exec to the first token in fresh processes of zse-chat, and of llama.cpp's
+ * program when it is named.
  *
- * zse-chat --json says when it passed which point, by the clock that all processes share; the rest of the time is the system's.
- * Ours and theirs start in turn.  "Dropped" means that the model's pages, and only they, were thrown out of the page cache before. */
+ * zse-chat --json says when it passed which point, by the clock that all processes share; the
+ * rest of the time is the system's.  Ours and theirs start in turn.  "Dropped" means that the
+ * model's pages, and only they, were thrown out of the page cache before. */
 #include "cmd/bench.h"
 
 #include <errno.h>
@@ -24,7 +26,8 @@ static const char prog[] = "zse-bench";
 
 extern char **environ;
 
-/* What lies between two marks of zse-chat; the first begins before exec, the last ends when the answer's first byte arrives here. */
+/* What lies between two marks of zse-chat; the first begins before exec, the last ends when the
+ * answer's first byte arrives here. */
 enum { EXEC, MAP, OPEN, TOKENIZE, ENGINE, PREFILL, FIRST_TOKEN, N_PHASES };
 static const struct { const char *name, *mark, *what; } phases[N_PHASES] = {
     [EXEC] = { "exec", "main", "the program is loaded and linked" },
@@ -47,7 +50,8 @@ static const struct { const char *name, *what; } device_phases[N_DEVICE] = {
 
 struct starts { double *total, *phase[N_PHASES], *device[N_DEVICE]; };          /* [repeats] each; phase and device NULL for the peer */
 
-/* Run argv with standard output into a pipe: the output, and when its first byte (or its end) came.  Caller frees. */
+/* Run argv with standard output into a pipe: the output, and when its first byte (or its end)
+ * came.  Caller frees. */
 static char *run_child(const char *const *argv, int quiet, double *first_s, struct err *e)
 {
     int fd[2], status;
@@ -86,7 +90,8 @@ static char *run_child(const char *const *argv, int quiet, double *first_s, stru
     if (rc != 0)
         err_set(e, ERR_IO, "%s: %s", argv[0], strerror(rc));
     else if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
-        err_set(e, ERR_IO, "%s: %s %d", argv[0], WIFEXITED(status) ? "exit" : "signal", WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+        err_set(e, ERR_IO, "%s: %s %d", argv[0], WIFEXITED(status) ? "exit" : "signal",
+                WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
     else
         return text;
     free(text);
@@ -113,8 +118,10 @@ static const char *drop_pages(const char *path)
 
 static void device_times(struct starts *s, int i, const json_t *marks)
 {
-    const double asked = (double)json_integer_value(js_get(marks, "device")), context = (double)json_integer_value(js_get(marks, "context")),
-                 copied = (double)json_integer_value(js_get(marks, "copied")), ready = (double)json_integer_value(js_get(marks, "ready")),
+    const double asked = (double)json_integer_value(js_get(marks, "device")),
+                 context = (double)json_integer_value(js_get(marks, "context")),
+                 copied = (double)json_integer_value(js_get(marks, "copied")),
+                 ready = (double)json_integer_value(js_get(marks, "ready")),
                  first = (double)json_integer_value(js_get(marks, "first_token"));
     s->device[CONTEXT][i] = (context - asked) * 1e-9;
     s->device[COPY][i] = (copied - context) * 1e-9;
@@ -259,7 +266,8 @@ static int prepare(struct cold *c, const char *model, struct err *e)
 static int measure(struct cold *c, int state, struct err *e)
 {
     const struct bench_options *o = c->o;
-    const char *ours[32] = { c->chat, c->path, "--raw", "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos", "--json", "--threads", c->threads };
+    const char *ours[32] = { c->chat, c->path, "--raw", "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos",
+                             "--json", "--threads", c->threads };
     int n = 13;
     if (o->run.exact)
         ours[n++] = "--exact";
@@ -279,11 +287,12 @@ static int measure(struct cold *c, int state, struct err *e)
         ours[n++] = "--cuda-graphs", ours[n++] = "off";
     if (o->run.cache_given)
         ours[n++] = "--cache-weights", ours[n++] = run_cache_name(o->run.cache_weights);
-    const char *peer[] = { o->peer, "-m", o->peer_model, "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos", "-t", c->threads, "-c", c->context, "-no-cnv",
-                           "--no-display-prompt", "--simple-io", NULL };
+    const char *peer[] = { o->peer, "-m", o->peer_model, "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos",
+                           "-t", c->threads, "-c", c->context, "-no-cnv", "--no-display-prompt", "--simple-io", NULL };
     struct starts ignored = { 0 };
     int rc = 0;
-    if (starts_open(&c->ours[state], o->repeats, 1) != 0 || starts_open(&c->peer[state], o->repeats, 0) != 0 || starts_open(&ignored, 1, 1) != 0)
+    if (starts_open(&c->ours[state], o->repeats, 1) != 0 || starts_open(&c->peer[state], o->repeats, 0) != 0 ||
+        starts_open(&ignored, 1, 1) != 0)
         rc = err_nomem(e, "benchmark");
     if (rc == 0 && state == WARM) {         /* once without counting: programs and models come into the page cache */
         rc = start_ours(ours, &ignored, 0, &c->n_tokens, e);
@@ -303,12 +312,14 @@ static int measure(struct cold *c, int state, struct err *e)
     return rc;
 }
 
-/* The GPU's own phases, and how much longer than the copy alone at the link's speed it took from the context to the first token. */
+/* The GPU's own phases, and how much longer than the copy alone at the link's speed it took from
+ * the context to the first token. */
 static json_t *report_device(struct cold *c, int state)
 {
     const struct bench_options *o = c->o;
     const double least = (double)c->gpu_bytes / c->gpu.upload;
-    json_t *j = json_pack("{s:I, s:f, s:f}", "bytes", (json_int_t)c->gpu_bytes, "upload_bytes_per_s", c->gpu.upload, "least_s", least);
+    json_t *j = json_pack("{s:I, s:f, s:f}", "bytes", (json_int_t)c->gpu_bytes, "upload_bytes_per_s", c->gpu.upload,
+                          "least_s", least);
     for (int k = 0; k < N_DEVICE; k++) {
         const double t = summarise(c->ours[state].device[k], o->repeats).median;
         json_object_set_new(j, device_phases[k].name, json_real(t));
@@ -325,9 +336,11 @@ static json_t *report_device(struct cold *c, int state)
 static json_t *report(struct cold *c)
 {
     const struct bench_options *o = c->o;
-    json_t *j = json_pack("{s:s, s:i, s:i, s:f}", "model", c->path, "prompt_tokens", c->n_tokens, "repeats", o->repeats, "prefill_alone_s", c->alone);
+    json_t *j = json_pack("{s:s, s:i, s:i, s:f}", "model", c->path, "prompt_tokens", c->n_tokens, "repeats", o->repeats,
+                          "prefill_alone_s", c->alone);
     if (!o->json)
-        printf("%s: a prompt of %d token%s, median of %d start%s; its prefill alone takes %.1f ms\n", c->path, c->n_tokens, plural(c->n_tokens), o->repeats, plural(o->repeats), c->alone * 1e3);
+        printf("%s: a prompt of %d token%s, median of %d start%s; its prefill alone takes %.1f ms\n", c->path,
+               c->n_tokens, plural(c->n_tokens), o->repeats, plural(o->repeats), c->alone * 1e3);
     for (int state = WARM; state <= DROPPED; state++) {
         if (state == DROPPED && c->kept[0]) {
             json_object_set_new(j, states[state], json_null());
@@ -337,11 +350,13 @@ static json_t *report(struct cold *c)
             continue;
         }
         const struct summary total = summarise(c->ours[state].total, o->repeats);
-        json_t *parts = json_object(), *all = json_pack("{s:o, s:f, s:o}", "total_s", summary_json(&total), "overhead_s", total.median - c->alone, "phases_s", parts);
+        json_t *parts = json_object(), *all = json_pack("{s:o, s:f, s:o}", "total_s", summary_json(&total),
+                                                        "overhead_s", total.median - c->alone, "phases_s", parts);
         json_object_set_new(j, states[state], all);
         if (!o->json)
-            printf("page cache %s: first token after %.1f ms (%.1f to %.1f), %.1f ms more than the prefill alone\n", states[state], total.median * 1e3, total.min * 1e3,
-                   total.max * 1e3, (total.median - c->alone) * 1e3);
+            printf("page cache %s: first token after %.1f ms (%.1f to %.1f), %.1f ms more than the prefill alone\n",
+                   states[state], total.median * 1e3, total.min * 1e3, total.max * 1e3,
+                   (total.median - c->alone) * 1e3);
         for (int k = 0; k < N_PHASES; k++) {
             const double t = summarise(c->ours[state].phase[k], o->repeats).median;
             json_object_set_new(parts, phases[k].name, json_real(t));
@@ -356,7 +371,8 @@ static json_t *report(struct cold *c)
         json_object_set_new(all, "peer_total_s", summary_json(&theirs));
         json_object_set_new(all, "ratio", json_real(theirs.median / total.median));
         if (!o->json)
-            printf("  peer         %9.1f ms (%.1f to %.1f): %.1f times as long\n", theirs.median * 1e3, theirs.min * 1e3, theirs.max * 1e3, theirs.median / total.median);
+            printf("  peer         %9.1f ms (%.1f to %.1f): %.1f times as long\n", theirs.median * 1e3,
+                   theirs.min * 1e3, theirs.max * 1e3, theirs.median / total.median);
     }
     return j;
 }

@@ -1,4 +1,5 @@
-/* bench_dequant.c - decoding to f32: blocks of GGUF files as a conversion reads them, tiles of our types as a row is looked up. */
+/* bench_dequant.c - decoding to f32: blocks of GGUF files as a conversion reads them, tiles of
+ * our types as a row is looked up. */
 #include "cmd/bench.h"
 
 #include <stdio.h>
@@ -29,7 +30,8 @@ struct dequant {
 static void decode_blocks(void *arg, int row, int thread)
 {
     const struct dequant *d = arg;
-    ggml_decode(d->type, d->data + (size_t)row * d->row_bytes, d->out + (size_t)thread * (size_t)d->o->cols, d->o->cols);
+    ggml_decode(d->type, d->data + (size_t)row * d->row_bytes, d->out + (size_t)thread * (size_t)d->o->cols,
+                d->o->cols);
 }
 
 static void decode_tiles(void *arg, int row, int thread)
@@ -66,10 +68,12 @@ static double measure(struct dequant *d, void (*decode)(void *arg, int row, int 
     return (double)d->o->rows * d->o->cols / summarise(d->seconds, d->o->repeats).median;
 }
 
-static void add_row(const struct dequant *d, json_t *rows, const char *format, const char *type, size_t bytes, double rate)
+static void add_row(const struct dequant *d, json_t *rows, const char *format, const char *type, size_t bytes,
+                    double rate)
 {
     const double bits = 8.0 * (double)bytes / ((double)d->o->rows * d->o->cols);
-    json_array_append_new(rows, json_pack("{s:s, s:s, s:f, s:f}", "format", format, "type", type, "bits_per_weight", bits, "elements_per_s", rate));
+    json_array_append_new(rows, json_pack("{s:s, s:s, s:f, s:f}", "format", format, "type", type, "bits_per_weight",
+                                          bits, "elements_per_s", rate));
     if (!d->o->json)
         printf("%-6s %-8s %12.3f %14.0f\n", format, type, bits, rate / 1e6);
 }
@@ -127,12 +131,14 @@ int bench_dequant(const struct bench_options *o)
         goto done;
     }
     if (!o->json) {
-        printf("%d x %d, %d thread%s; median of %d\n", o->rows, o->cols, pool_size(d.pool), pool_size(d.pool) == 1 ? "" : "s", o->repeats);
+        printf("%d x %d, %d thread%s; median of %d\n", o->rows, o->cols, pool_size(d.pool),
+               pool_size(d.pool) == 1 ? "" : "s", o->repeats);
         printf("%-6s %-8s %12s %14s\n", "format", "type", "bits/weight", "M elements/s");
     }
     rc = gguf_types(&d, rows, &e) == 0 ? own_types(&d, rows, &e) : -1;
     if (rc == 0 && o->json) {
-        json_t *j = json_pack("{s:i, s:i, s:i, s:i, s:O}", "out_features", o->rows, "in_features", o->cols, "threads", pool_size(d.pool), "repeats", o->repeats, "rows", rows);
+        json_t *j = json_pack("{s:i, s:i, s:i, s:i, s:O}", "out_features", o->rows, "in_features", o->cols, "threads",
+                              pool_size(d.pool), "repeats", o->repeats, "rows", rows);
         cli_json(j);
         json_decref(j);
     }

@@ -1,4 +1,5 @@
-/* bench_layers.c - what comes out of each layer, against what another implementation had there: where two models part. */
+/* bench_layers.c - what comes out of each layer, against what another implementation had there:
+ * where two models part. */
 #include "cmd/bench.h"
 
 #include <dirent.h>
@@ -34,13 +35,15 @@ struct distance { double cosine, least_cosine, difference, largest; int least_ro
 
 static int path_in(char *out, size_t room, const char *dir, const char *name, int layer)
 {
-    const int n = layer < 0 ? snprintf(out, room, "%s/%s.npy", dir, name) : snprintf(out, room, "%s/%s.%d.npy", dir, name, layer);
+    const int n = layer < 0 ? snprintf(out, room, "%s/%s.npy", dir, name)
+                            : snprintf(out, room, "%s/%s.%d.npy", dir, name, layer);
     return n > 0 && (size_t)n < room ? 0 : -1;
 }
 
 /* ---- the reference ---- */
 
-/* Rows x cols floats from DIR/NAME.npy; 1: there is no such file.  A first dimension of 1, a batch of one, may stand before. */
+/* Rows x cols floats from DIR/NAME.npy; 1: there is no such file.  A first dimension of 1, a
+ * batch of one, may stand before. */
 static int load(const char *dir, const char *name, int layer, int rows, int cols, float *out, struct err *e)
 {
     char path[4096], found[NPY_KIND];
@@ -55,13 +58,15 @@ static int load(const char *dir, const char *name, int layer, int rows, int cols
     const int batch = a.n_dims == 3 && a.dim[0] == 1;
     int rc = 0;
     if (a.type != NPY_F32 || a.n_dims != 2 + batch || a.dim[batch] != rows || a.dim[batch + 1] != cols)
-        rc = err_set(e, ERR_SHAPE, "%s: found %s, expected float32 of shape (%d, %d)", path, npy_kind(&a, found), rows, cols);
+        rc = err_set(e, ERR_SHAPE, "%s: found %s, expected float32 of shape (%d, %d)", path, npy_kind(&a, found), rows,
+                     cols);
     else
         memcpy(out, a.data, (size_t)a.n * sizeof *out);
     npy_close(&a);
     for (size_t i = 0; rc == 0 && i < (size_t)rows * (size_t)cols; i++)
         if (!isfinite(out[i]))
-            rc = err_set(e, ERR_FORMAT, "%s: token %zu, value %zu: is not finite", path, i / (size_t)cols, i % (size_t)cols);
+            rc = err_set(e, ERR_FORMAT, "%s: token %zu, value %zu: is not finite", path, i / (size_t)cols,
+                         i % (size_t)cols);
     return rc;
 }
 
@@ -100,7 +105,8 @@ static int32_t *load_ids(const char *dir, int *n, struct err *e)
     return ids;
 }
 
-/* Every array in DIR has a name that is compared: one of a layer that the model does not have is a mistake. */
+/* Every array in DIR has a name that is compared: one of a layer that the model does not have is
+ * a mistake. */
 static int check_names(const char *dir, int n_layers, struct err *e)
 {
     DIR *d = opendir(dir);
@@ -113,13 +119,16 @@ static int check_names(const char *dir, int n_layers, struct err *e)
         int layer = -1, used = 0;
         if (n < 4 || strcmp(f->d_name + n - 4, ".npy") != 0 || strcmp(f->d_name, "ids.npy") == 0)
             continue;
-        const int is_layer = sscanf(f->d_name, "layer.%6d.npy%n", &layer, &used) == 1 && (size_t)used == n && layer >= 0 && layer < n_layers;
+        const int is_layer = sscanf(f->d_name, "layer.%6d.npy%n", &layer, &used) == 1 && (size_t)used == n &&
+                             layer >= 0 && layer < n_layers;
         if (!is_layer && strcmp(f->d_name, "embed.npy") != 0 && strcmp(f->d_name, "logits.npy") != 0)
-            rc = err_set(e, ERR_FORMAT, "%s/%s: expected ids, embed, logits, or layer.0 to layer.%d", dir, f->d_name, n_layers - 1);
+            rc = err_set(e, ERR_FORMAT, "%s/%s: expected ids, embed, logits, or layer.0 to layer.%d", dir, f->d_name,
+                         n_layers - 1);
         compared++;
     }
     closedir(d);
-    return rc == 0 && !compared ? err_set(e, ERR_FORMAT, "%s: has no embed.npy, layer.N.npy or logits.npy to compare with", dir) : rc;
+    return rc == 0 && !compared ? err_set(e, ERR_FORMAT,
+                                          "%s: has no embed.npy, layer.N.npy or logits.npy to compare with", dir) : rc;
 }
 
 /* ---- distances ---- */
@@ -162,8 +171,8 @@ static int measure(const float *x, const float *want, int rows, int cols, struct
 
 static json_t *distance_json(const struct distance *d)
 {
-    return json_pack("{s:f, s:f, s:i, s:f, s:f}", "cosine", d->cosine, "least_cosine", d->least_cosine, "least_token", d->least_row, "largest_difference", d->difference,
-                     "largest", d->largest);
+    return json_pack("{s:f, s:f, s:i, s:f, s:f}", "cosine", d->cosine, "least_cosine", d->least_cosine, "least_token",
+                     d->least_row, "largest_difference", d->difference, "largest", d->largest);
 }
 
 static double real_of(const json_t *o, const char *key) { return json_number_value(json_object_get(o, key)); }
@@ -171,7 +180,8 @@ static double real_of(const json_t *o, const char *key) { return json_number_val
 static void print_row(const char *name, const json_t *d)
 {
     const json_t *alone = json_object_get(d, "alone");
-    printf("%-10s  %9.6f  %9.6f  %11.4g  %11.4g", name, real_of(d, "cosine"), real_of(d, "least_cosine"), real_of(d, "largest_difference"), real_of(d, "largest"));
+    printf("%-10s  %9.6f  %9.6f  %11.4g  %11.4g", name, real_of(d, "cosine"), real_of(d, "least_cosine"),
+           real_of(d, "largest_difference"), real_of(d, "largest"));
     if (alone)
         printf("  %9.6f  %11.4g", real_of(alone, "cosine"), real_of(alone, "largest_difference"));
     putchar('\n');
@@ -182,7 +192,8 @@ static void print_text(const json_t *j)
     const json_t *embed = json_object_get(j, "embed"), *logits = json_object_get(j, "logits"), *row;
     size_t i;
     char name[32];
-    printf("%-10s  %9s  %9s  %11s  %11s  %9s  %11s\n", "", "cosine", "least", "difference", "largest", "alone", "difference");
+    printf("%-10s  %9s  %9s  %11s  %11s  %9s  %11s\n", "", "cosine", "least", "difference", "largest", "alone",
+           "difference");
     if (embed)
         print_row("embed", embed);
     json_array_foreach(json_object_get(j, "layers"), i, row) {
@@ -191,7 +202,8 @@ static void print_text(const json_t *j)
     }
     if (logits) {
         print_row("logits", logits);
-        printf("likeliest token the same after %.1f %% of %d token%s\n", 100 * real_of(logits, "top1_agreement"), (int)json_integer_value(json_object_get(j, "tokens")),
+        printf("likeliest token the same after %.1f %% of %d token%s\n", 100 * real_of(logits, "top1_agreement"),
+               (int)json_integer_value(json_object_get(j, "tokens")),
                plural(json_integer_value(json_object_get(j, "tokens"))));
     }
 }
@@ -204,7 +216,8 @@ static int open_layers(struct layers *l, const struct bench_options *o, const ch
         return -1;
     const struct config *c = &l->m.model->config;
     if (l->n > context_len(&l->m, &o->run))
-        return err_set(e, ERR_LIMIT, "%d token%s, expected at most the context of %d", l->n, plural(l->n), context_len(&l->m, &o->run));
+        return err_set(e, ERR_LIMIT, "%d token%s, expected at most the context of %d", l->n, plural(l->n),
+                       context_len(&l->m, &o->run));
     l->hidden = c->hidden_size;
     l->vocab = c->vocab_size;
     l->n_layers = c->n_layers;
@@ -254,7 +267,8 @@ static int compare_layer(struct layers *l, int i, const char *dir, json_t *rows,
     l->has_before = there == 0;
     if (there)
         return 0;
-    if (measure(l->x, l->after, l->n, l->hidden, &d, e) < 0 || (both && measure(l->alone, l->after, l->n, l->hidden, &alone, e) < 0))
+    if (measure(l->x, l->after, l->n, l->hidden, &d, e) < 0 ||
+        (both && measure(l->alone, l->after, l->n, l->hidden, &alone, e) < 0))
         return err_prefix(e, "layer %d", i);
     json_t *row = distance_json(&d);
     json_object_set_new(row, "layer", json_integer(i));
@@ -284,7 +298,8 @@ static int compare(struct layers *l, const char *dir, json_t *j, struct err *e)
     there = load(dir, "logits", -1, l->n, l->vocab, l->want_logits, e);
     if (there)
         return there < 0 ? -1 : 0;
-    if (cpu_layers_logits(l->run, l->m.model, l->exact, l->x, l->n, l->logits, e) < 0 || measure(l->logits, l->want_logits, l->n, l->vocab, &d, e) < 0)
+    if (cpu_layers_logits(l->run, l->m.model, l->exact, l->x, l->n, l->logits, e) < 0 ||
+        measure(l->logits, l->want_logits, l->n, l->vocab, &d, e) < 0)
         return err_prefix(e, "logits");
     json_t *row = distance_json(&d);
     json_object_set_new(row, "top1_agreement", json_real((double)d.same_top / l->n));
@@ -312,7 +327,8 @@ static int write_reference(struct layers *l, const char *dir, struct err *e)
             return -1;
     }
     path_in(path, sizeof path, dir, "logits", -1);
-    return cpu_layers_logits(l->run, l->m.model, l->exact, l->x, l->n, l->logits, e) < 0 ? -1 : npy_write(path, l->logits, l->n, l->vocab, e);
+    return cpu_layers_logits(l->run, l->m.model, l->exact, l->x, l->n, l->logits, e) < 0
+               ? -1 : npy_write(path, l->logits, l->n, l->vocab, e);
 }
 
 int bench_layers(const struct bench_options *o, const char *model)

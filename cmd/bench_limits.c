@@ -46,7 +46,8 @@ static void count_model(struct share *s, const struct model *m, const struct run
     *s = (struct share){ 0 };
     for (int i = 0; i < c->n_layers; i++) {
         const struct layer *l = &m->layers[i];
-        const struct linear *all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down, &l->q_a, &l->kv_a, &l->k_b, &l->v_b, &l->router, &l->shared_router };
+        const struct linear *all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down, &l->q_a, &l->kv_a,
+                                       &l->k_b, &l->v_b, &l->router, &l->shared_router };
         for (size_t k = 0; k < sizeof all / sizeof *all; k++)
             count_linear(s, all[k], r, 0);
         count_experts(s, c, l, r);
@@ -73,7 +74,8 @@ json_t *share_gpu_json(const struct gpu_speeds *g)
 int share_init(struct share *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e)
 {
     count_model(s, m, r);
-    const struct limits_options o = { .n_threads = n_threads, .what = LIMIT_READ | LIMIT_INT8 | (s->f32_op > 0 ? LIMIT_F32 : 0), .only_all = 1 };
+    const struct limits_options o = { .n_threads = n_threads, .what = LIMIT_READ | LIMIT_INT8 |
+                                      (s->f32_op > 0 ? LIMIT_F32 : 0), .only_all = 1 };
     return limits_measure(&s->l, &o, e);
 }
 
@@ -89,13 +91,16 @@ double share_prefill(const struct share *s, double tokens_per_s, int amx)
 
 double share_decode(const struct share *s, double step_s, double kv_tokens)
 {
-    return step_s > 0 ? (s->weight_bytes + kv_tokens * s->kv_bytes) / step_s / (s->on_gpu ? s->gpu.copy : s->l.read[1]) : 0;
+    return step_s > 0 ? (s->weight_bytes + kv_tokens * s->kv_bytes) / step_s / (s->on_gpu ? s->gpu.copy : s->l.read[1])
+                      : 0;
 }
 
 json_t *share_limits_json(const struct limits *l)
 {
-    const struct { const char *key; double v; } all[] = { { "read_bytes_per_s", l->read[1] }, { "int8_op_per_s", l->int8[1] },
-                                                          { "amx_op_per_s", l->amx[1] }, { "f32_flop_per_s", l->f32[1] } };
+    const struct { const char *key; double v; } all[] = { { "read_bytes_per_s", l->read[1] },
+                                                          { "int8_op_per_s", l->int8[1] },
+                                                          { "amx_op_per_s", l->amx[1] },
+                                                          { "f32_flop_per_s", l->f32[1] } };
     json_t *j = json_pack("{s:i}", "threads", l->n_threads);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i].v > 0)
@@ -108,7 +113,8 @@ json_t *share_limits_json(const struct limits *l)
 int bench_limits(const struct bench_options *o)
 {
     const char *tmp = getenv("TMPDIR");
-    const struct limits_options lo = { .n_threads = o->run.threads, .file = o->file, .tmp_dir = tmp && *tmp ? tmp : NULL };
+    const struct limits_options lo = { .n_threads = o->run.threads, .file = o->file,
+                                       .tmp_dir = tmp && *tmp ? tmp : NULL };
     struct limits l;
     struct err e;
     const uint64_t start = clock_ns();

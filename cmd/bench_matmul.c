@@ -1,4 +1,5 @@
-/* bench_matmul.c - one matrix of random codes against activations of 1, 2, 4 ... tokens: time and share of the machine's limits. */
+/* bench_matmul.c - one matrix of random codes against activations of 1, 2, 4 ... tokens: time
+ * and share of the machine's limits. */
 #include "cmd/bench.h"
 
 #include <stdio.h>
@@ -12,28 +13,33 @@
 
 static const char prog[] = "zse-bench";
 
-static void report(const struct bench_options *o, const struct mat *m, const struct kernels *k, const struct limits *l, double *const *seconds)
+static void report(const struct bench_options *o, const struct mat *m, const struct kernels *k, const struct limits *l,
+                   double *const *seconds)
 {
-    json_t *j = json_pack("{s:s, s:i, s:i, s:i, s:i, s:s, s:i, s:I, s:o, s:[]}", "type", qtype_info(m->type)->name, "out_features", o->rows, "in_features", o->cols,
-                          "group_size", m->group_size, "act_group", m->act_group, "kernels", k->name, "repeats", o->repeats, "bytes", (json_int_t)m->size,
+    json_t *j = json_pack("{s:s, s:i, s:i, s:i, s:i, s:s, s:i, s:I, s:o, s:[]}", "type", qtype_info(m->type)->name,
+                          "out_features", o->rows, "in_features", o->cols, "group_size", m->group_size, "act_group",
+                          m->act_group, "kernels", k->name, "repeats", o->repeats, "bytes", (json_int_t)m->size,
                           "limits", share_limits_json(l), "rows");
     if (!o->json) {
-        printf("%s, %d x %d, group %d, %s, %d thread%s; median of %d\n", qtype_info(m->type)->name, o->rows, o->cols, m->group_size, k->name, l->n_threads,
-               l->n_threads == 1 ? "" : "s", o->repeats);
-        printf("%8s %10s %10s %10s %16s %16s\n", "tokens", "ms", "ratio to 1", "Gop/s", "share of vectors", "share of reads");
+        printf("%s, %d x %d, group %d, %s, %d thread%s; median of %d\n", qtype_info(m->type)->name, o->rows, o->cols,
+               m->group_size, k->name, l->n_threads, l->n_threads == 1 ? "" : "s", o->repeats);
+        printf("%8s %10s %10s %10s %16s %16s\n", "tokens", "ms", "ratio to 1", "Gop/s", "share of vectors",
+               "share of reads");
     }
     double one = 0;
     for (int i = 0; i < o->tokens.n; i++) {
         const int n = o->tokens.v[i];
-        const double t = summarise(seconds[i], o->repeats).median, op = 2.0 * o->rows * o->cols * n / t, peak = qtype_takes_floats(qtype_info(m->type)) ? l->f32[1] : l->int8[1];
+        const double t = summarise(seconds[i], o->repeats).median, op = 2.0 * o->rows * o->cols * n / t,
+                     peak = qtype_takes_floats(qtype_info(m->type)) ? l->f32[1] : l->int8[1];
         one = i == 0 ? t / n : one;         /* ratio to one token, or to the share of one in the fewest */
-        json_t *row = json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "tokens", n, "seconds", t, "ratio", t / one, "op_per_s", op, "share", op / peak, "read_share",
-                                (double)m->size / t / l->read[1]);
+        json_t *row = json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "tokens", n, "seconds", t, "ratio", t / one,
+                                "op_per_s", op, "share", op / peak, "read_share", (double)m->size / t / l->read[1]);
         if (!qtype_takes_floats(qtype_info(m->type)) && l->amx[1] > 0)
             json_object_set_new(row, "share_amx", json_real(op / l->amx[1]));
         json_array_append_new(json_object_get(j, "rows"), row);
         if (!o->json)
-            printf("%8d %10.3f %10.2f %10.0f %16.2f %16.2f\n", n, t * 1e3, t / one, op / 1e9, op / peak, (double)m->size / t / l->read[1]);
+            printf("%8d %10.3f %10.2f %10.0f %16.2f %16.2f\n", n, t * 1e3, t / one, op / 1e9, op / peak,
+                   (double)m->size / t / l->read[1]);
     }
     if (o->json)
         cli_json(j);
@@ -72,7 +78,8 @@ int bench_matmul(const struct bench_options *o)
                 seconds[i][k] = s;
         }
     }
-    const struct limits_options lo = { .n_threads = o->run.threads, .what = LIMIT_READ | LIMIT_INT8 | LIMIT_F32, .only_all = 1 };
+    const struct limits_options lo = { .n_threads = o->run.threads, .what = LIMIT_READ | LIMIT_INT8 | LIMIT_F32,
+                                       .only_all = 1 };
     if (rc == 0 && (rc = limits_measure(&l, &lo, &e)) == 0)
         report(o, &m, kernels, &l, seconds);
     for (int i = 0; i < BENCH_LIST; i++)

@@ -1,4 +1,5 @@
-/* bench_score.c - logits into a file, perplexity of a text, and the distance of a model from a reference. */
+/* bench_score.c - logits into a file, perplexity of a text, and the distance of a model from a
+ * reference. */
 #include "cmd/bench.h"
 
 #include <errno.h>
@@ -60,20 +61,23 @@ int bench_logits(const struct bench_options *options, const char *model)
         goto done;
     }
     if (n > context_len(&m, &o.run)) {
-        err_set(&e, ERR_LIMIT, "--ids: %d token%s, expected at most the context of %d", n, plural(n), context_len(&m, &o.run));
+        err_set(&e, ERR_LIMIT, "--ids: %d token%s, expected at most the context of %d", n, plural(n),
+                context_len(&m, &o.run));
         goto done;
     }
     struct atomic_file f;
     if (!(logits = malloc(size)))
         err_nomem(&e, "logits");
-    else if ((g = open_engine(&m, &o.run, 1, n, o.window, &e)) && engine_logits(g, ids, n, 0, logits, &e) == 0 && cli_output_open(&f, o.output, &e) == 0) {
+    else if ((g = open_engine(&m, &o.run, 1, n, o.window, &e)) && engine_logits(g, ids, n, 0, logits, &e) == 0 &&
+             cli_output_open(&f, o.output, &e) == 0) {
         rc = atomic_write(&f, logits, size, &e);
         if (rc == 0)
             rc = cli_output_commit(&f, &e);
         atomic_abort(&f);
     }
     if (rc == 0 && strcmp(o.output, "-") != 0) {
-        json_t *j = json_pack("{s:[i,i], s:s, s:s, s:s}", "shape", n, (int)vocab, "dtype", "float32", "byte_order", "little", "file", o.output);
+        json_t *j = json_pack("{s:[i,i], s:s, s:s, s:s}", "shape", n, (int)vocab, "dtype", "float32", "byte_order",
+                              "little", "file", o.output);
         cli_json(j);
         json_decref(j);
     }
@@ -89,7 +93,8 @@ done:
 
 struct text { int32_t *ids; size_t n_ids; int n_windows; };
 
-static int read_text(struct text *t, const struct bench_options *o, const struct opened_model *m, const char *path, struct err *e)
+static int read_text(struct text *t, const struct bench_options *o, const struct opened_model *m, const char *path,
+                     struct err *e)
 {
     size_t size;
     memset(t, 0, sizeof *t);
@@ -98,7 +103,8 @@ static int read_text(struct text *t, const struct bench_options *o, const struct
     if (o->window < 4)
         return err_set(e, ERR_LIMIT, "--window %d: expected at least 4", o->window);
     if (o->window > context_len(m, &o->run))
-        return err_set(e, ERR_LIMIT, "--window %d: expected at most the context of %d", o->window, context_len(m, &o->run));
+        return err_set(e, ERR_LIMIT, "--window %d: expected at most the context of %d", o->window,
+                       context_len(m, &o->run));
     char *text = file_read(path, (size_t)1 << 30, &size, e);
     if (!text)
         return -1;
@@ -108,7 +114,8 @@ static int read_text(struct text *t, const struct bench_options *o, const struct
         return err_prefix(e, "%s", path);
     size_t n = t->n_ids / (size_t)o->window;
     if (n == 0)
-        return err_set(e, ERR_FORMAT, "%s: %zu token%s, expected at least one window of %d", path, t->n_ids, plural((int64_t)t->n_ids), o->window);
+        return err_set(e, ERR_FORMAT, "%s: %zu token%s, expected at least one window of %d", path, t->n_ids,
+                       plural((int64_t)t->n_ids), o->window);
     if (n > INT32_MAX)
         return err_set(e, ERR_LIMIT, "%s: %zu windows", path, n);
     t->n_windows = o->windows && (size_t)o->windows < n ? o->windows : (int)n;
@@ -129,7 +136,8 @@ static double log_sum_exp(const float *x, int n, int *best)
     return x[at] + log(sum);
 }
 
-/* Rows of logits against the tokens that follow, and against the rows of a reference (NULL: none). */
+/* Rows of logits against the tokens that follow, and against the rows of a reference (NULL:
+ * none). */
 struct rows {
     const float *logits, *reference;
     const int32_t *next;                /* [n] */
@@ -230,7 +238,8 @@ int bench_perplexity(const struct bench_options *o, const char *model, const cha
     json_t *windows = json_array();
     if (open_model(prog, model, &o->run, &m, &e) != 0)
         goto done;
-    if (read_text(&t, o, &m, path, &e) != 0 || !(g = open_engine(&m, &o->run, 1, o->window, 0, &e)) || !(pool = pool_open(o->run.threads, &e)))
+    if (read_text(&t, o, &m, path, &e) != 0 || !(g = open_engine(&m, &o->run, 1, o->window, 0, &e)) ||
+        !(pool = pool_open(o->run.threads, &e)))
         goto done;
     logits = malloc((size_t)n * (size_t)m.model->config.vocab_size * sizeof *logits);
     if (!logits || !nll) {
@@ -252,8 +261,9 @@ int bench_perplexity(const struct bench_options *o, const char *model, const cha
     }
     cli_progress_clear();
     if (rc == 0) {
-        json_t *j = json_pack("{s:O, s:f, s:I, s:i, s:i, s:I, s:b}", "mean_nll", windows, "perplexity", exp(sum / t.n_windows), "n_tokens", (json_int_t)t.n_ids,
-                              "windows", t.n_windows, "window", o->window, "scored_tokens", (json_int_t)t.n_windows * n, "exact", o->run.exact);
+        json_t *j = json_pack("{s:O, s:f, s:I, s:i, s:i, s:I, s:b}", "mean_nll", windows, "perplexity",
+                              exp(sum / t.n_windows), "n_tokens", (json_int_t)t.n_ids, "windows", t.n_windows, "window",
+                              o->window, "scored_tokens", (json_int_t)t.n_windows * n, "exact", o->run.exact);
         cli_json(j);
         json_decref(j);
     }
@@ -299,7 +309,8 @@ static int ascending(const void *a, const void *b)
 /* v is sorted. */
 static double median(const double *v, size_t n) { return (v[(n - 1) / 2] + v[n / 2]) / 2; }
 
-/* What tells the weights of one file from those of another: CRC-32 of the checksums of its groups, in order. */
+/* What tells the weights of one file from those of another: CRC-32 of the checksums of its
+ * groups, in order. */
 static void weights_crc(const struct opened_model *m, char out[9])
 {
     uLong crc = 0;
@@ -325,20 +336,24 @@ static void add_identities(json_t *j, const struct side *reference, const struct
 
 static json_t *quality_json(const struct bench_options *o, const struct text *t, struct rows *all, size_t n)
 {
-    double perplexity = exp(mean(all->nll, n)), reference_perplexity = exp(mean(all->reference_nll, n)), kl_mean = mean(all->kl, n);
+    double perplexity = exp(mean(all->nll, n)), reference_perplexity = exp(mean(all->reference_nll, n)),
+           kl_mean = mean(all->kl, n);
     size_t same = 0;
     for (size_t i = 0; i < n; i++)
         same += all->same[i];
     qsort(all->kl, n, sizeof *all->kl, ascending);
     qsort(all->cosine, n, sizeof *all->cosine, ascending);
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:I}", "kl_mean", kl_mean, "kl_median", median(all->kl, n),
-                     "kl_p99", all->kl[(size_t)(0.99 * (double)(n - 1))], "top1_agreement", (double)same / (double)n, "top5_overlap", mean(all->top5, n),
-                     "cosine_median", median(all->cosine, n), "cosine_min", all->cosine[0], "perplexity", perplexity, "reference_perplexity", reference_perplexity,
-                     "windows", t->n_windows, "window", o->window, "positions", (json_int_t)n);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:I}", "kl_mean", kl_mean, "kl_median",
+                     median(all->kl, n), "kl_p99", all->kl[(size_t)(0.99 * (double)(n - 1))], "top1_agreement",
+                     (double)same / (double)n, "top5_overlap", mean(all->top5, n), "cosine_median",
+                     median(all->cosine, n), "cosine_min", all->cosine[0], "perplexity", perplexity,
+                     "reference_perplexity", reference_perplexity, "windows", t->n_windows, "window", o->window,
+                     "positions", (json_int_t)n);
 }
 
 /* all: arrays for every position of every window. */
-static int compare(const struct bench_options *o, struct side *reference, struct side *model, const struct text *t, struct pool *pool, const struct rows *all, struct err *e)
+static int compare(const struct bench_options *o, struct side *reference, struct side *model, const struct text *t,
+                   struct pool *pool, const struct rows *all, struct err *e)
 {
     int from = o->window / 2, n = o->window - 1 - from, rc = 0;
     struct cli_progress progress;
@@ -347,8 +362,10 @@ static int compare(const struct bench_options *o, struct side *reference, struct
         const int32_t *ids = t->ids + (size_t)w * (size_t)o->window;
         size_t at = (size_t)w * (size_t)n;
         progress_report(&progress.progress, "quality", (uint64_t)w, (uint64_t)t->n_windows, "windows");
-        struct rows rows = { .logits = model->logits, .reference = reference->logits, .next = ids + from + 1, .vocab = model->m.model->config.vocab_size, .nll = all->nll + at,
-                             .reference_nll = all->reference_nll + at, .kl = all->kl + at, .top5 = all->top5 + at, .cosine = all->cosine + at, .same = all->same + at };
+        struct rows rows = { .logits = model->logits, .reference = reference->logits, .next = ids + from + 1,
+                             .vocab = model->m.model->config.vocab_size, .nll = all->nll + at,
+                             .reference_nll = all->reference_nll + at, .kl = all->kl + at, .top5 = all->top5 + at,
+                             .cosine = all->cosine + at, .same = all->same + at };
         if ((rc = engine_logits(reference->g, ids, o->window - 1, from, reference->logits, e)) == 0 &&
             (rc = engine_logits(model->g, ids, o->window - 1, from, model->logits, e)) == 0)
             pool_run(pool, n, score_row, &rows);
@@ -370,12 +387,13 @@ int bench_quality(const struct bench_options *o, const char *reference_path, con
     reference.run.kv = KV_F32;
     reference.run.type = NULL;          /* -q is how MODEL is converted */
     reference.run.act_int8 = 0;
-    if (open_side(&reference, reference_path, o->window, &e) != 0 || open_side(&model, path, o->window, &e) != 0 || read_text(&t, o, &reference.m, text_path, &e) != 0 ||
-        !(pool = pool_open(o->run.threads, &e)))
+    if (open_side(&reference, reference_path, o->window, &e) != 0 || open_side(&model, path, o->window, &e) != 0 ||
+        read_text(&t, o, &reference.m, text_path, &e) != 0 || !(pool = pool_open(o->run.threads, &e)))
         goto done;
     int vocab = model.m.model->config.vocab_size, reference_vocab = reference.m.model->config.vocab_size;
     if (vocab != reference_vocab) {
-        err_set(&e, ERR_SHAPE, "%s: vocabulary of %d, expected %d as in %s", model.m.path, vocab, reference_vocab, reference.m.path);
+        err_set(&e, ERR_SHAPE, "%s: vocabulary of %d, expected %d as in %s", model.m.path, vocab, reference_vocab,
+                reference.m.path);
         goto done;
     }
     size_t n = (size_t)t.n_windows * (size_t)(o->window - 1 - o->window / 2);
@@ -383,9 +401,11 @@ int bench_quality(const struct bench_options *o, const char *reference_path, con
         err_nomem(&e, "scores");
         goto done;
     }
-    all = (struct rows){ .nll = scores, .reference_nll = scores + n, .kl = scores + 2 * n, .top5 = scores + 3 * n, .cosine = scores + 4 * n, .same = all.same };
-    if (compare(o, &reference, &model, &t, pool, &all, &e) != 0 || check_finite(reference.m.path, all.reference_nll, n, &e) != 0 || check_finite(model.m.path, all.nll, n, &e) != 0 ||
-        check_finite(model.m.path, all.kl, n, &e) != 0)
+    all = (struct rows){ .nll = scores, .reference_nll = scores + n, .kl = scores + 2 * n, .top5 = scores + 3 * n,
+                         .cosine = scores + 4 * n, .same = all.same };
+    if (compare(o, &reference, &model, &t, pool, &all, &e) != 0 ||
+        check_finite(reference.m.path, all.reference_nll, n, &e) != 0 ||
+        check_finite(model.m.path, all.nll, n, &e) != 0 || check_finite(model.m.path, all.kl, n, &e) != 0)
         goto done;
     json_t *j = quality_json(o, &t, &all, n);
     add_identities(j, &reference, &model);

@@ -1,7 +1,9 @@
-/* bench_serve.c - load on an OpenAI server, ours or another: so many requests at once (closed loop) or a second (open loop).
+/* bench_serve.c - load on an OpenAI server, ours or another: so many requests at once (closed loop)
+ * or a second (open loop).
  *
- * Prompts are random, so that no server knows them from before, but for the part that is shared on purpose.  As text they are short common
- * words; two questions to the server before the load show how many tokens a word makes.  Time is taken when text arrives here. */
+ * Prompts are random, so that no server knows them from before, but for the part that is shared
+ * on purpose.  As text they are short common words; two questions to the server before the load
+ * show how many tokens a word makes.  Time is taken when text arrives here. */
 #include "cmd/bench.h"
 
 #include <math.h>
@@ -19,14 +21,18 @@
 
 static const char prog[] = "zse-bench";
 
-enum { N_WORDS = 32, FIRST_ID = 256, N_IDS = 512, BACKGROUND_PROMPT = 32, BACKGROUND_ANSWER = 512, SETTLED = 8, N_FAILURES = 8, WAIT_S = 60 };
-static const char words[N_WORDS][8] = { "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state", "family", "group", "hand",
-                                        "part", "place", "case", "week", "company", "system", "program", "number", "night", "point", "home", "water", "room", "mother", "area", "money" };
+enum { N_WORDS = 32, FIRST_ID = 256, N_IDS = 512, BACKGROUND_PROMPT = 32, BACKGROUND_ANSWER = 512, SETTLED = 8,
+       N_FAILURES = 8, WAIT_S = 60 };
+static const char words[N_WORDS][8] = { "time", "year", "people", "way", "day", "man", "thing", "woman", "life",
+                                        "child", "world", "school", "state", "family", "group", "hand", "part", "place",
+                                        "case", "week", "company", "system", "program", "number", "night", "point",
+                                        "home", "water", "room", "mother", "area", "money" };
 
 struct series { double *v; int n, room, failed; };
 struct failure { char what[256]; int n; };
 
-/* Kinds of streams: before the measurement, in it, beside it.  Those in it count the texts that come while all of them answer. */
+/* Kinds of streams: before the measurement, in it, beside it.  Those in it count the texts that
+ * come while all of them answer. */
 enum kind { WARM, COUNTS, BACKGROUND };
 
 struct load {
@@ -76,7 +82,8 @@ static void add_ids(struct buf *b, struct rng *r, int n)
         buf_printf(b, "%s%d", b->size ? "," : "", FIRST_ID + (int)(rng_u64(r) % N_IDS));
 }
 
-/* The body of a request with a prompt of n units (words, or tokens), the first n_shared the same in all; caller releases. */
+/* The body of a request with a prompt of n units (words, or tokens), the first n_shared the same
+ * in all; caller releases. */
 static struct buf make_body(struct load *l, int n, int n_shared, int answer, int stream)
 {
     const struct bench_options *o = l->o;
@@ -87,19 +94,24 @@ static struct buf make_body(struct load *l, int n, int n_shared, int answer, int
     (ids ? add_ids : add_words)(&text, &l->rng, n_shared < n ? n - n_shared : 0);
     buf_str(&b, "{\"model\":");
     buf_json(&b, l->model, strlen(l->model));
-    buf_str(&b, o->api == BENCH_CHAT ? ",\"messages\":[{\"role\":\"user\",\"content\":" : ids ? ",\"prompt\":[" : ",\"prompt\":");
+    buf_str(&b, o->api == BENCH_CHAT ? ",\"messages\":[{\"role\":\"user\",\"content\":" : ids ? ",\"prompt\":["
+        : ",\"prompt\":");
     if (ids)
         buf_add(&b, text.data, text.size);
     else
         buf_json(&b, text.data, text.size);
-    buf_printf(&b, "%s,\"temperature\":%g,\"max_tokens\":%d%s%s}", o->api == BENCH_CHAT ? "}]" : ids ? "]" : "", o->temperature, answer, o->ignore_eos ? ",\"ignore_eos\":true" : "",
+    buf_printf(&b, "%s,\"temperature\":%g,\"max_tokens\":%d%s%s}", o->api == BENCH_CHAT ? "}]" : ids ? "]" : "",
+               o->temperature, answer, o->ignore_eos ? ",\"ignore_eos\":true" : "",
                stream ? ",\"stream\":true,\"stream_options\":{\"include_usage\":true}" : "");
     b.failed |= text.failed;
     buf_release(&text);
     return b;
 }
 
-static const char *path_of(const struct load *l) { return l->o->api == BENCH_CHAT ? "/chat/completions" : "/completions"; }
+static const char *path_of(const struct load *l)
+{
+    return l->o->api == BENCH_CHAT ? "/chat/completions" : "/completions";
+}
 
 /* So many words or ids make n tokens. */
 static int units(const struct load *l, int n)
@@ -117,7 +129,8 @@ static int count_words(struct load *l, int n, int *tokens, struct err *e)
     int rc = j ? 0 : -1;
     if (body.failed)
         err_nomem(e, "prompt");
-    else if (j && (!json_is_object(js_get(j, "usage")) || js_int(js_get(j, "usage"), "prompt_tokens", 1, INT32_MAX, &count, e) != 0))
+    else if (j && (!json_is_object(js_get(j, "usage")) ||
+                   js_int(js_get(j, "usage"), "prompt_tokens", 1, INT32_MAX, &count, e) != 0))
         rc = err_set(e, ERR_FORMAT, "%s: the server does not say how many tokens a prompt has", path_of(l));
     *tokens = (int)count;
     json_decref(j);
@@ -140,7 +153,8 @@ static int learn_words(struct load *l, struct err *e)
     return 0;
 }
 
-/* The first model that the server has, unless one is named.  A server that loads its only one may list none so far. */
+/* The first model that the server has, unless one is named.  A server that loads its only one
+ * may list none so far. */
 static int choose_model(struct load *l, struct err *e)
 {
     const double until = clock_s() + WAIT_S;
@@ -256,7 +270,8 @@ static void start(struct load *l, enum kind kind)
 {
     static const struct client_events events = { on_text, on_end };
     const struct bench_options *o = l->o;
-    const int n = units(l, kind == BACKGROUND ? BACKGROUND_PROMPT : o->prompt), n_shared = kind != BACKGROUND && o->shared ? units(l, o->shared) : 0;
+    const int n = units(l, kind == BACKGROUND ? BACKGROUND_PROMPT : o->prompt), n_shared = kind != BACKGROUND &&
+        o->shared ? units(l, o->shared) : 0;
     struct buf body = make_body(l, n, n_shared, kind == BACKGROUND ? BACKGROUND_ANSWER : o->generate, 1);
     struct err e;
     if (body.failed)
@@ -285,7 +300,8 @@ static int measure(struct load *l)
     while (!l->failed && (l->started < o->requests || l->running > 0)) {
         double ms = 1000;
         if (o->rate > 0)
-            for (; l->started < o->requests && clock_s() >= next && !l->failed; next += -log(1 - rng_double(&l->rng)) / o->rate)
+            for (; l->started < o->requests && clock_s() >= next && !l->failed; next += -log(1 - rng_double(&l->rng)) /
+                 o->rate)
                 start(l, COUNTS);
         else
             while (l->started < o->requests && l->running < o->batch && !l->failed)
@@ -338,7 +354,8 @@ static double mean(const struct series *s)
 
 static json_t *series_json(const struct series *s)
 {
-    return json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "n", s->n, "p50", at(s, .5), "p90", at(s, .9), "p95", at(s, .95), "p99", at(s, .99), "max", at(s, 1), "mean", mean(s));
+    return json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "n", s->n, "p50", at(s, .5), "p90", at(s, .9), "p95",
+                     at(s, .95), "p99", at(s, .99), "max", at(s, 1), "mean", mean(s));
 }
 
 static void print_series(const char *name, const struct series *s)
@@ -347,7 +364,8 @@ static void print_series(const char *name, const struct series *s)
         printf("%-26s %9.2f %9.2f %9.2f %9.2f %9.2f\n", name, at(s, .5), at(s, .9), at(s, .99), at(s, 1), mean(s));
 }
 
-static const char *const api_names[] = { [BENCH_CHAT] = "chat", [BENCH_COMPLETIONS] = "completions", [BENCH_TOKENS] = "tokens" };
+static const char *const api_names[] = { [BENCH_CHAT] = "chat", [BENCH_COMPLETIONS] = "completions",
+                                         [BENCH_TOKENS] = "tokens" };
 
 static void print_json(struct load *l, const char *url, double seconds)
 {
@@ -357,13 +375,18 @@ static void print_json(struct load *l, const char *url, double seconds)
     for (int i = 0; i < l->n_failures; i++)
         json_array_append_new(failures, json_pack("{s:s, s:i}", "what", l->failures[i].what, "n", l->failures[i].n));
     json_t *j = json_pack("{s:s, s:s, s:s, s:i, s:f, s:i, s:i, s:i, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:o}", "url", url, "model", l->model, "api", api_names[o->api],
-                          "concurrency", o->rate > 0 ? 0 : o->batch, "rate", o->rate, "requests", l->started, "done", l->done, "failed", l->started - l->done, "failures", failures,
-                          "seconds", seconds, "prompt_tokens", l->prompt_tokens / n, "cached_tokens", l->cached_tokens / n, "completion_tokens", l->completion_tokens / n,
-                          "tokens_per_s", l->completion_tokens / seconds, "requests_per_s", l->done / seconds,
-                          "full_tokens_per_s", l->full_s > 0 ? json_real(l->full_tokens / l->full_s) : json_null(),
-                          "first_token_ms", series_json(&l->first), "gap_ms", series_json(&l->gap), "request_ms", series_json(&l->whole));
+                          "concurrency", o->rate > 0 ? 0 : o->batch, "rate", o->rate, "requests", l->started, "done",
+                          l->done, "failed", l->started - l->done, "failures", failures, "seconds", seconds,
+                          "prompt_tokens", l->prompt_tokens / n, "cached_tokens", l->cached_tokens / n,
+                          "completion_tokens", l->completion_tokens / n, "tokens_per_s", l->completion_tokens / seconds,
+                          "requests_per_s", l->done / seconds, "full_tokens_per_s",
+                          l->full_s > 0 ? json_real(l->full_tokens / l->full_s) : json_null(),
+                          "first_token_ms", series_json(&l->first), "gap_ms", series_json(&l->gap), "request_ms",
+                          series_json(&l->whole));
     if (o->background)
-        json_object_set_new(j, "background", json_pack("{s:i, s:f, s:o}", "streams", o->background, "texts_per_s", l->background_texts / seconds, "gap_ms", series_json(&l->background_gap)));
+        json_object_set_new(j, "background", json_pack("{s:i, s:f, s:o}", "streams", o->background, "texts_per_s",
+                                                       l->background_texts / seconds, "gap_ms",
+                                                       series_json(&l->background_gap)));
     cli_json(j);
     json_decref(j);
 }
@@ -377,8 +400,10 @@ static void print_text(struct load *l, const char *url, double seconds)
         snprintf(load, sizeof load, "%.3g a second", o->rate);
     else
         snprintf(load, sizeof load, "%d at once", o->batch);
-    printf("%s, model %s: %d request%s, %s, %d failed, %.1f s\n", url, l->model, l->started, plural(l->started), load, l->started - l->done, seconds);
-    printf("tokens of a request        %.0f prompt (%.0f from the cache), %.0f answer\n", l->prompt_tokens / n, l->cached_tokens / n, l->completion_tokens / n);
+    printf("%s, model %s: %d request%s, %s, %d failed, %.1f s\n", url, l->model, l->started, plural(l->started), load,
+           l->started - l->done, seconds);
+    printf("tokens of a request        %.0f prompt (%.0f from the cache), %.0f answer\n", l->prompt_tokens / n,
+           l->cached_tokens / n, l->completion_tokens / n);
     printf("tokens a second            %.1f", l->completion_tokens / seconds);
     if (l->full_s > 0)
         printf("; while all %d answer: %.1f", o->batch, l->full_tokens / l->full_s);
@@ -422,7 +447,8 @@ int bench_serve(const struct bench_options *given, const char *url)
     const char *key = cli_api_key(o.key);
     if (key && *key)
         cli_hide_memory();
-    if (!(l.client = client_open(url, key && *key ? key : NULL, o.timeout_s, &e)) || choose_model(&l, &e) != 0 || learn_words(&l, &e) != 0)
+    if (!(l.client = client_open(url, key && *key ? key : NULL, o.timeout_s, &e)) || choose_model(&l, &e) != 0 ||
+        learn_words(&l, &e) != 0)
         cli_fail(prog, &e);
     else if (run_load(&l) != 0)
         cli_fail(prog, &l.error);

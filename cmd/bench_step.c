@@ -1,8 +1,10 @@
-/* bench_step.c - what one step of a model costs: with several sequences, with a long context, with more threads, with the experts that it reads.
+/* bench_step.c - what one step of a model costs: with several sequences, with a long context, with
+ * more threads, with the experts that it reads.
  *
- * Steps go to the backend directly, without scheduler and sampling.  A context is made by copying one block of real keys and values
- * everywhere, so that no long prompt has to be computed first.  The rows of a table are measured in turn, --repeats times, and the
- * median of each counts. */
+ * Steps go to the backend directly, without scheduler and sampling.  A context is made by
+ * copying one block of real keys and values everywhere, so that no long prompt has to be
+ * computed first.  The rows of a table are measured in turn, --repeats times, and the median of
+ * each counts. */
 #include "cmd/bench.h"
 
 #include <stdio.h>
@@ -48,7 +50,8 @@ static int forward(struct stepper *s, const struct batch *batch, struct err *e)
     return backend_cpu.forward(s->b, batch, s->logits, e) != 0 || map_check(zfile_map(s->m->file), e) != 0 ? -1 : 0;
 }
 
-static int stepper_open(struct stepper *s, const struct model *m, const struct run_options *r, int n_seqs, int context, int max_tokens, struct err *e)
+static int stepper_open(struct stepper *s, const struct model *m, const struct run_options *r, int n_seqs, int context,
+                        int max_tokens, struct err *e)
 {
     struct rng rng = { 1 };
     *s = (struct stepper){ .m = m, .context = context, .blocks_each = (context + 1 + KV_BLOCK - 1) / KV_BLOCK };
@@ -58,10 +61,12 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
     max_tokens = max_tokens < KV_BLOCK ? KV_BLOCK : max_tokens;
     max_tokens = max_tokens < n_seqs ? n_seqs : max_tokens;
     const int n_blocks = n_seqs * s->blocks_each;
-    const struct backend_options o = { .n_threads = r->threads, .kv_type = r->kv, .n_blocks = n_blocks, .n_states = n_seqs, .max_tokens = max_tokens, .max_logits = n_seqs,
+    const struct backend_options o = { .n_threads = r->threads, .kv_type = r->kv, .n_blocks = n_blocks,
+                                       .n_states = n_seqs, .max_tokens = max_tokens, .max_logits = n_seqs,
                                        .exact = r->exact, .kernels = r->kernels, .max_weights = (size_t)r->max_memory };
     if (m->config.max_len > 0 && context + 1 > m->config.max_len)
-        return err_set(e, ERR_LIMIT, "a context of %d token%s and one more, expected at most the model's %d", context, plural(context), m->config.max_len);
+        return err_set(e, ERR_LIMIT, "a context of %d token%s and one more, expected at most the model's %d", context,
+                       plural(context), m->config.max_len);
     s->ids = malloc((size_t)max_tokens * sizeof *s->ids);
     s->table = malloc((size_t)n_blocks * sizeof *s->table);
     s->items = calloc((size_t)n_seqs, sizeof *s->items);
@@ -83,11 +88,13 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
     return rc;
 }
 
-/* Seconds of one step, the mean of a few: the next token of n_seqs sequences, or (n_tokens > 0) a prompt of so many. */
+/* Seconds of one step, the mean of a few: the next token of n_seqs sequences, or (n_tokens > 0)
+ * a prompt of so many. */
 static int stepper_time(struct stepper *s, int n_seqs, int n_tokens, double *seconds, struct err *e)
 {
     for (int i = 0; i < n_seqs; i++)
-        s->items[i] = (struct batch_item){ .tokens = s->ids + i, .n_tokens = 1, .pos = s->context, .table = s->table + (size_t)i * (size_t)s->blocks_each, .state = i, .n_logits = 1 };
+        s->items[i] = (struct batch_item){ .tokens = s->ids + i, .n_tokens = 1, .pos = s->context, .table = s->table +
+                                           (size_t)i * (size_t)s->blocks_each, .state = i, .n_logits = 1 };
     if (n_tokens)
         s->items[0] = (struct batch_item){ .tokens = s->ids, .n_tokens = n_tokens, .table = s->table, .n_logits = 1 };
     const int steps = n_tokens ? 1 : STEPS;
@@ -126,10 +133,12 @@ static int measure_rows(struct row *rows, int n, int repeats, struct err *e)
 }
 
 /* What every table says first. */
-static json_t *table_json(const struct bench_options *o, const struct opened_model *m, const char *device, const struct limits *l)
+static json_t *table_json(const struct bench_options *o, const struct opened_model *m, const char *device,
+                          const struct limits *l)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:i, s:o, s:[]}", "model", m->name, "architecture", m->model->config.arch, "quantization", bench_quantization(m),
-                     "device", device, "repeats", o->repeats, "limits", share_limits_json(l), "rows");
+    return json_pack("{s:s, s:s, s:s, s:s, s:i, s:o, s:[]}", "model", m->name, "architecture", m->model->config.arch,
+                     "quantization", bench_quantization(m), "device", device, "repeats", o->repeats, "limits",
+                     share_limits_json(l), "rows");
 }
 
 static void table_title(const struct bench_options *o, const struct opened_model *m, const char *device)
@@ -163,19 +172,23 @@ int bench_batch(const struct bench_options *o, const char *model)
     for (int b = 1; b < o->batch; b *= 2)
         rows[n++] = (struct row){ .s = &s, .n_seqs = b };
     rows[n++] = (struct row){ .s = &s, .n_seqs = o->batch };
-    if (rc == 0 && (rc = measure_rows(rows, n, o->repeats, &e)) == 0 && (rc = share_init(&share, m.model, &o->run, o->run.threads, &e)) == 0) {
+    if (rc == 0 && (rc = measure_rows(rows, n, o->repeats, &e)) == 0 &&
+        (rc = share_init(&share, m.model, &o->run, o->run.threads, &e)) == 0) {
         j = table_json(o, &m, backend_cpu.describe(s.b), &share.l);
         json_object_set_new(j, "context", json_integer(o->prompt));
         if (!o->json) {
             table_title(o, &m, backend_cpu.describe(s.b));
-            printf("%10s %12s %12s %10s %14s   at context %d\n", "sequences", "ms a step", "tokens/s", "ratio to 1", "share of reads", o->prompt);
+            printf("%10s %12s %12s %10s %14s   at context %d\n", "sequences", "ms a step", "tokens/s", "ratio to 1",
+                   "share of reads", o->prompt);
         }
         for (int i = 0; i < n; i++) {
-            const double t = rows[i].median, ratio = t / rows[0].median, of = share_decode(&share, t, (double)rows[i].n_seqs * (o->prompt + 1));
+            const double t = rows[i].median, ratio = t / rows[0].median,
+                         of = share_decode(&share, t, (double)rows[i].n_seqs * (o->prompt + 1));
             if (!o->json)
                 printf("%10d %12.3f %12.1f %10.2f %14.2f\n", rows[i].n_seqs, t * 1e3, rows[i].n_seqs / t, ratio, of);
-            json_array_append_new(json_object_get(j, "rows"), json_pack("{s:i, s:f, s:f, s:f, s:f}", "batch", rows[i].n_seqs, "step_s", t, "tokens_per_s", rows[i].n_seqs / t,
-                                                                        "ratio", ratio, "share", of));
+            json_array_append_new(json_object_get(j, "rows"),
+                                  json_pack("{s:i, s:f, s:f, s:f, s:f}", "batch", rows[i].n_seqs, "step_s", t,
+                                            "tokens_per_s", rows[i].n_seqs / t, "ratio", ratio, "share", of));
         }
     }
     stepper_close(&s);
@@ -217,8 +230,8 @@ static struct cpu_streamed streamed_since(struct stepper *s, const struct cpu_st
 {
     struct cpu_streamed a;
     cpu_streamed(s->b, &a);
-    return (struct cpu_streamed){ a.max_bytes, a.wanted - b->wanted, a.there - b->there, a.guessed - b->guessed, a.guessed_right - b->guessed_right, a.bytes - b->bytes,
-                                  a.read_ns - b->read_ns };
+    return (struct cpu_streamed){ a.max_bytes, a.wanted - b->wanted, a.there - b->there, a.guessed - b->guessed,
+                                  a.guessed_right - b->guessed_right, a.bytes - b->bytes, a.read_ns - b->read_ns };
 }
 
 static double of(uint64_t part, uint64_t all) { return all ? (double)part / (double)all : 0; }
@@ -226,8 +239,10 @@ static double of(uint64_t part, uint64_t all) { return all ? (double)part / (dou
 static json_t *disk_json(const struct disk *k)
 {
     const struct cpu_streamed *d = &k->d;
-    return json_pack("{s:I, s:f, s:f, s:f, s:f, s:f}", "experts_max_bytes", (json_int_t)d->max_bytes, "there", of(d->there, d->wanted), "guesses_right", of(d->guessed_right, d->guessed),
-                     "bytes_per_step", (double)d->bytes / k->steps, "bytes_per_s", (double)d->bytes / k->seconds, "bytes_per_s_reading", d->read_ns ? (double)d->bytes / (double)d->read_ns * 1e9 : 0);
+    return json_pack("{s:I, s:f, s:f, s:f, s:f, s:f}", "experts_max_bytes", (json_int_t)d->max_bytes, "there",
+                     of(d->there, d->wanted), "guesses_right", of(d->guessed_right, d->guessed),
+                     "bytes_per_step", (double)d->bytes / k->steps, "bytes_per_s", (double)d->bytes / k->seconds,
+                     "bytes_per_s_reading", d->read_ns ? (double)d->bytes / (double)d->read_ns * 1e9 : 0);
 }
 
 static void disk_print(const json_t *j)
@@ -240,8 +255,10 @@ static void disk_print(const json_t *j)
            v[3] * 1e-9, v[4] * 1e-9, 100 * v[1]);
 }
 
-/* Median seconds of a step of n_seqs sequences, other tokens each time, and the experts that a layer read in the mean. */
-static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds, double *distinct, struct disk *disk, struct err *e)
+/* Median seconds of a step of n_seqs sequences, other tokens each time, and the experts that a
+ * layer read in the mean. */
+static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds, double *distinct, struct disk *disk,
+                     struct err *e)
 {
     struct cpu_streamed before = { 0 };
     double *times = malloc((size_t)repeats * STEPS * sizeof *times);
@@ -255,7 +272,9 @@ static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds
             cpu_streamed(s->b, &before);
         for (int k = 0; k < n_seqs; k++) {
             s->ids[k] = (int32_t)(rng_u64(&rng) % (uint64_t)s->m->config.vocab_size);
-            s->items[k] = (struct batch_item){ .tokens = s->ids + k, .n_tokens = 1, .pos = s->context, .table = s->table + (size_t)k * (size_t)s->blocks_each, .state = k, .n_logits = 1 };
+            s->items[k] = (struct batch_item){ .tokens = s->ids + k, .n_tokens = 1, .pos = s->context,
+                                               .table = s->table + (size_t)k * (size_t)s->blocks_each, .state = k,
+                                               .n_logits = 1 };
         }
         const uint64_t start = clock_ns();
         rc = counts ? forward(s, &(struct batch){ s->items, n_seqs }, e) : -1;
@@ -289,31 +308,38 @@ int bench_moe(const struct bench_options *o, const char *model)
         rc = stepper_open(&s, m.model, &o->run, o->batch, o->prompt > prompt ? o->prompt : prompt, prompt, &e);
     s.context = o->prompt;
     const unsigned *counts = rc == 0 ? cpu_count_experts(s.b, &e) : NULL;
-    if (rc == 0 && (!counts || stepper_time(&s, 1, prompt, &prompt_s, &e) != 0 || share_init(&share, m.model, &o->run, o->run.threads, &e) != 0))
+    if (rc == 0 && (!counts || stepper_time(&s, 1, prompt, &prompt_s, &e) != 0 ||
+                    share_init(&share, m.model, &o->run, o->run.threads, &e) != 0))
         rc = -1;
     if (rc == 0) {
         const struct use u = count_use(c, counts);
         j = table_json(o, &m, backend_cpu.describe(s.b), &share.l);
-        json_object_update_new(j, json_pack("{s:i, s:i, s:i, s:f, s:{s:f, s:f, s:f}}", "context", o->prompt, "experts", c->moe.n_experts, "experts_per_token", c->moe.top_k,
-                                            "bytes_per_token", share.weight_bytes, "use", "tokens", u.tokens, "used", u.distinct / c->moe.n_experts, "most", u.most));
+        json_object_update_new(j, json_pack("{s:i, s:i, s:i, s:f, s:{s:f, s:f, s:f}}", "context", o->prompt, "experts",
+                                            c->moe.n_experts, "experts_per_token", c->moe.top_k, "bytes_per_token",
+                                            share.weight_bytes, "use", "tokens", u.tokens, "used",
+                                            u.distinct / c->moe.n_experts, "most", u.most));
         if (!o->json) {
             table_title(o, &m, backend_cpu.describe(s.b));
-            printf("%d of %d experts a token, %.3f GB of weights a token\n", c->moe.top_k, c->moe.n_experts, share.weight_bytes * 1e-9);
+            printf("%d of %d experts a token, %.3f GB of weights a token\n", c->moe.top_k, c->moe.n_experts,
+                   share.weight_bytes * 1e-9);
             printf("%.0f tokens at once: %.0f %% of the experts were used, the busiest of a layer %.1f times as much as the mean\n", u.tokens,
                    100 * u.distinct / c->moe.n_experts, u.most);
-            printf("%10s %12s %12s %14s %12s %14s   at context %d\n", "sequences", "ms a step", "tokens/s", "experts/layer", "GB a step", "share of reads", o->prompt);
+            printf("%10s %12s %12s %14s %12s %14s   at context %d\n", "sequences", "ms a step", "tokens/s",
+                   "experts/layer", "GB a step", "share of reads", o->prompt);
         }
     }
     for (int b = 1; rc == 0 && b <= o->batch; b *= 2) {
         struct disk disk;
         double t = 0, distinct;
         rc = moe_steps(&s, b, o->repeats, &t, &distinct, &disk, &e);
-        const double bytes = share.weight_bytes + share.expert_bytes * (distinct / c->moe.top_k - 1), reads = rc == 0 ? bytes / t / share.l.read[1] : 0;
+        const double bytes = share.weight_bytes + share.expert_bytes * (distinct / c->moe.top_k - 1),
+                     reads = rc == 0 ? bytes / t / share.l.read[1] : 0;
         if (rc == 0 && !o->json)
             printf("%10d %12.3f %12.1f %14.1f %12.3f %14.2f\n", b, t * 1e3, b / t, distinct, bytes * 1e-9, reads);
         if (rc == 0)
-            json_array_append_new(json_object_get(j, "rows"), json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "batch", b, "step_s", t, "tokens_per_s", b / t,
-                                                                        "experts_per_layer", distinct, "bytes", bytes, "share", reads));
+            json_array_append_new(json_object_get(j, "rows"),
+                                  json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "batch", b, "step_s", t, "tokens_per_s",
+                                            b / t, "experts_per_layer", distinct, "bytes", bytes, "share", reads));
         if (rc == 0 && disk.d.max_bytes) {
             json_t *d = disk_json(&disk), *rows = json_object_get(j, "rows");
             if (!o->json)
@@ -357,23 +383,29 @@ int bench_kv(const struct bench_options *o, const char *model)
             rows[n] = (struct row){ .s = &s[n], .n_seqs = 1 };
         }
     }
-    if (rc == 0 && (rc = measure_rows(rows, n, o->repeats, &e)) == 0 && (rc = share_init(&share, m.model, &run, o->run.threads, &e)) == 0) {
+    if (rc == 0 && (rc = measure_rows(rows, n, o->repeats, &e)) == 0 &&
+        (rc = share_init(&share, m.model, &run, o->run.threads, &e)) == 0) {
         j = table_json(o, &m, backend_cpu.describe(s[0].b), &share.l);
         if (!o->json) {
             table_title(o, &m, backend_cpu.describe(s[0].b));
-            printf("%10s %6s %12s %12s %14s %12s %14s\n", "context", "kv", "ms a step", "tokens/s", "kv read", "over f16", "share of reads");
+            printf("%10s %6s %12s %12s %14s %12s %14s\n", "context", "kv", "ms a step", "tokens/s", "kv read",
+                   "over f16", "share of reads");
         }
         for (int i = 0; i < n; i++) {
             const int k = i % N_KV, context = s[i].context;
             run.kv = kv_types[k].type;
             share.kv_bytes = (double)config_kv_bytes(&m.model->config, run.kv) / KV_BLOCK;
-            const double t = rows[i].median, bytes = share.kv_bytes * (context + 1), speedup = rows[i - k].median / t, of = share_decode(&share, t, context + 1);
+            const double t = rows[i].median, bytes = share.kv_bytes * (context + 1), speedup = rows[i - k].median / t,
+                         of = share_decode(&share, t, context + 1);
             char text[CLI_BYTES];
             if (!o->json)
-                printf("%10d %6s %12.3f %12.1f %14s %12.2f %14.2f\n", context, kv_types[k].name, t * 1e3, 1 / t, cli_bytes(text, (uint64_t)bytes), speedup, of);
-            json_array_append_new(json_object_get(j, "rows"), json_pack("{s:s, s:i, s:f, s:f, s:I, s:f, s:f, s:f}", "kv", kv_types[k].name, "context", context, "step_s", t,
-                                                                        "tokens_per_s", 1 / t, "kv_bytes", (json_int_t)bytes, "speed_over_f16", speedup,
-                                                                        "ratio", t / rows[k].median, "share", of));
+                printf("%10d %6s %12.3f %12.1f %14s %12.2f %14.2f\n", context, kv_types[k].name, t * 1e3, 1 / t,
+                       cli_bytes(text, (uint64_t)bytes), speedup, of);
+            json_array_append_new(json_object_get(j, "rows"),
+                                  json_pack("{s:s, s:i, s:f, s:f, s:I, s:f, s:f, s:f}", "kv", kv_types[k].name,
+                                            "context", context, "step_s", t, "tokens_per_s", 1 / t, "kv_bytes",
+                                            (json_int_t)bytes, "speed_over_f16", speedup, "ratio", t / rows[k].median,
+                                            "share", of));
         }
     }
     for (int i = 0; i < N_KV * BENCH_LIST; i++)
@@ -418,15 +450,19 @@ int bench_threads(const struct bench_options *o, const char *model)
             json_object_set_new(j, "prompt_tokens", json_integer(o->prompt));
             if (!o->json) {
                 table_title(o, &m, backend_cpu.describe(s[most - 1].b));
-                printf("%8s %22s %10s %8s %20s %10s %8s\n", "threads", "prefill, tokens/s", "ratio to 1", "share", "decode, tokens/s", "ratio to 1", "share");
+                printf("%8s %22s %10s %8s %20s %10s %8s\n", "threads", "prefill, tokens/s", "ratio to 1", "share",
+                       "decode, tokens/s", "ratio to 1", "share");
             }
         }
-        const double p = o->prompt / rows[2 * i].median, p1 = o->prompt / rows[0].median, d = 1 / rows[2 * i + 1].median, d1 = 1 / rows[1].median;
+        const double p = o->prompt / rows[2 * i].median, p1 = o->prompt / rows[0].median,
+                     d = 1 / rows[2 * i + 1].median, d1 = 1 / rows[1].median;
         const double ps = share_prefill(&share, p, 0), ds = share_decode(&share, 1 / d, o->prompt + 1);
         if (!o->json)
             printf("%8d %22.1f %10.2f %8.2f %20.1f %10.2f %8.2f\n", i + 1, p, p / p1, ps, d, d / d1, ds);
-        json_array_append_new(json_object_get(j, "rows"), json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "threads", i + 1, "prefill_tokens_per_s", p, "prefill_ratio", p / p1,
-                                                                    "prefill_share", ps, "decode_tokens_per_s", d, "decode_ratio", d / d1, "decode_share", ds));
+        json_array_append_new(json_object_get(j, "rows"),
+                              json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "threads", i + 1, "prefill_tokens_per_s",
+                                        p, "prefill_ratio", p / p1, "prefill_share", ps, "decode_tokens_per_s", d,
+                                        "decode_ratio", d / d1, "decode_share", ds));
     }
     for (int i = 0; s && i < most; i++)
         stepper_close(&s[i]);

@@ -20,27 +20,35 @@ struct ternary {
     double *seconds;                    /* [types][tokens][repeats] */
 };
 
-static double *seconds_of(const struct ternary *b, int type, int tokens) { return b->seconds + (size_t)((type * b->o->tokens.n + tokens) * b->o->repeats); }
+static double *seconds_of(const struct ternary *b, int type, int tokens)
+{
+    return b->seconds + (size_t)((type * b->o->tokens.n + tokens) * b->o->repeats);
+}
 
 static void report(const struct ternary *b, const struct limits *l)
 {
     const struct bench_options *o = b->o;
-    json_t *j = json_pack("{s:i, s:i, s:s, s:i, s:o, s:[]}", "out_features", o->rows, "in_features", o->cols, "kernels", b->kernels->name, "repeats", o->repeats, "limits",
-                          share_limits_json(l), "rows");
+    json_t *j = json_pack("{s:i, s:i, s:s, s:i, s:o, s:[]}", "out_features", o->rows, "in_features", o->cols, "kernels",
+                          b->kernels->name, "repeats", o->repeats, "limits", share_limits_json(l), "rows");
     if (!o->json) {
-        printf("%d x %d, %s, %d thread%s; median of %d\n", o->rows, o->cols, b->kernels->name, l->n_threads, l->n_threads == 1 ? "" : "s", o->repeats);
+        printf("%d x %d, %s, %d thread%s; median of %d\n", o->rows, o->cols, b->kernels->name, l->n_threads,
+               l->n_threads == 1 ? "" : "s", o->repeats);
         printf("%8s %-6s %12s %10s %16s %14s\n", "tokens", "type", "bits/weight", "ms", "share of reads", "times nl4");
     }
     for (int i = 0; i < o->tokens.n; i++) {
         const double nl4 = summarise(seconds_of(b, 0, i), o->repeats).median;
         for (int t = 0; t < N_TYPES; t++) {
-            const double s = summarise(seconds_of(b, t, i), o->repeats).median, bits = 8.0 * (double)b->m[t].size / ((double)o->rows * o->cols);
+            const double s = summarise(seconds_of(b, t, i), o->repeats).median,
+                         bits = 8.0 * (double)b->m[t].size / ((double)o->rows * o->cols);
             const double share = (double)b->m[t].size / s / l->read[1];
             json_array_append_new(json_object_get(j, "rows"),
-                                  json_pack("{s:i, s:s, s:I, s:f, s:f, s:f, s:f}", "tokens", o->tokens.v[i], "type", qtype_info(types[t])->name, "bytes", (json_int_t)b->m[t].size,
-                                            "bits_per_weight", bits, "seconds", s, "read_share", share, "speedup", nl4 / s));
+                                  json_pack("{s:i, s:s, s:I, s:f, s:f, s:f, s:f}", "tokens", o->tokens.v[i], "type",
+                                            qtype_info(types[t])->name, "bytes", (json_int_t)b->m[t].size,
+                                            "bits_per_weight", bits, "seconds", s, "read_share", share, "speedup",
+                                            nl4 / s));
             if (!o->json)
-                printf("%8d %-6s %12.3f %10.3f %16.2f %14.2f\n", o->tokens.v[i], qtype_info(types[t])->name, bits, s * 1e3, share, nl4 / s);
+                printf("%8d %-6s %12.3f %10.3f %16.2f %14.2f\n", o->tokens.v[i], qtype_info(types[t])->name, bits,
+                       s * 1e3, share, nl4 / s);
         }
     }
     if (o->json)
@@ -59,7 +67,8 @@ static int measure(struct ternary *b, struct err *e)
     if (!(b->seconds = calloc((size_t)(N_TYPES * o->tokens.n * o->repeats), sizeof *b->seconds)))
         return err_nomem(e, "benchmark");
     for (int t = 0; t < N_TYPES; t++)
-        if (matmul_time_mat(&b->m[t], types[t], o->rows, o->cols, e) || !(b->time[t] = matmul_time_open(&b->m[t], b->kernels, b->pool, most, (struct matmul_time_weights){ 0 }, e)))
+        if (matmul_time_mat(&b->m[t], types[t], o->rows, o->cols, e) ||
+            !(b->time[t] = matmul_time_open(&b->m[t], b->kernels, b->pool, most, (struct matmul_time_weights){ 0 }, e)))
             return -1;
     for (int k = -1; k < o->repeats; k++)               /* the first time is not counted */
         for (int i = 0; i < o->tokens.n; i++)
@@ -78,7 +87,8 @@ int bench_ternary(const struct bench_options *o)
     struct err e;
     if (o->run.type)
         return cli_wrong(prog, "ternary: measures nl4, t2 and t3, -q has no meaning");
-    const struct limits_options lo = { .n_threads = o->run.threads, .what = LIMIT_READ | LIMIT_INT8 | LIMIT_F32, .only_all = 1 };
+    const struct limits_options lo = { .n_threads = o->run.threads, .what = LIMIT_READ | LIMIT_INT8 | LIMIT_F32,
+                                       .only_all = 1 };
     int rc = measure(&b, &e);
     if (rc == 0 && (rc = limits_measure(&l, &lo, &e)) == 0)
         report(&b, &l);

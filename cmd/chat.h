@@ -39,7 +39,8 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv);
 void chat_options_release(struct chat_options *o);
 /* With --url: what was given, in the words of the API, into the body of a request. */
 int chat_options_fields(const struct chat_options *o, json_t *body, struct err *e);
-/* What was not given on the command line: from the model's generation_config, else sampling_defaults; a random seed. */
+/* What was not given on the command line: from the model's generation_config, else
+ * sampling_defaults; a random seed. */
 int chat_options_complete(struct chat_options *o, const struct opened_model *m, struct err *e);
 
 /* ---- chat_grammar.c ---- */
@@ -53,15 +54,19 @@ struct prompter {
     const char *bos, *eos;              /* texts; owned */
     int no_think, fallback;             /* fallback: ChatML, as the model brings no template */
 };
-/* The model's template, --template, or none with --raw.  fallback: ChatML where the model has none (else raw, with a note). */
-int prompter_open(struct prompter *p, const struct opened_model *m, const struct chat_options *o, int fallback, struct err *e);
+/* The model's template, --template, or none with --raw.  fallback: ChatML where the model has
+ * none (else raw, with a note). */
+int prompter_open(struct prompter *p, const struct opened_model *m, const struct chat_options *o, int fallback,
+                  struct err *e);
 void prompter_close(struct prompter *p);
 /* messages: an array of {role, content}.  *text is malloc'd. */
 int prompter_render(const struct prompter *p, const json_t *messages, char **text, size_t *size, struct err *e);
 /* Ids of rendered text; raw: with BOS as the tokenizer asks. *ids is malloc'd. */
-int prompter_encode(const struct prompter *p, const char *text, size_t size, int raw, int32_t **ids, int *n, struct err *e);
+int prompter_encode(const struct prompter *p, const char *text, size_t size, int raw, int32_t **ids, int *n,
+                    struct err *e);
 /* A single question, with --system if given, to ids. */
-int prompter_question(const struct prompter *p, const char *system, const char *text, size_t size, int32_t **ids, int *n, struct err *e);
+int prompter_question(const struct prompter *p, const char *system, const char *text, size_t size, int32_t **ids,
+                      int *n, struct err *e);
 json_t *chat_message(const char *role, const char *text, size_t size);
 
 /* ---- chat_answer.c: one request as zse-chat sees it ---- */
@@ -81,7 +86,8 @@ struct answer {
     int has_usage;                      /* it said how many tokens: stats has them */
 };
 /* The request of o with these ids; its answer goes into a. */
-int answer_start(struct answer *a, struct engine *g, const struct chat_options *o, const int32_t *ids, int n, struct err *e);
+int answer_start(struct answer *a, struct engine *g, const struct chat_options *o, const int32_t *ids, int n,
+                 struct err *e);
 void answer_release(struct answer *a);
 /* When zse-chat came by: clock_ns(), which all processes share.  0: not yet. */
 struct chat_marks { uint64_t main, mapped, opened, tokenized, ready, device, context, copied; };     /* the last three: of a GPU, see backend_device */
@@ -96,15 +102,16 @@ void chat_write(const char *text, size_t size);
 int chat_once(const struct chat_options *o, const struct opened_model *m, struct chat_marks *marks);
 int chat_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks);
 
-/* Read o->text: the prompt of -p with the text piped in after it, or standard input alone, whose last newline does not count.
- * 0, or the exit code after a sentence on stderr. */
+/* Read o->text: the prompt of -p with the text piped in after it, or standard input alone, whose
+ * last newline does not count.  0, or the exit code after a sentence on stderr. */
 int chat_read_prompt(struct chat_options *o);
 #define CHAT_EMPTY "the prompt is empty: there is nothing to answer"
 /* Nothing but blanks; with --raw, where blanks are text: nothing at all. */
 int chat_prompt_is_empty(const struct chat_options *o, const char *text, size_t size);
 /* All of a stream, '\0' appended.  Caller frees. */
 char *chat_read_all(FILE *f, const char *name, size_t *size, struct err *e);
-/* One line of output each: JSON (which is released), and text with newlines as \n, backslashes doubled. */
+/* One line of output each: JSON (which is released), and text with newlines as \n, backslashes
+ * doubled. */
 void chat_print_json(json_t *j);
 void chat_print_escaped(const char *text, size_t size);
 
@@ -117,13 +124,15 @@ const char *remote_model(const struct remote *r);
 const char *remote_url(const struct remote *r);
 /* One prompt or a batch.  Returns the exit code. */
 int remote_run(struct remote *r, const struct chat_options *o);
-/* prompt: an array of messages.  *stop != 0 ends the request: FINISH_CANCELLED.  ERR_LIMIT: the server says that they do not fit its context. */
+/* prompt: an array of messages.  *stop != 0 ends the request: FINISH_CANCELLED.  ERR_LIMIT: the
+ * server says that they do not fit its context. */
 int remote_answer(struct remote *r, json_t *prompt, struct answer *a, const volatile sig_atomic_t *stop, struct err *e);
 
 /* ---- chat_save.c ---- */
 /* The file that holds the conversation, as /save or /load left it; known 0: none. */
 struct chat_file { int known; dev_t dev; ino_t ino; struct timespec changed; };
-/* What /save would replace: nothing, the conversation's own file unchanged, another saved conversation of *n_messages, or something else. */
+/* What /save would replace: nothing, the conversation's own file unchanged, another saved
+ * conversation of *n_messages, or something else. */
 enum chat_file_kind { CHAT_FILE_FREE, CHAT_FILE_OWN, CHAT_FILE_CONVERSATION, CHAT_FILE_OTHER };
 enum chat_file_kind chat_file_kind(const struct chat_file *f, const char *path, size_t *n_messages);
 /* Either makes path the conversation's own file. */
@@ -131,10 +140,12 @@ int chat_file_save(struct chat_file *f, const char *path, json_t *messages, stru
 json_t *chat_file_load(struct chat_file *f, const char *path, struct err *e);      /* a new array of {role, content} */
 
 /* ---- chat_talk.c ---- */
-/* One line of input without its newline, malloc'd; NULL at the end.  *interrupted: Ctrl-C at the prompt (returns NULL, go on). */
+/* One line of input without its newline, malloc'd; NULL at the end.  *interrupted: Ctrl-C at the
+ * prompt (returns NULL, go on). */
 #define CHAT_QUESTION "? "               /* as prompt: an answer to a question, which the history does not keep */
 typedef char *(*read_line_fn)(void *user, const char *prompt, int *interrupted);
 /* With a model or a server, the other is NULL.  0 or 1; standard output is not closed yet. */
-int chat_talk(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line, void *user);
+int chat_talk(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
+              void *user);
 
 #endif

@@ -11,12 +11,14 @@
 
 const char *finish_name(enum finish f)
 {
-    static const char *const names[] = { [FINISH_NONE] = "none", [FINISH_STOP] = "stop", [FINISH_LENGTH] = "length", [FINISH_CANCELLED] = "cancelled", [FINISH_ERROR] = "error",
+    static const char *const names[] = { [FINISH_NONE] = "none", [FINISH_STOP] = "stop", [FINISH_LENGTH] = "length",
+                                         [FINISH_CANCELLED] = "cancelled", [FINISH_ERROR] = "error",
                                          [FINISH_DEADLINE] = "deadline", [FINISH_REFUSED] = "refused" };
     return names[f];
 }
 
-/* A model's words must not steer the terminal: control characters become '?', except tab and newline. */
+/* A model's words must not steer the terminal: control characters become '?', except tab and
+ * newline. */
 static void write_terminal(const char *text, size_t size)
 {
     for (size_t i = 0; i < size; i++) {
@@ -80,13 +82,16 @@ static void hear(void *user, const struct token_event *ev)
         a->error = *ev->error;
 }
 
-int answer_start(struct answer *a, struct engine *g, const struct chat_options *o, const int32_t *ids, int n, struct err *e)
+int answer_start(struct answer *a, struct engine *g, const struct chat_options *o, const int32_t *ids, int n,
+                 struct err *e)
 {
     struct constraint c = { .state = NULL };
     if (o->grammar && constrain(&c, o->grammar, e) != 0)
         return -1;
-    const struct request_params p = { .ids = ids, .n_ids = n, .sampling = o->sampling, .max_tokens = o->max_tokens, .stop = o->stop, .n_stop = o->n_stop,
-                                      .ignore_eos = o->ignore_eos, .n_logprobs = -1, .constraint = o->grammar ? &c : NULL, .on_token = hear, .user = a };
+    const struct request_params p = { .ids = ids, .n_ids = n, .sampling = o->sampling, .max_tokens = o->max_tokens,
+                                      .stop = o->stop, .n_stop = o->n_stop,
+                                      .ignore_eos = o->ignore_eos, .n_logprobs = -1,
+                                      .constraint = o->grammar ? &c : NULL, .on_token = hear, .user = a };
     if ((a->request = engine_submit(g, &p, e)))
         return 0;
     matcher_close(c.state);
@@ -106,21 +111,26 @@ static double rate(int n, double s) { return s > 0 ? n / s : 0; }
 /* Absolute, so that who started the program can say how long that took. */
 static json_t *marks_json(const struct chat_marks *m, uint64_t first_ns)
 {
-    json_t *j = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "main", (json_int_t)m->main, "mapped", (json_int_t)m->mapped, "opened", (json_int_t)m->opened,
-                          "tokenized", (json_int_t)m->tokenized, "ready", (json_int_t)m->ready, "first_token", (json_int_t)first_ns);
+    json_t *j = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "main", (json_int_t)m->main, "mapped",
+                          (json_int_t)m->mapped, "opened", (json_int_t)m->opened, "tokenized", (json_int_t)m->tokenized,
+                          "ready", (json_int_t)m->ready, "first_token", (json_int_t)first_ns);
     if (m->device)
-        json_object_update_new(j, json_pack("{s:I, s:I, s:I}", "device", (json_int_t)m->device, "context", (json_int_t)m->context, "copied", (json_int_t)m->copied));
+        json_object_update_new(j, json_pack("{s:I, s:I, s:I}", "device", (json_int_t)m->device, "context",
+                                            (json_int_t)m->context, "copied", (json_int_t)m->copied));
     return j;
 }
 
 json_t *answer_json(const struct answer *a, const struct chat_options *o, const struct chat_marks *marks)
 {
     const struct request_stats *s = &a->stats;
-    json_t *j = json_pack("{s:s%, s:s, s:{s:i, s:i, s:i, s:i}, s:I}", "text", a->text ? a->text : "", a->size, "finish_reason", finish_name(a->finish),
-                          "usage", "prompt_tokens", s->n_prompt, "completion_tokens", s->n_generated, "total_tokens", s->n_prompt + s->n_generated,
+    json_t *j = json_pack("{s:s%, s:s, s:{s:i, s:i, s:i, s:i}, s:I}", "text", a->text ? a->text : "", a->size,
+                          "finish_reason", finish_name(a->finish), "usage", "prompt_tokens", s->n_prompt,
+                          "completion_tokens", s->n_generated, "total_tokens", s->n_prompt + s->n_generated,
                           "cached_tokens", s->n_cached, "seed", (json_int_t)o->sampling.seed);
-    json_object_set_new(j, "timings", json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "load_s", (double)(marks->opened - marks->main) * 1e-9, "first_token_s", s->first_token_s, "prefill_s", s->prefill_s,
-                                                "decode_s", s->decode_s, "prefill_tokens_per_s", rate(s->n_prompt - s->n_cached, s->prefill_s),
+    json_object_set_new(j, "timings", json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "load_s",
+                                                (double)(marks->opened - marks->main) * 1e-9, "first_token_s",
+                                                s->first_token_s, "prefill_s", s->prefill_s, "decode_s", s->decode_s,
+                                                "prefill_tokens_per_s", rate(s->n_prompt - s->n_cached, s->prefill_s),
                                                 "decode_tokens_per_s", rate(s->n_generated - 1, s->decode_s)));
     if (marks->ready)
         json_object_set_new(json_object_get(j, "timings"), "marks_ns", marks_json(marks, a->first_ns));

@@ -1,4 +1,5 @@
-/* chat_grammar.c - --json-schema, --grammar and --regex: compiled once, one matcher for each answer. */
+/* chat_grammar.c - --json-schema, --grammar and --regex: compiled once, one matcher for each
+ * answer. */
 #include "cmd/chat.h"
 
 #include <stdlib.h>
@@ -14,12 +15,14 @@ int chat_grammar_open(struct chat_options *o, const struct opened_model *m, stru
     if (!path && !o->regex)
         return 0;
     if (!m->tokenizer)
-        return err_set(e, ERR_UNSUPPORTED, "%s: no tokenizer, which --json-schema, --grammar and --regex need", m->name);
+        return err_set(e, ERR_UNSUPPORTED, "%s: no tokenizer, which --json-schema, --grammar and --regex need",
+                       m->name);
     if (path && !(text = file_read(path, 16 << 20, &size, e)))
         return -1;
     o->vocab = grammar_vocab_open(m->tokenizer, 0, e);
     if (o->vocab)
-        o->grammar = (o->schema_file ? grammar_compile_schema : o->grammar_file ? grammar_compile_gbnf : grammar_compile_regex)(o->vocab, text ? text : o->regex, size, NULL, e);
+        o->grammar = (o->schema_file ? grammar_compile_schema : o->grammar_file
+                      ? grammar_compile_gbnf : grammar_compile_regex)(o->vocab, text ? text : o->regex, size, NULL, e);
     free(text);
     if (o->grammar)
         return 0;

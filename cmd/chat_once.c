@@ -1,4 +1,5 @@
-/* chat_once.c - one prompt, or a file of them, from standard input or the command line to standard output. */
+/* chat_once.c - one prompt, or a file of them, from standard input or the command line to
+ * standard output. */
 #include "cmd/chat.h"
 
 #include <poll.h>
@@ -41,7 +42,8 @@ char *chat_read_all(FILE *f, const char *name, size_t *size, struct err *e)
     return text;
 }
 
-/* Whether standard input adds to the prompt of -p: a pipe, a file or a socket does; a terminal, /dev/null and a closed descriptor do not. */
+/* Whether standard input adds to the prompt of -p: a pipe, a file or a socket does; a terminal,
+ * /dev/null and a closed descriptor do not. */
 static int stdin_adds(void)
 {
     struct stat st;
@@ -134,7 +136,8 @@ static void print_ids(const struct answer *a)
     fputs("]\n", stdout);
 }
 
-static int run_one(const struct chat_options *o, const struct opened_model *m, struct chat_marks *marks, const int32_t *ids, int n, struct err *e)
+static int run_one(const struct chat_options *o, const struct opened_model *m, struct chat_marks *marks,
+                   const int32_t *ids, int n, struct err *e)
 {
     int context = context_len(m, &o->run), rc = -1;
     int len = o->max_tokens && o->max_tokens < context - n ? n + o->max_tokens : context;       /* no more memory than this answer needs */
@@ -168,7 +171,8 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
         putchar('\n');
     cli_flush();                     /* before memory is given back, which takes time; cli_finish says what failed */
     if (rc == 0 && o->grammar && a.finish == FINISH_LENGTH)
-        rc = err_set(e, ERR_LIMIT, "the answer was cut off at %d token%s: it is not complete", a.stats.n_generated, plural(a.stats.n_generated));
+        rc = err_set(e, ERR_LIMIT, "the answer was cut off at %d token%s: it is not complete", a.stats.n_generated,
+                     plural(a.stats.n_generated));
 done:
     engine_close(g);
     answer_release(&a);
@@ -214,7 +218,8 @@ void chat_print_escaped(const char *text, size_t size)
     putchar('\n');
 }
 
-/* An answer, or why there is none: one bad prompt does not spoil the others.  0: there is none that is whole. */
+/* An answer, or why there is none: one bad prompt does not spoil the others.  0: there is none
+ * that is whole. */
 static int print_line(struct line *l, const struct chat_options *o, int number, const struct chat_marks *marks)
 {
     struct answer *a = &l->answer;
@@ -236,14 +241,16 @@ static int print_line(struct line *l, const struct chat_options *o, int number, 
         chat_print_escaped(a->text, a->size);
     const int cut = o->grammar && l->refused.code == ERR_NONE && a->finish == FINISH_LENGTH;
     if (cut)
-        cli_note(prog, "%s: line %d: the answer was cut off at %d token%s: it is not complete", o->batch, number, a->stats.n_generated, plural(a->stats.n_generated));
+        cli_note(prog, "%s: line %d: the answer was cut off at %d token%s: it is not complete", o->batch, number,
+                 a->stats.n_generated, plural(a->stats.n_generated));
     cli_flush();
     answer_release(a);
     return l->refused.code == ERR_NONE && !cut;
 }
 
 /* Each line of text to ids. */
-static struct line *read_lines(const struct chat_options *o, const struct prompter *p, char *text, size_t size, int *n_lines, struct err *e)
+static struct line *read_lines(const struct chat_options *o, const struct prompter *p, char *text, size_t size,
+                               int *n_lines, struct err *e)
 {
     int n = 0;
     for (size_t i = 0; i < size; i++)
@@ -265,12 +272,16 @@ static struct line *read_lines(const struct chat_options *o, const struct prompt
     return lines;
 }
 
-static int run_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks, struct line *lines, int n, struct err *e)
+static int run_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks,
+                     struct line *lines, int n, struct err *e)
 {
-    int context = context_len(m, &o->run), parallel = n < o->parallel ? n : o->parallel, len = 2, rc = 0, started = 0, printed = 0, n_failed = 0;
+    int context = context_len(m, &o->run), parallel = n < o->parallel ? n : o->parallel, len = 2, rc = 0, started = 0,
+        printed = 0, n_failed = 0;
     for (int i = 0; i < n; i++) {
         if (lines[i].n >= context)
-            err_set(&lines[i].refused, ERR_LIMIT, "the prompt has %d token%s: with a context of %d no room is left for an answer", lines[i].n, plural(lines[i].n), context);
+            err_set(&lines[i].refused, ERR_LIMIT,
+                    "the prompt has %d token%s: with a context of %d no room is left for an answer", lines[i].n,
+                    plural(lines[i].n), context);
         if (lines[i].refused.code != ERR_NONE)
             continue;
         int want = o->max_tokens && o->max_tokens < context - lines[i].n ? lines[i].n + o->max_tokens : context;
@@ -289,12 +300,14 @@ static int run_batch(const struct chat_options *o, const struct opened_model *m,
         }
         if (engine_step(g, e) < 0)
             rc = -1;
-        for (; rc == 0 && printed < started && (lines[printed].refused.code != ERR_NONE || lines[printed].answer.finish != FINISH_NONE); printed++)
+        for (; rc == 0 && printed < started && (lines[printed].refused.code != ERR_NONE ||
+                                                lines[printed].answer.finish != FINISH_NONE); printed++)
             n_failed += !print_line(&lines[printed], o, printed + 1, marks);
     }
     engine_close(g);
     if (rc == 0 && n_failed)
-        rc = err_set(e, ERR_LIMIT, "%s: %d of %d prompts have no %sanswer", o->batch, n_failed, n, o->grammar ? "complete " : "");
+        rc = err_set(e, ERR_LIMIT, "%s: %d of %d prompts have no %sanswer", o->batch, n_failed, n,
+                     o->grammar ? "complete " : "");
     return rc;
 }
 

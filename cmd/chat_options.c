@@ -58,7 +58,9 @@ static const char usage[] =
     "  -V, --version              show the version\n"
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
 
-enum { OPT_URL = 290, OPT_KEY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS, OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_PLAN, OPT_ON_FULL, OPT_SAMPLING };
+enum { OPT_URL = 290, OPT_KEY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS,
+       OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_PLAN, OPT_ON_FULL,
+       OPT_SAMPLING };
 
 /* Sampling options that are one number: how they are called, and what they may be. */
 static const struct number {
@@ -70,24 +72,37 @@ static const struct number {
 } numbers[] = {
 #define REAL(name, config, field, min, max) { name, #field, config, 0, offsetof(struct sampling, field), min, max }
 #define WHOLE(name, field, config, member, min, max) { name, field, config, 1, offsetof(struct sampling, member), min, max }
-    REAL("temp", 1, temperature, 0, 100), WHOLE("top-k", "top_k", 1, top_k, 0, INT32_MAX), REAL("top-p", 1, top_p, 0, 1),
+    REAL("temp", 1, temperature, 0, 100), WHOLE("top-k", "top_k", 1, top_k, 0, INT32_MAX),
+        REAL("top-p", 1, top_p, 0, 1),
     REAL("min-p", 1, min_p, 0, 1), REAL("typical-p", 1, typical_p, 0, 1),
-    REAL("repeat-penalty", 1, repetition_penalty, 0.01, 100), WHOLE("repeat-last-n", "repeat_last_n", 0, penalty_last_n, -1, INT32_MAX),
+    REAL("repeat-penalty", 1, repetition_penalty, 0.01, 100),
+    WHOLE("repeat-last-n", "repeat_last_n", 0, penalty_last_n, -1, INT32_MAX),
     REAL("presence-penalty", 0, presence_penalty, -2, 2), REAL("frequency-penalty", 0, frequency_penalty, -2, 2),
 };
 enum { N_NUMBERS = sizeof numbers / sizeof *numbers, SEED_GIVEN = 1 << N_NUMBERS };
 
 static const struct option options[] = {
-    { "url", required_argument, NULL, OPT_URL }, { "key", required_argument, NULL, OPT_KEY }, { "model", required_argument, NULL, 'm' },
-    { "prompt", required_argument, NULL, 'p' }, { "batch", required_argument, NULL, OPT_BATCH }, { "parallel", required_argument, NULL, OPT_PARALLEL },
-    { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW }, { "template", required_argument, NULL, OPT_TEMPLATE },
-    { "on-full", required_argument, NULL, OPT_ON_FULL }, { "no-think", no_argument, NULL, OPT_NO_THINK }, { "json-schema", required_argument, NULL, OPT_SCHEMA },
-    { "grammar", required_argument, NULL, OPT_GRAMMAR }, { "regex", required_argument, NULL, OPT_REGEX }, { "json", no_argument, NULL, OPT_JSON }, { "plan", no_argument, NULL, OPT_PLAN }, { "ids", no_argument, NULL, OPT_IDS },
-    { "max-tokens", required_argument, NULL, 'n' }, { "temp", required_argument, NULL, OPT_SAMPLING }, { "top-k", required_argument, NULL, OPT_SAMPLING + 1 },
-    { "top-p", required_argument, NULL, OPT_SAMPLING + 2 }, { "min-p", required_argument, NULL, OPT_SAMPLING + 3 }, { "typical-p", required_argument, NULL, OPT_SAMPLING + 4 },
-    { "repeat-penalty", required_argument, NULL, OPT_SAMPLING + 5 }, { "repeat-last-n", required_argument, NULL, OPT_SAMPLING + 6 },
-    { "presence-penalty", required_argument, NULL, OPT_SAMPLING + 7 }, { "frequency-penalty", required_argument, NULL, OPT_SAMPLING + 8 },
-    { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED }, { "stop", required_argument, NULL, OPT_STOP },
+    { "url", required_argument, NULL, OPT_URL }, { "key", required_argument, NULL, OPT_KEY },
+        { "model", required_argument, NULL, 'm' },
+    { "prompt", required_argument, NULL, 'p' }, { "batch", required_argument, NULL, OPT_BATCH },
+    { "parallel", required_argument, NULL, OPT_PARALLEL },
+    { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW },
+    { "template", required_argument, NULL, OPT_TEMPLATE },
+    { "on-full", required_argument, NULL, OPT_ON_FULL }, { "no-think", no_argument, NULL, OPT_NO_THINK },
+    { "json-schema", required_argument, NULL, OPT_SCHEMA },
+    { "grammar", required_argument, NULL, OPT_GRAMMAR }, { "regex", required_argument, NULL, OPT_REGEX },
+    { "json", no_argument, NULL, OPT_JSON }, { "plan", no_argument, NULL, OPT_PLAN },
+    { "ids", no_argument, NULL, OPT_IDS },
+    { "max-tokens", required_argument, NULL, 'n' }, { "temp", required_argument, NULL, OPT_SAMPLING },
+    { "top-k", required_argument, NULL, OPT_SAMPLING + 1 },
+    { "top-p", required_argument, NULL, OPT_SAMPLING + 2 }, { "min-p", required_argument, NULL, OPT_SAMPLING + 3 },
+    { "typical-p", required_argument, NULL, OPT_SAMPLING + 4 },
+    { "repeat-penalty", required_argument, NULL, OPT_SAMPLING + 5 },
+    { "repeat-last-n", required_argument, NULL, OPT_SAMPLING + 6 },
+    { "presence-penalty", required_argument, NULL, OPT_SAMPLING + 7 },
+    { "frequency-penalty", required_argument, NULL, OPT_SAMPLING + 8 },
+    { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED },
+    { "stop", required_argument, NULL, OPT_STOP },
     { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
@@ -107,7 +122,8 @@ static int parse_number(struct chat_options *o, int i, const char *arg)
     long long whole;
     double v;
     snprintf(name, sizeof name, "--%s", d->name);
-    if (d->is_int ? cli_parse_int(prog, name, arg, (long long)d->min, (long long)d->max, &whole) : cli_parse_float(prog, name, arg, d->min, d->max, &v))
+    if (d->is_int ? cli_parse_int(prog, name, arg, (long long)d->min, (long long)d->max, &whole)
+                  : cli_parse_float(prog, name, arg, d->min, d->max, &v))
         return CLI_USAGE;
     set_number(&o->sampling, d, d->is_int ? (double)whole : v);
     o->given |= 1u << i;
@@ -120,7 +136,8 @@ static int parse_bias(struct chat_options *o, const char *arg)
     errno = 0;
     long id = strtol(arg, &end, 10);
     double bias = *end == '=' ? strtod(end + 1, &end2) : 0;
-    if (errno || end == arg || *end != '=' || end2 == end + 1 || *end2 || id < 0 || id > INT32_MAX || isnan(bias) || bias > 1e30)
+    if (errno || end == arg || *end != '=' || end2 == end + 1 || *end2 || id < 0 || id > INT32_MAX || isnan(bias) ||
+        bias > 1e30)
         return cli_wrong(prog, "--logit-bias: '%s', expected ID=X, like 42=-1.5 or 42=-inf", arg);
     o->bias[o->sampling.n_bias++] = (struct logit_bias){ (int32_t)id, (float)bias };
     return 0;
@@ -148,7 +165,8 @@ static int parse_seed(struct chat_options *o, const char *arg)
 static int parse_on_full(struct chat_options *o, const char *arg)
 {
     o->stop_when_full = strcmp(arg, "stop") == 0;
-    return o->stop_when_full || strcmp(arg, "drop") == 0 ? 0 : cli_wrong(prog, "--on-full: '%s', expected drop or stop", arg);
+    return o->stop_when_full || strcmp(arg, "drop") == 0
+               ? 0 : cli_wrong(prog, "--on-full: '%s', expected drop or stop", arg);
 }
 
 /* One option: 0 or the exit code of wrong usage. */
@@ -188,9 +206,13 @@ static int check_url(struct chat_options *o)
 {
     const struct run_options *r = &o->run;
     const struct { int given; const char *name; } not_sent[] = {
-        { r->type != NULL, "--quantize" }, { r->mode.given, "--mode" }, { r->verbose, "--verbose" }, { r->threads, "--threads" }, { r->ctx, "--ctx" }, { r->kv_given, "--kv" }, { r->kernels != NULL, "--kernels" },
-        { r->device != NULL, "--device" }, { r->gpu_layers_given, "--gpu-layers" }, { r->strict, "--strict" }, { r->graphs_given, "--cuda-graphs" }, { r->act_given, "--act" }, { r->cache_given, "--cache-weights" },
-        { r->exact, "--exact" }, { r->max_memory != 0, "--max-memory" }, { o->template_file != NULL, "--template" }, { o->ids, "--ids" }, { o->plan, "--plan" }, { r->force, "--force" },
+        { r->type != NULL, "--quantize" }, { r->mode.given, "--mode" }, { r->verbose, "--verbose" },
+            { r->threads, "--threads" }, { r->ctx, "--ctx" }, { r->kv_given, "--kv" },
+            { r->kernels != NULL, "--kernels" },
+        { r->device != NULL, "--device" }, { r->gpu_layers_given, "--gpu-layers" }, { r->strict, "--strict" },
+        { r->graphs_given, "--cuda-graphs" }, { r->act_given, "--act" }, { r->cache_given, "--cache-weights" },
+        { r->exact, "--exact" }, { r->max_memory != 0, "--max-memory" }, { o->template_file != NULL, "--template" },
+        { o->ids, "--ids" }, { o->plan, "--plan" }, { r->force, "--force" },
     };
     for (size_t i = 0; i < sizeof not_sent / sizeof *not_sent; i++)
         if (not_sent[i].given)
@@ -273,7 +295,8 @@ int chat_options_fields(const struct chat_options *o, json_t *body, struct err *
         if (!(o->given & 1u << i))
             continue;
         /* a float as the decimal number that was typed */
-        json_object_set_new(body, numbers[i].field, numbers[i].is_int ? json_integer(*(const int *)at) : json_real(round(*(const float *)at * 1e6) / 1e6));
+        json_object_set_new(body, numbers[i].field, numbers[i].is_int
+                            ? json_integer(*(const int *)at) : json_real(round(*(const float *)at * 1e6) / 1e6));
     }
     if (o->given & SEED_GIVEN)
         json_object_set_new(body, "seed", json_integer((json_int_t)o->sampling.seed));
@@ -305,11 +328,13 @@ int chat_options_fields(const struct chat_options *o, json_t *body, struct err *
 int chat_options_complete(struct chat_options *o, const struct opened_model *m, struct err *e)
 {
     struct sampling model = sampling_defaults();
-    if (sampling_config(&model, js_get(m->json, "generation_config"), e) != 0 || sampling_check(&model, m->model->config.vocab_size, e) != 0)
+    if (sampling_config(&model, js_get(m->json, "generation_config"), e) != 0 ||
+        sampling_check(&model, m->model->config.vocab_size, e) != 0)
         return err_prefix(e, "%s: generation_config", m->path);
     for (int i = 0; i < N_NUMBERS; i++)
         if (numbers[i].config && !(o->given & 1u << i))
-            set_number(&o->sampling, &numbers[i], numbers[i].is_int ? *(int *)((char *)&model + numbers[i].at) : *(float *)((char *)&model + numbers[i].at));
+            set_number(&o->sampling, &numbers[i], numbers[i].is_int ? *(int *)((char *)&model + numbers[i].at)
+                                                                    : *(float *)((char *)&model + numbers[i].at));
     if (!(o->given & SEED_GIVEN)) {
         uint32_t seed = 0;              /* 32 bits: a JSON number keeps them exactly, --seed takes them back */
         if (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed)

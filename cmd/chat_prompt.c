@@ -44,7 +44,8 @@ static const char *token_text(const struct tokenizer *t, int32_t id)
     return strndup(s ? s : "", s ? size : 0);
 }
 
-int prompter_open(struct prompter *p, const struct opened_model *m, const struct chat_options *o, int fallback, struct err *e)
+int prompter_open(struct prompter *p, const struct opened_model *m, const struct chat_options *o, int fallback,
+                  struct err *e)
 {
     memset(p, 0, sizeof *p);
     if (!m->tokenizer)
@@ -92,10 +93,12 @@ int prompter_render(const struct prompter *p, const json_t *messages, char **tex
     return rc;
 }
 
-int prompter_encode(const struct prompter *p, const char *text, size_t size, int raw, int32_t **ids, int *n, struct err *e)
+int prompter_encode(const struct prompter *p, const char *text, size_t size, int raw, int32_t **ids, int *n,
+                    struct err *e)
 {
     size_t n_ids;
-    if (tokenizer_encode(p->tokenizer, text, size, TOKENIZE_PARSE_SPECIAL | (raw ? TOKENIZE_ADD_SPECIAL : 0), ids, &n_ids, e) != 0)
+    if (tokenizer_encode(p->tokenizer, text, size, TOKENIZE_PARSE_SPECIAL | (raw ? TOKENIZE_ADD_SPECIAL : 0), ids,
+                         &n_ids, e) != 0)
         return -1;
     if (n_ids > INT32_MAX / 4) {
         free(*ids);
@@ -106,7 +109,8 @@ int prompter_encode(const struct prompter *p, const char *text, size_t size, int
     if (!raw)
         return 0;
     /* A tokenizer that closes every text with EOS would end the answer before it begins. */
-    int n_eos, closed = size >= strlen(p->eos) && *p->eos && memcmp(text + size - strlen(p->eos), p->eos, strlen(p->eos)) == 0;
+    int n_eos, closed = size >= strlen(p->eos) && *p->eos &&
+                        memcmp(text + size - strlen(p->eos), p->eos, strlen(p->eos)) == 0;
     const int32_t *eos = tokenizer_eos(p->tokenizer, &n_eos);
     for (int i = 0; i < n_eos && !closed && *n > 1; i++)
         if ((*ids)[*n - 1] == eos[i]) {
@@ -116,7 +120,8 @@ int prompter_encode(const struct prompter *p, const char *text, size_t size, int
     return 0;
 }
 
-int prompter_question(const struct prompter *p, const char *system, const char *text, size_t size, int32_t **ids, int *n, struct err *e)
+int prompter_question(const struct prompter *p, const char *system, const char *text, size_t size, int32_t **ids,
+                      int *n, struct err *e)
 {
     if (!p->tmpl)
         return prompter_encode(p, text, size, 1, ids, n, e);

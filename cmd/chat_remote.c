@@ -1,4 +1,5 @@
-/* chat_remote.c - the answers of zse-chat --url: a server that speaks OpenAI's API, over libcurl, streamed as server-sent events. */
+/* chat_remote.c - the answers of zse-chat --url: a server that speaks OpenAI's API, over
+ * libcurl, streamed as server-sent events. */
 #include "cmd/chat.h"
 
 #include <errno.h>
@@ -87,7 +88,8 @@ static void take_text(struct exchange *x, const char *text, size_t n, int though
         return;
     if (!a->first_ns)
         a->first_ns = clock_ns();
-    a->nomem |= thought ? grow(&a->reasoning, &a->reasoning_size, &a->reasoning_room, text, n) : grow(&a->text, &a->size, &a->room, text, n);
+    a->nomem |= thought ? grow(&a->reasoning, &a->reasoning_size, &a->reasoning_room, text, n)
+                        : grow(&a->text, &a->size, &a->room, text, n);
     show_thinking(x, thought);
     if (!a->stream || (thought && !isatty(STDOUT_FILENO)))
         return;
@@ -110,10 +112,12 @@ static void take_usage(struct exchange *x, const json_t *usage)
     x->a->has_usage = 1;
     s->n_prompt = (int)json_integer_value(json_object_get(usage, "prompt_tokens"));
     s->n_generated = (int)json_integer_value(json_object_get(usage, "completion_tokens"));
-    s->n_cached = (int)json_integer_value(json_object_get(json_object_get(usage, "prompt_tokens_details"), "cached_tokens"));
+    s->n_cached = (int)json_integer_value(json_object_get(json_object_get(usage, "prompt_tokens_details"),
+                                                          "cached_tokens"));
 }
 
-/* "message" of {"error": {"message": ...}}, {"error": "..."}, {"message": ...} or {"detail": "..."}.  NULL: none. */
+/* "message" of {"error": {"message": ...}}, {"error": "..."}, {"message": ...} or {"detail":
+ * "..."}.  NULL: none. */
 static const char *error_text(const json_t *j)
 {
     const json_t *error = json_object_get(j, "error");
@@ -123,12 +127,15 @@ static const char *error_text(const json_t *j)
     return text ? text : json_string_value(json_object_get(j, "detail"));
 }
 
-/* Does an error say that the prompt is too long for the context?  Servers have no common word for it. */
+/* Does an error say that the prompt is too long for the context?  Servers have no common word
+ * for it. */
 static int is_context_full(const json_t *j)
 {
-    static const char *const words[] = { "context_length_exceeded", "exceed_context_size", "context length", "context size", "context window", "the context of" };
+    static const char *const words[] = { "context_length_exceeded", "exceed_context_size", "context length",
+                                         "context size", "context window", "the context of" };
     const json_t *error = json_object_get(j, "error");
-    const char *const texts[] = { json_string_value(json_object_get(error, "code")), json_string_value(json_object_get(error, "type")), error_text(j) };
+    const char *const texts[] = { json_string_value(json_object_get(error, "code")),
+                                  json_string_value(json_object_get(error, "type")), error_text(j) };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         for (size_t k = 0; texts[i] && k < sizeof words / sizeof *words; k++)
             if (strcasestr(texts[i], words[k]))
@@ -143,7 +150,8 @@ static void take_object(struct exchange *x, const json_t *j)
     const char *finish = json_string_value(json_object_get(choice, "finish_reason"));
     if (json_object_get(j, "error") && !json_is_null(json_object_get(j, "error"))) {
         const char *text = error_text(j);
-        err_set(&x->error, is_context_full(j) ? ERR_LIMIT : ERR_IO, "%s: %s", x->r->base, text ? text : "an error without a message");
+        err_set(&x->error, is_context_full(j) ? ERR_LIMIT : ERR_IO, "%s: %s", x->r->base,
+                text ? text : "an error without a message");
         return;
     }
     if (!delta)
@@ -211,7 +219,8 @@ static size_t on_body(char *data, size_t size, size_t n, void *user)
 
 /* ---- one exchange ---- */
 
-static int set_common(struct remote *r, CURL *h, struct curl_slist **headers, const char *url, char *curl_error, struct err *e)
+static int set_common(struct remote *r, CURL *h, struct curl_slist **headers, const char *url, char *curl_error,
+                      struct err *e)
 {
     const struct net *n = &r->net;
     char *key = NULL;
@@ -254,7 +263,8 @@ static void exchange_close(struct exchange *x, CURLM *multi)
 }
 
 /* prompt: an array of messages, or with --raw a string. */
-static int exchange_start(struct exchange *x, struct remote *r, CURLM *multi, struct answer *a, json_t *prompt, struct err *e)
+static int exchange_start(struct exchange *x, struct remote *r, CURLM *multi, struct answer *a, json_t *prompt,
+                          struct err *e)
 {
     const struct net *n = &r->net;
     json_t *body = json_copy(r->fields);
@@ -293,7 +303,9 @@ static int explain_status(const char *base, long status, const char *body, size_
     else if (status / 100 == 3)
         err_set(e, ERR_IO, "%s: HTTP %ld: it sends requests elsewhere; give the address it leads to", base, status);
     else
-        err_set(e, ERR_IO, "%s: HTTP %ld%s", base, status, status == 404 ? ": no API of OpenAI's kind at this address (it may end in /v1)" : status == 401 ? ": a key is needed (--key or ZSE_API_KEY)" : "");
+        err_set(e, ERR_IO, "%s: HTTP %ld%s", base, status,
+                status == 404 ? ": no API of OpenAI's kind at this address (it may end in /v1)" : status == 401
+                ? ": a key is needed (--key or ZSE_API_KEY)" : "");
     json_decref(j);
     return -1;
 }
@@ -330,7 +342,8 @@ static void exchange_end(struct exchange *x, CURLcode rc)
 /* The server is full, or still opens its model, and says when it may be asked again. */
 static int may_ask_again(struct exchange *x, long status)
 {
-    if ((status != 429 && status != 503) || x->retry_after_s < 0 || x->retry_after_s > MAX_WAIT_S || x->tries == MAX_TRIES || x->asked_stop)
+    if ((status != 429 && status != 503) || x->retry_after_s < 0 || x->retry_after_s > MAX_WAIT_S ||
+        x->tries == MAX_TRIES || x->asked_stop)
         return 0;
     if (x->tries++ == 0)
         cli_note(prog, "%s: HTTP %ld: it is asked again in %d s", x->r->base, status, (int)x->retry_after_s);
@@ -498,7 +511,8 @@ static int add_shape(struct remote *r, struct err *e)
         if (!schema)
             return -1;
         json_object_set_new(r->fields, "response_format",
-                            json_pack("{s:s, s:{s:s, s:b, s:o}}", "type", "json_schema", "json_schema", "name", "answer", "strict", 1, "schema", schema));
+                            json_pack("{s:s, s:{s:s, s:b, s:o}}", "type", "json_schema", "json_schema", "name",
+                                      "answer", "strict", 1, "schema", schema));
     }
     return 0;
 }
@@ -525,12 +539,14 @@ struct remote *remote_open(const struct chat_options *o, struct err *e)
     while (n && o->url[n - 1] == '/')
         n--;
     int bare = n > scheme && !memchr(o->url + scheme, '/', n - scheme);
-    int rc = asprintf(&r->base, "%.*s%s", (int)n, o->url, bare ? "/v1" : "") < 0 ? err_nomem(e, "URL") : net_open(&r->net, e);
+    int rc = asprintf(&r->base, "%.*s%s", (int)n, o->url, bare ? "/v1" : "") < 0 ? err_nomem(e, "URL")
+                                                                                 : net_open(&r->net, e);
     if (rc == 0 && o->model)
         rc = (r->model = strdup(o->model)) ? 0 : err_nomem(e, "model");
     else if (rc == 0)
         rc = ask_model(r, e);
-    if (rc == 0 && !(r->fields = json_pack("{s:s, s:b, s:{s:b}}", "model", r->model, "stream", 1, "stream_options", "include_usage", 1)))
+    if (rc == 0 && !(r->fields = json_pack("{s:s, s:b, s:{s:b}}", "model", r->model, "stream", 1, "stream_options",
+                                           "include_usage", 1)))
         rc = err_set(e, ERR_FORMAT, "-m: the name is not UTF-8");
     if (rc == 0)
         rc = chat_options_fields(o, r->fields, e);
@@ -550,7 +566,8 @@ const char *remote_url(const struct remote *r) { return r->base; }
 /* The question as messages, with --raw as a string. */
 static json_t *question(const struct chat_options *o, const char *text, size_t size, struct err *e)
 {
-    json_t *message = chat_message("user", text, size), *system = o->system ? chat_message("system", o->system, strlen(o->system)) : NULL, *list;
+    json_t *message = chat_message("user", text, size),
+           *system = o->system ? chat_message("system", o->system, strlen(o->system)) : NULL, *list;
     if (!message || (o->system && !system)) {
         json_decref(message);
         json_decref(system);
@@ -571,13 +588,15 @@ static json_t *question(const struct chat_options *o, const char *text, size_t s
 static json_t *reply_json(const struct remote *r, const struct answer *a)
 {
     const struct request_stats *s = &a->stats;
-    json_t *j = json_pack("{s:s%, s:o, s:s, s:{s:f, s:f}}", "text", a->text ? a->text : "", a->size, "finish_reason", js_text(a->reason), "model", r->model,
-                          "timings", "first_token_s", s->first_token_s, "decode_s", s->decode_s);
+    json_t *j = json_pack("{s:s%, s:o, s:s, s:{s:f, s:f}}", "text", a->text ? a->text : "", a->size, "finish_reason",
+                          js_text(a->reason), "model", r->model, "timings", "first_token_s", s->first_token_s,
+                          "decode_s", s->decode_s);
     if (a->reasoning)
         json_object_set_new(j, "reasoning", json_stringn(a->reasoning, a->reasoning_size));
     if (a->has_usage)
-        json_object_set_new(j, "usage", json_pack("{s:i, s:i, s:i, s:i}", "prompt_tokens", s->n_prompt, "completion_tokens", s->n_generated,
-                                                  "total_tokens", s->n_prompt + s->n_generated, "cached_tokens", s->n_cached));
+        json_object_set_new(j, "usage", json_pack("{s:i, s:i, s:i, s:i}", "prompt_tokens", s->n_prompt,
+                                                  "completion_tokens", s->n_generated, "total_tokens",
+                                                  s->n_prompt + s->n_generated, "cached_tokens", s->n_cached));
     return j;
 }
 
@@ -659,7 +678,8 @@ static int run_lines(struct remote *r, const struct chat_options *o, struct line
             exchange_close(&lines[i].x, multi);
     r->net.multi_cleanup(multi);
     cli_restore_pipe(&before);
-    return n_failed ? err_set(e, ERR_LIMIT, "%s: %d of %d prompts have no %sanswer", o->batch, n_failed, n, has_form(o) ? "complete " : "") : 0;
+    return n_failed ? err_set(e, ERR_LIMIT, "%s: %d of %d prompts have no %sanswer", o->batch, n_failed, n,
+                              has_form(o) ? "complete " : "") : 0;
 }
 
 static int batch(struct remote *r, const struct chat_options *o, struct err *e)

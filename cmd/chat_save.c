@@ -10,7 +10,8 @@
 
 enum { MOST_BYTES = 64 << 20 };
 
-/* The messages of a saved conversation, or an array of messages alone.  New reference; NULL: it is neither. */
+/* The messages of a saved conversation, or an array of messages alone.  New reference; NULL: it
+ * is neither. */
 static json_t *read_messages(const char *path, struct err *e)
 {
     json_t *j = js_load(path, MOST_BYTES, e), *messages = json_is_array(j) ? j : json_object_get(j, "messages"), *m;
@@ -44,7 +45,8 @@ enum chat_file_kind chat_file_kind(const struct chat_file *f, const char *path, 
     *n_messages = 0;
     if (stat(path, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size == 0)       /* of a folder or pipe, writing says what it is */
         return CHAT_FILE_FREE;
-    if (f->known && s.st_dev == f->dev && s.st_ino == f->ino && s.st_mtim.tv_sec == f->changed.tv_sec && s.st_mtim.tv_nsec == f->changed.tv_nsec)
+    if (f->known && s.st_dev == f->dev && s.st_ino == f->ino && s.st_mtim.tv_sec == f->changed.tv_sec &&
+        s.st_mtim.tv_nsec == f->changed.tv_nsec)
         return CHAT_FILE_OWN;
     json_t *messages = read_messages(path, &ignored);
     *n_messages = json_array_size(messages);
@@ -61,7 +63,8 @@ int chat_file_save(struct chat_file *own, const char *path, json_t *messages, st
     if (!text)
         return err_nomem(e, "conversation");
     int rc = atomic_open(&f, path, e);
-    if (rc == 0 && (atomic_write(&f, text, strlen(text), e) != 0 || atomic_write(&f, "\n", 1, e) != 0 || atomic_commit(&f, e) != 0)) {
+    if (rc == 0 && (atomic_write(&f, text, strlen(text), e) != 0 || atomic_write(&f, "\n", 1, e) != 0 ||
+                    atomic_commit(&f, e) != 0)) {
         atomic_abort(&f);
         rc = -1;
     }

@@ -1,8 +1,9 @@
 /* chat_talk.c - the conversation: commands, turns, and Ctrl-C.
  *
- * A turn renders the whole conversation through the template and hands the engine its ids; what the engine still holds of the last turn
- * is not computed again.  Where the new text begins with the old text (it does unless the template rewrites answers), the ids of
- * the old text are taken as they were: to tokenize a generated answer again may cut it differently. */
+ * A turn renders the whole conversation through the template and hands the engine its ids; what
+ * the engine still holds of the last turn is not computed again.  Where the new text begins with
+ * the old text (it does unless the template rewrites answers), the ids of the old text are taken
+ * as they were: to tokenize a generated answer again may cut it differently. */
 #include "cmd/chat.h"
 
 #include <signal.h>
@@ -78,7 +79,8 @@ static int conversation_ids(struct talk *t, const char *text, size_t size, int32
     return prompter_encode(&t->prompter, text, size, 0, ids, n, e);
 }
 
-/* The turn's prompt (its ids are taken over) and answer, and the text they stand for if the answer ended by itself. */
+/* The turn's prompt (its ids are taken over) and answer, and the text they stand for if the
+ * answer ended by itself. */
 static void remember(struct talk *t, const char *text, size_t size, int32_t *ids, int n, const struct answer *a)
 {
     forget(t);
@@ -128,7 +130,8 @@ static json_t *sent_messages(const struct talk *t)
     return all;
 }
 
-/* Leave out the oldest turn, from a message of the user to the next.  0: only the current turn is left. */
+/* Leave out the oldest turn, from a message of the user to the next.  0: only the current turn
+ * is left. */
 static int drop_turn(struct talk *t)
 {
     const size_t first = system_message(t) != NULL, n = json_array_size(t->messages);
@@ -155,8 +158,9 @@ static int room_for_answer(const struct talk *t, int context)
     return t->o->max_tokens && t->o->max_tokens < most ? t->o->max_tokens : most;
 }
 
-/* Text and ids of the conversation, without its oldest turns where it leaves too little room for an answer.  Then twice that room is made, so that the
- * next turns find the prompt cached.  A conversation that cannot be shortened is taken as long as one token is left. */
+/* Text and ids of the conversation, without its oldest turns where it leaves too little room for
+ * an answer.  Then twice that room is made, so that the next turns find the prompt cached.  A
+ * conversation that cannot be shortened is taken as long as one token is left. */
 static int fit_context(struct talk *t, char **text, size_t *size, int32_t **ids, int *n, struct err *e)
 {
     const int context = context_len(t->m, &t->o->run), want = room_for_answer(t, context);
@@ -183,7 +187,8 @@ static int fit_context(struct talk *t, char **text, size_t *size, int32_t **ids,
 
 /* ---- a turn ---- */
 
-/* A server that finds the conversation too long is asked again without the oldest turn, then without twice as many more each time. */
+/* A server that finds the conversation too long is asked again without the oldest turn, then
+ * without twice as many more each time. */
 static int run_remote(struct talk *t, struct answer *a, struct err *e)
 {
     for (int drop = 1;; drop *= 2) {
@@ -230,7 +235,8 @@ static void say_cut(const struct talk *t, int n)
 {
     const int by_option = t->o->max_tokens && n >= t->o->max_tokens;
     if (n)
-        cli_note(prog, "the answer was cut after %d token%s: %s", n, n == 1 ? "" : "s", by_option ? "that is all -n allows" : "the context is full");
+        cli_note(prog, "the answer was cut after %d token%s: %s", n, n == 1 ? "" : "s",
+                 by_option ? "that is all -n allows" : "the context is full");
     else
         cli_note(prog, "the answer was cut");
 }
@@ -332,7 +338,8 @@ static void save(struct talk *t, const char *arg)
         if (chat_file_save(&t->file, path, t->messages, &e) != 0)
             cli_note(prog, "%s", e.msg);
         else
-            printf("saved %zu message%s to %s\n", json_array_size(t->messages), plural((int64_t)json_array_size(t->messages)), path);
+            printf("saved %zu message%s to %s\n", json_array_size(t->messages),
+                   plural((int64_t)json_array_size(t->messages)), path);
     }
     free(path);
 }
@@ -381,12 +388,15 @@ static void print_stats(const struct talk *t)
     }
     engine_stats(t->engine, &s);
     if (r->n_generated) {
-        printf("prompt   %d token%s, %d of them new: %.2f s, %.1f tokens/s\n", r->n_prompt, plural(r->n_prompt), computed, r->prefill_s, r->prefill_s > 0 ? computed / r->prefill_s : 0);
-        printf("answer   %d token%s: %.2f s, %.1f tokens/s; first token after %.2f s\n", r->n_generated, plural(r->n_generated), r->decode_s,
-               r->decode_s > 0 ? (r->n_generated - 1) / r->decode_s : 0, r->first_token_s);
+        printf("prompt   %d token%s, %d of them new: %.2f s, %.1f tokens/s\n", r->n_prompt, plural(r->n_prompt),
+               computed, r->prefill_s, r->prefill_s > 0 ? computed / r->prefill_s : 0);
+        printf("answer   %d token%s: %.2f s, %.1f tokens/s; first token after %.2f s\n", r->n_generated,
+               plural(r->n_generated), r->decode_s, r->decode_s > 0 ? (r->n_generated - 1) / r->decode_s : 0,
+               r->first_token_s);
     }
     printf("context  %d of %d tokens\n", t->n_ids, context_len(t->m, &t->o->run));
-    printf("memory   %s keys and values, %s private in all, %s weights\n", cli_bytes(kv, s.kv_bytes), cli_bytes(private, s.private_bytes), cli_bytes(file, t->m->model->weight_bytes));
+    printf("memory   %s keys and values, %s private in all, %s weights\n", cli_bytes(kv, s.kv_bytes),
+           cli_bytes(private, s.private_bytes), cli_bytes(file, t->m->model->weight_bytes));
     device_line(line, &s, t->m->model->config.n_layers);
     printf("device   %s\n", line);
 }
@@ -408,8 +418,12 @@ static size_t find_command(const char *line)
     return i;
 }
 
-/* Text of several lines may have been pasted: a slash there begins a command only if the command exists. */
-static int may_be_command(const char *text) { return text[0] == '/' && (!strchr(text, '\n') || find_command(text) < N_COMMANDS); }
+/* Text of several lines may have been pasted: a slash there begins a command only if the command
+ * exists. */
+static int may_be_command(const char *text)
+{
+    return text[0] == '/' && (!strchr(text, '\n') || find_command(text) < N_COMMANDS);
+}
 
 /* 1: leave. */
 static int command(struct talk *t, const char *line)
@@ -502,7 +516,8 @@ static void loop(struct talk *t)
     }
 }
 
-int chat_talk(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line, void *user)
+int chat_talk(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
+              void *user)
 {
     struct err e;
     struct talk t = { .o = o, .m = m, .remote = r, .read_line = read_line, .user = user, .messages = json_array() };

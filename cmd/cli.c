@@ -36,7 +36,8 @@ void cli_hide_memory(void)
 void cli_start(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
             _exit(CLI_FAILED);          /* not even /dev/null, and nowhere to say so */
 }
 
@@ -417,7 +418,8 @@ static void draw(struct cli_progress *p, uint64_t done, uint64_t total, const ch
     for (int i = 0; i < 20; i++)
         bar[i] = i < percent / 5 ? '#' : '.';
     bar[20] = '\0';
-    int n = snprintf(line, sizeof line, "%s %3d %% [%s] %s%s%s", p->what, percent, bar, rate, *eta ? ", left: " : "", eta);
+    int n = snprintf(line, sizeof line, "%s %3d %% [%s] %s%s%s", p->what, percent, bar, rate, *eta ? ", left: " : "",
+                     eta);
     int width = terminal_width() - 1;
     if (n > width)
         n = width;

@@ -9,7 +9,8 @@ enum { LONGEST = 32 };
 
 static int least_of(int a, int b) { return a < b ? a : b; }
 
-/* Insertions, deletions, replacements and swaps of neighbours that turn a into b (optimal string alignment); LONGEST if either is longer than that. */
+/* Insertions, deletions, replacements and swaps of neighbours that turn a into b (optimal string
+ * alignment); LONGEST if either is longer than that. */
 static int distance(const char *a, const char *b)
 {
     const size_t n = strlen(a), m = strlen(b);

@@ -8,7 +8,8 @@
 
 static void note(void *prog, const char *text) { cli_note(prog, "%s", text); }
 
-static int convert(const char *prog, struct convert_options *o, struct hub_stream *stream, struct convert_report *r, struct err *e)
+static int convert(const char *prog, struct convert_options *o, struct hub_stream *stream, struct convert_report *r,
+                   struct err *e)
 {
     static const struct map_guard guard = { guard_add, guard_remove };
     const struct source_options open = { .arriving = stream ? hub_stream_arriving(stream) : NULL, .guard = &guard };
@@ -33,7 +34,8 @@ static int convert(const char *prog, struct convert_options *o, struct hub_strea
     return rc;
 }
 
-int conversion_run(const char *prog, struct convert_options *o, struct hub_stream *stream, char **found, struct convert_report *r, struct err *e)
+int conversion_run(const char *prog, struct convert_options *o, struct hub_stream *stream, char **found,
+                   struct convert_report *r, struct err *e)
 {
     const int rc = convert(prog, o, stream, r, e), end = stream ? hub_stream_close(stream, rc, found, e) : 0;
     if (!stream)

@@ -1,4 +1,5 @@
-/* convert_plan.c - zse-convert --plan: what a model would take as each type, which of them fits here, and how fast it would be.  Nothing is read but its configuration. */
+/* convert_plan.c - zse-convert --plan: what a model would take as each type, which of them fits
+ * here, and how fast it would be.  Nothing is read but its configuration. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -20,13 +21,15 @@ struct sizes {
     uint64_t available;
 };
 
-static int sum_up(struct sizes *s, const char *name, const json_t *config, const struct convert_options *o, struct err *e)
+static int sum_up(struct sizes *s, const char *name, const json_t *config, const struct convert_options *o,
+                  struct err *e)
 {
     struct memory m;
     struct err none;
     if (memory_read(&m, preflight_root(), e) != 0)
         return -1;
-    const struct planned_ask ask = { .name = name, .config = config, .context = CONTEXT, .measure = 1, .n_threads = o->n_threads, .kernels = o->kernels };
+    const struct planned_ask ask = { .name = name, .config = config, .context = CONTEXT, .measure = 1,
+                                     .n_threads = o->n_threads, .kernels = o->kernels };
     if (planned_compare(&s->t, &ask, e) != 0)
         return -1;
     s->available = s->mode->memory ? s->mode->memory : memory_now(&m);
@@ -45,16 +48,20 @@ static void print_json(const struct sizes *s, const char *name)
     json_t *types = json_array(), *gpus = json_object();
     char key[16];
     for (int i = 0; i < s->t.n; i++)
-        json_array_append_new(types, json_pack("{s:s, s:I, s:I, s:b, s:f, s:f}", "type", s->t.c[i].type, "weight_bytes", (json_int_t)s->t.w[i].bytes, "bytes",
-                                               (json_int_t)s->t.c[i].bytes, "fits", s->t.c[i].bytes <= plan_usable(s->available), "prefill_tokens_per_s", s->t.c[i].prefill,
-                                               "decode_tokens_per_s", s->t.c[i].decode));
+        json_array_append_new(types, json_pack("{s:s, s:I, s:I, s:b, s:f, s:f}", "type", s->t.c[i].type, "weight_bytes",
+                                               (json_int_t)s->t.w[i].bytes, "bytes", (json_int_t)s->t.c[i].bytes,
+                                               "fits", s->t.c[i].bytes <= plan_usable(s->available),
+                                               "prefill_tokens_per_s", s->t.c[i].prefill, "decode_tokens_per_s",
+                                               s->t.c[i].decode));
     for (int i = 0; i < N_CARDS; i++) {
         const char *type = choice_for(s, cards[i]);
         snprintf(key, sizeof key, "%dGB", cards[i]);
         json_object_set_new(gpus, key, type ? json_string(type) : json_null());
     }
-    json_t *j = json_pack("{s:s, s:I, s:b, s:b, s:I, s:s, s:s?, s:O, s:O}", "model", name, "parameters", (json_int_t)s->t.p.params.total, "supported", s->t.p.supported, "exact",
-                          s->t.exact, "available_bytes", (json_int_t)s->available, "mode", plan_mode_name(s->mode->mode), "choice", s->best < 0 ? NULL : s->t.c[s->best].type, "types",
+    json_t *j = json_pack("{s:s, s:I, s:b, s:b, s:I, s:s, s:s?, s:O, s:O}", "model", name, "parameters",
+                          (json_int_t)s->t.p.params.total, "supported", s->t.p.supported, "exact",
+                          s->t.exact, "available_bytes", (json_int_t)s->available, "mode",
+                          plan_mode_name(s->mode->mode), "choice", s->best < 0 ? NULL : s->t.c[s->best].type, "types",
                           types, "gpus", gpus);
     cli_json(j);
     json_decref(j);
@@ -65,18 +72,21 @@ static void print_json(const struct sizes *s, const char *name)
 static void print_text(const struct sizes *s, const char *name)
 {
     char size[CLI_BYTES];
-    printf("%s: %.2f billion parameters%s%s; %s available here\n%-6s %12s %12s %6s %10s %18s\n", name, (double)s->t.p.params.total / 1e9,
-           s->t.p.supported ? "" : ", does not run here: ", s->t.p.why_not, cli_bytes(size, s->available), "type", "weights GB", "to run GB", "fits", "prefill", "decode tokens/s");
+    printf("%s: %.2f billion parameters%s%s; %s available here\n%-6s %12s %12s %6s %10s %18s\n", name,
+           (double)s->t.p.params.total / 1e9, s->t.p.supported ? "" : ", does not run here: ", s->t.p.why_not,
+           cli_bytes(size, s->available), "type", "weights GB", "to run GB", "fits", "prefill", "decode tokens/s");
     for (int i = 0; i < s->t.n; i++)
-        printf("%-6s %12.2f %12.2f %6s %10.1f %18.2f%s\n", s->t.c[i].type, (double)s->t.w[i].bytes / 1e9, (double)s->t.c[i].bytes / 1e9,
-               s->t.c[i].bytes <= plan_usable(s->available) ? "yes" : "no", s->t.c[i].prefill, s->t.c[i].decode, i == s->best ? "  <" : "");
+        printf("%-6s %12.2f %12.2f %6s %10.1f %18.2f%s\n", s->t.c[i].type, (double)s->t.w[i].bytes / 1e9,
+               (double)s->t.c[i].bytes / 1e9, s->t.c[i].bytes <= plan_usable(s->available) ? "yes" : "no",
+               s->t.c[i].prefill, s->t.c[i].decode, i == s->best ? "  <" : "");
     if (s->best >= 0)
         printf("%s: -q %s\n", plan_mode_name(s->mode->mode), s->t.c[s->best].type);
     else
         printf("nothing of this fits here\n");
     printf("memories of");
     for (int i = 0; i < N_CARDS; i++)
-        printf("%s %d GB: %s", i ? ";" : "", cards[i], choice_for(s, cards[i]) ? choice_for(s, cards[i]) : "too little");
+        printf("%s %d GB: %s", i ? ";" : "", cards[i],
+               choice_for(s, cards[i]) ? choice_for(s, cards[i]) : "too little");
     printf("\n");
 }
 

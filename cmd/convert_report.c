@@ -36,7 +36,8 @@ struct pair {
     uint64_t bytes, source_bytes;
 };
 
-/* Vectors (norms and biases) are left out: always f32.  The caller frees *out; out of memory looks like no pairs. */
+/* Vectors (norms and biases) are left out: always f32.  The caller frees *out; out of memory
+ * looks like no pairs. */
 static int pairs_of(const struct convert_report *r, struct pair **out)
 {
     struct pair *pairs = *out = calloc((size_t)r->n_tensors + 1, sizeof *pairs);
@@ -70,11 +71,13 @@ void convert_warn_inexact(const char *prog, const struct convert_report *r)
     for (int i = 0; i < n; i++) {
         const struct qtype_info *t = qtype_info(pairs[i].type);
         int to_float = t->is_float && pairs[i].source != GGML_F32;
-        int rounded_floats = pairs[i].source == GGML_F32 || pairs[i].source == GGML_F16 || pairs[i].source == GGML_BF16 || pairs[i].source == GGML_F64;
+        int rounded_floats = pairs[i].source == GGML_F32 || pairs[i].source == GGML_F16 ||
+                             pairs[i].source == GGML_BF16 || pairs[i].source == GGML_F64;
         if (pairs[i].exact || to_float || rounded_floats)
             continue;           /* rounding floats is what a conversion is for */
         cli_note(prog, "warning: %s to %s is not exact: %d tensor%s, largest error %.3g (%.2g of the weights' size)",
-                 source_name(pairs[i].source), t->name, pairs[i].tensors, plural(pairs[i].tensors), pairs[i].max_error, pairs[i].worst_rel);
+                 source_name(pairs[i].source), t->name, pairs[i].tensors, plural(pairs[i].tensors), pairs[i].max_error,
+                 pairs[i].worst_rel);
     }
     free(pairs);
 }
@@ -84,9 +87,10 @@ void convert_warn_inexact(const char *prog, const struct convert_report *r)
 static json_t *tensor_json(const struct convert_tensor *t)
 {
     json_t *j = json_pack("{s:s,s:s,s:s,s:s,s:[I,I],s:I,s:I,s:b,s:f,s:f}", "name", t->name, "source", t->source_name,
-                          "source_type", source_name(t->source_type), "type", qtype_info(t->type)->name, "shape", (json_int_t)t->rows, (json_int_t)t->cols,
-                          "bytes", (json_int_t)t->bytes, "source_bytes", (json_int_t)t->source_bytes, "exact", t->exact,
-                          "max_error", t->max_error, "relative_error", t->rel_error);
+                          "source_type", source_name(t->source_type), "type", qtype_info(t->type)->name, "shape",
+                          (json_int_t)t->rows, (json_int_t)t->cols, "bytes", (json_int_t)t->bytes, "source_bytes",
+                          (json_int_t)t->source_bytes, "exact", t->exact, "max_error", t->max_error, "relative_error",
+                          t->rel_error);
     if (j && t->group_size) {
         json_object_set_new(j, "group_size", json_integer(t->group_size));
         json_object_set_new(j, "activation_group", json_integer(t->act_group));
@@ -99,18 +103,22 @@ void convert_print_json(const struct convert_options *o, const struct convert_re
     struct pair *pairs;
     int n = pairs_of(r, &pairs);
     json_t *list = json_array();
-    json_t *j = json_pack("{s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:i,s:i,s:i,s:i}", "source", o->source, "output", o->output ? o->output : "",
-                          "architecture", r->arch, "type", convert_type_label(r->type), "quality", efforts[r->effort],
-                          "parameters", (json_int_t)r->n_params, "source_bytes", (json_int_t)r->bytes_in, "weight_bytes", (json_int_t)r->weight_bytes,
-                          "file_bytes", (json_int_t)r->file_bytes, "calibration_memory_bytes", (json_int_t)r->private_bytes,
-                          "calibration_file_bytes", (json_int_t)r->scratch_bytes, "seconds", r->seconds,
-                          "calibration_seconds", r->calibration_seconds, "calibration_tokens", r->n_calibration_tokens,
-                          "inexact_tensors", r->n_inexact, "requantized_tensors", r->n_requantized, "damped_matrices", r->n_damped);
+    json_t *j = json_pack("{s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:i,s:i,s:i,s:i}", "source", o->source,
+                          "output", o->output ? o->output : "", "architecture", r->arch, "type",
+                          convert_type_label(r->type), "quality", efforts[r->effort], "parameters",
+                          (json_int_t)r->n_params, "source_bytes", (json_int_t)r->bytes_in, "weight_bytes",
+                          (json_int_t)r->weight_bytes, "file_bytes", (json_int_t)r->file_bytes,
+                          "calibration_memory_bytes", (json_int_t)r->private_bytes, "calibration_file_bytes",
+                          (json_int_t)r->scratch_bytes, "seconds", r->seconds, "calibration_seconds",
+                          r->calibration_seconds, "calibration_tokens", r->n_calibration_tokens,
+                          "inexact_tensors", r->n_inexact, "requantized_tensors", r->n_requantized, "damped_matrices",
+                          r->n_damped);
     for (int i = 0; i < n; i++)
-        json_array_append_new(list, json_pack("{s:s,s:s,s:i,s:b,s:f,s:I,s:I}", "source_type", source_name(pairs[i].source),
-                                              "type", qtype_info(pairs[i].type)->name, "tensors", pairs[i].tensors, "exact", pairs[i].exact,
-                                              "max_error", pairs[i].max_error, "bytes", (json_int_t)pairs[i].bytes,
-                                              "source_bytes", (json_int_t)pairs[i].source_bytes));
+        json_array_append_new(list, json_pack("{s:s,s:s,s:i,s:b,s:f,s:I,s:I}", "source_type",
+                                              source_name(pairs[i].source), "type", qtype_info(pairs[i].type)->name,
+                                              "tensors", pairs[i].tensors, "exact", pairs[i].exact, "max_error",
+                                              pairs[i].max_error, "bytes", (json_int_t)pairs[i].bytes, "source_bytes",
+                                              (json_int_t)pairs[i].source_bytes));
     json_object_set_new(j, "types", list);
     free(pairs);
     if (tensors) {
@@ -135,12 +143,14 @@ void convert_print_text(const struct convert_options *o, const struct convert_re
         printf("%-36s %-7s %-6s %8lld x %-7lld %s\n", t->name, source_name(t->source_type), qtype_info(t->type)->name,
                (long long)t->rows, (long long)t->cols, t->exact ? "exact" : "");
     }
-    printf("%s: %s, %.1f M parameters, %s of weights", o->output ? o->output : o->source, r->arch, (double)r->n_params / 1e6,
-           cli_bytes(out, r->weight_bytes));
-    printf(" from %s (%s%s%s), %s\n", o->synthetic ? "nothing" : cli_bytes(in, r->bytes_in), convert_type_label(r->type), r->n_calibration_tokens ? ", " : "",
+    printf("%s: %s, %.1f M parameters, %s of weights", o->output ? o->output : o->source, r->arch,
+           (double)r->n_params / 1e6, cli_bytes(out, r->weight_bytes));
+    printf(" from %s (%s%s%s), %s\n", o->synthetic ? "nothing" : cli_bytes(in, r->bytes_in),
+           convert_type_label(r->type), r->n_calibration_tokens ? ", " : "",
            r->n_calibration_tokens ? efforts[r->effort] : "", cli_duration(time, r->seconds));
     for (int i = 0; i < n; i++)
-        printf("  %-8s to %-6s %4d matrices  %9s%s\n", source_name(pairs[i].source), qtype_info(pairs[i].type)->name, pairs[i].tensors,
-               cli_bytes(out, pairs[i].bytes), pairs[i].source < 0 ? "" : pairs[i].exact ? "  exact" : o->output ? "  rounded" : "");
+        printf("  %-8s to %-6s %4d matrices  %9s%s\n", source_name(pairs[i].source), qtype_info(pairs[i].type)->name,
+               pairs[i].tensors, cli_bytes(out, pairs[i].bytes),
+               pairs[i].source < 0 ? "" : pairs[i].exact ? "  exact" : o->output ? "  rounded" : "");
     free(pairs);
 }

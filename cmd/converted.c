@@ -53,8 +53,8 @@ static uint64_t file_stamp(const char *name, const struct stat *st)
     return fnv(fnv(FNV_START, name, strlen(name)), facts, sizeof facts);
 }
 
-/* When the weights at path (a file, or a folder's safetensors) last changed, as one number.  source_key reads samples of large tensors;
- * this notices an edit between the samples. */
+/* When the weights at path (a file, or a folder's safetensors) last changed, as one number.
+ * source_key reads samples of large tensors; this notices an edit between the samples. */
 static uint64_t weights_stamp(const char *path)
 {
     struct stat st;
@@ -80,11 +80,14 @@ static char *place(const char *source, struct err *e, const char *fmt, ...)
     char *path = NULL, *name = NULL;
     va_list ap;
     if (in_home && (!home || !*home)) {
-        err_set(e, ERR_IO, "neither XDG_CACHE_HOME nor HOME is set: no place to keep %s converted; use zse-convert", source);
+        err_set(e, ERR_IO, "neither XDG_CACHE_HOME nor HOME is set: no place to keep %s converted; use zse-convert",
+                source);
         return NULL;
     }
     va_start(ap, fmt);
-    const int rc = vasprintf(&name, fmt, ap) < 0 || asprintf(&path, "%s%s/zse/%s", in_home ? home : cache, in_home ? "/.cache" : "", name) < 0 ? err_nomem(e, "path")
+    const int rc = vasprintf(&name, fmt, ap) < 0 ||
+                   asprintf(&path, "%s%s/zse/%s", in_home ? home : cache, in_home ? "/.cache" : "", name) < 0
+                   ? err_nomem(e, "path")
                  : make_folders(path, e) == 0 ? 0 : err_prefix(e, "no place to keep %s converted (zse-convert makes a .zse where you like)", source);
     va_end(ap);
     free(name);
@@ -101,12 +104,15 @@ char *converted_path(const char *source, const char *type, struct err *e)
     struct source *s = source_open(source, e);
     if (!s)
         return NULL;
-    const int rc = s->n_tensors ? source_key(s, key, e) : err_set(e, ERR_UNSUPPORTED, "%s has no weights, only a vocabulary", source);
+    const int rc = s->n_tensors ? source_key(s, key, e)
+                                : err_set(e, ERR_UNSUPPORTED, "%s has no weights, only a vocabulary", source);
     source_close(s);
-    return rc == 0 ? place(source, e, "%s-%016" PRIx64 "-%s-%s.zse", key, weights_stamp(source), type, ZSE_VERSION) : NULL;
+    return rc == 0 ? place(source, e, "%s-%016" PRIx64 "-%s-%s.zse", key, weights_stamp(source), type, ZSE_VERSION)
+                   : NULL;
 }
 
-/* zse/HASH-TYPE.END, of the source's path: before its content is known, or while others must not touch it. */
+/* zse/HASH-TYPE.END, of the source's path: before its content is known, or while others must not
+ * touch it. */
 static char *place_by_path(const char *source, const char *type, const char *end, struct err *e)
 {
     char *real = realpath(source, NULL);
@@ -123,7 +129,8 @@ char *converted_record(const char *path, uint64_t dev, uint64_t ino, struct err 
 
 /* ---- what lies in the cache ---- */
 
-/* The conversion's type, between the third last '-' and the version: names are KEY-STAMP-TYPE-VERSION.zse. */
+/* The conversion's type, between the third last '-' and the version: names are
+ * KEY-STAMP-TYPE-VERSION.zse. */
 static int same_type(const char *a, const char *b)
 {
     enum { PREFIX = 32 + 1 + 16 + 1 };
@@ -131,7 +138,8 @@ static int same_type(const char *a, const char *b)
            strncmp(a + PREFIX, b + PREFIX, strcspn(a + PREFIX, "-")) == 0;
 }
 
-/* Conversions of sources that are gone, and older ones of this source to this type, are of no more use. */
+/* Conversions of sources that are gone, and older ones of this source to this type, are of no
+ * more use. */
 static void drop_useless(const char *made, const char *source)
 {
     const char *slash = strrchr(made, '/'), *name = slash + 1;
@@ -142,7 +150,8 @@ static void drop_useless(const char *made, const char *source)
         const char *end = strstr(d->d_name, ".zse.source");
         size_t size;
         char *path = NULL, *from;
-        if (!end || end[11] || strncmp(d->d_name, name, (size_t)(end + 4 - d->d_name)) == 0 || asprintf(&path, "%s/%s", folder, d->d_name) < 0)
+        if (!end || end[11] || strncmp(d->d_name, name, (size_t)(end + 4 - d->d_name)) == 0 ||
+            asprintf(&path, "%s/%s", folder, d->d_name) < 0)
             continue;
         from = file_read(path, PATH_MAX, &size, &ignored);
         int gone = from && *from && access(from, F_OK) != 0 && errno == ENOENT;
@@ -159,7 +168,8 @@ static void drop_useless(const char *made, const char *source)
     free(folder);
 }
 
-/* Conversions that were interrupted more than a week ago: their sources may have another key by now, and then no run resumes them. */
+/* Conversions that were interrupted more than a week ago: their sources may have another key by
+ * now, and then no run resumes them. */
 static void drop_interrupted(const char *made)
 {
     enum { WEEK = 7 * 24 * 3600 };
@@ -225,7 +235,8 @@ int converted_lock(struct converted_lock *l, const struct converted_ask *a, cons
         }
         if (rc != 0)
             break;
-        if (fstat(l->fd, &mine) == 0 && stat(l->name, &there) == 0 && mine.st_ino == there.st_ino && mine.st_dev == there.st_dev)
+        if (fstat(l->fd, &mine) == 0 && stat(l->name, &there) == 0 && mine.st_ino == there.st_ino &&
+            mine.st_dev == there.st_dev)
             return 0;
         close(l->fd);                   /* whoever had it has removed the name: once more */
     }
@@ -249,7 +260,8 @@ void converted_unlock(struct converted_lock *l)
 
 /* ---- making one ---- */
 
-static int convert(const struct converted_ask *a, struct hub_stream *stream, char **source, const char *output, struct err *e)
+static int convert(const struct converted_ask *a, struct hub_stream *stream, char **source, const char *output,
+                   struct err *e)
 {
     struct convert_options o;
     const struct preflight_convert pre = { .prog = a->prog, .name = a->asked, .output = output, .force = a->force };
@@ -282,7 +294,8 @@ int converted_make(const struct converted_ask *a, const char *source, const char
     return 0;
 }
 
-int converted_arriving(const struct converted_ask *a, struct hub_stream *stream, char **source, char **path, struct err *e)
+int converted_arriving(const struct converted_ask *a, struct hub_stream *stream, char **source, char **path,
+                       struct err *e)
 {
     char *name = place_by_path(*source, a->type, "part", e);        /* its own depends on what is still to come */
     *path = NULL;
@@ -292,7 +305,8 @@ int converted_arriving(const struct converted_ask *a, struct hub_stream *stream,
     }
     cli_note(a->prog, "converting %s once, as it comes (%s)", a->asked, a->type);
     int rc = convert(a, stream, source, name, e);
-    if (rc == 0 && (!(*path = converted_path(*source, a->type, e)) || (rename(name, *path) != 0 && err_sys(e, "%s", *path) != 0)))
+    if (rc == 0 && (!(*path = converted_path(*source, a->type, e)) ||
+                    (rename(name, *path) != 0 && err_sys(e, "%s", *path) != 0)))
         rc = -1;
     if (rc == 0)
         keep_books(a, *path, *source);

@@ -13,7 +13,8 @@
 
 enum { PLACES = 256, LINE = 4400 };
 
-/* The handler looks here, in whatever thread the page was needed: a list that grows and never shrinks. */
+/* The handler looks here, in whatever thread the page was needed: a list that grows and never
+ * shrinks. */
 struct places {
     _Atomic(struct map *) map[PLACES];
     _Atomic(struct places *) next;
@@ -22,7 +23,8 @@ static struct places first;
 static atomic_int looking;              /* handlers that may hold a map of these */
 static const char *program;
 
-/* ---- the name of any other file: a line of /proc/self/maps is "FROM-TO rights offset device inode   PATH" ---- */
+/* ---- the name of any other file: a line of /proc/self/maps is "FROM-TO rights offset device inode   PATH"
+ *     ---- */
 
 static uintptr_t hexadecimal(const char **at)
 {
@@ -91,8 +93,10 @@ static void say_who(void)
 /* Zeros from this page to the end: whatever comes after it is not looked at one by one. */
 static int give_zeros(struct map *m, uintptr_t address)
 {
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = address / page * page, end = (uintptr_t)m->data + m->size;
-    if (mmap((void *)from, end - from, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED)
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = address / page * page,
+                    end = (uintptr_t)m->data + m->size;
+    if (mmap((void *)from, end - from, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) ==
+        MAP_FAILED)
         return 0;
     m->lost = 1;
     return 1;
@@ -105,7 +109,8 @@ static int is_guarded(uintptr_t address)
     for (struct places *p = &first; p && !found; p = p->next)
         for (int i = 0; i < PLACES && !found; i++) {
             struct map *m = p->map[i];
-            found = m && address >= (uintptr_t)m->data && address - (uintptr_t)m->data < m->size && give_zeros(m, address);
+            found = m && address >= (uintptr_t)m->data && address - (uintptr_t)m->data < m->size &&
+                    give_zeros(m, address);
         }
     looking--;
     return found;

@@ -1,7 +1,9 @@
-/* guard.h - pages of a mapped file that cannot be read: the file was cut by somebody, or its disk fails, and the system sends SIGBUS.
+/* guard.h - pages of a mapped file that cannot be read: the file was cut by somebody, or its disk
+ * fails, and the system sends SIGBUS.
  *
- * For a file that was named to guard_add() zeros take the place of its rest and map_check() says so from then on: who computes with it asks after each step, and its
- * requests fail, not the process.  For any other file the program ends with a sentence. */
+ * For a file that was named to guard_add() zeros take the place of its rest and map_check() says
+ * so from then on: who computes with it asks after each step, and its requests fail, not the
+ * process.  For any other file the program ends with a sentence. */
 #ifndef ZSE_CMD_GUARD_H
 #define ZSE_CMD_GUARD_H
 
@@ -9,7 +11,8 @@
 
 /* prog is borrowed for ever.  A second call does nothing. */
 void guard_start(const char *prog);
-/* m stays where it is until guard_remove(), which waits for handlers that are at it.  Without memory for it a note says that it is like any other file. */
+/* m stays where it is until guard_remove(), which waits for handlers that are at it.  Without
+ * memory for it a note says that it is like any other file. */
 void guard_add(struct map *m);
 void guard_remove(struct map *m);
 

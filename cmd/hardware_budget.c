@@ -28,7 +28,8 @@ static int parse_ranks(const char *text, int n_layers, struct budget_options *b)
         return 0;
     b->n_ranks = b->layers[0];
     if (b->n_ranks > n_layers || b->n_ranks > BUDGET_RANKS)
-        return cli_wrong(prog, "--pp: %d GPU%s for %d layer%s", b->n_ranks, plural(b->n_ranks), n_layers, plural(n_layers));
+        return cli_wrong(prog, "--pp: %d GPU%s for %d layer%s", b->n_ranks, plural(b->n_ranks), n_layers,
+                         plural(n_layers));
     budget_partition(n_layers, b->n_ranks, b->layers);
     return 0;
 }
@@ -37,8 +38,10 @@ static int parse_ranks(const char *text, int n_layers, struct budget_options *b)
 static int parse(const struct hardware_options *o, const struct plan_shape *s, struct budget_options *b)
 {
     const char *quant = o->quant ? o->quant : "int8", *kv = o->kv ? o->kv : "fp8";
-    *b = (struct budget_options){ .headroom_bytes = o->headroom_mb * MIB, .context = o->context, .divisor = o->divisor };
-    b->linear_bytes = strcmp(quant, "bf16") == 0 ? 2 : strcmp(quant, "int8") == 0 ? 1 : strcmp(quant, "int4") == 0 ? 0.5 : 0;
+    *b = (struct budget_options){ .headroom_bytes = o->headroom_mb * MIB, .context = o->context,
+                                  .divisor = o->divisor };
+    b->linear_bytes = strcmp(quant, "bf16") == 0 ? 2 : strcmp(quant, "int8") == 0 ? 1 : strcmp(quant, "int4") == 0
+                          ? 0.5 : 0;
     if (b->linear_bytes == 0)
         return cli_wrong(prog, "--quant: '%s', expected bf16, int8 or int4", quant);
     b->kv_element_bytes = strcmp(kv, "bf16") == 0 ? 2 : strcmp(kv, "fp8") == 0;
@@ -56,7 +59,8 @@ static int parse(const struct hardware_options *o, const struct plan_shape *s, s
         char why[160];
         const int n = machine_gpus(gpu, MACHINE_GPUS, why);
         for (int i = 0; i < n; i++)
-            b->rank_bytes = b->rank_bytes == 0 || (double)gpu[i].free < b->rank_bytes ? (double)gpu[i].free : b->rank_bytes;
+            b->rank_bytes = b->rank_bytes == 0 ||
+                            (double)gpu[i].free < b->rank_bytes ? (double)gpu[i].free : b->rank_bytes;
         if (n == 0)
             return cli_wrong(prog, "budget: how large is a GPU? --vram-mb (%s)", why);
     }
@@ -66,19 +70,23 @@ static int parse(const struct hardware_options *o, const struct plan_shape *s, s
 
 static json_t *rank_json(const struct budget_rank *r)
 {
-    return json_pack("{s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "first_layer", r->first_layer, "layers", r->n_layers, "attention_mb", r->attention / MIB,
-                     "dense_mlp_mb", r->dense_mlp / MIB, "shared_mlp_mb", r->shared_mlp / MIB, "router_norms_mb", r->router_norms / MIB, "embedding_mb", r->embedding / MIB,
-                     "lm_head_mb", r->head / MIB, "weights_mb", r->weights / MIB, "experts_mb", r->experts / MIB, "states_mb", r->states / MIB, "free_mb", r->free / MIB, "kv_bytes_per_token", r->kv_token,
-                     "tokens", r->tokens);
+    return json_pack("{s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "first_layer",
+                     r->first_layer, "layers", r->n_layers, "attention_mb", r->attention / MIB,
+                     "dense_mlp_mb", r->dense_mlp / MIB, "shared_mlp_mb", r->shared_mlp / MIB, "router_norms_mb",
+                     r->router_norms / MIB, "embedding_mb", r->embedding / MIB, "lm_head_mb", r->head / MIB,
+                     "weights_mb", r->weights / MIB, "experts_mb", r->experts / MIB, "states_mb", r->states / MIB,
+                     "free_mb", r->free / MIB, "kv_bytes_per_token", r->kv_token, "tokens", r->tokens);
 }
 
 static void print_summary(const char *name, const struct budget *b, const struct budget_options *o)
 {
-    fprintf(stderr, "%s: %d GPU%s of %.0f MiB, %.0f MiB left free\n%5s %7s %10s %10s %10s %12s\n", name, b->n_ranks, b->n_ranks == 1 ? "" : "s", o->rank_bytes / MIB,
-            o->headroom_bytes / MIB, "rank", "layers", "weights", "experts", "free MiB", "tokens");
+    fprintf(stderr, "%s: %d GPU%s of %.0f MiB, %.0f MiB left free\n%5s %7s %10s %10s %10s %12s\n", name, b->n_ranks,
+            b->n_ranks == 1 ? "" : "s", o->rank_bytes / MIB, o->headroom_bytes / MIB, "rank", "layers", "weights",
+            "experts", "free MiB", "tokens");
     for (int i = 0; i < b->n_ranks; i++)
-        fprintf(stderr, "%5d %7d %10.0f %10.0f %10.0f %12.0f%s\n", i, b->rank[i].n_layers, b->rank[i].weights / MIB, b->rank[i].experts / MIB, b->rank[i].free / MIB,
-                b->rank[i].tokens, i == b->bottleneck && b->n_ranks > 1 ? "  the least" : "");
+        fprintf(stderr, "%5d %7d %10.0f %10.0f %10.0f %12.0f%s\n", i, b->rank[i].n_layers, b->rank[i].weights / MIB,
+                b->rank[i].experts / MIB, b->rank[i].free / MIB, b->rank[i].tokens, i == b->bottleneck &&
+                b->n_ranks > 1 ? "  the least" : "");
     fprintf(stderr, "context %.0f tokens\n", b->context);
 }
 
@@ -101,9 +109,10 @@ int hardware_budget(const struct hardware_options *o)
             print_summary(title, &b, &bo);
         for (int i = 0; i < b.n_ranks; i++)
             json_array_append_new(ranks, rank_json(&b.rank[i]));
-        json_t *j = json_pack("{s:s, s:f, s:f, s:f, s:I, s:I, s:i, s:b, s:O}", "model", title, "vram_mb", bo.rank_bytes / MIB, "headroom_mb", o->headroom_mb, "mem_fraction_static",
-                              b.fraction * o->fraction, "max_total_tokens", (json_int_t)b.tokens, "context_length", (json_int_t)b.context, "bottleneck", b.bottleneck, "fits",
-                              b.tokens >= 1, "ranks", ranks);
+        json_t *j = json_pack("{s:s, s:f, s:f, s:f, s:I, s:I, s:i, s:b, s:O}", "model", title, "vram_mb",
+                              bo.rank_bytes / MIB, "headroom_mb", o->headroom_mb, "mem_fraction_static",
+                              b.fraction * o->fraction, "max_total_tokens", (json_int_t)b.tokens, "context_length",
+                              (json_int_t)b.context, "bottleneck", b.bottleneck, "fits", b.tokens >= 1, "ranks", ranks);
         cli_json(j);
         json_decref(j);
     }

@@ -1,4 +1,5 @@
-/* hardware_check.c - zse-hardware check: what would make this machine faster.  It only looks; nothing is changed. */
+/* hardware_check.c - zse-hardware check: what would make this machine faster.  It only looks;
+ * nothing is changed. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +10,8 @@
 static const char prog[] = "zse-hardware";
 
 /* status "ok", "info" or "warning"; command: what to type, NULL where there is nothing to type. */
-static void add(json_t *all, const char *name, const char *status, const char *command, const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+static void add(json_t *all, const char *name, const char *status, const char *command, const char *fmt,
+                ...) __attribute__((format(printf, 5, 6)));
 
 static void add(json_t *all, const char *name, const char *status, const char *command, const char *fmt, ...)
 {
@@ -18,24 +20,28 @@ static void add(json_t *all, const char *name, const char *status, const char *c
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:s?}", "name", name, "status", status, "message", text, "command", command));
+    json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:s?}", "name", name, "status", status, "message", text,
+                                         "command", command));
 }
 
 static void check_cpu(json_t *all, const struct machine *m)
 {
     if (!*m->governor)
-        add(all, "governor", "ok", NULL, "the clock is not this system's to choose%s", m->virtual_machine ? " (virtual machine)" : "");
+        add(all, "governor", "ok", NULL, "the clock is not this system's to choose%s",
+            m->virtual_machine ? " (virtual machine)" : "");
     else if (strcmp(m->governor, "performance") == 0)
         add(all, "governor", "ok", NULL, "performance");
     else
         add(all, "governor", "warning", "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
             "the governor is %s: the clock rises late after every pause", m->governor);
-    const char *best = machine_has(m, "amx_int8") ? "amx_int8" : machine_has(m, "avx512_vnni") ? "avx512_vnni" : machine_has(m, "avx_vnni") ? "avx_vnni" :
+    const char *best = machine_has(m, "amx_int8") ? "amx_int8" : machine_has(m, "avx512_vnni") ? "avx512_vnni"
+        : machine_has(m, "avx_vnni") ? "avx_vnni" :
                        machine_has(m, "avx2") ? "avx2" : NULL;
     if (best)
         add(all, "simd", "ok", NULL, "%s", best);
     else
-        add(all, "simd", "warning", NULL, "no AVX2: the kernels in plain C do the work%s", m->virtual_machine ? "; let the virtual machine see the host's processor" : "");
+        add(all, "simd", "warning", NULL, "no AVX2: the kernels in plain C do the work%s",
+            m->virtual_machine ? "; let the virtual machine see the host's processor" : "");
     if (m->cpu_quota > 0 && m->cpu_quota < m->n_usable) {
         char command[80];
         snprintf(command, sizeof command, "zse-serve --threads %d MODEL", machine_threads(m));
@@ -44,8 +50,9 @@ static void check_cpu(json_t *all, const struct machine *m)
         add(all, "quota", "ok", NULL, "no limit on processors");
     }
     if (m->n_cores > 0 && m->n_cpus > m->n_cores && m->n_usable > m->n_cores)
-        add(all, "smt", "info", "zse-bench threads MODEL", "%d processors on %d core%s: decoding is bound by memory, so one thread a core may do as well; measure it", m->n_cpus,
-            m->n_cores, plural(m->n_cores));
+        add(all, "smt", "info", "zse-bench threads MODEL",
+            "%d processors on %d core%s: decoding is bound by memory, so one thread a core may do as well; measure it",
+            m->n_cpus, m->n_cores, plural(m->n_cores));
     else
         add(all, "smt", "ok", NULL, "every processor is a core");
 }
@@ -57,24 +64,32 @@ static void check_memory(json_t *all, const struct machine *m)
     const enum pressure p = pressure_of(most - now, most);
     char a[CLI_BYTES], b[CLI_BYTES];
     if (p >= PRESSURE_HIGH)
-        add(all, "memory", "warning", "ps -eo rss,pid,comm --sort=-rss | head", "pressure %s: %s of %s left", pressure_name(p), cli_bytes(a, now), cli_bytes(b, most));
+        add(all, "memory", "warning", "ps -eo rss,pid,comm --sort=-rss | head", "pressure %s: %s of %s left",
+            pressure_name(p), cli_bytes(a, now), cli_bytes(b, most));
     else
-        add(all, "memory", "ok", NULL, "pressure %s: %s of %s left", pressure_name(p), cli_bytes(a, now), cli_bytes(b, most));
+        add(all, "memory", "ok", NULL, "pressure %s: %s of %s left", pressure_name(p), cli_bytes(a, now),
+            cli_bytes(b, most));
     if (y->limit)
-        add(all, "cgroup", "info", NULL, "the control group allows %s of the machine's %s", cli_bytes(a, y->limit), cli_bytes(b, y->total));
+        add(all, "cgroup", "info", NULL, "the control group allows %s of the machine's %s", cli_bytes(a, y->limit),
+            cli_bytes(b, y->total));
     if (y->stalled10 >= 1)
-        add(all, "stalls", "warning", "cat /proc/pressure/memory", "in the last 10 s all tasks waited for memory %.0f %% of the time", y->stalled10);
+        add(all, "stalls", "warning", "cat /proc/pressure/memory",
+            "in the last 10 s all tasks waited for memory %.0f %% of the time", y->stalled10);
     if (y->swap_total && y->swap_free < y->swap_total / 2)
-        add(all, "swap", "warning", "sudo swapoff -a && sudo swapon -a", "%s of swap are in use: what is there comes back slowly", cli_bytes(a, y->swap_total - y->swap_free));
+        add(all, "swap", "warning", "sudo swapoff -a && sudo swapon -a",
+            "%s of swap are in use: what is there comes back slowly", cli_bytes(a, y->swap_total - y->swap_free));
     if (strcmp(m->thp, "always") == 0)
         add(all, "huge_pages", "ok", NULL, "transparent huge pages: always");
     else if (*m->thp)
         add(all, "huge_pages", "info", "echo always | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
-            "transparent huge pages: %s; with always the kernel puts keys, values and activations on pages of 2 MiB", m->thp);
+            "transparent huge pages: %s; with always the kernel puts keys, values and activations on pages of 2 MiB",
+            m->thp);
     if (m->huge_2m + m->huge_1g > 0) {
         const uint64_t bytes = (m->huge_2m << 21) + (m->huge_1g << 30);
         add(all, "huge_pages_set_aside", bytes > most / 20 ? "warning" : "info",
-            m->huge_1g == 0 ? "sudo sysctl vm.nr_hugepages=0" : "echo 0 | sudo tee /sys/kernel/mm/hugepages/hugepages-*/nr_hugepages", "%s are set aside as huge pages, which no program of ZSE uses",
+            m->huge_1g == 0 ? "sudo sysctl vm.nr_hugepages=0"
+                            : "echo 0 | sudo tee /sys/kernel/mm/hugepages/hugepages-*/nr_hugepages",
+                            "%s are set aside as huge pages, which no program of ZSE uses",
             cli_bytes(a, bytes));
     }
     if (m->n_nodes > 1)
@@ -121,8 +136,8 @@ int hardware_check(const struct hardware_options *o)
     }
     json_array_foreach(all, i, one) {
         const char *command = json_string_value(json_object_get(one, "command"));
-        printf("%-8s %-14s %s\n", json_string_value(json_object_get(one, "status")), json_string_value(json_object_get(one, "name")),
-               json_string_value(json_object_get(one, "message")));
+        printf("%-8s %-14s %s\n", json_string_value(json_object_get(one, "status")),
+               json_string_value(json_object_get(one, "name")), json_string_value(json_object_get(one, "message")));
         if (command)
             printf("%-24s$ %s\n", "", command);
     }

@@ -1,4 +1,5 @@
-/* hardware_models.c - zse-hardware recommend and capacity: the models of the registry against a memory. */
+/* hardware_models.c - zse-hardware recommend and capacity: the models of the registry against a
+ * memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,8 @@ enum { CONTEXT = 4096, PROMPT = 512 };
 struct room { uint64_t memory, beside; };
 
 /* The memory to plan for: given, or what this process can have. */
-static int find_memory(const struct hardware_options *o, struct machine *m, uint64_t *memory, const char **what, struct err *e)
+static int find_memory(const struct hardware_options *o, struct machine *m, uint64_t *memory, const char **what,
+                       struct err *e)
 {
     if (machine_probe(m, o->root, e) != 0)
         return -1;
@@ -22,19 +24,23 @@ static int find_memory(const struct hardware_options *o, struct machine *m, uint
     return 0;
 }
 
-/* Layers that a device takes, with their keys and values, beside its workspace, where the rest lies in the machine's memory; 0: that does not fit. */
+/* Layers that a device takes, with their keys and values, beside its workspace, where the rest
+ * lies in the machine's memory; 0: that does not fit. */
 static int device_layers(const struct planned *p, const struct plan_weights *w, int context, const struct room *r)
 {
     const int n = p->shape.n_layers;
-    const uint64_t all = planned_bytes(p, w, context), workspace = planned_workspace(p), outside = w->bytes - w->layer_bytes * (uint64_t)n;
+    const uint64_t all = planned_bytes(p, w, context), workspace = planned_workspace(p),
+                   outside = w->bytes - w->layer_bytes * (uint64_t)n;
     const uint64_t each = (all - workspace - outside) / (uint64_t)n, usable = plan_usable(r->memory);
     int layers = usable > workspace ? plan_times((double)(usable - workspace), (double)each) : 0;
     layers = layers < n ? layers : n - 1;
     return all + workspace - (uint64_t)layers * each <= plan_usable(r->beside) ? layers : 0;
 }
 
-/* One model: its choice, or NULL if nothing fits (or it does not run here); *failed: a sentence is in *e.  With r->beside also what fits only there together. */
-static json_t *choose(const json_t *m, const struct hardware_options *o, const struct room *r, const struct plan_rates *rates, int *failed, struct err *e)
+/* One model: its choice, or NULL if nothing fits (or it does not run here); *failed: a sentence
+ * is in *e.  With r->beside also what fits only there together. */
+static json_t *choose(const json_t *m, const struct hardware_options *o, const struct room *r,
+                      const struct plan_rates *rates, int *failed, struct err *e)
 {
     const json_t *config = json_object_get(m, "config");
     const char *id = json_string_value(json_object_get(m, "id"));
@@ -49,7 +55,8 @@ static json_t *choose(const json_t *m, const struct hardware_options *o, const s
         c[i] = (struct plan_choice){ .type = planned_types[i], .bytes = planned_bytes(&p, &w[i], context) };
         c[i].decode = rates ? plan_decode(&p.shape, &w[i], rates, KV_F16, PROMPT) : 0;
     }
-    int best = *failed || (!p.supported && !o->all) ? -1 : plan_choose(c, PLANNED_TYPES, (enum plan_mode)o->mode, r->memory), layers = 0;
+    int best = *failed || (!p.supported && !o->all)
+                   ? -1 : plan_choose(c, PLANNED_TYPES, (enum plan_mode)o->mode, r->memory), layers = 0;
     const int whole = best >= 0;
     for (int i = 0; i < PLANNED_TYPES && !whole && !*failed && r->beside; i++)
         c[i].decode = 0;                /* of a machine whose GPU takes part nothing is known */
@@ -63,9 +70,11 @@ static json_t *choose(const json_t *m, const struct hardware_options *o, const s
         return NULL;
     }
     const double prefill = rates && whole ? plan_prefill(&p.shape, &w[best], rates, PROMPT) : 0;
-    json_t *j = json_pack("{s:s, s:O, s:I, s:s, s:I, s:I, s:o, s:o, s:O, s:b}", "model_id", id, "name", json_object_get(m, "name"), "parameters", (json_int_t)p.params.total, "type",
-                          c[best].type, "weight_bytes", (json_int_t)w[best].bytes, "bytes", (json_int_t)c[best].bytes, "prefill_tokens_per_s",
-                          prefill > 0 ? json_real(prefill) : json_null(), "decode_tokens_per_s", c[best].decode > 0 ? json_real(c[best].decode) : json_null(), "recommended",
+    json_t *j = json_pack("{s:s, s:O, s:I, s:s, s:I, s:I, s:o, s:o, s:O, s:b}", "model_id", id, "name",
+                          json_object_get(m, "name"), "parameters", (json_int_t)p.params.total, "type",
+                          c[best].type, "weight_bytes", (json_int_t)w[best].bytes, "bytes", (json_int_t)c[best].bytes,
+                          "prefill_tokens_per_s", prefill > 0 ? json_real(prefill) : json_null(), "decode_tokens_per_s",
+                          c[best].decode > 0 ? json_real(c[best].decode) : json_null(), "recommended",
                           json_object_get(m, "recommended"), "supported", p.supported);
     if (!whole)
         json_object_update_new(j, json_pack("{s:i, s:i}", "gpu_layers", layers, "layers", p.shape.n_layers));
@@ -75,22 +84,27 @@ static json_t *choose(const json_t *m, const struct hardware_options *o, const s
 
 static void print_choice(const json_t *c)
 {
-    printf("%-30s %7.2f  %-5s %9.2f", json_string_value(json_object_get(c, "name")), json_number_value(json_object_get(c, "parameters")) / 1e9,
-           json_string_value(json_object_get(c, "type")), json_number_value(json_object_get(c, "bytes")) / 1e9);
+    printf("%-30s %7.2f  %-5s %9.2f", json_string_value(json_object_get(c, "name")),
+           json_number_value(json_object_get(c, "parameters")) / 1e9, json_string_value(json_object_get(c, "type")),
+           json_number_value(json_object_get(c, "bytes")) / 1e9);
     if (json_is_real(json_object_get(c, "decode_tokens_per_s")))
-        printf(" %9.0f %9.1f", json_real_value(json_object_get(c, "prefill_tokens_per_s")), json_real_value(json_object_get(c, "decode_tokens_per_s")));
+        printf(" %9.0f %9.1f", json_real_value(json_object_get(c, "prefill_tokens_per_s")),
+               json_real_value(json_object_get(c, "decode_tokens_per_s")));
     if (json_object_get(c, "gpu_layers"))
-        printf("  %lld of %lld layers on the GPU", (long long)json_integer_value(json_object_get(c, "gpu_layers")), (long long)json_integer_value(json_object_get(c, "layers")));
-    printf("%s%s\n", json_is_true(json_object_get(c, "recommended")) ? "  *" : "", json_is_true(json_object_get(c, "supported")) ? "" : "  (does not run here)");
+        printf("  %lld of %lld layers on the GPU", (long long)json_integer_value(json_object_get(c, "gpu_layers")),
+               (long long)json_integer_value(json_object_get(c, "layers")));
+    printf("%s%s\n", json_is_true(json_object_get(c, "recommended")) ? "  *" : "",
+           json_is_true(json_object_get(c, "supported")) ? "" : "  (does not run here)");
 }
 
-static void print_choices(const struct hardware_options *o, const json_t *all, const json_t *hybrid, const struct room *r, const char *what, int speed, int one_only)
+static void print_choices(const struct hardware_options *o, const json_t *all, const json_t *hybrid,
+                          const struct room *r, const char *what, int speed, int one_only)
 {
     char size[CLI_BYTES];
     size_t i;
     const json_t *one;
-    printf("%s (%s), a tenth of it left free; mode %s, context %d\n", cli_bytes_both(size, r->memory), what, plan_mode_name((enum plan_mode)o->mode),
-           o->context ? o->context : CONTEXT);
+    printf("%s (%s), a tenth of it left free; mode %s, context %d\n", cli_bytes_both(size, r->memory), what,
+           plan_mode_name((enum plan_mode)o->mode), o->context ? o->context : CONTEXT);
     printf("%-30s %7s  %-5s %9s%s\n", "name", "params", "type", "GB", speed ? "  prefill    decode tokens/s" : "");
     json_array_foreach(all, i, one)
         print_choice(one);
@@ -113,7 +127,8 @@ static int recommend(const struct hardware_options *o, json_t *registry, struct 
     const json_t *only = NULL;
     size_t i;
     const int speed = !o->no_speed && !o->root;
-    if (!registry || find_memory(o, &m, &r.memory, &what, e) != 0 || (o->model && !(only = registry_find(registry, o->model, e))) ||
+    if (!registry || find_memory(o, &m, &r.memory, &what, e) != 0 ||
+        (o->model && !(only = registry_find(registry, o->model, e))) ||
         (speed && planned_rates(&rates, NULL, NULL, o->threads, NULL, e) != 0)) {
         json_decref(all);
         json_decref(hybrid);
@@ -127,7 +142,8 @@ static int recommend(const struct hardware_options *o, json_t *registry, struct 
             json_array_append_new(json_object_get(c, "gpu_layers") ? hybrid : all, c);
     }
     if (!failed && o->json) {
-        json_t *j = json_pack("{s:I, s:s, s:s, s:i, s:O, s:O}", "memory_bytes", (json_int_t)r.memory, "memory_is", what, "mode", plan_mode_name((enum plan_mode)o->mode), "context",
+        json_t *j = json_pack("{s:I, s:s, s:s, s:i, s:O, s:O}", "memory_bytes", (json_int_t)r.memory, "memory_is", what,
+                              "mode", plan_mode_name((enum plan_mode)o->mode), "context",
                               o->context ? o->context : CONTEXT, "models", all, "hybrid", hybrid);
         cli_json(j);
         json_decref(j);
@@ -179,21 +195,25 @@ static void report(const struct hardware_options *o, uint64_t memory, const stru
     for (int i = 0; i < n; i++) {
         together += items[i].bytes;
         smallest = items[i].bytes < items[smallest].bytes ? i : smallest;
-        json_array_append_new(rows, json_pack("{s:s, s:s, s:f, s:i}", "model", items[i].title, "type", items[i].type, "bytes", items[i].bytes, "alone",
+        json_array_append_new(rows, json_pack("{s:s, s:s, s:f, s:i}", "model", items[i].title, "type", items[i].type,
+                                              "bytes", items[i].bytes, "alone",
                                               plan_times((double)memory, items[i].bytes)));
     }
-    const int fits = together <= (double)memory, more = fits ? plan_times((double)memory - together, items[smallest].bytes) : 0;
+    const int fits = together <= (double)memory,
+              more = fits ? plan_times((double)memory - together, items[smallest].bytes) : 0;
     const double used = together + more * items[smallest].bytes;
     if (o->json) {
-        json_t *j = json_pack("{s:I, s:O, s:{s:b, s:f, s:i, s:s}}", "memory_bytes", (json_int_t)memory, "models", rows, "together", "fits", fits, "bytes", fits ? used : together,
-                              "more", more, "of", items[smallest].title);
+        json_t *j = json_pack("{s:I, s:O, s:{s:b, s:f, s:i, s:s}}", "memory_bytes", (json_int_t)memory, "models", rows,
+                              "together", "fits", fits, "bytes", fits ? used : together, "more", more, "of",
+                              items[smallest].title);
         cli_json(j);
         json_decref(j);
     } else {
         char size[CLI_BYTES];
         printf("in %s:\n", cli_bytes_both(size, memory));
         for (int i = 0; i < n; i++)
-            printf("%4d x %s as %s, %.2f GB each, %.1f GB\n", plan_times((double)memory, items[i].bytes), items[i].title, items[i].type, items[i].bytes / 1e9,
+            printf("%4d x %s as %s, %.2f GB each, %.1f GB\n", plan_times((double)memory, items[i].bytes),
+                   items[i].title, items[i].type, items[i].bytes / 1e9,
                    plan_times((double)memory, items[i].bytes) * items[i].bytes / 1e9);
         if (n > 1 && fits)
             printf("or one of each and %d more of %s, %.1f GB\n", more, items[smallest].title, used / 1e9);

@@ -14,7 +14,8 @@ char *home_folder(const char *wanted, struct err *e)
         const struct passwd *p = getpwuid(getuid());
         user = p ? p->pw_dir : NULL;
         if (!user) {
-            err_set(e, ERR_IO, "neither $ZSE_HOME nor $HOME is set, and user %u has no home: --home DIR says where", (unsigned)getuid());
+            err_set(e, ERR_IO, "neither $ZSE_HOME nor $HOME is set, and user %u has no home: --home DIR says where",
+                    (unsigned)getuid());
             return NULL;
         }
     }

@@ -4,8 +4,8 @@
 
 #include "libcommon/base/err.h"
 
-/* wanted (--home), else $ZSE_HOME, else ~/.zse (the user's entry in the password file where $HOME is not set, as under cron). Caller frees;
- * NULL on failure. */
+/* wanted (--home), else $ZSE_HOME, else ~/.zse (the user's entry in the password file where
+ * $HOME is not set, as under cron). Caller frees; NULL on failure. */
 char *home_folder(const char *wanted, struct err *e);
 
 #endif

@@ -99,10 +99,13 @@ int hub_setup(struct hub_setup *s, const char *prog, struct err *e)
     for (size_t n = strlen(s->endpoint); n && s->endpoint[n - 1] == '/'; n--)
         s->endpoint[n - 1] = '\0';
     if (strncasecmp(s->endpoint, "https://", 8) != 0 && strncasecmp(s->endpoint, "http://", 7) != 0)
-        return err_set(e, ERR_FORMAT, "HF_ENDPOINT: '%.200s', expected a URL that begins with https:// or http://", s->endpoint);
+        return err_set(e, ERR_FORMAT, "HF_ENDPOINT: '%.200s', expected a URL that begins with https:// or http://",
+                       s->endpoint);
     cli_progress_init(&s->progress);
-    s->o = (struct hub_options){ .endpoint = s->endpoint, .token = s->token, .cache = s->cache, .ca_file = set("CURL_CA_BUNDLE") ? set("CURL_CA_BUNDLE") : set("SSL_CERT_FILE"),
-                                 .offline = is_true("HF_HUB_OFFLINE") || is_true("TRANSFORMERS_OFFLINE"), .progress = &s->progress.progress, .note = note, .note_user = s };
+    s->o = (struct hub_options){ .endpoint = s->endpoint, .token = s->token, .cache = s->cache,
+                                 .ca_file = set("CURL_CA_BUNDLE") ? set("CURL_CA_BUNDLE") : set("SSL_CERT_FILE"),
+                                 .offline = is_true("HF_HUB_OFFLINE") || is_true("TRANSFORMERS_OFFLINE"),
+                                 .progress = &s->progress.progress, .note = note, .note_user = s };
     return 0;
 }
 
@@ -168,7 +171,8 @@ json_t *hub_config(const struct hub_name *name, struct err *e)
     size_t size;
     json_t *config = NULL;
     cli_ignore_pipe(&pipe_before);
-    char *text = hub_setup(&s, "", e) == 0 ? (s.o.note = NULL, hub_small_file(&s.o, name, "config.json", MOST, &size, e)) : NULL;
+    char *text = hub_setup(&s, "", e) == 0 ? (s.o.note = NULL,
+                                              hub_small_file(&s.o, name, "config.json", MOST, &size, e)) : NULL;
     cli_progress_clear();
     cli_restore_pipe(&pipe_before);
     if (text && !(config = js_parse_python("config.json", text, size, e)))
@@ -199,7 +203,8 @@ int hub_has_safetensors(const struct hub_name *name, struct err *e)
     cli_progress_clear();
     cli_restore_pipe(&pipe_before);
     json_array_foreach(json_object_get(info, "siblings"), i, file) {
-        const char *path = json_string_value(json_object_get(file, "rfilename")), *ending = path ? strrchr(path, '.') : NULL;
+        const char *path = json_string_value(json_object_get(file, "rfilename")),
+                   *ending = path ? strrchr(path, '.') : NULL;
         rc |= ending && !strchr(path, '/') && strcmp(ending, ".safetensors") == 0;
     }
     json_decref(info);
@@ -221,7 +226,8 @@ char *hub_cached(const struct hub_name *name)
     return path;
 }
 
-int hub_model_path(const char *prog, const char *arg, int refresh, const struct hub_check *check, char **path, struct err *e)
+int hub_model_path(const char *prog, const char *arg, int refresh, const struct hub_check *check, char **path,
+                   struct err *e)
 {
     struct hub_setup s;
     struct hub_name name;

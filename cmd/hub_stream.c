@@ -1,4 +1,5 @@
-/* hub_stream.c - a model's files come in a thread of their own, while the main thread converts what is there. */
+/* hub_stream.c - a model's files come in a thread of their own, while the main thread converts
+ * what is there. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -162,7 +163,8 @@ static void release(struct hub_stream *s)
     free(s);
 }
 
-static int start(struct hub_stream *s, const char *prog, const char *arg, int refresh, const struct hub_check *check, struct err *e)
+static int start(struct hub_stream *s, const char *prog, const char *arg, int refresh, const struct hub_check *check,
+                 struct err *e)
 {
     if (hub_setup(&s->setup, prog, e) != 0)
         return -1;
@@ -205,7 +207,8 @@ static int finish(struct hub_stream *s, char **path, struct err *e)
     return rc;
 }
 
-int hub_stream_open(struct hub_stream **out, const char *prog, const char *arg, int refresh, const struct hub_check *check, char **path, struct err *e)
+int hub_stream_open(struct hub_stream **out, const char *prog, const char *arg, int refresh,
+                    const struct hub_check *check, char **path, struct err *e)
 {
     struct hub_stream *s = calloc(1, sizeof *s);
     *out = NULL;

@@ -1,4 +1,5 @@
-/* info.h - the parts of zse-info: open any kind of model, describe it as JSON, print that as text. */
+/* info.h - the parts of zse-info: open any kind of model, describe it as JSON, print that as
+ * text. */
 #ifndef ZSE_CMD_INFO_H
 #define ZSE_CMD_INFO_H
 
@@ -22,14 +23,16 @@ int info_open(struct info *i, const char *path, struct err *e);
 void info_close(struct info *i);
 
 enum { INFO_TENSORS = 1, INFO_LAYERS = 2, INFO_MEMORY = 4, INFO_LAYOUT = 8 };
-/* All there is to say, as one JSON object (keys: zse-info(1)), with the lists of tensors and of layers if `lists` asks for them: of a model with many experts
- * they are thousands of lines.  layer >= 0 leaves only that layer's.  New reference. */
+/* All there is to say, as one JSON object (keys: zse-info(1)), with the lists of tensors and of
+ * layers if `lists` asks for them: of a model with many experts they are thousands of lines.
+ * layer >= 0 leaves only that layer's.  New reference. */
 json_t *info_describe(const struct info *i, int layer, unsigned lists);
 
 /* What info_describe said, for people; no parts: an overview. */
 void info_print(const json_t *d, unsigned parts);
 
-/* One tensor as f32 in the order and under the name of its source.  *shape: new reference, dimensions outermost first. */
+/* One tensor as f32 in the order and under the name of its source.  *shape: new reference,
+ * dimensions outermost first. */
 int info_dump_tensor(const struct info *i, const char *name, const char *output, json_t **shape, struct err *e);
 /* Every original file of the model into folder dir, byte for byte; *names: new reference. */
 int info_extract(const struct info *i, const char *dir, json_t **names, struct err *e);

@@ -1,4 +1,5 @@
-/* info_dump.c - zse-info's work on data: one tensor as f32, the original files, a look at every byte. */
+/* info_dump.c - zse-info's work on data: one tensor as f32, the original files, a look at every
+ * byte. */
 #include "cmd/info.h"
 
 #include <errno.h>
@@ -20,7 +21,8 @@
 enum { CHUNK = 1 << 18 };       /* values decoded at a time */
 
 /* Every row of t, some at a time, to f (NULL: only looked at). */
-static int each_row(const struct source *s, const struct source_tensor *t, int check_finite, struct atomic_file *f, struct err *e)
+static int each_row(const struct source *s, const struct source_tensor *t, int check_finite, struct atomic_file *f,
+                    struct err *e)
 {
     int64_t cols = t->dim[t->n_dims - 1], rows = 1, step;
     for (int d = 0; d < t->n_dims - 1; d++)
@@ -70,7 +72,8 @@ struct assembly {
     int64_t filled;
 };
 
-/* Put value rows of one piece where they were in the source.  What an earlier piece gave is left alone. */
+/* Put value rows of one piece where they were in the source.  What an earlier piece gave is left
+ * alone. */
 static void place(struct assembly *a, const struct zfile_tensor *t, float *row)
 {
     for (int64_t i = 0; i < t->m.rows; i++) {
@@ -99,7 +102,8 @@ static int is_piece(const struct zfile_tensor *t, const char *name)
     return t->source_name && strcmp(t->source_name, name) == 0;
 }
 
-static int place_rows(struct assembly *a, const struct zfile_tensor *t, float *row, struct atomic_file *f, struct err *e)
+static int place_rows(struct assembly *a, const struct zfile_tensor *t, float *row, struct atomic_file *f,
+                      struct err *e)
 {
     size_t bytes = (size_t)a->cols * sizeof *row;
     for (int64_t i = 0; i < t->m.rows; i++) {
@@ -124,8 +128,9 @@ static int look(const struct zfile *z, const char *name, struct assembly *a, str
         if (!is_piece(t, name))
             continue;
         if (a->rows && (a->rows != t->source_rows || a->cols != t->source_cols))
-            return err_set(e, ERR_SHAPE, "%s: tensor %s: %s says its source is %" PRId64 " x %" PRId64 ", another piece %" PRId64 " x %" PRId64, zfile_path(z), name,
-                           t->name, t->source_rows, t->source_cols, a->rows, a->cols);
+            return err_set(e, ERR_SHAPE, "%s: tensor %s: %s says its source is %" PRId64 " x %" PRId64
+                           ", another piece %" PRId64 " x %" PRId64, zfile_path(z), name, t->name, t->source_rows,
+                           t->source_cols, a->rows, a->cols);
         a->rows = t->source_rows;
         a->cols = t->source_cols;
         a->n_dims = t->n_dims == 2 ? 2 : a->n_dims;
@@ -156,7 +161,8 @@ static int assemble(const struct zfile *z, const char *name, struct assembly *a,
     if (r < 0)
         return -1;
     if (a->filled != a->rows * a->cols)
-        return err_set(e, ERR_SHAPE, "%s: tensor %s: only %" PRId64 " of %" PRId64 " values of the source are in this file", zfile_path(z), name, a->filled,
+        return err_set(e, ERR_SHAPE, "%s: tensor %s: only %" PRId64 " of %" PRId64
+                       " values of the source are in this file", zfile_path(z), name, a->filled,
                        a->rows * a->cols);
     return a->by_rows ? 0 : atomic_write(f, a->out, n * sizeof *a->out, e);
 }
@@ -170,7 +176,8 @@ static int dump_zse(const struct zfile *z, const char *name, struct atomic_file 
         t = is_piece(zfile_tensor(z, i), name) ? zfile_tensor(z, i) : NULL;
     if (t) {
         r = assemble(z, name, &a, f, e);
-        *shape = a.n_dims == 1 && a.rows == 1 ? json_pack("[I]", (json_int_t)a.cols) : json_pack("[I,I]", (json_int_t)a.rows, (json_int_t)a.cols);
+        *shape = a.n_dims == 1 && a.rows == 1 ? json_pack("[I]", (json_int_t)a.cols)
+                                              : json_pack("[I,I]", (json_int_t)a.rows, (json_int_t)a.cols);
         free(a.out);
         free(a.seen);
         return r;
@@ -185,7 +192,8 @@ static int dump_zse(const struct zfile *z, const char *name, struct atomic_file 
         r = atomic_write(f, row, (size_t)t->m.cols * sizeof *row, e);
     }
     free(row);
-    *shape = t->n_dims == 1 ? json_pack("[I]", (json_int_t)t->dim[0]) : json_pack("[I,I]", (json_int_t)t->dim[0], (json_int_t)t->dim[1]);
+    *shape = t->n_dims == 1 ? json_pack("[I]", (json_int_t)t->dim[0])
+                            : json_pack("[I,I]", (json_int_t)t->dim[0], (json_int_t)t->dim[1]);
     return r;
 }
 
@@ -264,7 +272,8 @@ int info_extract(const struct info *i, const char *dir, json_t **names, struct e
 {
     int n = i->z ? zfile_n_originals(i->z) : i->s->n_files, r = 0;
     if (n == 0)
-        return err_set(e, ERR_FORMAT, "%s: has no tokenizer files to extract%s", i->path, i->s && i->s->gguf ? " (a GGUF keeps its tokenizer as metadata)" : "");
+        return err_set(e, ERR_FORMAT, "%s: has no tokenizer files to extract%s", i->path,
+                       i->s && i->s->gguf ? " (a GGUF keeps its tokenizer as metadata)" : "");
     if (mkdir(dir, 0777) < 0 && errno != EEXIST)
         return err_sys(e, "%s", dir);
     *names = json_array();

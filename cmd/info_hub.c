@@ -46,7 +46,8 @@ static struct contents look_through(const json_t *info)
         vocab += strcmp(name, "vocab.json") == 0 || strcmp(name, "merges.txt") == 0;
         c.n_gguf += ends_with(name, ".gguf");
         c.n_zse += ends_with(name, ".zse");
-        if (!ends_with(name, ".safetensors") || strchr(name, '/') || strncmp(name, "consolidated", 12) == 0 || strncmp(name, "adapter_", 8) == 0)
+        if (!ends_with(name, ".safetensors") || strchr(name, '/') || strncmp(name, "consolidated", 12) == 0 ||
+            strncmp(name, "adapter_", 8) == 0)
             continue;
         c.n_safetensors++;
         c.bytes += (uint64_t)size;
@@ -82,7 +83,8 @@ static int is_known_type(const char *model_type)
     return 0;
 }
 
-/* Why it cannot be converted: the first reason that a listing shows. NULL: none. *runs: also the architecture is known to run. */
+/* Why it cannot be converted: the first reason that a listing shows. NULL: none. *runs: also the
+ * architecture is known to run. */
 static const char *obstacle(const json_t *info, const struct contents *c, char *text, size_t room, int *runs)
 {
     const char *type = json_string_value(json_object_get(json_object_get(info, "config"), "model_type"));
@@ -121,13 +123,17 @@ static json_t *search_row(const json_t *info, int *ok)
     json_t *row;
     struct contents c = look_through(info);
     int runs;
-    const char *id = json_string_value(json_object_get(info, "id")), *why = obstacle(info, &c, text, sizeof text, &runs);
+    const char *id = json_string_value(json_object_get(info, "id")),
+               *why = obstacle(info, &c, text, sizeof text, &runs);
     *ok = !why;
     if (!id)
         id = json_string_value(json_object_get(info, "modelId"));
-    row = json_pack("{s:s, s:I, s:I, s:s*, s:i, s:i, s:i, s:s*, s:b}", "id", id ? id : "?", "downloads", json_integer_value(json_object_get(info, "downloads")),
-                     "likes", json_integer_value(json_object_get(info, "likes")), "license", license_of(info), "safetensors", c.n_safetensors, "gguf", c.n_gguf, "zse", c.n_zse,
-                     "model_type", json_string_value(json_object_get(json_object_get(info, "config"), "model_type")), "compatible", *ok);
+    row = json_pack("{s:s, s:I, s:I, s:s*, s:i, s:i, s:i, s:s*, s:b}", "id", id ? id : "?", "downloads",
+                    json_integer_value(json_object_get(info, "downloads")),
+                     "likes", json_integer_value(json_object_get(info, "likes")), "license", license_of(info),
+                     "safetensors", c.n_safetensors, "gguf", c.n_gguf, "zse", c.n_zse,
+                     "model_type", json_string_value(json_object_get(json_object_get(info, "config"), "model_type")),
+                     "compatible", *ok);
     if (why)
         json_object_set_new(row, "reason", js_text(why));
     return row;
@@ -139,12 +145,15 @@ static void print_search(const json_t *rows, int all)
     char b[3][200];
     size_t i;
     json_array_foreach(rows, i, r) {
-        const char *why = json_string_value(json_object_get(r, "reason")), *license = json_string_value(json_object_get(r, "license"));
-        const char *files = json_integer_value(json_object_get(r, "safetensors")) ? "safetensors" : json_integer_value(json_object_get(r, "gguf")) ? "GGUF" : "zse";
+        const char *why = json_string_value(json_object_get(r, "reason")),
+                   *license = json_string_value(json_object_get(r, "license"));
+        const char *files = json_integer_value(json_object_get(r, "safetensors"))
+                                ? "safetensors" : json_integer_value(json_object_get(r, "gguf")) ? "GGUF" : "zse";
         if (i == 0)
             printf("%-52s %12s  %-11s %-16s%s\n", "model", "downloads", "files", "license", all ? " converts" : "");
-        printf("%-52s %12lld  %-11s %-16s", cli_plain(b[0], sizeof b[0], json_string_value(json_object_get(r, "id"))), (long long)json_integer_value(json_object_get(r, "downloads")),
-               why ? "-" : files, license ? cli_plain(b[1], sizeof b[1], license) : "-");
+        printf("%-52s %12lld  %-11s %-16s", cli_plain(b[0], sizeof b[0], json_string_value(json_object_get(r, "id"))),
+               (long long)json_integer_value(json_object_get(r, "downloads")), why ? "-" : files,
+               license ? cli_plain(b[1], sizeof b[1], license) : "-");
         printf(all ? " %s\n" : "\n", why ? cli_plain(b[2], sizeof b[2], why) : "yes");
     }
 }
@@ -156,7 +165,8 @@ static int search(const char *words, int limit, int all, int json)
     struct err e;
     struct sigaction before;
     cli_ignore_pipe(&before);
-    json_t *found = hub_setup(&s, prog, &e) == 0 ? hub_search(&s.o, words, limit, &e) : NULL, *rows = json_array(), *info;
+    json_t *found = hub_setup(&s, prog, &e) == 0 ? hub_search(&s.o, words, limit, &e) : NULL, *rows = json_array(),
+           *info;
     size_t i;
     int n_hidden = 0, ok;
     cli_restore_pipe(&before);
@@ -232,7 +242,8 @@ static const char check_usage[] =
     "  -h, --help        show this help\n"
     "  -V, --version     show the version\n";
 static const struct option check_options[] = {
-    { "json", no_argument, NULL, 'j' }, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+    { "json", no_argument, NULL, 'j' }, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' },
+        { NULL, 0, NULL, 0 },
 };
 
 static void add_problem(json_t *report, const char *text)
@@ -240,12 +251,15 @@ static void add_problem(json_t *report, const char *text)
     json_array_append_new(json_object_get(report, "problems"), js_text(text));
 }
 
-/* Weights as 16 bits, and the memory that models of that size take: with 20 % for keys, values and work; 8 and 4 bits with 10 % for scales. */
+/* Weights as 16 bits, and the memory that models of that size take: with 20 % for keys, values
+ * and work; 8 and 4 bits with 10 % for scales. */
 static void add_sizes(json_t *report, uint64_t bytes, int bits)
 {
     double as16 = (double)bytes * 16 / bits;
     json_object_set_new(report, "weight_bytes", json_integer((json_int_t)bytes));
-    json_object_set_new(report, "memory", json_pack("{s:I, s:I, s:I}", "f16", (json_int_t)(as16 * 1.2), "int8", (json_int_t)(as16 / 2 * 1.1), "int4", (json_int_t)(as16 / 4 * 1.1)));
+    json_object_set_new(report, "memory", json_pack("{s:I, s:I, s:I}", "f16", (json_int_t)(as16 * 1.2), "int8",
+                                                    (json_int_t)(as16 / 2 * 1.1), "int4",
+                                                    (json_int_t)(as16 / 4 * 1.1)));
 }
 
 static int bits_of(const json_t *config)
@@ -289,7 +303,8 @@ static int check_path(json_t *report, const char *path, struct err *e)
         add_problem(report, "no safetensors, only a config.json");
     if (rc == 0 && i.kind == SOURCE_TOKENIZER)
         add_problem(report, "no weights and no config.json, only a tokenizer");
-    if (rc == 0 && i.kind == SOURCE_FOLDER && !source_file(i.s, "tokenizer.json") && !source_file(i.s, "tokenizer.model") && !source_file(i.s, "vocab.json"))
+    if (rc == 0 && i.kind == SOURCE_FOLDER && !source_file(i.s, "tokenizer.json") &&
+        !source_file(i.s, "tokenizer.model") && !source_file(i.s, "vocab.json"))
         add_problem(report, "no tokenizer");
     info_close(&i);
     return rc;
@@ -336,7 +351,8 @@ static int check_on_hub(json_t *report, struct hub_setup *s, const struct hub_na
 
 static void print_check(const json_t *report)
 {
-    static const struct { const char *key, *label; } texts[] = { { "architecture", "architecture" }, { "license", "license" }, { "commit", "commit" } };
+    static const struct { const char *key, *label; } texts[] = { { "architecture", "architecture" },
+                                                                 { "license", "license" }, { "commit", "commit" } };
     const json_t *v, *memory = json_object_get(report, "memory");
     const char *type;
     char b[CLI_BYTES], text[5000];
@@ -366,7 +382,8 @@ static int check(const char *model, int json)
     struct err e;
     int there = stat(model, &st) == 0, rc;
     struct sigaction before;
-    json_t *report = json_pack("{s:o, s:s, s:[]}", "model", js_text(model), "where", there ? "here" : "hub", "problems");
+    json_t *report = json_pack("{s:o, s:s, s:[]}", "model", js_text(model), "where", there ? "here" : "hub",
+                               "problems");
     cli_ignore_pipe(&before);
     if (there)
         rc = check_path(report, model, &e);

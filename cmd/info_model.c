@@ -66,14 +66,18 @@ static const char *role_of(const char *name)
 {
     static const char *const norm[] = { "norm", "ln_", "layernorm", "layer_norm", NULL };
     static const char *const embed[] = { "embed", "token_embd", "position_embd", "wte", "wpe", NULL };
-    static const char *const attention[] = { "attn", "attention", "q_proj", "k_proj", "v_proj", "o_proj", "qkv", "query_key_value", "in_proj", "in_ba_proj", "in_z_proj", "ssm_", "shortconv.", "mixer.", "mamba.",
-                                             NULL };
-    static const char *const experts[] = { "experts.", "block_sparse_moe.", "_exps", NULL }, *const routers[] = { "router", ".gate.weight", "ffn_gate_inp", NULL };
-    static const char *const mlp[] = { "mlp", "ffn", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "fc_in", "fc_out", NULL };
+    static const char *const attention[] = { "attn", "attention", "q_proj", "k_proj", "v_proj", "o_proj", "qkv",
+                                             "query_key_value", "in_proj", "in_ba_proj", "in_z_proj", "ssm_",
+                                             "shortconv.", "mixer.", "mamba.", NULL };
+    static const char *const experts[] = { "experts.", "block_sparse_moe.", "_exps", NULL },
+        *const routers[] = { "router", ".gate.weight", "ffn_gate_inp", NULL };
+    static const char *const mlp[] = { "mlp", "ffn", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2",
+                                       "fc_in", "fc_out", NULL };
     size_t n = strlen(name);
     if (is_our_expert(name))
         return "experts";
-    if (strncmp(name, "lm_head", 7) == 0 || strcmp(name, "output.weight") == 0 || strncmp(name, "head.", 5) == 0 || strncmp(name, "embed_out", 9) == 0)
+    if (strncmp(name, "lm_head", 7) == 0 || strcmp(name, "output.weight") == 0 || strncmp(name, "head.", 5) == 0 ||
+        strncmp(name, "embed_out", 9) == 0)
         return "lm_head";
     if (has(name, norm))
         return "norms";
@@ -115,7 +119,8 @@ static json_t *zse_tensor(const struct info *i, const struct zfile_tensor *t)
 {
     const struct qtype_info *q = qtype_info(t->m.type);
     json_t *j = json_pack("{s:s, s:s, s:o}", "name", t->name, "type", q->name, "shape",
-                          t->n_dims == 1 ? json_pack("[I]", (json_int_t)t->dim[0]) : json_pack("[I,I]", (json_int_t)t->dim[0], (json_int_t)t->dim[1]));
+                          t->n_dims == 1 ? json_pack("[I]", (json_int_t)t->dim[0])
+                                         : json_pack("[I,I]", (json_int_t)t->dim[0], (json_int_t)t->dim[1]));
     json_object_set_new(j, "offset", json_integer((json_int_t)t->offset));
     json_object_set_new(j, "size_bytes", json_integer((json_int_t)t->m.size));
     json_object_set_new(j, "layer", json_integer(zfile_group(i->z, t->group)->layer));
@@ -154,7 +159,8 @@ static json_t *all_tensors(const struct info *i)
 {
     json_t *a = json_array();
     for (int k = 0; k < n_tensors(i); k++)
-        json_array_append_new(a, i->z ? zse_tensor(i, zfile_tensor(i->z, k)) : source_tensor_json(i, &i->s->tensors[k]));
+        json_array_append_new(a, i->z ? zse_tensor(i, zfile_tensor(i->z, k))
+                                      : source_tensor_json(i, &i->s->tensors[k]));
     return a;
 }
 
@@ -169,8 +175,9 @@ static json_t *zse_groups(const struct info *i)
         json_t *names = json_array();
         for (; n < zfile_n_tensors(i->z) && zfile_tensor(i->z, n)->group == g; n++)
             json_array_append_new(names, json_string(zfile_tensor(i->z, n)->name));
-        json_array_append_new(a, json_pack("{s:s, s:i, s:I, s:I, s:o}", "kind", z->kind, "layer_idx", z->layer, "offset", (json_int_t)z->offset,
-                                           "size_bytes", (json_int_t)z->size, "tensor_names", names));
+        json_array_append_new(a, json_pack("{s:s, s:i, s:I, s:I, s:o}", "kind", z->kind, "layer_idx", z->layer,
+                                           "offset", (json_int_t)z->offset, "size_bytes", (json_int_t)z->size,
+                                           "tensor_names", names));
     }
     return a;
 }
@@ -190,7 +197,8 @@ static json_t *source_groups(const struct info *i)
             if (int_of(other, "layer_idx") == layer)
                 g = other;
         if (!g) {
-            g = json_pack("{s:s, s:i, s:I, s:[]}", "kind", "layer", "layer_idx", layer, "size_bytes", (json_int_t)0, "tensor_names");
+            g = json_pack("{s:s, s:i, s:I, s:[]}", "kind", "layer", "layer_idx", layer, "size_bytes", (json_int_t)0,
+                          "tensor_names");
             json_array_append_new(a, g);
         }
         json_object_set_new(g, "size_bytes", json_integer(int_of(g, "size_bytes") + (json_int_t)t->size));
@@ -222,8 +230,9 @@ static json_t *sums_json(const struct sums *s)
 {
     json_t *j = json_object();
     for (int k = 0; k < s->n; k++)
-        json_object_set_new(j, s->row[k].key, json_pack("{s:I, s:I, s:I}", "tensors", (json_int_t)s->row[k].tensors, "parameters", (json_int_t)s->row[k].parameters,
-                                                        "bytes", (json_int_t)s->row[k].bytes));
+        json_object_set_new(j, s->row[k].key, json_pack("{s:I, s:I, s:I}", "tensors", (json_int_t)s->row[k].tensors,
+                                                        "parameters", (json_int_t)s->row[k].parameters, "bytes",
+                                                        (json_int_t)s->row[k].bytes));
     return j;
 }
 
@@ -266,13 +275,15 @@ static json_t *memory(const struct info *i, int64_t *parameters)
         weights += bytes;
         *parameters += n;
     }
-    json_t *m = json_pack("{s:I, s:I, s:I, s:o, s:o}", "file_bytes", (json_int_t)total, "weights_bytes", (json_int_t)weights, "other_bytes",
-                          (json_int_t)(total - weights), "by_type", sums_json(&types), "by_role", sums_json(&roles));
+    json_t *m = json_pack("{s:I, s:I, s:I, s:o, s:o}", "file_bytes", (json_int_t)total, "weights_bytes",
+                          (json_int_t)weights, "other_bytes", (json_int_t)(total - weights), "by_type",
+                          sums_json(&types), "by_role", sums_json(&roles));
     if (i->runs) {
         uint64_t f16 = kv_bytes(&i->c, KV_F16);
         json_t *kv = json_object();
         for (int type = 0; type < KV_TYPES; type++)
-            json_object_set_new(kv, kv_type_name((enum kv_type)type), json_integer((json_int_t)kv_bytes(&i->c, (enum kv_type)type)));
+            json_object_set_new(kv, kv_type_name((enum kv_type)type),
+                                json_integer((json_int_t)kv_bytes(&i->c, (enum kv_type)type)));
         json_object_set_new(m, "kv_bytes_per_token", kv);
         if (config_state_bytes(&i->c))
             json_object_set_new(m, "state_bytes_per_sequence", json_integer((json_int_t)config_state_bytes(&i->c)));
@@ -330,7 +341,9 @@ static void add_numbers(const struct info *i, json_t *d)
         json_object_set(d, "rope_theta", (json_t *)theta);
     json_object_set_new(d, c->norm == NORM_RMS ? "rms_norm_eps" : "layer_norm_eps", json_real((double)c->norm_eps));
     json_object_set_new(d, "tie_word_embeddings", json_boolean(c->tied));
-    json_object_set_new(d, "attention_type", json_string(config_has_mixer(c, MIXER_MLA) ? "mla" : config_kv_layers(c) == 0 ? "none" : c->n_kv_heads == c->n_heads ? "mha" : c->n_kv_heads == 1 ? "mqa" : "gqa"));
+    json_object_set_new(d, "attention_type", json_string(config_has_mixer(c, MIXER_MLA)
+                                                         ? "mla" : config_kv_layers(c) == 0 ? "none" : c->n_kv_heads ==
+                                                         c->n_heads ? "mha" : c->n_kv_heads == 1 ? "mqa" : "gqa"));
     add_mixture(c, d);
     int windows = 0;
     for (int k = 0; k < c->n_layers; k++)
@@ -396,7 +409,8 @@ static void add_zse(const struct info *i, json_t *d)
     size_t size;
     const uint8_t *tokenizer = zfile_tokenizer(i->z, &size);
     if (tokenizer) {
-        json_object_set_new(d, "tokenizer_offset", json_integer((json_int_t)(tokenizer - (const uint8_t *)zfile_data(i->z))));
+        json_object_set_new(d, "tokenizer_offset",
+                            json_integer((json_int_t)(tokenizer - (const uint8_t *)zfile_data(i->z))));
         json_object_set_new(d, "tokenizer_size", json_integer((json_int_t)size));
     }
     if (zfile_n_groups(i->z))
@@ -405,12 +419,14 @@ static void add_zse(const struct info *i, json_t *d)
     for (int k = 0; k < zfile_n_originals(i->z); k++)
         json_array_append_new(names, json_string(zfile_original_name(i->z, k, NULL)));
     json_object_set_new(d, "originals", names);
-    json_object_set_new(d, "chat_template", json_boolean(js_get(zfile_json(i->z), "chat_template") || js_get(zfile_json(i->z), "chat_templates")));
+    json_object_set_new(d, "chat_template", json_boolean(js_get(zfile_json(i->z), "chat_template") ||
+                                                         js_get(zfile_json(i->z), "chat_templates")));
 }
 
 static void add_gguf(const struct info *i, json_t *d)
 {
-    static const char *const keys[][2] = { { "name", "general.name" }, { "license", "general.license" }, { "source_model", "general.source.huggingface.repository" } };
+    static const char *const keys[][2] = { { "name", "general.name" }, { "license", "general.license" },
+                                           { "source_model", "general.source.huggingface.repository" } };
     const struct gguf *g = i->s->gguf;
     const struct gguf_kv *tokens = gguf_find(g, "tokenizer.ggml.tokens");
     json_object_set_new(d, "version", json_integer(g->version));
@@ -422,7 +438,8 @@ static void add_gguf(const struct info *i, json_t *d)
             json_object_set_new(d, keys[k][0], text(s->s, s->n));
     }
     if (!js_get(d, "model_type") && gguf_str(g, "general.architecture"))
-        json_object_set_new(d, "architecture", text(gguf_str(g, "general.architecture")->s, gguf_str(g, "general.architecture")->n));
+        json_object_set_new(d, "architecture", text(gguf_str(g, "general.architecture")->s,
+                                                    gguf_str(g, "general.architecture")->n));
     if (tokens && !js_get(d, "vocab_size"))
         json_object_set_new(d, "vocab_size", json_integer((json_int_t)tokens->n));
     json_object_set_new(d, "chat_template", json_boolean(gguf_find(g, "tokenizer.chat_template") != NULL));
@@ -457,8 +474,8 @@ static json_t *only_layer(json_t *array, const char *key, int layer)
 
 json_t *info_describe(const struct info *i, int layer, unsigned lists)
 {
-    static const char *const kinds[] = { [SOURCE_ZSE] = "zse", [SOURCE_GGUF] = "gguf", [SOURCE_FOLDER] = "folder", [SOURCE_CONFIG] = "config",
-                                         [SOURCE_TOKENIZER] = "tokenizer" };
+    static const char *const kinds[] = { [SOURCE_ZSE] = "zse", [SOURCE_GGUF] = "gguf", [SOURCE_FOLDER] = "folder",
+                                         [SOURCE_CONFIG] = "config", [SOURCE_TOKENIZER] = "tokenizer" };
     json_t *d = json_pack("{s:s, s:s}", "file", i->path, "kind", kinds[i->kind]), *types = json_array(), *t;
     if (!d)                                         /* a path that is not UTF-8 */
         d = json_pack("{s:n, s:s}", "file", "kind", kinds[i->kind]);

@@ -18,7 +18,8 @@ static const char usage[] =
     "--help of each lists its options.\n";
 
 static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
-    { "list", info_models_list }, { "info", info_models_info }, { "search", info_models_search }, { "check", info_models_check }, { "fetch", info_models_fetch },
+    { "list", info_models_list }, { "info", info_models_info }, { "search", info_models_search },
+        { "check", info_models_check }, { "fetch", info_models_fetch },
 };
 
 int info_models(int argc, char **argv)
@@ -30,6 +31,7 @@ int info_models(int argc, char **argv)
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
         return cli_help(usage);
     if (*name)
-        return cli_no_command("zse-info models", name, &commands[0].name, sizeof *commands, sizeof commands / sizeof *commands);
+        return cli_no_command("zse-info models", name, &commands[0].name, sizeof *commands,
+                              sizeof commands / sizeof *commands);
     return cli_usage(usage);
 }

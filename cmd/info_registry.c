@@ -1,4 +1,5 @@
-/* info_registry.c - zse-info models list|info: the registry: models that people run, with sizes counted from their configurations. */
+/* info_registry.c - zse-info models list|info: the registry: models that people run, with sizes
+ * counted from their configurations. */
 #include "cmd/info_models.h"
 
 #include <getopt.h>
@@ -27,9 +28,12 @@ enum { OPT_JSON = 300, OPT_SUPPORTED, OPT_ZSE12 };
 enum { CONTEXT = 4096 };            /* tokens of keys and values that a size includes */
 
 static const struct option options[] = {
-    { "category", required_argument, NULL, 'c' }, { "size", required_argument, NULL, 's' }, { "vram", required_argument, NULL, 'v' },
-    { "quantize", required_argument, NULL, 'q' }, { "recommended", no_argument, NULL, 'r' }, { "supported", no_argument, NULL, OPT_SUPPORTED },
-    { "zse12", no_argument, NULL, OPT_ZSE12 }, { "json", no_argument, NULL, OPT_JSON }, { "help", no_argument, NULL, 'h' }, { NULL, 0, NULL, 0 },
+    { "category", required_argument, NULL, 'c' }, { "size", required_argument, NULL, 's' },
+        { "vram", required_argument, NULL, 'v' },
+    { "quantize", required_argument, NULL, 'q' }, { "recommended", no_argument, NULL, 'r' },
+    { "supported", no_argument, NULL, OPT_SUPPORTED },
+    { "zse12", no_argument, NULL, OPT_ZSE12 }, { "json", no_argument, NULL, OPT_JSON },
+    { "help", no_argument, NULL, 'h' }, { NULL, 0, NULL, 0 },
 };
 
 struct filter { const char *category, *size, *type; uint64_t vram; int recommended, supported, zse12, json; };
@@ -53,7 +57,8 @@ static int listed(const json_t *array, const char *word)
 /* A model as it is printed: what the registry says, and what follows from its configuration. */
 static json_t *describe(const json_t *m, struct err *e)
 {
-    static const char *const as_it_is[] = { "name", "description", "license", "provider", "categories", "tags", "recommended", "zse12", "zse_optimized" };
+    static const char *const as_it_is[] = { "name", "description", "license", "provider", "categories", "tags",
+                                            "recommended", "zse12", "zse_optimized" };
     const json_t *config = json_object_get(m, "config");
     const char *id = string(m, "id");
     char home[200];
@@ -102,14 +107,16 @@ static json_t *describe(const json_t *m, struct err *e)
 /* By what the registry says, before its sizes are counted. */
 static int may_pass(const struct filter *f, const json_t *m)
 {
-    return (!f->category || listed(json_object_get(m, "categories"), f->category)) && (!f->recommended || json_is_true(json_object_get(m, "recommended"))) &&
+    return (!f->category || listed(json_object_get(m, "categories"), f->category)) &&
+           (!f->recommended || json_is_true(json_object_get(m, "recommended"))) &&
            (!f->zse12 || json_is_true(json_object_get(m, "zse12")));
 }
 
 static int passes(const struct filter *f, const json_t *d)
 {
     return (!f->size || strcmp(f->size, string(d, "size")) == 0) &&
-           (!f->vram || (uint64_t)json_integer_value(json_object_get(json_object_get(d, "vram"), f->type)) <= plan_usable(f->vram)) &&
+           (!f->vram || (uint64_t)json_integer_value(json_object_get(json_object_get(d, "vram"), f->type)) <=
+            plan_usable(f->vram)) &&
            (!f->supported || json_is_true(json_object_get(d, "supported")));
 }
 
@@ -118,8 +125,10 @@ static double real(const json_t *o, const char *key) { return (double)json_integ
 static void print_row(const json_t *d)
 {
     const json_t *v = json_object_get(d, "vram");
-    printf("%-30s %7.2f %-7s %8.2f %8.2f %8.2f  %-3s %s\n", string(d, "name"), real(d, "parameters") / 1e9, string(d, "size"), real(v, "bf16") / 1e9, real(v, "int8") / 1e9,
-           real(v, "nl4") / 1e9, json_is_true(json_object_get(d, "supported")) ? "yes" : "no", string(d, "description"));
+    printf("%-30s %7.2f %-7s %8.2f %8.2f %8.2f  %-3s %s\n", string(d, "name"), real(d, "parameters") / 1e9,
+           string(d, "size"), real(v, "bf16") / 1e9, real(v, "int8") / 1e9,
+           real(v, "nl4") / 1e9, json_is_true(json_object_get(d, "supported")) ? "yes" : "no",
+           string(d, "description"));
 }
 
 static int list(const struct filter *f)
@@ -174,13 +183,16 @@ static void print_model(const json_t *d)
     printf("%-15s %.2f billion", "parameters", real(d, "parameters") / 1e9);
     if (real(d, "active_parameters") < 0.8 * real(d, "parameters"))
         printf(", %.2f of them for each token", real(d, "active_parameters") / 1e9);
-    printf("\n%-15s %s%s%s\n", "architecture", string(d, "architecture"), json_is_true(json_object_get(d, "supported")) ? "" : ", does not run here: ",
+    printf("\n%-15s %s%s%s\n", "architecture", string(d, "architecture"),
+           json_is_true(json_object_get(d, "supported")) ? "" : ", does not run here: ",
            string(d, "unsupported_reason"));
-    printf("%-15s %lld tokens, %s of keys and values each (f16)\n", "context", (long long)json_integer_value(json_object_get(d, "context_length")),
+    printf("%-15s %lld tokens, %s of keys and values each (f16)\n", "context",
+           (long long)json_integer_value(json_object_get(d, "context_length")),
            cli_bytes(a, (uint64_t)real(d, "kv_bytes_per_token")));
     for (int i = 0; i < PLANNED_TYPES; i++)
-        printf("%-15s %s of weights%s, %s to run with %d tokens of context\n", planned_types[i], cli_bytes_both(a, (uint64_t)real(w, planned_types[i])),
-               json_is_true(json_object_get(d, "exact")) ? "" : " or so", cli_bytes(b, (uint64_t)real(v, planned_types[i])), CONTEXT);
+        printf("%-15s %s of weights%s, %s to run with %d tokens of context\n", planned_types[i],
+               cli_bytes_both(a, (uint64_t)real(w, planned_types[i])), json_is_true(json_object_get(d, "exact")) ? ""
+                   : " or so", cli_bytes(b, (uint64_t)real(v, planned_types[i])), CONTEXT);
 }
 
 static int info(const struct filter *f, const char *name)
@@ -217,7 +229,8 @@ static int one_of(const char *option, const char *arg, const char *const *words,
 
 static int take(struct filter *f, int c, const char *arg)
 {
-    static const char *const categories[] = { "chat", "instruct", "code", "reasoning", NULL }, *const sizes[] = { "tiny", "small", "medium", "large", "xlarge", "xxl", NULL },
+    static const char *const categories[] = { "chat", "instruct", "code", "reasoning", NULL },
+        *const sizes[] = { "tiny", "small", "medium", "large", "xlarge", "xxl", NULL },
                              *const types[] = { "bf16", "int8", "nl4", NULL };
     char text[64];
     switch (c) {

@@ -26,7 +26,8 @@ static const char usage[] =
 
 enum { OPT_TEMPLATE = 256, OPT_NAME, OPT_NOW, MAX_TEMPLATE = 16 << 20 };
 static const struct option long_options[] = {
-    { "template", required_argument, NULL, OPT_TEMPLATE }, { "name", required_argument, NULL, OPT_NAME }, { "now", required_argument, NULL, OPT_NOW },
+    { "template", required_argument, NULL, OPT_TEMPLATE }, { "name", required_argument, NULL, OPT_NAME },
+        { "now", required_argument, NULL, OPT_NOW },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -142,7 +143,8 @@ static int render_lines(const struct render *r)
         if (!n)
             continue;
         char *text = render_line(r, line, (size_t)n, &size, &e);
-        json_t *said = text ? json_pack("{s:o?}", "text", json_stringn(text, size)) : json_pack("{s:s}", "error", e.msg);
+        json_t *said = text ? json_pack("{s:o?}", "text", json_stringn(text, size))
+                            : json_pack("{s:s}", "error", e.msg);
         if (!said || !json_object_size(said)) {
             json_decref(said);
             said = json_pack("{s:s}", "error", "the text is not UTF-8");

@@ -23,7 +23,8 @@ static void shape_text(const json_t *tensor, char *out, size_t room)
     size_t n = 0;
     *out = '\0';
     for (size_t i = 0; i < json_array_size(shape) && n < room; i++)
-        n += (size_t)snprintf(out + n, room - n, "%s%" JSON_INTEGER_FORMAT, i ? " x " : "", json_integer_value(json_array_get(shape, i)));
+        n += (size_t)snprintf(out + n, room - n, "%s%" JSON_INTEGER_FORMAT, i ? " x " : "",
+                              json_integer_value(json_array_get(shape, i)));
 }
 
 static void count_text(double n, char *out, size_t room)
@@ -50,13 +51,15 @@ static void print_numbers(const json_t *d)
 {
     line("layers", "%" PRId64, int_of(d, "num_hidden_layers"));
     line("hidden size", "%" PRId64 ", MLP %" PRId64, int_of(d, "hidden_size"), int_of(d, "intermediate_size"));
-    line("heads", "%" PRId64 " of %" PRId64 ", %" PRId64 " for keys and values (%s)", int_of(d, "num_attention_heads"), int_of(d, "head_dim"),
-         int_of(d, "num_key_value_heads"), string_of(d, "attention_type"));
+    line("heads", "%" PRId64 " of %" PRId64 ", %" PRId64 " for keys and values (%s)", int_of(d, "num_attention_heads"),
+         int_of(d, "head_dim"), int_of(d, "num_key_value_heads"), string_of(d, "attention_type"));
     if (int_of(d, "sliding_window_layers"))
-        line("sliding window", "in %" PRId64 " layer%s", int_of(d, "sliding_window_layers"), plural(int_of(d, "sliding_window_layers")));
+        line("sliding window", "in %" PRId64 " layer%s", int_of(d, "sliding_window_layers"),
+             plural(int_of(d, "sliding_window_layers")));
     const json_t *theta = js_get(d, "rope_theta");
     if (theta)
-        line("context", "%" PRId64 " tokens, RoPE theta %g", int_of(d, "max_position_embeddings"), json_number_value(theta));
+        line("context", "%" PRId64 " tokens, RoPE theta %g", int_of(d, "max_position_embeddings"),
+             json_number_value(theta));
     else
         line("context", "%" PRId64 " tokens", int_of(d, "max_position_embeddings"));
 }
@@ -108,16 +111,18 @@ static void print_overview(const json_t *d)
     if (strcmp(kind, "zse") == 0)
         line("format", "ZSE %s", string_of(d, "version"));
     else if (strcmp(kind, "gguf") == 0)
-        line("format", "GGUF %" PRId64 ", %" PRId64 " key%s", int_of(d, "version"), int_of(d, "metadata_keys"), plural(int_of(d, "metadata_keys")));
+        line("format", "GGUF %" PRId64 ", %" PRId64 " key%s", int_of(d, "version"), int_of(d, "metadata_keys"),
+             plural(int_of(d, "metadata_keys")));
     else
-        line("format", "%s", strcmp(kind, "folder") == 0 ? "Hugging Face folder" : strcmp(kind, "config") == 0 ? "config.json only" : "tokenizer only");
+        line("format", "%s", strcmp(kind, "folder") == 0 ? "Hugging Face folder" : strcmp(kind, "config") == 0
+             ? "config.json only" : "tokenizer only");
     if (int_of(m, "file_bytes"))
         line("file size", "%s", cli_bytes_both(b, (uint64_t)int_of(m, "file_bytes")));
     if (*string_of(d, "name"))
         line("name", "%s", string_of(d, "name"));
     if (*string_of(d, "architecture"))
-        line("architecture", "%s%s%s%s", string_of(d, "architecture"), *string_of(d, "model_type") ? " (" : "", string_of(d, "model_type"),
-             *string_of(d, "model_type") ? ")" : "");
+        line("architecture", "%s%s%s%s", string_of(d, "architecture"), *string_of(d, "model_type") ? " (" : "",
+             string_of(d, "model_type"), *string_of(d, "model_type") ? ")" : "");
     if (js_get(d, "unsupported_reason"))
         line("not supported", "%s", string_of(d, "unsupported_reason"));
     if (int_of(d, "parameters")) {
@@ -137,7 +142,8 @@ static void print_overview(const json_t *d)
         printf("%-15s %s a token in f16, ", "KV cache", cli_bytes(b, (uint64_t)int_of(kv, "f16")));
         printf("%s for the whole context\n", cli_bytes_both(b, (uint64_t)int_of(m, "kv_bytes_full_context_f16")));
         if (int_of(m, "state_bytes_per_sequence"))
-            line("recurrent state", "%s a sequence, in %" PRId64 " of the layers", cli_bytes_both(b, (uint64_t)int_of(m, "state_bytes_per_sequence")),
+            line("recurrent state", "%s a sequence, in %" PRId64 " of the layers",
+                 cli_bytes_both(b, (uint64_t)int_of(m, "state_bytes_per_sequence")),
                  int_of(d, "recurrent_layers"));
     }
     print_facts("quantization", json_object_get(d, "quantization"));
@@ -165,9 +171,11 @@ static void print_tensors(const json_t *d)
     printf("%-40s %-8s %-20s %14s  %s\n", "tensor", "type", "shape", "bytes", "source");
     json_array_foreach(json_object_get(d, "tensors"), i, t) {
         shape_text(t, shape, sizeof shape);
-        const char *from = string_of(t, "source_type"), *grid = !*from ? "" : json_is_true(json_object_get(t, "grid_kept")) ? ": grid kept" : ": rounded anew";
-        printf("%-40s %-8s %-20s %14" PRId64 "%s%s%s%s%s\n", string_of(t, "name"), string_of(t, "type"), shape, int_of(t, "size_bytes"),
-               *string_of(t, "source_name") ? "  " : "", string_of(t, "source_name"), *from ? "  " : "", from, grid);
+        const char *from = string_of(t, "source_type"), *grid = !*from
+            ? "" : json_is_true(json_object_get(t, "grid_kept")) ? ": grid kept" : ": rounded anew";
+        printf("%-40s %-8s %-20s %14" PRId64 "%s%s%s%s%s\n", string_of(t, "name"), string_of(t, "type"), shape,
+               int_of(t, "size_bytes"), *string_of(t, "source_name") ? "  " : "", string_of(t, "source_name"),
+               *from ? "  " : "", from, grid);
     }
 }
 
@@ -199,8 +207,9 @@ static void print_table(const char *title, const json_t *table)
     printf("%-12s %8s %16s %16s  %6s\n", title, "tensors", "parameters", "bytes", "bits");
     json_object_foreach((json_t *)table, key, row) {
         int64_t n = int_of(row, "parameters");
-        printf("%-12s %8" PRId64 " %16" PRId64 " %16" PRId64 "  %6.2f  %s\n", key, int_of(row, "tensors"), n, int_of(row, "bytes"),
-               n ? 8.0 * (double)int_of(row, "bytes") / (double)n : 0.0, cli_bytes_both(b, (uint64_t)int_of(row, "bytes")));
+        printf("%-12s %8" PRId64 " %16" PRId64 " %16" PRId64 "  %6.2f  %s\n", key, int_of(row, "tensors"), n,
+               int_of(row, "bytes"), n ? 8.0 * (double)int_of(row, "bytes") / (double)n : 0.0,
+               cli_bytes_both(b, (uint64_t)int_of(row, "bytes")));
     }
 }
 
@@ -212,8 +221,10 @@ static void print_memory(const json_t *d)
     putchar('\n');
     print_table("role", json_object_get(m, "by_role"));
     putchar('\n');
-    line("weights", "%16" PRId64 "  %s", int_of(m, "weights_bytes"), cli_bytes_both(b, (uint64_t)int_of(m, "weights_bytes")));
-    line("everything else", "%16" PRId64 "  %s", int_of(m, "other_bytes"), cli_bytes_both(b, (uint64_t)int_of(m, "other_bytes")));
+    line("weights", "%16" PRId64 "  %s", int_of(m, "weights_bytes"),
+         cli_bytes_both(b, (uint64_t)int_of(m, "weights_bytes")));
+    line("everything else", "%16" PRId64 "  %s", int_of(m, "other_bytes"),
+         cli_bytes_both(b, (uint64_t)int_of(m, "other_bytes")));
     line("file", "%16" PRId64 "  %s", int_of(m, "file_bytes"), cli_bytes_both(b, (uint64_t)int_of(m, "file_bytes")));
     if (!kv)
         return;
@@ -224,7 +235,8 @@ static void print_memory(const json_t *d)
         line(label, "%16" PRId64 "  bytes a token", int_of(kv, type));
     }
     if (int_of(m, "state_bytes_per_sequence"))
-        line("recurrent state", "%16" PRId64 "  bytes a sequence, and a snapshot", int_of(m, "state_bytes_per_sequence"));
+        line("recurrent state", "%16" PRId64 "  bytes a sequence, and a snapshot",
+             int_of(m, "state_bytes_per_sequence"));
     line("KV f16, full", "%16" PRId64 "  %s for %" PRId64 " tokens", int_of(m, "kv_bytes_full_context_f16"),
          cli_bytes_both(b, (uint64_t)int_of(m, "kv_bytes_full_context_f16")), int_of(d, "max_position_embeddings"));
 }
@@ -237,16 +249,19 @@ static void print_layout(const json_t *d)
     json_array_foreach(json_object_get(d, "tensors"), i, t) {
         if (js_get(t, "shard"))
             printf("%3" PRId64 ":", int_of(t, "shard"));
-        printf("%*" PRId64 " %16" PRId64 "  %s\n", js_get(t, "shard") ? 12 : 16, int_of(t, "offset"), int_of(t, "size_bytes"), string_of(t, "name"));
+        printf("%*" PRId64 " %16" PRId64 "  %s\n", js_get(t, "shard") ? 12 : 16, int_of(t, "offset"),
+               int_of(t, "size_bytes"), string_of(t, "name"));
     }
     if (js_get(d, "tokenizer_offset"))
-        printf("%16" PRId64 " %16" PRId64 "  [tokenizer]\n", int_of(d, "tokenizer_offset"), int_of(d, "tokenizer_size"));
+        printf("%16" PRId64 " %16" PRId64 "  [tokenizer]\n", int_of(d, "tokenizer_offset"),
+               int_of(d, "tokenizer_size"));
 }
 
 void info_print(const json_t *d, unsigned parts)
 {
     static const struct { unsigned part; void (*print)(const json_t *); } table[] = {
-        { INFO_TENSORS, print_tensors }, { INFO_LAYERS, print_layers }, { INFO_MEMORY, print_memory }, { INFO_LAYOUT, print_layout },
+        { INFO_TENSORS, print_tensors }, { INFO_LAYERS, print_layers }, { INFO_MEMORY, print_memory },
+            { INFO_LAYOUT, print_layout },
     };
     const char *between = "";
     if (!parts)

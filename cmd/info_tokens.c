@@ -32,7 +32,8 @@ static const char detokenize_usage[] =
 enum { OPT_ADD = 256, OPT_NO_PARSE, OPT_SKIP, OPT_JSONL };
 
 static const struct option tokenize_options[] = {
-    { "add-special", no_argument, NULL, OPT_ADD }, { "no-parse-special", no_argument, NULL, OPT_NO_PARSE }, { "jsonl", no_argument, NULL, OPT_JSONL },
+    { "add-special", no_argument, NULL, OPT_ADD }, { "no-parse-special", no_argument, NULL, OPT_NO_PARSE },
+        { "jsonl", no_argument, NULL, OPT_JSONL },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 static const struct option detokenize_options[] = {
@@ -49,7 +50,8 @@ struct run {
 };
 
 /* -1: go on; else the exit code. */
-static int parse_options(struct run *r, int argc, char **argv, const struct option *options, const char *usage, const char **model)
+static int parse_options(struct run *r, int argc, char **argv, const struct option *options, const char *usage,
+                         const char **model)
 {
     int c;
     r->flags = TOKENIZE_PARSE_SPECIAL;
@@ -131,7 +133,8 @@ done:
 }
 
 /* One line of --jsonl. */
-static int one_line(const struct run *r, int (*array)(const struct run *, const json_t *, struct err *), const char *line, size_t n, struct err *e)
+static int one_line(const struct run *r, int (*array)(const struct run *, const json_t *, struct err *),
+                    const char *line, size_t n, struct err *e)
 {
     json_error_t why;
     json_t *v = json_loadb(line, n, JSON_ALLOW_NUL | JSON_DECODE_ANY, &why);

@@ -22,9 +22,11 @@ static void print_pair(const char *what, const double v[2], double unit, const c
 
 json_t *limits_json(const struct limits *l)
 {
-    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:s?}", "threads", l->n_threads, "read", pair_json(l->read, NULL), "int8", pair_json(l->int8, l->int8_name),
-                     "amx", pair_json(l->amx, NULL), "f32", pair_json(l->f32, l->f32_name), "page_cache", pair_json(l->page_cache, NULL), "disk",
-                     l->no_disk ? json_null() : json_real(l->disk), "no_disk", l->no_disk);
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:s?}", "threads", l->n_threads, "read",
+                     pair_json(l->read, NULL), "int8", pair_json(l->int8, l->int8_name),
+                     "amx", pair_json(l->amx, NULL), "f32", pair_json(l->f32, l->f32_name), "page_cache",
+                     pair_json(l->page_cache, NULL), "disk", l->no_disk ? json_null() : json_real(l->disk), "no_disk",
+                     l->no_disk);
 }
 
 void limits_print(const struct limits *l, const char *file)

@@ -1,4 +1,5 @@
-/* limits_show.h - what limits_measure found, as text and as JSON: for zse-bench limits and zse-hardware --measure. */
+/* limits_show.h - what limits_measure found, as text and as JSON: for zse-bench limits and
+ * zse-hardware --measure. */
 #ifndef ZSE_CMD_LIMITS_SHOW_H
 #define ZSE_CMD_LIMITS_SHOW_H
 

@@ -62,23 +62,28 @@ int matmul_time_mat(struct mat *m, enum qtype type, int rows, int cols, struct e
 {
     const struct qtype_info *t = qtype_info(type);
     /* groups as large as the type has them, but 64 for int8 */
-    const int group = t->group_sizes & 256 ? 256 : t->group_sizes & 128 && (t->bits < 8 || t->group_sizes == 128) ? 128 : t->group_sizes & 64 ? 64 : 32;
+    const int group = t->group_sizes & 256 ? 256 : t->group_sizes & 128 &&
+                      (t->bits < 8 || t->group_sizes == 128) ? 128 : t->group_sizes & 64 ? 64 : 32;
     return mat_init(m, type, group, qtype_takes_floats(t) ? 0 : group == 64 ? 64 : 128, rows, cols, e);
 }
 
-/* Random codes; scales in f16 and powers of two must be numbers of a usual size, and floats no denormals: they take a hundred times as long, and models have none. */
+/* Random codes; scales in f16 and powers of two must be numbers of a usual size, and floats no
+ * denormals: they take a hundred times as long, and models have none. */
 static int fill(struct matmul_time *b, struct matmul_time_weights w, struct err *e)
 {
     const struct qtype_info *t = qtype_info(b->m.type);
-    const uint64_t mask = t->scale == SCALE_F32 ? 0x3fbfbfbf3fbfbfbf : t->is_float ? 0x80ff80ff80ff80ff : t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : t->scale == SCALE_E8M0 ? 0x7f7f7f7f7f7f7f7f : UINT64_MAX;
-    const uint64_t set = t->scale == SCALE_F32 ? 0x3030303030303030 : t->is_float ? 0x3c003c003c003c00 : t->scale == SCALE_E8M0 ? 0x4040404040404040 : 0;
+    const uint64_t mask = t->scale == SCALE_F32 ? 0x3fbfbfbf3fbfbfbf : t->is_float ? 0x80ff80ff80ff80ff : t->scale ==
+        SCALE_F16 ? 0x3bff3bff3bff3bff : t->scale == SCALE_E8M0 ? 0x7f7f7f7f7f7f7f7f : UINT64_MAX;
+    const uint64_t set = t->scale == SCALE_F32 ? 0x3030303030303030 : t->is_float
+                             ? 0x3c003c003c003c00 : t->scale == SCALE_E8M0 ? 0x4040404040404040 : 0;
     struct rng rng = { 1 };
     struct memory memory;
     struct err ignored;
     const uint64_t half = memory_read(&memory, NULL, &ignored) == 0 ? memory_now(&memory) / 2 : UINT64_MAX;
     if (b->m.size > half)
         return err_set(e, ERR_LIMIT, "the matrix has %zu bytes, expected %llu at most: half of what this process can have", b->m.size, (unsigned long long)half);
-    const size_t wanted = w.footprint && w.footprint < FOOTPRINT ? (size_t)w.footprint : FOOTPRINT, n = wanted / b->m.size + (wanted == FOOTPRINT);
+    const size_t wanted = w.footprint && w.footprint < FOOTPRINT ? (size_t)w.footprint : FOOTPRINT,
+                 n = wanted / b->m.size + (wanted == FOOTPRINT);
     b->n_copies = n < half / b->m.size ? n ? (int)n : 1 : (int)(half / b->m.size);
     const size_t total = b->m.size * (size_t)b->n_copies;
     b->data = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -104,7 +109,8 @@ static int prepare(struct matmul_time *b, int most, struct matmul_time_weights w
     b->x = malloc((size_t)most * cols * sizeof *b->x);
     b->out = malloc((size_t)most * rows * sizeof *b->out);
     b->scratch = aligned_alloc(64, threads * b->scratch_each + 64);
-    b->act = b->exact ? NULL : aligned_alloc(64, (b->k->act_bytes(most, b->m.cols_padded, b->m.act_group) + 63) / 64 * 64);
+    b->act = b->exact ? NULL : aligned_alloc(64,
+                                             (b->k->act_bytes(most, b->m.cols_padded, b->m.act_group) + 63) / 64 * 64);
     if (!b->x || !b->out || !b->scratch || (!b->exact && !b->act))
         return err_nomem(e, "benchmark");
     for (size_t i = 0; i < (size_t)most * cols; i++)
@@ -112,7 +118,8 @@ static int prepare(struct matmul_time *b, int most, struct matmul_time_weights w
     return fill(b, w, e);
 }
 
-struct matmul_time *matmul_time_open(const struct mat *m, const struct kernels *k, struct pool *pool, int most, struct matmul_time_weights w, struct err *e)
+struct matmul_time *matmul_time_open(const struct mat *m, const struct kernels *k, struct pool *pool, int most,
+                                     struct matmul_time_weights w, struct err *e)
 {
     struct matmul_time *b = calloc(1, sizeof *b);
     if (!b) {

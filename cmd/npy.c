@@ -12,7 +12,8 @@ static const char magic[] = "\x93NUMPY";
 static int bad(const struct npy *a, struct err *e, const char *what, const char *found, const char *expected)
 {
     const size_t n = !found ? 0 : *found == '(' ? strcspn(found, ")") + 1 : strcspn(found, ",}");
-    return err_set(e, ERR_FORMAT, "%s: %s: found %.*s, expected %s", a->map.path, what, found ? n < 60 ? (int)n : 60 : 7, found ? found : "nothing", expected);
+    return err_set(e, ERR_FORMAT, "%s: %s: found %.*s, expected %s", a->map.path, what,
+                   found ? n < 60 ? (int)n : 60 : 7, found ? found : "nothing", expected);
 }
 
 /* What stands behind 'KEY': in the header, a Python dictionary; NULL: no such key. */
@@ -46,7 +47,8 @@ static int read_shape(struct npy *a, const char *p, struct err *e)
 
 static int read_header(struct npy *a, const char *header, size_t data_at, struct err *e)
 {
-    static const struct { const char *descr; enum npy_type type; size_t bytes; } types[] = { { "'<f4'", NPY_F32, 4 }, { "'<i4'", NPY_I32, 4 }, { "'<i8'", NPY_I64, 8 } };
+    static const struct { const char *descr; enum npy_type type; size_t bytes; } types[] = { { "'<f4'", NPY_F32, 4 },
+        { "'<i4'", NPY_I32, 4 }, { "'<i8'", NPY_I64, 8 } };
     const char *descr = value_of(header, "descr"), *order = value_of(header, "fortran_order");
     size_t t = 0, bytes;
     while (t < 3 && !(descr && strncmp(descr, types[t].descr, 5) == 0))
@@ -60,7 +62,9 @@ static int read_header(struct npy *a, const char *header, size_t data_at, struct
     a->type = types[t].type;
     a->data = a->map.data + data_at;
     bytes = (size_t)a->n * types[t].bytes;
-    return a->map.size - data_at == bytes ? 0 : err_set(e, ERR_FORMAT, "%s: %zu bytes of data, expected %zu by its shape", a->map.path, a->map.size - data_at, bytes);
+    return a->map.size - data_at == bytes ? 0 : err_set(e, ERR_FORMAT,
+                                                        "%s: %zu bytes of data, expected %zu by its shape", a->map.path,
+                                                        a->map.size - data_at, bytes);
 }
 
 /* A file that does not begin as it should. */
@@ -94,7 +98,8 @@ int npy_open(struct npy *a, const char *path, struct err *e)
     if (a->map.size < 12 || memcmp(b, magic, 6) != 0 || b[6] < 1 || b[6] > 3) {
         bad_begin(a, e);
     } else {
-        const size_t at = b[6] == 1 ? 10 : 12, n = b[6] == 1 ? (size_t)b[8] | (size_t)b[9] << 8 : (size_t)b[8] | (size_t)b[9] << 8 | (size_t)b[10] << 16 | (size_t)b[11] << 24;
+        const size_t at = b[6] == 1 ? 10 : 12, n = b[6] == 1 ? (size_t)b[8] | (size_t)b[9] << 8 : (size_t)b[8] |
+                                                   (size_t)b[9] << 8 | (size_t)b[10] << 16 | (size_t)b[11] << 24;
         char *header = n <= 65536 && n <= a->map.size - at ? strndup((const char *)b + at, n) : NULL;
         rc = header ? read_header(a, header, at + n, e) : bad_header(a, n, e);
         free(header);
@@ -122,7 +127,8 @@ const char *npy_kind(const struct npy *a, char text[NPY_KIND])
 }
 
 /* The header is padded so that the data begins at a multiple of 64. */
-static int write_array(const char *path, const char *descr, const char *shape, const void *data, size_t bytes, struct err *e)
+static int write_array(const char *path, const char *descr, const char *shape, const void *data, size_t bytes,
+                       struct err *e)
 {
     struct atomic_file f;
     char head[128];
@@ -132,7 +138,8 @@ static int write_array(const char *path, const char *descr, const char *shape, c
     head[7] = 0;
     head[8] = (char)(sizeof head - 10);
     head[9] = 0;
-    const int n = snprintf(head + 10, sizeof head - 10, "{'descr': '%s', 'fortran_order': False, 'shape': %s, }", descr, shape);
+    const int n = snprintf(head + 10, sizeof head - 10, "{'descr': '%s', 'fortran_order': False, 'shape': %s, }", descr,
+                           shape);
     head[10 + n] = ' ';
     head[sizeof head - 1] = '\n';
     if (atomic_open(&f, path, e) < 0)

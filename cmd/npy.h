@@ -1,4 +1,5 @@
-/* npy.h - arrays in NumPy's .npy files: what numpy.save writes (numpy.lib.format, versions 1 to 3) of little-endian f32 or whole numbers, in C order. */
+/* npy.h - arrays in NumPy's .npy files: what numpy.save writes (numpy.lib.format, versions 1 to
+ * 3) of little-endian f32 or whole numbers, in C order. */
 #ifndef ZSE_CMD_NPY_H
 #define ZSE_CMD_NPY_H
 

@@ -75,7 +75,8 @@ static int parse_act(const char *prog, const char *arg, struct run_options *r)
 
 const char *run_cache_name(int cache_weights)
 {
-    static const char *const names[] = { [CACHE_WEIGHTS_OFF] = "off", [CACHE_WEIGHTS_AUTO] = "auto", [CACHE_WEIGHTS_ON] = "on" };
+    static const char *const names[] = { [CACHE_WEIGHTS_OFF] = "off", [CACHE_WEIGHTS_AUTO] = "auto",
+                                         [CACHE_WEIGHTS_ON] = "on" };
     return names[cache_weights];
 }
 
@@ -96,7 +97,8 @@ static int check_cache(const char *prog, const struct run_options *r)
     if (r->cache_weights != CACHE_WEIGHTS_ON)
         return 0;
     if (r->exact || r->strict)
-        return cli_wrong(prog, "--cache-weights on: with %s nothing reads weights as f16", r->exact ? "--exact" : "--strict");
+        return cli_wrong(prog, "--cache-weights on: with %s nothing reads weights as f16",
+                         r->exact ? "--exact" : "--strict");
     return r->gpu ? 0 : cli_wrong(prog, "--cache-weights on: the copies are a GPU's, and there is none (--device)");
 }
 
@@ -141,7 +143,8 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_ACT: return parse_act(prog, arg, r);
     case OPT_CACHE_WEIGHTS: return parse_cache(prog, arg, r);
     case OPT_FORCE: r->force = 1; return 0;
-    case OPT_VERIFY: return verify_mode_parse(arg, &r->verify) == 0 ? 0 : cli_wrong(prog, "--verify: '%s', expected auto, first or never", arg);
+    case OPT_VERIFY: return verify_mode_parse(arg, &r->verify) == 0
+        ? 0 : cli_wrong(prog, "--verify: '%s', expected auto, first or never", arg);
     case OPT_VERBOSE: r->verbose = 1; return 0;
     case OPT_RUN_MODE: return planned_mode_parse(prog, arg, &r->mode);
     case OPT_MAX_MEMORY:
@@ -163,7 +166,8 @@ int run_options_check(const char *prog, struct run_options *r)
         return cli_wrong(prog, "--mode chooses the type, and so does -q: one of them");
     if (!r->kv_given)
         r->kv = r->exact ? KV_F32 : KV_F16;
-    int rc = r->device ? parse_device(prog, "--device", r->device, r) : parse_device(prog, "ZSE_DEVICE", device && *device ? device : "auto", r);
+    int rc = r->device ? parse_device(prog, "--device", r->device, r)
+                       : parse_device(prog, "ZSE_DEVICE", device && *device ? device : "auto", r);
     if (rc == 0 && r->gpu_layers_given && r->gpu_layers > 0 && !r->gpu)
         return cli_wrong(prog, "--gpu-layers %d: there is no GPU to compute them (--device)", r->gpu_layers);
     if (r->gpu_layers_given && r->gpu_layers == 0)
@@ -177,7 +181,8 @@ int run_options_check(const char *prog, struct run_options *r)
 
 /* ---- models ---- */
 
-/* Bytes of weights that may be read into memory before they are used: more would drive out what is used first. */
+/* Bytes of weights that may be read into memory before they are used: more would drive out what
+ * is used first. */
 static uint64_t may_fill(void)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
@@ -228,13 +233,15 @@ static int free_memory(const struct run_options *r, uint64_t *bytes, struct err 
     }
     const int n = machine_gpus(gpu, MACHINE_GPUS, why);
     if (r->gpu_index >= n)
-        return err_set(e, ERR_DEVICE, "--mode: GPU %d does not say what memory it has%s%s", r->gpu_index, n ? "" : ": ", n ? "" : why);
+        return err_set(e, ERR_DEVICE, "--mode: GPU %d does not say what memory it has%s%s", r->gpu_index, n ? "" : ": ",
+                       n ? "" : why);
     *bytes = gpu[r->gpu_index].free;
     return 0;
 }
 
 /* --mode: the type for this source.  Static, NULL with *e. */
-static const char *choose_type(const char *prog, const char *path, const struct run_options *r, const char *name, struct err *e)
+static const char *choose_type(const char *prog, const char *path, const struct run_options *r, const char *name,
+                               struct err *e)
 {
     enum { CONTEXT = 8192 };
     static const char *const all[] = { "keep", "bf16", "int8", "nl4" };
@@ -243,14 +250,19 @@ static const char *choose_type(const char *prog, const char *path, const struct 
     char *title = NULL, size[CLI_BYTES];
     uint64_t available = 0;
     json_t *config = planned_config(path, &title, e);
-    const struct planned_ask ask = { .name = name, .path = path, .config = config, .context = r->ctx ? r->ctx : CONTEXT, .n_seqs = r->max_seqs, .kv_most = r->kv_most,
-                                     .measure = !r->gpu && (r->mode.mode == PLAN_AUTO || r->mode.mode == PLAN_MAX_SPEED), .n_threads = r->threads, .kernels = r->kernels };
-    const int best = config && free_memory(r, &available, e) == 0 && planned_compare(&s, &ask, e) == 0 ? planned_choose(&s, name, &r->mode, available, e) : -1;
+    const struct planned_ask ask = { .name = name, .path = path, .config = config, .context = r->ctx ? r->ctx : CONTEXT,
+                                     .n_seqs = r->max_seqs, .kv_most = r->kv_most,
+                                     .measure = !r->gpu &&
+                                     (r->mode.mode == PLAN_AUTO || r->mode.mode == PLAN_MAX_SPEED),
+                                     .n_threads = r->threads, .kernels = r->kernels };
+    const int best = config && free_memory(r, &available, e) == 0 &&
+                     planned_compare(&s, &ask, e) == 0 ? planned_choose(&s, name, &r->mode, available, e) : -1;
     for (size_t i = 0; best >= 0 && i < sizeof all / sizeof *all; i++)
         if (strcmp(all[i], s.c[best].type) == 0)
             type = all[i];
     if (type)
-        cli_note(prog, "--mode %s: %s as %s, %s to run", plan_mode_name(r->mode.mode), name, type, cli_bytes(size, s.c[best].bytes));
+        cli_note(prog, "--mode %s: %s as %s, %s to run", plan_mode_name(r->mode.mode), name, type,
+                 cli_bytes(size, s.c[best].bytes));
     planned_choices_close(&s);
     json_decref(config);
     free(title);
@@ -263,7 +275,8 @@ const char *open_model_given_type(const struct run_options *r)
     return r->type ? r->type : env && *env ? env : NULL;
 }
 
-const char *open_model_type(const char *prog, const char *path, const struct run_options *r, const char *name, struct err *e)
+const char *open_model_type(const char *prog, const char *path, const struct run_options *r, const char *name,
+                            struct err *e)
 {
     struct convert_type parsed;
     if (r->mode.given)
@@ -309,7 +322,8 @@ static int load_converted(const struct converted_ask *ask, const char *source, s
 }
 
 /* A folder whose shards are still coming; the stream is closed. */
-static int load_arriving(const struct converted_ask *ask, struct hub_stream *stream, char **source, struct opened_model *o, struct err *e)
+static int load_arriving(const struct converted_ask *ask, struct hub_stream *stream, char **source,
+                         struct opened_model *o, struct err *e)
 {
     struct converted_lock lock;
     if (!ask->type || converted_lock(&lock, ask, *source, e) != 0) {
@@ -321,12 +335,14 @@ static int load_arriving(const struct converted_ask *ask, struct hub_stream *str
     if (!lock.waited)
         rc = converted_arriving(ask, stream, source, &o->path, e) == 0 ? load(o, e) : -1;
     else                                                /* somebody else had the same shards, and has made it or failed */
-        rc = hub_stream_close(stream, 0, source, e) == 0 && (o->path = converted_path(*source, ask->type, e)) ? load_made(ask, *source, o, e) : -1;
+        rc = hub_stream_close(stream, 0, source, e) == 0 &&
+             (o->path = converted_path(*source, ask->type, e)) ? load_made(ask, *source, o, e) : -1;
     converted_unlock(&lock);
     return rc;
 }
 
-static int find_and_load(const char *prog, char **found, struct hub_stream *stream, const struct run_options *r, struct opened_model *o, struct err *e)
+static int find_and_load(const char *prog, char **found, struct hub_stream *stream, const struct run_options *r,
+                         struct opened_model *o, struct err *e)
 {
     const char *path = *found;
     switch (stream ? SOURCE_FOLDER : source_detect(path, e)) {
@@ -340,11 +356,14 @@ static int find_and_load(const char *prog, char **found, struct hub_stream *stre
             return err_nomem(e, "path");
         return load(o, e);
     case SOURCE_CONFIG: case SOURCE_TOKENIZER:
-        return err_set(e, ERR_UNSUPPORTED, "%s has no weights, expected a .zse, a GGUF file or a Hugging Face folder", path);
+        return err_set(e, ERR_UNSUPPORTED, "%s has no weights, expected a .zse, a GGUF file or a Hugging Face folder",
+                       path);
     case SOURCE_GGUF: case SOURCE_FOLDER:
         break;
     }
-    const struct converted_ask ask = { .prog = prog, .asked = o->name, .type = open_model_type(prog, path, r, o->name, e), .n_threads = r->threads, .kernels = r->kernels,
+    const struct converted_ask ask = { .prog = prog, .asked = o->name,
+                                       .type = open_model_type(prog, path, r, o->name, e), .n_threads = r->threads,
+                                       .kernels = r->kernels,
                                        .force = r->force };
     o->in_cache = 1;
     return stream ? load_arriving(&ask, stream, found, o, e) : load_converted(&ask, path, o, e);
@@ -390,12 +409,14 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
     char *found;
     struct hub_stream *stream = NULL;
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    struct preflight_convert pre = { .prog = prog, .name = path, .output = cache && *cache ? cache : home && *home ? home : "/", .type = r->type, .force = r->force,
+    struct preflight_convert pre = { .prog = prog, .name = path, .output = cache && *cache ? cache : home && *home
+                                     ? home : "/", .type = r->type, .force = r->force,
                                      .runs = !r->gpu, .max_memory = r->max_memory };
     const struct hub_check check = { preflight_fetch, &pre };
     if (r->mode.given)
         pre.type = "nl4";               /* the smallest that it may choose */
-    if (r->mode.given ? hub_model_path(prog, path, 0, &check, &found, e) != 0 : hub_stream_open(&stream, prog, path, 0, &check, &found, e) != 0)
+    if (r->mode.given ? hub_model_path(prog, path, 0, &check, &found, e) != 0
+                      : hub_stream_open(&stream, prog, path, 0, &check, &found, e) != 0)
         return -1;
     /* A context takes longer to make than a file to map. */
     o->warming = r->gpu && pthread_create(&o->warmer, NULL, warm_up, (void *)r) == 0;
@@ -403,7 +424,8 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
     free(found);
     end_warm_up(o);
     if (rc == 0 && r->ctx && o->model->config.max_len > 0 && r->ctx > o->model->config.max_len)
-        rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path, o->model->config.max_len);
+        rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path,
+                     o->model->config.max_len);
     if (rc != 0)
         close_model(o);
     else if (r->verbose)
@@ -420,7 +442,10 @@ void close_model(struct opened_model *o)
     memset(o, 0, sizeof *o);
 }
 
-int context_of(const struct config *c, const struct run_options *r) { return r->ctx ? r->ctx : c->max_len > 0 && c->max_len < 8192 ? c->max_len : 8192; }
+int context_of(const struct config *c, const struct run_options *r)
+{
+    return r->ctx ? r->ctx : c->max_len > 0 && c->max_len < 8192 ? c->max_len : 8192;
+}
 
 int context_len(const struct opened_model *o, const struct run_options *r) { return context_of(&o->model->config, r); }
 
@@ -437,14 +462,20 @@ static int env_on(const char *name)
 struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len)
 {
     const int some = r->gpu_layers_given && r->gpu_layers > 0;
-    return (struct engine_options){ .n_threads = r->threads, .kv_type = r->kv, .max_len = max_len, .max_seqs = max_seqs, .exact = r->exact, .kernels = r->kernels,
-                                    .no_prefix_cache = r->no_prefix_cache, .max_weights = r->gpu ? 0 : (size_t)r->max_memory, .max_device = r->gpu ? (size_t)r->max_memory : 0,
-                                    .max_tokens = r->gpu && !some ? GPU_STEP_TOKENS : 0, .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index,
-                                    .device_layers = some ? r->gpu_layers : 0, .strict = r->strict, .debug_sync = env_on("ZSE_DEBUG_SYNC"),
-                                    .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8, .cache_weights = r->cache_weights };
+    return (struct engine_options){ .n_threads = r->threads, .kv_type = r->kv, .max_len = max_len, .max_seqs = max_seqs,
+                                    .exact = r->exact, .kernels = r->kernels,
+                                    .no_prefix_cache = r->no_prefix_cache, .max_weights = r->gpu ? 0
+                                        : (size_t)r->max_memory, .max_device = r->gpu ? (size_t)r->max_memory : 0,
+                                    .max_tokens = r->gpu && !some ? GPU_STEP_TOKENS : 0,
+                                    .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index,
+                                    .device_layers = some ? r->gpu_layers : 0, .strict = r->strict,
+                                    .debug_sync = env_on("ZSE_DEBUG_SYNC"),
+                                    .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8,
+                                    .cache_weights = r->cache_weights };
 }
 
-struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e)
+struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len,
+                           int max_tokens, struct err *e)
 {
     struct engine_options eo = run_engine_options(r, max_seqs, max_len ? max_len : context_len(o, r));
     if (max_tokens)

@@ -1,8 +1,11 @@
-/* open_model.h - MODEL on the command line becomes a model, its tokenizer and an engine: what zse-chat and zse-bench share.
+/* open_model.h - MODEL on the command line becomes a model, its tokenizer and an engine: what
+ * zse-chat and zse-bench share.
  *
- * MODEL is a .zse, a GGUF file or a Hugging Face folder, told apart by content, or else the name of a model on the hub (cmd/hub.h), which is
- * fetched once; GGUF files and folders are converted once into
- * $XDG_CACHE_HOME/zse (or ~/.cache/zse; by one process, others wait), keyed by samples of their content, the time of its last change, and the type.  No MODEL: $ZSE_MODEL. */
+ * MODEL is a .zse, a GGUF file or a Hugging Face folder, told apart by content, or else the name of
+ * a model on the hub (cmd/hub.h), which is fetched once; GGUF files and folders are converted once
+ * into
+ * $XDG_CACHE_HOME/zse (or ~/.cache/zse; by one process, others wait), keyed by samples of their
+ *   content, the time of its last change, and the type.  No MODEL: $ZSE_MODEL. */
 #ifndef ZSE_CMD_OPEN_MODEL_H
 #define ZSE_CMD_OPEN_MODEL_H
 
@@ -40,14 +43,16 @@ struct run_options {
     int gpu, gpu_index, gpu_auto;   /* what run_options_check made of it: on a GPU, which, and only because there is one */
 };
 enum { GPU_LAYERS_AUTO = -1 };
-enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE, OPT_VERBOSE, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY };
+enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE,
+       OPT_VERBOSE, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, { "mode", required_argument, NULL, OPT_RUN_MODE }, { "threads", required_argument, NULL, OPT_THREADS }, { "ctx", required_argument, NULL, OPT_CTX }, \
     { "kv", required_argument, NULL, OPT_KV }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "device", required_argument, NULL, OPT_DEVICE }, \
     { "gpu-layers", required_argument, NULL, OPT_GPU_LAYERS }, { "strict", no_argument, NULL, OPT_STRICT }, \
     { "cuda-graphs", required_argument, NULL, OPT_GRAPHS }, { "act", required_argument, NULL, OPT_ACT }, \
     { "cache-weights", required_argument, NULL, OPT_CACHE_WEIGHTS }, \
-    { "exact", no_argument, NULL, OPT_EXACT }, { "force", no_argument, NULL, OPT_FORCE }, { "verify", required_argument, NULL, OPT_VERIFY }, { "verbose", no_argument, NULL, OPT_VERBOSE }
+    { "exact", no_argument, NULL, OPT_EXACT }, { "force", no_argument, NULL, OPT_FORCE },
+    { "verify", required_argument, NULL, OPT_VERIFY }, { "verbose", no_argument, NULL, OPT_VERBOSE }
 #define RUN_HELP \
     "  -q, --quantize TYPE        type for a GGUF file or folder: nl4, int4, int8, nf4, bf16 ... (default: keep)\n" \
     "      --mode MODE            instead of -q, the type by this machine's memory: auto (the finest that is not much slower than the fastest),\n" \
@@ -69,10 +74,12 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
 /* Of programs with one model; zse-serve bounds all of its models together. */
 #define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }
 #define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB; of a GPU's memory: take at most SIZE (default: all)\n"
-/* Take option c.  0 if it was one of these; 2 after a sentence on stderr; -1: it is somebody else's. */
+/* Take option c.  0 if it was one of these; 2 after a sentence on stderr; -1: it is somebody
+ * else's. */
 int run_option(const char *prog, int c, const char *arg, struct run_options *r);
 const char *run_cache_name(int cache_weights);          /* "off", "auto", "on" */
-/* After the last option: combinations, the device, $ZSE_DEVICE.  0, or the exit code after a sentence on stderr. */
+/* After the last option: combinations, the device, $ZSE_DEVICE.  0, or the exit code after a
+ * sentence on stderr. */
 int run_options_check(const char *prog, struct run_options *r);
 
 /* ---- models ---- */
@@ -93,17 +100,22 @@ struct opened_model {
 int open_model_unnamed(const char *prog, const char *path);
 /* path NULL: $ZSE_MODEL.  Notes about conversions go to stderr in the name of prog. */
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e);
-/* Wait for the check of the file's checksums where one is going on: -1 with *e: it is damaged, and so may be what was computed. */
+/* Wait for the check of the file's checksums where one is going on: -1 with *e: it is damaged,
+ * and so may be what was computed. */
 int open_model_verified(struct opened_model *o, struct err *e);
 void close_model(struct opened_model *o);
-/* What a GGUF file or folder at path is converted to: -q, --mode, $ZSE_QUANTIZATION, else "keep".  Static or of r; NULL with *e.  The same of -q and
+/* What a GGUF file or folder at path is converted to: -q, --mode, $ZSE_QUANTIZATION, else "keep".
+ * Static or of r; NULL with *e.  The same of -q and
  * $ZSE_QUANTIZATION alone; NULL: neither. */
-const char *open_model_type(const char *prog, const char *path, const struct run_options *r, const char *name, struct err *e);
+const char *open_model_type(const char *prog, const char *path, const struct run_options *r, const char *name,
+                            struct err *e);
 const char *open_model_given_type(const struct run_options *r);
 /* What r asks of an engine for max_seqs sequences of max_len tokens. */
 struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len);
-/* An engine for max_seqs sequences of max_len tokens (0: --ctx, else the default), max_tokens a step (0: default).  Refused if memory does not suffice. */
-struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len, int max_tokens, struct err *e);
+/* An engine for max_seqs sequences of max_len tokens (0: --ctx, else the default), max_tokens a
+ * step (0: default).  Refused if memory does not suffice. */
+struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len,
+                           int max_tokens, struct err *e);
 /* The context that --ctx or the model gives. */
 int context_of(const struct config *c, const struct run_options *r);
 int context_len(const struct opened_model *o, const struct run_options *r);

@@ -1,4 +1,5 @@
-/* plan_rates.c - how fast this machine does what a model's steps are made of: each measured by the engine's own kernels, at the model's own sizes. */
+/* plan_rates.c - how fast this machine does what a model's steps are made of: each measured by
+ * the engine's own kernels, at the model's own sizes. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,7 +122,8 @@ static int row_rates(struct plan_rates *out, const struct kernels *k, struct err
     return ok ? 0 : err_nomem(e, "rates");
 }
 
-/* ---- attention: heads of 512 positions in f16, shared among threads; the last token, and a whole prompt ---- */
+/* ---- attention: heads of 512 positions in f16, shared among threads; the last token, and a
+ * whole prompt ---- */
 
 enum { POSITIONS = 512, HEADS_EACH = 4, QUERIES = 96 /* of a KV head in one chunk, in the engine */ };
 
@@ -141,10 +143,14 @@ static void attend(void *arg, int i, int thread)
     const struct heads *h = arg;
     const int head = i % h->n_heads, last = h->n_chunks - 1 - i / h->n_heads;           /* the last sees most: first */
     const size_t row = (size_t)h->group * (size_t)h->head_dim, at = (size_t)thread * h->queries_each;
-    struct attn a = { .q = h->q + at, .q_token_stride = row, .q_head_stride = (size_t)h->head_dim, .out = h->out + at, .out_token_stride = row,
-                      .out_head_stride = (size_t)h->head_dim, .n_tokens = h->chunk, .n_q_heads = h->group, .head_dim = h->head_dim,
-                      .pos = POSITIONS - (h->n_chunks - last) * h->chunk, .base = h->kv, .table = h->table, .stride = (size_t)h->n_heads * 2 * h->block,
-                      .k_offset = (size_t)head * 2 * h->block, .v_offset = (size_t)head * 2 * h->block + h->block, .kv_type = KV_F16,
+    struct attn a = { .q = h->q + at, .q_token_stride = row, .q_head_stride = (size_t)h->head_dim, .out = h->out + at,
+                      .out_token_stride = row,
+                      .out_head_stride = (size_t)h->head_dim, .n_tokens = h->chunk, .n_q_heads = h->group,
+                      .head_dim = h->head_dim,
+                      .pos = POSITIONS - (h->n_chunks - last) * h->chunk, .base = h->kv, .table = h->table,
+                      .stride = (size_t)h->n_heads * 2 * h->block,
+                      .k_offset = (size_t)head * 2 * h->block, .v_offset = (size_t)head * 2 * h->block + h->block,
+                      .kv_type = KV_F16,
                       .scale = 1 / sqrtf((float)h->head_dim) };
     h->k->attention(&a, h->scratch + (size_t)thread * h->scratch_each);
 }
@@ -171,13 +177,15 @@ static void fill_heads(struct heads *h, float *row)
         h->q[i] = (float)(i % 11) / 11;
 }
 
-static int attention_rates(struct plan_rates *out, const struct plan_shape *s, const struct kernels *k, struct pool *pool, struct err *e)
+static int attention_rates(struct plan_rates *out, const struct plan_shape *s, const struct kernels *k,
+                           struct pool *pool, struct err *e)
 {
     enum { RUNS = 6 };
     const struct plan_layer *l = NULL;
     for (int i = 0; s && !l && i < s->n_layers; i++)
         l = s->layer[i].kv_rows > 1 ? &s->layer[i] : NULL;              /* a latent has one row, and kernels like those of others */
-    struct heads h = { .k = k, .pool = pool, .n_heads = HEADS_EACH * pool_size(pool), .head_dim = l ? l->kv_width : 128 };
+    struct heads h = { .k = k, .pool = pool, .n_heads = HEADS_EACH * pool_size(pool),
+                       .head_dim = l ? l->kv_width : 128 };
     h.group = l && l->attended ? (int)(l->attended / ((int64_t)l->kv_rows * l->kv_width)) : 4;
     h.group = h.group < 1 ? 1 : h.group;
     h.block = kv_block_bytes(KV_F16, h.head_dim);
@@ -196,7 +204,8 @@ static int attention_rates(struct plan_rates *out, const struct plan_shape *s, c
             fill_heads(&h, row);
         h.chunk = many ? most : 1;
         h.n_chunks = many ? POSITIONS / h.chunk : 1;
-        const double seen = POSITIONS - (h.n_chunks * h.chunk - 1) / 2.0, products = 2.0 * h.n_heads * h.group * h.head_dim * seen * h.n_chunks * h.chunk;
+        const double seen = POSITIONS - (h.n_chunks * h.chunk - 1) / 2.0,
+                     products = 2.0 * h.n_heads * h.group * h.head_dim * seen * h.n_chunks * h.chunk;
         const double seconds = usual_time(attend_all, &h, RUNS, many ? 1 : 10);
         out->attend[many] = products / fmax(seconds - out->sync_s, seconds / 2);
     }
@@ -210,12 +219,14 @@ static int attention_rates(struct plan_rates *out, const struct plan_shape *s, c
 /* ---- weights ---- */
 
 /* What else a multiplication costs, the loop's end and the rounding, is counted apart. */
-static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, uint64_t footprint, const struct kernels *k, struct pool *pool, struct err *e)
+static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, uint64_t footprint,
+                   const struct kernels *k, struct pool *pool, struct err *e)
 {
     enum { MANY = 256, MANY_FLOATS = 32, REPEATS = 3 };         /* floats are slow, and the same from 16 tokens on */
     const struct qtype_info *t = qtype_info(type);
     const int floats = qtype_takes_floats(t), many = floats ? MANY_FLOATS : MANY;
-    const int group = t->group_sizes & 256 ? 256 : t->group_sizes == 128 ? 128 : t->group_sizes & 64 && !(t->group_sizes & 32 && t->bits < 8) ? 64 : 32;
+    const int group = t->group_sizes & 256 ? 256 : t->group_sizes == 128 ? 128 : t->group_sizes & 64 &&
+                      !(t->group_sizes & 32 && t->bits < 8) ? 64 : 32;
     struct mat m;
     if (mat_init(&m, type, group, floats ? 0 : 128, rows, cols, e) != 0)
         return -1;
@@ -235,7 +246,8 @@ static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, ui
 }
 
 /* What does not depend on the weights' type. */
-static int common_rates(struct plan_rates *r, const struct plan_shape *s, int n_threads, const struct kernels *k, struct pool *pool, struct err *e)
+static int common_rates(struct plan_rates *r, const struct plan_shape *s, int n_threads, const struct kernels *k,
+                        struct pool *pool, struct err *e)
 {
     enum { RUNS = 20, TIMES = 50 };
     struct limits l;
@@ -249,11 +261,13 @@ static int common_rates(struct plan_rates *r, const struct plan_shape *s, int n_
     return row_rates(r, k, e) == 0 && pick_rate(r, e) == 0 ? attention_rates(r, s, k, pool, e) : -1;
 }
 
-int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads, const char *kernels, struct err *e)
+int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads,
+                  const char *kernels, struct err *e)
 {
     static const enum qtype usual[] = { QT_BF16, QT_I8, QT_NL4, QT_M5, QT_M6 };
     enum { ROWS = 8192, COLS = 2048 };              /* of larger matrices the rates are the same */
-    const int rows = s && s->intermediate_size < ROWS ? s->intermediate_size : ROWS, cols = s && s->hidden_size < COLS ? s->hidden_size : COLS;
+    const int rows = s && s->intermediate_size < ROWS ? s->intermediate_size : ROWS, cols = s &&
+        s->hidden_size < COLS ? s->hidden_size : COLS;
     const struct kernels *k = kernels_pick(kernels, e);
     struct pool *pool = k ? pool_open(n_threads, e) : NULL;
     int rc = !pool ? -1 : r->memory > 0 ? 0 : common_rates(r, s, n_threads, k, pool, e);

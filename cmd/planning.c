@@ -48,7 +48,8 @@ void planned_close(struct planned *p) { plan_shape_release(&p->shape); }
 
 uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, int context)
 {
-    return w->bytes + plan_kv_bytes(&p->shape, KV_F16, context < p->shape.max_len ? context : p->shape.max_len) + (1 + ENGINE_SNAPSHOTS) * plan_state_bytes(&p->shape) +
+    return w->bytes + plan_kv_bytes(&p->shape, KV_F16, context < p->shape.max_len ? context : p->shape.max_len) +
+           (1 + ENGINE_SNAPSHOTS) * plan_state_bytes(&p->shape) +
            planned_workspace(p);
 }
 
@@ -119,7 +120,8 @@ static void rough_weights(const struct planned *p, enum qtype type, struct plan_
     double linear, ends;
     rough_bytes(type, &linear, &ends);
     const double embed = (double)a->embedding, active = (double)a->active - embed;
-    *w = (struct plan_weights){ .bytes = (uint64_t)plan_rough_bytes(&p->shape, linear, ends), .step_bytes = (uint64_t)(active * linear + embed * ends) };
+    *w = (struct plan_weights){ .bytes = (uint64_t)plan_rough_bytes(&p->shape, linear, ends),
+                                .step_bytes = (uint64_t)(active * linear + embed * ends) };
     w->layer_bytes = (uint64_t)(((double)w->bytes - (embed + (double)a->head) * ends) / p->shape.n_layers);
     w->by_type[type] = w->step_bytes;
     w->ops[type] = 2 * active;
@@ -129,11 +131,13 @@ static void add_report(const struct planned *p, const struct convert_report *r, 
 {
     *w = (struct plan_weights){ 0 };
     for (int i = 0; i < r->n_tensors; i++)
-        plan_add_tensor(w, r->tensors[i].name, r->tensors[i].type, (uint64_t)r->tensors[i].rows * (uint64_t)r->tensors[i].cols, r->tensors[i].bytes,
+        plan_add_tensor(w, r->tensors[i].name, r->tensors[i].type,
+                        (uint64_t)r->tensors[i].rows * (uint64_t)r->tensors[i].cols, r->tensors[i].bytes,
                         active_share(p, r->tensors[i].name), p->shape.tied, p->shape.n_layers);
 }
 
-int planned_weights(const struct planned *p, const char *name, const json_t *config, const char *type, struct plan_weights *w, int *exact, struct err *e)
+int planned_weights(const struct planned *p, const char *name, const json_t *config, const char *type,
+                    struct plan_weights *w, int *exact, struct err *e)
 {
     struct convert_options o;
     struct convert_report r;
@@ -216,18 +220,21 @@ int planned_mode_parse(const char *prog, const char *arg, struct planned_mode *m
 static uint64_t bytes_of(const struct planned_choices *s, const struct plan_weights *w, const struct planned_ask *a)
 {
     const uint64_t n = a->n_seqs ? (uint64_t)a->n_seqs : 1;
-    const uint64_t one = plan_kv_bytes(&s->p.shape, KV_F16, a->context < s->p.shape.max_len ? a->context : s->p.shape.max_len), all = n * one;
+    const uint64_t one = plan_kv_bytes(&s->p.shape, KV_F16, a->context < s->p.shape.max_len ? a->context
+        : s->p.shape.max_len), all = n * one;
     const uint64_t kv = a->kv_most && all > a->kv_most ? (one > a->kv_most ? one : a->kv_most) : all;
     return w->bytes + kv + (n + ENGINE_SNAPSHOTS) * plan_state_bytes(&s->p.shape) + planned_workspace(&s->p);
 }
 
-static void add_choice(struct planned_choices *s, const char *type, const struct plan_weights *w, const struct planned_ask *a)
+static void add_choice(struct planned_choices *s, const char *type, const struct plan_weights *w,
+                       const struct planned_ask *a)
 {
     s->w[s->n] = *w;
     s->c[s->n++] = (struct plan_choice){ .type = type, .bytes = bytes_of(s, w, a) };
 }
 
-/* Rates are measured for each choice's own number formats, at the model's own width, with as many weights as it has. */
+/* Rates are measured for each choice's own number formats, at the model's own width, with as
+ * many weights as it has. */
 static int predict(struct planned_choices *s, const struct planned_ask *a, struct err *e)
 {
     enum { PROMPT = 512 };
@@ -276,12 +283,14 @@ int planned_compare(struct planned_choices *s, const struct planned_ask *a, stru
 
 void planned_choices_close(struct planned_choices *s) { planned_close(&s->p); }
 
-int planned_choose(const struct planned_choices *s, const char *name, const struct planned_mode *m, uint64_t available, struct err *e)
+int planned_choose(const struct planned_choices *s, const char *name, const struct planned_mode *m, uint64_t available,
+                   struct err *e)
 {
     const uint64_t memory = m->memory ? m->memory : available;
     const int best = plan_choose(s->c, s->n, m->mode, memory);
     if (best < 0)
         err_set(e, ERR_LIMIT, "%s: --mode %s: needs %.2f GB as %s, but of %.2f GB %s %.2f may be used (a tenth stays free)", name, plan_mode_name(m->mode),
-                (double)s->c[s->n - 1].bytes * 1e-9, s->c[s->n - 1].type, (double)memory * 1e-9, m->memory ? "given" : "available", (double)plan_usable(memory) * 1e-9);
+                (double)s->c[s->n - 1].bytes * 1e-9, s->c[s->n - 1].type, (double)memory * 1e-9,
+                m->memory ? "given" : "available", (double)plan_usable(memory) * 1e-9);
     return best;
 }

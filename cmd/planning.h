@@ -1,4 +1,5 @@
-/* planning.h - the size and speed of a model from its configuration, for zse-info, zse-hardware and those that are about to open it. */
+/* planning.h - the size and speed of a model from its configuration, for zse-info, zse-hardware
+ * and those that are about to open it. */
 #ifndef ZSE_CMD_PLANNING_H
 #define ZSE_CMD_PLANNING_H
 
@@ -18,33 +19,43 @@ struct planned {
     int supported;                  /* the engine runs it */
     char why_not[512];
 };
-/* config: as on the hub.  ERR_FORMAT where it says too little to count.  *p is valid (and to be closed) in any case. */
+/* config: as on the hub.  ERR_FORMAT where it says too little to count.  *p is valid (and to be
+ * closed) in any case. */
 int planned_open(struct planned *p, const char *name, const json_t *config, struct err *e);
 /* Of a model that is open. */
 int planned_of(struct planned *p, const struct config *c, struct err *e);
 void planned_close(struct planned *p);
 
-/* A config by name: of the registry, of a config.json, of a folder with one (or a GGUF or .zse file), of org/name on the hub.  New reference; *title: what it is called, caller frees. */
+/* A config by name: of the registry, of a config.json, of a folder with one (or a GGUF or .zse
+ * file), of org/name on the hub.  New reference; *title: what it is called, caller frees. */
 json_t *planned_config(const char *name, char **title, struct err *e);
 
-/* What the weights take as this type (a name that zse-convert knows, one type for all): *exact says to the byte what zse-convert writes from bf16 weights; else
- * parameters times bytes a weight. */
-int planned_weights(const struct planned *p, const char *name, const json_t *config, const char *type, struct plan_weights *w, int *exact, struct err *e);
-/* The same of a source with weights, a folder or a GGUF file: to the byte what zse-convert makes of it. */
+/* What the weights take as this type (a name that zse-convert knows, one type for all): *exact
+ * says to the byte what zse-convert writes from bf16 weights; else parameters times bytes a
+ * weight. */
+int planned_weights(const struct planned *p, const char *name, const json_t *config, const char *type,
+                    struct plan_weights *w, int *exact, struct err *e);
+/* The same of a source with weights, a folder or a GGUF file: to the byte what zse-convert makes
+ * of it. */
 int planned_source(const struct planned *p, const char *path, const char *type, struct plan_weights *w, struct err *e);
 /* The same of a .zse. */
 void planned_file(const struct planned *p, const struct zfile *z, struct plan_weights *w);
-/* Activations and other private memory beside keys and values: as much as the CPU engine's default steps take (the least of them where the architecture does not run). */
+/* Activations and other private memory beside keys and values: as much as the CPU engine's
+ * default steps take (the least of them where the architecture does not run). */
 uint64_t planned_workspace(const struct planned *p);
-/* Weights, keys and values (f16) of one sequence of so many tokens (at most the model's), its states, workspace. */
+/* Weights, keys and values (f16) of one sequence of so many tokens (at most the model's), its
+ * states, workspace. */
 uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, int context);
 
 /* ---- rates ---- */
 
-/* Measure how fast the kernels multiply these types (as many as w has; w NULL: those of planned_types as zse-convert writes them), with matrices like the
- * MLP's of the shape (NULL: 8192 x 2048) and as many weights as w has, of which small ones stay in caches; and the rest of what a step is made of.  *r is zeroed,
- * or of an earlier call for the same shape: then only the types are measured anew.  Some tenths of a second for each type. */
-int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads, const char *kernels, struct err *e);
+/* Measure how fast the kernels multiply these types (as many as w has; w NULL: those of
+ * planned_types as zse-convert writes them), with matrices like the MLP's of the shape (NULL:
+ * 8192 x 2048) and as many weights as w has, of which small ones stay in caches; and the rest of
+ * what a step is made of.  *r is zeroed, or of an earlier call for the same shape: then only the
+ * types are measured anew.  Some tenths of a second for each type. */
+int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads,
+                  const char *kernels, struct err *e);
 
 /* ---- modes ---- */
 
@@ -79,6 +90,7 @@ struct planned_ask {
 int planned_compare(struct planned_choices *s, const struct planned_ask *a, struct err *e);
 void planned_choices_close(struct planned_choices *s);
 /* Index of the choice or -1 with *e: nothing fits.  available: what there is now. */
-int planned_choose(const struct planned_choices *s, const char *name, const struct planned_mode *m, uint64_t available, struct err *e);
+int planned_choose(const struct planned_choices *s, const char *name, const struct planned_mode *m, uint64_t available,
+                   struct err *e);
 
 #endif

@@ -11,7 +11,8 @@
 #include "libcommon/base/file.h"
 #include "libcommon/hw/memory.h"
 
-/* What may be written where path is or will be, and on which file system; path itself need not exist.  -1: nobody knows. */
+/* What may be written where path is or will be, and on which file system; path itself need not
+ * exist.  -1: nobody knows. */
 static int room_at(const char *path, uint64_t *room, dev_t *device)
 {
     struct statvfs v;
@@ -48,7 +49,8 @@ static int refuse(const char *prog, int force, const char *help, struct err *e)
     return 0;
 }
 
-/* What an interrupted conversion to path has written: the next one goes on with it or removes it. */
+/* What an interrupted conversion to path has written: the next one goes on with it or removes
+ * it. */
 static uint64_t parked_bytes(const char *path)
 {
     struct stat st;
@@ -59,19 +61,22 @@ static uint64_t parked_bytes(const char *path)
 }
 
 /* bytes: of the new file; scratch: of what lies beside it until it is there */
-static int check_disk(const struct preflight_convert *p, const char *name, uint64_t bytes, uint64_t scratch, struct err *e)
+static int check_disk(const struct preflight_convert *p, const char *name, uint64_t bytes, uint64_t scratch,
+                      struct err *e)
 {
     uint64_t room;
     dev_t device;
     if (room_at(p->output, &room, &device) != 0 || bytes + scratch <= room + parked_bytes(p->output))
         return 0;
     char wanted[CLI_BYTES], there[CLI_BYTES];
-    err_set(e, ERR_LIMIT, "%s: %s are to be written to %s%s, where there is room for %s", name, cli_bytes(wanted, bytes + scratch), p->output,
-            scratch ? ", the files of the calibration counted" : "", cli_bytes(there, room));
+    err_set(e, ERR_LIMIT, "%s: %s are to be written to %s%s, where there is room for %s", name,
+            cli_bytes(wanted, bytes + scratch), p->output, scratch ? ", the files of the calibration counted" : "",
+            cli_bytes(there, room));
     return refuse(p->prog, p->force, "", e);
 }
 
-static int check_memory(const struct preflight_convert *p, const char *name, uint64_t calibration, uint64_t weights, struct err *e)
+static int check_memory(const struct preflight_convert *p, const char *name, uint64_t calibration, uint64_t weights,
+                        struct err *e)
 {
     enum { ROWS = 96 << 20, LEAST = 16 << 20 };         /* rows of the source and of the result, tables of the tokenizer: 80 MB of a model with 1.5 billion parameters */
     struct memory m;
@@ -91,11 +96,13 @@ int preflight_convert(void *user, const struct convert_report *r, struct err *e)
 {
     const struct preflight_convert *p = user;
     const uint64_t weights = p->target_bytes ? p->target_bytes : r->weight_bytes;
-    return check_disk(p, p->name, weights, r->scratch_bytes, e) == 0 ? check_memory(p, p->name, r->private_bytes, weights, e) : -1;
+    return check_disk(p, p->name, weights, r->scratch_bytes, e) == 0
+               ? check_memory(p, p->name, r->private_bytes, weights, e) : -1;
 }
 
 /* Bytes of weights after the conversion; as they are stored where that is the question. */
-static int converted_bytes(const struct preflight_convert *p, const char *name, const json_t *config, uint64_t bytes, uint64_t *out, struct planned *m, struct err *e)
+static int converted_bytes(const struct preflight_convert *p, const char *name, const json_t *config, uint64_t bytes,
+                           uint64_t *out, struct planned *m, struct err *e)
 {
     struct plan_weights w;
     struct convert_type type = { CONVERT_KEEP, 0 };
@@ -103,7 +110,8 @@ static int converted_bytes(const struct preflight_convert *p, const char *name, 
     *out = p->target_bytes ? p->target_bytes : bytes;
     if (p->type && convert_parse_type(&type, p->type, e) != 0)
         return -1;
-    if (rc == 0 && !p->target_bytes && type.kind == CONVERT_TYPE && (rc = planned_weights(m, name, config, p->type, &w, &exact, e)) == 0)
+    if (rc == 0 && !p->target_bytes && type.kind == CONVERT_TYPE &&
+        (rc = planned_weights(m, name, config, p->type, &w, &exact, e)) == 0)
         *out = w.bytes;
     return rc;
 }
@@ -123,8 +131,8 @@ int preflight_fetch(void *user, const char *name, const json_t *config, uint64_t
         return -1;
     if (room_at(p->output, &here, &a) == 0 && room_at(to, &there, &b) == 0 && here < out + (a == b ? bytes : 0)) {
         char come[CLI_BYTES], wanted[CLI_BYTES], left[CLI_BYTES];
-        err_set(e, ERR_LIMIT, "%s: %s are to be downloaded to %s and %s written to %s, where there is room for %s", name, cli_bytes(come, bytes), to, cli_bytes(wanted, out),
-                p->output, cli_bytes(left, here));
+        err_set(e, ERR_LIMIT, "%s: %s are to be downloaded to %s and %s written to %s, where there is room for %s",
+                name, cli_bytes(come, bytes), to, cli_bytes(wanted, out), p->output, cli_bytes(left, here));
         if (refuse(p->prog, p->force, "", e) != 0)
             return -1;
     }
@@ -132,7 +140,8 @@ int preflight_fetch(void *user, const char *name, const json_t *config, uint64_t
         return 0;
     if (p->max_memory && p->max_memory < out)
         out = p->max_memory;
-    const uint64_t most = memory_most(&memory), now = memory_now(&memory), usable = plan_usable(most < now ? most : now);
+    const uint64_t most = memory_most(&memory), now = memory_now(&memory),
+                   usable = plan_usable(most < now ? most : now);
     if (plan_preflight(name, out, 0, workspace, most, now, &tight, e) == 0 || (experts && usable > workspace))
         return 0;                                       /* experts that find no room are read from the file: preflight.c */
     return refuse(p->prog, p->force, "a smaller type (-q nl4) or --max-memory take less, ", e);

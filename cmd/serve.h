@@ -11,7 +11,8 @@
 
 struct serve_options {
     const char *host, *socket_path, *tls_cert, *tls_key;        /* NULL: not given */
-    int port, port_given, no_auth, trust_proxy, max_seqs, max_queue, no_prefix_cache, max_connections, max_per_address, quiet, plan, no_watch;
+    int port, port_given, no_auth, trust_proxy, max_seqs, max_queue, no_prefix_cache, max_connections, max_per_address,
+        quiet, plan, no_watch;
     int query_keys, anonymous_limit, no_audit, audit_prompts;
     const char *audit_syslog, *audit_sign;                      /* NULL: not given */
     const char *audit_folder;                                   /* NULL: audit in the home folder */
@@ -32,7 +33,8 @@ struct serve_options {
 int serve_options_parse(struct serve_options *o, int argc, char **argv);
 void serve_options_release(struct serve_options *o);
 
-/* The token of HOME/admin.token, made if it is not there: mode 0600.  Caller frees; NULL with *e. */
+/* The token of HOME/admin.token, made if it is not there: mode 0600.  Caller frees; NULL with
+ * *e. */
 char *admin_token(const char *home, struct err *e);
 
 #endif

@@ -20,7 +20,8 @@ static int add(struct serve_config *c, const char *key, const char *value, struc
 }
 
 /* One value of an option that takes an argument; key NULL: a model. */
-static int add_value(struct serve_config *c, const char *path, const char *name, const char *key, const json_t *v, struct err *e)
+static int add_value(struct serve_config *c, const char *path, const char *name, const char *key, const json_t *v,
+                     struct err *e)
 {
     char number[40];
     if (!key && json_string_value(v) && json_string_value(v)[0] == '-')
@@ -32,12 +33,14 @@ static int add_value(struct serve_config *c, const char *path, const char *name,
     else if (key && json_is_real(v))
         snprintf(number, sizeof number, "%.15g", json_real_value(v));
     else
-        return err_set(e, ERR_FORMAT, "%s: %s: found %s, expected %s", path, name, js_kind(v), key ? "a string or a number" : "a string");
+        return err_set(e, ERR_FORMAT, "%s: %s: found %s, expected %s", path, name, js_kind(v),
+                       key ? "a string or a number" : "a string");
     return add(c, key, number, e);
 }
 
 /* One value, or an array of them. */
-static int add_values(struct serve_config *c, const char *path, const char *name, const char *key, const json_t *v, struct err *e)
+static int add_values(struct serve_config *c, const char *path, const char *name, const char *key, const json_t *v,
+                      struct err *e)
 {
     const json_t *one;
     size_t i;
@@ -49,7 +52,8 @@ static int add_values(struct serve_config *c, const char *path, const char *name
     return 0;
 }
 
-static int add_option(struct serve_config *c, const char *path, const struct option *options, const char *key, const json_t *v, struct err *e)
+static int add_option(struct serve_config *c, const char *path, const struct option *options, const char *key,
+                      const json_t *v, struct err *e)
 {
     static const char *const only_typed[] = { "config", "help", "version", "plan" };
     int known = 1;
@@ -67,7 +71,8 @@ static int add_option(struct serve_config *c, const char *path, const struct opt
     return json_is_true(v) ? add(c, key, NULL, e) : 0;
 }
 
-static int read_file(struct serve_config *c, const char *path, const struct option *options, int n_models, int n_names, struct err *e)
+static int read_file(struct serve_config *c, const char *path, const struct option *options, int n_models, int n_names,
+                     struct err *e)
 {
     json_t *file = js_load(path, FILE_MOST, e), *v;
     const char *key;
@@ -85,7 +90,8 @@ static int read_file(struct serve_config *c, const char *path, const struct opti
     return rc;
 }
 
-int serve_config_open(struct serve_config *c, const char *path, const struct option *options, int argc, char **argv, int n_models, int n_names, struct err *e)
+int serve_config_open(struct serve_config *c, const char *path, const struct option *options, int argc, char **argv,
+                      int n_models, int n_names, struct err *e)
 {
     *c = (struct serve_config){ 0 };
     if (path && read_file(c, path, options, n_models, n_names, e) != 0)

@@ -59,25 +59,40 @@ static const char usage[] =
     "Prints the address on standard output as soon as it listens. SIGTERM: stop when the running requests have ended; SIGHUP: load the files again.\n";
 
 enum {
-    OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST, OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
-    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES, OPT_AUDIT_SYSLOG, OPT_AUDIT_SIGN, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT, OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH, OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY,
+    OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST,
+        OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
+    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES,
+    OPT_AUDIT_SYSLOG, OPT_AUDIT_SIGN, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT,
+    OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
+    OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY,
 };
 
 static const struct option options[] = {
     { "config", required_argument, NULL, OPT_CONFIG },
-    { "host", required_argument, NULL, OPT_HOST }, { "port", required_argument, NULL, OPT_PORT }, { "socket", required_argument, NULL, OPT_SOCKET },
-    { "tls-cert", required_argument, NULL, OPT_CERT }, { "tls-key", required_argument, NULL, OPT_KEY }, { "no-auth", no_argument, NULL, OPT_NO_AUTH },
-    { "allow-query-key", no_argument, NULL, OPT_QUERY_KEY }, { "anonymous-limit", required_argument, NULL, OPT_ANONYMOUS },
-    { "audit-folder", required_argument, NULL, OPT_AUDIT_FOLDER }, { "audit-size", required_argument, NULL, OPT_AUDIT_SIZE },
-    { "audit-anonymous-size", required_argument, NULL, OPT_AUDIT_ANONYMOUS }, { "audit-files", required_argument, NULL, OPT_AUDIT_FILES },
-    { "audit-syslog", required_argument, NULL, OPT_AUDIT_SYSLOG }, { "audit-sign", required_argument, NULL, OPT_AUDIT_SIGN },
+    { "host", required_argument, NULL, OPT_HOST }, { "port", required_argument, NULL, OPT_PORT },
+    { "socket", required_argument, NULL, OPT_SOCKET },
+    { "tls-cert", required_argument, NULL, OPT_CERT }, { "tls-key", required_argument, NULL, OPT_KEY },
+    { "no-auth", no_argument, NULL, OPT_NO_AUTH },
+    { "allow-query-key", no_argument, NULL, OPT_QUERY_KEY },
+    { "anonymous-limit", required_argument, NULL, OPT_ANONYMOUS },
+    { "audit-folder", required_argument, NULL, OPT_AUDIT_FOLDER },
+    { "audit-size", required_argument, NULL, OPT_AUDIT_SIZE },
+    { "audit-anonymous-size", required_argument, NULL, OPT_AUDIT_ANONYMOUS },
+    { "audit-files", required_argument, NULL, OPT_AUDIT_FILES },
+    { "audit-syslog", required_argument, NULL, OPT_AUDIT_SYSLOG },
+    { "audit-sign", required_argument, NULL, OPT_AUDIT_SIGN },
     { "audit-prompts", no_argument, NULL, OPT_AUDIT_PROMPTS }, { "no-audit", no_argument, NULL, OPT_NO_AUDIT },
     { "trust-proxy", no_argument, NULL, OPT_PROXY }, { "cors-origin", required_argument, NULL, OPT_ORIGIN },
-    { "allow-host", required_argument, NULL, OPT_ALLOW_HOST }, { "name", required_argument, NULL, OPT_NAME }, { "max-seqs", required_argument, NULL, OPT_SEQS },
+    { "allow-host", required_argument, NULL, OPT_ALLOW_HOST }, { "name", required_argument, NULL, OPT_NAME },
+    { "max-seqs", required_argument, NULL, OPT_SEQS },
     { "max-queue", required_argument, NULL, OPT_QUEUE }, { "kv-bytes", required_argument, NULL, OPT_KV_BYTES },
-    { "user", required_argument, NULL, OPT_USER }, { "model-dir", required_argument, NULL, OPT_MODEL_DIR }, { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
-    { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "drain", required_argument, NULL, OPT_DRAIN }, { "stall", required_argument, NULL, OPT_STALL },
-    { "max-connections", required_argument, NULL, OPT_CONNECTIONS }, { "max-per-address", required_argument, NULL, OPT_PER_ADDRESS }, { "max-body", required_argument, NULL, OPT_BODY }, { "max-request-memory", required_argument, NULL, OPT_REQUEST_MEMORY },
+    { "user", required_argument, NULL, OPT_USER }, { "model-dir", required_argument, NULL, OPT_MODEL_DIR },
+    { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
+    { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "drain", required_argument, NULL, OPT_DRAIN },
+    { "stall", required_argument, NULL, OPT_STALL },
+    { "max-connections", required_argument, NULL, OPT_CONNECTIONS },
+    { "max-per-address", required_argument, NULL, OPT_PER_ADDRESS }, { "max-body", required_argument, NULL, OPT_BODY },
+    { "max-request-memory", required_argument, NULL, OPT_REQUEST_MEMORY },
     { "work-memory", required_argument, NULL, OPT_WORK_MEMORY }, { "quiet", no_argument, NULL, OPT_QUIET },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
     RUN_LONG_OPTIONS, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
@@ -162,7 +177,8 @@ static int check(struct serve_options *o)
     if (!o->tls_cert != !o->tls_key)
         return cli_wrong(prog, "--tls-cert and --tls-key: both or none");
     if (o->n_names > o->n_models)
-        return cli_wrong(prog, "--name %s: there are %d name%s for %d model%s", o->names[o->n_names - 1], o->n_names, plural(o->n_names), o->n_models, plural(o->n_models));
+        return cli_wrong(prog, "--name %s: there are %d name%s for %d model%s", o->names[o->n_names - 1], o->n_names,
+                         plural(o->n_names), o->n_models, plural(o->n_models));
     const char *host = getenv("ZSE_HOST"), *port = getenv("ZSE_PORT");
     if (!o->host && (!o->socket_path || o->port_given))
         o->host = host && *host ? host : "127.0.0.1";
@@ -175,7 +191,8 @@ static int check(struct serve_options *o)
     return run_options_check(prog, &o->run);
 }
 
-/* --config of the command line, and how many models and ids it names; the arguments themselves are looked at, and complained about, later. */
+/* --config of the command line, and how many models and ids it names; the arguments themselves
+ * are looked at, and complained about, later. */
 static const char *find_config(int argc, char **argv, int *n_models, int *n_names)
 {
     const char *path = NULL;
@@ -198,7 +215,8 @@ int serve_options_parse(struct serve_options *o, int argc, char **argv)
 {
     int c, rc, n_models, n_names;
     struct err e;
-    *o = (struct serve_options){ .port = 8000, .max_seqs = 32, .max_queue = 1000, .timeout_s = 600, .drain_s = 30, .stall_s = 60, .max_connections = 4096, .max_per_address = 512, .max_body = 16000000 };
+    *o = (struct serve_options){ .port = 8000, .max_seqs = 32, .max_queue = 1000, .timeout_s = 600, .drain_s = 30,
+                                 .stall_s = 60, .max_connections = 4096, .max_per_address = 512, .max_body = 16000000 };
     const char *config = find_config(argc, argv, &n_models, &n_names);
     if (serve_config_open(&o->config, config, options, argc, argv, n_models, n_names, &e) != 0)
         return cli_fail(prog, &e);

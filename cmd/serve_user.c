@@ -47,7 +47,8 @@ int serve_user_find(struct serve_user *u, const char *text, struct err *e)
     const struct passwd *p = find_user(name);
     const struct group *g = colon ? find_group(colon + 1) : NULL;
     if (geteuid() != 0)
-        err_set(e, ERR_IO, "--user %s: only root can become somebody else, and this is user %u", text, (unsigned)geteuid());
+        err_set(e, ERR_IO, "--user %s: only root can become somebody else, and this is user %u", text,
+                (unsigned)geteuid());
     else if (!p)
         err_set(e, ERR_IO, "--user %s: there is no user '%s'", text, name);
     else if (colon && !g)
@@ -75,14 +76,16 @@ int serve_user_environment(const struct serve_user *u, struct err *e)
 {
     unsetenv("XDG_CACHE_HOME");                 /* root's */
     unsetenv("XDG_RUNTIME_DIR");
-    return setenv("HOME", u->home, 1) || setenv("USER", u->name, 1) || setenv("LOGNAME", u->name, 1) ? err_nomem(e, "the environment") : 0;
+    return setenv("HOME", u->home, 1) || setenv("USER", u->name, 1) ||
+           setenv("LOGNAME", u->name, 1) ? err_nomem(e, "the environment") : 0;
 }
 
 /* Root's, mode 0700 and empty: what mkdir made. */
 static int is_fresh_folder(int fd)
 {
     struct stat st;
-    const int again = fstat(fd, &st) == 0 && st.st_uid == 0 && (st.st_mode & 0777) == 0700 ? openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    const int again = fstat(fd, &st) == 0 && st.st_uid == 0 &&
+                      (st.st_mode & 0777) == 0700 ? openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     DIR *d = again < 0 ? NULL : fdopendir(again);
     int n = 0;
     if (!d) {
@@ -96,7 +99,8 @@ static int is_fresh_folder(int fd)
     return n == 0;
 }
 
-/* Names may come to mean other files while root looks at them: only what was opened, and is what was made, is given away. */
+/* Names may come to mean other files while root looks at them: only what was opened, and is what
+ * was made, is given away. */
 int serve_user_folder(const struct serve_user *u, const char *path, struct err *e)
 {
     if (mkdir(path, 0700) != 0)
@@ -155,7 +159,8 @@ static int is_gone(const struct serve_user *u)
     for (int i = 0; i < 3; i++)
         if (uid[i] != u->uid || gid[i] != u->gid)
             return 0;
-    return setresuid(0, 0, 0) != 0 && seteuid(0) != 0 && setresgid(0, 0, 0) != 0 && setegid(0) != 0 && setgroups(0, NULL) != 0;
+    return setresuid(0, 0, 0) != 0 && seteuid(0) != 0 && setresgid(0, 0, 0) != 0 && setegid(0) != 0 &&
+           setgroups(0, NULL) != 0;
 }
 
 int serve_user_become(const struct serve_user *u, struct err *e)
@@ -168,5 +173,6 @@ int serve_user_become(const struct serve_user *u, struct err *e)
         return err_sys(e, "--user %s", u->name);
     if (drop_capabilities() != 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
         return err_sys(e, "--user %s: privileges", u->name);
-    return is_gone(u) ? 0 : err_set(e, ERR_IO, "--user %s: root's privileges could be had again, so nothing is served", u->name);
+    return is_gone(u) ? 0 : err_set(e, ERR_IO, "--user %s: root's privileges could be had again, so nothing is served",
+                                    u->name);
 }

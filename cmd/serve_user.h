@@ -11,16 +11,19 @@ struct serve_user {
     uid_t uid;
     gid_t gid;
 };
-/* NAME or NAME:GROUP, names or numbers that the system knows. Fails for root, and where the process is not root's. */
+/* NAME or NAME:GROUP, names or numbers that the system knows. Fails for root, and where the
+ * process is not root's. */
 int serve_user_find(struct serve_user *u, const char *text, struct err *e);
 void serve_user_release(struct serve_user *u);
 /* HOME, USER and LOGNAME become the user's. */
 int serve_user_environment(const struct serve_user *u, struct err *e);
-/* A folder that is made here if it is missing, mode 0700, is the user's; one that is there stays as it is. */
+/* A folder that is made here if it is missing, mode 0700, is the user's; one that is there stays
+ * as it is. */
 int serve_user_folder(const struct serve_user *u, const char *path, struct err *e);
 /* A Unix socket that root has bound. */
 int serve_user_socket(const struct serve_user *u, const char *path, struct err *e);
-/* For good: identity, groups and capabilities go, and it is tried that they do not come back.  Before there are other threads. */
+/* For good: identity, groups and capabilities go, and it is tried that they do not come back.
+ * Before there are other threads. */
 int serve_user_become(const struct serve_user *u, struct err *e);
 
 #endif

@@ -17,7 +17,8 @@ static const char *kept_type(const char *name, const json_t *config, struct err 
         err_set(e, ERR_UNSUPPORTED, "%s: is quantized: what it takes is known when it is here (zse-info models fetch), or with -q TYPE", name);
         return NULL;
     }
-    return !dtype || strcmp(dtype, "bfloat16") == 0 ? "bf16" : strcmp(dtype, "float16") == 0 ? "f16" : strcmp(dtype, "float32") == 0 ? "f32" : "bf16";
+    return !dtype || strcmp(dtype, "bfloat16") == 0 ? "bf16" : strcmp(dtype, "float16") == 0 ? "f16"
+        : strcmp(dtype, "float32") == 0 ? "f32" : "bf16";
 }
 
 /* A folder or file: its own tensors. */
@@ -31,10 +32,12 @@ static int find_here(struct unopened *u, const char *prog, const char *path, con
     source_close(s);
     if (rc != 0)
         return -1;
-    return planned_of(&u->planned, &u->config, e) == 0 && planned_source(&u->planned, path, u->type, &u->w, e) == 0 ? 1 : -1;
+    return planned_of(&u->planned, &u->config, e) == 0 &&
+           planned_source(&u->planned, path, u->type, &u->w, e) == 0 ? 1 : -1;
 }
 
-/* A file that is the model: its bytes alone say what they take, and the configuration of another model may lie beside it. */
+/* A file that is the model: its bytes alone say what they take, and the configuration of another
+ * model may lie beside it. */
 static int check_kind(const struct hub_name *name, const char *arg, int type_given, struct err *e)
 {
     const size_t n = strlen(name->pick);

@@ -94,7 +94,8 @@ static void end_with_damage(struct verify *v, const struct err *e)
     } else {
         remember(v, "damaged");
     }
-    strncat(v->damage.msg, v->in_cache ? "; this conversion is damaged and was removed, the next run makes it again" : "; the file is damaged",
+    strncat(v->damage.msg, v->in_cache ? "; this conversion is damaged and was removed, the next run makes it again"
+                                       : "; the file is damaged",
             sizeof v->damage.msg - strlen(v->damage.msg) - 1);
     zfile_set_damage(v->z, &v->damage);
 }
@@ -141,7 +142,8 @@ static void join(struct verify *v)
     v->running = 0;
 }
 
-int verify_start(struct verify **out, struct zfile *z, enum verify_mode mode, int in_cache, int in_background, struct err *e)
+int verify_start(struct verify **out, struct zfile *z, enum verify_mode mode, int in_cache, int in_background,
+                 struct err *e)
 {
     struct verify *v = *out = NULL;
     const struct map *m = zfile_map(z);

@@ -35,9 +35,12 @@ static const char usage[] =
 
 enum { OPT_RATE = 256, OPT_TOKENS, OPT_EXPIRES, OPT_SCOPE, OPT_MODEL, OPT_HOME };
 static const struct option long_options[] = {
-    { "rate-limit", required_argument, NULL, OPT_RATE }, { "token-limit", required_argument, NULL, OPT_TOKENS }, { "expires", required_argument, NULL, OPT_EXPIRES },
-    { "scope", required_argument, NULL, OPT_SCOPE }, { "model", required_argument, NULL, OPT_MODEL }, { "home", required_argument, NULL, OPT_HOME },
-    { "json", no_argument, NULL, 'j' }, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+    { "rate-limit", required_argument, NULL, OPT_RATE }, { "token-limit", required_argument, NULL, OPT_TOKENS },
+        { "expires", required_argument, NULL, OPT_EXPIRES },
+    { "scope", required_argument, NULL, OPT_SCOPE }, { "model", required_argument, NULL, OPT_MODEL },
+    { "home", required_argument, NULL, OPT_HOME },
+    { "json", no_argument, NULL, 'j' }, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' },
+    { NULL, 0, NULL, 0 },
 };
 
 struct options {
@@ -74,7 +77,8 @@ static int add_model(struct key_info *k, const char *glob)
 {
     const size_t n = strlen(k->models);
     if (!*glob || strchr(glob, ',') || n + strlen(glob) + 2 > sizeof k->models)
-        return cli_wrong(prog, "--model: '%s' is empty, holds a comma, or is too much (%d bytes for all)", glob, KEY_MODELS_MAX - 1);
+        return cli_wrong(prog, "--model: '%s' is empty, holds a comma, or is too much (%d bytes for all)", glob,
+                         KEY_MODELS_MAX - 1);
     snprintf(k->models + n, sizeof k->models - n, "%s%s", n ? "," : "", glob);
     return 0;
 }
@@ -119,10 +123,12 @@ static json_t *key_json(const struct key_info *k, const struct usage_stats *s)
     iso(expires, k->expires_s);
     iso(used, s->last_used_ms / 1000);
     return json_pack("{s:s,s:s,s:o,s:s,s:s,s:b,s:o,s:o,s:o,s:o,s:I,s:I}", "name", k->name, "created_at", created,
-                     "expires_at", k->expires_s ? json_string(expires) : json_null(), "scopes", key_scopes_text(k->scopes, scopes), "models", k->models, "enabled", k->enabled,
-                     "rate_limit", limit_json(k->limit.requests_minute), "token_limit_minute", limit_json(k->limit.tokens_minute),
-                     "token_limit_day", limit_json(k->limit.tokens_day), "last_used", s->last_used_ms ? json_string(used) : json_null(),
-                     "request_count", (json_int_t)s->requests, "token_count", (json_int_t)s->tokens);
+                     "expires_at", k->expires_s ? json_string(expires) : json_null(), "scopes",
+                     key_scopes_text(k->scopes, scopes), "models", k->models, "enabled", k->enabled,
+                     "rate_limit", limit_json(k->limit.requests_minute), "token_limit_minute",
+                     limit_json(k->limit.tokens_minute), "token_limit_day", limit_json(k->limit.tokens_day),
+                     "last_used", s->last_used_ms ? json_string(used) : json_null(), "request_count",
+                     (json_int_t)s->requests, "token_count", (json_int_t)s->tokens);
 }
 
 static void print_number(const char *what, int64_t n, const char *none)
@@ -142,7 +148,8 @@ static int list(struct keys *k, struct usage *u, const struct options *o, struct
         return -1;
     json_t *keys = json_array();
     if (!o->json && n)
-        printf("%-24s  %-8s  req/min  tok/min  tok/day  %-10s  %-10s  requests  scopes\n", "name", "state", "expires", "last used");
+        printf("%-24s  %-8s  req/min  tok/min  tok/day  %-10s  %-10s  requests  scopes\n", "name", "state", "expires",
+               "last used");
     for (int i = 0; i < n; i++) {
         char expires[32], used[32], scopes[32];
         usage_read(u, all[i].id, &all[i].limit, &s);
@@ -157,8 +164,9 @@ static int list(struct keys *k, struct usage *u, const struct options *o, struct
         print_number("req/min", all[i].limit.requests_minute, "-");
         print_number("tok/min", all[i].limit.tokens_minute, "-");
         print_number("tok/day", all[i].limit.tokens_day, "-");
-        printf("  %-10.10s  %-10.10s  %8" PRIu64 "  %s%s%s\n", all[i].expires_s ? expires : "never", s.last_used_ms ? used : "never", s.requests,
-               key_scopes_text(all[i].scopes, scopes), all[i].models[0] ? "  models " : "", all[i].models);
+        printf("  %-10.10s  %-10.10s  %8" PRIu64 "  %s%s%s\n", all[i].expires_s ? expires : "never",
+               s.last_used_ms ? used : "never", s.requests, key_scopes_text(all[i].scopes, scopes),
+               all[i].models[0] ? "  models " : "", all[i].models);
     }
     if (o->json) {
         json_t *out = json_pack("{s:b,s:o}", "required", required, "keys", keys);
@@ -197,7 +205,9 @@ static int status(struct keys *k, struct usage *u, const struct options *o, stru
         json_t *out = key_json(&key, &s);
         json_object_set_new(out, "window_s", json_integer(60));
         json_object_set_new(out, "current", json_integer(s.requests_minute));
-        json_object_set_new(out, "remaining", key.limit.requests_minute ? json_integer(s.verdict.limit == key.limit.requests_minute ? s.verdict.remaining : 0) : json_null());
+        json_object_set_new(out, "remaining", key.limit.requests_minute
+                            ? json_integer(s.verdict.limit == key.limit.requests_minute ? s.verdict.remaining : 0)
+                            : json_null());
         json_object_set_new(out, "tokens_minute", json_integer(s.tokens_minute));
         json_object_set_new(out, "tokens_day", json_integer(s.tokens_day));
         json_object_set_new(out, "retry_after_s", json_integer(s.verdict.retry_s));
@@ -215,7 +225,8 @@ static int status(struct keys *k, struct usage *u, const struct options *o, stru
     printf("\n  tokens in 24 h     %" PRId64, s.tokens_day);
     if (key.limit.tokens_day)
         printf(" of %" PRId64, key.limit.tokens_day);
-    printf("\n  ever               %" PRIu64 " request%s, %" PRIu64 " token%s\n", s.requests, plural((int64_t)s.requests), s.tokens, plural((int64_t)s.tokens));
+    printf("\n  ever               %" PRIu64 " request%s, %" PRIu64 " token%s\n", s.requests,
+           plural((int64_t)s.requests), s.tokens, plural((int64_t)s.tokens));
     if (!s.verdict.allowed)
         printf("  again in           %d s\n", s.verdict.retry_s);
     return 0;
@@ -245,7 +256,8 @@ static int create(struct keys *k, struct options *o, struct err *e)
     if (!o->key.scopes)
         o->key.scopes = SCOPE_CHAT | SCOPE_EMBEDDINGS;
     if (snprintf(o->key.name, sizeof o->key.name, "%s", o->name) >= (int)sizeof o->key.name)
-        return err_set(e, ERR_FORMAT, "a key's name has %zu characters, expected 1 to %d", strlen(o->name), KEY_NAME_MAX);
+        return err_set(e, ERR_FORMAT, "a key's name has %zu characters, expected 1 to %d", strlen(o->name),
+                       KEY_NAME_MAX);
     if (keys_required(k, &before, e) || keys_create(k, &o->key, text, e) || keys_required(k, &after, e))
         return -1;
     if (!before && after)
@@ -265,7 +277,8 @@ static int rotate(struct keys *k, const struct options *o, struct err *e)
 static int said(const struct options *o, const char *what)
 {
     if (o->json) {
-        json_t *out = o->name ? json_pack("{s:s,s:b,s:s}", "done", what, "success", 1, "name", o->name) : json_pack("{s:s,s:b}", "done", what, "success", 1);
+        json_t *out = o->name ? json_pack("{s:s,s:b,s:s}", "done", what, "success", 1, "name", o->name)
+                              : json_pack("{s:s,s:b}", "done", what, "success", 1);
         cli_json(out);
         json_decref(out);
     } else {
@@ -302,7 +315,8 @@ static int delete(struct keys *k, struct usage *u, const struct options *o, stru
 
 enum command { CREATE, LIST, STATUS, ROTATE, RESET, ENABLE, DISABLE, DELETE };
 static const struct { const char *name; enum command command; int least, most; } commands[] = {      /* least, most: names */
-    { "create", CREATE, 1, 1 }, { "list", LIST, 0, 0 }, { "status", STATUS, 0, 1 }, { "rotate", ROTATE, 1, 1 }, { "reset", RESET, 1, 1 },
+    { "create", CREATE, 1, 1 }, { "list", LIST, 0, 0 }, { "status", STATUS, 0, 1 }, { "rotate", ROTATE, 1, 1 },
+        { "reset", RESET, 1, 1 },
     { "enable", ENABLE, 0, 1 }, { "disable", DISABLE, 0, 1 }, { "delete", DELETE, 1, 1 },
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
@@ -322,7 +336,8 @@ static int change(struct options *o, enum command command, const char *home, str
 {
     struct err none;
     struct keys *k = keys_open(home, e);
-    struct usage *u = !k ? NULL : command == RESET ? usage_open(home, e) : command == DELETE ? usage_open(home, &none) : NULL;
+    struct usage *u = !k ? NULL : command == RESET ? usage_open(home, e) : command == DELETE ? usage_open(home, &none)
+        : NULL;
     int rc = -1;
     if (k)
         switch (command) {
@@ -367,7 +382,8 @@ int main(int argc, char **argv)
     if (i == N_COMMANDS)
         return cli_no_command(prog, o.command, &commands[0].name, sizeof *commands, N_COMMANDS);
     if (argc - optind < commands[i].least || argc - optind > commands[i].most)
-        return cli_wrong(prog, "%s: %d name%s, expected %d%s", o.command, argc - optind, plural(argc - optind), commands[i].most, commands[i].least < commands[i].most ? " or none" : "");
+        return cli_wrong(prog, "%s: %d name%s, expected %d%s", o.command, argc - optind, plural(argc - optind),
+                         commands[i].most, commands[i].least < commands[i].most ? " or none" : "");
     if (o.for_create && commands[i].command != CREATE)
         return cli_wrong(prog, "%s: limits, scopes, models and an end are given when a key is created", o.command);
     o.name = argv[optind];

@@ -1,4 +1,5 @@
-/* zse-audit - read the audit log of zse-serve: sums, selections, exports, and proof that nothing was changed or is missing.  Made for cron. */
+/* zse-audit - read the audit log of zse-serve: sums, selections, exports, and proof that nothing
+ * was changed or is missing.  Made for cron. */
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -47,16 +48,22 @@ static const char usage[] =
 
 enum { OPT_LATENCY = 256, OPT_EXPECT, OPT_ALL, OPT_YES, OPT_FOLDER, OPT_SINCE };
 static const struct option long_options[] = {
-    { "hours", required_argument, NULL, 'H' }, { "limit", required_argument, NULL, 'l' }, { "key", required_argument, NULL, 'k' },
-    { "status", required_argument, NULL, 's' }, { "path", required_argument, NULL, 'p' }, { "method", required_argument, NULL, 'm' },
-    { "min-latency", required_argument, NULL, OPT_LATENCY }, { "format", required_argument, NULL, 'f' }, { "output", required_argument, NULL, 'o' },
-    { "since", required_argument, NULL, OPT_SINCE }, { "expect", required_argument, NULL, OPT_EXPECT }, { "all", no_argument, NULL, OPT_ALL }, { "yes", no_argument, NULL, OPT_YES },
-    { "folder", required_argument, NULL, OPT_FOLDER }, { "json", no_argument, NULL, 'j' }, { "help", no_argument, NULL, 'h' },
+    { "hours", required_argument, NULL, 'H' }, { "limit", required_argument, NULL, 'l' },
+        { "key", required_argument, NULL, 'k' },
+    { "status", required_argument, NULL, 's' }, { "path", required_argument, NULL, 'p' },
+    { "method", required_argument, NULL, 'm' },
+    { "min-latency", required_argument, NULL, OPT_LATENCY }, { "format", required_argument, NULL, 'f' },
+    { "output", required_argument, NULL, 'o' },
+    { "since", required_argument, NULL, OPT_SINCE }, { "expect", required_argument, NULL, OPT_EXPECT },
+    { "all", no_argument, NULL, OPT_ALL }, { "yes", no_argument, NULL, OPT_YES },
+    { "folder", required_argument, NULL, OPT_FOLDER }, { "json", no_argument, NULL, 'j' },
+    { "help", no_argument, NULL, 'h' },
     { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 /* Which command understands which option. */
-enum { TAKES_HOURS = 1, TAKES_LIMIT = 2, TAKES_FILTER = 4, TAKES_EXPORT = 8, TAKES_EXPECT = 16, TAKES_CLEAR = 32, TAKES_KEY = 64 };
+enum { TAKES_HOURS = 1, TAKES_LIMIT = 2, TAKES_FILTER = 4, TAKES_EXPORT = 8, TAKES_EXPECT = 16, TAKES_CLEAR = 32,
+       TAKES_KEY = 64 };
 
 struct options {
     const char *folder, *output, *key;
@@ -73,10 +80,14 @@ static int parse_status(const char *text, int *out)
     if (cli_parse_int(prog, "--status", text, 1, 599, &n))
         return CLI_USAGE;
     *out = (int)n;
-    return n < 6 || n >= 100 ? 0 : cli_wrong(prog, "--status: '%s' is neither a code like 429 nor its first digit", text);
+    return n < 6 || n >= 100 ? 0 : cli_wrong(prog, "--status: '%s' is neither a code like 429 nor its first digit",
+                                             text);
 }
 
-static int is_hash(const char *text) { return strlen(text) == SHA256_HEX && strspn(text, "0123456789abcdef") == SHA256_HEX; }
+static int is_hash(const char *text)
+{
+    return strlen(text) == SHA256_HEX && strspn(text, "0123456789abcdef") == SHA256_HEX;
+}
 
 static int parse_since(const char *text, struct audit_want *want)
 {
@@ -96,8 +107,10 @@ static int parse_since(const char *text, struct audit_want *want)
 static int take(struct options *o, int c, const char *arg)
 {
     static const struct { int c; unsigned takes; } needs[] = {
-        { 'H', TAKES_HOURS }, { 'l', TAKES_LIMIT }, { 'k', TAKES_KEY }, { 's', TAKES_FILTER }, { 'p', TAKES_FILTER }, { 'm', TAKES_FILTER },
-        { OPT_LATENCY, TAKES_FILTER }, { 'f', TAKES_EXPORT }, { 'o', TAKES_EXPORT }, { OPT_EXPECT, TAKES_EXPECT }, { OPT_SINCE, TAKES_EXPECT }, { OPT_ALL, TAKES_CLEAR }, { OPT_YES, TAKES_CLEAR },
+        { 'H', TAKES_HOURS }, { 'l', TAKES_LIMIT }, { 'k', TAKES_KEY }, { 's', TAKES_FILTER }, { 'p', TAKES_FILTER },
+            { 'm', TAKES_FILTER },
+        { OPT_LATENCY, TAKES_FILTER }, { 'f', TAKES_EXPORT }, { 'o', TAKES_EXPORT }, { OPT_EXPECT, TAKES_EXPECT },
+        { OPT_SINCE, TAKES_EXPECT }, { OPT_ALL, TAKES_CLEAR }, { OPT_YES, TAKES_CLEAR },
     };
     long long n;
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
@@ -117,11 +130,13 @@ static int take(struct options *o, int c, const char *arg)
     case OPT_LATENCY: return cli_parse_float(prog, "--min-latency", arg, 0, 1e12, &o->filter.min_latency_ms);
     case 'f':
         o->csv = strcmp(arg, "csv") == 0;
-        return o->csv || strcmp(arg, "jsonl") == 0 ? 0 : cli_wrong(prog, "--format: '%s' is neither jsonl nor csv", arg);
+        return o->csv || strcmp(arg, "jsonl") == 0 ? 0
+                                                   : cli_wrong(prog, "--format: '%s' is neither jsonl nor csv", arg);
     case 'o': o->output = arg; return 0;
     case OPT_EXPECT:
         o->want.expect = arg;
-        return is_hash(arg) ? 0 : cli_wrong(prog, "--expect: '%s' is no hash of %d lower-case hexadecimal digits", arg, SHA256_HEX);
+        return is_hash(arg) ? 0 : cli_wrong(prog, "--expect: '%s' is no hash of %d lower-case hexadecimal digits", arg,
+                                            SHA256_HEX);
     case OPT_SINCE: return parse_since(arg, &o->want);
     case OPT_ALL: o->all = 1; return 0;
     case OPT_YES: o->yes = 1; return 0;
@@ -182,11 +197,15 @@ static int summary(const struct options *o, const char *folder, struct err *e)
         cli_json(s);
     } else {
         const double hours = json_real_value(json_object_get(s, "period_hours"));
-        const json_int_t n = count_of(s, "total_requests"), errors = count_of(s, "errors"), keys = count_of(s, "unique_keys"), tokens = count_of(s, "total_tokens");
-        printf("last %g hour%s: %" JSON_INTEGER_FORMAT " request%s, %" JSON_INTEGER_FORMAT " error%s, %" JSON_INTEGER_FORMAT " key%s\n", hours, hours == 1 ? "" : "s",
-               n, plural(n), errors, plural(errors), keys, plural(keys));
-        printf("mean latency %.1f ms, %" JSON_INTEGER_FORMAT " token%s (%" JSON_INTEGER_FORMAT " of prompts, %" JSON_INTEGER_FORMAT " of answers)\n",
-               json_real_value(json_object_get(s, "avg_latency_ms")), tokens, plural(tokens), count_of(s, "prompt_tokens"), count_of(s, "completion_tokens"));
+        const json_int_t n = count_of(s, "total_requests"), errors = count_of(s, "errors"),
+                         keys = count_of(s, "unique_keys"), tokens = count_of(s, "total_tokens");
+        printf("last %g hour%s: %" JSON_INTEGER_FORMAT " request%s, %" JSON_INTEGER_FORMAT " error%s, %"
+               JSON_INTEGER_FORMAT " key%s\n", hours, hours == 1 ? "" : "s", n, plural(n), errors, plural(errors), keys,
+               plural(keys));
+        printf("mean latency %.1f ms, %" JSON_INTEGER_FORMAT " token%s (%" JSON_INTEGER_FORMAT " of prompts, %"
+               JSON_INTEGER_FORMAT " of answers)\n",
+               json_real_value(json_object_get(s, "avg_latency_ms")), tokens, plural(tokens),
+               count_of(s, "prompt_tokens"), count_of(s, "completion_tokens"));
         print_counts("by path", json_object_get(s, "endpoints"));
         print_counts("by status", json_object_get(s, "status_codes"));
         print_counts("by key", json_object_get(s, "keys"));
@@ -211,8 +230,10 @@ static void print_entry(const char *line)
     char times[32] = "";
     if (count_of(o, "count") > 1)
         snprintf(times, sizeof times, "  x%" JSON_INTEGER_FORMAT, count_of(o, "count"));
-    print_line("%s  %" JSON_INTEGER_FORMAT "  %9.1f ms  %7" JSON_INTEGER_FORMAT "  %-16s  %-6s %s%s%s%s", text_or(o, "timestamp", "?"), count_of(o, "status_code"),
-               json_number_value(json_object_get(o, "latency_ms")), count_of(o, "total_tokens"), text_or(o, "api_key_name", "-"), text_or(o, "method", "?"), text_or(o, "path", "?"),
+    print_line("%s  %" JSON_INTEGER_FORMAT "  %9.1f ms  %7" JSON_INTEGER_FORMAT "  %-16s  %-6s %s%s%s%s",
+               text_or(o, "timestamp", "?"), count_of(o, "status_code"),
+               json_number_value(json_object_get(o, "latency_ms")), count_of(o, "total_tokens"),
+               text_or(o, "api_key_name", "-"), text_or(o, "method", "?"), text_or(o, "path", "?"),
                json_is_string(json_object_get(o, "model_id")) ? "  " : "", text_or(o, "model_id", ""), times);
     json_decref(o);
 }
@@ -281,7 +302,8 @@ static int export(const struct options *o, const char *folder, struct err *e)
         free(k);
         return -1;
     }
-    int rc = o->csv ? audit_csv(folder, &o->filter, put, k, &k->rows, e) : audit_scan(folder, &o->filter, put_line, k, &s, e);
+    int rc = o->csv ? audit_csv(folder, &o->filter, put, k, &k->rows, e)
+                    : audit_scan(folder, &o->filter, put_line, k, &s, e);
     if (rc == 0)
         rc = drain(k) ? -1 : cli_output_commit(&k->file, e);
     if (rc)
@@ -304,23 +326,29 @@ static int check_chains(const struct options *o, const char *folder, struct audi
         found |= c[i].since_found;
     }
     for (int i = 0; i < AUDIT_CHAINS && found; i++)
-        if (!c[i].since_found && audit_verify(folder, (enum audit_chain)i, &(struct audit_want){ .expect = o->want.expect, .key = o->want.key }, &c[i], e))
+        if (!c[i].since_found && audit_verify(folder, (enum audit_chain)i,
+                                              &(struct audit_want){ .expect = o->want.expect, .key = o->want.key },
+                                              &c[i], e))
             return -1;
     for (int i = 0; i < AUDIT_CHAINS; i++) {            /* a server begins both */
         const struct audit_check *other = &c[AUDIT_CHAINS - 1 - i];
         if (c[i].files || c[i].missing || !other->last_seq)
             continue;
         c[i].missing = 1;
-        snprintf(c[i].what, sizeof c[i].what, "%.300s/%s.jsonl: all files of this chain are missing", folder, audit_chain_name((enum audit_chain)i));
+        snprintf(c[i].what, sizeof c[i].what, "%.300s/%s.jsonl: all files of this chain are missing", folder,
+                 audit_chain_name((enum audit_chain)i));
     }
     return 0;
 }
 
 static json_t *chain_json(const struct audit_check *c)
 {
-    return json_pack("{s:I,s:i,s:I,s:s,s:I,s:b,s:I,s:I,s:I,s:o,s:o}", "lines", (json_int_t)c->lines, "files", c->files, "foreign_lines", (json_int_t)c->bad, "head", c->head,
-                     "last_seq", (json_int_t)c->last_seq, "older_files_gone", c->older_gone, "cleared_lines", (json_int_t)c->cleared,
-                     "signatures", (json_int_t)c->signatures, "unsigned_lines", (json_int_t)c->unsigned_lines, "broken_at", c->broken ? json_string(c->where) : json_null(), "missing", c->missing ? json_string(c->what) : json_null());
+    return json_pack("{s:I,s:i,s:I,s:s,s:I,s:b,s:I,s:I,s:I,s:o,s:o}", "lines", (json_int_t)c->lines, "files", c->files,
+                     "foreign_lines", (json_int_t)c->bad, "head", c->head, "last_seq", (json_int_t)c->last_seq,
+                     "older_files_gone", c->older_gone, "cleared_lines", (json_int_t)c->cleared,
+                     "signatures", (json_int_t)c->signatures, "unsigned_lines", (json_int_t)c->unsigned_lines,
+                     "broken_at", c->broken ? json_string(c->where) : json_null(), "missing",
+                     c->missing ? json_string(c->what) : json_null());
 }
 
 /* The first chain's text, else the second's. */
@@ -332,12 +360,17 @@ static json_t *first_text(int has_first, const char *first, int has_second, cons
 static void verify_json(const struct options *o, const struct audit_check c[AUDIT_CHAINS], int good)
 {
     const struct audit_check *k = &c[AUDIT_KEYS], *a = &c[AUDIT_ANONYMOUS];
-    json_t *out = json_pack("{s:b,s:I,s:i,s:I,s:s,s:b,s:I,s:o,s:o,s:o,s:o,s:{s:o,s:o}}", "intact", good, "lines", (json_int_t)(k->lines + a->lines), "files", k->files + a->files,
-                            "foreign_lines", (json_int_t)(k->bad + a->bad), "head", k->head, "older_files_gone", k->older_gone || a->older_gone,
-                            "cleared_lines", (json_int_t)(k->cleared + a->cleared), "expected_found", o->want.expect ? json_boolean(k->found || a->found) : json_null(),
-                            "since_found", o->want.since_hash ? json_boolean(k->since_found || a->since_found) : json_null(),
-                            "broken_at", first_text(k->broken, k->where, a->broken, a->where), "missing", first_text(k->missing, k->what, a->missing, a->what),
-                            "chains", audit_chain_name(AUDIT_KEYS), chain_json(k), audit_chain_name(AUDIT_ANONYMOUS), chain_json(a));
+    json_t *out = json_pack("{s:b,s:I,s:i,s:I,s:s,s:b,s:I,s:o,s:o,s:o,s:o,s:{s:o,s:o}}", "intact", good, "lines",
+                            (json_int_t)(k->lines + a->lines), "files", k->files + a->files,
+                            "foreign_lines", (json_int_t)(k->bad + a->bad), "head", k->head, "older_files_gone",
+                            k->older_gone || a->older_gone, "cleared_lines", (json_int_t)(k->cleared + a->cleared),
+                            "expected_found", o->want.expect ? json_boolean(k->found || a->found) : json_null(),
+                            "since_found", o->want.since_hash ? json_boolean(k->since_found || a->since_found)
+                                                              : json_null(),
+                            "broken_at", first_text(k->broken, k->where, a->broken, a->where), "missing",
+                            first_text(k->missing, k->what, a->missing, a->what), "chains",
+                            audit_chain_name(AUDIT_KEYS), chain_json(k), audit_chain_name(AUDIT_ANONYMOUS),
+                            chain_json(a));
     cli_json(out);
     json_decref(out);
 }
@@ -363,7 +396,8 @@ static void verify_text(const struct audit_check c[AUDIT_CHAINS])
     print_heads(c);
     for (int i = 0; i < AUDIT_CHAINS; i++)
         if (c[i].signatures)
-            printf("%" PRIu64 " good signature%s of %s; %" PRIu64 " line%s after the last\n", c[i].signatures, plural((int64_t)c[i].signatures), audit_chain_name((enum audit_chain)i),
+            printf("%" PRIu64 " good signature%s of %s; %" PRIu64 " line%s after the last\n", c[i].signatures,
+                   plural((int64_t)c[i].signatures), audit_chain_name((enum audit_chain)i),
                    c[i].unsigned_lines, plural((int64_t)c[i].unsigned_lines));
 }
 
@@ -403,8 +437,10 @@ static int head(const struct options *o, const char *folder, struct err *e)
         if (c[i].broken || c[i].missing)
             return err_set(e, ERR_FORMAT, "%s", c[i].broken ? c[i].where : c[i].what);
     if (o->json) {
-        json_t *out = json_pack("{s:s,s:I,s:{s:o,s:o}}", "head", c[AUDIT_KEYS].head, "lines", (json_int_t)(c[AUDIT_KEYS].lines + c[AUDIT_ANONYMOUS].lines),
-                                "chains", audit_chain_name(AUDIT_KEYS), chain_json(&c[AUDIT_KEYS]), audit_chain_name(AUDIT_ANONYMOUS), chain_json(&c[AUDIT_ANONYMOUS]));
+        json_t *out = json_pack("{s:s,s:I,s:{s:o,s:o}}", "head", c[AUDIT_KEYS].head, "lines",
+                                (json_int_t)(c[AUDIT_KEYS].lines + c[AUDIT_ANONYMOUS].lines), "chains",
+                                audit_chain_name(AUDIT_KEYS), chain_json(&c[AUDIT_KEYS]),
+                                audit_chain_name(AUDIT_ANONYMOUS), chain_json(&c[AUDIT_ANONYMOUS]));
         cli_json(out);
         json_decref(out);
     } else {
@@ -418,11 +454,16 @@ static int head(const struct options *o, const char *folder, struct err *e)
 static void stats_text(const json_t *s)
 {
     const json_t *a = json_object_get(s, "anonymous");
-    const json_int_t rotated = count_of(s, "rotated_files"), n = count_of(s, "total_entries"), errors = count_of(s, "error_entries"), lines = count_of(s, "lines");
-    printf("%s: %.1f MB\n", json_string_value(json_object_get(s, "log_file")), json_real_value(json_object_get(s, "size_mb")));
-    printf("%s: %.1f MB\n", json_string_value(json_object_get(a, "log_file")), json_real_value(json_object_get(a, "size_mb")));
-    printf("%" JSON_INTEGER_FORMAT " rotated file%s, %.1f MB in all\n", rotated, plural(rotated), (double)count_of(s, "total_bytes") / 1e6);
-    printf("%" JSON_INTEGER_FORMAT " request%s in %" JSON_INTEGER_FORMAT " line%s, %" JSON_INTEGER_FORMAT " error%s\n", n, plural(n), lines, plural(lines), errors, plural(errors));
+    const json_int_t rotated = count_of(s, "rotated_files"), n = count_of(s, "total_entries"),
+                     errors = count_of(s, "error_entries"), lines = count_of(s, "lines");
+    printf("%s: %.1f MB\n", json_string_value(json_object_get(s, "log_file")),
+           json_real_value(json_object_get(s, "size_mb")));
+    printf("%s: %.1f MB\n", json_string_value(json_object_get(a, "log_file")),
+           json_real_value(json_object_get(a, "size_mb")));
+    printf("%" JSON_INTEGER_FORMAT " rotated file%s, %.1f MB in all\n", rotated, plural(rotated),
+           (double)count_of(s, "total_bytes") / 1e6);
+    printf("%" JSON_INTEGER_FORMAT " request%s in %" JSON_INTEGER_FORMAT " line%s, %" JSON_INTEGER_FORMAT " error%s\n",
+           n, plural(n), lines, plural(lines), errors, plural(errors));
     note_skipped((uint64_t)count_of(s, "skipped_lines"));
 }
 
@@ -457,15 +498,18 @@ static int clear(const struct options *o, const char *folder, struct err *e)
         cli_json(out);
         json_decref(out);
     } else {
-        cli_note(prog, "%s: cleared, %" PRIu64 " line%s%s", folder, n, plural((int64_t)n), o->all ? " and all rotated files" : "");
+        cli_note(prog, "%s: cleared, %" PRIu64 " line%s%s", folder, n, plural((int64_t)n),
+                 o->all ? " and all rotated files" : "");
     }
     return 0;
 }
 
 enum command { SUMMARY, RECENT, QUERY, EXPORT, VERIFY, HEAD, STATS, CLEAR };
 static const struct { const char *name; enum command command; unsigned takes; } commands[] = {
-    { "summary", SUMMARY, TAKES_HOURS }, { "recent", RECENT, TAKES_LIMIT }, { "query", QUERY, TAKES_HOURS | TAKES_LIMIT | TAKES_FILTER | TAKES_KEY },
-    { "export", EXPORT, TAKES_HOURS | TAKES_FILTER | TAKES_KEY | TAKES_EXPORT }, { "verify", VERIFY, TAKES_EXPECT | TAKES_KEY }, { "head", HEAD, 0 }, { "stats", STATS, 0 },
+    { "summary", SUMMARY, TAKES_HOURS }, { "recent", RECENT, TAKES_LIMIT },
+        { "query", QUERY, TAKES_HOURS | TAKES_LIMIT | TAKES_FILTER | TAKES_KEY },
+    { "export", EXPORT, TAKES_HOURS | TAKES_FILTER | TAKES_KEY | TAKES_EXPORT },
+    { "verify", VERIFY, TAKES_EXPECT | TAKES_KEY }, { "head", HEAD, 0 }, { "stats", STATS, 0 },
     { "clear", CLEAR, TAKES_CLEAR },
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };

@@ -1,5 +1,5 @@
-/* zse-bench - how fast a model answers, how much memory it takes, and how good it is against a text or another model;
- * and how near it comes to what the machine can do. */
+/* zse-bench - how fast a model answers, how much memory it takes, and how good it is against a
+ * text or another model; and how near it comes to what the machine can do. */
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -76,38 +76,57 @@ static const char usage[] =
     "  -V, --version              show the version\n"
     "perplexity scores tokens 1 .. window-1 of each window; quality compares the distributions at positions window/2 .. window-2.\n";
 
-enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW, OPT_WINDOWS,
-       OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS, OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE };
+enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW,
+       OPT_WINDOWS, OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS,
+       OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE };
 static const struct option options[] = {
-    { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' }, { "batch", required_argument, NULL, 'b' },
-    { "repeats", required_argument, NULL, 'r' }, { "warmup", required_argument, NULL, 'w' }, { "json", no_argument, NULL, OPT_JSON },
-    { "file", required_argument, NULL, OPT_FILE }, { "contexts", required_argument, NULL, OPT_CONTEXTS }, { "shape", required_argument, NULL, OPT_SHAPE },
-    { "tokens", required_argument, NULL, OPT_TOKENS }, { "autotune", no_argument, NULL, OPT_AUTOTUNE }, { "peer", required_argument, NULL, OPT_PEER }, { "peer-model", required_argument, NULL, OPT_PEER_MODEL },
-    { "ids", required_argument, NULL, OPT_IDS }, { "output", required_argument, NULL, 'o' }, { "window", required_argument, NULL, OPT_WINDOW },
+    { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' },
+        { "batch", required_argument, NULL, 'b' },
+    { "repeats", required_argument, NULL, 'r' }, { "warmup", required_argument, NULL, 'w' },
+    { "json", no_argument, NULL, OPT_JSON },
+    { "file", required_argument, NULL, OPT_FILE }, { "contexts", required_argument, NULL, OPT_CONTEXTS },
+    { "shape", required_argument, NULL, OPT_SHAPE },
+    { "tokens", required_argument, NULL, OPT_TOKENS }, { "autotune", no_argument, NULL, OPT_AUTOTUNE },
+    { "peer", required_argument, NULL, OPT_PEER }, { "peer-model", required_argument, NULL, OPT_PEER_MODEL },
+    { "ids", required_argument, NULL, OPT_IDS }, { "output", required_argument, NULL, 'o' },
+    { "window", required_argument, NULL, OPT_WINDOW },
     { "windows", required_argument, NULL, OPT_WINDOWS },
-    { "requests", required_argument, NULL, OPT_REQUESTS }, { "rate", required_argument, NULL, OPT_RATE }, { "shared", required_argument, NULL, OPT_SHARED },
-    { "background", required_argument, NULL, OPT_BACKGROUND }, { "api", required_argument, NULL, OPT_API }, { "model", required_argument, NULL, OPT_SERVED },
-    { "key", required_argument, NULL, OPT_KEY }, { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, { "temp", required_argument, NULL, OPT_TEMP }, { "seed", required_argument, NULL, OPT_SEED },
-    { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "ref", required_argument, NULL, OPT_REF }, RUN_LONG_OPTIONS, MEMORY_LONG_OPTION,
+    { "requests", required_argument, NULL, OPT_REQUESTS }, { "rate", required_argument, NULL, OPT_RATE },
+    { "shared", required_argument, NULL, OPT_SHARED },
+    { "background", required_argument, NULL, OPT_BACKGROUND }, { "api", required_argument, NULL, OPT_API },
+    { "model", required_argument, NULL, OPT_SERVED },
+    { "key", required_argument, NULL, OPT_KEY }, { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS },
+    { "temp", required_argument, NULL, OPT_TEMP }, { "seed", required_argument, NULL, OPT_SEED },
+    { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "ref", required_argument, NULL, OPT_REF }, RUN_LONG_OPTIONS,
+    MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 /* The commands, how many arguments they take, and which options mean something to them. */
-enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, N_COMMANDS };
+enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, GPU, COLDSTART, SERVE, LOGITS, LAYERS,
+               PERPLEXITY, QUALITY, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
-    [SPEED] = { NULL, 0, 1, "pnbrwa" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" }, [KV] = { "kv", 0, 1, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
-    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" }, [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
+    [SPEED] = { NULL, 0, 1, "pnbrwa" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" },
+        [KV] = { "kv", 0, 1, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
+    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" },
+    [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
-    [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" }, [PERPLEXITY] = { "perplexity", 2, 2, "WNa" }, [QUALITY] = { "quality", 3, 3, "WNa" },
+    [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
+    [PERPLEXITY] = { "perplexity", 2, 2, "WNa" }, [QUALITY] = { "quality", 3, 3, "WNa" },
 };
 /* Options that not every command takes; main's `given` has a bit for each. */
 enum { GIVEN_SHAPE = 7, GIVEN_TOKENS = 8 };
 static const struct { int c; char letter; const char *name; } special[] = {
-    { 'p', 'p', "-p" }, { 'n', 'n', "-n" }, { 'b', 'b', "-b" }, { 'r', 'r', "-r" }, { 'w', 'w', "-w" }, { OPT_FILE, 'f', "--file" },
-    { OPT_CONTEXTS, 'c', "--contexts" }, { OPT_SHAPE, 's', "--shape" }, { OPT_TOKENS, 't', "--tokens" }, { OPT_PEER, 'P', "--peer" },
-    { OPT_PEER_MODEL, 'M', "--peer-model" }, { OPT_IDS, 'i', "--ids" }, { 'o', 'o', "-o" }, { OPT_WINDOW, 'W', "--window" }, { OPT_WINDOWS, 'N', "--windows" },
-    { OPT_REQUESTS, 'S', "--requests" }, { OPT_RATE, 'S', "--rate" }, { OPT_SHARED, 'S', "--shared" }, { OPT_BACKGROUND, 'S', "--background" }, { OPT_API, 'S', "--api" },
-    { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'S', "--ignore-eos" }, { OPT_TEMP, 'S', "--temp" }, { OPT_SEED, 'S', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
+    { 'p', 'p', "-p" }, { 'n', 'n', "-n" }, { 'b', 'b', "-b" }, { 'r', 'r', "-r" }, { 'w', 'w', "-w" },
+        { OPT_FILE, 'f', "--file" },
+    { OPT_CONTEXTS, 'c', "--contexts" }, { OPT_SHAPE, 's', "--shape" }, { OPT_TOKENS, 't', "--tokens" },
+    { OPT_PEER, 'P', "--peer" },
+    { OPT_PEER_MODEL, 'M', "--peer-model" }, { OPT_IDS, 'i', "--ids" }, { 'o', 'o', "-o" },
+    { OPT_WINDOW, 'W', "--window" }, { OPT_WINDOWS, 'N', "--windows" },
+    { OPT_REQUESTS, 'S', "--requests" }, { OPT_RATE, 'S', "--rate" }, { OPT_SHARED, 'S', "--shared" },
+    { OPT_BACKGROUND, 'S', "--background" }, { OPT_API, 'S', "--api" },
+    { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'S', "--ignore-eos" },
+    { OPT_TEMP, 'S', "--temp" }, { OPT_SEED, 'S', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
     { OPT_REF, 'R', "--ref" }, { OPT_ACT, 'a', "--act" }, { OPT_AUTOTUNE, 'A', "--autotune" },
 };
 enum { N_SPECIAL = sizeof special / sizeof *special };
@@ -130,7 +149,8 @@ static int parse_list(const char *name, const char *arg, long long max, struct b
         errno = 0;
         const long long v = strtoll(p, &end, 10);
         if (end == p || errno || v < 1 || v > max || (*end && *end != ',') || out->n == BENCH_LIST)
-            return cli_wrong(prog, "%s: '%s', expected 1 to %d numbers from 1 to %lld, like 1,8,64", name, arg, BENCH_LIST, max);
+            return cli_wrong(prog, "%s: '%s', expected 1 to %d numbers from 1 to %lld, like 1,8,64", name, arg,
+                             BENCH_LIST, max);
         out->v[out->n++] = (int)v;
         p = end;
         if (!*p)
@@ -148,7 +168,8 @@ static int parse_shape(const char *arg, struct bench_options *o)
 
 static int parse_api(const char *arg, enum bench_api *out)
 {
-    static const char *const names[] = { [BENCH_CHAT] = "chat", [BENCH_COMPLETIONS] = "completions", [BENCH_TOKENS] = "tokens" };
+    static const char *const names[] = { [BENCH_CHAT] = "chat", [BENCH_COMPLETIONS] = "completions",
+                                         [BENCH_TOKENS] = "tokens" };
     for (int i = BENCH_CHAT; i <= BENCH_TOKENS; i++)
         if (strcmp(arg, names[i]) == 0) {
             *out = (enum bench_api)i;
@@ -245,16 +266,20 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
     if (c == SPEED && n && cli_is_mistyped(args[0], &commands[0].name, sizeof *commands, N_COMMANDS))
         return cli_no_command(prog, args[0], &commands[0].name, sizeof *commands, N_COMMANDS);
     if (c == SPEED && n && !strpbrk(args[0], "/.@:") && access(args[0], F_OK) != 0)
-        return cli_wrong(prog, "'%s' is neither a command nor a file here (models on the hub are named org/name)", args[0]);
+        return cli_wrong(prog, "'%s' is neither a command nor a file here (models on the hub are named org/name)",
+                         args[0]);
     if (c == SPEED && n > 1)
         return cli_usage(usage);
     if (n < commands[c].least || n > commands[c].most)
-        return cli_wrong(prog, "%s: %d arguments, expected %d%s", commands[c].name, n, commands[c].least, commands[c].most > commands[c].least ? " or 1" : "");
+        return cli_wrong(prog, "%s: %d arguments, expected %d%s", commands[c].name, n, commands[c].least,
+                         commands[c].most > commands[c].least ? " or 1" : "");
     for (int i = 0; i < N_SPECIAL; i++)
         if (given >> i & 1 && !strchr(commands[c].letters, special[i].letter))
-            return cli_wrong(prog, "%s does not belong to %s%s", special[i].name, c == SPEED ? "the measurement of speed" : "zse-bench ", c == SPEED ? "" : commands[c].name);
+            return cli_wrong(prog, "%s does not belong to %s%s", special[i].name, c == SPEED
+                             ? "the measurement of speed" : "zse-bench ", c == SPEED ? "" : commands[c].name);
     const char *model = n ? args[0] : NULL;
-    if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL || c == TERNARY || c == DEQUANT || c == LAYERS)) {
+    if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL ||
+                       c == TERNARY || c == DEQUANT || c == LAYERS)) {
         if (o->run.device)
             return cli_wrong(prog, "%s measures the processor: --device has no meaning", commands[c].name);
         o->run.gpu = 0;                 /* a GPU that is there by chance, or named for other programs */
@@ -277,14 +302,16 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
         o->batch = c == MOE ? 8 : 16;
     if ((c == THREADS || c == COLDSTART || c == GPU) && o->prompt == 0)
         return cli_wrong(prog, "%s: -p 0 leaves nothing to measure", commands[c].name);
-    int rc = (c == SPEED || c == BATCH || c == MOE || c == KV || c == THREADS || c == COLDSTART) ? open_model_unnamed(prog, model) : 0;
+    int rc = (c == SPEED || c == BATCH || c == MOE || c == KV || c == THREADS || c == COLDSTART)
+                 ? open_model_unnamed(prog, model) : 0;
     if (rc)
         return rc;
     switch (c) {
     case LIMITS: return bench_limits(o);
     case BATCH: return bench_batch(o, model);
     case MOE: return bench_moe(o, model);
-    case KV: return o->run.kv_given ? cli_wrong(prog, "kv: measures f16 and i8, --kv has no meaning") : bench_kv(o, model);
+    case KV: return o->run.kv_given ? cli_wrong(prog, "kv: measures f16 and i8, --kv has no meaning")
+                                    : bench_kv(o, model);
     case THREADS: return bench_threads(o, model);
     case MATMUL: return bench_matmul(o);
     case TERNARY: return bench_ternary(o);
@@ -305,7 +332,8 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
 
 int main(int argc, char **argv)
 {
-    struct bench_options o = { .prompt = 512, .generate = 128, .batch = 1, .repeats = 5, .warmup = 1, .window = 512, .rows = 8960, .cols = 1536, .timeout_s = 600, .run = { .verify = VERIFY_FIRST },
+    struct bench_options o = { .prompt = 512, .generate = 128, .batch = 1, .repeats = 5, .warmup = 1, .window = 512,
+                               .rows = 8960, .cols = 1536, .timeout_s = 600, .run = { .verify = VERIFY_FIRST },
                                .tokens = { 7, { 1, 2, 4, 8, 16, 64, 512 } } };
     unsigned given = 0;                 /* bits: of special[] */
     int c, rc;

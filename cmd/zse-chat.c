@@ -30,8 +30,9 @@ struct editor {
     sigset_t outside;           /* signal mask with SIGINT let through */
 };
 
-/* Ctrl-C at the prompt.  SIGINT is blocked while libedit works and let in only around read(), which it then leaves by a jump: a terminal
- * forgets its input at Ctrl-C, so to wait until it is readable and then read could block for ever. */
+/* Ctrl-C at the prompt.  SIGINT is blocked while libedit works and let in only around read(),
+ * which it then leaves by a jump: a terminal forgets its input at Ctrl-C, so to wait until it is
+ * readable and then read could block for ever. */
 static volatile sig_atomic_t interrupted, reading;
 static sigjmp_buf leave_read;
 
@@ -90,13 +91,14 @@ static int read_char(EditLine *el, wchar_t *c)
     return 1;
 }
 
-/* ---- bracketed paste: a terminal that is asked to marks pasted text with ESC[200~ and ESC[201~ ---- */
+/* ---- bracketed paste: a terminal that is asked to marks pasted text with ESC[200~ and ESC[201~
+ * ---- */
 
 #define PASTE_ON "\33[?2004h"
 #define PASTE_OFF "\33[?2004l"
 
-/* Pasted characters up to the end mark, with '\n' as the end of a line, whatever the terminal sends; other control characters are dropped.
- * Caller frees; NULL: out of memory, or Ctrl-C. */
+/* Pasted characters up to the end mark, with '\n' as the end of a line, whatever the terminal
+ * sends; other control characters are dropped.  Caller frees; NULL: out of memory, or Ctrl-C. */
 static wchar_t *read_paste(EditLine *el)
 {
     static const wchar_t end[] = L"\33[201~";
@@ -136,7 +138,8 @@ done:;
     return text;
 }
 
-/* libedit's handler of ESC[200~: the pasted lines become part of the line that is edited, and Enter sends them as one turn. */
+/* libedit's handler of ESC[200~: the pasted lines become part of the line that is edited, and
+ * Enter sends them as one turn. */
 static unsigned char on_paste(EditLine *el, wint_t c)
 {
     (void)c;

@@ -56,16 +56,22 @@ static const char usage[] =
     "norms and biases are always f32.  keep: the source's own grid where a type holds it exactly (Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, MXFP4, F16 ...),\n"
     "else the nearest.\n";
 
-enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS, OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE, OPT_CALIBRATION_MEMORY, OPT_CHECKPOINT, OPT_NO_RESUME };
+enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS,
+       OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE, OPT_CALIBRATION_MEMORY, OPT_CHECKPOINT, OPT_NO_RESUME };
 static const struct option options[] = {
-    { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' }, { "group-size", required_argument, NULL, 'g' },
-    { "quant", required_argument, NULL, OPT_QUANT }, { "ternary", required_argument, NULL, OPT_TERNARY }, { "skip", required_argument, NULL, OPT_SKIP }, { "target-memory", required_argument, NULL, 'm' },
+    { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' },
+        { "group-size", required_argument, NULL, 'g' },
+    { "quant", required_argument, NULL, OPT_QUANT }, { "ternary", required_argument, NULL, OPT_TERNARY },
+    { "skip", required_argument, NULL, OPT_SKIP }, { "target-memory", required_argument, NULL, 'm' },
     { "quality", required_argument, NULL, OPT_QUALITY }, { "calibration", required_argument, NULL, OPT_CALIBRATION },
     { "calibration-memory", required_argument, NULL, OPT_CALIBRATION_MEMORY },
     { "synthetic", required_argument, NULL, OPT_SYNTHETIC },
-    { "threads", required_argument, NULL, OPT_THREADS }, { "kernels", required_argument, NULL, OPT_KERNELS }, { "checkpoint", required_argument, NULL, OPT_CHECKPOINT }, { "no-resume", no_argument, NULL, OPT_NO_RESUME }, { "dry-run", no_argument, NULL, 'n' },
+    { "threads", required_argument, NULL, OPT_THREADS }, { "kernels", required_argument, NULL, OPT_KERNELS },
+    { "checkpoint", required_argument, NULL, OPT_CHECKPOINT }, { "no-resume", no_argument, NULL, OPT_NO_RESUME },
+    { "dry-run", no_argument, NULL, 'n' },
     { "plan", no_argument, NULL, OPT_PLAN }, { "mode", required_argument, NULL, OPT_MODE },
-    { "tensors", no_argument, NULL, OPT_TENSORS }, { "json", no_argument, NULL, OPT_JSON }, { "verbose", no_argument, NULL, OPT_VERBOSE }, { "force", no_argument, NULL, 'f' },
+    { "tensors", no_argument, NULL, OPT_TENSORS }, { "json", no_argument, NULL, OPT_JSON },
+    { "verbose", no_argument, NULL, OPT_VERBOSE }, { "force", no_argument, NULL, 'f' },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -190,7 +196,10 @@ static int take(struct arguments *a, int c, char *arg)
     }
 }
 
-static int is_ternary(struct convert_type t) { return t.kind == CONVERT_TYPE && (t.qtype == QT_T2 || t.qtype == QT_T3); }
+static int is_ternary(struct convert_type t)
+{
+    return t.kind == CONVERT_TYPE && (t.qtype == QT_T2 || t.qtype == QT_T3);
+}
 
 static int wants_ternary(const struct convert_options *o)
 {
@@ -205,7 +214,8 @@ static int wants_ternary(const struct convert_options *o)
 static int check(struct arguments *a, int argc, char **argv)
 {
     if (argc - optind != (a->o.synthetic ? 0 : 1))
-        return a->o.synthetic ? cli_wrong(prog, "--synthetic reads no SRC: '%s' is too much", argv[optind]) : cli_usage(usage);
+        return a->o.synthetic ? cli_wrong(prog, "--synthetic reads no SRC: '%s' is too much", argv[optind])
+                              : cli_usage(usage);
     a->o.source = a->o.synthetic ? a->o.synthetic : argv[optind];
     if (!*a->o.source || (a->o.output && !*a->o.output))
         return cli_wrong(prog, "%s is an empty name", *a->o.source ? "-o" : "SRC");
@@ -264,7 +274,8 @@ static int convert_to_stdout(struct arguments *a, struct hub_stream *stream, str
 {
     const char *tmp = getenv("TMPDIR");
     char dir[4096], path[4096 + 16];
-    if ((size_t)snprintf(dir, sizeof dir, "%s/zse-convert-XXXXXX", tmp && *tmp ? tmp : "/tmp") >= sizeof dir || !mkdtemp(dir)) {
+    if ((size_t)snprintf(dir, sizeof dir, "%s/zse-convert-XXXXXX", tmp && *tmp ? tmp : "/tmp") >= sizeof dir ||
+        !mkdtemp(dir)) {
         err_sys(e, "%s", dir);
         if (stream)
             hub_stream_close(stream, -1, &a->found, e);
@@ -294,13 +305,16 @@ static int choose_type(struct arguments *a, struct err *e)
     struct memory m;
     char *title, size[CLI_BYTES];
     json_t *config = planned_config(a->o.source, &title, e);
-    const struct planned_ask ask = { .name = a->o.source, .path = a->o.source, .config = config, .context = CONTEXT, .n_threads = a->o.n_threads, .kernels = a->o.kernels,
+    const struct planned_ask ask = { .name = a->o.source, .path = a->o.source, .config = config, .context = CONTEXT,
+                                     .n_threads = a->o.n_threads, .kernels = a->o.kernels,
                                      .measure = a->mode.mode == PLAN_AUTO || a->mode.mode == PLAN_MAX_SPEED };
-    int best = config && memory_read(&m, preflight_root(), e) == 0 && planned_compare(&s, &ask, e) == 0 ? planned_choose(&s, a->o.source, &a->mode, memory_now(&m), e) : -1;
+    int best = config && memory_read(&m, preflight_root(), e) == 0 &&
+               planned_compare(&s, &ask, e) == 0 ? planned_choose(&s, a->o.source, &a->mode, memory_now(&m), e) : -1;
     const int rc = best < 0 ? -1 : convert_parse_type(&a->o.type, s.c[best].type, e);
     if (rc == 0) {
         a->o.keep_grid = 0;
-        cli_note(prog, "--mode %s: %s, %s to run", plan_mode_name(a->mode.mode), s.c[best].type, cli_bytes(size, s.c[best].bytes));
+        cli_note(prog, "--mode %s: %s, %s to run", plan_mode_name(a->mode.mode), s.c[best].type,
+                 cli_bytes(size, s.c[best].bytes));
     }
     planned_choices_close(&s);
     json_decref(config);
@@ -325,7 +339,8 @@ static int convert(struct arguments *a, struct hub_stream *stream, struct conver
         a->o.layer = say_memory;
         memory_note(prog, "start");
     }
-    const int rc = writes_to_stdout(a) ? convert_to_stdout(a, stream, r, e) : conversion_run(prog, &a->o, stream, &a->found, r, e);
+    const int rc = writes_to_stdout(a) ? convert_to_stdout(a, stream, r, e)
+                                       : conversion_run(prog, &a->o, stream, &a->found, r, e);
     if (a->verbose && rc == 0)
         memory_note(prog, "end");
     return rc;
@@ -341,13 +356,15 @@ static int ask_replace(void *user, const char *path, const char *what)
     return yes;
 }
 
-/* A model on the hub that is not in the cache: OUT cannot have been made of it in its present form, which had better be said before gigabytes are downloaded. */
+/* A model on the hub that is not in the cache: OUT cannot have been made of it in its present
+ * form, which had better be said before gigabytes are downloaded. */
 static int check_before_download(struct arguments *a, struct err *e)
 {
     struct hub_name name;
     struct stat st;
     char *path;
-    if (a->o.synthetic || a->o.overwrite || !a->o.output || writes_to_stdout(a) || stat(a->o.output, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0)
+    if (a->o.synthetic || a->o.overwrite || !a->o.output || writes_to_stdout(a) || stat(a->o.output, &st) != 0 ||
+        !S_ISREG(st.st_mode) || st.st_size == 0)
         return 0;
     const int rc = hub_is_name(a->o.source, &name, &path, e);
     if (rc == 1)
@@ -370,7 +387,8 @@ static int find_source(struct arguments *a, const struct hub_check *check, struc
     if (stat(a->o.source, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))        /* to open a pipe would wait for its writer */
         return err_set(e, ERR_IO, "%s: neither a regular file nor a folder", a->o.source);
     const int rc = a->o.output && !a->mode.given ? hub_stream_open(stream, prog, a->o.source, 1, check, &a->found, e)
-                                                 : hub_model_path(prog, a->o.source, 1, a->o.output ? check : NULL, &a->found, e);
+                                                 : hub_model_path(prog, a->o.source, 1, a->o.output ? check : NULL,
+                                                                  &a->found, e);
     if (rc == 0)
         a->o.source = a->found;
     return rc;
@@ -383,11 +401,14 @@ static int run(struct arguments *a)
     struct err e = { 0 };
     const char *tmp = getenv("TMPDIR");
     const int to_stdout = writes_to_stdout(a);
-    struct preflight_convert pre = { .prog = prog, .name = a->o.source, .output = !to_stdout ? a->o.output : tmp && *tmp ? tmp : "/tmp", .target_bytes = a->o.target_bytes,
-                                     .type = a->o.type.kind == CONVERT_TYPE && !a->mode.given ? convert_type_label(a->o.type) : NULL, .force = a->force };
+    struct preflight_convert pre = { .prog = prog, .name = a->o.source, .output = !to_stdout ? a->o.output
+        : tmp && *tmp ? tmp : "/tmp", .target_bytes = a->o.target_bytes,
+                                     .type = a->o.type.kind == CONVERT_TYPE &&
+                                     !a->mode.given ? convert_type_label(a->o.type) : NULL, .force = a->force };
     const struct hub_check check = { preflight_fetch, &pre };
     a->o.replace = ask_replace;
-    if (check_before_download(a, &e) != 0 || find_source(a, &check, &stream, &e) != 0 || (a->mode.given && choose_type(a, &e) != 0))
+    if (check_before_download(a, &e) != 0 || find_source(a, &check, &stream, &e) != 0 ||
+        (a->mode.given && choose_type(a, &e) != 0))
         return cli_fail(prog, &e);
     a->o.before = preflight_convert;
     a->o.before_user = &pre;

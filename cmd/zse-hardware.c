@@ -50,26 +50,37 @@ static const char usage[] =
     "  -V, --version              show the version\n";
 
 enum {
-    OPT_JSON = 300, OPT_MEASURE, OPT_FILE, OPT_THREADS, OPT_ROOT, OPT_VRAM, OPT_MODEL, OPT_MODE, OPT_CONTEXT, OPT_NO_SPEED, OPT_ALL, OPT_PP, OPT_QUANT, OPT_KV, OPT_EXPERTS,
+    OPT_JSON = 300, OPT_MEASURE, OPT_FILE, OPT_THREADS, OPT_ROOT, OPT_VRAM, OPT_MODEL, OPT_MODE, OPT_CONTEXT,
+        OPT_NO_SPEED, OPT_ALL, OPT_PP, OPT_QUANT, OPT_KV, OPT_EXPERTS,
     OPT_DIVISOR, OPT_VRAM_MB, OPT_HEADROOM, OPT_FRACTION, OPT_MAX_TOKENS, OPT_QUIET,
 };
 
 static const struct option options[] = {
-    { "json", no_argument, NULL, OPT_JSON }, { "measure", no_argument, NULL, OPT_MEASURE }, { "file", required_argument, NULL, OPT_FILE },
-    { "threads", required_argument, NULL, OPT_THREADS }, { "root", required_argument, NULL, OPT_ROOT }, { "vram", required_argument, NULL, OPT_VRAM },
-    { "model", required_argument, NULL, OPT_MODEL }, { "mode", required_argument, NULL, OPT_MODE }, { "context", required_argument, NULL, OPT_CONTEXT },
-    { "no-speed", no_argument, NULL, OPT_NO_SPEED }, { "all", no_argument, NULL, OPT_ALL }, { "pp", required_argument, NULL, OPT_PP },
-    { "quant", required_argument, NULL, OPT_QUANT }, { "kv", required_argument, NULL, OPT_KV }, { "experts", required_argument, NULL, OPT_EXPERTS },
-    { "divisor", required_argument, NULL, OPT_DIVISOR }, { "vram-mb", required_argument, NULL, OPT_VRAM_MB }, { "headroom-mb", required_argument, NULL, OPT_HEADROOM },
-    { "mem-fraction", required_argument, NULL, OPT_FRACTION }, { "max-total-tokens", required_argument, NULL, OPT_MAX_TOKENS }, { "quiet", no_argument, NULL, OPT_QUIET },
+    { "json", no_argument, NULL, OPT_JSON }, { "measure", no_argument, NULL, OPT_MEASURE },
+        { "file", required_argument, NULL, OPT_FILE },
+    { "threads", required_argument, NULL, OPT_THREADS }, { "root", required_argument, NULL, OPT_ROOT },
+    { "vram", required_argument, NULL, OPT_VRAM },
+    { "model", required_argument, NULL, OPT_MODEL }, { "mode", required_argument, NULL, OPT_MODE },
+    { "context", required_argument, NULL, OPT_CONTEXT },
+    { "no-speed", no_argument, NULL, OPT_NO_SPEED }, { "all", no_argument, NULL, OPT_ALL },
+    { "pp", required_argument, NULL, OPT_PP },
+    { "quant", required_argument, NULL, OPT_QUANT }, { "kv", required_argument, NULL, OPT_KV },
+    { "experts", required_argument, NULL, OPT_EXPERTS },
+    { "divisor", required_argument, NULL, OPT_DIVISOR }, { "vram-mb", required_argument, NULL, OPT_VRAM_MB },
+    { "headroom-mb", required_argument, NULL, OPT_HEADROOM },
+    { "mem-fraction", required_argument, NULL, OPT_FRACTION },
+    { "max-total-tokens", required_argument, NULL, OPT_MAX_TOKENS }, { "quiet", no_argument, NULL, OPT_QUIET },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 /* Which commands know an option; "" is none, and every option that is not here goes with all. */
 static const struct { int option; const char *commands; } known[] = {
-    { OPT_MEASURE, "" }, { OPT_FILE, "" }, { OPT_THREADS, " recommend" }, { OPT_VRAM, "recommend capacity" }, { OPT_MODEL, "recommend" }, { OPT_MODE, "recommend" },
-    { OPT_CONTEXT, "recommend capacity budget" }, { OPT_NO_SPEED, "recommend" }, { OPT_ALL, "recommend" }, { OPT_PP, "budget" }, { OPT_QUANT, "budget" }, { OPT_KV, "budget" },
-    { OPT_EXPERTS, "budget" }, { OPT_DIVISOR, "budget" }, { OPT_VRAM_MB, "budget" }, { OPT_HEADROOM, "budget" }, { OPT_FRACTION, "budget" }, { OPT_MAX_TOKENS, "budget" },
+    { OPT_MEASURE, "" }, { OPT_FILE, "" }, { OPT_THREADS, " recommend" }, { OPT_VRAM, "recommend capacity" },
+        { OPT_MODEL, "recommend" }, { OPT_MODE, "recommend" },
+    { OPT_CONTEXT, "recommend capacity budget" }, { OPT_NO_SPEED, "recommend" }, { OPT_ALL, "recommend" },
+    { OPT_PP, "budget" }, { OPT_QUANT, "budget" }, { OPT_KV, "budget" },
+    { OPT_EXPERTS, "budget" }, { OPT_DIVISOR, "budget" }, { OPT_VRAM_MB, "budget" }, { OPT_HEADROOM, "budget" },
+    { OPT_FRACTION, "budget" }, { OPT_MAX_TOKENS, "budget" },
     { OPT_QUIET, "budget" },
 };
 
@@ -100,7 +111,8 @@ static int take(struct hardware_options *o, int c, const char *arg)
     case OPT_MODEL: o->model = arg; return 0;
     case OPT_MODE:
         o->mode = plan_mode_find(arg);
-        return o->mode >= 0 ? 0 : cli_wrong(prog, "--mode: '%s', expected auto, min_memory, balanced or max_speed", arg);
+        return o->mode >= 0 ? 0 : cli_wrong(prog, "--mode: '%s', expected auto, min_memory, balanced or max_speed",
+                                            arg);
     case OPT_CONTEXT: return whole("--context", arg, 1, 1 << 28, &o->context);
     case OPT_NO_SPEED: o->no_speed = 1; return 0;
     case OPT_ALL: o->all = 1; return 0;
@@ -122,7 +134,8 @@ static int take(struct hardware_options *o, int c, const char *arg)
 static int take_variables(struct hardware_options *o, const unsigned char *given)
 {
     static const struct { const char *name; int option; } variables[] = {
-        { "ZSE_CTX_SIZE_OVERRIDE", OPT_CONTEXT }, { "ZSE_MEM_FRACTION_OVERRIDE", OPT_FRACTION }, { "ZSE_MAX_TOTAL_TOKENS_OVERRIDE", OPT_MAX_TOKENS },
+        { "ZSE_CTX_SIZE_OVERRIDE", OPT_CONTEXT }, { "ZSE_MEM_FRACTION_OVERRIDE", OPT_FRACTION },
+            { "ZSE_MAX_TOTAL_TOKENS_OVERRIDE", OPT_MAX_TOKENS },
     };
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
         const char *v = getenv(variables[i].name);
@@ -140,7 +153,8 @@ static const char *misplaced(const unsigned char *given, const char *command)
 {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         const char *at = *command ? strstr(known[i].commands, command) : NULL;
-        if (!given[known[i].option - OPT_JSON] || at || (!*command && (!*known[i].commands || *known[i].commands == ' ')))
+        if (!given[known[i].option - OPT_JSON] || at ||
+            (!*command && (!*known[i].commands || *known[i].commands == ' ')))
             continue;
         for (const struct option *p = options; p->name; p++)
             if (p->val == known[i].option)
@@ -150,7 +164,8 @@ static const char *misplaced(const unsigned char *given, const char *command)
 }
 
 static const struct { const char *name; int (*run)(const struct hardware_options *o); int least, most; /* names after it */ } commands[] = {
-    { "", hardware_show, 0, 0 }, { "check", hardware_check, 0, 0 }, { "recommend", hardware_recommend, 0, 0 }, { "capacity", hardware_capacity, 1, 64 },
+    { "", hardware_show, 0, 0 }, { "check", hardware_check, 0, 0 }, { "recommend", hardware_recommend, 0, 0 },
+        { "capacity", hardware_capacity, 1, 64 },
     { "budget", hardware_budget, 1, 1 },
 };
 
@@ -180,7 +195,8 @@ int main(int argc, char **argv)
         if (wrong)
             return cli_wrong(prog, "--%s does not go with %s", wrong, *command ? command : "no command");
         if (o.n_names > commands[i].most)
-            return cli_wrong(prog, "'%s': expected nothing after %s", o.names[commands[i].most], commands[i].most ? o.names[commands[i].most - 1] : *command ? command : "the options");
+            return cli_wrong(prog, "'%s': expected nothing after %s", o.names[commands[i].most],
+                             commands[i].most ? o.names[commands[i].most - 1] : *command ? command : "the options");
         if (o.n_names < commands[i].least)
             return cli_wrong(prog, "%s: which MODEL?", command);
         if (!*command && (o.file || o.threads) && !o.measure)

@@ -1,4 +1,5 @@
-/* zse-info - look inside a model: a .zse file, a GGUF file, a Hugging Face folder or a bare config.json. */
+/* zse-info - look inside a model: a .zse file, a GGUF file, a Hugging Face folder or a bare
+ * config.json. */
 #include <getopt.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,10 +34,14 @@ static const char usage[] =
 enum { OPT_FORMAT = 256, OPT_LAYER, OPT_LAYOUT, OPT_VERIFY, OPT_DUMP, OPT_EXTRACT };
 
 static const struct option long_options[] = {
-    { "json", no_argument, NULL, 'j' }, { "format", required_argument, NULL, OPT_FORMAT }, { "tensors", no_argument, NULL, 't' },
-    { "layers", no_argument, NULL, 'l' }, { "layer", required_argument, NULL, OPT_LAYER }, { "memory", no_argument, NULL, 'm' },
-    { "layout", no_argument, NULL, OPT_LAYOUT }, { "verify", no_argument, NULL, OPT_VERIFY }, { "dump-tensor", required_argument, NULL, OPT_DUMP },
-    { "output", required_argument, NULL, 'o' }, { "extract-tokenizer", required_argument, NULL, OPT_EXTRACT }, { "help", no_argument, NULL, 'h' },
+    { "json", no_argument, NULL, 'j' }, { "format", required_argument, NULL, OPT_FORMAT },
+        { "tensors", no_argument, NULL, 't' },
+    { "layers", no_argument, NULL, 'l' }, { "layer", required_argument, NULL, OPT_LAYER },
+    { "memory", no_argument, NULL, 'm' },
+    { "layout", no_argument, NULL, OPT_LAYOUT }, { "verify", no_argument, NULL, OPT_VERIFY },
+    { "dump-tensor", required_argument, NULL, OPT_DUMP },
+    { "output", required_argument, NULL, 'o' }, { "extract-tokenizer", required_argument, NULL, OPT_EXTRACT },
+    { "help", no_argument, NULL, 'h' },
     { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -47,7 +52,8 @@ struct options {
 };
 
 static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
-    { "tokenize", info_tokenize }, { "detokenize", info_detokenize }, { "render", info_render }, { "models", info_models },
+    { "tokenize", info_tokenize }, { "detokenize", info_detokenize }, { "render", info_render },
+        { "models", info_models },
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
@@ -92,7 +98,8 @@ static int parse_options(struct options *o, int argc, char **argv, int *code)
     if ((o->dump != NULL) != (o->output != NULL))
         return cli_wrong("zse-info", "--dump-tensor NAME and -o FILE belong together"), -1;
     if (o->output && strcmp(o->output, "-") == 0 && (o->json || isatty(STDOUT_FILENO)))
-        return cli_wrong("zse-info", o->json ? "-o -: standard output is the tensor, so --json has no place" : "-o -: a tensor is not written to a terminal"), -1;
+        return cli_wrong("zse-info", o->json ? "-o -: standard output is the tensor, so --json has no place"
+                                             : "-o -: a tensor is not written to a terminal"), -1;
     return 0;
 }
 
@@ -101,7 +108,8 @@ static int run_dump(const struct options *o, const struct info *i, struct err *e
     json_t *shape;
     if (info_dump_tensor(i, o->dump, o->output, &shape, e) < 0)
         return -1;
-    json_t *said = json_pack("{s:s, s:o, s:s, s:s}", "tensor", o->dump, "shape", shape, "type", "f32", "file", o->output);
+    json_t *said = json_pack("{s:s, s:o, s:s, s:s}", "tensor", o->dump, "shape", shape, "type", "f32", "file",
+                             o->output);
     if (o->json && said)
         cli_json(said);
     json_decref(said);
@@ -136,7 +144,8 @@ static int run_verify(const struct options *o, const struct info *i, struct err 
             cli_json(said);
         json_decref(said);
     } else if (r == 0) {
-        printf("%s: %s\n", o->model, i->z ? "all checksums agree" : "every tensor is complete and finite (this kind of file has no checksums)");
+        printf("%s: %s\n", o->model, i->z ? "all checksums agree"
+                                          : "every tensor is complete and finite (this kind of file has no checksums)");
     }
     return r;
 }
@@ -149,13 +158,16 @@ static int run(const struct options *o, const struct info *i, struct err *e)
         return run_extract(o, i, e);
     if (o->verify)
         return run_verify(o, i, e);
-    const unsigned lists = INFO_TENSORS | INFO_LAYERS | INFO_LAYOUT, parts = o->layer >= 0 && !(o->parts & lists) ? o->parts | INFO_TENSORS : o->parts;
-    json_t *d = info_describe(i, o->layer, o->json ? lists : parts & INFO_LAYOUT ? parts | INFO_TENSORS : parts), *n = json_object_get(d, "num_hidden_layers");
+    const unsigned lists = INFO_TENSORS | INFO_LAYERS | INFO_LAYOUT, parts = o->layer >= 0 &&
+        !(o->parts & lists) ? o->parts | INFO_TENSORS : o->parts;
+    json_t *d = info_describe(i, o->layer, o->json ? lists : parts & INFO_LAYOUT ? parts | INFO_TENSORS : parts),
+           *n = json_object_get(d, "num_hidden_layers");
     int r = 0;
     if (!d)
         r = err_nomem(e, o->model);
     else if (n && o->layer >= json_integer_value(n))
-        r = err_set(e, ERR_LIMIT, "%s: has %lld layer%s, there is no layer %d", o->model, (long long)json_integer_value(n), plural(json_integer_value(n)), o->layer);
+        r = err_set(e, ERR_LIMIT, "%s: has %lld layer%s, there is no layer %d", o->model,
+                    (long long)json_integer_value(n), plural(json_integer_value(n)), o->layer);
     else if (o->json)
         cli_json(d);
     else

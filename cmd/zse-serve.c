@@ -30,20 +30,24 @@ static uint64_t quarter_of_memory(void)
     return memory_read(&m, preflight_root(), &ignored) == 0 ? memory_most(&m) / 4 : (uint64_t)1 << 31;
 }
 
-/* Bytes of keys and values: as asked, else enough for max_seqs whole sequences, at most a quarter of memory (a GPU's: nine tenths of what is left beside
- * the weights and all else), at least one sequence. */
-static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, const struct opened_model *m, const struct engine_options *eo)
+/* Bytes of keys and values: as asked, else enough for max_seqs whole sequences, at most a
+ * quarter of memory (a GPU's: nine tenths of what is left beside the weights and all else), at
+ * least one sequence. */
+static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, const struct opened_model *m,
+                         const struct engine_options *eo)
 {
     const int max_len = eo->max_len;
     uint64_t block = config_kv_bytes(c, o->run.kv);
-    uint64_t one = block * (uint64_t)((max_len + KV_BLOCK - 1) / KV_BLOCK), all = one * (uint64_t)o->max_seqs, most = eo->backend ? preflight_kv_room(m, eo) / 10 * 9 : quarter_of_memory();
+    uint64_t one = block * (uint64_t)((max_len + KV_BLOCK - 1) / KV_BLOCK), all = one * (uint64_t)o->max_seqs,
+             most = eo->backend ? preflight_kv_room(m, eo) / 10 * 9 : quarter_of_memory();
     if (o->kv_bytes)
         return o->kv_bytes;
     return all < most ? all : one > most ? one : most;
 }
 
 /* m: open, or NULL (then nothing is the GPU's). */
-static struct engine_options serve_engine_options(const struct serve_options *o, const struct config *c, const struct opened_model *m)
+static struct engine_options serve_engine_options(const struct serve_options *o, const struct config *c,
+                                                  const struct opened_model *m)
 {
     struct engine_options eo = run_engine_options(&o->run, o->max_seqs, context_of(c, &o->run));
     eo.max_waiting = o->max_queue;
@@ -65,9 +69,12 @@ static int open_served(void *user, const char *path, struct served_model *m, str
     int max_len = context_len(opened, &o->run);
     struct engine_options eo = serve_engine_options(o, &opened->model->config, opened);
     const json_t *type = js_get(js_get(opened->json, "quantization"), "type");
-    *m = (struct served_model){ .model = opened->model, .tokenizer = opened->tokenizer, .json = opened->json, .max_len = max_len,
-                                .quantization = json_string_value(type), .file_bytes = opened->model->weight_bytes, .handle = opened };
-    if (preflight_check(prog, opened, &o->run, &eo, e) == 0 && (m->engine = engine_open(opened->model, opened->tokenizer, &eo, e))) {
+    *m = (struct served_model){ .model = opened->model, .tokenizer = opened->tokenizer, .json = opened->json,
+                                .max_len = max_len,
+                                .quantization = json_string_value(type), .file_bytes = opened->model->weight_bytes,
+                                .handle = opened };
+    if (preflight_check(prog, opened, &o->run, &eo, e) == 0 &&
+        (m->engine = engine_open(opened->model, opened->tokenizer, &eo, e))) {
         preflight_compare(prog, opened, &o->run, &eo, m->engine);
         return 0;
     }
@@ -76,8 +83,9 @@ static int open_served(void *user, const char *path, struct served_model *m, str
     return -1;
 }
 
-/* glibc: an arena for each of two threads at a time, not for eight; what is large comes from the system and goes back to it, also after something larger was
- * freed once. Servers run for months, and models come and go. */
+/* glibc: an arena for each of two threads at a time, not for eight; what is large comes from the
+ * system and goes back to it, also after something larger was freed once. Servers run for
+ * months, and models come and go. */
 static void tame_malloc(void)
 {
 #ifdef __GLIBC__
@@ -129,7 +137,8 @@ static void print_addresses(const struct serve_options *o, const struct server *
 {
     const char *scheme = o->tls_cert ? "https" : "http";
     if (o->host)
-        printf(strchr(o->host, ':') ? "listening on %s://[%s]:%d\n" : "listening on %s://%s:%d\n", scheme, o->host, server_port(s));
+        printf(strchr(o->host, ':') ? "listening on %s://[%s]:%d\n" : "listening on %s://%s:%d\n", scheme, o->host,
+               server_port(s));
     if (o->socket_path)
         printf("listening on unix:%s\n", o->socket_path);
     fflush(stdout);
@@ -192,7 +201,8 @@ static int plan_models(const struct serve_options *o)
 {
     struct serve_user user;
     struct err e;
-    if (o->user && (serve_user_find(&user, o->user, &e) || serve_user_environment(&user, &e) || serve_user_become(&user, &e)))
+    if (o->user && (serve_user_find(&user, o->user, &e) || serve_user_environment(&user, &e) ||
+                    serve_user_become(&user, &e)))
         return cli_fail(prog, &e);
     if (o->user)
         serve_user_release(&user);
@@ -236,7 +246,8 @@ static void release_places(struct places *p)
 /* What root is needed for is done. */
 static int become_user(const struct serve_options *o, const struct serve_user *u, const struct places *p, struct err *e)
 {
-    if (serve_user_folder(u, p->home, e) || (o->audit_folder && p->audit && serve_user_folder(u, p->audit, e)) || (o->socket_path && serve_user_socket(u, o->socket_path, e)))
+    if (serve_user_folder(u, p->home, e) || (o->audit_folder && p->audit && serve_user_folder(u, p->audit, e)) ||
+        (o->socket_path && serve_user_socket(u, o->socket_path, e)))
         return -1;
     if (serve_user_become(u, e) != 0)
         return -1;
@@ -247,7 +258,8 @@ static int become_user(const struct serve_options *o, const struct serve_user *u
 /* ---- the last resort: the end does not come to its end ---- */
 
 enum { END_PATIENCE_S = 8 };
-struct last_resort { struct server *s; pthread_t thread; pthread_mutex_t lock; pthread_cond_t over; int started, ended; };
+struct last_resort { struct server *s; pthread_t thread; pthread_mutex_t lock; pthread_cond_t over; int started,
+                     ended; };
 
 __attribute__((noreturn)) static void end_at_once(const char *why)
 {
@@ -302,13 +314,18 @@ static void stop_last_resort(struct last_resort *l)
 static int serve(struct serve_options *o, const struct serve_user *user, struct places *p, struct err *e)
 {
     const struct server_options so = {
-        .opener = { open_served, close_served, o }, .host = o->host, .port = o->port, .socket_path = o->socket_path, .tls_cert = o->tls_cert, .tls_key = o->tls_key,
+        .opener = { open_served, close_served, o }, .host = o->host, .port = o->port, .socket_path = o->socket_path,
+            .tls_cert = o->tls_cert, .tls_key = o->tls_key,
         .home = p->home, .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,
-        .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_anonymous_bytes = o->audit_anonymous_bytes, .audit_files = o->audit_files, .audit_syslog = o->audit_syslog, .audit_signer = p->signer,
-        .audit_prompts = o->audit_prompts, .trust_proxy = o->trust_proxy, .origins = o->origins, .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
-        .model_dir = o->model_dir, .max_connections = o->max_connections, .max_per_address = o->max_per_address, .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
+        .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_anonymous_bytes = o->audit_anonymous_bytes,
+        .audit_files = o->audit_files, .audit_syslog = o->audit_syslog, .audit_signer = p->signer,
+        .audit_prompts = o->audit_prompts, .trust_proxy = o->trust_proxy, .origins = o->origins,
+        .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
+        .model_dir = o->model_dir, .max_connections = o->max_connections, .max_per_address = o->max_per_address,
+        .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
         .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s, .stall_s = o->stall_s,
-        .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn, .user = o,
+        .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn,
+        .user = o,
     };
     struct server *s = server_bind(&so, e);
     int rc = !s || (user && become_user(o, user, p, e)) ? -1 : 0;

@@ -1,5 +1,6 @@
-/* gpu.h - all that the outside sees of the device engine.  Which of three it is depends on the build: CUDA, the same kernels emulated on the processor
- * (for tests), or, without either, stub.c, which says why there is none. */
+/* gpu.h - all that the outside sees of the device engine.  Which of three it is depends on the
+ * build: CUDA, the same kernels emulated on the processor (for tests), or, without either,
+ * stub.c, which says why there is none. */
 #ifndef ZSE_GPU_GPU_H
 #define ZSE_GPU_GPU_H
 
@@ -13,7 +14,8 @@ extern const char gpu_kind[];           /* "cuda", "emulated" or "none" */
 extern const struct backend backend_gpu;
 /* Devices that can be used; -1 and why if there is none. */
 int gpu_count(struct err *e);
-/* Makes the context of a device, so that opening a model finds it: for a thread beside other work. */
+/* Makes the context of a device, so that opening a model finds it: for a thread beside other
+ * work. */
 void gpu_warm_up(int device);
 
 /* What backend_gpu.open takes with the same options, to the page: nothing is taken here.  Bytes. */
@@ -33,13 +35,16 @@ int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_
 /* -1 with all numbers where it does not fit. */
 int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, struct err *e);
 
-/* Bytes a second, measured: of the device's memory (a copy's reads and writes), from pinned host memory; dense f16 operations a second by the clock and number of its
- * multiprocessors (0: a kind that we do not know).  Takes 16 times the device's L2 of its memory meanwhile, and half of that
- * of pinned memory, whose allocation and first touch are most of the time: tenths of a second where the L2 is 50 MB (estimated). */
+/* Bytes a second, measured: of the device's memory (a copy's reads and writes), from pinned host
+ * memory; dense f16 operations a second by the clock and number of its multiprocessors (0: a
+ * kind that we do not know).  Takes 16 times the device's L2 of its memory meanwhile, and half
+ * of that of pinned memory, whose allocation and first touch are most of the time: tenths of a
+ * second where the L2 is 50 MB (estimated). */
 struct gpu_speeds { double copy, upload, mma; };
 int gpu_measure(int device, struct gpu_speeds *out, struct err *e);
 
-/* Every kernel by itself, on random operands of a model's shape: row() hears of each kernel and number of tokens, in order. */
+/* Every kernel by itself, on random operands of a model's shape: row() hears of each kernel and
+ * number of tokens, in order. */
 struct gpu_bench_row {
     const char *kernel, *type;          /* "matvec", "nl4"; of attention the type of keys and values; of sample the way */
     int tokens;                         /* of attn_decode: sequences */

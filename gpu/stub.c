@@ -3,7 +3,10 @@
 
 const char gpu_kind[] = "none";
 
-int gpu_count(struct err *e) { return err_set(e, ERR_DEVICE, "this build has no CUDA engine; make GPU=cuda, where nvcc is, makes one that has"); }
+int gpu_count(struct err *e)
+{
+    return err_set(e, ERR_DEVICE, "this build has no CUDA engine; make GPU=cuda, where nvcc is, makes one that has");
+}
 
 void gpu_warm_up(int device) { (void)device; }
 

@@ -1,8 +1,11 @@
-/* backend.c - the step on a device: the host fills one pinned buffer a step (tokens, positions, KV tables) and waits once, for the tokens drawn or for the logits; not even
- * that where a step is begun behind another, whose tokens it finds on the device.
+/* backend.c - the step on a device: the host fills one pinned buffer a step (tokens, positions, KV
+ * tables) and waits once, for the tokens drawn or for the logits; not even that where a step is
+ * begun behind another, whose tokens it finds on the device.
  *
- * Steps of decoding alone are padded to 1, 2, 4 .. 64 tokens and replayed as graphs from the second of a kind on, as far as there is memory for graphs.  Where the device has the last layers only, the
- * CPU's backend runs those before it, and their hidden states are handed over once a step. */
+ * Steps of decoding alone are padded to 1, 2, 4 .. 64 tokens and replayed as graphs from the
+ * second of a kind on, as far as there is memory for graphs.  Where the device has the last
+ * layers only, the CPU's backend runs those before it, and their hidden states are handed over
+ * once a step. */
 #include "gpu/backend/internal.h"
 
 #include <stdio.h>
@@ -60,46 +63,53 @@ static void *backend_open(const struct model *m, const struct backend_options *o
     }
     if (b->first_layer)
         snprintf(layers, sizeof layers, ", %d of %d layers", b->plan.n_layers, m->config.n_layers);
-    snprintf(b->name, sizeof b->name, "%s %.100s%s%s%s%s", gpu_kind, b->plan.name, layers, b->exact ? ", exact" : "", o->strict ? ", strict" : "",
-             o->act_int8 ? ", int8 activations" : "");
+    snprintf(b->name, sizeof b->name, "%s %.100s%s%s%s%s", gpu_kind, b->plan.name, layers, b->exact ? ", exact" : "",
+             o->strict ? ", strict" : "", o->act_int8 ? ", int8 activations" : "");
     return b;
 }
 /* ---- a step ---- */
 
 /* What the caller may have got wrong. */
-static int check_batch(const struct gpu_backend *b, const struct batch *batch, int n_follow, size_t *n_tables, struct err *e)
+static int check_batch(const struct gpu_backend *b, const struct batch *batch, int n_follow, size_t *n_tables,
+                       struct err *e)
 {
     const struct config *c = &b->m->config;
     int64_t n_tokens = 0, n_logits = 0;
     *n_tables = 0;
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];
-        if (it->n_tokens < 1 || it->pos < 0 || it->n_logits < 0 || it->n_logits > it->n_tokens || it->n_hidden < 0 || it->n_hidden > it->n_tokens ||
-            it->n_tokens > b->o.max_tokens)
-            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens at %d, %d logits, %d hidden states", i, it->n_tokens, it->pos, it->n_logits, it->n_hidden);
-        if ((int64_t)it->pos + it->n_tokens > (int64_t)b->max_splits * GPU_SPLIT || (c->max_len > 0 && (int64_t)it->pos + it->n_tokens > c->max_len))
-            return err_set(e, ERR_LIMIT, "%lld tokens, but there is memory and a model for %lld", (long long)it->pos + it->n_tokens,
+        if (it->n_tokens < 1 || it->pos < 0 || it->n_logits < 0 || it->n_logits > it->n_tokens || it->n_hidden < 0 ||
+            it->n_hidden > it->n_tokens || it->n_tokens > b->o.max_tokens)
+            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens at %d, %d logits, %d hidden states", i, it->n_tokens,
+                           it->pos, it->n_logits, it->n_hidden);
+        if ((int64_t)it->pos + it->n_tokens > (int64_t)b->max_splits * GPU_SPLIT ||
+            (c->max_len > 0 && (int64_t)it->pos + it->n_tokens > c->max_len))
+            return err_set(e, ERR_LIMIT, "%lld tokens, but there is memory and a model for %lld",
+                           (long long)it->pos + it->n_tokens,
                            c->max_len > 0 ? (long long)c->max_len : (long long)b->max_splits * GPU_SPLIT);
         if (!it->tokens && (it->n_tokens != 1 || it->follows < 0 || it->follows >= n_follow))
-            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens of row %d of the step before, which has %d", i, it->n_tokens, it->follows, n_follow);
+            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens of row %d of the step before, which has %d", i,
+                           it->n_tokens, it->follows, n_follow);
         for (int t = 0; it->tokens && t < it->n_tokens; t++)
             if (it->tokens[t] < 0 || it->tokens[t] >= c->vocab_size)
                 return err_set(e, ERR_SHAPE, "token %d is outside the vocabulary of %d", it->tokens[t], c->vocab_size);
         const int blocks = (it->pos + it->n_tokens - 1) / KV_BLOCK + 1;
         for (int p = 0; p < blocks; p++)
             if (it->table[p] < 0 || it->table[p] >= b->o.n_blocks)
-                return err_set(e, ERR_SHAPE, "batch item %d: KV block %d, expected 0 to %d", i, it->table[p], b->o.n_blocks - 1);
+                return err_set(e, ERR_SHAPE, "batch item %d: KV block %d, expected 0 to %d", i, it->table[p],
+                               b->o.n_blocks - 1);
         *n_tables += (size_t)blocks;
         n_tokens += it->n_tokens;
         n_logits += it->n_logits;
     }
     if (n_tokens > b->o.max_tokens || n_logits > b->o.max_logits)
-        return err_set(e, ERR_SHAPE, "a batch of %lld tokens and %lld logits, expected at most %d and %d", (long long)n_tokens, (long long)n_logits, b->o.max_tokens,
-                       b->o.max_logits);
+        return err_set(e, ERR_SHAPE, "a batch of %lld tokens and %lld logits, expected at most %d and %d",
+                       (long long)n_tokens, (long long)n_logits, b->o.max_tokens, b->o.max_logits);
     return 0;
 }
 
-/* Tables of sequences that share blocks may be longer than the cache has blocks: the only memory that grows. */
+/* Tables of sequences that share blocks may be longer than the cache has blocks: the only memory
+ * that grows. */
 static int grow_step(struct gpu_backend *b, size_t n_tables, struct err *e)
 {
     const size_t need = tables_at(b) + n_tables;
@@ -127,22 +137,27 @@ static void put_draw(struct gpu_backend *b, int row, const struct draw *d)
     b->hids[row] = -1;
     *to = (struct gpu_draw){ .top_k = -1 };
     if (d)
-        *to = (struct gpu_draw){ .temperature = d->temperature, .top_p = d->top_p, .min_p = d->min_p, .top_k = d->top_k, .seed = { (uint32_t)d->seed, (uint32_t)(d->seed >> 32) },
+        *to = (struct gpu_draw){ .temperature = d->temperature, .top_p = d->top_p, .min_p = d->min_p, .top_k = d->top_k,
+                                 .seed = { (uint32_t)d->seed, (uint32_t)(d->seed >> 32) },
                                  .n = { (uint32_t)d->n, (uint32_t)(d->n >> 32) } };
 }
 
 /* The arrays of a step. Returns the words to upload; *n_logits rows of logits are wanted. */
 static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n_logits)
 {
-    const int long_from = config_long_from(&b->m->config), by_tiles = !b->exact && !b->o.strict && b->m->config.head_dim % 16 == 0;
+    const int long_from = config_long_from(&b->m->config), by_tiles = !b->exact && !b->o.strict &&
+        b->m->config.head_dim % 16 == 0;
     const int tile = GPU_ATTN_TILE(b->m->config.head_dim);
-    int32_t *token = host_array(b, A_TOKEN), *pos = host_array(b, A_POS), *is_long = host_array(b, A_LONG), *table_of = host_array(b, A_TABLE);
-    int32_t *decode = host_array(b, A_DECODE), *logit = host_array(b, A_LOGIT), *tiles = b->hstep + tiles_at(b), *tables = b->hstep + tables_at(b);
+    int32_t *token = host_array(b, A_TOKEN), *pos = host_array(b, A_POS), *is_long = host_array(b, A_LONG),
+            *table_of = host_array(b, A_TABLE);
+    int32_t *decode = host_array(b, A_DECODE), *logit = host_array(b, A_LOGIT), *tiles = b->hstep + tiles_at(b),
+            *tables = b->hstep + tables_at(b);
     int n = 0, at = 0, longest = 1;
     b->n_decode = b->n_tiles = *n_logits = 0;
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];
-        const int len = it->pos + it->n_tokens, blocks = (len - 1) / KV_BLOCK + 1, tiled = by_tiles && it->n_tokens >= TILE_TOKENS;
+        const int len = it->pos + it->n_tokens, blocks = (len - 1) / KV_BLOCK + 1, tiled = by_tiles &&
+            it->n_tokens >= TILE_TOKENS;
         for (int t = 0; tiled && t < it->n_tokens; t += tile) {
             tiles[2 * b->n_tiles] = n + t;
             tiles[2 * b->n_tiles++ + 1] = it->n_tokens - t < tile ? it->n_tokens - t : tile;
@@ -169,7 +184,8 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
     return tables_at(b) + (size_t)at;
 }
 
-/* A step of decoding alone: padded to a power of two, splits too, so that few graphs serve all.  -1: it is something else. */
+/* A step of decoding alone: padded to a power of two, splits too, so that few graphs serve all.
+ * -1: it is something else. */
 static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
 {
     if (b->n > MAX_GRAPH_TOKENS || b->n != b->n_decode || n_logits != b->n || b->o.debug_sync)
@@ -203,7 +219,8 @@ static int run_logits(struct gpu_backend *b, int first, int n, struct err *e)
         return -1;
     if (first + n > MAX_DRAWS)
         return 0;
-    return gpu_sample(b->g, b->logits, (const struct gpu_draw *)(b->step + draws_at(b)) + first, n, b->m->config.vocab_size, b->ids + first, e);
+    return gpu_sample(b->g, b->logits, (const struct gpu_draw *)(b->step + draws_at(b)) + first, n,
+                      b->m->config.vocab_size, b->ids + first, e);
 }
 
 /* To the host: the tokens, and the logits unless every row has its token. */
@@ -214,7 +231,8 @@ static int download_logits(struct gpu_backend *b, int first, int n, float *logit
     int n_wanted = 0, n_drawn = 0;
     for (int i = 0; first + n <= MAX_DRAWS && i < n; i++)
         n_wanted += draw[i].top_k >= 0;
-    if (n_wanted && (gpu_download(b->g, GPU_COMPUTE, id, b->ids + first, (size_t)n * sizeof *id, e) < 0 || gpu_sync(b->g, GPU_COMPUTE, e) < 0))
+    if (n_wanted && (gpu_download(b->g, GPU_COMPUTE, id, b->ids + first, (size_t)n * sizeof *id, e) < 0 ||
+                     gpu_sync(b->g, GPU_COMPUTE, e) < 0))
         return -1;
     for (int i = 0; n_wanted && i < n; i++)
         n_drawn += id[i] >= 0;
@@ -227,7 +245,10 @@ static int download_logits(struct gpu_backend *b, int first, int n, float *logit
     return 0;
 }
 
-static int run_launches(struct gpu_backend *b, struct err *e) { return layers_run(b, e) < 0 ? -1 : run_logits(b, 0, b->n, e); }
+static int run_launches(struct gpu_backend *b, struct err *e)
+{
+    return layers_run(b, e) < 0 ? -1 : run_logits(b, 0, b->n, e);
+}
 
 /* The same as a graph. */
 static struct gpu_graph *record(struct gpu_backend *b, struct err *e)
@@ -244,8 +265,8 @@ static struct gpu_graph *record(struct gpu_backend *b, struct err *e)
     return graph;
 }
 
-/* The whole of a decoding step, recorded the second time it is asked for.  Where a graph cannot be had, for want of memory most likely, launches do; a device that is lost
- * refuses those too. */
+/* The whole of a decoding step, recorded the second time it is asked for.  Where a graph cannot
+ * be had, for want of memory most likely, launches do; a device that is lost refuses those too. */
 static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct err *e)
 {
     struct gpu_graph **graph = &b->graph[bucket][splits_bit];
@@ -282,7 +303,8 @@ static int download_hidden(struct gpu_backend *b, const struct batch *batch, str
         at += it->n_tokens;
         for (int t = 0, n; t < it->n_hidden; t += n, any = 1) {
             n = (size_t)(it->n_hidden - t) < most ? it->n_hidden - t : (int)most;
-            if (layers_hidden(b, at - it->n_hidden + t, n, e) < 0 || gpu_download(b->g, GPU_COMPUTE, b->hlogits, b->y, (size_t)n * hidden * sizeof(float), e) < 0 ||
+            if (layers_hidden(b, at - it->n_hidden + t, n, e) < 0 ||
+                gpu_download(b->g, GPU_COMPUTE, b->hlogits, b->y, (size_t)n * hidden * sizeof(float), e) < 0 ||
                 gpu_sync(b->g, GPU_COMPUTE, e) < 0)
                 return -1;
             memcpy(it->hidden + (size_t)t * hidden, b->hlogits, (size_t)n * hidden * sizeof(float));
@@ -313,8 +335,10 @@ static void take_tokens(const struct gpu_backend *b, const struct batch *batch)
             batch->items[i].draw->id = b->hids[row];
 }
 
-/* The step's arrays to the device, in the slot in use. Returns the bucket of its graph, -1 if it has none, -2 if that failed; *n_logits rows of logits are wanted. */
-static int upload_step(struct gpu_backend *b, const struct batch *batch, int may_graph, int *n_logits, int *splits_bit, struct err *e)
+/* The step's arrays to the device, in the slot in use. Returns the bucket of its graph, -1 if it
+ * has none, -2 if that failed; *n_logits rows of logits are wanted. */
+static int upload_step(struct gpu_backend *b, const struct batch *batch, int may_graph, int *n_logits, int *splits_bit,
+                       struct err *e)
 {
     const size_t words = fill_step(b, batch, n_logits);
     const int bucket = may_graph ? pad_decode(b, *n_logits, splits_bit) : -1;
@@ -337,7 +361,8 @@ static int run_forward(struct gpu_backend *b, const struct batch *batch, float *
         return -1;
     for (int i = 0, n; i < n_logits; i += n) {
         n = n_logits - i < b->logit_rows ? n_logits - i : b->logit_rows;
-        if (run_logits(b, i, n, e) < 0 || download_logits(b, i, n, logits + (size_t)i * (size_t)b->m->config.vocab_size, e) < 0)
+        if (run_logits(b, i, n, e) < 0 || download_logits(b, i, n, logits + (size_t)i * (size_t)b->m->config.vocab_size,
+                                                          e) < 0)
             return -1;
     }
     return n_logits || any ? 0 : gpu_sync(b->g, GPU_COMPUTE, e);        /* the pinned step is written again by the next */
@@ -368,7 +393,8 @@ static int backend_forward(void *backend, const struct batch *batch, float *logi
 
 static int can_begin(const struct gpu_backend *b, const struct batch *batch)
 {
-    if (b->host || b->n_begun == MAX_BEGUN || batch->n_items == 0 || batch->n_items > b->logit_rows || batch->n_items > MAX_DRAWS)
+    if (b->host || b->n_begun == MAX_BEGUN || batch->n_items == 0 || batch->n_items > b->logit_rows ||
+        batch->n_items > MAX_DRAWS)
         return 0;
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];
@@ -382,9 +408,11 @@ static int queue_step(struct gpu_backend *b, const struct batch *batch, struct g
 {
     int n_logits, splits_bit = 0;
     const int bucket = upload_step(b, batch, 1, &n_logits, &splits_bit, e);
-    if (bucket == -2 || (bucket >= 0 ? run_decode(b, bucket, splits_bit, e) : layers_run(b, e) < 0 ? -1 : run_logits(b, 0, n_logits, e)) < 0)
+    if (bucket == -2 || (bucket >= 0 ? run_decode(b, bucket, splits_bit, e) : layers_run(b, e) < 0 ? -1
+        : run_logits(b, 0, n_logits, e)) < 0)
         return -1;
-    return gpu_download(b->g, GPU_COMPUTE, b->hids, b->ids, (size_t)n_logits * sizeof *b->ids, e) < 0 ? -1 : gpu_event_record(b->g, GPU_COMPUTE, done, e);
+    return gpu_download(b->g, GPU_COMPUTE, b->hids, b->ids, (size_t)n_logits * sizeof *b->ids, e) < 0 ? -1
+        : gpu_event_record(b->g, GPU_COMPUTE, done, e);
 }
 
 static int backend_begin(void *backend, const struct batch *batch, struct err *e)
@@ -430,7 +458,8 @@ static int backend_copy_block(void *backend, int32_t from, int32_t to, struct er
         return 0;
     if (gpu_use(b->g, e) < 0 || (b->host && backend_cpu.copy_block(b->host, from, to, e) < 0))
         return -1;
-    return gpu_copy(b->g, GPU_COMPUTE, b->kv + (size_t)to * b->kv_stride, b->kv + (size_t)from * b->kv_stride, b->kv_stride, e);
+    return gpu_copy(b->g, GPU_COMPUTE, b->kv + (size_t)to * b->kv_stride, b->kv + (size_t)from * b->kv_stride,
+                    b->kv_stride, e);
 }
 
 static void backend_drop_block(void *backend, int32_t block)
@@ -458,14 +487,19 @@ static const char *backend_describe(const void *backend) { return ((const struct
 static void backend_device(const void *backend, struct backend_device *d)
 {
     const struct gpu_backend *b = backend;
-    *d = (struct backend_device){ .name = b->plan.name, .index = b->o.device, .n_layers = b->plan.n_layers, .weights = b->plan.weights, .cached = b->plan.cached, .cache_off = b->plan.cache_off, .kv = b->plan.kv, .work = b->plan.work,
-                                  .reserve = b->plan.reserve, .total = b->plan.total, .lost = gpu_is_lost(b->g), .graphs = b->graphs, .begun_ns = b->begun_ns, .context_ns = b->context_ns,
+    *d = (struct backend_device){ .name = b->plan.name, .index = b->o.device, .n_layers = b->plan.n_layers,
+                                  .weights = b->plan.weights, .cached = b->plan.cached, .cache_off = b->plan.cache_off,
+                                  .kv = b->plan.kv, .work = b->plan.work,
+                                  .reserve = b->plan.reserve, .total = b->plan.total, .lost = gpu_is_lost(b->g),
+                                  .graphs = b->graphs, .begun_ns = b->begun_ns, .context_ns = b->context_ns,
                                   .copied_ns = dweights_copied_ns(b->w) };
     d->graphs.off = b->plan.graphs_off;
 }
 
 const struct backend backend_gpu = {
-    .name = "gpu", .step_tokens = cpu_step_tokens, .open = backend_open, .forward = backend_forward, .begin = backend_begin, .end = backend_end, .copy_block = backend_copy_block, .memory = backend_memory,
-    .kv_bytes = backend_kv_bytes, .describe = backend_describe, .close = backend_close, .drop_block = backend_drop_block, .copy_state = NULL,
+    .name = "gpu", .step_tokens = cpu_step_tokens, .open = backend_open, .forward = backend_forward,
+        .begin = backend_begin, .end = backend_end, .copy_block = backend_copy_block, .memory = backend_memory,
+    .kv_bytes = backend_kv_bytes, .describe = backend_describe, .close = backend_close,
+    .drop_block = backend_drop_block, .copy_state = NULL,
     .drop_state = NULL,    .device = backend_device,
 };

@@ -1,5 +1,7 @@
-/* bench.c - every kernel by itself on random operands: launches in a graph, timed by events.  What a model reads anew in each layer (weights, keys and values) lies there in
- * so many copies that no cache holds them, used in turn; rows that the kernel before has just written may come from L2, as in a model. */
+/* bench.c - every kernel by itself on random operands: launches in a graph, timed by events.
+ * What a model reads anew in each layer (weights, keys and values) lies there in so many copies
+ * that no cache holds them, used in turn; rows that the kernel before has just written may come
+ * from L2, as in a model. */
 #include "gpu/gpu.h"
 
 #include <math.h>
@@ -13,7 +15,8 @@
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/tile.h"
 
-enum { MOST_LAUNCHES = 64, MOST_COPIES = 64, MOST_OWNED = 24, PATTERN = 1 << 20, TILES = 8, MOST_SEQUENCES = 64, LEAST_TILED = 16 };
+enum { MOST_LAUNCHES = 64, MOST_COPIES = 64, MOST_OWNED = 24, PATTERN = 1 << 20, TILES = 8, MOST_SEQUENCES = 64,
+       LEAST_TILED = 16 };
 static const double SLICE_S = 2e-3;     /* a timed graph lasts about as long, or one launch of each copy */
 
 struct bench;
@@ -31,7 +34,8 @@ struct bench {
     struct rng rng;
     /* of the kernel in hand */
     int n_copies;
-    struct gpu_linear linear; int (*multiply)(struct gpu *g, const struct gpu_linear *l, struct err *e); size_t mat_bytes;
+    struct gpu_linear linear; int (*multiply)(struct gpu *g, const struct gpu_linear *l, struct err *e);
+    size_t mat_bytes;
     struct gpu_norm norm;
     struct gpu_prepare prepare;
     struct gpu_attention attention; const int32_t *table_of;
@@ -92,7 +96,8 @@ static int32_t *numbers(struct bench *b, const int32_t *from, int n, struct err 
     for (size_t at = 0, most = PATTERN / sizeof *p; p && at < (size_t)n; at += most) {
         const size_t part = (size_t)n - at < most ? (size_t)n - at : most;
         memcpy(b->pattern, from + at, part * sizeof *p);
-        if (gpu_upload(b->g, GPU_COMPUTE, p + at, b->pattern, part * sizeof *p, e) < 0 || gpu_sync(b->g, GPU_COMPUTE, e) < 0)
+        if (gpu_upload(b->g, GPU_COMPUTE, p + at, b->pattern, part * sizeof *p, e) < 0 ||
+            gpu_sync(b->g, GPU_COMPUTE, e) < 0)
             return NULL;
     }
     return p;
@@ -110,7 +115,8 @@ static int run_once(struct bench *b, launch_fn launch, int n, struct err *e)
 
 static int time_launches(struct bench *b, launch_fn launch, struct gpu_graph *graph, int n, double *s, struct err *e)
 {
-    if (gpu_event_record(b->g, GPU_COMPUTE, b->from, e) < 0 || (graph ? gpu_graph_launch(b->g, graph, e) : run_once(b, launch, n, e)) < 0 ||
+    if (gpu_event_record(b->g, GPU_COMPUTE, b->from, e) < 0 ||
+        (graph ? gpu_graph_launch(b->g, graph, e) : run_once(b, launch, n, e)) < 0 ||
         gpu_event_record(b->g, GPU_COMPUTE, b->to, e) < 0)
         return -1;
     return gpu_event_elapsed(b->g, b->from, b->to, s, e);
@@ -130,15 +136,19 @@ static int launch_linear(struct bench *b, int copy, struct err *e)
     return b->multiply(b->g, &l, e);
 }
 
-/* Does the engine take this kernel for the product in hand?  The rule of layers.c and gpu_matmul. */
+/* Does the engine take this kernel for the product in hand?  The rule of layers.c and
+ * gpu_matmul. */
 static int taken(const struct bench *b)
 {
     const struct gpu_linear *l = &b->linear;
-    return b->multiply == (l->n_tokens <= GPU_MATVEC_TOKENS ? gpu_matvec : b->o->wgmma && gpu_matmul_hopper_takes(b->g, l) ? gpu_matmul_hopper : gpu_matmul);
+    return b->multiply == (l->n_tokens <= GPU_MATVEC_TOKENS ? gpu_matvec : b->o->wgmma &&
+                           gpu_matmul_hopper_takes(b->g, l) ? gpu_matmul_hopper : gpu_matmul);
 }
 
-/* The median of the repeats, after one that does not count; told with what a launch moves and computes. */
-static int measure(struct bench *b, launch_fn launch, const char *kernel, const char *type, int tokens, double bytes, double flop, struct err *e)
+/* The median of the repeats, after one that does not count; told with what a launch moves and
+ * computes. */
+static int measure(struct bench *b, launch_fn launch, const char *kernel, const char *type, int tokens, double bytes,
+                   double flop, struct err *e)
 {
     double once;
     if (time_launches(b, launch, NULL, 1, &once, e) < 0 || time_launches(b, launch, NULL, 1, &once, e) < 0)
@@ -161,8 +171,11 @@ static int measure(struct bench *b, launch_fn launch, const char *kernel, const 
     if (rc < 0)
         return -1;
     qsort(b->seconds, (size_t)b->o->repeats, sizeof *b->seconds, ascending);
-    b->o->row(b->o->user, &(struct gpu_bench_row){ kernel, type, tokens, bytes, flop, (b->seconds[(b->o->repeats - 1) / 2] + b->seconds[b->o->repeats / 2]) / 2,
-                                                   launch == launch_linear && b->multiply == gpu_matmul_int8, b->o->autotune && taken(b) });
+    b->o->row(b->o->user, &(struct gpu_bench_row){ kernel, type, tokens, bytes, flop,
+                                                   (b->seconds[(b->o->repeats - 1) / 2] +
+                                                    b->seconds[b->o->repeats / 2]) / 2,
+                                                   launch == launch_linear && b->multiply == gpu_matmul_int8,
+                                                   b->o->autotune && taken(b) });
     return 0;
 }
 
@@ -188,7 +201,8 @@ static struct gpu_mat device_mat(const struct mat *m, const uint8_t *data)
     int shift = 0;
     while (32 << shift < m->group_size)
         shift++;
-    return (struct gpu_mat){ .data = data, .tile_bytes = m->tile_bytes, .type = (int)m->type, .rows = m->rows, .cols = m->cols, .n_steps = m->cols_padded / 32,
+    return (struct gpu_mat){ .data = data, .tile_bytes = m->tile_bytes, .type = (int)m->type, .rows = m->rows,
+                             .cols = m->cols, .n_steps = m->cols_padded / 32,
                              .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
 }
 
@@ -196,10 +210,12 @@ static struct gpu_mat device_mat(const struct mat *m, const uint8_t *data)
 static uint8_t *weights(struct bench *b, const struct mat *m, int n, struct err *e)
 {
     const struct qtype_info *t = qtype_info(m->type);
-    const uint64_t mask = t->is_float ? 0x80ff80ff80ff80ff : t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : UINT64_MAX, set = t->is_float ? 0x3c003c003c003c00 : 0;
+    const uint64_t mask = t->is_float ? 0x80ff80ff80ff80ff : t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : UINT64_MAX,
+                   set = t->is_float ? 0x3c003c003c003c00 : 0;
     const int n_tiles = m->n_tiles < TILES ? m->n_tiles : TILES;
     const size_t bytes = m->tile_bytes * (size_t)n_tiles;
-    uint8_t *mine = b->pattern, *data = take(b, (size_t)n * m->size, e), *tiles = data ? gpu_pinned(b->g, bytes, "a measurement", e) : NULL;
+    uint8_t *mine = b->pattern, *data = take(b, (size_t)n * m->size, e),
+            *tiles = data ? gpu_pinned(b->g, bytes, "a measurement", e) : NULL;
     if (!tiles)
         return NULL;
     for (size_t i = 0; i < bytes / 8; i++)
@@ -220,15 +236,20 @@ static int operands(struct bench *b, const struct mat *m, size_t t, struct err *
     if (b->multiply == gpu_matmul_f32)
         return (b->linear.x = floats(b, t * (size_t)m->cols, e)) ? 0 : -1;
     if (b->multiply == gpu_matmul_int8)
-        return (b->linear.code = (const int8_t *)halves(b, t * (size_t)GPU_CODE_STRIDE(m->cols) / 2, e)) && (b->linear.code_scale = floats(b, t, e)) ? 0 : -1;
+        return (b->linear.code = (const int8_t *)halves(b, t * (size_t)GPU_CODE_STRIDE(m->cols) / 2, e)) &&
+               (b->linear.code_scale = floats(b, t, e)) ? 0 : -1;
     return (b->linear.act = halves(b, t * (size_t)m->cols_padded, e)) ? 0 : -1;
 }
 
-/* Matrices [rows][cols] of a type against each number of tokens from least to most: one matrix, or with mlp two and their activation. */
-static int linear(struct bench *b, const char *kernel, int (*multiply)(struct gpu *, const struct gpu_linear *, struct err *), enum qtype type, int mlp, int least, int most,
-                  struct err *e)
+/* Matrices [rows][cols] of a type against each number of tokens from least to most: one matrix,
+ * or with mlp two and their activation. */
+static int linear(struct bench *b, const char *kernel,
+                  int (*multiply)(struct gpu *, const struct gpu_linear *, struct err *), enum qtype type, int mlp,
+                  int least, int most, struct err *e)
 {
-    const int rows = b->o->rows, cols = b->o->cols, each = multiply == gpu_matmul_f32 ? 4 : multiply == gpu_matmul_int8 ? 1 : 2, rows_padded = (rows + 31) / 32 * 32, n_mats = mlp ? 2 : 1;
+    const int rows = b->o->rows, cols = b->o->cols,
+              each = multiply == gpu_matmul_f32 ? 4 : multiply == gpu_matmul_int8 ? 1 : 2,
+              rows_padded = (rows + 31) / 32 * 32, n_mats = mlp ? 2 : 1;
     struct mat m;
     if (mat_of(&m, type, rows, cols, e) < 0)
         return -1;
@@ -237,12 +258,14 @@ static int linear(struct bench *b, const char *kernel, int (*multiply)(struct gp
     b->multiply = multiply;
     const uint8_t *data = weights(b, &m, b->n_copies * n_mats, e);
     const size_t t = (size_t)(most < b->most_tokens ? most : b->most_tokens);
-    b->linear = (struct gpu_linear){ .n_mats = n_mats, .act_stride = m.cols_padded, .ldx = cols, .finish = mlp ? GPU_MLP : GPU_STORE, .scale = 1, .function = CONFIG_ACT_SILU,
+    b->linear = (struct gpu_linear){ .n_mats = n_mats, .act_stride = m.cols_padded, .ldx = cols,
+                                     .finish = mlp ? GPU_MLP : GPU_STORE, .scale = 1, .function = CONFIG_ACT_SILU,
                                      .act_out_stride = rows_padded };
     for (int i = 0; i < n_mats; i++)
         b->linear.w[i] = device_mat(&m, data);
     if (!data || operands(b, &m, t, e) < 0 ||
-        (mlp ? !(b->linear.act_out = halves(b, t * (size_t)rows_padded, e)) : !(b->linear.to[0].out = floats(b, t * (size_t)rows, e))))
+        (mlp ? !(b->linear.act_out = halves(b, t * (size_t)rows_padded, e))
+             : !(b->linear.to[0].out = floats(b, t * (size_t)rows, e))))
         return -1;
     b->linear.to[0].ldo = rows;
     for (int i = 0; i < b->o->n_tokens; i++) {
@@ -250,7 +273,8 @@ static int linear(struct bench *b, const char *kernel, int (*multiply)(struct gp
         const double in = (double)each * cols, out = mlp ? 2.0 * rows : 4.0 * rows;
         if (n < least || n > most || (multiply == gpu_matmul_hopper && !gpu_matmul_hopper_takes(b->g, &b->linear)))
             continue;
-        if (measure(b, launch_linear, kernel, qtype_info(type)->name, n, (double)(m.size * (size_t)n_mats) + n * (in + out), 2.0 * rows * cols * n * n_mats, e) < 0)
+        if (measure(b, launch_linear, kernel, qtype_info(type)->name, n,
+                    (double)(m.size * (size_t)n_mats) + n * (in + out), 2.0 * rows * cols * n * n_mats, e) < 0)
             return -1;
     }
     give_back(b);
@@ -271,7 +295,8 @@ static int linears(struct bench *b, struct err *e)
     if (linear(b, "matvec_int8", gpu_matmul_int8, QT_I8R, 0, 1, GPU_MATVEC_TOKENS, e) < 0 ||
         linear(b, "matmul_int8", gpu_matmul_int8, QT_I8R, 0, GPU_MATVEC_TOKENS + 1, INT32_MAX, e) < 0)
         return -1;
-    return linear(b, "matvec_mlp", gpu_matvec, QT_NL4, 1, 1, GPU_MATVEC_TOKENS, e) < 0 || linear(b, "matmul_f32", gpu_matmul_f32, QT_F32, 0, 1, GPU_MATVEC_TOKENS, e) < 0 ? -1 : 0;
+    return linear(b, "matvec_mlp", gpu_matvec, QT_NL4, 1, 1, GPU_MATVEC_TOKENS, e) < 0 ||
+           linear(b, "matmul_f32", gpu_matmul_f32, QT_F32, 0, 1, GPU_MATVEC_TOKENS, e) < 0 ? -1 : 0;
 }
 
 /* ---- rows ---- */
@@ -286,7 +311,8 @@ static int launch_act_mul(struct bench *b, int copy, struct err *e)
 static int launch_act_int8(struct bench *b, int copy, struct err *e)
 {
     (void)copy;
-    return gpu_act_int8(b->g, b->act, (b->o->rows + 31) / 32 * 32, b->n <= GPU_MATVEC_TOKENS ? GPU_ACT_LANES : GPU_ACT_TILES, b->n, b->o->rows, (int8_t *)b->a, b->b, e);
+    return gpu_act_int8(b->g, b->act, (b->o->rows + 31) / 32 * 32, b->n <= GPU_MATVEC_TOKENS ? GPU_ACT_LANES
+        : GPU_ACT_TILES, b->n, b->o->rows, (int8_t *)b->a, b->b, e);
 }
 static int launch_embed(struct bench *b, int copy, struct err *e)
 {
@@ -311,7 +337,9 @@ static int rows(struct bench *b, struct err *e)
         return -1;
     b->embed = device_mat(&m, data);
     b->n_copies = 1;
-    b->norm = (struct gpu_norm){ .present = 1, .w = floats(b, (size_t)cols, e), .eps = 1e-5f, .x = floats(b, t * (size_t)cols, e), .ldx = cols, .act = halves(b, t * (size_t)stride, e),
+    b->norm = (struct gpu_norm){ .present = 1, .w = floats(b, (size_t)cols, e), .eps = 1e-5f,
+                                 .x = floats(b, t * (size_t)cols, e), .ldx = cols,
+                                 .act = halves(b, t * (size_t)stride, e),
                                  .act_stride = stride, .cols = cols };
     b->a = floats(b, t * (size_t)(mlp > cols ? mlp : cols), e);
     b->b = floats(b, t * (size_t)mlp, e);
@@ -320,7 +348,8 @@ static int rows(struct bench *b, struct err *e)
         return -1;
     for (int i = 0; i < b->o->n_tokens; i++) {
         const int n = b->n = b->norm.n = b->o->tokens[i];
-        if (measure(b, launch_norm, "norm", "f32", n, 6.0 * n * cols + 4.0 * cols, 0, e) < 0 || measure(b, launch_act_mul, "act_mul", "f32", n, 10.0 * n * mlp, 0, e) < 0 ||
+        if (measure(b, launch_norm, "norm", "f32", n, 6.0 * n * cols + 4.0 * cols, 0, e) < 0 ||
+            measure(b, launch_act_mul, "act_mul", "f32", n, 10.0 * n * mlp, 0, e) < 0 ||
             measure(b, launch_act_int8, "act_int8", "f16", n, 3.0 * n * mlp, 0, e) < 0 ||
             measure(b, launch_embed, "embed", "nl4", n, n * ((double)m.tile_bytes / TILE_ROWS + 4.0 * cols), 0, e) < 0)
             return -1;
@@ -331,8 +360,16 @@ static int rows(struct bench *b, struct err *e)
 
 /* ---- attention ---- */
 
-static int launch_prepare(struct bench *b, int copy, struct err *e) { (void)copy; return gpu_prepare(b->g, &b->prepare, e); }
-static int launch_prefill(struct bench *b, int copy, struct err *e) { (void)copy; return gpu_attn_prefill(b->g, &b->attention, e); }
+static int launch_prepare(struct bench *b, int copy, struct err *e)
+{
+    (void)copy;
+    return gpu_prepare(b->g, &b->prepare, e);
+}
+static int launch_prefill(struct bench *b, int copy, struct err *e)
+{
+    (void)copy;
+    return gpu_attn_prefill(b->g, &b->attention, e);
+}
 static int launch_decode(struct bench *b, int copy, struct err *e)
 {
     struct gpu_attention a = b->attention;
@@ -342,7 +379,8 @@ static int launch_decode(struct bench *b, int copy, struct err *e)
 static int launch_rope(struct bench *b, int copy, struct err *e)
 {
     (void)copy;
-    return gpu_rope_table(b->g, b->a, b->b, b->prepare.step.pos, NULL, b->n, b->o->head_dim, b->prepare.qw, NULL, 1, 1, e);
+    return gpu_rope_table(b->g, b->a, b->b, b->prepare.step.pos, NULL, b->n, b->o->head_dim, b->prepare.qw, NULL, 1, 1,
+                          e);
 }
 
 /* first, first + step, ... on the device. */
@@ -364,7 +402,8 @@ static int fill_cache(struct bench *b, enum kv_type type, struct err *e)
 {
     struct gpu_prepare *p = &b->prepare;
     const size_t part = kv_block_bytes(type, p->head_dim);
-    p->kv = (struct gpu_kv){ .base = NULL, .stride = 2 * part * (size_t)p->n_kv_heads, .head_stride = 2 * part, .part = (uint32_t)part, .type = (int)type };
+    p->kv = (struct gpu_kv){ .base = NULL, .stride = 2 * part * (size_t)p->n_kv_heads, .head_stride = 2 * part,
+                             .part = (uint32_t)part, .type = (int)type };
     if (!(p->kv.base = take(b, p->kv.stride * (size_t)b->n_blocks, e)))
         return -1;
     struct gpu_prepare chunk = *p;
@@ -385,12 +424,15 @@ static int decode(struct bench *b, enum kv_type type, struct err *e)
     const int context = b->o->context, stride = p->n_heads * p->head_dim;
     if (fill_cache(b, type, e) < 0)
         return -1;
-    *a = (struct gpu_attention){ .q = p->q, .act = b->act, .act_stride = stride, .n_heads = p->n_heads, .n_kv_heads = p->n_kv_heads, .head_dim = p->head_dim,
-                                 .scale = 1 / sqrtf((float)p->head_dim), .kv = p->kv, .step = p->step, .max_splits = (context + GPU_SPLIT - 1) / GPU_SPLIT };
+    *a = (struct gpu_attention){ .q = p->q, .act = b->act, .act_stride = stride, .n_heads = p->n_heads,
+                                 .n_kv_heads = p->n_kv_heads, .head_dim = p->head_dim,
+                                 .scale = 1 / sqrtf((float)p->head_dim), .kv = p->kv, .step = p->step,
+                                 .max_splits = (context + GPU_SPLIT - 1) / GPU_SPLIT };
     a->rows = p->step.pos;              /* 0, 1, 2 ... */
     a->step.pos = series(b, b->n_sequences, context - 1, 1, 1, e);
     b->table_of = series(b, b->n_sequences, 0, b->blocks_each, b->n_sequences, e);
-    a->partial = take(b, (size_t)b->n_sequences * (size_t)p->n_heads * (size_t)a->max_splits * (size_t)(p->head_dim + 2) * sizeof(float), e);
+    a->partial = take(b, (size_t)b->n_sequences * (size_t)p->n_heads * (size_t)a->max_splits *
+                      (size_t)(p->head_dim + 2) * sizeof(float), e);
     if (!a->step.pos || !b->table_of || !a->partial)
         return -1;
     for (int i = 0; i < b->o->n_tokens; i++) {
@@ -398,7 +440,8 @@ static int decode(struct bench *b, enum kv_type type, struct err *e)
         if (n > b->n_sequences)
             continue;
         b->n_copies = b->n_sequences / n;
-        if (measure(b, launch_decode, "attn_decode", kv_type_name(type), n, (double)n * context / KV_BLOCK * (double)p->kv.stride + 6.0 * n * stride,
+        if (measure(b, launch_decode, "attn_decode", kv_type_name(type), n,
+                    (double)n * context / KV_BLOCK * (double)p->kv.stride + 6.0 * n * stride,
                     4.0 * n * context * stride, e) < 0)
             return -1;
     }
@@ -408,7 +451,8 @@ static int decode(struct bench *b, enum kv_type type, struct err *e)
 static int prefill(struct bench *b, struct err *e)
 {
     const struct gpu_prepare *p = &b->prepare;
-    const int stride = p->n_heads * p->head_dim, tile = GPU_ATTN_TILE(p->head_dim), most = (b->most_tokens + tile - 1) / tile;
+    const int stride = p->n_heads * p->head_dim, tile = GPU_ATTN_TILE(p->head_dim),
+              most = (b->most_tokens + tile - 1) / tile;
     int32_t *tiles = malloc(2 * (size_t)most * sizeof *tiles);
     b->n_copies = 1;
     if (!tiles)
@@ -427,7 +471,8 @@ static int prefill(struct bench *b, struct err *e)
         b->attention.n_tiles = n_tiles;
         const int owned = b->n_owned;
         rc = !(b->attention.tiles = numbers(b, tiles, 2 * n_tiles, e)) ||
-                     measure(b, launch_prefill, "attn_prefill", kv_type_name((enum kv_type)p->kv.type), n, (double)n / KV_BLOCK * (double)p->kv.stride + 6.0 * n * stride,
+                     measure(b, launch_prefill, "attn_prefill", kv_type_name((enum kv_type)p->kv.type), n,
+                             (double)n / KV_BLOCK * (double)p->kv.stride + 6.0 * n * stride,
                              2.0 * n * (n + 1.0) * stride, e) < 0 ? -1 : 0;
         while (b->n_owned > owned)
             gpu_free(b->g, b->owned[--b->n_owned]);
@@ -440,20 +485,24 @@ static int attention(struct bench *b, struct err *e)
 {
     static const enum kv_type types[] = { KV_I8, KV_F8, KV_F16 };       /* the last is also the prompts' */
     const struct gpu_bench_options *o = b->o;
-    const size_t t = (size_t)b->most_tokens, nq = (size_t)o->n_heads * (size_t)o->head_dim, nk = (size_t)o->n_kv_heads * (size_t)o->head_dim;
+    const size_t t = (size_t)b->most_tokens, nq = (size_t)o->n_heads * (size_t)o->head_dim,
+                 nk = (size_t)o->n_kv_heads * (size_t)o->head_dim;
     struct gpu_prepare *p = &b->prepare;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        *p = (struct gpu_prepare){ .q = floats(b, t * nq, e), .k = floats(b, t * nk, e), .v = floats(b, t * nk, e), .n_heads = o->n_heads, .n_kv_heads = o->n_kv_heads,
-                                   .head_dim = o->head_dim, .eps = 1e-5f, .qw = floats(b, (size_t)o->head_dim, e), .rope_dim = o->head_dim };
-        p->step = (struct gpu_step){ .pos = series(b, b->n_blocks * KV_BLOCK, 0, 1, INT32_MAX, e), .table_of = series(b, b->n_blocks * KV_BLOCK, 0, 0, 1, e),
+        *p = (struct gpu_prepare){ .q = floats(b, t * nq, e), .k = floats(b, t * nk, e), .v = floats(b, t * nk, e),
+                                   .n_heads = o->n_heads, .n_kv_heads = o->n_kv_heads,
+                                   .head_dim = o->head_dim, .eps = 1e-5f, .qw = floats(b, (size_t)o->head_dim, e),
+                                   .rope_dim = o->head_dim };
+        p->step = (struct gpu_step){ .pos = series(b, b->n_blocks * KV_BLOCK, 0, 1, INT32_MAX, e),
+                                     .table_of = series(b, b->n_blocks * KV_BLOCK, 0, 0, 1, e),
                                      .tables = series(b, b->n_blocks, 0, 1, INT32_MAX, e) };
         b->a = floats(b, t * (size_t)o->head_dim / 2 + 1, e);
         b->b = floats(b, t * (size_t)o->head_dim / 2 + 1, e);
         b->act = halves(b, (t > MOST_SEQUENCES ? t : MOST_SEQUENCES) * nq, e);
         p->cosine = b->a;
         p->sine = b->b;
-        if (!p->q || !p->k || !p->v || !p->qw || !p->step.pos || !p->step.table_of || !p->step.tables || !b->a || !b->b || !b->act || decode(b, types[i], e) < 0 ||
-            (types[i] == KV_F16 && prefill(b, e) < 0))
+        if (!p->q || !p->k || !p->v || !p->qw || !p->step.pos || !p->step.table_of || !p->step.tables || !b->a ||
+            !b->b || !b->act || decode(b, types[i], e) < 0 || (types[i] == KV_F16 && prefill(b, e) < 0))
             return -1;
         for (int k = 0; types[i] == KV_F16 && k < o->n_tokens; k++) {
             const int n = b->n = p->step.n = o->tokens[k];
@@ -471,12 +520,14 @@ static int attention(struct bench *b, struct err *e)
 
 static int launch_sample(struct bench *b, int copy, struct err *e)
 {
-    return gpu_sample(b->g, b->a + (size_t)copy * (size_t)b->n * (size_t)b->o->vocab, b->draws, b->n, b->o->vocab, b->id, e);
+    return gpu_sample(b->g, b->a + (size_t)copy * (size_t)b->n * (size_t)b->o->vocab, b->draws, b->n, b->o->vocab,
+                      b->id, e);
 }
 
 static int sampling(struct bench *b, struct err *e)
 {
-    static const struct { const char *name; struct gpu_draw d; } ways[] = { { "greedy", { .top_p = 1 } }, { "top_p", { .temperature = 0.8f, .top_p = 0.95f } } };
+    static const struct { const char *name; struct gpu_draw d; } ways[] = { { "greedy", { .top_p = 1 } },
+        { "top_p", { .temperature = 0.8f, .top_p = 0.95f } } };
     int most = 1;
     for (int i = 0; i < b->o->n_tokens; i++)
         most = b->o->tokens[i] <= MOST_SEQUENCES && b->o->tokens[i] > most ? b->o->tokens[i] : most;
@@ -506,8 +557,9 @@ static int sampling(struct bench *b, struct err *e)
 
 static int check(const struct gpu_bench_options *o, struct err *e)
 {
-    if (o->rows < 1 || o->cols < 1 || o->vocab < 1 || o->context < 1 || o->repeats < 1 || o->n_tokens < 1 || o->n_kv_heads < 1 || o->n_heads % o->n_kv_heads ||
-        o->head_dim % 16 || o->head_dim < 16 || o->head_dim > GPU_ATTN_MAX_DIM)
+    if (o->rows < 1 || o->cols < 1 || o->vocab < 1 || o->context < 1 || o->repeats < 1 || o->n_tokens < 1 ||
+        o->n_kv_heads < 1 || o->n_heads % o->n_kv_heads || o->head_dim % 16 || o->head_dim < 16 ||
+        o->head_dim > GPU_ATTN_MAX_DIM)
         return err_set(e, ERR_SHAPE, "%d x %d, %d tokens of context, %d heads of %d on %d: expected at least 1 of each, and heads of a multiple of 16 up to %d", o->rows, o->cols,
                        o->context, o->n_heads, o->head_dim, o->n_kv_heads, GPU_ATTN_MAX_DIM);
     return 0;
@@ -530,11 +582,13 @@ int gpu_bench(int device, const struct gpu_bench_options *o, struct err *e)
     int rc = (b.g = gpu_open(device, 0, e)) && gpu_info(b.g, &info, e) == 0 ? 0 : -1;
     if (rc == 0 && !(b.seconds = malloc((size_t)o->repeats * sizeof *b.seconds)))
         rc = err_nomem(e, "measurement");
-    if (rc == 0 && (!(b.pattern = gpu_pinned(b.g, PATTERN, "a measurement", e)) || !(b.from = gpu_event_open(b.g, e)) || !(b.to = gpu_event_open(b.g, e))))
+    if (rc == 0 && (!(b.pattern = gpu_pinned(b.g, PATTERN, "a measurement", e)) ||
+                    !(b.from = gpu_event_open(b.g, e)) || !(b.to = gpu_event_open(b.g, e))))
         rc = -1;
     if (rc == 0) {
         b.l2 = info.l2;
-        rc = linears(&b, e) < 0 || (!o->autotune && (rows(&b, e) < 0 || attention(&b, e) < 0 || sampling(&b, e) < 0)) ? -1 : 0;
+        rc = linears(&b, e) < 0 || (!o->autotune && (rows(&b, e) < 0 || attention(&b, e) < 0 || sampling(&b, e) < 0))
+                 ? -1 : 0;
     }
     if (b.g) {
         give_back(&b);

@@ -1,5 +1,6 @@
-/* internal.h - what the parts of the device's backend share: backend.c (opening, the batch, graphs), memory.c (what it takes, before it takes it), layers.c (the step's
- * kernels in their order). */
+/* internal.h - what the parts of the device's backend share: backend.c (opening, the batch,
+ * graphs), memory.c (what it takes, before it takes it), layers.c (the step's kernels in their
+ * order). */
 #ifndef ZSE_GPU_BACKEND_INTERNAL_H
 #define ZSE_GPU_BACKEND_INTERNAL_H
 
@@ -30,7 +31,8 @@ struct gpu_backend {
     /* device */
     uint8_t *kv; size_t kv_size, kv_stride; uint32_t kv_part;
     uint8_t *arena; size_t arena_size;
-    float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[2], *sine[2], *alibi, *freq[2], *freq_long[2], *partial, *logits;
+    float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[2], *sine[2], *alibi, *freq[2], *freq_long[2],
+          *partial, *logits;
     uint16_t *act, *act2, *act_att, *act_mlp;
     int8_t *act_code; float *act_scale;     /* act_int8: of the matrices in hand */
     int32_t *step; size_t step_room;        /* 4-byte words */
@@ -42,7 +44,8 @@ struct gpu_backend {
     size_t hlogits_room, pinned;            /* floats; bytes of all of them */
     size_t partial_room;                    /* floats */
     int max_splits, logit_rows;
-    /* steps that are begun and not ended; the slot of the first; rows of the last, whose tokens may be followed (0: of none) */
+    /* steps that are begun and not ended; the slot of the first; rows of the last, whose tokens
+     * may be followed (0: of none) */
     int n_begun, first_begun, n_follow;
     /* of the step in hand */
     int n, n_decode, n_tiles, splits;
@@ -54,16 +57,21 @@ struct gpu_backend {
     char name[224];
 };
 
-/* Arrays of a step, one after the other; then tiles, how tokens are drawn, and tables.  A token below 0 is -1 - the row of ids where it is. */
+/* Arrays of a step, one after the other; then tiles, how tokens are drawn, and tables.  A token
+ * below 0 is -1 - the row of ids where it is. */
 enum { A_TOKEN, A_POS, A_LONG, A_TABLE, A_DECODE, A_LOGIT };
 static inline size_t array_size(const struct gpu_backend *b) { return (size_t)(b->o.max_tokens + MAX_GRAPH_TOKENS); }
 static inline int32_t *host_array(struct gpu_backend *b, int i) { return b->hstep + (size_t)i * array_size(b); }
 static inline int32_t *array(const struct gpu_backend *b, int i) { return b->step + (size_t)i * array_size(b); }
 static inline size_t tiles_at(const struct gpu_backend *b) { return STEP_ARRAYS * array_size(b); }
-static inline size_t draws_at(const struct gpu_backend *b) { return tiles_at(b) + 2 * (size_t)(b->o.max_tokens / TILE_TOKENS + 1); }
+static inline size_t draws_at(const struct gpu_backend *b)
+{
+    return tiles_at(b) + 2 * (size_t)(b->o.max_tokens / TILE_TOKENS + 1);
+}
 static inline size_t tables_at(const struct gpu_backend *b) { return draws_at(b) + MAX_DRAWS * DRAW_WORDS; }
 
-/* Rows of split attention that have room for their partial results when a row has so many splits; at least 1 up to max_splits. */
+/* Rows of split attention that have room for their partial results when a row has so many
+ * splits; at least 1 up to max_splits. */
 static inline int partial_rows(const struct gpu_backend *b, int splits)
 {
     const struct config *c = &b->m->config;
@@ -75,11 +83,13 @@ static inline int partial_rows(const struct gpu_backend *b, int splits)
 /* b has m, o and g: everything else that it needs, or nothing, with the numbers. */
 int memory_open(struct gpu_backend *b, struct err *e);
 void memory_close(struct gpu_backend *b);
-/* Pinned memory and device memory of steps with room for so many words; what was there before is given back, when the device is done with it. */
+/* Pinned memory and device memory of steps with room for so many words; what was there before is
+ * given back, when the device is done with it. */
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e);
 
 /* ---- layers.c: all of them queue work, none waits ---- */
-/* The device's layers for the b->n tokens of the step; what enters the first of them is computed here, or lies in b->x where others are before it. */
+/* The device's layers for the b->n tokens of the step; what enters the first of them is computed
+ * here, or lies in b->x where others are before it. */
 int layers_run(struct gpu_backend *b, struct err *e);
 /* Logits of rows [first, first + n) of A_LOGIT into b->logits. */
 int layers_logits(struct gpu_backend *b, int first, int n, struct err *e);

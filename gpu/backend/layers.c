@@ -1,10 +1,13 @@
-/* layers.c - the kernels of a step in their order, layer after layer as cpu_core.c does it, in the device's stream.
+/* layers.c - the kernels of a step in their order, layer after layer as cpu_core.c does it, in the
+ * device's stream.
  *
- * With act_int8, what matrices of i8r read is rounded to int8 in front of them, from the f16 that is there for all others, and matmul_int8.cu computes.
- * Up to 16 tokens go through matvec.cu, more through matmul.cu (or matmul_hopper.cu), which want their activations in another order; more than 128 read the copies as f16
- * (decode.cu) where there are any: the same bits.  With exact, and for matrices of f32,
- * activations stay f32 and matmul_f32.cu computes.  With strict, more than 16 tokens are so many runs of matvec.cu, and all attention is attn_decode.cu's: both give a token the
- * same bits whatever stands beside it. */
+ * With act_int8, what matrices of i8r read is rounded to int8 in front of them, from the f16
+ * that is there for all others, and matmul_int8.cu computes.  Up to 16 tokens go through
+ * matvec.cu, more through matmul.cu (or matmul_hopper.cu), which want their activations in
+ * another order; more than 128 read the copies as f16 (decode.cu) where there are any: the same
+ * bits.  With exact, and for matrices of f32, activations stay f32 and matmul_f32.cu computes.
+ * With strict, more than 16 tokens are so many runs of matvec.cu, and all attention is
+ * attn_decode.cu's: both give a token the same bits whatever stands beside it. */
 #include "gpu/backend/internal.h"
 
 #include "libcommon/model/arch.h"
@@ -15,9 +18,11 @@ struct input { const uint16_t *act; int stride; const float *x; int ldx; };
 
 struct target { const struct dlinear *l; float *out; int ldo; };
 
-static struct gpu_linear begin(const struct gpu_backend *b, const struct input *in, enum gpu_finish finish, float scale, float limit)
+static struct gpu_linear begin(const struct gpu_backend *b, const struct input *in, enum gpu_finish finish, float scale,
+                               float limit)
 {
-    return (struct gpu_linear){ .act = in->act, .act_stride = in->stride, .x = in->x, .ldx = in->ldx, .n_tokens = b->n, .finish = finish, .scale = scale, .limit = limit,
+    return (struct gpu_linear){ .act = in->act, .act_stride = in->stride, .x = in->x, .ldx = in->ldx, .n_tokens = b->n,
+                                .finish = finish, .scale = scale, .limit = limit,
                                 .function = b->m->config.act, .wgmma = b->o.wgmma, .code_scale = b->act_scale };
 }
 
@@ -26,10 +31,17 @@ static int in_floats(const struct gpu_backend *b, const struct dlinear *l) { ret
 /* Do its tokens go through matvec.cu? */
 static int by_matvec(const struct gpu_backend *b) { return b->n <= GPU_MATVEC_TOKENS || b->o.strict; }
 /* How the activations of so many tokens lie, then. */
-static enum gpu_act_order order_of(const struct gpu_backend *b, int n) { return n <= GPU_MATVEC_TOKENS || b->o.strict ? GPU_ACT_LANES : GPU_ACT_TILES; }
+static enum gpu_act_order order_of(const struct gpu_backend *b, int n)
+{
+    return n <= GPU_MATVEC_TOKENS || b->o.strict ? GPU_ACT_LANES : GPU_ACT_TILES;
+}
 
-/* Does it read int8 activations?  Those of an input, for whatever reads them before the next is rounded. */
-static int in_int8(const struct gpu_backend *b, const struct dlinear *l) { return b->o.act_int8 && gpu_matmul_int8_takes(&l->w); }
+/* Does it read int8 activations?  Those of an input, for whatever reads them before the next is
+ * rounded. */
+static int in_int8(const struct gpu_backend *b, const struct dlinear *l)
+{
+    return b->o.act_int8 && gpu_matmul_int8_takes(&l->w);
+}
 static int round_act(struct gpu_backend *b, const struct input *in, int cols, struct err *e)
 {
     return gpu_act_int8(b->g, in->act, in->stride, order_of(b, b->n), b->n, cols, b->act_code, b->act_scale, e);
@@ -58,7 +70,8 @@ static int run_matvec(struct gpu_backend *b, const struct gpu_linear *all, struc
 }
 
 /* Matrices that read one input. */
-static int run_linear(struct gpu_backend *b, const struct input *in, const struct target *to, int n, enum gpu_finish finish, float scale, float limit, struct err *e)
+static int run_linear(struct gpu_backend *b, const struct input *in, const struct target *to, int n,
+                      enum gpu_finish finish, float scale, float limit, struct err *e)
 {
     int rounded = 0;                    /* once for all that want it */
     for (int i = 0; i < n; ) {
@@ -69,36 +82,46 @@ static int run_linear(struct gpu_backend *b, const struct input *in, const struc
             return -1;
         l.code = int8 ? b->act_code : NULL;
         do {
-            l.w[l.n_mats] = !together && b->n > GPU_DECODED_TOKENS && to[i].l->decoded.data ? to[i].l->decoded : to[i].l->w;
+            l.w[l.n_mats] = !together && b->n > GPU_DECODED_TOKENS &&
+                            to[i].l->decoded.data ? to[i].l->decoded : to[i].l->w;
             l.to[l.n_mats++] = (struct gpu_output){ to[i].l->bias, to[i].out, to[i].ldo };
             i++;
-        } while (together && i < n && (exact ? in_floats(b, to[i].l) : to[i].l->w.type == first->w.type && to[i].l->w.group_shift == first->w.group_shift &&
+        } while (together && i < n && (exact ? in_floats(b, to[i].l) : to[i].l->w.type == first->w.type &&
+                                       to[i].l->w.group_shift == first->w.group_shift &&
                                                                       to[i].l->w.n_steps == first->w.n_steps));
-        if ((exact ? gpu_matmul_f32(b->g, &l, e) : together ? run_matvec(b, &l, e) : int8 ? gpu_matmul_int8(b->g, &l, e) : gpu_matmul(b->g, &l, e)) < 0)
+        if ((exact ? gpu_matmul_f32(b->g, &l, e) : together ? run_matvec(b, &l, e) : int8
+             ? gpu_matmul_int8(b->g, &l, e) : gpu_matmul(b->g, &l, e)) < 0)
             return -1;
     }
     return 0;
 }
 
-static int run_norm(struct gpu_backend *b, const struct dnorm *norm, float *x, uint16_t *act, float *out, struct input *in, struct err *e)
+static int run_norm(struct gpu_backend *b, const struct dnorm *norm, float *x, uint16_t *act, float *out,
+                    struct input *in, struct err *e)
 {
     const struct config *c = &b->m->config;
     *in = (struct input){ .act = act, .stride = b->stride_hidden, .x = b->floats ? out : NULL, .ldx = c->hidden_size };
-    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = norm->present, .w = norm->w, .b = norm->b, .eps = c->norm_eps,
-                                             .offset = c->norm_offset, .x = x, .ldx = c->hidden_size, .out = b->floats ? out : NULL, .ldo = c->hidden_size,
-                                             .act = b->exact ? NULL : act, .act_stride = b->stride_hidden, .order = order_of(b, b->n), .n = b->n, .cols = c->hidden_size }, e);
+    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = norm->present,
+                                              .w = norm->w, .b = norm->b, .eps = c->norm_eps,
+                                             .offset = c->norm_offset, .x = x, .ldx = c->hidden_size,
+                                             .out = b->floats ? out : NULL, .ldo = c->hidden_size,
+                                             .act = b->exact ? NULL : act, .act_stride = b->stride_hidden,
+                                             .order = order_of(b, b->n), .n = b->n, .cols = c->hidden_size }, e);
 }
 
 /* x += l(in), through post if there is one. */
-static int add_residual(struct gpu_backend *b, const struct dlinear *l, const struct input *in, const struct dnorm *post, struct err *e)
+static int add_residual(struct gpu_backend *b, const struct dlinear *l, const struct input *in,
+                        const struct dnorm *post, struct err *e)
 {
     const struct config *c = &b->m->config;
     if (!post->present)
         return run_linear(b, in, &(struct target){ l, b->x, c->hidden_size }, 1, GPU_ADD, c->residual_scale, 0, e);
     if (run_linear(b, in, &(struct target){ l, b->y, c->hidden_size }, 1, GPU_STORE, 1, 0, e) < 0)
         return -1;
-    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = 1, .w = post->w, .b = post->b, .eps = c->norm_eps, .offset = c->norm_offset,
-                                             .x = b->x, .ldx = c->hidden_size, .add = b->y, .after_add = c->norm_after_add, .scale = c->residual_scale, .n = b->n,
+    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = 1, .w = post->w,
+                                              .b = post->b, .eps = c->norm_eps, .offset = c->norm_offset,
+                                             .x = b->x, .ldx = c->hidden_size, .add = b->y,
+                                             .after_add = c->norm_after_add, .scale = c->residual_scale, .n = b->n,
                                              .cols = c->hidden_size }, e);
 }
 
@@ -108,7 +131,8 @@ static int run_mlp(struct gpu_backend *b, const struct dlayer *l, const struct i
     const struct dlinear *gate = c->gated ? &l->gate : &l->up, *up = c->gated ? &l->up : NULL;
     struct input down = { .act = b->act_mlp, .stride = b->stride_mlp, .x = b->gate, .ldx = c->intermediate_size };
     if (!in_floats(b, gate) && by_matvec(b) && !in_floats(b, &l->down) &&
-        (!up || (up->w.type == gate->w.type && up->w.group_shift == gate->w.group_shift && up->w.n_steps == gate->w.n_steps))) {
+        (!up || (up->w.type == gate->w.type && up->w.group_shift == gate->w.group_shift &&
+                 up->w.n_steps == gate->w.n_steps))) {
         struct gpu_linear fused = begin(b, in, GPU_MLP, 1, 0);
         fused.w[0] = gate->w;
         fused.to[0].bias = gate->bias;
@@ -127,8 +151,8 @@ static int run_mlp(struct gpu_backend *b, const struct dlayer *l, const struct i
         const struct target to[2] = { { gate, b->gate, c->intermediate_size }, { up, b->up, c->intermediate_size } };
         const int floats = in_floats(b, &l->down);
         if (run_linear(b, in, to, up ? 2 : 1, GPU_STORE, 1, 0, e) < 0 ||
-            gpu_act_mul(b->g, b->gate, up ? b->up : NULL, b->n, c->intermediate_size, c->act, floats ? b->gate : NULL, floats ? NULL : b->act_mlp, b->stride_mlp,
-                        order_of(b, b->n), e) < 0)
+            gpu_act_mul(b->g, b->gate, up ? b->up : NULL, b->n, c->intermediate_size, c->act, floats ? b->gate : NULL,
+                        floats ? NULL : b->act_mlp, b->stride_mlp, order_of(b, b->n), e) < 0)
             return -1;
     }
     return add_residual(b, &l->down, &down, &l->mlp_post_norm, e);
@@ -138,7 +162,8 @@ static int run_mlp(struct gpu_backend *b, const struct dlayer *l, const struct i
 
 static struct gpu_step step_of(const struct gpu_backend *b)
 {
-    return (struct gpu_step){ .pos = array(b, A_POS), .table_of = array(b, A_TABLE), .tables = b->step + tables_at(b), .n = b->n };
+    return (struct gpu_step){ .pos = array(b, A_POS), .table_of = array(b, A_TABLE), .tables = b->step + tables_at(b),
+                              .n = b->n };
 }
 
 static int run_attention(struct gpu_backend *b, const struct dlayer *l, int index, struct err *e)
@@ -147,7 +172,8 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
     const int table = c->rope_of[index], nq = c->n_heads * c->head_dim, nk = c->n_kv_heads * c->head_dim;
     const int full = c->qk_norm == QK_NORM_FULL, floats = in_floats(b, &l->o);
     if (full) {
-        struct gpu_norm o = { .present = 1, .w = l->q_norm.w, .eps = c->qk_norm_eps, .offset = c->qk_norm_offset, .x = b->q, .ldx = nq, .out = b->q, .ldo = nq, .n = b->n, .cols = nq };
+        struct gpu_norm o = { .present = 1, .w = l->q_norm.w, .eps = c->qk_norm_eps, .offset = c->qk_norm_offset,
+                              .x = b->q, .ldx = nq, .out = b->q, .ldo = nq, .n = b->n, .cols = nq };
         if (gpu_norm(b->g, &o, e) < 0)
             return -1;
         o.w = l->k_norm.w;
@@ -156,11 +182,16 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
         if (gpu_norm(b->g, &o, e) < 0)
             return -1;
     }
-    const struct gpu_kv kv = { .base = b->kv, .stride = b->kv_stride, .head_stride = 2 * (uint64_t)b->kv_part, .layer_offset = (uint64_t)(index - b->first_layer) * (uint64_t)c->n_kv_heads * 2 * b->kv_part,
+    const struct gpu_kv kv = { .base = b->kv, .stride = b->kv_stride, .head_stride = 2 * (uint64_t)b->kv_part,
+                               .layer_offset = (uint64_t)(index - b->first_layer) * (uint64_t)c->n_kv_heads * 2 *
+                               b->kv_part,
                                .part = b->kv_part, .type = (int)b->o.kv_type };
-    struct gpu_prepare p = { .q = b->q, .k = b->k, .v = b->v, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim,
-                             .norm = full || c->qk_norm == QK_NORM_NONE ? 0 : c->qk_norm_kind == NORM_RMS ? 1 : 2, .norm_each = c->qk_norm == QK_NORM_EACH,
-                             .norm_after_rope = c->qk_norm_after_rope, .qw = l->q_norm.w, .qb = l->q_norm.b, .kw = l->k_norm.w, .kb = l->k_norm.b, .eps = c->qk_norm_eps,
+    struct gpu_prepare p = { .q = b->q, .k = b->k, .v = b->v, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
+                             .head_dim = c->head_dim,
+                             .norm = full || c->qk_norm == QK_NORM_NONE ? 0 : c->qk_norm_kind == NORM_RMS ? 1 : 2,
+                             .norm_each = c->qk_norm == QK_NORM_EACH,
+                             .norm_after_rope = c->qk_norm_after_rope, .qw = l->q_norm.w, .qb = l->q_norm.b,
+                             .kw = l->k_norm.w, .kb = l->k_norm.b, .eps = c->qk_norm_eps,
                              .offset = c->qk_norm_offset, .step = step_of(b), .kv = kv };
     if (table >= 0) {
         p.cosine = b->cosine[table];
@@ -170,9 +201,12 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
     }
     if (gpu_prepare(b->g, &p, e) < 0)
         return -1;
-    struct gpu_attention a = { .q = b->q, .out = floats ? b->attf : NULL, .act = floats ? NULL : b->act_att, .act_stride = b->stride_att, .order = order_of(b, b->n),
-                               .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim, .window = c->window[index], .scale = c->attn_scale, .softcap = c->attn_softcap,
-                               .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .step = step_of(b), .kv = kv, .partial = b->partial, .max_splits = b->splits,
+    struct gpu_attention a = { .q = b->q, .out = floats ? b->attf : NULL, .act = floats ? NULL : b->act_att,
+                               .act_stride = b->stride_att, .order = order_of(b, b->n),
+                               .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim,
+                               .window = c->window[index], .scale = c->attn_scale, .softcap = c->attn_softcap,
+                               .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .step = step_of(b), .kv = kv,
+                               .partial = b->partial, .max_splits = b->splits,
                                .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
     const int at_once = partial_rows(b, b->splits);
     for (int i = 0; i < b->n_decode; i += a.n_rows) {
@@ -196,13 +230,17 @@ static int run_layer(struct gpu_backend *b, int index, struct err *e)
     in_mlp = in;
     if (c->block == BLOCK_PARALLEL2 && run_norm(b, &l->mlp_norm, b->x, b->act2, b->hf2, &in_mlp, e) < 0)
         return -1;
-    const struct target qkv[3] = { { &l->q, b->q, c->n_heads * c->head_dim }, { &l->k, b->k, c->n_kv_heads * c->head_dim }, { &l->v, b->v, c->n_kv_heads * c->head_dim } };
-    const struct input att = { .act = b->act_att, .stride = b->stride_att, .x = b->attf, .ldx = c->n_heads * c->head_dim };
+    const struct target qkv[3] = { { &l->q, b->q, c->n_heads * c->head_dim },
+                                   { &l->k, b->k, c->n_kv_heads * c->head_dim },
+                                   { &l->v, b->v, c->n_kv_heads * c->head_dim } };
+    const struct input att = { .act = b->act_att, .stride = b->stride_att, .x = b->attf,
+                               .ldx = c->n_heads * c->head_dim };
     if (run_linear(b, &in, qkv, 3, GPU_STORE, 1, c->clip_qkv, e) < 0 || run_attention(b, l, index, e) < 0)
         return -1;
     if (c->block != BLOCK_SEQUENTIAL)           /* the MLP first: x is its input's source no more, but the order of the sums is the CPU's */
         return run_mlp(b, l, &in_mlp, e) < 0 ? -1 : add_residual(b, &l->o, &att, &l->attn_post_norm, e);
-    if (add_residual(b, &l->o, &att, &l->attn_post_norm, e) < 0 || run_norm(b, &l->mlp_norm, b->x, b->act, b->hf, &in, e) < 0)
+    if (add_residual(b, &l->o, &att, &l->attn_post_norm, e) < 0 ||
+        run_norm(b, &l->mlp_norm, b->x, b->act, b->hf, &in, e) < 0)
         return -1;
     return run_mlp(b, l, &in, e);
 }
@@ -222,14 +260,18 @@ static int run_embed(struct gpu_backend *b, struct err *e)
         l.to[0] = (struct gpu_output){ w->embed_in.bias, b->x, c->hidden_size };
         l.n_mats = 1;
         if (gpu_embed(b->g, b->hf, &w->embed.w, token, b->ids, pos, b->n, c->embed_scale, NULL, 0, e) < 0 ||
-            gpu_embed(b->g, b->x, &none, token, b->ids, pos, b->n, 1, w->pos_embed, c->pos_offset, e) < 0 || gpu_matmul_f32(b->g, &l, e) < 0)
+            gpu_embed(b->g, b->x, &none, token, b->ids, pos, b->n, 1, w->pos_embed, c->pos_offset, e) < 0 ||
+            gpu_matmul_f32(b->g, &l, e) < 0)
             return -1;
-    } else if (gpu_embed(b->g, b->x, &w->embed.w, token, b->ids, pos, b->n, c->embed_scale, w->pos_embed, c->pos_offset, e) < 0) {
+    } else if (gpu_embed(b->g, b->x, &w->embed.w, token, b->ids, pos, b->n, c->embed_scale, w->pos_embed, c->pos_offset,
+                         e) < 0) {
         return -1;
     }
     if (w->embed_norm.present &&
-        gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = 1, .w = w->embed_norm.w, .b = w->embed_norm.b, .eps = c->norm_eps, .offset = c->norm_offset,
-                                          .x = b->x, .ldx = c->hidden_size, .out = b->x, .ldo = c->hidden_size, .n = b->n, .cols = c->hidden_size }, e) < 0)
+        gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = 1, .w = w->embed_norm.w,
+                                           .b = w->embed_norm.b, .eps = c->norm_eps, .offset = c->norm_offset,
+                                          .x = b->x, .ldx = c->hidden_size, .out = b->x, .ldo = c->hidden_size,
+                                          .n = b->n, .cols = c->hidden_size }, e) < 0)
         return -1;
     return 0;
 }
@@ -239,8 +281,8 @@ static int run_ropes(struct gpu_backend *b, struct err *e)
     const struct config *c = &b->m->config;
     const int32_t *pos = array(b, A_POS);
     for (int i = 0; i < c->n_ropes; i++)
-        if (gpu_rope_table(b->g, b->cosine[i], b->sine[i], pos, array(b, A_LONG), b->n, c->ropes[i].dim, b->freq[i], b->freq_long[i], c->ropes[i].scale,
-                           c->ropes[i].scale_long, e) < 0)
+        if (gpu_rope_table(b->g, b->cosine[i], b->sine[i], pos, array(b, A_LONG), b->n, c->ropes[i].dim, b->freq[i],
+                           b->freq_long[i], c->ropes[i].scale, c->ropes[i].scale_long, e) < 0)
             return -1;
     return 0;
 }
@@ -253,10 +295,14 @@ int layers_logits(struct gpu_backend *b, int first, int n, struct err *e)
     const int floats = in_floats(b, &w->head), through = w->embed_out.w.data != NULL;
     struct input in = { .act = b->act, .stride = b->stride_hidden, .x = b->y, .ldx = c->hidden_size };
     if (dweights_need(b->w, c->n_layers, e) < 0 ||
-        gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = w->final_norm.present, .w = w->final_norm.w, .b = w->final_norm.b, .eps = c->norm_eps,
-                                          .offset = c->norm_offset, .x = b->x, .ldx = c->hidden_size, .rows = array(b, A_LOGIT) + first,
-                                          .out = floats || through ? b->y : NULL, .ldo = c->hidden_size, .act = floats || through ? NULL : b->act,
-                                          .act_stride = b->stride_hidden, .order = order_of(b, n), .n = n, .cols = c->hidden_size }, e) < 0)
+        gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = w->final_norm.present,
+                                           .w = w->final_norm.w, .b = w->final_norm.b, .eps = c->norm_eps,
+                                          .offset = c->norm_offset, .x = b->x, .ldx = c->hidden_size,
+                                          .rows = array(b, A_LOGIT) + first,
+                                          .out = floats || through ? b->y : NULL, .ldo = c->hidden_size,
+                                          .act = floats || through ? NULL : b->act,
+                                          .act_stride = b->stride_hidden, .order = order_of(b, n), .n = n,
+                                          .cols = c->hidden_size }, e) < 0)
         return -1;
     b->n = n;
     int rc = 0;
@@ -272,7 +318,8 @@ int layers_logits(struct gpu_backend *b, int first, int n, struct err *e)
             rc = gpu_act_pack(b->g, b->hf, n, c->embed_size, b->act, b->stride_hidden, order_of(b, n), e);
     }
     if (rc == 0)
-        rc = run_linear(b, &in, &(struct target){ &w->head, b->logits, c->vocab_size }, 1, GPU_LOGITS, c->logit_scale, c->final_softcap, e);
+        rc = run_linear(b, &in, &(struct target){ &w->head, b->logits, c->vocab_size }, 1, GPU_LOGITS, c->logit_scale,
+                        c->final_softcap, e);
     b->n = all;
     return rc;
 }
@@ -283,8 +330,10 @@ int layers_hidden(struct gpu_backend *b, int first, int n, struct err *e)
     const struct dnorm *norm = &dweights_ends(b->w)->final_norm;
     if (dweights_need(b->w, c->n_layers, e) < 0)
         return -1;
-    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = norm->present, .w = norm->w, .b = norm->b, .eps = c->norm_eps, .offset = c->norm_offset,
-                                             .x = b->x + (size_t)first * (size_t)c->hidden_size, .ldx = c->hidden_size, .out = b->y, .ldo = c->hidden_size, .n = n,
+    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = norm->present,
+                                              .w = norm->w, .b = norm->b, .eps = c->norm_eps, .offset = c->norm_offset,
+                                             .x = b->x + (size_t)first * (size_t)c->hidden_size, .ldx = c->hidden_size,
+                                             .out = b->y, .ldo = c->hidden_size, .n = n,
                                              .cols = c->hidden_size }, e);
 }
 

@@ -1,4 +1,5 @@
-/* measure.c - what the device and its link can do, for shares of it: copies between two buffers that no cache holds, timed by events. */
+/* measure.c - what the device and its link can do, for shares of it: copies between two buffers
+ * that no cache holds, timed by events. */
 #include "gpu/gpu.h"
 
 #include <string.h>
@@ -16,7 +17,8 @@ static int time_copies(struct gpu *g, const struct buffers *v, int up, double *r
     *rate = 0;
     for (int i = 0; i < REPEATS; i++) {
         if (gpu_event_record(g, GPU_COMPUTE, v->from, e) < 0 ||
-            (up ? gpu_upload(g, GPU_COMPUTE, v->a, v->host, v->bytes, e) : gpu_copy(g, GPU_COMPUTE, v->a, v->b, v->bytes, e)) < 0 ||
+            (up ? gpu_upload(g, GPU_COMPUTE, v->a, v->host, v->bytes, e)
+                : gpu_copy(g, GPU_COMPUTE, v->a, v->b, v->bytes, e)) < 0 ||
             gpu_event_record(g, GPU_COMPUTE, v->to, e) < 0 || gpu_event_elapsed(g, v->from, v->to, &s, e) < 0)
             return -1;
         const double now = s > 0 ? (up ? 1.0 : 2.0) * (double)v->bytes / s : 0;
@@ -34,8 +36,9 @@ int gpu_measure(int device, struct gpu_speeds *out, struct err *e)
     memset(out, 0, sizeof *out);
     if (rc == 0) {
         v.bytes = 8 * info.l2 < info.free / 8 ? 8 * info.l2 : info.free / 8;
-        if (!(v.a = gpu_alloc(g, v.bytes, "measurement", e)) || !(v.b = gpu_alloc(g, v.bytes, "measurement", e)) || !(v.host = gpu_pinned(g, v.bytes, "measurement", e)) ||
-            !(v.from = gpu_event_open(g, e)) || !(v.to = gpu_event_open(g, e)))
+        if (!(v.a = gpu_alloc(g, v.bytes, "measurement", e)) || !(v.b = gpu_alloc(g, v.bytes, "measurement", e)) ||
+            !(v.host = gpu_pinned(g, v.bytes, "measurement", e)) || !(v.from = gpu_event_open(g, e)) ||
+            !(v.to = gpu_event_open(g, e)))
             rc = -1;
     }
     if (rc == 0) {

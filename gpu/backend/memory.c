@@ -1,4 +1,5 @@
-/* memory.c - what a model takes of the device: counted in full before the first allocation, refused with the numbers where it does not fit. */
+/* memory.c - what a model takes of the device: counted in full before the first allocation,
+ * refused with the numbers where it does not fit. */
 #include "gpu/backend/internal.h"
 
 #include <assert.h>
@@ -24,16 +25,19 @@ static int stride_of(const struct mat *const *m, int n, int cols)
     return stride;
 }
 
-/* Widths of the rounded activations: the widest padding among the matrices that read them; and is there f32? */
+/* Widths of the rounded activations: the widest padding among the matrices that read them; and
+ * is there f32? */
 static void measure(struct gpu_backend *b)
 {
     const struct config *c = &b->m->config;
-    b->stride_hidden = stride_of(&(const struct mat *){ &b->m->head.w }, 1, c->hidden_size > c->embed_size ? c->hidden_size : c->embed_size);
+    b->stride_hidden = stride_of(&(const struct mat *){ &b->m->head.w }, 1,
+                                 c->hidden_size > c->embed_size ? c->hidden_size : c->embed_size);
     b->stride_att = b->stride_mlp = 0;
     b->floats = b->exact || b->m->head.w.type == QT_F32;
     for (int i = b->first_layer; i < c->n_layers; i++) {
         const struct layer *l = &b->m->layers[i];
-        const struct mat *reads_hidden[] = { &l->q.w, &l->k.w, &l->v.w, &l->gate.w, &l->up.w }, *o = &l->o.w, *down = &l->down.w;
+        const struct mat *reads_hidden[] = { &l->q.w, &l->k.w, &l->v.w, &l->gate.w, &l->up.w }, *o = &l->o.w,
+                         *down = &l->down.w;
         int s = stride_of(reads_hidden, 5, c->hidden_size);
         b->stride_hidden = s > b->stride_hidden ? s : b->stride_hidden;
         s = stride_of(&o, 1, c->n_heads * c->head_dim);
@@ -55,10 +59,13 @@ static size_t up256(size_t n) { return (n + 255) / 256 * 256; }
 static int plan_arena(struct gpu_backend *b, struct part *part)
 {
     const struct config *c = &b->m->config;
-    const size_t t = (size_t)(b->o.max_tokens > GPU_MATVEC_TOKENS ? b->o.max_tokens : GPU_MATVEC_TOKENS) + MAX_GRAPH_TOKENS, hd = (size_t)c->head_dim;
-    const size_t hidden = (size_t)c->hidden_size, wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
+    const size_t t = (size_t)(b->o.max_tokens > GPU_MATVEC_TOKENS ? b->o.max_tokens : GPU_MATVEC_TOKENS) +
+                     MAX_GRAPH_TOKENS, hd = (size_t)c->head_dim;
+    const size_t hidden = (size_t)c->hidden_size,
+                 wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
     const size_t nq = (size_t)c->n_heads * hd, nk = (size_t)c->n_kv_heads * hd, mlp = (size_t)c->intermediate_size;
-    const size_t f = sizeof(float), h = sizeof(uint16_t), per_row = (size_t)c->n_heads * (size_t)b->max_splits * (hd + 2) * f;
+    const size_t f = sizeof(float), h = sizeof(uint16_t),
+                 per_row = (size_t)c->n_heads * (size_t)b->max_splits * (hd + 2) * f;
     const size_t rows = PARTIAL_BYTES / per_row < 1 ? 1 : PARTIAL_BYTES / per_row < t ? PARTIAL_BYTES / per_row : t;      /* of the longest context; shorter ones: more */
     b->partial_room = rows * per_row / f;
     b->logit_rows = b->o.max_logits < LOGIT_ROWS ? b->o.max_logits : LOGIT_ROWS;
@@ -71,7 +78,8 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
     int n = 0;
     part[n++] = (struct part){ &b->x, t * hidden * f };
     part[n++] = (struct part){ &b->y, t * hidden * f };
-    part[n++] = (struct part){ &b->hf, (b->floats || b->m->embed_in.w.data || b->m->embed_out.w.data) ? t * wide * f : 0 };
+    part[n++] = (struct part){ &b->hf, (b->floats || b->m->embed_in.w.data || b->m->embed_out.w.data) ? t * wide * f
+        : 0 };
     part[n++] = (struct part){ &b->hf2, b->floats && c->block == BLOCK_PARALLEL2 ? t * hidden * f : 0 };
     part[n++] = (struct part){ &b->q, t * nq * f };
     part[n++] = (struct part){ &b->attf, b->floats ? t * nq * f : 0 };
@@ -83,7 +91,8 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
     part[n++] = (struct part){ &b->act2, c->block == BLOCK_PARALLEL2 ? t * (size_t)b->stride_hidden * h : 0 };
     part[n++] = (struct part){ &b->act_att, t * (size_t)b->stride_att * h };
     part[n++] = (struct part){ &b->act_mlp, t * (size_t)b->stride_mlp * h };
-    part[n++] = (struct part){ &b->act_code, b->o.act_int8 ? t * (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
+    part[n++] = (struct part){ &b->act_code, b->o.act_int8 ? t *
+                               (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
     part[n++] = (struct part){ &b->act_scale, b->o.act_int8 ? t * f : 0 };
     for (int i = 0; i < c->n_ropes; i++) {
         const size_t half = (size_t)c->ropes[i].dim / 2;
@@ -104,7 +113,8 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
 static int upload_table(struct gpu_backend *b, float *to, const float *from, int n, struct err *e)
 {
     memcpy(b->hstep, from, (size_t)n * sizeof *from);
-    return gpu_upload(b->g, GPU_COMPUTE, to, b->hstep, (size_t)n * sizeof *from, e) < 0 ? -1 : gpu_sync(b->g, GPU_COMPUTE, e);
+    return gpu_upload(b->g, GPU_COMPUTE, to, b->hstep, (size_t)n * sizeof *from, e) < 0
+               ? -1 : gpu_sync(b->g, GPU_COMPUTE, e);
 }
 
 static int upload_tables(struct gpu_backend *b, struct err *e)
@@ -112,7 +122,8 @@ static int upload_tables(struct gpu_backend *b, struct err *e)
     const struct config *c = &b->m->config;
     for (int i = 0; i < c->n_ropes; i++) {
         const struct rope *r = &c->ropes[i];
-        if (upload_table(b, b->freq[i], r->inv_freq, r->dim / 2, e) < 0 || (r->inv_freq_long && upload_table(b, b->freq_long[i], r->inv_freq_long, r->dim / 2, e) < 0))
+        if (upload_table(b, b->freq[i], r->inv_freq, r->dim / 2, e) < 0 ||
+            (r->inv_freq_long && upload_table(b, b->freq_long[i], r->inv_freq_long, r->dim / 2, e) < 0))
             return -1;
         if (!r->inv_freq_long)
             b->freq_long[i] = NULL;
@@ -160,7 +171,8 @@ static int type_without_kernel(const struct linear *const *all, size_t n)
 static int any_int8(const struct linear *const *all, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (all[i]->w.data && gpu_matmul_int8_takes(&(struct gpu_mat){ .type = (int)all[i]->w.type, .cols = all[i]->w.cols }))
+        if (all[i]->w.data && gpu_matmul_int8_takes(&(struct gpu_mat){ .type = (int)all[i]->w.type,
+                                                                       .cols = all[i]->w.cols }))
             return 1;
     return 0;
 }
@@ -186,16 +198,20 @@ static int check_model(const struct gpu_backend *b, struct err *e)
     const struct model *m = b->m;
     const struct config *c = &m->config;
     if (config_beyond_dense(c))
-        return err_set(e, ERR_UNSUPPORTED, "%s: %s (%s) runs on the CPU only", gpu_kind, c->arch, config_beyond_dense(c));
+        return err_set(e, ERR_UNSUPPORTED, "%s: %s (%s) runs on the CPU only", gpu_kind, c->arch,
+                       config_beyond_dense(c));
     if (c->head_dim % 8 || c->head_dim > GPU_ATTN_MAX_DIM)
-        return err_set(e, ERR_UNSUPPORTED, "%s: heads of %d elements, expected a multiple of 8 up to %d", gpu_kind, c->head_dim, GPU_ATTN_MAX_DIM);
+        return err_set(e, ERR_UNSUPPORTED, "%s: heads of %d elements, expected a multiple of 8 up to %d", gpu_kind,
+                       c->head_dim, GPU_ATTN_MAX_DIM);
     const struct linear *ends[] = { &m->head, &m->embed_out, &m->embed, &m->embed_in };
     int type = type_without_kernel(ends, b->first_layer ? 2 : 4);
     for (int i = b->first_layer; i < c->n_layers && type < 0; i++) {
         const struct layer *l = &m->layers[i];
-        type = type_without_kernel((const struct linear *const[]){ &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down }, 7);
+        type = type_without_kernel((const struct linear *const[]){ &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up,
+                                                                   &l->down }, 7);
     }
-    return type < 0 ? 0 : err_set(e, ERR_UNSUPPORTED, "%s: weights of type %s run on the CPU only", gpu_kind, qtype_info((enum qtype)type)->name);
+    return type < 0 ? 0 : err_set(e, ERR_UNSUPPORTED, "%s: weights of type %s run on the CPU only", gpu_kind,
+                                  qtype_info((enum qtype)type)->name);
 }
 
 /* Every size there is, from b->m and b->o. Returns the number of parts. */
@@ -230,13 +246,15 @@ static int size_up(struct gpu_backend *b, struct part *part, struct err *e)
 /* The driver gives memory in pages of 2 MiB. */
 static size_t pages(size_t n) { return (n + ((size_t)2 << 20) - 1) >> 21 << 21; }
 
-/* Why steps of decoding are not replayed as graphs; NULL: they are, also where layers are the processor's: the graph is of the others. */
+/* Why steps of decoding are not replayed as graphs; NULL: they are, also where layers are the
+ * processor's: the graph is of the others. */
 static const char *graphs_off(const struct backend_options *o)
 {
     return o->no_graphs ? "--cuda-graphs off" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
 }
 
-/* For what the driver keeps of graphs and kernels: an allowance of 32 MiB and 1 KiB a kernel of each graph that there may be, not a measurement. */
+/* For what the driver keeps of graphs and kernels: an allowance of 32 MiB and 1 KiB a kernel of
+ * each graph that there may be, not a measurement. */
 static size_t reserve_of(const struct gpu_backend *b)
 {
     enum { BASE = 32 << 20, NODE = 1 << 10, NODES_A_LAYER = 10, NODES_OF_ENDS = 8 };
@@ -245,7 +263,9 @@ static size_t reserve_of(const struct gpu_backend *b)
         bits++;
     if (graphs_off(&b->o))
         return BASE;
-    return BASE + (size_t)N_BUCKETS * (size_t)bits * (size_t)((b->m->config.n_layers - b->first_layer) * (NODES_A_LAYER + 4 * b->o.act_int8) + NODES_OF_ENDS) * NODE;
+    return BASE + (size_t)N_BUCKETS * (size_t)bits *
+           (size_t)((b->m->config.n_layers - b->first_layer) * (NODES_A_LAYER + 4 * b->o.act_int8) + NODES_OF_ENDS) *
+           NODE;
 }
 
 /* Why there are no copies of weights as f16; auto: not yet, see plan_cache. */
@@ -257,7 +277,8 @@ static const char *cache_off(const struct gpu_backend *b)
         return b->exact ? "--exact reads the weights as stored" : "--strict multiplies all tokens alike";
     if (dweights_decoded_size(b->m, b->first_layer, b->o.act_int8) == 0)
         return b->o.act_int8 ? "--act int8 reads what is packed as it is" : "no weights are packed";
-    return b->o.cache_weights == CACHE_WEIGHTS_AUTO ? "auto: 3 times the weights and 2 GB are not free, or there is no room beside the rest" : NULL;
+    return b->o.cache_weights == CACHE_WEIGHTS_AUTO
+               ? "auto: 3 times the weights and 2 GB are not free, or there is no room beside the rest" : NULL;
 }
 
 static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
@@ -279,9 +300,13 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
     }
 }
 
-static size_t limit_of(const struct backend_options *o, const struct gpu_plan *p) { return o->max_device && o->max_device < p->free ? o->max_device : p->free; }
+static size_t limit_of(const struct backend_options *o, const struct gpu_plan *p)
+{
+    return o->max_device && o->max_device < p->free ? o->max_device : p->free;
+}
 
-static int plan_for(const struct model *m, const struct backend_options *o, int device_layers, struct gpu_plan *p, struct err *e)
+static int plan_for(const struct model *m, const struct backend_options *o, int device_layers, struct gpu_plan *p,
+                    struct err *e)
 {
     struct gpu_backend b = { .m = m, .o = *o };
     struct part part[MAX_PARTS];
@@ -289,7 +314,8 @@ static int plan_for(const struct model *m, const struct backend_options *o, int 
     if (size_up(&b, part, e) < 0)
         return -1;
     fill_plan(&b, p);
-    return o->cache_weights == CACHE_WEIGHTS_ON && p->cache_off ? err_set(e, ERR_SHAPE, "--cache-weights on: %s", p->cache_off) : 0;
+    return o->cache_weights == CACHE_WEIGHTS_ON &&
+           p->cache_off ? err_set(e, ERR_SHAPE, "--cache-weights on: %s", p->cache_off) : 0;
 }
 
 /* The most layers that fit into the limit of p; 0: not one. */
@@ -311,11 +337,13 @@ static void plan_cache(const struct model *m, const struct backend_options *o, s
     struct gpu_plan q = *p;
     struct err ignored;
     with.cache_weights = CACHE_WEIGHTS_ON;
-    if (p->limit >= 3 * p->weights + BESIDE && plan_for(m, &with, o->device_layers, &q, &ignored) == 0 && q.needed <= p->limit)
+    if (p->limit >= 3 * p->weights + BESIDE && plan_for(m, &with, o->device_layers, &q, &ignored) == 0 &&
+        q.needed <= p->limit)
         *p = q;
 }
 
-static int plan_on(struct gpu *g, const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e)
+static int plan_on(struct gpu *g, const struct model *m, const struct backend_options *o, struct gpu_plan *p,
+                   struct err *e)
 {
     struct gpu_info info;
     if (gpu_info(g, &info, e) < 0)
@@ -352,9 +380,10 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
     if (p->cached)
         snprintf(cached, sizeof cached, ", once more as f16 %s (--cache-weights)", megabytes(s[6], p->cached));
     return err_set(e, ERR_MEMORY, "%s needs %s of device memory for %d layers (weights %s%s, keys and values %s, work %s, reserve %s), but %s %s: fewer bits a weight (-q), a shorter "
-                   "--ctx or --kv i8 need less%s", p->name, megabytes(s[0], p->needed), p->n_layers, megabytes(s[1], p->weights), cached, megabytes(s[2], p->kv),
-                   megabytes(s[3], p->work), megabytes(s[4], p->reserve), megabytes(s[5], p->limit),
-                   o->max_device && o->max_device < p->free ? "may be taken (--max-memory)" : "are free", fewer);
+                   "--ctx or --kv i8 need less%s", p->name, megabytes(s[0], p->needed), p->n_layers,
+                   megabytes(s[1], p->weights), cached, megabytes(s[2], p->kv), megabytes(s[3], p->work),
+                   megabytes(s[4], p->reserve), megabytes(s[5], p->limit), o->max_device &&
+                   o->max_device < p->free ? "may be taken (--max-memory)" : "are free", fewer);
 }
 
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e)
@@ -385,7 +414,8 @@ int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e)
 static int open_slots(struct gpu_backend *b, struct err *e)
 {
     for (int i = 0; i < N_SLOTS; i++)
-        if (!(b->slot[i].ids = gpu_pinned(b->g, MAX_DRAWS * sizeof *b->ids, "tokens", e)) || !(b->slot[i].done = gpu_event_open(b->g, e)))
+        if (!(b->slot[i].ids = gpu_pinned(b->g, MAX_DRAWS * sizeof *b->ids, "tokens", e)) ||
+            !(b->slot[i].done = gpu_event_open(b->g, e)))
             return -1;
     return 0;
 }
@@ -399,9 +429,10 @@ int memory_open(struct gpu_backend *b, struct err *e)
         return -1;
     const size_t hx = b->first_layer ? (size_t)b->o.max_tokens * (size_t)c->hidden_size : 0;
     if (!(b->w = dweights_open(b->g, b->m, b->first_layer, b->plan.cached > 0, b->o.act_int8, e)) ||       /* first: the copy runs while the rest is made */
-        !(b->arena = gpu_alloc(b->g, b->arena_size, "activations", e)) || !(b->kv = gpu_alloc(b->g, b->kv_size, "keys and values", e)) ||
-        memory_grow_step(b, b->step_room, e) < 0 || open_slots(b, e) < 0 ||
-        !(b->hlogits = gpu_pinned(b->g, b->hlogits_room * sizeof(float), "logits", e)) || (hx && !(b->hx = gpu_pinned(b->g, hx * sizeof(float), "hidden states", e))))
+        !(b->arena = gpu_alloc(b->g, b->arena_size, "activations", e)) ||
+        !(b->kv = gpu_alloc(b->g, b->kv_size, "keys and values", e)) || memory_grow_step(b, b->step_room, e) < 0 ||
+        open_slots(b, e) < 0 || !(b->hlogits = gpu_pinned(b->g, b->hlogits_room * sizeof(float), "logits", e)) ||
+        (hx && !(b->hx = gpu_pinned(b->g, hx * sizeof(float), "hidden states", e))))
         return -1;
     b->pinned += N_SLOTS * MAX_DRAWS * sizeof *b->ids + (b->hlogits_room + hx) * sizeof(float);
     uint8_t *at = b->arena;
@@ -409,9 +440,13 @@ int memory_open(struct gpu_backend *b, struct err *e)
         memcpy(part[i].p, &at, sizeof at);
         at += up256(part[i].bytes);
     }
-    /* what pads the rows of activations stays 0 from here on, and tokens that only pad a step find numbers */
-    if (gpu_fill(b->g, GPU_COMPUTE, b->act, 0, (size_t)((uint8_t *)(c->n_ropes ? (void *)b->cosine[0] : (void *)b->alibi) - (uint8_t *)b->act), e) < 0 ||
-        gpu_fill(b->g, GPU_COMPUTE, b->x, 0, (size_t)((uint8_t *)b->y - (uint8_t *)b->x), e) < 0 || upload_tables(b, e) < 0)
+    /* what pads the rows of activations stays 0 from here on, and tokens that only pad a step
+     * find numbers */
+    if (gpu_fill(b->g, GPU_COMPUTE, b->act, 0, (size_t)((uint8_t *)(c->n_ropes ? (void *)b->cosine[0]
+                                                                               : (void *)b->alibi) - (uint8_t *)b->act),
+                                                                               e) < 0 ||
+        gpu_fill(b->g, GPU_COMPUTE, b->x, 0, (size_t)((uint8_t *)b->y - (uint8_t *)b->x), e) < 0 ||
+        upload_tables(b, e) < 0)
         return -1;
     if (b->first_layer && !(b->host = cpu_first_open(b->m, &b->o, b->first_layer, e)))
         return -1;

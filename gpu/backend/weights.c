@@ -1,5 +1,7 @@
-/* weights.c - one allocation holds all weights, in the order in which they are needed.  Threads take chunks of CHUNK bytes in that order, copy them from the
- * mapping into their own pinned buffers and queue the transfer; whoever queues the last chunk of a part records the part's event. */
+/* weights.c - one allocation holds all weights, in the order in which they are needed.  Threads
+ * take chunks of CHUNK bytes in that order, copy them from the mapping into their own pinned
+ * buffers and queue the transfer; whoever queues the last chunk of a part records the part's
+ * event. */
 #include "gpu/backend/weights.h"
 
 #include <pthread.h>
@@ -9,8 +11,8 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/pool.h"
 
-/* 4 MB: transfers of this size reach the link's speed.  8 threads: a core copies about 10 GB/s, the link takes 25 to 55.  Two buffers each: one fills while
- * the other leaves. */
+/* 4 MB: transfers of this size reach the link's speed.  8 threads: a core copies about 10 GB/s,
+ * the link takes 25 to 55.  Two buffers each: one fills while the other leaves. */
 enum { CHUNK = 4 << 20, MAX_LOADERS = 8, ALIGN = 256 };
 
 struct piece { const uint8_t *from; size_t offset, size; int part; };
@@ -74,7 +76,8 @@ static struct dlinear linear(struct plan *p, const struct linear *l)
     int shift = 0;
     while (32 << shift < m->group_size)
         shift++;
-    d.w = (struct gpu_mat){ .tile_bytes = m->tile_bytes, .type = (int)m->type, .rows = m->rows, .cols = m->cols, .n_steps = m->cols_padded / 32,
+    d.w = (struct gpu_mat){ .tile_bytes = m->tile_bytes, .type = (int)m->type, .rows = m->rows, .cols = m->cols,
+                            .n_steps = m->cols_padded / 32,
                             .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
     d.w.data = place(p, m->data, m->size);
     d.bias = vector(p, l->bias, (size_t)m->rows);
@@ -101,7 +104,8 @@ static void place_decoded(struct plan *p, struct dlayer *d)
     mats_of(d, mats);
     for (int i = 0; i < LAYER_MATS; i++) {
         const struct gpu_mat *m = &mats[i]->w;
-        const size_t size = m->n_tiles && !(p->w->act_int8 && gpu_matmul_int8_takes(m)) ? gpu_decoded_size(m->type, m->n_tiles, m->n_steps) : 0;
+        const size_t size = m->n_tiles && !(p->w->act_int8 && gpu_matmul_int8_takes(m))
+                                ? gpu_decoded_size(m->type, m->n_tiles, m->n_steps) : 0;
         if (size && p->w->decoded)
             mats[i]->decoded = gpu_decoded(m, p->w->decoded + p->decoded_at);
         p->decoded_at += (size + ALIGN - 1) / ALIGN * ALIGN;
@@ -130,7 +134,8 @@ static struct dlayer plan_layer(struct plan *p, const struct model *m, int i)
     const struct config *c = &m->config;
     const struct layer *l = &m->layers[i];
     const size_t hidden = (size_t)c->hidden_size, hd = (size_t)c->head_dim;
-    const size_t nq = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_heads * hd, nk = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_kv_heads * hd;
+    const size_t nq = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_heads * hd,
+                 nk = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_kv_heads * hd;
     struct dlayer d;
     p->part = i + 1;
     d.attn_norm = norm(p, &l->attn_norm, hidden);
@@ -215,7 +220,8 @@ static int cut(struct dweights *w)
             const struct piece *p = &w->pieces[i];
             const size_t size = p->size - at < CHUNK ? p->size - at : CHUNK;
             struct chunk *last = w->n_chunks ? &w->chunks[w->n_chunks - 1] : NULL;
-            if (last && last->part == p->part && last->offset + last->size == p->offset + at && last->from + last->size == p->from + at && last->size + size <= CHUNK) {
+            if (last && last->part == p->part && last->offset + last->size == p->offset + at && last->from +
+                last->size == p->from + at && last->size + size <= CHUNK) {
                 last->size += size;     /* neighbours in the file and on the device */
                 continue;
             }
@@ -245,7 +251,8 @@ static void *load(void *arg)
     struct gpu_event *sent[2] = { NULL, NULL };
     int used[2] = { 0, 0 };
     for (int i = 0; i < 2; i++)
-        if (!(buffer[i] = gpu_pinned(w->g, CHUNK, "weights on their way", &e)) || !(sent[i] = gpu_event_open(w->g, &e))) {
+        if (!(buffer[i] = gpu_pinned(w->g, CHUNK, "weights on their way", &e)) ||
+            !(sent[i] = gpu_event_open(w->g, &e))) {
             fail(w, &e);
             goto out;
         }
@@ -293,7 +300,8 @@ out:
     return NULL;
 }
 
-struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int decoded, int act_int8, struct err *e)
+struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int decoded, int act_int8,
+                               struct err *e)
 {
     struct dweights *w = calloc(1, sizeof *w);
     const int n_parts = m->config.n_layers + 2;
@@ -315,7 +323,8 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_l
         err_nomem(e, "weights");
         goto fail;
     }
-    if (!(w->base = gpu_alloc(g, w->size, "weights", e)) || (decoded && !(w->decoded = gpu_alloc(g, dweights_decoded_size(m, first_layer, act_int8), "weights as f16", e))))
+    if (!(w->base = gpu_alloc(g, w->size, "weights", e)) ||
+        (decoded && !(w->decoded = gpu_alloc(g, dweights_decoded_size(m, first_layer, act_int8), "weights as f16", e))))
         goto fail;
     if (plan_all(w, m, first_layer) == 0 || cut(w) < 0) {
         err_nomem(e, "weights");

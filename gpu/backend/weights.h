@@ -1,5 +1,5 @@
-/* weights.h - a model's weights in device memory, and how they come there: in the order of the layers, by several threads through pinned buffers, while the
- * layers that are there compute. */
+/* weights.h - a model's weights in device memory, and how they come there: in the order of the
+ * layers, by several threads through pinned buffers, while the layers that are there compute. */
 #ifndef ZSE_GPU_BACKEND_WEIGHTS_H
 #define ZSE_GPU_BACKEND_WEIGHTS_H
 
@@ -15,16 +15,20 @@ struct dlayer {
 };
 
 struct dweights;
-/* Bytes of device memory that the weights of m take: layers [first_layer, n_layers) and the head; with the whole model, first_layer 0, the embedding. */
+/* Bytes of device memory that the weights of m take: layers [first_layer, n_layers) and the
+ * head; with the whole model, first_layer 0, the embedding. */
 size_t dweights_size(const struct model *m, int first_layer);
-/* Of those that the processor reads then: the embedding and layers [0, first_layer); 0 with the whole model on the device. */
+/* Of those that the processor reads then: the embedding and layers [0, first_layer); 0 with the
+ * whole model on the device. */
 size_t dweights_host_size(const struct model *m, int first_layer);
-/* Bytes of copies as f16 of the matrices that prompts read: those of the layers that are packed, but with
- * act_int8 those that gpu_matmul_int8 takes. */
+/* Bytes of copies as f16 of the matrices that prompts read: those of the layers that are packed,
+ * but with act_int8 those that gpu_matmul_int8 takes. */
 size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8);
-/* Begins to load; m stays open until the end of the loading or dweights_close.  decoded: with the copies, which the compute stream makes of a layer when it first
- * needs it, or of all once they are there. */
-struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int decoded, int act_int8, struct err *e);
+/* Begins to load; m stays open until the end of the loading or dweights_close.  decoded: with
+ * the copies, which the compute stream makes of a layer when it first needs it, or of all once
+ * they are there. */
+struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int decoded, int act_int8,
+                               struct err *e);
 void dweights_close(struct dweights *w);        /* stops loading; NULL is fine */
 
 enum { DWEIGHTS_FIRST = -1 };                   /* embedding and what belongs to it; 0..n_layers - 1; n_layers: final norm, head */

@@ -1,16 +1,22 @@
-/* attn_decode.cu - attention of single tokens, the context cut into splits of GPU_SPLIT positions: decoding, and everything where f32 counts.
+/* attn_decode.cu - attention of single tokens, the context cut into splits of GPU_SPLIT positions:
+ * decoding, and everything where f32 counts.
  *
- * tile     a block of 4 warps: one token, one KV head with all query heads that share it, one split.  Scores: a warp takes KV blocks of 16 positions,
- *          a lane every 16th element of 8 of them, so that a warp's load is 512 bytes in a row of f16; the lanes' sums are folded by exchanges that halve
- *          each time.  Values: a thread has 8 elements, positions follow each other.
- * moves    keys and values of the split once, for all heads that share them: 4 * head_dim bytes a position and KV head of f16 and bf16, 2 * head_dim + 8 of
+ * tile     a block of 4 warps: one token, one KV head with all query heads that share it, one
+ *          split.  Scores: a warp takes KV blocks of 16 positions,
+ *          a lane every 16th element of 8 of them, so that a warp's load is 512 bytes in a row of
+ *          f16; the lanes' sums are folded by exchanges that halve each time.  Values: a thread has
+ *          8 elements, positions follow each other.
+ * moves    keys and values of the split once, for all heads that share them: 4 * head_dim bytes a
+ *          position and KV head of f16 and bf16, 2 * head_dim + 8 of
  *          fp8 and i8 (calculated)
- * limit    HBM for long contexts: per key element and query head one fma, 4 heads use a third of an SM's lanes at an H200's bandwidth (calculated); codes
+ * limit    HBM for long contexts: per key element and query head one fma, 4 heads use a third of an
+ *          SM's lanes at an H200's bandwidth (calculated); codes
  *          of 8 bits halve the bytes and add two instructions for four elements
  * checked  tests/unit/t-gpu-attention.c
  *
- * A second kernel merges the splits: a split's weight once, by lanes over splits; then the values in the order of the splits, a thread an element.  Nothing depends
- * on the other tokens of the batch. */
+ * A second kernel merges the splits: a split's weight once, by lanes over splits; then the
+ * values in the order of the splits, a thread an element.  Nothing depends on the other tokens
+ * of the batch. */
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
@@ -20,7 +26,8 @@ enum { WARPS = 4, THREADS = WARPS * 32, MAX_GROUP = 8 };
 /* The first position that a token at pos sees. */
 DEVICE int first_seen(int pos, int window) { return window && pos - window + 1 > 0 ? pos - window + 1 : 0; }
 
-/* What a block works on: query heads first_head .. + n_group of one KV head, positions [from, to) of the token's context; from is a KV block's begin. */
+/* What a block works on: query heads first_head .. + n_group of one KV head, positions [from,
+ * to) of the token's context; from is a KV block's begin. */
 struct split_job {
     int t, pos, first_head, n_group, start, begin, from, to;    /* start: position of score[0]; begin: first position seen */
     const int32_t *table;
@@ -44,7 +51,8 @@ template <int GROUP> DEVICE split_job split_job_of(const gpu_attention &o, int p
     return j;
 }
 
-/* s[h][i]: this lane's share of q[h] . key of position 8 * (lane % 2) + i of the block: every 16th element. */
+/* s[h][i]: this lane's share of q[h] . key of position 8 * (lane % 2) + i of the block: every
+ * 16th element. */
 template <int KV, int GROUP> DEVICE void lane_scores(float s[GROUP][8], const float *q, const uint8_t *block, int n)
 {
     const int lane = threadIdx.x % 32;
@@ -70,7 +78,8 @@ template <int KV, int GROUP> DEVICE void lane_scores(float s[GROUP][8], const fl
 /* The slot of the block whose sum a lane has after fold(). */
 DEVICE int folded_slot(int lane) { return lane % 2 * 8 + (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1); }
 
-/* Sums over the 16 lanes with one position's parity: after exchanges with lanes 16, 8, 4 away a lane has one position left; a last one, 2 away, ends the sum. */
+/* Sums over the 16 lanes with one position's parity: after exchanges with lanes 16, 8, 4 away a
+ * lane has one position left; a last one, 2 away, ends the sum. */
 DEVICE float fold(float s[8])
 {
     const int lane = threadIdx.x % 32;
@@ -86,8 +95,10 @@ DEVICE float fold(float s[8])
     return s[0] + __shfl_xor_sync(FULL_WARP, s[0], 2);
 }
 
-/* score [GROUP][GPU_SPLIT] of the 16 positions from p0 on, by a warp; -inf where a position is not seen. */
-template <int KV, int GROUP> DEVICE void score_block(float *score, const float *q, const gpu_attention &o, const split_job &j, int p0)
+/* score [GROUP][GPU_SPLIT] of the 16 positions from p0 on, by a warp; -inf where a position is
+ * not seen. */
+template <int KV, int GROUP> DEVICE void score_block(float *score, const float *q, const gpu_attention &o,
+                                                     const split_job &j, int p0)
 {
     const int lane = threadIdx.x % 32, slot = folded_slot(lane), p = p0 + slot;
     const uint8_t *block = j.base + (size_t)j.table[p0 / KV_BLOCK] * o.kv.stride;
@@ -109,7 +120,8 @@ template <int KV, int GROUP> DEVICE void score_block(float *score, const float *
 /* A head's scores to weights, by a warp; their largest and their sum go to the merge. */
 DEVICE void soften(float *score, const split_job &j, float *to_merge)
 {
-    const int lane = threadIdx.x % 32, first = j.from - j.start, end = (j.to + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK - j.start;
+    const int lane = threadIdx.x % 32, first = j.from - j.start,
+              end = (j.to + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK - j.start;
     float most = -INFINITY, sum = 0;
     for (int i = first + lane; i < end; i += 32)
         most = fmaxf(most, score[i]);
@@ -126,8 +138,10 @@ DEVICE void soften(float *score, const split_job &j, float *to_merge)
     }
 }
 
-/* part [rows][GROUP][head_dim]: weights times values; a thread has 8 elements, and every rows-th position of its row. */
-template <int KV, int GROUP> DEVICE void add_values(float *part, const float *score, const gpu_attention &o, const split_job &j, int rows, int row, int d)
+/* part [rows][GROUP][head_dim]: weights times values; a thread has 8 elements, and every rows-th
+ * position of its row. */
+template <int KV, int GROUP> DEVICE void add_values(float *part, const float *score, const gpu_attention &o,
+                                                    const split_job &j, int rows, int row, int d)
 {
     float acc[GROUP][8];
 #pragma unroll
@@ -191,7 +205,8 @@ template <int KV, int GROUP> __global__ __launch_bounds__(THREADS) void attn_spl
         }
 }
 
-/* One head of one token.  Every warp finds the maximum and the sum: two barriers less, and the same numbers. */
+/* One head of one token.  Every warp finds the maximum and the sum: two barriers less, and the
+ * same numbers. */
 __global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
 {
     SHARED(float, weight);              /* [splits of the token] */
@@ -228,17 +243,22 @@ template <int KV, int GROUP> static int run(struct gpu *g, const gpu_attention *
 {
     const int share = o->n_heads / o->n_kv_heads, passes = (share + GROUP - 1) / GROUP;
     const size_t rows = THREADS / (o->head_dim / 8);
-    const size_t shared = sizeof(float) * ((size_t)GROUP * o->head_dim + GROUP * GPU_SPLIT + rows * GROUP * o->head_dim);
-    if (launch(g, "attn_split", attn_split_kernel<KV, GROUP>, dim3((unsigned)o->max_splits, (unsigned)(o->n_kv_heads * passes), (unsigned)o->n_rows), THREADS, shared, e, *o,
-               passes) < 0)
+    const size_t shared = sizeof(float) * ((size_t)GROUP * o->head_dim + GROUP * GPU_SPLIT + rows * GROUP *
+                                           o->head_dim);
+    if (launch(g, "attn_split", attn_split_kernel<KV, GROUP>,
+               dim3((unsigned)o->max_splits, (unsigned)(o->n_kv_heads * passes), (unsigned)o->n_rows), THREADS, shared,
+               e, *o, passes) < 0)
         return -1;
-    return launch(g, "attn_merge", attn_merge_kernel, dim3((unsigned)o->n_heads, (unsigned)o->n_rows), THREADS, sizeof(float) * (size_t)o->max_splits, e, *o);
+    return launch(g, "attn_merge", attn_merge_kernel, dim3((unsigned)o->n_heads, (unsigned)o->n_rows), THREADS,
+                  sizeof(float) * (size_t)o->max_splits, e, *o);
 }
 
 template <int KV> static int run_kv(struct gpu *g, const gpu_attention *o, struct err *e)
 {
     const int share = o->n_heads / o->n_kv_heads;
-    return share == 1 ? run<KV, 1>(g, o, e) : share == 2 ? run<KV, 2>(g, o, e) : share <= 4 ? run<KV, 4>(g, o, e) : run<KV, MAX_GROUP>(g, o, e);
+    return share == 1 ? run<KV, 1>(g, o, e) : share == 2 ? run<KV, 2>(g, o, e) : share <= 4 ? run<KV,
+        4>(g, o, e) : run<KV, MAX_GROUP>(g, o, e);
 }
 
-extern "C" int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o, struct err *e) { return KV_DISPATCH(o->kv.type, run_kv, g, o, e); }
+extern "C" int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o,
+                               struct err *e) { return KV_DISPATCH(o->kv.type, run_kv, g, o, e); }

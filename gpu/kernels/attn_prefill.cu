@@ -1,15 +1,22 @@
-/* attn_prefill.cu - attention of many tokens of a sequence, on the tensor cores (online softmax: arXiv:2205.14135; tiles as in arXiv:2307.08691).
+/* attn_prefill.cu - attention of many tokens of a sequence, on the tensor cores (online softmax:
+ * arXiv:2205.14135; tiles as in arXiv:2307.08691).
  *
- * tile     a block of 4 warps: 128 queries of one head, a warp 32 of them; heads of more than 128 elements: 64, a warp 16.  Queries lie in shared memory as f16; keys and values come
- *          32 positions at a time beside them (64 with heads of 64).  Keys lie in the cache as [head_dim][16 tokens], values as [16 tokens][head_dim]: both are what ldmatrix.trans
- *          wants, so nothing is transposed.  16-byte pieces of rows are swizzled, so that an 8 x 8 matrix lies in 32 different banks and nothing is padded: 48 KB with heads of 128,
- *          two blocks on the 100 KB of sm_86 and sm_89
+ * tile     a block of 4 warps: 128 queries of one head, a warp 32 of them; heads of more than 128
+ *          elements: 64, a warp 16.  Queries lie in shared memory as f16; keys and values come
+ *          32 positions at a time beside them (64 with heads of 64).  Keys lie in the cache as
+ *          [head_dim][16 tokens], values as [16 tokens][head_dim]: both are what ldmatrix.trans
+ *          wants, so nothing is transposed.  16-byte pieces of rows are swizzled, so that an 8 x 8
+ *          matrix lies in 32 different banks and nothing is padded: 48 KB with heads of 128, two
+ *          blocks on the 100 KB of sm_86 and sm_89
  * moves    the keys and values before a tile once a tile and query head (from L2 mostly)
- * limit    Hopper, heads of 128, calculated for 128 queries by 32 positions: 48 LDSM.x4 a warp (16 for keys, 16 for values, 16 for queries) are 768 cycles of shared memory for the
- *          block, 128 more to write the tile; its products take mma.sync 826.  With 16 queries a warp the same products took 1280 cycles of shared memory
+ * limit    Hopper, heads of 128, calculated for 128 queries by 32 positions: 48 LDSM.x4 a warp (16
+ *          for keys, 16 for values, 16 for queries) are 768 cycles of shared memory for the
+ *          block, 128 more to write the tile; its products take mma.sync 826.  With 16 queries a
+ *          warp the same products took 1280 cycles of shared memory
  * checked  tests/unit/t-gpu-attention.c
  *
- * The format of keys and values is asked for where they are copied, not compiled in: what follows is the same for all. */
+ * The format of keys and values is asked for where they are copied, not compiled in: what
+ * follows is the same for all. */
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
@@ -25,10 +32,14 @@ template <int DIM> struct shape {
     static constexpr int shared = tile * row + DIM * key_row + keys * row;
 };
 
-/* Piece `piece` of 16 bytes of row `row`: those that a matrix has of 8 neighbouring rows, and those of neighbouring pieces, lie in different banks. */
-template <int ROW_BYTES> DEVICE int swizzled(int row, int piece) { return row * ROW_BYTES + (piece ^ (ROW_BYTES >= 128 ? row & 7 : row >> 1 & 3)) * 16; }
+/* Piece `piece` of 16 bytes of row `row`: those that a matrix has of 8 neighbouring rows, and
+ * those of neighbouring pieces, lie in different banks. */
+template <int ROW_BYTES> DEVICE int swizzled(int row,
+                                             int piece) { return row * ROW_BYTES +
+                                                          (piece ^ (ROW_BYTES >= 128 ? row & 7 : row >> 1 & 3)) * 16; }
 
-/* What a block works on: n_queries tokens from `first` on, the first of them at position pos0, the last at `last`. */
+/* What a block works on: n_queries tokens from `first` on, the first of them at position pos0,
+ * the last at `last`. */
 struct tile_job {
     int first, n_queries, head, pos0, last;
     const int32_t *table;
@@ -51,11 +62,15 @@ DEVICE tile_job tile_job_of(const gpu_attention &o)
 /* The shared memory of a block: [tile][DIM], [DIM][keys], [keys][DIM] f16. */
 template <int DIM> struct rooms { uint8_t *queries, *keys, *values; };
 
-DEVICE const uint8_t *block_of(const gpu_attention &o, const tile_job &j, int p) { return j.base + (size_t)j.table[p / KV_BLOCK] * o.kv.stride; }
+DEVICE const uint8_t *block_of(const gpu_attention &o, const tile_job &j, int p)
+{
+    return j.base + (size_t)j.table[p / KV_BLOCK] * o.kv.stride;
+}
 
 DEVICE uint4 pack_eight(const float v[8])
 {
-    return make_uint4(pack_half_clamped(v[0], v[1]), pack_half_clamped(v[2], v[3]), pack_half_clamped(v[4], v[5]), pack_half_clamped(v[6], v[7]));
+    return make_uint4(pack_half_clamped(v[0], v[1]), pack_half_clamped(v[2], v[3]), pack_half_clamped(v[4], v[5]),
+                      pack_half_clamped(v[6], v[7]));
 }
 
 /* 8 elements times their scales as f16, from element e on of a block. */
@@ -79,7 +94,8 @@ template <int DIM> DEVICE void copy_queries(uint8_t *queries, const gpu_attentio
         const int row = i / (DIM / 8), piece = i % (DIM / 8);
         float v[8] = {};
         if (row < j.n_queries && 8 * piece < n)
-            kv_load<KV_F32>(v, reinterpret_cast<const uint8_t *>(o.q + ((size_t)(j.first + row) * o.n_heads + j.head) * n), 8 * piece);
+            kv_load<KV_F32>(v, reinterpret_cast<const uint8_t *>(o.q + ((size_t)(j.first + row) * o.n_heads + j.head) *
+                                                                 n), 8 * piece);
         *reinterpret_cast<uint4 *>(queries + swizzled<shape<DIM>::row>(row, piece)) = pack_eight(v);
     }
 }
@@ -107,7 +123,8 @@ template <int KV, int DIM> DEVICE void copy_tile(const rooms<DIM> &r, const gpu_
         uint4 v = make_uint4(0, 0, 0, 0);
         if (8 * piece < n && k0 + at <= j.last) {
             const uint8_t *values = block_of(o, j, k0 + at) + o.kv.part;
-            const float each = kv_scale<KV>(values, n, (k0 + at) % KV_BLOCK), eight[8] = { each, each, each, each, each, each, each, each };
+            const float each = kv_scale<KV>(values, n, (k0 + at) % KV_BLOCK),
+                        eight[8] = { each, each, each, each, each, each, each, each };
             v = load_as_half<KV>(values, (k0 + at) % KV_BLOCK * n + 8 * piece, eight);
         }
         *reinterpret_cast<uint4 *>(r.values + swizzled<shape<DIM>::row>(at, piece)) = v;
@@ -125,7 +142,8 @@ template <int DIM> DEVICE void copy_any_tile(const rooms<DIM> &r, const gpu_atte
     }
 }
 
-/* Accumulators of 16 queries by positions: lane 4g + t has the rows g (0, 1) and g + 8 (2, 3), columns 8i + 2t and 8i + 2t + 1. */
+/* Accumulators of 16 queries by positions: lane 4g + t has the rows g (0, 1) and g + 8 (2, 3),
+ * columns 8i + 2t and 8i + 2t + 1. */
 template <int DIM> using scores = float[shape<DIM>::strips][shape<DIM>::keys / 8][4];
 
 /* s = q . keys */
@@ -159,7 +177,8 @@ template <int DIM> DEVICE void multiply_keys(scores<DIM> &s, const rooms<DIM> &r
     }
 }
 
-/* Scores as the softmax takes them: scaled, capped, biased; -inf where a query does not see a position. */
+/* Scores as the softmax takes them: scaled, capped, biased; -inf where a query does not see a
+ * position. */
 template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention &o, const tile_job &j, int k0)
 {
     const int lane = threadIdx.x % 32, pos0 = j.pos0 + threadIdx.x / 32 * 16 * shape<DIM>::strips + lane / 4;
@@ -181,7 +200,8 @@ template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention
             }
 }
 
-/* What the positions so far gave to 16 queries: outputs not yet divided by the sums of weights, of rows g and g + 8. */
+/* What the positions so far gave to 16 queries: outputs not yet divided by the sums of weights,
+ * of rows g and g + 8. */
 template <int DIM> struct running { float out[DIM / 8][4], most[2], sum[2]; };
 
 /* Scores to weights; what the tiles before gave shrinks to the new maximum. */
@@ -214,7 +234,8 @@ template <int DIM> DEVICE void soften(running<DIM> &r, float s[shape<DIM>::keys 
 }
 
 /* out += weights . values: the scores' accumulators are the fragments of this product. */
-template <int DIM> DEVICE void multiply_values(running<DIM> r[shape<DIM>::strips], const scores<DIM> &s, const uint8_t *values)
+template <int DIM> DEVICE void multiply_values(running<DIM> r[shape<DIM>::strips], const scores<DIM> &s,
+                                               const uint8_t *values)
 {
     typedef shape<DIM> f;
     const int lane = threadIdx.x % 32;
@@ -307,7 +328,8 @@ template <int DIM> __global__ __launch_bounds__(THREADS) void attn_prefill_kerne
 template <int DIM> static int run(struct gpu *g, const gpu_attention *o, struct err *e)
 {
     static_assert(shape<DIM>::tile == GPU_ATTN_TILE(DIM), "the backend cuts tiles");
-    return launch(g, "attn_prefill", attn_prefill_kernel<DIM>, dim3((unsigned)o->n_tiles, (unsigned)o->n_heads), THREADS, shape<DIM>::shared, e, *o);
+    return launch(g, "attn_prefill", attn_prefill_kernel<DIM>, dim3((unsigned)o->n_tiles, (unsigned)o->n_heads),
+                  THREADS, shape<DIM>::shared, e, *o);
 }
 
 extern "C" int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e)

@@ -1,7 +1,10 @@
-/* decode.cu - a matrix once more, as f16: what every 128 tokens of every prompt would decode anew, decoded once.
+/* decode.cu - a matrix once more, as f16: what every 128 tokens of every prompt would decode anew,
+ * decoded once.
  *
- * shapes   w in kernel order, any type of fewer than 16 bits; out: the same tiles in the order of QT_F16 (quant/tile.h), the group's scale multiplied in, the row's
- *          left to the end: the operands that matmul.cu makes of the tile itself, so its sums are the same bits
+ * shapes   w in kernel order, any type of fewer than 16 bits; out: the same tiles in the order of
+ *          QT_F16 (quant/tile.h), the group's scale multiplied in, the row's
+ *          left to the end: the operands that matmul.cu makes of the tile itself, so its sums are
+ *          the same bits
  * tile     a warp: 32 rows x 32 k, one step after another of a tile of 32 rows
  * moves    the matrix once, and 2 bytes a weight out, in whole lines of 128 bytes
  * limit    HBM bandwidth; once, when a model is loaded
@@ -32,7 +35,8 @@ template <int TYPE> __global__ __launch_bounds__(WARPS * 32) void decode_kernel(
             const int a = i % 2 * 2;
             const uint32_t half = i < 2 ? 0x5410 : 0x7632;
             *reinterpret_cast<uint4 *>(to + i * 128) =
-                make_uint4(prmt(v[0][a], v[0][a + 1], half), prmt(v[1][a], v[1][a + 1], half), prmt(v[2][a], v[2][a + 1], half), prmt(v[3][a], v[3][a + 1], half));
+                make_uint4(prmt(v[0][a], v[0][a + 1], half), prmt(v[1][a], v[1][a + 1], half),
+                           prmt(v[2][a], v[2][a + 1], half), prmt(v[3][a], v[3][a + 1], half));
         }
     }
 }
@@ -40,7 +44,8 @@ template <int TYPE> __global__ __launch_bounds__(WARPS * 32) void decode_kernel(
 template <int TYPE> static int run(struct gpu *g, const gpu_mat *m, uint8_t *out, struct err *e)
 {
     const int blocks = (m->n_steps + WARPS - 1) / WARPS;
-    return launch(g, "decode", decode_kernel<TYPE>, dim3((unsigned)m->n_tiles, (unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS)), WARPS * 32,
+    return launch(g, "decode", decode_kernel<TYPE>,
+                  dim3((unsigned)m->n_tiles, (unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS)), WARPS * 32,
                   format<TYPE>::table ? TABLE_BYTES : 0, e, *m, out);
 }
 

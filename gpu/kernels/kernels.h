@@ -1,5 +1,6 @@
-/* kernels.h - the operations of the device, one a file.  A wrapper checks nothing that the backend has checked before, launches on the compute
- * stream, never waits, never allocates.  All pointers but those in the argument structs' own memory are device memory. */
+/* kernels.h - the operations of the device, one a file.  A wrapper checks nothing that the
+ * backend has checked before, launches on the compute stream, never waits, never allocates.  All
+ * pointers but those in the argument structs' own memory are device memory. */
 #ifndef ZSE_GPU_KERNELS_KERNELS_H
 #define ZSE_GPU_KERNELS_KERNELS_H
 
@@ -57,38 +58,46 @@ struct gpu_linear {
 };
 
 enum { GPU_MATVEC_TOKENS = 16 };
-/* Up to GPU_MATVEC_TOKENS tokens; all matrices of one type and shape of groups; no f32; activations in GPU_ACT_LANES.  A token's result does not depend on n_tokens. */
+/* Up to GPU_MATVEC_TOKENS tokens; all matrices of one type and shape of groups; no f32;
+ * activations in GPU_ACT_LANES.  A token's result does not depend on n_tokens. */
 int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* Any number of tokens, one matrix, no GPU_MLP, no f32; activations in GPU_ACT_TILES. */
 int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
-/* The same by wgmma, with the sums in the same order; takes: is it a device, a format and a number of tokens for that? */
+/* The same by wgmma, with the sums in the same order; takes: is it a device, a format and a
+ * number of tokens for that? */
 int gpu_matmul_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
-/* f32 activations and the weights as stored, every type; any number of tokens and up to three matrices, no GPU_MLP. */
+/* f32 activations and the weights as stored, every type; any number of tokens and up to three
+ * matrices, no GPU_MLP. */
 int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);
 
-/* int8 activations and weights with one scale a row: any number of tokens, the same bits for a token whatever their number; up to GPU_MATVEC_TOKENS as gpu_matvec takes its
- * arguments, more as gpu_matmul.  takes: is it a matrix for that? */
+/* int8 activations and weights with one scale a row: any number of tokens, the same bits for a
+ * token whatever their number; up to GPU_MATVEC_TOKENS as gpu_matvec takes its arguments, more
+ * as gpu_matmul.  takes: is it a matrix for that? */
 int gpu_matmul_int8(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_int8_takes(const struct gpu_mat *w);
-/* code [n][GPU_CODE_STRIDE(cols)] = act [n][act_stride] / scale, to the nearest, ties to even, where scale is the largest |act| of a token / 127; in the order of k, zeros
- * behind cols.  A token with what is not a number has scale NaN. */
+/* code [n][GPU_CODE_STRIDE(cols)] = act [n][act_stride] / scale, to the nearest, ties to even,
+ * where scale is the largest |act| of a token / 127; in the order of k, zeros behind cols.  A
+ * token with what is not a number has scale NaN. */
 #define GPU_CODE_STRIDE(cols) (((cols) + 63) / 64 * 64)
-int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols, int8_t *code, float *scale, struct err *e);
+int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols,
+                 int8_t *code, float *scale, struct err *e);
 
-/* A matrix of packed weights once more, as f16 that gpu_matmul (and gpu_matmul_hopper) read to the same bits; matvec and embed go on with the packed one, whose
- * row scales both use. */
+/* A matrix of packed weights once more, as f16 that gpu_matmul (and gpu_matmul_hopper) read to
+ * the same bits; matvec and embed go on with the packed one, whose row scales both use. */
 enum { GPU_DECODED_STEP = 2048 };       /* bytes of 32 rows x 32 k */
 size_t gpu_decoded_size(int type, int n_tiles, int n_steps);    /* 0: it is not packed, and there is nothing to decode */
 struct gpu_mat gpu_decoded(const struct gpu_mat *m, const uint8_t *data);
 int gpu_decode(struct gpu *g, const struct gpu_mat *m, uint8_t *out, struct err *e);
-/* From more tokens on a matrix is read, and else decoded, more than once in a launch: up to so many the fewer bytes win. */
+/* From more tokens on a matrix is read, and else decoded, more than once in a launch: up to so
+ * many the fewer bytes win. */
 enum { GPU_DECODED_TOKENS = 128 };
 
-/* x [n][cols] = row token[i] of w * scale (w->data NULL: 0), + pos_embed[pos[i] + pos_offset] if there is one.  A token below 0 is drawn[-1 - token]; what was not
- * drawn there (-1) counts as token 0. */
-int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *drawn, const int32_t *pos, int n, float scale, const float *pos_embed,
-              int pos_offset, struct err *e);
+/* x [n][cols] = row token[i] of w * scale (w->data NULL: 0), + pos_embed[pos[i] + pos_offset] if
+ * there is one.  A token below 0 is drawn[-1 - token]; what was not drawn there (-1) counts as
+ * token 0. */
+int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *drawn,
+              const int32_t *pos, int n, float scale, const float *pos_embed, int pos_offset, struct err *e);
 
 /* Norms of rows [n][cols] f32.  Where add is not NULL the result goes into the residual:
  *   after_add 0: x += scale * norm(add);   1: x = norm(x + scale * add)
@@ -108,15 +117,18 @@ struct gpu_norm {
 };
 int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e);
 
-/* act [n][stride] = f(gate) * up (up NULL: f(gate)); to f32 instead where out is not NULL ([n][cols]). */
-int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int cols, int function, float *out, uint16_t *act, int act_stride, enum gpu_act_order order,
-                struct err *e);
+/* act [n][stride] = f(gate) * up (up NULL: f(gate)); to f32 instead where out is not NULL
+ * ([n][cols]). */
+int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int cols, int function, float *out,
+                uint16_t *act, int act_stride, enum gpu_act_order order, struct err *e);
 /* act = f16 of x [n][cols]. */
-int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, int act_stride, enum gpu_act_order order, struct err *e);
+int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, int act_stride,
+                 enum gpu_act_order order, struct err *e);
 
-/* cosine and sine [n][dim / 2] f32 of pos * freq, times scale; tokens of long sequences (is_long) use the second set. */
-int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const int32_t *pos, const int32_t *is_long, int n, int dim, const float *freq,
-                   const float *freq_long, float scale, float scale_long, struct err *e);
+/* cosine and sine [n][dim / 2] f32 of pos * freq, times scale; tokens of long sequences
+ * (is_long) use the second set. */
+int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const int32_t *pos, const int32_t *is_long, int n,
+                   int dim, const float *freq, const float *freq_long, float scale, float scale_long, struct err *e);
 
 /* Where tokens and keys are: arrays of a step, in device memory. */
 struct gpu_step {
@@ -132,7 +144,8 @@ struct gpu_kv {
     int type;                           /* enum kv_type */
 };
 
-/* Norms of heads and rotation of q (in place) and of keys, then keys and values into their blocks. */
+/* Norms of heads and rotation of q (in place) and of keys, then keys and values into their
+ * blocks. */
 struct gpu_prepare {
     float *q; const float *k, *v;       /* [n][n_heads * head_dim], [n][n_kv_heads * head_dim] */
     int n_heads, n_kv_heads, head_dim;
@@ -161,7 +174,8 @@ struct gpu_attention {
     const int32_t *rows; int n_rows;
     float *partial;                     /* [n_rows][n_heads][max_splits][head_dim + 2] */
     int max_splits;                     /* of this launch: at least the longest sequence's */
-    /* prefill: tiles of tokens of one sequence, as many as follow each other: first token and number */
+    /* prefill: tiles of tokens of one sequence, as many as follow each other: first token and
+     * number */
     const int32_t *tiles; int n_tiles;
 };
 enum { GPU_SPLIT = 256 };               /* positions of a split: fixed, so that a sequence's result does not depend on its neighbours */
@@ -176,8 +190,10 @@ struct gpu_draw {
     int32_t top_k;                      /* -1: none is wanted */
     uint32_t seed[2], n[2];             /* low word first */
 };
-/* id[i] = a token drawn from logits [n][vocab]; -1 if none is wanted, one is NaN or +inf, or none is above -inf. */
-int gpu_sample(struct gpu *g, const float *logits, const struct gpu_draw *draws, int n, int vocab, int32_t *id, struct err *e);
+/* id[i] = a token drawn from logits [n][vocab]; -1 if none is wanted, one is NaN or +inf, or
+ * none is above -inf. */
+int gpu_sample(struct gpu *g, const float *logits, const struct gpu_draw *draws, int n, int vocab, int32_t *id,
+               struct err *e);
 
 #ifdef __cplusplus
 }

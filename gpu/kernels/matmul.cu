@@ -1,11 +1,15 @@
 /* matmul.cu - y = w x for many tokens: prefill, and batches beyond 16.
  *
  * shapes   as matvec.cu, one matrix
- * tile     a block: 128 rows x 64 or 128 tokens, all k; 4 warps, each 32 rows and all tokens, so that every code is decoded once a block.  Weights come from
- *          global memory into registers, one step (32 k) ahead; activations through shared memory (prim/stages.cuh)
+ * tile     a block: 128 rows x 64 or 128 tokens, all k; 4 warps, each 32 rows and all tokens, so
+ *          that every code is decoded once a block.  Weights come from
+ *          global memory into registers, one step (32 k) ahead; activations through shared memory
+ *          (prim/stages.cuh)
  * moves    weights once per 64 or 128 tokens, activations once per 128 rows (both mostly from L2)
- * limit    mma.sync: two thirds of the wgmma peak on Hopper (413 cycles a step there, calculated).  A step of a warp with 128 tokens is 350 instructions (nvcc 13.0, sm_90): 64 mma,
- *          16 LDSM.x4, 16 LDS for the codebook (with what comes by cp.async 384 cycles of shared memory for the four warps), some 250 for decoding and addresses
+ * limit    mma.sync: two thirds of the wgmma peak on Hopper (413 cycles a step there, calculated).
+ *          A step of a warp with 128 tokens is 350 instructions (nvcc 13.0, sm_90): 64 mma,
+ *          16 LDSM.x4, 16 LDS for the codebook (with what comes by cp.async 384 cycles of shared
+ *          memory for the four warps), some 250 for decoding and addresses
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/prim/stages.cuh"
 #include "gpu/prim/weights.cuh"
@@ -20,11 +24,14 @@ template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void ma
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(uint32_t, shared);
     const gpu_mat &m = l.w[0];
-    const int tile = blockIdx.x * WARPS + warp, first_token = blockIdx.y * TOKENS, n_tokens = min(TOKENS, l.n_tokens - first_token);
+    const int tile = blockIdx.x * WARPS + warp, first_token = blockIdx.y * TOKENS,
+              n_tokens = min(TOKENS, l.n_tokens - first_token);
     const int has_rows = tile < m.n_tiles;
     const uint8_t *data = m.data + (size_t)(has_rows ? tile : 0) * m.tile_bytes;
-    const token_stages<TOKENS, WARPS * 32> stages = { reinterpret_cast<uint8_t *>(shared + (f::table ? TABLE_BYTES / 4 : 0)),
-                                                      reinterpret_cast<const uint8_t *>(l.act + (size_t)first_token * l.act_stride), 2 * l.act_stride, n_tokens, m.n_steps };
+    const token_stages<TOKENS, WARPS * 32> stages =
+        { reinterpret_cast<uint8_t *>(shared + (f::table ? TABLE_BYTES / 4 : 0)),
+          reinterpret_cast<const uint8_t *>(l.act + (size_t)first_token * l.act_stride), 2 * l.act_stride, n_tokens,
+          m.n_steps };
 
     const uint32_t *table = table_fill<TYPE>(shared);
 
@@ -62,7 +69,8 @@ template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void ma
     copy_wait<0>();
     if (!has_rows)
         return;
-    finish_tokens<N8, 8>(c, finish_begin<TYPE>(l, l.to[0], data, tile * 32 + 4 * g, m.rows, ACT_UNIT), l, first_token, first_token + n_tokens, t);
+    finish_tokens<N8, 8>(c, finish_begin<TYPE>(l, l.to[0], data, tile * 32 + 4 * g, m.rows, ACT_UNIT), l, first_token,
+                         first_token + n_tokens, t);
 }
 
 template <int TYPE, int TOKENS> static int run(struct gpu *g, const gpu_linear *l, struct err *e)

@@ -1,6 +1,8 @@
-/* matmul_f32.cu - y = w x with f32 activations and the weights exactly as stored, for every type: --exact, f32 matrices, small projections.
+/* matmul_f32.cu - y = w x with f32 activations and the weights exactly as stored, for every type:
+ * --exact, f32 matrices, small projections.
  *
- * tile     a block: 32 rows x 8 tokens; 8 warps take steps of 32 k in turn, lane = row: a warp reads a line of 128 bytes at a time
+ * tile     a block: 32 rows x 8 tokens; 8 warps take steps of 32 k in turn, lane = row: a warp
+ *          reads a line of 128 bytes at a time
  * moves    the matrix once per 8 tokens
  * limit    HBM for f32 with few tokens; a plain loop of fma otherwise
  * checked  tests/unit/t-gpu-matmul.c */
@@ -11,9 +13,11 @@ enum { WARPS = 8, TOKENS = 8, PAD = 33 };
 
 /* f32 of the NF4 levels times 127: quant/qtype.c */
 static __constant__ float nf4_level[16] = {
-    -127.0f, (float)(-0.6961928009986877 * 127), (float)(-0.5250730514526367 * 127), (float)(-0.39491748809814453 * 127), (float)(-0.28444138169288635 * 127),
-    (float)(-0.18477343022823334 * 127), (float)(-0.09105003625154495 * 127), 0, (float)(0.07958029955625534 * 127), (float)(0.16093020141124725 * 127),
-    (float)(0.24611230194568634 * 127), (float)(0.33791524171829224 * 127), (float)(0.44070982933044434 * 127), (float)(0.5626170039176941 * 127),
+    -127.0f, (float)(-0.6961928009986877 * 127), (float)(-0.5250730514526367 * 127),
+        (float)(-0.39491748809814453 * 127), (float)(-0.28444138169288635 * 127),
+    (float)(-0.18477343022823334 * 127), (float)(-0.09105003625154495 * 127), 0, (float)(0.07958029955625534 * 127),
+    (float)(0.16093020141124725 * 127), (float)(0.24611230194568634 * 127), (float)(0.33791524171829224 * 127),
+    (float)(0.44070982933044434 * 127), (float)(0.5626170039176941 * 127),
     (float)(0.7229568362236023 * 127), 127.0f,
 };
 
@@ -53,7 +57,8 @@ DEVICE layout layout_of(int type)
 struct place { const uint8_t *code, *scale, *extra; };
 DEVICE place place_of(const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
 {
-    const int group = step >> m.group_shift, unit = group / a.unit, in_unit = group % a.unit, n = min(a.unit, m.n_groups - unit * a.unit);
+    const int group = step >> m.group_shift, unit = group / a.unit, in_unit = group % a.unit,
+              n = min(a.unit, m.n_groups - unit * a.unit);
     const int group_bytes = (a.bits * 128) << m.group_shift, at = (row / 4 * n + in_unit) * 4 + row % 4;
     const int full = scale_area(a.unit, a.scale_size) + scale_area(a.unit, a.extra_size) + a.unit * group_bytes;
     const uint8_t *p = tile + (a.row_scale ? 128 : 0) + (size_t)unit * full;
@@ -66,8 +71,8 @@ DEVICE place place_of(const gpu_mat &m, const layout &a, const uint8_t *tile, in
     return q;
 }
 
-/* The 32 values of a row and step as codes_decode (quant/tile.h) defines them, without the row's scale where there is one: s = row_scale * scale
- * comes first there, so it is taken in here. */
+/* The 32 values of a row and step as codes_decode (quant/tile.h) defines them, without the row's
+ * scale where there is one: s = row_scale * scale comes first there, so it is taken in here. */
 DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
 {
     const place q = place_of(m, a, tile, step, row);
@@ -160,14 +165,15 @@ extern "C" int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct 
     unsigned tiles = 0;
     for (int i = 0; i < l->n_mats; i++)
         tiles += (unsigned)l->w[i].n_tiles;
-    return launch(g, "matmul_f32", matmul_f32_kernel, dim3(tiles, (unsigned)(l->n_tokens + TOKENS - 1) / TOKENS), WARPS * 32,
-                  sizeof(float) * WARPS * TOKENS * PAD, e, *l);
+    return launch(g, "matmul_f32", matmul_f32_kernel, dim3(tiles, (unsigned)(l->n_tokens + TOKENS - 1) / TOKENS),
+                  WARPS * 32, sizeof(float) * WARPS * TOKENS * PAD, e, *l);
 }
 
 /* ---- embedding: rows of a matrix, as stored ---- */
 
-__global__ __launch_bounds__(256) void embed_kernel(float *x, gpu_mat m, const int32_t *token, const int32_t *drawn, const int32_t *pos, float scale,
-                                                    const float *pos_embed, int pos_offset)
+__global__ __launch_bounds__(256) void embed_kernel(float *x, gpu_mat m, const int32_t *token, const int32_t *drawn,
+                                                    const int32_t *pos, float scale, const float *pos_embed,
+                                                    int pos_offset)
 {
     const layout a = layout_of(m.type);
     const int t = blockIdx.x, row = token[t] < 0 ? max(drawn[-1 - token[t]], 0) : token[t];
@@ -189,8 +195,9 @@ __global__ __launch_bounds__(256) void embed_kernel(float *x, gpu_mat m, const i
     }
 }
 
-extern "C" int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *drawn, const int32_t *pos, int n, float scale,
-                         const float *pos_embed, int pos_offset, struct err *e)
+extern "C" int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *drawn,
+                         const int32_t *pos, int n, float scale, const float *pos_embed, int pos_offset, struct err *e)
 {
-    return launch(g, "embed", embed_kernel, dim3((unsigned)n), 256, 0, e, x, *w, token, drawn, pos, scale, pos_embed, pos_offset);
+    return launch(g, "embed", embed_kernel, dim3((unsigned)n), 256, 0, e, x, *w, token, drawn, pos, scale, pos_embed,
+                  pos_offset);
 }

@@ -1,21 +1,32 @@
-/* matmul_hopper.cu - y = w x for many tokens on compute capability 9.0, by wgmma: the twin of matmul.cu, with the same sums in the same order.
+/* matmul_hopper.cu - y = w x for many tokens on compute capability 9.0, by wgmma: the twin of
+ * matmul.cu, with the same sums in the same order.
  *
  * shapes   as matmul.cu; the formats of EACH_TAKEN below
- * tile     a block: 256 rows (2 warpgroups; 1 where an nl4 matrix has too few tiles for the device's multiprocessors) x 128 tokens, all k, one tile after the other.  A warpgroup
- *          takes 128 rows as two wgmma m64n128k16: warp w has the 32 rows of one tile of the file, and its lanes' 4 rows go to rows g and g + 8 of the first product and of the
- *          second, as in matmul.cu.  Weights come from global memory into registers, two steps (32 k) ahead, and are decoded there into the operand A; the decoding of a step
- *          runs beside the products of the one before.  Activations are the operand B: one more warp has the copy engine bring 64 k x 128 tokens at a time, four stages
- *          ahead; barriers in shared memory count the bytes that came and the warps that have read a stage
+ * tile     a block: 256 rows (2 warpgroups; 1 where an nl4 matrix has too few tiles for the
+ *          device's multiprocessors) x 128 tokens, all k, one tile after the other.  A warpgroup
+ *          takes 128 rows as two wgmma m64n128k16: warp w has the 32 rows of one tile of the file,
+ *          and its lanes' 4 rows go to rows g and g + 8 of the first product and of the second, as
+ *          in matmul.cu.  Weights come from global memory into registers, two steps (32 k) ahead,
+ *          and are decoded there into the operand A; the decoding of a step runs beside the
+ *          products of the one before.  Activations are the operand B: one more warp has the copy
+ *          engine bring 64 k x 128 tokens at a time, four stages ahead; barriers in shared memory
+ *          count the bytes that came and the warps that have read a stage
  *
- * Calculated, not measured, for 256 rows x 128 tokens of nl4 and a multiprocessor; the unit is cycles for 32 k, whose products take the tensor cores 512 (2048 fma a cycle):
+ * Calculated, not measured, for 256 rows x 128 tokens of nl4 and a multiprocessor; the unit is
+ * cycles for 32 k, whose products take the tensor cores 512 (2048 fma a cycle):
  * tensor   512
- * shared   256 for B (each m64n128k16 reads 4 KB, 128 bytes a cycle), 64 to write B, 40 for the weights on their way through L1: 70 %.  A codebook in shared memory, as
+ * shared   256 for B (each m64n128k16 reads 4 KB, 128 bytes a cycle), 64 to write B, 40 for the
+ *          weights on their way through L1: 70 %.  A codebook in shared memory, as
  *          matmul.cu has it, would add 128: so the values of nl4 are chosen by prmt in registers
- * issue    counted in the machine code of nvcc 13.0: 326 instructions a warp and 64 k, so by two warps a scheduler 326 slots: 64 %; some 165 of them on the integer pipe, which
+ * issue    counted in the machine code of nvcc 13.0: 326 instructions a warp and 64 k, so by two
+ *          warps a scheduler 326 slots: 64 %; some 165 of them on the integer pipe, which
  *          takes one every other cycle: 330, 64 %.  No spills; ptxas serialises no wgmma
- * L2       8.7 KB of weights and 16 KB of activations for 64 k: 24 bytes a cycle, at the aim 17, where standard f16 tiles (128 x 256) take 48
- * ends     of a tile of 4096 k (65,500 cycles): 128 KB of results, 4,000 to 8,000 cycles that no product covers; the copies of the next tile go on meanwhile
- * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %, the last wave of 512 tiles on 132 multiprocessors 3 %
+ * L2       8.7 KB of weights and 16 KB of activations for 64 k: 24 bytes a cycle, at the aim 17,
+ *          where standard f16 tiles (128 x 256) take 48
+ * ends     of a tile of 4096 k (65,500 cycles): 128 KB of results, 4,000 to 8,000 cycles that no
+ *          product covers; the copies of the next tile go on meanwhile
+ * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %,
+ *          the last wave of 512 tiles on 132 multiprocessors 3 %
  * checked  tests/unit/t-gpu-matmul.c, emulated bit for bit against matmul.cu */
 #include "gpu/prim/hopper.cuh"
 #include "gpu/prim/weights.cuh"
@@ -35,7 +46,8 @@ enum {
 /* nl4's values + 128, by code. */
 enum : uint32_t { NL4_0 = 0x45341f01, NL4_4 = 0x786d6153, NL4_8 = 0xa2978c82, NL4_12 = 0xefd1beaf };
 
-/* The 8 values of a row as decode_row gives them, times 1/16: its codes w; the group's scale s as f16 pair s / 16, and -1152 times that.  1024 + 128 + value is 0x6480 + value. */
+/* The 8 values of a row as decode_row gives them, times 1/16: its codes w; the group's scale s
+ * as f16 pair s / 16, and -1152 times that.  1024 + 128 + value is 0x6480 + value. */
 DEVICE void decode_nl4(uint32_t v[4], uint32_t w, uint32_t scale, uint32_t minus)
 {
     const uint32_t low = w & 0x77777777u, up = w << 4;
@@ -86,7 +98,8 @@ template <int GROUPS> DEVICE work work_of(const gpu_linear &l)
 }
 DEVICE tile_of_work tile_at(const work &w, int i)
 {
-    const int first = i / (TOGETHER * w.n_rows) * TOGETHER, in = i - first * w.n_rows, n = min(TOGETHER + 0, w.n_tokens - first);
+    const int first = i / (TOGETHER * w.n_rows) * TOGETHER, in = i - first * w.n_rows,
+              n = min(TOGETHER + 0, w.n_tokens - first);
     return { in / n, first + in % n };
 }
 
@@ -109,7 +122,8 @@ template <int GROUPS> DEVICE void produce(const gpu_linear &l, const tensor_map 
 
 /* A warp's share of a tile: a tile of the file, the first where there is none. */
 struct share { int tile, token; bool there; const uint8_t *data; };
-template <int TYPE, int GROUPS> DEVICE share share_of(const gpu_linear &l, const work &w, int i, raw_step<TYPE> raw[STAGE_STEPS])
+template <int TYPE, int GROUPS> DEVICE share share_of(const gpu_linear &l, const work &w, int i,
+                                                      raw_step<TYPE> raw[STAGE_STEPS])
 {
     const gpu_mat &m = l.w[0];
     const tile_of_work at = tile_at(w, i);
@@ -128,7 +142,8 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
 {
     const gpu_mat &m = l.w[0];
     const work w = work_of<GROUPS>(l);
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, last = m.n_steps - 1, n_stages = (m.n_steps + STAGE_STEPS - 1) / STAGE_STEPS, n_work = w.n_rows * w.n_tokens;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, last = m.n_steps - 1,
+              n_stages = (m.n_steps + STAGE_STEPS - 1) / STAGE_STEPS, n_work = w.n_rows * w.n_tokens;
     const uint32_t base = shared_address(s.data);
     float c[2][64] = {};
     operands a[STAGE_STEPS];
@@ -164,11 +179,13 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
             next = share_of<TYPE, GROUPS>(l, w, i + gridDim.x, raw);
         if (!now.there)
             continue;
-        finish_tokens<TOKENS / 8, 2>(c, finish_begin<TYPE>(l, l.to[0], now.data, now.tile * 32 + 4 * g, m.rows, ACT_UNIT * UNIT<TYPE>), l, now.token, l.n_tokens, t);
+        finish_tokens<TOKENS / 8, 2>(c, finish_begin<TYPE>(l, l.to[0], now.data, now.tile * 32 + 4 * g, m.rows,
+                                                           ACT_UNIT * UNIT<TYPE>), l, now.token, l.n_tokens, t);
     }
 }
 
-/* With 2 warpgroups a third one gives them the registers that it does not need for starting copies. */
+/* With 2 warpgroups a third one gives them the registers that it does not need for starting
+ * copies. */
 template <int GROUPS> constexpr int THREADS = GROUPS == 2 ? 384 : GROUPS * 128 + 32;
 
 template <int TYPE, int GROUPS> __global__ __launch_bounds__(THREADS<GROUPS>, 1) void matmul_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act)
@@ -202,30 +219,43 @@ template <int TYPE, int GROUPS> __global__ __launch_bounds__(THREADS<GROUPS>, 1)
 static int map_act(struct gpu *g, tensor_map *to, const gpu_linear *l, struct err *e)
 {
 #ifdef __CUDACC__
-    static_assert(sizeof *to == sizeof(CUtensorMap) && alignof(tensor_map) >= alignof(CUtensorMap), "a tensor map is 128 bytes");
-    const cuuint64_t size[2] = { (cuuint64_t)l->w[0].n_steps * 32, (cuuint64_t)l->n_tokens }, stride[1] = { (cuuint64_t)l->act_stride * 2 };
+    static_assert(sizeof *to == sizeof(CUtensorMap) && alignof(tensor_map) >= alignof(CUtensorMap),
+                  "a tensor map is 128 bytes");
+    const cuuint64_t size[2] = { (cuuint64_t)l->w[0].n_steps * 32, (cuuint64_t)l->n_tokens },
+                     stride[1] = { (cuuint64_t)l->act_stride * 2 };
     const cuuint32_t box[2] = { STAGE_STEPS * 32, TOKENS }, step[2] = { 1, 1 };
     void *encode = nullptr;
     cudaDriverEntryPointQueryResult found;
-    if (gpu_check(g, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found), "cuTensorMapEncodeTiled", e) < 0)
+    if (gpu_check(g, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault,
+                                                      &found), "cuTensorMapEncodeTiled", e) < 0)
         return -1;
     if (found != cudaDriverEntryPointSuccess)
         return err_set(e, ERR_DEVICE, "the driver has no cuTensorMapEncodeTiled");
-    const CUresult rc = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encode)(reinterpret_cast<CUtensorMap *>(to), CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<uint16_t *>(l->act), size, stride,
-                                                              box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+    const CUresult rc = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encode)(reinterpret_cast<CUtensorMap *>(to),
+                                                                                    CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+                                                                                    const_cast<uint16_t *>(l->act),
+                                                                                    size, stride,
+                                                              box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                                              CU_TENSOR_MAP_SWIZZLE_128B,
+                                                              CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                                                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return rc == CUDA_SUCCESS ? 0 : err_set(e, ERR_DEVICE, "cuTensorMapEncodeTiled: error %d for %d x %d activations, %d apart", (int)rc, l->n_tokens, l->w[0].n_steps * 32, l->act_stride);
+    return rc == CUDA_SUCCESS ? 0 : err_set(e, ERR_DEVICE,
+                                            "cuTensorMapEncodeTiled: error %d for %d x %d activations, %d apart",
+                                            (int)rc, l->n_tokens, l->w[0].n_steps * 32, l->act_stride);
 #else
     (void)g;
-    const char *why = emulated_tensor_map(to, l->act, l->w[0].n_steps * 32, l->n_tokens, (uint64_t)l->act_stride * 2, TOKENS);
+    const char *why = emulated_tensor_map(to, l->act, l->w[0].n_steps * 32, l->n_tokens, (uint64_t)l->act_stride * 2,
+                                          TOKENS);
     return why ? err_set(e, ERR_DEVICE, "a map of %d x %d activations: %s", l->n_tokens, l->w[0].n_steps * 32, why) : 0;
 #endif
 }
 
-template <int TYPE, int GROUPS> static int run(struct gpu *g, const gpu_linear *l, const tensor_map &act, int n_sms, struct err *e)
+template <int TYPE, int GROUPS> static int run(struct gpu *g, const gpu_linear *l, const tensor_map &act, int n_sms,
+                                               struct err *e)
 {
     const int tiles = (l->w[0].n_tiles + 4 * GROUPS - 1) / (4 * GROUPS) * ((l->n_tokens + TOKENS - 1) / TOKENS);
-    return launch(g, "matmul_hopper", matmul_hopper_kernel<TYPE, GROUPS>, dim3((unsigned)(tiles < n_sms ? tiles : n_sms)), THREADS<GROUPS>, SHARED_BYTES, e, *l, act);
+    return launch(g, "matmul_hopper", matmul_hopper_kernel<TYPE, GROUPS>,
+                  dim3((unsigned)(tiles < n_sms ? tiles : n_sms)), THREADS<GROUPS>, SHARED_BYTES, e, *l, act);
 }
 
 template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, struct err *e)
@@ -240,7 +270,8 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
     return run<TYPE, 2>(g, l, act, n_sms, e);
 }
 
-/* Its formats.  From how many tokens on, by the calculation above, not by measurements: with 128 or fewer a tile would be half empty. */
+/* Its formats.  From how many tokens on, by the calculation above, not by measurements: with 128
+ * or fewer a tile would be half empty. */
 #define EACH_TAKEN(f) f(QT_NL4) f(QT_I4) f(QT_I4M) f(QT_I4Z) f(QT_I8) f(QT_I8R) f(QT_F16) f(QT_BF16)
 #define IS(type) case type:
 #define RUN(type) case type: return run_type<type>(g, l, e);

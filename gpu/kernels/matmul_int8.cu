@@ -1,30 +1,42 @@
-/* matmul_int8.cu - y = w x with weights of 8 bits (i8r: a scale a row) and activations of 8 bits (a scale a token): products of integers, exact sums, the scales at the end.
+/* matmul_int8.cu - y = w x with weights of 8 bits (i8r: a scale a row) and activations of 8 bits (a
+ * scale a token): products of integers, exact sums, the scales at the end.
  *
  * shapes   w in kernel order; activations int8 in the order of k (gpu_act_int8)
- * order    a line of a tile has 4 k of 32 rows, a dword a row, and that is what a register of mma.m16n8k32 holds: operands are what is loaded, nothing is shifted or masked.  Which
- *          k and which rows the mma means is free where both sides agree.  For few tokens lane 4g + t takes rows 4g .. 4g+3 of lines 2t and 2t+1, so that its activations are 8
- *          bytes in a row.  For many, lines t and t+4, as ldmatrix gives activations, and rows by twos: the four registers of an operand are two loads of 8 bytes (of loads of 16
- *          they would be halves, which nvcc 13.0 puts together again for every mma: 414 instructions a step)
- * bits     integer sums have no order: a token's bits depend neither on the kernel nor on the tokens beside it.  127 * 128 * cols stays below 2^31 up to MOST_COLS
+ * order    a line of a tile has 4 k of 32 rows, a dword a row, and that is what a register of
+ *          mma.m16n8k32 holds: operands are what is loaded, nothing is shifted or masked.  Which
+ *          k and which rows the mma means is free where both sides agree.  For few tokens lane 4g +
+ *          t takes rows 4g .. 4g+3 of lines 2t and 2t+1, so that its activations are 8 bytes in a
+ *          row.  For many, lines t and t+4, as ldmatrix gives activations, and rows by twos: the
+ *          four registers of an operand are two loads of 8 bytes (of loads of 16 they would be
+ *          halves, which nvcc 13.0 puts together again for every mma: 414 instructions a step)
+ * bits     integer sums have no order: a token's bits depend neither on the kernel nor on the
+ *          tokens beside it.  127 * 128 * cols stays below 2^31 up to MOST_COLS
  * checked  tests/unit/t-gpu-matmul-int8.c
  *
  * matvec_int8, up to 16 tokens
- * tile     a block: 32 rows (of two matrices for gate and up), all k: 16 warps take 128 k in turn; their sums meet in shared memory by atomics
- * moves    the matrix once from HBM, 16 bytes a lane, 8 loads in flight a lane: 64 KB a block, 2 blocks an SM; activations from L2, once a block (n * cols bytes: 3 % of the
+ * tile     a block: 32 rows (of two matrices for gate and up), all k: 16 warps take 128 k in turn;
+ *          their sums meet in shared memory by atomics
+ * moves    the matrix once from HBM, 16 bytes a lane, 8 loads in flight a lane: 64 KB a block, 2
+ *          blocks an SM; activations from L2, once a block (n * cols bytes: 3 % of the
  *          weights with one token, 25 % with 8)
- * limit    HBM bandwidth; 19 instructions per 16 bytes of a lane with up to 8 tokens (nvcc 13.0, sm_90: 154 for four steps of a warp), a seventh of what nl4 takes
+ * limit    HBM bandwidth; 19 instructions per 16 bytes of a lane with up to 8 tokens (nvcc 13.0,
+ *          sm_90: 154 for four steps of a warp), a seventh of what nl4 takes
  *
  * matmul_int8, more
- * tile     a block: 128 rows x 64 or 128 tokens, all k; 4 warps, each 32 rows and all tokens; weights from global memory into registers, one step (64 k) ahead; activations through
+ * tile     a block: 128 rows x 64 or 128 tokens, all k; 4 warps, each 32 rows and all tokens;
+ *          weights from global memory into registers, one step (64 k) ahead; activations through
  *          shared memory (prim/stages.cuh)
  * moves    weights once per 64 or 128 tokens, activations once per 128 rows (both mostly from L2)
- * limit    mma.sync, which does twice the operations of f16.  A step of a warp with 128 tokens is 274 instructions (nvcc 13.0, sm_90), 64 of them mma, which are 512 cycles where a
- *          multiprocessor does 2048 multiply-adds a cycle (sm_80); 16 LDSM.x4, with what comes by cp.async 320 cycles of shared memory for the four warps
+ * limit    mma.sync, which does twice the operations of f16.  A step of a warp with 128 tokens is
+ *          274 instructions (nvcc 13.0, sm_90), 64 of them mma, which are 512 cycles where a
+ *          multiprocessor does 2048 multiply-adds a cycle (sm_80); 16 LDSM.x4, with what comes by
+ *          cp.async 320 cycles of shared memory for the four warps
  *
  * act_int8
  * tile     a token a block of 512 threads; the second read of the row hits L1
  * moves    2 bytes an element in, 1 out
- * limit    the launch itself with few tokens: four a layer, which is what int8 activations cost there.  The norms could do it, but not the kernel of gate and up, whose rows are
+ * limit    the launch itself with few tokens: four a layer, which is what int8 activations cost
+ *          there.  The norms could do it, but not the kernel of gate and up, whose rows are
  *          complete only when all of its blocks are done */
 #include "gpu/prim/stages.cuh"
 #include "gpu/prim/weights.cuh"
@@ -32,7 +44,8 @@
 
 enum { MOST_COLS = 1 << 17, STEP_BYTES = 32 * 32, FEW_WARPS = 16, PAD_ROWS = 33, WARPS = 4, ACT_BLOCK = 512 };
 
-/* Rows 4g .. 4g+3 of a step times 8 tokens: low and high hold 4 k each of those rows.  c[p]: rows 4g + 2p (tokens 2t, 2t+1) and 4g + 2p + 1. */
+/* Rows 4g .. 4g+3 of a step times 8 tokens: low and high hold 4 k each of those rows.  c[p]:
+ * rows 4g + 2p (tokens 2t, 2t+1) and 4g + 2p + 1. */
 DEVICE void multiply_codes(int *c0, int *c1, const uint4 &low, const uint4 &high, uint32_t x0, uint32_t x1)
 {
     mma_s8(c0, low.x, low.y, high.x, high.y, x0, x1);
@@ -44,7 +57,8 @@ DEVICE float row_scale(const uint8_t *tile, int row) { return float_of(load4(til
 /* ---- few tokens ---- */
 
 /* TOKENS8: tokens / 8; N: matrices multiplied side by side (gate and up) */
-template <int TOKENS8, int N> __global__ __launch_bounds__(FEW_WARPS * 32, TOKENS8 * N < 4 ? 2 : 1) void few_kernel(gpu_linear l)
+template <int TOKENS8, int N> __global__ __launch_bounds__(FEW_WARPS * 32,
+                                                           TOKENS8 * N < 4 ? 2 : 1) void few_kernel(gpu_linear l)
 {
     constexpr int STEPS = 4 / N, N_SUMS = N * 8 * TOKENS8 * PAD_ROWS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -85,7 +99,8 @@ template <int TOKENS8, int N> __global__ __launch_bounds__(FEW_WARPS * 32, TOKEN
 #pragma unroll
             for (int b = 0; b < TOKENS8; b++) {
                 const int token = 8 * b + g;
-                x[s][b] = token < l.n_tokens ? load8(l.code + token * stride + (first + s) * 32 + 8 * t) : make_uint2(0, 0);
+                x[s][b] = token < l.n_tokens ? load8(l.code + token * stride + (first + s) * 32 + 8 * t)
+                                             : make_uint2(0, 0);
 #pragma unroll
                 for (int i = 0; i < N; i++)
                     multiply_codes(c[i][b][0], c[i][b][1], raw[i][s].code[0], raw[i][s].code[1], x[s][b].x, x[s][b].y);
@@ -99,10 +114,12 @@ template <int TOKENS8, int N> __global__ __launch_bounds__(FEW_WARPS * 32, TOKEN
         for (int b = 0; b < TOKENS8; b++)
 #pragma unroll
             for (int j = 0; j < 8; j++)         /* token 2t + (j & 1), row 4g + j / 2 */
-                atomicAdd(sums + (i * 8 * TOKENS8 + 8 * b + 2 * t + (j & 1)) * PAD_ROWS + 4 * g + j / 2, (unsigned)c[i][b][j / 4][j % 4]);
+                atomicAdd(sums + (i * 8 * TOKENS8 + 8 * b + 2 * t + (j & 1)) * PAD_ROWS + 4 * g + j / 2,
+                          (unsigned)c[i][b][j / 4][j % 4]);
     __syncthreads();
     finish_few<N>(l, which, tile, FEW_WARPS * 32, [&](int i, int token, int in_tile) {
-        return (float)(int)sums[(i * 8 * TOKENS8 + token) * PAD_ROWS + in_tile] * l.code_scale[token] * row_scale(data[i], in_tile);
+        return (float)(int)sums[(i * 8 * TOKENS8 + token) * PAD_ROWS + in_tile] * l.code_scale[token] *
+               row_scale(data[i], in_tile);
     });
 }
 
@@ -111,12 +128,14 @@ template <int TOKENS8, int N> static int run_few(struct gpu *g, const gpu_linear
     int tiles = 0;
     for (int i = 0; i < (N == 2 ? 1 : l->n_mats); i++)
         tiles += l->w[i].n_tiles;
-    return launch(g, "matvec_int8", few_kernel<TOKENS8, N>, dim3((unsigned)tiles), FEW_WARPS * 32, sizeof(int) * N * 8 * TOKENS8 * PAD_ROWS, e, *l);
+    return launch(g, "matvec_int8", few_kernel<TOKENS8, N>, dim3((unsigned)tiles), FEW_WARPS * 32,
+                  sizeof(int) * N * 8 * TOKENS8 * PAD_ROWS, e, *l);
 }
 
 /* ---- many tokens ---- */
 
-/* 64 k of a lane: rows 2g and 2g+1, then 16+2g and 17+2g, of lines t and t + 4 of two steps of 32.  Where there is no second step the first is read again: its activations are 0. */
+/* 64 k of a lane: rows 2g and 2g+1, then 16+2g and 17+2g, of lines t and t + 4 of two steps of
+ * 32.  Where there is no second step the first is read again: its activations are 0. */
 struct codes64 { uint2 low[2][2], high[2][2]; };       /* [step][rows] */
 DEVICE void load_codes(codes64 &w, const uint8_t *tile, int pair, int n_steps, int g, int t)
 {
@@ -124,7 +143,8 @@ DEVICE void load_codes(codes64 &w, const uint8_t *tile, int pair, int n_steps, i
     for (int s = 0; s < 2; s++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const uint8_t *p = tile + 128 + (size_t)min(2 * pair + s, n_steps - 1) * STEP_BYTES + t * 128 + r * 64 + g * 8;
+            const uint8_t *p = tile + 128 + (size_t)min(2 * pair + s, n_steps - 1) * STEP_BYTES + t * 128 + r * 64 +
+                               g * 8;
             w.low[s][r] = load_stream8(p);
             w.high[s][r] = load_stream8(p + 512);
         }
@@ -136,11 +156,13 @@ template <int TOKENS> __global__ __launch_bounds__(WARPS * 32) void many_kernel(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(uint8_t, shared);
     const gpu_mat &m = l.w[0];
-    const int tile = blockIdx.x * WARPS + warp, first_token = blockIdx.y * TOKENS, n_tokens = min(TOKENS, l.n_tokens - first_token);
+    const int tile = blockIdx.x * WARPS + warp, first_token = blockIdx.y * TOKENS,
+              n_tokens = min(TOKENS, l.n_tokens - first_token);
     const int has_rows = tile < m.n_tiles, n_steps = (m.cols + 31) / 32, n_pairs = (n_steps + 1) / 2;
     const uint8_t *data = m.data + (size_t)(has_rows ? tile : 0) * m.tile_bytes;
     const int stride = GPU_CODE_STRIDE(m.cols);
-    const token_stages<TOKENS, WARPS * 32> stages = { shared, reinterpret_cast<const uint8_t *>(l.code) + (size_t)first_token * stride, stride, n_tokens, n_pairs };
+    const token_stages<TOKENS, WARPS * 32> stages = { shared, reinterpret_cast<const uint8_t *>(l.code) +
+                                                      (size_t)first_token * stride, stride, n_tokens, n_pairs };
 
     for (int i = 0; i < STAGES - 1; i++)
         stages.fetch(i);
@@ -167,14 +189,16 @@ template <int TOKENS> __global__ __launch_bounds__(WARPS * 32) void many_kernel(
                 for (int k = 0; k < 2; k++)
 #pragma unroll
                     for (int r = 0; r < 2; r++)
-                        mma_s8(c[r] + 4 * i, w.low[k][r].x, w.low[k][r].y, w.high[k][r].x, w.high[k][r].y, x[2 * k], x[2 * k + 1]);
+                        mma_s8(c[r] + 4 * i, w.low[k][r].x, w.low[k][r].y, w.high[k][r].x, w.high[k][r].y, x[2 * k],
+                               x[2 * k + 1]);
             }
         }
     }
     copy_wait<0>();
     if (!has_rows)
         return;
-    /* Four rows in a row for each lane: of two neighbours one takes the rows below 16, the other those from 16 on. */
+    /* Four rows in a row for each lane: of two neighbours one takes the rows below 16, the other
+     * those from 16 on. */
     float y[2][4 * N8];
     const int odd = g & 1;
 #pragma unroll
@@ -184,13 +208,15 @@ template <int TOKENS> __global__ __launch_bounds__(WARPS * 32) void many_kernel(
         y[0][i] = (float)(odd ? theirs : c[0][i]) * scale;
         y[1][i] = (float)(odd ? c[1][i] : theirs) * scale;
     }
-    finish_tokens<N8, 4>(y, finish_begin<QT_I8R>(l, l.to[0], data, tile * 32 + 2 * (g - odd) + 16 * odd, m.rows, 1), l, first_token, first_token + n_tokens, t);
+    finish_tokens<N8, 4>(y, finish_begin<QT_I8R>(l, l.to[0], data, tile * 32 + 2 * (g - odd) + 16 * odd, m.rows, 1), l,
+                         first_token, first_token + n_tokens, t);
 }
 
 template <int TOKENS> static int run_many(struct gpu *g, const gpu_linear *l, struct err *e)
 {
     const dim3 grid((unsigned)(l->w[0].n_tiles + WARPS - 1) / WARPS, (unsigned)(l->n_tokens + TOKENS - 1) / TOKENS);
-    return launch(g, "matmul_int8", many_kernel<TOKENS>, grid, WARPS * 32, (size_t)STAGES * token_stages<TOKENS, WARPS * 32>::BYTES, e, *l);
+    return launch(g, "matmul_int8", many_kernel<TOKENS>, grid, WARPS * 32, (size_t)STAGES * token_stages<TOKENS,
+                  WARPS * 32>::BYTES, e, *l);
 }
 
 extern "C" int gpu_matmul_int8_takes(const struct gpu_mat *w) { return w->type == QT_I8R && w->cols <= MOST_COLS; }
@@ -200,7 +226,8 @@ extern "C" int gpu_matmul_int8(struct gpu *g, const struct gpu_linear *l, struct
     const int pair = l->finish == GPU_MLP && l->n_mats == 2;
     for (int i = 0; i < l->n_mats; i++)
         if (!gpu_matmul_int8_takes(&l->w[i]))
-            return err_set(e, ERR_UNSUPPORTED, "matmul_int8: number format %d with %d columns", l->w[i].type, l->w[i].cols);
+            return err_set(e, ERR_UNSUPPORTED, "matmul_int8: number format %d with %d columns", l->w[i].type,
+                           l->w[i].cols);
     if (l->n_tokens > 128)
         return run_many<128>(g, l, e);
     if (l->n_tokens > GPU_MATVEC_TOKENS)
@@ -212,7 +239,8 @@ extern "C" int gpu_matmul_int8(struct gpu *g, const struct gpu_linear *l, struct
 
 /* ---- activations ---- */
 
-__global__ __launch_bounds__(ACT_BLOCK) void act_int8_kernel(const uint16_t *act, int act_stride, int order, int cols, int8_t *code, float *scale)
+__global__ __launch_bounds__(ACT_BLOCK) void act_int8_kernel(const uint16_t *act, int act_stride, int order, int cols,
+                                                             int8_t *code, float *scale)
 {
     SHARED(float, room);                /* [ACT_BLOCK / 32] */
     const uint16_t *x = act + (size_t)blockIdx.x * act_stride;
@@ -248,7 +276,9 @@ __global__ __launch_bounds__(ACT_BLOCK) void act_int8_kernel(const uint16_t *act
     }
 }
 
-extern "C" int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols, int8_t *code, float *scale, struct err *e)
+extern "C" int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n,
+                            int cols, int8_t *code, float *scale, struct err *e)
 {
-    return launch(g, "act_int8", act_int8_kernel, dim3((unsigned)n), ACT_BLOCK, sizeof(float) * ACT_BLOCK / 32, e, act, act_stride, (int)order, cols, code, scale);
+    return launch(g, "act_int8", act_int8_kernel, dim3((unsigned)n), ACT_BLOCK, sizeof(float) * ACT_BLOCK / 32, e, act,
+                  act_stride, (int)order, cols, code, scale);
 }

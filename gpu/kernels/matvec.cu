@@ -1,12 +1,16 @@
 /* matvec.cu - y = w x for 1 to 16 tokens, on the tensor cores from the first token on.
  *
  * shapes   w in kernel order, any type but f32; activations [n][act_stride] f16
- * tile     a block: 32 rows (of two matrices for gate and up), all k: 16 warps take chunks of k in turn, 128 k for 4-bit codes; the 16 partial sums meet in shared
- *          memory in the order of the warps, so a token's result depends on nothing but its own activations; they lie where the codebook was, so that no launch
- *          needs more than the 99 KB of sm_86 and sm_89
- * moves    the matrix once from HBM, 16 bytes a lane, up to 8 loads in flight a lane: 64 KB a block, 2 blocks an SM; activations from L2, once a block
+ * tile     a block: 32 rows (of two matrices for gate and up), all k: 16 warps take chunks of k in
+ *          turn, 128 k for 4-bit codes; the 16 partial sums meet in shared
+ *          memory in the order of the warps, so a token's result depends on nothing but its own
+ *          activations; they lie where the codebook was, so that no launch needs more than the 99
+ *          KB of sm_86 and sm_89
+ * moves    the matrix once from HBM, 16 bytes a lane, up to 8 loads in flight a lane: 64 KB a
+ *          block, 2 blocks an SM; activations from L2, once a block
  *          (n * cols * 2 bytes: 11 % of 4-bit weights with one token, 90 % with 8)
- * limit    HBM bandwidth; 132 instructions per 16 bytes of nl4 and lane with up to 8 tokens (nvcc 13.0, sm_90: 528 for four steps of a warp), where 131-148 issue slots fit
+ * limit    HBM bandwidth; 132 instructions per 16 bytes of nl4 and lane with up to 8 tokens (nvcc
+ *          13.0, sm_90: 528 for four steps of a warp), where 131-148 issue slots fit
  *          into the time of the bytes on an H200: at the edge
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/prim/weights.cuh"
@@ -57,7 +61,8 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
 #pragma unroll
             for (int b = 0; b < TOKENS8; b++) {
                 const int token = 8 * b + g;
-                x[s][b] = token < l.n_tokens ? load16(l.act + (size_t)token * l.act_stride + (first + s) * 32 + 8 * t) : make_uint4(0, 0, 0, 0);
+                x[s][b] = token < l.n_tokens ? load16(l.act + (size_t)token * l.act_stride + (first + s) * 32 + 8 * t)
+                                             : make_uint4(0, 0, 0, 0);
             }
 #pragma unroll
             for (int i = 0; i < N; i++)
@@ -82,7 +87,8 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 float *to = sums + ((warp * N + i) * 8 * TOKENS8 + 8 * b + 2 * t + k) * PAD_ROWS + 4 * g;
-                *reinterpret_cast<float4 *>(to) = make_float4(c[i][b][0][k], c[i][b][0][2 + k], c[i][b][1][k], c[i][b][1][2 + k]);
+                *reinterpret_cast<float4 *>(to) = make_float4(c[i][b][0][k], c[i][b][0][2 + k], c[i][b][1][k],
+                                                              c[i][b][1][2 + k]);
             }
     __syncthreads();
     finish_few<N>(l, which, tile, WARPS * 32, [&](int i, int token, int in_tile) {
@@ -95,7 +101,8 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
 
 template <int TYPE, int TOKENS8, int N> static int run(struct gpu *g, const gpu_linear *l, struct err *e)
 {
-    const size_t sums = sizeof(float) * WARPS * N * 8 * TOKENS8 * PAD_ROWS, table = format<TYPE>::table ? TABLE_BYTES : 0, shared = sums > table ? sums : table;
+    const size_t sums = sizeof(float) * WARPS * N * 8 * TOKENS8 * PAD_ROWS,
+                 table = format<TYPE>::table ? TABLE_BYTES : 0, shared = sums > table ? sums : table;
     int tiles = 0;
     for (int i = 0; i < (N == 2 ? 1 : l->n_mats); i++)
         tiles += l->w[i].n_tiles;

@@ -1,7 +1,9 @@
-/* prepare.cu - what happens to q, k and v between their projection and attention: norms of heads, rotation, the KV cache.
+/* prepare.cu - what happens to q, k and v between their projection and attention: norms of heads,
+ * rotation, the KV cache.
  *
  * tile     one head of one token a warp: q heads, then key heads, then value heads
- * moves    q read and written, k and v read, once; the cache's element once (keys lie with 16 tokens side by side: a key's elements are 32 bytes apart)
+ * moves    q read and written, k and v read, once; the cache's element once (keys lie with 16
+ *          tokens side by side: a key's elements are 32 bytes apart)
  * limit    launch-bound with one token
  * checked  tests/unit/t-gpu-attention.c */
 #include "gpu/kernels/kernels.h"
@@ -11,8 +13,10 @@
 
 enum { WARPS = 4, MAX_DIM = 256 };
 
-/* cos and sin in double, as the CPU computes them: an f32 sine of a large angle would differ in its last bits. */
-__global__ __launch_bounds__(128) void rope_table_kernel(float *cosine, float *sine, const int32_t *pos, const int32_t *is_long, int half, const float *freq,
+/* cos and sin in double, as the CPU computes them: an f32 sine of a large angle would differ in
+ * its last bits. */
+__global__ __launch_bounds__(128) void rope_table_kernel(float *cosine, float *sine, const int32_t *pos,
+                                                         const int32_t *is_long, int half, const float *freq,
                                                          const float *freq_long, float scale, float scale_long)
 {
     const int t = blockIdx.x;
@@ -24,10 +28,12 @@ __global__ __launch_bounds__(128) void rope_table_kernel(float *cosine, float *s
     }
 }
 
-extern "C" int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const int32_t *pos, const int32_t *is_long, int n, int dim, const float *freq,
-                              const float *freq_long, float scale, float scale_long, struct err *e)
+extern "C" int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const int32_t *pos, const int32_t *is_long,
+                              int n, int dim, const float *freq, const float *freq_long, float scale, float scale_long,
+                              struct err *e)
 {
-    return launch(g, "rope_table", rope_table_kernel, dim3((unsigned)n), 128, 0, e, cosine, sine, pos, is_long, dim / 2, freq, freq_long, scale, scale_long);
+    return launch(g, "rope_table", rope_table_kernel, dim3((unsigned)n), 128, 0, e, cosine, sine, pos, is_long, dim / 2,
+                  freq, freq_long, scale, scale_long);
 }
 
 /* One head's row in shared memory, by one warp. */
@@ -58,7 +64,8 @@ DEVICE void rotate(float *x, const float *cosine, const float *sine, int dim, in
     }
 }
 
-/* A token's key or value into its slot of a block, by one warp; scales as libcommon/quant/kvtype.h says, and what is not a number stays so. */
+/* A token's key or value into its slot of a block, by one warp; scales as
+ * libcommon/quant/kvtype.h says, and what is not a number stays so. */
 DEVICE void store_head(uint8_t *block, int type, int is_k, int slot, const float *x, int n, int lane)
 {
     float scale = 1, factor = 1;
@@ -102,7 +109,8 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare 
     float *x = rows + warp * n;
     const int is_q = head < o.n_heads, is_k = !is_q && head < o.n_heads + o.n_kv_heads;
     const int h = is_q ? head : is_k ? head - o.n_heads : head - o.n_heads - o.n_kv_heads;
-    const float *from = is_q ? o.q + ((size_t)t * o.n_heads + h) * n : (is_k ? o.k : o.v) + ((size_t)t * o.n_kv_heads + h) * n;
+    const float *from = is_q ? o.q + ((size_t)t * o.n_heads + h) * n
+                             : (is_k ? o.k : o.v) + ((size_t)t * o.n_kv_heads + h) * n;
     for (int d = lane; d < n; d += 32)
         x[d] = from[d];
     __syncwarp();
@@ -135,12 +143,14 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare 
     const int pos = o.step.pos[t];
     if (pos < 0)
         return;
-    uint8_t *block = o.kv.base + (size_t)o.step.tables[o.step.table_of[t] + pos / KV_BLOCK] * o.kv.stride + o.kv.layer_offset + h * o.kv.head_stride + (is_k ? 0 : o.kv.part);
+    uint8_t *block = o.kv.base + (size_t)o.step.tables[o.step.table_of[t] + pos / KV_BLOCK] * o.kv.stride +
+                     o.kv.layer_offset + h * o.kv.head_stride + (is_k ? 0 : o.kv.part);
     store_head(block, o.kv.type, is_k, pos % KV_BLOCK, x, n, lane);
 }
 
 extern "C" int gpu_prepare(struct gpu *g, const struct gpu_prepare *o, struct err *e)
 {
     const unsigned heads = (unsigned)(o->n_heads + 2 * o->n_kv_heads);
-    return launch(g, "prepare", prepare_kernel, dim3((heads + WARPS - 1) / WARPS, (unsigned)o->step.n), WARPS * 32, sizeof(float) * WARPS * (size_t)o->head_dim, e, *o);
+    return launch(g, "prepare", prepare_kernel, dim3((heads + WARPS - 1) / WARPS, (unsigned)o->step.n), WARPS * 32,
+                  sizeof(float) * WARPS * (size_t)o->head_dim, e, *o);
 }

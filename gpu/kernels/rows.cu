@@ -1,6 +1,7 @@
 /* rows.cu - what is done to rows: norms, activation functions, the rounding of activations to f16.
  *
- * tile     one row a block of 256 threads; row lengths are a few thousand, so the second read of a row hits L1
+ * tile     one row a block of 256 threads; row lengths are a few thousand, so the second read of a
+ *          row hits L1
  * moves    each operand once
  * limit    HBM for many tokens; with one token the launch itself (about 2 us in a graph)
  * checked  tests/unit/t-gpu-rows.c against kernels_ref */
@@ -71,7 +72,8 @@ extern "C" int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e)
     return launch(g, "norm", norm_kernel, dim3((unsigned)o->n), BLOCK, 32 * sizeof(float), e, *o);
 }
 
-__global__ __launch_bounds__(BLOCK) void act_mul_kernel(const float *gate, const float *up, int cols, int function, float *out, uint16_t *act, int act_stride,
+__global__ __launch_bounds__(BLOCK) void act_mul_kernel(const float *gate, const float *up, int cols, int function,
+                                                        float *out, uint16_t *act, int act_stride,
                                                               int order)
 {
     const size_t row = blockIdx.y, at = row * cols;
@@ -94,13 +96,16 @@ __global__ __launch_bounds__(BLOCK) void act_mul_kernel(const float *gate, const
 
 static dim3 rows_grid(int n, int cols) { return dim3((unsigned)(cols + BLOCK - 1) / BLOCK, (unsigned)n); }
 
-extern "C" int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int cols, int function, float *out, uint16_t *act, int act_stride,
-                           enum gpu_act_order order, struct err *e)
+extern "C" int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int cols, int function, float *out,
+                           uint16_t *act, int act_stride, enum gpu_act_order order, struct err *e)
 {
-    return launch(g, "act_mul", act_mul_kernel, rows_grid(n, cols), BLOCK, 0, e, gate, up, cols, function, out, act, act_stride, order);
+    return launch(g, "act_mul", act_mul_kernel, rows_grid(n, cols), BLOCK, 0, e, gate, up, cols, function, out, act,
+                  act_stride, order);
 }
 
-extern "C" int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, int act_stride, enum gpu_act_order order, struct err *e)
+extern "C" int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, int act_stride,
+                            enum gpu_act_order order, struct err *e)
 {
-    return launch(g, "act_pack", act_mul_kernel, rows_grid(n, cols), BLOCK, 0, e, x, (const float *)nullptr, cols, -1, (float *)nullptr, act, act_stride, order);
+    return launch(g, "act_pack", act_mul_kernel, rows_grid(n, cols), BLOCK, 0, e, x, (const float *)nullptr, cols, -1,
+                  (float *)nullptr, act, act_stride, order);
 }

@@ -1,13 +1,18 @@
-/* sample.cu - from logits to tokens: libcommon/engine/sampler.h without what needs a history or a mask.
+/* sample.cu - from logits to tokens: libcommon/engine/sampler.h without what needs a history or a
+ * mask.
  *
  * tile     a row a block: 1024 threads (128 where the vocabulary is small)
- * moves    the row from L2, where the head has just put it: once for its largest; once more to draw; up to three times for each of top_k and top_p
- * limit    one SM's share of L2: 32 KB in flight at about 600 ns, so 4 * vocab bytes take 11 us at a vocabulary of 152 thousand (calculated); a copy of
+ * moves    the row from L2, where the head has just put it: once for its largest; once more to
+ *          draw; up to three times for each of top_k and top_p
+ * limit    one SM's share of L2: 32 KB in flight at about 600 ns, so 4 * vocab bytes take 11 us at
+ *          a vocabulary of 152 thousand (calculated); a copy of
  *          the row to the host takes as long at 55 GB/s, and the processor's sampler comes after it
  * checked  tests/unit/t-gpu-sample.c: kept sets and frequencies against libcommon/engine/sampler.c
  *
- * Integers, so that no order of threads changes a result: a token's key is how far its tempered logit lies below the largest in units of 2^-26, equal keys count as
- * equal logits; its mass is 2^40 * exp(-key), rounded.  Below exp(-28.4) that is 0, less than what f32 sums of a vocabulary lose. */
+ * Integers, so that no order of threads changes a result: a token's key is how far its tempered
+ * logit lies below the largest in units of 2^-26, equal keys count as equal logits; its mass is
+ * 2^40 * exp(-key), rounded.  Below exp(-28.4) that is 0, less than what f32 sums of a
+ * vocabulary lose. */
 #include <float.h>
 
 #include "gpu/kernels/kernels.h"
@@ -15,7 +20,8 @@
 #include "gpu/rt/launch.cuh"
 #include "libcommon/base/philox.h"
 
-enum { THREADS = 1024, FEW_THREADS = 128, FEW = 8192, MAX_WARPS = THREADS / 32, BINS = 2048, LANE_BINS = BINS / 32, LEVELS = 3 };
+enum { THREADS = 1024, FEW_THREADS = 128, FEW = 8192, MAX_WARPS = THREADS / 32, BINS = 2048, LANE_BINS = BINS / 32,
+       LEVELS = 3 };
 #define NO_KEY 0xffffffffu
 #define UNIT 67108864.0f                /* 2^26 keys are 1 */
 
@@ -46,13 +52,15 @@ DEVICE unsigned long long mass_of(uint32_t key)
 DEVICE unsigned long long warp_sum64(unsigned long long x)
 {
     for (int i = 16; i; i /= 2) {
-        const uint32_t low = __shfl_xor_sync(FULL_WARP, (uint32_t)x, i), high = __shfl_xor_sync(FULL_WARP, (uint32_t)(x >> 32), i);
+        const uint32_t low = __shfl_xor_sync(FULL_WARP, (uint32_t)x, i),
+                       high = __shfl_xor_sync(FULL_WARP, (uint32_t)(x >> 32), i);
         x += (unsigned long long)high << 32 | low;
     }
     return x;
 }
 
-/* The lowest index of the largest logit, and that; -1 if one is NaN or +inf, or none is above -inf.  All threads get it. */
+/* The lowest index of the largest logit, and that; -1 if one is NaN or +inf, or none is above
+ * -inf.  All threads get it. */
 DEVICE int find_largest(sample_room *room, const float *x, int n, float *largest)
 {
     const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
@@ -89,8 +97,8 @@ DEVICE int find_largest(sample_room *room, const float *x, int n, float *largest
     return bad ? -1 : at;
 }
 
-/* The bin in which the sum of amounts reaches what is wanted, by one warp: room->bin, and the sum before it.  At the first level `fraction` of all is wanted, if it is
- * above 0. */
+/* The bin in which the sum of amounts reaches what is wanted, by one warp: room->bin, and the
+ * sum before it.  At the first level `fraction` of all is wanted, if it is above 0. */
 DEVICE void find_bin(sample_room *room, unsigned long long wanted, double fraction)
 {
     const int lane = threadIdx.x, first = lane * LANE_BINS;
@@ -116,9 +124,11 @@ DEVICE void find_bin(sample_room *room, unsigned long long wanted, double fracti
     }
 }
 
-/* The cut that leaves the fewest tokens with the wanted amount, of those that `within` keeps: their number, or with fraction > 0 that share of their mass.
- * Digit by digit of the keys; it ends early where a bin has one token, which comes in whole. */
-DEVICE sample_cut select(sample_room *room, const sample_row &r, const sample_cut &within, unsigned long long wanted, double fraction)
+/* The cut that leaves the fewest tokens with the wanted amount, of those that `within` keeps:
+ * their number, or with fraction > 0 that share of their mass.  Digit by digit of the keys; it
+ * ends early where a bin has one token, which comes in whole. */
+DEVICE sample_cut select(sample_room *room, const sample_row &r, const sample_cut &within, unsigned long long wanted,
+                         double fraction)
 {
     uint32_t prefix = 0, bin = 0;
     unsigned long long before = 0;
@@ -162,15 +172,16 @@ DEVICE sample_cut select(sample_room *room, const sample_row &r, const sample_cu
     return cut;
 }
 
-/* The token at which the sum of masses, in order of ids, passes random / 2^64 of the whole: each warp adds up a piece of the row, the piece that it falls into is
- * divided again. */
+/* The token at which the sum of masses, in order of ids, passes random / 2^64 of the whole: each
+ * warp adds up a piece of the row, the piece that it falls into is divided again. */
 DEVICE int draw(sample_room *room, const sample_row &r, const sample_cut &cut, uint64_t random)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
     const unsigned long long tie_mass = cut.key != NO_KEY && weight_of(cut.key) >= r.min_p ? mass_of(cut.key) : 0;
     unsigned long long ties = cut.ties, target = 0;
     for (int begin = 0, end = r.n, first = 1;; first = 0) {
-        const int piece = (end - begin + n_warps - 1) / n_warps, from = begin + warp * piece, to = min(from + piece, end);
+        const int piece = (end - begin + n_warps - 1) / n_warps, from = begin + warp * piece,
+                  to = min(from + piece, end);
         unsigned long long mass = 0;
         unsigned equal = 0;
 #pragma unroll 4
@@ -197,7 +208,8 @@ DEVICE int draw(sample_room *room, const sample_row &r, const sample_cut &cut, u
         }
         int i = 0;
         for (;; i++) {
-            const unsigned long long kept = room->warp_ties[i] < ties ? room->warp_ties[i] : ties, all = room->warp_mass[i] + kept * tie_mass;
+            const unsigned long long kept = room->warp_ties[i] < ties ? room->warp_ties[i] : ties,
+                all = room->warp_mass[i] + kept * tie_mass;
             if (target < all || i == n_warps - 1)
                 break;
             target -= all;
@@ -211,7 +223,8 @@ DEVICE int draw(sample_room *room, const sample_row &r, const sample_cut &cut, u
     }
 }
 
-__global__ __launch_bounds__(THREADS) void sample_kernel(const float *logits, const gpu_draw *draws, int vocab, int32_t *id)
+__global__ __launch_bounds__(THREADS) void sample_kernel(const float *logits, const gpu_draw *draws, int vocab,
+                                                         int32_t *id)
 {
     SHARED(sample_room, room);
     const gpu_draw d = draws[blockIdx.x];
@@ -225,14 +238,17 @@ __global__ __launch_bounds__(THREADS) void sample_kernel(const float *logits, co
                 cut = select(room, r, cut, d.top_k, 0);
             if (d.top_p < 1)
                 cut = select(room, r, cut, 0, d.top_p);
-            token = draw(room, r, cut, philox_u64((uint64_t)d.seed[1] << 32 | d.seed[0], (uint64_t)d.n[1] << 32 | d.n[0]));
+            token = draw(room, r, cut, philox_u64((uint64_t)d.seed[1] << 32 | d.seed[0],
+                                                  (uint64_t)d.n[1] << 32 | d.n[0]));
         }
     }
     if (threadIdx.x == 0)
         id[blockIdx.x] = token;
 }
 
-extern "C" int gpu_sample(struct gpu *g, const float *logits, const struct gpu_draw *draws, int n, int vocab, int32_t *id, struct err *e)
+extern "C" int gpu_sample(struct gpu *g, const float *logits, const struct gpu_draw *draws, int n, int vocab,
+                          int32_t *id, struct err *e)
 {
-    return launch(g, "sample", sample_kernel, dim3((unsigned)n), vocab < FEW ? FEW_THREADS : THREADS, sizeof(sample_room), e, logits, draws, vocab, id);
+    return launch(g, "sample", sample_kernel, dim3((unsigned)n), vocab < FEW ? FEW_THREADS : THREADS,
+                  sizeof(sample_room), e, logits, draws, vocab, id);
 }

@@ -1,16 +1,20 @@
-/* hopper.cuh - what compute capability 9.0 has beyond prim.cuh, with its emulated form (gpu/rt/emulated_hopper.cc): barriers in shared memory that count
- * arrivals and bytes, copies of tiles by the copy engine, products of a warpgroup.  Only files that are compiled for sm_90a alone include it.
- * PTX ISA 8.x and 9.x, sections "mbarrier", "cp.async.bulk.tensor", "Asynchronous Warpgroup Level Matrix Instructions". */
+/* hopper.cuh - what compute capability 9.0 has beyond prim.cuh, with its emulated form
+ * (gpu/rt/emulated_hopper.cc): barriers in shared memory that count arrivals and bytes, copies
+ * of tiles by the copy engine, products of a warpgroup.  Only files that are compiled for sm_90a
+ * alone include it.  PTX ISA 8.x and 9.x, sections "mbarrier", "cp.async.bulk.tensor",
+ * "Asynchronous Warpgroup Level Matrix Instructions". */
 #ifndef ZSE_GPU_PRIM_HOPPER_CUH
 #define ZSE_GPU_PRIM_HOPPER_CUH
 
 #include "gpu/prim/prim.cuh"
 
-/* A matrix in device memory as the copy engine takes it: made on the host, passed to a kernel by value as a __grid_constant__.  On a GPU the bytes of a CUtensorMap. */
+/* A matrix in device memory as the copy engine takes it: made on the host, passed to a kernel by
+ * value as a __grid_constant__.  On a GPU the bytes of a CUtensorMap. */
 struct alignas(128) tensor_map { uint64_t word[16]; };
 
 #ifndef __CUDACC__
-/* A matrix [rows][cols] of f16 with rows `stride` bytes apart, copied in tiles of box_rows x 64, swizzled by 128 bytes.  NULL, or what the driver would refuse. */
+/* A matrix [rows][cols] of f16 with rows `stride` bytes apart, copied in tiles of box_rows x 64,
+ * swizzled by 128 bytes.  NULL, or what the driver would refuse. */
 const char *emulated_tensor_map(tensor_map *to, const void *base, int cols, int rows, uint64_t stride, int box_rows);
 uint32_t emulated_shared_address(const void *p);
 void emulated_barrier_init(uint64_t *b, int count);
@@ -25,9 +29,13 @@ void emulated_wgmma_wait(int n);
 #endif
 
 /* Where p lies in the shared memory of the block. */
-DEVICE uint32_t shared_address(const void *p) { return EITHER((uint32_t)__cvta_generic_to_shared(p), emulated_shared_address(p)); }
+DEVICE uint32_t shared_address(const void *p)
+{
+    return EITHER((uint32_t)__cvta_generic_to_shared(p), emulated_shared_address(p));
+}
 
-/* ---- barriers: a phase ends when `count` arrivals and all bytes that were announced have come; then the next begins ---- */
+/* ---- barriers: a phase ends when `count` arrivals and all bytes that were announced have come;
+ * then the next begins ---- */
 
 /* By one thread; barrier_fence and a barrier of the block must follow before anybody uses it. */
 DEVICE void barrier_init(uint64_t *b, int count)
@@ -53,10 +61,12 @@ DEVICE void barrier_arrive(uint64_t *b)
 /* Arrives and announces bytes. */
 DEVICE void barrier_expect(uint64_t *b, int bytes)
 {
-    EITHER(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory"),
+    EITHER(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)),
+                        "r"(bytes) : "memory"),
            emulated_barrier_arrive(b, bytes));
 }
-/* Until the phase of this parity (0: the first, third ...) has ended: at once if the one under way has the other. */
+/* Until the phase of this parity (0: the first, third ...) has ended: at once if the one under
+ * way has the other. */
 DEVICE void barrier_wait(uint64_t *b, int parity)
 {
     EITHER(asm volatile("{\n"
@@ -70,8 +80,10 @@ DEVICE void barrier_wait(uint64_t *b, int parity)
 
 /* ---- the copy engine ---- */
 
-/* The tile whose first element is (row y, column x) of the map's matrix, to shared memory at a multiple of 1024 bytes: rows of 128 bytes, one after the other, the
- * 16-byte pieces of row r in the order of piece ^ r % 8.  What lies outside the matrix is 0.  The bytes count for the barrier. */
+/* The tile whose first element is (row y, column x) of the map's matrix, to shared memory at a
+ * multiple of 1024 bytes: rows of 128 bytes, one after the other, the 16-byte pieces of row r in
+ * the order of piece ^ r % 8.  What lies outside the matrix is 0.  The bytes count for the
+ * barrier. */
 DEVICE void tensor_load(void *to, const tensor_map &map, int x, int y, uint64_t *b)
 {
     EITHER(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
@@ -80,23 +92,34 @@ DEVICE void tensor_load(void *to, const tensor_map &map, int x, int y, uint64_t 
 }
 
 /* ---- registers of a warpgroup, from here on ---- */
-template <int N> DEVICE void more_registers() { EITHER(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)), (void)0); }
-template <int N> DEVICE void less_registers() { EITHER(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)), (void)0); }
+template <int N> DEVICE void more_registers() { EITHER(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)),
+                                                       (void)0); }
+template <int N> DEVICE void less_registers() { EITHER(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)),
+                                                       (void)0); }
 
 /* ---- products of a warpgroup: 4 warps, the first a multiple of 4 ---- */
 
-/* How wgmma finds a matrix B as tensor_load puts it, k within the rows: eights of rows 1024 bytes apart, swizzled by 128 bytes; the leading offset is not used.
- * k is advanced by 16 by adding 2. */
-DEVICE uint64_t wgmma_tile(uint32_t address) { return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 16 | (address & 0x3ffff) >> 4; }
+/* How wgmma finds a matrix B as tensor_load puts it, k within the rows: eights of rows 1024
+ * bytes apart, swizzled by 128 bytes; the leading offset is not used.  k is advanced by 16 by
+ * adding 2. */
+DEVICE uint64_t wgmma_tile(uint32_t address)
+{
+    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 16 | (address & 0x3ffff) >> 4;
+}
 
 /* Before the first product, and where registers of a or c were touched since the last. */
 DEVICE void wgmma_fence() { EITHER(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), emulated_wgmma_fence()); }
-DEVICE void wgmma_commit() { EITHER(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"), emulated_wgmma_commit()); }
+DEVICE void wgmma_commit()
+{
+    EITHER(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"), emulated_wgmma_commit());
+}
 /* Until at most N groups are under way.  Before that, a may not be written and c not be touched. */
-template <int N> DEVICE void wgmma_wait() { EITHER(asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"), emulated_wgmma_wait(N)); }
+template <int N> DEVICE void wgmma_wait() { EITHER(asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N)
+                                                                : "memory"), emulated_wgmma_wait(N)); }
 
-/* c[64][128] = a[64][16] b[16][128] (+ c where add is not 0), f16 in, f32 out, begun and not waited for.  Lane 4g + t of warp w has, of the rows 16w .. 16w + 15,
- * what it has in mma_f16 (prim.cuh): a[0..3], and for the columns 8i .. 8i + 7 c[4i .. 4i + 3]. */
+/* c[64][128] = a[64][16] b[16][128] (+ c where add is not 0), f16 in, f32 out, begun and not
+ * waited for.  Lane 4g + t of warp w has, of the rows 16w .. 16w + 15, what it has in mma_f16
+ * (prim.cuh): a[0..3], and for the columns 8i .. 8i + 7 c[4i .. 4i + 3]. */
 DEVICE void wgmma_f16(float c[64], const uint32_t a[4], uint64_t b, int add)
 {
 #ifdef __CUDACC__
@@ -108,7 +131,8 @@ DEVICE void wgmma_f16(float c[64], const uint32_t a[4], uint64_t b, int add)
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
                  "%62, %63}, {%64, %65, %66, %67}, %68, more, 1, 1, 0;\n"
-                 "}" : C8(0), C8(8), C8(16), C8(24), C8(32), C8(40), C8(48), C8(56) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add) : "memory");
+                 "}" : C8(0), C8(8), C8(16), C8(24), C8(32), C8(40), C8(48), C8(56) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
+                 "r"(a[3]), "l"(b), "r"(add) : "memory");
 #undef C8
 #else
     emulated_wgmma(c, a, b, add);

@@ -7,15 +7,16 @@
 
 template <int KV> constexpr int KV_SCALED = KV == KV_I8 || KV == KV_F8;
 
-/* Two codes of f8e4m3 as f16, each at its half's high byte.  Their bits at f16's places are worth 1/256 (kv_scale makes up for it); NaN, which is never
- * stored, becomes 480. */
+/* Two codes of f8e4m3 as f16, each at its half's high byte.  Their bits at f16's places are
+ * worth 1/256 (kv_scale makes up for it); NaN, which is never stored, becomes 480. */
 DEVICE uint32_t kv_f8_pair(uint32_t high_bytes) { return (high_bytes & 0x80008000) | (high_bytes >> 1 & 0x3f803f80); }
 
 /* 8 elements from e on; where there are scales, kv_scale has still to be multiplied. */
 template <int KV> DEVICE void kv_load(float v[8], const uint8_t *block, int e)
 {
     if (KV == KV_F32) {
-        const float4 a = *reinterpret_cast<const float4 *>(block + e * 4), b = *reinterpret_cast<const float4 *>(block + e * 4 + 16);
+        const float4 a = *reinterpret_cast<const float4 *>(block + e * 4),
+                     b = *reinterpret_cast<const float4 *>(block + e * 4 + 16);
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
     } else if (KV == KV_F16 || KV == KV_BF16) {
         const uint4 u = load16(block + e * 2);

@@ -1,5 +1,6 @@
-/* prim.cuh - the device instructions that kernels use, each with its emulated form: loads past the cache, pairs of f16, mma, ldmatrix, cp.async.
- * Fragment layouts: PTX ISA 8.x, sections "Matrix fragments for mma.m16n8k16", "... mma.m16n8k32" and "ldmatrix". */
+/* prim.cuh - the device instructions that kernels use, each with its emulated form: loads past
+ * the cache, pairs of f16, mma, ldmatrix, cp.async.  Fragment layouts: PTX ISA 8.x, sections
+ * "Matrix fragments for mma.m16n8k16", "... mma.m16n8k32" and "ldmatrix". */
 #ifndef ZSE_GPU_PRIM_PRIM_CUH
 #define ZSE_GPU_PRIM_PRIM_CUH
 
@@ -37,7 +38,8 @@ DEVICE uint32_t bits_of(float f) { return EITHER(__float_as_uint(f), f32_bits(f)
 DEVICE float fast_exp(float x) { return EITHER(__expf(x), expf(x)); }
 DEVICE float fast_tanh(float x) { return EITHER(1 - __fdividef(2, 1 + __expf(2 * x)), 1 - 2 / (1 + expf(2 * x))); }
 
-/* Bytes of a (0..3) and b (4..7), chosen by the lower four nibbles of s; with 8 added, the sign of the byte in all its bits.  (__byte_perm would clear those 8.) */
+/* Bytes of a (0..3) and b (4..7), chosen by the lower four nibbles of s; with 8 added, the sign
+ * of the byte in all its bits.  (__byte_perm would clear those 8.) */
 DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t s)
 {
 #ifdef __CUDACC__
@@ -73,7 +75,8 @@ DEVICE uint4 load_stream(const void *p)
 {
 #ifdef __CUDACC__
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y),
+                 "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
 #else
     return *static_cast<const uint4 *>(p);
@@ -105,12 +108,15 @@ void emulated_wait(int n);
 /* 16 bytes from global to shared memory, in the background. */
 DEVICE void copy_async(void *to, const void *from)
 {
-    EITHER(asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from) : "memory"),
+    EITHER(asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((uint32_t)__cvta_generic_to_shared(to)),
+                        "l"(from) : "memory"),
            emulated_copy(to, from, 16));
 }
 DEVICE void copy_commit() { EITHER(asm volatile("cp.async.commit_group;" ::: "memory"), emulated_commit()); }
-/* Until at most N of this thread's groups are under way; a barrier must follow before others' bytes are read. */
-template <int N> DEVICE void copy_wait() { EITHER(asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"), emulated_wait(N)); }
+/* Until at most N of this thread's groups are under way; a barrier must follow before others'
+ * bytes are read. */
+template <int N> DEVICE void copy_wait() { EITHER(asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"),
+                                                  emulated_wait(N)); }
 
 /* ---- f16 in pairs: the low half is the first ---- */
 
@@ -148,7 +154,8 @@ DEVICE uint32_t half_add(uint32_t a, uint32_t b)
 DEVICE uint32_t half_fma(uint32_t a, uint32_t b, uint32_t c)
 {
     return EITHER(from_half2(__hfma2(as_half2(a), as_half2(b), as_half2(c))),
-                  emulated_pair(fmaf(half_low(a), half_low(b), half_low(c)), fmaf(half_high(a), half_high(b), half_high(c))));
+                  emulated_pair(fmaf(half_low(a), half_low(b), half_low(c)),
+                                fmaf(half_high(a), half_high(b), half_high(c))));
 }
 
 /* ---- the tensor cores ---- */
@@ -161,7 +168,8 @@ DEVICE void mma_f16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t 
 {
 #ifdef __CUDACC__
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0),
+                 "r"(b1));
 #else
     const uint32_t in[10] = { a0, a1, a2, a3, b0, b1, bits_of(c[0]), bits_of(c[1]), bits_of(c[2]), bits_of(c[3]) };
     emulated_collective(in, sizeof in, c, 16, [](const emulated_slots *s, emulated_slots *out, uint32_t) {
@@ -193,14 +201,16 @@ DEVICE void mma_f16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t 
 }
 
 /* c[16][8] += a[16][32] b[32][8], s8 in, s32 out: exact.  Lane 4g + t holds
- *     a[0] row g, k 4t..4t+3   a[1] row g+8   a[2] row g, k 4t+16..4t+19   a[3] row g+8, k 4t+16..4t+19
+ *     a[0] row g, k 4t..4t+3   a[1] row g+8   a[2] row g, k 4t+16..4t+19   a[3] row g+8, k
+ *         4t+16..4t+19
  *     b0 k 4t..4t+3, column g   b1 k 4t+16..4t+19
  *     c as mma_f16 has it */
 DEVICE void mma_s8(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
 {
 #ifdef __CUDACC__
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0),
+                 "r"(b1));
 #else
     const uint32_t in[10] = { a0, a1, a2, a3, b0, b1, (uint32_t)c[0], (uint32_t)c[1], (uint32_t)c[2], (uint32_t)c[3] };
     emulated_collective(in, sizeof in, c, 16, [](const emulated_slots *s, emulated_slots *out, uint32_t) {
@@ -225,20 +235,22 @@ DEVICE void mma_s8(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
 #endif
 }
 
-/* Four 8 x 8 matrices of f16 from shared memory, transposed: lane 8i + j points at row j of matrix i (16 bytes);
- * lane 4g + t gets of matrix i the elements [2t][g] and [2t+1][g]. */
+/* Four 8 x 8 matrices of f16 from shared memory, transposed: lane 8i + j points at row j of
+ * matrix i (16 bytes); lane 4g + t gets of matrix i the elements [2t][g] and [2t+1][g]. */
 DEVICE void load_matrices_transposed(uint32_t r[4], const void *row)
 {
 #ifdef __CUDACC__
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]),
+                 "=r"(r[3]) : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
 #else
     const uint4 mine = load16(row);
     emulated_collective(&mine, 16, r, 16, [](const emulated_slots *s, emulated_slots *out, uint32_t) {
         for (int lane = 0; lane < 32; lane++)
             for (int i = 0; i < 4; i++) {
                 const int g = lane / 4, t = lane % 4;
-                const uint16_t *first = (const uint16_t *)s->lane[8 * i + 2 * t], *second = (const uint16_t *)s->lane[8 * i + 2 * t + 1];
+                const uint16_t *first = (const uint16_t *)s->lane[8 * i + 2 * t],
+                               *second = (const uint16_t *)s->lane[8 * i + 2 * t + 1];
                 ((uint32_t *)out->lane[lane])[i] = (uint32_t)second[g] << 16 | first[g];
             }
     }, "ldmatrix");
@@ -250,7 +262,8 @@ DEVICE void load_matrices(uint32_t r[4], const void *row)
 {
 #ifdef __CUDACC__
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]),
+                 "=r"(r[3]) : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
 #else
     const uint4 mine = load16(row);
     emulated_collective(&mine, 16, r, 16, [](const emulated_slots *s, emulated_slots *out, uint32_t) {
@@ -290,11 +303,13 @@ DEVICE float block_sum(float x, float *room)
     return sum;
 }
 
-/* ---- activations as linear layers read them ----
- * f16 of x / ACT_UNIT: values to a million fit, and what f16 drops at the small end is 1e-6.
- * Codes lie in bytes as k, k+4, so that pairs come out of them without moving: k is stored in pairs (0,4) (1,5) (2,6) (3,7) of every 8.  A lane 4g + t decodes the 8 k from
- * 8t on of 32, so for GPU_ACT_LANES, read by lanes from memory, its four pairs lie together, pair j of it at 4t + j.  GPU_ACT_TILES, for matrices that ldmatrix and wgmma
- * read from shared memory, has it at 4j + t: 16 bytes there are one pair for each of the four lanes.  Whoever writes a row writes zeros up to act_padded(), as the row may have
+/* ---- activations as linear layers read them ---- f16 of x / ACT_UNIT: values to a million fit,
+ * and what f16 drops at the small end is 1e-6.  Codes lie in bytes as k, k+4, so that pairs come
+ * out of them without moving: k is stored in pairs (0,4) (1,5) (2,6) (3,7) of every 8.  A lane
+ * 4g + t decodes the 8 k from 8t on of 32, so for GPU_ACT_LANES, read by lanes from memory, its
+ * four pairs lie together, pair j of it at 4t + j.  GPU_ACT_TILES, for matrices that ldmatrix
+ * and wgmma read from shared memory, has it at 4j + t: 16 bytes there are one pair for each of
+ * the four lanes.  Whoever writes a row writes zeros up to act_padded(), as the row may have
  * been written in the other order before. */
 #define ACT_UNIT 16.0f
 DEVICE int act_padded(int n) { return (n + 31) & ~31; }

@@ -1,5 +1,6 @@
-/* stages.cuh - activations of many tokens on their way through shared memory: three stages of two steps of 64 bytes a token, by cp.async, as [step][TOKENS][64 bytes], their
- * 16-byte pieces swizzled so that an 8 x 8 matrix of ldmatrix lies in 32 different banks. */
+/* stages.cuh - activations of many tokens on their way through shared memory: three stages of
+ * two steps of 64 bytes a token, by cp.async, as [step][TOKENS][64 bytes], their 16-byte pieces
+ * swizzled so that an 8 x 8 matrix of ldmatrix lies in 32 different banks. */
 #ifndef ZSE_GPU_PRIM_STAGES_CUH
 #define ZSE_GPU_PRIM_STAGES_CUH
 
@@ -22,17 +23,21 @@ template <int TOKENS, int THREADS> struct token_stages {
         if (stage < n_stages()) {
             uint8_t *to = room + stage % STAGES * BYTES;
             for (int i = threadIdx.x; i < BYTES / 16; i += THREADS) {
-                const int quarter = i % 4, token = i / 4 % TOKENS, step = min(stage * STAGE_STEPS + i / 4 / TOKENS, n_steps - 1);
-                copy_async(to + (i ^ (token >> 1 & 3)) * 16, from + (size_t)min(token, n_tokens - 1) * stride + step * 64 + quarter * 16);
+                const int quarter = i % 4, token = i / 4 % TOKENS,
+                          step = min(stage * STAGE_STEPS + i / 4 / TOKENS, n_steps - 1);
+                copy_async(to + (i ^ (token >> 1 & 3)) * 16,
+                           from + (size_t)min(token, n_tokens - 1) * stride + step * 64 + quarter * 16);
             }
         }
         copy_commit();
     }
 
-    /* Of step s of a stage and tokens 8i .. 8i+7: lane 4g + t gets bytes 4t .. 4t+3 of the four pieces of token 8i + g. */
+    /* Of step s of a stage and tokens 8i .. 8i+7: lane 4g + t gets bytes 4t .. 4t+3 of the four
+     * pieces of token 8i + g. */
     DEVICE void load(uint32_t x[4], int stage, int s, int i, int lane) const
     {
-        load_matrices(x, room + stage % STAGES * BYTES + ((s * TOKENS + 8 * i + lane % 8) * 4 + (lane / 8 ^ (lane >> 1 & 3))) * 16);
+        load_matrices(x, room + stage % STAGES * BYTES +
+                      ((s * TOKENS + 8 * i + lane % 8) * 4 + (lane / 8 ^ (lane >> 1 & 3))) * 16);
     }
 };
 

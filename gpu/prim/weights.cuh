@@ -1,12 +1,15 @@
 /* weights.cuh - from the bytes of a tile to mma fragments, for every number format.
  *
- * A warp takes 32 rows x 32 k at a time (a step).  Lane 4g + t has rows 4g..4g+3 and k 8t..8t+7 of it: its 16-byte loads are, for 4-bit
- * codes, one line of the four (quant/tile.h) at the quad of its rows; for 8 bits two lines, for 16 bits four; the extra planes of 5 and 6 bits
- * are read by several lanes at once.  A row's 8 values leave as four pairs of f16, (0,4) (1,5) (2,6) (3,7): as prim.cuh orders activations,
- * so that two mma take them as they are, rows 4g and 4g+1 as the rows g and g+8 of one pair of mma, 4g+2 and 4g+3 of another.
+ * A warp takes 32 rows x 32 k at a time (a step).  Lane 4g + t has rows 4g..4g+3 and k 8t..8t+7 of
+ * it: its 16-byte loads are, for 4-bit codes, one line of the four (quant/tile.h) at the quad of
+ * its rows; for 8 bits two lines, for 16 bits four; the extra planes of 5 and 6 bits are read by
+ * several lanes at once.  A row's 8 values leave as four pairs of f16, (0,4) (1,5) (2,6) (3,7): as
+ * prim.cuh orders activations, so that two mma take them as they are, rows 4g and 4g+1 as the rows
+ * g and g+8 of one pair of mma, 4g+2 and 4g+3 of another.
  *
- * The group's scale is multiplied in (f16, one rounding of 2^-12); the row's scale is left to the end.
- * Codebooks are read from shared memory: 256 pairs by byte, a copy for every lane, so that no two lanes meet in a bank. */
+ * The group's scale is multiplied in (f16, one rounding of 2^-12); the row's scale is left to
+ * the end.  Codebooks are read from shared memory: 256 pairs by byte, a copy for every lane, so
+ * that no two lanes meet in a bank. */
 #ifndef ZSE_GPU_PRIM_WEIGHTS_CUH
 #define ZSE_GPU_PRIM_WEIGHTS_CUH
 
@@ -17,10 +20,12 @@ enum { TILE_OF_ROWS = 32, TABLE_BYTES = 256 * 32 * 4 };
 enum { SCALES_NONE, SCALES_F16, SCALES_S8, SCALES_U8 };
 enum { EXTRAS_NONE, EXTRAS_MIN, EXTRAS_ZERO };
 
-/* raw: 16-byte loads of a step; bits: of a group's k; unit: groups of a unit; bias: what 0 is stored as */
+/* raw: 16-byte loads of a step; bits: of a group's k; unit: groups of a unit; bias: what 0 is
+ * stored as */
 template <int TYPE> struct format;
 #define FORMAT(T, RAW, BITS, UNIT, SCALES, EXTRAS, ROW, TABLE, BIAS) \
-    template <> struct format<T> { static constexpr int raw = RAW, bits = BITS, unit = UNIT, scales = SCALES, extras = EXTRAS, row_scale = ROW, table = TABLE, bias = BIAS; }
+    template <> struct format<T> { static constexpr int raw = RAW, bits = BITS, unit = UNIT, scales = SCALES,
+                                   extras = EXTRAS, row_scale = ROW, table = TABLE, bias = BIAS; }
 FORMAT(QT_F16,  4, 16, 1, SCALES_NONE, EXTRAS_NONE, 0, 0, 0);
 FORMAT(QT_BF16, 4, 16, 1, SCALES_NONE, EXTRAS_NONE, 0, 0, 0);
 FORMAT(QT_I8,   2,  8, 2, SCALES_F16,  EXTRAS_NONE, 0, 0, 128);
@@ -47,7 +52,8 @@ template <int TYPE> struct raw_step {
 DEVICE int scale_area(int n, int size) { return (n * TILE_OF_ROWS * size + 63) & ~63; }
 
 /* Step `step` (32 k) of the tile at `tile`. */
-template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile, const gpu_mat &m, int step, int g, int t)
+template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile, const gpu_mat &m, int step, int g,
+                                          int t)
 {
     typedef format<TYPE> f;
     const int shift = f::unit == 2 ? m.group_shift : TYPE == QT_NF4 ? 1 : 0;
@@ -91,12 +97,14 @@ template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile
 /* 0x6400 | n is 1024 + n in f16, for n < 1024. */
 DEVICE uint32_t pair_of_bytes(uint32_t low, uint32_t high, int j, int bias)
 {
-    const uint32_t u = (prmt(low, high, (uint32_t)(j | j << 4 | (4 + j) << 8 | (4 + j) << 12)) & 0x00ff00ffu) | 0x64006400u;
+    const uint32_t u = (prmt(low, high, (uint32_t)(j | j << 4 | (4 + j) << 8 | (4 + j) << 12)) & 0x00ff00ffu) |
+                       0x64006400u;
     const uint32_t minus = bias == 16 ? 0xe410e410u : bias == 32 ? 0xe420e420u : 0xe480e480u;      /* -(1024 + bias) */
     return half_add(u, minus);
 }
 
-/* The 8 values of row i (0..3) of the lane's quad, scaled by its group, as pairs (0,4) (1,5) (2,6) (3,7). */
+/* The 8 values of row i (0..3) of the lane's quad, scaled by its group, as pairs (0,4) (1,5)
+ * (2,6) (3,7). */
 template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &r, int i, int t, const uint32_t *table)
 {
     typedef format<TYPE> f;
@@ -161,7 +169,8 @@ template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &
         s = prmt(h, h, i % 2 ? 0x3232 : 0x1010);
     } else {
         const int is_signed = f::scales == SCALES_S8;
-        s = prmt(is_signed ? r.scale.x ^ 0x80808080u : r.scale.x, 0x64646464u, (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12));
+        s = prmt(is_signed ? r.scale.x ^ 0x80808080u : r.scale.x, 0x64646464u,
+                 (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12));
         s = half_add(s, is_signed ? 0xe480e480u : 0xe400e400u);
     }
     if (f::extras == EXTRAS_MIN) {
@@ -171,7 +180,8 @@ template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &
         return;
     }
     if (f::extras == EXTRAS_ZERO) {     /* -(1024 + zero) + 1024 */
-        const uint32_t zero = half_add(prmt(r.extra.x, 0xe4e4e4e4u, (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12)), 0x64006400u);
+        const uint32_t zero = half_add(prmt(r.extra.x, 0xe4e4e4e4u, (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12)),
+                                       0x64006400u);
         for (int j = 0; j < 4; j++)
             v[j] = half_add(v[j], zero);
     }
@@ -179,7 +189,8 @@ template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &
         v[j] = half_mul(v[j], s);
 }
 
-/* A whole step times 8 tokens: x holds the lane's 8 activations of token g; c[p] the rows 4g + 2p (tokens 2t, 2t+1) and 4g + 2p + 1. */
+/* A whole step times 8 tokens: x holds the lane's 8 activations of token g; c[p] the rows 4g +
+ * 2p (tokens 2t, 2t+1) and 4g + 2p + 1. */
 DEVICE void multiply_rows(float c[4], const uint32_t a[4], const uint32_t b[4], const uint4 &x)
 {
     mma_f16(c, a[0], b[0], a[1], b[1], x.x, x.y);
@@ -188,13 +199,16 @@ DEVICE void multiply_rows(float c[4], const uint32_t a[4], const uint32_t b[4], 
 
 /* f16 of nl4_value, of the NF4 levels times 127 rounded once, of m2's and m3's values. */
 static __constant__ uint16_t codebook[4][16] = {
-    { 0xd7f0, 0xd610, 0xd4c0, 0xd360, 0xd1a0, 0xcfc0, 0xccc0, 0xc800, 0x4000, 0x4a00, 0x4dc0, 0x5040, 0x51e0, 0x53c0, 0x5510, 0x56f0 },
-    { 0xd7f0, 0xd587, 0xd42b, 0xd245, 0xd084, 0xcdde, 0xc9c8, 0x0000, 0x490e, 0x4d1c, 0x4fd0, 0x515d, 0x52ff, 0x5477, 0x55bd, 0x57f0 },
+    { 0xd7f0, 0xd610, 0xd4c0, 0xd360, 0xd1a0, 0xcfc0, 0xccc0, 0xc800, 0x4000, 0x4a00, 0x4dc0, 0x5040, 0x51e0, 0x53c0,
+      0x5510, 0x56f0 },
+    { 0xd7f0, 0xd587, 0xd42b, 0xd245, 0xd084, 0xcdde, 0xc9c8, 0x0000, 0x490e, 0x4d1c, 0x4fd0, 0x515d, 0x52ff, 0x5477,
+      0x55bd, 0x57f0 },
     { 0xd7f0, 0xd180, 0x4c80, 0x5590 },
     { 0xd7f0, 0xd4d0, 0xd1a0, 0xcc80, 0x4700, 0x5020, 0x5400, 0x5690 },
 };
 
-/* The codebook of TYPE in all its copies; the block's threads share the work, a barrier must follow.  Returns this lane's copy. */
+/* The codebook of TYPE in all its copies; the block's threads share the work, a barrier must
+ * follow.  Returns this lane's copy. */
 template <int TYPE> DEVICE const uint32_t *table_fill(uint32_t *table)
 {
     if (!format<TYPE>::table)
@@ -251,8 +265,10 @@ DEVICE void finish_one(const gpu_linear &l, const gpu_output &to, int token, int
     *out = finished(l, to.bias ? y + to.bias[row] : y, l.finish == GPU_ADD ? *out : 0);
 }
 
-/* The elements of a tile of matrix `which`, or of the tiles of gate and up, for few tokens, by a block: product(i, token, row in the tile) is matrix which + i's, with the row's scale. */
-template <int N, class PRODUCT> DEVICE void finish_few(const gpu_linear &l, int which, int tile, int n_threads, PRODUCT product)
+/* The elements of a tile of matrix `which`, or of the tiles of gate and up, for few tokens, by a
+ * block: product(i, token, row in the tile) is matrix which + i's, with the row's scale. */
+template <int N, class PRODUCT> DEVICE void finish_few(const gpu_linear &l, int which, int tile, int n_threads,
+                                                       PRODUCT product)
 {
     for (int o = threadIdx.x; o < l.n_tokens * 32; o += n_threads) {
         const int token = o / 32, in_tile = o % 32, row = tile * 32 + in_tile;
@@ -276,14 +292,16 @@ template <int N, class PRODUCT> DEVICE void finish_few(const gpu_linear &l, int 
     }
 }
 
-/* A lane's four neighbouring rows of many tokens: factor * (y * scale + bias) + before is stored.  Where nothing is added bias and before are -0: x + -0 is x. */
+/* A lane's four neighbouring rows of many tokens: factor * (y * scale + bias) + before is
+ * stored.  Where nothing is added bias and before are -0: x + -0 is x. */
 struct finish_rows {
     float bias[4], scale[4], factor;
     float *out; int ldo;                /* the first row of token 0 */
     int n;                              /* of the four rows so many are there */
     bool add, wide;                     /* wide: four floats an access, as the rows of the output lie on 16 bytes */
 };
-template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const gpu_output &to, const uint8_t *tile, int row, int rows, float unit)
+template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const gpu_output &to, const uint8_t *tile,
+                                                    int row, int rows, float unit)
 {
     finish_rows f;
     f.out = to.out + row;
@@ -297,13 +315,16 @@ template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const g
         f.bias[i] = to.bias && i < f.n ? to.bias[row + i] : -0.0f;
         f.scale[i] = format<TYPE>::row_scale ? unit * float_of(load4(tile + 4 * (row % TILE_OF_ROWS + i))) : unit;
         if (TYPE == QT_F16 && l.w[0].row_scales)
-            f.scale[i] = unit * float_of(load4(l.w[0].row_scales + (size_t)(row / TILE_OF_ROWS) * l.w[0].row_scales_step + 4 * (row % TILE_OF_ROWS + i)));
+            f.scale[i] = unit * float_of(load4(l.w[0].row_scales + (size_t)(row / TILE_OF_ROWS) *
+                                               l.w[0].row_scales_step + 4 * (row % TILE_OF_ROWS + i)));
     }
     return f;
 }
-/* y: the sums of n tokens of this lane from `at` on, as finish_tokens has them; four floats an access.  TOGETHER: tokens whose old values are asked for before one of them is
- * waited for, as a store keeps later loads behind it: 4 registers each. */
-template <int N8, int TOGETHER> DEVICE void finish_wide(const float y[2][4 * N8], const finish_rows &f, float *at, int n)
+/* y: the sums of n tokens of this lane from `at` on, as finish_tokens has them; four floats an
+ * access.  TOGETHER: tokens whose old values are asked for before one of them is waited for, as
+ * a store keeps later loads behind it: 4 registers each. */
+template <int N8, int TOGETHER> DEVICE void finish_wide(const float y[2][4 * N8], const finish_rows &f, float *at,
+                                                        int n)
 {
     static_assert(TOGETHER % 2 == 0 && 2 * N8 % TOGETHER == 0, "whole pairs of tokens, and nothing beyond the last");
 #pragma unroll
@@ -321,12 +342,15 @@ template <int N8, int TOGETHER> DEVICE void finish_wide(const float y[2][4 * N8]
             const int token = (i + j) / 2 * 8 + j % 2, k = 4 * ((i + j) / 2) + j % 2;
             if (token < n)
                 *reinterpret_cast<float4 *>(at + (size_t)token * f.ldo) =
-                    make_float4(fmaf(f.factor, y[0][k] * f.scale[0] + f.bias[0], v[j].x), fmaf(f.factor, y[0][k + 2] * f.scale[1] + f.bias[1], v[j].y),
-                                fmaf(f.factor, y[1][k] * f.scale[2] + f.bias[2], v[j].z), fmaf(f.factor, y[1][k + 2] * f.scale[3] + f.bias[3], v[j].w));
+                    make_float4(fmaf(f.factor, y[0][k] * f.scale[0] + f.bias[0], v[j].x),
+                                fmaf(f.factor, y[0][k + 2] * f.scale[1] + f.bias[1], v[j].y),
+                                fmaf(f.factor, y[1][k] * f.scale[2] + f.bias[2], v[j].z),
+                                fmaf(f.factor, y[1][k + 2] * f.scale[3] + f.bias[3], v[j].w));
         }
     }
 }
-/* The same where rows are fewer or lie anywhere, which is rare: v is indexed in a loop, so it lies in local memory, and the code is a fifth as long. */
+/* The same where rows are fewer or lie anywhere, which is rare: v is indexed in a loop, so it
+ * lies in local memory, and the code is a fifth as long. */
 template <int N8> DEVICE void finish_narrow(const float y[2][4 * N8], const finish_rows &f, float *at, int n)
 {
     float v[2 * N8][4];
@@ -344,9 +368,10 @@ template <int N8> DEVICE void finish_narrow(const float y[2][4 * N8], const fini
             out[r] = fmaf(f.factor, v[i][r], f.add ? out[r] : -0.0f);
     }
 }
-/* The sums of a tile's tokens, of which there are first .. end - 1: those of token first + 8i + 2t + k and the lane's rows are y[0][4i + k], y[0][4i + 2 + k],
- * y[1][4i + k], y[1][4i + 2 + k]. */
-template <int N8, int TOGETHER> DEVICE void finish_tokens(const float y[2][4 * N8], const finish_rows &f, const gpu_linear &l, int first, int end, int t)
+/* The sums of a tile's tokens, of which there are first .. end - 1: those of token first + 8i +
+ * 2t + k and the lane's rows are y[0][4i + k], y[0][4i + 2 + k], y[1][4i + k], y[1][4i + 2 + k]. */
+template <int N8, int TOGETHER> DEVICE void finish_tokens(const float y[2][4 * N8], const finish_rows &f,
+                                                          const gpu_linear &l, int first, int end, int t)
 {
     const int n = min(8 * N8, end - first) - 2 * t;
     float *at = f.out + (size_t)(first + 2 * t) * f.ldo;

@@ -25,8 +25,9 @@ extern "C" { const char gpu_kind[] = "emulated"; }
 
 enum { MAX_REGIONS = 1 << 15 };
 struct region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
-/* What the compute stream is given it does when somebody waits for it, not before, unless debug_sync: whoever changes host memory too early, or reads it, gets wrong
- * numbers, as on a GPU.  The copy stream does things at once. */
+/* What the compute stream is given it does when somebody waits for it, not before, unless
+ * debug_sync: whoever changes host memory too early, or reads it, gets wrong numbers, as on a
+ * GPU.  The copy stream does things at once. */
 struct gpu {
     int debug_sync;
     std::vector<region> regions;        /* room is made once and what is closed stays, as without a map: the checks of kernels read it while loaders change it */
@@ -120,15 +121,16 @@ static void complain(const char *fmt, ...)
     vsnprintf(what, sizeof what, fmt, ap);
     va_end(ap);
     if (m.self)
-        snprintf(m.error, sizeof m.error, "kernel %s, block (%u, %u, %u), thread %u: %s", m.name, m.self->id.block.x, m.self->id.block.y,
-                 m.self->id.block.z, m.self->id.thread.x, what);
+        snprintf(m.error, sizeof m.error, "kernel %s, block (%u, %u, %u), thread %u: %s", m.name, m.self->id.block.x,
+                 m.self->id.block.y, m.self->id.block.z, m.self->id.thread.x, what);
     else
         snprintf(m.error, sizeof m.error, "kernel %s: %s", m.name, what);
 }
 
 static bool can_run(const fiber *f) { return !f->done && !(f->waits_for && *f->waits_for == f->generation); }
 
-/* From this fiber to the next lane of its warp that can run, as main() would; to main where there is none. */
+/* From this fiber to the next lane of its warp that can run, as main() would; to main where
+ * there is none. */
 static void to_next()
 {
     fiber *const f = m.self;
@@ -250,8 +252,8 @@ void *emulated_shared() { return m.shared; }
 
 /* ---- checks ---- */
 
-/* Of every 4 bytes of shared memory: who wrote last and who read last, and when.  Generations only grow, so what is older than the block never happened.
- * reader -2: several warps. */
+/* Of every 4 bytes of shared memory: who wrote last and who read last, and when.  Generations
+ * only grow, so what is older than the block never happened.  reader -2: several warps. */
 struct shadow { int16_t writer, reader; uint32_t write_block, write_warp, read_block, read_warp; };
 static shadow *shadows;
 static bool checking;                   /* a kernel of a device with debug_sync runs */
@@ -259,7 +261,8 @@ static bool checking;                   /* a kernel of a device with debug_sync 
 /* Is what thread `other` did at (block, warp) before everything we do now? */
 static bool ordered(int other, uint32_t block, uint32_t warp_generation, int me)
 {
-    return other == me || block != m.generation || (other / 32 == me / 32 && warp_generation != m.warps[me / 32].generation);
+    return other == me || block != m.generation ||
+           (other / 32 == me / 32 && warp_generation != m.warps[me / 32].generation);
 }
 
 static void check_shared(size_t at, size_t n, bool write)
@@ -270,9 +273,11 @@ static void check_shared(size_t at, size_t n, bool write)
         shadow *s = &shadows[i];
         const bool written = s->write_block >= m.first_generation, was_read = s->read_block >= m.first_generation;
         if (written && !ordered(s->writer, s->write_block, s->write_warp, me))
-            return complain("race: %s of byte %zu of shared memory, which thread %d wrote without a barrier between", write ? "write" : "read", 4 * i, s->writer);
+            return complain("race: %s of byte %zu of shared memory, which thread %d wrote without a barrier between",
+                            write ? "write" : "read", 4 * i, s->writer);
         if (write) {
-            if (was_read && (s->reader == -2 ? s->read_block == m.generation : !ordered(s->reader, s->read_block, s->read_warp, me)))
+            if (was_read && (s->reader == -2 ? s->read_block == m.generation
+                                             : !ordered(s->reader, s->read_block, s->read_warp, me)))
                 return complain("race: write of byte %zu of shared memory, which thread %d read without a barrier between", 4 * i, s->reader);
             s->writer = (int16_t)me;
             s->write_block = m.generation;
@@ -280,7 +285,8 @@ static void check_shared(size_t at, size_t n, bool write)
         } else {
             if (!written)
                 return complain("read of byte %zu of shared memory, which no thread has written", 4 * i);
-            /* several warps as readers; within one warp the last reader stands for all up to the next collective */
+            /* several warps as readers; within one warp the last reader stands for all up to the
+             * next collective */
             const bool first = !was_read || s->read_block != m.generation;
             s->reader = first || (s->reader >= 0 && s->reader / 32 == me / 32) ? (int16_t)me : (int16_t)-2;
             s->read_block = m.generation;
@@ -289,7 +295,8 @@ static void check_shared(size_t at, size_t n, bool write)
     }
 }
 
-/* Atomics do not disturb each other, but what others do to the same bytes without a barrier is a race. */
+/* Atomics do not disturb each other, but what others do to the same bytes without a barrier is a
+ * race. */
 enum { ATOMIC = 0x7fe0 };               /* as the writer: a thread of no warp */
 
 static void check_atomic(const void *address, size_t n)
@@ -324,7 +331,8 @@ static void check(const void *address, size_t n, bool write)
     if (p >= m.shared && p < m.shared + MAX_SHARED) {
         const size_t at = (size_t)(p - m.shared);
         if (at + n > m.shared_size)
-            return complain("%s of %zu bytes at %zu of %zu bytes of shared memory", write ? "write" : "read", n, at, m.shared_size);
+            return complain("%s of %zu bytes at %zu of %zu bytes of shared memory", write ? "write" : "read", n, at,
+                            m.shared_size);
         if ((uintptr_t)p % (n < 16 ? n : 16))
             return complain("access of %zu bytes at %zu of shared memory is not aligned", n, at);
         return check_shared(at, n, write);
@@ -343,7 +351,8 @@ static void check(const void *address, size_t n, bool write)
         const region &r = all[j];
         guess.last = j;
         if (p < r.p || p + n > r.p + r.size)
-            complain("%s of %zu bytes at %td of an allocation of %zu bytes", write ? "write" : "read", n, p - r.p, r.size);
+            complain("%s of %zu bytes at %td of an allocation of %zu bytes", write ? "write" : "read", n, p - r.p,
+                     r.size);
         else if ((uintptr_t)p % (n < 16 ? n : 16))
             complain("access of %zu bytes at %td of an allocation is not aligned", n, p - r.p);
         return;
@@ -420,7 +429,12 @@ void __tsan_read_range(void *p, long n) { check_access(p, (size_t)n, false); }
 void __tsan_write_range(void *p, long n) { check_access(p, (size_t)n, true); }
 void *__tsan_memcpy(void *to, const void *from, size_t n);
 void *__tsan_memset(void *to, int c, size_t n);
-void *__tsan_memcpy(void *to, const void *from, size_t n) { check_access(from, n, false); check_access(to, n, true); return memcpy(to, from, n); }
+void *__tsan_memcpy(void *to, const void *from, size_t n)
+{
+    check_access(from, n, false);
+    check_access(to, n, true);
+    return memcpy(to, from, n);
+}
 void *__tsan_memset(void *to, int c, size_t n) { check_access(to, n, true); return memset(to, c, n); }
 void __tsan_vptr_update(void **, void *);
 void __tsan_vptr_read(void **);
@@ -527,7 +541,8 @@ static int lose(const struct err *why, struct err *e)
     return -1;
 }
 
-/* As a GPU tells: the launch itself succeeds; the first call that waits fails, and knows no kernel. */
+/* As a GPU tells: the launch itself succeeds; the first call that waits fails, and knows no
+ * kernel. */
 static int ready(const char *what, struct err *e)
 {
     std::lock_guard<std::mutex> guard(state.lock);
@@ -577,15 +592,20 @@ static void work_off(struct gpu *g, uint64_t n)
 static void work_off(struct gpu *g) { work_off(g, UINT64_MAX); }
 
 /* Is this the launch that emulated_fail meant? */
-static bool must_fail(const char *name) { return m.fail_at > 0 && (!m.fail_kernel[0] || strcmp(m.fail_kernel, name) == 0) && --m.fail_at == 0; }
+static bool must_fail(const char *name)
+{
+    return m.fail_at > 0 && (!m.fail_kernel[0] || strcmp(m.fail_kernel, name) == 0) && --m.fail_at == 0;
+}
 
-static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, const std::function<void()> &kernel, struct err *e)
+static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared,
+                      const std::function<void()> &kernel, struct err *e)
 {
     if (has_failed())
         return 0;
     std::lock_guard<std::mutex> guard(m.lock);
     if (!m.stacks) {
-        void *p = mmap(nullptr, (size_t)MAX_THREADS * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *p = mmap(nullptr, (size_t)MAX_THREADS * STACK, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         void *s = mmap(nullptr, MAX_SHARED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED || s == MAP_FAILED)
             return err_nomem(e, "emulated device");
@@ -622,7 +642,8 @@ static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, s
     return lose(&why, e);
 }
 
-int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, std::function<void()> kernel, struct err *e)
+int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, std::function<void()> kernel,
+                   struct err *e)
 {
     {
         std::lock_guard<std::mutex> guard(state.lock);
@@ -631,7 +652,8 @@ int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size
             return -1;
         }
     }
-    if (threads < 1 || threads > MAX_THREADS || shared > MAX_SHARED || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535)
+    if (threads < 1 || threads > MAX_THREADS || shared > MAX_SHARED || !grid.x || !grid.y || !grid.z ||
+        grid.y > 65535 || grid.z > 65535)
         return err_set(e, ERR_DEVICE, "kernel %s: a grid of %u x %u x %u blocks of %d threads with %zu bytes of shared memory cannot be launched", name, grid.x, grid.y,
                        grid.z, threads, shared);
     if (g->recording) {
@@ -747,7 +769,10 @@ void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e)
         m.taken -= n;
     return p;
 }
-void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e) { return region_open(g, size, 1, what, e); }
+void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e)
+{
+    return region_open(g, size, 1, what, e);
+}
 
 static void region_close(struct gpu *g, void *p)
 {
@@ -805,7 +830,8 @@ int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, s
 }
 int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e)
 {
-    return n && (in_device(g, from, n, "a copy", e) < 0 || in_device(g, to, n, "a copy", e) < 0) ? -1 : move(g, s, to, from, n, "copy", e);
+    return n && (in_device(g, from, n, "a copy", e) < 0 || in_device(g, to, n, "a copy", e) < 0) ? -1
+        : move(g, s, to, from, n, "copy", e);
 }
 int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, struct err *e)
 {

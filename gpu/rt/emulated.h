@@ -8,8 +8,9 @@
 extern "C" {
 #endif
 
-/* The n-th launch from now on (1: the next) of this kernel (NULL: of any) fails, and the device is lost; 0: none. Whoever waits for the device next hears of it; the
- * kernel's name only with debug_sync.  The device is well again once everybody has closed it. */
+/* The n-th launch from now on (1: the next) of this kernel (NULL: of any) fails, and the device
+ * is lost; 0: none. Whoever waits for the device next hears of it; the kernel's name only with
+ * debug_sync.  The device is well again once everybody has closed it. */
 void emulated_fail(const char *kernel, int n);
 /* From now on there is no memory for graphs, or for launching them. */
 enum emulated_refusal { EMULATED_NOTHING, EMULATED_GRAPH, EMULATED_GRAPH_LAUNCH };

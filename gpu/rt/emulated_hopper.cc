@@ -1,13 +1,19 @@
-/* emulated_hopper.cc - hopper.cuh without a GPU: barriers in shared memory, the copy engine, products of a warpgroup, as the PTX ISA describes them.
+/* emulated_hopper.cc - hopper.cuh without a GPU: barriers in shared memory, the copy engine,
+ * products of a warpgroup, as the PTX ISA describes them.
  *
- * What is asynchronous happens as late as it may.  A copy arrives when no thread can go on without it; a product is computed when it is waited for, from what shared
- * memory and the operands hold then, and until then its accumulators are not numbers.  Errors are:
- *   barriers   one that is not 8-byte aligned or was not initialised, or not shown to the copy engine; more arrivals or bytes than announced; a wait that never ends
- *   copies     to what is not 1024-byte aligned or outside of shared memory; over bytes that another copy or a product under way uses, or that nobody has read since the last
+ * What is asynchronous happens as late as it may.  A copy arrives when no thread can go on without
+ * it; a product is computed when it is waited for, from what shared memory and the operands hold
+ * then, and until then its accumulators are not numbers.  Errors are:
+ *   barriers   one that is not 8-byte aligned or was not initialised, or not shown to the copy
+ *              engine; more arrivals or bytes than announced; a wait that never ends
+ *   copies     to what is not 1024-byte aligned or outside of shared memory; over bytes that
+ *              another copy or a product under way uses, or that nobody has read since the last
  *              copy; under way when the block ends
- *   products   by less than 4 whole warps; descriptors that differ within them, or that are not those of wgmma_tile (offsets, alignment, bounds); of bytes that no copy
- *              brought, or whose barrier one of the threads has not waited for; without a fence after its registers were touched; operands written or accumulators touched
- *              while under way; not waited for when the block ends */
+ *   products   by less than 4 whole warps; descriptors that differ within them, or that are not
+ *              those of wgmma_tile (offsets, alignment, bounds); of bytes that no copy
+ *              brought, or whose barrier one of the threads has not waited for; without a fence
+ *              after its registers were touched; operands written or accumulators touched while
+ *              under way; not waited for when the block ends */
 #include "gpu/rt/emulated_internal.h"
 #include "gpu/prim/hopper.cuh"
 
@@ -126,7 +132,8 @@ bool uses(uint64_t b, uint32_t from, uint32_t to)
 void check_b(uint64_t b, int first_thread)
 {
     const uint32_t start = (uint32_t)(b & 0x3fff) << 4;
-    if (b >> 62 != 1 || (b >> 32 & 0x3fff) != PATTERN >> 4 || (b & ((uint64_t)3 << 14 | (uint64_t)3 << 30 | (uint64_t)7 << 46 | (uint64_t)0x3ff << 52)))
+    if (b >> 62 != 1 || (b >> 32 & 0x3fff) != PATTERN >> 4 ||
+        (b & ((uint64_t)3 << 14 | (uint64_t)3 << 30 | (uint64_t)7 << 46 | (uint64_t)0x3ff << 52)))
         return emulated_complain("wgmma: descriptor %016llx, expected swizzle 1, eights of rows 1024 bytes apart and zeros where nothing is", (unsigned long long)b);
     if ((start >> 7 & 7) != (b >> 49 & 7))
         return emulated_complain("wgmma: the matrix at %u does not begin where the pattern of its swizzle does", start);
@@ -134,10 +141,12 @@ void check_b(uint64_t b, int first_thread)
         for (int half = 0; half < 2; half++) {
             const uint32_t at = b_address(b, n, half);
             if (at + PIECE > emulated_shared_size())
-                return emulated_complain("wgmma: column %d lies at %u of %zu bytes of shared memory", n, at, emulated_shared_size());
+                return emulated_complain("wgmma: column %d lies at %u of %zu bytes of shared memory", n, at,
+                                         emulated_shared_size());
             const piece &p = pieces[at / PIECE];
             if (p.state != piece::THERE)
-                return emulated_complain("wgmma: column %d at %u of shared memory, which %s", n, at, p.state == piece::UNDER_WAY ? "a copy is still writing" : "no copy has written");
+                return emulated_complain("wgmma: column %d at %u of shared memory, which %s", n, at, p.state ==
+                                         piece::UNDER_WAY ? "a copy is still writing" : "no copy has written");
             for (int i = first_thread; i < first_thread + WARPGROUP; i++)
                 if ((int)(threads[i].seen[p.barrier] - p.phase) < 0)
                     return emulated_complain("wgmma: column %d at %u of shared memory, for whose copy thread %d has not waited", n, at, i);
@@ -222,13 +231,17 @@ bool hopper_has_products;
 
 /* ---- what kernels call ---- */
 
-uint32_t emulated_shared_address(const void *p) { return (uint32_t)(static_cast<const uint8_t *>(p) - static_cast<const uint8_t *>(emulated_shared())); }
+uint32_t emulated_shared_address(const void *p)
+{
+    return (uint32_t)(static_cast<const uint8_t *>(p) - static_cast<const uint8_t *>(emulated_shared()));
+}
 
 void emulated_barrier_init(uint64_t *b, int count)
 {
     const uint32_t at = emulated_shared_address(b);
     if (at % 8 || at + 8 > emulated_shared_size() || count < 1)
-        return emulated_complain("a barrier for %d at %u of %zu bytes of shared memory", count, at, emulated_shared_size());
+        return emulated_complain("a barrier for %d at %u of %zu bytes of shared memory", count, at,
+                                 emulated_shared_size());
     if (barriers.size() == MAX_BARRIERS)
         return emulated_complain("more than %d barriers", MAX_BARRIERS);
     barriers.push_back({ at, false, count, count, 0, 0, 0 });
@@ -289,13 +302,16 @@ void emulated_tensor_load(void *to, const tensor_map *from, int x, int y, uint64
     c.barrier = (int)(b - barriers.data());
     const uint32_t size = (uint32_t)c.m.box_rows * 128;
     if (c.to % PATTERN || c.to + size > emulated_shared_size())
-        return emulated_complain("a copy of %u bytes to %u of %zu bytes of shared memory", size, c.to, emulated_shared_size());
+        return emulated_complain("a copy of %u bytes to %u of %zu bytes of shared memory", size, c.to,
+                                 emulated_shared_size());
     for (int row = y; row < y + c.m.box_rows && row < c.m.rows; row++)
         for (int k = x; k < x + 64 && k < c.m.cols; k += 8)
-            emulated_access(reinterpret_cast<const uint8_t *>(c.m.base) + (uint64_t)row * c.m.stride + 2 * (uint64_t)k, 16, false);
+            emulated_access(reinterpret_cast<const uint8_t *>(c.m.base) + (uint64_t)row * c.m.stride + 2 * (uint64_t)k,
+                            16, false);
     for (uint32_t i = c.to / PIECE; i < (c.to + size) / PIECE; i++) {
         if (pieces[i].state == piece::UNDER_WAY || (pieces[i].state == piece::THERE && !pieces[i].was_read))
-            return emulated_complain("a copy over byte %u of shared memory, which %s", i * PIECE, pieces[i].state == piece::UNDER_WAY ? "another is still writing" : "nobody has read since the last");
+            return emulated_complain("a copy over byte %u of shared memory, which %s", i * PIECE, pieces[i].state ==
+                                     piece::UNDER_WAY ? "another is still writing" : "nobody has read since the last");
         pieces[i] = { piece::UNDER_WAY, c.barrier, 0, false };
     }
     for (warpgroup &g : warpgroups)
@@ -399,6 +415,7 @@ void hopper_registers(const void *p, size_t n, bool write)
             continue;
         t->fenced = false;
         if (r.last > t->n_waited)
-            emulated_complain(r.accumulator ? "an accumulator of a wgmma is touched before wgmma_wait" : "an operand of a wgmma is written before wgmma_wait");
+            emulated_complain(r.accumulator ? "an accumulator of a wgmma is touched before wgmma_wait"
+                                            : "an operand of a wgmma is written before wgmma_wait");
     }
 }

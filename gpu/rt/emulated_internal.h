@@ -1,4 +1,5 @@
-/* emulated_internal.h - what the two parts of the emulation show each other: emulated.cc (fibers, memory, launches) and emulated_hopper.cc (compute capability 9.0). */
+/* emulated_internal.h - what the two parts of the emulation show each other: emulated.cc
+ * (fibers, memory, launches) and emulated_hopper.cc (compute capability 9.0). */
 #ifndef ZSE_GPU_RT_EMULATED_INTERNAL_H
 #define ZSE_GPU_RT_EMULATED_INTERNAL_H
 
@@ -22,7 +23,8 @@ void emulated_access(const void *p, size_t n, bool write);
 void hopper_begin();                    /* a block begins */
 bool hopper_go_on();                    /* no thread can go on: one of the copies under way ends.  false: there is none */
 void hopper_end();                      /* all threads of a block have ended */
-/* This thread touches its registers: what the stack is to the emulation.  Only to be asked where the block has begun products. */
+/* This thread touches its registers: what the stack is to the emulation.  Only to be asked where
+ * the block has begun products. */
 extern bool hopper_has_products;
 void hopper_registers(const void *p, size_t n, bool write);
 

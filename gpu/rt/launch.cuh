@@ -1,4 +1,5 @@
-/* launch.cuh - how kernels start: the same line on a GPU and in the emulation, since <<<>>> is no C++. */
+/* launch.cuh - how kernels start: the same line on a GPU and in the emulation, since <<<>>> is
+ * no C++. */
 #ifndef ZSE_GPU_RT_LAUNCH_CUH
 #define ZSE_GPU_RT_LAUNCH_CUH
 
@@ -17,11 +18,13 @@ int gpu_ready(struct gpu *g, struct err *e);
 int gpu_check(struct gpu *g, cudaError_t rc, const char *what, struct err *e);
 
 template <class... P, class... A>
-static int launch(struct gpu *g, const char *name, void (*kernel)(P...), dim3 grid, int threads, size_t shared, struct err *e, A... args)
+static int launch(struct gpu *g, const char *name, void (*kernel)(P...), dim3 grid, int threads, size_t shared,
+                  struct err *e, A... args)
 {
     if (gpu_ready(g, e) < 0)
         return -1;
-    if (shared > 48 * 1024 && gpu_check(g, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), name, e) < 0)
+    if (shared > 48 * 1024 && gpu_check(g, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                                (int)shared), name, e) < 0)
         return -1;
     kernel<<<grid, threads, shared, g->stream[GPU_COMPUTE]>>>(static_cast<P>(args)...);
     cudaError_t rc = cudaGetLastError();
@@ -33,7 +36,8 @@ static int launch(struct gpu *g, const char *name, void (*kernel)(P...), dim3 gr
 #else
 
 template <class... P, class... A>
-static int launch(struct gpu *g, const char *name, void (*kernel)(P...), dim3 grid, int threads, size_t shared, struct err *e, A... args)
+static int launch(struct gpu *g, const char *name, void (*kernel)(P...), dim3 grid, int threads, size_t shared,
+                  struct err *e, A... args)
 {
     return emulate_launch(g, name, grid, threads, shared, [=] { kernel(static_cast<P>(args)...); }, e);
 }

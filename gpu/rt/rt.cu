@@ -1,4 +1,5 @@
-/* rt.cu - rt.h on a GPU.  The runtime is linked statically and loads the driver when it is first asked, so the same binary runs where there is none. */
+/* rt.cu - rt.h on a GPU.  The runtime is linked statically and loads the driver when it is first
+ * asked, so the same binary runs where there is none. */
 #include "gpu/rt/launch.cuh"
 
 #include <pthread.h>
@@ -12,14 +13,16 @@ extern "C" { extern const char gpu_kind[] = "cuda"; }
 struct gpu_event { cudaEvent_t event; };
 struct gpu_graph { cudaGraphExec_t exec; };
 
-/* Refused before anything ran, and what a graph says that was being recorded then: the device is as it was. */
+/* Refused before anything ran, and what a graph says that was being recorded then: the device is
+ * as it was. */
 static int spares_device(cudaError_t rc)
 {
-    return rc == cudaErrorMemoryAllocation || rc == cudaErrorInvalidValue || rc == cudaErrorInvalidConfiguration || rc == cudaErrorLaunchOutOfResources ||
-           rc == cudaErrorStreamCaptureInvalidated;
+    return rc == cudaErrorMemoryAllocation || rc == cudaErrorInvalidValue || rc == cudaErrorInvalidConfiguration ||
+           rc == cudaErrorLaunchOutOfResources || rc == cudaErrorStreamCaptureInvalidated;
 }
 
-/* A context is the process's, and so is its loss: of every device its handles, and the first failure that lost it (code ERR_NONE: none). */
+/* A context is the process's, and so is its loss: of every device its handles, and the first
+ * failure that lost it (code ERR_NONE: none). */
 enum { MAX_DEVICES = 64 };
 static struct { int n_handles; struct err lost; } devices[MAX_DEVICES];
 static std::atomic<bool> is_lost[MAX_DEVICES];         /* the same, for those who ask often */
@@ -52,14 +55,16 @@ int gpu_ready(struct gpu *g, struct err *e)
     return -1;
 }
 
-/* What is freed is this device's: a thread that never chose one would make a context on the first. */
+/* What is freed is this device's: a thread that never chose one would make a context on the
+ * first. */
 static void choose(struct gpu *g)
 {
     if (cudaSetDevice(g->device) != cudaSuccess)
         cudaGetLastError();
 }
 
-/* A lost device that nobody holds: its context is given up, and a new one made.  The driver keeps some failures for the life of the process. */
+/* A lost device that nobody holds: its context is given up, and a new one made.  The driver
+ * keeps some failures for the life of the process. */
 static void try_again(int device)
 {
     cudaSetDevice(device);              /* may well answer with the old failure */
@@ -80,7 +85,8 @@ static int hold(int device, struct err *e)
         try_again(device);
     if (is_lost[device])
         rc = n ? err_set(e, ERR_DEVICE, "cuda:%d was lost and cannot be used before everything on it is unloaded (%d user%s): %.300s", device, n, n == 1 ? "" : "s", devices[device].lost.msg)
-               : err_set(e, ERR_DEVICE, "cuda:%d was lost and does not come back in this process: %.300s", device, devices[device].lost.msg);
+               : err_set(e, ERR_DEVICE, "cuda:%d was lost and does not come back in this process: %.300s", device,
+                         devices[device].lost.msg);
     else
         devices[device].n_handles++;
     pthread_mutex_unlock(&devices_lock);
@@ -107,7 +113,8 @@ int gpu_count(struct err *e)
     cudaDriverGetVersion(&driver);
     if (driver == 0)
         return err_set(e, ERR_DEVICE, "no NVIDIA driver on this machine (libcuda.so.1 does not load)");
-    return err_set(e, ERR_DEVICE, "no GPU: %s (driver for CUDA %d.%d)", rc == cudaSuccess ? "the driver lists none" : cudaGetErrorString(rc), driver / 1000, driver % 1000 / 10);
+    return err_set(e, ERR_DEVICE, "no GPU: %s (driver for CUDA %d.%d)", rc == cudaSuccess ? "the driver lists none"
+        : cudaGetErrorString(rc), driver / 1000, driver % 1000 / 10);
 }
 
 struct gpu *gpu_open(int device, int debug_sync, struct err *e)
@@ -116,7 +123,8 @@ struct gpu *gpu_open(int device, int debug_sync, struct err *e)
     if (n < 0)
         return nullptr;
     if (device < 0 || device >= n) {
-        err_set(e, ERR_DEVICE, "cuda:%d: there %s %d GPU%s, expected 0 to %d", device, n == 1 ? "is" : "are", n, n == 1 ? "" : "s", n - 1);
+        err_set(e, ERR_DEVICE, "cuda:%d: there %s %d GPU%s, expected 0 to %d", device, n == 1 ? "is" : "are", n,
+                n == 1 ? "" : "s", n - 1);
         return nullptr;
     }
     if (device >= MAX_DEVICES) {
@@ -135,9 +143,12 @@ struct gpu *gpu_open(int device, int debug_sync, struct err *e)
     g->debug_sync = debug_sync;
     int minor = 0;
     if (gpu_check(g, cudaSetDevice(device), "opening the device", e) < 0 ||
-        gpu_check(g, cudaDeviceGetAttribute(&g->n_sms, cudaDevAttrMultiProcessorCount, device), "asking the device", e) < 0 ||
-        gpu_check(g, cudaDeviceGetAttribute(&g->capability, cudaDevAttrComputeCapabilityMajor, device), "asking the device", e) < 0 ||
-        gpu_check(g, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking the device", e) < 0 ||
+        gpu_check(g, cudaDeviceGetAttribute(&g->n_sms, cudaDevAttrMultiProcessorCount, device), "asking the device",
+                  e) < 0 ||
+        gpu_check(g, cudaDeviceGetAttribute(&g->capability, cudaDevAttrComputeCapabilityMajor, device),
+                  "asking the device", e) < 0 ||
+        gpu_check(g, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking the device",
+                  e) < 0 ||
         gpu_check(g, cudaStreamCreateWithFlags(&g->stream[0], cudaStreamNonBlocking), "stream", e) < 0 ||
         gpu_check(g, cudaStreamCreateWithFlags(&g->stream[1], cudaStreamNonBlocking), "stream", e) < 0) {
         gpu_close(g);
@@ -160,7 +171,10 @@ void gpu_close(struct gpu *g)
     free(g);
 }
 
-int gpu_use(struct gpu *g, struct err *e) { return gpu_ready(g, e) < 0 ? -1 : gpu_check(g, cudaSetDevice(g->device), "device", e); }
+int gpu_use(struct gpu *g, struct err *e)
+{
+    return gpu_ready(g, e) < 0 ? -1 : gpu_check(g, cudaSetDevice(g->device), "device", e);
+}
 
 int gpu_is_lost(struct gpu *g) { return is_lost[g->device]; }
 
@@ -173,8 +187,12 @@ void gpu_warm_up(int device)
     pthread_mutex_unlock(&devices_lock);
 }
 
-/* f16 operations a clock of a multiprocessor, with f32 sums: the vendor's architecture papers of GA100, GA102, AD102 and GH100. */
-static int mma_a_clock(int major, int minor) { return major == 9 ? 4096 : major == 8 && minor == 0 ? 2048 : major == 8 ? minor == 9 ? 1024 : 512 : 0; }
+/* f16 operations a clock of a multiprocessor, with f32 sums: the vendor's architecture papers of
+ * GA100, GA102, AD102 and GH100. */
+static int mma_a_clock(int major, int minor)
+{
+    return major == 9 ? 4096 : major == 8 && minor == 0 ? 2048 : major == 8 ? minor == 9 ? 1024 : 512 : 0;
+}
 
 int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e)
 {
@@ -182,7 +200,8 @@ int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e)
     struct gpu *me = const_cast<struct gpu *>(g);
     int clock_khz = 0, bus_bits = 0;
     memset(info, 0, sizeof *info);
-    if (gpu_check(me, cudaSetDevice(g->device), "device", e) < 0 || gpu_check(me, cudaGetDeviceProperties(&p, g->device), "properties", e) < 0 ||
+    if (gpu_check(me, cudaSetDevice(g->device), "device", e) < 0 ||
+        gpu_check(me, cudaGetDeviceProperties(&p, g->device), "properties", e) < 0 ||
         gpu_check(me, cudaMemGetInfo(&info->free, &info->memory), "memory", e) < 0)
         return -1;
     cudaDeviceGetAttribute(&clock_khz, cudaDevAttrMemoryClockRate, g->device);
@@ -208,7 +227,8 @@ void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e)
     void *p = nullptr;
     char text[128];
     snprintf(text, sizeof text, "%zu bytes of device memory for %s", size, what);
-    if (gpu_ready(g, e) < 0 || gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 || gpu_check(g, cudaMalloc(&p, size ? size : 1), text, e) < 0)
+    if (gpu_ready(g, e) < 0 || gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 ||
+        gpu_check(g, cudaMalloc(&p, size ? size : 1), text, e) < 0)
         return nullptr;
     return p;
 }
@@ -227,7 +247,8 @@ void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e)
     void *p = nullptr;
     char text[128];
     snprintf(text, sizeof text, "%zu bytes of pinned memory for %s", size, what);
-    if (gpu_ready(g, e) < 0 || gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 || gpu_check(g, cudaMallocHost(&p, size ? size : 1), text, e) < 0)
+    if (gpu_ready(g, e) < 0 || gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 ||
+        gpu_check(g, cudaMallocHost(&p, size ? size : 1), text, e) < 0)
         return nullptr;
     return p;
 }
@@ -241,18 +262,32 @@ void gpu_pinned_free(struct gpu *g, void *p)
         cudaGetLastError();
 }
 
-static int copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, enum cudaMemcpyKind kind, const char *what, struct err *e)
+static int copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, enum cudaMemcpyKind kind,
+                const char *what, struct err *e)
 {
-    return gpu_ready(g, e) < 0 ? -1 : n == 0 ? 0 : gpu_check(g, cudaMemcpyAsync(to, from, n, kind, g->stream[s]), what, e);
+    return gpu_ready(g, e) < 0 ? -1 : n == 0 ? 0
+                                             : gpu_check(g, cudaMemcpyAsync(to, from, n, kind, g->stream[s]), what, e);
 }
-int gpu_upload(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e) { return copy(g, s, to, from, n, cudaMemcpyHostToDevice, "upload", e); }
-int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e) { return copy(g, s, to, from, n, cudaMemcpyDeviceToHost, "download", e); }
-int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e) { return copy(g, s, to, from, n, cudaMemcpyDeviceToDevice, "copy", e); }
+int gpu_upload(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e)
+{
+    return copy(g, s, to, from, n, cudaMemcpyHostToDevice, "upload", e);
+}
+int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e)
+{
+    return copy(g, s, to, from, n, cudaMemcpyDeviceToHost, "download", e);
+}
+int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e)
+{
+    return copy(g, s, to, from, n, cudaMemcpyDeviceToDevice, "copy", e);
+}
 int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, struct err *e)
 {
     return gpu_ready(g, e) < 0 ? -1 : n == 0 ? 0 : gpu_check(g, cudaMemsetAsync(to, byte, n, g->stream[s]), "fill", e);
 }
-int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e) { return gpu_ready(g, e) < 0 ? -1 : gpu_check(g, cudaStreamSynchronize(g->stream[s]), "waiting for the kernels", e); }
+int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e)
+{
+    return gpu_ready(g, e) < 0 ? -1 : gpu_check(g, cudaStreamSynchronize(g->stream[s]), "waiting for the kernels", e);
+}
 
 struct gpu_event *gpu_event_open(struct gpu *g, struct err *e)
 {
@@ -261,7 +296,8 @@ struct gpu_event *gpu_event_open(struct gpu *g, struct err *e)
         err_nomem(e, "event");
         return nullptr;
     }
-    if (gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 || gpu_check(g, cudaEventCreate(&v->event), "event", e) < 0) {
+    if (gpu_check(g, cudaSetDevice(g->device), "device", e) < 0 ||
+        gpu_check(g, cudaEventCreate(&v->event), "event", e) < 0) {
         free(v);
         return nullptr;
     }
@@ -274,26 +310,42 @@ void gpu_event_close(struct gpu *g, struct gpu_event *v)
         cudaEventDestroy(v->event);
     free(v);
 }
-int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e) { return gpu_check(g, cudaEventRecord(v->event, g->stream[s]), "event", e); }
-int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e) { return gpu_check(g, cudaStreamWaitEvent(g->stream[s], v->event, 0), "event", e); }
-int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e) { return gpu_check(g, cudaEventSynchronize(v->event), "event", e); }
+int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e)
+{
+    return gpu_check(g, cudaEventRecord(v->event, g->stream[s]), "event", e);
+}
+int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e)
+{
+    return gpu_check(g, cudaStreamWaitEvent(g->stream[s], v->event, 0), "event", e);
+}
+int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e)
+{
+    return gpu_check(g, cudaEventSynchronize(v->event), "event", e);
+}
 int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *e)
 {
     float ms = 0;
-    if (gpu_check(g, cudaEventSynchronize(to->event), "event", e) < 0 || gpu_check(g, cudaEventElapsedTime(&ms, from->event, to->event), "event", e) < 0)
+    if (gpu_check(g, cudaEventSynchronize(to->event), "event", e) < 0 ||
+        gpu_check(g, cudaEventElapsedTime(&ms, from->event, to->event), "event", e) < 0)
         return -1;
     *seconds = (double)ms * 1e-3;
     return 0;
 }
 
 /* Thread local: the loader's copies go on meanwhile. */
-int gpu_graph_begin(struct gpu *g, struct err *e) { return gpu_ready(g, e) < 0 ? -1 : gpu_check(g, cudaStreamBeginCapture(g->stream[0], cudaStreamCaptureModeThreadLocal), "graph", e); }
+int gpu_graph_begin(struct gpu *g, struct err *e)
+{
+    return gpu_ready(g, e) < 0 ? -1 : gpu_check(g,
+                                                cudaStreamBeginCapture(g->stream[0], cudaStreamCaptureModeThreadLocal),
+                                                "graph", e);
+}
 
 struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e)
 {
     cudaGraph_t graph = nullptr;
     struct gpu_graph *out = (struct gpu_graph *)calloc(1, sizeof *out);
-    if (gpu_check(g, cudaStreamEndCapture(g->stream[0], &graph), "graph", e) < 0 || !out || gpu_check(g, cudaGraphInstantiate(&out->exec, graph, 0), "graph", e) < 0) {
+    if (gpu_check(g, cudaStreamEndCapture(g->stream[0], &graph), "graph", e) < 0 || !out ||
+        gpu_check(g, cudaGraphInstantiate(&out->exec, graph, 0), "graph", e) < 0) {
         if (!out)
             err_nomem(e, "graph");
         free(out);

@@ -1,8 +1,10 @@
-/* rt.h - one device: memory, copies, events, graphs.  rt.cu answers with the CUDA runtime, emulated.cc with the processor.
+/* rt.h - one device: memory, copies, events, graphs.  rt.cu answers with the CUDA runtime,
+ * emulated.cc with the processor.
  *
- * Errors say what was asked for and what the driver answered; after the first failure of a kernel the device is lost, for all who hold it, and every later
- * call fails with the same sentence: requests end with an error, the process goes on.  Memory that is not there and a launch that is refused
- * leave the device as it was. */
+ * Errors say what was asked for and what the driver answered; after the first failure of a
+ * kernel the device is lost, for all who hold it, and every later call fails with the same
+ * sentence: requests end with an error, the process goes on.  Memory that is not there and a
+ * launch that is refused leave the device as it was. */
 #ifndef ZSE_GPU_RT_RT_H
 #define ZSE_GPU_RT_RT_H
 
@@ -31,15 +33,18 @@ struct gpu_info {
 
 extern const char gpu_kind[];       /* "cuda" or "emulated" */
 
-/* debug_sync: wait after every kernel, so that a failure names it; emulated: check every access (see emulate.h). */
+/* debug_sync: wait after every kernel, so that a failure names it; emulated: check every access
+ * (see emulate.h). */
 struct gpu *gpu_open(int device, int debug_sync, struct err *e);
-/* Frees what is left; NULL is fine.  A lost device may come back once nobody holds it: the last who closes it tries, and so does gpu_open, which says what
- * happened where it does not. */
+/* Frees what is left; NULL is fine.  A lost device may come back once nobody holds it: the last
+ * who closes it tries, and so does gpu_open, which says what happened where it does not. */
 void gpu_close(struct gpu *g);
-/* The calls of this thread go to g: before the first launch of a thread, as the device is a property of the thread. */
+/* The calls of this thread go to g: before the first launch of a thread, as the device is a
+ * property of the thread. */
 int gpu_use(struct gpu *g, struct err *e);
 int gpu_is_lost(struct gpu *g);
-/* Makes the context of a device, so that gpu_open finds it: from a thread, beside other work.  Failures are gpu_open's to tell. */
+/* Makes the context of a device, so that gpu_open finds it: from a thread, beside other work.
+ * Failures are gpu_open's to tell. */
 void gpu_warm_up(int device);
 int gpu_count(struct err *e);       /* -1: no driver, or it does not work */
 int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e);
@@ -51,7 +56,8 @@ void gpu_free(struct gpu *g, void *p);
 void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e);
 void gpu_pinned_free(struct gpu *g, void *p);
 
-/* In the order of the stream; the host memory is pinned and stays untouched until the stream came there. */
+/* In the order of the stream; the host memory is pinned and stays untouched until the stream
+ * came there. */
 int gpu_upload(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
 int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
 int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);

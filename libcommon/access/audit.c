@@ -42,7 +42,8 @@ void audit_lost(struct audit *a, const struct err *why)
     pthread_mutex_unlock(&a->mutex);
 }
 
-/* After a try to write: keep the line in memory, where the newest are, and wake the packer if a file was rotated.  line NULL: none; good: it succeeded. */
+/* After a try to write: keep the line in memory, where the newest are, and wake the packer if a
+ * file was rotated.  line NULL: none; good: it succeeded. */
 static void written(struct audit *a, char *line, int good)
 {
     char *old = NULL;
@@ -123,7 +124,8 @@ static int is_stopping(struct audit *a)
     return stopping;
 }
 
-/* The lock, for the packer, who can do without: a program that stands still with it holds up nobody's end.  -1: *e. */
+/* The lock, for the packer, who can do without: a program that stands still with it holds up
+ * nobody's end.  -1: *e. */
 static int wait_lock(struct audit *a, struct err *e)
 {
     int lock, looks = 0;
@@ -159,7 +161,8 @@ static int replace(struct audit *a, const char *path, const char *temp, const ch
     return rc;
 }
 
-/* X.jsonl to X.jsonl.gz: under a name that nobody takes for a log until it is whole. Somebody else may be at it: then not. */
+/* X.jsonl to X.jsonl.gz: under a name that nobody takes for a log until it is whole. Somebody
+ * else may be at it: then not. */
 static int pack(struct audit *a, const char *path, struct err *e)
 {
     char gz[4224], temp[4232];

@@ -1,17 +1,27 @@
-/* audit.h - the audit log: one JSON object a line for every request, after its end, in two chains of files in one folder.
+/* audit.h - the audit log: one JSON object a line for every request, after its end, in two chains
+ * of files in one folder.
  *
- * Chains   requests.jsonl has the requests of valid keys and of the administrator's token, anonymous.jsonl all others, which a server
- *          merges (audit_merge.h).  Each has files, a size and a number of files of its own, so the second never displaces the first.
- * Files    X.jsonl grows until max_bytes, then becomes X_YYYYmmdd_HHMMSS.jsonl (UTC; a clash gets _002 ...) and, in the background,
+ * Chains   requests.jsonl has the requests of valid keys and of the administrator's token,
+ *          anonymous.jsonl all others, which a server
+ *          merges (audit_merge.h).  Each has files, a size and a number of files of its own, so the
+ *          second never displaces the first.
+ * Files    X.jsonl grows until max_bytes, then becomes X_YYYYmmdd_HHMMSS.jsonl (UTC; a clash gets
+ *          _002 ...) and, in the background,
  *          that name with .gz; keep of them stay.  Names rise even when the clock steps back.
- * Chain    every line ends in "seq", its number in the chain, and "hash": the SHA-256 (hex) of the hash before it and the line's bytes
- *          up to the comma before "hash".  A file begins with a line {"event":"begin","prev":HASH,"keep":N...} with the last hash of
- *          the file before and the announced retention, so changed, removed and added lines show, and files that are gone too early.
- *          X.head repeats the number and the hash of the last line: a tail cut off by a careless hand shows against it, one cut by an
- *          attacker who may write into the folder only against a head that was kept elsewhere or signed (audit_sign.h).
- * Gaps     a writer that finds less than the head, or than it wrote itself, says so in the chain: {"event":"gap","prev":HEAD,"after":TAIL}.
- * Writers  any number of processes: each line is one write() at the end of the file under a lock (audit.lock), which also guards rotation.
- *          What was written when a process dies is kept by the system; half a line (the machine died) is ended by the next writer.
+ * Chain    every line ends in "seq", its number in the chain, and "hash": the SHA-256 (hex) of the
+ *          hash before it and the line's bytes
+ *          up to the comma before "hash".  A file begins with a line
+ *          {"event":"begin","prev":HASH,"keep":N...} with the last hash of the file before and the
+ *          announced retention, so changed, removed and added lines show, and files that are gone
+ *          too early.  X.head repeats the number and the hash of the last line: a tail cut off by a
+ *          careless hand shows against it, one cut by an attacker who may write into the folder
+ *          only against a head that was kept elsewhere or signed (audit_sign.h).
+ * Gaps     a writer that finds less than the head, or than it wrote itself, says so in the chain:
+ *          {"event":"gap","prev":HEAD,"after":TAIL}.
+ * Writers  any number of processes: each line is one write() at the end of the file under a lock
+ * (audit.lock), which also guards rotation.
+ *          What was written when a process dies is kept by the system; half a line (the machine
+ *          died) is ended by the next writer.
  * Trouble  a disk that is full or gone fails no request: the line is dropped and counted.
  *
  * The caller puts neither keys nor prompts into an entry, unless it was told to log prompts. */
@@ -54,14 +64,18 @@ struct audit_options {
 };
 
 struct audit;
-/* Fails only where it never could work: no memory, no thread. A folder that cannot be written is trouble as above. */
+/* Fails only where it never could work: no memory, no thread. A folder that cannot be written is
+ * trouble as above. */
 struct audit *audit_open(const struct audit_options *o, struct err *e);
 void audit_close(struct audit *a);          /* waits for what is being compressed; NULL is fine */
-/* Begin the first file, and note in the chain if lines are gone or the retention changed since the last writer.  As audit_add. */
+/* Begin the first file, and note in the chain if lines are gone or the retention changed since
+ * the last writer.  As audit_add. */
 void audit_begin(struct audit *a);
-/* Cannot fail; waits for the lock and the disk (audit_later.h does not). Threads may call it at once. */
+/* Cannot fail; waits for the lock and the disk (audit_later.h does not). Threads may call it at
+ * once. */
 void audit_add(struct audit *a, const struct audit_entry *x);
-/* The same in two parts: the line without its end, malloc'd, NULL without memory; and into the file, by which it is freed. */
+/* The same in two parts: the line without its end, malloc'd, NULL without memory; and into the
+ * file, by which it is freed. */
 char *audit_line(const struct audit_entry *x, size_t *n);
 void audit_write(struct audit *a, char *line, size_t n);
 /* Sign the head, if there are lines of this process after the last signature.  As audit_add. */
@@ -76,10 +90,12 @@ struct audit_stats {
     uint64_t last_error_ns;                 /* when, by clock_ns(); 0: never */
 };
 void audit_stats(struct audit *a, struct audit_stats *s);
-/* The newest first, at most AUDIT_RECENT: line i as written, '\n' not included; 0 when there is no such line. */
+/* The newest first, at most AUDIT_RECENT: line i as written, '\n' not included; 0 when there is
+ * no such line. */
 int audit_recent(struct audit *a, int i, char **line);              /* caller frees */
 
-/* Empty the current files, with all also what was rotated; a line of the chain says so. *dropped: lines of the current files. Safe beside writers. */
+/* Empty the current files, with all also what was rotated; a line of the chain says so.
+ * *dropped: lines of the current files. Safe beside writers. */
 int audit_clear(const char *folder, int all, uint64_t *dropped, struct err *e);
 
 #endif

@@ -55,7 +55,8 @@ static int note_columns(void *user, const struct audit_record *r)
     return 0;
 }
 
-/* May a formula begin here?  The ASCII ones, and the full-width forms that some locales take for them (OWASP, "CSV Injection"). */
+/* May a formula begin here?  The ASCII ones, and the full-width forms that some locales take for
+ * them (OWASP, "CSV Injection"). */
 static int begins_formula(const char *p)
 {
     static const char *const signs[] = { "=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20" };
@@ -65,7 +66,8 @@ static int begins_formula(const char *p)
     return 0;
 }
 
-/* Bytes of what a spreadsheet may take away before a text: blanks, a no-break space, the mark of a byte order. */
+/* Bytes of what a spreadsheet may take away before a text: blanks, a no-break space, the mark of
+ * a byte order. */
 static size_t blank(const char *p)
 {
     static const char *const wide[] = { "\u00a0", "\u3000", "\u200b", "\ufeff" };
@@ -75,7 +77,8 @@ static size_t blank(const char *p)
     return *p == ' ' || (*p >= '\t' && *p <= '\r');
 }
 
-/* Is p where a cell may begin (in its text, or behind what cells are separated by where commas do not), blanks aside? */
+/* Is p where a cell may begin (in its text, or behind what cells are separated by where commas
+ * do not), blanks aside? */
 static int is_formula(const char *p)
 {
     for (size_t n; (n = blank(p)); p += n)
@@ -93,18 +96,21 @@ static int put_cell(struct csv *c, const char *text, int is_string)
         const int starts = p == text || strchr(separators, p[-1]) != NULL;
         end = p + strcspn(p, "\";\t\r\n|");
         end += *end != '\0';
-        bad = (starts && is_formula(p) && c->write(c->user, "'", 1)) || c->write(c->user, p, (size_t)(end - p)) || (end[-1] == '"' && c->write(c->user, "\"", 1));
+        bad = (starts && is_formula(p) && c->write(c->user, "'", 1)) || c->write(c->user, p, (size_t)(end - p)) ||
+              (end[-1] == '"' && c->write(c->user, "\"", 1));
     }
     return bad || c->write(c->user, "\"", 1);
 }
 
 static int is_plain_number(const struct audit_text *t)
 {
-    const size_t sign = *t->p == '-', whole = strspn(t->p + sign, "0123456789"), dot = t->p[sign + whole] == '.', part = dot ? strspn(t->p + sign + whole + 1, "0123456789") : 0;
+    const size_t sign = *t->p == '-', whole = strspn(t->p + sign, "0123456789"), dot = t->p[sign + whole] == '.',
+                 part = dot ? strspn(t->p + sign + whole + 1, "0123456789") : 0;
     return whole > 0 && part >= dot && sign + whole + dot + part == t->n;
 }
 
-/* A row whose cells are what the line has between quotes: plain ASCII without escapes, and numbers. 0: it is another one. */
+/* A row whose cells are what the line has between quotes: plain ASCII without escapes, and
+ * numbers. 0: it is another one. */
 static int plain_cells(struct csv *c, const struct audit_record *r)
 {
     if (c->room <= r->size) {
@@ -150,7 +156,8 @@ static int put_plain(struct csv *c)
 {
     int bad = 0;
     for (int i = 0; i < c->n && !bad; i++)
-        bad = (i && c->write(c->user, ",", 1)) || (c->cell[i].text.n && put_cell(c, c->cell[i].text.p, c->cell[i].is_string));
+        bad = (i && c->write(c->user, ",", 1)) ||
+              (c->cell[i].text.n && put_cell(c, c->cell[i].text.p, c->cell[i].is_string));
     return bad;
 }
 
@@ -166,7 +173,8 @@ static int put_row(void *user, const struct audit_record *r)
             return 0;                       /* it looked like ours and is no JSON: not worth a row */
         for (int i = 0; i < c->n && !bad; i++) {
             json_t *v = json_object_get(o, c->column[i]);
-            char *text = json_is_string(v) ? strdup(json_string_value(v)) : v && !json_is_null(v) ? json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(13)) : strdup("");
+            char *text = json_is_string(v) ? strdup(json_string_value(v)) : v &&
+                         !json_is_null(v) ? json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(13)) : strdup("");
             bad = !text || (i && c->write(c->user, ",", 1)) || put_cell(c, text, json_is_string(v));
             free(text);
         }
@@ -176,10 +184,12 @@ static int put_row(void *user, const struct audit_record *r)
     return c->failed = bad || c->write(c->user, "\r\n", 2);
 }
 
-int audit_csv(const char *folder, const struct audit_filter *f, int (*write)(void *user, const char *text, size_t n), void *user, uint64_t *rows, struct err *e)
+int audit_csv(const char *folder, const struct audit_filter *f, int (*write)(void *user, const char *text, size_t n),
+              void *user, uint64_t *rows, struct err *e)
 {
-    static const char *const usual[] = { "timestamp", "timestamp_unix", "request_id", "method", "path", "status_code", "latency_ms", "api_key_name", "client_ip",
-                                         "user_agent", "model_id", "prompt_tokens", "completion_tokens", "total_tokens", "error_message" };
+    static const char *const usual[] = { "timestamp", "timestamp_unix", "request_id", "method", "path", "status_code",
+                                         "latency_ms", "api_key_name", "client_ip", "user_agent", "model_id",
+                                         "prompt_tokens", "completion_tokens", "total_tokens", "error_message" };
     struct csv c = { .write = write, .user = user };
     struct audit_filter until = *f;
     struct audit_scan s;

@@ -15,7 +15,8 @@
 
 const char *audit_chain_name(enum audit_chain chain) { return chain == AUDIT_KEYS ? "requests" : "anonymous"; }
 
-/* "requests_20261121_150846" or "requests_20261121_150846_002": bytes of it, 0 if the name does not begin so. */
+/* "requests_20261121_150846" or "requests_20261121_150846_002": bytes of it, 0 if the name does
+ * not begin so. */
 static size_t stem(const char *name, enum audit_chain chain)
 {
     const char *begin = audit_chain_name(chain);
@@ -68,7 +69,8 @@ static int add(struct audit_files *f, const char *folder, const char *name, int 
         return err_nomem(e, "names of log files");
     }
     f->file = more;
-    f->file[f->n++] = (struct audit_file){ .path = path, .gz = kind == PACKED, .current = kind == CURRENT, .size = (uint64_t)st.st_size, .changed_s = st.st_mtime };
+    f->file[f->n++] = (struct audit_file){ .path = path, .gz = kind == PACKED, .current = kind == CURRENT,
+                                           .size = (uint64_t)st.st_size, .changed_s = st.st_mtime };
     return 0;
 }
 
@@ -97,7 +99,8 @@ int audit_files_list(struct audit_files *f, const char *folder, enum audit_chain
         qsort(f->file, (size_t)f->n, sizeof *f->file, by_path);
     int n = 0;
     for (int i = 0; i < f->n; i++) {        /* X.jsonl.gz only appears when it is complete; X.jsonl beside it was about to be removed */
-        const int twice = n > 0 && f->file[n - 1].gz && !f->file[i].gz && strncmp(f->file[n - 1].path, f->file[i].path, strlen(f->file[i].path)) == 0;
+        const int twice = n > 0 && f->file[n - 1].gz && !f->file[i].gz &&
+                          strncmp(f->file[n - 1].path, f->file[i].path, strlen(f->file[i].path)) == 0;
         if (twice)
             free(f->file[i].path);
         else
@@ -153,7 +156,10 @@ static int lock(const char *folder, int how, struct err *e)
     return fd;
 }
 
-int audit_lock(const char *folder, int exclusive, struct err *e) { return lock(folder, exclusive ? LOCK_EX : LOCK_SH, e); }
+int audit_lock(const char *folder, int exclusive, struct err *e)
+{
+    return lock(folder, exclusive ? LOCK_EX : LOCK_SH, e);
+}
 int audit_try_lock(const char *folder, struct err *e) { return lock(folder, LOCK_EX | LOCK_NB, e); }
 
 /* The number that ends at `end`, where `,"seq":` stands before it; else 0. */
@@ -205,7 +211,8 @@ int audit_head_read(const char *folder, enum audit_chain chain, struct audit_hea
     const ssize_t n = fd < 0 ? -1 : read(fd, text, HEAD_SIZE);
     if (fd >= 0)
         close(fd);
-    if (n != HEAD_SIZE || strspn(text, "0123456789") != SEQ_DIGITS || strspn(hash, "0123456789abcdef") != SHA256_HEX || strspn(keep, "0123456789") != KEEP_DIGITS)
+    if (n != HEAD_SIZE || strspn(text, "0123456789") != SEQ_DIGITS || strspn(hash, "0123456789abcdef") != SHA256_HEX ||
+        strspn(keep, "0123456789") != KEEP_DIGITS)
         return 0;
     head->end.seq = strtoull(text, NULL, 10);
     memcpy(head->end.hash, hash, SHA256_HEX);
@@ -222,9 +229,12 @@ int audit_head_write(const char *folder, enum audit_chain chain, const struct au
     const int fd = file_open_made(path, O_RDWR);
     if (fd < 0)
         return err_sys(e, "%s", path);
-    snprintf(text, sizeof text, "%0*" PRIu64 " %s %0*d\n", SEQ_DIGITS, head->end.seq, head->end.hash, KEEP_DIGITS, head->keep);
+    snprintf(text, sizeof text, "%0*" PRIu64 " %s %0*d\n", SEQ_DIGITS, head->end.seq, head->end.hash, KEEP_DIGITS,
+             head->keep);
     const ssize_t n = pwrite(fd, text, HEAD_SIZE, 0);       /* in place and less than a page: a process that dies leaves the old or the new text */
-    const int rc = n == HEAD_SIZE ? 0 : n < 0 ? err_sys(e, "%s", path) : err_set(e, ERR_IO, "%s: the disk took %zd of %d bytes", path, n, HEAD_SIZE);
+    const int rc = n == HEAD_SIZE ? 0 : n < 0 ? err_sys(e, "%s", path)
+                                              : err_set(e, ERR_IO, "%s: the disk took %zd of %d bytes", path, n,
+                                                        HEAD_SIZE);
     close(fd);
     return rc;
 }

@@ -1,4 +1,5 @@
-/* audit_files.h - the files of an audit log: their names, their order, the lock, the end of a chain.  Shared by the writer and the readers. */
+/* audit_files.h - the files of an audit log: their names, their order, the lock, the end of a
+ * chain.  Shared by the writer and the readers. */
 #ifndef ZSE_ACCESS_AUDIT_FILES_H
 #define ZSE_ACCESS_AUDIT_FILES_H
 
@@ -17,7 +18,8 @@ struct audit_file {
 };
 struct audit_files { struct audit_file *file; int n; };        /* oldest first; the current one, if there is one, last */
 
-/* The files of one chain.  A rotated file of which only the compressed half is complete counts once. */
+/* The files of one chain.  A rotated file of which only the compressed half is complete counts
+ * once. */
 int audit_files_list(struct audit_files *f, const char *folder, enum audit_chain chain, struct err *e);
 void audit_files_release(struct audit_files *f);
 /* Remove all rotated files of a chain, also what a crash left of them.  Under the lock. */
@@ -28,16 +30,18 @@ int audit_lock(const char *folder, int exclusive, struct err *e);
 /* The same, exclusive, without waiting; -2: another process or thread holds it. */
 int audit_try_lock(const char *folder, struct err *e);
 
-/* Where a chain ends: the number and the hash of a line.  seq 0: there is none, or it was written before lines had numbers. */
+/* Where a chain ends: the number and the hash of a line.  seq 0: there is none, or it was
+ * written before lines had numbers. */
 struct audit_end { uint64_t seq; char hash[SHA256_HEX + 1]; };
 
 /* The last whole line of an open log file (hash zeros: none), and the offset where it ends. */
 int audit_tail(int fd, const char *path, struct audit_end *last, uint64_t *end, struct err *e);
-/* The hash at the end of a line (its '\n' not counted), and how many bytes of the line it covers; 0 if the line has none.  *seq: its number, or 0. */
+/* The hash at the end of a line (its '\n' not counted), and how many bytes of the line it
+ * covers; 0 if the line has none.  *seq: its number, or 0. */
 size_t audit_line_end(const char *line, size_t size, const char **hash, uint64_t *seq);
 
-/* FOLDER/requests.head and anonymous.head: the end of the chain as the last writer left it, so that a cut tail shows, and the number of rotated
- * files that it announced.  Under the lock. */
+/* FOLDER/requests.head and anonymous.head: the end of the chain as the last writer left it, so
+ * that a cut tail shows, and the number of rotated files that it announced.  Under the lock. */
 struct audit_head { struct audit_end end; int keep; };
 int audit_head_read(const char *folder, enum audit_chain chain, struct audit_head *head);      /* 1; 0: no such file, or not one of ours */
 int audit_head_write(const char *folder, enum audit_chain chain, const struct audit_head *head, struct err *e);

@@ -111,7 +111,8 @@ void audit_later_add(struct audit_later *w, const struct audit_entry *x)
     if (line && room)
         return;
     if (line)
-        err_set(&e, ERR_LIMIT, "%d line%s of the log already waiting for the disk: no room for another one", n_waiting, plural(n_waiting));
+        err_set(&e, ERR_LIMIT, "%d line%s of the log already waiting for the disk: no room for another one", n_waiting,
+                plural(n_waiting));
     else
         err_nomem(&e, "a line of the log");
     audit_lost(w->a, &e);

@@ -1,6 +1,8 @@
-/* audit_later.h - lines of the audit log, written by a thread of its own: a slow disk, or a stopped program that has the log's lock, holds up nobody who adds one.
+/* audit_later.h - lines of the audit log, written by a thread of its own: a slow disk, or a stopped
+ * program that has the log's lock, holds up nobody who adds one.
  *
- * Lines are written in the order in which they were added.  They wait in memory, at most max_bytes of them; one that finds no room is lost, and counted as such. */
+ * Lines are written in the order in which they were added.  They wait in memory, at most
+ * max_bytes of them; one that finds no room is lost, and counted as such. */
 #ifndef ZSE_ACCESS_AUDIT_LATER_H
 #define ZSE_ACCESS_AUDIT_LATER_H
 
@@ -14,8 +16,9 @@ void audit_later_add(struct audit_later *w, const struct audit_entry *x);
 /* Sign the head (audit_sign_head) once the lines before are written. */
 void audit_later_sign(struct audit_later *w);
 int audit_later_waiting(struct audit_later *w);         /* lines */
-/* When all is written, 0.  After so many seconds the number of lines that are not: then the thread is still at one, and w and a are to be left alone for the
- * rest of the process.  NULL is fine. */
+/* When all is written, 0.  After so many seconds the number of lines that are not: then the
+ * thread is still at one, and w and a are to be left alone for the rest of the process.  NULL is
+ * fine. */
 int audit_later_close(struct audit_later *w, double patience_s);
 
 #endif

@@ -11,7 +11,8 @@
 #include "libcommon/base/utf8.h"
 
 /* Bytes of a text in the line. */
-enum { ID_MAX = 160, METHOD_MAX = 32, PATH_MAX_BYTES = 512, NAME_MAX_BYTES = 256, ADDRESS_MAX = 64, AGENT_MAX = 256, ERROR_MAX = 512, PROMPT_MAX = 8192, MARK = 40 };
+enum { ID_MAX = 160, METHOD_MAX = 32, PATH_MAX_BYTES = 512, NAME_MAX_BYTES = 256, ADDRESS_MAX = 64, AGENT_MAX = 256,
+       ERROR_MAX = 512, PROMPT_MAX = 8192, MARK = 40 };
 
 void line_put(struct audit_text_line *l, const char *fmt, ...)
 {
@@ -22,7 +23,8 @@ void line_put(struct audit_text_line *l, const char *fmt, ...)
     l->n += (size_t)n;
 }
 
-/* Bytes of what looks like an API key, or most of one: clients send keys in paths and other places where none belong. */
+/* Bytes of what looks like an API key, or most of one: clients send keys in paths and other
+ * places where none belong. */
 static size_t key_at(const char *text)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -55,8 +57,12 @@ void audit_copy(char *out, size_t size, const char *text)
     out[n] = '\0';
 }
 
-/* Characters that a terminal, or a program that splits text into lines, might obey: controls, ends of lines, changes of direction. */
-static int steers(uint32_t u) { return u < 0x20 || (u >= 0x7f && u < 0xa0) || (u >= 0x2028 && u <= 0x202e) || (u >= 0x2066 && u <= 0x2069); }
+/* Characters that a terminal, or a program that splits text into lines, might obey: controls,
+ * ends of lines, changes of direction. */
+static int steers(uint32_t u)
+{
+    return u < 0x20 || (u >= 0x7f && u < 0xa0) || (u >= 0x2028 && u <= 0x202e) || (u >= 0x2066 && u <= 0x2069);
+}
 
 /* The character at text, of size bytes: its bytes in the line, which are left in out. */
 static size_t write_character(const char *text, size_t size, int *read, char out[8])
@@ -102,7 +108,8 @@ static void put_time(struct audit_text_line *l, const char *prefix, int64_t ms)
     const time_t s = (time_t)(ms / 1000);
     gmtime_r(&s, &t);
     strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &t);
-    line_put(l, "\"%stimestamp\":\"%s.%03dZ\",\"%stimestamp_unix\":%" PRId64 ".%03d", prefix, text, (int)(ms % 1000), prefix, ms / 1000, (int)(ms % 1000));
+    line_put(l, "\"%stimestamp\":\"%s.%03dZ\",\"%stimestamp_unix\":%" PRId64 ".%03d", prefix, text, (int)(ms % 1000),
+             prefix, ms / 1000, (int)(ms % 1000));
 }
 
 void line_time(struct audit_text_line *l, int64_t ms)
@@ -133,7 +140,8 @@ void line_entry(struct audit_text_line *l, const struct audit_entry *x)
     put_text(l, "model_id", x->model, NAME_MAX_BYTES);
     put_count(l, "prompt_tokens", x->prompt_tokens);
     put_count(l, "completion_tokens", x->completion_tokens);
-    put_count(l, "total_tokens", tokens ? (x->prompt_tokens > 0 ? x->prompt_tokens : 0) + (x->completion_tokens > 0 ? x->completion_tokens : 0) : -1);
+    put_count(l, "total_tokens", tokens ? (x->prompt_tokens > 0 ? x->prompt_tokens : 0) +
+              (x->completion_tokens > 0 ? x->completion_tokens : 0) : -1);
     put_text(l, "error_message", x->error, ERROR_MAX);
     if (x->prompt)
         put_text(l, "prompt", x->prompt, PROMPT_MAX);
@@ -143,7 +151,8 @@ void line_entry(struct audit_text_line *l, const struct audit_entry *x)
         put_text(l, "last_request_id", x->last_id, ID_MAX);
     }
 }
-_Static_assert(AUDIT_LINE_ROOM > 2 * ID_MAX + METHOD_MAX + PATH_MAX_BYTES + 2 * NAME_MAX_BYTES + ADDRESS_MAX + AGENT_MAX + ERROR_MAX + PROMPT_MAX + 10 * MARK + 1024, "a line has room for its fields");
+_Static_assert(AUDIT_LINE_ROOM > 2 * ID_MAX + METHOD_MAX + PATH_MAX_BYTES + 2 * NAME_MAX_BYTES + ADDRESS_MAX +
+               AGENT_MAX + ERROR_MAX + PROMPT_MAX + 10 * MARK + 1024, "a line has room for its fields");
 
 char *audit_line(const struct audit_entry *x, size_t *n)
 {

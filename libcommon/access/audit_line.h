@@ -1,6 +1,7 @@
 /* audit_line.h - a line of the audit log as JSON, without the fields of the chain at its end.
  *
- * A line is bounded: a text that takes more than its field's bytes, escapes counted, is cut and ends in "...[N bytes]", N of the whole text. */
+ * A line is bounded: a text that takes more than its field's bytes, escapes counted, is cut and
+ * ends in "...[N bytes]", N of the whole text. */
 #ifndef ZSE_ACCESS_AUDIT_LINE_H
 #define ZSE_ACCESS_AUDIT_LINE_H
 

@@ -19,11 +19,14 @@ struct audit_log {
     uint64_t merging_ns;                    /* since then requests are merged */
 };
 
-static int open_chain(struct chain *c, const struct audit_log_options *o, enum audit_chain which, struct audit_syslog *syslog, struct err *e)
+static int open_chain(struct chain *c, const struct audit_log_options *o, enum audit_chain which,
+                      struct audit_syslog *syslog, struct err *e)
 {
-    const struct audit_options ao = { .folder = o->folder, .chain = which, .max_bytes = o->bytes[which], .keep = o->keep,
+    const struct audit_options ao = { .folder = o->folder, .chain = which, .max_bytes = o->bytes[which],
+                                      .keep = o->keep,
                                       .signer = o->signer, .syslog = syslog };
-    return (c->audit = audit_open(&ao, e)) && (c->later = audit_later_open(c->audit, o->waiting_bytes, e)) && (c->merge = audit_merge_open(e)) ? 0 : -1;
+    return (c->audit = audit_open(&ao, e)) && (c->later = audit_later_open(c->audit, o->waiting_bytes, e)) &&
+           (c->merge = audit_merge_open(e)) ? 0 : -1;
 }
 
 struct audit_log *audit_log_open(const struct audit_log_options *o, struct err *e)
@@ -91,7 +94,8 @@ void audit_log_add(struct audit_log *l, const struct audit_entry *x, int has_key
     const struct chain *c = &l->chain[has_key ? AUDIT_KEYS : AUDIT_ANONYMOUS];
     if (!c->later)
         return;
-    if ((has_key && admitted) || audit_merge_add(c->merge, x, admitted ? AUDIT_ADMITTED : AUDIT_REFUSED, admitted ? OPEN_OWN_LINES : MERGE_OWN_LINES))
+    if ((has_key && admitted) || audit_merge_add(c->merge, x, admitted ? AUDIT_ADMITTED : AUDIT_REFUSED,
+                                                 admitted ? OPEN_OWN_LINES : MERGE_OWN_LINES))
         audit_later_add(c->later, x);
 }
 

@@ -1,9 +1,12 @@
-/* audit_log.h - the audit log of a server: both chains, merged where requests would flood them, each written by a thread of its own.
+/* audit_log.h - the audit log of a server: both chains, merged where requests would flood them,
+ * each written by a thread of its own.
  *
- * Requests of a valid key, or of the administrator's token, go to the chain AUDIT_KEYS: each has a line, but refused ones (429, 403) beyond
- * MERGE_OWN_LINES a minute are merged.  All others go to AUDIT_ANONYMOUS: refused ones and unknown paths in the same way; requests that a server
- * without keys has admitted have a line each up to OPEN_OWN_LINES a minute.  What is merged is written after a minute, and at the end.
- * One thread, but for audit_log_stats and audit_log_waiting. */
+ * Requests of a valid key, or of the administrator's token, go to the chain AUDIT_KEYS: each has
+ * a line, but refused ones (429, 403) beyond MERGE_OWN_LINES a minute are merged.  All others go
+ * to AUDIT_ANONYMOUS: refused ones and unknown paths in the same way; requests that a server
+ * without keys has admitted have a line each up to OPEN_OWN_LINES a minute.  What is merged is
+ * written after a minute, and at the end.  One thread, but for audit_log_stats and
+ * audit_log_waiting. */
 #ifndef ZSE_ACCESS_AUDIT_LOG_H
 #define ZSE_ACCESS_AUDIT_LOG_H
 
@@ -25,11 +28,13 @@ struct audit_log_options {
 struct audit_log;
 /* Fails only where it never could work: no memory, no thread. */
 struct audit_log *audit_log_open(const struct audit_log_options *o, struct err *e);
-/* Write what is merged and what waits, for at most so many seconds; nothing more is taken.  0; else the number of lines that were not written: then a thread
- * is still at it, and l is to be left alone for the rest of the process. */
+/* Write what is merged and what waits, for at most so many seconds; nothing more is taken.  0;
+ * else the number of lines that were not written: then a thread is still at it, and l is to be
+ * left alone for the rest of the process. */
 int audit_log_finish(struct audit_log *l, double patience_s);
 void audit_log_close(struct audit_log *l);              /* after audit_log_finish; NULL is fine */
-/* Cannot fail, and waits for nothing.  admitted: it was let in, by its key or because none is needed. */
+/* Cannot fail, and waits for nothing.  admitted: it was let in, by its key or because none is
+ * needed. */
 void audit_log_add(struct audit_log *l, const struct audit_entry *x, int has_key, int admitted);
 /* Every second or so. */
 void audit_log_tick(struct audit_log *l);

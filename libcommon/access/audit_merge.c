@@ -7,7 +7,8 @@
 #include "libcommon/access/audit_line.h"
 #include "libcommon/base/address.h"
 
-/* Groups of the table that one address may not take: for the other paths of each, and for the other addresses. */
+/* Groups of the table that one address may not take: for the other paths of each, and for the
+ * other addresses. */
 enum { RESERVED_PATHS = 32, RESERVED_ADDRESSES = 32, PREFIX_MAX = 64 };
 
 struct group {
@@ -86,10 +87,13 @@ static int keep(char *out, size_t size, const char *text)
     return text != NULL;
 }
 
-static struct group *new_group(struct audit_merge *m, uint64_t hash, uint64_t client_hash, const struct audit_entry *x, const char *client)
+static struct group *new_group(struct audit_merge *m, uint64_t hash, uint64_t client_hash, const struct audit_entry *x,
+                               const char *client)
 {
     struct group *g = &m->group[m->n++];
-    *g = (struct group){ .hash = hash, .client_hash = client_hash, .x = { .time_ms = x->time_ms, .status = x->status, .prompt_tokens = -1, .completion_tokens = -1 } };
+    *g = (struct group){ .hash = hash, .client_hash = client_hash,
+                         .x = { .time_ms = x->time_ms, .status = x->status, .prompt_tokens = -1,
+                                .completion_tokens = -1 } };
     g->has_path = keep(g->path, sizeof g->path - 4, x->path);
     g->has_agent = keep(g->agent, sizeof g->agent, x->user_agent);
     g->has_method = keep(g->method, sizeof g->method, x->method);
@@ -153,7 +157,8 @@ static void merge(struct audit_merge *m, const struct audit_entry *x)
     char network[48];
     const char *client = x->client_ip ? address_counted_as(x->client_ip, network) : "";
     const uint64_t client_hash = mix_text(1469598103934665603u, client);
-    const uint64_t exact = hash_of(x, client_hash, 1), of_address = hash_of(x, client_hash, 0), of_all = hash_of(x, 0, 0);
+    const uint64_t exact = hash_of(x, client_hash, 1), of_address = hash_of(x, client_hash, 0),
+                   of_all = hash_of(x, 0, 0);
     struct group *g = find(m, exact);
     if (!g && m->n < MERGE_GROUPS - RESERVED_PATHS - RESERVED_ADDRESSES && paths_of(m, client_hash) < MERGE_PATHS)
         g = new_group(m, exact, client_hash, x, client);

@@ -55,8 +55,8 @@ static struct stream *earliest(struct stream *t)
     return first;
 }
 
-int audit_scan(const char *folder, const struct audit_filter *f, int (*fn)(void *user, const struct audit_record *r), void *user,
-               struct audit_scan *s, struct err *e)
+int audit_scan(const char *folder, const struct audit_filter *f, int (*fn)(void *user, const struct audit_record *r),
+               void *user, struct audit_scan *s, struct err *e)
 {
     struct stream chain[AUDIT_CHAINS], *next;
     int rc = 0;
@@ -104,7 +104,8 @@ static int keep_line(void *user, const struct audit_record *r)
     return 0;
 }
 
-int audit_newest(const char *folder, const struct audit_filter *f, int n, char ***lines, int *found, struct audit_scan *s, struct err *e)
+int audit_newest(const char *folder, const struct audit_filter *f, int n, char ***lines, int *found,
+                 struct audit_scan *s, struct err *e)
 {
     struct newest k = { .line = calloc((size_t)n + 1, sizeof *k.line), .room = n > 0 ? n : 1 };
     char **out = calloc((size_t)n + 1, sizeof *out);
@@ -179,7 +180,8 @@ static json_t *tally_json(const struct tally *t)
     return o;
 }
 
-struct summary { struct tally paths, keys, models; uint64_t status[600], n, errors; double latency; int64_t prompt, completion, total; };
+struct summary { struct tally paths, keys, models; uint64_t status[600], n, errors; double latency; int64_t prompt,
+                 completion, total; };
 
 static int sum_up(void *user, const struct audit_record *r)
 {
@@ -191,7 +193,8 @@ static int sum_up(void *user, const struct audit_record *r)
     s->prompt += r->prompt_tokens > 0 ? r->prompt_tokens : 0;
     s->completion += r->completion_tokens > 0 ? r->completion_tokens : 0;
     s->total += r->total_tokens > 0 ? r->total_tokens : 0;
-    return (r->path.p && count_name(&s->paths, &r->path, r->count)) || (r->key_name.p && count_name(&s->keys, &r->key_name, r->count)) ||
+    return (r->path.p && count_name(&s->paths, &r->path, r->count)) ||
+           (r->key_name.p && count_name(&s->keys, &r->key_name, r->count)) ||
            (r->model.p && count_name(&s->models, &r->model, r->count));
 }
 
@@ -218,11 +221,13 @@ json_t *audit_summary(const char *folder, double hours, int64_t now_ms, struct e
             if (s->status[i])
                 json_object_set_new(codes, code, json_integer((json_int_t)s->status[i]));
         }
-        out = json_pack("{s:f,s:I,s:i,s:o,s:o,s:o,s:o,s:f,s:I,s:I,s:I,s:I,s:I}", "period_hours", hours, "total_requests", (json_int_t)s->n,
-                        "unique_keys", s->keys.n + (int)(s->keys.other > 0), "endpoints", tally_json(&s->paths), "status_codes", codes,
-                        "keys", tally_json(&s->keys), "models", tally_json(&s->models), "avg_latency_ms", s->n ? s->latency / (double)s->n : 0.0,
-                        "prompt_tokens", (json_int_t)s->prompt, "completion_tokens", (json_int_t)s->completion, "total_tokens", (json_int_t)s->total,
-                        "errors", (json_int_t)s->errors, "skipped_lines", (json_int_t)scan.bad);
+        out = json_pack("{s:f,s:I,s:i,s:o,s:o,s:o,s:o,s:f,s:I,s:I,s:I,s:I,s:I}", "period_hours", hours,
+                        "total_requests", (json_int_t)s->n, "unique_keys", s->keys.n + (int)(s->keys.other > 0),
+                        "endpoints", tally_json(&s->paths), "status_codes", codes, "keys", tally_json(&s->keys),
+                        "models", tally_json(&s->models), "avg_latency_ms", s->n ? s->latency / (double)s->n : 0.0,
+                        "prompt_tokens", (json_int_t)s->prompt, "completion_tokens", (json_int_t)s->completion,
+                        "total_tokens", (json_int_t)s->total, "errors", (json_int_t)s->errors, "skipped_lines",
+                        (json_int_t)scan.bad);
         if (!out)
             err_nomem(e, "the summary");
     }
@@ -274,7 +279,8 @@ static json_t *chain_json(const char *folder, enum audit_chain chain, struct err
     }
     audit_files_release(&f);
     snprintf(path, sizeof path, "%s/%s.jsonl", folder, audit_chain_name(chain));
-    json_t *o = json_pack("{s:s,s:f,s:I,s:i}", "log_file", path, "size_mb", (double)current / 1e6, "total_bytes", (json_int_t)bytes, "rotated_files", rotated);
+    json_t *o = json_pack("{s:s,s:f,s:I,s:i}", "log_file", path, "size_mb", (double)current / 1e6, "total_bytes",
+                          (json_int_t)bytes, "rotated_files", rotated);
     if (!o)
         err_nomem(e, "the log's figures");
     return o;
@@ -282,7 +288,8 @@ static json_t *chain_json(const char *folder, enum audit_chain chain, struct err
 
 static void add_up(json_t *to, const json_t *from, const char *key)
 {
-    json_object_set_new(to, key, json_integer(json_integer_value(json_object_get(to, key)) + json_integer_value(json_object_get(from, key))));
+    json_object_set_new(to, key, json_integer(json_integer_value(json_object_get(to, key)) +
+                                              json_integer_value(json_object_get(from, key))));
 }
 
 json_t *audit_files_json(const char *folder, struct err *e)
@@ -298,8 +305,9 @@ json_t *audit_files_json(const char *folder, struct err *e)
     }
     add_up(o, anonymous, "total_bytes");
     add_up(o, anonymous, "rotated_files");
-    json_t *counts = json_pack("{s:I,s:I,s:I,s:I,s:o}", "total_entries", (json_int_t)s.requests, "error_entries", (json_int_t)errors, "lines", (json_int_t)s.lines,
-                               "skipped_lines", (json_int_t)s.bad, "anonymous", anonymous);
+    json_t *counts = json_pack("{s:I,s:I,s:I,s:I,s:o}", "total_entries", (json_int_t)s.requests, "error_entries",
+                               (json_int_t)errors, "lines", (json_int_t)s.lines, "skipped_lines", (json_int_t)s.bad,
+                               "anonymous", anonymous);
     if (!counts || json_object_update(o, counts))
         err_nomem(e, "the log's figures");
     json_decref(counts);

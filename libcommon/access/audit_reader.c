@@ -76,7 +76,8 @@ int reader_next(struct reader *r, const char **line, size_t *size, int *whole, s
             int code;
             const char *why = gzerror(r->z[r->at], &code);
             if (n < 0)
-                return code == Z_ERRNO ? err_sys(e, "%s", r->files.file[r->at].path) : err_set(e, ERR_FORMAT, "%s: %s", r->files.file[r->at].path, why);
+                return code == Z_ERRNO ? err_sys(e, "%s", r->files.file[r->at].path)
+                                       : err_set(e, ERR_FORMAT, "%s: %s", r->files.file[r->at].path, why);
             r->end += (size_t)n;
             r->ended = n == 0;
             continue;
@@ -159,9 +160,13 @@ int next_field(struct cursor *c, struct audit_text *key, struct value *v)
 
 int text_is(const struct audit_text *t, const char *s) { return t->n == strlen(s) && memcmp(t->p, s, t->n) == 0; }
 
-static struct audit_text text_of(const struct value *v) { return v->is_string ? v->text : (struct audit_text){ NULL, 0 }; }
+static struct audit_text text_of(const struct value *v)
+{
+    return v->is_string ? v->text : (struct audit_text){ NULL, 0 };
+}
 
-/* What stands behind a number's text ends it, so these stop in time.  The digits at p, and where they end. */
+/* What stands behind a number's text ends it, so these stop in time.  The digits at p, and where
+ * they end. */
 static int64_t digits(const char *p, const char **rest)
 {
     int64_t n = 0;
@@ -181,7 +186,8 @@ int64_t int_of(const struct value *v)
     return rest > v->text.p && (*rest < '0' || *rest > '9') ? n : strtoll(v->text.p, NULL, 10);
 }
 
-/* As strtod: a whole number below 2^53 divided by a power of ten below 10^22 is rounded once (Clinger, PLDI 1990). */
+/* As strtod: a whole number below 2^53 divided by a power of ten below 10^22 is rounded once
+ * (Clinger, PLDI 1990). */
 static double real_of(const struct value *v)
 {
     static const double tens[] = { 1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6 };
@@ -222,9 +228,10 @@ static enum field field_of(const struct audit_text *key)
 {
 #define FIELD(name, field) { name, sizeof name - 1, field }
     static const struct { const char *name; size_t n; enum field field; } known[] = {
-        FIELD("timestamp_unix", TIME), FIELD("method", METHOD), FIELD("path", PATH), FIELD("status_code", STATUS), FIELD("latency_ms", LATENCY), FIELD("api_key_name", KEY),
-        FIELD("model_id", MODEL), FIELD("prompt_tokens", PROMPT), FIELD("completion_tokens", COMPLETION), FIELD("total_tokens", TOTAL), FIELD("event", EVENT),
-        FIELD("count", COUNT), FIELD("last_timestamp_unix", LAST),
+        FIELD("timestamp_unix", TIME), FIELD("method", METHOD), FIELD("path", PATH), FIELD("status_code", STATUS),
+            FIELD("latency_ms", LATENCY), FIELD("api_key_name", KEY),
+        FIELD("model_id", MODEL), FIELD("prompt_tokens", PROMPT), FIELD("completion_tokens", COMPLETION),
+        FIELD("total_tokens", TOTAL), FIELD("event", EVENT), FIELD("count", COUNT), FIELD("last_timestamp_unix", LAST),
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].n == key->n && memcmp(known[i].name, key->p, key->n) == 0)
@@ -251,7 +258,8 @@ static void note(struct audit_record *r, enum field field, const struct value *v
     }
 }
 
-/* ---- the same at once, for a line whose fields come in the order of our writer: 0 where it is another one, which is then read field by field ---- */
+/* ---- the same at once, for a line whose fields come in the order of our writer: 0 where it is
+ * another one, which is then read field by field ---- */
 
 #define NEXT(text) ((size_t)(c->end - c->p) > sizeof text && memcmp(c->p, text, sizeof text - 1) == 0 && (c->p += sizeof text - 1, 1))
 
@@ -310,12 +318,15 @@ static int parse_ours(struct cursor *c, struct audit_record *r)
 {
     struct audit_text ignored;
     int64_t status, latency_us, ignored_number;
-    if (!(NEXT("{\"timestamp\":") && next_text(c, &ignored) && NEXT(",\"timestamp_unix\":") && next_fixed(c, 3, &r->time_ms) &&
-          NEXT(",\"request_id\":") && next_text(c, &ignored) && NEXT(",\"method\":") && next_text(c, &r->method) && NEXT(",\"path\":") && next_text(c, &r->path) &&
-          NEXT(",\"status_code\":") && next_whole(c, &status) && NEXT(",\"latency_ms\":") && next_fixed(c, 3, &latency_us) &&
-          NEXT(",\"api_key_name\":") && next_text(c, &r->key_name) && NEXT(",\"client_ip\":") && next_text(c, &ignored) && NEXT(",\"user_agent\":") && next_text(c, &ignored) &&
-          NEXT(",\"model_id\":") && next_text(c, &r->model) && NEXT(",\"prompt_tokens\":") && next_whole(c, &r->prompt_tokens) &&
-          NEXT(",\"completion_tokens\":") && next_whole(c, &r->completion_tokens) && NEXT(",\"total_tokens\":") && next_whole(c, &r->total_tokens) &&
+    if (!(NEXT("{\"timestamp\":") && next_text(c, &ignored) && NEXT(",\"timestamp_unix\":") &&
+          next_fixed(c, 3, &r->time_ms) && NEXT(",\"request_id\":") && next_text(c, &ignored) &&
+          NEXT(",\"method\":") && next_text(c, &r->method) && NEXT(",\"path\":") && next_text(c, &r->path) &&
+          NEXT(",\"status_code\":") && next_whole(c, &status) && NEXT(",\"latency_ms\":") &&
+          next_fixed(c, 3, &latency_us) && NEXT(",\"api_key_name\":") && next_text(c, &r->key_name) &&
+          NEXT(",\"client_ip\":") && next_text(c, &ignored) && NEXT(",\"user_agent\":") && next_text(c, &ignored) &&
+          NEXT(",\"model_id\":") && next_text(c, &r->model) && NEXT(",\"prompt_tokens\":") &&
+          next_whole(c, &r->prompt_tokens) && NEXT(",\"completion_tokens\":") &&
+          next_whole(c, &r->completion_tokens) && NEXT(",\"total_tokens\":") && next_whole(c, &r->total_tokens) &&
           NEXT(",\"error_message\":") && next_text(c, &ignored)))
         return 0;
     if (NEXT(",\"seq\":") && !next_whole(c, &ignored_number))
@@ -327,7 +338,8 @@ static int parse_ours(struct cursor *c, struct audit_record *r)
 
 int reader_parse(const char *line, size_t size, struct audit_record *r)
 {
-    const struct audit_record none = { .line = line, .size = size, .time_ms = -1, .last_ms = -1, .count = 1, .status = -1, .prompt_tokens = -1, .completion_tokens = -1, .total_tokens = -1 };
+    const struct audit_record none = { .line = line, .size = size, .time_ms = -1, .last_ms = -1, .count = 1,
+                                       .status = -1, .prompt_tokens = -1, .completion_tokens = -1, .total_tokens = -1 };
     struct cursor c = { line, line + size };
     struct audit_text key;
     struct value v;

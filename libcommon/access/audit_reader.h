@@ -1,4 +1,5 @@
-/* audit_reader.h - the lines of one chain of the audit log, and the fields of a line; what queries, exports and verify share. */
+/* audit_reader.h - the lines of one chain of the audit log, and the fields of a line; what
+ * queries, exports and verify share. */
 #ifndef ZSE_ACCESS_AUDIT_READER_H
 #define ZSE_ACCESS_AUDIT_READER_H
 
@@ -7,7 +8,8 @@
 #include "libcommon/access/audit_files.h"
 #include "libcommon/access/audit_query.h"
 
-/* The lines of all files, the oldest first.  Files are opened under the lock, so that none is rotated away in between. */
+/* The lines of all files, the oldest first.  Files are opened under the lock, so that none is
+ * rotated away in between. */
 struct reader {
     struct audit_files files;
     gzFile *z;
@@ -21,7 +23,8 @@ struct reader {
 /* since_ms: files that ended before need not be read; 0: all. */
 int reader_open(struct reader *r, const char *folder, enum audit_chain chain, int64_t since_ms, struct err *e);
 void reader_close(struct reader *r);
-/* 1 and a line ('\n' not included; *whole 0: the file ends in it, or it is longer than any of ours), 0 at the end of all, -1. */
+/* 1 and a line ('\n' not included; *whole 0: the file ends in it, or it is longer than any of
+ * ours), 0 at the end of all, -1. */
 int reader_next(struct reader *r, const char **line, size_t *size, int *whole, struct err *e);
 /* 1: an entry; 0: a line about the chain; -1: foreign, or cut. */
 int reader_parse(const char *line, size_t size, struct audit_record *r);

@@ -28,7 +28,8 @@ static struct audit_signer *open_key(const char *path, int private, struct err *
     s->key = private ? PEM_read_PrivateKey(f, NULL, NULL, "") : PEM_read_PUBKEY(f, NULL, NULL, NULL);
     ERR_clear_error();
     if (!s->key || EVP_PKEY_id(s->key) != EVP_PKEY_ED25519 || EVP_PKEY_get_raw_public_key(s->key, raw, &n) != 1) {
-        err_set(e, ERR_FORMAT, "%s: expected %s in PEM, without a passphrase", path, private ? "a private Ed25519 key" : "a public Ed25519 key");
+        err_set(e, ERR_FORMAT, "%s: expected %s in PEM, without a passphrase", path,
+                private ? "a private Ed25519 key" : "a public Ed25519 key");
         goto fail;
     }
     fclose(f);
@@ -57,17 +58,20 @@ const char *audit_signer_id(const struct audit_signer *s) { return s->id; }
 
 static size_t message(char out[160], enum audit_chain chain, const struct audit_end *end)
 {
-    return (size_t)snprintf(out, 160, "zse-audit 1\n%s\n%" PRIu64 "\n%.*s\n", audit_chain_name(chain), end->seq, SHA256_HEX, end->hash);
+    return (size_t)snprintf(out, 160, "zse-audit 1\n%s\n%" PRIu64 "\n%.*s\n", audit_chain_name(chain), end->seq,
+                            SHA256_HEX, end->hash);
 }
 
-int audit_sign(struct audit_signer *s, enum audit_chain chain, const struct audit_end *end, char hex[AUDIT_SIGNATURE_HEX + 1], struct err *e)
+int audit_sign(struct audit_signer *s, enum audit_chain chain, const struct audit_end *end,
+               char hex[AUDIT_SIGNATURE_HEX + 1], struct err *e)
 {
     uint8_t signature[AUDIT_SIGNATURE_SIZE];
     char text[160];
     size_t n = sizeof signature;
     EVP_MD_CTX *ctx = EVP_MD_CTX_new();
     const int good = ctx && EVP_DigestSignInit(ctx, NULL, NULL, NULL, s->key) == 1 &&
-                     EVP_DigestSign(ctx, signature, &n, (const unsigned char *)text, message(text, chain, end)) == 1 && n == sizeof signature;
+                     EVP_DigestSign(ctx, signature, &n, (const unsigned char *)text, message(text, chain, end)) == 1 &&
+                     n == sizeof signature;
     EVP_MD_CTX_free(ctx);
     if (!good)
         return err_nomem(e, "a signature");
@@ -78,7 +82,8 @@ int audit_sign(struct audit_signer *s, enum audit_chain chain, const struct audi
 
 static int digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
 
-int audit_signature_is_good(struct audit_signer *s, enum audit_chain chain, const struct audit_end *end, const char hex[AUDIT_SIGNATURE_HEX])
+int audit_signature_is_good(struct audit_signer *s, enum audit_chain chain, const struct audit_end *end,
+                            const char hex[AUDIT_SIGNATURE_HEX])
 {
     uint8_t signature[AUDIT_SIGNATURE_SIZE];
     char text[160];
@@ -90,7 +95,8 @@ int audit_signature_is_good(struct audit_signer *s, enum audit_chain chain, cons
     }
     EVP_MD_CTX *ctx = EVP_MD_CTX_new();
     const int good = ctx && EVP_DigestVerifyInit(ctx, NULL, NULL, NULL, s->key) == 1 &&
-                     EVP_DigestVerify(ctx, signature, sizeof signature, (const unsigned char *)text, message(text, chain, end)) == 1;
+                     EVP_DigestVerify(ctx, signature, sizeof signature, (const unsigned char *)text,
+                                      message(text, chain, end)) == 1;
     EVP_MD_CTX_free(ctx);
     ERR_clear_error();
     return good;

@@ -42,7 +42,8 @@ static int parse_target(struct audit_syslog *s, const char *target, struct err *
     if (*target == '/') {
         s->unix_address.sun_family = AF_UNIX;
         if (strlen(target) >= sizeof s->unix_address.sun_path)
-            return err_set(e, ERR_FORMAT, "--audit-syslog: %s: the path of a socket has at most %zu bytes", target, sizeof s->unix_address.sun_path - 1);
+            return err_set(e, ERR_FORMAT, "--audit-syslog: %s: the path of a socket has at most %zu bytes", target,
+                           sizeof s->unix_address.sun_path - 1);
         strcpy(s->unix_address.sun_path, target);
         return 0;
     }
@@ -54,7 +55,8 @@ static int parse_target(struct audit_syslog *s, const char *target, struct err *
     const char *colon = strrchr(at, ':');
     const size_t n = colon ? (size_t)(colon - at) : 0;
     const int bracketed = n > 2 && at[0] == '[' && at[n - 1] == ']';
-    if (!n || !colon[1] || strlen(colon + 1) >= sizeof s->port || n >= sizeof s->host || (!bracketed && memchr(at, ':', n)))
+    if (!n || !colon[1] || strlen(colon + 1) >= sizeof s->port || n >= sizeof s->host ||
+        (!bracketed && memchr(at, ':', n)))
         return err_set(e, ERR_FORMAT, "--audit-syslog: '%s' is neither HOST:PORT, tcp:HOST:PORT nor the path of a socket", target);
     snprintf(s->host, sizeof s->host, "%.*s", (int)(bracketed ? n - 2 : n), bracketed ? at + 1 : at);
     snprintf(s->port, sizeof s->port, "%s", colon + 1);
@@ -95,8 +97,9 @@ void audit_syslog_add(struct audit_syslog *s, enum audit_chain chain, const char
     struct tm t;
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &t);
-    const int m = snprintf(head, sizeof head, "<%d>1 %04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %.200s zse-serve %d %s - ", PRIORITY, t.tm_year + 1900, t.tm_mon + 1, t.tm_mday,
-                           t.tm_hour, t.tm_min, t.tm_sec, now.tv_nsec / 1000000, s->name, (int)getpid(), audit_chain_name(chain));
+    const int m = snprintf(head, sizeof head, "<%d>1 %04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %.200s zse-serve %d %s - ",
+                           PRIORITY, t.tm_year + 1900, t.tm_mon + 1, t.tm_mday, t.tm_hour, t.tm_min, t.tm_sec,
+                           now.tv_nsec / 1000000, s->name, (int)getpid(), audit_chain_name(chain));
     struct message *x = malloc(sizeof *x + (size_t)m + n);
     if (x) {
         x->next = NULL;
@@ -148,7 +151,8 @@ static int try_connect(struct audit_syslog *s, int family, int type, const struc
         return -1;
     if (connect(fd, address, size) == 0)
         return fd;
-    if (errno == EINPROGRESS && wait_writable(s, fd, CONNECT_MS) && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &n) == 0 && error == 0)
+    if (errno == EINPROGRESS && wait_writable(s, fd, CONNECT_MS) &&
+        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &n) == 0 && error == 0)
         return fd;
     error = error ? error : errno == EINPROGRESS ? ETIMEDOUT : errno;
     close(fd);
@@ -230,7 +234,8 @@ static int send_all(struct audit_syslog *s, const char *text, size_t n)
     return 0;
 }
 
-/* RFC 6587, 3.4.1: a stream has the length before each message; on a Unix stream messages end in a line feed, as on /dev/log. */
+/* RFC 6587, 3.4.1: a stream has the length before each message; on a Unix stream messages end in
+ * a line feed, as on /dev/log. */
 static int send_message(struct audit_syslog *s, const struct message *x)
 {
     char length[32];
@@ -238,7 +243,8 @@ static int send_message(struct audit_syslog *s, const struct message *x)
         return send_all(s, x->text, x->n);
     if (*s->unix_address.sun_path)
         return send_all(s, x->text, x->n) || send_all(s, "\n", 1) ? -1 : 0;
-    return send_all(s, length, (size_t)snprintf(length, sizeof length, "%zu ", x->n)) || send_all(s, x->text, x->n) ? -1 : 0;
+    return send_all(s, length, (size_t)snprintf(length, sizeof length, "%zu ", x->n)) ||
+           send_all(s, x->text, x->n) ? -1 : 0;
 }
 
 /* 1: it was sent; 0: it is lost, or the end has come. */

@@ -37,7 +37,8 @@ static int broken(struct walk *w, const char *fmt, ...)
     va_list ap;
     if (w->c->broken)
         return 1;
-    const int n = snprintf(w->c->where, sizeof w->c->where, "%.300s: line %" PRIu64 ": ", w->in->files.file[w->in->at].path, w->in->line_no);
+    const int n = snprintf(w->c->where, sizeof w->c->where, "%.300s: line %" PRIu64 ": ",
+                           w->in->files.file[w->in->at].path, w->in->line_no);
     va_start(ap, fmt);
     vsnprintf(w->c->where + n, sizeof w->c->where - (size_t)n, fmt, ap);
     va_end(ap);
@@ -114,7 +115,10 @@ static int read_event(const char *line, size_t size, struct event *x)
     return is_event;
 }
 
-static int is_same(const struct audit_text *hash, const char *other) { return hash->p && memcmp(hash->p, other, SHA256_HEX) == 0; }
+static int is_same(const struct audit_text *hash, const char *other)
+{
+    return hash->p && memcmp(hash->p, other, SHA256_HEX) == 0;
+}
 
 /* The chain goes on from another line than the one that stands before. */
 static void note_jump(struct walk *w, const struct event *x, uint64_t seq)
@@ -130,10 +134,12 @@ static void note_jump(struct walk *w, const struct event *x, uint64_t seq)
     if (x->cleared >= 0) {
         w->c->cleared += n ? n : (uint64_t)x->cleared;
         if (is_asked(w) && (w->want->since_hash || w->want->since_ms))
-            missing(w, "%s/%s.jsonl: %s missing: the log was cleared on %s", w->folder, w->name, numbers, date(at, w->now_ms));
+            missing(w, "%s/%s.jsonl: %s missing: the log was cleared on %s", w->folder, w->name, numbers,
+                    date(at, w->now_ms));
     } else if (is_asked(w)) {
-        missing(w, "%s: line %" PRIu64 ": %s missing before it: %s", w->in->files.file[w->in->at].path, w->in->line_no, numbers,
-                x->after.p ? "the end of the log was cut or replaced, or the system crashed" : "a file was removed or replaced");
+        missing(w, "%s: line %" PRIu64 ": %s missing before it: %s", w->in->files.file[w->in->at].path, w->in->line_no,
+                numbers, x->after.p ? "the end of the log was cut or replaced, or the system crashed"
+                                    : "a file was removed or replaced");
     }
 }
 
@@ -167,7 +173,8 @@ static int check_signature(struct walk *w, const struct event *x)
     const char *id = audit_signer_id(w->want->key);
     memcpy(end.hash, w->prev, sizeof end.hash);
     if (x->key.n != AUDIT_KEY_ID || memcmp(x->key.p, id, AUDIT_KEY_ID) != 0)
-        return broken(w, "signed with another key: %.*s, expected %s", (int)(x->key.n < 64 ? x->key.n : 64), x->key.p ? x->key.p : "", id);
+        return broken(w, "signed with another key: %.*s, expected %s", (int)(x->key.n < 64 ? x->key.n : 64),
+                      x->key.p ? x->key.p : "", id);
     if (x->signature.n != AUDIT_SIGNATURE_HEX || !audit_signature_is_good(w->want->key, w->chain, &end, x->signature.p))
         return broken(w, "the signature is not that of key %s for the line before it", id);
     w->c->signatures++;
@@ -203,7 +210,8 @@ static int walk_line(struct walk *w, const char *line, size_t size, int whole)
     }
     const int is_event = read_event(line, size, &x), first = w->in->line_no == 1 || !w->have_prev;
     if (first && !(is_event && x.begin && x.prev.p))
-        return broken(w, w->have_prev ? "a file does not begin with a line of its own: its beginning was cut" : "the log does not begin with a line of its own: its beginning was cut");
+        return broken(w, w->have_prev ? "a file does not begin with a line of its own: its beginning was cut"
+                                      : "the log does not begin with a line of its own: its beginning was cut");
     if (is_event && x.prev.p && (first || x.gap) && begin(w, &x, seq))
         return 1;
     if (is_event && x.keep) {
@@ -222,7 +230,8 @@ static int walk_line(struct walk *w, const char *line, size_t size, int whole)
     if (w->seq && seq && seq != w->seq + 1)
         return broken(w, "its number is %" PRIu64 ", expected %" PRIu64, seq, w->seq + 1);
     if (w->in->has_head && seq && seq == w->in->head.end.seq && memcmp(hex, w->in->head.end.hash, SHA256_HEX) != 0)
-        return broken(w, "line %" PRIu64 " of the chain has another hash than in %s.head: the log was written anew", seq, w->name);
+        return broken(w, "line %" PRIu64 " of the chain has another hash than in %s.head: the log was written anew",
+                      seq, w->name);
     if (w->want->key && is_event && x.signature.p) {
         if (check_signature(w, &x))
             return 1;
@@ -247,12 +256,15 @@ static void judge_beginning(struct walk *w)
     const struct audit_want *want = w->want;
     const int absent = w->in->files.n == 0 && !w->in->has_head;
     const int excused = !c->older_gone || w->oldest_cleared || !w->oldest_numbered || w->beyond >= 0;
-    const char *why = !c->older_gone ? "it begins there" : w->oldest_cleared ? "it was cleared" : w->beyond >= 0 || !w->oldest_numbered ? "older files were rotated away" : "older files were removed";
+    const char *why = !c->older_gone ? "it begins there" : w->oldest_cleared ? "it was cleared" : w->beyond >= 0 ||
+                      !w->oldest_numbered ? "older files were rotated away" : "older files were removed";
     if (want->since_hash && !c->since_found)
-        missing(w, "%s/%s.jsonl: no line has the hash %s: the log reaches back to %s (%s)", w->folder, w->name, want->since_hash, c->first_ms ? date(at, c->first_ms) : "no line", why);
+        missing(w, "%s/%s.jsonl: no line has the hash %s: the log reaches back to %s (%s)", w->folder, w->name,
+                want->since_hash, c->first_ms ? date(at, c->first_ms) : "no line", why);
     else if (want->since_ms && !absent && (!c->first_ms || c->first_ms > want->since_ms))
-        missing(w, "%s/%s.jsonl: what came after %s is missing: the log reaches back to %s (%s)", w->folder, w->name, date(from, want->since_ms),
-                c->first_ms ? date(at, c->first_ms) : "no line", c->first_ms ? why : "it is empty");
+        missing(w, "%s/%s.jsonl: what came after %s is missing: the log reaches back to %s (%s)", w->folder, w->name,
+                date(from, want->since_ms), c->first_ms ? date(at, c->first_ms) : "no line",
+                c->first_ms ? why : "it is empty");
     else if (!excused && !want->since_hash && !want->since_ms)
         missing(w, "%s: files before those of %s.jsonl that are there were removed: the log keeps %d rotated files, and there are %d", w->folder, w->name, w->keep, w->n_begun - 1);
 }
@@ -262,9 +274,11 @@ static void judge_end(struct walk *w)
 {
     const struct reader *in = w->in;
     if (in->has_head && in->head.end.seq > w->seq)
-        missing(w, "%s/%s.jsonl: the log ends with line %" PRIu64 ", %s.head says %" PRIu64 ": its end was cut or removed", w->folder, w->name, w->seq, w->name, in->head.end.seq);
+        missing(w, "%s/%s.jsonl: the log ends with line %" PRIu64 ", %s.head says %" PRIu64
+                ": its end was cut or removed", w->folder, w->name, w->seq, w->name, in->head.end.seq);
     else if (!in->has_head && w->seq)
-        missing(w, "%s/%s.head is missing or damaged: whether the end of the log was cut cannot be told", w->folder, w->name);
+        missing(w, "%s/%s.head is missing or damaged: whether the end of the log was cut cannot be told", w->folder,
+                w->name);
 }
 
 static void judge_signatures(struct walk *w)
@@ -272,15 +286,17 @@ static void judge_signatures(struct walk *w)
     char from[32], to[32];
     const struct audit_check *c = w->c;
     if (w->want->key && c->unsigned_lines && w->late_ms - w->unsigned_ms > UNSIGNED_MS)
-        missing(w, "%s/%s.jsonl: the last %" PRIu64 " lines, from %s to %s, have no signature of this key after them", w->folder, w->name, c->unsigned_lines,
-                date(from, w->unsigned_ms), date(to, w->late_ms));
+        missing(w, "%s/%s.jsonl: the last %" PRIu64 " lines, from %s to %s, have no signature of this key after them",
+                w->folder, w->name, c->unsigned_lines, date(from, w->unsigned_ms), date(to, w->late_ms));
 }
 
-int audit_verify(const char *folder, enum audit_chain chain, const struct audit_want *want, struct audit_check *c, struct err *e)
+int audit_verify(const char *folder, enum audit_chain chain, const struct audit_want *want, struct audit_check *c,
+                 struct err *e)
 {
     static const struct audit_want nothing = { 0 };
     struct reader in;
-    struct walk w = { .c = c, .want = want ? want : &nothing, .in = &in, .folder = folder, .name = audit_chain_name(chain), .chain = chain, .beyond = -1 };
+    struct walk w = { .c = c, .want = want ? want : &nothing, .in = &in, .folder = folder,
+                      .name = audit_chain_name(chain), .chain = chain, .beyond = -1 };
     const char *line;
     size_t size;
     int more = 0, whole, stop = 0;

@@ -1,4 +1,5 @@
-/* audit_verify.h - is a chain of the audit log whole?  What changed, and what is missing that should be there. */
+/* audit_verify.h - is a chain of the audit log whole?  What changed, and what is missing that
+ * should be there. */
 #ifndef ZSE_ACCESS_AUDIT_VERIFY_H
 #define ZSE_ACCESS_AUDIT_VERIFY_H
 
@@ -27,6 +28,7 @@ struct audit_check {
     char what[768];
 };
 /* Walk the chain.  want: NULL is as all zeros.  -1 only when the files cannot be read. */
-int audit_verify(const char *folder, enum audit_chain chain, const struct audit_want *want, struct audit_check *c, struct err *e);
+int audit_verify(const char *folder, enum audit_chain chain, const struct audit_want *want, struct audit_check *c,
+                 struct err *e);
 
 #endif

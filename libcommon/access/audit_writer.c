@@ -21,11 +21,13 @@ enum { OLD_LINE_ROOM = 65536 };             /* of the longest line of an older l
 
 int writer_open(struct audit_writer *w, const struct audit_options *o, struct err *e)
 {
-    *w = (struct audit_writer){ .chain = o->chain, .max_bytes = o->max_bytes ? o->max_bytes : AUDIT_MAX_BYTES, .keep = o->keep ? o->keep : AUDIT_KEEP, .fd = -1,
+    *w = (struct audit_writer){ .chain = o->chain, .max_bytes = o->max_bytes ? o->max_bytes : AUDIT_MAX_BYTES,
+                                .keep = o->keep ? o->keep : AUDIT_KEEP, .fd = -1,
                                 .signer = o->signer, .syslog = o->syslog, .last = { .hash = AUDIT_ZEROS } };
     if (!(w->sha = sha256_open(e)))
         return -1;
-    if (!(w->folder = strdup(o->folder)) || asprintf(&w->path, "%s/%s.jsonl", o->folder, audit_chain_name(o->chain)) < 0) {
+    if (!(w->folder = strdup(o->folder)) || asprintf(&w->path, "%s/%s.jsonl", o->folder,
+                                                     audit_chain_name(o->chain)) < 0) {
         w->path = NULL;
         return err_nomem(e, "the audit log");
     }
@@ -52,7 +54,8 @@ static void drop_file(struct audit_writer *w)
     w->fd = -1;
 }
 
-/* Chain and write one line, *n bytes, which becomes the whole length without '\n'; half a line is taken back. */
+/* Chain and write one line, *n bytes, which becomes the whole length without '\n'; half a line
+ * is taken back. */
 static int append(struct audit_writer *w, char *text, size_t *n, struct err *e)
 {
     uint8_t digest[SHA256_SIZE];
@@ -89,9 +92,11 @@ static int append(struct audit_writer *w, char *text, size_t *n, struct err *e)
     return 0;
 }
 
-/* A line about the chain itself.  prev: the line that it follows; after: the line that stands before it in the files where lines between them are
- * gone, else NULL; cleared: lines that were cleared, < 0: none. */
-struct event { const char *name; const struct audit_end *prev, *after; int64_t cleared; int all; const char *signature; };
+/* A line about the chain itself.  prev: the line that it follows; after: the line that stands
+ * before it in the files where lines between them are gone, else NULL; cleared: lines that were
+ * cleared, < 0: none. */
+struct event { const char *name; const struct audit_end *prev,
+               *after; int64_t cleared; int all; const char *signature; };
 
 static int append_event(struct audit_writer *w, const struct event *x, struct err *e)
 {
@@ -120,7 +125,8 @@ static int sign_end(struct audit_writer *w, struct err *e)
     char hex[AUDIT_SIGNATURE_HEX + 1];
     if (!w->signer || w->n_unsigned == 0)
         return 0;
-    if (audit_sign(w->signer, w->chain, &w->last, hex, e) || append_event(w, &(struct event){ .name = "signature", .cleared = -1, .signature = hex }, e))
+    if (audit_sign(w->signer, w->chain, &w->last, hex, e) ||
+        append_event(w, &(struct event){ .name = "signature", .cleared = -1, .signature = hex }, e))
         return -1;
     w->n_unsigned = 0;
     return 0;
@@ -242,7 +248,8 @@ static int look_again(struct audit_writer *w, struct stat *st, struct err *e)
     if (gone)
         return append_event(w, &(struct event){ "gap", x.prev, x.after, -1, 0, NULL }, e);
     w->last = tail;
-    return has_head && head.keep == w->keep ? 0 : append_event(w, &(struct event){ .name = "retention", .cleared = -1 }, e);
+    return has_head && head.keep == w->keep ? 0 : append_event(w, &(struct event){ .name = "retention", .cleared = -1 },
+                                                               e);
 }
 
 /* The current file as it is now, whichever process wrote last. */
@@ -377,7 +384,8 @@ static int count_lines(int fd, off_t *at, uint64_t *n, const char *path, struct 
     return got < 0 ? err_sys(e, "%s", path) : 0;
 }
 
-/* The current file and its lines, counted before the lock holds up those who write: under it only what came meanwhile is left. */
+/* The current file and its lines, counted before the lock holds up those who write: under it
+ * only what came meanwhile is left. */
 struct counted { int fd; struct stat st; off_t at; uint64_t lines; };
 
 static int count_ahead(struct counted *c, const char *path, struct err *e)
@@ -408,11 +416,13 @@ static int count_rest(const struct counted *c, uint64_t *lines, const char *path
 }
 
 /* Another file under the same name: writers see that theirs is gone and open this one. */
-static int replace_current(struct audit_writer *w, const struct counted *counted, int all, uint64_t *dropped, struct err *e)
+static int replace_current(struct audit_writer *w, const struct counted *counted, int all, uint64_t *dropped,
+                           struct err *e)
 {
     uint64_t lines;
     struct audit_end after;
-    if (count_rest(counted, &lines, w->path, e) || catch_up(w, e) || (all && audit_files_remove(w->folder, w->chain, e)) || rotated_end(w, &after, e))
+    if (count_rest(counted, &lines, w->path, e) || catch_up(w, e) ||
+        (all && audit_files_remove(w->folder, w->chain, e)) || rotated_end(w, &after, e))
         return -1;
     if (unlink(w->path))
         return err_sys(e, "%s", w->path);

@@ -1,4 +1,5 @@
-/* audit_writer.h - the end of one chain of the audit log: append, rotate, clear, each under the lock of the folder.  One thread at a time. */
+/* audit_writer.h - the end of one chain of the audit log: append, rotate, clear, each under the
+ * lock of the folder.  One thread at a time. */
 #ifndef ZSE_ACCESS_AUDIT_WRITER_H
 #define ZSE_ACCESS_AUDIT_WRITER_H
 
@@ -27,7 +28,8 @@ int writer_open(struct audit_writer *w, const struct audit_options *o, struct er
 void writer_close(struct audit_writer *w);
 /* Make the current file if there is none; note gaps and a changed retention. */
 int writer_begin(struct audit_writer *w, struct err *e);
-/* Append a line of *n bytes, which has room for AUDIT_CHAIN_TAIL more; *n becomes its length without '\n', which '\0' replaces in memory. */
+/* Append a line of *n bytes, which has room for AUDIT_CHAIN_TAIL more; *n becomes its length
+ * without '\n', which '\0' replaces in memory. */
 int writer_add(struct audit_writer *w, char *text, size_t *n, struct err *e);
 /* Sign the end of the chain, if this process wrote to it since it last did. */
 int writer_sign(struct audit_writer *w, struct err *e);

@@ -47,7 +47,8 @@ static const char schema[] =
 
 void keys_set_patience(struct keys *k, int ms) { k->until_ns = clock_ns() + (uint64_t)ms * 1000000u; }
 
-/* Somebody else has the lock, for the n-th time: 1 after a moment, 0 where there is no more time. */
+/* Somebody else has the lock, for the n-th time: 1 after a moment, 0 where there is no more
+ * time. */
 static int wait_for_others(void *user, int n)
 {
     const struct keys *k = user;
@@ -69,14 +70,17 @@ static const char *folder_of(const struct keys *k, char folder[4096])
     return folder;
 }
 
-/* A change was refused because the file is, or its folder, where its journal lies. 0: neither is. */
+/* A change was refused because the file is, or its folder, where its journal lies. 0: neither
+ * is. */
 static int cannot_write(struct keys *k, struct err *e)
 {
     const int cut = sqlite3_extended_errcode(k->db) == SQLITE_READONLY_ROLLBACK;
     char folder[4096];
     if (access(k->path, W_OK) != 0)
-        return err_sys(e, cut ? "%s: a change that was cut short cannot be taken back" : "%s: cannot be written", k->path);
-    return access(folder_of(k, folder), W_OK) != 0 ? err_sys(e, "%s: cannot be changed, as its folder cannot be written", k->path) : 0;
+        return err_sys(e, cut ? "%s: a change that was cut short cannot be taken back" : "%s: cannot be written",
+                       k->path);
+    return access(folder_of(k, folder), W_OK) != 0
+               ? err_sys(e, "%s: cannot be changed, as its folder cannot be written", k->path) : 0;
 }
 
 static int sql_error(struct keys *k, struct err *e)
@@ -92,7 +96,10 @@ static int sql_error(struct keys *k, struct err *e)
     return err_set(e, ERR_IO, "%s: %s", k->path, sqlite3_errmsg(k->db));
 }
 
-static int run(struct keys *k, const char *sql, struct err *e) { return sqlite3_exec(k->db, sql, NULL, NULL, NULL) == SQLITE_OK ? 0 : sql_error(k, e); }
+static int run(struct keys *k, const char *sql, struct err *e)
+{
+    return sqlite3_exec(k->db, sql, NULL, NULL, NULL) == SQLITE_OK ? 0 : sql_error(k, e);
+}
 
 static sqlite3_stmt *prepare(struct keys *k, const char *sql, struct err *e)
 {
@@ -166,7 +173,10 @@ static int take_lock(struct keys *k, struct err *e)
 }
 
 /* No tables in place of those that were there: no keys, and nobody asked for that. */
-static int is_empty(const struct keys *k, struct err *e) { return err_set(e, ERR_FORMAT, "%s: is empty; to begin anew, move it away before the server starts", k->path); }
+static int is_empty(const struct keys *k, struct err *e)
+{
+    return err_set(e, ERR_FORMAT, "%s: is empty; to begin anew, move it away before the server starts", k->path);
+}
 
 /* The file has no tables, or not all of them yet. */
 static int make_tables(struct keys *k, struct err *e)
@@ -202,9 +212,10 @@ static int open_file(struct keys *k, struct err *e)
     if (sqlite3_open_v2(k->path, &k->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
         return k->db ? sql_error(k, e) : err_nomem(e, k->path);
     sqlite3_busy_handler(k->db, wait_for_others, k);
-    /* One file, so that what is put in its place is whole (a write-ahead log would be laid over it); synchronous=FULL: a key that was shown is on
-     * the disk. */
-    if (run(k, "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;", e) || pragma(k, "PRAGMA user_version", &version, e))
+    /* One file, so that what is put in its place is whole (a write-ahead log would be laid over
+     * it); synchronous=FULL: a key that was shown is on the disk. */
+    if (run(k, "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;", e) ||
+        pragma(k, "PRAGMA user_version", &version, e))
         return -1;
     if (version == 0 && k->file == MAY_BE_ABSENT)       /* somebody is about to make it */
         return open_empty(k, e);
@@ -299,7 +310,8 @@ static int check_name(const char *name, struct err *e)
     if (n < 1 || n > KEY_NAME_MAX)
         return err_set(e, ERR_FORMAT, "a key's name has %zu characters, expected 1 to %d", n, KEY_NAME_MAX);
     if (good < n)
-        return err_set(e, ERR_FORMAT, "name '%s': character %zu is not a letter, a digit, or one of . _ - @", name, good + 1);
+        return err_set(e, ERR_FORMAT, "name '%s': character %zu is not a letter, a digit, or one of . _ - @", name,
+                       good + 1);
     return 0;
 }
 
@@ -311,7 +323,8 @@ static int make_key(char key[KEY_TEXT + 1], uint8_t hash[SHA256_SIZE], struct er
         return err_sys(e, "random bytes for a key");
     memcpy(key, "zse-", 4);
     for (int i = 0, o = 4; o < KEY_TEXT; i += 3) {      /* base64url, RFC 4648 section 5, without padding */
-        const uint32_t three = (uint32_t)secret[i] << 16 | (uint32_t)secret[i + 1] << 8 | (i + 2 < 33 ? secret[i + 2] : 0);
+        const uint32_t three = (uint32_t)secret[i] << 16 | (uint32_t)secret[i + 1] << 8 |
+                               (i + 2 < 33 ? secret[i + 2] : 0);
         for (int k = 18; k >= 0 && o < KEY_TEXT; k -= 6)
             key[o++] = digits[three >> k & 63];
     }
@@ -323,14 +336,19 @@ static int make_key(char key[KEY_TEXT + 1], uint8_t hash[SHA256_SIZE], struct er
 
 static void read_row(sqlite3_stmt *s, struct key_info *k)
 {
-    *k = (struct key_info){ .id = sqlite3_column_int64(s, 0), .created_s = sqlite3_column_int64(s, 2), .expires_s = sqlite3_column_int64(s, 3),
-                            .limit = { sqlite3_column_int(s, 4), sqlite3_column_int64(s, 5), sqlite3_column_int64(s, 6) },
+    *k = (struct key_info){ .id = sqlite3_column_int64(s, 0), .created_s = sqlite3_column_int64(s, 2),
+                            .expires_s = sqlite3_column_int64(s, 3),
+                            .limit = { sqlite3_column_int(s, 4), sqlite3_column_int64(s, 5),
+                                       sqlite3_column_int64(s, 6) },
                             .scopes = (unsigned)sqlite3_column_int(s, 7), .enabled = sqlite3_column_int(s, 9) };
     snprintf(k->name, sizeof k->name, "%s", (const char *)sqlite3_column_text(s, 1));
     snprintf(k->models, sizeof k->models, "%s", (const char *)sqlite3_column_text(s, 8));
 }
 
-static int unknown(const struct keys *k, const char *name, struct err *e) { return err_set(e, ERR_FORMAT, "there is no key '%s' in %s", name, k->path); }
+static int unknown(const struct keys *k, const char *name, struct err *e)
+{
+    return err_set(e, ERR_FORMAT, "there is no key '%s' in %s", name, k->path);
+}
 
 /* ---- changes ---- */
 
@@ -541,7 +559,8 @@ static int load(struct keys *k, struct err *e)
 /* Somebody put another file in its place. */
 static int reopen(struct keys *k, struct err *e)
 {
-    struct keys other = { .path = k->path, .until_ns = k->until_ns, .file = k->file == MAY_BE_ABSENT ? MAY_BE_ABSENT : MUST_BE_THERE };
+    struct keys other = { .path = k->path, .until_ns = k->until_ns,
+                          .file = k->file == MAY_BE_ABSENT ? MAY_BE_ABSENT : MUST_BE_THERE };
     if (open_file(&other, e) || (other.absent && !k->absent && is_empty(k, e))) {
         sqlite3_close(other.db);
         k->locked = other.locked;
@@ -563,7 +582,8 @@ int keys_refresh(struct keys *k, struct err *e)
     if (stat(k->path, &st))
         return k->absent && errno == ENOENT ? 0 : err_sys(e, "%s", k->path);
     k->locked = 0;
-    if (((k->absent || st.st_ino != k->ino) && reopen(k, e)) || pragma(k, "PRAGMA data_version", &version, e) || (version != k->seen && load(k, e)))
+    if (((k->absent || st.st_ino != k->ino) && reopen(k, e)) || pragma(k, "PRAGMA data_version", &version, e) ||
+        (version != k->seen && load(k, e)))
         return k->locked ? 1 : -1;
     k->seen = version;
     return 0;

@@ -32,11 +32,13 @@ struct slot {
 struct table {
     char magic[16], boot[48];
     struct slot slot[N_SLOTS];
-    /* Behind what files of version 0.1.0 end with: servers, as a random mark << 32 | second of the last renewal, 0: none; and what each has reserved. */
+    /* Behind what files of version 0.1.0 end with: servers, as a random mark << 32 | second of
+     * the last renewal, 0: none; and what each has reserved. */
     _Atomic uint64_t server[USAGE_SERVERS];
     _Atomic uint64_t reserved[N_SLOTS][USAGE_SERVERS];
 };
-_Static_assert(sizeof(struct slot) == 32 + 8 * (2 * WINDOW_MINUTE + WINDOW_DAY) && sizeof(struct table) == 64 + N_SLOTS * sizeof(struct slot) + 8 * USAGE_SERVERS * (1 + N_SLOTS),
+_Static_assert(sizeof(struct slot) == 32 + 8 * (2 * WINDOW_MINUTE + WINDOW_DAY) && sizeof(struct table) == 64 +
+               N_SLOTS * sizeof(struct slot) + 8 * USAGE_SERVERS * (1 + N_SLOTS),
                "the layout of a shared file");
 
 struct usage {
@@ -124,7 +126,8 @@ static struct usage *open_usage(const char *folder, int shared, struct err *e)
     }
     if (shared ? open_shared(u, path, e) : open_private(u, path, e))
         goto fail;
-    void *p = mmap(NULL, sizeof *u->t, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | (u->fd < 0 ? MAP_ANONYMOUS : 0), u->fd, 0);
+    void *p = mmap(NULL, sizeof *u->t, PROT_READ | PROT_WRITE,
+                   shared ? MAP_SHARED : MAP_PRIVATE | (u->fd < 0 ? MAP_ANONYMOUS : 0), u->fd, 0);
     if (p == MAP_FAILED) {
         err_sys(e, "%s: mmap", path);
         goto fail;
@@ -146,7 +149,8 @@ void usage_close(struct usage *u)
 {
     if (!u)
         return;
-    if (u->t && u->server >= 0 && u->server < USAGE_SERVERS - 1 && atomic_load(&u->t->server[u->server]) >> 32 == u->mark)
+    if (u->t && u->server >= 0 && u->server < USAGE_SERVERS - 1 &&
+        atomic_load(&u->t->server[u->server]) >> 32 == u->mark)
         atomic_store(&u->t->server[u->server], 0);
     if (u->t)
         munmap(u->t, sizeof *u->t);
@@ -226,9 +230,11 @@ static int64_t wall_ms(void)
 }
 
 /* What one limit says of `used` so far in a window whose buckets are unit seconds long. */
-static struct verdict judge(const char *unit_name, int64_t limit, uint64_t used, uint32_t now, uint32_t oldest, uint32_t span, int unit)
+static struct verdict judge(const char *unit_name, int64_t limit, uint64_t used, uint32_t now, uint32_t oldest,
+                            uint32_t span, int unit)
 {
-    struct verdict v = { .allowed = !limit || used < (uint64_t)limit, .unit = unit_name, .limit = limit, .current = (int64_t)used };
+    struct verdict v = { .allowed = !limit || used < (uint64_t)limit, .unit = unit_name, .limit = limit,
+                         .current = (int64_t)used };
     v.remaining = limit && used < (uint64_t)limit ? limit - (int64_t)used : 0;
     v.reset_s = used ? (int)(oldest + span + 1 - now) * unit : 0;
     v.retry_s = v.allowed ? 0 : v.reset_s;
@@ -247,7 +253,8 @@ static uint64_t reserved_of(const struct usage *u, const struct slot *s, uint32_
     return sum;
 }
 
-/* One limit on tokens: `used` in its window, `reserved` besides; may `wanted` more of them be used? */
+/* One limit on tokens: `used` in its window, `reserved` besides; may `wanted` more of them be
+ * used? */
 static struct verdict judge_tokens(struct verdict v, uint64_t reserved, int64_t wanted)
 {
     const int64_t left = v.limit - v.current - (int64_t)reserved;
@@ -264,22 +271,27 @@ static struct verdict judge_tokens(struct verdict v, uint64_t reserved, int64_t 
     return v;
 }
 
-/* The first limit on tokens that refuses `wanted` more, else the one that leaves the fewest (limit 0: there is none). */
-static struct verdict judge_both(const struct usage *u, const struct slot *s, const struct limit *l, uint32_t now, int64_t wanted)
+/* The first limit on tokens that refuses `wanted` more, else the one that leaves the fewest
+ * (limit 0: there is none). */
+static struct verdict judge_both(const struct usage *u, const struct slot *s, const struct limit *l, uint32_t now,
+                                 int64_t wanted)
 {
     uint32_t first;
     const uint64_t reserved = reserved_of(u, s, now);
     const uint64_t minute = window_sum(s->token_second, WINDOW_MINUTE, now, MINUTE_SPAN, &first);
-    const struct verdict a = judge_tokens(judge(" tokens/min", l->tokens_minute, minute, now, first, MINUTE_SPAN, 1), reserved, wanted);
+    const struct verdict a = judge_tokens(judge(" tokens/min", l->tokens_minute, minute, now, first, MINUTE_SPAN, 1),
+                                          reserved, wanted);
     const uint64_t day = window_sum(s->token_quarter, WINDOW_DAY, now / QUARTER_S, DAY_SPAN, &first);
-    const struct verdict b = judge_tokens(judge(" tokens/day", l->tokens_day, day, now / QUARTER_S, first, DAY_SPAN, QUARTER_S), reserved, wanted);
+    const struct verdict b = judge_tokens(judge(" tokens/day", l->tokens_day, day, now / QUARTER_S, first, DAY_SPAN,
+                                                QUARTER_S), reserved, wanted);
     if (b.never || !a.limit || (b.limit && a.allowed && (!b.allowed || b.remaining < a.remaining)))
         return b;
     return a;
 }
 
 /* used: requests that count against this one. */
-static struct verdict judge_all(const struct usage *u, const struct slot *s, const struct limit *l, uint64_t used, uint32_t oldest, uint32_t now)
+static struct verdict judge_all(const struct usage *u, const struct slot *s, const struct limit *l, uint64_t used,
+                                uint32_t oldest, uint32_t now)
 {
     const struct verdict requests = judge("/min", l->requests_minute, used, now, oldest, MINUTE_SPAN, 1);
     if (!requests.allowed)
@@ -292,14 +304,17 @@ void verdict_text(const struct verdict *v, char *out, size_t size)
 {
     char reserved[64] = "", wanted[48] = "";
     if (v->never) {
-        snprintf(out, size, "The request needs up to %" PRId64 " tokens (prompt and max_tokens of every answer). Limit: %" PRId64 "%s.", v->wanted, v->limit, v->unit);
+        snprintf(out, size, "The request needs up to %" PRId64
+                 " tokens (prompt and max_tokens of every answer). Limit: %" PRId64 "%s.", v->wanted, v->limit,
+                 v->unit);
         return;
     }
     if (v->reserved)
         snprintf(reserved, sizeof reserved, " (%" PRId64 " reserved by running requests)", v->reserved);
     if (v->wanted)
         snprintf(wanted, sizeof wanted, ", Requested: %" PRId64, v->wanted);
-    snprintf(out, size, "Rate limit exceeded. Limit: %" PRId64 "%s, Current: %" PRId64 "%s%s. Try again in %ds.", v->limit, v->unit, v->current, reserved, wanted, v->retry_s);
+    snprintf(out, size, "Rate limit exceeded. Limit: %" PRId64 "%s, Current: %" PRId64 "%s%s. Try again in %ds.",
+             v->limit, v->unit, v->current, reserved, wanted, v->retry_s);
 }
 
 static const struct verdict unlimited = { .allowed = 1, .unit = "/min" };
@@ -342,7 +357,8 @@ void usage_charge(struct usage *u, int64_t key, int64_t tokens)
 
 static uint64_t renewed(const struct usage *u) { return (uint64_t)u->mark << 32 | now_s(); }
 
-/* A place among the servers; those of servers that have not renewed theirs are free, with what they had reserved. */
+/* A place among the servers; those of servers that have not renewed theirs are free, with what
+ * they had reserved. */
 static void take_place(struct usage *u)
 {
     const int before = u->server;
@@ -378,7 +394,8 @@ void usage_renew(struct usage *u)
         take_place(u);                      /* this process slept too long, and another one has its place */
 }
 
-struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l, int64_t least, int64_t most, int64_t *reserved)
+struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l, int64_t least, int64_t most,
+                             int64_t *reserved)
 {
     *reserved = 0;
     if (!l->tokens_minute && !l->tokens_day)
@@ -490,7 +507,8 @@ struct address_limits *address_limits_open(int n, int requests_minute, struct er
 
 void address_limits_close(struct address_limits *a) { free(a); }
 
-/* One of the eight places where this address may be: a flood of addresses pushes out few others.  NULL: it has none and takes none. */
+/* One of the eight places where this address may be: a flood of addresses pushes out few others.
+ * NULL: it has none and takes none. */
 static struct address *place_of(struct address_limits *a, const char *given, int take)
 {
     char text[48];

@@ -1,8 +1,10 @@
-/* window.h - how much happened in the last minute or day, by buckets: a sliding window without a lock.
+/* window.h - how much happened in the last minute or day, by buckets: a sliding window without a
+ * lock.
  *
- * A bucket holds the number of its span of time and a count in one word, so that threads and processes add with one compare-and-swap and
- * a bucket of long ago is recognised.  A window counts whole buckets, so it reaches up to one bucket further back than its name
- * says: a limit is never exceeded in any span, and what leaves the window leaves it at most one bucket late. */
+ * A bucket holds the number of its span of time and a count in one word, so that threads and
+ * processes add with one compare-and-swap and a bucket of long ago is recognised.  A window
+ * counts whole buckets, so it reaches up to one bucket further back than its name says: a limit
+ * is never exceeded in any span, and what leaves the window leaves it at most one bucket late. */
 #ifndef ZSE_ACCESS_WINDOW_H
 #define ZSE_ACCESS_WINDOW_H
 
@@ -14,7 +16,8 @@ enum { MINUTE_SPAN = 60, DAY_SPAN = 96, QUARTER_S = 900 };
 
 typedef _Atomic uint64_t window_bucket;                 /* number of the span in the high half, count in the low */
 
-/* Add n (may take back what was added, n < 0) to span `now` of a ring of `size` buckets. Counts stop at 0 and at 2^32 - 1. */
+/* Add n (may take back what was added, n < 0) to span `now` of a ring of `size` buckets. Counts
+ * stop at 0 and at 2^32 - 1. */
 static inline void window_add(window_bucket *ring, int size, uint32_t now, int64_t n)
 {
     window_bucket *b = &ring[now % (uint32_t)size];
@@ -25,13 +28,15 @@ static inline void window_add(window_bucket *ring, int size, uint32_t now, int64
     } while (!atomic_compare_exchange_weak_explicit(b, &old, next, memory_order_relaxed, memory_order_relaxed));
 }
 
-/* What lies in spans now - span ... now. *oldest: the first of them that counts anything (now if none). */
+/* What lies in spans now - span ... now. *oldest: the first of them that counts anything (now if
+ * none). */
 static inline uint64_t window_sum(const window_bucket *ring, int size, uint32_t now, uint32_t span, uint32_t *oldest)
 {
     uint64_t sum = 0;
     *oldest = now;
     for (uint32_t back = 0; back <= span && back <= now; back++) {
-        const uint64_t b = atomic_load_explicit(&((window_bucket *)ring)[(now - back) % (uint32_t)size], memory_order_relaxed);
+        const uint64_t b = atomic_load_explicit(&((window_bucket *)ring)[(now - back) % (uint32_t)size],
+                                                memory_order_relaxed);
         if (b >> 32 == now - back && (b & UINT32_MAX)) {
             sum += b & UINT32_MAX;
             *oldest = now - back;

@@ -23,7 +23,8 @@ struct err {
     char msg[512];      /* fixed, so that it works when malloc does not */
 };
 
-/* Fill *e and return -1, so that a failing function can say `return err_set(...)`.  e may be NULL. */
+/* Fill *e and return -1, so that a failing function can say `return err_set(...)`.  e may be
+ * NULL. */
 int err_set(struct err *e, enum err_code code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -11,7 +11,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int64_t changed_ns(const struct stat *st) { return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec; }
+static int64_t changed_ns(const struct stat *st)
+{
+    return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+}
 
 int map_open(struct map *m, const char *path, struct err *e)
 {
@@ -97,7 +100,8 @@ void file_give(int fd, const char *path)
     if (geteuid() != 0 || !slash || (size_t)(slash - path) >= sizeof folder)
         return;
     snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
-    if (stat(folder, &st) != 0 || st.st_uid == 0 || fstat(fd, &at) != 0 || at.st_uid != 0 || !S_ISREG(at.st_mode) || at.st_nlink != 1)
+    if (stat(folder, &st) != 0 || st.st_uid == 0 || fstat(fd, &at) != 0 || at.st_uid != 0 || !S_ISREG(at.st_mode) ||
+        at.st_nlink != 1)
         return;                             /* another name of it may lie where it is somebody else's */
     if (fchown(fd, st.st_uid, st.st_gid) != 0)
         return;                             /* then it is root's, and its owner will hear of it as of any file that cannot be written */
@@ -122,11 +126,14 @@ int file_is_ours(const char *path, const struct stat *st, const char *folder, st
     if (stat(folder, &in))
         return err_sys(e, "%s", folder);
     if (st->st_mode & 077)
-        return err_set(e, ERR_IO, "%s: mode %03o, expected 600: others could read or change it", path, (unsigned)st->st_mode & 0777);
+        return err_set(e, ERR_IO, "%s: mode %03o, expected 600: others could read or change it", path,
+                       (unsigned)st->st_mode & 0777);
     if (st->st_uid != geteuid() && st->st_uid != 0 && st->st_uid != in.st_uid)
-        return err_set(e, ERR_IO, "%s: belongs to user %u, neither to this one nor to whom its folder belongs", path, (unsigned)st->st_uid);
+        return err_set(e, ERR_IO, "%s: belongs to user %u, neither to this one nor to whom its folder belongs", path,
+                       (unsigned)st->st_uid);
     if (in.st_mode & 022)
-        return err_set(e, ERR_IO, "%s: mode %03o, expected 700: others could replace what is in it", folder, (unsigned)in.st_mode & 0777);
+        return err_set(e, ERR_IO, "%s: mode %03o, expected 700: others could replace what is in it", folder,
+                       (unsigned)in.st_mode & 0777);
     return 0;
 }
 
@@ -176,7 +183,8 @@ fail:
     return NULL;
 }
 
-/* Remove what writers of the same name left behind when they were killed: temporaries that nobody holds a lock on. */
+/* Remove what writers of the same name left behind when they were killed: temporaries that
+ * nobody holds a lock on. */
 static void sweep(const struct atomic_file *f)
 {
     const char *name = strrchr(f->temp, '/');
@@ -200,7 +208,8 @@ static void sweep(const struct atomic_file *f)
     closedir(d);
 }
 
-/* A new temporary with our lock on it.  Another writer's sweep may take it away between its making and its locking: then another one. */
+/* A new temporary with our lock on it.  Another writer's sweep may take it away between its
+ * making and its locking: then another one. */
 static int make_temp(struct atomic_file *f, struct err *e)
 {
     size_t n = strlen(f->temp);
@@ -224,7 +233,8 @@ static int check_target(const char *path, struct err *e)
 {
     struct stat st;
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
-        return err_set(e, ERR_IO, "%s: is %s, expected a regular file", path, S_ISDIR(st.st_mode) ? "a directory" : "a device or pipe");
+        return err_set(e, ERR_IO, "%s: is %s, expected a regular file", path,
+                       S_ISDIR(st.st_mode) ? "a directory" : "a device or pipe");
     return 0;
 }
 
@@ -331,7 +341,8 @@ int atomic_unpark(struct atomic_file *f, const char *path, struct err *e)
     else if (flock(f->fd, LOCK_EX | LOCK_NB) != 0)
         rc = 2;
     else        /* its last writer may have given it its final name meanwhile */
-        rc = fstat(f->fd, &mine) == 0 && S_ISREG(mine.st_mode) && stat(f->temp, &there) == 0 && mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+        rc = fstat(f->fd, &mine) == 0 && S_ISREG(mine.st_mode) && stat(f->temp, &there) == 0 &&
+             mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
     if (rc != 1)
         atomic_leave(f);
     return rc;

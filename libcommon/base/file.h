@@ -13,8 +13,9 @@
 extern "C" {
 #endif
 
-/* A whole regular file, mapped read-only and shared.  data is never NULL after map_open; an empty file
- * has size 0.  The mapping dies at map_close; the descriptor is kept for madvise-free reads. */
+/* A whole regular file, mapped read-only and shared.  data is never NULL after map_open; an
+ * empty file has size 0.  The mapping dies at map_close; the descriptor is kept for madvise-free
+ * reads. */
 struct map {
     const uint8_t *data;
     size_t size;
@@ -27,32 +28,39 @@ struct map {
 int map_open(struct map *m, const char *path, struct err *e);
 void map_close(struct map *m);
 #define MAP_LOST "cannot be read any more: it was cut while it was in use, or its disk fails"
-/* Is the mapping still what was opened?  -1: pages were lost, or somebody wrote to the file. (One that was renamed or removed stays what it was.) */
+/* Is the mapping still what was opened?  -1: pages were lost, or somebody wrote to the file.
+ * (One that was renamed or removed stays what it was.) */
 int map_check(const struct map *m, struct err *e);
 /* The same, where a later time of writing is no reason: 0 and that time. */
 int map_whole(const struct map *m, int64_t *written_ns, struct err *e);
 #define MAP_CHANGED "was written to while it was in use; it can be replaced by another file, but not changed"
 
-/* Who handles pages that are lost is told of a mapping before any page of it is read, and before it goes away.  add NULL: nobody does. */
+/* Who handles pages that are lost is told of a mapping before any page of it is read, and before
+ * it goes away.  add NULL: nobody does. */
 struct map_guard { void (*add)(struct map *), (*remove)(struct map *); };
 
-/* Read a small text file whole, '\0' appended (not counted).  Refuses more than max bytes.  Caller frees. */
+/* Read a small text file whole, '\0' appended (not counted).  Refuses more than max bytes.
+ * Caller frees. */
 char *file_read(const char *path, size_t max, size_t *size, struct err *e);
 
-/* What root makes at path (fd: with O_EXCL, so that it is nobody else's) belongs to whom the folder belongs: a server that runs as that user goes on writing. */
+/* What root makes at path (fd: with O_EXCL, so that it is nobody else's) belongs to whom the
+ * folder belongs: a server that runs as that user goes on writing. */
 void file_give(int fd, const char *path);
-/* open() with these flags and O_CLOEXEC | O_NOFOLLOW; where there is none a new one of mode 0600, which is given away.  One that is there belongs to whom it did:
- * nobody is given a file that root did not make just now. */
+/* open() with these flags and O_CLOEXEC | O_NOFOLLOW; where there is none a new one of mode
+ * 0600, which is given away.  One that is there belongs to whom it did: nobody is given a file
+ * that root did not make just now. */
 int file_open_made(const char *path, int flags);
 
-/* May others than this user (and root) have made or replace it?  st is of a file that is to be kept from them, folder where it lies.  -1: *e says why. */
+/* May others than this user (and root) have made or replace it?  st is of a file that is to be
+ * kept from them, folder where it lies.  -1: *e says why. */
 struct stat;
 int file_is_ours(const char *path, const struct stat *st, const char *folder, struct err *e);
 
-/* A new file that is invisible under its final name until atomic_commit: written as DIR/.NAME.zse-XXXXXX, then
- * fsync, rename, fsync of DIR.  atomic_abort (or a crash) leaves the old file untouched; abort removes the
- * temporary, the next atomic_open of the name those that a crash left (a living writer holds a lock on its own).
- * Targets that are no regular files, or in a folder that is not writable, fail at open. */
+/* A new file that is invisible under its final name until atomic_commit: written as
+ * DIR/.NAME.zse-XXXXXX, then fsync, rename, fsync of DIR.  atomic_abort (or a crash) leaves the
+ * old file untouched; abort removes the temporary, the next atomic_open of the name those that a
+ * crash left (a living writer holds a lock on its own).  Targets that are no regular files, or
+ * in a folder that is not writable, fail at open. */
 struct atomic_file {
     int fd;
     char *path, *temp;      /* owned */
@@ -64,11 +72,13 @@ int atomic_pwrite(struct atomic_file *f, const void *data, size_t n, uint64_t at
 int atomic_commit(struct atomic_file *f, struct err *e);
 void atomic_abort(struct atomic_file *f);                   /* nothing after commit or a second abort */
 
-/* A file whose writer may be interrupted and gone on with later is parked: what was written is put on the disk, and the
- * temporary gets the name DIR/.NAME.zse-partial, which no atomic_open() removes.  0; 1: it cannot be (another writer has
- * parked one, the file system has no links), and *f goes on as before; -1: an error.  A parked file is only synced. */
+/* A file whose writer may be interrupted and gone on with later is parked: what was written is
+ * put on the disk, and the temporary gets the name DIR/.NAME.zse-partial, which no atomic_open()
+ * removes.  0; 1: it cannot be (another writer has parked one, the file system has no links),
+ * and *f goes on as before; -1: an error.  A parked file is only synced. */
 int atomic_park(struct atomic_file *f, struct err *e);
-/* Take up the parked file of path, with offset 0 and our lock on it: 1; 0: there is none; 2: a living writer has it; -1 with *e. */
+/* Take up the parked file of path, with offset 0 and our lock on it: 1; 0: there is none; 2: a
+ * living writer has it; -1 with *e. */
 int atomic_unpark(struct atomic_file *f, const char *path, struct err *e);
 void atomic_leave(struct atomic_file *f);                   /* as atomic_abort, but a parked file stays */
 char *atomic_parked_name(const char *path);                 /* malloc'd; NULL: no memory */

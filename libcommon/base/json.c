@@ -9,7 +9,8 @@
 #include "libcommon/base/file.h"
 #include "libcommon/base/utf8.h"
 
-/* The same text with "e0" behind every whole number of 19 digits or more, so that it is read as a real. Caller frees. */
+/* The same text with "e0" behind every whole number of 19 digits or more, so that it is read as
+ * a real. Caller frees. */
 static char *reals_for_huge(const char *text, size_t size, size_t *new_size)
 {
     char *out = malloc(size + size / 8 + 4);            /* two bytes for 19 */
@@ -163,11 +164,13 @@ int js_int(const json_t *o, const char *key, int64_t min, int64_t max, int64_t *
         return err_set(e, ERR_FORMAT, "%s: found %s, expected a whole number", key, js_kind(v));
     }
     if (*out < min || *out > max)
-        return err_set(e, ERR_FORMAT, "%s: %" PRId64 " is not in the range %" PRId64 " to %" PRId64, key, *out, min, max);
+        return err_set(e, ERR_FORMAT, "%s: %" PRId64 " is not in the range %" PRId64 " to %" PRId64, key, *out, min,
+                       max);
     return 0;
 }
 
-int js_int_or(const json_t *o, const char *key, int64_t min, int64_t max, int64_t otherwise, int64_t *out, struct err *e)
+int js_int_or(const json_t *o, const char *key, int64_t min, int64_t max, int64_t otherwise, int64_t *out,
+              struct err *e)
 {
     *out = otherwise;
     return js_get(o, key) ? js_int(o, key, min, max, out, e) : 0;

@@ -1,5 +1,7 @@
-/* philox.h - random numbers by counter: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011).  The n-th number of a
- * seed needs no state and no other number, so that a device draws for any request at any time.  The same source on host and device. */
+/* philox.h - random numbers by counter: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel
+ * random numbers: as easy as 1, 2, 3", SC 2011).  The n-th number of a seed needs no state and
+ * no other number, so that a device draws for any request at any time.  The same source on host
+ * and device. */
 #ifndef ZSE_BASE_PHILOX_H
 #define ZSE_BASE_PHILOX_H
 

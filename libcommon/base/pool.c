@@ -13,14 +13,17 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/thread.h"
 
-/* How long a thread looks for work before it sleeps: longer than the gaps between the loops of one token
- * (a few microseconds), shorter than anything a person or another process would notice. */
+/* How long a thread looks for work before it sleeps: longer than the gaps between the loops of
+ * one token (a few microseconds), shorter than anything a person or another process would
+ * notice. */
 enum { SPIN_NS = 50000 };
 
-/* A thread's share of the loop: a run of neighbours, so that it reads memory in order.  left is the number of the loop in its upper half and
- * the items nobody has taken yet in its lower half.  An item is taken by counting it down with compare-and-swap, by the owner or, when
- * that has none of its own left, by another thread; one that comes late sees another number and takes nothing.  The rest belongs to whoever
- * holds an item: it only changes when all items are done.  Owners wait for the next loop on their own share: one cache line brings all. */
+/* A thread's share of the loop: a run of neighbours, so that it reads memory in order.  left is
+ * the number of the loop in its upper half and the items nobody has taken yet in its lower half.
+ * An item is taken by counting it down with compare-and-swap, by the owner or, when that has
+ * none of its own left, by another thread; one that comes late sees another number and takes
+ * nothing.  The rest belongs to whoever holds an item: it only changes when all items are done.
+ * Owners wait for the next loop on their own share: one cache line brings all. */
 struct share {
     _Alignas(64) _Atomic uint64_t left;
     int end;                                    /* the next item is end - left */
@@ -72,7 +75,8 @@ static int take(struct share *share)
 {
     uint64_t left = atomic_load_explicit(&share->left, memory_order_acquire);
     while ((uint32_t)left)
-        if (atomic_compare_exchange_weak_explicit(&share->left, &left, left - 1, memory_order_acq_rel, memory_order_acquire))
+        if (atomic_compare_exchange_weak_explicit(&share->left, &left, left - 1, memory_order_acq_rel,
+                                                  memory_order_acquire))
             return share->end - (int)(uint32_t)left;
     return -1;
 }
@@ -225,7 +229,8 @@ static int spin_for_end(struct pool *p)
     return 0;
 }
 
-void pool_run_after(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg, void (*after)(const void *arg, int thread), const void *after_arg)
+void pool_run_after(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg,
+                    void (*after)(const void *arg, int thread), const void *after_arg)
 {
     if (n <= 0)
         return;
@@ -247,7 +252,8 @@ void pool_run_after(struct pool *p, int n, void (*fn)(void *arg, int i, int thre
         share->arg = arg;
         share->after = after;
         share->after_arg = after_arg;
-        atomic_store_explicit(&share->left, (uint64_t)p->loop << 32 | (uint32_t)(share->end - begin), memory_order_release);
+        atomic_store_explicit(&share->left, (uint64_t)p->loop << 32 | (uint32_t)(share->end - begin),
+                              memory_order_release);
     }
     atomic_store(&p->epoch, p->loop);
     wake_workers(p);
@@ -261,4 +267,7 @@ void pool_run_after(struct pool *p, int n, void (*fn)(void *arg, int i, int thre
     }
 }
 
-void pool_run(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg) { pool_run_after(p, n, fn, arg, NULL, NULL); }
+void pool_run(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg)
+{
+    pool_run_after(p, n, fn, arg, NULL, NULL);
+}

@@ -2,7 +2,8 @@
 
 #include <stdlib.h>
 
-/* The functions that OpenSSL 3 would rather see replaced: those that replace them allocate memory at every start, and so may fail in the middle of a log. */
+/* The functions that OpenSSL 3 would rather see replaced: those that replace them allocate
+ * memory at every start, and so may fail in the middle of a log. */
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include <openssl/sha.h>
 

@@ -1,4 +1,5 @@
-/* sha256.h - SHA-256 (FIPS 180-4) through libcrypto, which knows the processor's SHA instructions. */
+/* sha256.h - SHA-256 (FIPS 180-4) through libcrypto, which knows the processor's SHA
+ * instructions. */
 #ifndef ZSE_BASE_SHA256_H
 #define ZSE_BASE_SHA256_H
 

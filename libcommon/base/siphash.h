@@ -1,6 +1,8 @@
-/* siphash.h - SipHash-2-4 (Aumasson, Bernstein: SipHash: a fast short-input PRF, 2012): 64 bits of any bytes under a key of 128 bits.
+/* siphash.h - SipHash-2-4 (Aumasson, Bernstein: SipHash: a fast short-input PRF, 2012): 64 bits of
+ * any bytes under a key of 128 bits.
  *
- * For tables of names that come from files: who does not know the key cannot choose names that share a place, but by luck. */
+ * For tables of names that come from files: who does not know the key cannot choose names that
+ * share a place, but by luck. */
 #ifndef ZSE_BASE_SIPHASH_H
 #define ZSE_BASE_SIPHASH_H
 
@@ -33,7 +35,8 @@ static inline void sip_word(uint64_t v[4], uint64_t word)
 static inline uint64_t siphash(const uint64_t key[2], const void *data, size_t n)
 {
     const char *p = data;
-    uint64_t word, v[4] = { key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du, key[0] ^ 0x6c7967656e657261u, key[1] ^ 0x7465646279746573u };
+    uint64_t word, v[4] = { key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du, key[0] ^ 0x6c7967656e657261u,
+                            key[1] ^ 0x7465646279746573u };
     for (size_t left = n; left >= sizeof word; left -= sizeof word, p += sizeof word) {
         memcpy(&word, p, sizeof word);
         sip_word(v, word);

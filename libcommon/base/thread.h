@@ -1,5 +1,6 @@
-/* thread.h - start a thread that hears no signals: they belong to the program's own thread, whose handlers may jump.  But for those about what the thread itself
- * does: a page that cannot be read. */
+/* thread.h - start a thread that hears no signals: they belong to the program's own thread,
+ * whose handlers may jump.  But for those about what the thread itself does: a page that cannot
+ * be read. */
 #ifndef ZSE_BASE_THREAD_H
 #define ZSE_BASE_THREAD_H
 

@@ -90,7 +90,8 @@ size_t utf8_incomplete(const char *s, size_t size)
         /* E0 80, ED A0, F0 80, F4 90 and the like can never become a character */
         if (back > 1) {
             unsigned char d = (unsigned char)s[size - back + 1];
-            if ((c == 0xE0 && d < 0xA0) || (c == 0xED && d > 0x9F) || (c == 0xF0 && d < 0x90) || (c == 0xF4 && d > 0x8F))
+            if ((c == 0xE0 && d < 0xA0) || (c == 0xED && d > 0x9F) || (c == 0xF0 && d < 0x90) ||
+                (c == 0xF4 && d > 0x8F))
                 return 0;
         }
         return back;
@@ -135,6 +136,7 @@ size_t utf8_prev(const char *s, size_t at)
 
 int utf8_is_space(uint32_t c)
 {
-    return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A)
+    return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A)
         || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }

@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* The code point at s[0..size), and in *n how many bytes it takes (1 to 4).  Bytes that are not UTF-8
- * (overlong, surrogate, above U+10FFFF, cut short) give -1 and *n = 1; size must not be 0. */
+/* The code point at s[0..size), and in *n how many bytes it takes (1 to 4).  Bytes that are not
+ * UTF-8 (overlong, surrogate, above U+10FFFF, cut short) give -1 and *n = 1; size must not be 0. */
 int32_t utf8_decode(const char *s, size_t size, int *n);
 
 /* The same, but bytes that are not UTF-8 give U+FFFD. */
@@ -24,14 +24,15 @@ static inline uint32_t utf8_next(const char *s, size_t size, int *n)
     return c < 0 ? 0xFFFD : (uint32_t)c;
 }
 
-/* Write c into out[0..4); returns the number of bytes, 0 if c is no scalar value (surrogate, too large). */
+/* Write c into out[0..4); returns the number of bytes, 0 if c is no scalar value (surrogate, too
+ * large). */
 int utf8_encode(uint32_t c, char *out);
 
 /* Offset of the first byte that is not part of valid UTF-8; size if all is well. */
 size_t utf8_valid(const char *s, size_t size);
 
-/* How many of the last bytes (0 to 3) begin a character that the text does not complete: an incremental
- * writer keeps them back. */
+/* How many of the last bytes (0 to 3) begin a character that the text does not complete: an
+ * incremental writer keeps them back. */
 size_t utf8_incomplete(const char *s, size_t size);
 
 /* Number of code points; a byte that is not UTF-8 counts as one. */
@@ -43,7 +44,8 @@ size_t utf8_offset(const char *s, size_t size, size_t i);
 /* Step back: offset of the code point that ends before byte at (at > 0). */
 size_t utf8_prev(const char *s, size_t at);
 
-/* White space as Unicode's White_Space and Python's str.isspace() see it (with U+001C to U+001F). */
+/* White space as Unicode's White_Space and Python's str.isspace() see it (with U+001C to
+ * U+001F). */
 int utf8_is_space(uint32_t c);
 
 #ifdef __cplusplus

@@ -55,7 +55,8 @@ uint64_t kv_pool_evictions(const struct kv_pool *p) { return p->evictions; }
 
 size_t kv_pool_bytes(const struct kv_pool *p)
 {
-    return (size_t)p->n_blocks * (sizeof *p->free_block + sizeof *p->refs + sizeof *p->node) + p->n_buckets * sizeof *p->bucket;
+    return (size_t)p->n_blocks * (sizeof *p->free_block + sizeof *p->refs + sizeof *p->node) + p->n_buckets *
+           sizeof *p->bucket;
 }
 
 static void leave_idle(struct kv_pool *p, int32_t block)
@@ -190,7 +191,8 @@ void kv_table_share(struct kv_table *t, struct kv_pool *p, const struct kv_table
 int kv_table_unshare(struct kv_table *t, struct kv_pool *p, int32_t *from, int32_t *to)
 {
     int i = t->n_tokens / KV_BLOCK;
-    if (t->n_tokens % KV_BLOCK == 0 || i >= t->n_blocks || (p->refs[t->block[i]] == 1 && p->node[t->block[i]].n_tokens == 0))
+    if (t->n_tokens % KV_BLOCK == 0 || i >= t->n_blocks ||
+        (p->refs[t->block[i]] == 1 && p->node[t->block[i]].n_tokens == 0))
         return 0;
     if (p->n_free + p->n_idle == 0)
         return -1;

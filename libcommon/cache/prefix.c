@@ -21,7 +21,10 @@ static int32_t find(const struct kv_pool *p, int32_t parent, const int32_t *toke
     return b;
 }
 
-static int32_t parent_of(const struct kv_table *t, const struct kv_pool *p) { return t->n_nodes ? t->block[t->n_nodes - 1] : p->n_blocks + t->root; }
+static int32_t parent_of(const struct kv_table *t, const struct kv_pool *p)
+{
+    return t->n_nodes ? t->block[t->n_nodes - 1] : p->n_blocks + t->root;
+}
 
 static void insert(struct kv_pool *p, int32_t block, int32_t parent, const int32_t *token, int n)
 {
@@ -64,7 +67,8 @@ int prefix_take(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n
 {
     int before = t->n_tokens;
     assert(t->n_tokens == t->n_nodes * KV_BLOCK);
-    for (int32_t b; t->n_tokens + KV_BLOCK <= n && (b = find(p, parent_of(t, p), ids + t->n_tokens)) >= 0; t->n_tokens += KV_BLOCK) {
+    for (int32_t b; t->n_tokens + KV_BLOCK <= n &&
+         (b = find(p, parent_of(t, p), ids + t->n_tokens)) >= 0; t->n_tokens += KV_BLOCK) {
         pool_hold(p, b);
         if (t->n_nodes < t->n_blocks)
             pool_drop(p, t->block[t->n_nodes]);
@@ -89,7 +93,8 @@ static int32_t nearest(const struct kv_pool *p, int32_t parent, const int32_t *i
     int32_t best = -1;
     *n_common = 0;
     int scanned = 0;
-    for (int32_t b = p->node[parent].child; b >= 0 && scanned < SCAN && *n_common < n; b = p->node[b].after, scanned++) {
+    for (int32_t b = p->node[parent].child; b >= 0 && scanned < SCAN && *n_common < n; b = p->node[b].after,
+         scanned++) {
         int k = common(&p->node[b], ids, n);
         if (k > *n_common) {
             *n_common = k;
@@ -147,7 +152,8 @@ int32_t prefix_end(const struct kv_table *t, const struct kv_pool *p)
     return rest && p->node[last].n_tokens != rest ? -1 : last;
 }
 
-void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n, void (*visit)(void *user, int32_t block, int n_tokens), void *user)
+void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n,
+                  void (*visit)(void *user, int32_t block, int n_tokens), void *user)
 {
     int at = t->n_tokens;
     assert(at == t->n_nodes * KV_BLOCK);
@@ -162,4 +168,7 @@ void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32
     }
 }
 
-uint64_t prefix_serial(const struct kv_pool *p, int32_t block) { return p->node[block].n_tokens ? p->node[block].serial : 0; }
+uint64_t prefix_serial(const struct kv_pool *p, int32_t block)
+{
+    return p->node[block].n_tokens ? p->node[block].serial : 0;
+}

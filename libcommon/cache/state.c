@@ -29,7 +29,10 @@ void state_pool_close(struct state_pool *s) { free(s); }
 size_t state_pool_bytes(const struct state_pool *s) { return sizeof *s + (size_t)s->n * sizeof *s->slot; }
 
 /* Its node was given up. */
-static int is_lost(const struct slot *x, const struct kv_pool *p) { return x->is == KEPT && prefix_serial(p, x->block) != x->serial; }
+static int is_lost(const struct slot *x, const struct kv_pool *p)
+{
+    return x->is == KEPT && prefix_serial(p, x->block) != x->serial;
+}
 
 int state_take(struct state_pool *s, const struct kv_pool *p)
 {
@@ -94,7 +97,8 @@ static void look(void *user, int32_t block, int n_tokens)
     x->snapshot = found;
 }
 
-int state_prefix(const struct state_pool *s, const struct kv_pool *p, const struct kv_table *t, const int32_t *ids, int n, int *snapshot)
+int state_prefix(const struct state_pool *s, const struct kv_pool *p, const struct kv_table *t, const int32_t *ids,
+                 int n, int *snapshot)
 {
     struct search x = { s, p, t->n_tokens, -1 };
     prefix_visit(t, p, ids, n, look, &x);

@@ -15,8 +15,14 @@ static int source_shape(void *user, const char *name, int *n_dims, int64_t dim[4
     return 0;
 }
 
-static int by_source(const void *a, const void *b) { return strcmp((*(const struct weight_spec *const *)a)->source, (*(const struct weight_spec *const *)b)->source); }
-static int by_name(const void *key, const void *b) { return strcmp(key, (*(const struct weight_spec *const *)b)->source); }
+static int by_source(const void *a, const void *b)
+{
+    return strcmp((*(const struct weight_spec *const *)a)->source, (*(const struct weight_spec *const *)b)->source);
+}
+static int by_name(const void *key, const void *b)
+{
+    return strcmp(key, (*(const struct weight_spec *const *)b)->source);
+}
 
 int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n, struct err *e)
 {
@@ -45,25 +51,36 @@ int source_weights(const struct config *c, const struct source *s, struct weight
 struct weight_place weight_place(struct model *m, const struct weight_spec *w)
 {
     static const struct { const char *name; size_t at; int is_norm; } parts[] = {
-        { "q_proj", offsetof(struct layer, q), 0 }, { "k_proj", offsetof(struct layer, k), 0 }, { "v_proj", offsetof(struct layer, v), 0 },
-        { "o_proj", offsetof(struct layer, o), 0 }, { "gate_proj", offsetof(struct layer, gate), 0 }, { "up_proj", offsetof(struct layer, up), 0 },
+        { "q_proj", offsetof(struct layer, q), 0 }, { "k_proj", offsetof(struct layer, k), 0 },
+            { "v_proj", offsetof(struct layer, v), 0 },
+        { "o_proj", offsetof(struct layer, o), 0 }, { "gate_proj", offsetof(struct layer, gate), 0 },
+        { "up_proj", offsetof(struct layer, up), 0 },
         { "down_proj", offsetof(struct layer, down), 0 }, { "attn_norm", offsetof(struct layer, attn_norm), 1 },
-        { "attn_post_norm", offsetof(struct layer, attn_post_norm), 1 }, { "mlp_norm", offsetof(struct layer, mlp_norm), 1 },
-        { "mlp_post_norm", offsetof(struct layer, mlp_post_norm), 1 }, { "q_norm", offsetof(struct layer, q_norm), 1 }, { "k_norm", offsetof(struct layer, k_norm), 1 },
-        { "attn_sub_norm", offsetof(struct layer, attn_sub_norm), 1 }, { "mlp_sub_norm", offsetof(struct layer, mlp_sub_norm), 1 },
-        { "q_a_proj", offsetof(struct layer, q_a), 0 }, { "kv_a_proj", offsetof(struct layer, kv_a), 0 }, { "k_b_proj", offsetof(struct layer, k_b), 0 },
-        { "v_b_proj", offsetof(struct layer, v_b), 0 }, { "q_a_norm", offsetof(struct layer, q_a_norm), 1 }, { "kv_norm", offsetof(struct layer, kv_norm), 1 },
+        { "attn_post_norm", offsetof(struct layer, attn_post_norm), 1 },
+        { "mlp_norm", offsetof(struct layer, mlp_norm), 1 },
+        { "mlp_post_norm", offsetof(struct layer, mlp_post_norm), 1 }, { "q_norm", offsetof(struct layer, q_norm), 1 },
+        { "k_norm", offsetof(struct layer, k_norm), 1 },
+        { "attn_sub_norm", offsetof(struct layer, attn_sub_norm), 1 },
+        { "mlp_sub_norm", offsetof(struct layer, mlp_sub_norm), 1 },
+        { "q_a_proj", offsetof(struct layer, q_a), 0 }, { "kv_a_proj", offsetof(struct layer, kv_a), 0 },
+        { "k_b_proj", offsetof(struct layer, k_b), 0 },
+        { "v_b_proj", offsetof(struct layer, v_b), 0 }, { "q_a_norm", offsetof(struct layer, q_a_norm), 1 },
+        { "kv_norm", offsetof(struct layer, kv_norm), 1 },
         { "router", offsetof(struct layer, router), 0 }, { "shared_router", offsetof(struct layer, shared_router), 0 },
-        { "q_gate_proj", offsetof(struct layer, q_gate), 0 }, { "in_proj", offsetof(struct layer, in), 0 }, { "in_ba_proj", offsetof(struct layer, in_ba), 0 }, { "in_z_proj", offsetof(struct layer, in_z), 0 },
+        { "q_gate_proj", offsetof(struct layer, q_gate), 0 }, { "in_proj", offsetof(struct layer, in), 0 },
+        { "in_ba_proj", offsetof(struct layer, in_ba), 0 }, { "in_z_proj", offsetof(struct layer, in_z), 0 },
         { "gate_norm", offsetof(struct layer, gate_norm), 1 },
     };
     static const struct { const char *name; size_t at; } plain[] = {
-        { "sinks", offsetof(struct layer, sinks) }, { "router.correction", offsetof(struct layer, correction) }, { "conv.weight", offsetof(struct layer, conv) },
-        { "conv.bias", offsetof(struct layer, conv_bias) }, { "a_log", offsetof(struct layer, a_log) }, { "dt_bias", offsetof(struct layer, dt_bias) },
+        { "sinks", offsetof(struct layer, sinks) }, { "router.correction", offsetof(struct layer, correction) },
+            { "conv.weight", offsetof(struct layer, conv) },
+        { "conv.bias", offsetof(struct layer, conv_bias) }, { "a_log", offsetof(struct layer, a_log) },
+        { "dt_bias", offsetof(struct layer, dt_bias) },
         { "d", offsetof(struct layer, d) },
     };
     static const struct { const char *name; size_t at; } expert_parts[] = {
-        { "gate_proj", offsetof(struct expert, gate) }, { "up_proj", offsetof(struct expert, up) }, { "down_proj", offsetof(struct expert, down) },
+        { "gate_proj", offsetof(struct expert, gate) }, { "up_proj", offsetof(struct expert, up) },
+            { "down_proj", offsetof(struct expert, down) },
     };
     const char *name = w->layer < 0 ? w->name : strchr(w->name + strlen("layers."), '.') + 1;
     if (w->expert >= 0)
@@ -103,7 +120,8 @@ struct weight_place weight_place(struct model *m, const struct weight_spec *w)
     return p;
 }
 
-static int read_weight(struct model *m, const struct source *s, const struct weight_spec *w, const struct mat *mat, uint8_t *to, struct err *e)
+static int read_weight(struct model *m, const struct source *s, const struct weight_spec *w, const struct mat *mat,
+                       uint8_t *to, struct err *e)
 {
     struct weight_place p = weight_place(m, w);
     struct rows r;
@@ -135,7 +153,8 @@ static size_t weight_bytes(const struct weight_spec *w, enum qtype type, struct 
     return mat_init(mat, type, 32, 0, w->rows, w->cols, e) < 0 ? 0 : mat->size;
 }
 
-static int read_weights(struct model *m, const struct source *s, const struct weight_spec *specs, int n, enum qtype type, struct err *e)
+static int read_weights(struct model *m, const struct source *s, const struct weight_spec *specs, int n,
+                        enum qtype type, struct err *e)
 {
     size_t total = 0;
     struct mat mat;

@@ -1,4 +1,5 @@
-/* assemble.h - a model in memory straight from its source, every matrix in one float type: what conversions are measured against. */
+/* assemble.h - a model in memory straight from its source, every matrix in one float type: what
+ * conversions are measured against. */
 #ifndef ZSE_CONVERT_ASSEMBLE_H
 #define ZSE_CONVERT_ASSEMBLE_H
 
@@ -9,7 +10,8 @@
  * Refuses what a conversion refuses: tensors missing, of another shape, or that nobody reads. */
 struct model *model_assemble(const struct source *s, enum qtype type, struct err *e);
 
-/* The list of tensors with the source's shapes checked (see weight_specs), and with every tensor of the source either on it or ignorable. */
+/* The list of tensors with the source's shapes checked (see weight_specs), and with every tensor
+ * of the source either on it or ignorable. */
 int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n, struct err *e);
 
 /* Where a weight belongs in a model: its linear layer or norm, and the pointer of a vector. */

@@ -1,17 +1,23 @@
-/* best.c - a layer quantized with error feedback (gptq.h says how): good, on the inputs of the float model, in few directions; best, on the inputs that
- * the quantized layers before it produce.
+/* best.c - a layer quantized with error feedback (gptq.h says how): good, on the inputs of the
+ * float model, in few directions; best, on the inputs that the quantized layers before it produce.
  *
- * best: the inputs of o, of gate and up, and of down depend on what was quantized just before within the layer, so the layer runs four times up to
- * the matrix in question, and a fifth time to its end.
+ * best: the inputs of o, of gate and up, and of down depend on what was quantized just before
+ * within the layer, so the layer runs four times up to the matrix in question, and a fifth time to
+ * its end.
  *
- * Experts are quantized one after the other as they are written, each on the tokens that the router sends there: one expert's bytes are in memory at a time.
+ * Experts are quantized one after the other as they are written, each on the tokens that the router
+ * sends there: one expert's bytes are in memory at a time.
  *
- * What a layer holds, with T tokens, the widest input N (enum hold in calibrate.h says which of it may lie in files):
- *   run_layer        x [T, hidden] -> x of the next layer; kept: all inputs of the layer in the float model [T, their widths]; the layer's weights;
+ * What a layer holds, with T tokens, the widest input N (enum hold in calibrate.h says which of it
+ * may lie in files):
+ *   run_layer        x [T, hidden] -> x of the next layer; kept: all inputs of the layer in the
+ *                    float model [T, their widths]; the layer's weights;
  *                    experts are loaded one by one
- *   quantize_input   kept, xq, the weights, those rounded so far; H, C, then inv(L) [N, N]; X~ of a window, twice plain and twice packed
+ *   quantize_input   kept, xq, the weights, those rounded so far; H, C, then inv(L) [N, N]; X~ of a
+ *                    window, twice plain and twice packed
  *   advance          xq -> what enters the experts (h), and the choice of each token
- *   quantize_expert  h; its rows for the expert, and what its down reads; H and inv(L); the expert rounded; xq += what it makes of them */
+ *   quantize_expert  h; its rows for the expert, and what its down reads; H and inv(L); the
+ *   expert rounded; xq += what it makes of them */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +53,8 @@ static int place(struct job *j, struct calibration *c, struct plan *p, struct er
         return 0;
     }
     *to.plain = v;
-    if (to.norm && to.plain == &to.norm->w && j->config.norm == NORM_LAYER && j->config.norm_offset != 0 && p->spec->cols == j->config.hidden_size) {
+    if (to.norm && to.plain == &to.norm->w && j->config.norm == NORM_LAYER && j->config.norm_offset != 0 &&
+        p->spec->cols == j->config.hidden_size) {
         float *w = calibrate_alloc(c, HOLD_WEIGHTS, p->m.size, e);
         if (!w)
             return -1;
@@ -58,7 +65,10 @@ static int place(struct job *j, struct calibration *c, struct plan *p, struct er
     return 0;
 }
 
-static int is_fed_back(const struct plan *p) { return p->make == MAKE_QUANT && (p->input >= 0 || p->spec->role == ROLE_EXPERT_DOWN); }
+static int is_fed_back(const struct plan *p)
+{
+    return p->make == MAKE_QUANT && (p->input >= 0 || p->spec->role == ROLE_EXPERT_DOWN);
+}
 
 /* Room for the tensor as the new file will have it. */
 static uint8_t *hold_result(const struct calibration *c, const struct plan *p, struct err *e)
@@ -133,7 +143,8 @@ static int run_window(struct job *j, struct calibration *c, int layer, struct wa
     struct cpu_choice ignored;
     if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, x, &tap, e))
         return -1;
-    if (w->mlp && cpu_layers_choose(c->run, layer, &c->q.layers[layer], w->mlp, (size_t)j->config.hidden_size, x, c->window_len, &ignored, &(struct cpu_tap){ .input = watch_input, .user = w }, e))
+    if (w->mlp && cpu_layers_choose(c->run, layer, &c->q.layers[layer], w->mlp, (size_t)j->config.hidden_size, x,
+                                    c->window_len, &ignored, &(struct cpu_tap){ .input = watch_input, .user = w }, e))
         return -1;
     if (w->mlp)
         cpu_choice_release(&ignored);
@@ -147,7 +158,8 @@ static float *hold_matrix(const struct calibration *c, enum hold kind, size_t N,
 }
 
 /* H and C of one input of the layer, from all windows. */
-static int measure(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, float **h, float **cross, struct err *e)
+static int measure(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, float **h,
+                   float **cross, struct err *e)
 {
     size_t N = (size_t)kept->ld, hidden = (size_t)j->config.hidden_size, window = (size_t)c->window_len * hidden;
     struct watch w = { .j = j, .c = c, .input = input, .kept = kept, .scale = j->calib[layer].scale[input] };
@@ -286,7 +298,8 @@ static int wants(const struct plan *p, int layer, int input)
     return p->spec->layer == layer && p->spec->expert < 0 && p->make == MAKE_QUANT && p->input == input;
 }
 
-static int quantize_input(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, struct err *e)
+static int quantize_input(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept,
+                          struct err *e)
 {
     struct gptq g;
     float *h, *linv, *cross;
@@ -343,17 +356,21 @@ static int advance(struct job *j, struct calibration *c, int layer, struct err *
     const struct cpu_tap tap = { .input = collect, .user = &w };
     if (moe) {
         c->h = (struct inputs){ .n = hidden, .ld = linalg_pad(hidden) };
-        if (!(c->h.x = calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)c->h.ld * sizeof *c->h.x, "the inputs of experts", e)))
+        if (!(c->h.x = calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)c->h.ld * sizeof *c->h.x,
+                                      "the inputs of experts", e)))
             return -1;
     }
     for (int i = 0; i < c->n_windows; i++)
-        if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, c->xq + (size_t)i * (size_t)c->window_len * (size_t)hidden, moe ? &tap : NULL, e))
+        if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0,
+                           c->xq + (size_t)i * (size_t)c->window_len * (size_t)hidden, moe ? &tap : NULL, e))
             return -1;
     cpu_choice_release(&c->choice);
-    return moe ? cpu_layers_choose(c->run, layer, &c->q.layers[layer], c->h.x, (size_t)c->h.ld, c->xq, n, &c->choice, NULL, e) : 0;
+    return moe ? cpu_layers_choose(c->run, layer, &c->q.layers[layer], c->h.x, (size_t)c->h.ld, c->xq, n, &c->choice,
+                                   NULL, e) : 0;
 }
 
-/* Run the float model's layer, keeping its inputs: kept, to be freed with big_free in any case.  Its weights stay loaded. */
+/* Run the float model's layer, keeping its inputs: kept, to be freed with big_free in any case.
+ * Its weights stay loaded. */
 static int run_layer(struct job *j, struct calibration *c, int layer, struct inputs kept[N_INPUTS], struct err *e)
 {
     const struct config *f = &j->config;
@@ -365,7 +382,8 @@ static int run_layer(struct job *j, struct calibration *c, int layer, struct inp
         kept[i] = (struct inputs){ .n = width, .ld = linalg_pad(width) };
         if (!width)
             continue;
-        kept[i].x = calibrate_hold(c, HOLD_STATES, n_tokens * (size_t)kept[i].ld * sizeof *kept[i].x, "the inputs of a layer", e);
+        kept[i].x = calibrate_hold(c, HOLD_STATES, n_tokens * (size_t)kept[i].ld * sizeof *kept[i].x,
+                                   "the inputs of a layer", e);
         if (!kept[i].x)
             return -1;
     }
@@ -381,7 +399,8 @@ static void scale_inputs(const struct inputs *kept, const float *s, int n_tokens
 }
 
 /* All matrices that read one input. */
-static int quantize_low(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, struct err *e)
+static int quantize_low(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept,
+                        struct err *e)
 {
     int n_tokens = c->n_windows * c->window_len, any = 0, rc = 0;
     struct gptq g;
@@ -424,7 +443,8 @@ int good_layer(struct job *j, struct calibration *c, int layer, struct err *e)
 
 /* ---- an expert ---- */
 
-/* Tokens that go there, and some of all tokens with the weight of a few: where hardly any came, those count. */
+/* Tokens that go there, and some of all tokens with the weight of a few: where hardly any came,
+ * those count. */
 static const float some_weight = 0.5f;          /* squared: 16 tokens */
 
 static int rows_of(const struct calibration *c, int expert, int *n_there)
@@ -434,7 +454,8 @@ static int rows_of(const struct calibration *c, int expert, int *n_there)
     return *n_there + (all < OTHER_TOKENS ? all : OTHER_TOKENS);
 }
 
-static void gather_rows(const struct job *j, const struct calibration *c, int expert, const struct inputs *to, int n, int n_there)
+static void gather_rows(const struct job *j, const struct calibration *c, int expert, const struct inputs *to, int n,
+                        int n_there)
 {
     const int all = c->n_windows * c->window_len, first = c->choice.first[expert];
     for (int r = 0; r < n; r++) {
@@ -452,7 +473,8 @@ static void weigh_rows(const struct inputs *x, int from, int n, float by)
 }
 
 /* H of these rows: good in few directions, best whole. */
-static int gptq_of_rows(struct job *j, struct calibration *c, struct gptq *g, const struct inputs *x, int n, struct err *e)
+static int gptq_of_rows(struct job *j, struct calibration *c, struct gptq *g, const struct inputs *x, int n,
+                        struct err *e)
 {
     if (j->effort != CONVERT_BEST)
         return gptq_init_low(g, c->ops, j->pool, x->n, x->x, (size_t)x->ld, n, GOOD_RANK, e);
@@ -475,13 +497,15 @@ static int gptq_of_rows(struct job *j, struct calibration *c, struct gptq *g, co
 }
 
 /* The matrices of one expert that read these rows. */
-static int quantize_rows(struct job *j, struct calibration *c, int layer, int expert, int down, const struct inputs *x, int n, struct err *e)
+static int quantize_rows(struct job *j, struct calibration *c, int layer, int expert, int down, const struct inputs *x,
+                         int n, struct err *e)
 {
     struct gptq g;
     int any = 0, rc = 0;
     for (int i = 0; i < j->n_plans; i++) {
         const struct plan *p = &j->plans[i];
-        any |= p->spec->layer == layer && p->spec->expert == expert && is_fed_back(p) && (p->spec->role == ROLE_EXPERT_DOWN) == down;
+        any |= p->spec->layer == layer && p->spec->expert == expert && is_fed_back(p) &&
+               (p->spec->role == ROLE_EXPERT_DOWN) == down;
     }
     if (!any)
         return 0;
@@ -489,7 +513,8 @@ static int quantize_rows(struct job *j, struct calibration *c, int layer, int ex
         return -1;
     for (int i = 0; i < j->n_plans && rc == 0; i++) {
         struct plan *p = &j->plans[i];
-        if (p->spec->layer != layer || p->spec->expert != expert || !is_fed_back(p) || (p->spec->role == ROLE_EXPERT_DOWN) != down)
+        if (p->spec->layer != layer || p->spec->expert != expert || !is_fed_back(p) ||
+            (p->spec->role == ROLE_EXPERT_DOWN) != down)
             continue;
         rc = quantize_matrix(j, c, &g, p, e);
         if (rc == 0)
@@ -506,7 +531,8 @@ int quantize_expert(struct job *j, struct calibration *c, int layer, int expert,
     int n_there, n = rows_of(c, expert, &n_there);
     struct inputs in = { .n = hidden, .ld = linalg_pad(hidden) }, mid = { .n = size, .ld = linalg_pad(size) };
     in.x = calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)in.ld * sizeof *in.x, "the inputs of an expert", e);
-    mid.x = in.x ? calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)mid.ld * sizeof *mid.x, "the inputs of an expert", e) : NULL;
+    mid.x = in.x ? calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)mid.ld * sizeof *mid.x, "the inputs of an expert",
+                                  e) : NULL;
     int rc = mid.x ? encode_rest(j, c, layer, expert, e) : -1;
     if (rc == 0) {
         gather_rows(j, c, expert, &in, n, n_there);

@@ -7,7 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Named as what file.h's atomic_open() sweeps up, should the process die between its making and its unlinking. */
+/* Named as what file.h's atomic_open() sweeps up, should the process die between its making and
+ * its unlinking. */
 static int open_unnamed(const char *beside, struct err *e)
 {
     const char *slash = strrchr(beside, '/');

@@ -1,7 +1,9 @@
-/* big.h - memory for large buffers that come and go with every tensor, straight from the system and straight back.
+/* big.h - memory for large buffers that come and go with every tensor, straight from the system and
+ * straight back.
  *
- * From malloc they would end up in the heap (glibc raises its threshold for mapping whenever a mapped block is freed), and the small allocations
- * that stay between them keep it from shrinking: 474 MB instead of 25 for a model of 1.5 billion weights. */
+ * From malloc they would end up in the heap (glibc raises its threshold for mapping whenever a
+ * mapped block is freed), and the small allocations that stay between them keep it from
+ * shrinking: 474 MB instead of 25 for a model of 1.5 billion weights. */
 #ifndef ZSE_CONVERT_BIG_H
 #define ZSE_CONVERT_BIG_H
 
@@ -22,8 +24,9 @@ static inline void *big_alloc(size_t size)
     return (char *)p + BIG_HEAD;
 }
 
-/* The same in a file without a name in the folder of the file `beside`, whose disk has room for all of it from then on: its pages belong to the page cache,
- * which the system writes out and drops when memory is short.  NULL with *e. */
+/* The same in a file without a name in the folder of the file `beside`, whose disk has room for
+ * all of it from then on: its pages belong to the page cache, which the system writes out and
+ * drops when memory is short.  NULL with *e. */
 void *big_file(const char *beside, size_t size, struct err *e);
 
 /* Either kind. */

@@ -27,7 +27,9 @@ static int read_tokens(struct job *j, int32_t **ids, size_t *n, struct err *e)
     int rc = -1;
     int found = tokenizer_from_source(j->source, &blob, &blob_size, e);
     if (found <= 0)
-        return found ? -1 : err_set(e, ERR_FORMAT, "%s: has no tokenizer; calibration needs one, --quality fast does without", j->source->path);
+        return found ? -1 : err_set(e, ERR_FORMAT,
+                                    "%s: has no tokenizer; calibration needs one, --quality fast does without",
+                                    j->source->path);
     if (j->o->calibration && !(text = own = file_read(j->o->calibration, MAX_TEXT, &size, e)))
         goto done;
     t = tokenizer_open(blob, blob_size, e);
@@ -53,7 +55,8 @@ static int choose_windows(struct job *j, struct calibration *c, struct err *e)
     size_t n;
     if (read_tokens(j, &all, &n, e))
         return -1;
-    int want = j->effort == CONVERT_BEST ? BEST_WINDOWS : GOOD_WINDOWS, len = j->config.max_len > 0 && j->config.max_len < WINDOW ? j->config.max_len : WINDOW;
+    int want = j->effort == CONVERT_BEST ? BEST_WINDOWS : GOOD_WINDOWS, len = j->config.max_len > 0 &&
+        j->config.max_len < WINDOW ? j->config.max_len : WINDOW;
     if (n < (size_t)len)
         len = (int)n;
     size_t have = len ? n / (size_t)len : 0;
@@ -61,7 +64,8 @@ static int choose_windows(struct job *j, struct calibration *c, struct err *e)
     c->window_len = len;
     int rc = -1;
     if (n < LEAST_TOKENS || len < 1) {
-        err_set(e, ERR_FORMAT, "%s: has %zu tokens, calibration needs at least %d", j->o->calibration ? j->o->calibration : "calibration text", n, LEAST_TOKENS);
+        err_set(e, ERR_FORMAT, "%s: has %zu tokens, calibration needs at least %d",
+                j->o->calibration ? j->o->calibration : "calibration text", n, LEAST_TOKENS);
         goto done;
     }
     c->ids = malloc((size_t)c->n_windows * (size_t)len * sizeof *c->ids);
@@ -136,10 +140,12 @@ static void load_tile(void *arg, int i, int thread)
 static int loaded_form(const struct plan *p, struct mat *m, struct err *e)
 {
     const int source = p->source->type;
-    return mat_init(m, source == GGML_BF16 ? QT_BF16 : source == GGML_F16 ? QT_F16 : QT_F32, 32, 0, p->spec->rows, p->spec->cols, e);
+    return mat_init(m, source == GGML_BF16 ? QT_BF16 : source == GGML_F16 ? QT_F16 : QT_F32, 32, 0, p->spec->rows,
+                    p->spec->cols, e);
 }
 
-static int load_matrix(struct job *j, struct calibration *c, const struct rows *rows, const struct plan *p, struct linear *to, struct err *e)
+static int load_matrix(struct job *j, struct calibration *c, const struct rows *rows, const struct plan *p,
+                       struct linear *to, struct err *e)
 {
     int n_threads = pool_size(j->pool), rc = 0;
     struct loader l = { .rows = rows };
@@ -177,7 +183,8 @@ static int load_weight(struct job *j, struct calibration *c, const struct plan *
     } else {
         float *x = calibrate_alloc(c, kind_of(p), (size_t)s->rows * (size_t)s->cols * sizeof *x, e);
         rc = x ? rows_read(&rows, 0, s->rows, x, e) : -1;
-        if (rc == 0 && place.norm && place.plain == &place.norm->w && j->config.norm == NORM_LAYER && s->cols == j->config.hidden_size)
+        if (rc == 0 && place.norm && place.plain == &place.norm->w && j->config.norm == NORM_LAYER &&
+            s->cols == j->config.hidden_size)
             for (int64_t i = 0; i < s->cols; i++)
                 x[i] += j->config.norm_offset;
         *place.plain = x;
@@ -190,7 +197,8 @@ int calibrate_load(struct job *j, struct calibration *c, int index, struct err *
 {
     for (int i = 0; i < j->n_plans; i++) {
         const struct weight_spec *s = j->plans[i].spec;
-        int ends = s->role == ROLE_POS || strncmp(s->name, "embed_norm.", 11) == 0 || strncmp(s->name, "embed_in.", 9) == 0;
+        int ends = s->role == ROLE_POS || strncmp(s->name, "embed_norm.", 11) == 0 ||
+                   strncmp(s->name, "embed_in.", 9) == 0;
         if (s->layer == index && s->expert < 0 && (index >= 0 || ends) && load_weight(j, c, &j->plans[i], e))
             return -1;
     }
@@ -208,7 +216,8 @@ static const struct plan *embedding(const struct job *j)
 }
 
 /* Rows ids[n] of the embedding as an f32 matrix; rounded: as the new file will hold them. */
-static int embed_rows(struct job *j, struct calibration *c, const int32_t *ids, int n, int rounded, struct mat *m, struct err *e)
+static int embed_rows(struct job *j, struct calibration *c, const int32_t *ids, int n, int rounded, struct mat *m,
+                      struct err *e)
 {
     const struct plan *p = embedding(j);
     const struct weight_spec *s = p->spec;
@@ -216,7 +225,8 @@ static int embed_rows(struct job *j, struct calibration *c, const int32_t *ids, 
     struct qrow q = { 0 };
     float *x = NULL;
     int rc = -1;
-    if (mat_init(m, QT_F32, 32, 0, n, s->cols, e) || rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, 0, e))
+    if (mat_init(m, QT_F32, 32, 0, n, s->cols, e) ||
+        rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, 0, e))
         return -1;
     uint8_t *to = calibrate_alloc(c, HOLD_STATES, m->size, e);
     x = malloc((size_t)s->cols * sizeof *x);
@@ -230,7 +240,8 @@ static int embed_rows(struct job *j, struct calibration *c, const int32_t *ids, 
         if (i % TILE_ROWS == 0)
             tile_clear(m, tile);
         if (ids[i] < 0 || ids[i] >= s->rows) {
-            err_set(e, ERR_FORMAT, "%s: the tokenizer gives token %" PRId32 ", the embedding has %" PRId64 " rows", j->source->path, ids[i], s->rows);
+            err_set(e, ERR_FORMAT, "%s: the tokenizer gives token %" PRId32 ", the embedding has %" PRId64 " rows",
+                    j->source->path, ids[i], s->rows);
             goto done;
         }
         if (rows_read(&rows, ids[i], 1, x, e))
@@ -250,7 +261,8 @@ done:
     return rc;
 }
 
-static int embed_all(struct job *j, struct calibration *c, const int32_t *unique, int n_unique, int rounded, float *x, struct err *e)
+static int embed_all(struct job *j, struct calibration *c, const int32_t *unique, int n_unique, int rounded, float *x,
+                     struct err *e)
 {
     size_t stride = (size_t)c->window_len * (size_t)j->config.hidden_size;
     if (embed_rows(j, c, unique, n_unique, rounded, &c->m.embed.w, e))
@@ -271,7 +283,8 @@ static int begin(struct job *j, struct calibration *c, struct err *e)
         goto done;
     }
     if (!(c->x = calibrate_hold(c, HOLD_STATES, floats * sizeof *c->x, "calibration", e)) ||
-        (j->effort == CONVERT_BEST && !(c->xq = calibrate_hold(c, HOLD_STATES, floats * sizeof *c->xq, "calibration", e))))
+        (j->effort == CONVERT_BEST && !(c->xq = calibrate_hold(c, HOLD_STATES, floats * sizeof *c->xq, "calibration",
+                                                               e))))
         goto done;
     memcpy(unique, c->ids, (size_t)n * sizeof *unique);
     qsort(unique, (size_t)n, sizeof *unique, by_id);
@@ -296,10 +309,12 @@ done:
 
 enum input calibrate_input(int role)
 {
-    return role == ROLE_Q || role == ROLE_IN ? INPUT_QKV : role == ROLE_Q_A ? INPUT_Q_A : role == ROLE_O ? INPUT_O : role == ROLE_DOWN ? INPUT_DOWN : INPUT_MLP;
+    return role == ROLE_Q || role == ROLE_IN ? INPUT_QKV : role == ROLE_Q_A ? INPUT_Q_A : role == ROLE_O ? INPUT_O
+        : role == ROLE_DOWN ? INPUT_DOWN : INPUT_MLP;
 }
 
-int calibrate_progress(const struct job *j, const struct calibration *c, const char *what, int layer, int window, struct err *e)
+int calibrate_progress(const struct job *j, const struct calibration *c, const char *what, int layer, int window,
+                       struct err *e)
 {
     uint64_t n = (uint64_t)c->n_windows, done = (uint64_t)layer * n + (uint64_t)window;
     if (progress_report(j->o->progress, what, done, (uint64_t)j->config.n_layers * n, "windows"))
@@ -327,13 +342,15 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
     if (w->keep && w->keep[input].x) {
         struct inputs *in = &w->keep[input];
         for (int t = 0; t < n_tokens; t++)
-            memcpy(in->x + ((size_t)w->window * (size_t)w->c->window_len + (size_t)t) * (size_t)in->ld, x + (size_t)t * ldx, (size_t)cols * sizeof *x);
+            memcpy(in->x + ((size_t)w->window * (size_t)w->c->window_len + (size_t)t) * (size_t)in->ld,
+                   x + (size_t)t * ldx, (size_t)cols * sizeof *x);
     }
     w->window += w->moe && input == INPUT_DOWN;         /* the shared MLP of one window after the other */
     return w->moe && input == INPUT_MLP;
 }
 
-static void watch_expert(void *user, int layer, int expert, int role, const float *x, size_t ldx, int n_tokens, int cols)
+static void watch_expert(void *user, int layer, int expert, int role, const float *x, size_t ldx, int n_tokens,
+                         int cols)
 {
     const struct watch *w = user;
     struct expert_calib *c = &w->calib->experts[expert];
@@ -351,7 +368,8 @@ int calibrate_width(const struct config *c, int layer, int input)
     switch (input) {
     case INPUT_QKV:  return mixer == MIXER_NONE ? 0 : c->hidden_size;
     case INPUT_Q_A:  return mla ? c->mla.q_rank : 0;
-    case INPUT_O:    return mixer == MIXER_NONE ? 0 : mixer_has_state(mixer) ? recurrent_width(c, layer) : mla ? c->n_heads * c->mla.v_dim : c->n_heads * c->head_dim;
+    case INPUT_O:    return mixer == MIXER_NONE ? 0 : mixer_has_state(mixer) ? recurrent_width(c, layer) : mla
+        ? c->n_heads * c->mla.v_dim : c->n_heads * c->head_dim;
     case INPUT_MLP:  return c->ff[layer] == FF_NONE ? 0 : c->hidden_size;
     default:         return config_mlp_size(c, layer);
     }
@@ -411,8 +429,10 @@ static int remember_experts(struct job *j, int index, struct err *e)
     return l->experts && l->down_strength ? 0 : err_nomem(e, "calibration of experts");
 }
 
-/* The experts of a layer whose attention all windows have been through; h: what enters them.  Their choice stays in c->choice. */
-static int run_experts(struct job *j, struct calibration *c, int index, struct watch *w, const struct inputs *h, struct err *e)
+/* The experts of a layer whose attention all windows have been through; h: what enters them.
+ * Their choice stays in c->choice. */
+static int run_experts(struct job *j, struct calibration *c, int index, struct watch *w, const struct inputs *h,
+                       struct err *e)
 {
     struct layer_calib *l = &j->calib[index];
     const struct layer *weights = &c->m.layers[index];
@@ -445,7 +465,8 @@ int calibrate_layer(struct job *j, struct calibration *c, int index, struct inpu
     int rc = w.moe ? remember_experts(j, index, e) : 0;
     if (rc == 0 && w.moe && !keep) {
         own[INPUT_MLP] = (struct inputs){ .n = config->hidden_size, .ld = config->hidden_size };
-        own[INPUT_MLP].x = calibrate_hold(c, HOLD_STATES, n_tokens * (size_t)config->hidden_size * sizeof(float), "calibration of experts", e);
+        own[INPUT_MLP].x = calibrate_hold(c, HOLD_STATES, n_tokens * (size_t)config->hidden_size * sizeof(float),
+                                          "calibration of experts", e);
         w.keep = own;
         rc = own[INPUT_MLP].x ? 0 : -1;
     }
@@ -463,7 +484,8 @@ int calibrate_layer(struct job *j, struct calibration *c, int index, struct inpu
     }
     for (int i = 0; i < c->n_windows && rc == 0; i++) {
         w.window = i;
-        rc = cpu_layers_run(c->run, index, &c->m.layers[index], 1, c->x + (size_t)i * (size_t)c->window_len * (size_t)config->hidden_size, &tap, e);
+        rc = cpu_layers_run(c->run, index, &c->m.layers[index], 1,
+                            c->x + (size_t)i * (size_t)c->window_len * (size_t)config->hidden_size, &tap, e);
         if (rc == 0)
             rc = calibrate_progress(j, c, keep ? "Quantizing" : "Calibrating", index, i + 1, e);
     }
@@ -554,7 +576,8 @@ static int widest(const struct config *c, int input)
     return most;
 }
 
-/* Of the matrices of a layer besides experts and of one expert, as loaded and as the new file will have them. */
+/* Of the matrices of a layer besides experts and of one expert, as loaded and as the new file
+ * will have them. */
 static void count_weights(const struct job *j, uint64_t held[N_HOLDS])
 {
     uint64_t loaded = 0, rounded = 0, expert = 0;
@@ -592,41 +615,53 @@ static int has_experts(const struct config *f)
     return 0;
 }
 
-/* What calibration will hold at most: kinds that may go into a file, and the rest, which are buffers of a window of text and of each thread. */
+/* What calibration will hold at most: kinds that may go into a file, and the rest, which are
+ * buffers of a window of text and of each thread. */
 static uint64_t count(const struct job *j, const struct calibration *c, uint64_t held[N_HOLDS])
 {
     const struct config *f = &j->config;
     const int best = j->effort == CONVERT_BEST, moe = has_experts(f);
-    const uint64_t tokens = (uint64_t)c->n_windows * (uint64_t)c->window_len, hidden = (uint64_t)f->hidden_size, window = (uint64_t)c->window_len;
-    const uint64_t entry = moe ? (uint64_t)linalg_pad(f->hidden_size) : 0, expert = moe ? entry + (uint64_t)linalg_pad(f->moe.intermediate_size) : 0;
+    const uint64_t tokens = (uint64_t)c->n_windows * (uint64_t)c->window_len, hidden = (uint64_t)f->hidden_size,
+                   window = (uint64_t)c->window_len;
+    const uint64_t entry = moe ? (uint64_t)linalg_pad(f->hidden_size) : 0,
+                   expert = moe ? entry + (uint64_t)linalg_pad(f->moe.intermediate_size) : 0;
     uint64_t most = 0, width = 0;
     for (int i = 0; i < N_INPUTS; i++) {
         const uint64_t n = (uint64_t)linalg_pad(widest(f, i));
         most = n > most ? n : most;
         width += n;
     }
-    most = moe && (uint64_t)linalg_pad(f->moe.intermediate_size) > most ? (uint64_t)linalg_pad(f->moe.intermediate_size) : most;
+    most = moe && (uint64_t)linalg_pad(f->moe.intermediate_size) > most
+               ? (uint64_t)linalg_pad(f->moe.intermediate_size) : most;
     count_weights(j, held);
     held[HOLD_H] = held[HOLD_LINV] = held[HOLD_C] = best ? most * most * sizeof(float) : 0;
-    /* the stream (behind quantized layers too; mixed: and its beginning), and with it either the embeddings, or all inputs of a layer and what enters its
-     * experts, or that and what one expert reads */
-    const uint64_t stream = tokens * hidden * (uint64_t)(1 + best + (j->report->type.kind == CONVERT_MIXED)), inputs = tokens * (width + (best ? entry : 0));
+    /* the stream (behind quantized layers too; mixed: and its beginning), and with it either the
+     * embeddings, or all inputs of a layer and what enters its experts, or that and what one
+     * expert reads */
+    const uint64_t stream = tokens * hidden * (uint64_t)(1 + best + (j->report->type.kind == CONVERT_MIXED)),
+                   inputs = tokens * (width + (best ? entry : 0));
     const uint64_t one = tokens * entry + (tokens + OTHER_TOKENS) * expert, embeddings = tokens * 2 * hidden;
     const uint64_t beside = inputs > one ? inputs : one;
     held[HOLD_STATES] = (stream + (beside > embeddings ? beside : embeddings)) * sizeof(float);
 
-    const uint64_t rounded_inputs = window * (2 * most + 4 * hidden) * 2, choice = moe ? tokens * (uint64_t)f->moe.top_k * 16 : 0;
-    const uint64_t thread = gptq_scratch(&(struct gptq){ .N = (int)most }) + 2 * TILE_ROWS * most * sizeof(float) + 8 * most;
-    const uint64_t feedback = best ? window * (4 * most + 2 * hidden) * sizeof(float) : most * GOOD_RANK * 24 + tokens * GOOD_RANK * sizeof(float);
-    const uint64_t found = (uint64_t)f->n_layers * width * 2 * sizeof(float) + (moe ? (uint64_t)f->moe.n_experts * (expert + hidden) * sizeof(float) : 0);
-    return cpu_layers_memory(c->run) + rounded_inputs + choice + found + feedback + thread * (uint64_t)pool_size(j->pool);
+    const uint64_t rounded_inputs = window * (2 * most + 4 * hidden) * 2,
+                   choice = moe ? tokens * (uint64_t)f->moe.top_k * 16 : 0;
+    const uint64_t thread = gptq_scratch(&(struct gptq){ .N = (int)most }) + 2 * TILE_ROWS * most * sizeof(float) + 8 *
+                            most;
+    const uint64_t feedback = best ? window * (4 * most + 2 * hidden) * sizeof(float)
+                                   : most * GOOD_RANK * 24 + tokens * GOOD_RANK * sizeof(float);
+    const uint64_t found = (uint64_t)f->n_layers * width * 2 * sizeof(float) +
+                           (moe ? (uint64_t)f->moe.n_experts * (expert + hidden) * sizeof(float) : 0);
+    return cpu_layers_memory(c->run) + rounded_inputs + choice + found + feedback + thread *
+           (uint64_t)pool_size(j->pool);
 }
 
 /* What goes into files; how much there is of what, so that nobody is surprised. */
 static void place_kinds(struct job *j, struct calibration *c)
 {
     uint64_t held[N_HOLDS] = { 0 }, in_memory = count(j, c, held), in_files = 0;
-    const uint64_t limit = j->o->calibration_memory ? j->o->calibration_memory : has_experts(&j->config) ? CONVERT_MOE_MEMORY : UINT64_MAX;
+    const uint64_t limit = j->o->calibration_memory ? j->o->calibration_memory : has_experts(&j->config)
+                               ? CONVERT_MOE_MEMORY : UINT64_MAX;
     for (int i = HOLD_EXPERT + 1; i < N_HOLDS; i++) {
         if (held[i] <= limit && in_memory <= limit - held[i]) {
             in_memory += held[i];
@@ -665,8 +700,8 @@ int calibrate_open(struct job *j, struct calibration **out, struct err *e)
     if (j->o->before && j->o->before(j->o->before_user, j->report, e))
         return -1;
     if (j->report->scratch_bytes)
-        job_note(j, "calibration will take up to %" PRIu64 " MB of memory, and %" PRIu64 " MB of the disk beside %s", j->report->private_bytes / 1000000,
-                 j->report->scratch_bytes / 1000000, j->o->output);
+        job_note(j, "calibration will take up to %" PRIu64 " MB of memory, and %" PRIu64 " MB of the disk beside %s",
+                 j->report->private_bytes / 1000000, j->report->scratch_bytes / 1000000, j->o->output);
     else if (j->report->private_bytes > 256u << 20)
         job_note(j, "calibration will take up to %" PRIu64 " MB of memory", j->report->private_bytes / 1000000);
     return begin(j, c, e);

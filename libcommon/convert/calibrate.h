@@ -1,6 +1,8 @@
-/* calibrate.h - running the model on text while it is converted, one layer at a time, and of its experts one.
+/* calibrate.h - running the model on text while it is converted, one layer at a time, and of its
+ * experts one.
  *
- * What tokens have between layers, and the matrices of a layer and of error feedback, are in memory or, beyond a limit, in files without a name: see enum hold. */
+ * What tokens have between layers, and the matrices of a layer and of error feedback, are in
+ * memory or, beyond a limit, in files without a name: see enum hold. */
 #ifndef ZSE_CONVERT_CALIBRATE_H
 #define ZSE_CONVERT_CALIBRATE_H
 
@@ -8,7 +10,8 @@
 #include "libcommon/convert/linalg.h"
 #include "libcommon/cpu/cpu.h"
 
-/* What lies in memory and what in a file (big.h) if there is a limit: those used most go into memory first.  One expert's always do. */
+/* What lies in memory and what in a file (big.h) if there is a limit: those used most go into
+ * memory first.  One expert's always do. */
 enum hold {
     HOLD_EXPERT,                /* matrices of one expert */
     HOLD_H, HOLD_LINV,          /* of error feedback, see gptq.h */
@@ -37,12 +40,14 @@ struct calibration {
     struct model m;             /* the source's weights: ends, and the layer that is loaded */
     struct model q;             /* its quantized twin (best) */
     void **blocks; int n_blocks, room;      /* memory of the loaded weights */
-    /* Of the layer whose experts are being quantized: what enters them, channels scaled (best: behind the quantized layers), and who goes where. */
+    /* Of the layer whose experts are being quantized: what enters them, channels scaled (best:
+     * behind the quantized layers), and who goes where. */
     struct inputs h;
     struct cpu_choice choice;
 };
 
-/* Weights of layer `index` (-1: what comes before the first) from the source as floats into c->m. */
+/* Weights of layer `index` (-1: what comes before the first) from the source as floats into
+ * c->m. */
 int calibrate_load(struct job *j, struct calibration *c, int index, struct err *e);
 /* Forget them. */
 void calibrate_unload(struct calibration *c);
@@ -53,11 +58,13 @@ void *calibrate_hold(const struct calibration *c, enum hold kind, size_t size, c
 /* The same that lives until calibrate_unload. */
 void *calibrate_alloc(struct calibration *c, enum hold kind, size_t size, struct err *e);
 
-/* Run layer `index` of c->m over c->x in place: strengths of its inputs into the job, the choice of experts into c, and, if keep is not NULL, the inputs themselves. */
+/* Run layer `index` of c->m over c->x in place: strengths of its inputs into the job, the choice
+ * of experts into c, and, if keep is not NULL, the inputs themselves. */
 int calibrate_layer(struct job *j, struct calibration *c, int index, struct inputs keep[N_INPUTS], struct err *e);
 
 enum input calibrate_input(int role);
 /* Progress of a model run: window of all windows of a layer. */
-int calibrate_progress(const struct job *j, const struct calibration *c, const char *what, int layer, int window, struct err *e);
+int calibrate_progress(const struct job *j, const struct calibration *c, const char *what, int layer, int window,
+                       struct err *e);
 
 #endif

@@ -24,7 +24,8 @@
 
 void convert_defaults(struct convert_options *o)
 {
-    *o = (struct convert_options){ .type = { CONVERT_TYPE, QT_NL4 }, .effort = CONVERT_GOOD, .keep_grid = 1, .checkpoint_s = 30 };
+    *o = (struct convert_options){ .type = { CONVERT_TYPE, QT_NL4 }, .effort = CONVERT_GOOD, .keep_grid = 1,
+                                   .checkpoint_s = 30 };
 }
 
 void convert_report_release(struct convert_report *r)
@@ -52,7 +53,10 @@ void job_note(const struct job *j, const char *fmt, ...)
 
 /* ---- refusals before any work ---- */
 
-static int same_file(const struct stat *a, const struct stat *b) { return a->st_dev == b->st_dev && a->st_ino == b->st_ino; }
+static int same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
 
 /* Is out one of the files of the folder? */
 static int in_folder(const char *folder, const struct stat *out)
@@ -82,7 +86,8 @@ static int check_output(const struct convert_options *o, struct err *e)
         return err_set(e, ERR_IO, "%s: is a folder, expected the name of a file", o->output);
     if (!S_ISREG(out.st_mode))
         return err_set(e, ERR_IO, "%s: is no regular file", o->output);
-    if (!o->synthetic && stat(o->source, &in) == 0 && (same_file(&in, &out) || (S_ISDIR(in.st_mode) && in_folder(o->source, &out))))
+    if (!o->synthetic && stat(o->source, &in) == 0 &&
+        (same_file(&in, &out) || (S_ISDIR(in.st_mode) && in_folder(o->source, &out))))
         return err_set(e, ERR_IO, "%s: is (part of) the source %s and would be overwritten", o->output, o->source);
     return 0;
 }
@@ -105,9 +110,12 @@ static int check_options(const struct convert_options *o, struct err *e)
     const struct qtype_info *t = o->type.kind == CONVERT_TYPE ? qtype_info(o->type.qtype) : NULL;
     unsigned sizes = t && !t->is_float ? t->group_sizes : 0;
     if ((sizes & (sizes - 1)) == 0)
-        return err_set(e, ERR_UNSUPPORTED, "a group size can be chosen for int4, int8 and t2, not for %s", plan_type_name(o->type));
-    if (o->group_size == -1 ? t->type != QT_I8 : o->group_size < 1 || (o->group_size & (o->group_size - 1)) || !((unsigned)o->group_size & sizes))
-        return err_set(e, ERR_UNSUPPORTED, "%s has groups of 32, 64%s", plan_type_name(o->type), t->type == QT_I8 ? " or 128 (or one scale a row)" : sizes & 256 ? ", 128 or 256" : " or 128");
+        return err_set(e, ERR_UNSUPPORTED, "a group size can be chosen for int4, int8 and t2, not for %s",
+                       plan_type_name(o->type));
+    if (o->group_size == -1 ? t->type != QT_I8 : o->group_size < 1 || (o->group_size & (o->group_size - 1)) ||
+        !((unsigned)o->group_size & sizes))
+        return err_set(e, ERR_UNSUPPORTED, "%s has groups of 32, 64%s", plan_type_name(o->type),
+                       t->type == QT_I8 ? " or 128 (or one scale a row)" : sizes & 256 ? ", 128 or 256" : " or 128");
     return 0;
 }
 
@@ -125,12 +133,14 @@ static uint64_t share_of(const struct source_tensor *t, const struct weight_spec
 static int open_files(struct job *j, int *n_specs, struct err *e)
 {
     if (source_detect(j->o->source, e) == SOURCE_ZSE)
-        return err_set(e, ERR_UNSUPPORTED, "%s: is a .zse file already; convert from its source to get another type", j->o->source);
+        return err_set(e, ERR_UNSUPPORTED, "%s: is a .zse file already; convert from its source to get another type",
+                       j->o->source);
     j->source = source_open_with(j->o->source, j->o->open, e);
     if (!j->source)
         return -1;
     if (!j->source->config || j->source->n_tensors == 0)
-        return err_set(e, ERR_FORMAT, "%s: has no %s, so there is no model to convert", j->source->path, j->source->config ? "weights" : "configuration");
+        return err_set(e, ERR_FORMAT, "%s: has no %s, so there is no model to convert", j->source->path,
+                       j->source->config ? "weights" : "configuration");
     if (config_parse(&j->config, j->source->config, e))
         return err_prefix(e, "%s", j->source->path);
     if (source_weights(&j->config, j->source, &j->specs, n_specs, e)) {
@@ -174,8 +184,10 @@ static int open_report(struct job *j, struct err *e)
         struct plan *p = &j->plans[i];
         struct convert_tensor *t = &r->tensors[i];
         r->n_tensors = i + 1;
-        *t = (struct convert_tensor){ .name = strdup(p->spec->name), .source_name = strdup(p->source->name), .source_type = p->source->type,
-                                      .rows = p->spec->rows, .cols = p->spec->cols, .vector = p->spec->is_vector, .source_bytes = p->source_bytes };
+        *t = (struct convert_tensor){ .name = strdup(p->spec->name), .source_name = strdup(p->source->name),
+                                      .source_type = p->source->type,
+                                      .rows = p->spec->rows, .cols = p->spec->cols, .vector = p->spec->is_vector,
+                                      .source_bytes = p->source_bytes };
         if (!t->name || !t->source_name)
             return err_nomem(e, "the report");
         if (j->o->synthetic) {
@@ -195,7 +207,10 @@ static void foresee_exact(struct job *j)
     for (int i = 0; i < j->n_plans; i++) {
         const struct plan *p = &j->plans[i];
         int from = p->source->type, to = p->m.type;
-        p->report->exact = p->make == MAKE_COPY || (p->make == MAKE_FLOAT && (to == QT_F32 || (to == QT_F16 && from == GGML_F16) || (to == QT_BF16 && from == GGML_BF16)));
+        p->report->exact = p->make == MAKE_COPY ||
+                           (p->make == MAKE_FLOAT &&
+                            (to == QT_F32 || (to == QT_F16 && from == GGML_F16) ||
+                             (to == QT_BF16 && from == GGML_BF16)));
     }
 }
 
@@ -228,7 +243,8 @@ int job_begin_tensor(struct zwriter *w, const struct plan *p, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     const struct source_tensor *t = p->source;
-    struct zfile_tensor z = { .name = s->name, .source_name = t->name, .map = s->map, .tiled = p->make != MAKE_VECTOR, .page = s->first_of_expert, .m = p->m };
+    struct zfile_tensor z = { .name = s->name, .source_name = t->name, .map = s->map, .tiled = p->make != MAKE_VECTOR,
+                              .page = s->first_of_expert, .m = p->m };
     if (!plan_is_float(t->type)) {
         z.source_type = ggml_type_info(t->type)->name;
         z.grid_kept = p->make == MAKE_COPY;
@@ -244,7 +260,8 @@ int job_begin_tensor(struct zwriter *w, const struct plan *p, struct err *e)
 }
 
 /* From tensor n_done on: those before it are in the file already. */
-static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c, struct resume *resume, int n_done, struct err *e)
+static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c, struct resume *resume, int n_done,
+                         struct err *e)
 {
     int group = n_done ? j->plans[n_done - 1].spec->layer : -2, expert = -1, seen_layers = 0;       /* layer of the group that is open; expert that is written */
     for (int i = 0; i < n_done; i++)
@@ -257,7 +274,8 @@ static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c
                 return -1;
             if (group >= 0)
                 calibrate_forget_experts(j, group);
-            if (layer >= 0 && j->effort != CONVERT_FAST && (j->effort == CONVERT_BEST ? best_layer : good_layer)(j, c, layer, e))
+            if (layer >= 0 && j->effort != CONVERT_FAST &&
+                (j->effort == CONVERT_BEST ? best_layer : good_layer)(j, c, layer, e))
                 return -1;
             if (layer < 0 && seen_layers && j->effort != CONVERT_FAST && !j->config.tied && calibrate_head(j, c, e))
                 return -1;
@@ -269,11 +287,13 @@ static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c
             expert = -1;
             seen_layers |= layer >= 0;
         }
-        if (p->spec->expert != expert && p->spec->expert >= 0 && j->effort != CONVERT_FAST && quantize_expert(j, c, layer, p->spec->expert, e))
+        if (p->spec->expert != expert && p->spec->expert >= 0 && j->effort != CONVERT_FAST &&
+            quantize_expert(j, c, layer, p->spec->expert, e))
             return -1;
         expert = p->spec->expert;
         p->scaled = j->calib && p->input >= 0 && j->calib[layer].scale[p->input];
-        const int rc = job_begin_tensor(w, p, e) || (j->o->synthetic ? synthetic_tensor : encode_tensor)(j, p, sink, w, e);
+        const int rc = job_begin_tensor(w, p, e) ||
+                       (j->o->synthetic ? synthetic_tensor : encode_tensor)(j, p, sink, w, e);
         if (source_check(j->source, p->source, e) || rc)        /* a file that was cut is the cause, whatever else went wrong */
             return -1;
         big_free(p->data);
@@ -326,7 +346,8 @@ static int calibrate(struct job *j, struct calibration **c, struct err *e)
         return err_nomem(e, "calibration");
     if (calibrate_open(j, c, e))
         return -1;
-    if (j->report->type.kind == CONVERT_MIXED && (source_wait(j->source, NULL, e) || calibrate_run(j, *c, e) || mixed_assign(j, e)))
+    if (j->report->type.kind == CONVERT_MIXED &&
+        (source_wait(j->source, NULL, e) || calibrate_run(j, *c, e) || mixed_assign(j, e)))
         return -1;
     j->report->calibration_seconds = clock_s() - start;
     return 0;
@@ -335,7 +356,8 @@ static int calibrate(struct job *j, struct calibration **c, struct err *e)
 int job_open(struct job *j, const struct convert_options *o, struct convert_report *r, struct err *e)
 {
     *j = (struct job){ .o = o, .report = r };
-    if (check_options(o, e) || (o->output && check_output(o, e)) || open_source(j, e) || (o->output && job_check_replaced(j, e)) || open_report(j, e) || plan_make(j, e))
+    if (check_options(o, e) || (o->output && check_output(o, e)) || open_source(j, e) ||
+        (o->output && job_check_replaced(j, e)) || open_report(j, e) || plan_make(j, e))
         return -1;
     j->pool = pool_open(o->n_threads, e);
     return j->pool ? 0 : -1;

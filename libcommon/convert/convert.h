@@ -1,18 +1,24 @@
 /* convert.h - a Hugging Face folder or a GGUF file becomes one .zse file.
  *
- * Tensors stream from the source's mapping through a few rows of memory into the new file, which appears whole or not at all.
- * The bytes of the result depend on the source, the options and the version alone: not on the number of threads, the kernel
- * set, the time or the paths.  (pow, exp and log of the C library enter the scales of good and best as doubles rounded to
- * floats; glibc with and without fused multiplication gave the same files.)
+ * Tensors stream from the source's mapping through a few rows of memory into the new file, which
+ * appears whole or not at all.  The bytes of the result depend on the source, the options and the
+ * version alone: not on the number of threads, the kernel set, the time or the paths.  (pow, exp
+ * and log of the C library enter the scales of good and best as doubles rounded to floats; glibc
+ * with and without fused multiplication gave the same files.)
  *
  * How it is quantized (effort):
  *   fast   no model run: for every group the best of some 19 scales, all weights alike
- *   good   one float pass over about 3000 tokens of text, layer by layer, measures how strong each input channel of each linear layer is and
- *          the 64 directions that hold most of its inputs; channels are scaled into the layer before (alpha 0.5), scales are searched for the
- *          least error weighted by those strengths, codes chosen with error feedback (GPTQ) along those directions, then coordinate descent
- *   best   the same over about 16000 tokens with alpha 0.25; then layer by layer, on the inputs that the already quantized layers produce:
- *          a half-way correction towards the float model's outputs, error feedback (GPTQ) in order of falling strength, coordinate descent
- *   Layers with a state are run and scaled as attention is; every expert has the inputs of the tokens that go there, and no correction. */
+ *   good   one float pass over about 3000 tokens of text, layer by layer, measures how strong each
+ *          input channel of each linear layer is and
+ *          the 64 directions that hold most of its inputs; channels are scaled into the layer
+ *          before (alpha 0.5), scales are searched for the least error weighted by those strengths,
+ *          codes chosen with error feedback (GPTQ) along those directions, then coordinate descent
+ *   best   the same over about 16000 tokens with alpha 0.25; then layer by layer, on the inputs
+ *          that the already quantized layers produce:
+ *          a half-way correction towards the float model's outputs, error feedback (GPTQ) in order
+ *          of falling strength, coordinate descent
+ *   Layers with a state are run and scaled as attention is; every expert has the inputs of the
+ *   tokens that go there, and no correction. */
 #ifndef ZSE_CONVERT_CONVERT_H
 #define ZSE_CONVERT_CONVERT_H
 
@@ -34,12 +40,14 @@ enum convert_kind {
     CONVERT_FIT,            /* the finest single type that fits the target size */
 };
 struct convert_type { enum convert_kind kind; enum qtype qtype; };
-/* "nl4" "int4" "int8" "nf4" "ternary" "mixed" "f16" "fp16" "bf16" "f32" "keep" ...; 0 or -1 with *e listing them. */
+/* "nl4" "int4" "int8" "nf4" "ternary" "mixed" "f16" "fp16" "bf16" "f32" "keep" ...; 0 or -1 with
+ * *e listing them. */
 int convert_parse_type(struct convert_type *t, const char *name, struct err *e);
 
 enum convert_effort { CONVERT_FAST, CONVERT_GOOD, CONVERT_BEST };
 enum convert_part { PART_ATTENTION, PART_MLP, PART_EMBEDDINGS, PART_LM_HEAD, PART_EXPERTS, N_PARTS };
-/* "attention" "mlp" (dense and shared ones; also "dense_mlp") "embeddings" "lm_head" "experts"; -1: none. */
+/* "attention" "mlp" (dense and shared ones; also "dense_mlp") "embeddings" "lm_head" "experts";
+ * -1: none. */
 int convert_part_find(const char *name, size_t size);
 const char *convert_part_name(enum convert_part part);
 
@@ -51,7 +59,8 @@ struct convert_rule {
     struct convert_type type;
     const char *text; int text_len;     /* as it was written, for messages; borrowed */
 };
-/* NAME: a part, or q_proj k_proj v_proj o_proj gate_proj up_proj down_proj (experts' too); layers count from 0.  -1 with *e. */
+/* NAME: a part, or q_proj k_proj v_proj o_proj gate_proj up_proj down_proj (experts' too);
+ * layers count from 0.  -1 with *e. */
 int convert_parse_rule(struct convert_rule *r, const char *text, struct err *e);
 
 enum { CONVERT_MOE_MEMORY = 200 * 1000 * 1000 };     /* with the rest of a conversion 300 MB */
@@ -79,13 +88,15 @@ struct convert_options {
     int overwrite;                      /* replace any file at output; else only an empty one and a .zse made of the same source */
     double checkpoint_s;                /* after a layer, what is done is made to survive an interruption if the last time is this long ago */
     int no_resume;                      /* no checkpoints, and what an interrupted conversion left is removed */
-    /* Asked about any other file at output, which holds `what`: 1 replaces it, 0 refuses.  NULL: refused. */
+    /* Asked about any other file at output, which holds `what`: 1 replaces it, 0 refuses.  NULL:
+     * refused. */
     int (*replace)(void *user, const char *path, const char *what);
     void *replace_user;
     const struct progress *progress;    /* may be NULL */
     void (*note)(void *user, const char *text);         /* warnings as they come up; may be NULL */
     void *note_user;
-    /* May be NULL.  What will be written is known (weight_bytes, private_bytes), nothing is done yet: -1 with *e refuses. */
+    /* May be NULL.  What will be written is known (weight_bytes, private_bytes), nothing is done
+     * yet: -1 with *e refuses. */
     int (*before)(void *user, const struct convert_report *r, struct err *e);
     void *before_user;
     void (*layer)(void *user, int layer);               /* may be NULL; this layer is about to be written, all before it are */
@@ -123,11 +134,14 @@ struct convert_report {
 };
 void convert_report_release(struct convert_report *r);
 
-/* 0, or -1 and the output as it was before; beside it the parts of an interrupted conversion may stay hidden (resume.h), which the
- * next one of the same source with the same options goes on with.  ERR_CANCELLED when progress said stop.  r may be NULL; it is valid (and to be released) in any case. */
+/* 0, or -1 and the output as it was before; beside it the parts of an interrupted conversion may
+ * stay hidden (resume.h), which the next one of the same source with the same options goes on
+ * with.  ERR_CANCELLED when progress said stop.  r may be NULL; it is valid (and to be released)
+ * in any case. */
 int convert_run(const struct convert_options *o, struct convert_report *r, struct err *e);
 
-/* What `keep` makes of a source type of a GGUF or of plain tensors: its own grid (exact = 1), or the smallest type that is next to exact. */
+/* What `keep` makes of a source type of a GGUF or of plain tensors: its own grid (exact = 1), or
+ * the smallest type that is next to exact. */
 enum qtype convert_keep_type(int source_type, int *group_size, int *exact);
 
 #endif

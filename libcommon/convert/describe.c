@@ -18,7 +18,8 @@ static const char *base_name(const char *path)
     return path + at;
 }
 
-/* The last part of a path without slashes behind it: no folder of this machine gets into the file. */
+/* The last part of a path without slashes behind it: no folder of this machine gets into the
+ * file. */
 static json_t *json_base_name(const char *path)
 {
     const char *base = base_name(path);
@@ -81,8 +82,10 @@ static json_t *quantization(const struct job *j)
 {
     static const char *const efforts[] = { "fast", "good", "best" };
     const struct convert_report *r = j->report;
-    const char *type = r->type.kind == CONVERT_KEEP ? "keep" : r->type.kind == CONVERT_MIXED ? "mixed" : plan_type_name(r->type);
-    json_t *q = json_pack("{s:s,s:I}", "type", type, "weight_bytes", (json_int_t)r->weight_bytes), *types = json_object();
+    const char *type = r->type.kind == CONVERT_KEEP ? "keep" : r->type.kind == CONVERT_MIXED ? "mixed"
+        : plan_type_name(r->type);
+    json_t *q = json_pack("{s:s,s:I}", "type", type, "weight_bytes", (json_int_t)r->weight_bytes),
+           *types = json_object();
     int rounded = 0, ruled = 0, folded = 0;
     for (int i = 0; i < j->n_plans; i++) {
         const struct plan *p = &j->plans[i];
@@ -90,7 +93,8 @@ static json_t *quantization(const struct job *j)
         rounded |= p->make == MAKE_QUANT;
         ruled |= p->make == MAKE_TERNARY;
         folded |= p->scaled;
-        json_object_set_new(types, name, json_integer(json_integer_value(json_object_get(types, name)) + (json_int_t)p->m.size));
+        json_object_set_new(types, name, json_integer(json_integer_value(json_object_get(types, name)) +
+                                                      (json_int_t)p->m.size));
     }
     json_object_set_new(q, "bytes_by_type", types);
     if (rounded && !j->o->synthetic)
@@ -98,7 +102,8 @@ static json_t *quantization(const struct job *j)
     if (ruled)
         json_object_set_new(q, "ternary", json_string(ternary_name(j->o->ternary)));
     if (r->n_calibration_tokens) {
-        json_object_set_new(q, "calibration", j->o->calibration ? json_base_name(j->o->calibration) : json_string("built-in"));
+        json_object_set_new(q, "calibration", j->o->calibration ? json_base_name(j->o->calibration)
+                                                                : json_string("built-in"));
         json_object_set_new(q, "calibration_tokens", json_integer(r->n_calibration_tokens));
     }
     json_object_set_new(q, "channels_scaled", json_boolean(folded));
@@ -109,12 +114,15 @@ static json_t *provenance(const struct job *j, struct err *e)
 {
     char key[33];
     if (j->o->synthetic)
-        return json_pack("{s:s,s:s,s:s}", "source", j->source->path, "source_format", "random", "converter", "zse-convert " ZSE_VERSION);
+        return json_pack("{s:s,s:s,s:s}", "source", j->source->path, "source_format", "random", "converter",
+                         "zse-convert " ZSE_VERSION);
     if (source_key(j->source, key, e))
         return NULL;
     json_t *p = json_pack("{s:o,s:s,s:s,s:s}", "source", json_base_name(j->source->path), "source_format",
-                          j->source->kind == SOURCE_GGUF ? "gguf" : "safetensors", "source_key", key, "converter", "zse-convert " ZSE_VERSION);
-    static const char *const fields[][2] = { { "_name_or_path", "source_model" }, { "_commit_hash", "source_revision" }, { "dtype", "source_dtype" } };
+                          j->source->kind == SOURCE_GGUF ? "gguf" : "safetensors", "source_key", key, "converter",
+                          "zse-convert " ZSE_VERSION);
+    static const char *const fields[][2] = { { "_name_or_path", "source_model" }, { "_commit_hash", "source_revision" },
+                                             { "dtype", "source_dtype" } };
     for (size_t i = 0; p && i < sizeof fields / sizeof *fields; i++) {
         const char *text = json_string_value(json_object_get(j->source->config, fields[i][0]));
         if (text && *text)

@@ -1,4 +1,5 @@
-/* describe.h - what a .zse file says besides its weights: configuration, tokenizer, originals, where it came from. */
+/* describe.h - what a .zse file says besides its weights: configuration, tokenizer, originals,
+ * where it came from. */
 #ifndef ZSE_CONVERT_DESCRIBE_H
 #define ZSE_CONVERT_DESCRIBE_H
 

@@ -41,7 +41,8 @@ static void add_row(struct stats *s, const float *x, const float *decoded, int64
     }
 }
 
-/* A scale with which every value of the group is a whole number of at most 127 steps, exactly; 0: there is none. */
+/* A scale with which every value of the group is a whole number of at most 127 steps, exactly;
+ * 0: there is none. */
 static float whole_step(const float *x, int n)
 {
     float amax = 0;
@@ -72,7 +73,8 @@ static void near_i8(const struct mat *m, const float *x, struct qrow *q)
     }
 }
 
-/* At most 16 levels at equal distances above the smallest value: how many steps lie between the ends is tried out. */
+/* At most 16 levels at equal distances above the smallest value: how many steps lie between the
+ * ends is tried out. */
 static void near_i4m(const struct mat *m, const float *x, struct qrow *q)
 {
     memset(q->code, 0, (size_t)m->cols_padded);
@@ -138,12 +140,15 @@ static int find_absmean(struct encoder *c, struct err *e)
     return rc;
 }
 
-static int float_row(const struct mat *m, uint8_t *tile, int r, const float *x, float *decoded, const struct plan *p, int64_t row, struct err *e)
+static int float_row(const struct mat *m, uint8_t *tile, int r, const float *x, float *decoded, const struct plan *p,
+                     int64_t row, struct err *e)
 {
     for (int i = 0; i < m->cols; i++) {
-        decoded[i] = m->type == QT_F32 ? x[i] : m->type == QT_F16 ? f16_to_f32(f32_to_f16(x[i])) : bf16_to_f32(f32_to_bf16(x[i]));
+        decoded[i] = m->type == QT_F32 ? x[i] : m->type == QT_F16 ? f16_to_f32(f32_to_f16(x[i]))
+                                                                  : bf16_to_f32(f32_to_bf16(x[i]));
         if (!isfinite(decoded[i]))
-            return err_set(e, ERR_UNSUPPORTED, "tensor %s: row %" PRId64 ", column %d: %g is too large for %s; bf16 or f32 would hold it",
+            return err_set(e, ERR_UNSUPPORTED, "tensor %s: row %" PRId64
+                           ", column %d: %g is too large for %s; bf16 or f32 would hold it",
                            p->source->name, row, i, (double)x[i], qtype_info(m->type)->name);
     }
     tile_put_float(m, tile, r, x);
@@ -190,10 +195,12 @@ static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_
     qrow_decode(m, &w->q, w->decoded);
     for (int i = 0; m->type == QT_FP8 && i < m->cols; i++)
         if (!isfinite(w->decoded[i]))
-            return err_set(e, ERR_FORMAT, "tensor %s: row %" PRId64 ", column %d: is not a finite number", p->source->name, row, i);
+            return err_set(e, ERR_FORMAT, "tensor %s: row %" PRId64 ", column %d: is not a finite number",
+                           p->source->name, row, i);
     for (int i = 0; m->type == QT_MXFP4 && i < m->cols; i++)
         if (!isfinite(w->decoded[i]))
-            return err_set(e, ERR_FORMAT, "tensor %s: row %" PRId64 ", column %d: the scale of its block is 255, which is no number", p->source->name, row, i);
+            return err_set(e, ERR_FORMAT, "tensor %s: row %" PRId64
+                           ", column %d: the scale of its block is 255, which is no number", p->source->name, row, i);
     tile_put(m, tile, r, &w->q);
     add_row(s, w->x, w->decoded, m->cols);
     return 0;
@@ -232,7 +239,8 @@ static int advance(struct job *j, size_t n, struct err *e)
 }
 
 /* Plain f32: norms, biases, tables of positions. */
-static int encode_plain(struct job *j, struct plan *p, const struct encoder *c, sink_fn *sink, void *user, struct err *e)
+static int encode_plain(struct job *j, struct plan *p, const struct encoder *c, sink_fn *sink, void *user,
+                        struct err *e)
 {
     int64_t cols = p->spec->cols;
     size_t bytes = (size_t)cols * sizeof(float);
@@ -333,7 +341,8 @@ int encode_importance(const struct job *j, const struct plan *p, float *out)
     } else if (p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && j->config.tied)) {
         d = p->m.cols == j->config.hidden_size ? j->head_strength : NULL;
     }
-    /* A channel that the text never used still has to come out sensibly: nothing weighs less than a ten-thousandth of the mean. */
+    /* A channel that the text never used still has to come out sensibly: nothing weighs less
+     * than a ten-thousandth of the mean. */
     double mean = 0;
     for (int i = 0; d && i < p->m.cols; i++)
         mean += (double)d[i] / p->m.cols;
@@ -357,7 +366,8 @@ int encode_tensor(struct job *j, struct plan *p, sink_fn *sink, void *user, stru
     }
     struct encoder c = { .j = j, .p = p, .fold = fold_of(j, p) };
     float *importance = NULL;
-    int rc = rows_open(&c.rows, j->source, p->source, &s->map, s->rows, s->cols, p->make == MAKE_VECTOR && s->rows == 1, e);
+    int rc = rows_open(&c.rows, j->source, p->source, &s->map, s->rows, s->cols, p->make == MAKE_VECTOR && s->rows == 1,
+                       e);
     if (rc == 0 && p->make == MAKE_VECTOR) {
         rc = encode_plain(j, p, &c, sink, user, e);
     } else if (rc == 0) {

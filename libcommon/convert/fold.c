@@ -1,10 +1,13 @@
-/* fold.c - channel scaling: s multiplies the columns that read a channel and divides what makes the channel, so the model computes the same.
+/* fold.c - channel scaling: s multiplies the columns that read a channel and divides what makes the
+ * channel, so the model computes the same.
  *
  * There is an exact place for 1/s in
- *   the weights (and biases) of the norm before q, k, v or gate, up, if it has weights and nobody else reads its output;
- *   the rows of v, for the columns of o: attention is linear in v.  Heads that share a KV head share their s.  Not behind clip_qkv;
- *   the gated norm of mamba2 and delta net, and the filters of a short convolution, for the columns of their o;
- *   the rows of up, for the columns of down: down(act(gate) * up) is linear in up; without a gate relu is homogeneous (and relu^2 takes s^(1/2)). */
+ *   the weights (and biases) of the norm before q, k, v or gate, up, if it has weights and
+ *   nobody else reads its output; the rows of v, for the columns of o: attention is linear in v.
+ *   Heads that share a KV head share their s.  Not behind clip_qkv; the gated norm of mamba2 and
+ *   delta net, and the filters of a short convolution, for the columns of their o; the rows of
+ *   up, for the columns of down: down(act(gate) * up) is linear in up; without a gate relu is
+ *   homogeneous (and relu^2 takes s^(1/2)). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,7 +71,8 @@ static float *scales_from(const float *d, int n, float alpha)
     return s;
 }
 
-/* Strengths of o's inputs averaged over the heads that share a KV head: [n_kv_heads][head_dim] = rows of v. */
+/* Strengths of o's inputs averaged over the heads that share a KV head: [n_kv_heads][head_dim] =
+ * rows of v. */
 static float *shared_strength(const struct config *c, const float *d)
 {
     int dim = c->head_dim, share = c->n_heads / c->n_kv_heads;
@@ -90,15 +94,18 @@ static int fold_o(struct job *j, struct layer_calib *l, float alpha, struct err 
     if (!l->v_scale || !l->scale[INPUT_O])
         return err_nomem(e, "channel scales");
     for (int h = 0; h < c->n_heads; h++)
-        memcpy(l->scale[INPUT_O] + (size_t)h * (size_t)dim, l->v_scale + (size_t)(h / share) * (size_t)dim, (size_t)dim * sizeof(float));
+        memcpy(l->scale[INPUT_O] + (size_t)h * (size_t)dim, l->v_scale + (size_t)(h / share) * (size_t)dim,
+               (size_t)dim * sizeof(float));
     return 0;
 }
 
-/* o of a layer with a state: by element of what norms it, which delta net's heads share; or by channel of the convolution. */
+/* o of a layer with a state: by element of what norms it, which delta net's heads share; or by
+ * channel of the convolution. */
 static int fold_state_o(struct job *j, struct layer_calib *l, int layer, float alpha, struct err *e)
 {
     const struct config *c = &j->config;
-    const int width = recurrent_width(c, layer), n = c->mixer[layer] == MIXER_DELTA ? c->recurrent.head_dim : width, share = width / n;
+    const int width = recurrent_width(c, layer), n = c->mixer[layer] == MIXER_DELTA ? c->recurrent.head_dim : width,
+              share = width / n;
     float *d = calloc((size_t)n, sizeof *d);
     for (int i = 0; d && i < width; i++)
         d[i % n] += l->strength[INPUT_O][i] / (float)share;
@@ -144,7 +151,8 @@ int fold_layer(struct job *j, int layer, float alpha, struct err *e)
     struct layer_calib *l = &j->calib[layer];
     const int mla = c->mixer[layer] == MIXER_MLA, q_a = mla && c->mla.q_rank, moe = c->ff[layer] == FF_MOE;
     const int state = mixer_has_state(c->mixer[layer]);
-    const unsigned qkv = state ? 1u << ROLE_IN | 1u << ROLE_IN_Z : q_a ? 1u << ROLE_Q_A | 1u << ROLE_KV_A : mla ? 1u << ROLE_Q | 1u << ROLE_KV_A : 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V | 1u << ROLE_Q_GATE;
+    const unsigned qkv = state ? 1u << ROLE_IN | 1u << ROLE_IN_Z : q_a ? 1u << ROLE_Q_A | 1u << ROLE_KV_A : mla ? 1u <<
+        ROLE_Q | 1u << ROLE_KV_A : 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V | 1u << ROLE_Q_GATE;
     const unsigned mlp = 1u << ROLE_GATE | 1u << ROLE_UP | (moe ? 1u << ROLE_EXPERT_GATE | 1u << ROLE_EXPERT_UP : 0);
     int parallel = c->block == BLOCK_PARALLEL;
     for (int i = 0; i < N_INPUTS; i++) {
@@ -153,7 +161,8 @@ int fold_layer(struct job *j, int layer, float alpha, struct err *e)
     }
     free(l->v_scale);
     l->v_scale = NULL;
-    if (l->strength[INPUT_QKV] && has(j, layer, ".attn_norm.weight") && all_rounded(j, layer, parallel ? qkv | mlp : qkv)) {
+    if (l->strength[INPUT_QKV] && has(j, layer, ".attn_norm.weight") &&
+        all_rounded(j, layer, parallel ? qkv | mlp : qkv)) {
         if (fold_input(l, INPUT_QKV, c->hidden_size, alpha, e))
             return -1;
         if (parallel) {
@@ -166,13 +175,16 @@ int fold_layer(struct job *j, int layer, float alpha, struct err *e)
     if (!parallel && l->strength[INPUT_MLP] && has(j, layer, ".mlp_norm.weight") && all_rounded(j, layer, mlp))
         if (fold_input(l, INPUT_MLP, c->hidden_size, alpha, e))
             return -1;
-    if (q_a && l->strength[INPUT_Q_A] && all_rounded(j, layer, 1u << ROLE_Q) && fold_input(l, INPUT_Q_A, c->mla.q_rank, alpha, e))
+    if (q_a && l->strength[INPUT_Q_A] && all_rounded(j, layer, 1u << ROLE_Q) &&
+        fold_input(l, INPUT_Q_A, c->mla.q_rank, alpha, e))
         return -1;
-    if (moe && c->moe.act_limit == 0 && all_rounded(j, layer, 1u << ROLE_EXPERT_UP | 1u << ROLE_EXPERT_DOWN) && fold_experts(j, l, alpha, e))
+    if (moe && c->moe.act_limit == 0 && all_rounded(j, layer, 1u << ROLE_EXPERT_UP | 1u << ROLE_EXPERT_DOWN) &&
+        fold_experts(j, l, alpha, e))
         return -1;
     if (state && l->strength[INPUT_O] && all_rounded(j, layer, 1u << ROLE_O) && fold_state_o(j, l, layer, alpha, e))
         return -1;
-    if (!mla && !state && l->strength[INPUT_O] && c->clip_qkv == 0 && !has(j, layer, ".attn_sub_norm.weight") && all_rounded(j, layer, 1u << ROLE_V | 1u << ROLE_O) && fold_o(j, l, alpha, e))
+    if (!mla && !state && l->strength[INPUT_O] && c->clip_qkv == 0 && !has(j, layer, ".attn_sub_norm.weight") &&
+        all_rounded(j, layer, 1u << ROLE_V | 1u << ROLE_O) && fold_o(j, l, alpha, e))
         return -1;
     int homogeneous = !has(j, layer, ".mlp_sub_norm.weight") && (c->gated || c->act == ACT_RELU || c->act == ACT_RELU2);
     if (l->strength[INPUT_DOWN] && homogeneous && all_rounded(j, layer, 1u << ROLE_UP | 1u << ROLE_DOWN))
@@ -190,7 +202,8 @@ struct fold fold_of(const struct job *j, const struct plan *p)
     if (s->is_vector) {
         int weight = ends_in(s->name, ".weight");
         f.is_norm = 1;
-        const int normed = !ends_in(s->name, ".q_a_norm.weight") && !ends_in(s->name, ".gate_norm.weight") && !ends_in(s->name, ".conv.weight");
+        const int normed = !ends_in(s->name, ".q_a_norm.weight") && !ends_in(s->name, ".gate_norm.weight") &&
+                           !ends_in(s->name, ".conv.weight");
         f.offset = weight && normed ? j->config.norm_offset : 0;
         if (ends_in(s->name, ".attn_norm.weight") || ends_in(s->name, ".attn_norm.bias"))
             f.col = l->scale[INPUT_QKV];
@@ -202,7 +215,8 @@ struct fold fold_of(const struct job *j, const struct plan *p)
             f.col = ends_in(s->name, ".up_proj.bias") && l->experts ? l->experts[s->expert].scale : NULL;
         else if (ends_in(s->name, ".v_proj.bias") || ends_in(s->name, ".gate_norm.weight"))
             f.col = l->v_scale;
-        else if (j->config.mixer[s->layer] == MIXER_CONV && (ends_in(s->name, ".conv.weight") || ends_in(s->name, ".conv.bias")))
+        else if (j->config.mixer[s->layer] == MIXER_CONV &&
+                 (ends_in(s->name, ".conv.weight") || ends_in(s->name, ".conv.bias")))
             f.col = l->v_scale;
         else if (ends_in(s->name, ".up_proj.bias")) {
             f.col = l->scale[INPUT_DOWN];

@@ -65,7 +65,8 @@ static void permute_row(void *arg, int i, int thread)
     memset(s->out + (size_t)i * N + i + 1, 0, (N - (size_t)i - 1) * sizeof *s->out);
 }
 
-int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, float *h, float *linv, float *c, struct err *e)
+int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, float *h, float *linv, float *c,
+              struct err *e)
 {
     int N = linalg_pad(n), rc = -1;
     *g = (struct gptq){ .n = n, .N = N, .h = h, .linv = linv, .c = c, .correction = 0.5f, .sweeps = 4 };
@@ -133,7 +134,8 @@ struct panels {
     uint8_t *code;
 };
 
-/* Floats of one [group][PANEL] array: groups are 32 columns or more, and a matrix is padded by at most 255 columns. */
+/* Floats of one [group][PANEL] array: groups are 32 columns or more, and a matrix is padded by
+ * at most 255 columns. */
 static size_t group_floats(const struct gptq *g) { return (size_t)g->N + 4 * PANEL; }
 
 size_t gptq_scratch(const struct gptq *g)
@@ -146,8 +148,10 @@ static struct panels panels_in(const struct gptq *g, void *scratch)
 {
     size_t panel = (size_t)g->N * PANEL, groups = group_floats(g);
     float *f = scratch, *s = f + 3 * panel;
-    return (struct panels){ .w = f, .q = f + panel, .t = f + 2 * panel, .scale = s, .offset = s + groups, .raw = s + 2 * groups,
-                            .extra = s + 3 * groups, .row_scale = s + 4 * groups, .code = (uint8_t *)(s + 4 * groups + PANEL) };
+    return (struct panels){ .w = f, .q = f + panel, .t = f + 2 * panel, .scale = s, .offset = s + groups,
+                            .raw = s + 2 * groups,
+                            .extra = s + 3 * groups, .row_scale = s + 4 * groups,
+                            .code = (uint8_t *)(s + 4 * groups + PANEL) };
 }
 
 /* w += correction * w C inv(H), with inv(H) = Linv'Linv in rounding order. */
@@ -161,7 +165,8 @@ static void correct(const struct gptq *g, const struct linalg_ops *o, const stru
         memcpy(s->t + (size_t)i * PANEL, s->q + (size_t)g->order[i] * PANEL, PANEL * sizeof *s->t);
     memset(s->q, 0, bytes);
     for (int i = 0; i < N; i += PANEL)
-        o->panel(s->q + (size_t)i * PANEL, PANEL, PANEL, g->linv + (size_t)i * (size_t)N, 1, N, s->t, PANEL, i + PANEL, 1);
+        o->panel(s->q + (size_t)i * PANEL, PANEL, PANEL, g->linv + (size_t)i * (size_t)N, 1, N, s->t, PANEL, i + PANEL,
+                 1);
     memset(s->t, 0, bytes);
     for (int i = 0; i < N; i += PANEL)
         o->panel(s->t + (size_t)i * PANEL, PANEL, PANEL, g->linv + (size_t)i * (size_t)N + i, N, 1,
@@ -172,12 +177,13 @@ static void correct(const struct gptq *g, const struct linalg_ops *o, const stru
 }
 
 /* Round column j of the panel (values x [32]): q, code, and what is left over. */
-static void round_column(const struct linalg_ops *o, const struct mat *m, const struct grid *grid, const struct panels *s, int j,
-                         const float *x, float *left)
+static void round_column(const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
+                         const struct panels *s, int j, const float *x, float *left)
 {
     float t[PANEL], level[PANEL], *q = s->q + (size_t)j * PANEL;
     int32_t index[PANEL];
-    const float *scale = s->scale + (size_t)(j / m->group_size) * PANEL, *offset = s->offset + (size_t)(j / m->group_size) * PANEL;
+    const float *scale = s->scale + (size_t)(j / m->group_size) * PANEL,
+                *offset = s->offset + (size_t)(j / m->group_size) * PANEL;
     for (int r = 0; r < PANEL; r++)
         t[r] = scale[r] != 0 ? (x[r] - offset[r]) / scale[r] : 0;
     o->nearest(grid, t, level, index);
@@ -189,7 +195,8 @@ static void round_column(const struct linalg_ops *o, const struct mat *m, const 
 }
 
 /* GPTQ: from the strongest column (the last in order) down, errors passed on block by block. */
-static void feed_back(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid, const struct panels *s)
+static void feed_back(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
+                      const struct panels *s)
 {
     int N = g->N;
     float error[PANEL * PANEL];
@@ -211,8 +218,10 @@ static void feed_back(const struct gptq *g, const struct linalg_ops *o, const st
     }
 }
 
-/* One sweep of coordinate descent; R in s->t is kept up to date.  Returns the number of codes that changed. */
-static int sweep(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid, const struct panels *s)
+/* One sweep of coordinate descent; R in s->t is kept up to date.  Returns the number of codes
+ * that changed. */
+static int sweep(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
+                 const struct panels *s)
 {
     int N = g->N, changed = 0;
     float delta[PANEL * PANEL], x[PANEL], left[PANEL];
@@ -221,7 +230,8 @@ static int sweep(const struct gptq *g, const struct linalg_ops *o, const struct 
         memset(delta, 0, sizeof delta);
         for (int i = 0; i < n; i++) {
             const float *h = g->h + (size_t)(at + i) * (size_t)N;
-            float *q = s->q + (size_t)(at + i) * PANEL, *r_ = s->t + (size_t)(at + i) * PANEL, *d = delta + i * PANEL, old[PANEL];
+            float *q = s->q + (size_t)(at + i) * PANEL, *r_ = s->t + (size_t)(at + i) * PANEL, *d = delta + i * PANEL,
+                  old[PANEL];
             int any = 0;
             for (int r = 0; r < PANEL; r++)
                 x[r] = q[r] + r_[r] / h[at + i];
@@ -239,12 +249,14 @@ static int sweep(const struct gptq *g, const struct linalg_ops *o, const struct 
             continue;
         const float *h = g->h + (size_t)at * (size_t)N;
         o->panel(s->t, PANEL, at, h, N, 1, delta, PANEL, PANEL, -1);
-        o->panel(s->t + (size_t)(at + PANEL) * PANEL, PANEL, N - at - PANEL, h + at + PANEL, N, 1, delta, PANEL, PANEL, -1);
+        o->panel(s->t + (size_t)(at + PANEL) * PANEL, PANEL, N - at - PANEL, h + at + PANEL, N, 1, delta, PANEL, PANEL,
+                 -1);
     }
     return changed;
 }
 
-static void descend(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid, const struct panels *s)
+static void descend(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
+                    const struct panels *s)
 {
     int N = g->N;
     float left[PANEL * PANEL];
@@ -261,7 +273,8 @@ static void descend(const struct gptq *g, const struct linalg_ops *o, const stru
 
 /* ---- H = D + UU': s = U'(W - Q) [rank][PANEL] takes the place of R ---- */
 
-static void feed_back_low(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid, const struct panels *s)
+static void feed_back_low(const struct gptq *g, const struct linalg_ops *o, const struct mat *m,
+                          const struct grid *grid, const struct panels *s)
 {
     float x[PANEL], left[PANEL];
     memset(s->t, 0, (size_t)g->rank * PANEL * sizeof *s->t);
@@ -277,7 +290,8 @@ static void feed_back_low(const struct gptq *g, const struct linalg_ops *o, cons
     }
 }
 
-static void descend_low(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid, const struct panels *s)
+static void descend_low(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
+                        const struct panels *s)
 {
     float x[PANEL], left[PANEL], old[PANEL];
     for (int i = 0, changed = 1; i < g->sweeps && changed; i++) {
@@ -305,7 +319,8 @@ static void descend_low(const struct gptq *g, const struct linalg_ops *o, const 
 }
 
 /* Scales of row r from its corrected weights. x [n] is scratch. */
-static void row_scales(const struct gptq *g, const struct mat *m, const struct panels *s, int r, const float *importance, float *x, struct qrow *q)
+static void row_scales(const struct gptq *g, const struct mat *m, const struct panels *s, int r,
+                       const float *importance, float *x, struct qrow *q)
 {
     const struct qtype_info *t = qtype_info(m->type);
     for (int j = 0; j < g->n; j++)
@@ -317,11 +332,13 @@ static void row_scales(const struct gptq *g, const struct mat *m, const struct p
         s->raw[i * PANEL + r] = q->scale[i];
         s->extra[i * PANEL + r] = q->extra ? q->extra[i] : 0;
         s->scale[i * PANEL + r] = scale;
-        s->offset[i * PANEL + r] = t->extra == EXTRA_MIN_F16 ? q->extra[i] : t->extra == EXTRA_ZERO_U8 ? -scale * q->extra[i] : 0;
+        s->offset[i * PANEL + r] = t->extra == EXTRA_MIN_F16 ? q->extra[i] : t->extra == EXTRA_ZERO_U8
+                                       ? -scale * q->extra[i] : 0;
     }
 }
 
-static void put_row(const struct gptq *g, const struct mat *m, const struct panels *s, int r, struct qrow *q, uint8_t *out)
+static void put_row(const struct gptq *g, const struct mat *m, const struct panels *s, int r, struct qrow *q,
+                    uint8_t *out)
 {
     const struct qtype_info *t = qtype_info(m->type);
     q->row_scale = s->row_scale[r];

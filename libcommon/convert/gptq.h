@@ -1,11 +1,15 @@
-/* gptq.h - quantization with error feedback: choose the codes of a matrix so that its outputs, not its weights, change least.
+/* gptq.h - quantization with error feedback: choose the codes of a matrix so that its outputs, not
+ * its weights, change least.
  *
- * With X~ the inputs that the layer will see (behind the quantized layers before it) and X those of the float model, tokens in rows:
+ * With X~ the inputs that the layer will see (behind the quantized layers before it) and X those of
+ * the float model, tokens in rows:
  *     H = X~'X~ + damping       C = (X - X~)'X~
- *   1. W += 0.5 W C inv(H)      half way to the weights whose outputs on X~ are nearest to those of W on X (all the way overfits)
- *   2. scales of every group searched for the least error weighted by diag H (quantize_scales), then fixed
- *   3. columns in order of falling diag H: round one, spread its error over those that follow (GPTQ, arXiv:2210.17323, with its "act order")
- *   4. sweeps of coordinate descent: R = (W - Q) H; code_j <- nearest(Q_j + R_j / H_jj)
+ *   1. W += 0.5 W C inv(H)      half way to the weights whose outputs on X~ are nearest to those of
+ *                               W on X (all the way overfits)
+ *   2. scales of every group searched for the least error weighted by diag H (quantize_scales),
+ *   then fixed 3. columns in order of falling diag H: round one, spread its error over those that
+ *   follow (GPTQ, arXiv:2210.17323, with its "act order") 4. sweeps of coordinate descent: R = (W -
+ *   Q) H; code_j <- nearest(Q_j + R_j / H_jj)
  * Tiles of 32 rows are independent of each other. */
 #ifndef ZSE_CONVERT_GPTQ_H
 #define ZSE_CONVERT_GPTQ_H
@@ -34,18 +38,23 @@ struct gptq {
     float *u, *p;               /* [n][rank] U; what of the errors left so far a column makes up for */
 };
 
-/* Takes h (lower triangle of X~'X~, any scale), linv (room) and c (NULL: none), all of big.h, N x N, owned from then on, also on failure.
- * Damping starts at 1 % and is raised tenfold while the factorization fails (seen in g->damping); fails beyond 1000 %. */
-int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, float *h, float *linv, float *c, struct err *e);
-/* The same with rank directions (a multiple of 32) of the inputs x [n_tokens, ldx] instead of all: see gptq_low.c.  x is only read. */
-int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, const float *x, size_t ldx, int n_tokens, int rank, struct err *e);
+/* Takes h (lower triangle of X~'X~, any scale), linv (room) and c (NULL: none), all of big.h, N
+ * x N, owned from then on, also on failure.  Damping starts at 1 % and is raised tenfold while
+ * the factorization fails (seen in g->damping); fails beyond 1000 %. */
+int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, float *h, float *linv, float *c,
+              struct err *e);
+/* The same with rank directions (a multiple of 32) of the inputs x [n_tokens, ldx] instead of
+ * all: see gptq_low.c.  x is only read. */
+int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, const float *x, size_t ldx,
+                  int n_tokens, int rank, struct err *e);
 void gptq_release(struct gptq *g);
 
 /* The level table of an integer type; -1: a float type, nothing to feed back. */
 int grid_of(const struct mat *m, struct grid *g);
 
-/* One tile: w [rows][ldw] (rows <= 32; changed by step 1: what was aimed at) to out[m->tile_bytes]; importance of step 2 is diag H.
- * q: a qrow for m.  scratch: gptq_scratch bytes, 64-byte aligned. */
+/* One tile: w [rows][ldw] (rows <= 32; changed by step 1: what was aimed at) to
+ * out[m->tile_bytes]; importance of step 2 is diag H.  q: a qrow for m.  scratch: gptq_scratch
+ * bytes, 64-byte aligned. */
 size_t gptq_scratch(const struct gptq *g);
 void gptq_tile(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
                float *w, size_t ldw, int rows, struct qrow *q, uint8_t *out, void *scratch);

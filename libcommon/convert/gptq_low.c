@@ -1,11 +1,15 @@
 /* gptq_low.c - inputs described by few directions: H = D + UU', D diagonal, U [n, rank].
  *
- * Inputs of a linear layer have their energy in few directions that all tokens share, and 3000 tokens tell no more than these reliably; the rest of
- * each channel counts as its own.  This takes n * rank numbers instead of n * n, and no factorization of order n:
- *   U   Nystroem's approximation H Z inv(Z'HZ) Z'H with Z = orth(H Omega), Omega random (Halko, Martinsson, Tropp 2011, arXiv:0909.4061, section 5.5)
- *   p_j what column j, and those rounded after it (the set F), can make up for: when errors e_i of earlier columns have left s = sum of u_i e_i, the
- *       least of sum over F of d e^2 + |s + sum over F of u e|^2 is at e_j = -p_j s,  p_j = inv(I + sum over F of u u'/d) u_j / d_j
- *       (Woodbury); the inverse grows by a rank-1 update a column, from the last one on */
+ * Inputs of a linear layer have their energy in few directions that all tokens share, and 3000
+ * tokens tell no more than these reliably; the rest of each channel counts as its own.  This takes
+ * n * rank numbers instead of n * n, and no factorization of order n:
+ *   U   Nystroem's approximation H Z inv(Z'HZ) Z'H with Z = orth(H Omega), Omega random (Halko,
+ *       Martinsson, Tropp 2011, arXiv:0909.4061, section 5.5)
+ *   p_j what column j, and those rounded after it (the set F), can make up for: when errors e_i of
+ *   earlier columns have left s = sum of u_i e_i, the
+ *       least of sum over F of d e^2 + |s + sum over F of u e|^2 is at e_j = -p_j s,  p_j =
+ *       inv(I + sum over F of u u'/d) u_j / d_j (Woodbury); the inverse grows by a rank-1 update
+ *       a column, from the last one on */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,8 +37,8 @@ static void times_x(void *arg, int i, int thread)
     memset(s->to + t * rank, 0, (size_t)n * rank * sizeof *s->to);
     for (int k = 0; k < s->n; k += BLOCK)
         for (size_t c = 0; c < rank; c += PANEL)
-            s->o->panel(s->to + t * rank + c, rank, n, s->x + t * s->ldx + k, 1, (ptrdiff_t)s->ldx, s->from + (size_t)k * rank + c, rank,
-                        s->n - k < BLOCK ? s->n - k : BLOCK, 1);
+            s->o->panel(s->to + t * rank + c, rank, n, s->x + t * s->ldx + k, 1, (ptrdiff_t)s->ldx,
+                        s->from + (size_t)k * rank + c, rank, s->n - k < BLOCK ? s->n - k : BLOCK, 1);
 }
 
 /* z [n, rank] = x' y, a block of channels */
@@ -47,8 +51,8 @@ static void times_x_transposed(void *arg, int i, int thread)
     memset(s->to + k * rank, 0, (size_t)n * rank * sizeof *s->to);
     for (int t = 0; t < s->n_tokens; t += BLOCK)
         for (size_t c = 0; c < rank; c += PANEL)
-            s->o->panel(s->to + k * rank + c, rank, n, s->x + (size_t)t * s->ldx + k, (ptrdiff_t)s->ldx, 1, s->from + (size_t)t * rank + c, rank,
-                        s->n_tokens - t < BLOCK ? s->n_tokens - t : BLOCK, 1);
+            s->o->panel(s->to + k * rank + c, rank, n, s->x + (size_t)t * s->ldx + k, (ptrdiff_t)s->ldx, 1,
+                        s->from + (size_t)t * rank + c, rank, s->n_tokens - t < BLOCK ? s->n_tokens - t : BLOCK, 1);
 }
 
 static double dot(const double *a, const double *b, int n)
@@ -69,7 +73,8 @@ static void add(double *to, const double *v, double by, int n)
         to[i] += by * v[i];
 }
 
-/* Columns of z [n, rank] orthonormal (Gram-Schmidt, each projection twice); a column without anything new becomes 0.  q [rank, n] is scratch. */
+/* Columns of z [n, rank] orthonormal (Gram-Schmidt, each projection twice); a column without
+ * anything new becomes 0.  q [rank, n] is scratch. */
 static void orthonormal(float *z, int n, int rank, double *q)
 {
     for (int c = 0; c < rank; c++) {
@@ -90,7 +95,8 @@ static void orthonormal(float *z, int n, int rank, double *q)
             z[(size_t)k * (size_t)rank + (size_t)c] = (float)q[(size_t)c * (size_t)n + (size_t)k];
 }
 
-/* a [rank, rank], lower triangle, to its Cholesky factor; directions without energy get a huge pivot, so that they count for nothing. */
+/* a [rank, rank], lower triangle, to its Cholesky factor; directions without energy get a huge
+ * pivot, so that they count for nothing. */
 static void factor(double *a, int rank)
 {
     double most = 0;
@@ -143,7 +149,8 @@ static int compensation(struct gptq *g, struct err *e)
             u[c] = (double)g->u[j * r + c];
         for (size_t c = 0; c < r; c++)
             v[c] = dot(inverse + c * r, u, rank);
-        double own = fmax((double)g->diag[j] - dot(u, u, rank), 0.01 * (double)g->diag[j]), by = 1 / (own + dot(u, v, rank));
+        double own = fmax((double)g->diag[j] - dot(u, u, rank), 0.01 * (double)g->diag[j]),
+               by = 1 / (own + dot(u, v, rank));
         g->d[j] = (float)own;
         for (size_t c = 0; c < r; c++) {
             g->p[j * r + c] = (float)(v[c] * by);
@@ -176,7 +183,8 @@ static int order_columns(struct gptq *g, struct err *e)
     return 0;
 }
 
-int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, const float *x, size_t ldx, int n_tokens, int rank, struct err *e)
+int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, const float *x, size_t ldx,
+                  int n_tokens, int rank, struct err *e)
 {
     int limit = (n < n_tokens ? n : n_tokens) / PANEL * PANEL, rc = -1;
     rank = rank < limit ? rank : limit;

@@ -20,8 +20,9 @@ enum make {
     MAKE_ABSMEAN,           /* ternary, one scale for the tensor: the mean of its magnitudes, as BitNet was trained */
 };
 
-/* Inputs of linear layers within a layer, in forward order; q, k, v share one (latent attention: q_a and kv_a; then q reads another; layers with a state: all
- * ways in), gate and up another, which experts read too.  What an expert's down reads is the expert's own. */
+/* Inputs of linear layers within a layer, in forward order; q, k, v share one (latent attention:
+ * q_a and kv_a; then q reads another; layers with a state: all ways in), gate and up another,
+ * which experts read too.  What an expert's down reads is the expert's own. */
 enum input { INPUT_QKV, INPUT_Q_A, INPUT_O, INPUT_MLP, INPUT_DOWN, N_INPUTS };
 
 struct plan {
@@ -38,15 +39,18 @@ struct plan {
     struct convert_tensor *report;
 };
 
-/* Of one expert: sums over the tokens that went there of the squares of what gate and up read and of what down reads. */
+/* Of one expert: sums over the tokens that went there of the squares of what gate and up read
+ * and of what down reads. */
 struct expert_calib { int n_tokens; float *up, *down; float *scale; /* of down's columns, or NULL */ };
 
-/* What calibration found for one layer. All vectors are malloc'd, NULL: not known, or nothing to scale. */
+/* What calibration found for one layer. All vectors are malloc'd, NULL: not known, or nothing to
+ * scale. */
 struct layer_calib {
     float *strength[N_INPUTS];      /* mean of the square of each input channel, before scaling */
     float *scale[N_INPUTS];         /* columns that read it are multiplied by this, what makes it is divided */
-    /* scale[INPUT_O] as it divides what makes o's input: by row of v, shared by the heads of a group; by element of a gated norm (delta net: of a head, shared
-     * by all); by channel of a short convolution */
+    /* scale[INPUT_O] as it divides what makes o's input: by row of v, shared by the heads of a
+     * group; by element of a gated norm (delta net: of a head, shared by all); by channel of a
+     * short convolution */
     float *v_scale;
     struct expert_calib *experts;   /* [n_experts] */
     float *down_strength;           /* of what experts' downs read, over all of them */
@@ -76,7 +80,8 @@ int job_begin_tensor(struct zwriter *w, const struct plan *p, struct err *e);
 void job_note(const struct job *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- replace.c ---- */
-/* Refuse to replace a file at the output that is neither empty nor a .zse of the same source, unless the caller allows it. */
+/* Refuse to replace a file at the output that is neither empty nor a .zse of the same source,
+ * unless the caller allows it. */
 int job_check_replaced(const struct job *j, struct err *e);
 
 /* ---- plan.c: which tensor becomes what ---- */
@@ -91,11 +96,14 @@ int plan_is_float(int source_type);
 const char *plan_type_name(struct convert_type t);
 
 /* ---- fold.c: scaling channels into the layer before ---- */
-/* Mean squares of an expert's input channels out of their sums: as if some tokens of the average kind, `all`, had come there too. */
+/* Mean squares of an expert's input channels out of their sums: as if some tokens of the average
+ * kind, `all`, had come there too. */
 void expert_strength(const float *sum, int n_tokens, const float *all, int n, float *out);
-/* From strength to scale, where the architecture has an exact place for it and all matrices concerned are rounded anyway. */
+/* From strength to scale, where the architecture has an exact place for it and all matrices
+ * concerned are rounded anyway. */
 int fold_layer(struct job *j, int layer, float alpha, struct err *e);
-/* Factors on rows and columns of a tensor: value' = value * (col ? col[c] : 1) / (row ? pow(row[r], row_power) : 1). */
+/* Factors on rows and columns of a tensor: value' = value * (col ? col[c] : 1) / (row ?
+ * pow(row[r], row_power) : 1). */
 struct fold {
     const float *col, *row;
     float row_power;
@@ -108,7 +116,8 @@ void fold_vector(const struct fold *f, float *x, int64_t n);                    
 
 /* ---- encode.c: rows to tiles ---- */
 /* Every byte of tensor p, in order, to sink; fills p->report. */
-int encode_tensor(struct job *j, struct plan *p, int (*sink)(void *user, const void *data, size_t n, struct err *e), void *user, struct err *e);
+int encode_tensor(struct job *j, struct plan *p, int (*sink)(void *user, const void *data, size_t n, struct err *e),
+                  void *user, struct err *e);
 /* Importance of p's columns after scaling, to out [cols]; 0: none is known. */
 int encode_importance(const struct job *j, const struct plan *p, float *out);
 
@@ -125,11 +134,13 @@ void calibrate_close(struct calibration *c);
 int calibrate_run(struct job *j, struct calibration *c, struct err *e);
 /* What a model run shows about the inputs of the head, once all layers are done. */
 int calibrate_head(struct job *j, struct calibration *c, struct err *e);
-/* Quantize layer `index` with error feedback: fills data of its plans, strengths and scales.  good: on the float model's inputs, described by few
- * directions; best: on those behind the quantized layers, in full. */
+/* Quantize layer `index` with error feedback: fills data of its plans, strengths and scales.
+ * good: on the float model's inputs, described by few directions; best: on those behind the
+ * quantized layers, in full. */
 int good_layer(struct job *j, struct calibration *c, int index, struct err *e);
 int best_layer(struct job *j, struct calibration *c, int index, struct err *e);
-/* The same of one expert of the layer that was last quantized so; in order, and best: all of them, as the next layer reads what they make. */
+/* The same of one expert of the layer that was last quantized so; in order, and best: all of
+ * them, as the next layer reads what they make. */
 int quantize_expert(struct job *j, struct calibration *c, int layer, int expert, struct err *e);
 
 /* ---- mixed.c ---- */

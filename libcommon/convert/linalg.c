@@ -33,8 +33,8 @@ struct job {
     int N, t, at, symmetric;
 };
 
-/* Panel i of x [t, ldx] to contiguous pieces: piece c has tokens c * TOKENS .., each with its 32 columns side by side.  In place their rows would
- * fall on few sets of the cache. */
+/* Panel i of x [t, ldx] to contiguous pieces: piece c has tokens c * TOKENS .., each with its 32
+ * columns side by side.  In place their rows would fall on few sets of the cache. */
 static void pack_panel(void *arg, int i, int thread)
 {
     (void)thread;
@@ -44,7 +44,8 @@ static void pack_panel(void *arg, int i, int thread)
         memcpy(to + (size_t)t * PANEL, s->a + (size_t)t * s->ldx + (size_t)i * PANEL, PANEL * sizeof *to);
 }
 
-/* Column panel i of out += A'B from packed A and B; of a symmetric one only the blocks from the diagonal down. */
+/* Column panel i of out += A'B from packed A and B; of a symmetric one only the blocks from the
+ * diagonal down. */
 static void product_panel(void *arg, int i, int thread)
 {
     (void)thread;
@@ -54,8 +55,8 @@ static void product_panel(void *arg, int i, int thread)
         const float *b = s->b + (size_t)i * panel + (size_t)t * PANEL;
         int n = s->t - t < TOKENS ? s->t - t : TOKENS;
         for (int r = s->symmetric ? i : 0; r < s->N / PANEL; r++)
-            s->o->panel(s->out + (size_t)r * PANEL * N + (size_t)i * PANEL, N, PANEL, s->a + (size_t)r * panel + (size_t)t * PANEL, PANEL, 1,
-                        b, PANEL, n, 1);
+            s->o->panel(s->out + (size_t)r * PANEL * N + (size_t)i * PANEL, N, PANEL,
+                        s->a + (size_t)r * panel + (size_t)t * PANEL, PANEL, 1, b, PANEL, n, 1);
     }
 }
 
@@ -68,7 +69,8 @@ void linalg_pack(struct pool *p, float *packed, const float *x, size_t ldx, int 
 
 void linalg_gram(const struct linalg_ops *o, struct pool *p, float *h, int N, const float *packed, int t)
 {
-    pool_run(p, N / PANEL, product_panel, &(struct job){ .o = o, .out = h, .a = packed, .b = packed, .N = N, .t = t, .symmetric = 1 });
+    pool_run(p, N / PANEL, product_panel, &(struct job){ .o = o, .out = h, .a = packed, .b = packed, .N = N, .t = t,
+                                                         .symmetric = 1 });
 }
 
 void linalg_cross(const struct linalg_ops *o, struct pool *p, float *c, int N, const float *a, const float *b, int t)
@@ -125,7 +127,8 @@ static int factor_small(float *a, size_t lda)
     return 0;
 }
 
-/* Rows of block column `at` (from the diagonal down): take off what the columns before contribute.  small: those columns of the diagonal rows, transposed. */
+/* Rows of block column `at` (from the diagonal down): take off what the columns before
+ * contribute.  small: those columns of the diagonal rows, transposed. */
 static void column_update(void *arg, int i, int thread)
 {
     (void)thread;
@@ -179,7 +182,8 @@ int linalg_cholesky(const struct linalg_ops *o, struct pool *p, float *a, int N,
     return 0;
 }
 
-/* Block (at, i) of the inverse: -inv(L_at,at) * sum over k of L_at,k inv(L)_k,i.  a: a copy of block row `at` of L. */
+/* Block (at, i) of the inverse: -inv(L_at,at) * sum over k of L_at,k inv(L)_k,i.  a: a copy of
+ * block row `at` of L. */
 static void invert_block(void *arg, int i, int thread)
 {
     (void)thread;
@@ -202,7 +206,8 @@ int linalg_invert_lower(const struct linalg_ops *o, struct pool *p, float *l, in
         float *diagonal = l + (size_t)at * (size_t)N + at;
         memcpy(row, l + (size_t)at * (size_t)N, (size_t)N * PANEL * sizeof *row);
         invert_small(inverse, diagonal, (size_t)N);
-        pool_run(p, at / PANEL, invert_block, &(struct job){ .o = o, .out = l, .a = row, .small = inverse, .N = N, .at = at });
+        pool_run(p, at / PANEL, invert_block, &(struct job){ .o = o, .out = l, .a = row, .small = inverse, .N = N,
+                                                             .at = at });
         for (int r = 0; r < PANEL; r++)
             memcpy(diagonal + (size_t)r * (size_t)N, inverse + r * PANEL, PANEL * sizeof *inverse);
     }

@@ -1,8 +1,10 @@
-/* linalg.h - the matrix work of quantization with error feedback: Gram matrices, Cholesky factors, their inverses.
+/* linalg.h - the matrix work of quantization with error feedback: Gram matrices, Cholesky factors,
+ * their inverses.
  *
- * Square matrices are row-major f32 with N columns and N rows, N a multiple of 32 (linalg_pad; identity in the padding).  All of it is built
- * on one operation: a panel of 32 columns, so that rows or columns of the result are independent and every element is summed in one
- * order, whatever the number of threads. */
+ * Square matrices are row-major f32 with N columns and N rows, N a multiple of 32 (linalg_pad;
+ * identity in the padding).  All of it is built on one operation: a panel of 32 columns, so that
+ * rows or columns of the result are independent and every element is summed in one order,
+ * whatever the number of threads. */
 #ifndef ZSE_CONVERT_LINALG_H
 #define ZSE_CONVERT_LINALG_H
 
@@ -14,7 +16,8 @@
 
 enum { PANEL = 32 };
 
-/* The levels of a number format as error feedback sees them: value = scale * level[code] + offset. */
+/* The levels of a number format as error feedback sees them: value = scale * level[code] +
+ * offset. */
 struct grid {
     int n;                      /* levels, ascending */
     int linear;                 /* level[i] = level[0] + i */
@@ -24,8 +27,10 @@ struct grid {
 struct linalg_ops {
     const char *name;
     int (*supported)(void);
-    /* p[k * ldp + r] += sign * sum over j < nj of u[j * sj + k * sk] * e[j * lde + r],  k < n, r < 32 */
-    void (*panel)(float *p, size_t ldp, int n, const float *u, ptrdiff_t sj, ptrdiff_t sk, const float *e, size_t lde, int nj, float sign);
+    /* p[k * ldp + r] += sign * sum over j < nj of u[j * sj + k * sk] * e[j * lde + r],  k < n, r
+     * < 32 */
+    void (*panel)(float *p, size_t ldp, int n, const float *u, ptrdiff_t sj, ptrdiff_t sk, const float *e, size_t lde,
+                  int nj, float sign);
     /* Nearest levels of t [32]: level [32] and its index [32]. */
     void (*nearest)(const struct grid *g, const float *t, float *level, int32_t *index);
 };
@@ -36,7 +41,8 @@ const struct linalg_ops *const *linalg_all(void);
 
 static inline int linalg_pad(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
-/* Tokens are multiplied in packed form: x [t, ldx], columns n..N zero, ldx >= N, to packed [linalg_packed(N, t)]. */
+/* Tokens are multiplied in packed form: x [t, ldx], columns n..N zero, ldx >= N, to packed
+ * [linalg_packed(N, t)]. */
 size_t linalg_packed(int N, int t);
 void linalg_pack(struct pool *p, float *packed, const float *x, size_t ldx, int N, int t);
 /* H += X'X, lower triangle (whole blocks) only. */
@@ -45,7 +51,8 @@ void linalg_gram(const struct linalg_ops *o, struct pool *p, float *h, int N, co
 void linalg_cross(const struct linalg_ops *o, struct pool *p, float *c, int N, const float *a, const float *b, int t);
 /* Copy the lower triangle to the upper one. */
 void linalg_mirror(struct pool *p, float *h, int N);
-/* Lower triangle of A becomes L with A = L L'; the upper triangle becomes 0.  -1 if A is not positive definite (a is garbage then). */
+/* Lower triangle of A becomes L with A = L L'; the upper triangle becomes 0.  -1 if A is not
+ * positive definite (a is garbage then). */
 int linalg_cholesky(const struct linalg_ops *o, struct pool *p, float *a, int N, struct err *e);
 /* L becomes its inverse. */
 int linalg_invert_lower(const struct linalg_ops *o, struct pool *p, float *l, int N, struct err *e);

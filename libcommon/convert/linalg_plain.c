@@ -1,4 +1,5 @@
-/* linalg_plain.c - panel operations for any processor, with the same bits as the other sets: fma() where the processor has none. */
+/* linalg_plain.c - panel operations for any processor, with the same bits as the other sets:
+ * fma() where the processor has none. */
 #include <math.h>
 
 enum { WIDTH = 4, BLOCK = 2 };

@@ -1,8 +1,10 @@
-/* mixed.c - 2 to 8 bits a tensor: begin with the fewest everywhere, then spend the target's bytes where they take away most error.
+/* mixed.c - 2 to 8 bits a tensor: begin with the fewest everywhere, then spend the target's bytes
+ * where they take away most error.
  *
- * The error of a tensor is its relative output error, sum of strength * (w - w')^2 over sum of strength * w^2 (64 rows are looked at), times its
- * number of weights, times how much such an error of that kind of matrix moved the logits of a real model (v most, q least,
- * the first two layers more than the others). */
+ * The error of a tensor is its relative output error, sum of strength * (w - w')^2 over sum of
+ * strength * w^2 (64 rows are looked at), times its number of weights, times how much such an
+ * error of that kind of matrix moved the logits of a real model (v most, q least, the first two
+ * layers more than the others). */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,21 +29,25 @@ struct measure { struct job *j; struct choice *choices; };
 /* An expert's error reaches the tokens that go there. */
 static double sensitivity(const struct config *c, const struct weight_spec *s)
 {
-    static const double by_role[N_ROLES] = { [ROLE_Q] = 1, [ROLE_K] = 7, [ROLE_V] = 10, [ROLE_O] = 2, [ROLE_GATE] = 3, [ROLE_UP] = 5, [ROLE_DOWN] = 5,
-                                      [ROLE_EMBED] = 5, [ROLE_HEAD] = 5, [ROLE_Q_A] = 1, [ROLE_KV_A] = 10, [ROLE_K_B] = 7, [ROLE_V_B] = 10,
+    static const double by_role[N_ROLES] = { [ROLE_Q] = 1, [ROLE_K] = 7, [ROLE_V] = 10, [ROLE_O] = 2, [ROLE_GATE] = 3,
+                                             [ROLE_UP] = 5, [ROLE_DOWN] = 5,
+                                      [ROLE_EMBED] = 5, [ROLE_HEAD] = 5, [ROLE_Q_A] = 1, [ROLE_KV_A] = 10,
+                                      [ROLE_K_B] = 7, [ROLE_V_B] = 10,
                                               [ROLE_EXPERT_GATE] = 3, [ROLE_EXPERT_UP] = 5, [ROLE_EXPERT_DOWN] = 5,
                                               [ROLE_Q_GATE] = 1, [ROLE_IN] = 5, [ROLE_IN_Z] = 3 };     /* a guess: like up, which it resembles */
     const double share = s->expert >= 0 ? (double)c->moe.top_k / c->moe.n_experts : 1;
     return share * by_role[s->role] * (s->layer == 0 || s->layer == 1 ? 2 : 1) * (double)s->rows * (double)s->cols;
 }
 
-static int try_type(const struct config *config, struct choice *c, int step, const float *x, const float *importance, int n, float *decoded, struct err *e)
+static int try_type(const struct config *config, struct choice *c, int step, const float *x, const float *importance,
+                    int n, float *decoded, struct err *e)
 {
     struct mat m;
     struct qrow q;
     size_t cols = (size_t)c->p->spec->cols;
     double err = 0, sum = 0;
-    if (mat_init(&m, steps[step], steps[step] == QT_I8 ? 64 : 32, 32, c->p->spec->rows, c->p->spec->cols, e) || qrow_init(&q, &m, e))
+    if (mat_init(&m, steps[step], steps[step] == QT_I8 ? 64 : 32, 32, c->p->spec->rows, c->p->spec->cols, e) ||
+        qrow_init(&q, &m, e))
         return -1;
     for (int r = 0; r < n; r++) {
         const float *row = x + (size_t)r * cols;
@@ -68,7 +74,8 @@ static void measure_tensor(void *arg, int i, int thread)
     struct rows rows;
     int n = spec->rows < SAMPLE ? (int)spec->rows : SAMPLE, rc = 0;
     size_t cols = (size_t)spec->cols;
-    float *x = malloc(((size_t)n + 2) * cols * sizeof *x), *importance = x + (size_t)n * cols, *decoded = importance + cols;
+    float *x = malloc(((size_t)n + 2) * cols * sizeof *x), *importance = x + (size_t)n * cols,
+          *decoded = importance + cols;
     (void)thread;
     if (!x) {
         err_nomem(&c->e, c->p->source->name);
@@ -88,7 +95,8 @@ static void measure_tensor(void *arg, int i, int thread)
     free(x);
 }
 
-/* The step up that takes away most error a byte, if it fits into `room`; steps that save nothing are passed over. -1: none. */
+/* The step up that takes away most error a byte, if it fits into `room`; steps that save nothing
+ * are passed over. -1: none. */
 static int best_step(const struct choice *c, int n, uint64_t room, int *to)
 {
     int best = -1;
@@ -129,8 +137,8 @@ int mixed_assign(struct job *j, struct err *e)
         }
     }
     if (rc == 0 && fixed + used > j->o->target_bytes)
-        rc = err_set(e, ERR_LIMIT, "%s: with 2 bits everywhere the weights take %" PRIu64 " bytes, more than the target of %" PRIu64,
-                     j->source->path, fixed + used, j->o->target_bytes);
+        rc = err_set(e, ERR_LIMIT, "%s: with 2 bits everywhere the weights take %" PRIu64
+                     " bytes, more than the target of %" PRIu64, j->source->path, fixed + used, j->o->target_bytes);
     for (int i; rc == 0 && (i = best_step(c, n, j->o->target_bytes - fixed - used, &to)) >= 0;) {
         used += c[i].bytes[to] - c[i].bytes[c[i].step];
         c[i].step = to;

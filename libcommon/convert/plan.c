@@ -17,7 +17,8 @@ static const struct { const char *name; struct convert_type type; } names[] = {
     /* other spellings, and types that only make sense for parts of a model */
     { "fp16", { CONVERT_TYPE, QT_F16 } },  { "fp32", { CONVERT_TYPE, QT_F32 } },  { "int4m", { CONVERT_TYPE, QT_I4M } },
     { "int4z", { CONVERT_TYPE, QT_I4Z } }, { "m2", { CONVERT_TYPE, QT_M2 } },     { "m3", { CONVERT_TYPE, QT_M3 } },
-    { "t2", { CONVERT_TYPE, QT_T2 } },     { "t3", { CONVERT_TYPE, QT_T3 } },     { "mxfp4", { CONVERT_TYPE, QT_MXFP4 } },
+    { "t2", { CONVERT_TYPE, QT_T2 } },     { "t3", { CONVERT_TYPE, QT_T3 } },
+    { "mxfp4", { CONVERT_TYPE, QT_MXFP4 } },
     { "m5", { CONVERT_TYPE, QT_M5 } },     { "m6", { CONVERT_TYPE, QT_M6 } },     { "fit", { CONVERT_FIT, 0 } },
 };
 
@@ -29,7 +30,8 @@ int convert_parse_type(struct convert_type *t, const char *name, struct err *e)
             return 0;
         }
     return err_set(e, ERR_UNSUPPORTED, "'%s' is no type to convert to: nl4, int4, int8, nf4, fp8, ternary, mixed, f16, bf16, f32, keep "
-                                       "(or, to choose more finely, t2, t3, mxfp4, int4m, int4z, m2, m3, m5, m6)", name);
+                                       "(or, to choose more finely, t2, t3, mxfp4, int4m, int4z, m2, m3, m5, m6)",
+                                       name);
 }
 
 const char *plan_type_name(struct convert_type t)
@@ -54,7 +56,8 @@ const char *convert_part_name(enum convert_part part) { return part_names[part];
 
 static const struct { const char *name; unsigned roles; } projections[] = {
     { "q_proj", 1u << ROLE_Q }, { "k_proj", 1u << ROLE_K }, { "v_proj", 1u << ROLE_V }, { "o_proj", 1u << ROLE_O },
-    { "gate_proj", 1u << ROLE_GATE | 1u << ROLE_EXPERT_GATE }, { "up_proj", 1u << ROLE_UP | 1u << ROLE_EXPERT_UP }, { "down_proj", 1u << ROLE_DOWN | 1u << ROLE_EXPERT_DOWN },
+    { "gate_proj", 1u << ROLE_GATE | 1u << ROLE_EXPERT_GATE }, { "up_proj", 1u << ROLE_UP | 1u << ROLE_EXPERT_UP },
+    { "down_proj", 1u << ROLE_DOWN | 1u << ROLE_EXPERT_DOWN },
 };
 
 int convert_parse_rule(struct convert_rule *r, const char *text, struct err *e)
@@ -62,7 +65,8 @@ int convert_parse_rule(struct convert_rule *r, const char *text, struct err *e)
     const size_t n = strcspn(text, "@=");
     const char *equals = strchr(text, '=');
     const int part = convert_part_find(text, n);
-    *r = (struct convert_rule){ .part = part < 0 ? N_PARTS : (enum convert_part)part, .first_layer = -1, .last_layer = INT_MAX, .text = text };
+    *r = (struct convert_rule){ .part = part < 0 ? N_PARTS : (enum convert_part)part, .first_layer = -1,
+                                .last_layer = INT_MAX, .text = text };
     for (size_t i = 0; i < sizeof projections / sizeof *projections; i++)
         if (strlen(projections[i].name) == n && memcmp(projections[i].name, text, n) == 0)
             r->roles = projections[i].roles;
@@ -85,12 +89,14 @@ int convert_parse_rule(struct convert_rule *r, const char *text, struct err *e)
 }
 
 /* The last rule for this matrix, or NULL. */
-static const struct convert_rule *rule_of(const struct convert_options *o, const struct weight_spec *s, enum convert_part part)
+static const struct convert_rule *rule_of(const struct convert_options *o, const struct weight_spec *s,
+                                          enum convert_part part)
 {
     const struct convert_rule *found = NULL;
     for (int i = 0; i < o->n_rules; i++) {
         const struct convert_rule *r = &o->rules[i];
-        if ((r->roles ? r->roles >> s->role & 1 : r->part == part) && s->layer >= r->first_layer && s->layer <= r->last_layer)
+        if ((r->roles ? r->roles >> s->role & 1 : r->part == part) && s->layer >= r->first_layer &&
+            s->layer <= r->last_layer)
             found = r;
     }
     return found;
@@ -111,7 +117,8 @@ enum convert_part plan_part(const struct weight_spec *s)
 static int input_of(const struct config *c, const struct weight_spec *s)
 {
     switch (s->role) {
-    case ROLE_Q:                           return c->mixer[s->layer] == MIXER_MLA && c->mla.q_rank ? INPUT_Q_A : INPUT_QKV;
+    case ROLE_Q:                           return c->mixer[s->layer] == MIXER_MLA &&
+        c->mla.q_rank ? INPUT_Q_A : INPUT_QKV;
     case ROLE_K: case ROLE_V: case ROLE_Q_A: case ROLE_KV_A: case ROLE_Q_GATE: case ROLE_IN: case ROLE_IN_Z: return INPUT_QKV;
     case ROLE_O:                           return INPUT_O;
     case ROLE_GATE: case ROLE_UP: case ROLE_EXPERT_GATE: case ROLE_EXPERT_UP: return INPUT_MLP;
@@ -144,7 +151,8 @@ static void find_exact(struct plan *p)
 {
     const struct source_tensor *t = p->source;
     if (t->packed) {
-        p->exact = p->spec->map.transposed == (t->n_dims == 3) && !p->spec->map.slice ? packed_exact(t->packed, &p->exact_group) : -1;
+        p->exact = p->spec->map.transposed == (t->n_dims == 3) &&
+                   !p->spec->map.slice ? packed_exact(t->packed, &p->exact_group) : -1;
         return;
     }
     p->exact = ggml_exact_type(t->type, &p->exact_group);
@@ -168,8 +176,9 @@ static int set_ternary(struct plan *p, enum qtype type, int group_size, struct e
     return 0;
 }
 
-/* Codes and scales as they are, in the exact type or in another that holds them too.  The channels of a GGUF's 128 are even
- * enough for one activation scale; those of a checkpoint were not scaled to be. */
+/* Codes and scales as they are, in the exact type or in another that holds them too.  The
+ * channels of a GGUF's 128 are even enough for one activation scale; those of a checkpoint were
+ * not scaled to be. */
 static int set_copy(struct plan *p, enum qtype type, int group_size, struct err *e)
 {
     p->make = MAKE_COPY;
@@ -179,7 +188,8 @@ static int set_copy(struct plan *p, enum qtype type, int group_size, struct err 
     return mat_init(&p->m, type, group_size, act_group, p->spec->rows, p->spec->cols, e);
 }
 
-/* May the source's codes be copied where `type` with groups of group_size (0: any) is asked for?  Then into *copy, *copy_group. */
+/* May the source's codes be copied where `type` with groups of group_size (0: any) is asked for?
+ * Then into *copy, *copy_group. */
 static int copies_as(const struct plan *p, enum qtype type, int group_size, enum qtype *copy, int *copy_group)
 {
     const struct source_tensor *t = p->source;
@@ -228,14 +238,18 @@ static int set_quant(struct plan *p, enum qtype type, int group_size, enum terna
     return mat_init(&p->m, type, group_size, type == QT_FP8 ? 0 : 32, s->rows, s->cols, e);
 }
 
-int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e) { return set_quant(p, type, group_size, TERNARY_FIT, e); }
+int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e)
+{
+    return set_quant(p, type, group_size, TERNARY_FIT, e);
+}
 
 static int set_keep(struct plan *p, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     int group, exact, source = p->source->type;
     if (p->exact >= 0 && !plan_is_float(source))
-        return set_copy(p, p->source->packed && is_ternary((enum qtype)p->exact) ? QT_T3 : (enum qtype)p->exact, p->exact_group, e);
+        return set_copy(p, p->source->packed && is_ternary((enum qtype)p->exact) ? QT_T3 : (enum qtype)p->exact,
+                        p->exact_group, e);
     enum qtype type = convert_keep_type(source, &group, &exact);
     const struct qtype_info *t = qtype_info(type);
     if (t->is_float) {
@@ -250,7 +264,8 @@ static int set_keep(struct plan *p, struct err *e)
     return mat_init(&p->m, type, group, group < 128 ? 32 : 128, s->rows, s->cols, e);
 }
 
-/* A matrix that was trained to be ternary: codes as in the packed checkpoint, or those of the floats that were trained. */
+/* A matrix that was trained to be ternary: codes as in the packed checkpoint, or those of the
+ * floats that were trained. */
 static int set_bitnet(struct plan *p, enum qtype type, struct err *e)
 {
     p->make = !p->source->packed ? MAKE_ABSMEAN : p->exact >= 0 ? MAKE_COPY : MAKE_NEAR;
@@ -291,10 +306,12 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
         p->make = MAKE_VECTOR;
         p->m = (struct mat){ .type = QT_F32, .rows = (int)p->spec->rows, .cols = (int)p->spec->cols };
         if (__builtin_mul_overflow((uint64_t)p->spec->rows * 4, (uint64_t)p->spec->cols, &p->m.size))
-            return err_set(e, ERR_SHAPE, "tensor %s: %" PRId64 " x %" PRId64 " does not fit into memory", p->source->name, p->spec->rows, p->spec->cols);
+            return err_set(e, ERR_SHAPE, "tensor %s: %" PRId64 " x %" PRId64 " does not fit into memory",
+                           p->source->name, p->spec->rows, p->spec->cols);
         return 0;
     }
-    if (part == PART_EMBEDDINGS && j->config.tied && p->spec->role == ROLE_EMBED && o->part[PART_LM_HEAD].set && !o->part[PART_EMBEDDINGS].set)
+    if (part == PART_EMBEDDINGS && j->config.tied && p->spec->role == ROLE_EMBED && o->part[PART_LM_HEAD].set &&
+        !o->part[PART_EMBEDDINGS].set)
         part = PART_LM_HEAD;                /* one matrix is both */
     if (p->spec->role == ROLE_ROUTER || p->spec->role == ROLE_SHARED_ROUTER || p->spec->role == ROLE_IN_BA) {     /* small, and an error here sends tokens elsewhere */
         p->fixed = 1;
@@ -315,9 +332,11 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
         p->fixed = o->part[part].type.kind != CONVERT_MIXED;
         return set_type(j, p, o->part[part].type, e);
     }
-    if (bitnet && (o->keep_grid || (type.kind == CONVERT_KEEP && j->source->quantization) || (type.kind == CONVERT_TYPE && is_ternary(type.qtype))))
+    if (bitnet && (o->keep_grid || (type.kind == CONVERT_KEEP && j->source->quantization) ||
+                   (type.kind == CONVERT_TYPE && is_ternary(type.qtype))))
         return set_bitnet(p, type.kind == CONVERT_TYPE && type.qtype == QT_T2 ? QT_T2 : QT_T3, e);
-    if (o->keep_grid && p->source->packed && p->exact >= 0 && qtype_info((enum qtype)p->exact)->bits <= p->source->packed->bits + 2)
+    if (o->keep_grid && p->source->packed && p->exact >= 0 &&
+        qtype_info((enum qtype)p->exact)->bits <= p->source->packed->bits + 2)
         return set_keep(p, e);
     const int compressed = p->spec->role == ROLE_K_B || p->spec->role == ROLE_V_B;      /* read by every head of every token: 8 bits */
     int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD || compressed;
@@ -337,14 +356,17 @@ uint64_t plan_bytes(const struct job *j)
     return sum;
 }
 
-/* nl4 is a size: what a token reads, that is layers and head, takes at most 4 % more bytes than 4 bits in the layers and 8 in the head would.
- * Within it the head (and the embedding) has 6 bits, and what that saves goes, in this order, where an error moved the output of a model most for
- * its bytes: k and v, which are small where heads share them and reach every token that looks back; the first two layers, on which all others
- * build; then down, up and gate, from the first layer on.
- * Not where there are experts: what is not an expert is then a small part of the file and a large one of what a token reads, and 5 and 6 bits take
- * 1.6 times the time of 4 a byte (profile of a DeepSeek-V2-Lite that decodes). */
+/* nl4 is a size: what a token reads, that is layers and head, takes at most 4 % more bytes than
+ * 4 bits in the layers and 8 in the head would.  Within it the head (and the embedding) has 6
+ * bits, and what that saves goes, in this order, where an error moved the output of a model most
+ * for its bytes: k and v, which are small where heads share them and reach every token that
+ * looks back; the first two layers, on which all others build; then down, up and gate, from the
+ * first layer on.  Not where there are experts: what is not an expert is then a small part of
+ * the file and a large one of what a token reads, and 5 and 6 bits take 1.6 times the time of 4
+ * a byte (profile of a DeepSeek-V2-Lite that decodes). */
 static const struct { unsigned roles; int first_layers; enum qtype type; } finer[] = {
-    { 1u << ROLE_K | 1u << ROLE_V, 0, QT_M6 }, { ~0u, 2, QT_M5 }, { 1u << ROLE_DOWN, 0, QT_M5 }, { 1u << ROLE_UP, 0, QT_M5 }, { 1u << ROLE_GATE, 0, QT_M5 },
+    { 1u << ROLE_K | 1u << ROLE_V, 0, QT_M6 }, { ~0u, 2, QT_M5 }, { 1u << ROLE_DOWN, 0, QT_M5 },
+        { 1u << ROLE_UP, 0, QT_M5 }, { 1u << ROLE_GATE, 0, QT_M5 },
 };
 
 static int is_head(const struct job *j, const struct plan *p)
@@ -376,7 +398,8 @@ static int plan_finer(struct job *j, struct err *e)
         for (int i = 0; i < j->n_plans; i++) {
             struct plan *p = &j->plans[i];
             struct mat m;
-            if (p->make != MAKE_QUANT || p->fixed || is_end(p) || p->m.type != QT_NL4 || !(finer[k].roles >> p->spec->role & 1) ||
+            if (p->make != MAKE_QUANT || p->fixed || is_end(p) || p->m.type != QT_NL4 ||
+                !(finer[k].roles >> p->spec->role & 1) ||
                 (finer[k].first_layers && p->spec->layer >= finer[k].first_layers))
                 continue;
             if (mat_init(&m, finer[k].type, 32, p->m.act_group, p->spec->rows, p->spec->cols, e))
@@ -422,8 +445,8 @@ static int fit(struct job *j, struct err *e)
         }
     }
     if (j->o->synthetic)
-        return err_set(e, ERR_LIMIT, "%s: the smallest single type, nl4, takes %" PRIu64 " bytes, more than the target of %" PRIu64,
-                       j->source->path, plan_bytes(j), j->o->target_bytes);
+        return err_set(e, ERR_LIMIT, "%s: the smallest single type, nl4, takes %" PRIu64
+                       " bytes, more than the target of %" PRIu64, j->source->path, plan_bytes(j), j->o->target_bytes);
     j->report->type = (struct convert_type){ CONVERT_MIXED, 0 };
     return plan_all(j, j->report->type, e);
 }
@@ -460,7 +483,8 @@ int plan_make(struct job *j, struct err *e)
     const struct convert_options *o = j->o;
     if (o->part[PART_LM_HEAD].set && o->part[PART_EMBEDDINGS].set && j->config.tied &&
         memcmp(&o->part[PART_LM_HEAD].type, &o->part[PART_EMBEDDINGS].type, sizeof o->part[0].type))
-        return err_set(e, ERR_UNSUPPORTED, "%s: the head is the embedding, one type for both is needed", j->source->path);
+        return err_set(e, ERR_UNSUPPORTED, "%s: the head is the embedding, one type for both is needed",
+                       j->source->path);
     note_idle_globs(j);
     note_idle_rules(j);
     for (int i = 0; i < j->n_plans; i++)
@@ -488,7 +512,8 @@ int plan_activations(struct job *j, struct err *e)
         struct plan *p = &j->plans[i];
         const int down = p->spec->role == ROLE_EXPERT_DOWN;
         const struct layer_calib *l = j->calib && p->spec->layer >= 0 ? &j->calib[p->spec->layer] : NULL;
-        int scaled = j->o->synthetic ? j->o->effort != CONVERT_FAST : !l ? 0 : down ? l->experts && l->experts[p->spec->expert].scale : p->input >= 0 && l->scale[p->input];
+        int scaled = j->o->synthetic ? j->o->effort != CONVERT_FAST : !l ? 0 : down ? l->experts &&
+                     l->experts[p->spec->expert].scale : p->input >= 0 && l->scale[p->input];
         if (p->make != MAKE_QUANT || is_ternary(p->m.type) || p->m.type == QT_FP8 || (p->input < 0 && !down) || !scaled)        /* ternary ones have 128 */
             continue;
         int act = p->m.cols % 128 == 0 ? 128 : p->m.cols % 64 == 0 ? 64 : 32;

@@ -1,4 +1,5 @@
-/* replace.c - what may be replaced: an empty file and a .zse made of the same source; anything else only if the caller says so. */
+/* replace.c - what may be replaced: an empty file and a .zse made of the same source; anything
+ * else only if the caller says so. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -18,7 +19,8 @@ static int is_same_source(const struct job *j, const json_t *provenance, struct 
 {
     char key[33];
     if (j->o->synthetic)
-        return strcmp(text_of(provenance, "source_format"), "random") == 0 && strcmp(text_of(provenance, "source"), j->source->path) == 0;
+        return strcmp(text_of(provenance, "source_format"), "random") == 0 &&
+               strcmp(text_of(provenance, "source"), j->source->path) == 0;
     if (source_key(j->source, key, e))
         return -1;
     return strcmp(text_of(provenance, "source_key"), key) == 0;
@@ -36,7 +38,8 @@ int job_check_replaced(const struct job *j, struct err *e)
     const json_t *json = z ? zfile_json(z) : NULL, *provenance = js_get(json, "provenance");
     const int same = z ? is_same_source(j, provenance, e) : 0;
     if (same == 0 && z)
-        snprintf(what, sizeof what, "%.60s, made of another source, %.80s", text_of(js_get(json, "quantization"), "type"), text_of(provenance, "source"));
+        snprintf(what, sizeof what, "%.60s, made of another source, %.80s",
+                 text_of(js_get(json, "quantization"), "type"), text_of(provenance, "source"));
     zfile_close(z);
     if (same != 0)
         return same < 0 ? -1 : 0;

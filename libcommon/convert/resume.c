@@ -29,7 +29,10 @@ struct resume {
 };
 
 /* For people, who count from 1; behind the last one it is still that. */
-static int next_layer(const struct resume *r) { return r->layer + 1 < r->j->config.n_layers ? r->layer + 1 : r->j->config.n_layers; }
+static int next_layer(const struct resume *r)
+{
+    return r->layer + 1 < r->j->config.n_layers ? r->layer + 1 : r->j->config.n_layers;
+}
 
 /* ---- what must be the same ---- */
 
@@ -39,7 +42,8 @@ static json_t *program(void)
     struct stat st;
     if (stat("/proc/self/exe", &st) != 0)
         return json_string(ZSE_VERSION);
-    return json_sprintf("%s %lld %lld.%09ld", ZSE_VERSION, (long long)st.st_size, (long long)st.st_mtim.tv_sec, st.st_mtim.tv_nsec);
+    return json_sprintf("%s %lld %lld.%09ld", ZSE_VERSION, (long long)st.st_size, (long long)st.st_mtim.tv_sec,
+                        st.st_mtim.tv_nsec);
 }
 
 static int describe_source(struct resume *r, struct err *e)
@@ -51,7 +55,8 @@ static int describe_source(struct resume *r, struct err *e)
     return r->source ? 0 : err_nomem(e, "the journal of the conversion");
 }
 
-/* Types and what chooses the codes.  Activation groups may still change: they come with the tensors that are written. */
+/* Types and what chooses the codes.  Activation groups may still change: they come with the
+ * tensors that are written. */
 static int describe_plan(struct resume *r, struct err *e)
 {
     const struct job *j = r->j;
@@ -59,11 +64,14 @@ static int describe_plan(struct resume *r, struct err *e)
     json_t *list = json_array();
     for (int i = 0; list && i < j->n_plans; i++) {
         const struct plan *p = &j->plans[i];
-        json_array_append_new(list, json_pack("[s, s, i, i, i, I]", p->spec->name, p->source->name, (int)p->make, (int)p->m.type, p->m.group_size, (json_int_t)p->m.size));
+        json_array_append_new(list, json_pack("[s, s, i, i, i, I]", p->spec->name, p->source->name, (int)p->make,
+                                              (int)p->m.type, p->m.group_size, (json_int_t)p->m.size));
     }
-    r->plan = json_pack("{s:o, s:i, s:i, s:i, s:i, s:i, s:I, s:s}", "tensors", list, "effort", (int)j->effort, "ternary", (int)j->o->ternary,
-                        "kind", (int)j->report->type.kind, "type", (int)j->report->type.qtype, "windows", r->c ? r->c->n_windows : 0,
-                        "tokens", (json_int_t)(r->c ? crc32_z(0, (const Bytef *)r->c->ids, n_ids) : 0), "text", j->o->calibration ? j->o->calibration : "");
+    r->plan = json_pack("{s:o, s:i, s:i, s:i, s:i, s:i, s:I, s:s}", "tensors", list, "effort", (int)j->effort,
+                        "ternary", (int)j->o->ternary, "kind", (int)j->report->type.kind, "type",
+                        (int)j->report->type.qtype, "windows", r->c ? r->c->n_windows : 0,
+                        "tokens", (json_int_t)(r->c ? crc32_z(0, (const Bytef *)r->c->ids, n_ids) : 0), "text",
+                        j->o->calibration ? j->o->calibration : "");
     return r->plan ? 0 : err_nomem(e, "the journal of the conversion");
 }
 
@@ -76,7 +84,8 @@ static int pieces(const struct resume *r, struct piece out[2])
 {
     if (!r->c || r->j->effort == CONVERT_FAST)
         return 0;
-    const size_t size = (size_t)r->c->n_windows * (size_t)r->c->window_len * (size_t)r->j->config.hidden_size * sizeof(float);
+    const size_t size = (size_t)r->c->n_windows * (size_t)r->c->window_len * (size_t)r->j->config.hidden_size *
+                        sizeof(float);
     out[0] = (struct piece){ r->c->x, size };
     out[1] = (struct piece){ r->c->xq, size };
     return r->c->xq ? 2 : 1;
@@ -100,7 +109,8 @@ static int write_all(int fd, const void *data, size_t n)
 static int write_state(const struct resume *r, uint32_t *crc)
 {
     struct piece p[2];
-    const int n = pieces(r, p), fd = n ? open(r->state[r->slot], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
+    const int n = pieces(r, p), fd = n ? open(r->state[r->slot], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
+                                              0600) : -1;
     struct statvfs v;
     *crc = 0;
     if (n == 0)
@@ -150,7 +160,8 @@ static json_t *tensors_json(const struct job *j, int n_done)
     json_t *list = json_array();
     for (int i = 0; list && i < n_done; i++) {
         const struct plan *p = &j->plans[i];
-        json_array_append_new(list, json_pack("[i, b, b, f, f]", p->m.act_group, p->report->exact, p->scaled, p->report->max_error, p->report->rel_error));
+        json_array_append_new(list, json_pack("[i, b, b, f, f]", p->m.act_group, p->report->exact, p->scaled,
+                                              p->report->max_error, p->report->rel_error));
     }
     return list;
 }
@@ -159,8 +170,9 @@ static int write_journal(struct resume *r, const struct zwriter *w, int n_done, 
 {
     struct err ignored;
     struct atomic_file f;
-    json_t *j = json_pack("{s:i, s:o, s:O, s:O, s:o, s:o, s:i, s:I, s:i, s:i}", "zse_conversion", FORMAT, "program", program(), "source", r->source, "plan", r->plan,
-                          "tensors", tensors_json(r->j, n_done), "groups", json_deep_copy(zwriter_groups(w)), "state", r->slot, "state_crc", (json_int_t)crc,
+    json_t *j = json_pack("{s:i, s:o, s:O, s:O, s:o, s:o, s:i, s:I, s:i, s:i}", "zse_conversion", FORMAT, "program",
+                          program(), "source", r->source, "plan", r->plan, "tensors", tensors_json(r->j, n_done),
+                          "groups", json_deep_copy(zwriter_groups(w)), "state", r->slot, "state_crc", (json_int_t)crc,
                           "damped", r->j->report->n_damped, "layers", r->layer);
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     int rc = text ? atomic_open(&f, r->journal, &ignored) : -1;
@@ -188,7 +200,8 @@ static void forget(const struct resume *r)
 static int restore_tensor(struct plan *p, const json_t *row, struct err *e)
 {
     int act_group, exact, scaled;
-    if (json_unpack((json_t *)row, "[i, b, b, F, F]", &act_group, &exact, &scaled, &p->report->max_error, &p->report->rel_error) != 0)
+    if (json_unpack((json_t *)row, "[i, b, b, F, F]", &act_group, &exact, &scaled, &p->report->max_error,
+                    &p->report->rel_error) != 0)
         return err_set(e, ERR_FORMAT, "its journal has something else in the place of a tensor");
     p->report->exact = exact;
     p->scaled = scaled;
@@ -197,7 +210,8 @@ static int restore_tensor(struct plan *p, const json_t *row, struct err *e)
     return mat_init(&p->m, p->m.type, p->m.group_size, act_group, p->spec->rows, p->spec->cols, e);
 }
 
-/* The journal, if it is of this source, plan and program; NULL with *e: why not, as the end of a sentence. */
+/* The journal, if it is of this source, plan and program; NULL with *e: why not, as the end of a
+ * sentence. */
 static json_t *read_journal(struct resume *r, struct err *e)
 {
     size_t size;
@@ -209,7 +223,8 @@ static json_t *read_journal(struct resume *r, struct err *e)
         json_decref(mine);
         return NULL;
     }
-    if (json_integer_value(json_object_get(j, "zse_conversion")) != FORMAT || !json_equal(json_object_get(j, "program"), mine))
+    if (json_integer_value(json_object_get(j, "zse_conversion")) != FORMAT ||
+        !json_equal(json_object_get(j, "program"), mine))
         different = "another build of this program made it";
     else if (!json_equal(json_object_get(j, "source"), r->source))
         different = "the source has changed";
@@ -254,7 +269,8 @@ static int replay(struct resume *r, struct zwriter *w, const json_t *journal, in
     return 0;
 }
 
-/* 1: w and the state are where the journal says; 0: it starts anew, and *e has the end of a sentence that says why. */
+/* 1: w and the state are where the journal says; 0: it starts anew, and *e has the end of a
+ * sentence that says why. */
 static int take_up(struct resume *r, struct zwriter *w, int *n_done, struct err *e)
 {
     int64_t slot = 0, crc = 0, damped = 0, layers = 0;
@@ -262,8 +278,8 @@ static int take_up(struct resume *r, struct zwriter *w, int *n_done, struct err 
     json_t *journal = describe_source(r, e) == 0 ? read_journal(r, e) : NULL;
     if (!journal)
         return 0;
-    int rc = js_int(journal, "state", 0, 1, &slot, e) || js_int(journal, "state_crc", 0, UINT32_MAX, &crc, e) || js_int(journal, "damped", 0, INT32_MAX, &damped, e) ||
-             js_int(journal, "layers", 0, INT32_MAX, &layers, e);
+    int rc = js_int(journal, "state", 0, 1, &slot, e) || js_int(journal, "state_crc", 0, UINT32_MAX, &crc, e) ||
+             js_int(journal, "damped", 0, INT32_MAX, &damped, e) || js_int(journal, "layers", 0, INT32_MAX, &layers, e);
     if (rc == 0 && (read_state(r, (int)slot, 0, &found) != 0 || found != (uint32_t)crc))
         rc = err_set(e, ERR_FORMAT, "the state of its calibration is damaged");
     if (rc == 0)
@@ -281,7 +297,8 @@ static int names(struct resume *r, struct err *e)
 {
     char *parked = atomic_parked_name(r->j->o->output);
     const int n = parked ? (int)(strlen(parked) - strlen("partial")) : 0;
-    const int ok = parked && asprintf(&r->journal, "%.*sjournal", n, parked) > 0 && asprintf(&r->state[0], "%.*sstate-0", n, parked) > 0 &&
+    const int ok = parked && asprintf(&r->journal, "%.*sjournal", n, parked) > 0 &&
+                   asprintf(&r->state[0], "%.*sstate-0", n, parked) > 0 &&
                    asprintf(&r->state[1], "%.*sstate-1", n, parked) > 0;
     free(parked);
     return ok ? 0 : err_nomem(e, r->j->o->output);
@@ -316,7 +333,8 @@ static int go_on(struct resume *r, struct zwriter **w, int *n_done, struct err *
         job_note(r->j, "%s: resuming at layer %d of %d", r->j->o->output, next_layer(r), r->j->config.n_layers);
     } else {
         if (!r->off)
-            job_note(r->j, "%s: an interrupted conversion cannot be resumed (%s); starting anew", r->j->o->output, why.msg);
+            job_note(r->j, "%s: an interrupted conversion cannot be resumed (%s); starting anew", r->j->o->output,
+                     why.msg);
         zwriter_abort(*w);
         *w = NULL;
         *n_done = 0;
@@ -384,9 +402,11 @@ int resume_checkpoint(struct resume *r, struct zwriter *w, int n_done, struct er
 
 void resume_close(struct resume *r, struct zwriter *w, int rc, const struct err *e)
 {
-    const int keep = rc != 0 && r && r->kept && (e->code == ERR_CANCELLED || e->code == ERR_IO || e->code == ERR_MEMORY);
+    const int keep = rc != 0 && r && r->kept && (e->code == ERR_CANCELLED || e->code == ERR_IO ||
+                                                 e->code == ERR_MEMORY);
     if (keep && w) {
-        job_note(r->j, "%s: what is done is kept; the same command resumes at layer %d of %d", r->j->o->output, next_layer(r), r->j->config.n_layers);
+        job_note(r->j, "%s: what is done is kept; the same command resumes at layer %d of %d", r->j->o->output,
+                 next_layer(r), r->j->config.n_layers);
         zwriter_leave(w);
     } else {
         zwriter_abort(w);

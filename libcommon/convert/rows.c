@@ -14,13 +14,16 @@ static int64_t n_elements(const struct source_tensor *t)
     return n;
 }
 
-static int wrong_shape(const struct rows *r, const struct source *s, const struct source_tensor *t, int64_t height, int64_t width, struct err *e)
+static int wrong_shape(const struct rows *r, const struct source *s, const struct source_tensor *t, int64_t height,
+                       int64_t width, struct err *e)
 {
-    return err_set(e, ERR_SHAPE, "%s: tensor %s: holds %" PRId64 " x %" PRId64 ", %" PRId64 " x %" PRId64 " are asked for", s->path, t->name, height, width, r->n, r->cols);
+    return err_set(e, ERR_SHAPE, "%s: tensor %s: holds %" PRId64 " x %" PRId64 ", %" PRId64 " x %" PRId64
+                   " are asked for", s->path, t->name, height, width, r->n, r->cols);
 }
 
 /* Rows [first, end) of the source stay decoded. */
-static int read_whole(struct rows *r, const struct source *s, const struct source_tensor *t, int64_t first, int64_t end, int64_t width, struct err *e)
+static int read_whole(struct rows *r, const struct source *s, const struct source_tensor *t, int64_t first, int64_t end,
+                      int64_t width, struct err *e)
 {
     const uint64_t n = (uint64_t)(end - first) * (uint64_t)width;
     if (n > SIZE_MAX / sizeof *r->whole || !(r->whole = big_alloc((size_t)n * sizeof *r->whole)))
@@ -33,9 +36,11 @@ static int read_whole(struct rows *r, const struct source *s, const struct sourc
     return -1;
 }
 
-static int open_transposed(struct rows *r, const struct source *s, const struct source_tensor *t, const struct row_map *map, int64_t width, int64_t height, struct err *e)
+static int open_transposed(struct rows *r, const struct source *s, const struct source_tensor *t,
+                           const struct row_map *map, int64_t width, int64_t height, struct err *e)
 {
-    const int64_t last = row_map_at(map, (map->slice ? map->slice : r->n) - 1), end = row_map_first(map, r->n - 1) + r->cols;
+    const int64_t last = row_map_at(map, (map->slice ? map->slice : r->n) - 1),
+                  end = row_map_first(map, r->n - 1) + r->cols;
     if (width < 1 || last >= width || end > height)
         return wrong_shape(r, s, t, height, width, e);
     return read_whole(r, s, t, map->first, end, width, e);
@@ -68,7 +73,8 @@ int rows_read(const struct rows *r, int64_t row, int64_t n, float *out, struct e
     if (r->map.transposed) {
         int64_t width = r->tensor->dim[r->tensor->n_dims - 1];
         for (int64_t i = 0; i < n; i++) {
-            const float *from = r->whole + (row_map_first(&r->map, row + i) - r->whole_first) * width + row_map_at(&r->map, row + i);
+            const float *from = r->whole + (row_map_first(&r->map, row + i) - r->whole_first) * width +
+                                row_map_at(&r->map, row + i);
             for (int64_t k = 0; k < r->cols; k++)
                 out[i * r->cols + k] = from[k * width];
         }

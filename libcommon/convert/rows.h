@@ -1,5 +1,5 @@
-/* rows.h - rows of one of our tensors, fetched from the tensor of the source that holds them: pieces of fused matrices, interleaved halves,
- * transposed storage. */
+/* rows.h - rows of one of our tensors, fetched from the tensor of the source that holds them:
+ * pieces of fused matrices, interleaved halves, transposed storage. */
 #ifndef ZSE_CONVERT_ROWS_H
 #define ZSE_CONVERT_ROWS_H
 
@@ -25,7 +25,8 @@ int64_t row_map_at(const struct row_map *m, int64_t i);
 /* rows 1 and vector: see struct rows. */
 int rows_open(struct rows *r, const struct source *s, const struct source_tensor *t, const struct row_map *map,
               int64_t rows, int64_t cols, int vector, struct err *e);
-/* Rows [row, row + n) to out [n][cols]; NaN and infinity are refused with tensor, row and column.  Any thread. */
+/* Rows [row, row + n) to out [n][cols]; NaN and infinity are refused with tensor, row and
+ * column.  Any thread. */
 int rows_read(const struct rows *r, int64_t row, int64_t n, float *out, struct err *e);
 void rows_close(struct rows *r);        /* also lets go of the source's pages */
 

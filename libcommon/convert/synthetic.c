@@ -81,22 +81,29 @@ static json_t *config_of(const struct shape *s)
 {
     if (s->config) {
         json_t *c = json_loads(s->config, 0, NULL);
-        json_object_update_missing_new(c, json_pack("{s:s,s:s,s:i,s:i}", "hidden_act", "silu", "torch_dtype", "bfloat16", "bos_token_id", s->vocab - 3, "eos_token_id", s->vocab - 1));
+        json_object_update_missing_new(c, json_pack("{s:s,s:s,s:i,s:i}", "hidden_act", "silu", "torch_dtype",
+                                                    "bfloat16", "bos_token_id", s->vocab - 3, "eos_token_id",
+                                                    s->vocab - 1));
         return c;
     }
     json_t *c = json_pack("{s:[s],s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:b,s:s,s:s,s:i,s:i}", "architectures",
-                          strcmp(s->type, "llama") == 0 ? "LlamaForCausalLM" : strcmp(s->type, "qwen2") == 0 ? "Qwen2ForCausalLM" : "Qwen3ForCausalLM",
-                          "model_type", s->type, "num_hidden_layers", s->n_layers, "hidden_size", s->hidden, "intermediate_size", s->intermediate,
-                          "num_attention_heads", s->n_heads, "num_key_value_heads", s->n_kv_heads, "head_dim", s->head_dim, "vocab_size", s->vocab,
-                          "max_position_embeddings", s->max_len, "rope_theta", s->theta, "rms_norm_eps", s->eps, "tie_word_embeddings", s->tied,
-                          "hidden_act", "silu", "torch_dtype", "bfloat16", "bos_token_id", s->vocab - 3, "eos_token_id", s->vocab - 1);
+                          strcmp(s->type, "llama") == 0 ? "LlamaForCausalLM" : strcmp(s->type, "qwen2") == 0
+                          ? "Qwen2ForCausalLM" : "Qwen3ForCausalLM", "model_type", s->type, "num_hidden_layers",
+                          s->n_layers, "hidden_size", s->hidden, "intermediate_size", s->intermediate,
+                          "num_attention_heads", s->n_heads, "num_key_value_heads", s->n_kv_heads, "head_dim",
+                          s->head_dim, "vocab_size", s->vocab, "max_position_embeddings", s->max_len, "rope_theta",
+                          s->theta, "rms_norm_eps", s->eps, "tie_word_embeddings", s->tied,
+                          "hidden_act", "silu", "torch_dtype", "bfloat16", "bos_token_id", s->vocab - 3, "eos_token_id",
+                          s->vocab - 1);
     if (c && s->llama3_factor > 0)
-        json_object_set_new(c, "rope_scaling", json_pack("{s:s,s:f,s:f,s:f,s:i}", "rope_type", "llama3", "factor", s->llama3_factor,
-                                                         "low_freq_factor", 1.0, "high_freq_factor", 4.0, "original_max_position_embeddings", 8192));
+        json_object_set_new(c, "rope_scaling", json_pack("{s:s,s:f,s:f,s:f,s:i}", "rope_type", "llama3", "factor",
+                                                         s->llama3_factor, "low_freq_factor", 1.0, "high_freq_factor",
+                                                         4.0, "original_max_position_embeddings", 8192));
     return c;
 }
 
-/* ---- the tokenizer: each byte a token; the rest of the vocabulary is there to be written, not read ---- */
+/* ---- the tokenizer: each byte a token; the rest of the vocabulary is there to be written, not
+ * read ---- */
 
 /* GPT-2's spelling of a byte: itself where it prints, else a character from 256 on, in order. */
 static int byte_char(int byte)
@@ -192,9 +199,12 @@ static int shape_of(void *user, const char *name, int *n_dims, int64_t dim[4])
     const struct shape *s = user;
     const int64_t q = (int64_t)s->n_heads * s->head_dim, kv = (int64_t)s->n_kv_heads * s->head_dim;
     const struct { const char *end; int64_t rows, cols; } shapes_by_end[] = {
-        { "model.embed_tokens.weight", s->vocab, s->hidden }, { "model.norm.weight", s->hidden, 0 }, { "layernorm.weight", s->hidden, 0 },
-        { "q_proj.weight", q, s->hidden }, { "k_proj.weight", kv, s->hidden }, { "v_proj.weight", kv, s->hidden }, { "o_proj.weight", s->hidden, q },
-        { "q_proj.bias", q, 0 }, { "k_proj.bias", kv, 0 }, { "v_proj.bias", kv, 0 }, { "q_norm.weight", s->head_dim, 0 }, { "k_norm.weight", s->head_dim, 0 },
+        { "model.embed_tokens.weight", s->vocab, s->hidden }, { "model.norm.weight", s->hidden, 0 },
+            { "layernorm.weight", s->hidden, 0 },
+        { "q_proj.weight", q, s->hidden }, { "k_proj.weight", kv, s->hidden }, { "v_proj.weight", kv, s->hidden },
+        { "o_proj.weight", s->hidden, q },
+        { "q_proj.bias", q, 0 }, { "k_proj.bias", kv, 0 }, { "v_proj.bias", kv, 0 },
+        { "q_norm.weight", s->head_dim, 0 }, { "k_norm.weight", s->head_dim, 0 },
         { "gate_proj.weight", s->intermediate, s->hidden }, { "up_proj.weight", s->intermediate, s->hidden },
         { "down_proj.weight", s->hidden, s->intermediate },
     };
@@ -240,7 +250,8 @@ static int add_own_tensors(struct job *j, int n, struct err *e)
     for (int i = 0; i < n; i++) {
         const struct weight_spec *w = &j->specs[i];
         struct source_tensor *t = &s->tensors[s->n_tensors++];
-        *t = (struct source_tensor){ .name = strdup(w->source), .type = GGML_BF16, .n_dims = 2, .dim = { w->rows, w->cols },
+        *t = (struct source_tensor){ .name = strdup(w->source), .type = GGML_BF16, .n_dims = 2,
+                                     .dim = { w->rows, w->cols },
                                      .size = (size_t)w->rows * (size_t)w->cols * 2 };
         if (!t->name)
             return err_nomem(e, "the tensors");
@@ -347,7 +358,8 @@ static float to_f16(float f) { return f16_to_f32(f32_to_f16(f)); }
 static void random_row(const struct mat *m, float size, struct rng *r, struct qrow *q)
 {
     const struct qtype_info *t = qtype_info(m->type);
-    const uint64_t mask = 0x0101010101010101u * (t->bits == 8 ? 0xff : (1u << t->bits) - 1), set = t->bits == 8 ? 0x0101010101010101u : 0;
+    const uint64_t mask = 0x0101010101010101u * (t->bits == 8 ? 0xff : (1u << t->bits) - 1),
+                   set = t->bits == 8 ? 0x0101010101010101u : 0;
     float unit = size / code_size(t);
     for (int k = 0; k < m->cols; k += 8) {              /* 8 bits: odd codes only, because -128 is none */
         uint64_t v = (rng_u64(r) & mask) | set;
@@ -362,7 +374,8 @@ static void random_row(const struct mat *m, float size, struct rng *r, struct qr
     for (int g = 0; g < m->n_groups; g++) {
         uint64_t v = rng_u64(r);
         float s = (float)(64 + v % 64);
-        q->scale[g] = t->scale == SCALE_S8 && v >> 63 ? -s : t->row_scale ? s : t->scale == SCALE_E8M0 ? exp2f(rintf(log2f(unit))) : t->scale == SCALE_F32 ? unit : to_f16(unit);
+        q->scale[g] = t->scale == SCALE_S8 && v >> 63 ? -s : t->row_scale ? s : t->scale == SCALE_E8M0
+                          ? exp2f(rintf(log2f(unit))) : t->scale == SCALE_F32 ? unit : to_f16(unit);
         if (q->extra)
             q->extra[g] = t->extra == EXTRA_MIN_F16 ? to_f16(-7.5f * unit) : 8;
     }
@@ -401,7 +414,8 @@ static int advance(struct job *j, size_t n, struct err *e)
 }
 
 /* Norms are 1, biases small. */
-static int vector(struct job *j, struct plan *p, struct rng *r, int (*sink)(void *, const void *, size_t, struct err *), void *user, struct err *e)
+static int vector(struct job *j, struct plan *p, struct rng *r, int (*sink)(void *, const void *, size_t, struct err *),
+                  void *user, struct err *e)
 {
     size_t n = (size_t)p->spec->rows * (size_t)p->spec->cols;
     float *x = malloc(n * sizeof *x);
@@ -414,7 +428,8 @@ static int vector(struct job *j, struct plan *p, struct rng *r, int (*sink)(void
     return rc ? rc : advance(j, n * sizeof *x, e);
 }
 
-int synthetic_tensor(struct job *j, struct plan *p, int (*sink)(void *user, const void *data, size_t n, struct err *e), void *user, struct err *e)
+int synthetic_tensor(struct job *j, struct plan *p, int (*sink)(void *user, const void *data, size_t n, struct err *e),
+                     void *user, struct err *e)
 {
     const struct mat *m = &p->m;
     struct rng names = { 0 };
@@ -429,8 +444,10 @@ int synthetic_tensor(struct job *j, struct plan *p, int (*sink)(void *user, cons
     size_t fit = BATCH_BYTES / m->tile_bytes, batch = fit < (size_t)n_threads ? (size_t)n_threads : fit;
     if (batch > (size_t)m->n_tiles)
         batch = (size_t)m->n_tiles;
-    /* An output is then about as large as an input: products of all channels, each with one of cols. */
-    struct maker c = { .m = m, .size = 1 / sqrtf((float)m->cols), .seed = rng_u64(&names), .tiles = big_alloc(batch * m->tile_bytes),
+    /* An output is then about as large as an input: products of all channels, each with one of
+     * cols. */
+    struct maker c = { .m = m, .size = 1 / sqrtf((float)m->cols), .seed = rng_u64(&names),
+                       .tiles = big_alloc(batch * m->tile_bytes),
                        .workers = calloc((size_t)n_threads, sizeof *c.workers) };
     if (!c.tiles || !c.workers)
         rc = err_nomem(e, p->spec->name);

@@ -64,13 +64,15 @@ static int add_from_config(json_t *all, const json_t *config, const char *path, 
     return 0;
 }
 
-/* Later ones win: the list in tokenizer_config.json is the older way, files of their own the newer one. */
+/* Later ones win: the list in tokenizer_config.json is the older way, files of their own the
+ * newer one. */
 static int collect_folder(const struct source *s, json_t *all, char **bos, char **eos, struct err *e)
 {
     static const char folder[] = "additional_chat_templates/";
     json_t *config = parse_file(s, "tokenizer_config.json", e), *special = NULL, *processor = NULL;
     int r = -1;
-    if (!config || !(special = parse_file(s, "special_tokens_map.json", e)) || !(processor = parse_file(s, "chat_template.json", e)))
+    if (!config || !(special = parse_file(s, "special_tokens_map.json", e)) ||
+        !(processor = parse_file(s, "chat_template.json", e)))
         goto done;
     if (token_text(json_object_get(config, "bos_token") ? config : special, "bos_token", bos, e) < 0 ||
         token_text(json_object_get(config, "eos_token") ? config : special, "eos_token", eos, e) < 0)
@@ -112,7 +114,8 @@ static int collect_gguf(const struct source *s, json_t *all, char **bos, char **
 {
     static const char key[] = "tokenizer.chat_template";
     const struct gguf *g = s->gguf;
-    if (gguf_token(g, "tokenizer.ggml.bos_token_id", bos, e) < 0 || gguf_token(g, "tokenizer.ggml.eos_token_id", eos, e) < 0)
+    if (gguf_token(g, "tokenizer.ggml.bos_token_id", bos, e) < 0 ||
+        gguf_token(g, "tokenizer.ggml.eos_token_id", eos, e) < 0)
         return -1;
     for (int i = 0; i < g->n_kv; i++) {
         const struct gguf_kv *kv = &g->kv[i];
@@ -190,7 +193,8 @@ static json_t *collect_zse(const struct zfile *z, char **bos, char **eos, struct
         err_nomem(e, "chat templates");
         return NULL;
     }
-    if ((json_is_string(one) && add_text(all, "default", zfile_path(z), json_string_value(one), json_string_length(one), e) < 0)
+    if ((json_is_string(one) && add_text(all, "default", zfile_path(z), json_string_value(one), json_string_length(one),
+                                         e) < 0)
         || zse_tokens(z, bos, eos, e) < 0) {
         json_decref(all);
         return NULL;
@@ -219,7 +223,8 @@ int template_from_path(const char *path, const char *name, char **text, char **b
         *text = strdup(json_string_value(found));
         r = *text ? 0 : err_nomem(e, "chat template");
     } else if (name) {
-        err_set(e, ERR_FORMAT, "%s: has no chat template '%s', but %zu of other names", path, name, json_object_size(all));
+        err_set(e, ERR_FORMAT, "%s: has no chat template '%s', but %zu of other names", path, name,
+                json_object_size(all));
     } else {
         r = 0;
     }

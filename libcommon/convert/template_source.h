@@ -1,5 +1,6 @@
-/* template_source.h - where models keep their chat templates: chat_template.jinja, additional_chat_templates/NAME.jinja, tokenizer_config.json
- * (one text or a list of named ones), chat_template.json, a GGUF's tokenizer.chat_template, a .zse's own JSON. */
+/* template_source.h - where models keep their chat templates: chat_template.jinja,
+ * additional_chat_templates/NAME.jinja, tokenizer_config.json (one text or a list of named
+ * ones), chat_template.json, a GGUF's tokenizer.chat_template, a .zse's own JSON. */
 #ifndef ZSE_CONVERT_TEMPLATE_SOURCE_H
 #define ZSE_CONVERT_TEMPLATE_SOURCE_H
 
@@ -8,12 +9,14 @@
 #include "libcommon/base/err.h"
 #include "libcommon/import/source.h"
 
-/* All templates of a source: {"default": text, "tool_use": text ...}, empty if there are none.  New reference; NULL on failure.
- * *bos, *eos: texts of these tokens as the tokenizer's configuration names them, malloc'd; NULL where it names none. */
+/* All templates of a source: {"default": text, "tool_use": text ...}, empty if there are none.
+ * New reference; NULL on failure.  *bos, *eos: texts of these tokens as the tokenizer's
+ * configuration names them, malloc'd; NULL where it names none. */
 json_t *template_collect(const struct source *s, char **bos, char **eos, struct err *e);
 
-/* The template of the .zse, GGUF file or folder at path; name NULL: the default one.  A model without any gives *text NULL and 0; a name that
- * is not there is an error.  The caller frees all three; *bos, *eos NULL: there are none. */
+/* The template of the .zse, GGUF file or folder at path; name NULL: the default one.  A model
+ * without any gives *text NULL and 0; a name that is not there is an error.  The caller frees
+ * all three; *bos, *eos NULL: there are none. */
 int template_from_path(const char *path, const char *name, char **text, char **bos, char **eos, struct err *e);
 
 #endif

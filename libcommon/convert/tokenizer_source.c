@@ -15,8 +15,10 @@ static const struct gguf_kv *array(const struct gguf *g, const char *key, int n,
     const struct gguf_kv *kv = gguf_find(g, key);
     if (!kv)
         return NULL;
-    if (kv->type != GGUF_ARR || (kv->elem == GGUF_STR) != strings || kv->n > INT32_MAX || (n >= 0 && kv->n != (uint64_t)n)) {
-        *bad = err_set(e, ERR_FORMAT, "%s: not a list of %s as long as the vocabulary", key, strings ? "texts" : "numbers");
+    if (kv->type != GGUF_ARR || (kv->elem == GGUF_STR) != strings || kv->n > INT32_MAX ||
+        (n >= 0 && kv->n != (uint64_t)n)) {
+        *bad = err_set(e, ERR_FORMAT, "%s: not a list of %s as long as the vocabulary", key,
+                       strings ? "texts" : "numbers");
         return NULL;
     }
     return kv;
@@ -57,7 +59,8 @@ static int32_t id(const struct gguf *g, const char *key)
 static int from_gguf(const struct gguf *g, void **blob, size_t *size, struct err *e)
 {
     int bad = 0, rc = -1;
-    const struct gguf_kv *tokens = array(g, KEY("tokens"), -1, 1, &bad, e), *scores = NULL, *types = NULL, *merges = NULL;
+    const struct gguf_kv *tokens = array(g, KEY("tokens"), -1, 1, &bad, e), *scores = NULL, *types = NULL,
+                         *merges = NULL;
     if (bad || !tokens)
         return bad;
     scores = array(g, KEY("scores"), (int)tokens->n, 0, &bad, e);
@@ -69,8 +72,10 @@ static int from_gguf(const struct gguf *g, void **blob, size_t *size, struct err
     struct tokenizer_gguf t = {
         .n_tokens = (int)tokens->n,
         .bos = id(g, KEY("bos_token_id")), .eos = id(g, KEY("eos_token_id")), .unk = id(g, KEY("unknown_token_id")),
-        .pad = id(g, KEY("padding_token_id")), .eot = id(g, KEY("eot_token_id")), .cls = id(g, KEY("cls_token_id")), .mask = id(g, KEY("mask_token_id")),
-        .sep = gguf_find(g, KEY("seperator_token_id")) ? id(g, KEY("seperator_token_id")) : id(g, KEY("separator_token_id")),
+        .pad = id(g, KEY("padding_token_id")), .eot = id(g, KEY("eot_token_id")), .cls = id(g, KEY("cls_token_id")),
+        .mask = id(g, KEY("mask_token_id")),
+        .sep = gguf_find(g, KEY("seperator_token_id")) ? id(g, KEY("seperator_token_id"))
+                                                       : id(g, KEY("separator_token_id")),
         .add_bos = (int)gguf_int(g, KEY("add_bos_token"), -1), .add_eos = (int)gguf_int(g, KEY("add_eos_token"), -1),
         .add_space_prefix = (int)gguf_int(g, KEY("add_space_prefix"), -1),
         .remove_extra_whitespaces = (int)gguf_int(g, KEY("remove_extra_whitespaces"), -1),
@@ -93,7 +98,8 @@ static int from_gguf(const struct gguf *g, void **blob, size_t *size, struct err
     t.token_size = token_size;
     t.merge_size = merge_size;
     t.n_merges = merges ? (int)merges->n : 0;
-    if ((scores && !(score = malloc((size_t)scores->n * sizeof *score + 1))) || (types && !(type = malloc((size_t)types->n * sizeof *type + 1)))) {
+    if ((scores && !(score = malloc((size_t)scores->n * sizeof *score + 1))) ||
+        (types && !(type = malloc((size_t)types->n * sizeof *type + 1)))) {
         err_nomem(e, "the vocabulary");
         goto done;
     }
@@ -131,7 +137,8 @@ int tokenizer_from_source(const struct source *s, void **blob, size_t *size, str
     struct tokenizer_files f = { 0 };
     const char *spm;
     if (s->gguf)
-        return from_gguf(s->gguf, blob, size, e) < 0 ? err_prefix(e, "%s", s->path) : gguf_find(s->gguf, KEY("tokens")) != NULL;
+        return from_gguf(s->gguf, blob, size, e) < 0 ? err_prefix(e, "%s", s->path)
+                                                     : gguf_find(s->gguf, KEY("tokens")) != NULL;
     take(s, "tokenizer.json", &f.tokenizer_json, &f.tokenizer_json_size);
     take(s, "tokenizer_config.json", &f.tokenizer_config, &f.tokenizer_config_size);
     take(s, "special_tokens_map.json", &f.special_tokens_map, &f.special_tokens_map_size);
@@ -181,7 +188,8 @@ static int from_file(const char *path, int json, void **blob, size_t *size, stru
     char *beside = NULL;
     if (map_open(&m, path, e))
         return -1;
-    if (asprintf(&beside, "%.*stokenizer_config.json", slash ? (int)(slash + 1 - path) : 0, path) >= 0 && map_open(&config, beside, &none) == 0) {
+    if (asprintf(&beside, "%.*stokenizer_config.json", slash ? (int)(slash + 1 - path) : 0, path) >= 0 &&
+        map_open(&config, beside, &none) == 0) {
         f.tokenizer_config = (const char *)config.data;
         f.tokenizer_config_size = config.size;
     }

@@ -1,4 +1,5 @@
-/* cpu.c - the CPU backend: checks a batch, gives it to the core layer by layer, and holds the KV cache. */
+/* cpu.c - the CPU backend: checks a batch, gives it to the core layer by layer, and holds the KV
+ * cache. */
 #include "libcommon/cpu/cpu.h"
 
 #include <stdio.h>
@@ -42,7 +43,8 @@ static void cpu_close(void *backend)
 /* Memory whose pages come with their first use; NULL for 0 bytes. */
 static int map_lazily(void *to, size_t bytes, const char *what, struct err *e)
 {
-    void *p = bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) : NULL;
+    void *p = bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+                    : NULL;
     if (p == MAP_FAILED)
         return err_set(e, ERR_MEMORY, "out of memory: %s of %zu bytes", what, bytes);
     memcpy(to, &p, sizeof p);
@@ -72,7 +74,8 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
         err_set(e, ERR_SHAPE, "cpu: %d KV blocks, %d tokens, %d logits: expected at least 1, 1, and no more logits than tokens", o->n_blocks, o->max_tokens, o->max_logits);
         return NULL;
     }
-    const struct kernels *picked = kernels_pick(o->kernels, e), *kernels = picked && o->exact ? kernels_ordered(picked) : picked;
+    const struct kernels *picked = kernels_pick(o->kernels, e), *kernels = picked &&
+        o->exact ? kernels_ordered(picked) : picked;
     struct cpu *b = kernels ? calloc(1, sizeof *b) : NULL;
     if (!b) {
         if (kernels)
@@ -83,8 +86,10 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
     b->o = *o;
     b->n_layers = n_layers;
     b->pool = pool_open(o->n_threads, e);
-    if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, (int64_t)o->n_blocks * KV_BLOCK, o->exact, o->kv_type, e) < 0 ||
-        core_reserve(&b->core, m->layers, n_layers, whole ? &m->head : NULL, e) < 0 || (whole && core_ahead(&b->core, m, e) < 0) || kv_open(b, e) < 0)
+    if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, (int64_t)o->n_blocks * KV_BLOCK,
+                              o->exact, o->kv_type, e) < 0 ||
+        core_reserve(&b->core, m->layers, n_layers, whole ? &m->head : NULL, e) < 0 ||
+        (whole && core_ahead(&b->core, m, e) < 0) || kv_open(b, e) < 0)
         goto fail;
     if (whole && o->max_weights && m->file && !(b->core.residency = residency_open(m, o->max_weights, e)))
         goto fail;
@@ -94,16 +99,23 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
         err_nomem(e, "cpu backend");
         goto fail;
     }
-    snprintf(b->name, sizeof b->name, "cpu %s, %d thread%s%s", kernels->name, pool_size(b->pool), pool_size(b->pool) == 1 ? "" : "s", o->exact ? ", exact" : "");
+    snprintf(b->name, sizeof b->name, "cpu %s, %d thread%s%s", kernels->name, pool_size(b->pool),
+             pool_size(b->pool) == 1 ? "" : "s", o->exact ? ", exact" : "");
     return b;
 fail:
     cpu_close(b);
     return NULL;
 }
 
-static void *cpu_open(const struct model *m, const struct backend_options *o, struct err *e) { return open_layers(m, o, m->config.n_layers, e); }
+static void *cpu_open(const struct model *m, const struct backend_options *o, struct err *e)
+{
+    return open_layers(m, o, m->config.n_layers, e);
+}
 
-void *cpu_first_open(const struct model *m, const struct backend_options *o, int n_layers, struct err *e) { return open_layers(m, o, n_layers, e); }
+void *cpu_first_open(const struct model *m, const struct backend_options *o, int n_layers, struct err *e)
+{
+    return open_layers(m, o, n_layers, e);
+}
 
 /* What the caller may have got wrong. */
 static int check_batch(const struct cpu *b, const struct batch *batch, struct err *e)
@@ -112,11 +124,13 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     int64_t n_tokens = 0, n_logits = 0;
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];
-        if (it->n_tokens < 1 || it->pos < 0 || it->n_logits < 0 || it->n_logits > it->n_tokens || it->n_hidden < 0 || it->n_hidden > it->n_tokens || it->n_tokens > b->o.max_tokens)
-            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens at %d, %d logits, %d hidden states", i, it->n_tokens, it->pos, it->n_logits,
-                           it->n_hidden);
+        if (it->n_tokens < 1 || it->pos < 0 || it->n_logits < 0 || it->n_logits > it->n_tokens || it->n_hidden < 0 ||
+            it->n_hidden > it->n_tokens || it->n_tokens > b->o.max_tokens)
+            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens at %d, %d logits, %d hidden states", i, it->n_tokens,
+                           it->pos, it->n_logits, it->n_hidden);
         if (c->pos == POS_LEARNED && (int64_t)it->pos + it->n_tokens > c->max_len)
-            return err_set(e, ERR_LIMIT, "%lld tokens, but the model has positions for %d", (long long)it->pos + it->n_tokens, c->max_len);
+            return err_set(e, ERR_LIMIT, "%lld tokens, but the model has positions for %d",
+                           (long long)it->pos + it->n_tokens, c->max_len);
         if ((int64_t)it->pos + it->n_tokens > INT32_MAX - 64)
             return err_set(e, ERR_LIMIT, "batch item %d: position %d is too large", i, it->pos);
         for (int t = 0; t < it->n_tokens; t++)
@@ -126,13 +140,14 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
             return err_set(e, ERR_SHAPE, "batch item %d: state %d, expected 0 to %d", i, it->state, b->o.n_states - 1);
         for (int p = 0; p <= (it->pos + it->n_tokens - 1) / KV_BLOCK; p++)
             if (it->table[p] < 0 || it->table[p] >= b->o.n_blocks)
-                return err_set(e, ERR_SHAPE, "batch item %d: KV block %d, expected 0 to %d", i, it->table[p], b->o.n_blocks - 1);
+                return err_set(e, ERR_SHAPE, "batch item %d: KV block %d, expected 0 to %d", i, it->table[p],
+                               b->o.n_blocks - 1);
         n_tokens += it->n_tokens;
         n_logits += it->n_logits;
     }
     if (n_tokens > b->o.max_tokens || n_logits > b->o.max_logits)
-        return err_set(e, ERR_SHAPE, "a batch of %lld tokens and %lld logits, expected at most %d and %d", (long long)n_tokens, (long long)n_logits,
-                       b->o.max_tokens, b->o.max_logits);
+        return err_set(e, ERR_SHAPE, "a batch of %lld tokens and %lld logits, expected at most %d and %d",
+                       (long long)n_tokens, (long long)n_logits, b->o.max_tokens, b->o.max_logits);
     return 0;
 }
 
@@ -175,7 +190,8 @@ static int cpu_forward(void *backend, const struct batch *batch, float *logits, 
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];
         for (int t = it->n_tokens - it->n_hidden, row = 0; t < it->n_tokens; t++, row++)
-            core_final_norm(k, b->m, k->x + ((size_t)b->offset[i] + (size_t)t) * (size_t)c->hidden_size, it->hidden + (size_t)row * (size_t)c->hidden_size);
+            core_final_norm(k, b->m, k->x + ((size_t)b->offset[i] + (size_t)t) * (size_t)c->hidden_size,
+                            it->hidden + (size_t)row * (size_t)c->hidden_size);
         for (int t = it->n_tokens - it->n_logits; t < it->n_tokens; t++)
             b->rows[n_rows++] = k->x + ((size_t)b->offset[i] + (size_t)t) * (size_t)c->hidden_size;
     }
@@ -190,7 +206,8 @@ static int cpu_copy_block(void *backend, int32_t from, int32_t to, struct err *e
     if (from < 0 || from >= b->o.n_blocks || to < 0 || to >= b->o.n_blocks)
         return err_set(e, ERR_SHAPE, "copy of KV block %d to %d, expected 0 to %d", from, to, b->o.n_blocks - 1);
     if (from != to && b->core.kv)
-        memcpy(b->core.kv + (size_t)to * b->core.kv_stride, b->core.kv + (size_t)from * b->core.kv_stride, b->core.kv_stride);
+        memcpy(b->core.kv + (size_t)to * b->core.kv_stride, b->core.kv + (size_t)from * b->core.kv_stride,
+               b->core.kv_stride);
     return 0;
 }
 
@@ -240,22 +257,26 @@ int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, cons
     enum { MOST = 512 };
     struct err e;
     const struct kernels *k = kernels_pick(kernels, &e);
-    const int n = core_tokens(c, k ? k : &kernels_ref, n_threads > 0 ? n_threads : pool_n_cpus(), max_len, cpu_step_memory(c));
+    const int n = core_tokens(c, k ? k : &kernels_ref, n_threads > 0 ? n_threads : pool_n_cpus(), max_len,
+                              cpu_step_memory(c));
     return n < MOST ? n : MOST;
 }
 
 static size_t cpu_memory(const void *backend)
 {
     const struct cpu *b = backend;
-    return sizeof *b + b->core.bytes + b->kv_size + b->states_size + (size_t)b->o.max_tokens * sizeof *b->offset + ((size_t)b->o.max_logits + 1) * sizeof *b->rows;
+    return sizeof *b + b->core.bytes + b->kv_size + b->states_size + (size_t)b->o.max_tokens * sizeof *b->offset +
+           ((size_t)b->o.max_logits + 1) * sizeof *b->rows;
 }
 
 static size_t cpu_kv_bytes(const void *backend) { return ((const struct cpu *)backend)->kv_size; }
 static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
 
 const struct backend backend_cpu = {
-    .name = "cpu", .step_tokens = cpu_step_tokens, .open = cpu_open, .forward = cpu_forward, .begin = NULL, .end = NULL, .copy_block = cpu_copy_block, .memory = cpu_memory, .kv_bytes = cpu_kv_bytes,
-    .describe = cpu_describe, .close = cpu_close, .drop_block = cpu_drop_block, .copy_state = cpu_copy_state, .drop_state = cpu_drop_state, .device = NULL,
+    .name = "cpu", .step_tokens = cpu_step_tokens, .open = cpu_open, .forward = cpu_forward, .begin = NULL, .end = NULL,
+        .copy_block = cpu_copy_block, .memory = cpu_memory, .kv_bytes = cpu_kv_bytes,
+    .describe = cpu_describe, .close = cpu_close, .drop_block = cpu_drop_block, .copy_state = cpu_copy_state,
+    .drop_state = cpu_drop_state, .device = NULL,
 };
 
 const unsigned *cpu_count_experts(void *backend, struct err *e)

@@ -1,15 +1,19 @@
-/* cpu_attn.c - a job is one KV head with the query heads that share it, and a run of tokens of one sequence.
+/* cpu_attn.c - a job is one KV head with the query heads that share it, and a run of tokens of one
+ * sequence.
  *
- * A job that has all tokens of its item (decoding, short prompts) also rotates and stores their keys and values; otherwise a loop before does,
- * because the jobs of an item read each other's keys.  Where there are few jobs (decoding one sequence), the parts of a long context are
- * jobs of their own, and the one that ends last merges them: parts and their order are those of kernels.h, so nobody can tell. */
+ * A job that has all tokens of its item (decoding, short prompts) also rotates and stores their
+ * keys and values; otherwise a loop before does, because the jobs of an item read each other's
+ * keys.  Where there are few jobs (decoding one sequence), the parts of a long context are jobs
+ * of their own, and the one that ends last merges them: parts and their order are those of
+ * kernels.h, so nobody can tell. */
 #include "libcommon/cpu/cpu_attn.h"
 
 #include <math.h>
 #include <string.h>
 
 /* A run of chunks; q and att begin with token0 of the step.  latent: rotated and stored already. */
-struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent, group; struct chunk *chunks; int n_chunks, token0; };
+struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent,
+                  group; struct chunk *chunks; int n_chunks, token0; };
 
 enum {
     LATENT_HEADS = 8,           /* most heads of a job that reads the latents: each job reads them again, but a long row of heads leaves threads idle */
@@ -69,7 +73,8 @@ static void store(const struct attn_job *j, int item, int head, int first, int n
         uint8_t *block = k->kv + (size_t)it->table[pos / KV_BLOCK] * k->kv_stride + head_offset(j, head);
         prepare(j, key, &j->l->k_norm, head, token);
         k->k->kv_store_key(k->kv_type, block, pos % KV_BLOCK, key, (int)hd);
-        k->k->kv_store_value(k->kv_type, block + k->kv_bytes, pos % KV_BLOCK, k->value + (size_t)token * row + (size_t)head * hd, (int)hd);
+        k->k->kv_store_value(k->kv_type, block + k->kv_bytes, pos % KV_BLOCK,
+                             k->value + (size_t)token * row + (size_t)head * hd, (int)hd);
     }
 }
 
@@ -94,7 +99,8 @@ static void temper(const struct config *c, float *q, int pos)
 static void prepare_queries(const struct attn_job *j, const struct chunk *ch, int head, float *q, size_t token_stride)
 {
     const struct config *c = j->k->c;
-    const int token = j->s->offset[ch->item] + ch->first, tempered = c->temperature_scale != 0 && c->rope_of[j->index] < 0;
+    const int token = j->s->offset[ch->item] + ch->first, tempered = c->temperature_scale != 0 &&
+        c->rope_of[j->index] < 0;
     for (int t = 0; t < ch->n && !j->latent; t++)
         for (int g = 0; g < j->group; g++) {
             float *row = q + (size_t)t * token_stride + (size_t)(g * c->head_dim);
@@ -125,15 +131,20 @@ static void attend_part(void *arg, int i, int thread)
     const struct config *c = k->c;
     const struct chunk *ch = chunk_of(j, i);
     const struct batch_item *it = &j->s->items[ch->item];
-    const int group = j->group, head = (i - ch->job) / ch->n_parts, part = (i - ch->job) % ch->n_parts, is_last = part == ch->n_parts - 1;
+    const int group = j->group, head = (i - ch->job) / ch->n_parts, part = (i - ch->job) % ch->n_parts,
+              is_last = part == ch->n_parts - 1;
     const size_t hd = (size_t)c->head_dim, row = (size_t)c->n_heads * hd, offset = head_offset(j, head);
     const size_t at = (size_t)(j->s->offset[ch->item] + ch->first - j->token0) * row + (size_t)(head * group) * hd;
     struct attn a = {
-        .q = k->q + at, .q_token_stride = row, .q_head_stride = hd, .out = k->att + at, .out_token_stride = row, .out_head_stride = hd,
-        .n_tokens = ch->n, .n_q_heads = group, .head_dim = c->head_dim, .pos = it->pos + ch->first, .window = c->window[j->index], .chunk = c->chunk[j->index],
-        .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset, .v_offset = j->latent ? offset : offset + k->kv_bytes, .latent = j->latent ? c->mla.kv_rank : 0,
+        .q = k->q + at, .q_token_stride = row, .q_head_stride = hd, .out = k->att + at, .out_token_stride = row,
+            .out_head_stride = hd,
+        .n_tokens = ch->n, .n_q_heads = group, .head_dim = c->head_dim, .pos = it->pos + ch->first,
+        .window = c->window[j->index], .chunk = c->chunk[j->index],
+        .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset,
+        .v_offset = j->latent ? offset : offset + k->kv_bytes, .latent = j->latent ? c->mla.kv_rank : 0,
         .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv_type = k->kv_type,
-        .scale = c->attn_scale, .softcap = c->attn_softcap, .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
+        .scale = c->attn_scale, .softcap = c->attn_softcap,
+        .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
     if (j->s->one_chunk_each && is_last && !j->latent)            /* no other part has these positions */
         store(j, ch->item, head, ch->first, ch->n);
     if (ch->n_parts == 1) {
@@ -167,17 +178,20 @@ static int plan_jobs(const struct attn_job *j)
     const int index = j->index;
     const struct config *c = k->c;
     const int window = c->window[index], span = c->chunk[index], groups = k->attn_groups;
-    const int group = c->n_heads / groups, n_threads = pool_size(k->pool), few = n_threads > 1 && j->n_chunks * groups < MERGES * n_threads;
+    const int group = c->n_heads / groups, n_threads = pool_size(k->pool), few = n_threads > 1 &&
+        j->n_chunks * groups < MERGES * n_threads;
     int n_jobs = 0, n_merges = 0;
     size_t used = 0;
     for (struct chunk *ch = j->chunks; ch < j->chunks + j->n_chunks; ch++) {
-        const int pos = s->items[ch->item].pos + ch->first, first = span ? pos / span * span : window && pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
+        const int pos = s->items[ch->item].pos + ch->first, first = span ? pos / span * span : window &&
+            pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
         const int n_parts = last / ATTN_PART - first / ATTN_PART + 1, rows = ch->n * group;
         const size_t need = (size_t)(n_parts * groups) * (size_t)rows * attn_partial(c->head_dim);
         ch->job = n_jobs;
         ch->n_parts = 1;
         /* new tokens that begin a part would be stored by one job and read by another */
-        if (few && n_parts > 1 && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART && used + need <= k->n_partial) {
+        if (few && n_parts > 1 && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART && used +
+            need <= k->n_partial) {
             ch->n_parts = n_parts;
             ch->part = first / ATTN_PART;
             ch->partial = used;
@@ -193,7 +207,8 @@ static int plan_jobs(const struct attn_job *j)
 
 size_t attn_partials(const struct config *c, int n_threads, int64_t n_tokens)
 {
-    const size_t n = (size_t)(n_tokens / ATTN_PART + 2) * (size_t)c->n_heads * attn_partial(c->head_dim), most = PARTIAL_BYTES / sizeof(float);
+    const size_t n = (size_t)(n_tokens / ATTN_PART + 2) * (size_t)c->n_heads * attn_partial(c->head_dim),
+                 most = PARTIAL_BYTES / sizeof(float);
     return n_threads == 1 || n_tokens <= ATTN_PART ? 0 : n < most ? n : most;
 }
 
@@ -211,7 +226,8 @@ static void full_norms(void *arg, int t, int thread)
 
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index)
 {
-    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / k->attn_groups, .chunks = k->chunks, .n_chunks = s->n_chunks };
+    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / k->attn_groups,
+                          .chunks = k->chunks, .n_chunks = s->n_chunks };
     if (k->c->qk_norm == QK_NORM_FULL)
         pool_run(k->pool, s->n_tokens, full_norms, &j);
     if (!s->one_chunk_each)
@@ -244,12 +260,14 @@ void attn_store_latents(struct core *k, const struct step *s)
         for (int i = 0; i < it->n_tokens; i++) {
             const int pos = it->pos + i;
             uint8_t *block = k->kv + (size_t)it->table[pos / KV_BLOCK] * k->kv_stride + head_offset(&j, 0);
-            k->k->kv_store_key(k->kv_type, block, pos % KV_BLOCK, k->key + (size_t)(s->offset[item] + i) * (size_t)k->c->head_dim, k->c->head_dim);
+            k->k->kv_store_key(k->kv_type, block, pos % KV_BLOCK,
+                               k->key + (size_t)(s->offset[item] + i) * (size_t)k->c->head_dim, k->c->head_dim);
         }
     }
 }
 
-void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct chunk *chunks, int n_chunks, int token0)
+void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct chunk *chunks,
+                     int n_chunks, int token0)
 {
     struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .latent = 1, .group = k->c->n_heads / k->attn_groups,
                           .chunks = chunks, .n_chunks = n_chunks, .token0 = token0 };
@@ -266,7 +284,8 @@ static void rope_row(void *arg, int t, int thread)
         const struct rope *r = &k->c->ropes[i];
         const int is_long = k->long_rope[t] && r->inv_freq_long;
         const float *freq = is_long ? r->inv_freq_long : r->inv_freq, scale = is_long ? r->scale_long : r->scale;
-        float *cosine = k->cos[i] + (size_t)t * (size_t)(r->dim / 2), *sine = k->sin[i] + (size_t)t * (size_t)(r->dim / 2);
+        float *cosine = k->cos[i] + (size_t)t * (size_t)(r->dim / 2),
+              *sine = k->sin[i] + (size_t)t * (size_t)(r->dim / 2);
         for (int d = 0; d < r->dim / 2; d++) {
             const float angle = (float)k->pos[t] * freq[d];         /* f32 as in transformers: its rounding is part of the model */
             cosine[d] = (float)cos((double)angle) * scale;

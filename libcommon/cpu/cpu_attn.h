@@ -13,15 +13,19 @@ enum {
 
 /* Floats of partial results for contexts of n_tokens. */
 size_t attn_partials(const struct config *c, int n_threads, int64_t n_tokens);
-/* Jobs that a run of queries is cut into: the KV heads, or shares of the heads that read the latents. */
+/* Jobs that a run of queries is cut into: the KV heads, or shares of the heads that read the
+ * latents. */
 int attn_groups(const struct config *c);
 /* From q, key, value of the core to its att. */
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index);
-/* Tokens that the core has room for in q and att: all of a step; where layers read latents, whose rows are wide, a run of it. */
+/* Tokens that the core has room for in q and att: all of a step; where layers read latents,
+ * whose rows are wide, a run of it. */
 int attn_rows(const struct config *c, int max_tokens);
 /* The keys of a step, latents and what rotates beside them, into the cache. */
 void attn_store_latents(struct core *k, const struct step *s);
-/* From q [run][n_heads * head_dim] as the latents see it, for a run of chunks, whose first token is token0 of the step, to att: of every head the first kv_rank. */
-void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct chunk *chunks, int n_chunks, int token0);
+/* From q [run][n_heads * head_dim] as the latents see it, for a run of chunks, whose first token
+ * is token0 of the step, to att: of every head the first kv_rank. */
+void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct chunk *chunks,
+                     int n_chunks, int token0);
 
 #endif

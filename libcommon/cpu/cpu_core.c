@@ -1,8 +1,11 @@
-/* cpu_core.c - memory, norms and linear layers of the CPU engine, and a layer put together from them.  Attention is in cpu_attn.c.
+/* cpu_core.c - memory, norms and linear layers of the CPU engine, and a layer put together from
+ * them.  Attention is in cpu_attn.c.
  *
- * Parallel loops of a layer, each a synchronisation of all threads: q k v; attention with what rotates and stores; o; gate up activation; down.
- * Norms and the rounding of activations are done by the caller alone when there is little of it (decoding), else in loops of their own.
- * Every output element is computed by one job in an order that does not depend on the others: neither threads nor batch change a bit. */
+ * Parallel loops of a layer, each a synchronisation of all threads: q k v; attention with what
+ * rotates and stores; o; gate up activation; down.  Norms and the rounding of activations are
+ * done by the caller alone when there is little of it (decoding), else in loops of their own.
+ * Every output element is computed by one job in an order that does not depend on the others:
+ * neither threads nor batch change a bit. */
 #include "libcommon/cpu/cpu_core.h"
 
 #include <assert.h>
@@ -14,8 +17,9 @@
 #include "libcommon/cpu/cpu_ops.h"
 #include "libcommon/model/arch.h"
 
-_Static_assert((int)CONFIG_ACT_SILU == ACT_SILU && (int)CONFIG_ACT_GELU == ACT_GELU && (int)CONFIG_ACT_GELU_TANH == ACT_GELU_TANH &&
-               (int)CONFIG_ACT_RELU == ACT_RELU && (int)CONFIG_ACT_RELU2 == ACT_RELU2 && (int)CONFIG_ACT_GELU_QUICK == ACT_GELU_QUICK,
+_Static_assert((int)CONFIG_ACT_SILU == ACT_SILU && (int)CONFIG_ACT_GELU == ACT_GELU &&
+               (int)CONFIG_ACT_GELU_TANH == ACT_GELU_TANH && (int)CONFIG_ACT_RELU == ACT_RELU &&
+               (int)CONFIG_ACT_RELU2 == ACT_RELU2 && (int)CONFIG_ACT_GELU_QUICK == ACT_GELU_QUICK,
                "config.act is an act_kind");
 
 enum {
@@ -52,7 +56,8 @@ static int arena_open(struct core *k, struct part *parts, int n, struct err *e)
     return 0;
 }
 
-/* A head's slope: m = max_bias, n the power of two below; heads beyond n lie between the others (arXiv:2108.12409 and its code). */
+/* A head's slope: m = max_bias, n the power of two below; heads beyond n lie between the others
+ * (arXiv:2108.12409 and its code). */
 static void alibi_slopes(float *slope, const struct config *c)
 {
     int n = 1;
@@ -68,11 +73,13 @@ static int tiles_of_job(int n_threads) { return n_threads <= FEW_THREADS ? TILE_
 
 static size_t thread_scratch(const struct config *c, const struct kernels *kernels, int max_tokens, size_t cols)
 {
-    size_t matmul = kernels->scratch_bytes(max_tokens, (int)(cols + 255) / 128 * 128), attn = kernels->attention_scratch(c->head_dim);
+    size_t matmul = kernels->scratch_bytes(max_tokens, (int)(cols + 255) / 128 * 128),
+           attn = kernels->attention_scratch(c->head_dim);
     return up64(matmul > attn ? matmul : attn);
 }
 
-/* Room of a token for what is between gate, up and down: the dense MLP's or the shared one's; before the head, opt's narrow rows; values of latent attention. */
+/* Room of a token for what is between gate, up and down: the dense MLP's or the shared one's;
+ * before the head, opt's narrow rows; values of latent attention. */
 static size_t widest_mlp(const struct config *c)
 {
     const size_t values = c->mla.kv_rank ? (size_t)c->n_heads * (size_t)c->mla.v_dim : 0;
@@ -100,28 +107,36 @@ static size_t widest_input(const struct config *c)
 int core_tokens(const struct config *c, const struct kernels *kernels, int n_threads, int64_t max_len, size_t memory)
 {
     enum { TRY = 1024, LEAST = 32 };
-    const size_t q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, hidden = (size_t)c->hidden_size;
+    const size_t q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim,
+                 hidden = (size_t)c->hidden_size;
     const size_t cols = widest_input(c), threads = (size_t)n_threads;
     const size_t run = (size_t)attn_rows(c, INT32_MAX), wide = run < INT32_MAX;         /* wide: q and att are a run's, not a step's */
-    size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) * (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + (wide ? kv : 2 * q + 2 * kv) +
+    size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) *
+                    (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + (wide ? kv : 2 * q + 2 * kv) +
                     widest_mlp(c) + moe_floats(c) + mla_floats(c) + state_floats(c);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
-    /* the widest input rounded, in both slots where both are used; what a token's bookkeeping takes */
-    const size_t rounded = kernels->act_bytes(TRY, (int)(cols + 127) / 128 * 128, 32) / TRY * (c->block == BLOCK_SEQUENTIAL ? 1 : 2);
+    /* the widest input rounded, in both slots where both are used; what a token's bookkeeping
+     * takes */
+    const size_t rounded = kernels->act_bytes(TRY, (int)(cols + 127) / 128 * 128, 32) / TRY *
+                           (c->block == BLOCK_SEQUENTIAL ? 1 : 2);
     const size_t scratch = thread_scratch(c, kernels, TRY, cols), fixed_scratch = thread_scratch(c, kernels, 1, cols);
     const size_t token = floats * sizeof(float) + rounded + 3 * sizeof(int) + sizeof(struct chunk) +
-                         threads * ((scratch - fixed_scratch) / TRY + (size_t)tiles_of_job(n_threads) * TILE_ROWS * sizeof(float));
+                         threads * ((scratch - fixed_scratch) / TRY + (size_t)tiles_of_job(n_threads) * TILE_ROWS *
+                                    sizeof(float));
     const size_t partials = attn_partials(c, n_threads, max_len);
-    const size_t fixed = (wide ? 2 * run * q * sizeof(float) : 0) + threads * (fixed_scratch + 256 + (partials ? SPLIT_ROWS * (size_t)c->head_dim * sizeof(float) : 0)) + partials * sizeof(float);
+    const size_t fixed = (wide ? 2 * run * q * sizeof(float) : 0) + threads *
+                         (fixed_scratch + 256 + (partials ? SPLIT_ROWS * (size_t)c->head_dim * sizeof(float) : 0)) +
+                         partials * sizeof(float);
     const size_t n = fixed < memory ? (memory - fixed) / token / LEAST * LEAST : 0;
     return n < LEAST ? LEAST : n < INT32_MAX ? (int)n : INT32_MAX;
 }
 
-int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens, int64_t max_len,
-              int exact, enum kv_type kv_type, struct err *e)
+int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens,
+              int64_t max_len, int exact, enum kv_type kv_type, struct err *e)
 {
-    *k = (struct core){ .c = c, .k = kernels, .pool = pool, .exact = exact, .max_tokens = max_tokens, .kv_type = kv_type };
+    *k = (struct core){ .c = c, .k = kernels, .pool = pool, .exact = exact, .max_tokens = max_tokens,
+                        .kv_type = kv_type };
     const size_t t = (size_t)max_tokens, row = t * sizeof(float), hd = (size_t)c->head_dim;
     const size_t q = (size_t)c->n_heads * hd, kv = (size_t)c->n_kv_heads * hd, hidden = (size_t)c->hidden_size;
     const size_t wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
@@ -180,7 +195,8 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
         return -1;
     }
     k->bytes = k->arena_bytes;
-    if ((c->moe.n_experts && moe_open(k, e) < 0) || (c->mla.kv_rank && mla_open(k, e) < 0) || (state_floats(c) && state_open(k, e) < 0)) {
+    if ((c->moe.n_experts && moe_open(k, e) < 0) || (c->mla.kv_rank && mla_open(k, e) < 0) ||
+        (state_floats(c) && state_open(k, e) < 0)) {
         core_close(k);
         return -1;
     }
@@ -262,9 +278,11 @@ int core_reserve(struct core *k, const struct layer *layers, int n_layers, const
         const struct linear *readers[MAX_SHARED];
         const int n_readers = mlp_readers(k, l, readers);
         if (reserve_slot(k, 0, (const struct linear *[]){ &l->q, &l->k, &l->v, &l->q_gate }, 4, e) < 0 ||
-            reserve_slot(k, 0, (const struct linear *[]){ &l->in, &l->in_ba, &l->in_z }, 3, e) < 0 || reserve_slot(k, 0, (const struct linear *[]){ &l->o }, 1, e) < 0 ||
+            reserve_slot(k, 0, (const struct linear *[]){ &l->in, &l->in_ba, &l->in_z }, 3, e) < 0 ||
+            reserve_slot(k, 0, (const struct linear *[]){ &l->o }, 1, e) < 0 ||
             reserve_slot(k, 0, (const struct linear *[]){ &l->q_a, &l->q, &l->kv_a }, 3, e) < 0 ||
-            reserve_slot(k, mlp, readers, n_readers, e) < 0 || reserve_slot(k, mlp, (const struct linear *[]){ &l->down }, 1, e) < 0 ||
+            reserve_slot(k, mlp, readers, n_readers, e) < 0 ||
+            reserve_slot(k, mlp, (const struct linear *[]){ &l->down }, 1, e) < 0 ||
             (l->experts && moe_reserve(k, l, e) < 0) || (l->k_b.w.data && mla_reserve(k, l, e) < 0))
             return -1;
     }
@@ -277,7 +295,8 @@ int core_has_packs(const struct core *k, const struct input *in, const struct li
     core_packs(k, &want, l, n);
     for (int i = 0; i < want.n_packs; i++) {
         int p = 0;
-        while (p < in->n_packs && (in->pack[p].cols_padded != want.pack[i].cols_padded || in->pack[p].act_group != want.pack[i].act_group))
+        while (p < in->n_packs && (in->pack[p].cols_padded != want.pack[i].cols_padded ||
+                                   in->pack[p].act_group != want.pack[i].act_group))
             p++;
         if (p == in->n_packs)
             return 0;
@@ -292,10 +311,12 @@ static void pack_part(void *arg, int i, int thread)
     (void)thread;
     const struct pack_job *j = arg;
     const struct pack *p = &j->in->pack[i / j->parts];
-    j->k->k->act_pack(p->act, j->in->x, j->in->ldx, j->n_tokens, j->in->cols, p->cols_padded, p->act_group, i % j->parts);
+    j->k->k->act_pack(p->act, j->in->x, j->in->ldx, j->n_tokens, j->in->cols, p->cols_padded, p->act_group,
+                      i % j->parts);
 }
 
-void core_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens, const struct linear *const *l, int n)
+void core_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens,
+                const struct linear *const *l, int n)
 {
     *in = (struct input){ .x = x, .ldx = (size_t)cols, .cols = cols };
     core_packs(k, in, l, n);
@@ -321,7 +342,8 @@ struct linear_job {
     int each, singles;                      /* cut into so many jobs, the last of them of one tile (or none) */
 };
 
-void core_multiply(const struct core *k, const struct linear *l, const struct input *in, int t0, int t1, int n_tokens, float *out, size_t ldo, int thread)
+void core_multiply(const struct core *k, const struct linear *l, const struct input *in, int t0, int t1, int n_tokens,
+                   float *out, size_t ldo, int thread)
 {
     int p = 0;
     while (p < in->n_packs && (in->pack[p].cols_padded != l->w.cols_padded || in->pack[p].act_group != l->w.act_group))
@@ -368,7 +390,8 @@ static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, 
         if (op->limit > 0)
             for (int t = 0; t < n_tokens; t++)
                 for (int r = 0; r < n; r++)
-                    out[(size_t)t * op->ldo + (size_t)r] = fminf(fmaxf(out[(size_t)t * op->ldo + (size_t)r], -op->limit), op->limit);
+                    out[(size_t)t * op->ldo + (size_t)r] = fminf(fmaxf(out[(size_t)t * op->ldo + (size_t)r],
+                                                                       -op->limit), op->limit);
         break;
     case OP_ADD:
         core_multiply(k, op->l, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
@@ -389,7 +412,8 @@ static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, 
         for (int t = 0; t < n_tokens && op->expert && k->c->moe.act_limit > 0; t++)
             clamp_gated(out + (size_t)t * op->ldo, tile + (size_t)t * ldt, n, k->c->moe.act_alpha, k->c->moe.act_limit);
         for (int t = 0; t < n_tokens; t++)
-            k->k->act_mul(out + (size_t)t * op->ldo, out + (size_t)t * op->ldo, op->up ? tile + (size_t)t * ldt : NULL, n, k->c->act);
+            k->k->act_mul(out + (size_t)t * op->ldo, out + (size_t)t * op->ldo, op->up ? tile + (size_t)t * ldt : NULL,
+                          n, k->c->act);
         break;
     case OP_LOGITS:
         core_multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
@@ -405,7 +429,8 @@ static void linear_part(void *arg, int i, int thread)
 {
     const struct linear_job *j = arg;
     const int share = i / j->each, n = i % j->each, large = j->each - j->singles;
-    const int begin = share_begin(j->n_tiles, j->n_threads, share), len = share_begin(j->n_tiles, j->n_threads, share + 1) - begin;
+    const int begin = share_begin(j->n_tiles, j->n_threads, share),
+              len = share_begin(j->n_tiles, j->n_threads, share + 1) - begin;
     const int rest = len > j->singles ? len - j->singles : 0;
     int t0 = n < large ? begin + (int)((int64_t)rest * n / large) : begin + rest + n - large;
     int t1 = n < large ? begin + (int)((int64_t)rest * (n + 1) / large) : t0 + 1;
@@ -436,7 +461,8 @@ static void fetch_ahead(const void *arg, int thread)
 
 static void run(struct core *k, const struct op *ops, int n_ops, int n_tokens, int sum, const struct ahead *ahead)
 {
-    struct linear_job j = { .k = k, .ops = ops, .n_ops = n_ops, .n_tokens = n_tokens, .sum = sum, .n_threads = pool_size(k->pool) };
+    struct linear_job j = { .k = k, .ops = ops, .n_ops = n_ops, .n_tokens = n_tokens, .sum = sum,
+                            .n_threads = pool_size(k->pool) };
     for (int i = 0; i < (sum ? 1 : n_ops); i++)
         j.n_tiles += ops[i].l->w.n_tiles;
     const int most = (j.n_tiles + j.n_threads - 1) / j.n_threads;
@@ -448,8 +474,14 @@ static void run(struct core *k, const struct op *ops, int n_ops, int n_tokens, i
         pool_run(k->pool, j.each * j.n_threads, linear_part, &j);
 }
 
-void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead) { run(k, ops, n_ops, n_tokens, 0, ahead); }
-void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead) { run(k, ops, n_ops, n_tokens, 1, ahead); }
+void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead)
+{
+    run(k, ops, n_ops, n_tokens, 0, ahead);
+}
+void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead)
+{
+    run(k, ops, n_ops, n_tokens, 1, ahead);
+}
 
 int core_ahead(struct core *k, const struct model *m, struct err *e)
 {
@@ -463,7 +495,8 @@ int core_ahead(struct core *k, const struct model *m, struct err *e)
     for (int i = 0; i < n_layers; i++) {
         const struct layer *l = &m->layers[i], *next = i + 1 < n_layers ? l + 1 : NULL;
         const struct mat *up = l->router.w.data ? &l->router.w : l->gate.w.data ? &l->gate.w : &l->up.w;
-        const struct mat *end = next ? next->q_a.w.data ? &next->q_a.w : next->in.w.data ? &next->in.w : &next->q.w : m->embed_out.w.data ? &m->embed_out.w : &m->head.w;
+        const struct mat *end = next ? next->q_a.w.data ? &next->q_a.w : next->in.w.data
+                                    ? &next->in.w : &next->q.w : m->embed_out.w.data ? &m->embed_out.w : &m->head.w;
         const int more = !next ? 0 : next->kv_a.w.data ? next->kv_a.w.n_tiles : next->k.w.n_tiles + next->v.w.n_tiles;
         struct ahead *a = k->ahead + i * LOOPS;
         a[LOOP_QKV] = (struct ahead){ &l->o.w, l->o.w.n_tiles, n_threads };
@@ -475,7 +508,10 @@ int core_ahead(struct core *k, const struct model *m, struct err *e)
 }
 
 /* What follows a loop of a layer, if that is known. */
-const struct ahead *core_after(const struct core *k, int index, int loop) { return k->ahead ? k->ahead + index * LOOPS + loop : NULL; }
+const struct ahead *core_after(const struct core *k, int index, int loop)
+{
+    return k->ahead ? k->ahead + index * LOOPS + loop : NULL;
+}
 
 /* ---- rows ---- */
 
@@ -543,15 +579,18 @@ static void sub_norm(struct core *k, const struct norm *norm, float *x, int n, i
 }
 
 /* x += l(in), through post if there is one; y is a buffer like x. */
-static void add_residual(struct core *k, const struct linear *l, const struct input *in, const struct norm *post, float *x, float *y, int n, const struct ahead *ahead)
+static void add_residual(struct core *k, const struct linear *l, const struct input *in, const struct norm *post,
+                         float *x, float *y, int n, const struct ahead *ahead)
 {
     const size_t hidden = (size_t)k->c->hidden_size;
     if (!post->present) {
-        core_linear(k, &(struct op){ .l = l, .in = in, .out = x, .ldo = hidden, .kind = OP_ADD, .scale = k->c->residual_scale }, 1, n, ahead);
+        core_linear(k, &(struct op){ .l = l, .in = in, .out = x, .ldo = hidden, .kind = OP_ADD,
+                                     .scale = k->c->residual_scale }, 1, n, ahead);
         return;
     }
     core_linear(k, &(struct op){ .l = l, .in = in, .out = y, .ldo = hidden, .kind = OP_STORE }, 1, n, ahead);
-    rows_run(k, &(struct row_job){ .norm = post, .add = y, .out = y, .sum = x, .n = n, .cols = (int)hidden, .after_add = k->c->norm_after_add });
+    rows_run(k, &(struct row_job){ .norm = post, .add = y, .out = y, .sum = x, .n = n, .cols = (int)hidden,
+                                   .after_add = k->c->norm_after_add });
 }
 
 /* ---- a layer ---- */
@@ -584,7 +623,8 @@ static int run_ff(struct core *k, const struct layer *l, int index, const struct
 }
 
 /* Attention with keys and values of its own: k->att is what o reads.  1: the tap wants no more. */
-static int run_attention(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **out, int *cols)
+static int run_attention(struct core *k, const struct step *s, const struct layer *l, int index, const float *h,
+                         const float **out, int *cols)
 {
     const struct config *c = k->c;
     const int n = s->n_tokens, q_cols = c->n_heads * c->head_dim, kv_cols = c->n_kv_heads * c->head_dim;
@@ -596,7 +636,8 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
         { .l = &l->q, .in = &in, .out = k->q, .ldo = (size_t)q_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->k, .in = &in, .out = k->key, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
-        { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)q_cols, .kind = OP_STORE } }, c->attn_gate ? 4 : 3, n, core_after(k, index, LOOP_QKV));
+        { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)q_cols, .kind = OP_STORE } },
+        c->attn_gate ? 4 : 3, n, core_after(k, index, LOOP_QKV));
     attn_run(k, s, l, index);
     if (c->attn_gate)
         state_gate(k, s);
@@ -607,7 +648,8 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
 }
 
 /* What lets tokens see each other, up to what the matrix o reads. */
-static int run_mixer(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **out, int *cols)
+static int run_mixer(struct core *k, const struct step *s, const struct layer *l, int index, const float *h,
+                     const float **out, int *cols)
 {
     switch ((enum mixer_kind)k->c->mixer[index]) {
     case MIXER_MLA:       return mla_run(k, s, l, index, h, out, cols);
@@ -630,7 +672,8 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
         goto feed;
     h = pre_norm(k, &l->attn_norm, x, k->h[0], n);
     if (c->block != BLOCK_SEQUENTIAL)           /* both halves read what entered the layer */
-        core_input(k, &in_mlp, mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n), hidden, n, readers, n_readers);
+        core_input(k, &in_mlp, mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n), hidden,
+                   n, readers, n_readers);
     if (run_mixer(k, s, l, index, h, &mixed, &cols))
         return 1;
     core_input(k, &o, 0, mixed, cols, n, (const struct linear *[]){ &l->o }, 1);
@@ -679,7 +722,8 @@ static void embed_finish(void *arg, int t, int thread)
     const size_t hidden = (size_t)c->hidden_size;
     float *x = j->x + (size_t)t * hidden;
     if (j->m->pos_embed)
-        j->k->k->add(x, x, j->m->pos_embed + ((size_t)j->k->pos[t] + (size_t)c->pos_offset) * hidden, 1, c->hidden_size);
+        j->k->k->add(x, x, j->m->pos_embed + ((size_t)j->k->pos[t] + (size_t)c->pos_offset) * hidden, 1,
+                     c->hidden_size);
     if (j->m->embed_norm.present)
         core_norm_row(j->k, x, x, &j->m->embed_norm, c->hidden_size);
 }
@@ -696,7 +740,8 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
     if (j.wide) {
         const struct linear *l = &m->embed_in;
         struct input in = { .x = j.wide, .ldx = (size_t)c->embed_size, .cols = c->embed_size };     /* not rounded: one small matrix */
-        core_linear(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1, n, NULL);
+        core_linear(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1,
+                    n, NULL);
     }
     if (m->pos_embed || m->embed_norm.present)
         pool_run(k->pool, n, embed_finish, &j);
@@ -721,7 +766,8 @@ void core_logits(struct core *k, const struct model *m, const float *const *rows
         core_final_norm(k, m, rows[i], h + (size_t)i * hidden);
     struct input in = { .x = h, .ldx = hidden, .cols = c->hidden_size };
     if (m->embed_out.w.data) {
-        core_linear(k, &(struct op){ .l = &m->embed_out, .in = &in, .out = k->mlp, .ldo = (size_t)c->embed_size, .kind = OP_STORE }, 1, n, NULL);
+        core_linear(k, &(struct op){ .l = &m->embed_out, .in = &in, .out = k->mlp, .ldo = (size_t)c->embed_size,
+                                     .kind = OP_STORE }, 1, n, NULL);
         h = k->mlp;
     }
     core_input(k, &in, 0, h, c->embed_size, n, &head, 1);
@@ -734,7 +780,8 @@ void core_logits(struct core *k, const struct model *m, const float *const *rows
         part.w.n_tiles = t1 - t0;
         part.w.rows = (t1 * TILE_ROWS < head->w.rows ? t1 * TILE_ROWS : head->w.rows) - t0 * TILE_ROWS;
         part.bias = head->bias ? head->bias + t0 * TILE_ROWS : NULL;
-        core_linear(k, &(struct op){ .l = &part, .in = &in, .out = logits + t0 * TILE_ROWS, .ldo = (size_t)c->vocab_size, .kind = OP_LOGITS,
+        core_linear(k, &(struct op){ .l = &part, .in = &in, .out = logits + t0 * TILE_ROWS,
+                                     .ldo = (size_t)c->vocab_size, .kind = OP_LOGITS,
                                     .scale = c->logit_scale, .limit = c->final_softcap }, 1, n, NULL);
     }
 }

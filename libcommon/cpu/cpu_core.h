@@ -1,4 +1,5 @@
-/* cpu_core.h - one layer of a decoder on the CPU, for a ragged batch: what the backend (cpu.c) and the layer-by-layer runs (cpu_layers.c) share. */
+/* cpu_core.h - one layer of a decoder on the CPU, for a ragged batch: what the backend (cpu.c)
+ * and the layer-by-layer runs (cpu_layers.c) share. */
 #ifndef ZSE_CPU_CPU_CORE_H
 #define ZSE_CPU_CPU_CORE_H
 
@@ -12,7 +13,8 @@
 
 enum { MAX_SHARED = 4, N_SLOTS = 2 };       /* matrices that read one input: q, k, v; two of the shared MLP and two of an expert; inputs alive at once: attention's and MLP's of parallel blocks */
 
-/* What linear layers read: f32 rows, and the same rounded once for each way in which a matrix that shares them wants it. */
+/* What linear layers read: f32 rows, and the same rounded once for each way in which a matrix
+ * that shares them wants it. */
 struct input {
     const float *x;
     size_t ldx;
@@ -20,7 +22,8 @@ struct input {
     struct pack { int cols_padded, act_group; void *act; } pack[MAX_SHARED];
 };
 
-/* A run of queries of one item; for each KV head a job of its own, or one for each part of a long context. */
+/* A run of queries of one item; for each KV head a job of its own, or one for each part of a
+ * long context. */
 struct chunk {
     int item, first, n;                     /* tokens [first, first + n) of the item */
     int part, n_parts;                      /* n_parts > 1: parts part .. part + n_parts - 1 (kernels.h) are jobs of their own */
@@ -44,10 +47,12 @@ struct moe_work {
     int *wanted;                            /* [2 * n_experts] experts that a step wants of a layer, and their tokens */
     struct expert *here;                    /* [n_experts + 1] of a round, where they are in memory */
 };
-/* Multi-head latent attention: queries as projected, then heads' values; the compressed query; a head's input rounded, of each thread. */
+/* Multi-head latent attention: queries as projected, then heads' values; the compressed query; a
+ * head's input rounded, of each thread. */
 struct mla_work { float *heads, *q_a; uint8_t **act; int n_act; size_t act_bytes; };
 
-/* Layers with a state: what was projected, what came out of the convolution and out of the recurrence; delta net's rates; the gate of attention. */
+/* Layers with a state: what was projected, what came out of the convolution and out of the
+ * recurrence; delta net's rates; the gate of attention. */
 struct state_work { float *in, *conv, *out, *ba, *gate; };
 
 struct core {
@@ -55,8 +60,9 @@ struct core {
     const struct kernels *k;
     struct pool *pool;
     int exact, max_tokens, tile_job;        /* tile_job: tiles of one job at most */
-    /* KV blocks: block b of (layer, head) lies at kv + b * kv_stride + layer * kv_layer + head * 2 * kv_bytes, keys first, then values;
-     * latents (MIXER_MLA) are keys of one head without values */
+    /* KV blocks: block b of (layer, head) lies at kv + b * kv_stride + layer * kv_layer + head *
+     * 2 * kv_bytes, keys first, then values; latents (MIXER_MLA) are keys of one head without
+     * values */
     enum kv_type kv_type;
     uint8_t *kv;
     size_t kv_stride, kv_layer, kv_bytes;
@@ -103,8 +109,8 @@ struct step {
 /* Tokens of a step (at least 32) with which a core takes at most so many bytes. */
 int core_tokens(const struct config *c, const struct kernels *kernels, int n_threads, int64_t max_len, size_t memory);
 /* max_len: tokens of the longest context there can be. */
-int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens, int64_t max_len,
-              int exact, enum kv_type kv_type, struct err *e);
+int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens,
+              int64_t max_len, int exact, enum kv_type kv_type, struct err *e);
 void core_close(struct core *k);
 /* Room for what these layers' inputs are rounded to; grows only. */
 int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e);

@@ -1,4 +1,5 @@
-/* cpu_layers.c - single layers over windows of text: the same code as the backend's, one window after the other, so that memory is one window's. */
+/* cpu_layers.c - single layers over windows of text: the same code as the backend's, one window
+ * after the other, so that memory is one window's. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,10 +15,12 @@ struct cpu_layers {
     float *state;
 };
 
-struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int window_len, int n_threads, const char *kernels, struct err *e)
+struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int window_len, int n_threads,
+                                   const char *kernels, struct err *e)
 {
     if (n_windows < 1 || window_len < 1 || (c->pos == POS_LEARNED && window_len > c->max_len)) {
-        err_set(e, ERR_SHAPE, "%d windows of %d tokens, expected at least one of 1 to %d", n_windows, window_len, c->max_len);
+        err_set(e, ERR_SHAPE, "%d windows of %d tokens, expected at least one of 1 to %d", n_windows, window_len,
+                c->max_len);
         return NULL;
     }
     const struct kernels *k = kernels_pick(kernels, e);
@@ -79,11 +82,13 @@ size_t cpu_layers_memory(const struct cpu_layers *l)
 
 static void begin_window(struct cpu_layers *l, struct step *s, struct batch_item *item, const int32_t *ids)
 {
-    *item = (struct batch_item){ .tokens = ids ? ids : l->tokens, .n_tokens = l->window_len, .pos = 0, .table = l->table };
+    *item = (struct batch_item){ .tokens = ids ? ids : l->tokens, .n_tokens = l->window_len, .pos = 0,
+                                 .table = l->table };
     core_step(&l->core, s, item, 1, &l->offset);
 }
 
-int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int exact, float *x, const struct cpu_tap *tap, struct err *e)
+int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int exact, float *x,
+                   const struct cpu_tap *tap, struct err *e)
 {
     l->core.exact = exact;
     if (core_reserve(&l->core, w, 1, NULL, e) < 0)
@@ -100,7 +105,8 @@ int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int e
     return 0;
 }
 
-int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, const float *h, size_t ldh, float *x, int n, struct cpu_choice *c, const struct cpu_tap *tap, struct err *e)
+int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, const float *h, size_t ldh, float *x,
+                      int n, struct cpu_choice *c, const struct cpu_tap *tap, struct err *e)
 {
     l->core.exact = 1;
     l->core.tap = tap;
@@ -116,7 +122,8 @@ void cpu_choice_release(struct cpu_choice *c)
     *c = (struct cpu_choice){ 0 };
 }
 
-void cpu_layers_expert(struct cpu_layers *l, int index, const struct layer *w, int expert, const float *h, size_t ldh, float *x, const struct cpu_choice *c, const struct cpu_tap *tap)
+void cpu_layers_expert(struct cpu_layers *l, int index, const struct layer *w, int expert, const float *h, size_t ldh,
+                       float *x, const struct cpu_choice *c, const struct cpu_tap *tap)
 {
     l->core.exact = 1;
     l->core.tap = tap;
@@ -124,7 +131,8 @@ void cpu_layers_expert(struct cpu_layers *l, int index, const struct layer *w, i
     l->core.tap = NULL;
 }
 
-void cpu_layers_expert_mid(struct cpu_layers *l, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm)
+void cpu_layers_expert_mid(struct cpu_layers *l, const struct expert *x, const float *h, size_t ldh, int n, float *mid,
+                           size_t ldm)
 {
     l->core.exact = 1;
     for (int t = 0, count; t < n; t += count) {
@@ -147,7 +155,8 @@ int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t 
     return 0;
 }
 
-int cpu_layers_logits(struct cpu_layers *l, const struct model *m, int exact, const float *x, int n, float *logits, struct err *e)
+int cpu_layers_logits(struct cpu_layers *l, const struct model *m, int exact, const float *x, int n, float *logits,
+                      struct err *e)
 {
     if (n < 1 || n > l->window_len)
         return err_set(e, ERR_SHAPE, "%d rows, expected 1 to %d", n, l->window_len);

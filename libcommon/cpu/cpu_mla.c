@@ -1,8 +1,11 @@
-/* cpu_mla.c - multi-head latent attention (arXiv:2405.04434, section 2.1) in its absorbed form: what makes keys and values out of the latents is applied to
- * queries and to what attention found instead, so that the cache holds a latent and a rotated key per token and nothing is made out of them again.
+/* cpu_mla.c - multi-head latent attention (arXiv:2405.04434, section 2.1) in its absorbed form:
+ * what makes keys and values out of the latents is applied to queries and to what attention found
+ * instead, so that the cache holds a latent and a rotated key per token and nothing is made out of
+ * them again.
  *
- * Prompts go the same way.  Making keys and values out of the latents would be fewer operations there (3.4 times in attention at DeepSeek's sizes), but the
- * last bits would differ, and a token's result must not depend on how its prompt was cut. */
+ * Prompts go the same way.  Making keys and values out of the latents would be fewer operations
+ * there (3.4 times in attention at DeepSeek's sizes), but the last bits would differ, and a
+ * token's result must not depend on how its prompt was cut. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +55,8 @@ int mla_reserve(struct core *k, const struct layer *l, struct err *e)
     for (int i = 0; i < 2; i++) {
         struct input in;
         core_packs(k, &in, &both[i], 1);
-        const size_t bytes = in.n_packs ? (k->k->act_bytes(HEAD_TOKENS, in.pack[0].cols_padded, in.pack[0].act_group) + 63) / 64 * 64 : 0;
+        const size_t bytes = in.n_packs ? (k->k->act_bytes(HEAD_TOKENS, in.pack[0].cols_padded, in.pack[0].act_group) +
+                                           63) / 64 * 64 : 0;
         if (bytes <= w->act_bytes)
             continue;
         for (int t = 0; t < pool_size(k->pool); t++) {
@@ -67,7 +71,8 @@ int mla_reserve(struct core *k, const struct layer *l, struct err *e)
 }
 
 /* out [n][ldo] = the rows of one head of l, times x [n][ldx]. */
-static void head_multiply(const struct core *k, const struct linear *l, int head, int rows, const float *x, size_t ldx, int n, float *out, size_t ldo, int thread)
+static void head_multiply(const struct core *k, const struct linear *l, int head, int rows, const float *x, size_t ldx,
+                          int n, float *out, size_t ldo, int thread)
 {
     struct input in = { .x = x, .ldx = ldx, .cols = l->w.cols };
     const int t0 = head * rows / TILE_ROWS, t1 = (head + 1) * rows / TILE_ROWS;
@@ -97,9 +102,12 @@ static void absorb(void *arg, int i, int thread)
     const struct core *k = j->k;
     const struct config *c = k->c;
     const struct mla *m = &c->mla;
-    const int head = i % c->n_heads, first = i / c->n_heads * HEAD_TOKENS, n = j->n - first < HEAD_TOKENS ? j->n - first : HEAD_TOKENS;
-    const size_t dim = (size_t)(m->nope_dim + m->rope_dim), ldx = (size_t)c->n_heads * dim, ldo = (size_t)c->n_heads * (size_t)c->head_dim;
-    float *x = k->mla.heads + (size_t)(j->token0 + first) * ldx + (size_t)head * dim, *out = k->q + (size_t)first * ldo + (size_t)head * (size_t)c->head_dim;
+    const int head = i % c->n_heads, first = i / c->n_heads * HEAD_TOKENS,
+              n = j->n - first < HEAD_TOKENS ? j->n - first : HEAD_TOKENS;
+    const size_t dim = (size_t)(m->nope_dim + m->rope_dim), ldx = (size_t)c->n_heads * dim,
+                 ldo = (size_t)c->n_heads * (size_t)c->head_dim;
+    float *x = k->mla.heads + (size_t)(j->token0 + first) * ldx + (size_t)head * dim,
+          *out = k->q + (size_t)first * ldo + (size_t)head * (size_t)c->head_dim;
     for (int t = 0; t < n; t++) {
         float *q = x + (size_t)t * ldx + m->nope_dim;
         rotate(k, j->index, j->token0 + first + t, q);
@@ -115,10 +123,11 @@ static void expand(void *arg, int i, int thread)
     const struct core *k = j->k;
     const struct config *c = k->c;
     const struct mla *m = &c->mla;
-    const int head = i % c->n_heads, first = i / c->n_heads * HEAD_TOKENS, n = j->n - first < HEAD_TOKENS ? j->n - first : HEAD_TOKENS;
+    const int head = i % c->n_heads, first = i / c->n_heads * HEAD_TOKENS,
+              n = j->n - first < HEAD_TOKENS ? j->n - first : HEAD_TOKENS;
     const size_t ldx = (size_t)c->n_heads * (size_t)c->head_dim, ldo = (size_t)c->n_heads * (size_t)m->v_dim;
-    head_multiply(k, &j->l->v_b, head, m->v_dim, k->att + (size_t)first * ldx + (size_t)head * (size_t)c->head_dim, ldx, n,
-                  k->mlp + (size_t)(j->token0 + first) * ldo + (size_t)head * (size_t)m->v_dim, ldo, thread);
+    head_multiply(k, &j->l->v_b, head, m->v_dim, k->att + (size_t)first * ldx + (size_t)head * (size_t)c->head_dim, ldx,
+                  n, k->mlp + (size_t)(j->token0 + first) * ldo + (size_t)head * (size_t)m->v_dim, ldo, thread);
 }
 
 /* Norms of the latents, and the one key of a token that rotates. */
@@ -147,7 +156,8 @@ static void run_tokens(struct mla_job *j, const struct step *s, struct chunk *ch
     pool_run(j->k->pool, n_jobs, expand, j);
 }
 
-/* Runs of at most attn_rows tokens: of several whole items, or of one that has more.  Values go to k->mlp, which is free until o has read them. */
+/* Runs of at most attn_rows tokens: of several whole items, or of one that has more.  Values go
+ * to k->mlp, which is free until o has read them. */
 static void run_all(struct mla_job *j, const struct step *s)
 {
     struct core *k = j->k;
@@ -179,7 +189,8 @@ static void run_all(struct mla_job *j, const struct step *s)
     }
 }
 
-int mla_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o, int *cols)
+int mla_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
+            int *cols)
 {
     const struct config *c = k->c;
     const struct mla *m = &c->mla;
@@ -191,7 +202,8 @@ int mla_run(struct core *k, const struct step *s, const struct layer *l, int ind
     if (core_tapped(k, index, ROLE_Q, &in, n))
         return 1;
     core_linear(k, (struct op[]){
-        { .l = first, .in = &in, .out = m->q_rank ? k->mla.q_a : k->mla.heads, .ldo = (size_t)(m->q_rank ? m->q_rank : c->n_heads * dim), .kind = OP_STORE },
+        { .l = first, .in = &in, .out = m->q_rank ? k->mla.q_a : k->mla.heads,
+          .ldo = (size_t)(m->q_rank ? m->q_rank : c->n_heads * dim), .kind = OP_STORE },
         { .l = &l->kv_a, .in = &in, .out = k->key, .ldo = (size_t)c->head_dim, .kind = OP_STORE } }, 2, n, NULL);
     if (n == 1)
         latent_rows(&j, 0, 0);
@@ -201,7 +213,8 @@ int mla_run(struct core *k, const struct step *s, const struct layer *l, int ind
         core_input(k, &q_a, 0, k->mla.q_a, m->q_rank, n, (const struct linear *[]){ &l->q }, 1);
         if (core_tapped(k, index, ROLE_Q_A, &q_a, n))
             return 1;
-        core_linear(k, &(struct op){ .l = &l->q, .in = &q_a, .out = k->mla.heads, .ldo = (size_t)(c->n_heads * dim), .kind = OP_STORE }, 1, n, NULL);
+        core_linear(k, &(struct op){ .l = &l->q, .in = &q_a, .out = k->mla.heads, .ldo = (size_t)(c->n_heads * dim),
+                                     .kind = OP_STORE }, 1, n, NULL);
     }
     attn_store_latents(k, s);
     run_all(&j, s);

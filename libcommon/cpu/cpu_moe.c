@@ -1,8 +1,10 @@
 /* cpu_moe.c - a mixture of experts: choose, put tokens together by expert, multiply, add up.
  *
- * Parallel loops: router; gates and ups of all chosen experts and of the shared MLP; downs.  In the last, a job has a few tiles of rows of every expert in
- * turn, so that threads share each expert and no two add to the same place; a token's experts are added in order of their numbers, whoever is beside it.
- * Experts whose tokens exceed the room of one round take another, and so do those that are not in memory yet (expert_cache.h). */
+ * Parallel loops: router; gates and ups of all chosen experts and of the shared MLP; downs.  In
+ * the last, a job has a few tiles of rows of every expert in turn, so that threads share each
+ * expert and no two add to the same place; a token's experts are added in order of their
+ * numbers, whoever is beside it.  Experts whose tokens exceed the room of one round take
+ * another, and so do those that are not in memory yet (expert_cache.h). */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -29,7 +31,8 @@ struct batch_expert {
 size_t moe_floats(const struct config *c)
 {
     const struct moe *m = &c->moe;
-    return m->n_experts ? (size_t)m->n_experts + 1 + 4 * (size_t)m->top_k + 2 * (size_t)c->hidden_size + 2 * (size_t)m->intermediate_size : 0;
+    return m->n_experts ? (size_t)m->n_experts + 1 + 4 * (size_t)m->top_k + 2 * (size_t)c->hidden_size + 2 *
+           (size_t)m->intermediate_size : 0;
 }
 
 int moe_open(struct core *k, struct err *e)
@@ -55,7 +58,8 @@ int moe_open(struct core *k, struct err *e)
     w->first = w->token + chosen;
     w->share = w->weight + chosen;
     w->mid = w->in + in;
-    k->bytes += (t * experts + t + 4 * chosen + 3 * experts + 1 + in + mid) * sizeof(float) + (experts + 1) * (sizeof *w->batch + sizeof *w->ops + sizeof *w->here);
+    k->bytes += (t * experts + t + 4 * chosen + 3 * experts + 1 + in + mid) * sizeof(float) + (experts + 1) *
+                (sizeof *w->batch + sizeof *w->ops + sizeof *w->here);
     return 0;
 }
 
@@ -107,7 +111,8 @@ int moe_reserve(struct core *k, const struct layer *l, struct err *e)
         const struct expert *x = &l->experts[i];
         const struct linear *const up[] = { &x->gate, &x->up }, *const down[] = { &x->down };
         for (int s = 0; s < 2; s++) {
-            const size_t most = rounded(k, s ? down : up, s ? 1 : 2, k->max_tokens), one = rounded(k, s ? down : up, s ? 1 : 2, 1);
+            const size_t most = rounded(k, s ? down : up, s ? 1 : 2, k->max_tokens),
+                         one = rounded(k, s ? down : up, s ? 1 : 2, 1);
             const size_t few = one * (size_t)(FEW_TOKENS * k->c->moe.top_k), need = 2 * (most > few ? most : few);
             if (need <= w->act_bytes[s])
                 continue;
@@ -225,13 +230,15 @@ static void route_token(void *arg, int t, int thread)
     const struct route_job *j = arg;
     const struct moe *m = &j->k->c->moe;
     struct moe_work *w = &j->k->moe;
-    choose(m, w->scores + (size_t)t * (size_t)m->n_experts, j->l->correction, w->id + t * m->top_k, w->weight + t * m->top_k);
+    choose(m, w->scores + (size_t)t * (size_t)m->n_experts, j->l->correction, w->id + t * m->top_k,
+           w->weight + t * m->top_k);
     if (m->shared_gate)
         w->shared_score[t] = sigmoid(w->shared_score[t]);
 }
 
 /* Tokens and weights of a choice by expert, in order of the tokens. */
-static void sort_by_expert(const struct moe *m, const int *id, const float *weight, int n, int *first, int *token, float *share)
+static void sort_by_expert(const struct moe *m, const int *id, const float *weight, int n, int *first, int *token,
+                           float *share)
 {
     memset(first, 0, ((size_t)m->n_experts + 1) * sizeof *first);
     for (int i = 0; i < n * m->top_k; i++)
@@ -251,9 +258,11 @@ static void sort_by_expert(const struct moe *m, const int *id, const float *weig
 
 /* ---- a round ---- */
 
-struct round_job { struct core *k; const struct layer *l; const struct input *in; struct batch_expert *b; int n, down; };
+struct round_job { struct core *k; const struct layer *l; const struct input *in; struct batch_expert *b; int n,
+                   down; };
 
-/* An expert's tokens side by side, or what it made of them, and both rounded as its matrices want them. */
+/* An expert's tokens side by side, or what it made of them, and both rounded as its matrices
+ * want them. */
 static void pack_expert(void *arg, int i, int thread)
 {
     (void)thread;
@@ -275,7 +284,8 @@ static void pack_expert(void *arg, int i, int thread)
     }
     for (int p = 0; p < in->n_packs; p++)
         for (int part = 0; part < j->k->k->act_parts(b->n); part++)
-            j->k->k->act_pack(in->pack[p].act, in->x, in->ldx, b->n, in->cols, in->pack[p].cols_padded, in->pack[p].act_group, part);
+            j->k->k->act_pack(in->pack[p].act, in->x, in->ldx, b->n, in->cols, in->pack[p].cols_padded,
+                              in->pack[p].act_group, part);
 }
 
 /* Where the rounded input lies; returns the bytes used. */
@@ -289,8 +299,10 @@ static size_t place(const struct core *k, struct input *in, int n, uint8_t *at)
     return used;
 }
 
-/* Experts from *expert on, as many as there is room for, at most `most`.  whole: `in` is still rounded. */
-static int gather(struct core *k, const struct layer *l, const struct input *in, int n, int whole, int *expert, int most, struct batch_expert *b)
+/* Experts from *expert on, as many as there is room for, at most `most`.  whole: `in` is still
+ * rounded. */
+static int gather(struct core *k, const struct layer *l, const struct input *in, int n, int whole, int *expert,
+                  int most, struct batch_expert *b)
 {
     const struct moe *m = &k->c->moe;
     struct moe_work *w = &k->moe;
@@ -303,17 +315,21 @@ static int gather(struct core *k, const struct layer *l, const struct input *in,
         struct batch_expert *to = &b[count];
         if (tokens == 0)
             continue;
-        if (row + tokens > w->rows || used[0] + rounded(k, up, 2, tokens) > w->act_bytes[0] || used[1] + rounded(k, down, 1, tokens) > w->act_bytes[1])
+        if (row + tokens > w->rows || used[0] + rounded(k, up, 2, tokens) > w->act_bytes[0] || used[1] +
+            rounded(k, down, 1, tokens) > w->act_bytes[1])
             break;
-        *to = (struct batch_expert){ .expert = *expert, .n = tokens, .row = row, .token = w->token + first, .weight = w->share + first, .x = x };
+        *to = (struct batch_expert){ .expert = *expert, .n = tokens, .row = row, .token = w->token + first,
+                                     .weight = w->share + first, .x = x };
         if (n == 1 && whole && !m->weigh_input && core_has_packs(k, in, up, 2)) {
             to->in = *in;                           /* one token: all experts read the same */
         } else {
-            to->in = (struct input){ .x = w->in + (size_t)row * (size_t)k->c->hidden_size, .ldx = (size_t)k->c->hidden_size, .cols = k->c->hidden_size };
+            to->in = (struct input){ .x = w->in + (size_t)row * (size_t)k->c->hidden_size,
+                                     .ldx = (size_t)k->c->hidden_size, .cols = k->c->hidden_size };
             core_packs(k, &to->in, up, 2);
             used[0] += place(k, &to->in, tokens, w->act[0] + used[0]);
         }
-        to->down = (struct input){ .x = w->mid + (size_t)row * (size_t)m->intermediate_size, .ldx = (size_t)m->intermediate_size, .cols = m->intermediate_size };
+        to->down = (struct input){ .x = w->mid + (size_t)row * (size_t)m->intermediate_size,
+                                   .ldx = (size_t)m->intermediate_size, .cols = m->intermediate_size };
         core_packs(k, &to->down, down, 1);
         used[1] += place(k, &to->down, tokens, w->act[1] + used[1]);
         row += tokens;
@@ -338,11 +354,13 @@ static void tap_experts(const struct core *k, int index, const struct batch_expe
     for (int i = 0; i < count && k->tap && k->tap->expert; i++) {
         const struct input *in = down ? &b[i].down : &b[i].in;
         if (b[i].expert >= 0)
-            k->tap->expert(k->tap->user, index, b[i].expert, down ? ROLE_EXPERT_DOWN : ROLE_EXPERT_GATE, in->x, in->ldx, b[i].n, in->cols);
+            k->tap->expert(k->tap->user, index, b[i].expert, down ? ROLE_EXPERT_DOWN : ROLE_EXPERT_GATE, in->x, in->ldx,
+                           b[i].n, in->cols);
     }
 }
 
-static void run_round(struct core *k, const struct layer *l, int index, const struct input *in, struct batch_expert *b, int count, float *x, int n, int last)
+static void run_round(struct core *k, const struct layer *l, int index, const struct input *in, struct batch_expert *b,
+                      int count, float *x, int n, int last)
 {
     const struct moe *m = &k->c->moe;
     struct moe_work *w = &k->moe;
@@ -355,8 +373,10 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
     tap_experts(k, index, b, count, 0);
     for (int i = 0; i < count; i++) {
         const struct expert *e = b[i].x;
-        ops[i] = (struct op){ .l = e ? &e->gate : &l->gate, .up = e ? &e->up : &l->up, .in = &b[i].in, .kind = OP_MLP, .n_tokens = b[i].n, .expert = e != NULL,
-                              .out = e ? w->mid + (size_t)b[i].row * (size_t)m->intermediate_size : k->mlp, .ldo = (size_t)(e ? m->intermediate_size : m->shared_size) };
+        ops[i] = (struct op){ .l = e ? &e->gate : &l->gate, .up = e ? &e->up : &l->up, .in = &b[i].in, .kind = OP_MLP,
+                              .n_tokens = b[i].n, .expert = e != NULL,
+                              .out = e ? w->mid + (size_t)b[i].row * (size_t)m->intermediate_size : k->mlp,
+                              .ldo = (size_t)(e ? m->intermediate_size : m->shared_size) };
     }
     core_linear(k, ops, count, n, NULL);
     pack_all(k, &job, 1, rows);
@@ -366,8 +386,10 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
         core_tapped(k, index, ROLE_DOWN, &b[0].down, n);
     }
     for (int i = 0; i < count; i++)
-        ops[i] = (struct op){ .l = b[i].expert < 0 ? &l->down : &b[i].x->down, .in = &b[i].down, .kind = OP_SCATTER, .n_tokens = b[i].n,
-                              .out = x, .ldo = (size_t)k->c->hidden_size, .scale = k->c->residual_scale, .row = b[i].token,
+        ops[i] = (struct op){ .l = b[i].expert < 0 ? &l->down : &b[i].x->down, .in = &b[i].down, .kind = OP_SCATTER,
+                              .n_tokens = b[i].n,
+                              .out = x, .ldo = (size_t)k->c->hidden_size, .scale = k->c->residual_scale,
+                              .row = b[i].token,
                               .weight = b[i].expert >= 0 && m->weigh_input ? NULL : b[i].weight };
     core_linear_sum(k, ops, count, n, last ? core_after(k, index, LOOP_DOWN) : NULL);
 }
@@ -375,7 +397,8 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
 static struct batch_expert shared_mlp(const struct core *k, const struct input *in, int n)
 {
     /* its input is `in` as it stands, its outputs go to k->mlp */
-    return (struct batch_expert){ .expert = -1, .n = n, .in = *in, .weight = k->c->moe.shared_gate ? k->moe.shared_score : NULL };
+    return (struct batch_expert){ .expert = -1, .n = n, .in = *in,
+                                  .weight = k->c->moe.shared_gate ? k->moe.shared_score : NULL };
 }
 
 /* Experts and weights of n tokens (at most max_tokens) into moe.id and moe.weight. */
@@ -383,8 +406,10 @@ static void route(struct core *k, const struct layer *l, const struct input *in,
 {
     const struct moe *m = &k->c->moe;
     struct moe_work *w = &k->moe;
-    const struct op routers[] = { { .l = &l->router, .in = in, .out = w->scores, .ldo = (size_t)m->n_experts, .kind = OP_STORE },
-                                  { .l = &l->shared_router, .in = in, .out = w->shared_score, .ldo = 1, .kind = OP_STORE } };
+    const struct op routers[] = { { .l = &l->router, .in = in, .out = w->scores, .ldo = (size_t)m->n_experts,
+                                    .kind = OP_STORE },
+                                  { .l = &l->shared_router, .in = in, .out = w->shared_score, .ldo = 1,
+                                    .kind = OP_STORE } };
     struct route_job job = { k, l };
     core_linear(k, routers, m->shared_gate ? 2 : 1, n, NULL);
     if (n == 1)
@@ -394,7 +419,8 @@ static void route(struct core *k, const struct layer *l, const struct input *in,
 }
 
 /* What the next layer with experts would choose if this one's changed nothing. */
-static void guess_next(struct core *k, const struct layer *l, int index, struct expert_cache *cache, const float *x, int n)
+static void guess_next(struct core *k, const struct layer *l, int index, struct expert_cache *cache, const float *x,
+                       int n)
 {
     const struct config *c = k->c;
     const size_t hidden = (size_t)c->hidden_size;
@@ -408,14 +434,17 @@ static void guess_next(struct core *k, const struct layer *l, int index, struct 
     for (int t = 0; t < n && l->mlp_norm.present; t++)
         core_norm_row(k, w->in + (size_t)t * hidden, x + (size_t)t * hidden, &l->mlp_norm, c->hidden_size);
     const struct input in = { .x = l->mlp_norm.present ? w->in : x, .ldx = hidden, .cols = c->hidden_size };
-    core_linear(k, &(struct op){ .l = &l->router, .in = &in, .out = w->scores, .ldo = (size_t)c->moe.n_experts, .kind = OP_STORE }, 1, n, NULL);
+    core_linear(k, &(struct op){ .l = &l->router, .in = &in, .out = w->scores, .ldo = (size_t)c->moe.n_experts,
+                                 .kind = OP_STORE }, 1, n, NULL);
     for (int t = 0; t < n; t++)             /* the choice of this layer has been sorted: its room is free */
-        choose(&c->moe, w->scores + (size_t)t * (size_t)c->moe.n_experts, l->correction, w->id + t * c->moe.top_k, w->weight + t * c->moe.top_k);
+        choose(&c->moe, w->scores + (size_t)t * (size_t)c->moe.n_experts, l->correction, w->id + t * c->moe.top_k,
+               w->weight + t * c->moe.top_k);
     expert_cache_guess(cache, next, w->id, n * c->moe.top_k);
 }
 
 /* The experts that the choice needs are on their way. */
-static void call_experts(struct core *k, const struct layer *l, int index, struct expert_cache *cache, const float *x, int n)
+static void call_experts(struct core *k, const struct layer *l, int index, struct expert_cache *cache, const float *x,
+                         int n)
 {
     struct moe_work *w = &k->moe;
     const int n_experts = k->c->moe.n_experts;
@@ -445,7 +474,8 @@ int moe_run(struct core *k, const struct layer *l, int index, const struct input
         const int shared = first && m->shared_size > 0;
         if (shared)
             w->batch[0] = shared_mlp(k, in, n);
-        const int count = shared + gather(k, l, in, n, first || !m->shared_size, &expert, cache ? expert_cache_use(cache, !shared) : m->n_experts, w->batch + shared);
+        const int count = shared + gather(k, l, in, n, first || !m->shared_size, &expert,
+                                          cache ? expert_cache_use(cache, !shared) : m->n_experts, w->batch + shared);
         while (expert < m->n_experts && w->first[expert] == w->first[expert + 1])
             expert++;
         for (int i = shared; i < count && cache; i++) {
@@ -459,13 +489,15 @@ int moe_run(struct core *k, const struct layer *l, int index, const struct input
     return 0;
 }
 
-int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n, struct cpu_choice *c, struct err *e)
+int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n,
+               struct cpu_choice *c, struct err *e)
 {
     const struct moe *m = &k->c->moe;
     const size_t chosen = (size_t)n * (size_t)m->top_k;
     int *id = malloc(chosen * sizeof *id);
     float *weight = malloc(chosen * sizeof *weight);
-    *c = (struct cpu_choice){ .first = malloc((chosen + (size_t)m->n_experts + 1) * sizeof *c->first), .share = malloc(chosen * sizeof *c->share) };
+    *c = (struct cpu_choice){ .first = malloc((chosen + (size_t)m->n_experts + 1) * sizeof *c->first),
+                              .share = malloc(chosen * sizeof *c->share) };
     const int ok = id && weight && c->first && c->share;
     for (int t = 0, count; t < n && ok; t += count) {
         count = n - t < k->max_tokens ? n - t : k->max_tokens;
@@ -491,15 +523,18 @@ int moe_choose(struct core *k, const struct layer *l, int index, const float *h,
 }
 
 /* max_tokens at a time. */
-void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x, const struct cpu_choice *c)
+void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x,
+             const struct cpu_choice *c)
 {
     struct moe_work *w = &k->moe;
     const int hidden = k->c->hidden_size, size = k->c->moe.intermediate_size;
     const struct input all = { .x = h, .ldx = ldh, .cols = hidden };
     for (int at = c->first[expert], count; at < c->first[expert + 1]; at += count) {
         count = c->first[expert + 1] - at < k->max_tokens ? c->first[expert + 1] - at : k->max_tokens;
-        w->batch[0] = (struct batch_expert){ .expert = expert, .n = count, .x = &l->experts[expert], .token = c->token + at, .weight = c->share + at,
-                                             .in = { .x = w->in, .ldx = (size_t)hidden, .cols = hidden }, .down = { .x = w->mid, .ldx = (size_t)size, .cols = size } };
+        w->batch[0] = (struct batch_expert){ .expert = expert, .n = count, .x = &l->experts[expert],
+                                             .token = c->token + at, .weight = c->share + at,
+                                             .in = { .x = w->in, .ldx = (size_t)hidden, .cols = hidden },
+                                             .down = { .x = w->mid, .ldx = (size_t)size, .cols = size } };
         run_round(k, l, index, &all, w->batch, 1, x, count, 0);
     }
 }
@@ -507,5 +542,6 @@ void moe_one(struct core *k, const struct layer *l, int index, int expert, const
 void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm)
 {
     const struct input in = { .x = h, .ldx = ldh, .cols = k->c->hidden_size };
-    core_linear(k, &(struct op){ .l = &x->gate, .up = &x->up, .in = &in, .out = mid, .ldo = ldm, .kind = OP_MLP, .expert = 1 }, 1, n, NULL);
+    core_linear(k, &(struct op){ .l = &x->gate, .up = &x->up, .in = &in, .out = mid, .ldo = ldm, .kind = OP_MLP,
+                                 .expert = 1 }, 1, n, NULL);
 }

@@ -1,4 +1,5 @@
-/* cpu_ops.h - inside the CPU engine: inputs rounded once, matrices in parallel loops, and what the parts of a layer share. */
+/* cpu_ops.h - inside the CPU engine: inputs rounded once, matrices in parallel loops, and what
+ * the parts of a layer share. */
 #ifndef ZSE_CPU_CPU_OPS_H
 #define ZSE_CPU_CPU_OPS_H
 
@@ -34,14 +35,17 @@ struct ahead { const struct mat *w; int n_tiles, n_threads; };
 /* The ways in which these matrices want their input rounded; none where the float path computes. */
 void core_packs(const struct core *k, struct input *in, const struct linear *const *l, int n);
 /* Round x for the matrices that read it. */
-void core_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens, const struct linear *const *l, int n);
+void core_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens,
+                const struct linear *const *l, int n);
 /* Has `in` what these matrices want? */
 int core_has_packs(const struct core *k, const struct input *in, const struct linear *const *l, int n);
 /* Tiles [t0, t1) of y = w x + bias; out is that of row 0. */
-void core_multiply(const struct core *k, const struct linear *l, const struct input *in, int t0, int t1, int n_tokens, float *out, size_t ldo, int thread);
+void core_multiply(const struct core *k, const struct linear *l, const struct input *in, int t0, int t1, int n_tokens,
+                   float *out, size_t ldo, int thread);
 /* Several matrices in one parallel loop; ahead may be NULL. */
 void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead);
-/* Several matrices of equally many rows that add to the same outputs: a job has the same tiles of all, in order. */
+/* Several matrices of equally many rows that add to the same outputs: a job has the same tiles
+ * of all, in order. */
 void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead);
 const struct ahead *core_after(const struct core *k, int index, int loop);
 /* out = the norm of one row of hidden_size. */
@@ -51,9 +55,12 @@ int core_tapped(const struct core *k, int layer, int role, const struct input *i
 /* ---- kinds of feed-forward: x += ... of in, whose rows are in->x ---- */
 /* cpu_moe.c */
 int moe_run(struct core *k, const struct layer *l, int index, const struct input *in, float *x, int n);
-/* The same for any number of tokens, expert by expert: see cpu_layers_choose, cpu_layers_expert; at most max_tokens: cpu_layers_expert_mid. */
-int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n, struct cpu_choice *c, struct err *e);
-void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x, const struct cpu_choice *c);
+/* The same for any number of tokens, expert by expert: see cpu_layers_choose, cpu_layers_expert;
+ * at most max_tokens: cpu_layers_expert_mid. */
+int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n,
+               struct cpu_choice *c, struct err *e);
+void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x,
+             const struct cpu_choice *c);
 void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm);
 size_t moe_floats(const struct config *c);              /* of a token, beside what every model has */
 int moe_open(struct core *k, struct err *e);
@@ -62,15 +69,19 @@ int moe_reserve(struct core *k, const struct layer *l, struct err *e);
 /* Which matrices read a layer's MLP input at once: at most MAX_SHARED. */
 int moe_readers(const struct core *k, const struct layer *l, const struct linear **readers);
 
-/* ---- kinds of mixer: from h (normed x) to k->att or k->mla.heads: what o reads, *cols wide ---- */
+/* ---- kinds of mixer: from h (normed x) to k->att or k->mla.heads: what o reads, *cols wide
+ * ---- */
 /* cpu_mla.c */
-int mla_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o, int *cols);
+int mla_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
+            int *cols);
 size_t mla_floats(const struct config *c);
 int mla_open(struct core *k, struct err *e);
 void mla_close(struct core *k);
 int mla_reserve(struct core *k, const struct layer *l, struct err *e);
-/* cpu_state.c: layers with a state; and the gate of attention: k->att *= sigmoid of k->state.gate */
-int state_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o, int *cols);
+/* cpu_state.c: layers with a state; and the gate of attention: k->att *= sigmoid of
+ * k->state.gate */
+int state_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
+              int *cols);
 void state_gate(struct core *k, const struct step *s);
 size_t state_floats(const struct config *c);
 int state_open(struct core *k, struct err *e);

@@ -1,7 +1,10 @@
-/* cpu_state.c - mixers with a state: short convolutions (lfm2), Mamba2, gated delta net, as model.h describes them.
+/* cpu_state.c - mixers with a state: short convolutions (lfm2), Mamba2, gated delta net, as model.h
+ * describes them.
  *
- * Tokens go through a recurrence one after the other, in order: what a token leaves behind does not depend on how its prompt was cut or on who is beside it.
- * (Forms that take a chunk of tokens at a time would be faster for long prompts, but add in another order.)  Heads and runs of channels are shared by threads. */
+ * Tokens go through a recurrence one after the other, in order: what a token leaves behind does
+ * not depend on how its prompt was cut or on who is beside it.  (Forms that take a chunk of
+ * tokens at a time would be faster for long prompts, but add in another order.)  Heads and runs
+ * of channels are shared by threads. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +20,8 @@ struct state_job {
     const struct recurrent *r;
     int kind, n_in, channels, width, n_runs;
 };
-/* Channels [to, to + n) of the convolution, which are columns [from, from + n) of what was projected. */
+/* Channels [to, to + n) of the convolution, which are columns [from, from + n) of what was
+ * projected. */
 struct run { int from, to, n, part; };  /* part: delta net: 0 a query, 1 a key, 2 values */
 
 /* ---- memory ---- */
@@ -44,7 +48,10 @@ static void widths(const struct config *c, size_t *in, size_t *channels, size_t 
         }
 }
 
-static size_t gate_floats(const struct config *c) { return c->attn_gate ? (size_t)c->n_heads * (size_t)c->head_dim : 0; }
+static size_t gate_floats(const struct config *c)
+{
+    return c->attn_gate ? (size_t)c->n_heads * (size_t)c->head_dim : 0;
+}
 
 size_t state_floats(const struct config *c)
 {
@@ -90,9 +97,11 @@ static struct run run_of(const struct state_job *j, int i)
         const int to = i * RUN, before = j->kind == MIXER_CONV ? 2 * j->width : j->width;
         return (struct run){ before + to, to, j->channels - to < RUN ? j->channels - to : RUN, 2 };
     }
-    const int group = i / 3, part = i % 3, key = r->state_size, values = r->n_heads / r->n_groups * r->head_dim, keys = r->n_groups * key;
+    const int group = i / 3, part = i % 3, key = r->state_size, values = r->n_heads / r->n_groups * r->head_dim,
+              keys = r->n_groups * key;
     const int to = part < 2 ? part * keys + group * key : 2 * keys + group * values;
-    return (struct run){ r->z_apart ? to : group * (2 * key + 2 * values) + part * key, to, part < 2 ? key : values, part };
+    return (struct run){ r->z_apart ? to : group * (2 * key + 2 * values) + part * key, to, part < 2 ? key : values,
+                         part };
 }
 
 static void add_product(float *restrict out, const float *restrict x, const float *restrict w, int n)
@@ -133,7 +142,8 @@ static void conv_part(void *arg, int i, int thread)
 {
     (void)thread;
     const struct state_job *j = arg;
-    const int item = i / j->n_runs, taps = j->r->conv_kernel, first = j->s->offset[item], n = j->s->items[item].n_tokens;
+    const int item = i / j->n_runs, taps = j->r->conv_kernel, first = j->s->offset[item],
+              n = j->s->items[item].n_tokens;
     const struct run run = run_of(j, i % j->n_runs);
     const size_t ldx = (size_t)j->n_in, channels = (size_t)j->channels, bytes = (size_t)run.n * sizeof(float);
     float *in = j->k->state.in + (size_t)first * ldx, *x = in + run.from, *past = state_of(j, item) + run.to;
@@ -149,13 +159,15 @@ static void conv_part(void *arg, int i, int thread)
             memset(out, 0, bytes);
         for (int tap = 0; tap < taps; tap++) {
             const int from = t - (taps - 1) + tap;
-            add_product(out, from < 0 ? past + (size_t)(taps - 1 + from) * channels : x + (size_t)from * ldx, j->l->conv + (size_t)tap * channels + run.to, run.n);
+            add_product(out, from < 0 ? past + (size_t)(taps - 1 + from) * channels : x + (size_t)from * ldx,
+                        j->l->conv + (size_t)tap * channels + run.to, run.n);
         }
         after_conv(j, &run, out, in + (size_t)t * ldx);
     }
     for (int t = 0; t < taps - 1; t++) {
         const int from = n - (taps - 1) + t;
-        memcpy(past + (size_t)t * channels, from < 0 ? past + (size_t)(taps - 1 + from) * channels : x + (size_t)from * ldx, bytes);
+        memcpy(past + (size_t)t * channels, from < 0 ? past + (size_t)(taps - 1 + from) * channels
+                                                     : x + (size_t)from * ldx, bytes);
     }
 }
 
@@ -164,30 +176,38 @@ static void conv_part(void *arg, int i, int thread)
 static float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
 /* Of forgetting: below 0. */
-static float rate_of(const struct state_job *j, int head) { return j->k->c->gguf ? j->l->a_log[head] : -expf(j->l->a_log[head]); }
+static float rate_of(const struct state_job *j, int head)
+{
+    return j->k->c->gguf ? j->l->a_log[head] : -expf(j->l->a_log[head]);
+}
 
 static void mamba_token(const struct state_job *j, int head, int token, float *state)
 {
     const struct recurrent *r = j->r;
     const int group = head / (r->n_heads / r->n_groups);
-    const float *x = j->k->state.conv + (size_t)token * (size_t)j->channels, *b = x + j->width + group * r->state_size, *c = b + r->n_groups * r->state_size;
-    float dt = softplus(j->k->state.in[(size_t)token * (size_t)j->n_in + (size_t)(j->width + j->channels + head)] + j->l->dt_bias[head]);
+    const float *x = j->k->state.conv + (size_t)token * (size_t)j->channels, *b = x + j->width + group * r->state_size,
+                *c = b + r->n_groups * r->state_size;
+    float dt = softplus(j->k->state.in[(size_t)token * (size_t)j->n_in + (size_t)(j->width + j->channels + head)] +
+                        j->l->dt_bias[head]);
     dt = dt < r->dt_min ? r->dt_min : dt > r->dt_max ? r->dt_max : dt;
-    j->k->k->scan_mamba(state, b, c, x + head * r->head_dim, j->k->state.out + (size_t)token * (size_t)j->width + head * r->head_dim, r->state_size, r->head_dim,
-                        expf(rate_of(j, head) * dt), dt, j->l->d[head]);
+    j->k->k->scan_mamba(state, b, c, x + head * r->head_dim, j->k->state.out + (size_t)token * (size_t)j->width +
+                        head * r->head_dim, r->state_size, r->head_dim, expf(rate_of(j, head) * dt), dt, j->l->d[head]);
 }
 
 static void delta_token(const struct state_job *j, int head, int token, float *state)
 {
     const struct recurrent *r = j->r;
-    const int share = r->n_heads / r->n_groups, group = head / share, member = head % share, keys = r->n_groups * r->state_size;
+    const int share = r->n_heads / r->n_groups, group = head / share, member = head % share,
+              keys = r->n_groups * r->state_size;
     const float *q = j->k->state.conv + (size_t)token * (size_t)j->channels + group * r->state_size, *k = q + keys;
     const float *v = q - group * r->state_size + 2 * keys + head * r->head_dim;
     const float *ba = j->k->state.ba + (size_t)token * 2 * (size_t)r->n_heads + group * 2 * share;
-    const int z_at = r->z_apart ? j->channels + head * r->head_dim : group * (2 * r->state_size + 2 * share * r->head_dim) + 2 * r->state_size + (share + member) * r->head_dim;
+    const int z_at = r->z_apart ? j->channels + head * r->head_dim : group *
+                     (2 * r->state_size + 2 * share * r->head_dim) + 2 * r->state_size + (share + member) * r->head_dim;
     const float *z = j->k->state.in + (size_t)token * (size_t)j->n_in + z_at;
     float *out = j->k->state.out + (size_t)token * (size_t)j->width + head * r->head_dim;
-    const float decay = expf(rate_of(j, head) * softplus(ba[share + member] + j->l->dt_bias[head])), rate = 1 / (1 + expf(-ba[member]));
+    const float decay = expf(rate_of(j, head) * softplus(ba[share + member] + j->l->dt_bias[head])),
+                rate = 1 / (1 + expf(-ba[member]));
     j->k->k->scan_delta(state, q, k, v, out, r->state_size, r->head_dim, decay, rate);
     j->k->k->rms_norm(out, out, j->l->gate_norm.w, r->head_dim, r->norm_eps, 0);
     j->k->k->act_mul(out, z, out, r->head_dim, ACT_SILU);
@@ -232,19 +252,24 @@ static void run_jobs(struct state_job *j, int n, size_t work, void (*part)(void 
         pool_run(j->k->pool, n, part, j);
 }
 
-int state_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o, int *cols)
+int state_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
+              int *cols)
 {
     const struct config *c = k->c;
     const int n = s->n_tokens;
-    struct state_job j = { k, s, l, &c->recurrent, c->mixer[index], (int)in_rows(c, index), recurrent_channels(c, index), recurrent_width(c, index), 0 };
+    struct state_job j = { k, s, l, &c->recurrent, c->mixer[index], (int)in_rows(c, index),
+                           recurrent_channels(c, index), recurrent_width(c, index), 0 };
     struct input in;
     j.n_runs = j.kind == MIXER_DELTA ? 3 * j.r->n_groups : (j.channels + RUN - 1) / RUN;
     core_input(k, &in, 0, h, c->hidden_size, n, (const struct linear *[]){ &l->in, &l->in_ba, &l->in_z }, 3);
     if (core_tapped(k, index, ROLE_IN, &in, n))
         return 1;
-    core_linear(k, (struct op[]){ { .l = &l->in, .in = &in, .out = k->state.in, .ldo = (size_t)j.n_in, .kind = OP_STORE },
-                                  { .l = &l->in_ba, .in = &in, .out = k->state.ba, .ldo = 2 * (size_t)j.r->n_heads, .kind = OP_STORE },
-                                  { .l = &l->in_z, .in = &in, .out = k->state.in + j.channels, .ldo = (size_t)j.n_in, .kind = OP_STORE } },
+    core_linear(k, (struct op[]){ { .l = &l->in, .in = &in, .out = k->state.in, .ldo = (size_t)j.n_in,
+                                    .kind = OP_STORE },
+                                  { .l = &l->in_ba, .in = &in, .out = k->state.ba, .ldo = 2 * (size_t)j.r->n_heads,
+                                    .kind = OP_STORE },
+                                  { .l = &l->in_z, .in = &in, .out = k->state.in + j.channels, .ldo = (size_t)j.n_in,
+                                    .kind = OP_STORE } },
                 j.kind != MIXER_DELTA ? 1 : j.r->z_apart ? 3 : 2, n, core_after(k, index, LOOP_QKV));
     run_jobs(&j, s->n_items * j.n_runs, (size_t)n * (size_t)j.channels, conv_part);
     *o = k->state.conv;

@@ -48,7 +48,8 @@ static size_t bytes(const struct slot *s) { return s->to - s->from; }
 
 /* ---- the thread ---- */
 
-/* What goes for another: the least used that nobody wants, else the one wanted last of those behind `before`; -1: nothing. */
+/* What goes for another: the least used that nobody wants, else the one wanted last of those
+ * behind `before`; -1: nothing. */
 static int victim(const struct expert_cache *c, int before)
 {
     int best = -1;
@@ -132,10 +133,12 @@ static uintptr_t lowest(const struct expert *x)
 static int lies_in(const struct linear *l, const struct slot *s)
 {
     const uintptr_t w = (uintptr_t)l->w.data, bias = (uintptr_t)l->bias;
-    return (!w || (w >= s->from && w + l->w.size <= s->to)) && (!bias || (bias >= s->from && bias + (size_t)l->w.rows * sizeof *l->bias <= s->to));
+    return (!w || (w >= s->from && w + l->w.size <= s->to)) &&
+           (!bias || (bias >= s->from && bias + (size_t)l->w.rows * sizeof *l->bias <= s->to));
 }
 
-/* The ranges of a layer's experts: 0, or -1 where they do not follow each other up to the end of the layer's group, each whole and on pages of its own. */
+/* The ranges of a layer's experts: 0, or -1 where they do not follow each other up to the end of
+ * the layer's group, each whole and on pages of its own. */
 static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintptr_t end)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
@@ -147,7 +150,8 @@ static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintp
         s[i].from = lowest(&x[i]) / page * page;
         s[i].to = i + 1 < c->n_experts ? lowest(&x[i + 1]) / page * page : (end + page - 1) / page * page;
         s[i].use = -INFINITY;
-        if (s[i].from >= s[i].to || (i && s[i].from != lowest(&x[i])) || !lies_in(&x[i].gate, &s[i]) || !lies_in(&x[i].up, &s[i]) || !lies_in(&x[i].down, &s[i]))
+        if (s[i].from >= s[i].to || (i && s[i].from != lowest(&x[i])) || !lies_in(&x[i].gate, &s[i]) ||
+            !lies_in(&x[i].up, &s[i]) || !lies_in(&x[i].down, &s[i]))
             return -1;
         c->largest = bytes(&s[i]) > c->largest ? bytes(&s[i]) : c->largest;
         c->total += bytes(&s[i]);
@@ -155,14 +159,16 @@ static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintp
     return 0;
 }
 
-/* The file decides where its tensors are and what it calls its groups: all layers that have experts must have ranges, or none has. */
+/* The file decides where its tensors are and what it calls its groups: all layers that have
+ * experts must have ranges, or none has. */
 static int find_all(struct expert_cache *c)
 {
     const struct zfile *z = c->m->file;
     for (int i = 0; i < zfile_n_groups(z); i++) {
         const struct zfile_group *g = zfile_group(z, i);
         const uintptr_t begin = (uintptr_t)zfile_data(z) + g->offset;
-        if (g->layer >= 0 && g->layer < c->n_layers && c->m->layers[g->layer].experts && find_ranges(c, g->layer, begin, begin + g->size) < 0)
+        if (g->layer >= 0 && g->layer < c->n_layers && c->m->layers[g->layer].experts &&
+            find_ranges(c, g->layer, begin, begin + g->size) < 0)
             return -1;
     }
     for (int i = 0; i < c->n_layers; i++)

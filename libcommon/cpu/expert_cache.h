@@ -1,11 +1,13 @@
 /* expert_cache.h - which experts of a model are in memory, when not all may be.
  *
- * A step says which experts of a layer it wants, in order of their numbers, and goes on with as many as are there while a thread brings in the others from
- * the file.  Those that were used most stay; a use counts half after some thousand tokens.  While the disk has nothing to do it reads what the next layer
- * will want if its guess was mostly right so far.
+ * A step says which experts of a layer it wants, in order of their numbers, and goes on with as
+ * many as are there while a thread brings in the others from the file.  Those that were used most
+ * stay; a use counts half after some thousand tokens.  While the disk has nothing to do it reads
+ * what the next layer will want if its guess was mostly right so far.
  *
- * Experts in memory are copies in private memory, read past the page cache (a model larger than memory gains nothing from it: it would hold each expert a second
- * time, and give up at any moment what is wanted next), unless it has them anyway. */
+ * Experts in memory are copies in private memory, read past the page cache (a model larger than
+ * memory gains nothing from it: it would hold each expert a second time, and give up at any
+ * moment what is wanted next), unless it has them anyway. */
 #ifndef ZSE_CPU_EXPERT_CACHE_H
 #define ZSE_CPU_EXPERT_CACHE_H
 
@@ -14,8 +16,8 @@
 
 struct expert_cache;
 
-/* Each layer's experts as ranges of the file.  NULL without an error in *e (code ERR_NONE) where there are none, or where they are not ranges of their own.
- * m is borrowed. */
+/* Each layer's experts as ranges of the file.  NULL without an error in *e (code ERR_NONE) where
+ * there are none, or where they are not ranges of their own.  m is borrowed. */
 struct expert_cache *expert_cache_open(const struct model *m, struct err *e);
 void expert_cache_close(struct expert_cache *c);                /* NULL is fine */
 
@@ -25,9 +27,11 @@ const uint8_t *expert_cache_begin(const struct expert_cache *c, int layer);     
 /* From now on keep at most so many bytes, at least the least. */
 int expert_cache_start(struct expert_cache *c, size_t max_bytes, struct err *e);
 
-/* The step wants these experts (in ascending order, each once), tokens[i] use expert[i].  All of those before must have been released. */
+/* The step wants these experts (in ascending order, each once), tokens[i] use expert[i].  All of
+ * those before must have been released. */
 void expert_cache_want(struct expert_cache *c, int layer, const int *expert, const int *tokens, int n);
-/* How many are there, from the first on that was not released: at least 1 if it may wait for that one.  They stay until released. */
+/* How many are there, from the first on that was not released: at least 1 if it may wait for
+ * that one.  They stay until released. */
 int expert_cache_use(struct expert_cache *c, int may_wait);
 void expert_cache_release(struct expert_cache *c, int n);       /* the first n of these */
 /* An expert of the layer that is used: its matrices where they are in memory. */

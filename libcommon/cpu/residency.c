@@ -10,8 +10,8 @@
 
 enum {
     POPULATE_READ = 22,                 /* MADV_POPULATE_READ, Linux 5.14: before that pages come when they are used */
-    /* A fault may map the whole 2 MiB page that the page cache has there, and with it the end of the piece before
-     * and the beginning of the one behind. */
+    /* A fault may map the whole 2 MiB page that the page cache has there, and with it the end of
+     * the piece before and the beginning of the one behind. */
     LARGE = 2 << 20,
     SLACK = 4 * LARGE + (1 << 20),
 };
@@ -66,7 +66,8 @@ static void *bring(void *arg)
     return NULL;
 }
 
-/* The next piece that does not stay, in the order of use; `from` itself if it is the only one, -1 if all stay. */
+/* The next piece that does not stay, in the order of use; `from` itself if it is the only one,
+ * -1 if all stay. */
 static int next_passing(const struct residency *r, int from)
 {
     for (int i = 1; i <= r->n_pieces; i++)
@@ -161,8 +162,8 @@ struct residency *residency_open(const struct model *m, size_t max_bytes, struct
         goto fail;
     const size_t least = SLACK + 2 * largest + (r->experts ? expert_cache_least(r->experts) : 0);
     if (least > max_bytes) {
-        err_set(e, ERR_LIMIT, "weights in %zu bytes of memory: this model needs at least %zu, for two of its layers%s", max_bytes, least,
-                r->experts ? " without their experts, and two of these" : "");
+        err_set(e, ERR_LIMIT, "weights in %zu bytes of memory: this model needs at least %zu, for two of its layers%s",
+                max_bytes, least, r->experts ? " without their experts, and two of these" : "");
         goto fail;
     }
     size_t all = SLACK + (r->experts ? expert_cache_all(r->experts) : 0);
@@ -177,7 +178,8 @@ struct residency *residency_open(const struct model *m, size_t max_bytes, struct
         r->piece[i].kept = total + least <= max_bytes;
         kept += r->piece[i].kept ? bytes(&r->piece[i]) : 0;
     }
-    if (r->experts && expert_cache_start(r->experts, max_bytes - SLACK - kept - (kept < total ? 2 * largest : 0), e) < 0)
+    if (r->experts && expert_cache_start(r->experts, max_bytes - SLACK - kept - (kept < total ? 2 * largest : 0),
+                                         e) < 0)
         goto fail;
     const int rc = thread_start(&r->thread, bring, r);
     r->has_thread = rc == 0;

@@ -1,11 +1,15 @@
-/* residency.h - keep no more of a model's weights in memory than a bound, for models larger than RAM.
+/* residency.h - keep no more of a model's weights in memory than a bound, for models larger than
+ * RAM.
  *
- * A step reads the weights in one order: layers, then the head.  The first layers stay, as many as the bound allows beside two more pieces; through these two
- * the rest of the weights pass: while one is computed on, a thread brings in the next, and what is done goes.  (Keeping the layers used last, as the
- * page cache does by itself, would lose each of them just before it is used again.)  "Gone" means out of this process: the page cache keeps
- * the pages while the machine has nothing better to do with its memory.  Results do not change.
+ * A step reads the weights in one order: layers, then the head.  The first layers stay, as many as
+ * the bound allows beside two more pieces; through these two the rest of the weights pass: while
+ * one is computed on, a thread brings in the next, and what is done goes.  (Keeping the layers used
+ * last, as the page cache does by itself, would lose each of them just before it is used again.)
+ * "Gone" means out of this process: the page cache keeps the pages while the machine has nothing
+ * better to do with its memory.  Results do not change.
  *
- * Experts come as they are chosen (expert_cache.h), into what the bound leaves when everything else has its place. */
+ * Experts come as they are chosen (expert_cache.h), into what the bound leaves when everything
+ * else has its place. */
 #ifndef ZSE_CPU_RESIDENCY_H
 #define ZSE_CPU_RESIDENCY_H
 
@@ -13,18 +17,21 @@
 #include "libcommon/model/model.h"
 
 struct residency;
-/* For a model in a file.  max_bytes: of resident pages of its weights; refused where two layers do not fit in.  m is borrowed. */
+/* For a model in a file.  max_bytes: of resident pages of its weights; refused where two layers
+ * do not fit in.  m is borrowed. */
 struct residency *residency_open(const struct model *m, size_t max_bytes, struct err *e);
 void residency_close(struct residency *r);      /* NULL is fine */
 
-/* Row `row` of a matrix in the model's file, as mat_decode_row gives it, read without mapping its page. One at a time. */
+/* Row `row` of a matrix in the model's file, as mat_decode_row gives it, read without mapping
+ * its page. One at a time. */
 void residency_row(struct residency *r, const struct mat *m, int64_t row, float *out);
 
 /* All of these may be called with NULL: nothing is bounded. */
 struct expert_cache *residency_experts(const struct residency *r);      /* NULL: all experts of a layer are there with it */
 void residency_layer(struct residency *r, int layer);           /* the step comes to this layer */
 void residency_looked_up(struct residency *r);                  /* what stands before layer 0 was read */
-/* The head goes in slices: their number (at least 1), and the step comes to slice i: tiles [*tile0, *tile1) of m->head. */
+/* The head goes in slices: their number (at least 1), and the step comes to slice i: tiles
+ * [*tile0, *tile1) of m->head. */
 int residency_head_slices(const struct residency *r);
 void residency_head(struct residency *r, int i, const struct mat *head, int *tile0, int *tile1);
 

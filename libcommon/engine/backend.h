@@ -1,4 +1,5 @@
-/* backend.h - the seam a device fills: a whole step, not single operations, so that a device may fuse and reorder freely. */
+/* backend.h - the seam a device fills: a whole step, not single operations, so that a device may
+ * fuse and reorder freely. */
 #ifndef ZSE_ENGINE_BACKEND_H
 #define ZSE_ENGINE_BACKEND_H
 
@@ -14,24 +15,29 @@
 extern "C" {
 #endif
 
-/* A run of consecutive tokens of one sequence.  A batch is a list of them: prefill, decode, chunked prefill,
- * prefix reuse and verification of drafts are the same call. */
+/* A run of consecutive tokens of one sequence.  A batch is a list of them: prefill, decode,
+ * chunked prefill, prefix reuse and verification of drafts are the same call. */
 struct batch_item {
     const int32_t *tokens; int n_tokens;    /* >= 1 */
     int follows;                            /* tokens NULL, n_tokens 1: the token that the step begun last draws in this row of its logits (see begin) */
     int pos;                                /* position of tokens[0]: keys and values of [0, pos) are in the cache already */
     const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
-    int state;                              /* of models with recurrent layers: which of the n_states holds what [0, pos) left behind, and gets what these tokens
-                                             * leave; at pos 0 it begins anew, whatever was there.  No two items of a batch have the same */
+    /* of models with recurrent layers: which of the n_states holds what [0, pos) left behind,
+     * and gets what these tokens leave; at pos 0 it begins anew, whatever was there.  No two
+     * items of a batch have the same */
+    int state;
     struct draw *draw;                      /* NULL, or with n_logits 1 how to choose the next token: a backend that can needs no logits (draw.h) */
     int n_logits;                           /* logits wanted for the last n_logits tokens, 0..n_tokens */
-    int seq_len;                            /* tokens of the whole sequence, as far as known; 0: pos + n_tokens.  LongRoPE chooses its factors by it:
-                                             * a sequence that comes to config_long_from() is computed again from position 0 */
+    /* tokens of the whole sequence, as far as known; 0: pos + n_tokens.  LongRoPE chooses its
+     * factors by it: a sequence that comes to config_long_from() is computed again from position
+     * 0 */
+    int seq_len;
     float *hidden; int n_hidden;            /* the last n_hidden tokens' states after the final norm [n_hidden][hidden_size] go there */
 };
 struct batch { const struct batch_item *items; int n_items; };
 
-/* Copies of packed weights as f16, for prompts; auto: where 3 times the weights and 2 GB are free, and all the rest has room beside them. */
+/* Copies of packed weights as f16, for prompts; auto: where 3 times the weights and 2 GB are
+ * free, and all the rest has room beside them. */
 enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 
 struct backend_options {
@@ -79,25 +85,29 @@ struct backend_device {
 enum { BACKEND_STEP_TOKENS = 512 };
 struct backend {
     const char *name;                       /* "cpu" */
-    /* Tokens of a step where the caller does not choose.  max_len: tokens of all contexts together; kernels: as in backend_options.  NULL: BACKEND_STEP_TOKENS. */
+    /* Tokens of a step where the caller does not choose.  max_len: tokens of all contexts
+     * together; kernels: as in backend_options.  NULL: BACKEND_STEP_TOKENS. */
     int (*step_tokens)(const struct config *c, int n_threads, int64_t max_len, const char *kernels);
     /* model is borrowed until close. All memory is taken here; forward allocates nothing. */
     void *(*open)(const struct model *m, const struct backend_options *o, struct err *e);
     /* Run the batch; logits [sum of n_logits][vocab_size] f32 in order of items. */
     int (*forward)(void *b, const struct batch *batch, float *logits, struct err *e);
-    /* Steps that are not waited for; NULL: there are none.  1: it is begun, and nothing of the batch is needed any more; 0: it can only be run by forward, nothing was
-     * done; -1.  Every item has one row of logits and a draw.  Tokens may be those of the step begun last (batch_item.follows) unless forward ran since.  Two steps
-     * at most are begun and not ended. */
+    /* Steps that are not waited for; NULL: there are none.  1: it is begun, and nothing of the
+     * batch is needed any more; 0: it can only be run by forward, nothing was done; -1.  Every
+     * item has one row of logits and a draw.  Tokens may be those of the step begun last
+     * (batch_item.follows) unless forward ran since.  Two steps at most are begun and not ended. */
     int (*begin)(void *b, const struct batch *batch, struct err *e);
-    /* Wait for the step begun first, and the tokens into its items' draws; logits are nowhere: where a token stays -1, forward makes them, with the same step again.
-     * batch NULL: nobody wants them. */
+    /* Wait for the step begun first, and the tokens into its items' draws; logits are nowhere:
+     * where a token stays -1, forward makes them, with the same step again.  batch NULL: nobody
+     * wants them. */
     int (*end)(void *b, const struct batch *batch, struct err *e);
     int (*copy_block)(void *b, int32_t from, int32_t to, struct err *e);
     size_t (*memory)(const void *b);        /* bytes of private memory it holds, KV included */
     size_t (*kv_bytes)(const void *b);
     const char *(*describe)(const void *b); /* "cpu avx512, 2 threads" */
     void (*close)(void *b);
-    /* What the block holds is of no more use: give its memory back until it is written again.  NULL: nothing to give back. */
+    /* What the block holds is of no more use: give its memory back until it is written again.
+     * NULL: nothing to give back. */
     void (*drop_block)(void *b, int32_t block);
     int (*copy_state)(void *b, int from, int to, struct err *e);        /* NULL: it runs no models that have states */
     void (*drop_state)(void *b, int state);     /* as drop_block */

@@ -15,9 +15,11 @@ void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_laye
     if (d->cached)
         snprintf(cached, sizeof cached, "; weights once more as f16: %.1f MB", (double)d->cached * 1e-6);
     if (d->name)
-        snprintf(graphs, sizeof graphs, "; graphs %s%s", d->graphs.off ? "off: " : "on", d->graphs.off ? d->graphs.off : "");
+        snprintf(graphs, sizeof graphs, "; graphs %s%s", d->graphs.off ? "off: " : "on",
+                 d->graphs.off ? d->graphs.off : "");
     snprintf(out, DEVICE_LINE, "on %.150s; attention where its layer is: %s; keys and values: %d block%s of %d tokens, %.1f K tokens, %.1f MB%s%s", s->backend, where, s->n_blocks,
-             s->n_blocks == 1 ? "" : "s", KV_BLOCK, (double)s->n_blocks * KV_BLOCK * 1e-3, (double)s->kv_bytes * 1e-6, cached, graphs);
+             s->n_blocks == 1 ? "" : "s", KV_BLOCK, (double)s->n_blocks * KV_BLOCK * 1e-3, (double)s->kv_bytes * 1e-6,
+             cached, graphs);
 }
 
 json_t *device_graphs_json(const struct backend_graphs *g)
@@ -25,6 +27,8 @@ json_t *device_graphs_json(const struct backend_graphs *g)
     json_t *buckets = json_array();
     for (int i = 0; i < BACKEND_BUCKETS; i++)
         if (g->captured[i])
-            json_array_append_new(buckets, json_pack("{s:i, s:i, s:I}", "sequences", 1 << i, "captured", g->captured[i], "replays", (json_int_t)g->replays[i]));
-    return json_pack("{s:b, s:s?, s:i, s:o}", "on", !g->off, "off_reason", g->off, "refused", g->refused, "buckets", buckets);
+            json_array_append_new(buckets, json_pack("{s:i, s:i, s:I}", "sequences", 1 << i, "captured", g->captured[i],
+                                                     "replays", (json_int_t)g->replays[i]));
+    return json_pack("{s:b, s:s?, s:i, s:o}", "on", !g->off, "off_reason", g->off, "refused", g->refused, "buckets",
+                     buckets);
 }

@@ -7,10 +7,12 @@
 #include "libcommon/engine/engine.h"
 
 enum { DEVICE_LINE = 640 };
-/* "on cuda NVIDIA H200, 12 of 28 layers; attention where its layer is: 12 there, 16 on the processor; keys and values: 512 blocks of 16 tokens, 8.2 K tokens,
- * 1073.7 MB; weights once more as f16: 14000.0 MB; graphs on" */
+/* "on cuda NVIDIA H200, 12 of 28 layers; attention where its layer is: 12 there, 16 on the
+ * processor; keys and values: 512 blocks of 16 tokens, 8.2 K tokens, 1073.7 MB; weights once
+ * more as f16: 14000.0 MB; graphs on" */
 void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_layers);
-/* {"on", "off_reason", "refused", "buckets": [{"sequences", "captured", "replays"}]}: of the buckets those that have a graph. */
+/* {"on", "off_reason", "refused", "buckets": [{"sequences", "captured", "replays"}]}: of the
+ * buckets those that have a graph. */
 json_t *device_graphs_json(const struct backend_graphs *g);
 
 #endif

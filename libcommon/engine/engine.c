@@ -1,5 +1,5 @@
-/* engine.c - opening, the step, figures.  A step ends what was cancelled, plans (engine_plan.c), computes (engine_ahead.c), delivers
- * (engine_deliver.c). */
+/* engine.c - opening, the step, figures.  A step ends what was cancelled, plans (engine_plan.c),
+ * computes (engine_ahead.c), delivers (engine_deliver.c). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,17 +22,20 @@ static int pool_blocks(const struct engine *g, const struct engine_options *o, s
     if (o->kv_bytes && block_bytes(&g->m->config, o->kv_type)) {
         n = o->kv_bytes / block_bytes(&g->m->config, o->kv_type);
         if (n < (size_t)one)
-            return err_set(e, ERR_LIMIT, "KV memory of %zu bytes holds %zu tokens, expected at least the context of %d", o->kv_bytes, n * KV_BLOCK, g->max_len);
+            return err_set(e, ERR_LIMIT, "KV memory of %zu bytes holds %zu tokens, expected at least the context of %d",
+                           o->kv_bytes, n * KV_BLOCK, g->max_len);
     }
     if (n > INT32_MAX / KV_BLOCK)
-        return err_set(e, ERR_LIMIT, "%d sequences of %d tokens need %zu KV blocks, expected at most %d", g->max_seqs, g->max_len, n, INT32_MAX / KV_BLOCK);
+        return err_set(e, ERR_LIMIT, "%d sequences of %d tokens need %zu KV blocks, expected at most %d", g->max_seqs,
+                       g->max_len, n, INT32_MAX / KV_BLOCK);
     return (int)n;
 }
 
 /* A state for each sequence that runs, and for each snapshot. 0: the model has none. */
 static int n_states(const struct engine *g, const struct engine_options *o)
 {
-    return !config_state_bytes(&g->m->config) ? 0 : g->max_seqs + (!g->prefixes ? 0 : o->snapshots ? o->snapshots : ENGINE_SNAPSHOTS);
+    return !config_state_bytes(&g->m->config) ? 0 : g->max_seqs +
+           (!g->prefixes ? 0 : o->snapshots ? o->snapshots : ENGINE_SNAPSHOTS);
 }
 
 static int open_states(struct engine *g, const struct engine_options *o, int n, struct err *e)
@@ -57,7 +60,8 @@ static int set_sizes(struct engine *g, const struct model *m, const struct engin
     g->max_len = o->max_len > 0 ? o->max_len : default_len;
     g->max_seqs = o->max_seqs > 0 ? o->max_seqs : 1;
     g->max_tokens = o->max_tokens > 0        ? o->max_tokens
-                    : g->backend->step_tokens ? g->backend->step_tokens(c, o->n_threads, (int64_t)g->max_len * g->max_seqs, o->kernels)
+                    : g->backend->step_tokens ? g->backend->step_tokens(c, o->n_threads,
+                                                                        (int64_t)g->max_len * g->max_seqs, o->kernels)
                                               : BACKEND_STEP_TOKENS;
     if (g->max_tokens < g->max_seqs)
         g->max_tokens = g->max_seqs;
@@ -69,20 +73,26 @@ static int set_sizes(struct engine *g, const struct model *m, const struct engin
 static int ask_backend(const struct engine *g, const struct engine_options *o, struct backend_options *b, struct err *e)
 {
     const int n_blocks = pool_blocks(g, o, e);
-    *b = (struct backend_options){ .n_threads = o->n_threads, .kv_type = o->kv_type, .n_blocks = n_blocks, .n_states = n_states(g, o), .max_tokens = g->max_tokens,
-                                   .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels, .max_weights = o->max_weights,
-                                   .device = o->device, .device_layers = o->device_layers, .max_device = o->max_device, .strict = o->strict,
-                                   .debug_sync = o->debug_sync, .wgmma = o->wgmma, .no_graphs = o->no_graphs, .act_int8 = o->act_int8, .cache_weights = o->cache_weights };
+    *b = (struct backend_options){ .n_threads = o->n_threads, .kv_type = o->kv_type, .n_blocks = n_blocks,
+                                   .n_states = n_states(g, o), .max_tokens = g->max_tokens,
+                                   .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels,
+                                   .max_weights = o->max_weights,
+                                   .device = o->device, .device_layers = o->device_layers, .max_device = o->max_device,
+                                   .strict = o->strict,
+                                   .debug_sync = o->debug_sync, .wgmma = o->wgmma, .no_graphs = o->no_graphs,
+                                   .act_int8 = o->act_int8, .cache_weights = o->cache_weights };
     return n_blocks < 0 ? -1 : 0;
 }
 
-int engine_backend_options(const struct model *m, const struct engine_options *o, struct backend_options *b, struct err *e)
+int engine_backend_options(const struct model *m, const struct engine_options *o, struct backend_options *b,
+                           struct err *e)
 {
     struct engine g = { 0 };
     return set_sizes(&g, m, o, e) < 0 ? -1 : ask_backend(&g, o, b, e);
 }
 
-struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o, struct err *e)
+struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o,
+                           struct err *e)
 {
     struct engine *g = calloc(1, sizeof *g);
     if (!g) {
@@ -97,7 +107,8 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         g->n_allowed = tokenizer_vocab_size(t);
     pace_init(&g->pace);
     g->deadlines.which = BY_DEADLINE;
-    if (set_sizes(g, m, o, e) < 0 || ask_backend(g, o, &bo, e) < 0 || !(g->pool = kv_pool_open(bo.n_blocks, e)) || open_states(g, o, bo.n_states, e) < 0)
+    if (set_sizes(g, m, o, e) < 0 || ask_backend(g, o, &bo, e) < 0 || !(g->pool = kv_pool_open(bo.n_blocks, e)) ||
+        open_states(g, o, bo.n_states, e) < 0)
         goto fail;
     g->limits = (struct engine_limits){ .max_running = g->max_seqs, .max_waiting = o->max_waiting };
     g->running = calloc((size_t)g->max_seqs, sizeof(struct request *));
@@ -105,7 +116,8 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->batched = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->items = calloc((size_t)g->max_seqs, sizeof *g->items);
     g->draws = calloc((size_t)g->max_seqs, sizeof *g->draws);
-    g->ahead = (struct ahead){ calloc((size_t)g->max_seqs, sizeof(struct request *)), calloc((size_t)g->max_seqs, sizeof *g->items),
+    g->ahead = (struct ahead){ calloc((size_t)g->max_seqs, sizeof(struct request *)),
+                               calloc((size_t)g->max_seqs, sizeof *g->items),
                                calloc((size_t)g->max_seqs, sizeof *g->draws), 0 };
     g->n_rows = g->max_seqs;
     g->logits = malloc(((size_t)g->n_rows + PROMPT_ROWS) * (size_t)g->vocab_size * sizeof *g->logits);    /* pages come with their first use */
@@ -113,7 +125,8 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->pace.alone_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.alone_ns);
     if (!(g->scratch = sampler_scratch_open(e)))
         goto fail;
-    if (!g->running || !g->to_plan || !g->batched || !g->items || !g->draws || !g->ahead.batched || !g->ahead.items || !g->ahead.draws || !g->logits || !g->row || !g->pace.alone_ns) {
+    if (!g->running || !g->to_plan || !g->batched || !g->items || !g->draws || !g->ahead.batched || !g->ahead.items ||
+        !g->ahead.draws || !g->logits || !g->row || !g->pace.alone_ns) {
         err_nomem(e, "engine");
         goto fail;
     }
@@ -231,9 +244,12 @@ int engine_step(struct engine *g, struct err *e)
 
 void engine_stats(const struct engine *g, struct engine_stats *s)
 {
-    const size_t vocab = (size_t)g->vocab_size * sizeof(float), hidden = (size_t)g->m->config.hidden_size * sizeof(float);
-    const size_t mine = (size_t)(g->n_rows + 1) * vocab + (size_t)g->max_seqs * (2 * (sizeof *g->items + sizeof *g->draws) + 4 * sizeof *g->running + sizeof(float)) +
-                        (g->hidden ? (size_t)g->max_tokens * hidden : 0) + kv_pool_bytes(g->pool) + (g->states ? state_pool_bytes(g->states) : 0);
+    const size_t vocab = (size_t)g->vocab_size * sizeof(float),
+                 hidden = (size_t)g->m->config.hidden_size * sizeof(float);
+    const size_t mine = (size_t)(g->n_rows + 1) * vocab + (size_t)g->max_seqs *
+                        (2 * (sizeof *g->items + sizeof *g->draws) + 4 * sizeof *g->running + sizeof(float)) +
+                        (g->hidden ? (size_t)g->max_tokens * hidden : 0) + kv_pool_bytes(g->pool) +
+                        (g->states ? state_pool_bytes(g->states) : 0);
     *s = g->count;
     s->kv_bytes = g->backend->kv_bytes(g->b);
     s->private_bytes = g->backend->memory(g->b) + mine;
@@ -287,7 +303,8 @@ int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, flo
     if (kv_table_init(&kv, n_ids, e) != 0)
         return -1;
     if (kv_table_reserve(&kv, g->pool, n_ids) != 0) {
-        err_set(e, ERR_LIMIT, "%d KV blocks are free, %d tokens need %d", kv_pool_free(g->pool) + kv_pool_idle(g->pool), n_ids, (n_ids + KV_BLOCK - 1) / KV_BLOCK);
+        err_set(e, ERR_LIMIT, "%d KV blocks are free, %d tokens need %d", kv_pool_free(g->pool) + kv_pool_idle(g->pool),
+                n_ids, (n_ids + KV_BLOCK - 1) / KV_BLOCK);
         goto done;
     }
     if (g->states && (state = state_take(g->states, g->pool)) < 0) {
@@ -297,7 +314,8 @@ int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, flo
     for (int pos = 0; pos < n_ids;) {
         int n = n_ids - pos < g->max_tokens ? n_ids - pos : g->max_tokens, end = pos + n;
         int n_logits = end <= from ? 0 : end - (pos > from ? pos : from);
-        const struct batch_item item = { .tokens = ids + pos, .n_tokens = n, .pos = pos, .table = kv.block, .state = state, .n_logits = n_logits, .seq_len = n_ids };
+        const struct batch_item item = { .tokens = ids + pos, .n_tokens = n, .pos = pos, .table = kv.block,
+                                         .state = state, .n_logits = n_logits, .seq_len = n_ids };
         if (g->backend->forward(g->b, &(struct batch){ &item, 1 }, logits, e) != 0)
             goto done;
         if (engine_check(g, e) != 0)

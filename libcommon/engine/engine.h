@@ -1,8 +1,11 @@
-/* engine.h - requests in, tokens out: the scheduler and the step that zse-chat, zse-bench and zse-serve all drive.
+/* engine.h - requests in, tokens out: the scheduler and the step that zse-chat, zse-bench and
+ * zse-serve all drive.
  *
- * One thread calls everything here.  Each engine_step() makes one ragged batch of all running requests (decoding ones first, then prompts in chunks), runs
- * it on the backend, samples, and tells each request's callback.  Requests join and leave between steps.  Where more is asked than can be done, shares get equally
- * much, whoever has how many requests (engine_share.c).  A request's output depends neither on the others nor on chunks, preemption or the prefix cache. */
+ * One thread calls everything here.  Each engine_step() makes one ragged batch of all running
+ * requests (decoding ones first, then prompts in chunks), runs it on the backend, samples, and
+ * tells each request's callback.  Requests join and leave between steps.  Where more is asked
+ * than can be done, shares get equally much, whoever has how many requests (engine_share.c).  A
+ * request's output depends neither on the others nor on chunks, preemption or the prefix cache. */
 #ifndef ZSE_ENGINE_ENGINE_H
 #define ZSE_ENGINE_ENGINE_H
 
@@ -31,19 +34,23 @@ struct engine_options {
     const char *kernels;
     int device, debug_sync, device_layers, strict, wgmma, no_graphs, act_int8, cache_weights;        /* of backend_options */
     size_t max_device;
-    /* Models with recurrent layers: a sequence's beginning is reused from snapshots of its state only: behind its last token when it ended or was preempted, and
-     * behind every so many tokens.  A snapshot takes config_state_bytes(); with no_prefix_cache there are none. */
+    /* Models with recurrent layers: a sequence's beginning is reused from snapshots of its state
+     * only: behind its last token when it ended or was preempted, and behind every so many
+     * tokens.  A snapshot takes config_state_bytes(); with no_prefix_cache there are none. */
     int snapshots, snapshot_every;  /* 0: ENGINE_SNAPSHOTS, 512; snapshot_every a multiple of 16 */
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     size_t max_weights;             /* bytes of the model's file that may be resident, see residency.h; 0: any */
 };
 
 /* What engine_open will ask of the backend, for those who plan. */
-int engine_backend_options(const struct model *m, const struct engine_options *o, struct backend_options *b, struct err *e);
+int engine_backend_options(const struct model *m, const struct engine_options *o, struct backend_options *b,
+                           struct err *e);
 
 struct engine;
-/* tokenizer may be NULL when no stop strings are used and no text is asked for. model and tokenizer are borrowed. */
-struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o, struct err *e);
+/* tokenizer may be NULL when no stop strings are used and no text is asked for. model and
+ * tokenizer are borrowed. */
+struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o,
+                           struct err *e);
 void engine_close(struct engine *g);        /* requests that are still there go without a last callback */
 
 /* At run time; takes effect with the next step. */
@@ -55,7 +62,8 @@ struct engine_limits {
 int engine_set_limits(struct engine *g, const struct engine_limits *l, struct err *e);
 void engine_limits(const struct engine *g, struct engine_limits *l);
 
-enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR, FINISH_DEADLINE, FINISH_REFUSED };
+enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR, FINISH_DEADLINE,
+              FINISH_REFUSED };
 
 /* What a callback hears of.  All pointers are borrowed for the call. */
 struct token_event {
@@ -64,8 +72,9 @@ struct token_event {
     enum finish finish;                 /* not FINISH_NONE: the last call */
     int stop;                           /* with FINISH_STOP: number (from 1) of the stop string that came; 0: the model ended its answer */
     const struct err *error;            /* with FINISH_ERROR, FINISH_REFUSED */
-    /* With n_logprobs >= 0, else 0 and NULL: natural logarithms of the model's own distribution at this position, before bias, penalties, constraint and
-     * temperature.  top: the n_top likeliest, likeliest first, ties by lower id; the chosen one may be missing from them. */
+    /* With n_logprobs >= 0, else 0 and NULL: natural logarithms of the model's own distribution
+     * at this position, before bias, penalties, constraint and temperature.  top: the n_top
+     * likeliest, likeliest first, ties by lower id; the chosen one may be missing from them. */
     float logprob;
     const struct top_logprob *top; int n_top;
     int is_prompt;                      /* prompt_logprobs: id is a token of the prompt (its first has no logprob: NAN, n_top 0) */
@@ -84,21 +93,28 @@ struct request_params {
     int keep_special;                           /* special tokens are part of the text */
     int ignore_eos;
     int n_logprobs;                             /* -1: none; 0 to MAX_TOP_LOGPROBS: of the chosen token, and of so many likeliest ones */
-    int prompt_logprobs;                        /* the same for each token of the prompt, before the answer's first; needs n_logprobs >= 0, and computes
-                                                 * the whole prompt */
+    /* the same for each token of the prompt, before the answer's first; needs n_logprobs >= 0,
+     * and computes the whole prompt */
+    int prompt_logprobs;
     enum embed embed;                           /* no answer: the final hidden states, pooled (mean or last token) and scaled to length 1 */
     uint64_t share;                             /* whose request it is, by any number: requests of one share get together what those of another get */
-    int priority;                               /* -MAX_PRIORITY to MAX_PRIORITY: higher first among requests of a share.  AGEING_S seconds of waiting count as one
-                                                 * more, so that nothing starves.  Below 0 it also lets other shares go first, for a while */
-    int *heard;                                 /* one int, 0, for all requests whose answers are worth nothing without each other; the engine's until the last of
-                                                 * them ends.  Once something was heard of one, none of them is refused any more.  NULL: it is alone */
+    /* -MAX_PRIORITY to MAX_PRIORITY: higher first among requests of a share.  AGEING_S seconds
+     * of waiting count as one more, so that nothing starves.  Below 0 it also lets other shares
+     * go first, for a while */
+    int priority;
+    /* one int, 0, for all requests whose answers are worth nothing without each other; the
+     * engine's until the last of them ends.  Once something was heard of one, none of them is
+     * refused any more.  NULL: it is alone */
+    int *heard;
     uint64_t deadline_ns;                       /* clock_ns() at which it ends with FINISH_DEADLINE; 0: none */
     const struct constraint *constraint;        /* NULL: none; see there for ownership */
-    /* Called from engine_step for every token.  An EOS has no text of its own; the last call also brings what was held back because a stop string could have
-     * begun with it.  It may call engine_submit and engine_cancel, not engine_step or engine_close. */
+    /* Called from engine_step for every token.  An EOS has no text of its own; the last call
+     * also brings what was held back because a stop string could have begun with it.  It may
+     * call engine_submit and engine_cancel, not engine_step or engine_close. */
     void (*on_token)(void *user, const struct token_event *ev);
     void *user;
-    /* Several answers to one prompt, which is computed once.  Each is a request of its own: callbacks, cancel and figures. */
+    /* Several answers to one prompt, which is computed once.  Each is a request of its own:
+     * callbacks, cancel and figures. */
     int n;                                      /* 0: 1 */
     void *const *users;                         /* [n] instead of user; NULL: user for all */
     const uint64_t *seeds;                      /* [n]; NULL: sampling.seed + i */
@@ -106,21 +122,27 @@ struct request_params {
 };
 
 struct request;
-/* The first of its n requests.  Refused at once: empty prompt, ids outside the vocabulary, prompt longer than max_len, parameters out of range, more than max_waiting
- * requests waiting (ERR_LIMIT, all), unless another share has more of them: then the last of those ends here and now, with FINISH_REFUSED; a model whose file is not what was opened any more (ERR_IO).  A request belongs to the engine and is gone after its last callback. */
+/* The first of its n requests.  Refused at once: empty prompt, ids outside the vocabulary,
+ * prompt longer than max_len, parameters out of range, more than max_waiting requests waiting
+ * (ERR_LIMIT, all), unless another share has more of them: then the last of those ends here and
+ * now, with FINISH_REFUSED; a model whose file is not what was opened any more (ERR_IO).  A
+ * request belongs to the engine and is gone after its last callback. */
 struct request *engine_submit(struct engine *g, const struct request_params *p, struct err *e);
-/* Its memory is free at once; the last callback (FINISH_CANCELLED) comes with the next engine_step.  Nothing after the last callback. */
+/* Its memory is free at once; the last callback (FINISH_CANCELLED) comes with the next
+ * engine_step.  Nothing after the last callback. */
 void engine_cancel(struct engine *g, struct request *r);
 
-/* One step. Returns the number of requests that run or wait (0: idle), -1 on a failure of the backend or of the model's file (all running requests
- * end with FINISH_ERROR). */
+/* One step. Returns the number of requests that run or wait (0: idle), -1 on a failure of the
+ * backend or of the model's file (all running requests end with FINISH_ERROR). */
 int engine_step(struct engine *g, struct err *e);
 
-/* Is the model's file still what was opened?  Every step asks: where the file was touched, all of it is read and compared with its checksums.  -1: no; nothing can
- * be computed with it any more. */
+/* Is the model's file still what was opened?  Every step asks: where the file was touched, all
+ * of it is read and compared with its checksums.  -1: no; nothing can be computed with it any
+ * more. */
 int engine_check(struct engine *g, struct err *e);
 
-/* Memory is short: give up the prefixes that nobody uses, and the memory of blocks and states that hold nothing. */
+/* Memory is short: give up the prefixes that nobody uses, and the memory of blocks and states
+ * that hold nothing. */
 void engine_shed(struct engine *g);
 
 struct request_stats {
@@ -155,8 +177,9 @@ struct engine_stats {
 };
 void engine_stats(const struct engine *g, struct engine_stats *s);
 
-/* Logits after every one of ids [n_ids][vocab_size], in chunks, from a fresh sequence: for zse-bench logits, perplexity, quality.
- * from: only positions >= from are written (n_ids - from rows). */
+/* Logits after every one of ids [n_ids][vocab_size], in chunks, from a fresh sequence: for
+ * zse-bench logits, perplexity, quality.  from: only positions >= from are written (n_ids - from
+ * rows). */
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e);
 
 #endif

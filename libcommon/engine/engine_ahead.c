@@ -1,9 +1,11 @@
-/* engine_ahead.c - a step's rows from the backend; where the backend draws tokens and takes steps without waiting, the next step is begun before this one's tokens are read, so
- * that a device never waits for the host.
+/* engine_ahead.c - a step's rows from the backend; where the backend draws tokens and takes steps
+ * without waiting, the next step is begun before this one's tokens are read, so that a device never
+ * waits for the host.
  *
- * The next step needs nothing of this one but its tokens, which the backend has: it is certain where all that run decode, nobody joins, and there are blocks.  A request
- * that ends with its token leaves a row behind that is dropped: its keys and values lie behind the last token that counts, and whoever gets the block next writes
- * later. */
+ * The next step needs nothing of this one but its tokens, which the backend has: it is certain
+ * where all that run decode, nobody joins, and there are blocks.  A request that ends with its
+ * token leaves a row behind that is dropped: its keys and values lie behind the last token that
+ * counts, and whoever gets the block next writes later. */
 #include <string.h>
 
 #include "libcommon/engine/engine_core.h"
@@ -17,7 +19,8 @@ static int can_begin(const struct engine *g, int n)
     return g->backend->begin && !g->states && n > 0;
 }
 
-/* The step behind that of the n items into g->ahead; returns its items, 0 where it is not certain. */
+/* The step behind that of the n items into g->ahead; returns its items, 0 where it is not
+ * certain. */
 static int plan_ahead(struct engine *g, int n)
 {
     struct ahead *a = &g->ahead;
@@ -36,7 +39,8 @@ static int plan_ahead(struct engine *g, int n)
         if (r->n_ids + 1 == config_long_from(&g->m->config) || kv_table_reserve(&r->kv, g->pool, r->n_ids + 1) != 0 ||
             !sampler_draw(r->sampler, r->n_ids + 1 - r->n_prompt, &a->draws[a->n]))
             return a->n = 0;
-        a->items[a->n] = (struct batch_item){ .follows = i, .n_tokens = 1, .pos = r->n_ids, .table = r->kv.block, .n_logits = 1, .seq_len = r->n_ids + 1,
+        a->items[a->n] = (struct batch_item){ .follows = i, .n_tokens = 1, .pos = r->n_ids, .table = r->kv.block,
+                                              .n_logits = 1, .seq_len = r->n_ids + 1,
                                               .draw = &a->draws[a->n] };
         a->batched[a->n++] = r;
     }
@@ -61,7 +65,8 @@ static int any_missing(const struct engine *g, int n)
     return 0;
 }
 
-/* The step in hand once more, waited for, of those that are still there: the backend could not draw a token of some row, so its logits are needed. Returns its items. */
+/* The step in hand once more, waited for, of those that are still there: the backend could not
+ * draw a token of some row, so its logits are needed. Returns its items. */
 static int run_again(struct engine *g, int n, struct err *e)
 {
     int n_left = 0;
@@ -81,7 +86,8 @@ static int run_again(struct engine *g, int n, struct err *e)
     return g->backend->forward(g->b, &(struct batch){ g->items, n_left }, g->logits, e) < 0 ? -1 : n_left;
 }
 
-/* Wait for the step that was begun first, which is that of the items, with the next one begun behind it where that is possible. */
+/* Wait for the step that was begun first, which is that of the items, with the next one begun
+ * behind it where that is possible. */
 static int finish_begun(struct engine *g, int n, struct err *e)
 {
     if (plan_ahead(g, n)) {
@@ -105,7 +111,8 @@ static void swap(void *a, void *b)
     memcpy(b, &t, sizeof t);
 }
 
-/* The step that was begun in the last one becomes the one in hand. Returns its items, 0 if nobody wants them any more. */
+/* The step that was begun in the last one becomes the one in hand. Returns its items, 0 if
+ * nobody wants them any more. */
 static int take_ahead(struct engine *g)
 {
     int n_alive = 0;

@@ -1,6 +1,7 @@
-/* engine_core.h - what the parts of the engine share: engine.c (opening, the step), engine_request.c (a request's life), engine_plan.c (who runs,
- * and what of it), engine_share.c (fairly), engine_ahead.c (the backend's work, begun early where it can be), engine_deliver.c (from the backend's rows to callbacks),
- * engine_masks.c (what constraints have to do). */
+/* engine_core.h - what the parts of the engine share: engine.c (opening, the step),
+ * engine_request.c (a request's life), engine_plan.c (who runs, and what of it), engine_share.c
+ * (fairly), engine_ahead.c (the backend's work, begun early where it can be), engine_deliver.c
+ * (from the backend's rows to callbacks), engine_masks.c (what constraints have to do). */
 #ifndef ZSE_ENGINE_ENGINE_CORE_H
 #define ZSE_ENGINE_ENGINE_CORE_H
 
@@ -34,8 +35,8 @@ struct share {
     int waits, waited;                  /* some of its requests wait for their first token; did so before */
 };
 
-/* What a request's constraint has to do, here or in a thread (engine_masks.c).  While the state is QUEUED or RUNNING, all of it, the constraint, allowed and forced
- * are the threads'. */
+/* What a request's constraint has to do, here or in a thread (engine_masks.c).  While the state
+ * is QUEUED or RUNNING, all of it, the constraint, allowed and forced are the threads'. */
 enum work_state { WORK_NONE, WORK_QUEUED, WORK_RUNNING, WORK_DONE };
 struct constraint_work {
     enum work_state state;              /* under the lock of the masks */
@@ -159,10 +160,12 @@ void shares_settle(struct engine *g);                           /* before anybod
 int share_goes_before(const struct request *a, const struct request *b);
 struct request *share_next(const struct engine *g);             /* who waits and goes first; NULL: nobody waits */
 int share_yields(const struct engine *g, const struct request *r);      /* index of who runs and makes room for r, which waits; -1: nobody does */
-/* Would r, which lacks so many blocks, get them and a place if all went that share_yields() would name one after the other? */
+/* Would r, which lacks so many blocks, get them and a place if all went that share_yields()
+ * would name one after the other? */
 int share_would_fit(struct engine *g, const struct request *r, int missing);
 int share_of_most(const struct engine *g);                      /* index of who gives its blocks back: the last in turn of the share that runs most */
-/* The queue lacks `missing` places for n requests of this share: end as many of shares that have more.  0: they have not. */
+/* The queue lacks `missing` places for n requests of this share: end as many of shares that have
+ * more.  0: they have not. */
 int share_make_room(struct engine *g, const struct share *own, int n, int missing);
 
 /* ---- engine_plan.c ---- */
@@ -180,7 +183,8 @@ void copy_state(struct engine *g, int from, int to);
 int may_admit(const struct engine *g);
 
 /* ---- engine_ahead.c ---- */
-/* Plan a step and compute it: its items, whose rows are to be delivered; 0: there is nothing to do; -1: the backend failed. */
+/* Plan a step and compute it: its items, whose rows are to be delivered; 0: there is nothing to
+ * do; -1: the backend failed. */
 int ahead_run(struct engine *g, struct err *e);
 /* Nothing is r's any more: steps that are begun have a row that nobody wants. */
 void ahead_forget(struct engine *g, const struct request *r);
@@ -190,7 +194,8 @@ void masks_begin(struct engine *g, int n_items);        /* begin with the masks 
 void masks_end(struct engine *g);                       /* wait a little for those that do not take long */
 /* 1: the mask is there (or the constraint failed); 0: a thread is at work on it. */
 int masks_ready(struct engine *g, struct request *r);
-/* 1: work.accept is done, and forced tokens were asked for if none were left; 0: a thread is at work on it. */
+/* 1: work.accept is done, and forced tokens were asked for if none were left; 0: a thread is at
+ * work on it. */
 int masks_advance(struct engine *g, struct request *r);
 void masks_wait(struct engine *g);                      /* all that run are late: until one of them is not, but only some milliseconds */
 void masks_forget(struct engine *g, struct request *r); /* r is about to be freed */

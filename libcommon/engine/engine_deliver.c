@@ -1,4 +1,5 @@
-/* engine_deliver.c - what a step computed, to the requests: logits to tokens to text, hidden states to embeddings. */
+/* engine_deliver.c - what a step computed, to the requests: logits to tokens to text, hidden
+ * states to embeddings. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,9 +38,13 @@ static void note_heard(struct request *r)
         *r->heard = 1;
 }
 
-static int constraint_failed(const struct request *r, struct err *e) { return r->constrained && r->constraint.error && r->constraint.error(r->constraint.state, e) != 0; }
+static int constraint_failed(const struct request *r, struct err *e)
+{
+    return r->constrained && r->constraint.error && r->constraint.error(r->constraint.state, e) != 0;
+}
 
-/* A new token of the answer: to the sequence, the sampler, the text, the callback.  1: nothing may follow; r may be gone. */
+/* A new token of the answer: to the sequence, the sampler, the text, the callback.  1: nothing
+ * may follow; r may be gone. */
 static int add_token(struct engine *g, struct request *r, int32_t id, const struct logprobs *lp)
 {
     struct token_event ev = { .id = id, .text = "" };
@@ -78,8 +83,9 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
     return r->cancelled;
 }
 
-/* The constraint learns of the last token, and tokens follow that need no choice; where log probabilities are wanted these wait for their logits.  So do the rest
- * of very many: others are not kept waiting. */
+/* The constraint learns of the last token, and tokens follow that need no choice; where log
+ * probabilities are wanted these wait for their logits.  So do the rest of very many: others are
+ * not kept waiting. */
 static void go_on(struct engine *g, struct request *r)
 {
     enum { AT_ONCE = 4 * FORCED_AT_ONCE };
@@ -97,7 +103,8 @@ static void go_on(struct engine *g, struct request *r)
             request_finish_early(g, r, FINISH_ERROR, &e);
             return;
         }
-        if (r->at_forced == r->n_forced || r->n_logprobs >= 0 || n >= AT_ONCE || add_token(g, r, r->forced[r->at_forced++], NULL))
+        if (r->at_forced == r->n_forced || r->n_logprobs >= 0 || n >= AT_ONCE ||
+            add_token(g, r, r->forced[r->at_forced++], NULL))
             return;
     }
 }
@@ -144,7 +151,8 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
     } else {
         if (r->constrained)
             allowed.bits = r->allowed;
-        rc = constraint_failed(r, &e) ? -1 : sampler_pick(r->sampler, logits, allowed.bits ? &allowed : NULL, &id, r->n_logprobs >= 0 ? &lp : NULL, &e);
+        rc = constraint_failed(r, &e) ? -1 : sampler_pick(r->sampler, logits, allowed.bits ? &allowed : NULL, &id,
+                                                          r->n_logprobs >= 0 ? &lp : NULL, &e);
     }
     if (rc != 0)
         request_finish_early(g, r, FINISH_ERROR, &e);
@@ -251,14 +259,16 @@ static void deliver_hidden(struct engine *g, struct request *r, const float *h, 
     r->first_ns = r->last_ns = clock_ns();
     note_heard(r);
     g->count.prompt_tokens += (uint64_t)r->n_prompt;
-    request_finish(g, r, &(struct token_event){ .id = -1, .text = "", .finish = FINISH_STOP, .embedding = out, .n_embedding = hidden });
+    request_finish(g, r, &(struct token_event){ .id = -1, .text = "", .finish = FINISH_STOP, .embedding = out,
+                                                .n_embedding = hidden });
 }
 
 /* A copy of r's state stays with the tree of prefixes. */
 static void take_snapshot(struct engine *g, const struct request *r)
 {
     const int32_t end = prefix_end(&r->kv, g->pool);
-    const int known = end < 0 || state_find(g->states, g->pool, end) >= 0, state = known ? -1 : state_take(g->states, g->pool);
+    const int known = end < 0 || state_find(g->states, g->pool, end) >= 0,
+              state = known ? -1 : state_take(g->states, g->pool);
     if (state < 0)
         return;
     copy_state(g, r->slot, state);

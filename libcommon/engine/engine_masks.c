@@ -1,11 +1,15 @@
-/* engine_masks.c - the work of constraints, which may take long: masks, and accepting a token and asking for forced ones.
+/* engine_masks.c - the work of constraints, which may take long: masks, and accepting a token and
+ * asking for forced ones.
  *
- * Masks are computed in a thread while the backend computes the logits that they are for.  A request whose constraint takes longer than that sits out the
- * steps until its work is done (it is late), with its KV blocks and a copy of its logits; its output is the same.  The engine's thread itself only makes calls that
- * give up after QUICK steps.
+ * Masks are computed in a thread while the backend computes the logits that they are for.  A
+ * request whose constraint takes longer than that sits out the steps until its work is done (it is
+ * late), with its KV blocks and a copy of its logits; its output is the same.  The engine's thread
+ * itself only makes calls that give up after QUICK steps.
  *
- * Fairness: work runs in turns.  The first turn of FIRST steps is taken in one thread, all others in a second one; each has twice the steps of the one before, and the
- * shorter turns go first.  So a constraint that takes long delays others by FIRST steps in the first thread, and by one turn in the second. */
+ * Fairness: work runs in turns.  The first turn of FIRST steps is taken in one thread, all
+ * others in a second one; each has twice the steps of the one before, and the shorter turns go
+ * first.  So a constraint that takes long delays others by FIRST steps in the first thread, and
+ * by one turn in the second. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +37,8 @@ struct masks {
 /* Will a token of r be chosen from the logits of this item? */
 static int is_needed(const struct request *r, const struct batch_item *item)
 {
-    return r->constrained && item->n_logits > 0 && r->at_forced == r->n_forced && item->pos + item->n_tokens == r->n_ids && !r->cancelled && !r->has_allowed;
+    return r->constrained && item->n_logits > 0 && r->at_forced == r->n_forced &&
+           item->pos + item->n_tokens == r->n_ids && !r->cancelled && !r->has_allowed;
 }
 
 static int is_busy(const struct constraint *c) { return c->busy && c->busy(c->state); }
@@ -156,7 +161,8 @@ static struct masks *start(void)
     return m;
 }
 
-/* To the threads; where there are none, here and now: its limits bound it all the same.  1: it is done. */
+/* To the threads; where there are none, here and now: its limits bound it all the same.  1: it
+ * is done. */
 static int hand_over(struct engine *g, struct request *r)
 {
     if (!g->masks && !(g->masks = start()))

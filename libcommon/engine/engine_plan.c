@@ -1,17 +1,24 @@
 /* engine_plan.c - who runs, and how many tokens of whom.
  *
- * Turns: a request's turn is the time of its submission less AGEING_S seconds for each step of priority, so the order of two requests of a share never changes and
- * nothing starves; between shares see engine_share.c.  Running requests are kept in order of their turns.  When blocks run out, first go prefixes that nobody uses,
- * then blocks of requests that wait, then the running request whose turn is last, of the share that runs most, goes back to waiting and computes again what
- * is no longer in the tree: its sampler and its ids stay, so its answer is the same.  The pool holds at least one sequence of full length: the first in turn
- * of all always gets on.
+ * Turns: a request's turn is the time of its submission less AGEING_S seconds for each step of
+ * priority, so the order of two requests of a share never changes and nothing starves; between
+ * shares see engine_share.c.  Running requests are kept in order of their turns.  When blocks run
+ * out, first go prefixes that nobody uses, then blocks of requests that wait, then the running
+ * request whose turn is last, of the share that runs most, goes back to waiting and computes again
+ * what is no longer in the tree: its sampler and its ids stay, so its answer is the same.  The pool
+ * holds at least one sequence of full length: the first in turn of all always gets on.
  *
- * Pace: beside decoding requests a step takes so many prompt tokens that it lasts about STRETCH times as long as usual: as the share USUAL of the last PACE_STEPS
- * steps at most.  While prompts come now and then, that is the time without them; while they are in most steps it grows, up to MOST_STRETCH
- * times the time without them: a larger share for prompts then makes everybody faster, and gaps between tokens are long, but alike.  Longer steps are fewer steps with
- * prompts: where that would turn most steps into short ones again, the stretch stays at what is just not too much, because it moves by a PACE_STEPSth at a time.  (At
- * once, and by the median, it swung between both: one gap in a hundred was up to 3.4 times the median.  Single steps of 100 ms, fewer than one of a hundred, were
- * tried: the first token of prompts of 512 that follow each other did not come earlier, and one gap in a hundred was three times the median.) */
+ * Pace: beside decoding requests a step takes so many prompt tokens that it lasts about STRETCH
+ * times as long as usual: as the share USUAL of the last PACE_STEPS steps at most.  While
+ * prompts come now and then, that is the time without them; while they are in most steps it
+ * grows, up to MOST_STRETCH times the time without them: a larger share for prompts then makes
+ * everybody faster, and gaps between tokens are long, but alike.  Longer steps are fewer steps
+ * with prompts: where that would turn most steps into short ones again, the stretch stays at
+ * what is just not too much, because it moves by a PACE_STEPSth at a time.  (At once, and by the
+ * median, it swung between both: one gap in a hundred was up to 3.4 times the median.  Single
+ * steps of 100 ms, fewer than one of a hundred, were tried: the first token of prompts of 512
+ * that follow each other did not come earlier, and one gap in a hundred was three times the
+ * median.) */
 #include <assert.h>
 #include <string.h>
 
@@ -53,7 +60,10 @@ static int chunk_tokens(const struct engine *g, int n_decoding)
 }
 
 /* Towards what was measured; a step that somebody else held up counts little. */
-static void follow(float *mean, float sample, float weight) { *mean += *mean > 0 ? ((sample < 2 * *mean ? sample : 2 * *mean) - *mean) * weight : sample; }
+static void follow(float *mean, float sample, float weight)
+{
+    *mean += *mean > 0 ? ((sample < 2 * *mean ? sample : 2 * *mean) - *mean) * weight : sample;
+}
 
 /* The newest ratio takes the place of the oldest, in time and by size. */
 static void note_ratio(struct pace *p, float ratio)
@@ -105,7 +115,8 @@ int enters_prefixes(const struct engine *g, const struct request *r) { return g-
 
 static int takes_prefixes(const struct engine *g, const struct request *r)
 {
-    return enters_prefixes(g, r) && r->kv.n_tokens == r->kv.n_nodes * KV_BLOCK && !(r->prompt_logprobs && r->n_heard < r->n_prompt);
+    return enters_prefixes(g, r) && r->kv.n_tokens == r->kv.n_nodes * KV_BLOCK &&
+           !(r->prompt_logprobs && r->n_heard < r->n_prompt);
 }
 
 static void copy_block(struct engine *g, int32_t from, int32_t to)
@@ -136,17 +147,20 @@ static int awaits(const struct engine *g, const struct request *r)
         return 0;
     for (int j = 0; j < g->n_running; j++) {
         const struct request *q = g->running[j];
-        if (q != r && q->planned && enters_prefixes(g, q) && q->kv.root == r->kv.root && q->kv.n_nodes == d && q->n_ids >= at + KV_BLOCK &&
-            (d == 0 || q->kv.block[d - 1] == r->kv.block[d - 1]) && memcmp(q->ids + at, r->ids + at, KV_BLOCK * sizeof *r->ids) == 0)
+        if (q != r && q->planned && enters_prefixes(g, q) && q->kv.root == r->kv.root && q->kv.n_nodes == d &&
+            q->n_ids >= at + KV_BLOCK && (d == 0 || q->kv.block[d - 1] == r->kv.block[d - 1]) &&
+            memcmp(q->ids + at, r->ids + at, KV_BLOCK * sizeof *r->ids) == 0)
             return 1;
     }
     return 0;
 }
 
-/* With recurrent layers: what r may begin with is what the last snapshot of it has behind it, or nothing. */
+/* With recurrent layers: what r may begin with is what the last snapshot of it has behind it, or
+ * nothing. */
 struct beginning { int snapshot, before, n_tokens; };           /* snapshot -1: there is none; tokens that r had, and will have */
 
-/* Hold its whole blocks.  Nothing is copied: r runs only after finish_beginning() or drop_beginning(). */
+/* Hold its whole blocks.  Nothing is copied: r runs only after finish_beginning() or
+ * drop_beginning(). */
 static struct beginning find_beginning(struct engine *g, struct request *r)
 {
     struct beginning b = { .before = r->kv.n_tokens };
@@ -164,7 +178,8 @@ static void drop_beginning(struct engine *g, struct request *r, const struct beg
         kv_table_truncate(&r->kv, g->pool, b->before);
 }
 
-/* r, which has a state, gets what the snapshot holds; where that was the last state to be had, it is r's already. */
+/* r, which has a state, gets what the snapshot holds; where that was the last state to be had,
+ * it is r's already. */
 static void finish_beginning(struct engine *g, struct request *r, const struct beginning *b)
 {
     int32_t from, to;
@@ -243,7 +258,8 @@ static int reserve(struct engine *g, struct request *r)
 
 /* ---- admission ---- */
 
-/* A state for one that is about to run: there are as many as may run, so that those who wait have the others. */
+/* A state for one that is about to run: there are as many as may run, so that those who wait
+ * have the others. */
 static void take_state(struct engine *g, struct request *r)
 {
     while (g->states && r->slot < 0 && (r->slot = state_take(g->states, g->pool)) < 0) {
@@ -253,7 +269,8 @@ static void take_state(struct engine *g, struct request *r)
     }
 }
 
-/* A place, and blocks for all of its tokens, and one more to go on if there is any; nobody makes room in vain.  Copies are made when they are there: a request may wait for them for long. */
+/* A place, and blocks for all of its tokens, and one more to go on if there is any; nobody makes
+ * room in vain.  Copies are made when they are there: a request may wait for them for long. */
 static int make_fit(struct engine *g, struct request *r)
 {
     struct beginning b = { .snapshot = -1 };
@@ -319,7 +336,8 @@ int may_admit(const struct engine *g)
 
 int decodes(const struct request *r) { return r->first_ns && r->n_ids - r->kv.n_tokens <= FORCED; }
 
-/* Tokens of a chunk of which no more than `rows` need logits because the callback hears of the prompt. */
+/* Tokens of a chunk of which no more than `rows` need logits because the callback hears of the
+ * prompt. */
 static int rows_limit(const struct request *r, int rows)
 {
     if (!r->prompt_logprobs || r->n_heard >= r->n_prompt)
@@ -368,7 +386,8 @@ static struct request *next_to_plan(struct engine *g, int n)
 {
     int best = -1;
     for (int i = 0; i < n; i++)
-        if (g->to_plan[i] && g->to_plan[i]->state == RUNNING && (best < 0 || share_goes_before(g->to_plan[i], g->to_plan[best])))
+        if (g->to_plan[i] && g->to_plan[i]->state == RUNNING &&
+            (best < 0 || share_goes_before(g->to_plan[i], g->to_plan[best])))
             best = i;
     struct request *r = best < 0 ? NULL : g->to_plan[best];
     if (r)
@@ -420,11 +439,12 @@ void plan_step(struct engine *g)
             }
 }
 
-/* May the backend choose r's next token?  Not where a constraint, log probabilities or siblings want to see the logits. */
+/* May the backend choose r's next token?  Not where a constraint, log probabilities or siblings
+ * want to see the logits. */
 static int can_draw(const struct request *r, const struct batch_item *item, struct draw *d)
 {
-    return item->n_logits == 1 && !r->constrained && r->n_logprobs < 0 && !r->siblings && item->pos + item->n_tokens == r->n_ids &&
-           sampler_draw(r->sampler, r->n_ids - r->n_prompt, d);
+    return item->n_logits == 1 && !r->constrained && r->n_logprobs < 0 && !r->siblings &&
+           item->pos + item->n_tokens == r->n_ids && sampler_draw(r->sampler, r->n_ids - r->n_prompt, d);
 }
 
 int plan_batch(struct engine *g)
@@ -437,7 +457,8 @@ int plan_batch(struct engine *g)
             if (r->planned == 0 || decodes(r) != decoding)
                 continue;
             struct batch_item *item = &g->items[n];
-            *item = (struct batch_item){ .tokens = r->ids + r->kv.n_tokens, .n_tokens = r->planned, .pos = r->kv.n_tokens, .table = r->kv.block, .state = r->slot,
+            *item = (struct batch_item){ .tokens = r->ids + r->kv.n_tokens, .n_tokens = r->planned,
+                                         .pos = r->kv.n_tokens, .table = r->kv.block, .state = r->slot,
                                          .n_logits = n_logits(r), .seq_len = r->n_ids };
             if (r->embed == EMBED_MEAN)
                 item->n_hidden = r->planned;

@@ -13,7 +13,8 @@ static int range(const char *name, int64_t v, int64_t min, int64_t max, struct e
 {
     if (v >= min && v <= max)
         return 0;
-    return err_set(e, ERR_LIMIT, "%s is %lld, expected %lld to %lld", name, (long long)v, (long long)min, (long long)max);
+    return err_set(e, ERR_LIMIT, "%s is %lld, expected %lld to %lld", name, (long long)v, (long long)min,
+                   (long long)max);
 }
 
 static int n_answers(const struct request_params *p) { return p->n ? p->n : 1; }
@@ -23,11 +24,14 @@ static int check_params(const struct engine *g, const struct request_params *p, 
     if (p->n_ids < 1)
         return err_set(e, ERR_LIMIT, "the prompt is empty, expected at least 1 token");
     if (p->embed ? p->n_ids > g->max_len : p->n_ids >= g->max_len)
-        return err_set(e, ERR_LIMIT, "the prompt has %d tokens: with a context of %d %s", p->n_ids, g->max_len, p->embed ? "they have no room" : "no room is left for an answer");
+        return err_set(e, ERR_LIMIT, "the prompt has %d tokens: with a context of %d %s", p->n_ids, g->max_len,
+                       p->embed ? "they have no room" : "no room is left for an answer");
     for (int i = 0; i < p->n_ids; i++)
         if (p->ids[i] < 0 || p->ids[i] >= g->vocab_size)
-            return err_set(e, ERR_LIMIT, "token %d of the prompt is %d, expected 0 to %d", i, (int)p->ids[i], g->vocab_size - 1);
-    if (range("max_tokens", p->max_tokens, 0, INT32_MAX, e) || range("logprobs", p->n_logprobs, -1, MAX_TOP_LOGPROBS, e) ||
+            return err_set(e, ERR_LIMIT, "token %d of the prompt is %d, expected 0 to %d", i, (int)p->ids[i],
+                           g->vocab_size - 1);
+    if (range("max_tokens", p->max_tokens, 0, INT32_MAX, e) ||
+        range("logprobs", p->n_logprobs, -1, MAX_TOP_LOGPROBS, e) ||
         range("priority", p->priority, -MAX_PRIORITY, MAX_PRIORITY, e) || range("n", p->n, 0, 1024, e))
         return -1;
     if (p->prompt_logprobs && p->n_logprobs < 0)
@@ -45,8 +49,8 @@ static int check_queue(struct engine *g, const struct share *s, int n, struct er
     const int room = g->limits.max_waiting + g->limits.max_running - g->n_running - g->n_waiting - g->n_pending;
     if (!g->limits.max_waiting || n <= room || share_make_room(g, s, n, n - room))
         return 0;
-    return err_set(e, ERR_LIMIT, "%d request%s %s waiting, expected at most %d", g->n_waiting + g->n_pending, plural(g->n_waiting + g->n_pending),
-                   plural_are(g->n_waiting + g->n_pending), g->limits.max_waiting);
+    return err_set(e, ERR_LIMIT, "%d request%s %s waiting, expected at most %d", g->n_waiting + g->n_pending,
+                   plural(g->n_waiting + g->n_pending), plural_are(g->n_waiting + g->n_pending), g->limits.max_waiting);
 }
 
 static void find_stop_ids(const struct engine *g, struct request *r, const struct request_params *p)
@@ -58,7 +62,8 @@ static void find_stop_ids(const struct engine *g, struct request *r, const struc
 }
 
 /* The i-th of the n requests, not linked anywhere; its constraint is not there yet. */
-static struct request *make_request(struct engine *g, struct share *s, const struct request_params *p, int i, struct err *e)
+static struct request *make_request(struct engine *g, struct share *s, const struct request_params *p, int i,
+                                    struct err *e)
 {
     struct sampling sampling = p->sampling;
     struct request *r = calloc(1, sizeof *r);
@@ -92,7 +97,8 @@ static struct request *make_request(struct engine *g, struct share *s, const str
     }
     memcpy(r->ids, p->ids, (size_t)p->n_ids * sizeof *r->ids);
     sampling.seed = p->seeds ? p->seeds[i] : sampling.seed + (uint64_t)i;
-    if (kv_table_init(&r->kv, g->max_len, e) != 0 || answer_text_init(&r->text, g->t, p->keep_special, p->stop, p->n_stop, e) != 0 ||
+    if (kv_table_init(&r->kv, g->max_len, e) != 0 ||
+        answer_text_init(&r->text, g->t, p->keep_special, p->stop, p->n_stop, e) != 0 ||
         !(r->sampler = sampler_open(&sampling, g->vocab_size, r->limit, g->scratch, e)))
         goto fail;
     find_stop_ids(g, r, p);
@@ -139,7 +145,8 @@ static int make_room(struct engine *g, struct share *s, const struct request_par
         return err_nomem(e, "queue");
     if (p->prompt_logprobs)
         g->n_rows = g->max_seqs + PROMPT_ROWS;
-    if (p->embed && !g->hidden && !(g->hidden = malloc((size_t)g->max_tokens * (size_t)g->m->config.hidden_size * sizeof *g->hidden)))
+    if (p->embed && !g->hidden && !(g->hidden = malloc((size_t)g->max_tokens * (size_t)g->m->config.hidden_size *
+                                                       sizeof *g->hidden)))
         return err_nomem(e, "hidden states");
     return 0;
 }
@@ -281,7 +288,8 @@ void request_finish(struct engine *g, struct request *r, const struct token_even
     hand_over(g, r);
     request_release(g, r, ev->finish != FINISH_ERROR);
     ahead_forget(g, r);
-    *(ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH ? &g->count.finished : ev->finish == FINISH_ERROR || ev->finish == FINISH_REFUSED ? &g->count.failed : &g->count.cancelled) += 1;
+    *(ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH ? &g->count.finished : ev->finish == FINISH_ERROR ||
+      ev->finish == FINISH_REFUSED ? &g->count.failed : &g->count.cancelled) += 1;
     if (r->cancelled) {                 /* in its own last callback at the latest */
         struct request **link = &g->cancelled;
         while (*link && *link != r)
@@ -321,7 +329,8 @@ void requests_sweep(struct engine *g, uint64_t now)
 
 void request_stats(const struct request *r, struct request_stats *s)
 {
-    *s = (struct request_stats){ .n_prompt = r->n_prompt, .n_cached = r->n_cached, .n_generated = r->n_ids - r->n_prompt };
+    *s = (struct request_stats){ .n_prompt = r->n_prompt, .n_cached = r->n_cached,
+                                 .n_generated = r->n_ids - r->n_prompt };
     if (r->started_ns)
         s->queue_s = (double)(r->started_ns - r->submitted_ns) * 1e-9;
     if (r->first_ns) {

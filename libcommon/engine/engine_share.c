@@ -1,13 +1,19 @@
-/* engine_share.c - requests that belong together have one share of the engine, however many they are.
+/* engine_share.c - requests that belong together have one share of the engine, however many they
+ * are.
  *
- * While somebody waits, each share is counted the tokens that are computed for it; who was given the fewest goes first: into a place among those that run, and
- * with its prompt into a step.  That is fair queueing by tokens as they are computed, as nobody knows how long an answer becomes (Sheng et al., arXiv:2401.00588).
- * What was computed while nobody waited is no debt, and who did not wait has no claim: who begins to wait is counted as much as the least served of those that
- * wait already, and no less than the level, what each share got on average since somebody waits.  A share lasts as long as it has requests, so there are never more
- * of them than requests; who comes back at once has forgotten what it got, but the level rises past those who stayed, so nobody is passed for ever.
+ * While somebody waits, each share is counted the tokens that are computed for it; who was given
+ * the fewest goes first: into a place among those that run, and with its prompt into a step.  That
+ * is fair queueing by tokens as they are computed, as nobody knows how long an answer becomes
+ * (Sheng et al., arXiv:2401.00588).  What was computed while nobody waited is no debt, and who did
+ * not wait has no claim: who begins to wait is counted as much as the least served of those that
+ * wait already, and no less than the level, what each share got on average since somebody waits.  A
+ * share lasts as long as it has requests, so there are never more of them than requests; who comes
+ * back at once has forgotten what it got, but the level rises past those who stayed, so nobody is
+ * passed for ever.
  *
- * Where all places are taken, a share that runs two or more requests fewer than another gets one of that one's; what was computed of the request that makes room
- * stays in the tree of prefixes while there are blocks.  A full queue is shared in the same way. */
+ * Where all places are taken, a share that runs two or more requests fewer than another gets one
+ * of that one's; what was computed of the request that makes room stays in the tree of prefixes
+ * while there are blocks.  A full queue is shared in the same way. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -103,7 +109,10 @@ void shares_settle(struct engine *g)
 /* Others see that a request stands back, not that it is in a hurry. */
 static int standing(const struct request *r) { return r->priority < 0 ? r->priority : 0; }
 
-static int64_t tokens(const struct request *r) { return (int64_t)r->share->served + r->share->ahead - (int64_t)standing(r) * STEP_TOKENS; }
+static int64_t tokens(const struct request *r)
+{
+    return (int64_t)r->share->served + r->share->ahead - (int64_t)standing(r) * STEP_TOKENS;
+}
 
 int share_goes_before(const struct request *a, const struct request *b)
 {
@@ -111,7 +120,8 @@ int share_goes_before(const struct request *a, const struct request *b)
         return goes_before(a, b, BY_TURN);
     if (tokens(a) != tokens(b))
         return tokens(a) < tokens(b);
-    return a->share->n_running != b->share->n_running ? a->share->n_running < b->share->n_running : goes_before(a, b, BY_TURN);
+    return a->share->n_running != b->share->n_running ? a->share->n_running < b->share->n_running
+                                                      : goes_before(a, b, BY_TURN);
 }
 
 struct request *share_next(const struct engine *g)
@@ -123,7 +133,8 @@ struct request *share_next(const struct engine *g)
     return best;
 }
 
-/* Does r, which waits, get the place of the running v?  Only where r goes before v also afterwards, so that they do not take turns with it. */
+/* Does r, which waits, get the place of the running v?  Only where r goes before v also
+ * afterwards, so that they do not take turns with it. */
 static int yields(const struct request *v, const struct request *r)
 {
     if (v->share == r->share)
@@ -139,7 +150,8 @@ int share_yields(const struct engine *g, const struct request *r)
 {
     int best = -1;
     for (int i = g->n_running - 1; i >= 0; i--)
-        if (yields(g->running[i], r) && (best < 0 || g->running[i]->share->n_running > g->running[best]->share->n_running))
+        if (yields(g->running[i], r) && (best < 0 ||
+                                         g->running[i]->share->n_running > g->running[best]->share->n_running))
             best = i;
     return best;
 }
@@ -185,8 +197,12 @@ int share_of_most(const struct engine *g)
 
 static int n_queued(const struct share *s) { return s->n - s->n_running; }
 
-/* May it be refused still?  Nobody has heard of an answer, nor of one that fails with it; the leader of others takes none of them along. */
-static int can_leave(const struct request *r) { return !r->first_ns && !r->cancelled && !r->n_heard && !(r->heard && *r->heard); }
+/* May it be refused still?  Nobody has heard of an answer, nor of one that fails with it; the
+ * leader of others takes none of them along. */
+static int can_leave(const struct request *r)
+{
+    return !r->first_ns && !r->cancelled && !r->n_heard && !(r->heard && *r->heard);
+}
 
 /* How many of s would leave for one that then has `others` in the queue. */
 static int n_spare(const struct share *s, int others)

@@ -17,7 +17,8 @@ static int reserve(struct answer_text *a, size_t room, struct err *e)
     return 0;
 }
 
-int answer_text_init(struct answer_text *a, const struct tokenizer *t, int keep_special, const char *const *stop, int n_stop, struct err *e)
+int answer_text_init(struct answer_text *a, const struct tokenizer *t, int keep_special, const char *const *stop,
+                     int n_stop, struct err *e)
 {
     memset(a, 0, sizeof *a);
     if (!t)
@@ -67,7 +68,8 @@ static int hold(struct answer_text *a, const char *text, size_t size, struct err
     return 0;
 }
 
-/* Offset of the first complete stop string in what is held, and its number; n_held if there is none. */
+/* Offset of the first complete stop string in what is held, and its number; n_held if there is
+ * none. */
 static size_t find_stop(const struct answer_text *a, int *number)
 {
     for (size_t at = 0; at < a->n_held; at++)
@@ -89,7 +91,8 @@ static size_t find_beginning(const struct answer_text *a)
     return a->n_held;
 }
 
-int answer_text_push(struct answer_text *a, int32_t id, int last, const char **text, size_t *size, int *stopped, struct err *e)
+int answer_text_push(struct answer_text *a, int32_t id, int last, const char **text, size_t *size, int *stopped,
+                     struct err *e)
 {
     const char *piece = "";
     size_t n = 0;

@@ -1,12 +1,15 @@
 /* sampler.c - the order of things, all on one copy of the logits:
- *   1. what a constraint does not allow becomes -inf; logit bias is added
- *   2. repetition penalty (Keskar et al. 2019, section 4.1: a positive logit is divided, a negative one multiplied), then presence
+ *   1. what a constraint does not allow becomes -inf; logit bias is added 2. repetition penalty
+ *   (Keskar et al. 2019, section 4.1: a positive logit is divided, a negative one multiplied), then
+ *   presence
  *      and frequency penalty (subtracted; as OpenAI's API defines them)
- *   3. temperature 0, top_p 0 or top_k 1: the largest logit, ties to the lower id.  Otherwise x / temperature, then
- *   4. top_k, typical_p (arXiv:2202.00666), top_p (arXiv:1904.09751), min_p (arXiv:2407.01082); each sees what the one before kept,
+ *   3. temperature 0, top_p 0 or top_k 1: the largest logit, ties to the lower id.  Otherwise x /
+ *   temperature, then 4. top_k, typical_p (arXiv:2202.00666), top_p (arXiv:1904.09751), min_p
+ *   (arXiv:2407.01082); each sees what the one before kept,
  *      renormalised; top_p and typical_p keep the token that crosses the sum
  *   5. one random number per token draws from what is left.
- * Nothing is sorted: top_k keeps a heap of k, the sums are found by selection, linear in the vocabulary on average. */
+ * Nothing is sorted: top_k keeps a heap of k, the sums are found by selection, linear in the
+ * vocabulary on average. */
 #include "libcommon/engine/sampler.h"
 
 #include <assert.h>
@@ -115,7 +118,8 @@ int sampling_config(struct sampling *s, const json_t *config, struct err *e)
             return -1;
         *to[i] = (float)v;
     }
-    if (js_int_or(config, "top_k", -1, INT32_MAX, top_k, &top_k, e) != 0 || js_bool_or(config, "do_sample", 1, &sample, e) != 0)
+    if (js_int_or(config, "top_k", -1, INT32_MAX, top_k, &top_k, e) != 0 ||
+        js_bool_or(config, "do_sample", 1, &sample, e) != 0)
         return -1;
     s->top_k = top_k < 0 ? 0 : (int)top_k;              /* -1: off, in the words of other engines */
     if (!sample)
@@ -125,25 +129,34 @@ int sampling_config(struct sampling *s, const json_t *config, struct err *e)
 
 int sampling_check(const struct sampling *s, int vocab_size, struct err *e)
 {
-    if (range("temperature", s->temperature, 0, 100, e) || range("top_k", s->top_k, 0, INT32_MAX, e) || range("top_p", s->top_p, 0, 1, e) ||
-        range("min_p", s->min_p, 0, 1, e) || range("typical_p", s->typical_p, 0, 1, e) ||
-        range("repetition_penalty", s->repetition_penalty, 0.01, 100, e) || range("presence_penalty", s->presence_penalty, -2, 2, e) ||
-        range("frequency_penalty", s->frequency_penalty, -2, 2, e) || range("penalty_last_n", s->penalty_last_n, -1, INT32_MAX, e))
+    if (range("temperature", s->temperature, 0, 100, e) || range("top_k", s->top_k, 0, INT32_MAX, e) ||
+        range("top_p", s->top_p, 0, 1, e) || range("min_p", s->min_p, 0, 1, e) ||
+        range("typical_p", s->typical_p, 0, 1, e) ||
+        range("repetition_penalty", s->repetition_penalty, 0.01, 100, e) ||
+        range("presence_penalty", s->presence_penalty, -2, 2, e) ||
+        range("frequency_penalty", s->frequency_penalty, -2, 2, e) ||
+        range("penalty_last_n", s->penalty_last_n, -1, INT32_MAX, e))
         return -1;
     for (int i = 0; i < s->n_bias; i++) {
         if (s->bias[i].id < 0 || s->bias[i].id >= vocab_size)
-            return err_set(e, ERR_LIMIT, "logit_bias: token %d is not in the vocabulary of %d", (int)s->bias[i].id, vocab_size);
+            return err_set(e, ERR_LIMIT, "logit_bias: token %d is not in the vocabulary of %d", (int)s->bias[i].id,
+                           vocab_size);
         if (!(s->bias[i].bias <= FLT_MAX))
-            return err_set(e, ERR_LIMIT, "logit_bias: token %d: %g is neither a number nor -inf", (int)s->bias[i].id, s->bias[i].bias);
+            return err_set(e, ERR_LIMIT, "logit_bias: token %d: %g is neither a number nor -inf", (int)s->bias[i].id,
+                           s->bias[i].bias);
     }
     return 0;
 }
 
-static int greedy(const struct sampling *s) { return s->temperature == 0 || s->top_p == 0 || s->typical_p == 0 || s->top_k == 1; }
+static int greedy(const struct sampling *s)
+{
+    return s->temperature == 0 || s->top_p == 0 || s->typical_p == 0 || s->top_k == 1;
+}
 static int penalises_answer(const struct sampling *s) { return s->presence_penalty != 0 || s->frequency_penalty != 0; }
 static int penalises(const struct sampling *s) { return penalises_answer(s) || s->repetition_penalty != 1; }
 
-struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, int max_len, struct sampler_scratch *scratch, struct err *e)
+struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, int max_len,
+                             struct sampler_scratch *scratch, struct err *e)
 {
     if (sampling_check(sampling, vocab_size, e) != 0)
         return NULL;
@@ -165,7 +178,8 @@ struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, in
         s->n_cand = s->s.top_k && s->s.top_k < vocab_size ? s->s.top_k : vocab_size;
     if (penalises(sampling) && !(s->history = calloc((size_t)max_len + 1, sizeof *s->history)))
         goto nomem;
-    if (grow(scratch, s->n_cand, s->history ? vocab_size : 0, (size_t)sampling->n_bias + (s->history ? 2 * (size_t)max_len : 0)) != 0)
+    if (grow(scratch, s->n_cand, s->history ? vocab_size : 0,
+             (size_t)sampling->n_bias + (s->history ? 2 * (size_t)max_len : 0)) != 0)
         goto nomem;
     return s;
 nomem:
@@ -239,11 +253,13 @@ static void penalise(struct sampler *s, float *logits)
         s->c->epoch++;
         for (int i = s->n_prompt; i < s->n_history; i++)
             if (first_time(s, s->history[i]))
-                *change(s, logits, s->history[i]) -= s->s.presence_penalty + s->s.frequency_penalty * (float)count[s->history[i]];
+                *change(s, logits, s->history[i]) -= s->s.presence_penalty + s->s.frequency_penalty *
+                                                     (float)count[s->history[i]];
     }
 }
 
-/* The lowest id with the largest logit.  The largest of a piece first: then only one piece is looked through. */
+/* The lowest id with the largest logit.  The largest of a piece first: then only one piece is
+ * looked through. */
 static int find_max(const struct sampler_scratch *c, const float *x, int n, int32_t *best, struct err *e)
 {
     enum { PIECE = 1024 };
@@ -255,7 +271,8 @@ static int find_max(const struct sampler_scratch *c, const float *x, int n, int3
         if (isnan(m))
             for (int j = i; j < i + count; j++)
                 if (!(x[j] <= FLT_MAX))
-                    return err_set(e, ERR_FORMAT, "logits: token %d: %s, expected a number", j, isnan(x[j]) ? "NaN" : "+inf");
+                    return err_set(e, ERR_FORMAT, "logits: token %d: %s, expected a number", j,
+                                   isnan(x[j]) ? "NaN" : "+inf");
         if (m > max) {
             max = m;
             at = i;
@@ -269,7 +286,10 @@ static int find_max(const struct sampler_scratch *c, const float *x, int n, int3
     return 0;
 }
 
-static int before(const struct cand *a, const struct cand *b) { return a->key < b->key || (a->key == b->key && a->id < b->id); }
+static int before(const struct cand *a, const struct cand *b)
+{
+    return a->key < b->key || (a->key == b->key && a->id < b->id);
+}
 
 static void swap(struct cand *a, struct cand *b)
 {
@@ -290,7 +310,8 @@ static void sink(struct cand *c, int n, int i)
     }
 }
 
-/* The k largest of x[n] into c, in no order.  Ids come in ascending order, so among equals the first stay. */
+/* The k largest of x[n] into c, in no order.  Ids come in ascending order, so among equals the
+ * first stay. */
 static int keep_top(struct cand *c, int k, const float *x, int n)
 {
     int held = 0;
@@ -309,7 +330,8 @@ static int keep_top(struct cand *c, int k, const float *x, int n)
     return held;
 }
 
-/* Reorder c so that its first `result` candidates, in order of key, are the fewest whose weights reach target > 0. */
+/* Reorder c so that its first `result` candidates, in order of key, are the fewest whose weights
+ * reach target > 0. */
 static int keep_mass(struct cand *c, int n, double target)
 {
     int lo = 0, hi = n;                 /* [0, lo) is kept and weighs less than target; [hi, n) is not kept */
@@ -407,7 +429,8 @@ static int32_t draw_filtered(struct sampler *s, const float *logits, float max)
     return c[kept - 1].id;
 }
 
-/* The same when only temperature and min_p matter, in the order of ids.  Weights are made twice: cheaper than to store them. */
+/* The same when only temperature and min_p matter, in the order of ids.  Weights are made twice:
+ * cheaper than to store them. */
 static int32_t draw_all(struct sampler *s, const float *x, int32_t best)
 {
     double sum = 0;
@@ -450,7 +473,8 @@ static double log_sum_exp(const float *x, int n, int32_t best)
     return x[best] + log(sum);
 }
 
-int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_size, int32_t id, struct logprobs *lp, struct err *e)
+int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_size, int32_t id, struct logprobs *lp,
+                struct err *e)
 {
     int32_t best;
     if (find_max(c, logits, vocab_size, &best, e) != 0)
@@ -461,13 +485,14 @@ int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_
     return 0;
 }
 
-/* -inf for what is not allowed, and in the same pass what find_max does.  Words without a bit are filled; the others are selected by lanes, which
- * compilers turn into vectors. */
+/* -inf for what is not allowed, and in the same pass what find_max does.  Words without a bit
+ * are filled; the others are selected by lanes, which compilers turn into vectors. */
 static int forbid(float *logits, int n, const struct allowed *a, int32_t *best, struct err *e)
 {
-    static const uint32_t lane[32] = { 1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,  1u << 8,  1u << 9,  1u << 10,
-                                       1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15, 1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21,
-                                       1u << 22, 1u << 23, 1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31 };
+    static const uint32_t lane[32] = { 1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
+                                       1u << 8,  1u << 9,  1u << 10, 1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15,
+                                       1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21, 1u << 22, 1u << 23,
+                                       1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31 };
     float max = -INFINITY;
     int at = 0;
     for (int w = 0; w < n; w += 32) {
@@ -519,12 +544,14 @@ int sampler_draw(const struct sampler *s, int n, struct draw *d)
 {
     if (s->s.n_bias || s->history || (s->s.typical_p < 1 && !greedy(&s->s)))
         return 0;
-    *d = (struct draw){ .temperature = greedy(&s->s) ? 0 : s->s.temperature, .top_k = s->s.top_k, .top_p = s->s.top_p, .min_p = s->s.min_p, .seed = s->s.seed, .n = (uint64_t)n,
+    *d = (struct draw){ .temperature = greedy(&s->s) ? 0 : s->s.temperature, .top_k = s->s.top_k, .top_p = s->s.top_p,
+                        .min_p = s->s.min_p, .seed = s->s.seed, .n = (uint64_t)n,
                         .id = -1 };
     return 1;
 }
 
-int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp, struct err *e)
+int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp,
+                 struct err *e)
 {
     int32_t best;
     double log_sum = 0;

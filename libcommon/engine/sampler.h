@@ -1,5 +1,7 @@
-/* sampler.h - from logits to a token.  Order, as users of llama.cpp and vLLM know it: logit bias, repetition / presence / frequency
- * penalties, then temperature, then top_k, typical_p, top_p, min_p on the tempered distribution (documented in sampler.c and zse-chat(1)), then the draw. */
+/* sampler.h - from logits to a token.  Order, as users of llama.cpp and vLLM know it: logit
+ * bias, repetition / presence / frequency penalties, then temperature, then top_k, typical_p,
+ * top_p, min_p on the tempered distribution (documented in sampler.c and zse-chat(1)), then the
+ * draw. */
 #ifndef ZSE_ENGINE_SAMPLER_H
 #define ZSE_ENGINE_SAMPLER_H
 
@@ -26,7 +28,8 @@ struct sampling {
     const struct logit_bias *bias; int n_bias;      /* borrowed by sampler_init, copied */
 };
 struct sampling sampling_defaults(void);
-/* What the model itself suggests: its generation_config (NULL, or no object: nothing).  Errors name the field; ranges are for sampling_check. */
+/* What the model itself suggests: its generation_config (NULL, or no object: nothing).  Errors
+ * name the field; ranges are for sampling_check. */
 int sampling_config(struct sampling *s, const json_t *config, struct err *e);
 /* Ranges: the error names the field, its value, and the range. */
 int sampling_check(const struct sampling *s, int vocab_size, struct err *e);
@@ -38,7 +41,8 @@ void sampler_scratch_close(struct sampler_scratch *c);
 
 struct sampler;
 /* scratch is borrowed and grows here to what this sampler needs. */
-struct sampler *sampler_open(const struct sampling *s, int vocab_size, int max_len, struct sampler_scratch *scratch, struct err *e);
+struct sampler *sampler_open(const struct sampling *s, int vocab_size, int max_len, struct sampler_scratch *scratch,
+                             struct err *e);
 void sampler_close(struct sampler *s);
 void sampler_accept(struct sampler *s, int32_t id, int generated);      /* every token of the prompt (0) and of the answer (1) */
 
@@ -53,9 +57,12 @@ struct logprobs {                   /* of the distribution that logits are, befo
     struct top_logprob top[MAX_TOP_LOGPROBS];           /* likeliest first, ties by lower id */
 };
 /* Of token id, no sampler involved. */
-int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_size, int32_t id, struct logprobs *lp, struct err *e);
+int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_size, int32_t id, struct logprobs *lp,
+                struct err *e);
 
-/* Ties go to the lower id.  logits are changed.  NaN or all -inf logits are an error (ERR_FORMAT "logits ... NaN"), not garbage.  allowed: tokens outside of it have
- * logits of -inf before bias and penalties; NULL: all.  lp: of the chosen token; NULL: not wanted.  Allocates nothing. */
-int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp, struct err *e);
+/* Ties go to the lower id.  logits are changed.  NaN or all -inf logits are an error (ERR_FORMAT
+ * "logits ... NaN"), not garbage.  allowed: tokens outside of it have logits of -inf before bias
+ * and penalties; NULL: all.  lp: of the chosen token; NULL: not wanted.  Allocates nothing. */
+int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp,
+                 struct err *e);
 #endif

@@ -1,4 +1,5 @@
-/* zbytes.h - the fixed parts of a .zse file as C structs, shared by reader and writer.  FORMAT.md, sections 1, 2 and 3. */
+/* zbytes.h - the fixed parts of a .zse file as C structs, shared by reader and writer.
+ * FORMAT.md, sections 1, 2 and 3. */
 #ifndef ZSE_FORMAT_ZBYTES_H
 #define ZSE_FORMAT_ZBYTES_H
 

@@ -1,4 +1,5 @@
-/* zfile.c - read a .zse file: map it, check everything that can be checked without touching the weights, hand out pointers. */
+/* zfile.c - read a .zse file: map it, check everything that can be checked without touching the
+ * weights, hand out pointers. */
 #include "libcommon/format/zfile.h"
 
 #include <errno.h>
@@ -50,7 +51,8 @@ static uint32_t checksum(const void *data, uint64_t n)
     return (uint32_t)crc32_z(0, data, (z_size_t)n);
 }
 
-static int bad(const struct zfile *z, uint64_t offset, struct err *e, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+static int bad(const struct zfile *z, uint64_t offset, struct err *e, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 static int bad(const struct zfile *z, uint64_t offset, struct err *e, const char *fmt, ...)
 {
     char text[400];
@@ -95,16 +97,20 @@ static int read_table(struct zfile *z, struct err *e)
     if (h->n_sections < 1 || h->n_sections > ZSE_MAX_SECTIONS)
         return bad(z, 24, e, "n_sections: %" PRIu32 ", expected 1 to %d", h->n_sections, ZSE_MAX_SECTIONS);
     uint64_t bytes = h->n_sections * sizeof(struct zse_section);
-    if (h->table_offset % 8 || h->table_offset < sizeof *h || h->table_offset > h->size || bytes > h->size - h->table_offset)
-        return bad(z, 16, e, "section table offset: %" PRIu64 " for %" PRIu64 " bytes in a file of %" PRIu64, h->table_offset, bytes, h->size);
+    if (h->table_offset % 8 || h->table_offset < sizeof *h || h->table_offset > h->size || bytes > h->size -
+        h->table_offset)
+        return bad(z, 16, e, "section table offset: %" PRIu64 " for %" PRIu64 " bytes in a file of %" PRIu64,
+                   h->table_offset, bytes, h->size);
     memcpy(z->sections, z->map.data + h->table_offset, bytes);
     uint32_t crc = checksum(z->sections, bytes);
-    return crc != h->table_crc ? bad(z, h->table_offset, e, "section table checksum: found %08" PRIx32 ", the table gives %08" PRIx32, h->table_crc, crc) : 0;
+    return crc != h->table_crc ? bad(z, h->table_offset, e, "section table checksum: found %08" PRIx32
+                                     ", the table gives %08" PRIx32, h->table_crc, crc) : 0;
 }
 
 static int remember_section(struct zfile *z, const struct zse_section *s, uint64_t at, struct err *e)
 {
-    static const char kinds[5][4] = { { 'J', 'S', 'O', 'N' }, { 'W', 'G', 'T', 'S' }, { 'T', 'O', 'K', 'B' }, { 'O', 'R', 'I', 'G' }, { 'T', 'N', 'S', 'R' } };
+    static const char kinds[5][4] = { { 'J', 'S', 'O', 'N' }, { 'W', 'G', 'T', 'S' }, { 'T', 'O', 'K', 'B' },
+                                      { 'O', 'R', 'I', 'G' }, { 'T', 'N', 'S', 'R' } };
     const struct zse_section **where[5] = { &z->json_section, &z->weights, &z->tokenizer, &z->packed, &z->list };
     for (int k = 0; k < 5; k++) {
         if (memcmp(s->kind, kinds[k], 4) != 0)
@@ -119,7 +125,8 @@ static int remember_section(struct zfile *z, const struct zse_section *s, uint64
     char name[5] = { 0 };
     for (int i = 0; i < 4; i++)
         name[i] = s->kind[i] >= 32 && s->kind[i] < 127 ? s->kind[i] : '?';
-    bad(z, at, e, "section '%s' is required and unknown to this program (version %d.%d.%d)", name, ZSE_MAJOR, ZSE_MINOR, ZSE_PATCH);
+    bad(z, at, e, "section '%s' is required and unknown to this program (version %d.%d.%d)", name, ZSE_MAJOR, ZSE_MINOR,
+        ZSE_PATCH);
     if (e)
         e->code = ERR_UNSUPPORTED;
     return -1;
@@ -140,8 +147,10 @@ static int check_sections(struct zfile *z, struct err *e)
         uint64_t at = h->table_offset + i * sizeof *s;
         if (remember_section(z, s, at, e) < 0)
             return -1;
-        if (s->offset % ZSE_LINE || s->offset < sizeof *h || s->offset > h->table_offset || s->size > h->table_offset - s->offset)
-            return bad(z, at + 8, e, "section %.4s: offset %" PRIu64 ", size %" PRIu64 ": not between the header and the section table at %" PRIu64
+        if (s->offset % ZSE_LINE || s->offset < sizeof *h || s->offset > h->table_offset || s->size > h->table_offset -
+            s->offset)
+            return bad(z, at + 8, e, "section %.4s: offset %" PRIu64 ", size %" PRIu64
+                       ": not between the header and the section table at %" PRIu64
                        ", or offset no multiple of %d", s->kind, s->offset, s->size, h->table_offset, ZSE_LINE);
     }
     if (!z->json_section)
@@ -149,7 +158,8 @@ static int check_sections(struct zfile *z, struct err *e)
     qsort(sorted, h->n_sections, sizeof *sorted, by_section_offset);
     for (uint32_t i = 1; i < h->n_sections; i++)
         if (sorted[i]->offset < sorted[i - 1]->offset + sorted[i - 1]->size)
-            return bad(z, sorted[i]->offset, e, "section %.4s overlaps section %.4s", sorted[i]->kind, sorted[i - 1]->kind);
+            return bad(z, sorted[i]->offset, e, "section %.4s overlaps section %.4s", sorted[i]->kind,
+                       sorted[i - 1]->kind);
     return 0;
 }
 
@@ -161,7 +171,8 @@ static int read_json(struct zfile *z, struct err *e)
         return bad(z, s->offset, e, "section JSON: %" PRIu64 " bytes, expected at most %d", s->size, ZSE_MAX_JSON);
     uint32_t crc = checksum(text, s->size);
     if (crc != s->crc)
-        return bad(z, s->offset, e, "section JSON: checksum: found %08" PRIx32 ", the bytes give %08" PRIx32, s->crc, crc);
+        return bad(z, s->offset, e, "section JSON: checksum: found %08" PRIx32 ", the bytes give %08" PRIx32, s->crc,
+                   crc);
     char name[300];
     snprintf(name, sizeof name, "%s: offset %" PRIu64 ": section JSON", z->map.path, s->offset);
     z->json = js_parse(name, text, s->size, e);
@@ -187,9 +198,11 @@ static int read_group(struct zfile *z, struct zfile_group *g, const json_t *j, u
     if (offset % ZSE_PAGE)
         return err_set(e, ERR_FORMAT, "offset: %" PRId64 " is no multiple of %d", offset, ZSE_PAGE);
     if ((uint64_t)offset < from)
-        return err_set(e, ERR_FORMAT, "offset: %" PRId64 " lies before %" PRIu64 ", the end of what comes before", offset, from);
+        return err_set(e, ERR_FORMAT, "offset: %" PRId64 " lies before %" PRIu64 ", the end of what comes before",
+                       offset, from);
     if ((uint64_t)offset > w->offset + w->size || (uint64_t)size > w->offset + w->size - (uint64_t)offset)
-        return err_set(e, ERR_FORMAT, "offset %" PRId64 ", size %" PRId64 ": beyond section WGTS, which ends at %" PRIu64, offset, size, w->offset + w->size);
+        return err_set(e, ERR_FORMAT, "offset %" PRId64 ", size %" PRId64 ": beyond section WGTS, which ends at %"
+                       PRIu64, offset, size, w->offset + w->size);
     g->layer = (int)layer;
     g->offset = (uint64_t)offset;
     g->size = (uint64_t)size;
@@ -198,11 +211,13 @@ static int read_group(struct zfile *z, struct zfile_group *g, const json_t *j, u
 }
 
 /* An array of the JSON, and room for one C struct an element. */
-static int open_array(struct zfile *z, const char *key, const json_t **array, size_t element, void *out, int *n, struct err *e)
+static int open_array(struct zfile *z, const char *key, const json_t **array, size_t element, void *out, int *n,
+                      struct err *e)
 {
     *array = js_get(z->json, key);
     if (*array && !json_is_array(*array))
-        return bad(z, z->json_section->offset, e, "section JSON: %s: found %s, expected an array", key, js_kind(*array));
+        return bad(z, z->json_section->offset, e, "section JSON: %s: found %s, expected an array", key,
+                   js_kind(*array));
     *n = (int)json_array_size(*array);
     void *p = calloc((size_t)*n + 1, element);
     memcpy(out, &p, sizeof p);
@@ -217,7 +232,8 @@ static int read_groups(struct zfile *z, struct err *e)
     uint64_t from = z->weights ? z->weights->offset : 0;
     for (int i = 0; i < z->n_groups; i++) {
         if (read_group(z, &z->groups[i], json_array_get(array, (size_t)i), from, e) < 0)
-            return err_prefix(e, "%s: offset %" PRIu64 ": section JSON: group %d", z->map.path, z->json_section->offset, i);
+            return err_prefix(e, "%s: offset %" PRIu64 ": section JSON: group %d", z->map.path, z->json_section->offset,
+                              i);
         from = z->groups[i].offset + z->groups[i].size;
     }
     return 0;
@@ -232,13 +248,16 @@ static int read_tensors(struct zfile *z, struct err *e)
     const json_t *array = js_get(z->json, "tensors");
     const struct zlist_file f = { z->map.data, z->groups, z->n_groups };
     if (!s)
-        return zlist_from_json(&z->tensors, array, &f, e) == 0 ? 0 : err_prefix(e, "%s: offset %" PRIu64 ": section JSON", z->map.path, z->json_section->offset);
+        return zlist_from_json(&z->tensors, array, &f, e) == 0
+                   ? 0 : err_prefix(e, "%s: offset %" PRIu64 ": section JSON", z->map.path, z->json_section->offset);
     if (array)
         return bad(z, z->json_section->offset, e, "section JSON: tensors: the file has a section TNSR");
     const uint32_t crc = checksum(z->map.data + s->offset, s->size);
     if (crc != s->crc)
-        return bad(z, s->offset, e, "section TNSR: checksum: found %08" PRIx32 ", the bytes give %08" PRIx32, s->crc, crc);
-    return zlist_read(&z->tensors, z->map.data + s->offset, s->size, &f, e) == 0 ? 0 : err_prefix(e, "%s: offset %" PRIu64 ": section TNSR", z->map.path, s->offset);
+        return bad(z, s->offset, e, "section TNSR: checksum: found %08" PRIx32 ", the bytes give %08" PRIx32, s->crc,
+                   crc);
+    return zlist_read(&z->tensors, z->map.data + s->offset, s->size, &f, e) == 0
+               ? 0 : err_prefix(e, "%s: offset %" PRIu64 ": section TNSR", z->map.path, s->offset);
 }
 
 /* ---- originals ---- */
@@ -265,13 +284,15 @@ static int read_original(const struct zfile *z, struct original *o, const json_t
     uint64_t room = z->packed ? z->packed->size : 0;
     if (!json_is_object(j))
         return err_set(e, ERR_FORMAT, "found %s, expected an object", js_kind(j));
-    if (js_string(j, "name", &o->name, e) < 0 || js_int(j, "at", 0, INT64_MAX, &at, e) < 0 || js_int(j, "packed", 1, INT64_MAX, &packed, e) < 0 ||
-        js_int(j, "size", 0, INT64_MAX, &size, e) < 0 || js_int(j, "crc", 0, UINT32_MAX, &crc, e) < 0)
+    if (js_string(j, "name", &o->name, e) < 0 || js_int(j, "at", 0, INT64_MAX, &at, e) < 0 ||
+        js_int(j, "packed", 1, INT64_MAX, &packed, e) < 0 || js_int(j, "size", 0, INT64_MAX, &size, e) < 0 ||
+        js_int(j, "crc", 0, UINT32_MAX, &crc, e) < 0)
         return -1;
     if (!is_safe_name(o->name))
         return err_set(e, ERR_FORMAT, "name: '%s' is not the name of a file below a folder", o->name);
     if ((uint64_t)at > room || (uint64_t)packed > room - (uint64_t)at)
-        return err_set(e, ERR_FORMAT, "%s: at %" PRId64 ", packed %" PRId64 ": beyond section ORIG of %" PRIu64 " bytes", o->name, at, packed, room);
+        return err_set(e, ERR_FORMAT, "%s: at %" PRId64 ", packed %" PRId64 ": beyond section ORIG of %" PRIu64
+                       " bytes", o->name, at, packed, room);
     if (size / 1100 > packed)                   /* deflate makes at most 1032 bytes of one */
         return err_set(e, ERR_FORMAT, "%s: size: %" PRId64 " bytes cannot come out of %" PRId64, o->name, size, packed);
     o->offset = z->packed ? z->packed->offset + (uint64_t)at : 0;
@@ -287,21 +308,25 @@ static int read_originals(struct zfile *z, struct err *e)
     if (open_array(z, "originals", &array, sizeof *z->originals, &z->originals, &z->n_originals, e) < 0)
         return -1;
     if (z->n_originals > ZSE_MAX_ORIGINALS)
-        return bad(z, z->json_section->offset, e, "section JSON: originals: %d, expected at most %d", z->n_originals, ZSE_MAX_ORIGINALS);
+        return bad(z, z->json_section->offset, e, "section JSON: originals: %d, expected at most %d", z->n_originals,
+                   ZSE_MAX_ORIGINALS);
     for (int i = 0; i < z->n_originals; i++) {
         if (read_original(z, &z->originals[i], json_array_get(array, (size_t)i), e) < 0)
-            return err_prefix(e, "%s: offset %" PRIu64 ": section JSON: original %d", z->map.path, z->json_section->offset, i);
+            return err_prefix(e, "%s: offset %" PRIu64 ": section JSON: original %d", z->map.path,
+                              z->json_section->offset, i);
         for (int k = 0; k < i; k++)
             if (strcmp(z->originals[k].name, z->originals[i].name) == 0)
-                return bad(z, z->json_section->offset, e, "section JSON: original %s occurs twice", z->originals[i].name);
+                return bad(z, z->json_section->offset, e, "section JSON: original %s occurs twice",
+                           z->originals[i].name);
     }
     return 0;
 }
 
 /* ---- the module ---- */
 
-/* MADV_POPULATE_READ (Linux 5.14) reads what is missing and maps it.  With a file in the page cache in large folios it takes 5 ms a gigabyte and
- * saves its readers 10; from a disk it goes as fast as that.  In pieces, so that closing need not wait for a disk. */
+/* MADV_POPULATE_READ (Linux 5.14) reads what is missing and maps it.  With a file in the page
+ * cache in large folios it takes 5 ms a gigabyte and saves its readers 10; from a disk it goes
+ * as fast as that.  In pieces, so that closing need not wait for a disk. */
 static void *populate(void *arg)
 {
     enum { PIECE = 8 << 20, POPULATE_READ = 22 };
@@ -324,8 +349,14 @@ struct zfile *zfile_open_ahead(const char *path, uint64_t most, struct err *e)
     return zfile_open_guarded(path, most, &(struct map_guard){ NULL, NULL }, e);
 }
 
-static int read_head(struct zfile *z, struct err *e) { return read_header(z, e) < 0 || read_table(z, e) < 0 || check_sections(z, e) < 0 ? -1 : 0; }
-static int read_lists(struct zfile *z, struct err *e) { return read_json(z, e) < 0 || read_groups(z, e) < 0 || read_tensors(z, e) < 0 || read_originals(z, e) < 0 ? -1 : 0; }
+static int read_head(struct zfile *z, struct err *e)
+{
+    return read_header(z, e) < 0 || read_table(z, e) < 0 || check_sections(z, e) < 0 ? -1 : 0;
+}
+static int read_lists(struct zfile *z, struct err *e)
+{
+    return read_json(z, e) < 0 || read_groups(z, e) < 0 || read_tensors(z, e) < 0 || read_originals(z, e) < 0 ? -1 : 0;
+}
 
 struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct map_guard *guard, struct err *e)
 {
@@ -416,7 +447,8 @@ int zfile_direct(const struct zfile *z)
     return open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
 }
 
-/* For a file that is neither ours nor ours to write, mincore says yes to every page; then nobody tells: a read with RWF_NOWAIT brings in what it does not find. */
+/* For a file that is neither ours nor ours to write, mincore says yes to every page; then nobody
+ * tells: a read with RWF_NOWAIT brings in what it does not find. */
 static int cache_is_told(const struct zfile *z)
 {
     struct stat st;
@@ -443,7 +475,8 @@ static int in_page_cache(const void *from, size_t n)
 
 int zfile_pread_direct(const struct zfile *z, int direct, const void *from, size_t n, void *out)
 {
-    const size_t at = (size_t)((const uint8_t *)from - z->map.data), inside = z->map.size - at < n ? z->map.size - at : n;
+    const size_t at = (size_t)((const uint8_t *)from - z->map.data),
+                 inside = z->map.size - at < n ? z->map.size - at : n;
     const size_t whole = inside / ZSE_PAGE * ZSE_PAGE;
     if (direct < 0 || (cache_is_told(z) && in_page_cache(from, inside)) || read_at(direct, at, whole, out) != 0)
         return zfile_pread(z, from, inside, out);
@@ -474,10 +507,12 @@ int zfile_original_read(const struct zfile *z, int i, void *out, struct err *e)
     uLong used = (uLong)o->packed;
     int r = uncompress2(out, &n, z->map.data + o->offset, &used);
     if (r != Z_OK || n != o->size || used != o->packed)
-        return bad(z, o->offset, e, "original %s: does not unpack to %" PRIu64 " bytes (zlib: %d)", o->name, o->size, r);
+        return bad(z, o->offset, e, "original %s: does not unpack to %" PRIu64 " bytes (zlib: %d)", o->name, o->size,
+                   r);
     uint32_t crc = checksum(out, o->size);
     if (crc != o->crc)
-        return bad(z, o->offset, e, "original %s: checksum: found %08" PRIx32 ", the bytes give %08" PRIx32, o->name, o->crc, crc);
+        return bad(z, o->offset, e, "original %s: checksum: found %08" PRIx32 ", the bytes give %08" PRIx32, o->name,
+                   o->crc, crc);
     return 0;
 }
 
@@ -510,7 +545,8 @@ static int verify_group(const struct zfile *z, int i, uint64_t end, struct err *
     if (g->layer >= 0)
         snprintf(layer, sizeof layer, " %d", g->layer);
     if (crc != g->crc)
-        return bad(z, g->offset, e, "group %d (%s%s): checksum: found %08" PRIx32 ", the %" PRIu64 " bytes give %08" PRIx32, i, g->kind, layer, g->crc, g->size, crc);
+        return bad(z, g->offset, e, "group %d (%s%s): checksum: found %08" PRIx32 ", the %" PRIu64 " bytes give %08"
+                   PRIx32, i, g->kind, layer, g->crc, g->size, crc);
     return check_zeros(z, end, g->offset, e);
 }
 
@@ -528,7 +564,8 @@ static int verify_weights(const struct zfile *z, struct verify *v, struct err *e
 static int verify_section(const struct zfile *z, const struct zse_section *s, struct err *e)
 {
     const uint32_t crc = checksum(z->map.data + s->offset, s->size);
-    return crc == s->crc ? 0 : bad(z, s->offset, e, "section %.4s: checksum: found %08" PRIx32 ", the %" PRIu64 " bytes give %08" PRIx32, s->kind, s->crc, s->size, crc);
+    return crc == s->crc ? 0 : bad(z, s->offset, e, "section %.4s: checksum: found %08" PRIx32 ", the %" PRIu64
+                                   " bytes give %08" PRIx32, s->kind, s->crc, s->size, crc);
 }
 
 static int verify_original(const struct zfile *z, int i, struct err *e)
@@ -552,7 +589,8 @@ int zfile_verify_from(const struct zfile *z, int *at, const _Atomic int *stop, s
         if (check_zeros(z, end, s->offset, e) < 0)
             return -1;
         end = s->offset + s->size;
-        if (s == z->weights ? verify_weights(z, &v, e) < 0 : is_due(&v) && (verify_section(z, s, e) < 0 || unit_done(&v) < 0))
+        if (s == z->weights ? verify_weights(z, &v, e) < 0
+                            : is_due(&v) && (verify_section(z, s, e) < 0 || unit_done(&v) < 0))
             return -1;
     }
     uint64_t table_end = z->header.table_offset + z->header.n_sections * sizeof(struct zse_section);
@@ -600,7 +638,8 @@ int zfile_compare(struct zfile *z, struct err *e)
     if (map_whole(&z->map, &before, e) != 0)
         return -1;
     const int same = memcmp(z->map.data, &z->header, sizeof z->header) == 0 &&
-                     memcmp(z->map.data + z->header.table_offset, z->sections, z->header.n_sections * sizeof *z->sections) == 0 && zfile_verify(z, &found) == 0;
+                     memcmp(z->map.data + z->header.table_offset, z->sections,
+                            z->header.n_sections * sizeof *z->sections) == 0 && zfile_verify(z, &found) == 0;
     if (map_whole(&z->map, &after, e) != 0)
         return -1;
     if (!same || after != before)       /* written to again meanwhile: who knows what was read */

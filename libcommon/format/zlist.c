@@ -75,35 +75,44 @@ static int check_map(const struct zfile_tensor *t, struct err *e)
 {
     const struct row_map *m = &t->map;
     int64_t rows = t->n_dims == 1 ? 1 : t->dim[0], cols = t->n_dims == 1 ? t->dim[0] : t->dim[1];
-    int64_t source_rows = m->transposed ? t->source_cols : t->source_rows, source_cols = m->transposed ? t->source_rows : t->source_cols, last;
+    int64_t source_rows = m->transposed ? t->source_cols : t->source_rows,
+            source_cols = m->transposed ? t->source_rows : t->source_cols, last;
     if (t->n_dims == 1) {                       /* a vector's elements are mapped like rows */
         rows = cols, cols = 1;
         source_rows = t->source_rows * t->source_cols, source_cols = 1;
     }
-    if (m->first < 0 || m->slice < 0 || m->slice_stride < 0 || ((m->first || m->slice) && !m->transposed) || (m->slice && rows % m->slice))
-        return err_set(e, ERR_FORMAT, "block: [%" PRId64 ", %" PRId64 ", %" PRId64 "] is no block of a transposed source", m->first, m->slice, m->slice_stride);
+    if (m->first < 0 || m->slice < 0 || m->slice_stride < 0 || ((m->first || m->slice) && !m->transposed) ||
+        (m->slice && rows % m->slice))
+        return err_set(e, ERR_FORMAT, "block: [%" PRId64 ", %" PRId64 ", %" PRId64
+                       "] is no block of a transposed source", m->first, m->slice, m->slice_stride);
     if (m->transposed && t->n_dims == 2) {
         int64_t end;
-        if (__builtin_mul_overflow(m->slice ? rows / m->slice - 1 : 0, m->slice_stride, &end) || __builtin_add_overflow(end, m->first, &end) || end > source_cols - cols)
-            return err_set(e, ERR_FORMAT, "block: [%" PRId64 ", %" PRId64 ", %" PRId64 "] lies outside of a source of %" PRId64 " rows", m->first, m->slice,
+        if (__builtin_mul_overflow(m->slice ? rows / m->slice - 1 : 0, m->slice_stride, &end) ||
+            __builtin_add_overflow(end, m->first, &end) || end > source_cols - cols)
+            return err_set(e, ERR_FORMAT, "block: [%" PRId64 ", %" PRId64 ", %" PRId64
+                           "] lies outside of a source of %" PRId64 " rows", m->first, m->slice,
                            m->slice_stride, source_cols);
         rows = m->slice ? m->slice : rows;
     }
     if (m->run == 0 && m->stride == 0 && m->offset == 0)
         last = rows - 1;
-    else if (m->run < 1 || m->stride < 0 || m->offset < 0 || __builtin_mul_overflow((rows - 1) / m->run, m->stride, &last) ||
-             __builtin_add_overflow(last, m->offset, &last) || __builtin_add_overflow(last, (rows < m->run ? rows : m->run) - 1, &last))
-        return err_set(e, ERR_FORMAT, "rows: [%" PRId64 ", %" PRId64 ", %" PRId64 "] is no map of rows", m->offset, m->run, m->stride);
+    else if (m->run < 1 || m->stride < 0 || m->offset < 0 ||
+             __builtin_mul_overflow((rows - 1) / m->run, m->stride, &last) ||
+             __builtin_add_overflow(last, m->offset, &last) ||
+             __builtin_add_overflow(last, (rows < m->run ? rows : m->run) - 1, &last))
+        return err_set(e, ERR_FORMAT, "rows: [%" PRId64 ", %" PRId64 ", %" PRId64 "] is no map of rows", m->offset,
+                       m->run, m->stride);
     if (m->pairs < 0 || m->pairs % 2 || (m->pairs && rows % m->pairs))
         return err_set(e, ERR_FORMAT, "pairs: %d does not divide %" PRId64 " rows into heads", m->pairs, rows);
     if (last >= source_rows || cols > source_cols)
-        return err_set(e, ERR_FORMAT, "source_shape: [%" PRId64 ", %" PRId64 "] has no row %" PRId64 " of %" PRId64 " values", t->source_rows, t->source_cols,
-                       last, cols);
+        return err_set(e, ERR_FORMAT, "source_shape: [%" PRId64 ", %" PRId64 "] has no row %" PRId64 " of %" PRId64
+                       " values", t->source_rows, t->source_cols, last, cols);
     return 0;
 }
 
 /* t has type and dimensions: its size follows from them. */
-static int shape_tensor(struct zfile_tensor *t, const struct qtype_info *info, int group_size, int act_group, struct err *e)
+static int shape_tensor(struct zfile_tensor *t, const struct qtype_info *info, int group_size, int act_group,
+                        struct err *e)
 {
     const int64_t rows = t->n_dims == 1 ? 1 : t->dim[0], cols = t->n_dims == 1 ? t->dim[0] : t->dim[1];
     if (t->tiled)
@@ -118,17 +127,21 @@ static int shape_tensor(struct zfile_tensor *t, const struct qtype_info *info, i
     return 0;
 }
 
-/* t has its group and its offset: it lies in the one, behind the tensor before it (NULL: there is none). */
-static int place_tensor(struct zfile_tensor *t, uint64_t size, const struct zlist_file *f, const struct zfile_tensor *before, struct err *e)
+/* t has its group and its offset: it lies in the one, behind the tensor before it (NULL: there
+ * is none). */
+static int place_tensor(struct zfile_tensor *t, uint64_t size, const struct zlist_file *f,
+                        const struct zfile_tensor *before, struct err *e)
 {
     const struct zfile_group *g = &f->groups[t->group];
     const uint64_t from = before && before->group == t->group ? before->offset + before->m.size : g->offset;
     if (size != t->m.size)
         return err_set(e, ERR_FORMAT, "size: found %" PRIu64 ", type and shape need %zu", size, t->m.size);
     if (t->offset % ZSE_LINE || t->offset < from)
-        return err_set(e, ERR_FORMAT, "offset: found %" PRIu64 ", expected a multiple of %d from %" PRIu64 " on", t->offset, ZSE_LINE, from);
+        return err_set(e, ERR_FORMAT, "offset: found %" PRIu64 ", expected a multiple of %d from %" PRIu64 " on",
+                       t->offset, ZSE_LINE, from);
     if (t->offset > g->offset + g->size || size > g->offset + g->size - t->offset)
-        return err_set(e, ERR_FORMAT, "offset %" PRIu64 ", size %" PRIu64 ": beyond its group, which ends at %" PRIu64, t->offset, size, g->offset + g->size);
+        return err_set(e, ERR_FORMAT, "offset %" PRIu64 ", size %" PRIu64 ": beyond its group, which ends at %" PRIu64,
+                       t->offset, size, g->offset + g->size);
     if (before && before->group > t->group)
         return err_set(e, ERR_FORMAT, "group %d after group %d", t->group, before->group);
     t->m.data = f->data + t->offset;
@@ -152,8 +165,9 @@ static int read_head(struct section *s, const uint8_t *section, uint64_t size, s
     const struct zse_tensors *h = &s->head;
     const uint64_t records = (uint64_t)h->n_tensors * sizeof *s->record, maps = (uint64_t)h->n_maps * sizeof *s->map;
     if (size != sizeof *h + records + maps + h->n_string_bytes)
-        return err_set(e, ERR_FORMAT, "%" PRIu64 " bytes, expected %" PRIu64 " for %" PRIu32 " tensors, %" PRIu32 " maps and %" PRIu32 " bytes of names", size,
-                       sizeof *h + records + maps + h->n_string_bytes, h->n_tensors, h->n_maps, h->n_string_bytes);
+        return err_set(e, ERR_FORMAT, "%" PRIu64 " bytes, expected %" PRIu64 " for %" PRIu32 " tensors, %" PRIu32
+                       " maps and %" PRIu32 " bytes of names", size, sizeof *h + records + maps + h->n_string_bytes,
+                       h->n_tensors, h->n_maps, h->n_string_bytes);
     s->record = (const struct zse_tensor *)(section + sizeof *h);
     s->map = (const struct zse_map *)(section + sizeof *h + records);
     s->string = (const char *)section + sizeof *h + records + maps;
@@ -168,7 +182,8 @@ static int read_head(struct section *s, const uint8_t *section, uint64_t size, s
 static int read_string(const struct section *s, const char *what, uint32_t at, const char **out, struct err *e)
 {
     if (at >= s->head.n_string_bytes && at)
-        return err_set(e, ERR_FORMAT, "%s: at %" PRIu32 " of %" PRIu32 " bytes of strings", what, at, s->head.n_string_bytes);
+        return err_set(e, ERR_FORMAT, "%s: at %" PRIu32 " of %" PRIu32 " bytes of strings", what, at,
+                       s->head.n_string_bytes);
     *out = at ? s->string + at : NULL;
     return 0;
 }
@@ -176,7 +191,8 @@ static int read_string(const struct section *s, const char *what, uint32_t at, c
 /* What it came from. */
 static int read_source(const struct section *s, struct zfile_tensor *t, const struct zse_tensor *r, struct err *e)
 {
-    if (read_string(s, "source", r->source, &t->source_name, e) < 0 || read_string(s, "source_type", r->source_type, &t->source_type, e) < 0)
+    if (read_string(s, "source", r->source, &t->source_name, e) < 0 ||
+        read_string(s, "source_type", r->source_type, &t->source_type, e) < 0)
         return -1;
     t->grid_kept = (r->flags & ZSE_GRID_KEPT) != 0;
     if (!t->source_name)
@@ -185,7 +201,8 @@ static int read_source(const struct section *s, struct zfile_tensor *t, const st
         return err_set(e, ERR_FORMAT, "map: %" PRIu32 " of %" PRIu32, r->map, s->head.n_maps);
     if (r->map) {
         const struct zse_map *m = &s->map[r->map - 1];
-        t->map = (struct row_map){ .offset = m->offset, .run = m->run, .stride = m->stride, .first = m->first, .slice = m->slice, .slice_stride = m->slice_stride };
+        t->map = (struct row_map){ .offset = m->offset, .run = m->run, .stride = m->stride, .first = m->first,
+                                   .slice = m->slice, .slice_stride = m->slice_stride };
     }
     t->map.transposed = (r->flags & ZSE_TRANSPOSED) != 0;
     if (r->pairs > INT32_MAX)
@@ -199,14 +216,16 @@ static int read_source(const struct section *s, struct zfile_tensor *t, const st
     return check_map(t, e);
 }
 
-static int read_record(const struct section *s, struct zfile_tensor *t, const struct zse_tensor *r, const struct zlist_file *f, const struct zfile_tensor *before,
-                       struct err *e)
+static int read_record(const struct section *s, struct zfile_tensor *t, const struct zse_tensor *r,
+                       const struct zlist_file *f, const struct zfile_tensor *before, struct err *e)
 {
     const struct qtype_info *info = qtype_info((enum qtype)r->type);
     if (!info)
-        return err_set(e, ERR_UNSUPPORTED, "type: number format %d is unknown to this program (version %d.%d.%d)", r->type, ZSE_MAJOR, ZSE_MINOR, ZSE_PATCH);
+        return err_set(e, ERR_UNSUPPORTED, "type: number format %d is unknown to this program (version %d.%d.%d)",
+                       r->type, ZSE_MAJOR, ZSE_MINOR, ZSE_PATCH);
     if (r->flags & ~(ZSE_TILED | ZSE_GRID_KEPT | ZSE_TRANSPOSED))
-        return err_set(e, ERR_UNSUPPORTED, "flags: %d is unknown to this program (version %d.%d.%d)", r->flags, ZSE_MAJOR, ZSE_MINOR, ZSE_PATCH);
+        return err_set(e, ERR_UNSUPPORTED, "flags: %d is unknown to this program (version %d.%d.%d)", r->flags,
+                       ZSE_MAJOR, ZSE_MINOR, ZSE_PATCH);
     if (r->n_dims < 1 || r->n_dims > 2)
         return err_set(e, ERR_FORMAT, "shape: %d dimensions, expected 1 or 2", r->n_dims);
     for (int i = 0; i < r->n_dims; i++)
@@ -220,7 +239,8 @@ static int read_record(const struct section *s, struct zfile_tensor *t, const st
     t->tiled = (r->flags & ZSE_TILED) != 0;
     t->group = (int)r->group;
     t->offset = r->offset;
-    return shape_tensor(t, info, r->group_size, r->act_group, e) < 0 || read_source(s, t, r, e) < 0 ? -1 : place_tensor(t, r->size, f, before, e);
+    return shape_tensor(t, info, r->group_size, r->act_group, e) < 0 ||
+           read_source(s, t, r, e) < 0 ? -1 : place_tensor(t, r->size, f, before, e);
 }
 
 int zlist_read(struct zlist *l, const uint8_t *section, uint64_t size, const struct zlist_file *f, struct err *e)
@@ -263,8 +283,10 @@ static int read_map(struct zfile_tensor *t, const json_t *j, struct err *e)
     const json_t *rows = js_get(j, "rows"), *block = js_get(j, "block");
     int64_t pairs, dim[2];
     int n;
-    if (js_string_or(j, "source", NULL, &t->source_name, e) < 0 || js_int_or(j, "pairs", 0, INT32_MAX, 0, &pairs, e) < 0 ||
-        js_bool_or(j, "transposed", 0, &t->map.transposed, e) < 0 || js_string_or(j, "source_type", NULL, &t->source_type, e) < 0 ||
+    if (js_string_or(j, "source", NULL, &t->source_name, e) < 0 ||
+        js_int_or(j, "pairs", 0, INT32_MAX, 0, &pairs, e) < 0 ||
+        js_bool_or(j, "transposed", 0, &t->map.transposed, e) < 0 ||
+        js_string_or(j, "source_type", NULL, &t->source_type, e) < 0 ||
         js_bool_or(j, "grid_kept", 0, &t->grid_kept, e) < 0)
         return -1;
     t->map.pairs = (int)pairs;
@@ -297,17 +319,21 @@ static int read_type(struct zfile_tensor *t, const json_t *j, struct err *e)
 {
     const char *name;
     int64_t group_size = 32, act_group = 0;
-    if (js_string(j, "type", &name, e) < 0 || read_dims(j, "shape", 1, t->dim, &t->n_dims, e) < 0 || js_bool_or(j, "tiled", 0, &t->tiled, e) < 0)
+    if (js_string(j, "type", &name, e) < 0 || read_dims(j, "shape", 1, t->dim, &t->n_dims, e) < 0 ||
+        js_bool_or(j, "tiled", 0, &t->tiled, e) < 0)
         return -1;
     const struct qtype_info *info = qtype_find(name);
     if (!info)
-        return err_set(e, ERR_UNSUPPORTED, "type: number format '%s' is unknown to this program (version %d.%d.%d)", name, ZSE_MAJOR, ZSE_MINOR, ZSE_PATCH);
-    if (t->tiled && (js_int_or(j, "group_size", 1, 1 << 20, 32, &group_size, e) < 0 || js_int_or(j, "act_group", 0, 1 << 20, 0, &act_group, e) < 0))
+        return err_set(e, ERR_UNSUPPORTED, "type: number format '%s' is unknown to this program (version %d.%d.%d)",
+                       name, ZSE_MAJOR, ZSE_MINOR, ZSE_PATCH);
+    if (t->tiled && (js_int_or(j, "group_size", 1, 1 << 20, 32, &group_size, e) < 0 ||
+                     js_int_or(j, "act_group", 0, 1 << 20, 0, &act_group, e) < 0))
         return -1;
     return shape_tensor(t, info, (int)group_size, (int)act_group, e);
 }
 
-static int read_object(struct zfile_tensor *t, const json_t *j, const struct zlist_file *f, const struct zfile_tensor *before, struct err *e)
+static int read_object(struct zfile_tensor *t, const json_t *j, const struct zlist_file *f,
+                       const struct zfile_tensor *before, struct err *e)
 {
     int64_t group, offset, size;
     if (!json_is_object(j))

@@ -1,6 +1,8 @@
-/* zlist.h - the list of tensors of a .zse: section TNSR, or what files of version 1.0 have in their JSON.  FORMAT.md, section 3.
+/* zlist.h - the list of tensors of a .zse: section TNSR, or what files of version 1.0 have in their
+ * JSON.  FORMAT.md, section 3.
  *
- * A file with 128 experts a layer has some 20,000 tensors: records of fixed size are read and checked at 0.3 us each, JSON objects at more than 10. */
+ * A file with 128 experts a layer has some 20,000 tensors: records of fixed size are read and
+ * checked at 0.3 us each, JSON objects at more than 10. */
 #ifndef ZSE_FORMAT_ZLIST_H
 #define ZSE_FORMAT_ZLIST_H
 

@@ -1,4 +1,5 @@
-/* zwriter.c - write a .zse file front to back: header (patched at the end), weights, tokenizer, originals, list of tensors, JSON, section table. */
+/* zwriter.c - write a .zse file front to back: header (patched at the end), weights, tokenizer,
+ * originals, list of tensors, JSON, section table. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -129,7 +130,8 @@ void zwriter_abort(struct zwriter *w)
 
 static int end_tensor(const struct zwriter *w, struct err *e)
 {
-    return w->left ? err_set(e, ERR_SHAPE, "%s: tensor %s: %" PRIu64 " bytes were not written", w->f.path, w->name, w->left) : 0;
+    return w->left ? err_set(e, ERR_SHAPE, "%s: tensor %s: %" PRIu64 " bytes were not written", w->f.path, w->name,
+                             w->left) : 0;
 }
 
 /* The checksum of the current group from the file. */
@@ -141,7 +143,8 @@ static int read_crc(struct zwriter *w, struct err *e)
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return n < 0 ? err_sys(e, "%s", w->f.temp) : err_set(e, ERR_FORMAT, "%s: ends at %" PRIu64 ", expected more", w->f.temp, at);
+            return n < 0 ? err_sys(e, "%s", w->f.temp)
+                         : err_set(e, ERR_FORMAT, "%s: ends at %" PRIu64 ", expected more", w->f.temp, at);
         w->crc = (uint32_t)crc32(w->crc, w->buffer, (uInt)n);
         at += (uint64_t)n;
     }
@@ -223,9 +226,11 @@ static int describe(struct zwriter *w, const struct zfile_tensor *t, uint64_t of
 {
     const struct row_map *m = &t->map;
     struct zse_tensor r = {
-        .offset = offset, .size = t->m.size, .type = (uint16_t)t->m.type, .n_dims = (uint8_t)t->n_dims, .group = (uint32_t)json_array_size(w->groups) - 1,
+        .offset = offset, .size = t->m.size, .type = (uint16_t)t->m.type, .n_dims = (uint8_t)t->n_dims,
+            .group = (uint32_t)json_array_size(w->groups) - 1,
         .dim = { (uint32_t)t->dim[0], t->n_dims == 2 ? (uint32_t)t->dim[1] : 0 }, .pairs = (uint32_t)m->pairs,
-        .flags = (uint8_t)((t->tiled ? ZSE_TILED : 0) | (t->grid_kept ? ZSE_GRID_KEPT : 0) | (m->transposed ? ZSE_TRANSPOSED : 0)),
+        .flags = (uint8_t)((t->tiled ? ZSE_TILED : 0) | (t->grid_kept ? ZSE_GRID_KEPT : 0) |
+                           (m->transposed ? ZSE_TRANSPOSED : 0)),
     };
     if (t->tiled) {
         r.group_size = (uint16_t)t->m.group_size;
@@ -233,7 +238,8 @@ static int describe(struct zwriter *w, const struct zfile_tensor *t, uint64_t of
     }
     if ((m->offset || m->run || m->first || m->slice) && add_map(&w->maps, m, &r.map, e) < 0)
         return -1;
-    if (add_string(&w->strings, t->name, &r.name, e) < 0 || (t->source_type && add_string(&w->strings, t->source_type, &r.source_type, e) < 0))
+    if (add_string(&w->strings, t->name, &r.name, e) < 0 ||
+        (t->source_type && add_string(&w->strings, t->source_type, &r.source_type, e) < 0))
         return -1;
     if (t->source_name) {
         r.source_dim[0] = (uint32_t)t->source_rows;
@@ -250,7 +256,8 @@ static int describe(struct zwriter *w, const struct zfile_tensor *t, uint64_t of
 int zwriter_tensor(struct zwriter *w, const struct zfile_tensor *t, struct err *e)
 {
     assert(w->group);
-    if (end_tensor(w, e) < 0 || pad_to(w, t->page || (t->tiled && t->m.size >= ZSE_LARGE) ? ZSE_PAGE : ZSE_LINE, e) < 0 ||
+    if (end_tensor(w, e) < 0 || pad_to(w, t->page || (t->tiled && t->m.size >= ZSE_LARGE) ? ZSE_PAGE : ZSE_LINE,
+                                       e) < 0 ||
         describe(w, t, zwriter_bytes(w), e) < 0)
         return -1;
     w->left = t->m.size;
@@ -314,7 +321,8 @@ int zwriter_original(struct zwriter *w, const char *name, const void *data, size
     uLongf packed = compressBound((uLong)n);
     Bytef *stream = malloc(packed);
     const size_t at = w->packed.size;
-    const int done = stream && compress2(stream, &packed, data, (uLong)n, 9) == Z_OK && append(&w->packed, stream, packed);
+    const int done = stream && compress2(stream, &packed, data, (uLong)n, 9) == Z_OK &&
+                     append(&w->packed, stream, packed);
     free(stream);
     if (!done)
         return err_nomem(e, name);
@@ -334,7 +342,8 @@ static int begin_section(struct zwriter *w, uint64_t *offset, struct err *e)
     return 0;
 }
 
-static void add_section(struct zwriter *w, const char *kind, uint32_t flags, uint64_t offset, uint64_t size, uint32_t crc)
+static void add_section(struct zwriter *w, const char *kind, uint32_t flags, uint64_t offset, uint64_t size,
+                        uint32_t crc)
 {
     struct zse_section *s = &w->sections[w->n_sections++];
     memcpy(s->kind, kind, 4);
@@ -355,11 +364,13 @@ static int put_section(struct zwriter *w, const char *kind, const void *data, si
 
 static int put_tensors(struct zwriter *w, struct err *e)
 {
-    const struct zse_tensors head = { .n_tensors = (uint32_t)(w->records.size / sizeof(struct zse_tensor)), .n_maps = (uint32_t)(w->maps.size / sizeof(struct zse_map)),
+    const struct zse_tensors head = { .n_tensors = (uint32_t)(w->records.size / sizeof(struct zse_tensor)),
+                                      .n_maps = (uint32_t)(w->maps.size / sizeof(struct zse_map)),
                                       .n_string_bytes = (uint32_t)w->strings.size };
     uint64_t offset;
-    if (begin_section(w, &offset, e) < 0 || put(w, &head, sizeof head, e) < 0 || put(w, w->records.data, w->records.size, e) < 0 ||
-        put(w, w->maps.data, w->maps.size, e) < 0 || put(w, w->strings.data, w->strings.size, e) < 0)
+    if (begin_section(w, &offset, e) < 0 || put(w, &head, sizeof head, e) < 0 ||
+        put(w, w->records.data, w->records.size, e) < 0 || put(w, w->maps.data, w->maps.size, e) < 0 ||
+        put(w, w->strings.data, w->strings.size, e) < 0)
         return -1;
     add_section(w, "TNSR", ZSE_REQUIRED, offset, zwriter_bytes(w) - offset, w->crc);
     return 0;

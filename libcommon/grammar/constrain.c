@@ -13,6 +13,7 @@ static void cancel(void *state) { matcher_cancel(state); }
 
 int constrain(struct constraint *c, struct grammar *g, struct err *e)
 {
-    *c = (struct constraint){ matcher_open(g, e), mask, accept, forced, fork_matcher, close_matcher, complete, error, hurry, busy, cancel };
+    *c = (struct constraint){ matcher_open(g, e), mask, accept, forced, fork_matcher, close_matcher, complete, error,
+                              hurry, busy, cancel };
     return c->state ? 0 : -1;
 }

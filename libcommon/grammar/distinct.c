@@ -31,7 +31,8 @@ int distinct_copy(struct distinct *to, const struct distinct *from)
     memset(to, 0, sizeof *to);
     if (!from->n_levels)
         return 0;
-    if (room_for((void **)&to->text, &to->room, from->n + 1, 1) != 0 || room_for((void **)&to->level, &to->room_levels, from->n_levels, sizeof *to->level) != 0 ||
+    if (room_for((void **)&to->text, &to->room, from->n + 1, 1) != 0 ||
+        room_for((void **)&to->level, &to->room_levels, from->n_levels, sizeof *to->level) != 0 ||
         room_for((void **)&to->item, &to->room_items, from->n_items + 1, sizeof *to->item) != 0) {
         distinct_release(to);
         return -1;
@@ -121,7 +122,8 @@ static int open_level(struct distinct *d, int byte, uint32_t marks)
     if (room_for((void **)&d->level, &d->room_levels, d->n_levels + 1, sizeof *d->level) != 0)
         return -1;
     const uint8_t is_distinct = byte == '[' && marks > d->marks;
-    d->level[d->n_levels++] = (struct distinct_level){ .is_array = byte == '[', .is_distinct = is_distinct, .first = d->n_items };
+    d->level[d->n_levels++] = (struct distinct_level){ .is_array = byte == '[', .is_distinct = is_distinct,
+                                                       .first = d->n_items };
     d->marks += is_distinct;
     return 0;
 }

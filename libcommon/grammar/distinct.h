@@ -1,8 +1,9 @@
 /* distinct.h - uniqueItems while an answer is written: the items of the arrays that are open.
  *
- * Whether an item was there before is nothing that a context-free grammar can say.  The grammar marks the arrays whose items must differ (grammar.distinct); this
- * follows the text of such an array and keeps its items.  Their strings and numbers have one form each, so that equal values are equal texts but for the order of
- * properties. */
+ * Whether an item was there before is nothing that a context-free grammar can say.  The grammar
+ * marks the arrays whose items must differ (grammar.distinct); this follows the text of such an
+ * array and keeps its items.  Their strings and numbers have one form each, so that equal values
+ * are equal texts but for the order of properties. */
 #ifndef ZSE_GRAMMAR_DISTINCT_H
 #define ZSE_GRAMMAR_DISTINCT_H
 
@@ -31,9 +32,11 @@ struct distinct {
 void distinct_release(struct distinct *d);
 /* 0, or -1 without memory; then *to is all zero. */
 int distinct_copy(struct distinct *to, const struct distinct *from);
-/* Take in the next byte of a text that the grammar allows; marks: of the arrays open after it.  0; 1: an item was there before, or has a name twice; -1: out of memory. */
+/* Take in the next byte of a text that the grammar allows; marks: of the arrays open after it.
+ * 0; 1: an item was there before, or has a name twice; -1: out of memory. */
 int distinct_byte(struct distinct *d, int byte, uint32_t marks);
-/* What would complete earlier items of a level again: texts, sorted by bytes, of those that begin as the item under way does. */
+/* What would complete earlier items of a level again: texts, sorted by bytes, of those that
+ * begin as the item under way does. */
 struct distinct_rests {
     struct text *v; uint32_t n;         /* v: owned by the caller */
     int comma;                          /* the comma behind the item before comes first */

@@ -132,7 +132,8 @@ static int rehash(struct exprs *s)
     return 0;
 }
 
-/* The number of x; its arms or list, if it has any, are the last ones of the pool and are given back if x is known. */
+/* The number of x; its arms or list, if it has any, are the last ones of the pool and are given
+ * back if x is known. */
 static uint32_t intern(struct exprs *s, const struct expr *x)
 {
     uint32_t k = hash(s, x) & (s->n_table - 1);
@@ -197,10 +198,12 @@ int exprs_check(const struct exprs *s, struct err *e)
     case EXPR_OK: return 0;
     case EXPR_NO_MEMORY: return err_nomem(e, "a grammar");
     case EXPR_TOO_LARGE: return err_set(e, ERR_LIMIT, "the grammar is too large: more than %u parts", s->limit);
-    case EXPR_TOO_COSTLY: return err_set(e, ERR_LIMIT, "the grammar is too costly: more than %llu steps for one token", (unsigned long long)s->meter.most);
+    case EXPR_TOO_COSTLY: return err_set(e, ERR_LIMIT, "the grammar is too costly: more than %llu steps for one token",
+                                         (unsigned long long)s->meter.most);
     case EXPR_PAUSED: case EXPR_CANCELLED: return err_set(e, ERR_LIMIT, "the work on a grammar was cancelled");
     case EXPR_TOO_MANY_STATES: return err_set(e, ERR_LIMIT, "conditions that must all hold have too many states together (lengths next to a long pattern, lookahead)");
-    default: return err_set(e, ERR_LIMIT, "the grammar is too ambiguous: more than %d ways to go on at one place", MAX_UNION);
+    default: return err_set(e, ERR_LIMIT, "the grammar is too ambiguous: more than %d ways to go on at one place",
+                            MAX_UNION);
     }
 }
 
@@ -264,10 +267,13 @@ static uint32_t concat_one(struct exprs *s, uint32_t a, uint32_t b)
         fail(s, EXPR_AMBIGUOUS);
         return EXPR_NONE;
     }
-    return intern(s, &(struct expr){ .kind = EXPR_CONCAT, .flags = (uint8_t)((fa & fb & EXPR_NULLABLE) | ((fa | fb) & EXPR_FILTERED)), .a = a, .b = b, .lo = ahead });
+    return intern(s, &(struct expr){ .kind = EXPR_CONCAT,
+                                     .flags = (uint8_t)((fa & fb & EXPR_NULLABLE) | ((fa | fb) & EXPR_FILTERED)),
+                                     .a = a, .b = b, .lo = ahead });
 }
 
-/* Nested to the right.  In loops: rules that double each other make a left side as long as the limit lets it become. */
+/* Nested to the right.  In loops: rules that double each other make a left side as long as the
+ * limit lets it become. */
 uint32_t expr_concat(struct exprs *s, uint32_t a, uint32_t b)
 {
     uint32_t few[32], *heads = few, n = 0, tail = a;
@@ -310,7 +316,8 @@ static int by_body(const void *a, const void *b)
     return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
-/* x{2,5} t and x{3,9} t are together x{2,9} t: without this, what overlaps itself has as many alternatives as its bounds are wide. */
+/* x{2,5} t and x{3,9} t are together x{2,9} t: without this, what overlaps itself has as many
+ * alternatives as its bounds are wide. */
 static uint32_t merge_counted(struct exprs *s, uint32_t *v, uint32_t n)
 {
     struct counted few[16], *c = few;
@@ -329,14 +336,16 @@ static uint32_t merge_counted(struct exprs *s, uint32_t *v, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         const struct expr *x = &s->e[v[i]], *r = x->kind == EXPR_CONCAT ? &s->e[x->a] : x;
         if (r->kind == EXPR_REPEAT)
-            c[m++] = (struct counted){ r->a, x->kind == EXPR_CONCAT ? x->b : (uint32_t)EXPR_EPSILON, v[i], r->lo, r->hi };
+            c[m++] = (struct counted){ r->a, x->kind == EXPR_CONCAT ? x->b : (uint32_t)EXPR_EPSILON, v[i], r->lo,
+                                       r->hi };
         else
             v[k++] = v[i];
     }
     qsort(c, m, sizeof *c, by_body);
     for (uint32_t i = 0, j; i < m; i = j) {
         int32_t hi = c[i].hi;
-        for (j = i + 1; j < m && c[j].x == c[i].x && c[j].tail == c[i].tail && (hi == EXPR_MANY || c[j].lo <= hi + 1); j++)
+        for (j = i + 1; j < m && c[j].x == c[i].x && c[j].tail == c[i].tail &&
+             (hi == EXPR_MANY || c[j].lo <= hi + 1); j++)
             if (hi != EXPR_MANY && (c[j].hi == EXPR_MANY || c[j].hi > hi))
                 hi = c[j].hi;
         v[k++] = j == i + 1 ? c[i].e : expr_concat(s, expr_repeat(s, c[i].x, c[i].lo, hi), c[i].tail);
@@ -361,9 +370,10 @@ static uint32_t list_expr(struct exprs *s, uint8_t kind, uint8_t flags, const ui
     return intern(s, &(struct expr){ .kind = kind, .flags = flags, .a = s->n_lists - n, .b = n });
 }
 
-/* The parts of v, those of a `kind` among them taken apart, `unit` left out, in w (few if they fit; the caller frees any other): their number.
- * NULL with failed set without memory. */
-static uint32_t *parts_of(struct exprs *s, uint8_t kind, uint32_t unit, const uint32_t *v, uint32_t n, uint32_t few[32], uint32_t *n_parts)
+/* The parts of v, those of a `kind` among them taken apart, `unit` left out, in w (few if they
+ * fit; the caller frees any other): their number.  NULL with failed set without memory. */
+static uint32_t *parts_of(struct exprs *s, uint8_t kind, uint32_t unit, const uint32_t *v, uint32_t n, uint32_t few[32],
+                          uint32_t *n_parts)
 {
     uint32_t *w = few, m = 0, total = 0;
     for (uint32_t i = 0; i < n; i++)
@@ -468,7 +478,9 @@ uint32_t expr_repeat(struct exprs *s, uint32_t a, int32_t lo, int32_t hi)
             return expr_repeat(s, x.a, 0, EXPR_MANY);
         return expr_repeat(s, x.a, lo, EXPR_MANY);      /* (x+){lo,} */
     }
-    return intern(s, &(struct expr){ .kind = EXPR_REPEAT, .flags = (uint8_t)((lo ? 0 : EXPR_NULLABLE) | (x.flags & EXPR_FILTERED)), .a = a, .lo = lo, .hi = hi });
+    return intern(s, &(struct expr){ .kind = EXPR_REPEAT,
+                                     .flags = (uint8_t)((lo ? 0 : EXPR_NULLABLE) | (x.flags & EXPR_FILTERED)), .a = a,
+                                     .lo = lo, .hi = hi });
 }
 
 /* Next to an expr_within() any number of characters says nothing. */
@@ -520,7 +532,9 @@ uint32_t expr_not(struct exprs *s, uint32_t a)
         return EXPR_ALL;
     if (s->e[a].kind == EXPR_NOT)
         return s->e[a].a;
-    return intern(s, &(struct expr){ .kind = EXPR_NOT, .flags = (uint8_t)(EXPR_FILTERED | (s->e[a].flags & EXPR_NULLABLE ? 0 : EXPR_NULLABLE)), .a = a });
+    return intern(s, &(struct expr){ .kind = EXPR_NOT,
+                                     .flags = (uint8_t)(EXPR_FILTERED |
+                                                        (s->e[a].flags & EXPR_NULLABLE ? 0 : EXPR_NULLABLE)), .a = a });
 }
 
 int text_compare(const void *a, const void *b)
@@ -594,7 +608,8 @@ static uint32_t continuation(struct exprs *s, const struct range *r, int n, uint
     }
     struct arm arms[64];
     for (int i = 0; i < 64; i++)
-        arms[i] = (struct arm){ (uint8_t)(0x80 + i), (uint8_t)(0x80 + i), continuation(s, r, n, base + (uint32_t)i * sub, k - 1) };
+        arms[i] = (struct arm){ (uint8_t)(0x80 + i), (uint8_t)(0x80 + i),
+                                continuation(s, r, n, base + (uint32_t)i * sub, k - 1) };
     return expr_arms(s, arms, 64);
 }
 
@@ -612,7 +627,8 @@ static uint32_t chars(struct exprs *s, const struct range *given, int n, uint32_
         if (given[i].lo < 0xD800)
             r[m++] = (struct range){ given[i].lo, given[i].hi < 0xD7FF ? given[i].hi : 0xD7FF };
         if (given[i].hi > 0xDFFF)
-            r[m++] = (struct range){ given[i].lo > 0xE000 ? given[i].lo : 0xE000, given[i].hi < 0x10FFFF ? given[i].hi : 0x10FFFF };
+            r[m++] = (struct range){ given[i].lo > 0xE000 ? given[i].lo : 0xE000,
+                                     given[i].hi < 0x10FFFF ? given[i].hi : 0x10FFFF };
     }
     s->meter.work += 256;               /* far more bytes are looked at than parts made */
     for (int b = 0; b < 0x80; b++) {
@@ -630,7 +646,8 @@ static uint32_t chars(struct exprs *s, const struct range *given, int n, uint32_
             struct arm sub[64];
             for (int i = 0; i < 64; i++) {
                 uint32_t at = base + (uint32_t)i * part;
-                sub[i] = (struct arm){ (uint8_t)(0x80 + i), (uint8_t)(0x80 + i), at < low ? (uint32_t)EXPR_NONE : continuation(s, r, m, at, len - 1) };
+                sub[i] = (struct arm){ (uint8_t)(0x80 + i), (uint8_t)(0x80 + i),
+                                       at < low ? (uint32_t)EXPR_NONE : continuation(s, r, m, at, len - 1) };
             }
             to = expr_arms(s, sub, 64);
         } else {
@@ -660,7 +677,8 @@ uint32_t expr_json_chars(struct exprs *s, const struct range *r, int n)
             one[h][k[h]++] = (struct arm){ digit, digit, EXPR_EPSILON };
         }
     uint32_t hex = expr_arms(s, (struct arm[]){ { '0', '0', k[0] ? expr_arms(s, one[0], k[0]) : (uint32_t)EXPR_NONE },
-                                                { '1', '1', k[1] ? expr_arms(s, one[1], k[1]) : (uint32_t)EXPR_NONE } }, 2);
+                                                { '1', '1', k[1] ? expr_arms(s, one[1], k[1]) : (uint32_t)EXPR_NONE } },
+                                                2);
     if (hex != EXPR_NONE)
         arms[m++] = (struct arm){ 'u', 'u', text_then(s, (const unsigned char *)"00", 2, hex) };
     return chars(s, r, n, m ? expr_arms(s, arms, m) : (uint32_t)EXPR_NONE);
@@ -700,7 +718,8 @@ static uint32_t within(struct exprs *s, uint32_t e, uint32_t part, int32_t hi)
         return EXPR_NONE;
     if (e == EXPR_EPSILON)
         return e;
-    return intern(s, &(struct expr){ .kind = EXPR_WITHIN, .flags = part == EXPR_EPSILON ? s->e[e].flags & EXPR_NULLABLE : 0, .a = e, .b = part, .hi = hi });
+    return intern(s, &(struct expr){ .kind = EXPR_WITHIN, .flags = part == EXPR_EPSILON
+                                     ? s->e[e].flags & EXPR_NULLABLE : 0, .a = e, .b = part, .hi = hi });
 }
 
 static uint32_t derive(struct exprs *s, uint32_t e, int byte)
@@ -725,7 +744,8 @@ static uint32_t derive(struct exprs *s, uint32_t e, int byte)
         if (s->e[x.a].flags & EXPR_NULLABLE)
             r = expr_either(s, r, derive(s, x.b, byte));
     } else if (x.kind == EXPR_REPEAT) {
-        r = expr_concat(s, derive(s, x.a, byte), expr_repeat(s, x.a, x.lo ? x.lo - 1 : 0, x.hi == EXPR_MANY ? x.hi : x.hi - 1));
+        r = expr_concat(s, derive(s, x.a, byte),
+                        expr_repeat(s, x.a, x.lo ? x.lo - 1 : 0, x.hi == EXPR_MANY ? x.hi : x.hi - 1));
     } else if (x.kind == EXPR_NOT) {
         r = expr_not(s, derive(s, x.a, byte));
     } else if (x.kind == EXPR_WITHIN) {
@@ -942,7 +962,8 @@ uint32_t exprs_settle(struct exprs *s, uint32_t e, uint32_t max_states)
         return EXPR_NONE;
     if (!(s->e[e].flags & EXPR_FILTERED) || s->e[e].flags & EXPR_SETTLED)
         return s->e[e].flags & EXPR_DEAD ? (uint32_t)EXPR_NONE : e;
-    /* All states, then backwards from those that match the empty text.  from/to: the edges between states. */
+    /* All states, then backwards from those that match the empty text.  from/to: the edges
+     * between states. */
     uint32_t *v = NULL, n = 1, room = 0, n_edges = 0, room_edges = 0, *order = NULL;
     struct link { uint32_t from, to; } *link = NULL;
     uint32_t *index = NULL;             /* of an expression among the states, by open addressing */
@@ -1073,7 +1094,8 @@ static int find_steps(struct exprs *s, struct steps *w, uint32_t max_states, int
         for (int b = 0; b < 256; b++) {
             if (!(edges[b >> 6] >> (b & 63) & 1))
                 continue;
-            const uint32_t next = expr_step(s, part, b), to = next == EXPR_NONE ? (uint32_t)EXPR_NONE : expr_step(s, e, b);
+            const uint32_t next = expr_step(s, part, b),
+                           to = next == EXPR_NONE ? (uint32_t)EXPR_NONE : expr_step(s, e, b);
             if (s->failed || s->meter.work > most)
                 return -1;
             if (to == EXPR_NONE)
@@ -1093,7 +1115,8 @@ static int find_steps(struct exprs *s, struct steps *w, uint32_t max_states, int
     return 0;
 }
 
-/* The fewest characters from each state to an end.  Backwards from the ends, breadth first; steps inside of a character count nothing, so a state may improve again. */
+/* The fewest characters from each state to an end.  Backwards from the ends, breadth first;
+ * steps inside of a character count nothing, so a state may improve again. */
 static int fewest_characters(const struct exprs *s, struct steps *w)
 {
     uint32_t *first = calloc((size_t)w->n + 2 + w->n_steps, sizeof *first), *sources = first + w->n + 2;
@@ -1239,7 +1262,10 @@ uint32_t expr_times(struct exprs *s, uint32_t a, int32_t lo, int32_t hi)
     return intern(s, &(struct expr){ .kind = EXPR_TIMES, .a = a, .lo = lo, .hi = hi });
 }
 
-uint32_t expr_rule(struct exprs *s, int32_t index) { return s->failed ? (uint32_t)EXPR_NONE : intern(s, &(struct expr){ .kind = EXPR_RULE, .lo = index }); }
+uint32_t expr_rule(struct exprs *s, int32_t index)
+{
+    return s->failed ? (uint32_t)EXPR_NONE : intern(s, &(struct expr){ .kind = EXPR_RULE, .lo = index });
+}
 
 uint32_t expr_cell(struct exprs *s, uint32_t top, uint32_t rest)
 {

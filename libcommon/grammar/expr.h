@@ -1,12 +1,15 @@
 /* expr.h - expressions: the one form that schemas, regular expressions and grammars become.
  *
- * An expression is a number; equal expressions have equal numbers (they are hash-consed), so a set of them can be compared and cached.
- * Regular expressions denote sets of byte strings and are matched by derivatives: step(e, byte) is the expression for what may
- * follow that byte (Brzozowski 1964; Owens, Reppy, Turon 2009).  Repetition keeps its bounds as numbers, so x{1,100000} is one node.
- * Above them stand the context-free ones (EXPR_TERM and later), which matcher.c runs with a stack.
+ * An expression is a number; equal expressions have equal numbers (they are hash-consed), so a set
+ * of them can be compared and cached.  Regular expressions denote sets of byte strings and are
+ * matched by derivatives: step(e, byte) is the expression for what may follow that byte (Brzozowski
+ * 1964; Owens, Reppy, Turon 2009).  Repetition keeps its bounds as numbers, so x{1,100000} is one
+ * node.  Above them stand the context-free ones (EXPR_TERM and later), which matcher.c runs with a
+ * stack.
  *
- * Nothing here frees single expressions: a store grows to its limit, then `failed` is set and everything further is EXPR_NONE, until it is cut back to a mark.  The
- * builder functions need no checks in between; look at failed when done. */
+ * Nothing here frees single expressions: a store grows to its limit, then `failed` is set and
+ * everything further is EXPR_NONE, until it is cut back to a mark.  The builder functions need
+ * no checks in between; look at failed when done. */
 #ifndef ZSE_GRAMMAR_EXPR_H
 #define ZSE_GRAMMAR_EXPR_H
 
@@ -46,8 +49,10 @@ enum expr_failure {
     EXPR_PAUSED, EXPR_CANCELLED,    /* meter.pause_at, meter.cancel */
 };
 
-/* Two counts of steps.  `work` is what was done, and tells when to look up from it.  `spent` does not depend on what the caches held before: a result found there
- * counts as much as computing it did when it is used for the first time in a call, and 1 after that, so a limit of it is passed always or never. */
+/* Two counts of steps.  `work` is what was done, and tells when to look up from it.  `spent`
+ * does not depend on what the caches held before: a result found there counts as much as
+ * computing it did when it is used for the first time in a call, and 1 after that, so a limit of
+ * it is passed always or never. */
 struct meter {
     uint64_t work, check_at;        /* check_at: the value of work at which meter_check() is called */
     uint64_t spent, most;           /* most: limit of spent */
@@ -65,7 +70,8 @@ static inline int first_use(uint64_t used[4], int i)
     return !before;
 }
 
-/* The fewest characters that end what is left of an expression (e) and of the character under way (part). */
+/* The fewest characters that end what is left of an expression (e) and of the character under
+ * way (part). */
 struct within { uint32_t e, part, chars; };
 
 struct exprs {
@@ -96,7 +102,8 @@ struct exprs_mark { uint32_t n, n_arms, n_lists; };
 struct exprs_mark exprs_mark(const struct exprs *s);
 void exprs_cut(struct exprs *s, const struct exprs_mark *m);
 
-/* Start counting: `spent` from 0 up to most, and after `pause` more steps of work fail with EXPR_PAUSED (0: never). */
+/* Start counting: `spent` from 0 up to most, and after `pause` more steps of work fail with
+ * EXPR_PAUSED (0: never). */
 void meter_start(struct exprs *s, uint64_t most, uint64_t pause, const atomic_int *cancel);
 /* Fail if a limit is passed or the work was cancelled. */
 void meter_check(struct exprs *s);
@@ -117,7 +124,10 @@ static inline uint8_t cost_code(uint64_t n)
         shift++;
     return (uint8_t)(shift > 29 ? 255 : 16 + (shift - 1) * 8 + (int)((n + (((uint64_t)1 << shift) - 1)) >> shift) - 8);
 }
-static inline uint64_t cost_of(uint8_t code) { return code < 16 ? code : (uint64_t)(8 + (code & 7)) << ((code >> 3) - 1); }
+static inline uint64_t cost_of(uint8_t code)
+{
+    return code < 16 ? code : (uint64_t)(8 + (code & 7)) << ((code >> 3) - 1);
+}
 
 /* ---- regular ---- */
 uint32_t expr_arms(struct exprs *s, const struct arm *arms, uint32_t n);        /* sorted, disjoint */
@@ -129,8 +139,10 @@ uint32_t expr_either(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_repeat(struct exprs *s, uint32_t a, int32_t lo, int32_t hi);
 uint32_t expr_both(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_not(struct exprs *s, uint32_t a);
-/* Texts of e with at most hi characters (s->one_char).  Unlike expr_both() with a repetition, which settles every pair of a state and a count, this looks at the states of e
- * alone: from each, the fewest characters to an end say whether it still can be reached.  0, or -1 where e has more than max_states; then nothing is set. */
+/* Texts of e with at most hi characters (s->one_char).  Unlike expr_both() with a repetition,
+ * which settles every pair of a state and a count, this looks at the states of e alone: from
+ * each, the fewest characters to an end say whether it still can be reached.  0, or -1 where e
+ * has more than max_states; then nothing is set. */
 int expr_within(struct exprs *s, uint32_t e, int32_t hi, uint32_t max_states, uint32_t *result);
 /* One of the texts, which are sorted by bytes (memcmp, shorter first) and distinct. */
 struct text { const char *p; size_t n; };
@@ -140,11 +152,13 @@ uint32_t expr_texts(struct exprs *s, const struct text *t, size_t n);
 /* One character of the set, in UTF-8.  Ranges are sorted and disjoint; surrogates are left out. */
 struct range { uint32_t lo, hi; };
 uint32_t expr_chars(struct exprs *s, const struct range *r, int n);
-/* The same as it stands inside a JSON string: quotation mark, backslash and control characters by their short escape or \u00XX. */
+/* The same as it stands inside a JSON string: quotation mark, backslash and control characters
+ * by their short escape or \u00XX. */
 uint32_t expr_json_chars(struct exprs *s, const struct range *r, int n);
 
 uint32_t expr_step(struct exprs *s, uint32_t e, int byte);
-/* The same, for many steps from few expressions: each counts in full once between two calls of expr_walk_start(). */
+/* The same, for many steps from few expressions: each counts in full once between two calls of
+ * expr_walk_start(). */
 uint32_t expr_walk_first(struct exprs *s, uint32_t e, int byte);
 static inline uint32_t expr_walk(struct exprs *s, uint32_t e, int byte)
 {
@@ -157,8 +171,9 @@ static inline uint32_t expr_walk(struct exprs *s, uint32_t e, int byte)
 }
 void expr_walk_start(struct exprs *s);
 static inline int expr_nullable(const struct exprs *s, uint32_t e) { return s->e[e].flags & EXPR_NULLABLE; }
-/* Decide for e and all that follows it whether anything matches, and mark what does not as dead; expr_step then never returns a dead one.
- * Returns e or EXPR_NONE; fails over max_states. Needed after BOTH and NOT only, cheap otherwise. */
+/* Decide for e and all that follows it whether anything matches, and mark what does not as dead;
+ * expr_step then never returns a dead one.  Returns e or EXPR_NONE; fails over max_states.
+ * Needed after BOTH and NOT only, cheap otherwise. */
 uint32_t exprs_settle(struct exprs *s, uint32_t e, uint32_t max_states);
 int expr_matches(struct exprs *s, uint32_t e, const void *text, size_t n);
 /* Bit set of the bytes that e may begin with. */

@@ -2,9 +2,11 @@
  *
  *   root  ::= "yes" | "no" ws reason?        # alternatives, sequences, * + ? {2} {2,} {2,5}, ( )
  *   reason ::= [a-zA-Z ]{1,80} [.!\n]        # classes: ranges, ^ negates; . is any character
- *   think ::= <think> [^<]* </think>         # special tokens of the vocabulary, by text or as <[id]>
+ *   think ::= <think> [^<]* </think>         # special tokens of the vocabulary, by text or as
+ *                                            <[id]>
  *
- * A rule that does not contain itself becomes part of a regular expression; only the others use the stack. */
+ * A rule that does not contain itself becomes part of a regular expression; only the others use
+ * the stack. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,8 +48,14 @@ static int bad_rule(struct parser *p, size_t at, enum err_code code, const char 
 }
 
 static int peek(const struct parser *p) { return p->at < p->n ? (unsigned char)p->text[p->at] : -1; }
-static int starts(const struct parser *p, const char *what) { return p->n - p->at >= strlen(what) && !memcmp(p->text + p->at, what, strlen(what)); }
-static int is_name(int c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_'; }
+static int starts(const struct parser *p, const char *what)
+{
+    return p->n - p->at >= strlen(what) && !memcmp(p->text + p->at, what, strlen(what));
+}
+static int is_name(int c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+}
 
 /* Blanks and comments; line breaks too if they may come. */
 static void skip(struct parser *p, int lines)
@@ -113,7 +121,8 @@ static int hex_digits(struct parser *p, int count, uint32_t *c)
     size_t start = p->at;
     *c = 0;
     for (int i = 0; i < count; i++, p->at++) {
-        int d = peek(p), h = d >= '0' && d <= '9' ? d - '0' : d >= 'a' && d <= 'f' ? d - 'a' + 10 : d >= 'A' && d <= 'F' ? d - 'A' + 10 : -1;
+        int d = peek(p), h = d >= '0' && d <= '9' ? d - '0' : d >= 'a' && d <= 'f' ? d - 'a' + 10 : d >= 'A' &&
+                             d <= 'F' ? d - 'A' + 10 : -1;
         if (h < 0)
             return bad(p, start, ERR_FORMAT, "expected hexadecimal digits");
         *c = *c << 4 | (uint32_t)h;
@@ -199,7 +208,8 @@ static uint32_t class_of(struct parser *p)
                 break;
         }
         if (hi < lo || hi > 0x10FFFF) {
-            bad(p, start, ERR_FORMAT, hi < lo ? "a range whose end comes before its beginning" : "an escape that is no character");
+            bad(p, start, ERR_FORMAT, hi < lo ? "a range whose end comes before its beginning"
+                                              : "an escape that is no character");
             break;
         }
         if ((size_t)n == room) {
@@ -437,7 +447,8 @@ struct lower {
     int depth, failed;
 };
 
-/* Rules on a cycle, by Tarjan's components with a stack of our own: an expression's rules are found by a walk over it. */
+/* Rules on a cycle, by Tarjan's components with a stack of our own: an expression's rules are
+ * found by a walk over it. */
 static void rules_in(const struct grammar *g, uint32_t e, uint8_t *mark, uint8_t *seen, int depth, int *failed)
 {
     const struct exprs *s = &g->x;
@@ -470,14 +481,17 @@ static void rules_in(const struct grammar *g, uint32_t e, uint8_t *mark, uint8_t
     }
 }
 
-/* Reachability over the rules' graph, as lists of edges; component numbers by Kosaraju's two passes. */
+/* Reachability over the rules' graph, as lists of edges; component numbers by Kosaraju's two
+ * passes. */
 static int find_recursive(struct grammar *g, uint8_t *recursive, struct err *e)
 {
     uint32_t n = g->n_rules, n_edges = 0, room = 0;
     struct edge { uint32_t from, to; } *edge = NULL;
     uint8_t *mark = calloc(n + 1, 1), *seen = calloc(g->x.n + 1, 1), *state = calloc(n + 1, 1);
-    uint32_t *first = calloc(2 * ((size_t)n + 2), sizeof *first), *back = first ? first + n + 2 : NULL, *order = calloc((size_t)n + 1, sizeof *order);
-    uint32_t *path = calloc((size_t)n + 1, sizeof *path), *at = calloc((size_t)n + 1, sizeof *at), *to = NULL, *from = NULL, n_order = 0;
+    uint32_t *first = calloc(2 * ((size_t)n + 2), sizeof *first), *back = first ? first + n + 2 : NULL,
+             *order = calloc((size_t)n + 1, sizeof *order);
+    uint32_t *path = calloc((size_t)n + 1, sizeof *path), *at = calloc((size_t)n + 1, sizeof *at), *to = NULL,
+             *from = NULL, n_order = 0;
     int rc = -1, too_deep = 0;
     if (!mark || !seen || !state || !first || !order || !path || !at)
         goto memory;
@@ -641,7 +655,8 @@ static uint32_t lower(struct lower *l, uint32_t e)
 
 static int lower_all(struct grammar *g, uint32_t *root, struct err *e)
 {
-    struct lower l = { .g = g, .recursive = calloc(g->n_rules + 1, 1), .done = calloc((size_t)g->n_rules + 1, sizeof *l.done) };
+    struct lower l = { .g = g, .recursive = calloc(g->n_rules + 1, 1),
+                       .done = calloc((size_t)g->n_rules + 1, sizeof *l.done) };
     int rc = -1;
     if (!l.recursive || !l.done)
         err_nomem(e, "a grammar");
@@ -696,12 +711,14 @@ static int parse(struct parser *p, uint32_t *root)
     }
     for (uint32_t i = 0; !p->failed && i < p->n_names; i++)
         if (!p->names[i].defined)
-            return i == 0 ? bad(p, p->n, ERR_FORMAT, "there is no rule called root") : bad_rule(p, p->names[i].used_at, ERR_FORMAT, "there is no rule called", &p->names[i]);
+            return i == 0 ? bad(p, p->n, ERR_FORMAT, "there is no rule called root")
+                          : bad_rule(p, p->names[i].used_at, ERR_FORMAT, "there is no rule called", &p->names[i]);
     *root = expr_rule(p->x, root_rule);
     return p->failed ? -1 : 0;
 }
 
-struct grammar *grammar_compile_gbnf(const struct grammar_vocab *v, const char *text, size_t size, const struct grammar_options *o, struct err *e)
+struct grammar *grammar_compile_gbnf(const struct grammar_vocab *v, const char *text, size_t size,
+                                     const struct grammar_options *o, struct err *e)
 {
     struct grammar *g = grammar_new(v, o, e);
     if (!g)

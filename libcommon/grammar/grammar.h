@@ -1,16 +1,22 @@
-/* grammar.h - answers that must have a form: JSON Schema, regular expressions and grammars become masks over the vocabulary.
+/* grammar.h - answers that must have a form: JSON Schema, regular expressions and grammars become
+ * masks over the vocabulary.
  *
- * Three steps.  A grammar_vocab holds the bytes of every token as a trie; one for each tokenizer.  A grammar is compiled from text, with
- * a vocab or without (then it can only say which bytes it accepts).  A matcher follows one answer.
+ * Three steps.  A grammar_vocab holds the bytes of every token as a trie; one for each tokenizer.
+ * A grammar is compiled from text, with a vocab or without (then it can only say which bytes it
+ * accepts).  A matcher follows one answer.
  *
- * What the text cannot make certain is refused when it is compiled, with a sentence that names the keyword and the place (the JSON
- * pointer of a schema, line and column of a grammar, the character of a regular expression): nothing is ignored.  zse(7) lists what is enforced.
+ * What the text cannot make certain is refused when it is compiled, with a sentence that names the
+ * keyword and the place (the JSON pointer of a schema, line and column of a grammar, the character
+ * of a regular expression): nothing is ignored.  zse(7) lists what is enforced.
  *
- * Bounded: every limit of grammar_options gives ERR_LIMIT.  Work is limited in counted steps, never in time, and a cached result counts as much as computing it
- * did: an answer passes or fails its limits whatever else the grammar was used for.  A failure is that of one matcher; the grammar stays usable.
+ * Bounded: every limit of grammar_options gives ERR_LIMIT.  Work is limited in counted steps, never
+ * in time, and a cached result counts as much as computing it did: an answer passes or fails its
+ * limits whatever else the grammar was used for.  A failure is that of one matcher; the grammar
+ * stays usable.
  *
- * A vocab is read-only.  A grammar may be shared between threads: what it learns as it runs (states, masks) lies behind a lock of its own, which a call holds as
- * long as it runs.  A matcher belongs to one thread at a time, but for matcher_cancel. */
+ * A vocab is read-only.  A grammar may be shared between threads: what it learns as it runs
+ * (states, masks) lies behind a lock of its own, which a call holds as long as it runs.  A
+ * matcher belongs to one thread at a time, but for matcher_cancel. */
 #ifndef ZSE_GRAMMAR_GRAMMAR_H
 #define ZSE_GRAMMAR_GRAMMAR_H
 
@@ -24,11 +30,13 @@
 /* ---- a vocabulary ---- */
 
 struct grammar_vocab;
-/* t is borrowed until close.  vocab_size: of the logits, at least that of t; 0: that of t.  Refuses tokenizers whose tokens do not have bytes of their own (WordPiece).
- * Takes about 50 ms for 150,000 tokens; any number of grammars may use it. */
+/* t is borrowed until close.  vocab_size: of the logits, at least that of t; 0: that of t.
+ * Refuses tokenizers whose tokens do not have bytes of their own (WordPiece).  Takes about 50 ms
+ * for 150,000 tokens; any number of grammars may use it. */
 struct grammar_vocab *grammar_vocab_open(const struct tokenizer *t, int vocab_size, struct err *e);
 void grammar_vocab_close(struct grammar_vocab *v);
-/* The bytes that a token adds to an answer, borrowed; NULL for special and added tokens and for ids without text. */
+/* The bytes that a token adds to an answer, borrowed; NULL for special and added tokens and for
+ * ids without text. */
 const char *grammar_vocab_bytes(const struct grammar_vocab *v, int32_t id, size_t *size);
 int grammar_vocab_size(const struct grammar_vocab *v);
 
@@ -51,14 +59,20 @@ struct grammar_options {
 };
 
 struct grammar;
-/* JSON Schema, draft 2020-12 (text: the schema).  v is borrowed until close and may be NULL, as may o. */
-struct grammar *grammar_compile_schema(const struct grammar_vocab *v, const char *text, size_t size, const struct grammar_options *o, struct err *e);
+/* JSON Schema, draft 2020-12 (text: the schema).  v is borrowed until close and may be NULL, as
+ * may o. */
+struct grammar *grammar_compile_schema(const struct grammar_vocab *v, const char *text, size_t size,
+                                       const struct grammar_options *o, struct err *e);
 /* A regular expression in ECMAScript's syntax; it must match the whole answer. */
-struct grammar *grammar_compile_regex(const struct grammar_vocab *v, const char *text, size_t size, const struct grammar_options *o, struct err *e);
-/* Rules in the manner of llama.cpp's GBNF; the answer is a `root`.  <name> is the special token of that text, <[id]> the token with that id. */
-struct grammar *grammar_compile_gbnf(const struct grammar_vocab *v, const char *text, size_t size, const struct grammar_options *o, struct err *e);
+struct grammar *grammar_compile_regex(const struct grammar_vocab *v, const char *text, size_t size,
+                                      const struct grammar_options *o, struct err *e);
+/* Rules in the manner of llama.cpp's GBNF; the answer is a `root`.  <name> is the special token
+ * of that text, <[id]> the token with that id. */
+struct grammar *grammar_compile_gbnf(const struct grammar_vocab *v, const char *text, size_t size,
+                                     const struct grammar_options *o, struct err *e);
 /* Any JSON object or array (response_format json_object): objects only if `object`. */
-struct grammar *grammar_compile_json(const struct grammar_vocab *v, int object, const struct grammar_options *o, struct err *e);
+struct grammar *grammar_compile_json(const struct grammar_vocab *v, int object, const struct grammar_options *o,
+                                     struct err *e);
 void grammar_close(struct grammar *g);          /* after its matchers */
 
 /* ---- a matcher: one answer ---- */
@@ -68,29 +82,36 @@ struct matcher *matcher_open(struct grammar *g, struct err *e);
 void matcher_close(struct matcher *m);
 struct matcher *matcher_fork(const struct matcher *m);                  /* NULL: out of memory */
 
-/* Bit id of the mask is set if token id may come next; EOS ids are set exactly where the text may end.  (vocab size + 31) / 32 words, borrowed
- * until the next call with m.  Never NULL; no bit at all is set if a limit was passed or memory ran out (matcher_error says which).  Needs a vocab. */
+/* Bit id of the mask is set if token id may come next; EOS ids are set exactly where the text
+ * may end.  (vocab size + 31) / 32 words, borrowed until the next call with m.  Never NULL; no
+ * bit at all is set if a limit was passed or memory ran out (matcher_error says which).  Needs a
+ * vocab. */
 const uint32_t *matcher_mask(struct matcher *m);
-/* 0, or -1 if the token may not come next; then m stays as it was.  An EOS is accepted where the text may end; after it, only further EOS are. */
+/* 0, or -1 if the token may not come next; then m stays as it was.  An EOS is accepted where the
+ * text may end; after it, only further EOS are. */
 int matcher_accept(struct matcher *m, int32_t id);
 int matcher_accept_bytes(struct matcher *m, const void *bytes, size_t n);   /* the same for bytes */
-/* Tokens that must come next, as the tokenizer itself would write that text, up to room of them; they are not accepted yet.  0 if the next byte is open or the
- * cut into tokens is not certain: the token in which the certain text ends is left out, as the open text may become part of it. */
+/* Tokens that must come next, as the tokenizer itself would write that text, up to room of them;
+ * they are not accepted yet.  0 if the next byte is open or the cut into tokens is not certain:
+ * the token in which the certain text ends is left out, as the open text may become part of it. */
 int matcher_forced(struct matcher *m, int32_t *ids, int room);
 int matcher_complete(const struct matcher *m);                          /* may the text end here? */
 int matcher_ended(const struct matcher *m);                             /* nothing but the end may follow */
 int matcher_error(const struct matcher *m, struct err *e);              /* 0, or -1 with what went wrong in mask */
 
-/* From now on mask, accept and forced give up after so many steps, or where another thread holds the grammar's lock: they have no result then, matcher_busy() is 1,
- * m is as it was, and the same call goes on from what the grammar has learned.  0: they take the time they need.  With twice the steps each time they come to an end. */
+/* From now on mask, accept and forced give up after so many steps, or where another thread holds
+ * the grammar's lock: they have no result then, matcher_busy() is 1, m is as it was, and the
+ * same call goes on from what the grammar has learned.  0: they take the time they need.  With
+ * twice the steps each time they come to an end. */
 void matcher_hurry(struct matcher *m, uint64_t steps);
 int matcher_busy(const struct matcher *m);
 /* Any thread: the call that runs, and all later ones, fail soon. */
 void matcher_cancel(struct matcher *m);
 uint64_t matcher_spent(const struct matcher *m);                        /* steps so far, as the limits count them */
 
-/* Of functions that are not strict: the keywords that are not enforced, as "function 'f': /properties/a/pattern" and more of these, separated by commas.
- * Printable ASCII, at most GRAMMAR_RELAXED bytes; borrowed.  NULL: every keyword is enforced. */
+/* Of functions that are not strict: the keywords that are not enforced, as "function 'f':
+ * /properties/a/pattern" and more of these, separated by commas.  Printable ASCII, at most
+ * GRAMMAR_RELAXED bytes; borrowed.  NULL: every keyword is enforced. */
 enum { GRAMMAR_RELAXED = 1000 };
 const char *grammar_relaxed(const struct grammar *g);
 

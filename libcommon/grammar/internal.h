@@ -8,7 +8,8 @@
 #include "libcommon/grammar/grammar.h"
 #include "libcommon/grammar/vocab.h"
 
-/* Where a text may stand: what is left to match of the terminal that it is in, and the stack below. */
+/* Where a text may stand: what is left to match of the terminal that it is in, and the stack
+ * below. */
 struct thread { uint32_t e, stack; };
 
 /* All places where a text may stand, sorted and distinct; equal sets have the same number. */
@@ -80,7 +81,8 @@ struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_
 int32_t grammar_rule(struct grammar *g);
 /* A terminal; what no text matches becomes EXPR_NONE.  max_states: of filtered ones. */
 uint32_t grammar_term(struct grammar *g, uint32_t regular);
-/* Run the regular expression a little, to learn at once whether its states have too many alternatives. */
+/* Run the regular expression a little, to learn at once whether its states have too many
+ * alternatives. */
 int grammar_probe(struct grammar *g, uint32_t regular, struct err *e);
 /* *root comes after the reasoning that options.thinker asks for. */
 int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e);
@@ -89,8 +91,10 @@ int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
 /* 0, or -1 when compiling took too much. */
 int grammar_check_work(const struct grammar *g, struct err *e);
 
-/* regex.c: a regular expression of a schema or alone.  json: characters as they stand in a JSON string.  search: it need not match everything.
- * min and max: characters of what matches (EXPR_MANY: no bound); NULL where nobody asks.  EXPR_NONE with *e set: refused. */
-uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int json, int search, int32_t *min, int32_t *max, struct err *e);
+/* regex.c: a regular expression of a schema or alone.  json: characters as they stand in a JSON
+ * string.  search: it need not match everything.  min and max: characters of what matches
+ * (EXPR_MANY: no bound); NULL where nobody asks.  EXPR_NONE with *e set: refused. */
+uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int json, int search, int32_t *min,
+                       int32_t *max, struct err *e);
 
 #endif

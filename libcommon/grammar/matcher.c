@@ -1,12 +1,15 @@
 /* matcher.c - run a grammar over bytes and tokens.
  *
- * An answer so far is a config: the set of all places (expression, stack) where it may stand.  Stacks are hash-consed lists, so the set
- * shares them as a graph.  Configs are numbered, their steps and masks are kept.
+ * An answer so far is a config: the set of all places (expression, stack) where it may stand.
+ * Stacks are hash-consed lists, so the set shares them as a graph.  Configs are numbered, their
+ * steps and masks are kept.
  *
- * A mask is put together from the terminals on top of the stacks.  What a token does inside a terminal does not depend on the stack and is
- * kept for each state of a terminal: the tokens that stay inside or end with it, and the places in the trie where it may end before the
- * token does.  Only the tokens below those places are checked with the stack (as Dong et al. 2024, arXiv:2411.15100, divide them).  A state inside of a JSON
- * string takes the runs of plain characters from the vocabulary and looks at the other tokens alone. */
+ * A mask is put together from the terminals on top of the stacks.  What a token does inside a
+ * terminal does not depend on the stack and is kept for each state of a terminal: the tokens
+ * that stay inside or end with it, and the places in the trie where it may end before the token
+ * does.  Only the tokens below those places are checked with the stack (as Dong et al. 2024,
+ * arXiv:2411.15100, divide them).  A state inside of a JSON string takes the runs of plain
+ * characters from the vocabulary and looks at the other tokens alone. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +17,8 @@
 #include "libcommon/grammar/distinct.h"
 #include "libcommon/grammar/internal.h"
 
-enum { MAX_THREADS = 16384, MAX_CONFIGS = 1 << 15, FORCED_BYTES = 256, SETTLE_STATES = 1 << 15, FORGET_STEPS = 1 << 22, BURST = 8, SUSTAINED = 16, MAX_REPEAT = 2000 };
+enum { MAX_THREADS = 16384, MAX_CONFIGS = 1 << 15, FORCED_BYTES = 256, SETTLE_STATES = 1 << 15, FORGET_STEPS = 1 << 22,
+       BURST = 8, SUSTAINED = 16, MAX_REPEAT = 2000 };
 static const size_t max_cache = (size_t)64 << 20, max_growth = (size_t)256 << 20;
 
 struct matcher {
@@ -123,7 +127,8 @@ struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_
 
 static size_t grammar_bytes_now(const struct grammar *g)
 {
-    return g->cache_bytes + (size_t)g->x.room * (sizeof *g->x.e + 12) + (size_t)g->x.n_table * 4 + g->x.room_arms * sizeof *g->x.arms +
+    return g->cache_bytes + (size_t)g->x.room * (sizeof *g->x.e + 12) + (size_t)g->x.n_table * 4 + g->x.room_arms *
+           sizeof *g->x.arms +
            g->x.room_lists * sizeof *g->x.lists + (size_t)g->x.room_rows * (1024 + sizeof *g->x.costs);
 }
 
@@ -183,12 +188,16 @@ int32_t grammar_rule(struct grammar *g)
     return (int32_t)g->n_rules++;
 }
 
-uint32_t grammar_term(struct grammar *g, uint32_t regular) { return expr_term(&g->x, exprs_settle(&g->x, regular, SETTLE_STATES)); }
+uint32_t grammar_term(struct grammar *g, uint32_t regular)
+{
+    return expr_term(&g->x, exprs_settle(&g->x, regular, SETTLE_STATES));
+}
 
 int grammar_check_work(const struct grammar *g, struct err *e)
 {
     if (g->x.meter.work > g->options.max_work && (!g->x.failed || g->x.failed == EXPR_PAUSED))
-        return err_set(e, ERR_LIMIT, "compiling the grammar takes too long: more than %llu steps", (unsigned long long)g->options.max_work);
+        return err_set(e, ERR_LIMIT, "compiling the grammar takes too long: more than %llu steps",
+                       (unsigned long long)g->options.max_work);
     return exprs_check(&g->x, e);
 }
 
@@ -218,7 +227,8 @@ static int is_context_free(const struct expr *x) { return x->kind >= EXPR_TERM &
 /* Of each context-free expression: can it end (alive), can it be empty? */
 struct classes { uint8_t *alive, *empty; };
 
-/* 1: the operands of i say more about it than was known.  operand: the one that changed, EXPR_NONE: any of them; of long lists only that one is looked at. */
+/* 1: the operands of i say more about it than was known.  operand: the one that changed,
+ * EXPR_NONE: any of them; of long lists only that one is looked at. */
 static int classify_one(const struct grammar *g, const struct classes *c, uint32_t i, uint32_t operand)
 {
     const struct exprs *s = &g->x;
@@ -263,7 +273,8 @@ static uint32_t operands(const struct grammar *g, uint32_t i, uint32_t two[2], c
 static int classify(const struct grammar *g, const struct classes *c, struct err *e)
 {
     const uint32_t n = g->x.n, *list;
-    uint32_t two[2], *first = calloc((size_t)n + 2, sizeof *first), *queue = malloc(((size_t)2 * n + 1) * sizeof *queue), *user = NULL, tail = 0;
+    uint32_t two[2], *first = calloc((size_t)n + 2, sizeof *first),
+             *queue = malloc(((size_t)2 * n + 1) * sizeof *queue), *user = NULL, tail = 0;
     size_t n_edges = 0;
     for (uint32_t i = 2; first && i < n; i++)
         for (uint32_t k = operands(g, i, two, &list); k--; n_edges++)
@@ -301,7 +312,8 @@ static int32_t rule_between(const struct grammar *g, const uint8_t *state, const
     return 1;
 }
 
-/* A rule that begins with itself, + 1; 0: there is none.  An expression leads to those that may begin it; state 1: on the path, 2: done. */
+/* A rule that begins with itself, + 1; 0: there is none.  An expression leads to those that may
+ * begin it; state 1: on the path, 2: done. */
 static int32_t left_recursive(const struct grammar *g, const uint8_t *empty, uint8_t *state, uint32_t *path)
 {
     const struct exprs *s = &g->x;
@@ -338,7 +350,8 @@ static int32_t left_recursive(const struct grammar *g, const uint8_t *empty, uin
                 if (t <= EXPR_EPSILON || s->e[t].kind == EXPR_TERM || state[t] == 2)
                     continue;
                 if (state[t] == 1) {
-                    /* on the path, or pushed by a sibling and visited since: only the first is a cycle */
+                    /* on the path, or pushed by a sibling and visited since: only the first is a
+                     * cycle */
                     for (uint32_t p = 0; p < n; p++)
                         if (path[p] == t && state[t] == 1)
                             return rule_between(g, state, path + p, n - p);
@@ -485,7 +498,8 @@ static void close_over(struct grammar *g, uint32_t e, uint32_t stack)
         case EXPR_TIMES:
             if (x.lo == 0)
                 push_work(g, EXPR_EPSILON, t.stack);
-            push_work(g, x.a, expr_cell(s, expr_times(s, x.a, x.lo ? x.lo - 1 : 0, x.hi == EXPR_MANY ? x.hi : x.hi - 1), t.stack));
+            push_work(g, x.a, expr_cell(s, expr_times(s, x.a, x.lo ? x.lo - 1 : 0, x.hi == EXPR_MANY ? x.hi : x.hi - 1),
+                                        t.stack));
             break;
         default:
             push_work(g, g->rule[x.lo], t.stack);
@@ -556,7 +570,8 @@ static uint32_t config_of(struct grammar *g)
     uint32_t k = h & (g->n_config_table - 1);
     for (; g->config_table[k]; k = (k + 1) & (g->n_config_table - 1)) {
         const struct config *c = &g->config[g->config_table[k]];
-        if (c->hash == h && c->n == n && c->accepting == g->found_end && (!n || !memcmp(g->thread + c->first, g->found, n * sizeof *g->found)))
+        if (c->hash == h && c->n == n && c->accepting == g->found_end &&
+            (!n || !memcmp(g->thread + c->first, g->found, n * sizeof *g->found)))
             return g->config_table[k];
     }
     if (room_for((void **)&g->config, &g->config_room, g->n_configs + 1, sizeof *g->config) != 0 ||
@@ -679,7 +694,8 @@ static const uint64_t *config_first(struct grammar *g, uint32_t number)
 
 static void set_bit(uint32_t *mask, int32_t id) { mask[id >> 5] |= 1u << (id & 31); }
 
-/* How many characters of a JSON string may follow before its quotation mark; 0: that is not what e is. */
+/* How many characters of a JSON string may follow before its quotation mark; 0: that is not what
+ * e is. */
 static int32_t string_run(const struct grammar *g, uint32_t e)
 {
     const struct exprs *s = &g->x;
@@ -689,7 +705,8 @@ static int32_t string_run(const struct grammar *g, uint32_t e)
     const struct expr *r = &s->e[x->a], *end = &s->e[x->b];
     if (end->kind == EXPR_CONCAT)
         end = &s->e[end->a];
-    if (r->kind != EXPR_REPEAT || end->kind != EXPR_BRANCH || end->b != 1 || s->arms[end->a].lo != '"' || s->arms[end->a].hi != '"')
+    if (r->kind != EXPR_REPEAT || end->kind != EXPR_BRANCH || end->b != 1 || s->arms[end->a].lo != '"' ||
+        s->arms[end->a].hi != '"')
         return 0;
     if (r->a == EXPR_NONE || (r->a != g->string_char[0] && r->a != g->string_char[1]))
         return 0;
@@ -708,9 +725,11 @@ static int add_to(struct list *l, uint32_t value)
     return 0;
 }
 
-/* Walk the trie from e: tokens that fit, and the nodes where e may end inside of tokens.  Where a part of the trie is reached inside of a JSON string of any
- * length, its runs of plain characters fit as a whole, and *rest says that the others must be looked at. */
-static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct list *ids, struct list *exits, int *rest)
+/* Walk the trie from e: tokens that fit, and the nodes where e may end inside of tokens.  Where
+ * a part of the trie is reached inside of a JSON string of any length, its runs of plain
+ * characters fit as a whole, and *rest says that the others must be looked at. */
+static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct list *ids, struct list *exits,
+                     int *rest)
 {
     uint32_t state[MAX_TOKEN + 4];
     const uint32_t *runs = g->v->run[VOCAB_RUNS - 1];
@@ -763,7 +782,8 @@ static struct terminal *terminal_of(struct grammar *g, uint32_t e)
         goto memory;
     if (g->x.failed)
         goto fail;
-    struct terminal x = { .e = e, .cost = (uint32_t)(g->x.meter.spent - from), .call = g->call, .n_ids = ids.n, .ids = ids.v, .exits = { exits[0].v, exits[1].v }, .n_exits = { exits[0].n, exits[1].n } };
+    struct terminal x = { .e = e, .cost = (uint32_t)(g->x.meter.spent - from), .call = g->call, .n_ids = ids.n,
+                          .ids = ids.v, .exits = { exits[0].v, exits[1].v }, .n_exits = { exits[0].n, exits[1].n } };
     if (run || ids.n > g->v->n_words) {
         uint32_t *bits = calloc(g->v->n_words, sizeof *bits);
         if (!bits)
@@ -776,7 +796,8 @@ static struct terminal *terminal_of(struct grammar *g, uint32_t e)
         x.ids = bits;
         x.n_ids = UINT32_MAX;
     }
-    g->cache_bytes += sizeof x + (x.n_ids == UINT32_MAX ? g->v->n_words : x.n_ids) * sizeof *x.ids + (x.n_exits[0] + x.n_exits[1]) * sizeof *x.exits[0];
+    g->cache_bytes += sizeof x + (x.n_ids == UINT32_MAX ? g->v->n_words : x.n_ids) * sizeof *x.ids +
+                      (x.n_exits[0] + x.n_exits[1]) * sizeof *x.exits[0];
     g->terminal[g->n_terminals++] = x;
     v->value = g->n_terminals;          /* nothing above adds to `terminals` */
     return &g->terminal[g->n_terminals - 1];
@@ -904,7 +925,8 @@ static void replay(struct matcher *m)
         m->store = g->store;
 }
 
-/* Take the lock and begin to count; the config of m is there and the caches have room.  -1: not now (busy), or m has failed before. */
+/* Take the lock and begin to count; the config of m is there and the caches have room.  -1: not
+ * now (busy), or m has failed before. */
 static int enter(struct matcher *m, uint32_t *config)
 {
     struct grammar *g = m->g;
@@ -945,10 +967,14 @@ static int enter(struct matcher *m, uint32_t *config)
 }
 
 /* Steps that this answer may have taken by now. */
-static uint64_t allowance(const struct matcher *m) { return m->g->options.max_steps * BURST + m->g->options.max_steps / SUSTAINED * m->n_tokens; }
+static uint64_t allowance(const struct matcher *m)
+{
+    return m->g->options.max_steps * BURST + m->g->options.max_steps / SUSTAINED * m->n_tokens;
+}
 
-/* Give the lock back.  A failure is this matcher's, not the grammar's.  -1: the call has no result; 1: it is to be made again.
- * cut: set where this call found the store full of what others needed, too, and cut it back: in the new one it has room, or needs too much itself. */
+/* Give the lock back.  A failure is this matcher's, not the grammar's.  -1: the call has no
+ * result; 1: it is to be made again.  cut: set where this call found the store full of what
+ * others needed, too, and cut it back: in the new one it has room, or needs too much itself. */
 static int leave(struct matcher *m, int *cut)
 {
     struct grammar *g = m->g;
@@ -967,7 +993,8 @@ static int leave(struct matcher *m, int *cut)
     if (why && !m->busy)
         exprs_check(&g->x, &m->error);
     if (!why && (m->spent += g->x.meter.spent) > allowance(m))
-        err_set(&m->error, ERR_LIMIT, "the grammar is too costly: more than %llu steps after %llu tokens", (unsigned long long)allowance(m), (unsigned long long)m->n_tokens);
+        err_set(&m->error, ERR_LIMIT, "the grammar is too costly: more than %llu steps after %llu tokens",
+                (unsigned long long)allowance(m), (unsigned long long)m->n_tokens);
     g->x.failed = EXPR_OK;
     atomic_store_explicit(&g->bytes, grammar_bytes_now(g), memory_order_relaxed);
     pthread_mutex_unlock(&g->lock);
@@ -1033,7 +1060,8 @@ struct matcher *matcher_fork(const struct matcher *m)
     n->mask = m->mask ? calloc(m->g->v->n_words + 1, sizeof *n->mask) : NULL;
     n->text = NULL;
     n->n_text = n->text_room = 0;
-    if (distinct_copy(&n->distinct, &m->distinct) != 0 || !n->thread || keep_text(n, m->text, m->n_text) != 0 || (m->mask && !n->mask)) {
+    if (distinct_copy(&n->distinct, &m->distinct) != 0 || !n->thread || keep_text(n, m->text, m->n_text) != 0 ||
+        (m->mask && !n->mask)) {
         matcher_close(n);
         return NULL;
     }
@@ -1070,7 +1098,8 @@ static uint32_t distinct_marks(struct grammar *g, uint32_t config)
 static int is_blank(int byte) { return byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r'; }
 static int is_delimiter(int byte) { return byte == ',' || byte == ']' || byte == '}' || is_blank(byte); }
 
-/* A place in the texts that would repeat an item: those of first to end - 1 agree up to byte i of them. */
+/* A place in the texts that would repeat an item: those of first to end - 1 agree up to byte i
+ * of them. */
 struct again { struct distinct_rests *rests; uint32_t first, end, i; struct distinct_place place; };
 
 static int byte_at(const struct again *a, uint32_t k)
@@ -1080,7 +1109,8 @@ static int byte_at(const struct again *a, uint32_t k)
     return a->rests->comma && a->i == 0 ? ',' : i < t->n ? (unsigned char)t->p[i] : -1;
 }
 
-/* One of the texts is complete.  A number may go on as another one, as all texts of its place are; a string, an array or an object cannot. */
+/* One of the texts is complete.  A number may go on as another one, as all texts of its place
+ * are; a string, an array or an object cannot. */
 static int is_complete(const struct again *a) { return a->first < a->end && byte_at(a, a->first) < 0; }
 static int goes_on(const struct again *a)
 {
@@ -1113,7 +1143,8 @@ static int repeats(struct grammar *g, const struct again *a, uint32_t config, in
     if (g->config[config].accepting)
         return 0;
     for (int byte = 0; byte < 256 && !g->x.failed; byte++) {
-        if (!(set[byte >> 6] >> (byte & 63) & 1) || (!a->place.in_string && is_blank(byte)) || (is_complete(a) && is_delimiter(byte)))
+        if (!(set[byte >> 6] >> (byte & 63) & 1) || (!a->place.in_string && is_blank(byte)) ||
+            (is_complete(a) && is_delimiter(byte)))
             continue;
         const struct again to = again_after(a, byte);
         if (to.first == to.end || !repeats(g, &to, config_step(g, config, byte), depth + 1))
@@ -1186,8 +1217,10 @@ static int follow_distinct(struct matcher *m, struct distinct *d, uint32_t c, in
     return rc ? -1 : 0;
 }
 
-/* The config after the bytes, and the items in *next (all zero before); 0: they may not come next. */
-static uint32_t follow_bytes(struct matcher *m, uint32_t config, const unsigned char *p, size_t n, struct distinct *next)
+/* The config after the bytes, and the items in *next (all zero before); 0: they may not come
+ * next. */
+static uint32_t follow_bytes(struct matcher *m, uint32_t config, const unsigned char *p, size_t n,
+                             struct distinct *next)
 {
     struct grammar *g = m->g;
     if (distinct_copy(next, &m->distinct) != 0)
@@ -1237,7 +1270,8 @@ static int ends_item(const struct distinct *d, const char *p, size_t n)
     return 0;
 }
 
-/* Take the tokens out of the mask that repeat an item.  Those that go on inside of an item are found by what would repeat one; those that end one are tried. */
+/* Take the tokens out of the mask that repeat an item.  Those that go on inside of an item are
+ * found by what would repeat one; those that end one are tried. */
 static void clear_repeated(struct matcher *m, uint32_t config)
 {
     struct grammar *g = m->g;
@@ -1332,7 +1366,8 @@ int matcher_accept(struct matcher *m, int32_t id)
         return 0;
     }
     const char *p = grammar_vocab_bytes(v, id, &n);
-    const int rc = p ? matcher_accept_bytes(m, p, n) : vocab_name(v, id, name) == 0 ? matcher_accept_bytes(m, name, sizeof name) : -1;
+    const int rc = p ? matcher_accept_bytes(m, p, n) : vocab_name(v, id, name) == 0
+                       ? matcher_accept_bytes(m, name, sizeof name) : -1;
     m->n_tokens += rc == 0;
     return rc;
 }
@@ -1369,15 +1404,18 @@ static int only_byte(const uint64_t set[4])
     return byte;
 }
 
-/* How many of the first n_ids tokens are the same when more text comes: that of each byte in the set. */
-static size_t certain(const struct tokenizer *t, char *text, size_t n, const uint64_t set[4], const int32_t *ids, size_t n_ids, struct err *e)
+/* How many of the first n_ids tokens are the same when more text comes: that of each byte in the
+ * set. */
+static size_t certain(const struct tokenizer *t, char *text, size_t n, const uint64_t set[4], const int32_t *ids,
+                      size_t n_ids, struct err *e)
 {
     for (int b = 0, probes = 0; b <= 0x80 && n_ids; b++) {
         int32_t *other;
         size_t n_other, k = 0;
         if (b == 0x80 ? !(set[2] | set[3]) : !(set[b >> 6] >> (b & 63) & 1))
             continue;
-        int alike = b < 0x80 && b > 0 && set[(b - 1) >> 6] >> ((b - 1) & 63) & 1 && (set[(b + 1) >> 6] >> ((b + 1) & 63) & 1) && b != 'e' && b != '1';
+        int alike = b < 0x80 && b > 0 && set[(b - 1) >> 6] >> ((b - 1) & 63) & 1 &&
+                    (set[(b + 1) >> 6] >> ((b + 1) & 63) & 1) && b != 'e' && b != '1';
         if (alike)
             continue;                   /* the edges of each run of bytes, a letter and a digit: tokenizers tell no more kinds apart */
         if (++probes > 24)
@@ -1395,7 +1433,8 @@ static size_t certain(const struct tokenizer *t, char *text, size_t n, const uin
     return n_ids;
 }
 
-/* The text that must come next, at most FORCED_BYTES, and the bytes one of which follows it.  -1: no result. */
+/* The text that must come next, at most FORCED_BYTES, and the bytes one of which follows it.
+ * -1: no result. */
 static int certain_text(struct matcher *m, char *text, size_t *size, uint64_t follow[4])
 {
     struct grammar *g = m->g;
@@ -1478,7 +1517,8 @@ size_t grammar_bytes(const struct grammar *g) { return atomic_load_explicit(&g->
 void grammar_stats(struct grammar *g, struct grammar_stats *s)
 {
     pthread_mutex_lock(&g->lock);
-    *s = (struct grammar_stats){ .n_exprs = g->x.n, .n_rules = g->n_rules, .n_states = g->n_configs, .n_masks = g->n_masks, .work = g->compile_work };
+    *s = (struct grammar_stats){ .n_exprs = g->x.n, .n_rules = g->n_rules, .n_states = g->n_configs,
+                                 .n_masks = g->n_masks, .work = g->compile_work };
     s->bytes = grammar_bytes_now(g);
     pthread_mutex_unlock(&g->lock);
 }

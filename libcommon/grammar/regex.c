@@ -1,10 +1,13 @@
-/* regex.c - regular expressions in ECMAScript's syntax (ECMA-262, section 22.2.1, with the u flag's escapes).
+/* regex.c - regular expressions in ECMAScript's syntax (ECMA-262, section 22.2.1, with the u flag's
+ * escapes).
  *
- * Everything that denotes a regular set of texts: alternatives, groups, quantifiers (lazy ones match the same texts), classes, escapes, Unicode
- * general categories, anchors at the ends, lookahead outside of groups.  Back references, lookbehind and \b are refused.
+ * Everything that denotes a regular set of texts: alternatives, groups, quantifiers (lazy ones
+ * match the same texts), classes, escapes, Unicode general categories, anchors at the ends,
+ * lookahead outside of groups.  Back references, lookbehind and \b are refused.
  *
- * \d, \w and \s are those of ECMAScript.  Where a negated one stands (\W, [^\w]), what other engines take for a digit, a word character or a blank
- * is left out too, so that a text that is made here satisfies all of them. */
+ * \d, \w and \s are those of ECMAScript.  Where a negated one stands (\W, [^\w]), what other
+ * engines take for a digit, a word character or a blank is left out too, so that a text that is
+ * made here satisfies all of them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -97,8 +100,8 @@ static void set_join(struct set *to, const struct set *from)
     to->failed |= from->failed;
 }
 
-/* Find the runs of characters of one category: asking for a million characters takes longer than most schemas.  Planes 4 to 13 have no characters, 15 and 16 are
- * for private use. */
+/* Find the runs of characters of one category: asking for a million characters takes longer than
+ * most schemas.  Planes 4 to 13 have no characters, 15 and 16 are for private use. */
 static int find_categories(struct grammar *g)
 {
     uint32_t n = 0;
@@ -134,12 +137,14 @@ static void set_categories(struct grammar *g, struct set *s, uint32_t mask)
 }
 
 #define BIT(c) (1u << UTF8PROC_CATEGORY_##c)
-static const uint32_t letters = BIT(LU) | BIT(LL) | BIT(LT) | BIT(LM) | BIT(LO), marks = BIT(MN) | BIT(MC) | BIT(ME), numbers = BIT(ND) | BIT(NL) | BIT(NO);
+static const uint32_t letters = BIT(LU) | BIT(LL) | BIT(LT) | BIT(LM) | BIT(LO), marks = BIT(MN) | BIT(MC) | BIT(ME),
+                      numbers = BIT(ND) | BIT(NL) | BIT(NO);
 
 /* \d \w \s; wide: of every engine. */
 static void set_class(struct grammar *g, struct set *s, int c, int wide)
 {
-    static const struct range blank[] = { { 9, 13 }, { ' ', ' ' }, { 0xA0, 0xA0 }, { 0x1680, 0x1680 }, { 0x2000, 0x200A }, { 0x2028, 0x2029 }, { 0x202F, 0x202F },
+    static const struct range blank[] = { { 9, 13 }, { ' ', ' ' }, { 0xA0, 0xA0 }, { 0x1680, 0x1680 },
+                                          { 0x2000, 0x200A }, { 0x2028, 0x2029 }, { 0x202F, 0x202F },
                                           { 0x205F, 0x205F }, { 0x3000, 0x3000 } };
     if (c == 's') {
         for (size_t i = 0; i < sizeof blank / sizeof *blank; i++)
@@ -164,24 +169,35 @@ static void set_class(struct grammar *g, struct set *s, int c, int wide)
 static uint32_t category_mask(const char *name, size_t n)
 {
     static const struct { const char *name, *long_name; uint32_t mask; } table[] = {
-        { "L", "Letter", BIT(LU) | BIT(LL) | BIT(LT) | BIT(LM) | BIT(LO) }, { "Lu", "Uppercase_Letter", BIT(LU) }, { "Ll", "Lowercase_Letter", BIT(LL) }, { "Lt", "Titlecase_Letter", BIT(LT) },
-        { "LC", "Cased_Letter", BIT(LU) | BIT(LL) | BIT(LT) }, { "Lm", "Modifier_Letter", BIT(LM) }, { "Lo", "Other_Letter", BIT(LO) },
-        { "M", "Mark", BIT(MN) | BIT(MC) | BIT(ME) }, { "Mn", "Nonspacing_Mark", BIT(MN) }, { "Mc", "Spacing_Mark", BIT(MC) }, { "Me", "Enclosing_Mark", BIT(ME) },
-        { "N", "Number", BIT(ND) | BIT(NL) | BIT(NO) }, { "Nd", "Decimal_Number", BIT(ND) }, { "Nl", "Letter_Number", BIT(NL) }, { "No", "Other_Number", BIT(NO) },
-        { "P", "Punctuation", BIT(PC) | BIT(PD) | BIT(PS) | BIT(PE) | BIT(PI) | BIT(PF) | BIT(PO) }, { "Pc", "Connector_Punctuation", BIT(PC) }, { "Pd", "Dash_Punctuation", BIT(PD) },
-        { "Ps", "Open_Punctuation", BIT(PS) }, { "Pe", "Close_Punctuation", BIT(PE) }, { "Pi", "Initial_Punctuation", BIT(PI) }, { "Pf", "Final_Punctuation", BIT(PF) },
-        { "Po", "Other_Punctuation", BIT(PO) }, { "S", "Symbol", BIT(SM) | BIT(SC) | BIT(SK) | BIT(SO) }, { "Sm", "Math_Symbol", BIT(SM) }, { "Sc", "Currency_Symbol", BIT(SC) },
-        { "Sk", "Modifier_Symbol", BIT(SK) }, { "So", "Other_Symbol", BIT(SO) }, { "Z", "Separator", BIT(ZS) | BIT(ZL) | BIT(ZP) }, { "Zs", "Space_Separator", BIT(ZS) },
-        { "Zl", "Line_Separator", BIT(ZL) }, { "Zp", "Paragraph_Separator", BIT(ZP) }, { "C", "Other", BIT(CC) | BIT(CF) | BIT(CS) | BIT(CO) | BIT(CN) }, { "Cc", "Control", BIT(CC) },
+        { "L", "Letter", BIT(LU) | BIT(LL) | BIT(LT) | BIT(LM) | BIT(LO) }, { "Lu", "Uppercase_Letter", BIT(LU) },
+            { "Ll", "Lowercase_Letter", BIT(LL) }, { "Lt", "Titlecase_Letter", BIT(LT) },
+        { "LC", "Cased_Letter", BIT(LU) | BIT(LL) | BIT(LT) }, { "Lm", "Modifier_Letter", BIT(LM) },
+        { "Lo", "Other_Letter", BIT(LO) },
+        { "M", "Mark", BIT(MN) | BIT(MC) | BIT(ME) }, { "Mn", "Nonspacing_Mark", BIT(MN) },
+        { "Mc", "Spacing_Mark", BIT(MC) }, { "Me", "Enclosing_Mark", BIT(ME) },
+        { "N", "Number", BIT(ND) | BIT(NL) | BIT(NO) }, { "Nd", "Decimal_Number", BIT(ND) },
+        { "Nl", "Letter_Number", BIT(NL) }, { "No", "Other_Number", BIT(NO) },
+        { "P", "Punctuation", BIT(PC) | BIT(PD) | BIT(PS) | BIT(PE) | BIT(PI) | BIT(PF) | BIT(PO) },
+        { "Pc", "Connector_Punctuation", BIT(PC) }, { "Pd", "Dash_Punctuation", BIT(PD) },
+        { "Ps", "Open_Punctuation", BIT(PS) }, { "Pe", "Close_Punctuation", BIT(PE) },
+        { "Pi", "Initial_Punctuation", BIT(PI) }, { "Pf", "Final_Punctuation", BIT(PF) },
+        { "Po", "Other_Punctuation", BIT(PO) }, { "S", "Symbol", BIT(SM) | BIT(SC) | BIT(SK) | BIT(SO) },
+        { "Sm", "Math_Symbol", BIT(SM) }, { "Sc", "Currency_Symbol", BIT(SC) },
+        { "Sk", "Modifier_Symbol", BIT(SK) }, { "So", "Other_Symbol", BIT(SO) },
+        { "Z", "Separator", BIT(ZS) | BIT(ZL) | BIT(ZP) }, { "Zs", "Space_Separator", BIT(ZS) },
+        { "Zl", "Line_Separator", BIT(ZL) }, { "Zp", "Paragraph_Separator", BIT(ZP) },
+        { "C", "Other", BIT(CC) | BIT(CF) | BIT(CS) | BIT(CO) | BIT(CN) }, { "Cc", "Control", BIT(CC) },
         { "Cf", "Format", BIT(CF) }, { "Co", "Private_Use", BIT(CO) }, { "Cn", "Unassigned", BIT(CN) },
     };
     const char *eq = memchr(name, '=', n);
-    if (eq && ((eq - name == 2 && !memcmp(name, "gc", 2)) || (eq - name == 16 && !memcmp(name, "General_Category", 16)))) {
+    if (eq && ((eq - name == 2 && !memcmp(name, "gc", 2)) ||
+               (eq - name == 16 && !memcmp(name, "General_Category", 16)))) {
         n -= (size_t)(eq + 1 - name);
         name = eq + 1;
     }
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        if ((strlen(table[i].name) == n && !memcmp(table[i].name, name, n)) || (strlen(table[i].long_name) == n && !memcmp(table[i].long_name, name, n)))
+        if ((strlen(table[i].name) == n && !memcmp(table[i].name, name, n)) ||
+            (strlen(table[i].long_name) == n && !memcmp(table[i].long_name, name, n)))
             return table[i].mask;
     return 0;
 }
@@ -189,14 +205,18 @@ static uint32_t category_mask(const char *name, size_t n)
 /* ---- syntax ---- */
 
 static int peek(const struct parser *p) { return p->at < p->n ? (unsigned char)p->text[p->at] : -1; }
-static int starts(const struct parser *p, const char *what) { return p->n - p->at >= strlen(what) && !memcmp(p->text + p->at, what, strlen(what)); }
+static int starts(const struct parser *p, const char *what)
+{
+    return p->n - p->at >= strlen(what) && !memcmp(p->text + p->at, what, strlen(what));
+}
 
 static int hex_digits(struct parser *p, int count, uint32_t *c)
 {
     uint32_t v = 0;
     for (int i = 0; i < count; i++) {
         int d = p->at + (size_t)i < p->n ? p->text[p->at + (size_t)i] : 0;
-        int h = d >= '0' && d <= '9' ? d - '0' : d >= 'a' && d <= 'f' ? d - 'a' + 10 : d >= 'A' && d <= 'F' ? d - 'A' + 10 : -1;
+        int h = d >= '0' && d <= '9' ? d - '0' : d >= 'a' && d <= 'f' ? d - 'a' + 10 : d >= 'A' &&
+                d <= 'F' ? d - 'A' + 10 : -1;
         if (h < 0)
             return -1;
         v = v << 4 | (uint32_t)h;
@@ -251,7 +271,8 @@ static int escape(struct parser *p, struct set *s, uint32_t *c, int negated, int
         return bad(p, start, ERR_UNSUPPORTED, "\\b is not enforced");
     case 'B': return bad(p, start, ERR_UNSUPPORTED, "\\B is not enforced");
     case 'k': return bad(p, start, ERR_UNSUPPORTED, "back references are not enforced");
-    case 'A': case 'Z': case 'z': return bad(p, start, ERR_UNSUPPORTED, "\\A, \\Z and \\z are no anchors of ECMAScript: use ^ and $");
+    case 'A': case 'Z': case 'z': return bad(p, start, ERR_UNSUPPORTED,
+                                             "\\A, \\Z and \\z are no anchors of ECMAScript: use ^ and $");
     case 'c':
         if (p->at < p->n && ((p->text[p->at] | 32) >= 'a' && (p->text[p->at] | 32) <= 'z')) {
             *c = (uint32_t)p->text[p->at++] & 31;
@@ -354,11 +375,16 @@ static uint32_t set_expr(struct parser *p, struct set *s)
     return p->json ? expr_json_chars(p->x, s->r, s->n) : expr_chars(p->x, s->r, s->n);
 }
 
-/* Where a sequence stands: it begins or ends the expression (what is found may have other text around it), or an anchor stands there already. */
+/* Where a sequence stands: it begins or ends the expression (what is found may have other text
+ * around it), or an anchor stands there already. */
 enum { BEGINS = 1, ANCHORED_BEGIN = 2, ENDS = 4, ANCHORED_END = 8 };
 static struct piece alternatives(struct parser *p, int top);
 
-static int32_t plus(int32_t a, int32_t b) { return a == EXPR_MANY || b == EXPR_MANY ? EXPR_MANY : a > MAX_COUNT * 100 || b > MAX_COUNT * 100 ? MAX_COUNT * 200 : a + b; }
+static int32_t plus(int32_t a, int32_t b)
+{
+    return a == EXPR_MANY || b == EXPR_MANY ? EXPR_MANY : a > MAX_COUNT * 100 ||
+           b > MAX_COUNT * 100 ? MAX_COUNT * 200 : a + b;
+}
 
 static int32_t times(int32_t a, int32_t b)
 {
@@ -420,7 +446,8 @@ static int quantifier(struct parser *p, int32_t *lo, int32_t *hi)
     return 1;
 }
 
-/* Offset behind the group at the cursor; its end if it is not closed.  *looks: an anchor or a lookahead is inside. */
+/* Offset behind the group at the cursor; its end if it is not closed.  *looks: an anchor or a
+ * lookahead is inside. */
 static size_t group_end(const struct parser *p, int *looks)
 {
     int depth = 0, in_class = 0;
@@ -446,9 +473,13 @@ static size_t group_end(const struct parser *p, int *looks)
     return p->n;
 }
 
-static int ends_sequence(const struct parser *p, size_t at) { return at >= p->n || p->text[at] == '|' || p->text[at] == ')'; }
+static int ends_sequence(const struct parser *p, size_t at)
+{
+    return at >= p->n || p->text[at] == '|' || p->text[at] == ')';
+}
 
-/* What the group at the cursor, with anchors or lookahead inside, takes over from the sequence that it stands in. */
+/* What the group at the cursor, with anchors or lookahead inside, takes over from the sequence
+ * that it stands in. */
 static int group_place(const struct parser *p, int top, int is_first)
 {
     int looks, place = 0;
@@ -485,7 +516,8 @@ static struct piece atom(struct parser *p, int place)
             }
             p->at = (size_t)(end + 1 - p->text);
         } else if (peek(p) == '?') {
-            bad(p, start, ERR_UNSUPPORTED, starts(p, "?<") ? "lookbehind is not enforced" : starts(p, "?=") || starts(p, "?!") ? "lookahead is enforced outside of groups and in a last one only"
+            bad(p, start, ERR_UNSUPPORTED, starts(p, "?<") ? "lookbehind is not enforced" : starts(p, "?=") ||
+                starts(p, "?!") ? "lookahead is enforced outside of groups and in a last one only"
                                                                                                                                   : "flags inside of the expression are not enforced");
             return r;
         }
@@ -571,7 +603,8 @@ static struct piece sequence(struct parser *p, int top)
                 bad(p, start, ERR_FORMAT, "a group without )");
             p->at++;
         } else {
-            const int first = n_atoms == 0 ? (anchored_begin && top & (BEGINS | ANCHORED_BEGIN) ? ANCHORED_BEGIN : top & (BEGINS | ANCHORED_BEGIN)) : 0;
+            const int first = n_atoms == 0 ? (anchored_begin && top & (BEGINS | ANCHORED_BEGIN) ? ANCHORED_BEGIN
+                : top & (BEGINS | ANCHORED_BEGIN)) : 0;
             const int place = peek(p) == '(' ? group_place(p, first | (top & (ENDS | ANCHORED_END)), n_atoms == 0) : 0;
             n_atoms++;
             anchored_begin |= place & BEGINS;
@@ -645,7 +678,8 @@ static struct piece alternatives(struct parser *p, int top)
     return r;
 }
 
-uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int json, int search, int32_t *min, int32_t *max, struct err *e)
+uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int json, int search, int32_t *min,
+                       int32_t *max, struct err *e)
 {
     static const struct range every = { 0, END - 1 };
     struct parser p = { .g = g, .x = &g->x, .text = text, .n = size, .json = json, .search = search, .e = e };
@@ -679,7 +713,8 @@ uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int jso
     return r.e;
 }
 
-struct grammar *grammar_compile_regex(const struct grammar_vocab *v, const char *text, size_t size, const struct grammar_options *o, struct err *e)
+struct grammar *grammar_compile_regex(const struct grammar_vocab *v, const char *text, size_t size,
+                                      const struct grammar_options *o, struct err *e)
 {
     struct grammar *g = grammar_new(v, o, e);
     if (!g)

@@ -63,7 +63,8 @@ static int find_path(json_t *in, const json_t *what, struct path *p, int depth)
 static const json_t *place(struct schema *s, const json_t *at, const char *keyword, struct path *p)
 {
     memset(p, 0, sizeof *p);
-    /* what was made stands where that stands of which it was made; later ones may come from earlier ones */
+    /* what was made stands where that stands of which it was made; later ones may come from
+     * earlier ones */
     for (size_t i = s->n_made; at && i--;) {
         struct path inside = { .n = 0 };
         if (find_path(s->made_from[2 * i], at, &inside, 0))
@@ -95,8 +96,14 @@ static uint32_t report(struct schema *s, const json_t *at, const char *keyword, 
     return EXPR_NONE;
 }
 
-uint32_t schema_refuse(struct schema *s, const json_t *at, const char *keyword, const char *why) { return report(s, at, keyword, ERR_UNSUPPORTED, why); }
-uint32_t schema_limit(struct schema *s, const json_t *at, const char *why) { return report(s, at, NULL, ERR_LIMIT, why); }
+uint32_t schema_refuse(struct schema *s, const json_t *at, const char *keyword, const char *why)
+{
+    return report(s, at, keyword, ERR_UNSUPPORTED, why);
+}
+uint32_t schema_limit(struct schema *s, const json_t *at, const char *why)
+{
+    return report(s, at, NULL, ERR_LIMIT, why);
+}
 
 uint32_t schema_nomem(struct schema *s)
 {
@@ -130,7 +137,8 @@ json_t *schema_keep(struct schema *s, json_t *made, const json_t *from)
 
 /* ---- regular expressions ---- */
 
-uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, int json, int search, int32_t *min, int32_t *max, struct err *e)
+uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, int json, int search, int32_t *min,
+                             int32_t *max, struct err *e)
 {
     char few[256], *key = size + 4 > sizeof few ? malloc(size + 4) : few;
     int32_t lo, hi;
@@ -163,7 +171,8 @@ uint32_t schema_regex(struct schema *s, const char *text, int json)
     return schema_regex_cached(s, text, strlen(text), json, 0, NULL, NULL, s->failed ? &why : s->e);
 }
 
-uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size, int search, int32_t *min, int32_t *max)
+uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
+                        int search, int32_t *min, int32_t *max)
 {
     struct err e = { .msg = "" };
     uint32_t r = schema_regex_cached(s, text, size, 1, search, min, max, &e);
@@ -172,7 +181,8 @@ uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword,
     return report(s, at, keyword, e.code, e.msg);
 }
 
-uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size, int32_t *min, int32_t *max)
+uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
+                        int32_t *min, int32_t *max)
 {
     return schema_regex_n(s, at, keyword, text, size, 1, min, max);
 }
@@ -195,7 +205,8 @@ int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword
 static unsigned type_of_name(const char *name)
 {
     static const struct { const char *name; unsigned type; } table[] = {
-        { "null", TYPE_NULL }, { "boolean", TYPE_BOOLEAN }, { "integer", TYPE_INTEGER }, { "number", TYPE_INTEGER | TYPE_FRACTION },
+        { "null", TYPE_NULL }, { "boolean", TYPE_BOOLEAN }, { "integer", TYPE_INTEGER },
+            { "number", TYPE_INTEGER | TYPE_FRACTION },
         { "string", TYPE_STRING }, { "array", TYPE_ARRAY }, { "object", TYPE_OBJECT },
     };
     for (size_t i = 0; name && i < sizeof table / sizeof *table; i++)
@@ -235,9 +246,12 @@ unsigned schema_types(struct schema *s, const json_t *schema)
 static int check_keywords(struct schema *s, json_t *m)
 {
     static const struct { const char *key; char kind; } table[] = {     /* o object, a array of schemas, s string, S schema, b boolean, A any array */
-        { "properties", 'o' }, { "patternProperties", 'o' }, { "additionalProperties", 'S' }, { "propertyNames", 'S' }, { "required", 'A' }, { "dependentRequired", 'o' },
-        { "dependentSchemas", 'o' }, { "dependencies", 'o' }, { "items", 'I' }, { "additionalItems", 'S' }, { "prefixItems", 'a' }, { "contains", 'S' }, { "uniqueItems", 'b' }, { "enum", 'A' },
-        { "anyOf", 'a' }, { "oneOf", 'a' }, { "allOf", 'a' }, { "not", 'S' }, { "if", 'S' }, { "then", 'S' }, { "else", 'S' }, { "$ref", 's' }, { "$dynamicRef", 's' }, { "pattern", 's' }, { "format", 's' },
+        { "properties", 'o' }, { "patternProperties", 'o' }, { "additionalProperties", 'S' }, { "propertyNames", 'S' },
+            { "required", 'A' }, { "dependentRequired", 'o' },
+        { "dependentSchemas", 'o' }, { "dependencies", 'o' }, { "items", 'I' }, { "additionalItems", 'S' },
+        { "prefixItems", 'a' }, { "contains", 'S' }, { "uniqueItems", 'b' }, { "enum", 'A' },
+        { "anyOf", 'a' }, { "oneOf", 'a' }, { "allOf", 'a' }, { "not", 'S' }, { "if", 'S' }, { "then", 'S' },
+        { "else", 'S' }, { "$ref", 's' }, { "$dynamicRef", 's' }, { "pattern", 's' }, { "format", 's' },
         { "unevaluatedProperties", 'S' }, { "unevaluatedItems", 'S' },
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -301,7 +315,8 @@ static int add_member(struct schema *s, struct members *to, const struct member 
 
 static int is_unevaluated(const json_t *schema)
 {
-    const json_t *p = json_object_get(schema, "unevaluatedProperties"), *i = json_object_get(schema, "unevaluatedItems");
+    const json_t *p = json_object_get(schema, "unevaluatedProperties"),
+                 *i = json_object_get(schema, "unevaluatedItems");
     return (p && !json_is_true(p)) || (i && !json_is_true(i));
 }
 
@@ -322,11 +337,13 @@ int schema_evaluates(const struct member *m, int n, const struct member *x, cons
     return scope == u->s;
 }
 
-/* Does it only lead to other schemas?  Then it need not be a member, and equal targets are compiled once. */
+/* Does it only lead to other schemas?  Then it need not be a member, and equal targets are
+ * compiled once. */
 static int is_wrapper(json_t *m)
 {
-    static const char *const passive[] = { "$ref", "allOf", "title", "description", "default", "examples", "$comment", "$schema", "$id", "$anchor", "$defs", "definitions", "deprecated", "readOnly",
-                                           "writeOnly" };
+    static const char *const passive[] = { "$ref", "allOf", "title", "description", "default", "examples", "$comment",
+                                           "$schema", "$id", "$anchor", "$defs", "definitions", "deprecated",
+                                           "readOnly", "writeOnly" };
     const char *key;
     json_t *v;
     if (json_object_size(m) > 8)
@@ -356,7 +373,8 @@ static int flatten(struct schema *s, struct members *to, const struct member *gi
         return -1;
     }
     s->g->x.meter.work += 10;
-    const char *ref = json_string_value(json_object_get(m, "$ref")), *dynamic = json_string_value(json_object_get(m, "$dynamicRef"));
+    const char *ref = json_string_value(json_object_get(m, "$ref")),
+               *dynamic = json_string_value(json_object_get(m, "$dynamicRef"));
     if (schema_ref_alone(s, m)) {
         json_t *target = schema_resolve(s, m, ref);
         return target ? flatten(s, to, &(struct member){ target, given->done, given->scope }, depth + 1) : -1;
@@ -427,7 +445,8 @@ static uint32_t compile_with(struct schema *s, const struct member *m, int n, co
 }
 
 /* A branch for each alternative, which comes from the member `of`. */
-static void any_with(struct schema *s, struct branches *to, const struct member *m, int n, const struct member *of, json_t *alternatives, unsigned flags)
+static void any_with(struct schema *s, struct branches *to, const struct member *m, int n, const struct member *of,
+                     json_t *alternatives, unsigned flags)
 {
     json_t *v;
     size_t i;
@@ -438,7 +457,8 @@ static void any_with(struct schema *s, struct branches *to, const struct member 
     }
 }
 
-/* Do two schemas, with the members, allow nothing together?  Answers no where it cannot be found out. */
+/* Do two schemas, with the members, allow nothing together?  Answers no where it cannot be found
+ * out. */
 static int disjoint(struct schema *s, const struct member *m, int n, json_t *a, json_t *b)
 {
     struct err *e = s->e, dropped;
@@ -458,7 +478,8 @@ static int disjoint(struct schema *s, const struct member *m, int n, json_t *a, 
 }
 
 /* Exactly one: each alternative, without what others allow too. */
-static void one_with(struct schema *s, struct branches *to, const struct member *m, int n, const struct member *of, json_t *alternatives)
+static void one_with(struct schema *s, struct branches *to, const struct member *m, int n, const struct member *of,
+                     json_t *alternatives)
 {
     size_t count = json_array_size(alternatives);
     if (count > MAX_ONE_OF) {
@@ -485,14 +506,16 @@ static void one_with(struct schema *s, struct branches *to, const struct member 
                 schema_refuse(s, of->s, "oneOf", "its alternatives overlap, or cannot be shown not to: give each a property with a const of its own, or use anyOf");
                 return;
             }
-            extra[k++] = (struct member){ schema_keep(s, json_pack("{s:O}", "anyOf", without), other), MEMBER_HIDDEN, NULL };
+            extra[k++] = (struct member){ schema_keep(s, json_pack("{s:O}", "anyOf", without), other), MEMBER_HIDDEN,
+                                          NULL };
         }
         if (!s->failed)
             add_branch(s, to, compile_with(s, m, n, extra, k));
     }
 }
 
-/* Each entry of dependentRequired and dependentSchemas: without the property, or with it and what it asks for. */
+/* Each entry of dependentRequired and dependentSchemas: without the property, or with it and
+ * what it asks for. */
 static json_t *dependencies(struct schema *s, json_t *m)
 {
     static const char *const keys[] = { "dependentRequired", "dependentSchemas", "dependencies" };
@@ -521,16 +544,20 @@ static json_t *dependencies(struct schema *s, json_t *m)
 
 static void split_if(struct schema *s, struct branches *to, const struct member *m, int n, const struct member *of)
 {
-    json_t *test = json_object_get(of->s, "if"), *yes = json_object_get(of->s, "then"), *no = json_object_get(of->s, "else"), *a;
+    json_t *test = json_object_get(of->s, "if"), *yes = json_object_get(of->s, "then"),
+           *no = json_object_get(of->s, "else"), *a;
     const json_t *scope = scope_inside(of);
     size_t k;
-    add_branch(s, to, compile_with(s, m, n, (struct member[]){ { test, 0, scope }, { yes ? yes : json_true(), 0, scope } }, 2));
+    add_branch(s, to, compile_with(s, m, n, (struct member[]){ { test, 0, scope },
+                                                               { yes ? yes : json_true(), 0, scope } }, 2));
     json_t *alternatives = s->failed ? NULL : schema_negate(s, test, 0);
     json_array_foreach(alternatives, k, a)
-        add_branch(s, to, compile_with(s, m, n, (struct member[]){ { a, MEMBER_HIDDEN, NULL }, { no ? no : json_true(), 0, scope } }, 2));
+        add_branch(s, to, compile_with(s, m, n, (struct member[]){ { a, MEMBER_HIDDEN, NULL },
+                                                                   { no ? no : json_true(), 0, scope } }, 2));
 }
 
-static void split_dependencies(struct schema *s, struct branches *to, const struct member *m, int n, const struct member *of)
+static void split_dependencies(struct schema *s, struct branches *to, const struct member *m, int n,
+                               const struct member *of)
 {
     json_t *all = dependencies(s, of->s), *a;
     size_t k;
@@ -546,7 +573,8 @@ static void split_dependencies(struct schema *s, struct branches *to, const stru
     free(extra);
 }
 
-/* Alternatives for SOME_PROPERTY: each declared property that may be the one; or it is a further one, which schema_object() sees to. */
+/* Alternatives for SOME_PROPERTY: each declared property that may be the one; or it is a further
+ * one, which schema_object() sees to. */
 static void split_some(struct schema *s, struct branches *to, const struct member *m, int n, int of)
 {
     json_t *all = schema_some_declared(s, m, n, json_object_get(m[of].s, SOME_PROPERTY)), *a;
@@ -590,7 +618,8 @@ static int split(struct schema *s, struct member *m, int n, uint32_t *result)
                 continue;
             }
             split_if(s, &to, m, n, &m[i]);
-        } else if ((json_object_get(x, "dependentRequired") || json_object_get(x, "dependentSchemas") || json_object_get(x, "dependencies")) && !(done & DONE_DEPENDENT)) {
+        } else if ((json_object_get(x, "dependentRequired") || json_object_get(x, "dependentSchemas") ||
+                    json_object_get(x, "dependencies")) && !(done & DONE_DEPENDENT)) {
             m[i].done |= DONE_DEPENDENT;
             split_dependencies(s, &to, m, n, &m[i]);
         } else {
@@ -615,13 +644,16 @@ static int split(struct schema *s, struct member *m, int n, uint32_t *result)
 
 /* ---- one set of members without alternatives ---- */
 
-/* What is left of a member when its values need not be looked for in itself (own), without the keywords that were split off and those whose schemas are members, too:
- * the branch has members for these, and what only tries two alternatives together must not hear of the others. */
+/* What is left of a member when its values need not be looked for in itself (own), without the
+ * keywords that were split off and those whose schemas are members, too: the branch has members
+ * for these, and what only tries two alternatives together must not hear of the others. */
 static json_t *left_of(struct schema *s, const struct member *m, int own)
 {
     static const struct { unsigned done; const char *key[3]; } split[] = {
-        { DONE_ANY_OF, { "anyOf" } }, { DONE_ONE_OF, { "oneOf" } }, { DONE_IF, { "if", "then", "else" } }, { DONE_NOT, { "not" } },
-        { DONE_DEPENDENT, { "dependentRequired", "dependentSchemas", "dependencies" } }, { MEMBER_FLAT, { "$ref", "$dynamicRef", "allOf" } },
+        { DONE_ANY_OF, { "anyOf" } }, { DONE_ONE_OF, { "oneOf" } }, { DONE_IF, { "if", "then", "else" } },
+            { DONE_NOT, { "not" } },
+        { DONE_DEPENDENT, { "dependentRequired", "dependentSchemas", "dependencies" } },
+        { MEMBER_FLAT, { "$ref", "$dynamicRef", "allOf" } },
     };
     json_t *rest = NULL;
     for (size_t i = 0; i < sizeof split / sizeof *split; i++)
@@ -658,7 +690,8 @@ json_t *schema_enumerated(struct schema *s, const struct member *m, int n)
     if (!left)
         schema_nomem(s);
     for (int i = 0; left && i < n; i++)
-        left[i] = left_of(s, &m[i], i == source && json_object_get(m[i].s, "enum") && !json_object_get(m[i].s, "const"));
+        left[i] = left_of(s, &m[i], i == source && json_object_get(m[i].s, "enum") &&
+                          !json_object_get(m[i].s, "const"));
     json_array_foreach(from, k, v) {
         int ok = left != NULL;
         for (int i = 0; i < n && ok > 0; i++)
@@ -680,7 +713,8 @@ static uint32_t without_values(struct schema *s, const struct member *m, int n, 
         json_array_foreach(json_object_get(m[i].s, NOT_VALUES), k, v) {
             if ((json_is_array(v) && type & TYPE_ARRAY) || (json_is_object(v) && type & TYPE_OBJECT))
                 return schema_refuse(s, m[i].s, NULL, "a single array or object cannot be excluded");
-            if ((json_is_null(v) && type & TYPE_NULL) || (json_is_boolean(v) && type & TYPE_BOOLEAN) || (json_is_string(v) && type & TYPE_STRING))
+            if ((json_is_null(v) && type & TYPE_NULL) || (json_is_boolean(v) && type & TYPE_BOOLEAN) ||
+                (json_is_string(v) && type & TYPE_STRING))
                 e = expr_both(&s->g->x, e, expr_not(&s->g->x, schema_values(s, &v, 1)));
             if (json_is_number(v) && type & (TYPE_INTEGER | TYPE_FRACTION)) {
                 char text[64];
@@ -726,9 +760,12 @@ static uint32_t compile_types(struct schema *s, const struct member *m, int n)
     if (types & TYPE_NULL)
         scalars[n_scalars++] = without_values(s, m, n, TYPE_NULL, expr_text(x, "null", 4));
     if (types & TYPE_BOOLEAN)
-        scalars[n_scalars++] = without_values(s, m, n, TYPE_BOOLEAN, expr_either(x, expr_text(x, "false", 5), expr_text(x, "true", 4)));
+        scalars[n_scalars++] = without_values(s, m, n, TYPE_BOOLEAN,
+                                              expr_either(x, expr_text(x, "false", 5), expr_text(x, "true", 4)));
     if (types & (TYPE_INTEGER | TYPE_FRACTION))
-        scalars[n_scalars++] = without_values(s, m, n, types & (TYPE_INTEGER | TYPE_FRACTION), schema_number(s, m, n, (types & TYPE_INTEGER) != 0, (types & TYPE_FRACTION) != 0));
+        scalars[n_scalars++] = without_values(s, m, n, types & (TYPE_INTEGER | TYPE_FRACTION),
+                                              schema_number(s, m, n, (types & TYPE_INTEGER) != 0,
+                                                            (types & TYPE_FRACTION) != 0));
     for (uint32_t i = 0; i < n_scalars; i++)
         add_branch(s, &to, grammar_term(s->g, scalars[i]));
     if (types & TYPE_STRING && !s->failed) {
@@ -823,7 +860,8 @@ uint32_t schema_compile(struct schema *s, const struct member *given, int n)
     if (s->depth > MAX_NESTING)
         return schema_limit(s, n ? given[0].s : s->root, "nested too deep");
     for (int i = 0; i < n && rc == 0; i++)
-        rc = given[i].done & MEMBER_FLAT ? (add_member(s, &all, &given[i]) < 0 ? -1 : 0) : flatten(s, &all, &given[i], 0);
+        rc = given[i].done & MEMBER_FLAT ? (add_member(s, &all, &given[i]) < 0 ? -1 : 0)
+                                         : flatten(s, &all, &given[i], 0);
     if (rc != 0)
         goto done;
     struct member *sorted = malloc(((size_t)all.n + 1) * sizeof *sorted);
@@ -925,7 +963,8 @@ static int init(struct schema *s, struct grammar *g, struct err *e)
         return err_nomem(e, "a schema");
     s->plain_char = expr_json_chars(x, &every, 1);
     s->any_char = schema_regex(s, "[^\"\\\\\\x00-\\x1F]|\\\\(?:[\"\\\\/bfnrt]|u(?:[1-9A-CE-Fa-ce-f][0-9A-Fa-f]{3}|0[1-9A-Fa-f][0-9A-Fa-f]{2}|00[1-9A-Fa-f][0-9A-Fa-f]|000[1-9A-Fa-f]|"
-                                  "[Dd][0-7][0-9A-Fa-f]{2}|[Dd][89ABab][0-9A-Fa-f]{2}\\\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}))", 0);
+                                  "[Dd][0-7][0-9A-Fa-f]{2}|[Dd][89ABab][0-9A-Fa-f]{2}\\\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}))",
+                                  0);
     g->string_char[0] = s->any_char;
     g->string_char[1] = x->one_char = s->plain_char;
     int flexible = g->options.whitespace == GRAMMAR_WS_FLEXIBLE;
@@ -965,7 +1004,8 @@ static struct grammar *finish(struct schema *s, struct grammar *g, struct err *e
     return NULL;
 }
 
-static uint32_t compile_part(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct refusal *refusal, struct err *e)
+static uint32_t compile_part(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct refusal *refusal,
+                             struct err *e)
 {
     struct schema s;
     uint32_t r = EXPR_NONE;
@@ -991,7 +1031,8 @@ uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, u
     return compile_part(g, root, comma, colon, NULL, e);
 }
 
-uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped, uint32_t *comma, uint32_t *colon, struct err *e)
+uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped, uint32_t *comma, uint32_t *colon,
+                                struct err *e)
 {
     enum { MOST_DROPPED = 32 };
     for (int i = 0; i < MOST_DROPPED; i++) {
@@ -1034,7 +1075,8 @@ static int is_word(const char *text, size_t size, const char *word)
     return n == size;
 }
 
-struct grammar *grammar_compile_schema(const struct grammar_vocab *v, const char *text, size_t size, const struct grammar_options *o, struct err *e)
+struct grammar *grammar_compile_schema(const struct grammar_vocab *v, const char *text, size_t size,
+                                       const struct grammar_options *o, struct err *e)
 {
     struct schema s;
     if (size > MAX_SCHEMA) {
@@ -1049,7 +1091,8 @@ struct grammar *grammar_compile_schema(const struct grammar_vocab *v, const char
         grammar_close(g);
         return NULL;
     }
-    s.root = is_word(text, size, "true") ? json_true() : is_word(text, size, "false") ? json_false() : js_parse("schema", text, size, e);
+    s.root = is_word(text, size, "true") ? json_true() : is_word(text, size, "false")
+                 ? json_false() : js_parse("schema", text, size, e);
     if (!s.root)
         s.failed = 1;
     else if (!json_is_object(s.root) && !json_is_boolean(s.root)) {
@@ -1059,7 +1102,8 @@ struct grammar *grammar_compile_schema(const struct grammar_vocab *v, const char
     return finish(&s, g, e);
 }
 
-struct grammar *grammar_compile_json(const struct grammar_vocab *v, int object, const struct grammar_options *o, struct err *e)
+struct grammar *grammar_compile_json(const struct grammar_vocab *v, int object, const struct grammar_options *o,
+                                     struct err *e)
 {
     static const char any[] = "true", objects[] = "{\"type\": \"object\"}";
     return grammar_compile_schema(v, object ? objects : any, object ? sizeof objects - 1 : sizeof any - 1, o, e);

@@ -1,7 +1,8 @@
 /* schema.h - compiling a JSON Schema, for the files schema*.c.
  *
- * What a place in the document must satisfy is a set of schema objects that all hold (members).  $ref and allOf add members; anyOf, oneOf, if and not
- * split the set into alternatives; what remains is compiled type by type.  Equal sets are compiled once, which ends recursion. */
+ * What a place in the document must satisfy is a set of schema objects that all hold (members).
+ * $ref and allOf add members; anyOf, oneOf, if and not split the set into alternatives; what
+ * remains is compiled type by type.  Equal sets are compiled once, which ends recursion. */
 #ifndef ZSE_GRAMMAR_SCHEMA_H
 #define ZSE_GRAMMAR_SCHEMA_H
 
@@ -44,11 +45,13 @@ struct schema {
     uint32_t *table; uint32_t n_table;
     uint32_t space, comma, colon, any_char, plain_char;             /* expressions */
     int depth, n_sets;
-    /* How often an opposite was used of which a part cannot be expressed and is left out.  What is compiled then allows less than the schema: where nothing is
-     * left, that does not show that nothing satisfies the schema. */
+    /* How often an opposite was used of which a part cannot be expressed and is left out.  What
+     * is compiled then allows less than the schema: where nothing is left, that does not show
+     * that nothing satisfies the schema. */
     uint64_t n_partial;
     const json_t *partial_at; const char *partial_key;      /* the first of them */
-    /* Looking for what two schemas have in common: nothing that the schema allows may be missing from what is compiled, more may be in it. */
+    /* Looking for what two schemas have in common: nothing that the schema allows may be missing
+     * from what is compiled, more may be in it. */
     int loose;
     int one_form;                       /* strings and numbers have one form each, as items are compared as texts (distinct.h) */
     int failed;
@@ -57,15 +60,19 @@ struct schema {
     struct err *e;
 };
 
-/* The keyword that cannot be enforced: of the schema `at` of the document; "": the schema as a whole. */
+/* The keyword that cannot be enforced: of the schema `at` of the document; "": the schema as a
+ * whole. */
 struct refusal { const json_t *at; char keyword[256]; };
 
-enum { TYPE_NULL = 1, TYPE_BOOLEAN = 2, TYPE_INTEGER = 4, TYPE_FRACTION = 8, TYPE_STRING = 16, TYPE_ARRAY = 32, TYPE_OBJECT = 64, TYPE_ALL = 127 };
+enum { TYPE_NULL = 1, TYPE_BOOLEAN = 2, TYPE_INTEGER = 4, TYPE_FRACTION = 8, TYPE_STRING = 16, TYPE_ARRAY = 32,
+       TYPE_OBJECT = 64, TYPE_ALL = 127 };
 
 /* A schema as a part of g; EXPR_NONE with *e set.  comma and colon: punctuation with its blanks. */
 uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct err *e);
-/* The same without the keywords that cannot be enforced: they are taken out of root.  Their places, as JSON pointers, are appended to the array `dropped`. */
-uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped, uint32_t *comma, uint32_t *colon, struct err *e);
+/* The same without the keywords that cannot be enforced: they are taken out of root.  Their
+ * places, as JSON pointers, are appended to the array `dropped`. */
+uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped, uint32_t *comma, uint32_t *colon,
+                                struct err *e);
 
 /* Members that must all hold, compiled.  EXPR_NONE: nothing satisfies them, or it failed. */
 uint32_t schema_compile(struct schema *s, const struct member *m, int n);
@@ -74,18 +81,22 @@ uint32_t schema_refuse(struct schema *s, const json_t *at, const char *keyword, 
 uint32_t schema_limit(struct schema *s, const json_t *at, const char *why);
 uint32_t schema_nomem(struct schema *s);
 /* A regular expression as regex_compile() has it, compiled once for each text. */
-uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, int json, int search, int32_t *min, int32_t *max, struct err *e);
+uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, int json, int search, int32_t *min,
+                             int32_t *max, struct err *e);
 /* A regular expression of ours; json: of the inside of a string. */
 uint32_t schema_regex(struct schema *s, const char *text, int json);
 /* The same for the text of a keyword; search: as regex_compile() has it. */
-uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size, int search, int32_t *min, int32_t *max);
+uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
+                        int search, int32_t *min, int32_t *max);
 /* The pattern of a member, or a key of its patternProperties: what it finds inside of strings. */
-uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size, int32_t *min, int32_t *max);
+uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
+                        int32_t *min, int32_t *max);
 
 /* A JSON value of the schema as one text. */
 uint32_t schema_values(struct schema *s, json_t *const *v, size_t n);
 uint32_t schema_number(struct schema *s, const struct member *m, int n, int whole, int fraction);
-/* The inside of the strings that the members allow, without quotation marks. canonical: with the necessary escapes only. */
+/* The inside of the strings that the members allow, without quotation marks. canonical: with the
+ * necessary escapes only. */
 uint32_t schema_string(struct schema *s, const struct member *m, int n, int canonical);
 uint32_t schema_array(struct schema *s, const struct member *m, int n);
 uint32_t schema_object(struct schema *s, const struct member *m, int n);
@@ -93,7 +104,8 @@ uint32_t schema_object(struct schema *s, const struct member *m, int n);
 /* Does the value satisfy the schema?  -1: cannot say (failed is set). */
 int schema_valid(struct schema *s, const json_t *schema, const json_t *v);
 int schema_is_multiple(const json_t *a, const json_t *b);
-/* Schemas (a JSON array, owned by s) of which at least one holds exactly where the given one does not; NULL: that cannot be said (failed is set). */
+/* Schemas (a JSON array, owned by s) of which at least one holds exactly where the given one
+ * does not; NULL: that cannot be said (failed is set). */
 json_t *schema_negate(struct schema *s, json_t *schema, int depth);
 int schema_refs_open(struct schema *s);
 void schema_refs_close(struct schema_refs *r);
@@ -103,23 +115,27 @@ json_t *schema_resolve_dynamic(struct schema *s, const json_t *at, const char *r
 /* Does only the $ref of this schema apply, as in draft 7 and before? */
 int schema_ref_alone(const struct schema *s, const json_t *schema);
 unsigned schema_types(struct schema *s, const json_t *schema);
-/* Values of enum and const of all members, those that all of them allow; NULL: there is no such keyword.  Array, caller decrefs. */
+/* Values of enum and const of all members, those that all of them allow; NULL: there is no such
+ * keyword.  Array, caller decrefs. */
 json_t *schema_enumerated(struct schema *s, const struct member *m, int n);
 /* minLength and the like: -1 if it is not there, or refused. */
 int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword);
 const char *schema_format(const char *name);    /* regular expression; NULL: not one of those that are enforced */
-/* The same without lengths of its parts, for texts of at most 63 characters; NULL: it has no such lengths. */
+/* The same without lengths of its parts, for texts of at most 63 characters; NULL: it has no
+ * such lengths. */
 const char *schema_short_format(const char *name);
 json_t *schema_keep(struct schema *s, json_t *made, const json_t *from);        /* steals made */
 /* Schemas (as of schema_negate) for SOME_PROPERTY among the declared properties of the members. */
 json_t *schema_some_declared(struct schema *s, const struct member *m, int n, json_t *some);
-/* The strings of a schema as a regular expression, inside of quotation marks, with the necessary escapes only.  exact: all of them, or it is refused; else some may be missing. */
+/* The strings of a schema as a regular expression, inside of quotation marks, with the necessary
+ * escapes only.  exact: all of them, or it is refused; else some may be missing. */
 uint32_t schema_strings(struct schema *s, json_t *schema, int exact, int depth);
 /* Is x in the scope of the member u (struct member.scope), so that u counts what it evaluates? */
 int schema_evaluates(const struct member *m, int n, const struct member *x, const struct member *u);
 /* Keywords of our own, in schemas that schema_negate makes. */
-/* {"except": [NAME...], "not": [PATTERN...], "pattern": PATTERN, "names": SCHEMA, "value": SCHEMA}: there is a property whose name is none of except, matches none of not,
- * matches pattern, does not satisfy names, and whose value satisfies value. */
+/* {"except": [NAME...], "not": [PATTERN...], "pattern": PATTERN, "names": SCHEMA, "value":
+ * SCHEMA}: there is a property whose name is none of except, matches none of not, matches
+ * pattern, does not satisfy names, and whose value satisfies value. */
 #define OPPOSITE "its opposite (of not, if or overlapping oneOf) cannot be enforced"
 #define SOME_PROPERTY "\1some property"
 #define NOT_VALUES "\1not values"

@@ -1,7 +1,8 @@
 /* schema_number.c - numbers between bounds and multiples, as sets of digit strings.
  *
- * A value is looked at as the whole number value * 10^F with F digits after the point.  Read from left to right, all that counts of the digits
- * so far is whether they still equal those of the lower or upper bound, and the remainder by the divisor: a finite automaton. */
+ * A value is looked at as the whole number value * 10^F with F digits after the point.  Read
+ * from left to right, all that counts of the digits so far is whether they still equal those of
+ * the lower or upper bound, and the remainder by the divisor: a finite automaton. */
 #include "libcommon/grammar/schema.h"
 
 #include <math.h>
@@ -49,7 +50,8 @@ static struct decimal decimal_of(const json_t *v)
 
 static int fraction_digits(struct decimal d) { return d.digits && d.exponent < 0 ? -d.exponent : 0; }
 
-/* d * 10^f; up: rounded up, else down; *exact says if nothing was rounded.  Over 10^18 it stays there. */
+/* d * 10^f; up: rounded up, else down; *exact says if nothing was rounded.  Over 10^18 it stays
+ * there. */
 static int64_t scaled(struct decimal d, int f, int up, int *exact)
 {
     const int64_t most = 1000000000000000000;
@@ -104,7 +106,8 @@ static uint32_t follow(struct digits *d, int at, int64_t rest, int low, int high
         int from = low ? d->lo[at] - '0' : 0, to = high ? d->hi[at] - '0' : 9;
         for (int c = from; c <= to; c++)
             arms[n_arms++] = (struct arm){ (uint8_t)('0' + c), (uint8_t)('0' + c),
-                                           follow(d, at + 1, (rest * 10 + c) % d->divisor, low && c == from, high && c == to) };
+                                           follow(d, at + 1, (rest * 10 + c) % d->divisor, low && c == from,
+                                                  high && c == to) };
         r = expr_arms(d->x, arms, n_arms);
         if (at == d->whole && r != EXPR_NONE)
             r = expr_arms(d->x, &(struct arm){ '.', '.', r }, 1);
@@ -196,7 +199,8 @@ uint32_t schema_number(struct schema *s, const struct member *m, int n, int whol
             return schema_regex(s, "0|-?[1-9][0-9]{0,17}", 0);
         return schema_regex(s, "-?(?:0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]", 0);
     }
-    /* digits after the point: those of multiples, else of the bounds, while 15 digits are enough for all (they survive the way through a double) */
+    /* digits after the point: those of multiples, else of the bounds, while 15 digits are enough
+     * for all (they survive the way through a double) */
     int digits = whole && !fraction ? WHOLE_DIGITS : REAL_DIGITS;
     for (int i = 0; i < n_multiples; i++)
         longest = fraction_digits(multiple[i]) > longest ? fraction_digits(multiple[i]) : longest;
@@ -229,7 +233,8 @@ uint32_t schema_number(struct schema *s, const struct member *m, int n, int whol
         if (!exact || k < 1)
             return schema_refuse(s, multiple_at, "multipleOf", "a divisor of so many digits cannot be enforced");
         if (k > MAX_DIVISOR || divisor / gcd(divisor, k) * k > MAX_DIVISOR)
-            return schema_refuse(s, multiple_at, "multipleOf", "divisors above 4096 (in units of their last digit) cannot be enforced");
+            return schema_refuse(s, multiple_at, "multipleOf",
+                                 "divisors above 4096 (in units of their last digit) cannot be enforced");
         divisor = divisor / gcd(divisor, k) * k;
     }
     for (int i = 0; i < digits; i++)

@@ -1,7 +1,8 @@
 /* schema_ref.c - $id, $anchor and $ref: base URIs and the schemas that references name.
  *
- * One walk over the document records each schema's base URI and where every URI of the document leads (JSON Schema core, sections 8.2 and 9.2).  It follows the
- * keywords that hold schemas, so an $id inside an enum or an unknown keyword names nothing. */
+ * One walk over the document records each schema's base URI and where every URI of the document
+ * leads (JSON Schema core, sections 8.2 and 9.2).  It follows the keywords that hold schemas, so
+ * an $id inside an enum or an unknown keyword names nothing. */
 #include "libcommon/grammar/schema.h"
 
 #include <stdlib.h>
@@ -187,9 +188,11 @@ static const char *own_base(struct schema *s, json_t *schema, const char *base)
 /* Record the bases and names of a schema and those inside of it. */
 static int walk(struct schema *s, json_t *schema, const char *base, int depth)
 {
-    static const char *const one[] = { "additionalProperties", "propertyNames", "items", "additionalItems", "contains", "not", "if", "then", "else", "unevaluatedProperties",
-                                       "unevaluatedItems", "contentSchema", NULL };
-    static const char *const many[] = { "allOf", "anyOf", "oneOf", "prefixItems", "items", "properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions",
+    static const char *const one[] = { "additionalProperties", "propertyNames", "items", "additionalItems", "contains",
+                                       "not", "if", "then", "else", "unevaluatedProperties", "unevaluatedItems",
+                                       "contentSchema", NULL };
+    static const char *const many[] = { "allOf", "anyOf", "oneOf", "prefixItems", "items", "properties",
+                                        "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions",
                                         NULL };
     static const char *const anchors[] = { "$anchor", "$dynamicAnchor" };
     if (!json_is_object(schema))
@@ -210,7 +213,8 @@ static int walk(struct schema *s, json_t *schema, const char *base, int depth)
             return -1;
     }
     for (int i = 0; one[i]; i++)
-        if (json_is_object(json_object_get(schema, one[i])) && walk(s, json_object_get(schema, one[i]), mine, depth + 1) != 0)
+        if (json_is_object(json_object_get(schema, one[i])) &&
+            walk(s, json_object_get(schema, one[i]), mine, depth + 1) != 0)
             return -1;
     for (int i = 0; many[i]; i++) {
         json_t *v = json_object_get(schema, many[i]);
@@ -220,7 +224,10 @@ static int walk(struct schema *s, json_t *schema, const char *base, int depth)
     return 0;
 }
 
-int schema_ref_alone(const struct schema *s, const json_t *schema) { return s->refs.old && json_is_string(json_object_get(schema, "$ref")); }
+int schema_ref_alone(const struct schema *s, const json_t *schema)
+{
+    return s->refs.old && json_is_string(json_object_get(schema, "$ref"));
+}
 
 int schema_refs_open(struct schema *s)
 {
@@ -251,9 +258,13 @@ void schema_refs_close(struct schema_refs *r)
 
 /* ---- references ---- */
 
-static int hex(int c) { return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1; }
+static int hex(int c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+}
 
-/* The value of a JSON pointer (RFC 6901) as a URI fragment; *base becomes that of the last schema on its way. */
+/* The value of a JSON pointer (RFC 6901) as a URI fragment; *base becomes that of the last
+ * schema on its way. */
 static json_t *follow_pointer(const struct schema *s, json_t *v, const char *p, const char **base)
 {
     char key[MAX_URI];

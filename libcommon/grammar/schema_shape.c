@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_CONTAINS = 3, MAX_UNIQUE = 8, MAX_COUNTED = 4096, MAX_TABLE = 400000, MAX_KEY_PATTERNS = 10, MAX_PATTERN_STATES = 4096 };
+enum { MAX_CONTAINS = 3, MAX_UNIQUE = 8, MAX_COUNTED = 4096, MAX_TABLE = 400000, MAX_KEY_PATTERNS = 10,
+       MAX_PATTERN_STATES = 4096 };
 
 static int32_t larger(int32_t a, int64_t b) { return b > a ? (int32_t)b : a; }
 
@@ -19,7 +20,8 @@ static void imply(struct lengths *l, int32_t min, int32_t max)
     l->sure_hi |= l->hi == EXPR_MANY || (max != EXPR_MANY && max <= l->hi);
 }
 
-/* What the patterns and the format of a member say.  anchored: a match from the first character to the last, which fewer states can find. */
+/* What the patterns and the format of a member say.  anchored: a match from the first character
+ * to the last, which fewer states can find. */
 static uint32_t member_string(struct schema *s, const json_t *m, struct lengths *l, int anchored)
 {
     struct exprs *x = &s->g->x;
@@ -31,13 +33,16 @@ static uint32_t member_string(struct schema *s, const json_t *m, struct lengths 
     if (pattern) {
         const char *text = json_string_value(pattern);
         const size_t size = json_string_length(pattern);
-        r = expr_both(x, r, anchored ? schema_regex_n(s, m, "pattern", text, size, 0, &min, &max) : schema_pattern(s, m, "pattern", text, size, &min, &max));
+        r = expr_both(x, r, anchored ? schema_regex_n(s, m, "pattern", text, size, 0, &min, &max)
+                                     : schema_pattern(s, m, "pattern", text, size, &min, &max));
         imply(l, min, max);
     }
     json_array_foreach(json_object_get(m, NOT_PATTERN), k, not)
-        r = expr_both(x, r, expr_not(x, schema_pattern(s, m, "pattern", json_string_value(not), json_string_length(not), NULL, NULL)));
+        r = expr_both(x, r, expr_not(x, schema_pattern(s, m, "pattern", json_string_value(not), json_string_length(not),
+                                                       NULL, NULL)));
     if (format && schema_format(json_string_value(format)) && !s->failed) {
-        const char *text = schema_format(json_string_value(format)), *less = schema_short_format(json_string_value(format));
+        const char *text = schema_format(json_string_value(format)),
+                   *less = schema_short_format(json_string_value(format));
         uint32_t p = schema_regex_cached(s, text, strlen(text), 1, 0, &min, &max, s->e);
         const int fits = min >= l->lo && (l->hi == EXPR_MANY || (max != EXPR_MANY && max <= l->hi));
         if (!fits && p != EXPR_NONE && less && !s->loose) {      /* counting two lengths at once has too many states */
@@ -65,7 +70,8 @@ static int within_lengths(struct schema *s, uint32_t r, const struct lengths *l,
         if (expr_within(x, bounded, l->hi, MAX_PATTERN_STATES, &bounded) != 0)
             return -1;
     }
-    *result = l->sure_lo || l->lo == 0 ? bounded : expr_both(x, bounded, expr_repeat(x, s->plain_char, l->lo, EXPR_MANY));
+    *result = l->sure_lo || l->lo == 0 ? bounded
+                                       : expr_both(x, bounded, expr_repeat(x, s->plain_char, l->lo, EXPR_MANY));
     return 0;
 }
 
@@ -80,7 +86,8 @@ uint32_t schema_string(struct schema *s, const struct member *m, int n, int cano
         given.lo = larger(given.lo, least);
         if (most >= 0 && (given.hi == EXPR_MANY || most < given.hi))
             given.hi = (int32_t)most;
-        canonical |= json_array_size(json_object_get(m[i].s, NOT_PATTERN)) || json_array_size(json_object_get(m[i].s, NOT_VALUES));
+        canonical |= json_array_size(json_object_get(m[i].s, NOT_PATTERN)) ||
+                     json_array_size(json_object_get(m[i].s, NOT_VALUES));
     }
     if (given.hi != EXPR_MANY && given.lo > given.hi)
         return EXPR_NONE;
@@ -105,7 +112,8 @@ uint32_t schema_string(struct schema *s, const struct member *m, int n, int cano
 
 /* ---- arrays ---- */
 
-/* A `contains` whose matches count.  cap: counts above it make no difference, or are not allowed. */
+/* A `contains` whose matches count.  cap: counts above it make no difference, or are not
+ * allowed. */
 struct counted { json_t *schema, *opposite; int32_t min, max, cap; };
 
 struct array {
@@ -118,15 +126,17 @@ struct array {
     uint32_t *items;                    /* [n_first + 1][1 << n_counted]: the last row is for all later places, columns by the set of contains that the item matches */
 };
 
-/* Is item i (-1: all later ones) evaluated by a member next to u or inside of it?  *some: the contains among them, which evaluate what they match. */
+/* Is item i (-1: all later ones) evaluated by a member next to u or inside of it?  *some: the
+ * contains among them, which evaluate what they match. */
 static int is_item_evaluated(const struct member *m, int n, const struct member *u, int64_t i, json_t *some)
 {
     for (int j = 0; j < n; j++) {
-        const json_t *x = m[j].s, *items = json_object_get(x, "items"), *first = json_is_array(items) ? items : json_object_get(x, "prefixItems");
+        const json_t *x = m[j].s, *items = json_object_get(x, "items"),
+                     *first = json_is_array(items) ? items : json_object_get(x, "prefixItems");
         if (!schema_evaluates(m, n, &m[j], u))
             continue;
-        if ((items && !json_is_array(items)) || (json_is_array(items) && json_object_get(x, "additionalItems")) || (i >= 0 && (size_t)i < json_array_size(first)) ||
-            (x != u->s && json_object_get(x, "unevaluatedItems")))
+        if ((items && !json_is_array(items)) || (json_is_array(items) && json_object_get(x, "additionalItems")) ||
+            (i >= 0 && (size_t)i < json_array_size(first)) || (x != u->s && json_object_get(x, "unevaluatedItems")))
             return 1;
         if (json_object_get(x, "contains"))
             json_array_append(some, json_object_get(x, "contains"));
@@ -156,7 +166,8 @@ static uint32_t item(struct schema *s, const struct member *m, int n, int64_t i,
     if (!v)
         return schema_nomem(s);
     for (int j = 0; j < n; j++) {
-        json_t *items = json_object_get(m[j].s, "items"), *first = json_object_get(m[j].s, "prefixItems"), *left = json_object_get(m[j].s, "unevaluatedItems"), *sub = NULL;
+        json_t *items = json_object_get(m[j].s, "items"), *first = json_object_get(m[j].s, "prefixItems"),
+               *left = json_object_get(m[j].s, "unevaluatedItems"), *sub = NULL;
         if (json_is_array(items)) {
             first = items;
             items = json_object_get(m[j].s, "additionalItems");
@@ -177,9 +188,13 @@ static uint32_t item(struct schema *s, const struct member *m, int n, int64_t i,
     return r;
 }
 
-static uint32_t after_comma(struct schema *s, int first, uint32_t e) { return first ? e : expr_seq(&s->g->x, expr_term(&s->g->x, s->comma), e); }
+static uint32_t after_comma(struct schema *s, int first, uint32_t e)
+{
+    return first ? e : expr_seq(&s->g->x, expr_term(&s->g->x, s->comma), e);
+}
 
-/* The schemas of place i (n_first: all later ones) for an item that counts for the contains of the set. */
+/* The schemas of place i (n_first: all later ones) for an item that counts for the contains of
+ * the set. */
 static uint32_t counted_item(struct array *a, uint32_t i, uint32_t set)
 {
     json_t *more[MAX_CONTAINS];
@@ -193,7 +208,8 @@ static uint32_t counted_item(struct array *a, uint32_t i, uint32_t set)
     return item(a->s, a->m, a->n, i < a->n_first ? (int64_t)i : -1, more, n);
 }
 
-/* The state after an item that counts for the set; n_states: not allowed, or the same as with a smaller set. */
+/* The state after an item that counts for the set; n_states: not allowed, or the same as with a
+ * smaller set. */
 static uint32_t count_items(const struct array *a, uint32_t state, uint32_t set)
 {
     uint32_t unit = 1, to = state;
@@ -220,7 +236,8 @@ static int enough_counted(const struct array *a, uint32_t state)
     return 1;
 }
 
-/* All items behind place `last`, where every later place is the same: one expression for each state. */
+/* All items behind place `last`, where every later place is the same: one expression for each
+ * state. */
 static void later_items(struct array *a, int32_t last, uint32_t *next)
 {
     struct exprs *x = &a->s->g->x;
@@ -232,7 +249,9 @@ static void later_items(struct array *a, int32_t last, uint32_t *next)
     } else if (!a->n_counted) {
         next[0] = expr_times(x, after_comma(a->s, 0, rest[0]), lo, hi);
         if (last == 0 && rest[0] != EXPR_NONE) {        /* the first one has no comma */
-            uint32_t tail = expr_seq(x, rest[0], expr_times(x, after_comma(a->s, 0, rest[0]), lo ? lo - 1 : 0, hi == EXPR_MANY ? hi : hi - 1));
+            uint32_t tail = expr_seq(x, rest[0],
+                                     expr_times(x, after_comma(a->s, 0, rest[0]), lo ? lo - 1 : 0,
+                                                hi == EXPR_MANY ? hi : hi - 1));
             next[0] = lo ? tail : expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, tail }, 2);
         }
     } else {                            /* any number that change no count, then the end or one that does */
@@ -264,7 +283,8 @@ static uint32_t items_in_turn(struct array *a)
         last = a->max;
     if (last > MAX_COUNTED || (int64_t)last * a->n_states * n_sets > MAX_TABLE)
         return schema_limit(a->s, a->m[0].s, "more items that must be counted one by one than can be enforced (4096, fewer with contains)");
-    uint32_t *rows = calloc(2 * (size_t)a->n_states, sizeof *rows), *next = rows, *now = rows ? rows + a->n_states : NULL, v[(1 << MAX_CONTAINS) + 1];
+    uint32_t *rows = calloc(2 * (size_t)a->n_states, sizeof *rows), *next = rows,
+             *now = rows ? rows + a->n_states : NULL, v[(1 << MAX_CONTAINS) + 1];
     if (!rows)
         return schema_nomem(a->s);
     later_items(a, last, next);
@@ -297,7 +317,8 @@ static void add_counted(struct array *a, const struct member *m)
     const int64_t least = schema_count(s, m->s, "minContains"), most = schema_count(s, m->s, "maxContains");
     if (!some || s->failed || (least == 0 && most < 0))
         return;
-    struct counted c = { .schema = some, .min = least < 0 ? 1 : (int32_t)least, .max = most < 0 ? EXPR_MANY : (int32_t)most };
+    struct counted c = { .schema = some, .min = least < 0 ? 1 : (int32_t)least,
+                         .max = most < 0 ? EXPR_MANY : (int32_t)most };
     c.cap = c.max == EXPR_MANY ? c.min : c.max;
     if (a->n_counted == MAX_CONTAINS || (int64_t)a->n_states * (c.cap + 1) > MAX_COUNTED) {
         schema_refuse(s, m->s, "contains", "more of them, or of their counts, than can be enforced for one array (3, 4096 in all)");
@@ -328,15 +349,18 @@ static uint32_t counted_items(struct array *a)
     return r;
 }
 
-/* Arrays of distinct ones of a few values, in any order.  0: the items are not that, or too many; then *most is their number. */
-static int few_values(struct schema *s, const struct member *m, int n, int32_t min, int32_t max, int32_t *most, uint32_t *r)
+/* Arrays of distinct ones of a few values, in any order.  0: the items are not that, or too
+ * many; then *most is their number. */
+static int few_values(struct schema *s, const struct member *m, int n, int32_t min, int32_t max, int32_t *most,
+                      uint32_t *r)
 {
     struct exprs *x = &s->g->x;
     struct member sub[64] = { { 0 } };
     int k = 0;
     for (int j = 0; j < n && k < 64; j++) {
         json_t *items = json_object_get(m[j].s, "items");
-        if (json_object_get(m[j].s, "prefixItems") || json_object_get(m[j].s, "contains") || json_object_get(m[j].s, "unevaluatedItems") || json_is_array(items))
+        if (json_object_get(m[j].s, "prefixItems") || json_object_get(m[j].s, "contains") ||
+            json_object_get(m[j].s, "unevaluatedItems") || json_is_array(items))
             return 0;
         for (int hop = 0; json_is_object(items) && hop < 16; hop++) {
             const char *ref = json_string_value(json_object_get(items, "$ref"));
@@ -374,7 +398,8 @@ static int few_values(struct schema *s, const struct member *m, int n, int32_t m
     return 1;
 }
 
-/* The end of an array whose items must differ: a rule that is empty, so that it stands on the stack as long as the array is open. */
+/* The end of an array whose items must differ: a rule that is empty, so that it stands on the
+ * stack as long as the array is open. */
 static uint32_t distinct_mark(struct schema *s)
 {
     struct grammar *g = s->g;
@@ -415,7 +440,8 @@ uint32_t schema_array(struct schema *s, const struct member *m, int n)
     else
         r = counted_items(&a);
     /* [ space items space ], and [] without one */
-    uint32_t open = expr_term(x, expr_concat(x, expr_byte(x, '[', '['), s->space)), close = expr_term(x, expr_concat(x, s->space, expr_byte(x, ']', ']')));
+    uint32_t open = expr_term(x, expr_concat(x, expr_byte(x, '[', '['), s->space)),
+             close = expr_term(x, expr_concat(x, s->space, expr_byte(x, ']', ']')));
     r = expr_seq(x, r, close);
     if (unique && r != EXPR_NONE)       /* behind the bracket, so that it is on the stack only once that has been written */
         r = expr_seq(x, r, distinct_mark(s));
@@ -476,7 +502,8 @@ static int name_matches(struct schema *s, const struct member *m, const char *pa
     return r > 0;
 }
 
-/* Is a property evaluated by a member next to u or inside of it?  name: NULL for a further one, which matches the patterns that `matched` (an object) has as keys. */
+/* Is a property evaluated by a member next to u or inside of it?  name: NULL for a further one,
+ * which matches the patterns that `matched` (an object) has as keys. */
 static int is_property_evaluated(struct object *o, const struct member *u, const char *name, const json_t *matched)
 {
     const char *pattern;
@@ -485,7 +512,9 @@ static int is_property_evaluated(struct object *o, const struct member *u, const
         const json_t *x = o->m[j].s;
         if (!schema_evaluates(o->m, o->n, &o->m[j], u))
             continue;
-        if (json_object_get(x, "additionalProperties") || (name && json_object_get(json_object_get(x, "properties"), name)) || (x != u->s && json_object_get(x, "unevaluatedProperties")))
+        if (json_object_get(x, "additionalProperties") ||
+            (name && json_object_get(json_object_get(x, "properties"), name)) ||
+            (x != u->s && json_object_get(x, "unevaluatedProperties")))
             return 1;
         json_object_foreach(json_object_get(x, "patternProperties"), pattern, v)
             if (name ? name_matches(o->s, &o->m[j], pattern, name) : json_object_get(matched, pattern) != NULL)
@@ -502,8 +531,10 @@ static uint32_t value_of(struct object *o, const char *name)
     int k = 0, room = 0;
     uint32_t r = EXPR_NONE;
     for (int i = 0; i < o->n; i++) {
-        json_t *sub = json_object_get(json_object_get(o->m[i].s, "properties"), name), *x, *names = json_object_get(o->m[i].s, "propertyNames");
-        json_t *patterns = json_object_get(o->m[i].s, "patternProperties"), *more = json_object_get(o->m[i].s, "additionalProperties");
+        json_t *sub = json_object_get(json_object_get(o->m[i].s, "properties"), name), *x,
+               *names = json_object_get(o->m[i].s, "propertyNames");
+        json_t *patterns = json_object_get(o->m[i].s, "patternProperties"),
+               *more = json_object_get(o->m[i].s, "additionalProperties");
         json_t *left = json_object_get(o->m[i].s, "unevaluatedProperties");
         const char *pattern;
         int known = sub != NULL, n_patterns = (int)json_object_size(patterns);
@@ -542,7 +573,8 @@ done:
     return r;
 }
 
-/* Texts that e matches and that do not go on as one of t (sorted, with the closing quotation mark). */
+/* Texts that e matches and that do not go on as one of t (sorted, with the closing quotation
+ * mark). */
 static uint32_t without_texts(struct exprs *x, uint32_t e, const struct text *t, size_t n, size_t depth)
 {
     struct arm arms[256];
@@ -581,7 +613,8 @@ static uint32_t without_texts(struct exprs *x, uint32_t e, const struct text *t,
     return expr_arms(x, arms, n_arms);
 }
 
-/* A name as put_string in schema_value.c writes it, with the closing quotation mark; the end of it. */
+/* A name as put_string in schema_value.c writes it, with the closing quotation mark; the end of
+ * it. */
 static char *write_key(char *at, const char *name)
 {
     static const char hex[] = "0123456789abcdef", esc[] = "btn?fr";
@@ -605,7 +638,8 @@ static char *write_key(char *at, const char *name)
     return at;
 }
 
-/* The keys (to the closing quotation mark) of e without the declared properties and the names of the list. */
+/* The keys (to the closing quotation mark) of e without the declared properties and the names of
+ * the list. */
 static uint32_t without_names(struct object *o, uint32_t e, const json_t *list)
 {
     struct exprs *x = &o->s->g->x;
@@ -613,7 +647,8 @@ static uint32_t without_names(struct object *o, uint32_t e, const json_t *list)
     struct text *t = malloc((n_all + 1) * sizeof *t);
     size_t n = 0, total = 1;
     for (size_t i = 0; i < n_all; i++)
-        total += 6 * strlen(i < (size_t)o->n_p ? o->p[i].name : json_string_value(json_array_get(list, i - (size_t)o->n_p))) + 2;
+        total += 6 * strlen(i < (size_t)o->n_p ? o->p[i].name
+                                               : json_string_value(json_array_get(list, i - (size_t)o->n_p))) + 2;
     char *copy = malloc(total), *at = copy;
     if (!t || !copy) {
         free(t);
@@ -621,7 +656,8 @@ static uint32_t without_names(struct object *o, uint32_t e, const json_t *list)
         return schema_nomem(o->s);
     }
     for (size_t i = 0; i < n_all; i++) {
-        char *end = write_key(at, i < (size_t)o->n_p ? o->p[i].name : json_string_value(json_array_get(list, i - (size_t)o->n_p)));
+        char *end = write_key(at, i < (size_t)o->n_p ? o->p[i].name
+                                                     : json_string_value(json_array_get(list, i - (size_t)o->n_p)));
         t[n++] = (struct text){ at, (size_t)(end - at) };
         at = end;
     }
@@ -632,7 +668,8 @@ static uint32_t without_names(struct object *o, uint32_t e, const json_t *list)
     return r;
 }
 
-/* Keys (to the closing quotation mark) that are none of the declared properties and satisfy propertyNames; some: the SOME_PROPERTY that they are for, or NULL. */
+/* Keys (to the closing quotation mark) that are none of the declared properties and satisfy
+ * propertyNames; some: the SOME_PROPERTY that they are for, or NULL. */
 static uint32_t other_keys(struct object *o, const json_t *some)
 {
     struct schema *s = o->s;
@@ -648,8 +685,10 @@ static uint32_t other_keys(struct object *o, const json_t *some)
     if ((v = json_object_get(some, "pattern")))
         e = expr_both(x, e, schema_pattern(s, some, NULL, json_string_value(v), json_string_length(v), NULL, NULL));
     json_array_foreach(json_object_get(some, "not"), k, v)
-        e = expr_both(x, e, expr_not(x, schema_pattern(s, some, NULL, json_string_value(v), json_string_length(v), NULL, NULL)));
-    return s->failed ? (uint32_t)EXPR_NONE : without_names(o, expr_concat(x, e, expr_byte(x, '"', '"')), json_object_get(some, "except"));
+        e = expr_both(x, e, expr_not(x, schema_pattern(s, some, NULL, json_string_value(v), json_string_length(v), NULL,
+                                                       NULL)));
+    return s->failed ? (uint32_t)EXPR_NONE : without_names(o, expr_concat(x, e, expr_byte(x, '"', '"')),
+                                                           json_object_get(some, "except"));
 }
 
 struct key_pattern { const char *text; uint32_t e; };
@@ -679,7 +718,8 @@ static int key_patterns(struct object *o, struct key_pattern *to)
     return o->s->failed ? -1 : n;
 }
 
-/* The schemas of a further property that matches those patterns (keys of `matched`): their number in v, -1: there must be none. */
+/* The schemas of a further property that matches those patterns (keys of `matched`): their
+ * number in v, -1: there must be none. */
 static int further_schemas(struct object *o, const json_t *matched, const json_t *some, struct member *v, int room)
 {
     int k = 0;
@@ -687,7 +727,8 @@ static int further_schemas(struct object *o, const json_t *matched, const json_t
         v[k++] = (struct member){ json_object_get(some, "value"), 0, NULL };
     for (int i = 0; i < o->n; i++) {
         const json_t *m = o->m[i].s;
-        json_t *patterns = json_object_get(m, "patternProperties"), *more = json_object_get(m, "additionalProperties"), *left = json_object_get(m, "unevaluatedProperties"), *sub;
+        json_t *patterns = json_object_get(m, "patternProperties"), *more = json_object_get(m, "additionalProperties"),
+               *left = json_object_get(m, "unevaluatedProperties"), *sub;
         const char *text;
         int known = 0;
         json_object_foreach(patterns, text, sub) {
@@ -717,7 +758,8 @@ static int may_have_further(const struct object *o)
 {
     int declared = 0, open = 0;
     for (int i = 0; i < o->n; i++) {
-        const json_t *m = o->m[i].s, *more = json_object_get(m, "additionalProperties"), *left = json_object_get(m, "unevaluatedProperties");
+        const json_t *m = o->m[i].s, *more = json_object_get(m, "additionalProperties"),
+                     *left = json_object_get(m, "unevaluatedProperties");
         json_t *patterns = json_object_get(m, "patternProperties");
         if (is_made(&o->m[i]))
             continue;
@@ -729,7 +771,8 @@ static int may_have_further(const struct object *o)
     return open || !declared || o->s->loose;
 }
 
-/* Further properties, those that SOME_PROPERTY (or NULL) asks for: for each way in which the patterns may match the key, its keys and what applies to the value. */
+/* Further properties, those that SOME_PROPERTY (or NULL) asks for: for each way in which the
+ * patterns may match the key, its keys and what applies to the value. */
 static uint32_t further(struct object *o, const json_t *some)
 {
     struct schema *s = o->s;
@@ -763,9 +806,11 @@ static uint32_t further(struct object *o, const json_t *some)
     return s->failed ? (uint32_t)EXPR_NONE : expr_any_of(x, ways, n_ways);
 }
 
-/* After all declared properties: key[c] is what follows a quotation mark with c properties so far, done[c] what follows a value.  A needed property comes last, as of equal
- * names the last one counts. */
-static void further_rows(const struct object *o, int32_t cap, uint32_t comma, uint32_t end, uint32_t *key, uint32_t *done)
+/* After all declared properties: key[c] is what follows a quotation mark with c properties so
+ * far, done[c] what follows a value.  A needed property comes last, as of equal names the last
+ * one counts. */
+static void further_rows(const struct object *o, int32_t cap, uint32_t comma, uint32_t end, uint32_t *key,
+                         uint32_t *done)
 {
     struct exprs *x = &o->s->g->x;
     const uint32_t again = expr_seq(x, comma, o->extra), before = expr_seq(x, o->extra, comma);
@@ -775,26 +820,33 @@ static void further_rows(const struct object *o, int32_t cap, uint32_t comma, ui
         if (room == 0 || c + 1 < o->min)
             ;
         else if (o->some)
-            key[c] = expr_seq(x, expr_times(x, before, 0, room == EXPR_MANY ? room : room - 1), expr_seq(x, o->needed, end));
+            key[c] = expr_seq(x, expr_times(x, before, 0, room == EXPR_MANY ? room : room - 1),
+                              expr_seq(x, o->needed, end));
         else
-            key[c] = expr_seq(x, o->extra, expr_seq(x, expr_times(x, again, 0, room == EXPR_MANY ? room : room - 1), end));
-        done[c] = expr_any_of(x, (uint32_t[]){ c >= o->min && !o->some ? end : (uint32_t)EXPR_NONE, expr_seq(x, comma, key[c]) }, 2);
+            key[c] = expr_seq(x, o->extra, expr_seq(x, expr_times(x, again, 0, room == EXPR_MANY ? room : room - 1),
+                                                    end));
+        done[c] = expr_any_of(x, (uint32_t[]){ c >= o->min && !o->some ? end : (uint32_t)EXPR_NONE,
+                                               expr_seq(x, comma, key[c]) }, 2);
     }
 }
 
-/* From property i on; at least one has been written.  next: the part after it, without the comma. */
+/* From property i on; at least one has been written.  next: the part after it, without the
+ * comma. */
 static uint32_t sequence(struct object *o)
 {
     struct schema *s = o->s;
     struct exprs *x = &s->g->x;
-    uint32_t end = expr_term(x, expr_concat(x, s->space, expr_byte(x, '}', '}'))), comma = expr_term(x, expr_concat(x, s->comma, expr_byte(x, '"', '"')));
+    uint32_t end = expr_term(x, expr_concat(x, s->space, expr_byte(x, '}', '}'))),
+             comma = expr_term(x, expr_concat(x, s->comma, expr_byte(x, '"', '"')));
     uint32_t quote = expr_term(x, expr_concat(x, s->space, expr_byte(x, '"', '"')));
-    /* The numbers of properties that make a difference.  Names of further ones cannot be told apart, so that for the minimum they count as one. */
+    /* The numbers of properties that make a difference.  Names of further ones cannot be told
+     * apart, so that for the minimum they count as one. */
     int32_t cap = o->max != EXPR_MANY ? o->max : o->min;
     if ((int64_t)(cap + 1) * (o->n_p + 2) > MAX_TABLE || cap > MAX_COUNTED)
         return schema_limit(s, o->m[0].s, "too many properties that must be counted");
     size_t n = (size_t)cap + 2;
-    uint32_t *rows = calloc(4 * n, sizeof *rows), *key = rows, *done = rows + n, *key2 = rows + 2 * n, *done2 = rows + 3 * n;
+    uint32_t *rows = calloc(4 * n, sizeof *rows), *key = rows, *done = rows + n, *key2 = rows + 2 * n,
+             *done2 = rows + 3 * n;
     if (!rows)
         return schema_nomem(s);
     int needed = 0;                     /* required ones from here on */
@@ -803,12 +855,14 @@ static uint32_t sequence(struct object *o)
         const struct property *p = &o->p[i];
         for (int32_t c = 0; c <= cap; c++) {
             int32_t c1 = o->max == EXPR_MANY ? (c < cap ? c + 1 : cap) : c + 1;
-            uint32_t with = c1 <= cap && p->value != EXPR_NONE ? expr_seq(x, p->key, expr_seq(x, p->value, done[c1])) : (uint32_t)EXPR_NONE;
+            uint32_t with = c1 <= cap && p->value != EXPR_NONE ? expr_seq(x, p->key, expr_seq(x, p->value, done[c1]))
+                                                               : (uint32_t)EXPR_NONE;
             key2[c] = p->required ? with : expr_any_of(x, (uint32_t[]){ with, key[c] }, 2);
         }
         needed += p->required;
         for (int32_t c = 0; c <= cap; c++)
-            done2[c] = expr_any_of(x, (uint32_t[]){ !needed && !o->some && c >= o->min ? end : (uint32_t)EXPR_NONE, expr_seq(x, comma, key2[c]) }, 2);
+            done2[c] = expr_any_of(x, (uint32_t[]){ !needed && !o->some && c >= o->min ? end : (uint32_t)EXPR_NONE,
+                                                    expr_seq(x, comma, key2[c]) }, 2);
         uint32_t *t = key;
         key = key2;
         key2 = t;
@@ -816,7 +870,8 @@ static uint32_t sequence(struct object *o)
         done = done2;
         done2 = t;
     }
-    uint32_t r = expr_any_of(x, (uint32_t[]){ !needed && !o->some && o->min == 0 ? end : (uint32_t)EXPR_NONE, expr_seq(x, quote, key[0]) }, 2);
+    uint32_t r = expr_any_of(x, (uint32_t[]){ !needed && !o->some && o->min == 0 ? end : (uint32_t)EXPR_NONE,
+                                              expr_seq(x, quote, key[0]) }, 2);
     free(rows);
     return expr_seq(x, expr_term(x, expr_byte(x, '{', '{')), r);
 }
@@ -835,7 +890,8 @@ uint32_t schema_object(struct schema *s, const struct member *m, int n)
         if (most >= 0 && (o.max == EXPR_MANY || most < o.max))
             o.max = (int32_t)most;
     }
-    /* declared properties in the order of the schema; those of schemas that were made say nothing about the order */
+    /* declared properties in the order of the schema; those of schemas that were made say
+     * nothing about the order */
     for (int made = 0; made < 2; made++)
         for (int k = 0; k < n && !s->failed; k++)
             if (is_made(&m[k]) == made)
@@ -857,7 +913,8 @@ uint32_t schema_object(struct schema *s, const struct member *m, int n)
         json_array_foreach(json_object_get(m[k].s, "required"), i, v) {
             struct property *p = NULL;
             /* names are often in the same order in both lists */
-            p = i < (size_t)o.n_p && !strcmp(o.p[i].name, json_string_value(v)) ? &o.p[i] : find_property(&o, json_string_value(v));
+            p = i < (size_t)o.n_p && !strcmp(o.p[i].name, json_string_value(v))
+                    ? &o.p[i] : find_property(&o, json_string_value(v));
             p->required = 1;
         }
     int n_possible = 0;

@@ -1,4 +1,5 @@
-/* schema_value.c - single values: as text, checked against a schema; and schemas for what another does not allow. */
+/* schema_value.c - single values: as text, checked against a schema; and schemas for what
+ * another does not allow. */
 #include "libcommon/grammar/schema.h"
 
 #include <math.h>
@@ -98,7 +99,8 @@ static uint32_t container(struct schema *s, const json_t *v, int depth)
             put(&b, "\"", 1);
             put_string(&b, key, strlen(key));
             put(&b, "\"", 1);
-            parts[i++] = expr_concat(x, b.failed ? (uint32_t)EXPR_NONE : expr_text(x, b.p, b.n), expr_concat(x, s->colon, container(s, sub, depth + 1)));
+            parts[i++] = expr_concat(x, b.failed ? (uint32_t)EXPR_NONE : expr_text(x, b.p, b.n),
+                                     expr_concat(x, s->colon, container(s, sub, depth + 1)));
         }
     } else {
         json_array_foreach(v, i, sub)
@@ -178,7 +180,8 @@ static int equal(const json_t *a, const json_t *b, int depth)
     const char *key;
     json_t *x;
     if (json_is_number(a) && json_is_number(b))
-        return json_is_integer(a) && json_is_integer(b) ? json_integer_value(a) == json_integer_value(b) : json_number_value(a) == json_number_value(b);
+        return json_is_integer(a) && json_is_integer(b) ? json_integer_value(a) == json_integer_value(b)
+                                                        : json_number_value(a) == json_number_value(b);
     if (json_typeof(a) != json_typeof(b) || depth > MAX_VALUE_DEPTH)
         return 0;
     if (json_is_array(a)) {
@@ -212,7 +215,8 @@ static int contains(const json_t *list, const json_t *v)
     return 0;
 }
 
-static int matches(struct schema *s, const json_t *at, const char *keyword, const char *pattern, size_t n_pattern, const char *text, size_t n)
+static int matches(struct schema *s, const json_t *at, const char *keyword, const char *pattern, size_t n_pattern,
+                   const char *text, size_t n)
 {
     struct buffer b = { 0 };
     uint32_t e = schema_pattern(s, at, keyword, pattern, n_pattern, NULL, NULL);
@@ -239,7 +243,8 @@ static int is_some_name(struct schema *s, const json_t *some, const char *name, 
     json_array_foreach(json_object_get(some, "not"), i, x)
         if ((rc = matches(s, some, NULL, json_string_value(x), json_string_length(x), name, strlen(name))) != 0)
             return rc < 0 ? -1 : 0;
-    if (pattern && (rc = matches(s, some, NULL, json_string_value(pattern), json_string_length(pattern), name, strlen(name))) != 1)
+    if (pattern && (rc = matches(s, some, NULL, json_string_value(pattern), json_string_length(pattern), name,
+                                 strlen(name))) != 1)
         return rc;
     if (names) {
         json_t *text = json_string(name);
@@ -271,14 +276,17 @@ json_t *schema_some_declared(struct schema *s, const struct member *m, int n, js
     for (int i = 0; i < n; i++)
         json_object_foreach(json_object_get(m[i].s, "properties"), name, v)
             if (!s->failed && is_some_name(s, some, name, 0) == 1)
-                json_array_append_new(to, json_pack("{s:s, s:[s], s:{s:O}, s:b}", "type", "object", "required", name, "properties", name, json_object_get(some, "value"), MADE, 1));
+                json_array_append_new(to, json_pack("{s:s, s:[s], s:{s:O}, s:b}", "type", "object", "required", name,
+                                                    "properties", name, json_object_get(some, "value"), MADE, 1));
     return schema_keep(s, to, some);
 }
 
 static int valid_object(struct schema *s, const json_t *schema, const json_t *v, int depth)
 {
-    const json_t *properties = json_object_get(schema, "properties"), *patterns = json_object_get(schema, "patternProperties");
-    const json_t *more = json_object_get(schema, "additionalProperties"), *names = json_object_get(schema, "propertyNames");
+    const json_t *properties = json_object_get(schema, "properties"),
+                 *patterns = json_object_get(schema, "patternProperties");
+    const json_t *more = json_object_get(schema, "additionalProperties"),
+                 *names = json_object_get(schema, "propertyNames");
     const json_t *left = json_object_get(schema, "unevaluatedProperties");
     json_t *x, *list;
     const char *key, *pattern;
@@ -324,7 +332,8 @@ static int valid_object(struct schema *s, const json_t *schema, const json_t *v,
         if (!known && more && (rc = valid(s, more, x, depth + 1)) != 1)
             return rc;
         if (!known && !more && left && !json_is_true(left)) {
-            schema_refuse(s, schema, "unevaluatedProperties", "it can be checked in a value of enum or const for the properties of the same schema only");
+            schema_refuse(s, schema, "unevaluatedProperties",
+                          "it can be checked in a value of enum or const for the properties of the same schema only");
             return -1;
         }
         if (names) {
@@ -340,7 +349,8 @@ static int valid_object(struct schema *s, const json_t *schema, const json_t *v,
 
 static int valid_array(struct schema *s, const json_t *schema, const json_t *v, int depth)
 {
-    const json_t *items = json_object_get(schema, "items"), *first = json_object_get(schema, "prefixItems"), *some = json_object_get(schema, "contains");
+    const json_t *items = json_object_get(schema, "items"), *first = json_object_get(schema, "prefixItems"),
+                 *some = json_object_get(schema, "contains");
     const json_t *left = json_object_get(schema, "unevaluatedItems");
     json_t *x;
     size_t i;
@@ -360,7 +370,8 @@ static int valid_array(struct schema *s, const json_t *schema, const json_t *v, 
         if (sub && (rc = valid(s, sub, x, depth + 1)) != 1)
             return rc;
         if (!sub && left && !json_is_true(left)) {
-            schema_refuse(s, schema, "unevaluatedItems", "it can be checked in a value of enum or const for the items of the same schema only");
+            schema_refuse(s, schema, "unevaluatedItems",
+                          "it can be checked in a value of enum or const for the items of the same schema only");
             return -1;
         }
         if (some) {
@@ -407,10 +418,13 @@ static int valid(struct schema *s, const json_t *schema, const json_t *v, int de
         return 0;
     if (json_is_number(v)) {
         double d = json_number_value(v);
-        int open_min = json_is_true(json_object_get(schema, "exclusiveMinimum")), open_max = json_is_true(json_object_get(schema, "exclusiveMaximum"));
-        if ((x = json_object_get(schema, "minimum")) && json_is_number(x) && (d < json_number_value(x) || (open_min && d == json_number_value(x))))
+        int open_min = json_is_true(json_object_get(schema, "exclusiveMinimum")),
+            open_max = json_is_true(json_object_get(schema, "exclusiveMaximum"));
+        if ((x = json_object_get(schema, "minimum")) && json_is_number(x) &&
+            (d < json_number_value(x) || (open_min && d == json_number_value(x))))
             return 0;
-        if ((x = json_object_get(schema, "maximum")) && json_is_number(x) && (d > json_number_value(x) || (open_max && d == json_number_value(x))))
+        if ((x = json_object_get(schema, "maximum")) && json_is_number(x) &&
+            (d > json_number_value(x) || (open_max && d == json_number_value(x))))
             return 0;
         if ((x = json_object_get(schema, "exclusiveMinimum")) && json_is_number(x) && d <= json_number_value(x))
             return 0;
@@ -423,9 +437,11 @@ static int valid(struct schema *s, const json_t *schema, const json_t *v, int de
         const char *text = json_string_value(v), *format = json_string_value(json_object_get(schema, "format"));
         size_t size = json_string_length(v);
         int64_t chars = (int64_t)utf8_count(text, size), count;
-        if (((count = schema_count(s, schema, "minLength")) >= 0 && chars < count) || ((count = schema_count(s, schema, "maxLength")) >= 0 && chars > count))
+        if (((count = schema_count(s, schema, "minLength")) >= 0 && chars < count) ||
+            ((count = schema_count(s, schema, "maxLength")) >= 0 && chars > count))
             return 0;
-        if ((x = json_object_get(schema, "pattern")) && (rc = matches(s, schema, "pattern", json_string_value(x), json_string_length(x), text, size)) != 1)
+        if ((x = json_object_get(schema, "pattern")) &&
+            (rc = matches(s, schema, "pattern", json_string_value(x), json_string_length(x), text, size)) != 1)
             return rc;
         json_array_foreach(json_object_get(schema, NOT_PATTERN), i, sub)
             if ((rc = matches(s, schema, "pattern", json_string_value(sub), json_string_length(sub), text, size)) != 0)
@@ -479,7 +495,8 @@ int schema_valid(struct schema *s, const json_t *schema, const json_t *v) { retu
 
 /* ---- the opposite ---- */
 
-/* The regular expression of a format that matches all of its strings, so that the opposite can be said. */
+/* The regular expression of a format that matches all of its strings, so that the opposite can
+ * be said. */
 static const char *exact_format(const char *name);
 
 static void add(json_t *to, json_t *made)
@@ -498,7 +515,8 @@ static int negate_property(struct schema *s, json_t *to, const char *name, json_
     if (!alternatives)
         return -1;
     if (json_array_size(alternatives))
-        add(to, json_pack("{s:s, s:[s], s:{s:{s:o}}}", "type", "object", "required", name, "properties", name, "anyOf", alternatives));
+        add(to, json_pack("{s:s, s:[s], s:{s:{s:o}}}", "type", "object", "required", name, "properties", name, "anyOf",
+                          alternatives));
     else
         json_decref(alternatives);
     return 0;
@@ -530,24 +548,31 @@ static int negate_type(struct schema *s, json_t *to, const json_t *schema)
     return s->failed ? -1 : 0;
 }
 
-/* A keyword whose opposite is another one with the same number, or the next. 1: it is none of them. */
+/* A keyword whose opposite is another one with the same number, or the next. 1: it is none of
+ * them. */
 static int negate_bound(json_t *to, const json_t *schema, const char *key, json_t *v)
 {
     static const struct { const char *key, *type, *opposite; int by; const char *draft4; } bounds[] = {
-        { "minimum", "number", "exclusiveMaximum", 0, "exclusiveMinimum" }, { "maximum", "number", "exclusiveMinimum", 0, "exclusiveMaximum" },
+        { "minimum", "number", "exclusiveMaximum", 0, "exclusiveMinimum" },
+            { "maximum", "number", "exclusiveMinimum", 0, "exclusiveMaximum" },
         { "exclusiveMinimum", "number", "maximum", 0, NULL }, { "exclusiveMaximum", "number", "minimum", 0, NULL },
-        { "minLength", "string", "maxLength", -1, NULL }, { "maxLength", "string", "minLength", 1, NULL }, { "minItems", "array", "maxItems", -1, NULL },
-        { "maxItems", "array", "minItems", 1, NULL }, { "minProperties", "object", "maxProperties", -1, NULL }, { "maxProperties", "object", "minProperties", 1, NULL },
+        { "minLength", "string", "maxLength", -1, NULL }, { "maxLength", "string", "minLength", 1, NULL },
+        { "minItems", "array", "maxItems", -1, NULL },
+        { "maxItems", "array", "minItems", 1, NULL }, { "minProperties", "object", "maxProperties", -1, NULL },
+        { "maxProperties", "object", "minProperties", 1, NULL },
     };
     size_t i = 0;
     while (i < sizeof bounds / sizeof *bounds && strcmp(key, bounds[i].key) != 0)
         i++;
-    if (i == sizeof bounds / sizeof *bounds || (bounds[i].draft4 && json_is_true(json_object_get(schema, bounds[i].draft4))) || (!bounds[i].by && *key == 'e' && !json_is_number(v)))
+    if (i == sizeof bounds / sizeof *bounds || (bounds[i].draft4 &&
+                                                json_is_true(json_object_get(schema, bounds[i].draft4))) ||
+                                                (!bounds[i].by && *key == 'e' && !json_is_number(v)))
         return 1;
     if (!bounds[i].by)
         add(to, json_pack("{s:s, s:O}", "type", bounds[i].type, bounds[i].opposite, v));
     else if (bounds[i].by > 0 || json_number_value(v) >= 1)
-        add(to, json_pack("{s:s, s:f}", "type", bounds[i].type, bounds[i].opposite, json_number_value(v) + bounds[i].by));
+        add(to, json_pack("{s:s, s:f}", "type", bounds[i].type, bounds[i].opposite,
+                          json_number_value(v) + bounds[i].by));
     return 0;
 }
 
@@ -604,8 +629,10 @@ static int negate_one_of(struct schema *s, json_t *to, json_t *list, int depth)
 /* The condition and the opposite of what it asks for, or the other way. */
 static int negate_if(struct schema *s, json_t *to, json_t *schema, int depth)
 {
-    json_t *test = json_object_get(schema, "if"), *yes = json_object_get(schema, "then"), *no = json_object_get(schema, "else");
-    json_t *not_yes = yes ? negated(s, yes, depth + 1) : json_array(), *not_no = no ? negated(s, no, depth + 1) : json_array(), *not_test = NULL;
+    json_t *test = json_object_get(schema, "if"), *yes = json_object_get(schema, "then"),
+           *no = json_object_get(schema, "else");
+    json_t *not_yes = yes ? negated(s, yes, depth + 1) : json_array(),
+           *not_no = no ? negated(s, no, depth + 1) : json_array(), *not_test = NULL;
     int rc = not_yes && not_no ? 0 : -1;
     if (rc == 0 && json_array_size(not_yes))
         add(to, json_pack("{s:[O, {s:O}]}", "allOf", test, "anyOf", not_yes));
@@ -630,13 +657,15 @@ static int negate_dependencies(struct schema *s, json_t *to, json_t *v, int dept
     json_object_foreach(v, name, x) {
         json_array_foreach(x, i, one)
             if (json_is_string(one) && strcmp(json_string_value(one), name) != 0)
-                add(to, json_pack("{s:s, s:[s], s:{s:b}}", "type", "object", "required", name, "properties", json_string_value(one), 0));
+                add(to, json_pack("{s:s, s:[s], s:{s:b}}", "type", "object", "required", name, "properties",
+                                  json_string_value(one), 0));
         if (json_is_array(x))
             continue;
         json_t *alternatives = negated(s, x, depth + 1);
         if (!alternatives)
             return -1;
-        add(to, json_pack("{s:s, s:[s], s:{s:{}}, s:o}", "type", "object", "required", name, "properties", name, "anyOf", alternatives));
+        add(to, json_pack("{s:s, s:[s], s:{s:{}}, s:o}", "type", "object", "required", name, "properties", name,
+                          "anyOf", alternatives));
     }
     return 0;
 }
@@ -669,7 +698,8 @@ static int negate_contains(struct schema *s, json_t *to, const json_t *schema, j
         if (negate_elements(s, to, "items", v, depth) != 0)
             return -1;
     } else if (least > 1) {
-        add(to, json_pack("{s:s, s:O, s:i, s:I}", "type", "array", "contains", v, "minContains", 0, "maxContains", (json_int_t)least - 1));
+        add(to, json_pack("{s:s, s:O, s:i, s:I}", "type", "array", "contains", v, "minContains", 0, "maxContains",
+                          (json_int_t)least - 1));
     }
     if (most >= 0)
         add(to, json_pack("{s:s, s:O, s:I}", "type", "array", "contains", v, "minContains", (json_int_t)most + 1));
@@ -696,14 +726,16 @@ static int negate_some(struct schema *s, json_t *to, const json_t *schema, const
         json_t *alternatives = negated(s, v, depth + 1);
         if (!alternatives)
             return -1;
-        add(to, json_pack("{s:s, s:{s:o, s:o, s:{s:o}}}", "type", "object", SOME_PROPERTY, "except", keys_of(json_object_get(schema, "properties")), "not",
+        add(to, json_pack("{s:s, s:{s:o, s:o, s:{s:o}}}", "type", "object", SOME_PROPERTY, "except",
+                          keys_of(json_object_get(schema, "properties")), "not",
                           keys_of(json_object_get(schema, "patternProperties")), "value", "anyOf", alternatives));
     } else {
         json_object_foreach(v, pattern, x) {
             json_t *alternatives = negated(s, x, depth + 1);
             if (!alternatives)
                 return -1;
-            add(to, json_pack("{s:s, s:{s:s, s:{s:o}}}", "type", "object", SOME_PROPERTY, "pattern", pattern, "value", "anyOf", alternatives));
+            add(to, json_pack("{s:s, s:{s:s, s:{s:o}}}", "type", "object", SOME_PROPERTY, "pattern", pattern, "value",
+                              "anyOf", alternatives));
         }
     }
     return 0;
@@ -722,7 +754,8 @@ static int negate_later_items(json_t *to, const json_t *first, const json_t *v)
 static int negate_nested(struct schema *s, json_t *to, json_t *schema, const char *key, json_t *v, int depth)
 {
     const char *name;
-    json_t *x, *items = json_object_get(schema, "items"), *first = json_is_array(items) ? items : json_object_get(schema, "prefixItems");
+    json_t *x, *items = json_object_get(schema, "items"),
+           *first = json_is_array(items) ? items : json_object_get(schema, "prefixItems");
     size_t i;
     int rc = 0;
     if (!strcmp(key, "properties")) {
@@ -749,7 +782,8 @@ static int negate_nested(struct schema *s, json_t *to, json_t *schema, const cha
         rc = negate_if(s, to, schema, depth);
     } else if (!strcmp(key, "dependentRequired") || !strcmp(key, "dependentSchemas") || !strcmp(key, "dependencies")) {
         rc = negate_dependencies(s, to, v, depth);
-    } else if (!strcmp(key, "additionalProperties") || !strcmp(key, "patternProperties") || !strcmp(key, "propertyNames")) {
+    } else if (!strcmp(key, "additionalProperties") || !strcmp(key, "patternProperties") ||
+               !strcmp(key, "propertyNames")) {
         rc = negate_some(s, to, schema, key, v, depth);
     } else if (!strcmp(key, "not")) {
         add(to, json_pack("{s:[O]}", "allOf", v));
@@ -763,7 +797,8 @@ static int negate_nested(struct schema *s, json_t *to, json_t *schema, const cha
     return rc;
 }
 
-/* Not these values.  Empty arrays and objects are excluded by their size, as single ones cannot be. */
+/* Not these values.  Empty arrays and objects are excluded by their size, as single ones cannot
+ * be. */
 static void negate_values(json_t *to, json_t *values)
 {
     json_t *made = json_pack("{s:[]}", NOT_VALUES), *v;
@@ -814,9 +849,12 @@ static int negate_plain(struct schema *s, json_t *to, const json_t *schema, cons
 
 static json_t *negated(struct schema *s, json_t *schema, int depth)
 {
-    static const char *const silent[] = { "$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly",
-                                          "writeOnly", "then", "else", "minContains", "maxContains", "contentMediaType", "contentEncoding", "contentSchema", "nullable", MADE, NULL };
-    static const char *const hard[] = { "multipleOf", "format", "oneOf", "uniqueItems", "unevaluatedProperties", "unevaluatedItems", "items", "additionalItems", "$recursiveRef",
+    static const char *const silent[] = { "$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title",
+                                          "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+                                          "then", "else", "minContains", "maxContains", "contentMediaType",
+                                          "contentEncoding", "contentSchema", "nullable", MADE, NULL };
+    static const char *const hard[] = { "multipleOf", "format", "oneOf", "uniqueItems", "unevaluatedProperties",
+                                        "unevaluatedItems", "items", "additionalItems", "$recursiveRef",
                                         "exclusiveMinimum", "exclusiveMaximum", "minimum", "maximum", NULL };
     json_t *to = json_array(), *v;
     const char *key, *left_out = NULL;
@@ -835,8 +873,10 @@ static json_t *negated(struct schema *s, json_t *schema, int depth)
         return to;
     }
     json_object_foreach(schema, key, v) {
-        if (is_one_of(key, silent) || (!strcmp(key, "additionalProperties") && json_is_true(v)) || (!strcmp(key, "uniqueItems") && !json_is_true(v)) ||
-            (!strncmp(key, "unevaluated", 11) && json_is_true(v)) || (!strcmp(key, "format") && !schema_format(json_string_value(v) ? json_string_value(v) : "")))
+        if (is_one_of(key, silent) || (!strcmp(key, "additionalProperties") && json_is_true(v)) ||
+            (!strcmp(key, "uniqueItems") && !json_is_true(v)) ||
+            (!strncmp(key, "unevaluated", 11) && json_is_true(v)) ||
+            (!strcmp(key, "format") && !schema_format(json_string_value(v) ? json_string_value(v) : "")))
             continue;
         int rc = negate_plain(s, to, schema, key, v);
         if (rc == 1)
@@ -892,14 +932,18 @@ static uint32_t plain_strings(struct schema *s, json_t *schema, int exact)
 {
     struct exprs *x = &s->g->x;
     const int64_t least = schema_count(s, schema, "minLength"), most = schema_count(s, schema, "maxLength");
-    const json_t *pattern = json_object_get(schema, "pattern"), *format = json_object_get(schema, "format"), *one = json_object_get(schema, "const");
+    const json_t *pattern = json_object_get(schema, "pattern"), *format = json_object_get(schema, "format"),
+                 *one = json_object_get(schema, "const");
     json_t *values = one ? json_pack("[O]", one) : json_incref(json_object_get(schema, "enum")), *v;
     uint32_t r = expr_repeat(x, s->plain_char, 0, EXPR_MANY);
     size_t i;
     if (least > 0 || most >= 0)
-        r = most >= 0 && least > most ? (uint32_t)EXPR_NONE : expr_repeat(x, s->plain_char, least > 0 ? (int32_t)least : 0, most < 0 ? EXPR_MANY : (int32_t)most);
+        r = most >= 0 && least > most ? (uint32_t)EXPR_NONE
+                                      : expr_repeat(x, s->plain_char, least > 0 ? (int32_t)least : 0,
+                                                    most < 0 ? EXPR_MANY : (int32_t)most);
     if (pattern)
-        r = expr_both(x, r, schema_pattern(s, schema, "pattern", json_string_value(pattern), json_string_length(pattern), NULL, NULL));
+        r = expr_both(x, r, schema_pattern(s, schema, "pattern", json_string_value(pattern),
+                                           json_string_length(pattern), NULL, NULL));
     if (format && schema_format(json_string_value(format))) {
         const char *text = exact ? exact_format(json_string_value(format)) : schema_format(json_string_value(format));
         r = text ? expr_both(x, r, schema_regex(s, text, 1)) : schema_refuse(s, schema, "format", OPPOSITE);
@@ -931,14 +975,17 @@ uint32_t schema_strings(struct schema *s, json_t *schema, int exact, int depth)
         return EXPR_NONE;
     s->g->x.meter.work += 10;
     if (schema_ref_alone(s, schema))
-        return (v = schema_resolve(s, schema, json_string_value(json_object_get(schema, "$ref")))) ? schema_strings(s, v, exact, depth + 1) : (uint32_t)EXPR_NONE;
+        return (v = schema_resolve(s, schema, json_string_value(json_object_get(schema, "$ref"))))
+                   ? schema_strings(s, v, exact, depth + 1) : (uint32_t)EXPR_NONE;
     if (!(schema_types(s, schema) & TYPE_STRING))
         return EXPR_NONE;
     uint32_t r = plain_strings(s, schema, exact);
     if ((v = json_object_get(schema, "$ref")))
-        r = (v = schema_resolve(s, schema, json_string_value(v))) ? expr_both(x, r, schema_strings(s, v, exact, depth + 1)) : (uint32_t)EXPR_NONE;
+        r = (v = schema_resolve(s, schema, json_string_value(v)))
+                ? expr_both(x, r, schema_strings(s, v, exact, depth + 1)) : (uint32_t)EXPR_NONE;
     if ((v = json_object_get(schema, "$dynamicRef")))
-        r = (v = schema_resolve_dynamic(s, schema, json_string_value(v))) ? expr_both(x, r, schema_strings(s, v, exact, depth + 1)) : (uint32_t)EXPR_NONE;
+        r = (v = schema_resolve_dynamic(s, schema, json_string_value(v)))
+                ? expr_both(x, r, schema_strings(s, v, exact, depth + 1)) : (uint32_t)EXPR_NONE;
     if ((v = json_object_get(schema, "allOf")))
         r = expr_both(x, r, combined_strings(s, v, 'a', exact, depth));
     if ((v = json_object_get(schema, "anyOf")))
@@ -965,7 +1012,8 @@ uint32_t schema_strings(struct schema *s, json_t *schema, int exact, int depth)
 #define H16 "[0-9A-Fa-f]{1,4}"
 #define ALNUM "[A-Za-z0-9]"
 #define LDH "[A-Za-z0-9-]"
-/* RFC 1123, without "--" in the third and fourth place: such labels are encoded international ones (RFC 5890), whose decoded form has rules of its own. */
+/* RFC 1123, without "--" in the third and fourth place: such labels are encoded international
+ * ones (RFC 5890), whose decoded form has rules of its own. */
 #define LABEL ALNUM "(?:" ALNUM "|" LDH ALNUM "(?:" LDH "{0,59}" ALNUM ")?|" LDH "-" ALNUM "(?:" LDH "{0,58}" ALNUM ")?)?"
 #define SHORT_LABEL ALNUM "(?:" ALNUM "|" LDH ALNUM "(?:" LDH "*" ALNUM ")?|" LDH "-" ALNUM "(?:" LDH "*" ALNUM ")?)?"
 #define ATEXT "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
@@ -996,13 +1044,19 @@ static const char *exact_format(const char *name)
     return name && is_one_of(name, exact) ? schema_format(name) : NULL;
 }
 
-/* Each is what the RFC says, or a part of it: RFC 3339 (date, time, date-time, duration), RFC 5321 without quoted names and address literals
- * (email), RFC 1123 (hostname), RFC 2673 (ipv4), RFC 4291 without embedded IPv4 (ipv6), RFC 3986 and 3987 with a host of letters, digits,
- * dots and hyphens or an IPv6 address (uri, uri-reference, iri, iri-reference), RFC 6570 (uri-template), RFC 6531 with an ASCII domain (idn-email),
- * RFC 4122 (uuid), RFC 6901 (json-pointer) and its relative draft (relative-json-pointer). */
-static const char short_email[] = ATEXT "+(?:\\." ATEXT "+)*@" SHORT_LABEL "(?:\\." SHORT_LABEL ")+", short_hostname[] = SHORT_LABEL "(?:\\." SHORT_LABEL ")*";
+/* Each is what the RFC says, or a part of it: RFC 3339 (date, time, date-time, duration), RFC
+ * 5321 without quoted names and address literals (email), RFC 1123 (hostname), RFC 2673 (ipv4),
+ * RFC 4291 without embedded IPv4 (ipv6), RFC 3986 and 3987 with a host of letters, digits, dots
+ * and hyphens or an IPv6 address (uri, uri-reference, iri, iri-reference), RFC 6570
+ * (uri-template), RFC 6531 with an ASCII domain (idn-email), RFC 4122 (uuid), RFC 6901
+ * (json-pointer) and its relative draft (relative-json-pointer). */
+static const char short_email[] = ATEXT "+(?:\\." ATEXT "+)*@" SHORT_LABEL "(?:\\." SHORT_LABEL ")+",
+                  short_hostname[] = SHORT_LABEL "(?:\\." SHORT_LABEL ")*";
 
-const char *schema_short_format(const char *name) { return !strcmp(name, "email") ? short_email : !strcmp(name, "hostname") ? short_hostname : NULL; }
+const char *schema_short_format(const char *name)
+{
+    return !strcmp(name, "email") ? short_email : !strcmp(name, "hostname") ? short_hostname : NULL;
+}
 
 const char *schema_format(const char *name)
 {
@@ -1022,8 +1076,10 @@ const char *schema_format(const char *name)
         { "uri-reference", URI("") "|" RELATIVE("") },
         { "iri", URI(UCS) },
         { "iri-reference", URI(UCS) "|" RELATIVE(UCS) },
-        { "uri-template", "(?:[!#$&()*+,./0-9:;=?@A-Z[\\]_a-z~" UCS "-]|" PERCENT "|\\{[+#./;?&]?" VARIABLE "(?:," VARIABLE ")*\\})*" },
-        { "idn-email", "(?:" ATEXT "|[" UCS "]){1,31}(?:\\.(?:" ATEXT "|[" UCS "]){1,30})?@" LABEL "(?:\\." LABEL "){1,2}" },
+        { "uri-template", "(?:[!#$&()*+,./0-9:;=?@A-Z[\\]_a-z~" UCS "-]|" PERCENT "|\\{[+#./;?&]?" VARIABLE "(?:,"
+          VARIABLE ")*\\})*" },
+        { "idn-email", "(?:" ATEXT "|[" UCS "]){1,31}(?:\\.(?:" ATEXT "|[" UCS "]){1,30})?@" LABEL "(?:\\." LABEL
+          "){1,2}" },
         { "json-pointer", "(?:/(?:[^~/]|~[01])*)*" },
         { "relative-json-pointer", "(?:0|[1-9][0-9]{0,8})(?:#|(?:/(?:[^~/]|~[01])*)*)" },
     };

@@ -14,8 +14,10 @@ enum tool_style {
 /* An answer with calls: [section] call (between call)* [section_end], where a call is
  *   JSON, LIST   open json close
  *   NAMED        open name before_arguments json close
- *   TAGS         open name before_arguments (key_open key key_close value_open value value_close)* close
- * Blanks and line breaks around markers and JSON are skipped when reading.  "" where a family has no such marker. */
+ *   TAGS         open name before_arguments (key_open key key_close value_open value value_close)*
+ *                close
+ * Blanks and line breaks around markers and JSON are skipped when reading.  "" where a family
+ * has no such marker. */
 struct tool_format {
     const char *name;
     const char *needles[3];             /* the template has all of them; NULL: end */

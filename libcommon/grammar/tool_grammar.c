@@ -28,7 +28,8 @@ static int is_eos(const struct grammar_vocab *v, int32_t id)
     return 0;
 }
 
-/* The text, with special tokens of the vocabulary in it as themselves.  *first: the id of the token that it begins with, -1: text. */
+/* The text, with special tokens of the vocabulary in it as themselves.  *first: the id of the
+ * token that it begins with, -1: text. */
 static uint32_t marker(struct maker *k, const char *text, int32_t *first)
 {
     const struct grammar_vocab *v = k->g->v;
@@ -51,14 +52,16 @@ static uint32_t marker(struct maker *k, const char *text, int32_t *first)
         size_t before = (size_t)(hit - text) - at;
         if (at == 0 && before == 0)
             *first = ids[i];
-        r = expr_concat(k->x, r, expr_concat(k->x, expr_text(k->x, text + at, before), expr_text(k->x, name, sizeof name)));
+        r = expr_concat(k->x, r, expr_concat(k->x, expr_text(k->x, text + at, before),
+                                             expr_text(k->x, name, sizeof name)));
         at += before + size;
     }
     free(ids);
     return expr_concat(k->x, r, expr_text(k->x, text + at, n - at));
 }
 
-/* Any text up to a marker, of which only the first line counts; special tokens may stand in it, except the one that the marker begins with. */
+/* Any text up to a marker, of which only the first line counts; special tokens may stand in it,
+ * except the one that the marker begins with. */
 static uint32_t text_before(struct maker *k, const char *stop, int specials)
 {
     const struct grammar_vocab *v = k->g->v;
@@ -110,7 +113,8 @@ static void relax(struct maker *k, const char *function, const char *place)
         no_memory(k);
 }
 
-/* The schema of a function's arguments, or of the argument `key` (NULL: all of them), without what cannot be enforced unless the function is strict. */
+/* The schema of a function's arguments, or of the argument `key` (NULL: all of them), without
+ * what cannot be enforced unless the function is strict. */
 static uint32_t schema_expr(struct maker *k, const char *function, const char *key, json_t *schema)
 {
     if (k->strict)
@@ -136,7 +140,8 @@ static uint32_t schema_expr(struct maker *k, const char *function, const char *k
 static uint32_t json_arguments(struct maker *k, const char *name, const json_t *tool)
 {
     json_t *schema = json_object_get(tool, "parameters");
-    json_t *none = schema && !json_is_null(schema) ? NULL : json_pack("{s:s, s:{}, s:b}", "type", "object", "properties", "additionalProperties", 0);
+    json_t *none = schema && !json_is_null(schema) ? NULL : json_pack("{s:s, s:{}, s:b}", "type", "object",
+                                                                      "properties", "additionalProperties", 0);
     uint32_t r;
     if (!none && !json_is_object(schema)) {
         k->failed = 1;
@@ -162,7 +167,8 @@ static uint32_t json_arguments(struct maker *k, const char *name, const json_t *
 /* One argument that is written as text between tags. */
 static uint32_t tag_value(struct maker *k, const char *function, const char *key, const json_t *root, json_t *schema)
 {
-    static const char *const cannot[] = { "pattern", "format", "minLength", "maxLength", "anyOf", "oneOf", "allOf", "not", "if", "$ref" };
+    static const char *const cannot[] = { "pattern", "format", "minLength", "maxLength", "anyOf", "oneOf", "allOf",
+                                          "not", "if", "$ref" };
     const char *type = json_string_value(json_object_get(schema, "type")), *end = k->f->value_close;
     json_t *values = json_object_get(schema, "enum"), *one = json_object_get(schema, "const"), *v;
     size_t i;
@@ -170,7 +176,9 @@ static uint32_t tag_value(struct maker *k, const char *function, const char *key
         end++;
     if (type && !strcmp(type, "string")) {
         for (i = 0; i < sizeof cannot / sizeof *cannot; i++)
-            if (json_object_get(schema, cannot[i]) && !(i == 1 && !schema_format(json_string_value(json_object_get(schema, "format")) ? json_string_value(json_object_get(schema, "format")) : ""))) {
+            if (json_object_get(schema, cannot[i]) &&
+                !(i == 1 && !schema_format(json_string_value(json_object_get(schema, "format"))
+                                           ? json_string_value(json_object_get(schema, "format")) : ""))) {
                 if (!k->strict) {
                     char place[256];
                     snprintf(place, sizeof place, "/properties/%s/%s", key, cannot[i]);
@@ -216,7 +224,8 @@ static int is_required(const json_t *schema, const char *key)
 
 static uint32_t tag_arguments(struct maker *k, const char *name, const json_t *tool)
 {
-    static const char *const known[] = { "type", "properties", "required", "additionalProperties", "$defs", "definitions", "title", "description", "$schema", "strict" };
+    static const char *const known[] = { "type", "properties", "required", "additionalProperties", "$defs",
+                                         "definitions", "title", "description", "$schema", "strict" };
     json_t *schema = json_object_get(tool, "parameters"), *v;
     const char *key;
     uint32_t r = EXPR_EPSILON;
@@ -235,8 +244,12 @@ static uint32_t tag_arguments(struct maker *k, const char *name, const json_t *t
         }
     }
     json_object_foreach(json_object_get(schema, "properties"), key, v) {
-        uint32_t open = literal(k, k->f->key_open), after = literal(k, k->f->key_close), close = literal(k, k->f->value_close);
-        uint32_t one = expr_seq(k->x, open, expr_seq(k->x, term(k, expr_text(k->x, key, strlen(key))), expr_seq(k->x, after, expr_seq(k->x, tag_value(k, name, key, schema, v), close))));
+        uint32_t open = literal(k, k->f->key_open), after = literal(k, k->f->key_close),
+                 close = literal(k, k->f->value_close);
+        uint32_t one = expr_seq(k->x, open, expr_seq(k->x, term(k, expr_text(k->x, key, strlen(key))),
+                                                     expr_seq(k->x, after,
+                                                              expr_seq(k->x, tag_value(k, name, key, schema, v),
+                                                                       close))));
         if (!is_required(schema, key))
             one = expr_any_of(k->x, (uint32_t[]){ EXPR_EPSILON, one }, 2);
         r = expr_seq(k->x, r, one);
@@ -253,8 +266,10 @@ static uint32_t any_tags(struct maker *k)
     const char *end = f->value_close;
     while (*end == '\n')
         end++;
-    uint32_t key = expr_seq(k->x, literal(k, f->key_open), expr_seq(k->x, term(k, text_before(k, f->key_close, 0)), literal(k, f->key_close)));
-    return expr_times(k->x, expr_seq(k->x, key, expr_seq(k->x, term(k, text_before(k, end, 0)), literal(k, f->value_close))), 0, EXPR_MANY);
+    uint32_t key = expr_seq(k->x, literal(k, f->key_open),
+                            expr_seq(k->x, term(k, text_before(k, f->key_close, 0)), literal(k, f->key_close)));
+    return expr_times(k->x, expr_seq(k->x, key, expr_seq(k->x, term(k, text_before(k, end, 0)),
+                                                         literal(k, f->value_close))), 0, EXPR_MANY);
 }
 
 static uint32_t arguments_of(struct maker *k, const char *name, const json_t *tool)
@@ -291,8 +306,13 @@ static uint32_t call(struct maker *k, const json_t *tool, int bare)
             x->failed = EXPR_NO_MEMORY;
             return EXPR_NONE;
         }
-        uint32_t key = expr_concat(x, expr_text(x, "\"", 1), expr_concat(x, expr_text(x, f->arguments, strlen(f->arguments)), expr_concat(x, expr_text(x, "\"", 1), k->colon)));
-        head = expr_concat(x, expr_text(x, "{\"name\"", 7), expr_concat(x, k->colon, expr_concat(x, expr_text(x, quoted, strlen(quoted)), expr_concat(x, k->comma, key))));
+        uint32_t key = expr_concat(x, expr_text(x, "\"", 1),
+                                   expr_concat(x, expr_text(x, f->arguments, strlen(f->arguments)),
+                                               expr_concat(x, expr_text(x, "\"", 1), k->colon)));
+        head = expr_concat(x, expr_text(x, "{\"name\"", 7),
+                           expr_concat(x, k->colon,
+                                       expr_concat(x, expr_text(x, quoted, strlen(quoted)),
+                                                   expr_concat(x, k->comma, key))));
         free(quoted);
         if (f->style == TOOL_JSON && !bare)
             head = expr_concat(x, marker(k, f->open, NULL), head);
@@ -304,7 +324,8 @@ static uint32_t call(struct maker *k, const json_t *tool, int bare)
         if (!bare)
             head = expr_concat(x, marker(k, f->open, NULL), head);
         if (!strcmp(f->name, "kimi-k2"))
-            head = expr_concat(x, head, expr_concat(x, expr_byte(x, ':', ':'), expr_repeat(x, expr_byte(x, '0', '9'), 1, 4)));
+            head = expr_concat(x, head, expr_concat(x, expr_byte(x, ':', ':'),
+                                                    expr_repeat(x, expr_byte(x, '0', '9'), 1, 4)));
         head = expr_concat(x, head, marker(k, f->before_arguments, NULL));
         if (strcmp(f->name, "gpt-oss") != 0)            /* its <|call|> is an EOS */
             tail = marker(k, f->close, NULL);
@@ -326,12 +347,15 @@ static uint32_t calls(struct maker *k, const json_t *const *tools, int n, int ba
         return EXPR_NONE;
     one = expr_any_of(x, with, (uint32_t)n);
     begin = expr_any_of(x, first, (uint32_t)n);
-    int parallel = k->o->parallel && !k->o->only && strcmp(f->name, "gpt-oss") != 0 && !(f->style == TOOL_JSON && !*f->open);
+    int parallel = k->o->parallel && !k->o->only && strcmp(f->name, "gpt-oss") != 0 &&
+                   !(f->style == TOOL_JSON && !*f->open);
     if (f->style == TOOL_JSON_LIST) {
         uint32_t list = begin;
         if (parallel)
             list = expr_seq(x, begin, expr_times(x, expr_seq(x, term(k, k->comma), one), 0, EXPR_MANY));
-        return expr_seq(x, literal(k, f->open), expr_seq(x, literal(k, "["), expr_seq(x, list, expr_seq(x, literal(k, "]"), literal(k, f->close)))));
+        return expr_seq(x, literal(k, f->open), expr_seq(x, literal(k, "["),
+                                                         expr_seq(x, list,
+                                                                  expr_seq(x, literal(k, "]"), literal(k, f->close)))));
     }
     uint32_t all = begin;
     if (parallel && !(f->style == TOOL_JSON && bare))
@@ -349,7 +373,8 @@ static uint32_t thought(struct maker *k)
         return EXPR_EPSILON;
     const char *open = k->f->think ? k->f->think : "<think>", *close = k->f->think ? k->f->think_end : "</think>";
     uint32_t after = expr_repeat(x, expr_either(x, expr_byte(x, '\n', '\n'), expr_byte(x, ' ', ' ')), 0, 4);
-    uint32_t rest = expr_seq(x, term(k, text_before(k, close, 0)), term(k, expr_concat(x, marker(k, close, NULL), after)));
+    uint32_t rest = expr_seq(x, term(k, text_before(k, close, 0)),
+                             term(k, expr_concat(x, marker(k, close, NULL), after)));
     if (k->thinking)
         return rest;
     if (!strcmp(k->f->name, "gpt-oss"))
@@ -382,7 +407,8 @@ static uint32_t answer(struct maker *k, const json_t *const *tools, int n)
 {
     const struct tool_format *f = k->f;
     struct exprs *x = k->x;
-    int functionary = !strcmp(f->name, "functionary-3.2"), harmony = !strcmp(f->name, "gpt-oss"), bare = functionary || (f->style == TOOL_JSON && (!*f->open || !strcmp(f->name, "llama3")));
+    int functionary = !strcmp(f->name, "functionary-3.2"), harmony = !strcmp(f->name, "gpt-oss"), bare = functionary ||
+        (f->style == TOOL_JSON && (!*f->open || !strcmp(f->name, "llama3")));
     uint32_t all = calls(k, tools, n, bare);
     if (k->failed)
         return EXPR_NONE;
@@ -402,7 +428,9 @@ static uint32_t answer(struct maker *k, const json_t *const *tools, int n)
     }
     if (functionary) {
         uint32_t later = calls(k, tools, n, 0);
-        uint32_t said = expr_seq(x, literal(k, "all\n"), expr_seq(x, term(k, text_before(k, ">>>", 1)), expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, later }, 2)));
+        uint32_t said = expr_seq(x, literal(k, "all\n"),
+                                 expr_seq(x, term(k, text_before(k, ">>>", 1)),
+                                          expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, later }, 2)));
         return expr_any_of(x, (uint32_t[]){ said, all }, 2);
     }
     const char *trigger = *f->section ? f->section : f->open;
@@ -419,7 +447,8 @@ static uint32_t answer(struct maker *k, const json_t *const *tools, int n)
         }
         return expr_seq(x, before, expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, term(k, said), all, tagged }, 4));
     }
-    return expr_seq(x, before, expr_seq(x, term(k, text_before(k, trigger, 1)), expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, all }, 2)));
+    return expr_seq(x, before, expr_seq(x, term(k, text_before(k, trigger, 1)),
+                                        expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, all }, 2)));
 }
 
 /* The list as a text that may stand in a header: printable ASCII. */
@@ -444,7 +473,8 @@ static char *list_text(const json_t *list)
 
 const char *grammar_relaxed(const struct grammar *g) { return g->relaxed; }
 
-struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct tool_format *f, const struct tool_grammar_options *o, struct err *e)
+struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct tool_format *f,
+                                     const struct tool_grammar_options *o, struct err *e)
 {
     static const struct range every[] = { { 0, 0x10FFFF } };
     const json_t *tools[MAX_TOOLS], *t;
@@ -466,7 +496,8 @@ struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct
         tools[n++] = function ? function : t;
     }
     if (n == 0) {
-        err_set(e, ERR_FORMAT, o->only ? "tool_choice: there is no function '%s'" : "tools: there are none%s", o->only ? o->only : "");
+        err_set(e, ERR_FORMAT, o->only ? "tool_choice: there is no function '%s'" : "tools: there are none%s",
+                o->only ? o->only : "");
         return NULL;
     }
     struct grammar *g = grammar_new(v, &o->grammar, e);

@@ -113,9 +113,13 @@ static const json_t *tool_of(const struct tool_parser *p, const char *name)
     return NULL;
 }
 
-static int known_name(const struct tool_parser *p, const char *name) { return *name && (!p->o.tools || tool_of(p, name)); }
+static int known_name(const struct tool_parser *p, const char *name)
+{
+    return *name && (!p->o.tools || tool_of(p, name));
+}
 
-/* NULL with p->failed: then nothing more of the text is read, as what is not understood would be text. */
+/* NULL with p->failed: then nothing more of the text is read, as what is not understood would be
+ * text. */
 static char *copy(struct tool_parser *p, const char *s, size_t n)
 {
     char *own = malloc(n + 1);
@@ -181,7 +185,8 @@ static int object_call(struct tool_parser *p, const char *text, size_t n, struct
         raw = raw_member(raw, n, key, &n);
     if (name && known_name(p, name) && (!a || json_is_object(a) || json_is_string(a))) {
         c->name = copy(p, name, strlen(name));
-        c->arguments = !a ? copy(p, "{}", 2) : json_is_string(a) ? copy(p, json_string_value(a), json_string_length(a)) : raw ? copy(p, raw, n) : NULL;
+        c->arguments = !a ? copy(p, "{}", 2) : json_is_string(a) ? copy(p, json_string_value(a), json_string_length(a))
+                                                                 : raw ? copy(p, raw, n) : NULL;
         c->id = json_is_string(id) ? copy(p, json_string_value(id), json_string_length(id)) : NULL;
         rc = c->name && c->arguments ? DONE : BAD;
     }
@@ -189,7 +194,8 @@ static int object_call(struct tool_parser *p, const char *text, size_t n, struct
     return rc;
 }
 
-/* {"name": ..., "arguments": {...}} that may still be coming, in this order: its name, and its arguments as far as they are there. */
+/* {"name": ..., "arguments": {...}} that may still be coming, in this order: its name, and its
+ * arguments as far as they are there. */
 static void object_head(struct tool_parser *p, struct cursor k, struct call *c)
 {
     const char *from, *key = p->f->arguments;
@@ -279,8 +285,8 @@ static void add_member(struct tool_parser *p, struct call *c, const char *key, c
 
 struct tag { const char *key, *value; size_t n_key, n_value; };
 
-/* Blanks at the ends of a value that belong to the markers; of one that is still coming also what may
- * be the beginning of the closing marker. */
+/* Blanks at the ends of a value that belong to the markers; of one that is still coming also
+ * what may be the beginning of the closing marker. */
 static void trim(const struct tool_format *f, const char *after_key, struct tag *t, int complete)
 {
     const char *end = f->value_close + strspn(f->value_close, "\n");
@@ -378,7 +384,8 @@ static int read_tags(struct tool_parser *p, struct cursor *c, struct call *call)
 
 /* ---- one call ---- */
 
-/* The closing marker, if the family has one: MORE while it may still come.  At the end of the answer a part of it will do. */
+/* The closing marker, if the family has one: MORE while it may still come.  At the end of the
+ * answer a part of it will do. */
 static int closing(const struct tool_parser *p, struct cursor *k, int end)
 {
     struct cursor close = *k;
@@ -446,7 +453,8 @@ static int read_named_call(struct tool_parser *p, struct cursor *k, struct call 
         return rc;
     /* the name ends where its characters do */
     from = k->p;
-    while (k->p < k->end && (strchr("_-.", *k->p) ? *k->p != '\0' : (*k->p >= '0' && *k->p <= '9') || ((*k->p | 32) >= 'a' && (*k->p | 32) <= 'z')))
+    while (k->p < k->end && (strchr("_-.", *k->p) ? *k->p != '\0' : (*k->p >= '0' && *k->p <= '9') ||
+                             ((*k->p | 32) >= 'a' && (*k->p | 32) <= 'z')))
         k->p++;
     const size_t n = (size_t)(k->p - from);
     if (k->p == k->end && !end)
@@ -471,7 +479,8 @@ static int read_named_call(struct tool_parser *p, struct cursor *k, struct call 
     return closing(p, k, end);
 }
 
-/* A call in text[at..n), which begins with the opening marker, or in a list. `end`: no more text comes. */
+/* A call in text[at..n), which begins with the opening marker, or in a list. `end`: no more text
+ * comes. */
 static int read_call(struct tool_parser *p, struct call *c, int end)
 {
     struct cursor k = { p->text + p->at, p->text + p->n };
@@ -485,7 +494,8 @@ static int read_call(struct tool_parser *p, struct call *c, int end)
 
 static void hand_on(struct tool_parser *p, enum tool_event_kind kind, const char *text, size_t n, const char *id)
 {
-    const struct tool_event ev = { kind, text, n, kind == TOOL_CALL || kind == TOOL_ARGUMENTS ? p->n_calls - 1 : 0, id };
+    const struct tool_event ev = { kind, text, n, kind == TOOL_CALL || kind == TOOL_ARGUMENTS ? p->n_calls - 1 : 0,
+                                   id };
     if (n || kind == TOOL_CALL)
         p->o.on_event(p->o.user, &ev);
 }
@@ -497,7 +507,8 @@ static int begin_call(struct tool_parser *p, const char *name, const char *id)
         p->ids = ids;
     if (id)
         own = copy(p, id, strlen(id));
-    else if (asprintf(&own, "call_%016llx%08llx", (unsigned long long)rng_u64(&p->rng), (unsigned long long)(rng_u64(&p->rng) & 0xFFFFFFFF)) < 0)
+    else if (asprintf(&own, "call_%016llx%08llx", (unsigned long long)rng_u64(&p->rng),
+                      (unsigned long long)(rng_u64(&p->rng) & 0xFFFFFFFF)) < 0)
         own = NULL;
     if (!ids || !own) {
         free(own);
@@ -509,7 +520,8 @@ static int begin_call(struct tool_parser *p, const char *name, const char *id)
     return 0;
 }
 
-/* Offset of the first marker (as far as blanks in it do not matter: its first line) at or after `from`; n - what may be a beginning of it. */
+/* Offset of the first marker (as far as blanks in it do not matter: its first line) at or after
+ * `from`; n - what may be a beginning of it. */
 static size_t find_marker(const struct tool_parser *p, size_t from, const char *m, int *found)
 {
     size_t len = strcspn(m, "\n");
@@ -528,7 +540,8 @@ static size_t find_marker(const struct tool_parser *p, size_t from, const char *
 }
 
 /* Markers without a meaning of their own between parts of an answer. */
-static const char *const channel_noise[] = { "<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|start|>assistant", "<|end|>", "<|return|>", "<|call|>" };
+static const char *const channel_noise[] = { "<|channel|>final<|message|>", "<|channel|>commentary<|message|>",
+                                             "<|start|>assistant", "<|end|>", "<|return|>", "<|call|>" };
 
 static void content(struct tool_parser *p, size_t to)
 {
@@ -544,11 +557,13 @@ static void content(struct tool_parser *p, size_t to)
 
 enum { MARK_NONE, MARK_THINK, MARK_CALL, MARK_SECTION, MARK_SECTION_END, MARK_NOISE };
 
-/* The first marker in what was not handed on: its kind, where it begins, how long it is.  MARK_NONE: up to *at there is surely none. */
+/* The first marker in what was not handed on: its kind, where it begins, how long it is.
+ * MARK_NONE: up to *at there is surely none. */
 static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
 {
     const struct tool_format *f = p->f;
-    const char *marks[4 + 6] = { p->think, p->o.no_calls ? "" : f->open, p->o.no_calls ? "" : f->section, p->o.no_calls ? "" : f->section_end };
+    const char *marks[4 + 6] = { p->think, p->o.no_calls ? "" : f->open, p->o.no_calls ? "" : f->section,
+                                 p->o.no_calls ? "" : f->section_end };
     int n_marks = 4, which = MARK_NONE;
     *at = p->n;
     if (!strcmp(f->name, "gpt-oss"))
@@ -565,17 +580,20 @@ static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
             *size = strlen(marks[i]);
         }
     }
-    /* JSON alone: only as the whole answer, or after another one; functionary's first call has its >>> in the prompt */
+    /* JSON alone: only as the whole answer, or after another one; functionary's first call has
+     * its >>> in the prompt */
     struct cursor k = { p->text + p->at, p->text + p->n };
     blanks(&k);
-    if (!p->o.no_calls && f->style == TOOL_JSON && !p->said && k.p < k.end && *k.p == '{' && (!strcmp(f->name, "json") || !strcmp(f->name, "llama3"))) {
+    if (!p->o.no_calls && f->style == TOOL_JSON && !p->said && k.p < k.end && *k.p == '{' &&
+        (!strcmp(f->name, "json") || !strcmp(f->name, "llama3"))) {
         *at = (size_t)(k.p - p->text);
         which = MARK_CALL;
     }
     return which;
 }
 
-/* Hand on text up to `to`, where a marker begins or may begin.  0: it may turn out to stand between calls. */
+/* Hand on text up to `to`, where a marker begins or may begin.  0: it may turn out to stand
+ * between calls. */
 static int text_until(struct tool_parser *p, size_t to, int which, int end)
 {
     if (p->n_calls && which && to - p->at <= 4) {       /* between two calls */
@@ -748,9 +766,11 @@ int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struc
     p->n += size;
     p->text[p->n] = '\0';
     /* functionary: "all" is the recipient of plain text */
-    if (!strcmp(p->f->name, "functionary-3.2") && !p->said && p->n - p->at >= 7 && !memcmp(p->text + p->at, ">>>all\n", 7))
+    if (!strcmp(p->f->name, "functionary-3.2") && !p->said && p->n - p->at >= 7 &&
+        !memcmp(p->text + p->at, ">>>all\n", 7))
         p->at += 7;
-    /* a call that is waited for cannot end with these bytes: do not read it again from its beginning */
+    /* a call that is waited for cannot end with these bytes: do not read it again from its
+     * beginning */
     if (p->waiting && !p->o.stream_arguments && !has_end(text, size))
         return 0;
     p->waiting = 0;

@@ -1,10 +1,13 @@
-/* tools.h - calls of functions in a model's answer: which form the model was taught, reading them as text comes, and grammars that make them well-formed.
+/* tools.h - calls of functions in a model's answer: which form the model was taught, reading them
+ * as text comes, and grammars that make them well-formed.
  *
- * The form is told by what the chat template writes: Hermes and Qwen (<tool_call> around JSON), Llama 3 (JSON alone or after <|python_tag|>), Mistral
- * ([TOOL_CALLS] before a list, or before name and [ARGS]), DeepSeek R1 and V3.1, Kimi K2, functionary 3.1 and 3.2, Granite 3, Nemotron, Qwen3-Coder and GLM (arguments as tags),
- * gpt-oss (channels); for other templates, JSON alone.
+ * The form is told by what the chat template writes: Hermes and Qwen (<tool_call> around JSON),
+ * Llama 3 (JSON alone or after <|python_tag|>), Mistral ([TOOL_CALLS] before a list, or before name
+ * and [ARGS]), DeepSeek R1 and V3.1, Kimi K2, functionary 3.1 and 3.2, Granite 3, Nemotron,
+ * Qwen3-Coder and GLM (arguments as tags), gpt-oss (channels); for other templates, JSON alone.
  *
- * The markers are often special tokens, which the engine leaves out of its text: decode the ids with a detok of skip_special 0 for the parser. */
+ * The markers are often special tokens, which the engine leaves out of its text: decode the ids
+ * with a detok of skip_special 0 for the parser. */
 #ifndef ZSE_GRAMMAR_TOOLS_H
 #define ZSE_GRAMMAR_TOOLS_H
 
@@ -16,7 +19,8 @@
 #include "libcommon/grammar/grammar.h"
 
 struct tool_format;                     /* constant; shared by all */
-/* template_text NULL or without any known marker: JSON alone ({"name": ..., "arguments": ...}). Never NULL. */
+/* template_text NULL or without any known marker: JSON alone ({"name": ..., "arguments": ...}).
+ * Never NULL. */
 const struct tool_format *tool_format_detect(const char *template_text, size_t size);
 const struct tool_format *tool_format_find(const char *name);           /* NULL: no such one */
 int tool_format_has_channels(const struct tool_format *f);             /* it marks reasoning (and more) otherwise than with <think> */
@@ -40,8 +44,9 @@ struct tool_parser_options {
     const json_t *tools;                /* the request's array, borrowed: names that may be called and types of arguments written as tags.  NULL: any name is a call */
     int reasoning;                      /* the prompt ended inside of <think> */
     int no_calls;                       /* tool_choice none: only reasoning is split off */
-    /* Hand on arguments while they come.  Else a call is handed on when it is complete, so that one that is cut off or malformed comes as text.  Set it
-     * where a grammar makes every call well-formed. */
+    /* Hand on arguments while they come.  Else a call is handed on when it is complete, so that
+     * one that is cut off or malformed comes as text.  Set it where a grammar makes every call
+     * well-formed. */
     int stream_arguments;
     unsigned long long seed;            /* of the ids of calls */
     void (*on_event)(void *user, const struct tool_event *ev);
@@ -49,7 +54,8 @@ struct tool_parser_options {
 };
 struct tool_parser;
 struct tool_parser *tool_parser_open(const struct tool_format *f, const struct tool_parser_options *o, struct err *e);
-/* Text of the answer as it becomes certain, in any pieces.  -1 only where memory ran out: whatever a model writes is read as something. */
+/* Text of the answer as it becomes certain, in any pieces.  -1 only where memory ran out:
+ * whatever a model writes is read as something. */
 int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struct err *e);
 int tool_parser_finish(struct tool_parser *p, struct err *e);           /* the answer ends: what was held back comes */
 int tool_parser_calls(const struct tool_parser *p);                     /* calls so far */
@@ -62,8 +68,9 @@ enum { MAX_TOOLS = 512 };               /* of one request */
 enum tool_choice { TOOL_AUTO, TOOL_REQUIRED };
 struct tool_grammar_options {
     const json_t *tools;                /* array of {"type": "function", "function": {"name", "parameters"}}, borrowed for the call */
-    /* An object whose keys are the functions whose schema is enforced as a whole, or refused; NULL: none.
-     * Of the other functions the keywords that cannot be enforced are ignored: grammar_relaxed() lists them. */
+    /* An object whose keys are the functions whose schema is enforced as a whole, or refused;
+     * NULL: none.  Of the other functions the keywords that cannot be enforced are ignored:
+     * grammar_relaxed() lists them. */
     const json_t *strict;
     const char *only;                   /* exactly one call, of this function (a named tool_choice, with TOOL_REQUIRED); NULL: any */
     enum tool_choice choice;            /* AUTO: free text, and from an opening marker on a call */
@@ -73,7 +80,9 @@ struct tool_grammar_options {
     json_t *content;                    /* with AUTO: the schema of an answer without calls, borrowed for the call; NULL: any text */
     struct grammar_options grammar;
 };
-/* v must not be NULL: markers that are tokens of the vocabulary stand for themselves.  Errors name function and keyword. */
-struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct tool_format *f, const struct tool_grammar_options *o, struct err *e);
+/* v must not be NULL: markers that are tokens of the vocabulary stand for themselves.  Errors
+ * name function and keyword. */
+struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct tool_format *f,
+                                     const struct tool_grammar_options *o, struct err *e);
 
 #endif

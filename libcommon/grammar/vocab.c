@@ -36,7 +36,11 @@ static int decoding_of(const struct tokenizer *t, struct decoding *d, struct err
     return 0;
 }
 
-static int hex(int c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
+static int hex(int c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' &&
+           c <= 'f' ? c - 'a' + 10 : -1;
+}
 
 /* Bytes of one token to out (never more than there are in the vocabulary). */
 static size_t token_bytes(const struct decoding *d, const char *p, size_t n, char *out)
@@ -188,7 +192,8 @@ static int fill(struct grammar_vocab *v, const struct decoding *d, struct err *e
     if (total > UINT32_MAX / 2 || n_ids > 1 << 24)
         return err_set(e, ERR_LIMIT, "the vocabulary is too large for grammars");
     unsigned char (*names)[VOCAB_NAME] = malloc(((size_t)v->size + 1) * sizeof *names);
-    struct entry *list = malloc(((size_t)v->size + 1) * sizeof *list), *rest = malloc(((size_t)v->size + 1) * sizeof *rest);
+    struct entry *list = malloc(((size_t)v->size + 1) * sizeof *list),
+                 *rest = malloc(((size_t)v->size + 1) * sizeof *rest);
     uint32_t n = 0, n_rest = 0, at = 0;
     int rc = -1;
     v->bytes = malloc(total + 1);

@@ -4,12 +4,13 @@
 
 #include "libcommon/grammar/grammar.h"
 
-/* Special and added tokens stand in the trie as VOCAB_TOKEN and three bytes of their id, highest first: that byte is in no UTF-8, so
- * only a grammar that names such a token has a way there. */
+/* Special and added tokens stand in the trie as VOCAB_TOKEN and three bytes of their id, highest
+ * first: that byte is in no UTF-8, so only a grammar that names such a token has a way there. */
 /* Tokens of more than MAX_TOKEN bytes are never allowed. */
 enum { VOCAB_TOKEN = 0xFF, VOCAB_NAME = 4, VOCAB_RUNS = 32, MAX_TOKEN = 4096 };
 
-/* Nodes in depth-first order; node 0 is the root.  The tokens that end in or below node i are order[token[i] .. token[skip[i]]). */
+/* Nodes in depth-first order; node 0 is the root.  The tokens that end in or below node i are
+ * order[token[i] .. token[skip[i]]). */
 struct trie {
     uint32_t n;
     uint8_t *byte; uint16_t *depth;
@@ -26,8 +27,9 @@ struct grammar_vocab {
     uint8_t *named;             /* [size] 1: special or added, 2: its bytes are in no text (not UTF-8, none) */
     const int32_t *eos; int n_eos;
     struct trie all;
-    /* Most tokens are runs of characters that any JSON string may hold (no quotation mark, backslash or control character).  run[k] has those of at
-     * most k + 1 characters; `rest` is the trie of all tokens that are in no run. */
+    /* Most tokens are runs of characters that any JSON string may hold (no quotation mark,
+     * backslash or control character).  run[k] has those of at most k + 1 characters; `rest` is
+     * the trie of all tokens that are in no run. */
     uint32_t *run[VOCAB_RUNS];
     struct trie rest;
 };

@@ -134,7 +134,8 @@ int hold_problem(const struct hold *h, enum hold_answer why, size_t bytes, struc
 void account_stats(struct account *a, struct account_stats *s)
 {
     pthread_mutex_lock(&a->lock);
-    *s = (struct account_stats){ .used = a->used, .peak = a->peak, .total = a->total, .request = a->request, .n_holds = a->n_holds, .refused = a->refused };
+    *s = (struct account_stats){ .used = a->used, .peak = a->peak, .total = a->total, .request = a->request,
+                                 .n_holds = a->n_holds, .refused = a->refused };
     pthread_mutex_unlock(&a->lock);
 }
 

@@ -1,7 +1,9 @@
-/* account.h - memory of requests, admitted before it is taken: a limit for each request, for each tenant and for all of them together.
+/* account.h - memory of requests, admitted before it is taken: a limit for each request, for each
+ * tenant and for all of them together.
  *
- * A hold is one request's part.  It is set to what the request is about to need, which may be refused, and set lower as memory is freed.
- * The account counts announced bytes, not malloc's: estimates are upper bounds (t-serve.c and tests/fuzz compare them with what is allocated). */
+ * A hold is one request's part.  It is set to what the request is about to need, which may be
+ * refused, and set lower as memory is freed.  The account counts announced bytes, not malloc's:
+ * estimates are upper bounds (t-serve.c and tests/fuzz compare them with what is allocated). */
 #ifndef ZSE_HTTP_ACCOUNT_H
 #define ZSE_HTTP_ACCOUNT_H
 
@@ -14,7 +16,8 @@
 struct account;
 struct tenant;
 
-/* A tenant may have half of `total`, but always one request: at least `request`.  Any thread, for everything here. */
+/* A tenant may have half of `total`, but always one request: at least `request`.  Any thread,
+ * for everything here. */
 struct account *account_open(size_t request, size_t total, struct err *e);
 void account_close(struct account *a);          /* NULL is fine; no hold is left */
 
@@ -27,7 +30,8 @@ struct hold {
 static inline struct hold hold_for(struct account *a, uint64_t id) { return (struct hold){ a, NULL, id, 0 }; }
 
 enum hold_answer { HOLD_OK, HOLD_REQUEST, HOLD_TENANT, HOLD_TOTAL, HOLD_NOMEM };
-/* From now on it is `bytes`.  Fewer are always right; where more are refused, it stays what it was. */
+/* From now on it is `bytes`.  Fewer are always right; where more are refused, it stays what it
+ * was. */
 enum hold_answer hold_set(struct hold *h, size_t bytes);
 void hold_release(struct hold *h);
 /* Why: 413, 429 or 503, naming the limit and its option.  Returns -1. */

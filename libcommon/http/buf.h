@@ -1,4 +1,5 @@
-/* buf.h - bytes that grow: what is read from and written to connections, and the JSON that is built by hand on the token path. */
+/* buf.h - bytes that grow: what is read from and written to connections, and the JSON that is
+ * built by hand on the token path. */
 #ifndef ZSE_HTTP_BUF_H
 #define ZSE_HTTP_BUF_H
 
@@ -11,7 +12,8 @@ struct buf {
 };
 
 void buf_release(struct buf *b);                        /* in place, ready for use again */
-/* Room for n more bytes at data + size; NULL when memory ran out. The caller adds to size what it used. */
+/* Room for n more bytes at data + size; NULL when memory ran out. The caller adds to size what
+ * it used. */
 char *buf_reserve(struct buf *b, size_t n);
 void buf_add(struct buf *b, const void *data, size_t n);
 void buf_str(struct buf *b, const char *s);

@@ -15,7 +15,8 @@
 #include "libcommon/http/internal.h"
 
 /* READ_SMALL: at a time where it may pile up; READ_SIZE: of what is parsed or dropped at once. */
-enum { READ_SIZE = 1 << 16, READ_SMALL = 1 << 14, MAX_AHEAD = 1 << 14, DROPPED_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20, LINGER_BYTES = 64 << 20, MAX_FLUSH = 1 << 20, HELLO_HEAD = 9, MAX_HELLO = 1 << 14 };
+enum { READ_SIZE = 1 << 16, READ_SMALL = 1 << 14, MAX_AHEAD = 1 << 14, DROPPED_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20,
+       LINGER_BYTES = 64 << 20, MAX_FLUSH = 1 << 20, HELLO_HEAD = 9, MAX_HELLO = 1 << 14 };
 static const double second = 1e9;
 
 static uint64_t after(double s) { return clock_ns() + (uint64_t)(s * second); }
@@ -63,7 +64,8 @@ struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const 
         setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &(int){ HELLO_HEAD }, sizeof(int));
     }
     c->handshake = (struct handshake){ .ssl = c->ssl, .owner = address };
-    if (places_enter(l->places, &c->place, address, clock_ns()) != 0 || epoll_ctl(l->epoll, EPOLL_CTL_ADD, fd, &ev) != 0) {
+    if (places_enter(l->places, &c->place, address, clock_ns()) != 0 ||
+        epoll_ctl(l->epoll, EPOLL_CTL_ADD, fd, &ev) != 0) {
         places_leave(l->places, &c->place);
         SSL_free(c->ssl);
         free(c);
@@ -129,11 +131,13 @@ void conn_kill(struct conn *c)
     places_leave(l->places, &c->place);
 }
 
-/* Work that an eviction would throw away keeps a connection; one without a good key has none, only an answer that it does not take. */
+/* Work that an eviction would throw away keeps a connection; one without a good key has none,
+ * only an answer that it does not take. */
 static void settle(struct conn *c, int active)
 {
     if (!c->dead)
-        places_update(c->l->places, &c->place, !c->exchange && !(c->place.known && (c->busy || c->out.size > 0)), active, clock_ns());
+        places_update(c->l->places, &c->place, !c->exchange && !(c->place.known && (c->busy || c->out.size > 0)),
+                      active, clock_ns());
 }
 
 void conn_own(struct conn *c, uint64_t owner)
@@ -146,7 +150,8 @@ void conn_own(struct conn *c, uint64_t owner)
 static void watch(struct conn *c)
 {
     int may_read = !c->eof && !(c->busy && c->mode == CONN_HTTP && c->in.size >= MAX_AHEAD);
-    uint32_t want = (may_read ? (uint32_t)EPOLLIN : 0) | (c->out.size > 0 || c->ssl_wants_write ? (uint32_t)EPOLLOUT : 0);
+    uint32_t want = (may_read ? (uint32_t)EPOLLIN : 0) |
+                    (c->out.size > 0 || c->ssl_wants_write ? (uint32_t)EPOLLOUT : 0);
     if (want == c->events)
         return;
     struct epoll_event ev = { .events = want, .data.ptr = c };
@@ -189,7 +194,10 @@ int conn_hold_body(struct conn *c, uint64_t tenant, size_t size)
     return (c->no_hold = hold_set(&c->hold, c->not_held)) == HOLD_OK;
 }
 
-int conn_hold_problem(const struct conn *c, struct problem *pr) { return c->no_hold == HOLD_OK ? 0 : hold_problem(&c->hold, c->no_hold, c->not_held, pr); }
+int conn_hold_problem(const struct conn *c, struct problem *pr)
+{
+    return c->no_hold == HOLD_OK ? 0 : hold_problem(&c->hold, c->no_hold, c->not_held, pr);
+}
 
 void conn_take_body(struct conn *c, struct buf *to)
 {
@@ -200,8 +208,9 @@ void conn_take_body(struct conn *c, struct buf *to)
 
 /* ---- bytes ---- */
 
-/* read() and write() of a connection, plain or TLS: > 0 bytes, 0 the end, -1 later, -2 broken.  What lies in OpenSSL's queue of errors before a call
- * would be taken for the call's (SSL_get_error(3)). */
+/* read() and write() of a connection, plain or TLS: > 0 bytes, 0 the end, -1 later, -2 broken.
+ * What lies in OpenSSL's queue of errors before a call would be taken for the call's
+ * (SSL_get_error(3)). */
 static long tls_result(struct conn *c, int rc)
 {
     int why = SSL_get_error(c->ssl, rc);
@@ -231,7 +240,8 @@ static long transmit(struct conn *c, const void *from, size_t n)
     return rc >= 0 ? (long)rc : errno == EAGAIN || errno == EINTR ? -1 : -2;
 }
 
-/* The end of a connection to which the client may still be sending: close at once and it would lose our answer (RFC 9112, 9.6). */
+/* The end of a connection to which the client may still be sending: close at once and it would
+ * lose our answer (RFC 9112, 9.6). */
 static void linger(struct conn *c)
 {
     if (c->mode == CONN_LINGER)
@@ -359,7 +369,8 @@ static void hand_over(struct conn *c, int whole)
     c->l->o.on_request(c->l->o.user, c);
 }
 
-/* A head announces a body: is it to be kept, dropped as it comes, or not even read?  0: the request was handed over without it. */
+/* A head announces a body: is it to be kept, dropped as it comes, or not even read?  0: the
+ * request was handed over without it. */
 static int begin_body(struct conn *c)
 {
     struct http_parser *p = &c->parser;
@@ -447,7 +458,8 @@ static void next_request(struct conn *c)
 
 /* ---- events ---- */
 
-/* As much as may be read now without piling up: a body that is being parsed goes on at once, a head or the next request waits in c->in. */
+/* As much as may be read now without piling up: a body that is being parsed goes on at once, a
+ * head or the next request waits in c->in. */
 static size_t read_size(const struct conn *c)
 {
     return c->mode == CONN_HTTP && (c->busy || !c->parser.req) ? READ_SMALL : READ_SIZE;
@@ -510,8 +522,10 @@ static void on_readable(struct conn *c)
         conn_kill(c);
 }
 
-/* OpenSSL makes room for as much as a ClientHello announces, up to 131 kB, before any of it is there; real ones have 2 kB at most.  So its first bytes are looked at
- * here: a record of type 22 and length L, in it a message of type 1 and a length (RFC 8446, 4 and 5.1).  SO_RCVLOWAT has made sure that they are there. */
+/* OpenSSL makes room for as much as a ClientHello announces, up to 131 kB, before any of it is
+ * there; real ones have 2 kB at most.  So its first bytes are looked at here: a record of type
+ * 22 and length L, in it a message of type 1 and a length (RFC 8446, 4 and 5.1).  SO_RCVLOWAT
+ * has made sure that they are there. */
 static int hello_is_fine(struct conn *c)
 {
     unsigned char b[HELLO_HEAD];
@@ -524,7 +538,8 @@ static int hello_is_fine(struct conn *c)
     return b[0] == 22 && (b[3] || b[4] >= 4) && b[5] == 1 && (b[6] << 16 | b[7] << 8 | b[8]) <= MAX_HELLO;
 }
 
-/* The next step, in a thread; until it is back epoll must not look at the socket (it would report errors again and again). */
+/* The next step, in a thread; until it is back epoll must not look at the socket (it would
+ * report errors again and again). */
 static void handshake(struct conn *c)
 {
     struct loop *l = c->l;
@@ -671,7 +686,8 @@ static void response_head(struct conn *c, int status, const char *type)
     struct tm tm;
     gmtime_r(&now, &tm);
     strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
-    buf_printf(&c->out, "HTTP/1.1 %d %s\r\nDate: %s\r\nServer: zse-serve/%s\r\n", status, http_reason(status), date, ZSE_VERSION);
+    buf_printf(&c->out, "HTTP/1.1 %d %s\r\nDate: %s\r\nServer: zse-serve/%s\r\n", status, http_reason(status), date,
+               ZSE_VERSION);
     if (type)
         buf_printf(&c->out, "Content-Type: %s\r\n", type);
     buf_add(&c->out, c->headers.data, c->headers.size);
@@ -757,9 +773,11 @@ int conn_upgrade(struct conn *c)
     const struct http_request *r = c->parser.req;
     const char *version = http_field(r, "Sec-WebSocket-Version");
     char accept[29];
-    int asked = strcmp(r->method, "GET") == 0 && r->minor == 1 && c->parser.state == HTTP_COMPLETE && http_has_token(http_field(r, "Upgrade"), "websocket") &&
+    int asked = strcmp(r->method, "GET") == 0 && r->minor == 1 && c->parser.state == HTTP_COMPLETE &&
+                http_has_token(http_field(r, "Upgrade"), "websocket") &&
                 http_has_token(http_field(r, "Connection"), "upgrade");
-    if (!asked || !version || strcmp(version, "13") != 0 || ws_accept(http_field(r, "Sec-WebSocket-Key"), accept) != 0) {
+    if (!asked || !version || strcmp(version, "13") != 0 ||
+        ws_accept(http_field(r, "Sec-WebSocket-Key"), accept) != 0) {
         conn_add_header(c, "Upgrade", "websocket");
         conn_add_header(c, "Sec-WebSocket-Version", "13");
         if (c->l->o.on_refused)

@@ -28,7 +28,8 @@ static void step(struct handshake *x)
     ERR_clear_error();                  /* what lies in the queue of errors would be taken for this call's (SSL_get_error(3)) */
     const int rc = SSL_accept(x->ssl);
     const int why = rc == 1 ? SSL_ERROR_NONE : SSL_get_error(x->ssl, rc);
-    x->result = rc == 1 ? HANDSHAKE_DONE : why == SSL_ERROR_WANT_READ ? HANDSHAKE_READ : why == SSL_ERROR_WANT_WRITE ? HANDSHAKE_WRITE : HANDSHAKE_FAILED;
+    x->result = rc == 1 ? HANDSHAKE_DONE : why == SSL_ERROR_WANT_READ ? HANDSHAKE_READ : why == SSL_ERROR_WANT_WRITE
+                    ? HANDSHAKE_WRITE : HANDSHAKE_FAILED;
     ERR_clear_error();
 }
 

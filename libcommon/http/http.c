@@ -9,7 +9,8 @@
 
 enum { MAX_CHUNK_LINE = 256, MAX_TRAILER = 4096 };
 
-static enum http_answer refuse(struct http_parser *p, int status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static enum http_answer refuse(struct http_parser *p, int status, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 static enum http_answer refuse(struct http_parser *p, int status, const char *fmt, ...)
 {
     va_list ap;
@@ -22,7 +23,8 @@ static enum http_answer refuse(struct http_parser *p, int status, const char *fm
 
 static int is_token_char(unsigned char c)
 {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c && strchr("!#$%&'*+-.^_`|~", c));
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           (c && strchr("!#$%&'*+-.^_`|~", c));
 }
 
 static int is_token(const char *s)
@@ -43,10 +45,12 @@ static int has_control(const char *s, size_t n)
 
 static int hex_digit(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' &&
+           c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* Percent-decode s [n] into out (which may be s), '\0'-terminated; -1: a bad escape or a '\0' in it. */
+/* Percent-decode s [n] into out (which may be s), '\0'-terminated; -1: a bad escape or a '\0' in
+ * it. */
 static int decode(const char *s, size_t n, char *out, int plus)
 {
     for (size_t i = 0; i < n; i++) {
@@ -184,7 +188,8 @@ static enum http_answer body_length(struct http_parser *p, struct http_request *
 {
     int twice_cl, twice_te, twice_host;
     const char *length = once(r, "Content-Length", &twice_cl), *coding = once(r, "Transfer-Encoding", &twice_te);
-    const char *host = once(r, "Host", &twice_host), *expect = http_field(r, "Expect"), *encoding = http_field(r, "Content-Encoding");
+    const char *host = once(r, "Host", &twice_host), *expect = http_field(r, "Expect"),
+               *encoding = http_field(r, "Content-Encoding");
     if (twice_host || (!host && r->minor == 1))
         return refuse(p, 400, "HTTP/1.1 wants one Host header");
     if (r->authority && host && !same_host(r->authority, host, r->default_port))
@@ -217,7 +222,8 @@ static enum http_answer body_length(struct http_parser *p, struct http_request *
     return HTTP_MORE;
 }
 
-/* What was read of the bytes that http_parse was given: they move once, at its end, however many chunks they are. */
+/* What was read of the bytes that http_parse was given: they move once, at its end, however many
+ * chunks they are. */
 static void skip(struct buf *left, size_t n)
 {
     left->data += n;
@@ -297,7 +303,8 @@ static enum http_answer take_body(struct http_parser *p, struct buf *in)
     return HTTP_MORE;
 }
 
-/* A line of at most max bytes at the front of in: its length without CR LF, -1 not complete yet, -2 too long. */
+/* A line of at most max bytes at the front of in: its length without CR LF, -1 not complete yet,
+ * -2 too long. */
 static long line_at_front(const struct buf *in, size_t max)
 {
     const char *end = in->size ? memmem(in->data, in->size, "\r\n", 2) : NULL;
@@ -306,7 +313,8 @@ static long line_at_front(const struct buf *in, size_t max)
     return (size_t)(end - in->data) > max ? -2 : (long)(end - in->data);
 }
 
-/* What may stand behind a chunk's size.  A bare LF in it would be the line's end to a less strict proxy, which would see other requests than we do. */
+/* What may stand behind a chunk's size.  A bare LF in it would be the line's end to a less
+ * strict proxy, which would see other requests than we do. */
 static int is_extension(const char *s, size_t n)
 {
     size_t i = 0;
@@ -418,11 +426,16 @@ void http_reset(struct http_parser *p)
 const char *http_reason(int status)
 {
     static const struct { int status; const char *reason; } reasons[] = {
-        { 101, "Switching Protocols" }, { 200, "OK" }, { 204, "No Content" }, { 302, "Found" }, { 304, "Not Modified" }, { 400, "Bad Request" },
-        { 401, "Unauthorized" }, { 403, "Forbidden" }, { 404, "Not Found" }, { 405, "Method Not Allowed" }, { 408, "Request Timeout" },
-        { 409, "Conflict" }, { 413, "Content Too Large" }, { 415, "Unsupported Media Type" }, { 417, "Expectation Failed" },
-        { 421, "Misdirected Request" }, { 426, "Upgrade Required" }, { 429, "Too Many Requests" }, { 431, "Request Header Fields Too Large" },
-        { 500, "Internal Server Error" }, { 501, "Not Implemented" }, { 503, "Service Unavailable" }, { 504, "Gateway Timeout" },
+        { 101, "Switching Protocols" }, { 200, "OK" }, { 204, "No Content" }, { 302, "Found" }, { 304, "Not Modified" },
+            { 400, "Bad Request" },
+        { 401, "Unauthorized" }, { 403, "Forbidden" }, { 404, "Not Found" }, { 405, "Method Not Allowed" },
+        { 408, "Request Timeout" },
+        { 409, "Conflict" }, { 413, "Content Too Large" }, { 415, "Unsupported Media Type" },
+        { 417, "Expectation Failed" },
+        { 421, "Misdirected Request" }, { 426, "Upgrade Required" }, { 429, "Too Many Requests" },
+        { 431, "Request Header Fields Too Large" },
+        { 500, "Internal Server Error" }, { 501, "Not Implemented" }, { 503, "Service Unavailable" },
+        { 504, "Gateway Timeout" },
         { 505, "HTTP Version Not Supported" },
     };
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)

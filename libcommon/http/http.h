@@ -1,7 +1,9 @@
-/* http.h - HTTP/1.1 as a server hears it (RFC 9112): bytes in, whole requests out.  No sockets here, so that it can be fuzzed.
+/* http.h - HTTP/1.1 as a server hears it (RFC 9112): bytes in, whole requests out.  No sockets
+ * here, so that it can be fuzzed.
  *
- * Strict where requests could be smuggled: lines end with CR LF, no blank before a colon, no folded lines, one Host, one way to say how
- * long the body is.  What is refused gives an HTTP status and a sentence. */
+ * Strict where requests could be smuggled: lines end with CR LF, no blank before a colon, no
+ * folded lines, one Host, one way to say how long the body is.  What is refused gives an HTTP
+ * status and a sentence. */
 #ifndef ZSE_HTTP_HTTP_H
 #define ZSE_HTTP_HTTP_H
 
@@ -44,9 +46,10 @@ struct http_parser {
 
 enum http_answer { HTTP_MORE, HTTP_DONE, HTTP_REFUSED, HTTP_BODY_FOLLOWS };
 
-/* Take from the front of `in` what belongs to this request.  HTTP_DONE: p->req is whole, the rest of `in` belongs to the next one.
- * HTTP_REFUSED: p->status and p->why; the connection cannot go on.
- * HTTP_BODY_FOLLOWS: only with l->ask, once for each request with a body: p->req has its head; call again to go on. */
+/* Take from the front of `in` what belongs to this request.  HTTP_DONE: p->req is whole, the
+ * rest of `in` belongs to the next one.  HTTP_REFUSED: p->status and p->why; the connection
+ * cannot go on.  HTTP_BODY_FOLLOWS: only with l->ask, once for each request with a body: p->req
+ * has its head; call again to go on. */
 enum http_answer http_parse(struct http_parser *p, struct buf *in, const struct http_limits *l);
 /* Forget the request, ready for the next. */
 void http_reset(struct http_parser *p);
@@ -54,7 +57,8 @@ void http_reset(struct http_parser *p);
 const char *http_field(const struct http_request *r, const char *name);
 /* Is `token` (lower case) an element of the comma-separated list? */
 int http_has_token(const char *list, const char *token);
-/* The value of a key in the query, percent-decoded, into out; NULL if it is not there or does not fit. */
+/* The value of a key in the query, percent-decoded, into out; NULL if it is not there or does
+ * not fit. */
 const char *http_query(const struct http_request *r, const char *key, char *out, size_t room);
 const char *http_reason(int status);            /* "Not Found" */
 

@@ -1,4 +1,5 @@
-/* internal.h - what loop.c (listeners, epoll, time) and conn.c (bytes, HTTP, WebSocket of one connection) share. */
+/* internal.h - what loop.c (listeners, epoll, time) and conn.c (bytes, HTTP, WebSocket of one
+ * connection) share. */
 #ifndef ZSE_HTTP_INTERNAL_H
 #define ZSE_HTTP_INTERNAL_H
 

@@ -23,7 +23,8 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/http/internal.h"
 
-/* The kernel buffers no more than this of what a client does not take; without, it is megabytes for each (tcp_wmem). */
+/* The kernel buffers no more than this of what a client does not take; without, it is megabytes
+ * for each (tcp_wmem). */
 enum { MAX_UNSENT_KERNEL = 1 << 16 };
 enum { TICKET_S = 3600 };               /* a session can be resumed, without the private key's work, for so long */
 static const uint64_t second = 1000000000u;
@@ -116,7 +117,8 @@ int loop_tls(struct loop *l, const char *cert, const char *key, struct err *e)
     if (!(l->tls = SSL_CTX_new(TLS_server_method())))
         return err_nomem(e, "TLS");
     SSL_CTX_set_min_proto_version(l->tls, TLS1_2_VERSION);
-    SSL_CTX_set_mode(l->tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
+    SSL_CTX_set_mode(l->tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
+                     SSL_MODE_RELEASE_BUFFERS);
     SSL_CTX_set_options(l->tls, SSL_OP_NO_RENEGOTIATION | SSL_OP_IGNORE_UNEXPECTED_EOF);
     SSL_CTX_set_session_cache_mode(l->tls, SSL_SESS_CACHE_OFF);             /* sessions are resumed by tickets, which the clients keep */
     SSL_CTX_set_timeout(l->tls, TICKET_S);
@@ -190,12 +192,14 @@ static int is_loopback(const struct sockaddr *a)
 
 static int port_of(const struct sockaddr_storage *a)
 {
-    return ntohs(a->ss_family == AF_INET ? ((const struct sockaddr_in *)a)->sin_port : ((const struct sockaddr_in6 *)a)->sin6_port);
+    return ntohs(a->ss_family == AF_INET ? ((const struct sockaddr_in *)a)->sin_port
+                                         : ((const struct sockaddr_in6 *)a)->sin6_port);
 }
 
 int loop_bind(struct loop *l, const char *host, int *port, struct err *e)
 {
-    struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_ADDRCONFIG }, *list;
+    struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM,
+                              .ai_flags = AI_PASSIVE | AI_ADDRCONFIG }, *list;
     struct sockaddr_storage bound;
     socklen_t size = sizeof bound;
     char service[8];
@@ -213,7 +217,8 @@ int loop_bind(struct loop *l, const char *host, int *port, struct err *e)
             setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
     }
     struct listener what = { .tls = l->tls != NULL, .local = is_loopback(list->ai_addr) };
-    if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) != 0 || getsockname(fd, (struct sockaddr *)&bound, &size) != 0) {
+    if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) != 0 ||
+        getsockname(fd, (struct sockaddr *)&bound, &size) != 0) {
         err_sys(e, "%s port %d", host, *port);
         close_fd(fd);
         freeaddrinfo(list);
@@ -306,7 +311,8 @@ int loop_signals(struct loop *l, const int *numbers, int n, struct err *e)
 
 static void peer_name(const struct sockaddr_storage *a, char out[PEER_SIZE])
 {
-    const void *addr = a->ss_family == AF_INET ? (const void *)&((const struct sockaddr_in *)a)->sin_addr : (const void *)&((const struct sockaddr_in6 *)a)->sin6_addr;
+    const void *addr = a->ss_family == AF_INET ? (const void *)&((const struct sockaddr_in *)a)->sin_addr
+                                               : (const void *)&((const struct sockaddr_in6 *)a)->sin6_addr;
     if ((a->ss_family != AF_INET && a->ss_family != AF_INET6) || !inet_ntop(a->ss_family, addr, out, PEER_SIZE))
         strcpy(out, "unix");
     else if (strncmp(out, "::ffff:", 7) == 0 && strchr(out, '.'))
@@ -323,8 +329,9 @@ static void watch_listeners(struct loop *l, int on)
     }
 }
 
-/* Out of descriptors: take the connection with the spare one and close it, so that the client hears at once.  Where even that fails (the spare one is gone, the
- * kernel has no memory), clients wait until the next second, lest epoll be asked again and again. */
+/* Out of descriptors: take the connection with the spare one and close it, so that the client
+ * hears at once.  Where even that fails (the spare one is gone, the kernel has no memory),
+ * clients wait until the next second, lest epoll be asked again and again. */
 static void turn_away(struct loop *l, int listener)
 {
     close_fd(l->spare);
@@ -355,7 +362,8 @@ static void accept_some(struct loop *l, const struct listener *at)
         struct sockaddr_storage a = { 0 };
         socklen_t size = sizeof a;
         char peer[PEER_SIZE];
-        int one = 1, unsent = MAX_UNSENT_KERNEL, fd = accept4(at->source.fd, (struct sockaddr *)&a, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int one = 1, unsent = MAX_UNSENT_KERNEL,
+            fd = accept4(at->source.fd, (struct sockaddr *)&a, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
                 turn_away(l, at->source.fd);
@@ -437,7 +445,8 @@ static void each_second(struct loop *l, uint64_t now)
         l->o.on_second(l->o.user);
 }
 
-/* Flush what was written to in this round.  Whose next request, sent ahead, is answered by that has its turn in the next round, after everybody else's. */
+/* Flush what was written to in this round.  Whose next request, sent ahead, is answered by that
+ * has its turn in the next round, after everybody else's. */
 static void flush_dirty(struct loop *l)
 {
     struct conn *c = l->dirty, *next;
@@ -460,7 +469,8 @@ void loop_run(struct loop *l)
     struct epoll_event events[128];
     while (!l->quit) {
         uint64_t now = clock_ns(), since = now - l->second_ns;
-        int n = epoll_wait(l->epoll, events, 128, l->dirty || since >= second ? 0 : (int)((second - since) / 1000000 + 1));
+        int n = epoll_wait(l->epoll, events, 128,
+                           l->dirty || since >= second ? 0 : (int)((second - since) / 1000000 + 1));
         for (int i = 0; i < n; i++)
             on_event(l, &events[i]);
         each_second(l, clock_ns());

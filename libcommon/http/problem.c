@@ -25,7 +25,8 @@ int problem_err(struct problem *p, const char *param, const char *code, const st
 {
     if (e->code == ERR_MEMORY)
         return problem_nomem(p);
-    return param ? problem_set(p, 400, param, code, "%s: %s", param, e->msg) : problem_set(p, 400, NULL, code, "%s", e->msg);
+    return param ? problem_set(p, 400, param, code, "%s: %s", param, e->msg)
+                 : problem_set(p, 400, NULL, code, "%s", e->msg);
 }
 
 int problem_nomem(struct problem *p) { return problem_set(p, 503, NULL, NULL, "out of memory"); }

@@ -1,4 +1,5 @@
-/* problem.h - what is wrong with a request: an HTTP status and what OpenAI's clients read out of the body. */
+/* problem.h - what is wrong with a request: an HTTP status and what OpenAI's clients read out of
+ * the body. */
 #ifndef ZSE_HTTP_PROBLEM_H
 #define ZSE_HTTP_PROBLEM_H
 
@@ -18,7 +19,8 @@ int problem_set(struct problem *p, int status, const char *param, const char *co
 /* What e says of a field (NULL: of the body); where memory ran out it is nobody's fault. */
 int problem_err(struct problem *p, const char *param, const char *code, const struct err *e);
 int problem_nomem(struct problem *p);           /* 503, out of memory; -1 */
-/* {"type":"error","error":{"message","type","param","code"},"detail"}: what clients of OpenAI and of Anthropic read; error.type follows from the status. */
+/* {"type":"error","error":{"message","type","param","code"},"detail"}: what clients of OpenAI
+ * and of Anthropic read; error.type follows from the status. */
 void problem_json(const struct problem *p, struct buf *out);
 extern const char problem_unsaid[];               /* such a one where there is no memory to write it */
 const char *problem_type(int status);           /* "invalid_request_error" */

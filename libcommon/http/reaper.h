@@ -1,7 +1,8 @@
 /* reaper.h - frees large blocks in a thread of its own.
  *
- * To free a block is to give its pages back, one by one: 16 MB take 1 ms here, and a hundred clients that leave in the middle of their bodies would stop the event
- * loop for 100 ms.  The thread begins with the first block; where none can be made, blocks are freed at once. */
+ * To free a block is to give its pages back, one by one: 16 MB take 1 ms here, and a hundred
+ * clients that leave in the middle of their bodies would stop the event loop for 100 ms.  The
+ * thread begins with the first block; where none can be made, blocks are freed at once. */
 #ifndef ZSE_HTTP_REAPER_H
 #define ZSE_HTTP_REAPER_H
 

@@ -66,7 +66,8 @@ static enum ws_event on_control(struct ws_parser *p, int opcode, const char *dat
     if (opcode == WS_PONG)
         return WS_GOT_PONG;
     int code = size >= 2 ? (unsigned char)data[0] << 8 | (unsigned char)data[1] : 1000;
-    int known = (code >= 1000 && code <= 1011 && code != 1004 && code != 1005 && code != 1006) || (code >= 3000 && code <= 4999);
+    int known = (code >= 1000 && code <= 1011 && code != 1004 && code != 1005 && code != 1006) ||
+                (code >= 3000 && code <= 4999);
     if (size == 1 || !known || (size > 2 && utf8_valid(data + 2, size - 2) != size - 2))
         return bad(p, status, 1002);
     p->closed = 1;
@@ -74,7 +75,8 @@ static enum ws_event on_control(struct ws_parser *p, int opcode, const char *dat
     return WS_GOT_CLOSE;
 }
 
-/* The header that a frame in these n bytes begins with: its length, 0 if it is not complete, -1 if it breaks the rules. */
+/* The header that a frame in these n bytes begins with: its length, 0 if it is not complete, -1
+ * if it breaks the rules. */
 static int frame_header(const char *data, size_t n_bytes, uint64_t *size)
 {
     const unsigned char *b = (const unsigned char *)data;
@@ -95,7 +97,8 @@ static int frame_header(const char *data, size_t n_bytes, uint64_t *size)
     return n + 4;
 }
 
-enum ws_event ws_parse(struct ws_parser *p, struct buf *in, size_t *at, size_t max_message, char data[125], size_t *size, int *status)
+enum ws_event ws_parse(struct ws_parser *p, struct buf *in, size_t *at, size_t max_message, char data[125],
+                       size_t *size, int *status)
 {
     uint64_t n;
     const size_t left = in->size - *at;

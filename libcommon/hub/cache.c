@@ -18,7 +18,8 @@ char *cache_folder(const struct hub_options *o, const struct hub_name *name, str
 {
     const char *slash = strchr(name->repo, '/');
     char *path;
-    if (asprintf(&path, "%s/models--%.*s%s%s", o->cache, (int)strcspn(name->repo, "/"), name->repo, slash ? "--" : "", slash ? slash + 1 : "") >= 0)
+    if (asprintf(&path, "%s/models--%.*s%s%s", o->cache, (int)strcspn(name->repo, "/"), name->repo, slash ? "--" : "",
+                 slash ? slash + 1 : "") >= 0)
         return path;
     err_nomem(e, "path");
     return NULL;
@@ -128,9 +129,11 @@ int cache_set_commit(const char *folder, const char *revision, const char *commi
 
 int cache_has(const char *folder, const char *commit, const char *file)
 {
-    char *path = cache_path(folder, "snapshots/%s/%s", commit, file), *absent = cache_path(folder, ".no_exist/%s/%s", commit, file);
+    char *path = cache_path(folder, "snapshots/%s/%s", commit, file),
+         *absent = cache_path(folder, ".no_exist/%s/%s", commit, file);
     struct stat st;
-    int has = !path || !absent ? 0 : stat(path, &st) == 0 && S_ISREG(st.st_mode) ? 1 : access(absent, F_OK) == 0 ? -1 : 0;
+    int has = !path || !absent ? 0 : stat(path, &st) == 0 &&
+              S_ISREG(st.st_mode) ? 1 : access(absent, F_OK) == 0 ? -1 : 0;
     free(path);
     free(absent);
     return has;
@@ -157,7 +160,8 @@ int cache_link(const char *folder, const char *commit, const char *file, const c
         strcpy(target + n, "../");
     snprintf(target + n, sizeof target - n, "blobs/%s", etag);
     char *path = cache_path(folder, "snapshots/%s/%s", commit, file), *temp = NULL;
-    int rc = path && asprintf(&temp, "%s.zse-%ld", path, (long)getpid()) >= 0 ? cache_make_folders(path, e) : err_nomem(e, "path");
+    int rc = path && asprintf(&temp, "%s.zse-%ld", path, (long)getpid()) >= 0 ? cache_make_folders(path, e)
+                                                                              : err_nomem(e, "path");
     if (rc == 0 && (got = readlink(path, here, sizeof here - 1)) > 0 && (here[got] = '\0', strcmp(here, target) == 0))
         goto done;
     if (rc == 0 && (unlink(temp), symlink(target, temp) != 0 || rename(temp, path) != 0)) {
@@ -172,7 +176,8 @@ done:
 
 /* ---- locks ---- */
 
-/* flock, which waits in pieces: any thread may be asked to stop meanwhile.  0; -1: somebody has it; -2: *e. */
+/* flock, which waits in pieces: any thread may be asked to stop meanwhile.  0; -1: somebody has
+ * it; -2: *e. */
 static int lock_file(int fd, const char *path, const struct hub_options *o, int wait, struct err *e)
 {
     const struct timespec piece = { .tv_nsec = 50000000 };
@@ -198,7 +203,8 @@ int cache_lock(const struct hub_options *o, const struct hub_name *name, const c
     struct stat mine, there;
     char *path;
     int rc;
-    if (asprintf(&path, "%s/.locks/models--%.*s%s%s/%s.lock", o->cache, (int)strcspn(name->repo, "/"), name->repo, slash ? "--" : "", slash ? slash + 1 : "", etag) < 0)
+    if (asprintf(&path, "%s/.locks/models--%.*s%s%s/%s.lock", o->cache, (int)strcspn(name->repo, "/"), name->repo,
+                 slash ? "--" : "", slash ? slash + 1 : "", etag) < 0)
         return err_nomem(e, "path");
     int fd = cache_make_folders(path, e) == 0 ? 0 : -1;
     while (fd == 0) {

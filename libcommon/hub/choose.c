@@ -10,8 +10,10 @@
 #include "libcommon/base/json.h"
 
 const char *const choose_optional[CHOOSE_N_OPTIONAL] = {
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "README.md", CHOOSE_INDEX,
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+        "added_tokens.json", "tokenizer.model",
+    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "LICENSE", "LICENSE.txt", "LICENSE.md",
+    "NOTICE", "README.md", CHOOSE_INDEX,
 };
 
 static int ends_with(const char *s, const char *end)
@@ -26,7 +28,8 @@ static int gguf_part(const char *name, int *n)
     enum { ENDING = 20 };
     const size_t length = strlen(name);
     int k, used = 0;
-    return length > ENDING && sscanf(name + length - ENDING, "-%5d-of-%5d.gguf%n", &k, n, &used) == 2 && used == ENDING && k > 0 && k <= *n && *n > 1 ? k : 0;
+    return length > ENDING && sscanf(name + length - ENDING, "-%5d-of-%5d.gguf%n", &k, n, &used) == 2 &&
+           used == ENDING && k > 0 && k <= *n && *n > 1 ? k : 0;
 }
 
 /* A GGUF in parts is its first. */
@@ -58,7 +61,8 @@ static int names_quantization(const char *file, const char *pick)
     const char *slash = strrchr(file, '/'), *name = slash ? slash + 1 : file;
     size_t n = strlen(pick);
     for (const char *p = name; *p; p++)
-        if (strncasecmp(p, pick, n) == 0 && (p == name || !isalnum((unsigned char)p[-1])) && !isalnum((unsigned char)p[n]) && p[n] != '_')
+        if (strncasecmp(p, pick, n) == 0 && (p == name || !isalnum((unsigned char)p[-1])) &&
+            !isalnum((unsigned char)p[n]) && p[n] != '_')
             return 1;
     return 0;
 }
@@ -94,7 +98,8 @@ static int take_file(struct choice *c, const char *repo, const char *pick, struc
     if (n == 1)
         return 0;
     list_files(c, list, sizeof list);
-    return err_set(e, ERR_FORMAT, "%s: '%.80s' names %s; it has %s", repo, pick, n ? "more than one of its files" : "no GGUF or .zse file of it", *list ? list : "none");
+    return err_set(e, ERR_FORMAT, "%s: '%.80s' names %s; it has %s", repo, pick,
+                   n ? "more than one of its files" : "no GGUF or .zse file of it", *list ? list : "none");
 }
 
 /* No pick and no safetensors: the one file, else the quantization that most people take. */
@@ -117,7 +122,8 @@ static int take_usual(struct choice *c, const char *repo, struct err *e)
     list_files(c, list, sizeof list);
     if (n)
         return err_set(e, ERR_FORMAT, "%s: which of %s? Say %s:FILE", repo, list, repo);
-    return err_set(e, ERR_UNSUPPORTED, "%s: has no safetensors and no GGUF file, so nothing that can be converted", repo);
+    return err_set(e, ERR_UNSUPPORTED, "%s: has no safetensors and no GGUF file, so nothing that can be converted",
+                   repo);
 }
 
 /* The file, and if it is the first of several all of them. */
@@ -151,7 +157,8 @@ static int take_safetensors(struct choice *c)
         const char *name = c->names[i];
         if (!ends_with(name, ".safetensors") || strchr(name, '/'))
             continue;
-        if (one ? strcmp(name, "model.safetensors") == 0 : strncmp(name, "consolidated", 12) != 0 && strncmp(name, "adapter_", 8) != 0)
+        if (one ? strcmp(name, "model.safetensors") == 0
+                : strncmp(name, "consolidated", 12) != 0 && strncmp(name, "adapter_", 8) != 0)
             c->weights[c->n_weights++] = name;
     }
     return c->n_weights > 0;
@@ -186,7 +193,8 @@ int choose_indexed(struct choice *c, const char *repo, const char *index, size_t
     const char *tensor;
     int rc = j ? 0 : -1;
     if (j && !json_is_object(map))
-        rc = err_set(e, ERR_FORMAT, "%s: %s: weight_map: found %s, expected an object", repo, CHOOSE_INDEX, js_kind(map));
+        rc = err_set(e, ERR_FORMAT, "%s: %s: weight_map: found %s, expected an object", repo, CHOOSE_INDEX,
+                     js_kind(map));
     json_object_foreach(map, tensor, v) {
         const char *shard = json_string_value(v);
         int known = 0;
@@ -198,7 +206,8 @@ int choose_indexed(struct choice *c, const char *repo, const char *index, size_t
                 known = 1;
             }
         if (!known) {
-            rc = err_set(e, ERR_FORMAT, "%s: %s: tensor %.100s is in %.100s, which the repository does not have", repo, CHOOSE_INDEX, tensor, shard ? shard : "no file");
+            rc = err_set(e, ERR_FORMAT, "%s: %s: tensor %.100s is in %.100s, which the repository does not have", repo,
+                         CHOOSE_INDEX, tensor, shard ? shard : "no file");
             break;
         }
     }

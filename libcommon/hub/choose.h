@@ -14,9 +14,11 @@ struct choice {
     int indexed;                                /* the index says which: weights is empty, see choose_indexed */
     const char *file;                           /* the GGUF or .zse that is the model; NULL: the folder is */
 };
-/* pick "": safetensors, else the one file there is or the usual quantization; repo: for messages. */
+/* pick "": safetensors, else the one file there is or the usual quantization; repo: for
+ * messages. */
 int choose(struct choice *c, const char *repo, const char *pick, const char *const *names, int n, struct err *e);
-/* The shards that the text of model.safetensors.index.json names. Fills weights (borrowed from names). */
+/* The shards that the text of model.safetensors.index.json names. Fills weights (borrowed from
+ * names). */
 int choose_indexed(struct choice *c, const char *repo, const char *index, size_t size, struct err *e);
 void choose_release(struct choice *c);
 

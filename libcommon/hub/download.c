@@ -13,7 +13,8 @@
 
 #include "libcommon/base/file.h"
 
-enum { LEAST_PART = 512 << 10, MOST_PART = 32 << 20, MOST_UNSAVED = 16 << 20, HASH_STEP = 1 << 20, HASH_A_TICK = 32 << 20 };
+enum { LEAST_PART = 512 << 10, MOST_PART = 32 << 20, MOST_UNSAVED = 16 << 20, HASH_STEP = 1 << 20,
+       HASH_A_TICK = 32 << 20 };
 static const int64_t most_bytes = (int64_t)1 << 50;      /* of a file: what says more is no size */
 
 /* ---- ranges ---- */
@@ -91,7 +92,8 @@ static int head_done(struct web_job *j, struct err *e)
     f->has_sha256 = is_hex(f->etag, 64);
     f->has_git_sha1 = is_hex(f->etag, 40);
     if (f->size > most_bytes)
-        return err_set(e, ERR_FORMAT, "%s: the hub says it has %" PRId64 " bytes, expected %" PRId64 " at most", f->name, f->size, most_bytes);
+        return err_set(e, ERR_FORMAT, "%s: the hub says it has %" PRId64 " bytes, expected %" PRId64 " at most",
+                       f->name, f->size, most_bytes);
     if (!cache_etag_ok(f->etag))
         return err_set(e, ERR_FORMAT, "%s: the hub says no usable ETag ('%.60s')", f->name, f->etag);
     return 0;
@@ -160,7 +162,8 @@ int download_plan(struct download *d, const char *const *names, int n, struct er
     return 0;
 }
 
-/* ---- heads: a safetensors file begins with the length of its header, 8 bytes, and the header ---- */
+/* ---- heads: a safetensors file begins with the length of its header, 8 bytes, and the header
+ * ---- */
 
 enum { FIRST_HEAD = 256 << 10, MOST_HEAD = 100000000 };      /* the format allows no longer header */
 
@@ -328,7 +331,8 @@ static int check_total(const struct download_file *f, const struct web_answer *a
     int64_t all;
     if (a->status != 206 || f->size < 0 || !slash || sscanf(slash, "/%" SCNd64, &all) != 1 || all == f->size)
         return 0;
-    return err_set(e, ERR_FORMAT, "%s: a range of it comes as '%s', but the hub announced %" PRId64 " bytes", f->name, a->content_range, f->size);
+    return err_set(e, ERR_FORMAT, "%s: a range of it comes as '%s', but the hub announced %" PRId64 " bytes", f->name,
+                   a->content_range, f->size);
 }
 
 static int part_data(struct web_job *j, const void *data, size_t n, struct err *e)
@@ -353,11 +357,13 @@ static int part_data(struct web_job *j, const void *data, size_t n, struct err *
     if (f->size >= 0 && at + n >= j->to) {
         enough = at + n > j->to;
         if (enough && (int64_t)j->to == f->size)
-            return err_set(e, ERR_FORMAT, "%s: more than the %" PRId64 " bytes that the hub announced", f->name, f->size);
+            return err_set(e, ERR_FORMAT, "%s: more than the %" PRId64 " bytes that the hub announced", f->name,
+                           f->size);
         n = (size_t)(j->to - at);
     }
     if (f->size < 0 && at + n > f->in->most_unsized)
-        return err_set(e, ERR_LIMIT, "%s: more than %" PRIu64 " bytes of a file whose size the hub did not say", f->name, f->in->most_unsized);
+        return err_set(e, ERR_LIMIT, "%s: more than %" PRIu64 " bytes of a file whose size the hub did not say",
+                       f->name, f->in->most_unsized);
     if (j->whole && at == 0 && forget_bytes(f) != 0)    /* from its beginning, perhaps once more and with other bytes */
         return err_sys(e, "%s", f->part);
     if (f->has_sha256 && at < f->hashed && digest_start(f, e) != 0)
@@ -393,7 +399,8 @@ static int hash_more(struct download_file *f, uint64_t most, struct err *e)
             continue;
         if (got <= 0) {
             free(buf);
-            return got < 0 ? err_sys(e, "%s", f->part) : err_set(e, ERR_IO, "%s: it was cut while it was downloaded", f->part);
+            return got < 0 ? err_sys(e, "%s", f->part)
+                           : err_set(e, ERR_IO, "%s: it was cut while it was downloaded", f->part);
         }
         f->in->net.update(f->digest, buf, (size_t)got);
         f->hashed += (uint64_t)got;
@@ -486,8 +493,10 @@ static int finish_file(struct download_file *f, struct err *e)
             if (f->unsized)
                 f->size = -1;
             if (f->n_mismatches++)
-                return err_set(e, ERR_FORMAT, "%s: its %s is %s, the hub says %s; it came twice and was removed", f->name, what, hex, f->etag);
-            snprintf(text, sizeof text, "%.100s: %.100s: its %s is not what the hub says; it is downloaded again", d->name->repo, f->name, what);
+                return err_set(e, ERR_FORMAT, "%s: its %s is %s, the hub says %s; it came twice and was removed",
+                               f->name, what, hex, f->etag);
+            snprintf(text, sizeof text, "%.100s: %.100s: its %s is not what the hub says; it is downloaded again",
+                     d->name->repo, f->name, what);
             if (d->o->note)
                 d->o->note(d->o->note_user, text);
             return f->has_sha256 && digest_start(f, e) != 0 ? -1 : add_parts(f, e);
@@ -622,7 +631,8 @@ int download_run(struct download *d, struct err *e)
         if (d->files[i].have)
             continue;
         char text[300];
-        snprintf(text, sizeof text, "%.100s: another program is downloading %.100s; waiting for it", d->name->repo, d->files[i].name);
+        snprintf(text, sizeof text, "%.100s: another program is downloading %.100s; waiting for it", d->name->repo,
+                 d->files[i].name);
         if (d->o->note)
             d->o->note(d->o->note_user, text);
         if ((rc = begin_file(&d->files[i], 1, e)) == 0)

@@ -1,4 +1,5 @@
-/* download.h - files of one commit into the cache: several ranges at once, gone on with after a cut, checked as they come. */
+/* download.h - files of one commit into the cache: several ranges at once, gone on with after a
+ * cut, checked as they come. */
 #ifndef ZSE_HUB_DOWNLOAD_H
 #define ZSE_HUB_DOWNLOAD_H
 
@@ -48,7 +49,8 @@ struct download {
 
 /* The files' etags and sizes, from the hub; what the cache has is linked. */
 int download_plan(struct download *d, const char *const *names, int n, struct err *e);
-/* Announce them (o->announce) with the heads of those that are not here.  *shards [n_files] and their heads are the caller's to release, also when this fails. */
+/* Announce them (o->announce) with the heads of those that are not here.  *shards [n_files] and
+ * their heads are the caller's to release, also when this fails. */
 int download_announce(struct download *d, const char *folder, struct hub_shard **shards, struct err *e);
 void download_release_shards(struct hub_shard *shards, int n);
 /* Get what is missing. */
@@ -57,7 +59,8 @@ void download_release(struct download *d);
 
 /* ENDPOINT/ORG/NAME/resolve/REVISION/FILE, encoded.  Caller frees. */
 char *download_url(const char *endpoint, const char *repo, const char *revision, const char *file, struct err *e);
-/* text with everything but letters, digits and -._~ as %XX; keep: also left as they are. Caller frees. */
+/* text with everything but letters, digits and -._~ as %XX; keep: also left as they are. Caller
+ * frees. */
 char *url_encode(const char *text, const char *keep);
 
 #endif

@@ -34,12 +34,14 @@ int hub_parse_name(struct hub_name *name, const char *text, struct err *e)
     const char *slash = memchr(text, '/', n), *at = text[n] == '@' ? text + n + 1 : NULL;
     size_t revision = at ? strcspn(at, ":") : 0;
     const char *colon = strchr(at ? at + revision : text + n, ':');
-    if (slash ? !word(text, (size_t)(slash - text)) || !word(slash + 1, (size_t)(text + n - slash - 1)) : !word(text, n))
+    if (slash ? !word(text, (size_t)(slash - text)) || !word(slash + 1, (size_t)(text + n - slash - 1))
+              : !word(text, n))
         return err_set(e, ERR_FORMAT, "'%.200s' is not a name on the hub, which looks like org/name, org/name@revision or org/name:file", text);
     snprintf(name->repo, sizeof name->repo, "%.*s", (int)n, text);
     snprintf(name->revision, sizeof name->revision, "%.*s", (int)(at ? revision : 4), at ? at : "main");
     snprintf(name->pick, sizeof name->pick, "%s", colon ? colon + 1 : "");
-    if ((at && (revision >= sizeof name->revision || !cache_name_ok(name->revision) || strpbrk(name->revision, "?#% "))) ||
+    if ((at && (revision >= sizeof name->revision || !cache_name_ok(name->revision) ||
+                strpbrk(name->revision, "?#% "))) ||
         (colon && (strlen(colon + 1) >= sizeof name->pick || !cache_name_ok(name->pick))))
         return err_set(e, ERR_FORMAT, "'%.200s': expected org/name@revision or org/name:file", text);
     return 0;
@@ -70,7 +72,8 @@ static int list_folder(const char *folder, const char *sub, char ***names, int *
     for (struct dirent *x; dir && rc == 0 && (x = readdir(dir));) {
         struct stat st;
         char *name = NULL, **more;
-        if (x->d_name[0] == '.' || fstatat(dirfd(dir), x->d_name, &st, 0) != 0 || asprintf(&name, "%s%s%s", sub, *sub ? "/" : "", x->d_name) < 0)
+        if (x->d_name[0] == '.' || fstatat(dirfd(dir), x->d_name, &st, 0) != 0 ||
+            asprintf(&name, "%s%s%s", sub, *sub ? "/" : "", x->d_name) < 0)
             continue;
         if (S_ISDIR(st.st_mode)) {
             if (!*sub)
@@ -127,7 +130,8 @@ static int numbered_complete(const char *snapshot, const char *first)
     return 1;
 }
 
-/* What the cache has of that commit: *path (malloc'd) is set when it can be used.  1: and nothing is missing; 0: perhaps small files are. */
+/* What the cache has of that commit: *path (malloc'd) is set when it can be used.  1: and
+ * nothing is missing; 0: perhaps small files are. */
 static int look_in_cache(const struct hub_name *name, const char *folder, const char *commit, char **path)
 {
     struct err ignored;
@@ -135,18 +139,21 @@ static int look_in_cache(const struct hub_name *name, const char *folder, const 
     char **names = NULL, *snapshot = cache_path(folder, "snapshots/%s", commit);
     int n = 0, sure = 0;
     *path = NULL;
-    if (!snapshot || list_folder(snapshot, "", &names, &n) != 0 || !n || choose(&c, name->repo, name->pick, (const char *const *)names, n, &ignored) != 0)
+    if (!snapshot || list_folder(snapshot, "", &names, &n) != 0 || !n ||
+        choose(&c, name->repo, name->pick, (const char *const *)names, n, &ignored) != 0)
         goto done;
     if (c.file) {
         *path = cache_path(snapshot, "%s", c.file);
-        /* Without a pick the repository may have safetensors, or a quantization that goes before: unless that was asked already. */
+        /* Without a pick the repository may have safetensors, or a quantization that goes
+         * before: unless that was asked already. */
         sure = *name->pick || cache_has(folder, commit, "model.safetensors") < 0;
     } else if (c.indexed ? has_shards(snapshot) : numbered_complete(snapshot, c.weights[0])) {
         int one = !c.indexed && strcmp(c.weights[0], "model.safetensors") == 0;      /* an index beside it is not needed */
         *path = strdup(snapshot);
         sure = 1;
         for (int i = 0; i < CHOOSE_N_OPTIONAL; i++)
-            sure &= cache_has(folder, commit, choose_optional[i]) != 0 || (one && strcmp(choose_optional[i], CHOOSE_INDEX) == 0);
+            sure &= cache_has(folder, commit, choose_optional[i]) != 0 ||
+                    (one && strcmp(choose_optional[i], CHOOSE_INDEX) == 0);
     }
 done:
     choose_release(&c);
@@ -167,7 +174,8 @@ static int waiting(void *user)
 static int open_web(struct web *w, const struct hub_options *o, const char *repo, struct err *e)
 {
     *w = (struct web){ .endpoint = o->endpoint, .token = o->token, .ca_file = o->ca_file, .repo = repo,
-                       .n_connections = o->n_connections ? o->n_connections : CONNECTIONS, .note = o->note, .note_user = o->note_user,
+                       .n_connections = o->n_connections ? o->n_connections : CONNECTIONS, .note = o->note,
+                       .note_user = o->note_user,
                        .tick = waiting, .user = (void *)(uintptr_t)o };
     if (o->offline)
         return err_set(e, ERR_IO, "%s: not asked for: HF_HUB_OFFLINE is set", repo);
@@ -199,8 +207,10 @@ static json_t *model_info(struct web *w, const struct hub_options *o, const stru
         j = get_json(w, url, "the list of its files", e);
     free(url);
     free(revision);
-    if (j && (!json_is_object(j) || !json_is_array(json_object_get(j, "siblings")) || !json_is_string(json_object_get(j, "sha")))) {
-        err_set(e, ERR_FORMAT, "%s: %s does not answer as a hub does: sha or siblings are missing", name->repo, o->endpoint);
+    if (j && (!json_is_object(j) || !json_is_array(json_object_get(j, "siblings")) ||
+              !json_is_string(json_object_get(j, "sha")))) {
+        err_set(e, ERR_FORMAT, "%s: %s does not answer as a hub does: sha or siblings are missing", name->repo,
+                o->endpoint);
         json_decref(j);
         return NULL;
     }
@@ -236,7 +246,8 @@ json_t *hub_model_info(const struct hub_options *o, const struct hub_name *name,
     return j;
 }
 
-char *hub_small_file(const struct hub_options *o, const struct hub_name *name, const char *file, size_t max, size_t *size, struct err *e)
+char *hub_small_file(const struct hub_options *o, const struct hub_name *name, const char *file, size_t max,
+                     size_t *size, struct err *e)
 {
     struct web w;
     char commit[80], *text = NULL, *folder = cache_folder(o, name, e), *path = NULL;
@@ -265,7 +276,8 @@ json_t *hub_search(const struct hub_options *o, const char *words, int limit, st
         free(query);
         return NULL;
     }
-    if (!query || asprintf(&url, "%s/api/models?search=%s&sort=downloads&direction=-1&limit=%d&full=true&config=true", o->endpoint, query, limit) < 0)
+    if (!query || asprintf(&url, "%s/api/models?search=%s&sort=downloads&direction=-1&limit=%d&full=true&config=true",
+                           o->endpoint, query, limit) < 0)
         err_nomem(e, "URL");
     else if ((j = get_json(&w, url, "search", e)) && !json_is_array(j)) {
         err_set(e, ERR_FORMAT, "%s: the answer to a search is %s, expected an array", o->endpoint, js_kind(j));
@@ -292,13 +304,15 @@ enum what { SMALL_FILES, WEIGHTS, SHARDS };     /* weights: before_weights is as
 /* Some files of the commit into the cache. */
 static int get_files(struct fetch *f, const char *const *names, int n, enum what weights, struct err *e)
 {
-    struct download d = { .web = f->web, .o = f->o, .name = f->name, .commit = f->commit, .most_unsized = weights ? MAX_UNSIZED : MAX_INDEX };
+    struct download d = { .web = f->web, .o = f->o, .name = f->name, .commit = f->commit,
+                          .most_unsized = weights ? MAX_UNSIZED : MAX_INDEX };
     struct hub_shard *shards = NULL;
     char text[300], *snapshot = NULL;
     int rc = download_plan(&d, names, n, e);
     for (int i = 0; rc == 0 && weights && i < n; i++)
         if (!d.files[i].have && d.files[i].size == 0)
-            rc = err_set(e, ERR_FORMAT, "%s: %s: the hub says it has 0 bytes, expected weights", f->name->repo, names[i]);
+            rc = err_set(e, ERR_FORMAT, "%s: %s: the hub says it has 0 bytes, expected weights", f->name->repo,
+                         names[i]);
     if (rc == 0 && weights && d.left && !(snapshot = cache_path(d.folder, "snapshots/%s", f->commit)))
         rc = err_nomem(e, "path");
     if (rc == 0 && snapshot && f->o->before_weights)
@@ -322,7 +336,8 @@ static int get_files(struct fetch *f, const char *const *names, int n, enum what
 static int read_index(struct fetch *f, struct choice *c, struct err *e)
 {
     size_t size;
-    char *path = cache_path(f->folder, "snapshots/%s/" CHOOSE_INDEX, f->commit), *text = path ? file_read(path, MAX_INDEX, &size, e) : NULL;
+    char *path = cache_path(f->folder, "snapshots/%s/" CHOOSE_INDEX, f->commit),
+         *text = path ? file_read(path, MAX_INDEX, &size, e) : NULL;
     int rc = text ? choose_indexed(c, f->name->repo, text, size, e) : path ? -1 : err_nomem(e, "path");
     free(text);
     free(path);
@@ -360,7 +375,8 @@ static int get_commit(struct fetch *f, const json_t *info, char **path, struct e
         cache_set_absent(f->folder, f->commit, "model.safetensors");
     if (rc == 0)
         rc = cache_set_commit(f->folder, f->name->revision, f->commit, e);
-    if (rc == 0 && !(*path = c.file ? cache_path(f->folder, "snapshots/%s/%s", f->commit, c.file) : cache_path(f->folder, "snapshots/%s", f->commit)))
+    if (rc == 0 && !(*path = c.file ? cache_path(f->folder, "snapshots/%s/%s", f->commit, c.file)
+                                    : cache_path(f->folder, "snapshots/%s", f->commit)))
         rc = err_nomem(e, "path");
     choose_release(&c);
     free(names);
@@ -373,8 +389,10 @@ static int is_final(const struct web *w, const struct err *e)
     return w->refused || e->code == ERR_CANCELLED || e->code == ERR_MEMORY;
 }
 
-/* Ask the hub; what the cache has (may be NULL) is used where it cannot be reached or does not answer as it should. */
-static int fetch(const struct hub_options *o, const struct hub_name *name, const char *folder, char **path, struct err *e)
+/* Ask the hub; what the cache has (may be NULL) is used where it cannot be reached or does not
+ * answer as it should. */
+static int fetch(const struct hub_options *o, const struct hub_name *name, const char *folder, char **path,
+                 struct err *e)
 {
     struct web w;
     char *cached = *path, text[700];
@@ -413,7 +431,8 @@ int hub_fetch(const struct hub_options *o, const struct hub_name *name, char **p
     int fixed = sure && strcmp(commit, name->revision) == 0;         /* a commit does not change */
     if (rc == 0 && !(*path && (o->offline || fixed || (sure && !o->refresh)))) {
         if (o->offline)
-            rc = err_set(e, ERR_IO, "%s%s%s: not in %s, and HF_HUB_OFFLINE forbids to ask the hub", name->repo, *name->pick ? ":" : "", name->pick, o->cache);
+            rc = err_set(e, ERR_IO, "%s%s%s: not in %s, and HF_HUB_OFFLINE forbids to ask the hub", name->repo,
+                         *name->pick ? ":" : "", name->pick, o->cache);
         else
             rc = fetch(o, name, folder, path, e);
     }

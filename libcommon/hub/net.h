@@ -1,7 +1,8 @@
 /* net.h - libcurl and libcrypto, opened when something is asked of the network.
  *
- * Linked, their two dozen libraries would cost every start of every program 6 ms (measured; 0.6 ms without), used or not.  Nothing is closed
- * again: what they bring along does not like to leave a process. */
+ * Linked, their two dozen libraries would cost every start of every program 6 ms (measured; 0.6
+ * ms without), used or not.  Nothing is closed again: what they bring along does not like to
+ * leave a process. */
 #ifndef ZSE_HUB_NET_H
 #define ZSE_HUB_NET_H
 

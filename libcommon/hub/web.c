@@ -11,7 +11,8 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
 
-enum { MAX_REDIRECTS = 8, MAX_TRIES = 6, FIRST_TRIES = 4, MAX_WAIT_S = 120, STALL_S = 30, STALL_BYTES = 1000, CONNECT_S = 15, MAX_ERROR = 1 << 20 };
+enum { MAX_REDIRECTS = 8, MAX_TRIES = 6, FIRST_TRIES = 4, MAX_WAIT_S = 120, STALL_S = 30, STALL_BYTES = 1000,
+       CONNECT_S = 15, MAX_ERROR = 1 << 20 };
 
 /* ---- URLs ---- */
 
@@ -119,7 +120,8 @@ static size_t on_header(char *line, size_t size, size_t n, void *user)
         a->length = strtoll(text, NULL, 10);
     else if (web_header(line, n, "retry-after", text, sizeof text))
         a->retry_after_s = web_retry_after(text);
-    else if (!web_header(line, n, "x-repo-commit", a->commit, sizeof a->commit) && !web_header(line, n, "content-range", a->content_range, sizeof a->content_range))
+    else if (!web_header(line, n, "x-repo-commit", a->commit, sizeof a->commit) &&
+             !web_header(line, n, "content-range", a->content_range, sizeof a->content_range))
         web_header(line, n, "x-error-message", a->error, sizeof a->error);
     return n;
 }
@@ -133,7 +135,8 @@ static int check_range(struct web_job *j)
     j->checked = 1;
     if (sscanf(j->answer.content_range, "bytes %" SCNu64 "-", &from) == 1 && from == j->from)
         return 0;
-    return err_set(&j->web->error, ERR_FORMAT, "%s: asked for bytes from %" PRIu64 ", got '%s'", j->what, j->from, j->answer.content_range);
+    return err_set(&j->web->error, ERR_FORMAT, "%s: asked for bytes from %" PRIu64 ", got '%s'", j->what, j->from,
+                   j->answer.content_range);
 }
 
 static size_t on_body(char *data, size_t size, size_t n, void *user)
@@ -236,7 +239,8 @@ static int start(struct web *w, struct web_job *j, struct err *e)
     CURL *h = n->easy_init();
     if (!h)
         return err_nomem(e, "connection");
-    if (w->token && web_same_origin(j->url, w->endpoint) && is_private(j->url) && add_header(j, "Authorization: Bearer %s", w->token, e) != 0) {
+    if (w->token && web_same_origin(j->url, w->endpoint) && is_private(j->url) &&
+        add_header(j, "Authorization: Bearer %s", w->token, e) != 0) {
         n->easy_cleanup(h);
         return -1;
     }
@@ -311,7 +315,8 @@ static int explain(struct web *w, struct web_job *j, struct err *e)
     if (*said)
         snprintf(more, sizeof more, " (%s)", said);
     if ((status == 401 || status == 403) && w->token && !is_private(w->endpoint))
-        return err_set(e, ERR_IO, "%s: %s: the hub says %ld%s; the token was not sent, as %s is not https", w->repo, j->what, status, more, w->endpoint);
+        return err_set(e, ERR_IO, "%s: %s: the hub says %ld%s; the token was not sent, as %s is not https", w->repo,
+                       j->what, status, more, w->endpoint);
     if (status == 401)
         return err_set(e, ERR_IO, "%s: %s: the hub says 401%s: %s", w->repo, j->what, more,
                        w->token ? "there is no such repository, or the token (HF_TOKEN, or the file that the Python tools write) is not valid for it"
@@ -320,15 +325,19 @@ static int explain(struct web *w, struct web_job *j, struct err *e)
         return err_set(e, ERR_IO, "%s: %s: the hub says 403%s: access is not granted%s; its terms may have to be accepted first at %s/%s", w->repo, j->what, more,
                        w->token ? " to this token" : " without a token (HF_TOKEN)", w->endpoint, w->repo);
     if (status == 404)
-        return err_set(e, ERR_IO, "%s: %s: the hub says 404%s: there is no such repository, revision or file", w->repo, j->what, more);
+        return err_set(e, ERR_IO, "%s: %s: the hub says 404%s: there is no such repository, revision or file", w->repo,
+                       j->what, more);
     if (status == 429 && j->answer.retry_after_s >= 0)
-        return err_set(e, ERR_LIMIT, "%s: %s: the hub says 429%s: too many requests, again in %" PRId64 " s", w->repo, j->what, more, j->answer.retry_after_s);
-    return err_set(e, ERR_IO, "%s: %s: %.*s answered with HTTP %ld%s", w->repo, j->what, (int)origin_length(j->url), j->url, status, more);
+        return err_set(e, ERR_LIMIT, "%s: %s: the hub says 429%s: too many requests, again in %" PRId64 " s", w->repo,
+                       j->what, more, j->answer.retry_after_s);
+    return err_set(e, ERR_IO, "%s: %s: %.*s answered with HTTP %ld%s", w->repo, j->what, (int)origin_length(j->url),
+                   j->url, status, more);
 }
 
 static int explain_curl(struct web *w, const struct web_job *j, CURLcode rc, struct err *e)
 {
-    return err_set(e, ERR_IO, "%s: %s: %.*s: %s", w->repo, j->what, (int)origin_length(j->url), j->url, *j->curl_error ? j->curl_error : w->net.easy_strerror(rc));
+    return err_set(e, ERR_IO, "%s: %s: %.*s: %s", w->repo, j->what, (int)origin_length(j->url), j->url,
+                   *j->curl_error ? j->curl_error : w->net.easy_strerror(rc));
 }
 
 /* Once more, after a while.  0, or -1 when it was often enough. */
@@ -364,17 +373,20 @@ static int redirect(struct web *w, struct web_job *j, struct err *e)
     const char *location = j->answer.location;
     size_t origin = origin_length(j->url);
     if (!location || j->n_redirects++ == MAX_REDIRECTS)
-        return err_set(e, ERR_FORMAT, "%s: %s: HTTP %ld %s", w->repo, j->what, j->answer.status, location ? "again and again" : "without a Location");
+        return err_set(e, ERR_FORMAT, "%s: %s: HTTP %ld %s", w->repo, j->what, j->answer.status,
+                       location ? "again and again" : "without a Location");
     if (origin_length(location))
         target = strdup(location);
     else if (location[0] == '/' && location[1] != '/' && asprintf(&target, "%.*s%s", (int)origin, j->url, location) < 0)
         target = NULL;
     else if (location[0] != '/' || location[1] == '/')
-        return err_set(e, ERR_FORMAT, "%s: %s: a redirect to '%.100s', expected a URL or an absolute path", w->repo, j->what, location);
+        return err_set(e, ERR_FORMAT, "%s: %s: a redirect to '%.100s', expected a URL or an absolute path", w->repo,
+                       j->what, location);
     if (!target)
         return err_nomem(e, "URL");
     if (is_https(j->url) && !is_https(target)) {
-        err_set(e, ERR_FORMAT, "%s: %s: a redirect from https to %.*s", w->repo, j->what, (int)origin_length(target), target);
+        err_set(e, ERR_FORMAT, "%s: %s: a redirect from https to %.*s", w->repo, j->what, (int)origin_length(target),
+                target);
         free(target);
         return -1;
     }
@@ -421,7 +433,8 @@ static int judge(struct web *w, struct web_job *j, CURLcode rc, struct err *e)
             return 1;
         if (again(w, j, -1) == 0)
             return 0;
-        return err_set(e, ERR_IO, "%s: %s: ends at byte %" PRIu64 ", expected %" PRIu64, w->repo, j->what, j->from, j->to);
+        return err_set(e, ERR_IO, "%s: %s: ends at byte %" PRIu64 ", expected %" PRIu64, w->repo, j->what, j->from,
+                       j->to);
     }
     if (status == 408 || status == 429 || status >= 500) {
         int64_t wait = status == 429 || status == 503 ? j->answer.retry_after_s : -1;

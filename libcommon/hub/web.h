@@ -1,8 +1,11 @@
-/* web.h - HTTP exchanges over several connections at once, each tried again until it works or cannot.
+/* web.h - HTTP exchanges over several connections at once, each tried again until it works or
+ * cannot.
  *
- * Redirects are followed here, not in libcurl, so that one rule holds: the token goes to the hub's own origin (scheme, host and port), and
- * nowhere else.  Cuts, stalls, 408, 429 and 5xx are tried again, later each time (429 and 503: when Retry-After says); an exchange that
- * advanced meanwhile begins to count anew.  The sentence of a failure never shows the query of a URL, which may hold a signature. */
+ * Redirects are followed here, not in libcurl, so that one rule holds: the token goes to the
+ * hub's own origin (scheme, host and port), and nowhere else.  Cuts, stalls, 408, 429 and 5xx
+ * are tried again, later each time (429 and 503: when Retry-After says); an exchange that
+ * advanced meanwhile begins to count anew.  The sentence of a failure never shows the query of a
+ * URL, which may hold a signature. */
 #ifndef ZSE_HUB_WEB_H
 #define ZSE_HUB_WEB_H
 
@@ -27,11 +30,14 @@ struct web_job {
     int head;
     uint64_t from, to;                  /* bytes [from, to) of it; to 0: everything, however long.  from advances with what came */
     int whole;                          /* without Range: begins at 0 each time; a body may set it when it sees status 200 */
-    /* n bytes at offset `from` (which moves after the call).  0; 1: enough, go to done; -1 with *e: everything ends.  NULL: nothing wanted. */
+    /* n bytes at offset `from` (which moves after the call).  0; 1: enough, go to done; -1 with
+     * *e: everything ends.  NULL: nothing wanted. */
     int (*body)(struct web_job *j, const void *data, size_t n, struct err *e);
-    /* It worked (a HEAD also when it ended at a redirect to another origin that says X-Linked-Etag).  -1 with *e: everything ends. */
+    /* It worked (a HEAD also when it ended at a redirect to another origin that says
+     * X-Linked-Etag).  -1 with *e: everything ends. */
     int (*done)(struct web_job *j, struct err *e);
-    /* Before the request goes out, each time: may change url; 1: it is not needed any more.  May be NULL. */
+    /* Before the request goes out, each time: may change url; 1: it is not needed any more.  May
+     * be NULL. */
     int (*before)(struct web_job *j);
     void *user;
     struct web_answer answer;

@@ -1,4 +1,5 @@
-/* gpus.c - ask NVML, the management library that comes with NVIDIA's driver, about GPUs.  Facts: the NVML API reference. */
+/* gpus.c - ask NVML, the management library that comes with NVIDIA's driver, about GPUs.  Facts:
+ * the NVML API reference. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,17 +15,22 @@ struct nvml_use { unsigned gpu, memory; };                               /* nvml
 struct nvml {
     void *library;
     int (*use)(nvml_device, struct nvml_use *), (*temperature)(nvml_device, int, unsigned *);
-    int (*init)(void), (*shutdown)(void), (*count)(unsigned *), (*handle)(unsigned, nvml_device *), (*name)(nvml_device, char *, unsigned),
-        (*memory)(nvml_device, struct nvml_memory *), (*capability)(nvml_device, int *, int *), (*driver)(char *, unsigned);
-    int (*gen)(nvml_device, unsigned *), (*gen_most)(nvml_device, unsigned *), (*width)(nvml_device, unsigned *), (*width_most)(nvml_device, unsigned *);
+    int (*init)(void), (*shutdown)(void), (*count)(unsigned *), (*handle)(unsigned, nvml_device *),
+        (*name)(nvml_device, char *, unsigned), (*memory)(nvml_device, struct nvml_memory *),
+        (*capability)(nvml_device, int *, int *), (*driver)(char *, unsigned);
+    int (*gen)(nvml_device, unsigned *), (*gen_most)(nvml_device, unsigned *), (*width)(nvml_device, unsigned *),
+        (*width_most)(nvml_device, unsigned *);
 };
 
 static int find_all(void *library, struct nvml *n)
 {
     const struct { void *to; const char *symbol; } all[] = {
-        { &n->init, "nvmlInit_v2" }, { &n->shutdown, "nvmlShutdown" }, { &n->count, "nvmlDeviceGetCount_v2" }, { &n->handle, "nvmlDeviceGetHandleByIndex_v2" },
-        { &n->name, "nvmlDeviceGetName" }, { &n->memory, "nvmlDeviceGetMemoryInfo" }, { &n->capability, "nvmlDeviceGetCudaComputeCapability" },
-        { &n->driver, "nvmlSystemGetDriverVersion" }, { &n->gen, "nvmlDeviceGetCurrPcieLinkGeneration" }, { &n->gen_most, "nvmlDeviceGetMaxPcieLinkGeneration" },
+        { &n->init, "nvmlInit_v2" }, { &n->shutdown, "nvmlShutdown" }, { &n->count, "nvmlDeviceGetCount_v2" },
+            { &n->handle, "nvmlDeviceGetHandleByIndex_v2" },
+        { &n->name, "nvmlDeviceGetName" }, { &n->memory, "nvmlDeviceGetMemoryInfo" },
+        { &n->capability, "nvmlDeviceGetCudaComputeCapability" },
+        { &n->driver, "nvmlSystemGetDriverVersion" }, { &n->gen, "nvmlDeviceGetCurrPcieLinkGeneration" },
+        { &n->gen_most, "nvmlDeviceGetMaxPcieLinkGeneration" },
         { &n->width, "nvmlDeviceGetCurrPcieLinkWidth" }, { &n->width_most, "nvmlDeviceGetMaxPcieLinkWidth" },
         { &n->use, "nvmlDeviceGetUtilizationRates" }, { &n->temperature, "nvmlDeviceGetTemperature" },
     };

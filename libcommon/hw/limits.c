@@ -1,4 +1,5 @@
-/* limits.c - run the loops on one and on all threads, and read files through the page cache and past it. */
+/* limits.c - run the loops on one and on all threads, and read files through the page cache and
+ * past it. */
 #include "libcommon/hw/limits.h"
 
 #include <errno.h>
@@ -174,7 +175,8 @@ static int measure_read(struct limits *l, const struct limits_options *o, struct
     struct pass p = { .loops = PICK(read), .size = read_size(n) };
     const size_t total = p.size * (size_t)n;
     if (total == 0)
-        return err_set(e, ERR_LIMIT, "memory for reading: expected %d MiB, half of what this process can have is less", n);
+        return err_set(e, ERR_LIMIT, "memory for reading: expected %d MiB, half of what this process can have is less",
+                       n);
     void *data = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED)
         return err_set(e, ERR_MEMORY, "out of memory: %zu bytes to read", total);
@@ -195,7 +197,8 @@ static int measure_read(struct limits *l, const struct limits_options *o, struct
 }
 
 /* rate [one thread, all] of loops that compute. */
-static void measure_compute(double rate[2], double (*compute)(int), const struct limits *l, const struct limits_options *o, struct pool *pool)
+static void measure_compute(double rate[2], double (*compute)(int), const struct limits *l,
+                            const struct limits_options *o, struct pool *pool)
 {
     struct pass p = { .compute = compute, .rounds = 1000 };
     double t;
@@ -222,7 +225,8 @@ static int file_open(const struct limits_options *o, size_t *size, struct err *e
         if (fd < 0 || fstat(fd, &st) < 0) {
             err_sys(e, "%s", o->file);
         } else if (!S_ISREG(st.st_mode) || st.st_size < FILE_STEP) {
-            err_set(e, ERR_IO, "%s: found %s, expected a regular file of at least 2 MiB", o->file, S_ISREG(st.st_mode) ? "a smaller file" : "something else");
+            err_set(e, ERR_IO, "%s: found %s, expected a regular file of at least 2 MiB", o->file,
+                    S_ISREG(st.st_mode) ? "a smaller file" : "something else");
         } else {
             *size = (size_t)st.st_size;
             return fd;

@@ -1,7 +1,8 @@
-/* limits.h - what this machine can do at most, measured: the figures that every speed is a share of.
+/* limits.h - what this machine can do at most, measured: the figures that every speed is a share
+ * of.
  *
- * Rates are the best of several short passes, so that a neighbour's slice of the machine does not lower a limit.  Operations count a
- * multiplication and an addition as two. */
+ * Rates are the best of several short passes, so that a neighbour's slice of the machine does
+ * not lower a limit.  Operations count a multiplication and an addition as two. */
 #ifndef ZSE_HW_LIMITS_H
 #define ZSE_HW_LIMITS_H
 
@@ -41,7 +42,8 @@ int limits_measure(struct limits *l, const struct limits_options *o, struct err 
 struct limit_loops {
     const char *name;
     int (*supported)(void);
-    /* All of p [n] in this many interleaved runs, n a multiple of 1024 * streams; the answer only keeps the compiler from leaving it out. */
+    /* All of p [n] in this many interleaved runs, n a multiple of 1024 * streams; the answer
+     * only keeps the compiler from leaving it out. */
     uint64_t (*read)(const uint8_t *p, size_t n, int streams);
     double (*int8_dot)(int rounds);                     /* op done; NULL: none */
     double (*f32_fma)(int rounds);                      /* flop done; NULL: none */

@@ -1,4 +1,5 @@
-/* limits_amx.c - int8 products of tiles (AMX).  A tile instruction multiplies 16 x 64 bytes by 64 x 16: 16384 multiply-adds. */
+/* limits_amx.c - int8 products of tiles (AMX).  A tile instruction multiplies 16 x 64 bytes by
+ * 64 x 16: 16384 multiply-adds. */
 #include "libcommon/hw/limits.h"
 
 #include <cpuid.h>
@@ -8,7 +9,8 @@
 
 enum { XTILE_DATA = 18, REQUEST_PERMISSION = 0x1023 };          /* arch_prctl(2): ARCH_REQ_XCOMP_PERM */
 
-/* The kernel lets a process use tiles only after it asked (Documentation/arch/x86/xstate.rst); asking twice is harmless. */
+/* The kernel lets a process use tiles only after it asked (Documentation/arch/x86/xstate.rst);
+ * asking twice is harmless. */
 static int supported(void)
 {
     unsigned a, b, c, d;
@@ -17,10 +19,12 @@ static int supported(void)
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, XTILE_DATA) == 0;
 }
 
-/* Palette 1; bytes a row and rows of tiles 0-3, 6 and 7 (Intel SDM, volume 1, section 18.3).  Static: gcc 12 takes only the first
- * 8 bytes for read by _tile_loadconfig and would leave out stores to the others. */
+/* Palette 1; bytes a row and rows of tiles 0-3, 6 and 7 (Intel SDM, volume 1, section 18.3).
+ * Static: gcc 12 takes only the first 8 bytes for read by _tile_loadconfig and would leave out
+ * stores to the others. */
 static const _Alignas(64) uint8_t config[64] = {
-    [0] = 1, [16] = 64, [18] = 64, [20] = 64, [22] = 64, [28] = 64, [30] = 64, [48] = 16, [49] = 16, [50] = 16, [51] = 16, [54] = 16, [55] = 16,
+    [0] = 1, [16] = 64, [18] = 64, [20] = 64, [22] = 64, [28] = 64, [30] = 64, [48] = 16, [49] = 16, [50] = 16,
+        [51] = 16, [54] = 16, [55] = 16,
 };
 static const _Alignas(64) uint8_t zero[1024];
 

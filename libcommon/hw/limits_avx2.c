@@ -1,6 +1,7 @@
-/* limits_avx2.c - the loops of limits.h in 32-byte vectors.  vpmaddubsw saturates unless one side is small, so int8 needs two of its
- * instructions for what vpdpbusd does in one; the processors that have that one in 32 bytes are served at the end.
- * Two loads, FMAs or dot products a cycle at a latency of 4 or 5 keep 10 accumulators busy; 12 here. */
+/* limits_avx2.c - the loops of limits.h in 32-byte vectors.  vpmaddubsw saturates unless one
+ * side is small, so int8 needs two of its instructions for what vpdpbusd does in one; the
+ * processors that have that one in 32 bytes are served at the end.  Two loads, FMAs or dot
+ * products a cycle at a latency of 4 or 5 keep 10 accumulators busy; 12 here. */
 #include "libcommon/hw/limits.h"
 
 #include <cpuid.h>

@@ -1,4 +1,5 @@
-/* limits_avx512.c - the loops of limits.h in 64-byte vectors, int8 by vpdpbusd.  12 accumulators: two instructions a cycle, latency 5. */
+/* limits_avx512.c - the loops of limits.h in 64-byte vectors, int8 by vpdpbusd.  12
+ * accumulators: two instructions a cycle, latency 5. */
 #include "libcommon/hw/limits.h"
 
 #include <immintrin.h>
@@ -9,7 +10,8 @@ enum { SUMS = 12 };
 
 static int supported(void)
 {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
 }
 
 static uint64_t read_all(const uint8_t *p, size_t n, int streams)

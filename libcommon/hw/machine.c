@@ -43,8 +43,10 @@ static int has_word(const char *words, const char *word)
 static void read_cpuinfo(struct machine *m, const char *root)
 {
     /* As the kernel spells them; asimd is NEON of 64-bit ARM. */
-    static const char *const sets[] = { "sse4_2", "avx", "fma", "f16c", "avx2", "avx_vnni", "avx_vnni_int8", "avx512f", "avx512bw", "avx512vl", "avx512_vnni",
-                                        "avx512vbmi", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2" };
+    static const char *const sets[] = { "sse4_2", "avx", "fma", "f16c", "avx2", "avx_vnni", "avx_vnni_int8", "avx512f",
+                                        "avx512bw", "avx512vl", "avx512_vnni", "avx512vbmi", "avx512_bf16",
+                                        "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm",
+                                        "bf16", "sve", "sve2" };
     char *text = malloc(CPUINFO), *flags = malloc(8192);
     if (text && flags && sys_read(root, "/proc/cpuinfo", text, CPUINFO) > 0) {
         if (!value_of(text, "model name", m->cpu, sizeof m->cpu) && !value_of(text, "Hardware", m->cpu, sizeof m->cpu))
@@ -72,7 +74,8 @@ static void read_topology(struct machine *m, const char *root)
         long a = strtol(p, &end, 10), b = *end == '-' ? strtol(end + 1, &end, 10) : a;
         for (long i = a; i <= b && i < MANY_CPUS; i++) {
             int first = (int)i;
-            if (sys_line(siblings, sizeof siblings, root, "/sys/devices/system/cpu/cpu%ld/topology/thread_siblings_list", i) == 0)
+            if (sys_line(siblings, sizeof siblings, root,
+                         "/sys/devices/system/cpu/cpu%ld/topology/thread_siblings_list", i) == 0)
                 sys_list(siblings, &first);
             m->n_cpus++;
             m->n_cores += first == (int)i;
@@ -101,7 +104,9 @@ static void read_caches(struct machine *m, const char *root)
             continue;
         uint64_t n = strtoull(size, &unit, 10);
         n <<= *unit == 'K' ? 10 : *unit == 'M' ? 20 : 0;
-        int sharing = sys_line(shared, sizeof shared, root, "/sys/devices/system/cpu/cpu0/cache/index%d/shared_cpu_list", i) == 0 ? sys_list(shared, &first) : 0;
+        int sharing = sys_line(shared, sizeof shared, root,
+                               "/sys/devices/system/cpu/cpu0/cache/index%d/shared_cpu_list",
+                               i) == 0 ? sys_list(shared, &first) : 0;
         m->cache[m->n_caches].level = level;
         m->cache[m->n_caches].type = type[0];
         m->cache[m->n_caches].size = n;
@@ -117,7 +122,8 @@ static void read_quota(struct machine *m, const char *root)
         char text[64];
         double quota = 0, period = 0;
         if (g.version == 2) {
-            if (sys_line(text, sizeof text, root, "%s/cpu.max", g.dir) < 0 || sscanf(text, "%lf %lf", &quota, &period) != 2)
+            if (sys_line(text, sizeof text, root, "%s/cpu.max", g.dir) < 0 ||
+                sscanf(text, "%lf %lf", &quota, &period) != 2)
                 continue;
         } else {
             quota = (double)sys_number(-1, root, "%s/cpu.cfs_quota_us", g.dir);
@@ -140,7 +146,8 @@ static void read_modules(struct machine *m, const char *root)
         if (length < 4 || at + length > n)
             break;
         if (t[at] == 17 && length >= 0x17 && (t[at + 0x0c] | t[at + 0x0d])) {            /* a size of 0: nothing is plugged in */
-            const int rated = t[at + 0x15] | t[at + 0x16] << 8, now = length >= 0x22 ? t[at + 0x20] | t[at + 0x21] << 8 : 0;
+            const int rated = t[at + 0x15] | t[at + 0x16] << 8,
+                      now = length >= 0x22 ? t[at + 0x20] | t[at + 0x21] << 8 : 0;
             m->n_modules++;
             m->module_mts = now > 0 && now < 0xffff ? now : rated;
         }
@@ -206,7 +213,8 @@ static void read_nodes(struct machine *m, const char *root)
         m->node[m->n_nodes].id = id;
         m->node[m->n_nodes].total = total ? strtoull(total + 9, NULL, 10) << 10 : 0;
         m->node[m->n_nodes].free = left ? strtoull(left + 8, NULL, 10) << 10 : 0;
-        m->node[m->n_nodes++].n_cpus = sys_line(text, sizeof text, root, "%s/node%d/cpulist", folder, id) == 0 ? sys_list(text, &first) : 0;
+        m->node[m->n_nodes++].n_cpus = sys_line(text, sizeof text, root, "%s/node%d/cpulist", folder, id) == 0
+                                           ? sys_list(text, &first) : 0;
     }
     free_names(names, n);
 }
@@ -225,9 +233,11 @@ static void read_disks(struct machine *m, const char *root)
             continue;
         m->disk[m->n_disks].size = (uint64_t)sectors * 512;
         snprintf(m->disk[m->n_disks].name, sizeof m->disk[0].name, "%s", names[i]);
-        if (sys_line(m->disk[m->n_disks].model, sizeof m->disk[0].model, root, "/sys/block/%s/device/model", names[i]) < 0)
+        if (sys_line(m->disk[m->n_disks].model, sizeof m->disk[0].model, root, "/sys/block/%s/device/model",
+                     names[i]) < 0)
             m->disk[m->n_disks].model[0] = '\0';
-        m->disk[m->n_disks++].kind = strncmp(names[i], "nvme", 4) == 0 ? "nvme" : strncmp(names[i], "vd", 2) == 0 || strncmp(names[i], "xvd", 3) == 0 ? "virtual" :
+        m->disk[m->n_disks++].kind = strncmp(names[i], "nvme", 4) == 0 ? "nvme" : strncmp(names[i], "vd", 2) == 0 ||
+                                     strncmp(names[i], "xvd", 3) == 0 ? "virtual" :
                                      sys_number(0, root, "/sys/block/%s/queue/rotational", names[i]) ? "hdd" : "ssd";
     }
     free_names(names, n);

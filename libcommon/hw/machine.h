@@ -1,4 +1,5 @@
-/* machine.h - what this machine is made of, read from /proc, /sys and NVML, nothing measured: a few milliseconds. */
+/* machine.h - what this machine is made of, read from /proc, /sys and NVML, nothing measured: a
+ * few milliseconds. */
 #ifndef ZSE_HW_MACHINE_H
 #define ZSE_HW_MACHINE_H
 
@@ -38,13 +39,16 @@ struct machine {
     char no_gpu[160];                       /* why n_gpus is 0 */
 };
 
-/* root: the folder under which proc/ and sys/ lie; NULL: "/".  With a root of one's own NVML is left alone. */
+/* root: the folder under which proc/ and sys/ lie; NULL: "/".  With a root of one's own NVML is
+ * left alone. */
 int machine_probe(struct machine *m, const char *root, struct err *e);
 int machine_has(const struct machine *m, const char *isa);
-/* Physical cores that this process can keep busy: usable processors less SMT twins, and no more than the quota. At least 1. */
+/* Physical cores that this process can keep busy: usable processors less SMT twins, and no more
+ * than the quota. At least 1. */
 int machine_threads(const struct machine *m);
 
-/* GPUs that NVML (libnvidia-ml.so.1, loaded now) knows; no context is created on them.  0 and why where there are none. */
+/* GPUs that NVML (libnvidia-ml.so.1, loaded now) knows; no context is created on them.  0 and
+ * why where there are none. */
 int machine_gpus(struct machine_gpu *out, int room, char why[160]);
 /* The same for those who ask often: loaded once. NULL and why where there is no NVML. */
 struct nvml;

@@ -20,7 +20,8 @@ static int listed(const char *list, size_t size, const char *word)
     return 0;
 }
 
-/* The path of /proc/self/cgroup for this controller: lines are ID:CONTROLLERS:PATH, "0::PATH" of version 2. */
+/* The path of /proc/self/cgroup for this controller: lines are ID:CONTROLLERS:PATH, "0::PATH" of
+ * version 2. */
 static int group_path(const char *text, const char *controller, char *path, size_t room)
 {
     int version = 0;
@@ -39,15 +40,18 @@ static int group_path(const char *text, const char *controller, char *path, size
 }
 
 /* Lines of mountinfo: ID PARENT DEVICE ROOT MOUNTPOINT OPTIONS ... - TYPE SOURCE SUPEROPTIONS */
-static int mount_point(const char *text, int version, const char *controller, char *top, size_t top_room, char *at, size_t at_room)
+static int mount_point(const char *text, int version, const char *controller, char *top, size_t top_room, char *at,
+                       size_t at_room)
 {
     for (const char *p = text; p && *p; p = strchr(p, '\n') ? strchr(p, '\n') + 1 : NULL) {
         char line[1024], above[512], point[512], type[32], options[256];
         snprintf(line, sizeof line, "%.*s", (int)strcspn(p, "\n"), p);
         char *dash = strstr(line, " - ");
-        if (!dash || sscanf(line, "%*s %*s %*s %511s %511s", above, point) != 2 || sscanf(dash + 3, "%31s %*s %255s", type, options) != 2)
+        if (!dash || sscanf(line, "%*s %*s %*s %511s %511s", above, point) != 2 ||
+            sscanf(dash + 3, "%31s %*s %255s", type, options) != 2)
             continue;
-        if (version == 2 ? strcmp(type, "cgroup2") != 0 : strcmp(type, "cgroup") != 0 || !listed(options, strlen(options), controller))
+        if (version == 2 ? strcmp(type, "cgroup2") != 0
+                         : strcmp(type, "cgroup") != 0 || !listed(options, strlen(options), controller))
             continue;
         snprintf(top, top_room, "%s", above);
         snprintf(at, at_room, "%s", point);
@@ -62,11 +66,15 @@ void cgroup_find(struct cgroup *g, const char *root, const char *controller)
     *g = (struct cgroup){ 0 };
     if (!text)
         return;
-    int version = sys_read(root, "/proc/self/cgroup", text, BIG_FILE) > 0 ? group_path(text, controller, path, sizeof path) : 0;
-    if (version && sys_read(root, "/proc/self/mountinfo", text, BIG_FILE) > 0 && mount_point(text, version, controller, top, sizeof top, at, sizeof at)) {
-        /* A container sees its own group as the top of the mount: what the path and the mount's root share is not below the mount point. */
+    int version = sys_read(root, "/proc/self/cgroup", text, BIG_FILE) > 0
+                      ? group_path(text, controller, path, sizeof path) : 0;
+    if (version && sys_read(root, "/proc/self/mountinfo", text, BIG_FILE) > 0 &&
+        mount_point(text, version, controller, top, sizeof top, at, sizeof at)) {
+        /* A container sees its own group as the top of the mount: what the path and the mount's
+         * root share is not below the mount point. */
         const size_t n = strlen(top);
-        const char *below = strcmp(top, "/") == 0 ? path : strncmp(path, top, n) == 0 && (path[n] == '/' || !path[n]) ? path + n : "";
+        const char *below = strcmp(top, "/") == 0 ? path : strncmp(path, top, n) == 0 &&
+                            (path[n] == '/' || !path[n]) ? path + n : "";
         g->mount = strlen(at);
         if ((size_t)snprintf(g->dir, sizeof g->dir, "%s%s", at, strcmp(below, "/") == 0 ? "" : below) < sizeof g->dir)
             g->version = version;
@@ -83,13 +91,15 @@ int cgroup_up(struct cgroup *g)
     return 1;
 }
 
-/* One folder's limit (hard: without memory.high; UINT64_MAX: none), and what is used below it without page cache; 0: no limit. */
+/* One folder's limit (hard: without memory.high; UINT64_MAX: none), and what is used below it
+ * without page cache; 0: no limit. */
 static int group_limit(const struct cgroup *g, const char *root, uint64_t *limit, uint64_t *hard, uint64_t *used)
 {
     static const long long none = 1ll << 60;            /* version 1 says "none" by a number near 2^63 */
     const int v2 = g->version == 2;
     char stat[SMALL_FILE], path[600];
-    long long max = sys_number(-1, root, v2 ? "%s/memory.max" : "%s/memory.limit_in_bytes", g->dir), high = v2 ? sys_number(-1, root, "%s/memory.high", g->dir) : -1;
+    long long max = sys_number(-1, root, v2 ? "%s/memory.max" : "%s/memory.limit_in_bytes", g->dir),
+        high = v2 ? sys_number(-1, root, "%s/memory.high", g->dir) : -1;
     *hard = max < 0 || max >= none ? UINT64_MAX : (uint64_t)max;
     if (high > 0 && (max < 0 || high < max))
         max = high;                                     /* beyond it everything is slowed down until it is below again */
@@ -98,7 +108,8 @@ static int group_limit(const struct cgroup *g, const char *root, uint64_t *limit
         return 0;
     snprintf(path, sizeof path, "%s/memory.stat", g->dir);
     if (sys_read(root, path, stat, sizeof stat) > 0)
-        current -= sys_field(stat, v2 ? "inactive_file" : "total_inactive_file", 0) + sys_field(stat, v2 ? "active_file" : "total_active_file", 0);
+        current -= sys_field(stat, v2 ? "inactive_file" : "total_inactive_file", 0) +
+                   sys_field(stat, v2 ? "active_file" : "total_active_file", 0);
     *limit = (uint64_t)max;
     *used = current > 0 ? (uint64_t)current : 0;
     return 1;
@@ -134,7 +145,8 @@ int memory_read(struct memory *m, const char *root, struct err *e)
     *m = (struct memory){ .stalled10 = -1 };
     if (sys_read(root, "/proc/meminfo", text, sizeof text) < 0)
         return err_sys(e, "%s/proc/meminfo", root ? root : "");
-    const long long total = sys_field(text, "MemTotal", -1), free_kib = sys_field(text, "MemFree", 0), cached = sys_field(text, "Cached", 0);
+    const long long total = sys_field(text, "MemTotal", -1), free_kib = sys_field(text, "MemFree", 0),
+        cached = sys_field(text, "Cached", 0);
     const long long available = sys_field(text, "MemAvailable", free_kib + cached);     /* kernels before 3.14 do not say it */
     if (total <= 0)
         return err_set(e, ERR_FORMAT, "%s/proc/meminfo: no MemTotal", root ? root : "");

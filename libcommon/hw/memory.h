@@ -1,5 +1,6 @@
-/* memory.h - how much memory there is, for this process: what the machine has, less what a control group allows of it, and whether it runs short.
- * Quick enough to ask once a second: a handful of small files. */
+/* memory.h - how much memory there is, for this process: what the machine has, less what a
+ * control group allows of it, and whether it runs short.  Quick enough to ask once a second: a
+ * handful of small files. */
 #ifndef ZSE_HW_MEMORY_H
 #define ZSE_HW_MEMORY_H
 
@@ -8,7 +9,8 @@
 
 #include "libcommon/base/err.h"
 
-/* Where a control group of this process keeps its files, from the deepest folder up to the mount's. */
+/* Where a control group of this process keeps its files, from the deepest folder up to the
+ * mount's. */
 struct cgroup {
     int version;                /* 1 or 2; 0: no such controller here */
     char dir[512];              /* "/sys/fs/cgroup/a/b", without root */

@@ -1,8 +1,10 @@
 /* config.c - one spelling of config.json.
  *
  * Out: what came in, but
- *   text_config        its fields lifted to the top (a language model inside a multimodal one); vision_config and the like stay behind
- *   rope_parameters    {"rope_type", "rope_theta", ...}, or one such object for each layer type; instead of rope_theta, rope_scaling, rotary_emb_base,
+ *   text_config        its fields lifted to the top (a language model inside a multimodal one);
+ *                      vision_config and the like stay behind
+ *   rope_parameters    {"rope_type", "rope_theta", ...}, or one such object for each layer type;
+ *                      instead of rope_theta, rope_scaling, rotary_emb_base,
  *                      rope_local_base_freq.  Absent if the file says nothing about RoPE.
  *   partial_rotary_factor   at the top, instead of rotary_pct and of the one inside rope_parameters
  *   dtype              instead of torch_dtype */
@@ -24,7 +26,8 @@ static void rename_field(json_t *o, const char *from, const char *to)
 
 static json_t *lift_text_config(const json_t *config)
 {
-    static const char *const left_behind[] = { "text_config", "vision_config", "audio_config", "llm_config", "language_config" };
+    static const char *const left_behind[] = { "text_config", "vision_config", "audio_config", "llm_config",
+                                               "language_config" };
     const json_t *text = js_get(config, "text_config");
     if (!json_is_object(text))
         return json_copy((json_t *)config);
@@ -48,7 +51,8 @@ static int normalize_rope(json_t *rope, const json_t *config, struct err *e)
     const char *name = type ? json_string_value(type) : "default";
     if (strcmp(name, "su") == 0)
         name = "longrope";
-    if (strcmp(name, "default") != 0 && !js_get(rope, "original_max_position_embeddings") && js_get(config, "original_max_position_embeddings"))
+    if (strcmp(name, "default") != 0 && !js_get(rope, "original_max_position_embeddings") &&
+        js_get(config, "original_max_position_embeddings"))
         json_object_set(rope, "original_max_position_embeddings", js_get(config, "original_max_position_embeddings"));
     json_t *s = json_string(name);              /* first: name may belong to the string that is replaced */
     json_object_set_new(rope, "rope_type", s);
@@ -117,7 +121,8 @@ static int normalize_ropes(json_t *out, struct err *e)
             return -1;
         }
         if (local) {                            /* gemma3: scaling is for the layers that see everything */
-            json_t *both = json_pack("{s:o, s:{s:s, s:O}}", "full_attention", rope, "sliding_attention", "rope_type", "default", "rope_theta", local);
+            json_t *both = json_pack("{s:o, s:{s:s, s:O}}", "full_attention", rope, "sliding_attention", "rope_type",
+                                     "default", "rope_theta", local);
             if (!both)
                 return err_nomem(e, "rope_parameters");
             rope = both;

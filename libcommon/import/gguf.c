@@ -8,7 +8,8 @@
 #include "libcommon/base/utf8.h"
 #include "libcommon/quant/ggml.h"
 
-/* A cursor over the mapping.  A read past the end marks it bad, with the field; everything after that reads zeros. */
+/* A cursor over the mapping.  A read past the end marks it bad, with the field; everything after
+ * that reads zeros. */
 struct rd {
     const uint8_t *p;
     uint64_t at, size;
@@ -67,7 +68,8 @@ static char *rd_name(struct rd *r, const char *field, struct err *e)
     }
     if (n == 0 || n > 65535 || memchr(p, 0, n) || utf8_valid((const char *)p, n) != n) {
         err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": %s: %s", r->path, start, field,
-                n == 0 ? "is empty" : n > 65535 ? "is longer than 65535 bytes" : memchr(p, 0, n) ? "holds a zero byte" : "is not UTF-8");
+                n == 0 ? "is empty" : n > 65535 ? "is longer than 65535 bytes" : memchr(p, 0, n) ? "holds a zero byte"
+                    : "is not UTF-8");
         return NULL;
     }
     char *name = strndup((const char *)p, n);
@@ -113,16 +115,19 @@ static int read_kv(struct rd *r, struct gguf_kv *kv, struct err *e)
     if (rd_bad(r, e))
         return err_prefix(e, "key %s", kv->key);
     if (elem > GGUF_F64 || elem == GGUF_ARR)
-        return err_set(e, elem == GGUF_ARR ? ERR_UNSUPPORTED : ERR_FORMAT, "%s: offset %" PRIu64 ": key %s: %s %" PRIu32 ", expected 0 to 12",
-                       r->path, kv->offset, kv->key, elem == GGUF_ARR ? "an array of arrays, type" : "unknown value type", elem);
+        return err_set(e, elem == GGUF_ARR ? ERR_UNSUPPORTED : ERR_FORMAT,
+                       "%s: offset %" PRIu64 ": key %s: %s %" PRIu32 ", expected 0 to 12",
+                       r->path, kv->offset, kv->key,
+                       elem == GGUF_ARR ? "an array of arrays, type" : "unknown value type", elem);
     kv->type = (enum gguf_vtype)type;
     kv->elem = (enum gguf_vtype)elem;
     kv->data = r->p + r->at;
     if (elem == GGUF_STR)
         return read_strings(r, kv, e);
     if (kv->n > r->size / value_size[elem] || !rd_bytes(r, kv->n * value_size[elem], "a value"))
-        return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": key %s: %" PRIu64 " values reach beyond the end of the file (%" PRIu64 " bytes)",
-                       r->path, kv->offset, kv->key, kv->n, r->size);
+        return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": key %s: %" PRIu64
+                       " values reach beyond the end of the file (%" PRIu64 " bytes)", r->path, kv->offset, kv->key,
+                       kv->n, r->size);
     return 0;
 }
 
@@ -134,7 +139,8 @@ static int read_tensor(struct rd *r, struct source_tensor *t, struct err *e)
         return -1;
     uint32_t n_dims = rd_u32(r, "n_dims");
     if (!r->bad && (n_dims < 1 || n_dims > 4))
-        return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": tensor %s: n_dims is %" PRIu32 ", expected 1 to 4", r->path, start, t->name, n_dims);
+        return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": tensor %s: n_dims is %" PRIu32 ", expected 1 to 4",
+                       r->path, start, t->name, n_dims);
     t->n_dims = (int)n_dims;
     uint64_t n = 1, dim[4] = { 0 };
     int overflow = 0;
@@ -149,17 +155,21 @@ static int read_tensor(struct rd *r, struct source_tensor *t, struct err *e)
     if (rd_bad(r, e))
         return err_prefix(e, "tensor %s", t->name);
     if (overflow)
-        return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": tensor %s: a dimension is 0 or their product overflows", r->path, start, t->name);
+        return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": tensor %s: a dimension is 0 or their product overflows",
+                       r->path, start, t->name);
     t->type = (int)type;
     const struct ggml_type_info *info = type < SRC_F8_E4M3 ? ggml_type_info((int)type) : NULL;
     if (!info)
-        return err_set(e, ERR_UNSUPPORTED, "%s: offset %" PRIu64 ": tensor %s: unknown tensor type %" PRIu32, r->path, start, t->name, type);
+        return err_set(e, ERR_UNSUPPORTED, "%s: offset %" PRIu64 ": tensor %s: unknown tensor type %" PRIu32, r->path,
+                       start, t->name, type);
     if (dim[0] % (uint64_t)info->block)
-        return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": tensor %s: rows of %" PRIu64 " values are no multiple of %s's block of %d",
-                       r->path, start, t->name, dim[0], info->name, info->block);
+        return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": tensor %s: rows of %" PRIu64
+                       " values are no multiple of %s's block of %d", r->path, start, t->name, dim[0], info->name,
+                       info->block);
     uint64_t blocks = n / (uint64_t)info->block;
     if (blocks > r->size / (uint64_t)info->block_bytes)
-        return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": tensor %s: its data would be larger than the file (%" PRIu64 " bytes)",
+        return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": tensor %s: its data would be larger than the file (%"
+                       PRIu64 " bytes)",
                        r->path, start, t->name, r->size);
     t->size = blocks * (uint64_t)info->block_bytes;
     return 0;
@@ -181,7 +191,8 @@ static int by_key(const void *a, const void *b)
     return strcmp((*(const struct gguf_kv *const *)a)->key, (*(const struct gguf_kv *const *)b)->key);
 }
 
-/* Names occur once; data lies inside the file, aligned, without overlaps.  Puts the tensors into file order. */
+/* Names occur once; data lies inside the file, aligned, without overlaps.  Puts the tensors into
+ * file order. */
 static int check_tensors(struct gguf *g, struct err *e)
 {
     const char *path = g->map.path;
@@ -191,12 +202,15 @@ static int check_tensors(struct gguf *g, struct err *e)
         struct source_tensor *t = &g->tensors[i];
         uint64_t room = g->map.size - g->data_offset;
         if (t->offset % g->alignment)
-            return err_set(e, ERR_FORMAT, "%s: tensor %s: offset %" PRIu64 " is no multiple of the alignment %" PRIu64, path, t->name, t->offset, g->alignment);
+            return err_set(e, ERR_FORMAT, "%s: tensor %s: offset %" PRIu64 " is no multiple of the alignment %" PRIu64,
+                           path, t->name, t->offset, g->alignment);
         if (t->offset > room || t->size > room - t->offset)
-            return err_set(e, ERR_FORMAT, "%s: tensor %s: offset %" PRIu64 ": %zu bytes of data reach beyond the end of the file (%zu bytes)",
+            return err_set(e, ERR_FORMAT, "%s: tensor %s: offset %" PRIu64
+                           ": %zu bytes of data reach beyond the end of the file (%zu bytes)",
                            path, t->name, g->data_offset + (t->offset > room ? room : t->offset), t->size, g->map.size);
         if (t->offset < end)
-            return err_set(e, ERR_FORMAT, "%s: tensor %s: offset %" PRIu64 ": overlaps tensor %s", path, t->name, g->data_offset + t->offset, t[-1].name);
+            return err_set(e, ERR_FORMAT, "%s: tensor %s: offset %" PRIu64 ": overlaps tensor %s", path, t->name,
+                           g->data_offset + t->offset, t[-1].name);
         end = t->offset + t->size;
     }
     for (int i = 0; i < g->n_tensors; i++) {
@@ -228,7 +242,8 @@ static int check_keys(const struct gguf *g, struct err *e)
     int bad = 0;
     for (int i = 1; i < g->n_kv && !bad; i++)
         if (strcmp(sorted[i - 1]->key, sorted[i]->key) == 0)
-            bad = err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": key %s occurs twice", g->map.path, sorted[i]->offset, sorted[i]->key);
+            bad = err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": key %s occurs twice", g->map.path, sorted[i]->offset,
+                          sorted[i]->key);
     free(sorted);
     return bad;
 }
@@ -241,17 +256,21 @@ static int read_header(struct gguf *g, struct rd *r, struct err *e)
         return err_set(e, ERR_FORMAT, "%s: offset 0: magic: not a GGUF file", path);
     g->version = rd_u32(r, "version");
     if (!r->bad && (g->version == 0x02000000 || g->version == 0x03000000))
-        return err_set(e, ERR_UNSUPPORTED, "%s: offset 4: version: a big-endian GGUF file, expected little-endian", path);
+        return err_set(e, ERR_UNSUPPORTED, "%s: offset 4: version: a big-endian GGUF file, expected little-endian",
+                       path);
     if (!r->bad && g->version != 2 && g->version != 3)
-        return err_set(e, ERR_UNSUPPORTED, "%s: offset 4: version: GGUF version %" PRIu32 ", expected 2 or 3", path, g->version);
+        return err_set(e, ERR_UNSUPPORTED, "%s: offset 4: version: GGUF version %" PRIu32 ", expected 2 or 3", path,
+                       g->version);
     uint64_t n_tensors = rd_u64(r, "n_tensors"), n_kv = rd_u64(r, "n_kv");
     if (rd_bad(r, e))
         return -1;
     /* the shortest tensor takes 33 bytes (a name of 1), the shortest key 14 */
     if (n_tensors > r->size / 33 || n_tensors > INT32_MAX)
-        return err_set(e, ERR_FORMAT, "%s: offset 8: n_tensors: %" PRIu64 " do not fit in a file of %" PRIu64 " bytes", path, n_tensors, r->size);
+        return err_set(e, ERR_FORMAT, "%s: offset 8: n_tensors: %" PRIu64 " do not fit in a file of %" PRIu64 " bytes",
+                       path, n_tensors, r->size);
     if (n_kv > r->size / 14 || n_kv > INT32_MAX)
-        return err_set(e, ERR_FORMAT, "%s: offset 16: n_kv: %" PRIu64 " do not fit in a file of %" PRIu64 " bytes", path, n_kv, r->size);
+        return err_set(e, ERR_FORMAT, "%s: offset 16: n_kv: %" PRIu64 " do not fit in a file of %" PRIu64 " bytes",
+                       path, n_kv, r->size);
     g->kv = calloc(n_kv + 1, sizeof *g->kv);
     g->tensors = calloc(n_tensors + 1, sizeof *g->tensors);
     if (!g->kv || !g->tensors)
@@ -276,7 +295,8 @@ static int read_gguf(struct gguf *g, const char *path, struct err *e)
         return -1;
     int64_t alignment = gguf_int(g, "general.alignment", 32);
     if (alignment < 1 || alignment > 1 << 20 || (alignment & (alignment - 1)))
-        return err_set(e, ERR_FORMAT, "%s: key general.alignment: %" PRId64 " is no power of two up to 1048576", path, alignment);
+        return err_set(e, ERR_FORMAT, "%s: key general.alignment: %" PRId64 " is no power of two up to 1048576", path,
+                       alignment);
     g->alignment = (uint64_t)alignment;
     g->data_offset = (r.at + g->alignment - 1) / g->alignment * g->alignment;
     if (g->data_offset > g->map.size) {
@@ -305,15 +325,18 @@ static struct gguf *open_one(const char *path, struct err *e)
 
 enum { MOST_PARTS = 99999, ENDING = 20 /* "-00001-of-00003.gguf" */ };
 
-/* Part k's path from that of any part; caller frees.  NULL: path has no such ending for n parts, or *e is out of memory. */
+/* Part k's path from that of any part; caller frees.  NULL: path has no such ending for n parts,
+ * or *e is out of memory. */
 static char *part_path(const char *path, int k, int n, struct err *e)
 {
     const size_t length = strlen(path);
     char *out, end[2 * ENDING];
     int said_k, said_n, used = 0;
-    if (length < ENDING || sscanf(path + length - ENDING, "-%5d-of-%5d.gguf%n", &said_k, &said_n, &used) != 2 || used != ENDING || said_n != n) {
+    if (length < ENDING || sscanf(path + length - ENDING, "-%5d-of-%5d.gguf%n", &said_k, &said_n, &used) != 2 ||
+        used != ENDING || said_n != n) {
         snprintf(end, sizeof end, "-%05d-of-%05d.gguf", 1, n);
-        err_set(e, ERR_FORMAT, "%s: key split.count: this is one of %d parts, so its name should end in %s", path, n, end);
+        err_set(e, ERR_FORMAT, "%s: key split.count: this is one of %d parts, so its name should end in %s", path, n,
+                end);
         return NULL;
     }
     if (asprintf(&out, "%.*s-%05d-of-%05d.gguf", (int)(length - ENDING), path, k, n) < 0) {
@@ -323,7 +346,8 @@ static char *part_path(const char *path, int k, int n, struct err *e)
     return out;
 }
 
-/* The tensors of a part become the whole's; their names and bytes stay with it, or are left to the part. */
+/* The tensors of a part become the whole's; their names and bytes stay with it, or are left to
+ * the part. */
 static int take_tensors(struct gguf *g, struct gguf *part, int k, struct err *e)
 {
     struct source_tensor *all = NULL;
@@ -354,13 +378,15 @@ static int open_parts(struct gguf *g, int n, struct err *e)
         g->parts[g->n_parts++] = part;
         const int64_t no = gguf_int(part, "split.no", -1), count = gguf_int(part, "split.count", 0);
         if (no != k || count != n)
-            return err_set(e, ERR_FORMAT, "%s: split.no %" PRId64 " of split.count %" PRId64 ", expected %d of %d", part->map.path, no, count, k, n);
+            return err_set(e, ERR_FORMAT, "%s: split.no %" PRId64 " of split.count %" PRId64 ", expected %d of %d",
+                           part->map.path, no, count, k, n);
         if (take_tensors(g, part, k, e) != 0)
             return -1;
     }
     const int64_t tensors = gguf_int(g, "split.tensors.count", g->n_tensors);
     if (tensors != g->n_tensors)
-        return err_set(e, ERR_FORMAT, "%s: key split.tensors.count: %" PRId64 " tensors, but its %d parts have %d", g->map.path, tensors, n, g->n_tensors);
+        return err_set(e, ERR_FORMAT, "%s: key split.tensors.count: %" PRId64 " tensors, but its %d parts have %d",
+                       g->map.path, tensors, n, g->n_tensors);
     return 0;
 }
 
@@ -373,7 +399,8 @@ struct gguf *gguf_open(const char *path, struct err *e)
         rc = err_set(e, ERR_FORMAT, "%s: key split.count: %" PRId64 " parts, expected %d at most", path, n, MOST_PARTS);
     } else if (n > 1 && no != 0) {
         char *first = part_path(path, 1, (int)n, e);
-        rc = first ? err_set(e, ERR_FORMAT, "%s: key split.no: this is part %" PRId64 " of %" PRId64 "; name the first, %s", path, no + 1, n, first) : -1;
+        rc = first ? err_set(e, ERR_FORMAT, "%s: key split.no: this is part %" PRId64 " of %" PRId64
+                             "; name the first, %s", path, no + 1, n, first) : -1;
         free(first);
     } else if (n > 1) {
         rc = open_parts(g, (int)n, e);

@@ -1,4 +1,5 @@
-/* gguf.h - GGUF v2 and v3: metadata and tensor index.  https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
+/* gguf.h - GGUF v2 and v3: metadata and tensor index.
+ * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
 #ifndef ZSE_IMPORT_GGUF_H
 #define ZSE_IMPORT_GGUF_H
 
@@ -10,7 +11,8 @@
 #include "libcommon/import/source.h"
 
 enum gguf_vtype {
-    GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STR, GGUF_ARR, GGUF_U64, GGUF_I64, GGUF_F64,
+    GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STR, GGUF_ARR, GGUF_U64,
+        GGUF_I64, GGUF_F64,
 };
 
 struct gguf_str { const char *s; size_t n; };       /* borrowed from the mapping, not terminated */
@@ -47,7 +49,8 @@ const struct gguf_str *gguf_str(const struct gguf *g, const char *key);
 int64_t gguf_array_int(const struct gguf_kv *kv, uint64_t i);
 double gguf_array_float(const struct gguf_kv *kv, uint64_t i);
 
-/* The model's hyper-parameters in config.json's words ("llama.block_count" -> num_hidden_layers ...), model_type as Hugging Face names it. New reference. */
+/* The model's hyper-parameters in config.json's words ("llama.block_count" -> num_hidden_layers
+ * ...), model_type as Hugging Face names it. New reference. */
 json_t *gguf_config(const struct gguf *g, struct err *e);
 
 #endif

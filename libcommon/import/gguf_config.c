@@ -1,9 +1,11 @@
 /* gguf_config.c - the hyper-parameters of a GGUF file in the words of config.json.
  *
- * GGUF has one vocabulary for all architectures ("llama.block_count"), leaves to the program what an architecture never varies, and keeps some facts
- * only as tensors: biases and q/k norms are there or not, a tied head has no output.weight, Llama 3's and Phi 3's RoPE factors are f32 tensors.
- * All of that is said here as Hugging Face would say it; what the weights look like (norms with 1 added, permuted q and k) is marked by "zse_gguf": true.
- * RoPE factors that exist only as tensors become rope_type "longrope", which states factors one by one. */
+ * GGUF has one vocabulary for all architectures ("llama.block_count"), leaves to the program
+ * what an architecture never varies, and keeps some facts only as tensors: biases and q/k norms
+ * are there or not, a tied head has no output.weight, Llama 3's and Phi 3's RoPE factors are f32
+ * tensors.  All of that is said here as Hugging Face would say it; what the weights look like
+ * (norms with 1 added, permuted q and k) is marked by "zse_gguf": true.  RoPE factors that exist
+ * only as tensors become rope_type "longrope", which states factors one by one. */
 #include "libcommon/import/gguf.h"
 
 #include <inttypes.h>
@@ -64,8 +66,8 @@ static int key_int(const struct translator *t, const char *key, int64_t otherwis
     *out = gguf_array_int(kv, 0);
     for (uint64_t i = 1; i < kv->n; i++)
         if (gguf_array_int(kv, i) != *out)
-            return err_set(e, ERR_UNSUPPORTED, "%s: key %s: %" PRId64 " in layer 0 but %" PRId64 " in layer %" PRIu64, t->g->map.path, k, *out,
-                           gguf_array_int(kv, i), i);
+            return err_set(e, ERR_UNSUPPORTED, "%s: key %s: %" PRId64 " in layer 0 but %" PRId64 " in layer %" PRIu64,
+                           t->g->map.path, k, *out, gguf_array_int(kv, i), i);
     if (*out < 0 || *out > INT32_MAX)
         return err_set(e, ERR_FORMAT, "%s: key %s: %" PRId64 " is out of range", t->g->map.path, k, *out);
     return 0;
@@ -78,7 +80,8 @@ static int64_t key_at(const struct translator *t, const char *key, int64_t i, in
     const struct gguf_kv *kv = gguf_find(t->g, full_key(t, key, k, sizeof k));
     if (!kv || kv->elem == GGUF_STR || kv->n < 1)
         return otherwise;
-    return kv->type != GGUF_ARR ? gguf_array_int(kv, 0) : (uint64_t)i < kv->n ? gguf_array_int(kv, (uint64_t)i) : otherwise;
+    return kv->type != GGUF_ARR ? gguf_array_int(kv, 0) : (uint64_t)i < kv->n ? gguf_array_int(kv, (uint64_t)i)
+                                                                              : otherwise;
 }
 
 /* The most that any layer has; hybrid models only, others have the same number in all layers. */
@@ -89,7 +92,8 @@ static int key_most(const struct translator *t, const char *key, int64_t otherwi
         return key_int(t, key, otherwise, out, e);
     const struct gguf_kv *kv = gguf_find(t->g, full_key(t, key, k, sizeof k));
     if (kv->elem == GGUF_STR || kv->n < 1 || (kv->type == GGUF_ARR && kv->n != (uint64_t)t->n_layers))
-        return err_set(e, ERR_FORMAT, "%s: key %s: expected a number, or %" PRId64 " of them", t->g->map.path, k, t->n_layers);
+        return err_set(e, ERR_FORMAT, "%s: key %s: expected a number, or %" PRId64 " of them", t->g->map.path, k,
+                       t->n_layers);
     *out = 0;
     for (uint64_t i = 0; i < kv->n; i++) {
         const int64_t n = gguf_array_int(kv, i);
@@ -100,11 +104,21 @@ static int key_most(const struct translator *t, const char *key, int64_t otherwi
     return 0;
 }
 
-static void set_int(struct translator *t, const char *name, int64_t v) { json_object_set_new(t->out, name, json_integer(v)); }
-static void set_bool(struct translator *t, const char *name, int v) { json_object_set_new(t->out, name, json_boolean(v)); }
-static void set_string(struct translator *t, const char *name, const char *v) { json_object_set_new(t->out, name, json_string(v)); }
+static void set_int(struct translator *t, const char *name, int64_t v)
+{
+    json_object_set_new(t->out, name, json_integer(v));
+}
+static void set_bool(struct translator *t, const char *name, int v)
+{
+    json_object_set_new(t->out, name, json_boolean(v));
+}
+static void set_string(struct translator *t, const char *name, const char *v)
+{
+    json_object_set_new(t->out, name, json_string(v));
+}
 
-/* A number that was an f32, with the fewest digits that give the same f32 again: 1e-05, not 9.999999747378752e-06. */
+/* A number that was an f32, with the fewest digits that give the same f32 again: 1e-05, not
+ * 9.999999747378752e-06. */
 static json_t *real(double v)
 {
     char text[40];
@@ -163,7 +177,10 @@ static void biases(struct translator *t)
 
 static void add_llama(struct translator *t) { biases(t); }
 static void add_phi3(struct translator *t) { window(t); }
-static void add_phi2(struct translator *t) { set_bool(t, "qk_layernorm", find_tensor(t, "blk.0.attn_q_norm.weight") != NULL); }
+static void add_phi2(struct translator *t)
+{
+    set_bool(t, "qk_layernorm", find_tensor(t, "blk.0.attn_q_norm.weight") != NULL);
+}
 
 static void add_smollm3(struct translator *t)
 {
@@ -183,7 +200,8 @@ static void softcaps(struct translator *t)
         set_real(t, "final_logit_softcapping", key_float(t, "final_logit_softcapping", 30));
 }
 
-/* The 27B models scale by hidden_size / n_heads instead of head_dim; GGUF does not say so, their depth does. */
+/* The 27B models scale by hidden_size / n_heads instead of head_dim; GGUF does not say so, their
+ * depth does. */
 static void add_gemma2(struct translator *t)
 {
     window(t);
@@ -277,8 +295,8 @@ static void add_falcon(struct translator *t)
 static void add_mpt(struct translator *t)
 {
     double alibi = key_float(t, "attention.max_alibi_bias", 0), clip = key_float(t, "attention.clamp_kqv", 0);
-    json_t *a = json_pack("{s:b, s:b, s:s}", "alibi", alibi > 0, "qk_ln", find_tensor(t, "blk.0.attn_q_norm.weight") != NULL,
-                          "attn_type", "multihead_attention");
+    json_t *a = json_pack("{s:b, s:b, s:s}", "alibi", alibi > 0, "qk_ln",
+                          find_tensor(t, "blk.0.attn_q_norm.weight") != NULL, "attn_type", "multihead_attention");
     if (alibi > 0)
         json_object_set_new(a, "alibi_bias_max", real(alibi));
     if (clip > 0)
@@ -290,7 +308,8 @@ static void add_mpt(struct translator *t)
     set_int(t, "n_heads", t->heads);
     set_int(t, "n_layers", t->n_layers);
     set_int(t, "max_seq_len", t->context);
-    json_object_set_new(t->out, "expansion_ratio", t->ff % t->hidden ? json_real((double)t->ff / (double)t->hidden) : json_integer(t->ff / t->hidden));
+    json_object_set_new(t->out, "expansion_ratio", t->ff % t->hidden ? json_real((double)t->ff / (double)t->hidden)
+                                                                     : json_integer(t->ff / t->hidden));
     set_bool(t, "no_bias", !any_attn_bias(t));
     set_bool(t, "learned_pos_emb", find_tensor(t, "position_embd.weight") != NULL);
 }
@@ -378,7 +397,8 @@ static void add_sigmoid_router(struct translator *t)
     set_bool(t, "norm_topk_prob", key_float(t, "expert_weights_norm", 0) != 0);
     set_bool(t, "attention_bias", any_attn_bias(t));
     int64_t extra;
-    if (has_key(t, "nextn_predict_layers") && key_int(t, "nextn_predict_layers", 0, &extra, NULL) == 0 && extra < t->n_layers) {
+    if (has_key(t, "nextn_predict_layers") && key_int(t, "nextn_predict_layers", 0, &extra, NULL) == 0 &&
+        extra < t->n_layers) {
         set_int(t, "num_nextn_predict_layers", extra);          /* counted among the blocks */
         set_int(t, "num_hidden_layers", t->n_layers - extra);
     }
@@ -470,12 +490,15 @@ static void add_llama4(struct translator *t)
 
 /* ---- layers with a state ---- */
 
-/* "layer_types" or the like: names of layers with attention, with a state, and (NULL: there are none) with nothing but an MLP. */
-static void set_layer_kinds(struct translator *t, const char *key, const char *attention, const char *state, const char *mlp)
+/* "layer_types" or the like: names of layers with attention, with a state, and (NULL: there are
+ * none) with nothing but an MLP. */
+static void set_layer_kinds(struct translator *t, const char *key, const char *attention, const char *state,
+                            const char *mlp)
 {
     json_t *kinds = json_array();
     for (int64_t i = 0; i < t->n_layers; i++) {
-        const int attends = key_at(t, "attention.head_count_kv", i, 0) > 0, feeds = mlp && key_at(t, "feed_forward_length", i, 0) > 0;
+        const int attends = key_at(t, "attention.head_count_kv", i, 0) > 0, feeds = mlp &&
+            key_at(t, "feed_forward_length", i, 0) > 0;
         json_array_append_new(kinds, json_string(attends ? attention : feeds ? mlp : state));
     }
     json_object_set_new(t->out, key, kinds);
@@ -490,7 +513,8 @@ static void add_lfm2(struct translator *t)
 }
 
 /* Mamba2's sizes under an architecture's names. */
-static void set_mamba(struct translator *t, const char *heads_key, const char *head_dim_key, const char *groups_key, const char *state_key, const char *kernel_key)
+static void set_mamba(struct translator *t, const char *heads_key, const char *head_dim_key, const char *groups_key,
+                      const char *state_key, const char *kernel_key)
 {
     int64_t inner = 0, heads = 0;
     key_int(t, "ssm.inner_size", 0, &inner, NULL);
@@ -519,7 +543,8 @@ static void add_mamba2(struct translator *t)
     set_mamba(t, "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel");
     set_real(t, "expand", key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
     set_bool(t, "use_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
-    static const char *const none[] = { "num_attention_heads", "num_key_value_heads", "intermediate_size", "max_position_embeddings" };
+    static const char *const none[] = { "num_attention_heads", "num_key_value_heads", "intermediate_size",
+                                        "max_position_embeddings" };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         json_object_del(t->out, none[i]);
 }
@@ -560,11 +585,13 @@ static void add_qwen3next(struct translator *t)
     add_experts(t);
     copy_int(t, "expert_shared_feed_forward_length", "shared_expert_intermediate_size");
     set_bool(t, "attention_bias", any_attn_bias(t));
-    set_mamba(t, "linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim", "linear_conv_kernel_dim");
+    set_mamba(t, "linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim",
+              "linear_conv_kernel_dim");
     key_int(t, "full_attention_interval", 4, &every, NULL);
     json_t *kinds = json_array();
     for (int64_t i = 0; i < t->n_layers; i++) {
-        const int attends = states && states->type == GGUF_ARR ? !key_at(t, "attention.recurrent_layers", i, 0) : every > 0 && (i + 1) % every == 0;
+        const int attends = states && states->type == GGUF_ARR ? !key_at(t, "attention.recurrent_layers", i, 0)
+                                                               : every > 0 && (i + 1) % every == 0;
         json_array_append_new(kinds, json_string(attends ? "full_attention" : "linear_attention"));
     }
     json_object_set_new(t->out, "layer_types", kinds);
@@ -580,54 +607,102 @@ static const struct arch {
     int rope;                               /* writes rope_parameters */
     void (*add)(struct translator *t);
 } archs[] = {
-    { "llama",         "llama",            "LlamaForCausalLM",          "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_llama },
-    { "qwen2",         "qwen2",            "Qwen2ForCausalLM",          "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, NULL },
-    { "qwen3",         "qwen3",            "Qwen3ForCausalLM",          "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_attention_bias },
-    { "smollm3",       "smollm3",          "SmolLM3ForCausalLM",        "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_smollm3 },
-    { "phi2",          "phi",              "PhiForCausalLM",            "layer_norm_eps",     "hidden_act",          "gelu_new",          WORDS_TODAY, 1, add_phi2 },
-    { "phi3",          "phi3",             "Phi3ForCausalLM",           "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_phi3 },
-    { "gemma",         "gemma",            "GemmaForCausalLM",          "rms_norm_eps",       "hidden_activation",   "gelu_pytorch_tanh", WORDS_TODAY, 1, NULL },
-    { "gemma2",        "gemma2",           "Gemma2ForCausalLM",         "rms_norm_eps",       "hidden_activation",   "gelu_pytorch_tanh", WORDS_TODAY, 1, add_gemma2 },
-    { "gemma3",        "gemma3_text",      "Gemma3ForCausalLM",         "rms_norm_eps",       "hidden_activation",   "gelu_pytorch_tanh", WORDS_TODAY, 1, add_gemma3 },
-    { "stablelm",      "stablelm",         "StableLmForCausalLM",       "layer_norm_eps",     "hidden_act",          "silu",              WORDS_TODAY, 1, add_stablelm },
-    { "starcoder2",    "starcoder2",       "Starcoder2ForCausalLM",     "norm_epsilon",       "hidden_act",          "gelu_pytorch_tanh", WORDS_TODAY, 1, add_starcoder2 },
-    { "olmo",          "olmo",             "OlmoForCausalLM",           NULL,                 "hidden_act",          "silu",              WORDS_TODAY, 1, add_olmo },
-    { "olmo2",         "olmo2",            "Olmo2ForCausalLM",          "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_attention_bias },
-    { "granite",       "granite",          "GraniteForCausalLM",        "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_granite },
-    { "command-r",     "cohere",           "CohereForCausalLM",         "layer_norm_eps",     "hidden_act",          "silu",              WORDS_TODAY, 1, add_cohere },
-    { "cohere2",       "cohere2",          "Cohere2ForCausalLM",        "layer_norm_eps",     "hidden_act",          "silu",              WORDS_TODAY, 1, add_cohere2 },
-    { "gpt2",          "gpt2",             "GPT2LMHeadModel",           "layer_norm_epsilon", "activation_function", "gelu_new",          WORDS_GPT2,  0, NULL },
-    { "gptneox",       "gpt_neox",         "GPTNeoXForCausalLM",        "layer_norm_eps",     "hidden_act",          "gelu",              WORDS_TODAY, 1, add_gptneox },
-    { "gptj",          "gptj",             "GPTJForCausalLM",           "layer_norm_epsilon", "activation_function", "gelu_new",          WORDS_GPT2,  0, add_gptj },
-    { "starcoder",     "gpt_bigcode",      "GPTBigCodeForCausalLM",     "layer_norm_epsilon", "activation_function", "gelu_pytorch_tanh", WORDS_GPT2,  0, add_starcoder },
-    { "falcon",        "falcon",           "FalconForCausalLM",         "layer_norm_epsilon", "activation",          "gelu",              WORDS_TODAY, 1, add_falcon },
-    { "mpt",           "mpt",              "MptForCausalLM",            "layer_norm_epsilon", NULL,                  NULL,                WORDS_OWN,   0, add_mpt },
-    { "bloom",         "bloom",            "BloomForCausalLM",          "layer_norm_epsilon", NULL,                  NULL,                WORDS_OWN,   0, add_bloom },
-    { "nemotron",      "nemotron",         "NemotronForCausalLM",       "norm_eps",           "hidden_act",          "relu2",             WORDS_TODAY, 1, add_nemotron },
-    { "exaone4",       "exaone4",          "Exaone4ForCausalLM",        "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_exaone4 },
-    { "ernie4_5",      "ernie4_5",         "Ernie4_5ForCausalLM",       "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_ernie },
-    { "seed_oss",      "seed_oss",         "SeedOssForCausalLM",        "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_seed },
-    { "arcee",         "arcee",            "ArceeForCausalLM",          "rms_norm_eps",       "hidden_act",          "relu2",             WORDS_TODAY, 1, biases },
-    { "hunyuan-dense", "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_attention_bias },
-    { "glm4",          "glm4",             "Glm4ForCausalLM",           "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_attention_bias },
-    { "llama+experts", "mixtral",          "MixtralForCausalLM",        "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_experts },
-    { "qwen2moe",      "qwen2_moe",        "Qwen2MoeForCausalLM",       "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_qwen2moe },
-    { "qwen3moe",      "qwen3_moe",        "Qwen3MoeForCausalLM",       "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_qwen3moe },
-    { "olmoe",         "olmoe",            "OlmoeForCausalLM",          "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_olmoe },
-    { "granitemoe",    "granitemoe",       "GraniteMoeForCausalLM",     "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_granitemoe },
-    { "deepseek2",     "deepseek_v2",      "DeepseekV2ForCausalLM",     "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_deepseek2 },
-    { "glm4moe",       "glm4_moe",         "Glm4MoeForCausalLM",        "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_glm4moe },
-    { "dots1",         "dots1",            "Dots1ForCausalLM",          "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_dots1 },
-    { "ernie4_5-moe",  "ernie4_5_moe",     "Ernie4_5_MoeForCausalLM",   "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_ernie_moe },
-    { "hunyuan-moe",   "hunyuan_v1_moe",   "HunYuanMoEV1ForCausalLM",   "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_hunyuan_moe },
-    { "minimax-m2",    "minimax_m2",       "MiniMaxM2ForCausalLM",      "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_experts },
-    { "gpt-oss",       "gpt_oss",          "GptOssForCausalLM",         "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_gpt_oss },
-    { "llama4",        "llama4_text",      "Llama4ForCausalLM",         "rms_norm_eps",       "hidden_act",          "silu",              WORDS_TODAY, 1, add_llama4 },
-    { "lfm2",          "lfm2",             "Lfm2ForCausalLM",           "rms_norm_eps",       "hidden_act",          "silu",              WORDS_HYBRID, 1, add_lfm2 },
-    { "mamba2",        "mamba2",           "Mamba2ForCausalLM",         "rms_norm_eps",       "hidden_act",          "silu",              WORDS_HYBRID, 0, add_mamba2 },
-    { "granitehybrid", "granitemoehybrid", "GraniteMoeHybridForCausalLM", "rms_norm_eps",     "hidden_act",          "silu",              WORDS_HYBRID, 1, add_granitehybrid },
-    { "nemotron_h",    "nemotron_h",       "NemotronHForCausalLM",      "rms_norm_eps",       "mlp_hidden_act",      "relu2",             WORDS_HYBRID, 0, add_nemotron_h },
-    { "qwen3next",     "qwen3_next",       "Qwen3NextForCausalLM",      "rms_norm_eps",       "hidden_act",          "silu",              WORDS_HYBRID, 1, add_qwen3next },
+    { "llama",         "llama",            "LlamaForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_llama },
+    { "qwen2",         "qwen2",            "Qwen2ForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, NULL },
+    { "qwen3",         "qwen3",            "Qwen3ForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_attention_bias },
+    { "smollm3",       "smollm3",          "SmolLM3ForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_smollm3 },
+    { "phi2",          "phi",              "PhiForCausalLM",            "layer_norm_eps",     "hidden_act",
+      "gelu_new",          WORDS_TODAY, 1, add_phi2 },
+    { "phi3",          "phi3",             "Phi3ForCausalLM",           "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_phi3 },
+    { "gemma",         "gemma",            "GemmaForCausalLM",          "rms_norm_eps",       "hidden_activation",
+      "gelu_pytorch_tanh", WORDS_TODAY, 1, NULL },
+    { "gemma2",        "gemma2",           "Gemma2ForCausalLM",         "rms_norm_eps",       "hidden_activation",
+      "gelu_pytorch_tanh", WORDS_TODAY, 1, add_gemma2 },
+    { "gemma3",        "gemma3_text",      "Gemma3ForCausalLM",         "rms_norm_eps",       "hidden_activation",
+      "gelu_pytorch_tanh", WORDS_TODAY, 1, add_gemma3 },
+    { "stablelm",      "stablelm",         "StableLmForCausalLM",       "layer_norm_eps",     "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_stablelm },
+    { "starcoder2",    "starcoder2",       "Starcoder2ForCausalLM",     "norm_epsilon",       "hidden_act",
+      "gelu_pytorch_tanh", WORDS_TODAY, 1, add_starcoder2 },
+    { "olmo",          "olmo",             "OlmoForCausalLM",           NULL,                 "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_olmo },
+    { "olmo2",         "olmo2",            "Olmo2ForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_attention_bias },
+    { "granite",       "granite",          "GraniteForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_granite },
+    { "command-r",     "cohere",           "CohereForCausalLM",         "layer_norm_eps",     "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_cohere },
+    { "cohere2",       "cohere2",          "Cohere2ForCausalLM",        "layer_norm_eps",     "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_cohere2 },
+    { "gpt2",          "gpt2",             "GPT2LMHeadModel",           "layer_norm_epsilon", "activation_function",
+      "gelu_new",          WORDS_GPT2,  0, NULL },
+    { "gptneox",       "gpt_neox",         "GPTNeoXForCausalLM",        "layer_norm_eps",     "hidden_act",
+      "gelu",              WORDS_TODAY, 1, add_gptneox },
+    { "gptj",          "gptj",             "GPTJForCausalLM",           "layer_norm_epsilon", "activation_function",
+      "gelu_new",          WORDS_GPT2,  0, add_gptj },
+    { "starcoder",     "gpt_bigcode",      "GPTBigCodeForCausalLM",     "layer_norm_epsilon", "activation_function",
+      "gelu_pytorch_tanh", WORDS_GPT2,  0, add_starcoder },
+    { "falcon",        "falcon",           "FalconForCausalLM",         "layer_norm_epsilon", "activation",
+      "gelu",              WORDS_TODAY, 1, add_falcon },
+    { "mpt",           "mpt",              "MptForCausalLM",            "layer_norm_epsilon", NULL,
+      NULL,                WORDS_OWN,   0, add_mpt },
+    { "bloom",         "bloom",            "BloomForCausalLM",          "layer_norm_epsilon", NULL,
+      NULL,                WORDS_OWN,   0, add_bloom },
+    { "nemotron",      "nemotron",         "NemotronForCausalLM",       "norm_eps",           "hidden_act",
+      "relu2",             WORDS_TODAY, 1, add_nemotron },
+    { "exaone4",       "exaone4",          "Exaone4ForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_exaone4 },
+    { "ernie4_5",      "ernie4_5",         "Ernie4_5ForCausalLM",       "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_ernie },
+    { "seed_oss",      "seed_oss",         "SeedOssForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_seed },
+    { "arcee",         "arcee",            "ArceeForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "relu2",             WORDS_TODAY, 1, biases },
+    { "hunyuan-dense", "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_attention_bias },
+    { "glm4",          "glm4",             "Glm4ForCausalLM",           "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_attention_bias },
+    { "llama+experts", "mixtral",          "MixtralForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_experts },
+    { "qwen2moe",      "qwen2_moe",        "Qwen2MoeForCausalLM",       "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_qwen2moe },
+    { "qwen3moe",      "qwen3_moe",        "Qwen3MoeForCausalLM",       "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_qwen3moe },
+    { "olmoe",         "olmoe",            "OlmoeForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_olmoe },
+    { "granitemoe",    "granitemoe",       "GraniteMoeForCausalLM",     "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_granitemoe },
+    { "deepseek2",     "deepseek_v2",      "DeepseekV2ForCausalLM",     "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_deepseek2 },
+    { "glm4moe",       "glm4_moe",         "Glm4MoeForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_glm4moe },
+    { "dots1",         "dots1",            "Dots1ForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_dots1 },
+    { "ernie4_5-moe",  "ernie4_5_moe",     "Ernie4_5_MoeForCausalLM",   "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_ernie_moe },
+    { "hunyuan-moe",   "hunyuan_v1_moe",   "HunYuanMoEV1ForCausalLM",   "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_hunyuan_moe },
+    { "minimax-m2",    "minimax_m2",       "MiniMaxM2ForCausalLM",      "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_experts },
+    { "gpt-oss",       "gpt_oss",          "GptOssForCausalLM",         "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_gpt_oss },
+    { "llama4",        "llama4_text",      "Llama4ForCausalLM",         "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_TODAY, 1, add_llama4 },
+    { "lfm2",          "lfm2",             "Lfm2ForCausalLM",           "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_HYBRID, 1, add_lfm2 },
+    { "mamba2",        "mamba2",           "Mamba2ForCausalLM",         "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_HYBRID, 0, add_mamba2 },
+    { "granitehybrid", "granitemoehybrid", "GraniteMoeHybridForCausalLM", "rms_norm_eps",     "hidden_act",
+      "silu",              WORDS_HYBRID, 1, add_granitehybrid },
+    { "nemotron_h",    "nemotron_h",       "NemotronHForCausalLM",      "rms_norm_eps",       "mlp_hidden_act",
+      "relu2",             WORDS_HYBRID, 0, add_nemotron_h },
+    { "qwen3next",     "qwen3_next",       "Qwen3NextForCausalLM",      "rms_norm_eps",       "hidden_act",
+      "silu",              WORDS_HYBRID, 1, add_qwen3next },
 };
 
 /* ---- RoPE ---- */
@@ -653,18 +728,22 @@ static json_t *factors(const struct source_tensor *t)
 static int rope_factors(struct translator *t, json_t *rope, struct err *e)
 {
     const struct source_tensor *both = find_tensor(t, "rope_freqs.weight");
-    const struct source_tensor *small = find_tensor(t, "rope_factors_short.weight"), *large = find_tensor(t, "rope_factors_long.weight");
+    const struct source_tensor *small = find_tensor(t, "rope_factors_short.weight"),
+                               *large = find_tensor(t, "rope_factors_long.weight");
     if (small || large)
         both = NULL;
     if (!both && !(small && large))
-        return small || large ? err_set(e, ERR_FORMAT, "%s: one of rope_factors_short.weight and rope_factors_long.weight is missing", t->g->map.path) : 0;
+        return small || large ? err_set(e, ERR_FORMAT,
+                                        "%s: one of rope_factors_short.weight and rope_factors_long.weight is missing",
+                                        t->g->map.path) : 0;
     const struct source_tensor *pair[2] = { both ? both : small, both ? both : large };
     static const char *const names[2] = { "short_factor", "long_factor" };
     for (int i = 0; i < 2; i++) {
         json_t *f = factors(pair[i]);
         if (!f || (int64_t)json_array_size(f) != t->n_rot / 2) {
             json_decref(f);
-            return err_set(e, ERR_FORMAT, "%s: tensor %s: expected %" PRId64 " finite f32 factors", t->g->map.path, pair[i]->name, t->n_rot / 2);
+            return err_set(e, ERR_FORMAT, "%s: tensor %s: expected %" PRId64 " finite f32 factors", t->g->map.path,
+                           pair[i]->name, t->n_rot / 2);
         }
         json_object_set_new(rope, names[i], f);
     }
@@ -679,7 +758,8 @@ static int rope_factors(struct translator *t, json_t *rope, struct err *e)
 
 static json_t *rope_parameters(struct translator *t, struct err *e)
 {
-    json_t *rope = json_pack("{s:s, s:o}", "rope_type", "default", "rope_theta", real(key_float(t, "rope.freq_base", 10000)));
+    json_t *rope = json_pack("{s:s, s:o}", "rope_type", "default", "rope_theta",
+                             real(key_float(t, "rope.freq_base", 10000)));
     char k[160];
     const struct gguf_str *type = gguf_str(t->g, full_key(t, "rope.scaling.type", k, sizeof k));
     double factor = key_float(t, "rope.scaling.factor", key_float(t, "rope.scale_linear", 1));
@@ -737,7 +817,8 @@ static void write_sizes(struct translator *t, const struct arch *a)
         set_int(t, "max_position_embeddings", t->context);
     }
     if (a->eps)
-        set_real(t, a->eps, key_float(t, strncmp(a->eps, "rms", 3) == 0 ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon", 1e-5));
+        set_real(t, a->eps, key_float(t, strncmp(a->eps, "rms", 3) == 0 ? "attention.layer_norm_rms_epsilon"
+                                                                        : "attention.layer_norm_epsilon", 1e-5));
     if (a->act_key)
         set_string(t, a->act_key, a->act);
 }
@@ -751,26 +832,33 @@ static int read_sizes(struct translator *t, struct err *e)
     if (t->hybrid && t->heads == 0)
         t->heads = 1;                       /* mamba2 has none */
     if (t->n_layers < 1 || t->hidden < 1 || t->heads < 1)
-        return err_set(e, ERR_FORMAT, "%s: keys %s.block_count, embedding_length, attention.head_count: %" PRId64 ", %" PRId64 ", %" PRId64 ", expected at least 1",
-                       t->g->map.path, t->arch, t->n_layers, t->hidden, t->heads);
+        return err_set(e, ERR_FORMAT, "%s: keys %s.block_count, embedding_length, attention.head_count: %" PRId64
+                       ", %" PRId64 ", %" PRId64 ", expected at least 1", t->g->map.path, t->arch, t->n_layers,
+                       t->hidden, t->heads);
     if (t->n_layers > 65536)
-        return err_set(e, ERR_FORMAT, "%s: key %s.block_count: %" PRId64 " layers", t->g->map.path, t->arch, t->n_layers);
+        return err_set(e, ERR_FORMAT, "%s: key %s.block_count: %" PRId64 " layers", t->g->map.path, t->arch,
+                       t->n_layers);
     int64_t even = t->hidden / t->heads;
-    if (key_most(t, "attention.head_count_kv", t->heads, &t->kv_heads, e) < 0 || key_int(t, "attention.key_length", even, &t->head_dim, e) < 0 ||
+    if (key_most(t, "attention.head_count_kv", t->heads, &t->kv_heads, e) < 0 ||
+        key_int(t, "attention.key_length", even, &t->head_dim, e) < 0 ||
         key_int(t, "attention.value_length", t->head_dim, &value_length, e) < 0 ||
-        key_int(t, "rope.dimension_count", t->head_dim, &t->n_rot, e) < 0 || key_most(t, "feed_forward_length", 4 * t->hidden, &t->ff, e) < 0 ||
+        key_int(t, "rope.dimension_count", t->head_dim, &t->n_rot, e) < 0 ||
+        key_most(t, "feed_forward_length", 4 * t->hidden, &t->ff, e) < 0 ||
         key_int(t, "context_length", 2048, &t->context, e) < 0)
         return -1;
     if (value_length != t->head_dim && has_key(t, "attention.key_length") && !has_key(t, "attention.kv_lora_rank"))
-        return err_set(e, ERR_UNSUPPORTED, "%s: keys have %" PRId64 " values a head, values %" PRId64, t->g->map.path, t->head_dim, value_length);
+        return err_set(e, ERR_UNSUPPORTED, "%s: keys have %" PRId64 " values a head, values %" PRId64, t->g->map.path,
+                       t->head_dim, value_length);
     if (t->head_dim < 1 || t->n_rot < 1 || t->n_rot > t->head_dim)
-        return err_set(e, ERR_FORMAT, "%s: key %s.rope.dimension_count: %" PRId64 ", expected 1 to head_dim %" PRId64, t->g->map.path, t->arch, t->n_rot, t->head_dim);
+        return err_set(e, ERR_FORMAT, "%s: key %s.rope.dimension_count: %" PRId64 ", expected 1 to head_dim %" PRId64,
+                       t->g->map.path, t->arch, t->n_rot, t->head_dim);
     return 0;
 }
 
 static void write_vocabulary(struct translator *t)
 {
-    static const char *const ids[][2] = { { "bos_token_id", "tokenizer.ggml.bos_token_id" }, { "eos_token_id", "tokenizer.ggml.eos_token_id" },
+    static const char *const ids[][2] = { { "bos_token_id", "tokenizer.ggml.bos_token_id" },
+                                          { "eos_token_id", "tokenizer.ggml.eos_token_id" },
                                           { "pad_token_id", "tokenizer.ggml.padding_token_id" } };
     const struct source_tensor *embed = find_tensor(t, "token_embd.weight");
     const struct gguf_kv *tokens = gguf_find(t->g, "tokenizer.ggml.tokens");
@@ -825,7 +913,8 @@ static int check_finite(const struct gguf *g, struct err *e)
 {
     for (int i = 0; i < g->n_kv; i++)
         if ((g->kv[i].type == GGUF_F32 || g->kv[i].type == GGUF_F64) && !isfinite(gguf_array_float(&g->kv[i], 0)))
-            return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": key %s: is not a finite number", g->map.path, g->kv[i].offset, g->kv[i].key);
+            return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": key %s: is not a finite number", g->map.path,
+                           g->kv[i].offset, g->kv[i].key);
     return 0;
 }
 
@@ -837,7 +926,8 @@ json_t *gguf_config(const struct gguf *g, struct err *e)
         err_nomem(e, "config");
         return NULL;
     }
-    if (!arch || arch->n == 0 || arch->n >= sizeof t.arch || memchr(arch->s, 0, arch->n) || utf8_valid(arch->s, arch->n) != arch->n) {
+    if (!arch || arch->n == 0 || arch->n >= sizeof t.arch || memchr(arch->s, 0, arch->n) ||
+        utf8_valid(arch->s, arch->n) != arch->n) {
         err_set(e, ERR_FORMAT, "%s: key general.architecture: expected a name", g->map.path);
         goto fail;
     }

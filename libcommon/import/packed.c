@@ -55,10 +55,12 @@ static int check_keys(const struct indexer *x, const json_t *o, const char *cons
         int i = 0;
         while (known[i] && strcmp(known[i], key) != 0)
             i++;
-        int empty = json_is_null(v) || json_is_false(v) || (json_is_object(v) && !json_object_size(v)) || (json_is_array(v) && !json_array_size(v));
+        int empty = json_is_null(v) || json_is_false(v) || (json_is_object(v) && !json_object_size(v)) ||
+                    (json_is_array(v) && !json_array_size(v));
         if (!known[i] && !empty) {
             char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
-            err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: %s: %.60s is not understood", x->s->path, key, text ? text : "?");
+            err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: %s: %.60s is not understood", x->s->path, key,
+                    text ? text : "?");
             free(text);
             return -1;
         }
@@ -88,11 +90,14 @@ static int group_size_at(const struct indexer *x, const json_t *o, const char *k
 
 static int gptq_config(struct indexer *x, const json_t *q)
 {
-    static const char *const known[] = { "quant_method", "bits", "group_size", "desc_act", "sym", "checkpoint_format", "format", "pack_dtype", "lm_head",
+    static const char *const known[] = { "quant_method", "bits", "group_size", "desc_act", "sym", "checkpoint_format",
+                                         "format", "pack_dtype", "lm_head",
         /* how it was made, or is run elsewhere */
-        "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "model_name_or_path", "model_file_base_name", "quantizer", "meta", "tokenizer",
-        "dataset", "exllama_config", "use_exllama", "disable_exllama", "max_input_length", "cache_block_outputs", "modules_in_block_to_quantize",
-        "block_name_to_quantize", "module_name_preceding_first_block", "batch_size", "pad_token_id", "use_cuda_fp16", "model_seqlen", "version", "backend",
+        "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "model_name_or_path",
+            "model_file_base_name", "quantizer", "meta", "tokenizer",
+        "dataset", "exllama_config", "use_exllama", "disable_exllama", "max_input_length", "cache_block_outputs",
+        "modules_in_block_to_quantize", "block_name_to_quantize", "module_name_preceding_first_block", "batch_size",
+        "pad_token_id", "use_cuda_fp16", "model_seqlen", "version", "backend",
         "act_group_aware", "mse", "uri", NULL };
     static const char *const formats[] = { "gptq", "gptq_v2", NULL }, *const words[] = { "int32", NULL };
     struct scheme *c = &x->schemes[x->n_schemes++];
@@ -103,7 +108,8 @@ static int gptq_config(struct indexer *x, const json_t *q)
     if (js_int(q, "bits", 1, 32, &bits, x->e) < 0 || js_bool_or(q, "desc_act", 0, &desc, x->e) < 0)
         return err_prefix(x->e, "%s: quantization_config", x->s->path);
     if (bits != 2 && bits != 4 && bits != 8)
-        return err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: bits: %" PRId64 ", expected 2, 4 or 8", x->s->path, bits);
+        return err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: bits: %" PRId64 ", expected 2, 4 or 8",
+                       x->s->path, bits);
     order = desc;
     x->needs_order = (int)order;
     x->zero_add = !v2;
@@ -113,8 +119,9 @@ static int gptq_config(struct indexer *x, const json_t *q)
 
 static int awq_config(struct indexer *x, const json_t *q)
 {
-    static const char *const known[] = { "quant_method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "modules_to_not_convert", "backend",
-                                         "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", NULL };
+    static const char *const known[] = { "quant_method", "bits", "w_bit", "group_size", "q_group_size", "zero_point",
+                                         "version", "modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len",
+                                         "modules_to_fuse", "exllama_config", NULL };
     static const char *const versions[] = { "gemm", NULL };
     struct scheme *c = &x->schemes[x->n_schemes++];
     int64_t bits;
@@ -123,7 +130,8 @@ static int awq_config(struct indexer *x, const json_t *q)
     if (js_int(q, js_get(q, "bits") ? "bits" : "w_bit", 1, 32, &bits, x->e) < 0)
         return err_prefix(x->e, "%s: quantization_config", x->s->path);
     if (bits != 4)
-        return err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: bits: %" PRId64 ", expected 4", x->s->path, bits);
+        return err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: bits: %" PRId64 ", expected 4", x->s->path,
+                       bits);
     *c = (struct scheme){ .bits = 4 };
     return group_size_at(x, q, js_get(q, "group_size") ? "group_size" : "q_group_size", 128, &c->group_size);
 }
@@ -143,11 +151,14 @@ static int block_at(const struct indexer *x, const json_t *o, const char *key, i
 
 static int fp8_config(struct indexer *x, const json_t *q)
 {
-    static const char *const known[] = { "quant_method", "fmt", "activation_scheme", "weight_block_size", "modules_to_not_convert", "ignored_layers", "scale_fmt",
-                                         "activation_scale_ub", NULL };
-    static const char *const formats[] = { "e4m3", "float8_e4m3fn", NULL }, *const schemes[] = { "dynamic", "static", NULL };
+    static const char *const known[] = { "quant_method", "fmt", "activation_scheme", "weight_block_size",
+                                         "modules_to_not_convert", "ignored_layers", "scale_fmt", "activation_scale_ub",
+                                         NULL };
+    static const char *const formats[] = { "e4m3", "float8_e4m3fn", NULL },
+        *const schemes[] = { "dynamic", "static", NULL };
     struct scheme *c = &x->schemes[x->n_schemes++];
-    if (one_of(x, q, "fmt", formats) < 0 || one_of(x, q, "activation_scheme", schemes) < 0 || check_keys(x, q, known) < 0)
+    if (one_of(x, q, "fmt", formats) < 0 || one_of(x, q, "activation_scheme", schemes) < 0 ||
+        check_keys(x, q, known) < 0)
         return -1;
     *c = (struct scheme){ .bits = 8, .is_float = 1, .symmetric = 1, .strategy = BY_TENSOR };
     if (js_get(q, "weight_block_size")) {
@@ -167,8 +178,10 @@ static int mxfp4_config(struct indexer *x, const json_t *q)
 
 static int bitnet_config(struct indexer *x, const json_t *q)
 {
-    static const char *const known[] = { "quant_method", "modules_to_not_convert", "linear_class", "quantization_mode", "rms_norm_eps", NULL };
-    static const char *const classes[] = { "bitlinear", "autobitlinear", NULL }, *const modes[] = { "offline", "online", NULL };
+    static const char *const known[] = { "quant_method", "modules_to_not_convert", "linear_class", "quantization_mode",
+                                         "rms_norm_eps", NULL };
+    static const char *const classes[] = { "bitlinear", "autobitlinear", NULL },
+        *const modes[] = { "offline", "online", NULL };
     int c = one_of(x, q, "linear_class", classes);
     if (c < 0 || one_of(x, q, "quantization_mode", modes) < 0 || check_keys(x, q, known) < 0)
         return -1;
@@ -179,9 +192,11 @@ static int bitnet_config(struct indexer *x, const json_t *q)
 /* "weights" of one of compressed-tensors' config_groups. */
 static int ct_weights(struct indexer *x, const json_t *w)
 {
-    static const char *const known[] = { "num_bits", "type", "strategy", "group_size", "symmetric", "dynamic", "actorder", "block_structure", "observer", "observer_kwargs",
-                                         "scale_dtype", "zp_dtype", NULL };
-    static const char *const types[] = { "int", "float", NULL }, *const strategies[] = { "tensor", "channel", "group", "block", NULL };
+    static const char *const known[] = { "num_bits", "type", "strategy", "group_size", "symmetric", "dynamic",
+                                         "actorder", "block_structure", "observer", "observer_kwargs", "scale_dtype",
+                                         "zp_dtype", NULL };
+    static const char *const types[] = { "int", "float", NULL },
+        *const strategies[] = { "tensor", "channel", "group", "block", NULL };
     struct scheme *c = &x->schemes[x->n_schemes++];
     int64_t bits;
     *c = (struct scheme){ .group_size = -1 };
@@ -196,8 +211,8 @@ static int ct_weights(struct indexer *x, const json_t *w)
     c->is_float = type;
     c->strategy = (enum strategy)strategy;
     if (bits != 8 && (bits != 4 || type))
-        return err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: weights.num_bits: %s of %" PRId64 " bits, expected int of 4 or 8, or float of 8", x->s->path,
-                       types[type], bits);
+        return err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: weights.num_bits: %s of %" PRId64
+                       " bits, expected int of 4 or 8, or float of 8", x->s->path, types[type], bits);
     if (strategy == BY_GROUP)
         return group_size_at(x, w, "group_size", 128, &c->group_size);
     return strategy == BY_BLOCK ? block_at(x, w, "block_structure", c->block) : 0;
@@ -206,10 +221,13 @@ static int ct_weights(struct indexer *x, const json_t *w)
 static int ct_config(struct indexer *x, const json_t *q)
 {
     /* input and output activations, the cache: how others compute with these weights */
-    static const char *const known[] = { "quant_method", "format", "config_groups", "ignore", "quantization_status", "global_compression_ratio", "kv_cache_scheme",
-                                         "sparsity_config", "version", NULL };
-    static const char *const group_keys[] = { "weights", "targets", "input_activations", "output_activations", "format", NULL };
-    static const char *const formats[] = { "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", NULL };
+    static const char *const known[] = { "quant_method", "format", "config_groups", "ignore", "quantization_status",
+                                         "global_compression_ratio", "kv_cache_scheme", "sparsity_config", "version",
+                                         NULL };
+    static const char *const group_keys[] = { "weights", "targets", "input_activations", "output_activations", "format",
+                                              NULL };
+    static const char *const formats[] = { "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
+                                           "mixed-precision", NULL };
     static const char *const sparsities[] = { "dense", NULL };
     const json_t *groups = js_get(q, "config_groups");
     const char *name;
@@ -246,11 +264,14 @@ static int part_fail(const struct indexer *x, const struct source_tensor *t, con
 {
     char shape[112];
     shape_text(shape, sizeof shape, t);
-    return err_set(x->e, ERR_SHAPE, "%s: tensor %s: %s of %s, expected %s", x->s->path, t->name, shape, ggml_type_info(t->type)->name, expected);
+    return err_set(x->e, ERR_SHAPE, "%s: tensor %s: %s of %s, expected %s", x->s->path, t->name, shape,
+                   ggml_type_info(t->type)->name, expected);
 }
 
-/* The tensor that lies beside `main` under another ending; it is dropped from the list.  NULL: there is none; *e is set if it has to be there. */
-static const struct source_tensor *beside(const struct indexer *x, const struct source_tensor *main, size_t stem, const char *end, int required)
+/* The tensor that lies beside `main` under another ending; it is dropped from the list.  NULL:
+ * there is none; *e is set if it has to be there. */
+static const struct source_tensor *beside(const struct indexer *x, const struct source_tensor *main, size_t stem,
+                                          const char *end, int required)
 {
     char name[512];
     if (snprintf(name, sizeof name, "%.*s%s", (int)stem, main->name, end) >= (int)sizeof name) {
@@ -265,7 +286,10 @@ static const struct source_tensor *beside(const struct indexer *x, const struct 
     return t;
 }
 
-static int is_float(const struct source_tensor *t) { return t->type == GGML_F32 || t->type == GGML_F16 || t->type == GGML_BF16; }
+static int is_float(const struct source_tensor *t)
+{
+    return t->type == GGML_F32 || t->type == GGML_F16 || t->type == GGML_BF16;
+}
 
 static int has_dims(const struct source_tensor *t, int n, int64_t a, int64_t b, int64_t c)
 {
@@ -280,7 +304,8 @@ static void part_set(struct source_tensor *part, const struct source_tensor *t)
 }
 
 /* A part of the shape [a, b] (n 1: [a]) and of 32-bit words or floats. */
-static int part_take(const struct indexer *x, struct source_tensor *part, const struct source_tensor *t, int words, int n, int64_t a, int64_t b)
+static int part_take(const struct indexer *x, struct source_tensor *part, const struct source_tensor *t, int words,
+                     int n, int64_t a, int64_t b)
 {
     char want[96];
     if (n == 1)
@@ -303,7 +328,8 @@ static int order_take(const struct indexer *x, struct packed *p, const struct so
         int32_t g;
         memcpy(&g, t->data + 4 * (size_t)k, 4);
         if (g < 0 || g >= p->n_groups)
-            return err_set(x->e, ERR_FORMAT, "%s: tensor %s: element %" PRId64 " is %" PRId32 ", expected 0 to %" PRId64, x->s->path, t->name, k, g, p->n_groups - 1);
+            return err_set(x->e, ERR_FORMAT, "%s: tensor %s: element %" PRId64 " is %" PRId32 ", expected 0 to %"
+                           PRId64, x->s->path, t->name, k, g, p->n_groups - 1);
         plain &= g == k / p->col_group;
     }
     if (plain)
@@ -315,12 +341,14 @@ static int order_take(const struct indexer *x, struct packed *p, const struct so
 static int grouped_take(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
     const struct scheme *c = &x->schemes[0];
-    const struct source_tensor *scales = beside(x, main, stem, ".scales", 1), *zeros = scales ? beside(x, main, stem, ".qzeros", 1) : NULL;
+    const struct source_tensor *scales = beside(x, main, stem, ".scales", 1),
+                               *zeros = scales ? beside(x, main, stem, ".qzeros", 1) : NULL;
     const int64_t per = 32 / c->bits;
     const int gptq = p->layout == PACKED_GPTQ;
     if (!zeros)
         return -1;
-    if (main->n_dims != 2 || main->type != GGML_I32 || main->dim[0] < 1 || main->dim[1] < 1 || main->dim[gptq ? 0 : 1] > INT32_MAX / per)
+    if (main->n_dims != 2 || main->type != GGML_I32 || main->dim[0] < 1 || main->dim[1] < 1 ||
+        main->dim[gptq ? 0 : 1] > INT32_MAX / per)
         return part_fail(x, main, "a matrix of I32");
     part_set(&p->code, main);
     p->bits = c->bits;
@@ -332,7 +360,8 @@ static int grouped_take(struct indexer *x, struct packed *p, const struct source
     p->row_step = 1;
     p->group_step = p->rows;
     p->zero_add = x->zero_add;
-    if (part_take(x, &p->scale, scales, 0, 2, p->n_groups, p->rows) < 0 || part_take(x, &p->zeros, zeros, 1, 2, p->n_groups, div_up(p->rows, per)) < 0)
+    if (part_take(x, &p->scale, scales, 0, 2, p->n_groups, p->rows) < 0 ||
+        part_take(x, &p->zeros, zeros, 1, 2, p->n_groups, div_up(p->rows, per)) < 0)
         return -1;
     const struct source_tensor *order = gptq ? beside(x, main, stem, ".g_idx", x->needs_order) : NULL;
     return order ? order_take(x, p, order) : gptq && x->needs_order ? -1 : 0;
@@ -368,17 +397,20 @@ static int scales_fit(struct packed *p, const struct source_tensor *t, const str
 }
 
 /* The first scheme whose bits and scales fit; p->rows and cols are set. */
-static const struct scheme *scheme_of(const struct indexer *x, struct packed *p, const struct source_tensor *main, const struct source_tensor *scale, int floats)
+static const struct scheme *scheme_of(const struct indexer *x, struct packed *p, const struct source_tensor *main,
+                                      const struct source_tensor *scale, int floats)
 {
     for (int i = 0; i < x->n_schemes; i++) {
         const struct scheme *c = &x->schemes[i];
-        if (c->is_float == floats && (p->layout != PACKED_WORDS || main->dim[1] == div_up(p->cols, 32 / c->bits)) && is_float(scale) && scales_fit(p, scale, c))
+        if (c->is_float == floats && (p->layout != PACKED_WORDS || main->dim[1] == div_up(p->cols, 32 / c->bits)) &&
+            is_float(scale) && scales_fit(p, scale, c))
             return c;
     }
     char a[112], b[112];
     shape_text(a, sizeof a, main);
     shape_text(b, sizeof b, scale);
-    err_set(x->e, ERR_SHAPE, "%s: tensor %s: %s with scales %s of %s fits nothing that quantization_config says", x->s->path, main->name, a, b, ggml_type_info(scale->type)->name);
+    err_set(x->e, ERR_SHAPE, "%s: tensor %s: %s with scales %s of %s fits nothing that quantization_config says",
+            x->s->path, main->name, a, b, ggml_type_info(scale->type)->name);
     return NULL;
 }
 
@@ -392,13 +424,16 @@ static int shape_take(const struct indexer *x, struct packed *p, const struct so
     p->rows = (int64_t)size[0];
     p->cols = (int64_t)size[1];
     return p->rows < 1 || p->cols < 1 || p->rows > 1 << 24 || p->cols > 1 << 24
-               ? err_set(x->e, ERR_FORMAT, "%s: tensor %s: %g x %g is no size of a matrix", x->s->path, t->name, (double)size[0], (double)size[1]) : 0;
+               ? err_set(x->e, ERR_FORMAT, "%s: tensor %s: %g x %g is no size of a matrix", x->s->path, t->name,
+                         (double)size[0], (double)size[1]) : 0;
 }
 
 static int words_take(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
-    const struct source_tensor *shape = beside(x, main, stem, ".weight_shape", 1), *scale = shape ? beside(x, main, stem, ".weight_scale", 1) : NULL;
-    const struct source_tensor *zeros = beside(x, main, stem, ".weight_zero_point", 0), *order = beside(x, main, stem, ".weight_g_idx", 0);
+    const struct source_tensor *shape = beside(x, main, stem, ".weight_shape", 1),
+                               *scale = shape ? beside(x, main, stem, ".weight_scale", 1) : NULL;
+    const struct source_tensor *zeros = beside(x, main, stem, ".weight_zero_point", 0),
+                               *order = beside(x, main, stem, ".weight_g_idx", 0);
     if (!scale || shape_take(x, p, shape) < 0)
         return -1;
     if (main->n_dims != 2 || main->type != GGML_I32 || main->dim[0] != p->rows)
@@ -421,7 +456,8 @@ static int words_take(struct indexer *x, struct packed *p, const struct source_t
 static int bytes_take(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
     const int floats = p->layout == PACKED_F8;
-    const struct source_tensor *scale = floats ? beside(x, main, stem, ".weight_scale_inv", 0) : NULL, *zeros = beside(x, main, stem, ".weight_zero_point", 0);
+    const struct source_tensor *scale = floats ? beside(x, main, stem, ".weight_scale_inv", 0) : NULL,
+                               *zeros = beside(x, main, stem, ".weight_zero_point", 0);
     if (!scale && !(scale = beside(x, main, stem, ".weight_scale", 1)))
         return -1;
     if (main->n_dims != 2 || main->dim[0] < 1 || main->dim[1] < 1)
@@ -436,7 +472,8 @@ static int bytes_take(struct indexer *x, struct packed *p, const struct source_t
     part_set(&p->scale, scale);
     if (!c->symmetric && !zeros)
         return err_set(x->e, ERR_FORMAT, "%s: tensor %s: weight_zero_point is missing", x->s->path, main->name);
-    if (zeros && !floats && (zeros->type != GGML_I8 || zeros->n_dims != scale->n_dims || memcmp(zeros->dim, scale->dim, sizeof zeros->dim) != 0))
+    if (zeros && !floats && (zeros->type != GGML_I8 || zeros->n_dims != scale->n_dims ||
+                             memcmp(zeros->dim, scale->dim, sizeof zeros->dim) != 0))
         return part_fail(x, zeros, "I8 in the shape of the scales");
     if (zeros && !floats)
         part_set(&p->zeros, zeros);
@@ -448,7 +485,8 @@ static int mxfp4_take(struct indexer *x, struct packed *p, const struct source_t
     const struct source_tensor *scale = beside(x, main, stem, "_scales", 1);
     if (!scale)
         return -1;
-    if (main->n_dims != 4 || main->type != SRC_U8 || main->dim[3] != 16 || main->size == 0 || main->dim[2] > INT32_MAX / 32)
+    if (main->n_dims != 4 || main->type != SRC_U8 || main->dim[3] != 16 || main->size == 0 ||
+        main->dim[2] > INT32_MAX / 32)
         return part_fail(x, main, "[experts, rows, groups, 16] of U8");
     if (!has_dims(scale, 3, main->dim[0], main->dim[1], main->dim[2]) || scale->type != SRC_U8)
         return part_fail(x, scale, "U8 in the shape of the blocks, without their last dimension");
@@ -494,19 +532,26 @@ struct kind {
     int (*take)(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem);
 };
 
-static const struct kind gptq_kinds[] = { { ".qweight", { GGML_I32, GGML_I32 }, ".weight", SRC_GPTQ, PACKED_GPTQ, grouped_take }, { 0 } };
-static const struct kind awq_kinds[] = { { ".qweight", { GGML_I32, GGML_I32 }, ".weight", SRC_AWQ, PACKED_AWQ, grouped_take }, { 0 } };
-static const struct kind fp8_kinds[] = { { ".weight", { SRC_F8_E4M3, SRC_F8_E5M2 }, ".weight", SRC_F8_BLOCK, PACKED_F8, bytes_take }, { 0 } };
-static const struct kind mxfp4_kinds[] = { { "_blocks", { SRC_U8, SRC_U8 }, "", SRC_MXFP4_BLOCKS, PACKED_MXFP4, mxfp4_take }, { 0 } };
-static const struct kind bitnet_kinds[] = { { ".weight", { SRC_U8, SRC_U8 }, ".weight", SRC_BITNET, PACKED_TERNARY, ternary_take }, { 0 } };
+static const struct kind gptq_kinds[] = { { ".qweight", { GGML_I32, GGML_I32 }, ".weight", SRC_GPTQ, PACKED_GPTQ,
+                                            grouped_take }, { 0 } };
+static const struct kind awq_kinds[] = { { ".qweight", { GGML_I32, GGML_I32 }, ".weight", SRC_AWQ, PACKED_AWQ,
+                                           grouped_take }, { 0 } };
+static const struct kind fp8_kinds[] = { { ".weight", { SRC_F8_E4M3, SRC_F8_E5M2 }, ".weight", SRC_F8_BLOCK, PACKED_F8,
+                                           bytes_take }, { 0 } };
+static const struct kind mxfp4_kinds[] = { { "_blocks", { SRC_U8, SRC_U8 }, "", SRC_MXFP4_BLOCKS, PACKED_MXFP4,
+                                             mxfp4_take }, { 0 } };
+static const struct kind bitnet_kinds[] = { { ".weight", { SRC_U8, SRC_U8 }, ".weight", SRC_BITNET, PACKED_TERNARY,
+                                              ternary_take }, { 0 } };
 static const struct kind ct_kinds[] = {
     { ".weight_packed", { GGML_I32, GGML_I32 }, ".weight", SRC_CT_INT, PACKED_WORDS, words_take },
     { ".weight", { GGML_I8, GGML_I8 }, ".weight", SRC_CT_INT, PACKED_I8, bytes_take },
     { ".weight", { SRC_F8_E4M3, SRC_F8_E5M2 }, ".weight", SRC_CT_F8, PACKED_F8, bytes_take }, { 0 },
 };
 
-static const struct method { const char *name; int (*config)(struct indexer *x, const json_t *q); const struct kind *kinds; } methods[] = {
-    { "compressed-tensors", ct_config, ct_kinds }, { "fp8", fp8_config, fp8_kinds }, { "mxfp4", mxfp4_config, mxfp4_kinds },
+static const struct method { const char *name; int (*config)(struct indexer *x,
+                                                             const json_t *q); const struct kind *kinds; } methods[] = {
+    { "compressed-tensors", ct_config, ct_kinds }, { "fp8", fp8_config, fp8_kinds },
+        { "mxfp4", mxfp4_config, mxfp4_kinds },
     { "gptq", gptq_config, gptq_kinds }, { "awq", awq_config, awq_kinds }, { "bitnet", bitnet_config, bitnet_kinds },
 };
 
@@ -536,7 +581,8 @@ static int join(struct indexer *x, int i, const struct kind *k)
 /* Scales of activations and of caches: for those who compute in these formats. */
 static int is_beside_weights(const char *name)
 {
-    static const char *const ends[] = { ".input_scale", ".output_scale", ".input_zero_point", ".output_zero_point", ".input_global_scale", ".k_scale", ".v_scale", ".q_scale",
+    static const char *const ends[] = { ".input_scale", ".output_scale", ".input_zero_point", ".output_zero_point",
+                                        ".input_global_scale", ".k_scale", ".v_scale", ".q_scale",
                                         ".activation_scale" };
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (ends_with(name, ends[i]))

@@ -1,10 +1,14 @@
-/* packed.h - checkpoints that come quantized: tensors whose codes, scales and zero points lie in several tensors of a safetensors file.
+/* packed.h - checkpoints that come quantized: tensors whose codes, scales and zero points lie in
+ * several tensors of a safetensors file.
  *
- * config.json's quantization_config says which kind: compressed-tensors (int4 packed, int8, fp8), fp8 with scales of blocks (DeepSeek) or of a tensor, MXFP4
- * experts (gpt-oss), GPTQ, AWQ, BitNet.  packed_index() replaces the parts by one tensor with the name and shape that the matrix has where it is not
- * quantized; its values are decoded row by row.  Which matrices are quantized is told by the tensors; lists of modules to leave out only repeat that.
+ * config.json's quantization_config says which kind: compressed-tensors (int4 packed, int8, fp8),
+ * fp8 with scales of blocks (DeepSeek) or of a tensor, MXFP4 experts (gpt-oss), GPTQ, AWQ, BitNet.
+ * packed_index() replaces the parts by one tensor with the name and shape that the matrix has where
+ * it is not quantized; its values are decoded row by row.  Which matrices are quantized is told by
+ * the tensors; lists of modules to leave out only repeat that.
  *
- * Where the codes lie and what they mean: the decoders of the libraries that write them (AutoGPTQ, AutoAWQ, compressed-tensors, transformers). */
+ * Where the codes lie and what they mean: the decoders of the libraries that write them
+ * (AutoGPTQ, AutoAWQ, compressed-tensors, transformers). */
 #ifndef ZSE_IMPORT_PACKED_H
 #define ZSE_IMPORT_PACKED_H
 
@@ -24,8 +28,9 @@ enum packed_layout {
     PACKED_TERNARY,         /* four rows a byte, 2 bits each: rows r, r + rows/4, ...: [rows / 4][cols]; value code - 1, 3 stands for nothing */
 };
 
-/* value(row, k) = (code - zero) * scale, or / scale where `divide` says so.  The scale of (row, k) is element row / row_group * row_step +
- * group * group_step, with group = order ? order[k] : k / col_group; the zero point has row and group alone. */
+/* value(row, k) = (code - zero) * scale, or / scale where `divide` says so.  The scale of (row,
+ * k) is element row / row_group * row_step + group * group_step, with group = order ? order[k] :
+ * k / col_group; the zero point has row and group alone. */
 struct packed {
     enum packed_layout layout;
     int bits, divide;
@@ -36,8 +41,9 @@ struct packed {
     struct source_tensor code, scale, zeros, order;     /* data NULL: none */
 };
 
-/* Understand s->config's quantization_config, move it to s->quantization, and join the parts of s->tensors.  Methods that nobody here knows are left to
- * config_parse to refuse; what a known one says that is not understood, parts that are missing or do not fit, are refused by name. */
+/* Understand s->config's quantization_config, move it to s->quantization, and join the parts of
+ * s->tensors.  Methods that nobody here knows are left to config_parse to refuse; what a known
+ * one says that is not understood, parts that are missing or do not fit, are refused by name. */
 int packed_index(struct source *s, struct err *e);
 void packed_free(struct packed *p);             /* NULL is fine */
 
@@ -47,7 +53,8 @@ size_t packed_bytes(const struct packed *p);    /* of all parts */
 
 /* Our type that holds every value exactly, with its group size; -1: none.  Reads all scales. */
 int packed_exact(const struct packed *p, int *group_size);
-/* Row `row` (of rows, experts joined) as codes of that type; its values, if asked for, are finite. */
+/* Row `row` (of rows, experts joined) as codes of that type; its values, if asked for, are
+ * finite. */
 void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct qrow *q);
 
 #endif

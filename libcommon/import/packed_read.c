@@ -36,9 +36,11 @@ static int zero_at(const struct packed *p, int64_t row, int64_t group)
     int64_t per = 32 / p->bits, width = (p->rows + per - 1) / per;
     uint32_t mask = (1u << p->bits) - 1;
     switch (p->layout) {
-    case PACKED_GPTQ:  return (int)(((word(&p->zeros, group * width + row / per) >> p->bits * (int)(row % per)) + (uint32_t)p->zero_add) & mask);
+    case PACKED_GPTQ:  return (int)(((word(&p->zeros, group * width + row / per) >> p->bits * (int)(row % per)) +
+                                     (uint32_t)p->zero_add) & mask);
     case PACKED_AWQ:   return (int)(word(&p->zeros, group * width + row / per) >> 4 * awq_place[row % 8] & mask);
-    case PACKED_WORDS: return (int)(word(&p->zeros, row / per * p->n_groups + group) >> p->bits * (int)(row % per) & mask);
+    case PACKED_WORDS: return (int)(word(&p->zeros, row / per * p->n_groups + group) >> p->bits *
+                                    (int)(row % per) & mask);
     default:           return (int8_t)p->zeros.data[row / p->row_group * p->row_step + group * p->group_step];
     }
 }
@@ -59,7 +61,8 @@ static float code_at(const struct packed *p, int64_t row, int64_t k)
     switch (p->layout) {
     case PACKED_GPTQ:    return (float)(word(&p->code, k / per * p->rows + row) >> p->bits * (int)(k % per) & mask);
     case PACKED_AWQ:     return (float)(word(&p->code, k * (p->rows / 8) + row / 8) >> 4 * awq_place[row % 8] & mask);
-    case PACKED_WORDS:   return (float)(word(&p->code, row * ((p->cols + per - 1) / per) + k / per) >> p->bits * (int)(k % per) & mask);
+    case PACKED_WORDS:   return (float)(word(&p->code, row * ((p->cols + per - 1) / per) + k / per) >> p->bits *
+                                        (int)(k % per) & mask);
     case PACKED_I8:      return (float)(int8_t)p->code.data[row * p->cols + k];
     case PACKED_F8:      return number(&p->code, row * p->cols + k);
     case PACKED_MXFP4:   return (float)e2m1_twice[mxfp4_code(p, row, k)] * 0.5f;
@@ -212,6 +215,7 @@ void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct
         else if (m->type == QT_I4Z)
             q->code[k] = (uint8_t)(int)code_at(p, row, k);
         else
-            q->code[k] = (uint8_t)((int)code_at(p, row, k) - zero + (m->type == QT_I4 ? 8 : m->type == QT_T2 || m->type == QT_T3 ? 1 : 0));
+            q->code[k] = (uint8_t)((int)code_at(p, row, k) - zero +
+                                   (m->type == QT_I4 ? 8 : m->type == QT_T2 || m->type == QT_T3 ? 1 : 0));
     }
 }

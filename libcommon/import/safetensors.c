@@ -8,8 +8,10 @@
 #include "libcommon/quant/ggml.h"
 
 static const struct { const char *name; int type; } dtypes[] = {
-    { "F32", GGML_F32 }, { "F16", GGML_F16 }, { "BF16", GGML_BF16 }, { "F64", GGML_F64 }, { "I8", GGML_I8 }, { "I16", GGML_I16 },
-    { "I32", GGML_I32 }, { "I64", GGML_I64 }, { "U8", SRC_U8 }, { "U16", SRC_U16 }, { "U32", SRC_U32 }, { "U64", SRC_U64 },
+    { "F32", GGML_F32 }, { "F16", GGML_F16 }, { "BF16", GGML_BF16 }, { "F64", GGML_F64 }, { "I8", GGML_I8 },
+        { "I16", GGML_I16 },
+    { "I32", GGML_I32 }, { "I64", GGML_I64 }, { "U8", SRC_U8 }, { "U16", SRC_U16 }, { "U32", SRC_U32 },
+    { "U64", SRC_U64 },
     { "BOOL", SRC_BOOL }, { "F8_E4M3", SRC_F8_E4M3 }, { "F8_E5M2", SRC_F8_E5M2 }, { "F8_E8M0", SRC_F8_E8M0 },
 };
 
@@ -33,7 +35,8 @@ static int get_size(const json_t *v, uint64_t *out)
 }
 
 /* room: bytes of data in the file; base: where they start. */
-static int read_entry(const struct map *m, struct source_tensor *t, const json_t *v, uint64_t base, uint64_t room, struct err *e)
+static int read_entry(const struct map *m, struct source_tensor *t, const json_t *v, uint64_t base, uint64_t room,
+                      struct err *e)
 {
     const char *dtype;
     const json_t *shape = json_object_get(v, "shape"), *offsets = json_object_get(v, "data_offsets");
@@ -63,13 +66,16 @@ static int read_entry(const struct map *m, struct source_tensor *t, const json_t
     if (t->n_dims == 0)
         t->dim[t->n_dims++] = 1;                                /* a scalar */
     uint64_t begin, end;
-    if (json_array_size(offsets) != 2 || get_size(json_array_get(offsets, 0), &begin) < 0 || get_size(json_array_get(offsets, 1), &end) < 0)
+    if (json_array_size(offsets) != 2 || get_size(json_array_get(offsets, 0), &begin) < 0 ||
+        get_size(json_array_get(offsets, 1), &end) < 0)
         return err_set(e, ERR_FORMAT, "data_offsets: expected [begin, end]");
     if (begin > end || end > room)
-        return err_set(e, ERR_FORMAT, "data_offsets: [%" PRIu64 ", %" PRIu64 "] reach beyond the end of the file (%" PRIu64 " bytes of data)", begin, end, room);
+        return err_set(e, ERR_FORMAT, "data_offsets: [%" PRIu64 ", %" PRIu64 "] reach beyond the end of the file (%"
+                       PRIu64 " bytes of data)", begin, end, room);
     t->size = n * (uint64_t)info->block_bytes;
     if (end - begin != t->size)
-        return err_set(e, ERR_FORMAT, "data_offsets: %" PRIu64 " bytes, but dtype and shape need %zu", end - begin, t->size);
+        return err_set(e, ERR_FORMAT, "data_offsets: %" PRIu64 " bytes, but dtype and shape need %zu", end - begin,
+                       t->size);
     t->offset = base + begin;
     t->data = m->fd < 0 ? NULL : m->data + t->offset;
     return 0;
@@ -81,7 +87,8 @@ static int by_offset(const void *a, const void *b)
     return x->offset < y->offset ? -1 : x->offset > y->offset ? 1 : x->size < y->size ? -1 : x->size > y->size;
 }
 
-static int read_index(const struct map *m, const json_t *header, uint64_t base, int shard, struct source_tensor **tensors, int *n, struct err *e)
+static int read_index(const struct map *m, const json_t *header, uint64_t base, int shard,
+                      struct source_tensor **tensors, int *n, struct err *e)
 {
     size_t count = json_object_size(header);
     if (count > (size_t)(INT32_MAX - *n))
@@ -110,12 +117,14 @@ static int read_index(const struct map *m, const json_t *header, uint64_t base, 
     uint64_t end = base;
     for (int i = first; i < *n; i++) {
         if (all[i].offset != end)
-            return err_set(e, ERR_FORMAT, "%s: tensor %s: offset %" PRIu64 ": %s, expected %" PRIu64, m->path, all[i].name, all[i].offset,
-                           all[i].offset < end ? "overlaps the tensor before it" : "leaves a hole after the tensor before it", end);
+            return err_set(e, ERR_FORMAT, "%s: tensor %s: offset %" PRIu64 ": %s, expected %" PRIu64, m->path,
+                           all[i].name, all[i].offset, all[i].offset < end
+                           ? "overlaps the tensor before it" : "leaves a hole after the tensor before it", end);
         end += all[i].size;
     }
     if (end != m->size)
-        return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": %" PRIu64 " bytes at the end belong to no tensor", m->path, end, m->size - end);
+        return err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": %" PRIu64 " bytes at the end belong to no tensor",
+                       m->path, end, m->size - end);
     return 0;
 }
 
@@ -126,14 +135,17 @@ int safetensors_index(const struct map *m, int shard, struct source_tensor **ten
         return err_set(e, ERR_FORMAT, "%s: offset 0: header size: the file ends here", m->path);
     memcpy(&size, m->data, 8);
     if (size > m->size - 8)
-        return err_set(e, ERR_FORMAT, "%s: offset 0: header size: %" PRIu64 " bytes reach beyond the end of the file (%zu bytes)", m->path, size, m->size);
+        return err_set(e, ERR_FORMAT, "%s: offset 0: header size: %" PRIu64
+                       " bytes reach beyond the end of the file (%zu bytes)", m->path, size, m->size);
     if (size > MAX_HEADER)
-        return err_set(e, ERR_FORMAT, "%s: offset 0: header size: %" PRIu64 " bytes, expected at most %d", m->path, size, MAX_HEADER);
+        return err_set(e, ERR_FORMAT, "%s: offset 0: header size: %" PRIu64 " bytes, expected at most %d", m->path,
+                       size, MAX_HEADER);
     json_t *header = js_parse(m->path, m->data + 8, size, e);
     if (!header)
         return -1;
     int r = json_is_object(header) ? read_index(m, header, 8 + size, shard, tensors, n, e)
-                                   : err_set(e, ERR_FORMAT, "%s: offset 8: header: found %s, expected an object", m->path, js_kind(header));
+                                   : err_set(e, ERR_FORMAT, "%s: offset 8: header: found %s, expected an object",
+                                             m->path, js_kind(header));
     json_decref(header);
     return r;
 }

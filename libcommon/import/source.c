@@ -134,7 +134,8 @@ static int count_files(const char *dir, int (*want)(const struct dirent *), stru
 
 static int has_tokenizer(const char *dir)
 {
-    return exists(dir, "tokenizer.json") || exists(dir, "tokenizer.model") || (exists(dir, "vocab.json") && exists(dir, "merges.txt"));
+    return exists(dir, "tokenizer.json") || exists(dir, "tokenizer.model") ||
+           (exists(dir, "vocab.json") && exists(dir, "merges.txt"));
 }
 
 static enum source_kind detect_folder(const char *path, struct err *e)
@@ -204,7 +205,8 @@ static const char *shard_path(const struct source *s, const struct source_tensor
 {
     const struct inner *in = s->private_;
     const struct gguf *g = s->gguf;
-    return s->kind == SOURCE_FOLDER ? in->shards[t->shard]->path : g && t->shard > 0 && t->shard <= g->n_parts ? g->parts[t->shard - 1]->map.path : s->path;
+    return s->kind == SOURCE_FOLDER ? in->shards[t->shard]->path : g && t->shard > 0 &&
+           t->shard <= g->n_parts ? g->parts[t->shard - 1]->map.path : s->path;
 }
 
 static int sort_names(struct source *s, struct err *e)
@@ -219,8 +221,8 @@ static int sort_names(struct source *s, struct err *e)
     qsort(in->by_name, (size_t)s->n_tensors, sizeof *in->by_name, compare_names);
     for (int i = 1; i < s->n_tensors; i++)
         if (strcmp(in->by_name[i - 1]->name, in->by_name[i]->name) == 0)
-            return err_set(e, ERR_FORMAT, "%s: tensor %s is also in %s", shard_path(s, in->by_name[i]), in->by_name[i]->name,
-                           shard_path(s, in->by_name[i - 1]));
+            return err_set(e, ERR_FORMAT, "%s: tensor %s is also in %s", shard_path(s, in->by_name[i]),
+                           in->by_name[i]->name, shard_path(s, in->by_name[i - 1]));
     return 0;
 }
 
@@ -236,7 +238,10 @@ static int find_arriving(const struct source *s, const char *name)
 }
 
 /* Is it in the folder, or will it be? */
-static int is_there(const struct source *s, const char *name) { return find_arriving(s, name) >= 0 || exists(s->path, name); }
+static int is_there(const struct source *s, const char *name)
+{
+    return find_arriving(s, name) >= 0 || exists(s->path, name);
+}
 
 /* Of a file that is still to come. */
 static int index_head(struct source *s, const struct part *p, int shard, struct err *e)
@@ -248,7 +253,8 @@ static int index_head(struct source *s, const struct part *p, int shard, struct 
     if (h->size >= 8 && h->head_size >= 8)
         memcpy(&size, h->head, 8);
     if (h->head_size < 8 ? h->size >= 8 : h->size >= 8 && size <= h->size - 8 && h->head_size - 8 < size)
-        return err_set(e, ERR_FORMAT, "%s: %zu bytes of its head are known, expected the whole header of %" PRIu64, p->path, h->head_size, size);
+        return err_set(e, ERR_FORMAT, "%s: %zu bytes of its head are known, expected the whole header of %" PRIu64,
+                       p->path, h->head_size, size);
     return safetensors_index(&head, shard, &s->tensors, &s->n_tensors, e);
 }
 
@@ -279,7 +285,8 @@ static const char **shard_names(const json_t *map, size_t *n, const char *index,
     json_object_foreach((json_t *)map, key, v) {
         const char *name = json_string_value(v);
         if (!name || !*name || strchr(name, '/')) {
-            err_set(e, ERR_FORMAT, "%s: weight_map: tensor %s: expected the name of a file in the same folder", index, key);
+            err_set(e, ERR_FORMAT, "%s: weight_map: tensor %s: expected the name of a file in the same folder", index,
+                    key);
             free(names);
             return NULL;
         }
@@ -293,7 +300,8 @@ static const char **shard_names(const json_t *map, size_t *n, const char *index,
     return names;
 }
 
-static int check_weight_map(struct source *s, const json_t *map, const char *index, const char *const *names, struct err *e)
+static int check_weight_map(struct source *s, const json_t *map, const char *index, const char *const *names,
+                            struct err *e)
 {
     const char *key;
     json_t *v;
@@ -301,7 +309,8 @@ static int check_weight_map(struct source *s, const json_t *map, const char *ind
         const struct source_tensor *t = &s->tensors[i];
         const char *said = json_string_value(json_object_get(map, t->name));
         if (!said || strcmp(said, names[t->shard]) != 0)
-            return err_set(e, ERR_FORMAT, "%s: tensor %s: %s has it, weight_map says %s", index, t->name, names[t->shard], said ? said : "nothing");
+            return err_set(e, ERR_FORMAT, "%s: tensor %s: %s has it, weight_map says %s", index, t->name,
+                           names[t->shard], said ? said : "nothing");
     }
     if (sort_names(s, e) < 0)
         return -1;
@@ -375,7 +384,8 @@ static int open_unindexed(struct source *s, struct err *e)
     }
     for (int k = 1; k <= total; k++) {
         char name[512];
-        snprintf(name, sizeof name, "%.*s-%05d-of-%05d.safetensors", stem < 400 ? stem : 400, list[0]->d_name, k, total);
+        snprintf(name, sizeof name, "%.*s-%05d-of-%05d.safetensors", stem < 400 ? stem : 400, list[0]->d_name, k,
+                 total);
         if (!exists(s->path, name)) {
             err_set(e, ERR_FORMAT, "%s: %s is missing (shard %d of %d)", s->path, name, k, total);
             goto done;
@@ -433,9 +443,10 @@ static int is_jinja(const struct dirent *d) { return ends_with(d->d_name, ".jinj
 static int add_small_files(struct source *s, struct err *e)
 {
     static const char *const names[] = {
-        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-        "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "LICENSE", "LICENSE.txt", "LICENSE.md",
-        "NOTICE", "README.md",
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+            "added_tokens.json",
+        "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "LICENSE",
+        "LICENSE.txt", "LICENSE.md", "NOTICE", "README.md",
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (exists(s->path, names[i]) && add_file(s, names[i], e) < 0)
@@ -444,7 +455,8 @@ static int add_small_files(struct source *s, struct err *e)
     if (!more)
         return -1;
     struct dirent **list;
-    int n = scandir(more, &list, is_jinja, alphasort), r = n >= 0 || errno == ENOENT || errno == ENOTDIR ? 0 : err_sys(e, "%s", more);
+    int n = scandir(more, &list, is_jinja, alphasort), r = n >= 0 || errno == ENOENT ||
+                                                           errno == ENOTDIR ? 0 : err_sys(e, "%s", more);
     free(more);
     for (int i = 0; i < n; i++) {
         char *name = r == 0 ? join("additional_chat_templates", list[i]->d_name, e) : NULL;
@@ -492,7 +504,8 @@ static int open_folder(struct source *s, struct err *e)
         if (r < 0)
             return -1;
     }
-    if (source_file(s, "generation_config.json") && !(s->generation_config = parse_small(s, "generation_config.json", e)))
+    if (source_file(s, "generation_config.json") &&
+        !(s->generation_config = parse_small(s, "generation_config.json", e)))
         return -1;
     if (s->kind != SOURCE_FOLDER)
         return 0;
@@ -636,7 +649,8 @@ static int take_part(const struct source *s, int shard, struct err *e)
     if (in->o->arriving->wait(in->o->arriving->user, p->arriving, e) != 0 || map_part(s, p, e) != 0)
         return -1;
     if (p->map.size != h->size || memcmp(p->map.data, h->head, h->head_size) != 0)
-        return err_set(e, ERR_FORMAT, "%s: its beginning or its size (%zu bytes) is not what was announced (%" PRIu64 " bytes)", p->path, p->map.size, h->size);
+        return err_set(e, ERR_FORMAT, "%s: its beginning or its size (%zu bytes) is not what was announced (%" PRIu64
+                       " bytes)", p->path, p->map.size, h->size);
     for (int i = 0; i < s->n_tensors; i++)
         if (s->tensors[i].shard == shard)
             s->tensors[i].data = p->map.data + s->tensors[i].offset;
@@ -647,7 +661,8 @@ int source_wait(const struct source *s, const struct source_tensor *t, struct er
 {
     const struct inner *in = s->private_;
     for (int i = 0; in && i < in->n_shards; i++)
-        if (in->shards[i]->arriving >= 0 && !in->shards[i]->map.path && (!t || t->shard == i) && take_part(s, i, e) != 0)
+        if (in->shards[i]->arriving >= 0 && !in->shards[i]->map.path && (!t || t->shard == i) &&
+            take_part(s, i, e) != 0)
             return -1;
     return 0;
 }
@@ -667,14 +682,16 @@ int source_check(const struct source *s, const struct source_tensor *t, struct e
     return 0;
 }
 
-int source_read(const struct source *s, const struct source_tensor *t, int64_t row, int64_t n, float *out, int check_finite, struct err *e)
+int source_read(const struct source *s, const struct source_tensor *t, int64_t row, int64_t n, float *out,
+                int check_finite, struct err *e)
 {
     const struct ggml_type_info *info = ggml_type_info(t->type);
     int64_t cols = t->dim[t->n_dims - 1], rows = 1;
     for (int i = 0; i < t->n_dims - 1; i++)
         rows *= t->dim[i];
     if (row < 0 || n < 0 || row > rows || n > rows - row)
-        return err_set(e, ERR_SHAPE, "%s: tensor %s: rows %" PRId64 " to %" PRId64 " of %" PRId64, shard_path(s, t), t->name, row, row + n, rows);
+        return err_set(e, ERR_SHAPE, "%s: tensor %s: rows %" PRId64 " to %" PRId64 " of %" PRId64, shard_path(s, t),
+                       t->name, row, row + n, rows);
     size_t row_bytes = (size_t)(cols / info->block) * (size_t)info->block_bytes;
     if (t->packed)
         packed_read(t->packed, row, n, out);
@@ -684,8 +701,8 @@ int source_read(const struct source *s, const struct source_tensor *t, int64_t r
         return 0;
     for (int64_t i = 0; i < n * cols; i++)
         if (!isfinite(out[i]))
-            return err_set(e, ERR_FORMAT, "%s: tensor %s: row %" PRId64 ", column %" PRId64 ": is %s", shard_path(s, t), t->name, row + i / cols, i % cols,
-                           isnan(out[i]) ? "not a number" : "infinite");
+            return err_set(e, ERR_FORMAT, "%s: tensor %s: row %" PRId64 ", column %" PRId64 ": is %s", shard_path(s, t),
+                           t->name, row + i / cols, i % cols, isnan(out[i]) ? "not a number" : "infinite");
     return 0;
 }
 
@@ -714,7 +731,8 @@ size_t source_bytes(const struct source_tensor *t)
 
 /* ---- the key of the cache ---- */
 
-/* Two 64-bit lanes; every word is xored in, multiplied by an odd constant and rotated (the constants are those of SplitMix64, Steele et al. 2014). */
+/* Two 64-bit lanes; every word is xored in, multiplied by an odd constant and rotated (the
+ * constants are those of SplitMix64, Steele et al. 2014). */
 struct hash { uint64_t a, b; };
 
 static void hash_word(struct hash *h, uint64_t w)
@@ -739,7 +757,8 @@ static void hash_bytes(struct hash *h, const void *data, size_t n)
     hash_word(h, w);
 }
 
-/* Up to 64 KiB whole, else 16 pieces of 256 bytes spread evenly, the first and the last bytes among them. */
+/* Up to 64 KiB whole, else 16 pieces of 256 bytes spread evenly, the first and the last bytes
+ * among them. */
 static void hash_sampled(struct hash *h, const uint8_t *data, size_t n)
 {
     enum { WHOLE = 65536, PIECE = 256, PIECES = 16 };
@@ -772,7 +791,8 @@ int source_key(const struct source *s, char hex[33], struct err *e)
         hash_bytes(&h, t->dim, sizeof t->dim);
         hash_sampled(&h, t->data, t->size);
         const struct packed *p = t->packed;
-        const struct source_tensor *const parts[] = { p ? &p->scale : NULL, p ? &p->zeros : NULL, p ? &p->order : NULL };
+        const struct source_tensor *const parts[] = { p ? &p->scale : NULL, p ? &p->zeros : NULL,
+                                                      p ? &p->order : NULL };
         for (int k = 0; p && k < 3; k++)
             if (parts[k]->data)
                 hash_sampled(&h, parts[k]->data, parts[k]->size);

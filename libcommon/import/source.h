@@ -1,7 +1,9 @@
-/* source.h - every kind of input seen as one: named tensors, one spelling of config.json, small files.
+/* source.h - every kind of input seen as one: named tensors, one spelling of config.json, small
+ * files.
  *
- * Told apart by content: a folder with config.json and safetensors (single, sharded with or without an index), a GGUF file (v2, v3), a bare
- * config.json, a folder with only a tokenizer.  Files are mapped; tensors are decoded row by row on request. */
+ * Told apart by content: a folder with config.json and safetensors (single, sharded with or
+ * without an index), a GGUF file (v2, v3), a bare config.json, a folder with only a tokenizer.
+ * Files are mapped; tensors are decoded row by row on request. */
 #ifndef ZSE_IMPORT_SOURCE_H
 #define ZSE_IMPORT_SOURCE_H
 
@@ -51,7 +53,8 @@ struct source {
     void *private_;
 };
 
-/* Safetensors of a folder that are still on their way: what they hold is known by their heads, their data is read when they have come. */
+/* Safetensors of a folder that are still on their way: what they hold is known by their heads,
+ * their data is read when they have come. */
 struct source_shard {
     const char *name;
     uint64_t size;                  /* of the whole file */
@@ -71,20 +74,23 @@ struct source_options {             /* both may be NULL; borrowed until source_c
 
 /* What is at path, by content. SOURCE_NONE with *e set when nothing fits. */
 enum source_kind source_detect(const char *path, struct err *e);
-/* GGUF, FOLDER, CONFIG, TOKENIZER (a .zse is zfile_open's). Checks names (no duplicates), sizes, overlaps, missing shards. */
+/* GGUF, FOLDER, CONFIG, TOKENIZER (a .zse is zfile_open's). Checks names (no duplicates), sizes,
+ * overlaps, missing shards. */
 struct source *source_open(const char *path, struct err *e);
 struct source *source_open_with(const char *path, const struct source_options *o, struct err *e);
 void source_close(struct source *s);
 const struct source_tensor *source_find(const struct source *s, const char *name);      /* NULL: none */
 const struct source_file *source_file(const struct source *s, const char *name);        /* NULL: none */
 
-/* Before data of t (NULL: of any tensor) is read: until its file has come.  Not from two threads at once. */
+/* Before data of t (NULL: of any tensor) is read: until its file has come.  Not from two threads
+ * at once. */
 int source_wait(const struct source *s, const struct source_tensor *t, struct err *e);
 /* After data of t (NULL: of all files) was read: -1 if the file was cut or written to meanwhile. */
 int source_check(const struct source *s, const struct source_tensor *t, struct err *e);
 
-/* Rows [row, row + n) of a tensor seen as [rows, cols] (1-D: one row; more dims: outer ones joined) as f32. out [n * cols].
- * Fails on NaN/Inf only if check_finite, naming tensor, row, column. */
+/* Rows [row, row + n) of a tensor seen as [rows, cols] (1-D: one row; more dims: outer ones
+ * joined) as f32. out [n * cols].  Fails on NaN/Inf only if check_finite, naming tensor, row,
+ * column. */
 int source_read(const struct source *s, const struct source_tensor *t, int64_t row, int64_t n, float *out,
                 int check_finite, struct err *e);
 /* Tell the kernel that these bytes are not needed again (keeps memory small while converting). */
@@ -92,14 +98,16 @@ void source_drop(const struct source *s, const struct source_tensor *t);
 /* Bytes in the source, with scales that lie elsewhere. */
 size_t source_bytes(const struct source_tensor *t);
 
-/* config.json in either spelling (rope_theta / rope_scaling / torch_dtype, or rope_parameters / dtype; nested text_config) to one:
- * rope_parameters {rope_theta, rope_type, ...} or, per layer type, {"full_attention": {...}, "sliding_attention": {...}}; dtype.  New reference. */
+/* config.json in either spelling (rope_theta / rope_scaling / torch_dtype, or rope_parameters /
+ * dtype; nested text_config) to one: rope_parameters {rope_theta, rope_type, ...} or, per layer
+ * type, {"full_attention": {...}, "sliding_attention": {...}}; dtype.  New reference. */
 json_t *config_normalize(const json_t *config, struct err *e);
 
-/* A hash of the source's content (names, sizes, types and sampled bytes; whole small files): key of the cache of automatic conversions. hex [33].
- * Waits for all files that are on their way. */
+/* A hash of the source's content (names, sizes, types and sampled bytes; whole small files): key
+ * of the cache of automatic conversions. hex [33].  Waits for all files that are on their way. */
 int source_key(const struct source *s, char hex[33], struct err *e);
-/* A hash of the sizes of the source's files and of when they were written: notices a change between the samples of source_key. */
+/* A hash of the sizes of the source's files and of when they were written: notices a change
+ * between the samples of source_key. */
 uint64_t source_stamp(const struct source *s);
 
 #endif

@@ -1,10 +1,11 @@
 /* approx.h - exp, tanh and erf in f32, the same bits in every set of kernels.
  *
- * The polynomials are minimax fits (Lawson's iteration in double, then rounded to f32); every set evaluates them by Horner's rule with fma,
- * so the scalar functions here are the definition of the vectors in vec.h.  Largest errors (tests/unit/t-kernels-rows.c):
+ * The polynomials are minimax fits (Lawson's iteration in double, then rounded to f32); every set
+ * evaluates them by Horner's rule with fma, so the scalar functions here are the definition of the
+ * vectors in vec.h.  Largest errors (tests/unit/t-kernels-rows.c):
  *     exp   1 ulp;  below -87: 0;  above 88: exp(88)
- *     exp2  2.1 ulp;  below -125: 0;  not for more than 127: softmax takes it of what is 0 at most, but for rounding
- *     tanh  2 ulp
+ *     exp2  2.1 ulp;  below -125: 0;  not for more than 127: softmax takes it of what is 0 at most,
+ *     but for rounding tanh  2 ulp
  *     erf   2 ulp */
 #ifndef ZSE_KERNELS_APPROX_H
 #define ZSE_KERNELS_APPROX_H
@@ -20,7 +21,8 @@
 #define LN2_LOW     0x1.7f7d1cp-20f
 /* exp(r) = 1 + r + r^2 P(r), |r| <= ln(2)/2 */
 static const float exp_coef[5] = { 0x1.fffffcp-2f, 0x1.555482p-3f, 0x1.55593cp-5f, 0x1.1245c8p-7f, 0x1.6a107cp-10f };
-/* exp2(n + r) = 2^n (1 + r P(r)), |r| <= 1/2.  Adding EXP2_MAGIC rounds to an integer and leaves n + 127 in the low bits, where a shift finds it. */
+/* exp2(n + r) = 2^n (1 + r P(r)), |r| <= 1/2.  Adding EXP2_MAGIC rounds to an integer and leaves
+ * n + 127 in the low bits, where a shift finds it. */
 #define EXP2_MIN    -125.0f
 #define EXP2_MAGIC  (0x1.8p+23f + 127.0f)
 static const float exp2_coef[5] = { 0x1.62e42ap-1f, 0x1.ebf9bcp-3f, 0x1.c6b752p-5f, 0x1.3cea88p-7f, 0x1.5bba08p-10f };
@@ -30,11 +32,13 @@ static const float tanh_coef[5] = { -0x1.55554cp-2f, 0x1.110d3cp-3f, -0x1.b92bba
 /* erf(x) = x + x P(x^2), |x| < 0.92; else 1 - exp(-Q(|x|)), 1 from 3.95 on */
 #define ERF_SMALL   0.92f
 #define ERF_MAX     3.95f
-static const float erf_coef[7] = { 0x1.06eba8p-3f, -0x1.812744p-2f, 0x1.ce2e24p-4f, -0x1.b810eap-6f, 0x1.54df2ap-8f, -0x1.ab10dap-11f, 0x1.5f96a6p-14f };
-static const float erfc_coef[8] = { -0x1.6e57p-13f, 0x1.2127e4p+0f, 0x1.44460cp-1f, 0x1.bb83e8p-4f, -0x1.9b8e84p-6f, 0x1.115ad4p-8f, -0x1.c7912cp-12f,
-                                    0x1.61ea8ep-16f };
+static const float erf_coef[7] = { 0x1.06eba8p-3f, -0x1.812744p-2f, 0x1.ce2e24p-4f, -0x1.b810eap-6f, 0x1.54df2ap-8f,
+                                   -0x1.ab10dap-11f, 0x1.5f96a6p-14f };
+static const float erfc_coef[8] = { -0x1.6e57p-13f, 0x1.2127e4p+0f, 0x1.44460cp-1f, 0x1.bb83e8p-4f, -0x1.9b8e84p-6f,
+                                    0x1.115ad4p-8f, -0x1.c7912cp-12f, 0x1.61ea8ep-16f };
 
-/* GELU by erf(x / sqrt(2)); by tanh: x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3); quick: x / (1 + exp(-1.702 x)) */
+/* GELU by erf(x / sqrt(2)); by tanh: x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3);
+ * quick: x / (1 + exp(-1.702 x)) */
 #define GELU_SQRT_HALF  0.70710678f
 #define GELU_TANH_1     -1.5957691f
 #define GELU_TANH_3     0.044715f

@@ -1,17 +1,24 @@
-/* floats_amx.c - the f32 matmul of bf16 weights on the tile unit (AMX-BF16: Sapphire Rapids and later).  Other types are the AVX-512 set's.
+/* floats_amx.c - the f32 matmul of bf16 weights on the tile unit (AMX-BF16: Sapphire Rapids and
+ * later).  Other types are the AVX-512 set's.
  *
- * A bf16 has 8 of an f32's 24 bits, so an activation is the exact sum of three, and three products with tiles of weights give what f32
- * multiply-adds give, in another order: a tile instruction multiplies 16 tokens x 32 k by 32 k x 16 rows in 16 cycles, 16 times what the vectors
- * do; a third of that remains.  (vdpbf16ps, the vectors' own product of bf16, has half of their rate of f32 here.)  Tiles of a file are as the
- * unit wants them, and are never unpacked.  Few tokens take the same way, as a token's bits must not depend on how many there are: one token
- * reads weights at 0.92 of a read loop instead of 1.0 (in vectors, with these sums, at 0.77); 16 and 256 tokens take 0.45 of the vectors' time.
- * What is missing to a third of the tile unit's peak (256 tokens get a quarter of that) is splitting x again for every 4 tiles, and waiting
- * for sums that go to memory and come back.
+ * A bf16 has 8 of an f32's 24 bits, so an activation is the exact sum of three, and three products
+ * with tiles of weights give what f32 multiply-adds give, in another order: a tile instruction
+ * multiplies 16 tokens x 32 k by 32 k x 16 rows in 16 cycles, 16 times what the vectors do; a third
+ * of that remains.  (vdpbf16ps, the vectors' own product of bf16, has half of their rate of f32
+ * here.)  Tiles of a file are as the unit wants them, and are never unpacked.  Few tokens take the
+ * same way, as a token's bits must not depend on how many there are: one token reads weights at
+ * 0.92 of a read loop instead of 1.0 (in vectors, with these sums, at 0.77); 16 and 256 tokens take
+ * 0.45 of the vectors' time.  What is missing to a third of the tile unit's peak (256 tokens get a
+ * quarter of that) is splitting x again for every 4 tiles, and waiting for sums that go to memory
+ * and come back.
  *
- * tdpbf16ps adds up even and odd k on their own, by fma and from 0, and adds their sum to what there is.  So, for a row and a token:
+ * tdpbf16ps adds up even and odd k on their own, by fma and from 0, and adds their sum to what
+ * there is.  So, for a row and a token:
  *     acc = 0;  for each 32 k in order, for the parts of x from the last to the first:
- *         even = odd = 0;  even = fma(part[k], w[k], even), odd = fma(part[k + 1], w[k + 1], odd) in order of k;  acc += even + odd
- * Parts are cut off, not rounded: part[0] = x with its upper 16 bits, part[1] = x - part[0] with these, part[2] = the rest.  Numbers below 2^-126 count as 0. */
+ *         even = odd = 0;  even = fma(part[k], w[k], even), odd = fma(part[k + 1], w[k + 1], odd)
+ *         in order of k;  acc += even + odd
+ * Parts are cut off, not rounded: part[0] = x with its upper 16 bits, part[1] = x - part[0] with
+ * these, part[2] = the rest.  Numbers below 2^-126 count as 0. */
 #define SET(name) avx512_##name
 
 #include "libcommon/kernels/vec_avx512.inc"
@@ -19,8 +26,9 @@
 #include "libcommon/kernels/asking.inc"
 #include "libcommon/kernels/results.inc"
 
-/* Tiles of weights that share a conversion, and k of a block: of half as many, sums would come and go as often again (1.2 instead of 1.4 of the
- * vectors' f32 peak).  Few tokens, up to one panel, have longer blocks and take a tile after the other: it is one stream from memory. */
+/* Tiles of weights that share a conversion, and k of a block: of half as many, sums would come
+ * and go as often again (1.2 instead of 1.4 of the vectors' f32 peak).  Few tokens, up to one
+ * panel, have longer blocks and take a tile after the other: it is one stream from memory. */
 enum { BF16_TILES = 4, BF16_K = 256, BF16_ROWS = 16, BF16_K_FEW = 1024 };
 INLINE int bf16_k(int n_tokens) { return n_tokens <= BF16_ROWS ? BF16_K_FEW : BF16_K; }
 
@@ -28,15 +36,18 @@ INLINE int bf16_panels(int n_tokens) { return n_panels(n_tokens, BF16_ROWS); }
 INLINE int bf16_tokens(int n_tokens) { return n_panels(n_tokens, bf16_panels(n_tokens)); }      /* of a panel; the last may hold fewer */
 INLINE size_t bf16_all(int n_tokens) { return (size_t)((bf16_panels(n_tokens) + 1) / 2 * 2 * bf16_tokens(n_tokens)); }
 
-/* Sums [BF16_TILES][tokens][32] f32, then for each two panels, W tokens, parts [bf16_k / 32][3][W][32] bf16: at a stride of all tokens they
- * would be in the same few sets of the L1 cache. */
+/* Sums [BF16_TILES][tokens][32] f32, then for each two panels, W tokens, parts [bf16_k /
+ * 32][3][W][32] bf16: at a stride of all tokens they would be in the same few sets of the L1
+ * cache. */
 INLINE size_t bf16_bytes(size_t all, int n_k) { return all * (size_t)(BF16_TILES * TILE_ROWS * 4 + n_k * 3 * 2); }
 
-/* Few tokens want more than some more do, and panels are evened out, so 49 want less than 48: a bound that never falls, as any fewer tokens get it too. */
+/* Few tokens want more than some more do, and panels are evened out, so 49 want less than 48: a
+ * bound that never falls, as any fewer tokens get it too. */
 size_t amx_floats_scratch(int n_tokens)
 {
     const int few = n_tokens < BF16_ROWS ? n_tokens : BF16_ROWS, panels = (bf16_panels(n_tokens) + 1) / 2 * 2;
-    const size_t one = bf16_bytes(bf16_all(few), BF16_K_FEW), many = n_tokens > BF16_ROWS ? bf16_bytes((size_t)(panels * BF16_ROWS), BF16_K) : 0;
+    const size_t one = bf16_bytes(bf16_all(few), BF16_K_FEW),
+                 many = n_tokens > BF16_ROWS ? bf16_bytes((size_t)(panels * BF16_ROWS), BF16_K) : 0;
     const size_t size = one > many ? one : many, other = avx512_floats_scratch(n_tokens);
     return size > other ? size : other;
 }
@@ -48,19 +59,24 @@ INLINE vf upper_half(vf x)
     return vf_bits(_mm512_mask_or_epi32(bits, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, vi_set(0x400000)));
 }
 
-INLINE void prefetch_128(const float *p) { _mm_prefetch((const char *)p, _MM_HINT_T0), _mm_prefetch((const char *)(p + 16), _MM_HINT_T0); }
+INLINE void prefetch_128(const float *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T0), _mm_prefetch((const char *)(p + 16), _MM_HINT_T0);
+}
 
 /* n columns of x [n_tokens][ldx] to parts, n_k with the zeros behind them. */
 static void split_parts(uint16_t *parts, const float *x, size_t ldx, int n_tokens, int W, int n, int n_k)
 {
-    const vi odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    const vi odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
+                                    21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     const vf infinity = vf_set(INFINITY);
     for (int t = 0; t < n_tokens; t++, x += ldx)
         for (int k = 0; k < n_k; k += 32) {
             uint16_t *to = parts + (size_t)(t / W * W) * BF16_K * 3 + (size_t)(k / 32 * 3 * W + t % W) * 32;
             const int left = n - k;
             prefetch_128(x + 6 * ldx + k);
-            vf a = left >= 16 ? vf_load(x + k) : vf_load_n(x + k, left > 0 ? left : 0), b = left >= 32 ? vf_load(x + k + 16) : vf_load_n(x + k + 16, left > 16 ? left - 16 : 0);
+            vf a = left >= 16 ? vf_load(x + k) : vf_load_n(x + k, left > 0 ? left : 0),
+               b = left >= 32 ? vf_load(x + k + 16) : vf_load_n(x + k + 16, left > 16 ? left - 16 : 0);
             const vmask finite_a = vf_less(vf_abs(a), infinity), finite_b = vf_less(vf_abs(b), infinity);
             for (int i = 0; i < 3; i++, to += W * 32) {
                 const vf high_a = upper_half(a), high_b = upper_half(b);
@@ -70,7 +86,8 @@ static void split_parts(uint16_t *parts, const float *x, size_t ldx, int n_token
         }
 }
 
-/* Tiles 0 to 3: sums of T tokens of two panels, of 16 rows each; 4, 5: activations; 6, 7: weights. */
+/* Tiles 0 to 3: sums of T tokens of two panels, of 16 rows each; 4, 5: activations; 6, 7:
+ * weights. */
 static void begin(int T)
 {
     struct { uint8_t palette, start, zero[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } c = { .palette = 1 };
@@ -81,8 +98,10 @@ static void begin(int T)
     __asm__ volatile("ldtilecfg %0" : : "m"(c));
 }
 
-/* One or two panels of T tokens with n_k of a tile at w: c [T][32] of each += x * w.  FIRST: c has nothing yet. */
-INLINE void multiply(const int two, int first, const uint8_t *parts, int T, const uint8_t *w, int n_k, float *c, struct asking asks)
+/* One or two panels of T tokens with n_k of a tile at w: c [T][32] of each += x * w.  FIRST: c
+ * has nothing yet. */
+INLINE void multiply(const int two, int first, const uint8_t *parts, int T, const uint8_t *w, int n_k, float *c,
+                     struct asking asks)
 {
     const size_t part = (size_t)T * 2 * 64;
     float *d = c + T * TILE_ROWS;
@@ -91,7 +110,8 @@ INLINE void multiply(const int two, int first, const uint8_t *parts, int T, cons
 #define TAKE(x, at) "tileloadd " #at "(%0,%1), %%tmm" #x "\n"
 #define GIVE(x, at) "tilestored %%tmm" #x ", " #at "(%0,%1)\n"
     if (first) {
-        __asm__ volatile("tilezero %%tmm0\n" "tilezero %%tmm1\n" "tilezero %%tmm2\n" "tilezero %%tmm3\n" : : : "memory");
+        __asm__ volatile("tilezero %%tmm0\n" "tilezero %%tmm1\n" "tilezero %%tmm2\n" "tilezero %%tmm3\n" : :
+                         : "memory");
     } else {
         SUMS(TAKE, 0, 1, c);
         if (two)
@@ -102,9 +122,11 @@ INLINE void multiply(const int two, int first, const uint8_t *parts, int T, cons
         SUMS(TAKE, 6, 7, w);
         for (int i = 2; i >= 0; i--) {
             const uint8_t *a = parts + (size_t)i * part;
-            __asm__ volatile("tileloadd (%0,%1), %%tmm4\n" "tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n" "tdpbf16ps %%tmm7, %%tmm4, %%tmm1\n" : : "r"(a), "r"(64l) : "memory");
+            __asm__ volatile("tileloadd (%0,%1), %%tmm4\n" "tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n"
+                             "tdpbf16ps %%tmm7, %%tmm4, %%tmm1\n" : : "r"(a), "r"(64l) : "memory");
             if (two)
-                __asm__ volatile("tileloadd (%0,%1), %%tmm5\n" "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n" "tdpbf16ps %%tmm7, %%tmm5, %%tmm3\n" : : "r"(a + part / 2), "r"(64l) : "memory");
+                __asm__ volatile("tileloadd (%0,%1), %%tmm5\n" "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n"
+                                 "tdpbf16ps %%tmm7, %%tmm5, %%tmm3\n" : : "r"(a + part / 2), "r"(64l) : "memory");
         }
     }
     SUMS(GIVE, 0, 1, c);
@@ -113,7 +135,8 @@ INLINE void multiply(const int two, int first, const uint8_t *parts, int T, cons
 }
 
 /* N tiles at once, of the k from k0 on. */
-static void multiply_block(const struct mat *m, int tile0, int n, int k0, int n_k, const uint8_t *parts, int n_tokens, float *c, float *out, size_t ldo)
+static void multiply_block(const struct mat *m, int tile0, int n, int k0, int n_k, const uint8_t *parts, int n_tokens,
+                           float *c, float *out, size_t ldo)
 {
     const int panels = bf16_panels(n_tokens), T = bf16_tokens(n_tokens), last = k0 + n_k == m->cols_padded;
     const size_t all = bf16_all(n_tokens);
@@ -122,10 +145,12 @@ static void multiply_block(const struct mat *m, int tile0, int n, int k0, int n_
         rows[i] = tile_rows(m, tile0 + i, out, ldo);
     for (int p = 0; p < panels; p += 2)
         for (int i = 0; i < n; i++) {
-            const uint8_t *w = m->data + (size_t)(tile0 + i) * m->tile_bytes + (size_t)k0 * TILE_ROWS * 2, *a = parts + (size_t)(p * T) * BF16_K * 3 * 2;
+            const uint8_t *w = m->data + (size_t)(tile0 + i) * m->tile_bytes + (size_t)k0 * TILE_ROWS * 2,
+                          *a = parts + (size_t)(p * T) * BF16_K * 3 * 2;
             float *to = c + ((size_t)i * all + (size_t)(p * T)) * TILE_ROWS;
             const int t0 = p * T, more = n_tokens - t0 < 2 * T ? n_tokens - t0 : 2 * T;
-            const struct asking asks = panels == 1 ? asking(0) : (struct asking){ p == 0 ? BF16_K * TILE_ROWS * 2 : 0, 0 };
+            const struct asking asks = panels == 1 ? asking(0)
+                                                   : (struct asking){ p == 0 ? BF16_K * TILE_ROWS * 2 : 0, 0 };
             if (last)
                 expect_rows(&rows[i], t0, more);
             if (panels - p > 1)
@@ -137,7 +162,8 @@ static void multiply_block(const struct mat *m, int tile0, int n, int k0, int n_
         }
 }
 
-void amx_matmul_f32(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const float *x, size_t ldx, int n_tokens, void *scratch)
+void amx_matmul_f32(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const float *x, size_t ldx,
+                    int n_tokens, void *scratch)
 {
     if (m->type != QT_BF16) {
         avx512_matmul_f32(out, ldo, m, tile0, tile1, x, ldx, n_tokens, scratch);
@@ -154,7 +180,8 @@ void amx_matmul_f32(float *out, size_t ldo, const struct mat *m, int tile0, int 
             const int n_k = m->cols_padded - k0 < block ? m->cols_padded - k0 : block;
             if (i == tile0 || m->cols_padded > block)   /* else they are there already */
                 split_parts(parts, x + k0, ldx, n_tokens, 2 * bf16_tokens(n_tokens), m->cols - k0, n_k);
-            multiply_block(m, i, tile1 - i < tiles ? tile1 - i : tiles, k0, n_k, (const uint8_t *)parts, n_tokens, c, out, ldo);
+            multiply_block(m, i, tile1 - i < tiles ? tile1 - i : tiles, k0, n_k, (const uint8_t *)parts, n_tokens, c,
+                           out, ldo);
         }
     __asm__ volatile("tilerelease");
 }

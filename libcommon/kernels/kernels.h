@@ -1,25 +1,31 @@
 /* kernels.h - the CPU operations, once per instruction set.
  *
- * One rule for all sets: the result for a row and a token does not depend on how many tokens, rows or threads are beside it.
- * And every set gives the same bits, because the order of every sum and the place of every rounding (f32, fma where written) is fixed here;
- * but for bf16 weights on AMX, whose products have an order of their own (floats_amx.c); kernels_ordered() does without it.
+ * One rule for all sets: the result for a row and a token does not depend on how many tokens, rows
+ * or threads are beside it.  And every set gives the same bits, because the order of every sum and
+ * the place of every rounding (f32, fma where written) is fixed here; but for bf16 weights on AMX,
+ * whose products have an order of their own (floats_amx.c); kernels_ordered() does without it.
  *
  * Integer matmul, for every row r and token t:
- *     step = min(group_size, act_group)                 k that share one weight scale and one activation scale
+ *     step = min(group_size, act_group)                 k that share one weight scale and one
+ *                                                       activation scale
  *     acc = 0
  *     for each act group A in order of k:  inner = 0
  *         for each step s in A in order:   isum = sum of value8[code] * a8   (exact int32)
  *                                          inner = fma((float)isum, w_scale[r, s], inner)
- *                                          types with min or zero: inner = fma(w_min[r, s], (float)sum of a8, inner)   (zero: w_min = -w_scale * zero)
- *         types with 8-bit scales:         inner += isum * w_scale[r, s]  instead, exact in int32; rounded once, to f32, at the end of A
+ *                                          types with min or zero: inner = fma(w_min[r, s], (float)sum of a8, inner)   (zero:
+ *                                              w_min = -w_scale * zero)
+ *         types with 8-bit scales:         inner += isum * w_scale[r, s]  instead, exact in int32;
+ *                                          rounded once, to f32, at the end of A
  *         acc = fma(inner, a_scale[t, A], acc)
  *     out = acc * row_scale[r]                          (types with row scales)
- * mxfp4's value8 are twice its values, so its w_scale is half the scale.
- * nf4's levels are rounded to 1/127 in this path (value8); decoding and the float path use them exactly.
- * Activations: a_scale = amax / 127, a8 = x * (127 / amax) rounded to nearest even; a group whose amax is below 2^-100 is 0,
- * one that holds an infinity or a NaN has codes 0 and a_scale NaN, so that the result is NaN.
+ * mxfp4's value8 are twice its values, so its w_scale is half the scale.  nf4's levels are rounded
+ * to 1/127 in this path (value8); decoding and the float path use them exactly.  Activations:
+ * a_scale = amax / 127, a8 = x * (127 / amax) rounded to nearest even; a group whose amax is below
+ * 2^-100 is 0, one that holds an infinity or a NaN has codes 0 and a_scale NaN, so that the result
+ * is NaN.
  *
- * Sums over a row (norms): 16 partial sums, element i goes to sum i % 16 by fma (layer_norm's mean: by +), then sum j += sum j + 8, + 4, + 2, + 1. */
+ * Sums over a row (norms): 16 partial sums, element i goes to sum i % 16 by fma (layer_norm's
+ * mean: by +), then sum j += sum j + 8, + 4, + 2, + 1. */
 #ifndef ZSE_KERNELS_H
 #define ZSE_KERNELS_H
 
@@ -33,23 +39,29 @@
 extern "C" {
 #endif
 
-/* Attention of n_tokens consecutive queries of one sequence, for the query heads that share one KV head.
- * Query i stands at position pos + i and sees positions [begin_i, pos + i], begin_i = window ? max(0, pos + i - window + 1) : chunk ? (pos + i) / chunk * chunk : 0.
- * KV block b (positions 16*b .. 16*b+15) of this head lies at base + table[b] * stride + k_offset (v_offset).
- * Parts of 512 positions (512*p .. 512*p+511) are computed on their own, by whom and when does not matter, and merged in order.
- * In a part, for its positions j in [begin_i, pos + i]:
- *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each;  i8, fp8: the codes, then s[j] *= the key's scale
- *     f = scale * log2(e);  with softcap or alibi: s[j] *= scale, softcap: s[j] = softcap * tanh(s[j] / softcap),
+/* Attention of n_tokens consecutive queries of one sequence, for the query heads that share one KV
+ * head.  Query i stands at position pos + i and sees positions [begin_i, pos + i], begin_i = window
+ * ? max(0, pos + i - window + 1) : chunk ? (pos + i) / chunk * chunk : 0.  KV block b (positions
+ * 16*b .. 16*b+15) of this head lies at base + table[b] * stride + k_offset (v_offset).  Parts of
+ * 512 positions (512*p .. 512*p+511) are computed on their own, by whom and when does not matter,
+ * and merged in order.  In a part, for its positions j in [begin_i, pos + i]:
+ *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each;  i8, fp8: the codes, then s[j] *=
+ *     the key's scale f = scale * log2(e);  with softcap or alibi: s[j] *= scale, softcap: s[j] =
+ *     softcap * tanh(s[j] / softcap),
  *                           alibi: s[j] = fma(slope, j - (pos + i), s[j]), and f = log2(e)
- *     m = f * max s;  p[j] = exp2(fma(f, s[j], -m)), 0 where a position is not seen
- *     l[0..15] = 0;  for each 64 positions of the part in order: l[i] = l[i] + ((p[i] + p[i+16]) + (p[i+32] + p[i+48]))
- *     o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j;  i8, fp8: p[j] * the value's scale, and the codes
+ *     m = f * max s;  p[j] = exp2(fma(f, s[j], -m)), 0 where a position is not seen l[0..15] = 0;
+ *     for each 64 positions of the part in order: l[i] = l[i] + ((p[i] + p[i+16]) + (p[i+32] +
+ *     p[i+48])) o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j;  i8, fp8: p[j] * the
+ *     value's scale, and the codes
  * The first part that a query sees is what it has; each further one (m', l', o') is added to that:
- *     n = max(m, m');  a = exp2(m - n), b = exp2(m' - n);  l[i] = fma(l'[i], b, l[i] * a), o[d] = fma(o'[d], b, o[d] * a);  m = n
- * out[d] = o[d] / sum of l (summed as above).  exp2 and tanh as in approx.h.
- * With a sink z per head, s = z * log2(e):  n = max(m, s), a = exp2(m - n);  out[d] = o[d] * a / fma(sum of l, a, exp2(s - n)).
- * With latent > 0 values are the first `latent` elements of the keys, there are no others (v_offset is k_offset), and out has so many:  in a part, o[d] is
- *     the sum over the 16 slots i of a block (as above) of what fma(p[j], k[j][d], o) adds up to over the blocks in order; i8, fp8: the key's scale. */
+ *     n = max(m, m');  a = exp2(m - n), b = exp2(m' - n);  l[i] = fma(l'[i], b, l[i] * a), o[d] =
+ *     fma(o'[d], b, o[d] * a);  m = n
+ * out[d] = o[d] / sum of l (summed as above).  exp2 and tanh as in approx.h.  With a sink z per
+ * head, s = z * log2(e):  n = max(m, s), a = exp2(m - n);  out[d] = o[d] * a / fma(sum of l, a,
+ * exp2(s - n)).  With latent > 0 values are the first `latent` elements of the keys, there are no
+ * others (v_offset is k_offset), and out has so many:  in a part, o[d] is
+ *     the sum over the 16 slots i of a block (as above) of what fma(p[j], k[j][d], o) adds up to
+ *     over the blocks in order; i8, fp8: the key's scale. */
 enum { ATTN_PART = 512 };
 
 struct attn {
@@ -63,9 +75,10 @@ struct attn {
     const float *sinks;                                         /* [n_q_heads] or NULL */
     int latent;
     const float *alibi;                                         /* [n_q_heads] slopes or NULL: adds slope * (key position - query position) */
-    /* To share a long context among threads: with partial, attention computes only part `part`, into partial
-     * [n_tokens * n_q_heads][attn_partial(head_dim)], and leaves the rows of queries that do not see it alone.
-     * attention_merge then makes out of parts part, part + 1 .., one behind the other in partial. */
+    /* To share a long context among threads: with partial, attention computes only part `part`,
+     * into partial [n_tokens * n_q_heads][attn_partial(head_dim)], and leaves the rows of
+     * queries that do not see it alone.  attention_merge then makes out of parts part, part + 1
+     * .., one behind the other in partial. */
     float *partial; int part;
 };
 /* Elements of a value. */
@@ -77,19 +90,23 @@ struct kernels {
     const char *name;                                   /* "ref", "avx2", "avxvnni", "avx512", "amx" */
     int (*supported)(void);
 
-    /* Activations for the integer matmul: rounded once per token and act_group, shared by every matrix that reads them
-     * with the same cols_padded and act_group.  The buffer's inside belongs to the set, act is 64-byte aligned.
-     * x [n_tokens, ldx] f32, cols valid; padded with 0 to cols_padded.  act_bytes never falls as n_tokens grows: a buffer
-     * for some tokens does for fewer.  Parts are independent (for threads): part p of act_parts(n_tokens). */
+    /* Activations for the integer matmul: rounded once per token and act_group, shared by every
+     * matrix that reads them with the same cols_padded and act_group.  The buffer's inside
+     * belongs to the set, act is 64-byte aligned.  x [n_tokens, ldx] f32, cols valid; padded
+     * with 0 to cols_padded.  act_bytes never falls as n_tokens grows: a buffer for some tokens
+     * does for fewer.  Parts are independent (for threads): part p of act_parts(n_tokens). */
     size_t (*act_bytes)(int n_tokens, int cols_padded, int act_group);
     int (*act_parts)(int n_tokens);
-    void (*act_pack)(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group, int part);
+    void (*act_pack)(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group,
+                     int part);
 
-    /* out[t * ldo + r] for the rows r of tiles [tile0, tile1), rows beyond w->rows are not written.  Integer types only.
-     * scratch: scratch_bytes(n, cols_padded) of this thread for any n >= n_tokens, 64-byte aligned. */
+    /* out[t * ldo + r] for the rows r of tiles [tile0, tile1), rows beyond w->rows are not
+     * written.  Integer types only.  scratch: scratch_bytes(n, cols_padded) of this thread for
+     * any n >= n_tokens, 64-byte aligned. */
     void (*matmul)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                    const void *act, int n_tokens, void *scratch);
-    /* The same with f32 activations and weights exactly as stored (every type that has kernels): out = sum over k in order, one fma each (bf16 on AMX: as in floats_amx.c, no less exact).
+    /* The same with f32 activations and weights exactly as stored (every type that has kernels):
+     * out = sum over k in order, one fma each (bf16 on AMX: as in floats_amx.c, no less exact).
      * x [n_tokens, ldx], w->cols valid. */
     void (*matmul_f32)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                        const float *x, size_t ldx, int n_tokens, void *scratch);
@@ -103,11 +120,15 @@ struct kernels {
     float (*largest)(const float *x, int n);            /* NaN if one is NaN or +inf, -inf if n is 0 */
     void (*rope)(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);  /* dim rotated, cos/sin [dim/2]; pairs: (0,1),(2,3).. else (i, i+dim/2) */
 
-    /* One step of a linear recurrence of one head: state [n][dim], x, v, out [dim], b, c, q, k [n].  For each element e, rows i in order:
-     * mamba:  in = dt * x[e]; s[i] = fma(b[i], in, s[i] * decay), y = fma(c[i], s[i], y) from 0; out[e] = fma(d, x[e], y)
-     * delta:  s[i] *= decay, y = fma(k[i], s[i], y) from 0; w = (v[e] - y) * rate; then s[i] = fma(k[i], w, s[i]), out[e] = fma(q[i], s[i], out[e]) from 0 */
-    void (*scan_mamba)(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim, float decay, float dt, float d);
-    void (*scan_delta)(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim, float decay, float rate);
+    /* One step of a linear recurrence of one head: state [n][dim], x, v, out [dim], b, c, q, k
+     * [n].  For each element e, rows i in order: mamba:  in = dt * x[e]; s[i] = fma(b[i], in,
+     * s[i] * decay), y = fma(c[i], s[i], y) from 0; out[e] = fma(d, x[e], y) delta:  s[i] *=
+     * decay, y = fma(k[i], s[i], y) from 0; w = (v[e] - y) * rate; then s[i] = fma(k[i], w,
+     * s[i]), out[e] = fma(q[i], s[i], out[e]) from 0 */
+    void (*scan_mamba)(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim,
+                       float decay, float dt, float d);
+    void (*scan_delta)(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
+                       float decay, float rate);
 
     /* One token's key (value) of head_dim floats into slot 0..15 of a block. */
     void (*kv_store_key)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);
@@ -122,9 +143,11 @@ enum act_kind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, ACT_GELU
 extern const struct kernels kernels_ref, kernels_avx2, kernels_avxvnni, kernels_avx512, kernels_amx;     /* all but the first on x86-64 only */
 /* All sets compiled in, fastest first, NULL-terminated. */
 const struct kernels *const *kernels_all(void);
-/* The fastest set this machine runs; WANT forces one by name (NULL: choose).  NULL with *e if it cannot. */
+/* The fastest set this machine runs; WANT forces one by name (NULL: choose).  NULL with *e if it
+ * cannot. */
 const struct kernels *kernels_pick(const char *want, struct err *e);
-/* k, or for a set with a float product of its own order (amx) one that runs wherever k does and gives the bits of all others. */
+/* k, or for a set with a float product of its own order (amx) one that runs wherever k does and
+ * gives the bits of all others. */
 const struct kernels *kernels_ordered(const struct kernels *k);
 
 #ifdef __cplusplus

@@ -1,14 +1,20 @@
-/* kernels_amx.c - the integer matmul of many tokens on the tile unit (AMX-INT8: Sapphire Rapids and later).  Everything else is the AVX-512 set's.
+/* kernels_amx.c - the integer matmul of many tokens on the tile unit (AMX-INT8: Sapphire Rapids and
+ * later).  Everything else is the AVX-512 set's.
  *
- * tdpbssd adds to C [T tokens][16 rows] int32 the products of A [T][K] int8 activations and B [K / 4][16 rows][4] int8 weights, which is how
- * unpacked lines lie; K is 32 or 64 k that share their scales, so the integer sums are those of kernels.h.  They go through memory to the
- * vectors that scale them.  From loads to sums a product takes a hundred cycles, so the vectors work on the sums of the group before.
- * While the tile unit computes, it takes one of the two ports that convert and multiply floats.  So steps of 32, where each product of 16
- * cycles brings 16 vectors to convert and 16 fma, gain little.  8-bit scales are folded into the weights instead: code * scale has 16 bits,
- * high and low byte are multiplied one after the other, and the vectors have work once in an act group.
+ * tdpbssd adds to C [T tokens][16 rows] int32 the products of A [T][K] int8 activations and B [K /
+ * 4][16 rows][4] int8 weights, which is how unpacked lines lie; K is 32 or 64 k that share their
+ * scales, so the integer sums are those of kernels.h.  They go through memory to the vectors that
+ * scale them.  From loads to sums a product takes a hundred cycles, so the vectors work on the sums
+ * of the group before.  While the tile unit computes, it takes one of the two ports that convert
+ * and multiply floats.  So steps of 32, where each product of 16 cycles brings 16 vectors to
+ * convert and 16 fma, gain little.  8-bit scales are folded into the weights instead: code * scale
+ * has 16 bits, high and low byte are multiplied one after the other, and the vectors have work once
+ * in an act group.
  *
- * Activations lie in blocks of BLOCK_K k; in a block panel by panel of T tokens each (the last may hold fewer); in a panel:
- *     [k / 64][T][64] int8 codes;  [k / act_group][T] f32 scales;  for g = 32, 64 .. act_group: [k / g][T] f32 sums of codes */
+ * Activations lie in blocks of BLOCK_K k; in a block panel by panel of T tokens each (the last may
+ * hold fewer); in a panel:
+ *     [k / 64][T][64] int8 codes;  [k / act_group][T] f32 scales;  for g = 32, 64 .. act_group:
+ *     [k / g][T] f32 sums of codes */
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>
@@ -19,7 +25,8 @@
 
 #include "libcommon/kernels/vec_avx512.inc"
 
-/* A block's lines, the panel and the sums must fit into the L1 cache.  The last two are of arch_prctl(2), newer than some systems' headers. */
+/* A block's lines, the panel and the sums must fit into the L1 cache.  The last two are of
+ * arch_prctl(2), newer than some systems' headers. */
 enum { BLOCK_K = 256, MORE_BYTES = 64, AMX_ROWS = 16, AMX_MIN = 24, XFEATURE_TILE_DATA = 18, ARCH_REQ_TILES = 0x1023 };
 
 #include "libcommon/kernels/block.inc"
@@ -60,13 +67,15 @@ size_t amx_act_bytes(int n_tokens, int cols_padded, int act_group)
     if (!amx_worth(n_tokens, act_group))
         return avx512_act_bytes(n_tokens, cols_padded, act_group);
     const size_t size = amx_block(cols_padded / BLOCK_K, act_group, n_tokens) +
-                        (size_t)amx_panels(n_tokens) * amx_layout(cols_padded % BLOCK_K, act_group, amx_tokens(n_tokens)).size;
+                        (size_t)amx_panels(n_tokens) *
+                        amx_layout(cols_padded % BLOCK_K, act_group, amx_tokens(n_tokens)).size;
     const size_t fewer = avx512_act_bytes(AMX_MIN - 1, cols_padded, act_group);         /* they take more each */
     return size > fewer ? size : fewer;
 }
 
 /* One act group of one token: at k of a block of n_k. */
-static void amx_pack_group(uint8_t *p, const struct amx_layout *l, const float *x, int n, int k, int act_group, int t, int T)
+static void amx_pack_group(uint8_t *p, const struct amx_layout *l, const float *x, int n, int k, int act_group, int t,
+                           int T)
 {
     float group[128], factor;
     if (n < act_group) {
@@ -95,7 +104,8 @@ static void amx_pack_group(uint8_t *p, const struct amx_layout *l, const float *
 
 int amx_act_parts(int n_tokens) { return avx512_act_parts(n_tokens); }
 
-void amx_act_pack(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group, int part)
+void amx_act_pack(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group,
+                  int part)
 {
     if (!amx_worth(n_tokens, act_group)) {
         avx512_act_pack(act, x, ldx, n_tokens, cols, cols_padded, act_group, part);
@@ -108,7 +118,8 @@ void amx_act_pack(void *act, const float *x, size_t ldx, int n_tokens, int cols,
         uint8_t *p = (uint8_t *)act + amx_block(k0 / BLOCK_K, act_group, n_tokens);
         for (int t = panel_begin(n_tokens, parts, part); t < t1; t++)
             for (int k = 0; k < n_k; k += act_group)
-                amx_pack_group(p + l.size * (size_t)(t / T), &l, x + (size_t)t * ldx + k0 + k, cols - k0 - k, k, act_group, t % T, T);
+                amx_pack_group(p + l.size * (size_t)(t / T), &l, x + (size_t)t * ldx + k0 + k, cols - k0 - k, k,
+                               act_group, t % T, T);
     }
 }
 
@@ -127,9 +138,11 @@ static void amx_begin(int T, int bytes)
 
 static void amx_end(void) { __asm__ volatile("tilerelease"); }
 
-/* Take the sums of the last but one step out of a pair of tiles, to [2][16 tokens][16 rows], and begin the next step of a panel in them: of
- * weights w0 and w1.  n: tile multiplications it takes; a: codes, from one to the next a_next.  Storing just before the tiles are used again
- * keeps four products under way; storing after the product costs 30 cycles a product instead of 20. */
+/* Take the sums of the last but one step out of a pair of tiles, to [2][16 tokens][16 rows], and
+ * begin the next step of a panel in them: of weights w0 and w1.  n: tile multiplications it
+ * takes; a: codes, from one to the next a_next.  Storing just before the tiles are used again
+ * keeps four products under way; storing after the product costs 30 cycles a product instead of
+ * 20. */
 #define AMX_PAIR(x, y, A) \
     do { \
         __asm__ volatile("tileloadd (%[a],%[s64]), %%tmm" #A "\n" "tilestored %%tmm" #x ", (%[to],%[s64])\n" "tilezero %%tmm" #x "\n" \
@@ -144,7 +157,8 @@ static void amx_end(void) { __asm__ volatile("tilerelease"); }
                              : : [a] "r"(a), [w0] "r"(w0), [w1] "r"(w1), [s64] "r"(64l), [s128] "r"(128l) : "memory"); \
         } \
     } while (0)
-INLINE void amx_pair(const int odd, int32_t *to, const int8_t *a, size_t a_next, const int8_t *w0, const int8_t *w1, int n)
+INLINE void amx_pair(const int odd, int32_t *to, const int8_t *a, size_t a_next, const int8_t *w0, const int8_t *w1,
+                     int n)
 {
     if (odd)
         AMX_PAIR(2, 3, 5);
@@ -154,16 +168,20 @@ INLINE void amx_pair(const int odd, int32_t *to, const int8_t *a, size_t a_next,
 INLINE void amx_take(const int odd, int32_t *to)
 {
     if (odd)
-        __asm__ volatile("tilestored %%tmm2, (%0,%1)\n" "tilestored %%tmm3, 1024(%0,%1)\n" : : "r"(to), "r"(64l) : "memory");
+        __asm__ volatile("tilestored %%tmm2, (%0,%1)\n" "tilestored %%tmm3, 1024(%0,%1)\n" : : "r"(to),
+                         "r"(64l) : "memory");
     else
-        __asm__ volatile("tilestored %%tmm0, (%0,%1)\n" "tilestored %%tmm1, 1024(%0,%1)\n" : : "r"(to), "r"(64l) : "memory");
+        __asm__ volatile("tilestored %%tmm0, (%0,%1)\n" "tilestored %%tmm1, 1024(%0,%1)\n" : : "r"(to),
+                         "r"(64l) : "memory");
 }
 
 /* What the vectors have to do with the sums of a group. */
 struct amx_group { const float *scale, *min, *a_scale, *a_sum; float *c; };
 
-/* Sums [n_steps][2][16 tokens][16 rows] of the tokens t0 to t1 of T, with f32 scales (and minima). */
-INLINE void amx_scale(const int n_steps, const int has_min, const struct amx_group *g, const int32_t *all, int t0, int t1, int T)
+/* Sums [n_steps][2][16 tokens][16 rows] of the tokens t0 to t1 of T, with f32 scales (and
+ * minima). */
+INLINE void amx_scale(const int n_steps, const int has_min, const struct amx_group *g, const int32_t *all, int t0,
+                      int t1, int T)
 {
     UNROLL for (int r = 0; r < 2; r++) {
         vf scale[4], min[4];
@@ -210,17 +228,19 @@ enum { AMX_SLOTS = 8 };
 INLINE unsigned amx_slots(int n_steps) { return n_steps == 4 ? 8 : 4; }
 
 /* The share of the vectors beside step u. */
-INLINE void amx_share(const int n_steps, const int has_min, const struct amx_group group[4], const int32_t *sums, unsigned u, unsigned late, int T)
+INLINE void amx_share(const int n_steps, const int has_min, const struct amx_group group[4], const int32_t *sums,
+                      unsigned u, unsigned late, int T)
 {
     if (u < late)
         return;
     const unsigned n = (unsigned)n_steps, v = u - late;
     const int i = (int)(v % n);
-    amx_scale(n_steps, has_min, &group[v / n % 4], sums + v / n * n % amx_slots(n_steps) * 512, T * i / n_steps, T * (i + 1) / n_steps, T);
+    amx_scale(n_steps, has_min, &group[v / n % 4], sums + v / n * n % amx_slots(n_steps) * 512, T * i / n_steps,
+              T * (i + 1) / n_steps, T);
 }
 
-/* All panels through an unpacked block.  Step u begins; the sums of step u - 2 come to memory; and the vectors do a share of the group that had
- * its last sums some time ago. */
+/* All panels through an unpacked block.  Step u begins; the sums of step u - 2 come to memory;
+ * and the vectors do a share of the group that had its last sums some time ago. */
 INLINE void amx_steps(const int n_steps, const int has_min, const struct amx_job *j)
 {
     const int T = j->T, act_group = j->w->m->act_group, step = j->w->step, n = step > 64 ? step / 64 : 1;
@@ -237,11 +257,13 @@ INLINE void amx_steps(const int n_steps, const int has_min, const struct amx_job
         amx_expect(j, p);
         for (int k = 0; k < j->n_k; k += act_group, a_scale += T) {
             const int first = k / step;
-            group[u / (unsigned)n_steps % 4] = (struct amx_group){ s->scale + first * TILE_ROWS, s->min + first * TILE_ROWS, a_scale, a_sum + first * T, c };
+            group[u / (unsigned)n_steps % 4] = (struct amx_group){ s->scale + first * TILE_ROWS, s->min + first *
+                                                                   TILE_ROWS, a_scale, a_sum + first * T, c };
             UNROLL for (int i = 0; i < n_steps; i++, u++) {
                 const int at = k + i * step;
                 const int8_t *line = (const int8_t *)s->lines + at * TILE_ROWS;
-                amx_pair(u % 2, sums + (u - 2) % amx_slots(n_steps) * 512, (const int8_t *)act + at / 64 * 64 * T + at % 64, (size_t)T * 64, line, line + 64, n);
+                amx_pair(u % 2, sums + (u - 2) % amx_slots(n_steps) * 512,
+                         (const int8_t *)act + at / 64 * 64 * T + at % 64, (size_t)T * 64, line, line + 64, n);
                 amx_share(n_steps, has_min, group, sums, u, late, T);
             }
         }
@@ -256,17 +278,20 @@ INLINE void amx_steps(const int n_steps, const int has_min, const struct amx_job
 #define AMX_STEPS(n_steps, has_min) static void amx_steps_##n_steps##_##has_min(const struct amx_job *j) { amx_steps(n_steps, has_min, j); }
 AMX_STEPS(1, 0) AMX_STEPS(2, 0) AMX_STEPS(4, 0) AMX_STEPS(1, 1) AMX_STEPS(2, 1) AMX_STEPS(4, 1)
 typedef void amx_fn(const struct amx_job *);
-static amx_fn *const amx_steps_of[2][3] = { { amx_steps_1_0, amx_steps_2_0, amx_steps_4_0 }, { amx_steps_1_1, amx_steps_2_1, amx_steps_4_1 } };
+static amx_fn *const amx_steps_of[2][3] = { { amx_steps_1_0, amx_steps_2_0, amx_steps_4_0 },
+                                            { amx_steps_1_1, amx_steps_2_1, amx_steps_4_1 } };
 
 /* ---- folded weights ---- */
 
-/* Scale half r of the rows of a group whose sums are [high, low of 16 rows, high, low][16 tokens][16 rows]. */
+/* Scale half r of the rows of a group whose sums are [high, low of 16 rows, high, low][16
+ * tokens][16 rows]. */
 INLINE void amx_scale_folded(const struct amx_group *g, const int32_t *sums, int r, int T)
 {
     sums += 512 * r;
     float *c = g->c + 16 * r;
     for (int t = 0; t < T; t++, sums += 16, c += 32)
-        vf_store(c, vf_fma(vf_from_i32(vi_add(vi_shl(vi_load(sums), 8), vi_load(sums + 256))), vf_set(g->a_scale[t]), vf_load(c)));
+        vf_store(c, vf_fma(vf_from_i32(vi_add(vi_shl(vi_load(sums), 8), vi_load(sums + 256))), vf_set(g->a_scale[t]),
+                           vf_load(c)));
 }
 
 #define AMX_PRODUCTS \
@@ -274,21 +299,25 @@ INLINE void amx_scale_folded(const struct amx_group *g, const int32_t *sums, int
     FIRST(1) "tdpbssd %%tmm7, %%tmm4, %%tmm1\n" "tileloadd 64(%[h],%[s128]), %%tmm6\n" "tileloadd 64(%[l],%[s128]), %%tmm7\n" \
     FIRST(2) "tdpbssd %%tmm6, %%tmm4, %%tmm2\n" FIRST(3) "tdpbssd %%tmm7, %%tmm4, %%tmm3\n"
 
-/* Take the sums of the last group, to [4][16][16], and begin the next with its first tile of codes; and go on with another. */
+/* Take the sums of the last group, to [4][16][16], and begin the next with its first tile of
+ * codes; and go on with another. */
 INLINE void amx_first(int32_t *to, const int8_t *a, const int8_t *high, const int8_t *low)
 {
 #define FIRST(x) "tilestored %%tmm" #x ", 1024*" #x "(%[to],%[s64])\n" "tilezero %%tmm" #x "\n"
-    __asm__ volatile(AMX_PRODUCTS : : [a] "r"(a), [h] "r"(high), [l] "r"(low), [to] "r"(to), [s64] "r"(64l), [s128] "r"(128l) : "memory");
+    __asm__ volatile(AMX_PRODUCTS : : [a] "r"(a), [h] "r"(high), [l] "r"(low), [to] "r"(to), [s64] "r"(64l),
+                     [s128] "r"(128l) : "memory");
 #undef FIRST
 }
 INLINE void amx_more(const int8_t *a, const int8_t *high, const int8_t *low)
 {
 #define FIRST(x)
-    __asm__ volatile(AMX_PRODUCTS : : [a] "r"(a), [h] "r"(high), [l] "r"(low), [s64] "r"(64l), [s128] "r"(128l) : "memory");
+    __asm__ volatile(AMX_PRODUCTS : : [a] "r"(a), [h] "r"(high), [l] "r"(low), [s64] "r"(64l),
+                     [s128] "r"(128l) : "memory");
 #undef FIRST
 }
 
-/* All panels through a folded block.  Group u begins; the sums of group u - 1 come to memory; the vectors scale those of u - 2. */
+/* All panels through a folded block.  Group u begins; the sums of group u - 1 come to memory;
+ * the vectors scale those of u - 2. */
 static void amx_folded(const struct amx_job *j)
 {
     const int T = j->T, act_group = j->w->m->act_group;
@@ -301,7 +330,8 @@ static void amx_folded(const struct amx_job *j)
         const float *a_scale = (const float *)(act + l.scale);
         amx_expect(j, p);
         for (int k = 0; k < j->n_k; k += act_group, a_scale += T, u++) {
-            const int8_t *a = (const int8_t *)act + k / 64 * 64 * T + k % 64, *high = (const int8_t *)j->s->lines + k * TILE_ROWS, *low = j->low + k * TILE_ROWS;
+            const int8_t *a = (const int8_t *)act + k / 64 * 64 * T + k % 64,
+                         *high = (const int8_t *)j->s->lines + k * TILE_ROWS, *low = j->low + k * TILE_ROWS;
             const struct amx_group *g = &group[(u - 2) % 4];
             group[u % 4] = (struct amx_group){ .a_scale = a_scale, .c = j->s->c + p * T * TILE_ROWS };
             amx_first(sums + (u - 1) % 2 * 1024, a, high, low);
@@ -320,7 +350,8 @@ static void amx_folded(const struct amx_job *j)
             amx_scale_folded(&group[(u - 2) % 4], sums + u % 2 * 1024, r, T);
 }
 
-/* Lines of signed codes [n_k / 4][32][4], times the 8-bit scales of their steps, to the high bytes of the products, and low; 256 * high + low, both signed. */
+/* Lines of signed codes [n_k / 4][32][4], times the 8-bit scales of their steps, to the high
+ * bytes of the products, and low; 256 * high + low, both signed. */
 static void amx_fold(const struct weights *w, struct scratch *s, int8_t *low, int n_k)
 {
     const __m512i half = _mm512_set1_epi16(128);
@@ -333,7 +364,8 @@ static void amx_fold(const struct weights *w, struct scratch *s, int8_t *low, in
             int8_t *line = (int8_t *)s->lines + k * TILE_ROWS + 64 * r, *to = low + k * TILE_ROWS + 64 * r;
             for (int i = 0; i < w->step / 4; i++, line += 128, to += 128) {
                 vi v = vi_load(line);
-                vi a = _mm512_mullo_epi16(_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), scale), b = _mm512_mullo_epi16(_mm512_srai_epi16(v, 8), scale);
+                vi a = _mm512_mullo_epi16(_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), scale),
+                   b = _mm512_mullo_epi16(_mm512_srai_epi16(v, 8), scale);
                 vi_store(to, _mm512_mask_mov_epi8(a, odd, _mm512_slli_epi16(b, 8)));
                 a = _mm512_srli_epi16(_mm512_add_epi16(a, half), 8);
                 vi_store(line, _mm512_mask_mov_epi8(a, odd, _mm512_add_epi16(b, half)));
@@ -344,14 +376,19 @@ static void amx_fold(const struct weights *w, struct scratch *s, int8_t *low, in
 enum { AMX_SUMS = AMX_SLOTS * 512 * 4 };
 
 /* The sums and the low bytes come after what the scratch holds otherwise. */
-INLINE size_t amx_sums_at(int n_tokens) { return (sizeof(struct scratch) + (size_t)(n_tokens + AMX_ROWS) * TILE_ROWS * sizeof(float) + 63) / 64 * 64; }
+INLINE size_t amx_sums_at(int n_tokens)
+{
+    return (sizeof(struct scratch) + (size_t)(n_tokens + AMX_ROWS) * TILE_ROWS * sizeof(float) + 63) / 64 * 64;
+}
 size_t amx_scratch_bytes(int n_tokens, int cols_padded)
 {
-    const size_t size = amx_sums_at(n_tokens) + AMX_SUMS + BLOCK_K * TILE_ROWS, other = avx512_scratch_bytes(n_tokens, cols_padded), floats = amx_floats_scratch(n_tokens);
+    const size_t size = amx_sums_at(n_tokens) + AMX_SUMS + BLOCK_K * TILE_ROWS,
+                 other = avx512_scratch_bytes(n_tokens, cols_padded), floats = amx_floats_scratch(n_tokens);
     return size > other ? (size > floats ? size : floats) : other > floats ? other : floats;
 }
 
-void amx_matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
+void amx_matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens,
+                void *scratch)
 {
     if (!amx_worth(n_tokens, m->act_group)) {
         avx512_matmul(out, ldo, m, tile0, tile1, act, n_tokens, scratch);
@@ -361,7 +398,8 @@ void amx_matmul(float *out, size_t ldo, const struct mat *m, int tile0, int tile
     const struct weights w = weights_init(m, 0);
     const int folded = has_int_scale(w.type), step = folded ? m->act_group : w.step;
     amx_fn *const block = folded ? amx_folded : amx_steps_of[w.type->extra != EXTRA_NONE][w.n_steps / 2];
-    struct amx_job job = { .w = &w, .s = s, .sums = (int32_t *)((uint8_t *)scratch + amx_sums_at(n_tokens)), .panels = amx_panels(n_tokens), .T = amx_tokens(n_tokens), .n_tokens = n_tokens };
+    struct amx_job job = { .w = &w, .s = s, .sums = (int32_t *)((uint8_t *)scratch + amx_sums_at(n_tokens)),
+                           .panels = amx_panels(n_tokens), .T = amx_tokens(n_tokens), .n_tokens = n_tokens };
     int8_t *low = (int8_t *)job.sums + AMX_SUMS;
     job.low = low;
     amx_begin(job.T, step < 64 ? step : 64);

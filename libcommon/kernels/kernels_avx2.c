@@ -15,7 +15,8 @@
  *     narrow   vpmaddubsw, vpaddw (and 1/8 of vpmaddwd, vpaddd)                  0.65 (0.75)
  *     m6       vpmaddubsw, 1/2 (vpaddw, vpmaddwd, vpaddd)                        0.9
  *     wide     vpsignb, vpmaddubsw, vpmaddwd, vpaddd                             1.45
- * Wide weights as two halves of 4 bits, each narrow, are level with that and take more to unpack. */
+ * Wide weights as two halves of 4 bits, each narrow, are level with that and take more to
+ * unpack. */
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>
@@ -27,7 +28,8 @@
 static int supported(void)
 {
     unsigned a, b, c, d;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
+           c & bit_F16C;
 }
 
 enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 0, MORE_BYTES = 256 * TILE_ROWS };
@@ -37,7 +39,8 @@ enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 0, MORE_BYT
 INLINE int32_t seed_pair(const int8_t *code)
 {
     const __m128i *p = (const __m128i *)(const void *)code, one = _mm_set1_epi8(1);
-    __m128i sum = _mm_add_epi16(_mm_maddubs_epi16(one, _mm_loadu_si128(p)), _mm_maddubs_epi16(one, _mm_loadu_si128(p + 1)));
+    __m128i sum = _mm_add_epi16(_mm_maddubs_epi16(one, _mm_loadu_si128(p)),
+                                _mm_maddubs_epi16(one, _mm_loadu_si128(p + 1)));
     sum = _mm_add_epi16(sum, _mm_srli_si128(sum, 8));
     sum = _mm_add_epi16(sum, _mm_srli_si128(sum, 4));
     return _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), _mm_slli_epi16(sum, 3)));
@@ -69,7 +72,8 @@ static int bias_of(const struct qtype_info *t)
 #define SUM(t) [x##t] "=&x"(x[t]), [y##t] "=&x"(y[t])
 #define DOT_32(T) \
     __asm__ volatile(EACH_##T(BEGIN, T, 0) LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) LINE(T, 6) LINE(T, 7) \
-                     : SUMS_##T : [p] "r"(p), [a] "r"(a), [seed] "r"(seed) : "xmm12", "xmm13", "xmm14", "xmm15", "memory")
+                     : SUMS_##T : [p] "r"(p), [a] "r"(a), [seed] "r"(seed) : "xmm12", "xmm13", "xmm14", "xmm15",
+                     "memory")
 
 INLINE void dot_32(const int T, __m256i *x, __m256i *y, const uint8_t *p, const int8_t *a, const int32_t *seed)
 {
@@ -95,8 +99,10 @@ INLINE void bias_seeds(int32_t *out, const int32_t *seed, int n, int bias)
  * halves, twice. */
 INLINE __m256i scale_twice(__m256 scale)
 {
-    return _mm256_shuffle_epi8(_mm256_castps_si256(scale), _mm256_set_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100,
-                                                                           0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100));
+    return _mm256_shuffle_epi8(_mm256_castps_si256(scale),
+                               _mm256_set_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100,
+                                                                           0x0d0c0d0c, 0x09080908, 0x05040504,
+                                                                           0x01000100));
 }
 
 /* How the sums of a step are scaled: by 8-bit scales, by f32 ones after 32 k, and after more. */
@@ -145,7 +151,8 @@ INLINE void dot_narrow(const int T, const int scaled, const struct weights *w, c
                     }
                 if (scaled != SCALED_INT && has_min)
                     EACH_SUM(t, r)
-                        inner[t][r] = _mm256_fmadd_ps(_mm256_loadu_ps(min + 8 * r), _mm256_set1_ps(a.sum[t]), inner[t][r]);
+                        inner[t][r] = _mm256_fmadd_ps(_mm256_loadu_ps(min + 8 * r), _mm256_set1_ps(a.sum[t]),
+                                                      inner[t][r]);
                 scale += TILE_ROWS, min += TILE_ROWS;
                 a.sum += T;
             }
@@ -175,14 +182,17 @@ INLINE void dot_wide(const int T, const int two, const int is_int, const struct 
                 sum[t] = _mm256_setzero_si256(), inner[t] = _mm256_setzero_ps();
             for (int i = 0; i < w->n_steps; i++, scale += TILE_ROWS) {
                 const __m256 scale_f = _mm256_loadu_ps(scale);
-                const __m256i times = is_int ? scale_twice(scale_f) : _mm256_set1_epi16(1), four_times = _mm256_slli_epi16(times, 2);
+                const __m256i times = is_int ? scale_twice(scale_f) : _mm256_set1_epi16(1),
+                              four_times = _mm256_slli_epi16(times, 2);
                 for (int k = 0; k < w->step; k += 32, a.code += 32 * T, a.seed += T) {
                     ahead_more(ahead);
                     if (two)
                         UNROLL for (int t = 0; t < T; t++)
-                            sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(_mm256_set1_epi32(a.seed[t]), four_times));
+                            sum[t] = _mm256_add_epi32(sum[t],
+                                                      _mm256_madd_epi16(_mm256_set1_epi32(a.seed[t]), four_times));
                     UNROLL for (int j = 0; j < 8; j += 1 + two, line += 128 * (1 + two)) {
-                        const __m256i v = _mm256_load_si256((const __m256i *)(const void *)line), size = _mm256_abs_epi8(v);
+                        const __m256i v = _mm256_load_si256((const __m256i *)(const void *)line),
+                                      size = _mm256_abs_epi8(v);
                         const __m256i v2 = two ? _mm256_load_si256((const __m256i *)(const void *)(line + 128)) : v;
                         UNROLL for (int t = 0; t < T; t++) {
                             const int8_t *code = a.code + 4 * (j * T + t);
@@ -204,7 +214,8 @@ INLINE void dot_wide(const int T, const int two, const int is_int, const struct 
             }
             UNROLL for (int t = 0; t < T; t++) {
                 const __m256 x = is_int ? _mm256_cvtepi32_ps(sum[t]) : inner[t];
-                _mm256_storeu_ps(c + 32 * t, _mm256_fmadd_ps(x, _mm256_set1_ps(a.scale[t]), _mm256_loadu_ps(c + 32 * t)));
+                _mm256_storeu_ps(c + 32 * t, _mm256_fmadd_ps(x, _mm256_set1_ps(a.scale[t]),
+                                                             _mm256_loadu_ps(c + 32 * t)));
             }
             a.scale += T;
         }

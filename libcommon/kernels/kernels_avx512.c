@@ -1,8 +1,10 @@
-/* kernels_avx512.c - AVX-512 with VNNI and VBMI (Ice Lake, Zen 4 and later).  The Makefile compiles *_avx512.c, and only them, with
- * these instructions; nothing here runs before supported() said yes.  __builtin_cpu_supports() also asks whether the operating
- * system saves the wide registers, which CPUID alone does not tell.
+/* kernels_avx512.c - AVX-512 with VNNI and VBMI (Ice Lake, Zen 4 and later).  The Makefile compiles
+ * *_avx512.c, and only them, with these instructions; nothing here runs before supported() said
+ * yes.  __builtin_cpu_supports() also asks whether the operating system saves the wide registers,
+ * which CPUID alone does not tell.
  *
- * vpdpbusd multiplies unsigned by signed bytes, so weights are used as value + 128 and the sums begin at -128 * sum of activations. */
+ * vpdpbusd multiplies unsigned by signed bytes, so weights are used as value + 128 and the sums
+ * begin at -128 * sum of activations. */
 #include "libcommon/kernels/kernels.h"
 
 
@@ -12,8 +14,9 @@
 
 static int supported(void)
 {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
            __builtin_cpu_supports("fma");
 }
 
@@ -23,17 +26,22 @@ enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 12, BIAS = 128, SEED_PER_STEP 
 
 #include "libcommon/kernels/acts.inc"
 
-/* Codes of the next block, to be fetched a line at a time while this one is multiplied; step 0: enough of that. */
+/* Codes of the next block, to be fetched a line at a time while this one is multiplied; step 0:
+ * enough of that. */
 struct ahead { const uint8_t *p; size_t step; };
 
-/* d [T][2] = seed + dot products of 32 rows, T tokens, n lines of 4 k (a multiple of 8).  Written in assembly because compilers move
- * and spill the 12 sums of T = 6 when they see the loop, which costs a third of the speed.  (More than 6 only come here with the rarer
- * types' few tokens; the others stream.)  Every other token is broadcast by the dot products themselves: with two loads a cycle there is room
- * for that, and three instructions less a line are 5 % where another hyperthread takes half of the decoder. */
+/* d [T][2] = seed + dot products of 32 rows, T tokens, n lines of 4 k (a multiple of 8).
+ * Written in assembly because compilers move and spill the 12 sums of T = 6 when they see the
+ * loop, which costs a third of the speed.  (More than 6 only come here with the rarer types' few
+ * tokens; the others stream.)  Every other token is broadcast by the dot products themselves:
+ * with two loads a cycle there is room for that, and three instructions less a line are 5 %
+ * where another hyperthread takes half of the decoder. */
 #define LINE_LOADED(T, j, t) \
-    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%zmm31\n" "vpdpbusd %%zmm31, %%zmm29, %[x" #t "]\n" "vpdpbusd %%zmm31, %%zmm30, %[y" #t "]\n"
+    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%zmm31\n" "vpdpbusd %%zmm31, %%zmm29, %[x" #t "]\n"
+        "vpdpbusd %%zmm31, %%zmm30, %[y" #t "]\n"
 #define LINE_DIRECT(T, j, t) \
-    "vpdpbusd 4*(" #T "*" #j "+" #t ")(%[a])%{1to16%}, %%zmm29, %[x" #t "]\n" "vpdpbusd 4*(" #T "*" #j "+" #t ")(%[a])%{1to16%}, %%zmm30, %[y" #t "]\n"
+    "vpdpbusd 4*(" #T "*" #j "+" #t ")(%[a])%{1to16%}, %%zmm29, %[x" #t "]\n" "vpdpbusd 4*(" #T "*" #j "+" #t
+        ")(%[a])%{1to16%}, %%zmm30, %[y" #t "]\n"
 #define EACH_1(f, g, T, j) f(T, j, 0)
 #define EACH_2(f, g, T, j) EACH_1(f, g, T, j) g(T, j, 1)
 #define EACH_3(f, g, T, j) EACH_2(f, g, T, j) f(T, j, 2)
@@ -41,7 +49,8 @@ struct ahead { const uint8_t *p; size_t step; };
 #define EACH_5(f, g, T, j) EACH_4(f, g, T, j) f(T, j, 4)
 #define EACH_6(f, g, T, j) EACH_5(f, g, T, j) g(T, j, 5)
 #define LINE(T, j) \
-    "vmovdqa64 128*" #j "(%[w]), %%zmm29\n" "vmovdqa64 128*" #j "+64(%[w]), %%zmm30\n" "prefetcht0 (%[next])\n" "add %[step], %[next]\n" EACH_##T(LINE_LOADED, LINE_DIRECT, T, j)
+    "vmovdqa64 128*" #j "(%[w]), %%zmm29\n" "vmovdqa64 128*" #j "+64(%[w]), %%zmm30\n" "prefetcht0 (%[next])\n"
+        "add %[step], %[next]\n" EACH_##T(LINE_LOADED, LINE_DIRECT, T, j)
 #define BEGIN(T, j, t) "vpbroadcastd 4*" #t "(%[seed]), %[x" #t "]\n" "vmovdqa64 %[x" #t "], %[y" #t "]\n"
 #define SUM(t) [x##t] "=&v"(d[t][0]), [y##t] "=&v"(d[t][1])
 #define SUMS_1 SUM(0)
@@ -54,7 +63,8 @@ struct ahead { const uint8_t *p; size_t step; };
     __asm__ volatile(EACH_##T(BEGIN, BEGIN, T, 0) ".p2align 5\n" "1:\n" \
                      LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) LINE(T, 6) LINE(T, 7) \
                      "add $1024, %[w]\n" "add $32*" #T ", %[a]\n" "cmp %[end], %[w]\n" "jb 1b\n" \
-                     : SUMS_##T, [w] "+r"(w), [a] "+r"(a), [next] "+r"(next->p) : [step] "r"(next->step), [seed] "r"(seed), [end] "r"(w + 128 * n) : "zmm29", "zmm30", "zmm31", "cc", "memory")
+                     : SUMS_##T, [w] "+r"(w), [a] "+r"(a), [next] "+r"(next->p) : [step] "r"(next->step),
+                     [seed] "r"(seed), [end] "r"(w + 128 * n) : "zmm29", "zmm30", "zmm31", "cc", "memory")
 
 INLINE __m512i bcast4(const int8_t *p)
 {
@@ -63,7 +73,8 @@ INLINE __m512i bcast4(const int8_t *p)
     return _mm512_set1_epi32(four);
 }
 
-INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t *a, const int32_t *seed, int n, struct ahead *next)
+INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t *a, const int32_t *seed, int n,
+                      struct ahead *next)
 {
     switch (T) {
     case 1: DOT_LINES(1); break;
@@ -87,10 +98,12 @@ INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t
     }
 }
 
-/* One panel of T tokens through an unpacked block: c [T][32] += weights * activations.
- * ONE: an act group is one step; the running sums stay in registers.  MANY, INT: those of an act group (INT: int32) do, and c takes an act group at a time. */
+/* One panel of T tokens through an unpacked block: c [T][32] += weights * activations.  ONE: an
+ * act group is one step; the running sums stay in registers.  MANY, INT: those of an act group
+ * (INT: int32) do, and c takes an act group at a time. */
 enum { MANY, ONE, INT };
-INLINE void dot_panel(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups, struct act_panel a, float *c, struct ahead *next)
+INLINE void dot_panel(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups,
+                      struct act_panel a, float *c, struct ahead *next)
 {
     const int8_t *line = (const int8_t *)s->lines;
     const float *scale = s->scale, *min = w->type->extra == EXTRA_NONE ? NULL : s->min;
@@ -123,7 +136,8 @@ INLINE void dot_panel(const int T, const int kind, const struct weights *w, cons
                         whole[t][r] = vi_add(whole[t][r], vi_mul(d[t][r], vi_bits(v)));
                 else
                     UNROLL for (int t = 0; t < T; t++)
-                        inner[t][r] = kind == ONE ? vf_mul(vf_from_i32(d[t][r]), v) : vf_fma(vf_from_i32(d[t][r]), v, inner[t][r]);
+                        inner[t][r] = kind == ONE ? vf_mul(vf_from_i32(d[t][r]), v)
+                                                  : vf_fma(vf_from_i32(d[t][r]), v, inner[t][r]);
             }
             scale += 32;
             if (kind != INT && min) {
@@ -140,7 +154,9 @@ INLINE void dot_panel(const int T, const int kind, const struct weights *w, cons
                 if (kind == ONE)
                     f[t][r] = vf_fma(inner[t][r], as, f[t][r]);
                 else
-                    vf_store(c + 32 * t + 16 * r, vf_fma(kind == INT ? vf_from_i32(whole[t][r]) : inner[t][r], as, vf_load(c + 32 * t + 16 * r)));
+                    vf_store(c + 32 * t + 16 * r,
+                             vf_fma(kind == INT ? vf_from_i32(whole[t][r]) : inner[t][r], as,
+                                    vf_load(c + 32 * t + 16 * r)));
             }
         a.scale += T;
     }
@@ -154,7 +170,8 @@ INLINE void dot_panel(const int T, const int kind, const struct weights *w, cons
 enum { TRITS_IN_PLACE = 2, TRITS_BY_B = 4, TRITS_TWICE = 1 };
 #include "libcommon/kernels/trits.inc"
 
-/* Codes of line `out` of 8 to the low bits of bytes, the rest of which is not defined: `bits` of them lie in low, `more` above these in the plane at high. */
+/* Codes of line `out` of 8 to the low bits of bytes, the rest of which is not defined: `bits` of
+ * them lie in low, `more` above these in the plane at high. */
 INLINE __m512i stream_codes(__m512i low, const uint8_t *high, const int bits, const int more, const int out)
 {
     const int at = out * bits % 8, shift = out * more % 8 - bits;
@@ -166,15 +183,18 @@ INLINE __m512i stream_codes(__m512i low, const uint8_t *high, const int bits, co
     return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)((1 << bits) - 1)), v, h, 0xca);        /* by bit: mask ? v : h */
 }
 
-/* The same straight from a tile's codes of 4, 4 + 1, 4 + 2 or 8 bits (bits + more), for the few tokens of one panel: pure streaming. */
-INLINE void dot_stream(const int T, const int bits, const int more, const struct qtype_info type, const int step, const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, float *c)
+/* The same straight from a tile's codes of 4, 4 + 1, 4 + 2 or 8 bits (bits + more), for the few
+ * tokens of one panel: pure streaming. */
+INLINE void dot_stream(const int T, const int bits, const int more, const struct qtype_info type, const int step,
+                       const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, float *c)
 {
     const struct mat *m = w->m;
     const int lines = 4;                                /* steps of 32 k of 4 bits have no more */
     const int split = T <= 2;                           /* two sums each, or the chain of dot products would be too long */
     const __m512i table = vi_load(w->table);
     /* steps of a group, or groups of a step */
-    const int n_lines = step * bits / 32, n_steps = m->group_size > step ? m->group_size / step : 1, skip = m->group_size < step ? step / m->group_size : 1;
+    const int n_lines = step * bits / 32, n_steps = m->group_size > step ? m->group_size / step : 1,
+              skip = m->group_size < step ? step / m->group_size : 1;
     const int is_int = has_int_scale(&type);
     __m512 f[STREAM_MAX][2], inner[STREAM_MAX][2];
     __m512i whole[STREAM_MAX][2];                       /* instead of inner */
@@ -213,8 +233,10 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
                         const __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
                         UNROLL for (int u = 0; u < 8 / bits; u++) {
                             const int out = j * (8 / bits) + u;
-                            const __m512i s0 = stream_codes(w0, high, bits, more, out), s1 = stream_codes(w1, high + 64, bits, more, out);
-                            const __m512i v0 = bits < 8 ? _mm512_permutexvar_epi8(s0, table) : vbytes_flip(s0), v1 = bits < 8 ? _mm512_permutexvar_epi8(s1, table) : vbytes_flip(s1);
+                            const __m512i s0 = stream_codes(w0, high, bits, more, out),
+                                          s1 = stream_codes(w1, high + 64, bits, more, out);
+                            const __m512i v0 = bits < 8 ? _mm512_permutexvar_epi8(s0, table) : vbytes_flip(s0),
+                                          v1 = bits < 8 ? _mm512_permutexvar_epi8(s1, table) : vbytes_flip(s1);
                             UNROLL for (int t = 0; t < T; t++) {
                                 __m512i q = bcast4(a.code + 4 * t), *to = split && u % 2 ? e[t] : d[t];
                                 to[0] = _mm512_dpbusd_epi32(to[0], v0, q);
@@ -240,7 +262,8 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
                 if (--steps_left == 0) {
                     UNROLL for (int t = 0; t < T; t++)
                         UNROLL for (int r = 0; r < 2; r++) {
-                            f[t][r] = vf_fma(is_int ? vf_from_i32(whole[t][r]) : inner[t][r], vf_set(a.scale[t]), f[t][r]);
+                            f[t][r] = vf_fma(is_int ? vf_from_i32(whole[t][r]) : inner[t][r], vf_set(a.scale[t]),
+                                             f[t][r]);
                             inner[t][r] = vf_set(0);
                             whole[t][r] = vi_set(0);
                         }
@@ -255,7 +278,8 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
         vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
 }
 
-/* Types are known when these are compiled: S is nl4; M is m5, m6; F is i4, i8; N and Z are i4m, i4z; R is i8r; U is nf4; E is mxfp4; T is t2, t3. */
+/* Types are known when these are compiled: S is nl4; M is m5, m6; F is i4, i8; N and Z are i4m,
+ * i4z; R is i8r; U is nf4; E is mxfp4; T is t2, t3. */
 #define STREAM_S(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, blocks, c)
 #define STREAM_M(T, more) dot_stream(T, 4, more, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, blocks, c)
 #define STREAM_F(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16 }, w->step, w, tile, blocks, c)
@@ -266,31 +290,46 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
 #define STREAM_U(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_U8 }, w->step, w, tile, blocks, c)
 #define STREAM_R(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_NONE }, w->step, w, tile, blocks, c)
 #define STREAM(name, T, bits, kind) \
-    static void name##_##T(const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, float *c) { kind(T, bits); }
+    static void name##_##T(const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks,
+                           float *c) { kind(T, bits); }
 #define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_m5, T, 1, STREAM_M) STREAM(stream_m6, T, 2, STREAM_M) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_i4m, T, 4, STREAM_N) STREAM(stream_i4z, T, 4, STREAM_Z) \
-    STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_i8r, T, 8, STREAM_R) STREAM(stream_mxfp4, T, 4, STREAM_E) STREAM(stream_t2, T, 0, STREAM_T) STREAM(stream_t3, T, 1, STREAM_T)
-STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6) STREAMS(7) STREAMS(8) STREAMS(9) STREAMS(10) STREAMS(11) STREAMS(12)
-STREAM(stream_nf4, 1, 4, STREAM_U) STREAM(stream_nf4, 2, 4, STREAM_U) STREAM(stream_nf4, 3, 4, STREAM_U) STREAM(stream_nf4, 4, 4, STREAM_U)
+    STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_i8r, T, 8, STREAM_R) STREAM(stream_mxfp4, T, 4,
+                                                                                STREAM_E) STREAM(stream_t2, T, 0,
+                                                                                                 STREAM_T) STREAM(
+                                                                                                     stream_t3, T, 1,
+                                                                                                     STREAM_T)
+STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6) STREAMS(7) STREAMS(8) STREAMS(9) STREAMS(10) STREAMS(
+    11) STREAMS(12)
+STREAM(stream_nf4, 1, 4, STREAM_U) STREAM(stream_nf4, 2, 4, STREAM_U) STREAM(stream_nf4, 3, 4,
+                                                                             STREAM_U) STREAM(stream_nf4, 4, 4,
+                                                                                              STREAM_U)
 
 #define TWELVE(name) { name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8, name##_9, name##_10, name##_11, name##_12 }
 typedef void stream_fn(const struct weights *, const uint8_t *, const struct act_blocks *, float *);
 static stream_fn *const stream_nf4[STREAM_MAX] = { stream_nf4_1, stream_nf4_2, stream_nf4_3, stream_nf4_4 };
-static stream_fn *const stream_nl4[] = TWELVE(stream_nl4), *const stream_i4[] = TWELVE(stream_i4), *const stream_i4m[] = TWELVE(stream_i4m), *const stream_i4z[] = TWELVE(stream_i4z),
-                 *const stream_i8[] = TWELVE(stream_i8), *const stream_i8r[] = TWELVE(stream_i8r), *const stream_mxfp4[] = TWELVE(stream_mxfp4),
-                 *const stream_t2[] = TWELVE(stream_t2), *const stream_t3[] = TWELVE(stream_t3), *const stream_m5[] = TWELVE(stream_m5), *const stream_m6[] = TWELVE(stream_m6);
+static stream_fn *const stream_nl4[] = TWELVE(stream_nl4), *const stream_i4[] = TWELVE(stream_i4),
+    *const stream_i4m[] = TWELVE(stream_i4m), *const stream_i4z[] = TWELVE(stream_i4z),
+                 *const stream_i8[] = TWELVE(stream_i8), *const stream_i8r[] = TWELVE(stream_i8r),
+                 *const stream_mxfp4[] = TWELVE(stream_mxfp4), *const stream_t2[] = TWELVE(stream_t2),
+                 *const stream_t3[] = TWELVE(stream_t3), *const stream_m5[] = TWELVE(stream_m5),
+                 *const stream_m6[] = TWELVE(stream_m6);
 
 static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
 {
-    stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I4M ? stream_i4m : t->type == QT_I4Z ? stream_i4z : t->type == QT_I8 ? stream_i8 : t->type == QT_I8R ? stream_i8r : t->type == QT_MXFP4 ? stream_mxfp4 : t->type == QT_T2 ? stream_t2
-                        : t->type == QT_T3 ? stream_t3 : t->type == QT_M5 ? stream_m5 : t->type == QT_M6 ? stream_m6 : t->type == QT_NF4 ? stream_nf4 : NULL;
+    stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I4M
+                              ? stream_i4m : t->type == QT_I4Z ? stream_i4z : t->type == QT_I8 ? stream_i8 : t->type ==
+                              QT_I8R ? stream_i8r : t->type == QT_MXFP4 ? stream_mxfp4 : t->type == QT_T2 ? stream_t2
+                        : t->type == QT_T3 ? stream_t3 : t->type == QT_M5 ? stream_m5 : t->type == QT_M6 ? stream_m6
+                            : t->type == QT_NF4 ? stream_nf4 : NULL;
     return s && n_tokens <= STREAM_MAX ? s[n_tokens - 1] : NULL;
 }
 
-/* n panels of T tokens from token t0 on; the first AHEAD_PANELS of all fetch what follows the codes. */
+/* n panels of T tokens from token t0 on; the first AHEAD_PANELS of all fetch what follows the
+ * codes. */
 enum { AHEAD_PANELS = 2 };
 
-INLINE void dot_panels(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, int n,
-                       float *c, const uint8_t *codes, const struct rows *to)
+INLINE void dot_panels(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups,
+                       const struct act_block *b, int t0, int n, float *c, const uint8_t *codes, const struct rows *to)
 {
     for (int t = t0; t < t0 + n * T; t += T) {
         if (to)
@@ -307,15 +346,23 @@ INLINE void dot_panels(const int T, const int kind, const struct weights *w, con
     { \
         dot_panels(T, kind, w, s, n_groups, b, t0, n, c, codes, to); \
     }
-DOT(dot_many, 1, MANY) DOT(dot_many, 2, MANY) DOT(dot_many, 3, MANY) DOT(dot_many, 4, MANY) DOT(dot_many, 5, MANY) DOT(dot_many, 6, MANY)
-DOT(dot_one, 1, ONE) DOT(dot_one, 2, ONE) DOT(dot_one, 3, ONE) DOT(dot_one, 4, ONE) DOT(dot_one, 5, ONE) DOT(dot_one, 6, ONE)
-DOT(dot_int, 1, INT) DOT(dot_int, 2, INT) DOT(dot_int, 3, INT) DOT(dot_int, 4, INT) DOT(dot_int, 5, INT) DOT(dot_int, 6, INT)
-DOT(dot_int, 7, INT) DOT(dot_int, 8, INT) DOT(dot_int, 9, INT) DOT(dot_int, 10, INT) DOT(dot_int, 11, INT) DOT(dot_int, 12, INT)
+DOT(dot_many, 1, MANY) DOT(dot_many, 2, MANY) DOT(dot_many, 3, MANY) DOT(dot_many, 4, MANY) DOT(dot_many, 5,
+                                                                                                MANY) DOT(dot_many, 6,
+                                                                                                          MANY)
+DOT(dot_one, 1, ONE) DOT(dot_one, 2, ONE) DOT(dot_one, 3, ONE) DOT(dot_one, 4, ONE) DOT(dot_one, 5, ONE) DOT(dot_one, 6,
+                                                                                                             ONE)
+DOT(dot_int, 1, INT) DOT(dot_int, 2, INT) DOT(dot_int, 3, INT) DOT(dot_int, 4, INT) DOT(dot_int, 5, INT) DOT(dot_int, 6,
+                                                                                                             INT)
+DOT(dot_int, 7, INT) DOT(dot_int, 8, INT) DOT(dot_int, 9, INT) DOT(dot_int, 10, INT) DOT(dot_int, 11, INT) DOT(dot_int,
+                                                                                                               12, INT)
 #define SIX(name) name##_1, name##_2, name##_3, name##_4, name##_5, name##_6
 /* Few tokens of the types that do not stream, which have 8-bit scales, come here in one panel. */
-static void (*const dots[3][12])(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *, const uint8_t *, const struct rows *) = { { SIX(dot_many) }, { SIX(dot_one) }, TWELVE(dot_int) };
+static void (*const dots[3][12])(const struct weights *, const struct scratch *, int, const struct act_block *, int,
+                                 int, float *, const uint8_t *,
+                                 const struct rows *) = { { SIX(dot_many) }, { SIX(dot_one) }, TWELVE(dot_int) };
 
-void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
+void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens,
+                 void *scratch)
 {
     struct scratch *s = scratch;
     const struct weights w = weights_init(m, BIAS);
@@ -339,7 +386,8 @@ void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int til
             const struct rows *to = k0 + n_k == m->cols_padded ? &rows : NULL;
             if (n_more)
                 dots[kind][tokens](&w, s, n_k / m->act_group, &b, 0, n_more, s->c, next, to);
-            dots[kind][tokens - 1](&w, s, n_k / m->act_group, &b, n_more * (tokens + 1), panels - n_more, s->c, next, to);
+            dots[kind][tokens - 1](&w, s, n_k / m->act_group, &b, n_more * (tokens + 1), panels - n_more, s->c, next,
+                                   to);
         }
     }
 }

@@ -1,7 +1,10 @@
-/* kernels_avxvnni.c - vpdpbusd in 32-byte vectors (AVX-VNNI: Alder Lake, Zen 5 and later), for processors and systems without AVX-512; the rest
- * is the AVX2 set's.  The Makefile compiles *_avxvnni.c, and only them, with these instructions; nothing here runs before supported() said yes.
+/* kernels_avxvnni.c - vpdpbusd in 32-byte vectors (AVX-VNNI: Alder Lake, Zen 5 and later), for
+ * processors and systems without AVX-512; the rest is the AVX2 set's.  The Makefile compiles
+ * *_avxvnni.c, and only them, with these instructions; nothing here runs before supported() said
+ * yes.
  *
- * vpdpbusd multiplies unsigned by signed bytes, so weights are used as value + 128 and the sums begin at -128 * sum of activations. */
+ * vpdpbusd multiplies unsigned by signed bytes, so weights are used as value + 128 and the sums
+ * begin at -128 * sum of activations. */
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>
@@ -25,9 +28,11 @@ enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 1, MORE_BYT
 
 static int bias_of(const struct qtype_info *t) { (void)t; return BIAS; }
 
-/* d [T] = seed + dot products of 16 rows, T tokens, n lines of 4 k (a multiple of 8).  In assembly because compilers spill the 12 sums of T = 6. */
+/* d [T] = seed + dot products of 16 rows, T tokens, n lines of 4 k (a multiple of 8).  In
+ * assembly because compilers spill the 12 sums of T = 6. */
 #define LINE_TOKEN(T, j, t) \
-    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%ymm14\n" "%{vex%} vpdpbusd %%ymm14, %%ymm12, %[x" #t "]\n" "%{vex%} vpdpbusd %%ymm14, %%ymm13, %[y" #t "]\n"
+    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%ymm14\n" "%{vex%} vpdpbusd %%ymm14, %%ymm12, %[x" #t "]\n"
+        "%{vex%} vpdpbusd %%ymm14, %%ymm13, %[y" #t "]\n"
 #define LINE(T, j) "vmovdqa 128*" #j "(%[w]), %%ymm12\n" "vmovdqa 128*" #j "+32(%[w]), %%ymm13\n" EACH_##T(LINE_TOKEN, T, j)
 #define BEGIN(T, j, t) "vpbroadcastd 4*" #t "(%[seed]), %[x" #t "]\n" "vmovdqa %[x" #t "], %[y" #t "]\n"
 #define SUM(t) [x##t] "=&x"(d[t].a), [y##t] "=&x"(d[t].b)
@@ -35,7 +40,8 @@ static int bias_of(const struct qtype_info *t) { (void)t; return BIAS; }
     __asm__ volatile(EACH_##T(BEGIN, T, 0) ".p2align 5\n" "1:\n" \
                      LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) LINE(T, 6) LINE(T, 7) \
                      "add $1024, %[w]\n" "add $32*" #T ", %[a]\n" "cmp %[end], %[w]\n" "jb 1b\n" \
-                     : SUMS_##T, [w] "+r"(line), [a] "+r"(a->code) : [seed] "r"(a->seed), [end] "r"(line + 32 * w->step) : "xmm12", "xmm13", "xmm14", "cc", "memory")
+                     : SUMS_##T, [w] "+r"(line), [a] "+r"(a->code) : [seed] "r"(a->seed),
+                     [end] "r"(line + 32 * w->step) : "xmm12", "xmm13", "xmm14", "cc", "memory")
 
 INLINE void dot_lines(const int T, const struct weights *w, vi d[], const uint8_t *line, struct act_panel *a)
 {
@@ -47,9 +53,10 @@ INLINE void dot_lines(const int T, const struct weights *w, vi d[], const uint8_
     a->seed += T;
 }
 
-/* One panel of T tokens through an unpacked block, 16 rows at a time: c [T][32] += weights * activations. */
-INLINE void dot_panel(const int T, const struct weights *w, const struct scratch *s, int n_groups, const struct act_panel *panel, float *c0,
-                      struct ahead *ahead)
+/* One panel of T tokens through an unpacked block, 16 rows at a time: c [T][32] += weights *
+ * activations. */
+INLINE void dot_panel(const int T, const struct weights *w, const struct scratch *s, int n_groups,
+                      const struct act_panel *panel, float *c0, struct ahead *ahead)
 {
     const int has_min = w->type->extra != EXTRA_NONE, is_int = has_int_scale(w->type);
     for (int half = 0; half < 2; half++) {
@@ -80,7 +87,8 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
                 a.sum += T;
             }
             UNROLL for (int t = 0; t < T; t++)
-                vf_store(c + 32 * t, vf_fma(is_int ? vf_from_i32(vi_bits(inner[t])) : inner[t], vf_set(a.scale[t]), vf_load(c + 32 * t)));
+                vf_store(c + 32 * t, vf_fma(is_int ? vf_from_i32(vi_bits(inner[t])) : inner[t], vf_set(a.scale[t]),
+                                            vf_load(c + 32 * t)));
             a.scale += T;
         }
     }
@@ -96,7 +104,8 @@ INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
     return _mm256_srli_epi32(x, 24);
 }
 
-/* Where the sums begin, of the seed for values + 128; codes that are not looked up are the value plus less than that. */
+/* Where the sums begin, of the seed for values + 128; codes that are not looked up are the value
+ * plus less than that. */
 INLINE __m256i few_seed(const int codes, int32_t seed)
 {
     const int less = codes == LINEAR ? 16 : codes == FROM_M1 ? 128 : codes == PLUS_1 ? 8 : codes == PLUS_2 ? 4 : 1;
@@ -126,7 +135,8 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
         if (type->scale == SCALE_S8)
             sum[t][r] = add_scaled(sum[t][r], d[t][r], scale[r]);
         else
-            sum[t][r] = _mm256_add_epi32(sum[t][r], type->scale == SCALE_U8 ? _mm256_mullo_epi32(d[t][r], scale[r]) : d[t][r]);
+            sum[t][r] = _mm256_add_epi32(sum[t][r],
+                                         type->scale == SCALE_U8 ? _mm256_mullo_epi32(d[t][r], scale[r]) : d[t][r]);
 }
 
 #define TRITS_DOT 1

@@ -1,4 +1,5 @@
-/* kernels_ref.c - the definition, in plain C: what kernels.h says, one operation after the other.  Also the kernels of machines that have no others. */
+/* kernels_ref.c - the definition, in plain C: what kernels.h says, one operation after the
+ * other.  Also the kernels of machines that have no others. */
 #include <math.h>
 #include <string.h>
 
@@ -43,7 +44,8 @@ static float int8_scale(const float *x, int n, float *factor)
 
 static int8_t int8_round(float x, float factor) { return factor > 0 ? (int8_t)rintf(x * factor) : 0; }
 
-static void act_pack(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group, int part)
+static void act_pack(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group,
+                     int part)
 {
     (void)n_tokens;
     float *scale = (float *)((uint8_t *)act + (size_t)part * token_bytes(cols_padded, act_group));
@@ -70,9 +72,11 @@ static size_t scratch_bytes(int n_tokens, int cols_padded)
     return (size_t)cols_padded * sizeof(float) + (size_t)(cols_padded / 32) * 2 * sizeof(float) + 64;
 }
 
-static float dot_row(const struct mat *w, const struct qtype_info *type, const struct qrow *q, const int8_t *code, const float *a_scale, const int8_t *a8)
+static float dot_row(const struct mat *w, const struct qtype_info *type, const struct qrow *q, const int8_t *code,
+                     const float *a_scale, const int8_t *a8)
 {
-    const int step = w->group_size < w->act_group ? w->group_size : w->act_group, int_scale = type->scale == SCALE_S8 || type->scale == SCALE_U8;
+    const int step = w->group_size < w->act_group ? w->group_size : w->act_group,
+              int_scale = type->scale == SCALE_S8 || type->scale == SCALE_U8;
     float acc = 0;
     for (int k = 0; k < w->cols_padded; k += w->act_group) {
         float inner = 0;
@@ -96,7 +100,8 @@ static float dot_row(const struct mat *w, const struct qtype_info *type, const s
     return type->row_scale ? acc * q->row_scale : acc;
 }
 
-static void matmul(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const void *act, int n_tokens, void *scratch)
+static void matmul(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const void *act, int n_tokens,
+                   void *scratch)
 {
     const struct qtype_info *type = qtype_info(w->type);
     struct qrow q = { .scale = scratch };
@@ -107,14 +112,17 @@ static void matmul(float *out, size_t ldo, const struct mat *w, int tile0, int t
         for (int i = 0; type->value8 && i < w->cols_padded; i++)
             q.code[i] = (uint8_t)type->value8[q.code[i]];
         for (int t = 0; t < n_tokens; t++) {
-            const float *a_scale = (const float *)((const uint8_t *)act + (size_t)t * token_bytes(w->cols_padded, w->act_group));
+            const float *a_scale = (const float *)((const uint8_t *)act + (size_t)t *
+                                                   token_bytes(w->cols_padded, w->act_group));
             out[(size_t)t * ldo + (size_t)r] =
-                dot_row(w, type, &q, (const int8_t *)q.code, a_scale, (const int8_t *)(a_scale + w->cols_padded / w->act_group));
+                dot_row(w, type, &q, (const int8_t *)q.code, a_scale,
+                        (const int8_t *)(a_scale + w->cols_padded / w->act_group));
         }
     }
 }
 
-static void matmul_f32(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const float *x, size_t ldx, int n_tokens, void *scratch)
+static void matmul_f32(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const float *x, size_t ldx,
+                       int n_tokens, void *scratch)
 {
     float *row = scratch;
     for (int r = tile0 * TILE_ROWS; r < tile1 * TILE_ROWS && r < w->rows; r++) {
@@ -267,15 +275,18 @@ static void attend_latent(const struct attn *a, const float *p, int begin, int e
         float sum[16] = { 0 };
         for (int j = begin; j < end; j++) {
             const uint8_t *k = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->k_offset;
-            const float pj = kv_has_scales(a->kv_type) ? p[j - base] * kv_scale(k, j % KV_BLOCK, a->head_dim) : p[j - base];
-            sum[j % KV_BLOCK] = fmaf(pj, kv_load(a->kv_type, k, (size_t)(d * KV_BLOCK + j % KV_BLOCK)), sum[j % KV_BLOCK]);
+            const float pj = kv_has_scales(a->kv_type) ? p[j - base] * kv_scale(k, j % KV_BLOCK, a->head_dim)
+                                                       : p[j - base];
+            sum[j % KV_BLOCK] = fmaf(pj, kv_load(a->kv_type, k, (size_t)(d * KV_BLOCK + j % KV_BLOCK)),
+                                     sum[j % KV_BLOCK]);
         }
         o[d] = sum16(sum);
     }
 }
 
 /* What a query at position `at` gets from the positions [begin, end) of one part. */
-static void attend_part(const struct attn *a, const float *q, int at, float slope, int begin, int end, float *o, struct softmax *x)
+static void attend_part(const struct attn *a, const float *q, int at, float slope, int begin, int end, float *o,
+                        struct softmax *x)
 {
     const size_t hd = (size_t)a->head_dim;
     const int plain = a->softcap <= 0 && !a->alibi, base = begin / ATTN_PART * ATTN_PART;
@@ -345,11 +356,13 @@ static void attention(const struct attn *a, void *scratch)
 {
     for (int row = 0; row < a->n_tokens * a->n_q_heads; row++) {
         const int i = row / a->n_q_heads, h = row % a->n_q_heads, at = a->pos + i, first = first_seen(a, at);
-        const float *q = a->q + (size_t)i * a->q_token_stride + (size_t)h * a->q_head_stride, slope = a->alibi ? a->alibi[h] : 0;
+        const float *q = a->q + (size_t)i * a->q_token_stride + (size_t)h * a->q_head_stride,
+                    slope = a->alibi ? a->alibi[h] : 0;
         float *o = a->out + (size_t)i * a->out_token_stride + (size_t)h * a->out_head_stride;
         struct softmax x, x1;
         for (int part = first / ATTN_PART; part <= at / ATTN_PART; part++) {
-            const int begin = part * ATTN_PART > first ? part * ATTN_PART : first, end = at < (part + 1) * ATTN_PART ? at + 1 : (part + 1) * ATTN_PART;
+            const int begin = part * ATTN_PART > first ? part * ATTN_PART : first,
+                      end = at < (part + 1) * ATTN_PART ? at + 1 : (part + 1) * ATTN_PART;
             if (a->partial) {
                 if (part == a->part) {
                     float *to = a->partial + (size_t)row * attn_partial(a->head_dim);
@@ -393,7 +406,8 @@ static size_t attention_scratch(int head_dim) { return ((size_t)head_dim * sizeo
 
 /* ---- recurrences ---- */
 
-static void scan_mamba(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim, float decay, float dt, float d)
+static void scan_mamba(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim,
+                       float decay, float dt, float d)
 {
     for (int e = 0; e < dim; e++) {
         const float in = dt * x[e];
@@ -418,7 +432,8 @@ static float largest(const float *x, int n)
     return best;
 }
 
-static void scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim, float decay, float rate)
+static void scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
+                       float decay, float rate)
 {
     for (int e = 0; e < dim; e++) {
         float *s = state + e, y = 0;
@@ -438,5 +453,6 @@ static void scan_delta(float *state, const float *q, const float *k, const float
 
 const struct kernels kernels_ref = {
     "ref", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
-    rms_norm, layer_norm, add, act_mul, largest, rope, scan_mamba, scan_delta, kv_store_key, kv_store_value, attention, attention_merge, attention_scratch,
+    rms_norm, layer_norm, add, act_mul, largest, rope, scan_mamba, scan_delta, kv_store_key, kv_store_value, attention,
+    attention_merge, attention_scratch,
 };

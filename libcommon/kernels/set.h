@@ -1,10 +1,12 @@
-/* set.h - what the files of a vector set (rows, attention, floats, kernels) give each other: avx2_rms_norm and so on.  Meanings: kernels.h. */
+/* set.h - what the files of a vector set (rows, attention, floats, kernels) give each other:
+ * avx2_rms_norm and so on.  Meanings: kernels.h. */
 #ifndef ZSE_KERNELS_SET_H
 #define ZSE_KERNELS_SET_H
 
 #include "libcommon/kernels/kernels.h"
 
-/* A sanitizer looks at addresses, which are the same in loops and in one copy of each function: these compile in a tenth of the time. */
+/* A sanitizer looks at addresses, which are the same in loops and in one copy of each function:
+ * these compile in a tenth of the time. */
 #if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 #define INLINE static inline
 #define UNROLL
@@ -26,7 +28,8 @@
     void set##_rope(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);
 #define SCAN_OF(set) \
     void set##_scan_mamba(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim, float decay, float dt, float d); \
-    void set##_scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim, float decay, float rate);
+    void set##_scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
+                          float decay, float rate);
 #define ATTENTION_OF(set) \
     void set##_kv_store_key(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim); \
     void set##_kv_store_value(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim); \

@@ -1,5 +1,6 @@
-/* arch.c - the table of architectures: what a config.json means that leaves a key out, what never varies, and the keys of its own.
- * Facts: the configuration and modeling files of transformers 5, and the papers and model cards they cite. */
+/* arch.c - the table of architectures: what a config.json means that leaves a key out, what
+ * never varies, and the keys of its own.  Facts: the configuration and modeling files of
+ * transformers 5, and the papers and model cards they cite. */
 #include "libcommon/model/arch.h"
 
 #include <math.h>
@@ -7,28 +8,39 @@
 
 #include "libcommon/base/json.h"
 
-/* Keys that say how a model was trained, stored or run elsewhere, and repetitions of what the weights or other keys say. */
+/* Keys that say how a model was trained, stored or run elsewhere, and repetitions of what the
+ * weights or other keys say. */
 const char *const arch_ignored[] = {
-    "architectures", "auto_map", "model_type", "dtype", "transformers_version", "transformers.js_config", "_name_or_path", "_model_name_or_path", "name", "license",
-    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled", "cache_implementation", "use_cache", "tokenizer_class",
-    "initializer_range", "init_std", "initializer_factor", "init_method", "init_config", "init_device", "mup_base", "gradient_checkpointing",
-    "attention_dropout", "hidden_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "activation_dropout", "classifier_dropout",
-    "attn_pdrop", "embd_pdrop", "emb_pdrop", "resid_pdrop", "resid_dropout", "embedding_dropout", "residual_dropout", "embed_dropout", "ffn_dropout", "layerdrop",
-    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "problem_type", "id2label", "label2id",
-    "num_labels", "finetuning_task", "task_specific_params", "is_decoder", "is_llama_config", "is_composition", "return_dict", "output_attentions",
-    "output_hidden_states", "chunk_size_feed_forward", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "eod_token_id",
-    "eod_id", "pad_id", "decoder_start_token_id", "forced_eos_token_id", "begin_suppress_tokens", "suppress_tokens", "im_start_id", "im_end_id",
-    "im_newline_id", "text_start_id", "text_end_id", "image_token_id", "image_token_index", "video_token_id", "boi_token_index", "eoi_token_index",
-    "boa_token_index", "mm_tokens_per_image", "vision_config", "vision_feature_layer", "vision_feature_select_strategy", "projector_hidden_act",
-    "pretraining_tp", "n_ctx", "seq_len", "max_sequence_length", "max_batch_size", "attn_implementation", "attention_softmax_in_fp32",
-    "scale_attention_softmax_in_fp32", "reorder_and_upcast_attn", "inference_runner", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input",
-    "bias_dropout_fusion", "masked_softmax_fusion", "skip_bias_add", "offset_alibi", "slow_but_exact", "prefix", "verbose", "tokenizer_name",
-    "embedding_fraction", "learned_pos_emb", "norm_type", "mlp_type", "org_vocab_size", "max_window_layers",
-    "layer_switch", "order_of_interleaved_layers", "use_gated_activation", "use_parallel_block", "use_parallel_embedding", "use_embedding_sharing",
-    "use_rotary_pos_emb", "position_embedding_type", "original_max_position_embeddings", "partial_rotary_factor", "rotary", "compression_ratio",
-    "full_attn_mod", "interpolate_factor", "model_max_length", "ignored_index", "use_rmsnorm", "use_flash_attention", "fuse_rms_norm", "fuse_swiglu", "fuse_linear",
-    "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "ep_size", "qk_head_dim",
-    "moe_capacity", "moe_aux_loss_coef", "router_z_loss_coef", "mtp_loss_weight", "unsloth_version", "unsloth_fixed", "tensor_parallel", "cla_share_factor", "pool_type", "quantization_config_source", NULL
+    "architectures", "auto_map", "model_type", "dtype", "transformers_version", "transformers.js_config",
+        "_name_or_path", "_model_name_or_path", "name", "license",
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled",
+    "cache_implementation", "use_cache", "tokenizer_class", "initializer_range", "init_std", "initializer_factor",
+    "init_method", "init_config", "init_device", "mup_base", "gradient_checkpointing",
+    "attention_dropout", "hidden_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout",
+    "activation_dropout", "classifier_dropout", "attn_pdrop", "embd_pdrop", "emb_pdrop", "resid_pdrop", "resid_dropout",
+    "embedding_dropout", "residual_dropout", "embed_dropout", "ffn_dropout", "layerdrop",
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    "problem_type", "id2label", "label2id", "num_labels", "finetuning_task", "task_specific_params", "is_decoder",
+    "is_llama_config", "is_composition", "return_dict", "output_attentions",
+    "output_hidden_states", "chunk_size_feed_forward", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id",
+    "mask_token_id", "eod_token_id", "eod_id", "pad_id", "decoder_start_token_id", "forced_eos_token_id",
+    "begin_suppress_tokens", "suppress_tokens", "im_start_id", "im_end_id",
+    "im_newline_id", "text_start_id", "text_end_id", "image_token_id", "image_token_index", "video_token_id",
+    "boi_token_index", "eoi_token_index", "boa_token_index", "mm_tokens_per_image", "vision_config",
+    "vision_feature_layer", "vision_feature_select_strategy", "projector_hidden_act",
+    "pretraining_tp", "n_ctx", "seq_len", "max_sequence_length", "max_batch_size", "attn_implementation",
+    "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "reorder_and_upcast_attn", "inference_runner",
+    "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input",
+    "bias_dropout_fusion", "masked_softmax_fusion", "skip_bias_add", "offset_alibi", "slow_but_exact", "prefix",
+    "verbose", "tokenizer_name", "embedding_fraction", "learned_pos_emb", "norm_type", "mlp_type", "org_vocab_size",
+    "max_window_layers", "layer_switch", "order_of_interleaved_layers", "use_gated_activation", "use_parallel_block",
+    "use_parallel_embedding", "use_embedding_sharing", "use_rotary_pos_emb", "position_embedding_type",
+    "original_max_position_embeddings", "partial_rotary_factor", "rotary", "compression_ratio",
+    "full_attn_mod", "interpolate_factor", "model_max_length", "ignored_index", "use_rmsnorm", "use_flash_attention",
+    "fuse_rms_norm", "fuse_swiglu", "fuse_linear", "output_router_logits", "router_aux_loss_coef",
+    "router_jitter_noise", "aux_loss_alpha", "seq_aux", "ep_size", "qk_head_dim",
+    "moe_capacity", "moe_aux_loss_coef", "router_z_loss_coef", "mtp_loss_weight", "unsloth_version", "unsloth_fixed",
+    "tensor_parallel", "cla_share_factor", "pool_type", "quantization_config_source", NULL
 };
 
 /* ---- names ---- */
@@ -44,43 +56,59 @@ const char *const arch_ignored[] = {
 #define FALCON     .embed = "word_embeddings", .final_norm = "ln_f", .head = "lm_head", .layer = "h.", .qkv = "self_attention.query_key_value", \
                    .qkv_grouped = 1, .o = "self_attention.dense", NEOX_MLP
 #define OPT        .embed = "decoder.embed_tokens", .pos = "decoder.embed_positions", .head = "lm_head", .layer = "decoder.layers.", \
-                   .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.out_proj", .up = "fc1", .down = "fc2"
+                   .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.out_proj",
+                       .up = "fc1", .down = "fc2"
 
 static const struct weight_names
 llama_names      = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, QK_NORMS, .gguf_permuted = 1 },
 qwen_names       = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, QK_NORMS },
-hunyuan_names    = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, .q_norm = "self_attn.query_layernorm", .k_norm = "self_attn.key_layernorm" },
-olmo_names       = { .embed = "embed_tokens", .final_norm = "", .head = "lm_head", .layer = "layers.", .attn_norm = "", .mlp_norm = "", LLAMA_ATTN, LLAMA_MLP,
+hunyuan_names    = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, .q_norm = "self_attn.query_layernorm",
+                     .k_norm = "self_attn.key_layernorm" },
+olmo_names       = { .embed = "embed_tokens", .final_norm = "", .head = "lm_head", .layer = "layers.", .attn_norm = "",
+                     .mlp_norm = "", LLAMA_ATTN, LLAMA_MLP,
                      .gguf_permuted = 1 },
-post_norm_names  = { LLAMA_TOP, LLAMA_ATTN, LLAMA_MLP, QK_NORMS, .attn_post_norm = "post_attention_layernorm", .mlp_post_norm = "post_feedforward_layernorm" },
-gemma2_names     = { LLAMA_TOP, LLAMA_ATTN, LLAMA_MLP, QK_NORMS, .attn_norm = "input_layernorm", .attn_post_norm = "post_attention_layernorm",
+post_norm_names  = { LLAMA_TOP, LLAMA_ATTN, LLAMA_MLP, QK_NORMS, .attn_post_norm = "post_attention_layernorm",
+                     .mlp_post_norm = "post_feedforward_layernorm" },
+gemma2_names     = { LLAMA_TOP, LLAMA_ATTN, LLAMA_MLP, QK_NORMS, .attn_norm = "input_layernorm",
+                     .attn_post_norm = "post_attention_layernorm",
                      .mlp_norm = "pre_feedforward_layernorm", .mlp_post_norm = "post_feedforward_layernorm" },
-glm4_names       = { LLAMA_TOP, LLAMA_ATTN, .attn_norm = "input_layernorm", .attn_post_norm = "post_self_attn_layernorm",
-                     .mlp_norm = "post_attention_layernorm", .mlp_post_norm = "post_mlp_layernorm", .gate_up = "mlp.gate_up_proj", .down = "mlp.down_proj" },
+glm4_names       = { LLAMA_TOP, LLAMA_ATTN, .attn_norm = "input_layernorm",
+                     .attn_post_norm = "post_self_attn_layernorm",
+                     .mlp_norm = "post_attention_layernorm", .mlp_post_norm = "post_mlp_layernorm",
+                     .gate_up = "mlp.gate_up_proj", .down = "mlp.down_proj" },
 cohere_names     = { LLAMA_TOP, LLAMA_ATTN, LLAMA_MLP, QK_NORMS, .attn_norm = "input_layernorm" },
-phi_names        = { .embed = "embed_tokens", .final_norm = "final_layernorm", .head = "lm_head", .layer = "layers.", .attn_norm = "input_layernorm",
-                     .q_norm = "self_attn.q_layernorm", .k_norm = "self_attn.k_layernorm", .q = "self_attn.q_proj", .k = "self_attn.k_proj",
+phi_names        = { .embed = "embed_tokens", .final_norm = "final_layernorm", .head = "lm_head", .layer = "layers.",
+                     .attn_norm = "input_layernorm",
+                     .q_norm = "self_attn.q_layernorm", .k_norm = "self_attn.k_layernorm", .q = "self_attn.q_proj",
+                     .k = "self_attn.k_proj",
                      .v = "self_attn.v_proj", .o = "self_attn.dense", .up = "mlp.fc1", .down = "mlp.fc2" },
-bitnet_names     = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, .attn_sub_norm = "self_attn.attn_sub_norm", .mlp_sub_norm = "mlp.ffn_sub_norm" },
-phi3_names       = { LLAMA_TOP, TWO_NORMS, .qkv = "self_attn.qkv_proj", .o = "self_attn.o_proj", .gate_up = "mlp.gate_up_proj", .down = "mlp.down_proj" },
+bitnet_names     = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, .attn_sub_norm = "self_attn.attn_sub_norm",
+                     .mlp_sub_norm = "mlp.ffn_sub_norm" },
+phi3_names       = { LLAMA_TOP, TWO_NORMS, .qkv = "self_attn.qkv_proj", .o = "self_attn.o_proj",
+                     .gate_up = "mlp.gate_up_proj", .down = "mlp.down_proj" },
 stablelm_parallel_names = { LLAMA_TOP, LLAMA_ATTN, LLAMA_MLP, .attn_norm = "input_layernorm" },
 starcoder2_names = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, .up = "mlp.c_fc", .down = "mlp.c_proj" },
 up_down_names    = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, .up = "mlp.up_proj", .down = "mlp.down_proj" },
-arcee_names      = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, .up = "mlp.up_proj", .down = "mlp.down_proj", .gguf_permuted = 1 },
+arcee_names      = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, .up = "mlp.up_proj", .down = "mlp.down_proj",
+                     .gguf_permuted = 1 },
 gpt2_names       = { GPT2, .conv1d = 1 },
 bigcode_names    = { GPT2 },
 bigcode_mha_names = { GPT2, .qkv_grouped = 1 },
-neox_names       = { .embed = "embed_in", .final_norm = "final_layer_norm", .head = "embed_out", .layer = "layers.", TWO_NORMS,
+neox_names       = { .embed = "embed_in", .final_norm = "final_layer_norm", .head = "embed_out", .layer = "layers.",
+                     TWO_NORMS,
                      .qkv = "attention.query_key_value", .qkv_grouped = 1, .o = "attention.dense", NEOX_MLP },
-gptj_names       = { .embed = "wte", .final_norm = "ln_f", .head = "lm_head", .layer = "h.", .attn_norm = "ln_1", .q = "attn.q_proj", .k = "attn.k_proj",
+gptj_names       = { .embed = "wte", .final_norm = "ln_f", .head = "lm_head", .layer = "h.", .attn_norm = "ln_1",
+                     .q = "attn.q_proj", .k = "attn.k_proj",
                      .v = "attn.v_proj", .o = "attn.out_proj", .up = "mlp.fc_in", .down = "mlp.fc_out" },
 falcon_names     = { FALCON, .attn_norm = "input_layernorm" },
 falcon_seq_names = { FALCON, TWO_NORMS },
 falcon_new_names = { FALCON, .attn_norm = "ln_attn", .mlp_norm = "ln_mlp" },
-mpt_names        = { .embed = "wte", .final_norm = "norm_f", .head = "lm_head", .layer = "blocks.", .attn_norm = "norm_1", .mlp_norm = "norm_2",
+mpt_names        = { .embed = "wte", .final_norm = "norm_f", .head = "lm_head", .layer = "blocks.",
+                     .attn_norm = "norm_1", .mlp_norm = "norm_2",
                      .qkv = "attn.Wqkv", .o = "attn.out_proj", .up = "ffn.up_proj", .down = "ffn.down_proj" },
 bloom_names      = { FALCON, TWO_NORMS, .embed_norm = "word_embeddings_layernorm" },
-opt_names        = { OPT, .final_norm = "decoder.final_layer_norm", .attn_norm = "self_attn_layer_norm", .mlp_norm = "final_layer_norm",
+opt_names        = { OPT, .final_norm = "decoder.final_layer_norm", .attn_norm = "self_attn_layer_norm",
+                     .mlp_norm = "final_layer_norm",
                      .embed_in = "decoder.project_in", .embed_out = "decoder.project_out" },
 opt_bare_names   = { OPT, .attn_norm = "self_attn_layer_norm", .mlp_norm = "final_layer_norm",
                      .embed_in = "decoder.project_in", .embed_out = "decoder.project_out" },
@@ -149,7 +177,8 @@ static void more_qwen3(struct parse *p, struct config *c)
 static void more_smollm3(struct parse *p, struct config *c)
 {
     both_biases(p, c);
-    const int period = (int)parse_int(p, "no_rope_layer_interval", 1, INT32_MAX, 4), window = parse_bool(p, "use_sliding_window", 0) ? window_parse(p, 0) : 0;
+    const int period = (int)parse_int(p, "no_rope_layer_interval", 1, INT32_MAX, 4),
+              window = parse_bool(p, "use_sliding_window", 0) ? window_parse(p, 0) : 0;
     const json_t *use = parse_find(p, "no_rope_layers", NULL);
     if (use && (!json_is_array(use) || json_array_size(use) != (size_t)c->n_layers)) {
         parse_fail(p, ERR_FORMAT, "no_rope_layers: expected an array of num_hidden_layers = %d numbers", c->n_layers);
@@ -190,7 +219,8 @@ static void more_gemma2(struct parse *p, struct config *c)
     c->attn_scale = (float)(1 / sqrt(parse_real(p, "query_pre_attn_scalar", 256)));
     c->attn_softcap = (float)real_or_null(p, "attn_logit_softcapping", gemma3 ? 0 : 50);
     c->final_softcap = (float)real_or_null(p, "final_logit_softcapping", gemma3 ? 0 : 30);
-    set_windows(c, window, (int)parse_int(p, "sliding_window_pattern|_sliding_window_pattern", 1, INT32_MAX, gemma3 ? 6 : 2));
+    set_windows(c, window, (int)parse_int(p, "sliding_window_pattern|_sliding_window_pattern", 1, INT32_MAX,
+                                          gemma3 ? 6 : 2));
     layer_types_parse(p, c, window);
 }
 
@@ -268,7 +298,8 @@ static void more_exaone4(struct parse *p, struct config *c)
     if (json_is_string(pattern)) {          /* "LLLG": local, local, local, global */
         period = (int)strlen(json_string_value(pattern));
         if (period < 1 || strspn(json_string_value(pattern), "L") != (size_t)period - 1)
-            parse_fail(p, ERR_UNSUPPORTED, "sliding_window_pattern \"%.40s\" is not supported", json_string_value(pattern));
+            parse_fail(p, ERR_UNSUPPORTED, "sliding_window_pattern \"%.40s\" is not supported",
+                       json_string_value(pattern));
     } else {
         period = (int)parse_int(p, "sliding_window_pattern", 1, INT32_MAX, 4);
     }
@@ -321,7 +352,8 @@ static void more_falcon(struct parse *p, struct config *c)
     if (!modern)
         c->n_kv_heads = multi_query ? 1 : c->n_heads;
     c->block = !parallel ? BLOCK_SEQUENTIAL : modern && n_norms == 2 ? BLOCK_PARALLEL2 : BLOCK_PARALLEL;
-    c->names = c->block == BLOCK_SEQUENTIAL ? &falcon_seq_names : c->block == BLOCK_PARALLEL2 ? &falcon_new_names : &falcon_names;
+    c->names = c->block == BLOCK_SEQUENTIAL ? &falcon_seq_names : c->block == BLOCK_PARALLEL2 ? &falcon_new_names
+        : &falcon_names;
     if (parse_bool(p, "bias", 0))
         c->biases |= BIAS_QKV | BIAS_O | BIAS_MLP;
     if (parse_bool(p, "alibi", 0)) {
@@ -334,8 +366,10 @@ static void more_falcon(struct parse *p, struct config *c)
 
 static void more_mpt(struct parse *p, struct config *c)
 {
-    static const char *const ignored[] = { "_name_or_path", "architectures", "attn_impl", "attn_pdrop", "chunk_size_feed_forward", "dtype", "id2label", "label2id",
-        "model_type", "output_attentions", "output_hidden_states", "problem_type", "return_dict", "is_encoder_decoder", "transformers_version", "fused_qkv", NULL };
+    static const char *const ignored[] = { "_name_or_path", "architectures", "attn_impl", "attn_pdrop",
+                                           "chunk_size_feed_forward", "dtype", "id2label", "label2id",
+        "model_type", "output_attentions", "output_hidden_states", "problem_type", "return_dict", "is_encoder_decoder",
+        "transformers_version", "fused_qkv", NULL };
     const json_t *attn = parse_find(p, "attn_config", NULL);
     struct parse a = { .json = attn, .seen = json_object(), .where = "config.json: attn_config", .e = p->e };
     if (attn && !json_is_object(attn))
@@ -343,7 +377,8 @@ static void more_mpt(struct parse *p, struct config *c)
     c->n_kv_heads = c->n_heads;
     const double ratio = parse_real(p, "expansion_ratio", 4);
     if (c->gguf)                            /* transformers computes with 4, whatever stands there */
-        c->intermediate_size = ratio > 0 && ratio * c->hidden_size < 1 << 24 ? (int)(ratio * c->hidden_size) : c->intermediate_size;
+        c->intermediate_size = ratio > 0 && ratio * c->hidden_size < 1 << 24 ? (int)(ratio * c->hidden_size)
+                                                                             : c->intermediate_size;
     c->alibi_max_bias = 8;
     parse_must_be(p, "no_bias", 1);
     if (parse_find(p, "logit_scale", NULL))
@@ -353,7 +388,8 @@ static void more_mpt(struct parse *p, struct config *c)
         c->alibi_max_bias = (float)parse_real(&a, "alibi_bias_max", 8);
         c->clip_qkv = (float)parse_real(&a, "clip_qkv", 0);
         c->attn_scale = (float)parse_real(&a, "softmax_scale", c->attn_scale);
-        if (strcmp(type, "multihead_attention") != 0 || parse_int(&a, "kv_n_heads", 1, INT32_MAX, c->n_heads) != c->n_heads)
+        if (strcmp(type, "multihead_attention") != 0 ||
+            parse_int(&a, "kv_n_heads", 1, INT32_MAX, c->n_heads) != c->n_heads)
             parse_fail(&a, ERR_UNSUPPORTED, "attn_type \"%.40s\": only multihead_attention is supported", type);
         parse_must_be(&a, "alibi", 1);
         parse_must_be(&a, "qk_ln", 0);
@@ -436,54 +472,87 @@ static void more_glm4(struct parse *p, struct config *c)
 enum { ALL = BIAS_QKV | BIAS_O | BIAS_MLP | BIAS_NORM };
 
 static const struct arch archs[] = {
-    { ROW("llama",        llama_names,     32000,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6, .act = "silu", .more = more_llama },
-    { ROW("mistral",      llama_names,     32000,  4096, 14336, 32, 32, 8,  131072), ROPE(10000),   .eps = 1e-6, .act = "silu", .more = more_mistral },
-    { ROW("qwen2",        qwen_names,      151936, 4096, 22016, 32, 32, 32, 32768),  ROPE(10000),   .eps = 1e-6, .act = "silu", .biases = BIAS_QKV, .more = qwen_window_parse },
-    { ROW("qwen3",        qwen_names,      151936, 4096, 22016, 32, 32, 32, 32768),  ROPE(10000),   .eps = 1e-6, .act = "silu", .head_dim = 128,
+    { ROW("llama",        llama_names,     32000,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .more = more_llama },
+    { ROW("mistral",      llama_names,     32000,  4096, 14336, 32, 32, 8,  131072), ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .more = more_mistral },
+    { ROW("qwen2",        qwen_names,      151936, 4096, 22016, 32, 32, 32, 32768),  ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .biases = BIAS_QKV, .more = qwen_window_parse },
+    { ROW("qwen3",        qwen_names,      151936, 4096, 22016, 32, 32, 32, 32768),  ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .head_dim = 128,
       .qk_norm = QK_NORM_HEAD, .more = more_qwen3 },
-    { ROW("smollm3",      llama_names,     128256, 2048, 11008, 36, 16, 4,  32768),  ROPE(2000000), .eps = 1e-6, .act = "silu", .tied = 1, .more = more_smollm3 },
-    { ROW("phi",          phi_names,       51200,  2048, 8192,  24, 32, 0,  2048),   ROPE(10000),   LAYER(ALL | BIAS_HEAD), .act = "gelu_new", .not_gated = 1,
+    { ROW("smollm3",      llama_names,     128256, 2048, 11008, 36, 16, 4,  32768),  ROPE(2000000), .eps = 1e-6,
+      .act = "silu", .tied = 1, .more = more_smollm3 },
+    { ROW("phi",          phi_names,       51200,  2048, 8192,  24, 32, 0,  2048),   ROPE(10000),
+      LAYER(ALL | BIAS_HEAD), .act = "gelu_new", .not_gated = 1,
       .partial = 0.5, .block = BLOCK_PARALLEL, .more = more_phi },
-    { ROW("phi3",         phi3_names,      32064,  3072, 8192,  32, 32, 0,  4096),   ROPE(10000),   .eps = 1e-5, .act = "silu", .original_max = 4096, .more = more_phi3 },
-    { ROW("gemma",        qwen_names,      256000, 3072, 24576, 28, 16, 16, 8192),   ROPE(10000),   .eps = 1e-6, .act = "gelu_pytorch_tanh", .tied = 1,
+    { ROW("phi3",         phi3_names,      32064,  3072, 8192,  32, 32, 0,  4096),   ROPE(10000),   .eps = 1e-5,
+      .act = "silu", .original_max = 4096, .more = more_phi3 },
+    { ROW("gemma",        qwen_names,      256000, 3072, 24576, 28, 16, 16, 8192),   ROPE(10000),   .eps = 1e-6,
+      .act = "gelu_pytorch_tanh", .tied = 1,
       .head_dim = 256, .more = more_gemma },
-    { ROW("gemma2",       gemma2_names,    256000, 2304, 9216,  26, 8,  4,  8192),   ROPE(10000),   .eps = 1e-6, .act = "gelu_pytorch_tanh", .tied = 1,
+    { ROW("gemma2",       gemma2_names,    256000, 2304, 9216,  26, 8,  4,  8192),   ROPE(10000),   .eps = 1e-6,
+      .act = "gelu_pytorch_tanh", .tied = 1,
       .head_dim = 256, .more = more_gemma2 },
-    { ROW("gemma3_text",  gemma2_names,    262208, 2304, 9216,  26, 8,  4,  131072), ROPE(1000000), .eps = 1e-6, .act = "gelu_pytorch_tanh", .tied = 1,
+    { ROW("gemma3_text",  gemma2_names,    262208, 2304, 9216,  26, 8,  4,  131072), ROPE(1000000), .eps = 1e-6,
+      .act = "gelu_pytorch_tanh", .tied = 1,
       .head_dim = 256, .local_theta = 10000, .qk_norm = QK_NORM_HEAD, .more = more_gemma2 },
-    { ROW("stablelm",     qwen_names,      50304,  2560, 6912,  32, 32, 32, 4096),   ROPE(10000),   LAYER(BIAS_NORM), .act = "silu", .partial = 0.25, .more = more_stablelm },
-    { ROW("starcoder2",   starcoder2_names, 49152, 3072, 12288, 30, 24, 2,  4096),   ROPE(10000),   LAYER(BIAS_NORM), .act = "gelu_pytorch_tanh", .tied = 1,
+    { ROW("stablelm",     qwen_names,      50304,  2560, 6912,  32, 32, 32, 4096),   ROPE(10000),   LAYER(BIAS_NORM),
+      .act = "silu", .partial = 0.25, .more = more_stablelm },
+    { ROW("starcoder2",   starcoder2_names, 49152, 3072, 12288, 30, 24, 2,  4096),   ROPE(10000),   LAYER(BIAS_NORM),
+      .act = "gelu_pytorch_tanh", .tied = 1,
       .not_gated = 1, .more = more_starcoder2 },
-    { ROW("olmo",         olmo_names,      50304,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   LAYER(0), .act = "silu", .more = more_olmo },
-    { ROW("olmo2",        post_norm_names, 50304,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-5, .act = "silu", .qk_norm = QK_NORM_FULL, .more = attention_bias_parse },
-    { ROW("granite",      llama_names,     32000,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6, .act = "silu", .more = more_granite },
-    { ROW("cohere",       cohere_names,    256000, 8192, 22528, 40, 64, 0,  8192),   ROPE(500000),  LAYER(0), .act = "silu", .tied = 1, .rope_pairs = 1,
+    { ROW("olmo",         olmo_names,      50304,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   LAYER(0),
+      .act = "silu", .more = more_olmo },
+    { ROW("olmo2",        post_norm_names, 50304,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-5,
+      .act = "silu", .qk_norm = QK_NORM_FULL, .more = attention_bias_parse },
+    { ROW("granite",      llama_names,     32000,  4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .more = more_granite },
+    { ROW("cohere",       cohere_names,    256000, 8192, 22528, 40, 64, 0,  8192),   ROPE(500000),  LAYER(0),
+      .act = "silu", .tied = 1, .rope_pairs = 1,
       .block = BLOCK_PARALLEL, .more = more_cohere },
-    { ROW("cohere2",      cohere_names,    256000, 8192, 22528, 40, 64, 0,  8192),   ROPE(10000),   LAYER(0), .act = "silu", .tied = 1, .rope_pairs = 1,
+    { ROW("cohere2",      cohere_names,    256000, 8192, 22528, 40, 64, 0,  8192),   ROPE(10000),   LAYER(0),
+      .act = "silu", .tied = 1, .rope_pairs = 1,
       .block = BLOCK_PARALLEL, .more = more_cohere2 },
-    { ROW("gpt2",         gpt2_names,      50257,  768,  0,     12, 12, 0,  1024),   .pos = POS_LEARNED, LAYER(ALL), .act = "gelu_new", .tied = 1, .not_gated = 1, .more = more_gpt2 },
-    { ROW("gpt_neox",     neox_names,      50432,  6144, 24576, 44, 64, 0,  2048),   ROPE(10000),   LAYER(BIAS_MLP | BIAS_NORM), .act = "gelu", .not_gated = 1,
+    { ROW("gpt2",         gpt2_names,      50257,  768,  0,     12, 12, 0,  1024),   .pos = POS_LEARNED, LAYER(ALL),
+      .act = "gelu_new", .tied = 1, .not_gated = 1, .more = more_gpt2 },
+    { ROW("gpt_neox",     neox_names,      50432,  6144, 24576, 44, 64, 0,  2048),   ROPE(10000),
+      LAYER(BIAS_MLP | BIAS_NORM), .act = "gelu", .not_gated = 1,
       .partial = 0.25, .block = BLOCK_PARALLEL2, .more = more_neox },
-    { ROW("gptj",         gptj_names,      50400,  4096, 0,     28, 16, 0,  2048),   ROPE(10000),   LAYER(BIAS_MLP | BIAS_NORM | BIAS_HEAD), .act = "gelu_new", .not_gated = 1,
+    { ROW("gptj",         gptj_names,      50400,  4096, 0,     28, 16, 0,  2048),   ROPE(10000),
+      LAYER(BIAS_MLP | BIAS_NORM | BIAS_HEAD), .act = "gelu_new", .not_gated = 1,
       .rotary_dim = 64, .rope_pairs = 1, .block = BLOCK_PARALLEL, .more = more_gptj },
-    { ROW("gpt_bigcode",  bigcode_names,   50257,  768,  0,     12, 12, 0,  1024),   .pos = POS_LEARNED, LAYER(ALL), .act = "gelu_pytorch_tanh", .tied = 1,
+    { ROW("gpt_bigcode",  bigcode_names,   50257,  768,  0,     12, 12, 0,  1024),   .pos = POS_LEARNED, LAYER(ALL),
+      .act = "gelu_pytorch_tanh", .tied = 1,
       .not_gated = 1, .more = more_bigcode },
-    { ROW("falcon",       falcon_names,    65024,  4544, 0,     32, 71, 0,  2048),   ROPE(10000),   LAYER(BIAS_NORM), .act = "gelu", .tied = 1, .not_gated = 1, .more = more_falcon },
-    { ROW("mpt",          mpt_names,       50368,  2048, 0,     24, 16, 0,  2048),   .pos = POS_ALIBI, LAYER(0), .act = "gelu", .tied = 1, .not_gated = 1, .more = more_mpt },
-    { ROW("bloom",        bloom_names,     250880, 64,   0,     2,  8,  0,  2048),   .pos = POS_ALIBI, LAYER(ALL), .act = "gelu_new", .tied = 1, .not_gated = 1, .more = more_bloom },
-    { ROW("opt",          opt_names,       50272,  768,  3072,  12, 12, 0,  2048),   .pos = POS_LEARNED, LAYER(BIAS_NORM), .act = "relu", .tied = 1, .not_gated = 1, .more = more_opt },
-    { ROW("nemotron",     up_down_names,   256000, 6144, 24576, 32, 48, 0,  4096),   ROPE(10000),   LAYER(BIAS_NORM), .act = "relu2", .not_gated = 1, .partial = 0.5,
+    { ROW("falcon",       falcon_names,    65024,  4544, 0,     32, 71, 0,  2048),   ROPE(10000),   LAYER(BIAS_NORM),
+      .act = "gelu", .tied = 1, .not_gated = 1, .more = more_falcon },
+    { ROW("mpt",          mpt_names,       50368,  2048, 0,     24, 16, 0,  2048),   .pos = POS_ALIBI, LAYER(0),
+      .act = "gelu", .tied = 1, .not_gated = 1, .more = more_mpt },
+    { ROW("bloom",        bloom_names,     250880, 64,   0,     2,  8,  0,  2048),   .pos = POS_ALIBI, LAYER(ALL),
+      .act = "gelu_new", .tied = 1, .not_gated = 1, .more = more_bloom },
+    { ROW("opt",          opt_names,       50272,  768,  3072,  12, 12, 0,  2048),   .pos = POS_LEARNED,
+      LAYER(BIAS_NORM), .act = "relu", .tied = 1, .not_gated = 1, .more = more_opt },
+    { ROW("nemotron",     up_down_names,   256000, 6144, 24576, 32, 48, 0,  4096),   ROPE(10000),   LAYER(BIAS_NORM),
+      .act = "relu2", .not_gated = 1, .partial = 0.5,
       .more = more_nemotron },
-    { ROW("exaone4",      post_norm_names, 102400, 4096, 16384, 32, 32, 32, 2048),   ROPE(10000),   .eps = 1e-5, .act = "silu", .qk_norm = QK_NORM_HEAD, .more = more_exaone4 },
-    { ROW("ernie4_5",     qwen_names,      103424, 1024, 3072,  18, 16, 2,  131072), ROPE(500000),  .eps = 1e-5, .act = "silu", .tied = 1, .head_dim = 128, .rope_pairs = 1,
+    { ROW("exaone4",      post_norm_names, 102400, 4096, 16384, 32, 32, 32, 2048),   ROPE(10000),   .eps = 1e-5,
+      .act = "silu", .qk_norm = QK_NORM_HEAD, .more = more_exaone4 },
+    { ROW("ernie4_5",     qwen_names,      103424, 1024, 3072,  18, 16, 2,  131072), ROPE(500000),  .eps = 1e-5,
+      .act = "silu", .tied = 1, .head_dim = 128, .rope_pairs = 1,
       .more = more_ernie },
-    { ROW("seed_oss",     qwen_names,      155136, 4096, 27648, 64, 80, 8,  524288), ROPE(10000),   .eps = 1e-6, .act = "silu", .head_dim = 128, .more = more_seed },
-    { ROW("arcee",        arcee_names,     32000,  2560, 18432, 32, 32, 0,  4096),   ROPE(10000),   .eps = 1e-5, .act = "relu2", .not_gated = 1, .more = both_biases },
-    { ROW("hunyuan_v1_dense", hunyuan_names, 290943, 4096, 11008, 32, 32, 0, 2048),  ROPE(10000),   .eps = 1e-5, .act = "silu", .qk_norm = QK_NORM_HEAD, .ntk_alpha = 1,
+    { ROW("seed_oss",     qwen_names,      155136, 4096, 27648, 64, 80, 8,  524288), ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .head_dim = 128, .more = more_seed },
+    { ROW("arcee",        arcee_names,     32000,  2560, 18432, 32, 32, 0,  4096),   ROPE(10000),   .eps = 1e-5,
+      .act = "relu2", .not_gated = 1, .more = both_biases },
+    { ROW("hunyuan_v1_dense", hunyuan_names, 290943, 4096, 11008, 32, 32, 0, 2048),  ROPE(10000),   .eps = 1e-5,
+      .act = "silu", .qk_norm = QK_NORM_HEAD, .ntk_alpha = 1,
       .more = more_hunyuan },
-    { ROW("glm4",         glm4_names,      151552, 4096, 13696, 40, 32, 2,  131072), ROPE(10000),   .eps = 1.5625e-7, .act = "silu", .head_dim = 128, .partial = 0.5,
+    { ROW("glm4",         glm4_names,      151552, 4096, 13696, 40, 32, 2,  131072), ROPE(10000),   .eps = 1.5625e-7,
+      .act = "silu", .head_dim = 128, .partial = 0.5,
       .rope_pairs = 1, .more = more_glm4 },
-    { ROW("bitnet",       bitnet_names,    128256, 2560, 6912,  30, 20, 5,  2048),   ROPE(500000),  .eps = 1e-5, .act = "relu2", .more = attention_bias_parse },
+    { ROW("bitnet",       bitnet_names,    128256, 2560, 6912,  30, 20, 5,  2048),   ROPE(500000),  .eps = 1e-5,
+      .act = "relu2", .more = attention_bias_parse },
 };
 enum { N_ARCHS = sizeof archs / sizeof *archs };
 
@@ -504,13 +573,15 @@ const struct arch *arch_find(const char *name)
 const char *const *config_architectures(void)
 {
     static const char *const names[] = {
-        "llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3", "gemma", "gemma2", "gemma3_text", "stablelm", "starcoder2", "olmo", "olmo2", "granite",
-        "cohere", "cohere2", "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "mpt", "bloom", "opt", "nemotron", "exaone4", "ernie4_5", "seed_oss", "arcee",
-        "hunyuan_v1_dense", "glm4", "bitnet",
-        "mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1", "ernie4_5_moe",
-        "hunyuan_v1_moe", "minimax_m2", "llama4_text", "gpt_oss",
+        "llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3", "gemma", "gemma2", "gemma3_text", "stablelm",
+            "starcoder2", "olmo", "olmo2", "granite",
+        "cohere", "cohere2", "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "mpt", "bloom", "opt", "nemotron",
+        "exaone4", "ernie4_5", "seed_oss", "arcee", "hunyuan_v1_dense", "glm4", "bitnet",
+        "mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe",
+        "dots1", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "llama4_text", "gpt_oss",
         "lfm2", "mamba2", "granitemoehybrid", "nemotron_h", "qwen3_next", NULL,
     };
-    _Static_assert(sizeof names / sizeof *names == N_ARCHS + N_MOE_ARCHS + N_STATE_ARCHS + 1, "every row has its name here");
+    _Static_assert(sizeof names / sizeof *names == N_ARCHS + N_MOE_ARCHS + N_STATE_ARCHS + 1,
+                   "every row has its name here");
     return names;
 }

@@ -5,7 +5,8 @@
 #include "libcommon/model/model.h"
 
 /* enum act_kind of kernels.h, which is above this layer; cpu.c asserts that they agree. */
-enum config_act { CONFIG_ACT_SILU, CONFIG_ACT_GELU, CONFIG_ACT_GELU_TANH, CONFIG_ACT_RELU, CONFIG_ACT_RELU2, CONFIG_ACT_GELU_QUICK };
+enum config_act { CONFIG_ACT_SILU, CONFIG_ACT_GELU, CONFIG_ACT_GELU_TANH, CONFIG_ACT_RELU, CONFIG_ACT_RELU2,
+                  CONFIG_ACT_GELU_QUICK };
 
 /* How a source keeps the experts of a layer. */
 enum experts_form {
@@ -16,7 +17,8 @@ enum experts_form {
     EXPERTS_PAIRED_IN_OUT,      /* the same, gate and up in turns, column by column (gpt-oss) */
 };
 
-/* Names of the source's tensors without ".weight" and ".bias".  NULL: there is no such thing; "": a norm without weights. */
+/* Names of the source's tensors without ".weight" and ".bias".  NULL: there is no such thing;
+ * "": a norm without weights. */
 struct weight_names {
     const char *embed, *pos, *embed_norm, *embed_in, *embed_out, *final_norm, *head;
     const char *layer;                      /* "layers.": then the number and a dot */
@@ -26,7 +28,8 @@ struct weight_names {
     const char *q, *k, *v, *o;
     const char *gate_up;                    /* gate first */
     const char *gate, *up, *down;
-    /* multi-head latent attention; kv_b has a head's key part, then its value part; a GGUF may have it in two (k_b, v_b) */
+    /* multi-head latent attention; kv_b has a head's key part, then its value part; a GGUF may
+     * have it in two (k_b, v_b) */
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_norm, *kv_b, *k_b, *v_b;
     const char *sinks;                      /* whole name */
     /* mixture of experts */
@@ -44,7 +47,8 @@ struct weight_names {
 };
 extern const struct weight_names gguf_names;
 
-/* Reading config.json: every key that is asked for counts as understood; after the first failure the parser stays bad. */
+/* Reading config.json: every key that is asked for counts as understood; after the first failure
+ * the parser stays bad. */
 struct parse {
     const json_t *json;
     json_t *seen;                           /* keys asked for */
@@ -52,7 +56,8 @@ struct parse {
     struct err *e;
     int bad;
 };
-/* keys: one or several spellings, "num_hidden_layers|n_layer"; the first that is there and not null counts. */
+/* keys: one or several spellings, "num_hidden_layers|n_layer"; the first that is there and not
+ * null counts. */
 json_t *parse_find(struct parse *p, const char *keys, const char **key);
 int64_t parse_int(struct parse *p, const char *keys, int64_t min, int64_t max, int64_t otherwise);
 double parse_real(struct parse *p, const char *keys, double otherwise);
@@ -86,7 +91,8 @@ struct arch {
     void (*more)(struct parse *p, struct config *c);    /* keys of its own; c is filled but for RoPE */
 };
 #define ROW(type, table, v, hid, ff, layers, heads, kv, len) \
-    .name = type, .names = &table, .vocab_size = v, .hidden_size = hid, .intermediate_size = ff, .n_layers = layers, .n_heads = heads, .n_kv_heads = kv, .max_len = len
+    .name = type, .names = &table, .vocab_size = v, .hidden_size = hid, .intermediate_size = ff, .n_layers = layers,
+        .n_heads = heads, .n_kv_heads = kv, .max_len = len
 #define ROPE(theta) .pos = POS_ROPE, .rope_theta = theta
 #define LAYER(bits) .norm = NORM_LAYER, .eps = 1e-5, .biases = bits
 enum { N_MOE_ARCHS = 15 };
@@ -98,7 +104,8 @@ extern const char *const arch_ignored[];                /* keys that do not chan
 
 /* RoPE tables from rope_parameters. */
 void rope_parse(struct parse *p, const struct arch *a, struct config *c);
-/* "layer_types", where it is there, decides which layers see only `window` tokens (0: refused); c->window holds what is so by default. */
+/* "layer_types", where it is there, decides which layers see only `window` tokens (0: refused);
+ * c->window holds what is so by default. */
 void layer_types_parse(struct parse *p, struct config *c, int64_t window);
 
 /* Keys that several architectures have. */
@@ -106,7 +113,8 @@ int window_parse(struct parse *p, int absent);                  /* sliding_windo
 void attention_bias_parse(struct parse *p, struct config *c);
 void multipliers_parse(struct parse *p, struct config *c);      /* granite's factors */
 void qwen_window_parse(struct parse *p, struct config *c);
-/* Mixtures of experts (arch_moe.c): sizes, experts in all layers; in all but every decoder_sparse_step-th and those listed. */
+/* Mixtures of experts (arch_moe.c): sizes, experts in all layers; in all but every
+ * decoder_sparse_step-th and those listed. */
 void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size);
 void sparse_layers_parse(struct parse *p, struct config *c);
 

@@ -1,6 +1,7 @@
-/* arch_moe.c - the architectures with mixtures of experts, and those with multi-head latent attention (which have experts too).
- * Facts: the configuration and modeling files of transformers 5, config.json of the models on the hub, and arXiv:2401.04088 (mixtral), 2405.04434 (deepseek_v2),
- * 2412.19437 (deepseek_v3). */
+/* arch_moe.c - the architectures with mixtures of experts, and those with multi-head latent
+ * attention (which have experts too).  Facts: the configuration and modeling files of
+ * transformers 5, config.json of the models on the hub, and arXiv:2401.04088 (mixtral),
+ * 2405.04434 (deepseek_v2), 2412.19437 (deepseek_v3). */
 #include <math.h>
 #include <string.h>
 
@@ -21,24 +22,35 @@
 static const struct weight_names
 mixtral_names    = { BASE, SPARSE, .gguf_permuted = 1 },
 olmoe_names      = { BASE, QK_NORMS, EXPERTS },
-granitemoe_names = { BASE, .router = "block_sparse_moe.router.layer", .experts_form = EXPERTS_FUSED, .experts = "block_sparse_moe.", .expert_gate = "input_linear",
+granitemoe_names = { BASE, .router = "block_sparse_moe.router.layer", .experts_form = EXPERTS_FUSED,
+                     .experts = "block_sparse_moe.", .expert_gate = "input_linear",
                      .expert_down = "output_linear", .gguf_permuted = 1 },
-qwen2_moe_names  = { BASE, LLAMA_MLP, EXPERTS, .shared_router = "mlp.shared_expert_gate", .shared_gate = "mlp.shared_expert.gate_proj",
+qwen2_moe_names  = { BASE, LLAMA_MLP, EXPERTS, .shared_router = "mlp.shared_expert_gate",
+                     .shared_gate = "mlp.shared_expert.gate_proj",
                      .shared_up = "mlp.shared_expert.up_proj", .shared_down = "mlp.shared_expert.down_proj" },
 qwen3_moe_names  = { BASE, LLAMA_MLP, QK_NORMS, EXPERTS },
-deepseek_names   = { BASE, LLAMA_MLP, EXPERTS, SHARED, CORRECTION, .q_a = "self_attn.q_a_proj", .q_a_norm = "self_attn.q_a_layernorm", .q_b = "self_attn.q_b_proj",
-                     .kv_a = "self_attn.kv_a_proj_with_mqa", .kv_norm = "self_attn.kv_a_layernorm", .kv_b = "self_attn.kv_b_proj" },
+deepseek_names   = { BASE, LLAMA_MLP, EXPERTS, SHARED, CORRECTION, .q_a = "self_attn.q_a_proj",
+                     .q_a_norm = "self_attn.q_a_layernorm", .q_b = "self_attn.q_b_proj",
+                     .kv_a = "self_attn.kv_a_proj_with_mqa", .kv_norm = "self_attn.kv_a_layernorm",
+                     .kv_b = "self_attn.kv_b_proj" },
 glm4_moe_names   = { BASE, LLAMA_MLP, QK_NORMS, EXPERTS, SHARED, CORRECTION },
 ernie_moe_names  = { BASE, LLAMA_MLP, EXPERTS, SHARED, .correction = "mlp.moe_statics.e_score_correction_bias" },
-hunyuan_moe_names = { BASE, LLAMA_MLP, .q_norm = "self_attn.query_layernorm", .k_norm = "self_attn.key_layernorm", .router = "mlp.gate.wg",
-                     .experts = "mlp.experts.", .expert_gate = "gate_proj", .expert_up = "up_proj", .expert_down = "down_proj",
-                     .shared_gate = "mlp.shared_mlp.gate_proj", .shared_up = "mlp.shared_mlp.up_proj", .shared_down = "mlp.shared_mlp.down_proj" },
+hunyuan_moe_names = { BASE, LLAMA_MLP, .q_norm = "self_attn.query_layernorm", .k_norm = "self_attn.key_layernorm",
+                      .router = "mlp.gate.wg",
+                     .experts = "mlp.experts.", .expert_gate = "gate_proj", .expert_up = "up_proj",
+                     .expert_down = "down_proj",
+                     .shared_gate = "mlp.shared_mlp.gate_proj", .shared_up = "mlp.shared_mlp.up_proj",
+                     .shared_down = "mlp.shared_mlp.down_proj" },
 minimax_names    = { BASE, QK_NORMS, SPARSE, .correction = "block_sparse_moe.e_score_correction_bias" },
-llama4_names     = { BASE, .q_norm = "", .k_norm = "", .gate = "feed_forward.gate_proj", .up = "feed_forward.up_proj", .down = "feed_forward.down_proj",
-                     .router = "feed_forward.router", .experts_form = EXPERTS_FUSED_IN_OUT, .experts = "feed_forward.experts.", .expert_gate = "gate_up_proj",
-                     .expert_down = "down_proj", .shared_gate = "feed_forward.shared_expert.gate_proj", .shared_up = "feed_forward.shared_expert.up_proj",
+llama4_names     = { BASE, .q_norm = "", .k_norm = "", .gate = "feed_forward.gate_proj", .up = "feed_forward.up_proj",
+                     .down = "feed_forward.down_proj",
+                     .router = "feed_forward.router", .experts_form = EXPERTS_FUSED_IN_OUT,
+                     .experts = "feed_forward.experts.", .expert_gate = "gate_up_proj",
+                     .expert_down = "down_proj", .shared_gate = "feed_forward.shared_expert.gate_proj",
+                     .shared_up = "feed_forward.shared_expert.up_proj",
                      .shared_down = "feed_forward.shared_expert.down_proj" },
-gpt_oss_names    = { BASE, .sinks = "self_attn.sinks", .router = "mlp.router", .experts_form = EXPERTS_PAIRED_IN_OUT, .experts = "mlp.experts.",
+gpt_oss_names    = { BASE, .sinks = "self_attn.sinks", .router = "mlp.router", .experts_form = EXPERTS_PAIRED_IN_OUT,
+                     .experts = "mlp.experts.",
                      .expert_gate = "gate_up_proj", .expert_down = "down_proj" };
 
 /* ---- keys ---- */
@@ -59,7 +71,8 @@ static int64_t same_for_all(struct parse *p, const char *keys, int64_t min, int6
         }
     const int64_t n = json_integer_value(first);
     if (n < min || n > max)
-        parse_fail(p, ERR_FORMAT, "%s is %lld, expected %lld to %lld", key, (long long)n, (long long)min, (long long)max);
+        parse_fail(p, ERR_FORMAT, "%s is %lld, expected %lld to %lld", key, (long long)n, (long long)min,
+                   (long long)max);
     return p->bad ? otherwise : n;
 }
 
@@ -69,8 +82,10 @@ enum { MOST_EXPERTS = 65536, MOST_WIDTH = 1 << 24 };
 void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size)
 {
     struct moe *m = &c->moe;
-    m->n_experts = (int)parse_int(p, "num_experts|num_local_experts|n_routed_experts|moe_num_experts", 1, MOST_EXPERTS, n_experts);
-    m->top_k = (int)same_for_all(p, "num_experts_per_tok|num_experts_per_token|moe_k|moe_topk|experts_per_token", 1, MOST_EXPERTS, top_k);
+    m->n_experts = (int)parse_int(p, "num_experts|num_local_experts|n_routed_experts|moe_num_experts", 1, MOST_EXPERTS,
+                                  n_experts);
+    m->top_k = (int)same_for_all(p, "num_experts_per_tok|num_experts_per_token|moe_k|moe_topk|experts_per_token", 1,
+                                 MOST_EXPERTS, top_k);
     m->intermediate_size = (int)same_for_all(p, "moe_intermediate_size", 1, MOST_WIDTH, intermediate_size);
     m->group_best = 1;
     memset(c->ff, FF_MOE, (size_t)c->n_layers);
@@ -80,7 +95,8 @@ static void router_must_be(struct parse *p, const char *key, const char *a, cons
 {
     const char *found = parse_string(p, key, a);
     if (strcmp(found, a) != 0 && strcmp(found, b) != 0)
-        parse_fail(p, ERR_UNSUPPORTED, "%s \"%.40s\" is not supported by this architecture, expected \"%s\"", key, found, a);
+        parse_fail(p, ERR_UNSUPPORTED, "%s \"%.40s\" is not supported by this architecture, expected \"%s\"", key,
+                   found, a);
 }
 
 static void dense_first(struct parse *p, struct config *c, int otherwise)
@@ -101,12 +117,14 @@ static void shared_parse(struct parse *p, struct config *c, const char *keys, in
 {
     const int64_t n = same_for_all(p, keys, 0, 256, otherwise), size = n * c->moe.intermediate_size;
     if (size > MOST_WIDTH)
-        parse_fail(p, ERR_SHAPE, "%lld shared experts of width %d, expected a product of at most %d", (long long)n, c->moe.intermediate_size, MOST_WIDTH);
+        parse_fail(p, ERR_SHAPE, "%lld shared experts of width %d, expected a product of at most %d", (long long)n,
+                   c->moe.intermediate_size, MOST_WIDTH);
     else
         c->moe.shared_size = (int)size;
 }
 
-/* deepseek_v3's router, which many took over: sigmoid, correction, groups judged by their two best. */
+/* deepseek_v3's router, which many took over: sigmoid, correction, groups judged by their two
+ * best. */
 static void sigmoid_router(struct parse *p, struct config *c, int normalize, double scale)
 {
     struct moe *m = &c->moe;
@@ -199,7 +217,8 @@ static void mla_parse(struct parse *p, struct config *c)
     c->n_kv_heads = 1;
     c->attn_scale = (float)(1 / sqrt((double)m->nope_dim + m->rope_dim));
     if (m->kv_rank % TILE_ROWS || m->v_dim % TILE_ROWS)
-        parse_fail(p, ERR_UNSUPPORTED, "kv_lora_rank %d and v_head_dim %d, expected multiples of %d", m->kv_rank, m->v_dim, TILE_ROWS);
+        parse_fail(p, ERR_UNSUPPORTED, "kv_lora_rank %d and v_head_dim %d, expected multiples of %d", m->kv_rank,
+                   m->v_dim, TILE_ROWS);
     parse_must_be(p, "attention_bias", 0);
 }
 
@@ -266,7 +285,8 @@ static void more_ernie_moe(struct parse *p, struct config *c)
         c->biases |= BIAS_QKV | BIAS_O | BIAS_MLP;
     experts_parse(p, c, 64, 6, 1536);
     shared_parse(p, c, "moe_num_shared_experts", 2);
-    const int step = (int)parse_int(p, "moe_layer_interval", 1, INT32_MAX, 1), first = (int)parse_int(p, "moe_layer_start_index", 0, INT32_MAX, 1);
+    const int step = (int)parse_int(p, "moe_layer_interval", 1, INT32_MAX, 1),
+              first = (int)parse_int(p, "moe_layer_start_index", 0, INT32_MAX, 1);
     const int last = (int)parse_int(p, "moe_layer_end_index", -1, INT32_MAX, -1);
     for (int i = 0; i < c->n_layers; i++)
         c->ff[i] = (i + 1) % step == 0 && i >= first && (last == -1 || i <= last) ? FF_MOE : FF_DENSE;
@@ -326,14 +346,17 @@ static void more_llama4(struct parse *p, struct config *c)
     c->intermediate_size = (int)parse_int(p, "intermediate_size_mlp", 1, MOST_WIDTH, 16384);
     c->moe.router = ROUTER_SIGMOID;
     c->moe.weigh_input = 1;
-    const int every = (int)parse_int(p, "interleave_moe_layer_step", 1, INT32_MAX, 1), period = (int)parse_int(p, "no_rope_layer_interval", 1, INT32_MAX, 4);
-    const int chunk = (int)parse_int(p, "attention_chunk_size", 1, INT32_MAX, json_object_get(p->json, "attention_chunk_size") ? 0 : 8192);
+    const int every = (int)parse_int(p, "interleave_moe_layer_step", 1, INT32_MAX, 1),
+              period = (int)parse_int(p, "no_rope_layer_interval", 1, INT32_MAX, 4);
+    const int chunk = (int)parse_int(p, "attention_chunk_size", 1, INT32_MAX,
+                                     json_object_get(p->json, "attention_chunk_size") ? 0 : 8192);
     const json_t *moe_layers = parse_find(p, "moe_layers", NULL), *no_rope = parse_find(p, "no_rope_layers", NULL), *v;
     size_t at;
     if (json_array_size(no_rope) && json_array_size(no_rope) != (size_t)c->n_layers)
         parse_fail(p, ERR_FORMAT, "no_rope_layers: expected an array of num_hidden_layers = %d numbers", c->n_layers);
     for (int i = 0; i < c->n_layers; i++) {
-        const int rotates = json_array_size(no_rope) ? json_integer_value(json_array_get(no_rope, (size_t)i)) != 0 : (i + 1) % period != 0;
+        const int rotates = json_array_size(no_rope) ? json_integer_value(json_array_get(no_rope, (size_t)i)) != 0
+                                                     : (i + 1) % period != 0;
         c->rope_of[i] = rotates ? 0 : -1;
         c->chunk[i] = rotates ? chunk : 0;
         c->ff[i] = moe_layers ? FF_DENSE : (i + 1) % every ? FF_DENSE : FF_MOE;
@@ -377,25 +400,40 @@ static void more_gpt_oss(struct parse *p, struct config *c)
 /* ---- the table ---- */
 
 const struct arch moe_archs[N_MOE_ARCHS] = {
-    { ROW("mixtral",      mixtral_names,   32000,  4096, 14336, 32, 32, 8,  131072), ROPE(1000000), .eps = 1e-5, .act = "silu", .more = more_mixtral },
-    { ROW("olmoe",        olmoe_names,     50304,  2048, 2048,  16, 16, 0,  4096),   ROPE(10000),   .eps = 1e-5, .act = "silu", .qk_norm = QK_NORM_FULL, .more = more_olmoe },
-    { ROW("granitemoe",   granitemoe_names, 32000, 4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6, .act = "silu", .more = more_granitemoe },
-    { ROW("qwen2_moe",    qwen2_moe_names, 151936, 2048, 5632,  24, 16, 16, 32768),  ROPE(10000),   .eps = 1e-6, .act = "silu", .more = more_qwen2_moe },
-    { ROW("qwen3_moe",    qwen3_moe_names, 151936, 2048, 6144,  24, 32, 4,  32768),  ROPE(10000),   .eps = 1e-6, .act = "silu", .qk_norm = QK_NORM_HEAD,
+    { ROW("mixtral",      mixtral_names,   32000,  4096, 14336, 32, 32, 8,  131072), ROPE(1000000), .eps = 1e-5,
+      .act = "silu", .more = more_mixtral },
+    { ROW("olmoe",        olmoe_names,     50304,  2048, 2048,  16, 16, 0,  4096),   ROPE(10000),   .eps = 1e-5,
+      .act = "silu", .qk_norm = QK_NORM_FULL, .more = more_olmoe },
+    { ROW("granitemoe",   granitemoe_names, 32000, 4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .more = more_granitemoe },
+    { ROW("qwen2_moe",    qwen2_moe_names, 151936, 2048, 5632,  24, 16, 16, 32768),  ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .more = more_qwen2_moe },
+    { ROW("qwen3_moe",    qwen3_moe_names, 151936, 2048, 6144,  24, 32, 4,  32768),  ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .qk_norm = QK_NORM_HEAD,
       .more = more_qwen3_moe },
-    { ROW("deepseek_v2",  deepseek_names,  102400, 4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6, .act = "silu", .rope_pairs = 1, .more = more_deepseek_v2 },
-    { ROW("deepseek_v3",  deepseek_names,  129280, 7168, 18432, 61, 128, 0, 4096),   ROPE(10000),   .eps = 1e-6, .act = "silu", .rope_pairs = 1, .more = more_deepseek_v3 },
-    { ROW("kimi_k2",      deepseek_names,  163840, 7168, 18432, 61, 64, 0,  131072), ROPE(50000),   .eps = 1e-6, .act = "silu", .rope_pairs = 1, .more = more_deepseek_v3 },
-    { ROW("glm4_moe",     glm4_moe_names,  151552, 4096, 10944, 46, 96, 8,  131072), ROPE(10000),   .eps = 1e-5, .act = "silu", .head_dim = 128, .partial = 0.5,
+    { ROW("deepseek_v2",  deepseek_names,  102400, 4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .rope_pairs = 1, .more = more_deepseek_v2 },
+    { ROW("deepseek_v3",  deepseek_names,  129280, 7168, 18432, 61, 128, 0, 4096),   ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .rope_pairs = 1, .more = more_deepseek_v3 },
+    { ROW("kimi_k2",      deepseek_names,  163840, 7168, 18432, 61, 64, 0,  131072), ROPE(50000),   .eps = 1e-6,
+      .act = "silu", .rope_pairs = 1, .more = more_deepseek_v3 },
+    { ROW("glm4_moe",     glm4_moe_names,  151552, 4096, 10944, 46, 96, 8,  131072), ROPE(10000),   .eps = 1e-5,
+      .act = "silu", .head_dim = 128, .partial = 0.5,
       .more = more_glm4_moe },
-    { ROW("dots1",        glm4_moe_names,  152064, 4608, 10944, 62, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6, .act = "silu", .qk_norm = QK_NORM_HEAD, .more = more_dots1 },
-    { ROW("ernie4_5_moe", ernie_moe_names, 103424, 2560, 12288, 28, 20, 4,  131072), ROPE(500000),  .eps = 1e-5, .act = "silu", .tied = 1, .rope_pairs = 1,
+    { ROW("dots1",        glm4_moe_names,  152064, 4608, 10944, 62, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .qk_norm = QK_NORM_HEAD, .more = more_dots1 },
+    { ROW("ernie4_5_moe", ernie_moe_names, 103424, 2560, 12288, 28, 20, 4,  131072), ROPE(500000),  .eps = 1e-5,
+      .act = "silu", .tied = 1, .rope_pairs = 1,
       .more = more_ernie_moe },
-    { ROW("hunyuan_v1_moe", hunyuan_moe_names, 290943, 4096, 11008, 32, 32, 0, 2048), ROPE(10000),  .eps = 1e-5, .act = "silu", .qk_norm = QK_NORM_HEAD, .ntk_alpha = 1,
+    { ROW("hunyuan_v1_moe", hunyuan_moe_names, 290943, 4096, 11008, 32, 32, 0, 2048), ROPE(10000),  .eps = 1e-5,
+      .act = "silu", .qk_norm = QK_NORM_HEAD, .ntk_alpha = 1,
       .more = more_hunyuan_moe },
-    { ROW("minimax_m2",   minimax_names,   200064, 3072, 1536,  62, 48, 8,  196608), ROPE(5000000), .eps = 1e-6, .act = "silu", .head_dim = 128, .qk_norm = QK_NORM_FULL,
+    { ROW("minimax_m2",   minimax_names,   200064, 3072, 1536,  62, 48, 8,  196608), ROPE(5000000), .eps = 1e-6,
+      .act = "silu", .head_dim = 128, .qk_norm = QK_NORM_FULL,
       .more = more_minimax },
-    { ROW("llama4_text",  llama4_names,    202048, 5120, 8192,  48, 40, 8,  131072), ROPE(500000),  .eps = 1e-5, .act = "silu", .head_dim = 128, .rope_pairs = 1,
+    { ROW("llama4_text",  llama4_names,    202048, 5120, 8192,  48, 40, 8,  131072), ROPE(500000),  .eps = 1e-5,
+      .act = "silu", .head_dim = 128, .rope_pairs = 1,
       .more = more_llama4 },
-    { ROW("gpt_oss",      gpt_oss_names,   201088, 2880, 2880,  36, 64, 8,  131072), ROPE(150000),  .eps = 1e-5, .act = "silu", .head_dim = 64, .more = more_gpt_oss },
+    { ROW("gpt_oss",      gpt_oss_names,   201088, 2880, 2880,  36, 64, 8,  131072), ROPE(150000),  .eps = 1e-5,
+      .act = "silu", .head_dim = 64, .more = more_gpt_oss },
 };

@@ -1,5 +1,7 @@
-/* arch_state.c - the architectures with layers that keep a state instead of keys and values: short convolutions, Mamba2, gated delta net.
- * Facts: the configuration and modeling files of transformers 5, config.json of the models on the hub, and arXiv:2405.21060 (Mamba2), 2412.06464 (gated delta net). */
+/* arch_state.c - the architectures with layers that keep a state instead of keys and values:
+ * short convolutions, Mamba2, gated delta net.  Facts: the configuration and modeling files of
+ * transformers 5, config.json of the models on the hub, and arXiv:2405.21060 (Mamba2),
+ * 2412.06464 (gated delta net). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,25 +16,40 @@ static const int64_t MOST_STATE = (int64_t)1 << 32;            /* numbers of a l
 #define SSM(at) .in = at "in_proj", .conv = at "conv1d", .a_log = at "A_log", .dt_bias = at "dt_bias", .d = at "D", .gate_norm = at "norm", .state_o = at "out_proj"
 
 static const struct weight_names
-lfm2_names = { .embed = "embed_tokens", .final_norm = "embedding_norm", .head = "lm_head", .layer = "layers.", .attn_norm = "operator_norm", .mlp_norm = "ffn_norm",
-               .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.out_proj", .q_norm = "self_attn.q_layernorm",
-               .k_norm = "self_attn.k_layernorm", .gate = "feed_forward.w1", .up = "feed_forward.w3", .down = "feed_forward.w2", .in = "conv.in_proj",
+lfm2_names = { .embed = "embed_tokens", .final_norm = "embedding_norm", .head = "lm_head", .layer = "layers.",
+               .attn_norm = "operator_norm", .mlp_norm = "ffn_norm",
+               .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.out_proj",
+               .q_norm = "self_attn.q_layernorm",
+               .k_norm = "self_attn.k_layernorm", .gate = "feed_forward.w1", .up = "feed_forward.w3",
+               .down = "feed_forward.w2", .in = "conv.in_proj",
                .conv = "conv.conv", .state_o = "conv.out_proj" },
-mamba2_names = { .embed = "embeddings", .final_norm = "norm_f", .head = "lm_head", .layer = "layers.", .attn_norm = "norm", SSM("mixer.") },
-granite_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head", .layer = "layers.", .attn_norm = "input_layernorm",
-                  .mlp_norm = "post_attention_layernorm", ATTN, SSM("mamba."), .gate_up = "shared_mlp.input_linear", .down = "shared_mlp.output_linear",
-                  .shared_gate_up = "shared_mlp.input_linear", .shared_down = "shared_mlp.output_linear", .router = "block_sparse_moe.router.layer",
-                  .experts_form = EXPERTS_FUSED, .experts = "block_sparse_moe.", .expert_gate = "input_linear", .expert_down = "output_linear",
+mamba2_names = { .embed = "embeddings", .final_norm = "norm_f", .head = "lm_head", .layer = "layers.",
+                 .attn_norm = "norm", SSM("mixer.") },
+granite_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head", .layer = "layers.",
+                  .attn_norm = "input_layernorm",
+                  .mlp_norm = "post_attention_layernorm", ATTN, SSM("mamba."), .gate_up = "shared_mlp.input_linear",
+                  .down = "shared_mlp.output_linear",
+                  .shared_gate_up = "shared_mlp.input_linear", .shared_down = "shared_mlp.output_linear",
+                  .router = "block_sparse_moe.router.layer",
+                  .experts_form = EXPERTS_FUSED, .experts = "block_sparse_moe.", .expert_gate = "input_linear",
+                  .expert_down = "output_linear",
                   .gguf_permuted = 1 },
-nemotron_names = { .embed = "embeddings", .final_norm = "norm_f", .head = "lm_head", .layer = "layers.", .attn_norm = "norm", .mlp_norm = "norm",
-                   .q = "mixer.q_proj", .k = "mixer.k_proj", .v = "mixer.v_proj", .o = "mixer.o_proj", SSM("mixer."), .up = "mixer.up_proj",
+nemotron_names = { .embed = "embeddings", .final_norm = "norm_f", .head = "lm_head", .layer = "layers.",
+                   .attn_norm = "norm", .mlp_norm = "norm",
+                   .q = "mixer.q_proj", .k = "mixer.k_proj", .v = "mixer.v_proj", .o = "mixer.o_proj", SSM("mixer."),
+                   .up = "mixer.up_proj",
                    .down = "mixer.down_proj" },
-qwen_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head", .layer = "layers.", .attn_norm = "input_layernorm",
-               .mlp_norm = "post_attention_layernorm", ATTN, .q_gated = 1, .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm",
-               .in = "linear_attn.in_proj_qkvz", .in_ba = "linear_attn.in_proj_ba", .conv = "linear_attn.conv1d", .a_log = "linear_attn.A_log",
+qwen_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head", .layer = "layers.",
+               .attn_norm = "input_layernorm",
+               .mlp_norm = "post_attention_layernorm", ATTN, .q_gated = 1, .q_norm = "self_attn.q_norm",
+               .k_norm = "self_attn.k_norm",
+               .in = "linear_attn.in_proj_qkvz", .in_ba = "linear_attn.in_proj_ba", .conv = "linear_attn.conv1d",
+               .a_log = "linear_attn.A_log",
                .dt_bias = "linear_attn.dt_bias", .gate_norm = "linear_attn.norm", .state_o = "linear_attn.out_proj",
-               .gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj", .router = "mlp.gate", .experts = "mlp.experts.", .expert_gate = "gate_proj",
-               .expert_up = "up_proj", .expert_down = "down_proj", .shared_router = "mlp.shared_expert_gate", .shared_gate = "mlp.shared_expert.gate_proj",
+               .gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj", .router = "mlp.gate",
+               .experts = "mlp.experts.", .expert_gate = "gate_proj",
+               .expert_up = "up_proj", .expert_down = "down_proj", .shared_router = "mlp.shared_expert_gate",
+               .shared_gate = "mlp.shared_expert.gate_proj",
                .shared_up = "mlp.shared_expert.up_proj", .shared_down = "mlp.shared_expert.down_proj" };
 
 /* ---- keys ---- */
@@ -62,7 +79,8 @@ static void time_step_parse(struct parse *p, struct recurrent *r)
         r->dt_max = limit(p, key, json_array_get(v, 1));
     }
     if (!p->bad && !(r->dt_min >= 0 && r->dt_min <= r->dt_max))
-        parse_fail(p, ERR_FORMAT, "%s: from %g to %g, expected a range of numbers from 0 on", key, (double)r->dt_min, (double)r->dt_max);
+        parse_fail(p, ERR_FORMAT, "%s: from %g to %g, expected a range of numbers from 0 on", key, (double)r->dt_min,
+                   (double)r->dt_max);
 }
 
 /* How the weights were initialised, and how others cut the sequence. */
@@ -72,7 +90,10 @@ static void training_keys(struct parse *p)
                   "rescale_prenorm_residual|residual_in_fp32|expand|mamba_expand|use_mamba_kernels|mamba_ssm_cache_dtype|num_logits_to_keep", NULL);
 }
 
-static int width(struct parse *p, const char *keys, int otherwise) { return (int)parse_int(p, keys, 1, MOST_WIDTH, otherwise); }
+static int width(struct parse *p, const char *keys, int otherwise)
+{
+    return (int)parse_int(p, keys, 1, MOST_WIDTH, otherwise);
+}
 
 /* The width between Mamba2's projections. */
 static int64_t inner_parse(struct parse *p, const struct config *c, const char *key)
@@ -84,7 +105,8 @@ static int64_t inner_parse(struct parse *p, const struct config *c, const char *
     return 1;
 }
 
-/* Sizes of Mamba2's layers, under the names of three architectures; inner: width between its projections, 0: what the heads make. */
+/* Sizes of Mamba2's layers, under the names of three architectures; inner: width between its
+ * projections, 0: what the heads make. */
 static void mamba_parse(struct parse *p, struct config *c, const struct recurrent *otherwise, int64_t inner)
 {
     struct recurrent *r = &c->recurrent;
@@ -93,7 +115,8 @@ static void mamba_parse(struct parse *p, struct config *c, const struct recurren
     if (json_is_string(head) && strcmp(json_string_value(head), "auto") == 0)
         r->head_dim = (int)(inner / r->n_heads);
     else
-        r->head_dim = width(p, head ? "mamba_d_head" : strcmp(c->arch, "mamba2") == 0 ? "head_dim" : "mamba_head_dim", otherwise->head_dim ? otherwise->head_dim : (int)(inner / r->n_heads));
+        r->head_dim = width(p, head ? "mamba_d_head" : strcmp(c->arch, "mamba2") == 0 ? "head_dim" : "mamba_head_dim",
+                            otherwise->head_dim ? otherwise->head_dim : (int)(inner / r->n_heads));
     r->n_groups = width(p, "mamba_n_groups|n_groups", otherwise->n_groups);
     r->state_size = width(p, "mamba_d_state|ssm_state_size|state_size", otherwise->state_size);
     r->conv_kernel = (int)parse_int(p, "mamba_d_conv|conv_kernel", 2, MOST_KERNEL, otherwise->conv_kernel);
@@ -103,10 +126,13 @@ static void mamba_parse(struct parse *p, struct config *c, const struct recurren
     time_step_parse(p, r);
     training_keys(p);
     if (!p->bad && inner && (int64_t)r->n_heads * r->head_dim != inner)
-        parse_fail(p, ERR_SHAPE, "%d heads of %d in Mamba2's layers, expected a product of %lld", r->n_heads, r->head_dim, (long long)inner);
-    if (!p->bad && (r->head_dim < 1 || r->n_heads % r->n_groups || (int64_t)r->n_heads * r->head_dim > MOST_WIDTH || (int64_t)r->n_groups * r->state_size > MOST_WIDTH ||
+        parse_fail(p, ERR_SHAPE, "%d heads of %d in Mamba2's layers, expected a product of %lld", r->n_heads,
+                   r->head_dim, (long long)inner);
+    if (!p->bad && (r->head_dim < 1 || r->n_heads % r->n_groups || (int64_t)r->n_heads * r->head_dim > MOST_WIDTH ||
+                    (int64_t)r->n_groups * r->state_size > MOST_WIDTH ||
          (int64_t)r->n_heads * r->head_dim * r->state_size > MOST_STATE))
-        parse_fail(p, ERR_SHAPE, "%d heads of %d in %d groups with states of %d in Mamba2's layers: does not fit", r->n_heads, r->head_dim, r->n_groups, r->state_size);
+        parse_fail(p, ERR_SHAPE, "%d heads of %d in %d groups with states of %d in Mamba2's layers: does not fit",
+                   r->n_heads, r->head_dim, r->n_groups, r->state_size);
 }
 
 static void silu_only(struct parse *p, const struct config *c)
@@ -134,7 +160,8 @@ static void kinds_parse(struct parse *p, struct config *c, const char *keys, con
         while (name && k->name && strcmp(k->name, name) != 0)
             k++;
         if (!name || !k->name) {
-            parse_fail(p, ERR_UNSUPPORTED, "%s: layer %d is \"%.40s\", which is not supported by this architecture", key, i, name ? name : "?");
+            parse_fail(p, ERR_UNSUPPORTED, "%s: layer %d is \"%.40s\", which is not supported by this architecture",
+                       key, i, name ? name : "?");
             return;
         }
         c->mixer[i] = (unsigned char)k->mixer;
@@ -146,7 +173,8 @@ static void kinds_parse(struct parse *p, struct config *c, const char *keys, con
 
 static void more_lfm2(struct parse *p, struct config *c)
 {
-    static const struct layer_kind kinds[] = { { "conv", MIXER_CONV, -1 }, { "full_attention", MIXER_ATTENTION, -1 }, { 0 } };
+    static const struct layer_kind kinds[] = { { "conv", MIXER_CONV, -1 }, { "full_attention", MIXER_ATTENTION, -1 },
+                                               { 0 } };
     const json_t *full = parse_find(p, "full_attn_idxs", NULL), *v;
     size_t at;
     silu_only(p, c);
@@ -180,7 +208,8 @@ static void more_lfm2(struct parse *p, struct config *c)
 
 static void more_mamba2(struct parse *p, struct config *c)
 {
-    static const struct recurrent otherwise = { .n_heads = 128, .head_dim = 64, .n_groups = 8, .state_size = 128, .conv_kernel = 4 };
+    static const struct recurrent otherwise = { .n_heads = 128, .head_dim = 64, .n_groups = 8, .state_size = 128,
+                                                .conv_kernel = 4 };
     const int64_t inner = inner_parse(p, c, "expand");
     silu_only(p, c);
     memset(c->mixer, MIXER_MAMBA2, (size_t)c->n_layers);
@@ -194,7 +223,8 @@ static void more_mamba2(struct parse *p, struct config *c)
 static void more_granite(struct parse *p, struct config *c)
 {
     static const struct recurrent otherwise = { .n_heads = 128, .n_groups = 1, .state_size = 256, .conv_kernel = 4 };
-    static const struct layer_kind kinds[] = { { "linear_attention", MIXER_MAMBA2, -1 }, { "mamba", MIXER_MAMBA2, -1 }, { "full_attention", MIXER_ATTENTION, -1 },
+    static const struct layer_kind kinds[] = { { "linear_attention", MIXER_MAMBA2, -1 }, { "mamba", MIXER_MAMBA2, -1 },
+                                               { "full_attention", MIXER_ATTENTION, -1 },
                                                { "attention", MIXER_ATTENTION, -1 }, { 0 } };
     silu_only(p, c);
     attention_bias_parse(p, c);
@@ -249,12 +279,15 @@ nomem:
 
 static void more_nemotron_h(struct parse *p, struct config *c)
 {
-    static const struct recurrent otherwise = { .n_heads = 128, .head_dim = 64, .n_groups = 8, .state_size = 128, .conv_kernel = 4 };
+    static const struct recurrent otherwise = { .n_heads = 128, .head_dim = 64, .n_groups = 8, .state_size = 128,
+                                                .conv_kernel = 4 };
     static const struct layer_kind kinds[] = {
-        { "linear_attention", MIXER_MAMBA2, FF_NONE }, { "mamba", MIXER_MAMBA2, FF_NONE }, { "full_attention", MIXER_ATTENTION, FF_NONE },
+        { "linear_attention", MIXER_MAMBA2, FF_NONE }, { "mamba", MIXER_MAMBA2, FF_NONE },
+            { "full_attention", MIXER_ATTENTION, FF_NONE },
         { "attention", MIXER_ATTENTION, FF_NONE }, { "mlp", MIXER_NONE, FF_DENSE }, { 0 } };
     const json_t *types = parse_find(p, "layers_block_type|layer_types", NULL);
-    const char *pattern = parse_string(p, "hybrid_override_pattern", ""), *act = parse_string(p, "mlp_hidden_act", "relu2");
+    const char *pattern = parse_string(p, "hybrid_override_pattern", ""),
+               *act = parse_string(p, "mlp_hidden_act", "relu2");
     if (!types && !*pattern)
         parse_fail(p, ERR_FORMAT, "layers_block_type is missing (or hybrid_override_pattern)");
     if (p->bad)
@@ -264,10 +297,12 @@ static void more_nemotron_h(struct parse *p, struct config *c)
         kinds_parse(p, c, "layers_block_type|layer_types", kinds);
     for (int i = 0; !types && i < c->n_layers && !p->bad; i++) {
         static const char letters[] = "M*-";
-        static const unsigned char mixers[] = { MIXER_MAMBA2, MIXER_ATTENTION, MIXER_NONE }, ffs[] = { FF_NONE, FF_NONE, FF_DENSE };
+        static const unsigned char mixers[] = { MIXER_MAMBA2, MIXER_ATTENTION, MIXER_NONE },
+                                   ffs[] = { FF_NONE, FF_NONE, FF_DENSE };
         const char *at = strchr(letters, pattern[i]);
         if (!at)
-            parse_fail(p, ERR_UNSUPPORTED, "hybrid_override_pattern: layer %d is '%c', expected M, * or -", i, pattern[i]);
+            parse_fail(p, ERR_UNSUPPORTED, "hybrid_override_pattern: layer %d is '%c', expected M, * or -", i,
+                       pattern[i]);
         else
             c->mixer[i] = mixers[at - letters], c->ff[i] = ffs[at - letters];
     }
@@ -292,7 +327,8 @@ static void more_nemotron_h(struct parse *p, struct config *c)
 
 static void more_qwen3_next(struct parse *p, struct config *c)
 {
-    static const struct layer_kind kinds[] = { { "linear_attention", MIXER_DELTA, -1 }, { "full_attention", MIXER_ATTENTION, -1 }, { 0 } };
+    static const struct layer_kind kinds[] = { { "linear_attention", MIXER_DELTA, -1 },
+                                               { "full_attention", MIXER_ATTENTION, -1 }, { 0 } };
     struct recurrent *r = &c->recurrent;
     const int every = (int)parse_int(p, "full_attention_interval", 1, INT32_MAX, 4);
     silu_only(p, c);
@@ -307,21 +343,30 @@ static void more_qwen3_next(struct parse *p, struct config *c)
     for (int i = 0; i < c->n_layers; i++)
         c->mixer[i] = (i + 1) % every ? MIXER_DELTA : MIXER_ATTENTION;
     kinds_parse(p, c, "layer_types", kinds);
-    *r = (struct recurrent){ .conv_kernel = (int)parse_int(p, "linear_conv_kernel_dim", 2, MOST_KERNEL, 4), .n_heads = width(p, "linear_num_value_heads", 32),
-                             .head_dim = width(p, "linear_value_head_dim", 128), .n_groups = width(p, "linear_num_key_heads", 16),
+    *r = (struct recurrent){ .conv_kernel = (int)parse_int(p, "linear_conv_kernel_dim", 2, MOST_KERNEL, 4),
+                             .n_heads = width(p, "linear_num_value_heads", 32),
+                             .head_dim = width(p, "linear_value_head_dim", 128),
+                             .n_groups = width(p, "linear_num_key_heads", 16),
                              .state_size = width(p, "linear_key_head_dim", 128), .norm_eps = c->norm_eps,
                              .z_apart = parse_bool(p, "zse_z_apart", 0) };
-    if (!p->bad && (r->n_heads % r->n_groups || (int64_t)r->n_heads * r->head_dim > MOST_WIDTH || (int64_t)r->n_groups * r->state_size > MOST_WIDTH ||
+    if (!p->bad && (r->n_heads % r->n_groups || (int64_t)r->n_heads * r->head_dim > MOST_WIDTH ||
+                    (int64_t)r->n_groups * r->state_size > MOST_WIDTH ||
          (int64_t)r->n_heads * r->head_dim * r->state_size > MOST_STATE))
-        parse_fail(p, ERR_SHAPE, "linear_num_value_heads %d of %d, linear_num_key_heads %d of %d: does not fit", r->n_heads, r->head_dim, r->n_groups, r->state_size);
+        parse_fail(p, ERR_SHAPE, "linear_num_value_heads %d of %d, linear_num_key_heads %d of %d: does not fit",
+                   r->n_heads, r->head_dim, r->n_groups, r->state_size);
 }
 
 const struct arch state_archs[N_STATE_ARCHS] = {
-    { ROW("lfm2",         lfm2_names,      65536,  2560, 12288, 32, 32, 8,  128000), ROPE(1000000), .eps = 1e-5, .act = "silu", .tied = 1, .qk_norm = QK_NORM_HEAD, .more = more_lfm2 },
-    { ROW("mamba2",       mamba2_names,    32768,  4096, 1,     64, 128, 0, 1 << 20), .pos = POS_NONE, .eps = 1e-5, .act = "silu", .head_dim = 64, .more = more_mamba2 },
-    { ROW("granitemoehybrid", granite_names, 32000, 4096, 11008, 32, 32, 0, 2048),   ROPE(10000),   .eps = 1e-6, .act = "silu", .more = more_granite },
-    { ROW("nemotron_h",   nemotron_names,  131072, 4096, 21504, 52, 32, 8,  4096),   .pos = POS_NONE, .eps = 1e-5, .act = "relu2", .not_gated = 1, .head_dim = 128,
+    { ROW("lfm2",         lfm2_names,      65536,  2560, 12288, 32, 32, 8,  128000), ROPE(1000000), .eps = 1e-5,
+      .act = "silu", .tied = 1, .qk_norm = QK_NORM_HEAD, .more = more_lfm2 },
+    { ROW("mamba2",       mamba2_names,    32768,  4096, 1,     64, 128, 0, 1 << 20), .pos = POS_NONE, .eps = 1e-5,
+      .act = "silu", .head_dim = 64, .more = more_mamba2 },
+    { ROW("granitemoehybrid", granite_names, 32000, 4096, 11008, 32, 32, 0, 2048),   ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .more = more_granite },
+    { ROW("nemotron_h",   nemotron_names,  131072, 4096, 21504, 52, 32, 8,  4096),   .pos = POS_NONE, .eps = 1e-5,
+      .act = "relu2", .not_gated = 1, .head_dim = 128,
       .more = more_nemotron_h },
-    { ROW("qwen3_next",   qwen_names,      151936, 2048, 5632,  48, 16, 2,  32768),  ROPE(10000),   .eps = 1e-6, .act = "silu", .head_dim = 256, .partial = 0.25,
+    { ROW("qwen3_next",   qwen_names,      151936, 2048, 5632,  48, 16, 2,  32768),  ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .head_dim = 256, .partial = 0.25,
       .qk_norm = QK_NORM_HEAD, .more = more_qwen3_next },
 };

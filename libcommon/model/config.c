@@ -1,4 +1,5 @@
-/* config.c - config.json to hyper-parameters.  Facts of single architectures are in arch.c, rotations in rope.c. */
+/* config.c - config.json to hyper-parameters.  Facts of single architectures are in arch.c,
+ * rotations in rope.c. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -63,7 +64,8 @@ int64_t parse_int(struct parse *p, const char *keys, int64_t min, int64_t max, i
     else
         wrong_kind(p, key, v, "a whole number");
     if (!p->bad && (n < min || n > max))
-        parse_fail(p, ERR_FORMAT, "%s is %lld, expected %lld to %lld", key, (long long)n, (long long)min, (long long)max);
+        parse_fail(p, ERR_FORMAT, "%s is %lld, expected %lld to %lld", key, (long long)n, (long long)min,
+                   (long long)max);
     return p->bad ? otherwise : n;
 }
 
@@ -120,7 +122,8 @@ void parse_leftovers(struct parse *p, const char *const *ignored)
             i++;
         if (ignored[i])
             continue;
-        const char *method = strcmp(key, "quantization_config") == 0 ? json_string_value(json_object_get(v, "quant_method")) : NULL;
+        const char *method = strcmp(key, "quantization_config") == 0
+                                 ? json_string_value(json_object_get(v, "quant_method")) : NULL;
         if (method) {
             parse_fail(p, ERR_UNSUPPORTED, "quantization_config: weights quantized by \"%s\" are not supported; take the model they were made from, or a GGUF of it", method);
             return;
@@ -137,8 +140,10 @@ void parse_leftovers(struct parse *p, const char *const *ignored)
 static int act_parse(struct parse *p, const struct arch *a)
 {
     static const struct { const char *name; enum config_act act; } acts[] = {
-        { "silu", CONFIG_ACT_SILU }, { "swish", CONFIG_ACT_SILU }, { "gelu", CONFIG_ACT_GELU }, { "gelu_python", CONFIG_ACT_GELU },
-        { "gelu_new", CONFIG_ACT_GELU_TANH }, { "gelu_pytorch_tanh", CONFIG_ACT_GELU_TANH }, { "gelu_fast", CONFIG_ACT_GELU_TANH },
+        { "silu", CONFIG_ACT_SILU }, { "swish", CONFIG_ACT_SILU }, { "gelu", CONFIG_ACT_GELU },
+            { "gelu_python", CONFIG_ACT_GELU },
+        { "gelu_new", CONFIG_ACT_GELU_TANH }, { "gelu_pytorch_tanh", CONFIG_ACT_GELU_TANH },
+        { "gelu_fast", CONFIG_ACT_GELU_TANH },
         { "relu", CONFIG_ACT_RELU }, { "relu2", CONFIG_ACT_RELU2 }, { "quick_gelu", CONFIG_ACT_GELU_QUICK },
     };
     const char *name = parse_string(p, "hidden_activation|hidden_act|activation_function|activation", a->act);
@@ -158,14 +163,17 @@ static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
     c->hidden_size = (int)parse_int(p, "hidden_size|n_embd|n_embed|d_model", 1, MAX_WIDTH, a->hidden_size);
     c->n_layers = (int)parse_int(p, "num_hidden_layers|n_layer|n_layers", 1, MAX_LAYERS, a->n_layers);
     c->n_heads = (int)parse_int(p, "num_attention_heads|n_head|n_heads|num_heads", 1, MAX_WIDTH, a->n_heads);
-    c->n_kv_heads = (int)parse_int(p, "num_kv_heads|n_head_kv|num_key_value_heads", 1, MAX_WIDTH, a->n_kv_heads ? a->n_kv_heads : c->n_heads);
+    c->n_kv_heads = (int)parse_int(p, "num_kv_heads|n_head_kv|num_key_value_heads", 1, MAX_WIDTH,
+                                   a->n_kv_heads ? a->n_kv_heads : c->n_heads);
     c->intermediate_size = (int)parse_int(p, "ffn_hidden_size|ffn_dim|n_inner|intermediate_size", 1, MAX_WIDTH,
                                           a->intermediate_size ? a->intermediate_size : 4 * (int64_t)c->hidden_size);
-    c->max_len = (int)parse_int(p, "max_position_embeddings|n_positions|max_seq_len|seq_length", 1, MAX_LEN, a->max_len);
+    c->max_len = (int)parse_int(p, "max_position_embeddings|n_positions|max_seq_len|seq_length", 1, MAX_LEN,
+                                a->max_len);
     c->head_dim = (int)parse_int(p, "head_dim|attention_head_dim|kv_channels", 1, MAX_WIDTH, a->head_dim);
     if (!c->head_dim && !p->bad) {
         if (c->hidden_size % c->n_heads)
-            parse_fail(p, ERR_SHAPE, "hidden_size %d is not a multiple of num_attention_heads %d", c->hidden_size, c->n_heads);
+            parse_fail(p, ERR_SHAPE, "hidden_size %d is not a multiple of num_attention_heads %d", c->hidden_size,
+                       c->n_heads);
         c->head_dim = c->hidden_size / c->n_heads;
     }
     c->embed_size = c->hidden_size;
@@ -208,7 +216,8 @@ void layer_types_parse(struct parse *p, struct config *c, int64_t window)
         if (!sliding && !(type && strcmp(type, "full_attention") == 0))
             parse_fail(p, ERR_UNSUPPORTED, "layer_types: layer %d is \"%.40s\", expected \"full_attention\" or \"sliding_attention\"", i, type ? type : "?");
         else if (sliding && window < 1)
-            parse_fail(p, ERR_FORMAT, "layer_types: layer %d is \"sliding_attention\", but there is no sliding_window", i);
+            parse_fail(p, ERR_FORMAT, "layer_types: layer %d is \"sliding_attention\", but there is no sliding_window",
+                       i);
         else
             c->window[i] = sliding ? (int)window : 0;
     }
@@ -218,23 +227,30 @@ void layer_types_parse(struct parse *p, struct config *c, int64_t window)
 static void check(struct parse *p, const struct config *c)
 {
     if (c->n_heads % c->n_kv_heads)
-        parse_fail(p, ERR_SHAPE, "num_attention_heads %d is not a multiple of num_key_value_heads %d", c->n_heads, c->n_kv_heads);
+        parse_fail(p, ERR_SHAPE, "num_attention_heads %d is not a multiple of num_key_value_heads %d", c->n_heads,
+                   c->n_kv_heads);
     if ((int64_t)c->n_heads * c->head_dim > MAX_WIDTH)
-        parse_fail(p, ERR_SHAPE, "num_attention_heads %d of head_dim %d, expected a product of at most %d", c->n_heads, c->head_dim, MAX_WIDTH);
+        parse_fail(p, ERR_SHAPE, "num_attention_heads %d of head_dim %d, expected a product of at most %d", c->n_heads,
+                   c->head_dim, MAX_WIDTH);
     const struct mla *a = &c->mla;
-    if ((int64_t)c->n_heads * ((int64_t)a->nope_dim + a->rope_dim) > MAX_WIDTH || (int64_t)c->n_heads * a->v_dim > MAX_WIDTH)
+    if ((int64_t)c->n_heads * ((int64_t)a->nope_dim + a->rope_dim) > MAX_WIDTH || (int64_t)c->n_heads *
+        a->v_dim > MAX_WIDTH)
         parse_fail(p, ERR_SHAPE, "num_attention_heads %d of qk_nope_head_dim %d, qk_rope_head_dim %d, v_head_dim %d, expected a width of at most %d", c->n_heads, a->nope_dim,
                    a->rope_dim, a->v_dim, MAX_WIDTH);
     const struct moe *m = &c->moe;
     if (m->top_k > m->n_experts)
         parse_fail(p, ERR_SHAPE, "num_experts_per_tok %d of %d experts", m->top_k, m->n_experts);
     if ((int64_t)c->n_layers * m->n_experts > MAX_EXPERTS)
-        parse_fail(p, ERR_SHAPE, "%d experts in each of %d layers, expected a product of at most %d", m->n_experts, c->n_layers, MAX_EXPERTS);
-    if (m->n_groups > 1 && (m->n_experts % m->n_groups || m->top_groups > m->n_groups || m->n_experts / m->n_groups < m->group_best ||
-                            m->top_k > m->n_experts / m->n_groups * m->top_groups))
-        parse_fail(p, ERR_SHAPE, "%d experts in n_group %d groups, %d of the best topk_group %d: does not fit", m->n_experts, m->n_groups, m->top_k, m->top_groups);
-    if (!(c->norm_eps >= 0) || !isfinite(c->norm_eps) || !isfinite(c->attn_scale) || !isfinite(c->embed_scale) || !isfinite(c->residual_scale) ||
-        !isfinite(c->logit_scale) || !isfinite(c->moe.scale) || !isfinite(c->moe.norm_min) || !isfinite(c->temperature_scale) || !isfinite(c->attn_softcap) || !isfinite(c->final_softcap) || !isfinite(c->clip_qkv))
+        parse_fail(p, ERR_SHAPE, "%d experts in each of %d layers, expected a product of at most %d", m->n_experts,
+                   c->n_layers, MAX_EXPERTS);
+    if (m->n_groups > 1 && (m->n_experts % m->n_groups || m->top_groups > m->n_groups || m->n_experts /
+                            m->n_groups < m->group_best || m->top_k > m->n_experts / m->n_groups * m->top_groups))
+        parse_fail(p, ERR_SHAPE, "%d experts in n_group %d groups, %d of the best topk_group %d: does not fit",
+                   m->n_experts, m->n_groups, m->top_k, m->top_groups);
+    if (!(c->norm_eps >= 0) || !isfinite(c->norm_eps) || !isfinite(c->attn_scale) || !isfinite(c->embed_scale) ||
+        !isfinite(c->residual_scale) || !isfinite(c->logit_scale) || !isfinite(c->moe.scale) ||
+        !isfinite(c->moe.norm_min) || !isfinite(c->temperature_scale) || !isfinite(c->attn_softcap) ||
+        !isfinite(c->final_softcap) || !isfinite(c->clip_qkv))
         parse_fail(p, ERR_FORMAT, "an epsilon, scale, cap or clip is not a finite number");
 }
 
@@ -349,7 +365,10 @@ int config_mlp_size(const struct config *c, int layer)
     return kind == FF_NONE ? 0 : kind == FF_MOE ? c->moe.shared_size : c->intermediate_size;
 }
 
-int recurrent_width(const struct config *c, int layer) { return c->mixer[layer] == MIXER_CONV ? c->hidden_size : c->recurrent.n_heads * c->recurrent.head_dim; }
+int recurrent_width(const struct config *c, int layer)
+{
+    return c->mixer[layer] == MIXER_CONV ? c->hidden_size : c->recurrent.n_heads * c->recurrent.head_dim;
+}
 
 int recurrent_channels(const struct config *c, int layer)
 {
@@ -360,8 +379,10 @@ int recurrent_channels(const struct config *c, int layer)
 size_t config_state_floats(const struct config *c, int layer)
 {
     const struct recurrent *r = &c->recurrent;
-    const size_t conv = mixer_has_state(c->mixer[layer]) ? (size_t)(r->conv_kernel - 1) * (size_t)recurrent_channels(c, layer) : 0;
-    return conv + (conv && c->mixer[layer] != MIXER_CONV ? (size_t)r->n_heads * (size_t)r->head_dim * (size_t)r->state_size : 0);
+    const size_t conv = mixer_has_state(c->mixer[layer])
+                            ? (size_t)(r->conv_kernel - 1) * (size_t)recurrent_channels(c, layer) : 0;
+    return conv + (conv && c->mixer[layer] != MIXER_CONV
+                   ? (size_t)r->n_heads * (size_t)r->head_dim * (size_t)r->state_size : 0);
 }
 
 size_t config_state_bytes(const struct config *c)
@@ -376,14 +397,16 @@ size_t config_state_bytes(const struct config *c)
 static int64_t recurrent_projected(const struct config *c, int layer)
 {
     const int64_t channels = recurrent_channels(c, layer), width = recurrent_width(c, layer);
-    return c->mixer[layer] == MIXER_CONV ? 3 * width : channels + (c->recurrent.z_apart ? 0 : width) + (c->mixer[layer] == MIXER_MAMBA2 ? c->recurrent.n_heads : 0);
+    return c->mixer[layer] == MIXER_CONV ? 3 * width : channels + (c->recurrent.z_apart ? 0 : width) +
+           (c->mixer[layer] == MIXER_MAMBA2 ? c->recurrent.n_heads : 0);
 }
 
 void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols)
 {
     const struct mla *m = &c->mla;
     const int is_mla = layer >= 0 && c->mixer[layer] == MIXER_MLA;
-    const int64_t hidden = c->hidden_size, heads = c->n_heads, q = heads * c->head_dim, kv = (int64_t)c->n_kv_heads * c->head_dim;
+    const int64_t hidden = c->hidden_size, heads = c->n_heads, q = heads * c->head_dim,
+                  kv = (int64_t)c->n_kv_heads * c->head_dim;
     const int64_t mlp = config_mlp_size(c, layer), expert = c->moe.intermediate_size;
     switch (role) {
     case ROLE_Q:
@@ -395,7 +418,9 @@ void config_linear_shape(const struct config *c, int layer, int role, int64_t *r
     case ROLE_IN_Z:                 *rows = c->recurrent.z_apart ? recurrent_width(c, layer) : 0; *cols = hidden; break;
     case ROLE_IN_BA:                *rows = 2 * c->recurrent.n_heads;   *cols = hidden; break;
     case ROLE_K: case ROLE_V:       *rows = kv;                         *cols = hidden; break;
-    case ROLE_O:                    *rows = hidden;                     *cols = is_mla ? heads * m->v_dim : layer >= 0 && mixer_has_state(c->mixer[layer]) ? recurrent_width(c, layer) : q; break;
+    case ROLE_O:                    *rows = hidden;
+    *cols = is_mla ? heads * m->v_dim : layer >= 0 && mixer_has_state(c->mixer[layer]) ? recurrent_width(c, layer) : q;
+    break;
     case ROLE_GATE: case ROLE_UP:   *rows = mlp;                        *cols = hidden; break;
     case ROLE_DOWN:                 *rows = hidden;                     *cols = mlp; break;
     case ROLE_Q_A:                  *rows = m->q_rank;                  *cols = hidden; break;
@@ -412,25 +437,31 @@ void config_linear_shape(const struct config *c, int layer, int role, int64_t *r
 
 int64_t config_mixer_parameters(const struct config *c, int layer)
 {
-    static const int attention[] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_O, -1 }, latent[] = { ROLE_Q, ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_O, -1 };
-    static const int gated[] = { ROLE_Q, ROLE_Q_GATE, ROLE_K, ROLE_V, ROLE_O, -1 }, state[] = { ROLE_IN, ROLE_O, -1 }, delta[] = { ROLE_IN, ROLE_IN_BA, ROLE_IN_Z, ROLE_O, -1 };
+    static const int attention[] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_O, -1 },
+                     latent[] = { ROLE_Q, ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_O, -1 };
+    static const int gated[] = { ROLE_Q, ROLE_Q_GATE, ROLE_K, ROLE_V, ROLE_O, -1 }, state[] = { ROLE_IN, ROLE_O, -1 },
+                     delta[] = { ROLE_IN, ROLE_IN_BA, ROLE_IN_Z, ROLE_O, -1 };
     static const int none[] = { -1 };
-    static const int *const roles[] = { [MIXER_ATTENTION] = attention, [MIXER_MLA] = latent, [MIXER_CONV] = state, [MIXER_MAMBA2] = state, [MIXER_DELTA] = delta,
-                                        [MIXER_NONE] = none };
+    static const int *const roles[] = { [MIXER_ATTENTION] = attention, [MIXER_MLA] = latent, [MIXER_CONV] = state,
+                                        [MIXER_MAMBA2] = state, [MIXER_DELTA] = delta, [MIXER_NONE] = none };
     int64_t rows, cols, n = 0;
-    for (const int *r = c->attn_gate && c->mixer[layer] == MIXER_ATTENTION ? gated : roles[c->mixer[layer]]; *r >= 0; r++) {
+    for (const int *r = c->attn_gate && c->mixer[layer] == MIXER_ATTENTION ? gated
+                                                                           : roles[c->mixer[layer]]; *r >= 0; r++) {
         config_linear_shape(c, layer, *r, &rows, &cols);
         n += rows * cols;
     }
-    return n + (mixer_has_state(c->mixer[layer]) ? (int64_t)c->recurrent.conv_kernel * recurrent_channels(c, layer) : 0);
+    return n + (mixer_has_state(c->mixer[layer]) ? (int64_t)c->recurrent.conv_kernel * recurrent_channels(c, layer)
+                                                 : 0);
 }
 
 int64_t config_layer_parameters(const struct config *c, int layer, int per_token)
 {
     const int moe = c->ff[layer] == FF_MOE;
-    int64_t n = config_mixer_parameters(c, layer) + (int64_t)(c->gated ? 3 : 2) * config_mlp_size(c, layer) * c->hidden_size;
+    int64_t n = config_mixer_parameters(c, layer) + (int64_t)(c->gated ? 3 : 2) * config_mlp_size(c, layer) *
+                c->hidden_size;
     if (moe)
-        n += (int64_t)c->moe.n_experts * c->hidden_size + (int64_t)(per_token ? c->moe.top_k : c->moe.n_experts) * 3 * c->moe.intermediate_size * c->hidden_size;
+        n += (int64_t)c->moe.n_experts * c->hidden_size + (int64_t)(per_token ? c->moe.top_k : c->moe.n_experts) * 3 *
+             c->moe.intermediate_size * c->hidden_size;
     return n;
 }
 
@@ -469,5 +500,6 @@ const char *config_beyond_dense(const struct config *c)
             return "chunked attention";
     if (c->names->attn_sub_norm)
         return "norms inside of attention and MLP";
-    return c->attn_gate ? "gated attention" : c->sinks ? "attention sinks" : c->temperature_scale != 0 ? "queries scaled by their position" : c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
+    return c->attn_gate ? "gated attention" : c->sinks ? "attention sinks" : c->temperature_scale != 0
+               ? "queries scaled by their position" : c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
 }

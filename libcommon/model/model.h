@@ -1,7 +1,9 @@
-/* model.h - what a decoder is: hyper-parameters and weights, for every architecture the same plain facts.
+/* model.h - what a decoder is: hyper-parameters and weights, for every architecture the same plain
+ * facts.
  *
- * An architecture is data: model_config_parse (one function a model_type, a row in the table of arch.c) fills struct config from
- * config.json, and a table of names says where each weight comes from.  The engine reads these facts and knows no architecture by name. */
+ * An architecture is data: model_config_parse (one function a model_type, a row in the table of
+ * arch.c) fills struct config from config.json, and a table of names says where each weight
+ * comes from.  The engine reads these facts and knows no architecture by name. */
 #ifndef ZSE_MODEL_MODEL_H
 #define ZSE_MODEL_MODEL_H
 
@@ -20,15 +22,18 @@ enum block_kind {
     BLOCK_PARALLEL,             /* x += attn(n1(x)) + mlp(n1(x)): one norm (cohere, gpt-j, phi, falcon-7b) */
     BLOCK_PARALLEL2,            /* x += attn(n1(x)) + mlp(n2(x)): two norms (gpt-neox, new falcon) */
 };
-/* Per head with one weight for all heads; per head, each with its own weights [n_heads * head_dim] (cohere); over the whole projection (olmo2). */
+/* Per head with one weight for all heads; per head, each with its own weights [n_heads *
+ * head_dim] (cohere); over the whole projection (olmo2). */
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_EACH, QK_NORM_FULL };
 enum pos_kind { POS_ROPE, POS_LEARNED, POS_ALIBI, POS_NONE };
 
-/* A layer is a mixer, which lets tokens see each other, and a feed-forward part, which each token goes through alone; the kinds vary from layer to layer. */
+/* A layer is a mixer, which lets tokens see each other, and a feed-forward part, which each
+ * token goes through alone; the kinds vary from layer to layer. */
 enum mixer_kind {
     MIXER_ATTENTION,            /* q, k, v, o; keys and values in the cache */
     MIXER_MLA,                  /* keys and values come out of one latent vector a token (arXiv:2405.04434, section 2.1); that and a rotated key are in the cache */
-    /* Layers with a state: so many floats a sequence, whatever its length, and nothing in the cache. */
+    /* Layers with a state: so many floats a sequence, whatever its length, and nothing in the
+     * cache. */
     MIXER_CONV,                 /* a short convolution between two gates (lfm2) */
     MIXER_MAMBA2,               /* a selective state space with one decay a head (arXiv:2405.21060) */
     MIXER_DELTA,                /* gated delta net (arXiv:2412.06464) */
@@ -69,9 +74,12 @@ struct mla {
     float norm_eps;             /* of the norms of both latents */
 };
 
-/* Layers with a state.  The state of a layer is, in floats: [conv_kernel - 1][recurrent_channels] inputs of the convolution, oldest first, then of each head
- * [state_size][head_dim].  A layer's input is projected to one row: mamba2: z [heads * head_dim], the channels (x, B of all groups, C of all groups), dt [heads];
- * delta net: for each group q, k [state_size], then v, z of its heads; its channels are all q, all k, all v; lfm2: two gates and what is convolved between them. */
+/* Layers with a state.  The state of a layer is, in floats: [conv_kernel -
+ * 1][recurrent_channels] inputs of the convolution, oldest first, then of each head
+ * [state_size][head_dim].  A layer's input is projected to one row: mamba2: z [heads *
+ * head_dim], the channels (x, B of all groups, C of all groups), dt [heads]; delta net: for each
+ * group q, k [state_size], then v, z of its heads; its channels are all q, all k, all v; lfm2:
+ * two gates and what is convolved between them. */
 struct recurrent {
     int conv_kernel, conv_bias;
     int n_heads, head_dim;      /* value heads; lfm2: none */
@@ -91,8 +99,10 @@ struct rope {                   /* one table of rotations; layers choose one by 
     float scale, scale_long;    /* factor on cos and sin (yarn's and longrope's attention factor), 1 otherwise */
 };
 
-/* Which layers have a bias.  A GGUF says it by what it holds: for those the bits only mean "may have". */
-enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP = 32, BIAS_DOWN = 64, BIAS_NORM = 128, BIAS_HEAD = 256, BIAS_QK_NORM = 512,
+/* Which layers have a bias.  A GGUF says it by what it holds: for those the bits only mean "may
+ * have". */
+enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP = 32, BIAS_DOWN = 64, BIAS_NORM = 128,
+       BIAS_HEAD = 256, BIAS_QK_NORM = 512,
        BIAS_ROUTER = 1024, BIAS_EXPERTS = 2048, BIAS_IN = 4096 /* in and o of layers with a state */,
        BIAS_QKV = 7, BIAS_MLP = 112 };
 
@@ -125,8 +135,8 @@ struct config {
     const struct weight_names *names;       /* where the weights are in a source; static */
     unsigned char *mixer, *ff;              /* [n_layers] enum mixer_kind, enum ff_kind; owned */
     struct moe moe;
-    /* Layers of MIXER_MLA: to the cache and to attention they are n_heads queries of one KV head of head_dim = kv_rank + rope_dim, whose values are the
-     * first kv_rank elements of its keys. */
+    /* Layers of MIXER_MLA: to the cache and to attention they are n_heads queries of one KV head
+     * of head_dim = kv_rank + rope_dim, whose values are the first kv_rank elements of its keys. */
     struct mla mla;
     struct recurrent recurrent;
     int attn_gate;                          /* what attention found times sigmoid of a projection of its own (qwen3_next) */
@@ -140,10 +150,12 @@ struct config {
     int32_t bos, eos[8]; int n_eos;         /* as config.json says; the tokenizer and generation_config know better */
 };
 
-/* Parse a normalised config.json.  Unknown architectures, and fields that would change the result and are not understood, are refused by name. */
+/* Parse a normalised config.json.  Unknown architectures, and fields that would change the
+ * result and are not understood, are refused by name. */
 int config_parse(struct config *c, const json_t *json, struct err *e);
 void config_release(struct config *c);
-/* Sequences of so many tokens and more use LongRoPE's long factors, from position 0 on; 0: there are none. */
+/* Sequences of so many tokens and more use LongRoPE's long factors, from position 0 on; 0: there
+ * are none. */
 int config_long_from(const struct config *c);
 /* Names of the architectures that run, NULL-terminated, for messages and zse-info. */
 const char *const *config_architectures(void);
@@ -160,12 +172,14 @@ struct layer {
     struct linear q, k, v, o;
     struct linear gate, up, down;   /* FF_MOE: the shared MLP */
     const float *sinks;             /* [n_heads] or NULL */
-    /* MIXER_MLA: q reads q_norm(q_a(x)) where there is a q_a; kv_a makes latent and rotated key, kv_norm norms the latent;
-     * k_b [n_heads * kv_rank, nope_dim] takes a head's query to the latents, v_b [n_heads * v_dim, kv_rank] a head's latent to its value */
+    /* MIXER_MLA: q reads q_norm(q_a(x)) where there is a q_a; kv_a makes latent and rotated key,
+     * kv_norm norms the latent; k_b [n_heads * kv_rank, nope_dim] takes a head's query to the
+     * latents, v_b [n_heads * v_dim, kv_rank] a head's latent to its value */
     struct linear q_a, kv_a, k_b, v_b;
     struct norm q_a_norm, kv_norm;
     struct linear q_gate;           /* config.attn_gate */
-    /* Layers with a state: in_ba: delta net's rates of learning and forgetting, per group those of its heads; o is the way out */
+    /* Layers with a state: in_ba: delta net's rates of learning and forgetting, per group those
+     * of its heads; o is the way out */
     struct linear in, in_ba, in_z;  /* in_z: recurrent.z_apart */
     const float *conv, *conv_bias;  /* [conv_kernel][channels], [channels] or NULL */
     const float *a_log, *dt_bias, *d;       /* [n_heads]; a_log from a GGUF: minus its exponential; d: mamba2 only */
@@ -189,7 +203,8 @@ struct model {
     uint64_t weight_bytes;          /* all weights */
 };
 
-/* Bind a .zse: every weight found by name, type and shape checked against the config. Owns z from then on, also when it fails. */
+/* Bind a .zse: every weight found by name, type and shape checked against the config. Owns z
+ * from then on, also when it fails. */
 struct model *model_bind(struct zfile *z, struct err *e);
 void model_close(struct model *m);
 
@@ -197,7 +212,8 @@ void model_close(struct model *m);
 void model_norms(struct model *m);
 /* Room for the experts of all layers that have some, freed by model_close. */
 int model_experts(struct model *m, struct err *e);
-/* Rows and cols of a linear layer by role; layer: of which it is (any for what stands outside of layers). */
+/* Rows and cols of a linear layer by role; layer: of which it is (any for what stands outside of
+ * layers). */
 void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols);
 /* Width of a layer's gate and up: the dense MLP's or the shared one's, 0: it has neither. */
 int config_mlp_size(const struct config *c, int layer);
@@ -211,13 +227,18 @@ int config_has_ff(const struct config *c, enum ff_kind kind);
 size_t config_kv_bytes(const struct config *c, enum kv_type type);
 int config_kv_layers(const struct config *c);                       /* how many layers these are of */
 static inline int mixer_has_kv(int kind) { return kind == MIXER_ATTENTION || kind == MIXER_MLA; }
-static inline int mixer_has_state(int kind) { return kind == MIXER_CONV || kind == MIXER_MAMBA2 || kind == MIXER_DELTA; }
-/* Layers with a state: floats of a sequence's state in this layer (0: it has none); bytes of it in all layers; channels of the convolution; width of what o reads. */
+static inline int mixer_has_state(int kind)
+{
+    return kind == MIXER_CONV || kind == MIXER_MAMBA2 || kind == MIXER_DELTA;
+}
+/* Layers with a state: floats of a sequence's state in this layer (0: it has none); bytes of it
+ * in all layers; channels of the convolution; width of what o reads. */
 size_t config_state_floats(const struct config *c, int layer);
 size_t config_state_bytes(const struct config *c);
 int recurrent_channels(const struct config *c, int layer);
 int recurrent_width(const struct config *c, int layer);
-/* Why a backend that knows only attention with plain or windowed masks and dense MLPs cannot run this; NULL: it can. */
+/* Why a backend that knows only attention with plain or windowed masks and dense MLPs cannot run
+ * this; NULL: it can. */
 const char *config_beyond_dense(const struct config *c);
 
 /* ---- where weights come from (used when converting) ---- */
@@ -235,21 +256,26 @@ struct weight_spec {
     int optional;                   /* may be missing in the source (a bias) */
 };
 enum weight_role {
-    ROLE_EMBED, ROLE_POS, ROLE_NORM, ROLE_BIAS, ROLE_Q, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_HEAD,
-    ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN,
-    ROLE_Q_GATE, ROLE_IN, ROLE_IN_BA, ROLE_IN_Z, N_ROLES
+    ROLE_EMBED, ROLE_POS, ROLE_NORM, ROLE_BIAS, ROLE_Q, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN,
+        ROLE_HEAD,
+    ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP,
+    ROLE_EXPERT_DOWN, ROLE_Q_GATE, ROLE_IN, ROLE_IN_BA, ROLE_IN_Z, N_ROLES
 };
 
-/* A source as the namer needs it: does this tensor exist, and with what shape?  (import/ is above this layer.) */
+/* A source as the namer needs it: does this tensor exist, and with what shape?  (import/ is
+ * above this layer.) */
 struct weight_source {
-    /* 0 and dim[] filled, or -1 when there is none.  NULL: everything that the config asks for is there (a model of which only the config is known) */
+    /* 0 and dim[] filled, or -1 when there is none.  NULL: everything that the config asks for
+     * is there (a model of which only the config is known) */
     int (*shape)(void *user, const char *name, int *n_dims, int64_t dim[4]);
     void *user;
     int is_gguf;
 };
-/* Every tensor of the model in forward order: embed, layer 0 .., final norm, head.  Shapes of the source are checked against the config; a missing
- * tensor, or a tensor of the source that nobody reads (see weight_unused), is an error that names it.  *specs is malloc'd. */
-int weight_specs(const struct config *c, const struct weight_source *s, struct weight_spec **specs, int *n, struct err *e);
+/* Every tensor of the model in forward order: embed, layer 0 .., final norm, head.  Shapes of
+ * the source are checked against the config; a missing tensor, or a tensor of the source that
+ * nobody reads (see weight_unused), is an error that names it.  *specs is malloc'd. */
+int weight_specs(const struct config *c, const struct weight_source *s, struct weight_spec **specs, int *n,
+                 struct err *e);
 /* Is a source tensor that no spec names harmless (rotary inv_freq buffers, attention masks ...)? */
 int weight_ignorable(const struct config *c, const char *source_name);
 

@@ -1,6 +1,7 @@
-/* rope.c - frequencies of rotary positions (arXiv:2104.09864) and what stretches them for longer contexts: linear (arXiv:2306.15595),
- * YaRN (arXiv:2309.00071), LongRoPE (arXiv:2402.13753), Llama 3.1's, and a stretched base.
- * f32 throughout, in the order transformers computes: at a large position the last bit of a frequency decides several bits of the angle. */
+/* rope.c - frequencies of rotary positions (arXiv:2104.09864) and what stretches them for longer
+ * contexts: linear (arXiv:2306.15595), YaRN (arXiv:2309.00071), LongRoPE (arXiv:2402.13753),
+ * Llama 3.1's, and a stretched base.  f32 throughout, in the order transformers computes: at a
+ * large position the last bit of a frequency decides several bits of the angle. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,11 +20,13 @@ static void linear(struct parse *p, struct rope *r)
         r->inv_freq[i] /= factor;
 }
 
-/* Frequencies whose wave is longer than the training context are divided; a smooth step leads there. */
+/* Frequencies whose wave is longer than the training context are divided; a smooth step leads
+ * there. */
 static void llama3(struct parse *p, struct rope *r, double original)
 {
     const double pi = acos(-1);
-    double factor = parse_real(p, "factor", 8), low = parse_real(p, "low_freq_factor", 1), high = parse_real(p, "high_freq_factor", 4);
+    double factor = parse_real(p, "factor", 8), low = parse_real(p, "low_freq_factor", 1),
+           high = parse_real(p, "high_freq_factor", 4);
     original = parse_real(p, "original_max_position_embeddings", original);
     if (!(factor > 0 && low > 0 && high > low && original > 0))
         parse_fail(p, ERR_FORMAT, "rope_type \"llama3\": factor %g, low_freq_factor %g, high_freq_factor %g do not fit together", factor, low, high);
@@ -50,7 +53,8 @@ static void yarn(struct parse *p, struct config *c, struct rope *r, double theta
     const double max_len = c->max_len;
     original = parse_real(p, "original_max_position_embeddings", original);
     double factor = parse_real(p, "factor", original > 0 ? max_len / original : 0);
-    double m = parse_real(p, "mscale", 0), m_all = parse_real(p, "mscale_all_dim", 0), given = parse_real(p, "attention_factor", 0);
+    double m = parse_real(p, "mscale", 0), m_all = parse_real(p, "mscale_all_dim", 0),
+           given = parse_real(p, "attention_factor", 0);
     double fast = parse_real(p, "beta_fast", 32), slow = parse_real(p, "beta_slow", 1);
     int truncate = parse_bool(p, "truncate", 1);
     if (!(factor > 0 && original > 0 && theta > 1 && fast > 0 && slow > 0)) {
@@ -58,7 +62,8 @@ static void yarn(struct parse *p, struct config *c, struct rope *r, double theta
                    factor, original, fast, slow);
         return;
     }
-    r->scale = (float)(given > 0 ? given : m != 0 && m_all != 0 ? mscale(factor, m) / mscale(factor, m_all) : mscale(factor, 1));
+    r->scale = (float)(given > 0 ? given : m != 0 && m_all != 0 ? mscale(factor, m) / mscale(factor, m_all)
+                                                                : mscale(factor, 1));
     if (c->mla.kv_rank && m_all != 0)           /* deepseek: and once more on both sides of the scores */
         c->attn_scale *= (float)(mscale(factor, m_all) * mscale(factor, m_all));
     double low = yarn_dim(fast, r->dim, theta, original), high = yarn_dim(slow, r->dim, theta, original);
@@ -84,7 +89,8 @@ static float *factored(struct parse *p, const struct rope *r, const char *key, d
     const json_t *factors = parse_find(p, key, NULL);
     const size_t n = (size_t)r->dim / 2;
     if (!json_is_array(factors) || json_array_size(factors) != n) {
-        parse_fail(p, ERR_FORMAT, "%s: expected an array of %zu factors, one for each pair of rotated dimensions", key, n);
+        parse_fail(p, ERR_FORMAT, "%s: expected an array of %zu factors, one for each pair of rotated dimensions", key,
+                   n);
         return NULL;
     }
     float *f = malloc(n * sizeof *f);
@@ -105,7 +111,8 @@ static float *factored(struct parse *p, const struct rope *r, const char *key, d
 static void longrope(struct parse *p, struct rope *r, double theta, double original, double max_len)
 {
     original = parse_real(p, "original_max_position_embeddings", original);
-    double factor = parse_real(p, "factor", original > 0 ? max_len / original : 0), given = parse_real(p, "attention_factor", 0);
+    double factor = parse_real(p, "factor", original > 0 ? max_len / original : 0),
+           given = parse_real(p, "attention_factor", 0);
     float *small = factored(p, r, "short_factor", theta), *large = factored(p, r, "long_factor", theta);
     if (!p->bad && !(original > 1 && original < 0x1p30))
         parse_fail(p, ERR_FORMAT, "original_max_position_embeddings is %g, expected at least 2", original);
@@ -126,10 +133,12 @@ static void longrope(struct parse *p, struct rope *r, double theta, double origi
 }
 
 /* One table from one object (NULL: all defaults). */
-static void rope_add(struct parse *up, const struct arch *a, struct config *c, const json_t *json, double theta, int dim)
+static void rope_add(struct parse *up, const struct arch *a, struct config *c, const json_t *json, double theta,
+                     int dim)
 {
     struct rope *r = &c->ropes[c->n_ropes++];
-    struct parse p = { .json = json ? json : up->json, .seen = json_object(), .where = "config.json: rope_parameters", .e = up->e };
+    struct parse p = { .json = json ? json : up->json, .seen = json_object(), .where = "config.json: rope_parameters",
+                       .e = up->e };
     r->dim = dim;
     r->pairs = a->rope_pairs;
     r->scale = r->scale_long = 1;
@@ -154,7 +163,8 @@ static void rope_add(struct parse *up, const struct arch *a, struct config *c, c
     }
     for (int i = 0; i < dim / 2; i++)
         r->inv_freq[i] = 1 / powf((float)theta, (float)(2 * i) / (float)dim);
-    const double original = (double)parse_int(up, "original_max_position_embeddings", 1, 1 << 28, a->original_max ? a->original_max : c->max_len);
+    const double original = (double)parse_int(up, "original_max_position_embeddings", 1, 1 << 28,
+                                              a->original_max ? a->original_max : c->max_len);
     if (p.bad)
         ;
     else if (strcmp(type, "linear") == 0)
@@ -193,7 +203,8 @@ void rope_parse(struct parse *p, const struct arch *a, struct config *c)
     const int64_t rotary_dim = parse_int(p, "rotary_dim", 2, c->head_dim, a->rotary_dim);
     const int dim = c->mla.kv_rank ? c->mla.rope_dim : rotary_dim ? (int)rotary_dim : (int)(c->head_dim * partial);
     if (p->bad || dim < 2 || dim % 2 || dim > c->head_dim) {
-        parse_fail(p, ERR_SHAPE, "%d of head_dim %d dimensions rotate, expected an even number, at least 2", dim, c->head_dim);
+        parse_fail(p, ERR_SHAPE, "%d of head_dim %d dimensions rotate, expected an even number, at least 2", dim,
+                   c->head_dim);
         return;
     }
     const json_t *full = js_get(rope, "full_attention"), *local = js_get(rope, "sliding_attention");

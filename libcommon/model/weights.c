@@ -1,4 +1,5 @@
-/* weights.c - where each tensor of ours comes from: the names of arch.c, put together and checked against what the source holds. */
+/* weights.c - where each tensor of ours comes from: the names of arch.c, put together and
+ * checked against what the source holds. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,16 +9,22 @@
 
 /* GGUF has one set of names for all architectures; which of them a model has, its own row says. */
 const struct weight_names gguf_names = {
-    .embed = "token_embd", .pos = "position_embd", .embed_norm = "token_embd_norm", .final_norm = "output_norm", .head = "output", .layer = "blk.",
-    .attn_norm = "attn_norm", .attn_post_norm = "post_attention_norm", .mlp_norm = "ffn_norm", .mlp_post_norm = "post_ffw_norm",
-    .q_norm = "attn_q_norm", .k_norm = "attn_k_norm", .qkv = "attn_qkv", .q = "attn_q", .k = "attn_k", .v = "attn_v", .o = "attn_output",
+    .embed = "token_embd", .pos = "position_embd", .embed_norm = "token_embd_norm", .final_norm = "output_norm",
+        .head = "output", .layer = "blk.",
+    .attn_norm = "attn_norm", .attn_post_norm = "post_attention_norm", .mlp_norm = "ffn_norm",
+    .mlp_post_norm = "post_ffw_norm",
+    .q_norm = "attn_q_norm", .k_norm = "attn_k_norm", .qkv = "attn_qkv", .q = "attn_q", .k = "attn_k", .v = "attn_v",
+    .o = "attn_output",
     .gate_up = "ffn_up", .gate = "ffn_gate", .up = "ffn_up", .down = "ffn_down",
-    .q_a = "attn_q_a", .q_a_norm = "attn_q_a_norm", .q_b = "attn_q_b", .kv_a = "attn_kv_a_mqa", .kv_norm = "attn_kv_a_norm", .kv_b = "attn_kv_b",
+    .q_a = "attn_q_a", .q_a_norm = "attn_q_a_norm", .q_b = "attn_q_b", .kv_a = "attn_kv_a_mqa",
+    .kv_norm = "attn_kv_a_norm", .kv_b = "attn_kv_b",
     .k_b = "attn_k_b", .v_b = "attn_v_b", .sinks = "attn_sinks.weight",
     .router = "ffn_gate_inp", .correction = "exp_probs_b.bias", .shared_router = "ffn_gate_inp_shexp",
     .shared_gate = "ffn_gate_shexp", .shared_up = "ffn_up_shexp", .shared_down = "ffn_down_shexp",
-    .experts_form = EXPERTS_STACKED, .experts = "", .expert_gate = "ffn_gate_exps", .expert_up = "ffn_up_exps", .expert_down = "ffn_down_exps",
-    .in = "ssm_in", .in_ba = "ssm_ba", .conv = "ssm_conv1d", .a_log = "ssm_a", .dt_bias = "ssm_dt.bias", .d = "ssm_d", .gate_norm = "ssm_norm", .state_o = "ssm_out",
+    .experts_form = EXPERTS_STACKED, .experts = "", .expert_gate = "ffn_gate_exps", .expert_up = "ffn_up_exps",
+    .expert_down = "ffn_down_exps",
+    .in = "ssm_in", .in_ba = "ssm_ba", .conv = "ssm_conv1d", .a_log = "ssm_a", .dt_bias = "ssm_dt.bias", .d = "ssm_d",
+    .gate_norm = "ssm_norm", .state_o = "ssm_out",
 };
 
 struct builder {
@@ -88,8 +95,10 @@ static struct weight_spec *push(struct builder *b)
     return s;
 }
 
-/* One tensor of ours from the source's tensor `full`, which has the shape want; t has the rest.  1: missing and allowed to be. */
-static int add_as(struct builder *b, const char *ours, const char *full, const int64_t *want, int n_want, const struct weight_spec *t)
+/* One tensor of ours from the source's tensor `full`, which has the shape want; t has the rest.
+ * 1: missing and allowed to be. */
+static int add_as(struct builder *b, const char *ours, const char *full, const int64_t *want, int n_want,
+                  const struct weight_spec *t)
 {
     const int missing = check_shape(b, full, want, n_want, t->optional);
     if (missing)
@@ -99,7 +108,8 @@ static int add_as(struct builder *b, const char *ours, const char *full, const i
         return -1;
     *s = *t;
     if (strlen(full) >= sizeof s->source)
-        return err_set(b->e, ERR_SHAPE, "tensor '%s': a name of %zu characters, expected less than %zu", full, strlen(full), sizeof s->source);
+        return err_set(b->e, ERR_SHAPE, "tensor '%s': a name of %zu characters, expected less than %zu", full,
+                       strlen(full), sizeof s->source);
     memcpy(s->source, full, strlen(full) + 1);
     if (t->layer < 0)
         snprintf(s->name, sizeof s->name, "%s", ours);
@@ -111,14 +121,16 @@ static int add_as(struct builder *b, const char *ours, const char *full, const i
 }
 
 /* One tensor: ours [rows, cols] (rows 1 for vectors) from `source` of src_rows rows. */
-static int add(struct builder *b, int layer, const char *name, const char *suffix, const char *source, int64_t rows, int64_t cols, int vector, struct row_map map,
-               int64_t src_rows, int role, int optional)
+static int add(struct builder *b, int layer, const char *name, const char *suffix, const char *source, int64_t rows,
+               int64_t cols, int vector, struct row_map map, int64_t src_rows, int role, int optional)
 {
     char full[200], ours[80];
     snprintf(full, sizeof full, "%s%s", source, suffix);
     snprintf(ours, sizeof ours, "%s%s", name, suffix);
-    const int64_t want[2] = { (vector && rows == 1) || !map.transposed ? src_rows : cols, map.transposed ? src_rows : cols };
-    const struct weight_spec t = { .map = map, .rows = rows, .cols = cols, .is_vector = vector, .role = role, .layer = layer, .expert = -1, .optional = optional };
+    const int64_t want[2] = { (vector && rows == 1) || !map.transposed ? src_rows : cols,
+                              map.transposed ? src_rows : cols };
+    const struct weight_spec t = { .map = map, .rows = rows, .cols = cols, .is_vector = vector, .role = role,
+                                   .layer = layer, .expert = -1, .optional = optional };
     return add_as(b, ours, full, want, vector && rows == 1 ? 1 : 2, &t) < 0 ? -1 : 0;
 }
 
@@ -130,7 +142,8 @@ static void path(const struct builder *b, char *out, size_t room, int layer, con
         snprintf(out, room, "%s%s%d.%s", b->prefix, b->n.layer, layer, stem);
 }
 
-static int add_norm(struct builder *b, int layer, const char *name, const char *have, const char *stem, int64_t n, int bias)
+static int add_norm(struct builder *b, int layer, const char *name, const char *have, const char *stem, int64_t n,
+                    int bias)
 {
     if (!have || !*have)
         return 0;
@@ -143,7 +156,8 @@ static int add_norm(struct builder *b, int layer, const char *name, const char *
 }
 
 /* A linear layer and its bias: rows [0, rows) through map of a source of src_rows rows. */
-static int add_linear(struct builder *b, int layer, const char *name, const char *source, int role, int bias, struct row_map map, int64_t src_rows)
+static int add_linear(struct builder *b, int layer, const char *name, const char *source, int role, int bias,
+                      struct row_map map, int64_t src_rows)
 {
     int64_t rows, cols;
     config_linear_shape(b->c, layer, role, &rows, &cols);
@@ -161,7 +175,8 @@ static int add_linear(struct builder *b, int layer, const char *name, const char
 static int add_qkv(struct builder *b, int layer)
 {
     const struct config *c = b->c;
-    const int64_t hd = c->head_dim, group = c->n_heads / c->n_kv_heads, q = (int64_t)c->n_heads * hd, kv = (int64_t)c->n_kv_heads * hd;
+    const int64_t hd = c->head_dim, group = c->n_heads / c->n_kv_heads, q = (int64_t)c->n_heads * hd,
+                  kv = (int64_t)c->n_kv_heads * hd;
     char fused[160], probe[168], one[3][160];
     const char *stems[3] = { b->n.q, b->n.k, b->n.v };
     static const char *const names[3] = { "q_proj", "k_proj", "v_proj" };
@@ -178,7 +193,8 @@ static int add_qkv(struct builder *b, int layer)
         if (is_fused) {
             const int64_t rows = i == 0 ? q : kv, offset = i == 0 ? 0 : i == 1 ? q : q + kv;
             src_rows = q + 2 * kv;
-            map = b->n.qkv_grouped ? (struct row_map){ .offset = i == 0 ? 0 : (group + i - 1) * hd, .run = i == 0 ? group * hd : hd, .stride = (group + 2) * hd }
+            map = b->n.qkv_grouped ? (struct row_map){ .offset = i == 0 ? 0 : (group + i - 1) * hd,
+                                                       .run = i == 0 ? group * hd : hd, .stride = (group + 2) * hd }
                                    : (struct row_map){ .offset = offset, .run = rows, .stride = rows };
             memcpy(one[i], fused, sizeof fused);
         } else {
@@ -213,8 +229,10 @@ static int add_mlp(struct builder *b, int layer)
     }
     if (is_fused) {
         path(b, source, sizeof source, layer, b->n.gate_up);
-        if (add_linear(b, layer, "gate_proj", source, ROLE_GATE, BIAS_GATE, (struct row_map){ .run = ff, .stride = ff }, 2 * ff) < 0 ||
-            add_linear(b, layer, "up_proj", source, ROLE_UP, BIAS_UP, (struct row_map){ .offset = ff, .run = ff, .stride = ff }, 2 * ff) < 0)
+        if (add_linear(b, layer, "gate_proj", source, ROLE_GATE, BIAS_GATE, (struct row_map){ .run = ff, .stride = ff },
+                       2 * ff) < 0 ||
+            add_linear(b, layer, "up_proj", source, ROLE_UP, BIAS_UP,
+                       (struct row_map){ .offset = ff, .run = ff, .stride = ff }, 2 * ff) < 0)
             return -1;
     } else {
         if (c->gated) {
@@ -226,7 +244,8 @@ static int add_mlp(struct builder *b, int layer)
         if (add_linear(b, layer, "up_proj", source, ROLE_UP, BIAS_UP, identity, 0) < 0)
             return -1;
     }
-    if (b->have->mlp_sub_norm && add_norm(b, layer, "mlp_sub_norm", b->have->mlp_sub_norm, b->have->mlp_sub_norm, ff, 0) < 0)
+    if (b->have->mlp_sub_norm && add_norm(b, layer, "mlp_sub_norm", b->have->mlp_sub_norm, b->have->mlp_sub_norm, ff,
+                                          0) < 0)
         return -1;
     path(b, source, sizeof source, layer, b->n.down);
     return add_linear(b, layer, "down_proj", source, ROLE_DOWN, BIAS_DOWN, identity, 0);
@@ -234,26 +253,31 @@ static int add_mlp(struct builder *b, int layer)
 
 /* ---- mixture of experts ---- */
 
-/* A plain vector whose whole name stands in the table; some keep it as [1, n], GGUF of layers with a state as [n, 1]. */
+/* A plain vector whose whole name stands in the table; some keep it as [1, n], GGUF of layers
+ * with a state as [n, 1]. */
 static int add_named_vector(struct builder *b, int layer, const char *ours, const char *stem, int64_t n)
 {
     char full[160];
     path(b, full, sizeof full, layer, stem);
     const int64_t flat[2] = { 1, n }, upright[2] = { n, 1 };
     const int as_row = has_dims(b, full, 2);
-    const struct weight_spec t = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_BIAS, .layer = layer, .expert = -1 };
+    const struct weight_spec t = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
+                                   .expert = -1 };
     return add_as(b, ours, full, !as_row ? flat + 1 : b->c->gguf ? upright : flat, as_row ? 2 : 1, &t);
 }
 
-/* A matrix of one expert, and its bias, from where the source keeps it.  part: 0 gate, 1 up, 2 down. */
+/* A matrix of one expert, and its bias, from where the source keeps it.  part: 0 gate, 1 up, 2
+ * down. */
 static int add_expert_part(struct builder *b, int layer, int expert, int part)
 {
     static const char *const ours[] = { "gate_proj", "up_proj", "down_proj" };
     const struct config *c = b->c;
     const enum experts_form form = b->n.experts_form;
-    const int fused = form >= EXPERTS_FUSED && part < 2, in_out = form >= EXPERTS_FUSED_IN_OUT, paired = form == EXPERTS_PAIRED_IN_OUT && fused;
+    const int fused = form >= EXPERTS_FUSED && part < 2, in_out = form >= EXPERTS_FUSED_IN_OUT,
+              paired = form == EXPERTS_PAIRED_IN_OUT && fused;
     const char *stem = part == 2 ? b->n.expert_down : part == 1 && !fused ? b->n.expert_up : b->n.expert_gate;
-    struct weight_spec t = { .role = ROLE_EXPERT_GATE + part, .layer = layer, .expert = expert, .first_of_expert = part == 0 };
+    struct weight_spec t = { .role = ROLE_EXPERT_GATE + part, .layer = layer, .expert = expert,
+                             .first_of_expert = part == 0 };
     config_linear_shape(c, layer, t.role, &t.rows, &t.cols);
     const int64_t rows = fused ? 2 * t.rows : t.rows, n = c->moe.n_experts;
     const int64_t apart[2] = { rows, t.cols }, stacked[3] = { n, in_out ? t.cols : rows, in_out ? rows : t.cols };
@@ -263,9 +287,11 @@ static int add_expert_part(struct builder *b, int layer, int expert, int part)
     else
         snprintf(inside, sizeof inside, "%s%s", b->n.experts, stem);
     path(b, base, sizeof base, layer, inside);
-    const int64_t offset = paired ? part == 1 : fused && part == 1 ? t.rows : 0, run = paired ? 1 : t.rows, stride = paired ? 2 : t.rows;
+    const int64_t offset = paired ? part == 1 : fused && part == 1 ? t.rows : 0, run = paired ? 1 : t.rows,
+                  stride = paired ? 2 : t.rows;
     if (in_out)
-        t.map = (struct row_map){ .offset = offset, .run = run, .stride = stride, .transposed = 1, .first = expert * t.cols };
+        t.map = (struct row_map){ .offset = offset, .run = run, .stride = stride, .transposed = 1,
+                                  .first = expert * t.cols };
     else if (form != EXPERTS_APART)
         t.map = (struct row_map){ .offset = expert * rows + offset, .run = run, .stride = stride };
     snprintf(full, sizeof full, "%s%s", base, in_out ? "" : ".weight");
@@ -275,12 +301,15 @@ static int add_expert_part(struct builder *b, int layer, int expert, int part)
     if (c->gguf ? 0 : !(c->biases & BIAS_EXPERTS))
         return 0;
     const int64_t biases[2] = { n, rows };
-    const struct weight_spec bias = { .rows = 1, .cols = t.rows, .is_vector = 1, .role = ROLE_BIAS, .layer = layer, .expert = expert, .optional = c->gguf,
+    const struct weight_spec bias = { .rows = 1, .cols = t.rows, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
+                                      .expert = expert, .optional = c->gguf,
                                       .map = form == EXPERTS_APART ? (struct row_map){ 0 }
-                                                                   : (struct row_map){ .offset = expert * rows + offset, .run = run, .stride = stride } };
+                                                                   : (struct row_map){ .offset = expert * rows + offset,
+                                                                       .run = run, .stride = stride } };
     snprintf(full, sizeof full, "%s%s", base, in_out ? "_bias" : ".bias");
     snprintf(name, sizeof name, "%s.bias", ours[part]);
-    return add_as(b, name, full, form == EXPERTS_APART ? biases + 1 : biases, form == EXPERTS_APART ? 1 : 2, &bias) < 0 ? -1 : 0;
+    return add_as(b, name, full, form == EXPERTS_APART ? biases + 1 : biases, form == EXPERTS_APART ? 1 : 2, &bias) < 0
+               ? -1 : 0;
 }
 
 static int add_moe(struct builder *b, int layer)
@@ -298,15 +327,18 @@ static int add_moe(struct builder *b, int layer)
         snprintf(full, sizeof full, "%s.weight", source);
         const int64_t want[2] = { 1, b->c->hidden_size };
         const int flat = has_dims(b, full, 1);          /* GGUF leaves the 1 out */
-        const struct weight_spec t = { .rows = 1, .cols = b->c->hidden_size, .role = ROLE_SHARED_ROUTER, .layer = layer, .expert = -1 };
+        const struct weight_spec t = { .rows = 1, .cols = b->c->hidden_size, .role = ROLE_SHARED_ROUTER, .layer = layer,
+                                       .expert = -1 };
         if (add_as(b, "shared_router.weight", full, flat ? want + 1 : want, flat ? 1 : 2, &t) < 0)
             return -1;
     }
     if (m->shared_size && b->n.shared_gate_up) {
         const int64_t ff = m->shared_size;
         path(b, source, sizeof source, layer, b->n.shared_gate_up);
-        if (add_linear(b, layer, "gate_proj", source, ROLE_GATE, BIAS_GATE, (struct row_map){ .run = ff, .stride = ff }, 2 * ff) < 0 ||
-            add_linear(b, layer, "up_proj", source, ROLE_UP, BIAS_UP, (struct row_map){ .offset = ff, .run = ff, .stride = ff }, 2 * ff) < 0)
+        if (add_linear(b, layer, "gate_proj", source, ROLE_GATE, BIAS_GATE, (struct row_map){ .run = ff, .stride = ff },
+                       2 * ff) < 0 ||
+            add_linear(b, layer, "up_proj", source, ROLE_UP, BIAS_UP,
+                       (struct row_map){ .offset = ff, .run = ff, .stride = ff }, 2 * ff) < 0)
             return -1;
     }
     for (int i = b->n.shared_gate_up ? 2 : 0; i < (m->shared_size ? 3 : 0); i++) {
@@ -325,13 +357,15 @@ static int add_moe(struct builder *b, int layer)
 
 /* ---- multi-head latent attention ---- */
 
-/* kv_b: of every head nope_dim rows that make its key out of the latent, then v_dim rows that make its value.  The former are kept the other way round. */
+/* kv_b: of every head nope_dim rows that make its key out of the latent, then v_dim rows that
+ * make its value.  The former are kept the other way round. */
 static int add_kv_b(struct builder *b, int layer)
 {
     const struct mla *m = &b->c->mla;
     const int64_t heads = b->c->n_heads, head = m->nope_dim + m->v_dim;
     const struct row_map values = { .offset = m->nope_dim, .run = m->v_dim, .stride = head };
-    const struct row_map keys = { .run = m->kv_rank, .stride = m->kv_rank, .transposed = 1, .slice = m->kv_rank, .slice_stride = head };
+    const struct row_map keys = { .run = m->kv_rank, .stride = m->kv_rank, .transposed = 1, .slice = m->kv_rank,
+                                  .slice_stride = head };
     char full[168], source[160];
     struct weight_spec t = { .layer = layer, .expert = -1 };
     path(b, source, sizeof source, layer, b->n.k_b ? b->n.k_b : "");
@@ -369,29 +403,34 @@ static int add_mla(struct builder *b, int layer)
     char source[160];
     if (m->q_rank) {
         path(b, source, sizeof source, layer, b->n.q_a);
-        if (add_linear(b, layer, "q_a_proj", source, ROLE_Q_A, 0, identity, 0) < 0 || add_norm(b, layer, "q_a_norm", b->n.q_a_norm, b->n.q_a_norm, m->q_rank, 0) < 0)
+        if (add_linear(b, layer, "q_a_proj", source, ROLE_Q_A, 0, identity, 0) < 0 ||
+            add_norm(b, layer, "q_a_norm", b->n.q_a_norm, b->n.q_a_norm, m->q_rank, 0) < 0)
             return -1;
     }
     path(b, source, sizeof source, layer, m->q_rank ? b->n.q_b : b->n.q);
     if (add_linear(b, layer, "q_proj", source, ROLE_Q, 0, identity, 0) < 0)
         return -1;
     path(b, source, sizeof source, layer, b->n.kv_a);
-    if (add_linear(b, layer, "kv_a_proj", source, ROLE_KV_A, 0, identity, 0) < 0 || add_norm(b, layer, "kv_norm", b->n.kv_norm, b->n.kv_norm, m->kv_rank, 0) < 0)
+    if (add_linear(b, layer, "kv_a_proj", source, ROLE_KV_A, 0, identity, 0) < 0 ||
+        add_norm(b, layer, "kv_norm", b->n.kv_norm, b->n.kv_norm, m->kv_rank, 0) < 0)
         return -1;
     return add_kv_b(b, layer);
 }
 
 /* ---- layers with a state ---- */
 
-/* The convolution's weights [channels, 1, kernel] are kept the other way round: channels lie side by side. */
+/* The convolution's weights [channels, 1, kernel] are kept the other way round: channels lie
+ * side by side. */
 static int add_state(struct builder *b, int layer)
 {
     const struct config *c = b->c;
     const struct recurrent *r = &c->recurrent;
-    const int64_t channels = recurrent_channels(c, layer), want[3] = { channels, 1, r->conv_kernel }, flat[2] = { channels, r->conv_kernel };
+    const int64_t channels = recurrent_channels(c, layer), want[3] = { channels, 1, r->conv_kernel },
+                  flat[2] = { channels, r->conv_kernel };
     const int conv = c->mixer[layer] == MIXER_CONV, delta = c->mixer[layer] == MIXER_DELTA;
     const struct row_map identity = { 0 };
-    struct weight_spec t = { .rows = r->conv_kernel, .cols = channels, .is_vector = 1, .role = ROLE_BIAS, .layer = layer, .expert = -1, .map = { .transposed = 1 } };
+    struct weight_spec t = { .rows = r->conv_kernel, .cols = channels, .is_vector = 1, .role = ROLE_BIAS,
+                             .layer = layer, .expert = -1, .map = { .transposed = 1 } };
     char source[160], full[168];
     path(b, source, sizeof source, layer, b->n.in);
     if (add_linear(b, layer, "in_proj", source, ROLE_IN, BIAS_IN, identity, 0) < 0)
@@ -412,11 +451,13 @@ static int add_state(struct builder *b, int layer)
         if (r->z_apart && add_linear(b, layer, "in_z_proj", source, ROLE_IN_Z, 0, identity, 0) < 0)
             return -1;
     }
-    if (add_named_vector(b, layer, "a_log", b->n.a_log, r->n_heads) < 0 || add_named_vector(b, layer, "dt_bias", b->n.dt_bias, r->n_heads) < 0 ||
+    if (add_named_vector(b, layer, "a_log", b->n.a_log, r->n_heads) < 0 ||
+        add_named_vector(b, layer, "dt_bias", b->n.dt_bias, r->n_heads) < 0 ||
         (!delta && add_named_vector(b, layer, "d", b->n.d, r->n_heads) < 0))
         return -1;
     const int64_t n = delta ? r->head_dim : recurrent_width(c, layer), parts[2] = { r->n_groups, n / r->n_groups };
-    const struct weight_spec norm = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_NORM, .layer = layer, .expert = -1 };
+    const struct weight_spec norm = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_NORM, .layer = layer,
+                                      .expert = -1 };
     path(b, source, sizeof source, layer, b->n.gate_norm);
     snprintf(full, sizeof full, "%s.weight", source);
     const int in_parts = !delta && has_dims(b, full, 2);        /* GGUF: a row for each group */
@@ -425,7 +466,8 @@ static int add_state(struct builder *b, int layer)
 
 /* ---- a layer ---- */
 
-/* q_norm or k_norm: one weight for all heads, one for each head ([heads, head_dim] in the source), or one for the whole row. */
+/* q_norm or k_norm: one weight for all heads, one for each head ([heads, head_dim] in the
+ * source), or one for the whole row. */
 static int add_qk_norm(struct builder *b, int layer, const char *name, const char *stem, int heads)
 {
     const struct config *c = b->c;
@@ -466,9 +508,11 @@ static int add_layer(struct builder *b, int i)
                                     : add_qkv(b, i) < 0 || add_qk_norm(b, i, "q_norm", n->q_norm, b->c->n_heads) < 0 ||
                                           add_qk_norm(b, i, "k_norm", n->k_norm, b->c->n_kv_heads) < 0)
         return -1;
-    if (have->attn_sub_norm && add_norm(b, i, "attn_sub_norm", have->attn_sub_norm, have->attn_sub_norm, (int64_t)b->c->n_heads * b->c->head_dim, 0) < 0)
+    if (have->attn_sub_norm && add_norm(b, i, "attn_sub_norm", have->attn_sub_norm, have->attn_sub_norm,
+                                        (int64_t)b->c->n_heads * b->c->head_dim, 0) < 0)
         return -1;
-    if ((b->c->sinks && add_named_vector(b, i, "sinks", n->sinks, b->c->n_heads) < 0) || add_linear(b, i, "o_proj", o, ROLE_O, state ? BIAS_IN : BIAS_O, identity, 0) < 0 ||
+    if ((b->c->sinks && add_named_vector(b, i, "sinks", n->sinks, b->c->n_heads) < 0) ||
+        add_linear(b, i, "o_proj", o, ROLE_O, state ? BIAS_IN : BIAS_O, identity, 0) < 0 ||
         add_norm(b, i, "attn_post_norm", have->attn_post_norm, n->attn_post_norm, hidden, BIAS_NORM) < 0)
         return -1;
 feed:
@@ -487,12 +531,14 @@ static int add_embed(struct builder *b)
     const int64_t positions = (int64_t)c->max_len + c->pos_offset;
     char source[160];
     path(b, source, sizeof source, -1, b->n.embed);
-    if (add(b, -1, "embed", ".weight", source, c->vocab_size, c->embed_size, 0, identity, c->vocab_size, ROLE_EMBED, 0) < 0 ||
+    if (add(b, -1, "embed", ".weight", source, c->vocab_size, c->embed_size, 0, identity, c->vocab_size, ROLE_EMBED,
+            0) < 0 ||
         add_norm(b, -1, "embed_norm", b->have->embed_norm, b->n.embed_norm, c->hidden_size, BIAS_NORM) < 0)
         return -1;
     if (c->embed_size != c->hidden_size) {
         path(b, source, sizeof source, -1, b->n.embed_in ? b->n.embed_in : "project_in");
-        if (add(b, -1, "embed_in", ".weight", source, c->hidden_size, c->embed_size, 0, identity, c->hidden_size, ROLE_EMBED, 0) < 0)
+        if (add(b, -1, "embed_in", ".weight", source, c->hidden_size, c->embed_size, 0, identity, c->hidden_size,
+                ROLE_EMBED, 0) < 0)
             return -1;
     }
     if (c->pos != POS_LEARNED)
@@ -501,7 +547,8 @@ static int add_embed(struct builder *b)
     return add(b, -1, "pos_embed", ".weight", source, positions, c->hidden_size, 1, identity, positions, ROLE_POS, 0);
 }
 
-/* The head stands beside the model: without its prefix, or with that of the language model inside a larger one. */
+/* The head stands beside the model: without its prefix, or with that of the language model
+ * inside a larger one. */
 static int find_head(const struct builder *b, char *source, size_t room)
 {
     static const char *const prefixes[] = { "", "language_model.", "model." };
@@ -525,7 +572,8 @@ static int add_head(struct builder *b)
         return -1;
     if (c->embed_size != c->hidden_size) {
         path(b, source, sizeof source, -1, b->n.embed_out ? b->n.embed_out : "project_out");
-        if (add(b, -1, "embed_out", ".weight", source, c->embed_size, c->hidden_size, 0, identity, c->embed_size, ROLE_HEAD, 0) < 0)
+        if (add(b, -1, "embed_out", ".weight", source, c->embed_size, c->hidden_size, 0, identity, c->embed_size,
+                ROLE_HEAD, 0) < 0)
             return -1;
     }
     int found = find_head(b, source, sizeof source);
@@ -534,10 +582,12 @@ static int add_head(struct builder *b)
     return add_linear(b, -1, "head", source, ROLE_HEAD, BIAS_HEAD, identity, 0);
 }
 
-/* What all names of a folder begin with: models alone or inside larger ones, with and without the head. */
+/* What all names of a folder begin with: models alone or inside larger ones, with and without
+ * the head. */
 static int find_prefix(struct builder *b)
 {
-    static const char *const prefixes[] = { "model.", "transformer.", "gpt_neox.", "", "backbone.", "language_model.model.", "model.language_model.", "language_model." };
+    static const char *const prefixes[] = { "model.", "transformer.", "gpt_neox.", "", "backbone.",
+                                            "language_model.model.", "model.language_model.", "language_model." };
     char probe[168];
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
         snprintf(b->prefix, sizeof b->prefix, "%s", prefixes[i]);
@@ -545,7 +595,8 @@ static int find_prefix(struct builder *b)
         if (exists(b, probe))
             return 0;
     }
-    return err_set(b->e, ERR_FORMAT, "tensor '%s.weight' is missing (with and without 'model.' and the like before it)", b->n.embed);
+    return err_set(b->e, ERR_FORMAT, "tensor '%s.weight' is missing (with and without 'model.' and the like before it)",
+                   b->n.embed);
 }
 
 /* Where a GGUF calls things by other names in models with layers that have a state. */
@@ -567,7 +618,8 @@ static void state_names(struct builder *b)
         b->n.mlp_norm = gguf_names.attn_norm;           /* nemotron_h: a layer has one norm, whatever it is of */
 }
 
-int weight_specs(const struct config *c, const struct weight_source *s, struct weight_spec **specs, int *n, struct err *e)
+int weight_specs(const struct config *c, const struct weight_source *s, struct weight_spec **specs, int *n,
+                 struct err *e)
 {
     struct builder b = { .c = c, .s = s, .have = c->names, .n = c->gguf ? gguf_names : *c->names, .e = e };
     if (c->gguf && c->block == BLOCK_PARALLEL2 && strcmp(c->names->attn_norm, "ln_attn") == 0) {
@@ -601,11 +653,14 @@ static int ends_with(const char *s, const char *end)
 
 int weight_ignorable(const struct config *c, const char *name)
 {
-    /* Causal masks and tables that older versions saved with the model; factors that config_parse has got from the GGUF's configuration. */
-    static const char *const ends[] = { "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", ".attn.bias", ".attn.masked_bias",
-                                        ".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq" };
-    static const char *const begins[] = { "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
-                                          "rope_freqs.", "rope_factors_long.", "rope_factors_short.", "model.mtp_", "mtp." };
+    /* Causal masks and tables that older versions saved with the model; factors that
+     * config_parse has got from the GGUF's configuration. */
+    static const char *const ends[] = { "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached",
+                                        ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
+                                        ".attention.rotary_emb.inv_freq" };
+    static const char *const begins[] = { "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+                                          "model.multi_modal_projector.", "rope_freqs.", "rope_factors_long.",
+                                          "rope_factors_short.", "model.mtp_", "mtp." };
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (ends_with(name, ends[i]))
             return 1;

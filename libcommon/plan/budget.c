@@ -49,14 +49,16 @@ int budget_make(struct budget *b, const struct plan_shape *s, const struct budge
         r->n_layers = o->n_ranks ? o->layers[i] : s->n_layers;
         sum += r->n_layers;
         if (r->n_layers < 1 || sum > s->n_layers)
-            return err_set(e, ERR_SHAPE, "rank %d has %d layers, the ranks before it %d: the model has %d", i, r->n_layers, r->first_layer, s->n_layers);
+            return err_set(e, ERR_SHAPE, "rank %d has %d layers, the ranks before it %d: the model has %d", i,
+                           r->n_layers, r->first_layer, s->n_layers);
         add_layers(r, s, o);
         if (i == 0)
             r->embedding = (double)p.embedding * 2;
         if (i == b->n_ranks - 1)
             r->head = (double)(p.head || b->n_ranks == 1 ? p.head : p.embedding) * 2;         /* a tied head on another rank is a copy */
         r->weights = r->attention + r->dense_mlp + r->shared_mlp + r->router_norms + r->embedding + r->head;
-        r->experts = o->expert_bytes > 0 ? budget_expert_buffer(s, o->expert_bytes, o->divisor) * (o->divisor ? (double)r->n_layers / s->n_layers : 1) : 0;
+        r->experts = o->expert_bytes > 0 ? budget_expert_buffer(s, o->expert_bytes, o->divisor) *
+                     (o->divisor ? (double)r->n_layers / s->n_layers : 1) : 0;
         r->free = o->rank_bytes - r->weights - r->experts - r->states - o->headroom_bytes;
         r->tokens = r->free <= 0 ? 0 : r->kv_token > 0 ? r->free / r->kv_token : s->max_len;      /* states alone bound nothing */
         if (r->tokens < b->rank[b->bottleneck].tokens)
@@ -69,7 +71,8 @@ int budget_make(struct budget *b, const struct plan_shape *s, const struct budge
     if (b->context > s->max_len)
         b->context = s->max_len;
     for (int i = 0; i < b->n_ranks; i++) {
-        const double share = (b->rank[i].weights + b->rank[i].experts + b->rank[i].states + b->context * b->rank[i].kv_token) / o->rank_bytes;
+        const double share = (b->rank[i].weights + b->rank[i].experts + b->rank[i].states + b->context *
+                              b->rank[i].kv_token) / o->rank_bytes;
         b->fraction = share > b->fraction ? share : b->fraction;
     }
     return 0;

@@ -1,4 +1,5 @@
-/* budget.h - what lies on each rank of a pipeline of GPUs, and how many tokens of keys and values fit beside it. */
+/* budget.h - what lies on each rank of a pipeline of GPUs, and how many tokens of keys and
+ * values fit beside it. */
 #ifndef ZSE_PLAN_BUDGET_H
 #define ZSE_PLAN_BUDGET_H
 
@@ -8,8 +9,9 @@ enum { BUDGET_RANKS = 64 };
 
 struct budget_options {
     int n_ranks, layers[BUDGET_RANKS];      /* layers of each rank, in order; n_ranks 0: all on one */
-    double linear_bytes;                    /* a parameter of attention, dense and shared MLPs: 2 (bf16), 1 (int8), 0.5 (int4); router, norms, embedding and
-                                             * head are bf16 */
+    /* a parameter of attention, dense and shared MLPs: 2 (bf16), 1 (int8), 0.5 (int4); router,
+     * norms, embedding and head are bf16 */
+    double linear_bytes;
     int kv_element_bytes;                   /* 1 (fp8), 2 (bf16) */
     double rank_bytes;                      /* memory of a GPU */
     double headroom_bytes;                  /* to be left free */
@@ -43,7 +45,8 @@ int budget_make(struct budget *b, const struct plan_shape *s, const struct budge
 void budget_partition(int n_layers, int n_ranks, int *layers);
 /* One routed expert, packed codes of so many bits and a bf16 scale for every group of weights. */
 double budget_expert_bytes(const struct plan_shape *s, int bits, int group_size);
-/* The buffer for experts: all layers' (shared ones with them, they travel together) through the divisor; divisor 0: the routed ones of one layer. */
+/* The buffer for experts: all layers' (shared ones with them, they travel together) through the
+ * divisor; divisor 0: the routed ones of one layer. */
 double budget_expert_buffer(const struct plan_shape *s, double expert_bytes, int divisor);
 
 #endif

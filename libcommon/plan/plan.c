@@ -7,9 +7,11 @@
 
 /* ---- sizes ---- */
 
-void plan_add_tensor(struct plan_weights *w, const char *name, enum qtype type, uint64_t n, uint64_t bytes, double active, int tied, int n_layers)
+void plan_add_tensor(struct plan_weights *w, const char *name, enum qtype type, uint64_t n, uint64_t bytes,
+                     double active, int tied, int n_layers)
 {
-    const int in_layer = strncmp(name, "layers.", 7) == 0, is_head = strncmp(name, "head.", 5) == 0 || (tied && strncmp(name, "embed.", 6) == 0);
+    const int in_layer = strncmp(name, "layers.", 7) == 0, is_head = strncmp(name, "head.", 5) == 0 ||
+        (tied && strncmp(name, "embed.", 6) == 0);
     const int matrix = (int)type < PLAN_QTYPES && (in_layer || is_head) && type != QT_F32;      /* norms and biases are f32 and small */
     w->bytes += bytes;
     if (in_layer)
@@ -34,7 +36,10 @@ uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_
     return blocks * block;
 }
 
-uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type) { return plan_kv_bytes(s, type, KV_BLOCK) / KV_BLOCK; }
+uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type)
+{
+    return plan_kv_bytes(s, type, KV_BLOCK) / KV_BLOCK;
+}
 
 void plan_from_file(uint64_t bytes, uint64_t *fp16, uint64_t *int8, uint64_t *int4)
 {
@@ -46,7 +51,8 @@ void plan_from_file(uint64_t bytes, uint64_t *fp16, uint64_t *int8, uint64_t *in
 /* ---- fitting ---- */
 
 static const struct { const char *name; enum plan_mode mode; } modes[] = {
-    { "auto", PLAN_AUTO }, { "min_memory", PLAN_MIN_MEMORY }, { "balanced", PLAN_BALANCED }, { "max_speed", PLAN_MAX_SPEED }, { "for_vram", PLAN_FOR_VRAM },
+    { "auto", PLAN_AUTO }, { "min_memory", PLAN_MIN_MEMORY }, { "balanced", PLAN_BALANCED },
+        { "max_speed", PLAN_MAX_SPEED }, { "for_vram", PLAN_FOR_VRAM },
     { "memory", PLAN_MIN_MEMORY }, { "speed", PLAN_MAX_SPEED },
 };
 
@@ -73,7 +79,8 @@ static int is_faster(const struct plan_choice *a, const struct plan_choice *b)
 }
 
 /* b is the best of those before a, which are finer. */
-static int is_better(const struct plan_choice *a, const struct plan_choice *b, const struct plan_choice *fastest, enum plan_mode mode)
+static int is_better(const struct plan_choice *a, const struct plan_choice *b, const struct plan_choice *fastest,
+                     enum plan_mode mode)
 {
     switch (mode) {
     case PLAN_MIN_MEMORY: return a->bytes < b->bytes;
@@ -92,12 +99,14 @@ int plan_choose(const struct plan_choice *c, int n, enum plan_mode mode, uint64_
         if (c[i].bytes <= plan_usable(memory) && plan_exchange(&c[i]) > 0 && (!fastest || is_faster(&c[i], fastest)))
             fastest = &c[i];
     for (int i = 0; i < n; i++)
-        if (c[i].bytes <= plan_usable(memory) && (best < 0 || is_better(&c[i], &c[best], fastest ? fastest : &c[best], mode)))
+        if (c[i].bytes <= plan_usable(memory) &&
+            (best < 0 || is_better(&c[i], &c[best], fastest ? fastest : &c[best], mode)))
             best = i;
     return best;
 }
 
-int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t workspace, uint64_t most, uint64_t now, int *tight, struct err *e)
+int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t workspace, uint64_t most, uint64_t now,
+                   int *tight, struct err *e)
 {
     const uint64_t needed = weights + kv + workspace;
     const double gb = 1e-9;
@@ -105,7 +114,8 @@ int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t wor
     if ((double)needed <= 0.95 * (double)most && needed <= now)
         return 0;
     return err_set(e, ERR_LIMIT, "%s: needs %.2f GB (weights %.2f, keys and values %.2f, workspace %.2f), but there are %.2f GB, %.2f of them available", what,
-                   (double)needed * gb, (double)weights * gb, (double)kv * gb, (double)workspace * gb, (double)most * gb, (double)now * gb);
+                   (double)needed * gb, (double)weights * gb, (double)kv * gb, (double)workspace * gb,
+                   (double)most * gb, (double)now * gb);
 }
 
 int plan_times(double memory, double bytes)
@@ -122,7 +132,8 @@ int plan_window(double free, double reserve, double layer)
 
 int plan_layer_capacity(double free, double layer) { return plan_times(0.9 * free, layer); }
 
-int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64_t head, const uint64_t *free, int n_devices, int *layers, struct err *e)
+int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64_t head, const uint64_t *free,
+               int n_devices, int *layers, struct err *e)
 {
     uint64_t total = embed + head, room = 0, done = 0, room_done = 0;
     int next = 0;
@@ -138,7 +149,8 @@ int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64
         layers[d] = 0;
         for (; next < n_layers; next++) {
             tail = next == n_layers - 1 ? head : 0;
-            if (used + layer_bytes[next] + tail > free[d] || (!last && (double)(done + used) + (double)layer_bytes[next] / 2 > until))
+            if (used + layer_bytes[next] + tail > free[d] ||
+                (!last && (double)(done + used) + (double)layer_bytes[next] / 2 > until))
                 break;
             used += layer_bytes[next] + tail;
             layers[d]++;
@@ -149,7 +161,8 @@ int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64
     }
     if (next == n_layers)
         return 0;
-    return err_set(e, ERR_LIMIT, "%" PRIu64 " bytes in %d layers do not fit on %d devices with %" PRIu64 " bytes free: layer %d has no place", total, n_layers, n_devices,
+    return err_set(e, ERR_LIMIT, "%" PRIu64 " bytes in %d layers do not fit on %d devices with %" PRIu64
+                   " bytes free: layer %d has no place", total, n_layers, n_devices,
                    room, next);
 }
 
@@ -157,21 +170,26 @@ int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64
 
 enum { LOOPS = 5 };                             /* parallel loops of a layer: q with k and v, attention, o, gate with up, down */
 
-/* A state's float is multiplied by its decay, two fma, one load and one store: three operations and a store for two fma, where two units do an fma each cycle and one
- * stores. */
+/* A state's float is multiplied by its decay, two fma, one load and one store: three operations
+ * and a store for two fma, where two units do an fma each cycle and one stores. */
 static const double STATE_SHARE = 0.5;
 
 /* Tokens that a layer sees of `context`. */
-static double seen_by(const struct plan_layer *l, double context) { return l->window && context > l->window ? l->window : context; }
+static double seen_by(const struct plan_layer *l, double context)
+{
+    return l->window && context > l->window ? l->window : context;
+}
 
 /* Floats between the matrices of its feed-forward part, of one token. */
 static double inner_width(const struct plan_shape *s, const struct plan_layer *l)
 {
-    const double parameters = (double)(l->dense_mlp + l->shared_mlp) + (l->has_experts ? (double)s->top_k * (double)s->expert : 0);
+    const double parameters = (double)(l->dense_mlp + l->shared_mlp) +
+                              (l->has_experts ? (double)s->top_k * (double)s->expert : 0);
     return parameters / (3.0 * s->hidden_size);
 }
 
-double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, enum kv_type kv, int context)
+double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r,
+                   enum kv_type kv, int context)
 {
     double t = s->vocab_size * r->pick_s;
     for (int i = 0; i < PLAN_QTYPES; i++) {
@@ -184,11 +202,13 @@ double plan_decode(const struct plan_shape *s, const struct plan_weights *w, con
     for (int i = 0; i < s->n_layers; i++) {
         const struct plan_layer *l = &s->layer[i];
         const double seen = seen_by(l, context), inner = inner_width(s, l), h = s->hidden_size;
-        const double read = l->kv_rows ? seen * l->kv_rows * (double)kv_block_bytes(kv, l->kv_width) / KV_BLOCK / r->memory : 0;
+        const double read = l->kv_rows ? seen * l->kv_rows * (double)kv_block_bytes(kv, l->kv_width) / KV_BLOCK /
+                            r->memory : 0;
         const double attend = (double)l->attended * seen / r->attend[0];
         t += read > attend ? read : attend;                     /* computed while the next are read */
         t += 2 * (double)l->state_bytes / r->memory;            /* read and written */
-        /* by one thread: two norms; rounded for q with k and v, for o, for gate with up, for down */
+        /* by one thread: two norms; rounded for q with k and v, for o, for gate with up, for
+         * down */
         t += 2 * h * r->norm_s + (3 * h + inner) * r->round_s + inner * r->act_s / r->n_threads + LOOPS * r->sync_s;
     }
     return 1 / t;
@@ -209,7 +229,8 @@ double plan_prefill(const struct plan_shape *s, const struct plan_weights *w, co
         const struct plan_layer *l = &s->layer[i];
         t += (double)l->attended * seen_by(l, n_tokens / 2.0) / r->attend[1];
         t += (double)l->state_bytes / sizeof(float) * 4 / (r->f32 * STATE_SHARE);
-        t += (2 * s->hidden_size * r->norm_s + inner_width(s, l) * r->act_s) / r->n_threads + LOOPS * r->sync_s / (n_tokens < STEP ? n_tokens : STEP);
+        t += (2 * s->hidden_size * r->norm_s + inner_width(s, l) * r->act_s) / r->n_threads + LOOPS * r->sync_s /
+             (n_tokens < STEP ? n_tokens : STEP);
     }
     return 1 / t;
 }

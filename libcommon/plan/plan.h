@@ -1,4 +1,5 @@
-/* plan.h - what fits where, and how fast it would be: sums only, nothing is opened or measured here. */
+/* plan.h - what fits where, and how fast it would be: sums only, nothing is opened or measured
+ * here. */
 #ifndef ZSE_PLAN_PLAN_H
 #define ZSE_PLAN_PLAN_H
 
@@ -22,21 +23,25 @@ struct plan_weights {
     double ops[PLAN_QTYPES];                    /* multiplications and additions that a token takes in the linear layers of a prompt (the head not counted) */
     uint64_t layer_bytes;                       /* of one layer, the mean */
 };
-/* Add one tensor: our name ("layers.3.q_proj.weight"), type, elements, bytes.  active: the share of it that a token uses (1; top_k / n_experts of an expert). */
-void plan_add_tensor(struct plan_weights *w, const char *name, enum qtype type, uint64_t n, uint64_t bytes, double active, int tied, int n_layers);
+/* Add one tensor: our name ("layers.3.q_proj.weight"), type, elements, bytes.  active: the share
+ * of it that a token uses (1; top_k / n_experts of an expert). */
+void plan_add_tensor(struct plan_weights *w, const char *name, enum qtype type, uint64_t n, uint64_t bytes,
+                     double active, int tied, int n_layers);
 
 /* Bytes of one token's keys and values in our cache, all layers. */
 uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type);
 /* The same for a whole context, in blocks. */
 uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens);
 
-/* A safetensors file of 16 bits a weight to what a device would need, from its size alone: x 1.2, / 2 x 1.1, / 4 x 1.1. */
+/* A safetensors file of 16 bits a weight to what a device would need, from its size alone: x
+ * 1.2, / 2 x 1.1, / 4 x 1.1. */
 void plan_from_file(uint64_t bytes, uint64_t *fp16, uint64_t *int8, uint64_t *int4);
 
 /* ---- fitting ---- */
 
 enum plan_mode { PLAN_AUTO, PLAN_MIN_MEMORY, PLAN_BALANCED, PLAN_MAX_SPEED, PLAN_FOR_VRAM };
-/* "auto" "min_memory" "memory" "balanced" "max_speed" "speed"; -1: none (for_vram needs a size, which the caller reads). */
+/* "auto" "min_memory" "memory" "balanced" "max_speed" "speed"; -1: none (for_vram needs a size,
+ * which the caller reads). */
 int plan_mode_find(const char *name);
 const char *plan_mode_name(enum plan_mode m);
 
@@ -45,32 +50,40 @@ struct plan_choice {                            /* one way to run a model, fines
     uint64_t bytes;                             /* weights, keys and values, workspace */
     double prefill, decode;                     /* tokens a second; 0: unknown */
 };
-/* Seconds of an exchange that many are like: a prompt of 512 tokens, an answer of 128.  Without a prefill only the answer; 0: unknown. */
+/* Seconds of an exchange that many are like: a prompt of 512 tokens, an answer of 128.  Without
+ * a prefill only the answer; 0: unknown. */
 double plan_exchange(const struct plan_choice *c);
 /* Index of the choice, or -1: nothing fits.
- *   auto             the finest type that fits with a tenth of the memory left free and takes, where speeds are known, at most twice as long for an exchange as
+ *   auto             the finest type that fits with a tenth of the memory left free and takes,
+ *                    where speeds are known, at most twice as long for an exchange as
  *                    the fastest of those that fit
  *   for_vram         the finest that fits
  *   min_memory       the smallest;  balanced: the one called int8
- *   max_speed        of those that fit, the fastest where speeds are known, else the smallest: fewer bytes are read sooner */
+ *   max_speed        of those that fit, the fastest where speeds are known, else the smallest:
+ *                    fewer bytes are read sooner */
 int plan_choose(const struct plan_choice *c, int n, enum plan_mode mode, uint64_t memory);
 /* What of a memory may be planned with. */
 static inline uint64_t plan_usable(uint64_t memory) { return memory / 10 * 9 + memory % 10 * 9 / 10; }
 
-/* Would it fit?  needed: weights that stay in memory + private bytes.  Refused (ERR_LIMIT, with all the numbers) if it is more than 95 % of `most` or more
- * than `now`; *tight is set beyond 90 % of most. */
-int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t workspace, uint64_t most, uint64_t now, int *tight, struct err *e);
+/* Would it fit?  needed: weights that stay in memory + private bytes.  Refused (ERR_LIMIT, with
+ * all the numbers) if it is more than 95 % of `most` or more than `now`; *tight is set beyond 90
+ * % of most. */
+int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t workspace, uint64_t most, uint64_t now,
+                   int *tight, struct err *e);
 
 /* How many times a thing of so many bytes fits. */
 int plan_times(double memory, double bytes);
-/* Layers that may stay on a device beside a reserve for keys and values, at least 4: max(4, (free - reserve) / layer).  ("window") */
+/* Layers that may stay on a device beside a reserve for keys and values, at least 4: max(4,
+ * (free - reserve) / layer).  ("window") */
 int plan_window(double free, double reserve, double layer);
 /* Layers that fit with a tenth left free: 0.9 * free / layer.  ("capacity") */
 int plan_layer_capacity(double free, double layer);
 
-/* Consecutive layers over devices, in proportion to what each has free: every device takes layers as long as its share lasts.  embed goes to the first
- * device with layers, head to the last.  layers [n_devices] is filled; 0, or ERR_LIMIT: together they are too small. */
-int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64_t head, const uint64_t *free, int n_devices, int *layers, struct err *e);
+/* Consecutive layers over devices, in proportion to what each has free: every device takes
+ * layers as long as its share lasts.  embed goes to the first device with layers, head to the
+ * last.  layers [n_devices] is filled; 0, or ERR_LIMIT: together they are too small. */
+int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64_t head, const uint64_t *free,
+               int n_devices, int *layers, struct err *e);
 
 /* ---- speed: a roofline from measured rates ---- */
 
@@ -86,7 +99,8 @@ struct plan_rates {
     double pick_s;                              /* of a logit, when the likeliest is looked for */
 };
 /* Tokens a second.  0: a rate is missing. */
-double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, enum kv_type kv, int context);
+double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r,
+                   enum kv_type kv, int context);
 double plan_prefill(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, int n_tokens);
 
 #endif

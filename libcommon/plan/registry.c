@@ -12,7 +12,10 @@ __asm__(".section .rodata\n"
         ".byte 0\n.previous\n");
 extern const char zse_registry_begin[], zse_registry_end[];
 
-json_t *registry_load(struct err *e) { return js_parse("models.json", zse_registry_begin, (size_t)(zse_registry_end - zse_registry_begin), e); }
+json_t *registry_load(struct err *e)
+{
+    return js_parse("models.json", zse_registry_begin, (size_t)(zse_registry_end - zse_registry_begin), e);
+}
 
 static const char *string(const json_t *o, const char *key)
 {
@@ -56,13 +59,15 @@ const json_t *registry_find(const json_t *registry, const char *name, struct err
     }
     if (n == 1)
         return part;
-    err_set(e, ERR_FORMAT, n ? "'%s' is part of several names: %s" : "'%s' is no model of the registry%s; zse-info models list shows them", name, several);
+    err_set(e, ERR_FORMAT, n ? "'%s' is part of several names: %s"
+                             : "'%s' is no model of the registry%s; zse-info models list shows them", name, several);
     return NULL;
 }
 
 const char *registry_size(double parameters)
 {
-    static const struct { double below; const char *name; } sizes[] = { { 1e9, "tiny" }, { 3e9, "small" }, { 8e9, "medium" }, { 13e9, "large" }, { 34e9, "xlarge" } };
+    static const struct { double below; const char *name; } sizes[] = { { 1e9, "tiny" }, { 3e9, "small" },
+        { 8e9, "medium" }, { 13e9, "large" }, { 34e9, "xlarge" } };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (parameters < sizes[i].below)
             return sizes[i].name;

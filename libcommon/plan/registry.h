@@ -1,11 +1,14 @@
-/* registry.h - models that people run, with the fields of their config.json: sizes are computed from these, never typed.
+/* registry.h - models that people run, with the fields of their config.json: sizes are computed
+ * from these, never typed.
  *
  * The data is libcommon/plan/models.json, linked into the library: an array of
  *   id            on the hub, "Qwen/Qwen2.5-7B-Instruct"
  *   name, description, license, provider, categories (chat, instruct, code, reasoning), tags
  *   recommended   a good first choice of its size
- *   zse12         one of the 19 models of ZSE 1.2's list;  zse_optimized: marked there as converted and verified
- *   context       tokens that it was trained for, by its model card, where config.json allows more; else absent
+ *   zse12         one of the 19 models of ZSE 1.2's list;  zse_optimized: marked there as converted
+ *                 and verified
+ *   context       tokens that it was trained for, by its model card, where config.json allows more;
+ *                 else absent
  *   config        as config.json has them
  * Facts: the config.json and model card of each on huggingface.co. */
 #ifndef ZSE_PLAN_REGISTRY_H
@@ -17,11 +20,13 @@
 
 /* New reference to the array. */
 json_t *registry_load(struct err *e);
-/* The model of this id or name, in any case of letters; a unique part of an id does, too, and a size like
- * "7B" is the first model whose name ends in it.  Borrowed; NULL with *e (which lists the candidates). */
+/* The model of this id or name, in any case of letters; a unique part of an id does, too, and a
+ * size like "7B" is the first model whose name ends in it.  Borrowed; NULL with *e (which lists
+ * the candidates). */
 const json_t *registry_find(const json_t *registry, const char *name, struct err *e);
 
-/* By parameters: "tiny" < 1e9, "small" < 3e9, "medium" < 8e9, "large" < 13e9, "xlarge" < 34e9, "xxl". */
+/* By parameters: "tiny" < 1e9, "small" < 3e9, "medium" < 8e9, "large" < 13e9, "xlarge" < 34e9,
+ * "xxl". */
 const char *registry_size(double parameters);
 
 #endif

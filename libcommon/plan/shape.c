@@ -39,8 +39,10 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
 
 int plan_shape_of(struct plan_shape *s, const struct config *c, struct err *e)
 {
-    *s = (struct plan_shape){ .n_layers = c->n_layers, .hidden_size = c->hidden_size, .intermediate_size = c->intermediate_size, .vocab_size = c->vocab_size,
-                              .max_len = c->max_len, .tied = c->tied, .n_experts = c->moe.n_experts, .top_k = c->moe.top_k };
+    *s = (struct plan_shape){ .n_layers = c->n_layers, .hidden_size = c->hidden_size,
+                              .intermediate_size = c->intermediate_size, .vocab_size = c->vocab_size,
+                              .max_len = c->max_len, .tied = c->tied, .n_experts = c->moe.n_experts,
+                              .top_k = c->moe.top_k };
     if (c->pos == POS_LEARNED)
         s->positions = ((int64_t)c->max_len + c->pos_offset) * c->hidden_size;
     if (c->moe.n_experts) {
@@ -84,8 +86,10 @@ static int number(const json_t *c, const char *const *keys, int64_t otherwise, i
 static int guess_experts(struct plan_shape *s, struct guess *g, const json_t *c, struct err *e)
 {
     int n_shared;
-    if (NUMBER(s->n_experts, 0, "n_routed_experts", "num_local_experts", "num_experts") || NUMBER(s->top_k, 2, "num_experts_per_tok", "num_experts_per_token", "moe_top_k") ||
-        NUMBER(g->expert_size, s->intermediate_size, "moe_intermediate_size") || NUMBER(g->n_dense_layers, 0, "first_k_dense_replace") ||
+    if (NUMBER(s->n_experts, 0, "n_routed_experts", "num_local_experts", "num_experts") ||
+        NUMBER(s->top_k, 2, "num_experts_per_tok", "num_experts_per_token", "moe_top_k") ||
+        NUMBER(g->expert_size, s->intermediate_size, "moe_intermediate_size") ||
+        NUMBER(g->n_dense_layers, 0, "first_k_dense_replace") ||
         NUMBER(g->expert_every, 1, "decoder_sparse_step", "moe_layer_freq") || NUMBER(n_shared, 0, "n_shared_experts"))
         return -1;
     if (n_shared > 1 << 16)
@@ -102,15 +106,20 @@ static int guess_experts(struct plan_shape *s, struct guess *g, const json_t *c,
 static int check_sizes(const struct plan_shape *s, const struct guess *g, struct err *e)
 {
     enum { MOST_LAYERS = 1 << 16 };             /* and experts */
-    if (s->n_layers < 1 || s->hidden_size < 1 || g->n_heads < 1 || g->n_kv_heads < 1 || s->vocab_size < 1 || (g->head_dim < 1 && !g->kv_rank))
+    if (s->n_layers < 1 || s->hidden_size < 1 || g->n_heads < 1 || g->n_kv_heads < 1 || s->vocab_size < 1 ||
+        (g->head_dim < 1 && !g->kv_rank))
         return err_set(e, ERR_FORMAT, "config.json: a size is 0");
     if (s->n_layers > MOST_LAYERS || s->n_experts > MOST_LAYERS || s->top_k > MOST_LAYERS)
         return err_set(e, ERR_FORMAT, "config.json: %d layers, %d experts of which a token takes %d: expected %d at most", s->n_layers, s->n_experts, s->top_k, MOST_LAYERS);
-    const double h = s->hidden_size, heads = (double)(g->n_heads > g->n_kv_heads ? g->n_heads : g->n_kv_heads) * ((double)g->head_dim + g->nope_dim + g->rope_dim + g->v_dim);
-    const double ranks = (double)g->q_rank + g->kv_rank + g->rope_dim, experts = (double)(s->n_experts > s->top_k ? s->n_experts : s->top_k) * (g->expert_size + 1.0);
-    const double layer = h * (4 * heads + ranks + 3 * (s->intermediate_size + experts + (double)g->shared_size) + 2) + heads * ranks + ranks;
+    const double h = s->hidden_size, heads = (double)(g->n_heads > g->n_kv_heads ? g->n_heads : g->n_kv_heads) *
+                                             ((double)g->head_dim + g->nope_dim + g->rope_dim + g->v_dim);
+    const double ranks = (double)g->q_rank + g->kv_rank + g->rope_dim,
+                 experts = (double)(s->n_experts > s->top_k ? s->n_experts : s->top_k) * (g->expert_size + 1.0);
+    const double layer = h * (4 * heads + ranks + 3 * (s->intermediate_size + experts + (double)g->shared_size) + 2) +
+                         heads * ranks + ranks;
     if (s->n_layers * layer + 2 * h * s->vocab_size >= 0x1p56)
-        return err_set(e, ERR_FORMAT, "config.json: its sizes make %.3g parameters, expected less than %.3g", s->n_layers * layer + 2 * h * s->vocab_size, 0x1p56);
+        return err_set(e, ERR_FORMAT, "config.json: its sizes make %.3g parameters, expected less than %.3g",
+                       s->n_layers * layer + 2 * h * s->vocab_size, 0x1p56);
     return 0;
 }
 
@@ -127,20 +136,25 @@ static int64_t guess_attention(const struct plan_shape *s, const struct guess *g
     const int64_t h = s->hidden_size, heads = g->n_heads;
     if (g->kv_rank) {
         const int64_t q = heads * (g->nope_dim + g->rope_dim);
-        return (g->q_rank ? h * g->q_rank + g->q_rank * q : h * q) + h * (g->kv_rank + g->rope_dim) + (int64_t)g->kv_rank * heads * (g->nope_dim + g->v_dim) +
+        return (g->q_rank ? h * g->q_rank + g->q_rank * q : h * q) + h * (g->kv_rank + g->rope_dim) +
+               (int64_t)g->kv_rank * heads * (g->nope_dim + g->v_dim) +
                heads * g->v_dim * h;
     }
     return 2 * h * heads * g->head_dim + 2 * h * g->n_kv_heads * g->head_dim;
 }
 
-/* A layer of a list that names its kind ("linear_attention") keeps no keys and values; its parameters are taken to be as many. */
-static void guess_layer(struct plan_layer *l, const struct plan_shape *s, const struct guess *g, int i, const char *kind)
+/* A layer of a list that names its kind ("linear_attention") keeps no keys and values; its
+ * parameters are taken to be as many. */
+static void guess_layer(struct plan_layer *l, const struct plan_shape *s, const struct guess *g, int i,
+                        const char *kind)
 {
     const int64_t h = s->hidden_size, matrices = g->gated ? 3 : 2;
     const int attention = !kind || strcmp(kind, "full_attention") == 0 || strcmp(kind, "sliding_attention") == 0;
-    l->has_experts = s->n_experts > 0 && i >= g->n_dense_layers && (g->expert_every == 1 || (i + 1) % g->expert_every == 0);
+    l->has_experts = s->n_experts > 0 && i >= g->n_dense_layers &&
+                     (g->expert_every == 1 || (i + 1) % g->expert_every == 0);
     l->router = l->has_experts ? h * s->n_experts : 0;
-    *(l->has_experts ? &l->shared_mlp : &l->dense_mlp) = matrices * h * (l->has_experts ? g->shared_size : s->intermediate_size);
+    *(l->has_experts ? &l->shared_mlp : &l->dense_mlp) = matrices * h *
+                                                         (l->has_experts ? g->shared_size : s->intermediate_size);
     l->mixer = guess_attention(s, g);
     l->norms = 2 * h + (g->kv_rank ? g->kv_rank + g->q_rank : 0);
     l->window = kind && strcmp(kind, "sliding_attention") != 0 ? 0 : g->window;
@@ -148,12 +162,14 @@ static void guess_layer(struct plan_layer *l, const struct plan_shape *s, const 
         return;
     l->kv_rows = g->kv_rank ? 1 : 2 * g->n_kv_heads;
     l->kv_width = g->kv_rank ? g->kv_rank + g->rope_dim : g->head_dim;
-    l->attended = g->kv_rank ? (int64_t)g->n_heads * (2 * g->kv_rank + g->rope_dim) : 2 * (int64_t)g->n_heads * g->head_dim;
+    l->attended = g->kv_rank ? (int64_t)g->n_heads * (2 * g->kv_rank + g->rope_dim)
+                             : 2 * (int64_t)g->n_heads * g->head_dim;
 }
 
 int plan_shape_guess(struct plan_shape *s, const json_t *config, struct err *e)
 {
-    static const char *const not_gated[] = { "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "mpt", "bloom", "opt", "phi", "starcoder2", "nemotron", "arcee", NULL };
+    static const char *const not_gated[] = { "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "mpt", "bloom", "opt",
+                                             "phi", "starcoder2", "nemotron", "arcee", NULL };
     struct guess g;
     *s = (struct plan_shape){ 0 };
     if (!json_is_object(config))
@@ -163,13 +179,16 @@ int plan_shape_guess(struct plan_shape *s, const json_t *config, struct err *e)
     const char *type;
     if (js_string_or(c, "model_type", "", &type, e))
         return err_prefix(e, "config.json");
-    if (NUMBER(s->n_layers, -1, "num_hidden_layers", "n_layer", "n_layers") || NUMBER(s->hidden_size, -1, "hidden_size", "n_embd", "d_model") ||
+    if (NUMBER(s->n_layers, -1, "num_hidden_layers", "n_layer", "n_layers") ||
+        NUMBER(s->hidden_size, -1, "hidden_size", "n_embd", "d_model") ||
         NUMBER(g.n_heads, -1, "num_attention_heads", "n_head", "n_heads") || NUMBER(s->vocab_size, -1, "vocab_size") ||
         NUMBER(g.n_kv_heads, g.n_heads, "num_key_value_heads", "num_kv_heads") ||
         NUMBER(s->intermediate_size, 4 * (int64_t)s->hidden_size, "intermediate_size", "ffn_dim", "n_inner") ||
-        NUMBER(s->max_len, 2048, "max_position_embeddings", "n_positions", "max_seq_len") || NUMBER(g.head_dim, g.n_heads ? s->hidden_size / g.n_heads : 0, "head_dim") ||
-        NUMBER(g.kv_rank, 0, "kv_lora_rank") || NUMBER(g.q_rank, 0, "q_lora_rank") || NUMBER(g.nope_dim, 0, "qk_nope_head_dim") ||
-        NUMBER(g.rope_dim, 0, "qk_rope_head_dim") || NUMBER(g.v_dim, 0, "v_head_dim") || NUMBER(g.window, 0, "sliding_window") || guess_experts(s, &g, c, e))
+        NUMBER(s->max_len, 2048, "max_position_embeddings", "n_positions", "max_seq_len") ||
+        NUMBER(g.head_dim, g.n_heads ? s->hidden_size / g.n_heads : 0, "head_dim") ||
+        NUMBER(g.kv_rank, 0, "kv_lora_rank") || NUMBER(g.q_rank, 0, "q_lora_rank") ||
+        NUMBER(g.nope_dim, 0, "qk_nope_head_dim") || NUMBER(g.rope_dim, 0, "qk_rope_head_dim") ||
+        NUMBER(g.v_dim, 0, "v_head_dim") || NUMBER(g.window, 0, "sliding_window") || guess_experts(s, &g, c, e))
         return -1;
     if (js_bool_or(c, "tie_word_embeddings", json_is_true(js_get(config, "tie_word_embeddings")), &s->tied, e))
         return err_prefix(e, "config.json");

@@ -1,8 +1,9 @@
 /* shape.h - the sizes of a model, layer by layer, from its configuration alone.
  *
- * Of an architecture that runs they come out of the model library's own reading of config.json; of others they are guessed from the keys that most
- * configurations share.  What the counts leave out (biases, norms of single heads) is far less than one per cent.  convert_run with a config has the bytes to the
- * last one, for the architectures that run. */
+ * Of an architecture that runs they come out of the model library's own reading of config.json;
+ * of others they are guessed from the keys that most configurations share.  What the counts
+ * leave out (biases, norms of single heads) is far less than one per cent.  convert_run with a
+ * config has the bytes to the last one, for the architectures that run. */
 #ifndef ZSE_PLAN_SHAPE_H
 #define ZSE_PLAN_SHAPE_H
 
@@ -36,8 +37,8 @@ struct plan_shape {
 };
 /* From the parsed configuration of an architecture that runs. */
 int plan_shape_of(struct plan_shape *s, const struct config *c, struct err *e);
-/* From config.json as it is on the hub, for architectures that do not run; a text_config inside of it is what counts.  Fields that are missing and not implied are
- * refused by name. */
+/* From config.json as it is on the hub, for architectures that do not run; a text_config inside
+ * of it is what counts.  Fields that are missing and not implied are refused by name. */
 int plan_shape_guess(struct plan_shape *s, const json_t *config, struct err *e);
 void plan_shape_release(struct plan_shape *s);
 
@@ -50,7 +51,8 @@ struct plan_params {
 };
 void plan_count(const struct plan_shape *s, struct plan_params *p);
 
-/* Elements that a token adds to the cache of one layer: the latent and the rotated key with MLA, else keys and values of all heads, 0 without attention. */
+/* Elements that a token adds to the cache of one layer: the latent and the rotated key with MLA,
+ * else keys and values of all heads, 0 without attention. */
 static inline int64_t plan_kv_elements(const struct plan_layer *l) { return (int64_t)l->kv_rows * l->kv_width; }
 /* Bytes of one sequence's states, all layers. */
 uint64_t plan_state_bytes(const struct plan_shape *s);

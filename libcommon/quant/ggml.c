@@ -1,4 +1,5 @@
-/* ggml.c - the tensor types of GGUF files: sizes, names, decoding of all but the grid types (ggml_iq.c). */
+/* ggml.c - the tensor types of GGUF files: sizes, names, decoding of all but the grid types
+ * (ggml_iq.c). */
 #include "libcommon/quant/ggml.h"
 
 #include <assert.h>
@@ -138,12 +139,14 @@ static void mxfp4(const uint8_t *b, float *y)
     }
 }
 
-/* 64 elements: 4 scales in unsigned e4m3 (0x7f counts as 0), then per 16 elements 8 bytes; the table is doubled here too. */
+/* 64 elements: 4 scales in unsigned e4m3 (0x7f counts as 0), then per 16 elements 8 bytes; the
+ * table is doubled here too. */
 static void nvfp4(const uint8_t *b, float *y)
 {
     for (int g = 0; g < 4; g++, y += 16) {
         int exp = b[g] >> 3 & 15, man = b[g] & 7;
-        float d = b[g] == 0x7f ? 0 : exp ? f32_from_bits((uint32_t)(exp + 119) << 23 | (uint32_t)man << 20) : (float)man * 0x1p-10f;
+        float d = b[g] == 0x7f ? 0 : exp ? f32_from_bits((uint32_t)(exp + 119) << 23 | (uint32_t)man << 20)
+                                         : (float)man * 0x1p-10f;
         for (int j = 0; j < 8; j++) {
             y[j] = d * (float)e2m1_twice[b[4 + 8 * g + j] & 15];
             y[j + 8] = d * (float)e2m1_twice[b[4 + 8 * g + j] >> 4];
@@ -161,7 +164,8 @@ static void q1_0(const uint8_t *b, float *y)
 
 /* ---- super-blocks of 256 ---- */
 
-/* scales[16] (low nibble scale, high nibble min), qs[64], d, dmin; 128 elements share 32 bytes, two bits each. */
+/* scales[16] (low nibble scale, high nibble min), qs[64], d, dmin; 128 elements share 32 bytes,
+ * two bits each. */
 static void q2_k(const uint8_t *b, float *y)
 {
     const uint8_t *qs = b + 16;
@@ -172,7 +176,8 @@ static void q2_k(const uint8_t *b, float *y)
     }
 }
 
-/* hmask[32], qs[64], scales[12], d.  The high bit of element i is bit i/32 of hmask[i % 32]; where it is 0, 4 is subtracted. */
+/* hmask[32], qs[64], scales[12], d.  The high bit of element i is bit i/32 of hmask[i % 32];
+ * where it is 0, 4 is subtracted. */
 static void q3_k(const uint8_t *b, float *y)
 {
     const uint8_t *qs = b + 32, *sc = b + 96;
@@ -187,8 +192,9 @@ static void q3_k(const uint8_t *b, float *y)
     }
 }
 
-/* 6-bit scale and min of group g of 8: s[0..3] and s[4..7] hold those of 0..3 in their low bits and the high bits of 4..7's in
- * their top two; the low nibbles of 4..7's are in s[8..11], min above. */
+/* 6-bit scale and min of group g of 8: s[0..3] and s[4..7] hold those of 0..3 in their low bits
+ * and the high bits of 4..7's in their top two; the low nibbles of 4..7's are in s[8..11], min
+ * above. */
 static void scale_min(const uint8_t *s, int g, int *scale, int *min)
 {
     if (g < 4) {
@@ -200,7 +206,8 @@ static void scale_min(const uint8_t *s, int g, int *scale, int *min)
     }
 }
 
-/* d, dmin, scales[12], qs[128]; q5_k has qh[32] before qs, whose bit g is the fifth bit of group g. */
+/* d, dmin, scales[12], qs[128]; q5_k has qh[32] before qs, whose bit g is the fifth bit of group
+ * g. */
 static void q45_k(const uint8_t *b, float *y, const uint8_t *qh, const uint8_t *qs)
 {
     float d = half(b), dmin = half(b + 2);
@@ -246,7 +253,8 @@ static void iq4_xs(const uint8_t *b, float *y)
     }
 }
 
-/* Five digits to base 3 a byte, scaled to 256: digit i is what 3 * (byte * 3^i mod 256) carries over. */
+/* Five digits to base 3 a byte, scaled to 256: digit i is what 3 * (byte * 3^i mod 256) carries
+ * over. */
 static inline int trit(uint8_t byte, int i)
 {
     static const uint8_t pow3[5] = { 1, 3, 9, 27, 81 };
@@ -394,7 +402,8 @@ static void block32(int type, const uint8_t *b, uint8_t *code)
     switch (type) {
     case GGML_Q4_0: case GGML_Q4_1: case GGML_IQ4_NL: case GGML_MXFP4:
         for (int j = 0; j < QK; j++) {
-            uint8_t byte = b[(type == GGML_Q4_1 ? 4 : type == GGML_MXFP4 ? 1 : 2) + j % 16], c = j < 16 ? byte & 15 : byte >> 4;
+            uint8_t byte = b[(type == GGML_Q4_1 ? 4 : type == GGML_MXFP4 ? 1 : 2) + j % 16],
+                    c = j < 16 ? byte & 15 : byte >> 4;
             code[j] = type == GGML_IQ4_NL ? (uint8_t)iq4_value[c] : c;
         }
         break;
@@ -407,7 +416,8 @@ static void block32(int type, const uint8_t *b, uint8_t *code)
     }
 }
 
-/* Codes of one block of 256 values of -1, 0, 1 (and 2): the block is decoded with scale 1, and code_zero added. */
+/* Codes of one block of 256 values of -1, 0, 1 (and 2): the block is decoded with scale 1, and
+ * code_zero added. */
 static void block_ternary(int type, const uint8_t *b, int at, int code_zero, uint8_t *code)
 {
     float y[QK_K];
@@ -426,8 +436,10 @@ void ggml_to_qrow(int type, const void *src, const struct mat *m, struct qrow *q
     const uint8_t *b = src;
     const int zero = qtype_info(m->type)->code_zero, groups_a_block = t->block / m->group_size;
     int group_size;
-    assert(m->cols % t->block == 0 && (is_ternary(type) ? (m->type == QT_T2 || m->type == QT_T3 || m->type == QT_I4) && t->block % m->group_size == 0
-                                                        : ggml_exact_type(type, &group_size) == (int)m->type && m->group_size == group_size));
+    assert(m->cols % t->block == 0 && (is_ternary(type) ? (m->type == QT_T2 || m->type == QT_T3 || m->type == QT_I4) &&
+                                       t->block % m->group_size == 0
+                                                        : ggml_exact_type(type, &group_size) == (int)m->type &&
+                                                        m->group_size == group_size));
     q->row_scale = 1;
     memset(q->code, zero, (size_t)m->cols_padded);
     for (int g = 0; g < m->n_groups; g++) {

@@ -1,5 +1,6 @@
-/* ggml.h - the tensor types of GGUF files (and, under numbers of our own, those of safetensors that GGUF lacks): sizes, names, decoding to f32.
- * Block layouts: the GGUF specification and ggml's public headers. */
+/* ggml.h - the tensor types of GGUF files (and, under numbers of our own, those of safetensors
+ * that GGUF lacks): sizes, names, decoding to f32.  Block layouts: the GGUF specification and
+ * ggml's public headers. */
 #ifndef ZSE_QUANT_GGML_H
 #define ZSE_QUANT_GGML_H
 
@@ -10,15 +11,19 @@
 #include "libcommon/quant/tile.h"
 
 enum ggml_type {
-    GGML_F32 = 0, GGML_F16 = 1, GGML_Q4_0 = 2, GGML_Q4_1 = 3, GGML_Q5_0 = 6, GGML_Q5_1 = 7, GGML_Q8_0 = 8, GGML_Q8_1 = 9,
+    GGML_F32 = 0, GGML_F16 = 1, GGML_Q4_0 = 2, GGML_Q4_1 = 3, GGML_Q5_0 = 6, GGML_Q5_1 = 7, GGML_Q8_0 = 8,
+        GGML_Q8_1 = 9,
     GGML_Q2_K = 10, GGML_Q3_K = 11, GGML_Q4_K = 12, GGML_Q5_K = 13, GGML_Q6_K = 14, GGML_Q8_K = 15,
     GGML_IQ2_XXS = 16, GGML_IQ2_XS = 17, GGML_IQ3_XXS = 18, GGML_IQ1_S = 19, GGML_IQ4_NL = 20, GGML_IQ3_S = 21,
     GGML_IQ2_S = 22, GGML_IQ4_XS = 23, GGML_I8 = 24, GGML_I16 = 25, GGML_I32 = 26, GGML_I64 = 27, GGML_F64 = 28,
     GGML_IQ1_M = 29, GGML_BF16 = 30, GGML_TQ1_0 = 34, GGML_TQ2_0 = 35, GGML_MXFP4 = 39, GGML_NVFP4 = 40, GGML_Q1_0 = 41,
     /* safetensors only */
-    SRC_F8_E4M3 = 1000, SRC_F8_E5M2 = 1001, SRC_BOOL = 1002, SRC_U8 = 1003, SRC_U16 = 1004, SRC_U32 = 1005, SRC_U64 = 1006, SRC_F8_E8M0 = 1007,
-    /* matrices of quantized checkpoints that lie in several tensors: import/packed.h decodes them, ggml_decode does not */
-    SRC_PACKED = 1100, SRC_GPTQ = SRC_PACKED, SRC_AWQ, SRC_CT_INT, SRC_CT_F8, SRC_F8_BLOCK, SRC_MXFP4_BLOCKS, SRC_BITNET,
+    SRC_F8_E4M3 = 1000, SRC_F8_E5M2 = 1001, SRC_BOOL = 1002, SRC_U8 = 1003, SRC_U16 = 1004, SRC_U32 = 1005,
+        SRC_U64 = 1006, SRC_F8_E8M0 = 1007,
+    /* matrices of quantized checkpoints that lie in several tensors: import/packed.h decodes
+     * them, ggml_decode does not */
+    SRC_PACKED = 1100, SRC_GPTQ = SRC_PACKED, SRC_AWQ, SRC_CT_INT, SRC_CT_F8, SRC_F8_BLOCK, SRC_MXFP4_BLOCKS,
+        SRC_BITNET,
 };
 
 struct ggml_type_info {
@@ -28,19 +33,24 @@ struct ggml_type_info {
 };
 const struct ggml_type_info *ggml_type_info(int type);                  /* NULL: unknown */
 
-/* n is a multiple of block; src [n / block * block_bytes], any alignment.  Bit-exact with the reference decoders (f32 arithmetic in their order). */
+/* n is a multiple of block; src [n / block * block_bytes], any alignment.  Bit-exact with the
+ * reference decoders (f32 arithmetic in their order). */
 void ggml_decode(int type, const void *src, float *dst, int64_t n);
 
-/* The .zse type that holds every value exactly; -1: none.  F32, F16, BF16: the same; Q4_0: QT_I4, Q4_1: QT_I4M, both group 32;
- * TQ1_0: QT_T3, TQ2_0: QT_T2, both group 256; MXFP4: QT_MXFP4 (but for the scale 255, which is none); Q8_0, Q8_1, and at
- * more bytes Q5_0 and IQ4_NL: QT_I8 group 32.  (A file may hold the code -128, which the quantizers never write: kernels
- * take codes as code + 128, 0..255, so it is fine.)  The others have a minimum or a product of scales that f16 cannot hold. */
+/* The .zse type that holds every value exactly; -1: none.  F32, F16, BF16: the same; Q4_0:
+ * QT_I4, Q4_1: QT_I4M, both group 32; TQ1_0: QT_T3, TQ2_0: QT_T2, both group 256; MXFP4:
+ * QT_MXFP4 (but for the scale 255, which is none); Q8_0, Q8_1, and at more bytes Q5_0 and
+ * IQ4_NL: QT_I8 group 32.  (A file may hold the code -128, which the quantizers never write:
+ * kernels take codes as code + 128, 0..255, so it is fine.)  The others have a minimum or a
+ * product of scales that f16 cannot hold. */
 int ggml_exact_type(int type, int *group_size);
-/* Does QT_T3 hold all of these blocks (TQ1_0 or TQ2_0)?  TQ2_0 has room for a fourth code, the value 2, that only QT_T2 has. */
+/* Does QT_T3 hold all of these blocks (TQ1_0 or TQ2_0)?  TQ2_0 has room for a fourth code, the
+ * value 2, that only QT_T2 has. */
 int ggml_fits_t3(int type, const void *src, size_t size);
-/* For the integer types among those: one row of blocks straight to codes and scales, no rounding.  m->cols is a multiple of the block.
- * m is of the exact type and group; for TQ1_0 and TQ2_0 also of QT_I4, QT_T2 or (see above) QT_T3 with groups that divide 256.
- * (F32, F16, BF16: ggml_decode and tile_put_float are exact.) */
+/* For the integer types among those: one row of blocks straight to codes and scales, no
+ * rounding.  m->cols is a multiple of the block.  m is of the exact type and group; for TQ1_0
+ * and TQ2_0 also of QT_I4, QT_T2 or (see above) QT_T3 with groups that divide 256.  (F32, F16,
+ * BF16: ggml_decode and tile_put_float are exact.) */
 void ggml_to_qrow(int type, const void *src, const struct mat *m, struct qrow *q);
 
 #endif

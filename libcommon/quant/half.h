@@ -1,5 +1,6 @@
-/* half.h - f16, bf16 and f8e4m3 as plain C, rounding to nearest even.  IEEE 754-2019; bf16 is the upper half of an f32; f8e4m3 is E4M3 of "OCP 8-bit
- * Floating Point Specification" 1.0: up to 448, no infinity, 0x7f and 0xff are NaN. */
+/* half.h - f16, bf16 and f8e4m3 as plain C, rounding to nearest even.  IEEE 754-2019; bf16 is
+ * the upper half of an f32; f8e4m3 is E4M3 of "OCP 8-bit Floating Point Specification" 1.0: up
+ * to 448, no infinity, 0x7f and 0xff are NaN. */
 #ifndef ZSE_QUANT_HALF_H
 #define ZSE_QUANT_HALF_H
 

@@ -1,11 +1,13 @@
 /* kvtype.h - how keys and values are stored: blocks of 16 tokens of one KV head of one layer.
- *   keys    f32, f16, bf16     [head_dim][16]      tokens side by side: a vector of scores needs no transposing
+ *   keys    f32, f16, bf16     [head_dim][16]      tokens side by side: a vector of scores needs no
+ *                                                  transposing
  *           i8, fp8            [head_dim][16] codes of 8 bits, then 16 f32 scales, one a token
  *   values  f32, f16, bf16     [16][head_dim]
  *           i8, fp8            [16][head_dim] codes, then 16 f32 scales
- * i8: int8, scale = amax / 127.  fp8: f8e4m3, scale = the least power of two with amax <= 448 * scale, so that dividing by it rounds nothing and keys far beyond
- * 448 (as some models have) keep their size.  A vector whose amax is below 2^-100 is stored as 0; where there is Inf or NaN the scale is NaN.
- * A block begins 64-byte aligned and its size is a multiple of 64. */
+ * i8: int8, scale = amax / 127.  fp8: f8e4m3, scale = the least power of two with amax <= 448 *
+ * scale, so that dividing by it rounds nothing and keys far beyond 448 (as some models have)
+ * keep their size.  A vector whose amax is below 2^-100 is stored as 0; where there is Inf or
+ * NaN the scale is NaN.  A block begins 64-byte aligned and its size is a multiple of 64. */
 #ifndef ZSE_QUANT_KVTYPE_H
 #define ZSE_QUANT_KVTYPE_H
 
@@ -26,7 +28,8 @@ static inline size_t kv_element_bytes(enum kv_type type) { return type == KV_F32
 
 static inline size_t kv_block_bytes(enum kv_type type, int head_dim)
 {
-    const size_t n = (size_t)KV_BLOCK * ((size_t)head_dim * kv_element_bytes(type) + (kv_has_scales(type) ? sizeof(float) : 0));
+    const size_t n = (size_t)KV_BLOCK * ((size_t)head_dim * kv_element_bytes(type) +
+                                         (kv_has_scales(type) ? sizeof(float) : 0));
     return (n + 63) / 64 * 64;
 }
 

@@ -27,8 +27,9 @@ static const float nf4_float[16] = {
 };
 static const int8_t nf4_i8[16] = { -127, -88, -67, -50, -36, -23, -12, 0, 10, 20, 31, 43, 56, 71, 92, 127 };
 
-/* Lloyd-Max on groups of 32 normal numbers whose scale is searched as quantize.c does it, both signs; rounded to integers.
- * Mean squared errors there: m2 .0952, m3 .0228, nl4's values .0054 (linear 4 bits .0063), m5 .00162, m6 .00042. */
+/* Lloyd-Max on groups of 32 normal numbers whose scale is searched as quantize.c does it, both
+ * signs; rounded to integers.  Mean squared errors there: m2 .0952, m3 .0228, nl4's values .0054
+ * (linear 4 bits .0063), m5 .00162, m6 .00042. */
 static const int8_t m2_i8[4] = { -127, -44, 18, 89 };
 static const float m2_float[4] = { -127, -44, 18, 89 };
 static const int8_t m3_i8[8] = { -127, -77, -45, -18, 7, 33, 64, 105 };
@@ -38,7 +39,8 @@ static const float m5_float[32] = { RUN16(float, -16), RUN16(float, 0) };
 static const int8_t m6_i8[64] = { RUN16(int8_t, -32), RUN16(int8_t, -16), RUN16(int8_t, 0), RUN16(int8_t, 16) };
 static const float m6_float[64] = { RUN16(float, -32), RUN16(float, -16), RUN16(float, 0), RUN16(float, 16) };
 
-/* e2m1 of the OCP Microscaling Formats specification 1.0, section 5.3.3, times 2 so that all are integers. */
+/* e2m1 of the OCP Microscaling Formats specification 1.0, section 5.3.3, times 2 so that all are
+ * integers. */
 static const int8_t mxfp4_i8[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
 static const float mxfp4_float[16] = { 0, .5f, 1, 1.5f, 2, 3, 4, 6, 0, -.5f, -1, -1.5f, -2, -3, -4, -6 };
 
@@ -47,26 +49,46 @@ static const float t2_float[4] = { -1, 0, 1, 2 };
 
 static const struct qtype_info table[QT_T3 + 1] = {
     /*                                    bits  plane      scale        extra          row  group sizes    float kernels zero  value8      value */
-    [QT_F32]   = { QT_F32,    "f32",    32, { 32, 0 }, SCALE_NONE, EXTRA_NONE,      0, 32,              1, 1,   0, NULL,       NULL },
-    [QT_F16]   = { QT_F16,    "f16",    16, { 16, 0 }, SCALE_NONE, EXTRA_NONE,      0, 32,              1, 1,   0, NULL,       NULL },
-    [QT_BF16]  = { QT_BF16,   "bf16",   16, { 16, 0 }, SCALE_NONE, EXTRA_NONE,      0, 32,              1, 1,   0, NULL,       NULL },
-    [QT_I8]    = { QT_I8,     "i8",      8, { 8, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128,   0, 1,   0, NULL,       NULL },
-    [QT_I8R]   = { QT_I8R,    "i8r",     8, { 8, 0 },  SCALE_NONE, EXTRA_NONE,      1, 32,              0, 1,   0, NULL,       NULL },
-    [QT_I4]    = { QT_I4,     "i4",      4, { 4, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128,   0, 1,   8, from_m8_i8, from_m8_f32 },
-    [QT_I4M]   = { QT_I4M,    "i4m",     4, { 4, 0 },  SCALE_F16,  EXTRA_MIN_F16,   0, 32 | 64 | 128,   0, 1,   0, from_0_i8,  from_0_f32 },
-    [QT_I4Z]   = { QT_I4Z,    "i4z",     4, { 4, 0 },  SCALE_F16,  EXTRA_ZERO_U8,   0, 32 | 64 | 128,   0, 1,   0, from_0_i8,  from_0_f32 },
-    [QT_NL4]   = { QT_NL4,    "nl4",     4, { 4, 0 },  SCALE_S8,   EXTRA_NONE,      1, 32,              0, 1,   8, nl4_value,  nl4_float },
-    [QT_NF4]   = { QT_NF4,    "nf4",     4, { 4, 0 },  SCALE_U8,   EXTRA_NONE,      1, 64,              0, 1,   7, nf4_i8,     nf4_float },
-    [QT_M2]    = { QT_M2,     "m2",      2, { 2, 0 },  SCALE_S8,   EXTRA_NONE,      1, 32,              0, 1,   2, m2_i8,      m2_float },
-    [QT_M3]    = { QT_M3,     "m3",      3, { 2, 1 },  SCALE_S8,   EXTRA_NONE,      1, 32,              0, 1,   4, m3_i8,      m3_float },
-    [QT_M5]    = { QT_M5,     "m5",      5, { 4, 1 },  SCALE_S8,   EXTRA_NONE,      1, 32,              0, 1,  16, m5_i8,      m5_float },
-    [QT_M6]    = { QT_M6,     "m6",      6, { 4, 2 },  SCALE_S8,   EXTRA_NONE,      1, 32,              0, 1,  32, m6_i8,      m6_float },
-    [QT_F8E4M3] = { QT_F8E4M3, "f8e4m3",  8, { 8, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128,   0, 0,   0, NULL,       NULL },
-    [QT_F8E5M2] = { QT_F8E5M2, "f8e5m2",  8, { 8, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128,   0, 0,   0, NULL,       NULL },
-    [QT_FP8]   = { QT_FP8,    "fp8",     8, { 8, 0 },  SCALE_F32,  EXTRA_NONE,      0, 128,             0, 1,   0, NULL,       NULL },
-    [QT_MXFP4] = { QT_MXFP4,  "mxfp4",   4, { 4, 0 },  SCALE_E8M0, EXTRA_NONE,      0, 32,              0, 1,   0, mxfp4_i8,   mxfp4_float },
-    [QT_T2]    = { QT_T2,     "t2",      2, { 2, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128 | 256,   0, 1,   1, t2_i8,      t2_float },
-    [QT_T3]    = { QT_T3,     "t3",      2, { 0, 0 },  SCALE_F16,  EXTRA_NONE,      0, 256,             0, 1,   1, t2_i8,      t2_float },
+    [QT_F32]   = { QT_F32,    "f32",    32, { 32, 0 }, SCALE_NONE, EXTRA_NONE,      0, 32,              1, 1,   0, NULL,
+                   NULL },
+    [QT_F16]   = { QT_F16,    "f16",    16, { 16, 0 }, SCALE_NONE, EXTRA_NONE,      0, 32,              1, 1,   0, NULL,
+                   NULL },
+    [QT_BF16]  = { QT_BF16,   "bf16",   16, { 16, 0 }, SCALE_NONE, EXTRA_NONE,      0, 32,              1, 1,   0, NULL,
+                   NULL },
+    [QT_I8]    = { QT_I8,     "i8",      8, { 8, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128,   0, 1,   0, NULL,
+                   NULL },
+    [QT_I8R]   = { QT_I8R,    "i8r",     8, { 8, 0 },  SCALE_NONE, EXTRA_NONE,      1, 32,              0, 1,   0, NULL,
+                   NULL },
+    [QT_I4]    = { QT_I4,     "i4",      4, { 4, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128,   0, 1,   8,
+                   from_m8_i8, from_m8_f32 },
+    [QT_I4M]   = { QT_I4M,    "i4m",     4, { 4, 0 },  SCALE_F16,  EXTRA_MIN_F16,   0, 32 | 64 | 128,   0, 1,   0,
+                   from_0_i8,  from_0_f32 },
+    [QT_I4Z]   = { QT_I4Z,    "i4z",     4, { 4, 0 },  SCALE_F16,  EXTRA_ZERO_U8,   0, 32 | 64 | 128,   0, 1,   0,
+                   from_0_i8,  from_0_f32 },
+    [QT_NL4]   = { QT_NL4,    "nl4",     4, { 4, 0 },  SCALE_S8,   EXTRA_NONE,      1, 32,              0, 1,   8,
+                   nl4_value,  nl4_float },
+    [QT_NF4]   = { QT_NF4,    "nf4",     4, { 4, 0 },  SCALE_U8,   EXTRA_NONE,      1, 64,              0, 1,   7,
+                   nf4_i8,     nf4_float },
+    [QT_M2]    = { QT_M2,     "m2",      2, { 2, 0 },  SCALE_S8,   EXTRA_NONE,      1, 32,              0, 1,   2,
+                   m2_i8,      m2_float },
+    [QT_M3]    = { QT_M3,     "m3",      3, { 2, 1 },  SCALE_S8,   EXTRA_NONE,      1, 32,              0, 1,   4,
+                   m3_i8,      m3_float },
+    [QT_M5]    = { QT_M5,     "m5",      5, { 4, 1 },  SCALE_S8,   EXTRA_NONE,      1, 32,              0, 1,  16,
+                   m5_i8,      m5_float },
+    [QT_M6]    = { QT_M6,     "m6",      6, { 4, 2 },  SCALE_S8,   EXTRA_NONE,      1, 32,              0, 1,  32,
+                   m6_i8,      m6_float },
+    [QT_F8E4M3] = { QT_F8E4M3, "f8e4m3",  8, { 8, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128,   0, 0,   0,
+                    NULL,       NULL },
+    [QT_F8E5M2] = { QT_F8E5M2, "f8e5m2",  8, { 8, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128,   0, 0,   0,
+                    NULL,       NULL },
+    [QT_FP8]   = { QT_FP8,    "fp8",     8, { 8, 0 },  SCALE_F32,  EXTRA_NONE,      0, 128,             0, 1,   0, NULL,
+                   NULL },
+    [QT_MXFP4] = { QT_MXFP4,  "mxfp4",   4, { 4, 0 },  SCALE_E8M0, EXTRA_NONE,      0, 32,              0, 1,   0,
+                   mxfp4_i8,   mxfp4_float },
+    [QT_T2]    = { QT_T2,     "t2",      2, { 2, 0 },  SCALE_F16,  EXTRA_NONE,      0, 32 | 64 | 128 | 256,   0, 1,   1,
+                   t2_i8,      t2_float },
+    [QT_T3]    = { QT_T3,     "t3",      2, { 0, 0 },  SCALE_F16,  EXTRA_NONE,      0, 256,             0, 1,   1,
+                   t2_i8,      t2_float },
 };
 
 const struct qtype_info *qtype_info(enum qtype type)

@@ -1,4 +1,5 @@
-/* qtype.h - the number formats of a .zse file: what a code means, and how codes and scales lie in a tile.
+/* qtype.h - the number formats of a .zse file: what a code means, and how codes and scales lie in a
+ * tile.
  *
  * Codes never change their meaning: they are the `type` numbers of FORMAT.md, section 4. */
 #ifndef ZSE_QUANT_QTYPE_H
@@ -21,17 +22,21 @@ enum qtype {
     QT_NF4 = 21,        /* value = row * scale * nf4_value[code], unsigned 8-bit scale per group of 64, f32 row */
     QT_M2 = 32, QT_M3 = 33,             /* as nl4, with codebooks of 4 and 8 values (qtype.c) */
     QT_M5 = 35, QT_M6 = 36,             /* as nl4, with the integers -16..15 and -32..31 */
-    QT_FP8 = 51,        /* value = scale * code read as e4m3fn, f32 scale per group of 128: exact for FP8 checkpoints.  Codes 7f and ff, which are no numbers,
-                         * do not occur.  Multiplied with f32 activations only, as the float types. */
+    /* value = scale * code read as e4m3fn, f32 scale per group of 128: exact for FP8
+     * checkpoints.  Codes 7f and ff, which are no numbers, do not occur.  Multiplied with f32
+     * activations only, as the float types. */
+    QT_FP8 = 51,
     QT_MXFP4 = 50,      /* value = 2^(scale - 127) * code read as e2m1, 8-bit exponent (e8m0; 255: none) per group of 32 */
     QT_T2 = 64,         /* value = scale * (code - 1), 2-bit codes 0..2, f16 scale per group */
-    QT_T3 = 65,         /* value = scale * (code - 1), code 0..2, five codes a byte, f16 scale per group of 256.
-                         * A group is 13 lines of 128 bytes (tile.h) with 20 k each, the last with 16; row r has the 4 bytes at 4*r;
-                         * byte j holds the digits c[i] = code of k 4*i + j, i = 0..4 (0 where the line has no such k), as
-                         * ceil(256 * v / 243), v = sum of c[i] * 3^(4-i), so that c[i] = ((byte * 3^i mod 256) * 3) >> 8:
-                         * four k of a row side by side in a dword again, each a multiply and a shift away.
-                         * Activations are rounded in groups of 128 only. */
-    /* Reserved: code and layout are fixed, nothing computes on them yet and mat_init refuses them. */
+    /* value = scale * (code - 1), code 0..2, five codes a byte, f16 scale per group of 256.  A
+     * group is 13 lines of 128 bytes (tile.h) with 20 k each, the last with 16; row r has the 4
+     * bytes at 4*r; byte j holds the digits c[i] = code of k 4*i + j, i = 0..4 (0 where the line
+     * has no such k), as ceil(256 * v / 243), v = sum of c[i] * 3^(4-i), so that c[i] = ((byte *
+     * 3^i mod 256) * 3) >> 8: four k of a row side by side in a dword again, each a multiply and
+     * a shift away.  Activations are rounded in groups of 128 only. */
+    QT_T3 = 65,
+    /* Reserved: code and layout are fixed, nothing computes on them yet and mat_init refuses
+     * them. */
     QT_F8E4M3 = 48,     /* value = scale * code read as e4m3fn (OCP 8-bit floating point), f16 scale per group */
     QT_F8E5M2 = 49,     /* the same with e5m2 */
 };
@@ -51,8 +56,10 @@ struct qtype_info {
     int is_float;               /* codes are f32, f16, bf16 */
     int has_kernels;            /* 0: code and layout are reserved, nothing computes on it yet */
     int code_zero;              /* the code that means 0 (pads rows of a group), where there is one */
-    const int8_t *value8;       /* [1 << bits] integer value of each code for the integer kernels, NULL for floats, FP8 and I8 (code itself);
-                                 * i4m and i4z: the code, min and zero point come on top; mxfp4: twice the value */
+    /* [1 << bits] integer value of each code for the integer kernels, NULL for floats, FP8 and
+     * I8 (code itself); i4m and i4z: the code, min and zero point come on top; mxfp4: twice the
+     * value */
+    const int8_t *value8;
     const float *value;         /* [1 << bits] exact value of each code (nf4: the NF4 levels times 127), NULL as above */
 };
 
@@ -63,7 +70,8 @@ static inline int qtype_takes_floats(const struct qtype_info *t) { return t->is_
 const struct qtype_info *qtype_info(enum qtype type);
 const struct qtype_info *qtype_find(const char *name);
 
-/* 16 values for groups of 32, learned on the weights of real models; the sign of the scale turns the long end either way. */
+/* 16 values for groups of 32, learned on the weights of real models; the sign of the scale turns
+ * the long end either way. */
 extern const int8_t nl4_value[16];
 
 #ifdef __cplusplus

@@ -1,9 +1,10 @@
 /* quantize.c - from f32 rows to codes.
  *
- * The search works on a group divided by its largest magnitude, weights divided by the largest, so that nothing overflows.
- * For a trial scale the codes' values q give a = sum w x q and b = sum w q^2; with the scale a/b those codes leave the error
- * sum w x^2 - a^2/b, so the trial with the largest a^2/b wins and its scale becomes a/b.
- * Sums run in 16 lanes that are added in a fixed order: vectors of any width give the same bits. */
+ * The search works on a group divided by its largest magnitude, weights divided by the largest,
+ * so that nothing overflows.  For a trial scale the codes' values q give a = sum w x q and b =
+ * sum w q^2; with the scale a/b those codes leave the error sum w x^2 - a^2/b, so the trial with
+ * the largest a^2/b wins and its scale becomes a/b.  Sums run in 16 lanes that are added in a
+ * fixed order: vectors of any width give the same bits. */
 #include "libcommon/quant/quantize.h"
 
 #include <assert.h>
@@ -109,7 +110,8 @@ struct group {
 };
 
 /* Values of a linear grid nearest to (x - min) / scale. */
-static void linear_values(const struct grid *g, const float *restrict x, int n, float min, float scale, float *restrict q)
+static void linear_values(const struct grid *g, const float *restrict x, int n, float min, float scale,
+                          float *restrict q)
 {
     float inv = 1 / scale;
     for (int i = 0; i < n; i += LANES)
@@ -117,7 +119,8 @@ static void linear_values(const struct grid *g, const float *restrict x, int n, 
             q[l] = round_even(clamp((x[l] - min) * inv, g->low, g->high));
 }
 
-/* 256 times the values of a codebook nearest to x / scale: eight a vector, in 16-bit fixed point (good enough to choose a scale). */
+/* 256 times the values of a codebook nearest to x / scale: eight a vector, in 16-bit fixed point
+ * (good enough to choose a scale). */
 static void codebook_values(const struct grid *g, const struct group *d, float scale, float *restrict q)
 {
     typedef int16_t v8 __attribute__((vector_size(16)));
@@ -199,8 +202,10 @@ static float trial(const struct grid *g, const struct group *d, float scale, flo
     return *b > 0 ? *a * (*a / *b) : 0;
 }
 
-/* Copy and normalise n columns.  amax and wmax are given where they are not the group's own (one scale a row), else 0. */
-static void group_init(struct group *d, const float *x, const float *importance, int valid, int n, float amax, float wmax)
+/* Copy and normalise n columns.  amax and wmax are given where they are not the group's own (one
+ * scale a row), else 0. */
+static void group_init(struct group *d, const float *x, const float *importance, int valid, int n, float amax,
+                       float wmax)
 {
     float low = 0, high = 0, w_high = 0;
     d->n = n;
@@ -226,8 +231,8 @@ static void group_init(struct group *d, const float *x, const float *importance,
 
 /* ---- scales ---- */
 
-/* The k-th of N_TRIALS factors from high to low, evenly spaced in 1/f; number N_TRIALS is absmax's own 1, so that the search is
- * never worse. */
+/* The k-th of N_TRIALS factors from high to low, evenly spaced in 1/f; number N_TRIALS is
+ * absmax's own 1, so that the search is never worse. */
 static float factor(const struct grid *g, int k)
 {
     if (k == N_TRIALS)
@@ -247,8 +252,9 @@ static int improve(const struct grid *g, const struct group *d, float unit, int 
     return 1;
 }
 
-/* Symmetric: the scale in units of amax.  The extreme goes to the longer end; turned, to the shorter one.
- * Every other factor first, then the two beside the best: 23 trials leave 0.3 % more error than all 39. */
+/* Symmetric: the scale in units of amax.  The extreme goes to the longer end; turned, to the
+ * shorter one.  Every other factor first, then the two beside the best: 23 trials leave 0.3 %
+ * more error than all 39. */
 static float search_scale(const struct grid *g, const struct group *d, enum quant_effort effort)
 {
     float end = -g->low > g->high ? g->low : g->high, other = end < 0 ? g->high : g->low;
@@ -269,7 +275,8 @@ static float search_scale(const struct grid *g, const struct group *d, enum quan
     return scale;
 }
 
-/* e2m1's code nearest to t; of two equally near the one with the even last bit, as the specification rounds. */
+/* e2m1's code nearest to t; of two equally near the one with the even last bit, as the
+ * specification rounds. */
 static uint8_t e2m1_nearest(float t)
 {
     const float a = fabsf(t);
@@ -277,7 +284,8 @@ static uint8_t e2m1_nearest(float t)
     return (uint8_t)(t < 0 && code ? code + 8 : code);
 }
 
-/* A power of two: the one that takes the largest magnitude to the codes of 4 to 8, of which those above 6 are cut off; searched: it or a neighbour. */
+/* A power of two: the one that takes the largest magnitude to the codes of 4 to 8, of which
+ * those above 6 are cut off; searched: it or a neighbour. */
 static float search_power(const struct group *d, enum quant_effort effort)
 {
     const float *value = qtype_info(QT_MXFP4)->value;
@@ -299,7 +307,8 @@ static float search_power(const struct group *d, enum quant_effort effort)
     return ldexpf(1, best_e < -127 ? -127 : best_e > 125 ? 125 : best_e);
 }
 
-/* Integer zero point: for each zero near the one that min and max suggest, a linear grid from -zero to 15 - zero. */
+/* Integer zero point: for each zero near the one that min and max suggest, a linear grid from
+ * -zero to 15 - zero. */
 static float search_zero(const struct group *d, enum quant_effort effort, float *zero)
 {
     float low = d->low < 0 ? d->low : 0, high = d->high > 0 ? d->high : 0, scale = (high - low) / 15, best = 0;
@@ -316,8 +325,9 @@ static float search_zero(const struct group *d, enum quant_effort effort, float 
     return scale;
 }
 
-/* Scale and minimum: trial codes from several spans and centres, each refitted three times by weighted least squares.
- * x becomes 0..1 here; results in units of the group's span above its least value. */
+/* Scale and minimum: trial codes from several spans and centres, each refitted three times by
+ * weighted least squares.  x becomes 0..1 here; results in units of the group's span above its
+ * least value. */
 static void search_min(struct group *d, enum quant_effort effort, float *scale, float *min)
 {
     static const struct grid g = { .low = 0, .high = 15 };
@@ -401,7 +411,8 @@ static void integer_scales(const struct mat *m, struct qrow *q, float limit)
         q->scale[g] = q->row_scale > 0 ? clamp(round_even(q->scale[g] / q->row_scale), -limit, limit) : 0;
 }
 
-void quantize_scales(const struct mat *m, const float *x, const float *importance, enum quant_effort effort, struct qrow *q)
+void quantize_scales(const struct mat *m, const float *x, const float *importance, enum quant_effort effort,
+                     struct qrow *q)
 {
     const struct qtype_info *t = qtype_info(m->type);
     struct grid grid;
@@ -486,7 +497,8 @@ uint8_t quantize_nearest(const struct mat *m, float t)
 }
 
 /* The same for n columns of a group. */
-static void group_codes(const struct grid *g, const float *x, int n, float scale, float min, float zero, float base, uint8_t *code)
+static void group_codes(const struct grid *g, const float *x, int n, float scale, float min, float zero, float base,
+                        uint8_t *code)
 {
     typedef int32_t i4 __attribute__((vector_size(16)));
     float t[MAX_GROUP] = { 0 };
@@ -537,7 +549,8 @@ void quantize_codes(const struct mat *m, const float *x, struct qrow *q)
     }
 }
 
-void quantize_row(const struct mat *m, const float *x, const float *importance, enum quant_effort effort, struct qrow *q)
+void quantize_row(const struct mat *m, const float *x, const float *importance, enum quant_effort effort,
+                  struct qrow *q)
 {
     quantize_scales(m, x, importance, effort, q);
     quantize_codes(m, x, q);

@@ -1,5 +1,6 @@
-/* quantize.h - from f32 rows to codes: round to nearest, and scale search weighted by the importance of inputs.
- * The quantizers with error feedback, which need activations, are in convert/. */
+/* quantize.h - from f32 rows to codes: round to nearest, and scale search weighted by the
+ * importance of inputs.  The quantizers with error feedback, which need activations, are in
+ * convert/. */
 #ifndef ZSE_QUANT_QUANTIZE_H
 #define ZSE_QUANT_QUANTIZE_H
 
@@ -8,19 +9,26 @@
 
 enum quant_effort {
     QUANT_ABSMAX,       /* scale from the largest magnitude */
-    QUANT_SEARCH,       /* some 20 scales around it, both signs, least weighted squared error, refitted: never worse than absmax but for
-                         * the rounding of the scale.  0.07 us a weight for nl4 (one core, SSE2), 0.02 for i8 */
+    /* some 20 scales around it, both signs, least weighted squared error, refitted: never worse
+     * than absmax but for the rounding of the scale.  0.07 us a weight for nl4 (one core, SSE2),
+     * 0.02 for i8 */
+    QUANT_SEARCH,
 };
 
-/* Quantize one row x[cols] for m->type into q (arrays sized by m, caller's).  importance [cols] weights the squared error of each
- * column (mean of the input's square); NULL: all equal.  Never fails for finite x; deterministic. */
-void quantize_row(const struct mat *m, const float *x, const float *importance, enum quant_effort effort, struct qrow *q);
+/* Quantize one row x[cols] for m->type into q (arrays sized by m, caller's).  importance [cols]
+ * weights the squared error of each column (mean of the input's square); NULL: all equal.  Never
+ * fails for finite x; deterministic. */
+void quantize_row(const struct mat *m, const float *x, const float *importance, enum quant_effort effort,
+                  struct qrow *q);
 
-/* Scales only (the first half of quantize_row), then codes for given scales: what error feedback needs in two steps. */
-void quantize_scales(const struct mat *m, const float *x, const float *importance, enum quant_effort effort, struct qrow *q);
+/* Scales only (the first half of quantize_row), then codes for given scales: what error feedback
+ * needs in two steps. */
+void quantize_scales(const struct mat *m, const float *x, const float *importance, enum quant_effort effort,
+                     struct qrow *q);
 void quantize_codes(const struct mat *m, const float *x, struct qrow *q);
-/* Nearest code of one value t = x / (row_scale * scale); i4m: t = (x - min) / scale, i4z: t = x / scale + zero.  The same code as
- * quantize_codes gives.  Of two values equally near, codebooks take the lower code, the others the even number. */
+/* Nearest code of one value t = x / (row_scale * scale); i4m: t = (x - min) / scale, i4z: t = x
+ * / scale + zero.  The same code as quantize_codes gives.  Of two values equally near, codebooks
+ * take the lower code, the others the even number. */
 uint8_t quantize_nearest(const struct mat *m, float t);
 
 /* qrow with its arrays for m: one allocation in .code. */

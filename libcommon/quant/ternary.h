@@ -1,7 +1,9 @@
 /* ternary.h - ways to make -1, 0 and 1 of the weights of a group that were not trained to be that.
  *
- * All but the first choose the codes by a rule and then the scale (f16) as the rule says.  Cosine of the angle between 100,000 nearly normal numbers and what
- * became of them, groups of 128: fit .904, adaptive .903, rms .900, absmean .891, threshold .888, sign .803 (t-quantize has them). */
+ * All but the first choose the codes by a rule and then the scale (f16) as the rule says.
+ * Cosine of the angle between 100,000 nearly normal numbers and what became of them, groups of
+ * 128: fit .904, adaptive .903, rms .900, absmean .891, threshold .888, sign .803 (t-quantize
+ * has them). */
 #ifndef ZSE_QUANT_TERNARY_H
 #define ZSE_QUANT_TERNARY_H
 

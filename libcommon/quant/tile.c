@@ -37,8 +37,11 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
         return err_set(e, ERR_UNSUPPORTED, "number format %s is reserved, this version cannot compute on it", t->name);
     if (group_size < 1 || (group_size & (group_size - 1)) || !(t->group_sizes & (unsigned)group_size))
         return err_set(e, ERR_SHAPE, "%s: group size is %d, not %s", t->name, group_size,
-                       t->group_sizes == 32 ? "32" : t->group_sizes == 64 ? "64" : t->group_sizes == 128 ? "128" : t->group_sizes == 256 ? "256" : t->group_sizes & 256 ? "32, 64, 128 or 256" : "32, 64 or 128");
-    if (qtype_takes_floats(t) ? act_group != 0 : act_group != 128 && (type == QT_T3 || (act_group != 32 && act_group != 64)))
+                       t->group_sizes == 32 ? "32" : t->group_sizes == 64 ? "64" : t->group_sizes == 128 ? "128"
+                           : t->group_sizes == 256 ? "256" : t->group_sizes & 256 ? "32, 64, 128 or 256"
+                                                                                  : "32, 64 or 128");
+    if (qtype_takes_floats(t) ? act_group != 0 : act_group != 128 &&
+        (type == QT_T3 || (act_group != 32 && act_group != 64)))
         return err_set(e, ERR_SHAPE, "%s: activation group is %d, not %s", t->name, act_group,
                        qtype_takes_floats(t) ? "0" : type == QT_T3 ? "128" : "32, 64 or 128");
     if (rows < 1 || rows > INT_MAX - MAX_GROUP || cols < 1 || cols > INT_MAX - MAX_GROUP)
@@ -54,7 +57,8 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
     m->cols = (int)cols;
     m->cols_padded = (int)((cols + pad - 1) / pad * pad);
     m->n_groups = m->cols_padded / group_size;
-    m->unit_groups = t->scale == SCALE_NONE || t->scale == SCALE_F32 || group_size == 256 ? 1 : t->scale == SCALE_F16 ? 2 : 4;
+    m->unit_groups = t->scale == SCALE_NONE || t->scale == SCALE_F32 ||
+                     group_size == 256 ? 1 : t->scale == SCALE_F16 ? 2 : 4;
     m->n_tiles = (int)((rows + TILE_ROWS - 1) / TILE_ROWS);
     m->row_scale_bytes = t->row_scale ? TILE_ROWS * sizeof(float) : 0;
     m->group_bytes = type == QT_T3 ? (size_t)T3_LINES * LINE : (size_t)group_size * (size_t)t->bits / 32 * LINE;
@@ -64,7 +68,8 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
     m->tile_bytes = m->row_scale_bytes + (size_t)full * m->unit_bytes
                   + area(rest, scale_size(t)) + area(rest, extra_size(t)) + (size_t)rest * m->group_bytes;
     if (__builtin_mul_overflow((size_t)m->n_tiles, m->tile_bytes, &m->size) || m->size > PTRDIFF_MAX)
-        return err_set(e, ERR_SHAPE, "%s: a matrix of %" PRId64 " x %" PRId64 " does not fit into memory", t->name, rows, cols);
+        return err_set(e, ERR_SHAPE, "%s: a matrix of %" PRId64 " x %" PRId64 " does not fit into memory", t->name,
+                       rows, cols);
     return 0;
 }
 
@@ -95,7 +100,8 @@ size_t mat_extra_offset(const struct mat *m, int group, int row_in_tile)
 {
     const struct qtype_info *t = qtype_info(m->type);
     int unit = group / m->unit_groups;
-    return mat_unit_offset(m, unit) + area(mat_unit_n(m, unit), scale_size(t)) + in_area(m, group, row_in_tile, extra_size(t));
+    return mat_unit_offset(m, unit) + area(mat_unit_n(m, unit), scale_size(t)) +
+           in_area(m, group, row_in_tile, extra_size(t));
 }
 
 size_t mat_group_offset(const struct mat *m, int group)
@@ -106,8 +112,9 @@ size_t mat_group_offset(const struct mat *m, int group)
          + (size_t)(group % m->unit_groups) * m->group_bytes;
 }
 
-/* One plane of BITS bits of one row's codes of a group: four k at a time, as they lie side by side in a dword.
- * p points at the row's dword of the first line; SHIFT is the plane's place in the code. */
+/* One plane of BITS bits of one row's codes of a group: four k at a time, as they lie side by
+ * side in a dword.  p points at the row's dword of the first line; SHIFT is the plane's place in
+ * the code. */
 static inline void plane_get(const uint8_t *p, uint8_t *code, int n, int bits, int shift)
 {
     const uint32_t mask = 0x01010101u * ((1u << bits) - 1);
@@ -157,7 +164,8 @@ static void base3_put(uint8_t *p, const uint8_t *code)
         }
 }
 
-/* All planes of a row's codes of one group; p points at the group's codes.  Constant widths so that the loops unroll. */
+/* All planes of a row's codes of one group; p points at the group's codes.  Constant widths so
+ * that the loops unroll. */
 static void group_get(const struct mat *m, const struct qtype_info *t, const uint8_t *p, int row, uint8_t *code)
 {
     int n = m->group_size;
@@ -287,7 +295,8 @@ void tile_put_float(const struct mat *m, uint8_t *tile, int row_in_tile, const f
     }
 }
 
-void codes_decode(const struct mat *m, const uint8_t *code, int n, float row_scale, float scale, float extra, float *out)
+void codes_decode(const struct mat *m, const uint8_t *code, int n, float row_scale, float scale, float extra,
+                  float *out)
 {
     const struct qtype_info *t = qtype_info(m->type);
     float s = t->row_scale ? row_scale * scale : scale;

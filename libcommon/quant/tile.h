@@ -2,18 +2,21 @@
  *
  * A matrix [rows, cols] (out_features, in_features) is cut into tiles of 32 rows.  A tile is
  *     [32 f32 row scales, if the type has them] unit unit ... unit
- * A unit holds the scales and then the codes of U groups (U = 4 with 8-bit scales, 2 with f16 scales, 1 with f32 scales, groups of
- * 256 or without scales; the last unit of a tile may hold fewer: n).  The scale area is
+ * A unit holds the scales and then the codes of U groups (U = 4 with 8-bit scales, 2 with f16
+ * scales, 1 with f32 scales, groups of 256 or without scales; the last unit of a tile may hold
+ * fewer: n).  The scale area is
  *     for each quad of 4 rows (0..7): for each group of the unit: 4 scales
- * so that one 16-byte load of a GPU lane has its 4 rows' scales of all groups; then, if the type has an extra (min or zero),
- * its area in the same order; every area is padded with zeros to a multiple of 64 bytes.
- * Then the codes, group by group; in a group plane by plane; a plane of b bits is a sequence of 128-byte lines of
- * 32/b consecutive k: row r has the 4 bytes at 4*r, and in them
- *     b <= 8:  byte j, bits b*i ..     = k  4*i + j     (so (dword >> b*i) & 0x0..0x0.. is a VNNI operand)
+ * so that one 16-byte load of a GPU lane has its 4 rows' scales of all groups; then, if the type
+ * has an extra (min or zero), its area in the same order; every area is padded with zeros to a
+ * multiple of 64 bytes.  Then the codes, group by group; in a group plane by plane; a plane of b
+ * bits is a sequence of 128-byte lines of 32/b consecutive k: row r has the 4 bytes at 4*r, and in
+ * them
+ *     b <= 8:  byte j, bits b*i ..     = k  4*i + j     (so (dword >> b*i) & 0x0..0x0.. is a VNNI
+ *                                                       operand)
  *     b = 16:  the two halves          = k  0, 1
  *     b = 32:  the word                = k  0
- * and t3's groups are 13 lines of five digits a byte (qtype.h).
- * Rows beyond `rows` in the last tile have scale 0 and code_zero; columns beyond `cols` have code_zero. */
+ * and t3's groups are 13 lines of five digits a byte (qtype.h).  Rows beyond `rows` in the last
+ * tile have scale 0 and code_zero; columns beyond `cols` have code_zero. */
 #ifndef ZSE_QUANT_TILE_H
 #define ZSE_QUANT_TILE_H
 
@@ -29,7 +32,8 @@ extern "C" {
 
 enum { TILE_ROWS = 32 };
 
-/* A matrix that kernels compute on.  Plain facts; data is borrowed (from a mapping, or from whoever made it). */
+/* A matrix that kernels compute on.  Plain facts; data is borrowed (from a mapping, or from
+ * whoever made it). */
 struct mat {
     enum qtype type;
     int group_size;             /* k per scale; 32 for types without group scales (only pads k) */
@@ -47,7 +51,8 @@ struct mat {
     const uint8_t *data;        /* 64-byte aligned */
 };
 
-/* Fill everything but data.  Refuses types, group sizes and act groups that do not fit together, and sizes that overflow. */
+/* Fill everything but data.  Refuses types, group sizes and act groups that do not fit together,
+ * and sizes that overflow. */
 int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int64_t rows, int64_t cols, struct err *e);
 
 /* Where things lie, in bytes from the start of a tile. */
@@ -64,22 +69,27 @@ struct qrow {
     float *scale;               /* [n_groups]: f16 types: the exact f16 value; f32: itself; 8-bit scales: the integer; e8m0: the power of 2; in units of row_scale */
     float *extra;               /* [n_groups] min (exact f16) or zero point (integer), NULL if the type has none */
 };
-/* An empty tile: all scales 0, all codes code_zero, padding 0.  Before the first tile_put or tile_put_float of a tile. */
+/* An empty tile: all scales 0, all codes code_zero, padding 0.  Before the first tile_put or
+ * tile_put_float of a tile. */
 void tile_clear(const struct mat *m, uint8_t *tile);
-/* Store / load one row of a tile. tile points to the tile's bytes; float types use tile_put_float.  Little-endian hosts. */
+/* Store / load one row of a tile. tile points to the tile's bytes; float types use
+ * tile_put_float.  Little-endian hosts. */
 void tile_put(const struct mat *m, uint8_t *tile, int row_in_tile, const struct qrow *q);
 void tile_get(const struct mat *m, const uint8_t *tile, int row_in_tile, struct qrow *q);
 void tile_put_float(const struct mat *m, uint8_t *tile, int row_in_tile, const float *x /* [cols] */);
 
-/* The values of n codes that share a scale (integer types), f32 with these roundings, which define the type:
+/* The values of n codes that share a scale (integer types), f32 with these roundings, which define
+ * the type:
  *     s = row_scale * scale (types with both; else the one there is);  out = s * value[code]
  *     i4m: out = scale * code + min;  i4z: out = scale * (code - zero) */
-void codes_decode(const struct mat *m, const uint8_t *code, int n, float row_scale, float scale, float extra, float *out);
+void codes_decode(const struct mat *m, const uint8_t *code, int n, float row_scale, float scale, float extra,
+                  float *out);
 
 /* Row `row` of the matrix as f32, exactly the values the type defines.  out [cols]. */
 void mat_decode_row(const struct mat *m, int64_t row, float *out);
 
-/* Encode a dense f32 matrix x [rows, ldx] into a float type in out[size] (for tests and calibration). */
+/* Encode a dense f32 matrix x [rows, ldx] into a float type in out[size] (for tests and
+ * calibration). */
 void mat_encode_float(const struct mat *m, uint8_t *out, const float *x, size_t ldx);
 
 #ifdef __cplusplus

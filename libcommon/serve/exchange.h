@@ -1,4 +1,5 @@
-/* exchange.h - work that goes on behind a request: API calls (api/calls.c), a model being loaded, a report. */
+/* exchange.h - work that goes on behind a request: API calls (api/calls.c), a model being
+ * loaded, a report. */
 #ifndef ZSE_SERVE_EXCHANGE_H
 #define ZSE_SERVE_EXCHANGE_H
 
@@ -19,7 +20,8 @@ void call_charge(const struct call *c, int *prompt, int *completion);     /* tok
 void call_gone(struct call *c, struct conn *client);    /* the client is; its visit becomes the call's, but for a WebSocket's */
 void calls_cancel(struct hosted *h);                    /* all of them */
 void calls_drop(struct hosted *h);                      /* its worker is closed: nothing more will come */
-/* Its engine is in a step that does not end: the clients of calls that began by then are answered, and the calls have their lines in the log. */
+/* Its engine is in a step that does not end: the clients of calls that began by then are
+ * answered, and the calls have their lines in the log. */
 void calls_give_up(struct hosted *h, uint64_t before_ns);
 void calls_events(struct server *s);                    /* on_wake: what the engines and the preparing thread have done */
 int calls_open(struct server *s, struct err *e);

@@ -10,13 +10,22 @@
 
 /* ---- values that ask for nothing ---- */
 
-static int is_empty(const json_t *v) { return (json_is_array(v) && json_array_size(v) == 0) || (json_is_object(v) && json_object_size(v) == 0); }
+static int is_empty(const json_t *v)
+{
+    return (json_is_array(v) && json_array_size(v) == 0) || (json_is_object(v) && json_object_size(v) == 0);
+}
 static int is_false(const json_t *v) { return json_is_false(v); }
 static int is_empty_text(const json_t *v) { return json_is_string(v) && json_string_length(v) == 0; }
 
-static int is_word(const json_t *v, const char *word) { return json_is_string(v) && strcmp(json_string_value(v), word) == 0; }
+static int is_word(const json_t *v, const char *word)
+{
+    return json_is_string(v) && strcmp(json_string_value(v), word) == 0;
+}
 static int no_tool(const json_t *v) { return is_word(v, "none") || is_word(v, "auto"); }
-static int only_text(const json_t *v) { return json_is_array(v) && json_array_size(v) == 1 && is_word(json_array_get(v, 0), "text"); }
+static int only_text(const json_t *v)
+{
+    return json_is_array(v) && json_array_size(v) == 1 && is_word(json_array_get(v, 0), "text");
+}
 
 static int is_zero(const json_t *v) { return json_is_integer(v) && json_integer_value(v) == 0; }
 static int not_truncated(const json_t *v) { return is_word(v, "disabled"); }
@@ -27,7 +36,10 @@ static int only_encrypted(const json_t *v)
         i++;
     return json_is_array(v) && i == n;          /* there is none, which clients expect */
 }
-static int no_effort(const json_t *v) { return json_is_object(v) && (!json_object_get(v, "effort") || json_is_null(json_object_get(v, "effort"))); }
+static int no_effort(const json_t *v)
+{
+    return json_is_object(v) && (!json_object_get(v, "effort") || json_is_null(json_object_get(v, "effort")));
+}
 
 /* ---- the table ---- */
 
@@ -49,9 +61,10 @@ static int no_effort(const json_t *v) { return json_is_object(v) && (!json_objec
 #define NO_AUDIO "text in, text out"
 
 const struct field fields[] = {
-    TEXT("model", STREAMED | BODY_COUNT | BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_WS_CHAT | BODY_BATCHING, AT(model),
-         "id of a loaded model, \"default\", or left out: the first"),
-    OTHER("messages", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT, "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\"]}}",
+    TEXT("model", STREAMED | BODY_COUNT | BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE |
+         BODY_WS_CHAT | BODY_BATCHING, AT(model), "id of a loaded model, \"default\", or left out: the first"),
+    OTHER("messages", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT,
+          "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\"]}}",
           "the conversation; content is text or a list of text parts"),
     OTHER("messages", ANTHROPIC, "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\",\"content\"]}}",
           "the conversation; content is text or a list of blocks: text, thinking, tool_use, tool_result"),
@@ -59,17 +72,24 @@ const struct field fields[] = {
     OTHER("input", BODY_RESPONSES, "{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\"}}]}",
           "text, or the whole conversation as items: message, function_call, function_call_output, reasoning"),
     TEXT("instructions", BODY_RESPONSES, AT(instructions), "what the model is told first"),
-    OTHER("prompt", BODY_COMPLETION, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS ",{\"type\":\"array\",\"items\":{\"type\":\"integer\"}},"
-          "{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}]}", "text, token ids, or a list of either"),
-    OTHER("input", BODY_EMBEDDING, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS ",{\"type\":\"array\",\"items\":{\"type\":\"integer\"}},"
-          "{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}]}", "text, token ids, or a list of either"),
+    OTHER("prompt", BODY_COMPLETION, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS
+          ",{\"type\":\"array\",\"items\":{\"type\":\"integer\"}},"
+          "{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}]}",
+          "text, token ids, or a list of either"),
+    OTHER("input", BODY_EMBEDDING, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS
+          ",{\"type\":\"array\",\"items\":{\"type\":\"integer\"}},"
+          "{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}]}",
+          "text, token ids, or a list of either"),
     OTHER("content", BODY_TOKENIZE, "{\"type\":\"string\"}", "the text"),
     OTHER("tokens", BODY_DETOKENIZE, "{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}", "token ids"),
     TRUTH("add_special", BODY_TOKENIZE, AT(add_special), "with BOS, EOS or what else the tokenizer adds"),
-    TRUTH("parse_special", BODY_TOKENIZE, AT(parse_special), "the texts of special tokens become those tokens (default: true)"),
+    TRUTH("parse_special", BODY_TOKENIZE, AT(parse_special),
+          "the texts of special tokens become those tokens (default: true)"),
     TRUTH("with_pieces", BODY_TOKENIZE, AT(with_pieces), "objects {id, piece} instead of ids"),
-    TRUTH("add_generation_prompt", BODY_TEMPLATE, AT(add_generation_prompt), "end with the beginning of the answer (default: true)"),
-    OTHER("chat_template_kwargs", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT | BODY_RESPONSES | ANTHROPIC, "{\"type\":\"object\"}", "variables for the chat template, such as enable_thinking"),
+    TRUTH("add_generation_prompt", BODY_TEMPLATE, AT(add_generation_prompt),
+          "end with the beginning of the answer (default: true)"),
+    OTHER("chat_template_kwargs", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT | BODY_RESPONSES | ANTHROPIC,
+          "{\"type\":\"object\"}", "variables for the chat template, such as enable_thinking"),
 
     REAL("temperature", GENERATE, 0, 2, SAMPLING(temperature), "0: always the likeliest token"),
     REAL("top_p", GENERATE, 0, 1, SAMPLING(top_p), "of the likeliest that together reach it"),
@@ -77,29 +97,43 @@ const struct field fields[] = {
     REAL("min_p", GENERATE, 0, 1, SAMPLING(min_p), "of those at least so many times as likely as the likeliest"),
     REAL("typical_p", GENERATE, 0, 1, SAMPLING(typical_p), "of the most typical that together reach it"),
     REAL("repetition_penalty", GENERATE, 0.01, 100, SAMPLING(repetition_penalty), "on prompt and answer; 1: off"),
-    WHOLE("repeat_last_n", GENERATE, -1, INT_MAX, SAMPLING(penalty_last_n), 0, "tokens that repetition_penalty looks back at; -1: all"),
-    REAL("presence_penalty", GENERATE, -2, 2, SAMPLING(presence_penalty), "subtracted once from tokens of the answer so far"),
-    REAL("frequency_penalty", GENERATE, -2, 2, SAMPLING(frequency_penalty), "subtracted for each time a token appeared"),
+    WHOLE("repeat_last_n", GENERATE, -1, INT_MAX, SAMPLING(penalty_last_n), 0,
+          "tokens that repetition_penalty looks back at; -1: all"),
+    REAL("presence_penalty", GENERATE, -2, 2, SAMPLING(presence_penalty),
+         "subtracted once from tokens of the answer so far"),
+    REAL("frequency_penalty", GENERATE, -2, 2, SAMPLING(frequency_penalty),
+         "subtracted for each time a token appeared"),
     OTHER("logit_bias", GENERATE, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",
           "token id to what is added to its logit; -100 bans it"),
-    { "seed", GENERATE, FIELD_USED, FIELD_DOUBLE, -0x1p53, 0x1p53, AT(seed), GIVEN_SEED, NULL, "the same seed gives the same answer; choice i takes seed + i (default: random)", NULL },
-    WHOLE("max_output_tokens", BODY_RESPONSES, 1, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS, "most tokens of an answer"),
-    WHOLE("max_tokens", GENERATE & ~BODY_RESPONSES, 0, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS, "most tokens of an answer"),
-    WHOLE("max_completion_tokens", BODY_CHAT, 1, INT_MAX, AT(max_completion_tokens), GIVEN_MAX_COMPLETION_TOKENS, "the same; one of the two"),
+    { "seed", GENERATE, FIELD_USED, FIELD_DOUBLE, -0x1p53, 0x1p53, AT(seed), GIVEN_SEED, NULL,
+      "the same seed gives the same answer; choice i takes seed + i (default: random)", NULL },
+    WHOLE("max_output_tokens", BODY_RESPONSES, 1, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS,
+          "most tokens of an answer"),
+    WHOLE("max_tokens", GENERATE & ~BODY_RESPONSES, 0, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS,
+          "most tokens of an answer"),
+    WHOLE("max_completion_tokens", BODY_CHAT, 1, INT_MAX, AT(max_completion_tokens), GIVEN_MAX_COMPLETION_TOKENS,
+          "the same; one of the two"),
     WHOLE("n", API, 1, 128, AT(n), GIVEN_N, "answers to each prompt"),
-    OTHER("stop_sequences", BODY_MESSAGES, STRINGS, "at most 16 texts of at most 1024 bytes that end the answer before them; stop_reason says so"),
-    OTHER("stop", GENERATE & ~BODY_MESSAGES, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}", "at most 16 texts of at most 1024 bytes that end the answer before them"),
+    OTHER("stop_sequences", BODY_MESSAGES, STRINGS,
+          "at most 16 texts of at most 1024 bytes that end the answer before them; stop_reason says so"),
+    OTHER("stop", GENERATE & ~BODY_MESSAGES, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}",
+          "at most 16 texts of at most 1024 bytes that end the answer before them"),
     TRUTH("stream", STREAMED | BODY_WS_CHAT, AT(stream), "server-sent events as tokens come"),
-    OTHER("stream_options", API, "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"}}}", "include_usage: a last event with the counts"),
-    { "logprobs", BODY_CHAT, FIELD_USED, FIELD_BOOL, 0, 0, AT(logprobs), 0, NULL, "logarithms of the tokens' probabilities", NULL },
-    WHOLE("logprobs", BODY_COMPLETION, 0, MAX_TOP_LOGPROBS, AT(logprobs_count), GIVEN_LOGPROBS, "logarithms of the tokens' probabilities, and of so many likeliest"),
-    WHOLE("top_logprobs", BODY_CHAT, 0, MAX_TOP_LOGPROBS, AT(top_logprobs), GIVEN_TOP_LOGPROBS, "and of so many likeliest; needs logprobs"),
+    OTHER("stream_options", API, "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"}}}",
+          "include_usage: a last event with the counts"),
+    { "logprobs", BODY_CHAT, FIELD_USED, FIELD_BOOL, 0, 0, AT(logprobs), 0, NULL,
+      "logarithms of the tokens' probabilities", NULL },
+    WHOLE("logprobs", BODY_COMPLETION, 0, MAX_TOP_LOGPROBS, AT(logprobs_count), GIVEN_LOGPROBS,
+          "logarithms of the tokens' probabilities, and of so many likeliest"),
+    WHOLE("top_logprobs", BODY_CHAT, 0, MAX_TOP_LOGPROBS, AT(top_logprobs), GIVEN_TOP_LOGPROBS,
+          "and of so many likeliest; needs logprobs"),
     TRUTH("echo", BODY_COMPLETION, AT(echo), "the prompt before the answer"),
     TRUTH("ignore_eos", GENERATE, AT(ignore_eos), "go on after the end of the answer"),
     WHOLE("priority", GENERATE, -1000, 1000, AT(priority), 0, "higher goes first"),
     WHOLE("best_of", BODY_COMPLETION, 1, 128, AT(best_of), 0, "as n: there is no search"),
     TEXT("encoding_format", BODY_EMBEDDING, AT(encoding_format), "float or base64"),
-    WHOLE("dimensions", BODY_EMBEDDING, 1, INT_MAX, AT(dimensions), 0, "cut to so many numbers, and scale to length 1 again"),
+    WHOLE("dimensions", BODY_EMBEDDING, 1, INT_MAX, AT(dimensions), 0,
+          "cut to so many numbers, and scale to length 1 again"),
 
     TEXT("user", API | BODY_RESPONSES | BODY_EMBEDDING | BODY_WS_CHAT, AT(user), "kept in /api/analytics/requests"),
     OTHER("metadata", BODY_RESPONSES, "{\"type\":\"object\"}", "comes back in the answer"),
@@ -118,16 +152,19 @@ const struct field fields[] = {
     OTHER("tools", ANTHROPIC, "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"name\",\"input_schema\"]}}",
           "functions that the model may call: {name, description, input_schema}; input_schema is a JSON Schema, which calls obey"),
     OTHER("tool_choice", BODY_RESPONSES, "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\"}]}", "none, auto, required, or {type: function, name}: this one"),
-    OTHER("tool_choice", ANTHROPIC, "{\"type\":\"object\",\"required\":[\"type\"]}", "{type: auto, any, none, or tool with a name; disable_parallel_tool_use: one call in an answer}"),
+    OTHER("tool_choice", ANTHROPIC, "{\"type\":\"object\",\"required\":[\"type\"]}",
+          "{type: auto, any, none, or tool with a name; disable_parallel_tool_use: one call in an answer}"),
     OTHER("text", BODY_RESPONSES, "{\"type\":\"object\"}", "format: {type: text}, {type: json_object}, or {type: json_schema, name, schema}: the answer satisfies the schema, strict or not"),
-    OTHER("output_config", ANTHROPIC, "{\"type\":\"object\"}", "format: {type: json_schema, schema}: the answer satisfies the schema"),
+    OTHER("output_config", ANTHROPIC, "{\"type\":\"object\"}",
+          "format: {type: json_schema, schema}: the answer satisfies the schema"),
     OTHER("thinking", ANTHROPIC, "{\"type\":\"object\",\"required\":[\"type\"]}",
           "{type: enabled, adaptive or disabled} goes to the template as enable_thinking; budget_tokens is no limit of its own: max_tokens counts all (default: disabled)"),
     OTHER("tools", BODY_CHAT | BODY_TEMPLATE, "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\",\"function\"]}}",
           "functions that the model may call: {type: function, function: {name, description, parameters}}; parameters is a JSON Schema, which calls obey"),
     OTHER("tool_choice", BODY_CHAT, "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\"}]}",
           "none, auto, required, or {type: function, function: {name}}: this one"),
-    TRUTH("parallel_tool_calls", BODY_CHAT | BODY_RESPONSES, AT(parallel_calls), "more than one call in an answer (default: true)"),
+    TRUTH("parallel_tool_calls", BODY_CHAT | BODY_RESPONSES, AT(parallel_calls),
+          "more than one call in an answer (default: true)"),
     OTHER("response_format", API, "{\"type\":\"object\",\"required\":[\"type\"]}",
           "{type: text}, {type: json_object}, or {type: json_schema, json_schema: {name, schema}}: the answer satisfies the schema, strict or not"),
     OTHER("grammar", STREAMED, "{\"type\":\"string\"}", "the answer follows these rules (GBNF)"),
@@ -159,22 +196,28 @@ const struct field fields[] = {
     REFUSED("web_search_options", BODY_CHAT, NULL, "there is no search"),
     REFUSED("reasoning_effort", BODY_CHAT, NULL, "templates differ: say it with chat_template_kwargs"),
     REFUSED("verbosity", BODY_CHAT, NULL, "no model here was trained on it"),
-    REFUSED("suffix", BODY_COMPLETION, is_empty_text, "text to fill in before a suffix is not available in this version"),
+    REFUSED("suffix", BODY_COMPLETION, is_empty_text,
+            "text to fill in before a suffix is not available in this version"),
     REFUSED("use_beam_search", API, is_false, "there is no beam search"),
 
-    TEXT("model_name", BODY_LOAD, AT(model_name), "id under which it is served (default: from the file's name); without model_path, its path"),
+    TEXT("model_name", BODY_LOAD, AT(model_name),
+         "id under which it is served (default: from the file's name); without model_path, its path"),
     TEXT("model_path", BODY_LOAD, AT(model_path), "a .zse, a GGUF file or a Hugging Face folder on the server"),
     TEXT("model_id", BODY_UNLOAD, AT(model_id), "id of a loaded model"),
     WHOLE("max_batch_size", BODY_BATCHING, 1, 4096, AT(max_running), 0, "requests that run together"),
     TEXT("name", BODY_KEY, AT(name), "of the new key: 1 to 64 letters, digits, and . _ - @"),
     WHOLE("rate_limit", BODY_KEY, 0, INT_MAX, AT(rate_limit), 0, "requests a minute; 0: any number"),
-    WHOLE("token_limit_minute", BODY_KEY, 0, INT_MAX, AT(token_limit_minute), 0, "tokens of prompts and answers a minute; 0: any number"),
+    WHOLE("token_limit_minute", BODY_KEY, 0, INT_MAX, AT(token_limit_minute), 0,
+          "tokens of prompts and answers a minute; 0: any number"),
     WHOLE("token_limit_day", BODY_KEY, 0, INT_MAX, AT(token_limit_day), 0, "the same in 24 hours"),
-    { "expires_at", BODY_KEY, FIELD_USED, FIELD_DOUBLE, 0, 0x1p52, AT(expires_at), 0, NULL, "whole seconds since 1970; 0: never", NULL },
+    { "expires_at", BODY_KEY, FIELD_USED, FIELD_DOUBLE, 0, 0x1p52, AT(expires_at), 0, NULL,
+      "whole seconds since 1970; 0: never", NULL },
     TEXT("scopes", BODY_KEY, AT(scopes), "chat, embeddings, models, admin, with commas between (default: chat,embeddings)"),
     TEXT("models", BODY_KEY, AT(models), "globs of the models it may use, with commas between; \"\": all"),
-    { "enabled", BODY_KEYS_REQUIRED, FIELD_USED, FIELD_BOOL, 0, 0, AT(enabled), 0, NULL, "does a request need a key?", NULL },
-    WHOLE("chunk", BODY_BATCHING, 0, INT_MAX, AT(chunk), 0, "tokens of prompts in a step in which answers run; 0: as many as keep their pace"),
+    { "enabled", BODY_KEYS_REQUIRED, FIELD_USED, FIELD_BOOL, 0, 0, AT(enabled), 0, NULL, "does a request need a key?",
+      NULL },
+    WHOLE("chunk", BODY_BATCHING, 0, INT_MAX, AT(chunk), 0,
+          "tokens of prompts in a step in which answers run; 0: as many as keep their pace"),
     WHOLE("max_queue", BODY_BATCHING, 0, INT_MAX, AT(max_waiting), 0, "requests that may wait; 0: any number"),
 };
 const int n_fields = sizeof fields / sizeof *fields;
@@ -207,7 +250,8 @@ static const char *plain(char out[32], double v)
 static int out_of_range(const struct field *f, double v, struct problem *pr)
 {
     char a[32], b[32], c[32];
-    return problem_set(pr, 400, f->name, "out_of_range", "%s: %s is not in the range %s to %s", f->name, plain(a, v), plain(b, f->min), plain(c, f->max));
+    return problem_set(pr, 400, f->name, "out_of_range", "%s: %s is not in the range %s to %s", f->name, plain(a, v),
+                       plain(b, f->min), plain(c, f->max));
 }
 
 static int parse_number(const struct field *f, const json_t *v, struct params *p, struct problem *pr)
@@ -241,12 +285,14 @@ static int parse_field(const struct field *f, const json_t *v, struct params *p,
     switch (f->type) {
     case FIELD_BOOL:
         if (!json_is_boolean(v))
-            return problem_set(pr, 400, f->name, "invalid_type", "%s: found %s, expected true or false", f->name, js_kind(v));
+            return problem_set(pr, 400, f->name, "invalid_type", "%s: found %s, expected true or false", f->name,
+                               js_kind(v));
         *(int *)((char *)p + f->at) = json_is_true(v);
         return 0;
     case FIELD_STRING:
         if (!json_is_string(v) || strlen(json_string_value(v)) != json_string_length(v))
-            return problem_set(pr, 400, f->name, "invalid_type", "%s: found %s, expected a string", f->name, json_is_string(v) ? "a zero byte" : js_kind(v));
+            return problem_set(pr, 400, f->name, "invalid_type", "%s: found %s, expected a string", f->name,
+                               json_is_string(v) ? "a zero byte" : js_kind(v));
         *(const char **)((char *)p + f->at) = json_string_value(v);
         return 0;
     default:

@@ -1,7 +1,8 @@
-/* fields.h - the fields of every request body: one table that the parser obeys and /openapi.json prints.
+/* fields.h - the fields of every request body: one table that the parser obeys and /openapi.json
+ * prints.
  *
- * The rule: a field is used, or it is ignored because it cannot change the answer, or it is refused; a name that is not in the table is refused.
- * null is the same as not being there. */
+ * The rule: a field is used, or it is ignored because it cannot change the answer, or it is
+ * refused; a name that is not in the table is refused.  null is the same as not being there. */
 #ifndef ZSE_SERVE_FIELDS_H
 #define ZSE_SERVE_FIELDS_H
 
@@ -13,7 +14,8 @@
 #include "libcommon/http/problem.h"
 
 enum body_kind {
-    BODY_CHAT = 1, BODY_COMPLETION = 2, BODY_EMBEDDING = 4, BODY_TOKENIZE = 8, BODY_DETOKENIZE = 16, BODY_TEMPLATE = 32, BODY_WS_CHAT = 64,
+    BODY_CHAT = 1, BODY_COMPLETION = 2, BODY_EMBEDDING = 4, BODY_TOKENIZE = 8, BODY_DETOKENIZE = 16, BODY_TEMPLATE = 32,
+        BODY_WS_CHAT = 64,
     BODY_LOAD = 128, BODY_UNLOAD = 256, BODY_BATCHING = 512, BODY_KEY = 1024, BODY_KEYS_REQUIRED = 2048,
     BODY_RESPONSES = 4096, BODY_MESSAGES = 8192, BODY_COUNT = 16384, BODY_END = 32768,
 };
@@ -36,12 +38,14 @@ struct field {
 extern const struct field fields[];
 extern const int n_fields;
 
-enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GIVEN_N = 8, GIVEN_TOP_LOGPROBS = 16, GIVEN_LOGPROBS = 32 };
+enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GIVEN_N = 8, GIVEN_TOP_LOGPROBS = 16,
+       GIVEN_LOGPROBS = 32 };
 
 struct params {
     struct sampling sampling;
     double seed;                        /* -2^53 to 2^53: what JSON numbers hold exactly */
-    int max_tokens, max_completion_tokens, n, best_of, top_logprobs, logprobs_count, logprobs, stream, echo, ignore_eos, priority;
+    int max_tokens, max_completion_tokens, n, best_of, top_logprobs, logprobs_count, logprobs, stream, echo, ignore_eos,
+        priority;
     int parallel_calls;
     int add_special, parse_special, with_pieces, add_generation_prompt, dimensions;
     int max_running, max_waiting, chunk;
@@ -55,7 +59,8 @@ struct params {
 
 /* The field of this name, n bytes, in bodies of this kind; NULL: there is none. */
 const struct field *fields_find(const char *name, size_t n, enum body_kind kind);
-/* All fields of the object, by the table, into p (filled with defaults before). 0, or -1 with *pr. */
+/* All fields of the object, by the table, into p (filled with defaults before). 0, or -1 with
+ * *pr. */
 int fields_parse(const json_t *body, enum body_kind kind, struct params *p, struct problem *pr);
 
 #endif

@@ -76,8 +76,9 @@ static struct shared_grammar *find(struct grammars *all, const char *key, size_t
     return NULL;
 }
 
-/* Unused grammars move to *out, to be freed without the lock, until there is room for one more; -1: all of them are in use.  Under the lock, which is held for
- * no more than this: what each grammar takes is read without its own. */
+/* Unused grammars move to *out, to be freed without the lock, until there is room for one more;
+ * -1: all of them are in use.  Under the lock, which is held for no more than this: what each
+ * grammar takes is read without its own. */
 static int make_room(struct grammars *all, struct shared_grammar **out)
 {
     for (;;) {
@@ -101,7 +102,8 @@ static int make_room(struct grammars *all, struct shared_grammar **out)
     }
 }
 
-static struct shared_grammar *make_one(const struct grammar_vocab *v, const char *key, size_t size, grammar_maker *make, const void *what, struct err *e)
+static struct shared_grammar *make_one(const struct grammar_vocab *v, const char *key, size_t size, grammar_maker *make,
+                                       const void *what, struct err *e)
 {
     struct shared_grammar *g = calloc(1, sizeof *g);
     if (!g || !(g->key = malloc(size + 1))) {
@@ -119,7 +121,8 @@ static struct shared_grammar *make_one(const struct grammar_vocab *v, const char
     return NULL;
 }
 
-struct shared_grammar *grammars_get(struct grammars *all, const char *key, size_t size, grammar_maker *make, const void *what, struct err *e)
+struct shared_grammar *grammars_get(struct grammars *all, const char *key, size_t size, grammar_maker *make,
+                                    const void *what, struct err *e)
 {
     struct shared_grammar *unused = NULL;
     pthread_mutex_lock(&all->lock);

@@ -19,8 +19,9 @@
 
 /* ---- open and close ---- */
 
-/* Counters of keys that are gone make room: those that had some before the keys were read again, and are not among them.  Where zse-apikey dies between
- * its two files, or a file of keys is replaced, nobody else takes them away. */
+/* Counters of keys that are gone make room: those that had some before the keys were read again,
+ * and are not among them.  Where zse-apikey dies between its two files, or a file of keys is
+ * replaced, nobody else takes them away. */
 static void sweep(struct guard *g)
 {
     int64_t ids[USAGE_SLOTS];
@@ -69,8 +70,11 @@ int guard_open(struct server *s, struct err *e)
     if (!s->o.no_auth && open_keys(s, e) != 0)
         return -1;
     if (s->o.audit_folder) {
-        const struct audit_log_options ao = { .folder = s->o.audit_folder, .bytes = { s->o.audit_bytes, s->o.audit_anonymous_bytes ? s->o.audit_anonymous_bytes : s->o.audit_bytes },
-                                              .keep = s->o.audit_files, .waiting_bytes = AUDIT_WAITING_BYTES, .signer = s->o.audit_signer, .syslog = s->o.audit_syslog };
+        const struct audit_log_options ao = { .folder = s->o.audit_folder,
+                                              .bytes = { s->o.audit_bytes, s->o.audit_anonymous_bytes
+                                                         ? s->o.audit_anonymous_bytes : s->o.audit_bytes },
+                                              .keep = s->o.audit_files, .waiting_bytes = AUDIT_WAITING_BYTES,
+                                              .signer = s->o.audit_signer, .syslog = s->o.audit_syslog };
         if (!(g->audit = audit_log_open(&ao, e)))
             return -1;
     }
@@ -87,7 +91,8 @@ static void watch_syslog(struct server *s)
     if (!audit_log_syslog_stats(g->audit, &now))
         return;
     if (now.dropped > g->dropped && !g->dropping)
-        server_warn(s, "--audit-syslog %s: messages are dropped from now on: %s", s->o.audit_syslog, now.last_error[0] ? now.last_error : "more come than it takes");
+        server_warn(s, "--audit-syslog %s: messages are dropped from now on: %s", s->o.audit_syslog,
+                    now.last_error[0] ? now.last_error : "more come than it takes");
     g->dropping = now.dropped > g->dropped || (g->dropping && now.waiting);
     g->dropped = now.dropped;
 }
@@ -233,10 +238,14 @@ void visit_end(struct server *s, struct visit *v, int status, int prompt_tokens,
     }
     if (v->has_key && g->usage)
         usage_settle(g->usage, v->key.id, v->reserved, (int64_t)prompt_tokens + completion_tokens);
-    if (g->audit && !(v->path && (strcmp(v->path, "/health") == 0 || strcmp(v->path, "/openapi.json") == 0) && status < 400)) {
-        const struct audit_entry x = { .time_ms = v->at_ms, .request_id = v->id, .method = v->method, .path = v->path, .status = status,
-                                       .latency_ms = (double)(clock_ns() - v->start_ns) * 1e-6, .key_name = v->has_key ? v->key.name : v->is_admin ? "(admin.token)" : NULL, .client_ip = v->client,
-                                       .user_agent = v->agent, .model = v->model, .prompt_tokens = prompt_tokens, .completion_tokens = completion_tokens,
+    if (g->audit && !(v->path && (strcmp(v->path, "/health") == 0 || strcmp(v->path, "/openapi.json") == 0) &&
+                      status < 400)) {
+        const struct audit_entry x = { .time_ms = v->at_ms, .request_id = v->id, .method = v->method, .path = v->path,
+                                       .status = status,
+                                       .latency_ms = (double)(clock_ns() - v->start_ns) * 1e-6, .key_name = v->has_key
+                                       ? v->key.name : v->is_admin ? "(admin.token)" : NULL, .client_ip = v->client,
+                                       .user_agent = v->agent, .model = v->model, .prompt_tokens = prompt_tokens,
+                                       .completion_tokens = completion_tokens,
                                        .error = v->error, .prompt = v->prompt };
         audit_log_add(g->audit, &x, v->is_admin || v->by_key, v->admitted);
     }
@@ -344,7 +353,8 @@ static int refuse(struct server *s, struct conn *c, int status, const char *code
 
 /* ---- guesses ---- */
 
-/* The place of a key (0: the administrator's token) at the address that asks, and what stands there if it was good before. */
+/* The place of a key (0: the administrator's token) at the address that asks, and what stands
+ * there if it was good before. */
 static uint64_t *seen_at(struct server *s, struct conn *c, int64_t key, uint64_t *mark)
 {
     char address[64];
@@ -355,8 +365,9 @@ static uint64_t *seen_at(struct server *s, struct conn *c, int64_t key, uint64_t
     return &s->guard.seen[(h ^ h >> 29) * 0x9e3779b97f4a7c15u >> 54 & (SEEN - 1)];      /* neighbours differ in few bits of h, and in few high ones */
 }
 
-/* May a good key be one?  From an address with too many wrong ones only keys are taken that were good there before, so that a right guess looks like a
- * wrong one, and a neighbour's guesses lock nobody out. */
+/* May a good key be one?  From an address with too many wrong ones only keys are taken that were
+ * good there before, so that a right guess looks like a wrong one, and a neighbour's guesses
+ * lock nobody out. */
 static int may_be_guess(struct server *s, struct conn *c, int64_t key, struct verdict *v)
 {
     char address[64];
@@ -384,7 +395,8 @@ static int admit_key(struct server *s, struct conn *c, const struct route *r, st
 {
     char scopes[32];
     if (!(v->key.scopes & needs(r->access))) {
-        reply_refusal(s, c, 403, "insufficient_scope", "%s needs a key of scope %s", r->path, key_scopes_text(needs(r->access), scopes));
+        reply_refusal(s, c, 403, "insufficient_scope", "%s needs a key of scope %s", r->path,
+                      key_scopes_text(needs(r->access), scopes));
         return 0;
     }
     const struct verdict w = usage_admit(s->guard.usage, v->key.id, &v->key.limit);
@@ -402,7 +414,8 @@ static int admit_anonymous(struct server *s, struct conn *c, struct visit *v)
     return w.allowed || too_many(s, c, &w);
 }
 
-/* A reachable listener never answers without a key, whatever became of the setting and the key file since the start. */
+/* A reachable listener never answers without a key, whatever became of the setting and the key
+ * file since the start. */
 static int key_is_needed(const struct server *s, const struct conn *c)
 {
     const struct keys *keys = s->guard.keys;
@@ -432,7 +445,8 @@ int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_
         return (k.scopes & needs(r->access)) && !may_be_guess(s, c, k.id, &v) && used.verdict.allowed;
     }
     *owner = address_number(client_address(s, c, address)) << 1;
-    return r->access != ACCESS_ADMIN && !key_is_needed(s, c) && address_peek(g->anonymous, client_address(s, c, address)).allowed;
+    return r->access != ACCESS_ADMIN && !key_is_needed(s, c) &&
+           address_peek(g->anonymous, client_address(s, c, address)).allowed;
 }
 
 int guard_admits(struct server *s, struct conn *c, const struct route *r)
@@ -464,8 +478,10 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
         return admit_guess(s, c, v->key.id) && (v->by_key = 1) && admit_key(s, c, r, v);
     if (required || (r->access == ACCESS_ADMIN && g->keys && state != KEY_UNKNOWN)) {
         if (!key)
-            return refuse(s, c, 401, "missing_api_key", "API key required. Provide via X-API-Key header or Bearer token.");
-        return refuse(s, c, 401, "invalid_api_key", state == KEY_EXPIRED ? "Invalid API key: it has expired" : state == KEY_DISABLED ? "Invalid API key: it is disabled" : "Invalid API key");
+            return refuse(s, c, 401, "missing_api_key",
+                          "API key required. Provide via X-API-Key header or Bearer token.");
+        return refuse(s, c, 401, "invalid_api_key", state == KEY_EXPIRED ? "Invalid API key: it has expired" : state ==
+                      KEY_DISABLED ? "Invalid API key: it is disabled" : "Invalid API key");
     }
     if (r->access == ACCESS_ADMIN) {
         char text[320];
@@ -520,7 +536,8 @@ struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr
         v->admitted = 1;
         if (v->is_admin)
             return v;
-        const struct verdict w = v->has_key ? usage_admit(g->usage, v->key.id, &v->key.limit) : address_admit(g->anonymous, v->client);
+        const struct verdict w = v->has_key ? usage_admit(g->usage, v->key.id, &v->key.limit)
+                                            : address_admit(g->anonymous, v->client);
         if (w.allowed)
             return v;
         v->admitted = 0;
@@ -540,10 +557,12 @@ int guard_model(struct visit *v, const char *model, struct problem *pr)
         v->model = strdup(model);
     if (!v->has_key || key_allows_model(&v->key, model))
         return 0;
-    return problem_set(pr, 403, "model", "model_not_allowed", "model: the key '%s' may not use %.200s", v->key.name, model);
+    return problem_set(pr, 403, "model", "model_not_allowed", "model: the key '%s' may not use %.200s", v->key.name,
+                       model);
 }
 
-int guard_reserve(struct server *s, struct conn *c, struct visit *v, int64_t least, int64_t most, int64_t *granted, struct problem *pr)
+int guard_reserve(struct server *s, struct conn *c, struct visit *v, int64_t least, int64_t most, int64_t *granted,
+                  struct problem *pr)
 {
     char text[200], wait[16];
     *granted = most;

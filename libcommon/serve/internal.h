@@ -1,4 +1,5 @@
-/* internal.h - the server's own state.  Everything here belongs to the loop's thread unless it says otherwise. */
+/* internal.h - the server's own state.  Everything here belongs to the loop's thread unless it
+ * says otherwise. */
 #ifndef ZSE_SERVE_INTERNAL_H
 #define ZSE_SERVE_INTERNAL_H
 

@@ -9,7 +9,8 @@
 
 #include "libcommon/engine/engine.h"
 
-const double histogram_bounds[HISTOGRAM_BUCKETS] = { 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300 };
+const double histogram_bounds[HISTOGRAM_BUCKETS] = { 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
+                                                     10, 30, 60, 300 };
 
 void histogram_add(struct histogram *h, double seconds)
 {
@@ -121,4 +122,7 @@ double metrics_rate(struct metrics *m)
     return (double)sum / 5;
 }
 
-double kv_use(const struct engine_stats *e) { return e->n_blocks ? (double)(e->n_blocks - e->n_free_blocks - e->n_cached_blocks) / e->n_blocks : 0; }
+double kv_use(const struct engine_stats *e)
+{
+    return e->n_blocks ? (double)(e->n_blocks - e->n_free_blocks - e->n_cached_blocks) / e->n_blocks : 0;
+}

@@ -1,4 +1,5 @@
-/* metrics.h - figures of the server: counters and histograms for /metrics, the last requests and the last hour for /api/analytics. */
+/* metrics.h - figures of the server: counters and histograms for /metrics, the last requests and
+ * the last hour for /api/analytics. */
 #ifndef ZSE_SERVE_METRICS_H
 #define ZSE_SERVE_METRICS_H
 

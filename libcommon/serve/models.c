@@ -1,4 +1,5 @@
-/* models.c - what is loaded: opening and closing in a thread of its own, draining, the memory limit, reload. */
+/* models.c - what is loaded: opening and closing in a thread of its own, draining, the memory
+ * limit, reload. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -67,7 +68,8 @@ static int read_template(struct hosted *h, struct err *e)
 static int read_sampling(struct hosted *h, struct err *e)
 {
     h->sampling = sampling_defaults();
-    return sampling_config(&h->sampling, js_get(h->m.json, "generation_config"), e) == 0 && sampling_check(&h->sampling, h->m.model->config.vocab_size, e) == 0 ? 0 : err_prefix(e, "generation_config");
+    return sampling_config(&h->sampling, js_get(h->m.json, "generation_config"), e) == 0 &&
+           sampling_check(&h->sampling, h->m.model->config.vocab_size, e) == 0 ? 0 : err_prefix(e, "generation_config");
 }
 
 static void open_model(struct hosted *h)
@@ -242,7 +244,8 @@ struct hosted *models_find(struct server *s, const char *id, struct problem *pr)
     else if (any)
         problem_set(pr, 404, "model", "model_not_found", "no model is loaded; load one with POST /api/models/load");
     else
-        problem_set(pr, 404, "model", "model_not_found", "model '%.80s' is not loaded; load it first with POST /api/models/load", id);
+        problem_set(pr, 404, "model", "model_not_found",
+                    "model '%.80s' is not loaded; load it first with POST /api/models/load", id);
     return NULL;
 }
 
@@ -316,7 +319,8 @@ int models_wait_s(const struct server *s, const char *id)
         v = v->next;
     if (!v || !v->failures)
         return 0;
-    const uint64_t until = v->failed_ns + (UINT64_C(1000000000) << (v->failures < 6 ? v->failures : 6)), now = clock_ns();
+    const uint64_t until = v->failed_ns + (UINT64_C(1000000000) << (v->failures < 6 ? v->failures : 6)),
+                   now = clock_ns();
     return now < until ? (int)((until - now) / 1000000000u) + 1 : 0;
 }
 
@@ -345,7 +349,8 @@ int models_recall(struct server *s, const char *id, struct problem *pr)
     return 1;
 }
 
-struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces, struct problem *pr)
+struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces,
+                           struct problem *pr)
 {
     struct hosted *h = calloc(1, sizeof *h), **end = &s->models;
     if (!h || !(h->path = strdup(path)) || !(h->id = id ? strdup(id) : models_default_id(path))) {
@@ -353,7 +358,8 @@ struct hosted *models_load(struct server *s, const char *path, const char *id, s
         goto fail;
     }
     for (struct hosted *o = s->models; o; o = o->next)
-        if (o != replaces && (o->state == HOSTED_READY || o->state == HOSTED_LOADING) && strcmp(o->id, h->id) == 0 && !(replaces && o->replaces == replaces)) {
+        if (o != replaces && (o->state == HOSTED_READY || o->state == HOSTED_LOADING) && strcmp(o->id, h->id) == 0 &&
+            !(replaces && o->replaces == replaces)) {
             problem_set(pr, 409, "model_name", "model_exists", "a model with the id '%.80s' is there already", h->id);
             goto fail;
         }
@@ -432,8 +438,10 @@ static void tell_waiter(struct hosted *h, const struct problem *p)
     if (p)
         reply_problem(h->s, c, p);
     else
-        reply_object(h->s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id", h->id, "model_name", h->path, "quantization",
-                                              h->m.quantization ? h->m.quantization : "", "device", h->device, "vram_used_gb", (double)h->vram_bytes * 1e-9, "load_time_sec", h->load_s,
+        reply_object(h->s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id",
+                                             h->id, "model_name", h->path, "quantization",
+                                              h->m.quantization ? h->m.quantization : "", "device", h->device,
+                                              "vram_used_gb", (double)h->vram_bytes * 1e-9, "load_time_sec", h->load_s,
                                               "message", "loaded"));
     conn_set_exchange(c, NULL);
     free(x);
@@ -446,8 +454,9 @@ static int make_room(struct server *s, const struct hosted *h, struct problem *p
     if (!limit)
         return 0;
     if (h->memory_bytes > limit)
-        return problem_set(pr, 503, "model_path", "out_of_memory", "%s takes %llu bytes, the limit for all models is %llu", h->id, (unsigned long long)h->memory_bytes,
-                           (unsigned long long)limit);
+        return problem_set(pr, 503, "model_path", "out_of_memory",
+                           "%s takes %llu bytes, the limit for all models is %llu", h->id,
+                           (unsigned long long)h->memory_bytes, (unsigned long long)limit);
     for (;;) {
         uint64_t sum = h->memory_bytes;
         struct hosted *oldest = NULL;
@@ -489,7 +498,8 @@ static void on_opened(struct server *s, struct hosted *h)
     struct problem pr = { 0 };
     struct err e;
     if (h->error.code != ERR_NONE || !h->m.engine)
-        problem_set(&pr, h->error.code == ERR_IO ? 404 : h->error.code == ERR_MEMORY ? 503 : 400, "model_path", "load_failed", "%s", h->error.msg);
+        problem_set(&pr, h->error.code == ERR_IO ? 404 : h->error.code == ERR_MEMORY ? 503 : 400, "model_path",
+                    "load_failed", "%s", h->error.msg);
     else if (make_room(s, h, &pr) == 0 && !(h->worker = worker_open(h->m.engine, wake, s->loop, &e)))
         problem_set(&pr, 503, NULL, NULL, "%s", e.msg);
     if (pr.status) {
@@ -513,7 +523,8 @@ static void on_opened(struct server *s, struct hosted *h)
     h->failures = 0;
     if (h->replaces)
         take_place(h);
-    server_log(s, "%s: ready after %.3f s, %s, context %d", h->id, h->load_s, h->m.quantization ? h->m.quantization : "?", h->m.max_len);
+    server_log(s, "%s: ready after %.3f s, %s, context %d", h->id, h->load_s,
+               h->m.quantization ? h->m.quantization : "?", h->m.max_len);
     server_log(s, "%s: %s", h->id, h->about);
     tell_waiter(h, NULL);
 }
@@ -530,7 +541,8 @@ void models_opened(struct server *s)
         if (t->kind == TASK_OPEN) {
             on_opened(s, t->h);
         } else if (t->closing.stuck) {
-            server_warn(s, "%s: its engine is in a step that does not end; its memory stays until the server ends", t->h->id);
+            server_warn(s, "%s: its engine is in a step that does not end; its memory stays until the server ends",
+                        t->h->id);
         } else {
             server_log(s, "%s: closed", t->h->id);
             free_hosted(t->h);
@@ -652,5 +664,6 @@ void model_json(const struct hosted *h, struct buf *out)
 {
     buf_str(out, "{\"id\":");
     buf_json(out, h->id, strlen(h->id));
-    buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"zse\",\"max_model_len\":%d}", (long long)h->created, h->m.max_len);
+    buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"zse\",\"max_model_len\":%d}",
+               (long long)h->created, h->m.max_len);
 }

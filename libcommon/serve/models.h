@@ -58,15 +58,18 @@ struct hosted {
 
 /* A ready model by id; NULL or "default": the first. NULL with *pr otherwise. */
 struct hosted *models_find(struct server *s, const char *id, struct problem *pr);
-/* The id of a model that was unloaded by nobody's word, because another one needed its memory or its file was written to; of any, where id is NULL or "default".
- * Borrowed until models_recall(); NULL: there is none. */
+/* The id of a model that was unloaded by nobody's word, because another one needed its memory or
+ * its file was written to; of any, where id is NULL or "default".  Borrowed until
+ * models_recall(); NULL: there is none. */
 const char *models_left(const struct server *s, const char *id);
 /* It is loaded again, and 1: *pr says to come back, or why not.  0: there is none of this id. */
 int models_recall(struct server *s, const char *id, struct problem *pr);
-/* How long to wait before it is loaded again for somebody who only asks whether all is well; 0: not at all.  After a failure the wait grows from 2 seconds to 64. */
+/* How long to wait before it is loaded again for somebody who only asks whether all is well; 0:
+ * not at all.  After a failure the wait grows from 2 seconds to 64. */
 int models_wait_s(const struct server *s, const char *id);
 /* Begin to open; NULL with *pr: the id is taken, no memory. */
-struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces, struct problem *pr);
+struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces,
+                           struct problem *pr);
 struct hosted *models_successor(struct server *s, const struct hosted *h);      /* the one that is being loaded in h's place; NULL */
 void models_unload(struct server *s, struct hosted *h);         /* no new requests; closes when the running ones have ended */
 int models_forget(struct server *s, const char *id);            /* such a one does not come back; 0: there is none of this id */
@@ -76,7 +79,8 @@ void models_tick(struct server *s);                             /* closes what h
 void models_check(struct server *s);                            /* unloads those whose files are not what was opened any more */
 int models_start(struct server *s, struct err *e);
 void models_stop(struct server *s);
-/* Ends the threads of the engines.  -1: some are in a step that does not end; the calls of their models have their lines in the audit log, and nothing is freed. */
+/* Ends the threads of the engines.  -1: some are in a step that does not end; the calls of their
+ * models have their lines in the audit log, and nothing is freed. */
 int models_halt(struct server *s);
 void models_leave(struct server *s);                            /* after models_halt: end the calls of those that are open; what is being opened stays */
 int models_n(const struct server *s, enum hosted_state state);

@@ -65,7 +65,8 @@ json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct 
     struct problem pr;
     struct err e;
     if (r->body.size > INLINE_BODY) {           /* it is parsed here and now */
-        reply_refusal(s, c, 413, "body_too_large", "a body of %zu bytes, expected at most %d", r->body.size, INLINE_BODY);
+        reply_refusal(s, c, 413, "body_too_large", "a body of %zu bytes, expected at most %d", r->body.size,
+                      INLINE_BODY);
         return NULL;
     }
     json_t *body = js_parse("body", r->body.size ? r->body.data : "{}", r->body.size ? r->body.size : 2, &e);
@@ -78,7 +79,8 @@ json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct 
     return NULL;
 }
 
-/* Of "10.0.0.1:5678", "[2001:db8::1]:5678", as some proxies write it, the address alone: a port is another one for each connection. */
+/* Of "10.0.0.1:5678", "[2001:db8::1]:5678", as some proxies write it, the address alone: a port
+ * is another one for each connection. */
 static void without_port(const char *text, char out[64])
 {
     const char *colon = strchr(text, ':');

@@ -1,4 +1,5 @@
-/* routes.c - method and path to a handler: one table, which /openapi.json prints too; and what is checked before a handler is called. */
+/* routes.c - method and path to a handler: one table, which /openapi.json prints too; and what
+ * is checked before a handler is called. */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -10,45 +11,69 @@
 #define SSE "text/event-stream"
 
 const struct route routes[] = {
-    { "POST", "/v1/chat/completions", ROUTE_PLAIN, ACCESS_CHAT, handle_chat, BODY_CHAT, "Answer a conversation; with stream, as server-sent events", JSON },
-    { "POST", "/v1/responses", ROUTE_PLAIN, ACCESS_CHAT, handle_responses, BODY_RESPONSES, "The same as OpenAI's Responses; nothing is stored", JSON },
-    { "POST", "/v1/messages", ROUTE_PLAIN, ACCESS_CHAT, handle_messages, BODY_MESSAGES, "The same as Anthropic's Messages", JSON },
-    { "POST", "/v1/messages/count_tokens", ROUTE_PLAIN, ACCESS_KEY, handle_count_tokens, BODY_COUNT, "Tokens that such a request's prompt has", JSON },
+    { "POST", "/v1/chat/completions", ROUTE_PLAIN, ACCESS_CHAT, handle_chat, BODY_CHAT,
+      "Answer a conversation; with stream, as server-sent events", JSON },
+    { "POST", "/v1/responses", ROUTE_PLAIN, ACCESS_CHAT, handle_responses, BODY_RESPONSES,
+      "The same as OpenAI's Responses; nothing is stored", JSON },
+    { "POST", "/v1/messages", ROUTE_PLAIN, ACCESS_CHAT, handle_messages, BODY_MESSAGES,
+      "The same as Anthropic's Messages", JSON },
+    { "POST", "/v1/messages/count_tokens", ROUTE_PLAIN, ACCESS_KEY, handle_count_tokens, BODY_COUNT,
+      "Tokens that such a request's prompt has", JSON },
     { "POST", "/v1/completions", ROUTE_PLAIN, ACCESS_CHAT, handle_completions, BODY_COMPLETION, "Continue text", JSON },
-    { "POST", "/v1/embeddings", ROUTE_PLAIN, ACCESS_EMBED, handle_embeddings, BODY_EMBEDDING, "Texts to vectors of length 1", JSON },
+    { "POST", "/v1/embeddings", ROUTE_PLAIN, ACCESS_EMBED, handle_embeddings, BODY_EMBEDDING,
+      "Texts to vectors of length 1", JSON },
     { "GET", "/v1/models", ROUTE_PLAIN, ACCESS_KEY, handle_models, 0, "The models that are loaded", JSON },
     { "GET", "/v1/models/", ROUTE_PREFIX, ACCESS_KEY, handle_model, 0, "One of them", JSON },
     { "POST", "/tokenize", ROUTE_PLAIN, ACCESS_KEY, handle_tokenize, BODY_TOKENIZE, "Text to token ids", JSON },
     { "POST", "/detokenize", ROUTE_PLAIN, ACCESS_KEY, handle_detokenize, BODY_DETOKENIZE, "Token ids to text", JSON },
-    { "POST", "/apply-template", ROUTE_PLAIN, ACCESS_KEY, handle_template, BODY_TEMPLATE, "A conversation as the model sees it", JSON },
+    { "POST", "/apply-template", ROUTE_PLAIN, ACCESS_KEY, handle_template, BODY_TEMPLATE,
+      "A conversation as the model sees it", JSON },
     { "GET", "/health", ROUTE_PLAIN, ACCESS_PUBLIC, handle_health, 0, "200 when a model is ready or none was asked for, 503 while loading or stopping, or where the model cannot be loaded again", JSON },
     { "GET", "/metrics", ROUTE_PLAIN, ACCESS_READ, handle_metrics, 0, "Figures for Prometheus", "text/plain" },
     { "GET", "/openapi.json", ROUTE_PLAIN, ACCESS_PUBLIC, handle_openapi, 0, "This description", JSON },
     { "GET", "/", ROUTE_PLAIN, ACCESS_PUBLIC, handle_root, 0, "Name, version and figures; a page for browsers", JSON },
     { "GET", "/dashboard", ROUTE_PLAIN, ACCESS_PUBLIC, handle_dashboard, 0, "That page", "text/html" },
-    { "POST", "/api/models/load", ROUTE_PLAIN, ACCESS_ADMIN, handle_load, BODY_LOAD, "Load a model; answers when it is ready", JSON },
-    { "POST", "/api/models/unload", ROUTE_PLAIN, ACCESS_ADMIN, handle_unload, BODY_UNLOAD, "Take a model out of service; running requests end first", JSON },
+    { "POST", "/api/models/load", ROUTE_PLAIN, ACCESS_ADMIN, handle_load, BODY_LOAD,
+      "Load a model; answers when it is ready", JSON },
+    { "POST", "/api/models/unload", ROUTE_PLAIN, ACCESS_ADMIN, handle_unload, BODY_UNLOAD,
+      "Take a model out of service; running requests end first", JSON },
     { "GET", "/api/stats", ROUTE_PLAIN, ACCESS_READ, handle_stats, 0, "The machine and the models", JSON },
     { "GET", "/api/stats/gpu", ROUTE_PLAIN, ACCESS_READ, handle_stats_gpu, 0, "Its GPUs", JSON },
-    { "GET", "/api/stats/models", ROUTE_PLAIN, ACCESS_READ, handle_stats_models, 0, "Each model: memory, KV blocks, requests, tokens", JSON },
+    { "GET", "/api/stats/models", ROUTE_PLAIN, ACCESS_READ, handle_stats_models, 0,
+      "Each model: memory, KV blocks, requests, tokens", JSON },
     { "GET", "/api/analytics", ROUTE_PLAIN, ACCESS_READ, handle_analytics, 0, "Requests since the start", JSON },
-    { "GET", "/api/analytics/timeseries", ROUTE_PLAIN, ACCESS_READ, handle_timeseries, 0, "The last hour by minutes", JSON },
-    { "GET", "/api/analytics/requests", ROUTE_PLAIN, ACCESS_READ, handle_requests, 0, "The last requests, newest first; ?limit=1..1000", JSON },
-    { "GET", "/api/batching", ROUTE_PLAIN, ACCESS_READ, handle_batching, 0, "How requests are batched, and how it goes", JSON },
-    { "POST", "/api/batching", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_set, BODY_BATCHING, "Change it while running", JSON },
-    { "POST", "/api/batching/enable", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_enable, 0, "Requests run together", JSON },
-    { "POST", "/api/batching/disable", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_disable, 0, "One request at a time", JSON },
+    { "GET", "/api/analytics/timeseries", ROUTE_PLAIN, ACCESS_READ, handle_timeseries, 0, "The last hour by minutes",
+      JSON },
+    { "GET", "/api/analytics/requests", ROUTE_PLAIN, ACCESS_READ, handle_requests, 0,
+      "The last requests, newest first; ?limit=1..1000", JSON },
+    { "GET", "/api/batching", ROUTE_PLAIN, ACCESS_READ, handle_batching, 0, "How requests are batched, and how it goes",
+      JSON },
+    { "POST", "/api/batching", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_set, BODY_BATCHING, "Change it while running",
+      JSON },
+    { "POST", "/api/batching/enable", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_enable, 0, "Requests run together",
+      JSON },
+    { "POST", "/api/batching/disable", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_disable, 0, "One request at a time",
+      JSON },
     { "GET", "/api/keys", ROUTE_PLAIN, ACCESS_ADMIN, handle_keys, 0, "All API keys, without their secrets", JSON },
-    { "POST", "/api/keys", ROUTE_PLAIN, ACCESS_ADMIN, handle_key_create, BODY_KEY, "A new key: its secret is in the answer, and never again", JSON },
-    { "POST", "/api/keys/auth", ROUTE_PLAIN, ACCESS_ADMIN, handle_keys_required, BODY_KEYS_REQUIRED, "Require keys, or not", JSON },
+    { "POST", "/api/keys", ROUTE_PLAIN, ACCESS_ADMIN, handle_key_create, BODY_KEY,
+      "A new key: its secret is in the answer, and never again", JSON },
+    { "POST", "/api/keys/auth", ROUTE_PLAIN, ACCESS_ADMIN, handle_keys_required, BODY_KEYS_REQUIRED,
+      "Require keys, or not", JSON },
     { "DELETE", "/api/keys/", ROUTE_PREFIX, ACCESS_ADMIN, handle_key_delete, 0, "Take a key back", JSON },
-    { "GET", "/api/audit/summary", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_summary, 0, "The log in sums; ?hours=1..720", JSON },
-    { "GET", "/api/audit/recent", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_recent, 0, "Its newest lines, from memory; ?limit=1..500", JSON },
-    { "GET", "/api/audit/query", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_query, 0, "Lines by ?hours, key (its name), path, method, status, min_latency, limit", JSON },
-    { "GET", "/api/audit/stats", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_stats, 0, "Its files, lines and lost lines", JSON },
-    { "DELETE", "/api/audit/clear", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_clear, 0, "Empty it; ?all_logs=true: rotated files, too", JSON },
-    { "GET", "/ws/chat", ROUTE_WEBSOCKET, ACCESS_CHAT, handle_ws_chat, BODY_WS_CHAT, "WebSocket: conversations in, {type: token | done | error} out", JSON },
-    { "GET", "/ws/stats", ROUTE_WEBSOCKET, ACCESS_READ, handle_ws_stats, 0, "WebSocket: stats and analytics every 2 s", JSON },
+    { "GET", "/api/audit/summary", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_summary, 0, "The log in sums; ?hours=1..720",
+      JSON },
+    { "GET", "/api/audit/recent", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_recent, 0,
+      "Its newest lines, from memory; ?limit=1..500", JSON },
+    { "GET", "/api/audit/query", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_query, 0,
+      "Lines by ?hours, key (its name), path, method, status, min_latency, limit", JSON },
+    { "GET", "/api/audit/stats", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_stats, 0, "Its files, lines and lost lines",
+      JSON },
+    { "DELETE", "/api/audit/clear", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_clear, 0,
+      "Empty it; ?all_logs=true: rotated files, too", JSON },
+    { "GET", "/ws/chat", ROUTE_WEBSOCKET, ACCESS_CHAT, handle_ws_chat, BODY_WS_CHAT,
+      "WebSocket: conversations in, {type: token | done | error} out", JSON },
+    { "GET", "/ws/stats", ROUTE_WEBSOCKET, ACCESS_READ, handle_ws_stats, 0, "WebSocket: stats and analytics every 2 s",
+      JSON },
 };
 const int n_routes = sizeof routes / sizeof *routes;
 
@@ -64,7 +89,8 @@ static int matches(const struct route *r, const char *path, const char **rest)
 
 static int method_fits(const struct route *r, const char *method)
 {
-    return strcmp(r->method, method) == 0 || (strcmp(r->method, "GET") == 0 && r->kind != ROUTE_WEBSOCKET && strcmp(method, "HEAD") == 0);
+    return strcmp(r->method, method) == 0 || (strcmp(r->method, "GET") == 0 && r->kind != ROUTE_WEBSOCKET &&
+                                              strcmp(method, "HEAD") == 0);
 }
 
 int conn_route(const struct conn *c)
@@ -93,7 +119,9 @@ static void allowed(const char *path, char *out, size_t room)
     *out = '\0';
     for (int i = 0; i < n_routes; i++)
         if (matches(&routes[i], path, &rest) && n < room)
-            n += (size_t)snprintf(out + n, room - n, "%s%s%s", n ? ", " : "", routes[i].method, strcmp(routes[i].method, "GET") == 0 && routes[i].kind != ROUTE_WEBSOCKET ? ", HEAD" : "");
+            n += (size_t)snprintf(out + n, room - n, "%s%s%s", n ? ", " : "", routes[i].method,
+                                  strcmp(routes[i].method, "GET") == 0 &&
+                                  routes[i].kind != ROUTE_WEBSOCKET ? ", HEAD" : "");
 }
 
 /* ---- who may ask ---- */
@@ -105,8 +133,9 @@ static void host_name(const char *host, char *out, size_t room)
     snprintf(out, room, "%.*s", (int)(n < room ? n : room - 1), host);
 }
 
-/* DNS rebinding: a page under a name of its own that resolves to this server must not reach it where no key is asked for: on loopback, and everywhere with
- * --no-auth.  Numeric hosts cannot be rebound.  A Unix socket is out of a browser's reach. */
+/* DNS rebinding: a page under a name of its own that resolves to this server must not reach it
+ * where no key is asked for: on loopback, and everywhere with --no-auth.  Numeric hosts cannot
+ * be rebound.  A Unix socket is out of a browser's reach. */
 static int host_is_ours(const struct server *s, const struct conn *c)
 {
     const char *host = http_field(conn_request(c), "Host");
@@ -116,7 +145,8 @@ static int host_is_ours(const struct server *s, const struct conn *c)
         return 1;
     host_name(host, name, sizeof name);
     n = strlen(name);
-    if (*name == '[' || strspn(name, "0123456789.") == n || strcasecmp(name, "localhost") == 0 || (n > 10 && strcasecmp(name + n - 10, ".localhost") == 0))
+    if (*name == '[' || strspn(name, "0123456789.") == n || strcasecmp(name, "localhost") == 0 ||
+        (n > 10 && strcasecmp(name + n - 10, ".localhost") == 0))
         return 1;
     if (s->o.host && strcasecmp(name, s->o.host) == 0)
         return 1;
@@ -136,11 +166,13 @@ static int origin_is_listed(const struct server *s, const char *origin)
 
 enum origin { ORIGIN_OWN, ORIGIN_LISTED, ORIGIN_FOREIGN };
 
-/* The page that a request comes from, as browsers say it: none or our own, one of --cors-origin, or another. */
+/* The page that a request comes from, as browsers say it: none or our own, one of --cors-origin,
+ * or another. */
 static enum origin origin_of(const struct server *s, const struct conn *c)
 {
     const struct http_request *r = conn_request(c);
-    const char *origin = http_field(r, "Origin"), *host = http_field(r, "Host"), *scheme = origin ? strstr(origin, "://") : NULL;
+    const char *origin = http_field(r, "Origin"), *host = http_field(r, "Host"),
+               *scheme = origin ? strstr(origin, "://") : NULL;
     if (!origin || (scheme && host && strcasecmp(scheme + 3, host) == 0))
         return ORIGIN_OWN;
     return origin_is_listed(s, origin) ? ORIGIN_LISTED : ORIGIN_FOREIGN;
@@ -175,7 +207,8 @@ static void preflight(struct server *s, struct conn *c, const char *methods)
 int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner)
 {
     const int at = conn_route(c);
-    if (at < 0 || routes[at].kind != ROUTE_PLAIN || !routes[at].body || !host_is_ours(s, c) || origin_of(s, c) == ORIGIN_FOREIGN || !guard_knows(s, c, &routes[at], owner))
+    if (at < 0 || routes[at].kind != ROUTE_PLAIN || !routes[at].body || !host_is_ours(s, c) ||
+        origin_of(s, c) == ORIGIN_FOREIGN || !guard_knows(s, c, &routes[at], owner))
         return 0;
     if (routes[at].access != ACCESS_PUBLIC)
         conn_own(c, *owner);
@@ -192,9 +225,12 @@ void routes_request(struct server *s, struct conn *c)
     conn_add_header(c, "X-Content-Type-Options", "nosniff");
     allowed(r->path, methods, sizeof methods);
     if (!host_is_ours(s, c)) {
-        reply_refusal(s, c, 421, "unknown_host", "Host '%.80s' is not a name of this server: --allow-host NAME adds one, * any", http_field(r, "Host"));
+        reply_refusal(s, c, 421, "unknown_host",
+                      "Host '%.80s' is not a name of this server: --allow-host NAME adds one, * any",
+                      http_field(r, "Host"));
     } else if (!origin_may(s, c)) {
-        reply_refusal(s, c, 403, "origin_not_allowed", "pages of %.80s may not use this server (--cors-origin)", http_field(r, "Origin"));
+        reply_refusal(s, c, 403, "origin_not_allowed", "pages of %.80s may not use this server (--cors-origin)",
+                      http_field(r, "Origin"));
     } else if (strcmp(r->method, "OPTIONS") == 0 && (*methods || strcmp(r->path, "*") == 0)) {
         preflight(s, c, *methods ? methods : "GET, HEAD, POST, OPTIONS");
     } else if (!*methods) {

@@ -1,4 +1,5 @@
-/* routes.h - the table of method and path to a handler, and the handlers, which are in api/ and admin/. */
+/* routes.h - the table of method and path to a handler, and the handlers, which are in api/ and
+ * admin/. */
 #ifndef ZSE_SERVE_ROUTES_H
 #define ZSE_SERVE_ROUTES_H
 
@@ -11,7 +12,8 @@
 
 struct server;
 
-/* What a key must be for where keys are required (ACCESS_KEY: any); administration always needs one, or the administrator's token. */
+/* What a key must be for where keys are required (ACCESS_KEY: any); administration always needs
+ * one, or the administrator's token. */
 enum access { ACCESS_PUBLIC, ACCESS_KEY, ACCESS_CHAT, ACCESS_EMBED, ACCESS_READ, ACCESS_ADMIN };
 enum route_kind { ROUTE_PLAIN, ROUTE_PREFIX, ROUTE_WEBSOCKET };         /* ROUTE_PREFIX: what follows the path is an id */
 
@@ -25,7 +27,8 @@ struct route {
 };
 extern const struct route routes[];
 extern const int n_routes;
-/* Will this request, of which there is only the head, need its body?  Not if it is going to be refused. */
+/* Will this request, of which there is only the head, need its body?  Not if it is going to be
+ * refused. */
 int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner);
 void routes_request(struct server *s, struct conn *c);
 int conn_route(const struct conn *c);           /* index in routes, -1 */

@@ -60,7 +60,8 @@ static int on_body(void *user, struct conn *c, size_t size)
 {
     struct server *s = user;
     uint64_t owner;
-    return (size <= SMALL_BODY || s->watch.state == WATCH_FINE) && routes_wants_body(s, c, &owner) && conn_hold_body(c, owner, size);
+    return (size <= SMALL_BODY || s->watch.state == WATCH_FINE) && routes_wants_body(s, c, &owner) &&
+           conn_hold_body(c, owner, size);
 }
 
 static void on_request(void *user, struct conn *c) { routes_request(user, c); }
@@ -215,7 +216,8 @@ static int listen_if_guarded(struct server *s, struct err *e)
     return err_set(e, ERR_UNSUPPORTED, "--host %s reaches beyond this machine, and there are no keys: expected 127.0.0.1 or ::1, a key (zse-apikey create NAME), or --no-auth", s->o.host);
 }
 
-/* By default an eighth of the machine's memory, at most 1 GiB, for all requests, and a quarter of that for each. */
+/* By default an eighth of the machine's memory, at most 1 GiB, for all requests, and a quarter
+ * of that for each. */
 static struct account *open_account(const struct server_options *o, struct err *e)
 {
     static const size_t most = (size_t)1 << 30, least = (size_t)64 << 20;
@@ -239,9 +241,13 @@ struct server *server_bind(const struct server_options *o, struct err *e)
         free(s);
         return NULL;
     }
-    const struct loop_options lo = { .account = account, .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body }, .max_connections = o->max_connections, .max_per_address = o->trust_proxy ? 0 : o->max_per_address, .max_unsent = 16 << 20,
-                                     .head_s = 10, .body_s = 10, .idle_s = 75, .stalled_s = 30, .ping_s = 30, .on_body = on_body, .on_request = on_request, .on_gone = on_gone,
-                                     .on_refused = on_refused, .on_answered = on_answered, .on_message = on_message, .on_wake = on_wake, .on_second = on_second, .on_signal = on_signal,
+    const struct loop_options lo = { .account = account, .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body },
+                                     .max_connections = o->max_connections,
+                                     .max_per_address = o->trust_proxy ? 0 : o->max_per_address, .max_unsent = 16 << 20,
+                                     .head_s = 10, .body_s = 10, .idle_s = 75, .stalled_s = 30, .ping_s = 30,
+                                     .on_body = on_body, .on_request = on_request, .on_gone = on_gone,
+                                     .on_refused = on_refused, .on_answered = on_answered, .on_message = on_message,
+                                     .on_wake = on_wake, .on_second = on_second, .on_signal = on_signal,
                                      .user = s };
     s->account = lo.account;
     s->o = *o;
@@ -249,7 +255,8 @@ struct server *server_bind(const struct server_options *o, struct err *e)
     s->started = (int64_t)time(NULL);
     if (getrandom(&s->ids.state, sizeof s->ids.state, 0) != (ssize_t)sizeof s->ids.state)
         err_sys(e, "random numbers");
-    else if ((s->loop = loop_open(&lo, e)) && loop_signals(s->loop, signals, N_SIGNALS, e) == 0 && bind_everywhere(s, e) == 0)
+    else if ((s->loop = loop_open(&lo, e)) && loop_signals(s->loop, signals, N_SIGNALS, e) == 0 &&
+             bind_everywhere(s, e) == 0)
         return s;
     server_close(s);
     return NULL;

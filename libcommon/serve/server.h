@@ -1,14 +1,21 @@
 /* server.h - zse-serve as a library: models on the OpenAI API, over HTTP.
  *
- * Threads: one event loop (the caller of server_run; connections, answers, figures), one for each engine (worker.h), one that opens and closes
- * models, two that parse large bodies, one or more for TLS handshakes.  A request goes loop -> (preparing) -> loop -> engine, its tokens come back through a queue.
+ * Threads: one event loop (the caller of server_run; connections, answers, figures), one for each
+ * engine (worker.h), one that opens and closes models, two that parse large bodies, one or more for
+ * TLS handshakes.  A request goes loop -> (preparing) -> loop -> engine, its tokens come back
+ * through a queue.
  *
  *   conn, loop    sockets, time limits                http, websocket, buf   bytes to requests
- *   places        room for connections, eviction      handshake              TLS handshakes in threads
- *   routes        method and path to a handler        fields, problem        bodies to parameters, errors
- *   calls         one API request that generates      chat, responses, messages, completions, embeddings, wschat   its forms
- *   talk, parts   conversations in, parts of answers out       shape, grammars   what an answer must look like
- *   models        what is loaded                      native, metrics, openapi, page, text    everything else */
+ *   places        room for connections, eviction      handshake              TLS handshakes in
+ *       threads
+ *   routes        method and path to a handler        fields, problem        bodies to parameters,
+ *       errors
+ *   calls         one API request that generates      chat, responses, messages, completions, embeddings, wschat   its
+ *       forms
+ *   talk, parts   conversations in, parts of answers out       shape, grammars   what an answer
+ *       must look like
+ *   models        what is loaded                      native, metrics, openapi, page, text    everything
+ *       else */
 #ifndef ZSE_SERVE_SERVER_H
 #define ZSE_SERVE_SERVER_H
 
@@ -75,16 +82,20 @@ struct server_options {
 };
 
 struct server;
-/* Reads the certificate and its key and binds the sockets, for which it may take privileges that nothing else needs. */
+/* Reads the certificate and its key and binds the sockets, for which it may take privileges that
+ * nothing else needs. */
 struct server *server_bind(const struct server_options *o, struct err *e);
-/* Opens all else, as who the process is by then, and listens on return.  admin_token: borrowed; NULL: no administration over HTTP. */
+/* Opens all else, as who the process is by then, and listens on return.  admin_token: borrowed;
+ * NULL: no administration over HTTP. */
 int server_start(struct server *s, const char *admin_token, struct err *e);
-/* -1: lines of the audit log were not written, as warn was told.  SERVER_STUCK: the step of an engine does not end; the audit log is written, nothing is freed, and the
- * process is to end by _exit. NULL is fine. */
+/* -1: lines of the audit log were not written, as warn was told.  SERVER_STUCK: the step of an
+ * engine does not end; the audit log is written, nothing is freed, and the process is to end by
+ * _exit. NULL is fine. */
 enum { SERVER_STUCK = 1 };
 int server_close(struct server *s);
 int server_finish_audit(struct server *s);              /* any thread, while server_close does not return: as much of the log as can be written */
-/* Instead, before the process ends at once: clients are let go, and their requests have their lines in the audit log. */
+/* Instead, before the process ends at once: clients are let go, and their requests have their
+ * lines in the audit log. */
 int server_leave(struct server *s);
 int server_port(const struct server *s);                /* 0: no TCP */
 int server_is_loading(const struct server *s);          /* then server_close waits for the opener */
@@ -92,7 +103,8 @@ int server_is_loading(const struct server *s);          /* then server_close wai
 int server_load(struct server *s, const char *path, const char *name, struct err *e);
 /* Blocks SIGTERM, SIGINT and SIGHUP; before any other thread is made. */
 void server_block_signals(void);
-/* Until SIGTERM or SIGINT: 0 after draining. -1 if a model that server_load was told of could not be opened at all and none other is there; *e says why. */
+/* Until SIGTERM or SIGINT: 0 after draining. -1 if a model that server_load was told of could
+ * not be opened at all and none other is there; *e says why. */
 int server_run(struct server *s, struct err *e);
 
 #endif

@@ -5,13 +5,18 @@
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/worker.h"
 
-/* Is so little left? Both the share and the amount, so that a large machine is not refused with plenty, nor a small one with what its model left. */
-static int below(uint64_t left, uint64_t most, double share, uint64_t bytes) { return (double)left < share * (double)most && left < bytes; }
+/* Is so little left? Both the share and the amount, so that a large machine is not refused with
+ * plenty, nor a small one with what its model left. */
+static int below(uint64_t left, uint64_t most, double share, uint64_t bytes)
+{
+    return (double)left < share * (double)most && left < bytes;
+}
 
 enum watch_state watch_next(enum watch_state before, const struct memory *m)
 {
     static const uint64_t mib = 1 << 20;
-    const uint64_t left = memory_now(m), most = memory_most(m), hard_left = m->hard && m->hard_left < m->available ? m->hard_left : m->available;
+    const uint64_t left = memory_now(m), most = memory_most(m), hard_left = m->hard &&
+        m->hard_left < m->available ? m->hard_left : m->available;
     const double stalled = m->stalled_own && (double)left < 0.15 * (double)most ? m->stalled10 : 0;
     if (before == WATCH_END || below(hard_left, m->hard ? m->hard : m->total, 0.02, 256 * mib))
         return WATCH_END;
@@ -33,8 +38,8 @@ void watch_step(struct watch *w, const struct memory *m)
 static void end(struct server *s, const struct memory *m)
 {
     s->failed = 1;
-    err_set(&s->error, ERR_MEMORY, "memory runs out: %.2f GB of %.2f GB are left; ending before the system does it", (double)memory_now(m) * 1e-9,
-            (double)memory_most(m) * 1e-9);
+    err_set(&s->error, ERR_MEMORY, "memory runs out: %.2f GB of %.2f GB are left; ending before the system does it",
+            (double)memory_now(m) * 1e-9, (double)memory_most(m) * 1e-9);
     server_stop(s, 0);
 }
 
@@ -60,7 +65,10 @@ void watch_tick(struct server *s)
         end(s, &m);
 }
 
-static int stalls(const struct hosted *h) { return h->s->o.stall_s > 0 && h->worker && worker_step_s(h->worker) > h->s->o.stall_s; }
+static int stalls(const struct hosted *h)
+{
+    return h->s->o.stall_s > 0 && h->worker && worker_step_s(h->worker) > h->s->o.stall_s;
+}
 
 const struct hosted *stall_find(const struct server *s)
 {

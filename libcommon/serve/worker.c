@@ -72,7 +72,8 @@ static struct event *add_event(struct worker *w, struct job *job)
     return ev;
 }
 
-/* Nothing of the job comes any more; where the engine is still at work on it, this is said when that has ended. */
+/* Nothing of the job comes any more; where the engine is still at work on it, this is said when
+ * that has ended. */
 static void lose(struct worker *w, struct job *job)
 {
     if (!job->lost && !job->done && job->request)
@@ -419,7 +420,8 @@ struct events *worker_take(struct worker *w)
     return b;
 }
 
-/* Few and small ones are kept: a loop that was held up for a moment gives back as many as there were steps meanwhile. */
+/* Few and small ones are kept: a loop that was held up for a moment gives back as many as there
+ * were steps meanwhile. */
 void worker_give_back(struct worker *w, struct events *list)
 {
     enum { KEEP = 3, KEEP_BYTES = 1 << 16 };

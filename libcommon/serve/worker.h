@@ -1,5 +1,6 @@
-/* worker.h - one thread for each engine.  Requests go in and events come out through queues; the only lock is held for the moments in which a list
- * changes hands, never while the engine computes or somebody writes to a socket. */
+/* worker.h - one thread for each engine.  Requests go in and events come out through queues; the
+ * only lock is held for the moments in which a list changes hands, never while the engine
+ * computes or somebody writes to a socket. */
 #ifndef ZSE_SERVE_WORKER_H
 #define ZSE_SERVE_WORKER_H
 
@@ -9,8 +10,9 @@
 
 struct worker;
 
-/* One answer that the engine makes.  The memory is the submitter's; it stays until the event with `last` has come, or the job is among the lost ones,
- * and, after worker_cancel, among those that are heard. */
+/* One answer that the engine makes.  The memory is the submitter's; it stays until the event
+ * with `last` has come, or the job is among the lost ones, and, after worker_cancel, among those
+ * that are heard. */
 struct job {
     void *user;
     struct worker *worker;          /* this and what follows: the worker thread's own */
@@ -46,13 +48,15 @@ struct events {                          /* of one or more steps */
 
 /* wake is called from the thread when there are events. g is borrowed until worker_close. */
 struct worker *worker_open(struct engine *g, void (*wake)(void *user), void *user, struct err *e);
-/* Ends the thread after the step that it is in. Jobs that are not done get no more events.  -1: after so many seconds it is in that step still; then the worker and
- * all that it uses must stay. NULL is fine. */
+/* Ends the thread after the step that it is in. Jobs that are not done get no more events.  -1:
+ * after so many seconds it is in that step still; then the worker and all that it uses must
+ * stay. NULL is fine. */
 int worker_close(struct worker *w, double patience_s);
 /* Any thread: seconds since the step that it is in began; 0: it waits for work. */
 double worker_step_s(const struct worker *w);
-/* Requests for p->n (at least 1) jobs. What p points to stays until their first events or last, but for its constraint, which is copied and taken over.
- * 0, or -1 without memory; a refusal is an event. */
+/* Requests for p->n (at least 1) jobs. What p points to stays until their first events or last,
+ * but for its constraint, which is copied and taken over.  0, or -1 without memory; a refusal is
+ * an event. */
 int worker_submit(struct worker *w, const struct request_params *p, struct job *jobs);
 /* 0, or -1 without memory: then the answer goes on to its end. */
 int worker_cancel(struct worker *w, struct job *job);
@@ -65,7 +69,13 @@ void worker_give_back(struct worker *w, struct events *list);
 /* As of the last step. */
 void worker_stats(struct worker *w, struct engine_stats *s, struct engine_limits *l);
 
-static inline const struct top_logprob *event_top(const struct events *b, const struct event *ev) { return (const void *)(b->bytes.data + ev->top); }
-static inline const float *event_embedding(const struct events *b, const struct event *ev) { return (const void *)(b->bytes.data + ev->embedding); }
+static inline const struct top_logprob *event_top(const struct events *b, const struct event *ev)
+{
+    return (const void *)(b->bytes.data + ev->top);
+}
+static inline const float *event_embedding(const struct events *b, const struct event *ev)
+{
+    return (const void *)(b->bytes.data + ev->embedding);
+}
 
 #endif

@@ -38,8 +38,9 @@ static json_t *with_reasoning(const json_t *message)
 
 static int is_text(const char *s) { return !s || utf8_valid(s, strlen(s)) == strlen(s); }
 
-int chat_render(const struct tmpl *t, const json_t *messages, const json_t *tools, int add_generation_prompt, const char *bos,
-                const char *eos, int64_t now, const json_t *extra_vars, const struct tmpl_limits *limits, char **out, size_t *size, struct err *e)
+int chat_render(const struct tmpl *t, const json_t *messages, const json_t *tools, int add_generation_prompt,
+                const char *bos, const char *eos, int64_t now, const json_t *extra_vars,
+                const struct tmpl_limits *limits, char **out, size_t *size, struct err *e)
 {
     json_t *vars = json_object(), *list = json_array(), *extra = extra_vars ? shared(extra_vars) : NULL;
     int r = -1;
@@ -59,7 +60,8 @@ int chat_render(const struct tmpl *t, const json_t *messages, const json_t *tool
             goto done;
         }
     }
-    if (json_object_set(vars, "messages", list) < 0 || json_object_set_new(vars, "tools", tools ? shared(tools) : json_null()) < 0
+    if (json_object_set(vars, "messages", list) < 0 ||
+        json_object_set_new(vars, "tools", tools ? shared(tools) : json_null()) < 0
         || json_object_set_new(vars, "documents", json_null()) < 0
         || json_object_set_new(vars, "add_generation_prompt", json_boolean(add_generation_prompt)) < 0
         || json_object_set_new(vars, "bos_token", json_string(bos ? bos : "")) < 0

@@ -6,7 +6,8 @@
 
 #include "libcommon/template/tmpl_ast.h"
 
-/* Run work with vm_fail() leading back here; numbers are written and read with a decimal point in every locale. */
+/* Run work with vm_fail() leading back here; numbers are written and read with a decimal point
+ * in every locale. */
 static int guarded(struct vm *vm, void (*work)(struct vm *vm, void *arg), void *arg)
 {
     locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0), was = c ? uselocale(c) : (locale_t)0;
@@ -43,8 +44,10 @@ struct tmpl *tmpl_parse(const char *text, size_t size, const char *name, struct 
         err_nomem(e, "a template");
         return NULL;
     }
-    /* A token takes two bytes of source or more; the tree is bounded by the source, the limits are for accidents. */
-    struct vm vm = { .e = e, .name = t->name, .line = 1, .max_arena = ((size_t)64 << 20) + (size < SIZE_MAX / 1024 ? size * 512 : SIZE_MAX / 4),
+    /* A token takes two bytes of source or more; the tree is bounded by the source, the limits
+     * are for accidents. */
+    struct vm vm = { .e = e, .name = t->name, .line = 1,
+                     .max_arena = ((size_t)64 << 20) + (size < SIZE_MAX / 1024 ? size * 512 : SIZE_MAX / 4),
         .max_steps = UINT64_MAX / 2 };
     int r = guarded(&vm, parse, &source);
     t->chunks = vm.chunks;
@@ -73,14 +76,17 @@ static void render(struct vm *vm, void *arg)
     vm->out.data[vm->out.size] = '\0';
 }
 
-int tmpl_render(const struct tmpl *t, const json_t *vars, int64_t now, const struct tmpl_limits *limits, char **out, size_t *size, struct err *e)
+int tmpl_render(const struct tmpl *t, const json_t *vars, int64_t now, const struct tmpl_limits *limits, char **out,
+                size_t *size, struct err *e)
 {
     static const struct tmpl_limits none;
     const struct tmpl_limits *l = limits ? limits : &none;
     struct vm vm = { .e = e, .name = t->name, .line = 1, .t = t, .now = now,
-        .max_output = l->max_output ? l->max_output : (size_t)16 << 20, .max_steps = l->max_steps ? l->max_steps : 50000000,
+        .max_output = l->max_output ? l->max_output : (size_t)16 << 20,
+        .max_steps = l->max_steps ? l->max_steps : 50000000,
         .max_depth = l->max_depth ? l->max_depth : 200 };
-    vm.max_arena = l->max_memory ? l->max_memory : ((size_t)64 << 20) + (vm.max_output < SIZE_MAX / 16 ? vm.max_output * 8 : SIZE_MAX / 4);
+    vm.max_arena = l->max_memory ? l->max_memory : ((size_t)64 << 20) +
+                   (vm.max_output < SIZE_MAX / 16 ? vm.max_output * 8 : SIZE_MAX / 4);
     union { const json_t *in; void *out; } v = { .in = vars };
     int r = guarded(&vm, render, v.out);
     vm_free_arena(vm.chunks);

@@ -1,6 +1,6 @@
-/* template.h - chat templates: the Jinja language as transformers sets it up (trim_blocks, lstrip_blocks, loop controls,
- * tojson with ensure_ascii=False, raise_exception, strftime_now, {% generation %}).
- * https://jinja.palletsprojects.com/en/3.1.x/templates/ */
+/* template.h - chat templates: the Jinja language as transformers sets it up (trim_blocks,
+ * lstrip_blocks, loop controls, tojson with ensure_ascii=False, raise_exception, strftime_now,
+ * {% generation %}).  https://jinja.palletsprojects.com/en/3.1.x/templates/ */
 #ifndef ZSE_TEMPLATE_TEMPLATE_H
 #define ZSE_TEMPLATE_TEMPLATE_H
 
@@ -25,10 +25,12 @@ struct tmpl_limits {
     int max_depth;              /* nested calls and blocks; 0: 200 */
 };
 
-/* Render with the variables of the JSON object vars (messages, tools, bos_token, add_generation_prompt, ...; order of
- * keys is kept; integers and floats stay what they are).  now: seconds since 1970 in UTC for strftime_now.  *out is malloc'd, '\0'-terminated.
- * Templates may change lists and dicts (append, pop ...): they are the render's own copies.  A template is read-only: any number of threads may
- * render it.  A raise_exception("text") gives ERR_FORMAT with that text at the end of the message. */
+/* Render with the variables of the JSON object vars (messages, tools, bos_token,
+ * add_generation_prompt, ...; order of keys is kept; integers and floats stay what they are).
+ * now: seconds since 1970 in UTC for strftime_now.  *out is malloc'd, '\0'-terminated.
+ * Templates may change lists and dicts (append, pop ...): they are the render's own copies.  A
+ * template is read-only: any number of threads may render it.  A raise_exception("text") gives
+ * ERR_FORMAT with that text at the end of the message. */
 int tmpl_render(const struct tmpl *t, const json_t *vars, int64_t now, const struct tmpl_limits *limits,
                 char **out, size_t *size, struct err *e);
 

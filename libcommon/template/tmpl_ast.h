@@ -1,10 +1,12 @@
-/* tmpl_ast.h - inside the template engine: tokens and the tree.  Both live in the arena of the parse. */
+/* tmpl_ast.h - inside the template engine: tokens and the tree.  Both live in the arena of the
+ * parse. */
 #ifndef ZSE_TEMPLATE_TMPL_AST_H
 #define ZSE_TEMPLATE_TMPL_AST_H
 
 #include "libcommon/template/tmpl_value.h"
 
-enum token_kind { T_END, T_DATA, T_PRINT_BEGIN, T_PRINT_END, T_BLOCK_BEGIN, T_BLOCK_END, T_NAME, T_STRING, T_INT, T_FLOAT, T_OP };
+enum token_kind { T_END, T_DATA, T_PRINT_BEGIN, T_PRINT_END, T_BLOCK_BEGIN, T_BLOCK_END, T_NAME, T_STRING, T_INT,
+                  T_FLOAT, T_OP };
 struct token {
     enum token_kind kind;
     int line;
@@ -17,10 +19,12 @@ struct token *tmpl_lex(struct vm *vm, const char *source, size_t size);
 
 enum node_kind {
     /* expressions */
-    N_CONST, N_NAME, N_LIST, N_TUPLE, N_DICT, N_GETATTR, N_GETITEM, N_SLICE, N_CALL, N_FILTER, N_TEST, N_COND, N_AND, N_OR, N_NOT,
+    N_CONST, N_NAME, N_LIST, N_TUPLE, N_DICT, N_GETATTR, N_GETITEM, N_SLICE, N_CALL, N_FILTER, N_TEST, N_COND, N_AND,
+        N_OR, N_NOT,
     N_NEG, N_POS, N_BINARY, N_CONCAT, N_COMPARE, N_NSREF,
     /* statements */
-    N_DATA, N_PRINT, N_FOR, N_IF, N_SET, N_SET_BLOCK, N_MACRO, N_CALL_BLOCK, N_FILTER_BLOCK, N_WITH, N_SCOPE, N_BLOCK, N_AUTOESCAPE,
+    N_DATA, N_PRINT, N_FOR, N_IF, N_SET, N_SET_BLOCK, N_MACRO, N_CALL_BLOCK, N_FILTER_BLOCK, N_WITH, N_SCOPE, N_BLOCK,
+        N_AUTOESCAPE,
     N_BREAK, N_CONTINUE,
 };
 

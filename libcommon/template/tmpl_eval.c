@@ -3,8 +3,9 @@
 
 #include <string.h>
 
-/* Variables of one block.  A name is found in the innermost scope that has it, then among the caller's variables,
- * then among the global functions.  Macros keep the scope they were defined in. */
+/* Variables of one block.  A name is found in the innermost scope that has it, then among the
+ * caller's variables, then among the global functions.  Macros keep the scope they were defined
+ * in. */
 struct scope {
     struct scope *parent;
     struct binding { const struct str *name; struct val v; } *b;
@@ -140,7 +141,8 @@ static void push_kwarg(struct vm *vm, struct args *a, int *cap, const struct str
 {
     for (int i = 0; i < a->n_kw; i++)
         if (a->kw[i].name->size == name->size && !memcmp(a->kw[i].name->data, name->data, name->size))
-            fail(vm, "got multiple values for keyword argument '%.*s'", name->size > 100 ? 100 : (int)name->size, name->data);
+            fail(vm, "got multiple values for keyword argument '%.*s'", name->size > 100 ? 100 : (int)name->size,
+                 name->data);
     vm_step(vm, (size_t)a->n_kw / 8);
     if (a->n_kw == *cap) {
         struct kwarg *more = vm_array(vm, (size_t)*cap * 2, sizeof *more);
@@ -224,7 +226,8 @@ struct val builtin_call(struct vm *vm, const struct builtin *b, struct val in, c
 static const struct kwarg *find_kwarg(const struct args *args, const struct str *name)
 {
     for (int i = 0; i < args->n_kw; i++)
-        if (args->kw[i].name == name || (args->kw[i].name->size == name->size && !memcmp(args->kw[i].name->data, name->data, name->size)))
+        if (args->kw[i].name == name || (args->kw[i].name->size == name->size &&
+                                         !memcmp(args->kw[i].name->data, name->data, name->size)))
             return &args->kw[i];
     return NULL;
 }
@@ -275,7 +278,8 @@ static struct val call_macro(struct vm *vm, const struct macro *m, const struct 
     vm->scope = s;
     for (int i = 0; i < def->n_args; i++) {
         const struct kwarg *given = i < args->n_pos ? NULL : find_kwarg(args, def->args[i].name);
-        struct val v = i < args->n_pos ? args->pos[i] : given ? given->v : def->args[i].value ? eval(vm, def->args[i].value)
+        struct val v = i < args->n_pos ? args->pos[i] : given ? given->v : def->args[i].value
+                           ? eval(vm, def->args[i].value)
             : val_hint(vm, val_format(vm, "parameter '%.100s' was not provided", def->args[i].name->data).s->data);
         bind(vm, s, def->args[i].name, v);
     }
@@ -373,10 +377,12 @@ static struct val eval_call(struct vm *vm, const struct node *n, struct val call
 static struct val eval_apply(struct vm *vm, const struct node *n, struct val block_text)
 {
     struct arg_space space;
-    struct val in = !n->a ? block_text : n->a->kind == N_FILTER && block_text.kind == K_STR ? eval_apply(vm, n->a, block_text) : eval(vm, n->a);
+    struct val in = !n->a ? block_text : n->a->kind == N_FILTER &&
+                    block_text.kind == K_STR ? eval_apply(vm, n->a, block_text) : eval(vm, n->a);
     struct args args = eval_args(vm, n, &space);
     if (!n->fn)
-        fail(vm, "No %s named '%.*s'.", n->kind == N_FILTER ? "filter" : "test", n->name->size > 100 ? 100 : (int)n->name->size, n->name->data);
+        fail(vm, "No %s named '%.*s'.", n->kind == N_FILTER ? "filter" : "test",
+             n->name->size > 100 ? 100 : (int)n->name->size, n->name->data);
     struct val r = builtin_call(vm, n->fn, in, &args);
     return n->negated ? val_bool(!val_truth(r)) : r;
 }
@@ -487,7 +493,8 @@ static size_t loop_length(struct vm *vm, struct loop *l)
 
 struct val loop_attr(struct vm *vm, struct loop *l, const char *name)
 {
-    static const char *const names[] = { "index", "index0", "first", "last", "length", "revindex", "revindex0", "depth", "depth0", "previtem",
+    static const char *const names[] = { "index", "index0", "first", "last", "length", "revindex", "revindex0", "depth",
+                                         "depth0", "previtem",
         "nextitem" };
     int which = 0;
     while (which < (int)(sizeof names / sizeof *names) && strcmp(names[which], name))
@@ -634,7 +641,8 @@ static enum flow exec_scoped(struct vm *vm, const struct nodes *body, struct sco
     return flow;
 }
 
-/* {% set x %}...{% endset %} and {% filter f %}...{% endfilter %}: the text of the body, filtered. */
+/* {% set x %}...{% endset %} and {% filter f %}...{% endfilter %}: the text of the body,
+ * filtered. */
 static enum flow exec_text_block(struct vm *vm, const struct node *n)
 {
     enum flow flow;

@@ -1,4 +1,5 @@
-/* tmpl_filters.c - the filters that work on one value or text: x|upper, x|round, x|tojson ...  The table is at the end. */
+/* tmpl_filters.c - the filters that work on one value or text: x|upper, x|round, x|tojson ...
+ * The table is at the end. */
 #include "libcommon/template/tmpl_filters.h"
 
 #include <inttypes.h>
@@ -43,7 +44,8 @@ static FILTER(f_int)            /* default, base */
         fail(vm, "int: base %" PRId64 " is not 0 or 2 to 36", base);
     int done = str_to_int(in.s->data, in.s->size, (int)base, &i);
     if (done < 0)
-        vm_fail(vm, ERR_LIMIT, "'%.*s' does not fit an integer of 64 bits", in.s->size > 60 ? 60 : (int)in.s->size, in.s->data);
+        vm_fail(vm, ERR_LIMIT, "'%.*s' does not fit an integer of 64 bits", in.s->size > 60 ? 60 : (int)in.s->size,
+                in.s->data);
     if (done)
         return val_int(i);
     if (!str_to_float(in.s->data, in.s->size, &x) || isnan(x) || isinf(x))
@@ -87,7 +89,8 @@ static FILTER(f_round)          /* precision, method */
         val_fail_undef(vm, in);
     if (!is_num(in))
         fail(vm, "type %s doesn't define round()", val_type(in));
-    int is_common = method.s->size == 6 && !memcmp(method.s->data, "common", 6), is_ceil = method.s->size == 4 && !memcmp(method.s->data, "ceil", 4);
+    int is_common = method.s->size == 6 && !memcmp(method.s->data, "common", 6), is_ceil = method.s->size == 4 &&
+        !memcmp(method.s->data, "ceil", 4);
     if (!is_common && !is_ceil && !(method.s->size == 5 && !memcmp(method.s->data, "floor", 5)))
         fail(vm, "method must be common, ceil or floor");
     if (is_common && in.kind == K_FLOAT)
@@ -256,7 +259,8 @@ static int letter(uint32_t c) { return char_word(c) && !(c >= '0' && c <= '9') &
 static int ascii_space(uint32_t c) { return c == ' ' || (c >= 9 && c <= 13); }
 static int may_precede_dash(uint32_t c) { return char_word(c) || (c && c < 0x80 && strchr("!\"'&.,?", (int)c)); }
 
-/* c[0..n): the end of the chunk that begins at i: blanks, a dash between words, or a word, cut behind hyphens. */
+/* c[0..n): the end of the chunk that begins at i: blanks, a dash between words, or a word, cut
+ * behind hyphens. */
 static size_t chunk_end(const uint32_t *c, size_t n, size_t i, int hyphens)
 {
     size_t at = i;
@@ -282,8 +286,10 @@ static size_t chunk_end(const uint32_t *c, size_t n, size_t i, int hyphens)
             return at;
         if (c[at] != '-' || at - i < 1)
             continue;
-        int before = at >= 2 && letter(c[at - 1]) && (letter(c[at - 2]) || (at >= 3 && c[at - 2] == '-' && letter(c[at - 3])));
-        int after = at + 2 < n && letter(c[at + 1]) && (letter(c[at + 2]) || (c[at + 2] == '-' && at + 3 < n && letter(c[at + 3])));
+        int before = at >= 2 && letter(c[at - 1]) &&
+                     (letter(c[at - 2]) || (at >= 3 && c[at - 2] == '-' && letter(c[at - 3])));
+        int after = at + 2 < n && letter(c[at + 1]) &&
+                    (letter(c[at + 2]) || (c[at + 2] == '-' && at + 3 < n && letter(c[at + 3])));
         if (before && after)
             return at + 1;
     }
@@ -351,7 +357,8 @@ static FILTER(f_wordwrap)       /* width, break_long_words, wrapstring, break_on
 {
     int64_t width = arg_int(vm, a[0], 79);
     struct val s = arg_str(vm, in, NULL), lines = str_splitlines(vm, s, 0);
-    struct wrap w = { .vm = vm, .out = { .vm = vm }, .newline = arg_given(a[2]) ? arg_str(vm, a[2], NULL) : val_cstr(vm, "\n"),
+    struct wrap w = { .vm = vm, .out = { .vm = vm },
+                      .newline = arg_given(a[2]) ? arg_str(vm, a[2], NULL) : val_cstr(vm, "\n"),
         .width = (size_t)width, .break_long = arg_bool(a[1], 1), .hyphens = arg_bool(a[3], 1) };
     if (width <= 0)
         fail(vm, "wordwrap: invalid width %" PRId64 " (must be > 0)", width);
@@ -376,7 +383,8 @@ static FILTER(f_wordwrap)       /* width, break_long_words, wrapstring, break_on
 static FILTER(f_striptags)
 {
     static const struct { const char *entity; uint32_t c; } entities[] = {
-        { "&amp;", '&' }, { "&lt;", '<' }, { "&gt;", '>' }, { "&#39;", '\'' }, { "&#34;", '"' }, { "&quot;", '"' }, { "&nbsp;", 0xA0 },
+        { "&amp;", '&' }, { "&lt;", '<' }, { "&gt;", '>' }, { "&#39;", '\'' }, { "&#34;", '"' }, { "&quot;", '"' },
+            { "&nbsp;", 0xA0 },
     };
     struct val s = val_safe(val_str(vm, in), 0);
     struct sb b = { .vm = vm }, out = { .vm = vm };
@@ -384,7 +392,8 @@ static FILTER(f_striptags)
     while (p < end) {                                   /* comments, then tags; an unclosed one stays */
         const char *open = memchr(p, '<', (size_t)(end - p));
         int comment = open && end - open >= 4 && !memcmp(open, "<!--", 4);
-        const char *close = !open ? NULL : comment ? memmem(open + 4, (size_t)(end - open - 4), "-->", 3) : memchr(open, '>', (size_t)(end - open));
+        const char *close = !open ? NULL : comment ? memmem(open + 4, (size_t)(end - open - 4), "-->", 3)
+                                                   : memchr(open, '>', (size_t)(end - open));
         vm_step(vm, 1 + (size_t)((close ? close : end) - p) / 64);
         if (!close)
             break;
@@ -468,7 +477,8 @@ static FILTER(f_xmlattr)        /* autospace */
             continue;
         for (size_t k = 0; k < key.s->size; k++)
             if (strchr(" \t\n\r\f\v/>=", key.s->data[k]))
-                fail(vm, "Invalid character in attribute name: '%.*s'", key.s->size > 100 ? 100 : (int)key.s->size, key.s->data);
+                fail(vm, "Invalid character in attribute name: '%.*s'", key.s->size > 100 ? 100 : (int)key.s->size,
+                     key.s->data);
         if (b.size || arg_bool(a[0], 1))
             sb_add(&b, " ", 1);
         sb_str(&b, val_escape(vm, key));
@@ -504,7 +514,10 @@ static FILTER(f_tojson)         /* ensure_ascii, indent, separators, sort_keys *
 
 static FILTER(f_pprint) { return val_pprint(vm, in); }
 
-static _Noreturn FILTER(f_random) { vm_fail(vm, ERR_UNSUPPORTED, "random is not supported: the same input always renders the same text"); }
+static _Noreturn FILTER(f_random)
+{
+    vm_fail(vm, ERR_UNSUPPORTED, "random is not supported: the same input always renders the same text");
+}
 
 static const struct builtin value_filters[] = {
     { "abs", f_abs, "", 0, 0 },

@@ -27,11 +27,13 @@ struct spec {
 static void check_sizes(struct vm *vm, const struct spec *sp)
 {
     if (sp->width > MAX_WIDTH || sp->precision > MAX_PRECISION)
-        vm_fail(vm, ERR_LIMIT, "a format asks for width %" PRId64 " and precision %" PRId64 "; at most %d and %d", sp->width, sp->precision, MAX_WIDTH, MAX_PRECISION);
+        vm_fail(vm, ERR_LIMIT, "a format asks for width %" PRId64 " and precision %" PRId64 "; at most %d and %d",
+                sp->width, sp->precision, MAX_WIDTH, MAX_PRECISION);
 }
 
 /* digits = [whole][rest], whole being the digits that are grouped by size; prefix: "0x". */
-static struct val lay_out_number(struct vm *vm, const struct spec *sp, int negative, const char *prefix, const char *digits, int group_size)
+static struct val lay_out_number(struct vm *vm, const struct spec *sp, int negative, const char *prefix,
+                                 const char *digits, int group_size)
 {
     struct sb b = { .vm = vm };
     size_t whole = strspn(digits, group_size == 4 ? "0123456789abcdefABCDEF" : "0123456789"), zeros = 0;
@@ -80,7 +82,8 @@ static struct val format_int(struct vm *vm, const struct spec *sp, int64_t x)
         digits[i] = digits[n - 1 - i];
         digits[n - 1 - i] = t;
     }
-    const char *prefix = !sp->alt || base == 10 ? "" : base == 2 ? "0b" : base == 8 ? "0o" : sp->type == 'X' ? "0X" : "0x";
+    const char *prefix = !sp->alt || base == 10 ? "" : base == 2 ? "0b" : base == 8 ? "0o" : sp->type == 'X' ? "0X"
+        : "0x";
     return lay_out_number(vm, sp, x < 0, prefix, digits, base == 10 ? 3 : 4);
 }
 
@@ -92,7 +95,8 @@ static struct val format_float(struct vm *vm, const struct spec *sp, double x)
     if (!type && sp->precision < 0) {
         float_repr(fabs(x), text);
     } else {
-        /* No type but a precision is 'g' that shows at least one decimal, with the exponent one digit earlier. */
+        /* No type but a precision is 'g' that shows at least one decimal, with the exponent one
+         * digit earlier. */
         if (percent)
             x *= 100;
         int precision = sp->precision < 0 ? 6 : (int)sp->precision;
@@ -230,7 +234,8 @@ static struct val percent_one(struct percent *f)
         }
         if (sp.type == 'c' && (v.kind != K_STR || v.s->n_chars != 1))
             fail(vm, "%%c requires int or char");
-        return lay_out_text(vm, &sp, sp.type == 's' || sp.type == 'c' ? val_str(vm, v) : sp.type == 'a' ? val_ascii(vm, v) : val_repr(vm, v));
+        return lay_out_text(vm, &sp, sp.type == 's' || sp.type == 'c' ? val_str(vm, v) : sp.type == 'a'
+                            ? val_ascii(vm, v) : val_repr(vm, v));
     }
     if (left || sp.zero) {
         sp.align = left ? '<' : '=';
@@ -253,7 +258,8 @@ struct val fmt_percent(struct vm *vm, struct val format, struct val arg)
         struct val piece = percent_one(&f);
         sb_str(&b, format.flag && mark[1] != '%' ? val_escape(vm, piece) : piece);
     }
-    if (arg.kind == K_TUPLE ? f.used < arg.l->n : !f.used && !f.mapped && arg.kind != K_DICT && arg.kind != K_LIST && arg.kind != K_UNDEF)
+    if (arg.kind == K_TUPLE ? f.used < arg.l->n : !f.used && !f.mapped && arg.kind != K_DICT && arg.kind != K_LIST &&
+        arg.kind != K_UNDEF)
         fail(vm, "not all arguments converted during string formatting");
     return val_safe(sb_done(&b), format.flag);
 }
@@ -372,7 +378,8 @@ static struct val field_value(struct braces *f, const char *p, const char *end)
         v = f->args->pos[index];
     } else {
         for (int i = 0; i < f->args->n_kw; i++)
-            if (f->args->kw[i].name->size == (size_t)(p - name) && !memcmp(f->args->kw[i].name->data, name, (size_t)(p - name)))
+            if (f->args->kw[i].name->size == (size_t)(p - name) &&
+                !memcmp(f->args->kw[i].name->data, name, (size_t)(p - name)))
                 v = f->args->kw[i].v;
         if (v.kind == K_MISSING)
             fail(vm, "format: no argument '%.*s'", (int)(p - name), name);
@@ -458,12 +465,14 @@ struct val fmt_braces(struct vm *vm, struct val format, const struct args *args)
 /* ---- strftime, in English whatever the locale, and in UTC */
 
 static const char *const day_names[] = { "Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday" };
-static const char *const month_names[] = { "January", "February", "March", "April", "May", "June", "July", "August", "September",
+static const char *const month_names[] = { "January", "February", "March", "April", "May", "June", "July", "August",
+                                           "September",
     "October", "November", "December" };
 
 static int days_in_year(int64_t y) { return y % 4 == 0 && (y % 100 != 0 || y % 400 == 0) ? 366 : 365; }
 
-/* ISO 8601: week 1 is the one with the year's first Thursday; the first and last days may belong to a neighbour. */
+/* ISO 8601: week 1 is the one with the year's first Thursday; the first and last days may belong
+ * to a neighbour. */
 static int iso_week(const struct tm *t, int64_t *year)
 {
     int monday_based = (t->tm_wday + 6) % 7, week = (t->tm_yday - monday_based + 10) / 7;
@@ -557,7 +566,8 @@ static void add_time(struct sb *b, const char *p, const char *end, const struct 
             char num[32];
             char pad = flag == '_' ? ' ' : flag == '0' ? '0' : f.pad;
             int n = flag == '-' ? snprintf(num, sizeof num, "%" PRId64, f.value)
-                : pad == '0' ? snprintf(num, sizeof num, "%0*" PRId64, f.width, f.value) : snprintf(num, sizeof num, "%*" PRId64, f.width, f.value);
+                : pad == '0' ? snprintf(num, sizeof num, "%0*" PRId64, f.width, f.value)
+                             : snprintf(num, sizeof num, "%*" PRId64, f.width, f.value);
             sb_add(b, num, (size_t)n);
         }
     }

@@ -1,5 +1,6 @@
-/* tmpl_lex.c - template source to tokens, with the white space control of Jinja set to trim_blocks and
- * lstrip_blocks: the newline after a block or comment goes, and so do blanks between the start of a line and one. */
+/* tmpl_lex.c - template source to tokens, with the white space control of Jinja set to
+ * trim_blocks and lstrip_blocks: the newline after a block or comment goes, and so do blanks
+ * between the start of a line and one. */
 #include "libcommon/template/tmpl_ast.h"
 
 #include <stdlib.h>
@@ -53,7 +54,8 @@ static void advance(struct lexer *x, size_t to)
     x->vm->line = x->line;
 }
 
-/* The text before a tag that begins at end; sign is the '-' or '+' behind the tag's opening, else 0. */
+/* The text before a tag that begins at end; sign is the '-' or '+' behind the tag's opening,
+ * else 0. */
 static void push_data(struct lexer *x, size_t from, size_t end, char sign, int is_print)
 {
     size_t keep = end;
@@ -101,7 +103,8 @@ static void lex_comment(struct lexer *x)
     after_close(x, at + 2, sign, 0);
 }
 
-/* "{%" [-+] WORD [-+] "%}" at at?  Then *sign is the first sign, *close_sign the second, *end the offset behind. */
+/* "{%" [-+] WORD [-+] "%}" at at?  Then *sign is the first sign, *close_sign the second, *end
+ * the offset behind. */
 static int bare_tag(const struct lexer *x, size_t at, const char *word, char *sign, char *close_sign, size_t *end)
 {
     size_t p = at + 2;
@@ -203,7 +206,8 @@ static size_t digits_from(const struct lexer *x, size_t at, int base)
         if (c != '_' || at == from || at + 1 >= x->size)
             break;
         char next = x->s[at + 1];
-        int e = next >= '0' && next <= '9' ? next - '0' : (next | 32) >= 'a' && (next | 32) <= 'f' ? (next | 32) - 'a' + 10 : 99;
+        int e = next >= '0' && next <= '9' ? next - '0' : (next | 32) >= 'a' &&
+                (next | 32) <= 'f' ? (next | 32) - 'a' + 10 : 99;
         if (e >= base)
             break;
     }
@@ -248,12 +252,16 @@ static void lex_number(struct lexer *x)
     if (is_float)
         str_to_float(s + from, at - from, &f);
     else if (str_to_int(s + from, at - from, base, &i) < 0)
-        vm_fail(x->vm, ERR_LIMIT, "the integer %.*s does not fit 64 bits", at - from > 40 ? 40 : (int)(at - from), s + from);
+        vm_fail(x->vm, ERR_LIMIT, "the integer %.*s does not fit 64 bits", at - from > 40 ? 40 : (int)(at - from),
+                s + from);
     t->value = is_float ? val_float(f) : val_int(i);
     advance(x, at);
 }
 
-static int name_char(uint32_t c) { return char_word(c) || (c >= 0x80 && utf8proc_category((utf8proc_int32_t)c) == UTF8PROC_CATEGORY_MN); }
+static int name_char(uint32_t c)
+{
+    return char_word(c) || (c >= 0x80 && utf8proc_category((utf8proc_int32_t)c) == UTF8PROC_CATEGORY_MN);
+}
 
 static void lex_name(struct lexer *x)
 {
@@ -267,7 +275,8 @@ static void lex_name(struct lexer *x)
 
 static void lex_operator(struct lexer *x, char *stack, int *depth)
 {
-    static const char *const ops[] = { "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}",
+    static const char *const ops[] = { "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(",
+                                       ")", "{", "}",
         ">", "<", "=", ".", ":", "|", ",", ";" };
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         if (!starts(x, x->at, ops[i]))
@@ -344,7 +353,8 @@ struct token *tmpl_lex(struct vm *vm, const char *source, size_t size)
     }
     while (x.at < n) {
         size_t at = x.at;
-        while (at < n && !(text[at] == '{' && at + 1 < n && (text[at + 1] == '{' || text[at + 1] == '%' || text[at + 1] == '#')))
+        while (at < n && !(text[at] == '{' && at + 1 < n &&
+                           (text[at + 1] == '{' || text[at + 1] == '%' || text[at + 1] == '#')))
             at++;
         char sign = 0, close_sign = 0;
         size_t end = 0;

@@ -1,4 +1,5 @@
-/* tmpl_methods.c - "text".split(), list.append(), dict.items() ...: Python's methods, a table for each type. */
+/* tmpl_methods.c - "text".split(), list.append(), dict.items() ...: Python's methods, a table
+ * for each type. */
 #include "libcommon/template/tmpl_filters.h"
 
 #include <inttypes.h>
@@ -12,8 +13,8 @@
 
 /* ---- str */
 
-/* start and stop of find(), count() ...: code points, negative from the end.  The part in bytes; 0 if it is empty
- * in a way that not even "" is found there. */
+/* start and stop of find(), count() ...: code points, negative from the end.  The part in bytes;
+ * 0 if it is empty in a way that not even "" is found there. */
 static int str_range(struct vm *vm, struct val s, struct val start, struct val stop, size_t *from, size_t *to)
 {
     int64_t n = (int64_t)s.s->n_chars, i = arg_int(vm, start, 0), k = arg_int(vm, stop, n);
@@ -139,7 +140,8 @@ static FILTER(s_zfill)          /* width */
 {
     int64_t width = arg_int(vm, a[0], 0);
     int sign = in.s->size && (in.s->data[0] == '-' || in.s->data[0] == '+');
-    struct val rest = str_pad(vm, val_slice(vm, in, (size_t)sign, in.s->size - (size_t)sign), width - sign, val_cstr(vm, "0"), '>');
+    struct val rest = str_pad(vm, val_slice(vm, in, (size_t)sign, in.s->size - (size_t)sign), width - sign,
+                              val_cstr(vm, "0"), '>');
     return val_safe(val_concat(vm, val_slice(vm, val_safe(in, 0), 0, (size_t)sign), rest), in.flag);
 }
 
@@ -193,15 +195,18 @@ static int is_decimal(uint32_t c) { return utf8proc_category((utf8proc_int32_t)c
 
 static int is_digit(uint32_t c)     /* decimal digits, superscripts, subscripts, digits in circles */
 {
-    return is_decimal(c) || c == 0xB2 || c == 0xB3 || c == 0xB9 || c == 0x2070 || (c >= 0x2074 && c <= 0x2079) || (c >= 0x2080 && c <= 0x2089)
+    return is_decimal(c) || c == 0xB2 || c == 0xB3 || c == 0xB9 || c == 0x2070 || (c >= 0x2074 && c <= 0x2079) ||
+           (c >= 0x2080 && c <= 0x2089)
         || (c >= 0x2460 && c <= 0x2468) || (c >= 0x2474 && c <= 0x247C) || (c >= 0x2488 && c <= 0x2490) || c == 0x24EA
-        || (c >= 0x24F5 && c <= 0x24FD) || c == 0x24FF || (c >= 0x2776 && c <= 0x277E) || (c >= 0x2780 && c <= 0x2788) || (c >= 0x278A && c <= 0x2792);
+        || (c >= 0x24F5 && c <= 0x24FD) || c == 0x24FF || (c >= 0x2776 && c <= 0x277E) ||
+        (c >= 0x2780 && c <= 0x2788) || (c >= 0x278A && c <= 0x2792);
 }
 
 static int is_numeric(uint32_t c)
 {
     int cat = utf8proc_category((utf8proc_int32_t)c);
-    static const uint16_t han[] = { 0x3007, 0x4E00, 0x4E03, 0x4E09, 0x4E5D, 0x4E8C, 0x4E94, 0x516B, 0x516D, 0x5341, 0x56DB, 0x767E, 0x5343, 0x4E07 };
+    static const uint16_t han[] = { 0x3007, 0x4E00, 0x4E03, 0x4E09, 0x4E5D, 0x4E8C, 0x4E94, 0x516B, 0x516D, 0x5341,
+                                    0x56DB, 0x767E, 0x5343, 0x4E07 };
     for (size_t i = 0; i < sizeof han / sizeof *han; i++)
         if (c == han[i])
             return 1;
@@ -221,7 +226,8 @@ enum is_what { IS_ALNUM, IS_ALPHA, IS_ASCII, IS_DECIMAL, IS_DIGIT, IS_NUMERIC, I
 
 static FILTER(s_is)
 {
-    static int (*const kinds[])(uint32_t) = { is_alnum, is_alpha, is_ascii, is_decimal, is_digit, is_numeric, char_printable, utf8_is_space };
+    static int (*const kinds[])(uint32_t) = { is_alnum, is_alpha, is_ascii, is_decimal, is_digit, is_numeric,
+                                              char_printable, utf8_is_space };
     int n;
     for (size_t at = 0; at < in.s->size; at += (size_t)n)
         if (!kinds[variant](utf8_next(in.s->data + at, in.s->size - at, &n)))
@@ -260,19 +266,28 @@ static const struct builtin str_methods[] = {
     { "capitalize", s_case, "", 0, CASE_CAPITALIZE }, { "casefold", s_case, "", 0, CASE_FOLD },
     { "center", s_pad, "width fillchar", 1, 'c' }, { "count", s_count, "sub start end", 1, 0 },
     { "endswith", s_affix, "suffix start end", 1, 1 }, { "expandtabs", s_expandtabs, "tabsize", 0, 0 },
-    { "find", s_find, "sub start end", 1, 0 }, { "format", s_format, NULL, 0, 0 }, { "format_map", s_format_map, "mapping", 1, 0 },
-    { "index", s_find, "sub start end", 1, FIND_OR_FAIL }, { "isalnum", s_is, "", 0, IS_ALNUM }, { "isalpha", s_is, "", 0, IS_ALPHA },
-    { "isascii", s_is, "", 0, IS_ASCII }, { "isdecimal", s_is, "", 0, IS_DECIMAL }, { "isdigit", s_is, "", 0, IS_DIGIT },
-    { "isidentifier", s_isidentifier, "", 0, 0 }, { "islower", s_iscase, "", 0, 'l' }, { "isnumeric", s_is, "", 0, IS_NUMERIC },
-    { "isprintable", s_is, "", 0, IS_PRINTABLE }, { "isspace", s_is, "", 0, IS_SPACE }, { "istitle", s_iscase, "", 0, 't' },
-    { "isupper", s_iscase, "", 0, 'u' }, { "join", s_join, "iterable", 1, 0 }, { "ljust", s_pad, "width fillchar", 1, '<' },
-    { "lower", s_case, "", 0, CASE_LOWER }, { "lstrip", s_strip, "chars", 0, 1 }, { "partition", s_partition, "sep", 1, 0 },
+    { "find", s_find, "sub start end", 1, 0 }, { "format", s_format, NULL, 0, 0 },
+    { "format_map", s_format_map, "mapping", 1, 0 },
+    { "index", s_find, "sub start end", 1, FIND_OR_FAIL }, { "isalnum", s_is, "", 0, IS_ALNUM },
+    { "isalpha", s_is, "", 0, IS_ALPHA },
+    { "isascii", s_is, "", 0, IS_ASCII }, { "isdecimal", s_is, "", 0, IS_DECIMAL },
+    { "isdigit", s_is, "", 0, IS_DIGIT },
+    { "isidentifier", s_isidentifier, "", 0, 0 }, { "islower", s_iscase, "", 0, 'l' },
+    { "isnumeric", s_is, "", 0, IS_NUMERIC },
+    { "isprintable", s_is, "", 0, IS_PRINTABLE }, { "isspace", s_is, "", 0, IS_SPACE },
+    { "istitle", s_iscase, "", 0, 't' },
+    { "isupper", s_iscase, "", 0, 'u' }, { "join", s_join, "iterable", 1, 0 },
+    { "ljust", s_pad, "width fillchar", 1, '<' },
+    { "lower", s_case, "", 0, CASE_LOWER }, { "lstrip", s_strip, "chars", 0, 1 },
+    { "partition", s_partition, "sep", 1, 0 },
     { "removeprefix", s_removeaffix, "prefix", 1, 0 }, { "removesuffix", s_removeaffix, "suffix", 1, 1 },
     { "replace", s_replace, "old new count", 2, 0 }, { "rfind", s_find, "sub start end", 1, FIND_LAST },
     { "rindex", s_find, "sub start end", 1, FIND_LAST | FIND_OR_FAIL }, { "rjust", s_pad, "width fillchar", 1, '>' },
-    { "rpartition", s_partition, "sep", 1, 1 }, { "rsplit", s_split, "sep maxsplit", 0, 1 }, { "rstrip", s_strip, "chars", 0, 2 },
+    { "rpartition", s_partition, "sep", 1, 1 }, { "rsplit", s_split, "sep maxsplit", 0, 1 },
+    { "rstrip", s_strip, "chars", 0, 2 },
     { "split", s_split, "sep maxsplit", 0, 0 }, { "splitlines", s_splitlines, "keepends", 0, 0 },
-    { "startswith", s_affix, "prefix start end", 1, 0 }, { "strip", s_strip, "chars", 0, 3 }, { "swapcase", s_case, "", 0, CASE_SWAP },
+    { "startswith", s_affix, "prefix start end", 1, 0 }, { "strip", s_strip, "chars", 0, 3 },
+    { "swapcase", s_case, "", 0, CASE_SWAP },
     { "title", s_case, "", 0, CASE_TITLE }, { "upper", s_case, "", 0, CASE_UPPER }, { "zfill", s_zfill, "width", 1, 0 },
 };
 
@@ -341,7 +356,8 @@ static size_t position(struct vm *vm, const struct list *l, struct val x, size_t
 
 static FILTER(l_index)          /* value, start, stop */
 {
-    size_t i = position(vm, in.l, a[0], clip(arg_int(vm, a[1], 0), in.l->n), clip(arg_int(vm, a[2], (int64_t)in.l->n), in.l->n));
+    size_t i = position(vm, in.l, a[0], clip(arg_int(vm, a[1], 0), in.l->n),
+                        clip(arg_int(vm, a[2], (int64_t)in.l->n), in.l->n));
     if (i == SIZE_MAX)
         fail(vm, "the value is not in the %s", val_type(in));
     return val_int((int64_t)i);
@@ -396,8 +412,10 @@ static FILTER(l_sort)           /* key, reverse */
 }
 
 static const struct builtin list_methods[] = {
-    { "append", l_append, "object", 1, 0 }, { "clear", l_clear, "", 0, 0 }, { "copy", l_copy, "", 0, 0 }, { "count", l_count, "value", 1, 0 },
-    { "extend", l_extend, "iterable", 1, 0 }, { "index", l_index, "value start stop", 1, 0 }, { "insert", l_insert, "index object", 2, 0 },
+    { "append", l_append, "object", 1, 0 }, { "clear", l_clear, "", 0, 0 }, { "copy", l_copy, "", 0, 0 },
+        { "count", l_count, "value", 1, 0 },
+    { "extend", l_extend, "iterable", 1, 0 }, { "index", l_index, "value start stop", 1, 0 },
+    { "insert", l_insert, "index object", 2, 0 },
     { "pop", l_pop, "index", 0, 0 }, { "remove", l_remove, "value", 1, 0 }, { "reverse", l_reverse, "", 0, 0 },
     { "sort", l_sort, "key reverse", 0, 0 },
 };
@@ -467,9 +485,11 @@ static FILTER(d_clear)
 }
 
 static const struct builtin dict_methods[] = {
-    { "clear", d_clear, "", 0, 0 }, { "copy", d_copy, "", 0, 0 }, { "get", d_get, "key default", 1, 0 }, { "items", d_view, "", 0, VIEW_ITEMS },
+    { "clear", d_clear, "", 0, 0 }, { "copy", d_copy, "", 0, 0 }, { "get", d_get, "key default", 1, 0 },
+        { "items", d_view, "", 0, VIEW_ITEMS },
     { "keys", d_view, "", 0, VIEW_KEYS }, { "pop", d_pop, "key default", 1, 0 }, { "popitem", d_popitem, "", 0, 0 },
-    { "setdefault", d_get, "key default", 1, 1 }, { "update", d_update, NULL, 0, 0 }, { "values", d_view, "", 0, VIEW_VALUES },
+    { "setdefault", d_get, "key default", 1, 1 }, { "update", d_update, NULL, 0, 0 },
+    { "values", d_view, "", 0, VIEW_VALUES },
 };
 
 /* ---- the others */
@@ -498,13 +518,15 @@ static FILTER(lp_changed) { return loop_changed(vm, in.loop, args); }
 static const struct builtin int_methods[] = { { "bit_length", n_bit_length, "", 0, 0 } };
 static const struct builtin float_methods[] = { { "is_integer", n_is_integer, "", 0, 0 } };
 static const struct builtin cycler_methods[] = { { "next", c_next, "", 0, 0 }, { "reset", c_next, "", 0, 1 } };
-static const struct builtin loop_methods[] = { { "changed", lp_changed, NULL, 0, 0 }, { "cycle", lp_cycle, NULL, 0, 0 } };
+static const struct builtin loop_methods[] = { { "changed", lp_changed, NULL, 0, 0 },
+                                               { "cycle", lp_cycle, NULL, 0, 0 } };
 
 #define TABLE(t) { t, sizeof t / sizeof *t }
 static const struct { const struct builtin *rows; size_t n; } methods[N_KINDS] = {
-    [K_STR] = TABLE(str_methods), [K_LIST] = TABLE(list_methods), [K_TUPLE] = TABLE(tuple_methods), [K_DICT] = TABLE(dict_methods),
-    [K_INT] = TABLE(int_methods), [K_BOOL] = TABLE(int_methods), [K_FLOAT] = TABLE(float_methods), [K_CYCLER] = TABLE(cycler_methods),
-    [K_LOOP] = TABLE(loop_methods),
+    [K_STR] = TABLE(str_methods), [K_LIST] = TABLE(list_methods), [K_TUPLE] = TABLE(tuple_methods),
+        [K_DICT] = TABLE(dict_methods),
+    [K_INT] = TABLE(int_methods), [K_BOOL] = TABLE(int_methods), [K_FLOAT] = TABLE(float_methods),
+    [K_CYCLER] = TABLE(cycler_methods), [K_LOOP] = TABLE(loop_methods),
 };
 
 const struct builtin *tmpl_method(struct val self, const char *name, size_t size)

@@ -8,7 +8,8 @@
 
 #include "libcommon/base/utf8.h"
 
-static const char *const op_names[] = { "+", "-", "*", "/", "//", "%", "** or pow()", "==", "!=", "<", "<=", ">", ">=", "in", "not in" };
+static const char *const op_names[] = { "+", "-", "*", "/", "//", "%", "** or pow()", "==", "!=", "<", "<=", ">", ">=",
+                                        "in", "not in" };
 
 /* ---- arithmetic */
 
@@ -46,7 +47,8 @@ static struct val int_op(struct vm *vm, enum op op, int64_t a, int64_t b)
             over = op == OP_FLOORDIV && __builtin_sub_overflow((int64_t)0, a, &r);
             break;
         }
-        r = op == OP_FLOORDIV ? a / b - (a % b != 0 && (a < 0) != (b < 0)) : a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : 0);
+        r = op == OP_FLOORDIV ? a / b - (a % b != 0 && (a < 0) != (b < 0))
+                              : a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : 0);
         break;
     default:                                    /* OP_POW */
         if (b < 0 && a == 0)
@@ -132,7 +134,8 @@ struct val op_binary(struct vm *vm, enum op op, struct val a, struct val b)
 {
     if (is_num(a) && is_num(b))
         return a.kind == K_FLOAT || b.kind == K_FLOAT ? float_op(vm, op, num_f(a), num_f(b)) : int_op(vm, op, a.i, b.i);
-    int a_seq = a.kind == K_STR || a.kind == K_LIST || a.kind == K_TUPLE, b_seq = b.kind == K_STR || b.kind == K_LIST || b.kind == K_TUPLE;
+    int a_seq = a.kind == K_STR || a.kind == K_LIST || a.kind == K_TUPLE, b_seq = b.kind == K_STR ||
+        b.kind == K_LIST || b.kind == K_TUPLE;
     if (op == OP_ADD && a_seq && a.kind == b.kind)
         return add_sequences(vm, a, b);
     if (op == OP_MUL && ((a_seq && is_int(b)) || (b_seq && is_int(a))))
@@ -333,8 +336,10 @@ struct val op_slice(struct vm *vm, struct val v, struct val start, struct val st
         step = n + 1;
     else if (step < -(n + 1))
         step = -(n + 1);
-    int64_t from = slice_end(vm, start, n, step, step < 0 ? n - 1 : 0), to = slice_end(vm, stop, n, step, step < 0 ? -1 : n);
-    size_t count = step > 0 ? (from < to ? (size_t)((to - from - 1) / step + 1) : 0) : (from > to ? (size_t)((from - to - 1) / -step + 1) : 0);
+    int64_t from = slice_end(vm, start, n, step, step < 0 ? n - 1 : 0),
+            to = slice_end(vm, stop, n, step, step < 0 ? -1 : n);
+    size_t count = step > 0 ? (from < to ? (size_t)((to - from - 1) / step + 1) : 0)
+                            : (from > to ? (size_t)((from - to - 1) / -step + 1) : 0);
     if (v.kind == K_STR)
         return count ? slice_str(vm, v, from, step, count) : val_safe(val_text(vm, "", 0), v.flag);
     if (v.kind == K_RANGE) {

@@ -48,7 +48,8 @@ static _Noreturn void unexpected(struct parser *p, const char *expected)
     const char *text = describe(t);
     p->vm->line = t->line;
     if (!text)
-        fail(p->vm, "expected %s, got '%.*s'", expected, t->value.s->size > 100 ? 100 : (int)t->value.s->size, t->value.s->data);
+        fail(p->vm, "expected %s, got '%.*s'", expected, t->value.s->size > 100 ? 100 : (int)t->value.s->size,
+             t->value.s->data);
     fail(p->vm, "expected %s, got %s", expected, text);
 }
 
@@ -216,7 +217,8 @@ static struct node *parse_tuple(struct parser *p, int with_if, const char *end_n
     for (;;) {
         if (items.n)
             expect_op(p, ",");
-        if (p->t->kind == T_PRINT_END || p->t->kind == T_BLOCK_END || is_op(p->t, ")") || (end_name && is_name(p->t, end_name)))
+        if (p->t->kind == T_PRINT_END || p->t->kind == T_BLOCK_END || is_op(p->t, ")") ||
+            (end_name && is_name(p->t, end_name)))
             break;
         nodes_push(p, &items, parse_cond(p, with_if));
         if (!is_op(p->t, ","))
@@ -283,7 +285,8 @@ static struct node *parse_name(struct parser *p)
 {
     struct token *t = p->t++;
     static const struct { const char *name; uint8_t kind, value; } literals[] = {
-        { "true", K_BOOL, 1 }, { "True", K_BOOL, 1 }, { "false", K_BOOL, 0 }, { "False", K_BOOL, 0 }, { "none", K_NONE, 0 }, { "None", K_NONE, 0 },
+        { "true", K_BOOL, 1 }, { "True", K_BOOL, 1 }, { "false", K_BOOL, 0 }, { "False", K_BOOL, 0 },
+            { "none", K_NONE, 0 }, { "None", K_NONE, 0 },
     };
     for (size_t i = 0; i < sizeof literals / sizeof *literals; i++)
         if (is_name(t, literals[i].name))
@@ -409,7 +412,8 @@ static const struct str *dotted_name(struct parser *p, const char *expected)
     return name.s;
 }
 
-/* input | name(args); input is NULL in {% filter %} and {% set x | name %}: the text of the block */
+/* input | name(args); input is NULL in {% filter %} and {% set x | name %}: the text of the
+ * block */
 static struct node *parse_filter(struct parser *p, struct node *input)
 {
     struct node *n = new_unary(p, N_FILTER, p->t->line, input);
@@ -427,7 +431,8 @@ static struct node *parse_test(struct parser *p, struct node *input)
     n->name = dotted_name(p, "the name of a test");
     n->fn = tmpl_test(n->name->data, n->name->size);
     const struct token *t = p->t;
-    int operand = t->kind == T_NAME || t->kind == T_STRING || t->kind == T_INT || t->kind == T_FLOAT || is_op(t, "[") || is_op(t, "{");
+    int operand = t->kind == T_NAME || t->kind == T_STRING || t->kind == T_INT || t->kind == T_FLOAT ||
+                  is_op(t, "[") || is_op(t, "{");
     if (is_op(t, "(")) {
         parse_args(p, n);
     } else if (operand && !is_name(t, "else") && !is_name(t, "or") && !is_name(t, "and")) {
@@ -471,7 +476,8 @@ static struct node *parse_unary(struct parser *p, int with_filter)
 
 /* Binary operators from loose to tight; all of them associate to the left, ** included. */
 static const struct { const char *op; enum op code; int level; } binary_ops[] = {
-    { "+", OP_ADD, 0 }, { "-", OP_SUB, 0 }, { "~", OP_ADD, 1 }, { "*", OP_MUL, 2 }, { "/", OP_DIV, 2 }, { "//", OP_FLOORDIV, 2 },
+    { "+", OP_ADD, 0 }, { "-", OP_SUB, 0 }, { "~", OP_ADD, 1 }, { "*", OP_MUL, 2 }, { "/", OP_DIV, 2 },
+        { "//", OP_FLOORDIV, 2 },
     { "%", OP_MOD, 2 }, { "**", OP_POW, 3 },
 };
 enum { LEVEL_CONCAT = 1, LEVEL_UNARY = 4 };
@@ -724,7 +730,8 @@ static void parse_signature(struct parser *p, struct node *n)
     expect_op(p, ")");
 }
 
-/* The body of a macro, call or generation block: a scope of its own that break and continue cannot leave. */
+/* The body of a macro, call or generation block: a scope of its own that break and continue
+ * cannot leave. */
 static void parse_macro_body(struct parser *p, struct node *n, const char *end)
 {
     for (int i = 0; i < p->n_loops; i++)
@@ -862,9 +869,11 @@ static _Noreturn struct node *parse_loader(struct parser *p, int line)
 }
 
 static const struct { const char *tag; struct node *(*parse)(struct parser *p, int line); } statements[] = {
-    { "for", parse_for }, { "if", parse_if }, { "set", parse_set }, { "macro", parse_macro }, { "call", parse_call_block },
+    { "for", parse_for }, { "if", parse_if }, { "set", parse_set }, { "macro", parse_macro },
+        { "call", parse_call_block },
     { "filter", parse_filter_block }, { "with", parse_with }, { "block", parse_block }, { "print", parse_print },
-    { "autoescape", parse_autoescape }, { "generation", parse_generation }, { "break", parse_jump }, { "continue", parse_jump },
+    { "autoescape", parse_autoescape }, { "generation", parse_generation }, { "break", parse_jump },
+    { "continue", parse_jump },
     { "include", parse_loader }, { "import", parse_loader }, { "from", parse_loader }, { "extends", parse_loader },
 };
 
@@ -895,7 +904,8 @@ static struct node *parse_statement(struct parser *p, const char *ends)
     fail(p->vm, "unknown tag '%.*s'", n, t->value.s->data);
 }
 
-/* Statements up to {% one of ends; p->t is then that word.  ends NULL: to the end of the template. */
+/* Statements up to {% one of ends; p->t is then that word.  ends NULL: to the end of the
+ * template. */
 static void parse_list_of(struct parser *p, struct nodes *body, const char *ends)
 {
     int opened = p->t->line;

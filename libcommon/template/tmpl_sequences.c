@@ -1,5 +1,6 @@
-/* tmpl_sequences.c - the filters that walk a sequence: x|map, x|select, x|sort, x|join ...  The table is at the end.
- * Those that Jinja makes generators are lazy here as well: they can be walked once and have no length. */
+/* tmpl_sequences.c - the filters that walk a sequence: x|map, x|select, x|sort, x|join ...  The
+ * table is at the end.  Those that Jinja makes generators are lazy here as well: they can be
+ * walked once and have no length. */
 #include "libcommon/template/tmpl_filters.h"
 
 #include <inttypes.h>
@@ -100,7 +101,8 @@ static FILTER(f_minmax)         /* case_sensitive, attribute; variant 1: max */
         return val_hint(vm, "No aggregated item, sequence was empty.");
     for (size_t i = 0; i < items.l->n; i++) {
         struct val key = key_of(vm, items.l->v[i], a[1], val_missing(), arg_bool(a[0], 0));
-        int better = i == 0 || (variant ? val_compare(vm, key, best_key, ">") == 1 : val_compare(vm, key, best_key, "<") == -1);
+        int better = i == 0 || (variant ? val_compare(vm, key, best_key, ">") == 1
+                                        : val_compare(vm, key, best_key, "<") == -1);
         if (better) {
             best = items.l->v[i];
             best_key = key;
@@ -178,7 +180,8 @@ static FILTER(f_join)           /* d, attribute */
 
 /* ---- generators */
 
-static struct val new_gen(struct vm *vm, const char *type, int (*next)(struct vm *, struct gen *, struct val *), struct val over)
+static struct val new_gen(struct vm *vm, const char *type, int (*next)(struct vm *, struct gen *, struct val *),
+                          struct val over)
 {
     struct gen *g = vm_alloc(vm, sizeof *g);
     *g = (struct gen){ .type = type, .next = next, .attr = val_missing(), .fallback = val_missing() };
@@ -207,7 +210,8 @@ static FILTER(f_items)
 {
     if (in.kind != K_UNDEF && in.kind != K_DICT)
         fail(vm, "Can only get item pairs from a mapping.");
-    return new_gen(vm, "generator", next_plain, in.kind == K_UNDEF ? in : (struct val){ .kind = K_VIEW, .flag = VIEW_ITEMS, .d = in.d });
+    return new_gen(vm, "generator", next_plain, in.kind == K_UNDEF
+                   ? in : (struct val){ .kind = K_VIEW, .flag = VIEW_ITEMS, .d = in.d });
 }
 
 static FILTER(f_batch)          /* linecount, fill_with */
@@ -306,7 +310,8 @@ static FILTER(f_map)            /* filter name and its arguments, or attribute= 
             else if (is_text(name, "default"))
                 r.g->fallback = args->kw[i].v;
             else
-                fail(vm, "map: unexpected keyword argument '%.*s'", name.s->size > 100 ? 100 : (int)name.s->size, name.s->data);
+                fail(vm, "map: unexpected keyword argument '%.*s'", name.s->size > 100 ? 100 : (int)name.s->size,
+                     name.s->data);
         }
     }
     if (r.g->attr.kind != K_MISSING)

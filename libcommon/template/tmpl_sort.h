@@ -4,8 +4,9 @@
 
 #include "libcommon/template/tmpl_value.h"
 
-/* Fill order[n] so that keys[order[0]] <= keys[order[1]] <= ...; equal keys keep their order, also when
- * reversed.  Fails on keys that cannot be compared, unless by_type sorts those by the names of their types. */
+/* Fill order[n] so that keys[order[0]] <= keys[order[1]] <= ...; equal keys keep their order,
+ * also when reversed.  Fails on keys that cannot be compared, unless by_type sorts those by the
+ * names of their types. */
 void val_sort(struct vm *vm, const struct val *keys, size_t n, int reverse, int by_type, size_t *order);
 
 #endif

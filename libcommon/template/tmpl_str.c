@@ -1,4 +1,5 @@
-/* tmpl_str.c - strings the way Python's str has them: find, replace, strip, split, case, padding. */
+/* tmpl_str.c - strings the way Python's str has them: find, replace, strip, split, case,
+ * padding. */
 #include "libcommon/template/tmpl_value.h"
 
 #include <string.h>
@@ -252,7 +253,8 @@ struct val str_pad(struct vm *vm, struct val s, int64_t width, struct val fill, 
 
 /* ---- case */
 
-/* Characters whose upper or title case is longer than one (Unicode's SpecialCasing.txt, unconditional part). */
+/* Characters whose upper or title case is longer than one (Unicode's SpecialCasing.txt,
+ * unconditional part). */
 static const struct { uint16_t c, upper[3], title[3]; } special[] = {
     { 0x00DF, { 0x53, 0x53, 0 }, { 0x53, 0x73, 0 } }, { 0x0149, { 0x2BC, 0x4E, 0 }, { 0x2BC, 0x4E, 0 } },
     { 0x01F0, { 0x4A, 0x30C, 0 }, { 0x4A, 0x30C, 0 } }, { 0x0390, { 0x399, 0x308, 0x301 }, { 0x399, 0x308, 0x301 } },
@@ -260,7 +262,8 @@ static const struct { uint16_t c, upper[3], title[3]; } special[] = {
     { 0x1E96, { 0x48, 0x331, 0 }, { 0x48, 0x331, 0 } }, { 0x1E97, { 0x54, 0x308, 0 }, { 0x54, 0x308, 0 } },
     { 0x1E98, { 0x57, 0x30A, 0 }, { 0x57, 0x30A, 0 } }, { 0x1E99, { 0x59, 0x30A, 0 }, { 0x59, 0x30A, 0 } },
     { 0x1E9A, { 0x41, 0x2BE, 0 }, { 0x41, 0x2BE, 0 } }, { 0x1F50, { 0x3A5, 0x313, 0 }, { 0x3A5, 0x313, 0 } },
-    { 0x1F52, { 0x3A5, 0x313, 0x300 }, { 0x3A5, 0x313, 0x300 } }, { 0x1F54, { 0x3A5, 0x313, 0x301 }, { 0x3A5, 0x313, 0x301 } },
+    { 0x1F52, { 0x3A5, 0x313, 0x300 }, { 0x3A5, 0x313, 0x300 } },
+    { 0x1F54, { 0x3A5, 0x313, 0x301 }, { 0x3A5, 0x313, 0x301 } },
     { 0x1F56, { 0x3A5, 0x313, 0x342 }, { 0x3A5, 0x313, 0x342 } }, { 0x1F80, { 0x1F08, 0x399, 0 }, { 0x1F88, 0, 0 } },
     { 0x1F81, { 0x1F09, 0x399, 0 }, { 0x1F89, 0, 0 } }, { 0x1F82, { 0x1F0A, 0x399, 0 }, { 0x1F8A, 0, 0 } },
     { 0x1F83, { 0x1F0B, 0x399, 0 }, { 0x1F8B, 0, 0 } }, { 0x1F84, { 0x1F0C, 0x399, 0 }, { 0x1F8C, 0, 0 } },
@@ -293,7 +296,8 @@ static const struct { uint16_t c, upper[3], title[3]; } special[] = {
     { 0x1FC6, { 0x397, 0x342, 0 }, { 0x397, 0x342, 0 } }, { 0x1FC7, { 0x397, 0x342, 0x399 }, { 0x397, 0x342, 0x345 } },
     { 0x1FCC, { 0x397, 0x399, 0 }, { 0x1FCC, 0, 0 } }, { 0x1FD2, { 0x399, 0x308, 0x300 }, { 0x399, 0x308, 0x300 } },
     { 0x1FD3, { 0x399, 0x308, 0x301 }, { 0x399, 0x308, 0x301 } }, { 0x1FD6, { 0x399, 0x342, 0 }, { 0x399, 0x342, 0 } },
-    { 0x1FD7, { 0x399, 0x308, 0x342 }, { 0x399, 0x308, 0x342 } }, { 0x1FE2, { 0x3A5, 0x308, 0x300 }, { 0x3A5, 0x308, 0x300 } },
+    { 0x1FD7, { 0x399, 0x308, 0x342 }, { 0x399, 0x308, 0x342 } },
+    { 0x1FE2, { 0x3A5, 0x308, 0x300 }, { 0x3A5, 0x308, 0x300 } },
     { 0x1FE3, { 0x3A5, 0x308, 0x301 }, { 0x3A5, 0x308, 0x301 } }, { 0x1FE4, { 0x3A1, 0x313, 0 }, { 0x3A1, 0x313, 0 } },
     { 0x1FE6, { 0x3A5, 0x342, 0 }, { 0x3A5, 0x342, 0 } }, { 0x1FE7, { 0x3A5, 0x308, 0x342 }, { 0x3A5, 0x308, 0x342 } },
     { 0x1FF2, { 0x1FFA, 0x399, 0 }, { 0x1FFA, 0x345, 0 } }, { 0x1FF3, { 0x3A9, 0x399, 0 }, { 0x1FFC, 0, 0 } },
@@ -334,7 +338,8 @@ int char_case(uint32_t c)
     }
     if ((c >= 0x2160 && c <= 0x216F) || (c >= 0x24B6 && c <= 0x24CF))   /* Other_Uppercase */
         return 'u';
-    if (c == 0xAA || c == 0xBA || (c >= 0x2B0 && c <= 0x2B8) || (c >= 0x2170 && c <= 0x217F) || (c >= 0x24D0 && c <= 0x24E9))
+    if (c == 0xAA || c == 0xBA || (c >= 0x2B0 && c <= 0x2B8) || (c >= 0x2170 && c <= 0x217F) ||
+        (c >= 0x24D0 && c <= 0x24E9))
         return 'l';
     return 0;
 }
@@ -344,7 +349,8 @@ int char_word(uint32_t c)
     if (c < 0x80)
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
     int cat = utf8proc_category((utf8proc_int32_t)c);
-    return (cat >= UTF8PROC_CATEGORY_LU && cat <= UTF8PROC_CATEGORY_LO) || (cat >= UTF8PROC_CATEGORY_ND && cat <= UTF8PROC_CATEGORY_NO);
+    return (cat >= UTF8PROC_CATEGORY_LU && cat <= UTF8PROC_CATEGORY_LO) ||
+           (cat >= UTF8PROC_CATEGORY_ND && cat <= UTF8PROC_CATEGORY_NO);
 }
 
 int char_printable(uint32_t c)
@@ -360,7 +366,8 @@ int char_printable(uint32_t c)
     }
 }
 
-/* A capital sigma at at ends a word: a cased letter before it, none after it, marks ignored on both sides. */
+/* A capital sigma at at ends a word: a cased letter before it, none after it, marks ignored on
+ * both sides. */
 static int final_sigma(const char *p, size_t at, size_t size)
 {
     int n, before = 0;
@@ -369,7 +376,8 @@ static int final_sigma(const char *p, size_t at, size_t size)
         uint32_t c = utf8_next(p + i, size - i, &n);
         int cat = utf8proc_category((utf8proc_int32_t)c);
         before = char_case(c) != 0;
-        if (!before && !(cat == UTF8PROC_CATEGORY_MN || cat == UTF8PROC_CATEGORY_ME || cat == UTF8PROC_CATEGORY_CF || c == '\'' || c == '.'))
+        if (!before && !(cat == UTF8PROC_CATEGORY_MN || cat == UTF8PROC_CATEGORY_ME || cat == UTF8PROC_CATEGORY_CF ||
+                         c == '\'' || c == '.'))
             return 0;
     }
     for (size_t i = at + 2; i < size; i += (size_t)n) {
@@ -377,7 +385,8 @@ static int final_sigma(const char *p, size_t at, size_t size)
         int cat = utf8proc_category((utf8proc_int32_t)c);
         if (char_case(c))
             return 0;
-        if (!(cat == UTF8PROC_CATEGORY_MN || cat == UTF8PROC_CATEGORY_ME || cat == UTF8PROC_CATEGORY_CF || c == '\'' || c == '.'))
+        if (!(cat == UTF8PROC_CATEGORY_MN || cat == UTF8PROC_CATEGORY_ME || cat == UTF8PROC_CATEGORY_CF || c == '\'' ||
+              c == '.'))
             break;
     }
     return before;
@@ -413,7 +422,8 @@ static void add_case(struct sb *b, uint32_t c, enum str_case how, const char *p,
     }
     int i = find_special(c);
     if (i < 0) {
-        sb_char(b, (uint32_t)(how == CASE_UPPER ? utf8proc_toupper((utf8proc_int32_t)c) : utf8proc_totitle((utf8proc_int32_t)c)));
+        sb_char(b, (uint32_t)(how == CASE_UPPER ? utf8proc_toupper((utf8proc_int32_t)c)
+                                                : utf8proc_totitle((utf8proc_int32_t)c)));
         return;
     }
     const uint16_t *u = how == CASE_UPPER ? special[i].upper : special[i].title;

@@ -1,4 +1,5 @@
-/* tmpl_tests.c - "x is odd" and its like, and the global functions: range(), namespace(), raise_exception() ... */
+/* tmpl_tests.c - "x is odd" and its like, and the global functions: range(), namespace(),
+ * raise_exception() ... */
 #include "libcommon/template/tmpl_filters.h"
 
 #include <inttypes.h>
@@ -8,7 +9,8 @@
 
 /* ---- tests */
 
-enum type_test { IS_DEFINED, IS_UNDEFINED, IS_NONE, IS_BOOLEAN, IS_TRUE, IS_FALSE, IS_INTEGER, IS_FLOAT, IS_NUMBER, IS_STRING, IS_MAPPING,
+enum type_test { IS_DEFINED, IS_UNDEFINED, IS_NONE, IS_BOOLEAN, IS_TRUE, IS_FALSE, IS_INTEGER, IS_FLOAT, IS_NUMBER,
+                 IS_STRING, IS_MAPPING,
     IS_SEQUENCE, IS_ITERABLE, IS_CALLABLE, IS_ESCAPED };
 
 static FILTER(t_type)
@@ -26,9 +28,11 @@ static FILTER(t_type)
     case IS_NUMBER:    return val_bool(is_num(in));
     case IS_STRING:    return val_bool(k == K_STR);
     case IS_MAPPING:   return val_bool(k == K_DICT);
-    case IS_SEQUENCE:  return val_bool(k == K_UNDEF || k == K_STR || k == K_LIST || k == K_TUPLE || k == K_DICT || k == K_RANGE);
+    case IS_SEQUENCE:  return val_bool(k == K_UNDEF || k == K_STR || k == K_LIST || k == K_TUPLE || k == K_DICT ||
+                                       k == K_RANGE);
     case IS_ITERABLE:  return val_bool(iter_can(in) || k == K_LOOP);
-    case IS_CALLABLE:  return val_bool(k == K_UNDEF || k == K_FUNC || k == K_METHOD || k == K_MACRO || k == K_LOOP || k == K_JOINER);
+    case IS_CALLABLE:  return val_bool(k == K_UNDEF || k == K_FUNC || k == K_METHOD || k == K_MACRO || k == K_LOOP ||
+                                       k == K_JOINER);
     default:           return val_bool(k == K_STR && in.flag);
     }
 }
@@ -75,8 +79,10 @@ static FILTER(t_sameas)         /* other */
 }
 
 static const struct builtin tests[] = {
-    { "!=", t_compare, "other", 1, OP_NE }, { "<", t_compare, "other", 1, OP_LT }, { "<=", t_compare, "other", 1, OP_LE },
-    { "==", t_compare, "other", 1, OP_EQ }, { ">", t_compare, "other", 1, OP_GT }, { ">=", t_compare, "other", 1, OP_GE },
+    { "!=", t_compare, "other", 1, OP_NE }, { "<", t_compare, "other", 1, OP_LT },
+        { "<=", t_compare, "other", 1, OP_LE },
+    { "==", t_compare, "other", 1, OP_EQ }, { ">", t_compare, "other", 1, OP_GT },
+    { ">=", t_compare, "other", 1, OP_GE },
     { "boolean", t_type, "", 0, IS_BOOLEAN },
     { "callable", t_type, "", 0, IS_CALLABLE },
     { "defined", t_type, "", 0, IS_DEFINED },
@@ -92,7 +98,8 @@ static const struct builtin tests[] = {
     { "in", t_compare, "seq", 1, OP_IN },
     { "integer", t_type, "", 0, IS_INTEGER },
     { "iterable", t_type, "", 0, IS_ITERABLE },
-    { "le", t_compare, "other", 1, OP_LE }, { "lessthan", t_compare, "other", 1, OP_LT }, { "lt", t_compare, "other", 1, OP_LT },
+    { "le", t_compare, "other", 1, OP_LE }, { "lessthan", t_compare, "other", 1, OP_LT },
+    { "lt", t_compare, "other", 1, OP_LT },
     { "lower", t_case, "", 0, 'l' },
     { "mapping", t_type, "", 0, IS_MAPPING },
     { "ne", t_compare, "other", 1, OP_NE },
@@ -108,7 +115,10 @@ static const struct builtin tests[] = {
     { "upper", t_case, "", 0, 'u' },
 };
 
-const struct builtin *tmpl_test(const char *name, size_t size) { return builtin_find(tests, sizeof tests / sizeof *tests, name, size); }
+const struct builtin *tmpl_test(const char *name, size_t size)
+{
+    return builtin_find(tests, sizeof tests / sizeof *tests, name, size);
+}
 
 /* ---- global functions */
 
@@ -148,7 +158,8 @@ static FILTER(g_dict)           /* [mapping or pairs,] name=value...; variant 1:
     for (size_t i = 0; variant && i < r.d->n; i++) {
         struct val key = r.d->v[i].key;
         if (key.kind == K_STR && key.s->size && key.s->data[0] == '_')
-            fail(vm, "a namespace takes no attribute that begins with an underscore: '%.*s'", key.s->size > 100 ? 100 : (int)key.s->size, key.s->data);
+            fail(vm, "a namespace takes no attribute that begins with an underscore: '%.*s'",
+                 key.s->size > 100 ? 100 : (int)key.s->size, key.s->data);
     }
     r.kind = variant ? K_NS : K_DICT;
     return r;
@@ -193,4 +204,7 @@ static const struct builtin globals[] = {
     { "strftime_now", g_strftime, "format", 1, 0 },
 };
 
-const struct builtin *tmpl_global(const char *name, size_t size) { return builtin_find(globals, sizeof globals / sizeof *globals, name, size); }
+const struct builtin *tmpl_global(const char *name, size_t size)
+{
+    return builtin_find(globals, sizeof globals / sizeof *globals, name, size);
+}

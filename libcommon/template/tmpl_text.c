@@ -1,4 +1,5 @@
-/* tmpl_text.c - values as text: Python's str() and repr(), JSON, pretty printing, HTML escapes; and numbers back. */
+/* tmpl_text.c - values as text: Python's str() and repr(), JSON, pretty printing, HTML escapes;
+ * and numbers back. */
 #include "libcommon/template/tmpl_value.h"
 
 #include <inttypes.h>
@@ -12,7 +13,8 @@
 
 /* ---- numbers */
 
-/* Python writes the fewest digits that read back as the same double, and an exponent below 1e-4 and from 1e16. */
+/* Python writes the fewest digits that read back as the same double, and an exponent below 1e-4
+ * and from 1e16. */
 void float_repr(double x, char out[32])
 {
     if (isnan(x) || isinf(x)) {
@@ -76,7 +78,8 @@ int str_to_int(const char *s, size_t size, int base, int64_t *out)
     uint64_t x = 0;
     int over = 0, digits = 0, after_digit = 0;
     for (size_t i = 0; i < size; i++) {
-        int c = (unsigned char)s[i], d = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'z' ? (c | 32) - 'a' + 10 : 99;
+        int c = (unsigned char)s[i], d = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' &&
+                                         (c | 32) <= 'z' ? (c | 32) - 'a' + 10 : 99;
         if (c == '_' && after_digit && i + 1 < size) {
             after_digit = 0;
             continue;
@@ -142,12 +145,14 @@ static void add_text(struct sb *b, const char *s) { sb_add(b, s, strlen(s)); }
 static void add_code(struct sb *b, uint32_t c)
 {
     char esc[16];
-    sb_add(b, esc, (size_t)snprintf(esc, sizeof esc, c < 0x100 ? "\\x%02" PRIx32 : c < 0x10000 ? "\\u%04" PRIx32 : "\\U%08" PRIx32, c));
+    sb_add(b, esc, (size_t)snprintf(esc, sizeof esc,
+                                    c < 0x100 ? "\\x%02" PRIx32 : c < 0x10000 ? "\\u%04" PRIx32 : "\\U%08" PRIx32, c));
 }
 
 static void repr_str(struct sb *b, const struct str *s)
 {
-    char quote = memchr(s->data, '\'', s->size) && !memchr(s->data, '"', s->size) ? '"' : '\'', esc[2] = { '\\', quote };
+    char quote = memchr(s->data, '\'', s->size) && !memchr(s->data, '"', s->size) ? '"' : '\'',
+         esc[2] = { '\\', quote };
     int n;
     sb_add(b, &quote, 1);
     for (size_t i = 0; i < s->size; i += (size_t)n) {
@@ -294,7 +299,8 @@ struct val val_escape(struct vm *vm, struct val v)
     struct sb b = { .vm = vm };
     for (size_t i = 0; i < s.s->size; i++) {
         char c = s.s->data[i];
-        const char *e = c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '\'' ? "&#39;" : c == '"' ? "&#34;" : NULL;
+        const char *e = c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '\'' ? "&#39;" : c == '"'
+                            ? "&#34;" : NULL;
         sb_add(&b, e ? e : &c, e ? strlen(e) : 1);
     }
     vm_step(vm, s.s->size / 16);
@@ -312,14 +318,16 @@ static void json_str(struct sb *b, const struct str *s, int ensure_ascii)
     sb_add(b, "\"", 1);
     for (size_t i = 0; i < s->size; i += (size_t)n) {
         uint32_t c = utf8_next(s->data + i, s->size - i, &n);
-        const char *e = c == '"' ? "\\\"" : c == '\\' ? "\\\\" : c == '\n' ? "\\n" : c == '\r' ? "\\r" : c == '\t' ? "\\t"
+        const char *e = c == '"' ? "\\\"" : c == '\\' ? "\\\\" : c == '\n' ? "\\n" : c == '\r' ? "\\r" : c == '\t'
+                            ? "\\t"
             : c == '\b' ? "\\b" : c == '\f' ? "\\f" : NULL;
         if (e)
             add_text(b, e);
         else if (c < 0x20 || (ensure_ascii && c >= 0x7F && c < 0x10000))
             sb_add(b, esc, (size_t)snprintf(esc, sizeof esc, "\\u%04" PRIx32, c));
         else if (ensure_ascii && c >= 0x10000)
-            sb_add(b, esc, (size_t)snprintf(esc, sizeof esc, "\\u%04" PRIx32 "\\u%04" PRIx32, 0xD800 + ((c - 0x10000) >> 10), 0xDC00 + (c & 0x3FF)));
+            sb_add(b, esc, (size_t)snprintf(esc, sizeof esc, "\\u%04" PRIx32 "\\u%04" PRIx32,
+                                            0xD800 + ((c - 0x10000) >> 10), 0xDC00 + (c & 0x3FF)));
         else
             sb_add(b, s->data + i, (size_t)n);
     }
@@ -395,7 +403,8 @@ static void json_value(struct sb *b, const struct json_style *st, struct val v, 
     vm_leave(b->vm);
 }
 
-struct val val_json(struct vm *vm, struct val v, int ensure_ascii, struct val indent, struct val separators, int sort_keys)
+struct val val_json(struct vm *vm, struct val v, int ensure_ascii, struct val indent, struct val separators,
+                    int sort_keys)
 {
     struct json_style st = { .ensure_ascii = ensure_ascii, .sort_keys = sort_keys, .pretty = arg_given(indent) };
     struct sb b = { .vm = vm };
@@ -491,7 +500,8 @@ static void pp(struct sb *b, struct val v, long indent, long allowance, int leve
 {
     struct val one = sorted_repr(b->vm, v);
     int is_dict = v.kind == K_DICT && v.d->n, is_list = (v.kind == K_LIST || v.kind == K_TUPLE) && v.l->n;
-    if ((long)one.s->n_chars <= PP_WIDTH - indent - allowance || !(is_dict || is_list || (v.kind == K_STR && !v.flag && v.s->size))) {
+    if ((long)one.s->n_chars <= PP_WIDTH - indent - allowance ||
+        !(is_dict || is_list || (v.kind == K_STR && !v.flag && v.s->size))) {
         sb_str(b, one);
         return;
     }

@@ -149,8 +149,9 @@ struct val val_slice(struct vm *vm, struct val s, size_t at, size_t size)
     return r;
 }
 
-/* {% set text = text ~ part %} in a loop must not copy the whole text each time: bytes behind the end of the
- * left string are free to take if nobody took them yet, and no holder of the left string sees them. */
+/* {% set text = text ~ part %} in a loop must not copy the whole text each time: bytes behind
+ * the end of the left string are free to take if nobody took them yet, and no holder of the left
+ * string sees them. */
 struct val val_concat(struct vm *vm, struct val a, struct val b)
 {
     const struct str *x = a.s, *y = b.s;
@@ -417,9 +418,10 @@ const char *val_type(struct val v)
 {
     static const char *const names[N_KINDS] = {
         [K_MISSING] = "missing", [K_UNDEF] = "Undefined", [K_NONE] = "NoneType", [K_BOOL] = "bool", [K_INT] = "int",
-        [K_FLOAT] = "float", [K_STR] = "str", [K_LIST] = "list", [K_TUPLE] = "tuple", [K_DICT] = "dict", [K_VIEW] = "dict_view",
-        [K_RANGE] = "range", [K_GEN] = "generator", [K_FUNC] = "function", [K_METHOD] = "method", [K_MACRO] = "Macro",
-        [K_LOOP] = "LoopContext", [K_NS] = "Namespace", [K_CYCLER] = "Cycler", [K_JOINER] = "Joiner",
+        [K_FLOAT] = "float", [K_STR] = "str", [K_LIST] = "list", [K_TUPLE] = "tuple", [K_DICT] = "dict",
+        [K_VIEW] = "dict_view", [K_RANGE] = "range", [K_GEN] = "generator", [K_FUNC] = "function",
+        [K_METHOD] = "method", [K_MACRO] = "Macro", [K_LOOP] = "LoopContext", [K_NS] = "Namespace",
+        [K_CYCLER] = "Cycler", [K_JOINER] = "Joiner",
     };
     static const char *const views[] = { "dict_keys", "dict_values", "dict_items" };
     return v.kind == K_VIEW ? views[v.flag] : v.kind < N_KINDS ? names[v.kind] : "object";
@@ -566,7 +568,8 @@ int val_contains(struct vm *vm, struct val seq, struct val x)
 
 int iter_can(struct val v)
 {
-    return v.kind == K_UNDEF || v.kind == K_STR || v.kind == K_LIST || v.kind == K_TUPLE || v.kind == K_DICT || v.kind == K_VIEW
+    return v.kind == K_UNDEF || v.kind == K_STR || v.kind == K_LIST || v.kind == K_TUPLE || v.kind == K_DICT ||
+           v.kind == K_VIEW
         || v.kind == K_RANGE || v.kind == K_GEN;
 }
 

@@ -1,8 +1,9 @@
-/* tmpl_value.h - inside the template engine: values with Python's meaning, the arena they live in, and how
- * a parse or a render fails.
+/* tmpl_value.h - inside the template engine: values with Python's meaning, the arena they live in,
+ * and how a parse or a render fails.
  *
- * One struct vm lives for one tmpl_parse() or one tmpl_render().  All memory comes from its arena, so nothing is
- * freed singly, and vm_fail() jumps out of any depth to the one setjmp() of the entry point. */
+ * One struct vm lives for one tmpl_parse() or one tmpl_render().  All memory comes from its
+ * arena, so nothing is freed singly, and vm_fail() jumps out of any depth to the one setjmp() of
+ * the entry point. */
 #ifndef ZSE_TEMPLATE_TMPL_VALUE_H
 #define ZSE_TEMPLATE_TMPL_VALUE_H
 
@@ -80,8 +81,9 @@ struct args {
     int n_pos, n_kw;
     struct kwarg { const struct str *name; struct val v; } *kw;
 };
-/* A filter, test, method or global function.  params names the parameters ("width first blank"); they arrive in
- * a[] in that order, K_MISSING where not given.  params NULL: the function reads args itself. */
+/* A filter, test, method or global function.  params names the parameters ("width first blank");
+ * they arrive in a[] in that order, K_MISSING where not given.  params NULL: the function reads
+ * args itself. */
 struct builtin {
     const char *name;
     struct val (*fn)(struct vm *vm, struct val in, const struct val *a, const struct args *args, int variant);
@@ -169,7 +171,8 @@ struct val val_to_list(struct vm *vm, struct val v);            /* a fresh list 
 struct val val_str(struct vm *vm, struct val v);                /* str(v); K_STR comes back as it is */
 struct val val_repr(struct vm *vm, struct val v);
 struct val val_ascii(struct vm *vm, struct val v);               /* repr with escapes for all that is not ASCII */
-struct val val_json(struct vm *vm, struct val v, int ensure_ascii, struct val indent, struct val separators, int sort_keys);
+struct val val_json(struct vm *vm, struct val v, int ensure_ascii, struct val indent, struct val separators,
+                    int sort_keys);
 struct val val_pprint(struct vm *vm, struct val v);
 struct val val_escape(struct vm *vm, struct val v);             /* &, <, >, ', " as HTML; the result is safe */
 void float_repr(double x, char out[32]);                        /* shortest that reads back: 1.0, 1e+16 */
@@ -182,7 +185,8 @@ struct val fmt_braces(struct vm *vm, struct val format, const struct args *args)
 struct val fmt_strftime(struct vm *vm, struct val format, int64_t now);
 
 /* ---- operators and access (tmpl_ops.c) */
-enum op { OP_ADD, OP_SUB, OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD, OP_POW, OP_EQ, OP_NE, OP_LT, OP_LE, OP_GT, OP_GE, OP_IN, OP_NOTIN };
+enum op { OP_ADD, OP_SUB, OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD, OP_POW, OP_EQ, OP_NE, OP_LT, OP_LE, OP_GT, OP_GE, OP_IN,
+          OP_NOTIN };
 struct val op_binary(struct vm *vm, enum op op, struct val a, struct val b);
 int op_compare(struct vm *vm, enum op op, struct val a, struct val b);
 struct val op_negate(struct vm *vm, struct val v, int minus);

@@ -48,8 +48,10 @@ struct model_work {
     size_t node_room;
     int failed;
 };
-/* Ids of one word (valid UTF-8, not empty).  whole: not a part of a longer one that was cut by PAIRS. */
-int model_word(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, int whole, struct tok_ids *out, struct err *e);
+/* Ids of one word (valid UTF-8, not empty).  whole: not a part of a longer one that was cut by
+ * PAIRS. */
+int model_word(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, int whole, struct tok_ids *out,
+               struct err *e);
 void model_work_release(struct model_work *w);
 
 #endif

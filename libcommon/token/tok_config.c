@@ -1,5 +1,6 @@
-/* tok_config.c - what the files beside the tokenizer say about it: names of BOS, EOS and PAD, whether BOS and EOS are added, all ids
- * that end an answer, and added tokens that the tokenizer itself does not have. */
+/* tok_config.c - what the files beside the tokenizer say about it: names of BOS, EOS and PAD,
+ * whether BOS and EOS are added, all ids that end an answer, and added tokens that the tokenizer
+ * itself does not have. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,12 +71,14 @@ static int more_added(struct tok_spec *s, json_t *list, struct err *e)
         for (uint32_t i = 0; i < s->n_added && !known; i++)
             known = s->added[i].str.size == n && !memcmp(s->text.p + s->added[i].str.at, p, n);
         int32_t in_vocab = tok_spec_find(s, p, n);
-        if (known || (in_vocab >= 0 && in_vocab != id) || (in_vocab < 0 && id < s->n_tokens && s->token[id].flags & TOKEN_USED))
+        if (known || (in_vocab >= 0 && in_vocab != id) ||
+            (in_vocab < 0 && id < s->n_tokens && s->token[id].flags & TOKEN_USED))
             continue;
         int is_special = json_is_true(json_object_get(o, "special"));
         uint32_t flags = (uint32_t)((json_is_true(json_object_get(o, "single_word")) ? ADDED_SINGLE_WORD : 0) |
                                     (json_is_true(json_object_get(o, "lstrip")) ? ADDED_LSTRIP : 0) |
-                                    (json_is_true(json_object_get(o, "rstrip")) ? ADDED_RSTRIP : 0) | (is_special ? ADDED_SPECIAL : 0));
+                                    (json_is_true(json_object_get(o, "rstrip")) ? ADDED_RSTRIP : 0) |
+                                    (is_special ? ADDED_SPECIAL : 0));
         double score = in_vocab >= 0 ? s->token[id].score : 0;
         if (tok_spec_token(s, id, p, n, score, TOKEN_ADDED | (is_special ? TOKEN_SPECIAL : 0), in_vocab >= 0, e) ||
             tok_spec_added(s, p, n, (int32_t)id, flags, json_is_true(json_object_get(o, "normalized")), e))
@@ -84,7 +87,8 @@ static int more_added(struct tok_spec *s, json_t *list, struct err *e)
     return 0;
 }
 
-/* "add_bos_token": true puts BOS first unless it is there, false takes it away; without the key the post-processor decides. */
+/* "add_bos_token": true puts BOS first unless it is there, false takes it away; without the key
+ * the post-processor decides. */
 static int edge(int32_t **list, uint32_t *n, int32_t id, const json_t *wanted, int first, struct err *e)
 {
     if (id < 0 || !json_is_boolean(wanted))
@@ -103,9 +107,12 @@ int tok_config_apply(struct tok_spec *s, const struct tokenizer_files *f, struct
 {
     json_t *config = NULL, *map = NULL, *generation = NULL, *model = NULL;
     int rc = -1, said_bos, said_eos, said_pad;
-    if ((f->tokenizer_config && !(config = js_parse_python("tokenizer_config.json", f->tokenizer_config, f->tokenizer_config_size, e))) ||
-        (f->special_tokens_map && !(map = js_parse_python("special_tokens_map.json", f->special_tokens_map, f->special_tokens_map_size, e))) ||
-        (f->generation_config && !(generation = js_parse_python("generation_config.json", f->generation_config, f->generation_config_size, e))) ||
+    if ((f->tokenizer_config && !(config = js_parse_python("tokenizer_config.json", f->tokenizer_config,
+                                                           f->tokenizer_config_size, e))) ||
+        (f->special_tokens_map && !(map = js_parse_python("special_tokens_map.json", f->special_tokens_map,
+                                                          f->special_tokens_map_size, e))) ||
+        (f->generation_config && !(generation = js_parse_python("generation_config.json", f->generation_config,
+                                                                f->generation_config_size, e))) ||
         (f->config && !(model = js_parse_python("config.json", f->config, f->config_size, e))))
         goto done;
     if (more_added(s, json_object_get(config, "added_tokens_decoder"), e))
@@ -128,7 +135,8 @@ int tok_config_apply(struct tok_spec *s, const struct tokenizer_files *f, struct
     if (tok_spec_eos(s, eos, e) || eos_ids(s, json_object_get(generation, "eos_token_id"), e))
         goto done;
     if (!json_object_get(generation, "eos_token_id") &&
-        (eos_ids(s, json_object_get(model, "eos_token_id"), e) || eos_ids(s, json_object_get(inner, "eos_token_id"), e)))
+        (eos_ids(s, json_object_get(model, "eos_token_id"), e) ||
+         eos_ids(s, json_object_get(inner, "eos_token_id"), e)))
         goto done;
     if (edge(&s->prefix, &s->n_prefix, s->bos, json_object_get(config, "add_bos_token"), 1, e) ||
         edge(&s->suffix, &s->n_suffix, s->n_eos ? s->eos[0] : -1, json_object_get(config, "add_eos_token"), 0, e))

@@ -1,8 +1,10 @@
 /* tok_decode.c - ids to text, one id at a time.
  *
- * The decoders of tokenizer.json map a list of tokens to a list of tokens.  Here each is a stage that is fed token by token and hands
- * on what has become certain: a token arrives in chunks, the last marked END.  After DEC_FUSE and DEC_BYTES there is one endless
- * token, which ends when the text does.  Decoding a whole list runs the same stages, so that both ways give the same text. */
+ * The decoders of tokenizer.json map a list of tokens to a list of tokens.  Here each is a stage
+ * that is fed token by token and hands on what has become certain: a token arrives in chunks,
+ * the last marked END.  After DEC_FUSE and DEC_BYTES there is one endless token, which ends when
+ * the text does.  Decoding a whole list runs the same stages, so that both ways give the same
+ * text. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,8 +39,10 @@ static void emit(struct detok_state *d, uint32_t k, const char *s, size_t n, int
 
 static void cleanup(struct tbuf *b)
 {
-    static const char *const rule[][2] = { { " .", "." }, { " ?", "?" }, { " !", "!" }, { " ,", "," }, { " ' ", "'" }, { " n't", "n't" }, { " 'm", "'m" },
-                                           { " do not", " don't" }, { " 's", "'s" }, { " 've", "'ve" }, { " 're", "'re" } };
+    static const char *const rule[][2] = { { " .", "." }, { " ?", "?" }, { " !", "!" }, { " ,", "," }, { " ' ", "'" },
+                                           { " n't", "n't" }, { " 'm", "'m" },
+                                           { " do not", " don't" }, { " 's", "'s" }, { " 've", "'ve" },
+                                           { " 're", "'re" } };
     struct tbuf to = { 0 };
     for (size_t i = 0; i < sizeof rule / sizeof *rule; i++) {
         to.n = 0;
@@ -72,7 +76,8 @@ static void clean_spaces(struct tbuf *b)
     for (size_t i = 0; i < b->n; i++) {
         const char *s = p + i;
         size_t left = b->n - i;
-        if (*s == ' ' && left > 2 && s[1] == '\'' && (s[2] == 's' || s[2] == 'm' || (left > 3 && s[3] == 'e' && (s[2] == 'r' || s[2] == 'v'))))
+        if (*s == ' ' && left > 2 && s[1] == '\'' &&
+            (s[2] == 's' || s[2] == 'm' || (left > 3 && s[3] == 'e' && (s[2] == 'r' || s[2] == 'v'))))
             continue;
         p[n++] = p[i];
     }
@@ -124,7 +129,8 @@ static void drop(struct tbuf *b, size_t n)
     b->n -= n;
 }
 
-static void strip_stage(struct detok_state *d, uint32_t k, const struct tokb_op *op, const char *a, const char *s, size_t n, int how)
+static void strip_stage(struct detok_state *d, uint32_t k, const struct tokb_op *op, const char *a, const char *s,
+                        size_t n, int how)
 {
     struct stage *st = &d->stage[k];
     const size_t na = op->a_size, start = op->number & 0xFFFF, stop = op->number >> 16 & 0x7FFF;
@@ -134,7 +140,8 @@ static void strip_stage(struct detok_state *d, uint32_t k, const struct tokb_op 
         if (na && !off && st->stripped < start && starts_with(&st->held, a, na)) {
             drop(&st->held, na);
             st->stripped++;
-        } else if (na && !off && st->stripped < start && !(how & END) && st->held.n < na && !memcmp(st->held.p ? st->held.p : "", a, st->held.n)) {
+        } else if (na && !off && st->stripped < start && !(how & END) && st->held.n < na &&
+                   !memcmp(st->held.p ? st->held.p : "", a, st->held.n)) {
             return;                     /* may become one more */
         } else {
             st->inside = 1;
@@ -280,7 +287,8 @@ static void emit(struct detok_state *d, uint32_t k, const char *s, size_t n, int
         return;
     default:
         tbuf_add(&st->held, s, n);
-        /* what a verbatim chunk of an endless token is made of cannot be told from the rest: treat it as text */
+        /* what a verbatim chunk of an endless token is made of cannot be told from the rest:
+         * treat it as text */
         if (op->type == DEC_BYTES && how & VERBATIM && how & END) {
             st->index++;
             emit(d, k + 1, st->held.p, st->held.n, VERBATIM);
@@ -405,7 +413,8 @@ static struct detok_state *state_open(const struct tokenizer *t, int skip_specia
     return NULL;
 }
 
-int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n_ids, int skip_special, char **text, size_t *size, struct err *e)
+int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n_ids, int skip_special, char **text,
+                     size_t *size, struct err *e)
 {
     struct detok_state *d = state_open(t, skip_special, e);
     int rc = -1;

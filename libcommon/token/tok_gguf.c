@@ -1,7 +1,8 @@
 /* tok_gguf.c - the vocabulary in a GGUF file's metadata to a tokenizer.
  *
- * GGUF names the pre-tokenizer instead of describing it: the table says what each name stands for, taken from the tokenizer.json of
- * the models and written in its syntax.  Where a family's tokenizer.json normalizes to NFC, so do we (llama.cpp does not). */
+ * GGUF names the pre-tokenizer instead of describing it: the table says what each name stands
+ * for, taken from the tokenizer.json of the models and written in its syntax.  Where a family's
+ * tokenizer.json normalizes to NFC, so do we (llama.cpp does not). */
 #include <math.h>
 #include <string.h>
 
@@ -51,18 +52,22 @@ static const char *const re_digit_gpt2[] = { "\\p{N}", GPT2, NULL };
 static const char *const re_llama3[] = { LLAMA3, NULL };
 static const char *const re_qwen2[] = { QWEN2, NULL };
 static const char *const re_qwen35[] = {
-    CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" LINES_AND_SPACES, NULL };
+    CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" LINES_AND_SPACES,
+        NULL };
 static const char *const re_jais2[] = {
     CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s{512}(?!\\S)|\\s{256}(?!\\S)|"
-    "\\s{128}(?!\\S)|\\s{64}(?!\\S)|\\s{32}(?!\\S)|\\s{16}(?!\\S)|\\s{8}(?!\\S)|\\s{4}(?!\\S)|\\s{1,2}(?!\\S)|\\s{1}", NULL };
+    "\\s{128}(?!\\S)|\\s{64}(?!\\S)|\\s{32}(?!\\S)|\\s{16}(?!\\S)|\\s{8}(?!\\S)|\\s{4}(?!\\S)|\\s{1,2}(?!\\S)|\\s{1}",
+    NULL };
 static const char *const re_deepseek_llm[] = {
     "[\\r\\n]", "\\s?[" DEEPSEEK_LETTERS "]+",
     "\\s?[!-/:-~\\x{FF01}-\\x{FF0F}\\x{FF1A}-\\x{FF5E}\\x{2018}-\\x{201F}\\x{3000}-\\x{3002}]+", "\\s+$",
     "[\\x{4E00}-\\x{9FA5}\\x{800}-\\x{4E00}\\x{AC00}-\\x{D7FF}]+", "\\p{N}+", NULL };
 static const char *const re_deepseek_coder[] = {
-    "[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", "[\\x{4E00}-\\x{9FA5}\\x{800}-\\x{4E00}\\x{AC00}-\\x{D7FF}]+", "\\p{N}", NULL };
+    "[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", "[\\x{4E00}-\\x{9FA5}\\x{800}-\\x{4E00}\\x{AC00}-\\x{D7FF}]+", "\\p{N}",
+        NULL };
 static const char *const re_deepseek3[] = { "\\p{N}{1,3}", CJK, DEEPSEEK3_WORDS "[\\r\\n]*|" LINES_AND_SPACES, NULL };
-static const char *const re_spark[] = { "\\p{N}{1,3}", CJK, DEEPSEEK3_WORDS "|[\\r\\n]|\\s+(?!\\S)|\\s+", "\\p{N}", NULL };
+static const char *const re_spark[] = { "\\p{N}{1,3}", CJK, DEEPSEEK3_WORDS "|[\\r\\n]|\\s+(?!\\S)|\\s+", "\\p{N}",
+                                        NULL };
 static const char *const re_falcon[] = { "[\\p{P}\\$\\+<=>\\^~\\|`]+", GPT2, "[0-9][0-9][0-9]", NULL };
 static const char *const re_bloom[] = { BLOOM, NULL };
 static const char *const re_viking[] = { BLOOM, "\\p{N}", NULL };
@@ -74,9 +79,11 @@ static const char *const re_youtu[] = {
     "\\x{FE30}-\\x{FE4F}]+|[\\x{3105}-\\x{312F}]+|" CJK,
     CASED(CONTRACTIONS "?") "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" LINES_AND_SPACES, NULL };
 static const char *const re_chameleon[] = {
-    "<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", "([\\t\\n]|    |  )", "\\p{N}", "[\\p{P}!-/:-@\\[-`{-~]", GPT2, NULL };
+    "<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", "([\\t\\n]|    |  )", "\\p{N}",
+        "[\\p{P}!-/:-@\\[-`{-~]", GPT2, NULL };
 static const char *const re_kimi[] = {
-    "\\p{Han}+|[^\\r\\n\\p{L}\\p{N}]?" KIMI_UPPER "*" KIMI_LOWER "+" CONTRACTIONS "?|[^\\r\\n\\p{L}\\p{N}]?" KIMI_UPPER "+" KIMI_LOWER "*"
+    "\\p{Han}+|[^\\r\\n\\p{L}\\p{N}]?" KIMI_UPPER "*" KIMI_LOWER "+" CONTRACTIONS "?|[^\\r\\n\\p{L}\\p{N}]?"
+        KIMI_UPPER "+" KIMI_LOWER "*"
     CONTRACTIONS "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" LINES_AND_SPACES, NULL };
 static const char *const re_superbpe[] = { "\\p{N}+", "(?=(\\d{3})+(?!\\d))", NULL };
 static const char *const re_bailing[] = {
@@ -92,7 +99,8 @@ static const char *const re_none[] = { NULL };
 
 /* One row a group of names, each ended by a blank. */
 static const struct pre { const char *names; const char *const *regex; int flags; } pres[] = {
-    { "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano ", re_llama3, IGNORE_MERGES | ADD_BOS },
+    { "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano ", re_llama3,
+      IGNORE_MERGES | ADD_BOS },
     { "dbrx smaug-bpe chatglm-bpe glm4 ", re_llama3, 0 },
     { "jais-2 ", re_jais2, 0 },
     { "qwen2 megrez ", re_qwen2, NFC },
@@ -142,11 +150,13 @@ static const struct pre *find_pre(const char *name)
 
 /* Ends of a turn in the families we know; GGUF names at most two of a model's. */
 static const char *const end_name[] = {
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
+        "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
     "<|end_of_text|>", "<end_of_utterance>", "<turn|>", "</s>" };
 enum { N_END_NAMES = sizeof end_name / sizeof *end_name };
 
-/* A user-defined token that ends a turn by its name is a control token: files differ in what they call "</s>". */
+/* A user-defined token that ends a turn by its name is a control token: files differ in what
+ * they call "</s>". */
 static int type_of(const struct tokenizer_gguf *g, int i)
 {
     int type = g->types ? g->types[i] : NORMAL;
@@ -171,7 +181,8 @@ static int vocabulary(struct tok_spec *s, const struct tokenizer_gguf *g, struct
         double score = g->scores ? g->scores[i] : 0;
         if (isnan(score))
             return err_set(e, ERR_FORMAT, "tokenizer.ggml.scores: element %d is not a number", i);
-        if (tok_spec_token(s, i, p, n, score, (added ? TOKEN_ADDED | TOKEN_VERBATIM : 0) | (special ? TOKEN_SPECIAL : 0) | (type == BYTE ? TOKEN_BYTE : 0),
+        if (tok_spec_token(s, i, p, n, score, (added ? TOKEN_ADDED | TOKEN_VERBATIM : 0) |
+                           (special ? TOKEN_SPECIAL : 0) | (type == BYTE ? TOKEN_BYTE : 0),
                            in_vocab, e))
             return -1;
         static const char *const keep[] = { "<unk>", "<s>", "<|endoftext|>" };
@@ -213,7 +224,8 @@ static int ends_answer(struct tok_spec *s, const struct tokenizer_gguf *g, struc
         return -1;
     for (int i = 0; i < N_END_NAMES; i++) {
         int32_t id = tok_spec_find(s, end_name[i], strlen(end_name[i]));
-        if (id >= 0 && type_of(g, id) == CONTROL && !(harmony && !strcmp(end_name[i], "<|end|>")) && tok_spec_eos(s, id, e))
+        if (id >= 0 && type_of(g, id) == CONTROL && !(harmony && !strcmp(end_name[i], "<|end|>")) &&
+            tok_spec_eos(s, id, e))
             return -1;
     }
     return 0;
@@ -239,7 +251,10 @@ static int op(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t nu
     return tok_spec_op(s, stage, type, number, NULL, 0, NULL, 0, e);
 }
 
-static int escape_spaces(struct tok_spec *s, struct err *e) { return tok_spec_op(s, SPEC_NORM, NORM_REPLACE, 0, " ", 1, "\xE2\x96\x81", 3, e); }
+static int escape_spaces(struct tok_spec *s, struct err *e)
+{
+    return tok_spec_op(s, SPEC_NORM, NORM_REPLACE, 0, " ", 1, "\xE2\x96\x81", 3, e);
+}
 
 static int gpt2(struct tok_spec *s, const struct tokenizer_gguf *g, const char *pre_name, struct err *e)
 {
@@ -312,15 +327,17 @@ static int t5(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e)
     int32_t eos = valid(g, g->eos, 1);
     if (tok_spec_eos(s, eos, e) || edges(s, g, 0, eos, e))
         return -1;
-    if (g->precompiled_charsmap_size && tok_spec_op(s, SPEC_NORM, NORM_CHARSMAP, 0, g->precompiled_charsmap, g->precompiled_charsmap_size, NULL, 0, e))
+    if (g->precompiled_charsmap_size && tok_spec_op(s, SPEC_NORM, NORM_CHARSMAP, 0, g->precompiled_charsmap,
+                                                    g->precompiled_charsmap_size, NULL, 0, e))
         return -1;
     if (op(s, SPEC_NORM, NORM_SPACES, (uint32_t)((g->remove_extra_whitespaces == 1) | prefix << 1), e))
         return -1;
     return escape_spaces(s, e) ? -1 : tok_spec_spm_decoders(s, prefix, 1, e);
 }
 
-/* The converter of llama.cpp writes "##ing" as "ing" and "the" as U+2581 "the".  Embeddings made with it and with us must agree, so this
- * is its way with marks (all are dropped), Hangul (the first letter stays) and long words (no limit), not the Hugging Face library's. */
+/* The converter of llama.cpp writes "##ing" as "ing" and "the" as U+2581 "the".  Embeddings made
+ * with it and with us must agree, so this is its way with marks (all are dropped), Hangul (the
+ * first letter stays) and long words (no limit), not the Hugging Face library's. */
 static int bert(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e)
 {
     s->model = MODEL_WORDPIECE;
@@ -333,13 +350,15 @@ static int bert(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *
     int32_t sep = valid(g, g->sep >= 0 ? g->sep : g->eos, 102);
     if (tok_spec_eos(s, g->eos < g->n_tokens ? g->eos : -1, e) || edges(s, g, s->bos >= 0, sep, e))
         return -1;
-    static const enum tokb_op_type norm[] = { NORM_BERT_CLEAN, NORM_BERT_CHINESE, NORM_LEADING_JAMO, NORM_NFD, NORM_STRIP_ACCENTS, NORM_LOWERCASE };
+    static const enum tokb_op_type norm[] = { NORM_BERT_CLEAN, NORM_BERT_CHINESE, NORM_LEADING_JAMO, NORM_NFD,
+                                              NORM_STRIP_ACCENTS, NORM_LOWERCASE };
     for (size_t i = 0; i < sizeof norm / sizeof *norm; i++)
         if (op(s, SPEC_NORM, norm[i], norm[i] == NORM_BERT_CLEAN, e))
             return -1;
     if (tok_spec_split(s, "\\s", SPLIT_REMOVED, e) || tok_spec_split(s, "[\\p{P}!-/:-@\\[-`{-~]", SPLIT_ISOLATED, e))
         return -1;
-    return tok_spec_op(s, SPEC_DEC, DEC_REPLACE, 0, "\xE2\x96\x81", 3, " ", 1, e) ? -1 : op(s, SPEC_DEC, DEC_CLEAN_SPACES, 0, e);
+    return tok_spec_op(s, SPEC_DEC, DEC_REPLACE, 0, "\xE2\x96\x81", 3, " ", 1, e)
+               ? -1 : op(s, SPEC_DEC, DEC_CLEAN_SPACES, 0, e);
 }
 
 int tok_gguf_compile(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e)

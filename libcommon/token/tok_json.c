@@ -1,5 +1,6 @@
-/* tok_json.c - tokenizer.json of the Hugging Face tokenizers library, and the pair vocab.json + merges.txt, to a tokenizer.
- * Every type of step is known by name; what is not known is refused by name, as it would change the ids. */
+/* tok_json.c - tokenizer.json of the Hugging Face tokenizers library, and the pair vocab.json +
+ * merges.txt, to a tokenizer.  Every type of step is known by name; what is not known is refused
+ * by name, as it would change the ids. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,8 +45,10 @@ static int plain(struct ctx *c, int stage, enum tokb_op_type type, uint32_t numb
     return tok_spec_op(c->s, stage, type, number, NULL, 0, NULL, 0, c->e);
 }
 
-/* Calls one() for the step o, or for each member of a Sequence (its key differs by kind of step). */
-static int sequence(struct ctx *c, const json_t *o, const char *key, int (*one)(struct ctx *, const json_t *, const char *))
+/* Calls one() for the step o, or for each member of a Sequence (its key differs by kind of
+ * step). */
+static int sequence(struct ctx *c, const json_t *o, const char *key,
+                    int (*one)(struct ctx *, const json_t *, const char *))
 {
     if (!o || json_is_null(o))
         return 0;
@@ -68,8 +71,8 @@ static int sequence(struct ctx *c, const json_t *o, const char *key, int (*one)(
 }
 
 /* "pattern": {"String": ...} or {"Regex": ...} */
-static int pattern_op(struct ctx *c, int stage, const json_t *o, enum tokb_op_type literal, enum tokb_op_type regex, uint32_t number,
-                      const char *b, size_t nb)
+static int pattern_op(struct ctx *c, int stage, const json_t *o, enum tokb_op_type literal, enum tokb_op_type regex,
+                      uint32_t number, const char *b, size_t nb)
 {
     const json_t *p = json_object_get(o, "pattern");
     size_t n;
@@ -79,7 +82,8 @@ static int pattern_op(struct ctx *c, int stage, const json_t *o, enum tokb_op_ty
     if (s)
         return tok_spec_op(c->s, stage, literal, number, s, n, b, nb, c->e);
     s = str_of(p, "Regex", &n);
-    return s ? tok_spec_op_regex(c->s, stage, regex, number, s, n, b, nb, c->e) : wrong(c, "a pattern that is neither String nor Regex");
+    return s ? tok_spec_op_regex(c->s, stage, regex, number, s, n, b, nb, c->e)
+             : wrong(c, "a pattern that is neither String nor Regex");
 }
 
 /* ---- normalizers ---- */
@@ -110,7 +114,8 @@ static int bert_normalizer(struct ctx *c, const json_t *o)
         return -1;
     if (bool_of(o, "handle_chinese_chars", 1) && plain(c, SPEC_NORM, NORM_BERT_CHINESE, 0))
         return -1;
-    if (bool_of(o, "strip_accents", lower) && (plain(c, SPEC_NORM, NORM_NFD, 0) || plain(c, SPEC_NORM, NORM_REMOVE_MN, 0)))
+    if (bool_of(o, "strip_accents", lower) && (plain(c, SPEC_NORM, NORM_NFD, 0) ||
+                                               plain(c, SPEC_NORM, NORM_REMOVE_MN, 0)))
         return -1;
     return lower ? plain(c, SPEC_NORM, NORM_LOWERCASE, 0) : 0;
 }
@@ -118,7 +123,8 @@ static int bert_normalizer(struct ctx *c, const json_t *o)
 static int normalizer(struct ctx *c, const json_t *o, const char *type)
 {
     static const struct { const char *name; enum tokb_op_type type; } simple[] = {
-        { "NFC", NORM_NFC }, { "NFD", NORM_NFD }, { "NFKC", NORM_NFKC }, { "NFKD", NORM_NFKD }, { "Lowercase", NORM_LOWERCASE },
+        { "NFC", NORM_NFC }, { "NFD", NORM_NFD }, { "NFKC", NORM_NFKC }, { "NFKD", NORM_NFKD },
+            { "Lowercase", NORM_LOWERCASE },
         { "StripAccents", NORM_STRIP_ACCENTS }, { "Nmt", NORM_NMT }, { "ByteLevel", NORM_BYTES },
     };
     size_t n;
@@ -129,15 +135,18 @@ static int normalizer(struct ctx *c, const json_t *o, const char *type)
     if (!strcmp(type, "BertNormalizer"))
         return bert_normalizer(c, o);
     if (!strcmp(type, "Strip") || !strcmp(type, "StripNormalizer"))
-        return plain(c, SPEC_NORM, NORM_STRIP, (uint32_t)(bool_of(o, "strip_left", 1) | bool_of(o, "strip_right", 1) << 1));
+        return plain(c, SPEC_NORM, NORM_STRIP, (uint32_t)(bool_of(o, "strip_left", 1) |
+                                                          bool_of(o, "strip_right", 1) << 1));
     if (!strcmp(type, "Prepend") || !strcmp(type, "Append")) {
         int prepend = *type == 'P';
         s = str_of(o, prepend ? "prepend" : "append", &n);
-        return s ? tok_spec_op(c->s, SPEC_NORM, prepend ? NORM_PREPEND : NORM_APPEND, 0, s, n, NULL, 0, c->e) : wrong(c, "Prepend without text");
+        return s ? tok_spec_op(c->s, SPEC_NORM, prepend ? NORM_PREPEND : NORM_APPEND, 0, s, n, NULL, 0, c->e)
+                 : wrong(c, "Prepend without text");
     }
     if (!strcmp(type, "Replace")) {
         s = str_of(o, "content", &n);
-        return s ? pattern_op(c, SPEC_NORM, o, NORM_REPLACE, NORM_REPLACE_REGEX, 0, s, n) : wrong(c, "Replace without content");
+        return s ? pattern_op(c, SPEC_NORM, o, NORM_REPLACE, NORM_REPLACE_REGEX, 0, s, n)
+                 : wrong(c, "Replace without content");
     }
     if (!strcmp(type, "Precompiled")) {
         struct tbuf map = { 0 };
@@ -203,9 +212,11 @@ static int pre_tokenizer(struct ctx *c, const json_t *o, const char *type)
     if (!strcmp(type, "ByteLevel"))
         return byte_level(c, o);
     if (!strcmp(type, "Split"))
-        return behaviour_of(c, o, "Isolated", &number) ? -1 : pattern_op(c, SPEC_PRE, o, PRE_SPLIT, PRE_SPLIT_REGEX, number, NULL, 0);
+        return behaviour_of(c, o, "Isolated", &number)
+                   ? -1 : pattern_op(c, SPEC_PRE, o, PRE_SPLIT, PRE_SPLIT_REGEX, number, NULL, 0);
     if (!strcmp(type, "Digits"))
-        return tok_spec_split(c->s, "\\p{N}", bool_of(o, "individual_digits", 0) ? SPLIT_ISOLATED : SPLIT_CONTIGUOUS, c->e);
+        return tok_spec_split(c->s, "\\p{N}", bool_of(o, "individual_digits", 0) ? SPLIT_ISOLATED : SPLIT_CONTIGUOUS,
+                              c->e);
     if (!strcmp(type, "Punctuation"))
         return behaviour_of(c, o, "Isolated", &number) ? -1 : tok_spec_split(c->s, PUNCTUATION, (int)number, c->e);
     if (!strcmp(type, "Whitespace"))
@@ -213,21 +224,25 @@ static int pre_tokenizer(struct ctx *c, const json_t *o, const char *type)
     if (!strcmp(type, "WhitespaceSplit"))
         return tok_spec_split(c->s, "\\s", SPLIT_REMOVED, c->e);
     if (!strcmp(type, "BertPreTokenizer"))
-        return tok_spec_split(c->s, "\\s", SPLIT_REMOVED, c->e) ? -1 : tok_spec_split(c->s, PUNCTUATION, SPLIT_ISOLATED, c->e);
+        return tok_spec_split(c->s, "\\s", SPLIT_REMOVED, c->e)
+                   ? -1 : tok_spec_split(c->s, PUNCTUATION, SPLIT_ISOLATED, c->e);
     if (!strcmp(type, "CharDelimiterSplit")) {
         s = str_of(o, "delimiter", &n);
-        return s ? tok_spec_op(c->s, SPEC_PRE, PRE_SPLIT, SPLIT_REMOVED, s, n, NULL, 0, c->e) : wrong(c, "CharDelimiterSplit without delimiter");
+        return s ? tok_spec_op(c->s, SPEC_PRE, PRE_SPLIT, SPLIT_REMOVED, s, n, NULL, 0, c->e)
+                 : wrong(c, "CharDelimiterSplit without delimiter");
     }
     if (!strcmp(type, "Metaspace")) {
         s = str_of(o, "replacement", &n);
         if (metaspace_scheme(c, o, &number))
             return -1;
         number |= bool_of(o, "split", 1) ? METASPACE_SPLIT : 0;
-        return s && n ? tok_spec_op(c->s, SPEC_PRE, PRE_METASPACE, number, s, n, NULL, 0, c->e) : wrong(c, "Metaspace without replacement");
+        return s && n ? tok_spec_op(c->s, SPEC_PRE, PRE_METASPACE, number, s, n, NULL, 0, c->e)
+                      : wrong(c, "Metaspace without replacement");
     }
     if (!strcmp(type, "FixedLength")) {
         int64_t length = int_of(o, "length", 0);
-        return length >= 1 && length <= UINT32_MAX ? plain(c, SPEC_PRE, PRE_FIXED_LENGTH, (uint32_t)length) : wrong(c, "FixedLength without length");
+        return length >= 1 && length <= UINT32_MAX ? plain(c, SPEC_PRE, PRE_FIXED_LENGTH, (uint32_t)length)
+                                                   : wrong(c, "FixedLength without length");
     }
     return no(c, "pre_tokenizer", type);
 }
@@ -254,17 +269,20 @@ static int decoder(struct ctx *c, const json_t *o, const char *type)
     }
     if (!strcmp(type, "Replace")) {
         s = str_of(o, "content", &n);
-        return s ? pattern_op(c, SPEC_DEC, o, DEC_REPLACE, DEC_REPLACE_REGEX, 0, s, n) : wrong(c, "Replace without content");
+        return s ? pattern_op(c, SPEC_DEC, o, DEC_REPLACE, DEC_REPLACE_REGEX, 0, s, n)
+                 : wrong(c, "Replace without content");
     }
     if (!strcmp(type, "Metaspace")) {
         s = str_of(o, "replacement", &n);
         if (metaspace_scheme(c, o, &number))
             return -1;
-        return s ? tok_spec_op(c->s, SPEC_DEC, DEC_METASPACE, number != 0, s, n, NULL, 0, c->e) : wrong(c, "Metaspace without replacement");
+        return s ? tok_spec_op(c->s, SPEC_DEC, DEC_METASPACE, number != 0, s, n, NULL, 0, c->e)
+                 : wrong(c, "Metaspace without replacement");
     }
     if (!strcmp(type, "WordPiece")) {
         s = str_of(o, "prefix", &n);
-        return tok_spec_op(c->s, SPEC_DEC, DEC_WORDPIECE, (uint32_t)bool_of(o, "cleanup", 1), s ? s : "##", s ? n : 2, NULL, 0, c->e);
+        return tok_spec_op(c->s, SPEC_DEC, DEC_WORDPIECE, (uint32_t)bool_of(o, "cleanup", 1), s ? s : "##", s ? n : 2,
+                           NULL, 0, c->e);
     }
     if (!strcmp(type, "BPEDecoder")) {
         s = str_of(o, "suffix", &n);
@@ -273,7 +291,8 @@ static int decoder(struct ctx *c, const json_t *o, const char *type)
     if (!strcmp(type, "CTC")) {
         s = str_of(o, "pad_token", &n);
         b = str_of(o, "word_delimiter_token", &m);
-        return tok_spec_op(c->s, SPEC_DEC, DEC_CTC, (uint32_t)bool_of(o, "cleanup", 1), s ? s : "<pad>", s ? n : 5, b ? b : "|", b ? m : 1, c->e);
+        return tok_spec_op(c->s, SPEC_DEC, DEC_CTC, (uint32_t)bool_of(o, "cleanup", 1), s ? s : "<pad>", s ? n : 5,
+                           b ? b : "|", b ? m : 1, c->e);
     }
     return no(c, "decoder", type);
 }
@@ -318,7 +337,8 @@ static int template_processing(struct ctx *c, const json_t *o)
         const char *name = json_string_value(json_object_get(special, "id"));
         ids = name ? json_object_get(json_object_get(specials, name), "ids") : NULL;
         if (!json_is_array(ids)) {
-            err_set(c->e, ERR_FORMAT, "tokenizer.json: TemplateProcessing: special token '%.100s' is not described", name ? name : "");
+            err_set(c->e, ERR_FORMAT, "tokenizer.json: TemplateProcessing: special token '%.100s' is not described",
+                    name ? name : "");
             goto done;
         }
         json_array_foreach(ids, k, id)
@@ -353,7 +373,8 @@ done:
 static int pair_edge(struct ctx *c, const json_t *o, const char *key, int before)
 {
     const json_t *id = json_array_get(json_object_get(o, key), 1);
-    return json_is_integer(id) ? edge(c, json_integer_value(id), before) : wrong(c, "a post_processor without cls or sep");
+    return json_is_integer(id) ? edge(c, json_integer_value(id), before)
+                               : wrong(c, "a post_processor without cls or sep");
 }
 
 static int post_processor(struct ctx *c, const json_t *o, const char *type)
@@ -405,7 +426,8 @@ static int merges(struct ctx *c, const json_t *list, size_t cut)
             if (i == 0 && !strncmp(s, "#version", 8))
                 continue;
             if (!space || memchr(space + 1, ' ', n - (size_t)(space - s) - 1))
-                return err_set(c->e, ERR_FORMAT, "tokenizer.json: merge %zu: '%.100s', expected two parts and a blank between", i, s);
+                return err_set(c->e, ERR_FORMAT,
+                               "tokenizer.json: merge %zu: '%.100s', expected two parts and a blank between", i, s);
             struct tbuf left = { 0 };
             tbuf_add(&left, s, (size_t)(space - s));
             tbuf_add(&left, "", 1);
@@ -415,7 +437,8 @@ static int merges(struct ctx *c, const json_t *list, size_t cut)
             const json_t *l = json_array_get(m, 0), *r = json_array_get(m, 1);
             if (!json_is_string(l) || !json_is_string(r) || json_array_size(m) != 2)
                 return err_set(c->e, ERR_FORMAT, "tokenizer.json: merge %zu is no pair of texts", i);
-            rc = one_merge(c, json_string_value(l), json_string_length(l), json_string_value(r), json_string_length(r), cut);
+            rc = one_merge(c, json_string_value(l), json_string_length(l), json_string_value(r), json_string_length(r),
+                           cut);
         }
         if (rc)
             return -1;
@@ -444,7 +467,8 @@ static int bpe_model(struct ctx *c, const json_t *o)
 {
     struct tok_spec *s = c->s;
     s->model = MODEL_BPE;
-    s->flags = (uint32_t)((bool_of(o, "ignore_merges", 0) ? MODEL_IGNORE_MERGES : 0) | (bool_of(o, "byte_fallback", 0) ? MODEL_BYTE_FALLBACK : 0) |
+    s->flags = (uint32_t)((bool_of(o, "ignore_merges", 0) ? MODEL_IGNORE_MERGES : 0) |
+                          (bool_of(o, "byte_fallback", 0) ? MODEL_BYTE_FALLBACK : 0) |
                           (bool_of(o, "fuse_unk", 0) ? MODEL_FUSE_UNK : 0));
     s->next_prefix = option_str(c, o, "continuing_subword_prefix");
     s->end_suffix = option_str(c, o, "end_of_word_suffix");
@@ -518,7 +542,8 @@ static int added_token(struct ctx *c, const json_t *o)
     int32_t known = tok_spec_find(c->s, s, n);
     if (known >= 0)
         id = known;
-    uint32_t flags = (uint32_t)((bool_of(o, "single_word", 0) ? ADDED_SINGLE_WORD : 0) | (bool_of(o, "lstrip", 0) ? ADDED_LSTRIP : 0) |
+    uint32_t flags = (uint32_t)((bool_of(o, "single_word", 0) ? ADDED_SINGLE_WORD : 0) |
+                                (bool_of(o, "lstrip", 0) ? ADDED_LSTRIP : 0) |
                                 (bool_of(o, "rstrip", 0) ? ADDED_RSTRIP : 0) | (special ? ADDED_SPECIAL : 0));
     int old = id >= 0 && id < c->s->n_tokens ? c->s->token[id].in_vocab : 0;
     double score = old ? c->s->token[id].score : 0;
@@ -547,7 +572,8 @@ int tok_json_compile(struct tok_spec *s, const struct tokenizer_files *f, struct
     int rc = -1;
     if (!root)
         return -1;
-    if (model(&c, json_object_get(root, "model")) || sequence(&c, json_object_get(root, "normalizer"), "normalizers", normalizer) ||
+    if (model(&c, json_object_get(root, "model")) ||
+        sequence(&c, json_object_get(root, "normalizer"), "normalizers", normalizer) ||
         sequence(&c, json_object_get(root, "pre_tokenizer"), "pretokenizers", pre_tokenizer))
         goto done;
     json_array_foreach(json_object_get(root, "added_tokens"), i, item)
@@ -596,5 +622,6 @@ int tok_gpt2_compile(struct tok_spec *s, const struct tokenizer_files *f, struct
         s->token[id].flags |= TOKEN_ADDED | TOKEN_SPECIAL;
         rc = tok_spec_added(s, end_of_text, sizeof end_of_text - 1, id, ADDED_SPECIAL, 0, e);
     }
-    return rc || tok_spec_split(s, tok_gpt2_regex, SPLIT_ISOLATED, e) || plain(&c, SPEC_PRE, PRE_BYTES, 0) || plain(&c, SPEC_DEC, DEC_BYTES, 0) ? -1 : 0;
+    return rc || tok_spec_split(s, tok_gpt2_regex, SPLIT_ISOLATED, e) || plain(&c, SPEC_PRE, PRE_BYTES, 0) ||
+           plain(&c, SPEC_DEC, DEC_BYTES, 0) ? -1 : 0;
 }

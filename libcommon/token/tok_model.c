@@ -1,8 +1,8 @@
 /* tok_model.c - a word to ids: BPE by merges or by scores, Unigram, WordPiece, WordLevel.
  *
- * BPE keeps the candidate pairs in a heap and the symbols in a linked list, O(n log n) for a word of n characters
- * (Zouhar et al. 2023, arXiv:2306.16837, section 4); Unigram is Viterbi over a lattice whose edges are at most as long as the
- * longest token. */
+ * BPE keeps the candidate pairs in a heap and the symbols in a linked list, O(n log n) for a
+ * word of n characters (Zouhar et al. 2023, arXiv:2306.16837, section 4); Unigram is Viterbi
+ * over a lattice whose edges are at most as long as the longest token. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -75,7 +75,8 @@ static const struct tokb_merge *find_merge(const struct tokenizer *t, uint32_t l
     return NULL;
 }
 
-/* ---- heap of places where symbols join: rank, then position; four children a node, so that they share a cache line ---- */
+/* ---- heap of places where symbols join: rank, then position; four children a node, so that
+ * they share a cache line ---- */
 
 static void heap_push(struct model_work *w, uint64_t key)
 {
@@ -143,7 +144,8 @@ static int byte_ids(const struct tokenizer *t, const char *s, size_t n, int32_t 
 }
 
 /* The id of one character of a word, with what the model hangs on first, later and last ones. */
-static int32_t char_id(const struct tokenizer *t, struct model_work *w, const char *s, size_t len, uint32_t c, int first, int last)
+static int32_t char_id(const struct tokenizer *t, struct model_work *w, const char *s, size_t len, uint32_t c,
+                       int first, int last)
 {
     int32_t id;
     const uint32_t n_pre = first ? 0 : t->h.next_prefix_size, n_end = last ? t->h.end_suffix_size : 0;
@@ -161,8 +163,8 @@ static int32_t char_id(const struct tokenizer *t, struct model_work *w, const ch
     return id >= 0 && (uint32_t)id < t->h.n_tokens ? id : -1;
 }
 
-/* First symbols of a word.  Characters without a token: their bytes, or the unknown token (one for a run of them if the model fuses), or
- * nothing.  Returns their number. */
+/* First symbols of a word.  Characters without a token: their bytes, or the unknown token (one
+ * for a run of them if the model fuses), or nothing.  Returns their number. */
 static uint32_t first_symbols(const struct tokenizer *t, struct model_work *w, const char *s, size_t n)
 {
     uint32_t k = 0;
@@ -196,7 +198,8 @@ static uint32_t first_symbols(const struct tokenizer *t, struct model_work *w, c
     return k;
 }
 
-/* How the symbol at `left` joins with the next one, by merges or (s not NULL) by the score of their common text. */
+/* How the symbol at `left` joins with the next one, by merges or (s not NULL) by the score of
+ * their common text. */
 static void rate(const struct tokenizer *t, struct model_work *w, const char *s, uint32_t left)
 {
     struct model_symbol *l = &w->sym[left];
@@ -222,7 +225,8 @@ static void rate(const struct tokenizer *t, struct model_work *w, const char *s,
         heap_push(w, (uint64_t)l->rank << 32 | left);
 }
 
-/* Join neighbours, best first and of equal ones the leftmost, until none join.  sym[0..k) have their ids; s and span: by scores. */
+/* Join neighbours, best first and of equal ones the leftmost, until none join.  sym[0..k) have
+ * their ids; s and span: by scores. */
 static void join_all(const struct tokenizer *t, struct model_work *w, const char *s, uint32_t k)
 {
     w->n_heap = 0;
@@ -252,7 +256,8 @@ static void join_all(const struct tokenizer *t, struct model_work *w, const char
     }
 }
 
-static int bpe(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, int whole, struct tok_ids *out, struct err *e)
+static int bpe(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, int whole, struct tok_ids *out,
+               struct err *e)
 {
     if (whole && t->h.flags & MODEL_IGNORE_MERGES) {
         int32_t id = tok_lookup_text(t, s, n);
@@ -270,8 +275,10 @@ static int bpe(const struct tokenizer *t, struct model_work *w, const char *s, s
     return 0;
 }
 
-/* SentencePiece: neighbours join if their text is a token, best score first; what is no token in the end becomes bytes. */
-static int bpe_score(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out, struct err *e)
+/* SentencePiece: neighbours join if their text is a token, best score first; what is no token in
+ * the end becomes bytes. */
+static int bpe_score(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out,
+                     struct err *e)
 {
     if (room_for(w, n + 1, e))
         return -1;
@@ -318,7 +325,8 @@ static double sum_of(const struct tokenizer *t, double a, double b)
     return t->h.flags & MODEL_FLOAT_SCORES ? (double)((float)a + (float)b) : a + b;      /* decides between ways of the same score */
 }
 
-static int unigram(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out, struct err *e)
+static int unigram(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out,
+                   struct err *e)
 {
     if (n >= INT32_MAX)
         return err_set(e, ERR_LIMIT, "a word of %zu bytes without a break is too long", n);
@@ -434,7 +442,8 @@ static int wordpiece(const struct tokenizer *t, const char *s, size_t n, struct 
     return failed;
 }
 
-int model_word(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, int whole, struct tok_ids *out, struct err *e)
+int model_word(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, int whole, struct tok_ids *out,
+               struct err *e)
 {
     int rc = 0;
     int32_t id;

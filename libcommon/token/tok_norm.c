@@ -4,7 +4,8 @@
 
 #include <utf8proc.h>
 
-void norm_replace(struct tbuf *out, const char *s, size_t n, const char *what, size_t n_what, const char *content, size_t n_content)
+void norm_replace(struct tbuf *out, const char *s, size_t n, const char *what, size_t n_what, const char *content,
+                  size_t n_content)
 {
     size_t hit;
     for (; (hit = text_find(s, n, what, n_what)) < n; s += hit + n_what, n -= hit + n_what) {
@@ -14,8 +15,8 @@ void norm_replace(struct tbuf *out, const char *s, size_t n, const char *what, s
     tbuf_add(out, s, n);
 }
 
-int norm_replace_regex(struct tbuf *out, const struct regex *r, struct regex_scratch *w, const char *s, size_t n, const char *content, size_t n_content,
-                       struct err *e)
+int norm_replace_regex(struct tbuf *out, const struct regex *r, struct regex_scratch *w, const char *s, size_t n,
+                       const char *content, size_t n_content, struct err *e)
 {
     size_t done = 0, from = 0, b, end;
     int rc = 0;
@@ -36,7 +37,8 @@ int norm_replace_regex(struct tbuf *out, const struct regex *r, struct regex_scr
     return 0;
 }
 
-/* ---- SentencePiece's precompiled map: u32 size of a double array, the array, replacement strings ended by '\0' ---- */
+/* ---- SentencePiece's precompiled map: u32 size of a double array, the array, replacement
+ * strings ended by '\0' ---- */
 
 struct charsmap { const char *units, *strings; size_t n_units, n_strings; };
 
@@ -61,8 +63,10 @@ static uint32_t unit(const struct charsmap *m, size_t i)
 }
 static size_t unit_offset(uint32_t u) { return (size_t)(u >> 10) << ((u & 1u << 9) >> 6); }
 
-/* The replacement of a prefix of s: the shortest that is in the map, or the longest.  Returns the prefix's length, 0 none. */
-static size_t charsmap_find(const struct charsmap *m, const char *s, size_t n, int longest, const char **to, size_t *n_to)
+/* The replacement of a prefix of s: the shortest that is in the map, or the longest.  Returns
+ * the prefix's length, 0 none. */
+static size_t charsmap_find(const struct charsmap *m, const char *s, size_t n, int longest, const char **to,
+                            size_t *n_to)
 {
     size_t at = unit_offset(unit(m, 0)), found = 0;
     for (size_t i = 0; i < n && s[i]; i++) {
@@ -105,7 +109,8 @@ static void charsmap_longest(struct tbuf *out, const struct charsmap *m, const c
     }
 }
 
-/* As the Hugging Face library does it: a short grapheme cluster as a whole, else each of its characters; shortest entry. */
+/* As the Hugging Face library does it: a short grapheme cluster as a whole, else each of its
+ * characters; shortest entry. */
 static void charsmap_graphemes(struct tbuf *out, const struct charsmap *m, const char *s, size_t n)
 {
     for (size_t i = 0; i < n;) {
@@ -189,8 +194,8 @@ static void each_char(struct tbuf *out, uint32_t type, uint32_t number, const ch
             break;
         case NORM_NMT:
             keep = !((c >= 1 && c <= 8) || c == 0xB || (c >= 0xE && c <= 0x1F) || c == 0x7F || c == 0x8F || c == 0x9F);
-            space = c == 9 || c == 0xA || c == 0xC || c == 0xD || c == 0x1680 || (c >= 0x200B && c <= 0x200F) || c == 0x2028 || c == 0x2029 ||
-                    c == 0x2581 || c == 0xFEFF || c == 0xFFFD;
+            space = c == 9 || c == 0xA || c == 0xC || c == 0xD || c == 0x1680 || (c >= 0x200B && c <= 0x200F) ||
+                    c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xFEFF || c == 0xFFFD;
             break;
         default:                        /* NORM_BERT_CHINESE */
             if (text_is_chinese(c)) {
@@ -208,7 +213,8 @@ static void each_char(struct tbuf *out, uint32_t type, uint32_t number, const ch
     }
 }
 
-static int replace_regex(struct tbuf *out, const struct tokb_op *op, const char *text, const struct regex *r, const struct tbuf *in, struct err *e)
+static int replace_regex(struct tbuf *out, const struct tokb_op *op, const char *text, const struct regex *r,
+                         const struct tbuf *in, struct err *e)
 {
     struct regex *own = NULL;
     struct regex_scratch *w = regex_scratch_open();
@@ -222,7 +228,8 @@ static int replace_regex(struct tbuf *out, const struct tokb_op *op, const char 
     return rc;
 }
 
-int norm_text(const struct tokb_op *op, uint32_t n, const char *text, struct regex *const *regex, struct tbuf *io, struct err *e)
+int norm_text(const struct tokb_op *op, uint32_t n, const char *text, struct regex *const *regex, struct tbuf *io,
+              struct err *e)
 {
     struct tbuf out = { .limit = tbuf_growth(io->n) };
     int rc = 0;

@@ -6,13 +6,15 @@
 #include "libcommon/token/tok_text.h"
 #include "libcommon/token/tokenizer_blob.h"
 
-/* Replace io (valid UTF-8) by its normalized form.  text: what the arguments of op[0..n) lie in; regex: opened expressions by index of op, or
- * NULL to open them here. */
-int norm_text(const struct tokb_op *op, uint32_t n, const char *text, struct regex *const *regex, struct tbuf *io, struct err *e);
+/* Replace io (valid UTF-8) by its normalized form.  text: what the arguments of op[0..n) lie in;
+ * regex: opened expressions by index of op, or NULL to open them here. */
+int norm_text(const struct tokb_op *op, uint32_t n, const char *text, struct regex *const *regex, struct tbuf *io,
+              struct err *e);
 
 /* Replace all matches in s by content. */
-int norm_replace_regex(struct tbuf *out, const struct regex *r, struct regex_scratch *w, const char *s, size_t n, const char *content, size_t n_content,
-                       struct err *e);
-void norm_replace(struct tbuf *out, const char *s, size_t n, const char *what, size_t n_what, const char *content, size_t n_content);
+int norm_replace_regex(struct tbuf *out, const struct regex *r, struct regex_scratch *w, const char *s, size_t n,
+                       const char *content, size_t n_content, struct err *e);
+void norm_replace(struct tbuf *out, const char *s, size_t n, const char *what, size_t n_what, const char *content,
+                  size_t n_content);
 
 #endif

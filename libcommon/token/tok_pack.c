@@ -17,7 +17,8 @@ struct tables {
     struct tbuf text;
 };
 
-/* An added token on its way into the block: pattern bytes are kept apart, as normalizing makes new ones. */
+/* An added token on its way into the block: pattern bytes are kept apart, as normalizing makes
+ * new ones. */
 struct pattern { struct tbuf text; const struct spec_added *a; uint32_t order; int half; };
 
 static int by_pattern(const void *pa, const void *pb)
@@ -35,7 +36,8 @@ static int by_pattern(const void *pa, const void *pb)
     return special ? special : a->order < b->order ? -1 : 1;
 }
 
-static int pack_added(struct tok_spec *s, struct tokb_header *h, struct tokb_added **out, uint32_t first[2][257], struct err *e)
+static int pack_added(struct tok_spec *s, struct tokb_header *h, struct tokb_added **out, uint32_t first[2][257],
+                      struct err *e)
 {
     uint32_t n = s->n_added, kept = 0;
     struct pattern *p = calloc(n ? n : 1, sizeof *p);
@@ -67,11 +69,13 @@ static int pack_added(struct tok_spec *s, struct tokb_header *h, struct tokb_add
     uint32_t at[2] = { 0, 0 };
     for (uint32_t i = 0; i < n; i++) {
         int half = p[i].half;
-        if (p[i].text.n == 0 || (i && p[i - 1].half == half && p[i - 1].text.n == p[i].text.n && !memcmp(p[i - 1].text.p, p[i].text.p, p[i].text.n)))
+        if (p[i].text.n == 0 || (i && p[i - 1].half == half && p[i - 1].text.n == p[i].text.n &&
+                                 !memcmp(p[i - 1].text.p, p[i].text.p, p[i].text.n)))
             continue;
         struct spec_str str = tok_spec_str(s, p[i].text.p, p[i].text.n);
         const struct spec_str *own = &s->token[p[i].a->id].str;
-        if (p[i].a->normalized == ADDED_NORMALIZED && (own->size != str.size || memcmp(s->text.p + own->at, p[i].text.p, str.size)))
+        if (p[i].a->normalized == ADDED_NORMALIZED &&
+            (own->size != str.size || memcmp(s->text.p + own->at, p[i].text.p, str.size)))
             s->token[p[i].a->id].flags |= TOKEN_NORMALIZED;
         added[kept++] = (struct tokb_added){ str.at, str.size, p[i].a->id, p[i].a->flags };
         for (unsigned b = (unsigned char)p[i].text.p[0] + 1u; b < 257; b++)
@@ -130,8 +134,9 @@ static void accelerators(const struct tok_spec *s, int32_t chars[TOKB_CHARS], in
     }
 }
 
-/* May a word be cut where no token spans?  Only if each character gives symbols of its own whatever stands beside it: all bytes have
- * tokens, and none of these takes part in a merge under a name that is not its text. */
+/* May a word be cut where no token spans?  Only if each character gives symbols of its own
+ * whatever stands beside it: all bytes have tokens, and none of these takes part in a merge
+ * under a name that is not its text. */
 static int may_cut(const struct tok_spec *s, const int32_t chars[TOKB_CHARS], const int32_t bytes[256])
 {
     if ((s->model != MODEL_BPE && s->model != MODEL_BPE_SCORE) || s->next_prefix.size || s->end_suffix.size)
@@ -147,7 +152,8 @@ static int may_cut(const struct tok_spec *s, const int32_t chars[TOKB_CHARS], co
             all_bytes &= t->str.size != 6 || memcmp(s->text.p + t->str.at, "<0x", 3);
         }
     uint32_t n = s->n_ops[SPEC_PRE], m = s->n_ops[SPEC_NORM];
-    int byte_level = (n && s->op[SPEC_PRE][n - 1].type == PRE_BYTES) || (m && s->op[SPEC_NORM][m - 1].type == NORM_BYTES);
+    int byte_level = (n && s->op[SPEC_PRE][n - 1].type == PRE_BYTES) ||
+                     (m && s->op[SPEC_NORM][m - 1].type == NORM_BYTES);
     return all_bytes || (all_chars && byte_level);
 }
 
@@ -190,12 +196,15 @@ static int check_ids(const struct tok_spec *s, const int32_t *id, uint32_t n, co
 {
     for (uint32_t i = 0; i < n; i++)
         if (id[i] < 0 || (uint32_t)id[i] >= s->n_tokens)
-            return err_set(e, ERR_FORMAT, "tokenizer: %s id %d, but the vocabulary has %u ids", what, id[i], s->n_tokens);
+            return err_set(e, ERR_FORMAT, "tokenizer: %s id %d, but the vocabulary has %u ids", what, id[i],
+                           s->n_tokens);
     return 0;
 }
 
-/* Only what the steps, the prefixes and the added tokens name is kept of the texts; the tokens' own go to another section. */
-static void collect_text(const struct tok_spec *s, struct tokb_header *h, struct tokb_op *ops, struct tokb_added *added, struct tbuf *text)
+/* Only what the steps, the prefixes and the added tokens name is kept of the texts; the tokens'
+ * own go to another section. */
+static void collect_text(const struct tok_spec *s, struct tokb_header *h, struct tokb_op *ops, struct tokb_added *added,
+                         struct tbuf *text)
 {
 #define KEEP(at, size) do { uint32_t kept = (uint32_t)text->n; tbuf_add(text, s->text.p + (at), (size)); (at) = kept; } while (0)
     KEEP(h->word_prefix, h->word_prefix_size);
@@ -215,7 +224,8 @@ static void collect_text(const struct tok_spec *s, struct tokb_header *h, struct
 static void fill_header(const struct tok_spec *s, struct tokb_header *h, const struct tables *t)
 {
     h->model = s->model;
-    h->flags = s->flags | (s->n_prefix && s->prefix[0] == s->bos ? MODEL_ADDS_BOS : 0u) | (may_cut(s, t->chars, t->bytes) ? MODEL_CUTS : 0u);
+    h->flags = s->flags | (s->n_prefix && s->prefix[0] == s->bos ? MODEL_ADDS_BOS : 0u) |
+               (may_cut(s, t->chars, t->bytes) ? MODEL_CUTS : 0u);
     h->n_tokens = s->n_tokens;
     h->n_vocab_slots = s->n_slots;
     h->vocab_probes = s->probes;
@@ -232,7 +242,8 @@ static void fill_header(const struct tok_spec *s, struct tokb_header *h, const s
 }
 
 /* Places the sections and, if out is not NULL, writes them.  Returns the size of the block. */
-static size_t lay_out(const struct tok_spec *s, struct tokb_header *h, const struct tables *t, size_t n_token_bytes, char *out)
+static size_t lay_out(const struct tok_spec *s, struct tokb_header *h, const struct tables *t, size_t n_token_bytes,
+                      char *out)
 {
     size_t at = (sizeof *h + 7) & ~(size_t)7, n_edges = (size_t)s->n_prefix + s->n_suffix + s->n_eos;
     int scored = s->model == MODEL_UNIGRAM || s->model == MODEL_BPE_SCORE;
@@ -254,7 +265,8 @@ static size_t lay_out(const struct tok_spec *s, struct tokb_header *h, const str
     if (!out)
         return at;
     for (uint32_t i = 0; i < n_edges; i++)
-        edges[i] = i < s->n_prefix ? s->prefix[i] : i < s->n_prefix + s->n_suffix ? s->suffix[i - s->n_prefix] : s->eos[i - s->n_prefix - s->n_suffix];
+        edges[i] = i < s->n_prefix ? s->prefix[i] : i < s->n_prefix + s->n_suffix
+                       ? s->suffix[i - s->n_prefix] : s->eos[i - s->n_prefix - s->n_suffix];
     size_t n = 0;
     for (uint32_t i = 0; i < s->n_tokens; i++) {
         offsets[i] = (uint32_t)n;
@@ -284,8 +296,8 @@ int tok_spec_pack(struct tok_spec *s, void **blob, size_t *size, struct err *e)
         goto done;
     }
     if (check_ids(s, s->prefix, s->n_prefix, "prefix", e) || check_ids(s, s->suffix, s->n_suffix, "suffix", e) ||
-        check_ids(s, s->eos, s->n_eos, "EOS", e) || (!s->slots && tok_spec_index(s, e)) || pack_added(s, &h, &t->added, t->first, e) ||
-        !(t->merges = pack_merges(s, &h, e)))
+        check_ids(s, s->eos, s->n_eos, "EOS", e) || (!s->slots && tok_spec_index(s, e)) ||
+        pack_added(s, &h, &t->added, t->first, e) || !(t->merges = pack_merges(s, &h, e)))
         goto done;
     accelerators(s, t->chars, t->bytes);
     byte_pairs(s, t->pairs);

@@ -89,8 +89,8 @@ static void finish(struct splitter *s)
     s->out->n = k;
 }
 
-static int split_word(const struct tokb_op *op, const char *arg, const struct regex *r, struct regex_scratch *w, const char *s,
-                      struct piece word, struct pieces *out, struct err *e)
+static int split_word(const struct tokb_op *op, const char *arg, const struct regex *r, struct regex_scratch *w,
+                      const char *s, struct piece word, struct pieces *out, struct err *e)
 {
     struct splitter sp = { .out = out, .base = out->n, .at = word.at, .n = word.n, .first = word.first,
                            .behaviour = (int)(op->number & 15), .invert = (op->number & SPLIT_INVERT) != 0 };
@@ -141,7 +141,8 @@ static void fixed_length(const char *s, struct piece word, uint32_t chars, struc
 }
 
 /* Steps that rewrite the text: the words go to `to`, one after the other. */
-static int rewrite(const struct tokb_op *op, const char *arg, const char *s, struct piece word, struct tbuf *to, struct pieces *out, struct err *e)
+static int rewrite(const struct tokb_op *op, const char *arg, const char *s, struct piece word, struct tbuf *to,
+                   struct pieces *out, struct err *e)
 {
     size_t at = to->n;
     const char *p = s + word.at;
@@ -178,8 +179,9 @@ static int rewrite(const struct tokb_op *op, const char *arg, const char *s, str
     return 0;
 }
 
-int pretok_run(const struct tokb_op *op, uint32_t n, const char *text, struct regex *const *regex, struct regex_scratch *w, struct tbuf *io,
-               struct tbuf *work, int at_start, struct pieces *out, struct pieces *spare, struct err *e)
+int pretok_run(const struct tokb_op *op, uint32_t n, const char *text, struct regex *const *regex,
+               struct regex_scratch *w, struct tbuf *io, struct tbuf *work, int at_start, struct pieces *out,
+               struct pieces *spare, struct err *e)
 {
     int rc = 0;
     out->n = 0;

@@ -11,7 +11,8 @@
 /* ---- translation ---- */
 
 #define WORD_SET "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
-/* Outside of sets Oniguruma looks Latin-1 up in another table, which has the superscript digits and fractions, too. */
+/* Outside of sets Oniguruma looks Latin-1 up in another table, which has the superscript digits
+ * and fractions, too. */
 #define WORD_ALONE WORD_SET "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}"
 enum { MAX_NESTING = 200 };
 
@@ -24,7 +25,8 @@ struct tr {
 
 static int bad(struct tr *t, const char *why)
 {
-    return err_set(t->e, ERR_UNSUPPORTED, "regular expression '%.*s': offset %zu: %s", t->n > 200 ? 200 : (int)t->n, t->s, t->i, why);
+    return err_set(t->e, ERR_UNSUPPORTED, "regular expression '%.*s': offset %zu: %s", t->n > 200 ? 200 : (int)t->n,
+                   t->s, t->i, why);
 }
 
 static void put(struct tbuf *o, const char *s) { tbuf_add(o, s, strlen(s)); }
@@ -32,22 +34,32 @@ static void put(struct tbuf *o, const char *s) { tbuf_add(o, s, strlen(s)); }
 static int peek(const struct tr *t, size_t k) { return t->i + k < t->n ? (unsigned char)t->s[t->i + k] : -1; }
 
 static const char *const property_names[][2] = {
-    { "letter", "L" }, { "uppercaseletter", "Lu" }, { "lowercaseletter", "Ll" }, { "titlecaseletter", "Lt" }, { "modifierletter", "Lm" },
-    { "otherletter", "Lo" }, { "mark", "M" }, { "nonspacingmark", "Mn" }, { "spacingmark", "Mc" }, { "enclosingmark", "Me" },
+    { "letter", "L" }, { "uppercaseletter", "Lu" }, { "lowercaseletter", "Ll" }, { "titlecaseletter", "Lt" },
+        { "modifierletter", "Lm" },
+    { "otherletter", "Lo" }, { "mark", "M" }, { "nonspacingmark", "Mn" }, { "spacingmark", "Mc" },
+    { "enclosingmark", "Me" },
     { "number", "N" }, { "decimalnumber", "Nd" }, { "digit", "Nd" }, { "letternumber", "Nl" }, { "othernumber", "No" },
-    { "punctuation", "P" }, { "punct", "P" }, { "connectorpunctuation", "Pc" }, { "dashpunctuation", "Pd" }, { "openpunctuation", "Ps" },
-    { "closepunctuation", "Pe" }, { "initialpunctuation", "Pi" }, { "finalpunctuation", "Pf" }, { "otherpunctuation", "Po" },
-    { "symbol", "S" }, { "mathsymbol", "Sm" }, { "currencysymbol", "Sc" }, { "modifiersymbol", "Sk" }, { "othersymbol", "So" },
-    { "separator", "Z" }, { "spaceseparator", "Zs" }, { "lineseparator", "Zl" }, { "paragraphseparator", "Zp" }, { "other", "C" },
-    { "control", "Cc" }, { "cntrl", "Cc" }, { "format", "Cf" }, { "privateuse", "Co" }, { "surrogate", "Cs" }, { "unassigned", "Cn" },
-    { "any", "Any" }, { "alphabetic", "Alphabetic" }, { "alpha", "Alphabetic" }, { "uppercase", "Uppercase" }, { "upper", "Uppercase" },
+    { "punctuation", "P" }, { "punct", "P" }, { "connectorpunctuation", "Pc" }, { "dashpunctuation", "Pd" },
+    { "openpunctuation", "Ps" },
+    { "closepunctuation", "Pe" }, { "initialpunctuation", "Pi" }, { "finalpunctuation", "Pf" },
+    { "otherpunctuation", "Po" },
+    { "symbol", "S" }, { "mathsymbol", "Sm" }, { "currencysymbol", "Sc" }, { "modifiersymbol", "Sk" },
+    { "othersymbol", "So" },
+    { "separator", "Z" }, { "spaceseparator", "Zs" }, { "lineseparator", "Zl" }, { "paragraphseparator", "Zp" },
+    { "other", "C" },
+    { "control", "Cc" }, { "cntrl", "Cc" }, { "format", "Cf" }, { "privateuse", "Co" }, { "surrogate", "Cs" },
+    { "unassigned", "Cn" },
+    { "any", "Any" }, { "alphabetic", "Alphabetic" }, { "alpha", "Alphabetic" }, { "uppercase", "Uppercase" },
+    { "upper", "Uppercase" },
     { "lowercase", "Lowercase" }, { "lower", "Lowercase" }, { "whitespace", "White_Space" }, { "space", "White_Space" },
     { "emoji", "Emoji" }, { "emojipresentation", "Emoji_Presentation" }, { "emojimodifier", "Emoji_Modifier" },
-    { "extendedpictographic", "Extended_Pictographic" }, { "ideographic", "Ideographic" }, { "dash", "Dash" }, { "hexdigit", "Hex_Digit" },
+    { "extendedpictographic", "Extended_Pictographic" }, { "ideographic", "Ideographic" }, { "dash", "Dash" },
+    { "hexdigit", "Hex_Digit" },
     { "xdigit", "ASCII_Hex_Digit" }, { "ascii", "ASCII" }, { "math", "Math" }, { "diacritic", "Diacritic" },
 };
 
-/* At the brace of \p{...} or \P{...}: general categories and properties under PCRE2's names, all else is a script. */
+/* At the brace of \p{...} or \P{...}: general categories and properties under PCRE2's names, all
+ * else is a script. */
 static int property(struct tr *t, struct tbuf *o, int negated)
 {
     char name[64];
@@ -122,8 +134,9 @@ static int escape_common(struct tr *t, struct tbuf *o)
     return 0;
 }
 
-/* One operand of a set is complete: as it stands if it is the last, else as a condition on the character that the last one matches.
- * negated: the usual set, without operators or nested sets, takes the ^ into itself. */
+/* One operand of a set is complete: as it stands if it is the last, else as a condition on the
+ * character that the last one matches.  negated: the usual set, without operators or nested
+ * sets, takes the ^ into itself. */
 static void operand(struct tbuf *all, struct tbuf *flat, struct tbuf *nested, int last, int *negated)
 {
     int usual = negated && flat->n;
@@ -143,7 +156,8 @@ static void operand(struct tbuf *all, struct tbuf *flat, struct tbuf *nested, in
     flat->n = nested->n = 0;
 }
 
-/* A set as one matcher of a single character.  Operands of && are unions of plain members (flat) and nested sets (nested, "a|b"). */
+/* A set as one matcher of a single character.  Operands of && are unions of plain members (flat)
+ * and nested sets (nested, "a|b"). */
 static int set(struct tr *t, struct tbuf *o)
 {
     struct tbuf flat = { 0 }, nested = { 0 }, all = { 0 };
@@ -261,7 +275,8 @@ static int escape(struct tr *t, struct tbuf *o)
     return 0;
 }
 
-/* After "(": options in Ruby's letters (m: dot matches newline).  *isolated: "(?i)", good to the end of the group. */
+/* After "(": options in Ruby's letters (m: dot matches newline).  *isolated: "(?i)", good to the
+ * end of the group. */
 static int group_start(struct tr *t, struct tbuf *o, int *isolated)
 {
     put(o, "(");
@@ -362,13 +377,15 @@ struct regex *regex_open(const char *pattern, size_t n, struct err *e)
         return NULL;
     }
     pcre2_set_newline(ctx, PCRE2_NEWLINE_LF);
-    r->code = pcre2_compile((PCRE2_SPTR)pattern, n, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &at, ctx);
+    r->code = pcre2_compile((PCRE2_SPTR)pattern, n, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+                            &code, &at, ctx);
     pcre2_compile_context_free(ctx);
     if (!r->code) {
         char why[120];
         if (pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why) < 0)
             why[0] = '\0';
-        err_set(e, ERR_FORMAT, "regular expression '%.*s': offset %zu: %s", n > 200 ? 200 : (int)n, pattern, (size_t)at, why);
+        err_set(e, ERR_FORMAT, "regular expression '%.*s': offset %zu: %s", n > 200 ? 200 : (int)n, pattern, (size_t)at,
+                why);
         free(r);
         return NULL;
     }
@@ -411,9 +428,11 @@ void regex_scratch_close(struct regex_scratch *w)
     free(w);
 }
 
-int regex_find(const struct regex *r, struct regex_scratch *w, const char *s, size_t n, size_t from, size_t *begin, size_t *end, struct err *e)
+int regex_find(const struct regex *r, struct regex_scratch *w, const char *s, size_t n, size_t from, size_t *begin,
+               size_t *end, struct err *e)
 {
-    /* a long run costs as many steps as it has characters; beyond that the pattern backtracks out of all proportion */
+    /* a long run costs as many steps as it has characters; beyond that the pattern backtracks
+     * out of all proportion */
     size_t steps = n / 64 < UINT32_MAX / 1024 - 20000 ? 4000000 + 16 * n : UINT32_MAX;
     pcre2_set_match_limit(w->ctx, (uint32_t)steps);
     int rc = pcre2_match(r->code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK, w->md, w->ctx);
@@ -425,7 +444,8 @@ int regex_find(const struct regex *r, struct regex_scratch *w, const char *s, si
         char why[120];
         if (pcre2_get_error_message(rc, (PCRE2_UCHAR *)why, sizeof why) < 0)
             why[0] = '\0';
-        return err_set(e, ERR_LIMIT, "a regular expression of the tokenizer failed on this text at byte %zu: %s", from, why);
+        return err_set(e, ERR_LIMIT, "a regular expression of the tokenizer failed on this text at byte %zu: %s", from,
+                       why);
     }
     const PCRE2_SIZE *o = pcre2_get_ovector_pointer(w->md);
     *begin = o[0];

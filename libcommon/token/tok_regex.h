@@ -1,6 +1,8 @@
-/* tok_regex.h - the regular expressions of tokenizer.json, written for Oniguruma (Ruby syntax), run by PCRE2.
+/* tok_regex.h - the regular expressions of tokenizer.json, written for Oniguruma (Ruby syntax), run
+ * by PCRE2.
  *
- * regex_translate is used when a tokenizer is compiled; the block keeps its result, and regex_open gives that to PCRE2. */
+ * regex_translate is used when a tokenizer is compiled; the block keeps its result, and
+ * regex_open gives that to PCRE2. */
 #ifndef ZSE_TOKEN_TOK_REGEX_H
 #define ZSE_TOKEN_TOK_REGEX_H
 
@@ -9,9 +11,10 @@
 #include "libcommon/base/err.h"
 #include "libcommon/token/tok_text.h"
 
-/* Append to out a PCRE2 pattern (UTF and UCP on, multi-line) that matches what pattern matches in Oniguruma: \s \w \b \h \v as there,
- * scripts without extensions, sets with && and nested sets, options that reach to the end of their group.  -1: not valid, or
- * something that has no counterpart. */
+/* Append to out a PCRE2 pattern (UTF and UCP on, multi-line) that matches what pattern matches
+ * in Oniguruma: \s \w \b \h \v as there, scripts without extensions, sets with && and nested
+ * sets, options that reach to the end of their group.  -1: not valid, or something that has no
+ * counterpart. */
 int regex_translate(struct tbuf *out, const char *pattern, size_t n, struct err *e);
 
 struct regex;                       /* read-only after opening: threads may share it */
@@ -22,7 +25,9 @@ struct regex_scratch;               /* one a thread and call */
 struct regex_scratch *regex_scratch_open(void);
 void regex_scratch_close(struct regex_scratch *s);
 
-/* First match in valid UTF-8 s[0..n) at or after `from`: 1 with its bounds, 0 none, -1 over PCRE2's limits. */
-int regex_find(const struct regex *r, struct regex_scratch *w, const char *s, size_t n, size_t from, size_t *begin, size_t *end, struct err *e);
+/* First match in valid UTF-8 s[0..n) at or after `from`: 1 with its bounds, 0 none, -1 over
+ * PCRE2's limits. */
+int regex_find(const struct regex *r, struct regex_scratch *w, const char *s, size_t n, size_t from, size_t *begin,
+               size_t *end, struct err *e);
 
 #endif

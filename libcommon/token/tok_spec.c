@@ -56,10 +56,12 @@ static int grow(void **p, uint32_t *room, uint32_t need, size_t item, struct err
     return 0;
 }
 
-int tok_spec_token(struct tok_spec *s, int64_t id, const char *p, size_t n, double score, int flags, int in_vocab, struct err *e)
+int tok_spec_token(struct tok_spec *s, int64_t id, const char *p, size_t n, double score, int flags, int in_vocab,
+                   struct err *e)
 {
     if (id < 0 || id >= TOKB_MAX_IDS)
-        return err_set(e, ERR_FORMAT, "token '%.*s': id %lld, expected 0 to %d", n > 100 ? 100 : (int)n, p, (long long)id, TOKB_MAX_IDS - 1);
+        return err_set(e, ERR_FORMAT, "token '%.*s': id %lld, expected 0 to %d", n > 100 ? 100 : (int)n, p,
+                       (long long)id, TOKB_MAX_IDS - 1);
     if (grow((void **)&s->token, &s->token_room, (uint32_t)id + 1, sizeof *s->token, e))
         return -1;
     if ((uint32_t)id >= s->n_tokens)
@@ -118,7 +120,8 @@ int tok_spec_index(struct tok_spec *s, struct err *e)
 int32_t tok_spec_find(const struct tok_spec *s, const char *p, size_t n)
 {
     uint32_t h = hash_of(p, n);
-    for (uint32_t at = h & (s->n_slots - 1); s->n_slots && s->slots[at].id != TOKB_EMPTY; at = (at + 1) & (s->n_slots - 1)) {
+    for (uint32_t at = h & (s->n_slots - 1); s->n_slots &&
+         s->slots[at].id != TOKB_EMPTY; at = (at + 1) & (s->n_slots - 1)) {
         const struct spec_token *t = &s->token[s->slots[at].id];
         if (s->slots[at].hash == h && t->str.size == n && !memcmp(s->text.p + t->str.at, p, n))
             return (int32_t)s->slots[at].id;
@@ -126,7 +129,8 @@ int32_t tok_spec_find(const struct tok_spec *s, const char *p, size_t n)
     return -1;
 }
 
-int tok_spec_merge(struct tok_spec *s, const char *left, size_t n_left, const char *right, size_t n_right, size_t cut, struct err *e)
+int tok_spec_merge(struct tok_spec *s, const char *left, size_t n_left, const char *right, size_t n_right, size_t cut,
+                   struct err *e)
 {
     if (cut > n_right)
         cut = n_right;
@@ -149,7 +153,8 @@ int tok_spec_merge(struct tok_spec *s, const char *left, size_t n_left, const ch
     return 0;
 }
 
-int tok_spec_added(struct tok_spec *s, const char *p, size_t n, int32_t id, uint32_t flags, int normalized, struct err *e)
+int tok_spec_added(struct tok_spec *s, const char *p, size_t n, int32_t id, uint32_t flags, int normalized,
+                   struct err *e)
 {
     if (n == 0 || utf8_valid(p, n) != n)    /* texts are UTF-8: nothing else is found in them */
         return 0;
@@ -159,12 +164,13 @@ int tok_spec_added(struct tok_spec *s, const char *p, size_t n, int32_t id, uint
     return s->text.failed ? err_nomem(e, "added tokens") : 0;
 }
 
-int tok_spec_op(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t number, const char *a, size_t na, const char *b, size_t nb,
-                struct err *e)
+int tok_spec_op(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t number, const char *a, size_t na,
+                const char *b, size_t nb, struct err *e)
 {
     uint32_t n = s->n_ops[stage];
     if (n >= TOKB_MAX_OPS / 3)
-        return err_set(e, ERR_UNSUPPORTED, "tokenizer: more than %d normalizers, pre-tokenizers or decoders", TOKB_MAX_OPS / 3);
+        return err_set(e, ERR_UNSUPPORTED, "tokenizer: more than %d normalizers, pre-tokenizers or decoders",
+                       TOKB_MAX_OPS / 3);
     struct tokb_op *op = realloc(s->op[stage], (n + 1) * sizeof *op);
     if (!op)
         return err_nomem(e, "tokenizer steps");
@@ -175,8 +181,8 @@ int tok_spec_op(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t 
     return s->text.failed ? err_nomem(e, "tokenizer steps") : 0;
 }
 
-int tok_spec_op_regex(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t number, const char *a, size_t na, const char *b, size_t nb,
-                      struct err *e)
+int tok_spec_op_regex(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t number, const char *a, size_t na,
+                      const char *b, size_t nb, struct err *e)
 {
     struct tbuf pattern = { 0 };
     int rc = regex_translate(&pattern, a, na, e);
@@ -196,10 +202,12 @@ int tok_spec_split(struct tok_spec *s, const char *regex, int behaviour, struct 
 
 int tok_spec_spm_decoders(struct tok_spec *s, int prefix, int unless_skipped, struct err *e)
 {
-    if (tok_spec_op(s, SPEC_DEC, DEC_REPLACE, 0, "\xE2\x96\x81", 3, " ", 1, e) || tok_spec_op(s, SPEC_DEC, DEC_BYTE_FALLBACK, 0, NULL, 0, NULL, 0, e) ||
+    if (tok_spec_op(s, SPEC_DEC, DEC_REPLACE, 0, "\xE2\x96\x81", 3, " ", 1, e) ||
+        tok_spec_op(s, SPEC_DEC, DEC_BYTE_FALLBACK, 0, NULL, 0, NULL, 0, e) ||
         tok_spec_op(s, SPEC_DEC, DEC_FUSE, 0, NULL, 0, NULL, 0, e))
         return -1;
-    return prefix ? tok_spec_op(s, SPEC_DEC, DEC_STRIP, 1u | (unless_skipped ? STRIP_UNLESS_SKIPPED : 0), " ", 1, NULL, 0, e) : 0;
+    return prefix ? tok_spec_op(s, SPEC_DEC, DEC_STRIP, 1u | (unless_skipped ? STRIP_UNLESS_SKIPPED : 0), " ", 1, NULL,
+                                0, e) : 0;
 }
 
 int tok_spec_id(int32_t **list, uint32_t *n, int32_t id, int first, struct err *e)

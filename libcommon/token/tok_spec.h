@@ -1,4 +1,5 @@
-/* tok_spec.h - a tokenizer while it is being compiled: the sources (JSON, GGUF, SentencePiece) fill one, tok_spec_pack makes the block. */
+/* tok_spec.h - a tokenizer while it is being compiled: the sources (JSON, GGUF, SentencePiece)
+ * fill one, tok_spec_pack makes the block. */
 #ifndef ZSE_TOKEN_TOK_SPEC_H
 #define ZSE_TOKEN_TOK_SPEC_H
 
@@ -17,7 +18,8 @@ struct spec_token {
     uint8_t in_vocab;                               /* the model may produce it from text */
 };
 
-/* Look for it in the normalized text: with the pattern normalized too, or with U+2581 for spaces (SentencePiece's user-defined pieces). */
+/* Look for it in the normalized text: with the pattern normalized too, or with U+2581 for spaces
+ * (SentencePiece's user-defined pieces). */
 enum { ADDED_NORMALIZED = 1, ADDED_ESCAPED = 2 };
 
 struct spec_added {
@@ -49,21 +51,25 @@ void tok_spec_release(struct tok_spec *s);
 struct spec_str tok_spec_str(struct tok_spec *s, const char *p, size_t n);
 
 /* 0 or -1.  An id that is set twice keeps its last text; ids above TOKB_MAX_IDS are refused. */
-int tok_spec_token(struct tok_spec *s, int64_t id, const char *p, size_t n, double score, int flags, int in_vocab, struct err *e);
+int tok_spec_token(struct tok_spec *s, int64_t id, const char *p, size_t n, double score, int flags, int in_vocab,
+                   struct err *e);
 /* After the last token of the vocabulary: the search table. */
 int tok_spec_index(struct tok_spec *s, struct err *e);
 /* -1: not in the vocabulary. */
 int32_t tok_spec_find(const struct tok_spec *s, const char *p, size_t n);
-/* Pairs in order of rank; both parts and their union must be in the vocabulary (a pair that is not there: 1 and nothing is added). */
-int tok_spec_merge(struct tok_spec *s, const char *left, size_t n_left, const char *right, size_t n_right, size_t cut, struct err *e);
-int tok_spec_added(struct tok_spec *s, const char *p, size_t n, int32_t id, uint32_t flags, int normalized, struct err *e);
+/* Pairs in order of rank; both parts and their union must be in the vocabulary (a pair that is
+ * not there: 1 and nothing is added). */
+int tok_spec_merge(struct tok_spec *s, const char *left, size_t n_left, const char *right, size_t n_right, size_t cut,
+                   struct err *e);
+int tok_spec_added(struct tok_spec *s, const char *p, size_t n, int32_t id, uint32_t flags, int normalized,
+                   struct err *e);
 
 enum { SPEC_NORM, SPEC_PRE, SPEC_DEC };
-int tok_spec_op(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t number, const char *a, size_t na, const char *b, size_t nb,
-                struct err *e);
+int tok_spec_op(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t number, const char *a, size_t na,
+                const char *b, size_t nb, struct err *e);
 /* The same with a regular expression in Oniguruma's syntax as a. */
-int tok_spec_op_regex(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t number, const char *a, size_t na, const char *b, size_t nb,
-                      struct err *e);
+int tok_spec_op_regex(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t number, const char *a, size_t na,
+                      const char *b, size_t nb, struct err *e);
 int tok_spec_split(struct tok_spec *s, const char *regex, int behaviour, struct err *e);
 /* GPT-2's own expression, then bytes as printable characters. */
 extern const char tok_gpt2_regex[];
@@ -80,7 +86,8 @@ int tok_sentencepiece_compile(struct tok_spec *s, const void *model, size_t size
 /* vocab.json and merges.txt: byte-level BPE as GPT-2 had it. */
 int tok_gpt2_compile(struct tok_spec *s, const struct tokenizer_files *f, struct err *e);
 int tok_gguf_compile(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e);        /* tok_gguf.c */
-/* Spaces as U+2581, an optional space in front, bytes for unknown characters: what the sources of SentencePiece share. */
+/* Spaces as U+2581, an optional space in front, bytes for unknown characters: what the sources
+ * of SentencePiece share. */
 int tok_spec_spm_decoders(struct tok_spec *s, int prefix, int unless_skipped, struct err *e);
 
 #endif

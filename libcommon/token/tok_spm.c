@@ -1,7 +1,10 @@
-/* tok_spm.c - a SentencePiece model (tokenizer.model): the protocol buffer of sentencepiece_model.proto, as far as it matters for ids.
+/* tok_spm.c - a SentencePiece model (tokenizer.model): the protocol buffer of
+ * sentencepiece_model.proto, as far as it matters for ids.
  *   ModelProto      1 pieces {1 text, 2 score, 3 type}, 2 trainer_spec, 3 normalizer_spec
- *   TrainerSpec     3 model_type (1 unigram, 2 BPE, 3 word, 4 char), 24 treat_whitespace_as_suffix, 35 byte_fallback, 40 unk_id, 41 bos_id, 42 eos_id, 43 pad_id
- *   NormalizerSpec  2 precompiled_charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces, 5 escape_whitespaces */
+ *   TrainerSpec     3 model_type (1 unigram, 2 BPE, 3 word, 4 char), 24 treat_whitespace_as_suffix,
+ *                   35 byte_fallback, 40 unk_id, 41 bos_id, 42 eos_id, 43 pad_id
+ *   NormalizerSpec  2 precompiled_charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces, 5
+ *   escape_whitespaces */
 #include <string.h>
 
 #include "libcommon/token/tok_spec.h"
@@ -80,13 +83,17 @@ static int piece(struct tok_spec *s, struct pb b, int64_t id, struct err *e)
     if (rc)
         return bad(&b, "a piece", e);
     if (type < NORMAL || type > BYTE)
-        return err_set(e, ERR_FORMAT, "tokenizer.model: piece %lld: type %llu, expected 1 to 6", (long long)id, (unsigned long long)type);
+        return err_set(e, ERR_FORMAT, "tokenizer.model: piece %lld: type %llu, expected 1 to 6", (long long)id,
+                       (unsigned long long)type);
     int special = type == CONTROL || type == UNKNOWN, added = special || type == USER_DEFINED;
-    /* unknown, control and byte pieces never come from merging; <0x..> is looked for by name, so it stays in the table */
-    if (tok_spec_token(s, id, text, n, score, (added ? TOKEN_ADDED : 0) | (special ? TOKEN_SPECIAL | TOKEN_VERBATIM : 0) | (type == BYTE ? TOKEN_BYTE : 0),
+    /* unknown, control and byte pieces never come from merging; <0x..> is looked for by name, so
+     * it stays in the table */
+    if (tok_spec_token(s, id, text, n, score, (added ? TOKEN_ADDED : 0) |
+                       (special ? TOKEN_SPECIAL | TOKEN_VERBATIM : 0) | (type == BYTE ? TOKEN_BYTE : 0),
                        type == NORMAL || type == USER_DEFINED || type == BYTE, e))
         return -1;
-    return added ? tok_spec_added(s, text, n, (int32_t)id, special ? ADDED_SPECIAL : 0, special ? 0 : ADDED_ESCAPED, e) : 0;
+    return added ? tok_spec_added(s, text, n, (int32_t)id, special ? ADDED_SPECIAL : 0, special ? 0 : ADDED_ESCAPED, e)
+                 : 0;
 }
 
 struct options {
@@ -126,7 +133,8 @@ static int read_options(struct pb b, int normalizer, struct options *o, struct e
     return rc ? bad(&b, normalizer ? "normalizer_spec" : "trainer_spec", e) : 0;
 }
 
-/* Scores of Unigram: the unknown's is far below the least, and what the user defined beats any way of cutting it up. */
+/* Scores of Unigram: the unknown's is far below the least, and what the user defined beats any
+ * way of cutting it up. */
 static void unigram_scores(struct tok_spec *s)
 {
     double least = 0, most = 0;
@@ -156,7 +164,8 @@ static int normalizers(struct tok_spec *s, const struct options *o, struct err *
     if (n && tok_spec_op(s, SPEC_NORM, NORM_CHARSMAP, 0, (const char *)o->charsmap.p, n, NULL, 0, e))
         return -1;
     if ((o->remove_extra || o->dummy_prefix) &&
-        tok_spec_op(s, SPEC_NORM, NORM_SPACES, (uint32_t)((o->remove_extra != 0) | (o->dummy_prefix != 0) << 1), NULL, 0, NULL, 0, e))
+        tok_spec_op(s, SPEC_NORM, NORM_SPACES, (uint32_t)((o->remove_extra != 0) | (o->dummy_prefix != 0) << 1), NULL,
+                    0, NULL, 0, e))
         return -1;
     return o->escape ? tok_spec_op(s, SPEC_NORM, NORM_REPLACE, 0, " ", 1, "\xE2\x96\x81", 3, e) : 0;
 }
@@ -164,7 +173,8 @@ static int normalizers(struct tok_spec *s, const struct options *o, struct err *
 int tok_sentencepiece_compile(struct tok_spec *s, const void *model, size_t size, struct err *e)
 {
     struct pb b = { model, (const unsigned char *)model + size, model };
-    struct options o = { .model_type = 1, .bos = 1, .eos = 2, .pad = -1, .dummy_prefix = 1, .remove_extra = 1, .escape = 1 };
+    struct options o = { .model_type = 1, .bos = 1, .eos = 2, .pad = -1, .dummy_prefix = 1, .remove_extra = 1,
+                         .escape = 1 };
     struct field f;
     int64_t n = 0;
     int rc;
@@ -190,8 +200,10 @@ int tok_sentencepiece_compile(struct tok_spec *s, const void *model, size_t size
     if (tok_spec_index(s, e) || normalizers(s, &o, e) || tok_spec_eos(s, ID(o.eos), e))
         return -1;
 #undef ID
-    /* the file does not say what is added: Llama's and Gemma's put BOS first, T5's has none and ends in EOS */
-    if (s->bos >= 0 ? tok_spec_id(&s->prefix, &s->n_prefix, s->bos, 1, e) : s->n_eos ? tok_spec_id(&s->suffix, &s->n_suffix, s->eos[0], 0, e) : 0)
+    /* the file does not say what is added: Llama's and Gemma's put BOS first, T5's has none and
+     * ends in EOS */
+    if (s->bos >= 0 ? tok_spec_id(&s->prefix, &s->n_prefix, s->bos, 1, e) : s->n_eos
+        ? tok_spec_id(&s->suffix, &s->n_suffix, s->eos[0], 0, e) : 0)
         return -1;
     return tok_spec_spm_decoders(s, o.dummy_prefix != 0, 0, e);
 }

@@ -55,7 +55,8 @@ void tbuf_release(struct tbuf *b)
     memset(b, 0, sizeof *b);
 }
 
-/* Length of the longest beginning of a well-formed character at s (Unicode 15, table 3-7), 0 if the first byte begins none. */
+/* Length of the longest beginning of a well-formed character at s (Unicode 15, table 3-7), 0 if
+ * the first byte begins none. */
 static size_t wellformed_prefix(const unsigned char *s, size_t n)
 {
     unsigned char lo = 0x80, hi = 0xBF;
@@ -165,9 +166,12 @@ int text_is_mark(uint32_t c)
 
 int text_is_chinese(uint32_t c)
 {
-    /* 0x2B920 instead of 0x2B820: the Hugging Face library begins the block there, and models were trained so */
-    return c >= 0x3400 && (c <= 0x4DBF || (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0xF900 && c <= 0xFAFF) || (c >= 0x20000 && c <= 0x2A6DF) ||
-           (c >= 0x2A700 && c <= 0x2B73F) || (c >= 0x2B740 && c <= 0x2B81F) || (c >= 0x2B920 && c <= 0x2CEAF) || (c >= 0x2F800 && c <= 0x2FA1F));
+    /* 0x2B920 instead of 0x2B820: the Hugging Face library begins the block there, and models
+     * were trained so */
+    return c >= 0x3400 && (c <= 0x4DBF || (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0xF900 && c <= 0xFAFF) ||
+                           (c >= 0x20000 && c <= 0x2A6DF) ||
+           (c >= 0x2A700 && c <= 0x2B73F) || (c >= 0x2B740 && c <= 0x2B81F) || (c >= 0x2B920 && c <= 0x2CEAF) ||
+           (c >= 0x2F800 && c <= 0x2FA1F));
 }
 
 void text_lower(struct tbuf *out, const char *s, size_t n)
@@ -179,11 +183,13 @@ void text_lower(struct tbuf *out, const char *s, size_t n)
         if (c == 0x130)                 /* the only character whose lower case is two */
             tbuf_add(out, "i\xCC\x87", 3);
         else
-            tbuf_char(out, c < 0x80 ? (c >= 'A' && c <= 'Z' ? c + 32 : c) : (uint32_t)utf8proc_tolower((utf8proc_int32_t)c));
+            tbuf_char(out, c < 0x80 ? (c >= 'A' && c <= 'Z' ? c + 32 : c)
+                                    : (uint32_t)utf8proc_tolower((utf8proc_int32_t)c));
     }
 }
 
-/* Put the marks c[0..n) in order of combining class, equal ones as they came (Unicode 15, section 3.11, D109). */
+/* Put the marks c[0..n) in order of combining class, equal ones as they came (Unicode 15,
+ * section 3.11, D109). */
 static void order_marks(utf8proc_int32_t *c, utf8proc_int32_t *tmp, size_t n)
 {
     size_t at[257] = { 0 };
@@ -203,10 +209,12 @@ static void order_marks(utf8proc_int32_t *c, utf8proc_int32_t *tmp, size_t n)
     memcpy(c, tmp, n * sizeof *c);
 }
 
-/* utf8proc's own decomposition orders marks by exchanging neighbours, which takes a minute for a megabyte of marks. */
+/* utf8proc's own decomposition orders marks by exchanging neighbours, which takes a minute for a
+ * megabyte of marks. */
 static void normalize_run(struct tbuf *out, struct tbuf *work, const char *s, size_t n, enum text_form form)
 {
-    int opt = UTF8PROC_DECOMPOSE | (form == TEXT_NFKC || form == TEXT_NFKD ? UTF8PROC_COMPAT : 0), bound = UTF8PROC_BOUNDCLASS_START;
+    int opt = UTF8PROC_DECOMPOSE | (form == TEXT_NFKC || form == TEXT_NFKD ? UTF8PROC_COMPAT : 0),
+        bound = UTF8PROC_BOUNDCLASS_START;
     const size_t most = 18;             /* the longest decomposition (U+FDFA) */
     work->n = 0;
     for (size_t i = 0; i < n;) {
@@ -215,8 +223,9 @@ static void normalize_run(struct tbuf *out, struct tbuf *work, const char *s, si
         i += (size_t)len;
         if (tbuf_reserve(work, most * sizeof(utf8proc_int32_t)))
             return;
-        utf8proc_ssize_t k = utf8proc_decompose_char((utf8proc_int32_t)c, (utf8proc_int32_t *)(void *)(work->p + work->n), (utf8proc_ssize_t)most,
-                                                     opt, &bound);
+        utf8proc_ssize_t k = utf8proc_decompose_char((utf8proc_int32_t)c,
+                                                     (utf8proc_int32_t *)(void *)(work->p + work->n),
+                                                     (utf8proc_ssize_t)most, opt, &bound);
         if (k > 0 && (size_t)k <= most)
             work->n += (size_t)k * sizeof(utf8proc_int32_t);
     }
@@ -241,7 +250,8 @@ static void normalize_run(struct tbuf *out, struct tbuf *work, const char *s, si
 
 void text_normalize(struct tbuf *out, const char *s, size_t n, enum text_form form)
 {
-    /* Nothing below the limit changes, nor composes with what comes before it: cut the text there. */
+    /* Nothing below the limit changes, nor composes with what comes before it: cut the text
+     * there. */
     uint32_t limit = form == TEXT_NFC ? 0x300 : form == TEXT_NFD ? 0xC0 : 0xA0;
     struct tbuf work = { 0 };
     for (size_t i = 0; i < n;) {
@@ -266,8 +276,12 @@ void text_normalize(struct tbuf *out, const char *s, size_t n, enum text_form fo
     tbuf_release(&work);
 }
 
-/* The printable Latin-1 characters stand for themselves, the other 68 bytes for U+0100 and on, in order (GPT-2's encoder). */
-static int printable(unsigned b) { return (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF); }
+/* The printable Latin-1 characters stand for themselves, the other 68 bytes for U+0100 and on,
+ * in order (GPT-2's encoder). */
+static int printable(unsigned b)
+{
+    return (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF);
+}
 
 uint32_t text_byte_char(unsigned char byte)
 {

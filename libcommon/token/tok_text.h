@@ -1,4 +1,5 @@
-/* tok_text.h - what all parts of the tokenizer need: a growing buffer, character classes as Rust's char has them, normal forms. */
+/* tok_text.h - what all parts of the tokenizer need: a growing buffer, character classes as
+ * Rust's char has them, normal forms. */
 #ifndef ZSE_TOKEN_TOK_TEXT_H
 #define ZSE_TOKEN_TOK_TEXT_H
 
@@ -7,7 +8,8 @@
 
 #include "libcommon/base/err.h"
 
-/* Bytes that grow.  After a failed allocation `failed` stays set and further appends do nothing: ask once at the end. */
+/* Bytes that grow.  After a failed allocation `failed` stays set and further appends do nothing:
+ * ask once at the end. */
 struct tbuf {
     char *p;                        /* owned; NULL while room is 0 */
     size_t n, room;
@@ -16,7 +18,8 @@ struct tbuf {
 };
 enum tbuf_failure { TBUF_NO_MEMORY = 1, TBUF_LIMIT = 2 };
 int tbuf_reserve(struct tbuf *b, size_t more);          /* room for n + more bytes: 0 or -1 */
-/* What a text of n bytes may grow to by the steps of a tokenizer: far more than any of a real one makes of it. */
+/* What a text of n bytes may grow to by the steps of a tokenizer: far more than any of a real
+ * one makes of it. */
 static inline size_t tbuf_growth(size_t n) { return n > SIZE_MAX / 512 ? SIZE_MAX : (1 << 20) + 256 * n; }
 void tbuf_add(struct tbuf *b, const void *p, size_t n);
 void tbuf_char(struct tbuf *b, uint32_t c);             /* as UTF-8 */
@@ -28,8 +31,9 @@ static inline void tbuf_swap(struct tbuf *a, struct tbuf *b)
     *b = t;
 }
 
-/* Append s as valid UTF-8: each longest beginning of a character that is not completed, and each other stray byte, becomes U+FFFD.
- * Returns how many bytes were used: with `more` to come, a possible beginning at the end is left. */
+/* Append s as valid UTF-8: each longest beginning of a character that is not completed, and each
+ * other stray byte, becomes U+FFFD.  Returns how many bytes were used: with `more` to come, a
+ * possible beginning at the end is left. */
 size_t text_sanitize(struct tbuf *out, const char *s, size_t n, int more);
 
 /* The code point at s in valid UTF-8, and its length. */
@@ -47,8 +51,9 @@ static inline uint32_t text_next(const char *s, int *n)
 /* The same for the character that ends before s + at (at > 0). */
 uint32_t text_prev(const char *s, size_t at, int *n);
 
-/* Offset of the first `what` in s[0..n), n if there is none (also if it is empty).  Made for short ones.  Unlike memmem it touches nothing
- * behind a hit, so that a loop over all hits is linear under AddressSanitizer, too. */
+/* Offset of the first `what` in s[0..n), n if there is none (also if it is empty).  Made for
+ * short ones.  Unlike memmem it touches nothing behind a hit, so that a loop over all hits is
+ * linear under AddressSanitizer, too. */
 size_t text_find(const char *s, size_t n, const char *what, size_t n_what);
 
 int text_is_space(uint32_t c);          /* White_Space */
@@ -64,7 +69,8 @@ void text_lower(struct tbuf *out, const char *s, size_t n);
 enum text_form { TEXT_NFC, TEXT_NFD, TEXT_NFKC, TEXT_NFKD };
 void text_normalize(struct tbuf *out, const char *s, size_t n, enum text_form form);
 
-/* GPT-2's printable stand-ins for bytes: a code point below 0x144 for each byte, and back (-1: stands for none). */
+/* GPT-2's printable stand-ins for bytes: a code point below 0x144 for each byte, and back (-1:
+ * stands for none). */
 uint32_t text_byte_char(unsigned char byte);
 int text_char_byte(uint32_t c);
 void text_to_byte_chars(struct tbuf *out, const char *s, size_t n);

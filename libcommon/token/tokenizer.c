@@ -68,25 +68,30 @@ static int check_sections(const struct tokb_header *h, size_t size, struct err *
     for (int i = 0; i < TOKB_N_SECTIONS; i++) {
         uint64_t at = x->section[i].offset, n = x->section[i].size;
         if (at % 8 || at < sizeof *h || at > size || n > size - at)
-            return err_set(e, ERR_FORMAT, "tokenizer block: section %d: bytes %llu + %llu, but the block has %zu", i, (unsigned long long)at,
-                           (unsigned long long)n, size);
+            return err_set(e, ERR_FORMAT, "tokenizer block: section %d: bytes %llu + %llu, but the block has %zu", i,
+                           (unsigned long long)at, (unsigned long long)n, size);
         if (i != TOKB_TEXT && i != TOKB_TOKENS && n != need[i])
-            return err_set(e, ERR_FORMAT, "tokenizer block: section %d: %llu bytes, expected %llu", i, (unsigned long long)n,
-                           (unsigned long long)need[i]);
+            return err_set(e, ERR_FORMAT, "tokenizer block: section %d: %llu bytes, expected %llu", i,
+                           (unsigned long long)n, (unsigned long long)need[i]);
     }
     return 0;
 }
 
-static int in_text(const struct tokb_header *h, uint64_t at, uint64_t n) { return at + n <= h->section[TOKB_TEXT].size; }
+static int in_text(const struct tokb_header *h, uint64_t at, uint64_t n)
+{
+    return at + n <= h->section[TOKB_TEXT].size;
+}
 
 static int check_header(const struct tokb_header *h, size_t size, struct err *e)
 {
     if (memcmp(h->magic, "TOKB", 4))
         return damaged(e, "does not begin with TOKB");
     if (h->version != TOKB_VERSION)
-        return err_set(e, ERR_UNSUPPORTED, "tokenizer block: version %u, this program reads %d", h->version, TOKB_VERSION);
+        return err_set(e, ERR_UNSUPPORTED, "tokenizer block: version %u, this program reads %d", h->version,
+                       TOKB_VERSION);
     if (h->size > size)
-        return err_set(e, ERR_FORMAT, "tokenizer block: cut short: %zu bytes of %llu", size, (unsigned long long)h->size);
+        return err_set(e, ERR_FORMAT, "tokenizer block: cut short: %zu bytes of %llu", size,
+                       (unsigned long long)h->size);
     if (h->model < MODEL_BPE || h->model > MODEL_WORDLEVEL)
         return err_set(e, ERR_UNSUPPORTED, "tokenizer block: model %u is not known", h->model);
     if (h->n_tokens < 1 || h->n_tokens > TOKB_MAX_IDS)
@@ -113,13 +118,16 @@ static int check_ops(const struct tokenizer *t, struct err *e)
         for (uint32_t i = 0; i < t->h.n_ops[s]; i++) {
             const struct tokb_op *op = &t->op[s][i];
             if (op->type < range[s][0] || op->type >= range[s][1])
-                return err_set(e, ERR_UNSUPPORTED, "tokenizer block: step %u of kind %u is not known", op->type, (unsigned)s);
+                return err_set(e, ERR_UNSUPPORTED, "tokenizer block: step %u of kind %u is not known", op->type,
+                               (unsigned)s);
             if (!in_text(&t->h, op->a, op->a_size) || !in_text(&t->h, op->b, op->b_size))
                 return damaged(e, "argument of a step lies outside");
-            if (op->type != NORM_CHARSMAP && (!utf8_ok(t->text + op->a, op->a_size) || !utf8_ok(t->text + op->b, op->b_size)))
+            if (op->type != NORM_CHARSMAP && (!utf8_ok(t->text + op->a, op->a_size) ||
+                                              !utf8_ok(t->text + op->b, op->b_size)))
                 return damaged(e, "argument of a step is not UTF-8");
         }
-    if (!in_text(&t->h, t->h.word_prefix, t->h.word_prefix_size) || !in_text(&t->h, t->h.next_prefix, t->h.next_prefix_size) ||
+    if (!in_text(&t->h, t->h.word_prefix, t->h.word_prefix_size) ||
+        !in_text(&t->h, t->h.next_prefix, t->h.next_prefix_size) ||
         !in_text(&t->h, t->h.end_suffix, t->h.end_suffix_size))
         return damaged(e, "a prefix lies outside");
     return 0;
@@ -145,7 +153,10 @@ static int check_added(const struct tokenizer *t, struct err *e)
     return 0;
 }
 
-static int is_regex(uint32_t type) { return type == NORM_REPLACE_REGEX || type == PRE_SPLIT_REGEX || type == DEC_REPLACE_REGEX; }
+static int is_regex(uint32_t type)
+{
+    return type == NORM_REPLACE_REGEX || type == PRE_SPLIT_REGEX || type == DEC_REPLACE_REGEX;
+}
 
 static int open_regexes(struct tokenizer *t, struct err *e)
 {
@@ -206,7 +217,8 @@ struct tokenizer *tokenizer_open(const void *blob, size_t size, struct err *e)
     t->suffix = t->prefix + h->n_prefix;
     t->eos = t->suffix + h->n_suffix;
 #undef AT
-    if (tokb_checksum(h, t->op[0], (size_t)h->section[TOKB_OPS].size, t->text, (size_t)h->section[TOKB_TEXT].size) != h->checksum) {
+    if (tokb_checksum(h, t->op[0], (size_t)h->section[TOKB_OPS].size, t->text, (size_t)h->section[TOKB_TEXT].size) !=
+        h->checksum) {
         damaged(e, "checksum does not match");
         tokenizer_close(t);
         return NULL;
@@ -260,7 +272,8 @@ static int add_word(struct encoder *x, size_t at, size_t n, int whole)
             h = tok_hash_step(h, (unsigned char)s[k]);
         uint32_t hash = tok_hash_end(h);
         seen = &x->seen[hash % SEEN];
-        if (seen->generation == x->generation && seen->hash == hash && seen->whole == whole && seen->n == n && !memcmp(x->word.p + seen->at, s, n)) {
+        if (seen->generation == x->generation && seen->hash == hash && seen->whole == whole && seen->n == n &&
+            !memcmp(x->word.p + seen->at, s, n)) {
             for (size_t k = 0; k < seen->n_ids; k++)
                 tok_ids_add(&x->ids, x->ids.p[seen->ids + k]);
             return 0;
@@ -305,7 +318,8 @@ static int add_text(struct encoder *x, const char *s, size_t n, int at_start)
     tbuf_add(&x->word, s, n);
     if (x->word.failed)
         return err_nomem(x->e, "words of the text");
-    if (pretok_run(t->op[1], t->h.n_ops[1], t->text, t->regex[1], x->regex, &x->word, &x->work, at_start, &x->pieces, &x->spare, x->e))
+    if (pretok_run(t->op[1], t->h.n_ops[1], t->text, t->regex[1], x->regex, &x->word, &x->work, at_start, &x->pieces,
+                   &x->spare, x->e))
         return -1;
     return add_words(x);
 }
@@ -349,7 +363,8 @@ static const struct tokb_added *added_at(const struct tokenizer *t, int half, co
 }
 
 /* Calls `gap` for text between added tokens and appends the ids of the tokens, leftmost-longest. */
-static int split_added(struct encoder *x, int half, const char *s, size_t n, int at_start, int (*gap)(struct encoder *, const char *, size_t, int))
+static int split_added(struct encoder *x, int half, const char *s, size_t n, int at_start,
+                       int (*gap)(struct encoder *, const char *, size_t, int))
 {
     const struct tokenizer *t = x->t;
     const uint32_t *first = t->added_first[half];
@@ -391,7 +406,8 @@ static int normalize_and_add(struct encoder *x, const char *s, size_t n, int at_
     return split_added(x, 1, x->norm.p, x->norm.n, at_start, add_text);
 }
 
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t size, unsigned flags, int32_t **ids, size_t *n_ids, struct err *e)
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t size, unsigned flags, int32_t **ids,
+                     size_t *n_ids, struct err *e)
 {
     struct encoder x = { .t = t, .flags = flags, .e = e };
     struct tbuf clean = { 0 };
@@ -466,7 +482,8 @@ int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t size)
         struct err ignored;
         int32_t id = -1;
         tbuf_add(&norm, text, size);
-        if (!norm.failed && utf8_valid(text, size) == size && !norm_text(t->op[0], t->h.n_ops[0], t->text, t->regex[0], &norm, &ignored) && norm.n &&
+        if (!norm.failed && utf8_valid(text, size) == size &&
+            !norm_text(t->op[0], t->h.n_ops[0], t->text, t->regex[0], &norm, &ignored) && norm.n &&
             (a = added_at(t, 1, norm.p, norm.n)) && a->size == norm.n)
             id = a->id;
         tbuf_release(&norm);

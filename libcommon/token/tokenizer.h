@@ -1,9 +1,9 @@
 /* tokenizer.h - text to token ids and back, as the model's own tokenizer does it.
  *
- * A tokenizer is used from one flat block of bytes ("TOKB", layout in tokenizer_blob.h): hash tables, merge ranks,
- * added-token trie and pre-tokenizer description lie there as they are used, so opening one from a .zse
- * file parses nothing.  tokenizer_compile_* makes that block from a source.
- * A tokenizer is read-only after opening: any number of threads may share it. */
+ * A tokenizer is used from one flat block of bytes ("TOKB", layout in tokenizer_blob.h): hash
+ * tables, merge ranks, added-token trie and pre-tokenizer description lie there as they are
+ * used, so opening one from a .zse file parses nothing.  tokenizer_compile_* makes that block
+ * from a source.  A tokenizer is read-only after opening: any number of threads may share it. */
 #ifndef ZSE_TOKEN_TOKENIZER_H
 #define ZSE_TOKEN_TOKENIZER_H
 
@@ -16,8 +16,9 @@ struct tokenizer;
 
 /* ---- sources: each makes the block; the caller frees *blob with free() ---- */
 
-/* tokenizer.json (Hugging Face) and, optional (NULL), tokenizer_config.json, special_tokens_map.json and
- * generation_config.json texts: they name BOS, EOS (several), and whether to add them. */
+/* tokenizer.json (Hugging Face) and, optional (NULL), tokenizer_config.json,
+ * special_tokens_map.json and generation_config.json texts: they name BOS, EOS (several), and
+ * whether to add them. */
 struct tokenizer_files {
     const char *tokenizer_json;      size_t tokenizer_json_size;
     const char *tokenizer_config;    size_t tokenizer_config_size;      /* may be NULL */
@@ -52,8 +53,8 @@ int tokenizer_compile_gguf(const struct tokenizer_gguf *g, void **blob, size_t *
 
 /* ---- using one ---- */
 
-/* blob is borrowed until tokenizer_close (usually it is part of a mapped file) and is checked completely:
- * no content of it can make later calls read outside it.  8-byte aligned. */
+/* blob is borrowed until tokenizer_close (usually it is part of a mapped file) and is checked
+ * completely: no content of it can make later calls read outside it.  8-byte aligned. */
 struct tokenizer *tokenizer_open(const void *blob, size_t size, struct err *e);
 void tokenizer_close(struct tokenizer *t);
 
@@ -62,13 +63,14 @@ enum {
     TOKENIZE_PARSE_SPECIAL = 2,         /* "<|im_end|>" in the text becomes that token; else it is plain text */
 };
 
-/* Ids of text (any bytes; invalid UTF-8 is handled as the model's tokenizer would handle U+FFFD or by bytes).
- * *ids is malloc'd (never NULL), the caller frees it.  Time near linear in size for any input. */
+/* Ids of text (any bytes; invalid UTF-8 is handled as the model's tokenizer would handle U+FFFD
+ * or by bytes).  *ids is malloc'd (never NULL), the caller frees it.  Time near linear in size
+ * for any input. */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t size, unsigned flags,
                      int32_t **ids, size_t *n_ids, struct err *e);
 
-/* The text of ids as UTF-8; bytes that are not become U+FFFD.  skip_special leaves special tokens out.  *text is malloc'd and
- * '\0'-terminated.  Unknown ids are an error. */
+/* The text of ids as UTF-8; bytes that are not become U+FFFD.  skip_special leaves special
+ * tokens out.  *text is malloc'd and '\0'-terminated.  Unknown ids are an error. */
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n_ids, int skip_special,
                      char **text, size_t *size, struct err *e);
 
@@ -81,7 +83,8 @@ int tokenizer_adds_bos(const struct tokenizer *t);                  /* would ADD
 int tokenizer_is_special(const struct tokenizer *t, int32_t id);
 /* Id of the token whose text is exactly this (special tokens by their text), -1 if none. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t size);
-/* The token's bytes as it stands in the vocabulary file; NULL for an unused id. Borrowed from the blob. */
+/* The token's bytes as it stands in the vocabulary file; NULL for an unused id. Borrowed from
+ * the blob. */
 const char *tokenizer_token(const struct tokenizer *t, int32_t id, size_t *size);
 const char *tokenizer_kind(const struct tokenizer *t);              /* "bpe", "bpe-fallback", "unigram", "wordpiece" */
 

@@ -1,27 +1,35 @@
 /* tokenizer_blob.h - the bytes of a compiled tokenizer, "TOKB", version 1.
  *
- * Little endian, 8-byte aligned.  One header, then sections; every section starts at a multiple of 8 and lies inside the block.
- * tokenizer_open checks the header (magic, version, size, checksum over header and the OPS and TEXT sections), that each section
- * lies inside the block and that its size fits the counts of the header.  The large tables (tokens, vocabulary, merges) are not read at
- * open: every index taken from them is compared with its limit where it is used, so a damaged table gives wrong ids, never a
- * read outside.
+ * Little endian, 8-byte aligned.  One header, then sections; every section starts at a multiple of
+ * 8 and lies inside the block.  tokenizer_open checks the header (magic, version, size, checksum
+ * over header and the OPS and TEXT sections), that each section lies inside the block and that its
+ * size fits the counts of the header.  The large tables (tokens, vocabulary, merges) are not read
+ * at open: every index taken from them is compared with its limit where it is used, so a damaged
+ * table gives wrong ids, never a read outside.
  *
  *   TEXT        bytes of operation arguments (patterns, contents) and of the added tokens' patterns
  *   TOKENS      bytes of all token texts, one after the other
  *   OFFSETS     u32 [n_tokens + 1]: token i is TOKENS[OFFSETS[i] .. OFFSETS[i + 1])
  *   FLAGS       u8 [n_tokens]: TOKEN_*
- *   VOCAB       struct tokb_slot [power of two]: open addressing, linear probing from tok_hash_end() & (n - 1)
+ *   VOCAB       struct tokb_slot [power of two]: open addressing, linear probing from
+ *               tok_hash_end() & (n - 1)
  *   MERGES      struct tokb_merge [n]: open addressing, linear probing from tok_merge_slot()
  *   SCORES      f64 [n_tokens] (unigram, and BPE by score), else empty
  *   CHAR_IDS    i32 [512]: id of the one-character text with that code point, -1 none
  *   BYTES       i32 [256]: id of "<0x00>" ... "<0xFF>", -1 none
- *   ADDED       struct tokb_added [n_added[0] + n_added[1]]: sorted bytewise by pattern in each half, patterns of a half are distinct;
- *               the first half is looked for in the text as given, the second in the normalized text
- *   ADDED_FIRST u32 [2][257]: patterns of half h that begin with byte b are [ADDED_FIRST[h][b], ADDED_FIRST[h][b + 1])
- *   OPS         struct tokb_op [n_ops[0] + n_ops[1] + n_ops[2]]: normalizers, pre-tokenizers, decoders, in order of application
- *   PAIRS       u8 [8192]: bit b1 * 256 + b2 (lowest first) is set if some text of the vocabulary has these two bytes next to each other;
+ *   ADDED       struct tokb_added [n_added[0] + n_added[1]]: sorted bytewise by pattern in each
+ *               half, patterns of a half are distinct;
+ *               the first half is looked for in the text as given, the second in the normalized
+ *               text
+ *   ADDED_FIRST u32 [2][257]: patterns of half h that begin with byte b are [ADDED_FIRST[h][b],
+ *   ADDED_FIRST[h][b + 1])
+ *   OPS         struct tokb_op [n_ops[0] + n_ops[1] + n_ops[2]]: normalizers, pre-tokenizers,
+ *               decoders, in order of application
+ *   PAIRS       u8 [8192]: bit b1 * 256 + b2 (lowest first) is set if some text of the vocabulary
+ *               has these two bytes next to each other;
  *               else no token spans them, and a word may be cut between (if MODEL_CUTS is set)
- *   EDGES       i32 [n_prefix + n_suffix + n_eos]: ids put before and after a text, ids that end an answer
+ *   EDGES       i32 [n_prefix + n_suffix + n_eos]: ids put before and after a text, ids that end an
+ *               answer
  */
 #ifndef ZSE_TOKEN_TOKENIZER_BLOB_H
 #define ZSE_TOKEN_TOKENIZER_BLOB_H
@@ -113,7 +121,8 @@ struct tokb_header {
     struct { uint64_t offset, size; } section[TOKB_N_SECTIONS];
 };
 
-/* The running hash of a token text: h = TOK_HASH_START, then h = tok_hash_step(h, byte) for each byte, then tok_hash_end(h). */
+/* The running hash of a token text: h = TOK_HASH_START, then h = tok_hash_step(h, byte) for each
+ * byte, then tok_hash_end(h). */
 #define TOK_HASH_START 0xcbf29ce484222325u
 static inline uint64_t tok_hash_step(uint64_t h, unsigned char c) { return (h ^ c) * 0x100000001b3u; }
 static inline uint32_t tok_hash_end(uint64_t h) { return (uint32_t)((h ^ h >> 29) * 0x9e3779b97f4a7c15u >> 32); }

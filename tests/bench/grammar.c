@@ -1,9 +1,12 @@
 /* grammar.c - compile grammars, walk through them by their masks, check texts; with times.
  *     build/tests/bench/grammar VOCAB < requests > answers
- * VOCAB: a GGUF file or anything else with a tokenizer.  A request is a line of JSON: {"schema"|"regex"|"gbnf": ..., "walks": N, "tokens": N, "seed": N,
- * "texts": [...], "flexible": true, "check": true}.  The answer: {"error": ...}, or compile_ms, walks (texts, null where the walk was cut off), accepted (of
- * texts: whole by bytes and by tokens), forced (tokens that were forced), masks, mask_us (mean, p99, worst), and with check: differs, the number of bits
- * in which masks and the definition (a token may come next if its bytes may) differ.  steps: of the costliest mask, and of all walks, as the limits count them. */
+ * VOCAB: a GGUF file or anything else with a tokenizer.  A request is a line of JSON:
+ * {"schema"|"regex"|"gbnf": ..., "walks": N, "tokens": N, "seed": N, "texts": [...], "flexible":
+ * true, "check": true}.  The answer: {"error": ...}, or compile_ms, walks (texts, null where the
+ * walk was cut off), accepted (of texts: whole by bytes and by tokens), forced (tokens that were
+ * forced), masks, mask_us (mean, p99, worst), and with check: differs, the number of bits in
+ * which masks and the definition (a token may come next if its bytes may) differ.  steps: of the
+ * costliest mask, and of all walks, as the limits count them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +56,8 @@ static int differs(const struct matcher *m, const uint32_t *mask)
     return n;
 }
 
-/* A text by choosing among the allowed tokens: any of them; after a third of the walk first those that close something, so that texts come to an end. */
+/* A text by choosing among the allowed tokens: any of them; after a third of the walk first
+ * those that close something, so that texts come to an end. */
 static json_t *walk(struct grammar *g, struct rng *r, int max_tokens, int check, int *n_forced, int *n_differs)
 {
     struct err e;
@@ -156,12 +160,16 @@ static int accepts(struct grammar *g, const char *text, size_t n)
 
 static json_t *answer(const json_t *q)
 {
-    struct grammar_options o = { .whitespace = json_is_true(json_object_get(q, "flexible")) ? GRAMMAR_WS_FLEXIBLE : GRAMMAR_WS_SINGLE };
-    const json_t *schema = json_object_get(q, "schema"), *regex = json_object_get(q, "regex"), *gbnf = json_object_get(q, "gbnf");
-    char *text = schema ? json_dumps(schema, JSON_ENCODE_ANY | JSON_COMPACT) : strdup(json_string_value(regex ? regex : gbnf));
+    struct grammar_options o = { .whitespace = json_is_true(json_object_get(q, "flexible")) ? GRAMMAR_WS_FLEXIBLE
+        : GRAMMAR_WS_SINGLE };
+    const json_t *schema = json_object_get(q, "schema"), *regex = json_object_get(q, "regex"),
+                 *gbnf = json_object_get(q, "gbnf");
+    char *text = schema ? json_dumps(schema, JSON_ENCODE_ANY | JSON_COMPACT)
+                        : strdup(json_string_value(regex ? regex : gbnf));
     struct err e = { .msg = "" };
     uint64_t t = clock_ns();
-    struct grammar *g = (schema ? grammar_compile_schema : regex ? grammar_compile_regex : grammar_compile_gbnf)(vocab, text, strlen(text), &o, &e);
+    struct grammar *g = (schema ? grammar_compile_schema : regex
+                         ? grammar_compile_regex : grammar_compile_gbnf)(vocab, text, strlen(text), &o, &e);
     double ms = (double)(clock_ns() - t) * 1e-6;
     free(text);
     if (!g)
@@ -169,12 +177,14 @@ static json_t *answer(const json_t *q)
     struct rng r;
     r.state = (uint64_t)json_integer_value(json_object_get(q, "seed")) + 1;
     json_t *a = json_pack("{s:f}", "compile_ms", ms), *walks = json_array(), *accepted = json_array(), *v;
-    int n_walks = (int)json_integer_value(json_object_get(q, "walks")), max_tokens = (int)json_integer_value(json_object_get(q, "tokens")), forced = 0, wrong = 0;
+    int n_walks = (int)json_integer_value(json_object_get(q, "walks")),
+        max_tokens = (int)json_integer_value(json_object_get(q, "tokens")), forced = 0, wrong = 0;
     size_t i;
     n_times = 0;
     most_steps = sum_steps = 0;
     for (int k = 0; k < n_walks; k++)
-        json_array_append_new(walks, walk(g, &r, max_tokens ? max_tokens : 200, json_is_true(json_object_get(q, "check")), &forced, &wrong));
+        json_array_append_new(walks, walk(g, &r, max_tokens ? max_tokens : 200,
+                                          json_is_true(json_object_get(q, "check")), &forced, &wrong));
     json_array_foreach(json_object_get(q, "texts"), i, v)
         json_array_append_new(accepted, json_integer(accepts(g, json_string_value(v), json_string_length(v))));
     double sum = 0;
@@ -191,8 +201,10 @@ static json_t *answer(const json_t *q)
     json_object_set_new(a, "masks", json_integer((json_int_t)n_times));
     json_object_set_new(a, "steps", json_pack("[I, I]", (json_int_t)most_steps, (json_int_t)sum_steps));
     if (n_times)
-        json_object_set_new(a, "mask_us", json_pack("[f, f, f, f]", sum / (double)n_times, times[n_times / 2], times[n_times * 99 / 100], times[n_times - 1]));
-    json_object_set_new(a, "stats", json_pack("{s:i, s:i, s:i, s:i, s:f}", "exprs", (int)s.n_exprs, "rules", (int)s.n_rules, "states", (int)s.n_states, "masks", (int)s.n_masks, "MB",
+        json_object_set_new(a, "mask_us", json_pack("[f, f, f, f]", sum / (double)n_times, times[n_times / 2],
+                                                    times[n_times * 99 / 100], times[n_times - 1]));
+    json_object_set_new(a, "stats", json_pack("{s:i, s:i, s:i, s:i, s:f}", "exprs", (int)s.n_exprs, "rules",
+                                              (int)s.n_rules, "states", (int)s.n_states, "masks", (int)s.n_masks, "MB",
                                               (double)s.bytes * 1e-6));
     grammar_close(g);
     return a;

@@ -1,8 +1,10 @@
-/* kernels.c - speed of the kernels beside this machine's limits, one thread: shares of a plain read loop (few tokens) and of the
- * multiply-add peak (many).  Work is timed in slices of about a millisecond and the best slice counts: the machine may be shared.
+/* kernels.c - speed of the kernels beside this machine's limits, one thread: shares of a plain read
+ * loop (few tokens) and of the multiply-add peak (many).  Work is timed in slices of about a
+ * millisecond and the best slice counts: the machine may be shared.
  *     build/tests/bench/kernels [SET [TYPE ... N ... ROWSxCOLS]]
- * TYPE: of weights, or attention (default: all).  N: numbers of tokens.  ROWSxCOLS: 8960x1536 by default; a matrix below a
- * megabyte is not copied to fresh memory, so it stays in the L2 cache (256x512) and shows the arithmetic alone. */
+ * TYPE: of weights, or attention (default: all).  N: numbers of tokens.  ROWSxCOLS: 8960x1536 by
+ * default; a matrix below a megabyte is not copied to fresh memory, so it stays in the L2 cache
+ * (256x512) and shows the arithmetic alone. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +27,8 @@ static void *big(size_t n)
     return memset(p, 1, n);
 }
 
-/* The read loop and the peaks use the widest vectors of the machine, whatever the set that is measured. */
+/* The read loop and the peaks use the widest vectors of the machine, whatever the set that is
+ * measured. */
 static int wide, wide_dot;
 
 /* BYTES: of a vector. */
@@ -45,7 +48,8 @@ static int wide, wide_dot;
     }
 READ(v512, 64, "avx512f") READ(v256, 32, "avx2")
 
-/* Bytes per ns of reading n bytes at p: the first half without prefetching, the rest with it, and the faster of the two. */
+/* Bytes per ns of reading n bytes at p: the first half without prefetching, the rest with it,
+ * and the faster of the two. */
 static double read_speed(const uint8_t *p, size_t n)
 {
     const size_t half = n / 256 * 128;
@@ -65,9 +69,10 @@ __attribute__((target("avx512f,avx512vnni"), noinline)) static double dot_peak_5
     long n = PEAK_LOOPS;
     uint64_t t = clock_ns();
 #define D(i) "vpdpbusd %%zmm0, %%zmm1, %%zmm" #i "\n"
-    __asm__ volatile(".p2align 6\n1:\n" D(8) D(9) D(10) D(11) D(12) D(13) D(14) D(15) D(16) D(17) D(18) D(19) D(20) D(21) D(22) D(23) "dec %0\njnz 1b\n"
-                     : "+r"(n) : : "zmm8", "zmm9", "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21",
-                     "zmm22", "zmm23", "cc");
+    __asm__ volatile(".p2align 6\n1:\n" D(8) D(9) D(10) D(11) D(12) D(13) D(14) D(15) D(16) D(17) D(18) D(19) D(20) D(
+        21) D(22) D(23) "dec %0\njnz 1b\n"
+                     : "+r"(n) : : "zmm8", "zmm9", "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16",
+                     "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "cc");
     return 64.0 * 16 * PEAK_LOOPS / (double)(clock_ns() - t);
 }
 #define TEN(f) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11)
@@ -77,7 +82,8 @@ __attribute__((target("avx2"), noinline)) static double dot_peak_256(void)
     long n = PEAK_LOOPS;
     uint64_t t = clock_ns();
 #define P(i) "vpmaddubsw %%ymm0, %%ymm1, %%ymm12\nvpmaddwd %%ymm12, %%ymm1, %%ymm12\nvpaddd %%ymm12, %%ymm" #i ", %%ymm" #i "\n"
-    __asm__ volatile("vpxor %%ymm0, %%ymm0, %%ymm0\nvpxor %%ymm1, %%ymm1, %%ymm1\n.p2align 6\n1:\n" TEN(P) "dec %0\njnz 1b\n" : "+r"(n) : : CLOBBERED);
+    __asm__ volatile("vpxor %%ymm0, %%ymm0, %%ymm0\nvpxor %%ymm1, %%ymm1, %%ymm1\n.p2align 6\n1:\n"
+                     TEN(P) "dec %0\njnz 1b\n" : "+r"(n) : : CLOBBERED);
     return 32.0 * 10 * PEAK_LOOPS / (double)(clock_ns() - t);
 }
 static double dot_peak(void) { return wide_dot ? dot_peak_512() : dot_peak_256(); }
@@ -87,8 +93,10 @@ __attribute__((target("avx512f"), noinline)) static double fma_peak_512(void)
     long n = PEAK_LOOPS;
     uint64_t t = clock_ns();
 #define F(i) "vfmadd231ps %%zmm0, %%zmm1, %%zmm" #i "\n"
-    __asm__ volatile("vpxord %%zmm0, %%zmm0, %%zmm0\nvpxord %%zmm1, %%zmm1, %%zmm1\n.p2align 6\n1:\n" F(8) F(9) F(10) F(11) F(12) F(13) F(14) F(15) F(16) F(17) F(18) F(19) F(20) F(21) F(22)
-                     F(23) "dec %0\njnz 1b\n" : "+r"(n) : : "zmm0", "zmm1", "zmm8", "zmm9", "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17",
+    __asm__ volatile("vpxord %%zmm0, %%zmm0, %%zmm0\nvpxord %%zmm1, %%zmm1, %%zmm1\n.p2align 6\n1:\n"
+                     F(8) F(9) F(10) F(11) F(12) F(13) F(14) F(15) F(16) F(17) F(18) F(19) F(20) F(21) F(22)
+                     F(23) "dec %0\njnz 1b\n" : "+r"(n) : : "zmm0", "zmm1", "zmm8", "zmm9", "zmm10", "zmm11", "zmm12",
+                         "zmm13", "zmm14", "zmm15", "zmm16", "zmm17",
                      "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "cc");
     return 16.0 * 16 * PEAK_LOOPS / (double)(clock_ns() - t);
 }
@@ -97,7 +105,8 @@ __attribute__((target("avx2,fma"), noinline)) static double fma_peak_256(void)
     long n = PEAK_LOOPS;
     uint64_t t = clock_ns();
 #define G(i) "vfmadd231ps %%ymm0, %%ymm1, %%ymm" #i "\n"
-    __asm__ volatile("vpxor %%ymm0, %%ymm0, %%ymm0\nvpxor %%ymm1, %%ymm1, %%ymm1\n.p2align 6\n1:\n" TEN(G) "dec %0\njnz 1b\n" : "+r"(n) : : CLOBBERED);
+    __asm__ volatile("vpxor %%ymm0, %%ymm0, %%ymm0\nvpxor %%ymm1, %%ymm1, %%ymm1\n.p2align 6\n1:\n"
+                     TEN(G) "dec %0\njnz 1b\n" : "+r"(n) : : CLOBBERED);
     return 8.0 * 10 * PEAK_LOOPS / (double)(clock_ns() - t);
 }
 static double fma_peak(void) { return wide ? fma_peak_512() : fma_peak_256(); }
@@ -127,14 +136,16 @@ static void bench_type(const struct kernels *k, enum qtype type, int group, int 
     for (; *tokens; tokens++) {
         const int n = *tokens, exact = act_group == 0;
         float *x = big((size_t)n * (size_t)cols * 4), *out = big((size_t)n * (size_t)rows * 4);
-        void *act = exact ? NULL : big(k->act_bytes(n, m.cols_padded, act_group)), *scratch = big(k->scratch_bytes(n, m.cols_padded));
+        void *act = exact ? NULL : big(k->act_bytes(n, m.cols_padded, act_group)),
+             *scratch = big(k->scratch_bytes(n, m.cols_padded));
         for (int i = 0; i < n * cols; i++)
             x[i] = (float)rng_double(&r) - 0.5f;
         double best = 1e30, packing = 1e30, bandwidth = 0, peak = 0;
         const int slice = n <= 8 || copies == 1 ? m.n_tiles : n <= 64 ? 32 : 4, total = m.n_tiles * copies;
         const int repeats = copies > 1 ? 1 : (int)(SLICE_BYTES / m.size) / n + 1;
         for (int i = 0; i < 60; i++) {
-            double v = exact ? fma_peak() : dot_peak(), b = read_speed(memory + (size_t)((i + copies / 2) % copies) * m.size, readable);
+            double v = exact ? fma_peak() : dot_peak(),
+                   b = read_speed(memory + (size_t)((i + copies / 2) % copies) * m.size, readable);
             peak = v > peak ? v : peak, bandwidth = b > bandwidth ? b : bandwidth;
             uint64_t t = clock_ns();
             if (!exact && i < 10)
@@ -157,7 +168,8 @@ static void bench_type(const struct kernels *k, enum qtype type, int group, int 
         }
         one = n == 1 ? best : one;
         printf("%-7s %-5s g%-3d a%-3d n %-4d %8.3f ms  %5.1f GB/s = %.2f of reading  %6.0f Gop/s = %.2f of peak  %5.2f x one  (pack %.3f ms)\n", k->name, qtype_info(type)->name, group,
-               act_group, n, best / 1e6, (double)m.size / best, (double)m.size / best / bandwidth, 2.0 * rows * cols * n / best, (double)rows * cols * n / best / peak,
+               act_group, n, best / 1e6, (double)m.size / best, (double)m.size / best / bandwidth,
+               2.0 * rows * cols * n / best, (double)rows * cols * n / best / peak,
                one > 0 ? best / one : 0, packing / 1e6);
         fflush(stdout);
         free(x), free(out), free(act), free(scratch);
@@ -169,8 +181,10 @@ static void bench_attention(const struct kernels *k, enum kv_type type, int head
 {
     enum { COPIES = 64 };
     static const char *const names[] = { "f32", "f16", "i8" };
-    const size_t block = kv_block_bytes(type, head_dim), blocks = (size_t)(len + KV_BLOCK - 1) / KV_BLOCK, width = (size_t)heads * (size_t)head_dim;
-    const int copies = (size_t)COPIES * blocks * block * 2 > FOOTPRINT ? (int)(FOOTPRINT / (blocks * block * 2)) : COPIES;
+    const size_t block = kv_block_bytes(type, head_dim), blocks = (size_t)(len + KV_BLOCK - 1) / KV_BLOCK,
+                 width = (size_t)heads * (size_t)head_dim;
+    const int copies = (size_t)COPIES * blocks * block * 2 > FOOTPRINT ? (int)(FOOTPRINT / (blocks * block * 2))
+                                                                       : COPIES;
     int32_t *table = big(blocks * 4);
     float *q = big((size_t)n * width * 4), *out = big((size_t)n * width * 4), *x = big((size_t)head_dim * 4);
     struct rng r = { 1 };
@@ -183,8 +197,10 @@ static void bench_attention(const struct kernels *k, enum kv_type type, int head
         x[i] = (float)rng_double(&r) - 0.5f;
     for (size_t b = 0; b < blocks * 2 * (size_t)copies; b++)
         k->kv_store_value(type, memory + b * block, 0, x, head_dim);
-    struct attn a = { .q = q, .q_token_stride = width, .q_head_stride = (size_t)head_dim, .out = out, .out_token_stride = width, .out_head_stride = (size_t)head_dim, .n_tokens = n,
-                      .n_q_heads = heads, .head_dim = head_dim, .pos = len - n, .table = table, .stride = 2 * block, .v_offset = block, .kv_type = type, .scale = 0.1f };
+    struct attn a = { .q = q, .q_token_stride = width, .q_head_stride = (size_t)head_dim, .out = out,
+                      .out_token_stride = width, .out_head_stride = (size_t)head_dim, .n_tokens = n,
+                      .n_q_heads = heads, .head_dim = head_dim, .pos = len - n, .table = table, .stride = 2 * block,
+                      .v_offset = block, .kv_type = type, .scale = 0.1f };
     void *scratch = big(k->attention_scratch(head_dim));
     double best = 1e30, bandwidth = 0, peak = 0, bytes = (double)(blocks * block * 2), pairs = 0;
     for (int i = 0; i < n; i++)
@@ -207,7 +223,10 @@ int main(int argc, char **argv)
 {
     static const int tokens[] = { 1, 2, 4, 6, 8, 16, 64, 512, 0 }, f32_tokens[] = { 1, 4, 16, 256, 0 };
     static const struct { enum qtype type; int group, act_group; } cases[] = {
-        { QT_NL4, 32, 128 }, { QT_I4, 128, 128 }, { QT_I4, 32, 32 }, { QT_I4M, 32, 64 }, { QT_I8, 64, 64 }, { QT_M5, 32, 128 }, { QT_M6, 32, 128 }, { QT_T2, 128, 32 }, { QT_T2, 128, 128 }, { QT_T3, 256, 128 }, { QT_MXFP4, 32, 32 }, { QT_MXFP4, 32, 128 }, { QT_FP8, 128, 0 }, { QT_BF16, 32, 0 }, { QT_F16, 32, 0 }, { QT_F32, 32, 0 },
+        { QT_NL4, 32, 128 }, { QT_I4, 128, 128 }, { QT_I4, 32, 32 }, { QT_I4M, 32, 64 }, { QT_I8, 64, 64 },
+            { QT_M5, 32, 128 }, { QT_M6, 32, 128 }, { QT_T2, 128, 32 }, { QT_T2, 128, 128 }, { QT_T3, 256, 128 },
+            { QT_MXFP4, 32, 32 }, { QT_MXFP4, 32, 128 }, { QT_FP8, 128, 0 }, { QT_BF16, 32, 0 }, { QT_F16, 32, 0 },
+            { QT_F32, 32, 0 },
     };
     struct err e;
     const struct kernels *k = kernels_pick(argc > 1 ? argv[1] : NULL, &e);
@@ -228,7 +247,8 @@ int main(int argc, char **argv)
         for (int j = 2; j < argc; j++)
             wanted |= strcmp(argv[j], qtype_info(cases[i].type)->name) == 0;
         if (wanted)
-            bench_type(k, cases[i].type, cases[i].group, cases[i].act_group, chosen[0] ? chosen : cases[i].act_group ? tokens : f32_tokens);
+            bench_type(k, cases[i].type, cases[i].group, cases[i].act_group,
+                       chosen[0] ? chosen : cases[i].act_group ? tokens : f32_tokens);
     }
     for (int type = KV_F32; (argc <= 2 || !strcmp(argv[2], "attention")) && type < KV_TYPES; type++) {
         bench_attention(k, (enum kv_type)type, 128, 6, 4096, 1);

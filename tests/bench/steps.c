@@ -1,7 +1,10 @@
-/* steps.c - what a step of the CPU backend costs: decoding at several lengths of the context, and prefill at its end.  The context is made by copying
- * one block of keys and values, so nothing waits for a long prompt.  Steps of all lengths take turns; medians, and the best, are printed.
- *     build/tests/bench/steps MODEL.zse [THREADS [KV [N_TOKENS [LENGTH ...]]]]      (KV: f32, f16, i8; N_TOKENS: of a step)
- * extra: time over the shortest length's beyond what its keys and values take at the speed of reading measured in the same run. */
+/* steps.c - what a step of the CPU backend costs: decoding at several lengths of the context, and
+ * prefill at its end.  The context is made by copying one block of keys and values, so nothing
+ * waits for a long prompt.  Steps of all lengths take turns; medians, and the best, are printed.
+ *     build/tests/bench/steps MODEL.zse [THREADS [KV [N_TOKENS [LENGTH ...]]]]      (KV: f32, f16,
+ *         i8; N_TOKENS: of a step)
+ * extra: time over the shortest length's beyond what its keys and values take at the speed of
+ * reading measured in the same run. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +46,10 @@ static double read_speed(int n_threads)
     return best;
 }
 
-static int ascending(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : *(const double *)a > *(const double *)b; }
+static int ascending(const void *a, const void *b)
+{
+    return *(const double *)a < *(const double *)b ? -1 : *(const double *)a > *(const double *)b;
+}
 
 static int fail(const struct err *e) { return fprintf(stderr, "steps: %s\n", e->msg), 1; }
 
@@ -70,7 +76,8 @@ int main(int argc, char **argv)
         return fail(&e);
     const struct config *c = &m->config;
     const int n_blocks = (longest + n + KV_BLOCK - 1) / KV_BLOCK + 1;
-    const struct backend_options o = { .n_threads = argc > 2 ? atoi(argv[2]) : 0, .kv_type = (enum kv_type)type, .n_blocks = n_blocks, .n_states = 1,
+    const struct backend_options o = { .n_threads = argc > 2 ? atoi(argv[2]) : 0, .kv_type = (enum kv_type)type,
+                                       .n_blocks = n_blocks, .n_states = 1,
                                        .max_tokens = n > KV_BLOCK ? n : KV_BLOCK, .max_logits = 1 };
     void *b = backend_cpu.open(m, &o, &e);
     if (!b)
@@ -98,21 +105,24 @@ int main(int argc, char **argv)
     int rounds = 0;
     for (uint64_t begin = clock_ns(); rounds < ROUNDS && (rounds < 5 || clock_ns() - begin < 8000000000u); rounds++)
         for (int i = 0; i < n_lengths; i++) {
-            const struct batch_item item = { .tokens = ids, .n_tokens = n, .pos = lengths[i], .table = table, .n_logits = 1 };
+            const struct batch_item item = { .tokens = ids, .n_tokens = n, .pos = lengths[i], .table = table,
+                                             .n_logits = 1 };
             uint64_t from = clock_ns();
             if (backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e) < 0)
                 return fail(&e);
             t[i][rounds] = (double)(clock_ns() - from) / 1e6;
         }
-    const double kv_token = 2.0 * c->n_layers * c->n_kv_heads * (double)kv_block_bytes((enum kv_type)type, c->head_dim) / KV_BLOCK;
-    printf("%s, %s, kv %s, %d tokens a step, reading %.1f GB/s, private memory without KV %.1f MB\n", argv[1], backend_cpu.describe(b), kv, n, speed,
-           (double)(backend_cpu.memory(b) - backend_cpu.kv_bytes(b)) / 1e6);
+    const double kv_token = 2.0 * c->n_layers * c->n_kv_heads *
+                            (double)kv_block_bytes((enum kv_type)type, c->head_dim) / KV_BLOCK;
+    printf("%s, %s, kv %s, %d tokens a step, reading %.1f GB/s, private memory without KV %.1f MB\n", argv[1],
+           backend_cpu.describe(b), kv, n, speed, (double)(backend_cpu.memory(b) - backend_cpu.kv_bytes(b)) / 1e6);
     for (int i = 0; i < n_lengths; i++) {
         qsort(t[i], (size_t)rounds, sizeof **t, ascending);
-        const double bytes = kv_token * (lengths[i] - lengths[0]), median = t[i][rounds / 2], rest = median - bytes / speed / 1e6;
+        const double bytes = kv_token * (lengths[i] - lengths[0]), median = t[i][rounds / 2],
+                     rest = median - bytes / speed / 1e6;
         printf("  context %6d: median %8.3f ms, best %8.3f ms; %6.1f GB/s of weights and KV; extra %.3f, of the best %.3f\n", lengths[i], median, t[i][0],
-               ((double)m->weight_bytes - (double)(m->config.tied ? 0 : m->embed.w.size) + kv_token * lengths[i]) / median / 1e6, rest / t[0][rounds / 2],
-               (t[i][0] - bytes / speed / 1e6) / t[0][0]);
+               ((double)m->weight_bytes - (double)(m->config.tied ? 0 : m->embed.w.size) + kv_token * lengths[i]) /
+               median / 1e6, rest / t[0][rounds / 2], (t[i][0] - bytes / speed / 1e6) / t[0][0]);
     }
     backend_cpu.close(b);
     model_close(m);

@@ -1,5 +1,6 @@
-/* fuzz-audit.c - any bytes as an audit log: what reads it neither fails nor loses count, and what it prints is JSON and CSV.  The first byte chooses a filter;
- * the log is read as it lies there, and compressed. */
+/* fuzz-audit.c - any bytes as an audit log: what reads it neither fails nor loses count, and
+ * what it prints is JSON and CSV.  The first byte chooses a filter; the log is read as it lies
+ * there, and compressed. */
 #include "tests/fuzz/fuzz.h"
 
 #include <fcntl.h>
@@ -84,14 +85,17 @@ static void read_all(const struct audit_filter *f)
     if (audit_csv(folder, f, count_quotes, &quotes, &rows, &e) != 0 || quotes % 2 || rows > n)
         abort();
     for (int chain = 0; chain < AUDIT_CHAINS; chain++)
-        if (audit_verify(folder, (enum audit_chain)chain, &(struct audit_want){ .since_ms = 1795273726003 }, &c, &e) != 0)
+        if (audit_verify(folder, (enum audit_chain)chain, &(struct audit_want){ .since_ms = 1795273726003 }, &c, &e) !=
+            0)
             abort();
     json_decref(audit_files_json(folder, &e));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const struct audit_filter filters[] = { { 0 }, { .key_name = "app" }, { .path = "/v1/" }, { .method = "POST" }, { .status = 4 }, { .status = 200 }, { .min_latency_ms = 5 },
+    static const struct audit_filter filters[] = { { 0 }, { .key_name = "app" }, { .path = "/v1/" },
+                                                   { .method = "POST" }, { .status = 4 }, { .status = 200 },
+                                                   { .min_latency_ms = 5 },
                                                    { .since_ms = 1795273726000, .until_ms = 1795273727000 } };
     if (size == 0)
         return 0;

@@ -1,5 +1,5 @@
-/* fuzz-gguf.c - any bytes as a GGUF file: opened, its config translated and parsed, its tensors looked up as the architecture has them (experts, layers with a
- * state), every tensor decoded. */
+/* fuzz-gguf.c - any bytes as a GGUF file: opened, its config translated and parsed, its tensors
+ * looked up as the architecture has them (experts, layers with a state), every tensor decoded. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

@@ -1,6 +1,7 @@
-/* fuzz-grammar.c - any bytes as a schema, a regular expression or a grammar, under tight limits; what compiles is walked through by its own bytes, and no call
- * does more work than its limit of counted steps lets it.  The same bytes are then an answer for each form of calls.
- * build: scripts/fuzz grammar */
+/* fuzz-grammar.c - any bytes as a schema, a regular expression or a grammar, under tight limits;
+ * what compiles is walked through by its own bytes, and no call does more work than its limit of
+ * counted steps lets it.  The same bytes are then an answer for each form of calls.  build:
+ * scripts/fuzz grammar */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -41,20 +42,24 @@ static void walk(struct grammar *g)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char *const forms[] = { "hermes", "llama3", "mistral", "mistral-args", "deepseek-r1", "kimi-k2", "functionary-3.2", "qwen3-coder", "glm", "gpt-oss", "json" };
-    const struct grammar_options o = { .max_exprs = 100000, .max_work = 1000000, .max_steps = MOST_STEPS, .whitespace = size & 1 ? GRAMMAR_WS_FLEXIBLE : GRAMMAR_WS_SINGLE };
+    static const char *const forms[] = { "hermes", "llama3", "mistral", "mistral-args", "deepseek-r1", "kimi-k2",
+                                         "functionary-3.2", "qwen3-coder", "glm", "gpt-oss", "json" };
+    const struct grammar_options o = { .max_exprs = 100000, .max_work = 1000000, .max_steps = MOST_STEPS,
+                                       .whitespace = size & 1 ? GRAMMAR_WS_FLEXIBLE : GRAMMAR_WS_SINGLE };
     if (size == 0)
         return 0;
     struct err e = { .msg = "" };
     const char *text = (const char *)data + 1;
-    struct grammar *g = (data[0] % 4 == 0 ? grammar_compile_regex : data[0] % 4 == 1 ? grammar_compile_gbnf : grammar_compile_schema)(NULL, text, size - 1, &o, &e);
+    struct grammar *g = (data[0] % 4 == 0 ? grammar_compile_regex : data[0] % 4 == 1
+                         ? grammar_compile_gbnf : grammar_compile_schema)(NULL, text, size - 1, &o, &e);
     if (g)
         walk(g);
     else if (!e.msg[0])
         abort();                                        /* a refusal without a sentence */
     grammar_close(g);
     size_t heard = 0;
-    struct tool_parser_options p = { .stream_arguments = size & 2, .reasoning = size & 4, .on_event = on_event, .user = &heard };
+    struct tool_parser_options p = { .stream_arguments = size & 2, .reasoning = size & 4, .on_event = on_event,
+                                     .user = &heard };
     struct tool_parser *t = tool_parser_open(tool_format_find(forms[data[0] / 4 % 11]), &p, &e);
     for (size_t i = 0; t && i + 1 < size; i += 7)
         if (tool_parser_push(t, text + i, size - 1 - i < 7 ? size - 1 - i : 7, &e) != 0)

@@ -1,5 +1,6 @@
-/* fuzz-http.c - any bytes as HTTP requests, whole and in pieces of which the result must not depend; their bodies as bodies of the API, and as conversations; any bytes
- * as WebSocket frames. */
+/* fuzz-http.c - any bytes as HTTP requests, whole and in pieces of which the result must not
+ * depend; their bodies as bodies of the API, and as conversations; any bytes as WebSocket
+ * frames. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -31,7 +32,8 @@ static uint64_t requests(const uint8_t *data, size_t size, size_t step, enum bod
                 abort();
             for (size_t i = 0; i < p.req->body.size && bodies_are == KEPT; i++)
                 h = (h ^ (uint8_t)p.req->body.data[i]) * 1099511628211u;
-            h = (h ^ (uint64_t)p.req->n_fields ^ strlen(p.req->path) << 8 ^ strlen(p.req->query) << 32) * 1099511628211u;
+            h = (h ^ (uint64_t)p.req->n_fields ^ strlen(p.req->path) << 8 ^ strlen(p.req->query) << 32) *
+                1099511628211u;
             http_has_token(http_field(p.req, "Connection"), "close");
             http_reset(&p);
         }
@@ -72,7 +74,8 @@ static void conversations(const uint8_t *data, size_t size)
     for (int form = 0; j && form < 3; form++) {
         struct talk t = { 0 };
         struct problem pr = { 0 };
-        int rc = form == 0 ? chat_read(j, 1, &t, &pr) : form == 1 ? responses_read(j, 1, &t, &pr) : messages_read(j, &t, &pr);
+        int rc = form == 0 ? chat_read(j, 1, &t, &pr) : form == 1 ? responses_read(j, 1, &t, &pr)
+                                                                  : messages_read(j, &t, &pr);
         if (rc == 0 && (!json_is_array(t.messages) || talk_check_tools(&t, &pr) > 0))
             abort();
         if (rc != 0 && !pr.status)

@@ -1,8 +1,9 @@
-/* fuzz-request.c - whole requests to every route of a server in this process, and what they cost: memory beyond what the account holds, processor time, and
- * answers that do not come are findings.
+/* fuzz-request.c - whole requests to every route of a server in this process, and what they cost:
+ * memory beyond what the account holds, processor time, and answers that do not come are findings.
  *
- * The input is a request: "METHOD PATH", header lines, an empty line, the body; lines end with LF.  Host, Content-Length and Connection are added.
- * The model computes nothing: its logits follow from the last token, so that what is measured is the server. */
+ * The input is a request: "METHOD PATH", header lines, an empty line, the body; lines end with
+ * LF.  Host, Content-Length and Connection are added.  The model computes nothing: its logits
+ * follow from the last token, so that what is measured is the server. */
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
@@ -23,10 +24,12 @@
 
 /* Of one request, with sanitizers, which take two to ten times as long: */
 enum { CPU_MS = 300, CPU_US_A_BYTE = 20 };
-/* What is not held: connection, audit record, events, and grammars, which the model owns (their own limit counts states, not bytes). */
+/* What is not held: connection, audit record, events, and grammars, which the model owns (their
+ * own limit counts states, not bytes). */
 enum { FREE_BYTES = 2 << 20, GRAMMAR_BYTES = 96 << 20 };
 
-extern int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t), void (*on_free)(const volatile void *));
+extern int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t),
+                                                     void (*on_free)(const volatile void *));
 extern size_t __sanitizer_get_allocated_size(const volatile void *p);
 
 static _Atomic size_t live, most;
@@ -102,7 +105,9 @@ static int fake_step_tokens(const struct config *c, int n_threads, int64_t max_l
     return 64;
 }
 
-const struct backend backend_cpu = { .name = "fake", .step_tokens = fake_step_tokens, .open = fake_open, .forward = fake_forward, .copy_block = fake_copy, .memory = fake_memory, .kv_bytes = fake_memory,
+const struct backend backend_cpu = { .name = "fake", .step_tokens = fake_step_tokens, .open = fake_open,
+                                     .forward = fake_forward, .copy_block = fake_copy, .memory = fake_memory,
+                                     .kv_bytes = fake_memory,
                                      .describe = fake_describe, .close = fake_close };
 
 static struct tokenizer *tokenizer;
@@ -113,7 +118,8 @@ static int open_served(void *user, const char *path, struct served_model *m, str
     const struct engine_options o = { .max_len = MAX_LEN, .max_seqs = 8, .max_tokens = 64, .kv_type = KV_F32 };
     (void)user;
     (void)path;
-    *m = (struct served_model){ .model = &model, .tokenizer = tokenizer, .json = described, .max_len = MAX_LEN, .quantization = "f32" };
+    *m = (struct served_model){ .model = &model, .tokenizer = tokenizer, .json = described, .max_len = MAX_LEN,
+                                .quantization = "f32" };
     return (m->engine = engine_open(&model, tokenizer, &o, e)) ? 0 : -1;
 }
 
@@ -138,7 +144,8 @@ static void make_model(void)
         fail("models/tiny", e.msg);
     json_t *config = js_load("models/tiny/tokenizer_config.json", 1 << 20, &e);
     described = json_pack("{s:O?}", "chat_template", js_get(config, "chat_template"));
-    model.config = (struct config){ .recurrent.conv_kernel = 2, .mixer = kinds, .ff = kinds, .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .hidden_size = HIDDEN,
+    model.config = (struct config){ .recurrent.conv_kernel = 2, .mixer = kinds, .ff = kinds, .n_layers = 1,
+                                    .n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .hidden_size = HIDDEN,
                                     .vocab_size = tokenizer_vocab_size(tokenizer), .max_len = MAX_LEN };
     json_decref(config);
 }
@@ -198,10 +205,13 @@ static void open_server(void)
     struct err e;
     pthread_t thread;
     snprintf(path, sizeof path, "/tmp/fuzz-request-%d", (int)getpid());
-    const struct server_options o = { .opener = { open_served, close_served, NULL }, .socket_path = path, .no_auth = 1, .max_connections = 64, .max_body = 16000000, .max_queue = 100,
-                                      .max_request_memory = 256 << 20, .work_memory = 1 << 30, .timeout_s = 8, .no_watch = 1, .log = say };
+    const struct server_options o = { .opener = { open_served, close_served, NULL }, .socket_path = path, .no_auth = 1,
+                                      .max_connections = 64, .max_body = 16000000, .max_queue = 100,
+                                      .max_request_memory = 256 << 20, .work_memory = 1 << 30, .timeout_s = 8,
+                                      .no_watch = 1, .log = say };
     server_block_signals();
-    if (!(server = server_bind(&o, &e)) || server_start(server, NULL, &e) != 0 || server_load(server, "tiny", NULL, &e) != 0)
+    if (!(server = server_bind(&o, &e)) || server_start(server, NULL, &e) != 0 ||
+        server_load(server, "tiny", NULL, &e) != 0)
         fail("server", e.msg);
     if (pthread_create(&thread, NULL, run, server) != 0)
         fail("server", "no thread");
@@ -248,7 +258,8 @@ static int write_request(const char *in, size_t size, struct buf *out)
 
 static void finding(const char *what, double found, double bound, const struct buf *answer)
 {
-    fprintf(stderr, "fuzz-request: %s: %.0f, at most %.0f expected; answer: %.300s\n", what, found, bound, answer->data ? answer->data : "");
+    fprintf(stderr, "fuzz-request: %s: %.0f, at most %.0f expected; answer: %.300s\n", what, found, bound,
+            answer->data ? answer->data : "");
     abort();
 }
 
@@ -278,7 +289,8 @@ static size_t boundary(const uint8_t *data, size_t size, size_t at)
     return at;
 }
 
-/* Half of them repeat a part between two boundaries, ", {}" for instance, up to thousands of times: costs show in large numbers of small things. */
+/* Half of them repeat a part between two boundaries, ", {}" for instance, up to thousands of
+ * times: costs show in large numbers of small things. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed)
 {
     struct rng r = { seed };
@@ -332,7 +344,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             break;
         }
     if (getenv("FUZZ_VERBOSE"))
-        fprintf(stderr, "%zu bytes: %.6s, %.1f ms of %.0f, %zu bytes of %zu (held %zu)\n", size, answer.size > 9 ? answer.data + 9 : "", ms, ms_bound, took, bound, held.peak);
+        fprintf(stderr, "%zu bytes: %.6s, %.1f ms of %.0f, %zu bytes of %zu (held %zu)\n", size,
+                answer.size > 9 ? answer.data + 9 : "", ms, ms_bound, took, bound, held.peak);
     if (answer.size && ms > ms_bound)
         finding("milliseconds", ms, ms_bound, &answer);
     if (took > bound)

@@ -1,5 +1,6 @@
-/* fuzz-safetensors.c - any bytes as a safetensors file: its index is refused or it lies inside the file; and as a checkpoint that comes quantized in one of
- * six ways, whose matrices are put together and read. */
+/* fuzz-safetensors.c - any bytes as a safetensors file: its index is refused or it lies inside
+ * the file; and as a checkpoint that comes quantized in one of six ways, whose matrices are put
+ * together and read. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -59,7 +60,8 @@ static void read_all(const struct source *s)
     int group;
     for (int i = 0; i < s->n_tensors; i++) {
         const struct source_tensor *t = &s->tensors[i];
-        int64_t cols = t->dim[t->n_dims - 1], rows = cols ? (int64_t)(sizeof out / sizeof *out) / cols : 0, have = t->n_dims > 1 ? t->dim[0] : 1;
+        int64_t cols = t->dim[t->n_dims - 1], rows = cols ? (int64_t)(sizeof out / sizeof *out) / cols : 0,
+                have = t->n_dims > 1 ? t->dim[0] : 1;
         if (t->packed)
             packed_exact(t->packed, &group);
         if (rows > 0)

@@ -1,6 +1,8 @@
-/* fuzz-template.c - any bytes as a template, rendered with some variables under tight limits; part of the input serves as variables too.
- * build: clang -fsanitize=fuzzer,address,undefined -std=c11 -D_GNU_SOURCE -I. tests/fuzz/fuzz-template.c libcommon/token/tmpl_*.c
- *        libcommon/template/template.c libcommon/base/utf8.c libcommon/base/err.c -ljansson -lutf8proc -lm */
+/* fuzz-template.c - any bytes as a template, rendered with some variables under tight limits; part
+ * of the input serves as variables too.  build: clang -fsanitize=fuzzer,address,undefined -std=c11
+ * -D_GNU_SOURCE -I. tests/fuzz/fuzz-template.c libcommon/token/tmpl_*.c
+ *        libcommon/template/template.c libcommon/base/utf8.c libcommon/base/err.c -ljansson
+ *        -lutf8proc -lm */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

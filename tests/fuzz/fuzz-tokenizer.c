@@ -1,4 +1,5 @@
-/* fuzz-tokenizer.c - a tokenizer.json, then a line feed and '\0', then a text: compile, open, encode, decode at once and id by id. */
+/* fuzz-tokenizer.c - a tokenizer.json, then a line feed and '\0', then a text: compile, open,
+ * encode, decode at once and id by id. */
 #include "tests/fuzz/fuzz.h"
 
 #include <assert.h>
@@ -40,7 +41,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char some[] = "Hello  w\xC3\xB6rld 123 <s>\n\xF0\x9F\x98\x80\xE2\x96\x81 ab\xFF";
     const uint8_t *end = memmem(data, size, "\n\0", 2);
-    struct tokenizer_files f = { .tokenizer_json = (const char *)data, .tokenizer_json_size = end ? (size_t)(end - data) : size };
+    struct tokenizer_files f = { .tokenizer_json = (const char *)data,
+                                 .tokenizer_json_size = end ? (size_t)(end - data) : size };
     struct err e;
     void *blob;
     size_t n;

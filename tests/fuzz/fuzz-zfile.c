@@ -1,7 +1,9 @@
 /* fuzz-zfile.c - .zse files with right checksums and anything else wrong.
  *
- * The first byte chooses by its remainder by 3: 0, the rest is the JSON of a small file of version 1.0 whose other sections are good; 1, the rest is a whole
- * file, of which header and table get right checksums and the size is made to fit; 2, the rest is section TNSR of a small file. */
+ * The first byte chooses by its remainder by 3: 0, the rest is the JSON of a small file of
+ * version 1.0 whose other sections are good; 1, the rest is a whole file, of which header and
+ * table get right checksums and the size is made to fit; 2, the rest is section TNSR of a small
+ * file. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -17,7 +19,8 @@ static size_t wrap(uint8_t *b, const char *kind, const uint8_t *data, size_t siz
     static const char json[] = "{\"groups\":[{\"kind\":\"layer\",\"layer\":0,\"offset\":4096,\"size\":4096,\"crc\":0},"
                                "{\"kind\":\"head\",\"offset\":8192,\"size\":4096,\"crc\":0}]}";
     struct zse_section s[5] = { { "WGTS", 3, ZSE_PAGE, WEIGHTS, 0, 0 }, { "TOKB", 1, ZSE_PAGE + WEIGHTS, 64, 0, 0 },
-                                { "ORIG", 1, ZSE_PAGE + WEIGHTS + 64, 64, 0, 0 }, { "JSON", 1, ZSE_PAGE + WEIGHTS + 128, 0, 0, 0 }, { "TNSR", 1, 0, 0, 0, 0 } };
+                                { "ORIG", 1, ZSE_PAGE + WEIGHTS + 64, 64, 0, 0 },
+                                { "JSON", 1, ZSE_PAGE + WEIGHTS + 128, 0, 0, 0 }, { "TNSR", 1, 0, 0, 0, 0 } };
     const int list = strcmp(kind, "TNSR") == 0;
     struct zse_header h = { .magic = "ZSE", .major = ZSE_MAJOR, .n_sections = list ? 5 : 4 };
     struct zse_section *last = &s[h.n_sections - 1];
@@ -51,7 +54,8 @@ static size_t repair(uint8_t *b, const uint8_t *data, size_t size)
         return size;
     memcpy(&h, b, sizeof h);
     h.size = size;
-    if (h.table_offset <= size && h.n_sections <= ZSE_MAX_SECTIONS && h.n_sections * sizeof(struct zse_section) <= size - h.table_offset) {
+    if (h.table_offset <= size && h.n_sections <= ZSE_MAX_SECTIONS && h.n_sections *
+        sizeof(struct zse_section) <= size - h.table_offset) {
         for (uint32_t i = 0; i < h.n_sections; i++) {
             struct zse_section s;
             memcpy(&s, b + h.table_offset + i * sizeof s, sizeof s);
@@ -73,7 +77,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct err e;
     if (size < 1 || size > ROOM / 2)
         return 0;
-    size_t n = data[0] % 3 == 1 ? repair(b, data + 1, size - 1) : wrap(b, data[0] % 3 ? "TNSR" : "JSON", data + 1, size - 1);
+    size_t n = data[0] % 3 == 1 ? repair(b, data + 1, size - 1)
+                                : wrap(b, data[0] % 3 ? "TNSR" : "JSON", data + 1, size - 1);
     if (n >= sizeof h) {
         memcpy(&h, b, sizeof h);
         h.header_crc = (uint32_t)crc32_z(0, (uint8_t *)&h, offsetof(struct zse_header, header_crc));

@@ -1,4 +1,5 @@
-/* fuzz.h - give the bytes of a fuzzer to a function that wants a file: in memory, found under /proc/self/fd. */
+/* fuzz.h - give the bytes of a fuzzer to a function that wants a file: in memory, found under
+ * /proc/self/fd. */
 #ifndef ZSE_TESTS_FUZZ_H
 #define ZSE_TESTS_FUZZ_H
 

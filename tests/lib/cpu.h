@@ -1,4 +1,5 @@
-/* cpu.h - processor time, for tests that bound an effort: unlike the clock on the wall it does not depend on what else the machine does. */
+/* cpu.h - processor time, for tests that bound an effort: unlike the clock on the wall it does
+ * not depend on what else the machine does. */
 #ifndef ZSE_TESTS_CPU_H
 #define ZSE_TESTS_CPU_H
 

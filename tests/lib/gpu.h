@@ -1,4 +1,5 @@
-/* gpu.h - what the tests of the device's kernels share: one device, arrays on it, matrices of random codes. */
+/* gpu.h - what the tests of the device's kernels share: one device, arrays on it, matrices of
+ * random codes. */
 #ifndef ZSE_TESTS_GPU_H
 #define ZSE_TESTS_GPU_H
 
@@ -23,7 +24,8 @@
 static struct gpu *device;
 static struct err why;
 
-/* The largest error, of the largest magnitude that is wanted; what is not a number is no small one. */
+/* The largest error, of the largest magnitude that is wanted; what is not a number is no small
+ * one. */
 static inline double error_of(const float *got, const float *want, size_t n)
 {
     double max = 0, error = 0;
@@ -37,7 +39,8 @@ static inline double error_of(const float *got, const float *want, size_t n)
 /* Every call that may fail goes through this: the sentence of the device is the test's message. */
 #define OK(call) do { if ((call) < 0) fail_msg("%s", why.msg); } while (0)
 
-/* 1 with a device; 0 and the reason where this machine has none, or where another build has done it all. */
+/* 1 with a device; 0 and the reason where this machine has none, or where another build has done
+ * it all. */
 static inline int device_usable(void)
 {
     const char *reason = NULL;
@@ -120,12 +123,15 @@ static inline uint8_t *random_mat(struct mat *m, enum qtype type, int group_size
     for (int row = 0; row < rows; row++) {
         q.row_scale = t->row_scale ? uniform(r, 1e-4f, 1e-3f) : 1;
         for (int i = 0; i < m->cols_padded; i++)
-            q.code[i] = (uint8_t)(i >= cols ? t->code_zero : t->bits == 8 ? below(r, 255) - 127 : below(r, 1 << t->bits));
+            q.code[i] = (uint8_t)(i >= cols ? t->code_zero : t->bits == 8 ? below(r, 255) - 127
+                                                                          : below(r, 1 << t->bits));
         for (int g = 0; g < m->n_groups; g++) {
-            q.scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.02f, 0.02f)))
+            q.scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16
+                             ? f16_to_f32(f32_to_f16(uniform(r, -0.02f, 0.02f)))
                        : t->scale == SCALE_S8 ? (float)(below(r, 255) - 127) : (float)below(r, 256);
             if (q.extra)
-                q.extra[g] = t->extra == EXTRA_MIN_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.2f, 0.2f))) : (float)below(r, 16);
+                q.extra[g] = t->extra == EXTRA_MIN_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.2f, 0.2f)))
+                                                       : (float)below(r, 16);
         }
         tile_put(m, data + (size_t)(row / TILE_ROWS) * m->tile_bytes, row % TILE_ROWS, &q);
     }
@@ -138,7 +144,8 @@ static inline struct gpu_mat gpu_mat_of(const struct mat *m, const void *data)
     int shift = 0;
     while (32 << shift < m->group_size)
         shift++;
-    return (struct gpu_mat){ .data = data, .tile_bytes = m->tile_bytes, .type = m->type, .rows = m->rows, .cols = m->cols, .n_steps = m->cols_padded / 32,
+    return (struct gpu_mat){ .data = data, .tile_bytes = m->tile_bytes, .type = m->type, .rows = m->rows,
+                             .cols = m->cols, .n_steps = m->cols_padded / 32,
                              .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
 }
 

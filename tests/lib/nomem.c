@@ -1,6 +1,8 @@
-/* nomem.c - LD_PRELOAD: from the first SIGUSR2 on, and until the next one, one of ZSE_NOMEM allocations finds no memory.
+/* nomem.c - LD_PRELOAD: from the first SIGUSR2 on, and until the next one, one of ZSE_NOMEM
+ * allocations finds no memory.
  *
- * Those of jansson always find some: where the text of a token cannot grow it leaves characters out, and says nothing (2.14). */
+ * Those of jansson always find some: where the text of a token cannot grow it leaves characters
+ * out, and says nothing (2.14). */
 #include <errno.h>
 #include <link.h>
 #include <signal.h>
@@ -51,7 +53,8 @@ __attribute__((constructor)) static void prepare(void)
 /* Neither every one_of-th nor at random: the same numbers in every run, which repeat nothing. */
 static int fails(const void *caller)
 {
-    if (!atomic_load_explicit(&on, memory_order_relaxed) || ((uintptr_t)caller >= jansson && (uintptr_t)caller < jansson_end))
+    if (!atomic_load_explicit(&on, memory_order_relaxed) ||
+        ((uintptr_t)caller >= jansson && (uintptr_t)caller < jansson_end))
         return 0;
     uint32_t x = atomic_fetch_add(&n_asked, 1) * 2654435761u;
     x = (x ^ x >> 15) * 2246822519u;

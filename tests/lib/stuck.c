@@ -1,6 +1,8 @@
-/* stuck.c - LD_PRELOAD: calls for a file whose name ends in .zse do not come to their end, as on a disk that has gone.
+/* stuck.c - LD_PRELOAD: calls for a file whose name ends in .zse do not come to their end, as on a
+ * disk that has gone.
  *
- * While $ZSE_STUCK/step is there, fstat outside of the first thread: every step of an engine asks it.  While $ZSE_STUCK/close is there, close. */
+ * While $ZSE_STUCK/step is there, fstat outside of the first thread: every step of an engine
+ * asks it.  While $ZSE_STUCK/close is there, close. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
-/* engine_fake.h - for tests of the scheduler: a backend that computes nothing but a hash of the whole prefix, read back through the block
- * table: one key or value in a wrong block, at a wrong position or left over from somebody else changes every later token. */
+/* engine_fake.h - for tests of the scheduler: a backend that computes nothing but a hash of the
+ * whole prefix, read back through the block table: one key or value in a wrong block, at a wrong
+ * position or left over from somebody else changes every later token. */
 #ifndef ZSE_TESTS_ENGINE_FAKE_H
 #define ZSE_TESTS_ENGINE_FAKE_H
 
@@ -25,7 +26,8 @@ enum { VOCAB = 12, MAX_LEN = 128, EOS = 8, END = 9, LONG = 1 << 16, HIDDEN = 4 }
 /* ---- the backend ---- */
 
 enum { FAKE_ITEMS = 16, FAKE_TOKENS = 64 };
-/* What the backend is asked for, in this order in a step: each may fail once, at its call number fail[].at (from 0 on), or from there on. */
+/* What the backend is asked for, in this order in a step: each may fail once, at its call number
+ * fail[].at (from 0 on), or from there on. */
 enum fake_call { FAKE_FORWARD, FAKE_BEGIN, FAKE_END, FAKE_CALLS };
 /* A step that was begun: all of it, as nothing of the batch is there any more when it runs. */
 struct fake_step {
@@ -102,7 +104,8 @@ static inline void fake_compute(struct fake *f, const struct batch *batch, float
     int n_tokens = 0, n_logits = 0;
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *item = &batch->items[i];
-        const int is_long = f->long_from && (item->seq_len ? item->seq_len : item->pos + item->n_tokens) >= f->long_from;
+        const int is_long = f->long_from && (item->seq_len ? item->seq_len : item->pos + item->n_tokens) >=
+            f->long_from;
         assert_true(item->n_tokens >= 1);
         if (f->o.n_states) {                            /* the state is that of this prefix, and nobody else's */
             assert_in_range(item->state, 0, f->o.n_states - 1);
@@ -285,24 +288,32 @@ static inline void fake_close(void *b)
     free(b);
 }
 
-static const struct backend backend_fake = { .name = "fake", .open = fake_open, .forward = fake_forward, .copy_block = fake_copy, .memory = fake_memory,
+static const struct backend backend_fake = { .name = "fake", .open = fake_open, .forward = fake_forward,
+                                             .copy_block = fake_copy, .memory = fake_memory,
                                              .kv_bytes = fake_memory, .describe = fake_describe, .close = fake_close,
-                                             .copy_state = fake_copy_state, .drop_block = fake_drop_block, .drop_state = fake_drop_state };
+                                             .copy_state = fake_copy_state, .drop_block = fake_drop_block,
+                                             .drop_state = fake_drop_state };
 /* The same with begin and end. */
-static const struct backend backend_fake_device = { .name = "fake", .open = fake_open, .forward = fake_forward, .begin = fake_begin, .end = fake_end, .copy_block = fake_copy,
-                                                    .memory = fake_memory, .kv_bytes = fake_memory, .describe = fake_describe, .close = fake_close,
-                                                    .copy_state = fake_copy_state, .drop_block = fake_drop_block, .drop_state = fake_drop_state };
+static const struct backend backend_fake_device = { .name = "fake", .open = fake_open, .forward = fake_forward,
+                                                    .begin = fake_begin, .end = fake_end, .copy_block = fake_copy,
+                                                    .memory = fake_memory, .kv_bytes = fake_memory,
+                                                    .describe = fake_describe, .close = fake_close,
+                                                    .copy_state = fake_copy_state, .drop_block = fake_drop_block,
+                                                    .drop_state = fake_drop_state };
 static const struct backend *backend_under_test = &backend_fake;
 
 /* ---- a model and a tokenizer just large enough ---- */
 
 static unsigned char kinds[64];       /* attention, dense */
 static unsigned char hybrid[] = { MIXER_ATTENTION, MIXER_CONV };
-static struct model model = { .config = { .recurrent.conv_kernel = 2, .mixer = kinds, .ff = kinds, .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .hidden_size = HIDDEN, .vocab_size = VOCAB, .max_len = MAX_LEN } };
+static struct model model = { .config = { .recurrent.conv_kernel = 2, .mixer = kinds, .ff = kinds, .n_layers = 1,
+                                          .n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .hidden_size = HIDDEN,
+                                          .vocab_size = VOCAB, .max_len = MAX_LEN } };
 static struct tokenizer *tokenizer;
 static void *blob;
 
-/* ids 0..9: a b c, the two bytes of U+00E9, "ab", "cab", " b", two special tokens; 10 and 11 are padding without a token */
+/* ids 0..9: a b c, the two bytes of U+00E9, "ab", "cab", " b", two special tokens; 10 and 11 are
+ * padding without a token */
 static const char tokenizer_json[] =
     "{\"version\":\"1.0\",\"added_tokens\":["
     "{\"id\":8,\"content\":\"<eos>\",\"special\":true,\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false},"
@@ -339,8 +350,10 @@ static inline int teardown(void **state)
 static inline struct engine *open_with(int max_seqs, int max_tokens, int n_blocks, int no_prefix_cache)
 {
     struct err e;
-    struct engine_options o = { .backend = backend_under_test, .max_len = MAX_LEN, .max_seqs = max_seqs, .max_tokens = max_tokens, .kv_type = KV_F32,
-                                .no_prefix_cache = no_prefix_cache, .snapshots = n_blocks % 5 + 1, .snapshot_every = 16 << n_blocks % 3,
+    struct engine_options o = { .backend = backend_under_test, .max_len = MAX_LEN, .max_seqs = max_seqs,
+                                .max_tokens = max_tokens, .kv_type = KV_F32,
+                                .no_prefix_cache = no_prefix_cache, .snapshots = n_blocks % 5 + 1,
+                                .snapshot_every = 16 << n_blocks % 3,
                                 .kv_bytes = (size_t)n_blocks * 2 * kv_block_bytes(KV_F32, 8) };
     struct engine *g = engine_open(&model, tokenizer, &o, &e);
     if (!g)
@@ -355,7 +368,10 @@ static inline void set_hybrid(int on)
     model.config.mixer = on ? hybrid : kinds;
 }
 
-static inline struct engine *open_engine(int max_seqs, int max_tokens, int n_blocks) { return open_with(max_seqs, max_tokens, n_blocks, 0); }
+static inline struct engine *open_engine(int max_seqs, int max_tokens, int n_blocks)
+{
+    return open_with(max_seqs, max_tokens, n_blocks, 0);
+}
 
 /* ---- what a request said ---- */
 
@@ -408,7 +424,8 @@ static inline void hear(void *user, const struct token_event *ev)
 
 static inline struct request_params params(const int32_t *ids, int n, struct answer *a)
 {
-    struct request_params p = { .ids = ids, .n_ids = n, .sampling = sampling_defaults(), .n_logprobs = -1, .on_token = hear, .user = a };
+    struct request_params p = { .ids = ids, .n_ids = n, .sampling = sampling_defaults(), .n_logprobs = -1,
+                                .on_token = hear, .user = a };
     p.sampling.temperature = 0;
     memset(a, 0, sizeof *a);
     return p;
@@ -500,7 +517,8 @@ static inline int gives_up(struct rules *c, uint64_t what)
     return c->busy;
 }
 
-/* One to three of the tokens 0 to 7; after `least` tokens EOS may come, now and then nothing else. */
+/* One to three of the tokens 0 to 7; after `least` tokens EOS may come, now and then nothing
+ * else. */
 static inline void allow(struct rules *c)
 {
     struct rng r = { c->hash };
@@ -537,7 +555,8 @@ static inline int rules_forced(void *state, int32_t *ids, int room)
     if (gives_up(state, 3))
         return 0;
     struct rules c = *(struct rules *)state;
-    /* where there is one token, and sometimes where there are more: text may be cut into tokens in other ways too */
+    /* where there is one token, and sometimes where there are more: text may be cut into tokens
+     * in other ways too */
     for (; n < room && n < 7 && ((c.bits & (c.bits - 1)) == 0 || c.hash % 3 == 0) && !(c.bits >> EOS & 1); n++) {
         ids[n] = __builtin_ctz(c.bits);
         follow_rules(&c, ids[n]);
@@ -578,7 +597,8 @@ static inline int rules_error(void *state, struct err *e)
 
 static inline struct constraint rules_of(uint64_t seed, int least)
 {
-    return (struct constraint){ rules_new(seed, least), rules_mask, rules_accept, rules_forced, rules_fork, rules_close, rules_complete, rules_error, rules_hurry, rules_busy, rules_cancel };
+    return (struct constraint){ rules_new(seed, least), rules_mask, rules_accept, rules_forced, rules_fork, rules_close,
+                                rules_complete, rules_error, rules_hurry, rules_busy, rules_cancel };
 }
 
 #endif

@@ -1,4 +1,5 @@
-/* t-audit.c - the audit log, written and read: each promise of audit.h, audit_later.h and audit_query.h, by breaking what it guards against. */
+/* t-audit.c - the audit log, written and read: each promise of audit.h, audit_later.h and
+ * audit_query.h, by breaking what it guards against. */
 #include "tests/unit/folder.h"
 
 #include <fcntl.h>
@@ -45,8 +46,10 @@ static void add_entry(struct audit *a, int i, int status, const char *path)
 {
     char id[40];
     snprintf(id, sizeof id, "id-%d", i);
-    audit_add(a, &(struct audit_entry){ .time_ms = 1795273726003 + i, .request_id = id, .method = "POST", .path = path, .status = status, .latency_ms = 1.5 * i,
-                                        .key_name = i % 2 ? "app" : NULL, .client_ip = "127.0.0.1", .user_agent = "t \"q\" \x01\xff", .model = "m", .prompt_tokens = 3,
+    audit_add(a, &(struct audit_entry){ .time_ms = 1795273726003 + i, .request_id = id, .method = "POST", .path = path,
+                                        .status = status, .latency_ms = 1.5 * i,
+                                        .key_name = i % 2 ? "app" : NULL, .client_ip = "127.0.0.1",
+                                        .user_agent = "t \"q\" \x01\xff", .model = "m", .prompt_tokens = 3,
                                         .completion_tokens = i, .error = status >= 400 ? "no" : NULL });
 }
 
@@ -73,8 +76,10 @@ static void every_line_is_json_with_all_fields(void **state)
     assert_true(audit_recent(a, 0, &line));
     json_t *o = json_loads(line, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(o);
-    static const char *const fields[] = { "timestamp", "timestamp_unix", "request_id", "method", "path", "status_code", "latency_ms", "api_key_name", "client_ip",
-                                          "user_agent", "model_id", "prompt_tokens", "completion_tokens", "total_tokens", "error_message", "hash" };
+    static const char *const fields[] = { "timestamp", "timestamp_unix", "request_id", "method", "path", "status_code",
+                                          "latency_ms", "api_key_name", "client_ip", "user_agent", "model_id",
+                                          "prompt_tokens", "completion_tokens", "total_tokens", "error_message",
+                                          "hash" };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         assert_non_null(json_object_get(o, fields[i]));
     assert_string_equal(json_string_value(json_object_get(o, "timestamp")), "2026-11-21T15:08:47.202Z");
@@ -89,12 +94,16 @@ static void every_line_is_json_with_all_fields(void **state)
     audit_close(a);
 }
 
-/* What a client puts where it does not belong: keys are left out, and nothing is there that a terminal, or who splits text into lines, obeys. */
+/* What a client puts where it does not belong: keys are left out, and nothing is there that a
+ * terminal, or who splits text into lines, obeys. */
 static void nothing_of_a_line_is_obeyed_and_no_key_is_in_it(void **state)
 {
     (void)state;
-    static const char path[] = "/v1/zse-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghij-_01234?", agent[] = "zse-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefgh", model[] = "zse-tiny-8b\xc2\x9b\xe2\x80\xa8\xe2\x80\xae\xe2\x81\xa6\x7f\n";
-    const struct audit_entry x = { .request_id = "id", .method = "GET", .path = path, .user_agent = agent, .model = model };
+    static const char path[] = "/v1/zse-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghij-_01234?",
+                      agent[] = "zse-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefgh",
+                      model[] = "zse-tiny-8b\xc2\x9b\xe2\x80\xa8\xe2\x80\xae\xe2\x81\xa6\x7f\n";
+    const struct audit_entry x = { .request_id = "id", .method = "GET", .path = path, .user_agent = agent,
+                                   .model = model };
     size_t n;
     char *line = audit_line(&x, &n);
     assert_non_null(line);
@@ -257,7 +266,8 @@ static void clearing_all_takes_what_a_crash_left(void **state)
     assert_false(c.broken);
 }
 
-/* The clock went back by years after a rotation, and the current file is missing: names and the chain go on. */
+/* The clock went back by years after a rotation, and the current file is missing: names and the
+ * chain go on. */
 static void a_clock_that_steps_breaks_no_chain(void **state)
 {
     (void)state;
@@ -323,7 +333,8 @@ static void processes_share_a_log(void **state)
     free(seen);
 }
 
-/* A child that rotates every few lines says of each that it is written, until it is killed: those lines are there, once, in one chain. */
+/* A child that rotates every few lines says of each that it is written, until it is killed:
+ * those lines are there, once, in one chain. */
 static void kill_9_while_rotating_loses_nothing(void **state)
 {
     (void)state;
@@ -422,8 +433,9 @@ static void trouble_is_counted_and_passes(void **state)
     assert_int_equal(c.lines, 3);
 }
 
-/* The disk is full when a file is rotated: lines are counted as lost until there is room, then the chain goes on from what was rotated, whose end is known:
- * nothing of it is read for each line, in the server's loop. */
+/* The disk is full when a file is rotated: lines are counted as lost until there is room, then
+ * the chain goes on from what was rotated, whose end is known: nothing of it is read for each
+ * line, in the server's loop. */
 static void a_full_disk_at_rotation_costs_no_reading(void **state)
 {
     (void)state;
@@ -523,8 +535,10 @@ static void queries(void **state)
         free(lines[i]);
     free(lines);
     static const struct { struct audit_filter f; int n; } cases[] = {
-        { { .status = 429 }, 10 }, { { .status = 4 }, 10 }, { { .path = "/v1/" }, 50 }, { { .path = "/v1/chat/completions/" }, 0 }, { { .method = "GET" }, 0 },
-        { { .min_latency_ms = 1.5 * 90 }, 10 }, { { .since_ms = 1795273726003 + 60 }, 40 }, { { .until_ms = 1795273726003 + 60 }, 60 },
+        { { .status = 429 }, 10 }, { { .status = 4 }, 10 }, { { .path = "/v1/" }, 50 },
+            { { .path = "/v1/chat/completions/" }, 0 }, { { .method = "GET" }, 0 },
+        { { .min_latency_ms = 1.5 * 90 }, 10 }, { { .since_ms = 1795273726003 + 60 }, 40 },
+        { { .until_ms = 1795273726003 + 60 }, 60 },
         { { .key_name = "app", .status = 200, .path = "/v1" }, 50 }, { { .key_name = "" }, 0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -550,23 +564,29 @@ static int check_record(void *user, const struct audit_record *r)
 {
     struct wanted *w = user;
     w->seen++;
-    if (r->time_ms != w->time_ms || r->status != w->status || r->latency_ms != w->latency_ms || r->prompt_tokens != w->prompt)
+    if (r->time_ms != w->time_ms || r->status != w->status || r->latency_ms != w->latency_ms ||
+        r->prompt_tokens != w->prompt)
         fail_msg("%s: %" PRId64 " %d %.17g %" PRId64, w->text, r->time_ms, r->status, r->latency_ms, r->prompt_tokens);
     return 0;
 }
 
-/* Lines are read by the order of our fields where they have it: another order, other fields, numbers of any form say the same. */
+/* Lines are read by the order of our fields where they have it: another order, other fields,
+ * numbers of any form say the same. */
 static void fields_in_any_order(void **state)
 {
     (void)state;
     static const struct wanted cases[] = {
         { "{\"timestamp\":\"x\",\"timestamp_unix\":1795273726.003,\"request_id\":\"a\\\"b\",\"method\":\"POST\",\"path\":\"/\",\"status_code\":200,\"latency_ms\":12.345,\"prompt_tokens\":7}", 1795273726003, 7, 200, 1, 12.345 },
         { "{\"status_code\":200,\"timestamp_unix\":1795273726.003,\"latency_ms\":12.345,\"prompt_tokens\":7,\"timestamp\":\"x\"}", 1795273726003, 7, 200, 1, 12.345 },
-        { "{\"timestamp\":\"x\",\"status_code\":500,\"timestamp_unix\":9,\"status_code\":404,\"prompt_tokens\":null}", 9000, -1, 404, 1, 0 },
+        { "{\"timestamp\":\"x\",\"status_code\":500,\"timestamp_unix\":9,\"status_code\":404,\"prompt_tokens\":null}",
+          9000, -1, 404, 1, 0 },
         { "{\"timestamp\":\"x\",\"timestamp_unix\":9.5,\"mine\":true,\"status_code\":-3,\"latency_ms\":1e3,\"prompt_tokens\":123456789012345678}", 9500, 123456789012345678, -3, 1, 1000 },
-        { "{\"timestamp_unix\":9.0625,\"status_code\":200,\"latency_ms\":0.1,\"prompt_tokens\":12345678901234567890}", 9062, INT64_MAX, 200, 1, 0.1 },
-        { "{\"timestamp_unix\":9.0625,\"status_code\":200,\"latency_ms\":1234567.1234567,\"prompt_tokens\":-1}", 9062, -1, 200, 1, 1234567.1234567 },
-        { "{\"timestamp_unix\":9.0625,\"status_code\":200,\"latency_ms\":99999999.999999,\"prompt_tokens\":0}", 9062, 0, 200, 1, 99999999.999999 },
+        { "{\"timestamp_unix\":9.0625,\"status_code\":200,\"latency_ms\":0.1,\"prompt_tokens\":12345678901234567890}",
+          9062, INT64_MAX, 200, 1, 0.1 },
+        { "{\"timestamp_unix\":9.0625,\"status_code\":200,\"latency_ms\":1234567.1234567,\"prompt_tokens\":-1}", 9062,
+          -1, 200, 1, 1234567.1234567 },
+        { "{\"timestamp_unix\":9.0625,\"status_code\":200,\"latency_ms\":99999999.999999,\"prompt_tokens\":0}", 9062, 0,
+          200, 1, 99999999.999999 },
         { "{\"timestamp_unix\":9,\"event\":\"begin\",\"status_code\":200}", 0, 0, 0, 0, 0 },
         { "{\"timestamp_unix\":9,\"status_code\": 200}", 0, 0, 0, 0, 0 },
         { "{\"timestamp_unix\":9,\"status_code\":200}}", 0, 0, 0, 0, 0 },
@@ -615,7 +635,8 @@ static void misses(const char *hash, int64_t ms, const char *words)
         fail_msg("expected '%s' in '%s'", words, c.what);
 }
 
-/* The files of a log; first: the hash of an early line of the first one; head: the last hash of each. */
+/* The files of a log; first: the hash of an early line of the first one; head: the last hash of
+ * each. */
 struct made { struct audit_files f; char first[SHA256_HEX + 1], head[40][SHA256_HEX + 1]; };
 
 static void make_files(struct made *m, int n, int keep)
@@ -646,7 +667,8 @@ static void move_aside(const char *path, int back)
     assert_int_equal(back ? rename(aside, path) : rename(path, aside), 0);
 }
 
-/* Any file of the log taken away: the first, one in the middle, the newest rotated one, the current one; then whatever a writer adds. */
+/* Any file of the log taken away: the first, one in the middle, the newest rotated one, the
+ * current one; then whatever a writer adds. */
 static void a_removed_file_is_missed(void **state)
 {
     (void)state;
@@ -657,8 +679,10 @@ static void a_removed_file_is_missed(void **state)
     nothing_is_missing(m.first, 0);
     for (int i = 0; i < N; i++) {
         move_aside(m.f.file[i].path, 0);
-        misses(NULL, 0, i == 0 ? "the log keeps 10 rotated files" : i < N - 1 ? "a file was removed" : "its end was cut or removed");
-        misses(m.first, 0, i == 0 ? "no line has the hash" : i < N - 1 ? "a file was removed" : "its end was cut or removed");
+        misses(NULL, 0, i == 0 ? "the log keeps 10 rotated files" : i < N - 1 ? "a file was removed"
+                                                                              : "its end was cut or removed");
+        misses(m.first, 0, i == 0 ? "no line has the hash" : i < N - 1 ? "a file was removed"
+                                                                       : "its end was cut or removed");
         if (i < N - 2)
             nothing_is_missing(m.head[N - 2], 0);       /* of the time after it all is there */
         move_aside(m.f.file[i].path, 1);
@@ -700,7 +724,8 @@ static void a_cut_tail_is_missed(void **state)
         }
         add_entry(a, 20, 200, "/v1/x");
         audit_close(a);
-        misses(since, 0, restart ? "are missing before it" : "lines 18 to 21 are missing before it: the end of the log was cut");
+        misses(since, 0, restart ? "are missing before it"
+                                 : "lines 18 to 21 are missing before it: the end of the log was cut");
         assert_int_equal(verify(NULL, &c), 0);
         nothing_is_missing(c.head, 0);
     }
@@ -756,7 +781,8 @@ static void rotation_and_clearing_are_told_apart(void **state)
     misses(NULL, 0, "its end was cut or removed");
 }
 
-/* A server starts with another number of files to keep: the chain announces it before any file goes. */
+/* A server starts with another number of files to keep: the chain announces it before any file
+ * goes. */
 static void a_changed_retention_is_announced(void **state)
 {
     (void)state;
@@ -773,7 +799,8 @@ static void a_changed_retention_is_announced(void **state)
     misses(m.head[1], 0, "older files were rotated away");
 }
 
-/* A log of the time before lines had numbers: it verifies, it goes on, and what is added is watched. */
+/* A log of the time before lines had numbers: it verifies, it goes on, and what is added is
+ * watched. */
 static void old_logs_still_verify(void **state)
 {
     (void)state;
@@ -784,7 +811,8 @@ static void old_logs_still_verify(void **state)
     assert_non_null(f);
     for (int i = 0; i < 5; i++) {
         uint8_t digest[SHA256_SIZE];
-        const char *text = i ? body : "{\"timestamp\":\"x\",\"timestamp_unix\":1.000,\"event\":\"begin\",\"prev\":\"" AUDIT_ZEROS "\"";
+        const char *text = i ? body : "{\"timestamp\":\"x\",\"timestamp_unix\":1.000,\"event\":\"begin\",\"prev\":\""
+            AUDIT_ZEROS "\"";
         snprintf(covered, sizeof covered, "%s%s", hash, text);
         sha256_of(covered, strlen(covered), digest);
         sha256_hex(digest, hash);
@@ -808,7 +836,8 @@ static void old_logs_still_verify(void **state)
 
 static struct audit_entry request_of(const char *ip, const char *path, int status)
 {
-    return (struct audit_entry){ .time_ms = 1795273726003, .request_id = "id", .method = "GET", .path = path, .status = status, .latency_ms = 2, .client_ip = ip,
+    return (struct audit_entry){ .time_ms = 1795273726003, .request_id = "id", .method = "GET", .path = path,
+                                 .status = status, .latency_ms = 2, .client_ip = ip,
                                  .prompt_tokens = -1, .completion_tokens = -1, .error = "not_found" };
 }
 
@@ -865,7 +894,8 @@ static void repeated_requests_become_one_line(void **state)
     audit_merge_close(m);
 }
 
-/* Any paths, of any addresses, with any status: a bounded number of lines, and every request is counted. */
+/* Any paths, of any addresses, with any status: a bounded number of lines, and every request is
+ * counted. */
 static void a_flood_makes_few_lines(void **state)
 {
     (void)state;
@@ -879,7 +909,8 @@ static void a_flood_makes_few_lines(void **state)
             path[sizeof path - 1] = '\0';
             snprintf(path, 20, "/%d/%d", i, i * 7);
             path[strlen(path)] = '\1';
-            snprintf(ip, sizeof ip, "10.%d.%d.%d", addresses * i / 65536, addresses * i / 256 % 256, addresses * i % 256);
+            snprintf(ip, sizeof ip, "10.%d.%d.%d", addresses * i / 65536, addresses * i / 256 % 256,
+                     addresses * i % 256);
             struct audit_entry x = request_of(ip, path, 400 + i % 20);
             x.user_agent = path;
             x.error = path;
@@ -965,7 +996,8 @@ static void the_anonymous_displace_no_keys(void **state)
 {
     (void)state;
     struct audit_check c;
-    const struct audit_log_options o = { .folder = folder, .bytes = { 3000, 3000 }, .keep = 2, .waiting_bytes = 8 << 20 };
+    const struct audit_log_options o = { .folder = folder, .bytes = { 3000, 3000 }, .keep = 2,
+                                         .waiting_bytes = 8 << 20 };
     struct audit_log *l = audit_log_open(&o, &e);
     struct audit_entry x = request_of("10.0.0.1", "/v1/models", 200);
     audit_log_add(l, &x, 1, 1);
@@ -995,7 +1027,8 @@ static void make_key(const char *name)
         snprintf(path, sizeof path, "%s/%s.%s", folder, name, public ? "pub" : "key");
         FILE *f = fopen(path, "w");
         assert_non_null(f);
-        assert_int_equal(public ? PEM_write_PUBKEY(f, key) : PEM_write_PrivateKey(f, key, NULL, NULL, 0, NULL, NULL), 1);
+        assert_int_equal(public ? PEM_write_PUBKEY(f, key) : PEM_write_PrivateKey(f, key, NULL, NULL, 0, NULL, NULL),
+                         1);
         fclose(f);
     }
     EVP_PKEY_free(key);
@@ -1015,7 +1048,8 @@ static void sign_log(int n, int max_bytes)
 {
     struct audit_signer *key = audit_signer_open(in_folder("a.key"), &e);
     assert_non_null(key);
-    struct audit *a = audit_open(&(struct audit_options){ .folder = folder, .signer = key, .max_bytes = (uint64_t)max_bytes }, &e);
+    struct audit *a = audit_open(&(struct audit_options){ .folder = folder, .signer = key,
+                                                          .max_bytes = (uint64_t)max_bytes }, &e);
     for (int i = 0; i < n; i++)
         add_entry(a, i, 200, "/v1/x");
     audit_sign_head(a);
@@ -1024,7 +1058,8 @@ static void sign_log(int n, int max_bytes)
     audit_signer_close(key);
 }
 
-/* The line of the log file at `from` is written anew, and the chain after it, as one can who may write into the folder but has no key. */
+/* The line of the log file at `from` is written anew, and the chain after it, as one can who may
+ * write into the folder but has no key. */
 static void rewrite_chain(const char *from, const char *to)
 {
     char *text, hash[SHA256_HEX + 1] = AUDIT_ZEROS, *covered = malloc(1 << 16);
@@ -1038,7 +1073,8 @@ static void rewrite_chain(const char *from, const char *to)
         const size_t n = audit_line_end(p, (size_t)(end - p), &hex, &seq);
         char *at = memmem(p, n, from, strlen(from));
         const size_t before = at ? (size_t)(at - p) : n;
-        const int m = sprintf(covered, "%s%.*s%s%.*s", hash, (int)before, p, at ? to : "", at ? (int)(n - before - strlen(from)) : 0, at ? at + strlen(from) : "");
+        const int m = sprintf(covered, "%s%.*s%s%.*s", hash, (int)before, p, at ? to : "",
+                              at ? (int)(n - before - strlen(from)) : 0, at ? at + strlen(from) : "");
         sha256_of(covered, (size_t)m, digest);
         sha256_hex(digest, hash);
         fprintf(f, "%s,\"hash\":\"%s\"}\n", covered + SHA256_HEX, hash);
@@ -1143,7 +1179,8 @@ static void lines_go_to_a_syslog_server(void **state)
         assert_null(audit_syslog_open(bad[i], &e));
 }
 
-/* Nothing listens: adding waits for nothing, what finds no room is dropped and counted, and the end is not held up. */
+/* Nothing listens: adding waits for nothing, what finds no room is dropped and counted, and the
+ * end is not held up. */
 static void a_dead_syslog_server_holds_up_nothing(void **state)
 {
     (void)state;
@@ -1176,7 +1213,8 @@ static void csv_is_safe(void **state)
     uint64_t rows;
     const struct audit_filter all = { 0 };
     struct audit *a = open_log(0, 0);
-    audit_add(a, &(struct audit_entry){ .time_ms = 1, .path = "=cmd|' /C calc'!A0", .method = "a,b", .user_agent = "say \"hi\"\n", .prompt_tokens = -1, .completion_tokens = -1 });
+    audit_add(a, &(struct audit_entry){ .time_ms = 1, .path = "=cmd|' /C calc'!A0", .method = "a,b",
+                                        .user_agent = "say \"hi\"\n", .prompt_tokens = -1, .completion_tokens = -1 });
     audit_close(a);
     FILE *f = open_memstream(&text, &size);
     assert_int_equal(audit_csv(folder, &all, to_memory, f, &rows, &e), 0);
@@ -1198,7 +1236,8 @@ static void cell_is(const char *given, const char *want)
     const struct audit_filter all = { 0 };
     assert_int_equal(audit_clear(folder, 1, &dropped, &e), 0);
     struct audit *a = open_log(0, 0);
-    audit_add(a, &(struct audit_entry){ .time_ms = 1, .user_agent = given, .prompt_tokens = -1, .completion_tokens = -1 });
+    audit_add(a, &(struct audit_entry){ .time_ms = 1, .user_agent = given, .prompt_tokens = -1,
+                                        .completion_tokens = -1 });
     audit_close(a);
     FILE *f = open_memstream(&text, &size);
     assert_int_equal(audit_csv(folder, &all, to_memory, f, &rows, &e), 0);
@@ -1213,10 +1252,14 @@ static void formulas_begin_nowhere(void **state)
 {
     (void)state;
     static const char *const cases[][2] = {
-        { "plain", "plain" }, { "Mozilla/5.0 (X11; Linux)", "\"Mozilla/5.0 (X11; Linux)\"" }, { "a-b+c", "a-b+c" }, { "=1", "\"'=1\"" }, { "+1", "\"'+1\"" }, { "-1", "\"'-1\"" },
-        { "@SUM(A1)", "\"'@SUM(A1)\"" }, { "\t=1", "\"'\t'=1\"" }, { "\r=1", "\"'\r'=1\"" }, { "\n=1", "\"'\n'=1\"" }, { "  =1", "\"'  =1\"" }, { " a", "\" a\"" },
-        { "\ufeff=1", "\"'\ufeff=1\"" }, { "\u00a0\u3000-1", "\"'\u00a0\u3000-1\"" }, { "\uff1d1", "\"'\uff1d1\"" }, { "\uff20x", "\"'\uff20x\"" },
-        { "\"=1", "\"\"\"=1\"" }, { "a\";=1", "\"a\"\";'=1\"" }, { "a;=1", "\"a;'=1\"" }, { "a; @b", "\"a;' @b\"" }, { "a|=1", "\"a|'=1\"" }, { "a\t+1", "\"a\t'+1\"" }, { "'=1", "'=1" },
+        { "plain", "plain" }, { "Mozilla/5.0 (X11; Linux)", "\"Mozilla/5.0 (X11; Linux)\"" }, { "a-b+c", "a-b+c" },
+            { "=1", "\"'=1\"" }, { "+1", "\"'+1\"" }, { "-1", "\"'-1\"" },
+        { "@SUM(A1)", "\"'@SUM(A1)\"" }, { "\t=1", "\"'\t'=1\"" }, { "\r=1", "\"'\r'=1\"" }, { "\n=1", "\"'\n'=1\"" },
+        { "  =1", "\"'  =1\"" }, { " a", "\" a\"" },
+        { "\ufeff=1", "\"'\ufeff=1\"" }, { "\u00a0\u3000-1", "\"'\u00a0\u3000-1\"" }, { "\uff1d1", "\"'\uff1d1\"" },
+        { "\uff20x", "\"'\uff20x\"" },
+        { "\"=1", "\"\"\"=1\"" }, { "a\";=1", "\"a\"\";'=1\"" }, { "a;=1", "\"a;'=1\"" }, { "a; @b", "\"a;' @b\"" },
+        { "a|=1", "\"a|'=1\"" }, { "a\t+1", "\"a\t'+1\"" }, { "'=1", "'=1" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         cell_is(cases[i][0], cases[i][1]);
@@ -1226,7 +1269,8 @@ static void add_later(struct audit_later *w, int i)
 {
     char id[40];
     snprintf(id, sizeof id, "id-%d", i);
-    audit_later_add(w, &(struct audit_entry){ .time_ms = 1795273726003 + i, .request_id = id, .prompt_tokens = -1, .completion_tokens = -1 });
+    audit_later_add(w, &(struct audit_entry){ .time_ms = 1795273726003 + i, .request_id = id, .prompt_tokens = -1,
+                                              .completion_tokens = -1 });
 }
 
 struct order { int n, wrong; };
@@ -1237,7 +1281,8 @@ static int in_order(void *user, const struct audit_record *r)
     return 0;
 }
 
-/* Somebody holds the lock and stands still: lines are taken at once, as many as there is room for, and written in order when it goes. */
+/* Somebody holds the lock and stands still: lines are taken at once, as many as there is room
+ * for, and written in order when it goes. */
 static void lines_wait_for_who_holds_the_lock(void **state)
 {
     (void)state;
@@ -1320,17 +1365,19 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_of_a_line_is_obeyed_and_no_key_is_in_it),
         IN_FOLDER(clearing_all_takes_what_a_crash_left), IN_FOLDER(a_clock_that_steps_breaks_no_chain),
-        IN_FOLDER(every_line_is_json_with_all_fields), IN_FOLDER(verify_finds_every_change), IN_FOLDER(rotation_loses_nothing),
-        IN_FOLDER(processes_share_a_log), IN_FOLDER(half_a_line_is_ended), IN_FOLDER(kill_9_while_rotating_loses_nothing),
-        IN_FOLDER(trouble_is_counted_and_passes), IN_FOLDER(a_full_disk_at_rotation_costs_no_reading),
-        IN_FOLDER(clearing_goes_on_beside_a_writer), IN_FOLDER(queries), IN_FOLDER(csv_is_safe), IN_FOLDER(formulas_begin_nowhere),
-        IN_FOLDER(fields_in_any_order), IN_FOLDER(a_removed_file_is_missed), IN_FOLDER(a_cut_tail_is_missed), IN_FOLDER(rotation_and_clearing_are_told_apart),
-        cmocka_unit_test(repeated_requests_become_one_line), cmocka_unit_test(a_flood_makes_few_lines), cmocka_unit_test(merging_keeps_no_part_of_a_key),
+        IN_FOLDER(every_line_is_json_with_all_fields), IN_FOLDER(verify_finds_every_change),
+        IN_FOLDER(rotation_loses_nothing), IN_FOLDER(processes_share_a_log), IN_FOLDER(half_a_line_is_ended),
+        IN_FOLDER(kill_9_while_rotating_loses_nothing), IN_FOLDER(trouble_is_counted_and_passes),
+        IN_FOLDER(a_full_disk_at_rotation_costs_no_reading), IN_FOLDER(clearing_goes_on_beside_a_writer),
+        IN_FOLDER(queries), IN_FOLDER(csv_is_safe), IN_FOLDER(formulas_begin_nowhere),
+        IN_FOLDER(fields_in_any_order), IN_FOLDER(a_removed_file_is_missed), IN_FOLDER(a_cut_tail_is_missed),
+        IN_FOLDER(rotation_and_clearing_are_told_apart), cmocka_unit_test(repeated_requests_become_one_line),
+        cmocka_unit_test(a_flood_makes_few_lines), cmocka_unit_test(merging_keeps_no_part_of_a_key),
         IN_FOLDER(merged_lines_count_all_their_requests), IN_FOLDER(the_anonymous_displace_no_keys),
-        IN_FOLDER(a_signed_log_cannot_be_written_anew), cmocka_unit_test(lines_go_to_a_syslog_server), cmocka_unit_test(a_dead_syslog_server_holds_up_nothing),
-        IN_FOLDER(a_changed_retention_is_announced), IN_FOLDER(old_logs_still_verify),
-        IN_FOLDER(lines_wait_for_who_holds_the_lock), IN_FOLDER(the_end_does_not_wait_for_ever),
-        IN_FOLDER(the_end_does_not_wait_for_compression),
+        IN_FOLDER(a_signed_log_cannot_be_written_anew), cmocka_unit_test(lines_go_to_a_syslog_server),
+        cmocka_unit_test(a_dead_syslog_server_holds_up_nothing), IN_FOLDER(a_changed_retention_is_announced),
+        IN_FOLDER(old_logs_still_verify), IN_FOLDER(lines_wait_for_who_holds_the_lock),
+        IN_FOLDER(the_end_does_not_wait_for_ever), IN_FOLDER(the_end_does_not_wait_for_compression),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -93,7 +93,8 @@ static void messages_wipe_the_bar(void **state)
     cli_progress_clear();
     cli_note("t", "end");
     listen_until("end\n");
-    static const char *const want[] = { "t: one\nt: two\n\rwork  50 % [##########..........] ", WIPE "t: three\n", WIPE "t: four\nt --help shows the usage\n\rwork", "\033[K" WIPE "t: end\n" };
+    static const char *const want[] = { "t: one\nt: two\n\rwork  50 % [##########..........] ", WIPE "t: three\n",
+                                        WIPE "t: four\nt --help shows the usage\n\rwork", "\033[K" WIPE "t: end\n" };
     const char *at = said;
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         at = strstr(at, want[i]);

@@ -21,16 +21,19 @@ static void normalizes(void **state)
         { "{'dtype':'float32','torch_dtype':'float16'}", "{'dtype':'float32'}" },
         { "{'rope_theta':1e4,'rope_scaling':null}", "{'rope_parameters':{'rope_type':'default','rope_theta':1e4}}" },
         { "{'rope_parameters':{'rope_theta':1e4}}", "{'rope_parameters':{'rope_type':'default','rope_theta':1e4}}" },
-        { "{'rope_theta':1e4,'rope_scaling':{'type':'linear','factor':2.0}}", "{'rope_parameters':{'rope_type':'linear','factor':2.0,'rope_theta':1e4}}" },
+        { "{'rope_theta':1e4,'rope_scaling':{'type':'linear','factor':2.0}}",
+          "{'rope_parameters':{'rope_type':'linear','factor':2.0,'rope_theta':1e4}}" },
         { "{'rope_theta':1e4,'rope_scaling':{'rope_type':'linear','type':'linear','factor':2.0}}",
           "{'rope_parameters':{'rope_type':'linear','factor':2.0,'rope_theta':1e4}}" },
         { "{'rope_theta':1e4,'original_max_position_embeddings':64,'rope_scaling':{'type':'su','short_factor':[1],'long_factor':[2]}}",
           "{'original_max_position_embeddings':64,'rope_parameters':{'rope_type':'longrope','rope_theta':1e4,'short_factor':[1],'long_factor':[2],"
           "'original_max_position_embeddings':64}}" },
-        { "{'rope_theta':1e4,'partial_rotary_factor':0.5}", "{'partial_rotary_factor':0.5,'rope_parameters':{'rope_type':'default','rope_theta':1e4}}" },
+        { "{'rope_theta':1e4,'partial_rotary_factor':0.5}",
+          "{'partial_rotary_factor':0.5,'rope_parameters':{'rope_type':'default','rope_theta':1e4}}" },
         { "{'rope_parameters':{'rope_theta':1e4,'partial_rotary_factor':0.5}}",
           "{'partial_rotary_factor':0.5,'rope_parameters':{'rope_type':'default','rope_theta':1e4}}" },
-        { "{'rotary_pct':0.25,'rotary_emb_base':10000}", "{'partial_rotary_factor':0.25,'rope_parameters':{'rope_type':'default','rope_theta':10000}}" },
+        { "{'rotary_pct':0.25,'rotary_emb_base':10000}",
+          "{'partial_rotary_factor':0.25,'rope_parameters':{'rope_type':'default','rope_theta':10000}}" },
         { "{'rope_theta':1e6,'rope_local_base_freq':1e4,'rope_scaling':{'rope_type':'linear','factor':8.0}}",
           "{'rope_parameters':{'full_attention':{'rope_type':'linear','factor':8.0,'rope_theta':1e6},'sliding_attention':{'rope_type':'default','rope_theta':1e4}}}" },
         { "{'rope_parameters':{'full_attention':{'rope_theta':1e6},'sliding_attention':{'rope_theta':1e4,'rope_type':'default'}}}",
@@ -73,7 +76,8 @@ static void refuses(void **state)
         { "{\"rope_parameters\":3}", "rope_parameters: found a whole number" },
         { "{\"rope_parameters\":{\"rope_type\":3}}", "rope_parameters: rope_type: found a whole number" },
         { "{\"rope_theta\":1,\"rope_scaling\":{\"type\":[]}}", "rope_scaling: rope_type: found an array" },
-        { "{\"rope_parameters\":{\"full_attention\":{\"rope_type\":false}}}", "rope_parameters.full_attention: rope_type: found false" },
+        { "{\"rope_parameters\":{\"full_attention\":{\"rope_type\":false}}}",
+          "rope_parameters.full_attention: rope_type: found false" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct err e = { 0 };
@@ -141,6 +145,7 @@ static void fields(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(normalizes), cmocka_unit_test(refuses), cmocka_unit_test(fields) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(normalizes), cmocka_unit_test(refuses),
+                                        cmocka_unit_test(fields) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

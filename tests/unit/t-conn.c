@@ -1,5 +1,5 @@
-/* t-conn.c - the event loop with real sockets: WebSockets whose clients are gone, answers larger than what may wait, memory that is freed beside it,
- * and the queue of TLS handshakes. */
+/* t-conn.c - the event loop with real sockets: WebSockets whose clients are gone, answers larger
+ * than what may wait, memory that is freed beside it, and the queue of TLS handshakes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -61,7 +61,8 @@ static void serve(struct served *s, struct loop_options *o)
 /* A connection on which this head was sent, and what it is answered with up to the blank line. */
 static int client(int port, const char *head, char *answer, size_t room)
 {
-    const struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    const struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     const struct timeval most = { .tv_sec = 20 };
     size_t n = 0;
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -118,7 +119,8 @@ static void test_pings(void **state)
     finish(&s);
 }
 
-/* max_unsent is for streams: an answer that is whole does not grow while it waits, and comes whole. */
+/* max_unsent is for streams: an answer that is whole does not grow while it waits, and comes
+ * whole. */
 static void test_large_answer(void **state)
 {
     struct loop_options o = { .max_unsent = 1 << 16 };
@@ -140,7 +142,8 @@ static void test_large_answer(void **state)
     finish(&s);
 }
 
-/* Whatever is given to it is freed: by the thread, at the end, or at once where it is small or there is no reaper. */
+/* Whatever is given to it is freed: by the thread, at the end, or at once where it is small or
+ * there is no reaper. */
 static void test_reaper(void **state)
 {
     struct reaper *r = reaper_open();
@@ -200,6 +203,7 @@ static void test_handshake_queue(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pings), cmocka_unit_test(test_large_answer), cmocka_unit_test(test_reaper), cmocka_unit_test(test_handshake_queue) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pings), cmocka_unit_test(test_large_answer),
+                                        cmocka_unit_test(test_reaper), cmocka_unit_test(test_handshake_queue) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

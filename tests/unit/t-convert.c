@@ -1,5 +1,6 @@
-/* t-convert.c - a folder or a GGUF file to a .zse: exactness, determinism, channel scaling, target sizes, refusals.
- * Uses models/tiny; more architectures and every GGUF type where $ZSE_ORACLES (../shared/oracles) is. */
+/* t-convert.c - a folder or a GGUF file to a .zse: exactness, determinism, channel scaling,
+ * target sizes, refusals.  Uses models/tiny; more architectures and every GGUF type where
+ * $ZSE_ORACLES (../shared/oracles) is. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -83,7 +84,8 @@ static int teardown(void **state)
     return 0;
 }
 
-static struct convert_options options(const char *source, const char *output, const char *type, enum convert_effort effort)
+static struct convert_options options(const char *source, const char *output, const char *type,
+                                      enum convert_effort effort)
 {
     struct convert_options o;
     struct err e;
@@ -136,7 +138,8 @@ static void check_file(const struct convert_options *o, const struct convert_rep
         assert_string_equal(f->source_name, t->source_name);
         assert_int_equal(f->m.type, t->type);
         bytes += f->m.size;
-        assert_int_equal(rows_open(&rows, s, source_find(s, t->source_name), &f->map, t->rows, t->cols, t->vector && t->rows == 1, &e), 0);
+        assert_int_equal(rows_open(&rows, s, source_find(s, t->source_name), &f->map, t->rows, t->cols,
+                                   t->vector && t->rows == 1, &e), 0);
         float *want = malloc((size_t)t->cols * 8), *got = want + t->cols;
         double max = 0;
         for (int64_t row = 0; row < t->rows; row++) {
@@ -163,7 +166,8 @@ static void every_type(void **state)
 {
     (void)state;
     static const struct { const char *name; double worst; } types[] = {      /* worst relative error of a matrix of the tiny model */
-        { "f32", 1e-12 }, { "bf16", 2e-3 }, { "f16", 3e-4 }, { "keep", 1e-12 }, { "int8", 9e-3 }, { "nl4", .1 }, { "int4", .14 }, { "nf4", .12 },
+        { "f32", 1e-12 }, { "bf16", 2e-3 }, { "f16", 3e-4 }, { "keep", 1e-12 }, { "int8", 9e-3 }, { "nl4", .1 },
+            { "int4", .14 }, { "nf4", .12 },
         { "int4m", .11 }, { "int4z", .13 }, { "m2", .45 }, { "m3", .22 }, { "m5", .06 }, { "m6", .03 },
     };
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
@@ -174,7 +178,8 @@ static void every_type(void **state)
         double worst = 0;
         for (int k = 0; k < r.n_tensors; k++)
             worst = fmax(worst, r.tensors[k].rel_error);
-        print_message("# %-5s worst relative error %.2e, %llu bytes of weights\n", types[i].name, worst, (unsigned long long)r.weight_bytes);
+        print_message("# %-5s worst relative error %.2e, %llu bytes of weights\n", types[i].name, worst,
+                      (unsigned long long)r.weight_bytes);
         assert_true(worst <= types[i].worst);
         convert_report_release(&r);
     }
@@ -186,8 +191,10 @@ static void kept_exactly(void **state)
 {
     (void)state;
     static const struct { const char *file; int type; enum qtype to; } files[] = {
-        { "F32", GGML_F32, QT_F32 }, { "F16", GGML_F16, QT_F16 }, { "BF16", GGML_BF16, QT_BF16 }, { "Q4_0", GGML_Q4_0, QT_I4 }, { "Q4_1", GGML_Q4_1, QT_I4M },
-        { "Q5_0", GGML_Q5_0, QT_I8 }, { "Q8_0", GGML_Q8_0, QT_I8 }, { "IQ4_NL", GGML_IQ4_NL, QT_I8 }, { "MXFP4", GGML_MXFP4, QT_MXFP4 },
+        { "F32", GGML_F32, QT_F32 }, { "F16", GGML_F16, QT_F16 }, { "BF16", GGML_BF16, QT_BF16 },
+            { "Q4_0", GGML_Q4_0, QT_I4 }, { "Q4_1", GGML_Q4_1, QT_I4M },
+        { "Q5_0", GGML_Q5_0, QT_I8 }, { "Q8_0", GGML_Q8_0, QT_I8 }, { "IQ4_NL", GGML_IQ4_NL, QT_I8 },
+        { "MXFP4", GGML_MXFP4, QT_MXFP4 },
         { "TQ1_0", GGML_TQ1_0, QT_T3 }, { "TQ2_0", GGML_TQ2_0, QT_T2 },
     };
     if (access(oracle("gguf"), R_OK)) {
@@ -205,7 +212,8 @@ static void kept_exactly(void **state)
         for (int k = 0; k < r.n_tensors; k++)
             if (r.tensors[k].source_type == files[i].type && !r.tensors[k].vector) {
                 if (r.tensors[k].type != files[i].to || !r.tensors[k].exact || r.tensors[k].max_error != 0)
-                    fail_msg("%s: %s became %s with an error of %g", files[i].file, r.tensors[k].name, qtype_info(r.tensors[k].type)->name, r.tensors[k].max_error);
+                    fail_msg("%s: %s became %s with an error of %g", files[i].file, r.tensors[k].name,
+                             qtype_info(r.tensors[k].type)->name, r.tensors[k].max_error);
                 n++;
             }
         assert_true(n > 5);
@@ -218,8 +226,10 @@ static void ternary_exactly(void **state)
 {
     (void)state;
     static const struct { const char *file; int type; const char *to; int group; enum qtype becomes; } runs[] = {
-        { "TQ1_0", GGML_TQ1_0, "ternary", 0, QT_T3 }, { "TQ2_0", GGML_TQ2_0, "ternary", 0, QT_T3 }, { "TQ1_0", GGML_TQ1_0, "t2", 0, QT_T2 },
-        { "TQ2_0", GGML_TQ2_0, "t2", 64, QT_T2 },     { "TQ1_0", GGML_TQ1_0, "int4", 0, QT_I4 },    { "TQ2_0", GGML_TQ2_0, "int4", 32, QT_I4 },
+        { "TQ1_0", GGML_TQ1_0, "ternary", 0, QT_T3 }, { "TQ2_0", GGML_TQ2_0, "ternary", 0, QT_T3 },
+            { "TQ1_0", GGML_TQ1_0, "t2", 0, QT_T2 },
+        { "TQ2_0", GGML_TQ2_0, "t2", 64, QT_T2 },     { "TQ1_0", GGML_TQ1_0, "int4", 0, QT_I4 },
+        { "TQ2_0", GGML_TQ2_0, "int4", 32, QT_I4 },
     };
     if (access(oracle("gguf"), R_OK)) {
         print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
@@ -228,7 +238,8 @@ static void ternary_exactly(void **state)
     for (size_t i = 0; i < 2 * sizeof runs / sizeof *runs; i++) {
         char name[64];
         snprintf(name, sizeof name, "gguf/%s.gguf", runs[i / 2].file);
-        struct convert_options o = options(oracle(name), at("ternary.zse"), runs[i / 2].to, i % 2 ? CONVERT_GOOD : CONVERT_FAST);
+        struct convert_options o = options(oracle(name), at("ternary.zse"), runs[i / 2].to,
+                                           i % 2 ? CONVERT_GOOD : CONVERT_FAST);
         struct convert_report r;
         int n = 0;
         o.calibration = i % 2 ? at("text") : NULL;
@@ -238,8 +249,8 @@ static void ternary_exactly(void **state)
         for (int k = 0; k < r.n_tensors; k++)
             if (r.tensors[k].source_type == runs[i / 2].type && !r.tensors[k].vector) {
                 if (r.tensors[k].type != runs[i / 2].becomes || !r.tensors[k].exact || r.tensors[k].max_error != 0)
-                    fail_msg("%s as %s: %s became %s with an error of %g", runs[i / 2].file, runs[i / 2].to, r.tensors[k].name, qtype_info(r.tensors[k].type)->name,
-                             r.tensors[k].max_error);
+                    fail_msg("%s as %s: %s became %s with an error of %g", runs[i / 2].file, runs[i / 2].to,
+                             r.tensors[k].name, qtype_info(r.tensors[k].type)->name, r.tensors[k].max_error);
                 n++;
             }
         assert_true(n > 5);
@@ -247,12 +258,15 @@ static void ternary_exactly(void **state)
     }
 }
 
-/* All the others come within a thousandth to a hundredth of the weights' size, and the report says that it is not exact. */
+/* All the others come within a thousandth to a hundredth of the weights' size, and the report
+ * says that it is not exact. */
 static void kept_nearly(void **state)
 {
     (void)state;
-    static const struct { const char *file; double worst; } files[] = { { "Q4_K_M", 6e-3 }, { "Q5_1", 6e-3 }, { "Q5_K_M", 6e-3 }, { "Q6_K", 6e-3 },
-                                                                      { "Q3_K_M", 7e-3 }, { "Q2_K", 7e-3 }, { "IQ4_XS", 6e-3 }, { "IQ2_XXS", 8e-3 } };
+    static const struct { const char *file; double worst; } files[] = { { "Q4_K_M", 6e-3 }, { "Q5_1", 6e-3 },
+        { "Q5_K_M", 6e-3 }, { "Q6_K", 6e-3 },
+                                                                      { "Q3_K_M", 7e-3 }, { "Q2_K", 7e-3 },
+                                                                      { "IQ4_XS", 6e-3 }, { "IQ2_XXS", 8e-3 } };
     if (access(oracle("gguf"), R_OK)) {
         print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
         skip();
@@ -291,7 +305,8 @@ static void threads(void **state)
 {
     (void)state;
     static const struct { const char *type; enum convert_effort effort; const char *folder; } runs[] = {
-        { "nl4", CONVERT_FAST, NULL }, { "nl4", CONVERT_GOOD, NULL }, { "nl4", CONVERT_BEST, NULL }, { "int8", CONVERT_GOOD, NULL }, { "mixed", CONVERT_GOOD, NULL },
+        { "nl4", CONVERT_FAST, NULL }, { "nl4", CONVERT_GOOD, NULL }, { "nl4", CONVERT_BEST, NULL },
+            { "int8", CONVERT_GOOD, NULL }, { "mixed", CONVERT_GOOD, NULL },
         { "nl4", CONVERT_GOOD, "hf/qwen3_next" }, { "nl4", CONVERT_BEST, "hf/qwen3_next" },       /* a state, gated attention, experts and a shared one */
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i += getenv("ZSE_SANITIZED") ? 3 : 1) {      /* fast, good, and best of the most kinds of layers */
@@ -299,7 +314,8 @@ static void threads(void **state)
             print_message("# not %s: no oracles\n", runs[i].folder);
             continue;
         }
-        struct convert_options o = options(runs[i].folder ? oracle(runs[i].folder) : tiny, at("one.zse"), runs[i].type, runs[i].effort);
+        struct convert_options o = options(runs[i].folder ? oracle(runs[i].folder) : tiny, at("one.zse"), runs[i].type,
+                                           runs[i].effort);
         struct convert_report r;
         o.calibration = runs[i].effort == CONVERT_FAST ? NULL : at("text");
         o.target_bytes = o.type.kind == CONVERT_MIXED ? 900000 : 0;
@@ -318,7 +334,8 @@ static void threads(void **state)
     }
 }
 
-/* Whether its arrays lie in memory or in files: the same result, and nothing is left of the files. */
+/* Whether its arrays lie in memory or in files: the same result, and nothing is left of the
+ * files. */
 static void in_files(void **state)
 {
     (void)state;
@@ -334,7 +351,8 @@ static void in_files(void **state)
             print_message("# not %s: no oracles\n", runs[i].folder);
             continue;
         }
-        struct convert_options o = options(runs[i].folder ? oracle(runs[i].folder) : tiny, at("one.zse"), runs[i].type, runs[i].effort);
+        struct convert_options o = options(runs[i].folder ? oracle(runs[i].folder) : tiny, at("one.zse"), runs[i].type,
+                                           runs[i].effort);
         struct convert_report whole, files;
         o.calibration = at("text");
         o.target_bytes = o.type.kind == CONVERT_MIXED ? 900000 : 0;
@@ -346,7 +364,8 @@ static void in_files(void **state)
         assert_int_equal(files.private_bytes + files.scratch_bytes, whole.private_bytes);
         assert_true(files.scratch_bytes > 500000);
         if (!same_content(at("one.zse"), at("files/m.zse")))
-            fail_msg("%s, effort %d, %s: other bytes with arrays in files", runs[i].type, (int)runs[i].effort, runs[i].folder ? runs[i].folder : tiny);
+            fail_msg("%s, effort %d, %s: other bytes with arrays in files", runs[i].type, (int)runs[i].effort,
+                     runs[i].folder ? runs[i].folder : tiny);
         int n = 0;
         DIR *d = opendir(folder);
         for (struct dirent *entry; (entry = readdir(d));)
@@ -398,7 +417,8 @@ static void random_calib(struct job *j, struct rng *r)
         j->calib[l].down_strength = random_strengths(c->moe.intermediate_size, r);
         j->calib[l].experts = calloc((size_t)c->moe.n_experts, sizeof *j->calib[l].experts);
         for (int i = 0; i < c->moe.n_experts; i++)          /* some that no token reached */
-            j->calib[l].experts[i] = (struct expert_calib){ .n_tokens = i % 3 * 20, .up = random_strengths(c->hidden_size, r),
+            j->calib[l].experts[i] = (struct expert_calib){ .n_tokens = i % 3 * 20,
+                                                            .up = random_strengths(c->hidden_size, r),
                                                             .down = random_strengths(c->moe.intermediate_size, r) };
     }
 }
@@ -420,13 +440,15 @@ static void build(struct job *j, struct model *m, int scaled)
         if (s->layer < 0)
             continue;
         float *x = malloc((size_t)s->rows * (size_t)s->cols * 4);
-        assert_int_equal(rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, s->is_vector && s->rows == 1, &e), 0);
+        assert_int_equal(rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, s->is_vector && s->rows == 1,
+                                   &e), 0);
         assert_int_equal(rows_read(&rows, 0, s->rows, x, &e), 0);
         rows_close(&rows);
         if (s->is_vector) {
             for (int64_t r = 0; scaled && r < s->rows; r++)
                 fold_vector(&fold, x + r * s->cols, s->cols);
-            if (place.norm && place.plain == &place.norm->w && j->config.norm == NORM_LAYER && s->cols == j->config.hidden_size)
+            if (place.norm && place.plain == &place.norm->w && j->config.norm == NORM_LAYER &&
+                s->cols == j->config.hidden_size)
                 for (int64_t k = 0; k < s->cols; k++)
                     x[k] += j->config.norm_offset;
             *place.plain = x;
@@ -466,7 +488,8 @@ static int n_scaled(const struct job *j)
     return n;
 }
 
-/* Largest difference of what the layers make of the same input, relative to its size; -1: it does not open. */
+/* Largest difference of what the layers make of the same input, relative to its size; -1: it
+ * does not open. */
 static double scaling_error(const char *path, int *scaled)
 {
     enum { T = 40 };
@@ -573,7 +596,8 @@ static void target_sizes(void **state)
     must_fail(&o, "target size");
     o.calibration = at("text");
     double last = 1e9;
-    for (uint64_t target = size[3] * 3 / 4; target <= size[2]; target += (size[2] - size[3]) / (getenv("ZSE_SANITIZED") ? 1 : 3)) {
+    for (uint64_t target = size[3] * 3 / 4; target <= size[2]; target += (size[2] - size[3]) /
+         (getenv("ZSE_SANITIZED") ? 1 : 3)) {
         unsigned kinds = 0;
         double error = 0;
         o.target_bytes = target;
@@ -583,8 +607,8 @@ static void target_sizes(void **state)
             kinds |= r.tensors[i].vector ? 0 : 1u << qtype_info(r.tensors[i].type)->bits;
             error += r.tensors[i].rel_error;
         }
-        print_message("# mixed, at most %llu bytes: %llu, bits 0x%x, sum of relative errors %.3f\n", (unsigned long long)target,
-                      (unsigned long long)r.weight_bytes, kinds, error);
+        print_message("# mixed, at most %llu bytes: %llu, bits 0x%x, sum of relative errors %.3f\n",
+                      (unsigned long long)target, (unsigned long long)r.weight_bytes, kinds, error);
         assert_true(error < last);
         last = error;
         convert_report_release(&r);
@@ -611,7 +635,8 @@ static void parts_and_globs(void **state)
             continue;
         int kept = strncmp(t->name, "layers.0.", 9) == 0 || strstr(t->name, "down_proj");
         enum qtype want = kept ? (t->source_type == GGML_F32 ? QT_F32 : t->source_type == GGML_BF16 ? QT_BF16 : QT_F16)
-                        : strstr(t->name, "q_proj") || strstr(t->name, "k_proj") || strstr(t->name, "v_proj") || strstr(t->name, "o_proj") ? QT_I8
+                        : strstr(t->name, "q_proj") || strstr(t->name, "k_proj") || strstr(t->name, "v_proj") ||
+                            strstr(t->name, "o_proj") ? QT_I8
                         : strstr(t->name, "embed") || strstr(t->name, "head") ? QT_M6 : QT_M5;        /* gate and up; what 6 bits save in the embedding is enough for all */
         if (t->type != want)
             fail_msg("%s is %s, expected %s", t->name, qtype_info(t->type)->name, qtype_info(want)->name);
@@ -666,7 +691,8 @@ static void bad_numbers(void **state)
         FILE *f = fopen(path, "wb");
         assert_int_equal(fwrite(bytes, 1, w.size, f), w.size);
         fclose(f);
-        for (int effort = CONVERT_FAST; effort <= CONVERT_BEST; effort += getenv("ZSE_SANITIZED") ? CONVERT_BEST - CONVERT_FAST : 1) {
+        for (int effort = CONVERT_FAST; effort <= CONVERT_BEST; effort += getenv("ZSE_SANITIZED")
+             ? CONVERT_BEST - CONVERT_FAST : 1) {
             struct convert_options o = options(folder, at("nan.zse"), "nl4", (enum convert_effort)effort);
             o.calibration = effort == CONVERT_FAST ? NULL : at("text");
             char words[256];
@@ -761,9 +787,10 @@ static void cancelled(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type), cmocka_unit_test(kept_exactly), cmocka_unit_test(ternary_exactly), cmocka_unit_test(kept_nearly), cmocka_unit_test(threads), cmocka_unit_test(in_files),
-        cmocka_unit_test(channel_scaling), cmocka_unit_test(target_sizes), cmocka_unit_test(parts_and_globs), cmocka_unit_test(bad_numbers),
-        cmocka_unit_test(bad_targets), cmocka_unit_test(cancelled),
+        cmocka_unit_test(every_type), cmocka_unit_test(kept_exactly), cmocka_unit_test(ternary_exactly),
+            cmocka_unit_test(kept_nearly), cmocka_unit_test(threads), cmocka_unit_test(in_files),
+        cmocka_unit_test(channel_scaling), cmocka_unit_test(target_sizes), cmocka_unit_test(parts_and_globs),
+        cmocka_unit_test(bad_numbers), cmocka_unit_test(bad_targets), cmocka_unit_test(cancelled),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

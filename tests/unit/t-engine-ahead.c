@@ -1,5 +1,6 @@
-/* t-engine-ahead.c - steps begun ahead on a backend that fails: where a step is begun, waited for, or run again for its logits; once, or from then on; at every call.  Whoever ran
- * ends with the error, whoever waited has the answer that it would have had alone, and no block is lost. */
+/* t-engine-ahead.c - steps begun ahead on a backend that fails: where a step is begun, waited
+ * for, or run again for its logits; once, or from then on; at every call.  Whoever ran ends with
+ * the error, whoever waited has the answer that it would have had alone, and no block is lost. */
 #include "tests/unit/engine_fake.h"
 
 enum { N = 6 };
@@ -21,7 +22,8 @@ static struct request_params job(int i, int32_t *ids, struct answer *a)
     return p;
 }
 
-/* All at once, three of which have room, with blocks for two of the longest.  Returns the steps that failed. */
+/* All at once, three of which have room, with blocks for two of the longest.  Returns the steps
+ * that failed. */
 static int run_all(struct engine *g, struct answer got[N])
 {
     static int32_t ids[N][MAX_LEN];
@@ -52,7 +54,8 @@ static void want_all(struct answer want[N])
     }
 }
 
-/* Each has one end: its answer, or the error with what it had before.  Returns those with the error. */
+/* Each has one end: its answer, or the error with what it had before.  Returns those with the
+ * error. */
 static int check_all(const struct answer got[N], const struct answer want[N])
 {
     int n = 0;
@@ -97,7 +100,8 @@ static int fails_at(enum fake_call what, int at, int for_good, const struct answ
     return there;
 }
 
-/* Every call of every kind in turn.  Unnoticed is only the end of a step that nobody wants any more. */
+/* Every call of every kind in turn.  Unnoticed is only the end of a step that nobody wants any
+ * more. */
 static void failures(void **state)
 {
     (void)state;
@@ -113,7 +117,8 @@ static void failures(void **state)
         }
 }
 
-/* NaN behind a prefix, whoever computes it: the request ends there with an error, in the midst of steps begun ahead, and nobody else hears of it. */
+/* NaN behind a prefix, whoever computes it: the request ends there with an error, in the midst
+ * of steps begun ahead, and nobody else hears of it. */
 static void not_a_number(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* t-engine-fair.c - where more is asked than can be done, each share gets as much as the others: places, prompts in a step, the queue; and nobody has a claim from
- * the time when there was enough. */
+/* t-engine-fair.c - where more is asked than can be done, each share gets as much as the others:
+ * places, prompts in a step, the queue; and nobody has a claim from the time when there was
+ * enough. */
 #include "tests/unit/engine_fake.h"
 
 enum { MANY = 100, A = 1, B = 2, C = 3 };
@@ -61,7 +62,8 @@ static int n_tokens(const struct answer *a, int n)
     return sum;
 }
 
-/* One request behind a hundred of somebody else: it starves where all are of one share, and begins at once where it has its own. */
+/* One request behind a hundred of somebody else: it starves where all are of one share, and
+ * begins at once where it has its own. */
 static void test_one_beside_many(void **state)
 {
     (void)state;
@@ -87,7 +89,8 @@ static void test_one_beside_many(void **state)
     assert_in_range(steps[1], 1, 4);                    /* how much of a prompt a step takes is a matter of time */
 }
 
-/* The same tokens for both, whatever their requests are like; and places by turns where nothing else tells them apart. */
+/* The same tokens for both, whatever their requests are like; and places by turns where nothing
+ * else tells them apart. */
 static void test_tokens(void **state)
 {
     (void)state;
@@ -115,7 +118,8 @@ static void test_tokens(void **state)
     engine_close(g);
 }
 
-/* There are places for all, but the prompts of one take many steps: another one's short prompt does not stand behind them. */
+/* There are places for all, but the prompts of one take many steps: another one's short prompt
+ * does not stand behind them. */
 static void test_prompts(void **state)
 {
     (void)state;
@@ -138,7 +142,8 @@ static void test_prompts(void **state)
     assert_in_range(steps[1], 1, 3);
 }
 
-/* What was computed while nobody waited is no debt, and an answer that ran beside others who waited is no claim. */
+/* What was computed while nobody waited is no debt, and an answer that ran beside others who
+ * waited is no claim. */
 static void test_no_debt(void **state)
 {
     (void)state;
@@ -205,7 +210,8 @@ static void test_standing_back(void **state)
     engine_close(g);
 }
 
-/* A full queue: who has most of it gives up its last one for who has less; who has most is refused. */
+/* A full queue: who has most of it gives up its last one for who has less; who has most is
+ * refused. */
 static void test_full_queue(void **state)
 {
     (void)state;
@@ -272,7 +278,8 @@ static void test_many_shares(void **state)
     engine_close(g);
 }
 
-/* Shares that send one request after another, and are new each time, beside one that always has two: it is not passed for ever. */
+/* Shares that send one request after another, and are new each time, beside one that always has
+ * two: it is not passed for ever. */
 static void test_one_after_another(void **state)
 {
     (void)state;
@@ -358,9 +365,11 @@ static void test_heard_of_one(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_beside_many), cmocka_unit_test(test_tokens), cmocka_unit_test(test_prompts), cmocka_unit_test(test_no_debt),
+        cmocka_unit_test(test_one_beside_many), cmocka_unit_test(test_tokens), cmocka_unit_test(test_prompts),
+            cmocka_unit_test(test_no_debt),
         cmocka_unit_test(test_standing_back), cmocka_unit_test(test_full_queue), cmocka_unit_test(test_many_shares),
-        cmocka_unit_test(test_one_after_another), cmocka_unit_test(test_no_room_in_vain), cmocka_unit_test(test_heard_of_one),
+        cmocka_unit_test(test_one_after_another), cmocka_unit_test(test_no_room_in_vain),
+        cmocka_unit_test(test_heard_of_one),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,4 +1,5 @@
-/* t-engine-late.c - a constraint that takes long: its request waits alone, others go on, and it can be ended at any moment. */
+/* t-engine-late.c - a constraint that takes long: its request waits alone, others go on, and it
+ * can be ended at any moment. */
 #include "tests/unit/engine_fake.h"
 
 enum { STEPS = 100000 };
@@ -28,7 +29,8 @@ static void run_until(struct engine *g, const struct answer *a, int n_late)
     assert_int_equal(s.n_late, n_late);
 }
 
-/* One that is stuck, beside a plain request and one whose constraint is quick; then alone; then it goes on as if nothing had been. */
+/* One that is stuck, beside a plain request and one whose constraint is quick; then alone; then
+ * it goes on as if nothing had been. */
 static void waits_alone(const struct backend *backend, int n_logprobs)
 {
     static struct answer late, plain, quick, want;
@@ -164,6 +166,7 @@ static void test_preempted(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_waits_alone), cmocka_unit_test(test_ends), cmocka_unit_test(test_preempted) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_waits_alone), cmocka_unit_test(test_ends),
+                                        cmocka_unit_test(test_preempted) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

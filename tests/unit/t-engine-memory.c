@@ -1,8 +1,10 @@
-/* t-engine-memory.c - blocks and states: shared prefixes, snapshots, what is given up when they run out, long contexts that begin anew, no allocation while tokens come. */
+/* t-engine-memory.c - blocks and states: shared prefixes, snapshots, what is given up when they
+ * run out, long contexts that begin anew, no allocation while tokens come. */
 #include "libcommon/cache/state.h"
 #include "tests/unit/engine_fake.h"
 
-/* 100 requests with the same 100 tokens before 10 of their own, one after the other and all at once: the shared ones are computed once. */
+/* 100 requests with the same 100 tokens before 10 of their own, one after the other and all at
+ * once: the shared ones are computed once. */
 static void test_shared_prefix(void **state)
 {
     (void)state;
@@ -12,7 +14,8 @@ static void test_shared_prefix(void **state)
     struct rng r = { 5 };
     for (int i = 0; i < N; i++)
         for (int j = 0; j < SYSTEM + USER; j++)
-            ids[i][j] = j < SYSTEM ? j % 7 : j == SYSTEM ? i % VOCAB : j == SYSTEM + 1 ? i / VOCAB : (int32_t)(rng_u64(&r) % VOCAB);
+            ids[i][j] = j < SYSTEM ? j % 7 : j == SYSTEM ? i % VOCAB : j == SYSTEM + 1 ? i / VOCAB
+                                                                                       : (int32_t)(rng_u64(&r) % VOCAB);
     for (int at_once = 0; at_once < 2; at_once++) {
         struct engine *g = open_engine(at_once ? N : 1, at_once ? 4096 : 64, 400);
         for (int i = 0; i < N; i++) {
@@ -23,8 +26,10 @@ static void test_shared_prefix(void **state)
                 run_to_end(g);
         }
         run_to_end(g);
-        /* One after the other: the first 100 once, then what differs; users that begin alike share that too.  At once: they share whole blocks. */
-        assert_true(last_fake->n_computed <= (at_once ? SYSTEM + USER + (N - 1) * (SYSTEM % 16 + USER) : SYSTEM + N * USER));
+        /* One after the other: the first 100 once, then what differs; users that begin alike
+         * share that too.  At once: they share whole blocks. */
+        assert_true(last_fake->n_computed <= (at_once ? SYSTEM + USER + (N - 1) * (SYSTEM % 16 + USER)
+                                                      : SYSTEM + N * USER));
         assert_true(last_fake->n_computed >= SYSTEM + N * (USER - 2));
         for (int i = 0; i < N; i++) {
             struct request_params p = params(ids[i], SYSTEM + USER, &want);
@@ -37,13 +42,15 @@ static void test_shared_prefix(void **state)
     }
 }
 
-/* Prefixes give way to requests when blocks are short, least recently used first; without a cache there are none. */
+/* Prefixes give way to requests when blocks are short, least recently used first; without a
+ * cache there are none. */
 static void test_evict(void **state)
 {
     (void)state;
     static struct answer a, b, want;
     static int32_t ids[3][MAX_LEN];
-    static const struct { int which, cached; } turns[] = { { 0, 0 }, { 0, 63 }, { 1, 0 }, { 0, 63 }, { 2, 0 }, { 1, 0 }, { 2, 63 } };
+    static const struct { int which, cached; } turns[] = { { 0, 0 }, { 0, 63 }, { 1, 0 }, { 0, 63 }, { 2, 0 }, { 1, 0 },
+                                                           { 2, 63 } };
     for (int i = 0; i < 3 * MAX_LEN; i++)
         ids[i / MAX_LEN][i % MAX_LEN] = i / MAX_LEN + i % 5;
     struct engine *g = open_engine(1, 512, 10);         /* two prompts of 4 blocks and what is needed to go on */
@@ -80,7 +87,8 @@ static void test_snapshots(void **state)
     for (int i = 0; i < N + 20; i++)
         ids[i] = i % 7;
     set_hybrid(1);
-    const struct engine_options o = { .backend = &backend_fake, .max_len = MAX_LEN, .max_seqs = 1, .max_tokens = 64, .kv_type = KV_F32, .snapshots = 4, .snapshot_every = 48 };
+    const struct engine_options o = { .backend = &backend_fake, .max_len = MAX_LEN, .max_seqs = 1, .max_tokens = 64,
+                                      .kv_type = KV_F32, .snapshots = 4, .snapshot_every = 48 };
     struct engine *g = engine_open(&model, tokenizer, &o, &e);
     assert_non_null(g);
     static const struct { int n, first, cached; } cases[] = {
@@ -111,8 +119,9 @@ static void test_snapshots(void **state)
     set_hybrid(0);
 }
 
-/* LongRoPE: the answer is that of sequences computed with one kind of factors from their first token on, also where it grows over the
- * limit, where a prompt comes in pieces, and where a conversation goes on beyond it. */
+/* LongRoPE: the answer is that of sequences computed with one kind of factors from their first
+ * token on, also where it grows over the limit, where a prompt comes in pieces, and where a
+ * conversation goes on beyond it. */
 static void test_long_rope(void **state)
 {
     (void)state;
@@ -141,7 +150,8 @@ static void test_long_rope(void **state)
         assert_int_equal(want.ids[0], a.ids[i]);
     }
     /* up to 40 tokens there are short rotations, of N + MORE tokens long ones */
-    static const struct { int n, cached; } turns[] = { { 60, N + MORE - 1 }, { 41, 40 }, { 35, 34 }, { 40, 39 }, { 70, 60 } };
+    static const struct { int n, cached; } turns[] = { { 60, N + MORE - 1 }, { 41, 40 }, { 35, 34 }, { 40, 39 },
+                                                       { 70, 60 } };
     for (size_t i = 0; i < sizeof turns / sizeof *turns; i++) {
         struct request_params q = params(ids, turns[i].n, &b);
         q.max_tokens = 1;
@@ -178,7 +188,8 @@ static void test_no_allocation(void **state)
     engine_close(g);
 }
 
-/* A recurrent model's request with a known beginning waits for blocks: it copies nothing until it starts, and then begins with what is known. */
+/* A recurrent model's request with a known beginning waits for blocks: it copies nothing until
+ * it starts, and then begins with what is known. */
 static void test_waiting_copies_nothing(void **state)
 {
     (void)state;
@@ -255,7 +266,8 @@ static void test_lost_snapshots(void **state)
     kv_pool_close(p);
 }
 
-/* When memory is short, blocks and states that nobody needs are given back, and answers stay the same. */
+/* When memory is short, blocks and states that nobody needs are given back, and answers stay the
+ * same. */
 static void test_shed(void **state)
 {
     (void)state;
@@ -298,8 +310,10 @@ static void test_shed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shared_prefix), cmocka_unit_test(test_evict), cmocka_unit_test(test_snapshots), cmocka_unit_test(test_long_rope),
-        cmocka_unit_test(test_no_allocation), cmocka_unit_test(test_waiting_copies_nothing), cmocka_unit_test(test_lost_snapshots), cmocka_unit_test(test_shed),
+        cmocka_unit_test(test_shared_prefix), cmocka_unit_test(test_evict), cmocka_unit_test(test_snapshots),
+            cmocka_unit_test(test_long_rope),
+        cmocka_unit_test(test_no_allocation), cmocka_unit_test(test_waiting_copies_nothing),
+        cmocka_unit_test(test_lost_snapshots), cmocka_unit_test(test_shed),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,5 +1,7 @@
-/* t-engine-model.c - the scheduler on the CPU backend with the tiny model and one with recurrent layers: shared prefixes, several answers to a prompt, preemption, chunks and cancels leave every answer
- * as it is alone, to the last bit of its log probabilities; with every number format of the KV cache. */
+/* t-engine-model.c - the scheduler on the CPU backend with the tiny model and one with recurrent
+ * layers: shared prefixes, several answers to a prompt, preemption, chunks and cancels leave
+ * every answer as it is alone, to the last bit of its log probabilities; with every number
+ * format of the KV cache. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -32,11 +34,13 @@ static void hear(void *user, const struct token_event *ev)
 
 struct job { int32_t ids[LEN]; struct request_params p; struct answer got[MOST]; void *users[MOST]; struct request *first; int leaves; };
 
-static struct engine *open_engine(const struct model *m, enum kv_type kv, int max_seqs, int max_tokens, int extra_blocks, int no_prefix_cache)
+static struct engine *open_engine(const struct model *m, enum kv_type kv, int max_seqs, int max_tokens,
+                                  int extra_blocks, int no_prefix_cache)
 {
     struct err e;
     const size_t block = config_kv_bytes(&m->config, kv);
-    const struct engine_options o = { .kv_type = kv, .max_len = LEN, .max_seqs = max_seqs, .max_tokens = max_tokens, .no_prefix_cache = no_prefix_cache, .n_threads = 2,
+    const struct engine_options o = { .kv_type = kv, .max_len = LEN, .max_seqs = max_seqs, .max_tokens = max_tokens,
+                                      .no_prefix_cache = no_prefix_cache, .n_threads = 2,
                                       .snapshots = 1 + extra_blocks, .snapshot_every = 32,
                                       .kv_bytes = (size_t)(LEN / KV_BLOCK + extra_blocks) * block };
     struct engine *g = engine_open(m, NULL, &o, &e);
@@ -62,8 +66,10 @@ static void make_job(struct job *j, struct rng *r, const int32_t *shared, int vo
     memset(j->got, 0, sizeof j->got);
     for (int i = 0; i < MOST; i++)
         j->users[i] = &j->got[i];
-    j->p = (struct request_params){ .ids = j->ids, .n_ids = n, .sampling = sampling_defaults(), .n_logprobs = 0, .ignore_eos = 1, .on_token = hear,
-                                    .max_tokens = 1 + (int)(rng_u64(r) % 30), .users = j->users, .n = 1 + (int)(rng_u64(r) % MOST), .priority = (int)(rng_u64(r) % 3) };
+    j->p = (struct request_params){ .ids = j->ids, .n_ids = n, .sampling = sampling_defaults(), .n_logprobs = 0,
+                                    .ignore_eos = 1, .on_token = hear,
+                                    .max_tokens = 1 + (int)(rng_u64(r) % 30), .users = j->users,
+                                    .n = 1 + (int)(rng_u64(r) % MOST), .priority = (int)(rng_u64(r) % 3) };
     j->p.sampling.temperature = rng_u64(r) % 2 ? 0 : 1;
     j->p.sampling.seed = rng_u64(r);
     j->leaves = rng_u64(r) % 5 ? -1 : (int)(rng_u64(r) % 12);

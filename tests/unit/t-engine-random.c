@@ -1,4 +1,5 @@
-/* t-engine-random.c - requests of all kinds at random times, in engines of all sizes: every answer is the one it would have been alone. */
+/* t-engine-random.c - requests of all kinds at random times, in engines of all sizes: every
+ * answer is the one it would have been alone. */
 #include "tests/unit/engine_fake.h"
 
 enum { MOST = 3 };                      /* answers to one prompt */
@@ -51,7 +52,8 @@ static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
     j->p.requests = j->requests;
 }
 
-/* What a device may draw itself; every other one with a temperature, which the fake one leaves to the host. */
+/* What a device may draw itself; every other one with a temperature, which the fake one leaves
+ * to the host. */
 static void make_drawable(struct job *j)
 {
     j->p.sampling.repetition_penalty = 1;
@@ -76,7 +78,8 @@ static void submit_job(struct engine *g, struct job *j)
     j->p.constraint = NULL;
 }
 
-/* Each answer is the one it would have been alone, or the beginning of it where it was cancelled or came to its deadline. */
+/* Each answer is the one it would have been alone, or the beginning of it where it was cancelled
+ * or came to its deadline. */
 static void check_job(struct job *j)
 {
     static struct answer want;
@@ -104,7 +107,8 @@ static void check_job(struct job *j)
             assert_int_equal(got->n_embedding, p.embed ? HIDDEN : 0);
         }
         assert_memory_equal(got->prompt, p.ids, (size_t)got->n_prompt * sizeof *got->prompt);
-        assert_memory_equal(got->prompt_logprob, want.prompt_logprob, (size_t)got->n_prompt * sizeof *got->prompt_logprob);
+        assert_memory_equal(got->prompt_logprob, want.prompt_logprob,
+                            (size_t)got->n_prompt * sizeof *got->prompt_logprob);
         if (j->p.n_logprobs >= 0)
             assert_memory_equal(got->logprob, want.logprob, (size_t)got->n * sizeof *got->logprob);
         assert_memory_equal(got->prompt_top, want.prompt_top, (size_t)got->n_prompt * sizeof *got->prompt_top);
@@ -113,14 +117,16 @@ static void check_job(struct job *j)
     }
 }
 
-/* Requests of all kinds come at random times into engines of all sizes, and of a backend that begins steps early: mostly such as it can draw for. */
+/* Requests of all kinds come at random times into engines of all sizes, and of a backend that
+ * begins steps early: mostly such as it can draw for. */
 static void random_schedules(int ahead)
 {
     enum { ROUNDS = 400, N = 14 };
     static struct job jobs[N];
     static int32_t shared[3][MAX_LEN];
     uint64_t preempted = 0, cached = 0, copies = 0, evicted = 0, cut = 0, late = 0;
-    /* Each answer again, alone, takes most of the time: in builds that look for other errors in every seventh round: the rounds are the same in all builds. */
+    /* Each answer again, alone, takes most of the time: in builds that look for other errors in
+     * every seventh round: the rounds are the same in all builds. */
     const int check_all = getenv("ZSE_SANITIZED") == NULL;
     int n_ahead = 0, n_undrawn = 0;
     float factors[4] = { 0 };
@@ -129,7 +135,8 @@ static void random_schedules(int ahead)
         struct err e;
         struct engine_stats s;
         int n = 0, left = 0, steps[N] = { 0 };
-        const int max_seqs = 1 + (int)(rng_u64(&r) % 9), max_tokens = 1 + (int)(rng_u64(&r) % 64), n_blocks = MAX_LEN / 16 + (int)(rng_u64(&r) % 12);
+        const int max_seqs = 1 + (int)(rng_u64(&r) % 9), max_tokens = 1 + (int)(rng_u64(&r) % 64),
+                  n_blocks = MAX_LEN / 16 + (int)(rng_u64(&r) % 12);
         if (round % 4 == 3) {
             model.config.n_ropes = 1;
             model.config.ropes[0] = (struct rope){ .inv_freq_long = factors, .original_max = 40 };
@@ -138,7 +145,9 @@ static void random_schedules(int ahead)
             shared[i / MAX_LEN][i % MAX_LEN] = (int32_t)(rng_u64(&r) % VOCAB);
         struct engine *g = open_with(max_seqs, max_tokens, n_blocks, round % 5 == 4);
         if (round % 3 == 0)
-            assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 1 + max_seqs / 2, .chunk = 1 + max_tokens / 3 }, &e), 0);
+            assert_int_equal(engine_set_limits(g,
+                                               &(struct engine_limits){ .max_running = 1 + max_seqs / 2,
+                                                   .chunk = 1 + max_tokens / 3 }, &e), 0);
         while (n < N || left > 0) {
             if (n < N && rng_u64(&r) % 3 == 0) {
                 random_job(&jobs[n], &r, shared);

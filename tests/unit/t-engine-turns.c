@@ -1,8 +1,10 @@
-/* t-engine-turns.c - who runs when: turns, priorities with ageing, deadlines, cancels, the queue and its limits, how much of a prompt goes into a step, and how even steps are. */
+/* t-engine-turns.c - who runs when: turns, priorities with ageing, deadlines, cancels, the queue
+ * and its limits, how much of a prompt goes into a step, and how even steps are. */
 #include "libcommon/engine/engine_core.h"
 #include "tests/unit/engine_fake.h"
 
-/* A conversation goes on, is edited, is cut short: what is known of it to the token is not computed again. */
+/* A conversation goes on, is edited, is cut short: what is known of it to the token is not
+ * computed again. */
 static void test_turns(void **state)
 {
     (void)state;
@@ -10,7 +12,8 @@ static void test_turns(void **state)
     int32_t ids[MAX_LEN];
     for (int other_turn = 0; other_turn < 3; other_turn++) {
         struct engine *g = open_engine(1, 512, 2 * MAX_LEN / 16);
-        struct request_params p = params((const int32_t[]){ 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2 }, 19, &first);
+        struct request_params p = params((const int32_t[]){ 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2 },
+                                         19, &first);
         int n = 19 + 25;
         p.ignore_eos = 1;
         p.max_tokens = 25;
@@ -44,7 +47,8 @@ static void test_turns(void **state)
     }
 }
 
-/* Higher priorities first, first come first among equals; and the last in turn gives way when blocks are short. */
+/* Higher priorities first, first come first among equals; and the last in turn gives way when
+ * blocks are short. */
 static void test_priority(void **state)
 {
     (void)state;
@@ -202,7 +206,8 @@ static void test_queue(void **state)
     assert_null(engine_submit(g, &p, &e));
     p.n = 2;
     run_to_end(g);
-    p.constraint = &(struct constraint){ rules_new(1, 1), rules_mask, rules_accept, rules_forced, NULL, rules_close, rules_complete, rules_error, rules_hurry, rules_busy, rules_cancel };
+    p.constraint = &(struct constraint){ rules_new(1, 1), rules_mask, rules_accept, rules_forced, NULL, rules_close,
+                                         rules_complete, rules_error, rules_hurry, rules_busy, rules_cancel };
     assert_null(engine_submit(g, &p, &e));              /* n = 2 needs fork; the state is still ours */
     assert_int_equal(n_rules, 1);
     rules_close(p.constraint->state);
@@ -225,7 +230,8 @@ static void test_queue(void **state)
     engine_close(g);
 }
 
-/* Prompts do not take more of a step than they are given while answers run, and all of it while none does. */
+/* Prompts do not take more of a step than they are given while answers run, and all of it while
+ * none does. */
 static void test_chunk(void **state)
 {
     (void)state;
@@ -254,18 +260,21 @@ static void test_chunk(void **state)
     engine_close(g);
 }
 
-/* Activations of a step stay within 24 MB or so: a large model gets smaller steps, down to 32 tokens; what the caller wants counts. */
+/* Activations of a step stay within 24 MB or so: a large model gets smaller steps, down to 32
+ * tokens; what the caller wants counts. */
 static void test_step_size(void **state)
 {
     (void)state;
     static const struct { int hidden, heads, kv_heads, mlp, asked, least, most; } cases[] = {
-        { 576, 9, 3, 1536, 0, 512, 512 }, { 1536, 12, 2, 8960, 0, 256, 384 }, { 8192, 64, 8, 28672, 0, 32, 96 }, { 1 << 20, 64, 8, 1 << 22, 0, 32, 32 },
+        { 576, 9, 3, 1536, 0, 512, 512 }, { 1536, 12, 2, 8960, 0, 256, 384 }, { 8192, 64, 8, 28672, 0, 32, 96 },
+            { 1 << 20, 64, 8, 1 << 22, 0, 32, 32 },
         { 8192, 64, 8, 28672, 512, 512, 512 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct err e;
         struct model large = model;
-        struct engine_options o = { .backend = &backend_fake, .n_threads = 2, .max_len = 64, .max_tokens = cases[i].asked };
+        struct engine_options o = { .backend = &backend_fake, .n_threads = 2, .max_len = 64,
+                                    .max_tokens = cases[i].asked };
         large.config.hidden_size = cases[i].hidden;
         large.config.n_heads = cases[i].heads;
         large.config.n_kv_heads = cases[i].kv_heads;
@@ -274,7 +283,8 @@ static void test_step_size(void **state)
         struct engine *g = engine_open(&large, tokenizer, &o, &e);
         assert_non_null(g);
         assert_in_range(last_fake->o.max_tokens, cases[i].least, cases[i].most);
-        size_t floats = 2 * (size_t)cases[i].hidden + 256 * (size_t)(cases[i].heads + cases[i].kv_heads) + (size_t)cases[i].mlp;
+        size_t floats = 2 * (size_t)cases[i].hidden + 256 * (size_t)(cases[i].heads + cases[i].kv_heads) +
+                        (size_t)cases[i].mlp;
         if (!cases[i].asked && last_fake->o.max_tokens > 32)
             assert_true((size_t)last_fake->o.max_tokens * floats * sizeof(float) <= 24 << 20);
         engine_close(g);
@@ -287,8 +297,10 @@ static int rising(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Steps that last as long as they are computed to: prompts of 512 tokens beside eight answers, each with an answer of its own before the next one comes.  However
- * often they come, one gap in a hundred is at most twice the median, and where they come all the time they get a larger share. */
+/* Steps that last as long as they are computed to: prompts of 512 tokens beside eight answers,
+ * each with an answer of its own before the next one comes.  However often they come, one gap in
+ * a hundred is at most twice the median, and where they come all the time they get a larger
+ * share. */
 static void test_pace(void **state)
 {
     enum { STEPS = 1200, PROMPT = 512 };
@@ -317,7 +329,8 @@ static void test_pace(void **state)
         }
         qsort(ns, STEPS, sizeof *ns, rising);
         if (ns[STEPS * 99 / 100] > 2 * ns[STEPS / 2])
-            fail_msg("answers of %d tokens: 1 %% of the gaps are over %.1f ms, the median is %.1f", answers[i], ns[STEPS * 99 / 100] * 1e-6, ns[STEPS / 2] * 1e-6);
+            fail_msg("answers of %d tokens: 1 %% of the gaps are over %.1f ms, the median is %.1f", answers[i],
+                     ns[STEPS * 99 / 100] * 1e-6, ns[STEPS / 2] * 1e-6);
         if (answers[i] == 1)
             assert_true(n_prompts > STEPS / 12);
         engine_close(g);
@@ -327,8 +340,10 @@ static void test_pace(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_turns), cmocka_unit_test(test_priority), cmocka_unit_test(test_deadline), cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_queue), cmocka_unit_test(test_chunk), cmocka_unit_test(test_pace), cmocka_unit_test(test_step_size),
+        cmocka_unit_test(test_turns), cmocka_unit_test(test_priority), cmocka_unit_test(test_deadline),
+            cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_queue), cmocka_unit_test(test_chunk), cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_step_size),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

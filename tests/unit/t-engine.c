@@ -1,4 +1,6 @@
-/* t-engine.c - what a request says: its ends, stop strings, several answers to one prompt, figures of its tokens, embeddings, constraints, what is refused, and what a failing device leaves. */
+/* t-engine.c - what a request says: its ends, stop strings, several answers to one prompt,
+ * figures of its tokens, embeddings, constraints, what is refused, and what a failing device
+ * leaves. */
 #include <unistd.h>
 
 #include "libcommon/format/zfile.h"
@@ -58,7 +60,8 @@ static void test_ends(void **state)
 static void test_stop_strings(void **state)
 {
     (void)state;
-    static const char *const stops[] = { "a", "b", "ab", "abc", "ba", "cabc", "abab", "bcab", "\xc3\xa9", ("\xc3\xa9" "a"), "b\xc3\xa9", " b", "a b", "cab b", "aa", "aab", "never so" };
+    static const char *const stops[] = { "a", "b", "ab", "abc", "ba", "cabc", "abab", "bcab", "\xc3\xa9",
+                                         ("\xc3\xa9" "a"), "b\xc3\xa9", " b", "a b", "cab b", "aa", "aab", "never so" };
     struct err e;
     struct rng r = { 11 };
     static struct answer whole, cut;
@@ -104,7 +107,8 @@ static void test_stop_strings(void **state)
     assert_int_equal(cut.size, at - whole.text);
 }
 
-/* Three answers from one prompt: it is computed once, whole blocks exist once, the begun one is copied when somebody writes on. */
+/* Three answers from one prompt: it is computed once, whole blocks exist once, the begun one is
+ * copied when somebody writes on. */
 static void test_siblings(void **state)
 {
     (void)state;
@@ -250,7 +254,8 @@ static void test_embed(void **state)
     }
 }
 
-/* One string and nothing else is allowed; a constraint that can no longer say what is ends the answer, with its reason. */
+/* One string and nothing else is allowed; a constraint that can no longer say what is ends the
+ * answer, with its reason. */
 static void test_constraint(void **state)
 {
     (void)state;
@@ -347,10 +352,12 @@ static void write_file(const char *path)
 {
     static const float ones[8] = { 1, 1, 1, 1, 1, 1, 1, 1 };
     struct err e;
-    struct zfile_tensor t = { .name = "norm.weight", .n_dims = 1, .dim = { 8 }, .m = { .type = QT_F32, .size = sizeof ones } };
+    struct zfile_tensor t = { .name = "norm.weight", .n_dims = 1, .dim = { 8 },
+                              .m = { .type = QT_F32, .size = sizeof ones } };
     struct zwriter *w = zwriter_open(path, &e);
     json_t *j = json_pack("{s:s, s:{s:s}}", "architecture", "llama", "config", "model_type", "llama");
-    if (!w || zwriter_group(w, "head", -1, &e) != 0 || zwriter_tensor(w, &t, &e) != 0 || zwriter_data(w, ones, sizeof ones, &e) != 0 || zwriter_commit(w, j, &e) != 0)
+    if (!w || zwriter_group(w, "head", -1, &e) != 0 || zwriter_tensor(w, &t, &e) != 0 ||
+        zwriter_data(w, ones, sizeof ones, &e) != 0 || zwriter_commit(w, j, &e) != 0)
         fail_msg("%s", e.msg);
     json_decref(j);
 }
@@ -389,8 +396,10 @@ static void test_refused(void **state)
     static const char *const empty[] = { "" }, *const broken[] = { "\xc3" };
     struct engine *g = open_engine(1, 64, 8);
     const struct { int n_ids, first, max_tokens; const char *const *stop; float temp; const char *word; } cases[] = {
-        { 0, 0, 0, NULL, 0, "empty" }, { MAX_LEN, 0, 0, NULL, 0, "128" }, { MAX_LEN + 1, 0, 0, NULL, 0, "129" }, { 3, VOCAB, 0, NULL, 0, "12" },
-        { 3, -1, 0, NULL, 0, "-1" }, { 3, 0, -1, NULL, 0, "max_tokens" }, { 3, 0, 0, empty, 0, "empty" }, { 3, 0, 0, broken, 0, "UTF-8" }, { 3, 0, 0, NULL, -1, "temperature" },
+        { 0, 0, 0, NULL, 0, "empty" }, { MAX_LEN, 0, 0, NULL, 0, "128" }, { MAX_LEN + 1, 0, 0, NULL, 0, "129" },
+            { 3, VOCAB, 0, NULL, 0, "12" },
+        { 3, -1, 0, NULL, 0, "-1" }, { 3, 0, -1, NULL, 0, "max_tokens" }, { 3, 0, 0, empty, 0, "empty" },
+        { 3, 0, 0, broken, 0, "UTF-8" }, { 3, 0, 0, NULL, -1, "temperature" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct request_params p = params(ids, cases[i].n_ids, &a);
@@ -454,8 +463,10 @@ static void test_failures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ends), cmocka_unit_test(test_stop_strings), cmocka_unit_test(test_siblings), cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_embed), cmocka_unit_test(test_constraint), cmocka_unit_test(test_penalties), cmocka_unit_test(test_logits), cmocka_unit_test(test_lost_file),
+        cmocka_unit_test(test_ends), cmocka_unit_test(test_stop_strings), cmocka_unit_test(test_siblings),
+            cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_embed), cmocka_unit_test(test_constraint), cmocka_unit_test(test_penalties),
+        cmocka_unit_test(test_logits), cmocka_unit_test(test_lost_file),
         cmocka_unit_test(test_refused), cmocka_unit_test(test_failures),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

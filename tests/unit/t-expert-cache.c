@@ -1,4 +1,5 @@
-/* t-expert-cache.c - experts of a file in frames: what a frame holds, and files whose experts are no ranges of their own. */
+/* t-expert-cache.c - experts of a file in frames: what a frame holds, and files whose experts
+ * are no ranges of their own. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +25,8 @@ static void add(struct zwriter *w, const char *name, int is_matrix, int page, st
 {
     struct err e;
     uint8_t data[ROWS * COLS * 2];
-    struct zfile_tensor t = { .name = name, .source_name = name, .n_dims = is_matrix ? 2 : 1, .dim = { ROWS, is_matrix ? COLS : 0 }, .tiled = is_matrix, .page = page,
+    struct zfile_tensor t = { .name = name, .source_name = name, .n_dims = is_matrix ? 2 : 1,
+                              .dim = { ROWS, is_matrix ? COLS : 0 }, .tiled = is_matrix, .page = page,
                               .source_rows = is_matrix ? ROWS : 1, .source_cols = is_matrix ? COLS : ROWS };
     t.m.type = QT_F32;
     t.m.size = ROWS * sizeof(float);
@@ -37,8 +39,9 @@ static void add(struct zwriter *w, const char *name, int is_matrix, int page, st
     assert_int_equal(zwriter_data(w, data, t.m.size, &e), 0);
 }
 
-/* A group of tensors, in the order of the text: LAYER: first of all; EXPERT (a digit): what follows is of that expert, and on a page of its own;
- * g, u, d: its matrices; G, U, D: their biases; x: a matrix of no expert. */
+/* A group of tensors, in the order of the text: LAYER: first of all; EXPERT (a digit): what
+ * follows is of that expert, and on a page of its own; g, u, d: its matrices; G, U, D: their
+ * biases; x: a matrix of no expert. */
 struct group { int layer; const char *text; };
 
 static void write_group(struct zwriter *w, const struct group *g, struct rng *r)
@@ -84,7 +87,8 @@ static struct model open_model(const struct group *g)
     json_t *j = json_object();
     assert_int_equal(zwriter_commit(w, j, &e), 0);
     json_decref(j);
-    struct model m = { .layers = layers, .config = { .n_layers = LAYERS, .moe = { .n_experts = EXPERTS, .top_k = 1 } }, .file = zfile_open(path, &e) };
+    struct model m = { .layers = layers, .config = { .n_layers = LAYERS, .moe = { .n_experts = EXPERTS, .top_k = 1 } },
+                       .file = zfile_open(path, &e) };
     if (!m.file)
         fail_msg("%s", e.msg);
     for (int l = 0; l < LAYERS; l++) {
@@ -111,7 +115,8 @@ static void same_linear(const struct linear *got, const struct linear *want)
         assert_memory_equal(got->bias, want->bias, ROWS * sizeof(float));
 }
 
-static const struct group whole[] = { { -1, "9:x" }, { 0, "0:x0gGuUdD1gGuUdD2gGuUdD" }, { 1, "1:xx0uUdD1uUdD2uUdD" }, { -1, "9:x" }, { 0, NULL } };
+static const struct group whole[] = { { -1, "9:x" }, { 0, "0:x0gGuUdD1gGuUdD2gGuUdD" }, { 1, "1:xx0uUdD1uUdD2uUdD" },
+                                      { -1, "9:x" }, { 0, NULL } };
 
 /* Two frames, all experts in turn: each is what the file has, matrices and biases. */
 static void frames(void **state)

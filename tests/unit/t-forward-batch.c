@@ -1,7 +1,9 @@
-/* t-forward-batch.c - the same bits for any batch, any cutting of prompts, any KV blocks, any number of threads and any instruction set; what watches inputs
- * and what runs single layers sees the same; batches that cannot be are refused.
+/* t-forward-batch.c - the same bits for any batch, any cutting of prompts, any KV blocks, any
+ * number of threads and any instruction set; what watches inputs and what runs single layers sees
+ * the same; batches that cannot be are refused.
  *
- * Models: our tiny one, and those oracle folders (where present) that reach other code: windows, ALiBi, parallel blocks, learned positions, norms over q and k. */
+ * Models: our tiny one, and those oracle folders (where present) that reach other code: windows,
+ * ALiBi, parallel blocks, learned positions, norms over q and k. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -34,7 +36,8 @@ static void make_sequences(struct sequences *s, int vocab)
 static void *open_backend(const struct model *m, int n_threads, enum kv_type kv, int exact, const char *kernels)
 {
     struct err e;
-    const struct backend_options o = { .n_threads = n_threads, .kv_type = kv, .n_blocks = N_BLOCKS, .max_tokens = N_SEQS * LEN, .max_logits = N_SEQS * LEN,
+    const struct backend_options o = { .n_threads = n_threads, .kv_type = kv, .n_blocks = N_BLOCKS,
+                                       .max_tokens = N_SEQS * LEN, .max_logits = N_SEQS * LEN,
                                        .exact = exact, .kernels = kernels };
     void *b = backend_cpu.open(m, &o, &e);
     if (!b)
@@ -50,12 +53,14 @@ static void run_alone(void *b, const struct sequences *s, float *logits, size_t 
     for (int i = 0; i < BLOCKS_EACH; i++)
         table[i] = i;
     for (int i = 0; i < N_SEQS; i++) {
-        const struct batch_item item = { .tokens = s->ids[i], .n_tokens = s->n[i], .table = table, .n_logits = s->n[i] };
+        const struct batch_item item = { .tokens = s->ids[i], .n_tokens = s->n[i], .table = table,
+                                         .n_logits = s->n[i] };
         assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits + (size_t)i * LEN * vocab, &e), 0);
     }
 }
 
-/* All sequences together, in chunks of random lengths, in random order, blocks shuffled, some logits not asked for; compares what is asked for. */
+/* All sequences together, in chunks of random lengths, in random order, blocks shuffled, some
+ * logits not asked for; compares what is asked for. */
 static int run_mixed(void *b, const struct sequences *s, const float *want, size_t vocab, struct rng *r)
 {
     int32_t block[N_BLOCKS];
@@ -76,7 +81,8 @@ static int run_mixed(void *b, const struct sequences *s, const float *want, size
             if (left == 0 || rng_u64(r) % 4 == 0)
                 continue;
             int most = rng_u64(r) % 3 ? left : 1, len = 1 + (int)(rng_u64(r) % (unsigned)most);
-            items[n] = (struct batch_item){ .tokens = s->ids[i] + at[i], .n_tokens = len, .pos = at[i], .table = block + i * BLOCKS_EACH,
+            items[n] = (struct batch_item){ .tokens = s->ids[i] + at[i], .n_tokens = len, .pos = at[i],
+                                            .table = block + i * BLOCKS_EACH,
                                             .n_logits = (int)(rng_u64(r) % (unsigned)(len + 1)) };
             of[n++] = i;
         }
@@ -90,7 +96,8 @@ static int run_mixed(void *b, const struct sequences *s, const float *want, size
         const float *g = got;
         for (int k = 0; k < n; k++) {
             const int end = items[k].pos + items[k].n_tokens, from = end - items[k].n_logits;
-            bad += memcmp(g, want + ((size_t)of[k] * LEN + (size_t)from) * vocab, (size_t)items[k].n_logits * vocab * sizeof *g) != 0;
+            bad += memcmp(g, want + ((size_t)of[k] * LEN + (size_t)from) * vocab,
+                          (size_t)items[k].n_logits * vocab * sizeof *g) != 0;
             g += (size_t)items[k].n_logits * vocab;
             at[of[k]] = end;
         }
@@ -146,7 +153,8 @@ static int check_schedules(const struct model *m, const char *name, enum kv_type
 static void test_schedules(void **state)
 {
     (void)state;
-    static const char *const names[] = { "tiny", "mistral", "bloom", "gpt_neox", "falcon", "gpt2", "gemma3", "olmo2", "hunyuan", "cohere2", "opt" };
+    static const char *const names[] = { "tiny", "mistral", "bloom", "gpt_neox", "falcon", "gpt2", "gemma3", "olmo2",
+                                         "hunyuan", "cohere2", "opt" };
     int bad = 0, seen = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct model *m = load(names[i]);
@@ -214,12 +222,14 @@ static void test_wide_latent(void **state)
     float *logits[2] = { malloc(vocab * sizeof **logits), malloc(vocab * sizeof **logits) };
     for (int i = 0; i < 2; i++) {               /* one thread and one token: little memory lies behind that of the input */
         struct err e;
-        const struct backend_options o = { .n_threads = 1, .kv_type = KV_F32, .n_blocks = 1, .max_tokens = 1, .max_logits = 1, .kernels = i ? "ref" : NULL };
+        const struct backend_options o = { .n_threads = 1, .kv_type = KV_F32, .n_blocks = 1, .max_tokens = 1,
+                                           .max_logits = 1, .kernels = i ? "ref" : NULL };
         void *b = backend_cpu.open(m, &o, &e);
         assert_non_null(b);
         for (int t = 0; t < 3; t++) {
             const int32_t token = 5 + t;
-            const struct batch_item item = { .tokens = &token, .n_tokens = 1, .pos = t, .table = &block, .n_logits = 1 };
+            const struct batch_item item = { .tokens = &token, .n_tokens = 1, .pos = t, .table = &block,
+                                             .n_logits = 1 };
             assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits[i], &e), 0);
         }
         backend_cpu.close(b);
@@ -232,7 +242,8 @@ static void test_wide_latent(void **state)
     model_close(m);
 }
 
-/* Latent attention goes through a step in runs of 128 tokens: a long prompt between two short ones gives what it gives alone, in pieces. */
+/* Latent attention goes through a step in runs of 128 tokens: a long prompt between two short
+ * ones gives what it gives alone, in pieces. */
 static void test_latent_runs(void **state)
 {
     (void)state;
@@ -252,17 +263,20 @@ static void test_latent_runs(void **state)
     for (int i = 0; i < 3 * EACH; i++)
         table[i] = i;
     float *whole = malloc(3 * vocab * sizeof *whole), *part = malloc(vocab * sizeof *part);
-    const struct backend_options o = { .n_threads = 2, .kv_type = KV_F16, .n_blocks = 3 * EACH, .max_tokens = N, .max_logits = 3, .exact = 1 };
+    const struct backend_options o = { .n_threads = 2, .kv_type = KV_F16, .n_blocks = 3 * EACH, .max_tokens = N,
+                                       .max_logits = 3, .exact = 1 };
     void *b = backend_cpu.open(m, &o, &e);
     assert_non_null(b);
     struct batch_item items[3];
     for (int i = 0, at = 0; i < 3; at += n[i++])
-        items[i] = (struct batch_item){ .tokens = ids + at, .n_tokens = n[i], .table = table + i * EACH, .n_logits = 1 };
+        items[i] = (struct batch_item){ .tokens = ids + at, .n_tokens = n[i], .table = table + i * EACH,
+                                        .n_logits = 1 };
     assert_int_equal(backend_cpu.forward(b, &(struct batch){ items, 3 }, whole, &e), 0);
     for (int i = 0; i < 3; i++) {
         for (int at = 0, len; at < n[i]; at += len) {
             len = n[i] - at < 47 ? n[i] - at : 47;
-            const struct batch_item item = { .tokens = items[i].tokens + at, .n_tokens = len, .pos = at, .table = table, .n_logits = 1 };
+            const struct batch_item item = { .tokens = items[i].tokens + at, .n_tokens = len, .pos = at, .table = table,
+                                             .n_logits = 1 };
             assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, part, &e), 0);
         }
         assert_memory_equal(part, whole + (size_t)i * vocab, vocab * sizeof *part);
@@ -323,7 +337,8 @@ static void test_layers(void **state)
         assert_true(c->n_layers <= 64);
         for (int k = 0; k < c->n_layers; k++) {
             parts[k] = (struct watch){ .stop_at = -1 };
-            assert_int_equal(cpu_layers_run(l, k, &m->layers[k], 1, x, &(struct cpu_tap){ .input = watch_input, .user = &parts[k] }, &e), 0);
+            assert_int_equal(cpu_layers_run(l, k, &m->layers[k], 1, x,
+                                            &(struct cpu_tap){ .input = watch_input, .user = &parts[k] }, &e), 0);
             single.calls += parts[k].calls;
             single.roles |= parts[k].roles;
             single.sum += parts[k].sum;
@@ -332,10 +347,12 @@ static void test_layers(void **state)
         assert_int_equal(whole.calls, single.calls);
         assert_int_equal(whole.calls, WINDOWS * c->n_layers * 4);
         assert_int_equal(whole.roles, single.roles);
-        assert_int_equal(whole.roles, 1 << ROLE_Q | 1 << ROLE_O | 1 << (c->gated ? ROLE_GATE : ROLE_UP) | 1 << ROLE_DOWN);
+        assert_int_equal(whole.roles, 1 << ROLE_Q | 1 << ROLE_O | 1 << (c->gated ? ROLE_GATE : ROLE_UP) |
+                         1 << ROLE_DOWN);
         assert_true(whole.sum != 0 && (whole.sum - single.sum) < 1e-9 * 1e6 && (single.sum - whole.sum) < 1e-9 * 1e6);
         struct watch cut = { .stop_at = ROLE_O };
-        assert_int_equal(cpu_layers_run(l, 0, &m->layers[0], 1, x, &(struct cpu_tap){ .input = watch_input, .user = &cut }, &e), 0);
+        assert_int_equal(cpu_layers_run(l, 0, &m->layers[0], 1, x,
+                                        &(struct cpu_tap){ .input = watch_input, .user = &cut }, &e), 0);
         assert_int_equal(cut.calls, WINDOWS * 2);
         ids[7] = c->vocab_size;
         assert_int_equal(cpu_layers_embed(l, m, ids, x, &e), -1);
@@ -360,7 +377,8 @@ static int copy_head_input(void *user, int layer, int role, const float *x, size
     return 0;
 }
 
-/* Final states are what the head reads, whether logits are asked for or not, in one piece or two. */
+/* Final states are what the head reads, whether logits are asked for or not, in one piece or
+ * two. */
 static void test_hidden(void **state)
 {
     (void)state;
@@ -379,18 +397,21 @@ static void test_hidden(void **state)
             ids[t] = (int32_t)((unsigned)t * 31 % vocab);
         for (int t = 0; t < BLOCKS_EACH; t++)
             table[t] = t;
-        float *head = malloc(N * hidden * sizeof *head), *got = calloc(N * hidden, sizeof *got), *logits = malloc(N * vocab * sizeof *logits);
+        float *head = malloc(N * hidden * sizeof *head), *got = calloc(N * hidden, sizeof *got),
+              *logits = malloc(N * vocab * sizeof *logits);
         void *b = open_backend(m, 2, KV_F16, 0, NULL);
         assert_int_equal(m->config.embed_size, hidden);
         cpu_set_tap(b, &(struct cpu_tap){ .input = copy_head_input, .user = head });
-        struct batch_item item = { .tokens = ids, .n_tokens = N, .table = table, .n_logits = N, .hidden = got, .n_hidden = N };
+        struct batch_item item = { .tokens = ids, .n_tokens = N, .table = table, .n_logits = N, .hidden = got,
+                                   .n_hidden = N };
         assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
         assert_memory_equal(got, head, N * hidden * sizeof *got);
         cpu_set_tap(b, NULL);
         memset(got, 0, N * hidden * sizeof *got);
         item = (struct batch_item){ .tokens = ids, .n_tokens = CUT, .table = table, .hidden = got, .n_hidden = CUT };
         assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
-        item = (struct batch_item){ .tokens = ids + CUT, .n_tokens = N - CUT, .pos = CUT, .table = table, .hidden = got + CUT * hidden, .n_hidden = LAST };
+        item = (struct batch_item){ .tokens = ids + CUT, .n_tokens = N - CUT, .pos = CUT, .table = table,
+                                    .hidden = got + CUT * hidden, .n_hidden = LAST };
         assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
         assert_memory_equal(got, head, CUT * hidden * sizeof *got);
         assert_memory_equal(got + CUT * hidden, head + (N - LAST) * hidden, LAST * hidden * sizeof *got);
@@ -411,7 +432,8 @@ static void test_bad_batches(void **state)
     if (!m)
         skip();
     void *b = open_backend(m, 1, KV_F16, 0, NULL);
-    const int32_t ids[] = { 1, 2, 3 }, out[] = { 1, m->config.vocab_size, 3 }, negative[] = { -1 }, table[] = { 0, 1 }, far[] = { N_BLOCKS };
+    const int32_t ids[] = { 1, 2, 3 }, out[] = { 1, m->config.vocab_size, 3 }, negative[] = { -1 }, table[] = { 0, 1 },
+                  far[] = { N_BLOCKS };
     float *logits = malloc(3 * (size_t)m->config.vocab_size * sizeof *logits);
     const struct { struct batch_item item; const char *says; } bad[] = {
         { { .tokens = out, .n_tokens = 3, .table = table, .n_logits = 1 }, "outside the vocabulary" },
@@ -453,7 +475,8 @@ static void test_bad_batches(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_wide_latent), cmocka_unit_test(test_latent_runs),
-                                        cmocka_unit_test(test_layers), cmocka_unit_test(test_hidden), cmocka_unit_test(test_bad_batches) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_wide_latent),
+                                        cmocka_unit_test(test_latent_runs), cmocka_unit_test(test_layers),
+                                        cmocka_unit_test(test_hidden), cmocka_unit_test(test_bad_batches) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,8 @@
-/* t-forward.c - whole models in f32 against the logits and greedy ids of transformers: every dense folder of the oracles, and every GGUF file
- * (its weights decoded).  Prints a table.
+/* t-forward.c - whole models in f32 against the logits and greedy ids of transformers: every dense
+ * folder of the oracles, and every GGUF file (its weights decoded).  Prints a table.
  *
- * LIMIT: f32 sums of some hundred terms in another order differ by about 1e-6 of the largest; a wrong epsilon, scale or rotation by far more. */
+ * LIMIT: f32 sums of some hundred terms in another order differ by about 1e-6 of the largest; a
+ * wrong epsilon, scale or rotation by far more. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -23,13 +24,17 @@ static const double LIMIT = 1e-4;
 enum { MAX_TOKENS = 256, N_BLOCKS = 64, SHORT = 8 };
 
 static const char *const dense[] = {
-    "arcee", "bloom", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "falcon-7b", "gemma", "gemma2", "gemma3", "glm4", "gpt2", "gpt_bigcode", "gpt_neox",
-    "gptj", "granite", "hunyuan", "llama", "llama-linear-rope", "llama-odd", "llama-yarn", "llama3-rope", "mistral", "mpt", "nemotron", "olmo", "olmo2", "opt",
-    "phi", "phi3", "phi3-longrope", "qwen2", "qwen2-window", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "arcee", "bloom", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "falcon-7b", "gemma", "gemma2", "gemma3",
+        "glm4", "gpt2", "gpt_bigcode", "gpt_neox",
+    "gptj", "granite", "hunyuan", "llama", "llama-linear-rope", "llama-odd", "llama-yarn", "llama3-rope", "mistral",
+    "mpt", "nemotron", "olmo", "olmo2", "opt", "phi", "phi3", "phi3-longrope", "qwen2", "qwen2-window", "qwen3",
+    "seed_oss", "smollm3", "stablelm", "starcoder2",
 };
 
-/* The plain kernels, which other tests compare with the others for any length, are slow, and so are sanitizers: longer prompts than SHORT are for these folders alone, whose attention or
- * positions are of all the kinds that a long context shows: windows, long factors, distances instead of positions. */
+/* The plain kernels, which other tests compare with the others for any length, are slow, and so
+ * are sanitizers: longer prompts than SHORT are for these folders alone, whose attention or
+ * positions are of all the kinds that a long context shows: windows, long factors, distances
+ * instead of positions. */
 static const char *const any_length[] = { "bloom", "cohere2", "gemma3", "llama", "phi3-longrope", "qwen2-window" };
 
 static int longest(const char *name)
@@ -76,9 +81,11 @@ static void forward(void *b, const int32_t *ids, int pos, int n, float *logits)
 }
 
 /* Prompts of more than `most` tokens are left out. */
-static struct result run_prompts(const struct model *m, const json_t *expected, const float *want, size_t n_want, int most)
+static struct result run_prompts(const struct model *m, const json_t *expected, const float *want, size_t n_want,
+                                 int most)
 {
-    const struct backend_options o = { .n_threads = 2, .kv_type = KV_F32, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .exact = 1 };
+    const struct backend_options o = { .n_threads = 2, .kv_type = KV_F32, .n_blocks = N_BLOCKS,
+                                       .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .exact = 1 };
     struct err e;
     struct result r = { 0, 1, 0 };
     const size_t vocab = (size_t)m->config.vocab_size;
@@ -89,7 +96,8 @@ static struct result run_prompts(const struct model *m, const json_t *expected, 
     size_t i, at = 0;
     const json_t *prompt;
     json_array_foreach(json_object_get(expected, "prompts"), i, prompt) {
-        const json_t *ids = json_object_get(prompt, "ids"), *greedy = json_object_get(prompt, "greedy"), *gap = json_object_get(prompt, "greedy_gap");
+        const json_t *ids = json_object_get(prompt, "ids"), *greedy = json_object_get(prompt, "greedy"),
+                     *gap = json_object_get(prompt, "greedy_gap");
         int32_t id[MAX_TOKENS];
         int n = (int)json_array_size(ids);
         assert_true(n > 0 && n + (int)json_array_size(greedy) <= MAX_TOKENS && (at + (size_t)n) * vocab <= n_want);
@@ -155,7 +163,8 @@ static int check(const char *name, const char *source_path, const char *json_pat
     if (m) {
         struct result r = run_prompts(m, expected, want, n, longest(name));
         ok = r.error <= LIMIT && r.greedy_ok && r.n_prompts > 0;
-        print_message("# %-18s | %-6s | %7d | %.1e | %s\n", name, kernels_pick(NULL, NULL)->name, r.n_prompts, r.error, r.greedy_ok ? "ok" : "DIFFERENT");
+        print_message("# %-18s | %-6s | %7d | %.1e | %s\n", name, kernels_pick(NULL, NULL)->name, r.n_prompts, r.error,
+                      r.greedy_ok ? "ok" : "DIFFERENT");
     } else {
         print_message("# %-18s | %s\n", name, e.msg);
     }

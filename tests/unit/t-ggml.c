@@ -1,8 +1,11 @@
-/* t-ggml.c - decoding of every GGML type against the gguf Python package, and the exact ways into our own types.
+/* t-ggml.c - decoding of every GGML type against the gguf Python package, and the exact ways into
+ * our own types.
  *
- * Golden: for each type 64 blocks of bytes, each the top byte of one SplitMix64 number (rng.h) seeded with the type's number; bit 6
- * of the given bytes (the exponents of the scales) cleared so that all values are finite; decoded by gguf.quants.dequantize 0.19.0
- * (q8_1, q8_k and q1_0, which it lacks: d * code, d * code, bit ? d : -d in numpy); FNV-1a, 64 bits, of the f32 values' bytes. */
+ * Golden: for each type 64 blocks of bytes, each the top byte of one SplitMix64 number (rng.h)
+ * seeded with the type's number; bit 6 of the given bytes (the exponents of the scales) cleared
+ * so that all values are finite; decoded by gguf.quants.dequantize 0.19.0 (q8_1, q8_k and q1_0,
+ * which it lacks: d * code, d * code, bit ? d : -d in numpy); FNV-1a, 64 bits, of the f32
+ * values' bytes. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -141,7 +144,8 @@ static void numbers(void **state)
     assert_true(one(SRC_BOOL, &(uint8_t){ 1 }) == 1 && one(SRC_BOOL, &(uint8_t){ 0 }) == 0);
 }
 
-/* OCP 8-bit floating point 1.0, table 1 (e4m3: bias 7, no infinity; e5m2: bias 15) and Microscaling 1.0 (e8m0: bias 127). */
+/* OCP 8-bit floating point 1.0, table 1 (e4m3: bias 7, no infinity; e5m2: bias 15) and
+ * Microscaling 1.0 (e8m0: bias 127). */
 static void eight_bits(void **state)
 {
     (void)state;
@@ -151,7 +155,8 @@ static void eight_bits(void **state)
         double e4m3 = (b & 0x7f) == 0x7f ? NAN : sign * (exp ? ldexp(8 + man, exp - 10) : ldexp(man, -9));
         exp = b >> 2 & 31;
         man = b & 3;
-        double e5m2 = exp == 31 ? (man ? NAN : sign * INFINITY) : sign * (exp ? ldexp(4 + man, exp - 17) : ldexp(man, -16));
+        double e5m2 = exp == 31 ? (man ? NAN : sign * INFINITY)
+                                : sign * (exp ? ldexp(4 + man, exp - 17) : ldexp(man, -16));
         double e8m0 = b == 255 ? NAN : ldexp(1, b - 127);
         double want[3] = { e4m3, e5m2, e8m0 };
         int type[3] = { SRC_F8_E4M3, SRC_F8_E5M2, SRC_F8_E8M0 };
@@ -196,7 +201,8 @@ static void exact(void **state)
             mat_decode_row(&m, r, got);
             for (int k = 0; k < cols; k++)
                 if (f32_bits(want[k]) != f32_bits(got[k]))
-                    fail_msg("%s row %d col %d: %a, not %a", ggml_type_info(g->type)->name, r, k, (double)got[k], (double)want[k]);
+                    fail_msg("%s row %d col %d: %a, not %a", ggml_type_info(g->type)->name, r, k, (double)got[k],
+                             (double)want[k]);
         }
         qrow_release(&q);
         free(data);
@@ -218,7 +224,8 @@ static void exact(void **state)
 static void ternary(void **state)
 {
     (void)state;
-    static const struct { enum qtype type; int group_size; } to[] = { { QT_T2, 32 }, { QT_T2, 128 }, { QT_T2, 256 }, { QT_T3, 256 }, { QT_I4, 32 }, { QT_I4, 128 } };
+    static const struct { enum qtype type; int group_size; } to[] = { { QT_T2, 32 }, { QT_T2, 128 }, { QT_T2, 256 },
+                                                                      { QT_T3, 256 }, { QT_I4, 32 }, { QT_I4, 128 } };
     enum { COLS = 512 };
     uint8_t blocks[2][2][66];
     float want[COLS], got[COLS];
@@ -227,7 +234,8 @@ static void ternary(void **state)
         for (int b = 0; b < 2; b++) {
             uint8_t *p = &blocks[t][0][0] + b * (t ? 66 : 54);
             for (int i = 0; i < (t ? 64 : 52); i++)
-                p[i] = t ? (uint8_t)((seed = seed * 6364136223846793005u + 1) >> 33 & 0x55) : (uint8_t)((seed = seed * 6364136223846793005u + 1) >> 33);
+                p[i] = t ? (uint8_t)((seed = seed * 6364136223846793005u + 1) >> 33 & 0x55)
+                         : (uint8_t)((seed = seed * 6364136223846793005u + 1) >> 33);
             p[t ? 64 : 52] = (uint8_t)(0x11 + b);
             p[t ? 65 : 53] = 0x2a;
         }
@@ -248,7 +256,8 @@ static void ternary(void **state)
         qrow_release(&q);
         free(data);
     }
-    assert_true(ggml_fits_t3(GGML_TQ1_0, blocks[0], 2 * 54) && ggml_fits_t3(GGML_TQ2_0, blocks[1], 2 * 66) && !ggml_fits_t3(GGML_Q4_0, blocks[1], 36));
+    assert_true(ggml_fits_t3(GGML_TQ1_0, blocks[0], 2 * 54) && ggml_fits_t3(GGML_TQ2_0, blocks[1], 2 * 66) &&
+                !ggml_fits_t3(GGML_Q4_0, blocks[1], 36));
     blocks[1][1][64] = 0xff;            /* a scale, no code */
     assert_true(ggml_fits_t3(GGML_TQ2_0, blocks[1], 2 * 66));
     blocks[1][1][63] |= 0x30;

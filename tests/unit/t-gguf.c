@@ -1,4 +1,5 @@
-/* t-gguf.c - GGUF files built here: read, cut at every byte, broken in every field; their keys in the words of config.json. */
+/* t-gguf.c - GGUF files built here: read, cut at every byte, broken in every field; their keys
+ * in the words of config.json. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -162,7 +163,8 @@ static void cut_at_every_byte(void **state)
     }
 }
 
-/* Any byte can have any of these values: the answer may be yes or no, but never a crash (run under ASan and UBSan). */
+/* Any byte can have any of these values: the answer may be yes or no, but never a crash (run
+ * under ASan and UBSan). */
 static void every_byte_changed(void **state)
 {
     (void)state;
@@ -369,17 +371,24 @@ static json_t *config_of(const struct file *f)
     return c;
 }
 
-/* Every architecture comes out so that config_parse understands all of it, with the sizes of the file. */
+/* Every architecture comes out so that config_parse understands all of it, with the sizes of the
+ * file. */
 static void architectures(void **state)
 {
     (void)state;
     static const struct { const char *gguf, *hf; int kv_heads; } cases[] = {
-        { "llama", "llama", KV }, { "qwen2", "qwen2", KV }, { "qwen3", "qwen3", KV }, { "smollm3", "smollm3", KV }, { "phi2", "phi", HEADS },
-        { "phi3", "phi3", KV }, { "gemma", "gemma", KV }, { "gemma2", "gemma2", KV }, { "gemma3", "gemma3_text", KV }, { "stablelm", "stablelm", KV },
-        { "starcoder2", "starcoder2", KV }, { "olmo", "olmo", KV }, { "olmo2", "olmo2", KV }, { "granite", "granite", KV }, { "command-r", "cohere", KV },
-        { "cohere2", "cohere2", KV }, { "gpt2", "gpt2", HEADS }, { "gptneox", "gpt_neox", HEADS }, { "gptj", "gptj", HEADS }, { "starcoder", "gpt_bigcode", 1 },
-        { "falcon", "falcon", 1 }, { "mpt", "mpt", HEADS }, { "bloom", "bloom", HEADS }, { "nemotron", "nemotron", KV }, { "exaone4", "exaone4", KV },
-        { "ernie4_5", "ernie4_5", KV }, { "seed_oss", "seed_oss", KV }, { "arcee", "arcee", KV }, { "hunyuan-dense", "hunyuan_v1_dense", KV }, { "glm4", "glm4", KV },
+        { "llama", "llama", KV }, { "qwen2", "qwen2", KV }, { "qwen3", "qwen3", KV }, { "smollm3", "smollm3", KV },
+            { "phi2", "phi", HEADS },
+        { "phi3", "phi3", KV }, { "gemma", "gemma", KV }, { "gemma2", "gemma2", KV }, { "gemma3", "gemma3_text", KV },
+        { "stablelm", "stablelm", KV },
+        { "starcoder2", "starcoder2", KV }, { "olmo", "olmo", KV }, { "olmo2", "olmo2", KV },
+        { "granite", "granite", KV }, { "command-r", "cohere", KV },
+        { "cohere2", "cohere2", KV }, { "gpt2", "gpt2", HEADS }, { "gptneox", "gpt_neox", HEADS },
+        { "gptj", "gptj", HEADS }, { "starcoder", "gpt_bigcode", 1 },
+        { "falcon", "falcon", 1 }, { "mpt", "mpt", HEADS }, { "bloom", "bloom", HEADS }, { "nemotron", "nemotron", KV },
+        { "exaone4", "exaone4", KV },
+        { "ernie4_5", "ernie4_5", KV }, { "seed_oss", "seed_oss", KV }, { "arcee", "arcee", KV },
+        { "hunyuan-dense", "hunyuan_v1_dense", KV }, { "glm4", "glm4", KV },
     };
     static const char *const none[] = { NULL };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -390,10 +399,11 @@ static void architectures(void **state)
         if (config_parse(&c, j, &e) < 0)
             fail_msg("%s: %s", cases[i].gguf, e.msg);
         int mlp = strcmp(cases[i].gguf, "bloom") == 0 ? 4 * HIDDEN : 128;      /* bloom has no word for it */
-        if (c.n_layers != LAYERS || c.hidden_size != HIDDEN || c.intermediate_size != mlp || c.n_heads != HEADS || c.n_kv_heads != cases[i].kv_heads ||
-            c.head_dim != 16 || c.vocab_size != VOCAB || !c.tied || !c.gguf)
-            fail_msg("%s: %d layers, %d wide, MLP %d, heads %d and %d of %d, %d tokens, tied %d", cases[i].gguf, c.n_layers, c.hidden_size, c.intermediate_size,
-                     c.n_heads, c.n_kv_heads, c.head_dim, c.vocab_size, c.tied);
+        if (c.n_layers != LAYERS || c.hidden_size != HIDDEN || c.intermediate_size != mlp || c.n_heads != HEADS ||
+            c.n_kv_heads != cases[i].kv_heads || c.head_dim != 16 || c.vocab_size != VOCAB || !c.tied || !c.gguf)
+            fail_msg("%s: %d layers, %d wide, MLP %d, heads %d and %d of %d, %d tokens, tied %d", cases[i].gguf,
+                     c.n_layers, c.hidden_size, c.intermediate_size, c.n_heads, c.n_kv_heads, c.head_dim, c.vocab_size,
+                     c.tied);
         if (c.pos == POS_ROPE)
             for (int r = 0; r < c.n_ropes; r++)
                 if (c.ropes[r].dim != 12)
@@ -467,7 +477,8 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parts), cmocka_unit_test(reads), cmocka_unit_test(cut_at_every_byte), cmocka_unit_test(every_byte_changed), cmocka_unit_test(fields),
+        cmocka_unit_test(test_parts), cmocka_unit_test(reads), cmocka_unit_test(cut_at_every_byte),
+            cmocka_unit_test(every_byte_changed), cmocka_unit_test(fields),
         cmocka_unit_test(architectures), cmocka_unit_test(tensors_say_what_keys_do_not), cmocka_unit_test(bad_keys),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

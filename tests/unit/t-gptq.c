@@ -1,4 +1,5 @@
-/* t-gptq.c - the linear algebra of error feedback against sums in double, and error feedback against plain rounding. */
+/* t-gptq.c - the linear algebra of error feedback against sums in double, and error feedback
+ * against plain rounding. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +22,8 @@ static double gauss(struct rng *r)
     return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
 }
 
-/* Tokens whose channels are correlated and of very different strength, as in real models. x [t][N], columns n..N zero. */
+/* Tokens whose channels are correlated and of very different strength, as in real models. x
+ * [t][N], columns n..N zero. */
 static void make_inputs(float *x, int t, int n, int N, uint64_t seed)
 {
     struct rng r = { seed };
@@ -35,7 +37,12 @@ static void make_inputs(float *x, int t, int n, int N, uint64_t seed)
     }
 }
 
-static void *room(size_t floats) { void *p = aligned_alloc(64, (floats * 4 + 63) / 64 * 64); assert_non_null(p); return p; }
+static void *room(size_t floats)
+{
+    void *p = aligned_alloc(64, (floats * 4 + 63) / 64 * 64);
+    assert_non_null(p);
+    return p;
+}
 
 /* What gptq_init takes. */
 static float *square(int N) { float *p = big_alloc((size_t)N * (size_t)N * 4); assert_non_null(p); return p; }
@@ -52,7 +59,8 @@ static void products(void **state)
             size_t NN = (size_t)N * (size_t)N;
             if (!(*o)->supported())
                 continue;
-            float *x = room((size_t)t * (size_t)N), *y = room((size_t)t * (size_t)N), *px = room(linalg_packed(N, t)), *py = room(linalg_packed(N, t));
+            float *x = room((size_t)t * (size_t)N), *y = room((size_t)t * (size_t)N), *px = room(linalg_packed(N, t)),
+                  *py = room(linalg_packed(N, t));
             float *h = calloc(NN, 4), *h2 = calloc(NN, 4), *c = calloc(NN, 4);
             make_inputs(x, t, n, N, 1);
             make_inputs(y, t, n, N, 2);
@@ -92,7 +100,8 @@ static void cholesky(void **state)
     for (int s = 0; s < (int)(sizeof sizes / sizeof *sizes); s++) {
         int n = sizes[s], N = linalg_pad(n), t = 2 * N + 50;
         size_t NN = (size_t)N * (size_t)N;
-        float *x = room((size_t)t * (size_t)N), *px = room(linalg_packed(N, t)), *h = calloc(NN, 4), *l = malloc(NN * 4), *l2 = malloc(NN * 4);
+        float *x = room((size_t)t * (size_t)N), *px = room(linalg_packed(N, t)), *h = calloc(NN, 4),
+              *l = malloc(NN * 4), *l2 = malloc(NN * 4);
         make_inputs(x, t, n, N, 3);
         linalg_pack(one, px, x, (size_t)N, N, t);
         linalg_gram(&linalg_plain, one, h, N, px, t);
@@ -115,7 +124,8 @@ static void cholesky(void **state)
                     double sum = 0;
                     for (int j = 0; j < N; j++)
                         sum += (double)l[i * N + j] * (double)l[k * N + j];
-                    /* |A - LL'| <= N eps sqrt(a_ii a_kk): Higham 2002, theorem 10.4, with room for a factor of 4 */
+                    /* |A - LL'| <= N eps sqrt(a_ii a_kk): Higham 2002, theorem 10.4, with room for
+                     *   a factor of 4 */
                     double bound = 4 * N * (double)FLT_EPSILON * sqrt((double)h[i * N + i] * (double)h[k * N + k]);
                     assert_true(fabs(sum - (double)h[i * N + k]) <= bound);
                     assert_true(k <= i || l[i * N + k] == 0);
@@ -155,18 +165,21 @@ static void cholesky(void **state)
 static void nearest_level(void **state)
 {
     (void)state;
-    static const enum qtype types[] = { QT_NL4, QT_NF4, QT_I4, QT_I4M, QT_I4Z, QT_I8, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2, QT_T3, QT_MXFP4 };
+    static const enum qtype types[] = { QT_NL4, QT_NF4, QT_I4, QT_I4M, QT_I4Z, QT_I8, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2,
+                                        QT_T3, QT_MXFP4 };
     struct rng r = { 5 };
     for (int i = 0; i < (int)(sizeof types / sizeof *types); i++) {
         struct mat m;
         struct grid g;
-        assert_int_equal(mat_init(&m, types[i], types[i] == QT_NF4 ? 64 : types[i] == QT_T3 ? 256 : 32, types[i] == QT_T3 ? 128 : 32, 1, 64, NULL), 0);
+        assert_int_equal(mat_init(&m, types[i], types[i] == QT_NF4 ? 64 : types[i] == QT_T3 ? 256 : 32,
+                                  types[i] == QT_T3 ? 128 : 32, 1, 64, NULL), 0);
         assert_int_equal(grid_of(&m, &g), 0);
         for (int k = 0; k < 2000; k++) {
             float t[PANEL], level[PANEL];
             int32_t index[PANEL];
             for (int j = 0; j < PANEL; j++)
-                t[j] = (float)((rng_double(&r) - 0.5) * (k % 10 ? 2.2 : 1e6) * (double)fmaxf(fabsf(g.level[0]), g.level[g.n - 1]));
+                t[j] = (float)((rng_double(&r) - 0.5) * (k % 10 ? 2.2 : 1e6) *
+                               (double)fmaxf(fabsf(g.level[0]), g.level[g.n - 1]));
             for (const struct linalg_ops *const *o = linalg_all(); *o; o++) {
                 if (!(*o)->supported())
                     continue;
@@ -212,7 +225,8 @@ static double output_error(const struct mat *m, const float *w, const float *h, 
     return err / size;
 }
 
-/* H = D + UU' against H itself: all of it where the directions suffice, and the same for any number of threads and any shape. */
+/* H = D + UU' against H itself: all of it where the directions suffice, and the same for any
+ * number of threads and any shape. */
 static void directions(void **state)
 {
     (void)state;
@@ -254,7 +268,8 @@ static void directions(void **state)
                 wrong += i == k ? 0 : (h - low) * (h - low);
                 size += h * h;
             }
-        /* noise of 0.1 in each of n channels against sum of (1..8)^2 = 204: less than a hundredth of H is outside the directions */
+        /* noise of 0.1 in each of n channels against sum of (1..8)^2 = 204: less than a
+         * hundredth of H is outside the directions */
         assert_true(a.rank == 0 || sqrt(wrong / size) < 0.01);
         gptq_release(&a);
         gptq_release(&b);
@@ -271,7 +286,8 @@ static void feedback(void **state)
     enum { COLS = 200, ROWS = 43, T = 600 };
     int N = linalg_pad(COLS);
     struct pool *p = pool_open(2, NULL);
-    float *x = room((size_t)T * (size_t)N), *px = room(linalg_packed(N, T)), *w = malloc(ROWS * COLS * 4), *copy = malloc(ROWS * COLS * 4);
+    float *x = room((size_t)T * (size_t)N), *px = room(linalg_packed(N, T)), *w = malloc(ROWS * COLS * 4),
+          *copy = malloc(ROWS * COLS * 4);
     struct rng r = { 8 };
     make_inputs(x, T, COLS, N, 9);
     linalg_pack(p, px, x, (size_t)N, N, T);
@@ -311,11 +327,13 @@ static void feedback(void **state)
             g.sweeps = sweeps;
             for (int t = 0; t < m.n_tiles; t++) {
                 int rows = ROWS - t * TILE_ROWS < TILE_ROWS ? ROWS - t * TILE_ROWS : TILE_ROWS;
-                gptq_tile(&g, linalg_pick(), &m, &grid, copy + t * TILE_ROWS * COLS, COLS, rows, &q, out + (size_t)t * m.tile_bytes, scratch);
+                gptq_tile(&g, linalg_pick(), &m, &grid, copy + t * TILE_ROWS * COLS, COLS, rows, &q,
+                          out + (size_t)t * m.tile_bytes, scratch);
             }
             assert_memory_equal(copy, w, ROWS * COLS * 4);      /* without C nothing is corrected */
             double fed = output_error(&m, w, plain, N);
-            print_message("# %-4s output error: rounded %.3e, fed back (%d sweeps) %.3e\n", qtype_info(types[i])->name, nearest, sweeps, fed);
+            print_message("# %-4s output error: rounded %.3e, fed back (%d sweeps) %.3e\n", qtype_info(types[i])->name,
+                          nearest, sweeps, fed);
             /* On inputs as correlated as these, feedback takes away a third or more. */
             assert_true(fed < 0.7 * nearest);
         }
@@ -324,10 +342,12 @@ static void feedback(void **state)
             assert_int_equal(gptq_init_low(&g, linalg_pick(), p, COLS, x, (size_t)N, T, rank, NULL), 0);
             for (int t = 0; t < m.n_tiles; t++) {
                 int rows = ROWS - t * TILE_ROWS < TILE_ROWS ? ROWS - t * TILE_ROWS : TILE_ROWS;
-                gptq_tile(&g, linalg_pick(), &m, &grid, copy + t * TILE_ROWS * COLS, COLS, rows, &q, out + (size_t)t * m.tile_bytes, scratch);
+                gptq_tile(&g, linalg_pick(), &m, &grid, copy + t * TILE_ROWS * COLS, COLS, rows, &q,
+                          out + (size_t)t * m.tile_bytes, scratch);
             }
             double fed = output_error(&m, w, plain, N);
-            print_message("# %-4s output error: fed back along %d directions %.3e\n", qtype_info(types[i])->name, g.rank, fed);
+            print_message("# %-4s output error: fed back along %d directions %.3e\n", qtype_info(types[i])->name,
+                          g.rank, fed);
             /* 32 of 200 directions take away a third or more, 128 nearly what all do. */
             assert_true(fed < (rank == 32 ? 0.65 : 0.5) * nearest);
             gptq_release(&g);
@@ -339,14 +359,16 @@ static void feedback(void **state)
     free(x), free(px), free(w), free(copy);
 }
 
-/* With C from inputs that are off by a known linear map, half of the way towards the weights that undo it. */
+/* With C from inputs that are off by a known linear map, half of the way towards the weights
+ * that undo it. */
 static void correction(void **state)
 {
     (void)state;
     enum { COLS = 64, T = 2000 };
     int N = COLS;
     struct pool *p = pool_open(1, NULL);
-    float *x = room((size_t)T * COLS), *bad = room((size_t)T * COLS), *diff = room((size_t)T * COLS), *px = room((size_t)T * COLS), *pd = room((size_t)T * COLS);
+    float *x = room((size_t)T * COLS), *bad = room((size_t)T * COLS), *diff = room((size_t)T * COLS),
+          *px = room((size_t)T * COLS), *pd = room((size_t)T * COLS);
     float *h = square(COLS), *c = square(COLS), w[32 * COLS], before[32 * COLS], want[32 * COLS], plain[COLS * COLS];
     struct rng r = { 11 };
     make_inputs(x, T, COLS, N, 10);
@@ -416,7 +438,8 @@ static void degenerate(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products), cmocka_unit_test(cholesky), cmocka_unit_test(nearest_level), cmocka_unit_test(directions), cmocka_unit_test(feedback),
+        cmocka_unit_test(products), cmocka_unit_test(cholesky), cmocka_unit_test(nearest_level),
+            cmocka_unit_test(directions), cmocka_unit_test(feedback),
         cmocka_unit_test(correction), cmocka_unit_test(degenerate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,10 +1,13 @@
-/* t-gpu-attention.c - head norms, rotation, the KV cache and both attentions on the device against kernels_ref: KV formats, head sizes, shared heads, windows, caps, slopes,
- * contexts around the size of blocks, tiles and splits. */
+/* t-gpu-attention.c - head norms, rotation, the KV cache and both attentions on the device
+ * against kernels_ref: KV formats, head sizes, shared heads, windows, caps, slopes, contexts
+ * around the size of blocks, tiles and splits. */
 #include "tests/lib/gpu.h"
 
-struct setup { int n_heads, n_kv, dim, pos, n, window, rope, pairs, norm, after; float softcap; int alibi; enum kv_type kv; };
+struct setup { int n_heads, n_kv, dim, pos, n, window, rope, pairs, norm,
+               after; float softcap; int alibi; enum kv_type kv; };
 
-/* Keys and values of `pos` tokens and then n tokens, in a cache whose blocks lie in random order behind another sequence's; q becomes what the plain kernels make of it. */
+/* Keys and values of `pos` tokens and then n tokens, in a cache whose blocks lie in random order
+ * behind another sequence's; q becomes what the plain kernels make of it. */
 struct job {
     const struct setup *s;
     int len, n_blocks;
@@ -29,7 +32,8 @@ static void job_fill(struct job *j, const struct setup *s)
 {
     const int hd = s->dim, half = s->rope / 2;
     struct rng r = { (uint64_t)(hd * 7 + s->pos * 3 + s->n + s->n_heads) };
-    *j = (struct job){ .s = s, .len = s->pos + s->n, .part = kv_block_bytes(s->kv, hd), .qrow = (size_t)s->n_heads * (size_t)hd, .krow = (size_t)s->n_kv * (size_t)hd };
+    *j = (struct job){ .s = s, .len = s->pos + s->n, .part = kv_block_bytes(s->kv, hd),
+                       .qrow = (size_t)s->n_heads * (size_t)hd, .krow = (size_t)s->n_kv * (size_t)hd };
     const size_t len = (size_t)j->len;
     j->n_blocks = (j->len + KV_BLOCK - 1) / KV_BLOCK;
     j->stride = 4 * j->part * (size_t)s->n_kv;          /* of two layers */
@@ -44,13 +48,15 @@ static void job_fill(struct job *j, const struct setup *s)
     j->w = uniforms(&r, (size_t)hd, 0.5f, 1.5f);
     j->slopes = uniforms(&r, (size_t)s->n_heads, 0, 0.3f);
     j->cosine = calloc(len * (size_t)hd, 4), j->sine = calloc(len * (size_t)hd, 4);
-    j->pos = malloc(len * 4), j->table_of = malloc(len * 4), j->rows = malloc(len * 4), j->table = malloc((size_t)(j->n_blocks + 3) * 4);
+    j->pos = malloc(len * 4), j->table_of = malloc(len * 4), j->rows = malloc(len * 4),
+        j->table = malloc((size_t)(j->n_blocks + 3) * 4);
     for (int t = 0; t < j->len; t++) {
         j->pos[t] = t;
         j->table_of[t] = 3;
         j->rows[t] = s->pos + t % s->n;
         for (int d = 0; d < half; d++)
-            j->cosine[t * half + d] = cosf((float)t * 0.3f / (float)(d + 1)), j->sine[t * half + d] = sinf((float)t * 0.3f / (float)(d + 1));
+            j->cosine[t * half + d] = cosf((float)t * 0.3f / (float)(d + 1)),
+                j->sine[t * half + d] = sinf((float)t * 0.3f / (float)(d + 1));
     }
     for (int i = 0; i < j->n_blocks + 3; i++)
         j->table[i] = i < 3 ? -1 : i - 3;
@@ -64,7 +70,8 @@ static void job_fill(struct job *j, const struct setup *s)
 static void job_free(struct job *j)
 {
     gpu_free(device, j->kv.base), gpu_free(device, j->dq);
-    free(j->q), free(j->k), free(j->v), free(j->w), free(j->slopes), free(j->cosine), free(j->sine), free(j->table), free(j->pos), free(j->table_of), free(j->rows), free(j->cache);
+    free(j->q), free(j->k), free(j->v), free(j->w), free(j->slopes), free(j->cosine), free(j->sine), free(j->table),
+        free(j->pos), free(j->table_of), free(j->rows), free(j->cache);
 }
 
 /* By the device. */
@@ -72,12 +79,18 @@ static void prepare(struct job *j)
 {
     const struct setup *s = j->s;
     const size_t len = (size_t)j->len, tables = len * (size_t)s->dim * 4;
-    j->kv = (struct gpu_kv){ .base = on_device((size_t)j->n_blocks * j->stride), .stride = j->stride, .head_stride = 2 * j->part, .layer_offset = 2 * j->part * (size_t)s->n_kv,
+    j->kv = (struct gpu_kv){ .base = on_device((size_t)j->n_blocks * j->stride), .stride = j->stride,
+                             .head_stride = 2 * j->part, .layer_offset = 2 * j->part * (size_t)s->n_kv,
                              .part = (uint32_t)j->part, .type = s->kv };
-    j->step = (struct gpu_step){ .pos = to_device(j->pos, len * 4), .table_of = to_device(j->table_of, len * 4), .tables = to_device(j->table, (size_t)(j->n_blocks + 3) * 4), .n = j->len };
-    const struct gpu_prepare p = { .q = j->dq = to_device(j->q, len * j->qrow * 4), .k = to_device(j->k, len * j->krow * 4), .v = to_device(j->v, len * j->krow * 4), .n_heads = s->n_heads,
-                                   .n_kv_heads = s->n_kv, .head_dim = s->dim, .cosine = to_device(j->cosine, tables), .sine = to_device(j->sine, tables), .rope_dim = s->rope,
-                                   .rope_pairs = s->pairs, .norm = s->norm, .norm_after_rope = s->after, .qw = to_device(j->w, (size_t)s->dim * 4), .kw = to_device(j->w, (size_t)s->dim * 4),
+    j->step = (struct gpu_step){ .pos = to_device(j->pos, len * 4), .table_of = to_device(j->table_of, len * 4),
+                                 .tables = to_device(j->table, (size_t)(j->n_blocks + 3) * 4), .n = j->len };
+    const struct gpu_prepare p = { .q = j->dq = to_device(j->q, len * j->qrow * 4),
+                                   .k = to_device(j->k, len * j->krow * 4), .v = to_device(j->v, len * j->krow * 4),
+                                   .n_heads = s->n_heads,
+                                   .n_kv_heads = s->n_kv, .head_dim = s->dim, .cosine = to_device(j->cosine, tables),
+                                   .sine = to_device(j->sine, tables), .rope_dim = s->rope,
+                                   .rope_pairs = s->pairs, .norm = s->norm, .norm_after_rope = s->after,
+                                   .qw = to_device(j->w, (size_t)s->dim * 4), .kw = to_device(j->w, (size_t)s->dim * 4),
                                    .eps = 1e-5f, .offset = s->norm == 1 ? 0.25f : 0, .step = j->step, .kv = j->kv };
     OK(gpu_prepare(device, &p, &why));
 }
@@ -92,7 +105,8 @@ static void prepare_plainly(struct job *j)
     for (int t = 0; t < j->len; t++)
         for (int h = 0; h < s->n_heads + s->n_kv; h++) {
             const int key = h - s->n_heads;
-            float *x = key < 0 ? j->q + (size_t)t * j->qrow + (size_t)(h * hd) : j->k + (size_t)t * j->krow + (size_t)(key * hd);
+            float *x = key < 0 ? j->q + (size_t)t * j->qrow + (size_t)(h * hd)
+                               : j->k + (size_t)t * j->krow + (size_t)(key * hd);
             for (int pass = 0; pass < 2; pass++)
                 if ((pass == 0) == (s->after != 0)) {
                     if (s->rope)
@@ -104,13 +118,16 @@ static void prepare_plainly(struct job *j)
                 }
             if (key < 0)
                 continue;
-            uint8_t *block = j->cache + (size_t)j->table[3 + t / KV_BLOCK] * j->stride + j->kv.layer_offset + (size_t)key * 2 * j->part;
+            uint8_t *block = j->cache + (size_t)j->table[3 + t / KV_BLOCK] * j->stride + j->kv.layer_offset +
+                             (size_t)key * 2 * j->part;
             kernels_ref.kv_store_key(s->kv, block, t % KV_BLOCK, x, hd);
-            kernels_ref.kv_store_value(s->kv, block + j->part, t % KV_BLOCK, j->v + (size_t)t * j->krow + (size_t)(key * hd), hd);
+            kernels_ref.kv_store_value(s->kv, block + j->part, t % KV_BLOCK,
+                                       j->v + (size_t)t * j->krow + (size_t)(key * hd), hd);
         }
 }
 
-/* What both made; from here on both have the device's cache, so that attention is compared on the same keys. */
+/* What both made; from here on both have the device's cache, so that attention is compared on
+ * the same keys. */
 static void compare_prepared(struct job *j)
 {
     const size_t bytes = (size_t)j->n_blocks * j->stride, n = (size_t)j->len * j->qrow;
@@ -133,10 +150,14 @@ static void attend_plainly(const struct job *j, float *want)
     const int group = s->n_heads / s->n_kv;
     void *scratch = aligned_alloc(64, (kernels_ref.attention_scratch(s->dim) + 63) / 64 * 64);
     for (int h = 0; h < s->n_kv; h++) {
-        const size_t first = (size_t)s->pos * j->qrow + (size_t)(h * group * s->dim), keys = j->kv.layer_offset + (size_t)h * 2 * j->part;
-        const struct attn a = { .q = j->q + first, .q_token_stride = j->qrow, .q_head_stride = (size_t)s->dim, .out = want + first, .out_token_stride = j->qrow,
-                                .out_head_stride = (size_t)s->dim, .n_tokens = s->n, .n_q_heads = group, .head_dim = s->dim, .pos = s->pos, .window = s->window, .base = j->cache,
-                                .table = j->table + 3, .stride = j->stride, .k_offset = keys, .v_offset = keys + j->part, .kv_type = s->kv, .scale = 0.3f, .softcap = s->softcap,
+        const size_t first = (size_t)s->pos * j->qrow + (size_t)(h * group * s->dim),
+                     keys = j->kv.layer_offset + (size_t)h * 2 * j->part;
+        const struct attn a = { .q = j->q + first, .q_token_stride = j->qrow, .q_head_stride = (size_t)s->dim,
+                                .out = want + first, .out_token_stride = j->qrow,
+                                .out_head_stride = (size_t)s->dim, .n_tokens = s->n, .n_q_heads = group,
+                                .head_dim = s->dim, .pos = s->pos, .window = s->window, .base = j->cache,
+                                .table = j->table + 3, .stride = j->stride, .k_offset = keys,
+                                .v_offset = keys + j->part, .kv_type = s->kv, .scale = 0.3f, .softcap = s->softcap,
                                 .alibi = s->alibi ? j->slopes + h * group : NULL };
         kernels_ref.attention(&a, scratch);
     }
@@ -159,7 +180,8 @@ static void attend(const struct job *j, const struct gpu_attention *o, int by_ti
     for (int t = s->pos; t < j->len; t++) {
         const uint16_t *row = act + (size_t)t * (size_t)o->act_stride;
         for (int i = 0; i < (int)j->qrow; i++) {
-            const float a = got[(size_t)t * j->qrow + (size_t)i], b = want[(size_t)t * j->qrow + (size_t)i], h = 16 * f16_to_f32(row[act_at(i, o->order)]);
+            const float a = got[(size_t)t * j->qrow + (size_t)i], b = want[(size_t)t * j->qrow + (size_t)i],
+                        h = 16 * f16_to_f32(row[act_at(i, o->order)]);
             if (!(fabsf(a - b) <= limit) || !(fabsf(h - a) <= 1e-3f * (1 + fabsf(a))))
                 fail_msg("%s, %d heads of %d on %d, kv %d, at %d + %d, window %d: token %d element %d is %.6g (f16 %.6g), not %.6g", by_tiles ? "prefill" : "decode", s->n_heads, s->dim,
                          s->n_kv, (int)s->kv, s->pos, s->n, s->window, t, i, (double)a, (double)h, (double)b);
@@ -178,12 +200,17 @@ static void check(const struct setup *s)
     prepare(&j);
     prepare_plainly(&j);
     compare_prepared(&j);
-    const int tile = GPU_ATTN_TILE(s->dim), splits = (j.len + GPU_SPLIT - 1) / GPU_SPLIT + 1, act_stride = ((int)j.qrow + 31) / 32 * 32;
+    const int tile = GPU_ATTN_TILE(s->dim), splits = (j.len + GPU_SPLIT - 1) / GPU_SPLIT + 1,
+              act_stride = ((int)j.qrow + 31) / 32 * 32;
     float *want = malloc((size_t)j.len * j.qrow * sizeof *want);
-    struct gpu_attention o = { .q = j.dq, .out = on_device((size_t)j.len * j.qrow * 4), .act = on_device((size_t)j.len * (size_t)act_stride * 2), .act_stride = act_stride,
-                               .n_heads = s->n_heads, .n_kv_heads = s->n_kv, .head_dim = s->dim, .window = s->window, .scale = 0.3f, .softcap = s->softcap,
-                               .alibi = s->alibi ? to_device(j.slopes, (size_t)s->n_heads * 4) : NULL, .step = j.step, .kv = j.kv, .rows = to_device(j.rows, (size_t)j.len * 4), .n_rows = s->n,
-                               .partial = on_device((size_t)s->n * (size_t)s->n_heads * (size_t)splits * (size_t)(s->dim + 2) * 4), .max_splits = splits };
+    struct gpu_attention o = { .q = j.dq, .out = on_device((size_t)j.len * j.qrow * 4),
+                               .act = on_device((size_t)j.len * (size_t)act_stride * 2), .act_stride = act_stride,
+                               .n_heads = s->n_heads, .n_kv_heads = s->n_kv, .head_dim = s->dim, .window = s->window,
+                               .scale = 0.3f, .softcap = s->softcap,
+                               .alibi = s->alibi ? to_device(j.slopes, (size_t)s->n_heads * 4) : NULL, .step = j.step,
+                               .kv = j.kv, .rows = to_device(j.rows, (size_t)j.len * 4), .n_rows = s->n,
+                               .partial = on_device((size_t)s->n * (size_t)s->n_heads * (size_t)splits *
+                                                    (size_t)(s->dim + 2) * 4), .max_splits = splits };
     for (int t = 0; t < s->n; t += tile) {
         tiles[2 * o.n_tiles] = s->pos + t;
         tiles[2 * o.n_tiles++ + 1] = s->n - t < tile ? s->n - t : tile;
@@ -233,23 +260,30 @@ static void attention(void **state)
         check(&cases[i]);
 }
 
-/* A block repeated through more splits than a warp has lanes is that block: every weight is repeated as often.  With a row that only pads the step beside it. */
+/* A block repeated through more splits than a warp has lanes is that block: every weight is
+ * repeated as often.  With a row that only pads the step beside it. */
 static void many_splits(void **state)
 {
     (void)state;
     enum { HD = 8, SPLITS = 70, LEN = SPLITS * GPU_SPLIT };
     const size_t part = kv_block_bytes(KV_F32, HD);
-    static const int32_t table[LEN / KV_BLOCK], pos[3] = { KV_BLOCK - 1, LEN - 1, -1 }, table_of[3], rows[3] = { 0, 1, 2 };
+    static const int32_t table[LEN / KV_BLOCK], pos[3] = { KV_BLOCK - 1, LEN - 1, -1 }, table_of[3],
+                         rows[3] = { 0, 1, 2 };
     struct rng r = { 3 };
     float q[3][HD], out[3][HD], *block = malloc(2 * part);
     for (size_t i = 0; i < 2 * part / 4; i++)
         block[i] = uniform(&r, -2, 2);
     for (int i = 0; i < HD; i++)
         q[0][i] = q[1][i] = q[2][i] = uniform(&r, -2, 2);
-    const struct gpu_kv kv = { .base = to_device(block, 2 * part), .stride = 2 * part, .head_stride = 2 * part, .part = (uint32_t)part, .type = KV_F32 };
-    const struct gpu_attention o = { .q = to_device(q, sizeof q), .out = on_device(sizeof out), .n_heads = 1, .n_kv_heads = 1, .head_dim = HD, .scale = 1,
-                                     .step = { .pos = to_device(pos, sizeof pos), .table_of = to_device(table_of, sizeof table_of), .tables = to_device(table, sizeof table), .n = 3 },
-                                     .kv = kv, .rows = to_device(rows, sizeof rows), .n_rows = 3, .partial = on_device(3 * SPLITS * (HD + 2) * 4), .max_splits = SPLITS };
+    const struct gpu_kv kv = { .base = to_device(block, 2 * part), .stride = 2 * part, .head_stride = 2 * part,
+                               .part = (uint32_t)part, .type = KV_F32 };
+    const struct gpu_attention o = { .q = to_device(q, sizeof q), .out = on_device(sizeof out), .n_heads = 1,
+                                     .n_kv_heads = 1, .head_dim = HD, .scale = 1,
+                                     .step = { .pos = to_device(pos, sizeof pos),
+                                               .table_of = to_device(table_of, sizeof table_of),
+                                               .tables = to_device(table, sizeof table), .n = 3 },
+                                     .kv = kv, .rows = to_device(rows, sizeof rows), .n_rows = 3,
+                                     .partial = on_device(3 * SPLITS * (HD + 2) * 4), .max_splits = SPLITS };
     OK(gpu_attn_decode(device, &o, &why));
     from_device(out, o.out, sizeof out);
     for (int i = 0; i < HD; i++) {

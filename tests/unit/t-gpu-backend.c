@@ -1,5 +1,7 @@
-/* t-gpu-backend.c - what the device's backend promises beside right results: --strict gives the same bits for every schedule, layers can be shared with the
- * processor, the plan is what is taken, steps begun ahead give the same answers, and a device that is lost ends requests, not the process. */
+/* t-gpu-backend.c - what the device's backend promises beside right results: --strict gives the
+ * same bits for every schedule, layers can be shared with the processor, the plan is what is
+ * taken, steps begun ahead give the same answers, and a device that is lost ends requests, not
+ * the process. */
 #include "tests/lib/gpu.h"
 
 #include <sched.h>
@@ -28,7 +30,8 @@ static struct model *load(void)
 
 static struct backend_options options(void)
 {
-    return (struct backend_options){ .n_threads = 2, .kv_type = KV_F16, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS };
+    return (struct backend_options){ .n_threads = 2, .kv_type = KV_F16, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS,
+                                     .max_logits = MAX_TOKENS };
 }
 
 static void *open_with(const struct model *m, const struct backend_options *o)
@@ -43,7 +46,8 @@ static void *open_with(const struct model *m, const struct backend_options *o)
 
 enum { N = 2, LEN = 22 };         /* more than 16 tokens at once go other ways than fewer, without strict */
 
-struct run { const struct model *m; void *b; int32_t id[N][LEN], table[N][4]; int at[N]; size_t vocab; float *want[N]; };
+struct run { const struct model *m; void *b; int32_t id[N][LEN],
+             table[N][4]; int at[N]; size_t vocab; float *want[N]; };
 
 static void run_open(struct run *r, const struct model *m, const struct backend_options *o, uint64_t seed)
 {
@@ -70,7 +74,8 @@ static void run_close(struct run *r)
 
 static struct batch_item item_of(const struct run *r, int s, int pos, int n, int n_logits)
 {
-    return (struct batch_item){ .tokens = &r->id[s][pos], .n_tokens = n, .pos = pos, .table = r->table[s], .n_logits = n_logits };
+    return (struct batch_item){ .tokens = &r->id[s][pos], .n_tokens = n, .pos = pos, .table = r->table[s],
+                                .n_logits = n_logits };
 }
 
 /* Each sequence at once and alone. */
@@ -107,7 +112,8 @@ static int schedule(struct run *r, uint64_t seed)
         OK(backend_gpu.forward(r->b, &(struct batch){ item, n }, got, &why));
         for (int i = 0; i < n; i++, row++) {
             r->at[of[i]] += item[i].n_tokens;
-            different += memcmp(got + (size_t)row * r->vocab, r->want[of[i]] + (size_t)(r->at[of[i]] - 1) * r->vocab, r->vocab * sizeof *got) != 0;
+            different += memcmp(got + (size_t)row * r->vocab, r->want[of[i]] + (size_t)(r->at[of[i]] - 1) * r->vocab,
+                                r->vocab * sizeof *got) != 0;
         }
         left = 0;
         for (int s = 0; s < N; s++)
@@ -156,12 +162,14 @@ static void *loaded(const struct model *m, const struct backend_options *o)
     return b;
 }
 
-/* The same step four times: as it is (hidden states are no part of a graph, so nothing is padded), then padded: run, recorded, replayed.  The same bits each time, and two
- * launches of a graph (where there are graphs). */
+/* The same step four times: as it is (hidden states are no part of a graph, so nothing is
+ * padded), then padded: run, recorded, replayed.  The same bits each time, and two launches of a
+ * graph (where there are graphs). */
 static void four_times(void *b, const struct model *m, const struct batch *batch, int n_launches)
 {
     const size_t n_floats = (size_t)batch->n_items * (size_t)m->config.vocab_size;
-    float *first = malloc(n_floats * sizeof *first), *got = malloc(n_floats * sizeof *got), *hidden = malloc((size_t)m->config.hidden_size * sizeof *hidden);
+    float *first = malloc(n_floats * sizeof *first), *got = malloc(n_floats * sizeof *got),
+          *hidden = malloc((size_t)m->config.hidden_size * sizeof *hidden);
     struct batch_item *plain = malloc((size_t)batch->n_items * sizeof *plain);
     const int before = emulated_graphs ? emulated_graphs() : 0;
     memcpy(plain, batch->items, (size_t)batch->n_items * sizeof *plain);
@@ -177,7 +185,8 @@ static void four_times(void *b, const struct model *m, const struct batch *batch
     free(first), free(got), free(hidden), free(plain);
 }
 
-/* Cache for half a million positions, whose partial results for 64 tokens would not find room: what counts is the context there is. */
+/* Cache for half a million positions, whose partial results for 64 tokens would not find room:
+ * what counts is the context there is. */
 static void graph_of_many(void **state)
 {
     (void)state;
@@ -257,7 +266,8 @@ static void graph_of_odd_splits(void **state)
     model_close(m);
 }
 
-/* Without memory for graphs, or for launching them, and where none are wanted, steps are launched kernel by kernel. */
+/* Without memory for graphs, or for launching them, and where none are wanted, steps are
+ * launched kernel by kernel. */
 static void no_graphs(void **state)
 {
     (void)state;
@@ -308,7 +318,8 @@ static void note(void *user, const struct token_event *ev)
 
 static void begin_talk(struct engine *g, struct talk *t, int i)
 {
-    struct request_params p = { .ids = t->id, .n_ids = t->n_prompt, .max_tokens = 5 + 2 * i, .n_logprobs = -1, .on_token = note, .user = t };
+    struct request_params p = { .ids = t->id, .n_ids = t->n_prompt, .max_tokens = 5 + 2 * i, .n_logprobs = -1,
+                                .on_token = note, .user = t };
     p.sampling = sampling_defaults();
     p.sampling.temperature = i % 2 ? 0.9f : 0;
     p.sampling.seed = (uint64_t)i;
@@ -319,10 +330,12 @@ static void begin_talk(struct engine *g, struct talk *t, int i)
         fail_msg("%s", why.msg);
 }
 
-/* Four answers, for three of which there is room: at different lengths, greedy and drawn, one left by its listener; then one that goes on where the first ended. */
+/* Four answers, for three of which there is room: at different lengths, greedy and drawn, one
+ * left by its listener; then one that goes on where the first ended. */
 static void talk(const struct model *m, const struct backend *d, struct talk *t)
 {
-    const struct engine_options o = { .backend = d, .max_len = WORDS, .max_seqs = 3, .max_tokens = 32, .n_threads = 1, .strict = 1 };
+    const struct engine_options o = { .backend = d, .max_len = WORDS, .max_seqs = 3, .max_tokens = 32, .n_threads = 1,
+                                      .strict = 1 };
     struct engine *g = engine_open(m, NULL, &o, &why);
     struct rng r = { 5 };
     int left;
@@ -381,7 +394,8 @@ static void ahead(void **state)
     model_close(m);
 }
 
-/* Two steps begun, and forward of another sequence before they are ended, so often that every slot has been each of the three: all get their own tokens. */
+/* Two steps begun, and forward of another sequence before they are ended, so often that every
+ * slot has been each of the three: all get their own tokens. */
 static void forward_beside_two(void **state)
 {
     (void)state;
@@ -398,7 +412,8 @@ static void forward_beside_two(void **state)
         const int32_t other = 6;
         for (int turn = 0; turn < TURNS; turn++) {
             struct draw draw[3];
-            struct batch_item item[3] = { { .tokens = &token, .pos = 2 * turn, .table = table[0] }, { .pos = 2 * turn + 1, .table = table[0] },
+            struct batch_item item[3] = { { .tokens = &token, .pos = 2 * turn, .table = table[0] },
+                                          { .pos = 2 * turn + 1, .table = table[0] },
                                           { .tokens = &other, .pos = turn, .table = table[1] } };
             struct batch step[3];
             for (int i = 0; i < 3; i++) {
@@ -427,7 +442,8 @@ static void forward_beside_two(void **state)
     model_close(m);
 }
 
-/* Steps that fail to begin, or at their end: whoever talked hears of it, and the next talk is right. */
+/* Steps that fail to begin, or at their end: whoever talked hears of it, and the next talk is
+ * right. */
 static int n_calls, fails_at;
 static int counted_begin(void *b, const struct batch *batch, struct err *e)
 {
@@ -444,7 +460,8 @@ static void ahead_fails(void **state)
     (void)state;
     struct model *m = load();
     struct backend failing = backend_gpu;
-    struct engine_options o = { .backend = &failing, .max_len = WORDS, .max_seqs = 2, .max_tokens = 32, .n_threads = 1 };
+    struct engine_options o = { .backend = &failing, .max_len = WORDS, .max_seqs = 2, .max_tokens = 32,
+                                .n_threads = 1 };
     static struct talk want[2], t[2];
     failing.begin = counted_begin;
     failing.end = counted_end;
@@ -484,7 +501,8 @@ static void ahead_fails(void **state)
 
 /* ---- layers shared with the processor ---- */
 
-/* A prompt in two chunks, tokens one by one (the second of which is recorded and replayed), then the last on copies of the blocks; hidden states. */
+/* A prompt in two chunks, tokens one by one (the second of which is recorded and replayed), then
+ * the last on copies of the blocks; hidden states. */
 static void some_layers(void **state)
 {
     (void)state;
@@ -498,7 +516,8 @@ static void some_layers(void **state)
     run_open(&r, m, &o, 5);
     backend_gpu.close(r.b);
     const size_t hidden = (size_t)m->config.hidden_size;
-    float *want_hidden = malloc(LEN * hidden * sizeof *want_hidden), *got_hidden = malloc(LEN * hidden * sizeof *got_hidden), *got = malloc(LEN * r.vocab * sizeof *got);
+    float *want_hidden = malloc(LEN * hidden * sizeof *want_hidden),
+          *got_hidden = malloc(LEN * hidden * sizeof *got_hidden), *got = malloc(LEN * r.vocab * sizeof *got);
     void *cpu = backend_cpu.open(m, &o, &why);
     assert_non_null(cpu);
     struct batch_item all = item_of(&r, 0, 0, LEN, LEN);
@@ -506,12 +525,14 @@ static void some_layers(void **state)
     all.n_hidden = LEN;
     OK(backend_cpu.forward(cpu, &(struct batch){ &all, 1 }, r.want[0], &why));
     backend_cpu.close(cpu);
-    for (o.device_layers = 0; o.device_layers < m->config.n_layers; o.device_layers += m->config.n_layers - 2 > 0 ? m->config.n_layers - 2 : 1) {
+    for (o.device_layers = 0; o.device_layers < m->config.n_layers; o.device_layers += m->config.n_layers - 2 > 0
+         ? m->config.n_layers - 2 : 1) {
         r.b = open_with(m, &o);
         struct backend_device d;
         backend_gpu.device(r.b, &d);
         assert_int_equal(d.n_layers, o.device_layers ? o.device_layers : m->config.n_layers);
-        struct batch_item a = item_of(&r, 0, 0, FIRST, FIRST), b = item_of(&r, 0, FIRST, PROMPT - FIRST, PROMPT - FIRST);
+        struct batch_item a = item_of(&r, 0, 0, FIRST, FIRST),
+                          b = item_of(&r, 0, FIRST, PROMPT - FIRST, PROMPT - FIRST);
         a.hidden = got_hidden;
         a.n_hidden = FIRST;
         b.hidden = got_hidden + FIRST * hidden;
@@ -522,7 +543,8 @@ static void some_layers(void **state)
             const struct batch_item one = item_of(&r, 0, i, 1, 1);
             OK(backend_gpu.forward(r.b, &(struct batch){ &one, 1 }, got + (size_t)i * r.vocab, &why));
         }
-        const double e = error_of(got, r.want[0], LEN * r.vocab), eh = error_of(got_hidden, want_hidden, PROMPT * hidden);
+        const double e = error_of(got, r.want[0], LEN * r.vocab),
+                     eh = error_of(got_hidden, want_hidden, PROMPT * hidden);
         if (!(e <= 1e-5 && eh <= 1e-5))
             fail_msg("%d layers on the device: logits differ by %.3g, hidden states by %.3g", d.n_layers, e, eh);
         const int32_t copies[4] = { 20, 21, 0, 0 };
@@ -559,7 +581,8 @@ static void plan(void **state)
     assert_int_equal(whole.most_layers, m->config.n_layers);
     assert_int_equal(whole.host_weights, 0);
     OK(gpu_plan_fits(&whole, &o, &why));
-    assert_true(whole.kv >= (size_t)N_BLOCKS * config_kv_bytes(&m->config, KV_F16) && whole.kv < (size_t)N_BLOCKS * config_kv_bytes(&m->config, KV_F16) + (2 << 20));
+    assert_true(whole.kv >= (size_t)N_BLOCKS * config_kv_bytes(&m->config, KV_F16) && whole.kv < (size_t)N_BLOCKS *
+                config_kv_bytes(&m->config, KV_F16) + (2 << 20));
     o.n_blocks = 1 << 16;               /* large enough for pages not to hide a layer */
     OK(gpu_plan(m, &o, &whole, &why));
     o.device_layers = 1;
@@ -641,7 +664,8 @@ static void hear(void *user, const struct token_event *ev)
 static void ask(struct engine *g, struct heard *h)
 {
     static const int32_t ids[5] = { 1, 2, 3, 4, 5 };
-    struct request_params p = { .ids = ids, .n_ids = 5, .max_tokens = 3, .ignore_eos = 1, .n_logprobs = -1, .on_token = hear, .user = h };
+    struct request_params p = { .ids = ids, .n_ids = 5, .max_tokens = 3, .ignore_eos = 1, .n_logprobs = -1,
+                                .on_token = hear, .user = h };
     p.sampling = sampling_defaults();
     *h = (struct heard){ FINISH_NONE, { .code = ERR_NONE } };
     if (!engine_submit(g, &p, &why))
@@ -657,7 +681,8 @@ static void lost(void **state)
     }
     struct model *m = load();
     for (int sync = 0; sync < 2; sync++) {
-        const struct engine_options o = { .backend = &backend_gpu, .max_len = 64, .max_seqs = 2, .max_tokens = 32, .n_threads = 1, .debug_sync = sync };
+        const struct engine_options o = { .backend = &backend_gpu, .max_len = 64, .max_seqs = 2, .max_tokens = 32,
+                                          .n_threads = 1, .debug_sync = sync };
         struct engine *g = engine_open(m, NULL, &o, &why);
         struct heard h[2];
         struct engine_stats s;
@@ -695,7 +720,8 @@ static void lost(void **state)
     model_close(m);
 }
 
-/* Another model on the same device, idle when it is lost: it hears of it, the process lives, and the device comes back when both are closed. */
+/* Another model on the same device, idle when it is lost: it hears of it, the process lives, and
+ * the device comes back when both are closed. */
 static void lost_while_idle(void **state)
 {
     (void)state;
@@ -704,7 +730,8 @@ static void lost_while_idle(void **state)
         skip();
     }
     struct model *m = load();
-    const struct engine_options o = { .backend = &backend_gpu, .max_len = 64, .max_seqs = 2, .max_tokens = 32, .n_threads = 1 };
+    const struct engine_options o = { .backend = &backend_gpu, .max_len = 64, .max_seqs = 2, .max_tokens = 32,
+                                      .n_threads = 1 };
     struct engine *busy = engine_open(m, NULL, &o, &why), *idle = busy ? engine_open(m, NULL, &o, &why) : NULL;
     struct engine_stats s;
     struct heard h;
@@ -739,13 +766,21 @@ static void lost_while_idle(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(strict), cmocka_unit_test(graph_of_many), cmocka_unit_test(graph_of_three), cmocka_unit_test(graph_of_odd_splits),
-                                       cmocka_unit_test(no_graphs), cmocka_unit_test(ahead), cmocka_unit_test(forward_beside_two), cmocka_unit_test(ahead_fails),
-                                       cmocka_unit_test(some_layers), cmocka_unit_test(plan), cmocka_unit_test(plan_copies), cmocka_unit_test(lost),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(strict), cmocka_unit_test(graph_of_many),
+                                        cmocka_unit_test(graph_of_three), cmocka_unit_test(graph_of_odd_splits),
+                                       cmocka_unit_test(no_graphs), cmocka_unit_test(ahead),
+                                       cmocka_unit_test(forward_beside_two), cmocka_unit_test(ahead_fails),
+                                       cmocka_unit_test(some_layers), cmocka_unit_test(plan),
+                                       cmocka_unit_test(plan_copies), cmocka_unit_test(lost),
                                        cmocka_unit_test(lost_while_idle) };
     if (gpu_kind[0] != 'e' && !device_usable())
         return 0;
     if (getenv("ZSE_SANITIZED"))        /* for the backend's own code */
-        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(plan), cmocka_unit_test(plan_copies), cmocka_unit_test(ahead), cmocka_unit_test(ahead_fails), cmocka_unit_test(lost), cmocka_unit_test(lost_while_idle) }), NULL, NULL);
+        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(plan),
+                                                                    cmocka_unit_test(plan_copies),
+                                                                    cmocka_unit_test(ahead),
+                                                                    cmocka_unit_test(ahead_fails),
+                                                                    cmocka_unit_test(lost),
+                                                                    cmocka_unit_test(lost_while_idle) }), NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

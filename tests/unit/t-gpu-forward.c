@@ -1,5 +1,7 @@
-/* t-gpu-forward.c - whole models through the device's backend: the answers of transformers for dense oracle folders, in f32 (1e-4 of the largest |logit|) and with f16 weights
- * (2e-2), greedy ids equal but for gaps below the error; and quantized models, windows, ragged batches, graphs, KV formats against the CPU. */
+/* t-gpu-forward.c - whole models through the device's backend: the answers of transformers for
+ * dense oracle folders, in f32 (1e-4 of the largest |logit|) and with f16 weights (2e-2), greedy
+ * ids equal but for gaps below the error; and quantized models, windows, ragged batches, graphs,
+ * KV formats against the CPU. */
 #include "tests/lib/gpu.h"
 
 #include "gpu/gpu.h"
@@ -55,7 +57,9 @@ static int checked;             /* emulated: with every access checked, which ta
 
 static void *backend_open(const struct backend *d, const struct model *m, enum kv_type kv, int exact)
 {
-    const struct backend_options o = { .debug_sync = checked, .n_threads = 2, .kv_type = kv, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .exact = exact, .wgmma = wgmma,
+    const struct backend_options o = { .debug_sync = checked, .n_threads = 2, .kv_type = kv, .n_blocks = N_BLOCKS,
+                                       .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .exact = exact,
+                                       .wgmma = wgmma,
                                         .cache_weights = cache_weights };
     void *b = d->open(m, &o, &why);
     if (!b)
@@ -91,7 +95,8 @@ static void check_folder(const char *name, enum qtype type, int exact, double li
     size_t i;
     const json_t *prompt;
     json_array_foreach(json_object_get(expected, "prompts"), i, prompt) {
-        const json_t *ids = json_object_get(prompt, "ids"), *greedy = json_object_get(prompt, "greedy"), *gap = json_object_get(prompt, "greedy_gap");
+        const json_t *ids = json_object_get(prompt, "ids"), *greedy = json_object_get(prompt, "greedy"),
+                     *gap = json_object_get(prompt, "greedy_gap");
         int32_t id[MAX_TOKENS];
         const int n = (int)json_array_size(ids);
         assert_true(n <= MAX_TOKENS);
@@ -120,9 +125,11 @@ static void check_folder(const char *name, enum qtype type, int exact, double li
             last = got;
         }
     }
-    print_message("# %-18s | %-4s | %.1e | %s\n", name, exact ? "f32" : qtype_info(type)->name, worst, greedy_ok ? "ok" : "DIFFERENT");
+    print_message("# %-18s | %-4s | %.1e | %s\n", name, exact ? "f32" : qtype_info(type)->name, worst,
+                  greedy_ok ? "ok" : "DIFFERENT");
     if (!(worst <= limit) || !greedy_ok)
-        fail_msg("%s: error %.3g of the largest logit, limit %.0e; greedy ids %s", name, worst, limit, greedy_ok ? "equal" : "DIFFERENT");
+        fail_msg("%s: error %.3g of the largest logit, limit %.0e; greedy ids %s", name, worst, limit,
+                 greedy_ok ? "equal" : "DIFFERENT");
     backend_gpu.close(b);
     model_close(m);
     fclose(f);
@@ -130,8 +137,10 @@ static void check_folder(const char *name, enum qtype type, int exact, double li
     free(got), free(want);
 }
 
-/* One folder for each way through the code that no other has: see what the names mean in model/config.c. */
-static const char *const in_f32[] = { "llama-odd", "gemma2", "bloom", "opt", "gptj", "gpt_neox", "cohere", "olmo2", "hunyuan", "phi3-longrope", "nemotron" };
+/* One folder for each way through the code that no other has: see what the names mean in
+ * model/config.c. */
+static const char *const in_f32[] = { "llama-odd", "gemma2", "bloom", "opt", "gptj", "gpt_neox", "cohere", "olmo2",
+                                      "hunyuan", "phi3-longrope", "nemotron" };
 static const char *const in_f16[] = { "llama-odd", "bloom" };
 
 static void folders(const char *const *names, size_t n, enum qtype type, int exact, double limit)
@@ -145,7 +154,11 @@ static void folders(const char *const *names, size_t n, enum qtype type, int exa
         if (!only || strcmp(only, names[i]) == 0)
             check_folder(names[i], type, exact, limit);
 }
-static void exact_folders(void **state) { (void)state; folders(in_f32, sizeof in_f32 / sizeof *in_f32, QT_F32, 1, 1e-4); }
+static void exact_folders(void **state)
+{
+    (void)state;
+    folders(in_f32, sizeof in_f32 / sizeof *in_f32, QT_F32, 1, 1e-4);
+}
 static void f16_folders(void **state) { (void)state; folders(in_f16, sizeof in_f16 / sizeof *in_f16, QT_F16, 0, 2e-2); }
 
 /* ---- against the CPU: our own model, in other types ---- */
@@ -177,7 +190,8 @@ static uint8_t *quantize(struct linear *l, enum qtype type, int group_size)
     return data;
 }
 
-/* All logits of TEXT, then eight more tokens one by one, on the device and (exactly, so that only the device's rounding counts) on the CPU. */
+/* All logits of TEXT, then eight more tokens one by one, on the device and (exactly, so that
+ * only the device's rounding counts) on the CPU. */
 static void against_cpu(struct model *m, enum kv_type kv, int exact, double limit, const char *what)
 {
     enum { MOST = 40, FIRST = 18 };
@@ -206,7 +220,8 @@ static void against_cpu(struct model *m, enum kv_type kv, int exact, double limi
 }
 
 enum { MOST_OWNED = 7 * 64 + 1 };
-/* The layers' matrices, but that in the second layer other types stand side by side.  Returns the number of owned, for free(). */
+/* The layers' matrices, but that in the second layer other types stand side by side.  Returns
+ * the number of owned, for free(). */
 static int quantize_layers(struct model *m, enum qtype type, int group, uint8_t *owned[MOST_OWNED])
 {
     int n = 0;
@@ -214,7 +229,8 @@ static int quantize_layers(struct model *m, enum qtype type, int group, uint8_t 
         struct layer *l = &m->layers[k];
         struct linear *all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
         for (int j = 0; j < 7; j++)
-            owned[n++] = k == 1 && j % 3 == 1 ? quantize(all[j], QT_I8, 32) : k == 1 && j == 6 ? quantize(all[j], QT_F32, 32) : quantize(all[j], type, group);
+            owned[n++] = k == 1 && j % 3 == 1 ? quantize(all[j], QT_I8, 32) : k == 1 &&
+                         j == 6 ? quantize(all[j], QT_F32, 32) : quantize(all[j], type, group);
     }
     return n;
 }
@@ -222,7 +238,8 @@ static int quantize_layers(struct model *m, enum qtype type, int group, uint8_t 
 static void types(void **state)
 {
     (void)state;
-    static const struct { enum qtype type; int group; } cases[] = { { QT_NL4, 32 }, { QT_I4, 128 }, { QT_I8, 64 }, { QT_M6, 32 }, { QT_BF16, 32 } };
+    static const struct { enum qtype type; int group; } cases[] = { { QT_NL4, 32 }, { QT_I4, 128 }, { QT_I8, 64 },
+                                                                    { QT_M6, 32 }, { QT_BF16, 32 } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct model *m = load("tiny", QT_F32);
         uint8_t *owned[MOST_OWNED];
@@ -249,7 +266,8 @@ static void kv_formats(void **state)
     model_close(m);
 }
 
-/* The same model by both kernels for many tokens: emulated, their sums have one order; a GPU rounds in its own way. */
+/* The same model by both kernels for many tokens: emulated, their sums have one order; a GPU
+ * rounds in its own way. */
 static void by_wgmma(void **state)
 {
     (void)state;
@@ -286,7 +304,8 @@ static void by_wgmma(void **state)
     model_close(m);
 }
 
-/* With copies of the weights as f16 a prompt's logits are the same bits, by both kernels for many tokens; tokens after it and short prompts go on with the packed ones. */
+/* With copies of the weights as f16 a prompt's logits are the same bits, by both kernels for
+ * many tokens; tokens after it and short prompts go on with the packed ones. */
 static void copies(void **state)
 {
     (void)state;
@@ -324,7 +343,8 @@ static void copies(void **state)
     }
 }
 
-/* Sequences of a ragged batch get what they get alone, and a graph's replay what the launches give; blocks can be copied. */
+/* Sequences of a ragged batch get what they get alone, and a graph's replay what the launches
+ * give; blocks can be copied. */
 static void batches(void **state)
 {
     (void)state;
@@ -343,14 +363,16 @@ static void batches(void **state)
         const struct batch_item begin = { .tokens = id[s], .n_tokens = LEN - SINGLE, .table = table[s], .n_logits = 1 };
         OK(backend_gpu.forward(b, &(struct batch){ &begin, 1 }, got, &why));
         for (int i = LEN - SINGLE; i < LEN; i++) {
-            const struct batch_item item = { .tokens = &id[s][i], .n_tokens = 1, .pos = i, .table = table[s], .n_logits = 1 };
+            const struct batch_item item = { .tokens = &id[s][i], .n_tokens = 1, .pos = i, .table = table[s],
+                                             .n_logits = 1 };
             OK(backend_gpu.forward(b, &(struct batch){ &item, 1 }, alone[s] + (size_t)i * vocab, &why));
         }
     }
     for (int i = LEN - SINGLE; i < LEN; i++) {          /* decoding together: 3 are padded to 4; the second step is recorded, the others replayed */
         struct batch_item item[N];
         for (int s = 0; s < N; s++)
-            item[s] = (struct batch_item){ .tokens = &id[s][i], .n_tokens = 1, .pos = i, .table = table[s], .n_logits = 1 };
+            item[s] = (struct batch_item){ .tokens = &id[s][i], .n_tokens = 1, .pos = i, .table = table[s],
+                                           .n_logits = 1 };
         OK(backend_gpu.forward(b, &(struct batch){ item, N }, got, &why));
         for (int s = 0; s < N; s++)
             if (memcmp(got + (size_t)s * vocab, alone[s] + (size_t)i * vocab, vocab * sizeof *got) != 0)
@@ -358,7 +380,8 @@ static void batches(void **state)
         struct draw draw[2][N];                         /* tokens from the device: of all but the last sequence, so that logits come too; of all, so that none do */
         for (int all = 0; all < 2; all++) {
             for (int s = 0; s < N; s++) {
-                draw[all][s] = (struct draw){ .temperature = s == 1 ? 0.8f : 0, .top_p = 1, .seed = 4, .n = (uint64_t)i, .id = -1 };
+                draw[all][s] = (struct draw){ .temperature = s == 1 ? 0.8f : 0, .top_p = 1, .seed = 4, .n = (uint64_t)i,
+                                              .id = -1 };
                 item[s].draw = all || s < N - 1 ? &draw[all][s] : NULL;
             }
             got[0] = 1234;
@@ -366,13 +389,17 @@ static void batches(void **state)
             for (int s = 0; s < N; s += 2)
                 assert_int_equal(draw[all][s].id, item[s].draw ? argmax(alone[s] + (size_t)i * vocab, (int)vocab) : -1);
             assert_true(draw[all][1].id >= 0 && draw[all][1].id < (int)vocab && draw[all][1].id == draw[0][1].id);
-            assert_true(all ? got[0] == 1234 : memcmp(got + 2 * vocab, alone[2] + (size_t)i * vocab, vocab * sizeof *got) == 0);
+            assert_true(all ? got[0] == 1234 : memcmp(got + 2 * vocab, alone[2] + (size_t)i * vocab,
+                                                      vocab * sizeof *got) == 0);
         }
     }
     /* a prompt in tiles beside sequences that decode, no logits for one of them */
-    const struct batch_item mixed[N] = { { .tokens = &id[0][LEN - 1], .n_tokens = 1, .pos = LEN - 1, .table = table[0], .n_logits = 1 },
-                                         { .tokens = id[1], .n_tokens = LEN, .pos = 0, .table = table[1], .n_logits = 2 },
-                                         { .tokens = &id[2][LEN - 2], .n_tokens = 2, .pos = LEN - 2, .table = table[2], .n_logits = 0 } };
+    const struct batch_item mixed[N] = { { .tokens = &id[0][LEN - 1], .n_tokens = 1, .pos = LEN - 1, .table = table[0],
+                                           .n_logits = 1 },
+                                         { .tokens = id[1], .n_tokens = LEN, .pos = 0, .table = table[1],
+                                           .n_logits = 2 },
+                                         { .tokens = &id[2][LEN - 2], .n_tokens = 2, .pos = LEN - 2, .table = table[2],
+                                           .n_logits = 0 } };
     OK(backend_gpu.forward(b, &(struct batch){ mixed, N }, got, &why));
     assert_true(error_of(got, alone[0] + (LEN - 1) * vocab, vocab) < 1e-2);
     assert_true(error_of(got + vocab, alone[1] + (LEN - 2) * vocab, 2 * vocab) < 1e-2);
@@ -380,7 +407,8 @@ static void batches(void **state)
     const int32_t copies[4] = { 20, 21, 22, 0 };
     for (int i = 0; i < 2; i++)
         OK(backend_gpu.copy_block(b, table[0][i], copies[i], &why));
-    struct batch_item again = { .tokens = &id[0][LEN - 1], .n_tokens = 1, .pos = LEN - 1, .table = copies, .n_logits = 1 };
+    struct batch_item again = { .tokens = &id[0][LEN - 1], .n_tokens = 1, .pos = LEN - 1, .table = copies,
+                                .n_logits = 1 };
     OK(backend_gpu.forward(b, &(struct batch){ &again, 1 }, got, &why));
     assert_true(error_of(got, alone[0] + (LEN - 1) * vocab, vocab) < 1e-2);
     struct draw largest = { .top_p = 1, .id = -1 };
@@ -404,9 +432,11 @@ static void refusals(void **state)
     void *b = backend_gpu.open(m, &o, &why);
     assert_non_null(b);
     const int32_t ids[2] = { 1, m->config.vocab_size }, table[1] = { 4 }, good[1] = { 0 };
-    assert_int_equal(backend_gpu.forward(b, &(struct batch){ &(struct batch_item){ .tokens = ids, .n_tokens = 1, .table = table }, 1 }, logits, &why), -1);
+    assert_int_equal(backend_gpu.forward(b, &(struct batch){ &(struct batch_item){ .tokens = ids, .n_tokens = 1,
+        .table = table }, 1 }, logits, &why), -1);
     assert_non_null(strstr(why.msg, "KV block 4"));
-    assert_int_equal(backend_gpu.forward(b, &(struct batch){ &(struct batch_item){ .tokens = ids, .n_tokens = 2, .table = good }, 1 }, logits, &why), -1);
+    assert_int_equal(backend_gpu.forward(b, &(struct batch){ &(struct batch_item){ .tokens = ids, .n_tokens = 2,
+        .table = good }, 1 }, logits, &why), -1);
     assert_non_null(strstr(why.msg, "vocabulary"));
     assert_int_equal(backend_gpu.copy_block(b, 0, 4, &why), -1);
     backend_gpu.close(b);
@@ -424,12 +454,14 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(by_wgmma), cmocka_unit_test(copies), cmocka_unit_test(types), cmocka_unit_test(kv_formats), cmocka_unit_test(batches), cmocka_unit_test(refusals),
+        cmocka_unit_test(by_wgmma), cmocka_unit_test(copies), cmocka_unit_test(types), cmocka_unit_test(kv_formats),
+            cmocka_unit_test(batches), cmocka_unit_test(refusals),
         cmocka_unit_test(exact_folders), cmocka_unit_test(f16_folders),
     };
     if (gpu_kind[0] != 'e' && !device_usable())
         return 0;
     if (getenv("ZSE_SANITIZED"))        /* for the backend's own code */
-        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(batches), cmocka_unit_test(refusals) }), NULL, NULL);
+        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(batches),
+                                                                    cmocka_unit_test(refusals) }), NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* t-gpu-int8.c - whole models with int8 activations (backend_options.act_int8): near what f16 activations give, the same bits alone and in a batch, with --strict for every schedule,
- * and refused where there is nothing that they could be for. */
+/* t-gpu-int8.c - whole models with int8 activations (backend_options.act_int8): near what f16
+ * activations give, the same bits alone and in a batch, with --strict for every schedule, and
+ * refused where there is nothing that they could be for. */
 #include "tests/lib/gpu.h"
 
 #include "gpu/gpu.h"
@@ -11,7 +12,8 @@
 
 enum { N = 3, LEN = 22, N_BLOCKS = 32, MAX_TOKENS = 64 };
 
-/* The first two layers of our own model in i8r, but for two matrices of the second, which share their input with such of i8r. */
+/* The first two layers of our own model in i8r, but for two matrices of the second, which share
+ * their input with such of i8r. */
 static struct model *made(uint8_t **owned, int *n_owned)
 {
     struct model *m = load("tiny");
@@ -31,7 +33,8 @@ static struct model *made(uint8_t **owned, int *n_owned)
 
 static struct backend_options options(void)
 {
-    return (struct backend_options){ .n_threads = 2, .kv_type = KV_F16, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .act_int8 = 1 };
+    return (struct backend_options){ .n_threads = 2, .kv_type = KV_F16, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS,
+                                     .max_logits = MAX_TOKENS, .act_int8 = 1 };
 }
 
 static void *open_with(const struct backend *d, const struct model *m, const struct backend_options *o)
@@ -57,13 +60,17 @@ static void begin(const struct model *m)
 
 static struct batch_item item_of(int s, int pos, int n, int n_logits)
 {
-    return (struct batch_item){ .tokens = &id[s][pos], .n_tokens = n, .pos = pos, .table = table[s], .n_logits = n_logits };
+    return (struct batch_item){ .tokens = &id[s][pos], .n_tokens = n, .pos = pos, .table = table[s],
+                                .n_logits = n_logits };
 }
 
-static void run(const struct backend *d, void *b, struct batch_item item, float *logits) { OK(d->forward(b, &(struct batch){ &item, 1 }, logits, &why)); }
+static void run(const struct backend *d, void *b, struct batch_item item, float *logits)
+{
+    OK(d->forward(b, &(struct batch){ &item, 1 }, logits, &why));
+}
 
-/* A prompt of more than 16 tokens, one of fewer behind it, single tokens: against the processor, exactly.  Rounding to 127 steps costs a few hundredths of the
- * largest logit, f16 a thousandth. */
+/* A prompt of more than 16 tokens, one of fewer behind it, single tokens: against the processor,
+ * exactly.  Rounding to 127 steps costs a few hundredths of the largest logit, f16 a thousandth. */
 static void near_f16(void **state)
 {
     (void)state;
@@ -88,7 +95,8 @@ static void near_f16(void **state)
             run(d, b, item_of(0, i, 1, 1), out + (size_t)i * vocab);
         d->close(b);
     }
-    const double halves = error_of(logits[1], logits[0], LEN * vocab), int8 = error_of(logits[2], logits[0], LEN * vocab);
+    const double halves = error_of(logits[1], logits[0], LEN * vocab),
+                 int8 = error_of(logits[2], logits[0], LEN * vocab);
     print_message("# of the largest logit: f16 %.1e, int8 %.1e\n", halves, int8);
     if (!(halves < 1e-2 && int8 < 4e-2 && int8 > halves))
         fail_msg("errors of the largest logit: f16 %.3g, int8 %.3g", halves, int8);
@@ -99,7 +107,8 @@ static void near_f16(void **state)
     model_close(m);
 }
 
-/* Sequences that decode together, replayed as a graph in the end, have the bits that each has alone. */
+/* Sequences that decode together, replayed as a graph in the end, have the bits that each has
+ * alone. */
 static void alone_and_together(void **state)
 {
     (void)state;
@@ -165,7 +174,8 @@ static void strict(void **state)
         }
         OK(backend_gpu.forward(b, &(struct batch){ item, n }, got, &why));
         for (int i = 0; i < n; i++)
-            if (memcmp(got + (size_t)i * vocab, want[of[i]] + (size_t)(at[of[i]] - 1) * vocab, vocab * sizeof *got) != 0)
+            if (memcmp(got + (size_t)i * vocab, want[of[i]] + (size_t)(at[of[i]] - 1) * vocab, vocab * sizeof *got) !=
+                0)
                 fail_msg("sequence %d, position %d: other bits in pieces than at once", of[i], at[of[i]] - 1);
         left = 0;
         for (int s = 0; s < N; s++)
@@ -228,10 +238,12 @@ static void refusals(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(near_f16), cmocka_unit_test(alone_and_together), cmocka_unit_test(strict), cmocka_unit_test(refusals) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(near_f16), cmocka_unit_test(alone_and_together),
+                                        cmocka_unit_test(strict), cmocka_unit_test(refusals) };
     if (gpu_kind[0] != 'e' && !device_usable())
         return 0;
     if (getenv("ZSE_SANITIZED"))        /* for the backend's own code */
-        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(alone_and_together) }), NULL, NULL);
+        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(alone_and_together) }), NULL,
+                                      NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,15 @@
-/* t-gpu-matmul-int8.c - int8 weights times int8 activations against sums of integers: the same bits, for every number of tokens, awkward sizes and every way to finish; and what
- * makes activations int8.  Runs emulated in every build (with all accesses checked), natively by make check-gpu. */
+/* t-gpu-matmul-int8.c - int8 weights times int8 activations against sums of integers: the same
+ * bits, for every number of tokens, awkward sizes and every way to finish; and what makes
+ * activations int8.  Runs emulated in every build (with all accesses checked), natively by make
+ * check-gpu. */
 #include "tests/lib/gpu.h"
 
-static const int shapes[][2] = { { 1, 1 }, { 31, 33 }, { 32, 32 }, { 33, 100 }, { 130, 576 }, { 70, 1100 }, { 5, 4200 } };
+static const int shapes[][2] = { { 1, 1 }, { 31, 33 }, { 32, 32 }, { 33, 100 }, { 130, 576 }, { 70, 1100 },
+                                 { 5, 4200 } };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
-/* Activations of n tokens as gpu_act_int8 leaves them, and on the device; behind cols is what nobody may count. */
+/* Activations of n tokens as gpu_act_int8 leaves them, and on the device; behind cols is what
+ * nobody may count. */
 struct codes { int8_t *code, *dcode; float *scale, *dscale; size_t stride; };
 
 static struct codes random_codes(int n, int cols, struct rng *r)
@@ -50,7 +54,8 @@ static float product(const struct mat *m, const struct rows *w, const struct cod
 {
     int64_t sum = 0;
     for (int k = 0; k < m->cols; k++)
-        sum += w->code[(size_t)row * (size_t)m->cols_padded + (size_t)k] * c->code[(size_t)token * c->stride + (size_t)k];
+        sum += w->code[(size_t)row * (size_t)m->cols_padded + (size_t)k] *
+               c->code[(size_t)token * c->stride + (size_t)k];
     return (float)sum * c->scale[token] * w->scale[row];
 }
 
@@ -68,23 +73,29 @@ static void check(int rows, int cols, int n, int with_bias)
         bias[i] = uniform(&r, -100, 100);
     for (size_t i = 0; i < (size_t)n * ldo; i++)
         out[i] = -12345;
-    void *dw = to_device(data, m.size), *dbias = to_device(bias, (size_t)rows * sizeof *bias), *dout = to_device(out, (size_t)n * ldo * sizeof *out);
-    const struct gpu_linear l = { .w = { gpu_mat_of(&m, dw) }, .to = { { .bias = with_bias ? dbias : NULL, .out = dout, .ldo = (int)ldo } }, .n_mats = 1, .code = c.dcode,
+    void *dw = to_device(data, m.size), *dbias = to_device(bias, (size_t)rows * sizeof *bias),
+         *dout = to_device(out, (size_t)n * ldo * sizeof *out);
+    const struct gpu_linear l = { .w = { gpu_mat_of(&m, dw) },
+                                  .to = { { .bias = with_bias ? dbias : NULL, .out = dout, .ldo = (int)ldo } },
+                                  .n_mats = 1, .code = c.dcode,
                                   .code_scale = c.dscale, .n_tokens = n, .finish = GPU_STORE };
     OK(gpu_matmul_int8(device, &l, &why));
     from_device(out, dout, (size_t)n * ldo * sizeof *out);
     for (int t = 0; t < n; t++)
         for (size_t i = 0; i < ldo; i++) {
-            const float y = i < (size_t)rows ? product(&m, &w, &c, t, (int)i) : -12345, want = with_bias && i < (size_t)rows ? y + bias[i] : y;
+            const float y = i < (size_t)rows ? product(&m, &w, &c, t, (int)i) : -12345, want = with_bias &&
+                i < (size_t)rows ? y + bias[i] : y;
             if (out[(size_t)t * ldo + i] != want)
-                fail_msg("%d x %d, %d tokens: token %d row %zu is %.9g, not %.9g", rows, cols, n, t, i, (double)out[(size_t)t * ldo + i], (double)want);
+                fail_msg("%d x %d, %d tokens: token %d row %zu is %.9g, not %.9g", rows, cols, n, t, i,
+                         (double)out[(size_t)t * ldo + i], (double)want);
         }
     gpu_free(device, dw), gpu_free(device, dbias), gpu_free(device, dout);
     drop(&c);
     free(out), free(bias), free(w.code), free(w.scale), free(data);
 }
 
-/* Every number from 1 to 17, where one kernel gives way to the other, and more; sizes take turns. */
+/* Every number from 1 to 17, where one kernel gives way to the other, and more; sizes take
+ * turns. */
 static void every_count(void **state)
 {
     (void)state;
@@ -124,7 +135,9 @@ static void widest(void **state)
     memset(code, 127, MOST);
     const float scale = 1;
     float out[2];
-    struct gpu_linear l = { .w = { gpu_mat_of(&m, to_device(data, m.size)) }, .to = { { .out = on_device(sizeof out), .ldo = 2 } }, .n_mats = 1, .code = to_device(code, MOST),
+    struct gpu_linear l = { .w = { gpu_mat_of(&m, to_device(data, m.size)) },
+                            .to = { { .out = on_device(sizeof out), .ldo = 2 } }, .n_mats = 1,
+                            .code = to_device(code, MOST),
                             .code_scale = to_device(&scale, sizeof scale), .n_tokens = 1, .finish = GPU_STORE };
     OK(gpu_matmul_int8(device, &l, &why));
     from_device(out, l.to[0].out, sizeof out);
@@ -158,7 +171,9 @@ static void endings(void **state)
         before[i] = uniform(&r, -1, 1);
     for (int i = 0; i < ROWS; i++)
         bias[i] = uniform(&r, -1, 1);
-    struct gpu_linear l = { .w = { gpu_mat_of(&m, to_device(data, m.size)) }, .to = { { .bias = to_device(bias, sizeof bias), .out = on_device(sizeof out), .ldo = ROWS } },
+    struct gpu_linear l = { .w = { gpu_mat_of(&m, to_device(data, m.size)) },
+                            .to = { { .bias = to_device(bias, sizeof bias), .out = on_device(sizeof out),
+                                      .ldo = ROWS } },
                             .n_mats = 1, .code = c.dcode, .code_scale = c.dscale, .scale = 0.3f };
     void *kept = to_device(before, sizeof before);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
@@ -173,10 +188,13 @@ static void endings(void **state)
             from_device(out, l.to[0].out, sizeof out);
             for (int t = 0; t < N; t++)
                 for (int row = 0; row < ROWS; row++) {
-                    const float y = product(&m, &w, &c, t, row) + bias[row], was = before[t * ROWS + row], got = out[t * ROWS + row];
-                    const float want = t >= l.n_tokens ? was : finish == GPU_STORE ? fminf(fmaxf(y, -2), 2) : finish == GPU_ADD ? fmaf(0.3f, y, was) : 2 * tanhf(0.3f * y / 2);
+                    const float y = product(&m, &w, &c, t, row) + bias[row], was = before[t * ROWS + row],
+                                got = out[t * ROWS + row];
+                    const float want = t >= l.n_tokens ? was : finish == GPU_STORE ? fminf(fmaxf(y, -2), 2) : finish ==
+                        GPU_ADD ? fmaf(0.3f, y, was) : 2 * tanhf(0.3f * y / 2);
                     if (finish == GPU_LOGITS && t < l.n_tokens ? !(fabsf(got - want) < 1e-5f) : got != want)
-                        fail_msg("ending %d, %d tokens: token %d row %d is %.9g, not %.9g", finish, l.n_tokens, t, row, (double)got, (double)want);
+                        fail_msg("ending %d, %d tokens: token %d row %d is %.9g, not %.9g", finish, l.n_tokens, t, row,
+                                 (double)got, (double)want);
                 }
         }
     drop(&c);
@@ -196,17 +214,20 @@ static void together(void **state)
     float bias[3][MOST_ROWS], out[N * MOST_ROWS];
     uint16_t h[N * 64];
     struct codes c = random_codes(N, COLS, &r);
-    struct gpu_linear l = { .code = c.dcode, .code_scale = c.dscale, .function = ACT_SILU, .act_out_stride = 64, .act_out = on_device(sizeof h) };
+    struct gpu_linear l = { .code = c.dcode, .code_scale = c.dscale, .function = ACT_SILU, .act_out_stride = 64,
+                            .act_out = on_device(sizeof h) };
     for (int i = 0; i < 3; i++) {
         data[i] = random_mat(&m[i], QT_I8R, 32, i == 2 ? MOST_ROWS : ROWS, COLS, &r);
         w[i] = rows_of(&m[i]);
         for (int row = 0; row < m[i].rows; row++) {
             bias[i][row] = uniform(&r, -1, 1);
             w[i].scale[row] *= 0.1f;
-            memcpy(data[i] + (size_t)(row / TILE_ROWS) * m[i].tile_bytes + 4 * (size_t)(row % TILE_ROWS), &w[i].scale[row], 4);
+            memcpy(data[i] + (size_t)(row / TILE_ROWS) * m[i].tile_bytes + 4 * (size_t)(row % TILE_ROWS),
+                   &w[i].scale[row], 4);
         }
         l.w[i] = gpu_mat_of(&m[i], to_device(data[i], m[i].size));
-        l.to[i] = (struct gpu_output){ .bias = to_device(bias[i], sizeof bias[i]), .out = on_device(sizeof out), .ldo = MOST_ROWS };
+        l.to[i] = (struct gpu_output){ .bias = to_device(bias[i], sizeof bias[i]), .out = on_device(sizeof out),
+                                       .ldo = MOST_ROWS };
     }
     for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
         l.n_tokens = counts[n];
@@ -228,10 +249,12 @@ static void together(void **state)
             for (int t = 0; t < l.n_tokens; t++)
                 for (int row = 0; row < 64; row++) {
                     const float y = row < ROWS ? product(&m[0], &w[0], &c, t, row) + bias[0][row] : 0;
-                    const float v = y / (1 + expf(-y)) * (l.n_mats == 2 && row < ROWS ? product(&m[1], &w[1], &c, t, row) + bias[1][row] : 1);
+                    const float v = y / (1 + expf(-y)) * (l.n_mats == 2 && row < ROWS
+                                                          ? product(&m[1], &w[1], &c, t, row) + bias[1][row] : 1);
                     const float got = 16 * f16_to_f32(h[t * 64 + act_at(row, GPU_ACT_LANES)]);
                     if (!(fabsf(got - v) <= 1e-3f * fabsf(v) + 1e-5f))
-                        fail_msg("mlp of %d, %d tokens: token %d row %d is %g, not %g", l.n_mats, l.n_tokens, t, row, (double)got, (double)v);
+                        fail_msg("mlp of %d, %d tokens: token %d row %d is %g, not %g", l.n_mats, l.n_tokens, t, row,
+                                 (double)got, (double)v);
                 }
         }
     }
@@ -240,7 +263,8 @@ static void together(void **state)
     drop(&c);
 }
 
-/* Codes, scale and the zeros behind, for both orders; all zero, not a number, infinite; halves go to the even code. */
+/* Codes, scale and the zeros behind, for both orders; all zero, not a number, infinite; halves
+ * go to the even code. */
 static void activations(void **state)
 {
     (void)state;
@@ -253,7 +277,8 @@ static void activations(void **state)
             float *x = calloc(N * (size_t)cols, sizeof *x), scale[N];
             for (int t = 0; t < N; t++)
                 for (int k = 0; t != 2 && k < cols; k++)        /* token 1: the largest is 127, then halves; token 2: zeros */
-                    x[t * cols + k] = t == 1 ? (k == 0 ? -127 * 16 : 16 * ((float)below(&r, 250) - 124.5f)) : uniform(&r, -1, 1) * (below(&r, 50) ? 1 : 30);
+                    x[t * cols + k] = t == 1 ? (k == 0 ? -127 * 16 : 16 * ((float)below(&r, 250) - 124.5f))
+                                             : uniform(&r, -1, 1) * (below(&r, 50) ? 1 : 30);
             x[3 * cols + cols / 2] = NAN;
             x[4 * cols + cols - 1] = -INFINITY;
             uint16_t *act = pack_act(x, N, cols, stride, order);
@@ -273,11 +298,13 @@ static void activations(void **state)
                 }
                 assert_int_equal(bad, t == 3 || t == 4);
                 if (bad ? !isnan(scale[t]) : scale[t] != most / 127)
-                    fail_msg("%d columns, order %d: scale of token %d is %.9g, not %.9g", cols, order, t, (double)scale[t], (double)most / 127);
+                    fail_msg("%d columns, order %d: scale of token %d is %.9g, not %.9g", cols, order, t,
+                             (double)scale[t], (double)most / 127);
                 for (int k = 0; k < padded; k++) {
                     const int want = bad || k >= cols || most == 0 ? 0 : (int)rintf(x[t * cols + k] * (127 / most));
                     if (code[t * padded + k] != want)
-                        fail_msg("%d columns, order %d: code %d of token %d is %d, not %d", cols, order, k, t, code[t * padded + k], want);
+                        fail_msg("%d columns, order %d: code %d of token %d is %d, not %d", cols, order, k, t,
+                                 code[t * padded + k], want);
                 }
             }
             gpu_free(device, dact), gpu_free(device, dcode), gpu_free(device, dscale);
@@ -288,7 +315,8 @@ static void activations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_count), cmocka_unit_test(widest), cmocka_unit_test(endings), cmocka_unit_test(together), cmocka_unit_test(activations),
+        cmocka_unit_test(every_count), cmocka_unit_test(widest), cmocka_unit_test(endings), cmocka_unit_test(together),
+            cmocka_unit_test(activations),
     };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }

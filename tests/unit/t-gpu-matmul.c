@@ -1,5 +1,6 @@
-/* t-gpu-matmul.c - linear layers on the device against sums in double over the weights as stored: every number format, group size and way to finish, at awkward sizes.
- * Runs emulated in every build (with all accesses checked), natively by make check-gpu. */
+/* t-gpu-matmul.c - linear layers on the device against sums in double over the weights as
+ * stored: every number format, group size and way to finish, at awkward sizes.  Runs emulated in
+ * every build (with all accesses checked), natively by make check-gpu. */
 #include "tests/lib/gpu.h"
 
 static const int shapes[][2] = { { 1, 1 }, { 31, 33 }, { 32, 32 }, { 33, 100 }, { 100, 576 }, { 200, 1100 } };
@@ -10,13 +11,16 @@ static const char *const path_name[] = { "matvec", "matmul", "matmul_f32", "matm
 
 static int by_path(enum path path, const struct gpu_linear *l)
 {
-    return path == MATVEC ? gpu_matvec(device, l, &why) : path == MATMUL ? gpu_matmul(device, l, &why) : path == EXACT ? gpu_matmul_f32(device, l, &why)
+    return path == MATVEC ? gpu_matvec(device, l, &why) : path == MATMUL ? gpu_matmul(device, l, &why) : path == EXACT
+               ? gpu_matmul_f32(device, l, &why)
                                                                                                      : gpu_matmul_hopper(device, l, &why);
 }
 
-/* Bound: EXACT: f32 sums (Higham 2002, section 3.1).  The others: activations are f16 exactly here; a weight is rounded to f16 after its scale, 2^-11 of
- * it (scale and value, then the product), and below 2^-14 by 2^-25; sums are f32. */
-static void compare(const struct mat *m, const float *got, size_t ldo, const float *x, int n, enum path path, const float *bias, const char *what)
+/* Bound: EXACT: f32 sums (Higham 2002, section 3.1).  The others: activations are f16 exactly
+ * here; a weight is rounded to f16 after its scale, 2^-11 of it (scale and value, then the
+ * product), and below 2^-14 by 2^-25; sums are f32. */
+static void compare(const struct mat *m, const float *got, size_t ldo, const float *x, int n, enum path path,
+                    const float *bias, const char *what)
 {
     const struct qtype_info *type = qtype_info(m->type);
     float *w = malloc((size_t)m->cols * sizeof *w);
@@ -27,14 +31,16 @@ static void compare(const struct mat *m, const float *got, size_t ldo, const flo
             for (int k = 0; k < m->cols; k++) {
                 const double v = (double)w[k] * x[(size_t)t * (size_t)m->cols + (size_t)k];
                 sum += v;
-                size += fabs(v) + (type->extra != EXTRA_NONE ? 0.5 * fabs((double)x[(size_t)t * (size_t)m->cols + (size_t)k]) : 0);
+                size += fabs(v) + (type->extra != EXTRA_NONE
+                                   ? 0.5 * fabs((double)x[(size_t)t * (size_t)m->cols + (size_t)k]) : 0);
                 small += fabs((double)x[(size_t)t * (size_t)m->cols + (size_t)k]);
             }
-            const double bound = path == EXACT ? (m->cols + 4) * 0x1p-23 * size : (0x1p-10 + (m->cols + 4) * 0x1p-23) * size + small * 0x1p-24;
+            const double bound = path == EXACT ? (m->cols + 4) * 0x1p-23 * size
+                                               : (0x1p-10 + (m->cols + 4) * 0x1p-23) * size + small * 0x1p-24;
             const float v = got[(size_t)t * ldo + (size_t)r];
             if (!(fabs(v - sum) <= bound))
-                fail_msg("%s %s group %d, %d x %d, %d tokens: token %d row %d is %.9g, not %.9g (bound %.2g)", what, type->name, m->group_size, m->rows, m->cols, n, t, r,
-                         (double)v, sum, bound);
+                fail_msg("%s %s group %d, %d x %d, %d tokens: token %d row %d is %.9g, not %.9g (bound %.2g)", what,
+                         type->name, m->group_size, m->rows, m->cols, n, t, r, (double)v, sum, bound);
         }
     }
     free(w);
@@ -57,7 +63,8 @@ static void check_decoded(const struct gpu_linear *packed, enum path path, const
     OK(by_path(path, &l));
     from_device(got, dout, n * 4);
     for (int t = 0; t < l.n_tokens; t++)
-        assert_memory_equal(got + (size_t)t * (size_t)l.to[0].ldo, want + (size_t)t * (size_t)l.to[0].ldo, (size_t)m->rows * 4);
+        assert_memory_equal(got + (size_t)t * (size_t)l.to[0].ldo, want + (size_t)t * (size_t)l.to[0].ldo,
+                            (size_t)m->rows * 4);
     gpu_free(device, copy);
     free(got);
 }
@@ -69,18 +76,22 @@ static void check(enum qtype type, int group_size, int rows, int cols, int n, en
     uint8_t *data = random_mat(&m, type, group_size, rows, cols, &r);
     const int stride = m.cols_padded + 64;
     const size_t ldo = (size_t)rows + 3;
-    float *x = malloc((size_t)n * (size_t)cols * sizeof *x), *bias = malloc((size_t)rows * sizeof *bias), *out = malloc((size_t)n * ldo * sizeof *out);
+    float *x = malloc((size_t)n * (size_t)cols * sizeof *x), *bias = malloc((size_t)rows * sizeof *bias),
+          *out = malloc((size_t)n * ldo * sizeof *out);
     for (int i = 0; i < n * cols; i++)
         x[i] = uniform(&r, -1, 1) * (below(&r, 50) ? 1 : 30);
     for (int i = 0; i < rows; i++)
         bias[i] = uniform(&r, -1, 1);
     uint16_t *act = pack_act(x, n, cols, stride, path == MATVEC ? GPU_ACT_LANES : GPU_ACT_TILES);
-    void *dw = to_device(data, m.size), *dact = to_device(act, (size_t)n * (size_t)stride * 2), *dx = to_device(x, (size_t)n * (size_t)cols * 4);
+    void *dw = to_device(data, m.size), *dact = to_device(act, (size_t)n * (size_t)stride * 2),
+         *dx = to_device(x, (size_t)n * (size_t)cols * 4);
     void *dbias = to_device(bias, (size_t)rows * 4);
     for (size_t i = 0; i < (size_t)n * ldo; i++)
         out[i] = -12345;
     void *dout = to_device(out, (size_t)n * ldo * 4);
-    const struct gpu_linear l = { .w = { gpu_mat_of(&m, dw) }, .to = { { .bias = dbias, .out = dout, .ldo = (int)ldo } }, .n_mats = 1, .act = dact, .act_stride = stride,
+    const struct gpu_linear l = { .w = { gpu_mat_of(&m, dw) },
+                                  .to = { { .bias = dbias, .out = dout, .ldo = (int)ldo } }, .n_mats = 1, .act = dact,
+                                  .act_stride = stride,
                                   .x = dx, .ldx = cols, .n_tokens = n, .finish = GPU_STORE };
     OK(by_path(path, &l));
     from_device(out, dout, (size_t)n * ldo * 4);
@@ -103,9 +114,13 @@ static void check(enum qtype type, int group_size, int rows, int cols, int n, en
 }
 
 /* Types that the processor alone computes are left out. */
-static int on_gpu(const struct qtype_info *t) { return t && t->has_kernels && t->type != QT_MXFP4 && t->type != QT_FP8; }
+static int on_gpu(const struct qtype_info *t)
+{
+    return t && t->has_kernels && t->type != QT_MXFP4 && t->type != QT_FP8;
+}
 
-/* Each type and group size; the shapes and numbers of tokens take turns, so that the whole stays a matter of seconds. */
+/* Each type and group size; the shapes and numbers of tokens take turns, so that the whole stays
+ * a matter of seconds. */
 static void each(enum path path)
 {
     int turn = 0;
@@ -117,7 +132,8 @@ static void each(enum path path)
             if (!(t->group_sizes & (unsigned)g))
                 continue;
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-                const int first = path == MATMUL ? 5 : 0, last = path == MATVEC ? 5 : 8, step = s < 4 ? turn++ % (last - first) : 0;
+                const int first = path == MATMUL ? 5 : 0, last = path == MATVEC ? 5 : 8,
+                          step = s < 4 ? turn++ % (last - first) : 0;
                 check((enum qtype)type, g, shapes[s][0], shapes[s][1], counts[first + step], path);
             }
         }
@@ -133,15 +149,18 @@ static int has_wgmma(void)
 {
     if (gpu_capability(device) == 90)
         return 1;
-    print_message("# skipped: wgmma is for compute capability 9.0, this device has %d.%d\n", gpu_capability(device) / 10, gpu_capability(device) % 10);
+    print_message("# skipped: wgmma is for compute capability 9.0, this device has %d.%d\n",
+                  gpu_capability(device) / 10, gpu_capability(device) % 10);
     return 0;
 }
 
-/* Both sizes of tiles: 256 rows from as many of those tiles on as the device has multiprocessors (emulated: 4). */
+/* Both sizes of tiles: 256 rows from as many of those tiles on as the device has multiprocessors
+ * (emulated: 4). */
 static void matmul_hopper(void **state)
 {
     (void)state;
-    static const int sizes[][3] = { { 1, 1, 1 }, { 33, 100, 130 }, { 300, 352, 140 }, { 31, 33, 3 }, { 32, 32, 8 }, { 70, 1100, 17 }, { 128, 128, 128 }, { 600, 96, 129 } };
+    static const int sizes[][3] = { { 1, 1, 1 }, { 33, 100, 130 }, { 300, 352, 140 }, { 31, 33, 3 }, { 32, 32, 8 },
+                                    { 70, 1100, 17 }, { 128, 128, 128 }, { 600, 96, 129 } };
     static const enum qtype types[] = { QT_I4, QT_I4M, QT_I4Z, QT_I8, QT_I8R, QT_F16, QT_BF16 };
     if (!has_wgmma())
         return;
@@ -206,7 +225,8 @@ static void endings(void **state)
                 want[i][t][row] = (float)sum;
             }
         }
-        l.to[i] = (struct gpu_output){ .bias = to_device(bias[i], sizeof bias[i]), .out = on_device(N * 80 * 4), .ldo = 80 };
+        l.to[i] = (struct gpu_output){ .bias = to_device(bias[i], sizeof bias[i]), .out = on_device(N * 80 * 4),
+                                       .ldo = 80 };
     }
     for (int exact = 0; exact < 2; exact++) {
         for (int i = 0; i < 3; i++)
@@ -220,7 +240,8 @@ static void endings(void **state)
                 for (int row = 0; row < m[i].rows; row++) {
                     const float v = fminf(fmaxf(want[i][t][row], -3), 3);
                     if (!(fabsf(out[t * 80 + row] - v) < 0.02f))
-                        fail_msg("store of matrix %d: token %d row %d is %g, not %g", i, t, row, (double)out[t * 80 + row], (double)v);
+                        fail_msg("store of matrix %d: token %d row %d is %g, not %g", i, t, row,
+                                 (double)out[t * 80 + row], (double)v);
                 }
         }
         l.n_mats = 1;
@@ -265,7 +286,8 @@ static void endings(void **state)
     free(act), free(out), free(x);
 }
 
-/* The endings of many tokens' kernels, with rows of the output on 16 bytes and not, and bits that do not depend on the number of tokens. */
+/* The endings of many tokens' kernels, with rows of the output on 16 bytes and not, and bits
+ * that do not depend on the number of tokens. */
 static void many(void **state)
 {
     (void)state;
@@ -274,7 +296,8 @@ static void many(void **state)
     struct rng r = { 9 };
     struct mat m;
     uint8_t *data = random_mat(&m, QT_NL4, 32, ROWS, COLS, &r);
-    float *x = malloc(N * COLS * sizeof *x), *w = malloc(ROWS * COLS * sizeof *w), *before = malloc(N * (ROWS + 2) * sizeof *before), *out = malloc(N * (ROWS + 2) * sizeof *out);
+    float *x = malloc(N * COLS * sizeof *x), *w = malloc(ROWS * COLS * sizeof *w),
+          *before = malloc(N * (ROWS + 2) * sizeof *before), *out = malloc(N * (ROWS + 2) * sizeof *out);
     float *few = malloc(FEW * (ROWS + 2) * sizeof *few);
     for (int i = 0; i < N * COLS; i++)
         x[i] = uniform(&r, -1, 1);
@@ -283,7 +306,8 @@ static void many(void **state)
     for (int i = 0; i < ROWS; i++)
         mat_decode_row(&m, i, w + i * COLS);
     uint16_t *act = pack_act(x, N, COLS, COLS, GPU_ACT_TILES);
-    struct gpu_linear l = { .w = { gpu_mat_of(&m, to_device(data, m.size)) }, .to = { { .out = on_device(N * (ROWS + 2) * sizeof *out) } }, .n_mats = 1,
+    struct gpu_linear l = { .w = { gpu_mat_of(&m, to_device(data, m.size)) },
+                            .to = { { .out = on_device(N * (ROWS + 2) * sizeof *out) } }, .n_mats = 1,
                             .act = to_device(act, N * COLS * 2), .act_stride = COLS };
     for (enum path path = MATMUL; path <= HOPPER; path++)
         for (int finish = GPU_STORE; path != EXACT && (path != HOPPER || has_wgmma()) && finish <= GPU_LOGITS; finish++)
@@ -306,9 +330,11 @@ static void many(void **state)
                         double sum = 0;
                         for (int k = 0; k < COLS; k++)
                             sum += (double)w[row * COLS + k] * x[t * COLS + k];
-                        const double want = finish == GPU_STORE ? fmin(fmax(sum, -3), 3) : finish == GPU_ADD ? before[t * ldo + row] + 0.5 * sum : 3 * tanh(0.5 * sum / 3);
+                        const double want = finish == GPU_STORE ? fmin(fmax(sum, -3), 3) : finish == GPU_ADD
+                                                ? before[t * ldo + row] + 0.5 * sum : 3 * tanh(0.5 * sum / 3);
                         if (!(fabs(out[t * ldo + row] - want) <= 0.02))
-                            fail_msg("%s, ending %d, rows of %d: token %d row %d is %g, not %g", path_name[path], finish, ldo, t, row, (double)out[t * ldo + row], want);
+                            fail_msg("%s, ending %d, rows of %d: token %d row %d is %g, not %g", path_name[path],
+                                     finish, ldo, t, row, (double)out[t * ldo + row], want);
                     }
                 for (int t = 0; t < FEW; t++)
                     assert_memory_equal(few + t * ldo, out + t * ldo, (size_t)ldo * 4);
@@ -317,7 +343,8 @@ static void many(void **state)
     free(act), free(few), free(out), free(before), free(w), free(x), free(data);
 }
 
-/* A token's bits do not depend on the tokens beside it, whichever kernel so many tokens get: stored, and gate and up in one. */
+/* A token's bits do not depend on the tokens beside it, whichever kernel so many tokens get:
+ * stored, and gate and up in one. */
 static void neighbours(void **state)
 {
     (void)state;
@@ -331,13 +358,15 @@ static void neighbours(void **state)
     for (int i = 0; i < N * COLS; i++)
         x[i] = uniform(&r, -1, 1);
     uint16_t *act = pack_act(x, N, COLS, COLS, GPU_ACT_LANES), *dact = to_device(act, N * COLS * 2);
-    struct gpu_linear l = { .act_stride = COLS, .act_out = on_device(sizeof all_h), .act_out_stride = WIDE, .function = ACT_SILU };
+    struct gpu_linear l = { .act_stride = COLS, .act_out = on_device(sizeof all_h), .act_out_stride = WIDE,
+                            .function = ACT_SILU };
     for (int i = 0; i < 2; i++) {
         data[i] = random_mat(&m[i], QT_NL4, 32, ROWS, COLS, &r);
         for (int row = 0; row < ROWS; row++)
             bias[row] = uniform(&r, -1, 1);
         l.w[i] = gpu_mat_of(&m[i], to_device(data[i], m[i].size));
-        l.to[i] = (struct gpu_output){ .bias = to_device(bias, sizeof bias), .out = i ? NULL : on_device(sizeof all), .ldo = ROWS };
+        l.to[i] = (struct gpu_output){ .bias = to_device(bias, sizeof bias), .out = i ? NULL : on_device(sizeof all),
+                                       .ldo = ROWS };
     }
     for (size_t c = 0; c < sizeof together / sizeof *together; c++) {
         for (int t = 0; t < N; t += l.n_tokens) {
@@ -388,21 +417,23 @@ static void embedding(void **state)
             struct mat m;
             const int cols = 100 + g;
             uint8_t *data = random_mat(&m, (enum qtype)type, g, 70, cols, &r);
-            const int32_t token[3] = { 0, 69, 33 }, asked[3] = { -2, -3, 33 }, drawn[3] = { 5, -1, 69 }, pos[3] = { 2, 0, 1 };
+            const int32_t token[3] = { 0, 69, 33 }, asked[3] = { -2, -3, 33 }, drawn[3] = { 5, -1, 69 },
+                          pos[3] = { 2, 0, 1 };
             float want[300], got[3 * 300], position[5 * 300];
             for (int i = 0; i < 5 * cols; i++)
                 position[i] = uniform(&r, -1, 1);
             struct gpu_mat w = gpu_mat_of(&m, to_device(data, m.size));
             float *x = on_device(sizeof got);
-            OK(gpu_embed(device, x, &w, to_device(asked, sizeof asked), to_device(drawn, sizeof drawn), to_device(pos, sizeof pos), 3, 1.5f,
-                         to_device(position, sizeof position), 2, &why));
+            OK(gpu_embed(device, x, &w, to_device(asked, sizeof asked), to_device(drawn, sizeof drawn),
+                         to_device(pos, sizeof pos), 3, 1.5f, to_device(position, sizeof position), 2, &why));
             from_device(got, x, sizeof got);
             for (int i = 0; i < 3; i++) {
                 mat_decode_row(&m, token[i], want);
                 for (int k = 0; k < cols; k++) {
                     const float v = want[k] * 1.5f + position[(pos[i] + 2) * cols + k];
                     if (!(fabsf(got[i * cols + k] - v) <= 4e-7f * (1 + fabsf(v))))
-                        fail_msg("%s group %d: token %d element %d is %.9g, not %.9g", t->name, g, token[i], k, (double)got[i * cols + k], (double)v);
+                        fail_msg("%s group %d: token %d element %d is %.9g, not %.9g", t->name, g, token[i], k,
+                                 (double)got[i * cols + k], (double)v);
                 }
             }
             free(data);
@@ -413,8 +444,10 @@ static void embedding(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matvec), cmocka_unit_test(matmul), cmocka_unit_test(matmul_f32), cmocka_unit_test(matmul_hopper),
-        cmocka_unit_test(every_count), cmocka_unit_test(endings), cmocka_unit_test(many), cmocka_unit_test(neighbours), cmocka_unit_test(refused), cmocka_unit_test(embedding),
+        cmocka_unit_test(matvec), cmocka_unit_test(matmul), cmocka_unit_test(matmul_f32),
+            cmocka_unit_test(matmul_hopper),
+        cmocka_unit_test(every_count), cmocka_unit_test(endings), cmocka_unit_test(many), cmocka_unit_test(neighbours),
+        cmocka_unit_test(refused), cmocka_unit_test(embedding),
     };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }

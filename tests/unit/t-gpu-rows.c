@@ -1,7 +1,10 @@
 /* t-gpu-rows.c - norms, activation functions, and rounding on the device against kernels_ref. */
 #include "tests/lib/gpu.h"
 
-static float act_value(const uint16_t *act, int k, enum gpu_act_order order) { return 16 * f16_to_f32(act[act_at(k, order)]); }
+static float act_value(const uint16_t *act, int k, enum gpu_act_order order)
+{
+    return 16 * f16_to_f32(act[act_at(k, order)]);
+}
 
 /* What pads a row is 0, whatever was there. */
 static void padded(const uint16_t *act, int n, int stride, enum gpu_act_order order)
@@ -10,7 +13,8 @@ static void padded(const uint16_t *act, int n, int stride, enum gpu_act_order or
         assert_int_equal(act[act_at(k, order)], 0);
 }
 
-/* f32 rows of some thousand terms in another order: 1e-5 of the row's largest is far above the rounding and far below a wrong epsilon. */
+/* f32 rows of some thousand terms in another order: 1e-5 of the row's largest is far above the
+ * rounding and far below a wrong epsilon. */
 static void near(const float *got, const float *want, int n, const char *what)
 {
     float most = 0;
@@ -29,8 +33,10 @@ static void norms(void **state)
     struct rng r = { 21 };
     for (size_t s = 0; s < sizeof lengths / sizeof *lengths; s++)
         for (int kind = 0; kind < 8; kind++) {          /* layer or RMS, weights or none, plain or into the residual */
-            const int n = lengths[s], layer = kind & 1, weights = !(kind & 2), into = kind & 4, after = into && s % 2, stride = (n + 31) / 32 * 32;
-            float *x = malloc(N * (size_t)n * 4), *add = malloc(N * (size_t)n * 4), *w = malloc((size_t)n * 4), *b = malloc((size_t)n * 4);
+            const int n = lengths[s], layer = kind & 1, weights = !(kind & 2), into = kind & 4, after = into && s % 2,
+                      stride = (n + 31) / 32 * 32;
+            float *x = malloc(N * (size_t)n * 4), *add = malloc(N * (size_t)n * 4), *w = malloc((size_t)n * 4),
+                  *b = malloc((size_t)n * 4);
             float *got = malloc(N * (size_t)n * 4), *want = malloc((size_t)n * 4), *sum = malloc((size_t)n * 4);
             uint16_t *act = malloc(N * (size_t)stride * 2);
             for (int i = 0; i < N * n; i++)
@@ -38,8 +44,10 @@ static void norms(void **state)
             for (int i = 0; i < n; i++)
                 w[i] = uniform(&r, -1, 1), b[i] = uniform(&r, -1, 1);
             const int32_t rows[N] = { 2, 0, 1 };
-            struct gpu_norm o = { .layer_norm = layer, .present = 1, .w = weights ? to_device(w, (size_t)n * 4) : NULL, .b = weights && layer ? to_device(b, (size_t)n * 4) : NULL,
-                                  .eps = 1e-3f, .offset = layer ? 0 : 0.5f, .x = to_device(x, N * (size_t)n * 4), .ldx = n, .n = N, .cols = n, .scale = 0.7f, .after_add = after };
+            struct gpu_norm o = { .layer_norm = layer, .present = 1, .w = weights ? to_device(w, (size_t)n * 4) : NULL,
+                                  .b = weights && layer ? to_device(b, (size_t)n * 4) : NULL,
+                                  .eps = 1e-3f, .offset = layer ? 0 : 0.5f, .x = to_device(x, N * (size_t)n * 4),
+                                  .ldx = n, .n = N, .cols = n, .scale = 0.7f, .after_add = after };
             if (into) {
                 o.add = to_device(add, N * (size_t)n * 4);
             } else {
@@ -71,11 +79,13 @@ static void norms(void **state)
                 near(got + i * n, want, n, layer ? "layer norm" : "rms norm");
                 for (int k = 0; !into && k < n; k++)
                     if (!(fabsf(act_value(act + i * stride, k, o.order) - want[k]) <= 6e-4f * fabsf(want[k]) + 1e-5f))
-                        fail_msg("f16 of a norm: element %d is %g, not %g", k, (double)act_value(act + i * stride, k, o.order), (double)want[k]);
+                        fail_msg("f16 of a norm: element %d is %g, not %g", k,
+                                 (double)act_value(act + i * stride, k, o.order), (double)want[k]);
                 if (!into)
                     padded(act + i * stride, n, stride, o.order);
             }
-            gpu_free(device, (void *)o.w), gpu_free(device, (void *)o.b), gpu_free(device, o.x), gpu_free(device, (void *)o.add), gpu_free(device, (void *)o.rows);
+            gpu_free(device, (void *)o.w), gpu_free(device, (void *)o.b), gpu_free(device, o.x),
+                gpu_free(device, (void *)o.add), gpu_free(device, (void *)o.rows);
             gpu_free(device, o.out), gpu_free(device, o.act);
             free(x), free(add), free(w), free(b), free(got), free(want), free(sum), free(act);
         }
@@ -104,7 +114,8 @@ static void functions(void **state)
             for (int i = 0; i < N * COLS; i++) {
                 const float h = act_value(act + i / COLS * STRIDE, i % COLS, order);
                 if (!(fabsf(got[i] - want[i]) <= 2e-6f * (1 + fabsf(want[i]))))
-                    fail_msg("function %d: f(%g) is %.9g, not %.9g", f, (double)gate[i], (double)got[i], (double)want[i]);
+                    fail_msg("function %d: f(%g) is %.9g, not %.9g", f, (double)gate[i], (double)got[i],
+                             (double)want[i]);
                 assert_true(fabsf(h - fminf(want[i], 65504 * 16.0f)) <= 6e-4f * fabsf(want[i]) + 1e-5f);
             }
             padded(act, COLS, STRIDE, order);
@@ -112,7 +123,8 @@ static void functions(void **state)
     OK(gpu_act_pack(device, dgate, N, COLS, dact, STRIDE, GPU_ACT_TILES, &why));
     from_device(act, dact, sizeof act);
     for (int i = 0; i < N * COLS; i++)
-        assert_true(fabsf(act_value(act + i / COLS * STRIDE, i % COLS, GPU_ACT_TILES) - gate[i]) <= 5e-4f * fabsf(gate[i]) + 1e-6f);
+        assert_true(fabsf(act_value(act + i / COLS * STRIDE, i % COLS, GPU_ACT_TILES) - gate[i]) <= 5e-4f *
+                    fabsf(gate[i]) + 1e-6f);
 }
 
 /* Positions where an f32 sine is off, and LongRoPE's second set. */
@@ -125,18 +137,22 @@ static void angles(void **state)
     for (int d = 0; d < HALF; d++)
         freq[d] = powf(10000, -(float)d / HALF), far[d] = freq[d] / 3;
     float *dc = on_device(sizeof c), *ds = on_device(sizeof s);
-    OK(gpu_rope_table(device, dc, ds, to_device(pos, sizeof pos), to_device(is_long, sizeof is_long), N, 2 * HALF, to_device(freq, sizeof freq), to_device(far, sizeof far), 1.5f, 2, &why));
+    OK(gpu_rope_table(device, dc, ds, to_device(pos, sizeof pos), to_device(is_long, sizeof is_long), N, 2 * HALF,
+                      to_device(freq, sizeof freq), to_device(far, sizeof far), 1.5f, 2, &why));
     from_device(c, dc, sizeof c);
     from_device(s, ds, sizeof s);
     for (int t = 0; t < N; t++)
         for (int d = 0; d < HALF; d++) {
-            const float angle = (float)(pos[t] < 0 ? 0 : pos[t]) * (is_long[t] ? far[d] : freq[d]), scale = is_long[t] ? 2 : 1.5f;
-            assert_true(fabsf(c[t * HALF + d] - (float)cos((double)angle) * scale) < 3e-7f && fabsf(s[t * HALF + d] - (float)sin((double)angle) * scale) < 3e-7f);
+            const float angle = (float)(pos[t] < 0 ? 0 : pos[t]) * (is_long[t] ? far[d] : freq[d]),
+                        scale = is_long[t] ? 2 : 1.5f;
+            assert_true(fabsf(c[t * HALF + d] - (float)cos((double)angle) * scale) < 3e-7f &&
+                        fabsf(s[t * HALF + d] - (float)sin((double)angle) * scale) < 3e-7f);
         }
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(norms), cmocka_unit_test(functions), cmocka_unit_test(angles) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(norms), cmocka_unit_test(functions),
+                                        cmocka_unit_test(angles) };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }

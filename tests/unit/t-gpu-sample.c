@@ -1,5 +1,6 @@
-/* t-gpu-sample.c - tokens drawn on the device: the generator's published numbers; greedy choices of the host's sampler, ties and refusals too; draws that are exactly those of a
- * plain program with the same integers; frequencies that are the host's sampler's. */
+/* t-gpu-sample.c - tokens drawn on the device: the generator's published numbers; greedy choices
+ * of the host's sampler, ties and refusals too; draws that are exactly those of a plain program
+ * with the same integers; frequencies that are the host's sampler's. */
 #include "tests/lib/gpu.h"
 
 #include "libcommon/base/philox.h"
@@ -12,7 +13,8 @@ static void generator(void **state)
     static const uint32_t kat[][10] = {
         { 0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8 },
         { ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd },
-        { 0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1 },
+        { 0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09, 0x94fdcceb, 0x5001e420,
+          0x24126ea1 },
     };
     for (size_t i = 0; i < sizeof kat / sizeof *kat; i++) {
         uint32_t c[4];
@@ -28,7 +30,8 @@ static void sample(const float *x, int rows, int n, int v, const struct gpu_draw
     float *all = malloc((size_t)n * (size_t)v * sizeof *all);
     for (int i = 0; i < n; i++)
         memcpy(all + (size_t)i * (size_t)v, x + (size_t)(rows == 1 ? 0 : i) * (size_t)v, (size_t)v * sizeof *x);
-    void *logits = to_device(all, (size_t)n * (size_t)v * sizeof *all), *draws = to_device(draw, (size_t)n * sizeof *draw), *ids = on_device((size_t)n * sizeof *id);
+    void *logits = to_device(all, (size_t)n * (size_t)v * sizeof *all),
+         *draws = to_device(draw, (size_t)n * sizeof *draw), *ids = on_device((size_t)n * sizeof *id);
     OK(gpu_sample(device, logits, draws, n, v, ids, &why));
     from_device(id, ids, (size_t)n * sizeof *id);
     gpu_free(device, logits), gpu_free(device, draws), gpu_free(device, ids);
@@ -74,7 +77,10 @@ static int by_key(const void *a, const void *b)
 }
 static int by_id(const void *a, const void *b) { return ((const struct token *)a)->id - ((const struct token *)b)->id; }
 static float weight_of(uint32_t key) { return expf((float)key * (-1 / 67108864.0f)); }
-static uint64_t mass_of(uint32_t key) { return weight_of(key) * 0x1p40f < 0.5f ? 1 : (uint64_t)rintf(weight_of(key) * 0x1p40f); }
+static uint64_t mass_of(uint32_t key)
+{
+    return weight_of(key) * 0x1p40f < 0.5f ? 1 : (uint64_t)rintf(weight_of(key) * 0x1p40f);
+}
 
 static int32_t plain_draw(const float *x, int v, const struct gpu_draw *d)
 {
@@ -101,7 +107,8 @@ static int32_t plain_draw(const float *x, int v, const struct gpu_draw *d)
     all = 0;
     for (int i = 0; i < n; i++)
         all += weight_of(t[i].key) >= d->min_p ? mass_of(t[i].key) : 0;
-    uint64_t target = (uint64_t)((unsigned __int128)philox_u64((uint64_t)d->seed[1] << 32 | d->seed[0], (uint64_t)d->n[1] << 32 | d->n[0]) * all >> 64);
+    uint64_t target = (uint64_t)((unsigned __int128)philox_u64((uint64_t)d->seed[1] << 32 | d->seed[0],
+                                                               (uint64_t)d->n[1] << 32 | d->n[0]) * all >> 64);
     int i = 0;
     for (;; i++) {
         const uint64_t m = weight_of(t[i].key) >= d->min_p ? mass_of(t[i].key) : 0;
@@ -118,10 +125,13 @@ static void draws(void **state)
 {
     (void)state;
     enum { N = 24 };
-    static const struct { int v; float spread; int ties; } shapes[] = { { 1, 1, 0 }, { 50, 4, 0 }, { 700, 8, 1 }, { 700, 0, 0 }, { 9001, 12, 0 }, { 9001, 3, 1 } };
+    static const struct { int v; float spread; int ties; } shapes[] = { { 1, 1, 0 }, { 50, 4, 0 }, { 700, 8, 1 },
+        { 700, 0, 0 }, { 9001, 12, 0 }, { 9001, 3, 1 } };
     static const struct gpu_draw options[] = {
-        { 1, 1, 0, 0, { 0, 0 }, { 0, 0 } }, { 0.7f, 1, 0, 40, { 0, 0 }, { 0, 0 } }, { 1.3f, 0.9f, 0, 0, { 0, 0 }, { 0, 0 } }, { 0.8f, 0.95f, 0.05f, 40, { 0, 0 }, { 0, 0 } },
-        { 100, 1, 0, 3, { 0, 0 }, { 0, 0 } }, { 2, 0.5f, 0.2f, 600, { 0, 0 }, { 0, 0 } }, { 1, 1, 0.1f, 0, { 0, 0 }, { 0, 0 } }, { 1e-3f, 0.3f, 0, 5, { 0, 0 }, { 0, 0 } },
+        { 1, 1, 0, 0, { 0, 0 }, { 0, 0 } }, { 0.7f, 1, 0, 40, { 0, 0 }, { 0, 0 } },
+            { 1.3f, 0.9f, 0, 0, { 0, 0 }, { 0, 0 } }, { 0.8f, 0.95f, 0.05f, 40, { 0, 0 }, { 0, 0 } },
+        { 100, 1, 0, 3, { 0, 0 }, { 0, 0 } }, { 2, 0.5f, 0.2f, 600, { 0, 0 }, { 0, 0 } },
+        { 1, 1, 0.1f, 0, { 0, 0 }, { 0, 0 } }, { 1e-3f, 0.3f, 0, 5, { 0, 0 }, { 0, 0 } },
     };
     struct rng r = { 77 };
     if (gpu_kind[0] != 'e')             /* a GPU's exp may differ in its last bit, and so may a draw in a million */
@@ -144,19 +154,22 @@ static void draws(void **state)
         sample(x, 1, v > 8192 ? 8 : N, v, draw, id);
         for (int i = 0; i < (v > 8192 ? 8 : N); i++)
             if (id[i] != plain_draw(x, v, &draw[i]))
-                fail_msg("%d logits within %g, temperature %g, top_k %d, top_p %g, min_p %g: token %d, not %d", v, (double)shapes[s].spread, (double)draw[i].temperature,
-                         draw[i].top_k, (double)draw[i].top_p, (double)draw[i].min_p, id[i], plain_draw(x, v, &draw[i]));
+                fail_msg("%d logits within %g, temperature %g, top_k %d, top_p %g, min_p %g: token %d, not %d", v,
+                         (double)shapes[s].spread, (double)draw[i].temperature, draw[i].top_k, (double)draw[i].top_p,
+                         (double)draw[i].min_p, id[i], plain_draw(x, v, &draw[i]));
         free(x);
     }
 }
 
-/* Two samples of one distribution? Pearson's test of homogeneity; 1e-4 is the share of right programs that it would refuse, were the seeds not fixed. */
+/* Two samples of one distribution? Pearson's test of homogeneity; 1e-4 is the share of right
+ * programs that it would refuse, were the seeds not fixed. */
 static void frequencies(void **state)
 {
     (void)state;
     enum { V = 12, N = 600, HOST = 20000 };
     static const float p[V] = { 0.2f, 0.04f, 0.16f, 0.08f, 0.16f, 0.08f, 0.06f, 0.02f, 0.1f, 0.05f, 0.03f, 0.02f };        /* with ties */
-    static const struct { float temperature; int top_k; float top_p, min_p; } options[] = { { 1, 0, 1, 0 }, { 0.8f, 40, 0.9f, 0.1f }, { 1.5f, 2, 1, 0 }, { 1, 0, 0.61f, 0 }, { 1, 6, 0.8f, 0 } };
+    static const struct { float temperature; int top_k; float top_p, min_p; } options[] = { { 1, 0, 1, 0 },
+        { 0.8f, 40, 0.9f, 0.1f }, { 1.5f, 2, 1, 0 }, { 1, 0, 0.61f, 0 }, { 1, 6, 0.8f, 0 } };
     struct sampler_scratch *scratch = sampler_scratch_open(&why);
     struct gpu_draw *draw = malloc(N * sizeof *draw);
     float x[V];
@@ -165,7 +178,8 @@ static void frequencies(void **state)
         x[i] = logf(p[i]) + 2;
     for (size_t o = 0; o < sizeof options / sizeof *options; o++) {
         struct sampling s = sampling_defaults();
-        s.temperature = options[o].temperature, s.top_k = options[o].top_k, s.top_p = options[o].top_p, s.min_p = options[o].min_p, s.seed = 3;
+        s.temperature = options[o].temperature, s.top_k = options[o].top_k, s.top_p = options[o].top_p,
+            s.min_p = options[o].min_p, s.seed = 3;
         struct sampler *sampler = sampler_open(&s, V, 4, scratch, &why);
         int host[V] = { 0 }, mine[V] = { 0 }, n_bins = 0;
         double chi2 = 0;
@@ -179,7 +193,9 @@ static void frequencies(void **state)
         for (int i = 0; i < N; i++) {
             struct draw d;
             assert_int_equal(sampler_draw(sampler, i, &d), 1);
-            draw[i] = (struct gpu_draw){ d.temperature, d.top_p, d.min_p, d.top_k, { (uint32_t)d.seed, (uint32_t)(d.seed >> 32) }, { (uint32_t)d.n, (uint32_t)(d.n >> 32) } };
+            draw[i] = (struct gpu_draw){ d.temperature, d.top_p, d.min_p, d.top_k,
+                                         { (uint32_t)d.seed, (uint32_t)(d.seed >> 32) },
+                                         { (uint32_t)d.n, (uint32_t)(d.n >> 32) } };
         }
         sample(x, 1, N, V, draw, id);
         for (int i = 0; i < N; i++)
@@ -204,6 +220,7 @@ static void frequencies(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(generator), cmocka_unit_test(largest), cmocka_unit_test(draws), cmocka_unit_test(frequencies) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(generator), cmocka_unit_test(largest), cmocka_unit_test(draws),
+                                        cmocka_unit_test(frequencies) };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }

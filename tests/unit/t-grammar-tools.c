@@ -1,4 +1,5 @@
-/* t-grammar-tools.c - forms of function calls: told by the templates, read in any pieces, malformed ones as text, and made well-formed by grammars. */
+/* t-grammar-tools.c - forms of function calls: told by the templates, read in any pieces,
+ * malformed ones as text, and made well-formed by grammars. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,10 +30,13 @@ static const struct sample { const char *format, *text, *want; int reasoning; } 
     { "hermes", "so it is</think>Yes.", "reasoning(so it is) text(Yes.)", 1 },
     { "hermes", "<tool_call>{\"name\":\"now\",\"arguments\":\"{}\"}</tool_call>", "call(now){}", 0 },
     { "hermes", "no <call> at <tool all", "text(no <call> at <tool all)", 0 },
-    { "hermes", "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>", "text(<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>)", 0 },
+    { "hermes", "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>",
+      "text(<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>)", 0 },
     { "hermes", "<tool_call>\n{\"name\": \"now\", \"argum", "text(<tool_call>\n{\"name\": \"now\", \"argum)", 0 },
-    { "hermes", "<tool_call>\n{\"name\": \"now\" \"arguments\": {}}\n</tool_call> and", "text(<tool_call>\n{\"name\": \"now\" \"arguments\": {}}\n</tool_call> and)", 0 },
-    { "llama3", "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Rome\"}}", "call(get_weather){\"city\": \"Rome\"}", 0 },
+    { "hermes", "<tool_call>\n{\"name\": \"now\" \"arguments\": {}}\n</tool_call> and",
+      "text(<tool_call>\n{\"name\": \"now\" \"arguments\": {}}\n</tool_call> and)", 0 },
+    { "llama3", "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Rome\"}}",
+      "call(get_weather){\"city\": \"Rome\"}", 0 },
     { "llama3", "<|python_tag|>{\"name\": \"now\", \"parameters\": {}}", "call(now){}", 0 },
     { "llama3", "The set {1, 2}", "text(The set {1, 2})", 0 },
     { "llama3", "{\"temperature\": 3}", "text({\"temperature\": 3})", 0 },
@@ -42,16 +46,21 @@ static const struct sample { const char *format, *text, *want; int reasoning; } 
       "call(get_weather){\"city\": \"Rome\"} call(now){}", 0 },
     { "deepseek-v3.1", "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "text(I look.) call(now){} call(now){}", 0 },
     { "kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Rome\"}<|tool_call_end|><|tool_calls_section_end|>", "call(get_weather){\"city\": \"Rome\"}", 0 },
-    { "functionary-3.1", "<function=get_weather>{\"city\": \"Rome\"}</function>", "call(get_weather){\"city\": \"Rome\"}", 0 },
-    { "functionary-3.2", "get_weather\n{\"city\": \"Rome\"}>>>now\n{}", "call(get_weather){\"city\": \"Rome\"} call(now){}", 0 },
+    { "functionary-3.1", "<function=get_weather>{\"city\": \"Rome\"}</function>",
+      "call(get_weather){\"city\": \"Rome\"}", 0 },
+    { "functionary-3.2", "get_weather\n{\"city\": \"Rome\"}>>>now\n{}",
+      "call(get_weather){\"city\": \"Rome\"} call(now){}", 0 },
     { "functionary-3.2", "all\nHello there.", "text(Hello there.)", 0 },
-    { "granite-3", "<|tool_call|>[{\"name\": \"now\", \"arguments\": {\"a\": 1, \"a\": 2}}]", "call(now){\"a\": 1, \"a\": 2}", 0 },
+    { "granite-3", "<|tool_call|>[{\"name\": \"now\", \"arguments\": {\"a\": 1, \"a\": 2}}]",
+      "call(now){\"a\": 1, \"a\": 2}", 0 },
     { "granite-3", "<|tool_call|>[{\"name\": \"now\", \"arguments\": {}}]", "call(now){}", 0 },
     { "granite-3", "<|tool_call|>[ {\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}} , {\"name\": \"now\", \"arguments\": {}} ] so",
       "call(get_weather){\"city\": \"Rome\"} call(now){} text(so)", 0 },
     { "nemotron", "<TOOLCALL>[{\"name\": \"now\", \"arguments\": {}}]</TOOLCALL>", "call(now){}", 0 },
-    { "nemotron", "<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}]</TOOLCALL>Done.", "call(get_weather){\"city\": \"Rome\"} text(Done.)", 0 },
-    { "mistral", "[TOOL_CALLS][{\"name\": \"unknown\", \"arguments\": {}}]", "text([TOOL_CALLS][{\"name\": \"unknown\", \"arguments\": {}}])", 0 },
+    { "nemotron", "<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}]</TOOLCALL>Done.",
+      "call(get_weather){\"city\": \"Rome\"} text(Done.)", 0 },
+    { "mistral", "[TOOL_CALLS][{\"name\": \"unknown\", \"arguments\": {}}]",
+      "text([TOOL_CALLS][{\"name\": \"unknown\", \"arguments\": {}}])", 0 },
     { "qwen3-coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\n</para \"\\\n\n</parameter>\n</function>\n</tool_call>",
       "call(get_weather){\"city\":\"</para \\\"\\\\\\n\"}", 0 },
     { "glm", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>a</arg_value>\n<arg_key>city</arg_key>\n<arg_value>b</arg_value>\n</tool_call>", "call(get_weather){\"city\":\"a\"}", 0 },
@@ -63,8 +72,10 @@ static const struct sample { const char *format, *text, *want; int reasoning; } 
       "reasoning(I must look) call(get_weather){\"city\": \"Rome\"}", 0 },
     { "gpt-oss", "<|channel|>analysis<|message|>easy<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>", "reasoning(easy) text(Hello)", 0 },
     { "json", "{\"name\": \"now\", \"arguments\": {}}", "call(now){}", 0 },
-    { "json", " {\"function\": {\"name\": \"now\", \"arguments\": {\"x\" : [1.50, \"}\\\"\"] } }, \"arguments\": 1}", "call(now){\"x\" : [1.50, \"}\\\"\"] }", 0 },
-    { "hermes", "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": 1, \"a\": 2}}\n</tool_call>", "call(now){\"a\": 1, \"a\": 2}", 0 },
+    { "json", " {\"function\": {\"name\": \"now\", \"arguments\": {\"x\" : [1.50, \"}\\\"\"] } }, \"arguments\": 1}",
+      "call(now){\"x\" : [1.50, \"}\\\"\"] }", 0 },
+    { "hermes", "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": 1, \"a\": 2}}\n</tool_call>",
+      "call(now){\"a\": 1, \"a\": 2}", 0 },
     { "json", "{\"answer\": 42}", "text({\"answer\": 42})", 0 },
 };
 
@@ -98,7 +109,8 @@ static void read_in_pieces(const struct sample *s, size_t piece, int stream, str
 {
     memset(h, 0, sizeof *h);
     h->last = -1;
-    struct tool_parser_options o = { .tools = tools, .reasoning = s->reasoning, .stream_arguments = stream, .seed = 5, .on_event = hear, .user = h };
+    struct tool_parser_options o = { .tools = tools, .reasoning = s->reasoning, .stream_arguments = stream, .seed = 5,
+                                     .on_event = hear, .user = h };
     struct tool_parser *p = tool_parser_open(tool_format_find(s->format), &o, NULL);
     size_t n = strlen(s->text);
     for (size_t i = 0; i < n; i += piece) {
@@ -124,7 +136,8 @@ static void reading(void **state)
                 struct heard h;
                 read_in_pieces(&samples[i], piece, stream, &h);
                 if (strcmp(h.text, samples[i].want) != 0)
-                    fail_msg("%s in pieces of %zu%s:\n  %s\n  gives %s\n  not   %s", samples[i].format, piece, stream ? ", streamed" : "", samples[i].text, h.text, samples[i].want);
+                    fail_msg("%s in pieces of %zu%s:\n  %s\n  gives %s\n  not   %s", samples[i].format, piece,
+                             stream ? ", streamed" : "", samples[i].text, h.text, samples[i].want);
             }
     struct heard h;
     read_in_pieces(&samples[12], 7, 0, &h);
@@ -132,7 +145,8 @@ static void reading(void **state)
     assert_string_equal(h.id[1], "abcdefghi");
 }
 
-/* A call whose beginning was handed on and that ends otherwise than it should: what there is of its arguments comes all the same. */
+/* A call whose beginning was handed on and that ends otherwise than it should: what there is of
+ * its arguments comes all the same. */
 static void named_but_bad(void **state)
 {
     static const char first[] = "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": ", second[] = "[1, 2]}} and";
@@ -148,7 +162,8 @@ static void named_but_bad(void **state)
     assert_string_equal(h.text, "call(now){\"a\": [1, 2]}");
 }
 
-/* An answer that is cut keeps the calls before the cut, in every form; a call that was begun comes as far as it goes. */
+/* An answer that is cut keeps the calls before the cut, in every form; a call that was begun
+ * comes as far as it goes. */
 static void cut(void **state)
 {
     static const struct sample cases[] = {
@@ -169,15 +184,18 @@ static void cut(void **state)
             struct heard h;
             read_in_pieces(&cases[i], piece, 1, &h);
             if (strcmp(h.text, cases[i].want) != 0)
-                fail_msg("%s in pieces of %zu: %s gives %s, not %s", cases[i].format, piece, cases[i].text, h.text, cases[i].want);
+                fail_msg("%s in pieces of %zu: %s gives %s, not %s", cases[i].format, piece, cases[i].text, h.text,
+                         cases[i].want);
         }
-    static const struct sample whole = { "mistral", "[TOOL_CALLS][{\"name\": \"now\", \"arguments\": {}}, {\"na", "call(now){} text({\"na)", 0 };
+    static const struct sample whole = { "mistral", "[TOOL_CALLS][{\"name\": \"now\", \"arguments\": {}}, {\"na",
+                                         "call(now){} text({\"na)", 0 };
     struct heard h;
     read_in_pieces(&whole, 4, 0, &h);
     assert_string_equal(h.text, whole.want);
 }
 
-/* Cut anywhere, or with any byte changed, it is read as something, and no text is lost under another name. */
+/* Cut anywhere, or with any byte changed, it is read as something, and no text is lost under
+ * another name. */
 static void damage(void **state)
 {
     (void)state;
@@ -203,12 +221,21 @@ static void damage(void **state)
 static void detection(void **state)
 {
     static const char *const table[][2] = {
-        { "Qwen-Qwen2.5-7B-Instruct", "hermes" }, { "Qwen-Qwen3-0.6B", "hermes" }, { "Qwen-QwQ-32B", "hermes" }, { "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "hermes" }, { "ibm-granite-granite-4.0", "hermes" },
-        { "Qwen3-Coder", "qwen3-coder" }, { "Qwen3.5-4B", "qwen3-coder" }, { "ByteDance-Seed-OSS", "seed-oss" }, { "GLM-4.6", "glm" }, { "GLM-4.7-Flash", "glm" }, { "meta-llama-Llama-3.1-8B-Instruct", "llama3" },
-        { "meta-llama-Llama-3.2-3B-Instruct", "llama3" }, { "meta-llama-Llama-3.3-70B-Instruct", "llama3" }, { "mistralai-Mistral-Nemo-Instruct-2407", "mistral" }, { "Mistral-Small-3.2-24B-Instruct-2506", "mistral-args" },
-        { "mistralai-Ministral-3-14B-Reasoning-2512", "mistral-args" }, { "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek-r1" }, { "llama-cpp-deepseek-r1", "deepseek-r1" }, { "deepseek-ai-DeepSeek-V3.1", "deepseek-v3.1" },
-        { "Kimi-K2-Instruct", "kimi-k2" }, { "Kimi-K2-Thinking", "kimi-k2" }, { "meetkai-functionary-medium-v3.1", "functionary-3.1" }, { "meetkai-functionary-medium-v3.2", "functionary-3.2" },
-        { "ibm-granite-granite-3.3-2B-Instruct", "granite-3" }, { "NVIDIA-Nemotron-Nano-v2", "nemotron" }, { "openai-gpt-oss-120b", "gpt-oss" }, { "google-gemma-2-2b-it", "json" },
+        { "Qwen-Qwen2.5-7B-Instruct", "hermes" }, { "Qwen-Qwen3-0.6B", "hermes" }, { "Qwen-QwQ-32B", "hermes" },
+            { "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "hermes" }, { "ibm-granite-granite-4.0", "hermes" },
+        { "Qwen3-Coder", "qwen3-coder" }, { "Qwen3.5-4B", "qwen3-coder" }, { "ByteDance-Seed-OSS", "seed-oss" },
+        { "GLM-4.6", "glm" }, { "GLM-4.7-Flash", "glm" }, { "meta-llama-Llama-3.1-8B-Instruct", "llama3" },
+        { "meta-llama-Llama-3.2-3B-Instruct", "llama3" }, { "meta-llama-Llama-3.3-70B-Instruct", "llama3" },
+        { "mistralai-Mistral-Nemo-Instruct-2407", "mistral" },
+        { "Mistral-Small-3.2-24B-Instruct-2506", "mistral-args" },
+        { "mistralai-Ministral-3-14B-Reasoning-2512", "mistral-args" },
+        { "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek-r1" }, { "llama-cpp-deepseek-r1", "deepseek-r1" },
+        { "deepseek-ai-DeepSeek-V3.1", "deepseek-v3.1" },
+        { "Kimi-K2-Instruct", "kimi-k2" }, { "Kimi-K2-Thinking", "kimi-k2" },
+        { "meetkai-functionary-medium-v3.1", "functionary-3.1" },
+        { "meetkai-functionary-medium-v3.2", "functionary-3.2" },
+        { "ibm-granite-granite-3.3-2B-Instruct", "granite-3" }, { "NVIDIA-Nemotron-Nano-v2", "nemotron" },
+        { "openai-gpt-oss-120b", "gpt-oss" }, { "google-gemma-2-2b-it", "json" },
     };
     const char *oracles = getenv("ZSE_ORACLES");
     char path[4096];
@@ -269,10 +296,13 @@ static int takes(struct grammar *g, const char *text)
     return ok;
 }
 
-/* What a required call's grammar lets through is read as calls of known functions with valid arguments; samples of well-formed answers pass under auto. */
+/* What a required call's grammar lets through is read as calls of known functions with valid
+ * arguments; samples of well-formed answers pass under auto. */
 static void enforcing(void **state)
 {
-    static const char *const names[] = { "hermes", "llama3", "mistral", "mistral-args", "deepseek-r1", "deepseek-v3.1", "kimi-k2", "functionary-3.1", "functionary-3.2", "granite-3", "nemotron", "qwen3-coder", "seed-oss", "glm", "gpt-oss", "json" };
+    static const char *const names[] = { "hermes", "llama3", "mistral", "mistral-args", "deepseek-r1", "deepseek-v3.1",
+                                         "kimi-k2", "functionary-3.1", "functionary-3.2", "granite-3", "nemotron",
+                                         "qwen3-coder", "seed-oss", "glm", "gpt-oss", "json" };
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct err e = { .msg = "" };
@@ -291,7 +321,8 @@ static void enforcing(void **state)
             int ended = 0;
             for (int step = 0; step < 400 && n < 8000 && !ended; step++) {
                 const uint32_t *mask = matcher_mask(m);
-                int32_t id = -1, quote = tokenizer_find(tokenizer, step % 2 ? "\"" : "}", 1), less = tokenizer_find(tokenizer, "<", 1);
+                int32_t id = -1, quote = tokenizer_find(tokenizer, step % 2 ? "\"" : "}", 1),
+                        less = tokenizer_find(tokenizer, "<", 1);
                 if (matcher_complete(m) && rng_u64(&r) % 2) {
                     ended = 1;
                     break;
@@ -375,7 +406,8 @@ static void enforcing(void **state)
     grammar_close(g);
     static const struct { const char *format, *ok, *bad; } tags[] = {
         { "qwen3-coder", "<tool_call>\n<function=f>\n<parameter=a>\n[\"x\", \"x\"]\n</parameter>\n</function>\n</tool_call>", "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>" },
-        { "glm", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>[\"x\"]</arg_value>\n</tool_call>", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>" },
+        { "glm", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>[\"x\"]</arg_value>\n</tool_call>",
+          "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>" },
         { "seed-oss", "<seed:tool_call>\n<function=f>\n<parameter=a>[\"x\"]</parameter>\n</function>\n</seed:tool_call>", "<seed:tool_call>\n<function=f>\n<parameter=a>x</parameter>\n</function>\n</seed:tool_call>" },
     };
     for (size_t i = 0; i < sizeof tags / sizeof *tags; i++) {
@@ -393,11 +425,15 @@ static void enforcing(void **state)
 /* Reasoning may come before what a schema asks for, or has begun in the prompt. */
 static void thinking(void **state)
 {
-    static const char schema[] = "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"required\":[\"a\"]}", regex[] = "[0-9]+", rules[] = "root ::= \"yes\"";
+    static const char schema[] = "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"required\":[\"a\"]}",
+                      regex[] = "[0-9]+", rules[] = "root ::= \"yes\"";
     static const struct { const char *format, *text; int begun, ok; } cases[] = {
-        { "hermes", "{\"a\": 1}", 0, 1 }, { "hermes", "<think>\nso { \"a\n</think>\n\n{\"a\": 1}", 0, 1 }, { "hermes", "well {\"a\": 1}", 0, 0 }, { "hermes", "<think>x</think> y", 0, 0 },
-        { "hermes", "hm </think>{\"a\": 1}", 1, 1 }, { "hermes", "{\"a\": 1}", 1, 0 }, { "seed-oss", "<seed:think>x</seed:think>{\"a\": 1}", 0, 1 },
-        { "gpt-oss", "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>{\"a\": 1}", 0, 1 }, { "gpt-oss", "{\"a\": 1}", 0, 0 },
+        { "hermes", "{\"a\": 1}", 0, 1 }, { "hermes", "<think>\nso { \"a\n</think>\n\n{\"a\": 1}", 0, 1 },
+            { "hermes", "well {\"a\": 1}", 0, 0 }, { "hermes", "<think>x</think> y", 0, 0 },
+        { "hermes", "hm </think>{\"a\": 1}", 1, 1 }, { "hermes", "{\"a\": 1}", 1, 0 },
+        { "seed-oss", "<seed:think>x</seed:think>{\"a\": 1}", 0, 1 },
+        { "gpt-oss", "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>{\"a\": 1}", 0,
+          1 }, { "gpt-oss", "{\"a\": 1}", 0, 0 },
     };
     struct err e;
     (void)state;
@@ -413,7 +449,8 @@ static void thinking(void **state)
         grammar_close(g);
     }
     const struct grammar_options o = { .thinker = tool_format_find("hermes"), .thinking = 1 };
-    struct grammar *both[] = { grammar_compile_regex(vocab, regex, sizeof regex - 1, &o, &e), grammar_compile_gbnf(vocab, rules, sizeof rules - 1, &o, &e) };
+    struct grammar *both[] = { grammar_compile_regex(vocab, regex, sizeof regex - 1, &o, &e),
+                               grammar_compile_gbnf(vocab, rules, sizeof rules - 1, &o, &e) };
     static const char *const ends[] = { "a</think>42", "a</think>\nyes" };
     for (int i = 0; i < 2; i++) {
         struct matcher *m = matcher_open(both[i], &e);
@@ -428,8 +465,10 @@ static void thinking(void **state)
 static void content(void **state)
 {
     static const struct { const char *format, *text; int ok; } cases[] = {
-        { "hermes", "[1]", 1 }, { "hermes", "words", 0 }, { "hermes", "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>", 1 }, { "json", "[1]", 1 },
-        { "json", "{\"name\": \"now\", \"arguments\": {}}", 1 }, { "json", "{\"name\": \"other\", \"arguments\": {}}", 0 }, { "functionary-3.2", "all\n[1]", 1 },
+        { "hermes", "[1]", 1 }, { "hermes", "words", 0 },
+            { "hermes", "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>", 1 }, { "json", "[1]", 1 },
+        { "json", "{\"name\": \"now\", \"arguments\": {}}", 1 },
+        { "json", "{\"name\": \"other\", \"arguments\": {}}", 0 }, { "functionary-3.2", "all\n[1]", 1 },
     };
     json_t *schema = json_pack("{s:s, s:{s:s}}", "type", "array", "items", "type", "integer");
     struct err e;
@@ -453,15 +492,17 @@ static void count_arguments(void *user, const struct tool_event *ev) { *(int *)u
 /* Arguments come as they are written. */
 static void streaming(void **state)
 {
-    static const char *const formats[] = { "hermes", "llama3", "json", "mistral-args", "deepseek-v3.1", "kimi-k2", "functionary-3.1", "functionary-3.2", "gpt-oss", "mistral", "granite-3", "nemotron",
-                                           "qwen3-coder", "glm", "seed-oss" };
+    static const char *const formats[] = { "hermes", "llama3", "json", "mistral-args", "deepseek-v3.1", "kimi-k2",
+                                           "functionary-3.1", "functionary-3.2", "gpt-oss", "mistral", "granite-3",
+                                           "nemotron", "qwen3-coder", "glm", "seed-oss" };
     (void)state;
     for (size_t f = 0; f < sizeof formats / sizeof *formats; f++)
         for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
             if (strcmp(samples[i].format, formats[f]) != 0 || !strstr(samples[i].want, "call(get_weather)"))
                 continue;
             int pieces = 0;
-            struct tool_parser_options o = { .tools = tools, .stream_arguments = 1, .on_event = count_arguments, .user = &pieces };
+            struct tool_parser_options o = { .tools = tools, .stream_arguments = 1, .on_event = count_arguments,
+                                             .user = &pieces };
             struct tool_parser *p = tool_parser_open(tool_format_find(formats[f]), &o, NULL);
             for (const char *s = samples[i].text; *s; s++)
                 assert_int_equal(tool_parser_push(p, s, 1, NULL), 0);
@@ -472,21 +513,24 @@ static void streaming(void **state)
         }
 }
 
-/* What cannot be enforced of a function that is not strict is ignored keyword by keyword, and listed. */
+/* What cannot be enforced of a function that is not strict is ignored keyword by keyword, and
+ * listed. */
 static void relaxing(void **state)
 {
     static const struct { const char *format, *parameters, *relaxed; } cases[] = {
         { "hermes", "{\"properties\":{\"a\":{\"type\":\"string\"}}}", NULL },
         { "hermes", "{\"properties\":{\"a\":{\"$ref\":\"http://elsewhere/x\"},\"b\":{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}}}",
           "function 'f': /properties/a/$ref, function 'f': /properties/b/pattern" },
-        { "qwen3-coder", "{\"minProperties\":1,\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"x\"}}}", "function 'f': /minProperties, function 'f': /properties/a/pattern" },
+        { "qwen3-coder", "{\"minProperties\":1,\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"x\"}}}",
+          "function 'f': /minProperties, function 'f': /properties/a/pattern" },
         { "glm", "{\"properties\":{\"\\u00fc\":{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}}}}", "function 'f': /properties/?\?/items/pattern" },
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct err e;
         json_t *parameters = json_loads(cases[i].parameters, 0, NULL), *before = json_deep_copy(parameters);
-        json_t *list = json_pack("[{s:s, s:{s:s, s:o}}]", "type", "function", "function", "name", "f", "parameters", parameters);
+        json_t *list = json_pack("[{s:s, s:{s:s, s:o}}]", "type", "function", "function", "name", "f", "parameters",
+                                 parameters);
         const struct tool_grammar_options o = { .tools = list, .choice = TOOL_REQUIRED };
         struct grammar *g = tool_grammar_compile(vocab, tool_format_find(cases[i].format), &o, &e);
         if (!g)
@@ -503,6 +547,10 @@ static void relaxing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(thinking), cmocka_unit_test(content), cmocka_unit_test(streaming), cmocka_unit_test(reading), cmocka_unit_test(named_but_bad), cmocka_unit_test(cut), cmocka_unit_test(relaxing), cmocka_unit_test(damage), cmocka_unit_test(detection), cmocka_unit_test(enforcing) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(thinking), cmocka_unit_test(content),
+                                        cmocka_unit_test(streaming), cmocka_unit_test(reading),
+                                        cmocka_unit_test(named_but_bad), cmocka_unit_test(cut),
+                                        cmocka_unit_test(relaxing), cmocka_unit_test(damage),
+                                        cmocka_unit_test(detection), cmocka_unit_test(enforcing) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

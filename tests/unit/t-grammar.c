@@ -1,5 +1,5 @@
-/* t-grammar.c - texts that regular expressions, rules and schemas take or not, against truth made by hand; what is refused, and where; masks against
- * their definition; limits. */
+/* t-grammar.c - texts that regular expressions, rules and schemas take or not, against truth
+ * made by hand; what is refused, and where; masks against their definition; limits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +21,8 @@ enum kind { REGEX, GBNF, SCHEMA, FLEXIBLE };
 static struct grammar *compile(enum kind k, const struct grammar_vocab *v, const char *text, struct err *e)
 {
     struct grammar_options o = { .whitespace = k == FLEXIBLE ? GRAMMAR_WS_FLEXIBLE : GRAMMAR_WS_SINGLE };
-    return (k == REGEX ? grammar_compile_regex : k == GBNF ? grammar_compile_gbnf : grammar_compile_schema)(v, text, strlen(text), &o, e);
+    return (k == REGEX ? grammar_compile_regex : k == GBNF ? grammar_compile_gbnf
+                                                           : grammar_compile_schema)(v, text, strlen(text), &o, e);
 }
 
 struct row {
@@ -82,7 +83,8 @@ static const struct row rows[] = {
     { GBNF, "root ::= [^\"\\\\\\n]+ \"\\n\" | \"\\u00e9\\x41\"", "abc\n~\xC3\xA9""A", "abc~\n" },
     { GBNF, "root ::= item+\nitem ::= \"- \" [^\\n]+ \"\\n\"", "- a\n|- a\n- b\n", "- a|-a\n" },
     { GBNF, "root ::= s\ns ::= \"a\" s \"b\" |", "|ab|aabb", "a|aab|ba" },
-    { GBNF, "root ::= e\ne ::= t (\"+\" t)*\nt ::= f (\"*\" f)*\nf ::= [0-9]+ | \"(\" e \")\"", "1+2*3|(1+2)*(3)", "1+|()|(1" },
+    { GBNF, "root ::= e\ne ::= t (\"+\" t)*\nt ::= f (\"*\" f)*\nf ::= [0-9]+ | \"(\" e \")\"", "1+2*3|(1+2)*(3)",
+      "1+|()|(1" },
     { GBNF, "a ::= \"x\"\nroot ::= a | (a a) | (\n a\n a a )", "x|xx|xxx", "xxxx|" },
     { SCHEMA, "true", "1~\"a|b\"~null~[1, {\"a\": 2}]~{}", "~01~{\"a\":}" },
     { SCHEMA, "{\"type\":\"null\"}", "null", "true|nul" },
@@ -96,90 +98,132 @@ static const struct row rows[] = {
     { SCHEMA, "{\"type\":\"integer\",\"multipleOf\":15,\"minimum\":0}", "0|15|30|450", "1|10|16" },
     { SCHEMA, "{\"type\":\"integer\",\"multipleOf\":2.5}", "5|-10|0", "1|2|3" },
     { SCHEMA, "{\"type\":\"number\",\"minimum\":0,\"maximum\":1}", "0|1|0.5|0.000001|1.0", "-0.1|1.1|1.000001|2" },
-    { SCHEMA, "{\"type\":\"number\",\"exclusiveMinimum\":0.1,\"maximum\":0.3}", "0.2|0.3|0.100001|0.30", "0.1|0.10|0.31|0.300001" },
+    { SCHEMA, "{\"type\":\"number\",\"exclusiveMinimum\":0.1,\"maximum\":0.3}", "0.2|0.3|0.100001|0.30",
+      "0.1|0.10|0.31|0.300001" },
     { SCHEMA, "{\"type\":\"number\",\"minimum\":-2.5,\"exclusiveMaximum\":-1}", "-2.5|-1.1|-2", "-1|-2.6|0|1" },
     { SCHEMA, "{\"type\":\"number\",\"multipleOf\":0.01}", "1|0.05|-3.25|0.1", "0.001|0.125" },
-    { SCHEMA, "{\"type\":\"string\"}", "\"\"|\"a\\\"\\\\\\n\\u00e9\\ud83d\\ude00\"|\"\xC3\xA9\"", "\"|\"\n\"|\"\\x\"|\"\\ud83d\"|\"\\u0000\"|\"\xC3\"" },
-    { SCHEMA, "{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}", "\"ab\"|\"\\\"\\\"\"|\"\xC3\xA9\xC3\xA9\xC3\xA9\"|\"\\ud83d\\ude00x\"", "\"a\"|\"abcd\"" },
+    { SCHEMA, "{\"type\":\"string\"}", "\"\"|\"a\\\"\\\\\\n\\u00e9\\ud83d\\ude00\"|\"\xC3\xA9\"",
+      "\"|\"\n\"|\"\\x\"|\"\\ud83d\"|\"\\u0000\"|\"\xC3\"" },
+    { SCHEMA, "{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
+      "\"ab\"|\"\\\"\\\"\"|\"\xC3\xA9\xC3\xA9\xC3\xA9\"|\"\\ud83d\\ude00x\"", "\"a\"|\"abcd\"" },
     { SCHEMA, "{\"type\":\"string\",\"pattern\":\"b\"}", "\"b\"|\"abc\"|\"\\\"b\"", "\"\"|\"ac\"" },
-    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[a-z\\\"]+$\",\"maxLength\":3}", "\"a\"|\"a\\\"b\"", "\"\"|\"abcd\"|\"A\"" },
+    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[a-z\\\"]+$\",\"maxLength\":3}", "\"a\"|\"a\\\"b\"",
+      "\"\"|\"abcd\"|\"A\"" },
     { REGEX, "(^a|b$)", "a|b", "ab|c" },
     { REGEX, "(^)a(?:b|(?!c).$)", "ab|ad", "ac|a" },
     { REGEX, "[\\uD800\\uDBFF-\\uDC00\\uDFFFa]", "a", "b" },
-    { SCHEMA, "{\"pattern\":\"(^$|^(?!x)[a-z]+:.*$)\",\"type\":\"string\"}", "\"\"~\"a:\"~\"ab:cd\"", "\"x:\"~\"a\"~\" a:\"" },
+    { SCHEMA, "{\"pattern\":\"(^$|^(?!x)[a-z]+:.*$)\",\"type\":\"string\"}", "\"\"~\"a:\"~\"ab:cd\"",
+      "\"x:\"~\"a\"~\" a:\"" },
     { SCHEMA, "{\"pattern\":\"(^a|b)\",\"type\":\"string\"}", "\"ac\"~\"cb\"", "\"ca\"~\"\"" },
     { SCHEMA, "{\"pattern\":\"^(^ab$)$\",\"type\":\"string\"}", "\"ab\"", "\"abc\"~\"xab\"" },
-    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"arn:.*:.*:.+\",\"maxLength\":12}", "\"arn:::x\"~\"xarn:a:b:c\"~\"arn:a:b:cdef\"~\"arn:a:b:\xC3\xA9\xC3\xA9\xC3\xA9\xC3\xA9\"",
+    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"arn:.*:.*:.+\",\"maxLength\":12}",
+      "\"arn:::x\"~\"xarn:a:b:c\"~\"arn:a:b:cdef\"~\"arn:a:b:\xC3\xA9\xC3\xA9\xC3\xA9\xC3\xA9\"",
       "\"arn:a:b:cdefg\"~\"xxxxxxarn:~\"arn:a\"" },
-    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[\\\\p{L}\\\\p{N}_.]*$\",\"minLength\":2,\"maxLength\":256}", "\"ab\"~\"\xC3\xA9.\"", "\"a\"~\"\"~\"a b\"" },
-    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^(ab)*$\",\"minLength\":3,\"maxLength\":5}", "\"abab\"", "\"ab\"~\"ababa~\"" },
-    { SCHEMA, "{\"type\":\"string\",\"format\":\"date\"}", "\"2024-02-29\"|\"1999-12-31\"|\"2000-02-29\"", "\"2023-02-29\"|\"1900-02-29\"|\"2024-13-01\"|\"0000-01-01\"|\"2024-4-1\"" },
-    { SCHEMA, "{\"type\":\"string\",\"format\":\"ipv4\"}", "\"1.2.3.4\"|\"255.255.255.255\"", "\"256.1.1.1\"|\"1.2.3\"|\"01.2.3.4\"" },
-    { SCHEMA, "{\"type\":\"string\",\"format\":\"ipv6\"}", "\"::\"|\"::1\"|\"fe80::1:2\"|\"1:2:3:4:5:6:7:8\"", "\"1::2::3\"|\":1\"|\"12345::\"" },
-    { SCHEMA, "{\"type\":\"string\",\"format\":\"uuid\"}", "\"123e4567-e89b-12d3-a456-426614174000\"", "\"123e4567e89b12d3a456426614174000\"" },
-    { SCHEMA, "{\"type\":\"string\",\"format\":\"hostname\"}", "\"a\"~\"a-b.c1\"~\"a--b\"~\"abc--d\"~\"ab-c\"", "\"xn--X\"~\"ab--c\"~\"-a\"~\"a-\"~\"a..b\"~\"\"" },
-    { SCHEMA, "{\"type\":\"string\",\"format\":\"uri-reference\"}", "\"a\"~\"a/b:c\"~\"#f\"~\"?q\"~\"\"~\"a:b\"~\"//h/x\"~\"./1:b\"", "\":\"~\"1:b\"~\"a b\"~\"\\\\\"" },
-    { SCHEMA, "{\"type\":\"string\",\"format\":\"uri\"}", "\"http://u:p@h:80/a?b#c\"~\"http://[::1]/\"~\"urn:a:b\"", "\"/a\"~\"http://[:1\"~\"http:// h\"~\"1:b\"" },
-    { SCHEMA, "{\"type\":\"string\",\"format\":\"relative-json-pointer\"}", "\"0\"~\"1#\"~\"12/ab\"", "\"01\"~\"-1\"~\"/a\"" },
+    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[\\\\p{L}\\\\p{N}_.]*$\",\"minLength\":2,\"maxLength\":256}",
+      "\"ab\"~\"\xC3\xA9.\"", "\"a\"~\"\"~\"a b\"" },
+    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^(ab)*$\",\"minLength\":3,\"maxLength\":5}", "\"abab\"",
+      "\"ab\"~\"ababa~\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"date\"}", "\"2024-02-29\"|\"1999-12-31\"|\"2000-02-29\"",
+      "\"2023-02-29\"|\"1900-02-29\"|\"2024-13-01\"|\"0000-01-01\"|\"2024-4-1\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"ipv4\"}", "\"1.2.3.4\"|\"255.255.255.255\"",
+      "\"256.1.1.1\"|\"1.2.3\"|\"01.2.3.4\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"ipv6\"}", "\"::\"|\"::1\"|\"fe80::1:2\"|\"1:2:3:4:5:6:7:8\"",
+      "\"1::2::3\"|\":1\"|\"12345::\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"uuid\"}", "\"123e4567-e89b-12d3-a456-426614174000\"",
+      "\"123e4567e89b12d3a456426614174000\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"hostname\"}", "\"a\"~\"a-b.c1\"~\"a--b\"~\"abc--d\"~\"ab-c\"",
+      "\"xn--X\"~\"ab--c\"~\"-a\"~\"a-\"~\"a..b\"~\"\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"uri-reference\"}",
+      "\"a\"~\"a/b:c\"~\"#f\"~\"?q\"~\"\"~\"a:b\"~\"//h/x\"~\"./1:b\"", "\":\"~\"1:b\"~\"a b\"~\"\\\\\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"uri\"}", "\"http://u:p@h:80/a?b#c\"~\"http://[::1]/\"~\"urn:a:b\"",
+      "\"/a\"~\"http://[:1\"~\"http:// h\"~\"1:b\"" },
+    { SCHEMA, "{\"type\":\"string\",\"format\":\"relative-json-pointer\"}", "\"0\"~\"1#\"~\"12/ab\"",
+      "\"01\"~\"-1\"~\"/a\"" },
     { SCHEMA, "{\"type\":\"string\",\"format\":\"no-such-format\"}", "\"anything\"", "1" },
-    { SCHEMA, "{\"enum\":[1,\"two\",null,[1,{\"a\":true}]]}", "1~\"two\"~null~[1,{\"a\":true}]~[1, {\"a\": true}]", "2~\"1\"~[1]~[ 1,{\"a\":true}]" },
+    { SCHEMA, "{\"enum\":[1,\"two\",null,[1,{\"a\":true}]]}", "1~\"two\"~null~[1,{\"a\":true}]~[1, {\"a\": true}]",
+      "2~\"1\"~[1]~[ 1,{\"a\":true}]" },
     { SCHEMA, "{\"oneOf\":[{\"type\":\"string\"},{\"enum\":[\"a\",\"0\",false]}]}", "\"b\"|false", "\"a\"|\"0\"|true" },
     { SCHEMA, "{\"oneOf\":[{\"enum\":[\"a\",true]},{\"type\":\"boolean\"}]}", "\"a\"|false", "true" },
     { SCHEMA, "{\"const\":\"a\\\"b\"}", "\"a\\\"b\"", "\"ab\"" },
     { SCHEMA, "{\"enum\":[1,2,3,\"x\"],\"type\":\"integer\",\"minimum\":2}", "2|3", "1|\"x\"" },
-    { SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}", "[]~[1]~[1,2]~[1, 2, 3]", "[1,]~[ 1]~[\"a\"]~[1,  2]" },
-    { SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":2,\"maxItems\":3}", "[1,2]~[1,2,3]", "[]~[1]~[1,2,3,4]" },
-    { SCHEMA, "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"string\"},{\"type\":\"integer\"}],\"items\":false}", "[]~[\"a\"]~[\"a\",1]", "[1]~[\"a\",1,2]" },
+    { SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}", "[]~[1]~[1,2]~[1, 2, 3]",
+      "[1,]~[ 1]~[\"a\"]~[1,  2]" },
+    { SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":2,\"maxItems\":3}", "[1,2]~[1,2,3]",
+      "[]~[1]~[1,2,3,4]" },
+    { SCHEMA, "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"string\"},{\"type\":\"integer\"}],\"items\":false}",
+      "[]~[\"a\"]~[\"a\",1]", "[1]~[\"a\",1,2]" },
     { SCHEMA, "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"string\"}],\"items\":{\"type\":\"boolean\"},\"minItems\":2}", "[\"a\",true]~[\"a\",true,false]", "[\"a\"]~[true,true]" },
-    { SCHEMA, "{\"type\":\"array\",\"contains\":{\"const\":5},\"items\":{\"type\":\"integer\"},\"minItems\":2}", "[5,1]~[1,5]~[1,2,5]", "[5]~[1,2]~[]" },
+    { SCHEMA, "{\"type\":\"array\",\"contains\":{\"const\":5},\"items\":{\"type\":\"integer\"},\"minItems\":2}",
+      "[5,1]~[1,5]~[1,2,5]", "[5]~[1,2]~[]" },
     { SCHEMA, "{\"type\":\"array\",\"items\":{\"enum\":[1,2]},\"contains\":{\"const\":1},\"minContains\":0,\"maxContains\":1,\"minItems\":3,\"maxItems\":4}",
       "[2,2,2]~[1,2,2,2]~[2,2,1]", "[2,2,1,1]~[1,1,2]~[2,2]" },
     { SCHEMA, "{\"type\":\"array\",\"items\":{\"enum\":[1,2,3]},\"contains\":{\"const\":1},\"minContains\":2,\"maxContains\":3,\"maxItems\":5}", "[1,1]~[1,2,1,3]~[1,1,1,2,2]",
       "[1]~[1,1,1,1]~[2,2]~[1,1,2,2,2,2]" },
     { SCHEMA, "{\"type\":\"array\",\"allOf\":[{\"contains\":{\"const\":1}},{\"contains\":{\"type\":\"string\"},\"maxContains\":1}]}", "[1,\"a\"]~[\"a\",null,1]", "[1]~[\"a\"]~[1,\"a\",\"b\"]" },
-    { SCHEMA, "{\"type\":\"array\",\"prefixItems\":[{\"const\":1},{}],\"contains\":{\"const\":1},\"maxContains\":1}", "[1]~[1,2,3]", "[1,1]~[2]~[]" },
-    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[1,2,3]}}", "[]~[1]~[3,1,2]", "[1,1]~[1,2,1]" },
-    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\"}}", "[]~[\"a\"]~[\"a\", \"b\",\"ab\"]~[\"\",\"[\",\"]\",\",\"]",
+    { SCHEMA, "{\"type\":\"array\",\"prefixItems\":[{\"const\":1},{}],\"contains\":{\"const\":1},\"maxContains\":1}",
+      "[1]~[1,2,3]", "[1,1]~[2]~[]" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[1,2,3]}}", "[]~[1]~[3,1,2]",
+      "[1,1]~[1,2,1]" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\"}}",
+      "[]~[\"a\"]~[\"a\", \"b\",\"ab\"]~[\"\",\"[\",\"]\",\",\"]",
       "[\"a\",\"a\"]~[\"a\",\"b\", \"a\"]~[\"\\\"\",\"\\\"\"]~[\"\",\"\"]~[\"\\u0061\"]" },
-    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"number\"}}", "[1,12,1.5,-1,0]~[12,1]", "[1,1]~[1, 2, 1]~[1.0]~[0,-0]~[1e0]~[1.5,1.50]" },
-    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":10}}", "[1,10,0]~[10,1,2,3,4,5,6,7,8,9,0]", "[10,10]~[10,1,10]~[10,1,2,3,4,5,6,7,8,9,0,1" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"number\"}}", "[1,12,1.5,-1,0]~[12,1]",
+      "[1,1]~[1, 2, 1]~[1.0]~[0,-0]~[1e0]~[1.5,1.50]" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":10}}",
+      "[1,10,0]~[10,1,2,3,4,5,6,7,8,9,0]", "[10,10]~[10,1,10]~[10,1,2,3,4,5,6,7,8,9,0,1" },
     { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"object\",\"properties\":{\"k\":{\"type\":\"string\"},\"v\":{\"type\":\"array\",\"uniqueItems\":true}},\"required\":[\"k\"]}}",
       "[{\"k\":\"a\"},{\"k\": \"b\"}]~[{\"k\":\"a\"},{\"k\":\"a\",\"v\":[]},{\"k\":\"a\",\"v\":[1,2]}]~[{\"k\":\"a\",\"v\":[[1],[2]]},{\"k\":\"b\",\"v\":[[1],[2]]}]",
       "[{\"k\":\"a\"},{\"k\": \"a\"}]~[{\"k\":\"a\",\"v\":[1,1]}]~[{\"k\":\"a\",\"v\":[[1],[1]]}]~[{\"k\":\"a\",\"v\":[1]},{\"k\":\"b\"},{\"k\":\"a\",\"v\":[1]}]" },
-    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"additionalProperties\":true}}", "[{\"a\":1,\"b\":2},{\"b\":1,\"a\":2}]~[{\"a\":{}},{\"a\":[]},{}]", "[{\"a\":1,\"a\":2},{\"a\":2}]~[{\"a\":1,\"b\":2},{\"b\":2,\"a\":1}]~[[{\"a\":1,\"b\":2}],[{\"b\":2,\"a\":1}]]" },
+    { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"additionalProperties\":true}}",
+      "[{\"a\":1,\"b\":2},{\"b\":1,\"a\":2}]~[{\"a\":{}},{\"a\":[]},{}]",
+      "[{\"a\":1,\"a\":2},{\"a\":2}]~[{\"a\":1,\"b\":2},{\"b\":2,\"a\":1}]~[[{\"a\":1,\"b\":2}],[{\"b\":2,\"a\":1}]]" },
     { SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true,\"prefixItems\":[{\"const\":1}],\"items\":{\"type\":\"integer\"},\"contains\":{\"const\":5}}", "[1,5]~[1,2,5]", "[1,5,5]~[1,2]~[1,1,5]" },
-    { SCHEMA, "{\"prefixItems\":[{\"uniqueItems\":true}],\"type\":\"array\"}", "[[1,2],[1,1]]~[{},{}]~[[[1,1]],1,1]", "[[1,1]]~[[1,1],{}]" },
+    { SCHEMA, "{\"prefixItems\":[{\"uniqueItems\":true}],\"type\":\"array\"}", "[[1,2],[1,1]]~[{},{}]~[[[1,1]],1,1]",
+      "[[1,1]]~[[1,1],{}]" },
     { SCHEMA, "{\"anyOf\":[{\"type\":\"array\",\"uniqueItems\":true},{\"type\":\"object\",\"properties\":{\"l\":{\"type\":\"array\"}}}]}", "[1,[2,2]]~{\"l\":[1,1]}", "[1,1]" },
-    { FLEXIBLE, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\",\"maxLength\":1}}", "[ \"a\" ,\n \"b\" ]~[\"a\",\"\"]", "[ \"a\" ,\n  \"a\" ]~[\"\", \"\"]" },
+    { FLEXIBLE, "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\",\"maxLength\":1}}",
+      "[ \"a\" ,\n \"b\" ]~[\"a\",\"\"]", "[ \"a\" ,\n  \"a\" ]~[\"\", \"\"]" },
     { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":\"null\"}},\"required\":[\"b\"]}", "{\"b\":null}~{\"a\": 1, \"b\": null}",
       "{}~{\"a\":1}~{\"b\":null,\"a\":1}~{\"b\":null,\"c\":1}~{\"b\":null,\"b\":null}~{ \"b\":null}" },
-    { SCHEMA, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"integer\"}}", "{}~{\"x\":1}~{\"x\":1,\"y\":2}", "{\"x\":\"1\"}~{x:1}" },
+    { SCHEMA, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"integer\"}}", "{}~{\"x\":1}~{\"x\":1,\"y\":2}",
+      "{\"x\":\"1\"}~{x:1}" },
     { SCHEMA, "{\"type\":\"object\",\"properties\":{\"ab\":{\"type\":\"null\"}},\"additionalProperties\":{\"type\":\"integer\"}}", "{\"ab\":null}~{\"a\":1}~{\"abc\":1}~{\"ab\":null,\"b\":2}",
       "{\"ab\":1}~{\"x\":1,\"ab\":null}~{\"\\u0061b\":1}" },
     { SCHEMA, "{\"type\":\"object\",\"patternProperties\":{\"^x\":{\"type\":\"integer\"},\"y$\":{\"minimum\":5}},\"additionalProperties\":false}", "{\"x\":1}~{\"xy\":5}~{\"y\":\"any\"}", "{\"xy\":4}~{\"z\":1}" },
-    { SCHEMA, "{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^[a-z]$\"},\"additionalProperties\":true}", "{\"a\":1}", "{\"A\":1}~{\"aa\":1}" },
+    { SCHEMA, "{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^[a-z]$\"},\"additionalProperties\":true}",
+      "{\"a\":1}", "{\"A\":1}~{\"aa\":1}" },
     { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1},\"b\":{\"const\":2},\"c\":{\"const\":3}},\"minProperties\":2}", "{\"a\":1,\"c\":3}~{\"a\":1,\"b\":2,\"c\":3}", "{}~{\"b\":2}" },
     { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1},\"b\":{\"const\":2}},\"dependentRequired\":{\"a\":[\"b\"]}}", "{}~{\"b\":2}~{\"a\":1,\"b\":2}", "{\"a\":1}" },
     { SCHEMA, "{\"type\":\"object\",\"patternProperties\":{\"\\\\d\":{\"const\":1}},\"additionalProperties\":false,\"propertyNames\":{\"maxLength\":3}}", "{}~{\"ab1\":1}", "{\"abc~{\"abc\":1}~{\"abc1\":1}" },
     { SCHEMA, "{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"integer\",\"minimum\":3}]}", "\"a\"~3", "2~null" },
-    { SCHEMA, "{\"oneOf\":[{\"type\":\"integer\",\"minimum\":3},{\"type\":\"integer\",\"maximum\":5}]}", "2|6", "3|4|5" },
+    { SCHEMA, "{\"oneOf\":[{\"type\":\"integer\",\"minimum\":3},{\"type\":\"integer\",\"maximum\":5}]}", "2|6",
+      "3|4|5" },
     { SCHEMA, "{\"minItems\":1,\"allOf\":[{\"oneOf\":[true,{\"enum\":[null]}]}]}", "1", "null" },
-    { SCHEMA, "{\"dependentRequired\":{\"a\":[\"b\"]},\"if\":{\"required\":[\"a\"]},\"type\":\"object\"}", "{}~{\"c\":1}~{\"a\":1,\"b\":2}", "{\"a\":1}~{\"a\":1,\"c\":1}" },
+    { SCHEMA, "{\"dependentRequired\":{\"a\":[\"b\"]},\"if\":{\"required\":[\"a\"]},\"type\":\"object\"}",
+      "{}~{\"c\":1}~{\"a\":1,\"b\":2}", "{\"a\":1}~{\"a\":1,\"c\":1}" },
     { SCHEMA, "{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},\"additionalProperties\":false},{\"type\":\"object\",\"properties\":{\"a\":{\"minimum\":5},\"b\":{}},"
-              "\"additionalProperties\":false}]}", "{\"a\":4}~{\"b\":null}~{\"a\":5.5}~{\"a\":7,\"b\":1}", "{\"a\":5}~{}~{\"a\":4,\"b\":1}~{\"c\":1}" },
+              "\"additionalProperties\":false}]}", "{\"a\":4}~{\"b\":null}~{\"a\":5.5}~{\"a\":7,\"b\":1}",
+              "{\"a\":5}~{}~{\"a\":4,\"b\":1}~{\"c\":1}" },
     { SCHEMA, "{\"type\":\"object\",\"not\":{\"additionalProperties\":{\"type\":\"null\"}},\"additionalProperties\":true}", "{\"a\":1}~{\"a\":null,\"b\":\"\"}", "{}~{\"a\":null}~{\"a\":1,\"a\":null}" },
-    { SCHEMA, "{\"type\":\"object\",\"not\":{\"propertyNames\":{\"maxLength\":2}}}", "{\"abc\":1}~{\"a\":1,\"abc\":2}", "{}~{\"ab\":1}" },
-    { SCHEMA, "{\"type\":\"object\",\"not\":{\"patternProperties\":{\"^x\":{\"type\":\"null\"}}},\"maxProperties\":2}", "{\"xa\":1}~{\"b\":null,\"x\":1}", "{}~{\"x\":null}~{\"a\":1}~{\"a\":1,\"b\":1,\"x\":1}" },
+    { SCHEMA, "{\"type\":\"object\",\"not\":{\"propertyNames\":{\"maxLength\":2}}}", "{\"abc\":1}~{\"a\":1,\"abc\":2}",
+      "{}~{\"ab\":1}" },
+    { SCHEMA, "{\"type\":\"object\",\"not\":{\"patternProperties\":{\"^x\":{\"type\":\"null\"}}},\"maxProperties\":2}",
+      "{\"xa\":1}~{\"b\":null,\"x\":1}", "{}~{\"x\":null}~{\"a\":1}~{\"a\":1,\"b\":1,\"x\":1}" },
     { SCHEMA, "{\"type\":\"object\",\"propertyNames\":{\"anyOf\":[{\"const\":\"a\"},{\"minLength\":3,\"not\":{\"pattern\":\"^x\"}}]}}", "{\"a\":1}~{\"abc\":1,\"a\":2}", "{\"b\":1}~{\"xbc\":1}" },
     { SCHEMA, "{\"type\":\"string\",\"not\":{\"format\":\"date\"}}", "\"x\"~\"2023-02-29\"", "\"2024-02-29\"" },
-    { SCHEMA, "{\"not\":{\"type\":\"object\",\"maxProperties\":2}}", "1~[]", "{}~{\"a\":1,\"b\":1}~{\"a\":1,\"a\":1,\"a\":1}" },
+    { SCHEMA, "{\"not\":{\"type\":\"object\",\"maxProperties\":2}}", "1~[]",
+      "{}~{\"a\":1,\"b\":1}~{\"a\":1,\"a\":1,\"a\":1}" },
     { SCHEMA, "{\"not\":{\"enum\":[{},[],null]}}", "{\"a\":1}~[1]~1", "{}~[]~null" },
-    { SCHEMA, "{\"not\":{\"if\":{\"type\":\"string\"},\"then\":{\"minLength\":2},\"else\":{\"type\":\"null\"}}}", "\"a\"~1~{}", "\"ab\"~null" },
-    { SCHEMA, "{\"not\":{\"oneOf\":[{\"type\":\"integer\"},{\"minimum\":3}]},\"type\":\"number\"}", "3~2.5~7", "2~3.5" },
-    { SCHEMA, "{\"type\":\"array\",\"not\":{\"prefixItems\":[{\"const\":1},{\"const\":2}],\"items\":false}}", "[2]~[1,3]~[1,2,3]", "[]~[1]~[1,2]" },
+    { SCHEMA, "{\"not\":{\"if\":{\"type\":\"string\"},\"then\":{\"minLength\":2},\"else\":{\"type\":\"null\"}}}",
+      "\"a\"~1~{}", "\"ab\"~null" },
+    { SCHEMA, "{\"not\":{\"oneOf\":[{\"type\":\"integer\"},{\"minimum\":3}]},\"type\":\"number\"}", "3~2.5~7",
+      "2~3.5" },
+    { SCHEMA, "{\"type\":\"array\",\"not\":{\"prefixItems\":[{\"const\":1},{\"const\":2}],\"items\":false}}",
+      "[2]~[1,3]~[1,2,3]", "[]~[1]~[1,2]" },
     { SCHEMA, "{\"type\":\"object\",\"allOf\":[{\"properties\":{\"a\":{}}}],\"anyOf\":[{\"required\":[\"b\"],\"properties\":{\"b\":{}}},{\"required\":[\"c\"],\"properties\":{\"c\":{}}}],\"unevaluatedProperties\":false}",
       "{\"a\":1,\"b\":2}~{\"c\":3}", "{\"b\":1,\"d\":2}~{}" },
-    { SCHEMA, "{\"type\":\"object\",\"allOf\":[{\"unevaluatedProperties\":false}],\"properties\":{\"a\":{}}}", "{}", "{\"a\":1}~{\"b\":1}" },
+    { SCHEMA, "{\"type\":\"object\",\"allOf\":[{\"unevaluatedProperties\":false}],\"properties\":{\"a\":{}}}", "{}",
+      "{\"a\":1}~{\"b\":1}" },
     { SCHEMA, "{\"type\":\"object\",\"$ref\":\"#/$defs/b\",\"unevaluatedProperties\":{\"type\":\"null\"},\"$defs\":{\"b\":{\"properties\":{\"a\":{\"const\":1}},\"patternProperties\":{\"^x\":{\"const\":2}}}}}",
       "{\"a\":1,\"x\":2,\"y\":null}", "{\"a\":null}~{\"y\":2}" },
     { SCHEMA, "{\"type\":\"array\",\"allOf\":[{\"prefixItems\":[{\"const\":1}]}],\"contains\":{\"const\":5},\"unevaluatedItems\":false}", "[1,5]~[1,5,5]", "[1]~[1,5,2]~[5]" },
@@ -192,16 +236,21 @@ static const struct row rows[] = {
     { SCHEMA, "{\"$ref\":\"#/$defs/n\",\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"c\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/n\"}}}}}}", "{}~{\"c\":[]}~{\"c\":[{},{\"c\":[{}]}]}",
       "{\"c\":[1]}~{\"c\":[{]}" },
     { SCHEMA, "{\"$ref\":\"#here\",\"$defs\":{\"a/b~\":{\"$anchor\":\"here\",\"type\":\"null\"}}}", "null", "1" },
-    { SCHEMA, "{\"$ref\":\"#/$defs/a~1b~0\",\"$defs\":{\"a/b~\":{\"$anchor\":\"here\",\"type\":\"null\"}}}", "null", "1" },
+    { SCHEMA, "{\"$ref\":\"#/$defs/a~1b~0\",\"$defs\":{\"a/b~\":{\"$anchor\":\"here\",\"type\":\"null\"}}}", "null",
+      "1" },
     { SCHEMA, "{\"$id\":\"http://x/root\",\"$ref\":\"b#n\",\"$defs\":{\"p\":{\"$id\":\"a\",\"$anchor\":\"n\",\"type\":\"string\"},\"q\":{\"$id\":\"b\",\"$anchor\":\"n\",\"type\":\"null\"}}}", "null", "\"a\"" },
     { SCHEMA, "{\"$ref\":\"http://x/y\",\"other\":{\"$id\":\"http://x/y\",\"type\":\"string\"},\"$defs\":{\"a\":{\"$id\":\"http://x/y\",\"type\":\"null\"}}}", "null", "\"a\"" },
-    { SCHEMA, "{\"$id\":\"http://x/a/b\",\"$ref\":\"../c/./d\",\"$defs\":{\"a\":{\"$id\":\"/c/d\",\"type\":\"null\"}}}", "null", "\"a\"" },
-    { SCHEMA, "{\"$dynamicRef\":\"#n\",\"$defs\":{\"a\":{\"$dynamicAnchor\":\"n\",\"type\":\"null\"}}}", "null", "\"a\"" },
+    { SCHEMA, "{\"$id\":\"http://x/a/b\",\"$ref\":\"../c/./d\",\"$defs\":{\"a\":{\"$id\":\"/c/d\",\"type\":\"null\"}}}",
+      "null", "\"a\"" },
+    { SCHEMA, "{\"$dynamicRef\":\"#n\",\"$defs\":{\"a\":{\"$dynamicAnchor\":\"n\",\"type\":\"null\"}}}", "null",
+      "\"a\"" },
     { SCHEMA, "{\"$schema\":\"http://json-schema.org/draft-07/schema#\",\"$ref\":\"#/definitions/a\",\"minimum\":5,\"definitions\":{\"a\":{\"type\":\"integer\"}}}", "1", "null" },
     { SCHEMA, "{\"enum\":[{\"a\":1},{}],\"dependencies\":{\"a\":[\"b\"]}}", "{}", "{\"a\":1}" },
     { SCHEMA, "{\"type\":\"string\",\"nullable\":true}", "\"a\"|null", "1" },
-    { SCHEMA, "{\"type\":\"object\",\"properties\":{\"q\\\"\\n\":{\"type\":\"null\"}},\"required\":[\"q\\\"\\n\"]}", "{\"q\\\"\\n\":null}", "{}" },
-    { FLEXIBLE, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}}", "{\"a\":[1]}~{\n  \"a\" : [\n    1,\n    2\n  ]\n}~{ \"a\": [ 1 , 2 ] }", "{  \"a\":[]}~{\"a\":[1\n\n]}" },
+    { SCHEMA, "{\"type\":\"object\",\"properties\":{\"q\\\"\\n\":{\"type\":\"null\"}},\"required\":[\"q\\\"\\n\"]}",
+      "{\"q\\\"\\n\":null}", "{}" },
+    { FLEXIBLE, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}}",
+      "{\"a\":[1]}~{\n  \"a\" : [\n    1,\n    2\n  ]\n}~{ \"a\": [ 1 , 2 ] }", "{  \"a\":[]}~{\"a\":[1\n\n]}" },
 };
 
 static void texts(void **state)
@@ -247,7 +296,8 @@ static void refusals(void **state)
         { GBNF, "root ::= <tool>", "only where there is a vocabulary" },
         { SCHEMA, "{\"type\":\"strin\"}", "schema: /type: expected" },
         { SCHEMA, "false", "schema: nothing can satisfy it" },
-        { SCHEMA, "{\"properties\":{\"a/b\":{\"pattern\":\"(\"}}}", "schema: /properties/a~1b/pattern: regular expression, character 1" },
+        { SCHEMA, "{\"properties\":{\"a/b\":{\"pattern\":\"(\"}}}",
+          "schema: /properties/a~1b/pattern: regular expression, character 1" },
         { SCHEMA, "{\"items\":{\"$ref\":\"http://x/y\"}}", "schema: /items/$ref: it leads out of the schema" },
         { SCHEMA, "{\"$ref\":\"#/nowhere\"}", "schema: /$ref: there is nothing of that name" },
         { SCHEMA, "{\"type\":\"string\",\"not\":{\"format\":\"email\"}}", "schema: /not/format: its opposite" },
@@ -258,11 +308,13 @@ static void refusals(void **state)
         { SCHEMA, "{\"$dynamicRef\":\"#x\",\"$defs\":{\"a\":{\"$id\":\"b\",\"$dynamicAnchor\":\"x\"},\"c\":{\"$dynamicAnchor\":\"x\"}}}", "schema: /$dynamicRef: it can be enforced where" },
         { SCHEMA, "{\"oneOf\":[{\"properties\":{\"a\":{}},\"unevaluatedProperties\":false,\"required\":[\"a\"]},{\"required\":[\"a\"],\"maxProperties\":3}],\"type\":\"object\"}",
           "schema: /oneOf/0/unevaluatedProperties: its opposite" },
-        { SCHEMA, "{\"const\":{\"a\":1},\"unevaluatedProperties\":false}", "schema: /unevaluatedProperties: it can be checked" },
+        { SCHEMA, "{\"const\":{\"a\":1},\"unevaluatedProperties\":false}",
+          "schema: /unevaluatedProperties: it can be checked" },
         { SCHEMA, "{\"const\":[1],\"unevaluatedItems\":false}", "schema: /unevaluatedItems: it can be checked" },
         { SCHEMA, "{\"contains\":{\"format\":\"email\"},\"maxContains\":1}", "schema: /contains/format: its opposite" },
         { SCHEMA, "{\"type\":\"integer\",\"minimum\":5,\"maximum\":4}", "nothing can satisfy it" },
-        { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", "no text of finite length" },
+        { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}",
+          "no text of finite length" },
         { SCHEMA, "{\"minLength\":-1}", "schema: /minLength: expected a whole number" },
         { SCHEMA, "{\"type\":\"integer\",\"multipleOf\":0}", "schema: /multipleOf: expected a number above 0" },
         { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{}},\"required\":[\"b\"],\"unevaluatedProperties\":false}", "nothing can satisfy it" },
@@ -283,8 +335,9 @@ static void refusals(void **state)
 /* Nothing takes long or much, whatever it asks for: it is compiled, or refused. */
 static void limits(void **state)
 {
-    static const char *const regex[] = { "(a|aa)+$", "(x{1,1000}){1,1000}", "(a?){5000}a{5000}", "((a{1,100}){1,100}){1,100}", "(.*a){40}", "([a-z]+)*\\.([a-z]*)*x", "(a|b)*a(a|b){200}",
-                                         "(?=.*a.{50}b)(?=.*c.{60}d).*", "\\p{L}{1,500}\\p{N}*" };
+    static const char *const regex[] = { "(a|aa)+$", "(x{1,1000}){1,1000}", "(a?){5000}a{5000}",
+                                         "((a{1,100}){1,100}){1,100}", "(.*a){40}", "([a-z]+)*\\.([a-z]*)*x",
+                                         "(a|b)*a(a|b){200}", "(?=.*a.{50}b)(?=.*c.{60}d).*", "\\p{L}{1,500}\\p{N}*" };
     (void)state;
     for (size_t i = 0; i < sizeof regex / sizeof *regex; i++) {
         struct err e = { .msg = "" };
@@ -305,8 +358,10 @@ static void limits(void **state)
         if (cpu_s() - t > 60)
             fail_msg("%s: %.1f s", regex[i], cpu_s() - t);
     }
-    /* rules that double each other: 2^18 parts are a grammar, 2^60 are too many, and so are 2^13 that may each be left out */
-    static const struct { int n; const char *last, *why; } doubled[] = { { 18, "\"x\"", NULL }, { 60, "\"x\"", "too large" }, { 13, "\"x\"?", "too ambiguous" } };
+    /* rules that double each other: 2^18 parts are a grammar, 2^60 are too many, and so are 2^13
+     * that may each be left out */
+    static const struct { int n; const char *last, *why; } doubled[] = { { 18, "\"x\"", NULL },
+        { 60, "\"x\"", "too large" }, { 13, "\"x\"?", "too ambiguous" } };
     for (size_t i = 0; i < sizeof doubled / sizeof *doubled; i++) {
         char rules[2048];
         int n = sprintf(rules, "root ::= a0\n");
@@ -339,7 +394,8 @@ static void limits(void **state)
     g = compile(SCHEMA, NULL, text, &e);
     assert_null(g);
     assert_int_equal(e.code, ERR_LIMIT);
-    /* properties in any order: lists of alternatives as long as there are properties, one for each of them; too many are refused */
+    /* properties in any order: lists of alternatives as long as there are properties, one for
+     * each of them; too many are refused */
     for (int n = 4000; n <= 12000; n += 8000) {
         const double t = cpu_s();
         p = text + sprintf(text, "{\"type\":\"object\",\"properties\":{");
@@ -362,13 +418,15 @@ static void limits(void **state)
 static void cancelled_compile(void **state)
 {
     (void)state;
-    static const char *const text[] = { "root ::= [a-z]{1,100} root? | \"x\"", "(?=.*a.{50}b)(?=.*c.{60}d).*", "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}}}" };
+    static const char *const text[] = { "root ::= [a-z]{1,100} root? | \"x\"", "(?=.*a.{50}b)(?=.*c.{60}d).*",
+                                        "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}}}" };
     static const enum kind kind[] = { GBNF, REGEX, SCHEMA };
     const atomic_int stop = 1;
     for (int i = 0; i < 3; i++) {
         struct err e = { .msg = "" };
         const struct grammar_options o = { .cancel = &stop };
-        assert_null((kind[i] == GBNF ? grammar_compile_gbnf : kind[i] == REGEX ? grammar_compile_regex : grammar_compile_schema)(NULL, text[i], strlen(text[i]), &o, &e));
+        assert_null((kind[i] == GBNF ? grammar_compile_gbnf : kind[i] == REGEX
+                     ? grammar_compile_regex : grammar_compile_schema)(NULL, text[i], strlen(text[i]), &o, &e));
         assert_non_null(strstr(e.msg, "cancelled"));
     }
 }
@@ -404,7 +462,8 @@ static int close_vocab(void **state)
 
 static int bit(const uint32_t *mask, int32_t id) { return mask[id >> 5] >> (id & 31) & 1; }
 
-/* Walk by random allowed tokens; at every step each bit of the mask is as defined: the token can be accepted, or it is an EOS and the text may end. */
+/* Walk by random allowed tokens; at every step each bit of the mask is as defined: the token can
+ * be accepted, or it is an EOS and the text may end. */
 static void walk(enum kind kind, const char *text, uint64_t seed, int steps)
 {
     struct err e = { .msg = "" };
@@ -427,7 +486,8 @@ static void walk(enum kind kind, const char *text, uint64_t seed, int steps)
             int want = is_eos ? matcher_complete(m) : matcher_accept(f, id) == 0;
             matcher_close(f);
             if (want != bit(mask, id))
-                fail_msg("%s: token %d (%s) is %s after %d tokens", text, id, grammar_vocab_bytes(vocab, id, &(size_t){ 0 }), want ? "left out" : "let in", k);
+                fail_msg("%s: token %d (%s) is %s after %d tokens", text, id,
+                         grammar_vocab_bytes(vocab, id, &(size_t){ 0 }), want ? "left out" : "let in", k);
             if (want && !is_eos)
                 allowed[count++] = id;
         }
@@ -605,7 +665,8 @@ static void threads(void **state)
 
 /* ---- limits of work ---- */
 
-/* N rules that may each go on in two ways: the places where a text may stand grow with N, and so does the work for a mask. */
+/* N rules that may each go on in two ways: the places where a text may stand grow with N, and so
+ * does the work for a mask. */
 static char *ambiguous(int n)
 {
     char *text = malloc((size_t)n * 80 + 100), *p = text;
@@ -619,13 +680,15 @@ static char *ambiguous(int n)
 static struct grammar *limited(const char *text, uint64_t max_steps)
 {
     struct err e;
-    struct grammar *g = grammar_compile_gbnf(vocab, text, strlen(text), &(struct grammar_options){ .max_steps = max_steps }, &e);
+    struct grammar *g = grammar_compile_gbnf(vocab, text, strlen(text),
+                                             &(struct grammar_options){ .max_steps = max_steps }, &e);
     if (!g)
         fail_msg("%s", e.msg);
     return g;
 }
 
-/* What a matcher says on a walk of `steps` tokens, and what it counted, as a hash; with pauses where `pause` is not 0. */
+/* What a matcher says on a walk of `steps` tokens, and what it counted, as a hash; with pauses
+ * where `pause` is not 0. */
 static uint64_t story(struct grammar *g, uint64_t seed, int steps, uint64_t pause)
 {
     struct err e = { .msg = "" };
@@ -661,18 +724,21 @@ static uint64_t story(struct grammar *g, uint64_t seed, int steps, uint64_t paus
     return hash;
 }
 
-/* The same answer is counted the same, and fails at the same place with the same words: in a fresh grammar, in one that knows much already, and in pieces. */
+/* The same answer is counted the same, and fails at the same place with the same words: in a
+ * fresh grammar, in one that knows much already, and in pieces. */
 static void counted_work(void **state)
 {
     (void)state;
-    static const char *const text[] = { "root ::= [a-z] [a-z ]* root? | \"(\" root \")\"", "root ::= (\"- \" [^\\n]+ \"\\n\")+", NULL };
+    static const char *const text[] = { "root ::= [a-z] [a-z ]* root? | \"(\" root \")\"",
+                                        "root ::= (\"- \" [^\\n]+ \"\\n\")+", NULL };
     static const uint64_t most[] = { 0, 100000, 2000 };
     for (int i = 0; i < 3; i++) {
         char *own = text[i] ? NULL : ambiguous(12);
         for (int k = 0; k < 3; k++) {
             struct grammar *warm = limited(text[i] ? text[i] : own, most[k]);
             for (uint64_t seed = 1; seed < 6; seed++) {
-                struct grammar *fresh = limited(text[i] ? text[i] : own, most[k]), *paused = limited(text[i] ? text[i] : own, most[k]);
+                struct grammar *fresh = limited(text[i] ? text[i] : own, most[k]),
+                               *paused = limited(text[i] ? text[i] : own, most[k]);
                 const uint64_t want = story(fresh, seed, 12, 0);
                 assert_int_equal(story(warm, seed, 12, 0), want);
                 assert_int_equal(story(fresh, seed, 12, 0), want);
@@ -723,7 +789,8 @@ static void costly(void **state)
     free(text);
 }
 
-/* A grammar whose parts are few: what one answer needed makes room for the next one, in the middle of others; only a call that needs too many by itself fails. */
+/* A grammar whose parts are few: what one answer needed makes room for the next one, in the
+ * middle of others; only a call that needs too many by itself fails. */
 static void few_parts(void **state)
 {
     (void)state;
@@ -731,7 +798,9 @@ static void few_parts(void **state)
     static const char text[] = "root ::= \"(\" root \")\" | \"[\" root \"]\" | \"{\" root \"}\" | \"x\"";
     struct err e = { .msg = "" };
     struct grammar_stats s;
-    struct grammar *all = compile(GBNF, vocab, text, &e), *few = grammar_compile_gbnf(vocab, text, sizeof text - 1, &(struct grammar_options){ .max_exprs = 2000 }, &e);
+    struct grammar *all = compile(GBNF, vocab, text, &e),
+                   *few = grammar_compile_gbnf(vocab, text, sizeof text - 1,
+                                               &(struct grammar_options){ .max_exprs = 2000 }, &e);
     struct matcher *a[N], *b[N];
     struct rng r = { 5 };
     for (int i = 0; i < N; i++) {
@@ -786,7 +855,8 @@ static void *cancel_it(void *matcher)
     return NULL;
 }
 
-/* Cancelled from another thread, whatever it does: the call that runs fails, and so do all later ones. */
+/* Cancelled from another thread, whatever it does: the call that runs fails, and so do all later
+ * ones. */
 static void cancelled_mask(void **state)
 {
     (void)state;
@@ -811,9 +881,11 @@ static void cancelled_mask(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts), cmocka_unit_test(refusals), cmocka_unit_test(limits), cmocka_unit_test(masks), cmocka_unit_test(token_bytes),
+        cmocka_unit_test(texts), cmocka_unit_test(refusals), cmocka_unit_test(limits), cmocka_unit_test(masks),
+            cmocka_unit_test(token_bytes),
         cmocka_unit_test(forced), cmocka_unit_test(named), cmocka_unit_test(threads),
-        cmocka_unit_test(cancelled_compile), cmocka_unit_test(counted_work), cmocka_unit_test(costly), cmocka_unit_test(few_parts), cmocka_unit_test(cancelled_mask),
+        cmocka_unit_test(cancelled_compile), cmocka_unit_test(counted_work), cmocka_unit_test(costly),
+        cmocka_unit_test(few_parts), cmocka_unit_test(cancelled_mask),
     };
     return cmocka_run_group_tests(tests, open_vocab, close_vocab);
 }

@@ -97,22 +97,26 @@ static void f8_scales(void **state)
 {
     (void)state;
     static const struct { float most, scale; } cases[] = {
-        { 448, 1 }, { 448.00003f, 2 }, { 224, 0.5f }, { 225, 1 }, { 256, 1 }, { 0x1.cp-100f, 0x1p-108f }, { 0x1p-100f, 0x1p-108f }, { 0x1.fffffep-101f, 0 }, { 0, 0 },
+        { 448, 1 }, { 448.00003f, 2 }, { 224, 0.5f }, { 225, 1 }, { 256, 1 }, { 0x1.cp-100f, 0x1p-108f },
+            { 0x1p-100f, 0x1p-108f }, { 0x1.fffffep-101f, 0 }, { 0, 0 },
         { 0x1.cp127f, 0x1p119f }, { 0x1.fffffep127f, 0x1p120f }, { INFINITY, NAN }, { NAN, NAN },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const float x[3] = { 0.1f * cases[i].most, -cases[i].most, 0 };
         float factor;
         const float scale = kv_f8_scale(x, 3, &factor);
-        if (isnan(cases[i].scale) ? !(isnan(scale) && factor == 0) : !(scale == cases[i].scale && factor == (scale > 0 ? 1 / scale : 0)))
-            fail_msg("largest %a: scale %a, factor %a, expected %a", (double)cases[i].most, (double)scale, (double)factor, (double)cases[i].scale);
+        if (isnan(cases[i].scale) ? !(isnan(scale) && factor == 0)
+                                  : !(scale == cases[i].scale && factor == (scale > 0 ? 1 / scale : 0)))
+            fail_msg("largest %a: scale %a, factor %a, expected %a", (double)cases[i].most, (double)scale,
+                     (double)factor, (double)cases[i].scale);
     }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(f16_values), cmocka_unit_test(bf16_values), cmocka_unit_test(rounding), cmocka_unit_test(f8_values),
+        cmocka_unit_test(f16_values), cmocka_unit_test(bf16_values), cmocka_unit_test(rounding),
+            cmocka_unit_test(f8_values),
         cmocka_unit_test(f8_scales),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -24,7 +24,8 @@ static void test_names(void **state)
         { "gpt2@v1:m.gguf", "gpt2", "v1", "m.gguf" },
         { "a/b@refs/pr/3:sub/m-Q8_0.gguf", "a/b", "refs/pr/3", "sub/m-Q8_0.gguf" },
     };
-    static const char *const bad[] = { "", ".", "..", "@v1", "na me", "a/b/c", "/a/b", "a/", "/b", "./b", "../b", "a/b@", "a/b:", "a/b@../x", "a/b@x?y", "a/b:../x", "a/b:/etc/x", "a b/c",
+    static const char *const bad[] = { "", ".", "..", "@v1", "na me", "a/b/c", "/a/b", "a/", "/b", "./b", "../b",
+                                       "a/b@", "a/b:", "a/b@../x", "a/b@x?y", "a/b:../x", "a/b:/etc/x", "a b/c",
                                        "a/b--c", "a/b..c", "a/b.", "-a/b", "a/b@x//y", "a/b:x\\y", "https://x/y" };
     struct hub_name n;
     struct err e;
@@ -48,9 +49,11 @@ static void test_files_stay_inside(void **state)
 {
     (void)state;
     assert_true(cache_name_ok("a/b.json") && cache_name_ok(".gitattributes") && cache_name_ok("a..b"));
-    assert_false(cache_name_ok("") || cache_name_ok("/a") || cache_name_ok("a//b") || cache_name_ok("a/../b") || cache_name_ok("..") || cache_name_ok("a/.") || cache_name_ok("a\nb"));
+    assert_false(cache_name_ok("") || cache_name_ok("/a") || cache_name_ok("a//b") || cache_name_ok("a/../b") ||
+                 cache_name_ok("..") || cache_name_ok("a/.") || cache_name_ok("a\nb"));
     assert_true(cache_etag_ok("0123abcd") && cache_etag_ok("a-1.b_2"));
-    assert_false(cache_etag_ok("") || cache_etag_ok("../x") || cache_etag_ok(".x") || cache_etag_ok("a/b") || cache_etag_ok("a b"));
+    assert_false(cache_etag_ok("") || cache_etag_ok("../x") || cache_etag_ok(".x") || cache_etag_ok("a/b") ||
+                 cache_etag_ok("a b"));
     assert_true(cache_commit_ok("0123456789abcdef0123456789abcdef01234567"));
     assert_false(cache_commit_ok("short") || cache_commit_ok("0123456/89") || cache_commit_ok("..........."));
 }
@@ -129,8 +132,10 @@ static void check_choice(const char *names, const char *pick, const char *want)
 static void test_choice(void **state)
 {
     (void)state;
-    check_choice("config.json model.safetensors tokenizer.json flax_model.msgpack pytorch_model.bin onnx/model.onnx", "", "config.json tokenizer.json | model.safetensors");
-    check_choice("config.json model.safetensors model.safetensors.index.json model-00001-of-00002.safetensors", "", "config.json | model.safetensors");
+    check_choice("config.json model.safetensors tokenizer.json flax_model.msgpack pytorch_model.bin onnx/model.onnx",
+                 "", "config.json tokenizer.json | model.safetensors");
+    check_choice("config.json model.safetensors model.safetensors.index.json model-00001-of-00002.safetensors", "",
+                 "config.json | model.safetensors");
     check_choice("config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors model.safetensors.index.json consolidated.safetensors", "",
                  "config.json model.safetensors.index.json | (index)");
     check_choice("config.json consolidated.safetensors model-00001-of-00001.safetensors adapter_model.safetensors sub/x.safetensors", "", "config.json | model-00001-of-00001.safetensors");
@@ -147,10 +152,12 @@ static void test_choice(void **state)
     check_choice("m.Q4_0.gguf config.json model.safetensors", "m.Q4_0.gguf", "| m.Q4_0.gguf");
     check_choice("m-Q4_0.gguf n-Q4_0.gguf", "Q4_0", "a/b: 'Q4_0' names more than one of its files");
     /* a GGUF in parts is one model: all of them, in order */
-    check_choice("m-Q4_K_M-00002-of-00003.gguf m-Q4_K_M-00001-of-00003.gguf m-Q4_K_M-00003-of-00003.gguf m-Q8_0.gguf", "",
-                 "| m-Q4_K_M-00001-of-00003.gguf m-Q4_K_M-00002-of-00003.gguf m-Q4_K_M-00003-of-00003.gguf");
-    check_choice("Q8_0/m-Q8_0-00001-of-00002.gguf Q8_0/m-Q8_0-00002-of-00002.gguf m-Q4_0.gguf", "Q8_0", "| Q8_0/m-Q8_0-00001-of-00002.gguf Q8_0/m-Q8_0-00002-of-00002.gguf");
-    check_choice("m-00001-of-00003.gguf m-00003-of-00003.gguf", "", "a/b: m-00002-of-00003.gguf is missing (part 2 of 3)");
+    check_choice("m-Q4_K_M-00002-of-00003.gguf m-Q4_K_M-00001-of-00003.gguf m-Q4_K_M-00003-of-00003.gguf m-Q8_0.gguf",
+                 "", "| m-Q4_K_M-00001-of-00003.gguf m-Q4_K_M-00002-of-00003.gguf m-Q4_K_M-00003-of-00003.gguf");
+    check_choice("Q8_0/m-Q8_0-00001-of-00002.gguf Q8_0/m-Q8_0-00002-of-00002.gguf m-Q4_0.gguf", "Q8_0",
+                 "| Q8_0/m-Q8_0-00001-of-00002.gguf Q8_0/m-Q8_0-00002-of-00002.gguf");
+    check_choice("m-00001-of-00003.gguf m-00003-of-00003.gguf", "",
+                 "a/b: m-00002-of-00003.gguf is missing (part 2 of 3)");
     check_choice("m-00001-of-00001.gguf", "", "| m-00001-of-00001.gguf");
     check_choice("m-00000-of-00002.gguf", "", "| m-00000-of-00002.gguf");
     check_choice("m-Q4_0.gguf", "Q4", "a/b: 'Q4' names no GGUF or .zse file");
@@ -159,10 +166,12 @@ static void test_choice(void **state)
 static void test_index(void **state)
 {
     (void)state;
-    static const char *const names[] = { "config.json", CHOOSE_INDEX, "x-00001.safetensors", "x-00002.safetensors", "y.safetensors" };
+    static const char *const names[] = { "config.json", CHOOSE_INDEX, "x-00001.safetensors", "x-00002.safetensors",
+                                         "y.safetensors" };
     static const struct { const char *text, *want; int n; } cases[] = {
         { "{\"weight_map\":{\"a\":\"x-00001.safetensors\",\"b\":\"x-00002.safetensors\",\"c\":\"x-00001.safetensors\"}}", NULL, 2 },
-        { "{\"weight_map\":{\"a\":\"z.safetensors\"}}", "a/b: model.safetensors.index.json: tensor a is in z.safetensors", 0 },
+        { "{\"weight_map\":{\"a\":\"z.safetensors\"}}",
+          "a/b: model.safetensors.index.json: tensor a is in z.safetensors", 0 },
         { "{\"weight_map\":{\"a\":1}}", "a/b: model.safetensors.index.json: tensor a is in no file", 0 },
         { "{\"weight_map\":[]}", "a/b: model.safetensors.index.json: weight_map: found an array", 0 },
         { "[]", "a/b: model.safetensors.index.json: weight_map: found", 0 },
@@ -185,7 +194,8 @@ static void test_index(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names), cmocka_unit_test(test_files_stay_inside), cmocka_unit_test(test_origins), cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_names), cmocka_unit_test(test_files_stay_inside), cmocka_unit_test(test_origins),
+            cmocka_unit_test(test_spans),
         cmocka_unit_test(test_choice), cmocka_unit_test(test_index),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
-/* t-hw.c - the probe on canned trees of /proc and /sys: processors, control groups of both versions, memory, disks, modules. */
+/* t-hw.c - the probe on canned trees of /proc and /sys: processors, control groups of both
+ * versions, memory, disks, modules. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -109,13 +110,15 @@ static void memory_of_a_group(void **state)
     put("/sys/fs/cgroup/a/b/c/memory.current", "1\n");
     put("/sys/fs/cgroup/a/b/c/memory.pressure", "some avg10=9.00\nfull avg10=3.00 avg60=0.00 avg300=0.00 total=1\n");
     assert_int_equal(memory_read(&m, root, &e), 0);
-    assert_true(m.limit == 2147483648u && m.left == 2147483648u - 400000000u && m.limit_version == 2 && m.stalled10 == 3 && m.stalled_own && m.hard == m.limit && m.hard_left == m.left);
+    assert_true(m.limit == 2147483648u && m.left == 2147483648u - 400000000u && m.limit_version == 2 &&
+                m.stalled10 == 3 && m.stalled_own && m.hard == m.limit && m.hard_left == m.left);
     assert_true(memory_most(&m) == 2147483648u && memory_now(&m) == m.left);
     put("/sys/fs/cgroup/a/b/memory.high", "1073741824\n");      /* slowed down from there on: as good as a limit */
     put("/sys/fs/cgroup/a/b/memory.max", "max\n");
     put("/sys/fs/cgroup/a/b/memory.current", "100\n");
     assert_int_equal(memory_read(&m, root, &e), 0);
-    assert_true(m.limit == 1073741824 && m.left == 1073741724 && m.hard == 2147483648u && m.hard_left == 2147483648u - 400000000u);
+    assert_true(m.limit == 1073741824 && m.left == 1073741724 && m.hard == 2147483648u && m.hard_left == 2147483648u -
+                400000000u);
     put("/sys/fs/cgroup/a/b/memory.high", "99999999999999\n");  /* more than the machine has: no limit */
     assert_int_equal(memory_read(&m, root, &e), 0);
     assert_true(m.limit == 2147483648u);
@@ -215,9 +218,12 @@ static void whole_machine(void **state)
     assert_int_equal(machine_probe(m, root, &e), 0);
     assert_string_equal(m->cpu, "Some CPU @ 3 GHz");
     assert_true(machine_has(m, "avx512f") && machine_has(m, "avx") && !machine_has(m, "avx2") && !m->virtual_machine);
-    assert_true(m->n_cpus == 8 && m->n_cores == 4 && m->n_sockets == 2 && machine_threads(m) == 4 && m->max_mhz == 3500);
-    assert_true(m->n_caches == 1 && m->cache[0].size == 48 << 10 && m->cache[0].n_sharing == 2 && m->cache[0].type == 'D');
-    assert_true(m->n_nodes == 2 && m->node[1].total == 2000 << 10 && m->node[1].free == 20 << 10 && m->node[1].n_cpus == 4);
+    assert_true(m->n_cpus == 8 && m->n_cores == 4 && m->n_sockets == 2 && machine_threads(m) == 4 &&
+                m->max_mhz == 3500);
+    assert_true(m->n_caches == 1 && m->cache[0].size == 48 << 10 && m->cache[0].n_sharing == 2 &&
+                m->cache[0].type == 'D');
+    assert_true(m->n_nodes == 2 && m->node[1].total == 2000 << 10 && m->node[1].free == 20 << 10 &&
+                m->node[1].n_cpus == 4);
     assert_true(m->n_disks == 2 && m->disk[0].size == 1024000);
     assert_string_equal(m->disk[0].kind, "nvme");
     assert_string_equal(m->disk[0].model, "A Disk");
@@ -228,7 +234,8 @@ static void whole_machine(void **state)
     free(m);
 }
 
-/* SMBIOS: two of three slots hold a module; a table that is cut anywhere is read as far as it goes. */
+/* SMBIOS: two of three slots hold a module; a table that is cut anywhere is read as far as it
+ * goes. */
 static void memory_modules(void **state)
 {
     uint8_t table[256] = { 0 };
@@ -266,7 +273,8 @@ static void crossed(void *user, enum pressure from, enum pressure to)
 static void pressure_levels(void **state)
 {
     static const struct { int used; enum pressure level; } all[] = {
-        { 49, PRESSURE_LOW }, { 60, PRESSURE_NORMAL }, { 80, PRESSURE_HIGH }, { 95, PRESSURE_CRITICAL }, { 100, PRESSURE_OOM }, { 120, PRESSURE_OOM },
+        { 49, PRESSURE_LOW }, { 60, PRESSURE_NORMAL }, { 80, PRESSURE_HIGH }, { 95, PRESSURE_CRITICAL },
+            { 100, PRESSURE_OOM }, { 120, PRESSURE_OOM },
     };
     struct pressure_tracker t = { .crossed = crossed, .user = &crossings };
     (void)state;
@@ -285,9 +293,12 @@ static void pressure_levels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(small_files, fresh, remove_all),        cmocka_unit_test_setup_teardown(memory_alone, fresh, remove_all),
-        cmocka_unit_test_setup_teardown(memory_of_a_group, fresh, remove_all),  cmocka_unit_test_setup_teardown(group_of_a_container, fresh, remove_all),
-        cmocka_unit_test_setup_teardown(group_of_version_1, fresh, remove_all), cmocka_unit_test_setup_teardown(whole_machine, fresh, remove_all),
+        cmocka_unit_test_setup_teardown(small_files, fresh, remove_all),
+            cmocka_unit_test_setup_teardown(memory_alone, fresh, remove_all),
+        cmocka_unit_test_setup_teardown(memory_of_a_group, fresh, remove_all),
+        cmocka_unit_test_setup_teardown(group_of_a_container, fresh, remove_all),
+        cmocka_unit_test_setup_teardown(group_of_version_1, fresh, remove_all),
+        cmocka_unit_test_setup_teardown(whole_machine, fresh, remove_all),
         cmocka_unit_test_setup_teardown(memory_modules, fresh, remove_all),     cmocka_unit_test(pressure_levels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

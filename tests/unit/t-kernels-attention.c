@@ -1,5 +1,6 @@
-/* t-kernels-attention.c - attention over KV blocks: the plain kernels against softmax in double, the sets bit for bit against the plain
- * ones, however the queries are cut into calls.  Slots that hold no token yet are full of NaN. */
+/* t-kernels-attention.c - attention over KV blocks: the plain kernels against softmax in double,
+ * the sets bit for bit against the plain ones, however the queries are cut into calls.  Slots
+ * that hold no token yet are full of NaN. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,8 +20,8 @@
 static int is_new(const struct kernels *const *k)
 {
     for (const struct kernels *const *i = kernels_all(); i < k; i++)
-        if ((*i)->supported() && (*i)->attention == (*k)->attention && (*i)->kv_store_key == (*k)->kv_store_key && (*i)->kv_store_value == (*k)->kv_store_value &&
-            (*i)->attention_merge == (*k)->attention_merge)
+        if ((*i)->supported() && (*i)->attention == (*k)->attention && (*i)->kv_store_key == (*k)->kv_store_key &&
+            (*i)->kv_store_value == (*k)->kv_store_value && (*i)->attention_merge == (*k)->attention_merge)
             return 0;
     return (*k)->supported();
 }
@@ -29,9 +30,15 @@ static int is_new(const struct kernels *const *k)
 enum { SHORT = 150, LONG = 1040 };
 
 static float uniform(struct rng *r, float from, float to) { return from + (to - from) * (float)rng_double(r); }
-static void *aligned(size_t n) { void *p = aligned_alloc(64, (n + 127) / 64 * 64); assert_non_null(p); return memset(p, 0xff, (n + 127) / 64 * 64); }
+static void *aligned(size_t n)
+{
+    void *p = aligned_alloc(64, (n + 127) / 64 * 64);
+    assert_non_null(p);
+    return memset(p, 0xff, (n + 127) / 64 * 64);
+}
 
-/* One sequence: keys and values of len positions, as given and as they come back from their stored form. */
+/* One sequence: keys and values of len positions, as given and as they come back from their
+ * stored form. */
 struct sequence {
     enum kv_type type;
     int head_dim, n_heads, len, n_blocks;
@@ -70,10 +77,12 @@ static double read_back(const struct sequence *s, const uint8_t *block, size_t i
 static void sequence_open(struct sequence *s, int len, enum kv_type type, int head_dim, int n_heads, struct rng *r)
 {
     const size_t hd = (size_t)head_dim, block = kv_block_bytes(type, head_dim);
-    *s = (struct sequence){ .type = type, .head_dim = head_dim, .n_heads = n_heads, .len = len, .n_blocks = (len + KV_BLOCK - 1) / KV_BLOCK, .stride = 2 * block + 192 };
+    *s = (struct sequence){ .type = type, .head_dim = head_dim, .n_heads = n_heads, .len = len,
+                            .n_blocks = (len + KV_BLOCK - 1) / KV_BLOCK, .stride = 2 * block + 192 };
     const size_t n = (size_t)len * hd;
     s->key = malloc(n * 4), s->value = malloc(n * 4), s->q = malloc(n * (size_t)n_heads * 4);
-    s->key_back = malloc(n * 8), s->value_back = malloc(n * 8), s->table = malloc((size_t)s->n_blocks * sizeof *s->table);
+    s->key_back = malloc(n * 8), s->value_back = malloc(n * 8),
+        s->table = malloc((size_t)s->n_blocks * sizeof *s->table);
     s->bytes = aligned((size_t)s->n_blocks * s->stride);
     for (int i = 0; i < len * head_dim; i++)
         s->key[i] = uniform(r, -1, 1), s->value[i] = uniform(r, -1, 1);
@@ -85,12 +94,16 @@ static void sequence_open(struct sequence *s, int len, enum kv_type type, int he
     for (int p = 0; p < s->len; p++)
         for (int d = 0; d < head_dim; d++) {
             const uint8_t *b = s->bytes + (size_t)s->table[p / KV_BLOCK] * s->stride;
-            s->key_back[p * head_dim + d] = read_back(s, b + 64, (size_t)d * KV_BLOCK + (size_t)(p % KV_BLOCK), p % KV_BLOCK);
-            s->value_back[p * head_dim + d] = read_back(s, b + 128 + block, (size_t)(p % KV_BLOCK) * hd + (size_t)d, p % KV_BLOCK);
+            s->key_back[p * head_dim + d] = read_back(s, b + 64, (size_t)d * KV_BLOCK + (size_t)(p % KV_BLOCK),
+                                                      p % KV_BLOCK);
+            s->value_back[p * head_dim + d] = read_back(s, b + 128 + block, (size_t)(p % KV_BLOCK) * hd + (size_t)d,
+                                                        p % KV_BLOCK);
         }
     s->a = (struct attn){
-        .q_token_stride = (size_t)n_heads * hd, .q_head_stride = hd, .out_token_stride = (size_t)n_heads * (hd + 3), .out_head_stride = hd + 3, .n_q_heads = n_heads,
-        .head_dim = head_dim, .base = s->bytes, .table = s->table, .stride = s->stride, .k_offset = 64, .v_offset = 128 + block, .kv_type = type,
+        .q_token_stride = (size_t)n_heads * hd, .q_head_stride = hd, .out_token_stride = (size_t)n_heads * (hd + 3),
+            .out_head_stride = hd + 3, .n_q_heads = n_heads,
+        .head_dim = head_dim, .base = s->bytes, .table = s->table, .stride = s->stride, .k_offset = 64,
+        .v_offset = 128 + block, .kv_type = type,
         .scale = 1.0f / sqrtf((float)head_dim),
     };
 }
@@ -100,7 +113,8 @@ static void sequence_close(struct sequence *s)
     free(s->key), free(s->value), free(s->q), free(s->key_back), free(s->value_back), free(s->bytes), free(s->table);
 }
 
-/* All positions from `from` on, in calls of at most `step` queries, parted: a part at a time, last part first; out [len][n_heads][head_dim + 3]. */
+/* All positions from `from` on, in calls of at most `step` queries, parted: a part at a time,
+ * last part first; out [len][n_heads][head_dim + 3]. */
 static float *attend(const struct sequence *s, const struct kernels *k, int from, int step, int parted)
 {
     struct attn a = s->a;
@@ -114,7 +128,8 @@ static float *attend(const struct sequence *s, const struct kernels *k, int from
         a.out = out + (size_t)p * a.out_token_stride;
         void *scratch = aligned(k->attention_scratch(a.head_dim));
         if (parted) {
-            const int first = (a.window && p - a.window + 1 > 0 ? p - a.window + 1 : 0) / ATTN_PART, last = (p + a.n_tokens - 1) / ATTN_PART;
+            const int first = (a.window && p - a.window + 1 > 0 ? p - a.window + 1 : 0) / ATTN_PART,
+                      last = (p + a.n_tokens - 1) / ATTN_PART;
             const size_t one = (size_t)(a.n_tokens * a.n_q_heads) * attn_partial(a.head_dim);
             float *partial = aligned((size_t)(last - first + 1) * one * sizeof *partial);
             for (a.part = last; a.part >= first; a.part--) {
@@ -141,7 +156,8 @@ static void check_ref(const struct sequence *s, const float *got, int from)
     double *p = malloc((size_t)s->len * sizeof *p);
     for (int at = from; at < s->len; at++)
         for (int h = 0; h < s->n_heads; h++) {
-            const float *q = s->q + ((size_t)at * (size_t)s->n_heads + (size_t)h) * (size_t)hd, *o = got + (size_t)at * a->out_token_stride + (size_t)h * a->out_head_stride;
+            const float *q = s->q + ((size_t)at * (size_t)s->n_heads + (size_t)h) * (size_t)hd,
+                        *o = got + (size_t)at * a->out_token_stride + (size_t)h * a->out_head_stride;
             int first = a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0;
             double max = -1e300, sum = 0;
             for (int j = first; j <= at; j++) {
@@ -162,7 +178,8 @@ static void check_ref(const struct sequence *s, const float *got, int from)
                 double v = 0;
                 for (int j = first; j <= at; j++)
                     v += p[j] * (a->latent ? s->key_back : s->value_back)[j * hd + d];
-                /* scores of size 6 with some 2^-24 each, turned into relative errors of the weights; values up to 1 */
+                /* scores of size 6 with some 2^-24 each, turned into relative errors of the
+                 * weights; values up to 1 */
                 if (!(fabs(v / sum - (double)o[d]) <= 4e-6))
                     fail_msg("kv type %d head_dim %d window %d softcap %g alibi %d: position %d head %d element %d is %.9g, not %.9g", s->type, hd, a->window,
                              (double)a->softcap, a->alibi != NULL, at, h, d, (double)o[d], v / sum);
@@ -171,7 +188,8 @@ static void check_ref(const struct sequence *s, const float *got, int from)
     free(p);
 }
 
-/* Under a sanitizer, which looks at addresses, every fourth case, and three ways to cut it: what is equal to the last bit elsewhere is equal there. */
+/* Under a sanitizer, which looks at addresses, every fourth case, and three ways to cut it: what
+ * is equal to the last bit elsewhere is equal there. */
 static size_t stride(void)
 {
     return getenv("ZSE_SANITIZED") ? 4 : 1;
@@ -196,7 +214,8 @@ static void check(struct sequence *s)
             for (size_t j = 0; j < size; j++)
                 if (f32_bits(got[j]) != f32_bits(want[j]))
                     fail_msg("%s kv type %d head_dim %d heads %d window %d, %d queries at once%s: position %zu element %zu is %.9g, not %.9g", (*k)->name, s->type, s->head_dim,
-                             s->n_heads, s->a.window, step, parted ? ", in parts" : "", j / s->a.out_token_stride, j % s->a.out_token_stride, (double)got[j], (double)want[j]);
+                             s->n_heads, s->a.window, step, parted ? ", in parts" : "", j / s->a.out_token_stride,
+                             j % s->a.out_token_stride, (double)got[j], (double)want[j]);
             free(got);
         }
     }
@@ -283,7 +302,8 @@ static void latents(void **state)
         }
 }
 
-/* Blocks that lie wholly before every query's window may be gone: their table entries are never followed. */
+/* Blocks that lie wholly before every query's window may be gone: their table entries are never
+ * followed. */
 static void old_blocks(void **state)
 {
     (void)state;
@@ -303,7 +323,8 @@ static void old_blocks(void **state)
     sequence_close(&s);
 }
 
-/* A score far above or below the others, and a NaN key, which reaches exactly the queries that see it. */
+/* A score far above or below the others, and a NaN key, which reaches exactly the queries that
+ * see it. */
 static void extremes(void **state)
 {
     (void)state;
@@ -328,7 +349,8 @@ static void extremes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes), cmocka_unit_test(many_heads), cmocka_unit_test(variants), cmocka_unit_test(parts), cmocka_unit_test(latents),
+        cmocka_unit_test(shapes), cmocka_unit_test(many_heads), cmocka_unit_test(variants), cmocka_unit_test(parts),
+            cmocka_unit_test(latents),
         cmocka_unit_test(old_blocks), cmocka_unit_test(extremes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
-/* t-kernels-matmul.c - both matmuls: the plain kernels against sums in double, and every set this machine runs against the plain one,
- * bit for bit, for every number of tokens (so a token's result cannot depend on the tokens beside it). */
+/* t-kernels-matmul.c - both matmuls: the plain kernels against sums in double, and every set
+ * this machine runs against the plain one, bit for bit, for every number of tokens (so a token's
+ * result cannot depend on the tokens beside it). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +24,12 @@ static const int act_groups[] = { 32, 64, 128 };
 
 static float uniform(struct rng *r, float from, float to) { return from + (to - from) * (float)rng_double(r); }
 static int below(struct rng *r, int n) { return (int)(rng_double(r) * n); }
-static void *aligned(size_t n) { void *p = aligned_alloc(64, (n + 127) / 64 * 64); assert_non_null(p); return memset(p, 0xa5, (n + 127) / 64 * 64); }
+static void *aligned(size_t n)
+{
+    void *p = aligned_alloc(64, (n + 127) / 64 * 64);
+    assert_non_null(p);
+    return memset(p, 0xa5, (n + 127) / 64 * 64);
+}
 
 /* Any code and any scale the type has, not only what a quantizer would choose. */
 static void random_row(const struct mat *m, struct qrow *q, struct rng *r)
@@ -31,20 +37,28 @@ static void random_row(const struct mat *m, struct qrow *q, struct rng *r)
     const struct qtype_info *t = qtype_info(m->type);
     q->row_scale = t->row_scale ? uniform(r, 1e-4f, 1e-3f) : 1;
     for (int i = 0; i < m->cols_padded; i++)
-        q->code[i] = (uint8_t)(i >= m->cols ? t->code_zero : m->type == QT_FP8 ? below(r, 127) | below(r, 2) << 7 : t->bits == 8 ? below(r, 255) - 127 : below(r, m->type == QT_T2 || m->type == QT_T3 ? 3 : 1 << t->bits));
+        q->code[i] = (uint8_t)(i >= m->cols ? t->code_zero : m->type == QT_FP8
+                               ? below(r, 127) | below(r, 2) << 7 : t->bits == 8 ? below(r, 255) -
+                               127 : below(r, m->type == QT_T2 || m->type == QT_T3 ? 3 : 1 << t->bits));
     for (int g = 0; g < m->n_groups; g++) {
-        q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F32 ? uniform(r, -0.02f, 0.02f) : t->scale == SCALE_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.02f, 0.02f)))
+        q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F32 ? uniform(r, -0.02f, 0.02f) : t->scale ==
+            SCALE_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.02f, 0.02f)))
                     : t->scale == SCALE_E8M0 ? ldexpf(1, below(r, 6) ? below(r, 12) - 10 : -127 + below(r, 3))
                     : t->scale == SCALE_S8 ? (float)(below(r, 255) - 127) : (float)below(r, 256);
         if (q->extra)
-            q->extra[g] = t->extra == EXTRA_MIN_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.2f, 0.2f))) : (float)below(r, 16);
+            q->extra[g] = t->extra == EXTRA_MIN_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.2f, 0.2f)))
+                                                    : (float)below(r, 16);
     }
 }
 
 /* One of seven: all +, all -, + and - in turn by 1, 2, 4, 8, 16. */
-static int sign_of(int pattern, int k) { return pattern % 7 < 2 ? 1 - pattern % 7 * 2 : k >> (pattern % 7 - 2) & 1 ? -1 : 1; }
+static int sign_of(int pattern, int k)
+{
+    return pattern % 7 < 2 ? 1 - pattern % 7 * 2 : k >> (pattern % 7 - 2) & 1 ? -1 : 1;
+}
 
-/* The largest and smallest values and scales there are, in such a pattern: with activations that follow it, no sum can be larger. */
+/* The largest and smallest values and scales there are, in such a pattern: with activations that
+ * follow it, no sum can be larger. */
 static void extreme_row(const struct mat *m, struct qrow *q, int row)
 {
     const struct qtype_info *t = qtype_info(m->type);
@@ -55,7 +69,8 @@ static void extreme_row(const struct mat *m, struct qrow *q, int row)
         q->scale[g] = 127;
 }
 
-static uint8_t *random_mat(struct mat *m, enum qtype type, int group_size, int act_group, int rows, int cols, int extreme, struct rng *r)
+static uint8_t *random_mat(struct mat *m, enum qtype type, int group_size, int act_group, int rows, int cols,
+                           int extreme, struct rng *r)
 {
     struct err e;
     struct qrow q;
@@ -89,7 +104,8 @@ static float *random_activations(int n, int cols, size_t ldx, struct rng *r)
     float *x = malloc((size_t)n * ldx * sizeof *x);
     for (int t = 0; t < n; t++)
         for (int k = 0; k < (int)ldx; k++)
-            x[(size_t)t * ldx + (size_t)k] = k >= cols ? NAN : t == 3 && k >= 64 ? 0 : uniform(r, -1, 1) * (below(r, 50) ? 1 : 30);
+            x[(size_t)t * ldx + (size_t)k] = k >= cols ? NAN : t == 3 &&
+                                             k >= 64 ? 0 : uniform(r, -1, 1) * (below(r, 50) ? 1 : 30);
     return x;
 }
 
@@ -123,7 +139,8 @@ static float *run(const struct kernels *k, const struct mat *m, const float *x, 
 
 static int same(float a, float b) { return f32_bits(a) == f32_bits(b) || (a != a && b != b); }
 
-static void sets_agree(const struct mat *m, const float *x, size_t ldx, int exact, const float *want_most, const float *want_amx)
+static void sets_agree(const struct mat *m, const float *x, size_t ldx, int exact, const float *want_most,
+                       const float *want_amx)
 {
     const size_t ldo = (size_t)m->rows + 3;
     for (const struct kernels *const *k = kernels_all(); *k; k++) {
@@ -136,8 +153,9 @@ static void sets_agree(const struct mat *m, const float *x, size_t ldx, int exac
                 for (int r = 0; r < m->rows; r++) {
                     size_t i = (size_t)t * ldo + (size_t)r;
                     if (!same(got[i], want[i]))
-                        fail_msg("%s %s%s group %d act_group %d, %d x %d, %d tokens: token %d row %d is %.9g, not %.9g", (*k)->name, qtype_info(m->type)->name,
-                                 exact ? " f32" : "", m->group_size, m->act_group, m->rows, m->cols, n, t, r, (double)got[i], (double)want[i]);
+                        fail_msg("%s %s%s group %d act_group %d, %d x %d, %d tokens: token %d row %d is %.9g, not %.9g",
+                                 (*k)->name, qtype_info(m->type)->name, exact ? " f32" : "", m->group_size,
+                                 m->act_group, m->rows, m->cols, n, t, r, (double)got[i], (double)want[i]);
                 }
             free(got);
         }
@@ -221,8 +239,9 @@ static void check_ref(const struct mat *m, const float *x, size_t ldx, int exact
             }
             float v = got[(size_t)t * ((size_t)m->rows + 3) + (size_t)r];
             if (!(fabs((double)v - sum) <= (m->cols + 4) * 0x1p-23 * size))
-                fail_msg("ref %s%s group %d act_group %d, %d x %d: token %d row %d is %.9g, not %.9g (terms %.9g)", type->name, exact ? " f32" : "",
-                         m->group_size, m->act_group, m->rows, m->cols, t, r, (double)v, sum, size);
+                fail_msg("ref %s%s group %d act_group %d, %d x %d: token %d row %d is %.9g, not %.9g (terms %.9g)",
+                         type->name, exact ? " f32" : "", m->group_size, m->act_group, m->rows, m->cols, t, r,
+                         (double)v, sum, size);
         }
     }
     free(a);
@@ -256,11 +275,13 @@ static void each_type(int is_float, int exact)
         if (!t || !t->has_kernels || (exact ? t->is_float : qtype_takes_floats(t)) != is_float)
             continue;
         for (int g = 32; g <= 256; g *= 2)
-            for (size_t a = type == QT_T3 ? 2 : 0; a < 3 && (g == 32 || !t->is_float) && t->group_sizes & (unsigned)g; a++) {
+            for (size_t a = type == QT_T3 ? 2 : 0; a < 3 && (g == 32 || !t->is_float) &&
+                 t->group_sizes & (unsigned)g; a++) {
                 if ((is_float || exact) && a && type != QT_T3)
                     continue;
                 for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-                    check((enum qtype)type, g, qtype_takes_floats(t) ? 0 : act_groups[a], shapes[s][0], shapes[s][1], exact);
+                    check((enum qtype)type, g, qtype_takes_floats(t) ? 0 : act_groups[a], shapes[s][0], shapes[s][1],
+                          exact);
             }
     }
 }
@@ -346,7 +367,8 @@ static void bad_activations(void **state)
     free(data);
 }
 
-/* Everybody takes buffers for the most tokens and columns there can be, and then multiplies fewer. */
+/* Everybody takes buffers for the most tokens and columns there can be, and then multiplies
+ * fewer. */
 static void sizes_never_fall(void **state)
 {
     (void)state;
@@ -355,12 +377,15 @@ static void sizes_never_fall(void **state)
             continue;
         for (int cols = 32; cols <= 16384; cols *= 2)
             for (int n = 2; n <= 600; n++)
-                if ((*k)->scratch_bytes(n, cols) < (*k)->scratch_bytes(n - 1, cols) || (*k)->scratch_bytes(n, cols) < (*k)->scratch_bytes(n, cols / 2))
-                    fail_msg("%s: scratch of %d tokens, %d columns is %zu bytes, less than for fewer", (*k)->name, n, cols, (*k)->scratch_bytes(n, cols));
+                if ((*k)->scratch_bytes(n, cols) < (*k)->scratch_bytes(n - 1, cols) ||
+                    (*k)->scratch_bytes(n, cols) < (*k)->scratch_bytes(n, cols / 2))
+                    fail_msg("%s: scratch of %d tokens, %d columns is %zu bytes, less than for fewer", (*k)->name, n,
+                             cols, (*k)->scratch_bytes(n, cols));
         for (size_t g = 0; g < sizeof act_groups / sizeof *act_groups; g++)
             for (int n = 2; n <= 600; n++)
                 if ((*k)->act_bytes(n, 1024, act_groups[g]) < (*k)->act_bytes(n - 1, 1024, act_groups[g]))
-                    fail_msg("%s: activations of %d tokens take %zu bytes, less than of one fewer", (*k)->name, n, (*k)->act_bytes(n, 1024, act_groups[g]));
+                    fail_msg("%s: activations of %d tokens take %zu bytes, less than of one fewer", (*k)->name, n,
+                             (*k)->act_bytes(n, 1024, act_groups[g]));
     }
 }
 
@@ -368,17 +393,20 @@ enum { GUARD = 1 << 20 };
 
 static uint8_t *guarded(size_t size) { return aligned(size + GUARD); }
 
-static void check_guard(const struct kernels *k, const struct mat *m, const char *what, int n, int most, const uint8_t *end, const uint8_t *guard)
+static void check_guard(const struct kernels *k, const struct mat *m, const char *what, int n, int most,
+                        const uint8_t *end, const uint8_t *guard)
 {
     if (memcmp(end, guard, GUARD) != 0)
         fail_msg("%s %s: %d tokens write beyond the %s of %d", k->name, qtype_info(m->type)->name, n, what, most);
 }
 
 /* n tokens in buffers for `most`, in front of bytes that must stay. */
-static void check_buffers(const struct kernels *k, const struct mat *m, const float *x, size_t ldx, int n, int most, const uint8_t *guard)
+static void check_buffers(const struct kernels *k, const struct mat *m, const float *x, size_t ldx, int n, int most,
+                          const uint8_t *guard)
 {
     const int exact = qtype_takes_floats(qtype_info(m->type));
-    const size_t ldo = (size_t)m->rows + 3, scratch_size = k->scratch_bytes(most, m->cols_padded), act_size = exact ? 0 : k->act_bytes(most, m->cols_padded, m->act_group);
+    const size_t ldo = (size_t)m->rows + 3, scratch_size = k->scratch_bytes(most, m->cols_padded),
+                 act_size = exact ? 0 : k->act_bytes(most, m->cols_padded, m->act_group);
     float *want = run(k, m, x, ldx, n, exact, m->n_tiles), *out = aligned((size_t)n * ldo * sizeof *out);
     uint8_t *scratch = guarded(scratch_size), *act = guarded(act_size);
     if (exact) {
@@ -403,13 +431,15 @@ static void few_tokens_in_larger_buffers(void **state)
 {
     (void)state;
     static const enum qtype types[] = { QT_BF16, QT_F32, QT_NL4, QT_FP8 };
-    static const int tokens[][2] = { { 1, 17 }, { 8, 17 }, { 13, 64 }, { 16, 17 }, { 16, 32 }, { 16, 192 }, { 17, 18 }, { 23, 24 }, { 48, 49 }, { 33, 64 } };
+    static const int tokens[][2] = { { 1, 17 }, { 8, 17 }, { 13, 64 }, { 16, 17 }, { 16, 32 }, { 16, 192 }, { 17, 18 },
+                                     { 23, 24 }, { 48, 49 }, { 33, 64 } };
     enum { ROWS = 40, COLS = 2100, MOST = 48 };
     uint8_t *guard = guarded(0);
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         struct rng r = { 7 };
         struct mat m;
-        uint8_t *data = random_mat(&m, types[i], types[i] == QT_FP8 ? 128 : 32, types[i] == QT_NL4 ? 64 : 0, ROWS, COLS, 0, &r);
+        uint8_t *data = random_mat(&m, types[i], types[i] == QT_FP8 ? 128 : 32, types[i] == QT_NL4 ? 64 : 0, ROWS, COLS,
+                                   0, &r);
         float *x = random_activations(MOST, COLS, COLS, &r);
         for (const struct kernels *const *k = kernels_all(); *k; k++)
             for (size_t n = 0; (*k)->supported() && *k != &kernels_ref && n < sizeof tokens / sizeof *tokens; n++)

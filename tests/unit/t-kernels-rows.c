@@ -1,4 +1,5 @@
-/* t-kernels-rows.c - norms, activation functions, additions, rotary embeddings, recurrences: the plain kernels against double, the sets bit for bit against the plain ones. */
+/* t-kernels-rows.c - norms, activation functions, additions, rotary embeddings, recurrences: the
+ * plain kernels against double, the sets bit for bit against the plain ones. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -104,17 +105,21 @@ static void approximations(void **state)
     for (uint32_t u = 0; u < 0x43000000; u += 997)       /* 0 to 128, both signs */
         for (int sign = 0; sign < 2; sign++) {
             float x = f32_from_bits(u | (uint32_t)sign << 31);
-            double e = x >= EXP_MIN && x <= EXP_MAX ? ulps(approx_exp(x), exp(x)) : 0, t = ulps(approx_tanh(x), tanh(x)), f = ulps(approx_erf(x), erf(x));
+            double e = x >= EXP_MIN && x <= EXP_MAX ? ulps(approx_exp(x), exp(x)) : 0,
+                   t = ulps(approx_tanh(x), tanh(x)), f = ulps(approx_erf(x), erf(x));
             double e2 = x >= EXP2_MIN && x <= 1 ? ulps(approx_exp2(x), exp2(x)) : 0;
             worst_exp = e > worst_exp ? e : worst_exp;
             worst_exp2 = e2 > worst_exp2 ? e2 : worst_exp2;
             worst_tanh = t > worst_tanh ? t : worst_tanh;
             worst_erf = f > worst_erf ? f : worst_erf;
         }
-    print_message("# worst errors in ulp: exp %.2f exp2 %.2f tanh %.2f erf %.2f\n", worst_exp, worst_exp2, worst_tanh, worst_erf);
+    print_message("# worst errors in ulp: exp %.2f exp2 %.2f tanh %.2f erf %.2f\n", worst_exp, worst_exp2, worst_tanh,
+                  worst_erf);
     assert_true(worst_exp <= 1 && worst_exp2 <= 2.1 && worst_tanh <= 2 && worst_erf <= 2);        /* what approx.h promises */
-    assert_true(approx_exp(0) == 1 && approx_exp(-88) == 0 && approx_exp(-INFINITY) == 0 && approx_exp(NAN) != approx_exp(NAN));
-    assert_true(approx_exp2(0) == 1 && approx_exp2(-1) == 0.5f && approx_exp2(-126) == 0 && approx_exp2(-INFINITY) == 0 && approx_exp2(NAN) != approx_exp2(NAN));
+    assert_true(approx_exp(0) == 1 && approx_exp(-88) == 0 && approx_exp(-INFINITY) == 0 &&
+                approx_exp(NAN) != approx_exp(NAN));
+    assert_true(approx_exp2(0) == 1 && approx_exp2(-1) == 0.5f && approx_exp2(-126) == 0 &&
+                approx_exp2(-INFINITY) == 0 && approx_exp2(NAN) != approx_exp2(NAN));
     assert_true(approx_exp2(f32_from_bits(0xffffffff)) != approx_exp2(f32_from_bits(0xffffffff)));
     assert_true(approx_tanh(100) == 1 && approx_tanh(-100) == -1 && approx_tanh(NAN) != approx_tanh(NAN));
     assert_true(approx_erf(100) == 1 && approx_erf(-100) == -1 && approx_erf(NAN) != approx_erf(NAN));
@@ -148,8 +153,10 @@ static void activations(void **state)
                 kernels_ref.act_mul(want, x, u, n, act);
                 for (int i = 0; i < n; i++) {
                     double v = act_double(x[i], act) * (u ? up[i] : 1);
-                    /* a few roundings; exp multiplies those of its argument; gelu's 1 + erf cancels, as it does in the f32 of others */
-                    if (x[i] == x[i] && fabs(v - (double)want[i]) > (act == ACT_GELU_TANH ? 4e-6 : 1e-6) * fabs(v) + (act == ACT_GELU ? 2e-7 : 1e-10) * fabs((double)x[i]))
+                    /* a few roundings; exp multiplies those of its argument; gelu's 1 + erf
+                     * cancels, as it does in the f32 of others */
+                    if (x[i] == x[i] && fabs(v - (double)want[i]) > (act == ACT_GELU_TANH ? 4e-6 : 1e-6) * fabs(v) +
+                        (act == ACT_GELU ? 2e-7 : 1e-10) * fabs((double)x[i]))
                         fail_msg("act %d: f(%.9g) is %.9g, not %.9g", act, (double)x[i], (double)want[i], v);
                     assert_true(x[i] == x[i] || want[i] != want[i]);
                 }
@@ -198,7 +205,8 @@ static void largest(void **state)
             FOR_SETS(k) {
                 const float got = (*k)->largest(x, n);
                 if (isnan(want) ? !isnan(got) : got != want)
-                    fail_msg("%s: largest of %d, %g at %d: %g, not %g", (*k)->name, n, (double)v, at, (double)got, (double)want);
+                    fail_msg("%s: largest of %d, %g at %d: %g, not %g", (*k)->name, n, (double)v, at, (double)got,
+                             (double)want);
             }
         }
     }
@@ -224,11 +232,13 @@ static void rotations(void **state)
             kernels_ref.rope(want, c, s, 3, 260, dim, pairs);
             for (int h = 0; h < 3; h++)
                 for (int j = 0; j < 260; j++) {
-                    int low = pairs ? j % 2 == 0 : j < dim / 2, k = pairs ? j / 2 : low ? j : j - dim / 2, other = pairs ? j ^ 1 : low ? j + dim / 2 : j - dim / 2;
+                    int low = pairs ? j % 2 == 0 : j < dim / 2, k = pairs ? j / 2 : low ? j : j - dim / 2,
+                        other = pairs ? j ^ 1 : low ? j + dim / 2 : j - dim / 2;
                     const float *v = x + h * 260;
                     double y = j >= dim ? v[j] : (double)v[j] * c[k] + (low ? -1 : 1) * (double)v[other] * s[k];
                     if (fabs(y - (double)want[h * 260 + j]) > 3e-7 * 2)         /* two roundings of terms up to 2 */
-                        fail_msg("rope dim %d pairs %d: element %d is %.9g, not %.9g", dim, pairs, j, (double)want[h * 260 + j], y);
+                        fail_msg("rope dim %d pairs %d: element %d is %.9g, not %.9g", dim, pairs, j,
+                                 (double)want[h * 260 + j], y);
                 }
             FOR_SETS(k) {
                 memcpy(got, x, sizeof x);
@@ -238,7 +248,8 @@ static void rotations(void **state)
         }
 }
 
-/* Some steps of a recurrence: the plain kernels against double, the sets against the plain ones, states too. */
+/* Some steps of a recurrence: the plain kernels against double, the sets against the plain ones,
+ * states too. */
 static void scans(void **state)
 {
     (void)state;
@@ -251,7 +262,8 @@ static void scans(void **state)
     for (int delta = 0; delta < 2; delta++)
         for (size_t s = 0; s < sizeof dims / sizeof *dims; s++) {
             const int dim = dims[s];
-            fill(start, ROWS * dim, 1, &r), fill(a[0], STEPS * ROWS, 0.3f, &r), fill(b[0], STEPS * ROWS, 0.3f, &r), fill(x[0], STEPS * DIM, 1, &r);
+            fill(start, ROWS * dim, 1, &r), fill(a[0], STEPS * ROWS, 0.3f, &r), fill(b[0], STEPS * ROWS, 0.3f, &r),
+                fill(x[0], STEPS * DIM, 1, &r);
             memcpy(want, start, sizeof want);
             for (int i = 0; i < ROWS * dim; i++)
                 exact[i] = (double)start[i];
@@ -265,7 +277,8 @@ static void scans(void **state)
                     for (int i = 0; i < ROWS; i++)
                         found += (double)b[t][i] * (exact[i * dim + e] *= (double)0.9f);
                     for (int i = 0; i < ROWS; i++) {
-                        const double in = delta ? (double)b[t][i] * ((double)x[t][e] - found) * (double)0.7f : (double)a[t][i] * (double)0.4f * (double)x[t][e];
+                        const double in = delta ? (double)b[t][i] * ((double)x[t][e] - found) * (double)0.7f
+                                                : (double)a[t][i] * (double)0.4f * (double)x[t][e];
                         y += (double)(delta ? a[t][i] : b[t][i]) * (exact[i * dim + e] += in);
                     }
                     if (fabs(y - (double)out[t][e]) > 1e-5)
@@ -291,7 +304,8 @@ static void scans(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(approximations), cmocka_unit_test(norms), cmocka_unit_test(activations), cmocka_unit_test(additions), cmocka_unit_test(largest), cmocka_unit_test(rotations),
+        cmocka_unit_test(approximations), cmocka_unit_test(norms), cmocka_unit_test(activations),
+            cmocka_unit_test(additions), cmocka_unit_test(largest), cmocka_unit_test(rotations),
         cmocka_unit_test(scans),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

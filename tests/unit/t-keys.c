@@ -190,7 +190,8 @@ static void put_in_its_place(const char *name)
     assert_int_equal(rename(from, in_folder("keys.db")), 0);
 }
 
-/* Who only looks at a file that is made waits for nobody who makes one; a new file in its place that others are at is no damage, and an empty one takes no key away. */
+/* Who only looks at a file that is made waits for nobody who makes one; a new file in its place
+ * that others are at is no damage, and an empty one takes no key away. */
 static void a_file_that_others_make_is_locked_not_damaged(void **state)
 {
     (void)state;
@@ -272,7 +273,8 @@ static void a_locked_file_is_waited_for_as_long_as_asked(void **state)
     keys_close(k);
 }
 
-/* A child makes a key for each byte that it is sent and tells it when it has it, until it is killed in the middle of one. */
+/* A child makes a key for each byte that it is sent and tells it when it has it, until it is
+ * killed in the middle of one. */
 static void a_key_that_was_shown_outlives_kill_9(void **state)
 {
     (void)state;
@@ -290,7 +292,8 @@ static void a_key_that_was_shown_outlives_kill_9(void **state)
                 struct key_info info = { .scopes = SCOPE_CHAT };
                 char byte;
                 snprintf(info.name, sizeof info.name, "r%d-%d", round, i);
-                if (!k || read(go[0], &byte, 1) != 1 || keys_create(k, &info, text, &e) || write(fd[1], text, KEY_TEXT) != KEY_TEXT)
+                if (!k || read(go[0], &byte, 1) != 1 || keys_create(k, &info, text, &e) ||
+                    write(fd[1], text, KEY_TEXT) != KEY_TEXT)
                     _exit(1);
             }
         }
@@ -361,8 +364,8 @@ static long count_instructions(pid_t child)
     }
 }
 
-/* Does the time of a check tell which key it is, or how much of one was guessed?  Each check runs through as many instructions as any other; the clock of a busy
- * machine would say less. */
+/* Does the time of a check tell which key it is, or how much of one was guessed?  Each check
+ * runs through as many instructions as any other; the clock of a busy machine would say less. */
 static void a_check_takes_the_same_time(void **state)
 {
     (void)state;
@@ -481,8 +484,8 @@ int main(void)
         IN_FOLDER(a_locked_file_is_waited_for_as_long_as_asked), IN_FOLDER(a_key_that_was_shown_outlives_kill_9),
         IN_FOLDER(a_check_takes_the_same_time), IN_FOLDER(keys_live_and_die), IN_FOLDER(no_secret_is_stored),
         IN_FOLDER(a_locked_or_damaged_file_keeps_known_keys), IN_FOLDER(a_change_is_learnt_while_the_file_is_locked),
-        IN_FOLDER(a_file_that_others_make_is_locked_not_damaged), IN_FOLDER(a_file_of_another_user_is_refused), cmocka_unit_test(scopes_and_models),
-        IN_FOLDER(looking_writes_nothing),
+        IN_FOLDER(a_file_that_others_make_is_locked_not_damaged), IN_FOLDER(a_file_of_another_user_is_refused),
+        cmocka_unit_test(scopes_and_models), IN_FOLDER(looking_writes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* t-kv.c - blocks are never in two tables by accident, never lost, and an empty pool changes nothing. */
+/* t-kv.c - blocks are never in two tables by accident, never lost, and an empty pool changes
+ * nothing. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -121,7 +122,8 @@ static void fill(struct kv_table *t, struct kv_pool *p, int n)
     t->n_tokens = n;
 }
 
-/* What one sequence leaves, another one finds: whole blocks by reference, the rest by a copy; the oldest goes first. */
+/* What one sequence leaves, another one finds: whole blocks by reference, the rest by a copy;
+ * the oldest goes first. */
 static void test_prefix(void **state)
 {
     (void)state;
@@ -161,7 +163,8 @@ static void test_prefix(void **state)
     prefix_enter(&a, p, ids, 0);
     assert_int_not_equal(a.block[0], mine);
     kv_table_truncate(&a, p, 0);
-    /* eight blocks wanted: everything goes, ends of prefixes before their beginnings, so nothing is left without its parents */
+    /* eight blocks wanted: everything goes, ends of prefixes before their beginnings, so nothing
+     * is left without its parents */
     fill(&a, p, 6 * 16);
     assert_int_equal(kv_pool_evictions(p), 1);
     assert_int_equal(prefix_take(&b, p, ids, 100), 32);
@@ -183,7 +186,8 @@ static void count_drop(void *user, int32_t block)
     dropped++;
 }
 
-/* Prefixes that nobody holds go, and every block that holds nothing is told of once; what is held stays. */
+/* Prefixes that nobody holds go, and every block that holds nothing is told of once; what is
+ * held stays. */
 static void test_shed(void **state)
 {
     (void)state;
@@ -212,7 +216,8 @@ static void test_shed(void **state)
     kv_pool_close(p);
 }
 
-/* Random sequences over few tokens against the sequences themselves: what take and copy give out was put there by the same tokens. */
+/* Random sequences over few tokens against the sequences themselves: what take and copy give out
+ * was put there by the same tokens. */
 static void test_random_prefixes(void **state)
 {
     (void)state;
@@ -277,8 +282,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reserve_and_truncate), cmocka_unit_test(test_share),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_prefix), cmocka_unit_test(test_shed), cmocka_unit_test(test_random_prefixes),
-        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_random), cmocka_unit_test(test_prefix), cmocka_unit_test(test_shed),
+        cmocka_unit_test(test_random_prefixes), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

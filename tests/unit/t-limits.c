@@ -17,7 +17,8 @@ static const struct limit_loops *const sets[] = {
 #endif
 };
 
-/* A line of bytes that is not 0 shows in the sum: all lines are read, in one run and in interleaved ones. */
+/* A line of bytes that is not 0 shows in the sum: all lines are read, in one run and in
+ * interleaved ones. */
 static void reads_everything(void **state)
 {
     enum { N = 16384 };
@@ -67,7 +68,8 @@ static void answers(void **state)
     assert_int_equal(l.n_threads, 2);
     assert_true(l.int8[0] > 0 && l.int8[1] > 0 && l.int8_name);
     assert_true(l.read[1] == 0 && l.f32[1] == 0 && l.page_cache[1] == 0 && l.disk == 0);
-    assert_int_equal(limits_measure(&l, &(struct limits_options){ .n_threads = 2, .what = LIMIT_F32, .only_all = 1 }, &e), 0);
+    assert_int_equal(limits_measure(&l, &(struct limits_options){ .n_threads = 2, .what = LIMIT_F32, .only_all = 1 },
+                                    &e), 0);
     assert_true(l.f32[0] == 0 && l.f32[1] > 0 && l.int8[1] == 0);
 }
 
@@ -76,16 +78,19 @@ static void files(void **state)
     struct limits l;
     struct err e;
     (void)state;
-    assert_int_equal(limits_measure(&l, &(struct limits_options){ .what = LIMIT_FILE, .file = "/no/such/file" }, &e), -1);
+    assert_int_equal(limits_measure(&l, &(struct limits_options){ .what = LIMIT_FILE, .file = "/no/such/file" }, &e),
+                     -1);
     assert_non_null(strstr(e.msg, "/no/such/file: No such file"));
-    assert_int_equal(limits_measure(&l, &(struct limits_options){ .what = LIMIT_FILE, .tmp_dir = "/no/such/folder" }, &e), -1);
+    assert_int_equal(limits_measure(&l, &(struct limits_options){ .what = LIMIT_FILE, .tmp_dir = "/no/such/folder" },
+                                    &e), -1);
     assert_int_equal(limits_measure(&l, &(struct limits_options){ .what = LIMIT_FILE, .file = "/dev/null" }, &e), -1);
     assert_non_null(strstr(e.msg, "expected a regular file"));
     /* a file of one step for two threads: one of them reads it */
     char path[] = "/tmp/t-limits-XXXXXX";
     const int fd = mkstemp(path);
     assert_true(fd >= 0 && ftruncate(fd, 3 << 20) == 0);
-    assert_int_equal(limits_measure(&l, &(struct limits_options){ .n_threads = 2, .what = LIMIT_FILE, .file = path }, &e), 0);
+    assert_int_equal(limits_measure(&l, &(struct limits_options){ .n_threads = 2, .what = LIMIT_FILE, .file = path },
+                                    &e), 0);
     assert_true(l.page_cache[0] > 0 && l.page_cache[1] > 0 && (l.disk > 0) == !l.no_disk);
     close(fd);
     unlink(path);
@@ -93,6 +98,7 @@ static void files(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(reads_everything), cmocka_unit_test(computes), cmocka_unit_test(answers), cmocka_unit_test(files) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(reads_everything), cmocka_unit_test(computes),
+                                        cmocka_unit_test(answers), cmocka_unit_test(files) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

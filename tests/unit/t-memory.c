@@ -1,5 +1,5 @@
-/* t-memory.c - private memory is keys and values and at most 32 MB, for any shape of model and any number of threads.  The weights are not there:
- * opening looks at shapes only. */
+/* t-memory.c - private memory is keys and values and at most 32 MB, for any shape of model and
+ * any number of threads.  The weights are not there: opening looks at shapes only. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,8 +34,11 @@ static struct model *make_model(const struct shape *s)
     struct model *m = calloc(1, sizeof *m);
     assert_non_null(m);
     struct config *c = &m->config;
-    *c = (struct config){ .mixer = kinds, .ff = kinds, .n_layers = s->layers, .hidden_size = s->hidden, .intermediate_size = s->mlp, .n_heads = s->heads, .n_kv_heads = s->kv_heads, .head_dim = s->head_dim,
-                          .vocab_size = s->vocab, .max_len = 131072, .gated = 1, .embed_size = s->hidden, .n_ropes = 1, .ropes = { { .dim = s->head_dim } } };
+    *c = (struct config){ .mixer = kinds, .ff = kinds, .n_layers = s->layers, .hidden_size = s->hidden,
+                          .intermediate_size = s->mlp, .n_heads = s->heads, .n_kv_heads = s->kv_heads,
+                          .head_dim = s->head_dim,
+                          .vocab_size = s->vocab, .max_len = 131072, .gated = 1, .embed_size = s->hidden, .n_ropes = 1,
+                          .ropes = { { .dim = s->head_dim } } };
     m->layers = calloc((size_t)s->layers, sizeof *m->layers);
     assert_non_null(m->layers);
     for (int i = 0; i < s->layers; i++) {
@@ -62,13 +65,17 @@ static void private_memory(void **state)
             struct model *m = make_model(&shapes[i]);
             struct err e;
             struct engine_stats s;
-            struct engine *g = engine_open(m, NULL, &(struct engine_options){ .n_threads = threads[t], .max_len = t % 2 ? 131072 : 0, .kv_type = KV_F16 }, &e);
+            struct engine *g = engine_open(m, NULL,
+                                           &(struct engine_options){ .n_threads = threads[t], .max_len = t % 2 ? 131072
+                                               : 0, .kv_type = KV_F16 }, &e);
             if (!g)
                 fail_msg("%s: %s", shapes[i].name, e.msg);
             engine_stats(g, &s);
-            print_message("# %s, %d threads: %.1f MB\n", shapes[i].name, threads[t], (double)(s.private_bytes - s.kv_bytes) / 1e6);
+            print_message("# %s, %d threads: %.1f MB\n", shapes[i].name, threads[t],
+                          (double)(s.private_bytes - s.kv_bytes) / 1e6);
             if (s.private_bytes - s.kv_bytes > LIMIT)
-                fail_msg("%s, %d threads: %zu bytes of private memory besides keys and values, expected at most %d", shapes[i].name, threads[t], s.private_bytes - s.kv_bytes, LIMIT);
+                fail_msg("%s, %d threads: %zu bytes of private memory besides keys and values, expected at most %d",
+                         shapes[i].name, threads[t], s.private_bytes - s.kv_bytes, LIMIT);
             engine_close(g);
             free(m->layers);
             free(m);

@@ -1,4 +1,5 @@
-/* t-model-config.c - config.json: defaults as transformers has them, what is refused and how the sentence names it, RoPE frequencies against their formulas. */
+/* t-model-config.c - config.json: defaults as transformers has them, what is refused and how the
+ * sentence names it, RoPE frequencies against their formulas. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -25,7 +26,8 @@ static void must_parse(struct config *c, const char *text)
         fail_msg("%s: %s", text, e.msg);
 }
 
-/* Every architecture computes with nothing but its name, and the list that people see is the table. */
+/* Every architecture computes with nothing but its name, and the list that people see is the
+ * table. */
 static void test_defaults(void **state)
 {
     (void)state;
@@ -41,7 +43,8 @@ static void test_defaults(void **state)
     char text[80];
     for (int i = 0; all[i]; i++) {
         /* nemotron_h's own default has layers with experts, which are refused */
-        snprintf(text, sizeof text, "{\"model_type\": \"%s\"%s}", all[i], strcmp(all[i], "nemotron_h") == 0 ? ", \"hybrid_override_pattern\": \"M*-\"" : "");
+        snprintf(text, sizeof text, "{\"model_type\": \"%s\"%s}", all[i],
+                 strcmp(all[i], "nemotron_h") == 0 ? ", \"hybrid_override_pattern\": \"M*-\"" : "");
         must_parse(&c, text);
         assert_string_equal(c.arch, all[i]);
         config_release(&c);
@@ -102,68 +105,101 @@ static void test_refused(void **state)
         { "{\"model_type\": \"t5gemma\"}", "\"t5gemma\" is not supported; these are: llama mistral" },
         { "{\"model_type\": \"llama\", \"frobnicate\": 3}", "frobnicate: 3 is not understood" },
         { "{\"model_type\": \"llama\", \"num_local_experts\": 8}", "num_local_experts: 8 is not understood" },
-        { "{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"gptq\"}}", "quantization_config: weights quantized by \"gptq\" are not supported" },
+        { "{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"gptq\"}}",
+          "quantization_config: weights quantized by \"gptq\" are not supported" },
         { "{\"model_type\": \"llama\", \"sliding_window\": 512}", "sliding_window: 512 is not understood" },
         { "{\"model_type\": \"llama\", \"hidden_act\": \"snake\"}", "hidden_act \"snake\"" },
-        { "{\"model_type\": \"llama\", \"hidden_size\": \"big\"}", "hidden_size: found a string, expected a whole number" },
+        { "{\"model_type\": \"llama\", \"hidden_size\": \"big\"}",
+          "hidden_size: found a string, expected a whole number" },
         { "{\"model_type\": \"llama\", \"hidden_size\": 0}", "hidden_size is 0, expected 1 to" },
-        { "{\"model_type\": \"llama\", \"hidden_size\": 1e300}", "hidden_size: found a number, expected a whole number" },
+        { "{\"model_type\": \"llama\", \"hidden_size\": 1e300}",
+          "hidden_size: found a number, expected a whole number" },
         { "{\"model_type\": \"llama\", \"num_hidden_layers\": -1}", "num_hidden_layers is -1" },
-        { "{\"model_type\": \"llama\", \"num_hidden_layers\": 9223372036854775807}", "num_hidden_layers is 9223372036854775807" },
-        { "{\"model_type\": \"llama\", \"num_attention_heads\": 7}", "hidden_size 4096 is not a multiple of num_attention_heads 7" },
-        { "{\"model_type\": \"llama\", \"num_key_value_heads\": 5}", "num_attention_heads 32 is not a multiple of num_key_value_heads 5" },
+        { "{\"model_type\": \"llama\", \"num_hidden_layers\": 9223372036854775807}",
+          "num_hidden_layers is 9223372036854775807" },
+        { "{\"model_type\": \"llama\", \"num_attention_heads\": 7}",
+          "hidden_size 4096 is not a multiple of num_attention_heads 7" },
+        { "{\"model_type\": \"llama\", \"num_key_value_heads\": 5}",
+          "num_attention_heads 32 is not a multiple of num_key_value_heads 5" },
         { "{\"model_type\": \"llama\", \"head_dim\": 16777216}", "product of at most" },
-        { "{\"model_type\": \"llama\", \"head_dim\": 3}", "3 of head_dim 3 dimensions rotate, expected an even number" },
+        { "{\"model_type\": \"llama\", \"head_dim\": 3}",
+          "3 of head_dim 3 dimensions rotate, expected an even number" },
         { "{\"model_type\": \"llama\", \"rope_interleaved\": true}", "rope_interleaved: true is not supported" },
         { "{\"model_type\": \"llama\", \"rope_parameters\": 7}", "rope_parameters: found a whole number" },
         { "{\"model_type\": \"nemotron_h\"}", "layers_block_type is missing" },
-        { "{\"model_type\": \"nemotron_h\", \"hybrid_override_pattern\": \"ME\"}", "layer 1 is 'E', expected M, * or -" },
-        { "{\"model_type\": \"nemotron_h\", \"layers_block_type\": [\"moe\"]}", "layer 0 is \"moe\", which is not supported" },
-        { "{\"model_type\": \"mamba2\", \"num_heads\": 96}", "96 heads of 64 in Mamba2's layers, expected a product of 8192" },
+        { "{\"model_type\": \"nemotron_h\", \"hybrid_override_pattern\": \"ME\"}",
+          "layer 1 is 'E', expected M, * or -" },
+        { "{\"model_type\": \"nemotron_h\", \"layers_block_type\": [\"moe\"]}",
+          "layer 0 is \"moe\", which is not supported" },
+        { "{\"model_type\": \"mamba2\", \"num_heads\": 96}",
+          "96 heads of 64 in Mamba2's layers, expected a product of 8192" },
         { "{\"model_type\": \"mamba2\", \"time_step_limit\": [1]}", "time_step_limit: expected two numbers" },
         { "{\"model_type\": \"mamba2\", \"time_step_limit\": [1, 0.5]}", "from 1 to 0.5" },
         { "{\"model_type\": \"mamba2\", \"delta_rule\": 1}", "delta_rule: 1 is not understood" },
-        { "{\"model_type\": \"lfm2\", \"num_hidden_layers\": 2, \"layer_types\": [\"conv\", \"mamba\"]}", "layer 1 is \"mamba\"" },
+        { "{\"model_type\": \"lfm2\", \"num_hidden_layers\": 2, \"layer_types\": [\"conv\", \"mamba\"]}",
+          "layer 1 is \"mamba\"" },
         { "{\"model_type\": \"lfm2\", \"full_attn_idxs\": [32]}", "full_attn_idxs: element 0 is no layer of 32" },
         { "{\"model_type\": \"lfm2\", \"conv_L_cache\": 1}", "conv_L_cache is 1, expected 2 to" },
-        { "{\"model_type\": \"qwen3_next\", \"linear_num_key_heads\": 5}", "linear_num_key_heads 5 of 128: does not fit" },
+        { "{\"model_type\": \"qwen3_next\", \"linear_num_key_heads\": 5}",
+          "linear_num_key_heads 5 of 128: does not fit" },
         { "{\"model_type\": \"granitemoehybrid\", \"hidden_act\": \"gelu\"}", "hidden_act other than \"silu\"" },
-        { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"foo\"}}", "rope_type \"foo\" is not supported; these are: default linear" },
-        { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}}", "rope_type \"dynamic\"" },
-        { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"linear\"}}", "without a positive factor" },
+        { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"foo\"}}",
+          "rope_type \"foo\" is not supported; these are: default linear" },
+        { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}}",
+          "rope_type \"dynamic\"" },
+        { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"linear\"}}",
+          "without a positive factor" },
         { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 2.0, \"twist\": 1}}", "rope_parameters: twist: 1 is not understood" },
         { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_theta\": 0}}", "rope_theta is 0" },
         { "{\"model_type\": \"phi3\", \"rope_parameters\": {\"rope_type\": \"longrope\", \"short_factor\": [1], \"long_factor\": [1]}}",
           "short_factor: expected an array of 48 factors" },
-        { "{\"model_type\": \"qwen2\", \"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\"]}", "layer_types: expected an array of num_hidden_layers = 2" },
-        { "{\"model_type\": \"qwen2\", \"num_hidden_layers\": 1, \"layer_types\": [\"linear_attention\"]}", "layer 0 is \"linear_attention\"" },
-        { "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"layer_types\": [\"sliding_attention\"]}", "there is no sliding_window" },
-        { "{\"model_type\": \"gpt2\", \"scale_attn_by_inverse_layer_idx\": true}", "scale_attn_by_inverse_layer_idx: true is not supported" },
-        { "{\"model_type\": \"mpt\", \"attn_config\": {\"alibi\": false}}", "attn_config: alibi: false is not supported" },
+        { "{\"model_type\": \"qwen2\", \"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\"]}",
+          "layer_types: expected an array of num_hidden_layers = 2" },
+        { "{\"model_type\": \"qwen2\", \"num_hidden_layers\": 1, \"layer_types\": [\"linear_attention\"]}",
+          "layer 0 is \"linear_attention\"" },
+        { "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"layer_types\": [\"sliding_attention\"]}",
+          "there is no sliding_window" },
+        { "{\"model_type\": \"gpt2\", \"scale_attn_by_inverse_layer_idx\": true}",
+          "scale_attn_by_inverse_layer_idx: true is not supported" },
+        { "{\"model_type\": \"mpt\", \"attn_config\": {\"alibi\": false}}",
+          "attn_config: alibi: false is not supported" },
         { "{\"model_type\": \"mpt\", \"attn_config\": {\"rope\": true}}", "attn_config: rope: true is not understood" },
-        { "{\"model_type\": \"mixtral\", \"num_local_experts\": 4, \"num_experts_per_tok\": 5}", "num_experts_per_tok 5 of 4 experts" },
+        { "{\"model_type\": \"mixtral\", \"num_local_experts\": 4, \"num_experts_per_tok\": 5}",
+          "num_experts_per_tok 5 of 4 experts" },
         { "{\"model_type\": \"mixtral\", \"num_local_experts\": 0}", "num_local_experts is 0, expected 1 to" },
-        { "{\"model_type\": \"deepseek_v3\", \"n_routed_experts\": 256, \"n_group\": 7}", "256 experts in n_group 7 groups" },
-        { "{\"model_type\": \"mixtral\", \"num_hidden_layers\": 65536, \"num_local_experts\": 65536}", "65536 experts in each of 65536 layers" },
-        { "{\"model_type\": \"mixtral\", \"num_local_experts\": 4, \"num_experts_per_token\": 5}", "num_experts_per_tok 5 of 4 experts" },
-        { "{\"model_type\": \"deepseek_v3\", \"n_shared_experts\": 128, \"moe_intermediate_size\": 16777216}", "128 shared experts of width 16777216" },
-        { "{\"model_type\": \"deepseek_v3\", \"num_nextn_predict_layers\": 65537}", "num_nextn_predict_layers is 65537" },
-        { "{\"model_type\": \"mamba2\", \"n_groups\": 1, \"state_size\": 16777216}", "states of 16777216 in Mamba2's layers: does not fit" },
+        { "{\"model_type\": \"deepseek_v3\", \"n_routed_experts\": 256, \"n_group\": 7}",
+          "256 experts in n_group 7 groups" },
+        { "{\"model_type\": \"mixtral\", \"num_hidden_layers\": 65536, \"num_local_experts\": 65536}",
+          "65536 experts in each of 65536 layers" },
+        { "{\"model_type\": \"mixtral\", \"num_local_experts\": 4, \"num_experts_per_token\": 5}",
+          "num_experts_per_tok 5 of 4 experts" },
+        { "{\"model_type\": \"deepseek_v3\", \"n_shared_experts\": 128, \"moe_intermediate_size\": 16777216}",
+          "128 shared experts of width 16777216" },
+        { "{\"model_type\": \"deepseek_v3\", \"num_nextn_predict_layers\": 65537}",
+          "num_nextn_predict_layers is 65537" },
+        { "{\"model_type\": \"mamba2\", \"n_groups\": 1, \"state_size\": 16777216}",
+          "states of 16777216 in Mamba2's layers: does not fit" },
         { "{\"model_type\": \"mamba2\", \"expand\": 0}", "expand 0 makes layers of width 0" },
         { "{\"model_type\": \"mamba2\", \"expand\": -2}", "expand -2 makes layers" },
         { "{\"model_type\": \"granitemoehybrid\", \"mamba_expand\": 1e300}", "mamba_expand 1e+300 makes layers" },
         { "{\"model_type\": \"granitemoehybrid\", \"mamba_expand\": 0.001}", "128 heads of 0 in" },
         { "{\"model_type\": \"deepseek_v3\", \"topk_group\": 9}", "does not fit" },
-        { "{\"model_type\": \"deepseek_v3\", \"v_head_dim\": 16777216}", "v_head_dim 16777216, expected a width of at most" },
+        { "{\"model_type\": \"deepseek_v3\", \"v_head_dim\": 16777216}",
+          "v_head_dim 16777216, expected a width of at most" },
         { "{\"model_type\": \"deepseek_v3\", \"qk_nope_head_dim\": 16777216}", "qk_nope_head_dim 16777216, " },
         { "{\"model_type\": \"deepseek_v3\", \"kv_lora_rank\": 500}", "kv_lora_rank 500" },
-        { "{\"model_type\": \"deepseek_v3\", \"scoring_func\": \"softmax\"}", "scoring_func \"softmax\" is not supported" },
+        { "{\"model_type\": \"deepseek_v3\", \"scoring_func\": \"softmax\"}",
+          "scoring_func \"softmax\" is not supported" },
         { "{\"model_type\": \"deepseek_v3\", \"index_topk\": 2048}", "index_topk: 2048 is not understood" },
-        { "{\"model_type\": \"hunyuan_v1_moe\", \"num_experts\": 16, \"moe_topk\": [2, 3]}", "moe_topk: element 1 differs" },
-        { "{\"model_type\": \"qwen3_moe\", \"num_hidden_layers\": 2, \"mlp_only_layers\": [2]}", "mlp_only_layers: element 0 is no layer of 2" },
-        { "{\"model_type\": \"bloom\", \"apply_residual_connection_post_layernorm\": true}", "apply_residual_connection_post_layernorm: true" },
+        { "{\"model_type\": \"hunyuan_v1_moe\", \"num_experts\": 16, \"moe_topk\": [2, 3]}",
+          "moe_topk: element 1 differs" },
+        { "{\"model_type\": \"qwen3_moe\", \"num_hidden_layers\": 2, \"mlp_only_layers\": [2]}",
+          "mlp_only_layers: element 0 is no layer of 2" },
+        { "{\"model_type\": \"bloom\", \"apply_residual_connection_post_layernorm\": true}",
+          "apply_residual_connection_post_layernorm: true" },
         { "{\"model_type\": \"stablelm\", \"qk_layernorm\": true}", "qk_layernorm: true is not supported" },
-        { "{\"model_type\": \"llama\", \"eos_token_id\": [1,2,3,4,5,6,7,8,9]}", "eos_token_id: 9 ids, expected at most 8" },
+        { "{\"model_type\": \"llama\", \"eos_token_id\": [1,2,3,4,5,6,7,8,9]}",
+          "eos_token_id: 9 ids, expected at most 8" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct config c;
@@ -221,7 +257,8 @@ static void test_rope(void **state)
     }
     config_release(&c);
 
-    /* YaRN (arXiv:2309.00071): dimensions that turn often stay, those that never turn once are interpolated; attention factor 0.1 ln(64) + 1 */
+    /* YaRN (arXiv:2309.00071): dimensions that turn often stay, those that never turn once are
+     * interpolated; attention factor 0.1 ln(64) + 1 */
     must_parse(&c, "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 64.0,"
                    " \"original_max_position_embeddings\": 4096, \"beta_fast\": 32, \"beta_slow\": 1}}");
     close_to(r->inv_freq[0], 1, eps, "yarn, first");
@@ -250,7 +287,8 @@ static void test_rope(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_windows), cmocka_unit_test(test_refused), cmocka_unit_test(test_ignored), cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_windows), cmocka_unit_test(test_refused),
+            cmocka_unit_test(test_ignored), cmocka_unit_test(test_rope),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* t-model-weights.c - where weights come from: prefixes, fused matrices, GGUF's order; what is missing or of another shape is named. */
+/* t-model-weights.c - where weights come from: prefixes, fused matrices, GGUF's order; what is
+ * missing or of another shape is named. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -39,7 +40,8 @@ static void parse(struct config *c, const char *text)
     json_decref(json);
 }
 
-static int specs_of(const struct config *c, const struct shape *shapes, const char *prefix, const char *without, struct weight_spec **specs, int *n, struct err *e)
+static int specs_of(const struct config *c, const struct shape *shapes, const char *prefix, const char *without,
+                    struct weight_spec **specs, int *n, struct err *e)
 {
     struct fake f = { shapes, prefix, without };
     const struct weight_source s = { shape_of, &f, c->gguf };
@@ -58,16 +60,20 @@ static const struct weight_spec *find(const struct weight_spec *s, int n, const 
 #define TINY "\"hidden_size\": 8, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"vocab_size\": 10, \"intermediate_size\": 6"
 
 static const struct shape llama[] = {
-    { "embed_tokens.weight", 10, 8 }, { "norm.weight", 8, 0 }, { "lm_head.weight", 10, 8 }, { "layers.0.input_layernorm.weight", 8, 0 },
-    { "layers.0.post_attention_layernorm.weight", 8, 0 }, { "layers.0.self_attn.q_proj.weight", 8, 8 }, { "layers.0.self_attn.k_proj.weight", 4, 8 },
-    { "layers.0.self_attn.v_proj.weight", 4, 8 }, { "layers.0.self_attn.o_proj.weight", 8, 8 }, { "layers.0.mlp.gate_proj.weight", 6, 8 },
+    { "embed_tokens.weight", 10, 8 }, { "norm.weight", 8, 0 }, { "lm_head.weight", 10, 8 },
+        { "layers.0.input_layernorm.weight", 8, 0 },
+    { "layers.0.post_attention_layernorm.weight", 8, 0 }, { "layers.0.self_attn.q_proj.weight", 8, 8 },
+    { "layers.0.self_attn.k_proj.weight", 4, 8 },
+    { "layers.0.self_attn.v_proj.weight", 4, 8 }, { "layers.0.self_attn.o_proj.weight", 8, 8 },
+    { "layers.0.mlp.gate_proj.weight", 6, 8 },
     { "layers.0.mlp.up_proj.weight", 6, 8 }, { "layers.0.mlp.down_proj.weight", 8, 6 }, { NULL, 0, 0 },
 };
 
 static void test_prefixes(void **state)
 {
     (void)state;
-    static const char *const prefixes[] = { "model.", "", "transformer.", "language_model.model.", "model.language_model." };
+    static const char *const prefixes[] = { "model.", "", "transformer.", "language_model.model.",
+                                            "model.language_model." };
     struct config c;
     struct weight_spec *specs;
     struct err e;
@@ -105,7 +111,8 @@ static void test_missing_and_misshapen(void **state)
         memcpy(other, llama, sizeof llama);
         other[i].rows++;
         if (llama[i].cols)
-            snprintf(want, sizeof want, "shape [%d, %d], expected [%d, %d]", (int)llama[i].rows + 1, (int)llama[i].cols, (int)llama[i].rows, (int)llama[i].cols);
+            snprintf(want, sizeof want, "shape [%d, %d], expected [%d, %d]", (int)llama[i].rows + 1, (int)llama[i].cols,
+                     (int)llama[i].rows, (int)llama[i].cols);
         else
             snprintf(want, sizeof want, "shape [%d], expected [%d]", (int)llama[i].rows + 1, (int)llama[i].rows);
         assert_int_equal(specs_of(&c, other, "model.", NULL, &specs, &n, &e), -1);
@@ -147,9 +154,12 @@ static void test_row_maps(void **state)
     int n;
     /* falcon's groups: two query heads, a key, a value, twice (head_dim 2) */
     static const struct shape falcon[] = {
-        { "word_embeddings.weight", 10, 8 }, { "ln_f.weight", 8, 0 }, { "ln_f.bias", 8, 0 }, { "h.0.ln_attn.weight", 8, 0 }, { "h.0.ln_attn.bias", 8, 0 },
-        { "h.0.ln_mlp.weight", 8, 0 }, { "h.0.ln_mlp.bias", 8, 0 }, { "h.0.self_attention.query_key_value.weight", 16, 8 },
-        { "h.0.self_attention.dense.weight", 8, 8 }, { "h.0.mlp.dense_h_to_4h.weight", 6, 8 }, { "h.0.mlp.dense_4h_to_h.weight", 8, 6 }, { NULL, 0, 0 },
+        { "word_embeddings.weight", 10, 8 }, { "ln_f.weight", 8, 0 }, { "ln_f.bias", 8, 0 },
+            { "h.0.ln_attn.weight", 8, 0 }, { "h.0.ln_attn.bias", 8, 0 },
+        { "h.0.ln_mlp.weight", 8, 0 }, { "h.0.ln_mlp.bias", 8, 0 },
+        { "h.0.self_attention.query_key_value.weight", 16, 8 },
+        { "h.0.self_attention.dense.weight", 8, 8 }, { "h.0.mlp.dense_h_to_4h.weight", 6, 8 },
+        { "h.0.mlp.dense_4h_to_h.weight", 8, 6 }, { NULL, 0, 0 },
     };
     static const int q[] = { 0, 1, 2, 3, 8, 9, 10, 11 }, k[] = { 4, 5, 12, 13 }, v[] = { 6, 7, 14, 15 };
     parse(&c, "{\"model_type\": \"falcon\", \"new_decoder_architecture\": true, \"num_kv_heads\": 2, " TINY "}");
@@ -166,9 +176,12 @@ static void test_row_maps(void **state)
 
     /* GPT-2's Conv1D: [in, out], q k v side by side, and so are their biases */
     static const struct shape gpt2[] = {
-        { "wte.weight", 10, 8 }, { "wpe.weight", 20, 8 }, { "ln_f.weight", 8, 0 }, { "ln_f.bias", 8, 0 }, { "h.0.ln_1.weight", 8, 0 }, { "h.0.ln_1.bias", 8, 0 },
-        { "h.0.ln_2.weight", 8, 0 }, { "h.0.ln_2.bias", 8, 0 }, { "h.0.attn.c_attn.weight", 8, 24 }, { "h.0.attn.c_attn.bias", 24, 0 },
-        { "h.0.attn.c_proj.weight", 8, 8 }, { "h.0.attn.c_proj.bias", 8, 0 }, { "h.0.mlp.c_fc.weight", 8, 32 }, { "h.0.mlp.c_fc.bias", 32, 0 },
+        { "wte.weight", 10, 8 }, { "wpe.weight", 20, 8 }, { "ln_f.weight", 8, 0 }, { "ln_f.bias", 8, 0 },
+            { "h.0.ln_1.weight", 8, 0 }, { "h.0.ln_1.bias", 8, 0 },
+        { "h.0.ln_2.weight", 8, 0 }, { "h.0.ln_2.bias", 8, 0 }, { "h.0.attn.c_attn.weight", 8, 24 },
+        { "h.0.attn.c_attn.bias", 24, 0 },
+        { "h.0.attn.c_proj.weight", 8, 8 }, { "h.0.attn.c_proj.bias", 8, 0 }, { "h.0.mlp.c_fc.weight", 8, 32 },
+        { "h.0.mlp.c_fc.bias", 32, 0 },
         { "h.0.mlp.c_proj.weight", 32, 8 }, { "h.0.mlp.c_proj.bias", 8, 0 }, { NULL, 0, 0 },
     };
     parse(&c, "{\"model_type\": \"gpt2\", \"n_embd\": 8, \"n_layer\": 1, \"n_head\": 4, \"vocab_size\": 10, \"n_positions\": 20}");
@@ -176,17 +189,22 @@ static void test_row_maps(void **state)
         fail_msg("%s", e.msg);
     assert_int_equal(source_row(&find(specs, n, "layers.0.v_proj.bias")->map, 3), 19);
     assert_int_equal(source_row(&find(specs, n, "layers.0.k_proj.weight")->map, 0), 8);
-    assert_true(find(specs, n, "layers.0.k_proj.weight")->map.transposed && find(specs, n, "layers.0.down_proj.weight")->map.transposed);
-    assert_true(!find(specs, n, "embed.weight")->map.transposed && !find(specs, n, "layers.0.v_proj.bias")->map.transposed);
+    assert_true(find(specs, n, "layers.0.k_proj.weight")->map.transposed &&
+                find(specs, n, "layers.0.down_proj.weight")->map.transposed);
+    assert_true(!find(specs, n, "embed.weight")->map.transposed &&
+                !find(specs, n, "layers.0.v_proj.bias")->map.transposed);
     assert_true(weight_ignorable(&c, "h.0.attn.bias") && !weight_ignorable(&c, "h.0.attn.c_attn.bias"));
     free(specs);
     config_release(&c);
 
     /* llama in a GGUF: halves of each head interleaved in q and k, not in v */
     static const struct shape gguf[] = {
-        { "token_embd.weight", 10, 16 }, { "output_norm.weight", 16, 0 }, { "blk.0.attn_norm.weight", 16, 0 }, { "blk.0.ffn_norm.weight", 16, 0 },
-        { "blk.0.attn_q.weight", 16, 16 }, { "blk.0.attn_k.weight", 16, 16 }, { "blk.0.attn_v.weight", 16, 16 }, { "blk.0.attn_output.weight", 16, 16 },
-        { "blk.0.ffn_gate.weight", 6, 16 }, { "blk.0.ffn_up.weight", 6, 16 }, { "blk.0.ffn_down.weight", 16, 6 }, { NULL, 0, 0 },
+        { "token_embd.weight", 10, 16 }, { "output_norm.weight", 16, 0 }, { "blk.0.attn_norm.weight", 16, 0 },
+            { "blk.0.ffn_norm.weight", 16, 0 },
+        { "blk.0.attn_q.weight", 16, 16 }, { "blk.0.attn_k.weight", 16, 16 }, { "blk.0.attn_v.weight", 16, 16 },
+        { "blk.0.attn_output.weight", 16, 16 },
+        { "blk.0.ffn_gate.weight", 6, 16 }, { "blk.0.ffn_up.weight", 6, 16 }, { "blk.0.ffn_down.weight", 16, 6 },
+        { NULL, 0, 0 },
     };
     static const int order[] = { 0, 2, 1, 3, 4, 6, 5, 7 };
     parse(&c, "{\"model_type\": \"llama\", \"zse_gguf\": true, \"hidden_size\": 16, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"vocab_size\": 10, \"intermediate_size\": 6}");

@@ -1,7 +1,10 @@
-/* t-nomem.c - memory runs out: of each work below, first the first allocation fails, then the second, and so on to the last (of long works ever fewer of them);
- * once that one alone, once all from that one on.  What comes is the right result or an error that says why, and nothing is lost (a sanitizer counts).
+/* t-nomem.c - memory runs out: of each work below, first the first allocation fails, then the
+ * second, and so on to the last (of long works ever fewer of them); once that one alone, once all
+ * from that one on.  What comes is the right result or an error that says why, and nothing is lost
+ * (a sanitizer counts).
  *
- * Linked with -Wl,--wrap: the allocations of the library come here.  Those of other libraries do not. */
+ * Linked with -Wl,--wrap: the allocations of the library come here.  Those of other libraries do
+ * not. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -80,7 +83,8 @@ int __wrap_asprintf(char **s, const char *fmt, ...)
 /* 0: done, and the result is right (the work itself looks); -1 with *e. */
 typedef int work(const void *what, struct err *e);
 
-/* Every allocation of a work with few; of one with many the first `all` (fewer under a sanitizer), then ever fewer. */
+/* Every allocation of a work with few; of one with many the first `all` (fewer under a
+ * sanitizer), then ever fewer. */
 static void without_memory(const char *name, work *w, const void *what, long all)
 {
     struct err e = { .msg = "" };
@@ -99,7 +103,8 @@ static void without_memory(const char *name, work *w, const void *what, long all
             atomic_store(&first, LONG_MAX);
             reached = atomic_load(&asked) >= at;
             if (rc != 0 && (e.code != ERR_MEMORY || !*e.msg))
-                fail_msg("%s, allocation %ld%s: error %d: %s", name, at, alone ? "" : " and all after it", (int)e.code, e.msg);
+                fail_msg("%s, allocation %ld%s: error %d: %s", name, at, alone ? "" : " and all after it", (int)e.code,
+                         e.msg);
             if (rc != 0 && !reached)
                 fail_msg("%s: fails without a reason", name);
         }
@@ -140,8 +145,9 @@ static int setup(void **state)
     atomic_store(&first, LONG_MAX);
     tools = json_loads(tools_text, 0, NULL);
     messages = json_loads(messages_text, 0, NULL);
-    if (!mkdtemp(dir) || tokenizer_from_path("models/tiny", &blob, &size, &e) != 0 || !(tokenizer = tokenizer_open(blob, size, &e)) ||
-        !(vocab = grammar_vocab_open(tokenizer, 0, &e)) || template_from_path("models/tiny", NULL, &template_text, &bos, &eos, &e) != 0)
+    if (!mkdtemp(dir) || tokenizer_from_path("models/tiny", &blob, &size, &e) != 0 ||
+        !(tokenizer = tokenizer_open(blob, size, &e)) || !(vocab = grammar_vocab_open(tokenizer, 0, &e)) ||
+        template_from_path("models/tiny", NULL, &template_text, &bos, &eos, &e) != 0)
         return fprintf(stderr, "%s\n", e.msg), -1;
     free(bos);
     free(eos);
@@ -179,7 +185,8 @@ static int tokenize(const void *what, struct err *e)
     int rc = -1;
     (void)what;
     struct tokenizer *t = NULL;
-    if (tokenizer_from_path("models/tiny", &own, &size, e) != 0 || !(t = tokenizer_open(own, size, e)) || tokenizer_encode(t, text, sizeof text - 1, 0, &ids, &n, e) != 0 ||
+    if (tokenizer_from_path("models/tiny", &own, &size, e) != 0 || !(t = tokenizer_open(own, size, e)) ||
+        tokenizer_encode(t, text, sizeof text - 1, 0, &ids, &n, e) != 0 ||
         tokenizer_decode(t, ids, n, 0, &out, &n_out, e) != 0 || detok_init(&d, t, 0, e) != 0)
         goto done;
     assert_int_equal(n_out, sizeof text - 1);
@@ -259,7 +266,8 @@ static void texts(void **state)
 
 enum { MOST = 64 };
 
-/* An answer to g: of the tokens that may come always another one; those that are forced at once.  Masks, copies and figures on the way. */
+/* An answer to g: of the tokens that may come always another one; those that are forced at once.
+ * Masks, copies and figures on the way. */
 static int answer(struct grammar *g, int32_t *ids, int *n, struct err *e)
 {
     struct matcher *m = matcher_open(g, e);
@@ -322,7 +330,9 @@ static struct grammar *compile(const struct form *f, struct err *e)
     case 'r': return grammar_compile_regex(vocab, f->text, n, &o, e);
     case 'g': return grammar_compile_gbnf(vocab, f->text, n, &o, e);
     case 'j': return grammar_compile_json(vocab, 1, &o, e);
-    default: return tool_grammar_compile(vocab, tool_format_find(f->text), &(struct tool_grammar_options){ .tools = tools, .choice = TOOL_REQUIRED, .parallel = 1 }, e);
+    default: return tool_grammar_compile(vocab, tool_format_find(f->text),
+                                         &(struct tool_grammar_options){ .tools = tools, .choice = TOOL_REQUIRED,
+                                             .parallel = 1 }, e);
     }
 }
 
@@ -363,8 +373,10 @@ static struct form forms[] = {
     { "schema", "{\"type\":\"string\",\"format\":\"date-time\"}", { 0 }, 0 },
     { "schema", "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"^[a-c]{2,4}x$\"},\"minItems\":3,\"maxItems\":4}", { 0 }, 0 },
     { "regex", "(?=.*\\d)(?!x)[\\w.-]{2,9}@(a|bc|d{2,5})+\\p{Lu}?", { 0 }, 0 },
-    { "gbnf", "root ::= \"(\" root \")\" | word{2,3} \"\\u00e9\"?\nword ::= [a-f]+ \" \" | [^\"\\\\\\n] \"x\"", { 0 }, 0 },
-    { "json", "", { 0 }, 0 }, { "tools", "hermes", { 0 }, 0 }, { "tools", "mistral", { 0 }, 0 }, { "tools", "qwen3-coder", { 0 }, 0 },
+    { "gbnf", "root ::= \"(\" root \")\" | word{2,3} \"\\u00e9\"?\nword ::= [a-f]+ \" \" | [^\"\\\\\\n] \"x\"", { 0 },
+      0 },
+    { "json", "", { 0 }, 0 }, { "tools", "hermes", { 0 }, 0 }, { "tools", "mistral", { 0 }, 0 },
+    { "tools", "qwen3-coder", { 0 }, 0 },
 };
 
 static void grammars(void **state)
@@ -384,7 +396,8 @@ static int calls(const void *what, struct err *e)
 {
     struct said *s = (struct said *)what;
     size_t heard = 0, n = strlen(s->text);
-    const struct tool_parser_options o = { .tools = tools, .stream_arguments = s->stream, .on_event = hear_size, .user = &heard };
+    const struct tool_parser_options o = { .tools = tools, .stream_arguments = s->stream, .on_event = hear_size,
+                                           .user = &heard };
     struct tool_parser *p = tool_parser_open(tool_format_find(s->format), &o, e);
     int rc = p ? 0 : -1;
     for (size_t i = 0; i < n && rc == 0; i += 7)
@@ -404,7 +417,8 @@ static void tool_calls(void **state)
     static struct said all[] = {
         { "hermes", "So.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\", \"days\": 2}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>", 0, 0 },
         { "mistral", "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}, {\"name\": \"now\", \"arguments\": {}, \"id\": \"abcdefghi\"}]", 0, 0 },
-        { "mistral-args", "[TOOL_CALLS]get_weather[ARGS]{\"city\": \"a}b\"}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{}", 0, 0 },
+        { "mistral-args", "[TOOL_CALLS]get_weather[ARGS]{\"city\": \"a}b\"}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{}",
+          0, 0 },
         { "kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Rome\"}<|tool_call_end|>"
                      "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>", 0, 0 },
         { "functionary-3.2", "get_weather\n{\"city\": \"Rome\"}>>>now\n{}", 0, 0 },
@@ -460,7 +474,8 @@ static void hear(void *user, const struct token_event *ev)
         h->why = *ev->error;
 }
 
-/* From the file to three answers: one with a form, two of one prompt, with a string that would end them. */
+/* From the file to three answers: one with a form, two of one prompt, with a string that would
+ * end them. */
 static int answers(const void *what, struct err *e)
 {
     static char expected[3][256];
@@ -479,10 +494,14 @@ static int answers(const void *what, struct err *e)
     int rc = -1, left;
     memset(h, 0, sizeof h);
     (void)what;
-    if (!m || tokenizer_encode(tokenizer, "The capital of France", 21, TOKENIZE_ADD_SPECIAL, &ids, &n, e) != 0 || !(g = compile(&f, e)) ||
-        !(en = engine_open(m, tokenizer, &(struct engine_options){ .n_threads = 1, .max_len = 128, .max_seqs = 3, .max_tokens = 32 }, e)) || constrain(&c, g, e) != 0)
+    if (!m || tokenizer_encode(tokenizer, "The capital of France", 21, TOKENIZE_ADD_SPECIAL, &ids, &n, e) != 0 ||
+        !(g = compile(&f, e)) || !(en = engine_open(m, tokenizer,
+                                                    &(struct engine_options){ .n_threads = 1, .max_len = 128,
+                                                        .max_seqs = 3, .max_tokens = 32 }, e)) ||
+                                                        constrain(&c, g, e) != 0)
         goto done;
-    struct request_params p = { .ids = ids, .n_ids = (int)n, .sampling = sampling_defaults(), .n_logprobs = 2, .max_tokens = 12, .on_token = hear, .user = &h[0], .constraint = &c };
+    struct request_params p = { .ids = ids, .n_ids = (int)n, .sampling = sampling_defaults(), .n_logprobs = 2,
+                                .max_tokens = 12, .on_token = hear, .user = &h[0], .constraint = &c };
     p.sampling.temperature = 0;
     if (!engine_submit(en, &p, e)) {
         c.close(c.state);
@@ -548,8 +567,11 @@ static int steps(const void *what, struct err *e)
     memset(told, 0, sizeof told);
     for (int i = 0; i < 40; i++)
         ids[i] = 3 + i * 7 % 50;
-    const struct request_params p = { .ids = ids, .n_ids = 40, .sampling = sampling_defaults(), .n_logprobs = -1, .max_tokens = 12, .ignore_eos = 1, .on_token = hear_id, .n = 2, .users = users };
-    if (!m || !(g = engine_open(m, NULL, &(struct engine_options){ .n_threads = 1, .max_len = 64, .max_seqs = 2, .max_tokens = 16, .snapshot_every = 16 }, e)) || !engine_submit(g, &p, e))
+    const struct request_params p = { .ids = ids, .n_ids = 40, .sampling = sampling_defaults(), .n_logprobs = -1,
+                                      .max_tokens = 12, .ignore_eos = 1, .on_token = hear_id, .n = 2, .users = users };
+    if (!m || !(g = engine_open(m, NULL, &(struct engine_options){ .n_threads = 1, .max_len = 64, .max_seqs = 2,
+                                                                   .max_tokens = 16, .snapshot_every = 16 }, e)) ||
+                                                                   !engine_submit(g, &p, e))
         goto done;
     while ((left = engine_step(g, e)) > 0)
         ;
@@ -580,7 +602,8 @@ static void models(void **state)
 
 static void kinds_of_models(void **state)
 {
-    static struct kind kinds[] = { { .name = "qwen3_moe" }, { .name = "deepseek_v2" }, { .name = "qwen3_next" }, { .name = "granitemoehybrid" }, { .name = "gpt_oss" } };
+    static struct kind kinds[] = { { .name = "qwen3_moe" }, { .name = "deepseek_v2" }, { .name = "qwen3_next" },
+                                   { .name = "granitemoehybrid" }, { .name = "gpt_oss" } };
     const char *root = getenv("ZSE_ORACLES");
     (void)state;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
@@ -603,7 +626,8 @@ static void kinds_of_models(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts), cmocka_unit_test(grammars), cmocka_unit_test(tool_calls), cmocka_unit_test(conversion), cmocka_unit_test(models),
+        cmocka_unit_test(texts), cmocka_unit_test(grammars), cmocka_unit_test(tool_calls), cmocka_unit_test(conversion),
+            cmocka_unit_test(models),
         cmocka_unit_test(kinds_of_models),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -1,5 +1,6 @@
-/* t-packed.c - checkpoints that come quantized: words written down by hand, awkward shapes against a packing of the test's own, codes kept exactly, and
- * what is missing, of the wrong size or not understood refused by name. */
+/* t-packed.c - checkpoints that come quantized: words written down by hand, awkward shapes
+ * against a packing of the test's own, codes kept exactly, and what is missing, of the wrong
+ * size or not understood refused by name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,8 +42,8 @@ static void begin(void)
 static void *tensor(const char *name, const char *dtype, const char *shape, size_t size)
 {
     size_t at = strlen(header);
-    snprintf(header + at, sizeof header - at, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", at > 1 ? "," : "", name, dtype, shape, n_data,
-             n_data + size);
+    snprintf(header + at, sizeof header - at, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+             at > 1 ? "," : "", name, dtype, shape, n_data, n_data + size);
     void *p = data + n_data;
     n_data += size;
     assert_true(n_data <= sizeof data && strlen(header) + 2 < sizeof header);
@@ -97,7 +98,8 @@ static void holds(const struct source *s, const char *name, const float *want, i
             assert_int_equal(source_read(s, t, r, whole ? rows : 1, got + r * cols, 1, &e), 0);
         for (int i = 0; i < rows * cols; i++)
             if (got[i] != want[i])
-                fail_msg("%s row %d column %d: got %.9g, want %.9g", name, i / cols, i % cols, (double)got[i], (double)want[i]);
+                fail_msg("%s row %d column %d: got %.9g, want %.9g", name, i / cols, i % cols, (double)got[i],
+                         (double)want[i]);
     }
     free(got);
 }
@@ -145,7 +147,8 @@ static void not_kept(const struct source *s, const char *name)
 #define GPTQ(more) "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 4, \"sym\": false, \"checkpoint_format\": \"gptq\"" more "}"
 #define AWQ "{\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 2, \"zero_point\": true, \"version\": \"GEMM\"}"
 
-/* 8 inputs, 2 outputs, groups of 4; scales 1, 2 (first group) and 4, 8; zero points 3, 5 and 7, 0 (stored less one). */
+/* 8 inputs, 2 outputs, groups of 4; scales 1, 2 (first group) and 4, 8; zero points 3, 5 and 7,
+ * 0 (stored less one). */
 static void put_gptq(int order)
 {
     static const uint32_t words[2] = { 0x76543210, 0xfedcba98 }, zeros[2] = { 0x42, 0xf6 };
@@ -231,7 +234,8 @@ static void compressed_by_hand(void **state)
 }
 
 /* One expert of two outputs: nibbles from the low one up; scales 2^0 and 2^-2. */
-/* Experts stay on their grid: row r of expert e holds what column r of the plain tensor's e-th matrix does. */
+/* Experts stay on their grid: row r of expert e holds what column r of the plain tensor's e-th
+ * matrix does. */
 static void keeps_rows(const struct source *s, const char *name)
 {
     const struct source_tensor *t = source_find(s, name);
@@ -265,7 +269,8 @@ static void mxfp4_by_hand(void **state)
     static const float value[16] = { 0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6 };
     float want[2 * 32 * 2];
     begin();
-    uint8_t *blocks = tensor("mlp.down_proj_blocks", "U8", "2,2,1,16", 64), *scales = tensor("mlp.down_proj_scales", "U8", "2,2,1", 4);
+    uint8_t *blocks = tensor("mlp.down_proj_blocks", "U8", "2,2,1,16", 64),
+            *scales = tensor("mlp.down_proj_scales", "U8", "2,2,1", 4);
     for (int i = 0; i < 64; i++)
         blocks[i] = (uint8_t)(i % 16 * 17 + (i / 16) * 3);
     memcpy(scales, (const uint8_t[]){ 127, 125, 128, 120 }, 4);
@@ -337,7 +342,8 @@ static void put_bits(uint32_t *words, int64_t i, int bits, uint32_t code)
 static void gptq_shape(int rows, int cols, int group, int bits, int symmetric)
 {
     char shape[64], config[256];
-    const int per = 32 / bits, groups = group < 0 ? 1 : (cols + group - 1) / group, width = (rows + per - 1) / per, top = 1 << bits;
+    const int per = 32 / bits, groups = group < 0 ? 1 : (cols + group - 1) / group, width = (rows + per - 1) / per,
+              top = 1 << bits;
     float *want = calloc((size_t)(rows * cols), sizeof *want);
     uint32_t *column = calloc((size_t)(cols / per), 4), *zeros;
     begin();
@@ -364,11 +370,13 @@ static void gptq_shape(int rows, int cols, int group, int bits, int symmetric)
         for (int i = 0; i < cols / per; i++)
             words[i * rows + r] = column[i];
     }
-    snprintf(config, sizeof config, "{\"quant_method\": \"gptq\", \"bits\": %d, \"group_size\": %d, \"sym\": %s}", bits, group, symmetric ? "true" : "false");
+    snprintf(config, sizeof config, "{\"quant_method\": \"gptq\", \"bits\": %d, \"group_size\": %d, \"sym\": %s}", bits,
+             group, symmetric ? "true" : "false");
     struct source *s = opens(config);
     holds(s, "w.weight", want, rows, cols);
     if (symmetric)
-        keeps(s, "w.weight", bits < 8 ? QT_I4 : group < 0 ? QT_I8R : QT_I8, bits == 8 && group < 0 ? 32 : group < 0 || group == 128 ? 128 : group);
+        keeps(s, "w.weight", bits < 8 ? QT_I4 : group < 0 ? QT_I8R : QT_I8,
+              bits == 8 && group < 0 ? 32 : group < 0 || group == 128 ? 128 : group);
     else if (bits < 8)
         keeps(s, "w.weight", QT_I4Z, group < 0 || group == 128 ? 128 : group);
     else
@@ -398,7 +406,8 @@ static void compressed_int8(void **state)
     (void)state;
     enum { ROWS = 5, COLS = 70 };
     static const struct { const char *strategy, *shape; int n, per_row, group; } cases[] = {
-        { "\"tensor\"", "1", 1, 0, COLS }, { "\"channel\"", "5,1", 5, 1, COLS }, { "\"group\", \"group_size\": 32", "5,3", 15, 3, 32 },
+        { "\"tensor\"", "1", 1, 0, COLS }, { "\"channel\"", "5,1", 5, 1, COLS },
+            { "\"group\", \"group_size\": 32", "5,3", 15, 3, 32 },
     };
     seed = 3;
     for (int zeros = 0; zeros < 2; zeros++)
@@ -422,7 +431,8 @@ static void compressed_int8(void **state)
                     want[r * COLS + k] = (float)(codes[r * COLS + k] - (zero ? zero[g] : 0)) * scales[g];
                 }
             snprintf(config, sizeof config, "{\"quant_method\": \"compressed-tensors\", \"format\": \"int-quantized\", \"config_groups\": {\"g\": {\"targets\": [\"Linear\"], "
-                     "\"weights\": {\"num_bits\": 8, \"type\": \"int\", \"strategy\": %s, \"symmetric\": %s}}}}", cases[i].strategy, zeros ? "false" : "true");
+                     "\"weights\": {\"num_bits\": 8, \"type\": \"int\", \"strategy\": %s, \"symmetric\": %s}}}}",
+                     cases[i].strategy, zeros ? "false" : "true");
             struct source *s = opens(config);
             holds(s, "w.weight", want, ROWS, COLS);
             if (zeros)
@@ -433,7 +443,8 @@ static void compressed_int8(void **state)
         }
 }
 
-/* Blocks of 128 and scales that f16 has not: codes and scales stay; scales so small that products lose bits do not. */
+/* Blocks of 128 and scales that f16 has not: codes and scales stay; scales so small that
+ * products lose bits do not. */
 static void fp8_kept(void)
 {
     enum { ROWS = 130, COLS = 300 };
@@ -480,8 +491,10 @@ static void fp8_blocks(void **state)
     begin();
     tensor("w.weight", "F8_E4M3", "5,7", ROWS * COLS);
     tensor("w.weight_scale_inv", "F32", "3,2", 24);
-    refuses("{\"quant_method\": \"fp8\", \"weight_block_size\": [2, 3]}", "tensor w.weight: [5, 7] with scales [3, 2] of F32 fits nothing");
-    refuses("{\"quant_method\": \"fp8\", \"weight_block_size\": [0, 4]}", "weight_block_size: expected [rows, columns]");
+    refuses("{\"quant_method\": \"fp8\", \"weight_block_size\": [2, 3]}",
+            "tensor w.weight: [5, 7] with scales [3, 2] of F32 fits nothing");
+    refuses("{\"quant_method\": \"fp8\", \"weight_block_size\": [0, 4]}",
+            "weight_block_size: expected [rows, columns]");
     refuses("{\"quant_method\": \"fp8\"}", "tensor w.weight: [5, 7] with scales [3, 2] of F32 fits nothing");
 }
 
@@ -493,21 +506,28 @@ static void not_understood(void **state)
     static const struct { const char *config, *words; } cases[] = {
         { "{\"quant_method\": \"gptq\", \"bits\": 3}", "bits: 3, expected 2, 4 or 8" },
         { "{\"quant_method\": \"gptq\"}", "bits" },
-        { "{\"quant_method\": \"gptq\", \"bits\": 4, \"checkpoint_format\": \"marlin\"}", "checkpoint_format: \"marlin\" is not supported" },
-        { "{\"quant_method\": \"gptq\", \"bits\": 4, \"dynamic\": {\"a\": 1}}", "dynamic: {\"a\":1} is not understood" },
+        { "{\"quant_method\": \"gptq\", \"bits\": 4, \"checkpoint_format\": \"marlin\"}",
+          "checkpoint_format: \"marlin\" is not supported" },
+        { "{\"quant_method\": \"gptq\", \"bits\": 4, \"dynamic\": {\"a\": 1}}",
+          "dynamic: {\"a\":1} is not understood" },
         { "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 0}", "group_size: 0 is no size" },
-        { "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 4, \"desc_act\": true}", "tensor w.qweight: w.g_idx is missing" },
-        { "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 8}", "tensor w.scales: [2, 2] of F16, expected [1, 2]" },
+        { "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 4, \"desc_act\": true}",
+          "tensor w.qweight: w.g_idx is missing" },
+        { "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 8}",
+          "tensor w.scales: [2, 2] of F16, expected [1, 2]" },
         { "{\"quant_method\": \"awq\", \"bits\": 4, \"version\": \"gemv\"}", "version: \"gemv\" is not supported" },
         { "{\"quant_method\": \"awq\", \"bits\": 3}", "bits: 3, expected 4" },
         { "{\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"}", "fmt: \"e5m2\" is not supported" },
         { "{\"quant_method\": \"mxfp4\", \"block\": 16}", "block: 16 is not understood" },
         { "{\"quant_method\": \"bitnet\", \"use_rms_norm\": true}", "use_rms_norm: true is not understood" },
-        { "{\"quant_method\": \"bitnet\", \"quantization_mode\": \"both\"}", "quantization_mode: \"both\" is not supported" },
+        { "{\"quant_method\": \"bitnet\", \"quantization_mode\": \"both\"}",
+          "quantization_mode: \"both\" is not supported" },
         { "{\"quant_method\": \"compressed-tensors\"}", "config_groups: expected an object" },
-        { "{\"quant_method\": \"compressed-tensors\", \"format\": \"marlin-24\"}", "format: \"marlin-24\" is not supported" },
+        { "{\"quant_method\": \"compressed-tensors\", \"format\": \"marlin-24\"}",
+          "format: \"marlin-24\" is not supported" },
         { "{\"quant_method\": \"compressed-tensors\", \"config_groups\": {\"g\": {}}}", "g: weights is missing" },
-        { CT("{\"num_bits\": 3}"), "weights.num_bits: int of 3 bits" }, { CT("{\"num_bits\": 4, \"type\": \"float\"}"), "weights.num_bits: float of 4 bits" },
+        { CT("{\"num_bits\": 3}"), "weights.num_bits: int of 3 bits" },
+        { CT("{\"num_bits\": 4, \"type\": \"float\"}"), "weights.num_bits: float of 4 bits" },
         { CT("{\"strategy\": \"tensor_group\"}"), "strategy: \"tensor_group\" is not supported" },
     };
     put_gptq(0);
@@ -562,7 +582,8 @@ static void damaged(void **state)
     shape[1] = 8;
     refuses(CT_INT4, "tensor w.weight_packed: [2, 1] of I32, expected a matrix of I32 with as many rows");
     shape[0] = 2;
-    refuses(CT("{\"num_bits\": 4, \"strategy\": \"group\", \"group_size\": 32, \"symmetric\": false}"), "tensor w.weight_packed: weight_zero_point is missing");
+    refuses(CT("{\"num_bits\": 4, \"strategy\": \"group\", \"group_size\": 32, \"symmetric\": false}"),
+            "tensor w.weight_packed: weight_zero_point is missing");
     begin();
     tensor("w.weight", "F8_E4M3", "2,2", 4);
     refuses("{\"quant_method\": \"fp8\"}", "tensor w.weight: w.weight_scale is missing");
@@ -593,9 +614,10 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gptq_by_hand), cmocka_unit_test(awq_by_hand), cmocka_unit_test(compressed_by_hand), cmocka_unit_test(mxfp4_by_hand),
-        cmocka_unit_test(bitnet_by_hand), cmocka_unit_test(gptq_shapes), cmocka_unit_test(compressed_int8), cmocka_unit_test(fp8_blocks),
-        cmocka_unit_test(not_understood), cmocka_unit_test(damaged),
+        cmocka_unit_test(gptq_by_hand), cmocka_unit_test(awq_by_hand), cmocka_unit_test(compressed_by_hand),
+            cmocka_unit_test(mxfp4_by_hand),
+        cmocka_unit_test(bitnet_by_hand), cmocka_unit_test(gptq_shapes), cmocka_unit_test(compressed_int8),
+        cmocka_unit_test(fp8_blocks), cmocka_unit_test(not_understood), cmocka_unit_test(damaged),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

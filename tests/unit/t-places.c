@@ -1,4 +1,5 @@
-/* t-places.c - room for connections: limits, what is kept for keys, and who is evicted, compared with a plain definition over random histories. */
+/* t-places.c - room for connections: limits, what is kept for keys, and who is evicted, compared
+ * with a plain definition over random histories. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -129,7 +130,8 @@ static void test_random(void **state)
         assert_int_equal(places_n_unknown(p), unknown);
         if (!m[i].in) {
             const int room = n < 120 && unknown < 105;
-            const int victim = room ? -1 : naive_victim(m, 0) >= 0 ? naive_victim(m, 0) : unknown < 105 ? naive_victim(m, 1) : -1;
+            const int victim = room ? -1 : naive_victim(m, 0) >= 0 ? naive_victim(m, 0) : unknown < 105
+                                   ? naive_victim(m, 1) : -1;
             assert_int_equal(places_room(p, owner, 1, now, &evict), room || victim >= 0);
             assert_ptr_equal(evict, victim < 0 ? NULL : &x[victim]);
             if (evict) {
@@ -164,6 +166,7 @@ static void test_random(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_one_address), cmocka_unit_test(test_full), cmocka_unit_test(test_random) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_one_address), cmocka_unit_test(test_full),
+                                        cmocka_unit_test(test_random) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

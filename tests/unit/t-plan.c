@@ -1,4 +1,5 @@
-/* t-plan.c - the planner's sums against figures that were published, and its sizes against what the converter writes. */
+/* t-plan.c - the planner's sums against figures that were published, and its sizes against what
+ * the converter writes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -94,10 +95,13 @@ static int unload(void **state)
 /* Kimi K2's configuration, the sizes as published. */
 static struct plan_shape *kimi(void)
 {
-    json_t *c = json_pack("{s:{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:b}}", "text_config", "model_type", "kimi_k2", "num_hidden_layers", 61,
-                          "hidden_size", 7168, "intermediate_size", 18432, "moe_intermediate_size", 2048, "n_routed_experts", 384, "n_shared_experts", 1,
-                          "num_experts_per_tok", 8, "first_k_dense_replace", 1, "num_attention_heads", 64, "num_key_value_heads", 64, "q_lora_rank", 1536, "kv_lora_rank", 512,
-                          "qk_nope_head_dim", 128, "qk_rope_head_dim", 64, "v_head_dim", 128, "vocab_size", 163840, "max_position_embeddings", 262144,
+    json_t *c = json_pack("{s:{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:b}}",
+                          "text_config", "model_type", "kimi_k2", "num_hidden_layers", 61,
+                          "hidden_size", 7168, "intermediate_size", 18432, "moe_intermediate_size", 2048,
+                          "n_routed_experts", 384, "n_shared_experts", 1, "num_experts_per_tok", 8,
+                          "first_k_dense_replace", 1, "num_attention_heads", 64, "num_key_value_heads", 64,
+                          "q_lora_rank", 1536, "kv_lora_rank", 512, "qk_nope_head_dim", 128, "qk_rope_head_dim", 64,
+                          "v_head_dim", 128, "vocab_size", 163840, "max_position_embeddings", 262144,
                           "tie_word_embeddings", 0);
     assert_non_null(c);
     struct plan_shape *s = shape_of_config("kimi_k2", c);
@@ -109,11 +113,16 @@ static struct plan_shape *kimi(void)
 static void parameters(void **state)
 {
     static const struct { const char *name; double total, active; } all[] = {
-        { "Qwen2.5-7B", 7.62e9, 0 },       { "Qwen2.5-72B", 72.7e9, 0 },   { "Llama-3.1-8B", 8.03e9, 0 },   { "Llama-3.1-70B", 70.6e9, 0 },  { "Llama-3.2-1B", 1.24e9, 0 },
-        { "Mistral-7B-v0.3", 7.25e9, 0 },  { "gemma-2-2b", 2.61e9, 0 },    { "gemma-2-9b", 9.24e9, 0 },     { "Phi-3-mini-4k", 3.82e9, 0 },  { "TinyLlama-1.1B", 1.10e9, 0 },
-        { "Qwen3-8B", 8.19e9, 0 },         { "Qwen3-32B", 32.8e9, 0 },     { "SmolLM3-3B", 3.08e9, 0 },     { "phi-4", 14.7e9, 0 },          { "Mistral-Small-24B", 23.6e9, 0 },
-        { "Mixtral-8x7B", 46.7e9, 12.9e9 },            { "Qwen3-30B-A3B-2507", 30.5e9, 3.3e9 },     { "Qwen3-235B-A22B-2507", 235e9, 22e9 },
-        { "DeepSeek-V3", 671e9, 37e9 },    { "DeepSeek-V2-Lite", 15.7e9, 2.4e9 },       { "gpt-oss-20b", 20.9e9, 3.6e9 }, { "gpt-oss-120b", 116.8e9, 5.1e9 },
+        { "Qwen2.5-7B", 7.62e9, 0 },       { "Qwen2.5-72B", 72.7e9, 0 },   { "Llama-3.1-8B", 8.03e9, 0 },
+            { "Llama-3.1-70B", 70.6e9, 0 },  { "Llama-3.2-1B", 1.24e9, 0 },
+        { "Mistral-7B-v0.3", 7.25e9, 0 },  { "gemma-2-2b", 2.61e9, 0 },    { "gemma-2-9b", 9.24e9, 0 },
+        { "Phi-3-mini-4k", 3.82e9, 0 },  { "TinyLlama-1.1B", 1.10e9, 0 },
+        { "Qwen3-8B", 8.19e9, 0 },         { "Qwen3-32B", 32.8e9, 0 },     { "SmolLM3-3B", 3.08e9, 0 },
+        { "phi-4", 14.7e9, 0 },          { "Mistral-Small-24B", 23.6e9, 0 },
+        { "Mixtral-8x7B", 46.7e9, 12.9e9 },            { "Qwen3-30B-A3B-2507", 30.5e9, 3.3e9 },
+        { "Qwen3-235B-A22B-2507", 235e9, 22e9 },
+        { "DeepSeek-V3", 671e9, 37e9 },    { "DeepSeek-V2-Lite", 15.7e9, 2.4e9 },
+        { "gpt-oss-20b", 20.9e9, 3.6e9 }, { "gpt-oss-120b", 116.8e9, 5.1e9 },
     };
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -125,7 +134,8 @@ static void parameters(void **state)
     }
 }
 
-/* Every entry has its fields and a configuration that can be counted; 19 are ZSE 1.2's, 5 of these marked. */
+/* Every entry has its fields and a configuration that can be counted; 19 are ZSE 1.2's, 5 of
+ * these marked. */
 static void registry_is_whole(void **state)
 {
     static const char *const texts[] = { "id", "name", "description", "license", "provider" };
@@ -141,7 +151,8 @@ static void registry_is_whole(void **state)
         assert_true(json_array_size(json_object_get(m, "categories")) > 0 && json_is_array(json_object_get(m, "tags")));
         json_array_foreach(json_object_get(m, "categories"), k, c) {
             const char *name = json_string_value(c);
-            assert_true(strcmp(name, "chat") == 0 || strcmp(name, "instruct") == 0 || strcmp(name, "code") == 0 || strcmp(name, "reasoning") == 0);
+            assert_true(strcmp(name, "chat") == 0 || strcmp(name, "instruct") == 0 || strcmp(name, "code") == 0 ||
+                        strcmp(name, "reasoning") == 0);
         }
         n12 += json_is_true(json_object_get(m, "zse12"));
         n_optimized += json_is_true(json_object_get(m, "zse_optimized"));
@@ -180,13 +191,16 @@ static uint64_t planned(const char *synthetic, const json_t *config, const char 
 
 static void sizes_are_the_writers(void **state)
 {
-    static const char *const types[] = { "bf16", "int8", "int4", "nf4", "nl4", "f32" }, *const names[] = { "SmolLM2-135M", "Qwen2.5-0.5B", "Qwen3-8B", "Llama-3.2-1B" };
+    static const char *const types[] = { "bf16", "int8", "int4", "nf4", "nl4", "f32" },
+        *const names[] = { "SmolLM2-135M", "Qwen2.5-0.5B", "Qwen3-8B", "Llama-3.2-1B" };
     (void)state;
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-            const uint64_t config_alone = planned(names[i], config_of(names[i]), types[t]), known = planned(names[i], NULL, types[t]);
+            const uint64_t config_alone = planned(names[i], config_of(names[i]), types[t]),
+                           known = planned(names[i], NULL, types[t]);
             if (config_alone != known)
-                fail_msg("%s as %s: %llu, expected %llu", names[i], types[t], (unsigned long long)config_alone, (unsigned long long)known);
+                fail_msg("%s as %s: %llu, expected %llu", names[i], types[t], (unsigned long long)config_alone,
+                         (unsigned long long)known);
         }
         struct convert_options o;           /* and a model with weights, written for real */
         struct convert_report r;
@@ -213,7 +227,8 @@ static void sizes_are_the_writers(void **state)
 /* Bytes a weight of older forecasts: int8 layers beside 16-bit ends; four bits in groups of 128. */
 static void rough_sizes(void **state)
 {
-    const struct plan_shape *s7 = shape_of("Qwen2.5-7B"), *s32 = shape_of("Qwen2.5-32B"), *s72 = shape_of("Qwen2.5-72B");
+    const struct plan_shape *s7 = shape_of("Qwen2.5-7B"), *s32 = shape_of("Qwen2.5-32B"),
+                            *s72 = shape_of("Qwen2.5-72B");
     uint64_t a, b, c;
     (void)state;
     near("7B int8", plan_rough_bytes(s7, 1, 2), 8.71 * GB, 0.002);
@@ -227,7 +242,8 @@ static void rough_sizes(void **state)
 
 static void keys_and_values(void **state)
 {
-    const struct plan_shape *q = shape_of("Qwen2.5-7B"), *lite = shape_of("DeepSeek-V2-Lite"), *k = kimi(), *g = shape_of("gemma-3-1b"), *small = shape_of("SmolLM2-135M");
+    const struct plan_shape *q = shape_of("Qwen2.5-7B"), *lite = shape_of("DeepSeek-V2-Lite"), *k = kimi(),
+                            *g = shape_of("gemma-3-1b"), *small = shape_of("SmolLM2-135M");
     const struct plan_shape *v3 = shape_of("DeepSeek-V3");
     int n_windowed = 0;
     (void)state;
@@ -246,7 +262,8 @@ static void keys_and_values(void **state)
     assert_int_equal(n_windowed, 26 - 26 / 6);
 }
 
-/* The planner's keys and values and states are the engine's, and its parameters those of the weights. */
+/* The planner's keys and values and states are the engine's, and its parameters those of the
+ * weights. */
 static void compare(const char *name, const json_t *config)
 {
     const struct plan_shape *s = shape_of_config(name, config);
@@ -266,7 +283,8 @@ static void compare(const char *name, const json_t *config)
     for (int i = 0; i < n; i++) {
         sum += specs[i].rows * specs[i].cols;
         if (specs[i].role != ROLE_POS && (specs[i].role != ROLE_EMBED || c.tied))
-            used += specs[i].rows * specs[i].cols * (specs[i].expert >= 0 ? c.moe.top_k : 1) / (specs[i].expert >= 0 ? c.moe.n_experts : 1);
+            used += specs[i].rows * specs[i].cols * (specs[i].expert >= 0 ? c.moe.top_k : 1) /
+                    (specs[i].expert >= 0 ? c.moe.n_experts : 1);
     }
     plan_count(s, &p);
     near(name, (double)p.total, (double)sum, 0.003);
@@ -301,19 +319,23 @@ static void same_as_the_engine(void **state)
     }
 }
 
-/* What a layer with a state costs: nothing in the cache, the same at every length; its bytes once to be read and once to be written. */
+/* What a layer with a state costs: nothing in the cache, the same at every length; its bytes
+ * once to be read and once to be written. */
 static void states(void **state)
 {
     json_t *mamba = json_pack("{s:s}", "model_type", "mamba2"), *next = json_pack("{s:s}", "model_type", "qwen3_next");
     const struct plan_shape *s = shape_of_config("mamba2", mamba), *h = shape_of_config("qwen3_next", next);
     struct plan_weights w = { .by_type[QT_NL4] = 1000000000, .ops[QT_NL4] = 2e9 };
-    struct plan_rates r = { .n_threads = 2, .memory = 20e9, .attend = { 50e9, 60e9 }, .f32 = 200e9, .read[QT_NL4] = 20e9, .multiply[QT_NL4] = 1e12 };
+    struct plan_rates r = { .n_threads = 2, .memory = 20e9, .attend = { 50e9, 60e9 }, .f32 = 200e9,
+                            .read[QT_NL4] = 20e9, .multiply[QT_NL4] = 1e12 };
     int n = 0;
     (void)state;
     assert_int_equal(plan_kv_bytes(s, KV_F16, 4096), 0);
-    /* 64 layers: 128 heads of 64, 8 groups of 128: 3 inputs of 10240 channels, 1048576 numbers of the heads */
+    /* 64 layers: 128 heads of 64, 8 groups of 128: 3 inputs of 10240 channels, 1048576 numbers
+     * of the heads */
     assert_int_equal(plan_state_bytes(s), 64 * 4 * (3 * 10240 + 128 * 64 * 128));
-    assert_true(plan_decode(s, &w, &r, KV_F16, 10) > 0 && plan_decode(s, &w, &r, KV_F16, 10) == plan_decode(s, &w, &r, KV_F16, 100000));
+    assert_true(plan_decode(s, &w, &r, KV_F16, 10) > 0 &&
+                plan_decode(s, &w, &r, KV_F16, 10) == plan_decode(s, &w, &r, KV_F16, 100000));
     for (int i = 0; i < h->n_layers; i++)
         n += h->layer[i].kv_rows > 0;
     assert_int_equal(n, h->n_layers / 4);       /* every fourth layer has attention */
@@ -327,7 +349,8 @@ static void expert_buffers(void **state)
 {
     const struct plan_shape *s = shape_of("DeepSeek-V2-Lite");
     const double int4 = budget_expert_bytes(s, 4, 128), int8 = budget_expert_bytes(s, 8, 128);
-    static const struct { int divisor; double mb, headroom; } all[] = { { 1, 7654, 2891 }, { 2, 3827, 6718 }, { 3, 2551, 7994 }, { 0, 286, 10259 } };
+    static const struct { int divisor; double mb, headroom; } all[] = { { 1, 7654, 2891 }, { 2, 3827, 6718 },
+        { 3, 2551, 7994 }, { 0, 286, 10259 } };
     (void)state;
     assert_true(int4 == 4460544 && int8 == 8785920);
     near("int4 layer", budget_expert_buffer(s, int4, 0), 285.5e6, 0.0002);
@@ -342,9 +365,11 @@ static void expert_buffers(void **state)
 
 static void ranks(void **state)
 {
-    static const struct { double weights, free, tokens; } want[3] = { { 5445, 10.4, 950e3 }, { 3018, 12.9, 1.115e6 }, { 5114, 10.8, 980e3 } };
+    static const struct { double weights, free, tokens; } want[3] = { { 5445, 10.4, 950e3 }, { 3018, 12.9, 1.115e6 },
+                                                                      { 5114, 10.8, 980e3 } };
     const struct plan_shape *s = kimi();
-    struct budget_options o = { .n_ranks = 3, .layers = { 20, 21, 20 }, .linear_bytes = 1, .kv_element_bytes = 1, .rank_bytes = 16384 * MIB, .headroom_bytes = 500 * MIB };
+    struct budget_options o = { .n_ranks = 3, .layers = { 20, 21, 20 }, .linear_bytes = 1, .kv_element_bytes = 1,
+                                .rank_bytes = 16384 * MIB, .headroom_bytes = 500 * MIB };
     struct budget b;
     struct err e;
     int layers[3];
@@ -380,14 +405,17 @@ static void modes(void **state)
     near("bf16", (double)c[0].bytes, 15.23 * GB, 0.001);
     assert_true(c[1].bytes < 8 * GB && c[2].bytes < 5.0 * GB);                      /* goal of 1.2 for four bits: 3.5 to 5 GB */
     static const struct { double gb; enum plan_mode mode; const char *type; } all[] = {
-        { 24, PLAN_AUTO, "bf16" },      { 6, PLAN_FOR_VRAM, "nl4" },       { 9, PLAN_FOR_VRAM, "int8" },  { 17, PLAN_FOR_VRAM, "bf16" },
+        { 24, PLAN_AUTO, "bf16" },      { 6, PLAN_FOR_VRAM, "nl4" },       { 9, PLAN_FOR_VRAM, "int8" },
+            { 17, PLAN_FOR_VRAM, "bf16" },
         { 8, PLAN_FOR_VRAM, "nl4" },    /* 7.9 GB of int8 leave nothing of an 8 GB card */
-        { 24, PLAN_MIN_MEMORY, "nl4" }, { 24, PLAN_BALANCED, "int8" },     { 24, PLAN_MAX_SPEED, "nl4" }, { 4, PLAN_AUTO, NULL },
+        { 24, PLAN_MIN_MEMORY, "nl4" }, { 24, PLAN_BALANCED, "int8" },     { 24, PLAN_MAX_SPEED, "nl4" },
+        { 4, PLAN_AUTO, NULL },
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         const int k = plan_choose(c, 3, all[i].mode, (uint64_t)(all[i].gb * GB));
         if (all[i].type ? k < 0 || strcmp(c[k].type, all[i].type) != 0 : k >= 0)
-            fail_msg("%.0f GB, %s: %s, expected %s", all[i].gb, plan_mode_name(all[i].mode), k < 0 ? "none" : c[k].type, all[i].type ? all[i].type : "none");
+            fail_msg("%.0f GB, %s: %s, expected %s", all[i].gb, plan_mode_name(all[i].mode), k < 0 ? "none" : c[k].type,
+                     all[i].type ? all[i].type : "none");
     }
     c[0].decode = 30, c[1].decode = 20, c[2].decode = 10;                           /* where speeds are known they decide */
     assert_int_equal(plan_choose(c, 3, PLAN_MAX_SPEED, (uint64_t)(24 * GB)), 0);
@@ -402,8 +430,8 @@ static void modes(void **state)
     c[0].decode = 1, c[1].decode = 1;
     assert_int_equal(plan_choose(c, 3, PLAN_AUTO, (uint64_t)(24 * GB)), 2);
     assert_int_equal(plan_choose(c, 3, PLAN_AUTO, (uint64_t)(9 * GB)), 2);
-    assert_true(plan_mode_find("memory") == PLAN_MIN_MEMORY && plan_mode_find("min_memory") == PLAN_MIN_MEMORY && plan_mode_find("speed") == PLAN_MAX_SPEED &&
-                plan_mode_find("fast") < 0);
+    assert_true(plan_mode_find("memory") == PLAN_MIN_MEMORY && plan_mode_find("min_memory") == PLAN_MIN_MEMORY &&
+                plan_mode_find("speed") == PLAN_MAX_SPEED && plan_mode_find("fast") < 0);
 }
 
 static void capacity(void **state)
@@ -422,7 +450,8 @@ static void capacity(void **state)
 
 static void placement(void **state)
 {
-    uint64_t layer[28], device[2] = { 24000000000, 24000000000 }, small[2] = { 1000000000, 1000000000 }, uneven[3] = { 8000000000, 0, 16000000000 }, used[3] = { 0 };
+    uint64_t layer[28], device[2] = { 24000000000, 24000000000 }, small[2] = { 1000000000, 1000000000 },
+             uneven[3] = { 8000000000, 0, 16000000000 }, used[3] = { 0 };
     int n[3], at = 0;
     struct err e;
     (void)state;
@@ -455,7 +484,8 @@ static void preflight(void **state)
     assert_true(tight);
     assert_int_equal(plan_preflight("m", 90, 5, 3, 100, 100, &tight, &e), -1);      /* more than 95 % */
     assert_int_equal(plan_preflight("m", 50, 5, 3, 100, 57, &tight, &e), -1);       /* more than there is now */
-    assert_int_equal(plan_preflight("model.zse", 2000000000, 500000000, 30000000, 2147483648, 2147483648, &tight, &e), -1);
+    assert_int_equal(plan_preflight("model.zse", 2000000000, 500000000, 30000000, 2147483648, 2147483648, &tight, &e),
+                     -1);
     assert_string_equal(e.msg, "model.zse: needs 2.53 GB (weights 2.00, keys and values 0.50, workspace 0.03), but there are 2.15 GB, 2.15 of them available");
 }
 
@@ -475,28 +505,35 @@ static void speed(void **state)
     const double d = plan_decode(s, &w, &r, KV_F16, 0), p = plan_prefill(s, &w, &r, 512);
     assert_true(d == 5 && p > 60 && p < 77);
     twice = r;
-    twice.read[QT_NL4] *= 2, twice.multiply[QT_NL4] *= 2, twice.memory *= 2, twice.f32 *= 2, twice.attend[0] *= 2, twice.attend[1] *= 2;
+    twice.read[QT_NL4] *= 2, twice.multiply[QT_NL4] *= 2, twice.memory *= 2, twice.f32 *= 2, twice.attend[0] *= 2,
+        twice.attend[1] *= 2;
     near("decode", plan_decode(s, &w, &twice, KV_F16, 100), 2 * plan_decode(s, &w, &r, KV_F16, 100), 1e-9);
     near("prefill", plan_prefill(s, &w, &twice, 512), 2 * p, 1e-9);
-    assert_true(plan_decode(s, &w, &r, KV_F16, 8192) < 0.97 * d && plan_decode(s, &w, &r, KV_I8, 8192) > plan_decode(s, &w, &r, KV_F16, 8192));
+    assert_true(plan_decode(s, &w, &r, KV_F16, 8192) < 0.97 * d &&
+                plan_decode(s, &w, &r, KV_I8, 8192) > plan_decode(s, &w, &r, KV_F16, 8192));
     assert_true(plan_prefill(s, &w, &r, 8192) < p);
     for (int i = 0; i < all->n_layers; i++)
         all->layer[i].window = 0;
     assert_true(plan_decode(g, &w, &r, KV_F16, 32768) > plan_decode(all, &w, &r, KV_F16, 32768));
-    /* keys and values come from memory while those before them are computed with: the slower of both counts */
+    /* keys and values come from memory while those before them are computed with: the slower of
+     * both counts */
     twice = r;
     twice.attend[0] = 1e15;
     assert_true(plan_decode(s, &w, &r, KV_F16, 8192) == plan_decode(s, &w, &twice, KV_F16, 8192));
     twice.attend[0] = 1e9;
     assert_true(plan_decode(s, &w, &r, KV_F16, 8192) > plan_decode(s, &w, &twice, KV_F16, 8192));
-    /* what is between the matrices: 28 layers of 3584 and 18944 floats; and the logits behind them */
+    /* what is between the matrices: 28 layers of 3584 and 18944 floats; and the logits behind
+     * them */
     twice = r;
     twice.sync_s = 1e-6, twice.norm_s = 2e-10, twice.round_s = 1e-9, twice.act_s = 5e-10, twice.pick_s = 1e-11;
-    near("rows", 1 / plan_decode(s, &w, &twice, KV_F16, 0) - 1 / d, 28 * (5e-6 + 2 * 3584 * 2e-10 + (3 * 3584 + 18944) * 1e-9 + 18944 * 5e-10 / 2) + s->vocab_size * 1e-11, 1e-9);
+    near("rows", 1 / plan_decode(s, &w, &twice, KV_F16, 0) - 1 / d,
+         28 * (5e-6 + 2 * 3584 * 2e-10 + (3 * 3584 + 18944) * 1e-9 + 18944 * 5e-10 / 2) + s->vocab_size * 1e-11, 1e-9);
 }
 
-/* Three shapes as nl4 on one machine (2 cores with AMX, others at work on it): the rates that zse-chat --plan measured, what it predicted of them for a prompt of 512
- * tokens, and what zse-bench -p 512 measured next (scripts/plan-check prints such pairs).  The roofline must give these predictions, within 15 % of what was measured. */
+/* Three shapes as nl4 on one machine (2 cores with AMX, others at work on it): the rates that
+ * zse-chat --plan measured, what it predicted of them for a prompt of 512 tokens, and what
+ * zse-bench -p 512 measured next (scripts/plan-check prints such pairs).  The roofline must give
+ * these predictions, within 15 % of what was measured. */
 static void predictions(void **state)
 {
     static const struct {
@@ -504,18 +541,26 @@ static void predictions(void **state)
         double memory, f32, loop, attend[2], norm, round, act, read[3], multiply[3];         /* nl4, m5, m6 */
         double prefill, decode, measured_prefill, measured_decode;
     } all[] = {
-        { "SmolLM2-135M", 24432127200, 256565413000, 5.1586e-7, { 46885189000, 53980700300 }, 3.92578125e-10, 1.3545166e-9, 7.02270508e-10,
-          { 14512807700, 10183463400, 11225209700 }, { 433446370000, 461063634000, 478681518000 }, 1526.60247, 113.909795, 1412.13681, 104.374407 },
-        { "SmolLM2-360M", 24714962400, 167945229000, 6.035e-7, { 43717625900, 50099753900 }, 4.62988281e-10, 1.35878906e-9, 7.01025391e-10,
-          { 15239311900, 10409718200, 11285020100 }, { 418405251000, 394216373000, 377473532000 }, 524.48878, 50.821549, 522.350533, 49.801336 },
-        { "Qwen2.5-0.5B", 25157165600, 261070132000, 5.13e-7, { 58924086200, 55594815600 }, 3.45507813e-10, 1.29089355e-9, 6.93432617e-10,
-          { 15610573000, 11032064100, 12991661600 }, { 433667211000, 420009677000, 446538539000 }, 514.63962, 33.9518217, 569.5443, 34.1448324 },
+        { "SmolLM2-135M", 24432127200, 256565413000, 5.1586e-7, { 46885189000, 53980700300 }, 3.92578125e-10,
+          1.3545166e-9, 7.02270508e-10,
+          { 14512807700, 10183463400, 11225209700 }, { 433446370000, 461063634000, 478681518000 }, 1526.60247,
+          113.909795, 1412.13681, 104.374407 },
+        { "SmolLM2-360M", 24714962400, 167945229000, 6.035e-7, { 43717625900, 50099753900 }, 4.62988281e-10,
+          1.35878906e-9, 7.01025391e-10,
+          { 15239311900, 10409718200, 11285020100 }, { 418405251000, 394216373000, 377473532000 }, 524.48878, 50.821549,
+          522.350533, 49.801336 },
+        { "Qwen2.5-0.5B", 25157165600, 261070132000, 5.13e-7, { 58924086200, 55594815600 }, 3.45507813e-10,
+          1.29089355e-9, 6.93432617e-10,
+          { 15610573000, 11032064100, 12991661600 }, { 433667211000, 420009677000, 446538539000 }, 514.63962,
+          33.9518217, 569.5443, 34.1448324 },
     };
     static const enum qtype types[3] = { QT_NL4, QT_M5, QT_M6 };
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         const struct plan_shape *s = shape_of(all[i].name);
-        struct plan_rates r = { .n_threads = 2, .memory = all[i].memory, .attend = { all[i].attend[0], all[i].attend[1] }, .f32 = all[i].f32, .sync_s = all[i].loop,
+        struct plan_rates r = { .n_threads = 2, .memory = all[i].memory,
+                                .attend = { all[i].attend[0], all[i].attend[1] }, .f32 = all[i].f32,
+                                .sync_s = all[i].loop,
                                 .norm_s = all[i].norm, .round_s = all[i].round, .act_s = all[i].act };
         struct plan_weights w = { 0 };
         struct convert_options o;
@@ -528,7 +573,8 @@ static void predictions(void **state)
             fail_msg("%s", e.msg);
         for (int k = 0; k < report.n_tensors; k++) {
             const struct convert_tensor *t = &report.tensors[k];
-            plan_add_tensor(&w, t->name, t->type, (uint64_t)t->rows * (uint64_t)t->cols, t->bytes, 1, s->tied, s->n_layers);
+            plan_add_tensor(&w, t->name, t->type, (uint64_t)t->rows * (uint64_t)t->cols, t->bytes, 1, s->tied,
+                            s->n_layers);
         }
         convert_report_release(&report);
         for (int k = 0; k < 3; k++) {
@@ -548,12 +594,15 @@ static void bad_configs(void **state)
     static const char *const all[][2] = {
         { "{}", "num_hidden_layers is missing" },
         { "{\"num_hidden_layers\": 2, \"hidden_size\": \"x\"}", "hidden_size" },
-        { "{\"num_hidden_layers\": 2, \"hidden_size\": 8, \"num_attention_heads\": 0, \"vocab_size\": 9}", "a size is 0" },
+        { "{\"num_hidden_layers\": 2, \"hidden_size\": 8, \"num_attention_heads\": 0, \"vocab_size\": 9}",
+          "a size is 0" },
         { "[1]", "expected an object" },
         { "{\"num_hidden_layers\": 1e30}", "num_hidden_layers" },
         { "{\"num_hidden_layers\": 2, \"hidden_size\": 8, \"num_attention_heads\": 2, \"vocab_size\": 9, \"head_dim\": 0}", "a size is 0" },
-        { "{\"num_hidden_layers\": 2, \"hidden_size\": 8, \"num_attention_heads\": 9, \"vocab_size\": 9}", "a size is 0" },
-        { "{\"num_hidden_layers\": 65537, \"hidden_size\": 8, \"num_attention_heads\": 2, \"vocab_size\": 9}", "65537 layers" },
+        { "{\"num_hidden_layers\": 2, \"hidden_size\": 8, \"num_attention_heads\": 9, \"vocab_size\": 9}",
+          "a size is 0" },
+        { "{\"num_hidden_layers\": 65537, \"hidden_size\": 8, \"num_attention_heads\": 2, \"vocab_size\": 9}",
+          "65537 layers" },
         { "{\"num_hidden_layers\": 2, \"hidden_size\": 8, \"num_attention_heads\": 2, \"vocab_size\": 9, \"num_experts\": 65537}", "65537 experts" },
         { "{\"num_hidden_layers\": 65536, \"hidden_size\": 268435456, \"num_attention_heads\": 2, \"vocab_size\": 9, \"num_experts\": 65536}", "its sizes make" },
         { "{\"num_hidden_layers\": 2, \"hidden_size\": 268435456, \"num_attention_heads\": 268435456, \"vocab_size\": 9, \"head_dim\": 268435456}", "its sizes make" },
@@ -575,9 +624,12 @@ static void bad_configs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parameters), cmocka_unit_test(registry_is_whole), cmocka_unit_test(sizes_are_the_writers), cmocka_unit_test(rough_sizes),
-        cmocka_unit_test(keys_and_values), cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states), cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
-        cmocka_unit_test(placement), cmocka_unit_test(preflight), cmocka_unit_test(speed), cmocka_unit_test(predictions), cmocka_unit_test(bad_configs),
+        cmocka_unit_test(parameters), cmocka_unit_test(registry_is_whole), cmocka_unit_test(sizes_are_the_writers),
+            cmocka_unit_test(rough_sizes),
+        cmocka_unit_test(keys_and_values), cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states),
+        cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
+        cmocka_unit_test(placement), cmocka_unit_test(preflight), cmocka_unit_test(speed),
+        cmocka_unit_test(predictions), cmocka_unit_test(bad_configs),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }

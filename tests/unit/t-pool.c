@@ -1,4 +1,5 @@
-/* t-pool.c - every item exactly once, on every number of threads, with loops so small and so many that threads come late, fall asleep and wake. */
+/* t-pool.c - every item exactly once, on every number of threads, with loops so small and so
+ * many that threads come late, fall asleep and wake. */
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -143,7 +144,8 @@ static void caller_waits(void **state)
     pool_close(p);
 }
 
-/* Far more threads than processors, items that are preempted or take long at random, loops that follow at once: nothing is lost and nobody hangs. */
+/* Far more threads than processors, items that are preempted or take long at random, loops that
+ * follow at once: nothing is lost and nobody hangs. */
 static void uneven(void *arg, int i, int thread)
 {
     count(arg, i, thread);
@@ -186,7 +188,8 @@ static void two_pools(void **state)
     pool_close(p[1]);
 }
 
-/* Called by each thread that ran an item, after the items; at the latest when the pool is closed. */
+/* Called by each thread that ran an item, after the items; at the latest when the pool is
+ * closed. */
 struct afters { atomic_int items, calls, of[MOST], early; };
 static void item_of(void *arg, int i, int thread)
 {
@@ -242,9 +245,10 @@ static void opening(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(opening), cmocka_unit_test(every_item_once), cmocka_unit_test(many_tiny_loops), cmocka_unit_test(loops_with_pauses),
-        cmocka_unit_test(loops_see_each_other), cmocka_unit_test(caller_waits), cmocka_unit_test(more_threads_than_processors),
-        cmocka_unit_test(two_pools), cmocka_unit_test(calls_after),
+        cmocka_unit_test(opening), cmocka_unit_test(every_item_once), cmocka_unit_test(many_tiny_loops),
+            cmocka_unit_test(loops_with_pauses),
+        cmocka_unit_test(loops_see_each_other), cmocka_unit_test(caller_waits),
+        cmocka_unit_test(more_threads_than_processors), cmocka_unit_test(two_pools), cmocka_unit_test(calls_after),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

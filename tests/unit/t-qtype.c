@@ -19,7 +19,8 @@ static void numbers(void **state)
         { 0, "f32", 32, 1 }, { 1, "f16", 16, 1 }, { 2, "bf16", 16, 1 }, { 8, "i8", 8, 1 }, { 9, "i8r", 8, 1 },
         { 16, "i4", 4, 1 }, { 17, "i4m", 4, 1 }, { 18, "i4z", 4, 1 }, { 20, "nl4", 4, 1 }, { 21, "nf4", 4, 1 },
         { 32, "m2", 2, 1 }, { 33, "m3", 3, 1 }, { 35, "m5", 5, 1 }, { 36, "m6", 6, 1 },
-        { 48, "f8e4m3", 8, 0 }, { 49, "f8e5m2", 8, 0 }, { 50, "mxfp4", 4, 1 }, { 51, "fp8", 8, 1 }, { 64, "t2", 2, 1 }, { 65, "t3", 2, 1 },
+        { 48, "f8e4m3", 8, 0 }, { 49, "f8e5m2", 8, 0 }, { 50, "mxfp4", 4, 1 }, { 51, "fp8", 8, 1 }, { 64, "t2", 2, 1 },
+        { 65, "t3", 2, 1 },
     };
     int known = 0;
     for (int type = 0; type < 256; type++)
@@ -39,7 +40,8 @@ static void numbers(void **state)
     assert_null(qtype_find(""));
 }
 
-/* Values rise with the code; value8 is the value (nf4: rounded); code_zero is the code nearest to 0. */
+/* Values rise with the code; value8 is the value (nf4: rounded); code_zero is the code nearest
+ * to 0. */
 static void values(void **state)
 {
     (void)state;
@@ -62,7 +64,8 @@ static void values(void **state)
     static const int8_t nl4[16] = { -127, -97, -76, -59, -45, -31, -19, -8, 2, 12, 23, 34, 47, 62, 81, 111 };
     assert_memory_equal(nl4_value, nl4, 16);
     assert_memory_equal(qtype_info(QT_NL4)->value8, nl4, 16);
-    assert_true(qtype_info(QT_NF4)->value[0] == -127 && qtype_info(QT_NF4)->value[7] == 0 && qtype_info(QT_NF4)->value[15] == 127);
+    assert_true(qtype_info(QT_NF4)->value[0] == -127 && qtype_info(QT_NF4)->value[7] == 0 &&
+                qtype_info(QT_NF4)->value[15] == 127);
 }
 
 /* t3's words in qtype.h: five digits a byte come back by multiplying. */

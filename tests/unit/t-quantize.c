@@ -1,4 +1,5 @@
-/* t-quantize.c - quantizers: nearest codes, scales that the types can hold, search against absmax, edges, the same bits everywhere. */
+/* t-quantize.c - quantizers: nearest codes, scales that the types can hold, search against
+ * absmax, edges, the same bits everywhere. */
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -16,10 +17,12 @@
 #include "libcommon/quant/quantize.h"
 #include "libcommon/quant/ternary.h"
 
-static const enum qtype types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2, QT_T3, QT_MXFP4 };
+static const enum qtype types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6,
+                                    QT_T2, QT_T3, QT_MXFP4 };
 enum { N_TYPES = sizeof types / sizeof *types, COLS = 576 };
 
-/* Nearly normal with exact arithmetic: the sum of 12 multiples of 2^-10, so that every machine has the same input. */
+/* Nearly normal with exact arithmetic: the sum of 12 multiples of 2^-10, so that every machine
+ * has the same input. */
 static void normal_row(struct rng *r, float *x, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -64,7 +67,8 @@ static double error_of(struct fixture *f, const float *x, const float *importanc
     return sum;
 }
 
-/* Scales and extras are what the file can hold; padding is code_zero, groups of padding alone have scale 0. */
+/* Scales and extras are what the file can hold; padding is code_zero, groups of padding alone
+ * have scale 0. */
 static void check_storable(const struct fixture *f)
 {
     const struct qtype_info *t = qtype_info(f->m.type);
@@ -90,7 +94,8 @@ static void check_storable(const struct fixture *f)
         assert_int_equal(f->q.code[k], t->code_zero);
 }
 
-/* No other code is nearer (but for the rounding of the comparison itself), and quantize_nearest agrees. */
+/* No other code is nearer (but for the rounding of the comparison itself), and quantize_nearest
+ * agrees. */
 static void nearest(void **state)
 {
     (void)state;
@@ -107,7 +112,8 @@ static void nearest(void **state)
                 check_storable(&f);
                 for (int k = 0; k < 100; k++) {
                     int g = k / f.m.group_size;
-                    float extra = f.q.extra ? f.q.extra[g] : 0, s = t->row_scale ? f.q.row_scale * f.q.scale[g] : f.q.scale[g];
+                    float extra = f.q.extra ? f.q.extra[g] : 0,
+                          s = t->row_scale ? f.q.row_scale * f.q.scale[g] : f.q.scale[g];
                     float norm = t->extra == EXTRA_MIN_F16 ? (x[k] - extra) / s : x[k] / s + extra, best = INFINITY, y;
                     for (int c = 0; c < (t->type == QT_T2 || t->type == QT_T3 ? 3 : 1 << t->bits); c++) {
                         uint8_t code = (uint8_t)c;
@@ -117,7 +123,8 @@ static void nearest(void **state)
                     }
                     assert_int_equal(quantize_nearest(&f.m, norm), f.q.code[k]);
                     if (fabsf(f.out[k] - x[k]) > best + 4 * FLT_EPSILON * fabsf(x[k]))
-                        fail_msg("%s col %d: %a became %a, %a is possible", t->name, k, (double)x[k], (double)f.out[k], (double)best);
+                        fail_msg("%s col %d: %a became %a, %a is possible", t->name, k, (double)x[k], (double)f.out[k],
+                                 (double)best);
                 }
             }
         }
@@ -125,8 +132,9 @@ static void nearest(void **state)
     }
 }
 
-/* Mean squared error on normal data, absmax and search of each type.  The limits are the measured values and 5 %; they agree with
- * step^2/12 where that applies: i4's step is about 2.1 (mean extreme of 32 normals) / 7.5, so .0065. */
+/* Mean squared error on normal data, absmax and search of each type.  The limits are the
+ * measured values and 5 %; they agree with step^2/12 where that applies: i4's step is about 2.1
+ * (mean extreme of 32 normals) / 7.5, so .0065. */
 static void errors(void **state)
 {
     (void)state;
@@ -166,7 +174,8 @@ static void errors(void **state)
             if (mse[i][e] > limit[i][e])
                 fail_msg("%s: mean squared error %g, limit %g", qtype_info(types[i])->name, mse[i][e], limit[i][e]);
     }
-    /* the codebook earns its place: at the same bits of a code it leaves an eighth less error than the linear grid */
+    /* the codebook earns its place: at the same bits of a code it leaves an eighth less error
+     * than the linear grid */
     assert_true(mse[5][1] < 0.875 * mse[2][1]);
 }
 
@@ -252,7 +261,8 @@ static void importance_counts(void **state)
     }
 }
 
-/* Zero rows are exactly zero; a constant row keeps its value to the precision of its scale (f16: 2^-11 half to even, min and scale; mxfp4: from 8 down to 6). */
+/* Zero rows are exactly zero; a constant row keeps its value to the precision of its scale (f16:
+ * 2^-11 half to even, min and scale; mxfp4: from 8 down to 6). */
 static void zero_and_constant(void **state)
 {
     (void)state;
@@ -278,8 +288,9 @@ static void zero_and_constant(void **state)
         }
 }
 
-/* From subnormal to the largest floats, as values and as importance, everything stays finite and the error within the row's largest
- * magnitude (and half the least f16, to which a minimum rounds). */
+/* From subnormal to the largest floats, as values and as importance, everything stays finite and
+ * the error within the row's largest magnitude (and half the least f16, to which a minimum
+ * rounds). */
 static void extremes(void **state)
 {
     (void)state;
@@ -312,7 +323,8 @@ static void extremes(void **state)
             }
 }
 
-/* One large value in a row must not reach other groups than its own by more than the 8-bit scales allow. */
+/* One large value in a row must not reach other groups than its own by more than the 8-bit
+ * scales allow. */
 static void outlier(void **state)
 {
     (void)state;
@@ -378,7 +390,8 @@ static void same_bits(void **state)
         }
 }
 
-/* fp8: the largest of a group becomes 448 or its negative, every value the nearest of all codes; a group of zeros, or of nearly nothing, is 0. */
+/* fp8: the largest of a group becomes 448 or its negative, every value the nearest of all codes;
+ * a group of zeros, or of nearly nothing, is 0. */
 static void fp8_nearest(void **state)
 {
     (void)state;
@@ -405,7 +418,8 @@ static void fp8_nearest(void **state)
             for (int c = 0; c < 256 && q.scale[g] > 0; c++)
                 if ((c & 127) != 127 && fabsf(q.scale[g] * value[c] - x[k]) < best)
                     best = fabsf(q.scale[g] * value[c] - x[k]);
-            if (g == 1 ? out[k] != 0 : fabsf(out[k] - x[k]) > best * 1.0001f || q.code[k] != quantize_nearest(&m, x[k] / q.scale[g]))
+            if (g == 1 ? out[k] != 0 : fabsf(out[k] - x[k]) > best * 1.0001f ||
+                q.code[k] != quantize_nearest(&m, x[k] / q.scale[g]))
                 fail_msg("%.9g became %.9g, off by more than %g", (double)x[k], (double)out[k], (double)best);
             most |= (q.code[k] & 127) == 126;
         }
@@ -417,8 +431,10 @@ static void fp8_nearest(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fp8_nearest), cmocka_unit_test(nearest), cmocka_unit_test(errors), cmocka_unit_test(ternary_rules), cmocka_unit_test(importance_counts),
-        cmocka_unit_test(zero_and_constant), cmocka_unit_test(extremes), cmocka_unit_test(outlier), cmocka_unit_test(same_bits),
+        cmocka_unit_test(fp8_nearest), cmocka_unit_test(nearest), cmocka_unit_test(errors),
+            cmocka_unit_test(ternary_rules), cmocka_unit_test(importance_counts),
+        cmocka_unit_test(zero_and_constant), cmocka_unit_test(extremes), cmocka_unit_test(outlier),
+        cmocka_unit_test(same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

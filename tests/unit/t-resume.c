@@ -1,4 +1,5 @@
-/* t-resume.c - conversions that are killed go on where they stopped, and their files are those of an undisturbed run, byte for byte. */
+/* t-resume.c - conversions that are killed go on where they stopped, and their files are those
+ * of an undisturbed run, byte for byte. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -40,7 +41,8 @@ static int setup(void **state)
     strcpy(text, in("text"));
     FILE *f = fopen(text, "w");
     for (int i = 0; f && i < 6; i++)
-        fprintf(f, "Question %d: what is %d + %d? The answer is %d, said the fox to the crow; {x: [%d]}\n", i, i, 3 * i, 4 * i, i * i);
+        fprintf(f, "Question %d: what is %d + %d? The answer is %d, said the fox to the crow; {x: [%d]}\n", i, i, 3 * i,
+                4 * i, i * i);
     return f ? fclose(f) : -1;
 }
 
@@ -58,7 +60,8 @@ static void take_note(void *user, const char *line)
     strncat(strncat(notes, line, sizeof notes - strlen(notes) - 2), "\n", 2);
 }
 
-static struct convert_options options(const char *source, const char *output, const char *type, enum convert_effort effort)
+static struct convert_options options(const char *source, const char *output, const char *type,
+                                      enum convert_effort effort)
 {
     struct convert_options o;
     convert_defaults(&o);
@@ -123,7 +126,8 @@ static int die_after_reports(void *user, const char *label, uint64_t done, uint6
     return 0;
 }
 
-/* The conversion in a process of its own: killed when it begins to write `layer` (-1: never) or after so many reports (-1).  1: it was killed. */
+/* The conversion in a process of its own: killed when it begins to write `layer` (-1: never) or
+ * after so many reports (-1).  1: it was killed. */
 static int killed(struct convert_options o, int layer, int reports)
 {
     const struct progress p = { die_after_reports, NULL };
@@ -247,7 +251,8 @@ static void starts_anew(void **state)
     must(&o);
     o.output = out;
     static const struct { const char *file; long at; const char *why; } damage[] = {        /* the first with calibration */
-        { "o/.m.zse.zse-state-0", 5, "the state of its calibration is damaged" }, { "o/.m.zse.zse-partial", 9000, "it is damaged" },
+        { "o/.m.zse.zse-state-0", 5, "the state of its calibration is damaged" },
+            { "o/.m.zse.zse-partial", 9000, "it is damaged" },
         { "o/.m.zse.zse-journal", 0, "zse-journal: " },                           { NULL, 0, "the source has changed" },
     };
     for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
@@ -352,7 +357,8 @@ static void two_at_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(at_each_layer), cmocka_unit_test(anywhere), cmocka_unit_test(starts_anew), cmocka_unit_test(cancelled), cmocka_unit_test(two_at_once),
+        cmocka_unit_test(at_each_layer), cmocka_unit_test(anywhere), cmocka_unit_test(starts_anew),
+            cmocka_unit_test(cancelled), cmocka_unit_test(two_at_once),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,4 +1,5 @@
-/* t-safetensors.c - model folders: one file, shards with and without an index, each cut and broken; and what source.h says of them. */
+/* t-safetensors.c - model folders: one file, shards with and without an index, each cut and
+ * broken; and what source.h says of them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -189,18 +190,21 @@ static void fields(void **state)
         { "[1]", "header: found an array", 0 },
         { "{\"w\":1}", "tensor w: found a whole number, expected an object", 0 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", "duplicate", 8 },
-        { "{\"w\":{\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,4]}}", "tensor w: dtype: unknown type 'F31'", 4 },
+        { "{\"w\":{\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,4]}}", "tensor w: dtype: unknown type 'F31'",
+          4 },
         { "{\"w\":{\"shape\":[1],\"data_offsets\":[0,4]}}", "tensor w: dtype: the field is missing", 4 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", "tensor w: shape: dimension 0", 4 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1.5],\"data_offsets\":[0,4]}}", "tensor w: shape: dimension 0", 4 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[9223372036854775807,8],\"data_offsets\":[0,4]}}", "overflows", 4 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1],\"data_offsets\":[0,4]}}", "5 dimensions", 4 },
-        { "{\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", "4 bytes, but dtype and shape need 8", 4 },
+        { "{\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", "4 bytes, but dtype and shape need 8",
+          4 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", "expected [begin, end]", 4 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", "reach beyond", 4 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", "reach beyond the end of the file", 4 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", "leaves a hole", 8 },
-        { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", "4 bytes at the end belong to no tensor", 8 },
+        { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", "4 bytes at the end belong to no tensor",
+          8 },
         { "{\"v\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", "tensor w: offset", 8 },
         { "{\"\xff\":{}}", "model.safetensors: line 1", 0 },
     };
@@ -340,10 +344,12 @@ static void bad_small_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(reads, clean), cmocka_unit_test_teardown(not_finite, clean), cmocka_unit_test_teardown(cut_at_every_byte, clean),
-        cmocka_unit_test_teardown(every_byte_changed, clean), cmocka_unit_test_teardown(fields, clean), cmocka_unit_test_teardown(shards_with_index, clean),
-        cmocka_unit_test_teardown(shards_without_index, clean), cmocka_unit_test_teardown(one_file_of_another_name, clean),
-        cmocka_unit_test_teardown(told_apart, clean), cmocka_unit_test_teardown(bad_small_files, clean),
+        cmocka_unit_test_teardown(reads, clean), cmocka_unit_test_teardown(not_finite, clean),
+            cmocka_unit_test_teardown(cut_at_every_byte, clean),
+        cmocka_unit_test_teardown(every_byte_changed, clean), cmocka_unit_test_teardown(fields, clean),
+        cmocka_unit_test_teardown(shards_with_index, clean), cmocka_unit_test_teardown(shards_without_index, clean),
+        cmocka_unit_test_teardown(one_file_of_another_name, clean), cmocka_unit_test_teardown(told_apart, clean),
+        cmocka_unit_test_teardown(bad_small_files, clean),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

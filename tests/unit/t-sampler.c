@@ -80,7 +80,9 @@ static void test_kept_sets(void **state)
     (void)state;
     struct sampling s = plain();
     assert_string_equal(kept(&s), "0 1 2 3 4 5 6 7");
-    static const struct { int k; const char *want; } by_k[] = { { 1, "0" }, { 2, "0 2" }, { 3, "0 2 4" }, { 4, "0 2 3 4" }, { 8, "0 1 2 3 4 5 6 7" }, { 100, "0 1 2 3 4 5 6 7" } };
+    static const struct { int k; const char *want; } by_k[] = { { 1, "0" }, { 2, "0 2" }, { 3, "0 2 4" },
+                                                                { 4, "0 2 3 4" }, { 8, "0 1 2 3 4 5 6 7" },
+                                                                { 100, "0 1 2 3 4 5 6 7" } };
     for (size_t i = 0; i < sizeof by_k / sizeof *by_k; i++) {
         s = plain();
         s.top_k = by_k[i].k;
@@ -88,46 +90,55 @@ static void test_kept_sets(void **state)
     }
     /* cumulative: 0.25 0.45 0.65 0.75 0.85 0.93 0.98 1; the token that crosses stays */
     static const struct { float p; const char *want; } by_p[] = {
-        { 0, "0" }, { 0.2f, "0" }, { 0.26f, "0 2" }, { 0.44f, "0 2" }, { 0.6f, "0 2 4" }, { 0.7f, "0 2 3 4" }, { 0.9f, "0 2 3 4 5 6" }, { 0.99f, "0 1 2 3 4 5 6 7" } };
+        { 0, "0" }, { 0.2f, "0" }, { 0.26f, "0 2" }, { 0.44f, "0 2" }, { 0.6f, "0 2 4" }, { 0.7f, "0 2 3 4" },
+            { 0.9f, "0 2 3 4 5 6" }, { 0.99f, "0 1 2 3 4 5 6 7" } };
     for (size_t i = 0; i < sizeof by_p / sizeof *by_p; i++) {
         s = plain();
         s.top_p = by_p[i].p;
         assert_string_equal(kept(&s), by_p[i].want);
     }
     /* of the largest, 0.25: 0.1 is 40 %, 0.08 is 32 %, 0.05 is 20 % */
-    static const struct { float p; const char *want; } by_min[] = { { 1, "0" }, { 0.5f, "0 2 4" }, { 0.39f, "0 2 3 4 5" }, { 0.31f, "0 2 3 4 5 6" }, { 0.19f, "0 1 2 3 4 5 6" } };
+    static const struct { float p; const char *want; } by_min[] = { { 1, "0" }, { 0.5f, "0 2 4" },
+                                                                    { 0.39f, "0 2 3 4 5" }, { 0.31f, "0 2 3 4 5 6" },
+                                                                    { 0.19f, "0 1 2 3 4 5 6" } };
     for (size_t i = 0; i < sizeof by_min / sizeof *by_min; i++) {
         s = plain();
         s.min_p = by_min[i].p;
         assert_string_equal(kept(&s), by_min[i].want);
     }
-    /* entropy 1.881 nats; distance of -log p: ids 2, 4: 0.272, 3, 5: 0.421, 0: 0.495, 6: 0.645, 1: 1.115, 7: 2.031 */
-    static const struct { float p; const char *want; } by_typical[] = { { 0, "0" }, { 0.1f, "2" }, { 0.3f, "2 4" }, { 0.45f, "2 3 4" }, { 0.55f, "2 3 4 5" }, { 0.8f, "0 2 3 4 5" } };
+    /* entropy 1.881 nats; distance of -log p: ids 2, 4: 0.272, 3, 5: 0.421, 0: 0.495, 6: 0.645,
+     * 1: 1.115, 7: 2.031 */
+    static const struct { float p; const char *want; } by_typical[] = { { 0, "0" }, { 0.1f, "2" }, { 0.3f, "2 4" },
+        { 0.45f, "2 3 4" }, { 0.55f, "2 3 4 5" }, { 0.8f, "0 2 3 4 5" } };
     for (size_t i = 0; i < sizeof by_typical / sizeof *by_typical; i++) {
         s = plain();
         s.typical_p = by_typical[i].p;
         assert_string_equal(kept(&s), by_typical[i].want);
     }
-    /* one after the other, renormalised: of 0 2 4 (0.65 in all), top_p 0.69 keeps 0.385 + 0.308, and would keep 4 tokens alone */
+    /* one after the other, renormalised: of 0 2 4 (0.65 in all), top_p 0.69 keeps 0.385 + 0.308,
+     * and would keep 4 tokens alone */
     s = plain();
     s.top_k = 3;
     s.top_p = 0.69f;
     assert_string_equal(kept(&s), "0 2");
     s.top_k = 0;
     assert_string_equal(kept(&s), "0 2 3 4");
-    /* min_p counts from the largest that is left: typical keeps 2 3 4 5, so that 0.1 is half of the largest */
+    /* min_p counts from the largest that is left: typical keeps 2 3 4 5, so that 0.1 is half of
+     * the largest */
     s = plain();
     s.typical_p = 0.55f;
     s.min_p = 0.45f;
     assert_string_equal(kept(&s), "2 3 4 5");
-    /* the temperature comes first: at 0.5 the probabilities are squared, top_p sees 0.364 0.233 0.233 ... */
+    /* the temperature comes first: at 0.5 the probabilities are squared, top_p sees 0.364 0.233
+     * 0.233 ... */
     s = plain();
     s.temperature = 0.5f;
     s.top_p = 0.59f;
     assert_string_equal(kept(&s), "0 2");
 }
 
-/* Chi-square against the distribution that is meant: 7 degrees of freedom, 24.3 is passed by chance once in 1000, and the seed is fixed. */
+/* Chi-square against the distribution that is meant: 7 degrees of freedom, 24.3 is passed by
+ * chance once in 1000, and the seed is fixed. */
 static void chi_square(const struct sampling *s, const double want[N], double limit)
 {
     enum { DRAWS = 50000 };
@@ -186,7 +197,8 @@ static void test_seed(void **state)
     assert_true(memcmp(id[0], id[2], sizeof id[0]) != 0);
 }
 
-static int32_t pick_one(const struct sampling *s, const float *logits, int n, const char *prompt, const char *answer, float *logprob)
+static int32_t pick_one(const struct sampling *s, const float *logits, int n, const char *prompt, const char *answer,
+                        float *logprob)
 {
     struct err e;
     float copy[256];
@@ -365,9 +377,12 @@ static void test_ranges(void **state)
     struct err e;
     const struct logit_bias outside = { 8, 1 }, nan = { 1, NAN };
     static const struct { size_t at; float bad; const char *name; } floats[] = {
-        { offsetof(struct sampling, temperature), -0.1f, "temperature" }, { offsetof(struct sampling, temperature), NAN, "temperature" },
-        { offsetof(struct sampling, top_p), 1.1f, "top_p" }, { offsetof(struct sampling, min_p), -1, "min_p" }, { offsetof(struct sampling, typical_p), 2, "typical_p" },
-        { offsetof(struct sampling, repetition_penalty), 0, "repetition_penalty" }, { offsetof(struct sampling, presence_penalty), 2.5f, "presence_penalty" },
+        { offsetof(struct sampling, temperature), -0.1f, "temperature" },
+            { offsetof(struct sampling, temperature), NAN, "temperature" },
+        { offsetof(struct sampling, top_p), 1.1f, "top_p" }, { offsetof(struct sampling, min_p), -1, "min_p" },
+        { offsetof(struct sampling, typical_p), 2, "typical_p" },
+        { offsetof(struct sampling, repetition_penalty), 0, "repetition_penalty" },
+        { offsetof(struct sampling, presence_penalty), 2.5f, "presence_penalty" },
         { offsetof(struct sampling, frequency_penalty), -2.5f, "frequency_penalty" },
     };
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
@@ -389,7 +404,8 @@ static void test_ranges(void **state)
     assert_int_equal(sampling_check(&s, N, &e), -1);
 }
 
-/* Log probabilities against a softmax in double, the top ones against a sort; of logits as they came, whatever the sampler does with them. */
+/* Log probabilities against a softmax in double, the top ones against a sort; of logits as they
+ * came, whatever the sampler does with them. */
 static void test_logprobs(void **state)
 {
     (void)state;
@@ -461,9 +477,11 @@ static void test_allowed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kept_sets), cmocka_unit_test(test_distribution), cmocka_unit_test(test_seed), cmocka_unit_test(test_greedy),
-        cmocka_unit_test(test_penalties), cmocka_unit_test(test_bias), cmocka_unit_test(test_bad_logits), cmocka_unit_test(test_large), cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_allowed),
+        cmocka_unit_test(test_kept_sets), cmocka_unit_test(test_distribution), cmocka_unit_test(test_seed),
+            cmocka_unit_test(test_greedy),
+        cmocka_unit_test(test_penalties), cmocka_unit_test(test_bias), cmocka_unit_test(test_bad_logits),
+        cmocka_unit_test(test_large), cmocka_unit_test(test_ranges), cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_allowed),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

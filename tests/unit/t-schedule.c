@@ -1,11 +1,14 @@
-/* t-schedule.c - the same answer always: hundreds of random schedules of some sequences, and the logits of each are those, bit for bit, that it has alone.
- * One dense model, and of the oracles' some with mixtures of experts, sinks, chunked and latent attention.
- * The long sequences are the dense model's with all sets of kernels and types of keys and values; the other models' in turns.
+/* t-schedule.c - the same answer always: hundreds of random schedules of some sequences, and the
+ * logits of each are those, bit for bit, that it has alone.  One dense model, and of the oracles'
+ * some with mixtures of experts, sinks, chunked and latent attention.  The long sequences are the
+ * dense model's with all sets of kernels and types of keys and values; the other models' in turns.
  *
- * A schedule is what may happen to a request on a busy server: its prompt is cut anywhere, other sequences come and go beside it, its blocks lie anywhere,
- * its beginning is another sequence's blocks or a copy of them, and drafts are tried and dropped.  On 1 to 4 threads, with all sets of
- * kernels of this machine but the plain one (which the kernels' tests compare), and keys and values of all types.  Two sequences are longer than the parts in
- * which attention is computed, and two layers see a window only. */
+ * A schedule is what may happen to a request on a busy server: its prompt is cut anywhere, other
+ * sequences come and go beside it, its blocks lie anywhere, its beginning is another sequence's
+ * blocks or a copy of them, and drafts are tried and dropped.  On 1 to 4 threads, with all sets
+ * of kernels of this machine but the plain one (which the kernels' tests compare), and keys and
+ * values of all types.  Two sequences are longer than the parts in which attention is computed,
+ * and two layers see a window only. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +23,8 @@
 #include "libcommon/cpu/cpu.h"
 #include "tests/unit/tiny.h"
 
-enum { SEQS = 6, LONGEST = 1100, THREADS = 4, MOST_TOKENS = 256, BLOCKS_EACH = LONGEST / KV_BLOCK + 2, BLOCKS = SEQS * BLOCKS_EACH, ROUNDS = 13, FEW_ROUNDS = 3 };
+enum { SEQS = 6, LONGEST = 1100, THREADS = 4, MOST_TOKENS = 256, BLOCKS_EACH = LONGEST / KV_BLOCK + 2,
+       BLOCKS = SEQS * BLOCKS_EACH, ROUNDS = 13, FEW_ROUNDS = 3 };
 
 static const int length[SEQS] = { 1100, 690, 120, 64, 33, 17 };
 static const int same[SEQS] = { 0, 600, 50, 0, 0, 5 };          /* so many tokens begin like the sequence before */
@@ -42,7 +46,8 @@ static void forward(void *b, const struct batch_item *items, int n, float *logit
 static void *open_backend(const struct model *m, int n_threads, enum kv_type kv, int max_tokens, const char *kernels)
 {
     struct err e;
-    const struct backend_options o = { .n_threads = n_threads, .kv_type = kv, .n_blocks = BLOCKS, .n_states = 2 * SEQS, .max_tokens = max_tokens, .max_logits = max_tokens, .kernels = kernels };
+    const struct backend_options o = { .n_threads = n_threads, .kv_type = kv, .n_blocks = BLOCKS, .n_states = 2 * SEQS,
+                                       .max_tokens = max_tokens, .max_logits = max_tokens, .kernels = kernels };
     void *b = backend_cpu.open(m, &o, &e);
     if (!b)
         fail_msg("%s", e.msg);
@@ -68,7 +73,8 @@ static void run_alone(const struct model *m, enum kv_type kv, struct sequence *s
     for (int i = 0; i < BLOCKS_EACH; i++)
         table[i] = i;
     for (int i = 0; i < SEQS; i++)
-        forward(b, &(struct batch_item){ .tokens = s[i].ids, .n_tokens = length[i], .table = table, .n_logits = length[i] }, 1, s[i].want);
+        forward(b, &(struct batch_item){ .tokens = s[i].ids, .n_tokens = length[i], .table = table,
+                                         .n_logits = length[i] }, 1, s[i].want);
     backend_cpu.close(b);
 }
 
@@ -82,7 +88,8 @@ static void copy_state(void *b, int from, int to)
         fail_msg("%s", e.msg);
 }
 
-/* Begin with what the sequence before has computed: whole blocks are shared, the rest of a block is copied; a recurrent state is copied, so all or nothing. */
+/* Begin with what the sequence before has computed: whole blocks are shared, the rest of a block
+ * is copied; a recurrent state is copied, so all or nothing. */
 static int reuse(void *b, const struct run *from, struct run *to, int most, struct rng *r)
 {
     struct err e;
@@ -105,10 +112,12 @@ static void check(const struct sequence *s, int seq, int pos, const float *got, 
     const float *want = s[seq].want + (size_t)pos * vocab;
     for (size_t i = 0; i < vocab; i++)
         if (memcmp(&got[i], &want[i], sizeof *got) != 0)
-            fail_msg("%s: sequence %d: logit %zu after position %d is %.9g, alone it is %.9g", what, seq, i, pos, (double)got[i], (double)want[i]);
+            fail_msg("%s: sequence %d: logit %zu after position %d is %.9g, alone it is %.9g", what, seq, i, pos,
+                     (double)got[i], (double)want[i]);
 }
 
-/* What sequence i does in this step: tokens from its text, sometimes with a draft behind the next one that is wrong. */
+/* What sequence i does in this step: tokens from its text, sometimes with a draft behind the
+ * next one that is wrong. */
 static struct batch_item plan(struct run *run, const struct sequence *s, int room, int most, int vocab, struct rng *r)
 {
     const int left = run->n - run->at;
@@ -123,10 +132,12 @@ static struct batch_item plan(struct run *run, const struct sequence *s, int roo
             run->ids[i] = below(r, vocab);
     }
     const int logits = run->drafts ? n : run->at + n == run->n ? 1 + below(r, n) : below(r, n < 4 ? n + 1 : 4);
-    return (struct batch_item){ .tokens = run->ids, .n_tokens = n, .pos = run->at, .table = run->table, .state = run->state, .n_logits = logits };
+    return (struct batch_item){ .tokens = run->ids, .n_tokens = n, .pos = run->at, .table = run->table,
+                                .state = run->state, .n_logits = logits };
 }
 
-static void schedule(void *b, int recurrent, const struct sequence *s, int longest, int vocab, float *logits, struct rng *r, const char *what)
+static void schedule(void *b, int recurrent, const struct sequence *s, int longest, int vocab, float *logits,
+                     struct rng *r, const char *what)
 {
     static const int mosts[] = { 1, 7, 33, 130, MOST_TOKENS };
     static struct run run[SEQS];
@@ -214,8 +225,10 @@ static void run_schedules(const char *name, int rounds)
             for (int i = 0; i < rounds; i++) {
                 const int threads = 1 + below(&r, THREADS);
                 char what[100];
-                snprintf(what, sizeof what, "%s, kernels %s, kv %d, %d threads, schedule %d", name, (*k)->name, kv, threads, i);
-                schedule(b[threads - 1], config_state_bytes(&m->config) > 0, s, i == 0 && long_ones ? LONGEST : 150, vocab, logits, &r, what);
+                snprintf(what, sizeof what, "%s, kernels %s, kv %d, %d threads, schedule %d", name, (*k)->name, kv,
+                         threads, i);
+                schedule(b[threads - 1], config_state_bytes(&m->config) > 0, s, i == 0 && long_ones ? LONGEST : 150,
+                         vocab, logits, &r, what);
                 n_run++;
             }
             for (int i = 0; i < THREADS; i++)
@@ -247,7 +260,9 @@ static void convolutions(void **state) { (void)state; run_schedules("lfm2", 2); 
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(shared_experts), cmocka_unit_test(sinks), cmocka_unit_test(chunked),
-                                        cmocka_unit_test(latent), cmocka_unit_test(delta_net), cmocka_unit_test(mamba), cmocka_unit_test(convolutions) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(shared_experts),
+                                        cmocka_unit_test(sinks), cmocka_unit_test(chunked), cmocka_unit_test(latent),
+                                        cmocka_unit_test(delta_net), cmocka_unit_test(mamba),
+                                        cmocka_unit_test(convolutions) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,10 @@
-/* t-schema-suite.c - the JSON Schema test suite ($ZSE_ORACLES/json-schema-suite) through the grammar compiler, without a vocabulary.
+/* t-schema-suite.c - the JSON Schema test suite ($ZSE_ORACLES/json-schema-suite) through the
+ * grammar compiler, without a vocabulary.
  *
- * A schema may be refused, but a compiled one must accept no instance that the suite calls invalid.  Floors hold the number of compiled schemas and of
- * accepted valid instances, so that neither shrinks unnoticed.  Instances are written compactly, with properties in the order of the suite. */
+ * A schema may be refused, but a compiled one must accept no instance that the suite calls
+ * invalid.  Floors hold the number of compiled schemas and of accepted valid instances, so that
+ * neither shrinks unnoticed.  Instances are written compactly, with properties in the order of
+ * the suite. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -43,7 +46,8 @@ static void run_group(const char *folder, const char *file, json_t *group, struc
     struct grammar *g = grammar_compile_schema(NULL, schema, strlen(schema), NULL, &e);
     json_t *test;
     size_t i;
-    /* a schema that nothing satisfies is refused as such: that is the right answer to its invalid instances */
+    /* a schema that nothing satisfies is refused as such: that is the right answer to its
+     * invalid instances */
     const int compiled = g || strstr(e.msg, "nothing can satisfy");
     c->schemas++;
     c->compiled += compiled;
@@ -57,9 +61,11 @@ static void run_group(const char *folder, const char *file, json_t *group, struc
         c->invalid += compiled && !valid;
         c->wrong += !valid && taken;
         if (!valid && taken)
-            print_message("# %s: %s: %s: accepted, but not valid: %s\n#   %s\n", file, what, json_string_value(json_object_get(test, "description")), text, schema);
+            print_message("# %s: %s: %s: accepted, but not valid: %s\n#   %s\n", file, what,
+                          json_string_value(json_object_get(test, "description")), text, schema);
         if (valid && compiled && !taken && verbose)
-            print_message("# %s: %s: %s: valid, but not accepted: %s\n#   %s\n", file, what, json_string_value(json_object_get(test, "description")), text, schema);
+            print_message("# %s: %s: %s: valid, but not accepted: %s\n#   %s\n", file, what,
+                          json_string_value(json_object_get(test, "description")), text, schema);
         free(text);
     }
     grammar_close(g);
@@ -68,10 +74,12 @@ static void run_group(const char *folder, const char *file, json_t *group, struc
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-/* Not for us: numbers that a double does not hold, and what is an annotation here (other formats, contentMediaType). */
+/* Not for us: numbers that a double does not hold, and what is an annotation here (other
+ * formats, contentMediaType). */
 static int is_left_out(const char *folder, const char *name)
 {
-    static const char *const names[] = { "bignum.json", "float-overflow.json", "content.json", "format-assertion.json", "regex.json", "idn-hostname.json", "unknown.json" };
+    static const char *const names[] = { "bignum.json", "float-overflow.json", "content.json", "format-assertion.json",
+                                         "regex.json", "idn-hostname.json", "unknown.json" };
     if (strstr(folder, "format") && !strcmp(name, "ecmascript-regex.json"))     /* format regex */
         return 1;
     if (!strstr(folder, "optional"))
@@ -108,8 +116,10 @@ static void run_folder(const char *folder, struct counts *total)
         json_array_foreach(groups, k, group)
             run_group(folder, names[i], group, &c);
         json_decref(groups);
-        print_message("# %-13s %-28s schemas %3d of %3d, valid %3d of %3d, wrong %d of %d\n", folder, names[i], c.compiled, c.schemas, c.accepted, c.valid, c.wrong, c.invalid);
-        total->schemas += c.schemas, total->compiled += c.compiled, total->valid += c.valid, total->accepted += c.accepted, total->invalid += c.invalid, total->wrong += c.wrong;
+        print_message("# %-13s %-28s schemas %3d of %3d, valid %3d of %3d, wrong %d of %d\n", folder, names[i],
+                      c.compiled, c.schemas, c.accepted, c.valid, c.wrong, c.invalid);
+        total->schemas += c.schemas, total->compiled += c.compiled, total->valid += c.valid,
+            total->accepted += c.accepted, total->invalid += c.invalid, total->wrong += c.wrong;
         free(names[i]);
     }
 }
@@ -123,7 +133,8 @@ static void run_suite(const char *const *folders, int min_compiled, int min_acce
     }
     for (; *folders; folders++)
         run_folder(*folders, &c);
-    print_message("# in all: schemas %d of %d, valid %d of %d, wrong %d of %d\n", c.compiled, c.schemas, c.accepted, c.valid, c.wrong, c.invalid);
+    print_message("# in all: schemas %d of %d, valid %d of %d, wrong %d of %d\n", c.compiled, c.schemas, c.accepted,
+                  c.valid, c.wrong, c.invalid);
     assert_int_equal(c.wrong, 0);
     assert_in_range(c.compiled, min_compiled, c.schemas);
     assert_in_range(c.accepted, min_accepted, c.valid);
@@ -131,7 +142,8 @@ static void run_suite(const char *const *folders, int min_compiled, int min_acce
 
 static void draft2020_12(void **state)
 {
-    static const char *const folders[] = { "draft2020-12", "draft2020-12/optional", "draft2020-12/optional/format", NULL };
+    static const char *const folders[] = { "draft2020-12", "draft2020-12/optional", "draft2020-12/optional/format",
+                                           NULL };
     (void)state;
     run_suite(folders, 400, 1013);
 }

@@ -1,4 +1,5 @@
-/* t-serve.c - what the server parses, without sockets: HTTP cut at every byte, WebSocket frames, the table of fields, JSON text, reasoning. */
+/* t-serve.c - what the server parses, without sockets: HTTP cut at every byte, WebSocket frames,
+ * the table of fields, JSON text, reasoning. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -60,12 +61,17 @@ static void test_http_limits(void **state)
 #define CHUNKED "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     static const struct { const char *text; int status; } bad[] = {
         { "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1001\r\n\r\n", 413 }, { CHUNKED "3e9\r\n", 413 },
-        { "GET / HTTP/1.1\r\n\r\n", 400 }, { "GET / HTTP/3.0\r\nHost: h\r\n\r\n", 505 }, { "GET /%2 HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
+        { "GET / HTTP/1.1\r\n\r\n", 400 }, { "GET / HTTP/3.0\r\nHost: h\r\n\r\n", 505 },
+        { "GET /%2 HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
         { "GET / HTTP/1.1\r\nHost: h\r\nA\r\n\r\n", 400 }, { "GET http: HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
-        { "GET http://evil/x HTTP/1.1\r\nHost: h\r\n\r\n", 400 }, { "GET http://h:443/ HTTP/1.1\r\nHost: h\r\n\r\n", 400 }, { "GET https://h:8/ HTTP/1.1\r\nHost: h\r\n\r\n", 400 }, { "GET http:// HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
+        { "GET http://evil/x HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
+        { "GET http://h:443/ HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
+        { "GET https://h:8/ HTTP/1.1\r\nHost: h\r\n\r\n", 400 }, { "GET http:// HTTP/1.1\r\nHost: h\r\n\r\n", 400 },
         { "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", 400 },
-        { CHUNKED "1\r\nab\r\n", 400 }, { CHUNKED "1 1\r\na\r\n0\r\n\r\n", 400 }, { CHUNKED "1;a\nb\r\na\r\n0\r\n\r\n", 400 },
-        { CHUNKED "1 ;a\rb\r\na\r\n0\r\n\r\n", 400 }, { CHUNKED "0\r\nx\r\n\r\n", 400 }, { CHUNKED "0\r\nx: a\n\r\n\r\n", 400 }, { CHUNKED "0\r\n x: a\r\n\r\n", 400 },
+        { CHUNKED "1\r\nab\r\n", 400 }, { CHUNKED "1 1\r\na\r\n0\r\n\r\n", 400 },
+        { CHUNKED "1;a\nb\r\na\r\n0\r\n\r\n", 400 },
+        { CHUNKED "1 ;a\rb\r\na\r\n0\r\n\r\n", 400 }, { CHUNKED "0\r\nx\r\n\r\n", 400 },
+        { CHUNKED "0\r\nx: a\n\r\n\r\n", 400 }, { CHUNKED "0\r\n x: a\r\n\r\n", 400 },
     };
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -80,11 +86,13 @@ static void test_http_limits(void **state)
     }
 }
 
-/* A caller that asks is told of each body once, and one that it drops is counted, checked and not kept, wherever the bytes are cut. */
+/* A caller that asks is told of each body once, and one that it drops is counted, checked and
+ * not kept, wherever the bytes are cut. */
 static void test_bodies_dropped(void **state)
 {
     static const struct http_limits ask = { .head_bytes = 4096, .body_bytes = 1000, .ask = 1 };
-    static const char *const texts[] = { "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 11\r\n\r\nhello world", CHUNKED "5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n" };
+    static const char *const texts[] = { "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 11\r\n\r\nhello world",
+                                         CHUNKED "5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n" };
     (void)state;
     for (int i = 0; i < 4; i++)
         for (size_t cut = 0, size = strlen(texts[i / 2]); cut <= size; cut++) {
@@ -130,7 +138,8 @@ static void test_bodies_dropped(void **state)
 static void test_absolute_targets(void **state)
 {
     static const struct { const char *target, *host, *path, *query; } good[] = {
-        { "http://H:8/a/b?c=1", "h:8", "/a/b", "c=1" }, { "https://h:8", "h:8", "/", "" }, { "http://h:8?c=1", "h:8", "/", "c=1" },
+        { "http://H:8/a/b?c=1", "h:8", "/a/b", "c=1" }, { "https://h:8", "h:8", "/", "" },
+            { "http://h:8?c=1", "h:8", "/", "c=1" },
         { "http://h:80/a", "h", "/a", "" }, { "http://h/a", "h:80", "/a", "" }, { "https://h:443/a", "H", "/a", "" },
     };
     (void)state;
@@ -138,7 +147,8 @@ static void test_absolute_targets(void **state)
         struct http_parser p = { 0 };
         struct buf in = { 0 };
         char text[100];
-        buf_add(&in, text, (size_t)snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", good[i].target, good[i].host));
+        buf_add(&in, text, (size_t)snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", good[i].target,
+                                            good[i].host));
         assert_int_equal(http_parse(&p, &in, &limits), HTTP_DONE);
         assert_string_equal(p.req->path, good[i].path);
         assert_string_equal(p.req->query, good[i].query);
@@ -150,7 +160,8 @@ static void test_absolute_targets(void **state)
 /* Processor time for chunks, or frames, of one byte each that come in pieces of so many bytes. */
 static double seconds_for(size_t piece, size_t total, int frames)
 {
-    static const char head[] = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n", chunk[] = "1\r\nx\r\n", frame[] = "\x8a\x81\0\0\0\0x";
+    static const char head[] = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
+                      chunk[] = "1\r\nx\r\n", frame[] = "\x8a\x81\0\0\0\0x";
     const char *const one = frames ? frame : chunk;
     const size_t n = frames ? sizeof frame - 1 : sizeof chunk - 1;
     struct http_parser p = { 0 };
@@ -170,7 +181,8 @@ static double seconds_for(size_t piece, size_t total, int frames)
             while (ws_parse(&w, &in, &at, 100, data, &size, &status) == WS_GOT_PONG)
                 ;
         else
-            assert_int_equal(http_parse(&p, &in, &(struct http_limits){ .head_bytes = 4096, .body_bytes = total }), HTTP_MORE);
+            assert_int_equal(http_parse(&p, &in, &(struct http_limits){ .head_bytes = 4096, .body_bytes = total }),
+                             HTTP_MORE);
         buf_drop(&in, at);
         assert_int_equal(in.size, 0);
     }
@@ -179,7 +191,8 @@ static double seconds_for(size_t piece, size_t total, int frames)
     return (double)(clock() - begin) / CLOCKS_PER_SEC;
 }
 
-/* Many small ones cost as much in large pieces as in small ones: nobody keeps the loop busy with them. */
+/* Many small ones cost as much in large pieces as in small ones: nobody keeps the loop busy with
+ * them. */
 static void test_small_pieces(void **state)
 {
     (void)state;
@@ -190,14 +203,16 @@ static void test_small_pieces(void **state)
             large = fmin(large, seconds_for(420000, 1 << 20, frames));
         }
         if (large > 30 * small + 0.05)                  /* moved anew for each: 1000 times */
-            fail_msg("%s of one byte: %.3f s in large pieces, %.3f in small ones", frames ? "frames" : "chunks", large, small);
+            fail_msg("%s of one byte: %.3f s in large pieces, %.3f in small ones", frames ? "frames" : "chunks", large,
+                     small);
     }
 }
 
 static void test_websocket(void **state)
 {
-    static const unsigned char frames[] = { 0x01, 0x82, 1, 2, 3, 4, 'h' ^ 1, 'e' ^ 2, 0x89, 0x81, 0, 0, 0, 0, 'p', 0x80, 0x83, 1, 1, 1, 1, 'l' ^ 1, 'l' ^ 1, 'o' ^ 1,
-                                            0x88, 0x82, 0, 0, 0, 0, 0x03, 0xE9 };
+    static const unsigned char frames[] = { 0x01, 0x82, 1, 2, 3, 4, 'h' ^ 1, 'e' ^ 2, 0x89, 0x81, 0, 0, 0, 0, 'p', 0x80,
+                                            0x83, 1, 1, 1, 1, 'l' ^ 1, 'l' ^ 1, 'o' ^ 1, 0x88, 0x82, 0, 0, 0, 0, 0x03,
+                                            0xE9 };
     static const enum ws_event expected[] = { WS_FRAGMENT, WS_GOT_PING, WS_MESSAGE, WS_GOT_CLOSE };
     struct ws_parser p = { 0 };
     struct buf in = { 0 }, out = { 0 };
@@ -281,7 +296,8 @@ static void test_fields(void **state)
     assert_string_equal(pr.code, "unknown_parameter");
     json_decref(body);
     static const struct { double value; const char *says; } fractions[] = {
-        { 1700000000.5, "expires_at: 1700000000.5 is not a whole number" }, { 0.1, "expires_at: 0.1 is not a whole number" },
+        { 1700000000.5, "expires_at: 1700000000.5 is not a whole number" },
+            { 0.1, "expires_at: 0.1 is not a whole number" },
         { 0x1p53, "expires_at: 9007199254740992 is not in the range 0 to 4503599627370496" },
     };
     for (size_t i = 0; i < sizeof fractions / sizeof *fractions; i++) {
@@ -336,33 +352,42 @@ static void test_reasoning(void **state)
     assert_false(splitter_begun("think>", 6));
 }
 
-/* When memory is short, when it is back, when it is over; and in a control group it is the group's that counts. */
+/* When memory is short, when it is back, when it is over; and in a control group it is the
+ * group's that counts. */
 static void memory_watch(void **state)
 {
-    static const struct { enum watch_state before; int most_mib, left_mib; double stalled; enum watch_state after; } all[] = {
-        { WATCH_FINE, 10000, 5000, 0, WATCH_FINE }, { WATCH_FINE, 10000, 300, -1, WATCH_FINE }, { WATCH_FINE, 10000, 299, -1, WATCH_SHED }, { WATCH_FINE, 10000, 100, 0, WATCH_END },
-        { WATCH_SHED, 10000, 399, 0, WATCH_SHED },  { WATCH_SHED, 10000, 400, 0, WATCH_FINE },  { WATCH_SHED, 10000, 199, 0, WATCH_END },   { WATCH_END, 10000, 5000, 0, WATCH_END },
+    static const struct { enum watch_state before; int most_mib,
+                          left_mib; double stalled; enum watch_state after; } all[] = {
+        { WATCH_FINE, 10000, 5000, 0, WATCH_FINE }, { WATCH_FINE, 10000, 300, -1, WATCH_FINE },
+            { WATCH_FINE, 10000, 299, -1, WATCH_SHED }, { WATCH_FINE, 10000, 100, 0, WATCH_END },
+        { WATCH_SHED, 10000, 399, 0, WATCH_SHED },  { WATCH_SHED, 10000, 400, 0, WATCH_FINE },
+        { WATCH_SHED, 10000, 199, 0, WATCH_END },   { WATCH_END, 10000, 5000, 0, WATCH_END },
         /* plenty, however small its share */
-        { WATCH_FINE, 1000000, 1024, 0, WATCH_FINE }, { WATCH_FINE, 1000000, 1023, 0, WATCH_SHED }, { WATCH_SHED, 1000000, 1280, 0, WATCH_FINE },
+        { WATCH_FINE, 1000000, 1024, 0, WATCH_FINE }, { WATCH_FINE, 1000000, 1023, 0, WATCH_SHED },
+            { WATCH_SHED, 1000000, 1280, 0, WATCH_FINE },
         { WATCH_SHED, 1000000, 256, 0, WATCH_SHED },  { WATCH_SHED, 1000000, 255, 0, WATCH_END },
         /* a model that was let in with 95 % */
         { WATCH_FINE, 1000, 50, 0, WATCH_FINE },      { WATCH_SHED, 1000, 50, 0, WATCH_FINE },
         /* who waits with plenty left waits for something else */
-        { WATCH_FINE, 10000, 5000, 90, WATCH_FINE },  { WATCH_FINE, 10000, 1499, 25, WATCH_SHED }, { WATCH_FINE, 10000, 1499, 24, WATCH_FINE },
-        { WATCH_SHED, 10000, 1499, 15, WATCH_SHED },  { WATCH_SHED, 10000, 1499, 9, WATCH_FINE },  { WATCH_SHED, 10000, 1500, 15, WATCH_FINE },
+        { WATCH_FINE, 10000, 5000, 90, WATCH_FINE },  { WATCH_FINE, 10000, 1499, 25, WATCH_SHED },
+            { WATCH_FINE, 10000, 1499, 24, WATCH_FINE },
+        { WATCH_SHED, 10000, 1499, 15, WATCH_SHED },  { WATCH_SHED, 10000, 1499, 9, WATCH_FINE },
+        { WATCH_SHED, 10000, 1500, 15, WATCH_FINE },
     };
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         const uint64_t most = (uint64_t)all[i].most_mib << 20, left = (uint64_t)all[i].left_mib << 20;
         struct memory m = { .total = most, .available = left, .stalled10 = all[i].stalled, .stalled_own = 1 };
         assert_int_equal(watch_next(all[i].before, &m), all[i].after);
-        m = (struct memory){ .total = 10 * most, .available = 9 * most, .limit = most, .left = left, .hard = most, .hard_left = left, .stalled10 = all[i].stalled, .stalled_own = 1 };
+        m = (struct memory){ .total = 10 * most, .available = 9 * most, .limit = most, .left = left, .hard = most,
+                             .hard_left = left, .stalled10 = all[i].stalled, .stalled_own = 1 };
         assert_int_equal(watch_next(all[i].before, &m), all[i].after);
     }
     /* others of the machine wait; and memory.high, at which nothing is ended */
     struct memory m = { .total = 100ull << 30, .available = 10ull << 30, .stalled10 = 90 };
     assert_int_equal(watch_next(WATCH_FINE, &m), WATCH_FINE);
-    m = (struct memory){ .total = 100ull << 30, .available = 50ull << 30, .limit = 10ull << 30, .left = 0, .hard = 20ull << 30, .hard_left = 10ull << 30 };
+    m = (struct memory){ .total = 100ull << 30, .available = 50ull << 30, .limit = 10ull << 30, .left = 0,
+                         .hard = 20ull << 30, .hard_left = 10ull << 30 };
     assert_int_equal(watch_next(WATCH_SHED, &m), WATCH_SHED);
     m.hard = m.hard_left = 0;
     assert_int_equal(watch_next(WATCH_SHED, &m), WATCH_SHED);
@@ -372,7 +397,8 @@ static void memory_watch(void **state)
 static void memory_watch_steps(void **state)
 {
     static const struct { int left_mib; enum watch_state after; } steps[] = {
-        { 100, WATCH_FINE }, { 5000, WATCH_FINE }, { 250, WATCH_FINE }, { 250, WATCH_SHED }, { 100, WATCH_SHED }, { 250, WATCH_SHED }, { 5000, WATCH_FINE },
+        { 100, WATCH_FINE }, { 5000, WATCH_FINE }, { 250, WATCH_FINE }, { 250, WATCH_SHED }, { 100, WATCH_SHED },
+            { 250, WATCH_SHED }, { 5000, WATCH_FINE },
         { 100, WATCH_FINE }, { 100, WATCH_SHED },  { 100, WATCH_END },  { 5000, WATCH_END },
     };
     struct watch w = { 0 };
@@ -422,9 +448,13 @@ static char *repeated(const char *before, const char *piece, int n, const char *
 static void trees_take_what_is_announced(void **state)
 {
     static const struct { const char *before, *piece, *after; } shapes[] = {
-        { "{\"messages\":[", "{},", "{}]}" }, { "{\"messages\":[", "[],", "1]}" }, { "{\"messages\":[", "1,", "2]}" }, { "{\"messages\":[", "1.5,", "2]}" }, { "{\"messages\":[", "\"\",", "2]}" },
-        { "{\"messages\":[", "true,", "2]}" }, { "{\"messages\":[", "{\"a\":{}},", "2]}" }, { "{\"messages\":{", "\"k%d\":0,", "\"x\":0}}" }, { "{\"messages\":\"", "abcdefgh", "\"}" },
-        { "{\"messages\":[", "[[[[[[[[[[]]]]]]]]]],", "2]}" }, { "{\"messages\":\"", "\\u00e9", "\"}" }, { "{\"messages\":[", "{},", "" }, { "{\"messages\":[", "\"x\",", "nul]}" }, { "{\"seed\":[", "12345678901234567890,", "1]}" },
+        { "{\"messages\":[", "{},", "{}]}" }, { "{\"messages\":[", "[],", "1]}" }, { "{\"messages\":[", "1,", "2]}" },
+            { "{\"messages\":[", "1.5,", "2]}" }, { "{\"messages\":[", "\"\",", "2]}" },
+        { "{\"messages\":[", "true,", "2]}" }, { "{\"messages\":[", "{\"a\":{}},", "2]}" },
+        { "{\"messages\":{", "\"k%d\":0,", "\"x\":0}}" }, { "{\"messages\":\"", "abcdefgh", "\"}" },
+        { "{\"messages\":[", "[[[[[[[[[[]]]]]]]]]],", "2]}" }, { "{\"messages\":\"", "\\u00e9", "\"}" },
+        { "{\"messages\":[", "{},", "" }, { "{\"messages\":[", "\"x\",", "nul]}" },
+        { "{\"seed\":[", "12345678901234567890,", "1]}" },
     };
     (void)state;
     json_set_alloc_funcs(counting_malloc, counting_free);
@@ -438,7 +468,8 @@ static void trees_take_what_is_announced(void **state)
             allocated = most_allocated = 0;
             json_decref(js_parse("body", text, strlen(text), &e));
             if (most_allocated > p.tree_bytes || (n > 100 && p.tree_bytes > 5 * most_allocated))
-                fail_msg("%s%s * %d: announced %zu, took %zu", shapes[i].before, shapes[i].piece, n, p.tree_bytes, most_allocated);
+                fail_msg("%s%s * %d: announced %zu, took %zu", shapes[i].before, shapes[i].piece, n, p.tree_bytes,
+                         most_allocated);
             assert_int_equal(allocated, 0);
             free(text);
         }
@@ -448,11 +479,19 @@ static void trees_take_what_is_announced(void **state)
 static void what_is_ignored_never_becomes_a_tree(void **state)
 {
     static const struct { const char *in, *out; } cases[] = {
-        { "{\"metadata\":[{},{}],\"n\":1}", "{ \"n\":1}" }, { "{\"n\":1,\"metadata\":{\"a\":\"\\\"}]\"}}", "{\"n\":1 }" }, { "{\"metadata\":null}", "{ }" }, { "{\"metadata\":1,\"store\":true}", "{ }" },
-        { "{\"store\":1,\"n\":1,\"metadata\":1.5e-3 , \"store_\":1}", "{ \"n\":1, \"store_\":1}" }, { "{ \"n\" : 1 , \"metadata\" : [ ] }", "{ \"n\" : 1 }" }, { "{\"n\":{\"metadata\":1}}", "{\"n\":{\"metadata\":1}}" },
+        { "{\"metadata\":[{},{}],\"n\":1}", "{ \"n\":1}" },
+            { "{\"n\":1,\"metadata\":{\"a\":\"\\\"}]\"}}", "{\"n\":1 }" }, { "{\"metadata\":null}", "{ }" },
+            { "{\"metadata\":1,\"store\":true}", "{ }" },
+        { "{\"store\":1,\"n\":1,\"metadata\":1.5e-3 , \"store_\":1}", "{ \"n\":1, \"store_\":1}" },
+        { "{ \"n\" : 1 , \"metadata\" : [ ] }", "{ \"n\" : 1 }" },
+        { "{\"n\":{\"metadata\":1}}", "{\"n\":{\"metadata\":1}}" },
         /* not valid: jansson sees it */
-        { "{\"metadata\":[{},{]}", NULL }, { "{\"metadata\":\"\xff\"}", NULL }, { "{\"metadata\":01}", NULL }, { "{\"metadata\":1.}", NULL }, { "{\"metadata\":\"\\x\"}", NULL }, { "{\"metadata\":{\"a\"}}", NULL }, { "{\"metadata\":[1,]}", NULL },
-        { "{\"metadata\":tru}", NULL }, { "{\"metadata\":\"\\u12g4\"}", NULL }, { "{\"metadata\":[1}", NULL }, { "{\"metadata\":1", NULL }, { "[{\"metadata\":1}]", NULL }, { "{\"metadata\":\"\x01\"}", NULL }, { "{\"metadata\":}", NULL }, { "", NULL }, { "{", NULL },
+        { "{\"metadata\":[{},{]}", NULL }, { "{\"metadata\":\"\xff\"}", NULL }, { "{\"metadata\":01}", NULL },
+            { "{\"metadata\":1.}", NULL }, { "{\"metadata\":\"\\x\"}", NULL }, { "{\"metadata\":{\"a\"}}", NULL },
+            { "{\"metadata\":[1,]}", NULL },
+        { "{\"metadata\":tru}", NULL }, { "{\"metadata\":\"\\u12g4\"}", NULL }, { "{\"metadata\":[1}", NULL },
+        { "{\"metadata\":1", NULL }, { "[{\"metadata\":1}]", NULL }, { "{\"metadata\":\"\x01\"}", NULL },
+        { "{\"metadata\":}", NULL }, { "", NULL }, { "{", NULL },
     };
     struct prescan p;
     struct problem pr;
@@ -527,10 +566,13 @@ static void memory_is_admitted_before_it_is_taken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_watch), cmocka_unit_test(memory_watch_steps), cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits),
-        cmocka_unit_test(test_bodies_dropped), cmocka_unit_test(test_absolute_targets), cmocka_unit_test(test_websocket), cmocka_unit_test(test_small_pieces),
+        cmocka_unit_test(memory_watch), cmocka_unit_test(memory_watch_steps),
+            cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits),
+        cmocka_unit_test(test_bodies_dropped), cmocka_unit_test(test_absolute_targets),
+        cmocka_unit_test(test_websocket), cmocka_unit_test(test_small_pieces),
         cmocka_unit_test(test_fields), cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
-        cmocka_unit_test(trees_take_what_is_announced), cmocka_unit_test(what_is_ignored_never_becomes_a_tree), cmocka_unit_test(memory_is_admitted_before_it_is_taken),
+        cmocka_unit_test(trees_take_what_is_announced), cmocka_unit_test(what_is_ignored_never_becomes_a_tree),
+        cmocka_unit_test(memory_is_admitted_before_it_is_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

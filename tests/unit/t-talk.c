@@ -1,4 +1,5 @@
-/* t-talk.c - conversations of the server, without a model: messages and tools of bodies, and what real templates make of calls and their results. */
+/* t-talk.c - conversations of the server, without a model: messages and tools of bodies, and
+ * what real templates make of calls and their results. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -28,11 +29,13 @@ static void test_messages(void **state)
           "[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"x\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"a\":1}}}],\"content\":\"\"}]", NULL },
         { "[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"x\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\"}}]}]",
           "[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"x\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\"}}],\"content\":\"\"}]", NULL },
-        { "[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[]}]", "[{\"role\":\"assistant\",\"content\":\"a\"}]", NULL },
+        { "[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[]}]",
+          "[{\"role\":\"assistant\",\"content\":\"a\"}]", NULL },
         { "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\"}]", NULL, "messages[1]" },
         { "[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"x\"}]}]", NULL, "messages[0]" },
         { "[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]", NULL, "messages[0]" },
-        { "[{\"role\":\"wizard\",\"content\":\"a\"}]", NULL, "messages[0]" }, { "[7]", NULL, "messages[0]" }, { "[]", NULL, "messages" }, { "{}", NULL, "messages" },
+        { "[{\"role\":\"wizard\",\"content\":\"a\"}]", NULL, "messages[0]" }, { "[7]", NULL, "messages[0]" },
+        { "[]", NULL, "messages" }, { "{}", NULL, "messages" },
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -97,7 +100,8 @@ static int show(const char *path)
     assert_non_null(source);
     json_t *in = parse(messages), *parameters = parse("{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\",\"description\":\"D-escription\"}},\"required\":[\"city\"]}");
     json_t *about = json_string("T-ells the weather");
-    struct hosted h = { .id = (char[]){ "m" }, .bos = (char[]){ "<s>" }, .eos = (char[]){ "</s>" }, .knows_tools = strstr(source, "tools") != NULL, .calls_form = tool_format_detect(source, n) };
+    struct hosted h = { .id = (char[]){ "m" }, .bos = (char[]){ "<s>" }, .eos = (char[]){ "</s>" },
+                        .knows_tools = strstr(source, "tools") != NULL, .calls_form = tool_format_detect(source, n) };
     struct talk t = { .param = "messages", .messages = talk_messages(in, &pr) };
     h.tmpl = tmpl_parse(source, n, "template", &e);
     assert_non_null(h.tmpl);
@@ -130,13 +134,15 @@ static void test_templates(void **state)
     for (size_t i = 0; i < g.gl_pathc; i++)
         ok += show(g.gl_pathv[i]);
     print_message("%d of %zu templates show function, call and result\n", ok, g.gl_pathc);
-    /* the others: calls that templates leave out or cannot write (LFM2, Granite 3.3, an early DeepSeek R1) */
+    /* the others: calls that templates leave out or cannot write (LFM2, Granite 3.3, an early
+     * DeepSeek R1) */
     assert_true(ok + 3 >= (int)g.gl_pathc);
     globfree(&g);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_messages), cmocka_unit_test(test_tools), cmocka_unit_test(test_templates) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_messages), cmocka_unit_test(test_tools),
+                                        cmocka_unit_test(test_templates) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,10 @@
-/* t-template.c - the template engine against Python's jinja2, set up as transformers does: every recorded case of the
- * oracles (chat-templates/) and our own cases of the language, as a table of what passed; then limits, bad templates, and conversations.
+/* t-template.c - the template engine against Python's jinja2, set up as transformers does: every
+ * recorded case of the oracles (chat-templates/) and our own cases of the language, as a table of
+ * what passed; then limits, bad templates, and conversations.
  *
- * template-language.jsonl: two sets of variables, then {t: template, v: which set, x: what jinja2 3.1.6 printed | e: 1, it failed}.
- * Oracles are read from $ZSE_ORACLES, else ../shared/oracles; where they are absent those tests are skipped. */
+ * template-language.jsonl: two sets of variables, then {t: template, v: which set, x: what
+ * jinja2 3.1.6 printed | e: 1, it failed}.  Oracles are read from $ZSE_ORACLES, else
+ * ../shared/oracles; where they are absent those tests are skipped. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -51,8 +53,10 @@ static int ends_with(const char *s, const char *end)
     return n >= m && !strcmp(s + n - m, end);
 }
 
-/* 1 if rendering gives expected (or, where expected is NULL, fails; "TemplateError: text" must fail with that text). */
-static int check(const char *name, const char *source, size_t source_size, const json_t *vars, const json_t *expected, const char *error)
+/* 1 if rendering gives expected (or, where expected is NULL, fails; "TemplateError: text" must
+ * fail with that text). */
+static int check(const char *name, const char *source, size_t source_size, const json_t *vars, const json_t *expected,
+                 const char *error)
 {
     struct err e = { .msg = "" };
     size_t size = 0;
@@ -99,7 +103,8 @@ static void test_cases(void **state)
         skip();
     for (json_t *j; (j = next_line(&at)); json_decref(j), total++) {
         const json_t *source = json_object_get(j, "template");
-        passed += check(json_string_value(json_object_get(j, "name")), json_string_value(source), json_string_length(source), json_object_get(j, "vars"),
+        passed += check(json_string_value(json_object_get(j, "name")), json_string_value(source),
+                        json_string_length(source), json_object_get(j, "vars"),
             json_object_get(j, "expected"), NULL);
     }
     free(text);
@@ -124,7 +129,8 @@ static void test_rendered(void **state)
         json_object_set(vars, "messages", json_object_get(j, "messages"));
         json_object_set(vars, "tools", json_object_get(j, "tools"));
         snprintf(name, sizeof name, "%s, %s", file, json_string_value(json_object_get(j, "conversation")));
-        passed += check(name, source, source_size, vars, json_object_get(j, "expected"), json_string_value(json_object_get(j, "error")));
+        passed += check(name, source, source_size, vars, json_object_get(j, "expected"),
+                        json_string_value(json_object_get(j, "error")));
         json_decref(vars);
         free(source);
     }
@@ -132,7 +138,8 @@ static void test_rendered(void **state)
     report("rendered.jsonl", passed, total);
 }
 
-/* What jinja2 gives is in plain_jinja2 ({expected | error}) where it differs from what llama.cpp expects (expected_jinja). */
+/* What jinja2 gives is in plain_jinja2 ({expected | error}) where it differs from what llama.cpp
+ * expects (expected_jinja). */
 static void test_expected(void **state)
 {
     (void)state;
@@ -151,8 +158,10 @@ static void test_expected(void **state)
         for (size_t k = 0; k < 4; k++)
             json_object_set(vars, keys[k], json_object_get(item, keys[k]));
         total++;
-        passed += check(json_string_value(json_object_get(item, "name")), json_string_value(source), json_string_length(source), vars,
-            plain ? json_object_get(plain, "expected") : json_object_get(item, "expected_jinja"), json_string_value(json_object_get(plain, "error")));
+        passed += check(json_string_value(json_object_get(item, "name")), json_string_value(source),
+                        json_string_length(source), vars,
+            plain ? json_object_get(plain, "expected") : json_object_get(item, "expected_jinja"),
+            json_string_value(json_object_get(plain, "error")));
         json_decref(vars);
     }
     json_decref(all);
@@ -173,7 +182,8 @@ static void test_language(void **state)
     for (json_t *j; (j = next_line(&at)); json_decref(j), total++) {
         const json_t *source = json_object_get(j, "t");
         char set[2] = { (char)('0' + json_integer_value(json_object_get(j, "v"))), '\0' };
-        passed += check(json_string_value(source), json_string_value(source), json_string_length(source), json_object_get(sets, set),
+        passed += check(json_string_value(source), json_string_value(source), json_string_length(source),
+                        json_object_get(sets, set),
             json_object_get(j, "x"), json_object_get(j, "e") ? "any" : NULL);
     }
     json_decref(sets);
@@ -186,15 +196,24 @@ static void test_bad_templates(void **state)
 {
     (void)state;
     static const struct { const char *source; int line; const char *words; } cases[] = {
-        { "a\nb {{ x", 2, "the template ends inside a tag" }, { "\n\n{% if x %}a", 3, "endif" }, { "{% endif %}", 1, "unknown tag 'endif'" },
-        { "{% for x in y %}\n{% endif %}{% endfor %}", 2, "expected one of: endfor else" }, { "\n{{ 'a }}", 2, "the string has no end" },
-        { "{{ a ? b }}", 1, "unexpected char '?'" }, { "{{ (1] }}", 1, "expected ')'" }, { "{# x", 1, "Missing end of comment" },
-        { "{% raw %}x", 1, "Missing end of raw" }, { "{% include 'x' %}", 1, "'include' is not supported" }, { "a\n\n\xFF", 3, "0xFF is not UTF-8" },
-        { "\n{{ missing.x }}", 2, "'missing' is undefined" }, { "\n{{ {}.x.y }}", 2, "'dict object' has no attribute 'x'" },
-        { "{{ 1\n+\n'a' }}", 2, "unsupported operand" }, { "\n{{ 1|nope }}", 2, "No filter named 'nope'" }, { "{{ 1 is nope }}", 1, "No test named 'nope'" },
-        { "{{ 9223372036854775807 + 1 }}", 1, "does not fit 64 bits" }, { "{{ 99999999999999999999 }}", 1, "does not fit 64 bits" },
-        { "{% macro m() %}\n{{ 1 / 0 }}{% endmacro %}\n\n{{ m() }}", 2, "division by zero" }, { "{{ raise_exception('no\\nway') }}", 1, "no\nway" },
-        { "{% break %}", 1, "'break' outside of a loop" }, { "{{ [1]|random }}", 1, "random is not supported" }, { "{{ f(a=1, 2) }}", 1, "invalid syntax" },
+        { "a\nb {{ x", 2, "the template ends inside a tag" }, { "\n\n{% if x %}a", 3, "endif" },
+            { "{% endif %}", 1, "unknown tag 'endif'" },
+        { "{% for x in y %}\n{% endif %}{% endfor %}", 2, "expected one of: endfor else" },
+        { "\n{{ 'a }}", 2, "the string has no end" },
+        { "{{ a ? b }}", 1, "unexpected char '?'" }, { "{{ (1] }}", 1, "expected ')'" },
+        { "{# x", 1, "Missing end of comment" },
+        { "{% raw %}x", 1, "Missing end of raw" }, { "{% include 'x' %}", 1, "'include' is not supported" },
+        { "a\n\n\xFF", 3, "0xFF is not UTF-8" },
+        { "\n{{ missing.x }}", 2, "'missing' is undefined" },
+        { "\n{{ {}.x.y }}", 2, "'dict object' has no attribute 'x'" },
+        { "{{ 1\n+\n'a' }}", 2, "unsupported operand" }, { "\n{{ 1|nope }}", 2, "No filter named 'nope'" },
+        { "{{ 1 is nope }}", 1, "No test named 'nope'" },
+        { "{{ 9223372036854775807 + 1 }}", 1, "does not fit 64 bits" },
+        { "{{ 99999999999999999999 }}", 1, "does not fit 64 bits" },
+        { "{% macro m() %}\n{{ 1 / 0 }}{% endmacro %}\n\n{{ m() }}", 2, "division by zero" },
+        { "{{ raise_exception('no\\nway') }}", 1, "no\nway" },
+        { "{% break %}", 1, "'break' outside of a loop" }, { "{{ [1]|random }}", 1, "random is not supported" },
+        { "{{ f(a=1, 2) }}", 1, "invalid syntax" },
         { "{{ 'x'|center(9999999999999) }}", 1, "memory" }, { "{{ '%99999999d'|format(1) }}", 1, "width" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -207,7 +226,8 @@ static void test_bad_templates(void **state)
     }
 }
 
-/* What would run on for ever, or take all memory or the whole stack, ends with ERR_LIMIT (not with the clock: it is the same each time). */
+/* What would run on for ever, or take all memory or the whole stack, ends with ERR_LIMIT (not
+ * with the clock: it is the same each time). */
 static void test_limits(void **state)
 {
     (void)state;
@@ -218,9 +238,12 @@ static void test_limits(void **state)
         { "{% macro m(n) %}{{ m(n + 1) if n < 150 }}{% endmacro %}{{ m(0) }}", { .max_depth = 100 } },
         { "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}", { .max_depth = 0 } },
         { "{% for x in range(9999) %}0123456789{% endfor %}", { .max_output = 1000 } },
-        { "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", { .max_output = 1000 } },
-        { "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = ns.l + ns.l %}{% endfor %}", { .max_output = 1000 } },
-        { "{{ 'x' * 9223372036854775807 }}", { .max_output = 0 } }, { "{{ [1, 2] * 4611686018427387905 }}", { .max_output = 0 } },
+        { "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+          { .max_output = 1000 } },
+        { "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
+          { .max_output = 1000 } },
+        { "{{ 'x' * 9223372036854775807 }}", { .max_output = 0 } },
+        { "{{ [1, 2] * 4611686018427387905 }}", { .max_output = 0 } },
         { "{% set l = [] %}{% set _ = l.append(l) %}{{ l }}", { .max_output = 0 } },
         { "{% set l = [] %}{% set _ = l.append(l) %}{{ l|tojson }}", { .max_output = 0 } },
         { "{{ range(100001) }}", { .max_output = 0 } }, { "{{ 2 ** 64 }}", { .max_output = 0 } },
@@ -242,11 +265,14 @@ static void test_deep(void **state)
 {
     (void)state;
     static const struct { const char *open, *close; } cases[] = {
-        { "{{ (", "" }, { "{{ not ", "" }, { "{{ -", "" }, { "{% if a %}", "" }, { "{% for a in b %}", "" }, { "{{ [", "" }, { "{{ 1 if 1 else ", "" },
-        { "{{ a|b", "|b" }, { "{{ a.b", ".b" }, { "{{ a + b", " + b" }, { "{{ a ~ b", " ~ b" }, { "{{ a(", "" }, { "{{ a < b", " < b" }, { "{% set (", "(" },
+        { "{{ (", "" }, { "{{ not ", "" }, { "{{ -", "" }, { "{% if a %}", "" }, { "{% for a in b %}", "" },
+            { "{{ [", "" }, { "{{ 1 if 1 else ", "" },
+        { "{{ a|b", "|b" }, { "{{ a.b", ".b" }, { "{{ a + b", " + b" }, { "{{ a ~ b", " ~ b" }, { "{{ a(", "" },
+        { "{{ a < b", " < b" }, { "{% set (", "(" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *unit = *cases[i].close ? cases[i].close : cases[i].open + (strncmp(cases[i].open, "{{ ", 3) ? 0 : 3);
+        const char *unit = *cases[i].close ? cases[i].close
+                                           : cases[i].open + (strncmp(cases[i].open, "{{ ", 3) ? 0 : 3);
         size_t n = strlen(unit), size = strlen(cases[i].open);
         char *source = malloc(size + n * 50000 + 1);
         assert_non_null(source);
@@ -300,7 +326,8 @@ static void test_cut(void **state)
     assert_in_range(whole, 10, sizeof source - 100);          /* most are cut inside something */
 }
 
-/* Two renders of one template with different variables do not see each other; a mutated list is the render's own copy. */
+/* Two renders of one template with different variables do not see each other; a mutated list is
+ * the render's own copy. */
 static void test_reuse(void **state)
 {
     (void)state;
@@ -330,7 +357,8 @@ static void test_chat(void **state)
     char *got;
     size_t size;
     struct tmpl *t = tmpl_parse(chat_fallback_template, strlen(chat_fallback_template), NULL, &e);
-    json_t *messages = json_pack("[{s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "hi", "role", "assistant", "content", "yo");
+    json_t *messages = json_pack("[{s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "hi", "role", "assistant",
+                                 "content", "yo");
     assert_int_equal(chat_render(t, messages, NULL, 1, NULL, NULL, now, NULL, NULL, &got, &size, &e), 0);
     assert_string_equal(got, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n<|im_start|>assistant\n");
     free(got);
@@ -359,8 +387,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cases), cmocka_unit_test(test_rendered), cmocka_unit_test(test_expected),
-        cmocka_unit_test(test_language), cmocka_unit_test(test_bad_templates), cmocka_unit_test(test_limits), cmocka_unit_test(test_deep),
-        cmocka_unit_test(test_cut), cmocka_unit_test(test_reuse), cmocka_unit_test(test_chat),
+        cmocka_unit_test(test_language), cmocka_unit_test(test_bad_templates), cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_deep), cmocka_unit_test(test_cut), cmocka_unit_test(test_reuse),
+        cmocka_unit_test(test_chat),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

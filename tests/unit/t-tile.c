@@ -1,4 +1,5 @@
-/* t-tile.c - kernel order: every type at awkward sizes against a slow reading of tile.h, golden byte positions, refusals. */
+/* t-tile.c - kernel order: every type at awkward sizes against a slow reading of tile.h, golden
+ * byte positions, refusals. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,15 +15,18 @@
 #include "libcommon/quant/quantize.h"
 #include "libcommon/quant/tile.h"
 
-static const enum qtype int_types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6, QT_MXFP4, QT_T2, QT_T3, QT_FP8 };
+static const enum qtype int_types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5,
+                                        QT_M6, QT_MXFP4, QT_T2, QT_T3, QT_FP8 };
 static const int sizes_rows[] = { 1, 31, 32, 33 }, sizes_cols[] = { 1, 31, 32, 33, 100, 576 };
 
-/* Where the words of tile.h put things: a walk over the tile, byte by byte, with nothing of tile.c. */
+/* Where the words of tile.h put things: a walk over the tile, byte by byte, with nothing of
+ * tile.c. */
 struct place { size_t scale, extra, codes; };
 
 static struct place walk(const struct qtype_info *t, int n_groups, int group_size, int group, int row)
 {
-    int per_unit = t->scale == SCALE_NONE || t->scale == SCALE_F32 || group_size == 256 ? 1 : t->scale == SCALE_F16 ? 2 : 4;
+    int per_unit = t->scale == SCALE_NONE || t->scale == SCALE_F32 ||
+                   group_size == 256 ? 1 : t->scale == SCALE_F16 ? 2 : 4;
     size_t scale_bytes = t->scale == SCALE_NONE ? 0 : t->scale == SCALE_F32 ? 4 : t->scale == SCALE_F16 ? 2 : 1;
     size_t extra_bytes = t->extra == EXTRA_NONE ? 0 : t->extra == EXTRA_MIN_F16 ? 2 : 1;
     size_t at = t->row_scale ? 32 * 4 : 0;
@@ -39,7 +43,8 @@ static struct place walk(const struct qtype_info *t, int n_groups, int group_siz
             while ((at - start) % 64)
                 at++;
         }
-        for (int g = g0; g < g0 + n; g++, at += t->type == QT_T3 ? 13 * 128 : (size_t)group_size * 32 * (size_t)t->bits / 8)
+        for (int g = g0; g < g0 + n; g++, at += t->type == QT_T3 ? 13 * 128
+                                                                 : (size_t)group_size * 32 * (size_t)t->bits / 8)
             if (g == group)
                 p.codes = at;
     }
@@ -69,14 +74,18 @@ static void random_row(struct rng *r, const struct mat *m, struct qrow *q)
 {
     const struct qtype_info *t = qtype_info(m->type);
     for (int k = 0; k < m->cols_padded; k++)
-        q->code[k] = (uint8_t)(k < m->cols ? (t->type == QT_T3 ? rng_u64(r) % 3 : t->type == QT_FP8 ? rng_u64(r) % 127 | (rng_u64(r) & 128) : rng_u64(r) & ((1u << t->bits) - 1)) : (unsigned)t->code_zero);
+        q->code[k] = (uint8_t)(k < m->cols ? (t->type == QT_T3 ? rng_u64(r) % 3 : t->type == QT_FP8
+                                              ? rng_u64(r) % 127 | (rng_u64(r) & 128)
+                                              : rng_u64(r) & ((1u << t->bits) - 1)) : (unsigned)t->code_zero);
     q->row_scale = t->row_scale ? (float)(rng_double(r) - 0.5) : 1;
     for (int g = 0; g < m->n_groups; g++) {
-        q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F32 ? (float)(rng_double(r) - 0.5) : t->scale == SCALE_F16 ? f16_to_f32(f32_to_f16((float)rng_double(r)))
+        q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F32 ? (float)(rng_double(r) - 0.5) : t->scale ==
+            SCALE_F16 ? f16_to_f32(f32_to_f16((float)rng_double(r)))
                     : t->scale == SCALE_E8M0 ? ldexpf(1, (int)(rng_u64(r) % 255) - 127)
                     : t->scale == SCALE_S8 ? (float)((int)(rng_u64(r) % 255) - 127) : (float)(rng_u64(r) % 256);
         if (q->extra)
-            q->extra[g] = t->extra == EXTRA_ZERO_U8 ? (float)(rng_u64(r) % 16) : f16_to_f32(f32_to_f16((float)(rng_double(r) - 0.5)));
+            q->extra[g] = t->extra == EXTRA_ZERO_U8 ? (float)(rng_u64(r) % 16)
+                                                    : f16_to_f32(f32_to_f16((float)(rng_double(r) - 0.5)));
     }
 }
 
@@ -221,7 +230,8 @@ static void float_types(void **state)
             }
 }
 
-/* nl4, 33 rows of 100: 4 groups padded, one unit a tile: 128 row scales, 128 scales, 4 x 512 codes. */
+/* nl4, 33 rows of 100: 4 groups padded, one unit a tile: 128 row scales, 128 scales, 4 x 512
+ * codes. */
 static void golden_nl4(void **state)
 {
     (void)state;
@@ -261,7 +271,8 @@ static void golden_nl4(void **state)
     qrow_release(&q);
 }
 
-/* i4m, 3 groups of 32: a unit of 2 (128 scales, 128 mins, 1024 codes) and one of 1 (64, 64, 512). */
+/* i4m, 3 groups of 32: a unit of 2 (128 scales, 128 mins, 1024 codes) and one of 1 (64, 64,
+ * 512). */
 static void golden_i4m(void **state)
 {
     (void)state;
@@ -309,7 +320,8 @@ static void refusals(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct mat m;
         struct err e = { 0 };
-        assert_int_equal(mat_init(&m, (enum qtype)cases[i].type, cases[i].group, cases[i].act, cases[i].rows, cases[i].cols, &e), -1);
+        assert_int_equal(mat_init(&m, (enum qtype)cases[i].type, cases[i].group, cases[i].act, cases[i].rows,
+                                  cases[i].cols, &e), -1);
         if (e.code != cases[i].code || !strstr(e.msg, cases[i].says))
             fail_msg("case %zu: code %d, '%s'", i, e.code, e.msg);
     }

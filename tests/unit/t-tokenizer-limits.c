@@ -1,4 +1,5 @@
-/* t-tokenizer-limits.c - long texts take near linear time; a damaged block is refused or harmless; any bytes can be encoded. */
+/* t-tokenizer-limits.c - long texts take near linear time; a damaged block is refused or
+ * harmless; any bytes can be encoded. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +22,8 @@ static const char *oracles;
 
 /* ---- near linear ---- */
 
-static const char *const kind_name[] = { "one letter", "blanks", "line feeds", "random bytes", "random letters", "digits", "marks out of order", "emoji", "blanks and line feeds" };
+static const char *const kind_name[] = { "one letter", "blanks", "line feeds", "random bytes", "random letters",
+                                         "digits", "marks out of order", "emoji", "blanks and line feeds" };
 enum { N_KINDS = sizeof kind_name / sizeof *kind_name };
 
 static void fill(char *s, size_t n, int kind)
@@ -55,8 +57,8 @@ static double seconds(const struct tokenizer *t, const char *s, size_t n)
     return cpu_s() - start;
 }
 
-/* Four times the text: n log n with what caches and page faults add is under 8 times the time, a square would be 16.  Times under 20 ms
- * say nothing about growth. */
+/* Four times the text: n log n with what caches and page faults add is under 8 times the time, a
+ * square would be 16.  Times under 20 ms say nothing about growth. */
 static void near_linear(const char *path)
 {
     struct err e;
@@ -75,7 +77,8 @@ static void near_linear(const char *path)
             a = fmin(a, seconds(t, s, small));
             b = fmin(b, seconds(t, s, big));
         }
-        printf("# %s: %s: %zu KB %.0f ms, %zu KB %.0f ms\n", strrchr(path, '/') + 1, kind_name[kind], small >> 10, a * 1e3, big >> 10, b * 1e3);
+        printf("# %s: %s: %zu KB %.0f ms, %zu KB %.0f ms\n", strrchr(path, '/') + 1, kind_name[kind], small >> 10,
+               a * 1e3, big >> 10, b * 1e3);
         if (b > 0.02 && b > 8 * a)
             fail_msg("%s: %s: %zu KB took %.4f s, %zu KB %.4f s", path, kind_name[kind], small >> 10, a, big >> 10, b);
     }
@@ -89,7 +92,8 @@ static void near_linear_tiny(void **state) { (void)state; near_linear("models/ti
 static void near_linear_oracles(void **state)
 {
     (void)state;
-    static const char *const name[] = { "vocab-gguf/ggml-vocab-llama-spm.gguf", "vocab-gguf/ggml-vocab-bert-bge.gguf", "hf-tokenizers/qwen3" };
+    static const char *const name[] = { "vocab-gguf/ggml-vocab-llama-spm.gguf", "vocab-gguf/ggml-vocab-bert-bge.gguf",
+                                        "hf-tokenizers/qwen3" };
     char path[512];
     if (!oracles)
         skip();
@@ -125,8 +129,8 @@ static uint32_t checksum(char *b)
 {
     struct tokb_header h;
     memcpy(&h, b, sizeof h);
-    return tokb_checksum(&h, b + h.section[TOKB_OPS].offset, (size_t)h.section[TOKB_OPS].size, b + h.section[TOKB_TEXT].offset,
-                         (size_t)h.section[TOKB_TEXT].size);
+    return tokb_checksum(&h, b + h.section[TOKB_OPS].offset, (size_t)h.section[TOKB_OPS].size,
+                         b + h.section[TOKB_TEXT].offset, (size_t)h.section[TOKB_TEXT].size);
 }
 
 /* Open it, use it: nothing to expect but that it comes back.  1 if it could be opened. */
@@ -188,7 +192,8 @@ static void damage(const char *path)
             uint32_t own;
             memcpy(&own, b + offsetof(struct tokb_header, checksum), 4);
             memcpy(&h, b, sizeof h);
-            int sane = h.section[TOKB_OPS].offset + h.section[TOKB_OPS].size <= size && h.section[TOKB_TEXT].offset + h.section[TOKB_TEXT].size <= size &&
+            int sane = h.section[TOKB_OPS].offset + h.section[TOKB_OPS].size <= size &&
+                       h.section[TOKB_TEXT].offset + h.section[TOKB_TEXT].size <= size &&
                        h.section[TOKB_OPS].offset <= size && h.section[TOKB_TEXT].offset <= size;
             int in_padding = i >= sizeof h && use(b, size);
             if (!in_padding)
@@ -283,7 +288,8 @@ static void any_bytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_bytes), cmocka_unit_test(damage_tiny), cmocka_unit_test(damage_oracles), cmocka_unit_test(near_linear_tiny),
+        cmocka_unit_test(any_bytes), cmocka_unit_test(damage_tiny), cmocka_unit_test(damage_oracles),
+            cmocka_unit_test(near_linear_tiny),
         cmocka_unit_test(near_linear_unigram), cmocka_unit_test(near_linear_oracles),
     };
     oracles = getenv("ZSE_ORACLES") ? getenv("ZSE_ORACLES") : "../shared/oracles";

@@ -1,5 +1,6 @@
-/* t-tokenizer-steps.c - each normalizer, pre-tokenizer and decoder by itself, against what the Hugging Face library 0.23.3 gave
- * (tokenizer-steps.jsonl); models on small vocabularies; a SentencePiece file; config files; what must be refused. */
+/* t-tokenizer-steps.c - each normalizer, pre-tokenizer and decoder by itself, against what the
+ * Hugging Face library 0.23.3 gave (tokenizer-steps.jsonl); models on small vocabularies; a
+ * SentencePiece file; config files; what must be refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +35,8 @@ static void compare(const char *what, const json_t *row, const char *got, size_t
 /* A tokenizer of single characters with the step in question. */
 static json_t *with_step(const char *key, json_t *step)
 {
-    json_t *root = json_pack("{s:{s:s, s:{s:i}, s:s}, s:O}", "model", "type", "WordLevel", "vocab", "x", 0, "unk_token", "x", key, step);
+    json_t *root = json_pack("{s:{s:s, s:{s:i}, s:s}, s:O}", "model", "type", "WordLevel", "vocab", "x", 0, "unk_token",
+                             "x", key, step);
     assert_non_null(root);
     return root;
 }
@@ -64,7 +66,8 @@ static void check_pre(const json_t *row)
         if (s.op[SPEC_PRE][i].type == PRE_SPLIT_REGEX)
             assert_non_null(regex[i] = regex_open(s.text.p + s.op[SPEC_PRE][i].a, s.op[SPEC_PRE][i].a_size, &e));
     tbuf_add(&text, json_string_value(json_object_get(row, "text")), json_string_length(json_object_get(row, "text")));
-    assert_int_equal(pretok_run(s.op[SPEC_PRE], s.n_ops[SPEC_PRE], s.text.p, regex, w, &text, &work, 1, &list, &spare, &e), 0);
+    assert_int_equal(pretok_run(s.op[SPEC_PRE], s.n_ops[SPEC_PRE], s.text.p, regex, w, &text, &work, 1, &list, &spare,
+                                &e), 0);
     for (size_t i = 0; i < list.n; i++) {
         tbuf_add(&got, "|", i > 0);
         tbuf_add(&got, text.p + list.p[i].at, list.p[i].n);
@@ -101,7 +104,8 @@ static struct tokenizer *open_json(const char *text, const char *config, void **
 {
     struct err e;
     size_t size;
-    struct tokenizer_files f = { .tokenizer_json = text, .tokenizer_json_size = strlen(text), .tokenizer_config = config,
+    struct tokenizer_files f = { .tokenizer_json = text, .tokenizer_json_size = strlen(text),
+                                 .tokenizer_config = config,
                                  .tokenizer_config_size = config ? strlen(config) : 0 };
     if (tokenizer_compile_files(&f, blob, &size, &e))
         fail_msg("%s", e.msg);
@@ -269,7 +273,8 @@ static void edges(void **state)
     assert_int_equal(n, 1);
     tokenizer_close(t);
     free(blob);
-    /* the config asks for a BOS that the post-processor lacks, and against one it has; model_max_length has no limit */
+    /* the config asks for a BOS that the post-processor lacks, and against one it has;
+     * model_max_length has no limit */
     t = open_json(BYTE_VOCAB "}", "{\"bos_token\": \"<s>\", \"add_bos_token\": true, \"model_max_length\": 1000000000000000019884624838656}", &blob);
     ids_are(t, "a", TOKENIZE_ADD_SPECIAL, "2 0");
     tokenizer_close(t);
@@ -349,7 +354,8 @@ static void sentencepiece(void **state)
 
 /* ---- GGUF: what the oracle files do not cover ---- */
 
-static const char *gguf_tokens[] = { "<unk>", "<s>", "</s>", "a", "b", "1", "2", "\xC4\xA0", "ab", "\xE2\x96\x81", "\342\226\201a", "<0x0A>" };
+static const char *gguf_tokens[] = { "<unk>", "<s>", "</s>", "a", "b", "1", "2", "\xC4\xA0", "ab", "\xE2\x96\x81",
+                                     "\342\226\201a", "<0x0A>" };
 enum { N_GGUF = sizeof gguf_tokens / sizeof *gguf_tokens };
 static size_t gguf_sizes[N_GGUF];
 
@@ -361,9 +367,12 @@ static struct tokenizer_gguf gguf_of(const char *model, const char *pre)
     static const size_t merge_sizes[] = { 3 };
     for (int i = 0; i < N_GGUF; i++)
         gguf_sizes[i] = strlen(gguf_tokens[i]);
-    return (struct tokenizer_gguf){ .model = model, .pre = pre, .n_tokens = N_GGUF, .tokens = gguf_tokens, .token_size = gguf_sizes, .scores = scores,
-                                    .types = types, .n_merges = 1, .merges = merges, .merge_size = merge_sizes, .bos = 1, .eos = 2, .unk = 0, .pad = -1,
-                                    .eot = -1, .sep = -1, .cls = -1, .mask = -1, .add_bos = -1, .add_eos = -1, .add_space_prefix = -1,
+    return (struct tokenizer_gguf){ .model = model, .pre = pre, .n_tokens = N_GGUF, .tokens = gguf_tokens,
+                                    .token_size = gguf_sizes, .scores = scores,
+                                    .types = types, .n_merges = 1, .merges = merges, .merge_size = merge_sizes,
+                                    .bos = 1, .eos = 2, .unk = 0, .pad = -1,
+                                    .eot = -1, .sep = -1, .cls = -1, .mask = -1, .add_bos = -1, .add_eos = -1,
+                                    .add_space_prefix = -1,
                                     .remove_extra_whitespaces = -1 };
 }
 
@@ -379,7 +388,8 @@ static struct tokenizer *open_gguf(const struct tokenizer_gguf *g, void **blob)
     return t;
 }
 
-/* Every pre-tokenizer that has a name: its expressions are good, letters stay together, a digit stays apart from them. */
+/* Every pre-tokenizer that has a name: its expressions are good, letters stay together, a digit
+ * stays apart from them. */
 static void gguf_pre_tokenizers(void **state)
 {
     (void)state;
@@ -452,10 +462,12 @@ static void refused(void **state)
         { "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": [\"a a\"]}}", "merge 'a' + 'a'" },
         { "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": [\"aa\"]}}", "merge 0" },
         { "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {}}}", "no tokens" },
-        { "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {\"a\": 0}}, \"normalizer\": {\"type\": \"Rot13\"}}", "normalizer 'Rot13'" },
+        { "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {\"a\": 0}}, \"normalizer\": {\"type\": \"Rot13\"}}",
+          "normalizer 'Rot13'" },
         { "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {\"a\": 0}}, \"pre_tokenizer\": {\"type\": \"Split\", \"pattern\": {\"Regex\": \"(\"}}}", "regular expression '('" },
         { "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {\"a\": 0}}, \"pre_tokenizer\": {\"type\": \"Split\", \"pattern\": {\"Regex\": \"[a\"}}}", "set without ]" },
-        { "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {\"a\": 0}}, \"decoder\": {\"type\": \"Speak\"}}", "decoder 'Speak'" },
+        { "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {\"a\": 0}}, \"decoder\": {\"type\": \"Speak\"}}",
+          "decoder 'Speak'" },
         { "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {\"a\": 0}}, \"post_processor\": {\"type\": \"BertProcessing\", \"sep\": [\"x\", 7], \"cls\": [\"y\", 0]}}", "post_processor" },
         { "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {\"a\": 0}}, \"added_tokens\": [{\"id\": 0, \"content\": \"b\"}]}", "added token 'b'" },
     };
@@ -470,8 +482,10 @@ static void refused(void **state)
     }
     const char *tokens[] = { "a" };
     size_t sizes[] = { 1 };
-    struct tokenizer_gguf g = { .model = "gpt2", .pre = "nobody-knows", .n_tokens = 1, .tokens = tokens, .token_size = sizes, .bos = -1, .eos = -1, .unk = -1,
-                                .pad = -1, .eot = -1, .sep = -1, .cls = -1, .mask = -1, .add_bos = -1, .add_eos = -1, .add_space_prefix = -1 };
+    struct tokenizer_gguf g = { .model = "gpt2", .pre = "nobody-knows", .n_tokens = 1, .tokens = tokens,
+                                .token_size = sizes, .bos = -1, .eos = -1, .unk = -1,
+                                .pad = -1, .eot = -1, .sep = -1, .cls = -1, .mask = -1, .add_bos = -1, .add_eos = -1,
+                                .add_space_prefix = -1 };
     struct err e;
     void *blob;
     size_t size;
@@ -485,8 +499,10 @@ static void refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps), cmocka_unit_test(bpe_model), cmocka_unit_test(wordpiece_model), cmocka_unit_test(unigram_model),
-        cmocka_unit_test(added_tokens), cmocka_unit_test(edges), cmocka_unit_test(sentencepiece), cmocka_unit_test(gguf_pre_tokenizers), cmocka_unit_test(gguf_models),
+        cmocka_unit_test(steps), cmocka_unit_test(bpe_model), cmocka_unit_test(wordpiece_model),
+            cmocka_unit_test(unigram_model),
+        cmocka_unit_test(added_tokens), cmocka_unit_test(edges), cmocka_unit_test(sentencepiece),
+        cmocka_unit_test(gguf_pre_tokenizers), cmocka_unit_test(gguf_models),
         cmocka_unit_test(refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

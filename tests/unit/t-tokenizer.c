@@ -1,5 +1,6 @@
-/* t-tokenizer.c - every text of the batteries through every vocabulary: ids with and without special tokens, special tokens as text,
- * decoding at once and id by id.  Expectations come from the Hugging Face library and llama.cpp ($ZSE_ORACLES). */
+/* t-tokenizer.c - every text of the batteries through every vocabulary: ids with and without
+ * special tokens, special tokens as text, decoding at once and id by id.  Expectations come from
+ * the Hugging Face library and llama.cpp ($ZSE_ORACLES). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -63,7 +64,8 @@ static int check(int k, int ok, const char *vocab, const char *text, size_t n_te
     return !ok && shown <= 40;
 }
 
-static void check_encode(int k, const struct tokenizer *t, const char *vocab, const char *text, size_t n, unsigned flags, const json_t *expected)
+static void check_encode(int k, const struct tokenizer *t, const char *vocab, const char *text, size_t n,
+                         unsigned flags, const json_t *expected)
 {
     struct err e;
     int32_t *got, *want;
@@ -81,7 +83,8 @@ static void check_encode(int k, const struct tokenizer *t, const char *vocab, co
     free(want);
 }
 
-static void check_decode(int k, const struct tokenizer *t, const char *vocab, const json_t *ids, int skip, const char *want, size_t n_want)
+static void check_decode(int k, const struct tokenizer *t, const char *vocab, const json_t *ids, int skip,
+                         const char *want, size_t n_want)
 {
     struct err e;
     size_t n, n_got;
@@ -106,7 +109,8 @@ static void check_decode(int k, const struct tokenizer *t, const char *vocab, co
         tbuf_add(&all, piece, n_piece);
         for (size_t j = 0; j < n_piece;) {
             utf8proc_int32_t c;
-            utf8proc_ssize_t len = utf8proc_iterate((const utf8proc_uint8_t *)piece + j, (utf8proc_ssize_t)(n_piece - j), &c);
+            utf8proc_ssize_t len = utf8proc_iterate((const utf8proc_uint8_t *)piece + j,
+                                                    (utf8proc_ssize_t)(n_piece - j), &c);
             whole &= len > 0;
             j += len > 0 ? (size_t)len : 1;
         }
@@ -143,7 +147,8 @@ static void unhex(const char *s, struct tbuf *out)
     }
 }
 
-/* What a case says the decoder gives: a text, or bytes that are no UTF-8 (then with U+FFFD where they are not). */
+/* What a case says the decoder gives: a text, or bytes that are no UTF-8 (then with U+FFFD where
+ * they are not). */
 static const char *decoded(const json_t *c, const char *key, struct tbuf *buf, size_t *n)
 {
     char hex[32];
@@ -186,7 +191,8 @@ static void run_cases(const char *name, const char *cases, const struct tokenize
         json_t *c = json_loads(line, JSON_ALLOW_NUL, NULL);
         const char *text = json_string_value(json_object_get(c, "text"));
         size_t n = json_string_length(json_object_get(c, "text")), n_want;
-        const json_t *ids = json_object_get(c, "ids"), *special = json_object_get(c, "ids_special"), *noparse = json_object_get(c, "ids_noparse");
+        const json_t *ids = json_object_get(c, "ids"), *special = json_object_get(c, "ids_special"),
+                     *noparse = json_object_get(c, "ids_noparse");
         const char *want;
         assert_non_null(text);
         if ((how & NOT_NFC_LEFT_OUT && !is_nfc(text, n)) || (how & EOS_IS_NORMAL && memmem(text, n, "</s>", 4))) {
@@ -198,8 +204,10 @@ static void run_cases(const char *name, const char *cases, const struct tokenize
         check_encode(1, t, name, text, n, TOKENIZE_PARSE_SPECIAL | TOKENIZE_ADD_SPECIAL, special);
         check_encode(2, t, name, text, n, 0, noparse ? noparse : ids);
         want = decoded(c, "decoded", &buf, &n_want);
-        int cleaned = how & TEXT_IS_DECODED && !json_object_get(c, "decoded_hex") && (n != n_want || memcmp(text, want, n));
-        /* falcon has no token for a vertical tab: there the text is not what comes out, so only where nothing but blanks is missing */
+        int cleaned = how & TEXT_IS_DECODED && !json_object_get(c, "decoded_hex") &&
+                      (n != n_want || memcmp(text, want, n));
+        /* falcon has no token for a vertical tab: there the text is not what comes out, so only
+         * where nothing but blanks is missing */
         size_t blanks = 0;
         for (size_t i = 0; i < n; i++)
             blanks += text[i] == ' ';
@@ -243,7 +251,8 @@ static void run_inp(const char *path, const char *name, const struct tokenizer *
     const char *s = (const char *)inp.data, *end = s + inp.size, *o = (const char *)out.data, *o_end = o + out.size;
     int passed = 0, n_texts = 0;
     while (s < end && o < o_end) {
-        const char *stop = memmem(s, (size_t)(end - s), separator, sizeof separator - 1), *nl = memchr(o, '\n', (size_t)(o_end - o));
+        const char *stop = memmem(s, (size_t)(end - s), separator, sizeof separator - 1),
+                   *nl = memchr(o, '\n', (size_t)(o_end - o));
         size_t n = (size_t)((stop ? stop : end) - s), n_want = 0, n_got;
         int32_t want[4096], *got;
         assert_non_null(nl);
@@ -299,7 +308,8 @@ static void gguf_falcon(void **s) { (void)s; gguf("falcon", TEXT_IS_DECODED); }
 static void gguf_deepseek_llm(void **s) { (void)s; gguf("deepseek-llm", 0); }
 static void gguf_qwen2(void **s) { (void)s; gguf("qwen2", NOT_NFC_LEFT_OUT | EOS_IS_NORMAL); }
 
-/* The texts that were left out of qwen2: its ids are those of the Hugging Face library for qwen3, which has the same vocabulary. */
+/* The texts that were left out of qwen2: its ids are those of the Hugging Face library for
+ * qwen3, which has the same vocabulary. */
 static void gguf_qwen2_others(void **state)
 {
     (void)state;
@@ -344,7 +354,8 @@ static void hf(const char *name)
     int packed = access(file, R_OK) == 0;
     if (packed) {
         assert_non_null(mkdtemp(temp));
-        snprintf(command, sizeof command, "xz -dc '%s' >%s/tokenizer.json && cp '%s/tokenizer_config.json' %s/", file, temp, dir, temp);
+        snprintf(command, sizeof command, "xz -dc '%s' >%s/tokenizer.json && cp '%s/tokenizer_config.json' %s/", file,
+                 temp, dir, temp);
         assert_int_equal(system(command), 0);
     }
     struct tokenizer *t = open_path(packed ? temp : dir, &blob);
@@ -366,9 +377,12 @@ static void hf_gemma3(void **s) { (void)s; hf("gemma3"); }
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gguf_llama_spm), cmocka_unit_test(gguf_phi_3), cmocka_unit_test(gguf_bert_bge), cmocka_unit_test(gguf_gpt_2),
-        cmocka_unit_test(gguf_llama_bpe), cmocka_unit_test(gguf_falcon), cmocka_unit_test(gguf_deepseek_llm), cmocka_unit_test(gguf_qwen2), cmocka_unit_test(gguf_qwen2_others),
-        cmocka_unit_test(hf_llama3_1), cmocka_unit_test(hf_qwen3), cmocka_unit_test(hf_mistral), cmocka_unit_test(hf_gemma3),
+        cmocka_unit_test(gguf_llama_spm), cmocka_unit_test(gguf_phi_3), cmocka_unit_test(gguf_bert_bge),
+            cmocka_unit_test(gguf_gpt_2),
+        cmocka_unit_test(gguf_llama_bpe), cmocka_unit_test(gguf_falcon), cmocka_unit_test(gguf_deepseek_llm),
+        cmocka_unit_test(gguf_qwen2), cmocka_unit_test(gguf_qwen2_others),
+        cmocka_unit_test(hf_llama3_1), cmocka_unit_test(hf_qwen3), cmocka_unit_test(hf_mistral),
+        cmocka_unit_test(hf_gemma3),
     };
     oracles = getenv("ZSE_ORACLES") ? getenv("ZSE_ORACLES") : "../shared/oracles";
     if (access(oracles, R_OK)) {

@@ -1,4 +1,5 @@
-/* t-utf8.c - every scalar value there and back; the forms RFC 3629 forbids; counting and stepping. */
+/* t-utf8.c - every scalar value there and back; the forms RFC 3629 forbids; counting and
+ * stepping. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -31,8 +32,10 @@ static void test_round_trip(void **state)
 static void test_forbidden(void **state)
 {
     (void)state;
-    static const char *const bad[] = { "\x80", "\xC0\xAF", "\xC1\xBF", "\xE0\x80\xAF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xED\xBF\xBF",
-        "\xF0\x80\x80\xAF", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFE", "\xFF", "\xE2\x28\xA1", "\xF0\x28\x8C\xBC" };
+    static const char *const bad[] = { "\x80", "\xC0\xAF", "\xC1\xBF", "\xE0\x80\xAF", "\xE0\x9F\xBF", "\xED\xA0\x80",
+                                       "\xED\xBF\xBF",
+        "\xF0\x80\x80\xAF", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFE", "\xFF", "\xE2\x28\xA1",
+        "\xF0\x28\x8C\xBC" };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         int n;
         assert_int_equal(utf8_decode(bad[i], strlen(bad[i]), &n), -1);

@@ -1,4 +1,5 @@
-/* t-windows.c - sliding windows, the counters of keys and of addresses: each promise of limits.h, by breaking what it guards against. */
+/* t-windows.c - sliding windows, the counters of keys and of addresses: each promise of
+ * limits.h, by breaking what it guards against. */
 #include "tests/unit/folder.h"
 
 #include <fcntl.h>
@@ -32,7 +33,8 @@ static void windows_slide(void **state)
 static void a_limit_holds_and_says_when(void **state)
 {
     (void)state;
-    const struct limit five = { .requests_minute = 5 }, none = { 0 }, few = { .tokens_minute = 100, .tokens_day = 1000 };
+    const struct limit five = { .requests_minute = 5 }, none = { 0 },
+                       few = { .tokens_minute = 100, .tokens_day = 1000 };
     char text[128];
     struct usage *u = usage_open(folder, &e), *cli = usage_open(folder, &e);
     assert_non_null(u);
@@ -311,11 +313,12 @@ static void counters_can_be_kept_here(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(windows_slide), IN_FOLDER(a_limit_holds_and_says_when), IN_FOLDER(threads_never_exceed_a_limit),
+        cmocka_unit_test(windows_slide), IN_FOLDER(a_limit_holds_and_says_when),
+            IN_FOLDER(threads_never_exceed_a_limit),
         IN_FOLDER(damaged_counters_begin_anew), IN_FOLDER(counters_of_dead_keys_make_room),
         cmocka_unit_test(a_network_of_ipv6_is_one_address), cmocka_unit_test(addresses_have_windows_too),
-        IN_FOLDER(counters_can_be_kept_here), IN_FOLDER(tokens_are_reserved_before_they_are_used), IN_FOLDER(reservations_of_a_dead_server_expire),
-        IN_FOLDER(threads_never_reserve_too_much),
+        IN_FOLDER(counters_can_be_kept_here), IN_FOLDER(tokens_are_reserved_before_they_are_used),
+        IN_FOLDER(reservations_of_a_dead_server_expire), IN_FOLDER(threads_never_reserve_too_much),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

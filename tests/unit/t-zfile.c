@@ -1,4 +1,5 @@
-/* t-zfile.c - a small .zse file: written, read back, cut at every byte, every byte and every field broken in turn. */
+/* t-zfile.c - a small .zse file: written, read back, cut at every byte, every byte and every
+ * field broken in turn. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,11 +37,12 @@ static void fill(uint8_t *p, size_t n, uint64_t seed)
         p[i] = (uint8_t)rng_u64(&r);
 }
 
-static void add_tensor(struct zwriter *w, const char *name, const char *source, enum qtype type, int64_t rows, int64_t cols, int tiled, struct row_map map,
-                       int64_t source_rows, int64_t source_cols)
+static void add_tensor(struct zwriter *w, const char *name, const char *source, enum qtype type, int64_t rows,
+                       int64_t cols, int tiled, struct row_map map, int64_t source_rows, int64_t source_cols)
 {
     struct err e;
-    struct zfile_tensor t = { .name = name, .source_name = source, .map = map, .n_dims = rows == 1 ? 1 : 2, .tiled = tiled,
+    struct zfile_tensor t = { .name = name, .source_name = source, .map = map, .n_dims = rows == 1 ? 1 : 2,
+                              .tiled = tiled,
                               .source_rows = source_rows, .source_cols = source_cols };
     t.dim[0] = rows == 1 ? cols : rows;
     t.dim[1] = rows == 1 ? 0 : cols;
@@ -68,8 +70,10 @@ static void make_file(const char *name)
     add_tensor(w, "embed.weight", "model.embed_tokens.weight", QT_I8, 40, 64, 1, same, 40, 64);
     assert_int_equal(zwriter_group(w, "layer", 0, &e), 0);
     add_tensor(w, "layers.0.attn_norm.weight", "n", QT_F32, 1, 64, 0, same, 1, 64);
-    add_tensor(w, "layers.0.q_proj.weight", "qkv", QT_NL4, 32, 64, 1, (struct row_map){ .run = 32, .stride = 32, .pairs = 16 }, 96, 64);
-    add_tensor(w, "layers.0.k_proj.weight", "c", QT_BF16, 32, 64, 0, (struct row_map){ .offset = 32, .run = 32, .stride = 32, .transposed = 1 }, 64, 96);
+    add_tensor(w, "layers.0.q_proj.weight", "qkv", QT_NL4, 32, 64, 1,
+               (struct row_map){ .run = 32, .stride = 32, .pairs = 16 }, 96, 64);
+    add_tensor(w, "layers.0.k_proj.weight", "c", QT_BF16, 32, 64, 0,
+               (struct row_map){ .offset = 32, .run = 32, .stride = 32, .transposed = 1 }, 64, 96);
     assert_int_equal(zwriter_group(w, "head", -1, &e), 0);
     add_tensor(w, "norm.weight", NULL, QT_F32, 1, 64, 0, same, 0, 0);
     assert_int_equal(zwriter_tokenizer(w, tokenizer_blob, sizeof tokenizer_blob, &e), 0);
@@ -116,8 +120,10 @@ static void put_file(const char *name, const void *data, size_t n)
 static json_t *describe(const struct zfile_tensor *t)
 {
     const struct row_map *m = &t->map;
-    json_t *j = json_pack("{s:s, s:s, s:I, s:I}", "name", t->name, "type", qtype_info(t->m.type)->name, "offset", (json_int_t)t->offset, "size", (json_int_t)t->m.size);
-    json_object_set_new(j, "shape", t->n_dims == 1 ? json_pack("[I]", (json_int_t)t->dim[0]) : json_pack("[I,I]", (json_int_t)t->dim[0], (json_int_t)t->dim[1]));
+    json_t *j = json_pack("{s:s, s:s, s:I, s:I}", "name", t->name, "type", qtype_info(t->m.type)->name, "offset",
+                          (json_int_t)t->offset, "size", (json_int_t)t->m.size);
+    json_object_set_new(j, "shape", t->n_dims == 1 ? json_pack("[I]", (json_int_t)t->dim[0])
+                                                   : json_pack("[I,I]", (json_int_t)t->dim[0], (json_int_t)t->dim[1]));
     json_object_set_new(j, "group", json_integer(t->group));
     if (t->tiled) {
         json_object_set_new(j, "tiled", json_true());
@@ -126,10 +132,12 @@ static json_t *describe(const struct zfile_tensor *t)
     }
     if (t->source_name) {
         json_object_set_new(j, "source", json_string(t->source_name));
-        json_object_set_new(j, "source_shape", json_pack("[I,I]", (json_int_t)t->source_rows, (json_int_t)t->source_cols));
+        json_object_set_new(j, "source_shape", json_pack("[I,I]", (json_int_t)t->source_rows,
+                                                         (json_int_t)t->source_cols));
     }
     if (m->run)
-        json_object_set_new(j, "rows", json_pack("[I,I,I]", (json_int_t)m->offset, (json_int_t)m->run, (json_int_t)m->stride));
+        json_object_set_new(j, "rows", json_pack("[I,I,I]", (json_int_t)m->offset, (json_int_t)m->run,
+                                                 (json_int_t)m->stride));
     if (m->pairs)
         json_object_set_new(j, "pairs", json_integer(m->pairs));
     if (m->transposed)
@@ -137,7 +145,8 @@ static json_t *describe(const struct zfile_tensor *t)
     return j;
 }
 
-/* A file of these sections with the JSON `text` behind the last, all checksums right.  Caller frees. */
+/* A file of these sections with the JSON `text` behind the last, all checksums right.  Caller
+ * frees. */
 static uint8_t *assemble(const uint8_t *from, struct zse_section *s, uint32_t n, const char *text, size_t *size)
 {
     struct zse_header h;
@@ -319,7 +328,8 @@ static void cut_at_every_byte(void **state)
     }
 }
 
-/* Every bit of the file is under some checksum: opening or verifying must notice one that is flipped. */
+/* Every bit of the file is under some checksum: opening or verifying must notice one that is
+ * flipped. */
 static void every_byte_flipped(void **state)
 {
     (void)state;
@@ -343,7 +353,8 @@ static void every_byte_flipped(void **state)
     fclose(f);
 }
 
-/* The golden file with n bytes at `at` replaced and the checksums of header and table right again. */
+/* The golden file with n bytes at `at` replaced and the checksums of header and table right
+ * again. */
 static void patch_fixed(uint64_t at, const void *bytes, size_t n, int fix_table)
 {
     uint8_t *b = malloc(golden_size);
@@ -404,7 +415,8 @@ static void section_fields(void **state)
     }
 }
 
-/* That file (golden or older) with FROM replaced by TO in its JSON section and everything else right. */
+/* That file (golden or older) with FROM replaced by TO in its JSON section and everything else
+ * right. */
 static void edit_json(const uint8_t *file, const char *from, const char *to)
 {
     struct zse_section s[8];
@@ -424,7 +436,8 @@ static void edit_json(const uint8_t *file, const char *from, const char *to)
     free(text);
 }
 
-/* The golden file with n bytes of section TNSR replaced, `at` counted from its start, and everything else right. */
+/* The golden file with n bytes of section TNSR replaced, `at` counted from its start, and
+ * everything else right. */
 static void edit_list(size_t at, const void *bytes, size_t n)
 {
     struct zse_section s[8];
@@ -454,20 +467,34 @@ static void list_fields(void **state)
     (void)state;
     enum { N = 5, MAPS = 16 + N * 64 };
     static const struct { size_t at, n; uint64_t value; const char *words; } cases[] = {
-        { 0, 4, 4, "section TNSR: " }, { 0, 4, UINT32_MAX, "tensors" }, { 4, 4, 3, "3 maps" }, { 8, 4, 1, "1 bytes of names" },
+        { 0, 4, 4, "section TNSR: " }, { 0, 4, UINT32_MAX, "tensors" }, { 4, 4, 3, "3 maps" },
+            { 8, 4, 1, "1 bytes of names" },
         { RECORD(0, offset), 8, 4097, "tensor embed.weight: offset: found 4097, expected a multiple of 64 from 4096 on" },
-        { RECORD(0, offset), 8, UINT64_MAX - 63, "beyond its group" }, { RECORD(2, offset), 8, 12288, "tensor 2: tensor layers.0.q_proj.weight: offset" },
-        { RECORD(2, size), 8, 0, "size: found 0, type and shape need" }, { RECORD(0, name), 4, 0, "tensor 0: name: it has none" },
-        { RECORD(0, name), 4, 1 << 30, "tensor 0: name: at 1073741824 of" }, { RECORD(4, source), 4, UINT32_MAX, "source: at" }, { RECORD(4, source_type), 4, UINT32_MAX, "source_type: at" },
-        { RECORD(2, type), 2, 22, "number format 22 is unknown to this program" }, { RECORD(2, type), 2, 65535, "number format 65535 is unknown" },
-        { RECORD(2, type), 2, QT_T3, "t3" }, { RECORD(2, type), 2, QT_I8, "size" }, { RECORD(4, type), 2, QT_NL4, "nl4 is not possible in plain rows" },
-        { RECORD(2, n_dims), 1, 3, "3 dimensions" }, { RECORD(2, n_dims), 1, 0, "0 dimensions" }, { RECORD(2, flags), 1, 8, "flags: 8" },
-        { RECORD(0, dim), 4, 0, "shape: size 0 is not" }, { RECORD(0, dim), 4, UINT32_MAX, "shape: size 0 is not" }, { RECORD(0, dim), 4, 41, "tensor embed.weight: source_shape" },
-        { RECORD(0, dim), 8, 0x7fffffff7fffffff, "tensor embed.weight" }, { RECORD(1, group), 4, 3, "group: 3, expected less than 3" }, { RECORD(1, group), 4, 2, "offset" },
-        { RECORD(2, group_size), 2, 31, "group size" }, { RECORD(2, act_group), 2, 33, "activation group" }, { RECORD(2, source_dim), 4, 31, "has no row" },
-        { RECORD(2, source_dim), 4, 0, "source_shape: size 0" }, { RECORD(2, pairs), 4, 7, "pairs" }, { RECORD(2, pairs), 4, UINT32_MAX, "pairs" }, { RECORD(2, map), 4, 3, "map: 3 of 2" },
-        { MAPS + 8, 8, 0, "no map of rows" }, { MAPS, 8, 65, "has no row 96" }, { MAPS, 8, UINT64_MAX, "no map of rows" }, { MAPS + 24, 8, 1, "block" },
-        { MAPS + 96, 1, 'x', "strings: the first and the last byte are not 0" }, { MAPS + 97, 1, 0xff, "strings: byte 1 is not UTF-8" },
+        { RECORD(0, offset), 8, UINT64_MAX - 63, "beyond its group" },
+        { RECORD(2, offset), 8, 12288, "tensor 2: tensor layers.0.q_proj.weight: offset" },
+        { RECORD(2, size), 8, 0, "size: found 0, type and shape need" },
+        { RECORD(0, name), 4, 0, "tensor 0: name: it has none" },
+        { RECORD(0, name), 4, 1 << 30, "tensor 0: name: at 1073741824 of" },
+        { RECORD(4, source), 4, UINT32_MAX, "source: at" },
+        { RECORD(4, source_type), 4, UINT32_MAX, "source_type: at" },
+        { RECORD(2, type), 2, 22, "number format 22 is unknown to this program" },
+        { RECORD(2, type), 2, 65535, "number format 65535 is unknown" },
+        { RECORD(2, type), 2, QT_T3, "t3" }, { RECORD(2, type), 2, QT_I8, "size" },
+        { RECORD(4, type), 2, QT_NL4, "nl4 is not possible in plain rows" },
+        { RECORD(2, n_dims), 1, 3, "3 dimensions" }, { RECORD(2, n_dims), 1, 0, "0 dimensions" },
+        { RECORD(2, flags), 1, 8, "flags: 8" },
+        { RECORD(0, dim), 4, 0, "shape: size 0 is not" }, { RECORD(0, dim), 4, UINT32_MAX, "shape: size 0 is not" },
+        { RECORD(0, dim), 4, 41, "tensor embed.weight: source_shape" },
+        { RECORD(0, dim), 8, 0x7fffffff7fffffff, "tensor embed.weight" },
+        { RECORD(1, group), 4, 3, "group: 3, expected less than 3" }, { RECORD(1, group), 4, 2, "offset" },
+        { RECORD(2, group_size), 2, 31, "group size" }, { RECORD(2, act_group), 2, 33, "activation group" },
+        { RECORD(2, source_dim), 4, 31, "has no row" },
+        { RECORD(2, source_dim), 4, 0, "source_shape: size 0" }, { RECORD(2, pairs), 4, 7, "pairs" },
+        { RECORD(2, pairs), 4, UINT32_MAX, "pairs" }, { RECORD(2, map), 4, 3, "map: 3 of 2" },
+        { MAPS + 8, 8, 0, "no map of rows" }, { MAPS, 8, 65, "has no row 96" },
+        { MAPS, 8, UINT64_MAX, "no map of rows" }, { MAPS + 24, 8, 1, "block" },
+        { MAPS + 96, 1, 'x', "strings: the first and the last byte are not 0" },
+        { MAPS + 97, 1, 0xff, "strings: byte 1 is not UTF-8" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         edit_list(cases[i].at, &cases[i].value, cases[i].n);
@@ -485,7 +512,8 @@ static void list_fields(void **state)
     edit_json(golden, "\"architecture\":\"llama\"", "\"tensors\":[]"), refuses("tensors: the file has a section TNSR");
 }
 
-/* A file of version 1.0 is read as it was; who cannot read section TNSR refuses a newer one, because it is required. */
+/* A file of version 1.0 is read as it was; who cannot read section TNSR refuses a newer one,
+ * because it is required. */
 static void reads_version_1_0(void **state)
 {
     (void)state;
@@ -500,10 +528,12 @@ static void reads_version_1_0(void **state)
     for (int i = 0; i < zfile_n_tensors(z); i++) {
         const struct zfile_tensor *a = zfile_tensor(z, i), *b = zfile_find(y, a->name);
         assert_ptr_equal(b, zfile_tensor(y, i));
-        assert_true(a->m.type == b->m.type && a->m.rows == b->m.rows && a->m.cols == b->m.cols && a->m.group_size == b->m.group_size && a->m.size == b->m.size);
+        assert_true(a->m.type == b->m.type && a->m.rows == b->m.rows && a->m.cols == b->m.cols &&
+                    a->m.group_size == b->m.group_size && a->m.size == b->m.size);
         assert_memory_equal(a->m.data, b->m.data, a->m.size);
         assert_memory_equal(&a->map, &b->map, sizeof a->map);
-        assert_true(a->tiled == b->tiled && a->group == b->group && a->offset == b->offset && !a->source_name == !b->source_name);
+        assert_true(a->tiled == b->tiled && a->group == b->group && a->offset == b->offset &&
+                    !a->source_name == !b->source_name);
         if (a->source_name)
             assert_string_equal(a->source_name, b->source_name);
     }
@@ -527,13 +557,15 @@ static void json_fields(void **state)
         { "\"kind\":\"layer\"", "\"kind\":7", "group 1: kind: found a whole number" },
         { "\"kind\":\"layer\",\"offset\":12288", "\"kind\":\"layer\",\"offset\":4096", "group 1: offset" },
         { "\"kind\":\"layer\",\"offset\":12288", "\"kind\":\"layer\",\"offset\":12352", "no multiple of 4096" },
-        { "\"kind\":\"layer\",\"offset\":12288", "\"kind\":\"layer\",\"offset\":9223372036854771712", "beyond section WGTS" },
+        { "\"kind\":\"layer\",\"offset\":12288", "\"kind\":\"layer\",\"offset\":9223372036854771712",
+          "beyond section WGTS" },
         { "\"layer\":0", "\"layer\":-1", "group 1: layer" },
         { "\"type\":\"nl4\"", "\"type\":\"nl5\"", "number format 'nl5' is unknown" },
         { "\"type\":\"nl4\"", "\"type\":\"t3\"", "t3" },
         { "\"type\":\"nl4\"", "\"type\":\"i8\"", "size" },
         { "\"type\":\"f32\"", "\"type\":\"nl4\"", "nl4 is not possible in plain rows" },
-        { "\"group_size\":32,\"act_group\":32,\"source\":\"qkv\"", "\"group_size\":31,\"act_group\":32,\"source\":\"qkv\"", "group size" },
+        { "\"group_size\":32,\"act_group\":32,\"source\":\"qkv\"",
+          "\"group_size\":31,\"act_group\":32,\"source\":\"qkv\"", "group size" },
         { "\"name\":\"layers.0.q_proj.weight\"", "\"name\":\"norm.weight\"", "norm.weight occurs twice" },
         { "\"name\":\"norm.weight\"", "\"name\":5", "tensor 4: name" },
         { "\"shape\":[40,64]", "\"shape\":[41,64]", "tensor embed.weight: source_shape" },
@@ -646,7 +678,8 @@ static void past_the_page_cache(void **state)
     struct err e;
     struct zwriter *w = zwriter_open(other, &e);
     zwriter_group(w, "layer", 0, &e);
-    add_tensor(w, "m.weight", "m.weight", QT_BF16, MANY_ROWS, MANY_COLS, 1, (struct row_map){ 0 }, MANY_ROWS, MANY_COLS);
+    add_tensor(w, "m.weight", "m.weight", QT_BF16, MANY_ROWS, MANY_COLS, 1, (struct row_map){ 0 }, MANY_ROWS,
+               MANY_COLS);
     json_t *j = json_object();
     assert_int_equal(zwriter_commit(w, j, &e), 0);
     json_decref(j);
@@ -687,7 +720,8 @@ static void hashes_as_published(void **state)
     assert_int_equal(siphash(key, message, sizeof message), 0xa129ca6149be45e5);
 }
 
-/* As many tensors as a model with 128 experts in each of 48 layers: 5 ms here; 100 on an instrumented machine is still no parsing of text. */
+/* As many tensors as a model with 128 experts in each of 48 layers: 5 ms here; 100 on an
+ * instrumented machine is still no parsing of text. */
 static void opens_quickly(void **state)
 {
     (void)state;
@@ -736,9 +770,13 @@ static void opens_quickly(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_back), cmocka_unit_test(maps_rows), cmocka_unit_test(same_bytes_again), cmocka_unit_test(cut_at_every_byte),
-        cmocka_unit_test(every_byte_flipped), cmocka_unit_test(header_fields), cmocka_unit_test(section_fields), cmocka_unit_test(json_fields), cmocka_unit_test(list_fields), cmocka_unit_test(reads_version_1_0),
-        cmocka_unit_test(original_damaged), cmocka_unit_test(writer_leaves_nothing), cmocka_unit_test(past_the_page_cache), cmocka_unit_test(hashes_as_published), cmocka_unit_test(opens_quickly), cmocka_unit_test(test_guarded),
+        cmocka_unit_test(reads_back), cmocka_unit_test(maps_rows), cmocka_unit_test(same_bytes_again),
+            cmocka_unit_test(cut_at_every_byte),
+        cmocka_unit_test(every_byte_flipped), cmocka_unit_test(header_fields), cmocka_unit_test(section_fields),
+        cmocka_unit_test(json_fields), cmocka_unit_test(list_fields), cmocka_unit_test(reads_version_1_0),
+        cmocka_unit_test(original_damaged), cmocka_unit_test(writer_leaves_nothing),
+        cmocka_unit_test(past_the_page_cache), cmocka_unit_test(hashes_as_published), cmocka_unit_test(opens_quickly),
+        cmocka_unit_test(test_guarded),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

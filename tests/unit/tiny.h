@@ -1,4 +1,5 @@
-/* tiny.h - models for tests of the backend: ours or an oracle's by name, in f32, and the same with integer weights of several types. */
+/* tiny.h - models for tests of the backend: ours or an oracle's by name, in f32, and the same
+ * with integer weights of several types. */
 #ifndef ZSE_TESTS_TINY_H
 #define ZSE_TESTS_TINY_H
 
@@ -16,7 +17,8 @@ static inline struct model *load(const char *name)
     const char *root = getenv("ZSE_ORACLES");
     char path[400];
     struct err e;
-    snprintf(path, sizeof path, strcmp(name, "tiny") == 0 ? "models/tiny" : "%s/models/hf/%s", root ? root : "../shared/oracles", name);
+    snprintf(path, sizeof path, strcmp(name, "tiny") == 0 ? "models/tiny" : "%s/models/hf/%s",
+             root ? root : "../shared/oracles", name);
     struct source *s = source_open(path, &e);
     struct model *m = s ? model_assemble(s, QT_F32, &e) : NULL;
     source_close(s);
@@ -48,18 +50,25 @@ static inline uint8_t *quantize(struct linear *l, enum qtype type, int group_siz
 }
 
 /* How many matrices there are at most. */
-static inline size_t quantized_room(const struct model *m) { return (size_t)m->config.n_layers * (16 + 3 * (size_t)m->config.moe.n_experts) + 1; }
+static inline size_t quantized_room(const struct model *m)
+{
+    return (size_t)m->config.n_layers * (16 + 3 * (size_t)m->config.moe.n_experts) + 1;
+}
 
-/* owned [quantized_room]: what the caller frees; returns how many.  Other types side by side, so that matrices want their common input rounded in two ways. */
+/* owned [quantized_room]: what the caller frees; returns how many.  Other types side by side, so
+ * that matrices want their common input rounded in two ways. */
 static inline int quantize_model(struct model *m, uint8_t **owned)
 {
     int n = 0;
     for (int i = 0; i < m->config.n_layers; i++) {
         struct layer *l = &m->layers[i];
         const struct { struct linear *l; enum qtype type; int group_size, act_group; } all[] = {
-            { &l->q, QT_NL4, 32, 64 }, { &l->k, QT_NL4, 32, 64 }, { &l->v, QT_I8, 32, 32 }, { &l->o, QT_I4M, 32, 32 }, { &l->gate, QT_NL4, 32, 64 },
-            { &l->up, QT_I4, 128, 128 }, { &l->down, QT_NF4, 64, 64 }, { &l->q_a, QT_NL4, 32, 32 }, { &l->kv_a, QT_I8, 64, 64 }, { &l->k_b, QT_I8, 32, 32 },
-            { &l->v_b, QT_I8, 32, 32 }, { &l->in, QT_NL4, 32, 64 }, { &l->in_ba, QT_I8, 32, 32 }, { &l->q_gate, QT_I8, 32, 32 },
+            { &l->q, QT_NL4, 32, 64 }, { &l->k, QT_NL4, 32, 64 }, { &l->v, QT_I8, 32, 32 }, { &l->o, QT_I4M, 32, 32 },
+                { &l->gate, QT_NL4, 32, 64 },
+            { &l->up, QT_I4, 128, 128 }, { &l->down, QT_NF4, 64, 64 }, { &l->q_a, QT_NL4, 32, 32 },
+            { &l->kv_a, QT_I8, 64, 64 }, { &l->k_b, QT_I8, 32, 32 },
+            { &l->v_b, QT_I8, 32, 32 }, { &l->in, QT_NL4, 32, 64 }, { &l->in_ba, QT_I8, 32, 32 },
+            { &l->q_gate, QT_I8, 32, 32 },
         };
         for (size_t k = 0; k < sizeof all / sizeof *all; k++)
             if (all[k].l->w.data)

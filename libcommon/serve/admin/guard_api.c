@@ -1,5 +1,6 @@
-/* guard_api.c - keys and the audit log over HTTP, each in a thread of its own: questions to the log may read gigabytes (one at a time), the file of keys may
- * be locked by another program and its disk slow.  The loop never waits for either. */
+/* guard_api.c - keys and the audit log over HTTP, each in a thread of its own: questions to the
+ * log may read gigabytes (one at a time), the file of keys may be locked by another program and
+ * its disk slow.  The loop never waits for either. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -14,7 +15,8 @@
 /* ---- what a thread does ---- */
 
 /* KEYS_*: the file of keys may be locked by another program, and a change waits for the disk. */
-enum report_kind { REPORT_SUMMARY, REPORT_QUERY, REPORT_STATS, REPORT_CLEAR, KEYS_LIST, KEYS_CREATE, KEYS_DELETE, KEYS_REQUIRED };
+enum report_kind { REPORT_SUMMARY, REPORT_QUERY, REPORT_STATS, REPORT_CLEAR, KEYS_LIST, KEYS_CREATE, KEYS_DELETE,
+                   KEYS_REQUIRED };
 enum { MAX_KEY_REPORTS = 16 };
 
 struct report {
@@ -46,11 +48,13 @@ static json_t *key_object(struct server *s, const struct key_info *k)
     char scopes[32];
     struct usage_stats u;
     usage_read(s->guard.usage, k->id, &k->limit, &u);
-    return json_pack("{s:s,s:I,s:o,s:s,s:s,s:b,s:o,s:o,s:o,s:o,s:I,s:I,s:I}", "name", k->name, "created_at", (json_int_t)k->created_s, "expires_at", count_or_null(k->expires_s),
-                     "scopes", key_scopes_text(k->scopes, scopes), "models", k->models, "enabled", k->enabled, "rate_limit", count_or_null(k->limit.requests_minute),
-                     "token_limit_minute", count_or_null(k->limit.tokens_minute), "token_limit_day", count_or_null(k->limit.tokens_day),
-                     "last_used", count_or_null(u.last_used_ms / 1000), "request_count", (json_int_t)u.requests, "token_count", (json_int_t)u.tokens,
-                     "current", (json_int_t)u.requests_minute);
+    return json_pack("{s:s,s:I,s:o,s:s,s:s,s:b,s:o,s:o,s:o,s:o,s:I,s:I,s:I}", "name", k->name, "created_at",
+                     (json_int_t)k->created_s, "expires_at", count_or_null(k->expires_s),
+                     "scopes", key_scopes_text(k->scopes, scopes), "models", k->models, "enabled", k->enabled,
+                     "rate_limit", count_or_null(k->limit.requests_minute), "token_limit_minute",
+                     count_or_null(k->limit.tokens_minute), "token_limit_day", count_or_null(k->limit.tokens_day),
+                     "last_used", count_or_null(u.last_used_ms / 1000), "request_count", (json_int_t)u.requests,
+                     "token_count", (json_int_t)u.tokens, "current", (json_int_t)u.requests_minute);
 }
 
 static json_t *list_keys(struct report *r, struct keys *k)
@@ -79,12 +83,14 @@ static json_t *delete_key(struct report *r, struct keys *k)
 {
     char name[KEY_NAME_MAX + 1];
     strcpy(name, r->info.name);
-    return keys_find(k, name, &r->info, &r->e) || keys_delete(k, name, &r->e) ? NULL : json_pack("{s:b,s:s}", "success", 1, "name", name);
+    return keys_find(k, name, &r->info, &r->e) ||
+           keys_delete(k, name, &r->e) ? NULL : json_pack("{s:b,s:s}", "success", 1, "name", name);
 }
 
 static json_t *require_keys(struct report *r, struct keys *k)
 {
-    return keys_set_required(k, r->required, &r->e) ? NULL : json_pack("{s:b,s:b}", "success", 1, "enabled", r->required);
+    return keys_set_required(k, r->required, &r->e) ? NULL
+                                                    : json_pack("{s:b,s:b}", "success", 1, "enabled", r->required);
 }
 
 static json_t *ask_keys(struct report *r)
@@ -92,7 +98,8 @@ static json_t *ask_keys(struct report *r)
     struct keys *k = keys_open_again(r->s->o.home, &r->e);
     if (!k)
         return NULL;
-    json_t *answer = r->kind == KEYS_LIST ? list_keys(r, k) : r->kind == KEYS_CREATE ? create_key(r, k) : r->kind == KEYS_DELETE ? delete_key(r, k) : require_keys(r, k);
+    json_t *answer = r->kind == KEYS_LIST ? list_keys(r, k) : r->kind == KEYS_CREATE
+                         ? create_key(r, k) : r->kind == KEYS_DELETE ? delete_key(r, k) : require_keys(r, k);
     keys_close(k);
     return answer;
 }
@@ -180,8 +187,10 @@ static void add_counters(struct server *s, json_t *o)
     json_object_set_new(o, "waiting", json_integer(audit_log_waiting(s->guard.audit)));
     json_object_set_new(o, "errors", json_integer((json_int_t)a.errors));
     json_object_set_new(o, "rotations", json_integer((json_int_t)a.rotations));
-    json_object_set_new(o, "syslog", audit_log_syslog_stats(s->guard.audit, &syslog) ? json_pack("{s:I,s:I,s:i,s:o}", "sent", (json_int_t)syslog.sent, "dropped",
-                        (json_int_t)syslog.dropped, "waiting", syslog.waiting, "last_error", syslog.last_error[0] ? json_string(syslog.last_error) : json_null()) : json_null());
+    json_object_set_new(o, "syslog", audit_log_syslog_stats(s->guard.audit, &syslog)
+                        ? json_pack("{s:I,s:I,s:i,s:o}", "sent", (json_int_t)syslog.sent, "dropped",
+                        (json_int_t)syslog.dropped, "waiting", syslog.waiting, "last_error",
+                        syslog.last_error[0] ? json_string(syslog.last_error) : json_null()) : json_null());
     json_object_set_new(o, "last_error", a.last_error[0] ? json_string(a.last_error) : json_null());
 }
 
@@ -272,7 +281,8 @@ static struct report *keys_report(struct server *s, struct conn *c, enum report_
 {
     struct report *r = s->guard.keys ? calloc(1, sizeof *r) : NULL;
     if (!s->guard.keys)
-        reply_refusal(s, c, 400, "no_keys", s->o.no_auth ? "the server was started with --no-auth: it has no keys" : "there is no folder for keys ($ZSE_HOME)");
+        reply_refusal(s, c, 400, "no_keys", s->o.no_auth ? "the server was started with --no-auth: it has no keys"
+                                                         : "there is no folder for keys ($ZSE_HOME)");
     else if (!r)
         reply_refusal(s, c, 503, NULL, "out of memory");
     else
@@ -292,13 +302,17 @@ void handle_keys(struct server *s, struct conn *c, const char *rest)
 static int read_key(struct server *s, struct conn *c, const struct params *p, struct key_info *k)
 {
     struct err e;
-    *k = (struct key_info){ .scopes = SCOPE_CHAT | SCOPE_EMBEDDINGS, .limit = { p->rate_limit, p->token_limit_minute, p->token_limit_day }, .expires_s = (int64_t)p->expires_at };
+    *k = (struct key_info){ .scopes = SCOPE_CHAT | SCOPE_EMBEDDINGS,
+                            .limit = { p->rate_limit, p->token_limit_minute, p->token_limit_day },
+                            .expires_s = (int64_t)p->expires_at };
     if (!p->name || strlen(p->name) > KEY_NAME_MAX)
-        reply_refusal(s, c, 400, "missing", "name: %s, expected 1 to %d characters", p->name ? "too long" : "missing", KEY_NAME_MAX);
+        reply_refusal(s, c, 400, "missing", "name: %s, expected 1 to %d characters", p->name ? "too long" : "missing",
+                      KEY_NAME_MAX);
     else if (p->scopes && key_scopes_parse(p->scopes, &k->scopes, &e))
         reply_refusal(s, c, 400, "invalid_value", "scopes: %s", e.msg);
     else if (p->models && strlen(p->models) >= sizeof k->models)
-        reply_refusal(s, c, 400, "invalid_value", "models: %zu bytes, expected at most %zu", strlen(p->models), sizeof k->models - 1);
+        reply_refusal(s, c, 400, "invalid_value", "models: %zu bytes, expected at most %zu", strlen(p->models),
+                      sizeof k->models - 1);
     else {
         strcpy(k->name, p->name);
         strcpy(k->models, p->models ? p->models : "");
@@ -356,7 +370,8 @@ void handle_keys_required(struct server *s, struct conn *c, const char *rest)
 /* ---- the audit log, the routes ---- */
 
 /* A number of the query in its range, or the default; 0 after a refusal. */
-static int query_number(struct server *s, struct conn *c, const char *name, double least, double most, double otherwise, double *out)
+static int query_number(struct server *s, struct conn *c, const char *name, double least, double most, double otherwise,
+                        double *out)
 {
     char text[64], *end;
     *out = otherwise;
@@ -404,8 +419,10 @@ void handle_audit_query(struct server *s, struct conn *c, const char *rest)
     if (!r)
         return;
     r->limit = (int)limit;
-    r->filter = (struct audit_filter){ .since_ms = (int64_t)time(NULL) * 1000 - (int64_t)(hours * 3600e3), .status = (int)status, .min_latency_ms = latency,
-                                       .key_name = http_query(q, "key", r->key, sizeof r->key), .path = http_query(q, "path", r->path, sizeof r->path),
+    r->filter = (struct audit_filter){ .since_ms = (int64_t)time(NULL) * 1000 - (int64_t)(hours * 3600e3),
+                                       .status = (int)status, .min_latency_ms = latency,
+                                       .key_name = http_query(q, "key", r->key, sizeof r->key),
+                                       .path = http_query(q, "path", r->path, sizeof r->path),
                                        .method = http_query(q, "method", r->method, sizeof r->method) };
     start(s, c, r);
 }

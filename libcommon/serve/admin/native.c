@@ -1,4 +1,5 @@
-/* native.c - /health, /, /api/...: the state of the server, its models and its requests, and their administration. */
+/* native.c - /health, /, /api/...: the state of the server, its models and its requests, and
+ * their administration. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,8 @@ static double round2(double x) { return floor(x * 100 + 0.5) / 100; }
 
 /* ---- GPUs ---- */
 
-/* NVML, loaded when it is first asked for: its figures, or why there are none.  A machine that only looks like one has none. */
+/* NVML, loaded when it is first asked for: its figures, or why there are none.  A machine that
+ * only looks like one has none. */
 static int read_gpus(struct server *s, struct machine_gpu *gpu, char why[160])
 {
     if (s->o.sysroot) {
@@ -57,10 +59,14 @@ static json_t *gpus_array(struct server *s, char why[160])
     json_t *list = json_array();
     const int n = read_gpus(s, gpu, why);
     for (int i = 0; i < n; i++)
-        json_array_append_new(list, json_pack("{s:s, s:i, s:f, s:f, s:f, s:I, s:I, s:I, s:o, s:o}", "name", gpu[i].name, "index", i, "total_memory_gb", round2((double)gpu[i].total / GB),
-                                              "used_memory_gb", round2((double)gpu[i].used / GB), "free_memory_gb", round2((double)gpu[i].free / GB), "total_memory_bytes",
-                                              (json_int_t)gpu[i].total, "used_memory_bytes", (json_int_t)gpu[i].used, "free_memory_bytes", (json_int_t)gpu[i].free,
-                                              "utilization_percent", or_null(gpu[i].utilization), "temperature_celsius", or_null(gpu[i].celsius)));
+        json_array_append_new(list, json_pack("{s:s, s:i, s:f, s:f, s:f, s:I, s:I, s:I, s:o, s:o}", "name", gpu[i].name,
+                                              "index", i, "total_memory_gb", round2((double)gpu[i].total / GB),
+                                              "used_memory_gb", round2((double)gpu[i].used / GB), "free_memory_gb",
+                                              round2((double)gpu[i].free / GB), "total_memory_bytes",
+                                              (json_int_t)gpu[i].total, "used_memory_bytes", (json_int_t)gpu[i].used,
+                                              "free_memory_bytes", (json_int_t)gpu[i].free, "utilization_percent",
+                                              or_null(gpu[i].utilization), "temperature_celsius",
+                                              or_null(gpu[i].celsius)));
     return list;
 }
 
@@ -73,11 +79,15 @@ static json_t *on_gpus(const struct server *s)
         if (!h->worker || !h->vram_bytes)
             continue;
         worker_stats(h->worker, &e, NULL);
-        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s?, s:o}", "model_id", h->id, "device", h->device, "gpu_name", e.device.name, "gpu_layers",
-                                              e.device.n_layers, "layers", h->m.model->config.n_layers, "weight_bytes", (json_int_t)e.device.weights, "kv_bytes",
-                                              (json_int_t)e.device.kv, "workspace_bytes", (json_int_t)e.device.work, "reserve_bytes", (json_int_t)e.device.reserve,
-                                              "total_memory_bytes", (json_int_t)e.device.total, "lost", e.device.lost, "cached_bytes", (json_int_t)e.device.cached,
-                                              "cache_weights_off", e.device.cache_off, "cuda_graphs", device_graphs_json(&e.device.graphs)));
+        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s?, s:o}",
+                                              "model_id", h->id, "device", h->device, "gpu_name", e.device.name,
+                                              "gpu_layers", e.device.n_layers, "layers", h->m.model->config.n_layers,
+                                              "weight_bytes", (json_int_t)e.device.weights, "kv_bytes",
+                                              (json_int_t)e.device.kv, "workspace_bytes", (json_int_t)e.device.work,
+                                              "reserve_bytes", (json_int_t)e.device.reserve, "total_memory_bytes",
+                                              (json_int_t)e.device.total, "lost", e.device.lost, "cached_bytes",
+                                              (json_int_t)e.device.cached, "cache_weights_off", e.device.cache_off,
+                                              "cuda_graphs", device_graphs_json(&e.device.graphs)));
     }
     return list;
 }
@@ -108,7 +118,8 @@ void handle_health(struct server *s, struct conn *c, const char *rest)
         reply_object(s, c, 503, json_pack("{s:s}", "status", s->draining ? "stopping" : wait_s ? "failed" : "loading"));
         return;
     }
-    reply_object(s, c, 200, json_pack("{s:s, s:s, s:f, s:i, s:b}", "status", "healthy", "version", ZSE_VERSION, "uptime_seconds", round2(uptime(s)), "models_loaded",
+    reply_object(s, c, 200, json_pack("{s:s, s:s, s:f, s:i, s:b}", "status", "healthy", "version", ZSE_VERSION,
+                                      "uptime_seconds", round2(uptime(s)), "models_loaded",
                                        ready, "gpu_available", gpus_are_there(s)));
 }
 
@@ -127,9 +138,11 @@ void handle_root(struct server *s, struct conn *c, const char *rest)
         page_reply(s, c);
         return;
     }
-    reply_object(s, c, 200, json_pack("{s:s, s:s, s:s, s:{s:I, s:i, s:I, s:f}}", "name", "zse-serve", "version", ZSE_VERSION, "docs", "/openapi.json", "metrics",
-                                       "total_requests", (json_int_t)s->metrics.requests, "active_requests", active(s), "total_tokens",
-                                       (json_int_t)s->metrics.tokens, "throughput_tok_s", metrics_rate(&s->metrics)));
+    reply_object(s, c, 200, json_pack("{s:s, s:s, s:s, s:{s:I, s:i, s:I, s:f}}", "name", "zse-serve", "version",
+                                      ZSE_VERSION, "docs", "/openapi.json", "metrics",
+                                       "total_requests", (json_int_t)s->metrics.requests, "active_requests", active(s),
+                                       "total_tokens", (json_int_t)s->metrics.tokens, "throughput_tok_s",
+                                       metrics_rate(&s->metrics)));
 }
 
 void handle_dashboard(struct server *s, struct conn *c, const char *rest)
@@ -159,7 +172,8 @@ static double cpu_percent(struct server *s)
 {
     unsigned long long v[8] = { 0 }, sum = 0, idle;
     FILE *f = fopen("/proc/stat", "re");
-    int n = f ? fscanf(f, "cpu %llu %llu %llu %llu %llu %llu %llu %llu", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7]) : 0;
+    int n = f ? fscanf(f, "cpu %llu %llu %llu %llu %llu %llu %llu %llu", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5],
+                       &v[6], &v[7]) : 0;
     if (f)
         fclose(f);
     for (int i = 0; i < n; i++)
@@ -176,7 +190,8 @@ static json_t *work_memory(struct server *s)
 {
     struct account_stats a;
     account_stats(s->account, &a);
-    return json_pack("{s:I, s:I, s:I, s:I, s:i, s:I}", "used_bytes", (json_int_t)a.used, "peak_bytes", (json_int_t)a.peak, "limit_bytes", (json_int_t)a.total, "request_limit_bytes",
+    return json_pack("{s:I, s:I, s:I, s:I, s:i, s:I}", "used_bytes", (json_int_t)a.used, "peak_bytes",
+                     (json_int_t)a.peak, "limit_bytes", (json_int_t)a.total, "request_limit_bytes",
                      (json_int_t)a.request, "holds", a.n_holds, "refused", (json_int_t)a.refused);
 }
 
@@ -190,10 +205,13 @@ json_t *stats_object(struct server *s)
     for (const struct hosted *h = s->models; h; h = h->next)
         if (h->state == HOSTED_READY)
             json_array_append_new(models, json_pack("{s:s, s:s}", "id", h->id, "name", h->path));
-    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:i, s:i, s:o}", "hostname", host, "cpu_percent", cpu_percent(s), "memory_percent",
-                     total > 0 ? round2(100 * (total - available) / total) : 0.0, "memory_used_gb", round2((total - available) / GB), "memory_total_gb",
-                     round2(total / GB), "gpus", gpus_array(s, why), "models_loaded", models, "uptime_seconds", round2(uptime(s)), "process_memory_gb",
-                     round2((double)memory_resident() / GB), "tokens_per_sec", metrics_rate(&s->metrics), "active_requests", active(s), "connections",
+    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:i, s:i, s:o}", "hostname", host,
+                     "cpu_percent", cpu_percent(s), "memory_percent",
+                     total > 0 ? round2(100 * (total - available) / total) : 0.0, "memory_used_gb",
+                     round2((total - available) / GB), "memory_total_gb", round2(total / GB), "gpus",
+                     gpus_array(s, why), "models_loaded", models, "uptime_seconds", round2(uptime(s)),
+                     "process_memory_gb", round2((double)memory_resident() / GB), "tokens_per_sec",
+                     metrics_rate(&s->metrics), "active_requests", active(s), "connections",
                      loop_n_connections(s->loop), "work_memory", work_memory(s));
 }
 
@@ -208,7 +226,8 @@ void handle_stats_gpu(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     char why[160];
     json_t *gpus = gpus_array(s, why), *models = on_gpus(s);
-    reply_object(s, c, 200, json_pack("{s:o, s:o, s:s?}", "gpus", gpus, "models", models, "no_gpu", why[0] ? why : NULL));
+    reply_object(s, c, 200, json_pack("{s:o, s:o, s:s?}", "gpus", gpus, "models", models, "no_gpu",
+                                      why[0] ? why : NULL));
 }
 
 static const char *state_name(enum hosted_state state)
@@ -223,14 +242,20 @@ static json_t *model_stats(const struct hosted *h)
     if (!h->worker)                             /* another thread is at work on it */
         return json_pack("{s:s, s:s, s:s}", "model_id", h->id, "model_name", h->path, "state", state_name(h->state));
     worker_stats(h->worker, &e, NULL);
-    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:I, s:I}", "model_id", h->id, "model_name", h->path, "state", state_name(h->state), "quantization",
-                          h->m.quantization ? h->m.quantization : "", "vram_used_gb", round2((double)h->vram_bytes / GB), "load_time", h->load_s, "request_count",
-                          (json_int_t)h->metrics.requests, "tokens_generated", (json_int_t)h->metrics.tokens, "prompt_tokens",
-                          (json_int_t)h->metrics.prompt_tokens, "cached_tokens", (json_int_t)h->metrics.cached_tokens);
-    json_object_update_new(j, json_pack("{s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "memory_bytes", (json_int_t)h->memory_bytes, "kv_bytes", (json_int_t)e.kv_bytes,
-                                        "kv_blocks", e.n_blocks, "kv_blocks_free", e.n_free_blocks, "kv_blocks_prefix", e.n_cached_blocks, "running",
-                                        e.n_running, "waiting", e.n_waiting, "open_requests", h->n_calls, "context", h->m.max_len));
-    json_object_update_new(j, json_pack("{s:f, s:I, s:I}", "kv_use", round2(kv_use(&e)), "kv_copies", (json_int_t)e.copies, "kv_evictions", (json_int_t)e.evictions));
+    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:I, s:I}", "model_id", h->id, "model_name",
+                          h->path, "state", state_name(h->state), "quantization",
+                          h->m.quantization ? h->m.quantization : "", "vram_used_gb",
+                          round2((double)h->vram_bytes / GB), "load_time", h->load_s, "request_count",
+                          (json_int_t)h->metrics.requests, "tokens_generated", (json_int_t)h->metrics.tokens,
+                          "prompt_tokens", (json_int_t)h->metrics.prompt_tokens, "cached_tokens",
+                          (json_int_t)h->metrics.cached_tokens);
+    json_object_update_new(j, json_pack("{s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "memory_bytes",
+                                        (json_int_t)h->memory_bytes, "kv_bytes", (json_int_t)e.kv_bytes,
+                                        "kv_blocks", e.n_blocks, "kv_blocks_free", e.n_free_blocks, "kv_blocks_prefix",
+                                        e.n_cached_blocks, "running", e.n_running, "waiting", e.n_waiting,
+                                        "open_requests", h->n_calls, "context", h->m.max_len));
+    json_object_update_new(j, json_pack("{s:f, s:I, s:I}", "kv_use", round2(kv_use(&e)), "kv_copies",
+                                        (json_int_t)e.copies, "kv_evictions", (json_int_t)e.evictions));
     return j;
 }
 
@@ -258,11 +283,14 @@ json_t *analytics_object(struct server *s)
         if (now - m->minute[i].minute < MINUTES)
             lately += m->minute[i].requests;
     minutes = minutes < 1 ? 1 : minutes > MINUTES ? MINUTES : minutes;
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:o}", "total_requests", (json_int_t)m->requests, "successful_requests",
-                     (json_int_t)(m->requests - m->failed), "failed_requests", (json_int_t)m->failed, "total_tokens_generated", (json_int_t)m->tokens,
-                     "total_prompt_tokens", (json_int_t)m->prompt_tokens, "avg_latency_ms", m->requests ? round2(1000 * m->latency_s / (double)m->requests) : 0.0,
-                     "avg_tokens_per_sec", m->decode_s > 0 ? round2((double)m->decoded / m->decode_s) : 0.0, "requests_per_minute",
-                     round2((double)lately / minutes), "peak_memory_gb", round2((double)m->peak_memory / GB), "uptime_seconds", round2(uptime(s)),
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:o}", "total_requests",
+                     (json_int_t)m->requests, "successful_requests", (json_int_t)(m->requests - m->failed),
+                     "failed_requests", (json_int_t)m->failed, "total_tokens_generated", (json_int_t)m->tokens,
+                     "total_prompt_tokens", (json_int_t)m->prompt_tokens, "avg_latency_ms",
+                     m->requests ? round2(1000 * m->latency_s / (double)m->requests) : 0.0,
+                     "avg_tokens_per_sec", m->decode_s > 0 ? round2((double)m->decoded / m->decode_s) : 0.0,
+                     "requests_per_minute", round2((double)lately / minutes), "peak_memory_gb",
+                     round2((double)m->peak_memory / GB), "uptime_seconds", round2(uptime(s)),
                      "models_used", used);
 }
 
@@ -274,7 +302,8 @@ void handle_analytics(struct server *s, struct conn *c, const char *rest)
 
 void handle_timeseries(struct server *s, struct conn *c, const char *rest)
 {
-    json_t *at = json_array(), *requests = json_array(), *tokens = json_array(), *memory = json_array(), *latency = json_array();
+    json_t *at = json_array(), *requests = json_array(), *tokens = json_array(), *memory = json_array(),
+           *latency = json_array();
     int64_t now = (int64_t)time(NULL) / 60;
     double last_memory = 0;
     (void)rest;
@@ -287,9 +316,11 @@ void handle_timeseries(struct server *s, struct conn *c, const char *rest)
         json_array_append_new(requests, json_integer(there ? (json_int_t)m->requests : 0));
         json_array_append_new(tokens, json_real(there ? round2((double)m->tokens / 60) : 0));
         json_array_append_new(memory, json_real(last_memory));
-        json_array_append_new(latency, json_real(there && m->requests ? round2(1000 * m->latency_s / (double)m->requests) : 0));
+        json_array_append_new(latency, json_real(there && m->requests
+                                                 ? round2(1000 * m->latency_s / (double)m->requests) : 0));
     }
-    reply_object(s, c, 200, json_pack("{s:o, s:o, s:o, s:o, s:o}", "timestamps", at, "requests_per_minute", requests, "tokens_per_second", tokens, "memory_usage_gb",
+    reply_object(s, c, 200, json_pack("{s:o, s:o, s:o, s:o, s:o}", "timestamps", at, "requests_per_minute", requests,
+                                      "tokens_per_second", tokens, "memory_usage_gb",
                                        memory, "latency_ms", latency));
 }
 
@@ -308,12 +339,16 @@ void handle_requests(struct server *s, struct conn *c, const char *rest)
     json_t *list = json_array();
     for (int i = 0; i < m->n_records && i < limit; i++) {
         const struct record *r = &m->record[(m->next - 1 - i + 2 * MAX_RECORDS) % MAX_RECORDS];
-        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:i, s:s, s:s}", "request_id", r->id, "model", r->model, "endpoint",
-                                              r->route >= 0 ? routes[r->route].path : "", "prompt_tokens", r->prompt_tokens, "completion_tokens",
-                                              r->completion_tokens, "total_tokens", r->prompt_tokens + r->completion_tokens, "latency_ms",
-                                              round2(1000 * r->latency_s), "first_token_ms", round2(1000 * r->first_token_s), "tokens_per_sec",
-                                              r->latency_s > 0 ? round2(r->completion_tokens / r->latency_s) : 0.0, "timestamp", (double)r->at / 1000, "status",
-                                              r->status, "user", r->user, "client", r->client));
+        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:i, s:s, s:s}",
+                                              "request_id", r->id, "model", r->model, "endpoint",
+                                              r->route >= 0 ? routes[r->route].path : "", "prompt_tokens",
+                                              r->prompt_tokens, "completion_tokens", r->completion_tokens,
+                                              "total_tokens", r->prompt_tokens + r->completion_tokens, "latency_ms",
+                                              round2(1000 * r->latency_s), "first_token_ms",
+                                              round2(1000 * r->first_token_s), "tokens_per_sec",
+                                              r->latency_s > 0 ? round2(r->completion_tokens / r->latency_s) : 0.0,
+                                              "timestamp", (double)r->at / 1000, "status", r->status, "user", r->user,
+                                              "client", r->client));
     }
     reply_object(s, c, 200, json_pack("{s:o}", "requests", list));
 }
@@ -327,13 +362,15 @@ static int is_file_or_folder(const char *path)
     return stat(path, &st) == 0 && (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode));
 }
 
-/* The path that a request may load: what it names, links followed, lies below --model-dir; without one, any path of a client on this machine.  malloc'd; NULL: *pr
- * says why, the same of what is elsewhere and of what is nowhere. */
+/* The path that a request may load: what it names, links followed, lies below --model-dir;
+ * without one, any path of a client on this machine.  malloc'd; NULL: *pr says why, the same of
+ * what is elsewhere and of what is nowhere. */
 static char *allowed_path(const struct server *s, const struct conn *c, const char *path, struct problem *pr)
 {
     if (!s->o.model_dir) {
         if (server_is_reachable(s, conn_is_local(c))) {
-            problem_set(pr, 403, "model_path", "path_not_allowed", "model_path: from other machines only what lies below --model-dir, which was not given");
+            problem_set(pr, 403, "model_path", "path_not_allowed",
+                        "model_path: from other machines only what lies below --model-dir, which was not given");
             return NULL;
         }
         if (access(path, F_OK) == 0 && !is_file_or_folder(path)) {
@@ -353,7 +390,8 @@ static char *allowed_path(const struct server *s, const struct conn *c, const ch
         real = NULL;
     }
     if (!real)
-        problem_set(pr, 403, "model_path", "path_not_allowed", "model_path: '%.200s' is no file or folder below the one of --model-dir", path);
+        problem_set(pr, 403, "model_path", "path_not_allowed",
+                    "model_path: '%.200s' is no file or folder below the one of --model-dir", path);
     free(joined);
     free(dir);
     return real;
@@ -384,8 +422,10 @@ void handle_load(struct server *s, struct conn *c, const char *rest)
     while (o && !(o->state == HOSTED_READY && strcmp(o->path, path) == 0 && (!id || strcmp(o->id, id) == 0)))
         o = o->next;
     if (o && !o->comparing) {
-        reply_object(s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id", o->id, "model_name", o->path, "quantization",
-                                           o->m.quantization ? o->m.quantization : "", "device", o->device, "vram_used_gb", round2((double)o->vram_bytes / GB), "load_time_sec", 0.0,
+        reply_object(s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id", o->id,
+                                          "model_name", o->path, "quantization",
+                                           o->m.quantization ? o->m.quantization : "", "device", o->device,
+                                           "vram_used_gb", round2((double)o->vram_bytes / GB), "load_time_sec", 0.0,
                                            "message", "was loaded already"));
         goto done;
     }
@@ -427,7 +467,8 @@ void handle_unload(struct server *s, struct conn *c, const char *rest)
     } else {
         int running = h->n_calls;
         char text[80];
-        snprintf(text, sizeof text, running ? "unloading; %d request%s to end first" : "unloaded", running, plural(running));
+        snprintf(text, sizeof text, running ? "unloading; %d request%s to end first" : "unloaded", running,
+                 plural(running));
         models_unload(s, h);
         reply_object(s, c, 200, json_pack("{s:b, s:s}", "success", 1, "message", text));
     }
@@ -447,12 +488,17 @@ static json_t *batching_object(const struct server *s)
             continue;
         worker_stats(h->worker, &e, &l);
         enabled &= h->batching;
-        json_t *j = json_pack("{s:b, s:{s:i, s:i, s:i}, s:i, s:i, s:i, s:I, s:I, s:I, s:I}", "enabled", h->batching, "config", "max_batch_size", l.max_running, "chunk",
-                              l.chunk, "max_queue", l.max_waiting, "processing", e.n_running, "queued", e.n_waiting, "shares", e.n_shares, "submitted", (json_int_t)e.requests,
-                              "completed", (json_int_t)e.finished, "cancelled", (json_int_t)e.cancelled, "failed", (json_int_t)e.failed);
-        json_object_update_new(j, json_pack("{s:I, s:I, s:I, s:f, s:f}", "iterations", (json_int_t)e.steps, "tokens", (json_int_t)e.tokens, "preemptions",
-                                            (json_int_t)e.preemptions, "avg_tokens_per_iteration", e.steps ? round2((double)e.tokens / (double)e.steps) : 0.0,
-                                            "throughput_tok_s", e.step_ns ? round2((double)e.generated_tokens / ((double)e.step_ns * 1e-9)) : 0.0));
+        json_t *j = json_pack("{s:b, s:{s:i, s:i, s:i}, s:i, s:i, s:i, s:I, s:I, s:I, s:I}", "enabled", h->batching,
+                              "config", "max_batch_size", l.max_running, "chunk", l.chunk, "max_queue", l.max_waiting,
+                              "processing", e.n_running, "queued", e.n_waiting, "shares", e.n_shares, "submitted",
+                              (json_int_t)e.requests, "completed", (json_int_t)e.finished, "cancelled",
+                              (json_int_t)e.cancelled, "failed", (json_int_t)e.failed);
+        json_object_update_new(j, json_pack("{s:I, s:I, s:I, s:f, s:f}", "iterations", (json_int_t)e.steps, "tokens",
+                                            (json_int_t)e.tokens, "preemptions", (json_int_t)e.preemptions,
+                                            "avg_tokens_per_iteration",
+                                            e.steps ? round2((double)e.tokens / (double)e.steps) : 0.0,
+                                            "throughput_tok_s", e.step_ns
+                                            ? round2((double)e.generated_tokens / ((double)e.step_ns * 1e-9)) : 0.0));
         json_object_set_new(engines, h->id, j);
     }
     return json_pack("{s:b, s:o}", "enabled", enabled, "engines", engines);
@@ -481,7 +527,8 @@ static void batching_all(struct server *s, struct conn *c, int on)
             reply_refusal(s, c, 503, NULL, "out of memory");
             return;
         }
-    reply_object(s, c, 200, json_pack("{s:b, s:b, s:s}", "success", 1, "enabled", on, "message", on ? "requests run together" : "one request at a time"));
+    reply_object(s, c, 200, json_pack("{s:b, s:b, s:s}", "success", 1, "enabled", on, "message",
+                                      on ? "requests run together" : "one request at a time"));
 }
 
 void handle_batching_enable(struct server *s, struct conn *c, const char *rest)
@@ -508,7 +555,8 @@ void handle_batching_set(struct server *s, struct conn *c, const char *rest)
     if (!h) {
         reply_problem(s, c, &pr);
     } else if (p.max_running > h->most_running) {
-        reply_refusal(s, c, 400, "out_of_range", "max_batch_size: %d is not in the range 1 to %d (--max-seqs)", p.max_running, h->most_running);
+        reply_refusal(s, c, 400, "out_of_range", "max_batch_size: %d is not in the range 1 to %d (--max-seqs)",
+                      p.max_running, h->most_running);
     } else {
         if (p.max_running)
             h->limits.max_running = p.max_running;
@@ -519,7 +567,8 @@ void handle_batching_set(struct server *s, struct conn *c, const char *rest)
         if (set_batching(h, 1) != 0)
             reply_refusal(s, c, 503, NULL, "out of memory");
         else
-            reply_object(s, c, 200, json_pack("{s:b, s:s, s:{s:i, s:i, s:i}}", "success", 1, "model", h->id, "config", "max_batch_size", h->limits.max_running, "chunk", h->limits.chunk,
+            reply_object(s, c, 200, json_pack("{s:b, s:s, s:{s:i, s:i, s:i}}", "success", 1, "model", h->id, "config",
+                                              "max_batch_size", h->limits.max_running, "chunk", h->limits.chunk,
                                                "max_queue", h->limits.max_waiting));
     }
     json_decref(body);

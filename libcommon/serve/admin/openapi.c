@@ -7,12 +7,16 @@
 #include "libcommon/serve/internal.h"
 
 /* Without memory a value is left out: *bad. */
-static void put(int *bad, json_t *object, const char *key, json_t *value) { *bad |= json_object_set_new(object, key, value); }
+static void put(int *bad, json_t *object, const char *key, json_t *value)
+{
+    *bad |= json_object_set_new(object, key, value);
+}
 
 static json_t *field_schema(const struct field *f, int *bad)
 {
     json_t *j = f->schema ? json_loads(f->schema, 0, NULL) : json_object();
-    static const char *const types[] = { [FIELD_BOOL] = "boolean", [FIELD_INT] = "integer", [FIELD_REAL] = "number", [FIELD_DOUBLE] = "integer", [FIELD_STRING] = "string" };
+    static const char *const types[] = { [FIELD_BOOL] = "boolean", [FIELD_INT] = "integer", [FIELD_REAL] = "number",
+                                         [FIELD_DOUBLE] = "integer", [FIELD_STRING] = "string" };
     if (f->type != FIELD_OTHER && !f->schema)
         put(bad, j, "type", json_string(types[f->type]));
     if (f->type == FIELD_INT || f->type == FIELD_REAL || f->type == FIELD_DOUBLE) {
@@ -29,7 +33,8 @@ static json_t *field_schema(const struct field *f, int *bad)
 
 static json_t *body_schema(unsigned kind, int *bad)
 {
-    static const char *const needed[] = { "messages", "prompt", "input", "content", "tokens", "model_id", "name", "enabled" };
+    static const char *const needed[] = { "messages", "prompt", "input", "content", "tokens", "model_id", "name",
+                                          "enabled" };
     json_t *properties = json_object(), *required = json_array();
     for (int i = 0; i < n_fields; i++) {
         if (!(fields[i].bodies & kind))
@@ -39,22 +44,29 @@ static json_t *body_schema(unsigned kind, int *bad)
             if (fields[i].use == FIELD_USED && strcmp(needed[k], fields[i].name) == 0)
                 *bad |= json_array_append_new(required, json_string(needed[k]));
     }
-    return json_pack("{s:s, s:b, s:o, s:o}", "type", "object", "additionalProperties", 0, "properties", properties, "required", required);
+    return json_pack("{s:s, s:b, s:o, s:o}", "type", "object", "additionalProperties", 0, "properties", properties,
+                     "required", required);
 }
 
 static json_t *operation(const struct route *r, int *bad)
 {
     json_t *ok = json_pack("{s:s, s:{s:{}}}", "description", "It worked", "content", r->answer);
-    json_t *not_ok = json_pack("{s:s, s:{s:{s:{s:s}}}}", "description", "It did not, and why", "content", "application/json", "schema", "$ref", "#/components/schemas/Error");
-    json_t *j = json_pack("{s:s, s:{s:o, s:o}}", "summary", r->about, "responses", r->kind == ROUTE_WEBSOCKET ? "101" : "200", ok, "default", not_ok);
+    json_t *not_ok = json_pack("{s:s, s:{s:{s:{s:s}}}}", "description", "It did not, and why", "content",
+                               "application/json", "schema", "$ref", "#/components/schemas/Error");
+    json_t *j = json_pack("{s:s, s:{s:o, s:o}}", "summary", r->about, "responses",
+                          r->kind == ROUTE_WEBSOCKET ? "101" : "200", ok, "default", not_ok);
     if (r->body && r->kind != ROUTE_WEBSOCKET)
-        put(bad, j, "requestBody", json_pack("{s:b, s:{s:{s:o}}}", "required", 1, "content", "application/json", "schema", body_schema(r->body, bad)));
+        put(bad, j, "requestBody", json_pack("{s:b, s:{s:{s:o}}}", "required", 1, "content", "application/json",
+                                             "schema", body_schema(r->body, bad)));
     if (r->kind == ROUTE_PREFIX)
-        put(bad, j, "parameters", json_pack("[{s:s, s:s, s:b, s:{s:s}}]", "name", "id", "in", "path", "required", 1, "schema", "type", "string"));
+        put(bad, j, "parameters", json_pack("[{s:s, s:s, s:b, s:{s:s}}]", "name", "id", "in", "path", "required", 1,
+                                            "schema", "type", "string"));
     if (r->handle == handle_requests)
-        put(bad, j, "parameters", json_pack("[{s:s, s:s, s:{s:s, s:i, s:i}}]", "name", "limit", "in", "query", "schema", "type", "integer", "minimum", 1, "maximum", 1000));
+        put(bad, j, "parameters", json_pack("[{s:s, s:s, s:{s:s, s:i, s:i}}]", "name", "limit", "in", "query", "schema",
+                                            "type", "integer", "minimum", 1, "maximum", 1000));
     if (r->access != ACCESS_PUBLIC)             /* {}: also without, while no keys are required */
-        put(bad, j, "security", json_pack(r->access == ACCESS_ADMIN ? "[{s:[]}]" : "[{s:[]}, {}]", r->access == ACCESS_ADMIN ? "admin" : "key"));
+        put(bad, j, "security", json_pack(r->access == ACCESS_ADMIN ? "[{s:[]}]" : "[{s:[]}, {}]",
+                                          r->access == ACCESS_ADMIN ? "admin" : "key"));
     return j;
 }
 
@@ -69,14 +81,17 @@ static json_t *description(int *bad)
             item = json_object();
             put(bad, paths, json_string_value(key), item);
         }
-        put(bad, item, strcmp(r->method, "GET") == 0 ? "get" : strcmp(r->method, "DELETE") == 0 ? "delete" : "post", operation(r, bad));
+        put(bad, item, strcmp(r->method, "GET") == 0 ? "get" : strcmp(r->method, "DELETE") == 0 ? "delete" : "post",
+            operation(r, bad));
         json_decref(key);
     }
     json_t *error = json_loads("{\"type\":\"object\",\"required\":[\"error\",\"detail\"],\"properties\":{\"error\":{\"type\":\"object\",\"required\":[\"message\",\"type\"],"
                                "\"properties\":{\"message\":{\"type\":\"string\"},\"type\":{\"type\":\"string\"},\"param\":{\"type\":[\"string\",\"null\"]},"
-                               "\"code\":{\"type\":[\"string\",\"null\"]}}},\"detail\":{\"type\":\"string\"}}}", 0, NULL);
-    return json_pack("{s:s, s:{s:s, s:s}, s:o, s:{s:{s:o}, s:{s:{s:s, s:s}, s:{s:s, s:s}}}}", "openapi", "3.1.0", "info", "title", "zse-serve", "version",
-                     ZSE_VERSION, "paths", paths, "components", "schemas", "Error", error, "securitySchemes", "admin", "type", "http", "scheme",
+                               "\"code\":{\"type\":[\"string\",\"null\"]}}},\"detail\":{\"type\":\"string\"}}}", 0,
+                               NULL);
+    return json_pack("{s:s, s:{s:s, s:s}, s:o, s:{s:{s:o}, s:{s:{s:s, s:s}, s:{s:s, s:s}}}}", "openapi", "3.1.0",
+                     "info", "title", "zse-serve", "version", ZSE_VERSION, "paths", paths, "components", "schemas",
+                     "Error", error, "securitySchemes", "admin", "type", "http", "scheme",
                      "bearer", "key", "type", "http", "scheme", "bearer");
 }
 

@@ -1,5 +1,6 @@
-/* page.c - the page for browsers at /: state, models, tokens a second, a prompt.  Everything is in here; nothing is fetched from elsewhere, and the
- * Content-Security-Policy allows only these two texts, by their hashes. */
+/* page.c - the page for browsers at /: state, models, tokens a second, a prompt.  Everything is
+ * in here; nothing is fetched from elsewhere, and the Content-Security-Policy allows only these
+ * two texts, by their hashes. */
 #include <string.h>
 
 #include <openssl/evp.h>
@@ -34,7 +35,8 @@ static const char script[] =
 
 static const char head[] = "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\"><title>zse-serve</title><style>";
 static const char body[] =
-    "</style></head><body><h1>zse-serve " ZSE_VERSION "</h1><dl><dt>state</dt><dd id=\"state\">connecting</dd><dt>speed</dt><dd id=\"rate\">-</dd>"
+    "</style></head><body><h1>zse-serve " ZSE_VERSION
+    "</h1><dl><dt>state</dt><dd id=\"state\">connecting</dd><dt>speed</dt><dd id=\"rate\">-</dd>"
     "<dt>requests</dt><dd id=\"active\">-</dd><dt>memory</dt><dd id=\"memory\">-</dd></dl>"
     "<label for=\"prompt\">Prompt</label><textarea id=\"prompt\" autofocus></textarea><div class=\"row\"><select id=\"model\" aria-label=\"Model\"></select>"
     "<button id=\"send\">Send</button></div><div id=\"answer\" role=\"log\" aria-live=\"polite\"></div>"

@@ -13,7 +13,8 @@
 #include "libcommon/base/plural.h"
 #include "libcommon/base/utf8.h"
 
-/* Large bodies, and those with something to compile, go through threads of their own, so that the tokens of others need not wait for them. */
+/* Large bodies, and those with something to compile, go through threads of their own, so that
+ * the tokens of others need not wait for them. */
 enum { N_PREPARING = 2 };
 struct preparing {
     pthread_t thread[N_PREPARING]; int n_threads, n_started;
@@ -36,10 +37,13 @@ static void forget_preparing(struct call *c);
 
 /* ---- memory ----
  *
- * Everything that a client determines the size of is held of the account before it is allocated: the body, its tree (prescan.h), the template's values,
- * what tokenizing takes, ids, and for each answer what the engine keeps for it.  Text of answers is held in steps of ANSWER_STEP as it comes. */
+ * Everything that a client determines the size of is held of the account before it is allocated:
+ * the body, its tree (prescan.h), the template's values, what tokenizing takes, ids, and for
+ * each answer what the engine keeps for it.  Text of answers is held in steps of ANSWER_STEP as
+ * it comes. */
 
-enum { CALL_BYTES = 16 << 10, CHOICE_BYTES = 4 << 10, ANSWER_STEP = 64 << 10, LARGE_CALL = 256 << 10, TRIM_BYTES = 32 << 20 };
+enum { CALL_BYTES = 16 << 10, CHOICE_BYTES = 4 << 10, ANSWER_STEP = 64 << 10, LARGE_CALL = 256 << 10,
+       TRIM_BYTES = 32 << 20 };
 enum { ANSWER_COPIES = 3 };             /* of an answer: its parts, the JSON, what waits for the client */
 
 int call_hold(struct call *c, size_t more, struct problem *pr)
@@ -99,7 +103,8 @@ static size_t tree_bytes(const json_t *v)
 /* The prompt has its ids: what the body said of it is freed at once, in the thread that made it. */
 static void drop_prompt(struct call *c)
 {
-    static const char *const names[] = { "messages", "input", "prompt", "system", "chat_template_kwargs", "logit_bias", "content", "tokens", "grammar", "regex" };
+    static const char *const names[] = { "messages", "input", "prompt", "system", "chat_template_kwargs", "logit_bias",
+                                         "content", "tokens", "grammar", "regex" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         json_object_del(c->json, names[i]);
     json_decref(c->talk.vars);
@@ -140,7 +145,8 @@ static void call_destroy(struct call *c)
     free(c);
 }
 
-/* A large one is freed in a preparing thread: a tree of a million values takes the better part of a second. */
+/* A large one is freed in a preparing thread: a tree of a million values takes the better part
+ * of a second. */
 static void call_free(struct call *c)
 {
     struct preparing *p = c->s->preparing;
@@ -249,7 +255,8 @@ void call_charge(const struct call *c, int *prompt, int *completion)
         *prompt = *completion = 0;
 }
 
-/* The line of a call whose connection does not write it: a WebSocket's, or of a client that is gone. */
+/* The line of a call whose connection does not write it: a WebSocket's, or of a client that is
+ * gone. */
 static void end_visit(struct call *c)
 {
     int prompt, completion;
@@ -286,7 +293,8 @@ void call_begin_stream(struct call *c)
 
 void call_head(const struct call *c, const char *object, struct buf *out)
 {
-    buf_printf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object, (long long)c->created);
+    buf_printf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object,
+               (long long)c->created);
     buf_json(out, c->h->id, strlen(c->h->id));
     buf_str(out, ",\"system_fingerprint\":\"zse-" ZSE_VERSION "\",\"choices\":[");
 }
@@ -440,7 +448,8 @@ static void on_finish(struct call *c, struct choice *ch, const struct events *b,
     } else if (ev->finish == FINISH_ERROR) {
         problem_set(&c->problem, 500, NULL, NULL, "%s", why);
     } else if (ev->finish == FINISH_CANCELLED) {
-        problem_set(&c->problem, 503, NULL, "cancelled", "the model %s is being unloaded, or the server stops", c->h->id);
+        problem_set(&c->problem, 503, NULL, "cancelled", "the model %s is being unloaded, or the server stops",
+                    c->h->id);
     } else if (ev->finish == FINISH_DEADLINE) {
         problem_set(&c->problem, 504, NULL, "timeout", "no complete answer within %g s", c->s->o.timeout_s);
     }
@@ -533,7 +542,8 @@ int call_is_stream(const struct call *c) { return c->params.stream; }
 int call_prompts(struct call *c, int n, struct problem *pr)
 {
     if (n < 1 || n > MAX_CHOICES)
-        return problem_set(pr, 400, c->form->body == BODY_EMBEDDING ? "input" : "prompt", "out_of_range", "%d prompts, expected 1 to %d", n, MAX_CHOICES);
+        return problem_set(pr, 400, c->form->body == BODY_EMBEDDING ? "input" : "prompt", "out_of_range",
+                           "%d prompts, expected 1 to %d", n, MAX_CHOICES);
     if (!(c->prompts = calloc((size_t)n, sizeof *c->prompts)))
         return problem_nomem(pr);
     c->n_prompts = n;
@@ -546,14 +556,17 @@ static int check_length(const struct call *c, const struct prompt *p, const char
     if (p->n_ids < 1)
         return problem_set(pr, 400, field, "empty", "%s: the prompt is empty, expected at least 1 token", field);
     if (p->n_ids + room > max_len && c->form->body != BODY_COUNT)
-        return problem_set(pr, 400, field, "context_length_exceeded", "%s: the prompt has %d tokens, the context of %s is %d tokens%s", field, p->n_ids, c->h->id,
+        return problem_set(pr, 400, field, "context_length_exceeded",
+                           "%s: the prompt has %d tokens, the context of %s is %d tokens%s", field, p->n_ids, c->h->id,
                            max_len, room ? ", and an answer needs at least 1" : "");
     return 0;
 }
 
-/* A text that is far too long for the context is refused by its beginning: tokenizing all of it would take its time, and TOKENIZE_BYTES a byte.
- * SLACK: tokens that the end of a text, which a beginning lacks, could have joined with those before it. */
-static int check_beginning(struct call *c, const char *text, size_t size, unsigned flags, const char *field, struct problem *pr)
+/* A text that is far too long for the context is refused by its beginning: tokenizing all of it
+ * would take its time, and TOKENIZE_BYTES a byte.  SLACK: tokens that the end of a text, which a
+ * beginning lacks, could have joined with those before it. */
+static int check_beginning(struct call *c, const char *text, size_t size, unsigned flags, const char *field,
+                           struct problem *pr)
 {
     enum { LONG_TOKEN = 16, SLACK = 64 };
     const int max_len = c->h->m.max_len;
@@ -570,10 +583,13 @@ static int check_beginning(struct call *c, const char *text, size_t size, unsign
     free(ids);
     if (n <= (size_t)max_len + SLACK)
         return 0;
-    return problem_set(pr, 400, field, "context_length_exceeded", "%s: the prompt has more than %zu tokens, the context of %s is %d tokens", field, n - SLACK, c->h->id, max_len);
+    return problem_set(pr, 400, field, "context_length_exceeded",
+                       "%s: the prompt has more than %zu tokens, the context of %s is %d tokens", field, n - SLACK,
+                       c->h->id, max_len);
 }
 
-int call_tokenize(struct call *c, int i, const char *text, size_t size, int special, int bos, struct problem *pr, const char *field)
+int call_tokenize(struct call *c, int i, const char *text, size_t size, int special, int bos, struct problem *pr,
+                  const char *field)
 {
     const struct tokenizer *t = c->h->m.tokenizer;
     struct prompt *p = &c->prompts[i];
@@ -611,7 +627,8 @@ static int ids_prompt(struct call *c, int i, const json_t *list, const char *fie
     for (size_t k = 0; k < n; k++) {
         const json_t *v = json_array_get(list, k);
         if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= vocab)
-            return problem_set(pr, 400, field, "out_of_range", "%s: token %zu is %s, expected a whole number from 0 to %d", field, k,
+            return problem_set(pr, 400, field, "out_of_range",
+                               "%s: token %zu is %s, expected a whole number from 0 to %d", field, k,
                                json_is_integer(v) ? "out of range" : js_kind(v), vocab - 1);
         p->ids[k] = (int32_t)json_integer_value(v);
     }
@@ -634,12 +651,14 @@ static int one_prompt(struct call *c, int i, const json_t *v, const char *field,
     if (json_is_array(v)) {
         if (ids_prompt(c, i, v, field, pr) != 0)
             return -1;
-        if (c->params.echo && tokenizer_decode(c->h->m.tokenizer, p->ids, (size_t)p->n_ids, 0, &p->text, &p->text_size, &e) != 0)
+        if (c->params.echo && tokenizer_decode(c->h->m.tokenizer, p->ids, (size_t)p->n_ids, 0, &p->text, &p->text_size,
+                                               &e) != 0)
             return problem_err(pr, field, NULL, &e);
         return 0;
     }
     if (!json_is_string(v))
-        return problem_set(pr, 400, field, "invalid_type", "%s: found %s in the list, expected text or token ids", field, js_kind(v));
+        return problem_set(pr, 400, field, "invalid_type", "%s: found %s in the list, expected text or token ids",
+                           field, js_kind(v));
     if (c->params.echo && call_keep(c, ANSWER_COPIES * json_string_length(v), pr) != 0)
         return -1;
     if (c->params.echo && keep_text(p, json_string_value(v), json_string_length(v)) != 0)
@@ -653,8 +672,10 @@ int call_any_prompts(struct call *c, const char *field, int special, struct prob
     if (!v)
         return problem_set(pr, 400, field, "missing", "%s: missing", field);
     if (!json_is_array(v) && !json_is_string(v))
-        return problem_set(pr, 400, field, "invalid_type", "%s: found %s, expected text, token ids, or a list of either", field, js_kind(v));
-    int list = json_is_array(v) && !json_is_integer(json_array_get(v, 0)), n = list ? (int)(json_array_size(v) < MAX_CHOICES + 1 ? json_array_size(v) : MAX_CHOICES + 1) : 1;
+        return problem_set(pr, 400, field, "invalid_type",
+                           "%s: found %s, expected text, token ids, or a list of either", field, js_kind(v));
+    int list = json_is_array(v) && !json_is_integer(json_array_get(v, 0)),
+        n = list ? (int)(json_array_size(v) < MAX_CHOICES + 1 ? json_array_size(v) : MAX_CHOICES + 1) : 1;
     if (call_prompts(c, n, pr) != 0)
         return -1;
     for (int i = 0; i < n; i++)
@@ -669,15 +690,18 @@ static int parse_stop(struct call *c, struct problem *pr)
     json_t *v = js_get(c->json, name);
     size_t n = json_is_array(v) ? json_array_size(v) : v != NULL;
     if (v && !json_is_array(v) && !json_is_string(v))
-        return problem_set(pr, 400, name, "invalid_type", "%s: found %s, expected a string or a list of strings", name, js_kind(v));
+        return problem_set(pr, 400, name, "invalid_type", "%s: found %s, expected a string or a list of strings", name,
+                           js_kind(v));
     if (n > MAX_STOP)
         return problem_set(pr, 400, name, "out_of_range", "%s: %zu texts, expected at most %d", name, n, MAX_STOP);
     for (size_t i = 0; i < n; i++) {
         const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
         if (!json_is_string(s) || json_string_length(s) == 0 || strlen(json_string_value(s)) != json_string_length(s))
-            return problem_set(pr, 400, name, "invalid_type", "%s: text %zu is %s", name, i + 1, !json_is_string(s) ? js_kind(s) : json_string_length(s) ? "with a zero byte" : "empty");
+            return problem_set(pr, 400, name, "invalid_type", "%s: text %zu is %s", name, i + 1,
+                               !json_is_string(s) ? js_kind(s) : json_string_length(s) ? "with a zero byte" : "empty");
         if (json_string_length(s) > MAX_STOP_BYTES)
-            return problem_set(pr, 400, name, "out_of_range", "%s: text %zu has %zu bytes, expected at most %d", name, i + 1, json_string_length(s), MAX_STOP_BYTES);
+            return problem_set(pr, 400, name, "out_of_range", "%s: text %zu has %zu bytes, expected at most %d", name,
+                               i + 1, json_string_length(s), MAX_STOP_BYTES);
         c->stop[c->n_stop++] = json_string_value(s);
     }
     return 0;
@@ -691,7 +715,8 @@ static int parse_bias(struct call *c, struct problem *pr)
     if (!v)
         return 0;
     if (!json_is_object(v))
-        return problem_set(pr, 400, "logit_bias", "invalid_type", "logit_bias: found %s, expected an object of token ids", js_kind(v));
+        return problem_set(pr, 400, "logit_bias", "invalid_type",
+                           "logit_bias: found %s, expected an object of token ids", js_kind(v));
     if (call_keep(c, (json_object_size(v) + 1) * sizeof *c->bias, pr) != 0)
         return -1;
     if (!(c->bias = calloc(json_object_size(v) + 1, sizeof *c->bias)))
@@ -700,10 +725,12 @@ static int parse_bias(struct call *c, struct problem *pr)
         char *end;
         long id = strtol(key, &end, 10);
         if (*key < '0' || *key > '9' || *end || id < 0 || id >= vocab)
-            return problem_set(pr, 400, "logit_bias", "out_of_range", "logit_bias: token '%.40s' is not in the range 0 to %d", key, vocab - 1);
+            return problem_set(pr, 400, "logit_bias", "out_of_range",
+                               "logit_bias: token '%.40s' is not in the range 0 to %d", key, vocab - 1);
         double bias = json_number_value(x);
         if (!json_is_number(x) || !(bias >= -100 && bias <= 100))
-            return problem_set(pr, 400, "logit_bias", "out_of_range", "logit_bias: %g of token %ld is not in the range -100 to 100", bias, id);
+            return problem_set(pr, 400, "logit_bias", "out_of_range",
+                               "logit_bias: %g of token %ld is not in the range -100 to 100", bias, id);
         c->bias[n++] = (struct logit_bias){ (int32_t)id, bias <= -100 ? -INFINITY : (float)bias };
     }
     c->params.sampling.bias = c->bias;
@@ -718,15 +745,18 @@ static int parse_stream_options(struct call *c, struct problem *pr)
     if (!v)
         return 0;
     if (!json_is_object(v))
-        return problem_set(pr, 400, "stream_options", "invalid_type", "stream_options: found %s, expected an object", js_kind(v));
+        return problem_set(pr, 400, "stream_options", "invalid_type", "stream_options: found %s, expected an object",
+                           js_kind(v));
     if (!c->params.stream)
         return problem_set(pr, 400, "stream_options", NULL, "stream_options: only with stream = true");
     json_object_foreach(v, key, x) {
         int known = strcmp(key, "include_usage") == 0;
         if (!known && strcmp(key, "include_obfuscation") != 0)
-            return problem_set(pr, 400, "stream_options", "unknown_parameter", "stream_options: %.40s: no such field", key);
+            return problem_set(pr, 400, "stream_options", "unknown_parameter", "stream_options: %.40s: no such field",
+                               key);
         if (!json_is_boolean(x) && !json_is_null(x))
-            return problem_set(pr, 400, "stream_options", "invalid_type", "stream_options: %s: found %s, expected true or false", key, js_kind(x));
+            return problem_set(pr, 400, "stream_options", "invalid_type",
+                               "stream_options: %s: found %s, expected true or false", key, js_kind(x));
         if (known)
             c->include_usage = json_is_true(x);
     }
@@ -736,21 +766,27 @@ static int parse_stream_options(struct call *c, struct problem *pr)
 static int check_params(struct call *c, struct problem *pr)
 {
     struct params *p = &c->params;
-    if (p->given & GIVEN_MAX_TOKENS && p->given & GIVEN_MAX_COMPLETION_TOKENS && p->max_tokens != p->max_completion_tokens)
-        return problem_set(pr, 400, "max_completion_tokens", NULL, "max_completion_tokens: %d, but max_tokens is %d: one of the two", p->max_completion_tokens, p->max_tokens);
+    if (p->given & GIVEN_MAX_TOKENS && p->given & GIVEN_MAX_COMPLETION_TOKENS &&
+        p->max_tokens != p->max_completion_tokens)
+        return problem_set(pr, 400, "max_completion_tokens", NULL,
+                           "max_completion_tokens: %d, but max_tokens is %d: one of the two", p->max_completion_tokens,
+                           p->max_tokens);
     c->max_tokens = p->given & GIVEN_MAX_COMPLETION_TOKENS ? p->max_completion_tokens : p->max_tokens;
     if (c->form->piece && p->given & GIVEN_MAX_TOKENS && p->max_tokens == 0)
-        return problem_set(pr, 400, "max_tokens", "out_of_range", "max_tokens: 0 is not in the range 1 to %d", INT32_MAX);
+        return problem_set(pr, 400, "max_tokens", "out_of_range", "max_tokens: 0 is not in the range 1 to %d",
+                           INT32_MAX);
     c->n_logprobs = -1;
     if (c->form->body == BODY_CHAT) {
         if (p->top_logprobs > 0 && !p->logprobs)
-            return problem_set(pr, 400, "top_logprobs", NULL, "top_logprobs: %d, but logprobs is not true", p->top_logprobs);
+            return problem_set(pr, 400, "top_logprobs", NULL, "top_logprobs: %d, but logprobs is not true",
+                               p->top_logprobs);
         c->n_logprobs = p->logprobs ? p->top_logprobs : -1;
     } else if (p->given & GIVEN_LOGPROBS) {
         c->n_logprobs = p->logprobs_count;
     }
     if (p->best_of && p->best_of != p->n)
-        return problem_set(pr, 400, "best_of", "unsupported_parameter", "best_of: %d, but n is %d: there is no search for the best", p->best_of, p->n);
+        return problem_set(pr, 400, "best_of", "unsupported_parameter",
+                           "best_of: %d, but n is %d: there is no search for the best", p->best_of, p->n);
     if (p->sampling.top_k < 0)
         p->sampling.top_k = 0;
     if (p->given & GIVEN_SEED)
@@ -784,7 +820,8 @@ static int bind(struct call *c, struct problem *pr)
     h->calls = c;
     h->n_calls++;
     h->used_ns = clock_ns();
-    c->params = (struct params){ .sampling = h->sampling, .n = 1, .max_tokens = c->form->body == BODY_COMPLETION ? 16 : 0,
+    c->params = (struct params){ .sampling = h->sampling, .n = 1,
+                                 .max_tokens = c->form->body == BODY_COMPLETION ? 16 : 0,
                                   .parse_special = 1, .add_generation_prompt = 1, .parallel_calls = 1 };
     if (!h->m.tokenizer)
         return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", h->id);
@@ -795,7 +832,8 @@ static int bind(struct call *c, struct problem *pr)
     return check_params(c, pr) || parse_stop(c, pr) || parse_bias(c, pr) || parse_stream_options(c, pr) ? -1 : 0;
 }
 
-/* What the engine and the answers take for n answers to each prompt, but for keys, values and the text of answers. */
+/* What the engine and the answers take for n answers to each prompt, but for keys, values and
+ * the text of answers. */
 static size_t engine_bytes(const struct call *c, int n)
 {
     const int embed = c->form->body == BODY_EMBEDDING, max_len = c->h->m.max_len;
@@ -805,8 +843,10 @@ static size_t engine_bytes(const struct call *c, int n)
         stops += strlen(c->stop[i]) + 64;
     for (int i = 0; i < c->n_prompts; i++) {
         const int room = max_len - c->prompts[i].n_ids;
-        const size_t len = (size_t)c->prompts[i].n_ids + (size_t)(c->max_tokens && c->max_tokens < room ? c->max_tokens : room);
-        bytes += (size_t)n * (CHOICE_BYTES + embedding + stops + (size_t)c->params.sampling.n_bias * sizeof *c->bias + 2 * len * sizeof(int32_t) + (size_t)max_len);
+        const size_t len = (size_t)c->prompts[i].n_ids +
+                           (size_t)(c->max_tokens && c->max_tokens < room ? c->max_tokens : room);
+        bytes += (size_t)n * (CHOICE_BYTES + embedding + stops + (size_t)c->params.sampling.n_bias * sizeof *c->bias +
+                              2 * len * sizeof(int32_t) + (size_t)max_len);
     }
     return bytes;
 }
@@ -815,7 +855,8 @@ static int make_choices(struct call *c, struct problem *pr)
 {
     int n = c->form->body == BODY_EMBEDDING ? 1 : c->params.n;
     if (c->n_prompts * n > MAX_CHOICES)
-        return problem_set(pr, 400, "n", "out_of_range", "n: %d answers to %d prompts, expected at most %d together", n, c->n_prompts, MAX_CHOICES);
+        return problem_set(pr, 400, "n", "out_of_range", "n: %d answers to %d prompts, expected at most %d together", n,
+                           c->n_prompts, MAX_CHOICES);
     if (call_keep(c, engine_bytes(c, n), pr) != 0)
         return -1;
     c->n_choices = c->n_prompts * n;
@@ -839,15 +880,18 @@ static int make_choices(struct call *c, struct problem *pr)
     return 0;
 }
 
-/* Reserve what prompts and answers may come to of the key's token limits.  An answer without max_tokens gets what is left of them, at least LEAST_ANSWER. */
+/* Reserve what prompts and answers may come to of the key's token limits.  An answer without
+ * max_tokens gets what is left of them, at least LEAST_ANSWER. */
 static int reserve_tokens(struct call *c, struct problem *pr)
 {
     enum { LEAST_ANSWER = 16 };
-    const int embed = c->form->body == BODY_EMBEDDING, open_end = !embed && c->form->body != BODY_COMPLETION && c->max_tokens == 0;
+    const int embed = c->form->body == BODY_EMBEDDING, open_end = !embed && c->form->body != BODY_COMPLETION &&
+        c->max_tokens == 0;
     const int64_t n = embed ? 1 : c->params.n;
     int64_t prompts = 0, least = 0, most = 0, granted;
     for (int i = 0; i < c->n_prompts; i++) {
-        const int64_t room = embed ? 0 : c->h->m.max_len - c->prompts[i].n_ids, asked = c->max_tokens ? c->max_tokens : open_end ? room : 1;
+        const int64_t room = embed ? 0 : c->h->m.max_len - c->prompts[i].n_ids,
+                      asked = c->max_tokens ? c->max_tokens : open_end ? room : 1;
         const int64_t answer = asked < room ? asked : room;
         prompts += c->prompts[i].n_ids;
         most += n * answer;
@@ -880,9 +924,14 @@ static void submit(struct call *c)
         return;
     }
     int embed = c->form->body == BODY_EMBEDDING, n = embed ? 1 : p->n;
-    struct request_params rp = { .sampling = p->sampling, .max_tokens = c->max_tokens ? c->max_tokens : c->form->body == BODY_COMPLETION && p->given & GIVEN_MAX_TOKENS ? 1 : 0,
-                                 .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos, .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
-                                 .prompt_logprobs = p->echo && c->n_logprobs >= 0, .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority, .share = c->share, .heard = &c->heard, .n = n };
+    struct request_params rp = { .sampling = p->sampling,
+                                 .max_tokens = c->max_tokens ? c->max_tokens : c->form->body == BODY_COMPLETION &&
+                                 p->given & GIVEN_MAX_TOKENS ? 1 : 0,
+                                 .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos,
+                                 .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
+                                 .prompt_logprobs = p->echo && c->n_logprobs >= 0,
+                                 .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority, .share = c->share,
+                                 .heard = &c->heard, .n = n };
     if (c->s->o.timeout_s > 0)
         rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);
     show_relaxed(c);
@@ -912,7 +961,8 @@ static void submit(struct call *c)
 static void parse(struct call *c, struct problem *pr)
 {
     struct err e;
-    if (prescan_body(c->body.data, c->body.size, c->form->body, &c->scan, pr) != 0 || call_keep(c, c->scan.tree_bytes, pr) != 0)
+    if (prescan_body(c->body.data, c->body.size, c->form->body, &c->scan, pr) != 0 ||
+        call_keep(c, c->scan.tree_bytes, pr) != 0)
         return;
     c->body_bytes -= c->scan.n_blanked;
     c->json = js_parse("body", c->body.data ? c->body.data : "", c->body.size, &e);
@@ -925,16 +975,19 @@ static void parse(struct call *c, struct problem *pr)
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-/* A conversation has two more trees besides the template's values and the text, for which there is so much by the body's size, or what else a request may take. */
+/* A conversation has two more trees besides the template's values and the text, for which there
+ * is so much by the body's size, or what else a request may take. */
 static int hold_prompts(struct call *c, struct problem *pr)
 {
     enum { TEMPLATED = BODY_CHAT | BODY_RESPONSES | BODY_MESSAGES | BODY_COUNT | BODY_TEMPLATE | BODY_WS_CHAT };
     static const size_t mib = 1 << 20;
     if (!(c->form->body & TEMPLATED))
         return 0;
-    const size_t b = c->body_bytes, trees = 2 * (c->scan.tree_bytes + c->scan.text_bytes), all = account_request_limit(c->s->account);
+    const size_t b = c->body_bytes, trees = 2 * (c->scan.tree_bytes + c->scan.text_bytes),
+                 all = account_request_limit(c->s->account);
     const size_t others = CALL_BYTES + c->kept_bytes + trees, left = all > others ? all - others : 0;
-    const size_t output = least(least(mib + 8 * b, 16 * mib), left / 4), values = least(least(16 * mib + 32 * b, 192 * mib), left - output);
+    const size_t output = least(least(mib + 8 * b, 16 * mib), left / 4),
+                 values = least(least(16 * mib + 32 * b, 192 * mib), left - output);
     c->talk.limits = (struct tmpl_limits){ .max_output = output, .max_memory = values };
     return call_hold(c, trees + (left ? output + values : mib), pr);
 }
@@ -967,10 +1020,12 @@ static void be_done(struct preparing *p, struct call *c)
 
 static int refuse_queued(struct call *c, int most)
 {
-    return problem_set(&c->problem, 503, NULL, "overloaded", "%d request%s already waiting to be prepared, expected at most %d", most, plural(most), most);
+    return problem_set(&c->problem, 503, NULL, "overloaded",
+                       "%d request%s already waiting to be prepared, expected at most %d", most, plural(most), most);
 }
 
-/* -1 with c->problem: as many wait already as --max-queue lets wait, and nobody has more of them than this one's share. */
+/* -1 with c->problem: as many wait already as --max-queue lets wait, and nobody has more of them
+ * than this one's share. */
 static int to_thread(struct call *c)
 {
     struct preparing *p = c->s->preparing;
@@ -1076,7 +1131,8 @@ static void take_body(struct call *c, int whole, const char *text, size_t size)
         call_hold(c, 0, &c->problem);
 }
 
-void call_start(struct server *s, struct conn *conn, struct visit *visit, const struct call_form *form, const char *text, size_t size)
+void call_start(struct server *s, struct conn *conn, struct visit *visit, const struct call_form *form,
+                const char *text, size_t size)
 {
     struct call *c = calloc(1, sizeof *c);
     int large = size > INLINE_BODY;

@@ -1,6 +1,8 @@
-/* calls.h - an API request that generates: from its body to prompts, through the engine, to an answer or a stream of events.
+/* calls.h - an API request that generates: from its body to prompts, through the engine, to an
+ * answer or a stream of events.
  *
- * What all forms share is here; a form (chat.c, responses.c, messages.c, completions.c, embeddings.c, wschat.c) reads its body and writes its answer. */
+ * What all forms share is here; a form (chat.c, responses.c, messages.c, completions.c,
+ * embeddings.c, wschat.c) reads its body and writes its answer. */
 #ifndef ZSE_SERVE_API_CALLS_H
 #define ZSE_SERVE_API_CALLS_H
 
@@ -46,10 +48,12 @@ struct prompt {
 struct call_form {
     enum body_kind body;
     const char *prefix;                 /* of ids: "chatcmpl-" */
-    /* From c->json to c->prompts. Any thread: only c->json, c->params and what cannot change of the model. */
+    /* From c->json to c->prompts. Any thread: only c->json, c->params and what cannot change of
+     * the model. */
     int (*prepare)(struct call *c, struct problem *pr);
     void (*begin)(struct call *c);      /* a stream's first bytes */
-    /* A token, or the end, of one choice. NULL: no engine is needed, what prepare made is the answer. */
+    /* A token, or the end, of one choice. NULL: no engine is needed, what prepare made is the
+     * answer. */
     void (*event)(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
     void (*piece)(struct call *c, struct choice *ch, const struct part *p, int begins, const char *text, size_t size);  /* of a conversation's answer: talk_event calls it */
     void (*end)(struct call *c);        /* every choice has ended: the answer, or the end of the stream */
@@ -97,21 +101,26 @@ struct call {
     int heard;                          /* the engine's, while jobs are open: see request_params */
 };
 
-/* A request arrived. visit: of a WebSocket's message, taken over, whose text is copied; NULL: the connection's, whose body is taken. */
-void call_start(struct server *s, struct conn *c, struct visit *visit, const struct call_form *form, const char *text, size_t size);
+/* A request arrived. visit: of a WebSocket's message, taken over, whose text is copied; NULL:
+ * the connection's, whose body is taken. */
+void call_start(struct server *s, struct conn *c, struct visit *visit, const struct call_form *form, const char *text,
+                size_t size);
 
 /* ---- for the forms ---- */
 struct visit *call_visit(const struct call *c);        /* NULL: none */
 void call_cancel(struct call *c);
-/* The call needs `more` bytes for a while, besides what it keeps: 0, or -1 with *pr (413, 429 or 503).  0 bytes: what it needed is free. */
+/* The call needs `more` bytes for a while, besides what it keeps: 0, or -1 with *pr (413, 429 or
+ * 503).  0 bytes: what it needed is free. */
 int call_hold(struct call *c, size_t more, struct problem *pr);
 /* The same from now on. */
 int call_keep(struct call *c, size_t more, struct problem *pr);
 enum { TOKENIZE_BYTES = 144 };          /* that tokenizing takes for each byte of valid UTF-8, at most (spaces in SentencePiece vocabularies) */
 /* Room for n prompts. */
 int call_prompts(struct call *c, int n, struct problem *pr);
-/* Text becomes prompt i; special: texts of special tokens become those tokens; bos: with what the tokenizer adds. */
-int call_tokenize(struct call *c, int i, const char *text, size_t size, int special, int bos, struct problem *pr, const char *field);
+/* Text becomes prompt i; special: texts of special tokens become those tokens; bos: with what
+ * the tokenizer adds. */
+int call_tokenize(struct call *c, int i, const char *text, size_t size, int special, int bos, struct problem *pr,
+                  const char *field);
 /* "prompt" or "input": text, ids, or a list of either. */
 int call_any_prompts(struct call *c, const char *field, int special, struct problem *pr);
 int call_is_stream(const struct call *c);
@@ -122,15 +131,17 @@ void call_send_event(struct call *c);                   /* c->line as a server-s
 void call_fail_answer(struct call *c, const struct problem *p);    /* the default for call_form.fail */
 /* The status and the headers of a stream of server-sent events. */
 void call_begin_stream(struct call *c);
-/* What an answer of chat or text begins with, up to the list of choices; how an event of one choice ends (finish NULL: more comes), which is sent;
- * how the stream and how the whole answer end. */
+/* What an answer of chat or text begins with, up to the list of choices; how an event of one
+ * choice ends (finish NULL: more comes), which is sent; how the stream and how the whole answer
+ * end. */
 void call_head(const struct call *c, const char *object, struct buf *out);
 void call_end_event(struct call *c, const char *finish);
 void call_end_stream(struct call *c);
 void call_end_answer(struct call *c, struct buf *out);
 
 /* ---- shape.c: what the answers must look like ---- */
-/* c->talk's format and tools, grammar and regex of the body: the grammar, and a matcher of it for every prompt.  0 also where nothing is asked. */
+/* c->talk's format and tools, grammar and regex of the body: the grammar, and a matcher of it
+ * for every prompt.  0 also where nothing is asked. */
 int call_shape(struct call *c, struct problem *pr);
 
 /* ---- token_text.c ---- */

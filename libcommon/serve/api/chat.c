@@ -48,7 +48,11 @@ static void begin(struct call *c)
     call_begin_stream(c);
 }
 
-static const char *finish_of(const struct choice *ch) { return ch->finish == FINISH_STOP && choice_calls(ch) && !choice_cut(ch) ? "tool_calls" : call_finish_name(ch->finish); }
+static const char *finish_of(const struct choice *ch)
+{
+    return ch->finish == FINISH_STOP && choice_calls(ch) &&
+           !choice_cut(ch) ? "tool_calls" : call_finish_name(ch->finish);
+}
 
 /* What begins every delta; the first one says the role. */
 static void begin_delta(struct call *c, struct choice *ch, const char *content)
@@ -195,9 +199,13 @@ static void end(struct call *c)
 
 /* ---- the body ---- */
 
-static int prepare(struct call *c, struct problem *pr) { return chat_read(c->json, c->params.parallel_calls, &c->talk, pr) == 0 ? talk_prepare(c, pr) : -1; }
+static int prepare(struct call *c, struct problem *pr)
+{
+    return chat_read(c->json, c->params.parallel_calls, &c->talk, pr) == 0 ? talk_prepare(c, pr) : -1;
+}
 
-static const struct call_form form = { .body = BODY_CHAT, .prefix = "chatcmpl-", .prepare = prepare, .begin = begin, .event = on_event, .piece = piece, .end = end, .fail = call_fail_answer };
+static const struct call_form form = { .body = BODY_CHAT, .prefix = "chatcmpl-", .prepare = prepare, .begin = begin,
+                                       .event = on_event, .piece = piece, .end = end, .fail = call_fail_answer };
 
 void handle_chat(struct server *s, struct conn *c, const char *rest)
 {

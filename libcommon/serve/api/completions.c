@@ -144,7 +144,8 @@ static int prepare(struct call *c, struct problem *pr)
     return call_any_prompts(c, "prompt", 1, pr) == 0 ? call_shape(c, pr) : -1;
 }
 
-static const struct call_form form = { .body = BODY_COMPLETION, .prefix = "cmpl-", .prepare = prepare, .begin = begin, .event = on_event, .end = end, .fail = call_fail_answer };
+static const struct call_form form = { .body = BODY_COMPLETION, .prefix = "cmpl-", .prepare = prepare, .begin = begin,
+                                       .event = on_event, .end = end, .fail = call_fail_answer };
 
 void handle_completions(struct server *s, struct conn *c, const char *rest)
 {

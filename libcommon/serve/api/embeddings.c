@@ -1,4 +1,5 @@
-/* embeddings.c - POST /v1/embeddings: the mean of the final hidden states of a text, scaled to length 1. */
+/* embeddings.c - POST /v1/embeddings: the mean of the final hidden states of a text, scaled to
+ * length 1. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,13 +78,16 @@ static int prepare(struct call *c, struct problem *pr)
     const char *format = c->params.encoding_format;
     int size = c->h->m.model->config.hidden_size;
     if (format && strcmp(format, "float") != 0 && strcmp(format, "base64") != 0)
-        return problem_set(pr, 400, "encoding_format", "out_of_range", "encoding_format: '%.40s', expected float or base64", format);
+        return problem_set(pr, 400, "encoding_format", "out_of_range",
+                           "encoding_format: '%.40s', expected float or base64", format);
     if (c->params.dimensions > size)
-        return problem_set(pr, 400, "dimensions", "out_of_range", "dimensions: %d is not in the range 1 to %d", c->params.dimensions, size);
+        return problem_set(pr, 400, "dimensions", "out_of_range", "dimensions: %d is not in the range 1 to %d",
+                           c->params.dimensions, size);
     return call_any_prompts(c, "input", 0, pr);
 }
 
-static const struct call_form form = { .body = BODY_EMBEDDING, .prefix = "embd-", .prepare = prepare, .begin = begin, .event = on_event, .end = end, .fail = call_fail_answer };
+static const struct call_form form = { .body = BODY_EMBEDDING, .prefix = "embd-", .prepare = prepare, .begin = begin,
+                                       .event = on_event, .end = end, .fail = call_fail_answer };
 
 void handle_embeddings(struct server *s, struct conn *c, const char *rest)
 {

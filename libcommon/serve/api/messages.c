@@ -6,7 +6,10 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/calls.h"
 
-static int prepare(struct call *c, struct problem *pr) { return messages_read(c->json, &c->talk, pr) == 0 ? talk_prepare(c, pr) : -1; }
+static int prepare(struct call *c, struct problem *pr)
+{
+    return messages_read(c->json, &c->talk, pr) == 0 ? talk_prepare(c, pr) : -1;
+}
 
 /* ---- the answer ---- */
 
@@ -20,7 +23,8 @@ static void usage(const struct call *c, struct buf *out)
 static void stop_json(const struct call *c, struct buf *out)
 {
     const struct choice *ch = &c->choices[0];
-    const char *why = ch->finish == FINISH_LENGTH ? "max_tokens" : ch->stop ? "stop_sequence" : choice_calls(ch) ? "tool_use" : "end_turn";
+    const char *why = ch->finish == FINISH_LENGTH ? "max_tokens" : ch->stop ? "stop_sequence" : choice_calls(ch)
+                          ? "tool_use" : "end_turn";
     buf_printf(out, "\"stop_reason\":\"%s\",\"stop_sequence\":", why);
     if (ch->finish != FINISH_LENGTH && ch->stop)
         buf_json(out, c->stop[ch->stop - 1], strlen(c->stop[ch->stop - 1]));
@@ -40,12 +44,14 @@ static void call_id(const struct part *p, struct buf *out)
     buf_release(&id);
 }
 
-/* A block; whole 0: as it begins.  Arguments that were cut off are no input: it is empty, as where a stream begins. */
+/* A block; whole 0: as it begins.  Arguments that were cut off are no input: it is empty, as
+ * where a stream begins. */
 static void block_json(const struct part *p, int whole, struct buf *out)
 {
     const size_t n = whole ? p->text.size : 0;
     json_error_t je;
-    json_t *input = whole && p->kind == PART_CALL ? json_loadb(p->text.data ? p->text.data : "", p->text.size, 0, &je) : NULL;
+    json_t *input = whole && p->kind == PART_CALL ? json_loadb(p->text.data ? p->text.data : "", p->text.size, 0, &je)
+                                                  : NULL;
     out->failed |= whole && p->kind == PART_CALL && !input && js_no_memory(&je);
     if (p->kind == PART_CALL) {
         buf_str(out, "{\"type\":\"tool_use\",\"id\":");
@@ -78,7 +84,10 @@ static void message_head(const struct call *c, struct buf *out)
 
 /* ---- the stream ---- */
 
-static void event_head(struct call *c, const char *type) { buf_printf(&c->line, "event: %s\ndata: {\"type\":\"%s\"", type, type); }
+static void event_head(struct call *c, const char *type)
+{
+    buf_printf(&c->line, "event: %s\ndata: {\"type\":\"%s\"", type, type);
+}
 
 static void event_end(struct call *c)
 {
@@ -106,7 +115,9 @@ static void close_block(struct call *c, const struct part *p)
 
 static void piece(struct call *c, struct choice *ch, const struct part *p, int begins, const char *text, size_t size)
 {
-    static const char *const delta[] = { [PART_TEXT] = "\"text_delta\",\"text\"", [PART_REASONING] = "\"thinking_delta\",\"thinking\"", [PART_CALL] = "\"input_json_delta\",\"partial_json\"" };
+    static const char *const delta[] = { [PART_TEXT] = "\"text_delta\",\"text\"",
+                                         [PART_REASONING] = "\"thinking_delta\",\"thinking\"",
+                                         [PART_CALL] = "\"input_json_delta\",\"partial_json\"" };
     if (!call_is_stream(c))
         return;
     if (begins) {
@@ -165,7 +176,8 @@ static void fail(struct call *c, const struct problem *p)
     call_fail_answer(c, p);
 }
 
-static const struct call_form form = { .body = BODY_MESSAGES, .prefix = "msg_", .prepare = prepare, .begin = begin, .event = talk_event, .piece = piece, .end = end, .fail = fail };
+static const struct call_form form = { .body = BODY_MESSAGES, .prefix = "msg_", .prepare = prepare, .begin = begin,
+                                       .event = talk_event, .piece = piece, .end = end, .fail = fail };
 
 void handle_messages(struct server *s, struct conn *c, const char *rest)
 {
@@ -180,7 +192,8 @@ static int count(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (messages_read(c->json, &c->talk, pr) != 0 || talk_check_tools(&c->talk, pr) != 0 || call_prompts(c, 1, pr) != 0 || talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
+    if (messages_read(c->json, &c->talk, pr) != 0 || talk_check_tools(&c->talk, pr) != 0 ||
+        call_prompts(c, 1, pr) != 0 || talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
         return -1;
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, "messages");
     free(text);
@@ -190,7 +203,8 @@ static int count(struct call *c, struct problem *pr)
 
 static void end_count(struct call *c) { reply_json(c->s, c->conn, 200, &c->line); }
 
-static const struct call_form count_form = { .body = BODY_COUNT, .prefix = "msg_", .prepare = count, .end = end_count, .fail = call_fail_answer };
+static const struct call_form count_form = { .body = BODY_COUNT, .prefix = "msg_", .prepare = count, .end = end_count,
+                                             .fail = call_fail_answer };
 
 void handle_count_tokens(struct server *s, struct conn *c, const char *rest)
 {

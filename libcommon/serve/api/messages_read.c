@@ -12,7 +12,8 @@ static int add_result(json_t *messages, const json_t *block, const char *param, 
 {
     json_t *id = json_object_get(block, "tool_use_id"), *content = js_get(block, "content");
     struct buf text = { 0 };
-    int rc = json_is_string(id) ? 0 : problem_set(pr, 400, param, "invalid_type", "%s: tool_result: expected a tool_use_id", param);
+    int rc = json_is_string(id) ? 0 : problem_set(pr, 400, param, "invalid_type",
+                                                  "%s: tool_result: expected a tool_use_id", param);
     if (rc == 0 && content)
         rc = talk_text(content, text_types, param, &text, pr);
     if (rc == 0)
@@ -22,7 +23,8 @@ static int add_result(json_t *messages, const json_t *block, const char *param, 
 }
 
 /* A block of the model's own message, to m and its text. */
-static int add_own_block(json_t *m, const json_t *block, const char *type, struct buf *text, const char *param, struct problem *pr)
+static int add_own_block(json_t *m, const json_t *block, const char *type, struct buf *text, const char *param,
+                         struct problem *pr)
 {
     const json_t *words = json_object_get(block, "text");
     const json_t *thought = json_object_get(block, "thinking");
@@ -34,9 +36,12 @@ static int add_own_block(json_t *m, const json_t *block, const char *type, struc
         return talk_add_reasoning(m, json_string_value(thought), json_string_length(thought), pr);
     if (strcmp(type, "redacted_thinking") == 0)
         return 0;                       /* nothing that a model here could read */
-    json_t *id = json_object_get(block, "id"), *name = json_object_get(block, "name"), *input = json_object_get(block, "input");
+    json_t *id = json_object_get(block, "id"), *name = json_object_get(block, "name"),
+           *input = json_object_get(block, "input");
     if (strcmp(type, "tool_use") != 0 || !json_is_string(id) || !json_is_string(name) || !json_is_object(input))
-        return problem_set(pr, 400, param, "unsupported_parameter", "%s: a block of type '%.40s', expected text, thinking, or tool_use {id, name, input}", param, type);
+        return problem_set(pr, 400, param, "unsupported_parameter",
+                           "%s: a block of type '%.40s', expected text, thinking, or tool_use {id, name, input}", param,
+                           type);
     return talk_add_call(m, id, name, input, pr);
 }
 
@@ -52,7 +57,9 @@ static int add_own(json_t *messages, const json_t *content, const char *param, s
         if ((rc = add_own_block(m, block, type ? type : "", &text, param, pr)) != 0)
             break;
     }
-    if (rc == 0 && (text.failed || json_object_set_new(m, "content", json_stringn(text.data ? text.data : "", text.size)) != 0 || json_array_append(messages, m) != 0))
+    if (rc == 0 && (text.failed || json_object_set_new(m, "content",
+                                                       json_stringn(text.data ? text.data : "", text.size)) != 0 ||
+                                                       json_array_append(messages, m) != 0))
         rc = problem_nomem(pr);
     json_decref(m);
     buf_release(&text);
@@ -75,7 +82,8 @@ static int add_users(json_t *messages, const json_t *content, const char *param,
         } else if (type && strcmp(type, "text") == 0 && json_is_string(words)) {
             buf_add(&text, json_string_value(words), json_string_length(words));
         } else {
-            rc = problem_set(pr, 400, param, "unsupported_parameter", "%s: a block of type '%.40s', expected text or tool_result", param, type ? type : "?");
+            rc = problem_set(pr, 400, param, "unsupported_parameter",
+                             "%s: a block of type '%.40s', expected text or tool_result", param, type ? type : "?");
         }
         if (rc != 0)
             break;
@@ -109,7 +117,8 @@ static int read_messages(const json_t *body, json_t *out, struct problem *pr)
         snprintf(param, sizeof param, "messages[%zu]", i);
         role = json_string_value(json_object_get(m, "role"));
         if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0))
-            return problem_set(pr, 400, param, "invalid_role", "%s: role is %.60s, expected user or assistant", param, role ? role : "missing");
+            return problem_set(pr, 400, param, "invalid_role", "%s: role is %.60s, expected user or assistant", param,
+                               role ? role : "missing");
         if (json_is_string(content)) {
             struct buf text = { 0 };
             buf_add(&text, json_string_value(content), json_string_length(content));
@@ -118,13 +127,15 @@ static int read_messages(const json_t *body, json_t *out, struct problem *pr)
         } else if (json_is_array(content)) {
             rc = strcmp(role, "user") == 0 ? add_users(out, content, param, pr) : add_own(out, content, param, pr);
         } else {
-            rc = problem_set(pr, 400, param, "invalid_type", "%s: content: found %s, expected text or a list of blocks", param, js_kind(content));
+            rc = problem_set(pr, 400, param, "invalid_type", "%s: content: found %s, expected text or a list of blocks",
+                             param, js_kind(content));
         }
         if (rc != 0)
             return -1;
     }
     if (strcmp(role, "assistant") == 0)
-        return problem_set(pr, 400, "messages", "unsupported_parameter", "messages: the last one is the assistant's: to continue it is not available");
+        return problem_set(pr, 400, "messages", "unsupported_parameter",
+                           "messages: the last one is the assistant's: to continue it is not available");
     return 0;
 }
 
@@ -133,7 +144,8 @@ static const json_t *function_of(const json_t *tool, const char *param, struct p
     const char *kind = json_string_value(json_object_get(tool, "type"));
     if (!kind || strcmp(kind, "custom") == 0)
         return tool;
-    problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.40s': only tools of the client are here", param, kind);
+    problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.40s': only tools of the client are here",
+                param, kind);
     return NULL;
 }
 
@@ -150,25 +162,30 @@ static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
     t->only = json_string_value(json_object_get(v, "name"));
     if (type && (t->choice == CALLS_NONE || strcmp(type, "any") == 0 || (strcmp(type, "tool") == 0 && t->only)))
         return 0;
-    return problem_set(pr, 400, "tool_choice", "invalid_type", "tool_choice: expected {type: auto}, {type: any}, {type: none} or {type: tool, name}");
+    return problem_set(pr, 400, "tool_choice", "invalid_type",
+                       "tool_choice: expected {type: auto}, {type: any}, {type: none} or {type: tool, name}");
 }
 
-/* thinking becomes the variable that templates go by; output_config.format is the form of the answer. */
+/* thinking becomes the variable that templates go by; output_config.format is the form of the
+ * answer. */
 static int read_settings(const json_t *body, struct talk *t, struct problem *pr)
 {
     json_t *thinking = js_get(body, "thinking"), *output = js_get(body, "output_config"), *v;
     const char *type = json_string_value(json_object_get(thinking, "type")), *key;
     int wanted = type && (strcmp(type, "enabled") == 0 || strcmp(type, "adaptive") == 0);
     if (thinking && !wanted && !(type && strcmp(type, "disabled") == 0))
-        return problem_set(pr, 400, "thinking", "invalid_type", "thinking: expected {type: enabled}, {type: adaptive} or {type: disabled}");
+        return problem_set(pr, 400, "thinking", "invalid_type",
+                           "thinking: expected {type: enabled}, {type: adaptive} or {type: disabled}");
     t->vars = json_pack("{s:b}", "enable_thinking", wanted);
     if (talk_read_vars(t, body, pr) != 0)
         return -1;
     if (output && !json_is_object(output))
-        return problem_set(pr, 400, "output_config", "invalid_type", "output_config: found %s, expected an object", js_kind(output));
+        return problem_set(pr, 400, "output_config", "invalid_type", "output_config: found %s, expected an object",
+                           js_kind(output));
     json_object_foreach(output, key, v)
         if (strcmp(key, "format") != 0 && !json_is_null(v))
-            return problem_set(pr, 400, "output_config", "unsupported_parameter", "output_config: %.40s: only format is here", key);
+            return problem_set(pr, 400, "output_config", "unsupported_parameter",
+                               "output_config: %.40s: only format is here", key);
     t->format = js_get(output, "format");
     t->format_param = "output_config.format";
     return 0;
@@ -181,5 +198,6 @@ int messages_read(const json_t *body, struct talk *t, struct problem *pr)
     t->messages = rc == 0 ? talk_messages(messages, pr) : NULL;
     t->param = "messages";
     json_decref(messages);
-    return t->messages && talk_read_tools(t, body, "input_schema", function_of, pr) == 0 && read_choice(body, t, pr) == 0 && read_settings(body, t, pr) == 0 ? 0 : -1;
+    return t->messages && talk_read_tools(t, body, "input_schema", function_of, pr) == 0 &&
+           read_choice(body, t, pr) == 0 && read_settings(body, t, pr) == 0 ? 0 : -1;
 }

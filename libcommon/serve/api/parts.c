@@ -105,8 +105,10 @@ int talk_listen(struct choice *ch)
 {
     const struct call *c = ch->call;
     struct err e;
-    const struct tool_parser_options o = { .tools = c->talk.tools, .reasoning = c->starts_thinking, .no_calls = !c->talk.tools || c->talk.choice == CALLS_NONE,
-                                           .stream_arguments = 1, .seed = rng_u64(&c->s->ids), .on_event = on_part, .user = ch };
+    const struct tool_parser_options o = { .tools = c->talk.tools, .reasoning = c->starts_thinking,
+                                           .no_calls = !c->talk.tools || c->talk.choice == CALLS_NONE,
+                                           .stream_arguments = 1, .seed = rng_u64(&c->s->ids), .on_event = on_part,
+                                           .user = ch };
     if (!c->raw_text)
         return 0;
     ch->parser = tool_parser_open(c->h->calls_form, &o, &e);
@@ -120,7 +122,8 @@ void talk_event(struct call *c, struct choice *ch, const struct events *b, const
     struct err e;
     if (ch->parser) {
         ch->n_reasoning += ev->id >= 0 && tool_parser_thinking(ch->parser);
-        if (tool_parser_push(ch->parser, piece, ev->text_size, &e) != 0 || (ev->last && tool_parser_finish(ch->parser, &e) != 0))
+        if (tool_parser_push(ch->parser, piece, ev->text_size, &e) != 0 ||
+            (ev->last && tool_parser_finish(ch->parser, &e) != 0))
             no_memory(ch);
         return;
     }

@@ -159,7 +159,8 @@ static int blank_ignored(char *s, size_t size, enum body_kind kind, struct presc
     if (at >= size || s[at] != '{')
         return 0;
     for (at++;;) {
-        const size_t key = skip_blanks(s, size, at), behind = skip_string(s, size, key), value = behind ? skip_key(s, size, key) : 0;
+        const size_t key = skip_blanks(s, size, at), behind = skip_string(s, size, key),
+                     value = behind ? skip_key(s, size, key) : 0;
         const struct field *f = value ? fields_find(s + key + 1, behind - key - 2, kind) : NULL;
         size_t end = value ? skip_value(s, size, value) : 0;
         if (!end)
@@ -185,8 +186,10 @@ static int blank_ignored(char *s, size_t size, enum body_kind kind, struct presc
 
 /* ---- what a tree takes ---- */
 
-/* Bytes that jansson 2.13 and 2.14 allocate on a 64-bit machine, with malloc's 16 bytes for each block and tables that were just doubled, old and new: an
- * object 72 and 8 chains of 16; a member its key, 56 and the chain; an array 40 and 8 pointers; an element 3 pointers; a string 32 and its bytes; a number 24. */
+/* Bytes that jansson 2.13 and 2.14 allocate on a 64-bit machine, with malloc's 16 bytes for each
+ * block and tables that were just doubled, old and new: an object 72 and 8 chains of 16; a
+ * member its key, 56 and the chain; an array 40 and 8 pointers; an element 3 pointers; a string
+ * 32 and its bytes; a number 24. */
 enum { OBJECT_BYTES = 280, ARRAY_BYTES = 184, STRING_BYTES = 160, NUMBER_BYTES = 64, WORD_BYTES = 24 };
 
 /* Counts every token, valid or not: there is never less than jansson meets before it stops. */
@@ -207,7 +210,8 @@ static int count(const char *s, size_t size, struct prescan *p, struct problem *
             p->tree_bytes += STRING_BYTES + n;
         } else if (c == '{' || c == '[') {
             if (++depth > JSON_DEPTH)
-                return problem_set(pr, 400, NULL, "invalid_json", "body: more than %d levels of objects and lists", JSON_DEPTH);
+                return problem_set(pr, 400, NULL, "invalid_json", "body: more than %d levels of objects and lists",
+                                   JSON_DEPTH);
             p->tree_bytes += c == '{' ? OBJECT_BYTES : ARRAY_BYTES;
         } else if (c == '}' || c == ']') {
             depth -= depth > 0;

@@ -1,7 +1,8 @@
 /* prescan.h - a pass over the JSON text of a body before jansson makes a tree of it.
  *
- * A tree takes up to 90 times as much memory as its text ("[{},{},{}]"), so the tree's size is worked out first, and members of the body that
- * change nothing (FIELD_IGNORED) are blanked out: they never become a tree. */
+ * A tree takes up to 90 times as much memory as its text ("[{},{},{}]"), so the tree's size is
+ * worked out first, and members of the body that change nothing (FIELD_IGNORED) are blanked out:
+ * they never become a tree. */
 #ifndef ZSE_SERVE_API_PRESCAN_H
 #define ZSE_SERVE_API_PRESCAN_H
 
@@ -16,8 +17,9 @@ struct prescan {
     size_t text_bytes;                  /* of its strings */
     size_t n_blanked;                   /* bytes of members that are ignored; the text keeps its size, lines and columns */
 };
-/* Blanks in text what a body of this kind ignores.  Malformed text is left to jansson, which refuses it; what it builds before that is counted as well.
- * -1 with *pr: more than JSON_DEPTH levels, or an ignored member is there twice. */
+/* Blanks in text what a body of this kind ignores.  Malformed text is left to jansson, which
+ * refuses it; what it builds before that is counted as well.  -1 with *pr: more than JSON_DEPTH
+ * levels, or an ignored member is there twice. */
 int prescan_body(char *text, size_t size, enum body_kind kind, struct prescan *p, struct problem *pr);
 
 #endif

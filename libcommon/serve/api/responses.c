@@ -1,4 +1,5 @@
-/* responses.c - POST /v1/responses: OpenAI's Responses, without memory: every request brings its whole conversation. */
+/* responses.c - POST /v1/responses: OpenAI's Responses, without memory: every request brings its
+ * whole conversation. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +8,10 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/calls.h"
 
-static int prepare(struct call *c, struct problem *pr) { return responses_read(c->json, c->params.parallel_calls, &c->talk, pr) == 0 ? talk_prepare(c, pr) : -1; }
+static int prepare(struct call *c, struct problem *pr)
+{
+    return responses_read(c->json, c->params.parallel_calls, &c->talk, pr) == 0 ? talk_prepare(c, pr) : -1;
+}
 
 /* ---- the answer ---- */
 
@@ -19,7 +23,8 @@ static void item_id(const struct call *c, const struct part *p, char out[64])
 
 static void text_part(const struct part *p, int whole, struct buf *out)
 {
-    buf_str(out, p->kind == PART_TEXT ? "{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],\"text\":" : "{\"type\":\"reasoning_text\",\"text\":");
+    buf_str(out, p->kind == PART_TEXT ? "{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],\"text\":"
+                                      : "{\"type\":\"reasoning_text\",\"text\":");
     buf_json(out, p->text.data, whole ? p->text.size : 0);
     buf_str(out, "}");
 }
@@ -39,7 +44,8 @@ static void item_json(const struct call *c, const struct part *p, const char *st
         buf_str(out, ",\"arguments\":");
         buf_json(out, p->text.data, whole ? p->text.size : 0);
     } else {
-        buf_str(out, p->kind == PART_TEXT ? "\"type\":\"message\",\"role\":\"assistant\",\"content\":[" : "\"type\":\"reasoning\",\"summary\":[],\"content\":[");
+        buf_str(out, p->kind == PART_TEXT ? "\"type\":\"message\",\"role\":\"assistant\",\"content\":["
+                                          : "\"type\":\"reasoning\",\"summary\":[],\"content\":[");
         if (whole)
             text_part(p, 1, out);
         buf_str(out, "]");
@@ -48,7 +54,10 @@ static void item_json(const struct call *c, const struct part *p, const char *st
     out->failed |= p->text.failed;
 }
 
-static const char *end_status(const struct choice *ch) { return ch->finish == FINISH_LENGTH || choice_cut(ch) ? "incomplete" : "completed"; }
+static const char *end_status(const struct choice *ch)
+{
+    return ch->finish == FINISH_LENGTH || choice_cut(ch) ? "incomplete" : "completed";
+}
 
 static void field_json(const struct call *c, const char *name, const char *otherwise, struct buf *out)
 {
@@ -74,7 +83,8 @@ static void response_json(const struct call *c, const char *status, const struct
         buf_str(out, "null");
     }
     if (strcmp(status, "incomplete") == 0)
-        buf_printf(out, ",\"incomplete_details\":{\"reason\":\"%s\"}", ch->finish == FINISH_LENGTH ? "max_output_tokens" : "stop");
+        buf_printf(out, ",\"incomplete_details\":{\"reason\":\"%s\"}",
+                   ch->finish == FINISH_LENGTH ? "max_output_tokens" : "stop");
     else
         buf_str(out, ",\"incomplete_details\":null");
     buf_str(out, ",\"model\":");
@@ -87,8 +97,9 @@ static void response_json(const struct call *c, const char *status, const struct
     field_json(c, "text", "{\"format\":{\"type\":\"text\"}}", out);
     field_json(c, "user", "null", out);
     buf_printf(out, ",\"parallel_tool_calls\":%s,\"temperature\":%.9g,\"top_p\":%.9g,\"previous_response_id\":null,\"reasoning\":{\"effort\":null,\"summary\":null},"
-               "\"service_tier\":\"default\",\"store\":false,\"truncation\":\"disabled\",\"output\":[", c->params.parallel_calls ? "true" : "false",
-               (double)c->params.sampling.temperature, (double)c->params.sampling.top_p);
+               "\"service_tier\":\"default\",\"store\":false,\"truncation\":\"disabled\",\"output\":[",
+               c->params.parallel_calls ? "true" : "false", (double)c->params.sampling.temperature,
+               (double)c->params.sampling.top_p);
     for (int i = 0; whole && i < ch->n_parts; i++) {
         buf_str(out, i ? "," : "");
         item_json(c, &ch->part[i], i + 1 == ch->n_parts ? end_status(ch) : "completed", out);
@@ -136,7 +147,8 @@ static void part_event(struct call *c, const struct part *p, const char *type)
     char id[64];
     item_id(c, p, id);
     event_head(c, type);
-    buf_printf(&c->line, ",\"item_id\":\"%s\",\"output_index\":%d%s", id, p->index, p->kind == PART_CALL ? "" : ",\"content_index\":0");
+    buf_printf(&c->line, ",\"item_id\":\"%s\",\"output_index\":%d%s", id, p->index,
+               p->kind == PART_CALL ? "" : ",\"content_index\":0");
 }
 
 static void item_event(struct call *c, const struct part *p, const char *type, const char *status)
@@ -149,13 +161,16 @@ static void item_event(struct call *c, const struct part *p, const char *type, c
 
 static void close_item(struct call *c, const struct part *p, const char *status)
 {
-    static const char *const done[] = { [PART_TEXT] = "response.output_text.done", [PART_REASONING] = "response.reasoning_text.done", [PART_CALL] = "response.function_call_arguments.done" };
+    static const char *const done[] = { [PART_TEXT] = "response.output_text.done",
+                                        [PART_REASONING] = "response.reasoning_text.done",
+                                        [PART_CALL] = "response.function_call_arguments.done" };
     part_event(c, p, done[p->kind]);
     if (p->kind == PART_CALL) {
         buf_str(&c->line, ",\"name\":");
         buf_json(&c->line, p->name, strlen(p->name));
     }
-    buf_str(&c->line, p->kind == PART_CALL ? ",\"arguments\":" : p->kind == PART_TEXT ? ",\"logprobs\":[],\"text\":" : ",\"text\":");
+    buf_str(&c->line, p->kind == PART_CALL ? ",\"arguments\":" : p->kind == PART_TEXT ? ",\"logprobs\":[],\"text\":"
+                                                                                      : ",\"text\":");
     buf_json(&c->line, p->text.data, p->text.size);
     event_end(c);
     if (p->kind != PART_CALL) {
@@ -169,7 +184,9 @@ static void close_item(struct call *c, const struct part *p, const char *status)
 
 static void piece(struct call *c, struct choice *ch, const struct part *p, int begins, const char *text, size_t size)
 {
-    static const char *const delta[] = { [PART_TEXT] = "response.output_text.delta", [PART_REASONING] = "response.reasoning_text.delta", [PART_CALL] = "response.function_call_arguments.delta" };
+    static const char *const delta[] = { [PART_TEXT] = "response.output_text.delta",
+                                         [PART_REASONING] = "response.reasoning_text.delta",
+                                         [PART_CALL] = "response.function_call_arguments.delta" };
     if (!call_is_stream(c))
         return;
     if (begins) {
@@ -203,7 +220,8 @@ static void end(struct call *c)
     }
     if (ch->n_parts)
         close_item(c, &ch->part[ch->n_parts - 1], end_status(ch));
-    response_event(c, strcmp(end_status(ch), "incomplete") == 0 ? "response.incomplete" : "response.completed", end_status(ch), NULL);
+    response_event(c, strcmp(end_status(ch), "incomplete") == 0 ? "response.incomplete" : "response.completed",
+                   end_status(ch), NULL);
     conn_end(c->conn);
 }
 
@@ -218,7 +236,8 @@ static void fail(struct call *c, const struct problem *p)
     conn_end(c->conn);
 }
 
-static const struct call_form form = { .body = BODY_RESPONSES, .prefix = "resp_", .prepare = prepare, .begin = begin, .event = talk_event, .piece = piece, .end = end, .fail = fail };
+static const struct call_form form = { .body = BODY_RESPONSES, .prefix = "resp_", .prepare = prepare, .begin = begin,
+                                       .event = talk_event, .piece = piece, .end = end, .fail = fail };
 
 void handle_responses(struct server *s, struct conn *c, const char *rest)
 {

@@ -6,7 +6,8 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/talk.h"
 
-/* The message of the model that calls and reasoning go to: the last one, if nothing came after it. Borrowed; NULL: out of memory. */
+/* The message of the model that calls and reasoning go to: the last one, if nothing came after
+ * it. Borrowed; NULL: out of memory. */
 static json_t *open_answer(json_t *messages, const char *closed_by)
 {
     const size_t n = json_array_size(messages);
@@ -25,7 +26,8 @@ static int add_message(json_t *messages, const json_t *item, const char *param, 
     struct buf text = { 0 };
     int rc = talk_text(json_object_get(item, "content"), types, param, &text, pr);
     if (rc == 0 && !role)
-        rc = problem_set(pr, 400, param, "invalid_role", "%s: role is missing, expected system, developer, user or assistant", param);
+        rc = problem_set(pr, 400, param, "invalid_role",
+                         "%s: role is missing, expected system, developer, user or assistant", param);
     if (rc == 0) {
         json_t *content = json_stringn(text.data ? text.data : "", text.size), *m;
         if (strcmp(role, "assistant") == 0)
@@ -41,9 +43,11 @@ static int add_message(json_t *messages, const json_t *item, const char *param, 
 
 static int add_call(json_t *messages, const json_t *item, const char *param, struct problem *pr)
 {
-    json_t *id = json_object_get(item, "call_id"), *name = json_object_get(item, "name"), *arguments = json_object_get(item, "arguments");
+    json_t *id = json_object_get(item, "call_id"), *name = json_object_get(item, "name"),
+           *arguments = json_object_get(item, "arguments");
     if (!json_is_string(id) || !json_is_string(name) || !json_is_string(arguments))
-        return problem_set(pr, 400, param, "invalid_type", "%s: expected {type: \"function_call\", call_id, name, arguments}", param);
+        return problem_set(pr, 400, param, "invalid_type",
+                           "%s: expected {type: \"function_call\", call_id, name, arguments}", param);
     json_t *m = open_answer(messages, NULL);
     return m ? talk_add_call(m, id, name, arguments, pr) : problem_nomem(pr);
 }
@@ -54,7 +58,8 @@ static int add_output(json_t *messages, const json_t *item, const char *param, s
     json_t *id = json_object_get(item, "call_id");
     struct buf text = { 0 };
     int rc = json_is_string(id) ? talk_text(json_object_get(item, "output"), types, param, &text, pr)
-                                : problem_set(pr, 400, param, "invalid_type", "%s: expected {type: \"function_call_output\", call_id, output}", param);
+                                : problem_set(pr, 400, param, "invalid_type",
+                                              "%s: expected {type: \"function_call_output\", call_id, output}", param);
     if (rc == 0)
         rc = talk_add_message(messages, "tool", id, &text, pr);
     buf_release(&text);
@@ -84,7 +89,8 @@ static int read_input(const json_t *body, json_t *messages, struct problem *pr)
     json_t *input = js_get(body, "input"), *item;
     size_t i;
     if (json_is_string(input))
-        return json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "user", "content", input)) == 0 ? 0 : problem_nomem(pr);
+        return json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "user", "content", input)) == 0 ? 0
+            : problem_nomem(pr);
     if (talk_check_list(input, "input", "text or a list of items", pr) != 0)
         return -1;
     json_array_foreach(input, i, item) {
@@ -101,7 +107,9 @@ static int read_input(const json_t *body, json_t *messages, struct problem *pr)
         else if (strcmp(type, "reasoning") == 0)
             rc = add_reasoning(messages, item, pr);
         else
-            rc = problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.40s', expected message, function_call, function_call_output or reasoning", param, type);
+            rc = problem_set(pr, 400, param, "unsupported_parameter",
+                             "%s: type is '%.40s', expected message, function_call, function_call_output or reasoning",
+                             param, type);
         if (rc != 0)
             return -1;
     }
@@ -113,7 +121,8 @@ static const json_t *function_of(const json_t *tool, const char *param, struct p
     const char *kind = json_string_value(json_object_get(tool, "type"));
     if (kind && strcmp(kind, "function") == 0)
         return tool;
-    problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.40s', expected function", param, kind ? kind : "");
+    problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.40s', expected function", param,
+                kind ? kind : "");
     return NULL;
 }
 
@@ -125,9 +134,11 @@ static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
         return 0;
     t->choice = word && strcmp(word, "none") == 0 ? CALLS_NONE : CALLS_REQUIRED;
     t->only = json_string_value(json_object_get(v, "name"));
-    if (t->choice == CALLS_NONE || (word && strcmp(word, "required") == 0) || (type && strcmp(type, "function") == 0 && t->only))
+    if (t->choice == CALLS_NONE || (word && strcmp(word, "required") == 0) ||
+        (type && strcmp(type, "function") == 0 && t->only))
         return 0;
-    return problem_set(pr, 400, "tool_choice", "invalid_type", "tool_choice: expected none, auto, required, or {type: \"function\", name}");
+    return problem_set(pr, 400, "tool_choice", "invalid_type",
+                       "tool_choice: expected none, auto, required, or {type: \"function\", name}");
 }
 
 static int read_text(const json_t *body, struct talk *t, struct problem *pr)
@@ -137,7 +148,8 @@ static int read_text(const json_t *body, struct talk *t, struct problem *pr)
     if (text && !json_is_object(text))
         return problem_set(pr, 400, "text", "invalid_type", "text: found %s, expected an object", js_kind(text));
     json_object_foreach(text, key, v)
-        if (strcmp(key, "format") != 0 && !json_is_null(v) && !(json_is_string(v) && strcmp(json_string_value(v), "medium") == 0))
+        if (strcmp(key, "format") != 0 && !json_is_null(v) &&
+            !(json_is_string(v) && strcmp(json_string_value(v), "medium") == 0))
             return problem_set(pr, 400, "text", "unsupported_parameter", "text: %.40s: only format is here", key);
     t->format = js_get(text, "format");
     t->format_param = "text.format";
@@ -157,5 +169,6 @@ int responses_read(const json_t *body, int parallel, struct talk *t, struct prob
     t->messages = rc == 0 ? talk_messages(messages, pr) : NULL;
     t->param = "input";
     json_decref(messages);
-    return t->messages && talk_read_tools(t, body, "parameters", function_of, pr) == 0 && read_choice(body, t, pr) == 0 && read_text(body, t, pr) == 0 ? 0 : -1;
+    return t->messages && talk_read_tools(t, body, "parameters", function_of, pr) == 0 &&
+           read_choice(body, t, pr) == 0 && read_text(body, t, pr) == 0 ? 0 : -1;
 }

@@ -36,7 +36,8 @@ static int read_text(const struct call *c, struct shape *s, struct problem *pr)
         if (!v || (json_is_string(v) && json_string_length(v) == 0))
             continue;
         if (!json_is_string(v))
-            return problem_set(pr, 400, params[i], "invalid_type", "%s: found %s, expected a string", params[i], js_kind(v));
+            return problem_set(pr, 400, params[i], "invalid_type", "%s: found %s, expected a string", params[i],
+                               js_kind(v));
         if (s->param)
             return problem_set(pr, 400, params[i], NULL, "%s: %s is there, too: one of the two", params[i], s->param);
         s->param = params[i];
@@ -51,15 +52,20 @@ static void use_tools(struct call *c, json_t *schema, struct shape *s)
     const struct talk *t = &c->talk;
     s->param = "tools";
     s->format = c->h->calls_form;
-    s->tools = (struct tool_grammar_options){ .tools = t->tools, .strict = t->strict, .only = t->only, .choice = t->choice == CALLS_REQUIRED ? TOOL_REQUIRED : TOOL_AUTO, .parallel = !t->serial,
-                                              .reasoning = c->starts_thinking, .no_reasoning = !s->options.thinker, .grammar.cancel = &c->cancelled, .content = t->choice == CALLS_REQUIRED ? NULL : schema };
+    s->tools = (struct tool_grammar_options){ .tools = t->tools, .strict = t->strict, .only = t->only,
+                                              .choice = t->choice == CALLS_REQUIRED ? TOOL_REQUIRED : TOOL_AUTO,
+                                              .parallel = !t->serial,
+                                              .reasoning = c->starts_thinking, .no_reasoning = !s->options.thinker,
+                                              .grammar.cancel = &c->cancelled,
+                                              .content = t->choice == CALLS_REQUIRED ? NULL : schema };
 }
 
 /* All that the grammar depends on. */
 static int key_of(const struct shape *s, struct buf *key)
 {
     char *tools = s->tools.tools ? json_dumps(s->tools.tools, JSON_COMPACT) : NULL;
-    buf_printf(key, "%s %d %d %d %d %s\n", s->param, s->options.thinker != NULL, s->options.thinking, s->tools.choice, s->tools.parallel, s->tools.only ? s->tools.only : "");
+    buf_printf(key, "%s %d %d %d %d %s\n", s->param, s->options.thinker != NULL, s->options.thinking, s->tools.choice,
+               s->tools.parallel, s->tools.only ? s->tools.only : "");
     char *strict = s->tools.strict ? json_dumps(s->tools.strict, JSON_COMPACT) : NULL;
     if (tools)
         buf_str(key, tools);
@@ -76,7 +82,8 @@ static int key_of(const struct shape *s, struct buf *key)
 }
 
 /* Every prompt gets a matcher of the grammar. */
-static int call_grammar(struct call *c, const char *param, const struct buf *key, const struct shape *what, struct problem *pr)
+static int call_grammar(struct call *c, const char *param, const struct buf *key, const struct shape *what,
+                        struct problem *pr)
 {
     struct err e = { 0 };
     if (c->params.ignore_eos)
@@ -86,7 +93,8 @@ static int call_grammar(struct call *c, const char *param, const struct buf *key
     const int says_where = strncmp(e.msg, param, n) == 0 && e.msg[n] == ':';        /* of grammars and regular expressions, the parameter's name is in the sentence */
     if (!c->grammar)
         return e.code == ERR_MEMORY ? problem_set(pr, 503, NULL, "overloaded", "%s: %s", param, e.msg)
-               : problem_set(pr, 400, param, e.code == ERR_LIMIT ? "schema_too_large" : e.code == ERR_UNSUPPORTED ? "unsupported_schema" : "invalid_schema", says_where ? "%.0s%s" : "%s: %s", param, e.msg);
+               : problem_set(pr, 400, param, e.code == ERR_LIMIT ? "schema_too_large" : e.code == ERR_UNSUPPORTED
+                             ? "unsupported_schema" : "invalid_schema", says_where ? "%.0s%s" : "%s: %s", param, e.msg);
     for (int i = 0; i < c->n_prompts; i++)
         if (constrain(&c->prompts[i].constraint, shared_grammar(c->grammar), &e) != 0)
             return problem_set(pr, 503, NULL, NULL, "%s: %s", param, e.msg);
@@ -96,8 +104,10 @@ static int call_grammar(struct call *c, const char *param, const struct buf *key
 int call_shape(struct call *c, struct problem *pr)
 {
     const struct talk *t = &c->talk;
-    const int is_talk = c->form->piece != NULL, thinks = is_talk && (c->h->thinks || tool_format_has_channels(c->h->calls_form));
-    struct shape s = { .options = { .thinker = thinks ? c->h->calls_form : NULL, .thinking = c->starts_thinking, .cancel = &c->cancelled } };
+    const int is_talk = c->form->piece != NULL, thinks = is_talk &&
+                                                         (c->h->thinks || tool_format_has_channels(c->h->calls_form));
+    struct shape s = { .options = { .thinker = thinks ? c->h->calls_form : NULL, .thinking = c->starts_thinking,
+                                    .cancel = &c->cancelled } };
     json_t *schema = t->format ? format_schema(t->format, t->format_param, pr) : NULL;
     char *dump = schema ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
     struct buf key = { 0 };

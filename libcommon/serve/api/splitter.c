@@ -32,7 +32,8 @@ static void decide(struct splitter *s, struct buf *text)
     }
 }
 
-void splitter_push(struct splitter *s, const char *text, size_t size, int last, struct buf *reasoning, struct buf *answer)
+void splitter_push(struct splitter *s, const char *text, size_t size, int last, struct buf *reasoning,
+                   struct buf *answer)
 {
     struct buf all = { 0 };
     buf_add(&all, s->held, s->n_held);
@@ -42,7 +43,8 @@ void splitter_push(struct splitter *s, const char *text, size_t size, int last, 
         decide(s, &all);
     if (s->state == SPLIT_REASONING) {
         const char *end = all.size ? memmem(all.data, all.size, close_tag, strlen(close_tag)) : NULL;
-        size_t keep = end || last ? 0 : tag_begins(all.data, all.size, close_tag), n = end ? (size_t)(end - all.data) : all.size - keep, from = 0;
+        size_t keep = end || last ? 0 : tag_begins(all.data, all.size, close_tag),
+               n = end ? (size_t)(end - all.data) : all.size - keep, from = 0;
         while (s->strip && from < n && is_blank(all.data[from]))
             from++;
         s->strip = s->strip && from == n;

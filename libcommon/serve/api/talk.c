@@ -25,7 +25,8 @@ static int say_calls(json_t *m)
     buf_str(&text, json_string_value(json_object_get(m, "content")));
     json_array_foreach(calls, i, call) {
         const json_t *f = json_object_get(call, "function");
-        json_t *said = json_pack("{s:O, s:O}", "name", json_object_get(f, "name"), "arguments", json_object_get(f, "arguments"));
+        json_t *said = json_pack("{s:O, s:O}", "name", json_object_get(f, "name"), "arguments",
+                                 json_object_get(f, "arguments"));
         char *line = said ? json_dumps(said, 0) : NULL;
         buf_str(&text, text.size ? "\n" : "");
         buf_str(&text, line ? line : "");
@@ -43,14 +44,15 @@ static int say_calls(json_t *m)
     return rc;
 }
 
-/* The functions are described in the first message of this role: "system", which is made if it is not there, or "user" where templates refuse that.
- * -1 without memory. */
+/* The functions are described in the first message of this role: "system", which is made if it
+ * is not there, or "user" where templates refuse that.  -1 without memory. */
 static int say_tools(json_t *messages, const json_t *tools, const char *role)
 {
     struct buf text = { 0 };
     const json_t *tool;
     size_t i, at = 0;
-    while (at < json_array_size(messages) && strcmp(json_string_value(json_object_get(json_array_get(messages, at), "role")), role) != 0)
+    while (at < json_array_size(messages) && strcmp(json_string_value(json_object_get(json_array_get(messages, at),
+                                                                                      "role")), role) != 0)
         at++;
     json_t *own = json_array_get(messages, at), *m;
     buf_str(&text, "You may call these functions. To call one, answer with nothing but a JSON object {\"name\": ..., \"arguments\": {...}}.\n");
@@ -148,17 +150,20 @@ static json_t *written(const struct hosted *h, const struct talk *t, const json_
     return NULL;
 }
 
-int talk_render(const struct hosted *h, const struct talk *t, int generation_prompt, char **text, size_t *size, struct problem *pr)
+int talk_render(const struct hosted *h, const struct talk *t, int generation_prompt, char **text, size_t *size,
+                struct problem *pr)
 {
     struct err e, first;
     const json_t *tools = t->choice == CALLS_NONE ? NULL : t->tools;
     if (!h->tmpl)
-        return problem_set(pr, 400, "model", NULL, "model: %s has no chat template; /v1/completions takes text as it is", h->id);
+        return problem_set(pr, 400, "model", NULL,
+                           "model: %s has no chat template; /v1/completions takes text as it is", h->id);
     for (int way = PLAIN; way < N_WAYS; way++) {
         if ((way == ARGUMENTS_AS_TEXT && !has_calls(t->messages)) || (way == NO_SYSTEM && (!tools || h->knows_tools)))
             continue;
         json_t *messages = written(h, t, tools, way);
-        int rc = messages ? chat_render(h->tmpl, messages, h->knows_tools ? tools : NULL, generation_prompt, h->bos, h->eos, (int64_t)time(NULL), t->vars, &t->limits, text, size, &e) : -1;
+        int rc = messages ? chat_render(h->tmpl, messages, h->knows_tools ? tools : NULL, generation_prompt, h->bos,
+                                        h->eos, (int64_t)time(NULL), t->vars, &t->limits, text, size, &e) : -1;
         json_decref(messages);
         if (!messages)
             return problem_nomem(pr);
@@ -173,13 +178,17 @@ int talk_render(const struct hosted *h, const struct talk *t, int generation_pro
 }
 
 /* Do the answers need more than to be told from what stands in <think>? */
-static int reads_calls(const struct call *c) { return (c->talk.tools && c->talk.choice != CALLS_NONE) || tool_format_has_channels(c->h->calls_form); }
+static int reads_calls(const struct call *c)
+{
+    return (c->talk.tools && c->talk.choice != CALLS_NONE) || tool_format_has_channels(c->h->calls_form);
+}
 
 int talk_prepare(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (call_prompts(c, 1, pr) != 0 || talk_check_tools(&c->talk, pr) != 0 || talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
+    if (call_prompts(c, 1, pr) != 0 || talk_check_tools(&c->talk, pr) != 0 ||
+        talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
         return -1;
     c->starts_thinking = c->h->thinks && splitter_begun(text, size);
     c->raw_text = reads_calls(c);

@@ -1,4 +1,5 @@
-/* talk_read.c - conversations, functions and forms of answers as bodies have them; the whole of a body of chat completions. */
+/* talk_read.c - conversations, functions and forms of answers as bodies have them; the whole of
+ * a body of chat completions. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,8 @@ int talk_text(const json_t *content, const char *const *types, const char *param
         return out->failed ? problem_nomem(pr) : 0;
     }
     if (!json_is_array(content))
-        return problem_set(pr, 400, param, "invalid_type", "%s: content: found %s, expected text or a list of text parts", param, js_kind(content));
+        return problem_set(pr, 400, param, "invalid_type",
+                           "%s: content: found %s, expected text or a list of text parts", param, js_kind(content));
     json_array_foreach(content, i, part) {
         const char *type = json_string_value(json_object_get(part, "type"));
         const json_t *words = json_object_get(part, type && strcmp(type, "refusal") == 0 ? "refusal" : "text");
@@ -34,13 +36,15 @@ int talk_text(const json_t *content, const char *const *types, const char *param
         for (size_t k = 0; type && types[k]; k++)
             ok |= strcmp(type, types[k]) == 0;
         if (!ok || !json_is_string(words))
-            return problem_set(pr, 400, param, "unsupported_parameter", "%s: content part %zu is of type '%.40s', expected text", param, i, type ? type : "?");
+            return problem_set(pr, 400, param, "unsupported_parameter",
+                               "%s: content part %zu is of type '%.40s', expected text", param, i, type ? type : "?");
         buf_add(out, json_string_value(words), json_string_length(words));
     }
     return out->failed ? problem_nomem(pr) : 0;
 }
 
-/* Calls in a message of the model: their arguments become objects, as templates expect them. New reference. */
+/* Calls in a message of the model: their arguments become objects, as templates expect them. New
+ * reference. */
 static json_t *calls_of(const json_t *list, const char *param, struct problem *pr)
 {
     json_t *out = json_array();
@@ -52,13 +56,16 @@ static json_t *calls_of(const json_t *list, const char *param, struct problem *p
     }
     json_array_foreach(list, i, call) {
         const json_t *function = json_object_get(call, "function"), *arguments = json_object_get(function, "arguments");
-        if (!json_is_string(json_object_get(function, "name")) || !(json_is_string(arguments) || json_is_object(arguments))) {
-            problem_set(pr, 400, param, "invalid_type", "%s: tool_calls: number %zu: expected {id, type, function: {name, arguments}}", param, i);
+        if (!json_is_string(json_object_get(function, "name")) ||
+            !(json_is_string(arguments) || json_is_object(arguments))) {
+            problem_set(pr, 400, param, "invalid_type",
+                        "%s: tool_calls: number %zu: expected {id, type, function: {name, arguments}}", param, i);
             goto fail;
         }
         json_error_t je;
         json_t *copy = json_deep_copy(call);            /* jansson leaves out what it finds no memory for */
-        json_t *object = json_is_string(arguments) ? json_loadb(json_string_value(arguments), json_string_length(arguments), 0, &je) : NULL;
+        json_t *object = json_is_string(arguments)
+                             ? json_loadb(json_string_value(arguments), json_string_length(arguments), 0, &je) : NULL;
         int bad = !json_equal(copy, call) || (json_is_string(arguments) && !object && js_no_memory(&je));
         if (json_is_object(object))     /* what is cut off or malformed stays text */
             bad |= json_object_set(json_object_get(copy, "function"), "arguments", object);
@@ -88,7 +95,8 @@ static json_t *plain_message(const json_t *m, const char *param, struct problem 
     for (size_t k = 0; role && k < sizeof roles / sizeof *roles; k++)
         known |= strcmp(role, roles[k]) == 0;
     if (!known) {
-        problem_set(pr, 400, param, "invalid_role", "%s: role is %.60s, expected system, user, assistant or tool", param, role ? role : "missing");
+        problem_set(pr, 400, param, "invalid_role", "%s: role is %.60s, expected system, user, assistant or tool",
+                    param, role ? role : "missing");
         goto fail;
     }
     union { const json_t *in; json_t *out; } u = { .in = m };
@@ -127,7 +135,8 @@ int talk_check_list(const json_t *v, const char *name, const char *expected, str
 {
     if (json_array_size(v) > 0)
         return 0;
-    return problem_set(pr, 400, name, v ? "invalid_type" : "missing", "%s: %s, expected %s", name, !v ? "missing" : json_is_array(v) ? "empty" : js_kind(v), expected);
+    return problem_set(pr, 400, name, v ? "invalid_type" : "missing", "%s: %s, expected %s", name,
+                       !v ? "missing" : json_is_array(v) ? "empty" : js_kind(v), expected);
 }
 
 json_t *talk_messages(const json_t *messages, struct problem *pr)
@@ -151,12 +160,16 @@ json_t *talk_messages(const json_t *messages, struct problem *pr)
     return list;
 }
 
-json_t *talk_string(const struct buf *text) { return text->failed ? NULL : json_stringn(text->data ? text->data : "", text->size); }
+json_t *talk_string(const struct buf *text)
+{
+    return text->failed ? NULL : json_stringn(text->data ? text->data : "", text->size);
+}
 
 int talk_add_message(json_t *messages, const char *role, json_t *id, const struct buf *text, struct problem *pr)
 {
     json_t *m = json_pack("{s:s, s:o}", "role", role, "content", talk_string(text));
-    int rc = m && (!id || json_object_set(m, "tool_call_id", id) == 0) && json_array_append(messages, m) == 0 ? 0 : problem_nomem(pr);
+    int rc = m && (!id || json_object_set(m, "tool_call_id", id) == 0) &&
+             json_array_append(messages, m) == 0 ? 0 : problem_nomem(pr);
     json_decref(m);
     return rc;
 }
@@ -165,7 +178,8 @@ int talk_add_call(json_t *message, json_t *id, json_t *name, json_t *arguments, 
 {
     if (!json_object_get(message, "tool_calls"))
         json_object_set_new(message, "tool_calls", json_array());
-    json_t *call = json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function", "name", name, "arguments", arguments);
+    json_t *call = json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function", "name", name,
+                             "arguments", arguments);
     return json_array_append_new(json_object_get(message, "tool_calls"), call) == 0 ? 0 : problem_nomem(pr);
 }
 
@@ -185,7 +199,8 @@ int talk_read_vars(struct talk *t, const json_t *body, struct problem *pr)
 {
     json_t *vars = js_get(body, "chat_template_kwargs");
     if (vars && !json_is_object(vars))
-        return problem_set(pr, 400, "chat_template_kwargs", "invalid_type", "chat_template_kwargs: found %s, expected an object", js_kind(vars));
+        return problem_set(pr, 400, "chat_template_kwargs", "invalid_type",
+                           "chat_template_kwargs: found %s, expected an object", js_kind(vars));
     if (t->vars && vars && json_object_update(t->vars, vars) != 0)
         return problem_nomem(pr);
     if (!t->vars && vars)
@@ -195,18 +210,22 @@ int talk_read_vars(struct talk *t, const json_t *body, struct problem *pr)
 
 /* ---- tools ---- */
 
-int talk_add_tool(struct talk *t, const char *name, const json_t *description, const json_t *parameters, const char *param, struct problem *pr)
+int talk_add_tool(struct talk *t, const char *name, const json_t *description, const json_t *parameters,
+                  const char *param, struct problem *pr)
 {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
     const size_t n = name ? strlen(name) : 0;
     const json_t *tool;
     size_t i;
     if (n == 0 || n > 64 || strspn(name, letters) != n)
-        return problem_set(pr, 400, param, "invalid_tool", "%s: name: '%.80s', expected 1 to 64 letters, digits, and _ - .", param, name ? name : "");
+        return problem_set(pr, 400, param, "invalid_tool",
+                           "%s: name: '%.80s', expected 1 to 64 letters, digits, and _ - .", param, name ? name : "");
     if (parameters && !json_is_object(parameters))
-        return problem_set(pr, 400, param, "invalid_tool", "%s: %s: parameters: found %s, expected an object", param, name, js_kind(parameters));
+        return problem_set(pr, 400, param, "invalid_tool", "%s: %s: parameters: found %s, expected an object", param,
+                           name, js_kind(parameters));
     if (description && !json_is_string(description))
-        return problem_set(pr, 400, param, "invalid_tool", "%s: %s: description: found %s, expected text", param, name, js_kind(description));
+        return problem_set(pr, 400, param, "invalid_tool", "%s: %s: description: found %s, expected text", param, name,
+                           js_kind(description));
     json_array_foreach(t->tools, i, tool)
         if (strcmp(json_string_value(json_object_get(json_object_get(tool, "function"), "name")), name) == 0)
             return problem_set(pr, 400, param, "invalid_tool", "%s: there are two functions '%s'", param, name);
@@ -214,10 +233,12 @@ int talk_add_tool(struct talk *t, const char *name, const json_t *description, c
         return problem_set(pr, 400, "tools", "out_of_range", "tools: more than %d", MAX_TOOLS);
     if (!t->tools)
         t->tools = json_array();
-    json_t *function = json_pack("{s:s}", "name", name), *entry = json_pack("{s:s, s:O}", "type", "function", "function", function);
+    json_t *function = json_pack("{s:s}", "name", name),
+           *entry = json_pack("{s:s, s:O}", "type", "function", "function", function);
     union { const json_t *in; json_t *out; } words = { .in = description }, form = { .in = parameters };
     int rc = !function || !entry || (description && json_object_set(function, "description", words.out) != 0) ||
-             (parameters && json_object_set(function, "parameters", form.out) != 0) || json_array_append(t->tools, entry) != 0;
+             (parameters && json_object_set(function, "parameters", form.out) != 0) ||
+             json_array_append(t->tools, entry) != 0;
     json_decref(function);
     json_decref(entry);
     return rc ? problem_nomem(pr) : 0;
@@ -231,10 +252,13 @@ static int add_strict(struct talk *t, const json_t *strict, struct problem *pr)
         return 0;
     if (!t->strict)
         t->strict = json_object();
-    return json_object_set_new(t->strict, json_string_value(json_object_get(json_object_get(last, "function"), "name")), json_true()) == 0 ? 0 : problem_nomem(pr);
+    return json_object_set_new(t->strict, json_string_value(json_object_get(json_object_get(last, "function"), "name")),
+                               json_true()) == 0 ? 0 : problem_nomem(pr);
 }
 
-int talk_read_tools(struct talk *t, const json_t *body, const char *parameters, const json_t *(*function_of)(const json_t *tool, const char *param, struct problem *pr), struct problem *pr)
+int talk_read_tools(struct talk *t, const json_t *body, const char *parameters,
+                    const json_t *(*function_of)(const json_t *tool, const char *param, struct problem *pr),
+                    struct problem *pr)
 {
     const json_t *tools = js_get(body, "tools"), *tool;
     size_t i;
@@ -244,7 +268,8 @@ int talk_read_tools(struct talk *t, const json_t *body, const char *parameters, 
         char param[32];
         snprintf(param, sizeof param, "tools[%zu]", i);
         const json_t *f = function_of(tool, param, pr);
-        if (!f || talk_add_tool(t, json_string_value(json_object_get(f, "name")), js_get(f, "description"), js_get(f, parameters), param, pr) != 0 ||
+        if (!f || talk_add_tool(t, json_string_value(json_object_get(f, "name")), js_get(f, "description"),
+                                js_get(f, parameters), param, pr) != 0 ||
             add_strict(t, js_get(f, "strict"), pr) != 0)
             return -1;
     }
@@ -259,9 +284,11 @@ int talk_check_tools(struct talk *t, struct problem *pr)
     if (t->choice == CALLS_REQUIRED && !t->tools)
         return problem_set(pr, 400, "tool_choice", NULL, "tool_choice: a call is required, but there are no tools");
     json_array_foreach(t->tools, i, tool)
-        found |= t->only && strcmp(json_string_value(json_object_get(json_object_get(tool, "function"), "name")), t->only) == 0;
+        found |= t->only && strcmp(json_string_value(json_object_get(json_object_get(tool, "function"), "name")),
+                                   t->only) == 0;
     if (t->only && !found)
-        return problem_set(pr, 400, "tool_choice", "not_found", "tool_choice: there is no function '%.80s' among the tools", t->only);
+        return problem_set(pr, 400, "tool_choice", "not_found",
+                           "tool_choice: there is no function '%.80s' among the tools", t->only);
     return 0;
 }
 
@@ -284,7 +311,8 @@ json_t *format_schema(const json_t *format, const char *param, struct problem *p
             for (size_t k = 0; k < sizeof known / sizeof *known; k++)
                 ok |= strcmp(key, known[k]) == 0;
             if (!ok) {
-                problem_set(pr, 400, param, "unknown_parameter", "%s: %s%.80s: no such field", param, i ? "json_schema." : "", key);
+                problem_set(pr, 400, param, "unknown_parameter", "%s: %s%.80s: no such field", param,
+                            i ? "json_schema." : "", key);
                 return NULL;
             }
         }
@@ -299,13 +327,16 @@ json_t *format_schema(const json_t *format, const char *param, struct problem *p
         return object;
     }
     if (!any_object && strcmp(kind, "json_schema") != 0) {
-        problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.60s', expected text, json_object or json_schema", param, kind);
+        problem_set(pr, 400, param, "unsupported_parameter",
+                    "%s: type is '%.60s', expected text, json_object or json_schema", param, kind);
         return NULL;
     }
     const json_t *inside = js_get(format, "json_schema");
     json_t *schema = js_get(inside ? inside : format, "schema");        /* Chat Completions has a level more than Responses */
     if (!json_is_object(schema) && !json_is_boolean(schema)) {
-        problem_set(pr, 400, param, schema ? "invalid_type" : "missing", schema ? "%s: schema: found %s, expected an object" : "%s: schema: missing", param, schema ? js_kind(schema) : "");
+        problem_set(pr, 400, param, schema ? "invalid_type" : "missing",
+                    schema ? "%s: schema: found %s, expected an object" : "%s: schema: missing", param,
+                    schema ? js_kind(schema) : "");
         return NULL;
     }
     return json_incref(schema);
@@ -338,7 +369,8 @@ static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
         return 0;
     t->only = json_string_value(json_object_get(json_object_get(v, "function"), "name"));
     if (!type || strcmp(type, "function") != 0 || !t->only)
-        return problem_set(pr, 400, "tool_choice", "invalid_type", "tool_choice: expected none, auto, required, or {type: \"function\", function: {name}}");
+        return problem_set(pr, 400, "tool_choice", "invalid_type",
+                           "tool_choice: expected none, auto, required, or {type: \"function\", function: {name}}");
     return 0;
 }
 

@@ -1,4 +1,5 @@
-/* text.c - /v1/models, /tokenize, /detokenize, /apply-template: what needs a tokenizer at most, and no engine. */
+/* text.c - /v1/models, /tokenize, /detokenize, /apply-template: what needs a tokenizer at most,
+ * and no engine. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,18 +58,22 @@ static void tokens_json(const struct tokenizer *t, const int32_t *ids, size_t n,
 static int tokenize(struct call *c, struct problem *pr)
 {
     const json_t *text = js_get(c->json, "content");
-    unsigned flags = (c->params.add_special ? TOKENIZE_ADD_SPECIAL : 0) | (c->params.parse_special ? TOKENIZE_PARSE_SPECIAL : 0);
+    unsigned flags = (c->params.add_special ? TOKENIZE_ADD_SPECIAL : 0) |
+                     (c->params.parse_special ? TOKENIZE_PARSE_SPECIAL : 0);
     struct err e;
     int32_t *ids;
     size_t n;
     if (!json_is_string(text))
-        return problem_set(pr, 400, "content", text ? "invalid_type" : "missing", text ? "content: found %s, expected text" : "content: %s", text ? js_kind(text) : "missing");
+        return problem_set(pr, 400, "content", text ? "invalid_type" : "missing",
+                           text ? "content: found %s, expected text" : "content: %s", text ? js_kind(text) : "missing");
     if (call_hold(c, TOKENIZE_BYTES * json_string_length(text), pr) != 0)
         return -1;
-    if (tokenizer_encode(c->h->m.tokenizer, json_string_value(text), json_string_length(text), flags, &ids, &n, &e) != 0)
+    if (tokenizer_encode(c->h->m.tokenizer, json_string_value(text), json_string_length(text), flags, &ids, &n, &e) !=
+        0)
         return problem_err(pr, "content", NULL, &e);
     /* a piece has at most 6 bytes for each of its own, which are no more than its text's */
-    const size_t each = c->params.with_pieces ? 48 : 8, pieces = c->params.with_pieces ? 6 * json_string_length(text) : 0;
+    const size_t each = c->params.with_pieces ? 48 : 8,
+                 pieces = c->params.with_pieces ? 6 * json_string_length(text) : 0;
     const int rc = call_hold(c, n * sizeof *ids + 3 * (n * each + pieces), pr);
     if (rc == 0)
         tokens_json(c->h->m.tokenizer, ids, n, c->params.with_pieces, &c->line);
@@ -86,7 +91,9 @@ static int detokenize(struct call *c, struct problem *pr)
     struct err e;
     char *text;
     if (!json_is_array(list))
-        return problem_set(pr, 400, "tokens", list ? "invalid_type" : "missing", list ? "tokens: found %s, expected a list of token ids" : "tokens: %s", list ? js_kind(list) : "missing");
+        return problem_set(pr, 400, "tokens", list ? "invalid_type" : "missing",
+                           list ? "tokens: found %s, expected a list of token ids" : "tokens: %s",
+                           list ? js_kind(list) : "missing");
     if (call_hold(c, (n + 1) * sizeof(int32_t), pr) != 0)
         return -1;
     int32_t *ids = malloc((n + 1) * sizeof *ids);
@@ -97,7 +104,8 @@ static int detokenize(struct call *c, struct problem *pr)
         const json_t *v = json_array_get(list, i);
         if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= vocab) {
             free(ids);
-            return problem_set(pr, 400, "tokens", "out_of_range", "tokens: number %zu is no token id from 0 to %d", i, vocab - 1);
+            return problem_set(pr, 400, "tokens", "out_of_range", "tokens: number %zu is no token id from 0 to %d", i,
+                               vocab - 1);
         }
         ids[i] = (int32_t)json_integer_value(v);
         if (tokenizer_token(c->h->m.tokenizer, ids[i], &size))
@@ -120,7 +128,8 @@ static int apply_template(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (chat_read(c->json, c->params.parallel_calls, &c->talk, pr) != 0 || talk_render(c->h, &c->talk, c->params.add_generation_prompt, &text, &size, pr) != 0)
+    if (chat_read(c->json, c->params.parallel_calls, &c->talk, pr) != 0 ||
+        talk_render(c->h, &c->talk, c->params.add_generation_prompt, &text, &size, pr) != 0)
         return -1;
     if (call_hold(c, 2 * c->scan.tree_bytes + TEXT_BYTES * size, pr) != 0) {
         free(text);
@@ -135,9 +144,12 @@ static int apply_template(struct call *c, struct problem *pr)
 
 static void end(struct call *c) { reply_json(c->s, c->conn, 200, &c->line); }
 
-static const struct call_form tokenize_form = { .body = BODY_TOKENIZE, .prefix = "tok-", .prepare = tokenize, .end = end, .fail = call_fail_answer };
-static const struct call_form detokenize_form = { .body = BODY_DETOKENIZE, .prefix = "tok-", .prepare = detokenize, .end = end, .fail = call_fail_answer };
-static const struct call_form template_form = { .body = BODY_TEMPLATE, .prefix = "tok-", .prepare = apply_template, .end = end, .fail = call_fail_answer };
+static const struct call_form tokenize_form = { .body = BODY_TOKENIZE, .prefix = "tok-", .prepare = tokenize,
+                                                .end = end, .fail = call_fail_answer };
+static const struct call_form detokenize_form = { .body = BODY_DETOKENIZE, .prefix = "tok-", .prepare = detokenize,
+                                                  .end = end, .fail = call_fail_answer };
+static const struct call_form template_form = { .body = BODY_TEMPLATE, .prefix = "tok-", .prepare = apply_template,
+                                                .end = end, .fail = call_fail_answer };
 
 void handle_tokenize(struct server *s, struct conn *c, const char *rest)
 {

@@ -8,7 +8,8 @@
 
 static int hex(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; }
 
-/* Byte-level vocabularies write each byte as a printable character. 0: this token is not written so. */
+/* Byte-level vocabularies write each byte as a printable character. 0: this token is not written
+ * so. */
 static int byte_level(const char *s, size_t n, struct buf *out)
 {
     size_t before = out->size;

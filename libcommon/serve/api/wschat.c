@@ -1,4 +1,5 @@
-/* wschat.c - the WebSockets: /ws/chat, one conversation at a time on a connection, and /ws/stats. */
+/* wschat.c - the WebSockets: /ws/chat, one conversation at a time on a connection, and
+ * /ws/stats. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,8 +48,8 @@ static void end(struct call *c)
     const struct choice *ch = &c->choices[0];
     buf_str(&c->line, "{\"type\":\"done\",\"full_response\":");
     buf_json(&c->line, ch->text.data, ch->text.size);
-    buf_printf(&c->line, ",\"tokens\":%d,\"latency_ms\":%.3f,\"finish_reason\":\"%s\",\"usage\":", ch->stats.n_generated,
-               (double)(clock_ns() - c->start_ns) * 1e-6, call_finish_name(ch->finish));
+    buf_printf(&c->line, ",\"tokens\":%d,\"latency_ms\":%.3f,\"finish_reason\":\"%s\",\"usage\":",
+               ch->stats.n_generated, (double)(clock_ns() - c->start_ns) * 1e-6, call_finish_name(ch->finish));
     call_usage(c, &c->line);
     buf_str(&c->line, "}");
     send_line(c);
@@ -79,14 +80,16 @@ static int prepare(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (chat_read(c->json, c->params.parallel_calls, &c->talk, pr) != 0 || call_prompts(c, 1, pr) != 0 || talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
+    if (chat_read(c->json, c->params.parallel_calls, &c->talk, pr) != 0 || call_prompts(c, 1, pr) != 0 ||
+        talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
         return -1;
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, "messages");
     free(text);
     return rc;
 }
 
-static const struct call_form form = { .body = BODY_WS_CHAT, .prefix = "ws-", .prepare = prepare, .begin = begin, .event = on_event, .end = end, .fail = fail };
+static const struct call_form form = { .body = BODY_WS_CHAT, .prefix = "ws-", .prepare = prepare, .begin = begin,
+                                       .event = on_event, .end = end, .fail = fail };
 
 void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t size)
 {
@@ -120,7 +123,8 @@ static void send_stats(void *user, struct conn *c)
 
 static void stats_text(struct server *s, struct buf *out)
 {
-    json_t *j = json_pack("{s:s, s:o, s:o}", "type", "stats", "system", stats_object(s), "analytics", analytics_object(s));
+    json_t *j = json_pack("{s:s, s:o, s:o}", "type", "stats", "system", stats_object(s), "analytics",
+                          analytics_object(s));
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(13)) : NULL;
     if (text)
         buf_str(out, text);
