@@ -51,7 +51,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     { "gpu-layers", required_argument, NULL, OPT_GPU_LAYERS }, { "strict", no_argument, NULL, OPT_STRICT }, \
     { "cuda-graphs", required_argument, NULL, OPT_GRAPHS }, { "act", required_argument, NULL, OPT_ACT }, \
     { "cache-weights", required_argument, NULL, OPT_CACHE_WEIGHTS }, \
-    { "exact", no_argument, NULL, OPT_EXACT }, { "force", no_argument, NULL, OPT_FORCE },
+    { "exact", no_argument, NULL, OPT_EXACT }, { "force", no_argument, NULL, OPT_FORCE }, \
     { "verify", required_argument, NULL, OPT_VERIFY }, { "verbose", no_argument, NULL, OPT_VERBOSE }
 #define RUN_HELP \
     "  -q, --quantize TYPE        type for a GGUF file or folder: nl4, int4, int8, nf4, bf16 ... (default: keep)\n" \

@@ -24,7 +24,7 @@ enum { EXTRAS_NONE, EXTRAS_MIN, EXTRAS_ZERO };
  * stored as */
 template <int TYPE> struct format;
 #define FORMAT(T, RAW, BITS, UNIT, SCALES, EXTRAS, ROW, TABLE, BIAS) \
-    template <> struct format<T> { static constexpr int raw = RAW, bits = BITS, unit = UNIT, scales = SCALES,
+    template <> struct format<T> { static constexpr int raw = RAW, bits = BITS, unit = UNIT, scales = SCALES, \
                                    extras = EXTRAS, row_scale = ROW, table = TABLE, bias = BIAS; }
 FORMAT(QT_F16,  4, 16, 1, SCALES_NONE, EXTRAS_NONE, 0, 0, 0);
 FORMAT(QT_BF16, 4, 16, 1, SCALES_NONE, EXTRAS_NONE, 0, 0, 0);

@@ -72,7 +72,7 @@ static int bias_of(const struct qtype_info *t)
 #define SUM(t) [x##t] "=&x"(x[t]), [y##t] "=&x"(y[t])
 #define DOT_32(T) \
     __asm__ volatile(EACH_##T(BEGIN, T, 0) LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) LINE(T, 6) LINE(T, 7) \
-                     : SUMS_##T : [p] "r"(p), [a] "r"(a), [seed] "r"(seed) : "xmm12", "xmm13", "xmm14", "xmm15",
+                     : SUMS_##T : [p] "r"(p), [a] "r"(a), [seed] "r"(seed) : "xmm12", "xmm13", "xmm14", "xmm15", \
                      "memory")
 
 INLINE void dot_32(const int T, __m256i *x, __m256i *y, const uint8_t *p, const int8_t *a, const int32_t *seed)

@@ -37,10 +37,10 @@ struct ahead { const uint8_t *p; size_t step; };
  * with two loads a cycle there is room for that, and three instructions less a line are 5 %
  * where another hyperthread takes half of the decoder. */
 #define LINE_LOADED(T, j, t) \
-    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%zmm31\n" "vpdpbusd %%zmm31, %%zmm29, %[x" #t "]\n"
+    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%zmm31\n" "vpdpbusd %%zmm31, %%zmm29, %[x" #t "]\n" \
         "vpdpbusd %%zmm31, %%zmm30, %[y" #t "]\n"
 #define LINE_DIRECT(T, j, t) \
-    "vpdpbusd 4*(" #T "*" #j "+" #t ")(%[a])%{1to16%}, %%zmm29, %[x" #t "]\n" "vpdpbusd 4*(" #T "*" #j "+" #t
+    "vpdpbusd 4*(" #T "*" #j "+" #t ")(%[a])%{1to16%}, %%zmm29, %[x" #t "]\n" "vpdpbusd 4*(" #T "*" #j "+" #t \
         ")(%[a])%{1to16%}, %%zmm30, %[y" #t "]\n"
 #define EACH_1(f, g, T, j) f(T, j, 0)
 #define EACH_2(f, g, T, j) EACH_1(f, g, T, j) g(T, j, 1)
@@ -49,7 +49,7 @@ struct ahead { const uint8_t *p; size_t step; };
 #define EACH_5(f, g, T, j) EACH_4(f, g, T, j) f(T, j, 4)
 #define EACH_6(f, g, T, j) EACH_5(f, g, T, j) g(T, j, 5)
 #define LINE(T, j) \
-    "vmovdqa64 128*" #j "(%[w]), %%zmm29\n" "vmovdqa64 128*" #j "+64(%[w]), %%zmm30\n" "prefetcht0 (%[next])\n"
+    "vmovdqa64 128*" #j "(%[w]), %%zmm29\n" "vmovdqa64 128*" #j "+64(%[w]), %%zmm30\n" "prefetcht0 (%[next])\n" \
         "add %[step], %[next]\n" EACH_##T(LINE_LOADED, LINE_DIRECT, T, j)
 #define BEGIN(T, j, t) "vpbroadcastd 4*" #t "(%[seed]), %[x" #t "]\n" "vmovdqa64 %[x" #t "], %[y" #t "]\n"
 #define SUM(t) [x##t] "=&v"(d[t][0]), [y##t] "=&v"(d[t][1])
@@ -63,7 +63,7 @@ struct ahead { const uint8_t *p; size_t step; };
     __asm__ volatile(EACH_##T(BEGIN, BEGIN, T, 0) ".p2align 5\n" "1:\n" \
                      LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) LINE(T, 6) LINE(T, 7) \
                      "add $1024, %[w]\n" "add $32*" #T ", %[a]\n" "cmp %[end], %[w]\n" "jb 1b\n" \
-                     : SUMS_##T, [w] "+r"(w), [a] "+r"(a), [next] "+r"(next->p) : [step] "r"(next->step),
+                     : SUMS_##T, [w] "+r"(w), [a] "+r"(a), [next] "+r"(next->p) : [step] "r"(next->step), \
                      [seed] "r"(seed), [end] "r"(w + 128 * n) : "zmm29", "zmm30", "zmm31", "cc", "memory")
 
 INLINE __m512i bcast4(const int8_t *p)
@@ -290,13 +290,13 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
 #define STREAM_U(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_U8 }, w->step, w, tile, blocks, c)
 #define STREAM_R(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_NONE }, w->step, w, tile, blocks, c)
 #define STREAM(name, T, bits, kind) \
-    static void name##_##T(const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks,
+    static void name##_##T(const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, \
                            float *c) { kind(T, bits); }
 #define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_m5, T, 1, STREAM_M) STREAM(stream_m6, T, 2, STREAM_M) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_i4m, T, 4, STREAM_N) STREAM(stream_i4z, T, 4, STREAM_Z) \
-    STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_i8r, T, 8, STREAM_R) STREAM(stream_mxfp4, T, 4,
-                                                                                STREAM_E) STREAM(stream_t2, T, 0,
-                                                                                                 STREAM_T) STREAM(
-                                                                                                     stream_t3, T, 1,
+    STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_i8r, T, 8, STREAM_R) STREAM(stream_mxfp4, T, 4, \
+                                                                                STREAM_E) STREAM(stream_t2, T, 0, \
+                                                                                                 STREAM_T) STREAM( \
+                                                                                                     stream_t3, T, 1, \
                                                                                                      STREAM_T)
 STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6) STREAMS(7) STREAMS(8) STREAMS(9) STREAMS(10) STREAMS(
     11) STREAMS(12)

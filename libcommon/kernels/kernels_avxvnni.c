@@ -31,7 +31,7 @@ static int bias_of(const struct qtype_info *t) { (void)t; return BIAS; }
 /* d [T] = seed + dot products of 16 rows, T tokens, n lines of 4 k (a multiple of 8).  In
  * assembly because compilers spill the 12 sums of T = 6. */
 #define LINE_TOKEN(T, j, t) \
-    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%ymm14\n" "%{vex%} vpdpbusd %%ymm14, %%ymm12, %[x" #t "]\n"
+    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%ymm14\n" "%{vex%} vpdpbusd %%ymm14, %%ymm12, %[x" #t "]\n" \
         "%{vex%} vpdpbusd %%ymm14, %%ymm13, %[y" #t "]\n"
 #define LINE(T, j) "vmovdqa 128*" #j "(%[w]), %%ymm12\n" "vmovdqa 128*" #j "+32(%[w]), %%ymm13\n" EACH_##T(LINE_TOKEN, T, j)
 #define BEGIN(T, j, t) "vpbroadcastd 4*" #t "(%[seed]), %[x" #t "]\n" "vmovdqa %[x" #t "], %[y" #t "]\n"
@@ -40,7 +40,7 @@ static int bias_of(const struct qtype_info *t) { (void)t; return BIAS; }
     __asm__ volatile(EACH_##T(BEGIN, T, 0) ".p2align 5\n" "1:\n" \
                      LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) LINE(T, 6) LINE(T, 7) \
                      "add $1024, %[w]\n" "add $32*" #T ", %[a]\n" "cmp %[end], %[w]\n" "jb 1b\n" \
-                     : SUMS_##T, [w] "+r"(line), [a] "+r"(a->code) : [seed] "r"(a->seed),
+                     : SUMS_##T, [w] "+r"(line), [a] "+r"(a->code) : [seed] "r"(a->seed), \
                      [end] "r"(line + 32 * w->step) : "xmm12", "xmm13", "xmm14", "cc", "memory")
 
 INLINE void dot_lines(const int T, const struct weights *w, vi d[], const uint8_t *line, struct act_panel *a)

@@ -28,7 +28,7 @@
     void set##_rope(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);
 #define SCAN_OF(set) \
     void set##_scan_mamba(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim, float decay, float dt, float d); \
-    void set##_scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
+    void set##_scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim, \
                           float decay, float rate);
 #define ATTENTION_OF(set) \
     void set##_kv_store_key(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim); \

@@ -56,7 +56,7 @@ const char *const arch_ignored[] = {
 #define FALCON     .embed = "word_embeddings", .final_norm = "ln_f", .head = "lm_head", .layer = "h.", .qkv = "self_attention.query_key_value", \
                    .qkv_grouped = 1, .o = "self_attention.dense", NEOX_MLP
 #define OPT        .embed = "decoder.embed_tokens", .pos = "decoder.embed_positions", .head = "lm_head", .layer = "decoder.layers.", \
-                   .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.out_proj",
+                   .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.out_proj", \
                        .up = "fc1", .down = "fc2"
 
 static const struct weight_names

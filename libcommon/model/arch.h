@@ -91,7 +91,7 @@ struct arch {
     void (*more)(struct parse *p, struct config *c);    /* keys of its own; c is filled but for RoPE */
 };
 #define ROW(type, table, v, hid, ff, layers, heads, kv, len) \
-    .name = type, .names = &table, .vocab_size = v, .hidden_size = hid, .intermediate_size = ff, .n_layers = layers,
+    .name = type, .names = &table, .vocab_size = v, .hidden_size = hid, .intermediate_size = ff, .n_layers = layers, \
         .n_heads = heads, .n_kv_heads = kv, .max_len = len
 #define ROPE(theta) .pos = POS_ROPE, .rope_theta = theta
 #define LAYER(bits) .norm = NORM_LAYER, .eps = 1e-5, .biases = bits

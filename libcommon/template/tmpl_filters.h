@@ -6,7 +6,7 @@
 
 /* The head of a function for a row of struct builtin.  Most of them read only a part of it. */
 #define FILTER(name) struct val name(struct vm *vm __attribute__((unused)), struct val in __attribute__((unused)), \
-    const struct val *a __attribute__((unused)), const struct args *args __attribute__((unused)),
+    const struct val *a __attribute__((unused)), const struct args *args __attribute__((unused)), \
         int variant __attribute__((unused)))
 
 const struct builtin *builtin_find(const struct builtin *table, size_t n, const char *name, size_t size);
