@@ -99,7 +99,7 @@ void conn_free(struct conn *c)
 
 static void answered(struct conn *c)
 {
-    if (c->visit && c->l->o.on_answered)
+    if (c->record && c->l->o.on_answered)
         c->l->o.on_answered(c->l->o.user, c);
 }
 
@@ -648,8 +648,8 @@ void conn_set_exchange(struct conn *c, void *exchange)
 }
 
 void *conn_exchange(const struct conn *c) { return c->exchange; }
-void conn_set_visit(struct conn *c, void *visit) { c->visit = visit; }
-void *conn_visit(const struct conn *c) { return c->visit; }
+void conn_set_record(struct conn *c, void *record) { c->record = record; }
+void *conn_record(const struct conn *c) { return c->record; }
 int conn_is_complete(const struct conn *c) { return c->ended; }
 int conn_status(const struct conn *c) { return c->status; }
 uint64_t conn_started_ns(const struct conn *c) { return c->request_ns; }

@@ -102,8 +102,8 @@ void conn_set_exchange(struct conn *c, void *exchange);
 void *conn_exchange(const struct conn *c);
 /* What is noted about the request, for its owner: on_answered hears of its end, and takes it
  * away. */
-void conn_set_visit(struct conn *c, void *visit);
-void *conn_visit(const struct conn *c);
+void conn_set_record(struct conn *c, void *record);
+void *conn_record(const struct conn *c);
 /* Header lines ("Name: value\r\n") for the next response. */
 void conn_add_header(struct conn *c, const char *name, const char *value);
 void conn_set_header(struct conn *c, const char *name, const char *value);      /* instead of an earlier one of this name */

@@ -47,7 +47,7 @@ struct conn {
     /* the request that is being answered */
     int busy, begun, ended, chunked, head_only, close_after, status;
     int switching;              /* to WebSocket: its 101 is on the way */
-    void *exchange, *visit;
+    void *exchange, *record;
     uint64_t request_ns;
     /* time: by when something must have happened; 0: no limit */
     uint64_t deadline_ns, body_from_ns, progress_ns;

@@ -135,7 +135,7 @@ int guard_has_keys(const struct server *s)
     return g->keys && keys_known_required(g->keys) && keys_known(g->keys) > 0;
 }
 
-/* ---- visits ---- */
+/* ---- access records ---- */
 
 static void uuid(char out[37])
 {
@@ -152,12 +152,12 @@ static void uuid(char out[37])
 }
 
 /* The client's own id where it can stand in a header and in the log, else a new one. */
-static void choose_id(const struct http_request *r, char out[VISIT_ID + 1])
+static void choose_id(const struct http_request *r, char out[REQUEST_ID + 1])
 {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
     const char *given = r && r->method ? http_field(r, "X-Request-Id") : NULL;
     const size_t n = given ? strlen(given) : 0;
-    if (n && n <= VISIT_ID_GIVEN && strspn(given, allowed) == n && !audit_has_key(given))
+    if (n && n <= REQUEST_ID_GIVEN && strspn(given, allowed) == n && !audit_has_key(given))
         memcpy(out, given, n + 1);
     else
         uuid(out);
@@ -165,10 +165,10 @@ static void choose_id(const struct http_request *r, char out[VISIT_ID + 1])
 
 static char *copy(const char *s) { return s ? strdup(s) : NULL; }
 
-static struct visit *new_visit(struct server *s, struct conn *c)
+static struct access_record *record_new(struct server *s, struct conn *c)
 {
     const struct http_request *r = conn_request(c);
-    struct visit *v = calloc(1, sizeof *v);
+    struct access_record *v = calloc(1, sizeof *v);
     struct timespec now;
     char address[64];
     if (!v)
@@ -186,17 +186,17 @@ static struct visit *new_visit(struct server *s, struct conn *c)
     return v;
 }
 
-void guard_visit(struct server *s, struct conn *c)
+void record_begin(struct server *s, struct conn *c)
 {
-    struct visit *v = new_visit(s, c);
-    char id[VISIT_ID + 1];
+    struct access_record *v = record_new(s, c);
+    char id[REQUEST_ID + 1];
     if (!v)                                 /* no memory: the answer has an id all the same */
         choose_id(conn_request(c), id);
     conn_add_header(c, "X-Request-Id", v ? v->id : id);
-    conn_set_visit(c, v);
+    conn_set_record(c, v);
 }
 
-static void free_visit(struct visit *v)
+static void record_free(struct access_record *v)
 {
     free(v->method);
     free(v->path);
@@ -207,7 +207,7 @@ static void free_visit(struct visit *v)
     free(v);
 }
 
-void visit_error(struct visit *v, const struct problem *p)
+void record_error(struct access_record *v, const struct problem *p)
 {
     char text[sizeof p->code + sizeof p->param + 2];
     if (!v || v->error)
@@ -217,7 +217,7 @@ void visit_error(struct visit *v, const struct problem *p)
     v->error = strdup(p->status == 400 && text[0] ? text : p->message);
 }
 
-void visit_prompt(const struct server *s, struct visit *v, const char *text, size_t size)
+void record_prompt(const struct server *s, struct access_record *v, const char *text, size_t size)
 {
     if (!v || !text || v->prompt || !s->o.audit_prompts)
         return;
@@ -227,13 +227,13 @@ void visit_prompt(const struct server *s, struct visit *v, const char *text, siz
         v->prompt = NULL;
 }
 
-void visit_end(struct server *s, struct visit *v, int status, int prompt_tokens, int completion_tokens)
+void record_end(struct server *s, struct access_record *v, int status, int prompt_tokens, int completion_tokens)
 {
     struct guard *g = &s->guard;
     if (!v)
         return;
     if (v->kept) {
-        free_visit(v);
+        record_free(v);
         return;
     }
     if (v->has_key && g->usage)
@@ -252,7 +252,7 @@ void visit_end(struct server *s, struct visit *v, int status, int prompt_tokens,
     if (status == 101)
         v->kept = 1;
     else
-        free_visit(v);
+        record_free(v);
 }
 
 /* ---- who asks ---- */
@@ -391,7 +391,7 @@ static int admit_guess(struct server *s, struct conn *c, int64_t key)
     return 1;
 }
 
-static int admit_key(struct server *s, struct conn *c, const struct route *r, struct visit *v)
+static int admit_key(struct server *s, struct conn *c, const struct route *r, struct access_record *v)
 {
     char scopes[32];
     if (!(v->key.scopes & needs(r->access))) {
@@ -405,7 +405,7 @@ static int admit_key(struct server *s, struct conn *c, const struct route *r, st
     return w.allowed || too_many(s, c, &w);
 }
 
-static int admit_anonymous(struct server *s, struct conn *c, struct visit *v)
+static int admit_anonymous(struct server *s, struct conn *c, struct access_record *v)
 {
     char address[64];
     const struct verdict w = address_admit(s->guard.anonymous, client_address(s, c, address));
@@ -452,7 +452,7 @@ int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_
 int guard_admits(struct server *s, struct conn *c, const struct route *r)
 {
     struct guard *g = &s->guard;
-    struct visit *v = conn_visit(c);
+    struct access_record *v = conn_record(c);
     char query[128];
     if (!s->o.query_keys && http_query(conn_request(c), "api_key", query, sizeof query)) {
         reply_refusal(s, c, 400, "key_in_query", "api_key in the address ends in logs: send it as X-API-Key or Authorization: Bearer (--allow-query-key lets it through)");
@@ -467,7 +467,7 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
     const char *key = given_key(s, c, query, sizeof query);
     if (is_admin_token(s, key)) {
         if (!admit_guess(s, c, 0))
-            return 0;           /* answered: the visit is over */
+            return 0;           /* answered: the record is over */
         return v->is_admin = v->admitted = 1;
     }
     refresh(s);
@@ -493,7 +493,7 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
 }
 
 /* Is what a WebSocket was let in by still good? */
-static int still_good(const struct server *s, const struct conn *c, const struct visit *v, struct key_info *k)
+static int still_good(const struct server *s, const struct conn *c, const struct access_record *v, struct key_info *k)
 {
     const struct guard *g = &s->guard;
     if (v->is_admin)
@@ -507,20 +507,20 @@ int guard_still(struct server *s, struct conn *c)
 {
     struct key_info k;
     refresh(s);
-    return conn_visit(c) && still_good(s, c, conn_visit(c), &k);
+    return conn_record(c) && still_good(s, c, conn_record(c), &k);
 }
 
-struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr)
+struct access_record *guard_message(struct server *s, struct conn *c, struct problem *pr)
 {
     struct guard *g = &s->guard;
-    struct visit *from = conn_visit(c);
-    struct visit *v = from ? new_visit(s, c) : NULL;
+    struct access_record *from = conn_record(c);
+    struct access_record *v = from ? record_new(s, c) : NULL;
     char text[160];
     if (!v) {
         problem_nomem(pr);
         return NULL;
     }
-    snprintf(v->id, sizeof v->id, "%.*s/%u", VISIT_ID_GIVEN, from->id, ++from->n_messages);
+    snprintf(v->id, sizeof v->id, "%.*s/%u", REQUEST_ID_GIVEN, from->id, ++from->n_messages);
     snprintf(v->client, sizeof v->client, "%s", from->client);
     v->method = copy("WS");
     v->path = copy(from->path);
@@ -544,12 +544,12 @@ struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr
         verdict_text(&w, text, sizeof text);
         problem_set(pr, 429, NULL, "rate_limit_exceeded", "%s", text);
     }
-    visit_error(v, pr);
-    visit_end(s, v, pr->status, -1, -1);
+    record_error(v, pr);
+    record_end(s, v, pr->status, -1, -1);
     return NULL;
 }
 
-int guard_model(struct visit *v, const char *model, struct problem *pr)
+int guard_model(struct access_record *v, const char *model, struct problem *pr)
 {
     if (!v)
         return 0;
@@ -561,8 +561,8 @@ int guard_model(struct visit *v, const char *model, struct problem *pr)
                        model);
 }
 
-int guard_reserve(struct server *s, struct conn *c, struct visit *v, int64_t least, int64_t most, int64_t *granted,
-                  struct problem *pr)
+int guard_reserve(struct server *s, struct conn *c, struct access_record *v, int64_t least, int64_t most,
+                  int64_t *granted, struct problem *pr)
 {
     char text[200], wait[16];
     *granted = most;
@@ -584,7 +584,7 @@ int guard_reserve(struct server *s, struct conn *c, struct visit *v, int64_t lea
     return problem_set(pr, 429, NULL, "rate_limit_exceeded", "%s", text);
 }
 
-uint64_t guard_share(const struct visit *v)
+uint64_t guard_tenant(const struct access_record *v)
 {
     if (!v)
         return 0;

@@ -1,8 +1,9 @@
 /* guard.h - who may ask, how often, and the line that every request leaves in the audit log.
  *
- * A visit goes with one request: from routes_request to the last byte of its answer, or, when
- * the client leaves before, to the end of the work for it.  Keys are looked at anew for every
- * request (and every message on a WebSocket), at most a quarter of a second after a change. */
+ * An access record goes with one request: from routes_request to the last byte of its answer,
+ * or, when the client leaves before, to the end of the work for it.  Keys are looked at anew for
+ * every request (and every message on a WebSocket), at most a quarter of a second after a
+ * change. */
 #ifndef ZSE_SERVE_GUARD_H
 #define ZSE_SERVE_GUARD_H
 
@@ -18,10 +19,10 @@ struct route;
 enum { REFUSALS_MINUTE = 60, ADDRESSES = 4096, SEEN = 1024, AUDIT_WAITING_BYTES = 8 << 20, AUDIT_PATIENCE_S = 5,
        PROMPT_LOGGED = 4096 };
 
-enum { VISIT_ID_GIVEN = 128, VISIT_ID = VISIT_ID_GIVEN + 12 };      /* bytes of a client's X-Request-Id; of any id */
+enum { REQUEST_ID_GIVEN = 128, REQUEST_ID = REQUEST_ID_GIVEN + 12 };      /* bytes of a client's X-Request-Id; of any id */
 
-struct visit {
-    char id[VISIT_ID + 1];              /* X-Request-Id of the answer; of a message on a WebSocket: that of its connection, "/" and a number */
+struct access_record {
+    char id[REQUEST_ID + 1];              /* X-Request-Id of the answer; of a message on a WebSocket: that of its connection, "/" and a number */
     unsigned n_messages;                /* of a WebSocket */
     char client[64];                    /* address */
     char *method, *path, *agent, *model, *error, *prompt;       /* owned; NULL: none */
@@ -30,7 +31,7 @@ struct visit {
     int has_key, is_admin;              /* is_admin: by the administrator's token */
     int by_key, admitted;               /* its key is valid; it was let in, by that or because none is needed */
     int kept;                           /* of a WebSocket: its line is written, its messages are judged by it */
-    int64_t reserved;                   /* tokens of the key's limits; visit_end settles them */
+    int64_t reserved;                   /* tokens of the key's limits; record_end settles them */
     struct key_info key;
 };
 
@@ -62,34 +63,34 @@ int guard_has_keys(const struct server *s);             /* a key is needed, and 
 
 /* A request begins: its answer gets the header X-Request-Id, with the id that its line in the
  * audit log has. */
-void guard_visit(struct server *s, struct conn *c);
-/* Would guard_admits take its key?  Nothing is counted.  *owner: as guard_share will tell; of
+void record_begin(struct server *s, struct conn *c);
+/* Would guard_admits take its key?  Nothing is counted.  *owner: as guard_tenant will tell; of
  * ACCESS_PUBLIC the address's. */
 int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_t *owner);
 /* May it go on? 0 after a refusal was sent. */
 int guard_admits(struct server *s, struct conn *c, const struct route *r);
-/* The same for a message on a WebSocket that guard_admits let in: a visit of its own, or NULL
- * with *pr. */
-struct visit *guard_message(struct server *s, struct conn *c, struct problem *pr);
+/* The same for a message on a WebSocket that guard_admits let in: an access record of its own,
+ * or NULL with *pr. */
+struct access_record *guard_message(struct server *s, struct conn *c, struct problem *pr);
 /* May a WebSocket go on hearing? */
 int guard_still(struct server *s, struct conn *c);
-/* May the key of this visit use the model? -1 with *pr. */
-int guard_model(struct visit *v, const char *model, struct problem *pr);
+/* May the key of this record use the model? -1 with *pr. */
+int guard_model(struct access_record *v, const char *model, struct problem *pr);
 /* Reserve LEAST to MOST tokens (of the prompts and of all answers) of the key's limits.
  * *granted: how many; MOST where there is no limit.  -1 with *pr: 429, or 400 where they never
  * fit.  c: the connection whose answer gets X-RateLimit headers; NULL: none. */
-int guard_reserve(struct server *s, struct conn *c, struct visit *v, int64_t least, int64_t most, int64_t *granted,
-                  struct problem *pr);
+int guard_reserve(struct server *s, struct conn *c, struct access_record *v, int64_t least, int64_t most,
+                  int64_t *granted, struct problem *pr);
 /* Whose request it is, for those who share out what there is too little of: the key's, or the
  * address's. */
-uint64_t guard_share(const struct visit *v);
+uint64_t guard_tenant(const struct access_record *v);
 /* What was wrong, for the log; of a body that was not understood only the kind and the field, as
  * its text is quoted in messages. */
-void visit_error(struct visit *v, const struct problem *p);
-void visit_prompt(const struct server *s, struct visit *v, const char *text, size_t size);
+void record_error(struct access_record *v, const struct problem *p);
+void record_prompt(const struct server *s, struct access_record *v, const char *text, size_t size);
 /* Tokens count against the key, the line is written, v is freed. Tokens < 0: the request has
  * none. */
-void visit_end(struct server *s, struct visit *v, int status, int prompt_tokens, int completion_tokens);
+void record_end(struct server *s, struct access_record *v, int status, int prompt_tokens, int completion_tokens);
 
 /* on_wake: reports that are ready. */
 void guard_reports(struct server *s);

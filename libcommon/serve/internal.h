@@ -28,7 +28,7 @@ struct server {
     struct rng ids;
     struct err error;                   /* of server_run */
     /* models */
-    struct hosted *models;
+    struct loaded_model *models;
     struct evicted *evicted;
     struct opening *opening;
     /* bodies on their way through the preparing thread */

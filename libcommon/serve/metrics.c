@@ -25,7 +25,7 @@ void histogram_add(struct histogram *h, double seconds)
 void metrics_release(struct metrics *m)
 {
     free(m->count);
-    free(m->record);
+    free(m->recent_calls);
     memset(m, 0, sizeof *m);
 }
 
@@ -69,7 +69,7 @@ static struct minute *this_minute(struct metrics *m)
     return at;
 }
 
-void metrics_record(struct metrics *m, const struct record *r, double decode_s)
+void metrics_call_ended(struct metrics *m, const struct recent_call *r, double decode_s)
 {
     struct minute *at = this_minute(m);
     m->requests++;
@@ -85,21 +85,21 @@ void metrics_record(struct metrics *m, const struct record *r, double decode_s)
     at->memory = memory_resident();
     if (at->memory > m->peak_memory)
         m->peak_memory = at->memory;
-    if (!m->record && !(m->record = calloc(MAX_RECORDS, sizeof *m->record)))    /* at once: to grow it would leave holes of its former sizes */
+    if (!m->recent_calls && !(m->recent_calls = calloc(MAX_RECENT_CALLS, sizeof *m->recent_calls)))    /* at once: to grow it would leave holes of its former sizes */
         return;
-    m->record[m->next] = *r;
-    m->next = (m->next + 1) % MAX_RECORDS;
-    if (m->n_records < MAX_RECORDS)
-        m->n_records++;
+    m->recent_calls[m->next] = *r;
+    m->next = (m->next + 1) % MAX_RECENT_CALLS;
+    if (m->n_recent_calls < MAX_RECENT_CALLS)
+        m->n_recent_calls++;
 }
 
 static void forget_old_seconds(struct metrics *m, int64_t now)
 {
     if (now - m->recent_second > 10)
-        memset(m->recent, 0, sizeof m->recent);
+        memset(m->recent_tokens, 0, sizeof m->recent_tokens);
     else
         for (int64_t s = m->recent_second + 1; s <= now; s++)
-            m->recent[s % 10] = 0;
+            m->recent_tokens[s % 10] = 0;
     m->recent_second = now;
 }
 
@@ -108,7 +108,7 @@ void metrics_tokens(struct metrics *m, int n)
     int64_t now = (int64_t)time(NULL);
     if (now != m->recent_second)
         forget_old_seconds(m, now);
-    m->recent[now % 10] += (uint64_t)n;
+    m->recent_tokens[now % 10] += (uint64_t)n;
 }
 
 double metrics_rate(struct metrics *m)
@@ -118,7 +118,7 @@ double metrics_rate(struct metrics *m)
     if (now != m->recent_second)
         forget_old_seconds(m, now);
     for (int i = 1; i <= 5; i++)
-        sum += m->recent[(now - i) % 10];
+        sum += m->recent_tokens[(now - i) % 10];
     return (double)sum / 5;
 }
 

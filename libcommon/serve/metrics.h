@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MAX_ROUTES = 64, HISTOGRAM_BUCKETS = 16, MINUTES = 60, MAX_RECORDS = 10000 };
+enum { MAX_ROUTES = 64, HISTOGRAM_BUCKETS = 16, MINUTES = 60, MAX_RECENT_CALLS = 10000 };
 
 extern const double histogram_bounds[HISTOGRAM_BUCKETS];        /* upper, in seconds; the last bucket has none */
 struct histogram {                      /* of seconds */
@@ -21,7 +21,7 @@ struct model_metrics {                  /* of one model since it was loaded */
 };
 
 /* One request that ran on a model, as it ended. */
-struct record {
+struct recent_call {
     char id[48], model[64], user[64], client[64];
     int route, status, prompt_tokens, completion_tokens;
     double latency_s, first_token_s;
@@ -37,15 +37,15 @@ struct metrics {
     uint64_t requests, failed, tokens, prompt_tokens;   /* that ran on a model */
     double latency_s, decode_s; uint64_t decoded;
     uint64_t peak_memory;
-    struct record *record; int n_records, next;     /* [MAX_RECORDS], a ring; NULL: none yet; owned */
+    struct recent_call *recent_calls; int n_recent_calls, next;     /* [MAX_RECENT_CALLS], a ring; NULL: none yet; owned */
     struct minute minute[MINUTES];
     /* tokens of the last seconds, for a rate that is true now */
-    uint64_t recent[10]; int64_t recent_second;
+    uint64_t recent_tokens[10]; int64_t recent_second;
 };
 
 void metrics_release(struct metrics *m);
 void metrics_count(struct metrics *m, int route, int status);
-void metrics_record(struct metrics *m, const struct record *r, double decode_s);
+void metrics_call_ended(struct metrics *m, const struct recent_call *r, double decode_s);
 void metrics_tokens(struct metrics *m, int n);          /* generated just now */
 double metrics_rate(struct metrics *m);                 /* tokens a second over the last 5 whole seconds */
 uint64_t memory_resident(void);                         /* bytes of this process */

@@ -17,10 +17,10 @@
 #include "libcommon/template/chat.h"
 
 enum task_kind { TASK_OPEN, TASK_CLOSE };
-/* What is to be closed, taken out of the hosted, which the loop goes on looking at. */
+/* What is to be closed, taken out of the loaded model, which the loop goes on looking at. */
 struct closing { struct worker *worker; struct tmpl *tmpl; struct served_model m; int opened, stuck; };
 enum { PATIENCE_S = 3 };                /* for the step that an engine is in */
-struct task { struct task *next; enum task_kind kind; struct hosted *h; struct closing closing; };
+struct task { struct task *next; enum task_kind kind; struct loaded_model *lm; struct closing closing; };
 
 struct opening {
     pthread_t thread;
@@ -40,59 +40,60 @@ static char *token_text(const struct tokenizer *t, int32_t id)
     return strndup(text ? text : "", text ? size : 0);
 }
 
-static int read_template(struct hosted *h, struct err *e)
+static int read_template(struct loaded_model *lm, struct err *e)
 {
-    const json_t *own = js_get(h->m.json, "chat_template"), *named = js_get(h->m.json, "chat_templates");
+    const json_t *own = js_get(lm->m.json, "chat_template"), *named = js_get(lm->m.json, "chat_templates");
     int n_eos = 0;
-    const int32_t *eos = tokenizer_eos(h->m.tokenizer, &n_eos);
-    h->bos = token_text(h->m.tokenizer, tokenizer_bos(h->m.tokenizer));
-    h->eos = token_text(h->m.tokenizer, n_eos ? eos[0] : -1);
-    if (!h->bos || !h->eos)
+    const int32_t *eos = tokenizer_eos(lm->m.tokenizer, &n_eos);
+    lm->bos = token_text(lm->m.tokenizer, tokenizer_bos(lm->m.tokenizer));
+    lm->eos = token_text(lm->m.tokenizer, n_eos ? eos[0] : -1);
+    if (!lm->bos || !lm->eos)
         return err_nomem(e, "model");
-    h->calls_form = tool_format_detect(NULL, 0);
-    if (!(h->grammars = grammars_open(h->m.tokenizer, e)))
+    lm->calls_form = tool_format_detect(NULL, 0);
+    if (!(lm->grammars = grammars_open(lm->m.tokenizer, e)))
         return -1;
     if (!own && json_is_object(named))
         own = js_get(named, "default");
     if (!json_is_string(own))
         return 0;
     const char *text = json_string_value(own);
-    h->thinks = strstr(text, "</think>") != NULL;
-    h->knows_tools = strstr(text, "tools") != NULL;
-    h->calls_form = tool_format_detect(text, json_string_length(own));
-    h->tmpl = tmpl_parse(json_string_value(own), json_string_length(own), "chat template", e);
-    return h->tmpl ? 0 : -1;
+    lm->thinks = strstr(text, "</think>") != NULL;
+    lm->knows_tools = strstr(text, "tools") != NULL;
+    lm->calls_form = tool_format_detect(text, json_string_length(own));
+    lm->tmpl = tmpl_parse(json_string_value(own), json_string_length(own), "chat template", e);
+    return lm->tmpl ? 0 : -1;
 }
 
 /* What a request gets that says nothing: the model's generation_config, else sampling_defaults. */
-static int read_sampling(struct hosted *h, struct err *e)
+static int read_sampling(struct loaded_model *lm, struct err *e)
 {
-    h->sampling = sampling_defaults();
-    return sampling_config(&h->sampling, js_get(h->m.json, "generation_config"), e) == 0 &&
-           sampling_check(&h->sampling, h->m.model->config.vocab_size, e) == 0 ? 0 : err_prefix(e, "generation_config");
+    lm->sampling = sampling_defaults();
+    return sampling_config(&lm->sampling, js_get(lm->m.json, "generation_config"), e) == 0 &&
+           sampling_check(&lm->sampling, lm->m.model->config.vocab_size, e) == 0 ? 0
+                                                                                 : err_prefix(e, "generation_config");
 }
 
-static void open_model(struct hosted *h)
+static void open_model(struct loaded_model *lm)
 {
-    struct server *s = h->s;
+    struct server *s = lm->s;
     struct engine_stats es;
-    if (s->o.opener.open(s->o.opener.user, h->path, &h->m, &h->error) != 0)
+    if (s->o.opener.open(s->o.opener.user, lm->path, &lm->m, &lm->error) != 0)
         return;
-    h->opened = 1;
-    if ((h->m.tokenizer && read_template(h, &h->error) != 0) || read_sampling(h, &h->error) != 0)
+    lm->opened = 1;
+    if ((lm->m.tokenizer && read_template(lm, &lm->error) != 0) || read_sampling(lm, &lm->error) != 0)
         return;
-    engine_stats(h->m.engine, &es);
-    engine_limits(h->m.engine, &h->limits);
-    h->most_running = h->limits.max_running;
-    h->memory_bytes = h->m.file_bytes + es.private_bytes;       /* the private ones have keys and values among them */
-    h->vram_bytes = es.device.weights + es.device.cached + es.device.kv + es.device.work;
+    engine_stats(lm->m.engine, &es);
+    engine_limits(lm->m.engine, &lm->limits);
+    lm->most_running = lm->limits.max_running;
+    lm->memory_bytes = lm->m.file_bytes + es.private_bytes;       /* the private ones have keys and values among them */
+    lm->vram_bytes = es.device.weights + es.device.cached + es.device.kv + es.device.work;
     if (es.device.name)
-        snprintf(h->device, sizeof h->device, "%.*s:%d", (int)strcspn(es.backend, " "), es.backend, es.device.index);
+        snprintf(lm->device, sizeof lm->device, "%.*s:%d", (int)strcspn(es.backend, " "), es.backend, es.device.index);
     else
-        snprintf(h->device, sizeof h->device, "cpu");
-    device_line(h->about, &es, h->m.model->config.n_layers);
-    h->load_s = (double)(clock_ns() - h->started_ns) * 1e-9;
-    h->error.code = ERR_NONE;
+        snprintf(lm->device, sizeof lm->device, "cpu");
+    device_line(lm->about, &es, lm->m.model->config.n_layers);
+    lm->load_s = (double)(clock_ns() - lm->started_ns) * 1e-9;
+    lm->error.code = ERR_NONE;
 }
 
 static void close_model(struct server *s, struct closing *c)
@@ -122,7 +123,7 @@ static void *run_tasks(void *arg)
         if (!t)
             return NULL;
         if (t->kind == TASK_OPEN)
-            open_model(t->h);
+            open_model(t->lm);
         else
             close_model(o->s, &t->closing);
         pthread_mutex_lock(&o->lock);
@@ -136,27 +137,27 @@ static void *run_tasks(void *arg)
     }
 }
 
-static struct closing take_out(struct hosted *h)
+static struct closing take_out(struct loaded_model *lm)
 {
-    const struct closing c = { h->worker, h->tmpl, h->m, h->opened, 0 };
-    h->worker = NULL;
-    h->tmpl = NULL;
-    h->opened = 0;
-    memset(&h->m, 0, sizeof h->m);
-    h->state = HOSTED_CLOSING;
+    const struct closing c = { lm->worker, lm->tmpl, lm->m, lm->opened, 0 };
+    lm->worker = NULL;
+    lm->tmpl = NULL;
+    lm->opened = 0;
+    memset(&lm->m, 0, sizeof lm->m);
+    lm->state = MODEL_CLOSING;
     return c;
 }
 
-static int give_task(struct server *s, enum task_kind kind, struct hosted *h)
+static int give_task(struct server *s, enum task_kind kind, struct loaded_model *lm)
 {
     struct opening *o = s->opening;
     struct task *t = calloc(1, sizeof *t), **end = &o->todo;
     if (!t)
         return -1;
     t->kind = kind;
-    t->h = h;
+    t->lm = lm;
     if (kind == TASK_CLOSE)
-        t->closing = take_out(h);
+        t->closing = take_out(lm);
     pthread_mutex_lock(&o->lock);
     while (*end)
         end = &(*end)->next;
@@ -201,41 +202,41 @@ char *models_default_id(const char *path)
     return strndup(name, n);
 }
 
-static void free_hosted(struct hosted *h)
+static void free_model(struct loaded_model *lm)
 {
-    struct hosted **at = &h->s->models;
-    while (*at && *at != h)
+    struct loaded_model **at = &lm->s->models;
+    while (*at && *at != lm)
         at = &(*at)->next;
     if (*at)
-        *at = h->next;
-    for (struct hosted *o = h->s->models; o; o = o->next)
-        if (o->replaces == h)
+        *at = lm->next;
+    for (struct loaded_model *o = lm->s->models; o; o = o->next)
+        if (o->replaces == lm)
             o->replaces = NULL;
-    grammars_close(h->grammars);                /* its engine, which follows them, is closed */
-    free(h->bos);
-    free(h->eos);
-    free(h->path);
-    free(h->id);
-    free(h);
+    grammars_close(lm->grammars);                /* its engine, which follows them, is closed */
+    free(lm->bos);
+    free(lm->eos);
+    free(lm->path);
+    free(lm->id);
+    free(lm);
 }
 
-int models_n(const struct server *s, enum hosted_state state)
+int models_n(const struct server *s, enum model_state state)
 {
     int n = 0;
-    for (const struct hosted *h = s->models; h; h = h->next)
-        n += h->state == state;
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        n += lm->state == state;
     return n;
 }
 
-struct hosted *models_find(struct server *s, const char *id, struct problem *pr)
+struct loaded_model *models_find(struct server *s, const char *id, struct problem *pr)
 {
     int any = !id || strcmp(id, "default") == 0, loading = 0;
     models_check(s);
-    for (struct hosted *h = s->models; h; h = h->next) {
-        int named = !any && strcmp(h->id, id) == 0;
-        if (h->state == HOSTED_READY && (any || named))
-            return h;
-        loading |= h->state == HOSTED_LOADING && (any || named);
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
+        int named = !any && strcmp(lm->id, id) == 0;
+        if (lm->state == MODEL_READY && (any || named))
+            return lm;
+        loading |= lm->state == MODEL_LOADING && (any || named);
     }
     if (s->draining)
         problem_set(pr, 503, NULL, "shutting_down", "the server stops");
@@ -287,18 +288,18 @@ int models_forget(struct server *s, const char *id)
 }
 
 /* Without memory it is forgotten: then a request for it says that it is not loaded. */
-static void remember_evicted(struct server *s, const struct hosted *h, int changed)
+static void remember_evicted(struct server *s, const struct loaded_model *lm, int changed)
 {
     struct evicted *v = calloc(1, sizeof *v);
-    if (!v || !(v->id = strdup(h->id)) || !(v->path = strdup(h->path))) {
+    if (!v || !(v->id = strdup(lm->id)) || !(v->path = strdup(lm->path))) {
         if (v)
             free_evicted(v);
         return;
     }
     v->changed = changed;
-    v->failures = h->failures;
+    v->failures = lm->failures;
     v->failed_ns = clock_ns();
-    models_forget(s, h->id);
+    models_forget(s, lm->id);
     put_evicted(s, v);
 }
 
@@ -327,15 +328,15 @@ int models_wait_s(const struct server *s, const char *id)
 /* v is in no list; it is again where it cannot be loaded. */
 static void bring_back(struct server *s, struct evicted *v, struct problem *pr)
 {
-    struct hosted *h = models_load(s, v->path, v->id, NULL, pr);
-    if (!h) {
+    struct loaded_model *lm = models_load(s, v->path, v->id, NULL, pr);
+    if (!lm) {
         put_evicted(s, v);
         return;
     }
-    h->recalled = 1;
-    h->changed = v->changed;
-    h->failures = v->failures;
-    problem_set(pr, 503, "model", "model_loading", "the model %.80s left when another one needed its memory or its file changed, and is being loaded again", h->id);
+    lm->recalled = 1;
+    lm->changed = v->changed;
+    lm->failures = v->failures;
+    problem_set(pr, 503, "model", "model_loading", "the model %.80s left when another one needed its memory or its file changed, and is being loaded again", lm->id);
     free_evicted(v);
 }
 
@@ -349,57 +350,57 @@ int models_recall(struct server *s, const char *id, struct problem *pr)
     return 1;
 }
 
-struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces,
+struct loaded_model *models_load(struct server *s, const char *path, const char *id, struct loaded_model *replaces,
                            struct problem *pr)
 {
-    struct hosted *h = calloc(1, sizeof *h), **end = &s->models;
-    if (!h || !(h->path = strdup(path)) || !(h->id = id ? strdup(id) : models_default_id(path))) {
+    struct loaded_model *lm = calloc(1, sizeof *lm), **end = &s->models;
+    if (!lm || !(lm->path = strdup(path)) || !(lm->id = id ? strdup(id) : models_default_id(path))) {
         problem_nomem(pr);
         goto fail;
     }
-    for (struct hosted *o = s->models; o; o = o->next)
-        if (o != replaces && (o->state == HOSTED_READY || o->state == HOSTED_LOADING) && strcmp(o->id, h->id) == 0 &&
+    for (struct loaded_model *o = s->models; o; o = o->next)
+        if (o != replaces && (o->state == MODEL_READY || o->state == MODEL_LOADING) && strcmp(o->id, lm->id) == 0 &&
             !(replaces && o->replaces == replaces)) {
-            problem_set(pr, 409, "model_name", "model_exists", "a model with the id '%.80s' is there already", h->id);
+            problem_set(pr, 409, "model_name", "model_exists", "a model with the id '%.80s' is there already", lm->id);
             goto fail;
         }
-    models_forget(s, h->id);                    /* this one takes its place */
-    h->s = s;
-    h->created = (int64_t)time(NULL);
-    h->started_ns = h->used_ns = clock_ns();
-    h->replaces = replaces;
-    h->batching = 1;
+    models_forget(s, lm->id);                    /* this one takes its place */
+    lm->s = s;
+    lm->created = (int64_t)time(NULL);
+    lm->started_ns = lm->used_ns = clock_ns();
+    lm->replaces = replaces;
+    lm->batching = 1;
     while (*end)
         end = &(*end)->next;
-    *end = h;
-    if (give_task(s, TASK_OPEN, h) == 0)
-        return h;
+    *end = lm;
+    if (give_task(s, TASK_OPEN, lm) == 0)
+        return lm;
     problem_nomem(pr);
-    free_hosted(h);
+    free_model(lm);
     return NULL;
 fail:
-    if (h) {
-        free(h->path);
-        free(h->id);
+    if (lm) {
+        free(lm->path);
+        free(lm->id);
     }
-    free(h);
+    free(lm);
     return NULL;
 }
 
-void models_unload(struct server *s, struct hosted *h)
+void models_unload(struct server *s, struct loaded_model *lm)
 {
-    if (h->state != HOSTED_READY)
+    if (lm->state != MODEL_READY)
         return;
-    h->state = HOSTED_LEAVING;
-    h->leave_by_ns = clock_ns() + (uint64_t)(s->o.drain_s * 1e9);
-    server_log(s, "%s: unloading, %d running request%s", h->id, h->n_calls, plural(h->n_calls));
+    lm->state = MODEL_LEAVING;
+    lm->leave_by_ns = clock_ns() + (uint64_t)(s->o.drain_s * 1e9);
+    server_log(s, "%s: unloading, %d running request%s", lm->id, lm->n_calls, plural(lm->n_calls));
     models_tick(s);
 }
 
-struct hosted *models_successor(struct server *s, const struct hosted *h)
+struct loaded_model *models_successor(struct server *s, const struct loaded_model *lm)
 {
-    struct hosted *o = s->models;
-    while (o && o->replaces != h)
+    struct loaded_model *o = s->models;
+    while (o && o->replaces != lm)
         o = o->next;
     return o;
 }
@@ -408,12 +409,12 @@ void models_reload(struct server *s)
 {
     struct problem pr;
     struct evicted *left, *v;
-    for (struct hosted *h = s->models; h; h = h->next) {
-        if (h->state != HOSTED_READY || models_successor(s, h))
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
+        if (lm->state != MODEL_READY || models_successor(s, lm))
             continue;
-        server_log(s, "%s: loading %s again", h->id, h->path);
-        if (!models_load(s, h->path, h->id, h, &pr))
-            server_log(s, "%s: %s", h->id, pr.message);
+        server_log(s, "%s: loading %s again", lm->id, lm->path);
+        if (!models_load(s, lm->path, lm->id, lm, &pr))
+            server_log(s, "%s: %s", lm->id, pr.message);
     }
     left = s->evicted;
     s->evicted = NULL;
@@ -428,40 +429,40 @@ void models_reload(struct server *s)
     }
 }
 
-static void tell_waiter(struct hosted *h, const struct problem *p)
+static void tell_waiter(struct loaded_model *lm, const struct problem *p)
 {
-    struct conn *c = h->waiter;
+    struct conn *c = lm->waiter;
     if (!c)
         return;
     struct exchange *x = conn_exchange(c);
-    h->waiter = NULL;
+    lm->waiter = NULL;
     if (p)
-        reply_problem(h->s, c, p);
+        reply_problem(lm->s, c, p);
     else
-        reply_object(h->s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id",
-                                             h->id, "model_name", h->path, "quantization",
-                                              h->m.quantization ? h->m.quantization : "", "device", h->device,
-                                              "vram_used_gb", (double)h->vram_bytes * 1e-9, "load_time_sec", h->load_s,
-                                              "message", "loaded"));
+        reply_object(lm->s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id",
+                                             lm->id, "model_name", lm->path, "quantization",
+                                              lm->m.quantization ? lm->m.quantization : "", "device", lm->device,
+                                              "vram_used_gb", (double)lm->vram_bytes * 1e-9, "load_time_sec",
+                                              lm->load_s, "message", "loaded"));
     conn_set_exchange(c, NULL);
     free(x);
 }
 
-/* Make room for h: the least recently used of the others leave. -1: it is too large by itself. */
-static int make_room(struct server *s, const struct hosted *h, struct problem *pr)
+/* Make room for lm: the least recently used of the others leave. -1: it is too large by itself. */
+static int make_room(struct server *s, const struct loaded_model *lm, struct problem *pr)
 {
     uint64_t limit = s->o.max_memory;
     if (!limit)
         return 0;
-    if (h->memory_bytes > limit)
+    if (lm->memory_bytes > limit)
         return problem_set(pr, 503, "model_path", "out_of_memory",
-                           "%s takes %llu bytes, the limit for all models is %llu", h->id,
-                           (unsigned long long)h->memory_bytes, (unsigned long long)limit);
+                           "%s takes %llu bytes, the limit for all models is %llu", lm->id,
+                           (unsigned long long)lm->memory_bytes, (unsigned long long)limit);
     for (;;) {
-        uint64_t sum = h->memory_bytes;
-        struct hosted *oldest = NULL;
-        for (struct hosted *o = s->models; o; o = o->next) {
-            if (o == h || o == h->replaces || o->state != HOSTED_READY)
+        uint64_t sum = lm->memory_bytes;
+        struct loaded_model *oldest = NULL;
+        for (struct loaded_model *o = s->models; o; o = o->next) {
+            if (o == lm || o == lm->replaces || o->state != MODEL_READY)
                 continue;
             sum += o->memory_bytes;
             if (!oldest || o->used_ns < oldest->used_ns)
@@ -469,7 +470,7 @@ static int make_room(struct server *s, const struct hosted *h, struct problem *p
         }
         if (sum <= limit || !oldest)
             return 0;
-        server_log(s, "%s: leaves, as %s needs its memory", oldest->id, h->id);
+        server_log(s, "%s: leaves, as %s needs its memory", oldest->id, lm->id);
         remember_evicted(s, oldest, 0);
         models_unload(s, oldest);
     }
@@ -478,55 +479,55 @@ static int make_room(struct server *s, const struct hosted *h, struct problem *p
 static void wake(void *user) { loop_wake(user); }
 
 /* In the list where the one before stood, which may be where `default` looks; that one leaves. */
-static void take_place(struct hosted *h)
+static void take_place(struct loaded_model *lm)
 {
-    struct server *s = h->s;
-    struct hosted **at = &s->models;
-    while (*at != h)
+    struct server *s = lm->s;
+    struct loaded_model **at = &s->models;
+    while (*at != lm)
         at = &(*at)->next;
-    *at = h->next;
-    for (at = &s->models; *at != h->replaces; at = &(*at)->next)
+    *at = lm->next;
+    for (at = &s->models; *at != lm->replaces; at = &(*at)->next)
         ;
-    h->next = *at;
-    *at = h;
-    models_unload(s, h->replaces);
-    h->replaces = NULL;
+    lm->next = *at;
+    *at = lm;
+    models_unload(s, lm->replaces);
+    lm->replaces = NULL;
 }
 
-static void on_opened(struct server *s, struct hosted *h)
+static void on_opened(struct server *s, struct loaded_model *lm)
 {
     struct problem pr = { 0 };
     struct err e;
-    if (h->error.code != ERR_NONE || !h->m.engine)
-        problem_set(&pr, h->error.code == ERR_IO ? 404 : h->error.code == ERR_MEMORY ? 503 : 400, "model_path",
-                    "load_failed", "%s", h->error.msg);
-    else if (make_room(s, h, &pr) == 0 && !(h->worker = worker_open(h->m.engine, wake, s->loop, &e)))
+    if (lm->error.code != ERR_NONE || !lm->m.engine)
+        problem_set(&pr, lm->error.code == ERR_IO ? 404 : lm->error.code == ERR_MEMORY ? 503 : 400, "model_path",
+                    "load_failed", "%s", lm->error.msg);
+    else if (make_room(s, lm, &pr) == 0 && !(lm->worker = worker_open(lm->m.engine, wake, s->loop, &e)))
         problem_set(&pr, 503, NULL, NULL, "%s", e.msg);
     if (pr.status) {
-        if (h->wanted && models_n(s, HOSTED_READY) + models_n(s, HOSTED_LOADING) == 1) {     /* the program was started for this one: its error says why it ends */
+        if (lm->wanted && models_n(s, MODEL_READY) + models_n(s, MODEL_LOADING) == 1) {     /* the program was started for this one: its error says why it ends */
             s->failed = 1;
-            err_set(&s->error, h->error.code ? h->error.code : ERR_MEMORY, "%s", pr.message);
+            err_set(&s->error, lm->error.code ? lm->error.code : ERR_MEMORY, "%s", pr.message);
             loop_quit(s->loop);
         } else {
-            server_log(s, "%s: %s", h->id, pr.message);
+            server_log(s, "%s: %s", lm->id, pr.message);
         }
-        if (h->recalled) {
-            h->failures++;
-            remember_evicted(s, h, h->changed);         /* the next request tries again */
+        if (lm->recalled) {
+            lm->failures++;
+            remember_evicted(s, lm, lm->changed);         /* the next request tries again */
         }
-        tell_waiter(h, &pr);
-        if (give_task(s, TASK_CLOSE, h) != 0)
-            h->state = HOSTED_LEAVING;          /* models_tick tries again */
+        tell_waiter(lm, &pr);
+        if (give_task(s, TASK_CLOSE, lm) != 0)
+            lm->state = MODEL_LEAVING;          /* models_tick tries again */
         return;
     }
-    h->state = HOSTED_READY;
-    h->failures = 0;
-    if (h->replaces)
-        take_place(h);
-    server_log(s, "%s: ready after %.3f s, %s, context %d", h->id, h->load_s,
-               h->m.quantization ? h->m.quantization : "?", h->m.max_len);
-    server_log(s, "%s: %s", h->id, h->about);
-    tell_waiter(h, NULL);
+    lm->state = MODEL_READY;
+    lm->failures = 0;
+    if (lm->replaces)
+        take_place(lm);
+    server_log(s, "%s: ready after %.3f s, %s, context %d", lm->id, lm->load_s,
+               lm->m.quantization ? lm->m.quantization : "?", lm->m.max_len);
+    server_log(s, "%s: %s", lm->id, lm->about);
+    tell_waiter(lm, NULL);
 }
 
 void models_opened(struct server *s)
@@ -539,13 +540,13 @@ void models_opened(struct server *s)
     while (t) {
         struct task *next = t->next;
         if (t->kind == TASK_OPEN) {
-            on_opened(s, t->h);
+            on_opened(s, t->lm);
         } else if (t->closing.stuck) {
             server_warn(s, "%s: its engine is in a step that does not end; its memory stays until the server ends",
-                        t->h->id);
+                        t->lm->id);
         } else {
-            server_log(s, "%s: closed", t->h->id);
-            free_hosted(t->h);
+            server_log(s, "%s: closed", t->lm->id);
+            free_model(t->lm);
         }
         free(t);
         t = next;
@@ -553,50 +554,51 @@ void models_opened(struct server *s)
 }
 
 /* Is the file still what was opened?  -1: no. */
-static int check_file(struct server *s, struct hosted *h, struct err *e)
+static int check_file(struct server *s, struct loaded_model *lm, struct err *e)
 {
     struct engine_stats es;
-    const int rc = zfile_check(h->m.model->file, e);
-    worker_stats(h->worker, &es, NULL);
+    const int rc = zfile_check(lm->m.model->file, e);
+    worker_stats(lm->worker, &es, NULL);
     if (rc < 0 || es.broken)
-        return rc == 0 ? err_set(e, ERR_IO, "%s: " MAP_CHANGED, h->path) : -1;
+        return rc == 0 ? err_set(e, ERR_IO, "%s: " MAP_CHANGED, lm->path) : -1;
     if (rc > 0)
-        worker_check(h->worker);        /* also while it compares: the file may have been touched again */
-    h->comparing = rc;
-    if (es.touched > h->touched)
-        server_log(s, "%s: %s was touched while it was in use; its contents are what they were", h->id, h->path);
-    h->touched = es.touched;
+        worker_check(lm->worker);        /* also while it compares: the file may have been touched again */
+    lm->comparing = rc;
+    if (es.touched > lm->touched)
+        server_log(s, "%s: %s was touched while it was in use; its contents are what they were", lm->id, lm->path);
+    lm->touched = es.touched;
     return 0;
 }
 
 void models_check(struct server *s)
 {
     struct err e;
-    for (struct hosted *h = s->models; h; h = h->next) {
-        if (h->state != HOSTED_READY || !h->m.model->file || check_file(s, h, &e) == 0)
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
+        if (lm->state != MODEL_READY || !lm->m.model->file || check_file(s, lm, &e) == 0)
             continue;
-        struct hosted *next = models_successor(s, h);
-        server_log(s, "%s: %s", h->id, e.msg);
+        struct loaded_model *next = models_successor(s, lm);
+        server_log(s, "%s: %s", lm->id, e.msg);
         if (next)
             next->recalled = next->changed = 1; /* there is nothing to fall back on: if it fails, the next request tries again */
         else
-            remember_evicted(s, h, 1);          /* who asks for it gets what is there then */
-        models_unload(s, h);
+            remember_evicted(s, lm, 1);          /* who asks for it gets what is there then */
+        models_unload(s, lm);
     }
 }
 
 void models_tick(struct server *s)
 {
     uint64_t now = clock_ns();
-    for (struct hosted *h = s->models; h; h = h->next) {
-        if (h->state != HOSTED_LEAVING)
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
+        if (lm->state != MODEL_LEAVING)
             continue;
-        if (h->n_calls == 0 && h->preparing == 0) {
-            give_task(s, TASK_CLOSE, h);        /* without memory: again in a second */
-        } else if (now > h->leave_by_ns) {
-            calls_cancel(h);
-            if (now > h->leave_by_ns + PATIENCE_S * 1000000000u && h->worker && worker_step_s(h->worker) > PATIENCE_S)
-                calls_give_up(h, now);
+        if (lm->n_calls == 0 && lm->preparing == 0) {
+            give_task(s, TASK_CLOSE, lm);        /* without memory: again in a second */
+        } else if (now > lm->leave_by_ns) {
+            calls_cancel(lm);
+            if (now > lm->leave_by_ns + PATIENCE_S * 1000000000u && lm->worker &&
+                worker_step_s(lm->worker) > PATIENCE_S)
+                calls_give_up(lm, now);
         }
     }
 }
@@ -604,23 +606,23 @@ void models_tick(struct server *s)
 int models_halt(struct server *s)
 {
     const uint64_t until = clock_ns() + PATIENCE_S * 1000000000u;
-    for (struct hosted *h = s->models; h; h = h->next) {
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
         const uint64_t now = clock_ns();
-        if (worker_close(h->worker, now < until ? (double)(until - now) * 1e-9 : 0) == 0) {
-            h->worker = NULL;
+        if (worker_close(lm->worker, now < until ? (double)(until - now) * 1e-9 : 0) == 0) {
+            lm->worker = NULL;
             continue;
         }
-        server_warn(s, "%s: its engine has been in one step for %.0f s", h->id, worker_step_s(h->worker));
+        server_warn(s, "%s: its engine has been in one step for %.0f s", lm->id, worker_step_s(lm->worker));
         s->n_stuck++;
-        calls_give_up(h, now);
+        calls_give_up(lm, now);
     }
     return s->n_stuck ? -1 : 0;
 }
 
 void models_leave(struct server *s)
 {
-    for (struct hosted *h = s->models; h; h = h->next)
-        calls_drop(h);
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next)
+        calls_drop(lm);
 }
 
 /* Nothing of the loop runs any more. */
@@ -652,7 +654,7 @@ void models_stop(struct server *s)
         struct closing c = take_out(s->models);
         close_model(s, &c);
         calls_drop(s->models);
-        free_hosted(s->models);
+        free_model(s->models);
     }
     pthread_cond_destroy(&o->work);
     pthread_mutex_destroy(&o->lock);
@@ -660,10 +662,10 @@ void models_stop(struct server *s)
     s->opening = NULL;
 }
 
-void model_json(const struct hosted *h, struct buf *out)
+void model_json(const struct loaded_model *lm, struct buf *out)
 {
     buf_str(out, "{\"id\":");
-    buf_json(out, h->id, strlen(h->id));
+    buf_json(out, lm->id, strlen(lm->id));
     buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"zse\",\"max_model_len\":%d}",
-               (long long)h->created, h->m.max_len);
+               (long long)lm->created, lm->m.max_len);
 }

@@ -16,13 +16,13 @@
 
 struct call;
 
-enum hosted_state { HOSTED_LOADING, HOSTED_READY, HOSTED_LEAVING, HOSTED_CLOSING };
+enum model_state { MODEL_LOADING, MODEL_READY, MODEL_LEAVING, MODEL_CLOSING };
 
-struct hosted {
-    struct hosted *next;                /* by time of loading */
+struct loaded_model {
+    struct loaded_model *next;                /* by time of loading */
     struct server *s;
     char *id, *path;                    /* owned */
-    enum hosted_state state;
+    enum model_state state;
     int64_t created;                    /* seconds since 1970 */
     uint64_t started_ns, used_ns, leave_by_ns;      /* load was asked for; last request; running requests end by then */
     double load_s;
@@ -51,13 +51,13 @@ struct hosted {
     int batching;                       /* off: one request at a time */
     int preparing;                      /* calls whose body is being parsed in another thread */
     struct call *calls; int n_calls;    /* open ones */
-    struct hosted *replaces;            /* reload: leaves when this one is ready */
+    struct loaded_model *replaces;            /* reload: leaves when this one is ready */
     struct conn *waiter;                /* POST /api/models/load waits for it; NULL: nobody */
     struct model_metrics metrics;
 };
 
 /* A ready model by id; NULL or "default": the first. NULL with *pr otherwise. */
-struct hosted *models_find(struct server *s, const char *id, struct problem *pr);
+struct loaded_model *models_find(struct server *s, const char *id, struct problem *pr);
 /* The id of a model that was unloaded by nobody's word, because another one needed its memory or
  * its file was written to; of any, where id is NULL or "default".  Borrowed until
  * models_recall(); NULL: there is none. */
@@ -68,10 +68,10 @@ int models_recall(struct server *s, const char *id, struct problem *pr);
  * not at all.  After a failure the wait grows from 2 seconds to 64. */
 int models_wait_s(const struct server *s, const char *id);
 /* Begin to open; NULL with *pr: the id is taken, no memory. */
-struct hosted *models_load(struct server *s, const char *path, const char *id, struct hosted *replaces,
+struct loaded_model *models_load(struct server *s, const char *path, const char *id, struct loaded_model *replaces,
                            struct problem *pr);
-struct hosted *models_successor(struct server *s, const struct hosted *h);      /* the one that is being loaded in h's place; NULL */
-void models_unload(struct server *s, struct hosted *h);         /* no new requests; closes when the running ones have ended */
+struct loaded_model *models_successor(struct server *s, const struct loaded_model *lm);      /* the one that is being loaded in lm's place; NULL */
+void models_unload(struct server *s, struct loaded_model *lm);         /* no new requests; closes when the running ones have ended */
 int models_forget(struct server *s, const char *id);            /* such a one does not come back; 0: there is none of this id */
 void models_reload(struct server *s);                           /* SIGHUP */
 void models_opened(struct server *s);                           /* on_wake: what the opening thread has done */
@@ -83,9 +83,9 @@ void models_stop(struct server *s);
  * models have their lines in the audit log, and nothing is freed. */
 int models_halt(struct server *s);
 void models_leave(struct server *s);                            /* after models_halt: end the calls of those that are open; what is being opened stays */
-int models_n(const struct server *s, enum hosted_state state);
+int models_n(const struct server *s, enum model_state state);
 char *models_default_id(const char *path);                      /* "tiny" of "models/tiny.zse"; malloc'd */
-void model_json(const struct hosted *h, struct buf *out);       /* an element of /v1/models */
+void model_json(const struct loaded_model *lm, struct buf *out);       /* an element of /v1/models */
 
 /* A model that left because another one needed its memory, or because its file was written to. */
 struct evicted {

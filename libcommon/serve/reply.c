@@ -25,7 +25,7 @@ void reply_problem(struct server *s, struct conn *c, const struct problem *p)
     struct buf out = { 0 };
     problem_json(p, &out);
     metrics_count(&s->metrics, conn_route(c), out.failed ? 503 : p->status);
-    visit_error(conn_visit(c), p);
+    record_error(conn_record(c), p);
     if (out.failed)
         conn_reply(c, 503, "application/json", problem_unsaid, strlen(problem_unsaid));
     else

@@ -221,7 +221,7 @@ void routes_request(struct server *s, struct conn *c)
     const char *rest;
     char methods[80];
     int at = conn_route(c);
-    guard_visit(s, c);
+    record_begin(s, c);
     conn_add_header(c, "X-Content-Type-Options", "nosniff");
     allowed(r->path, methods, sizeof methods);
     if (!host_is_ours(s, c)) {
@@ -252,7 +252,7 @@ void routes_request(struct server *s, struct conn *c)
     } else {
         matches(&routes[at], r->path, &rest);
         if (routes[at].access != ACCESS_PUBLIC)
-            conn_own(c, guard_share(conn_visit(c)));
+            conn_own(c, guard_tenant(conn_record(c)));
         routes[at].handle(s, c, rest);
     }
 }

@@ -71,14 +71,14 @@ static void on_answered(void *user, struct conn *c)
 {
     struct server *s = user;
     struct exchange *x = conn_exchange(c);
-    struct visit *v = conn_visit(c);
+    struct access_record *v = conn_record(c);
     int prompt = -1, completion = -1;
     if (x && x->kind == EXCHANGE_CALL)
         call_charge((struct call *)x, &prompt, &completion);
     const int status = conn_status(c);
-    visit_end(s, v, conn_is_complete(c) ? status : 499, prompt, completion);
+    record_end(s, v, conn_is_complete(c) ? status : 499, prompt, completion);
     if (status != 101 || !conn_is_complete(c))
-        conn_set_visit(c, NULL);
+        conn_set_record(c, NULL);
 }
 
 static void on_gone(void *user, struct conn *c)
@@ -93,16 +93,16 @@ static void on_gone(void *user, struct conn *c)
         report_gone(c);
         return;
     }
-    for (struct hosted *h = s->models; h; h = h->next)
-        if (h->waiter == c)
-            h->waiter = NULL;
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next)
+        if (lm->waiter == c)
+            lm->waiter = NULL;
     free(x);
 }
 
 static void on_refused(void *user, struct conn *c, int status, const char *why)
 {
-    if (!conn_visit(c))
-        guard_visit(user, c);
+    if (!conn_record(c))
+        record_begin(user, c);
     reply_refusal(user, c, status, NULL, "%s", why);
 }
 
@@ -117,8 +117,8 @@ static void finish_draining(struct server *s)
     if (!s->draining)
         return;
     int busy = loop_n_busy(s->loop);
-    for (const struct hosted *h = s->models; h; h = h->next)
-        busy += h->n_calls;
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        busy += lm->n_calls;
     if (busy == 0)
         loop_quit(s->loop);
 }
@@ -143,8 +143,8 @@ static void on_second(void *user)
     watch_tick(s);
     stall_tick(s);
     if (s->draining && clock_ns() > s->drain_by_ns)
-        for (struct hosted *h = s->models; h; h = h->next)
-            calls_cancel(h);
+        for (struct loaded_model *lm = s->models; lm; lm = lm->next)
+            calls_cancel(lm);
     if (s->draining && clock_ns() > s->drain_by_ns + 2000000000u)
         loop_quit(s->loop);
     finish_draining(s);
@@ -304,16 +304,16 @@ int server_close(struct server *s)
     return rc;
 }
 
-int server_is_loading(const struct server *s) { return models_n(s, HOSTED_LOADING) > 0; }
+int server_is_loading(const struct server *s) { return models_n(s, MODEL_LOADING) > 0; }
 int server_port(const struct server *s) { return s->o.host ? s->port : 0; }
 
 int server_load(struct server *s, const char *path, const char *name, struct err *e)
 {
     struct problem pr;
-    struct hosted *h = models_load(s, path, name, NULL, &pr);
-    if (!h)
+    struct loaded_model *lm = models_load(s, path, name, NULL, &pr);
+    if (!lm)
         return err_set(e, ERR_LIMIT, "%s", pr.message);
-    h->wanted = 1;
+    lm->wanted = 1;
     return 0;
 }
 

@@ -12,7 +12,8 @@
  *       errors
  *   calls         one API request that generates      chat, responses, messages, completions, embeddings, wschat   its
  *       forms
- *   talk, parts   conversations in, parts of answers out       shape, grammars   what an answer
+ *   conversation, answer_parts   conversations in, parts of answers out    answer_grammar, grammars   what
+ *       an answer
  *       must look like
  *   models        what is loaded                      native, metrics, openapi, page, text    everything
  *       else */

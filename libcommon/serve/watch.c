@@ -21,8 +21,8 @@ enum watch_state watch_next(enum watch_state before, const struct memory *m)
     if (before == WATCH_END || below(hard_left, m->hard ? m->hard : m->total, 0.02, 256 * mib))
         return WATCH_END;
     if (before == WATCH_FINE)
-        return below(left, most, 0.03, 1024 * mib) || stalled >= 25 ? WATCH_SHED : WATCH_FINE;
-    return below(left, most, 0.04, 1280 * mib) || stalled >= 10 ? WATCH_SHED : WATCH_FINE;
+        return below(left, most, 0.03, 1024 * mib) || stalled >= 25 ? WATCH_TRIM : WATCH_FINE;
+    return below(left, most, 0.04, 1280 * mib) || stalled >= 10 ? WATCH_TRIM : WATCH_FINE;
 }
 
 void watch_step(struct watch *w, const struct memory *m)
@@ -32,7 +32,7 @@ void watch_step(struct watch *w, const struct memory *m)
     if (ask < w->state)
         w->state = ask;
     else if (sure > w->state)           /* shedding comes before the end */
-        w->state = w->state == WATCH_FINE ? WATCH_SHED : WATCH_END;
+        w->state = w->state == WATCH_FINE ? WATCH_TRIM : WATCH_END;
 }
 
 static void end(struct server *s, const struct memory *m)
@@ -52,42 +52,42 @@ void watch_tick(struct server *s)
     const enum watch_state before = s->watch.state;
     watch_step(&s->watch, &m);
     const enum watch_state now = s->watch.state;
-    if (now == WATCH_SHED && before == WATCH_FINE)
+    if (now == WATCH_TRIM && before == WATCH_FINE)
         server_log(s, "memory is short: %.2f GB of %.2f GB are left, stalled %.0f %% of the time; no new requests, no prefix cache", (double)memory_now(&m) * 1e-9,
                    (double)memory_most(&m) * 1e-9, m.stalled10 > 0 ? m.stalled10 : 0);
     if (now == WATCH_FINE && before != WATCH_FINE)
         server_log(s, "memory is back: %.2f GB are left", (double)memory_now(&m) * 1e-9);
-    if (now == WATCH_SHED || before == WATCH_SHED)      /* again each second, and at the end: what ends meanwhile leaves prefixes, too */
-        for (struct hosted *h = s->models; h; h = h->next)
-            if (h->worker)
-                worker_shed(h->worker);
+    if (now == WATCH_TRIM || before == WATCH_TRIM)      /* again each second, and at the end: what ends meanwhile leaves prefixes, too */
+        for (struct loaded_model *lm = s->models; lm; lm = lm->next)
+            if (lm->worker)
+                worker_shed(lm->worker);
     if (now == WATCH_END)
         end(s, &m);
 }
 
-static int stalls(const struct hosted *h)
+static int stalls(const struct loaded_model *lm)
 {
-    return h->s->o.stall_s > 0 && h->worker && worker_step_s(h->worker) > h->s->o.stall_s;
+    return lm->s->o.stall_s > 0 && lm->worker && worker_step_s(lm->worker) > lm->s->o.stall_s;
 }
 
-const struct hosted *stall_find(const struct server *s)
+const struct loaded_model *stall_find(const struct server *s)
 {
-    const struct hosted *h = s->models;
-    while (h && !stalls(h))
-        h = h->next;
-    return h;
+    const struct loaded_model *lm = s->models;
+    while (lm && !stalls(lm))
+        lm = lm->next;
+    return lm;
 }
 
 void stall_tick(struct server *s)
 {
-    for (struct hosted *h = s->models; h; h = h->next) {
-        const int now = stalls(h);
-        if (now && !h->stalled)
-            server_warn(s, "%s: no step has ended for %.0f s, although requests wait; /health answers 503 until one does", h->id, worker_step_s(h->worker));
-        else if (!now && h->stalled)
-            server_warn(s, "%s: steps go on", h->id);
-        h->stalled = now;
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
+        const int now = stalls(lm);
+        if (now && !lm->stalled)
+            server_warn(s, "%s: no step has ended for %.0f s, although requests wait; /health answers 503 until one does", lm->id, worker_step_s(lm->worker));
+        else if (!now && lm->stalled)
+            server_warn(s, "%s: steps go on", lm->id);
+        lm->stalled = now;
         if (now && s->o.timeout_s > 0 && clock_ns() > (uint64_t)(s->o.timeout_s * 1e9))
-            calls_give_up(h, clock_ns() - (uint64_t)(s->o.timeout_s * 1e9));        /* the engine cannot end them */
+            calls_give_up(lm, clock_ns() - (uint64_t)(s->o.timeout_s * 1e9));        /* the engine cannot end them */
     }
 }

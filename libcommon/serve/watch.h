@@ -11,7 +11,7 @@ enum watch_state {
     /* less than 3 % (and 1 GiB) is left, until there are 4 % (or 1.25 GiB): models are let in up
      * to 95 %.  Or less than 15 %, and all tasks of this process's own control group wait for
      * memory a quarter of the time, until they wait less than a tenth of it. */
-    WATCH_SHED,
+    WATCH_TRIM,
     WATCH_END,              /* less than 2 % (and 256 MiB) is left below limits at which the system ends processes, a second after shedding began */
 };
 /* What one reading asks for after the state `before`.  Of the memory that this process may have
@@ -26,8 +26,8 @@ struct server;
 void watch_tick(struct server *s);
 /* Once a second, too: a line in the log when a model begins to stall, and when it goes on. */
 void stall_tick(struct server *s);
-struct hosted;
+struct loaded_model;
 /* A model whose engine has been in one step for longer than server_options.stall_s; NULL: none. */
-const struct hosted *stall_find(const struct server *s);
+const struct loaded_model *stall_find(const struct server *s);
 
 #endif

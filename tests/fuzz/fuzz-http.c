@@ -8,7 +8,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/fields.h"
 #include "libcommon/http/http.h"
-#include "libcommon/serve/api/talk.h"
+#include "libcommon/serve/api/conversation.h"
 #include "libcommon/http/websocket.h"
 
 enum bodies { KEPT, UNSEEN, DROPPED };          /* in the hash; kept, but not in it; neither */
@@ -72,17 +72,17 @@ static void conversations(const uint8_t *data, size_t size)
     struct err e;
     json_t *j = js_parse("body", data, size, &e);
     for (int form = 0; j && form < 3; form++) {
-        struct talk t = { 0 };
+        struct conversation t = { 0 };
         struct problem pr = { 0 };
         int rc = form == 0 ? chat_read(j, 1, &t, &pr) : form == 1 ? responses_read(j, 1, &t, &pr)
                                                                   : messages_read(j, &t, &pr);
-        if (rc == 0 && (!json_is_array(t.messages) || talk_check_tools(&t, &pr) > 0))
+        if (rc == 0 && (!json_is_array(t.messages) || conversation_check_tools(&t, &pr) > 0))
             abort();
         if (rc != 0 && !pr.status)
             abort();                    /* a refusal that says nothing */
         if (rc == 0 && t.format)
             json_decref(format_schema(t.format, t.format_param, &pr));
-        talk_release(&t);
+        conversation_release(&t);
     }
     json_decref(j);
 }

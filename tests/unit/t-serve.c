@@ -359,20 +359,20 @@ static void memory_watch(void **state)
     static const struct { enum watch_state before; int most_mib,
                           left_mib; double stalled; enum watch_state after; } all[] = {
         { WATCH_FINE, 10000, 5000, 0, WATCH_FINE }, { WATCH_FINE, 10000, 300, -1, WATCH_FINE },
-            { WATCH_FINE, 10000, 299, -1, WATCH_SHED }, { WATCH_FINE, 10000, 100, 0, WATCH_END },
-        { WATCH_SHED, 10000, 399, 0, WATCH_SHED },  { WATCH_SHED, 10000, 400, 0, WATCH_FINE },
-        { WATCH_SHED, 10000, 199, 0, WATCH_END },   { WATCH_END, 10000, 5000, 0, WATCH_END },
+            { WATCH_FINE, 10000, 299, -1, WATCH_TRIM }, { WATCH_FINE, 10000, 100, 0, WATCH_END },
+        { WATCH_TRIM, 10000, 399, 0, WATCH_TRIM },  { WATCH_TRIM, 10000, 400, 0, WATCH_FINE },
+        { WATCH_TRIM, 10000, 199, 0, WATCH_END },   { WATCH_END, 10000, 5000, 0, WATCH_END },
         /* plenty, however small its share */
-        { WATCH_FINE, 1000000, 1024, 0, WATCH_FINE }, { WATCH_FINE, 1000000, 1023, 0, WATCH_SHED },
-            { WATCH_SHED, 1000000, 1280, 0, WATCH_FINE },
-        { WATCH_SHED, 1000000, 256, 0, WATCH_SHED },  { WATCH_SHED, 1000000, 255, 0, WATCH_END },
+        { WATCH_FINE, 1000000, 1024, 0, WATCH_FINE }, { WATCH_FINE, 1000000, 1023, 0, WATCH_TRIM },
+            { WATCH_TRIM, 1000000, 1280, 0, WATCH_FINE },
+        { WATCH_TRIM, 1000000, 256, 0, WATCH_TRIM },  { WATCH_TRIM, 1000000, 255, 0, WATCH_END },
         /* a model that was let in with 95 % */
-        { WATCH_FINE, 1000, 50, 0, WATCH_FINE },      { WATCH_SHED, 1000, 50, 0, WATCH_FINE },
+        { WATCH_FINE, 1000, 50, 0, WATCH_FINE },      { WATCH_TRIM, 1000, 50, 0, WATCH_FINE },
         /* who waits with plenty left waits for something else */
-        { WATCH_FINE, 10000, 5000, 90, WATCH_FINE },  { WATCH_FINE, 10000, 1499, 25, WATCH_SHED },
+        { WATCH_FINE, 10000, 5000, 90, WATCH_FINE },  { WATCH_FINE, 10000, 1499, 25, WATCH_TRIM },
             { WATCH_FINE, 10000, 1499, 24, WATCH_FINE },
-        { WATCH_SHED, 10000, 1499, 15, WATCH_SHED },  { WATCH_SHED, 10000, 1499, 9, WATCH_FINE },
-        { WATCH_SHED, 10000, 1500, 15, WATCH_FINE },
+        { WATCH_TRIM, 10000, 1499, 15, WATCH_TRIM },  { WATCH_TRIM, 10000, 1499, 9, WATCH_FINE },
+        { WATCH_TRIM, 10000, 1500, 15, WATCH_FINE },
     };
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -388,18 +388,18 @@ static void memory_watch(void **state)
     assert_int_equal(watch_next(WATCH_FINE, &m), WATCH_FINE);
     m = (struct memory){ .total = 100ull << 30, .available = 50ull << 30, .limit = 10ull << 30, .left = 0,
                          .hard = 20ull << 30, .hard_left = 10ull << 30 };
-    assert_int_equal(watch_next(WATCH_SHED, &m), WATCH_SHED);
+    assert_int_equal(watch_next(WATCH_TRIM, &m), WATCH_TRIM);
     m.hard = m.hard_left = 0;
-    assert_int_equal(watch_next(WATCH_SHED, &m), WATCH_SHED);
+    assert_int_equal(watch_next(WATCH_TRIM, &m), WATCH_TRIM);
 }
 
 /* One reading alone changes nothing for the worse, and shedding comes before the end. */
 static void memory_watch_steps(void **state)
 {
     static const struct { int left_mib; enum watch_state after; } steps[] = {
-        { 100, WATCH_FINE }, { 5000, WATCH_FINE }, { 250, WATCH_FINE }, { 250, WATCH_SHED }, { 100, WATCH_SHED },
-            { 250, WATCH_SHED }, { 5000, WATCH_FINE },
-        { 100, WATCH_FINE }, { 100, WATCH_SHED },  { 100, WATCH_END },  { 5000, WATCH_END },
+        { 100, WATCH_FINE }, { 5000, WATCH_FINE }, { 250, WATCH_FINE }, { 250, WATCH_TRIM }, { 100, WATCH_TRIM },
+            { 250, WATCH_TRIM }, { 5000, WATCH_FINE },
+        { 100, WATCH_FINE }, { 100, WATCH_TRIM },  { 100, WATCH_END },  { 5000, WATCH_END },
     };
     struct watch w = { 0 };
     (void)state;

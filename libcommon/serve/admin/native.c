@@ -45,8 +45,8 @@ static int gpus_are_there(struct server *s)
 {
     struct machine_gpu gpu[MACHINE_GPUS];
     char why[160];
-    for (const struct hosted *h = s->models; h; h = h->next)
-        if (h->state == HOSTED_READY && h->vram_bytes)
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        if (lm->state == MODEL_READY && lm->vram_bytes)
             return 1;
     return read_gpus(s, gpu, why) > 0;
 }
@@ -74,14 +74,14 @@ static json_t *gpus_array(struct server *s, char why[160])
 static json_t *on_gpus(const struct server *s)
 {
     json_t *list = json_array();
-    for (const struct hosted *h = s->models; h; h = h->next) {
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
         struct engine_stats e;
-        if (!h->worker || !h->vram_bytes)
+        if (!lm->worker || !lm->vram_bytes)
             continue;
-        worker_stats(h->worker, &e, NULL);
+        worker_stats(lm->worker, &e, NULL);
         json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s?, s:o}",
-                                              "model_id", h->id, "device", h->device, "gpu_name", e.device.name,
-                                              "gpu_layers", e.device.n_layers, "layers", h->m.model->config.n_layers,
+                                              "model_id", lm->id, "device", lm->device, "gpu_name", e.device.name,
+                                              "gpu_layers", e.device.n_layers, "layers", lm->m.model->config.n_layers,
                                               "weight_bytes", (json_int_t)e.device.weights, "kv_bytes",
                                               (json_int_t)e.device.kv, "workspace_bytes", (json_int_t)e.device.work,
                                               "reserve_bytes", (json_int_t)e.device.reserve, "total_memory_bytes",
@@ -97,14 +97,14 @@ static json_t *on_gpus(const struct server *s)
 void handle_health(struct server *s, struct conn *c, const char *rest)
 {
     struct problem ignored;
-    const int ready = models_n(s, HOSTED_READY), loading = models_n(s, HOSTED_LOADING);
+    const int ready = models_n(s, MODEL_READY), loading = models_n(s, MODEL_LOADING);
     const char *left = ready || loading ? NULL : models_left(s, NULL);      /* one comes back: another one could need its memory */
     const int wait_s = left ? models_wait_s(s, left) : 0;
     char wait[16];
     (void)rest;
     if (left && !wait_s)                /* a server without its model is not healthy, and who asks only here would wait for ever */
         models_recall(s, left, &ignored);
-    const struct hosted *stalled = s->draining ? NULL : stall_find(s);
+    const struct loaded_model *stalled = s->draining ? NULL : stall_find(s);
     if (stalled) {
         char why[160];
         snprintf(why, sizeof why, "%.80s: no step has ended for %.0f s", stalled->id, worker_step_s(stalled->worker));
@@ -126,8 +126,8 @@ void handle_health(struct server *s, struct conn *c, const char *rest)
 static int active(const struct server *s)
 {
     int n = 0;
-    for (const struct hosted *h = s->models; h; h = h->next)
-        n += h->n_calls;
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        n += lm->n_calls;
     return n;
 }
 
@@ -202,9 +202,9 @@ json_t *stats_object(struct server *s)
     json_t *models = json_array();
     gethostname(host, sizeof host - 1);
     memory_info(&total, &available);
-    for (const struct hosted *h = s->models; h; h = h->next)
-        if (h->state == HOSTED_READY)
-            json_array_append_new(models, json_pack("{s:s, s:s}", "id", h->id, "name", h->path));
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        if (lm->state == MODEL_READY)
+            json_array_append_new(models, json_pack("{s:s, s:s}", "id", lm->id, "name", lm->path));
     return json_pack("{s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:i, s:i, s:o}", "hostname", host,
                      "cpu_percent", cpu_percent(s), "memory_percent",
                      total > 0 ? round2(100 * (total - available) / total) : 0.0, "memory_used_gb",
@@ -230,30 +230,30 @@ void handle_stats_gpu(struct server *s, struct conn *c, const char *rest)
                                       why[0] ? why : NULL));
 }
 
-static const char *state_name(enum hosted_state state)
+static const char *state_name(enum model_state state)
 {
     static const char *const names[] = { "loading", "ready", "leaving", "closing" };
     return names[state];
 }
 
-static json_t *model_stats(const struct hosted *h)
+static json_t *model_stats(const struct loaded_model *lm)
 {
     struct engine_stats e = { 0 };
-    if (!h->worker)                             /* another thread is at work on it */
-        return json_pack("{s:s, s:s, s:s}", "model_id", h->id, "model_name", h->path, "state", state_name(h->state));
-    worker_stats(h->worker, &e, NULL);
-    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:I, s:I}", "model_id", h->id, "model_name",
-                          h->path, "state", state_name(h->state), "quantization",
-                          h->m.quantization ? h->m.quantization : "", "vram_used_gb",
-                          round2((double)h->vram_bytes / GB), "load_time", h->load_s, "request_count",
-                          (json_int_t)h->metrics.requests, "tokens_generated", (json_int_t)h->metrics.tokens,
-                          "prompt_tokens", (json_int_t)h->metrics.prompt_tokens, "cached_tokens",
-                          (json_int_t)h->metrics.cached_tokens);
+    if (!lm->worker)                             /* another thread is at work on it */
+        return json_pack("{s:s, s:s, s:s}", "model_id", lm->id, "model_name", lm->path, "state", state_name(lm->state));
+    worker_stats(lm->worker, &e, NULL);
+    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:I, s:I}", "model_id", lm->id, "model_name",
+                          lm->path, "state", state_name(lm->state), "quantization",
+                          lm->m.quantization ? lm->m.quantization : "", "vram_used_gb",
+                          round2((double)lm->vram_bytes / GB), "load_time", lm->load_s, "request_count",
+                          (json_int_t)lm->metrics.requests, "tokens_generated", (json_int_t)lm->metrics.tokens,
+                          "prompt_tokens", (json_int_t)lm->metrics.prompt_tokens, "cached_tokens",
+                          (json_int_t)lm->metrics.cached_tokens);
     json_object_update_new(j, json_pack("{s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "memory_bytes",
-                                        (json_int_t)h->memory_bytes, "kv_bytes", (json_int_t)e.kv_bytes,
+                                        (json_int_t)lm->memory_bytes, "kv_bytes", (json_int_t)e.kv_bytes,
                                         "kv_blocks", e.n_blocks, "kv_blocks_free", e.n_free_blocks, "kv_blocks_prefix",
                                         e.n_cached_blocks, "running", e.n_running, "waiting", e.n_waiting,
-                                        "open_requests", h->n_calls, "context", h->m.max_len));
+                                        "open_requests", lm->n_calls, "context", lm->m.max_len));
     json_object_update_new(j, json_pack("{s:f, s:I, s:I}", "kv_use", round2(kv_use(&e)), "kv_copies",
                                         (json_int_t)e.copies, "kv_evictions", (json_int_t)e.evictions));
     return j;
@@ -263,8 +263,8 @@ void handle_stats_models(struct server *s, struct conn *c, const char *rest)
 {
     json_t *list = json_array();
     (void)rest;
-    for (const struct hosted *h = s->models; h; h = h->next)
-        json_array_append_new(list, model_stats(h));
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        json_array_append_new(list, model_stats(lm));
     reply_object(s, c, 200, json_pack("{s:o}", "models", list));
 }
 
@@ -277,8 +277,8 @@ json_t *analytics_object(struct server *s)
     int64_t now = (int64_t)time(NULL) / 60;
     uint64_t lately = 0;
     double minutes = uptime(s) / 60;
-    for (const struct hosted *h = s->models; h; h = h->next)
-        json_object_set_new(used, h->id, json_integer((json_int_t)h->metrics.requests));
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        json_object_set_new(used, lm->id, json_integer((json_int_t)lm->metrics.requests));
     for (int i = 0; i < MINUTES; i++)
         if (now - m->minute[i].minute < MINUTES)
             lately += m->minute[i].requests;
@@ -337,8 +337,8 @@ void handle_requests(struct server *s, struct conn *c, const char *rest)
         return;
     }
     json_t *list = json_array();
-    for (int i = 0; i < m->n_records && i < limit; i++) {
-        const struct record *r = &m->record[(m->next - 1 - i + 2 * MAX_RECORDS) % MAX_RECORDS];
+    for (int i = 0; i < m->n_recent_calls && i < limit; i++) {
+        const struct recent_call *r = &m->recent_calls[(m->next - 1 - i + 2 * MAX_RECENT_CALLS) % MAX_RECENT_CALLS];
         json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:i, s:s, s:s}",
                                               "request_id", r->id, "model", r->model, "endpoint",
                                               r->route >= 0 ? routes[r->route].path : "", "prompt_tokens",
@@ -407,7 +407,7 @@ void handle_load(struct server *s, struct conn *c, const char *rest)
         return;
     const char *named = p.model_path ? p.model_path : p.model_name, *id = p.model_path ? p.model_name : NULL;
     struct exchange *x = NULL;
-    struct hosted *h = NULL;
+    struct loaded_model *lm = NULL;
     char *path = NULL;
     if (!named) {
         reply_refusal(s, c, 400, "missing", "model_path: missing");
@@ -418,8 +418,8 @@ void handle_load(struct server *s, struct conn *c, const char *rest)
         goto done;
     }
     models_check(s);
-    struct hosted *o = s->models;
-    while (o && !(o->state == HOSTED_READY && strcmp(o->path, path) == 0 && (!id || strcmp(o->id, id) == 0)))
+    struct loaded_model *o = s->models;
+    while (o && !(o->state == MODEL_READY && strcmp(o->path, path) == 0 && (!id || strcmp(o->id, id) == 0)))
         o = o->next;
     if (o && !o->comparing) {
         reply_object(s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id", o->id,
@@ -433,12 +433,12 @@ void handle_load(struct server *s, struct conn *c, const char *rest)
         o = NULL;
     if (!(x = calloc(1, sizeof *x))) {
         reply_refusal(s, c, 503, NULL, "out of memory");
-    } else if (!(h = models_load(s, path, o ? o->id : id, o, &pr))) {      /* in place of one whose file may be another one now */
+    } else if (!(lm = models_load(s, path, o ? o->id : id, o, &pr))) {      /* in place of one whose file may be another one now */
         reply_problem(s, c, &pr);
         free(x);
     } else {
         x->kind = EXCHANGE_LOAD;
-        h->waiter = c;
+        lm->waiter = c;
         conn_set_exchange(c, x);
     }
 done:
@@ -459,17 +459,17 @@ void handle_unload(struct server *s, struct conn *c, const char *rest)
         json_decref(body);
         return;
     }
-    struct hosted *h = models_find(s, p.model_id, &pr);
-    if (!h && pr.status == 404 && models_forget(s, p.model_id)) {
+    struct loaded_model *lm = models_find(s, p.model_id, &pr);
+    if (!lm && pr.status == 404 && models_forget(s, p.model_id)) {
         reply_object(s, c, 200, json_pack("{s:b, s:s}", "success", 1, "message", "unloaded"));
-    } else if (!h) {
+    } else if (!lm) {
         reply_problem(s, c, &pr);
     } else {
-        int running = h->n_calls;
+        int running = lm->n_calls;
         char text[80];
         snprintf(text, sizeof text, running ? "unloading; %d request%s to end first" : "unloaded", running,
                  plural(running));
-        models_unload(s, h);
+        models_unload(s, lm);
         reply_object(s, c, 200, json_pack("{s:b, s:s}", "success", 1, "message", text));
     }
     json_decref(body);
@@ -481,14 +481,14 @@ static json_t *batching_object(const struct server *s)
 {
     json_t *engines = json_object();
     int enabled = 1;
-    for (const struct hosted *h = s->models; h; h = h->next) {
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
         struct engine_stats e;
         struct engine_limits l;
-        if (!h->worker || h->state != HOSTED_READY)
+        if (!lm->worker || lm->state != MODEL_READY)
             continue;
-        worker_stats(h->worker, &e, &l);
-        enabled &= h->batching;
-        json_t *j = json_pack("{s:b, s:{s:i, s:i, s:i}, s:i, s:i, s:i, s:I, s:I, s:I, s:I}", "enabled", h->batching,
+        worker_stats(lm->worker, &e, &l);
+        enabled &= lm->batching;
+        json_t *j = json_pack("{s:b, s:{s:i, s:i, s:i}, s:i, s:i, s:i, s:I, s:I, s:I, s:I}", "enabled", lm->batching,
                               "config", "max_batch_size", l.max_running, "chunk", l.chunk, "max_queue", l.max_waiting,
                               "processing", e.n_running, "queued", e.n_waiting, "shares", e.n_shares, "submitted",
                               (json_int_t)e.requests, "completed", (json_int_t)e.finished, "cancelled",
@@ -499,7 +499,7 @@ static json_t *batching_object(const struct server *s)
                                             e.steps ? round2((double)e.tokens / (double)e.steps) : 0.0,
                                             "throughput_tok_s", e.step_ns
                                             ? round2((double)e.generated_tokens / ((double)e.step_ns * 1e-9)) : 0.0));
-        json_object_set_new(engines, h->id, j);
+        json_object_set_new(engines, lm->id, j);
     }
     return json_pack("{s:b, s:o}", "enabled", enabled, "engines", engines);
 }
@@ -511,19 +511,19 @@ void handle_batching(struct server *s, struct conn *c, const char *rest)
 }
 
 /* 0, or -1 without memory. */
-static int set_batching(struct hosted *h, int on)
+static int set_batching(struct loaded_model *lm, int on)
 {
-    struct engine_limits l = h->limits;
-    h->batching = on;
+    struct engine_limits l = lm->limits;
+    lm->batching = on;
     if (!on)
         l.max_running = 1;
-    return worker_limits(h->worker, &l);
+    return worker_limits(lm->worker, &l);
 }
 
 static void batching_all(struct server *s, struct conn *c, int on)
 {
-    for (struct hosted *h = s->models; h; h = h->next)
-        if (h->state == HOSTED_READY && set_batching(h, on) != 0) {
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next)
+        if (lm->state == MODEL_READY && set_batching(lm, on) != 0) {
             reply_refusal(s, c, 503, NULL, "out of memory");
             return;
         }
@@ -551,25 +551,25 @@ void handle_batching_set(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     if (!body)
         return;
-    struct hosted *h = models_find(s, p.model, &pr);
-    if (!h) {
+    struct loaded_model *lm = models_find(s, p.model, &pr);
+    if (!lm) {
         reply_problem(s, c, &pr);
-    } else if (p.max_running > h->most_running) {
+    } else if (p.max_running > lm->most_running) {
         reply_refusal(s, c, 400, "out_of_range", "max_batch_size: %d is not in the range 1 to %d (--max-seqs)",
-                      p.max_running, h->most_running);
+                      p.max_running, lm->most_running);
     } else {
         if (p.max_running)
-            h->limits.max_running = p.max_running;
+            lm->limits.max_running = p.max_running;
         if (p.max_waiting >= 0)
-            h->limits.max_waiting = p.max_waiting;
+            lm->limits.max_waiting = p.max_waiting;
         if (p.chunk >= 0)
-            h->limits.chunk = p.chunk;
-        if (set_batching(h, 1) != 0)
+            lm->limits.chunk = p.chunk;
+        if (set_batching(lm, 1) != 0)
             reply_refusal(s, c, 503, NULL, "out of memory");
         else
-            reply_object(s, c, 200, json_pack("{s:b, s:s, s:{s:i, s:i, s:i}}", "success", 1, "model", h->id, "config",
-                                              "max_batch_size", h->limits.max_running, "chunk", h->limits.chunk,
-                                               "max_queue", h->limits.max_waiting));
+            reply_object(s, c, 200, json_pack("{s:b, s:s, s:{s:i, s:i, s:i}}", "success", 1, "model", lm->id, "config",
+                                              "max_batch_size", lm->limits.max_running, "chunk", lm->limits.chunk,
+                                               "max_queue", lm->limits.max_waiting));
     }
     json_decref(body);
 }

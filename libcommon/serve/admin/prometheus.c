@@ -26,47 +26,47 @@ static void number(struct buf *out, double v)
 
 /* One figure of every loaded model. */
 static void of_models(const struct server *s, struct buf *out, const char *name, const char *type, const char *text,
-                      double (*value)(const struct hosted *h, const struct engine_stats *e))
+                      double (*value)(const struct loaded_model *lm, const struct engine_stats *e))
 {
     about(out, name, type, text);
-    for (const struct hosted *h = s->models; h; h = h->next) {
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
         struct engine_stats e;
-        if (!h->worker)
+        if (!lm->worker)
             continue;
-        worker_stats(h->worker, &e, NULL);
+        worker_stats(lm->worker, &e, NULL);
         buf_printf(out, "%s{model=\"", name);
-        label(out, h->id);
+        label(out, lm->id);
         buf_str(out, "\"} ");
-        number(out, value(h, &e));
+        number(out, value(lm, &e));
     }
 }
 
 static void histograms(const struct server *s, struct buf *out, const char *name, const char *text, size_t at)
 {
     about(out, name, "histogram", text);
-    for (const struct hosted *h = s->models; h; h = h->next) {
-        const struct histogram *g = (const void *)((const char *)&h->metrics + at);
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
+        const struct histogram *g = (const void *)((const char *)&lm->metrics + at);
         uint64_t sum = 0;
-        if (!h->worker)
+        if (!lm->worker)
             continue;
         for (int i = 0; i <= HISTOGRAM_BUCKETS; i++) {
             sum += g->bucket[i];
             buf_printf(out, "%s_bucket{model=\"", name);
-            label(out, h->id);
+            label(out, lm->id);
             if (i < HISTOGRAM_BUCKETS)
                 buf_printf(out, "\",le=\"%g\"} %llu\n", histogram_bounds[i], (unsigned long long)sum);
             else
                 buf_printf(out, "\",le=\"+Inf\"} %llu\n", (unsigned long long)sum);
         }
         buf_printf(out, "%s_sum{model=\"", name);
-        label(out, h->id);
+        label(out, lm->id);
         buf_printf(out, "\"} %.9g\n%s_count{model=\"", g->sum, name);
-        label(out, h->id);
+        label(out, lm->id);
         buf_printf(out, "\"} %llu\n", (unsigned long long)g->count);
     }
 }
 
-#define VALUE(name, expression) static double name(const struct hosted *h, const struct engine_stats *e) { (void)h; (void)e; return (double)(expression); }
+#define VALUE(name, expression) static double name(const struct loaded_model *lm, const struct engine_stats *e) { (void)lm; (void)e; return (double)(expression); }
 VALUE(running, e->n_running)
 VALUE(waiting, e->n_waiting)
 VALUE(shares, e->n_shares)
@@ -84,7 +84,7 @@ VALUE(evictions, e->evictions)
 VALUE(copies, e->copies)
 VALUE(steps, e->steps)
 VALUE(step_seconds, (double)e->step_ns * 1e-9)
-VALUE(memory, h->memory_bytes)
+VALUE(memory, lm->memory_bytes)
 
 static void work_memory(const struct server *s, struct buf *out)
 {

@@ -32,7 +32,7 @@ struct preparing {
 
 enum { STAGE_PARSE, STAGE_PROMPTS, STAGE_READY };
 
-static void end_visit(struct call *c);
+static void end_record(struct call *c);
 static void forget_preparing(struct call *c);
 
 /* ---- memory ----
@@ -107,8 +107,8 @@ static void drop_prompt(struct call *c)
                                          "content", "tokens", "grammar", "regex" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         json_object_del(c->json, names[i]);
-    json_decref(c->talk.vars);
-    c->talk.vars = NULL;
+    json_decref(c->conversation.vars);
+    c->conversation.vars = NULL;
     const size_t tree = tree_bytes(c->json);
     if (tree >= c->scan.tree_bytes)
         return;
@@ -132,7 +132,7 @@ static void call_destroy(struct call *c)
         buf_release(&ch->offsets);
         free(ch->embedding);
     }
-    talk_release(&c->talk);
+    conversation_release(&c->conversation);
     free(c->prompts);
     free(c->choices);
     free(c->jobs);
@@ -150,18 +150,18 @@ static void call_destroy(struct call *c)
 static void call_free(struct call *c)
 {
     struct preparing *p = c->s->preparing;
-    end_visit(c);                               /* one that the server's end cut off */
+    end_record(c);                               /* one that the server's end cut off */
     for (int i = 0; i < c->n_prompts; i++)
         if (c->prompts[i].constraint.state)
             c->prompts[i].constraint.close(c->prompts[i].constraint.state);
-    if (c->h) {
+    if (c->lm) {
         if (c->prev)
             c->prev->next = c->next;
         else
-            c->h->calls = c->next;
+            c->lm->calls = c->next;
         if (c->next)
             c->next->prev = c->prev;
-        c->h->n_calls--;
+        c->lm->n_calls--;
         grammars_release(c->grammar);           /* before its model may go */
         c->grammar = NULL;
     }
@@ -176,16 +176,16 @@ static void call_free(struct call *c)
     pthread_mutex_unlock(&p->lock);
 }
 
-void calls_cancel(struct hosted *h)
+void calls_cancel(struct loaded_model *lm)
 {
-    for (struct call *c = h->calls; c; c = c->next)
+    for (struct call *c = lm->calls; c; c = c->next)
         call_cancel(c);
 }
 
-void calls_drop(struct hosted *h)
+void calls_drop(struct loaded_model *lm)
 {
-    while (h->calls)
-        call_free(h->calls);
+    while (lm->calls)
+        call_free(lm->calls);
 }
 
 /* ---- figures ---- */
@@ -214,14 +214,14 @@ void call_usage(const struct call *c, struct buf *out)
     }
     buf_printf(out, "{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d}", prompt,
                completion, prompt + completion, cached);
-    if (c->h->thinks || tool_format_has_channels(c->h->calls_form))
+    if (c->lm->thinks || tool_format_has_channels(c->lm->calls_form))
         buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%d}", reasoning);
     buf_str(out, "}");
 }
 
 static void record(struct call *c)
 {
-    struct record r = { .route = c->route, .status = c->status };
+    struct recent_call r = { .route = c->route, .status = c->status };
     struct timespec now;
     int cached, reasoning;
     double decode_s = 0;
@@ -231,19 +231,19 @@ static void record(struct call *c)
     r.latency_s = (double)(clock_ns() - c->start_ns) * 1e-9;
     r.first_token_s = c->first_ns ? (double)(c->first_ns - c->start_ns) * 1e-9 : 0;
     snprintf(r.id, sizeof r.id, "%s", c->id);
-    snprintf(r.model, sizeof r.model, "%s", c->h ? c->h->id : "");
+    snprintf(r.model, sizeof r.model, "%s", c->lm ? c->lm->id : "");
     snprintf(r.user, sizeof r.user, "%s", c->params.user ? c->params.user : "");
     snprintf(r.client, sizeof r.client, "%s", c->client);
     for (int i = 0; i < c->n_choices; i++)
         decode_s += c->choices[i].stats.decode_s;
-    if (c->h) {
-        struct model_metrics *m = &c->h->metrics;
+    if (c->lm) {
+        struct model_metrics *m = &c->lm->metrics;
         m->requests++;
         m->prompt_tokens += (uint64_t)r.prompt_tokens;
         m->cached_tokens += (uint64_t)cached;
         histogram_add(&m->duration, r.latency_s);
     }
-    metrics_record(&c->s->metrics, &r, decode_s);
+    metrics_call_ended(&c->s->metrics, &r, decode_s);
 }
 
 /* Tokens that a refused request would have had cost nobody anything. */
@@ -257,15 +257,18 @@ void call_charge(const struct call *c, int *prompt, int *completion)
 
 /* The line of a call whose connection does not write it: a WebSocket's, or of a client that is
  * gone. */
-static void end_visit(struct call *c)
+static void end_record(struct call *c)
 {
     int prompt, completion;
     call_charge(c, &prompt, &completion);
-    visit_end(c->s, c->visit, c->status ? c->status : 499, prompt, completion);
-    c->visit = NULL;
+    record_end(c->s, c->record, c->status ? c->status : 499, prompt, completion);
+    c->record = NULL;
 }
 
-struct visit *call_visit(const struct call *c) { return c->visit ? c->visit : c->conn ? conn_visit(c->conn) : NULL; }
+struct access_record *call_record(const struct call *c)
+{
+    return c->record ? c->record : c->conn ? conn_record(c->conn) : NULL;
+}
 
 
 /* ---- the end ---- */
@@ -295,7 +298,7 @@ void call_head(const struct call *c, const char *object, struct buf *out)
 {
     buf_printf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object,
                (long long)c->created);
-    buf_json(out, c->h->id, strlen(c->h->id));
+    buf_json(out, c->lm->id, strlen(c->lm->id));
     buf_str(out, ",\"system_fingerprint\":\"zse-" ZSE_VERSION "\",\"choices\":[");
 }
 
@@ -341,7 +344,7 @@ void call_fail_answer(struct call *c, const struct problem *p)
         reply_problem(c->s, c->conn, p);
         return;
     }
-    visit_error(call_visit(c), p);
+    record_error(call_record(c), p);
     buf_str(&c->line, "data: ");                /* a stream has begun: the status is out already */
     problem_json(p, &c->line);
     buf_str(&c->line, "\n\n");
@@ -365,7 +368,7 @@ static void conclude(struct call *c)
     }
     if (c->form->event)
         record(c);
-    end_visit(c);
+    end_record(c);
     call_free(c);
 }
 
@@ -381,16 +384,16 @@ void call_cancel(struct call *c)
 {
     for (int i = 0; c->submitted && i < c->n_choices; i++) {
         struct choice *ch = &c->choices[i];
-        if (!ch->ended && !ch->cancel_sent && worker_cancel(c->h->worker, ch->job) == 0)
+        if (!ch->ended && !ch->cancel_sent && worker_cancel(c->lm->worker, ch->job) == 0)
             ch->cancel_sent = 1;
     }
 }
 
 void call_gone(struct call *c, struct conn *client)
 {
-    if (!c->visit && !conn_is_websocket(client)) {
-        c->visit = conn_visit(client);
-        conn_set_visit(client, NULL);
+    if (!c->record && !conn_is_websocket(client)) {
+        c->record = conn_record(client);
+        conn_set_record(client, NULL);
     }
     c->conn = NULL;
     atomic_store(&c->cancelled, 1);
@@ -398,11 +401,11 @@ void call_gone(struct call *c, struct conn *client)
     forget_preparing(c);                        /* what a thread has begun is looked at afterwards */
 }
 
-void calls_give_up(struct hosted *h, uint64_t before_ns)
+void calls_give_up(struct loaded_model *lm, uint64_t before_ns)
 {
     struct problem pr;
-    problem_set(&pr, 503, NULL, "model_unavailable", "the model %.80s does not answer", h->id);
-    for (struct call *c = h->calls; c; c = c->next) {
+    problem_set(&pr, 503, NULL, "model_unavailable", "the model %.80s does not answer", lm->id);
+    for (struct call *c = lm->calls; c; c = c->next) {
         if (c->start_ns > before_ns)
             continue;
         if (c->conn) {
@@ -412,7 +415,7 @@ void calls_give_up(struct hosted *h, uint64_t before_ns)
                 conn_set_exchange(c->conn, NULL);
             c->conn = NULL;
         }
-        end_visit(c);
+        end_record(c);
     }
 }
 
@@ -435,7 +438,7 @@ static void on_finish(struct call *c, struct choice *ch, const struct events *b,
     if (c->problem.status)
         return;
     if (ev->finish == FINISH_ERROR && ev->error == ERR_IO) {
-        problem_set(&c->problem, 503, NULL, "model_unavailable", "the file of the model %.80s was changed or cannot be read any more; the next request gets what is there now", c->h->id);
+        problem_set(&c->problem, 503, NULL, "model_unavailable", "the file of the model %.80s was changed or cannot be read any more; the next request gets what is there now", c->lm->id);
     } else if (ev->finish == FINISH_REFUSED) {
         problem_set(&c->problem, 503, NULL, "overloaded", "the queue is full: %s", why);
     } else if (ev->refused && ev->finish == FINISH_ERROR) {
@@ -449,7 +452,7 @@ static void on_finish(struct call *c, struct choice *ch, const struct events *b,
         problem_set(&c->problem, 500, NULL, NULL, "%s", why);
     } else if (ev->finish == FINISH_CANCELLED) {
         problem_set(&c->problem, 503, NULL, "cancelled", "the model %s is being unloaded, or the server stops",
-                    c->h->id);
+                    c->lm->id);
     } else if (ev->finish == FINISH_DEADLINE) {
         problem_set(&c->problem, 504, NULL, "timeout", "no complete answer within %g s", c->s->o.timeout_s);
     }
@@ -459,7 +462,7 @@ static void on_finish(struct call *c, struct choice *ch, const struct events *b,
 
 static void on_token(struct call *c, struct choice *ch, uint64_t now)
 {
-    struct model_metrics *m = &c->h->metrics;
+    struct model_metrics *m = &c->lm->metrics;
     if (!c->first_ns) {
         c->first_ns = now;
         histogram_add(&m->first_token, (double)(now - c->start_ns) * 1e-9);
@@ -515,9 +518,9 @@ static void on_heard(struct choice *ch)
     end_if_over(ch->call);
 }
 
-static void events_of(struct hosted *h)
+static void events_of(struct loaded_model *lm)
 {
-    struct events *list = h->worker ? worker_take(h->worker) : NULL;
+    struct events *list = lm->worker ? worker_take(lm->worker) : NULL;
     uint64_t now = clock_ns();
     for (struct events *b = list; b; b = b->next) {
         for (int i = 0; i < b->n_events; i++)
@@ -532,7 +535,7 @@ static void events_of(struct hosted *h)
         }
     }
     if (list)
-        worker_give_back(h->worker, list);
+        worker_give_back(lm->worker, list);
 }
 
 /* ---- from the body to the engine ---- */
@@ -552,12 +555,12 @@ int call_prompts(struct call *c, int n, struct problem *pr)
 
 static int check_length(const struct call *c, const struct prompt *p, const char *field, struct problem *pr)
 {
-    int room = c->form->body == BODY_EMBEDDING ? 0 : 1, max_len = c->h->m.max_len;
+    int room = c->form->body == BODY_EMBEDDING ? 0 : 1, max_len = c->lm->m.max_len;
     if (p->n_ids < 1)
         return problem_set(pr, 400, field, "empty", "%s: the prompt is empty, expected at least 1 token", field);
     if (p->n_ids + room > max_len && c->form->body != BODY_COUNT)
         return problem_set(pr, 400, field, "context_length_exceeded",
-                           "%s: the prompt has %d tokens, the context of %s is %d tokens%s", field, p->n_ids, c->h->id,
+                           "%s: the prompt has %d tokens, the context of %s is %d tokens%s", field, p->n_ids, c->lm->id,
                            max_len, room ? ", and an answer needs at least 1" : "");
     return 0;
 }
@@ -569,7 +572,7 @@ static int check_beginning(struct call *c, const char *text, size_t size, unsign
                            struct problem *pr)
 {
     enum { LONG_TOKEN = 16, SLACK = 64 };
-    const int max_len = c->h->m.max_len;
+    const int max_len = c->lm->m.max_len;
     size_t part = (size_t)max_len * LONG_TOKEN + 4096, n;
     int32_t *ids;
     struct err e;
@@ -578,20 +581,20 @@ static int check_beginning(struct call *c, const char *text, size_t size, unsign
     part -= utf8_incomplete(text, part);
     if (call_hold(c, TOKENIZE_BYTES * part, pr) != 0)
         return -1;
-    if (tokenizer_encode(c->h->m.tokenizer, text, part, flags, &ids, &n, &e) != 0)
+    if (tokenizer_encode(c->lm->m.tokenizer, text, part, flags, &ids, &n, &e) != 0)
         return problem_err(pr, field, NULL, &e);
     free(ids);
     if (n <= (size_t)max_len + SLACK)
         return 0;
     return problem_set(pr, 400, field, "context_length_exceeded",
                        "%s: the prompt has more than %zu tokens, the context of %s is %d tokens", field, n - SLACK,
-                       c->h->id, max_len);
+                       c->lm->id, max_len);
 }
 
 int call_tokenize(struct call *c, int i, const char *text, size_t size, int special, int bos, struct problem *pr,
                   const char *field)
 {
-    const struct tokenizer *t = c->h->m.tokenizer;
+    const struct tokenizer *t = c->lm->m.tokenizer;
     struct prompt *p = &c->prompts[i];
     struct err e;
     size_t n;
@@ -619,7 +622,7 @@ static int ids_prompt(struct call *c, int i, const json_t *list, const char *fie
 {
     struct prompt *p = &c->prompts[i];
     size_t n = json_array_size(list);
-    int vocab = c->h->m.model->config.vocab_size;
+    int vocab = c->lm->m.model->config.vocab_size;
     if (call_keep(c, (n + 1) * sizeof *p->ids, pr) != 0)
         return -1;
     if (!(p->ids = malloc((n + 1) * sizeof *p->ids)))
@@ -651,7 +654,7 @@ static int one_prompt(struct call *c, int i, const json_t *v, const char *field,
     if (json_is_array(v)) {
         if (ids_prompt(c, i, v, field, pr) != 0)
             return -1;
-        if (c->params.echo && tokenizer_decode(c->h->m.tokenizer, p->ids, (size_t)p->n_ids, 0, &p->text, &p->text_size,
+        if (c->params.echo && tokenizer_decode(c->lm->m.tokenizer, p->ids, (size_t)p->n_ids, 0, &p->text, &p->text_size,
                                                &e) != 0)
             return problem_err(pr, field, NULL, &e);
         return 0;
@@ -711,7 +714,7 @@ static int parse_bias(struct call *c, struct problem *pr)
 {
     json_t *v = js_get(c->json, "logit_bias"), *x;
     const char *key;
-    int vocab = c->h->m.model->config.vocab_size, n = 0;
+    int vocab = c->lm->m.model->config.vocab_size, n = 0;
     if (!v)
         return 0;
     if (!json_is_object(v))
@@ -772,7 +775,7 @@ static int check_params(struct call *c, struct problem *pr)
                            "max_completion_tokens: %d, but max_tokens is %d: one of the two", p->max_completion_tokens,
                            p->max_tokens);
     c->max_tokens = p->given & GIVEN_MAX_COMPLETION_TOKENS ? p->max_completion_tokens : p->max_tokens;
-    if (c->form->piece && p->given & GIVEN_MAX_TOKENS && p->max_tokens == 0)
+    if (c->form->delta && p->given & GIVEN_MAX_TOKENS && p->max_tokens == 0)
         return problem_set(pr, 400, "max_tokens", "out_of_range", "max_tokens: 0 is not in the range 1 to %d",
                            INT32_MAX);
     c->n_logprobs = -1;
@@ -806,25 +809,25 @@ static int bind(struct call *c, struct problem *pr)
         return problem_set(pr, 400, "model", "invalid_type", "model: found %s, expected a string", js_kind(name));
     if (c->s->watch.state != WATCH_FINE)
         return problem_set(pr, 503, NULL, "memory_pressure", "memory is short: no new requests until there is more");
-    struct hosted *h = models_find(c->s, json_string_value(name), pr);
+    struct loaded_model *lm = models_find(c->s, json_string_value(name), pr);
     struct problem recalled;
-    const char *left = h || pr->status != 404 ? NULL : models_left(c->s, json_string_value(name));
-    if (left && guard_model(call_visit(c), left, &recalled) == 0 && models_recall(c->s, left, &recalled))
+    const char *left = lm || pr->status != 404 ? NULL : models_left(c->s, json_string_value(name));
+    if (left && guard_model(call_record(c), left, &recalled) == 0 && models_recall(c->s, left, &recalled))
         *pr = recalled;
-    if (!h || guard_model(call_visit(c), h->id, pr) != 0)
+    if (!lm || guard_model(call_record(c), lm->id, pr) != 0)
         return -1;
-    c->h = h;
-    c->next = h->calls;
+    c->lm = lm;
+    c->next = lm->calls;
     if (c->next)
         c->next->prev = c;
-    h->calls = c;
-    h->n_calls++;
-    h->used_ns = clock_ns();
-    c->params = (struct params){ .sampling = h->sampling, .n = 1,
+    lm->calls = c;
+    lm->n_calls++;
+    lm->used_ns = clock_ns();
+    c->params = (struct params){ .sampling = lm->sampling, .n = 1,
                                  .max_tokens = c->form->body == BODY_COMPLETION ? 16 : 0,
                                   .parse_special = 1, .add_generation_prompt = 1, .parallel_calls = 1 };
-    if (!h->m.tokenizer)
-        return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", h->id);
+    if (!lm->m.tokenizer)
+        return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", lm->id);
     if (fields_parse(c->json, c->form->body, &c->params, pr) != 0)
         return -1;
     if (c->form->body & (BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_COUNT))
@@ -836,8 +839,8 @@ static int bind(struct call *c, struct problem *pr)
  * the text of answers. */
 static size_t engine_bytes(const struct call *c, int n)
 {
-    const int embed = c->form->body == BODY_EMBEDDING, max_len = c->h->m.max_len;
-    const size_t embedding = embed ? (size_t)c->h->m.model->config.hidden_size * 64 : 0;       /* twice, and as text */
+    const int embed = c->form->body == BODY_EMBEDDING, max_len = c->lm->m.max_len;
+    const size_t embedding = embed ? (size_t)c->lm->m.model->config.hidden_size * 64 : 0;       /* twice, and as text */
     size_t bytes = 0, stops = 0;
     for (int i = 0; i < c->n_stop; i++)
         stops += strlen(c->stop[i]) + 64;
@@ -873,8 +876,8 @@ static int make_choices(struct call *c, struct problem *pr)
         ch->job->user = ch;
         ch->index = i;
         ch->prompt = i / n;
-        ch->split.state = !c->h->thinks ? SPLIT_ANSWER : c->starts_thinking ? SPLIT_REASONING : SPLIT_UNDECIDED;
-        if (c->form->piece && talk_listen(ch) != 0)
+        ch->split.state = !c->lm->thinks ? SPLIT_ANSWER : c->starts_thinking ? SPLIT_REASONING : SPLIT_UNDECIDED;
+        if (c->form->delta && conversation_open_parser(ch) != 0)
             return problem_nomem(pr);
     }
     return 0;
@@ -890,7 +893,7 @@ static int reserve_tokens(struct call *c, struct problem *pr)
     const int64_t n = embed ? 1 : c->params.n;
     int64_t prompts = 0, least = 0, most = 0, granted;
     for (int i = 0; i < c->n_prompts; i++) {
-        const int64_t room = embed ? 0 : c->h->m.max_len - c->prompts[i].n_ids,
+        const int64_t room = embed ? 0 : c->lm->m.max_len - c->prompts[i].n_ids,
                       asked = c->max_tokens ? c->max_tokens : open_end ? room : 1;
         const int64_t answer = asked < room ? asked : room;
         prompts += c->prompts[i].n_ids;
@@ -898,7 +901,7 @@ static int reserve_tokens(struct call *c, struct problem *pr)
         least += n * (open_end && answer > LEAST_ANSWER ? LEAST_ANSWER : answer);
     }
     struct conn *conn = c->conn && !conn_is_websocket(c->conn) ? c->conn : NULL;
-    if (guard_reserve(c->s, conn, call_visit(c), prompts + least, prompts + most, &granted, pr) != 0)
+    if (guard_reserve(c->s, conn, call_record(c), prompts + least, prompts + most, &granted, pr) != 0)
         return -1;
     if (open_end && granted < prompts + most) {
         const int64_t each = (granted - prompts) / (n * c->n_prompts);
@@ -930,7 +933,7 @@ static void submit(struct call *c)
                                  .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos,
                                  .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
                                  .prompt_logprobs = p->echo && c->n_logprobs >= 0,
-                                 .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority, .share = c->share,
+                                 .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority, .share = c->tenant,
                                  .heard = &c->heard, .n = n };
     if (c->s->o.timeout_s > 0)
         rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);
@@ -941,7 +944,7 @@ static void submit(struct call *c)
         rp.ids = c->prompts[i].ids;
         rp.n_ids = c->prompts[i].n_ids;
         rp.constraint = c->prompts[i].constraint.state ? &c->prompts[i].constraint : NULL;
-        if (worker_submit(c->h->worker, &rp, &c->jobs[i * n]) == 0) {
+        if (worker_submit(c->lm->worker, &rp, &c->jobs[i * n]) == 0) {
             c->prompts[i].constraint.state = NULL;
             continue;
         }
@@ -988,7 +991,7 @@ static int hold_prompts(struct call *c, struct problem *pr)
     const size_t others = CALL_BYTES + c->kept_bytes + trees, left = all > others ? all - others : 0;
     const size_t output = least(least(mib + 8 * b, 16 * mib), left / 4),
                  values = least(least(16 * mib + 32 * b, 192 * mib), left - output);
-    c->talk.limits = (struct tmpl_limits){ .max_output = output, .max_memory = values };
+    c->conversation.limits = (struct tmpl_limits){ .max_output = output, .max_memory = values };
     return call_hold(c, trees + (left ? output + values : mib), pr);
 }
 
@@ -1035,7 +1038,7 @@ static int to_thread(struct call *c)
     pthread_mutex_lock(&p->lock);
     c->round = p->round + 1;            /* whoever was just served goes behind those that wait in the next round */
     for (struct call **q = &p->first; *q; q = &(*q)->next_preparing) {
-        if ((*q)->share == c->share && (*q)->round >= c->round)
+        if ((*q)->tenant == c->tenant && (*q)->round >= c->round)
             c->round = (*q)->round + 1;
         last = q;
     }
@@ -1103,7 +1106,7 @@ static void advance(struct call *c, int large)
             if (large || takes_long(c)) {
                 if (to_thread(c) != 0)
                     break;
-                c->h->preparing++;
+                c->lm->preparing++;
                 return;
             }
             work_on(c);
@@ -1131,15 +1134,15 @@ static void take_body(struct call *c, int whole, const char *text, size_t size)
         call_hold(c, 0, &c->problem);
 }
 
-void call_start(struct server *s, struct conn *conn, struct visit *visit, const struct call_form *form,
+void call_start(struct server *s, struct conn *conn, struct access_record *record, const struct call_form *form,
                 const char *text, size_t size)
 {
     struct call *c = calloc(1, sizeof *c);
     int large = size > INLINE_BODY;
     char address[64];
     if (!c) {
-        if (visit) {                            /* a WebSocket's: nothing to say it with */
-            visit_end(s, visit, 503, -1, -1);
+        if (record) {                            /* a WebSocket's: nothing to say it with */
+            record_end(s, record, 503, -1, -1);
             conn_websocket_close(conn, 1011);
             return;
         }
@@ -1149,19 +1152,19 @@ void call_start(struct server *s, struct conn *conn, struct visit *visit, const 
     c->exchange.kind = EXCHANGE_CALL;
     c->s = s;
     c->conn = conn;
-    c->visit = visit;
+    c->record = record;
     c->form = form;
     c->route = form->body == BODY_WS_CHAT ? route_of(handle_ws_chat) : conn_route(conn);
     c->created = (int64_t)time(NULL);
     c->start_ns = clock_ns();
     server_id(s, form->prefix, c->id);
-    snprintf(c->client, sizeof c->client, "%s", visit ? visit->client : client_address(s, conn, address));
+    snprintf(c->client, sizeof c->client, "%s", record ? record->client : client_address(s, conn, address));
     conn_set_exchange(conn, c);
-    c->share = guard_share(call_visit(c));
-    c->hold = hold_for(s->account, c->share);
+    c->tenant = guard_tenant(call_record(c));
+    c->hold = hold_for(s->account, c->tenant);
     c->body_bytes = size;
-    visit_prompt(s, call_visit(c), text, size);
-    take_body(c, visit == NULL, text, size);
+    record_prompt(s, call_record(c), text, size);
+    take_body(c, record == NULL, text, size);
     if (large && !c->problem.status && to_thread(c) == 0)
         return;
     if (!c->problem.status)
@@ -1289,10 +1292,10 @@ void calls_events(struct server *s)
     while (c) {
         struct call *next = c->next_preparing;
         if (c->stage == STAGE_PROMPTS)
-            c->h->preparing--;
+            c->lm->preparing--;
         advance(c, 1);
         c = next;
     }
-    for (struct hosted *h = s->models; h; h = h->next)
-        events_of(h);
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next)
+        events_of(lm);
 }

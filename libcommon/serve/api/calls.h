@@ -1,7 +1,7 @@
 /* calls.h - an API request that generates: from its body to prompts, through the engine, to an
  * answer or a stream of events.
  *
- * What all forms share is here; a form (chat.c, responses.c, messages.c, completions.c,
+ * What all forms share is here; a form (chat_completions.c, responses.c, messages.c, completions.c,
  * embeddings.c, wschat.c) reads its body and writes its answer. */
 #ifndef ZSE_SERVE_API_CALLS_H
 #define ZSE_SERVE_API_CALLS_H
@@ -12,7 +12,7 @@
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/api/splitter.h"
-#include "libcommon/serve/api/talk.h"
+#include "libcommon/serve/api/conversation.h"
 
 enum { MAX_STOP = 16, MAX_STOP_BYTES = 1024, MAX_CHOICES = 256 };
 
@@ -23,7 +23,7 @@ struct choice {
     struct call *call;
     int index, prompt;
     struct buf text;                    /* so far, where the answer is given whole */
-    struct part *part; int n_parts;     /* of a conversation's answer; owned */
+    struct answer_part *part; int n_parts;     /* of a conversation's answer; owned */
     struct tool_parser *parser;         /* owned; NULL: there are no calls to be read */
     struct buf logprobs, values, tops, offsets;         /* JSON of the tokens so far: chat uses the first, completions all */
     int n_logprobs;
@@ -55,7 +55,7 @@ struct call_form {
     /* A token, or the end, of one choice. NULL: no engine is needed, what prepare made is the
      * answer. */
     void (*event)(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
-    void (*piece)(struct call *c, struct choice *ch, const struct part *p, int begins, const char *text, size_t size);  /* of a conversation's answer: talk_event calls it */
+    void (*delta)(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text, size_t size);  /* of a conversation's answer: conversation_event calls it */
     void (*end)(struct call *c);        /* every choice has ended: the answer, or the end of the stream */
     void (*fail)(struct call *c, const struct problem *p);      /* instead of end */
 };
@@ -64,11 +64,11 @@ struct call {
     struct exchange exchange;
     struct call *prev, *next;           /* of the model's open calls */
     struct call *next_preparing;
-    uint64_t share, round;              /* of guard_share; before it in the queue of the preparing threads: so many of its share, more or less */
+    uint64_t tenant, round;              /* of guard_tenant; before it in the queue of the preparing threads: so many of its share, more or less */
     struct server *s;
     struct conn *conn;                  /* NULL: the client is gone */
-    struct visit *visit;                /* owned: of a WebSocket's message, or of a client that is gone; else conn has it */
-    struct hosted *h;
+    struct access_record *record;                /* owned: of a WebSocket's message, or of a client that is gone; else conn has it */
+    struct loaded_model *lm;
     const struct call_form *form;
     int route;
     char id[48], client[64];
@@ -91,7 +91,7 @@ struct call {
     int submitted, stage, begun;
     int n_events;                       /* of a stream whose events are numbered */
     int starts_thinking;                /* the prompt ends with <think> */
-    struct talk talk;                   /* of a conversation; owned */
+    struct conversation conversation;                   /* of a conversation; owned */
     int raw_text;                       /* special tokens are part of the answer's text */
     struct buf head;                    /* of every event of a stream, up to what differs */
     struct buf line;                    /* scratch */
@@ -101,13 +101,13 @@ struct call {
     int heard;                          /* the engine's, while jobs are open: see request_params */
 };
 
-/* A request arrived. visit: of a WebSocket's message, taken over, whose text is copied; NULL:
+/* A request arrived. record: of a WebSocket's message, taken over, whose text is copied; NULL:
  * the connection's, whose body is taken. */
-void call_start(struct server *s, struct conn *c, struct visit *visit, const struct call_form *form, const char *text,
-                size_t size);
+void call_start(struct server *s, struct conn *c, struct access_record *record, const struct call_form *form,
+                const char *text, size_t size);
 
 /* ---- for the forms ---- */
-struct visit *call_visit(const struct call *c);        /* NULL: none */
+struct access_record *call_record(const struct call *c);        /* NULL: none */
 void call_cancel(struct call *c);
 /* The call needs `more` bytes for a while, besides what it keeps: 0, or -1 with *pr (413, 429 or
  * 503).  0 bytes: what it needed is free. */
@@ -139,10 +139,10 @@ void call_end_event(struct call *c, const char *finish);
 void call_end_stream(struct call *c);
 void call_end_answer(struct call *c, struct buf *out);
 
-/* ---- shape.c: what the answers must look like ---- */
-/* c->talk's format and tools, grammar and regex of the body: the grammar, and a matcher of it
- * for every prompt.  0 also where nothing is asked. */
-int call_shape(struct call *c, struct problem *pr);
+/* ---- answer_grammar.c: what the answers must look like ---- */
+/* c->conversation's format and tools, grammar and regex of the body: the grammar, and a matcher
+ * of it for every prompt.  0 also where nothing is asked. */
+int call_answer_grammar(struct call *c, struct problem *pr);
 
 /* ---- token_text.c ---- */
 /* The bytes that a token stands for, in the middle of a text. */

@@ -15,7 +15,7 @@ static void comma(struct buf *out)
 /* A token to the four lists of logprobs. */
 static void add_logprobs(const struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
 {
-    const struct tokenizer *t = c->h->m.tokenizer;
+    const struct tokenizer *t = c->lm->m.tokenizer;
     const struct top_logprob *top = event_top(b, ev);
     struct buf bytes = { 0 };
     token_bytes(t, ev->id, &bytes);
@@ -139,9 +139,9 @@ static void end(struct call *c)
 
 static int prepare(struct call *c, struct problem *pr)
 {
-    c->talk.format = js_get(c->json, "response_format");
-    c->talk.format_param = "response_format";
-    return call_any_prompts(c, "prompt", 1, pr) == 0 ? call_shape(c, pr) : -1;
+    c->conversation.format = js_get(c->json, "response_format");
+    c->conversation.format_param = "response_format";
+    return call_any_prompts(c, "prompt", 1, pr) == 0 ? call_answer_grammar(c, pr) : -1;
 }
 
 static const struct call_form form = { .body = BODY_COMPLETION, .prefix = "cmpl-", .prepare = prepare, .begin = begin,

@@ -65,7 +65,7 @@ static void end(struct call *c)
         buf_str(&out, "}");
     }
     buf_str(&out, "],\"model\":");
-    buf_json(&out, c->h->id, strlen(c->h->id));
+    buf_json(&out, c->lm->id, strlen(c->lm->id));
     buf_str(&out, ",\"usage\":");
     call_usage(c, &out);
     buf_str(&out, "}");
@@ -76,7 +76,7 @@ static void end(struct call *c)
 static int prepare(struct call *c, struct problem *pr)
 {
     const char *format = c->params.encoding_format;
-    int size = c->h->m.model->config.hidden_size;
+    int size = c->lm->m.model->config.hidden_size;
     if (format && strcmp(format, "float") != 0 && strcmp(format, "base64") != 0)
         return problem_set(pr, 400, "encoding_format", "out_of_range",
                            "encoding_format: '%.40s', expected float or base64", format);

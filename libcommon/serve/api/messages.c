@@ -8,7 +8,7 @@
 
 static int prepare(struct call *c, struct problem *pr)
 {
-    return messages_read(c->json, &c->talk, pr) == 0 ? talk_prepare(c, pr) : -1;
+    return messages_read(c->json, &c->conversation, pr) == 0 ? conversation_prepare(c, pr) : -1;
 }
 
 /* ---- the answer ---- */
@@ -33,7 +33,7 @@ static void stop_json(const struct call *c, struct buf *out)
 }
 
 /* "call_..." is "toolu_..." here. */
-static void call_id(const struct part *p, struct buf *out)
+static void call_id(const struct answer_part *p, struct buf *out)
 {
     struct buf id = { 0 };
     int ours = strncmp(p->id, "call_", 5) == 0;
@@ -46,7 +46,7 @@ static void call_id(const struct part *p, struct buf *out)
 
 /* A block; whole 0: as it begins.  Arguments that were cut off are no input: it is empty, as
  * where a stream begins. */
-static void block_json(const struct part *p, int whole, struct buf *out)
+static void block_json(const struct answer_part *p, int whole, struct buf *out)
 {
     const size_t n = whole ? p->text.size : 0;
     json_error_t je;
@@ -78,7 +78,7 @@ static void block_json(const struct part *p, int whole, struct buf *out)
 static void message_head(const struct call *c, struct buf *out)
 {
     buf_printf(out, "{\"id\":\"%s\",\"type\":\"message\",\"role\":\"assistant\",\"model\":", c->id);
-    buf_json(out, c->h->id, strlen(c->h->id));
+    buf_json(out, c->lm->id, strlen(c->lm->id));
     buf_str(out, ",\"content\":[");
 }
 
@@ -106,14 +106,15 @@ static void begin(struct call *c)
     event_end(c);
 }
 
-static void close_block(struct call *c, const struct part *p)
+static void close_block(struct call *c, const struct answer_part *p)
 {
     event_head(c, "content_block_stop");
     buf_printf(&c->line, ",\"index\":%d", p->index);
     event_end(c);
 }
 
-static void piece(struct call *c, struct choice *ch, const struct part *p, int begins, const char *text, size_t size)
+static void delta(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
+                  size_t size)
 {
     static const char *const delta[] = { [PART_TEXT] = "\"text_delta\",\"text\"",
                                          [PART_REASONING] = "\"thinking_delta\",\"thinking\"",
@@ -177,7 +178,7 @@ static void fail(struct call *c, const struct problem *p)
 }
 
 static const struct call_form form = { .body = BODY_MESSAGES, .prefix = "msg_", .prepare = prepare, .begin = begin,
-                                       .event = talk_event, .piece = piece, .end = end, .fail = fail };
+                                       .event = conversation_event, .delta = delta, .end = end, .fail = fail };
 
 void handle_messages(struct server *s, struct conn *c, const char *rest)
 {
@@ -192,8 +193,8 @@ static int count(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (messages_read(c->json, &c->talk, pr) != 0 || talk_check_tools(&c->talk, pr) != 0 ||
-        call_prompts(c, 1, pr) != 0 || talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
+    if (messages_read(c->json, &c->conversation, pr) != 0 || conversation_check_tools(&c->conversation, pr) != 0 ||
+        call_prompts(c, 1, pr) != 0 || conversation_render(c->lm, &c->conversation, 1, &text, &size, pr) != 0)
         return -1;
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, "messages");
     free(text);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "libcommon/base/json.h"
-#include "libcommon/serve/api/talk.h"
+#include "libcommon/serve/api/conversation.h"
 
 static const char *const text_types[] = { "text", NULL };
 
@@ -15,9 +15,9 @@ static int add_result(json_t *messages, const json_t *block, const char *param, 
     int rc = json_is_string(id) ? 0 : problem_set(pr, 400, param, "invalid_type",
                                                   "%s: tool_result: expected a tool_use_id", param);
     if (rc == 0 && content)
-        rc = talk_text(content, text_types, param, &text, pr);
+        rc = conversation_text(content, text_types, param, &text, pr);
     if (rc == 0)
-        rc = talk_add_message(messages, "tool", id, &text, pr);
+        rc = conversation_add_message(messages, "tool", id, &text, pr);
     buf_release(&text);
     return rc;
 }
@@ -33,7 +33,7 @@ static int add_own_block(json_t *m, const json_t *block, const char *type, struc
         return 0;
     }
     if (strcmp(type, "thinking") == 0 && json_is_string(thought))
-        return talk_add_reasoning(m, json_string_value(thought), json_string_length(thought), pr);
+        return conversation_add_reasoning(m, json_string_value(thought), json_string_length(thought), pr);
     if (strcmp(type, "redacted_thinking") == 0)
         return 0;                       /* nothing that a model here could read */
     json_t *id = json_object_get(block, "id"), *name = json_object_get(block, "name"),
@@ -42,7 +42,7 @@ static int add_own_block(json_t *m, const json_t *block, const char *type, struc
         return problem_set(pr, 400, param, "unsupported_parameter",
                            "%s: a block of type '%.40s', expected text, thinking, or tool_use {id, name, input}", param,
                            type);
-    return talk_add_call(m, id, name, input, pr);
+    return conversation_add_call(m, id, name, input, pr);
 }
 
 static int add_own(json_t *messages, const json_t *content, const char *param, struct problem *pr)
@@ -89,7 +89,7 @@ static int add_users(json_t *messages, const json_t *content, const char *param,
             break;
     }
     if (rc == 0 && (text.size || !results))
-        rc = talk_add_message(messages, "user", NULL, &text, pr);
+        rc = conversation_add_message(messages, "user", NULL, &text, pr);
     buf_release(&text);
     return rc;
 }
@@ -101,14 +101,14 @@ static int read_messages(const json_t *body, json_t *out, struct problem *pr)
     size_t i;
     if (system) {
         struct buf text = { 0 };
-        int rc = talk_text(system, text_types, "system", &text, pr);
+        int rc = conversation_text(system, text_types, "system", &text, pr);
         if (rc == 0 && text.size)
-            rc = talk_add_message(out, "system", NULL, &text, pr);
+            rc = conversation_add_message(out, "system", NULL, &text, pr);
         buf_release(&text);
         if (rc != 0)
             return -1;
     }
-    if (talk_check_list(list, "messages", "a list of at least 1 message", pr) != 0)
+    if (conversation_check_list(list, "messages", "a list of at least 1 message", pr) != 0)
         return -1;
     json_array_foreach(list, i, m) {
         const json_t *content = json_object_get(m, "content");
@@ -122,7 +122,7 @@ static int read_messages(const json_t *body, json_t *out, struct problem *pr)
         if (json_is_string(content)) {
             struct buf text = { 0 };
             buf_add(&text, json_string_value(content), json_string_length(content));
-            rc = talk_add_message(out, role, NULL, &text, pr);
+            rc = conversation_add_message(out, role, NULL, &text, pr);
             buf_release(&text);
         } else if (json_is_array(content)) {
             rc = strcmp(role, "user") == 0 ? add_users(out, content, param, pr) : add_own(out, content, param, pr);
@@ -149,7 +149,7 @@ static const json_t *function_of(const json_t *tool, const char *param, struct p
     return NULL;
 }
 
-static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
+static int read_choice(const json_t *body, struct conversation *t, struct problem *pr)
 {
     const json_t *v = js_get(body, "tool_choice");
     const char *type = json_string_value(json_object_get(v, "type"));
@@ -168,7 +168,7 @@ static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
 
 /* thinking becomes the variable that templates go by; output_config.format is the form of the
  * answer. */
-static int read_settings(const json_t *body, struct talk *t, struct problem *pr)
+static int read_settings(const json_t *body, struct conversation *t, struct problem *pr)
 {
     json_t *thinking = js_get(body, "thinking"), *output = js_get(body, "output_config"), *v;
     const char *type = json_string_value(json_object_get(thinking, "type")), *key;
@@ -177,7 +177,7 @@ static int read_settings(const json_t *body, struct talk *t, struct problem *pr)
         return problem_set(pr, 400, "thinking", "invalid_type",
                            "thinking: expected {type: enabled}, {type: adaptive} or {type: disabled}");
     t->vars = json_pack("{s:b}", "enable_thinking", wanted);
-    if (talk_read_vars(t, body, pr) != 0)
+    if (conversation_read_vars(t, body, pr) != 0)
         return -1;
     if (output && !json_is_object(output))
         return problem_set(pr, 400, "output_config", "invalid_type", "output_config: found %s, expected an object",
@@ -191,13 +191,13 @@ static int read_settings(const json_t *body, struct talk *t, struct problem *pr)
     return 0;
 }
 
-int messages_read(const json_t *body, struct talk *t, struct problem *pr)
+int messages_read(const json_t *body, struct conversation *t, struct problem *pr)
 {
     json_t *messages = json_array();
     int rc = read_messages(body, messages, pr);
-    t->messages = rc == 0 ? talk_messages(messages, pr) : NULL;
+    t->messages = rc == 0 ? conversation_messages(messages, pr) : NULL;
     t->param = "messages";
     json_decref(messages);
-    return t->messages && talk_read_tools(t, body, "input_schema", function_of, pr) == 0 &&
+    return t->messages && conversation_read_tools(t, body, "input_schema", function_of, pr) == 0 &&
            read_choice(body, t, pr) == 0 && read_settings(body, t, pr) == 0 ? 0 : -1;
 }

@@ -10,18 +10,19 @@
 
 static int prepare(struct call *c, struct problem *pr)
 {
-    return responses_read(c->json, c->params.parallel_calls, &c->talk, pr) == 0 ? talk_prepare(c, pr) : -1;
+    return responses_read(c->json, c->params.parallel_calls, &c->conversation, pr) == 0 ? conversation_prepare(c, pr)
+                                                                                        : -1;
 }
 
 /* ---- the answer ---- */
 
-static void item_id(const struct call *c, const struct part *p, char out[64])
+static void item_id(const struct call *c, const struct answer_part *p, char out[64])
 {
     static const char *const prefixes[] = { [PART_TEXT] = "msg", [PART_REASONING] = "rs", [PART_CALL] = "fc" };
     snprintf(out, 64, "%s_%s%02d", prefixes[p->kind], c->id + 5, p->index);
 }
 
-static void text_part(const struct part *p, int whole, struct buf *out)
+static void text_part(const struct answer_part *p, int whole, struct buf *out)
 {
     buf_str(out, p->kind == PART_TEXT ? "{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],\"text\":"
                                       : "{\"type\":\"reasoning_text\",\"text\":");
@@ -30,7 +31,7 @@ static void text_part(const struct part *p, int whole, struct buf *out)
 }
 
 /* An element of output; status "in_progress": as it begins, without content. */
-static void item_json(const struct call *c, const struct part *p, const char *status, struct buf *out)
+static void item_json(const struct call *c, const struct answer_part *p, const char *status, struct buf *out)
 {
     const int whole = strcmp(status, "in_progress") != 0;
     char id[64];
@@ -88,7 +89,7 @@ static void response_json(const struct call *c, const char *status, const struct
     else
         buf_str(out, ",\"incomplete_details\":null");
     buf_str(out, ",\"model\":");
-    buf_json(out, c->h->id, strlen(c->h->id));
+    buf_json(out, c->lm->id, strlen(c->lm->id));
     field_json(c, "instructions", "null", out);
     field_json(c, "max_output_tokens", "null", out);
     field_json(c, "metadata", "{}", out);
@@ -142,7 +143,7 @@ static void begin(struct call *c)
     response_event(c, "response.in_progress", "in_progress", NULL);
 }
 
-static void part_event(struct call *c, const struct part *p, const char *type)
+static void part_event(struct call *c, const struct answer_part *p, const char *type)
 {
     char id[64];
     item_id(c, p, id);
@@ -151,7 +152,7 @@ static void part_event(struct call *c, const struct part *p, const char *type)
                p->kind == PART_CALL ? "" : ",\"content_index\":0");
 }
 
-static void item_event(struct call *c, const struct part *p, const char *type, const char *status)
+static void item_event(struct call *c, const struct answer_part *p, const char *type, const char *status)
 {
     event_head(c, type);
     buf_printf(&c->line, ",\"output_index\":%d,\"item\":", p->index);
@@ -159,7 +160,7 @@ static void item_event(struct call *c, const struct part *p, const char *type, c
     event_end(c);
 }
 
-static void close_item(struct call *c, const struct part *p, const char *status)
+static void close_item(struct call *c, const struct answer_part *p, const char *status)
 {
     static const char *const done[] = { [PART_TEXT] = "response.output_text.done",
                                         [PART_REASONING] = "response.reasoning_text.done",
@@ -182,7 +183,8 @@ static void close_item(struct call *c, const struct part *p, const char *status)
     item_event(c, p, "response.output_item.done", status);
 }
 
-static void piece(struct call *c, struct choice *ch, const struct part *p, int begins, const char *text, size_t size)
+static void delta(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
+                  size_t size)
 {
     static const char *const delta[] = { [PART_TEXT] = "response.output_text.delta",
                                          [PART_REASONING] = "response.reasoning_text.delta",
@@ -231,13 +233,13 @@ static void fail(struct call *c, const struct problem *p)
         call_fail_answer(c, p);
         return;
     }
-    visit_error(call_visit(c), p);
+    record_error(call_record(c), p);
     response_event(c, "response.failed", "failed", p);
     conn_end(c->conn);
 }
 
 static const struct call_form form = { .body = BODY_RESPONSES, .prefix = "resp_", .prepare = prepare, .begin = begin,
-                                       .event = talk_event, .piece = piece, .end = end, .fail = fail };
+                                       .event = conversation_event, .delta = delta, .end = end, .fail = fail };
 
 void handle_responses(struct server *s, struct conn *c, const char *rest)
 {

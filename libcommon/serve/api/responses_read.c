@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "libcommon/base/json.h"
-#include "libcommon/serve/api/talk.h"
+#include "libcommon/serve/api/conversation.h"
 
 /* The message of the model that calls and reasoning go to: the last one, if nothing came after
  * it. Borrowed; NULL: out of memory. */
@@ -24,7 +24,7 @@ static int add_message(json_t *messages, const json_t *item, const char *param, 
     static const char *const types[] = { "input_text", "output_text", "text", "refusal", NULL };
     const char *role = json_string_value(json_object_get(item, "role"));
     struct buf text = { 0 };
-    int rc = talk_text(json_object_get(item, "content"), types, param, &text, pr);
+    int rc = conversation_text(json_object_get(item, "content"), types, param, &text, pr);
     if (rc == 0 && !role)
         rc = problem_set(pr, 400, param, "invalid_role",
                          "%s: role is missing, expected system, developer, user or assistant", param);
@@ -49,7 +49,7 @@ static int add_call(json_t *messages, const json_t *item, const char *param, str
         return problem_set(pr, 400, param, "invalid_type",
                            "%s: expected {type: \"function_call\", call_id, name, arguments}", param);
     json_t *m = open_answer(messages, NULL);
-    return m ? talk_add_call(m, id, name, arguments, pr) : problem_nomem(pr);
+    return m ? conversation_add_call(m, id, name, arguments, pr) : problem_nomem(pr);
 }
 
 static int add_output(json_t *messages, const json_t *item, const char *param, struct problem *pr)
@@ -57,11 +57,11 @@ static int add_output(json_t *messages, const json_t *item, const char *param, s
     static const char *const types[] = { "input_text", "output_text", "text", NULL };
     json_t *id = json_object_get(item, "call_id");
     struct buf text = { 0 };
-    int rc = json_is_string(id) ? talk_text(json_object_get(item, "output"), types, param, &text, pr)
+    int rc = json_is_string(id) ? conversation_text(json_object_get(item, "output"), types, param, &text, pr)
                                 : problem_set(pr, 400, param, "invalid_type",
                                               "%s: expected {type: \"function_call_output\", call_id, output}", param);
     if (rc == 0)
-        rc = talk_add_message(messages, "tool", id, &text, pr);
+        rc = conversation_add_message(messages, "tool", id, &text, pr);
     buf_release(&text);
     return rc;
 }
@@ -78,7 +78,7 @@ static int add_reasoning(json_t *messages, const json_t *item, struct problem *p
     }
     if (text.size) {
         json_t *m = open_answer(messages, "content");
-        rc = m ? talk_add_reasoning(m, text.data, text.size, pr) : problem_nomem(pr);
+        rc = m ? conversation_add_reasoning(m, text.data, text.size, pr) : problem_nomem(pr);
     }
     buf_release(&text);
     return rc;
@@ -91,7 +91,7 @@ static int read_input(const json_t *body, json_t *messages, struct problem *pr)
     if (json_is_string(input))
         return json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "user", "content", input)) == 0 ? 0
             : problem_nomem(pr);
-    if (talk_check_list(input, "input", "text or a list of items", pr) != 0)
+    if (conversation_check_list(input, "input", "text or a list of items", pr) != 0)
         return -1;
     json_array_foreach(input, i, item) {
         const char *type = json_string_value(json_object_get(item, "type"));
@@ -126,7 +126,7 @@ static const json_t *function_of(const json_t *tool, const char *param, struct p
     return NULL;
 }
 
-static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
+static int read_choice(const json_t *body, struct conversation *t, struct problem *pr)
 {
     const json_t *v = js_get(body, "tool_choice");
     const char *word = json_string_value(v), *type = json_string_value(json_object_get(v, "type"));
@@ -141,7 +141,7 @@ static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
                        "tool_choice: expected none, auto, required, or {type: \"function\", name}");
 }
 
-static int read_text(const json_t *body, struct talk *t, struct problem *pr)
+static int read_text(const json_t *body, struct conversation *t, struct problem *pr)
 {
     json_t *text = js_get(body, "text"), *v;
     const char *key;
@@ -156,19 +156,19 @@ static int read_text(const json_t *body, struct talk *t, struct problem *pr)
     return 0;
 }
 
-int responses_read(const json_t *body, int parallel, struct talk *t, struct problem *pr)
+int responses_read(const json_t *body, int parallel, struct conversation *t, struct problem *pr)
 {
     json_t *instructions = js_get(body, "instructions");
-    if (talk_read_vars(t, body, pr) != 0)
+    if (conversation_read_vars(t, body, pr) != 0)
         return -1;
     json_t *messages = json_array();
     t->serial = !parallel;
     if (instructions)                   /* fields_parse has seen that it is text */
         json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "system", "content", instructions));
     int rc = read_input(body, messages, pr);
-    t->messages = rc == 0 ? talk_messages(messages, pr) : NULL;
+    t->messages = rc == 0 ? conversation_messages(messages, pr) : NULL;
     t->param = "input";
     json_decref(messages);
-    return t->messages && talk_read_tools(t, body, "parameters", function_of, pr) == 0 &&
+    return t->messages && conversation_read_tools(t, body, "parameters", function_of, pr) == 0 &&
            read_choice(body, t, pr) == 0 && read_text(body, t, pr) == 0 ? 0 : -1;
 }

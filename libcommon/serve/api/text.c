@@ -12,10 +12,10 @@ void handle_models(struct server *s, struct conn *c, const char *rest)
     int n = 0;
     (void)rest;
     buf_str(&out, "{\"object\":\"list\",\"data\":[");
-    for (const struct hosted *h = s->models; h; h = h->next)
-        if (h->state == HOSTED_READY) {
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        if (lm->state == MODEL_READY) {
             buf_str(&out, n++ ? "," : "");
-            model_json(h, &out);
+            model_json(lm, &out);
         }
     buf_str(&out, "]}");
     reply_json(s, c, 200, &out);
@@ -26,12 +26,12 @@ void handle_model(struct server *s, struct conn *c, const char *rest)
 {
     struct problem pr;
     struct buf out = { 0 };
-    const struct hosted *h = models_find(s, rest, &pr);
-    if (!h) {
+    const struct loaded_model *lm = models_find(s, rest, &pr);
+    if (!lm) {
         reply_problem(s, c, &pr);
         return;
     }
-    model_json(h, &out);
+    model_json(lm, &out);
     reply_json(s, c, 200, &out);
     buf_release(&out);
 }
@@ -68,7 +68,7 @@ static int tokenize(struct call *c, struct problem *pr)
                            text ? "content: found %s, expected text" : "content: %s", text ? js_kind(text) : "missing");
     if (call_hold(c, TOKENIZE_BYTES * json_string_length(text), pr) != 0)
         return -1;
-    if (tokenizer_encode(c->h->m.tokenizer, json_string_value(text), json_string_length(text), flags, &ids, &n, &e) !=
+    if (tokenizer_encode(c->lm->m.tokenizer, json_string_value(text), json_string_length(text), flags, &ids, &n, &e) !=
         0)
         return problem_err(pr, "content", NULL, &e);
     /* a piece has at most 6 bytes for each of its own, which are no more than its text's */
@@ -76,7 +76,7 @@ static int tokenize(struct call *c, struct problem *pr)
                  pieces = c->params.with_pieces ? 6 * json_string_length(text) : 0;
     const int rc = call_hold(c, n * sizeof *ids + 3 * (n * each + pieces), pr);
     if (rc == 0)
-        tokens_json(c->h->m.tokenizer, ids, n, c->params.with_pieces, &c->line);
+        tokens_json(c->lm->m.tokenizer, ids, n, c->params.with_pieces, &c->line);
     free(ids);
     return rc;
 }
@@ -87,7 +87,7 @@ static int detokenize(struct call *c, struct problem *pr)
 {
     const json_t *list = js_get(c->json, "tokens");
     size_t n = json_array_size(list), size;
-    int vocab = tokenizer_vocab_size(c->h->m.tokenizer);
+    int vocab = tokenizer_vocab_size(c->lm->m.tokenizer);
     struct err e;
     char *text;
     if (!json_is_array(list))
@@ -108,11 +108,11 @@ static int detokenize(struct call *c, struct problem *pr)
                                vocab - 1);
         }
         ids[i] = (int32_t)json_integer_value(v);
-        if (tokenizer_token(c->h->m.tokenizer, ids[i], &size))
+        if (tokenizer_token(c->lm->m.tokenizer, ids[i], &size))
             bytes += size + 3;
     }
     int rc = call_hold(c, (n + 1) * sizeof *ids + TEXT_BYTES * bytes, pr);
-    if (rc == 0 && tokenizer_decode(c->h->m.tokenizer, ids, n, 0, &text, &size, &e) != 0)
+    if (rc == 0 && tokenizer_decode(c->lm->m.tokenizer, ids, n, 0, &text, &size, &e) != 0)
         rc = problem_err(pr, "tokens", NULL, &e);
     free(ids);
     if (rc != 0)
@@ -128,8 +128,8 @@ static int apply_template(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (chat_read(c->json, c->params.parallel_calls, &c->talk, pr) != 0 ||
-        talk_render(c->h, &c->talk, c->params.add_generation_prompt, &text, &size, pr) != 0)
+    if (chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) != 0 ||
+        conversation_render(c->lm, &c->conversation, c->params.add_generation_prompt, &text, &size, pr) != 0)
         return -1;
     if (call_hold(c, 2 * c->scan.tree_bytes + TEXT_BYTES * size, pr) != 0) {
         free(text);

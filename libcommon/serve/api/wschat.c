@@ -72,7 +72,7 @@ static void say_error(struct conn *c, const struct problem *p)
 
 static void fail(struct call *c, const struct problem *p)
 {
-    visit_error(call_visit(c), p);
+    record_error(call_record(c), p);
     say_error(c->conn, p);
 }
 
@@ -80,8 +80,8 @@ static int prepare(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (chat_read(c->json, c->params.parallel_calls, &c->talk, pr) != 0 || call_prompts(c, 1, pr) != 0 ||
-        talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
+    if (chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) != 0 || call_prompts(c, 1, pr) != 0 ||
+        conversation_render(c->lm, &c->conversation, 1, &text, &size, pr) != 0)
         return -1;
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, "messages");
     free(text);
@@ -99,7 +99,7 @@ void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t 
         say_error(c, &pr);
         return;
     }
-    struct visit *v = guard_message(s, c, &pr);
+    struct access_record *v = guard_message(s, c, &pr);
     if (v)
         call_start(s, c, v, &form, text, size);
     else

@@ -1,4 +1,5 @@
-/* shape.c - response_format, grammar and regex: what the answers of a request must look like. */
+/* answer_grammar.c - response_format, grammar and regex: what the answers of a request must look
+ * like. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +8,7 @@
 
 /* ---- what the grammar is made of ---- */
 
-struct shape {
+struct answer_grammar {
     const char *param;
     const char *text; size_t size;      /* of a schema, grammar or regular expression */
     struct grammar_options options;
@@ -17,7 +18,7 @@ struct shape {
 
 static struct grammar *make(const struct grammar_vocab *v, const void *what, struct err *e)
 {
-    const struct shape *s = what;
+    const struct answer_grammar *s = what;
     if (s->tools.tools)
         return tool_grammar_compile(v, s->format, &s->tools, e);
     if (strcmp(s->param, "grammar") == 0)
@@ -28,7 +29,7 @@ static struct grammar *make(const struct grammar_vocab *v, const void *what, str
 }
 
 /* grammar or regex of the body: at most one, and nothing besides. */
-static int read_text(const struct call *c, struct shape *s, struct problem *pr)
+static int read_text(const struct call *c, struct answer_grammar *s, struct problem *pr)
 {
     static const char *const params[] = { "grammar", "regex" };
     for (size_t i = 0; i < sizeof params / sizeof *params; i++) {
@@ -47,11 +48,11 @@ static int read_text(const struct call *c, struct shape *s, struct problem *pr)
     return 0;
 }
 
-static void use_tools(struct call *c, json_t *schema, struct shape *s)
+static void use_tools(struct call *c, json_t *schema, struct answer_grammar *s)
 {
-    const struct talk *t = &c->talk;
+    const struct conversation *t = &c->conversation;
     s->param = "tools";
-    s->format = c->h->calls_form;
+    s->format = c->lm->calls_form;
     s->tools = (struct tool_grammar_options){ .tools = t->tools, .strict = t->strict, .only = t->only,
                                               .choice = t->choice == CALLS_REQUIRED ? TOOL_REQUIRED : TOOL_AUTO,
                                               .parallel = !t->serial,
@@ -61,7 +62,7 @@ static void use_tools(struct call *c, json_t *schema, struct shape *s)
 }
 
 /* All that the grammar depends on. */
-static int key_of(const struct shape *s, struct buf *key)
+static int key_of(const struct answer_grammar *s, struct buf *key)
 {
     char *tools = s->tools.tools ? json_dumps(s->tools.tools, JSON_COMPACT) : NULL;
     buf_printf(key, "%s %d %d %d %d %s\n", s->param, s->options.thinker != NULL, s->options.thinking, s->tools.choice,
@@ -82,13 +83,13 @@ static int key_of(const struct shape *s, struct buf *key)
 }
 
 /* Every prompt gets a matcher of the grammar. */
-static int call_grammar(struct call *c, const char *param, const struct buf *key, const struct shape *what,
+static int call_grammar(struct call *c, const char *param, const struct buf *key, const struct answer_grammar *what,
                         struct problem *pr)
 {
     struct err e = { 0 };
     if (c->params.ignore_eos)
         return problem_set(pr, 400, "ignore_eos", NULL, "ignore_eos: goes on after the end, which %s gives", param);
-    c->grammar = grammars_get(c->h->grammars, key->data, key->size, make, what, &e);
+    c->grammar = grammars_get(c->lm->grammars, key->data, key->size, make, what, &e);
     const size_t n = strlen(param);
     const int says_where = strncmp(e.msg, param, n) == 0 && e.msg[n] == ':';        /* of grammars and regular expressions, the parameter's name is in the sentence */
     if (!c->grammar)
@@ -101,12 +102,13 @@ static int call_grammar(struct call *c, const char *param, const struct buf *key
     return 0;
 }
 
-int call_shape(struct call *c, struct problem *pr)
+int call_answer_grammar(struct call *c, struct problem *pr)
 {
-    const struct talk *t = &c->talk;
-    const int is_talk = c->form->piece != NULL, thinks = is_talk &&
-                                                         (c->h->thinks || tool_format_has_channels(c->h->calls_form));
-    struct shape s = { .options = { .thinker = thinks ? c->h->calls_form : NULL, .thinking = c->starts_thinking,
+    const struct conversation *t = &c->conversation;
+    const int is_conversation = c->form->delta != NULL, thinks = is_conversation &&
+                                                         (c->lm->thinks || tool_format_has_channels(c->lm->calls_form));
+    struct answer_grammar s = { .options = { .thinker = thinks ? c->lm->calls_form : NULL,
+                                             .thinking = c->starts_thinking,
                                     .cancel = &c->cancelled } };
     json_t *schema = t->format ? format_schema(t->format, t->format_param, pr) : NULL;
     char *dump = schema ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;

@@ -1,4 +1,4 @@
-#include "libcommon/serve/api/talk.h"
+#include "libcommon/serve/api/conversation.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ static int say_calls(json_t *m)
     if (result)
         rc |= json_object_set_new(m, "role", json_string("user"));
     if (calls || result)
-        rc |= json_object_set_new(m, "content", talk_string(&text));
+        rc |= json_object_set_new(m, "content", conversation_string(&text));
     if (calls)
         json_object_del(m, "tool_calls");
     buf_release(&text);
@@ -67,7 +67,7 @@ static int say_tools(json_t *messages, const json_t *tools, const char *role)
         buf_str(&text, "\n");
         buf_str(&text, json_string_value(json_object_get(own, "content")));
     }
-    m = json_pack("{s:s, s:o}", "role", role, "content", talk_string(&text));
+    m = json_pack("{s:s, s:o}", "role", role, "content", conversation_string(&text));
     buf_release(&text);
     return own ? json_array_set_new(messages, at, m) : json_array_insert_new(messages, 0, m);
 }
@@ -122,7 +122,7 @@ static int has_calls(const json_t *messages)
 }
 
 /* New reference; NULL without memory. */
-static json_t *written(const struct hosted *h, const struct talk *t, const json_t *tools, int way)
+static json_t *written(const struct loaded_model *lm, const struct conversation *t, const json_t *tools, int way)
 {
     json_t *messages = json_deep_copy(t->messages), *m, *call;
     size_t i, k;
@@ -131,12 +131,12 @@ static json_t *written(const struct hosted *h, const struct talk *t, const json_
         return NULL;
     }
     int rc = 0;
-    if (tools && !h->knows_tools)
+    if (tools && !lm->knows_tools)
         rc |= say_tools(messages, tools, way == NO_SYSTEM ? "user" : "system");
     json_array_foreach(messages, i, m) {
-        if (!h->knows_tools)
+        if (!lm->knows_tools)
             rc |= say_calls(m);
-        if (strncmp(tool_format_name(h->calls_form), "mistral", 7) == 0) {
+        if (strncmp(tool_format_name(lm->calls_form), "mistral", 7) == 0) {
             rc |= shorten_id(m, "tool_call_id");
             json_array_foreach(json_object_get(m, "tool_calls"), k, call)
                 rc |= shorten_id(call, "id");
@@ -150,20 +150,21 @@ static json_t *written(const struct hosted *h, const struct talk *t, const json_
     return NULL;
 }
 
-int talk_render(const struct hosted *h, const struct talk *t, int generation_prompt, char **text, size_t *size,
+int conversation_render(const struct loaded_model *lm, const struct conversation *t, int generation_prompt, char **text,
+                        size_t *size,
                 struct problem *pr)
 {
     struct err e, first;
     const json_t *tools = t->choice == CALLS_NONE ? NULL : t->tools;
-    if (!h->tmpl)
+    if (!lm->tmpl)
         return problem_set(pr, 400, "model", NULL,
-                           "model: %s has no chat template; /v1/completions takes text as it is", h->id);
+                           "model: %s has no chat template; /v1/completions takes text as it is", lm->id);
     for (int way = PLAIN; way < N_WAYS; way++) {
-        if ((way == ARGUMENTS_AS_TEXT && !has_calls(t->messages)) || (way == NO_SYSTEM && (!tools || h->knows_tools)))
+        if ((way == ARGUMENTS_AS_TEXT && !has_calls(t->messages)) || (way == NO_SYSTEM && (!tools || lm->knows_tools)))
             continue;
-        json_t *messages = written(h, t, tools, way);
-        int rc = messages ? chat_render(h->tmpl, messages, h->knows_tools ? tools : NULL, generation_prompt, h->bos,
-                                        h->eos, (int64_t)time(NULL), t->vars, &t->limits, text, size, &e) : -1;
+        json_t *messages = written(lm, t, tools, way);
+        int rc = messages ? chat_render(lm->tmpl, messages, lm->knows_tools ? tools : NULL, generation_prompt, lm->bos,
+                                        lm->eos, (int64_t)time(NULL), t->vars, &t->limits, text, size, &e) : -1;
         json_decref(messages);
         if (!messages)
             return problem_nomem(pr);
@@ -180,21 +181,22 @@ int talk_render(const struct hosted *h, const struct talk *t, int generation_pro
 /* Do the answers need more than to be told from what stands in <think>? */
 static int reads_calls(const struct call *c)
 {
-    return (c->talk.tools && c->talk.choice != CALLS_NONE) || tool_format_has_channels(c->h->calls_form);
+    return (c->conversation.tools && c->conversation.choice != CALLS_NONE) ||
+           tool_format_has_channels(c->lm->calls_form);
 }
 
-int talk_prepare(struct call *c, struct problem *pr)
+int conversation_prepare(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (call_prompts(c, 1, pr) != 0 || talk_check_tools(&c->talk, pr) != 0 ||
-        talk_render(c->h, &c->talk, 1, &text, &size, pr) != 0)
+    if (call_prompts(c, 1, pr) != 0 || conversation_check_tools(&c->conversation, pr) != 0 ||
+        conversation_render(c->lm, &c->conversation, 1, &text, &size, pr) != 0)
         return -1;
-    c->starts_thinking = c->h->thinks && splitter_begun(text, size);
+    c->starts_thinking = c->lm->thinks && splitter_begun(text, size);
     c->raw_text = reads_calls(c);
-    json_decref(c->talk.messages);              /* the text has them */
-    c->talk.messages = NULL;
-    int rc = call_tokenize(c, 0, text, size, 1, 0, pr, c->talk.param);
+    json_decref(c->conversation.messages);              /* the text has them */
+    c->conversation.messages = NULL;
+    int rc = call_tokenize(c, 0, text, size, 1, 0, pr, c->conversation.param);
     free(text);
-    return rc == 0 ? call_shape(c, pr) : -1;
+    return rc == 0 ? call_answer_grammar(c, pr) : -1;
 }

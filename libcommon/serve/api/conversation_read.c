@@ -1,13 +1,13 @@
-/* talk_read.c - conversations, functions and forms of answers as bodies have them; the whole of
- * a body of chat completions. */
+/* conversation_read.c - conversations, functions and forms of answers as bodies have them; the
+ * whole of a body of chat completions. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/base/json.h"
-#include "libcommon/serve/api/talk.h"
+#include "libcommon/serve/api/conversation.h"
 
-void talk_release(struct talk *t)
+void conversation_release(struct conversation *t)
 {
     json_decref(t->messages);
     json_decref(t->tools);
@@ -18,7 +18,8 @@ void talk_release(struct talk *t)
 
 /* ---- messages ---- */
 
-int talk_text(const json_t *content, const char *const *types, const char *param, struct buf *out, struct problem *pr)
+int conversation_text(const json_t *content, const char *const *types, const char *param, struct buf *out,
+                      struct problem *pr)
 {
     const json_t *part;
     size_t i;
@@ -113,7 +114,7 @@ static json_t *plain_message(const json_t *m, const char *param, struct problem 
         problem_set(pr, 400, param, "missing", "%s: content: missing", param);
         goto fail;
     }
-    if (content && talk_text(content, types, param, &text, pr) != 0)
+    if (content && conversation_text(content, types, param, &text, pr) != 0)
         goto fail;
     if (json_object_set_new(copy, "content", json_stringn(text.data ? text.data : "", text.size)) != 0) {
         problem_nomem(pr);
@@ -131,7 +132,7 @@ fail:
     return NULL;
 }
 
-int talk_check_list(const json_t *v, const char *name, const char *expected, struct problem *pr)
+int conversation_check_list(const json_t *v, const char *name, const char *expected, struct problem *pr)
 {
     if (json_array_size(v) > 0)
         return 0;
@@ -139,11 +140,11 @@ int talk_check_list(const json_t *v, const char *name, const char *expected, str
                        !v ? "missing" : json_is_array(v) ? "empty" : js_kind(v), expected);
 }
 
-json_t *talk_messages(const json_t *messages, struct problem *pr)
+json_t *conversation_messages(const json_t *messages, struct problem *pr)
 {
     const json_t *m;
     size_t i;
-    if (talk_check_list(messages, "messages", "a list of at least 1 message", pr) != 0)
+    if (conversation_check_list(messages, "messages", "a list of at least 1 message", pr) != 0)
         return NULL;
     json_t *list = json_array();
     json_array_foreach(messages, i, m) {
@@ -160,21 +161,21 @@ json_t *talk_messages(const json_t *messages, struct problem *pr)
     return list;
 }
 
-json_t *talk_string(const struct buf *text)
+json_t *conversation_string(const struct buf *text)
 {
     return text->failed ? NULL : json_stringn(text->data ? text->data : "", text->size);
 }
 
-int talk_add_message(json_t *messages, const char *role, json_t *id, const struct buf *text, struct problem *pr)
+int conversation_add_message(json_t *messages, const char *role, json_t *id, const struct buf *text, struct problem *pr)
 {
-    json_t *m = json_pack("{s:s, s:o}", "role", role, "content", talk_string(text));
+    json_t *m = json_pack("{s:s, s:o}", "role", role, "content", conversation_string(text));
     int rc = m && (!id || json_object_set(m, "tool_call_id", id) == 0) &&
              json_array_append(messages, m) == 0 ? 0 : problem_nomem(pr);
     json_decref(m);
     return rc;
 }
 
-int talk_add_call(json_t *message, json_t *id, json_t *name, json_t *arguments, struct problem *pr)
+int conversation_add_call(json_t *message, json_t *id, json_t *name, json_t *arguments, struct problem *pr)
 {
     if (!json_object_get(message, "tool_calls"))
         json_object_set_new(message, "tool_calls", json_array());
@@ -183,19 +184,19 @@ int talk_add_call(json_t *message, json_t *id, json_t *name, json_t *arguments, 
     return json_array_append_new(json_object_get(message, "tool_calls"), call) == 0 ? 0 : problem_nomem(pr);
 }
 
-int talk_add_reasoning(json_t *message, const char *text, size_t size, struct problem *pr)
+int conversation_add_reasoning(json_t *message, const char *text, size_t size, struct problem *pr)
 {
     const json_t *before = json_object_get(message, "reasoning_content");
     struct buf all = { 0 };
     if (before)
         buf_add(&all, json_string_value(before), json_string_length(before));
     buf_add(&all, text, size);
-    int rc = json_object_set_new(message, "reasoning_content", talk_string(&all)) == 0 ? 0 : problem_nomem(pr);
+    int rc = json_object_set_new(message, "reasoning_content", conversation_string(&all)) == 0 ? 0 : problem_nomem(pr);
     buf_release(&all);
     return rc;
 }
 
-int talk_read_vars(struct talk *t, const json_t *body, struct problem *pr)
+int conversation_read_vars(struct conversation *t, const json_t *body, struct problem *pr)
 {
     json_t *vars = js_get(body, "chat_template_kwargs");
     if (vars && !json_is_object(vars))
@@ -210,7 +211,7 @@ int talk_read_vars(struct talk *t, const json_t *body, struct problem *pr)
 
 /* ---- tools ---- */
 
-int talk_add_tool(struct talk *t, const char *name, const json_t *description, const json_t *parameters,
+int conversation_add_tool(struct conversation *t, const char *name, const json_t *description, const json_t *parameters,
                   const char *param, struct problem *pr)
 {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
@@ -245,7 +246,7 @@ int talk_add_tool(struct talk *t, const char *name, const json_t *description, c
 }
 
 /* The function that was added last is strict, if that is true. */
-static int add_strict(struct talk *t, const json_t *strict, struct problem *pr)
+static int add_strict(struct conversation *t, const json_t *strict, struct problem *pr)
 {
     const json_t *last = json_array_get(t->tools, json_array_size(t->tools) - 1);
     if (!json_is_true(strict))
@@ -256,7 +257,7 @@ static int add_strict(struct talk *t, const json_t *strict, struct problem *pr)
                                json_true()) == 0 ? 0 : problem_nomem(pr);
 }
 
-int talk_read_tools(struct talk *t, const json_t *body, const char *parameters,
+int conversation_read_tools(struct conversation *t, const json_t *body, const char *parameters,
                     const json_t *(*function_of)(const json_t *tool, const char *param, struct problem *pr),
                     struct problem *pr)
 {
@@ -268,7 +269,7 @@ int talk_read_tools(struct talk *t, const json_t *body, const char *parameters,
         char param[32];
         snprintf(param, sizeof param, "tools[%zu]", i);
         const json_t *f = function_of(tool, param, pr);
-        if (!f || talk_add_tool(t, json_string_value(json_object_get(f, "name")), js_get(f, "description"),
+        if (!f || conversation_add_tool(t, json_string_value(json_object_get(f, "name")), js_get(f, "description"),
                                 js_get(f, parameters), param, pr) != 0 ||
             add_strict(t, js_get(f, "strict"), pr) != 0)
             return -1;
@@ -276,7 +277,7 @@ int talk_read_tools(struct talk *t, const json_t *body, const char *parameters,
     return 0;
 }
 
-int talk_check_tools(struct talk *t, struct problem *pr)
+int conversation_check_tools(struct conversation *t, struct problem *pr)
 {
     const json_t *tool;
     size_t i;
@@ -354,7 +355,7 @@ static const json_t *function_of(const json_t *tool, const char *param, struct p
     return NULL;
 }
 
-static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
+static int read_choice(const json_t *body, struct conversation *t, struct problem *pr)
 {
     json_t *v = js_get(body, "tool_choice");
     const char *word = json_string_value(v), *type = json_string_value(json_object_get(v, "type"));
@@ -374,15 +375,16 @@ static int read_choice(const json_t *body, struct talk *t, struct problem *pr)
     return 0;
 }
 
-int chat_read(const json_t *body, int parallel, struct talk *t, struct problem *pr)
+int chat_read(const json_t *body, int parallel, struct conversation *t, struct problem *pr)
 {
-    if (talk_read_vars(t, body, pr) != 0)
+    if (conversation_read_vars(t, body, pr) != 0)
         return -1;
     t->param = "messages";
     t->format = js_get(body, "response_format");
     t->format_param = "response_format";
     t->serial = !parallel;
-    if (!(t->messages = talk_messages(js_get(body, "messages"), pr)))
+    if (!(t->messages = conversation_messages(js_get(body, "messages"), pr)))
         return -1;
-    return talk_read_tools(t, body, "parameters", function_of, pr) == 0 && read_choice(body, t, pr) == 0 ? 0 : -1;
+    return conversation_read_tools(t, body, "parameters", function_of, pr) == 0 &&
+           read_choice(body, t, pr) == 0 ? 0 : -1;
 }

@@ -1,5 +1,5 @@
-/* t-talk.c - conversations of the server, without a model: messages and tools of bodies, and
- * what real templates make of calls and their results. */
+/* t-conversation.c - conversations of the server, without a model: messages and tools of bodies,
+ * and what real templates make of calls and their results. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -40,7 +40,7 @@ static void test_messages(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct problem pr = { 0 };
-        json_t *in = parse(cases[i].in), *got = talk_messages(in, &pr);
+        json_t *in = parse(cases[i].in), *got = conversation_messages(in, &pr);
         if (cases[i].out) {
             json_t *want = parse(cases[i].out);
             assert_true(json_equal(got, want));
@@ -57,31 +57,31 @@ static void test_messages(void **state)
 
 static void test_tools(void **state)
 {
-    struct talk t = { .choice = CALLS_REQUIRED };
+    struct conversation t = { .choice = CALLS_REQUIRED };
     struct problem pr = { 0 };
     json_t *object = json_object(), *text = json_string("x");
     (void)state;
-    assert_int_equal(talk_check_tools(&t, &pr), -1);
-    assert_int_equal(talk_add_tool(&t, "f", NULL, NULL, "tools[0]", &pr), 0);
-    assert_int_equal(talk_add_tool(&t, "g", text, object, "tools[1]", &pr), 0);
-    assert_int_equal(talk_add_tool(&t, "f", NULL, NULL, "tools[2]", &pr), -1);
+    assert_int_equal(conversation_check_tools(&t, &pr), -1);
+    assert_int_equal(conversation_add_tool(&t, "f", NULL, NULL, "tools[0]", &pr), 0);
+    assert_int_equal(conversation_add_tool(&t, "g", text, object, "tools[1]", &pr), 0);
+    assert_int_equal(conversation_add_tool(&t, "f", NULL, NULL, "tools[2]", &pr), -1);
     assert_string_equal(pr.param, "tools[2]");
-    assert_int_equal(talk_add_tool(&t, "a b", NULL, NULL, "tools[2]", &pr), -1);
-    assert_int_equal(talk_add_tool(&t, NULL, NULL, NULL, "tools[2]", &pr), -1);
-    assert_int_equal(talk_add_tool(&t, "h", object, NULL, "tools[2]", &pr), -1);
-    assert_int_equal(talk_add_tool(&t, "h", NULL, text, "tools[2]", &pr), -1);
+    assert_int_equal(conversation_add_tool(&t, "a b", NULL, NULL, "tools[2]", &pr), -1);
+    assert_int_equal(conversation_add_tool(&t, NULL, NULL, NULL, "tools[2]", &pr), -1);
+    assert_int_equal(conversation_add_tool(&t, "h", object, NULL, "tools[2]", &pr), -1);
+    assert_int_equal(conversation_add_tool(&t, "h", NULL, text, "tools[2]", &pr), -1);
     assert_int_equal(json_array_size(t.tools), 2);
-    assert_int_equal(talk_check_tools(&t, &pr), 0);
+    assert_int_equal(conversation_check_tools(&t, &pr), 0);
     for (int i = 2; i < MAX_TOOLS; i++) {
         char name[16];
         snprintf(name, sizeof name, "f%d", i);
-        assert_int_equal(talk_add_tool(&t, name, NULL, NULL, "tools", &pr), 0);
+        assert_int_equal(conversation_add_tool(&t, name, NULL, NULL, "tools", &pr), 0);
     }
-    assert_int_equal(talk_add_tool(&t, "one-more", NULL, NULL, "tools[512]", &pr), -1);
+    assert_int_equal(conversation_add_tool(&t, "one-more", NULL, NULL, "tools[512]", &pr), -1);
     assert_string_equal(pr.message, "tools: more than 512");
     t.only = "h";
-    assert_int_equal(talk_check_tools(&t, &pr), -1);
-    talk_release(&t);
+    assert_int_equal(conversation_check_tools(&t, &pr), -1);
+    conversation_release(&t);
     json_decref(object);
     json_decref(text);
 }
@@ -100,21 +100,21 @@ static int show(const char *path)
     assert_non_null(source);
     json_t *in = parse(messages), *parameters = parse("{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\",\"description\":\"D-escription\"}},\"required\":[\"city\"]}");
     json_t *about = json_string("T-ells the weather");
-    struct hosted h = { .id = (char[]){ "m" }, .bos = (char[]){ "<s>" }, .eos = (char[]){ "</s>" },
+    struct loaded_model lm = { .id = (char[]){ "m" }, .bos = (char[]){ "<s>" }, .eos = (char[]){ "</s>" },
                         .knows_tools = strstr(source, "tools") != NULL, .calls_form = tool_format_detect(source, n) };
-    struct talk t = { .param = "messages", .messages = talk_messages(in, &pr) };
-    h.tmpl = tmpl_parse(source, n, "template", &e);
-    assert_non_null(h.tmpl);
-    assert_int_equal(talk_add_tool(&t, "get_weather", about, parameters, "tools[0]", &pr), 0);
-    int rc = talk_render(&h, &t, 1, &text, &size, &pr), ok = rc == 0;
+    struct conversation t = { .param = "messages", .messages = conversation_messages(in, &pr) };
+    lm.tmpl = tmpl_parse(source, n, "template", &e);
+    assert_non_null(lm.tmpl);
+    assert_int_equal(conversation_add_tool(&t, "get_weather", about, parameters, "tools[0]", &pr), 0);
+    int rc = conversation_render(&lm, &t, 1, &text, &size, &pr), ok = rc == 0;
     static const char *const needed[] = { "Q-uestion", "get_weather", "Roma-city", "R-esult", "T-ells the weather" };
     for (size_t i = 0; rc == 0 && i < sizeof needed / sizeof *needed; i++)
         ok &= strstr(text, needed[i]) != NULL;
     if (!ok)
-        print_message("%s (%s): %s\n", strrchr(path, '/') + 1, tool_format_name(h.calls_form), rc ? pr.message : text);
+        print_message("%s (%s): %s\n", strrchr(path, '/') + 1, tool_format_name(lm.calls_form), rc ? pr.message : text);
     free(text);
-    tmpl_free(h.tmpl);
-    talk_release(&t);
+    tmpl_free(lm.tmpl);
+    conversation_release(&t);
     json_decref(in);
     json_decref(parameters);
     json_decref(about);

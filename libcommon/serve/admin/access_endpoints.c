@@ -1,6 +1,6 @@
-/* guard_api.c - keys and the audit log over HTTP, each in a thread of its own: questions to the
- * log may read gigabytes (one at a time), the file of keys may be locked by another program and
- * its disk slow.  The loop never waits for either. */
+/* access_endpoints.c - keys and the audit log over HTTP, each in a thread of its own: questions
+ * to the log may read gigabytes (one at a time), the file of keys may be locked by another
+ * program and its disk slow.  The loop never waits for either. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* chat.c - POST /v1/chat/completions. */
+/* chat_completions.c - POST /v1/chat/completions. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,7 +26,7 @@ static void token_entry(const struct tokenizer *t, int32_t id, float logprob, st
 /* An element of logprobs.content. */
 static void logprob_entry(const struct call *c, const struct events *b, const struct event *ev, struct buf *out)
 {
-    const struct tokenizer *t = c->h->m.tokenizer;
+    const struct tokenizer *t = c->lm->m.tokenizer;
     const struct top_logprob *top = event_top(b, ev);
     token_entry(t, ev->id, ev->logprob, out);
     buf_str(out, ",\"top_logprobs\":[");
@@ -80,7 +80,7 @@ static void end_delta(struct call *c, struct choice *ch, const char *finish)
     call_end_event(c, finish);
 }
 
-static int call_number(const struct choice *ch, const struct part *p)
+static int call_number(const struct choice *ch, const struct answer_part *p)
 {
     int n = 0;
     for (int i = 0; i < p->index; i++)
@@ -88,7 +88,8 @@ static int call_number(const struct choice *ch, const struct part *p)
     return n;
 }
 
-static void piece(struct call *c, struct choice *ch, const struct part *p, int begins, const char *text, size_t size)
+static void delta(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
+                  size_t size)
 {
     const char *comma = ch->said_role ? "" : ",";
     if (!call_is_stream(c))
@@ -122,7 +123,7 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
             buf_str(&ch->logprobs, ",");
         logprob_entry(c, b, ev, &ch->logprobs);
     }
-    talk_event(c, ch, b, ev);
+    conversation_event(c, ch, b, ev);
     if (!call_is_stream(c) || c->problem.status)
         return;
     if ((!ch->said_role && !ch->parser) || ch->logprobs.size) {         /* tokens without text; of a call they may be */
@@ -153,7 +154,7 @@ static void message(const struct choice *ch, struct buf *out)
         buf_json(out, reasoning.data, reasoning.size);
     }
     for (int i = 0; i < ch->n_parts; i++) {
-        const struct part *p = &ch->part[i];
+        const struct answer_part *p = &ch->part[i];
         if (p->kind != PART_CALL)
             continue;
         buf_str(out, n++ ? ",{\"id\":" : ",\"tool_calls\":[{\"id\":");
@@ -201,11 +202,11 @@ static void end(struct call *c)
 
 static int prepare(struct call *c, struct problem *pr)
 {
-    return chat_read(c->json, c->params.parallel_calls, &c->talk, pr) == 0 ? talk_prepare(c, pr) : -1;
+    return chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) == 0 ? conversation_prepare(c, pr) : -1;
 }
 
 static const struct call_form form = { .body = BODY_CHAT, .prefix = "chatcmpl-", .prepare = prepare, .begin = begin,
-                                       .event = on_event, .piece = piece, .end = end, .fail = call_fail_answer };
+                                       .event = on_event, .delta = delta, .end = end, .fail = call_fail_answer };
 
 void handle_chat(struct server *s, struct conn *c, const char *rest)
 {

@@ -1,4 +1,4 @@
-/* parts.c - the answers of a conversation as parts: text, reasoning, calls. */
+/* answer_parts.c - the answers of a conversation as parts: text, reasoning, calls. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ int choice_calls(const struct choice *ch)
 
 int choice_cut(const struct choice *ch)
 {
-    const struct part *p = ch->n_parts ? &ch->part[ch->n_parts - 1] : NULL;
+    const struct answer_part *p = ch->n_parts ? &ch->part[ch->n_parts - 1] : NULL;
     if (!ch->stop || !p || p->kind != PART_CALL)
         return 0;
     json_t *arguments = json_loadb(p->text.data ? p->text.data : "", p->text.size, 0, NULL);
@@ -42,15 +42,15 @@ void choice_text(const struct choice *ch, enum part_kind kind, struct buf *out)
         }
 }
 
-static struct part *new_part(struct choice *ch, enum part_kind kind)
+static struct answer_part *new_part(struct choice *ch, enum part_kind kind)
 {
     if ((ch->n_parts & (ch->n_parts - 1)) == 0) {               /* room for the next power of 2 */
-        struct part *p = realloc(ch->part, (ch->n_parts ? 2 * (size_t)ch->n_parts : 1) * sizeof *p);
+        struct answer_part *p = realloc(ch->part, (ch->n_parts ? 2 * (size_t)ch->n_parts : 1) * sizeof *p);
         if (!p)
             return NULL;
         ch->part = p;
     }
-    ch->part[ch->n_parts] = (struct part){ .kind = kind, .index = ch->n_parts };
+    ch->part[ch->n_parts] = (struct answer_part){ .kind = kind, .index = ch->n_parts };
     return &ch->part[ch->n_parts++];
 }
 
@@ -62,9 +62,9 @@ static void no_memory(struct choice *ch)
 }
 
 /* More of a text, or of the last call's arguments. */
-static void add_piece(struct choice *ch, enum part_kind kind, const char *text, size_t size)
+static void add_delta(struct choice *ch, enum part_kind kind, const char *text, size_t size)
 {
-    struct part *p = ch->n_parts ? &ch->part[ch->n_parts - 1] : NULL;
+    struct answer_part *p = ch->n_parts ? &ch->part[ch->n_parts - 1] : NULL;
     int begins = !p || p->kind != kind;
     if (size == 0 || ch->call->problem.status)
         return;
@@ -73,49 +73,49 @@ static void add_piece(struct choice *ch, enum part_kind kind, const char *text, 
         return;
     }
     buf_add(&p->text, text, size);
-    ch->call->form->piece(ch->call, ch, p, begins, text, size);
+    ch->call->form->delta(ch->call, ch, p, begins, text, size);
 }
 
 static void on_part(void *user, const struct tool_event *ev)
 {
     struct choice *ch = user;
-    struct part *p;
+    struct answer_part *p;
     if (ch->call->problem.status)       /* a part may have been left half made */
         return;
     switch (ev->kind) {
     case TOOL_CONTENT:
-        add_piece(ch, PART_TEXT, ev->text, ev->size);
+        add_delta(ch, PART_TEXT, ev->text, ev->size);
         break;
     case TOOL_REASONING:
-        add_piece(ch, PART_REASONING, ev->text, ev->size);
+        add_delta(ch, PART_REASONING, ev->text, ev->size);
         break;
     case TOOL_ARGUMENTS:
-        add_piece(ch, PART_CALL, ev->text, ev->size);
+        add_delta(ch, PART_CALL, ev->text, ev->size);
         break;
     case TOOL_CALL:
         if (!(p = new_part(ch, PART_CALL)) || !(p->id = strdup(ev->id)) || !(p->name = strndup(ev->text, ev->size)))
             no_memory(ch);
         else
-            ch->call->form->piece(ch->call, ch, p, 1, "", 0);
+            ch->call->form->delta(ch->call, ch, p, 1, "", 0);
         break;
     }
 }
 
-int talk_listen(struct choice *ch)
+int conversation_open_parser(struct choice *ch)
 {
     const struct call *c = ch->call;
     struct err e;
-    const struct tool_parser_options o = { .tools = c->talk.tools, .reasoning = c->starts_thinking,
-                                           .no_calls = !c->talk.tools || c->talk.choice == CALLS_NONE,
+    const struct tool_parser_options o = { .tools = c->conversation.tools, .reasoning = c->starts_thinking,
+                                           .no_calls = !c->conversation.tools || c->conversation.choice == CALLS_NONE,
                                            .stream_arguments = 1, .seed = rng_u64(&c->s->ids), .on_event = on_part,
                                            .user = ch };
     if (!c->raw_text)
         return 0;
-    ch->parser = tool_parser_open(c->h->calls_form, &o, &e);
+    ch->parser = tool_parser_open(c->lm->calls_form, &o, &e);
     return ch->parser ? 0 : -1;
 }
 
-void talk_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
+void conversation_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
 {
     struct buf reasoning = { 0 }, text = { 0 };
     const char *piece = ev->text_size ? b->bytes.data + ev->text : "";
@@ -129,10 +129,10 @@ void talk_event(struct call *c, struct choice *ch, const struct events *b, const
     }
     int thinking = ch->split.state != SPLIT_ANSWER;
     splitter_push(&ch->split, piece, ev->text_size, ev->last, &reasoning, &text);
-    if (c->h->thinks && ev->id >= 0 && thinking && (ch->split.state == SPLIT_REASONING || ch->n_reasoning))
+    if (c->lm->thinks && ev->id >= 0 && thinking && (ch->split.state == SPLIT_REASONING || ch->n_reasoning))
         ch->n_reasoning++;
-    add_piece(ch, PART_REASONING, reasoning.data, reasoning.size);
-    add_piece(ch, PART_TEXT, text.data, text.size);
+    add_delta(ch, PART_REASONING, reasoning.data, reasoning.size);
+    add_delta(ch, PART_TEXT, text.data, text.size);
     if (reasoning.failed || text.failed)
         no_memory(ch);
     buf_release(&reasoning);
