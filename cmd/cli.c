@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -150,15 +151,26 @@ int cli_ask(const char *fmt, ...)
 {
     char answer[16] = "";
     va_list ap;
+    struct pollfd input = { .fd = STDIN_FILENO, .events = POLLIN };
+    sigset_t interrupts, before;
     if (!isatty(STDIN_FILENO) || !isatty(STDERR_FILENO))
         return 0;
+    /* Blocked from the question to ppoll(): a Ctrl-C in between would only be noticed after a line. */
+    sigemptyset(&interrupts);
+    sigaddset(&interrupts, SIGINT);
+    sigaddset(&interrupts, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &interrupts, &before);
     va_start(ap, fmt);
     begin_message();
     vfprintf(stderr, fmt, ap);
     fputs(" [y/N] ", stderr);
     end_message();
     va_end(ap);
-    return fgets(answer, sizeof answer, stdin) && (answer[0] == 'y' || answer[0] == 'Y');
+    int typed = 0;
+    while (typed == 0 && !cli_interrupted())
+        typed = ppoll(&input, 1, NULL, &before) == 1;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return typed && fgets(answer, sizeof answer, stdin) && (answer[0] == 'y' || answer[0] == 'Y');
 }
 
 const char *cli_api_key(const char *given)
