@@ -1,0 +1,60 @@
+# words.bats - comments, messages and man pages follow the rules that tests/lib/words knows.
+# bats file_tags=plain
+
+# Folders and files whose every line follows the rules.
+clean=(libcommon/LAYERS models)
+
+@test "prose and columns of the sources follow the rules" {
+  tests/lib/words "${clean[@]}"
+}
+
+# check NAME TEXT: tests/lib/words on a tracked file of that name and text
+check() {
+  cd "$BATS_TEST_TMPDIR"
+  git init -q .
+  printf '%b' "$2" >"$1"
+  git add "$1"
+  run "$words" "$1"
+}
+setup() { words=$PWD/tests/lib/words; }
+
+@test "a fault is printed with its file, line and advice" {
+  check a.c '/* a.c - add. */\n/* The sum\n * is read by nobody. */\nint a;\n'
+  [ "$status" = 1 ]
+  [ "$output" = 'a.c:3: comment: "nobody": code and data are not people: name the thing: * is read by nobody. */' ]
+}
+
+@test "a pattern is found across the lines of a comment, and in messages" {
+  check a.c '/* a.c - add. */\n/* This makes\n * room. */\n'
+  [[ "$status $output" = '1 a.c:2: comment: "makes room": '* ]]
+  check a.c '/* a.c - add. */\nconst char *a = "the likeliest " "token";\n'
+  [[ "$status $output" = '1 a.c:2: message: "likeliest": '* ]]
+  check a.1 '.Sh NAME\nWhoever\n.Ar asks\n'
+  [[ "$status $output" = '1 a.1:2: man page: "Whoever": '* ]]
+  check a.bats '@test "what a server says" {\n}\n'
+  [[ "$status $output" = '1 a.bats:1: test name: "what": '* ]]
+}
+
+@test "code, questions and words with a second meaning are no faults" {
+  check a.c '/* a.c - add. */\nint nobody, hosted;  /* What is it? */\nconst char *a = "nobody";  /* each share of the work */\n'
+  [ "$status$output" = 0 ]
+}
+
+@test "columns: comments 100, code 120 without the contents of strings, in characters" {
+  x=$(printf '%090d' 0)
+  check a.c "/* a.c - add. */\n/* ${x}1234 */\n"
+  [ "$status$output" = 0 ]
+  check a.c "/* a.c - add. */\n/* ${x}12345 */\n"
+  [[ "$status $output" = '1 a.c:2: a comment of 101 columns'* ]]
+  check a.c "/* a.c - add. */\nint a = 0$x$x;\n"
+  [[ "$status $output" = '1 a.c:2: code of '* ]]
+  check a.c "/* a.c - add. */\nconst char *a = \"$x$x\";\n"
+  [ "$status$output" = 0 ]
+  check a.c "/* a.c - add. */\n/* $(printf 'é%.0s' {1..90}) */\n"
+  [ "$status$output" = 0 ]
+}
+
+@test "a source file opens with its name and a sentence" {
+  check a.c '#include <stdio.h>\n'
+  [[ "$status $output" = '1 a.c:1: the file does not open with '* ]]
+}
