@@ -126,7 +126,7 @@ $(B)/tests/gpu/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka $(GPU_LIBS) -lm
 
 $(B)/tests/unit/t-nomem: EXTRA := $(addprefix -Xlinker --wrap=,malloc calloc realloc aligned_alloc strdup strndup asprintf vasprintf)
-$(B)/tests/unit/t-guard: $(O)/cmd/guard.o $(O)/cmd/cli.o
+$(B)/tests/unit/t-sigbus: $(O)/cmd/sigbus.o $(O)/cmd/cli.o
 $(B)/tests/unit/t-cli: $(O)/cmd/cli.o
 $(B)/tests/unit/t-%: $(O)/tests/unit/t-%.o $(B)/libzse.a
 	@mkdir -p $(@D)

@@ -4,7 +4,7 @@
  * zse-chat --json says when it passed which point, by the clock that all processes share; the
  * rest of the time is the system's.  Ours and theirs start in turn.  "Dropped" means that the
  * model's pages, and only they, were thrown out of the page cache before. */
-#include "cmd/bench.h"
+#include "cmd/zse-bench.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cmd/chat.h"
+#include "cmd/zse-chat.h"
 #include "cmd/cli.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"

@@ -1,6 +1,6 @@
 /* bench_dequant.c - decoding to f32: blocks of GGUF files as a conversion reads them, tiles of
  * our types as a row is looked up. */
-#include "cmd/bench.h"
+#include "cmd/zse-bench.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* bench_gpu.c - each kernel of a GPU by itself: time and share of what the device can do. */
-#include "cmd/bench.h"
+#include "cmd/zse-bench.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* bench_layers.c - what comes out of each layer, against what another implementation had there:
  * where two models part. */
-#include "cmd/bench.h"
+#include "cmd/zse-bench.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* bench_limits.c - what this machine can do, and which share of it a model reaches. */
-#include "cmd/bench.h"
+#include "cmd/zse-bench.h"
 
 #include <stdio.h>
 #include <stdlib.h>

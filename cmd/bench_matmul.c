@@ -1,6 +1,6 @@
 /* bench_matmul.c - one matrix of random codes against activations of 1, 2, 4 ... tokens: time
  * and share of the machine's limits. */
-#include "cmd/bench.h"
+#include "cmd/zse-bench.h"
 
 #include <stdio.h>
 #include <stdlib.h>

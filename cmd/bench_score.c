@@ -1,6 +1,6 @@
 /* bench_score.c - logits into a file, perplexity of a text, and the distance of a model from a
  * reference. */
-#include "cmd/bench.h"
+#include "cmd/zse-bench.h"
 
 #include <errno.h>
 #include <math.h>

@@ -4,7 +4,7 @@
  * Prompts are random, so that no server knows them from before, but for the part that is shared
  * on purpose.  As text they are short common words; two questions to the server before the load
  * show how many tokens a word makes.  Time is taken when text arrives here. */
-#include "cmd/bench.h"
+#include "cmd/zse-bench.h"
 
 #include <math.h>
 #include <stdio.h>

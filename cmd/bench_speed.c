@@ -4,7 +4,7 @@
  * A run submits the batch and steps until every sequence has its first token: that is prefill.
  * Then exactly -n steps: that is decode, each step one token for every sequence, sampling
  * (greedy) included. */
-#include "cmd/bench.h"
+#include "cmd/zse-bench.h"
 
 #include <limits.h>
 #include <stdio.h>

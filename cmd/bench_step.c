@@ -5,7 +5,7 @@
  * copying one block of real keys and values everywhere, so that no long prompt has to be
  * computed first.  The rows of a table are measured in turn, --repeats times, and the median of
  * each counts. */
-#include "cmd/bench.h"
+#include "cmd/zse-bench.h"
 
 #include <stdio.h>
 #include <stdlib.h>

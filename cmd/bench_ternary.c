@@ -1,5 +1,5 @@
 /* bench_ternary.c - the ternary layouts against nl4: one matrix of each, multiplied in turn. */
-#include "cmd/bench.h"
+#include "cmd/zse-bench.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "cmd/chat.h"
+#include "cmd/zse-chat.h"
 #include "cmd/cli.h"
 #include "libcommon/grammar/constrain.h"
 

@@ -1,6 +1,6 @@
 /* chat_grammar.c - --json-schema, --grammar and --regex: compiled once, one matcher for each
  * answer. */
-#include "cmd/chat.h"
+#include "cmd/zse-chat.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* chat_once.c - one prompt, or a file of them, from standard input or the command line to
  * standard output. */
-#include "cmd/chat.h"
+#include "cmd/zse-chat.h"
 
 #include <poll.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-#include "cmd/chat.h"
+#include "cmd/zse-chat.h"
 
 #include <stdlib.h>
 #include <string.h>

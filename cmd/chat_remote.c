@@ -1,6 +1,6 @@
 /* chat_remote.c - the answers of zse-chat --url: a server that speaks OpenAI's API, over
  * libcurl, streamed as server-sent events. */
-#include "cmd/chat.h"
+#include "cmd/zse-chat.h"
 
 #include <errno.h>
 #include <math.h>

@@ -1,5 +1,5 @@
 /* chat_save.c - a conversation as a JSON file: what /save writes and /load reads. */
-#include "cmd/chat.h"
+#include "cmd/zse-chat.h"
 
 #include <stdlib.h>
 #include <string.h>

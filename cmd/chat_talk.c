@@ -4,7 +4,7 @@
  * the engine still holds of the last turn is not computed again.  Where the new text begins with
  * the old text (it does unless the template rewrites answers), the ids of the old text are taken
  * as they were: to tokenize a generated answer again may cut it differently. */
-#include "cmd/chat.h"
+#include "cmd/zse-chat.h"
 
 #include <signal.h>
 #include <stdio.h>

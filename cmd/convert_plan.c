@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "cmd/cli.h"
-#include "cmd/convert.h"
+#include "cmd/zse-convert.h"
 #include "cmd/planning.h"
 #include "cmd/preflight_convert.h"
 #include "libcommon/hw/memory.h"

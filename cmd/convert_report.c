@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cmd/cli.h"
-#include "cmd/convert.h"
+#include "cmd/zse-convert.h"
 #include "libcommon/quant/ggml.h"
 
 static const char *const efforts[] = { "fast", "good", "best" };

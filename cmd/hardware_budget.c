@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cmd/cli.h"
-#include "cmd/hardware.h"
+#include "cmd/zse-hardware.h"
 #include "cmd/planning.h"
 #include "libcommon/plan/budget.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "cmd/cli.h"
-#include "cmd/hardware.h"
+#include "cmd/zse-hardware.h"
 
 static const char prog[] = "zse-hardware";
 

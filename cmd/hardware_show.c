@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cmd/cli.h"
-#include "cmd/hardware.h"
+#include "cmd/zse-hardware.h"
 #include "cmd/limits_show.h"
 
 static const char prog[] = "zse-hardware";

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/hub.h"
+#include "cmd/hub_cli.h"
 
 enum state { ASKING, COMING, ENDED };
 

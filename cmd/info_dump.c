@@ -1,6 +1,6 @@
 /* info_dump.c - zse-info's work on data: one tensor as f32, the original files, a look at every
  * byte. */
-#include "cmd/info.h"
+#include "cmd/zse-info.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
-#include "cmd/hub.h"
-#include "cmd/info.h"
+#include "cmd/hub_cli.h"
+#include "cmd/zse-info.h"
 #include "libcommon/base/json.h"
 
 static int ends_with(const char *s, const char *end)

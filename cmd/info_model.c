@@ -1,5 +1,5 @@
 /* info_model.c - what is in a .zse, a GGUF, a folder or a config.json, as one JSON object. */
-#include "cmd/info.h"
+#include "cmd/zse-info.h"
 
 #include <assert.h>
 #include <ctype.h>

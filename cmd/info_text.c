@@ -1,5 +1,5 @@
 /* info_text.c - the description of info_model.c as text. */
-#include "cmd/info.h"
+#include "cmd/zse-info.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

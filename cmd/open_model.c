@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
-#include "cmd/converted.h"
-#include "cmd/guard.h"
-#include "cmd/hub.h"
+#include "cmd/conv_cache.h"
+#include "cmd/sigbus.h"
+#include "cmd/hub_cli.h"
 #include "cmd/memory_note.h"
 #include "cmd/preflight.h"
 #include "gpu/gpu.h"
@@ -193,7 +193,7 @@ static uint64_t may_fill(void)
 static int load(struct opened_model *o, struct err *e)
 {
     size_t size;
-    const struct map_guard guard = { guard_add, guard_remove };
+    const struct map_guard guard = { sigbus_guard, sigbus_unguard };
     struct zfile *z = zfile_open_guarded(o->path, o->bounded ? 0 : may_fill(), &guard, e);
     o->mapped_ns = clock_ns();
     if (!z || !(o->model = model_bind(z, e)))
@@ -204,12 +204,12 @@ static int load(struct opened_model *o, struct err *e)
     o->json = zfile_json(o->model->file);
     if (zfile_map(z)->lost && map_check(zfile_map(z), e) != 0)
         return -1;
-    return verify_start(&o->check, z, o->verify, o->in_cache, !o->bounded && zfile_size(z) <= may_fill(), e);
+    return model_verify_start(&o->check, z, o->verify, o->in_cache, !o->bounded && zfile_size(z) <= may_fill(), e);
 }
 
 static void unload(struct opened_model *o)
 {
-    verify_stop(o->check);
+    model_verify_stop(o->check);
     o->check = NULL;
     if (o->tokenizer)
         tokenizer_close(o->tokenizer);
@@ -291,7 +291,7 @@ const char *open_model_type(const char *prog, const char *path, const struct run
 }
 
 /* The file at o->path, made if it is not there or not readable. */
-static int load_made(const struct converted_ask *ask, const char *source, struct opened_model *o, struct err *e)
+static int load_made(const struct conv_cache_request *ask, const char *source, struct opened_model *o, struct err *e)
 {
     struct err why;
     if (load(o, &why) == 0)
@@ -299,45 +299,45 @@ static int load_made(const struct converted_ask *ask, const char *source, struct
     if (why.code == ERR_FORMAT)
         cli_note(ask->prog, "%s", why.msg);
     unload(o);
-    return converted_make(ask, source, o->path, e) == 0 ? load(o, e) : -1;
+    return conv_cache_make(ask, source, o->path, e) == 0 ? load(o, e) : -1;
 }
 
 /* A GGUF or folder: its converted file. */
-static int load_converted(const struct converted_ask *ask, const char *source, struct opened_model *o, struct err *e)
+static int load_converted(const struct conv_cache_request *ask, const char *source, struct opened_model *o, struct err *e)
 {
-    struct converted_lock lock;
+    struct conv_cache_lock lock;
     struct err why;
-    if (!ask->type || !(o->path = converted_path(source, ask->type, e)))
+    if (!ask->type || !(o->path = conv_cache_path(source, ask->type, e)))
         return -1;
     if (load(o, &why) == 0)
         return 0;
     if (why.code == ERR_FORMAT && access(o->path, F_OK) != 0)           /* checked and removed just now */
         cli_note(ask->prog, "%s", why.msg);
     unload(o);
-    if (converted_lock(&lock, ask, source, e) != 0)
+    if (conv_cache_lock(&lock, ask, source, e) != 0)
         return -1;
     const int rc = load_made(ask, source, o, e);        /* somebody else may have made it meanwhile */
-    converted_unlock(&lock);
+    conv_cache_unlock(&lock);
     return rc;
 }
 
 /* A folder whose shards are still coming; the stream is closed. */
-static int load_arriving(const struct converted_ask *ask, struct hub_stream *stream, char **source,
+static int load_arriving(const struct conv_cache_request *ask, struct hub_stream *stream, char **source,
                          struct opened_model *o, struct err *e)
 {
-    struct converted_lock lock;
-    if (!ask->type || converted_lock(&lock, ask, *source, e) != 0) {
+    struct conv_cache_lock lock;
+    if (!ask->type || conv_cache_lock(&lock, ask, *source, e) != 0) {
         hub_stream_close(stream, -1, source, e);
         cli_die_of_interrupt();
         return -1;
     }
     int rc;
     if (!lock.waited)
-        rc = converted_arriving(ask, stream, source, &o->path, e) == 0 ? load(o, e) : -1;
+        rc = conv_cache_arriving(ask, stream, source, &o->path, e) == 0 ? load(o, e) : -1;
     else                                                /* somebody else had the same shards, and has made it or failed */
         rc = hub_stream_close(stream, 0, source, e) == 0 &&
-             (o->path = converted_path(*source, ask->type, e)) ? load_made(ask, *source, o, e) : -1;
-    converted_unlock(&lock);
+             (o->path = conv_cache_path(*source, ask->type, e)) ? load_made(ask, *source, o, e) : -1;
+    conv_cache_unlock(&lock);
     return rc;
 }
 
@@ -361,7 +361,7 @@ static int find_and_load(const char *prog, char **found, struct hub_stream *stre
     case SOURCE_GGUF: case SOURCE_FOLDER:
         break;
     }
-    const struct converted_ask ask = { .prog = prog, .asked = o->name,
+    const struct conv_cache_request ask = { .prog = prog, .asked = o->name,
                                        .type = open_model_type(prog, path, r, o->name, e), .n_threads = r->threads,
                                        .kernels = r->kernels,
                                        .force = r->force };
@@ -396,7 +396,7 @@ int open_model_unnamed(const char *prog, const char *path)
 
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
-    guard_start(prog);
+    sigbus_start(prog);
     if (r->verbose)
         memory_note(prog, "start");
     memset(o, 0, sizeof *o);
@@ -433,7 +433,7 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
     return rc;
 }
 
-int open_model_verified(struct opened_model *o, struct err *e) { return verify_finish(o->check, e); }
+int open_model_verified(struct opened_model *o, struct err *e) { return model_verify_finish(o->check, e); }
 
 void close_model(struct opened_model *o)
 {

@@ -2,7 +2,7 @@
  * zse-chat and zse-bench share.
  *
  * MODEL is a .zse, a GGUF file or a Hugging Face folder, told apart by content, or else the name of
- * a model on the hub (cmd/hub.h), which is fetched once; GGUF files and folders are converted once
+ * a model on the hub (cmd/hub_cli.h), which is fetched once; GGUF files and folders are converted once
  * into
  * $XDG_CACHE_HOME/zse (or ~/.cache/zse; by one process, others wait), keyed by samples of their
  *   content, the time of its last change, and the type.  No MODEL: $ZSE_MODEL. */
@@ -15,7 +15,7 @@
 #include <jansson.h>
 
 #include "cmd/planning.h"
-#include "cmd/verify.h"
+#include "cmd/model_verify.h"
 #include "libcommon/engine/engine.h"
 #include "libcommon/model/model.h"
 #include "libcommon/token/tokenizer.h"
@@ -91,7 +91,7 @@ struct opened_model {
     const json_t *json;             /* zfile_json: borrowed from the model */
     int bounded;                    /* --max-memory: do not bring weights in early */
     enum verify_mode verify;        /* --verify */
-    struct verify *check;           /* of the file's checksums, as long as it lasts; NULL: none */
+    struct model_verify *check;           /* of the file's checksums, as long as it lasts; NULL: none */
     int in_cache;                   /* an automatic conversion */
     uint64_t mapped_ns;             /* when the .zse was mapped and checked: clock_ns() */
     pthread_t warmer; int warming;  /* makes the GPU's context beside the opening */

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
-#include "cmd/hub.h"
+#include "cmd/hub_cli.h"
 #include "libcommon/base/json.h"
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/engine/engine.h"

@@ -1,4 +1,4 @@
-#include "cmd/serve.h"
+#include "cmd/zse-serve.h"
 
 #include <errno.h>
 #include <stdio.h>

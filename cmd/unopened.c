@@ -5,7 +5,7 @@
 #include <strings.h>
 
 #include "cmd/cli.h"
-#include "cmd/hub.h"
+#include "cmd/hub_cli.h"
 #include "libcommon/base/json.h"
 #include "libcommon/import/source.h"
 

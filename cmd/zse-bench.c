@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cmd/bench.h"
+#include "cmd/zse-bench.h"
 #include "cmd/cli.h"
 
 static const char prog[] = "zse-bench";

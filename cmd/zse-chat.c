@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include <wchar.h>
 
-#include "cmd/chat.h"
+#include "cmd/zse-chat.h"
 #include "cmd/cli.h"
 #include "cmd/preflight.h"
 #include "libcommon/base/clock.h"

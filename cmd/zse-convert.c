@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
-#include "cmd/conversion.h"
-#include "cmd/convert.h"
-#include "cmd/guard.h"
+#include "cmd/run_conversion.h"
+#include "cmd/zse-convert.h"
+#include "cmd/sigbus.h"
 #include "cmd/memory_note.h"
 #include "cmd/planning.h"
 #include "cmd/preflight_convert.h"
@@ -436,7 +436,7 @@ int main(int argc, char **argv)
     struct arguments a = { 0 };
     int c, rc;
     cli_start();
-    guard_start(prog);
+    sigbus_start(prog);
     convert_defaults(&a.o);
     while ((c = cli_getopt(argc, argv, "o:q:g:m:nfhV", options)) != -1) {
         if (c == 'h')

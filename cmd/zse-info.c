@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
-#include "cmd/guard.h"
-#include "cmd/info.h"
+#include "cmd/sigbus.h"
+#include "cmd/zse-info.h"
 #include "cmd/info_models.h"
 #include "cmd/info_render.h"
 #include "cmd/info_tokens.h"
@@ -179,7 +179,7 @@ static int run(const struct options *o, const struct info *i, struct err *e)
 int main(int argc, char **argv)
 {
     cli_start();
-    guard_start("zse-info");
+    sigbus_start("zse-info");
     for (size_t k = 0; argc > 1 && k < N_COMMANDS; k++)
         if (strcmp(argv[1], commands[k].name) == 0)
             return commands[k].run(argc - 1, argv + 1);

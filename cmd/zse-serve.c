@@ -12,9 +12,9 @@
 
 #include "cmd/cli.h"
 #include "cmd/home.h"
-#include "cmd/hub.h"
+#include "cmd/hub_cli.h"
 #include "cmd/preflight.h"
-#include "cmd/serve.h"
+#include "cmd/zse-serve.h"
 #include "libcommon/access/audit_sign.h"
 #include "libcommon/base/json.h"
 #include "libcommon/hw/memory.h"

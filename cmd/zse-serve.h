@@ -1,6 +1,6 @@
-/* serve.h - the parts of zse-serve: its options, the administrator's token, and the program. */
-#ifndef ZSE_CMD_SERVE_H
-#define ZSE_CMD_SERVE_H
+/* zse-serve.h - the parts of zse-serve: its options, the administrator's token, and the program. */
+#ifndef ZSE_CMD_ZSE_SERVE_H
+#define ZSE_CMD_ZSE_SERVE_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
-/* chat.h - the parts of zse-chat: options, prompts, one answer or many, and the conversation. */
-#ifndef ZSE_CMD_CHAT_H
-#define ZSE_CMD_CHAT_H
+/* zse-chat.h - the parts of zse-chat: options, prompts, one answer or many, and the conversation. */
+#ifndef ZSE_CMD_ZSE_CHAT_H
+#define ZSE_CMD_ZSE_CHAT_H
 
 #include <signal.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-#include "cmd/hub.h"
+#include "cmd/hub_cli.h"
 
 #include <pwd.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-/* verify.h - the checksums of a model's file, once after it changed: damage is noticed without
+/* model_verify.h - the checksums of a model's file, once after it changed: damage is noticed without
  * making the first token wait.
  *
  * $XDG_CACHE_HOME/zse/verified (or ~/.cache/zse/verified) has a small file for each model: size,
@@ -8,8 +8,8 @@
  * the weights were brought in.  Damage makes the engine's next step fail; a damaged conversion
  * in the cache is removed, so that the next run makes it again, and any other damaged file is
  * checked before its first answer from then on. */
-#ifndef ZSE_CMD_VERIFY_H
-#define ZSE_CMD_VERIFY_H
+#ifndef ZSE_CMD_MODEL_VERIFY_H
+#define ZSE_CMD_MODEL_VERIFY_H
 
 #include "libcommon/format/zfile.h"
 
@@ -17,14 +17,14 @@ enum verify_mode { VERIFY_AUTO, VERIFY_FIRST, VERIFY_NEVER };
 /* "auto", "first", "never"; -1: no such. */
 int verify_mode_parse(const char *name, enum verify_mode *mode);
 
-struct verify;
-/* z was just opened and stays open until verify_stop().  in_cache: an automatic conversion.
+struct model_verify;
+/* z was just opened and stays open until model_verify_stop().  in_cache: an automatic conversion.
  * in_background: the weights are being brought into memory.  0 and *v (NULL: nothing to do); -1
  * with *e: damaged, found before the first answer. */
-int verify_start(struct verify **v, struct zfile *z, enum verify_mode mode, int in_cache, int in_background,
+int model_verify_start(struct model_verify **v, struct zfile *z, enum verify_mode mode, int in_cache, int in_background,
                  struct err *e);
 /* Do now what is left of the check.  -1 with *e: damaged. */
-int verify_finish(struct verify *v, struct err *e);
-void verify_stop(struct verify *v);             /* NULL is fine */
+int model_verify_finish(struct model_verify *v, struct err *e);
+void model_verify_stop(struct model_verify *v);             /* NULL is fine */
 
 #endif

@@ -1,4 +1,4 @@
-#include "cmd/verify.h"
+#include "cmd/model_verify.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -11,13 +11,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cmd/converted.h"
+#include "cmd/conv_cache.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/thread.h"
 
 enum { MONTH = 30 * 24 * 3600, LINE = 128 };
 
-struct verify {
+struct model_verify {
     struct zfile *z;
     char *record;                   /* NULL: there is no place for one */
     int in_cache;
@@ -47,7 +47,7 @@ static void describe(const struct zfile *z, const char *outcome, char line[LINE]
     snprintf(line, LINE, "%zu %" PRId64 " %" PRIu64 " %s\n", m->size, m->changed_ns, m->ino, outcome);
 }
 
-static int says(const struct verify *v, const char *outcome)
+static int says(const struct model_verify *v, const char *outcome)
 {
     char want[LINE];
     struct err ignored;
@@ -58,14 +58,14 @@ static int says(const struct verify *v, const char *outcome)
     return same;
 }
 
-static int is_recent(const struct verify *v)
+static int is_recent(const struct model_verify *v)
 {
     struct stat st;
     return v->record && stat(v->record, &st) == 0 && time(NULL) - st.st_mtime < MONTH;
 }
 
 /* Best effort: without it the file is checked again. */
-static void remember(const struct verify *v, const char *outcome)
+static void remember(const struct model_verify *v, const char *outcome)
 {
     char line[LINE];
     struct atomic_file f;
@@ -81,7 +81,7 @@ static void remember(const struct verify *v, const char *outcome)
 
 /* ---- the check ---- */
 
-static void end_with_damage(struct verify *v, const struct err *e)
+static void end_with_damage(struct model_verify *v, const struct err *e)
 {
     const char *path = zfile_path(v->z);
     char *source = NULL;
@@ -101,7 +101,7 @@ static void end_with_damage(struct verify *v, const struct err *e)
 }
 
 /* As far as it goes before somebody says stop. */
-static void check(struct verify *v)
+static void check(struct model_verify *v)
 {
     struct err e, changed;
     const int rc = zfile_verify_from(v->z, &v->at, &v->stop, &e);
@@ -125,7 +125,7 @@ static void step_back(void)
 
 static void *run(void *arg)
 {
-    struct verify *v = arg;
+    struct model_verify *v = arg;
     const struct timespec wait = { 0, 20000000 };
     step_back();
     while (!zfile_is_populated(v->z) && !v->stop)
@@ -134,7 +134,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-static void join(struct verify *v)
+static void join(struct model_verify *v)
 {
     v->stop = 1;
     if (v->running)
@@ -142,10 +142,10 @@ static void join(struct verify *v)
     v->running = 0;
 }
 
-int verify_start(struct verify **out, struct zfile *z, enum verify_mode mode, int in_cache, int in_background,
+int model_verify_start(struct model_verify **out, struct zfile *z, enum verify_mode mode, int in_cache, int in_background,
                  struct err *e)
 {
-    struct verify *v = *out = NULL;
+    struct model_verify *v = *out = NULL;
     const struct map *m = zfile_map(z);
     struct err ignored;
     if (mode == VERIFY_NEVER || (mode == VERIFY_AUTO && !in_background))
@@ -154,24 +154,24 @@ int verify_start(struct verify **out, struct zfile *z, enum verify_mode mode, in
         return err_nomem(e, "checking the model");
     v->z = z;
     v->in_cache = in_cache;
-    v->record = converted_record(zfile_path(z), m->dev, m->ino, &ignored);
+    v->record = conv_cache_record(zfile_path(z), m->dev, m->ino, &ignored);
     int rc = 0;
     if (says(v, "verified") && is_recent(v)) {
-        verify_stop(v);
+        model_verify_stop(v);
         return 0;
     }
     if (mode == VERIFY_FIRST || says(v, "damaged"))
-        rc = verify_finish(v, e);
+        rc = model_verify_finish(v, e);
     else
         v->running = thread_start(&v->thread, run, v) == 0;
     if (rc == 0)
         *out = v;
     else
-        verify_stop(v);
+        model_verify_stop(v);
     return rc;
 }
 
-int verify_finish(struct verify *v, struct err *e)
+int model_verify_finish(struct model_verify *v, struct err *e)
 {
     if (!v)
         return 0;
@@ -184,7 +184,7 @@ int verify_finish(struct verify *v, struct err *e)
     return v->damaged ? -1 : 0;
 }
 
-void verify_stop(struct verify *v)
+void model_verify_stop(struct model_verify *v)
 {
     if (!v)
         return;

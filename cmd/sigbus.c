@@ -1,4 +1,4 @@
-#include "cmd/guard.h"
+#include "cmd/sigbus.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -135,7 +135,7 @@ static void on_bus(int number, siginfo_t *info, void *context)
     _exit(CLI_FAILED);
 }
 
-void guard_start(const char *prog)
+void sigbus_start(const char *prog)
 {
     struct sigaction a = { .sa_sigaction = on_bus, .sa_flags = SA_SIGINFO };
     if (program)
@@ -156,7 +156,7 @@ static struct places *after(struct places *p)
     return none;
 }
 
-void guard_add(struct map *m)
+void sigbus_guard(struct map *m)
 {
     for (struct places *p = &first; p; p = after(p))
         for (int i = 0; i < PLACES; i++) {
@@ -169,7 +169,7 @@ void guard_add(struct map *m)
     say(": no memory to guard it: if it is cut while it is in use, the program ends\n");
 }
 
-void guard_remove(struct map *m)
+void sigbus_unguard(struct map *m)
 {
     for (struct places *p = &first; p; p = p->next)
         for (int i = 0; i < PLACES; i++)

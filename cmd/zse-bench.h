@@ -1,6 +1,6 @@
-/* bench.h - the parts of zse-bench. */
-#ifndef ZSE_CMD_BENCH_H
-#define ZSE_CMD_BENCH_H
+/* zse-bench.h - the parts of zse-bench. */
+#ifndef ZSE_CMD_ZSE_BENCH_H
+#define ZSE_CMD_ZSE_BENCH_H
 
 #include "cmd/open_model.h"
 #include "gpu/gpu.h"

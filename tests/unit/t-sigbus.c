@@ -1,4 +1,4 @@
-/* t-guard.c - pages of a mapped file that are lost, by the handler of the programs. */
+/* t-sigbus.c - pages of a mapped file that are lost, by the handler of the programs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,12 +10,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cmd/guard.h"
+#include "cmd/sigbus.h"
 #include "libcommon/convert/convert.h"
 #include "libcommon/import/source.h"
 
 enum { SIZE = 4 << 16 };                /* more than a page, whatever that is */
-static char path[] = "/tmp/t-guard-XXXXXX";
+static char path[] = "/tmp/t-sigbus-XXXXXX";
 
 static void open_map(struct map *m)
 {
@@ -35,13 +35,13 @@ static void zeros(void)
     struct err e;
     struct map m, other;
     open_map(&other);
-    guard_add(&other);
+    sigbus_guard(&other);
     for (int i = 0; i < MANY; i++) {
         assert_int_equal(map_open(&many[i], path, &e), 0);
-        guard_add(&many[i]);
+        sigbus_guard(&many[i]);
     }
     assert_int_equal(map_open(&m, path, &e), 0);
-    guard_add(&m);
+    sigbus_guard(&m);
     assert_int_equal(truncate(path, SIZE / 4), 0);
     assert_int_equal(byte_at(&m, 0), 0);
     assert_false(m.lost);
@@ -49,16 +49,16 @@ static void zeros(void)
     assert_true(m.lost);
     assert_false(other.lost);
     assert_int_equal(map_check(&m, &e), -1);
-    guard_remove(&m);
+    sigbus_unguard(&m);
     map_close(&m);
     for (int i = 0; i < MANY; i++) {
         assert_false(many[i].lost);
-        guard_remove(&many[i]);
+        sigbus_unguard(&many[i]);
         map_close(&many[i]);
     }
     assert_int_equal(byte_at(&other, SIZE / 2), 0);
     assert_true(other.lost);
-    guard_remove(&other);
+    sigbus_unguard(&other);
     map_close(&other);
 }
 
@@ -69,8 +69,8 @@ static void the_end(void)
     char text[400] = "";
     int end[2], status;
     open_map(&m);
-    guard_add(&m);
-    guard_remove(&m);
+    sigbus_guard(&m);
+    sigbus_unguard(&m);
     assert_int_equal(truncate(path, 0), 0);
     assert_int_equal(pipe(end), 0);
     const pid_t pid = fork();
@@ -84,7 +84,7 @@ static void the_end(void)
     close(end[0]);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
     char want[400];
-    snprintf(want, sizeof want, "t-guard: %s: " MAP_LOST "\n", path);
+    snprintf(want, sizeof want, "t-sigbus: %s: " MAP_LOST "\n", path);
     assert_string_equal(text, want);
     map_close(&m);
 }
@@ -104,9 +104,9 @@ static int cut(void *user, const struct convert_report *r, struct err *e)
 /* The header is there still, the tensors are not. */
 static void source_that_is_cut(void)
 {
-    static const struct map_guard guard = { guard_add, guard_remove };
+    static const struct map_guard guard = { sigbus_guard, sigbus_unguard };
     static const struct source_options open = { .guard = &guard };
-    char folder[] = "/tmp/t-guard-XXXXXX", made[200], command[700];
+    char folder[] = "/tmp/t-sigbus-XXXXXX", made[200], command[700];
     struct convert_options o;
     struct err e;
     assert_non_null(mkdtemp(folder));
@@ -133,7 +133,7 @@ static void source_that_is_cut(void)
 static void test_lost(void **state)
 {
     (void)state;
-    guard_start("t-guard");
+    sigbus_start("t-sigbus");
     zeros();
     the_end();
     source_that_is_cut();

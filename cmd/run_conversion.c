@@ -1,9 +1,9 @@
-#include "cmd/conversion.h"
+#include "cmd/run_conversion.h"
 
 #include <signal.h>
 
 #include "cmd/cli.h"
-#include "cmd/guard.h"
+#include "cmd/sigbus.h"
 #include "libcommon/import/source.h"
 
 static void note(void *prog, const char *text) { cli_note(prog, "%s", text); }
@@ -11,7 +11,7 @@ static void note(void *prog, const char *text) { cli_note(prog, "%s", text); }
 static int convert(const char *prog, struct convert_options *o, struct hub_stream *stream, struct convert_report *r,
                    struct err *e)
 {
-    static const struct map_guard guard = { guard_add, guard_remove };
+    static const struct map_guard guard = { sigbus_guard, sigbus_unguard };
     const struct source_options open = { .arriving = stream ? hub_stream_arriving(stream) : NULL, .guard = &guard };
     struct cli_progress progress;
     struct sigaction before[2];

@@ -1,6 +1,6 @@
-/* hardware.h - the commands of zse-hardware. */
-#ifndef ZSE_CMD_HARDWARE_H
-#define ZSE_CMD_HARDWARE_H
+/* zse-hardware.h - the commands of zse-hardware. */
+#ifndef ZSE_CMD_ZSE_HARDWARE_H
+#define ZSE_CMD_ZSE_HARDWARE_H
 
 #include "libcommon/hw/machine.h"
 

@@ -1,10 +1,10 @@
-/* conversion.h - a conversion as the programs run it: a bar, notes on stderr, an end by Ctrl-C
+/* run_conversion.h - a conversion as the programs run it: a bar, notes on stderr, an end by Ctrl-C
  * that leaves no half-written file under the name that was asked for, and a source that may
  * still be on its way from the hub. */
-#ifndef ZSE_CMD_CONVERSION_H
-#define ZSE_CMD_CONVERSION_H
+#ifndef ZSE_CMD_RUN_CONVERSION_H
+#define ZSE_CMD_RUN_CONVERSION_H
 
-#include "cmd/hub.h"
+#include "cmd/hub_cli.h"
 #include "libcommon/convert/convert.h"
 
 /* Sets o->open, progress and note, and runs it; notes come in the name of prog.  stream: what

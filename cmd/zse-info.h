@@ -1,7 +1,7 @@
-/* info.h - the parts of zse-info: open any kind of model, describe it as JSON, print that as
+/* zse-info.h - the parts of zse-info: open any kind of model, describe it as JSON, print that as
  * text. */
-#ifndef ZSE_CMD_INFO_H
-#define ZSE_CMD_INFO_H
+#ifndef ZSE_CMD_ZSE_INFO_H
+#define ZSE_CMD_ZSE_INFO_H
 
 #include <jansson.h>
 

@@ -1,15 +1,15 @@
-/* converted.h - the cache of automatic conversions: $XDG_CACHE_HOME/zse (or ~/.cache/zse) has a
+/* conv_cache.h - the cache of automatic conversions: $XDG_CACHE_HOME/zse (or ~/.cache/zse) has a
  * .zse of each GGUF file and folder that was asked for, keyed by samples of its content, the
  * time of its last change, and the type; beside each, NAME.zse.source holds the path of its
  * source. */
-#ifndef ZSE_CMD_CONVERTED_H
-#define ZSE_CMD_CONVERTED_H
+#ifndef ZSE_CMD_CONV_CACHE_H
+#define ZSE_CMD_CONV_CACHE_H
 
 #include <stdint.h>
 
-#include "cmd/hub.h"
+#include "cmd/hub_cli.h"
 
-struct converted_ask {
+struct conv_cache_request {
     const char *prog, *asked;       /* in whose name, and MODEL as it was given: for messages */
     const char *type;               /* as -q has it */
     int n_threads; const char *kernels;
@@ -18,23 +18,23 @@ struct converted_ask {
 
 /* Where the conversion of source to type is or will be; the folders on the way are made.  Caller
  * frees. */
-char *converted_path(const char *source, const char *type, struct err *e);
+char *conv_cache_path(const char *source, const char *type, struct err *e);
 
-/* Where it is written down when this file was last verified (cmd/verify.h); the folders on the
+/* Where it is written down when this file was last verified (cmd/model_verify.h); the folders on the
  * way are made.  Caller frees. */
-char *converted_record(const char *path, uint64_t dev, uint64_t ino, struct err *e);
+char *conv_cache_record(const char *path, uint64_t dev, uint64_t ino, struct err *e);
 
 /* One process converts a source to a type, others wait for it. */
-struct converted_lock { int fd, waited; char *name; };
-int converted_lock(struct converted_lock *l, const struct converted_ask *a, const char *source, struct err *e);
-void converted_unlock(struct converted_lock *l);
+struct conv_cache_lock { int fd, waited; char *name; };
+int conv_cache_lock(struct conv_cache_lock *l, const struct conv_cache_request *a, const char *source, struct err *e);
+void conv_cache_unlock(struct conv_cache_lock *l);
 
 /* With the lock: make the file at path, tidy up the cache, and say where it is and how to get
  * along without. */
-int converted_make(const struct converted_ask *a, const char *source, const char *path, struct err *e);
+int conv_cache_make(const struct conv_cache_request *a, const char *source, const char *path, struct err *e);
 /* The same of a source that is still on its way (conversion_run closes the stream); *path is
  * malloc'd. */
-int converted_arriving(const struct converted_ask *a, struct hub_stream *stream, char **source, char **path,
+int conv_cache_arriving(const struct conv_cache_request *a, struct hub_stream *stream, char **source, char **path,
                        struct err *e);
 
 #endif

@@ -1,6 +1,6 @@
-/* convert.h - what zse-convert prints. */
-#ifndef ZSE_CMD_CONVERT_H
-#define ZSE_CMD_CONVERT_H
+/* zse-convert.h - what zse-convert prints. */
+#ifndef ZSE_CMD_ZSE_CONVERT_H
+#define ZSE_CMD_ZSE_CONVERT_H
 
 #include "cmd/planning.h"
 #include "libcommon/convert/convert.h"

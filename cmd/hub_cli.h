@@ -1,6 +1,6 @@
-/* hub.h - names of models on the hub, with the environment that the Python tools know. */
-#ifndef ZSE_CMD_HUB_H
-#define ZSE_CMD_HUB_H
+/* hub_cli.h - names of models on the hub, with the environment that the Python tools know. */
+#ifndef ZSE_CMD_HUB_CLI_H
+#define ZSE_CMD_HUB_CLI_H
 
 #include "cmd/cli.h"
 #include "libcommon/hub/hub.h"

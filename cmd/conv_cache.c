@@ -1,4 +1,4 @@
-#include "cmd/converted.h"
+#include "cmd/conv_cache.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
-#include "cmd/conversion.h"
+#include "cmd/run_conversion.h"
 #include "cmd/preflight_convert.h"
 #include "libcommon/import/source.h"
 
@@ -98,7 +98,7 @@ static char *place(const char *source, struct err *e, const char *fmt, ...)
 }
 
 /* zse/KEY-STAMP-TYPE-VERSION.zse */
-char *converted_path(const char *source, const char *type, struct err *e)
+char *conv_cache_path(const char *source, const char *type, struct err *e)
 {
     char key[33];
     struct source *s = source_open(source, e);
@@ -122,7 +122,7 @@ static char *place_by_path(const char *source, const char *type, const char *end
     return name;
 }
 
-char *converted_record(const char *path, uint64_t dev, uint64_t ino, struct err *e)
+char *conv_cache_record(const char *path, uint64_t dev, uint64_t ino, struct err *e)
 {
     return place(path, e, "verified/%" PRIx64 "-%" PRIx64, dev, ino);
 }
@@ -198,7 +198,7 @@ static void drop_interrupted(const char *made)
 }
 
 /* Write down where a conversion came from, tidy up, and say once how large it is. */
-static void keep_books(const struct converted_ask *a, const char *made, const char *source)
+static void keep_books(const struct conv_cache_request *a, const char *made, const char *source)
 {
     struct stat st;
     char size[CLI_BYTES], *real = realpath(source, NULL), *name;
@@ -219,11 +219,11 @@ static void keep_books(const struct converted_ask *a, const char *made, const ch
 
 /* ---- one at a time ---- */
 
-int converted_lock(struct converted_lock *l, const struct converted_ask *a, const char *source, struct err *e)
+int conv_cache_lock(struct conv_cache_lock *l, const struct conv_cache_request *a, const char *source, struct err *e)
 {
     struct stat mine, there;
     int rc;
-    *l = (struct converted_lock){ .name = place_by_path(source, a->type, "lock", e) };
+    *l = (struct conv_cache_lock){ .name = place_by_path(source, a->type, "lock", e) };
     if (!l->name)
         return -1;
     while ((l->fd = open(l->name, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) >= 0) {
@@ -251,7 +251,7 @@ int converted_lock(struct converted_lock *l, const struct converted_ask *a, cons
 }
 
 /* Removed while it is held: who waits for it finds the result, or converts. */
-void converted_unlock(struct converted_lock *l)
+void conv_cache_unlock(struct conv_cache_lock *l)
 {
     unlink(l->name);
     free(l->name);
@@ -260,7 +260,7 @@ void converted_unlock(struct converted_lock *l)
 
 /* ---- making one ---- */
 
-static int convert(const struct converted_ask *a, struct hub_stream *stream, char **source, const char *output,
+static int convert(const struct conv_cache_request *a, struct hub_stream *stream, char **source, const char *output,
                    struct err *e)
 {
     struct convert_options o;
@@ -284,7 +284,7 @@ static int convert(const struct converted_ask *a, struct hub_stream *stream, cha
     return rc;
 }
 
-int converted_make(const struct converted_ask *a, const char *source, const char *path, struct err *e)
+int conv_cache_make(const struct conv_cache_request *a, const char *source, const char *path, struct err *e)
 {
     char *here = (char *)(uintptr_t)source;             /* stays: only a stream's source may turn out to be elsewhere */
     cli_note(a->prog, "converting %s once, to %s (%s)", a->asked, path, a->type);
@@ -294,7 +294,7 @@ int converted_make(const struct converted_ask *a, const char *source, const char
     return 0;
 }
 
-int converted_arriving(const struct converted_ask *a, struct hub_stream *stream, char **source, char **path,
+int conv_cache_arriving(const struct conv_cache_request *a, struct hub_stream *stream, char **source, char **path,
                        struct err *e)
 {
     char *name = place_by_path(*source, a->type, "part", e);        /* its own depends on what is still to come */
@@ -305,7 +305,7 @@ int converted_arriving(const struct converted_ask *a, struct hub_stream *stream,
     }
     cli_note(a->prog, "converting %s once, as it comes (%s)", a->asked, a->type);
     int rc = convert(a, stream, source, name, e);
-    if (rc == 0 && (!(*path = converted_path(*source, a->type, e)) ||
+    if (rc == 0 && (!(*path = conv_cache_path(*source, a->type, e)) ||
                     (rename(name, *path) != 0 && err_sys(e, "%s", *path) != 0)))
         rc = -1;
     if (rc == 0)
