@@ -279,7 +279,7 @@ static int convert(const struct conv_cache_request *a, struct hub_stream *stream
     o.overwrite = 1;                    /* what is there could not be read */
     o.before = preflight_convert;
     o.before_user = (void *)(uintptr_t)&pre;
-    rc = conversion_run(a->prog, &o, stream, source, NULL, e);
+    rc = run_conversion(a->prog, &o, stream, source, NULL, e);
     cli_die_of_interrupt();
     return rc;
 }

@@ -32,7 +32,7 @@ void conv_cache_unlock(struct conv_cache_lock *l);
 /* With the lock: make the file at path, tidy up the cache, and say where it is and how to get
  * along without. */
 int conv_cache_make(const struct conv_cache_request *a, const char *source, const char *path, struct err *e);
-/* The same of a source that is still on its way (conversion_run closes the stream); *path is
+/* The same of a source that is still on its way (run_conversion closes the stream); *path is
  * malloc'd. */
 int conv_cache_arriving(const struct conv_cache_request *a, struct hub_stream *stream, char **source, char **path,
                        struct err *e);

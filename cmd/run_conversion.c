@@ -34,7 +34,7 @@ static int convert(const char *prog, struct convert_options *o, struct hub_strea
     return rc;
 }
 
-int conversion_run(const char *prog, struct convert_options *o, struct hub_stream *stream, char **found,
+int run_conversion(const char *prog, struct convert_options *o, struct hub_stream *stream, char **found,
                    struct convert_report *r, struct err *e)
 {
     const int rc = convert(prog, o, stream, r, e), end = stream ? hub_stream_close(stream, rc, found, e) : 0;

@@ -13,7 +13,7 @@
  * all, *found and o->source become that.  SIGINT and SIGTERM end it with ERR_CANCELLED:
  * cli_die_of_interrupt() is the caller's.  Afterwards they do what they did before.  r may be
  * NULL; else it is valid (and to be released) in any case. */
-int conversion_run(const char *prog, struct convert_options *o, struct hub_stream *stream, char **found,
+int run_conversion(const char *prog, struct convert_options *o, struct hub_stream *stream, char **found,
                    struct convert_report *r, struct err *e);
 
 #endif

@@ -284,7 +284,7 @@ static int convert_to_stdout(struct arguments *a, struct hub_stream *stream, str
     snprintf(path, sizeof path, "%s/model.zse", dir);
     a->o.output = path;
     a->o.no_resume = 1;                 /* the folder has another name the next time */
-    int rc = conversion_run(prog, &a->o, stream, &a->found, r, e);
+    int rc = run_conversion(prog, &a->o, stream, &a->found, r, e);
     if (rc == 0)
         rc = copy_out(path, dir, e);
     unlink(path);
@@ -340,7 +340,7 @@ static int convert(struct arguments *a, struct hub_stream *stream, struct conver
         memory_note(prog, "start");
     }
     const int rc = writes_to_stdout(a) ? convert_to_stdout(a, stream, r, e)
-                                       : conversion_run(prog, &a->o, stream, &a->found, r, e);
+                                       : run_conversion(prog, &a->o, stream, &a->found, r, e);
     if (a->verbose && rc == 0)
         memory_note(prog, "end");
     return rc;
