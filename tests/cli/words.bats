@@ -10,7 +10,7 @@ clean=(libcommon/LAYERS models)
 
 # check NAME TEXT: tests/lib/words on a tracked file of that name and text
 check() {
-  cd "$BATS_TEST_TMPDIR"
+  cd "$BATS_TEST_TMPDIR" || return
   git init -q .
   printf '%b' "$2" >"$1"
   git add "$1"
