@@ -100,7 +100,7 @@ static int32_t evict(struct kv_pool *p)
     return block;
 }
 
-void kv_pool_shed(struct kv_pool *p, void (*drop)(void *user, int32_t block), void *user)
+void kv_pool_trim(struct kv_pool *p, void (*drop)(void *user, int32_t block), void *user)
 {
     while (p->n_idle)
         p->free_block[p->n_free++] = evict(p);

@@ -27,7 +27,7 @@ int kv_pool_idle(const struct kv_pool *p);              /* nodes that no table h
 size_t kv_pool_bytes(const struct kv_pool *p);          /* what it takes itself */
 /* Give up every node that no table holds; then drop(user, block) for each block that holds
  * nothing. */
-void kv_pool_shed(struct kv_pool *p, void (*drop)(void *user, int32_t block), void *user);
+void kv_pool_trim(struct kv_pool *p, void (*drop)(void *user, int32_t block), void *user);
 uint64_t kv_pool_evictions(const struct kv_pool *p);    /* nodes given up so far */
 
 struct kv_table {                                       /* of one sequence */

@@ -75,7 +75,7 @@ void state_keep(struct state_pool *s, const struct kv_pool *p, int32_t block, in
     state_used(s, known < 0 ? state : known);
 }
 
-void state_shed(struct state_pool *s, const struct kv_pool *p, void (*drop)(void *user, int state), void *user)
+void state_trim(struct state_pool *s, const struct kv_pool *p, void (*drop)(void *user, int state), void *user)
 {
     for (int i = 0; i < s->n; i++) {
         if (is_lost(&s->slot[i], p))

@@ -29,7 +29,7 @@ int state_find(const struct state_pool *s, const struct kv_pool *p, int32_t bloc
 void state_used(struct state_pool *s, int state);       /* a snapshot was of use: it is the newest now */
 
 /* Lost snapshots become free; then drop(user, state) for each state that is free. */
-void state_shed(struct state_pool *s, const struct kv_pool *p, void (*drop)(void *user, int state), void *user);
+void state_trim(struct state_pool *s, const struct kv_pool *p, void (*drop)(void *user, int state), void *user);
 
 /* How many tokens of ids [0, n) are in the tree behind those of t, up to the last snapshot: t's
  * own number if there is none.  t as for prefix_take. */

@@ -1,5 +1,5 @@
 /* engine.c - opening, the step, figures.  A step ends what was cancelled, plans (engine_plan.c),
- * computes (engine_ahead.c), delivers (engine_deliver.c). */
+ * computes (engine_lookahead.c), delivers (engine_deliver.c). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -116,7 +116,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->batched = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->items = calloc((size_t)g->max_seqs, sizeof *g->items);
     g->draws = calloc((size_t)g->max_seqs, sizeof *g->draws);
-    g->ahead = (struct ahead){ calloc((size_t)g->max_seqs, sizeof(struct request *)),
+    g->lookahead = (struct lookahead){ calloc((size_t)g->max_seqs, sizeof(struct request *)),
                                calloc((size_t)g->max_seqs, sizeof *g->items),
                                calloc((size_t)g->max_seqs, sizeof *g->draws), 0 };
     g->n_rows = g->max_seqs;
@@ -125,8 +125,8 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->pace.alone_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.alone_ns);
     if (!(g->scratch = sampler_scratch_open(e)))
         goto fail;
-    if (!g->running || !g->to_plan || !g->batched || !g->items || !g->draws || !g->ahead.batched || !g->ahead.items ||
-        !g->ahead.draws || !g->logits || !g->row || !g->pace.alone_ns) {
+    if (!g->running || !g->to_plan || !g->batched || !g->items || !g->draws || !g->lookahead.batched ||
+        !g->lookahead.items || !g->lookahead.draws || !g->logits || !g->row || !g->pace.alone_ns) {
         err_nomem(e, "engine");
         goto fail;
     }
@@ -159,8 +159,8 @@ void engine_close(struct engine *g)
     g->masks = NULL;
     for (int i = 0; i < g->n_running; i++)
         request_free(g, g->running[i]);
-    while (g->shares) {                         /* what is left of them waits */
-        struct request *r = g->shares->waiting.r[0];
+    while (g->tenants) {                         /* what is left of them waits */
+        struct request *r = g->tenants->waiting.r[0];
         wait_remove(g, r);
         request_free(g, r);
     }
@@ -175,9 +175,9 @@ void engine_close(struct engine *g)
     free(g->batched);
     free(g->items);
     free(g->draws);
-    free(g->ahead.batched);
-    free(g->ahead.items);
-    free(g->ahead.draws);
+    free(g->lookahead.batched);
+    free(g->lookahead.items);
+    free(g->lookahead.draws);
     free(g->logits);
     free(g->row);
     free(g->hidden);
@@ -221,7 +221,7 @@ int engine_step(struct engine *g, struct err *e)
     struct err mine;
     requests_sweep(g, begin);
     deliver_late(g);
-    const int n_items = ahead_run(g, &mine);
+    const int n_items = step_run(g, &mine);
     if (n_items == 0 && g->n_running)
         masks_wait(g);
     if (n_items == 0)
@@ -263,7 +263,7 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
     for (int i = 0; i < g->n_running; i++)
         s->n_late += g->running[i]->late != LATE_NOT;
     s->n_waiting = g->n_waiting + g->n_pending;
-    s->n_shares = g->n_shares;
+    s->n_tenants = g->n_tenants;
     s->backend = g->backend->describe(g->b);
     s->device = (struct backend_device){ .n_layers = 0 };
     if (g->backend->device)
@@ -284,11 +284,11 @@ static void drop_state(void *user, int state)
         g->backend->drop_state(g->b, state);
 }
 
-void engine_shed(struct engine *g)
+void engine_trim(struct engine *g)
 {
-    kv_pool_shed(g->pool, drop_block, g);
+    kv_pool_trim(g->pool, drop_block, g);
     if (g->states)
-        state_shed(g->states, g->pool, drop_state, g);
+        state_trim(g->states, g->pool, drop_state, g);
 }
 
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e)

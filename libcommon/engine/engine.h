@@ -4,7 +4,7 @@
  * One thread calls everything here.  Each engine_step() makes one ragged batch of all running
  * requests (decoding ones first, then prompts in chunks), runs it on the backend, samples, and
  * tells each request's callback.  Requests join and leave between steps.  Where more is asked
- * than can be done, shares get equally much, whoever has how many requests (engine_share.c).  A
+ * than can be done, shares get equally much, whoever has how many requests (engine_tenant.c).  A
  * request's output depends neither on the others nor on chunks, preemption or the prefix cache. */
 #ifndef ZSE_ENGINE_ENGINE_H
 #define ZSE_ENGINE_ENGINE_H
@@ -97,7 +97,7 @@ struct request_params {
      * and computes the whole prompt */
     int prompt_logprobs;
     enum embed embed;                           /* no answer: the final hidden states, pooled (mean or last token) and scaled to length 1 */
-    uint64_t share;                             /* whose request it is, by any number: requests of one share get together what those of another get */
+    uint64_t tenant;                             /* whose request it is, by any number: requests of one share get together what those of another get */
     /* -MAX_PRIORITY to MAX_PRIORITY: higher first among requests of a share.  AGEING_S seconds
      * of waiting count as one more, so that nothing starves.  Below 0 it also lets other shares
      * go first, for a while */
@@ -143,7 +143,7 @@ int engine_check(struct engine *g, struct err *e);
 
 /* Memory is short: give up the prefixes that nobody uses, and the memory of blocks and states
  * that hold nothing. */
-void engine_shed(struct engine *g);
+void engine_trim(struct engine *g);
 
 struct request_stats {
     int n_prompt, n_cached, n_generated;            /* n_cached: tokens of the prompt that were not computed for this request */
@@ -159,7 +159,7 @@ enum { STEP_TIMES = 24 };
 struct engine_stats {
     size_t kv_bytes, private_bytes;
     int n_blocks, n_free_blocks, n_cached_blocks;   /* n_cached_blocks: hold prefixes that nobody uses now: as good as free */
-    int n_running, n_waiting, n_shares;             /* n_shares: whose these requests are */
+    int n_running, n_waiting, n_tenants;             /* n_tenants: whose these requests are */
     int n_late;                                     /* of those that run: sit out steps until their constraint is ready */
     int broken;                                     /* engine_check() said no */
     /* since engine_open */

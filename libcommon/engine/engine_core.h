@@ -1,6 +1,6 @@
 /* engine_core.h - what the parts of the engine share: engine.c (opening, the step),
- * engine_request.c (a request's life), engine_plan.c (who runs, and what of it), engine_share.c
- * (fairly), engine_ahead.c (the backend's work, begun early where it can be), engine_deliver.c
+ * engine_request.c (a request's life), engine_plan.c (who runs, and what of it), engine_tenant.c
+ * (fairly), engine_lookahead.c (the backend's work, begun early where it can be), engine_deliver.c
  * (from the backend's rows to callbacks), engine_masks.c (what constraints have to do). */
 #ifndef ZSE_ENGINE_ENGINE_CORE_H
 #define ZSE_ENGINE_ENGINE_CORE_H
@@ -25,13 +25,13 @@ enum {
 struct queue { struct request **r; int n, room; enum which which; };
 
 /* Whose requests they are; there while it has any.  Everything counts in tokens. */
-struct share {
-    struct share *next;
+struct tenant_queue {
+    struct tenant_queue *next;
     uint64_t id;
     int n, n_running, held;             /* its requests, and those of them that run; held: engine_submit is about to add some */
     struct queue waiting;               /* BY_TURN */
     uint64_t served;                    /* was computed for it, as compared with other shares */
-    int64_t ahead;                      /* in the middle of planning: what its running prompts will get, or have got of this step */
+    int64_t planned;                      /* in the middle of planning: what its running prompts will get, or have got of this step */
     int waits, waited;                  /* some of its requests wait for their first token; did so before */
 };
 
@@ -53,7 +53,7 @@ enum late { LATE_NOT, LATE_MASK, LATE_ADVANCE };
 
 struct request {
     enum state state;
-    struct share *share;
+    struct tenant_queue *tenant;
     int charged;                        /* tokens that it was counted */
     struct request *leader, *siblings;  /* siblings are PENDING, linked by next_sibling */
     struct request *next_sibling, *next_cancelled;
@@ -94,7 +94,7 @@ struct pace {
 };
 
 /* A step that the backend has begun behind the one in hand. */
-struct ahead { struct request **batched; struct batch_item *items; struct draw *draws; int n; };       /* [max_seqs] each */
+struct lookahead { struct request **batched; struct batch_item *items; struct draw *draws; int n; };       /* [max_seqs] each */
 
 struct engine {
     const struct model *m;              /* borrowed */
@@ -107,7 +107,7 @@ struct engine {
     struct sampler_scratch *scratch;
     struct request **running; int n_running;        /* [max_seqs] in order of their turn */
     struct request **to_plan;           /* [max_seqs] scratch */
-    struct share *shares; int n_shares, n_waiting;  /* in the order in which they came; n_waiting: of all */
+    struct tenant_queue *tenants; int n_tenants, n_waiting;  /* in the order in which they came; n_waiting: of all */
     double level;                       /* what each share was given on average since somebody waits */
     struct queue deadlines;
     struct request *cancelled;
@@ -116,7 +116,7 @@ struct engine {
     struct batch_item *items;           /* [max_seqs] */
     struct draw *draws;                 /* [max_seqs] of items */
     int n_items;                        /* of the step in hand */
-    struct ahead ahead; int n_begun;    /* steps that the backend has begun and not ended: 1 between two calls where ahead.n is not 0 */
+    struct lookahead lookahead; int n_begun;    /* steps that the backend has begun and not ended: 1 between two calls where lookahead.n is not 0 */
     float *logits;                      /* [max_seqs + PROMPT_ROWS, vocab_size] */
     float *row;                         /* [vocab_size] one of them, for a sibling to change */
     float *hidden;                      /* [max_tokens, hidden_size] once a request asked for embed */
@@ -150,23 +150,23 @@ void queue_add(struct queue *q, struct request *r);
 void queue_remove(struct queue *q, struct request *r);
 int goes_before(const struct request *a, const struct request *b, enum which which);
 
-/* ---- engine_share.c ---- */
-struct share *share_get(struct engine *g, uint64_t id);         /* made if there is none; NULL: no memory */
-void share_put(struct engine *g, struct share *s);              /* gone if nobody needs it */
+/* ---- engine_tenant.c ---- */
+struct tenant_queue *tenant_get(struct engine *g, uint64_t id);         /* made if there is none; NULL: no memory */
+void tenant_put(struct engine *g, struct tenant_queue *s);              /* gone if nobody needs it */
 void wait_add(struct engine *g, struct request *r);             /* to those that wait; the share has room */
 void wait_remove(struct engine *g, struct request *r);
-void share_charge(struct engine *g, struct request *r, int n);  /* n tokens were computed for it */
-void shares_settle(struct engine *g);                           /* before anybody is chosen for a step */
-int share_goes_before(const struct request *a, const struct request *b);
-struct request *share_next(const struct engine *g);             /* who waits and goes first; NULL: nobody waits */
-int share_yields(const struct engine *g, const struct request *r);      /* index of who runs and makes room for r, which waits; -1: nobody does */
-/* Would r, which lacks so many blocks, get them and a place if all went that share_yields()
+void tenant_charge(struct engine *g, struct request *r, int n);  /* n tokens were computed for it */
+void tenants_settle(struct engine *g);                           /* before anybody is chosen for a step */
+int tenant_goes_before(const struct request *a, const struct request *b);
+struct request *tenant_next(const struct engine *g);             /* who waits and goes first; NULL: nobody waits */
+int tenant_yields(const struct engine *g, const struct request *r);      /* index of who runs and makes room for r, which waits; -1: nobody does */
+/* Would r, which lacks so many blocks, get them and a place if all went that tenant_yields()
  * would name one after the other? */
-int share_would_fit(struct engine *g, const struct request *r, int missing);
-int share_of_most(const struct engine *g);                      /* index of who gives its blocks back: the last in turn of the share that runs most */
+int tenant_would_fit(struct engine *g, const struct request *r, int missing);
+int tenant_of_most(const struct engine *g);                      /* index of who gives its blocks back: the last in turn of the share that runs most */
 /* The queue lacks `missing` places for n requests of this share: end as many of shares that have
  * more.  0: they have not. */
-int share_make_room(struct engine *g, const struct share *own, int n, int missing);
+int tenant_make_room(struct engine *g, const struct tenant_queue *own, int n, int missing);
 
 /* ---- engine_plan.c ---- */
 int decodes(const struct request *r);
@@ -182,12 +182,12 @@ void copy_state(struct engine *g, int from, int to);
 /* Would a request that waits start now, if there are blocks for it? */
 int may_admit(const struct engine *g);
 
-/* ---- engine_ahead.c ---- */
+/* ---- engine_lookahead.c ---- */
 /* Plan a step and compute it: its items, whose rows are to be delivered; 0: there is nothing to
  * do; -1: the backend failed. */
-int ahead_run(struct engine *g, struct err *e);
+int step_run(struct engine *g, struct err *e);
 /* Nothing is r's any more: steps that are begun have a row that nobody wants. */
-void ahead_forget(struct engine *g, const struct request *r);
+void step_forget(struct engine *g, const struct request *r);
 
 /* ---- engine_masks.c ---- */
 void masks_begin(struct engine *g, int n_items);        /* begin with the masks that the step of these items needs */

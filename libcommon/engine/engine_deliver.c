@@ -308,7 +308,7 @@ void deliver_step(struct engine *g, int n_items)
             continue;
         r->kv.n_tokens += g->items[i].n_tokens;
         g->count.tokens += (uint64_t)g->items[i].n_tokens;
-        share_charge(g, r, g->items[i].n_tokens);
+        tenant_charge(g, r, g->items[i].n_tokens);
         if (enters_prefixes(g, r))
             prefix_enter(&r->kv, g->pool, r->ids, 0);
         if (enters_prefixes(g, r) && g->states && r->slot >= 0 && r->kv.n_tokens % g->snapshot_every == 0)

@@ -2,7 +2,7 @@
  *
  * Turns: a request's turn is the time of its submission less AGEING_S seconds for each step of
  * priority, so the order of two requests of a share never changes and nothing starves; between
- * shares see engine_share.c.  Running requests are kept in order of their turns.  When blocks run
+ * shares see engine_tenant.c.  Running requests are kept in order of their turns.  When blocks run
  * out, first go prefixes that nobody uses, then blocks of requests that wait, then the running
  * request whose turn is last, of the share that runs most, goes back to waiting and computes again
  * what is no longer in the tree: its sampler and its ids stay, so its answer is the same.  The pool
@@ -227,7 +227,7 @@ static void preempt(struct engine *g, int i)
     struct request *r = g->running[i];
     request_release(g, r, 1);
     g->n_running--;
-    r->share->n_running--;
+    r->tenant->n_running--;
     memmove(&g->running[i], &g->running[i + 1], (size_t)(g->n_running - i) * sizeof *g->running);
     r->planned = 0;
     wait_add(g, r);
@@ -237,7 +237,7 @@ static void preempt(struct engine *g, int i)
 /* Blocks of a request that waits. 0: none has any. */
 static int reclaim(struct engine *g)
 {
-    for (const struct share *s = g->shares; s && g->n_holding; s = s->next)
+    for (const struct tenant_queue *s = g->tenants; s && g->n_holding; s = s->next)
         for (int i = s->waiting.n - 1; i >= 0; i--)
             if (s->waiting.r[i]->holds) {
                 request_release(g, s->waiting.r[i], 1);
@@ -280,9 +280,9 @@ static int make_fit(struct engine *g, struct request *r)
     else if (takes_prefixes(g, r))
         count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));
     const int want = n_blocks(r->n_ids < g->max_len ? r->n_ids + 1 : r->n_ids);
-    int fits = share_would_fit(g, r, want - r->kv.n_blocks - n_available(g));
+    int fits = tenant_would_fit(g, r, want - r->kv.n_blocks - n_available(g));
     while (fits && (g->n_running >= g->limits.max_running || want - r->kv.n_blocks > n_available(g))) {
-        const int i = share_yields(g, r);
+        const int i = tenant_yields(g, r);
         if (i >= 0)
             preempt(g, i);
         else if (g->n_running || !reclaim(g))
@@ -308,8 +308,8 @@ static void start(struct engine *g, struct request *r)
     g->n_holding -= r->holds;
     r->holds = 0;
     r->state = RUNNING;
-    r->share->n_running++;
-    r->share->ahead += r->n_ids - r->kv.n_tokens;
+    r->tenant->n_running++;
+    r->tenant->planned += r->n_ids - r->kv.n_tokens;
     if (!r->started_ns)
         r->started_ns = clock_ns();
     int i = g->n_running++;
@@ -320,8 +320,8 @@ static void start(struct engine *g, struct request *r)
 
 static void admit(struct engine *g)
 {
-    for (struct request *r; (r = share_next(g));) {
-        if ((g->n_running >= g->limits.max_running && share_yields(g, r) < 0) || !make_fit(g, r))
+    for (struct request *r; (r = tenant_next(g));) {
+        if ((g->n_running >= g->limits.max_running && tenant_yields(g, r) < 0) || !make_fit(g, r))
             return;
         start(g, r);
     }
@@ -329,7 +329,7 @@ static void admit(struct engine *g)
 
 int may_admit(const struct engine *g)
 {
-    return g->n_waiting && (g->n_running < g->limits.max_running || share_yields(g, share_next(g)) >= 0);
+    return g->n_waiting && (g->n_running < g->limits.max_running || tenant_yields(g, tenant_next(g)) >= 0);
 }
 
 /* ---- the step ---- */
@@ -373,12 +373,12 @@ static void plan_one(struct engine *g, struct request *r, struct room *room)
         r->planned = least(r->planned, g->snapshot_every - r->kv.n_tokens % g->snapshot_every);
     room->total -= r->planned - decoding;
     room->chunk -= decoding ? 0 : r->planned;
-    r->share->ahead += decoding ? 0 : r->planned;
+    r->tenant->planned += decoding ? 0 : r->planned;
     if (r->planned && rows_limit(r, 0) != INT32_MAX)
         room->rows -= n_logits(r);
     while (r->planned && reserve(g, r) != 0)
         if (!reclaim(g))
-            preempt(g, share_of_most(g));
+            preempt(g, tenant_of_most(g));
 }
 
 /* Of those that run and are still to be planned, the one that goes first; NULL: none is left. */
@@ -387,7 +387,7 @@ static struct request *next_to_plan(struct engine *g, int n)
     int best = -1;
     for (int i = 0; i < n; i++)
         if (g->to_plan[i] && g->to_plan[i]->state == RUNNING &&
-            (best < 0 || share_goes_before(g->to_plan[i], g->to_plan[best])))
+            (best < 0 || tenant_goes_before(g->to_plan[i], g->to_plan[best])))
             best = i;
     struct request *r = best < 0 ? NULL : g->to_plan[best];
     if (r)
@@ -405,7 +405,7 @@ static int any_planned(const struct engine *g)
 
 void plan_step(struct engine *g)
 {
-    shares_settle(g);
+    tenants_settle(g);
     admit(g);
     struct request *r;
     const int n = g->n_running;
@@ -415,8 +415,8 @@ void plan_step(struct engine *g)
         g->running[i]->planned = 0;
         n_decoding += !g->running[i]->late && decodes(g->running[i]);
     }
-    for (struct share *s = g->shares; s; s = s->next)
-        s->ahead = 0;
+    for (struct tenant_queue *s = g->tenants; s; s = s->next)
+        s->planned = 0;
     const struct room all = { g->max_tokens - n_decoding, chunk_tokens(g, n_decoding), PROMPT_ROWS };
     struct room room = all;
     g->pace.chunk = room.chunk;

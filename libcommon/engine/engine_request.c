@@ -44,10 +44,10 @@ static int check_params(const struct engine *g, const struct request_params *p, 
 }
 
 /* Is there room in the queue, or made in it? */
-static int check_queue(struct engine *g, const struct share *s, int n, struct err *e)
+static int check_queue(struct engine *g, const struct tenant_queue *s, int n, struct err *e)
 {
     const int room = g->limits.max_waiting + g->limits.max_running - g->n_running - g->n_waiting - g->n_pending;
-    if (!g->limits.max_waiting || n <= room || share_make_room(g, s, n, n - room))
+    if (!g->limits.max_waiting || n <= room || tenant_make_room(g, s, n, n - room))
         return 0;
     return err_set(e, ERR_LIMIT, "%d request%s %s waiting, expected at most %d", g->n_waiting + g->n_pending,
                    plural(g->n_waiting + g->n_pending), plural_are(g->n_waiting + g->n_pending), g->limits.max_waiting);
@@ -62,7 +62,7 @@ static void find_stop_ids(const struct engine *g, struct request *r, const struc
 }
 
 /* The i-th of the n requests, not linked anywhere; its constraint is not there yet. */
-static struct request *make_request(struct engine *g, struct share *s, const struct request_params *p, int i,
+static struct request *make_request(struct engine *g, struct tenant_queue *s, const struct request_params *p, int i,
                                     struct err *e)
 {
     struct sampling sampling = p->sampling;
@@ -71,7 +71,7 @@ static struct request *make_request(struct engine *g, struct share *s, const str
         err_nomem(e, "request");
         return NULL;
     }
-    r->share = s;
+    r->tenant = s;
     s->n++;
     const int room = g->max_len - p->n_ids, hidden = g->m->config.hidden_size;
     r->n_ids = r->n_prompt = p->n_ids;
@@ -132,13 +132,13 @@ void request_free(struct engine *g, struct request *r)
     free(r->pooled);
     free(r->stop_ids);
     free(r->ids);
-    r->share->n--;
-    share_put(g, r->share);
+    r->tenant->n--;
+    tenant_put(g, r->tenant);
     free(r);
 }
 
 /* What only some requests need of the engine. */
-static int make_room(struct engine *g, struct share *s, const struct request_params *p, struct err *e)
+static int make_room(struct engine *g, struct tenant_queue *s, const struct request_params *p, struct err *e)
 {
     const int n = g->n_waiting + g->n_running + g->n_pending + n_answers(p);
     if (queue_reserve(&s->waiting, s->n + n_answers(p)) != 0 || queue_reserve(&g->deadlines, n) != 0)
@@ -152,7 +152,7 @@ static int make_room(struct engine *g, struct share *s, const struct request_par
 }
 
 /* To those that wait. */
-static struct request *enter(struct engine *g, struct share *s, const struct request_params *p, struct err *e)
+static struct request *enter(struct engine *g, struct tenant_queue *s, const struct request_params *p, struct err *e)
 {
     const int n = n_answers(p);
     struct request *first = NULL, **link = &first;
@@ -199,7 +199,7 @@ struct request *engine_submit(struct engine *g, const struct request_params *p, 
 {
     if (engine_check(g, e) != 0 || check_params(g, p, e) != 0)
         return NULL;
-    struct share *s = share_get(g, p->share);
+    struct tenant_queue *s = tenant_get(g, p->tenant);
     if (!s) {
         err_nomem(e, "request");
         return NULL;
@@ -207,7 +207,7 @@ struct request *engine_submit(struct engine *g, const struct request_params *p, 
     s->held++;
     struct request *r = enter(g, s, p, e);
     s->held--;
-    share_put(g, s);
+    tenant_put(g, s);
     return r;
 }
 
@@ -256,7 +256,7 @@ static void unlink_request(struct engine *g, struct request *r)
         while (g->running[i] != r)
             i++;
         g->n_running--;
-        r->share->n_running--;
+        r->tenant->n_running--;
         memmove(&g->running[i], &g->running[i + 1], (size_t)(g->n_running - i) * sizeof *g->running);
     } else {
         struct request **link = &r->leader->siblings;
@@ -287,7 +287,7 @@ void request_finish(struct engine *g, struct request *r, const struct token_even
     unlink_request(g, r);
     hand_over(g, r);
     request_release(g, r, ev->finish != FINISH_ERROR);
-    ahead_forget(g, r);
+    step_forget(g, r);
     *(ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH ? &g->count.finished : ev->finish == FINISH_ERROR ||
       ev->finish == FINISH_REFUSED ? &g->count.failed : &g->count.cancelled) += 1;
     if (r->cancelled) {                 /* in its own last callback at the latest */

@@ -213,7 +213,7 @@ static void obey(struct worker *w, struct order *o)
         w->batch->heard = o->jobs;
         break;
     case ORDER_SHED:
-        engine_shed(w->g);
+        engine_trim(w->g);
         break;
     case ORDER_LIMITS:
         engine_set_limits(w->g, &o->limits, &ignored);      /* checked by who gave the order */

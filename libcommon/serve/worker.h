@@ -61,7 +61,7 @@ int worker_submit(struct worker *w, const struct request_params *p, struct job *
 /* 0, or -1 without memory: then the answer goes on to its end. */
 int worker_cancel(struct worker *w, struct job *job);
 int worker_limits(struct worker *w, const struct engine_limits *l);     /* 0, or -1 without memory */
-void worker_shed(struct worker *w);                     /* engine_shed, between two steps */
+void worker_shed(struct worker *w);                     /* engine_trim, between two steps */
 void worker_check(struct worker *w);                    /* engine_check, once for however many ask before it begins; worker_stats says what came of it */
 /* All events so far, oldest first, NULL if there are none; to be given back. */
 struct events *worker_take(struct worker *w);

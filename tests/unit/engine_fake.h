@@ -41,7 +41,7 @@ struct fake {
     struct backend_options o;
     struct fake_step begun[2]; int n_begun;
     int32_t drawn[FAKE_ITEMS]; int n_drawn;             /* of the step that ran last; 0: none was drawn there */
-    int n_ahead, n_undrawn;                             /* steps begun behind others; rows without a token */
+    int n_lookahead, n_undrawn;                             /* steps begun behind others; rows without a token */
     uint64_t *state;                    /* [n_states] the hash of the prefix that left it behind */
     int32_t *kv;                        /* [n_blocks][16] the token of each position, with LONG where it was rotated by the long factors */
     int long_from;
@@ -192,8 +192,8 @@ static inline int fake_begin(void *b, const struct batch *batch, struct err *e)
     if (fake_fails(f, FAKE_BEGIN, e) < 0)
         return -1;
     assert_true(f->n_begun < 2 && batch->n_items <= FAKE_ITEMS && f->o.n_states == 0);
-    if (f->n_begun == 1 && f->n_ahead % 16 == 15) {     /* not every time */
-        f->n_ahead++;
+    if (f->n_begun == 1 && f->n_lookahead % 16 == 15) {     /* not every time */
+        f->n_lookahead++;
         return 0;
     }
     s->n = batch->n_items;
@@ -206,7 +206,7 @@ static inline int fake_begin(void *b, const struct batch *batch, struct err *e)
         if (it->tokens)
             memcpy(s->token[i], it->tokens, (size_t)it->n_tokens * sizeof *it->tokens);
         else
-            f->n_ahead += i == 0;
+            f->n_lookahead += i == 0;
         memcpy(s->table[i], it->table, (size_t)((it->pos + it->n_tokens - 1) / 16 + 1) * sizeof *it->table);
     }
     f->n_begun++;

@@ -17,7 +17,7 @@ static const int32_t *prompt(int which, int n)
 static struct request_params asked(struct answer *a, uint64_t share, int which, int n_ids, int n_answer)
 {
     struct request_params p = params(prompt(which, n_ids), n_ids, a);
-    p.share = share;
+    p.tenant = share;
     p.max_tokens = n_answer;
     p.ignore_eos = 1;
     return p;
@@ -177,7 +177,7 @@ static void test_standing_back(void **state)
     struct engine *g = open_engine(1, 64, 40);
     for (int i = 0; i < 20; i++) {
         p = params(prompt(i, 20), 20, &a[i]);
-        p.share = A;
+        p.tenant = A;
         p.priority = MAX_PRIORITY;
         p.max_tokens = 10;
         submit(g, &p, &a[i]);
@@ -188,7 +188,7 @@ static void test_standing_back(void **state)
     run_to_end(g);
     for (int i = 0; i < 3; i++) {
         p = params(prompt(i, 20), 20, &a[i]);
-        p.share = A;
+        p.tenant = A;
         p.priority = -1;
         p.max_tokens = 100;
         p.ignore_eos = 1;
@@ -223,7 +223,7 @@ static void test_full_queue(void **state)
     for (int i = 0; i < 12; i++)
         add(g, &a[i], A, i, 20, 10);
     struct request_params p = params(prompt(77, 20), 20, &more);
-    p.share = A;
+    p.tenant = A;
     step(g, 2);
     assert_null(engine_submit(g, &p, &e));
     assert_int_equal(e.code, ERR_LIMIT);
@@ -233,20 +233,20 @@ static void test_full_queue(void **state)
         assert_int_equal(a[i].finish, i < 7 ? FINISH_NONE : FINISH_REFUSED);
     assert_int_equal(a[11].n + a[11].n_calls, 1);
     assert_non_null(strstr(a[11].error, "10 requests are waiting"));
-    p.share = B;
+    p.tenant = B;
     assert_null(engine_submit(g, &p, &e));              /* five wait of each */
-    p.share = C;
+    p.tenant = C;
     p.n = 4;
     assert_null(engine_submit(g, &p, &e));              /* not more than the others then have left */
     p.n = 3;
     assert_non_null(engine_submit(g, &p, &e));
     engine_stats(g, &s);
-    assert_int_equal(s.n_shares, 3);
+    assert_int_equal(s.n_tenants, 3);
     assert_int_equal(s.n_running + s.n_waiting, 12);
     assert_int_equal(s.failed, 5 + 3);
     run_to_end(g);
     engine_stats(g, &s);
-    assert_int_equal(s.n_shares, 0);
+    assert_int_equal(s.n_tenants, 0);
     assert_int_equal(s.requests, s.finished + s.failed);
     assert_all_free(g);
     engine_close(g);
@@ -264,15 +264,15 @@ static void test_many_shares(void **state)
         static struct answer unused;
         struct request_params p = params(prompt(i, 3), 3, &unused);
         p.on_token = NULL;
-        p.share = (uint64_t)i + 1;
+        p.tenant = (uint64_t)i + 1;
         p.max_tokens = 1;
         assert_non_null(engine_submit(g, &p, &e));
     }
     engine_stats(g, &s);
-    assert_int_equal(s.n_shares, N);
+    assert_int_equal(s.n_tenants, N);
     run_to_end(g);
     engine_stats(g, &s);
-    assert_int_equal(s.n_shares, 0);
+    assert_int_equal(s.n_tenants, 0);
     assert_int_equal(s.finished, N);
     assert_int_equal(s.preemptions, 0);
     engine_close(g);

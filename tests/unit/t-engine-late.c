@@ -48,8 +48,8 @@ static void waits_alone(const struct backend *backend, int n_logprobs)
     submit_stuck(g, &p, &late, 3);
     submit(g, &q, &plain);
     run_until(g, &plain, 1);
-    const int n_ahead = last_fake->n_ahead;
-    assert_true(backend == &backend_fake || n_ahead > 10);      /* steps are begun early beside it */
+    const int n_lookahead = last_fake->n_lookahead;
+    assert_true(backend == &backend_fake || n_lookahead > 10);      /* steps are begun early beside it */
     struct constraint c = rules_of(7, 5);
     q.constraint = &c;
     submit(g, &q, &quick);

@@ -268,7 +268,7 @@ static void test_lost_snapshots(void **state)
 
 /* When memory is short, blocks and states that nobody needs are given back, and answers stay the
  * same. */
-static void test_shed(void **state)
+static void test_trim(void **state)
 {
     (void)state;
     static int32_t ids[60];
@@ -288,15 +288,15 @@ static void test_shed(void **state)
     assert_true(engine_step(g, &e) > 0);
     struct fake *f = last_fake;
     const int n_states = f->o.n_states;
-    engine_shed(g);
+    engine_trim(g);
     assert_true(f->n_dropped_blocks > 0);
     assert_true(f->n_dropped_states >= 1 && f->n_dropped_states < n_states);
     run_to_end(g);
     alone(&q, &want);
     assert_same(&b, &want);
-    engine_shed(g);
+    engine_trim(g);
     f->n_dropped_states = 0;
-    engine_shed(g);                                     /* nothing runs: all of them */
+    engine_trim(g);                                     /* nothing runs: all of them */
     assert_int_equal(f->n_dropped_states, n_states);
     submit(g, &p, &a);
     run_to_end(g);
@@ -313,7 +313,7 @@ int main(void)
         cmocka_unit_test(test_shared_prefix), cmocka_unit_test(test_evict), cmocka_unit_test(test_snapshots),
             cmocka_unit_test(test_long_rope),
         cmocka_unit_test(test_no_allocation), cmocka_unit_test(test_waiting_copies_nothing),
-        cmocka_unit_test(test_lost_snapshots), cmocka_unit_test(test_shed),
+        cmocka_unit_test(test_lost_snapshots), cmocka_unit_test(test_trim),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -45,7 +45,7 @@ static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
     }
     if (rng_u64(r) % 6 == 0)
         j->p.deadline_ns = clock_ns() + rng_u64(r) % 2000000;
-    j->p.share = rng_u64(r) % 4;
+    j->p.tenant = rng_u64(r) % 4;
     for (int i = 0; i < MOST; i++)
         j->users[i] = &j->got[i];
     j->p.users = j->users;
@@ -128,7 +128,7 @@ static void random_schedules(int ahead)
     /* Each answer again, alone, takes most of the time: in builds that look for other errors in
      * every seventh round: the rounds are the same in all builds. */
     const int check_all = getenv("ZSE_SANITIZED") == NULL;
-    int n_ahead = 0, n_undrawn = 0;
+    int n_lookahead = 0, n_undrawn = 0;
     float factors[4] = { 0 };
     for (int round = 0; round < ROUNDS; round++) {
         struct rng r = { (uint64_t)round };
@@ -170,7 +170,7 @@ static void random_schedules(int ahead)
         late += s.late;
         assert_int_equal(s.requests, s.finished + s.cancelled + s.failed);
         assert_int_equal(s.failed, 0);
-        n_ahead += last_fake->n_ahead;
+        n_lookahead += last_fake->n_lookahead;
         n_undrawn += last_fake->n_undrawn;
         engine_close(g);
         for (int i = 0; i < N && (check_all || round % 7 == 0); i++)
@@ -179,7 +179,7 @@ static void random_schedules(int ahead)
         model.config.n_ropes = 0;
     }
     assert_true(preempted > 100 && cached > 1000 && copies > 100 && evicted > 1000 && cut > 50 && late > 100);        /* all of it did happen */
-    assert_true(ahead ? n_ahead > 1000 && n_undrawn > 100 : n_ahead == 0);
+    assert_true(ahead ? n_lookahead > 1000 && n_undrawn > 100 : n_lookahead == 0);
 }
 
 static void test_schedules(void **state)

@@ -188,7 +188,7 @@ static void count_drop(void *user, int32_t block)
 
 /* Prefixes that nobody holds go, and every block that holds nothing is told of once; what is
  * held stays. */
-static void test_shed(void **state)
+static void test_trim(void **state)
 {
     (void)state;
     struct err e;
@@ -205,7 +205,7 @@ static void test_shed(void **state)
     assert_int_equal(prefix_take(&b, p, ids, 32), 32);
     kv_table_truncate(&a, p, 0);
     assert_int_equal(kv_pool_idle(p), 3);
-    kv_pool_shed(p, count_drop, seen);
+    kv_pool_trim(p, count_drop, seen);
     assert_int_equal(dropped, 6);
     assert_int_equal(kv_pool_idle(p), 0);
     assert_int_equal(kv_pool_free(p), 6);
@@ -282,7 +282,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reserve_and_truncate), cmocka_unit_test(test_share),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_prefix), cmocka_unit_test(test_shed),
+        cmocka_unit_test(test_random), cmocka_unit_test(test_prefix), cmocka_unit_test(test_trim),
         cmocka_unit_test(test_random_prefixes), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,7 +69,7 @@ static void histograms(const struct server *s, struct buf *out, const char *name
 #define VALUE(name, expression) static double name(const struct loaded_model *lm, const struct engine_stats *e) { (void)lm; (void)e; return (double)(expression); }
 VALUE(running, e->n_running)
 VALUE(waiting, e->n_waiting)
-VALUE(shares, e->n_shares)
+VALUE(shares, e->n_tenants)
 VALUE(kv_share, kv_use(e))
 VALUE(kv_blocks, e->n_blocks)
 VALUE(kv_free, e->n_free_blocks)

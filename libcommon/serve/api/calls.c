@@ -933,7 +933,7 @@ static void submit(struct call *c)
                                  .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos,
                                  .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
                                  .prompt_logprobs = p->echo && c->n_logprobs >= 0,
-                                 .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority, .share = c->tenant,
+                                 .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority, .tenant = c->tenant,
                                  .heard = &c->heard, .n = n };
     if (c->s->o.timeout_s > 0)
         rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);

@@ -1,4 +1,4 @@
-/* engine_share.c - requests that belong together have one share of the engine, however many they
+/* engine_tenant.c - requests that belong together have one share of the engine, however many they
  * are.
  *
  * While somebody waits, each share is counted the tokens that are computed for it; who was given
@@ -23,28 +23,28 @@ enum { STEP_TOKENS = 1000 };            /* one step of priority below 0 counts a
 
 /* ---- the list ---- */
 
-struct share *share_get(struct engine *g, uint64_t id)
+struct tenant_queue *tenant_get(struct engine *g, uint64_t id)
 {
-    struct share **link = &g->shares;
+    struct tenant_queue **link = &g->tenants;
     while (*link && (*link)->id != id)
         link = &(*link)->next;
     if (!*link && (*link = calloc(1, sizeof **link))) {
-        g->n_shares++;
+        g->n_tenants++;
         (*link)->id = id;
         (*link)->waiting.which = BY_TURN;
     }
     return *link;
 }
 
-void share_put(struct engine *g, struct share *s)
+void tenant_put(struct engine *g, struct tenant_queue *s)
 {
-    struct share **link = &g->shares;
+    struct tenant_queue **link = &g->tenants;
     if (s->n > 0 || s->held > 0)
         return;
     while (*link != s)
         link = &(*link)->next;
     *link = s->next;
-    g->n_shares--;
+    g->n_tenants--;
     free(s->waiting.r);
     free(s);
 }
@@ -52,52 +52,52 @@ void share_put(struct engine *g, struct share *s)
 void wait_add(struct engine *g, struct request *r)
 {
     r->state = WAITING;
-    queue_add(&r->share->waiting, r);
+    queue_add(&r->tenant->waiting, r);
     g->n_waiting++;
 }
 
 void wait_remove(struct engine *g, struct request *r)
 {
-    queue_remove(&r->share->waiting, r);
+    queue_remove(&r->tenant->waiting, r);
     g->n_waiting--;
 }
 
 /* ---- what was computed for whom ---- */
 
-void share_charge(struct engine *g, struct request *r, int n)
+void tenant_charge(struct engine *g, struct request *r, int n)
 {
     const int end = r->kv.n_tokens, from = end - n > r->charged ? end - n : r->charged;         /* what is computed a second time is nobody's wish */
     if (end <= from)
         return;
-    r->share->served += (uint64_t)(end - from);
-    g->level += (double)(end - from) / g->n_shares;
+    r->tenant->served += (uint64_t)(end - from);
+    g->level += (double)(end - from) / g->n_tenants;
     r->charged = end;
 }
 
 /* Counts of those that begin to wait; ahead is what their running prompts will get. */
-void shares_settle(struct engine *g)
+void tenants_settle(struct engine *g)
 {
     uint64_t least = UINT64_MAX;
-    for (struct share *s = g->shares; s; s = s->next) {
+    for (struct tenant_queue *s = g->tenants; s; s = s->next) {
         s->waited = s->waits;
         s->waits = s->waiting.n > 0;
-        s->ahead = 0;
+        s->planned = 0;
     }
     for (int i = 0; i < g->n_running; i++) {
         const struct request *r = g->running[i];
         if (decodes(r))
             continue;
-        r->share->waits = 1;
-        r->share->ahead += r->n_ids - r->kv.n_tokens;
+        r->tenant->waits = 1;
+        r->tenant->planned += r->n_ids - r->kv.n_tokens;
     }
-    for (const struct share *s = g->shares; s; s = s->next)
+    for (const struct tenant_queue *s = g->tenants; s; s = s->next)
         if (s->waits && s->waited && s->served < least)
             least = s->served;
     if (least == UINT64_MAX)
         g->level = 0;
     else if (least < (uint64_t)g->level)
         least = (uint64_t)g->level;
-    for (struct share *s = g->shares; s; s = s->next)
+    for (struct tenant_queue *s = g->tenants; s; s = s->next)
         if (least == UINT64_MAX)
             s->served = 0;
         else if (s->waits && !s->waited && s->served < least)
@@ -111,24 +111,24 @@ static int standing(const struct request *r) { return r->priority < 0 ? r->prior
 
 static int64_t tokens(const struct request *r)
 {
-    return (int64_t)r->share->served + r->share->ahead - (int64_t)standing(r) * STEP_TOKENS;
+    return (int64_t)r->tenant->served + r->tenant->planned - (int64_t)standing(r) * STEP_TOKENS;
 }
 
-int share_goes_before(const struct request *a, const struct request *b)
+int tenant_goes_before(const struct request *a, const struct request *b)
 {
-    if (a->share == b->share)
+    if (a->tenant == b->tenant)
         return goes_before(a, b, BY_TURN);
     if (tokens(a) != tokens(b))
         return tokens(a) < tokens(b);
-    return a->share->n_running != b->share->n_running ? a->share->n_running < b->share->n_running
+    return a->tenant->n_running != b->tenant->n_running ? a->tenant->n_running < b->tenant->n_running
                                                       : goes_before(a, b, BY_TURN);
 }
 
-struct request *share_next(const struct engine *g)
+struct request *tenant_next(const struct engine *g)
 {
     struct request *best = NULL;
-    for (const struct share *s = g->shares; s; s = s->next)
-        if (s->waiting.n && (!best || share_goes_before(s->waiting.r[0], best)))
+    for (const struct tenant_queue *s = g->tenants; s; s = s->next)
+        if (s->waiting.n && (!best || tenant_goes_before(s->waiting.r[0], best)))
             best = s->waiting.r[0];
     return best;
 }
@@ -137,35 +137,35 @@ struct request *share_next(const struct engine *g)
  * afterwards, so that they do not take turns with it. */
 static int yields(const struct request *v, const struct request *r)
 {
-    if (v->share == r->share)
+    if (v->tenant == r->tenant)
         return v->priority < r->priority && goes_before(r, v, BY_TURN);
-    if (!share_goes_before(r, v))
+    if (!tenant_goes_before(r, v))
         return 0;
     if (standing(v) != standing(r))
         return standing(v) < standing(r) && goes_before(r, v, BY_TURN);
-    return v->share->n_running >= r->share->n_running + 2;
+    return v->tenant->n_running >= r->tenant->n_running + 2;
 }
 
-int share_yields(const struct engine *g, const struct request *r)
+int tenant_yields(const struct engine *g, const struct request *r)
 {
     int best = -1;
     for (int i = g->n_running - 1; i >= 0; i--)
         if (yields(g->running[i], r) && (best < 0 ||
-                                         g->running[i]->share->n_running > g->running[best]->share->n_running))
+                                         g->running[i]->tenant->n_running > g->running[best]->tenant->n_running))
             best = i;
     return best;
 }
 
-int share_would_fit(struct engine *g, const struct request *r, int missing)
+int tenant_would_fit(struct engine *g, const struct request *r, int missing)
 {
     const int n = g->n_running, most = g->limits.max_running;
     if (n < most && missing <= 0)
         return 1;
     memcpy(g->to_plan, g->running, (size_t)n * sizeof *g->running);
-    for (int i; (g->n_running >= most || missing > 0) && (i = share_yields(g, r)) >= 0;) {       /* as if they were gone */
+    for (int i; (g->n_running >= most || missing > 0) && (i = tenant_yields(g, r)) >= 0;) {       /* as if they were gone */
         struct request *v = g->running[i];
         missing -= kv_table_leave(&v->kv, g->pool);
-        v->share->n_running--;
+        v->tenant->n_running--;
         g->n_running--;
         memmove(&g->running[i], &g->running[i + 1], (size_t)(g->n_running - i) * sizeof *g->running);
     }
@@ -177,25 +177,25 @@ int share_would_fit(struct engine *g, const struct request *r, int missing)
             continue;
         }
         kv_table_return(&v->kv, g->pool);
-        v->share->n_running++;
+        v->tenant->n_running++;
     }
     memcpy(g->running, g->to_plan, (size_t)n * sizeof *g->running);
     g->n_running = n;
     return fits;
 }
 
-int share_of_most(const struct engine *g)
+int tenant_of_most(const struct engine *g)
 {
     int best = g->n_running - 1;
     for (int i = best - 1; i >= 0; i--)
-        if (g->running[i]->share->n_running > g->running[best]->share->n_running)
+        if (g->running[i]->tenant->n_running > g->running[best]->tenant->n_running)
             best = i;
     return best;
 }
 
 /* ---- a full queue ---- */
 
-static int n_queued(const struct share *s) { return s->n - s->n_running; }
+static int n_queued(const struct tenant_queue *s) { return s->n - s->n_running; }
 
 /* May it be refused still?  Nobody has heard of an answer, nor of one that fails with it; the
  * leader of others takes none of them along. */
@@ -205,7 +205,7 @@ static int can_leave(const struct request *r)
 }
 
 /* How many of s would leave for one that then has `others` in the queue. */
-static int n_spare(const struct share *s, int others)
+static int n_spare(const struct tenant_queue *s, int others)
 {
     int n = 0;
     for (int i = 0; i < s->waiting.n; i++)
@@ -217,7 +217,7 @@ static int n_spare(const struct share *s, int others)
     return n < n_queued(s) - others ? n : n_queued(s) - others > 0 ? n_queued(s) - others : 0;
 }
 
-static struct request *last_in_turn(const struct share *s)
+static struct request *last_in_turn(const struct tenant_queue *s)
 {
     struct request *last = NULL;
     for (int i = 0; i < s->waiting.n; i++)
@@ -226,18 +226,18 @@ static struct request *last_in_turn(const struct share *s)
     return last;
 }
 
-int share_make_room(struct engine *g, const struct share *own, int n, int missing)
+int tenant_make_room(struct engine *g, const struct tenant_queue *own, int n, int missing)
 {
     const int others = n_queued(own) + n;
     struct err e;
     int spare = 0;
-    for (const struct share *s = g->shares; s; s = s->next)
+    for (const struct tenant_queue *s = g->tenants; s; s = s->next)
         spare += s == own ? 0 : n_spare(s, others);
     if (spare < missing)
         return 0;
     while (missing-- > 0) {
-        const struct share *most = NULL;
-        for (const struct share *s = g->shares; s; s = s->next)
+        const struct tenant_queue *most = NULL;
+        for (const struct tenant_queue *s = g->tenants; s; s = s->next)
             if (s != own && n_spare(s, others) > 0 && (!most || n_queued(s) > n_queued(most)))
                 most = s;
         struct request *r = most ? last_in_turn(most) : NULL;

@@ -1,6 +1,6 @@
-/* engine_ahead.c - a step's rows from the backend; where the backend draws tokens and takes steps
- * without waiting, the next step is begun before this one's tokens are read, so that a device never
- * waits for the host.
+/* engine_lookahead.c - a step's rows from the backend; where the backend draws tokens and takes
+ * steps without waiting, the next step is begun before this one's tokens are read, so that a device
+ * never waits for the host.
  *
  * The next step needs nothing of this one but its tokens, which the backend has: it is certain
  * where all that run decode, nobody joins, and there are blocks.  A request that ends with its
@@ -19,11 +19,11 @@ static int can_begin(const struct engine *g, int n)
     return g->backend->begin && !g->states && n > 0;
 }
 
-/* The step behind that of the n items into g->ahead; returns its items, 0 where it is not
+/* The step behind that of the n items into g->lookahead; returns its items, 0 where it is not
  * certain. */
-static int plan_ahead(struct engine *g, int n)
+static int plan_lookahead(struct engine *g, int n)
 {
-    struct ahead *a = &g->ahead;
+    struct lookahead *a = &g->lookahead;
     int n_alive = 0;
     for (int i = 0; i < n; i++)
         n_alive += g->batched[i] != NULL;
@@ -53,7 +53,7 @@ static void drop_begun(struct engine *g)
     struct err ignored;
     for (; g->n_begun; g->n_begun--)
         g->backend->end(g->b, NULL, &ignored);
-    g->ahead.n = 0;
+    g->lookahead.n = 0;
 }
 
 /* 1: some row of the step has no token. */
@@ -90,12 +90,12 @@ static int run_again(struct engine *g, int n, struct err *e)
  * behind it where that is possible. */
 static int finish_begun(struct engine *g, int n, struct err *e)
 {
-    if (plan_ahead(g, n)) {
-        const int rc = g->backend->begin(g->b, &(struct batch){ g->ahead.items, g->ahead.n }, e);
+    if (plan_lookahead(g, n)) {
+        const int rc = g->backend->begin(g->b, &(struct batch){ g->lookahead.items, g->lookahead.n }, e);
         if (rc < 0)
             return -1;
         g->n_begun += rc;
-        g->ahead.n = rc ? g->ahead.n : 0;
+        g->lookahead.n = rc ? g->lookahead.n : 0;
     }
     g->n_begun--;
     if (g->backend->end(g->b, &(struct batch){ g->items, n }, e) < 0)
@@ -113,14 +113,14 @@ static void swap(void *a, void *b)
 
 /* The step that was begun in the last one becomes the one in hand. Returns its items, 0 if
  * nobody wants them any more. */
-static int take_ahead(struct engine *g)
+static int take_lookahead(struct engine *g)
 {
     int n_alive = 0;
-    swap(&g->items, &g->ahead.items);
-    swap(&g->batched, &g->ahead.batched);
-    swap(&g->draws, &g->ahead.draws);
-    g->n_items = g->ahead.n;
-    g->ahead.n = 0;
+    swap(&g->items, &g->lookahead.items);
+    swap(&g->batched, &g->lookahead.batched);
+    swap(&g->draws, &g->lookahead.draws);
+    g->n_items = g->lookahead.n;
+    g->lookahead.n = 0;
     for (int i = 0; i < g->n_items; i++)
         n_alive += g->batched[i] != NULL;
     g->pace.n_decoding = n_alive;
@@ -131,9 +131,9 @@ static int take_ahead(struct engine *g)
     return g->n_items = 0;
 }
 
-int ahead_run(struct engine *g, struct err *e)
+int step_run(struct engine *g, struct err *e)
 {
-    int n = g->n_begun ? take_ahead(g) : 0, rc = 0;
+    int n = g->n_begun ? take_lookahead(g) : 0, rc = 0;
     if (n == 0) {
         plan_step(g);
         n = g->n_items = plan_batch(g);
@@ -160,12 +160,12 @@ int ahead_run(struct engine *g, struct err *e)
     return rc;
 }
 
-void ahead_forget(struct engine *g, const struct request *r)
+void step_forget(struct engine *g, const struct request *r)
 {
     for (int i = 0; i < g->n_items; i++)
         if (g->batched[i] == r)
             g->batched[i] = NULL;
-    for (int i = 0; i < g->ahead.n; i++)
-        if (g->ahead.batched[i] == r)
-            g->ahead.batched[i] = NULL;
+    for (int i = 0; i < g->lookahead.n; i++)
+        if (g->lookahead.batched[i] == r)
+            g->lookahead.batched[i] = NULL;
 }

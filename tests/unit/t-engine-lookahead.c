@@ -1,4 +1,4 @@
-/* t-engine-ahead.c - steps begun ahead on a backend that fails: where a step is begun, waited
+/* t-engine-lookahead.c - steps begun ahead on a backend that fails: where a step is begun, waited
  * for, or run again for its logits; once, or from then on; at every call.  Whoever ran ends with
  * the error, whoever waited has the answer that it would have had alone, and no block is lost. */
 #include "tests/unit/engine_fake.h"
