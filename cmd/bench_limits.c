@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "cmd/cli.h"
-#include "cmd/limits_show.h"
+#include "cmd/roofline_show.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/quant/kvtype.h"
 
@@ -74,9 +74,9 @@ json_t *share_gpu_json(const struct gpu_speeds *g)
 int share_init(struct share *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e)
 {
     count_model(s, m, r);
-    const struct limits_options o = { .n_threads = n_threads, .what = LIMIT_READ | LIMIT_INT8 |
-                                      (s->f32_op > 0 ? LIMIT_F32 : 0), .only_all = 1 };
-    return limits_measure(&s->l, &o, e);
+    const struct roofline_options o = { .n_threads = n_threads, .what = ROOFLINE_READ | ROOFLINE_INT8 |
+                                      (s->f32_op > 0 ? ROOFLINE_F32 : 0), .only_all = 1 };
+    return roofline_measure(&s->l, &o, e);
 }
 
 double share_prefill(const struct share *s, double tokens_per_s, int amx)
@@ -95,7 +95,7 @@ double share_decode(const struct share *s, double step_s, double kv_tokens)
                       : 0;
 }
 
-json_t *share_limits_json(const struct limits *l)
+json_t *share_limits_json(const struct roofline *l)
 {
     const struct { const char *key; double v; } all[] = { { "read_bytes_per_s", l->read[1] },
                                                           { "int8_op_per_s", l->int8[1] },
@@ -113,21 +113,21 @@ json_t *share_limits_json(const struct limits *l)
 int bench_limits(const struct bench_options *o)
 {
     const char *tmp = getenv("TMPDIR");
-    const struct limits_options lo = { .n_threads = o->run.threads, .file = o->file,
+    const struct roofline_options lo = { .n_threads = o->run.threads, .file = o->file,
                                        .tmp_dir = tmp && *tmp ? tmp : NULL };
-    struct limits l;
+    struct roofline l;
     struct err e;
     const uint64_t start = clock_ns();
-    if (limits_measure(&l, &lo, &e) != 0)
+    if (roofline_measure(&l, &lo, &e) != 0)
         return cli_fail(prog, &e);
     const double seconds = (double)(clock_ns() - start) * 1e-9;
     if (o->json) {
-        json_t *j = limits_json(&l);
+        json_t *j = roofline_json(&l);
         json_object_set_new(j, "seconds", json_real(seconds));
         cli_json(j);
         json_decref(j);
         return cli_finish(prog);
     }
-    limits_print(&l, o->file);
+    roofline_print(&l, o->file);
     return cli_finish(prog);
 }

@@ -13,8 +13,8 @@
 
 static const char prog[] = "zse-bench";
 
-static void report(const struct bench_options *o, const struct mat *m, const struct kernels *k, const struct limits *l,
-                   double *const *seconds)
+static void report(const struct bench_options *o, const struct mat *m, const struct kernels *k,
+                   const struct roofline *l, double *const *seconds)
 {
     json_t *j = json_pack("{s:s, s:i, s:i, s:i, s:i, s:s, s:i, s:I, s:o, s:[]}", "type", qtype_info(m->type)->name,
                           "out_features", o->rows, "in_features", o->cols, "group_size", m->group_size, "act_group",
@@ -52,7 +52,7 @@ int bench_matmul(const struct bench_options *o)
     struct pool *pool = NULL;
     struct matmul_time *b = NULL;
     struct mat m;
-    struct limits l;
+    struct roofline l;
     struct convert_type type;
     struct err e;
     double *seconds[BENCH_LIST] = { 0 };
@@ -78,9 +78,10 @@ int bench_matmul(const struct bench_options *o)
                 seconds[i][k] = s;
         }
     }
-    const struct limits_options lo = { .n_threads = o->run.threads, .what = LIMIT_READ | LIMIT_INT8 | LIMIT_F32,
+    const struct roofline_options lo = { .n_threads = o->run.threads,
+                                         .what = ROOFLINE_READ | ROOFLINE_INT8 | ROOFLINE_F32,
                                        .only_all = 1 };
-    if (rc == 0 && (rc = limits_measure(&l, &lo, &e)) == 0)
+    if (rc == 0 && (rc = roofline_measure(&l, &lo, &e)) == 0)
         report(o, &m, kernels, &l, seconds);
     for (int i = 0; i < BENCH_LIST; i++)
         free(seconds[i]);

@@ -134,7 +134,7 @@ static int measure_rows(struct row *rows, int n, int repeats, struct err *e)
 
 /* What every table says first. */
 static json_t *table_json(const struct bench_options *o, const struct opened_model *m, const char *device,
-                          const struct limits *l)
+                          const struct roofline *l)
 {
     return json_pack("{s:s, s:s, s:s, s:s, s:i, s:o, s:[]}", "model", m->name, "architecture", m->model->config.arch,
                      "quantization", bench_quantization(m), "device", device, "repeats", o->repeats, "limits",
@@ -442,9 +442,10 @@ int bench_threads(const struct bench_options *o, const char *model)
         if ((rc = share_init(&share, m.model, &o->run, i + 1, &e)) != 0)
             break;
         if (i == 0) {
-            const struct limits_options lo = { .n_threads = most, .what = LIMIT_READ | LIMIT_INT8, .only_all = 1 };
-            struct limits all;
-            if ((rc = limits_measure(&all, &lo, &e)) != 0)
+            const struct roofline_options lo = { .n_threads = most, .what = ROOFLINE_READ | ROOFLINE_INT8,
+                                                 .only_all = 1 };
+            struct roofline all;
+            if ((rc = roofline_measure(&all, &lo, &e)) != 0)
                 break;
             j = table_json(o, &m, backend_cpu.describe(s[most - 1].b), &all);
             json_object_set_new(j, "prompt_tokens", json_integer(o->prompt));

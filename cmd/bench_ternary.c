@@ -25,7 +25,7 @@ static double *seconds_of(const struct ternary *b, int type, int tokens)
     return b->seconds + (size_t)((type * b->o->tokens.n + tokens) * b->o->repeats);
 }
 
-static void report(const struct ternary *b, const struct limits *l)
+static void report(const struct ternary *b, const struct roofline *l)
 {
     const struct bench_options *o = b->o;
     json_t *j = json_pack("{s:i, s:i, s:s, s:i, s:o, s:[]}", "out_features", o->rows, "in_features", o->cols, "kernels",
@@ -83,14 +83,15 @@ static int measure(struct ternary *b, struct err *e)
 int bench_ternary(const struct bench_options *o)
 {
     struct ternary b = { .o = o };
-    struct limits l;
+    struct roofline l;
     struct err e;
     if (o->run.type)
         return cli_wrong(prog, "ternary: measures nl4, t2 and t3, -q has no meaning");
-    const struct limits_options lo = { .n_threads = o->run.threads, .what = LIMIT_READ | LIMIT_INT8 | LIMIT_F32,
+    const struct roofline_options lo = { .n_threads = o->run.threads,
+                                         .what = ROOFLINE_READ | ROOFLINE_INT8 | ROOFLINE_F32,
                                        .only_all = 1 };
     int rc = measure(&b, &e);
-    if (rc == 0 && (rc = limits_measure(&l, &lo, &e)) == 0)
+    if (rc == 0 && (rc = roofline_measure(&l, &lo, &e)) == 0)
         report(&b, &l);
     for (int t = 0; t < N_TYPES; t++)
         matmul_time_close(b.time[t]);

@@ -5,7 +5,7 @@
 
 #include "cmd/cli.h"
 #include "cmd/zse-hardware.h"
-#include "cmd/limits_show.h"
+#include "cmd/roofline_show.h"
 
 static const char prog[] = "zse-hardware";
 
@@ -149,21 +149,21 @@ static void print_devices(const struct machine *m)
 int hardware_show(const struct hardware_options *o)
 {
     struct machine m;
-    struct limits l;
+    struct roofline l;
     struct err e;
     const char *tmp = getenv("TMPDIR");
     if (machine_probe(&m, o->root, &e) != 0)
         return cli_fail(prog, &e);
     if (o->measure) {
-        const struct limits_options lo = { .n_threads = o->threads, .file = o->file,
+        const struct roofline_options lo = { .n_threads = o->threads, .file = o->file,
                                            .tmp_dir = tmp && *tmp ? tmp : NULL };
-        if (limits_measure(&l, &lo, &e) != 0)
+        if (roofline_measure(&l, &lo, &e) != 0)
             return cli_fail(prog, &e);
     }
     if (o->json) {
         json_t *j = machine_json(&m);
         if (o->measure)
-            json_object_set_new(j, "limits", limits_json(&l));
+            json_object_set_new(j, "limits", roofline_json(&l));
         cli_json(j);
         json_decref(j);
         return cli_finish(prog);
@@ -173,7 +173,7 @@ int hardware_show(const struct hardware_options *o)
     print_devices(&m);
     if (o->measure) {
         printf("\n");
-        limits_print(&l, o->file);
+        roofline_print(&l, o->file);
     }
     return cli_finish(prog);
 }

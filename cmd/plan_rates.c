@@ -10,7 +10,7 @@
 #include "libcommon/base/pool.h"
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/engine/sampler.h"
-#include "libcommon/hw/limits.h"
+#include "libcommon/hw/roofline.h"
 
 /* What a step will take is asked for, not the best that was ever seen: medians. */
 enum { MOST_RUNS = 20 };
@@ -250,9 +250,9 @@ static int common_rates(struct plan_rates *r, const struct plan_shape *s, int n_
                         struct pool *pool, struct err *e)
 {
     enum { RUNS = 20, TIMES = 50 };
-    struct limits l;
-    const struct limits_options lo = { .n_threads = n_threads, .what = LIMIT_READ | LIMIT_F32, .only_all = 1 };
-    if (limits_measure(&l, &lo, e) != 0)
+    struct roofline l;
+    const struct roofline_options lo = { .n_threads = n_threads, .what = ROOFLINE_READ | ROOFLINE_F32, .only_all = 1 };
+    if (roofline_measure(&l, &lo, e) != 0)
         return -1;
     r->n_threads = l.n_threads;
     r->memory = l.read[1];

@@ -9,7 +9,7 @@
 #include "cmd/cli.h"
 #include "cmd/home.h"
 #include "libcommon/access/keys.h"
-#include "libcommon/access/limits.h"
+#include "libcommon/access/rate_limits.h"
 
 static const char prog[] = "zse-apikey";
 static const char usage[] =

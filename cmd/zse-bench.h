@@ -4,7 +4,7 @@
 
 #include "cmd/open_model.h"
 #include "gpu/gpu.h"
-#include "libcommon/hw/limits.h"
+#include "libcommon/hw/roofline.h"
 
 enum { BENCH_LIST = 16 };
 struct bench_list { int n, v[BENCH_LIST]; };
@@ -63,7 +63,7 @@ int bench_prefill_alone(const struct bench_options *o, const struct opened_model
 
 /* ---- bench_limits.c: shares of the machine's limits ---- */
 struct share {
-    struct limits l;
+    struct roofline l;
     double int8_op, f32_op;             /* of the linear layers, a token; the head is not counted: prefill computes it once */
     double weight_bytes;                /* read for a step: layers and head; of experts those of one token */
     double expert_bytes;                /* the latter, all layers together */
@@ -80,7 +80,7 @@ double share_prefill(const struct share *s, double tokens_per_s, int amx);
 double share_decode(const struct share *s, double step_s, double kv_tokens);
 /* The limits a share goes by: {"threads", "read_bytes_per_s", "int8_op_per_s", "amx_op_per_s",
  * "f32_flop_per_s"}; what was not measured is left out. */
-json_t *share_limits_json(const struct limits *l);
+json_t *share_limits_json(const struct roofline *l);
 /* Of a GPU: {"copy_bytes_per_s", "upload_bytes_per_s", "mma_flop_per_s"}. */
 json_t *share_gpu_json(const struct gpu_speeds *g);
 

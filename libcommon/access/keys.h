@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "libcommon/access/limits.h"
+#include "libcommon/access/rate_limits.h"
 #include "libcommon/base/err.h"
 
 enum { KEY_TEXT = 47, KEY_NAME_MAX = 64, KEY_MODELS_MAX = 1024 };     /* "zse-" and 43 characters of base64url */

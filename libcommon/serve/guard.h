@@ -9,7 +9,7 @@
 
 #include "libcommon/access/audit_log.h"
 #include "libcommon/access/keys.h"
-#include "libcommon/access/limits.h"
+#include "libcommon/access/rate_limits.h"
 #include "libcommon/http/problem.h"
 
 struct server;

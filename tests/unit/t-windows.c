@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "libcommon/access/keys.h"
-#include "libcommon/access/limits.h"
+#include "libcommon/access/rate_limits.h"
 #include "libcommon/access/window.h"
 #include "libcommon/base/clock.h"
 

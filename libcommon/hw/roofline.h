@@ -1,10 +1,10 @@
-/* limits.h - what this machine can do at most, measured: the figures that every speed is a share
+/* roofline.h - what this machine can do at most, measured: the figures that every speed is a share
  * of.
  *
  * Rates are the best of several short passes, so that a neighbour's slice of the machine does
  * not lower a limit.  Operations count a multiplication and an addition as two. */
-#ifndef ZSE_HW_LIMITS_H
-#define ZSE_HW_LIMITS_H
+#ifndef ZSE_HW_ROOFLINE_H
+#define ZSE_HW_ROOFLINE_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -15,17 +15,17 @@
 extern "C" {
 #endif
 
-enum { LIMIT_READ = 1, LIMIT_INT8 = 2, LIMIT_F32 = 4, LIMIT_FILE = 8, LIMIT_ALL = 15 };
+enum { ROOFLINE_READ = 1, ROOFLINE_INT8 = 2, ROOFLINE_F32 = 4, ROOFLINE_FILE = 8, ROOFLINE_ALL = 15 };
 
-struct limits_options {
+struct roofline_options {
     int n_threads;                      /* "all threads"; 0: one for each processor */
-    unsigned what;                      /* LIMIT_ bits; 0: LIMIT_ALL */
+    unsigned what;                      /* ROOFLINE_ bits; 0: ROOFLINE_ALL */
     int only_all;                       /* 1: leave out the figures of one thread */
-    const char *file;                   /* LIMIT_FILE reads this one, its pages dropped first for the disk's figure; NULL: a temporary in tmp_dir */
+    const char *file;                   /* ROOFLINE_FILE reads this one, its pages dropped first for the disk's figure; NULL: a temporary in tmp_dir */
     const char *tmp_dir;                /* NULL: /tmp.  The temporary has no name and no blocks on disk */
 };
 
-struct limits {
+struct roofline {
     int n_threads;
     double read[2];                     /* bytes/s from memory, far more than caches hold: one thread, all threads; the best of 1, 2 and 4 streams a thread.  0 here and below: not measured */
     double int8[2]; const char *int8_name;      /* op/s of int8 dot products in vectors; "avx512vnni", "avxvnni", "avx2", "generic" */
@@ -36,10 +36,10 @@ struct limits {
     const char *no_disk;                /* why disk is 0; NULL where it is not */
 };
 
-int limits_measure(struct limits *l, const struct limits_options *o, struct err *e);
+int roofline_measure(struct roofline *l, const struct roofline_options *o, struct err *e);
 
 /* ---- the loops, once per instruction set ---- */
-struct limit_loops {
+struct roofline_loops {
     const char *name;
     int (*supported)(void);
     /* All of p [n] in this many interleaved runs, n a multiple of 1024 * streams; the answer
@@ -48,8 +48,8 @@ struct limit_loops {
     double (*int8_dot)(int rounds);                     /* op done; NULL: none */
     double (*f32_fma)(int rounds);                      /* flop done; NULL: none */
 };
-extern const struct limit_loops limits_generic;
-extern const struct limit_loops limits_avx2, limits_avxvnni, limits_avx512, limits_amx;        /* only where ZSE_X86 is */
+extern const struct roofline_loops roofline_generic;
+extern const struct roofline_loops roofline_avx2, roofline_avxvnni, roofline_avx512, roofline_amx;        /* only where ZSE_X86 is */
 
 #ifdef __cplusplus
 }

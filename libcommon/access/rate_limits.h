@@ -1,12 +1,12 @@
-/* limits.h - may this request begin?  Requests and tokens a minute, tokens a day, for a key or for
- * an address without one.
+/* rate_limits.h - may this request begin?  Requests and tokens a minute, tokens a day, for a key or
+ * for an address without one.
  *
  * Counters of keys live in a small file that all servers of one $ZSE_HOME and zse-apikey map:
  * what one counts the others see at once, and a reset works at once.  Nothing in it is secret or
  * needed: a file that is missing or damaged is made anew, empty.  Time is the monotonic clock;
  * after a reboot the windows begin empty. */
-#ifndef ZSE_ACCESS_LIMITS_H
-#define ZSE_ACCESS_LIMITS_H
+#ifndef ZSE_ACCESS_RATE_LIMITS_H
+#define ZSE_ACCESS_RATE_LIMITS_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-/* t-limits.c - the loops count what they do, and the measurement answers what was asked for. */
+/* t-roofline.c - the loops count what they do, and the measurement answers what was asked for. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,12 +8,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "libcommon/hw/limits.h"
+#include "libcommon/hw/roofline.h"
 
-static const struct limit_loops *const sets[] = {
-    &limits_generic,
+static const struct roofline_loops *const sets[] = {
+    &roofline_generic,
 #ifdef ZSE_X86
-    &limits_avx2, &limits_avxvnni, &limits_avx512, &limits_amx,
+    &roofline_avx2, &roofline_avxvnni, &roofline_avx512, &roofline_amx,
 #endif
 };
 
@@ -61,35 +61,40 @@ static void computes(void **state)
 
 static void answers(void **state)
 {
-    struct limits l;
+    struct roofline l;
     struct err e;
     (void)state;
-    assert_int_equal(limits_measure(&l, &(struct limits_options){ .n_threads = 2, .what = LIMIT_INT8 }, &e), 0);
+    assert_int_equal(roofline_measure(&l, &(struct roofline_options){ .n_threads = 2, .what = ROOFLINE_INT8 }, &e), 0);
     assert_int_equal(l.n_threads, 2);
     assert_true(l.int8[0] > 0 && l.int8[1] > 0 && l.int8_name);
     assert_true(l.read[1] == 0 && l.f32[1] == 0 && l.page_cache[1] == 0 && l.disk == 0);
-    assert_int_equal(limits_measure(&l, &(struct limits_options){ .n_threads = 2, .what = LIMIT_F32, .only_all = 1 },
+    assert_int_equal(roofline_measure(&l, &(struct roofline_options){ .n_threads = 2, .what = ROOFLINE_F32,
+                                                                      .only_all = 1 },
                                     &e), 0);
     assert_true(l.f32[0] == 0 && l.f32[1] > 0 && l.int8[1] == 0);
 }
 
 static void files(void **state)
 {
-    struct limits l;
+    struct roofline l;
     struct err e;
     (void)state;
-    assert_int_equal(limits_measure(&l, &(struct limits_options){ .what = LIMIT_FILE, .file = "/no/such/file" }, &e),
+    assert_int_equal(roofline_measure(&l, &(struct roofline_options){ .what = ROOFLINE_FILE, .file = "/no/such/file" },
+                                      &e),
                      -1);
     assert_non_null(strstr(e.msg, "/no/such/file: No such file"));
-    assert_int_equal(limits_measure(&l, &(struct limits_options){ .what = LIMIT_FILE, .tmp_dir = "/no/such/folder" },
+    assert_int_equal(roofline_measure(&l, &(struct roofline_options){ .what = ROOFLINE_FILE,
+                                                                      .tmp_dir = "/no/such/folder" },
                                     &e), -1);
-    assert_int_equal(limits_measure(&l, &(struct limits_options){ .what = LIMIT_FILE, .file = "/dev/null" }, &e), -1);
+    assert_int_equal(roofline_measure(&l, &(struct roofline_options){ .what = ROOFLINE_FILE, .file = "/dev/null" }, &e),
+                     -1);
     assert_non_null(strstr(e.msg, "expected a regular file"));
     /* a file of one step for two threads: one of them reads it */
-    char path[] = "/tmp/t-limits-XXXXXX";
+    char path[] = "/tmp/t-roofline-XXXXXX";
     const int fd = mkstemp(path);
     assert_true(fd >= 0 && ftruncate(fd, 3 << 20) == 0);
-    assert_int_equal(limits_measure(&l, &(struct limits_options){ .n_threads = 2, .what = LIMIT_FILE, .file = path },
+    assert_int_equal(roofline_measure(&l, &(struct roofline_options){ .n_threads = 2, .what = ROOFLINE_FILE,
+                                                                      .file = path },
                                     &e), 0);
     assert_true(l.page_cache[0] > 0 && l.page_cache[1] > 0 && (l.disk > 0) == !l.no_disk);
     close(fd);

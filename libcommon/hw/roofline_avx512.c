@@ -1,6 +1,6 @@
-/* limits_avx512.c - the loops of limits.h in 64-byte vectors, int8 by vpdpbusd.  12
+/* roofline_avx512.c - the loops of roofline.h in 64-byte vectors, int8 by vpdpbusd.  12
  * accumulators: two instructions a cycle, latency 5. */
-#include "libcommon/hw/limits.h"
+#include "libcommon/hw/roofline.h"
 
 #include <immintrin.h>
 
@@ -62,4 +62,4 @@ static double f32_fma(int rounds)
     return 2.0 * 16 * SUMS * rounds;
 }
 
-const struct limit_loops limits_avx512 = { "avx512vnni", supported, read_all, int8_dot, f32_fma };
+const struct roofline_loops roofline_avx512 = { "avx512vnni", supported, read_all, int8_dot, f32_fma };

@@ -1,6 +1,6 @@
-/* limits_amx.c - int8 products of tiles (AMX).  A tile instruction multiplies 16 x 64 bytes by
+/* roofline_amx.c - int8 products of tiles (AMX).  A tile instruction multiplies 16 x 64 bytes by
  * 64 x 16: 16384 multiply-adds. */
-#include "libcommon/hw/limits.h"
+#include "libcommon/hw/roofline.h"
 
 #include <cpuid.h>
 #include <immintrin.h>
@@ -47,4 +47,4 @@ static double int8_dot(int rounds)
     return 2.0 * 16384 * 4 * rounds;
 }
 
-const struct limit_loops limits_amx = { "amx", supported, NULL, int8_dot, NULL };
+const struct roofline_loops roofline_amx = { "amx", supported, NULL, int8_dot, NULL };

@@ -1,6 +1,6 @@
-/* limits.c - run the loops on one and on all threads, and read files through the page cache and
+/* roofline.c - run the loops on one and on all threads, and read files through the page cache and
  * past it. */
-#include "libcommon/hw/limits.h"
+#include "libcommon/hw/roofline.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -79,18 +79,18 @@ static double f32_words(int rounds)
     return 2.0 * 32 * rounds;
 }
 
-const struct limit_loops limits_generic = { "generic", always, read_words, int8_words, f32_words };
+const struct roofline_loops roofline_generic = { "generic", always, read_words, int8_words, f32_words };
 
 /* Fastest first. */
-static const struct limit_loops *const vectors[] = {
+static const struct roofline_loops *const vectors[] = {
 #ifdef ZSE_X86
-    &limits_avx512, &limits_avxvnni, &limits_avx2,
+    &roofline_avx512, &roofline_avxvnni, &roofline_avx2,
 #endif
-    &limits_generic,
+    &roofline_generic,
 };
 
 /* The first set that this machine runs and that has the loop at this offset of the struct. */
-static const struct limit_loops *pick(size_t loop)
+static const struct roofline_loops *pick(size_t loop)
 {
     for (size_t i = 0;; i++) {
         void *fn;
@@ -99,12 +99,12 @@ static const struct limit_loops *pick(size_t loop)
             return vectors[i];
     }
 }
-#define PICK(loop) pick(offsetof(struct limit_loops, loop))
+#define PICK(loop) pick(offsetof(struct roofline_loops, loop))
 
 /* ---- passes: item i of n in a parallel loop; the whole loop is timed ---- */
 
 struct pass {
-    const struct limit_loops *loops;
+    const struct roofline_loops *loops;
     const uint8_t *data; size_t size; int streams;      /* of each thread: [n_threads][size] */
     double (*compute)(int rounds); int rounds;
     int fd;                                     /* of the file to be mapped */
@@ -169,7 +169,7 @@ static size_t read_size(int n_threads)
     return size / (size_t)n_threads / MB * MB;
 }
 
-static int measure_read(struct limits *l, const struct limits_options *o, struct pool *pool, struct err *e)
+static int measure_read(struct roofline *l, const struct roofline_options *o, struct pool *pool, struct err *e)
 {
     const int n = l->n_threads;
     struct pass p = { .loops = PICK(read), .size = read_size(n) };
@@ -197,8 +197,8 @@ static int measure_read(struct limits *l, const struct limits_options *o, struct
 }
 
 /* rate [one thread, all] of loops that compute. */
-static void measure_compute(double rate[2], double (*compute)(int), const struct limits *l,
-                            const struct limits_options *o, struct pool *pool)
+static void measure_compute(double rate[2], double (*compute)(int), const struct roofline *l,
+                            const struct roofline_options *o, struct pool *pool)
 {
     struct pass p = { .compute = compute, .rounds = 1000 };
     double t;
@@ -214,7 +214,7 @@ static void measure_compute(double rate[2], double (*compute)(int), const struct
 
 /* ---- files ---- */
 
-static int file_open(const struct limits_options *o, size_t *size, struct err *e)
+static int file_open(const struct roofline_options *o, size_t *size, struct err *e)
 {
     const char *dir = o->tmp_dir ? o->tmp_dir : "/tmp";
     struct stat st;
@@ -273,7 +273,7 @@ static double map_and_read(struct pass *p, size_t total, int n, struct pool *poo
     return t;
 }
 
-static void measure_disk(struct limits *l, int fd, size_t size)
+static void measure_disk(struct roofline *l, int fd, size_t size)
 {
     unsigned char in_core;
     size_t total = 0;
@@ -301,7 +301,7 @@ static void measure_disk(struct limits *l, int fd, size_t size)
         l->disk = (double)total / ((double)(now - start) * 1e-9);
 }
 
-static int measure_file(struct limits *l, const struct limits_options *o, struct pool *pool, struct err *e)
+static int measure_file(struct roofline *l, const struct roofline_options *o, struct pool *pool, struct err *e)
 {
     size_t size;
     int fd = file_open(o, &size, e);
@@ -330,32 +330,32 @@ static int measure_file(struct limits *l, const struct limits_options *o, struct
     return p.failed ? err_set(e, ERR_MEMORY, "a file of %zu bytes cannot be mapped", total) : 0;
 }
 
-int limits_measure(struct limits *out, const struct limits_options *o, struct err *e)
+int roofline_measure(struct roofline *out, const struct roofline_options *o, struct err *e)
 {
-    const unsigned what = o->what ? o->what : LIMIT_ALL;
-    struct limits l = { 0 };
+    const unsigned what = o->what ? o->what : ROOFLINE_ALL;
+    struct roofline l = { 0 };
     struct pool *pool = pool_open(o->n_threads, e);
     if (!pool)
         return -1;
     l.n_threads = pool_size(pool);
-    int rc = what & LIMIT_FILE ? measure_file(&l, o, pool, e) : 0;              /* first: a wrong name is known at once */
-    if (rc == 0 && what & LIMIT_READ)
+    int rc = what & ROOFLINE_FILE ? measure_file(&l, o, pool, e) : 0;              /* first: a wrong name is known at once */
+    if (rc == 0 && what & ROOFLINE_READ)
         rc = measure_read(&l, o, pool, e);
     if (rc != 0) {
         pool_close(pool);
         return -1;
     }
-    if (what & LIMIT_INT8) {
-        const struct limit_loops *loops = PICK(int8_dot);
+    if (what & ROOFLINE_INT8) {
+        const struct roofline_loops *loops = PICK(int8_dot);
         l.int8_name = loops->name;
         measure_compute(l.int8, loops->int8_dot, &l, o, pool);
 #ifdef ZSE_X86
-        if (limits_amx.supported())
-            measure_compute(l.amx, limits_amx.int8_dot, &l, o, pool);
+        if (roofline_amx.supported())
+            measure_compute(l.amx, roofline_amx.int8_dot, &l, o, pool);
 #endif
     }
-    if (what & LIMIT_F32) {
-        const struct limit_loops *loops = PICK(f32_fma);
+    if (what & ROOFLINE_F32) {
+        const struct roofline_loops *loops = PICK(f32_fma);
         l.f32_name = loops->name;
         measure_compute(l.f32, loops->f32_fma, &l, o, pool);
     }

@@ -1,8 +1,8 @@
-/* limits_avx2.c - the loops of limits.h in 32-byte vectors.  vpmaddubsw saturates unless one
+/* roofline_avx2.c - the loops of roofline.h in 32-byte vectors.  vpmaddubsw saturates unless one
  * side is small, so int8 needs two of its instructions for what vpdpbusd does in one; the
  * processors that have that one in 32 bytes are served at the end.  Two loads, FMAs or dot
  * products a cycle at a latency of 4 or 5 keep 10 accumulators busy; 12 here. */
-#include "libcommon/hw/limits.h"
+#include "libcommon/hw/roofline.h"
 
 #include <cpuid.h>
 #include <immintrin.h>
@@ -60,7 +60,7 @@ static double f32_fma(int rounds)
     return 2.0 * 8 * SUMS * rounds;
 }
 
-const struct limit_loops limits_avx2 = { "avx2", supported, read_all, int8_dot, f32_fma };
+const struct roofline_loops roofline_avx2 = { "avx2", supported, read_all, int8_dot, f32_fma };
 
 /* ---- AVX-VNNI ---- */
 
@@ -84,4 +84,4 @@ __attribute__((target("avx2,avxvnni"))) static double vnni_dot(int rounds)
     return 2.0 * 32 * SUMS * rounds;
 }
 
-const struct limit_loops limits_avxvnni = { "avxvnni", has_vnni, NULL, vnni_dot, NULL };
+const struct roofline_loops roofline_avxvnni = { "avxvnni", has_vnni, NULL, vnni_dot, NULL };

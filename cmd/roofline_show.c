@@ -1,4 +1,4 @@
-#include "cmd/limits_show.h"
+#include "cmd/roofline_show.h"
 
 #include <stdio.h>
 
@@ -20,7 +20,7 @@ static void print_pair(const char *what, const double v[2], double unit, const c
         printf("%-24s %9.1f %9.1f %-7s %s\n", what, v[0] / unit, v[1] / unit, unit_name, by ? by : "");
 }
 
-json_t *limits_json(const struct limits *l)
+json_t *roofline_json(const struct roofline *l)
 {
     return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:s?}", "threads", l->n_threads, "read",
                      pair_json(l->read, NULL), "int8", pair_json(l->int8, l->int8_name),
@@ -29,7 +29,7 @@ json_t *limits_json(const struct limits *l)
                      l->no_disk);
 }
 
-void limits_print(const struct limits *l, const char *file)
+void roofline_print(const struct roofline *l, const char *file)
 {
     char all[32];
     snprintf(all, sizeof all, "%d thread%s", l->n_threads, plural(l->n_threads));

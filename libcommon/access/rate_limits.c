@@ -1,4 +1,4 @@
-#include "libcommon/access/limits.h"
+#include "libcommon/access/rate_limits.h"
 
 #include <errno.h>
 #include <fcntl.h>
