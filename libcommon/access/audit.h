@@ -71,7 +71,7 @@ void audit_close(struct audit *a);          /* waits for what is being compresse
 /* Begin the first file, and note in the chain if lines are gone or the retention changed since
  * the last writer.  As audit_add. */
 void audit_begin(struct audit *a);
-/* Cannot fail; waits for the lock and the disk (audit_later.h does not). Threads may call it at
+/* Cannot fail; waits for the lock and the disk (audit_queue.h does not). Threads may call it at
  * once. */
 void audit_add(struct audit *a, const struct audit_entry *x);
 /* The same in two parts: the line without its end, malloc'd, NULL without memory; and into the

@@ -5,11 +5,11 @@
 #include <string.h>
 #include <time.h>
 
-#include "libcommon/access/audit_later.h"
+#include "libcommon/access/audit_queue.h"
 #include "libcommon/access/audit_merge.h"
 #include "libcommon/base/clock.h"
 
-struct chain { struct audit *audit; struct audit_later *later; struct audit_merge *merge; };
+struct chain { struct audit *audit; struct audit_queue *queue; struct audit_merge *merge; };
 struct audit_log {
     struct chain chain[AUDIT_CHAINS];
     struct audit_syslog *syslog;            /* NULL: none */
@@ -25,7 +25,7 @@ static int open_chain(struct chain *c, const struct audit_log_options *o, enum a
     const struct audit_options ao = { .folder = o->folder, .chain = which, .max_bytes = o->bytes[which],
                                       .keep = o->keep,
                                       .signer = o->signer, .syslog = syslog };
-    return (c->audit = audit_open(&ao, e)) && (c->later = audit_later_open(c->audit, o->waiting_bytes, e)) &&
+    return (c->audit = audit_open(&ao, e)) && (c->queue = audit_queue_open(c->audit, o->waiting_bytes, e)) &&
            (c->merge = audit_merge_open(e)) ? 0 : -1;
 }
 
@@ -48,16 +48,16 @@ struct audit_log *audit_log_open(const struct audit_log_options *o, struct err *
     return NULL;
 }
 
-static void add_merged(void *user, const struct audit_entry *x) { audit_later_add(user, x); }
+static void add_merged(void *user, const struct audit_entry *x) { audit_queue_add(user, x); }
 
 static void flush(struct audit_log *l)
 {
     for (int i = 0; i < AUDIT_CHAINS; i++)
-        if (l->chain[i].merge && l->chain[i].later)
-            audit_merge_flush(l->chain[i].merge, add_merged, l->chain[i].later);
+        if (l->chain[i].merge && l->chain[i].queue)
+            audit_merge_flush(l->chain[i].merge, add_merged, l->chain[i].queue);
     for (int i = 0; i < AUDIT_CHAINS; i++)
-        if (l->is_signing && l->chain[i].later)
-            audit_later_sign(l->chain[i].later);
+        if (l->is_signing && l->chain[i].queue)
+            audit_queue_sign(l->chain[i].queue);
     l->merging_ns = clock_ns();
 }
 
@@ -68,8 +68,8 @@ int audit_log_finish(struct audit_log *l, double patience_s)
     const uint64_t from = clock_ns();
     for (int i = 0; i < AUDIT_CHAINS; i++) {
         const double spent = (double)(clock_ns() - from) * 1e-9;
-        left += audit_later_close(l->chain[i].later, spent < patience_s ? patience_s - spent : 0);
-        l->chain[i].later = NULL;
+        left += audit_queue_close(l->chain[i].queue, spent < patience_s ? patience_s - spent : 0);
+        l->chain[i].queue = NULL;
     }
     if (left == 0 && l->syslog) {
         audit_syslog_close(l->syslog, patience_s < SYSLOG_PATIENCE_S ? patience_s : SYSLOG_PATIENCE_S, &l->sent);
@@ -92,11 +92,11 @@ void audit_log_close(struct audit_log *l)
 void audit_log_add(struct audit_log *l, const struct audit_entry *x, int has_key, int admitted)
 {
     const struct chain *c = &l->chain[has_key ? AUDIT_KEYS : AUDIT_ANONYMOUS];
-    if (!c->later)
+    if (!c->queue)
         return;
     if ((has_key && admitted) || audit_merge_add(c->merge, x, admitted ? AUDIT_ADMITTED : AUDIT_REFUSED,
                                                  admitted ? OPEN_OWN_LINES : MERGE_OWN_LINES))
-        audit_later_add(c->later, x);
+        audit_queue_add(c->queue, x);
 }
 
 void audit_log_tick(struct audit_log *l)
@@ -134,7 +134,7 @@ int audit_log_waiting(struct audit_log *l)
 {
     int n = 0;
     for (int i = 0; i < AUDIT_CHAINS; i++)
-        n += l->chain[i].later ? audit_later_waiting(l->chain[i].later) : 0;
+        n += l->chain[i].queue ? audit_queue_waiting(l->chain[i].queue) : 0;
     return n;
 }
 

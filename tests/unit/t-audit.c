@@ -1,4 +1,4 @@
-/* t-audit.c - the audit log, written and read: each promise of audit.h, audit_later.h and
+/* t-audit.c - the audit log, written and read: each promise of audit.h, audit_queue.h and
  * audit_query.h, by breaking what it guards against. */
 #include "tests/unit/folder.h"
 
@@ -18,7 +18,7 @@
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 
-#include "libcommon/access/audit_later.h"
+#include "libcommon/access/audit_queue.h"
 #include "libcommon/access/audit_files.h"
 #include "libcommon/access/audit_log.h"
 #include "libcommon/access/audit_merge.h"
@@ -1265,11 +1265,11 @@ static void formulas_begin_nowhere(void **state)
         cell_is(cases[i][0], cases[i][1]);
 }
 
-static void add_later(struct audit_later *w, int i)
+static void queue_entry(struct audit_queue *w, int i)
 {
     char id[40];
     snprintf(id, sizeof id, "id-%d", i);
-    audit_later_add(w, &(struct audit_entry){ .time_ms = 1795273726003 + i, .request_id = id, .prompt_tokens = -1,
+    audit_queue_add(w, &(struct audit_entry){ .time_ms = 1795273726003 + i, .request_id = id, .prompt_tokens = -1,
                                               .completion_tokens = -1 });
 }
 
@@ -1293,20 +1293,20 @@ static void lines_wait_for_who_holds_the_lock(void **state)
     struct order o = { 0 };
     const struct audit_filter all = { 0 };
     struct audit *a = open_log(2500, 1000);             /* rotates, too */
-    struct audit_later *w = audit_later_open(a, ROOM, &e);
+    struct audit_queue *w = audit_queue_open(a, ROOM, &e);
     assert_non_null(w);
     const int lock = audit_lock(folder, 1, &e);
     assert_true(lock >= 0);
     for (int i = 0; i < N; i++)
-        add_later(w, i);
+        queue_entry(w, i);
     audit_stats(a, &s);                                 /* answers, too */
-    const int waiting = audit_later_waiting(w);
+    const int waiting = audit_queue_waiting(w);
     assert_in_range(waiting, 20, N - 1);
     assert_int_equal(s.errors, N - waiting);
     assert_int_equal(s.entries, 0);
     assert_non_null(strstr(s.last_error, "waiting for the disk"));
     close(lock);
-    assert_int_equal(audit_later_close(w, 60), 0);
+    assert_int_equal(audit_queue_close(w, 60), 0);
     audit_stats(a, &s);
     assert_int_equal(s.entries, waiting);
     audit_close(a);
@@ -1315,7 +1315,7 @@ static void lines_wait_for_who_holds_the_lock(void **state)
     assert_int_equal(o.wrong, 0);
     assert_int_equal(verify(NULL, &c), 0);
     assert_false(c.broken);
-    assert_int_equal(audit_later_close(NULL, 60), 0);
+    assert_int_equal(audit_queue_close(NULL, 60), 0);
 }
 
 /* The end does not wait for ever; what is left to the thread it writes when it can. */
@@ -1323,14 +1323,14 @@ static void the_end_does_not_wait_for_ever(void **state)
 {
     (void)state;
     static struct audit *a;                             /* these stay for the rest of the process */
-    static struct audit_later *w;
+    static struct audit_queue *w;
     struct audit_stats s;
     a = open_log(0, 0);
-    assert_non_null(w = audit_later_open(a, 10000, &e));
+    assert_non_null(w = audit_queue_open(a, 10000, &e));
     const int lock = audit_lock(folder, 1, &e);
-    add_later(w, 0);
-    add_later(w, 1);
-    assert_int_equal(audit_later_close(w, 0), 2);
+    queue_entry(w, 0);
+    queue_entry(w, 1);
+    assert_int_equal(audit_queue_close(w, 0), 2);
     close(lock);
     do
         audit_stats(a, &s);

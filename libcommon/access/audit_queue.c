@@ -1,4 +1,4 @@
-#include "libcommon/access/audit_later.h"
+#include "libcommon/access/audit_queue.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -10,7 +10,7 @@
 
 struct waiting { struct waiting *next; char *line; size_t n; };
 
-struct audit_later {
+struct audit_queue {
     struct audit *a;
     size_t max_bytes;
     pthread_t thread;
@@ -23,7 +23,7 @@ struct audit_later {
 
 static void *work(void *user)
 {
-    struct audit_later *w = user;
+    struct audit_queue *w = user;
     audit_begin(w->a);
     pthread_mutex_lock(&w->mutex);
     for (;;) {
@@ -51,9 +51,9 @@ static void *work(void *user)
     return NULL;
 }
 
-struct audit_later *audit_later_open(struct audit *a, size_t max_bytes, struct err *e)
+struct audit_queue *audit_queue_open(struct audit *a, size_t max_bytes, struct err *e)
 {
-    struct audit_later *w = calloc(1, sizeof *w);
+    struct audit_queue *w = calloc(1, sizeof *w);
     pthread_condattr_t monotonic;
     if (!w)
         return err_nomem(e, "the audit log"), NULL;
@@ -76,7 +76,7 @@ struct audit_later *audit_later_open(struct audit *a, size_t max_bytes, struct e
     return NULL;
 }
 
-static void add(struct audit_later *w, struct waiting *new)
+static void add(struct audit_queue *w, struct waiting *new)
 {
     *w->last = new;
     w->last = &new->next;
@@ -85,7 +85,7 @@ static void add(struct audit_later *w, struct waiting *new)
     pthread_cond_signal(&w->wake);
 }
 
-void audit_later_sign(struct audit_later *w)
+void audit_queue_sign(struct audit_queue *w)
 {
     struct waiting *new = calloc(1, sizeof *new);
     if (!new)
@@ -95,7 +95,7 @@ void audit_later_sign(struct audit_later *w)
     pthread_mutex_unlock(&w->mutex);
 }
 
-void audit_later_add(struct audit_later *w, const struct audit_entry *x)
+void audit_queue_add(struct audit_queue *w, const struct audit_entry *x)
 {
     struct err e;
     struct waiting *new = malloc(sizeof *new);
@@ -120,7 +120,7 @@ void audit_later_add(struct audit_later *w, const struct audit_entry *x)
     free(new);
 }
 
-int audit_later_waiting(struct audit_later *w)
+int audit_queue_waiting(struct audit_queue *w)
 {
     pthread_mutex_lock(&w->mutex);
     const int n = w->n;
@@ -128,7 +128,7 @@ int audit_later_waiting(struct audit_later *w)
     return n;
 }
 
-int audit_later_close(struct audit_later *w, double patience_s)
+int audit_queue_close(struct audit_queue *w, double patience_s)
 {
     struct timespec until;
     if (!w)
