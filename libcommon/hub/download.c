@@ -94,7 +94,7 @@ static int head_done(struct web_job *j, struct err *e)
     if (f->size > most_bytes)
         return err_set(e, ERR_FORMAT, "%s: the hub says it has %" PRId64 " bytes, expected %" PRId64 " at most",
                        f->name, f->size, most_bytes);
-    if (!cache_etag_ok(f->etag))
+    if (!hub_cache_etag_ok(f->etag))
         return err_set(e, ERR_FORMAT, "%s: the hub says no usable ETag ('%.60s')", f->name, f->etag);
     return 0;
 }
@@ -123,13 +123,13 @@ static int init_file(struct download *d, struct download_file *f, const char *na
     *f = (struct download_file){ .lock = -1, .fd = -1, .size = -1, .in = d };
     f->name = strdup(name);
     f->url = download_url(d->o->endpoint, d->name->repo, d->commit, name, e);
-    f->have = cache_has(d->folder, d->commit, name) == 1;
+    f->have = hub_cache_has(d->folder, d->commit, name) == 1;
     return f->name && f->url ? 0 : err_nomem(e, name);
 }
 
 int download_plan(struct download *d, const char *const *names, int n, struct err *e)
 {
-    if (!d->folder && !(d->folder = cache_folder(d->o, d->name, e)))
+    if (!d->folder && !(d->folder = hub_cache_folder(d->o, d->name, e)))
         return -1;
     d->files = calloc((size_t)n + 1, sizeof *d->files);
     if (!d->files)
@@ -145,13 +145,13 @@ int download_plan(struct download *d, const char *const *names, int n, struct er
         struct download_file *f = &d->files[i];
         if (f->have)
             continue;
-        f->blob = cache_path(d->folder, "blobs/%s", f->etag);
-        f->part = cache_path(d->folder, "blobs/%s.zse-part", f->etag);
-        f->ranges = cache_path(d->folder, "blobs/%s.zse-ranges", f->etag);
+        f->blob = hub_cache_path(d->folder, "blobs/%s", f->etag);
+        f->part = hub_cache_path(d->folder, "blobs/%s.zse-part", f->etag);
+        f->ranges = hub_cache_path(d->folder, "blobs/%s.zse-ranges", f->etag);
         if (!f->blob || !f->part || !f->ranges)
             return err_nomem(e, "path");
         if (have_blob(f)) {
-            if (cache_link(d->folder, d->commit, f->name, f->etag, e) != 0)
+            if (hub_cache_link(d->folder, d->commit, f->name, f->etag, e) != 0)
                 return -1;
             f->have = 1;
         }
@@ -508,8 +508,8 @@ static int finish_file(struct download_file *f, struct err *e)
     f->fd = -1;
     unlink(f->ranges);
     f->have = 1;
-    int rc = cache_link(d->folder, d->commit, f->name, f->etag, e);
-    cache_unlock(f->lock);
+    int rc = hub_cache_link(d->folder, d->commit, f->name, f->etag, e);
+    hub_cache_unlock(f->lock);
     f->lock = -1;
     if (rc == 0)
         tell_arrived(f);
@@ -532,19 +532,19 @@ static int part_done(struct web_job *j, struct err *e)
 static int begin_file(struct download_file *f, int wait, struct err *e)
 {
     struct download *d = f->in;
-    f->lock = cache_lock(d->o, d->name, f->etag, wait, e);
+    f->lock = hub_cache_lock(d->o, d->name, f->etag, wait, e);
     if (f->lock < 0)
         return f->lock == -2 ? 1 : -1;
     if (have_blob(f)) {                                 /* somebody else got it meanwhile */
         f->have = 1;
-        cache_unlock(f->lock);
+        hub_cache_unlock(f->lock);
         f->lock = -1;
-        if (cache_link(d->folder, d->commit, f->name, f->etag, e) != 0)
+        if (hub_cache_link(d->folder, d->commit, f->name, f->etag, e) != 0)
             return -1;
         tell_arrived(f);
         return 0;
     }
-    if (cache_make_folders(f->part, e) != 0)
+    if (hub_cache_make_folders(f->part, e) != 0)
         return -1;
     f->fd = open(f->part, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (f->fd < 0)
@@ -593,8 +593,8 @@ static int check_room(const struct download *d, struct err *e)
 {
     struct statvfs s;
     uint64_t need = 0;
-    char *path = cache_path(d->folder, "blobs/");
-    int rc = path ? cache_make_folders(path, e) : err_nomem(e, "path");
+    char *path = hub_cache_path(d->folder, "blobs/");
+    int rc = path ? hub_cache_make_folders(path, e) : err_nomem(e, "path");
     for (int i = 0; i < d->n_files; i++) {
         const struct download_file *f = &d->files[i];
         struct stat st;
@@ -660,7 +660,7 @@ void download_release(struct download *d)
                 unlink(f->part);        /* nothing that could be gone on with */
             close(f->fd);
         }
-        cache_unlock(f->lock);
+        hub_cache_unlock(f->lock);
         if (f->digest)
             d->net.ctx_free(f->digest);
         free(f->done.v);

@@ -3,7 +3,7 @@
 #ifndef ZSE_HUB_DOWNLOAD_H
 #define ZSE_HUB_DOWNLOAD_H
 
-#include "libcommon/hub/cache.h"
+#include "libcommon/hub/hub_cache.h"
 #include "libcommon/hub/web.h"
 
 /* Sorted ranges [from, to) that do not touch. */

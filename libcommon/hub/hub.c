@@ -40,9 +40,9 @@ int hub_parse_name(struct hub_name *name, const char *text, struct err *e)
     snprintf(name->repo, sizeof name->repo, "%.*s", (int)n, text);
     snprintf(name->revision, sizeof name->revision, "%.*s", (int)(at ? revision : 4), at ? at : "main");
     snprintf(name->pick, sizeof name->pick, "%s", colon ? colon + 1 : "");
-    if ((at && (revision >= sizeof name->revision || !cache_name_ok(name->revision) ||
+    if ((at && (revision >= sizeof name->revision || !hub_cache_name_ok(name->revision) ||
                 strpbrk(name->revision, "?#% "))) ||
-        (colon && (strlen(colon + 1) >= sizeof name->pick || !cache_name_ok(name->pick))))
+        (colon && (strlen(colon + 1) >= sizeof name->pick || !hub_cache_name_ok(name->pick))))
         return err_set(e, ERR_FORMAT, "'%.200s': expected org/name@revision or org/name:file", text);
     return 0;
 }
@@ -66,7 +66,7 @@ static void free_names(char **names, int n)
 /* Files in folder and one level below, as names from there. */
 static int list_folder(const char *folder, const char *sub, char ***names, int *n)
 {
-    char *path = *sub ? cache_path(folder, "%s", sub) : strdup(folder);
+    char *path = *sub ? hub_cache_path(folder, "%s", sub) : strdup(folder);
     DIR *dir = path ? opendir(path) : NULL;
     int rc = 0;
     for (struct dirent *x; dir && rc == 0 && (x = readdir(dir));) {
@@ -100,13 +100,13 @@ static int list_folder(const char *folder, const char *sub, char ***names, int *
 static int has_shards(const char *snapshot)
 {
     struct err ignored;
-    char *path = cache_path(snapshot, CHOOSE_INDEX);
+    char *path = hub_cache_path(snapshot, CHOOSE_INDEX);
     json_t *j = path ? js_load(path, MAX_INDEX, &ignored) : NULL, *v;
     const char *tensor, *before = "";
     int all = json_is_object(json_object_get(j, "weight_map"));
     json_object_foreach(json_object_get(j, "weight_map"), tensor, v) {
         const char *shard = json_is_string(v) ? json_string_value(v) : "";
-        all = all && cache_name_ok(shard) && (strcmp(shard, before) == 0 || exists(snapshot, shard));
+        all = all && hub_cache_name_ok(shard) && (strcmp(shard, before) == 0 || exists(snapshot, shard));
         before = shard;
     }
     json_decref(j);
@@ -136,23 +136,23 @@ static int look_in_cache(const struct hub_name *name, const char *folder, const 
 {
     struct err ignored;
     struct choice c = { .file = NULL };
-    char **names = NULL, *snapshot = cache_path(folder, "snapshots/%s", commit);
+    char **names = NULL, *snapshot = hub_cache_path(folder, "snapshots/%s", commit);
     int n = 0, sure = 0;
     *path = NULL;
     if (!snapshot || list_folder(snapshot, "", &names, &n) != 0 || !n ||
         choose(&c, name->repo, name->pick, (const char *const *)names, n, &ignored) != 0)
         goto done;
     if (c.file) {
-        *path = cache_path(snapshot, "%s", c.file);
+        *path = hub_cache_path(snapshot, "%s", c.file);
         /* Without a pick the repository may have safetensors, or a quantization that goes
          * before: unless that was asked already. */
-        sure = *name->pick || cache_has(folder, commit, "model.safetensors") < 0;
+        sure = *name->pick || hub_cache_has(folder, commit, "model.safetensors") < 0;
     } else if (c.indexed ? has_shards(snapshot) : numbered_complete(snapshot, c.weights[0])) {
         int one = !c.indexed && strcmp(c.weights[0], "model.safetensors") == 0;      /* an index beside it is not needed */
         *path = strdup(snapshot);
         sure = 1;
         for (int i = 0; i < CHOOSE_N_OPTIONAL; i++)
-            sure &= cache_has(folder, commit, choose_optional[i]) != 0 ||
+            sure &= hub_cache_has(folder, commit, choose_optional[i]) != 0 ||
                     (one && strcmp(choose_optional[i], CHOOSE_INDEX) == 0);
     }
 done:
@@ -230,7 +230,7 @@ static const char **sibling_names(const json_t *j, const char *repo, int *n, str
     }
     json_array_foreach(list, i, v) {
         const char *s = json_string_value(json_object_get(v, "rfilename"));
-        if (s && cache_name_ok(s))
+        if (s && hub_cache_name_ok(s))
             names[(*n)++] = s;
     }
     return names;
@@ -250,11 +250,11 @@ char *hub_small_file(const struct hub_options *o, const struct hub_name *name, c
                      size_t *size, struct err *e)
 {
     struct web w;
-    char commit[80], *text = NULL, *folder = cache_folder(o, name, e), *path = NULL;
+    char commit[80], *text = NULL, *folder = hub_cache_folder(o, name, e), *path = NULL;
     if (!folder)
         return NULL;
-    if (cache_commit(folder, name->revision, commit, sizeof commit) == 0 && cache_has(folder, commit, file) == 1 &&
-        (path = cache_path(folder, "snapshots/%s/%s", commit, file)))
+    if (hub_cache_commit(folder, name->revision, commit, sizeof commit) == 0 &&
+        hub_cache_has(folder, commit, file) == 1 && (path = hub_cache_path(folder, "snapshots/%s/%s", commit, file)))
         text = file_read(path, max, size, e);
     free(path);
     free(folder);
@@ -313,7 +313,7 @@ static int get_files(struct fetch *f, const char *const *names, int n, enum what
         if (!d.files[i].have && d.files[i].size == 0)
             rc = err_set(e, ERR_FORMAT, "%s: %s: the hub says it has 0 bytes, expected weights", f->name->repo,
                          names[i]);
-    if (rc == 0 && weights && d.left && !(snapshot = cache_path(d.folder, "snapshots/%s", f->commit)))
+    if (rc == 0 && weights && d.left && !(snapshot = hub_cache_path(d.folder, "snapshots/%s", f->commit)))
         rc = err_nomem(e, "path");
     if (rc == 0 && snapshot && f->o->before_weights)
         rc = f->o->before_weights(f->o->before_user, snapshot, d.left, e);
@@ -336,7 +336,7 @@ static int get_files(struct fetch *f, const char *const *names, int n, enum what
 static int read_index(struct fetch *f, struct choice *c, struct err *e)
 {
     size_t size;
-    char *path = cache_path(f->folder, "snapshots/%s/" CHOOSE_INDEX, f->commit),
+    char *path = hub_cache_path(f->folder, "snapshots/%s/" CHOOSE_INDEX, f->commit),
          *text = path ? file_read(path, MAX_INDEX, &size, e) : NULL;
     int rc = text ? choose_indexed(c, f->name->repo, text, size, e) : path ? -1 : err_nomem(e, "path");
     free(text);
@@ -369,14 +369,14 @@ static int get_commit(struct fetch *f, const json_t *info, char **path, struct e
     if (rc == 0)
         rc = get_files(f, c.weights, c.n_weights, c.indexed && c.n_weights > 1 ? SHARDS : WEIGHTS, e);
     for (int i = 0; rc == 0 && !c.file && i < CHOOSE_N_OPTIONAL; i++)
-        if (cache_has(f->folder, f->commit, choose_optional[i]) == 0 && !is_listed(names, n, choose_optional[i]))
-            cache_set_absent(f->folder, f->commit, choose_optional[i]);
+        if (hub_cache_has(f->folder, f->commit, choose_optional[i]) == 0 && !is_listed(names, n, choose_optional[i]))
+            hub_cache_set_absent(f->folder, f->commit, choose_optional[i]);
     if (rc == 0 && c.file && !*f->name->pick)
-        cache_set_absent(f->folder, f->commit, "model.safetensors");
+        hub_cache_set_absent(f->folder, f->commit, "model.safetensors");
     if (rc == 0)
-        rc = cache_set_commit(f->folder, f->name->revision, f->commit, e);
-    if (rc == 0 && !(*path = c.file ? cache_path(f->folder, "snapshots/%s/%s", f->commit, c.file)
-                                    : cache_path(f->folder, "snapshots/%s", f->commit)))
+        rc = hub_cache_set_commit(f->folder, f->name->revision, f->commit, e);
+    if (rc == 0 && !(*path = c.file ? hub_cache_path(f->folder, "snapshots/%s/%s", f->commit, c.file)
+                                    : hub_cache_path(f->folder, "snapshots/%s", f->commit)))
         rc = err_nomem(e, "path");
     choose_release(&c);
     free(names);
@@ -403,7 +403,7 @@ static int fetch(const struct hub_options *o, const struct hub_name *name, const
     const char *commit = json_string_value(json_object_get(info, "sha"));
     if (info && o->known)
         *o->known = 1;
-    if (info && !cache_commit_ok(commit))
+    if (info && !hub_cache_commit_ok(commit))
         err_set(e, ERR_FORMAT, "%s: the hub names the commit '%.60s'", name->repo, commit);
     else if (info)
         rc = get_commit(&(struct fetch){ o, name, folder, commit, &w }, info, path, e);
@@ -423,10 +423,10 @@ static int fetch(const struct hub_options *o, const struct hub_name *name, const
 
 int hub_fetch(const struct hub_options *o, const struct hub_name *name, char **path, struct err *e)
 {
-    char commit[80], *folder = cache_folder(o, name, e);
+    char commit[80], *folder = hub_cache_folder(o, name, e);
     int sure = 0, rc = folder ? 0 : -1;
     *path = NULL;
-    if (rc == 0 && cache_commit(folder, name->revision, commit, sizeof commit) == 0)
+    if (rc == 0 && hub_cache_commit(folder, name->revision, commit, sizeof commit) == 0)
         sure = look_in_cache(name, folder, commit, path);
     int fixed = sure && strcmp(commit, name->revision) == 0;         /* a commit does not change */
     if (rc == 0 && !(*path && (o->offline || fixed || (sure && !o->refresh)))) {

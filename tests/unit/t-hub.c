@@ -48,14 +48,16 @@ static void test_names(void **state)
 static void test_files_stay_inside(void **state)
 {
     (void)state;
-    assert_true(cache_name_ok("a/b.json") && cache_name_ok(".gitattributes") && cache_name_ok("a..b"));
-    assert_false(cache_name_ok("") || cache_name_ok("/a") || cache_name_ok("a//b") || cache_name_ok("a/../b") ||
-                 cache_name_ok("..") || cache_name_ok("a/.") || cache_name_ok("a\nb"));
-    assert_true(cache_etag_ok("0123abcd") && cache_etag_ok("a-1.b_2"));
-    assert_false(cache_etag_ok("") || cache_etag_ok("../x") || cache_etag_ok(".x") || cache_etag_ok("a/b") ||
-                 cache_etag_ok("a b"));
-    assert_true(cache_commit_ok("0123456789abcdef0123456789abcdef01234567"));
-    assert_false(cache_commit_ok("short") || cache_commit_ok("0123456/89") || cache_commit_ok("..........."));
+    assert_true(hub_cache_name_ok("a/b.json") && hub_cache_name_ok(".gitattributes") && hub_cache_name_ok("a..b"));
+    assert_false(hub_cache_name_ok("") || hub_cache_name_ok("/a") || hub_cache_name_ok("a//b") ||
+                 hub_cache_name_ok("a/../b") || hub_cache_name_ok("..") || hub_cache_name_ok("a/.") ||
+                 hub_cache_name_ok("a\nb"));
+    assert_true(hub_cache_etag_ok("0123abcd") && hub_cache_etag_ok("a-1.b_2"));
+    assert_false(hub_cache_etag_ok("") || hub_cache_etag_ok("../x") || hub_cache_etag_ok(".x") ||
+                 hub_cache_etag_ok("a/b") || hub_cache_etag_ok("a b"));
+    assert_true(hub_cache_commit_ok("0123456789abcdef0123456789abcdef01234567"));
+    assert_false(hub_cache_commit_ok("short") || hub_cache_commit_ok("0123456/89") ||
+                 hub_cache_commit_ok("..........."));
 }
 
 static void test_origins(void **state)

@@ -1,4 +1,4 @@
-#include "libcommon/hub/cache.h"
+#include "libcommon/hub/hub_cache.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -14,7 +14,7 @@
 
 #include "libcommon/base/file.h"
 
-char *cache_folder(const struct hub_options *o, const struct hub_name *name, struct err *e)
+char *hub_cache_folder(const struct hub_options *o, const struct hub_name *name, struct err *e)
 {
     const char *slash = strchr(name->repo, '/');
     char *path;
@@ -25,7 +25,7 @@ char *cache_folder(const struct hub_options *o, const struct hub_name *name, str
     return NULL;
 }
 
-char *cache_path(const char *folder, const char *fmt, ...)
+char *hub_cache_path(const char *folder, const char *fmt, ...)
 {
     char *rest, *path = NULL;
     va_list ap;
@@ -40,7 +40,7 @@ char *cache_path(const char *folder, const char *fmt, ...)
     return path;
 }
 
-int cache_make_folders(const char *path, struct err *e)
+int hub_cache_make_folders(const char *path, struct err *e)
 {
     char *copy = strdup(path);
     int rc = copy ? 0 : err_nomem(e, "path");
@@ -64,7 +64,7 @@ static int only(const char *s, const char *more)
     return 1;
 }
 
-int cache_name_ok(const char *file)
+int hub_cache_name_ok(const char *file)
 {
     if (!*file || *file == '/' || strlen(file) > 400 || strchr(file, '\\'))
         return 0;
@@ -79,8 +79,8 @@ int cache_name_ok(const char *file)
     return 1;
 }
 
-int cache_etag_ok(const char *etag) { return *etag && *etag != '.' && strlen(etag) <= 128 && only(etag, "-_."); }
-int cache_commit_ok(const char *commit) { return strlen(commit) >= 7 && strlen(commit) <= 64 && only(commit, ""); }
+int hub_cache_etag_ok(const char *etag) { return *etag && *etag != '.' && strlen(etag) <= 128 && only(etag, "-_."); }
+int hub_cache_commit_ok(const char *commit) { return strlen(commit) >= 7 && strlen(commit) <= 64 && only(commit, ""); }
 
 /* ---- revisions ---- */
 
@@ -89,7 +89,7 @@ static int is_commit(const char *revision)
     return strlen(revision) == 40 && strspn(revision, "0123456789abcdef") == 40;
 }
 
-int cache_commit(const char *folder, const char *revision, char *commit, size_t room)
+int hub_cache_commit(const char *folder, const char *revision, char *commit, size_t room)
 {
     struct err ignored;
     size_t size;
@@ -97,26 +97,27 @@ int cache_commit(const char *folder, const char *revision, char *commit, size_t 
         snprintf(commit, room, "%s", revision);
         return 0;
     }
-    char *path = cache_path(folder, "refs/%s", revision), *text = path ? file_read(path, 200, &size, &ignored) : NULL;
+    char *path = hub_cache_path(folder, "refs/%s", revision),
+         *text = path ? file_read(path, 200, &size, &ignored) : NULL;
     free(path);
     if (!text)
         return -1;
     text[strcspn(text, "\r\n ")] = '\0';
-    int ok = cache_commit_ok(text) && strlen(text) < room;
+    int ok = hub_cache_commit_ok(text) && strlen(text) < room;
     if (ok)
         strcpy(commit, text);
     free(text);
     return ok ? 0 : -1;
 }
 
-int cache_set_commit(const char *folder, const char *revision, const char *commit, struct err *e)
+int hub_cache_set_commit(const char *folder, const char *revision, const char *commit, struct err *e)
 {
     char known[80];
     struct atomic_file f;
-    if (cache_commit(folder, revision, known, sizeof known) == 0 && strcmp(known, commit) == 0)
+    if (hub_cache_commit(folder, revision, known, sizeof known) == 0 && strcmp(known, commit) == 0)
         return 0;
-    char *path = cache_path(folder, "refs/%s", revision);
-    int rc = path ? cache_make_folders(path, e) : err_nomem(e, "path");
+    char *path = hub_cache_path(folder, "refs/%s", revision);
+    int rc = path ? hub_cache_make_folders(path, e) : err_nomem(e, "path");
     if (rc == 0 && (rc = atomic_open(&f, path, e)) == 0 && (rc = atomic_write(&f, commit, strlen(commit), e)) != 0)
         atomic_abort(&f);
     else if (rc == 0)
@@ -127,10 +128,10 @@ int cache_set_commit(const char *folder, const char *revision, const char *commi
 
 /* ---- files ---- */
 
-int cache_has(const char *folder, const char *commit, const char *file)
+int hub_cache_has(const char *folder, const char *commit, const char *file)
 {
-    char *path = cache_path(folder, "snapshots/%s/%s", commit, file),
-         *absent = cache_path(folder, ".no_exist/%s/%s", commit, file);
+    char *path = hub_cache_path(folder, "snapshots/%s/%s", commit, file),
+         *absent = hub_cache_path(folder, ".no_exist/%s/%s", commit, file);
     struct stat st;
     int has = !path || !absent ? 0 : stat(path, &st) == 0 &&
               S_ISREG(st.st_mode) ? 1 : access(absent, F_OK) == 0 ? -1 : 0;
@@ -139,11 +140,11 @@ int cache_has(const char *folder, const char *commit, const char *file)
     return has;
 }
 
-void cache_set_absent(const char *folder, const char *commit, const char *file)
+void hub_cache_set_absent(const char *folder, const char *commit, const char *file)
 {
     struct err ignored;
-    char *path = cache_path(folder, ".no_exist/%s/%s", commit, file);
-    if (path && cache_make_folders(path, &ignored) == 0) {
+    char *path = hub_cache_path(folder, ".no_exist/%s/%s", commit, file);
+    if (path && hub_cache_make_folders(path, &ignored) == 0) {
         int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
         if (fd >= 0)
             close(fd);
@@ -151,7 +152,7 @@ void cache_set_absent(const char *folder, const char *commit, const char *file)
     free(path);
 }
 
-int cache_link(const char *folder, const char *commit, const char *file, const char *etag, struct err *e)
+int hub_cache_link(const char *folder, const char *commit, const char *file, const char *etag, struct err *e)
 {
     char target[600] = "../../", here[300];
     size_t n = strlen(target);
@@ -159,8 +160,8 @@ int cache_link(const char *folder, const char *commit, const char *file, const c
     for (const char *p = file; (p = strchr(p, '/')) && n < 300; p++, n += 3)
         strcpy(target + n, "../");
     snprintf(target + n, sizeof target - n, "blobs/%s", etag);
-    char *path = cache_path(folder, "snapshots/%s/%s", commit, file), *temp = NULL;
-    int rc = path && asprintf(&temp, "%s.zse-%ld", path, (long)getpid()) >= 0 ? cache_make_folders(path, e)
+    char *path = hub_cache_path(folder, "snapshots/%s/%s", commit, file), *temp = NULL;
+    int rc = path && asprintf(&temp, "%s.zse-%ld", path, (long)getpid()) >= 0 ? hub_cache_make_folders(path, e)
                                                                               : err_nomem(e, "path");
     if (rc == 0 && (got = readlink(path, here, sizeof here - 1)) > 0 && (here[got] = '\0', strcmp(here, target) == 0))
         goto done;
@@ -197,7 +198,7 @@ static int lock_file(int fd, const char *path, const struct hub_options *o, int 
     return 0;
 }
 
-int cache_lock(const struct hub_options *o, const struct hub_name *name, const char *etag, int wait, struct err *e)
+int hub_cache_lock(const struct hub_options *o, const struct hub_name *name, const char *etag, int wait, struct err *e)
 {
     const char *slash = strchr(name->repo, '/');
     struct stat mine, there;
@@ -206,7 +207,7 @@ int cache_lock(const struct hub_options *o, const struct hub_name *name, const c
     if (asprintf(&path, "%s/.locks/models--%.*s%s%s/%s.lock", o->cache, (int)strcspn(name->repo, "/"), name->repo,
                  slash ? "--" : "", slash ? slash + 1 : "", etag) < 0)
         return err_nomem(e, "path");
-    int fd = cache_make_folders(path, e) == 0 ? 0 : -1;
+    int fd = hub_cache_make_folders(path, e) == 0 ? 0 : -1;
     while (fd == 0) {
         if ((fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) < 0) {
             err_sys(e, "%s", path);
@@ -222,7 +223,7 @@ int cache_lock(const struct hub_options *o, const struct hub_name *name, const c
     return fd;
 }
 
-void cache_unlock(int fd)
+void hub_cache_unlock(int fd)
 {
     if (fd >= 0)
         close(fd);
