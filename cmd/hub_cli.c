@@ -11,7 +11,7 @@
 
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
-#include "libcommon/import/source.h"
+#include "libcommon/import/hf_config.h"
 #include "libcommon/model/model.h"
 
 static const char *set(const char *name)
@@ -129,7 +129,7 @@ static int check_config(void *user, const char *folder, uint64_t bytes, struct e
         free(path);
         return 0;
     }
-    json_t *raw = js_load(path, 16 << 20, &why), *config = raw ? config_normalize(raw, &why) : NULL;
+    json_t *raw = js_load(path, 16 << 20, &why), *config = raw ? hf_config_normalize(raw, &why) : NULL;
     free(path);
     int rc = config && config_parse(&c, config, &why) == 0 ? 0 : -1;
     if (rc == 0) {

@@ -13,6 +13,7 @@
 #include "cmd/hub_cli.h"
 #include "cmd/zse-info.h"
 #include "libcommon/base/json.h"
+#include "libcommon/import/hf_config.h"
 
 static int ends_with(const char *s, const char *end)
 {
@@ -332,7 +333,7 @@ static int check_on_hub(json_t *report, struct hub_setup *s, const struct hub_na
     if (c.n_safetensors && !c.has_tokenizer)
         add_problem(report, "no tokenizer");
     if (text && c.n_safetensors && (raw = js_parse_python("config.json", text, size, e))) {
-        config = config_normalize(raw, e);
+        config = hf_config_normalize(raw, e);
         json_decref(raw);
     }
     if (text && c.n_safetensors && !config)

@@ -10,6 +10,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/engine/engine.h"
+#include "libcommon/import/hf_config.h"
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"
 
@@ -20,7 +21,7 @@ int planned_open(struct planned *p, const char *name, const json_t *config, stru
     struct config c;
     struct err why;
     *p = (struct planned){ 0 };
-    json_t *normal = config_normalize(config, &why);
+    json_t *normal = hf_config_normalize(config, &why);
     p->supported = normal && config_parse(&c, normal, &why) == 0;
     json_decref(normal);
     int rc = p->supported ? plan_shape_of(&p->shape, &c, e) : plan_shape_guess(&p->shape, config, e);

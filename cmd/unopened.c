@@ -7,6 +7,7 @@
 #include "cmd/cli.h"
 #include "cmd/hub_cli.h"
 #include "libcommon/base/json.h"
+#include "libcommon/import/hf_config.h"
 #include "libcommon/import/source.h"
 
 /* The type that a source without one is kept as; NULL with *e. */
@@ -50,7 +51,7 @@ static int check_kind(const struct hub_name *name, const char *arg, int type_giv
 static int find_there(struct unopened *u, const struct hub_name *name, const struct run_options *r, struct err *e)
 {
     int exact;
-    json_t *raw = hub_config(name, e), *config = raw ? config_normalize(raw, e) : NULL;
+    json_t *raw = hub_config(name, e), *config = raw ? hf_config_normalize(raw, e) : NULL;
     int rc = config ? config_parse(&u->config, config, e) : -1;
     if (rc == 0 && r->mode.given)
         rc = err_set(e, ERR_UNSUPPORTED, "%s: --mode with --plan needs the model here; zse-convert %s --plan compares types from its configuration", u->name, u->name);

@@ -7,6 +7,7 @@
 
 #include "libcommon/base/rng.h"
 #include "libcommon/convert/big.h"
+#include "libcommon/import/hf_config.h"
 #include "libcommon/quant/ggml.h"
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/quantize.h"
@@ -268,7 +269,7 @@ static int config_open(struct job *j, int *n_specs, struct err *e)
     if (!s || !(s->path = strdup(j->o->synthetic)))
         return err_nomem(e, j->o->synthetic);
     s->kind = SOURCE_CONFIG;
-    if (!(s->config = config_normalize(j->o->config, e)) || config_parse(&j->config, s->config, e))
+    if (!(s->config = hf_config_normalize(j->o->config, e)) || config_parse(&j->config, s->config, e))
         return err_prefix(e, "%s", s->path);
     if (weight_specs(&j->config, &all, &j->specs, n_specs, e)) {
         j->specs = NULL;
@@ -293,7 +294,7 @@ int synthetic_open(struct job *j, int *n_specs, struct err *e)
     }
     s->kind = SOURCE_FOLDER;
     char *text = json_dumps(config, JSON_INDENT(2));
-    s->config = config_normalize(config, e);
+    s->config = hf_config_normalize(config, e);
     json_decref(config);
     if (!s->config || add_file(s, "config.json", text, text ? strlen(text) : 0, e) ||
         add_file(s, "tokenizer_config.json", strdup(tokenizer_config), sizeof tokenizer_config - 1, e))

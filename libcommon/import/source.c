@@ -14,6 +14,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/import/gguf.h"
+#include "libcommon/import/hf_config.h"
 #include "libcommon/import/packed.h"
 #include "libcommon/import/safetensors.h"
 #include "libcommon/quant/ggml.h"
@@ -21,7 +22,7 @@
 enum { MAX_SMALL_FILE = 256 << 20, MAX_CONFIG = 16 << 20 };
 
 /* A file of the source.  It stays where it is: a guard knows its map. */
-struct part {
+struct input_file {
     struct map map;             /* path NULL: it is still to come */
     char *path;                 /* owned */
     int arriving;               /* index of it there; -1: it was in the folder from the beginning */
@@ -31,10 +32,10 @@ struct part {
 struct inner {
     const struct source_options *o;         /* may be NULL */
     int n_shards;
-    struct part **shards;
+    struct input_file **shards;
     const struct source_tensor **by_name;   /* sorted */
     int n_small;
-    struct part **small;                    /* the mappings of files[], one each */
+    struct input_file **small;                    /* the mappings of files[], one each */
 };
 
 static char *join(const char *dir, const char *name, struct err *e)
@@ -70,7 +71,7 @@ static const struct map_guard *guard_of(const struct source *s)
     return in && in->o && in->o->guard && in->o->guard->add ? in->o->guard : NULL;
 }
 
-static int map_part(const struct source *s, struct part *p, struct err *e)
+static int map_input(const struct source *s, struct input_file *p, struct err *e)
 {
     const struct map_guard *guard = guard_of(s);
     if (map_open(&p->map, p->path, e) < 0)
@@ -89,9 +90,10 @@ static void unmap(const struct source *s, struct map *m)
 }
 
 /* Appended to *list [*n], not mapped. */
-static struct part *add_part(const struct source *s, const char *name, struct part ***list, int *n, struct err *e)
+static struct input_file *add_input(const struct source *s, const char *name, struct input_file ***list, int *n,
+                                    struct err *e)
 {
-    struct part **more = realloc(*list, (size_t)(*n + 1) * sizeof *more), *p = more ? calloc(1, sizeof *p) : NULL;
+    struct input_file **more = realloc(*list, (size_t)(*n + 1) * sizeof *more), *p = more ? calloc(1, sizeof *p) : NULL;
     if (more)
         *list = more;
     if (!p) {
@@ -106,7 +108,7 @@ static struct part *add_part(const struct source *s, const char *name, struct pa
     return more[(*n)++] = p;
 }
 
-static void free_parts(const struct source *s, struct part **list, int n)
+static void free_inputs(const struct source *s, struct input_file **list, int n)
 {
     for (int i = 0; i < n; i++) {
         unmap(s, &list[i]->map);
@@ -244,7 +246,7 @@ static int is_there(const struct source *s, const char *name)
 }
 
 /* Of a file that is still to come. */
-static int index_head(struct source *s, const struct part *p, int shard, struct err *e)
+static int index_head(struct source *s, const struct input_file *p, int shard, struct err *e)
 {
     const struct inner *in = s->private_;
     const struct source_shard *h = &in->o->arriving->shards[p->arriving];
@@ -261,13 +263,13 @@ static int index_head(struct source *s, const struct part *p, int shard, struct 
 static int add_shard(struct source *s, const char *name, struct err *e)
 {
     struct inner *in = s->private_;
-    struct part *p = add_part(s, name, &in->shards, &in->n_shards, e);
+    struct input_file *p = add_input(s, name, &in->shards, &in->n_shards, e);
     if (!p)
         return -1;
     p->arriving = find_arriving(s, name);
     if (p->arriving >= 0)
         return index_head(s, p, in->n_shards - 1, e);
-    return map_part(s, p, e) < 0 ? -1 : safetensors_index(&p->map, in->n_shards - 1, &s->tensors, &s->n_tensors, e);
+    return map_input(s, p, e) < 0 ? -1 : safetensors_index(&p->map, in->n_shards - 1, &s->tensors, &s->n_tensors, e);
 }
 
 static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
@@ -425,8 +427,8 @@ static int add_file(struct source *s, const char *name, struct err *e)
     if (!files)
         return err_nomem(e, name);
     s->files = files;
-    struct part *p = add_part(s, name, &in->small, &in->n_small, e);
-    if (!p || map_part(s, p, e) < 0)
+    struct input_file *p = add_input(s, name, &in->small, &in->n_small, e);
+    if (!p || map_input(s, p, e) < 0)
         return -1;
     if (p->map.size > MAX_SMALL_FILE)
         return err_set(e, ERR_LIMIT, "%s: %zu bytes, expected at most %d", p->path, p->map.size, MAX_SMALL_FILE);
@@ -488,7 +490,7 @@ static int normalize(struct source *s, json_t *raw, const char *path, struct err
 {
     if (!raw)
         return -1;
-    s->config = config_normalize(raw, e);
+    s->config = hf_config_normalize(raw, e);
     json_decref(raw);
     return s->config ? 0 : err_prefix(e, "%s", path);
 }
@@ -601,8 +603,8 @@ void source_close(struct source *s)
             guard_of(s)->remove(&s->gguf->parts[i]->map);
     }
     if (in) {
-        free_parts(s, in->shards, in->n_shards);
-        free_parts(s, in->small, in->n_small);
+        free_inputs(s, in->shards, in->n_shards);
+        free_inputs(s, in->small, in->n_small);
         free(in->by_name);
     }
     free(in);
@@ -641,12 +643,12 @@ const struct source_file *source_file(const struct source *s, const char *name)
 /* ---- data ---- */
 
 /* A file has come: is it the one whose head was seen?  Its tensors get their data. */
-static int take_part(const struct source *s, int shard, struct err *e)
+static int take_shard(const struct source *s, int shard, struct err *e)
 {
     const struct inner *in = s->private_;
-    struct part *p = in->shards[shard];
+    struct input_file *p = in->shards[shard];
     const struct source_shard *h = &in->o->arriving->shards[p->arriving];
-    if (in->o->arriving->wait(in->o->arriving->user, p->arriving, e) != 0 || map_part(s, p, e) != 0)
+    if (in->o->arriving->wait(in->o->arriving->user, p->arriving, e) != 0 || map_input(s, p, e) != 0)
         return -1;
     if (p->map.size != h->size || memcmp(p->map.data, h->head, h->head_size) != 0)
         return err_set(e, ERR_FORMAT, "%s: its beginning or its size (%zu bytes) is not what was announced (%" PRIu64
@@ -662,7 +664,7 @@ int source_wait(const struct source *s, const struct source_tensor *t, struct er
     const struct inner *in = s->private_;
     for (int i = 0; in && i < in->n_shards; i++)
         if (in->shards[i]->arriving >= 0 && !in->shards[i]->map.path && (!t || t->shard == i) &&
-            take_part(s, i, e) != 0)
+            take_shard(s, i, e) != 0)
             return -1;
     return 0;
 }

@@ -42,7 +42,7 @@ struct gguf;                        /* gguf.h: metadata of a GGUF file */
 struct source {
     enum source_kind kind;
     char *path;
-    json_t *config;                 /* HF form in one spelling (see config_normalize); for a GGUF translated from its keys; NULL if there is none */
+    json_t *config;                 /* HF form in one spelling (see hf_config_normalize); for a GGUF translated from its keys; NULL if there is none */
     json_t *generation_config;      /* NULL: none */
     json_t *quantization;           /* quantization_config, taken out of config once it is understood; NULL: not quantized */
     int n_tensors;
@@ -97,11 +97,6 @@ int source_read(const struct source *s, const struct source_tensor *t, int64_t r
 void source_drop(const struct source *s, const struct source_tensor *t);
 /* Bytes in the source, with scales that lie elsewhere. */
 size_t source_bytes(const struct source_tensor *t);
-
-/* config.json in either spelling (rope_theta / rope_scaling / torch_dtype, or rope_parameters /
- * dtype; nested text_config) to one: rope_parameters {rope_theta, rope_type, ...} or, per layer
- * type, {"full_attention": {...}, "sliding_attention": {...}}; dtype.  New reference. */
-json_t *config_normalize(const json_t *config, struct err *e);
 
 /* A hash of the source's content (names, sizes, types and sampled bytes; whole small files): key
  * of the cache of automatic conversions. hex [33].  Waits for all files that are on their way. */

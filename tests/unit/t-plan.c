@@ -13,7 +13,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/convert/convert.h"
-#include "libcommon/import/source.h"
+#include "libcommon/import/hf_config.h"
 #include "libcommon/model/model.h"
 #include "libcommon/plan/budget.h"
 #include "libcommon/plan/plan.h"
@@ -61,7 +61,7 @@ static struct plan_shape *shape_of_config(const char *name, const json_t *config
     struct plan_shape s;
     struct config c;
     struct err e;
-    json_t *normal = config_normalize(config, &e);
+    json_t *normal = hf_config_normalize(config, &e);
     if (!normal || config_parse(&c, normal, &e) != 0)
         fail_msg("%s: %s", name, e.msg);
     assert_int_equal(plan_shape_of(&s, &c, &e), 0);
@@ -274,7 +274,7 @@ static void compare(const char *name, const json_t *config)
     struct err e;
     int64_t sum = 0, used = 0;
     int n;
-    json_t *normal = config_normalize(config, &e);
+    json_t *normal = hf_config_normalize(config, &e);
     if (!normal || config_parse(&c, normal, &e) != 0 || weight_specs(&c, &all, &specs, &n, &e) != 0)
         fail_msg("%s: %s", name, e.msg);
     for (int kv = KV_F32; kv < KV_TYPES; kv++)

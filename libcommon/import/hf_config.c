@@ -1,17 +1,9 @@
-/* config.c - one spelling of config.json.
- *
- * Out: what came in, but
- *   text_config        its fields lifted to the top (a language model inside a multimodal one);
- *                      vision_config and the like stay behind
- *   rope_parameters    {"rope_type", "rope_theta", ...}, or one such object for each layer type;
- *                      instead of rope_theta, rope_scaling, rotary_emb_base,
- *                      rope_local_base_freq.  Absent if the file says nothing about RoPE.
- *   partial_rotary_factor   at the top, instead of rotary_pct and of the one inside rope_parameters
- *   dtype              instead of torch_dtype */
+/* hf_config.c - rewrite a config.json field by field: see hf_config.h. */
+#include "libcommon/import/hf_config.h"
+
 #include <string.h>
 
 #include "libcommon/base/json.h"
-#include "libcommon/import/source.h"
 
 /* Move a field to its other name, unless that is there already. */
 static void rename_field(json_t *o, const char *from, const char *to)
@@ -136,7 +128,7 @@ done:
     return 0;
 }
 
-json_t *config_normalize(const json_t *config, struct err *e)
+json_t *hf_config_normalize(const json_t *config, struct err *e)
 {
     if (!json_is_object(config)) {
         err_set(e, ERR_FORMAT, "found %s, expected an object", js_kind(config));

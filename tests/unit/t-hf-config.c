@@ -1,4 +1,4 @@
-/* t-config.c - config.json in each of its spellings gives the same. */
+/* t-hf-config.c - config.json in each of its spellings gives the same. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "libcommon/base/json.h"
-#include "libcommon/import/source.h"
+#include "libcommon/import/hf_config.h"
 
 static void normalizes(void **state)
 {
@@ -53,11 +53,11 @@ static void normalizes(void **state)
                 fail_msg("%s", e.msg);
             free(texts[k]);
         }
-        json_t *before = json_deep_copy(j[0]), *got = config_normalize(j[0], &e);
+        json_t *before = json_deep_copy(j[0]), *got = hf_config_normalize(j[0], &e);
         if (!got || !json_equal(got, j[1]))
             fail_msg("%s: got %s %s", cases[i].in, got ? json_dumps(got, JSON_COMPACT) : "", e.msg);
         assert_true(json_equal(before, j[0]));              /* the input is as it was */
-        json_t *again = config_normalize(got, &e);
+        json_t *again = hf_config_normalize(got, &e);
         assert_true(json_equal(again, got));                /* and once is enough */
         json_decref(before);
         json_decref(again);
@@ -83,7 +83,7 @@ static void refuses(void **state)
         struct err e = { 0 };
         json_t *j = js_parse("case", cases[i].in, strlen(cases[i].in), &e);
         assert_non_null(j);
-        if (config_normalize(j, &e) || !strstr(e.msg, cases[i].words))
+        if (hf_config_normalize(j, &e) || !strstr(e.msg, cases[i].words))
             fail_msg("%s: expected '%s', got '%s'", cases[i].in, cases[i].words, e.msg);
         json_decref(j);
     }
