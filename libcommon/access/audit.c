@@ -68,7 +68,7 @@ void audit_begin(struct audit *a)
 {
     struct err e;
     pthread_mutex_lock(&a->writing);
-    const int rc = writer_begin(&a->w, &e);
+    const int rc = audit_writer_begin(&a->w, &e);
     written(a, NULL, rc == 0);
     pthread_mutex_unlock(&a->writing);
 }
@@ -78,7 +78,7 @@ void audit_write(struct audit *a, char *line, size_t n)
     struct err e;
     const size_t unchained = n;
     pthread_mutex_lock(&a->writing);
-    const int rc = writer_add(&a->w, line, &n, &e);
+    const int rc = audit_writer_add(&a->w, line, &n, &e);
     written(a, rc == 0 ? line : NULL, rc == 0);
     pthread_mutex_unlock(&a->writing);
     if (rc) {
@@ -94,7 +94,7 @@ void audit_sign_head(struct audit *a)
 {
     struct err e;
     pthread_mutex_lock(&a->writing);
-    const int rc = writer_sign(&a->w, &e);
+    const int rc = audit_writer_sign(&a->w, &e);
     written(a, NULL, 0);
     pthread_mutex_unlock(&a->writing);
     if (rc)
@@ -255,7 +255,7 @@ struct audit *audit_open(const struct audit_options *o, struct err *e)
     pthread_mutex_init(&a->writing, NULL);
     pthread_mutex_init(&a->mutex, NULL);
     pthread_cond_init(&a->wake, NULL);
-    if (writer_open(&a->w, o, e))
+    if (audit_writer_open(&a->w, o, e))
         goto fail;
     if (mkdir(o->folder, 0700) && errno != EEXIST) {
         struct err why;
@@ -285,7 +285,7 @@ void audit_close(struct audit *a)
         pthread_mutex_unlock(&a->mutex);
         pthread_join(a->packer, NULL);
     }
-    writer_close(&a->w);
+    audit_writer_close(&a->w);
     for (int i = 0; i < AUDIT_RECENT; i++)
         free(a->recent[i]);
     pthread_cond_destroy(&a->wake);

@@ -8,7 +8,7 @@ enum { MAX_COLUMNS = 64 };
 struct csv {
     char *column[MAX_COLUMNS]; int n;
     size_t name_size[MAX_COLUMNS];
-    struct value cell[MAX_COLUMNS];         /* of this row */
+    struct audit_value cell[MAX_COLUMNS];         /* of this row */
     char *line; size_t room;                /* a copy of this line, for cells to end in */
     int (*write)(void *user, const char *text, size_t size);
     void *user;
@@ -41,11 +41,11 @@ static int add_column(struct csv *c, const char *name, size_t n)
 static int note_columns(void *user, const struct audit_record *r)
 {
     struct csv *c = user;
-    struct cursor at = { r->line, r->line + r->size };
+    struct audit_cursor at = { r->line, r->line + r->size };
     struct audit_text key;
-    struct value v;
-    for (int i = 0; next_field(&at, &key, &v) > 0; i++) {
-        if (text_is(&key, "hash") || text_is(&key, "seq") || key.n >= 256 || memchr(key.p, '\0', key.n))        /* the last: of nobody's writer, and no name of a column */
+    struct audit_value v;
+    for (int i = 0; audit_next_field(&at, &key, &v) > 0; i++) {
+        if (audit_text_is(&key, "hash") || audit_text_is(&key, "seq") || key.n >= 256 || memchr(key.p, '\0', key.n))        /* the last: of nobody's writer, and no name of a column */
             continue;
         const int found = find_column(c, &key, i < c->n ? i : 0);
         if (found < 0 && c->n < MAX_COLUMNS && add_column(c, key.p, key.n) != 0)
@@ -131,15 +131,15 @@ static int plain_cells(struct csv *c, const struct audit_record *r)
     }
     if (odd)
         return 0;
-    struct cursor at = { c->line, c->line + r->size };
+    struct audit_cursor at = { c->line, c->line + r->size };
     struct audit_text key;
-    struct value v;
+    struct audit_value v;
     memset(c->cell, 0, sizeof c->cell);
-    for (int i = 0; next_field(&at, &key, &v) > 0; i++) {
+    for (int i = 0; audit_next_field(&at, &key, &v) > 0; i++) {
         const int column = find_column(c, &key, i < c->n ? i : 0);
         if (column < 0)
             continue;
-        if (text_is(&v.text, "null") && !v.is_string)
+        if (audit_text_is(&v.text, "null") && !v.is_string)
             v.text.n = 0;
         else if (!v.is_string && !is_plain_number(&v.text))
             return 0;

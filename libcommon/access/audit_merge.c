@@ -11,7 +11,7 @@
  * other addresses. */
 enum { RESERVED_PATHS = 32, RESERVED_ADDRESSES = 32, PREFIX_MAX = 64 };
 
-struct group {
+struct merge_group {
     uint64_t hash, client_hash;
     struct audit_entry x;                   /* its texts are those below */
     char path[192], client[64], agent[96], method[24], key[72], model[96], error[128], first_id[160], last_id[160];
@@ -19,7 +19,7 @@ struct group {
     int path_is_cut;                        /* several paths: path is what they have in common */
     double latency_sum;
 };
-struct audit_merge { int n; int own[AUDIT_KINDS]; struct group group[MERGE_GROUPS]; };
+struct audit_merge { int n; int own[AUDIT_KINDS]; struct merge_group group[MERGE_GROUPS]; };
 
 struct audit_merge *audit_merge_open(struct err *e)
 {
@@ -63,7 +63,7 @@ static uint64_t hash_of(const struct audit_entry *x, uint64_t client, int paths)
     return paths ? mix_text(mix_text(mix_text(h, x->method), x->key_name), x->model) : h;
 }
 
-static struct group *find(struct audit_merge *m, uint64_t hash)
+static struct merge_group *find(struct audit_merge *m, uint64_t hash)
 {
     for (int i = 0; i < m->n; i++)
         if (m->group[i].hash == hash)
@@ -87,11 +87,12 @@ static int keep(char *out, size_t size, const char *text)
     return text != NULL;
 }
 
-static struct group *new_group(struct audit_merge *m, uint64_t hash, uint64_t client_hash, const struct audit_entry *x,
+static struct merge_group *new_group(struct audit_merge *m, uint64_t hash, uint64_t client_hash,
+                                     const struct audit_entry *x,
                                const char *client)
 {
-    struct group *g = &m->group[m->n++];
-    *g = (struct group){ .hash = hash, .client_hash = client_hash,
+    struct merge_group *g = &m->group[m->n++];
+    *g = (struct merge_group){ .hash = hash, .client_hash = client_hash,
                          .x = { .time_ms = x->time_ms, .status = x->status, .prompt_tokens = -1,
                                 .completion_tokens = -1 } };
     g->has_path = keep(g->path, sizeof g->path - 4, x->path);
@@ -115,7 +116,7 @@ static void keep_same(int *has, const char *kept, size_t size, const char *text)
 }
 
 /* What the paths have in common stays. */
-static void narrow(struct group *g, const char *path)
+static void narrow(struct merge_group *g, const char *path)
 {
     char now[sizeof g->path];
     size_t n = 0;
@@ -130,7 +131,7 @@ static void narrow(struct group *g, const char *path)
     g->path[n] = '\0';
 }
 
-static void count(struct group *g, const struct audit_entry *x)
+static void count(struct merge_group *g, const struct audit_entry *x)
 {
     struct audit_entry *sum = &g->x;
     if (sum->count > 0) {
@@ -159,7 +160,7 @@ static void merge(struct audit_merge *m, const struct audit_entry *x)
     const uint64_t client_hash = mix_text(1469598103934665603u, client);
     const uint64_t exact = hash_of(x, client_hash, 1), of_address = hash_of(x, client_hash, 0),
                    of_all = hash_of(x, 0, 0);
-    struct group *g = find(m, exact);
+    struct merge_group *g = find(m, exact);
     if (!g && m->n < MERGE_GROUPS - RESERVED_PATHS - RESERVED_ADDRESSES && paths_of(m, client_hash) < MERGE_PATHS)
         g = new_group(m, exact, client_hash, x, client);
     if (!g)
@@ -186,7 +187,7 @@ int audit_merge_add(struct audit_merge *m, const struct audit_entry *x, enum aud
 void audit_merge_flush(struct audit_merge *m, void (*fn)(void *user, const struct audit_entry *x), void *user)
 {
     for (int i = 0; i < m->n; i++) {
-        struct group *g = &m->group[i];
+        struct merge_group *g = &m->group[i];
         struct audit_entry x = g->x;
         if (g->path_is_cut && g->has_path)
             strcat(g->path, "*");

@@ -8,7 +8,7 @@
 
 #include "libcommon/access/audit_reader.h"
 
-static int same(const struct audit_text *t, const char *s) { return t->p && text_is(t, s); }
+static int same(const struct audit_text *t, const char *s) { return t->p && audit_text_is(t, s); }
 
 static int takes(const struct audit_filter *f, const struct audit_record *r)
 {
@@ -24,19 +24,19 @@ static int takes(const struct audit_filter *f, const struct audit_record *r)
 }
 
 /* One chain, and its next entry. */
-struct stream { struct reader in; struct audit_record r; int open, has_entry; };
+struct chain_stream { struct audit_reader in; struct audit_record r; int open, has_entry; };
 
 /* To the next entry of the chain.  -1: it cannot be read. */
-static int advance(struct stream *t, struct audit_scan *s, struct err *e)
+static int advance(struct chain_stream *t, struct audit_scan *s, struct err *e)
 {
     const char *line;
     size_t size;
     int more, whole;
     t->has_entry = 0;
-    while (!t->has_entry && (more = reader_next(&t->in, &line, &size, &whole, e)) > 0) {
+    while (!t->has_entry && (more = audit_reader_next(&t->in, &line, &size, &whole, e)) > 0) {
         if (size == 0 && whole)
             continue;
-        const int kind = whole ? reader_parse(line, size, &t->r) : -1;
+        const int kind = whole ? audit_reader_parse(line, size, &t->r) : -1;
         s->lines += kind > 0;
         s->requests += kind > 0 ? t->r.count : 0;
         s->bad += kind < 0;
@@ -46,9 +46,9 @@ static int advance(struct stream *t, struct audit_scan *s, struct err *e)
 }
 
 /* The entry that comes next in time. */
-static struct stream *earliest(struct stream *t)
+static struct chain_stream *earliest(struct chain_stream *t)
 {
-    struct stream *first = NULL;
+    struct chain_stream *first = NULL;
     for (int i = 0; i < AUDIT_CHAINS; i++)
         if (t[i].has_entry && (!first || t[i].r.time_ms < first->r.time_ms))
             first = &t[i];
@@ -58,13 +58,13 @@ static struct stream *earliest(struct stream *t)
 int audit_scan(const char *folder, const struct audit_filter *f, int (*fn)(void *user, const struct audit_record *r),
                void *user, struct audit_scan *s, struct err *e)
 {
-    struct stream chain[AUDIT_CHAINS], *next;
+    struct chain_stream chain[AUDIT_CHAINS], *next;
     int rc = 0;
     *s = (struct audit_scan){ 0 };
     for (int i = 0; i < AUDIT_CHAINS; i++)
         chain[i].open = chain[i].has_entry = 0;
     for (int i = 0; rc == 0 && i < AUDIT_CHAINS; i++) {
-        rc = reader_open(&chain[i].in, folder, (enum audit_chain)i, f->since_ms, e);
+        rc = audit_reader_open(&chain[i].in, folder, (enum audit_chain)i, f->since_ms, e);
         chain[i].open = rc == 0;
         s->files += rc == 0 ? chain[i].in.files.n : 0;
         rc = rc ? rc : advance(&chain[i], s, e);
@@ -76,7 +76,7 @@ int audit_scan(const char *folder, const struct audit_filter *f, int (*fn)(void 
     }
     for (int i = 0; i < AUDIT_CHAINS; i++)
         if (chain[i].open)
-            reader_close(&chain[i].in);
+            audit_reader_close(&chain[i].in);
     return rc;
 }
 
@@ -180,12 +180,13 @@ static json_t *tally_json(const struct tally *t)
     return o;
 }
 
-struct summary { struct tally paths, keys, models; uint64_t status[600], n, errors; double latency; int64_t prompt,
+struct request_summary { struct tally paths, keys, models; uint64_t status[600], n,
+                         errors; double latency; int64_t prompt,
                  completion, total; };
 
 static int sum_up(void *user, const struct audit_record *r)
 {
-    struct summary *s = user;
+    struct request_summary *s = user;
     s->n += r->count;
     s->status[r->status >= 0 && r->status < 600 ? r->status : 0] += r->count;
     s->errors += r->status >= 400 ? r->count : 0;
@@ -207,7 +208,7 @@ int64_t audit_now_ms(void)
 
 json_t *audit_summary(const char *folder, double hours, int64_t now_ms, struct err *e)
 {
-    struct summary *s = calloc(1, sizeof *s);
+    struct request_summary *s = calloc(1, sizeof *s);
     struct audit_scan scan;
     const struct audit_filter f = { .since_ms = (now_ms ? now_ms : audit_now_ms()) - (int64_t)(hours * 3600e3) };
     json_t *out = NULL;

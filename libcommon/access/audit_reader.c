@@ -10,7 +10,7 @@
 
 enum { CHUNK = 1 << 18, LINE_MAX_BYTES = 1 << 20 };
 
-void reader_close(struct reader *r)
+void audit_reader_close(struct audit_reader *r)
 {
     for (int i = 0; r->z && i < r->files.n; i++)
         if (r->z[i])
@@ -20,9 +20,10 @@ void reader_close(struct reader *r)
     audit_files_release(&r->files);
 }
 
-int reader_open(struct reader *r, const char *folder, enum audit_chain chain, int64_t since_ms, struct err *e)
+int audit_reader_open(struct audit_reader *r, const char *folder, enum audit_chain chain, int64_t since_ms,
+                      struct err *e)
 {
-    *r = (struct reader){ .room = CHUNK + LINE_MAX_BYTES };
+    *r = (struct audit_reader){ .room = CHUNK + LINE_MAX_BYTES };
     if (access(folder, F_OK) && errno == ENOENT)
         return 0;
     struct err unused;
@@ -47,11 +48,11 @@ int reader_open(struct reader *r, const char *folder, enum audit_chain chain, in
     if (lock >= 0)
         close(lock);
     if (rc)
-        reader_close(r);
+        audit_reader_close(r);
     return rc;
 }
 
-int reader_next(struct reader *r, const char **line, size_t *size, int *whole, struct err *e)
+int audit_reader_next(struct audit_reader *r, const char **line, size_t *size, int *whole, struct err *e)
 {
     for (;;) {
         char *p = r->buffer + r->begin, *nl = r->end > r->begin ? memchr(p, '\n', r->end - r->begin) : NULL;
@@ -104,7 +105,7 @@ int reader_next(struct reader *r, const char **line, size_t *size, int *whole, s
 /* ---- fields: one flat JSON object, as the writer makes them; anything else is no entry ---- */
 
 /* The string at p (which is '"'): its inside; NULL if it has no end. */
-static const char *skip_string(struct cursor *c, struct audit_text *out)
+static const char *skip_string(struct audit_cursor *c, struct audit_text *out)
 {
     const char *from = c->p + 1, *q = from;
     for (;;) {
@@ -123,7 +124,7 @@ static const char *skip_string(struct cursor *c, struct audit_text *out)
 }
 
 /* The value at p, up to what ends it. */
-static int take_value(struct cursor *c, struct value *v)
+static int take_value(struct audit_cursor *c, struct audit_value *v)
 {
     if (c->p >= c->end)
         return -1;
@@ -141,12 +142,12 @@ static int take_value(struct cursor *c, struct value *v)
         if (ch <= ' ' || ch == '"' || ch == '{' || ch == '[')
             return -1;
     }
-    *v = (struct value){ .text = { from, (size_t)(p - from) } };
+    *v = (struct audit_value){ .text = { from, (size_t)(p - from) } };
     c->p = p;
     return v->text.n ? 1 : -1;
 }
 
-int next_field(struct cursor *c, struct audit_text *key, struct value *v)
+int audit_next_field(struct audit_cursor *c, struct audit_text *key, struct audit_value *v)
 {
     if (c->p < c->end && *c->p == '}')
         return c->p + 1 == c->end ? 0 : -1;
@@ -158,9 +159,9 @@ int next_field(struct cursor *c, struct audit_text *key, struct value *v)
     return take_value(c, v);
 }
 
-int text_is(const struct audit_text *t, const char *s) { return t->n == strlen(s) && memcmp(t->p, s, t->n) == 0; }
+int audit_text_is(const struct audit_text *t, const char *s) { return t->n == strlen(s) && memcmp(t->p, s, t->n) == 0; }
 
-static struct audit_text text_of(const struct value *v)
+static struct audit_text text_of(const struct audit_value *v)
 {
     return v->is_string ? v->text : (struct audit_text){ NULL, 0 };
 }
@@ -177,7 +178,7 @@ static int64_t digits(const char *p, const char **rest)
     return n;
 }
 
-int64_t int_of(const struct value *v)
+int64_t audit_int_of(const struct audit_value *v)
 {
     const char *rest;
     if (v->is_string || v->text.p[0] == 'n')
@@ -188,7 +189,7 @@ int64_t int_of(const struct value *v)
 
 /* As strtod: a whole number below 2^53 divided by a power of ten below 10^22 is rounded once
  * (Clinger, PLDI 1990). */
-static double real_of(const struct value *v)
+static double real_of(const struct audit_value *v)
 {
     static const double tens[] = { 1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6 };
     const char *dot, *rest;
@@ -209,7 +210,7 @@ static int64_t in_ms(int64_t s)
 }
 
 /* 1726.003 as 1726003, exactly. */
-static int64_t ms_of(const struct value *v)
+static int64_t ms_of(const struct audit_value *v)
 {
     const char *rest;
     const int64_t s = digits(v->text.p, &rest);
@@ -239,21 +240,21 @@ static enum field field_of(const struct audit_text *key)
     return OTHER;
 }
 
-static void note(struct audit_record *r, enum field field, const struct value *v)
+static void note(struct audit_record *r, enum field field, const struct audit_value *v)
 {
     switch (field) {
     case OTHER: case EVENT: break;
     case TIME: r->time_ms = v->is_string ? r->time_ms : ms_of(v); break;
     case METHOD: r->method = text_of(v); break;
     case PATH: r->path = text_of(v); break;
-    case STATUS: r->status = (int)int_of(v); break;
+    case STATUS: r->status = (int)audit_int_of(v); break;
     case LATENCY: r->latency_ms = real_of(v); break;
     case KEY: r->key_name = text_of(v); break;
     case MODEL: r->model = text_of(v); break;
-    case PROMPT: r->prompt_tokens = int_of(v); break;
-    case COMPLETION: r->completion_tokens = int_of(v); break;
-    case TOTAL: r->total_tokens = int_of(v); break;
-    case COUNT: r->count = int_of(v) > 1 ? (uint64_t)int_of(v) : 1; break;
+    case PROMPT: r->prompt_tokens = audit_int_of(v); break;
+    case COMPLETION: r->completion_tokens = audit_int_of(v); break;
+    case TOTAL: r->total_tokens = audit_int_of(v); break;
+    case COUNT: r->count = audit_int_of(v) > 1 ? (uint64_t)audit_int_of(v) : 1; break;
     case LAST: r->last_ms = v->is_string ? r->last_ms : ms_of(v); break;
     }
 }
@@ -263,7 +264,7 @@ static void note(struct audit_record *r, enum field field, const struct value *v
 
 #define NEXT(text) ((size_t)(c->end - c->p) > sizeof text && memcmp(c->p, text, sizeof text - 1) == 0 && (c->p += sizeof text - 1, 1))
 
-static int is_null(struct cursor *c)
+static int is_null(struct audit_cursor *c)
 {
     if (*c->p != 'n' || c->end - c->p < 5 || memcmp(c->p, "null", 4) != 0)
         return 0;
@@ -271,7 +272,7 @@ static int is_null(struct cursor *c)
     return 1;
 }
 
-static int next_text(struct cursor *c, struct audit_text *out)
+static int next_text(struct audit_cursor *c, struct audit_text *out)
 {
     *out = (struct audit_text){ NULL, 0 };
     if (*c->p != '"')
@@ -284,7 +285,7 @@ static int next_text(struct cursor *c, struct audit_text *out)
     return 1;
 }
 
-static int next_whole(struct cursor *c, int64_t *n)
+static int next_whole(struct audit_cursor *c, int64_t *n)
 {
     const char *rest;
     *n = -1;
@@ -299,7 +300,7 @@ static int next_whole(struct cursor *c, int64_t *n)
 }
 
 /* WHOLE.PART with `places` digits behind the point: so many times the number. */
-static int next_fixed(struct cursor *c, int places, int64_t *n)
+static int next_fixed(struct audit_cursor *c, int places, int64_t *n)
 {
     const char *dot, *rest;
     static const int64_t tens[] = { 1, 10, 100, 1000 };
@@ -314,7 +315,7 @@ static int next_fixed(struct cursor *c, int places, int64_t *n)
     return 1;
 }
 
-static int parse_ours(struct cursor *c, struct audit_record *r)
+static int parse_ours(struct audit_cursor *c, struct audit_record *r)
 {
     struct audit_text ignored;
     int64_t status, latency_us, ignored_number;
@@ -336,13 +337,13 @@ static int parse_ours(struct cursor *c, struct audit_record *r)
     return 1;
 }
 
-int reader_parse(const char *line, size_t size, struct audit_record *r)
+int audit_reader_parse(const char *line, size_t size, struct audit_record *r)
 {
     const struct audit_record none = { .line = line, .size = size, .time_ms = -1, .last_ms = -1, .count = 1,
                                        .status = -1, .prompt_tokens = -1, .completion_tokens = -1, .total_tokens = -1 };
-    struct cursor c = { line, line + size };
+    struct audit_cursor c = { line, line + size };
     struct audit_text key;
-    struct value v;
+    struct audit_value v;
     int more;
     unsigned had = 1u << STATUS;
     *r = none;
@@ -353,7 +354,7 @@ int reader_parse(const char *line, size_t size, struct audit_record *r)
         had = 0;
         *r = none;
     }
-    while ((more = next_field(&c, &key, &v)) > 0) {
+    while ((more = audit_next_field(&c, &key, &v)) > 0) {
         const enum field field = field_of(&key);
         had |= 1u << field;
         note(r, field, &v);

@@ -15,7 +15,7 @@ enum { UNSIGNED_MS = 300000 };              /* a server signs every minute */
 struct walk {
     struct audit_check *c;
     const struct audit_want *want;
-    const struct reader *in;
+    const struct audit_reader *in;
     const char *folder, *name;              /* of the chain */
     struct sha256 *sha;
     char prev[SHA256_HEX + 1]; int have_prev;
@@ -80,36 +80,36 @@ static void look_for(struct walk *w, const char *hash)
 
 /* ---- lines about the chain ---- */
 
-struct event { int begin, gap; struct audit_text prev, after, key, signature; int keep, all; int64_t cleared; };
+struct parsed_event { int begin, gap; struct audit_text prev, after, key, signature; int keep, all; int64_t cleared; };
 
-static int read_event(const char *line, size_t size, struct event *x)
+static int read_event(const char *line, size_t size, struct parsed_event *x)
 {
-    struct cursor c = { line, line + size };
+    struct audit_cursor c = { line, line + size };
     struct audit_text key;
-    struct value v;
+    struct audit_value v;
     int is_event = 0;
-    *x = (struct event){ .cleared = -1 };
-    while (next_field(&c, &key, &v) > 0) {
+    *x = (struct parsed_event){ .cleared = -1 };
+    while (audit_next_field(&c, &key, &v) > 0) {
         const int is_hash = v.is_string && v.text.n == SHA256_HEX;
-        if (text_is(&key, "event") && v.is_string) {
+        if (audit_text_is(&key, "event") && v.is_string) {
             is_event = 1;
-            x->begin = text_is(&v.text, "begin");
-            x->gap = text_is(&v.text, "gap");
-        } else if (text_is(&key, "prev") && is_hash) {
+            x->begin = audit_text_is(&v.text, "begin");
+            x->gap = audit_text_is(&v.text, "gap");
+        } else if (audit_text_is(&key, "prev") && is_hash) {
             x->prev = v.text;
-        } else if (text_is(&key, "after") && is_hash) {
+        } else if (audit_text_is(&key, "after") && is_hash) {
             x->after = v.text;
-        } else if (text_is(&key, "signature") && v.is_string) {
+        } else if (audit_text_is(&key, "signature") && v.is_string) {
             x->signature = v.text;
-        } else if (text_is(&key, "key") && v.is_string) {
+        } else if (audit_text_is(&key, "key") && v.is_string) {
             x->key = v.text;
-        } else if (text_is(&key, "keep")) {
-            const int64_t n = int_of(&v);
+        } else if (audit_text_is(&key, "keep")) {
+            const int64_t n = audit_int_of(&v);
             x->keep = n > 0 && n < 1000000 ? (int)n : 0;
-        } else if (text_is(&key, "cleared")) {
-            x->cleared = int_of(&v);
-        } else if (text_is(&key, "cleared_all")) {
-            x->all = text_is(&v.text, "true");
+        } else if (audit_text_is(&key, "cleared")) {
+            x->cleared = audit_int_of(&v);
+        } else if (audit_text_is(&key, "cleared_all")) {
+            x->all = audit_text_is(&v.text, "true");
         }
     }
     return is_event;
@@ -121,7 +121,7 @@ static int is_same(const struct audit_text *hash, const char *other)
 }
 
 /* The chain goes on from another line than the one that stands before. */
-static void note_jump(struct walk *w, const struct event *x, uint64_t seq)
+static void note_jump(struct walk *w, const struct parsed_event *x, uint64_t seq)
 {
     char numbers[96] = "", at[32];
     const uint64_t n = w->seq && seq > w->seq + 1 ? seq - w->seq - 1 : 0;
@@ -144,7 +144,7 @@ static void note_jump(struct walk *w, const struct event *x, uint64_t seq)
 }
 
 /* A line that begins a file, or that goes on after a gap.  1: broken. */
-static int begin(struct walk *w, const struct event *x, uint64_t seq)
+static int begin(struct walk *w, const struct parsed_event *x, uint64_t seq)
 {
     w->n_begun += x->begin;
     if (!w->have_prev) {
@@ -167,7 +167,7 @@ static int begin(struct walk *w, const struct event *x, uint64_t seq)
 }
 
 /* A line that signs the one before.  1: broken. */
-static int check_signature(struct walk *w, const struct event *x)
+static int check_signature(struct walk *w, const struct parsed_event *x)
 {
     struct audit_end end = { .seq = w->seq };
     const char *id = audit_signer_id(w->want->key);
@@ -196,7 +196,7 @@ static int walk_line(struct walk *w, const char *line, size_t size, int whole)
 {
     struct audit_check *c = w->c;
     struct audit_record r;
-    struct event x;
+    struct parsed_event x;
     const char *hex;
     uint64_t seq;
     const size_t covered = whole ? audit_line_end(line, size, &hex, &seq) : 0;
@@ -204,7 +204,7 @@ static int walk_line(struct walk *w, const char *line, size_t size, int whole)
         c->bad += size > 0;
         return 0;                           /* half a line of a crash, or a foreign one: whether something is missing shows in the next */
     }
-    if (reader_parse(line, size, &r) >= 0) {
+    if (audit_reader_parse(line, size, &r) >= 0) {
         w->now_ms = r.last_ms;
         w->ended_ms = r.last_ms + (r.latency_ms > 0 && r.latency_ms < 1e12 ? (int64_t)r.latency_ms : 0);
     }
@@ -272,7 +272,7 @@ static void judge_beginning(struct walk *w)
 /* Where it ends: as the head says? */
 static void judge_end(struct walk *w)
 {
-    const struct reader *in = w->in;
+    const struct audit_reader *in = w->in;
     if (in->has_head && in->head.end.seq > w->seq)
         missing(w, "%s/%s.jsonl: the log ends with line %" PRIu64 ", %s.head says %" PRIu64
                 ": its end was cut or removed", w->folder, w->name, w->seq, w->name, in->head.end.seq);
@@ -294,7 +294,7 @@ int audit_verify(const char *folder, enum audit_chain chain, const struct audit_
                  struct err *e)
 {
     static const struct audit_want nothing = { 0 };
-    struct reader in;
+    struct audit_reader in;
     struct walk w = { .c = c, .want = want ? want : &nothing, .in = &in, .folder = folder,
                       .name = audit_chain_name(chain), .chain = chain, .beyond = -1 };
     const char *line;
@@ -303,11 +303,11 @@ int audit_verify(const char *folder, enum audit_chain chain, const struct audit_
     *c = (struct audit_check){ .head = AUDIT_ZEROS };
     if (!(w.sha = sha256_open(e)))
         return -1;
-    if (reader_open(&in, folder, chain, 0, e)) {
+    if (audit_reader_open(&in, folder, chain, 0, e)) {
         sha256_close(w.sha);
         return -1;
     }
-    while (!stop && (more = reader_next(&in, &line, &size, &whole, e)) > 0)
+    while (!stop && (more = audit_reader_next(&in, &line, &size, &whole, e)) > 0)
         stop = walk_line(&w, line, size, whole);
     c->files = in.files.n;
     c->last_seq = w.seq;
@@ -318,7 +318,7 @@ int audit_verify(const char *folder, enum audit_chain chain, const struct audit_
         judge_signatures(&w);
         judge_beginning(&w);
     }
-    reader_close(&in);
+    audit_reader_close(&in);
     sha256_close(w.sha);
     return more < 0 ? -1 : 0;
 }

@@ -19,7 +19,7 @@
 
 enum { OLD_LINE_ROOM = 65536 };             /* of the longest line of an older log */
 
-int writer_open(struct audit_writer *w, const struct audit_options *o, struct err *e)
+int audit_writer_open(struct audit_writer *w, const struct audit_options *o, struct err *e)
 {
     *w = (struct audit_writer){ .chain = o->chain, .max_bytes = o->max_bytes ? o->max_bytes : AUDIT_MAX_BYTES,
                                 .keep = o->keep ? o->keep : AUDIT_KEEP, .fd = -1,
@@ -34,7 +34,7 @@ int writer_open(struct audit_writer *w, const struct audit_options *o, struct er
     return 0;
 }
 
-void writer_close(struct audit_writer *w)
+void audit_writer_close(struct audit_writer *w)
 {
     if (w->fd >= 0) {
         fdatasync(w->fd);
@@ -95,10 +95,10 @@ static int append(struct audit_writer *w, char *text, size_t *n, struct err *e)
 /* A line about the chain itself.  prev: the line that it follows; after: the line that stands
  * before it in the files where lines between them are gone, else NULL; cleared: lines that were
  * cleared, < 0: none. */
-struct event { const char *name; const struct audit_end *prev,
+struct chain_event { const char *name; const struct audit_end *prev,
                *after; int64_t cleared; int all; const char *signature; };
 
-static int append_event(struct audit_writer *w, const struct event *x, struct err *e)
+static int append_event(struct audit_writer *w, const struct chain_event *x, struct err *e)
 {
     char text[1024];
     struct audit_text_line l = { text, 0, sizeof text };
@@ -126,14 +126,14 @@ static int sign_end(struct audit_writer *w, struct err *e)
     if (!w->signer || w->n_unsigned == 0)
         return 0;
     if (audit_sign(w->signer, w->chain, &w->last, hex, e) ||
-        append_event(w, &(struct event){ .name = "signature", .cleared = -1, .signature = hex }, e))
+        append_event(w, &(struct chain_event){ .name = "signature", .cleared = -1, .signature = hex }, e))
         return -1;
     w->n_unsigned = 0;
     return 0;
 }
 
 /* A new current file. */
-static int begin_file(struct audit_writer *w, const struct event *x, struct err *e)
+static int begin_file(struct audit_writer *w, const struct chain_event *x, struct err *e)
 {
     drop_file(w);
     if ((w->fd = file_open_made(w->path, O_RDWR | O_APPEND)) < 0)
@@ -241,14 +241,16 @@ static int look_again(struct audit_writer *w, struct stat *st, struct err *e)
     const int has_head = audit_head_read(w->folder, w->chain, &head);
     const struct audit_end known = furthest(w, &head, has_head);
     const int gone = known.seq > tail.seq || (known.seq && known.seq == tail.seq && strcmp(known.hash, tail.hash) != 0);
-    const struct event x = { .prev = gone ? &known : &tail, .after = gone ? &tail : NULL, .cleared = -1 };
+    const struct chain_event x = { .prev = gone ? &known : &tail, .after = gone ? &tail : NULL, .cleared = -1 };
     if (at == 0)
-        return begin_file(w, &(struct event){ "begin", x.prev, x.after, -1, 0, NULL }, e);
+        return begin_file(w, &(struct chain_event){ "begin", x.prev, x.after, -1, 0, NULL }, e);
     w->end = (uint64_t)st->st_size;
     if (gone)
-        return append_event(w, &(struct event){ "gap", x.prev, x.after, -1, 0, NULL }, e);
+        return append_event(w, &(struct chain_event){ "gap", x.prev, x.after, -1, 0, NULL }, e);
     w->last = tail;
-    return has_head && head.keep == w->keep ? 0 : append_event(w, &(struct event){ .name = "retention", .cleared = -1 },
+    return has_head && head.keep == w->keep ? 0 : append_event(w,
+                                                               &(struct chain_event){ .name = "retention",
+                                                                   .cleared = -1 },
                                                                e);
 }
 
@@ -314,7 +316,7 @@ static int rotate(struct audit_writer *w, struct err *e)
     w->n_rotations++;
     know_end(w, name, &w->last);
     const struct audit_end prev = w->last;
-    return begin_file(w, &(struct event){ "begin", &prev, NULL, -1, 0, NULL }, e);
+    return begin_file(w, &(struct chain_event){ "begin", &prev, NULL, -1, 0, NULL }, e);
 }
 
 /* ---- what others call ---- */
@@ -328,33 +330,33 @@ static int lock_folder(const struct audit_writer *w, struct err *e)
     return mkdir(w->folder, 0700) != 0 && errno != EEXIST ? err_sys(e, "%s", w->folder) : audit_lock(w->folder, 1, e);
 }
 
-int writer_begin(struct audit_writer *w, struct err *e)
+int audit_writer_begin(struct audit_writer *w, struct err *e)
 {
     const int lock = lock_folder(w, e);
     if (lock < 0)
         return -1;
     const int rc = catch_up(w, e);
     if (rc)
-        writer_distrust(w);
+        audit_writer_distrust(w);
     close(lock);
     return rc;
 }
 
-int writer_sign(struct audit_writer *w, struct err *e)
+int audit_writer_sign(struct audit_writer *w, struct err *e)
 {
     const int lock = w->signer && w->n_unsigned ? lock_folder(w, e) : -1;
     if (lock < 0)
         return w->signer && w->n_unsigned ? -1 : 0;
     const int rc = catch_up(w, e) || sign_end(w, e) ? -1 : 0;
     if (rc)
-        writer_distrust(w);
+        audit_writer_distrust(w);
     close(lock);
     return rc;
 }
 
-void writer_distrust(struct audit_writer *w) { w->end = UINT64_MAX; }
+void audit_writer_distrust(struct audit_writer *w) { w->end = UINT64_MAX; }
 
-int writer_add(struct audit_writer *w, char *text, size_t *n, struct err *e)
+int audit_writer_add(struct audit_writer *w, char *text, size_t *n, struct err *e)
 {
     const int lock = lock_folder(w, e);
     int rc = -1;
@@ -363,7 +365,7 @@ int writer_add(struct audit_writer *w, char *text, size_t *n, struct err *e)
     if (catch_up(w, e) == 0 && (w->end + *n + AUDIT_CHAIN_TAIL < w->max_bytes || rotate(w, e) == 0))
         rc = append(w, text, n, e);
     if (rc)
-        writer_distrust(w);
+        audit_writer_distrust(w);
     close(lock);
     return rc;
 }
@@ -386,18 +388,18 @@ static int count_lines(int fd, off_t *at, uint64_t *n, const char *path, struct 
 
 /* The current file and its lines, counted before the lock holds up those who write: under it
  * only what came meanwhile is left. */
-struct counted { int fd; struct stat st; off_t at; uint64_t lines; };
+struct line_count { int fd; struct stat st; off_t at; uint64_t lines; };
 
-static int count_ahead(struct counted *c, const char *path, struct err *e)
+static int count_ahead(struct line_count *c, const char *path, struct err *e)
 {
-    *c = (struct counted){ .fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW) };
+    *c = (struct line_count){ .fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW) };
     if (c->fd < 0)
         return errno == ENOENT ? 0 : err_sys(e, "%s", path);
     return fstat(c->fd, &c->st) ? err_sys(e, "%s", path) : count_lines(c->fd, &c->at, &c->lines, path, e);
 }
 
 /* The lines of the file that is the current one now; 0 if there is none. */
-static int count_rest(const struct counted *c, uint64_t *lines, const char *path, struct err *e)
+static int count_rest(const struct line_count *c, uint64_t *lines, const char *path, struct err *e)
 {
     struct stat st;
     off_t at = 0;
@@ -416,7 +418,7 @@ static int count_rest(const struct counted *c, uint64_t *lines, const char *path
 }
 
 /* Another file under the same name: writers see that theirs is gone and open this one. */
-static int replace_current(struct audit_writer *w, const struct counted *counted, int all, uint64_t *dropped,
+static int replace_current(struct audit_writer *w, const struct line_count *counted, int all, uint64_t *dropped,
                            struct err *e)
 {
     uint64_t lines;
@@ -428,7 +430,7 @@ static int replace_current(struct audit_writer *w, const struct counted *counted
         return err_sys(e, "%s", w->path);
     const struct audit_end prev = w->last;
     *dropped += lines;
-    return begin_file(w, &(struct event){ "begin", &prev, &after, (int64_t)lines, all, NULL }, e);
+    return begin_file(w, &(struct chain_event){ "begin", &prev, &after, (int64_t)lines, all, NULL }, e);
 }
 
 static int clear_chain(const char *folder, enum audit_chain chain, int all, uint64_t *dropped, struct err *e)
@@ -437,12 +439,12 @@ static int clear_chain(const char *folder, enum audit_chain chain, int all, uint
     struct audit_writer w;
     struct audit_files f = { 0 };
     struct audit_head head;
-    struct counted counted = { .fd = -1 };
-    int rc = writer_open(&w, &o, e), lock = -1;
+    struct line_count counted = { .fd = -1 };
+    int rc = audit_writer_open(&w, &o, e), lock = -1;
     if (rc == 0)
         rc = audit_files_list(&f, folder, chain, e);
     if (rc == 0 && f.n == 0 && !audit_head_read(folder, chain, &head)) {
-        rc = writer_begin(&w, e);           /* a log has both chains */
+        rc = audit_writer_begin(&w, e);           /* a log has both chains */
     } else if (rc == 0) {
         rc = count_ahead(&counted, w.path, e) || (lock = audit_lock(folder, 1, e)) < 0 ? -1 : 0;
         if (rc == 0 && audit_head_read(folder, chain, &head) && head.keep)
@@ -455,7 +457,7 @@ static int clear_chain(const char *folder, enum audit_chain chain, int all, uint
     if (counted.fd >= 0)
         close(counted.fd);
     audit_files_release(&f);
-    writer_close(&w);
+    audit_writer_close(&w);
     return rc;
 }
 

@@ -23,17 +23,17 @@ struct audit_writer {
     uint64_t n_unsigned;                    /* lines of this process since it last signed */
 };
 
-/* Also after a failure to be followed by writer_close. */
-int writer_open(struct audit_writer *w, const struct audit_options *o, struct err *e);
-void writer_close(struct audit_writer *w);
+/* Also after a failure to be followed by audit_writer_close. */
+int audit_writer_open(struct audit_writer *w, const struct audit_options *o, struct err *e);
+void audit_writer_close(struct audit_writer *w);
 /* Make the current file if there is none; note gaps and a changed retention. */
-int writer_begin(struct audit_writer *w, struct err *e);
+int audit_writer_begin(struct audit_writer *w, struct err *e);
 /* Append a line of *n bytes, which has room for AUDIT_CHAIN_TAIL more; *n becomes its length
  * without '\n', which '\0' replaces in memory. */
-int writer_add(struct audit_writer *w, char *text, size_t *n, struct err *e);
+int audit_writer_add(struct audit_writer *w, char *text, size_t *n, struct err *e);
 /* Sign the end of the chain, if this process wrote to it since it last did. */
-int writer_sign(struct audit_writer *w, struct err *e);
+int audit_writer_sign(struct audit_writer *w, struct err *e);
 /* Read the end of the file again before the next line. */
-void writer_distrust(struct audit_writer *w);
+void audit_writer_distrust(struct audit_writer *w);
 
 #endif

@@ -23,26 +23,27 @@ enum { N_SLOTS = USAGE_SLOTS, BOOT_ID = 37, RUNNING_RETRY_S = 2 };
 #define MAGIC "zse-usage 1\n"
 #define TAKEN_AWAY UINT64_MAX               /* a slot whose key is gone: others may lie behind it */
 
-struct slot {
+struct usage_slot {
     _Atomic uint64_t key;                   /* 0: free */
     _Atomic uint64_t requests, tokens, last_used_ms;
     window_bucket second[WINDOW_MINUTE], token_second[WINDOW_MINUTE], token_quarter[WINDOW_DAY];
 };
 
-struct table {
+struct usage_table {
     char magic[16], boot[48];
-    struct slot slot[N_SLOTS];
+    struct usage_slot slot[N_SLOTS];
     /* Behind what files of version 0.1.0 end with: servers, as a random mark << 32 | second of
      * the last renewal, 0: none; and what each has reserved. */
     _Atomic uint64_t server[USAGE_SERVERS];
     _Atomic uint64_t reserved[N_SLOTS][USAGE_SERVERS];
 };
-_Static_assert(sizeof(struct slot) == 32 + 8 * (2 * WINDOW_MINUTE + WINDOW_DAY) && sizeof(struct table) == 64 +
-               N_SLOTS * sizeof(struct slot) + 8 * USAGE_SERVERS * (1 + N_SLOTS),
+_Static_assert(sizeof(struct usage_slot) == 32 + 8 * (2 * WINDOW_MINUTE + WINDOW_DAY) &&
+               sizeof(struct usage_table) == 64 +
+               N_SLOTS * sizeof(struct usage_slot) + 8 * USAGE_SERVERS * (1 + N_SLOTS),
                "the layout of a shared file");
 
 struct usage {
-    struct table *t;
+    struct usage_table *t;
     int fd;
     pthread_mutex_t lock;                   /* with flock(): threads share the descriptor, and so its lock */
     atomic_int server;                      /* this process's place in t->server; -1: nothing was reserved yet */
@@ -63,7 +64,7 @@ static void boot_id(char out[48])
 }
 
 /* Under the lock: an empty table if it is none, empty windows if the clock began anew. */
-static void prepare(struct table *t)
+static void prepare(struct usage_table *t)
 {
     char boot[48];
     boot_id(boot);
@@ -74,10 +75,10 @@ static void prepare(struct table *t)
         return;
     }
     memcpy(t->boot, boot, sizeof boot);
-    memset((char *)t + offsetof(struct table, server), 0, sizeof *t - offsetof(struct table, server));
+    memset((char *)t + offsetof(struct usage_table, server), 0, sizeof *t - offsetof(struct usage_table, server));
     for (int i = 0; i < N_SLOTS; i++)
         if (t->slot[i].key) {
-            struct slot *s = &t->slot[i];
+            struct usage_slot *s = &t->slot[i];
             memset(s->second, 0, sizeof s->second + sizeof s->token_second + sizeof s->token_quarter);
         }
 }
@@ -174,10 +175,10 @@ static void unlock(struct usage *u)
 
 /* ---- slots: open addressing by key ---- */
 
-static struct slot *find(struct usage *u, int64_t key)
+static struct usage_slot *find(struct usage *u, int64_t key)
 {
     for (uint64_t i = 0; i < N_SLOTS; i++) {
-        struct slot *s = &u->t->slot[((uint64_t)key + i) % N_SLOTS];
+        struct usage_slot *s = &u->t->slot[((uint64_t)key + i) % N_SLOTS];
         const uint64_t k = atomic_load(&s->key);
         if (k == (uint64_t)key)
             return s;
@@ -188,11 +189,11 @@ static struct slot *find(struct usage *u, int64_t key)
 }
 
 /* The first free slot of this key, else the one that was used longest ago. */
-static struct slot *place_for(struct usage *u, int64_t key)
+static struct usage_slot *place_for(struct usage *u, int64_t key)
 {
-    struct slot *oldest = NULL;
+    struct usage_slot *oldest = NULL;
     for (uint64_t i = 0; i < N_SLOTS; i++) {
-        struct slot *f = &u->t->slot[((uint64_t)key + i) % N_SLOTS];
+        struct usage_slot *f = &u->t->slot[((uint64_t)key + i) % N_SLOTS];
         const uint64_t k = atomic_load(&f->key);
         if (k == 0 || k == TAKEN_AWAY)
             return f;
@@ -202,9 +203,9 @@ static struct slot *place_for(struct usage *u, int64_t key)
     return oldest;
 }
 
-static struct slot *find_or_take(struct usage *u, int64_t key)
+static struct usage_slot *find_or_take(struct usage *u, int64_t key)
 {
-    struct slot *s = find(u, key);
+    struct usage_slot *s = find(u, key);
     if (s)
         return s;
     lock(u);
@@ -242,7 +243,7 @@ static struct verdict judge(const char *unit_name, int64_t limit, uint64_t used,
 }
 
 /* What running requests of this key may still use. */
-static uint64_t reserved_of(const struct usage *u, const struct slot *s, uint32_t now)
+static uint64_t reserved_of(const struct usage *u, const struct usage_slot *s, uint32_t now)
 {
     uint64_t sum = 0;
     for (int i = 0; i < USAGE_SERVERS; i++) {
@@ -273,7 +274,7 @@ static struct verdict judge_tokens(struct verdict v, uint64_t reserved, int64_t 
 
 /* The first limit on tokens that refuses `wanted` more, else the one that leaves the fewest
  * (limit 0: there is none). */
-static struct verdict judge_both(const struct usage *u, const struct slot *s, const struct limit *l, uint32_t now,
+static struct verdict judge_both(const struct usage *u, const struct usage_slot *s, const struct limit *l, uint32_t now,
                                  int64_t wanted)
 {
     uint32_t first;
@@ -290,7 +291,7 @@ static struct verdict judge_both(const struct usage *u, const struct slot *s, co
 }
 
 /* used: requests that count against this one. */
-static struct verdict judge_all(const struct usage *u, const struct slot *s, const struct limit *l, uint64_t used,
+static struct verdict judge_all(const struct usage *u, const struct usage_slot *s, const struct limit *l, uint64_t used,
                                 uint32_t oldest, uint32_t now)
 {
     const struct verdict requests = judge("/min", l->requests_minute, used, now, oldest, MINUTE_SPAN, 1);
@@ -321,7 +322,7 @@ static const struct verdict unlimited = { .allowed = 1, .unit = "/min" };
 
 struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l)
 {
-    struct slot *s = find_or_take(u, key);
+    struct usage_slot *s = find_or_take(u, key);
     const uint32_t now = now_s();
     uint32_t oldest;
     /* first counted, then judged: two servers never both let the last one in */
@@ -344,7 +345,7 @@ struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l)
 
 void usage_charge(struct usage *u, int64_t key, int64_t tokens)
 {
-    struct slot *s = tokens > 0 ? find(u, key) : NULL;
+    struct usage_slot *s = tokens > 0 ? find(u, key) : NULL;
     if (!s)
         return;
     const uint32_t now = now_s();
@@ -400,7 +401,7 @@ struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l
     *reserved = 0;
     if (!l->tokens_minute && !l->tokens_day)
         return unlimited;
-    struct slot *s = find_or_take(u, key);
+    struct usage_slot *s = find_or_take(u, key);
     if (u->server < 0)
         take_place(u);
     _Atomic uint64_t *mine = &u->t->reserved[s - u->t->slot][u->server];
@@ -430,7 +431,7 @@ struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l
 void usage_settle(struct usage *u, int64_t key, int64_t reserved, int64_t used)
 {
     usage_charge(u, key, used);             /* before the reservation goes, so that no other request finds room between them */
-    const struct slot *s = reserved > 0 && u->server >= 0 ? find(u, key) : NULL;
+    const struct usage_slot *s = reserved > 0 && u->server >= 0 ? find(u, key) : NULL;
     if (!s)
         return;
     _Atomic uint64_t *mine = &u->t->reserved[s - u->t->slot][u->server];
@@ -441,7 +442,7 @@ void usage_settle(struct usage *u, int64_t key, int64_t reserved, int64_t used)
 
 void usage_read(struct usage *u, int64_t key, const struct limit *l, struct usage_stats *stats)
 {
-    const struct slot *s = find(u, key);
+    const struct usage_slot *s = find(u, key);
     *stats = (struct usage_stats){ .verdict = unlimited };
     stats->verdict.limit = stats->verdict.remaining = l->requests_minute;
     if (!s)
@@ -449,9 +450,9 @@ void usage_read(struct usage *u, int64_t key, const struct limit *l, struct usag
     const uint32_t now = now_s();
     uint32_t oldest, unused;
     const uint64_t used = window_sum(s->second, WINDOW_MINUTE, now, MINUTE_SPAN, &oldest);
-    stats->requests = atomic_load(&((struct slot *)s)->requests);
-    stats->tokens = atomic_load(&((struct slot *)s)->tokens);
-    stats->last_used_ms = (int64_t)atomic_load(&((struct slot *)s)->last_used_ms);
+    stats->requests = atomic_load(&((struct usage_slot *)s)->requests);
+    stats->tokens = atomic_load(&((struct usage_slot *)s)->tokens);
+    stats->last_used_ms = (int64_t)atomic_load(&((struct usage_slot *)s)->last_used_ms);
     stats->requests_minute = (int64_t)used;
     stats->tokens_minute = (int64_t)window_sum(s->token_second, WINDOW_MINUTE, now, MINUTE_SPAN, &unused);
     stats->reserved = (int64_t)reserved_of(u, s, now);
@@ -461,7 +462,7 @@ void usage_read(struct usage *u, int64_t key, const struct limit *l, struct usag
 
 void usage_reset(struct usage *u, int64_t key)
 {
-    struct slot *s = find(u, key);
+    struct usage_slot *s = find(u, key);
     if (!s)
         return;
     for (int i = 0; i < WINDOW_MINUTE; i++) {
@@ -474,7 +475,7 @@ void usage_reset(struct usage *u, int64_t key)
 
 void usage_drop(struct usage *u, int64_t key)
 {
-    struct slot *s = find(u, key);
+    struct usage_slot *s = find(u, key);
     if (s)
         atomic_store(&s->key, TAKEN_AWAY);
 }

@@ -18,13 +18,13 @@
  * notice. */
 enum { SPIN_NS = 50000 };
 
-/* A thread's share of the loop: a run of neighbours, so that it reads memory in order.  left is
+/* A thread's slice of the loop: a run of neighbours, so that it reads memory in order.  left is
  * the number of the loop in its upper half and the items nobody has taken yet in its lower half.
  * An item is taken by counting it down with compare-and-swap, by the owner or, when that has
  * none of its own left, by another thread; one that comes late sees another number and takes
  * nothing.  The rest belongs to whoever holds an item: it only changes when all items are done.
- * Owners wait for the next loop on their own share: one cache line brings all. */
-struct share {
+ * Owners wait for the next loop on their own slice: one cache line brings all. */
+struct slice {
     _Alignas(64) _Atomic uint64_t left;
     int end;                                    /* the next item is end - left */
     void (*fn)(void *arg, int i, int thread);
@@ -36,7 +36,7 @@ struct share {
 struct pool {
     int n_threads;
     pthread_t *threads;
-    struct share *shares;                       /* [n_threads] */
+    struct slice *slices;                       /* [n_threads] */
     uint32_t loop;
     _Alignas(64) _Atomic uint32_t epoch;        /* number of the loop; workers sleep on it */
     _Atomic int sleepers;
@@ -46,7 +46,7 @@ struct pool {
     _Atomic int caller_sleeps;
 };
 
-struct worker {
+struct pool_worker {
     struct pool *pool;
     int index;
 };
@@ -70,14 +70,14 @@ static void futex_wake(_Atomic uint32_t *word)
 
 enum { LOOKS = 64 };        /* the clock costs more than a look: one for so many */
 
-/* Take an item of a share: its number, or -1. */
-static int take(struct share *share)
+/* Take an item of a slice: its number, or -1. */
+static int take(struct slice *slice)
 {
-    uint64_t left = atomic_load_explicit(&share->left, memory_order_acquire);
+    uint64_t left = atomic_load_explicit(&slice->left, memory_order_acquire);
     while ((uint32_t)left)
-        if (atomic_compare_exchange_weak_explicit(&share->left, &left, left - 1, memory_order_acq_rel,
+        if (atomic_compare_exchange_weak_explicit(&slice->left, &left, left - 1, memory_order_acq_rel,
                                                   memory_order_acquire))
-            return share->end - (int)(uint32_t)left;
+            return slice->end - (int)(uint32_t)left;
     return -1;
 }
 
@@ -88,11 +88,11 @@ static void work(struct pool *p, int thread)
     const void *after_arg = NULL;
     uint32_t n = 0;
     for (int i = 0; i < p->n_threads; i++) {
-        struct share *share = &p->shares[(thread + i) % p->n_threads];
-        for (int item; (item = take(share)) >= 0; n++) {
-            share->fn(share->arg, item, thread);
-            after = share->after;
-            after_arg = share->after_arg;
+        struct slice *slice = &p->slices[(thread + i) % p->n_threads];
+        for (int item; (item = take(slice)) >= 0; n++) {
+            slice->fn(slice->arg, item, thread);
+            after = slice->after;
+            after_arg = slice->after_arg;
         }
     }
     if (n == 0)
@@ -105,12 +105,12 @@ static void work(struct pool *p, int thread)
 }
 
 /* Wait for another loop than `seen`, for SPIN_NS at most: 1 when it came. */
-static int spin_for_loop(struct share *share, uint32_t seen)
+static int spin_for_loop(struct slice *slice, uint32_t seen)
 {
     uint64_t until = clock_ns() + SPIN_NS;
     do {
         for (int i = 0; i < LOOKS; i++) {
-            if (atomic_load_explicit(&share->left, memory_order_acquire) >> 32 != seen)
+            if (atomic_load_explicit(&slice->left, memory_order_acquire) >> 32 != seen)
                 return 1;
             pause_cpu();
         }
@@ -120,13 +120,13 @@ static int spin_for_loop(struct share *share, uint32_t seen)
 
 static void *worker_main(void *arg)
 {
-    struct worker w = *(struct worker *)arg;
+    struct pool_worker w = *(struct pool_worker *)arg;
     struct pool *p = w.pool;
-    struct share *share = &p->shares[w.index];
+    struct slice *slice = &p->slices[w.index];
     free(arg);
     uint32_t seen = 0;
     for (;;) {
-        if (!spin_for_loop(share, seen)) {
+        if (!spin_for_loop(slice, seen)) {
             atomic_fetch_add(&p->sleepers, 1);
             while (atomic_load(&p->epoch) == seen && !atomic_load(&p->stop))
                 futex_wait(&p->epoch, seen);
@@ -134,7 +134,7 @@ static void *worker_main(void *arg)
         }
         if (atomic_load(&p->stop))
             return NULL;
-        uint32_t loop = (uint32_t)(atomic_load_explicit(&share->left, memory_order_acquire) >> 32);
+        uint32_t loop = (uint32_t)(atomic_load_explicit(&slice->left, memory_order_acquire) >> 32);
         if (loop != seen)
             work(p, w.index);
         seen = loop;
@@ -166,16 +166,16 @@ struct pool *pool_open(int n_threads, struct err *e)
     }
     *p = (struct pool){ .n_threads = 1 };
     p->threads = calloc((size_t)n_threads, sizeof *p->threads);
-    p->shares = aligned_alloc(64, (size_t)n_threads * sizeof *p->shares);
-    if (!p->threads || !p->shares)
+    p->slices = aligned_alloc(64, (size_t)n_threads * sizeof *p->slices);
+    if (!p->threads || !p->slices)
         goto nomem;
     for (int i = 0; i < n_threads; i++)
-        p->shares[i] = (struct share){ 0 };
+        p->slices[i] = (struct slice){ 0 };
     for (int i = 1; i < n_threads; i++) {
-        struct worker *w = malloc(sizeof *w);
+        struct pool_worker *w = malloc(sizeof *w);
         if (!w)
             goto nomem;
-        *w = (struct worker){ p, i };
+        *w = (struct pool_worker){ p, i };
         int rc = thread_start(&p->threads[i], worker_main, w);
         if (rc) {
             free(w);
@@ -209,7 +209,7 @@ void pool_close(struct pool *p)
     for (int i = 1; i < p->n_threads; i++)
         pthread_join(p->threads[i], NULL);
     free(p->threads);
-    free(p->shares);
+    free(p->slices);
     free(p);
 }
 
@@ -245,14 +245,14 @@ void pool_run_after(struct pool *p, int n, void (*fn)(void *arg, int i, int thre
     p->total = (uint32_t)n;
     atomic_store_explicit(&p->done, 0, memory_order_relaxed);
     for (int t = p->n_threads; t-- > 0; ) {
-        struct share *share = &p->shares[t];
+        struct slice *slice = &p->slices[t];
         const int begin = (int)((int64_t)n * t / p->n_threads);
-        share->end = (int)((int64_t)n * (t + 1) / p->n_threads);
-        share->fn = fn;
-        share->arg = arg;
-        share->after = after;
-        share->after_arg = after_arg;
-        atomic_store_explicit(&share->left, (uint64_t)p->loop << 32 | (uint32_t)(share->end - begin),
+        slice->end = (int)((int64_t)n * (t + 1) / p->n_threads);
+        slice->fn = fn;
+        slice->arg = arg;
+        slice->after = after;
+        slice->after_arg = after_arg;
+        atomic_store_explicit(&slice->left, (uint64_t)p->loop << 32 | (uint32_t)(slice->end - begin),
                               memory_order_release);
     }
     atomic_store(&p->epoch, p->loop);

@@ -526,12 +526,12 @@ static int check_zeros(const struct zfile *z, uint64_t from, uint64_t to, struct
 }
 
 /* What verify() still has to skip, whether it is to stop, and what it has done. */
-struct verify { int *at; const _Atomic int *stop; int unit; };
+struct verify_job { int *at; const _Atomic int *stop; int unit; };
 
 /* Is the next unit to be verified now?  Stopped: none is. */
-static int is_due(struct verify *v) { return v->unit++ >= *v->at && !(v->stop && *v->stop); }
+static int is_due(struct verify_job *v) { return v->unit++ >= *v->at && !(v->stop && *v->stop); }
 
-static int unit_done(struct verify *v)
+static int unit_done(struct verify_job *v)
 {
     *v->at = v->unit;
     return 0;
@@ -550,7 +550,7 @@ static int verify_group(const struct zfile *z, int i, uint64_t end, struct err *
     return check_zeros(z, end, g->offset, e);
 }
 
-static int verify_weights(const struct zfile *z, struct verify *v, struct err *e)
+static int verify_weights(const struct zfile *z, struct verify_job *v, struct err *e)
 {
     uint64_t end = z->weights->offset;
     for (int i = 0; i < z->n_groups; i++) {
@@ -578,7 +578,7 @@ static int verify_original(const struct zfile *z, int i, struct err *e)
 
 int zfile_verify_from(const struct zfile *z, int *at, const _Atomic int *stop, struct err *e)
 {
-    struct verify v = { at, stop, 0 };
+    struct verify_job v = { at, stop, 0 };
     const struct zse_section *sorted[ZSE_MAX_SECTIONS];
     uint64_t end = sizeof z->header;
     for (uint32_t i = 0; i < z->header.n_sections; i++)

@@ -39,7 +39,7 @@ static int is_file_of_a_model(const char *name)
     return (ends_with(name, ".gguf") && gguf_part(name, &n) < 2) || ends_with(name, ".zse");
 }
 
-static int has(const struct choice *c, const char *name)
+static int has(const struct file_choice *c, const char *name)
 {
     for (int i = 0; i < c->n_names; i++)
         if (strcmp(c->names[i], name) == 0)
@@ -68,7 +68,7 @@ static int names_quantization(const char *file, const char *pick)
 }
 
 /* "a.gguf, b.gguf, ..." */
-static void list_files(const struct choice *c, char *out, size_t room)
+static void list_files(const struct file_choice *c, char *out, size_t room)
 {
     size_t at = 0;
     out[0] = '\0';
@@ -79,7 +79,7 @@ static void list_files(const struct choice *c, char *out, size_t room)
             at += (size_t)snprintf(out + at, room - at, ", ...");
 }
 
-static int take_file(struct choice *c, const char *repo, const char *pick, struct err *e)
+static int take_file(struct file_choice *c, const char *repo, const char *pick, struct err *e)
 {
     char list[300];
     int n = 0;
@@ -103,7 +103,7 @@ static int take_file(struct choice *c, const char *repo, const char *pick, struc
 }
 
 /* No pick and no safetensors: the one file, else the quantization that most people take. */
-static int take_usual(struct choice *c, const char *repo, struct err *e)
+static int take_usual(struct file_choice *c, const char *repo, struct err *e)
 {
     static const char *const usual[] = { "Q4_K_M", "Q4_0", "Q8_0", "BF16", "F16" };
     char list[300];
@@ -127,7 +127,7 @@ static int take_usual(struct choice *c, const char *repo, struct err *e)
 }
 
 /* The file, and if it is the first of several all of them. */
-static int take_parts(struct choice *c, const char *repo, struct err *e)
+static int take_parts(struct file_choice *c, const char *repo, struct err *e)
 {
     int n = 1;
     const int length = (int)strlen(c->file) - 20;
@@ -149,7 +149,7 @@ static int take_parts(struct choice *c, const char *repo, struct err *e)
 }
 
 /* All safetensors at the top; what is a second copy under another name stays out. */
-static int take_safetensors(struct choice *c)
+static int take_safetensors(struct file_choice *c)
 {
     int one = has(c, "model.safetensors");
     c->indexed = !one && has(c, CHOOSE_INDEX);
@@ -164,9 +164,9 @@ static int take_safetensors(struct choice *c)
     return c->n_weights > 0;
 }
 
-int choose(struct choice *c, const char *repo, const char *pick, const char *const *names, int n, struct err *e)
+int choose(struct file_choice *c, const char *repo, const char *pick, const char *const *names, int n, struct err *e)
 {
-    *c = (struct choice){ .names = names, .n_names = n };
+    *c = (struct file_choice){ .names = names, .n_names = n };
     c->small = calloc((size_t)n + 1, sizeof *c->small);
     c->weights = calloc((size_t)n + 1, sizeof *c->weights);
     if (!c->small || !c->weights)
@@ -187,7 +187,7 @@ int choose(struct choice *c, const char *repo, const char *pick, const char *con
     return 0;
 }
 
-int choose_indexed(struct choice *c, const char *repo, const char *index, size_t size, struct err *e)
+int choose_indexed(struct file_choice *c, const char *repo, const char *index, size_t size, struct err *e)
 {
     json_t *j = js_parse(CHOOSE_INDEX, index, size, e), *map = json_object_get(j, "weight_map"), *v;
     const char *tensor;
@@ -215,9 +215,9 @@ int choose_indexed(struct choice *c, const char *repo, const char *index, size_t
     return rc;
 }
 
-void choose_release(struct choice *c)
+void choose_release(struct file_choice *c)
 {
     free(c->small);
     free(c->weights);
-    *c = (struct choice){ .file = NULL };
+    *c = (struct file_choice){ .file = NULL };
 }

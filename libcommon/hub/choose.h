@@ -7,7 +7,7 @@
 #include "libcommon/base/err.h"
 
 /* Names of a repository's files, and what was chosen of them: borrowed from each other. */
-struct choice {
+struct file_choice {
     const char *const *names; int n_names;
     const char **small; int n_small;            /* config, tokenizer, templates, index, licence; owned array */
     const char **weights; int n_weights;        /* safetensors, or one GGUF or .zse; owned array */
@@ -16,11 +16,11 @@ struct choice {
 };
 /* pick "": safetensors, else the one file there is or the usual quantization; repo: for
  * messages. */
-int choose(struct choice *c, const char *repo, const char *pick, const char *const *names, int n, struct err *e);
+int choose(struct file_choice *c, const char *repo, const char *pick, const char *const *names, int n, struct err *e);
 /* The shards that the text of model.safetensors.index.json names. Fills weights (borrowed from
  * names). */
-int choose_indexed(struct choice *c, const char *repo, const char *index, size_t size, struct err *e);
-void choose_release(struct choice *c);
+int choose_indexed(struct file_choice *c, const char *repo, const char *index, size_t size, struct err *e);
+void choose_release(struct file_choice *c);
 
 /* Files that a conversion reads if they are there. */
 extern const char *const choose_optional[];

@@ -135,7 +135,7 @@ static int numbered_complete(const char *snapshot, const char *first)
 static int look_in_cache(const struct hub_name *name, const char *folder, const char *commit, char **path)
 {
     struct err ignored;
-    struct choice c = { .file = NULL };
+    struct file_choice c = { .file = NULL };
     char **names = NULL, *snapshot = hub_cache_path(folder, "snapshots/%s", commit);
     int n = 0, sure = 0;
     *path = NULL;
@@ -333,7 +333,7 @@ static int get_files(struct fetch *f, const char *const *names, int n, enum what
 }
 
 /* The shards that the index, which is in the cache now, names. */
-static int read_index(struct fetch *f, struct choice *c, struct err *e)
+static int read_index(struct fetch *f, struct file_choice *c, struct err *e)
 {
     size_t size;
     char *path = hub_cache_path(f->folder, "snapshots/%s/" CHOOSE_INDEX, f->commit),
@@ -358,7 +358,7 @@ static int get_commit(struct fetch *f, const json_t *info, char **path, struct e
 {
     int n, rc;
     const char **names = sibling_names(info, f->name->repo, &n, e);
-    struct choice c = { .file = NULL };
+    struct file_choice c = { .file = NULL };
     rc = names ? choose(&c, f->name->repo, f->name->pick, names, n, e) : -1;
     if (rc == 0 && c.n_small)
         rc = get_files(f, c.small, c.n_small, SMALL_FILES, e);

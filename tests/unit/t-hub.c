@@ -110,7 +110,7 @@ static void check_choice(const char *names, const char *pick, const char *want)
 {
     char copy[2000], got[2000] = "";
     const char *list[100];
-    struct choice c;
+    struct file_choice c;
     struct err e;
     int n = 0;
     snprintf(copy, sizeof copy, "%s", names);
@@ -180,7 +180,7 @@ static void test_index(void **state)
         { "{", "model.safetensors.index.json: line 1", 0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct choice c;
+        struct file_choice c;
         struct err e;
         assert_int_equal(choose(&c, "a/b", "", names, 5, &e), 0);
         int rc = choose_indexed(&c, "a/b", cases[i].text, strlen(cases[i].text), &e);
