@@ -1,5 +1,6 @@
 /* t-engine-turns.c - who runs when: turns, priorities with ageing, deadlines, cancels, the queue
  * and its limits, how much of a prompt goes into a step, and how even steps are. */
+#include "libcommon/cpu/cpu.h"
 #include "libcommon/engine/engine_core.h"
 #include "tests/unit/engine_fake.h"
 
@@ -270,10 +271,12 @@ static void test_step_size(void **state)
             { 1 << 20, 64, 8, 1 << 22, 0, 32, 32 },
         { 8192, 64, 8, 28672, 512, 512, 512 },
     };
+    struct backend cpu_like = backend_fake;
+    cpu_like.step_tokens = cpu_step_tokens;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct err e;
         struct model large = model;
-        struct engine_options o = { .backend = &backend_fake, .n_threads = 2, .max_len = 64,
+        struct engine_options o = { .backend = &cpu_like, .n_threads = 2, .max_len = 64,
                                     .max_tokens = cases[i].asked };
         large.config.hidden_size = cases[i].hidden;
         large.config.n_heads = cases[i].heads;
