@@ -17,6 +17,7 @@
  *
  * The format of keys and values is asked for where they are copied, not compiled in: what
  * follows is the same for all. */
+#include "gpu/kernels/kernels.h"
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"

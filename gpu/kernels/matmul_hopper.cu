@@ -28,6 +28,7 @@
  * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %,
  *          the last wave of 512 tiles on 132 multiprocessors 3 %
  * checked  tests/unit/t-gpu-matmul.c, emulated bit for bit against matmul.cu */
+#include "gpu/kernels/kernels.h"
 #include "gpu/prim/hopper.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
@@ -244,7 +245,7 @@ static int map_act(struct gpu *g, tensor_map *to, const gpu_linear *l, struct er
                                             (int)rc, l->n_tokens, l->w[0].n_steps * 32, l->act_stride);
 #else
     (void)g;
-    const char *why = emulated_tensor_map(to, l->act, l->w[0].n_steps * 32, l->n_tokens, (uint64_t)l->act_stride * 2,
+    const char *why = emulated_tensor_map(to->word, l->act, l->w[0].n_steps * 32, l->n_tokens, (uint64_t)l->act_stride * 2,
                                           TOKENS);
     return why ? err_set(e, ERR_DEVICE, "a map of %d x %d activations: %s", l->n_tokens, l->w[0].n_steps * 32, why) : 0;
 #endif

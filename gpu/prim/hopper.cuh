@@ -12,22 +12,6 @@
  * value as a __grid_constant__.  On a GPU the bytes of a CUtensorMap. */
 struct alignas(128) tensor_map { uint64_t word[16]; };
 
-#ifndef __CUDACC__
-/* A matrix [rows][cols] of f16 with rows `stride` bytes apart, copied in tiles of box_rows x 64,
- * swizzled by 128 bytes.  NULL, or what the driver would refuse. */
-const char *emulated_tensor_map(tensor_map *to, const void *base, int cols, int rows, uint64_t stride, int box_rows);
-uint32_t emulated_shared_address(const void *p);
-void emulated_barrier_init(uint64_t *b, int count);
-void emulated_barrier_fence();
-void emulated_barrier_arrive(uint64_t *b, int bytes);
-void emulated_barrier_wait(uint64_t *b, int parity);
-void emulated_tensor_load(void *to, const tensor_map *map, int x, int y, uint64_t *b);
-void emulated_wgmma_fence();
-void emulated_wgmma(float *c, const uint32_t *a, uint64_t b, int add);
-void emulated_wgmma_commit();
-void emulated_wgmma_wait(int n);
-#endif
-
 /* Where p lies in the shared memory of the block. */
 DEVICE uint32_t shared_address(const void *p)
 {
@@ -88,7 +72,7 @@ DEVICE void tensor_load(void *to, const tensor_map &map, int x, int y, uint64_t 
 {
     EITHER(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                         :: "r"(shared_address(to)), "l"(&map), "r"(x), "r"(y), "r"(shared_address(b)) : "memory"),
-           emulated_tensor_load(to, &map, x, y, b));
+           emulated_tensor_load(to, map.word, x, y, b));
 }
 
 /* ---- registers of a warpgroup, from here on ---- */

@@ -2,8 +2,8 @@
 #ifndef ZSE_GPU_PRIM_KV_CUH
 #define ZSE_GPU_PRIM_KV_CUH
 
-#include "gpu/kernels/kernels.h"
 #include "gpu/prim/prim.cuh"
+#include "libcommon/quant/kvtype.h"
 
 template <int KV> constexpr int KV_SCALED = KV == KV_I8 || KV == KV_F8;
 

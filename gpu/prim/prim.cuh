@@ -7,14 +7,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "gpu/kernels/kernels.h"
+#include "gpu/prim/operands.h"
 
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 #include <string.h>
 #define SHARED(type, name) extern __shared__ __align__(16) unsigned char shared_bytes[]; type *const name = reinterpret_cast<type *>(shared_bytes)
 #else
-#include "gpu/prim/emulate.h"
+#include "gpu/rt/emulate.h"
 #define SHARED(type, name) type *const name = static_cast<type *>(emulated_shared())
 #endif
 
@@ -98,12 +98,6 @@ DEVICE uint4 load16(const void *p) { return *static_cast<const uint4 *>(p); }
 DEVICE uint2 load8(const void *p) { return *static_cast<const uint2 *>(p); }
 DEVICE uint32_t load4(const void *p) { return *static_cast<const uint32_t *>(p); }
 DEVICE uint32_t word_of(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-
-#ifndef __CUDACC__
-void emulated_copy(void *to, const void *from, int n);
-void emulated_commit();
-void emulated_wait(int n);
-#endif
 
 /* 16 bytes from global to shared memory, in the background. */
 DEVICE void copy_async(void *to, const void *from)

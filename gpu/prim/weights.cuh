@@ -13,7 +13,7 @@
 #ifndef ZSE_GPU_PRIM_WEIGHTS_CUH
 #define ZSE_GPU_PRIM_WEIGHTS_CUH
 
-#include "gpu/kernels/kernels.h"
+#include "gpu/prim/operands.h"
 #include "gpu/prim/prim.cuh"
 
 enum { TILE_OF_ROWS = 32, TABLE_BYTES = 256 * 32 * 4 };

@@ -1,7 +1,7 @@
 /* emulated.cc - rt.h and emulate.h without a GPU: fibers, memory with bounds, the checks. */
 #include "gpu/rt/emulated.h"
 #include "gpu/rt/emulated_internal.h"
-#include "gpu/prim/prim.cuh"
+#include "gpu/rt/emulate.h"
 
 #include <errno.h>
 #include <stdarg.h>

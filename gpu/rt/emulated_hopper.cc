@@ -15,7 +15,7 @@
  *              after its registers were touched; operands written or accumulators touched while
  *              under way; not waited for when the block ends */
 #include "gpu/rt/emulated_internal.h"
-#include "gpu/prim/hopper.cuh"
+#include "gpu/rt/emulate.h"
 
 #include <math.h>
 #include <string.h>
@@ -161,8 +161,8 @@ void compute(warpgroup *g, const product &p)
     for (int i = 0; i < WARPGROUP; i++)
         for (int r = 0; r < 4; r++) {
             float *row = a[i / 32 * 16 + i % 32 / 4 + r % 2 * 8] + i % 4 * 2 + r / 2 * 8;
-            row[0] = half_low(p.a[i][r]);
-            row[1] = half_high(p.a[i][r]);
+            row[0] = f16_to_f32((f16)p.a[i][r]);
+            row[1] = f16_to_f32((f16)(p.a[i][r] >> 16));
         }
     for (int n = 0; n < COLUMNS; n++)
         for (int half = 0; half < 2; half++) {
@@ -275,7 +275,7 @@ void emulated_barrier_wait(uint64_t *at, int parity)
     threads[emulated_me()].seen[i] = barriers[i].n_phases;
 }
 
-const char *emulated_tensor_map(tensor_map *to, const void *base, int cols, int rows, uint64_t stride, int box_rows)
+const char *emulated_tensor_map(uint64_t to[16], const void *base, int cols, int rows, uint64_t stride, int box_rows)
 {
     const map m = { (uint64_t)(uintptr_t)base, stride, cols, rows, box_rows, MAGIC };
     if ((uintptr_t)base % 16 || stride % 16)
@@ -284,12 +284,12 @@ const char *emulated_tensor_map(tensor_map *to, const void *base, int cols, int 
         return "that is no matrix";
     if (box_rows < 1 || box_rows > 256)
         return "a tile has 1 to 256 rows";
-    memset(to, 0, sizeof *to);
+    memset(to, 0, 16 * sizeof *to);
     memcpy(to, &m, sizeof m);
     return nullptr;
 }
 
-void emulated_tensor_load(void *to, const tensor_map *from, int x, int y, uint64_t *at)
+void emulated_tensor_load(void *to, const uint64_t from[16], int x, int y, uint64_t *at)
 {
     copy c;
     const barrier *b = find(at, "a copy");

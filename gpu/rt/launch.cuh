@@ -3,7 +3,6 @@
 #ifndef ZSE_GPU_RT_LAUNCH_CUH
 #define ZSE_GPU_RT_LAUNCH_CUH
 
-#include "gpu/prim/prim.cuh"
 #include "gpu/rt/rt.h"
 
 #ifdef __CUDACC__
@@ -34,6 +33,8 @@ static int launch(struct gpu *g, const char *name, void (*kernel)(P...), dim3 gr
 }
 
 #else
+
+#include "gpu/rt/emulate.h"
 
 template <class... P, class... A>
 static int launch(struct gpu *g, const char *name, void (*kernel)(P...), dim3 grid, int threads, size_t shared,

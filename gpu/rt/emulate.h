@@ -11,8 +11,8 @@
  * access (emulated.cc has those functions): outside of bounds, a read of shared memory that
  * nobody wrote, and two threads at one byte of shared memory without a barrier between them, are
  * errors.  Lanes of a warp are ordered by its collectives. */
-#ifndef ZSE_GPU_PRIM_EMULATE_H
-#define ZSE_GPU_PRIM_EMULATE_H
+#ifndef ZSE_GPU_RT_EMULATE_H
+#define ZSE_GPU_RT_EMULATE_H
 
 #include <math.h>
 #include <stdint.h>
@@ -117,6 +117,27 @@ static inline int max(int a, int b) { return a > b ? a : b; }
 /* Ordered among themselves; not with other accesses, which need a barrier. */
 unsigned atomicAdd(unsigned *p, unsigned v);
 unsigned long long atomicAdd(unsigned long long *p, unsigned long long v);
+
+/* cp.async of prim.cuh: begin a copy of n bytes, end the thread's group of copies, wait until at
+ * most n groups are under way. */
+void emulated_copy(void *to, const void *from, int n);
+void emulated_commit();
+void emulated_wait(int n);
+
+/* Compute capability 9.0 (emulated_hopper.cc); what each does: gpu/prim/hopper.cuh.
+ * map: a matrix [rows][cols] of f16 with rows `stride` bytes apart, copied in tiles of
+ * box_rows x 64, swizzled by 128 bytes.  NULL, or why the driver would refuse it. */
+const char *emulated_tensor_map(uint64_t map[16], const void *base, int cols, int rows, uint64_t stride, int box_rows);
+uint32_t emulated_shared_address(const void *p);
+void emulated_barrier_init(uint64_t *b, int count);
+void emulated_barrier_fence();
+void emulated_barrier_arrive(uint64_t *b, int bytes);
+void emulated_barrier_wait(uint64_t *b, int parity);
+void emulated_tensor_load(void *to, const uint64_t map[16], int x, int y, uint64_t *b);
+void emulated_wgmma_fence();
+void emulated_wgmma(float *c, const uint32_t *a, uint64_t b, int add);
+void emulated_wgmma_commit();
+void emulated_wgmma_wait(int n);
 
 int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, std::function<void()> kernel,
                    struct err *e);
