@@ -1,0 +1,113 @@
+/* call_answer.c - what all forms of an answer share: usage figures, server-sent events, errors. */
+
+#include "libcommon/serve/api/internal.h"
+
+#include <string.h>
+
+void call_totals(const struct call *c, int *prompt, int *completion, int *cached, int *reasoning)
+{
+    *prompt = *completion = *cached = *reasoning = 0;
+    for (int i = 0; i < c->n_prompts; i++)
+        *prompt += c->prompts[i].n_ids;
+    for (int i = 0; i < c->n_choices; i++) {
+        const struct choice *ch = &c->choices[i];
+        *completion += ch->stats.n_generated;
+        *reasoning += ch->n_reasoning;
+        if (i == 0 || ch->prompt != c->choices[i - 1].prompt)       /* answers to one prompt share it: only the first reports what the cache saved */
+            *cached += ch->stats.n_cached;
+    }
+}
+
+void call_usage(const struct call *c, struct buf *out)
+{
+    int prompt, completion, cached, reasoning;
+    call_totals(c, &prompt, &completion, &cached, &reasoning);
+    if (c->form->body == BODY_EMBEDDING) {
+        buf_printf(out, "{\"prompt_tokens\":%d,\"total_tokens\":%d}", prompt, prompt);
+        return;
+    }
+    buf_printf(out, "{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d}", prompt,
+               completion, prompt + completion, cached);
+    if (c->lm->thinks || tool_format_has_channels(c->lm->calls_form))
+        buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%d}", reasoning);
+    buf_str(out, "}");
+}
+
+const char *call_finish_name(enum finish f) { return f == FINISH_LENGTH ? "length" : "stop"; }
+
+void call_send_event(struct call *c)
+{
+    if (c->conn && (c->line.failed || c->head.failed)) {
+        conn_break(c->conn);
+        buf_release(&c->line);
+    }
+    if (c->conn)
+        conn_write(c->conn, c->line.data, c->line.size);
+    c->line.size = 0;
+}
+
+void call_begin_stream(struct call *c)
+{
+    conn_add_header(c->conn, "Cache-Control", "no-cache");
+    conn_add_header(c->conn, "X-Accel-Buffering", "no");        /* else nginx buffers the events */
+    conn_begin(c->conn, 200, "text/event-stream; charset=utf-8");
+    metrics_count(&c->s->metrics, c->route, 200);
+}
+
+void call_head(const struct call *c, const char *object, struct buf *out)
+{
+    buf_printf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object,
+               (long long)c->created);
+    buf_json(out, c->lm->id, strlen(c->lm->id));
+    buf_str(out, ",\"system_fingerprint\":\"zse-" ZSE_VERSION "\",\"choices\":[");
+}
+
+void call_end_event(struct call *c, const char *finish)
+{
+    if (finish)
+        buf_printf(&c->line, ",\"finish_reason\":\"%s\"}]", finish);
+    else
+        buf_str(&c->line, ",\"finish_reason\":null}]");
+    buf_str(&c->line, c->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+    call_send_event(c);
+}
+
+void call_end_stream(struct call *c)
+{
+    if (c->include_usage) {
+        buf_add(&c->line, c->head.data, c->head.size);
+        buf_str(&c->line, "],\"usage\":");
+        call_usage(c, &c->line);
+        buf_str(&c->line, "}\n\n");
+    }
+    buf_str(&c->line, "data: [DONE]\n\n");
+    call_send_event(c);
+    conn_end(c->conn);
+}
+
+void call_end_answer(struct call *c, struct buf *out)
+{
+    buf_str(out, "],\"usage\":");
+    call_usage(c, out);
+    buf_str(out, "}");
+    reply_json(c->s, c->conn, 200, out);
+    buf_release(out);
+}
+
+void call_fail_answer(struct call *c, const struct problem *p)
+{
+    if (!c->conn)
+        return;
+    if (conn_status(c->conn) == 0) {
+        if (p->status == 503 || (p->status == 429 && strcmp(p->code, "tenant_memory") == 0))
+            conn_set_header(c->conn, "Retry-After", "1");
+        reply_problem(c->s, c->conn, p);
+        return;
+    }
+    record_error(call_record(c), p);
+    buf_str(&c->line, "data: ");                /* the stream has begun: its status is sent already */
+    problem_json(p, &c->line);
+    buf_str(&c->line, "\n\n");
+    call_send_event(c);
+    conn_end(c->conn);
+}

@@ -1,0 +1,165 @@
+/* call_params.c - the parameters of a call: its model and every field of its body. */
+
+#include "libcommon/serve/api/internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/json.h"
+
+static int parse_stop(struct call *c, struct problem *pr)
+{
+    const char *name = c->form->body == BODY_MESSAGES ? "stop_sequences" : "stop";
+    json_t *v = js_get(c->json, name);
+    size_t n = json_is_array(v) ? json_array_size(v) : v != NULL;
+    if (v && !json_is_array(v) && !json_is_string(v))
+        return problem_set(pr, 400, name, "invalid_type", "%s: found %s, expected a string or a list of strings", name,
+                           js_kind(v));
+    if (n > MAX_STOP)
+        return problem_set(pr, 400, name, "out_of_range", "%s: %zu texts, expected at most %d", name, n, MAX_STOP);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
+        if (!json_is_string(s) || json_string_length(s) == 0 || strlen(json_string_value(s)) != json_string_length(s))
+            return problem_set(pr, 400, name, "invalid_type", "%s: text %zu is %s", name, i + 1,
+                               !json_is_string(s) ? js_kind(s) : json_string_length(s) ? "with a zero byte" : "empty");
+        if (json_string_length(s) > MAX_STOP_BYTES)
+            return problem_set(pr, 400, name, "out_of_range", "%s: text %zu has %zu bytes, expected at most %d", name,
+                               i + 1, json_string_length(s), MAX_STOP_BYTES);
+        c->stop[c->n_stop++] = json_string_value(s);
+    }
+    return 0;
+}
+
+static int parse_bias(struct call *c, struct problem *pr)
+{
+    json_t *v = js_get(c->json, "logit_bias"), *x;
+    const char *key;
+    int vocab = c->lm->m.model->config.vocab_size, n = 0;
+    if (!v)
+        return 0;
+    if (!json_is_object(v))
+        return problem_set(pr, 400, "logit_bias", "invalid_type",
+                           "logit_bias: found %s, expected an object of token ids", js_kind(v));
+    if (call_keep(c, (json_object_size(v) + 1) * sizeof *c->bias, pr) != 0)
+        return -1;
+    if (!(c->bias = calloc(json_object_size(v) + 1, sizeof *c->bias)))
+        return problem_nomem(pr);
+    json_object_foreach(v, key, x) {
+        char *end;
+        long id = strtol(key, &end, 10);
+        if (*key < '0' || *key > '9' || *end || id < 0 || id >= vocab)
+            return problem_set(pr, 400, "logit_bias", "out_of_range",
+                               "logit_bias: token '%.40s' is not in the range 0 to %d", key, vocab - 1);
+        double bias = json_number_value(x);
+        if (!json_is_number(x) || !(bias >= -100 && bias <= 100))
+            return problem_set(pr, 400, "logit_bias", "out_of_range",
+                               "logit_bias: %g of token %ld is not in the range -100 to 100", bias, id);
+        c->bias[n++] = (struct logit_bias){ (int32_t)id, bias <= -100 ? -INFINITY : (float)bias };
+    }
+    c->params.sampling.bias = c->bias;
+    c->params.sampling.n_bias = n;
+    return 0;
+}
+
+static int parse_stream_options(struct call *c, struct problem *pr)
+{
+    json_t *v = js_get(c->json, "stream_options"), *x;
+    const char *key;
+    if (!v)
+        return 0;
+    if (!json_is_object(v))
+        return problem_set(pr, 400, "stream_options", "invalid_type", "stream_options: found %s, expected an object",
+                           js_kind(v));
+    if (!c->params.stream)
+        return problem_set(pr, 400, "stream_options", NULL, "stream_options: only with stream = true");
+    json_object_foreach(v, key, x) {
+        int known = strcmp(key, "include_usage") == 0;
+        if (!known && strcmp(key, "include_obfuscation") != 0)
+            return problem_set(pr, 400, "stream_options", "unknown_parameter", "stream_options: %.40s: no such field",
+                               key);
+        if (!json_is_boolean(x) && !json_is_null(x))
+            return problem_set(pr, 400, "stream_options", "invalid_type",
+                               "stream_options: %s: found %s, expected true or false", key, js_kind(x));
+        if (known)
+            c->include_usage = json_is_true(x);
+    }
+    return 0;
+}
+
+static int check_params(struct call *c, struct problem *pr)
+{
+    struct params *p = &c->params;
+    if (p->given & GIVEN_MAX_TOKENS && p->given & GIVEN_MAX_COMPLETION_TOKENS &&
+        p->max_tokens != p->max_completion_tokens)
+        return problem_set(pr, 400, "max_completion_tokens", NULL,
+                           "max_completion_tokens: %d, but max_tokens is %d: one of the two", p->max_completion_tokens,
+                           p->max_tokens);
+    c->max_tokens = p->given & GIVEN_MAX_COMPLETION_TOKENS ? p->max_completion_tokens : p->max_tokens;
+    if (c->form->delta && p->given & GIVEN_MAX_TOKENS && p->max_tokens == 0)
+        return problem_set(pr, 400, "max_tokens", "out_of_range", "max_tokens: 0 is not in the range 1 to %d",
+                           INT32_MAX);
+    c->n_logprobs = -1;
+    if (c->form->body == BODY_CHAT) {
+        if (p->top_logprobs > 0 && !p->logprobs)
+            return problem_set(pr, 400, "top_logprobs", NULL, "top_logprobs: %d, but logprobs is not true",
+                               p->top_logprobs);
+        c->n_logprobs = p->logprobs ? p->top_logprobs : -1;
+    } else if (p->given & GIVEN_LOGPROBS) {
+        c->n_logprobs = p->logprobs_count;
+    }
+    if (p->best_of && p->best_of != p->n)
+        return problem_set(pr, 400, "best_of", "unsupported_parameter",
+                           "best_of: %d, but n is %d: there is no search for the best", p->best_of, p->n);
+    if (p->sampling.top_k < 0)
+        p->sampling.top_k = 0;
+    if (p->given & GIVEN_SEED)
+        p->sampling.seed = (uint64_t)(int64_t)p->seed;
+    else
+        p->sampling.seed = (uint32_t)rng_u64(&c->s->ids);
+    return 0;
+}
+
+/* Find the model, loading it again if it was evicted, and link the call to it. */
+static int find_model(struct call *c, const char *name, struct problem *pr)
+{
+    struct problem recalled;
+    struct loaded_model *lm = models_find(c->s, name, pr);
+    const char *left = lm || pr->status != 404 ? NULL : models_left(c->s, name);
+    if (left && guard_model(call_record(c), left, &recalled) == 0 && models_recall(c->s, left, &recalled))
+        *pr = recalled;
+    if (!lm || guard_model(call_record(c), lm->id, pr) != 0)
+        return -1;
+    c->lm = lm;
+    c->next = lm->calls;
+    if (c->next)
+        c->next->prev = c;
+    lm->calls = c;
+    lm->n_calls++;
+    lm->used_ns = clock_ns();
+    return 0;
+}
+
+int call_bind(struct call *c, struct problem *pr)
+{
+    const json_t *name = js_get(c->json, "model");
+    if (!json_is_object(c->json))
+        return problem_set(pr, 400, NULL, "invalid_type", "the body: found %s, expected an object", js_kind(c->json));
+    if (name && !json_is_string(name))
+        return problem_set(pr, 400, "model", "invalid_type", "model: found %s, expected a string", js_kind(name));
+    if (c->s->watch.state != WATCH_FINE)
+        return problem_set(pr, 503, NULL, "memory_pressure", "memory is short: no new requests until there is more");
+    if (find_model(c, json_string_value(name), pr) != 0)
+        return -1;
+    c->params = (struct params){ .sampling = c->lm->sampling, .n = 1,
+                                 .max_tokens = c->form->body == BODY_COMPLETION ? 16 : 0, .parse_special = 1,
+                                 .add_generation_prompt = 1, .parallel_calls = 1 };
+    if (!c->lm->m.tokenizer)
+        return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", c->lm->id);
+    if (fields_parse(c->json, c->form->body, &c->params, pr) != 0)
+        return -1;
+    if (c->form->body & (BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_COUNT))
+        return 0;
+    return check_params(c, pr) || parse_stop(c, pr) || parse_bias(c, pr) || parse_stream_options(c, pr) ? -1 : 0;
+}

@@ -1,0 +1,252 @@
+/* call_prepare.c - the threads that prepare calls: large bodies are parsed, and grammars compiled,
+ * without holding up the event loop and with it the tokens of other calls.
+ *
+ * The queue is ordered in rounds: the first call of each tenant, then the second of each, and so
+ * on, so that a tenant with many calls waiting delays only its own. */
+
+#include "libcommon/serve/api/internal.h"
+
+#include <malloc.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/plural.h"
+
+enum { N_PREPARING = 2, LARGE_CALL = 256 << 10, TRIM_BYTES = 32 << 20 };
+
+struct preparing {
+    pthread_t thread[N_PREPARING];
+    int n_threads, n_started;
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    struct call *first;                 /* the queue, by round */
+    int n;                              /* calls in it */
+    uint64_t round;                     /* round of the call that was taken last */
+    struct call *done, **done_last;     /* for the loop, oldest first */
+    struct call *current[N_PREPARING];  /* the call that each thread works on; NULL: none */
+    struct call *dropped;               /* ended calls, too large to be freed by the loop */
+    size_t freed_bytes;                 /* since memory was last given back to the system */
+    int stop;
+    struct loop *loop;
+};
+
+/* Under the lock. */
+static void add_done(struct preparing *p, struct call *c)
+{
+    c->next_preparing = NULL;
+    *p->done_last = c;
+    p->done_last = &c->next_preparing;
+}
+
+static int refuse_queued(struct call *c, int most)
+{
+    return problem_set(&c->problem, 503, NULL, "overloaded",
+                       "%d request%s already waiting to be prepared, expected at most %d", most, plural(most), most);
+}
+
+/* One more than the last round in which this tenant has a call, at least the round after the one
+ * being served.  *last: the link to the last call of the queue.  Under the lock. */
+static uint64_t next_round(struct preparing *p, uint64_t tenant, struct call ***last)
+{
+    uint64_t round = p->round + 1;
+    for (struct call **q = &p->first; *q; q = &(*q)->next_preparing) {
+        if ((*q)->tenant == tenant && (*q)->round >= round)
+            round = (*q)->round + 1;
+        *last = q;
+    }
+    return round;
+}
+
+int prepare_submit(struct call *c)
+{
+    struct preparing *p = c->s->preparing;
+    const int most = c->s->o.max_queue;
+    struct call **at = &p->first, **last = NULL;
+    int rc = 0;
+    pthread_mutex_lock(&p->lock);
+    c->round = next_round(p, c->tenant, &last);
+    if (most && p->n >= most && last && (*last)->round > c->round) {    /* refuse a call of a later round instead */
+        struct call *out = *last;
+        *last = NULL;
+        p->n--;
+        refuse_queued(out, most);
+        add_done(p, out);
+        loop_wake(p->loop);
+    }
+    if (most && p->n >= most) {
+        rc = refuse_queued(c, most);
+    } else {
+        while (*at && (*at)->round <= c->round)
+            at = &(*at)->next_preparing;
+        c->next_preparing = *at;
+        *at = c;
+        p->n++;
+        pthread_cond_signal(&p->work);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return rc;
+}
+
+void prepare_withdraw(struct call *c)
+{
+    struct preparing *p = c->s->preparing;
+    if (!p)
+        return;                                 /* the server is being closed */
+    pthread_mutex_lock(&p->lock);
+    struct call **at = &p->first;
+    while (*at && *at != c)
+        at = &(*at)->next_preparing;
+    const int found = *at != NULL;
+    if (found) {
+        *at = c->next_preparing;
+        p->n--;
+        add_done(p, c);
+    }
+    pthread_mutex_unlock(&p->lock);
+    if (found)
+        loop_wake(p->loop);
+}
+
+int prepare_free(struct call *c)
+{
+    struct preparing *p = c->s->preparing;
+    if (!p || c->hold.bytes < LARGE_CALL)
+        return -1;
+    pthread_mutex_lock(&p->lock);
+    c->next_preparing = p->dropped;
+    p->dropped = c;
+    pthread_cond_signal(&p->work);
+    pthread_mutex_unlock(&p->lock);
+    return 0;
+}
+
+static void give_memory_back(void)
+{
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
+/* Bytes that these calls hold. */
+static size_t bytes_of_dropped(const struct call *c)
+{
+    size_t n = 0;
+    for (; c; c = c->next_preparing)
+        n += c->hold.bytes;
+    return n;
+}
+
+static void destroy_calls(struct call *c)
+{
+    for (struct call *next; c; c = next) {
+        next = c->next_preparing;
+        call_destroy(c);
+    }
+}
+
+/* Take the next call of the queue (NULL: none) and all calls to be freed.  Under the lock. */
+static struct call *take_work(struct preparing *p, struct call **dropped, int *trim)
+{
+    struct call *c = p->first;
+    *dropped = p->dropped;
+    p->dropped = NULL;
+    *trim = *dropped && (p->freed_bytes += bytes_of_dropped(*dropped)) > TRIM_BYTES;
+    if (*trim)
+        p->freed_bytes = 0;
+    if (c) {
+        p->n--;
+        p->first = c->next_preparing;
+        p->round = c->round;
+    }
+    return c;
+}
+
+static void *prepare(void *arg)
+{
+    struct preparing *p = arg;
+    pthread_mutex_lock(&p->lock);
+    const int i = p->n_started++;
+    for (;;) {                          /* the lock is held here */
+        struct call *dropped;
+        int trim;
+        while (!p->first && !p->dropped && !p->stop)
+            pthread_cond_wait(&p->work, &p->lock);
+        if (p->stop)
+            break;
+        struct call *c = p->current[i] = take_work(p, &dropped, &trim);
+        pthread_mutex_unlock(&p->lock);
+        destroy_calls(dropped);
+        if (trim)
+            give_memory_back();
+        if (c)
+            call_work(c);
+        pthread_mutex_lock(&p->lock);
+        p->current[i] = NULL;
+        if (c) {
+            add_done(p, c);
+            loop_wake(p->loop);
+        }
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+int calls_open(struct server *s, struct err *e)
+{
+    struct preparing *p = calloc(1, sizeof *p);
+    if (!p)
+        return err_nomem(e, "server");
+    p->done_last = &p->done;
+    p->loop = s->loop;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->work, NULL);
+    s->preparing = p;
+    for (int rc; p->n_threads < N_PREPARING; p->n_threads++)
+        if ((rc = pthread_create(&p->thread[p->n_threads], NULL, prepare, p)) != 0)
+            return err_set(e, ERR_IO, "thread: %s", strerror(rc));
+    return 0;
+}
+
+static void free_calls(struct call *c)
+{
+    while (c) {
+        struct call *next = c->next_preparing;
+        call_free(c);
+        c = next;
+    }
+}
+
+void calls_close(struct server *s)
+{
+    struct preparing *p = s->preparing;
+    if (!p)
+        return;
+    pthread_mutex_lock(&p->lock);
+    p->stop = 1;
+    for (int i = 0; i < N_PREPARING; i++)
+        if (p->current[i])
+            atomic_store(&p->current[i]->cancelled, 1);
+    pthread_cond_broadcast(&p->work);
+    pthread_mutex_unlock(&p->lock);
+    while (p->n_threads > 0)
+        pthread_join(p->thread[--p->n_threads], NULL);
+    s->preparing = NULL;                        /* from here on call_free frees at once */
+    free_calls(p->first);
+    free_calls(p->done);
+    destroy_calls(p->dropped);
+    pthread_cond_destroy(&p->work);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}
+
+struct call *prepare_take_done(struct server *s)
+{
+    struct preparing *p = s->preparing;
+    pthread_mutex_lock(&p->lock);
+    struct call *c = p->done;
+    p->done = NULL;
+    p->done_last = &p->done;
+    pthread_mutex_unlock(&p->lock);
+    return c;
+}
