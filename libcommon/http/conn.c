@@ -1,3 +1,7 @@
+/* conn.c - one connection: its life, its memory, its bytes, TLS handshakes and time limits.
+ *
+ * conn_request.c reads requests and messages, conn_response.c writes responses. */
+
 #include "libcommon/http/conn.h"
 
 #include <errno.h>
@@ -6,7 +10,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <openssl/err.h>
@@ -14,12 +17,13 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/http/internal.h"
 
-/* READ_SMALL: at a time where it may pile up; READ_SIZE: of what is parsed or dropped at once. */
-enum { READ_SIZE = 1 << 16, READ_SMALL = 1 << 14, MAX_AHEAD = 1 << 14, DROPPED_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20,
-       LINGER_BYTES = 64 << 20, MAX_FLUSH = 1 << 20, HELLO_HEAD = 9, MAX_HELLO = 1 << 14 };
+enum { MAX_FLUSH = 1 << 20 };           /* bytes that one connection sends in a round of the loop */
+enum { HELLO_HEAD = 9, MAX_HELLO = 1 << 14 };
 static const double second = 1e9;
 
-static uint64_t after(double s) { return clock_ns() + (uint64_t)(s * second); }
+uint64_t conn_deadline(double s) { return clock_ns() + (uint64_t)(s * second); }
+
+/* ---- life ---- */
 
 static void list_add(struct conn **list, struct conn *c)
 {
@@ -52,7 +56,7 @@ struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const 
     c->local = at->local;
     c->mode = at->tls ? CONN_HANDSHAKE : CONN_HTTP;
     c->events = EPOLLIN;
-    c->deadline_ns = after(l->o.head_s);
+    c->deadline_ns = conn_deadline(l->o.head_s);
     snprintf(c->peer, sizeof c->peer, "%s", peer);
     if (at->tls && (!(c->ssl = SSL_new(l->tls)) || SSL_set_fd(c->ssl, fd) != 1)) {
         SSL_free(c->ssl);
@@ -76,7 +80,7 @@ struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const 
     return c;
 }
 
-static void forget_request(struct conn *c)
+void conn_forget_request(struct conn *c)
 {
     if (c->parser.req)
         reaper_take(c->l->reaper, &c->parser.req->body);
@@ -89,7 +93,7 @@ void conn_free(struct conn *c)
     reaper_take(c->l->reaper, &c->in);
     reaper_take(c->l->reaper, &c->out);
     buf_release(&c->headers);
-    forget_request(c);
+    conn_forget_request(c);
     if (c->ws)
         ws_next(c->ws);
     free(c->ws);
@@ -97,13 +101,13 @@ void conn_free(struct conn *c)
     free(c);
 }
 
-static void answered(struct conn *c)
+void conn_end_record(struct conn *c)
 {
     if (c->record && c->l->o.on_answered)
         c->l->o.on_answered(c->l->o.user, c);
 }
 
-/* It is freed at the end of the round. */
+/* Have it freed at the end of the round. */
 static void bury(struct conn *c)
 {
     c->next = c->l->dead;
@@ -119,7 +123,7 @@ void conn_kill(struct conn *c)
     if (c->exchange && l->o.on_gone)
         l->o.on_gone(l->o.user, c);
     c->exchange = NULL;
-    answered(c);
+    conn_end_record(c);
     const int away = c->handshake.away && !handshakes_withdraw(l->handshakes, &c->handshake);
     if (!away)
         close(c->source.fd);
@@ -131,9 +135,7 @@ void conn_kill(struct conn *c)
     places_leave(l->places, &c->place);
 }
 
-/* Work that an eviction would throw away keeps a connection; one without a good key has none,
- * only an answer that it does not take. */
-static void settle(struct conn *c, int active)
+void conn_settle(struct conn *c, int active)
 {
     if (!c->dead)
         places_update(c->l->places, &c->place, !c->exchange && !(c->place.known && (c->busy || c->out.size > 0)),
@@ -143,7 +145,7 @@ static void settle(struct conn *c, int active)
 void conn_own(struct conn *c, uint64_t owner)
 {
     places_own(c->l->places, &c->place, owner);
-    settle(c, 1);
+    conn_settle(c, 1);
 }
 
 /* Tell epoll what this connection waits for. */
@@ -159,8 +161,7 @@ static void watch(struct conn *c)
     epoll_ctl(c->l->epoll, EPOLL_CTL_MOD, c->source.fd, &ev);
 }
 
-/* Flush at the end of this round. */
-static void dirty(struct conn *c)
+void conn_mark_dirty(struct conn *c)
 {
     if (c->dirty || c->dead)
         return;
@@ -171,13 +172,13 @@ static void dirty(struct conn *c)
 
 /* ---- memory ---- */
 
+/* The bytes of a buffer that count for the account. */
 static size_t held(size_t bytes) { return bytes > HELD_FROM ? bytes : 0; }
 
-/* A body that grows has room for half as much again. */
+/* What a body of this size may allocate: a growing buffer has room for half as much again. */
 static size_t body_room(size_t size) { return held(size + size / 2); }
 
-/* What this connection holds, from now on. */
-static enum hold_answer hold_buffers(struct conn *c)
+enum hold_answer conn_hold_buffers(struct conn *c)
 {
     const struct http_parser *p = &c->parser;
     const int comes = p->req && !p->drop_body && (p->state == HTTP_BODY || p->state == HTTP_CHUNK);
@@ -203,14 +204,14 @@ void conn_take_body(struct conn *c, struct buf *to)
 {
     *to = c->parser.req->body;
     c->parser.req->body = (struct buf){ 0 };
-    hold_buffers(c);
+    conn_hold_buffers(c);
 }
 
 /* ---- bytes ---- */
 
-/* read() and write() of a connection, plain or TLS: > 0 bytes, 0 the end, -1 later, -2 broken.
- * What lies in OpenSSL's queue of errors before a call would be taken for the call's
- * (SSL_get_error(3)). */
+/* The result of an SSL_read or SSL_write that failed: 0 the end, -1 later, -2 broken. OpenSSL's
+ * queue of errors must have been empty before the call: SSL_get_error(3) takes older entries for
+ * the call's. */
 static long tls_result(struct conn *c, int rc)
 {
     int why = SSL_get_error(c->ssl, rc);
@@ -218,7 +219,7 @@ static long tls_result(struct conn *c, int rc)
     return why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE ? -1 : why == SSL_ERROR_ZERO_RETURN ? 0 : -2;
 }
 
-static long receive(struct conn *c, void *to, size_t n)
+long conn_receive(struct conn *c, void *to, size_t n)
 {
     if (c->ssl) {
         ERR_clear_error();
@@ -229,6 +230,7 @@ static long receive(struct conn *c, void *to, size_t n)
     return rc >= 0 ? (long)rc : errno == EAGAIN || errno == EINTR ? -1 : -2;
 }
 
+/* As conn_receive, but bytes out; never 0. */
 static long transmit(struct conn *c, const void *from, size_t n)
 {
     if (c->ssl) {
@@ -240,9 +242,7 @@ static long transmit(struct conn *c, const void *from, size_t n)
     return rc >= 0 ? (long)rc : errno == EAGAIN || errno == EINTR ? -1 : -2;
 }
 
-/* The end of a connection to which the client may still be sending: close at once and it would
- * lose our answer (RFC 9112, 9.6). */
-static void linger(struct conn *c)
+void conn_linger(struct conn *c)
 {
     if (c->mode == CONN_LINGER)
         return;
@@ -250,20 +250,18 @@ static void linger(struct conn *c)
         SSL_shutdown(c->ssl);
     shutdown(c->source.fd, SHUT_WR);
     c->mode = CONN_LINGER;
-    c->deadline_ns = after(2);
+    c->deadline_ns = conn_deadline(2);
     c->body_seen = 0;
     buf_release(&c->in);
     if (c->eof)
         conn_kill(c);
 }
 
-static void next_request(struct conn *c);
-static void on_readable(struct conn *c);
-
+/* All of the response is sent. */
 static void response_complete(struct conn *c)
 {
     int switching = c->switching;
-    forget_request(c);
+    conn_forget_request(c);
     c->busy = c->begun = c->ended = c->switching = 0;
     c->deadline_ns = 0;
     if (switching) {
@@ -271,16 +269,16 @@ static void response_complete(struct conn *c)
         return;
     }
     if (c->close_after || (c->eof && c->in.size == 0) || !c->l->listening) {
-        linger(c);
+        conn_linger(c);
         return;
     }
-    c->deadline_ns = after(c->l->o.idle_s);
+    c->deadline_ns = conn_deadline(c->l->o.idle_s);
 }
 
 void conn_flush(struct conn *c)
 {
     const uint64_t sent = c->l->bytes_sent;
-    while (c->sent < c->out.size && !c->out.failed && c->l->bytes_sent - sent < MAX_FLUSH) {       /* the rest when epoll comes round: others have their turns */
+    while (c->sent < c->out.size && !c->out.failed && c->l->bytes_sent - sent < MAX_FLUSH) {       /* the rest in the next round: other connections have their turns */
         long n = transmit(c, c->out.data + c->sent, c->out.size - c->sent);
         if (n == -2) {
             conn_kill(c);
@@ -292,7 +290,7 @@ void conn_flush(struct conn *c)
         c->l->bytes_sent += (uint64_t)n;
         c->progress_ns = clock_ns();
     }
-    if (c->out.failed || (!c->ended && c->out.size - c->sent > c->l->o.max_unsent)) {       /* it reads too slowly; a whole answer does not grow */
+    if (c->out.failed || (!c->ended && c->out.size - c->sent > c->l->o.max_unsent)) {       /* the client reads too slowly; a whole answer cannot grow any more */
         conn_kill(c);
         return;
     }
@@ -306,226 +304,27 @@ void conn_flush(struct conn *c)
     if (c->out.size == 0 && c->ended)
         response_complete(c);
     else if (c->out.size == 0 && c->mode == CONN_WEBSOCKET && c->close_after)
-        linger(c);
+        conn_linger(c);
     if (!c->dead && !c->busy && c->mode != CONN_LINGER)
-        next_request(c);
-    if (!c->dead && hold_buffers(c) != HOLD_OK && c->out.size > HELD_FROM) {
-        conn_kill(c);                       /* an answer that there is no memory for cannot be kept until the client reads it */
+        conn_next_request(c);
+    if (!c->dead && conn_hold_buffers(c) != HOLD_OK && c->out.size > HELD_FROM) {
+        conn_kill(c);                       /* there is no memory to keep the answer until the client reads it */
         return;
     }
     if (!c->dead && !c->busy && c->ssl && SSL_pending(c->ssl) > 0 && !c->eof)
-        on_readable(c);
+        conn_read(c);
     if (c->dead)
         return;
-    settle(c, c->l->bytes_sent != sent);
+    conn_settle(c, c->l->bytes_sent != sent);
     watch(c);
 }
 
-/* ---- requests ---- */
+/* ---- handshakes ---- */
 
-static void refused(struct conn *c, int status, const char *why)
-{
-    const struct http_request *r = c->parser.req;
-    c->busy = 1;
-    c->close_after = 1;
-    c->status = 0;
-    c->head_only = r && r->method && strcmp(r->method, "HEAD") == 0;
-    c->request_ns = clock_ns();
-    if (c->l->o.on_refused)
-        c->l->o.on_refused(c->l->o.user, c, status, why);
-    else
-        conn_reply(c, status, "text/plain", why, strlen(why));
-}
-
-static void refuse_memory(struct conn *c)
-{
-    struct problem pr;
-    conn_hold_problem(c, &pr);
-    refused(c, pr.status, pr.message);
-}
-
-static void on_head_seen(struct conn *c)
-{
-    static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
-    if (c->body_from_ns)
-        return;
-    c->body_from_ns = clock_ns();
-    if (c->parser.req->expects_continue && c->parser.state != HTTP_COMPLETE && c->in.size == 0) {
-        buf_add(&c->out, go_on, sizeof go_on - 1);
-        dirty(c);
-    }
-}
-
-static void hand_over(struct conn *c, int whole)
-{
-    c->busy = 1;
-    c->body_from_ns = 0;
-    c->body_seen = 0;
-    c->deadline_ns = 0;
-    c->status = 0;
-    c->request_ns = clock_ns();
-    c->close_after = !whole || !c->parser.req->keep_alive;
-    c->head_only = strcmp(c->parser.req->method, "HEAD") == 0;
-    c->l->o.on_request(c->l->o.user, c);
-}
-
-/* A head announces a body: is it to be kept, dropped as it comes, or not even read?  0: the
- * request was handed over without it. */
-static int begin_body(struct conn *c)
-{
-    struct http_parser *p = &c->parser;
-    const size_t size = p->state == HTTP_BODY ? p->left : SIZE_MAX;
-    p->drop_body = c->l->o.on_body && !c->l->o.on_body(c->l->o.user, c, size);
-    if (!p->drop_body || (!p->req->expects_continue && (size == SIZE_MAX || size <= DROPPED_BODY)))
-        return 1;
-    hand_over(c, 0);
-    return 0;
-}
-
-/* Parse what is there, and hand a whole request over. */
-static void next_http(struct conn *c)
-{
-    if (c->in.size && c->parser.state == HTTP_HEAD && c->body_seen == 0) {      /* the first bytes of a request: from here its time counts */
-        c->deadline_ns = after(c->l->o.head_s);
-        c->body_seen = 1;
-    }
-    enum http_answer a = http_parse(&c->parser, &c->in, &c->l->o.http);
-    if (a == HTTP_BODY_FOLLOWS) {
-        if (!begin_body(c))
-            return;
-        a = http_parse(&c->parser, &c->in, &c->l->o.http);
-    }
-    switch (a) {
-    case HTTP_MORE: case HTTP_BODY_FOLLOWS:
-        if (c->eof)
-            conn_kill(c);
-        else if (c->parser.drop_body && c->parser.body_bytes + c->parser.left > DROPPED_BODY)
-            hand_over(c, 0);
-        else if (hold_buffers(c) != HOLD_OK)
-            refuse_memory(c);
-        else if (c->parser.req)
-            on_head_seen(c);
-        return;
-    case HTTP_REFUSED:
-        refused(c, c->parser.status, c->parser.why);
-        return;
-    case HTTP_DONE:
-        hand_over(c, 1);
-        return;
-    }
-}
-
-static void next_message(struct conn *c)
-{
-    char data[125];
-    size_t size, at = 0;
-    int status, more = 1;
-    while (more && !c->dead && c->mode == CONN_WEBSOCKET && !c->close_after) {
-        switch (ws_parse(c->ws, &c->in, &at, MAX_WS_MESSAGE, data, &size, &status)) {
-        case WS_MORE:
-            more = 0;
-            break;
-        case WS_FRAGMENT: case WS_GOT_PONG:
-            break;
-        case WS_GOT_PING:
-            ws_frame(&c->out, WS_PONG, data, size);
-            dirty(c);
-            break;
-        case WS_GOT_CLOSE: case WS_BAD:
-            conn_websocket_close(c, status);
-            more = 0;
-            break;
-        case WS_MESSAGE:
-            buf_add(&c->ws->message, "", 1);
-            if (c->ws->message.failed)
-                conn_websocket_close(c, 1011);
-            else
-                c->l->o.on_message(c->l->o.user, c, c->ws->message.data, c->ws->message.size - 1);
-            ws_next(c->ws);
-            break;
-        }
-    }
-    buf_drop(&c->in, at);
-}
-
-static void next_request(struct conn *c)
-{
-    if (c->mode == CONN_WEBSOCKET)
-        next_message(c);
-    else if (c->mode == CONN_HTTP && (c->in.size || c->eof))
-        next_http(c);
-}
-
-/* ---- events ---- */
-
-/* As much as may be read now without piling up: a body that is being parsed goes on at once, a
- * head or the next request waits in c->in. */
-static size_t read_size(const struct conn *c)
-{
-    return c->mode == CONN_HTTP && (c->busy || !c->parser.req) ? READ_SMALL : READ_SIZE;
-}
-
-/* Bytes that come after our end are neither decrypted nor, from TCP, copied (tcp(7), MSG_TRUNC). */
-static void read_past(struct conn *c)
-{
-    char bytes[READ_SIZE];
-    for (int round = 0; round < 16; round++) {
-        ssize_t n = recv(c->source.fd, bytes, sizeof bytes, MSG_TRUNC);
-        if (n < 0 && (errno == EAGAIN || errno == EINTR))
-            return;
-        if (n <= 0 || (c->body_seen += (size_t)n) > LINGER_BYTES) {
-            conn_kill(c);
-            return;
-        }
-    }
-}
-
-static void on_readable(struct conn *c)
-{
-    char bytes[READ_SIZE];
-    if (c->mode == CONN_LINGER) {
-        read_past(c);
-        return;
-    }
-    for (int round = 0; round < 16 || (c->ssl && SSL_pending(c->ssl) > 0); round++) {       /* epoll does not know what OpenSSL has taken already */
-        const size_t room = read_size(c);
-        long n = receive(c, bytes, room);
-        if (n == -1)
-            break;
-        if (n == -2) {
-            conn_kill(c);
-            return;
-        }
-        if (n == 0) {
-            c->eof = 1;
-            break;
-        }
-        c->heard_ns = clock_ns();
-        c->pinged_ns = 0;
-        settle(c, 1);
-        buf_add(&c->in, bytes, (size_t)n);
-        if (c->in.failed) {
-            conn_kill(c);
-            return;
-        }
-        if (!c->busy)
-            next_request(c);
-        if (c->dead || (c->busy && c->in.size >= MAX_AHEAD))
-            break;
-        if (c->mode == CONN_LINGER || (!c->ssl && (size_t)n < room))
-            break;
-    }
-    if (c->dead || !c->eof)
-        return;
-    /* No more comes: while an answer is being made this means that nobody waits for it. */
-    if (c->exchange || c->mode != CONN_HTTP || (!c->busy && c->out.size == 0))
-        conn_kill(c);
-}
-
-/* OpenSSL makes room for as much as a ClientHello announces, up to 131 kB, before any of it is
- * there; real ones have 2 kB at most.  So its first bytes are looked at here: a record of type
- * 22 and length L, in it a message of type 1 and a length (RFC 8446, 4 and 5.1).  SO_RCVLOWAT
- * has made sure that they are there. */
+/* Check the announced sizes of a ClientHello before OpenSSL sees it: OpenSSL allocates as much as
+ * they say, up to 131 kB, and real ones have 2 kB at most. The first bytes are a record of type 22
+ * and length L, in it a message of type 1 and its length (RFC 8446, 4 and 5.1). SO_RCVLOWAT has
+ * made sure that they are there. */
 static int hello_is_fine(struct conn *c)
 {
     unsigned char b[HELLO_HEAD];
@@ -534,12 +333,12 @@ static int hello_is_fine(struct conn *c)
     c->hello_seen = 1;
     setsockopt(c->source.fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof one);
     if (n < HELLO_HEAD)
-        return 1;                       /* the client's end: SSL_accept will see it */
+        return 1;                       /* the client has closed: SSL_accept will see it */
     return b[0] == 22 && (b[3] || b[4] >= 4) && b[5] == 1 && (b[6] << 16 | b[7] << 8 | b[8]) <= MAX_HELLO;
 }
 
-/* The next step, in a thread; until it is back epoll must not look at the socket (it would
- * report errors again and again). */
+/* Give the next step of the handshake to a thread. Until it is back epoll does not watch the
+ * socket: it would report errors again and again. */
 static void handshake(struct conn *c)
 {
     struct loop *l = c->l;
@@ -574,9 +373,11 @@ void conn_handshake_back(struct conn *c)
     }
     if (result == HANDSHAKE_DONE) {
         c->mode = CONN_HTTP;
-        conn_ready(c, EPOLLIN);         /* the request may have come with it */
+        conn_ready(c, EPOLLIN);         /* the request may have arrived with the end of the handshake */
     }
 }
+
+/* ---- events and time ---- */
 
 void conn_ready(struct conn *c, uint32_t events)
 {
@@ -589,12 +390,12 @@ void conn_ready(struct conn *c, uint32_t events)
         return;
     }
     if (events & EPOLLIN || c->ssl_wants_write)
-        on_readable(c);
+        conn_read(c);
     if (!c->dead)
         conn_flush(c);
 }
 
-/* -1: the last ping was not answered in time. */
+/* Ping a WebSocket that was silent for ping_s. -1: the last ping was not answered in time. */
 static int ping(struct conn *c, uint64_t now)
 {
     const uint64_t patience_ns = (uint64_t)(c->l->o.ping_s * second);
@@ -603,7 +404,7 @@ static int ping(struct conn *c, uint64_t now)
     if (now - c->heard_ns > patience_ns && !c->close_after) {
         c->pinged_ns = now;
         ws_frame(&c->out, WS_PING, "", 0);
-        dirty(c);
+        conn_mark_dirty(c);
     }
     return 0;
 }
@@ -623,199 +424,13 @@ void conn_check_time(struct conn *c, uint64_t now)
     if (c->mode == CONN_HTTP && !c->busy && c->body_from_ns) {
         double allowed = o->body_s + (double)c->parser.body_bytes / 1024;
         if ((double)(now - c->body_from_ns) > allowed * second) {
-            refused(c, 408, late);
+            conn_refuse(c, 408, late);
             return;
         }
     } else if (c->deadline_ns && now > c->deadline_ns) {
         if (c->mode == CONN_HTTP && !c->busy && c->in.size > 0)
-            refused(c, 408, late);
+            conn_refuse(c, 408, late);
         else
             conn_kill(c);
     }
-}
-
-/* ---- responses ---- */
-
-const struct http_request *conn_request(const struct conn *c) { return c->parser.req; }
-int conn_has_body(const struct conn *c) { return c->parser.state == HTTP_COMPLETE && !c->parser.drop_body; }
-const char *conn_peer(const struct conn *c) { return c->peer; }
-int conn_is_local(const struct conn *c) { return c->local; }
-
-void conn_set_exchange(struct conn *c, void *exchange)
-{
-    c->exchange = exchange;
-    settle(c, 0);
-}
-
-void *conn_exchange(const struct conn *c) { return c->exchange; }
-void conn_set_record(struct conn *c, void *record) { c->record = record; }
-void *conn_record(const struct conn *c) { return c->record; }
-int conn_is_complete(const struct conn *c) { return c->ended; }
-int conn_status(const struct conn *c) { return c->status; }
-uint64_t conn_started_ns(const struct conn *c) { return c->request_ns; }
-int conn_is_websocket(const struct conn *c) { return c->mode == CONN_WEBSOCKET || c->switching; }
-void conn_set_tag(struct conn *c, int tag) { c->tag = tag; }
-int conn_tag(const struct conn *c) { return c->tag; }
-
-void conn_add_header(struct conn *c, const char *name, const char *value)
-{
-    buf_printf(&c->headers, "%s: %s\r\n", name, value);
-}
-
-void conn_set_header(struct conn *c, const char *name, const char *value)
-{
-    const size_t n = strlen(name);
-    size_t at = 0;
-    while (at < c->headers.size) {
-        char *line = c->headers.data + at, *end = memchr(line, '\n', c->headers.size - at);
-        const size_t size = (size_t)(end - line) + 1;
-        if (size > n && strncmp(line, name, n) == 0 && line[n] == ':') {
-            memmove(line, end + 1, c->headers.size - at - size);
-            c->headers.size -= size;
-        } else {
-            at += size;
-        }
-    }
-    conn_add_header(c, name, value);
-}
-
-static void response_head(struct conn *c, int status, const char *type)
-{
-    char date[40];
-    time_t now = time(NULL);
-    struct tm tm;
-    gmtime_r(&now, &tm);
-    strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
-    buf_printf(&c->out, "HTTP/1.1 %d %s\r\nDate: %s\r\nServer: zse-serve/%s\r\n", status, http_reason(status), date,
-               ZSE_VERSION);
-    if (type)
-        buf_printf(&c->out, "Content-Type: %s\r\n", type);
-    buf_add(&c->out, c->headers.data, c->headers.size);
-    c->out.failed |= c->headers.failed;
-    buf_release(&c->headers);
-    c->begun = 1;
-    c->status = status;
-    c->progress_ns = clock_ns();
-    dirty(c);
-}
-
-static void connection_header(struct conn *c)
-{
-    const struct http_request *r = c->parser.req;
-    if (!c->l->listening)
-        c->close_after = 1;
-    if (c->close_after)
-        buf_str(&c->out, "Connection: close\r\n");
-    else if (r && r->minor == 0)
-        buf_str(&c->out, "Connection: keep-alive\r\n");
-}
-
-void conn_reply(struct conn *c, int status, const char *type, const void *body, size_t size)
-{
-    response_head(c, status, type);
-    connection_header(c);
-    if (status != 204 && status != 304)
-        buf_printf(&c->out, "Content-Length: %zu\r\n", size);
-    buf_str(&c->out, "\r\n");
-    if (!c->head_only)
-        buf_add(&c->out, body, size);
-    c->ended = 1;
-    answered(c);
-    c->exchange = NULL;
-}
-
-void conn_begin(struct conn *c, int status, const char *type)
-{
-    const struct http_request *r = c->parser.req;
-    response_head(c, status, type);
-    c->chunked = r && r->minor == 1;
-    if (c->chunked)
-        buf_str(&c->out, "Transfer-Encoding: chunked\r\n");
-    else
-        c->close_after = 1;
-    connection_header(c);
-    buf_str(&c->out, "\r\n");
-}
-
-void conn_write(struct conn *c, const void *data, size_t size)
-{
-    if (size == 0 || c->head_only)
-        return;
-    if (c->out.size == 0)
-        c->progress_ns = clock_ns();
-    if (c->chunked)
-        buf_printf(&c->out, "%zx\r\n", size);
-    buf_add(&c->out, data, size);
-    if (c->chunked)
-        buf_add(&c->out, "\r\n", 2);
-    dirty(c);
-}
-
-void conn_end(struct conn *c)
-{
-    if (c->chunked && !c->head_only)
-        buf_str(&c->out, "0\r\n\r\n");
-    c->ended = 1;
-    answered(c);
-    c->exchange = NULL;
-    dirty(c);
-}
-
-void conn_break(struct conn *c)
-{
-    c->out.failed = 1;
-    dirty(c);
-}
-
-int conn_upgrade(struct conn *c)
-{
-    static const char wanted[] = "this address speaks WebSocket (RFC 6455, version 13)";
-    const struct http_request *r = c->parser.req;
-    const char *version = http_field(r, "Sec-WebSocket-Version");
-    char accept[29];
-    int asked = strcmp(r->method, "GET") == 0 && r->minor == 1 && c->parser.state == HTTP_COMPLETE &&
-                http_has_token(http_field(r, "Upgrade"), "websocket") &&
-                http_has_token(http_field(r, "Connection"), "upgrade");
-    if (!asked || !version || strcmp(version, "13") != 0 ||
-        ws_accept(http_field(r, "Sec-WebSocket-Key"), accept) != 0) {
-        conn_add_header(c, "Upgrade", "websocket");
-        conn_add_header(c, "Sec-WebSocket-Version", "13");
-        if (c->l->o.on_refused)
-            c->l->o.on_refused(c->l->o.user, c, 426, wanted);
-        else
-            conn_reply(c, 426, "text/plain", wanted, strlen(wanted));
-        return -1;
-    }
-    if (!(c->ws = calloc(1, sizeof *c->ws))) {
-        conn_reply(c, 503, "text/plain", "out of memory", 13);
-        return -1;
-    }
-    conn_add_header(c, "Upgrade", "websocket");
-    conn_add_header(c, "Connection", "Upgrade");
-    conn_add_header(c, "Sec-WebSocket-Accept", accept);
-    response_head(c, 101, NULL);
-    buf_str(&c->out, "\r\n");
-    c->close_after = 0;
-    c->ended = c->switching = 1;
-    answered(c);
-    return 0;
-}
-
-void conn_send_text(struct conn *c, const char *text, size_t size)
-{
-    if (c->dead || c->close_after)
-        return;
-    if (c->out.size == 0)
-        c->progress_ns = clock_ns();
-    ws_frame(&c->out, WS_TEXT, text, size);
-    dirty(c);
-}
-
-void conn_websocket_close(struct conn *c, int status)
-{
-    if (c->dead || c->close_after)
-        return;
-    ws_close_frame(&c->out, status);
-    c->close_after = 1;
-    dirty(c);
 }

@@ -117,7 +117,6 @@ void conn_end(struct conn *c);
 void conn_break(struct conn *c);                /* memory ran out: it closes, so that the client does not take what it got for the whole */
 int conn_is_complete(const struct conn *c);     /* the last response is: all of it was handed over for sending */
 int conn_status(const struct conn *c);          /* of the last response; 0: none was begun */
-uint64_t conn_started_ns(const struct conn *c); /* when the request was whole */
 /* WebSocket: the request asked for it. 0, or -1 after a refusal was sent. */
 int conn_upgrade(struct conn *c);
 int conn_is_websocket(const struct conn *c);

@@ -11,7 +11,7 @@
 #include "libcommon/http/reaper.h"
 
 enum source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_HANDSHAKE, SOURCE_SIGNAL };
-enum { MAX_LISTENERS = 8, PEER_SIZE = 48 };
+enum { MAX_LISTENERS = 8, PEER_SIZE = 48, MAX_AHEAD = 1 << 14 };        /* MAX_AHEAD: bytes of pipelined requests that are read */
 
 struct source { enum source_kind kind; int fd; };       /* what epoll's data points to */
 
@@ -48,7 +48,6 @@ struct conn {
     int busy, begun, ended, chunked, head_only, close_after, status;
     int switching;              /* to WebSocket: its 101 is on the way */
     void *exchange, *record;
-    uint64_t request_ns;
     /* time: by when something must have happened; 0: no limit */
     uint64_t deadline_ns, body_from_ns, progress_ns;
     size_t body_seen;
@@ -75,13 +74,32 @@ struct loop {
     struct loop_counts counts;
 };
 
+/* ---- conn.c ---- */
 /* address: its owner in places. */
 struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const char *peer, uint64_t address);
-void conn_ready(struct conn *c, uint32_t events);
+void conn_ready(struct conn *c, uint32_t events);       /* epoll reported it */
 void conn_handshake_back(struct conn *c);
-void conn_flush(struct conn *c);
+void conn_flush(struct conn *c);            /* send what waits, then go on with the next request */
 void conn_kill(struct conn *c);             /* close now; freed at the end of the round */
 void conn_free(struct conn *c);
-void conn_check_time(struct conn *c, uint64_t now);
+void conn_check_time(struct conn *c, uint64_t now);     /* close or refuse it if a time limit has passed */
+uint64_t conn_deadline(double s);           /* so many seconds from now */
+void conn_mark_dirty(struct conn *c);       /* flush it at the end of this round */
+/* Tell places whether it may be evicted: not while a call works for it, nor, with a good key,
+ * while it has a request or an unsent answer.  active: it did something just now. */
+void conn_settle(struct conn *c, int active);
+void conn_forget_request(struct conn *c);   /* free it; the parser is ready for the next */
+void conn_end_record(struct conn *c);       /* on_answered, if it has a record */
+enum hold_answer conn_hold_buffers(struct conn *c);     /* hold what its buffers take now */
+/* Bytes read, plain or TLS: > 0 how many, 0 the end, -1 none yet, -2 broken. */
+long conn_receive(struct conn *c, void *to, size_t n);
+/* Send our end and read past what the client still sends: closing at once could destroy our answer
+ * on its way (RFC 9112, 9.6). */
+void conn_linger(struct conn *c);
+
+/* ---- conn_request.c ---- */
+void conn_read(struct conn *c);             /* the socket is readable */
+void conn_next_request(struct conn *c);     /* go on with the bytes that are there */
+void conn_refuse(struct conn *c, int status, const char *why);  /* answer a request that was not understood; closes */
 
 #endif

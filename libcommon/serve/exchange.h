@@ -1,5 +1,5 @@
-/* exchange.h - work that goes on behind a request: API calls (api/calls.c), a model being
- * loaded, a report. */
+/* exchange.h - work that goes on behind a request: an API call (api/calls.c), a model being loaded,
+ * a report (admin/access_endpoints.c). */
 #ifndef ZSE_SERVE_EXCHANGE_H
 #define ZSE_SERVE_EXCHANGE_H
 
@@ -13,18 +13,21 @@ struct loaded_model;
 struct server;
 
 enum exchange_kind { EXCHANGE_CALL, EXCHANGE_LOAD, EXCHANGE_REPORT };
-struct exchange { enum exchange_kind kind; };           /* what conn_exchange points to begins with this */
+struct exchange { enum exchange_kind kind; };           /* the first member of every object that conn_exchange points to */
 
 /* ---- API calls ---- */
-void call_charge(const struct call *c, int *prompt, int *completion);     /* tokens that count against a key */
-void call_gone(struct call *c, struct conn *client);    /* the client is; its record becomes the call's, but for a WebSocket's */
-void calls_cancel(struct loaded_model *lm);                    /* all of them */
-void calls_drop(struct loaded_model *lm);                      /* its worker is closed: nothing more will come */
-/* Its engine is in a step that does not end: the clients of calls that began by then are
- * answered, and the calls have their lines in the log. */
+/* Tokens that count against the key's limits; none of a request that was refused. */
+void call_charge(const struct call *c, int *prompt, int *completion);
+/* The client is gone: cancel the call, which takes over the access record, unless it is a
+ * WebSocket's. */
+void call_gone(struct call *c, struct conn *client);
+void calls_cancel(struct loaded_model *lm);             /* every open call of the model */
+void calls_drop(struct loaded_model *lm);               /* free its calls; its worker is closed, so no event follows */
+/* The engine's step does not end: answer the clients of calls that began by then with 503 and write
+ * the calls' audit lines.  The calls stay until the engine returns. */
 void calls_give_up(struct loaded_model *lm, uint64_t before_ns);
-void calls_events(struct server *s);                    /* on_wake: what the engines and the preparing thread have done */
-int calls_open(struct server *s, struct err *e);
-void calls_close(struct server *s);
+void calls_events(struct server *s);                    /* on_wake: advance prepared calls, take events of all engines */
+int calls_open(struct server *s, struct err *e);        /* starts the preparing threads */
+void calls_close(struct server *s);                     /* joins them and frees their calls */
 
 #endif

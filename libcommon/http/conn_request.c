@@ -1,0 +1,220 @@
+/* conn_request.c - the reading side of a connection: bytes to requests and WebSocket messages. */
+
+#include "libcommon/http/internal.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include <openssl/ssl.h>
+
+#include "libcommon/base/clock.h"
+
+/* READ_SIZE: bytes read at once if they are parsed or dropped at once; READ_SMALL: if they may pile
+ * up. */
+enum { READ_SIZE = 1 << 16, READ_SMALL = 1 << 14, DROPPED_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20,
+       LINGER_BYTES = 64 << 20 };
+
+/* ---- requests ---- */
+
+void conn_refuse(struct conn *c, int status, const char *why)
+{
+    const struct http_request *r = c->parser.req;
+    c->busy = 1;
+    c->close_after = 1;
+    c->status = 0;
+    c->head_only = r && r->method && strcmp(r->method, "HEAD") == 0;
+    if (c->l->o.on_refused)
+        c->l->o.on_refused(c->l->o.user, c, status, why);
+    else
+        conn_reply(c, status, "text/plain", why, strlen(why));
+}
+
+static void refuse_memory(struct conn *c)
+{
+    struct problem pr;
+    conn_hold_problem(c, &pr);
+    conn_refuse(c, pr.status, pr.message);
+}
+
+/* A head is there whose body is still to come: its time limit begins, and 100 Continue is sent if
+ * it is expected. */
+static void on_head_seen(struct conn *c)
+{
+    static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    if (c->body_from_ns)
+        return;
+    c->body_from_ns = clock_ns();
+    if (c->parser.req->expects_continue && c->parser.state != HTTP_COMPLETE && c->in.size == 0) {
+        buf_add(&c->out, go_on, sizeof go_on - 1);
+        conn_mark_dirty(c);
+    }
+}
+
+/* Give the request to its owner; whole 0: its body was not read. */
+static void hand_over(struct conn *c, int whole)
+{
+    c->busy = 1;
+    c->body_from_ns = 0;
+    c->body_seen = 0;
+    c->deadline_ns = 0;
+    c->status = 0;
+    c->close_after = !whole || !c->parser.req->keep_alive;
+    c->head_only = strcmp(c->parser.req->method, "HEAD") == 0;
+    c->l->o.on_request(c->l->o.user, c);
+}
+
+/* A head announces a body: keep it, drop it as it comes, or do not read it at all. 0: the request
+ * was handed over without it. */
+static int begin_body(struct conn *c)
+{
+    struct http_parser *p = &c->parser;
+    const size_t size = p->state == HTTP_BODY ? p->left : SIZE_MAX;
+    p->drop_body = c->l->o.on_body && !c->l->o.on_body(c->l->o.user, c, size);
+    if (!p->drop_body || (!p->req->expects_continue && (size == SIZE_MAX || size <= DROPPED_BODY)))
+        return 1;
+    hand_over(c, 0);
+    return 0;
+}
+
+/* Parse the bytes that are there, and hand over a whole request. */
+static void next_http(struct conn *c)
+{
+    if (c->in.size && c->parser.state == HTTP_HEAD && c->body_seen == 0) {      /* the first bytes of a request start its time limit */
+        c->deadline_ns = conn_deadline(c->l->o.head_s);
+        c->body_seen = 1;
+    }
+    enum http_answer a = http_parse(&c->parser, &c->in, &c->l->o.http);
+    if (a == HTTP_BODY_FOLLOWS) {
+        if (!begin_body(c))
+            return;
+        a = http_parse(&c->parser, &c->in, &c->l->o.http);
+    }
+    switch (a) {
+    case HTTP_MORE: case HTTP_BODY_FOLLOWS:
+        if (c->eof)
+            conn_kill(c);
+        else if (c->parser.drop_body && c->parser.body_bytes + c->parser.left > DROPPED_BODY)
+            hand_over(c, 0);
+        else if (conn_hold_buffers(c) != HOLD_OK)
+            refuse_memory(c);
+        else if (c->parser.req)
+            on_head_seen(c);
+        return;
+    case HTTP_REFUSED:
+        conn_refuse(c, c->parser.status, c->parser.why);
+        return;
+    case HTTP_DONE:
+        hand_over(c, 1);
+        return;
+    }
+}
+
+/* Parse the frames that are there, and hand over whole messages. */
+static void next_message(struct conn *c)
+{
+    char data[125];
+    size_t size, at = 0;
+    int status, more = 1;
+    while (more && !c->dead && c->mode == CONN_WEBSOCKET && !c->close_after) {
+        switch (ws_parse(c->ws, &c->in, &at, MAX_WS_MESSAGE, data, &size, &status)) {
+        case WS_MORE:
+            more = 0;
+            break;
+        case WS_FRAGMENT: case WS_GOT_PONG:
+            break;
+        case WS_GOT_PING:
+            ws_frame(&c->out, WS_PONG, data, size);
+            conn_mark_dirty(c);
+            break;
+        case WS_GOT_CLOSE: case WS_BAD:
+            conn_websocket_close(c, status);
+            more = 0;
+            break;
+        case WS_MESSAGE:
+            buf_add(&c->ws->message, "", 1);
+            if (c->ws->message.failed)
+                conn_websocket_close(c, 1011);
+            else
+                c->l->o.on_message(c->l->o.user, c, c->ws->message.data, c->ws->message.size - 1);
+            ws_next(c->ws);
+            break;
+        }
+    }
+    buf_drop(&c->in, at);
+}
+
+void conn_next_request(struct conn *c)
+{
+    if (c->mode == CONN_WEBSOCKET)
+        next_message(c);
+    else if (c->mode == CONN_HTTP && (c->in.size || c->eof))
+        next_http(c);
+}
+
+/* ---- bytes ---- */
+
+/* How many bytes to read at once without piling them up: a body is parsed at once, a head or the
+ * next request waits in c->in. */
+static size_t read_size(const struct conn *c)
+{
+    return c->mode == CONN_HTTP && (c->busy || !c->parser.req) ? READ_SMALL : READ_SIZE;
+}
+
+/* Drop what arrives after our end: not decrypted and, from TCP, not even copied (tcp(7),
+ * MSG_TRUNC). */
+static void read_past(struct conn *c)
+{
+    char bytes[READ_SIZE];
+    for (int round = 0; round < 16; round++) {
+        ssize_t n = recv(c->source.fd, bytes, sizeof bytes, MSG_TRUNC);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            return;
+        if (n <= 0 || (c->body_seen += (size_t)n) > LINGER_BYTES) {
+            conn_kill(c);
+            return;
+        }
+    }
+}
+
+void conn_read(struct conn *c)
+{
+    char bytes[READ_SIZE];
+    if (c->mode == CONN_LINGER) {
+        read_past(c);
+        return;
+    }
+    for (int round = 0; round < 16 || (c->ssl && SSL_pending(c->ssl) > 0); round++) {       /* epoll does not see the bytes that OpenSSL has read already */
+        const size_t room = read_size(c);
+        long n = conn_receive(c, bytes, room);
+        if (n == -1)
+            break;
+        if (n == -2) {
+            conn_kill(c);
+            return;
+        }
+        if (n == 0) {
+            c->eof = 1;
+            break;
+        }
+        c->heard_ns = clock_ns();
+        c->pinged_ns = 0;
+        conn_settle(c, 1);
+        buf_add(&c->in, bytes, (size_t)n);
+        if (c->in.failed) {
+            conn_kill(c);
+            return;
+        }
+        if (!c->busy)
+            conn_next_request(c);
+        if (c->dead || (c->busy && c->in.size >= MAX_AHEAD))
+            break;
+        if (c->mode == CONN_LINGER || (!c->ssl && (size_t)n < room))
+            break;
+    }
+    if (c->dead || !c->eof)
+        return;
+    /* The client has closed: an answer that is being made is not wanted any more. */
+    if (c->exchange || c->mode != CONN_HTTP || (!c->busy && c->out.size == 0))
+        conn_kill(c);
+}
