@@ -5,6 +5,8 @@
 
 #include <jansson.h>
 
+#include "libcommon/grammar/grow.h"
+
 void distinct_release(struct distinct *d)
 {
     free(d->text);
@@ -13,27 +15,14 @@ void distinct_release(struct distinct *d)
     memset(d, 0, sizeof *d);
 }
 
-static int room_for(void **p, uint32_t *room, uint32_t need, size_t size)
-{
-    if (need <= *room)
-        return 0;
-    const uint32_t n = *room * 2 > need ? *room * 2 : need + 64;
-    void *q = realloc(*p, n * size);
-    if (!q)
-        return -1;
-    *p = q;
-    *room = n;
-    return 0;
-}
-
 int distinct_copy(struct distinct *to, const struct distinct *from)
 {
     memset(to, 0, sizeof *to);
     if (!from->n_levels)
         return 0;
-    if (room_for((void **)&to->text, &to->room, from->n + 1, 1) != 0 ||
-        room_for((void **)&to->level, &to->room_levels, from->n_levels, sizeof *to->level) != 0 ||
-        room_for((void **)&to->item, &to->room_items, from->n_items + 1, sizeof *to->item) != 0) {
+    if (grow((void **)&to->text, &to->room, from->n + 1, 1) != 0 ||
+        grow((void **)&to->level, &to->room_levels, from->n_levels, sizeof *to->level) != 0 ||
+        grow((void **)&to->item, &to->room_items, from->n_items + 1, sizeof *to->item) != 0) {
         distinct_release(to);
         return -1;
     }
@@ -101,7 +90,7 @@ static int end_item(struct distinct *d)
     for (uint32_t i = l->first; i < d->n_items; i++)
         if (d->item[i].size == it.size && same_value(d->text + d->item[i].start, d->text + it.start, it.size))
             return 1;
-    if (room_for((void **)&d->item, &d->room_items, d->n_items + 1, sizeof *d->item) != 0)
+    if (grow((void **)&d->item, &d->room_items, d->n_items + 1, sizeof *d->item) != 0)
         return -1;
     d->item[d->n_items++] = it;
     return 0;
@@ -119,7 +108,7 @@ static void begin_item(struct distinct *d)
 
 static int open_level(struct distinct *d, int byte, uint32_t marks)
 {
-    if (room_for((void **)&d->level, &d->room_levels, d->n_levels + 1, sizeof *d->level) != 0)
+    if (grow((void **)&d->level, &d->room_levels, d->n_levels + 1, sizeof *d->level) != 0)
         return -1;
     const uint8_t is_distinct = byte == '[' && marks > d->marks;
     d->level[d->n_levels++] = (struct distinct_level){ .is_array = byte == '[', .is_distinct = is_distinct,
@@ -137,7 +126,7 @@ static void close_level(struct distinct *d)
 
 static int put(struct distinct *d, int byte)
 {
-    if (room_for((void **)&d->text, &d->room, d->n + 1, 1) != 0)
+    if (grow((void **)&d->text, &d->room, d->n + 1, 1) != 0)
         return -1;
     d->text[d->n++] = (char)byte;
     return 0;

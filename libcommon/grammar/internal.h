@@ -91,6 +91,10 @@ int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
 /* 0, or -1 when compiling took too much. */
 int grammar_check_work(const struct grammar *g, struct err *e);
 
+/* gbnf_lower.c: rules that do not contain themselves become parts of regular expressions, in the
+ * other rules and in *root. */
+int grammar_lower(struct grammar *g, uint32_t *root, struct err *e);
+
 /* regex.c: a regular expression of a schema or alone.  json: characters as they stand in a JSON
  * string.  search: it need not match everything.  min and max: characters of what matches
  * (EXPR_MANY: no bound); NULL where nobody asks.  EXPR_NONE with *e set: refused. */

@@ -15,6 +15,8 @@
 
 #include "libcommon/base/utf8.h"
 #include "libcommon/grammar/distinct.h"
+#include "libcommon/grammar/graph.h"
+#include "libcommon/grammar/grow.h"
 #include "libcommon/grammar/internal.h"
 
 enum { MAX_THREADS = 16384, MAX_CONFIGS = 1 << 15, FORCED_BYTES = 256, SETTLE_STATES = 1 << 15, FORGET_STEPS = 1 << 22,
@@ -82,19 +84,6 @@ static void map_clear(struct map *m)
         memset(m->slot, 0, m->room * sizeof *m->slot);
         m->n = 0;
     }
-}
-
-static int room_for(void **p, uint32_t *room, uint32_t need, size_t size)
-{
-    if (need <= *room)
-        return 0;
-    uint32_t n = *room * 2 > need ? *room * 2 : need + 64;
-    void *q = realloc(*p, n * size);
-    if (!q)
-        return -1;
-    *p = q;
-    *room = n;
-    return 0;
 }
 
 /* ---- grammars ---- */
@@ -180,7 +169,7 @@ void grammar_close(struct grammar *g)
 
 int32_t grammar_rule(struct grammar *g)
 {
-    if (room_for((void **)&g->rule, &g->rule_room, g->n_rules + 1, sizeof *g->rule) != 0) {
+    if (grow((void **)&g->rule, &g->rule_room, g->n_rules + 1, sizeof *g->rule) != 0) {
         fail(g, EXPR_NO_MEMORY);
         return 0;
     }
@@ -273,34 +262,30 @@ static uint32_t operands(const struct grammar *g, uint32_t i, uint32_t two[2], c
 static int classify(const struct grammar *g, const struct classes *c, struct err *e)
 {
     const uint32_t n = g->x.n, *list;
-    uint32_t two[2], *first = calloc((size_t)n + 2, sizeof *first),
-             *queue = malloc(((size_t)2 * n + 1) * sizeof *queue), *user = NULL, tail = 0;
-    size_t n_edges = 0;
-    for (uint32_t i = 2; first && i < n; i++)
-        for (uint32_t k = operands(g, i, two, &list); k--; n_edges++)
-            first[list[k] + 2]++;
-    if (!first || !queue || n_edges >= UINT32_MAX || !(user = malloc((n_edges + 1) * sizeof *user))) {
-        free(first);
-        free(queue);
-        return err_nomem(e, "a grammar");
+    uint32_t two[2], *queue = malloc(((size_t)2 * n + 1) * sizeof *queue), tail = 0;
+    struct graph graph = { .n_nodes = n };      /* from each operand to the expressions that have it */
+    struct neighbours users = { 0 };
+    int rc = queue ? 0 : -1;
+    for (uint32_t i = 2; rc == 0 && i < n; i++)
+        for (uint32_t k = operands(g, i, two, &list); rc == 0 && k--;)
+            rc = graph_add(&graph, list[k], i);
+    if (rc != 0 || graph_neighbours(&graph, GRAPH_SUCCESSORS, &users) != 0) {
+        rc = err_nomem(e, "a grammar");
+        goto done;
     }
-    for (uint32_t i = 2; i < n + 2; i++)
-        first[i] += first[i - 1];
-    for (uint32_t i = 2; i < n; i++)            /* afterwards the users of k are user[first[k]] to user[first[k + 1] - 1] */
-        for (uint32_t k = operands(g, i, two, &list); k--;)
-            user[first[list[k] + 1]++] = i;
     c->alive[EXPR_EPSILON] = c->empty[EXPR_EPSILON] = 1;
     for (uint32_t i = 2; i < n; i++)
         if (classify_one(g, c, i, EXPR_NONE))
             queue[tail++] = i;
     for (uint32_t head = 0; head < tail; head++)
-        for (uint32_t k = first[queue[head]]; k < first[queue[head] + 1]; k++)
-            if (classify_one(g, c, user[k], queue[head]))
-                queue[tail++] = user[k];
-    free(first);
+        for (uint32_t k = users.first[queue[head]]; k < users.first[queue[head] + 1]; k++)
+            if (classify_one(g, c, users.node[k], queue[head]))
+                queue[tail++] = users.node[k];
+done:
+    graph_release(&graph);
+    neighbours_release(&users);
     free(queue);
-    free(user);
-    return 0;
+    return rc;
 }
 
 /* Of the expressions of a cycle that are on the path: the first that is a rule. */
@@ -437,7 +422,7 @@ static void add_found(struct grammar *g, uint32_t e, uint32_t stack)
             fail(g, EXPR_AMBIGUOUS);
             return;
         }
-        if (room_for((void **)&g->found, &g->found_room, g->n_found + 1, sizeof *g->found) != 0) {
+        if (grow((void **)&g->found, &g->found_room, g->n_found + 1, sizeof *g->found) != 0) {
             fail(g, EXPR_NO_MEMORY);
             return;
         }
@@ -447,7 +432,7 @@ static void add_found(struct grammar *g, uint32_t e, uint32_t stack)
 
 static void push_work(struct grammar *g, uint32_t e, uint32_t stack)
 {
-    if (room_for((void **)&g->work, &g->work_room, g->n_work + 1, sizeof *g->work) != 0) {
+    if (grow((void **)&g->work, &g->work_room, g->n_work + 1, sizeof *g->work) != 0) {
         fail(g, EXPR_NO_MEMORY);
         return;
     }
@@ -529,7 +514,7 @@ static uint32_t config_of(struct grammar *g)
 {
     uint32_t n = 0, h = 0x811C9DC5u;
     if (g->n_configs == 0) {            /* number 0 is the empty one */
-        if (room_for((void **)&g->config, &g->config_room, 1, sizeof *g->config) != 0) {
+        if (grow((void **)&g->config, &g->config_room, 1, sizeof *g->config) != 0) {
             fail(g, EXPR_NO_MEMORY);
             return 0;
         }
@@ -574,8 +559,8 @@ static uint32_t config_of(struct grammar *g)
             (!n || !memcmp(g->thread + c->first, g->found, n * sizeof *g->found)))
             return g->config_table[k];
     }
-    if (room_for((void **)&g->config, &g->config_room, g->n_configs + 1, sizeof *g->config) != 0 ||
-        room_for((void **)&g->thread, &g->thread_room, g->n_threads + n, sizeof *g->thread) != 0) {
+    if (grow((void **)&g->config, &g->config_room, g->n_configs + 1, sizeof *g->config) != 0 ||
+        grow((void **)&g->thread, &g->thread_room, g->n_threads + n, sizeof *g->thread) != 0) {
         fail(g, EXPR_NO_MEMORY);
         return 0;
     }
@@ -719,7 +704,7 @@ struct list { uint32_t *v, n, room; };
 
 static int add_to(struct list *l, uint32_t value)
 {
-    if (room_for((void **)&l->v, &l->room, l->n + 1, sizeof *l->v) != 0)
+    if (grow((void **)&l->v, &l->room, l->n + 1, sizeof *l->v) != 0)
         return -1;
     l->v[l->n++] = value;
     return 0;
@@ -773,7 +758,7 @@ static struct terminal *terminal_of(struct grammar *g, uint32_t e)
         return known;
     }
     expr_walk_start(&g->x);
-    if (failed || room_for((void **)&g->terminal, &g->terminal_room, g->n_terminals + 1, sizeof *g->terminal) != 0)
+    if (failed || grow((void **)&g->terminal, &g->terminal_room, g->n_terminals + 1, sizeof *g->terminal) != 0)
         goto memory;
     int32_t run = string_run(g, e);
     if (!run && walk_trie(g, &g->v->all, e, &ids, &exits[0], &rest) != 0)
@@ -887,7 +872,7 @@ static int stand(struct matcher *m, uint32_t number)
 {
     struct grammar *g = m->g;
     const struct config *c = &g->config[number];
-    if (room_for((void **)&m->thread, &m->room, c->n, sizeof *m->thread) != 0)
+    if (grow((void **)&m->thread, &m->room, c->n, sizeof *m->thread) != 0)
         return -1;
     if (c->n)
         memcpy(m->thread, g->thread + c->first, c->n * sizeof *m->thread);
@@ -1246,7 +1231,7 @@ static int find_delimited(struct grammar *g)
             i++;
         if (!p || i == n)
             continue;
-        if (room_for((void **)&g->delimited, &room, g->n_delimited + 1, sizeof *g->delimited) != 0) {
+        if (grow((void **)&g->delimited, &room, g->n_delimited + 1, sizeof *g->delimited) != 0) {
             free(g->delimited);         /* half of them would not do */
             g->delimited = NULL;
             g->n_delimited = 0;
