@@ -30,7 +30,6 @@ static void insert(struct kv_pool *p, int32_t block, int32_t parent, const int32
 {
     struct node *x = &p->node[block], *above = &p->node[parent];
     assert(x->n_tokens == 0);
-    memset(x->token, 0xff, sizeof x->token);
     memcpy(x->token, token, (size_t)n * sizeof *token);
     x->n_tokens = n;
     x->serial = ++p->serials;

@@ -9,6 +9,7 @@
 
 #include "libcommon/base/rng.h"
 #include "libcommon/cache/kv.h"
+#include "libcommon/cache/state.h"
 
 static void test_reserve_and_truncate(void **state)
 {
@@ -270,6 +271,117 @@ static void test_random_prefixes(void **state)
     kv_pool_close(p);
 }
 
+struct visits { int n; int32_t block[8]; int n_tokens[8]; };
+
+static void note(void *user, int32_t block, int n_tokens)
+{
+    struct visits *v = user;
+    v->block[v->n] = block;
+    v->n_tokens[v->n++] = n_tokens;
+}
+
+/* Begun leaves of every block number, the first one of all too: each is visited, and copied from. */
+static void test_leaves(void **state)
+{
+    (void)state;
+    struct err e;
+    struct kv_pool *p = kv_pool_open(4, &e);
+    struct kv_table a, b;
+    int32_t ids[20] = { 0 }, from, to;
+    assert_int_equal(kv_table_init(&a, 64, &e), 0);
+    assert_int_equal(kv_table_init(&b, 64, &e), 0);
+    unsigned blocks = 0;
+    for (int i = 0; i < 3; i++) {
+        ids[0] = i;
+        fill(&a, p, 5 + i);
+        const int32_t block = a.block[0];
+        prefix_enter(&a, p, ids, 1);
+        assert_int_equal(prefix_end(&a, p), block);
+        kv_table_truncate(&a, p, 0);
+        struct visits v = { 0 };
+        prefix_visit(&b, p, ids, 20, note, &v);
+        assert_true(v.n == 1 && v.block[0] == block && v.n_tokens[0] == 5 + i);
+        v.n = 0;
+        prefix_visit(&b, p, ids, 4 + i, note, &v);      /* not all of its tokens are asked for */
+        assert_int_equal(v.n, 0);
+        assert_int_equal(prefix_copy(&b, p, ids, 20, &from, &to), 5 + i);
+        assert_int_equal(from, block);
+        kv_table_truncate(&b, p, 0);
+        blocks |= 1u << block;
+    }
+    assert_true(blocks & 1);
+    kv_table_release(&a, p);
+    kv_table_release(&b, p);
+    kv_pool_close(p);
+}
+
+static void count_state(void *user, int state) { *(unsigned *)user |= 1u << state; }
+
+/* States are held, kept behind nodes, found there, and given up when they are the oldest or their
+ * node has gone. */
+static void test_states(void **state)
+{
+    (void)state;
+    struct err e;
+    struct kv_pool *p = kv_pool_open(8, &e);
+    struct state_pool *s = state_pool_open(3, &e);
+    struct kv_table t, none;
+    int32_t ids[128];
+    int snapshot;
+    unsigned free_ones = 0;
+    for (int i = 0; i < 128; i++)
+        ids[i] = i;
+    assert_int_equal(kv_table_init(&t, 128, &e), 0);
+    assert_int_equal(kv_table_init(&none, 100, &e), 0);
+    fill(&t, p, 70);
+    prefix_enter(&t, p, ids, 0);
+    int held[3] = { state_take(s, p), state_take(s, p), state_take(s, p) };
+    assert_int_equal(1 << held[0] | 1 << held[1] | 1 << held[2], 7);
+    assert_int_equal(state_take(s, p), -1);
+    assert_int_equal(state_prefix(s, p, &none, ids, 100, &snapshot), 0);
+    assert_int_equal(snapshot, -1);
+    state_keep(s, p, t.block[0], held[0]);
+    state_keep(s, p, t.block[2], held[1]);
+    assert_int_equal(state_find(s, p, t.block[0]), held[0]);
+    assert_int_equal(state_find(s, p, t.block[1]), -1);
+    assert_int_equal(state_prefix(s, p, &none, ids, 100, &snapshot), 48);
+    assert_int_equal(snapshot, held[1]);
+    assert_int_equal(state_prefix(s, p, &none, ids, 47, &snapshot), 16);
+    assert_int_equal(snapshot, held[0]);
+    /* kept a second time: the new one is free, the old one the newest */
+    state_keep(s, p, t.block[0], held[2]);
+    assert_int_equal(state_find(s, p, t.block[0]), held[0]);
+    assert_int_equal(state_take(s, p), held[2]);
+    assert_int_equal(state_take(s, p), held[1]);
+    assert_int_equal(state_find(s, p, t.block[2]), -1);
+    /* the oldest goes, unless it was of use meanwhile */
+    state_keep(s, p, t.block[1], held[1]);
+    state_used(s, held[0]);
+    assert_int_equal(state_take(s, p), held[1]);
+    state_keep(s, p, t.block[3], held[1]);
+    assert_int_equal(state_take(s, p), held[0]);
+    state_drop(s, held[0]);
+    state_trim(s, p, count_state, &free_ones);
+    assert_int_equal(free_ones, 1u << held[0]);         /* held[1] is a snapshot, held[2] is held */
+    /* nodes that go take their snapshots with them, and what has their block later has none */
+    const int32_t block = t.block[3];
+    kv_table_truncate(&t, p, 0);
+    fill(&t, p, 8 * 16);
+    assert_int_equal(prefix_serial(p, block), 0);
+    prefix_enter(&t, p, ids, 0);
+    assert_true(prefix_serial(p, block) > 0);
+    assert_int_equal(state_find(s, p, block), -1);
+    free_ones = 0;
+    state_trim(s, p, count_state, &free_ones);
+    assert_int_equal(free_ones, 1u << held[0] | 1u << held[1]);
+    kv_table_release(&t, p);
+    kv_table_release(&none, p);
+    state_pool_close(s);
+    kv_pool_close(p);
+    assert_null(state_pool_open(0, &e));
+    assert_int_equal(e.code, ERR_LIMIT);
+}
+
 static void test_errors(void **state)
 {
     (void)state;
@@ -283,7 +395,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reserve_and_truncate), cmocka_unit_test(test_share),
         cmocka_unit_test(test_random), cmocka_unit_test(test_prefix), cmocka_unit_test(test_trim),
-        cmocka_unit_test(test_random_prefixes), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_random_prefixes), cmocka_unit_test(test_leaves), cmocka_unit_test(test_states),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -197,6 +197,98 @@ static void test_seed(void **state)
     assert_true(memcmp(id[0], id[2], sizeof id[0]) != 0);
 }
 
+/* A seed gives the same tokens in every version: FNV-1a of 500 draws, by each way of drawing. */
+static void test_draws_stay(void **state)
+{
+    (void)state;
+    static const struct { int top_k; float top_p, min_p, typical_p, temperature; uint64_t want; } cases[] = {
+        { 0, 1, 0, 1, 1, 0xe62d6b29e16b347e }, { 0, 1, 0.3f, 1, 0.7f, 0x532b8b271f761ce5 },
+        { 5, 1, 0, 1, 1, 0x2ff2c7034651c5f2 }, { 0, 0.8f, 0, 1, 1, 0xd20582efbb6a664e },
+        { 6, 0.9f, 0.1f, 0.9f, 1.3f, 0xcd0aa84c47cfee98 }, { 0, 1, 0, 0.7f, 1, 0x5cd787a533c91c9a }, { 8, 1, 0, 1, 1, 0xe62d6b29e16b347e },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct err e;
+        struct sampling o = plain();
+        uint64_t hash = 0xcbf29ce484222325u;
+        o.top_k = cases[i].top_k;
+        o.top_p = cases[i].top_p;
+        o.min_p = cases[i].min_p;
+        o.typical_p = cases[i].typical_p;
+        o.temperature = cases[i].temperature;
+        struct sampler *s = sampler_open(&o, N, 4, scratch, &e);
+        for (int k = 0; k < 500; k++) {
+            float logits[N];
+            int32_t id;
+            for (int j = 0; j < N; j++)
+                logits[j] = (float)log(prob[j]);
+            assert_int_equal(sampler_pick(s, logits, NULL, &id, NULL, &e), 0);
+            hash = (hash ^ (uint64_t)id) * 0x100000001b3u;
+        }
+        sampler_close(s);
+        if (hash != cases[i].want)
+            fail_msg("case %zu: %#jx", i, (uintmax_t)hash);
+    }
+}
+
+/* What a backend may draw by itself: all but biases, penalties and typical_p. */
+static void test_draw_elsewhere(void **state)
+{
+    (void)state;
+    const struct logit_bias bias = { 1, 1 };
+    struct err e;
+    struct sampling s[8];
+    for (int i = 0; i < 8; i++)
+        s[i] = plain();
+    s[1].top_k = 5, s[1].top_p = 0.9f, s[1].min_p = 0.1f, s[1].temperature = 0.6f, s[1].seed = 7;
+    s[2].temperature = 0;
+    s[3].typical_p = 0.5f, s[3].temperature = 0;        /* the largest logit either way */
+    s[4].typical_p = 0.5f;
+    s[5].bias = &bias, s[5].n_bias = 1;
+    s[6].repetition_penalty = 1.1f;
+    s[7].presence_penalty = 0.1f;
+    for (int i = 0; i < 8; i++) {
+        struct draw d;
+        struct sampler *p = sampler_open(&s[i], N, 4, scratch, &e);
+        assert_int_equal(sampler_draw(p, 9, &d), i < 4);
+        if (i < 4) {
+            assert_true(d.temperature == (i < 2 ? s[i].temperature : 0) && d.top_k == s[i].top_k);
+            assert_true(d.top_p == s[i].top_p && d.min_p == s[i].min_p);
+            assert_true(d.seed == s[i].seed && d.n == 9 && d.id == -1);
+        }
+        sampler_close(p);
+    }
+}
+
+/* generation_config.json: what is given replaces, what is absent stays. */
+static void test_config(void **state)
+{
+    (void)state;
+    struct err e;
+    struct sampling s = plain(), before = s;
+    assert_int_equal(sampling_config(&s, NULL, &e), 0);
+    assert_memory_equal(&s, &before, sizeof s);
+    json_t *j = json_pack("{s:f, s:i, s:f, s:f, s:f, s:f}", "temperature", 0.5, "top_k", 7, "top_p", 0.25, "min_p", 0.125,
+                          "typical_p", 0.75, "repetition_penalty", 1.5);
+    assert_int_equal(sampling_config(&s, j, &e), 0);
+    assert_true(s.temperature == 0.5f && s.top_k == 7 && s.top_p == 0.25f && s.min_p == 0.125f);
+    assert_true(s.typical_p == 0.75f && s.repetition_penalty == 1.5f && s.seed == before.seed);
+    json_object_set_new(j, "do_sample", json_true());
+    assert_int_equal(sampling_config(&s, j, &e), 0);
+    assert_true(s.temperature == 0.5f);
+    json_object_set_new(j, "do_sample", json_false());
+    json_object_set_new(j, "top_k", json_integer(-1));          /* off */
+    assert_int_equal(sampling_config(&s, j, &e), 0);
+    assert_true(s.temperature == 0 && s.top_k == 0);
+    static const char *const wrong[] = { "temperature", "top_p", "top_k", "do_sample" };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        json_t *bad = json_pack("{s:s}", wrong[i], "x");
+        assert_int_equal(sampling_config(&s, bad, &e), -1);
+        assert_non_null(strstr(e.msg, wrong[i]));
+        json_decref(bad);
+    }
+    json_decref(j);
+}
+
 static int32_t pick_one(const struct sampling *s, const float *logits, int n, const char *prompt, const char *answer,
                         float *logprob)
 {
@@ -429,11 +521,15 @@ static void test_logprobs(void **state)
         s.n_bias = 1;
         struct sampler *p = sampler_open(&s, V, 4, scratch, &e);
         sampler_accept(p, 7, 0);
-        struct logprobs lp = { .n_top = round % (MAX_TOP_LOGPROBS + 1) }, other = lp;
+        struct { struct logprobs lp; struct top_logprob behind; } room = {
+            { .n_top = round % (MAX_TOP_LOGPROBS + 1) }, { -9, 9 } };
+        struct logprobs other = room.lp;
         const struct allowed allowed = { bits, V - round % 70 };
         int32_t id;
         memcpy(copy, x, sizeof x);
-        assert_int_equal(sampler_pick(p, copy, round % 3 ? &allowed : NULL, &id, &lp, &e), 0);
+        assert_int_equal(sampler_pick(p, copy, round % 3 ? &allowed : NULL, &id, &room.lp, &e), 0);
+        const struct logprobs lp = room.lp;
+        assert_true(room.behind.id == -9 && room.behind.logprob == 9);
         if (round % 3)
             assert_true(id < allowed.n && bits[id / 32] >> id % 32 & 1);
         assert_true(fabs(lp.logprob - log(exp(x[id]) / sum)) < 1e-5);
@@ -472,6 +568,22 @@ static void test_allowed(void **state)
         assert_non_null(strstr(e.msg, "constraint"));
         sampler_close(p);
     }
+    /* ids from n on are not allowed, whatever their bits say, and those before it are: n at, before
+     * and behind the ends of words */
+    for (int n = 31; n <= 98; n++) {
+        enum { V = 100 };
+        const uint32_t bits[4] = { ~0u, ~0u, ~0u, ~0u };
+        float y[V];
+        int32_t id;
+        struct sampling most = plain();
+        most.temperature = 0;
+        struct sampler *p = sampler_open(&most, V, 4, scratch, &e);
+        for (int i = 0; i < V; i++)
+            y[i] = (float)i;
+        assert_int_equal(sampler_pick(p, y, &(struct allowed){ bits, n }, &id, NULL, &e), 0);
+        assert_int_equal(id, n - 1);
+        sampler_close(p);
+    }
 }
 
 int main(void)
@@ -481,7 +593,8 @@ int main(void)
             cmocka_unit_test(test_greedy),
         cmocka_unit_test(test_penalties), cmocka_unit_test(test_bias), cmocka_unit_test(test_bad_logits),
         cmocka_unit_test(test_large), cmocka_unit_test(test_ranges), cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_allowed),
+        cmocka_unit_test(test_allowed), cmocka_unit_test(test_draws_stay),
+        cmocka_unit_test(test_draw_elsewhere), cmocka_unit_test(test_config),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
