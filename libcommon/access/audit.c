@@ -101,19 +101,6 @@ void audit_sign_head(struct audit *a)
         audit_lost(a, &e);
 }
 
-void audit_add(struct audit *a, const struct audit_entry *x)
-{
-    struct err e;
-    size_t n;
-    char *line = audit_line(x, &n);
-    if (line) {
-        audit_write(a, line, n);
-        return;
-    }
-    err_nomem(&e, "a line of the log");
-    audit_lost(a, &e);
-}
-
 /* ---- what happens to rotated files, in a thread of its own ---- */
 
 static int is_stopping(struct audit *a)

@@ -68,17 +68,17 @@ struct audit;
  * trouble as above. */
 struct audit *audit_open(const struct audit_options *o, struct err *e);
 void audit_close(struct audit *a);          /* waits for what is being compressed; NULL is fine */
-/* Begin the first file, and note in the chain if lines are gone or the retention changed since
- * the last writer.  As audit_add. */
-void audit_begin(struct audit *a);
-/* Cannot fail; waits for the lock and the disk (audit_queue.h does not). Threads may call it at
- * once. */
-void audit_add(struct audit *a, const struct audit_entry *x);
-/* The same in two parts: the line without its end, malloc'd, NULL without memory; and into the
- * file, by which it is freed. */
+/* The line of an entry without its end, which audit_write adds: malloc'd, or NULL without memory. */
 char *audit_line(const struct audit_entry *x, size_t *n);
+
+/* The next three cannot fail, wait for the lock and the disk (audit_queue.h does not), and may be
+ * called by several threads at once. */
+/* Begin the first file.  Write to the chain if lines are missing or the retention has changed
+ * since the last writer. */
+void audit_begin(struct audit *a);
+/* Add a line of audit_line() to the file, and free it. */
 void audit_write(struct audit *a, char *line, size_t n);
-/* Sign the head, if there are lines of this process after the last signature.  As audit_add. */
+/* Sign the head if this process has added lines since the last signature. */
 void audit_sign_head(struct audit *a);
 int audit_has_key(const char *text);        /* does it hold what looks like an API key? */
 void audit_lost(struct audit *a, const struct err *why);            /* count a line that could not be written */

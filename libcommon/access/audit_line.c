@@ -126,7 +126,7 @@ static void put_count(struct audit_text_line *l, const char *key, int64_t n)
         line_put(l, ",\"%s\":%" PRId64, key, n);
 }
 
-void line_entry(struct audit_text_line *l, const struct audit_entry *x)
+static void line_entry(struct audit_text_line *l, const struct audit_entry *x)
 {
     const int tokens = x->prompt_tokens >= 0 || x->completion_tokens >= 0;
     line_time(l, x->time_ms);

@@ -14,7 +14,6 @@ struct audit_text_line { char *p; size_t n, room; };
 void line_put(struct audit_text_line *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* {"timestamp":"2026-11-21T15:08:46.003Z","timestamp_unix":1795273726.003 */
 void line_time(struct audit_text_line *l, int64_t ms);
-void line_entry(struct audit_text_line *l, const struct audit_entry *x);
 /* text without what looks like an API key, cut to size. */
 void audit_copy(char *out, size_t size, const char *text);
 

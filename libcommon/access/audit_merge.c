@@ -31,8 +31,6 @@ struct audit_merge *audit_merge_open(struct err *e)
 
 void audit_merge_close(struct audit_merge *m) { free(m); }
 
-int audit_merge_is_empty(const struct audit_merge *m) { return m->n == 0; }
-
 /* ---- which group ---- */
 
 static uint64_t mix(uint64_t h, const char *text, size_t n)

@@ -21,6 +21,5 @@ enum audit_kind { AUDIT_REFUSED, AUDIT_ADMITTED, AUDIT_KINDS };
 int audit_merge_add(struct audit_merge *m, const struct audit_entry *x, enum audit_kind kind, int own_lines);
 /* Give fn the line of each group, and forget them. */
 void audit_merge_flush(struct audit_merge *m, void (*fn)(void *user, const struct audit_entry *x), void *user);
-int audit_merge_is_empty(const struct audit_merge *m);
 
 #endif

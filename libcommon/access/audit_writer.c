@@ -330,6 +330,9 @@ static int lock_folder(const struct audit_writer *w, struct err *e)
     return mkdir(w->folder, 0700) != 0 && errno != EEXIST ? err_sys(e, "%s", w->folder) : audit_lock(w->folder, 1, e);
 }
 
+/* Read the end of the file again before the next line. */
+static void distrust(struct audit_writer *w) { w->end = UINT64_MAX; }
+
 int audit_writer_begin(struct audit_writer *w, struct err *e)
 {
     const int lock = lock_folder(w, e);
@@ -337,7 +340,7 @@ int audit_writer_begin(struct audit_writer *w, struct err *e)
         return -1;
     const int rc = catch_up(w, e);
     if (rc)
-        audit_writer_distrust(w);
+        distrust(w);
     close(lock);
     return rc;
 }
@@ -349,12 +352,10 @@ int audit_writer_sign(struct audit_writer *w, struct err *e)
         return w->signer && w->n_unsigned ? -1 : 0;
     const int rc = catch_up(w, e) || sign_end(w, e) ? -1 : 0;
     if (rc)
-        audit_writer_distrust(w);
+        distrust(w);
     close(lock);
     return rc;
 }
-
-void audit_writer_distrust(struct audit_writer *w) { w->end = UINT64_MAX; }
 
 int audit_writer_add(struct audit_writer *w, char *text, size_t *n, struct err *e)
 {
@@ -365,7 +366,7 @@ int audit_writer_add(struct audit_writer *w, char *text, size_t *n, struct err *
     if (catch_up(w, e) == 0 && (w->end + *n + AUDIT_CHAIN_TAIL < w->max_bytes || rotate(w, e) == 0))
         rc = append(w, text, n, e);
     if (rc)
-        audit_writer_distrust(w);
+        distrust(w);
     close(lock);
     return rc;
 }

@@ -33,7 +33,5 @@ int audit_writer_begin(struct audit_writer *w, struct err *e);
 int audit_writer_add(struct audit_writer *w, char *text, size_t *n, struct err *e);
 /* Sign the end of the chain, if this process wrote to it since it last did. */
 int audit_writer_sign(struct audit_writer *w, struct err *e);
-/* Read the end of the file again before the next line. */
-void audit_writer_distrust(struct audit_writer *w);
 
 #endif

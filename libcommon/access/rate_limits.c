@@ -343,7 +343,7 @@ struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l)
     return v;
 }
 
-void usage_charge(struct usage *u, int64_t key, int64_t tokens)
+static void charge(struct usage *u, int64_t key, int64_t tokens)
 {
     struct usage_slot *s = tokens > 0 ? find(u, key) : NULL;
     if (!s)
@@ -430,7 +430,7 @@ struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l
 
 void usage_settle(struct usage *u, int64_t key, int64_t reserved, int64_t used)
 {
-    usage_charge(u, key, used);             /* before the reservation goes, so that no other request finds room between them */
+    charge(u, key, used);             /* before the reservation goes, so that no other request finds room between them */
     const struct usage_slot *s = reserved > 0 && u->server >= 0 ? find(u, key) : NULL;
     if (!s)
         return;

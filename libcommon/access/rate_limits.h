@@ -42,8 +42,6 @@ enum { USAGE_MAX_KEYS = 4000, USAGE_SLOTS = 4096 };
 /* Count a request of this key, unless a limit refuses it. Where every slot has a key, the one
  * that was used longest ago loses its counters. */
 struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l);
-/* Tokens used without a reservation. */
-void usage_charge(struct usage *u, int64_t key, int64_t tokens);
 
 /* Tokens are reserved before a request runs, so that a limit holds however many requests run at
  * once: LEAST to MOST of them, as many as the limits leave, into *reserved (0 for a key without

@@ -176,21 +176,16 @@ int js_int_or(const json_t *o, const char *key, int64_t min, int64_t max, int64_
     return js_get(o, key) ? js_int(o, key, min, max, out, e) : 0;
 }
 
-int js_real(const json_t *o, const char *key, double *out, struct err *e)
+int js_real_or(const json_t *o, const char *key, double otherwise, double *out, struct err *e)
 {
     const json_t *v = js_get(o, key);
+    *out = otherwise;
     if (!v)
-        return absent(key, e);
+        return 0;
     if (!json_is_number(v))
         return err_set(e, ERR_FORMAT, "%s: found %s, expected a number", key, js_kind(v));
     *out = json_number_value(v);
     return 0;
-}
-
-int js_real_or(const json_t *o, const char *key, double otherwise, double *out, struct err *e)
-{
-    *out = otherwise;
-    return js_get(o, key) ? js_real(o, key, out, e) : 0;
 }
 
 int js_bool_or(const json_t *o, const char *key, int otherwise, int *out, struct err *e)

@@ -29,7 +29,6 @@ int js_no_memory(const json_error_t *j);
 int js_int(const json_t *o, const char *key, int64_t min, int64_t max, int64_t *out, struct err *e);
 int js_int_or(const json_t *o, const char *key, int64_t min, int64_t max, int64_t otherwise, int64_t *out,
               struct err *e);
-int js_real(const json_t *o, const char *key, double *out, struct err *e);
 int js_real_or(const json_t *o, const char *key, double otherwise, double *out, struct err *e);
 int js_bool_or(const json_t *o, const char *key, int otherwise, int *out, struct err *e);
 /* Borrowed from o. */

@@ -33,9 +33,9 @@ struct zfile {
     struct zfile_group *groups;
     struct zlist tensors;
     struct original *originals;
-    pthread_t ahead; int has_ahead;     /* the thread of zfile_open_ahead */
+    pthread_t populator; int has_populator;             /* the thread that prefaults the weights */
     struct map_guard guard;
-    _Atomic int stop_ahead;
+    _Atomic int stop_populator;
     _Atomic int populated;              /* that thread brought in all of the weights */
     struct err damage; _Atomic int damaged;     /* zfile_set_damage */
     _Atomic int64_t written_ns;         /* when it was last written to, as far as its contents were compared */
@@ -332,21 +332,16 @@ static void *populate(void *arg)
     enum { PIECE = 8 << 20, POPULATE_READ = 22 };
     struct zfile *z = arg;
     const uint64_t end = z->weights->offset + z->weights->size;
-    for (uint64_t at = z->weights->offset / ZSE_PAGE * ZSE_PAGE; at < end && !z->stop_ahead; at += PIECE)
+    for (uint64_t at = z->weights->offset / ZSE_PAGE * ZSE_PAGE; at < end && !z->stop_populator; at += PIECE)
         if (madvise((void *)(z->map.data + at), end - at < PIECE ? end - at : PIECE, POPULATE_READ) != 0)
             return NULL;                /* an older kernel: pages come when they are used */
-    z->populated = !z->stop_ahead;
+    z->populated = !z->stop_populator;
     return NULL;
 }
 
 struct zfile *zfile_open(const char *path, struct err *e)
 {
-    return zfile_open_ahead(path, 0, e);
-}
-
-struct zfile *zfile_open_ahead(const char *path, uint64_t most, struct err *e)
-{
-    return zfile_open_guarded(path, most, &(struct map_guard){ NULL, NULL }, e);
+    return zfile_open_guarded(path, 0, &(struct map_guard){ NULL, NULL }, e);
 }
 
 static int read_head(struct zfile *z, struct err *e)
@@ -375,7 +370,7 @@ struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct m
         z->guard.add(&z->map);
     int rc = read_head(z, e);
     if (rc == 0 && z->weights && z->weights->size <= most)      /* best effort: without the thread pages come when they are used */
-        z->has_ahead = thread_start(&z->ahead, populate, z) == 0;
+        z->has_populator = thread_start(&z->populator, populate, z) == 0;
     rc = rc < 0 ? rc : read_lists(z, e);
     if (z->map.lost)                    /* what was read is not what the file had */
         rc = map_check(&z->map, e);
@@ -390,9 +385,9 @@ void zfile_close(struct zfile *z)
 {
     if (!z)
         return;
-    if (z->has_ahead) {
-        z->stop_ahead = 1;
-        pthread_join(z->ahead, NULL);
+    if (z->has_populator) {
+        z->stop_populator = 1;
+        pthread_join(z->populator, NULL);
     }
     json_decref(z->json);
     free(z->groups);

@@ -75,12 +75,10 @@ struct zfile;
 struct map;
 struct map_guard;
 struct zfile *zfile_open(const char *path, struct err *e);
-/* The same, and a thread brings the pages of the weights into memory and into this process's
- * page table, in the order of the file, while the caller goes on: whoever computes next finds
- * them there.  Not if the weights are more than most bytes; most 0: never. */
-struct zfile *zfile_open_ahead(const char *path, uint64_t most, struct err *e);
-/* The same; add (NULL is fine) is told of the mapping before any page of it is read, remove
- * before it goes away: for who handles pages that are lost.  Fails where some were. */
+/* The same with two additions.  If the weights have at most `most` bytes, a thread prefaults their
+ * pages in the order of the file while the caller goes on.  guard, for a handler of lost pages:
+ * add() is called before any page of the mapping is read, remove() before it is unmapped; either
+ * may be NULL.  Fails if pages were lost meanwhile. */
 struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct map_guard *guard, struct err *e);
 void zfile_close(struct zfile *z);                              /* NULL is fine */
 int zfile_is(const void *head, size_t size);                    /* do these first bytes look like a .zse? */
@@ -131,7 +129,7 @@ int zfile_verify(const struct zfile *z, struct err *e);
 int zfile_verify_from(const struct zfile *z, int *at, const _Atomic int *stop, struct err *e);
 /* From now on zfile_check() fails with *e.  Once, from any thread. */
 void zfile_set_damage(struct zfile *z, const struct err *e);
-/* Has the thread of zfile_open_ahead brought in everything? */
+/* Has the thread of zfile_open_guarded prefaulted all weights? */
 int zfile_is_populated(const struct zfile *z);
 
 /* ---- writing: constant memory, data in order, appears whole or not at all ---- */
@@ -148,7 +146,6 @@ int zwriter_original(struct zwriter *w, const char *name, const void *data, size
 /* json: the keys above; tensors and groups are added by the writer.  Borrowed. */
 int zwriter_commit(struct zwriter *w, const json_t *json, struct err *e);       /* closes w in any case */
 void zwriter_abort(struct zwriter *w);                                          /* NULL is fine */
-uint64_t zwriter_bytes(const struct zwriter *w);
 
 /* Writing that survives an interruption.  zwriter_park() ends the group and puts all of it on
  * the disk under a name that stays (atomic_park's results: 0, 1 cannot be, -1).

@@ -34,7 +34,7 @@ struct zwriter {
     uint32_t n_sections;
 };
 
-uint64_t zwriter_bytes(const struct zwriter *w)
+static uint64_t bytes_written(const struct zwriter *w)
 {
     return w->f.offset + w->n;
 }
@@ -72,7 +72,7 @@ static int put(struct zwriter *w, const void *data, size_t n, struct err *e)
 static int pad_to(struct zwriter *w, uint64_t multiple, struct err *e)
 {
     static const uint8_t zeros[ZSE_PAGE];
-    uint64_t at = zwriter_bytes(w);
+    uint64_t at = bytes_written(w);
     return put(w, zeros, (size_t)(zse_round_up(at, multiple) - at), e);
 }
 
@@ -138,7 +138,7 @@ static int end_tensor(const struct zwriter *w, struct err *e)
 static int read_crc(struct zwriter *w, struct err *e)
 {
     w->crc = 0;
-    for (uint64_t at = w->group_offset, end = zwriter_bytes(w); at < end;) {
+    for (uint64_t at = w->group_offset, end = bytes_written(w); at < end;) {
         const ssize_t n = pread(w->f.fd, w->buffer, end - at < BUFFER ? (size_t)(end - at) : BUFFER, (off_t)at);
         if (n < 0 && errno == EINTR)
             continue;
@@ -159,7 +159,7 @@ static int end_group(struct zwriter *w, struct err *e)
         return 0;
     if (w->replaying && read_crc(w, e) < 0)
         return -1;
-    w->weights_end = zwriter_bytes(w);
+    w->weights_end = bytes_written(w);
     json_object_set_new(w->group, "size", json_integer((json_int_t)(w->weights_end - w->group_offset)));
     json_object_set_new(w->group, "crc", json_integer(w->crc));
     w->group = NULL;
@@ -170,7 +170,7 @@ int zwriter_group(struct zwriter *w, const char *kind, int layer, struct err *e)
 {
     if (end_group(w, e) < 0 || pad_to(w, ZSE_PAGE, e) < 0)
         return -1;
-    w->group_offset = zwriter_bytes(w);
+    w->group_offset = bytes_written(w);
     w->crc = 0;
     w->group = json_pack("{s:s, s:I}", "kind", kind, "offset", (json_int_t)w->group_offset);
     if (!w->group || json_array_append_new(w->groups, w->group) < 0) {
@@ -258,7 +258,7 @@ int zwriter_tensor(struct zwriter *w, const struct zfile_tensor *t, struct err *
     assert(w->group);
     if (end_tensor(w, e) < 0 || pad_to(w, t->page || (t->tiled && t->m.size >= ZSE_LARGE) ? ZSE_PAGE : ZSE_LINE,
                                        e) < 0 ||
-        describe(w, t, zwriter_bytes(w), e) < 0)
+        describe(w, t, bytes_written(w), e) < 0)
         return -1;
     w->left = t->m.size;
     strncpy(w->name, t->name, sizeof w->name - 1);
@@ -337,7 +337,7 @@ static int begin_section(struct zwriter *w, uint64_t *offset, struct err *e)
 {
     if (pad_to(w, ZSE_LINE, e) < 0)
         return -1;
-    *offset = zwriter_bytes(w);
+    *offset = bytes_written(w);
     w->crc = 0;
     return 0;
 }
@@ -372,7 +372,7 @@ static int put_tensors(struct zwriter *w, struct err *e)
         put(w, w->records.data, w->records.size, e) < 0 || put(w, w->maps.data, w->maps.size, e) < 0 ||
         put(w, w->strings.data, w->strings.size, e) < 0)
         return -1;
-    add_section(w, "TNSR", ZSE_REQUIRED, offset, zwriter_bytes(w) - offset, w->crc);
+    add_section(w, "TNSR", ZSE_REQUIRED, offset, bytes_written(w) - offset, w->crc);
     return 0;
 }
 
@@ -406,12 +406,12 @@ static int finish(struct zwriter *w, const json_t *json, struct err *e)
         return -1;
     struct zse_header h = { .magic = "ZSE", .major = ZSE_MAJOR, .minor = ZSE_MINOR, .patch = ZSE_PATCH };
     size_t table = w->n_sections * sizeof *w->sections;
-    h.table_offset = zwriter_bytes(w);
+    h.table_offset = bytes_written(w);
     h.n_sections = w->n_sections;
     h.table_crc = (uint32_t)crc32(0, (const Bytef *)w->sections, (uInt)table);
     if (put(w, w->sections, table, e) < 0 || flush(w, e) < 0)
         return -1;
-    h.size = zwriter_bytes(w);
+    h.size = bytes_written(w);
     h.header_crc = (uint32_t)crc32(0, (const Bytef *)&h, offsetof(struct zse_header, header_crc));
     return atomic_pwrite(&w->f, &h, sizeof h, 0, e);
 }

@@ -194,13 +194,3 @@ const char *pressure_name(enum pressure p)
     static const char *const names[] = { "LOW", "NORMAL", "HIGH", "CRITICAL", "OOM" };
     return names[p];
 }
-
-void pressure_update(struct pressure_tracker *t, uint64_t used, uint64_t total)
-{
-    const enum pressure from = t->level, to = pressure_of(used, total);
-    if (from == to)
-        return;
-    t->level = to;
-    if (t->crossed)
-        t->crossed(t->user, from, to);
-}

@@ -42,13 +42,4 @@ enum pressure { PRESSURE_LOW, PRESSURE_NORMAL, PRESSURE_HIGH, PRESSURE_CRITICAL,
 enum pressure pressure_of(uint64_t used, uint64_t total);
 const char *pressure_name(enum pressure p);         /* "LOW" */
 
-/* Tell of every crossing of a level once, in both directions. */
-struct pressure_tracker {
-    enum pressure level;
-    void (*crossed)(void *user, enum pressure from, enum pressure to);
-    void *user;
-};
-/* A new reading; crossed() is called once if the level changed. */
-void pressure_update(struct pressure_tracker *t, uint64_t used, uint64_t total);
-
 #endif

@@ -114,7 +114,7 @@ static void fields(void **state)
     assert_string_equal(e.msg, "n: the field is missing");
     assert_int_equal(js_int_or(o, "n", 0, 9, 7, &i, &e), 0);
     assert_int_equal(i, 7);
-    assert_int_equal(js_real(o, "i", &r, &e), 0);
+    assert_int_equal(js_real_or(o, "i", 0, &r, &e), 0);
     assert_true(r == 3);
     assert_int_equal(js_real_or(o, "z", 1.5, &r, &e), 0);
     assert_true(r == 1.5);

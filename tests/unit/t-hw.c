@@ -262,32 +262,16 @@ static void memory_modules(void **state)
     free(m);
 }
 
-static int crossings;
-static void crossed(void *user, enum pressure from, enum pressure to)
-{
-    assert_ptr_equal(user, &crossings);
-    assert_int_not_equal(from, to);
-    crossings++;
-}
-
 static void pressure_levels(void **state)
 {
     static const struct { int used; enum pressure level; } all[] = {
         { 49, PRESSURE_LOW }, { 60, PRESSURE_NORMAL }, { 80, PRESSURE_HIGH }, { 95, PRESSURE_CRITICAL },
             { 100, PRESSURE_OOM }, { 120, PRESSURE_OOM },
     };
-    struct pressure_tracker t = { .crossed = crossed, .user = &crossings };
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         assert_int_equal(pressure_of((uint64_t)all[i].used, 100), all[i].level);
     assert_string_equal(pressure_name(PRESSURE_CRITICAL), "CRITICAL");
-    for (int used = 0; used <= 100; used++)
-        pressure_update(&t, (uint64_t)used, 100);
-    assert_int_equal(crossings, 4);
-    pressure_update(&t, 100, 100);
-    assert_int_equal(crossings, 4);
-    pressure_update(&t, 10, 100);
-    assert_int_equal(crossings, 5);
 }
 
 int main(void)

@@ -68,9 +68,9 @@ static void a_limit_holds_and_says_when(void **state)
     assert_int_equal(s.requests, 6);                        /* a reset forgets the window, not the total */
 
     assert_true(usage_admit(u, 10, &few).allowed);
-    usage_charge(u, 10, 99);
+    usage_settle(u, 10, 0, 99);
     assert_true(usage_admit(u, 10, &few).allowed);
-    usage_charge(u, 10, 1);
+    usage_settle(u, 10, 0, 1);
     v = usage_admit(u, 10, &few);
     assert_false(v.allowed);
     assert_string_equal(v.unit, " tokens/min");
