@@ -107,7 +107,7 @@ $(B)/libzse.a: $(call objects,$(LIB)) $(CUDA_OBJS)
 	$(AR) rcs $@ $^
 
 $(B)/zse-chat: EXTRA := -ledit
-$(B)/zse-apikey $(B)/zse-audit $(B)/tests/unit/t-windows $(B)/tests/unit/t-keys $(B)/tests/unit/t-audit: EXTRA := -lsqlite3 -lcrypto
+$(B)/zse-apikey $(B)/zse-audit $(B)/tests/unit/t-windows $(B)/tests/unit/t-keys $(patsubst tests/unit/%.c,$(B)/tests/unit/%,$(wildcard tests/unit/t-audit*.c)): EXTRA := -lsqlite3 -lcrypto
 $(B)/zse-serve $(B)/tests/unit/t-serve $(B)/tests/unit/t-conn $(B)/tests/unit/t-conversation: EXTRA := -lssl -lsqlite3 -lcrypto
 $(B)/zse-%: $(O)/cmd/zse-%.o $(call objects,$(CMD)) $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lm
