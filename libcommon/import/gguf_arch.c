@@ -1,0 +1,564 @@
+/* gguf_arch.c - a table of the architectures of GGUF files, and the fields that single ones add. */
+#include "libcommon/import/gguf_arch.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+
+/* ---- what single architectures add ---- */
+
+static int has_bias(const struct gguf_translator *t, const char *part)
+{
+    char name[96];
+    snprintf(name, sizeof name, "blk.0.%s.bias", part);
+    return gguf_find_tensor(t, name) != NULL;
+}
+
+static int any_attn_bias(const struct gguf_translator *t) { return has_bias(t, "attn_q") || has_bias(t, "attn_qkv"); }
+
+static void window(struct gguf_translator *t)
+{
+    int64_t n;
+    if (gguf_key_int(t, "attention.sliding_window", 0, &n, NULL) == 0 && n > 0)
+        gguf_set_int(t, "sliding_window", n);
+    else
+        json_object_set_new(t->out, "sliding_window", json_null());
+}
+
+static void biases(struct gguf_translator *t)
+{
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_set_bool(t, "mlp_bias", has_bias(t, "ffn_down"));
+}
+
+static void add_llama(struct gguf_translator *t) { biases(t); }
+static void add_phi3(struct gguf_translator *t) { window(t); }
+static void add_phi2(struct gguf_translator *t)
+{
+    gguf_set_bool(t, "qk_layernorm", gguf_find_tensor(t, "blk.0.attn_q_norm.weight") != NULL);
+}
+
+static void add_smollm3(struct gguf_translator *t)
+{
+    json_t *use = json_array();
+    for (int64_t i = 0; i < t->n_layers; i++)
+        json_array_append_new(use, json_integer((i + 1) % 4 != 0));
+    json_object_set_new(t->out, "no_rope_layers", use);
+    gguf_set_int(t, "no_rope_layer_interval", 4);
+    biases(t);
+}
+
+static void softcaps(struct gguf_translator *t)
+{
+    if (gguf_has_key(t, "attn_logit_softcapping"))
+        gguf_set_real(t, "attn_logit_softcapping", gguf_key_float(t, "attn_logit_softcapping", 50));
+    if (gguf_has_key(t, "final_logit_softcapping"))
+        gguf_set_real(t, "final_logit_softcapping", gguf_key_float(t, "final_logit_softcapping", 30));
+}
+
+/* The 27B models scale by hidden_size / n_heads instead of head_dim; GGUF does not say so, their
+ * depth does. */
+static void add_gemma2(struct gguf_translator *t)
+{
+    window(t);
+    softcaps(t);
+    if (!gguf_has_key(t, "attn_logit_softcapping"))
+        gguf_set_real(t, "attn_logit_softcapping", 50);
+    if (!gguf_has_key(t, "final_logit_softcapping"))
+        gguf_set_real(t, "final_logit_softcapping", 30);
+    gguf_set_int(t, "query_pre_attn_scalar", t->n_layers == 46 ? t->hidden / t->heads : t->head_dim);
+    gguf_set_layer_types(t, 2);
+}
+
+static void add_gemma3(struct gguf_translator *t)
+{
+    window(t);
+    softcaps(t);
+    gguf_set_int(t, "query_pre_attn_scalar", t->n_layers == 62 ? t->hidden / t->heads : t->head_dim);
+    gguf_set_layer_types(t, 6);
+}
+
+static void add_stablelm(struct gguf_translator *t)
+{
+    gguf_set_bool(t, "use_parallel_residual", gguf_key_float(t, "use_parallel_residual", 0) != 0);
+    gguf_set_bool(t, "use_qkv_bias", any_attn_bias(t));
+    gguf_set_bool(t, "qk_layernorm", gguf_find_tensor(t, "blk.0.attn_q_norm.weight") != NULL);
+}
+
+static void add_starcoder2(struct gguf_translator *t)
+{
+    gguf_set_bool(t, "use_bias", any_attn_bias(t));
+    window(t);
+}
+
+static void add_olmo(struct gguf_translator *t)
+{
+    if (gguf_has_key(t, "attention.clamp_kqv"))
+        gguf_set_real(t, "clip_qkv", gguf_key_float(t, "attention.clamp_kqv", 0));
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+}
+
+static void add_granite(struct gguf_translator *t)
+{
+    gguf_set_real(t, "attention_multiplier", gguf_key_float(t, "attention.scale", 1 / sqrt((double)t->head_dim)));
+    gguf_set_real(t, "embedding_multiplier", gguf_key_float(t, "embedding_scale", 1));
+    gguf_set_real(t, "residual_multiplier", gguf_key_float(t, "residual_scale", 1));
+    gguf_set_real(t, "logits_scaling", gguf_key_float(t, "logit_scale", 1));
+    biases(t);
+}
+
+static void add_cohere(struct gguf_translator *t)
+{
+    gguf_set_real(t, "logit_scale", gguf_key_float(t, "logit_scale", 1));
+    gguf_set_bool(t, "use_qk_norm", gguf_find_tensor(t, "blk.0.attn_q_norm.weight") != NULL);
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+}
+
+static void add_cohere2(struct gguf_translator *t)
+{
+    gguf_set_real(t, "logit_scale", gguf_key_float(t, "logit_scale", 1));
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    window(t);
+    gguf_set_layer_types(t, 4);
+}
+
+static void add_gptneox(struct gguf_translator *t)
+{
+    gguf_set_bool(t, "use_parallel_residual", gguf_key_float(t, "use_parallel_residual", 1) != 0);
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+}
+
+static void add_gptj(struct gguf_translator *t) { gguf_set_int(t, "rotary_dim", t->n_rot); }
+
+static void add_starcoder(struct gguf_translator *t)
+{
+    gguf_set_bool(t, "multi_query", t->kv_heads == 1 && t->heads > 1);
+}
+
+static void add_falcon(struct gguf_translator *t)
+{
+    int two_norms = gguf_find_tensor(t, "blk.0.attn_norm_2.weight") != NULL, grouped = two_norms || t->kv_heads > 1;
+    gguf_set_bool(t, "alibi", 0);
+    gguf_set_bool(t, "bias", any_attn_bias(t));
+    gguf_set_bool(t, "parallel_attn", 1);
+    gguf_set_bool(t, "new_decoder_architecture", grouped);
+    gguf_set_bool(t, "multi_query", t->kv_heads == 1);
+    gguf_set_int(t, "num_kv_heads", t->kv_heads);
+    gguf_set_int(t, "num_ln_in_parallel_attn", two_norms ? 2 : 1);
+    gguf_set_int(t, "ffn_hidden_size", t->ff);
+}
+
+static void add_mpt(struct gguf_translator *t)
+{
+    double alibi = gguf_key_float(t, "attention.max_alibi_bias", 0), clip = gguf_key_float(t, "attention.clamp_kqv", 0);
+    json_t *a = json_pack("{s:b, s:b, s:s}", "alibi", alibi > 0, "qk_ln",
+                          gguf_find_tensor(t, "blk.0.attn_q_norm.weight") != NULL, "attn_type", "multihead_attention");
+    if (alibi > 0)
+        json_object_set_new(a, "alibi_bias_max", gguf_real(alibi));
+    if (clip > 0)
+        json_object_set_new(a, "clip_qkv", gguf_real(clip));
+    if (t->kv_heads != t->heads)
+        json_object_set_new(a, "kv_n_heads", json_integer(t->kv_heads));
+    json_object_set_new(t->out, "attn_config", a);
+    gguf_set_int(t, "d_model", t->hidden);
+    gguf_set_int(t, "n_heads", t->heads);
+    gguf_set_int(t, "n_layers", t->n_layers);
+    gguf_set_int(t, "max_seq_len", t->context);
+    json_object_set_new(t->out, "expansion_ratio", t->ff % t->hidden ? json_real((double)t->ff / (double)t->hidden)
+                                                                     : json_integer(t->ff / t->hidden));
+    gguf_set_bool(t, "no_bias", !any_attn_bias(t));
+    gguf_set_bool(t, "learned_pos_emb", gguf_find_tensor(t, "position_embd.weight") != NULL);
+}
+
+static void add_bloom(struct gguf_translator *t)
+{
+    gguf_set_int(t, "hidden_size", t->hidden);
+    gguf_set_int(t, "n_head", t->heads);
+    gguf_set_int(t, "n_layer", t->n_layers);
+    gguf_set_int(t, "seq_length", t->context);
+}
+
+static void add_nemotron(struct gguf_translator *t) { biases(t); }
+
+static void add_exaone4(struct gguf_translator *t)
+{
+    window(t);
+    gguf_set_layer_types(t, js_get(t->out, "sliding_window") ? 4 : 0);
+}
+
+static void add_ernie(struct gguf_translator *t) { gguf_set_bool(t, "use_bias", any_attn_bias(t)); }
+
+static void add_seed(struct gguf_translator *t)
+{
+    biases(t);
+    gguf_set_bool(t, "attention_out_bias", has_bias(t, "attn_output"));
+}
+
+static void add_attention_bias(struct gguf_translator *t) { gguf_set_bool(t, "attention_bias", any_attn_bias(t)); }
+
+/* ---- mixtures of experts ---- */
+
+/* A number if it is there. */
+static void copy_int(struct gguf_translator *t, const char *key, const char *name)
+{
+    int64_t n;
+    if (gguf_has_key(t, key) && gguf_key_int(t, key, 0, &n, NULL) == 0)
+        gguf_set_int(t, name, n);
+}
+
+static void add_experts(struct gguf_translator *t)
+{
+    copy_int(t, "expert_used_count", "num_experts_per_tok");
+    copy_int(t, "expert_feed_forward_length", "moe_intermediate_size");
+}
+
+static void add_qwen2moe(struct gguf_translator *t)
+{
+    add_experts(t);
+    copy_int(t, "expert_shared_feed_forward_length", "shared_expert_intermediate_size");
+    gguf_set_bool(t, "qkv_bias", any_attn_bias(t));
+    gguf_set_bool(t, "norm_topk_prob", 0);
+}
+
+static void add_qwen3moe(struct gguf_translator *t)
+{
+    add_experts(t);
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_set_bool(t, "norm_topk_prob", 1);
+}
+
+static void add_olmoe(struct gguf_translator *t)
+{
+    add_olmo(t);
+    copy_int(t, "expert_used_count", "num_experts_per_tok");
+    gguf_set_bool(t, "norm_topk_prob", 0);
+}
+
+static void add_granitemoe(struct gguf_translator *t)
+{
+    add_granite(t);
+    json_object_del(t->out, "mlp_bias");
+    copy_int(t, "expert_used_count", "num_experts_per_tok");
+}
+
+/* deepseek_v3's router and those that took it over. */
+static void add_sigmoid_router(struct gguf_translator *t)
+{
+    add_experts(t);
+    copy_int(t, "leading_dense_block_count", "first_k_dense_replace");
+    copy_int(t, "expert_shared_count", "n_shared_experts");
+    copy_int(t, "expert_group_count", "n_group");
+    copy_int(t, "expert_group_used_count", "topk_group");
+    gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
+    gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 0) != 0);
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    int64_t extra;
+    if (gguf_has_key(t, "nextn_predict_layers") && gguf_key_int(t, "nextn_predict_layers", 0, &extra, NULL) == 0 &&
+        extra < t->n_layers) {
+        gguf_set_int(t, "num_nextn_predict_layers", extra);          /* counted among the blocks */
+        gguf_set_int(t, "num_hidden_layers", t->n_layers - extra);
+    }
+}
+
+static void add_glm4moe(struct gguf_translator *t)
+{
+    add_sigmoid_router(t);
+    gguf_set_bool(t, "use_qk_norm", gguf_find_tensor(t, "blk.0.attn_q_norm.weight") != NULL);
+}
+
+static void add_dots1(struct gguf_translator *t)
+{
+    add_sigmoid_router(t);
+    json_object_set_new(t->out, "sliding_window", json_null());
+}
+
+/* A head's sizes stand in keys of their own where the file keeps kv_b in two parts. */
+static void add_deepseek2(struct gguf_translator *t)
+{
+    int64_t key = t->head_dim, value = 0, q_rank = 0;
+    add_sigmoid_router(t);
+    copy_int(t, "attention.kv_lora_rank", "kv_lora_rank");
+    if (gguf_key_int(t, "attention.q_lora_rank", 0, &q_rank, NULL) == 0 && q_rank > 0)
+        gguf_set_int(t, "q_lora_rank", q_rank);
+    else
+        json_object_set_new(t->out, "q_lora_rank", json_null());
+    gguf_key_int(t, "attention.value_length", key, &value, NULL);
+    gguf_key_int(t, "attention.key_length_mla", key, &key, NULL);
+    gguf_key_int(t, "attention.value_length_mla", value, &value, NULL);
+    gguf_set_int(t, "qk_rope_head_dim", t->n_rot);
+    gguf_set_int(t, "qk_nope_head_dim", key - t->n_rot);
+    gguf_set_int(t, "v_head_dim", value);
+    if (gguf_key_float(t, "expert_gating_func", 1) == 2) {
+        gguf_set_string(t, "model_type", "deepseek_v3");
+        json_object_set_new(t->out, "architectures", json_pack("[s]", "DeepseekV3ForCausalLM"));
+    } else {
+        gguf_set_string(t, "topk_method", gguf_key_float(t, "expert_group_count", 1) > 1 ? "group_limited_greedy" : "greedy");
+        gguf_set_bool(t, "norm_topk_prob", 0);
+    }
+    json_t *rope = json_object_get(t->out, "rope_parameters");
+    const double log_factor = gguf_key_float(t, "rope.scaling.yarn_log_multiplier", 0);
+    if (log_factor != 0 && json_object_get(rope, "factor")) {
+        json_object_set_new(rope, "mscale", gguf_real(10 * log_factor));
+        json_object_set_new(rope, "mscale_all_dim", gguf_real(10 * log_factor));
+        json_object_del(rope, "attention_factor");
+    }
+}
+
+static void add_gpt_oss(struct gguf_translator *t)
+{
+    add_experts(t);
+    if (json_object_get(t->out, "moe_intermediate_size"))
+        json_object_set(t->out, "intermediate_size", json_object_get(t->out, "moe_intermediate_size"));
+    window(t);
+    gguf_set_layer_types(t, 2);
+    json_t *rope = json_object_get(t->out, "rope_parameters");
+    if (json_object_get(rope, "factor"))
+        json_object_set_new(rope, "truncate", json_false());
+}
+
+static void add_ernie_moe(struct gguf_translator *t)
+{
+    add_experts(t);
+    gguf_set_bool(t, "use_bias", any_attn_bias(t));
+    copy_int(t, "expert_shared_count", "moe_num_shared_experts");
+    copy_int(t, "leading_dense_block_count", "moe_layer_start_index");
+    copy_int(t, "interleave_moe_layer_step", "moe_layer_interval");
+}
+
+static void add_hunyuan_moe(struct gguf_translator *t)
+{
+    add_experts(t);
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_set_int(t, "num_shared_expert", gguf_find_tensor(t, "blk.0.ffn_up_shexp.weight") != NULL);
+}
+
+/* chunks and temperatures are as the models have them: GGUF has no keys for those */
+static void add_llama4(struct gguf_translator *t)
+{
+    add_experts(t);
+    copy_int(t, "expert_feed_forward_length", "intermediate_size");
+    json_object_del(t->out, "moe_intermediate_size");
+    copy_int(t, "feed_forward_length", "intermediate_size_mlp");
+    copy_int(t, "interleave_moe_layer_step", "interleave_moe_layer_step");
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_set_bool(t, "use_qk_norm", gguf_key_float(t, "expert_count", 0) != 128);
+}
+
+/* ---- layers with a state ---- */
+
+/* "layer_types" or the like: names of layers with attention, with a state, and (NULL: there are
+ * none) with nothing but an MLP. */
+static void set_layer_kinds(struct gguf_translator *t, const char *key, const char *attention, const char *state,
+                            const char *mlp)
+{
+    json_t *kinds = json_array();
+    for (int64_t i = 0; i < t->n_layers; i++) {
+        const int attends = gguf_key_at(t, "attention.head_count_kv", i, 0) > 0, feeds = mlp &&
+            gguf_key_at(t, "feed_forward_length", i, 0) > 0;
+        json_array_append_new(kinds, json_string(attends ? attention : feeds ? mlp : state));
+    }
+    json_object_set_new(t->out, key, kinds);
+}
+
+static void add_lfm2(struct gguf_translator *t)
+{
+    copy_int(t, "shortconv.l_cache", "conv_L_cache");
+    gguf_set_bool(t, "block_auto_adjust_ff_dim", 0);
+    gguf_set_int(t, "block_ff_dim", t->ff);
+    set_layer_kinds(t, "layer_types", "full_attention", "conv", NULL);
+}
+
+/* Mamba2's sizes under an architecture's names. */
+static void set_mamba(struct gguf_translator *t, const char *heads_key, const char *head_dim_key, const char *groups_key,
+                      const char *state_key, const char *kernel_key)
+{
+    int64_t inner = 0, heads = 0;
+    gguf_key_int(t, "ssm.inner_size", 0, &inner, NULL);
+    gguf_key_int(t, "ssm.time_step_rank", 0, &heads, NULL);
+    gguf_set_int(t, heads_key, heads);
+    gguf_set_int(t, head_dim_key, heads > 0 ? inner / heads : 0);
+    copy_int(t, "ssm.group_count", groups_key);
+    copy_int(t, "ssm.state_size", state_key);
+    copy_int(t, "ssm.conv_kernel", kernel_key);
+}
+
+/* Has any layer a tensor whose name ends so? */
+static int any_layer_has(const struct gguf_translator *t, const char *end)
+{
+    const size_t m = strlen(end);
+    for (int i = 0; i < t->g->n_tensors; i++) {
+        const size_t n = strlen(t->g->tensors[i].name);
+        if (n > m && strcmp(t->g->tensors[i].name + n - m, end) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+static void add_mamba2(struct gguf_translator *t)
+{
+    set_mamba(t, "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel");
+    gguf_set_real(t, "expand", gguf_key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
+    gguf_set_bool(t, "use_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
+    static const char *const none[] = { "num_attention_heads", "num_key_value_heads", "intermediate_size",
+                                        "max_position_embeddings" };
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        json_object_del(t->out, none[i]);
+}
+
+static void add_granitehybrid(struct gguf_translator *t)
+{
+    int64_t shared = t->ff;
+    add_granite(t);
+    json_object_del(t->out, "mlp_bias");
+    copy_int(t, "expert_used_count", "num_experts_per_tok");
+    if (!(gguf_key_float(t, "expert_count", 0) > 0))
+        gguf_set_int(t, "num_local_experts", 0);
+    gguf_key_int(t, "expert_shared_feed_forward_length", t->ff, &shared, NULL);
+    gguf_set_int(t, "shared_intermediate_size", shared);
+    set_mamba(t, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv");
+    gguf_set_real(t, "mamba_expand", gguf_key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
+    gguf_set_bool(t, "mamba_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
+    set_layer_kinds(t, "layer_types", "attention", "mamba", NULL);
+    const int rotates = gguf_key_float(t, "rope.scaling.finetuned", 1) != 0;     /* what granite's files mean by it */
+    gguf_set_string(t, "position_embedding_type", rotates ? "rope" : "nope");
+    if (!rotates)
+        json_object_del(t->out, "rope_parameters");
+}
+
+static void add_nemotron_h(struct gguf_translator *t)
+{
+    set_mamba(t, "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel");
+    gguf_set_bool(t, "use_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
+    set_layer_kinds(t, "layers_block_type", "attention", "mamba", "mlp");
+    biases(t);
+}
+
+static void add_qwen3next(struct gguf_translator *t)
+{
+    char k[160];
+    const struct gguf_kv *states = gguf_find(t->g, gguf_full_key(t, "attention.recurrent_layers", k, sizeof k));
+    int64_t every = 4;
+    add_experts(t);
+    copy_int(t, "expert_shared_feed_forward_length", "shared_expert_intermediate_size");
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    set_mamba(t, "linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim",
+              "linear_conv_kernel_dim");
+    gguf_key_int(t, "full_attention_interval", 4, &every, NULL);
+    json_t *kinds = json_array();
+    for (int64_t i = 0; i < t->n_layers; i++) {
+        const int attends = states && states->type == GGUF_ARR ? !gguf_key_at(t, "attention.recurrent_layers", i, 0)
+                                                               : every > 0 && (i + 1) % every == 0;
+        json_array_append_new(kinds, json_string(attends ? "full_attention" : "linear_attention"));
+    }
+    json_object_set_new(t->out, "layer_types", kinds);
+    gguf_set_bool(t, "zse_z_apart", any_layer_has(t, ".attn_gate.weight"));
+}
+
+static const struct gguf_arch archs[] = {
+    { "llama",         "llama",            "LlamaForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_llama },
+    { "qwen2",         "qwen2",            "Qwen2ForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, NULL },
+    { "qwen3",         "qwen3",            "Qwen3ForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_attention_bias },
+    { "smollm3",       "smollm3",          "SmolLM3ForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_smollm3 },
+    { "phi2",          "phi",              "PhiForCausalLM",            "layer_norm_eps",     "hidden_act",
+      "gelu_new",          SPELLING_CURRENT, 1, add_phi2 },
+    { "phi3",          "phi3",             "Phi3ForCausalLM",           "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_phi3 },
+    { "gemma",         "gemma",            "GemmaForCausalLM",          "rms_norm_eps",       "hidden_activation",
+      "gelu_pytorch_tanh", SPELLING_CURRENT, 1, NULL },
+    { "gemma2",        "gemma2",           "Gemma2ForCausalLM",         "rms_norm_eps",       "hidden_activation",
+      "gelu_pytorch_tanh", SPELLING_CURRENT, 1, add_gemma2 },
+    { "gemma3",        "gemma3_text",      "Gemma3ForCausalLM",         "rms_norm_eps",       "hidden_activation",
+      "gelu_pytorch_tanh", SPELLING_CURRENT, 1, add_gemma3 },
+    { "stablelm",      "stablelm",         "StableLmForCausalLM",       "layer_norm_eps",     "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_stablelm },
+    { "starcoder2",    "starcoder2",       "Starcoder2ForCausalLM",     "norm_epsilon",       "hidden_act",
+      "gelu_pytorch_tanh", SPELLING_CURRENT, 1, add_starcoder2 },
+    { "olmo",          "olmo",             "OlmoForCausalLM",           NULL,                 "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_olmo },
+    { "olmo2",         "olmo2",            "Olmo2ForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_attention_bias },
+    { "granite",       "granite",          "GraniteForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_granite },
+    { "command-r",     "cohere",           "CohereForCausalLM",         "layer_norm_eps",     "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_cohere },
+    { "cohere2",       "cohere2",          "Cohere2ForCausalLM",        "layer_norm_eps",     "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_cohere2 },
+    { "gpt2",          "gpt2",             "GPT2LMHeadModel",           "layer_norm_epsilon", "activation_function",
+      "gelu_new",          SPELLING_GPT2,  0, NULL },
+    { "gptneox",       "gpt_neox",         "GPTNeoXForCausalLM",        "layer_norm_eps",     "hidden_act",
+      "gelu",              SPELLING_CURRENT, 1, add_gptneox },
+    { "gptj",          "gptj",             "GPTJForCausalLM",           "layer_norm_epsilon", "activation_function",
+      "gelu_new",          SPELLING_GPT2,  0, add_gptj },
+    { "starcoder",     "gpt_bigcode",      "GPTBigCodeForCausalLM",     "layer_norm_epsilon", "activation_function",
+      "gelu_pytorch_tanh", SPELLING_GPT2,  0, add_starcoder },
+    { "falcon",        "falcon",           "FalconForCausalLM",         "layer_norm_epsilon", "activation",
+      "gelu",              SPELLING_CURRENT, 1, add_falcon },
+    { "mpt",           "mpt",              "MptForCausalLM",            "layer_norm_epsilon", NULL,
+      NULL,                SPELLING_OWN,   0, add_mpt },
+    { "bloom",         "bloom",            "BloomForCausalLM",          "layer_norm_epsilon", NULL,
+      NULL,                SPELLING_OWN,   0, add_bloom },
+    { "nemotron",      "nemotron",         "NemotronForCausalLM",       "norm_eps",           "hidden_act",
+      "relu2",             SPELLING_CURRENT, 1, add_nemotron },
+    { "exaone4",       "exaone4",          "Exaone4ForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_exaone4 },
+    { "ernie4_5",      "ernie4_5",         "Ernie4_5ForCausalLM",       "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_ernie },
+    { "seed_oss",      "seed_oss",         "SeedOssForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_seed },
+    { "arcee",         "arcee",            "ArceeForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "relu2",             SPELLING_CURRENT, 1, biases },
+    { "hunyuan-dense", "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_attention_bias },
+    { "glm4",          "glm4",             "Glm4ForCausalLM",           "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_attention_bias },
+    { "llama+experts", "mixtral",          "MixtralForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_experts },
+    { "qwen2moe",      "qwen2_moe",        "Qwen2MoeForCausalLM",       "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_qwen2moe },
+    { "qwen3moe",      "qwen3_moe",        "Qwen3MoeForCausalLM",       "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_qwen3moe },
+    { "olmoe",         "olmoe",            "OlmoeForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_olmoe },
+    { "granitemoe",    "granitemoe",       "GraniteMoeForCausalLM",     "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_granitemoe },
+    { "deepseek2",     "deepseek_v2",      "DeepseekV2ForCausalLM",     "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_deepseek2 },
+    { "glm4moe",       "glm4_moe",         "Glm4MoeForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_glm4moe },
+    { "dots1",         "dots1",            "Dots1ForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_dots1 },
+    { "ernie4_5-moe",  "ernie4_5_moe",     "Ernie4_5_MoeForCausalLM",   "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_ernie_moe },
+    { "hunyuan-moe",   "hunyuan_v1_moe",   "HunYuanMoEV1ForCausalLM",   "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_hunyuan_moe },
+    { "minimax-m2",    "minimax_m2",       "MiniMaxM2ForCausalLM",      "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_experts },
+    { "gpt-oss",       "gpt_oss",          "GptOssForCausalLM",         "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_gpt_oss },
+    { "llama4",        "llama4_text",      "Llama4ForCausalLM",         "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_llama4 },
+    { "lfm2",          "lfm2",             "Lfm2ForCausalLM",           "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_HYBRID, 1, add_lfm2 },
+    { "mamba2",        "mamba2",           "Mamba2ForCausalLM",         "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_HYBRID, 0, add_mamba2 },
+    { "granitehybrid", "granitemoehybrid", "GraniteMoeHybridForCausalLM", "rms_norm_eps",     "hidden_act",
+      "silu",              SPELLING_HYBRID, 1, add_granitehybrid },
+    { "nemotron_h",    "nemotron_h",       "NemotronHForCausalLM",      "rms_norm_eps",       "mlp_hidden_act",
+      "relu2",             SPELLING_HYBRID, 0, add_nemotron_h },
+    { "qwen3next",     "qwen3_next",       "Qwen3NextForCausalLM",      "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_HYBRID, 1, add_qwen3next },
+};
+
+const struct gguf_arch *gguf_arch_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++)
+        if (strcmp(archs[i].gguf, name) == 0)
+            return &archs[i];
+    return NULL;
+}
