@@ -17,6 +17,7 @@ LONG = {'prompt': 'Once', 'temperature': 0, 'max_tokens': 1900, 'ignore_eos': Tr
 SHORT = {'prompt': 'Once', 'temperature': 0, 'max_tokens': 2}
 attempts, servers, secrets = [], [], []
 counts = {'held': 0, 'BROKEN': 0}
+SLOW, FAT = (10, 6) if os.environ.get('ZSE_SANITIZED') else (1, 1)       # so many times as long, and as much memory, as a release build may take
 
 
 class Broken(Exception):
@@ -134,7 +135,7 @@ class Server:
         expect(self.p.poll() is None, f'{what}: the server has ended with {self.p.returncode}: {self.said()[-300:]}')
         expect(self.status('/health') == 200, f'{what}: it is not well')
         seconds = time.monotonic() - began
-        expect(seconds < 3, f'{what}: /health took {seconds:.1f} s')
+        expect(seconds < 3 * SLOW, f'{what}: /health took {seconds:.1f} s')
         return f'{seconds * 1000:.0f} ms'
 
     def rss(self, what='VmRSS'):
@@ -483,7 +484,7 @@ def large_heads_and_bodies():
     expect(got == [[431]] * 4 + [[413]] * 2, f'{got}')
     before = s.rss()
     s.raw(b'\r\n' * 1000000)
-    expect(s.rss() < before + 30, 'blank lines take memory')
+    expect(s.rss() < before + 30 * FAT, 'blank lines take memory')
     s.lives()
     return '431, 413'
 
@@ -508,7 +509,7 @@ def endless_bodies(s, keys):
 def bodies_without_a_key():
     "60 clients without a key, and with a wrong one, send 15 MB each of a body that never ends"
     before, after = endless_bodies(Guarded.get(), [None, 'wrong'] * 30)
-    expect(after < before + 100, f'{before:.0f} MB before, {after:.0f} MB while they wait')
+    expect(after < before + 100 * FAT, f'{before:.0f} MB before, {after:.0f} MB while they wait')
     return f'{after - before:+.0f} MB'
 
 
@@ -546,7 +547,7 @@ def bodies_that_are_not_wanted():
         c.close()
     for c in slow:
         c.close()
-    expect(max(peak, after) < before + 30, f'{before:.0f} MB before, {peak:.0f} MB with {len(held)} bodies of 15 MB, {after:.0f} MB with 400 of 60 kB')
+    expect(max(peak, after) < before + 30 * FAT, f'{before:.0f} MB before, {peak:.0f} MB with {len(held)} bodies of 15 MB, {after:.0f} MB with 400 of 60 kB')
     expect(b'100' not in codes, 'a body that is refused is asked for')
     return f'{peak - before:+.0f} MB for {len(held)} bodies in {len(heads)} forms, {after - peak:+.0f} MB for 400 that wait; {sorted(c.decode() for c in codes if c)}'
 
@@ -556,7 +557,7 @@ def bodies_with_a_key():
     "100 clients with one key send 15 MB each of a body that never ends"
     s = Guarded.get()
     before, after = endless_bodies(s, [s.keys['user']] * 100)
-    expect(after < before + 550, f'{before:.0f} MB before, {after:.0f} MB while they wait')
+    expect(after < before + 550 * FAT, f'{before:.0f} MB before, {after:.0f} MB while they wait')
     return f'{after - before:+.0f} MB: half of --work-memory, and no more'
 
 
@@ -611,7 +612,7 @@ def idle_connections():
             held.append(s.open(data, receive=1024 if data == page else None, source=address(i)))
             if i % 200 == 199:
                 good(f'{what}, {i + 1} of them')
-        expect(s.rss() < before + 100, f'{what}: {before:.0f} MB before, {s.rss():.0f} MB')
+        expect(s.rss() < before + 100 * FAT, f'{what}: {before:.0f} MB before, {s.rss():.0f} MB')
         for x in held:
             x.close()
     stream.join(60)
@@ -621,6 +622,47 @@ def idle_connections():
     expect(evicted > 1000, f'{evicted} were evicted')
     s.stop()
     return f'200 within {worst:.2f} s with a good key each time; {evicted} idle ones made room'
+
+
+@attempt
+def four_thousand_idle_connections():
+    "with the limits as they come: 4096 connections of the address of a good key, idle, with half a head, and with half a body; the key meanwhile, over new connections and over an open one"
+    home = new_home()
+    key = make_key(home, 'a', '--scope', 'chat,models')
+    s = Server(home=home)
+    mine = wire.connect(s.port)
+    read = mine.makefile('rb')
+    times, before = [], s.rss()
+
+    def served():
+        with contextlib.suppress(OSError):      # refused before the request was sent
+            r = s.ask('/v1/completions', SHORT, key=key, timeout=30)
+            return r if r[0] == 200 else None
+
+    def good(what):
+        began = time.monotonic()                # connections of its address make room for it once they were quiet for a second
+        answer = until(served, 10 * SLOW)
+        times.append(time.monotonic() - began)
+        expect(answer and answer[2]['choices'][0]['text'] == first, f'{what}: {answer}')
+        mine.sendall(request('/v1/completions', SHORT, key=key))
+        expect(wire.response(read)[0] == 200, f'{what}: the open connection')
+    first = s.ask('/v1/completions', SHORT, key=key)[2]['choices'][0]['text']
+    for what, data in (('idle', b''), ('half a head', b'GET /health HTTP/1.1\r\n'), ('half a body', request('/v1/completions', method='POST', fields=['Content-Length: 100']) + b'{')):
+        held = []
+        for i in range(4096):
+            with contextlib.suppress(ConnectionError):          # refused at once
+                held.append(s.open(data))
+            if i % 256 == 255:
+                good(f'{what}, {i + 1} of them')
+        good(what)
+        after = s.rss()
+        expect(after < before + 100 * FAT, f'{what}: {before:.0f} MB before, {after:.0f} MB')
+        for c in held:
+            c.close()
+    mine.close()
+    s.stop()
+    expect(max(times) < 2 * SLOW, f'a good key waited {max(times):.2f} s')
+    return f'{len(times)} new connections of the key, each served after {statistics.median(times):.3f} s at the median and {max(times):.2f} s at most; {after - before:+.0f} MB'
 
 
 @attempt
@@ -682,7 +724,7 @@ def a_flood_of_handshakes():
         c.settimeout(5)
         with contextlib.suppress(ConnectionError):      # not TimeoutError: the connection is to end
             c.recv(1)
-    expect(s.rss() < before + 10, f'a hello that lies takes {(s.rss() - before) * 1024 / 450:.0f} kB')
+    expect(s.rss() < before + 10 * FAT, f'a hello that lies takes {(s.rss() - before) * 1024 / 450:.0f} kB')
     split = s.open(b'', source='127.0.0.42')              # one byte at first is no lie
     split.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -702,7 +744,7 @@ def a_flood_of_handshakes():
         c.close()
     s.stop()
     what = f'median {quiet[0]:.2f} ms alone, {flooded[0]:.2f} ms with {rate:.0f} handshakes a second (95 %: {quiet[1]:.1f}, {flooded[1]:.1f}); a new client waited {fresh:.2f} s'
-    expect(flooded[0] < quiet[0] + 10 and fresh < 5, what)
+    expect(flooded[0] < quiet[0] + 10 * SLOW and fresh < 5 * SLOW, what)
     return what
 
 
@@ -725,7 +767,7 @@ def readers_that_take_nothing():
     after = s.rss()
     for c in held:
         c.close()
-    expect(code == 200 and after < before + 300, f'{code}, {before:.0f} MB before, {after:.0f} MB')
+    expect(code == 200 and after < before + 300 * FAT, f'{code}, {before:.0f} MB before, {after:.0f} MB')
     return f'200 for another key, {after - before:+.0f} MB'
 
 
@@ -834,9 +876,9 @@ def memory_of_requests():
     wrong.update({f'code {c}': codes.count(c) for c in set(codes) - {200, 400, 413, 429, 503}})
     most, limit = s.rss('VmHWM'), hold['limit_bytes'] / 1e6
     expect(not wrong, f'{wrong}')
-    expect(most - before <= limit, f'{most - before:.0f} MB more than before, {limit:.0f} MB are announced; one after the other {alone - before:.0f} MB')
+    expect(most - before <= limit * FAT, f'{most - before:.0f} MB more than before, {limit:.0f} MB are announced; one after the other {alone - before:.0f} MB')
     expect(until(lambda: stats()['used_bytes'] < 1e6 and stats()['holds'] <= 1, 10), f'held at the end: {stats()}')
-    expect(until(lambda: s.rss() < before + 60, 10), f'{before:.0f} MB before, {s.rss():.0f} MB afterwards')
+    expect(until(lambda: s.rss() < before + 60 * FAT * FAT, 10), f'{before:.0f} MB before, {s.rss():.0f} MB afterwards')
     after = s.rss()
     s.stop()
     return (f'{before:.0f} MB before, at most {most:.0f} MB (one after the other {alone:.0f} MB) with {limit:.0f} MB announced, of which {stats_peak(hold, peak[0]):.0f} MB were held; '
@@ -882,7 +924,7 @@ def schemas_that_are_bombs():
             if f.result()[0] not in (200, 400):
                 wrong[str(b)[:120]] = f.result()[0], str(f.result()[2])[:200]
     expect(not wrong, f'{wrong}')
-    expect(longest < 5, f'another key waited {longest:.1f} s')
+    expect(longest < 5 * SLOW, f'another key waited {longest:.1f} s')
     return f'{len(bombs)} bombs, 200 or 400; another key waited {longest:.2f} s at most; {s.rss():.0f} MB'
 
 
@@ -949,8 +991,8 @@ def grammars_that_take_all_the_time():
     for t in runners:
         t.join(20)
     expect(not wrong, f'{wrong}')
-    expect(max(plain) < alone + 1, f'a plain request took {max(plain):.2f} s, {alone:.3f} s alone')
-    expect(seconds < 6, f'SIGTERM with --drain 1: the end came after {seconds:.1f} s')
+    expect(max(plain) < alone + 1 * SLOW, f'a plain request took {max(plain):.2f} s, {alone:.3f} s alone')
+    expect(seconds < 1 + 5 * SLOW, f'SIGTERM with --drain 1: the end came after {seconds:.1f} s')
     return f'{alone * 1000:.0f} ms alone; beside them {max(plain):.2f} s at most, {max(mild):.2f} s with a grammar of its own; the end {seconds:.1f} s after SIGTERM'
 
 
@@ -1021,7 +1063,7 @@ def websockets_without_a_key():
         finally:
             c.close()
         expect(answer[:1] in (b'\x88', b''), f'{what}: {answer[:20]}')
-    expect(s.rss() < before + 30, 'frames take memory')
+    expect(s.rss() < before + 30 * FAT, 'frames take memory')
     s.lives()
     return f'401; {len(frames)} kinds of frames end the connection'
 
@@ -1187,7 +1229,7 @@ def keys_that_end_in_a_stream():
             began = time.monotonic()
             expect(until(lambda key=key: s.status('/v1/models', key=key) in (401, 429), 5), f'{how}: still good')
             took[how] = time.monotonic() - began
-            expect(took[how] < 1, f'{how}: it took {took[how]:.2f} s')
+            expect(took[how] < 1 * SLOW, f'{how}: it took {took[how]:.2f} s')
         socket_.send(json.dumps({'messages': [{'role': 'user', 'content': 'a'}]}).encode())
         m = json.loads(socket_.receive()[1])
         expect(m.get('status') == 401, f'{how}: the WebSocket goes on: {m}')
@@ -1458,6 +1500,8 @@ def a_core_file():
     "the server is ended by SIGSEGV where core files are allowed, after a key and a prompt came"
     if pathlib.Path('/proc/sys/kernel/core_pattern').read_text()[0] in '|/':
         return 'not tried: this system gives core files to a program, or into another folder'
+    if SLOW > 1:
+        return 'not tried: the sanitizer reports the signal'
     home, folder = new_home(), T / 'core'
     folder.mkdir()
     key = make_key(home, 'a')
