@@ -1,3 +1,4 @@
+/* chat_options.c - the command line of zse-chat: parsed, checked, and as fields of a request. */
 #include "cmd/zse-chat.h"
 
 #include <errno.h>
@@ -11,7 +12,7 @@
 #include "libcommon/base/json.h"
 
 static const char prog[] = "zse-chat";
-static const char usage[] =
+static const char usage_begin[] =
     "usage: zse-chat [OPTIONS] [MODEL]\n"
     "Talk with a model, or answer one prompt: from -p, or from standard input if that is no terminal.\n"
     "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default: $ZSE_MODEL).\n"
@@ -34,16 +35,9 @@ static const char usage[] =
     "      --json                 a JSON object instead of text\n"
     "      --ids                  the ids of the answer's tokens as a JSON array; with --json: as well\n"
     "\n"
-    "  -n, --max-tokens N         tokens of an answer (default: 1024); 0: until the context is full\n"
-    "      --temp X               temperature; 0: always the likeliest token\n"
-    "      --top-k N              of the N likeliest tokens; 0: off\n"
-    "      --top-p X              of the likeliest that together reach X; 1: off\n"
-    "      --min-p X              of those at least X times as likely as the likeliest; 0: off\n"
-    "      --typical-p X          of the most typical that together reach X; 1: off\n"
-    "      --repeat-penalty X     repetition penalty on prompt and answer; 1: off\n"
-    "      --repeat-last-n N      tokens that it looks back at; -1: all\n"
-    "      --presence-penalty X   subtracted once from each token of the answer so far, -2 to 2\n"
-    "      --frequency-penalty X  subtracted for each time it appeared, -2 to 2\n"
+    "  -n, --max-tokens N         tokens of an answer (default: 1024); 0: until the context is full\n";
+/* here the sampling options */
+static const char usage_end[] =
     "      --logit-bias ID=X      add X to the logit of token ID (also -inf); can be given again\n"
     "      --seed N               seed of the random numbers (default: random)\n"
     "      --stop TEXT            end the answer before TEXT; can be given again\n"
@@ -62,24 +56,7 @@ enum { OPT_URL = 290, OPT_KEY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPL
        OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_PLAN, OPT_ON_FULL,
        OPT_SAMPLING };
 
-/* Sampling options that are one number: how they are called, and what they may be. */
-static const struct number {
-    const char *name, *field;           /* of the option; in a request */
-    int config;                         /* a model may suggest it */
-    int is_int;
-    size_t at;
-    double min, max;
-} numbers[] = {
-#define REAL(name, config, field, min, max) { name, #field, config, 0, offsetof(struct sampling, field), min, max }
-#define WHOLE(name, field, config, member, min, max) { name, field, config, 1, offsetof(struct sampling, member), min, max }
-    REAL("temp", 1, temperature, 0, 100), WHOLE("top-k", "top_k", 1, top_k, 0, INT32_MAX),
-        REAL("top-p", 1, top_p, 0, 1),
-    REAL("min-p", 1, min_p, 0, 1), REAL("typical-p", 1, typical_p, 0, 1),
-    REAL("repeat-penalty", 1, repetition_penalty, 0.01, 100),
-    WHOLE("repeat-last-n", "repeat_last_n", 0, penalty_last_n, -1, INT32_MAX),
-    REAL("presence-penalty", 0, presence_penalty, -2, 2), REAL("frequency-penalty", 0, frequency_penalty, -2, 2),
-};
-enum { N_NUMBERS = sizeof numbers / sizeof *numbers, SEED_GIVEN = 1 << N_NUMBERS };
+enum { SEED_GIVEN = 1 << N_SAMPLING_OPTIONS };
 
 static const struct option options[] = {
     { "url", required_argument, NULL, OPT_URL }, { "key", required_argument, NULL, OPT_KEY },
@@ -93,39 +70,41 @@ static const struct option options[] = {
     { "grammar", required_argument, NULL, OPT_GRAMMAR }, { "regex", required_argument, NULL, OPT_REGEX },
     { "json", no_argument, NULL, OPT_JSON }, { "plan", no_argument, NULL, OPT_PLAN },
     { "ids", no_argument, NULL, OPT_IDS },
-    { "max-tokens", required_argument, NULL, 'n' }, { "temp", required_argument, NULL, OPT_SAMPLING },
-    { "top-k", required_argument, NULL, OPT_SAMPLING + 1 },
-    { "top-p", required_argument, NULL, OPT_SAMPLING + 2 }, { "min-p", required_argument, NULL, OPT_SAMPLING + 3 },
-    { "typical-p", required_argument, NULL, OPT_SAMPLING + 4 },
-    { "repeat-penalty", required_argument, NULL, OPT_SAMPLING + 5 },
-    { "repeat-last-n", required_argument, NULL, OPT_SAMPLING + 6 },
-    { "presence-penalty", required_argument, NULL, OPT_SAMPLING + 7 },
-    { "frequency-penalty", required_argument, NULL, OPT_SAMPLING + 8 },
+    { "max-tokens", required_argument, NULL, 'n' },
+#define OPTION(KIND, name, flag, ...) { flag, required_argument, NULL, OPT_SAMPLING + SAMPLING_##name },
+#include "libcommon/engine/sampling.def"
+#undef OPTION
     { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED },
     { "stop", required_argument, NULL, OPT_STOP },
     { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
-static void set_number(struct sampling *s, const struct number *d, double v)
+/* --help: the usage texts with a line for each sampling option between them. */
+static const char *usage(void)
 {
-    if (d->is_int)
-        *(int *)((char *)s + d->at) = (int)v;
-    else
-        *(float *)((char *)s + d->at) = (float)v;
+    static char text[sizeof usage_begin + sizeof usage_end + N_SAMPLING_OPTIONS * 128];
+    size_t n = (size_t)snprintf(text, sizeof text, "%s", usage_begin);
+    for (int i = 0; i < N_SAMPLING_OPTIONS; i++) {
+        const struct sampling_option *o = &sampling_options[i];
+        n += (size_t)snprintf(text + n, sizeof text - n, "      --%s %-*s %s\n", o->flag, 19 - (int)strlen(o->flag),
+                              o->is_whole ? "N" : "X", o->help);
+    }
+    snprintf(text + n, sizeof text - n, "%s", usage_end);
+    return text;
 }
 
 static int parse_number(struct chat_options *o, int i, const char *arg)
 {
-    const struct number *d = &numbers[i];
+    const struct sampling_option *d = &sampling_options[i];
     char name[40];
-    long long whole;
-    double v;
-    snprintf(name, sizeof name, "--%s", d->name);
-    if (d->is_int ? cli_parse_int(prog, name, arg, (long long)d->min, (long long)d->max, &whole)
-                  : cli_parse_float(prog, name, arg, d->min, d->max, &v))
+    long long whole = 0;
+    double v = 0;
+    snprintf(name, sizeof name, "--%s", d->flag);
+    if (d->is_whole ? cli_parse_int(prog, name, arg, (long long)d->min, (long long)d->max, &whole)
+                    : cli_parse_float(prog, name, arg, d->min, d->max, &v))
         return CLI_USAGE;
-    set_number(&o->sampling, d, d->is_int ? (double)whole : v);
+    sampling_set(&o->sampling, d, d->is_whole ? (double)whole : v);
     o->given |= 1u << i;
     return 0;
 }
@@ -172,7 +151,7 @@ static int parse_on_full(struct chat_options *o, const char *arg)
 /* One option: 0 or the exit code of wrong usage. */
 static int take(struct chat_options *o, int c, const char *arg)
 {
-    if (c >= OPT_SAMPLING && c < OPT_SAMPLING + N_NUMBERS)
+    if (c >= OPT_SAMPLING && c < OPT_SAMPLING + N_SAMPLING_OPTIONS)
         return parse_number(o, c - OPT_SAMPLING, arg);
     switch (c) {
     case OPT_URL: o->url = arg; return 0;
@@ -263,11 +242,11 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
     o->sampling.bias = o->bias;
     while ((c = cli_getopt(argc, argv, "m:p:s:n:q:hV", options)) != -1) {
         if (c == 'h')
-            return cli_help(usage);
+            return cli_help(usage());
         if (c == 'V')
             return cli_version(prog);
         if ((rc = take(o, c, optarg)) != 0)
-            return rc < 0 ? cli_usage(usage) : rc;
+            return rc < 0 ? cli_usage(usage_begin) : rc;
     }
     if (argc - optind > 1)
         return cli_wrong(prog, "'%s': one MODEL is enough; -p TEXT is a prompt", argv[optind + 1]);
@@ -290,13 +269,13 @@ void chat_options_release(struct chat_options *o)
 int chat_options_fields(const struct chat_options *o, json_t *body, struct err *e)
 {
     char key[40];
-    for (int i = 0; i < N_NUMBERS; i++) {
-        const char *at = (const char *)&o->sampling + numbers[i].at;
+    for (int i = 0; i < N_SAMPLING_OPTIONS; i++) {
+        const struct sampling_option *d = &sampling_options[i];
+        const double v = sampling_get(&o->sampling, d);
         if (!(o->given & 1u << i))
             continue;
         /* a float as the decimal number that was typed */
-        json_object_set_new(body, numbers[i].field, numbers[i].is_int
-                            ? json_integer(*(const int *)at) : json_real(round(*(const float *)at * 1e6) / 1e6));
+        json_object_set_new(body, d->name, d->is_whole ? json_integer((json_int_t)v) : json_real(round(v * 1e6) / 1e6));
     }
     if (o->given & SEED_GIVEN)
         json_object_set_new(body, "seed", json_integer((json_int_t)o->sampling.seed));
@@ -331,10 +310,9 @@ int chat_options_complete(struct chat_options *o, const struct opened_model *m, 
     if (sampling_config(&model, js_get(m->json, "generation_config"), e) != 0 ||
         sampling_check(&model, m->model->config.vocab_size, e) != 0)
         return err_prefix(e, "%s: generation_config", m->path);
-    for (int i = 0; i < N_NUMBERS; i++)
-        if (numbers[i].config && !(o->given & 1u << i))
-            set_number(&o->sampling, &numbers[i], numbers[i].is_int ? *(int *)((char *)&model + numbers[i].at)
-                                                                    : *(float *)((char *)&model + numbers[i].at));
+    for (int i = 0; i < N_SAMPLING_OPTIONS; i++)
+        if (sampling_options[i].by_model && !(o->given & 1u << i))
+            sampling_set(&o->sampling, &sampling_options[i], sampling_get(&model, &sampling_options[i]));
     if (!(o->given & SEED_GIVEN)) {
         uint32_t seed = 0;              /* 32 bits: a JSON number keeps them exactly, --seed takes them back */
         if (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed)

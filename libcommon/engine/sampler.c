@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/base/json.h"
 #include "libcommon/base/rng.h"
 #include "libcommon/kernels/kernels.h"
 
@@ -91,63 +90,6 @@ static int grow(struct sampler_scratch *c, int n_cand, int n_seen, size_t n_save
     return n_cand > c->n_cand || n_seen > c->n_seen || n_saved > c->n_saved ? -1 : 0;
 }
 
-struct sampling sampling_defaults(void)
-{
-    return (struct sampling){ .temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .typical_p = 1,
-                              .repetition_penalty = 1, .penalty_last_n = -1 };
-}
-
-static int range(const char *name, double v, double min, double max, struct err *e)
-{
-    if (v >= min && v <= max)
-        return 0;
-    return err_set(e, ERR_LIMIT, "%s: %g is not in the range %g to %g", name, v, min, max);
-}
-
-int sampling_config(struct sampling *s, const json_t *config, struct err *e)
-{
-    float *const to[] = { &s->temperature, &s->top_p, &s->min_p, &s->typical_p, &s->repetition_penalty };
-    static const char *const names[] = { "temperature", "top_p", "min_p", "typical_p", "repetition_penalty" };
-    int sample = 1;
-    int64_t top_k = s->top_k;
-    double v;
-    if (!json_is_object(config))
-        return 0;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (js_real_or(config, names[i], *to[i], &v, e) != 0)
-            return -1;
-        *to[i] = (float)v;
-    }
-    if (js_int_or(config, "top_k", -1, INT32_MAX, top_k, &top_k, e) != 0 ||
-        js_bool_or(config, "do_sample", 1, &sample, e) != 0)
-        return -1;
-    s->top_k = top_k < 0 ? 0 : (int)top_k;              /* -1: off, in the words of other engines */
-    if (!sample)
-        s->temperature = 0;
-    return 0;
-}
-
-int sampling_check(const struct sampling *s, int vocab_size, struct err *e)
-{
-    if (range("temperature", s->temperature, 0, 100, e) || range("top_k", s->top_k, 0, INT32_MAX, e) ||
-        range("top_p", s->top_p, 0, 1, e) || range("min_p", s->min_p, 0, 1, e) ||
-        range("typical_p", s->typical_p, 0, 1, e) ||
-        range("repetition_penalty", s->repetition_penalty, 0.01, 100, e) ||
-        range("presence_penalty", s->presence_penalty, -2, 2, e) ||
-        range("frequency_penalty", s->frequency_penalty, -2, 2, e) ||
-        range("penalty_last_n", s->penalty_last_n, -1, INT32_MAX, e))
-        return -1;
-    for (int i = 0; i < s->n_bias; i++) {
-        if (s->bias[i].id < 0 || s->bias[i].id >= vocab_size)
-            return err_set(e, ERR_LIMIT, "logit_bias: token %d is not in the vocabulary of %d", (int)s->bias[i].id,
-                           vocab_size);
-        if (!(s->bias[i].bias <= FLT_MAX))
-            return err_set(e, ERR_LIMIT, "logit_bias: token %d: %g is neither a number nor -inf", (int)s->bias[i].id,
-                           s->bias[i].bias);
-    }
-    return 0;
-}
-
 static int greedy(const struct sampling *s)
 {
     return s->temperature == 0 || s->top_p == 0 || s->typical_p == 0 || s->top_k == 1;
@@ -164,6 +106,7 @@ struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, in
     if (!s)
         goto nomem;
     s->s = *sampling;
+    s->s.top_k = sampling->top_k > 0 ? sampling->top_k : 0;
     s->vocab_size = vocab_size;
     s->max_len = max_len;
     s->c = scratch;
@@ -235,7 +178,7 @@ static void penalise(struct sampler *s, float *logits)
     for (int i = 0; i < s->s.n_bias; i++)
         *change(s, logits, s->bias[i].id) += s->bias[i].bias;
     if (s->s.repetition_penalty != 1) {
-        int last_n = s->s.penalty_last_n, from = last_n >= 0 && last_n < s->n_history ? s->n_history - last_n : 0;
+        int last_n = s->s.repeat_last_n, from = last_n >= 0 && last_n < s->n_history ? s->n_history - last_n : 0;
         s->c->epoch++;
         for (int i = from; i < s->n_history; i++) {
             if (!first_time(s, s->history[i]))

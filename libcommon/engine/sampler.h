@@ -8,31 +8,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <jansson.h>
-
 #include "libcommon/base/err.h"
 #include "libcommon/engine/draw.h"
+#include "libcommon/engine/sampling.h"
 
-struct logit_bias { int32_t id; float bias; };
 struct top_logprob { int32_t id; float logprob; };
 enum { MAX_TOP_LOGPROBS = 20 };
-
-struct sampling {
-    float temperature;              /* 0: greedy */
-    int top_k;                      /* 0: off */
-    float top_p, min_p, typical_p;  /* 1, 0, 1: off */
-    float repetition_penalty;       /* 1: off; on prompt and answer */
-    float presence_penalty, frequency_penalty;      /* 0: off; on the answer */
-    int penalty_last_n;             /* tokens looked back at for repetition; -1: all */
-    uint64_t seed;
-    const struct logit_bias *bias; int n_bias;      /* borrowed by sampler_init, copied */
-};
-struct sampling sampling_defaults(void);
-/* What the model itself suggests: its generation_config (NULL, or no object: nothing).  Errors
- * name the field; ranges are for sampling_check. */
-int sampling_config(struct sampling *s, const json_t *config, struct err *e);
-/* Ranges: the error names the field, its value, and the range. */
-int sampling_check(const struct sampling *s, int vocab_size, struct err *e);
 
 /* What samplers need only while one of them picks: those of one thread share it. */
 struct sampler_scratch;

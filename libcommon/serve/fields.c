@@ -49,7 +49,8 @@ static int no_effort(const json_t *v)
 #define ANTHROPIC (BODY_MESSAGES | BODY_COUNT)
 #define AT(field) offsetof(struct params, field)
 #define SAMPLING(field) (offsetof(struct params, sampling) + offsetof(struct sampling, field))
-#define REAL(name, where, min, max, at, about) { name, where, FIELD_USED, FIELD_REAL, min, max, at, 0, NULL, about, NULL }
+#define FIELD_OF_REAL FIELD_REAL
+#define FIELD_OF_WHOLE FIELD_INT
 #define WHOLE(name, where, min, max, at, given, about) { name, where, FIELD_USED, FIELD_INT, min, max, at, given, NULL, about, NULL }
 #define TRUTH(name, where, at, about) { name, where, FIELD_USED, FIELD_BOOL, 0, 0, at, 0, NULL, about, NULL }
 #define TEXT(name, where, at, about) { name, where, FIELD_USED, FIELD_STRING, 0, 0, at, 0, NULL, about, NULL }
@@ -91,18 +92,10 @@ const struct field fields[] = {
     OTHER("chat_template_kwargs", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT | BODY_RESPONSES | ANTHROPIC,
           "{\"type\":\"object\"}", "variables for the chat template, such as enable_thinking"),
 
-    REAL("temperature", GENERATE, 0, 2, SAMPLING(temperature), "0: always the likeliest token"),
-    REAL("top_p", GENERATE, 0, 1, SAMPLING(top_p), "of the likeliest that together reach it"),
-    WHOLE("top_k", GENERATE, -1, INT_MAX, SAMPLING(top_k), 0, "of so many likeliest; 0 or -1: off"),
-    REAL("min_p", GENERATE, 0, 1, SAMPLING(min_p), "of those at least so many times as likely as the likeliest"),
-    REAL("typical_p", GENERATE, 0, 1, SAMPLING(typical_p), "of the most typical that together reach it"),
-    REAL("repetition_penalty", GENERATE, 0.01, 100, SAMPLING(repetition_penalty), "on prompt and answer; 1: off"),
-    WHOLE("repeat_last_n", GENERATE, -1, INT_MAX, SAMPLING(penalty_last_n), 0,
-          "tokens that repetition_penalty looks back at; -1: all"),
-    REAL("presence_penalty", GENERATE, -2, 2, SAMPLING(presence_penalty),
-         "subtracted once from tokens of the answer so far"),
-    REAL("frequency_penalty", GENERATE, -2, 2, SAMPLING(frequency_penalty),
-         "subtracted for each time a token appeared"),
+#define OPTION(KIND, name, flag, min, max, value, by_model, help) \
+    { #name, GENERATE, FIELD_USED, FIELD_OF_##KIND, min, max, SAMPLING(name), 0, NULL, help, NULL },
+#include "libcommon/engine/sampling.def"
+#undef OPTION
     OTHER("logit_bias", GENERATE, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",
           "token id to what is added to its logit; -100 bans it"),
     { "seed", GENERATE, FIELD_USED, FIELD_DOUBLE, -0x1p53, 0x1p53, AT(seed), GIVEN_SEED, NULL,

@@ -345,10 +345,10 @@ static void test_penalties(void **state)
     assert_int_equal(pick_one(&s, up, 3, "00", "0", NULL), 1);     /* once, however often it stood there: 4 / 2 = 2 */
     assert_int_equal(pick_one(&s, up, 3, "01", "", NULL), 0);      /* 2, 1.25, 1 */
     assert_int_equal(pick_one(&s, down, 3, "0", "", NULL), 1);     /* -2, -1.5 */
-    s.penalty_last_n = 1;
+    s.repeat_last_n = 1;
     assert_int_equal(pick_one(&s, up, 3, "01", "", NULL), 0);
     assert_int_equal(pick_one(&s, up, 3, "10", "", NULL), 1);
-    s.penalty_last_n = 0;
+    s.repeat_last_n = 0;
     assert_int_equal(pick_one(&s, up, 3, "0", "", NULL), 0);
 
     s = plain();
@@ -486,7 +486,7 @@ static void test_ranges(void **state)
     }
     struct sampling s = sampling_defaults();
     assert_int_equal(sampling_check(&s, N, &e), 0);
-    s.top_k = -1;
+    s.top_k = -2;
     assert_int_equal(sampling_check(&s, N, &e), -1);
     s = sampling_defaults();
     s.bias = &outside;

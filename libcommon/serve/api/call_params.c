@@ -112,8 +112,6 @@ static int check_params(struct call *c, struct problem *pr)
     if (p->best_of && p->best_of != p->n)
         return problem_set(pr, 400, "best_of", "unsupported_parameter",
                            "best_of: %d, but n is %d: there is no search for the best", p->best_of, p->n);
-    if (p->sampling.top_k < 0)
-        p->sampling.top_k = 0;
     if (p->given & GIVEN_SEED)
         p->sampling.seed = (uint64_t)(int64_t)p->seed;
     else
