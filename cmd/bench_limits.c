@@ -7,6 +7,7 @@
 #include "cmd/cli.h"
 #include "cmd/roofline_show.h"
 #include "libcommon/base/clock.h"
+#include "libcommon/model/parts.h"
 #include "libcommon/quant/kvtype.h"
 
 static const char prog[] = "zse-bench";
@@ -15,7 +16,7 @@ static const char prog[] = "zse-bench";
 
 static void count_linear(struct share *s, const struct linear *l, const struct run_options *r, int is_head)
 {
-    if (!l->w.data)
+    if (!l || !l->w.data)
         return;
     const int twice = r->gpu && r->act_int8 && l->w.type == QT_I8R;     /* integer mma's, beside the f16 ones whose peak is measured */
     const double op = 2.0 * l->w.rows * l->w.cols / (twice ? 2 : 1);
@@ -46,10 +47,8 @@ static void count_model(struct share *s, const struct model *m, const struct run
     *s = (struct share){ 0 };
     for (int i = 0; i < c->n_layers; i++) {
         const struct layer *l = &m->layers[i];
-        const struct linear *all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down, &l->q_a, &l->kv_a,
-                                       &l->k_b, &l->v_b, &l->router, &l->shared_router };
-        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
-            count_linear(s, all[k], r, 0);
+        for (enum layer_part p = 0; p < N_LAYER_PARTS; p++)
+            count_linear(s, layer_matrix(l, p), r, 0);
         count_experts(s, c, l, r);
     }
     count_linear(s, &m->head, r, 1);

@@ -84,17 +84,23 @@ static struct dlinear linear(struct plan *p, const struct linear *l)
     return d;
 }
 
-/* The matrices of a layer, which prompts read; 7 of them. */
-enum { LAYER_MATS = 7 };
+/* The matrices of a layer, all of which prompts read. */
+enum {
+#define NORM(...)
+#define VECTOR(...)
+#define MATRIX(id, field, name, scope, ...) KEEP_##scope(+ 1)
+#define EXPERT(...)
+    LAYER_MATS = 0
+#include "libcommon/model/parts.def"
+};
 static void mats_of(struct dlayer *d, struct dlinear *mats[LAYER_MATS])
 {
-    mats[0] = &d->q;
-    mats[1] = &d->k;
-    mats[2] = &d->v;
-    mats[3] = &d->o;
-    mats[4] = &d->gate;
-    mats[5] = &d->up;
-    mats[6] = &d->down;
+    int n = 0;
+#define NORM(...)
+#define VECTOR(...)
+#define MATRIX(id, field, name, scope, ...) KEEP_##scope(mats[n++] = &d->field;)
+#define EXPERT(...)
+#include "libcommon/model/parts.def"
 }
 
 /* Room for the copies of a layer. */
@@ -131,26 +137,16 @@ static void plan_first(struct plan *p, const struct model *m)
 
 static struct dlayer plan_layer(struct plan *p, const struct model *m, int i)
 {
-    const struct config *c = &m->config;
     const struct layer *l = &m->layers[i];
-    const size_t hidden = (size_t)c->hidden_size, hd = (size_t)c->head_dim;
-    const size_t nq = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_heads * hd,
-                 nk = c->qk_norm == QK_NORM_HEAD ? hd : (size_t)c->n_kv_heads * hd;
     struct dlayer d;
     p->part = i + 1;
-    d.attn_norm = norm(p, &l->attn_norm, hidden);
-    d.q = linear(p, &l->q);
-    d.k = linear(p, &l->k);
-    d.v = linear(p, &l->v);
-    d.q_norm = norm(p, &l->q_norm, nq);
-    d.k_norm = norm(p, &l->k_norm, nk);
-    d.o = linear(p, &l->o);
-    d.attn_post_norm = norm(p, &l->attn_post_norm, hidden);
-    d.mlp_norm = norm(p, &l->mlp_norm, hidden);
-    d.gate = linear(p, &l->gate);
-    d.up = linear(p, &l->up);
-    d.down = linear(p, &l->down);
-    d.mlp_post_norm = norm(p, &l->mlp_post_norm, hidden);
+#define NORM(id, field, name, scope, ...) \
+    KEEP_##scope(d.field = norm(p, &l->field, (size_t)layer_part_fact(&m->config, i, LP_##id).cols);)
+#define VECTOR(id, field, name, scope, ...) \
+    KEEP_##scope(d.field = vector(p, l->field, (size_t)layer_part_fact(&m->config, i, LP_##id).cols);)
+#define MATRIX(id, field, name, scope, ...) KEEP_##scope(d.field = linear(p, &l->field);)
+#define EXPERT(...)
+#include "libcommon/model/parts.def"
     place_decoded(p, &d);
     return d;
 }

@@ -5,13 +5,19 @@
 
 #include "gpu/kernels/kernels.h"
 #include "gpu/rt/rt.h"
-#include "libcommon/model/model.h"
+#include "libcommon/model/parts.h"
 
 struct dlinear { struct gpu_mat w, decoded; const float *bias; };       /* w.data NULL: absent; decoded.data NULL: there is no copy as f16 */
 struct dnorm { const float *w, *b; int present; };
+/* The weights of a dense layer, by the names that they have in struct layer. */
 struct dlayer {
-    struct dnorm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
-    struct dlinear q, k, v, o, gate, up, down;
+#define KEEP_DENSE(field) field
+#define KEEP_BEYOND(field)
+#define NORM(id, field, name, scope, ...) KEEP_##scope(struct dnorm field;)
+#define VECTOR(id, field, name, scope, ...) KEEP_##scope(const float *field;)
+#define MATRIX(id, field, name, scope, ...) KEEP_##scope(struct dlinear field;)
+#define EXPERT(...)
+#include "libcommon/model/parts.def"
 };
 
 struct dweights;

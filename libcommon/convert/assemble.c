@@ -1,9 +1,12 @@
+/* assemble.c - a model in memory from its source: the list of its tensors, checked, and their
+ * values. */
 #include "libcommon/convert/assemble.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/convert/rows.h"
+#include "libcommon/model/parts.h"
 
 static int source_shape(void *user, const char *name, int *n_dims, int64_t dim[4])
 {
@@ -48,75 +51,38 @@ int source_weights(const struct config *c, const struct source *s, struct weight
 
 /* ---- one allocation for all weights, in two passes: sizes, then values ---- */
 
+/* The same for a weight outside of the layers. */
+static struct weight_place end_place(struct model *m, const struct weight_spec *w)
+{
+    const struct { const char *name; struct linear *linear; struct norm *norm; const float **plain; } ends[] = {
+        { "embed", &m->embed, NULL, NULL },             { "embed_in", &m->embed_in, NULL, NULL },
+        { "embed_out", &m->embed_out, NULL, NULL },     { "head", &m->head, NULL, NULL },
+        { "embed_norm", NULL, &m->embed_norm, NULL },   { "final_norm", NULL, &m->final_norm, NULL },
+        { "pos_embed", NULL, NULL, &m->pos_embed },
+    };
+    const size_t n = strcspn(w->name, ".");
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (strlen(ends[i].name) == n && memcmp(w->name, ends[i].name, n) == 0)
+            return (struct weight_place){ ends[i].linear, ends[i].norm, ends[i].plain };
+    return (struct weight_place){ 0 };
+}
+
 struct weight_place weight_place(struct model *m, const struct weight_spec *w)
 {
-    static const struct { const char *name; size_t at; int is_norm; } parts[] = {
-        { "q_proj", offsetof(struct layer, q), 0 }, { "k_proj", offsetof(struct layer, k), 0 },
-            { "v_proj", offsetof(struct layer, v), 0 },
-        { "o_proj", offsetof(struct layer, o), 0 }, { "gate_proj", offsetof(struct layer, gate), 0 },
-        { "up_proj", offsetof(struct layer, up), 0 },
-        { "down_proj", offsetof(struct layer, down), 0 }, { "attn_norm", offsetof(struct layer, attn_norm), 1 },
-        { "attn_post_norm", offsetof(struct layer, attn_post_norm), 1 },
-        { "mlp_norm", offsetof(struct layer, mlp_norm), 1 },
-        { "mlp_post_norm", offsetof(struct layer, mlp_post_norm), 1 }, { "q_norm", offsetof(struct layer, q_norm), 1 },
-        { "k_norm", offsetof(struct layer, k_norm), 1 },
-        { "attn_sub_norm", offsetof(struct layer, attn_sub_norm), 1 },
-        { "mlp_sub_norm", offsetof(struct layer, mlp_sub_norm), 1 },
-        { "q_a_proj", offsetof(struct layer, q_a), 0 }, { "kv_a_proj", offsetof(struct layer, kv_a), 0 },
-        { "k_b_proj", offsetof(struct layer, k_b), 0 },
-        { "v_b_proj", offsetof(struct layer, v_b), 0 }, { "q_a_norm", offsetof(struct layer, q_a_norm), 1 },
-        { "kv_norm", offsetof(struct layer, kv_norm), 1 },
-        { "router", offsetof(struct layer, router), 0 }, { "shared_router", offsetof(struct layer, shared_router), 0 },
-        { "q_gate_proj", offsetof(struct layer, q_gate), 0 }, { "in_proj", offsetof(struct layer, in), 0 },
-        { "in_ba_proj", offsetof(struct layer, in_ba), 0 }, { "in_z_proj", offsetof(struct layer, in_z), 0 },
-        { "gate_norm", offsetof(struct layer, gate_norm), 1 },
-    };
-    static const struct { const char *name; size_t at; } plain[] = {
-        { "sinks", offsetof(struct layer, sinks) }, { "router.correction", offsetof(struct layer, correction) },
-            { "conv.weight", offsetof(struct layer, conv) },
-        { "conv.bias", offsetof(struct layer, conv_bias) }, { "a_log", offsetof(struct layer, a_log) },
-        { "dt_bias", offsetof(struct layer, dt_bias) },
-        { "d", offsetof(struct layer, d) },
-    };
-    static const struct { const char *name; size_t at; } expert_parts[] = {
-        { "gate_proj", offsetof(struct expert, gate) }, { "up_proj", offsetof(struct expert, up) },
-            { "down_proj", offsetof(struct expert, down) },
-    };
-    const char *name = w->layer < 0 ? w->name : strchr(w->name + strlen("layers."), '.') + 1;
-    if (w->expert >= 0)
-        name = strchr(name + strlen("experts."), '.') + 1;
-    const size_t n = (size_t)(strchrnul(name, '.') - name);
     struct weight_place p = { 0 };
-    struct layer *l = w->layer < 0 ? NULL : &m->layers[w->layer];
-    for (size_t i = 0; l && w->expert < 0 && i < sizeof plain / sizeof *plain; i++)
-        if (strcmp(name, plain[i].name) == 0)
-            p.plain = (const float **)((char *)l + plain[i].at);
-    for (size_t i = 0; w->expert >= 0 && i < 3; i++)
-        if (strlen(expert_parts[i].name) == n && memcmp(name, expert_parts[i].name, n) == 0)
-            p.linear = (struct linear *)((char *)&l->experts[w->expert] + expert_parts[i].at);
-    for (size_t i = 0; l && w->expert < 0 && !p.plain && i < sizeof parts / sizeof *parts; i++)
-        if (strlen(parts[i].name) == n && memcmp(name, parts[i].name, n) == 0) {
-            char *at = (char *)l + parts[i].at;
-            if (parts[i].is_norm)
-                p.norm = (struct norm *)at;
-            else
-                p.linear = (struct linear *)at;
+    if (w->part < 0) {
+        p = end_place(m, w);
+    } else {
+        void *field = part_field(&m->layers[w->layer], w->expert, (enum layer_part)w->part);
+        switch (part_infos[w->part].kind) {
+        case PART_NORM:     p.norm = field; break;
+        case PART_VECTOR:   p.plain = field; break;
+        case PART_MATRIX: case PART_EXPERT: p.linear = field; break;
         }
-    if (w->layer < 0) {
-        static const char *const ends[] = { "embed", "embed_in", "embed_out", "head", "embed_norm", "final_norm" };
-        struct linear *const linears[] = { &m->embed, &m->embed_in, &m->embed_out, &m->head };
-        struct norm *const norms[] = { &m->embed_norm, &m->final_norm };
-        for (int i = 0; i < 6; i++)
-            if (strlen(ends[i]) == n && memcmp(name, ends[i], n) == 0) {
-                p.linear = i < 4 ? linears[i] : NULL;
-                p.norm = i < 4 ? NULL : norms[i - 4];
-            }
-        if (w->role == ROLE_POS)
-            p.plain = &m->pos_embed;
     }
-    const int is_bias = strcmp(name + n, ".bias") == 0;
+    const char *last = strrchr(w->name, '.');
     if (w->is_vector && !p.plain)
-        p.plain = p.norm ? is_bias ? &p.norm->b : &p.norm->w : &p.linear->bias;
+        p.plain = p.norm ? last && strcmp(last, ".bias") == 0 ? &p.norm->b : &p.norm->w : &p.linear->bias;
     return p;
 }
 

@@ -307,7 +307,7 @@ done:
 
 /* ---- running ---- */
 
-enum input calibrate_input(int role)
+enum layer_input calibrate_input(int role)
 {
     return role == ROLE_Q || role == ROLE_IN ? INPUT_QKV : role == ROLE_Q_A ? INPUT_Q_A : role == ROLE_O ? INPUT_O
         : role == ROLE_DOWN ? INPUT_DOWN : INPUT_MLP;
@@ -334,7 +334,7 @@ struct watch {
 static int watch_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
 {
     struct watch *w = user;
-    enum input input = calibrate_input(role);
+    enum layer_input input = calibrate_input(role);
     (void)layer;
     for (int t = 0; t < n_tokens && w->sum[input]; t++)
         for (int k = 0; k < cols; k++)

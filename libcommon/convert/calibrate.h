@@ -62,7 +62,7 @@ void *calibrate_alloc(struct calibration *c, enum hold kind, size_t size, struct
  * of experts into c, and, if keep is not NULL, the inputs themselves. */
 int calibrate_layer(struct job *j, struct calibration *c, int index, struct inputs keep[N_INPUTS], struct err *e);
 
-enum input calibrate_input(int role);
+enum layer_input calibrate_input(int role);
 /* Progress of a model run: window of all windows of a layer. */
 int calibrate_progress(const struct job *j, const struct calibration *c, const char *what, int layer, int window,
                        struct err *e);

@@ -7,6 +7,7 @@
 #include "libcommon/convert/rows.h"
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"
+#include "libcommon/model/parts.h"
 #include "libcommon/quant/tile.h"
 
 /* How the bytes of a tensor come about. */
@@ -20,17 +21,12 @@ enum make {
     MAKE_ABSMEAN,           /* ternary, one scale for the tensor: the mean of its magnitudes, as BitNet was trained */
 };
 
-/* Inputs of linear layers within a layer, in forward order; q, k, v share one (latent attention:
- * q_a and kv_a; then q reads another; layers with a state: all ways in), gate and up another,
- * which experts read too.  What an expert's down reads is the expert's own. */
-enum input { INPUT_QKV, INPUT_Q_A, INPUT_O, INPUT_MLP, INPUT_DOWN, N_INPUTS };
-
 struct plan {
     const struct weight_spec *spec;
     const struct source_tensor *source;
     enum make make;
     struct mat m;
-    int input;              /* enum input, -1: none */
+    int input;              /* enum layer_input whose channels may be scaled; INPUT_NONE: none */
     int exact, exact_group; /* our type that holds the source's grid exactly, and its group; -1: none */
     int scaled;             /* its columns were, by what calibration found */
     int fixed;              /* type chosen by --skip or --quant: mixed leaves it alone */

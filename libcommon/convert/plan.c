@@ -104,27 +104,20 @@ static const struct convert_rule *rule_of(const struct convert_options *o, const
 
 enum convert_part plan_part(const struct weight_spec *s)
 {
-    switch (s->role) {
-    case ROLE_Q: case ROLE_K: case ROLE_V: case ROLE_O: case ROLE_Q_A: case ROLE_KV_A: case ROLE_K_B: case ROLE_V_B:
-    case ROLE_Q_GATE: case ROLE_IN: case ROLE_IN_BA: case ROLE_IN_Z: return PART_ATTENTION;
-    case ROLE_GATE: case ROLE_UP: case ROLE_DOWN:       return PART_MLP;
-    case ROLE_EXPERT_GATE: case ROLE_EXPERT_UP: case ROLE_EXPERT_DOWN: return PART_EXPERTS;
-    case ROLE_HEAD:                                     return PART_LM_HEAD;
-    default:                                            return PART_EMBEDDINGS;
-    }
+    if (s->role == ROLE_HEAD)
+        return PART_LM_HEAD;
+    if (s->part < 0 || s->is_vector || s->role == ROLE_ROUTER || s->role == ROLE_SHARED_ROUTER)
+        return PART_EMBEDDINGS;
+    const struct part_info *p = &part_infos[s->part];
+    return p->kind == PART_EXPERT ? PART_EXPERTS : p->is_mixer ? PART_ATTENTION : PART_MLP;
 }
 
+/* The delta net's rates stay as they are, so no scale is folded into them. */
 static int input_of(const struct config *c, const struct weight_spec *s)
 {
-    switch (s->role) {
-    case ROLE_Q:                           return c->mixer[s->layer] == MIXER_MLA &&
-        c->mla.q_rank ? INPUT_Q_A : INPUT_QKV;
-    case ROLE_K: case ROLE_V: case ROLE_Q_A: case ROLE_KV_A: case ROLE_Q_GATE: case ROLE_IN: case ROLE_IN_Z: return INPUT_QKV;
-    case ROLE_O:                           return INPUT_O;
-    case ROLE_GATE: case ROLE_UP: case ROLE_EXPERT_GATE: case ROLE_EXPERT_UP: return INPUT_MLP;
-    case ROLE_DOWN:                        return INPUT_DOWN;
-    default:                               return -1;
-    }
+    if (s->part < 0 || s->is_vector || s->role == ROLE_IN_BA)
+        return INPUT_NONE;
+    return layer_part_fact(c, s->layer, (enum layer_part)s->part).reads;
 }
 
 enum qtype convert_keep_type(int source_type, int *group_size, int *exact)

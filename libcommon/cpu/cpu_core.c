@@ -261,29 +261,21 @@ static int reserve_slot(struct core *k, int slot, const struct linear *const *l,
 /* The MLP of a parallel block has its input beside the attention's. */
 static int mlp_slot(const struct config *c) { return c->block == BLOCK_SEQUENTIAL ? 0 : 1; }
 
-static int mlp_readers(const struct core *k, const struct layer *l, const struct linear **readers)
+/* Where an input is while its matrices read it. */
+static int input_slot(const struct config *c, enum layer_input input)
 {
-    if (l->router.w.data)
-        return moe_readers(k, l, readers);
-    readers[0] = &l->gate;
-    readers[1] = &l->up;
-    return 2;
+    return input == INPUT_MLP || input == INPUT_DOWN ? mlp_slot(c) : 0;
 }
 
 int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e)
 {
+    const struct linear *readers[LAYER_READERS];
     for (int i = 0; i < n_layers; i++) {
         const struct layer *l = &layers[i];
-        const int mlp = mlp_slot(k->c);
-        const struct linear *readers[MAX_SHARED];
-        const int n_readers = mlp_readers(k, l, readers);
-        if (reserve_slot(k, 0, (const struct linear *[]){ &l->q, &l->k, &l->v, &l->q_gate }, 4, e) < 0 ||
-            reserve_slot(k, 0, (const struct linear *[]){ &l->in, &l->in_ba, &l->in_z }, 3, e) < 0 ||
-            reserve_slot(k, 0, (const struct linear *[]){ &l->o }, 1, e) < 0 ||
-            reserve_slot(k, 0, (const struct linear *[]){ &l->q_a, &l->q, &l->kv_a }, 3, e) < 0 ||
-            reserve_slot(k, mlp, readers, n_readers, e) < 0 ||
-            reserve_slot(k, mlp, (const struct linear *[]){ &l->down }, 1, e) < 0 ||
-            (l->experts && moe_reserve(k, l, e) < 0) || (l->k_b.w.data && mla_reserve(k, l, e) < 0))
+        for (enum layer_input in = 0; in < N_INPUTS; in++)
+            if (reserve_slot(k, input_slot(k->c, in), readers, layer_readers(l, in, readers), e) < 0)
+                return -1;
+        if ((l->experts && moe_reserve(k, l, e) < 0) || (l->k_b.w.data && mla_reserve(k, l, e) < 0))
             return -1;
     }
     return head ? reserve_slot(k, 0, &head, 1, e) : 0;
@@ -330,6 +322,13 @@ void core_input(struct core *k, struct input *in, int slot, const float *x, int 
     } else {
         pool_run(k->pool, n_jobs, pack_part, &job);
     }
+}
+
+void core_layer_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens,
+                      const struct layer *l, enum layer_input input)
+{
+    const struct linear *readers[LAYER_READERS];
+    core_input(k, in, slot, x, cols, n_tokens, readers, layer_readers(l, input, readers));
 }
 
 /* ---- linear layers ---- */
@@ -607,7 +606,7 @@ static int run_mlp(struct core *k, const struct layer *l, int index, const struc
     core_linear(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in, .out = k->mlp,
                                  .ldo = (size_t)size, .kind = OP_MLP }, 1, n, core_after(k, index, LOOP_UP));
     sub_norm(k, &l->mlp_sub_norm, k->mlp, n, size);
-    core_input(k, &down, slot, k->mlp, size, n, (const struct linear *[]){ &l->down }, 1);
+    core_layer_input(k, &down, slot, k->mlp, size, n, l, INPUT_DOWN);
     if (core_tapped(k, index, ROLE_DOWN, &down, n))
         return 1;
     add_residual(k, &l->down, &down, &l->mlp_post_norm, x, k->h[0], n, core_after(k, index, LOOP_DOWN));
@@ -629,7 +628,7 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
     const struct config *c = k->c;
     const int n = s->n_tokens, q_cols = c->n_heads * c->head_dim, kv_cols = c->n_kv_heads * c->head_dim;
     struct input in;
-    core_input(k, &in, 0, h, c->hidden_size, n, (const struct linear *[]){ &l->q, &l->k, &l->v, &l->q_gate }, 4);
+    core_layer_input(k, &in, 0, h, c->hidden_size, n, l, INPUT_QKV);
     if (core_tapped(k, index, ROLE_Q, &in, n))
         return 1;
     core_linear(k, (struct op[]){
@@ -663,8 +662,6 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
 {
     const struct config *c = k->c;
     const int n = s->n_tokens, hidden = c->hidden_size, mlp = mlp_slot(c);
-    const struct linear *readers[MAX_SHARED];
-    const int n_readers = mlp_readers(k, l, readers);
     struct input o, in_mlp;
     const float *h, *mixed;
     int cols;
@@ -672,11 +669,11 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
         goto feed;
     h = pre_norm(k, &l->attn_norm, x, k->h[0], n);
     if (c->block != BLOCK_SEQUENTIAL)           /* both halves read what entered the layer */
-        core_input(k, &in_mlp, mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n), hidden,
-                   n, readers, n_readers);
+        core_layer_input(k, &in_mlp, mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n),
+                         hidden, n, l, INPUT_MLP);
     if (run_mixer(k, s, l, index, h, &mixed, &cols))
         return 1;
-    core_input(k, &o, 0, mixed, cols, n, (const struct linear *[]){ &l->o }, 1);
+    core_layer_input(k, &o, 0, mixed, cols, n, l, INPUT_O);
     if (core_tapped(k, index, ROLE_O, &o, n))
         return 1;
     if (c->block != BLOCK_SEQUENTIAL) {         /* the MLP first: k->h[0] may be its input */
@@ -690,7 +687,7 @@ feed:
     if (c->ff[index] == FF_NONE)
         return 0;
     h = pre_norm(k, &l->mlp_norm, x, k->h[0], n);
-    core_input(k, &in_mlp, 0, h, hidden, n, readers, n_readers);
+    core_layer_input(k, &in_mlp, 0, h, hidden, n, l, INPUT_MLP);
     return run_ff(k, l, index, &in_mlp, 0, x, n);
 }
 

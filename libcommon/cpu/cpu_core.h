@@ -10,8 +10,12 @@
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/cpu/residency.h"
 #include "libcommon/kernels/kernels.h"
+#include "libcommon/model/parts.h"
 
-enum { MAX_SHARED = 4, N_SLOTS = 2 };       /* matrices that read one input: q, k, v; two of the shared MLP and two of an expert; inputs alive at once: attention's and MLP's of parallel blocks */
+enum {
+    MAX_SHARED = LAYER_READERS,             /* matrices that read one input */
+    N_SLOTS = 2,                            /* inputs alive at once: attention's and the MLP's of a parallel block */
+};
 
 /* What linear layers read: f32 rows, and the same rounded once for each way in which a matrix
  * that shares them wants it. */

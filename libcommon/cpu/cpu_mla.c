@@ -198,7 +198,7 @@ int mla_run(struct core *k, const struct step *s, const struct layer *l, int ind
     struct mla_job j = { .k = k, .l = l, .index = index, .n = n };
     struct input in, q_a;
     const struct linear *first = m->q_rank ? &l->q_a : &l->q;
-    core_input(k, &in, 0, h, c->hidden_size, n, (const struct linear *[]){ first, &l->kv_a }, 2);
+    core_layer_input(k, &in, 0, h, c->hidden_size, n, l, INPUT_QKV);
     if (core_tapped(k, index, ROLE_Q, &in, n))
         return 1;
     core_linear(k, (struct op[]){
@@ -210,7 +210,7 @@ int mla_run(struct core *k, const struct step *s, const struct layer *l, int ind
     else
         pool_run(k->pool, n, latent_rows, &j);
     if (m->q_rank) {
-        core_input(k, &q_a, 0, k->mla.q_a, m->q_rank, n, (const struct linear *[]){ &l->q }, 1);
+        core_layer_input(k, &q_a, 0, k->mla.q_a, m->q_rank, n, l, INPUT_Q_A);
         if (core_tapped(k, index, ROLE_Q_A, &q_a, n))
             return 1;
         core_linear(k, &(struct op){ .l = &l->q, .in = &q_a, .out = k->mla.heads, .ldo = (size_t)(c->n_heads * dim),

@@ -80,16 +80,6 @@ void moe_close(struct core *k)
     *w = (struct moe_work){ 0 };
 }
 
-int moe_readers(const struct core *k, const struct layer *l, const struct linear **readers)
-{
-    (void)k;
-    readers[0] = &l->gate;
-    readers[1] = &l->up;
-    readers[2] = l->experts ? &l->experts[0].gate : &l->gate;
-    readers[3] = l->experts ? &l->experts[0].up : &l->up;
-    return 4;
-}
-
 static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
 
 /* Bytes that n tokens take, rounded for these matrices. */
@@ -382,7 +372,7 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
     pack_all(k, &job, 1, rows);
     tap_experts(k, index, b, count, 1);
     if (b[0].expert < 0) {
-        core_input(k, &b[0].down, 0, k->mlp, m->shared_size, n, (const struct linear *[]){ &l->down }, 1);
+        core_layer_input(k, &b[0].down, 0, k->mlp, m->shared_size, n, l, INPUT_DOWN);
         core_tapped(k, index, ROLE_DOWN, &b[0].down, n);
     }
     for (int i = 0; i < count; i++)

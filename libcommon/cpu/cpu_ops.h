@@ -37,6 +37,9 @@ void core_packs(const struct core *k, struct input *in, const struct linear *con
 /* Round x for the matrices that read it. */
 void core_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens,
                 const struct linear *const *l, int n);
+/* The same for the matrices of a layer that read `input`. */
+void core_layer_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens,
+                      const struct layer *l, enum layer_input input);
 /* Has `in` what these matrices want? */
 int core_has_packs(const struct core *k, const struct input *in, const struct linear *const *l, int n);
 /* Tiles [t0, t1) of y = w x + bias; out is that of row 0. */
@@ -66,8 +69,6 @@ size_t moe_floats(const struct config *c);              /* of a token, beside wh
 int moe_open(struct core *k, struct err *e);
 void moe_close(struct core *k);
 int moe_reserve(struct core *k, const struct layer *l, struct err *e);
-/* Which matrices read a layer's MLP input at once: at most MAX_SHARED. */
-int moe_readers(const struct core *k, const struct layer *l, const struct linear **readers);
 
 /* ---- kinds of mixer: from h (normed x) to k->att or k->mla.heads: what o reads, *cols wide
  * ---- */

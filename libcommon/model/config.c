@@ -393,67 +393,6 @@ size_t config_state_bytes(const struct config *c)
     return n * sizeof(float);
 }
 
-/* Rows of a layer's matrix `in`. */
-static int64_t recurrent_projected(const struct config *c, int layer)
-{
-    const int64_t channels = recurrent_channels(c, layer), width = recurrent_width(c, layer);
-    return c->mixer[layer] == MIXER_CONV ? 3 * width : channels + (c->recurrent.z_apart ? 0 : width) +
-           (c->mixer[layer] == MIXER_MAMBA2 ? c->recurrent.n_heads : 0);
-}
-
-void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols)
-{
-    const struct mla *m = &c->mla;
-    const int is_mla = layer >= 0 && c->mixer[layer] == MIXER_MLA;
-    const int64_t hidden = c->hidden_size, heads = c->n_heads, q = heads * c->head_dim,
-                  kv = (int64_t)c->n_kv_heads * c->head_dim;
-    const int64_t mlp = config_mlp_size(c, layer), expert = c->moe.intermediate_size;
-    switch (role) {
-    case ROLE_Q:
-        *rows = is_mla ? heads * (m->nope_dim + m->rope_dim) : q;
-        *cols = is_mla && m->q_rank ? m->q_rank : hidden;
-        break;
-    case ROLE_Q_GATE:               *rows = q;                          *cols = hidden; break;
-    case ROLE_IN:                   *rows = recurrent_projected(c, layer); *cols = hidden; break;
-    case ROLE_IN_Z:                 *rows = c->recurrent.z_apart ? recurrent_width(c, layer) : 0; *cols = hidden; break;
-    case ROLE_IN_BA:                *rows = 2 * c->recurrent.n_heads;   *cols = hidden; break;
-    case ROLE_K: case ROLE_V:       *rows = kv;                         *cols = hidden; break;
-    case ROLE_O:                    *rows = hidden;
-    *cols = is_mla ? heads * m->v_dim : layer >= 0 && mixer_has_state(c->mixer[layer]) ? recurrent_width(c, layer) : q;
-    break;
-    case ROLE_GATE: case ROLE_UP:   *rows = mlp;                        *cols = hidden; break;
-    case ROLE_DOWN:                 *rows = hidden;                     *cols = mlp; break;
-    case ROLE_Q_A:                  *rows = m->q_rank;                  *cols = hidden; break;
-    case ROLE_KV_A:                 *rows = m->kv_rank + m->rope_dim;   *cols = hidden; break;
-    case ROLE_K_B:                  *rows = heads * m->kv_rank;         *cols = m->nope_dim; break;
-    case ROLE_V_B:                  *rows = heads * m->v_dim;           *cols = m->kv_rank; break;
-    case ROLE_ROUTER:               *rows = c->moe.n_experts;           *cols = hidden; break;
-    case ROLE_SHARED_ROUTER:        *rows = 1;                          *cols = hidden; break;
-    case ROLE_EXPERT_GATE: case ROLE_EXPERT_UP: *rows = expert;         *cols = hidden; break;
-    case ROLE_EXPERT_DOWN:          *rows = hidden;                     *cols = expert; break;
-    default:                        *rows = c->vocab_size;              *cols = c->embed_size; break;
-    }
-}
-
-int64_t config_mixer_parameters(const struct config *c, int layer)
-{
-    static const int attention[] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_O, -1 },
-                     latent[] = { ROLE_Q, ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_O, -1 };
-    static const int gated[] = { ROLE_Q, ROLE_Q_GATE, ROLE_K, ROLE_V, ROLE_O, -1 }, state[] = { ROLE_IN, ROLE_O, -1 },
-                     delta[] = { ROLE_IN, ROLE_IN_BA, ROLE_IN_Z, ROLE_O, -1 };
-    static const int none[] = { -1 };
-    static const int *const roles[] = { [MIXER_ATTENTION] = attention, [MIXER_MLA] = latent, [MIXER_CONV] = state,
-                                        [MIXER_MAMBA2] = state, [MIXER_DELTA] = delta, [MIXER_NONE] = none };
-    int64_t rows, cols, n = 0;
-    for (const int *r = c->attn_gate && c->mixer[layer] == MIXER_ATTENTION ? gated
-                                                                           : roles[c->mixer[layer]]; *r >= 0; r++) {
-        config_linear_shape(c, layer, *r, &rows, &cols);
-        n += rows * cols;
-    }
-    return n + (mixer_has_state(c->mixer[layer]) ? (int64_t)c->recurrent.conv_kernel * recurrent_channels(c, layer)
-                                                 : 0);
-}
-
 int64_t config_layer_parameters(const struct config *c, int layer, int per_token)
 {
     const int moe = c->ff[layer] == FF_MOE;

@@ -252,14 +252,17 @@ struct weight_spec {
     int is_vector;                  /* stored plain as f32: norms and biases (rows 1; the map picks elements), positions (rows > 1) */
     int role;                       /* enum weight_role */
     int layer, expert;              /* -1: not in a layer, of no expert */
+    int part;                       /* enum layer_part (parts.h), of a bias its matrix's or norm's; -1: not in a layer */
     int first_of_expert;            /* begins the range of an expert */
     int optional;                   /* may be missing in the source (a bias) */
 };
 enum weight_role {
-    ROLE_EMBED, ROLE_POS, ROLE_NORM, ROLE_BIAS, ROLE_Q, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN,
-        ROLE_HEAD,
-    ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP,
-    ROLE_EXPERT_DOWN, ROLE_Q_GATE, ROLE_IN, ROLE_IN_BA, ROLE_IN_Z, N_ROLES
+    ROLE_EMBED, ROLE_POS, ROLE_NORM, ROLE_BIAS, ROLE_HEAD,
+    N_ENDS_ROLES,               /* those above stand outside of the layers, or belong to no matrix */
+    /* matrices of a layer, see parts.def */
+    ROLE_Q = N_ENDS_ROLES, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B,
+    ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN, ROLE_Q_GATE, ROLE_IN,
+    ROLE_IN_BA, ROLE_IN_Z, N_ROLES
 };
 
 /* A source as the namer needs it: does this tensor exist, and with what shape?  (import/ is

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "libcommon/model/arch.h"
+#include "libcommon/model/parts.h"
 
 /* GGUF has one set of names for all architectures; which of them a model has, its own row says. */
 const struct weight_names gguf_names = {
@@ -120,18 +121,20 @@ static int add_as(struct builder *b, const char *ours, const char *full, const i
     return 0;
 }
 
-/* One tensor: ours [rows, cols] (rows 1 for vectors) from `source` of src_rows rows. */
-static int add(struct builder *b, int layer, const char *name, const char *suffix, const char *source, int64_t rows,
-               int64_t cols, int vector, struct row_map map, int64_t src_rows, int role, int optional)
+/* The tensor name + suffix of ours, t->rows x t->cols, from the source's tensor source + suffix of
+ * src_rows rows (0: as many).  A missing optional tensor is left out. */
+static int add(struct builder *b, const char *name, const char *suffix, const char *source, int64_t src_rows,
+               struct weight_spec t)
 {
     char full[200], ours[80];
     snprintf(full, sizeof full, "%s%s", source, suffix);
     snprintf(ours, sizeof ours, "%s%s", name, suffix);
-    const int64_t want[2] = { (vector && rows == 1) || !map.transposed ? src_rows : cols,
-                              map.transposed ? src_rows : cols };
-    const struct weight_spec t = { .map = map, .rows = rows, .cols = cols, .is_vector = vector, .role = role,
-                                   .layer = layer, .expert = -1, .optional = optional };
-    return add_as(b, ours, full, want, vector && rows == 1 ? 1 : 2, &t) < 0 ? -1 : 0;
+    const int flat = t.is_vector && t.rows == 1;
+    if (!src_rows)
+        src_rows = flat ? t.cols : t.rows;
+    const int64_t want[2] = { flat || !t.map.transposed ? src_rows : t.cols, t.map.transposed ? src_rows : t.cols };
+    t.expert = -1;
+    return add_as(b, ours, full, want, flat ? 1 : 2, &t) < 0 ? -1 : 0;
 }
 
 static void path(const struct builder *b, char *out, size_t room, int layer, const char *stem)
@@ -142,63 +145,96 @@ static void path(const struct builder *b, char *out, size_t room, int layer, con
         snprintf(out, room, "%s%s%d.%s", b->prefix, b->n.layer, layer, stem);
 }
 
-static int add_norm(struct builder *b, int layer, const char *name, const char *have, const char *stem, int64_t n,
-                    int bias)
+/* A norm of n elements that the source keeps at `stem`, and its bias where there are biases. */
+static int add_norm(struct builder *b, int layer, int part, const char *name, const char *stem, int64_t n, int biased)
 {
-    if (!have || !*have)
-        return 0;
     char source[160];
     path(b, source, sizeof source, layer, stem);
-    const struct row_map identity = { 0 };
-    if (add(b, layer, name, ".weight", source, 1, n, 1, identity, n, ROLE_NORM, 0) < 0)
+    const struct weight_spec t = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_NORM, .layer = layer,
+                                   .part = part };
+    if (add(b, name, ".weight", source, 0, t) < 0)
         return -1;
-    return b->c->biases & bias ? add(b, layer, name, ".bias", source, 1, n, 1, identity, n, ROLE_NORM, 0) : 0;
+    return biased ? add(b, name, ".bias", source, 0, t) : 0;
 }
 
-/* A linear layer and its bias: rows [0, rows) through map of a source of src_rows rows. */
-static int add_linear(struct builder *b, int layer, const char *name, const char *source, int role, int bias,
-                      struct row_map map, int64_t src_rows)
+/* A norm of a layer, if it has one with weights. */
+static int add_layer_norm(struct builder *b, int layer, enum layer_part part, const char *stem)
 {
-    int64_t rows, cols;
-    config_linear_shape(b->c, layer, role, &rows, &cols);
-    if (!src_rows)
-        src_rows = rows;
-    map.transposed = b->n.conv1d && layer >= 0;
-    if (add(b, layer, name, ".weight", source, rows, cols, 0, map, src_rows, role, 0) < 0)
-        return -1;
-    map.transposed = 0;
-    if (b->c->gguf ? 1 : b->c->biases & bias)
-        return add(b, layer, name, ".bias", source, 1, rows, 1, map, src_rows, ROLE_BIAS, b->c->gguf);
-    return 0;
+    const struct part_fact f = layer_part_fact(b->c, layer, part);
+    return f.stored ? add_norm(b, layer, (int)part, part_infos[part].name, stem, f.cols, b->c->biases & f.bias) : 0;
 }
 
-static int add_qkv(struct builder *b, int layer)
+/* A norm outside of the layers, if the architecture has one with weights. */
+static int add_end_norm(struct builder *b, const char *name, const char *have, const char *stem)
+{
+    return have && *have ? add_norm(b, -1, -1, name, stem, b->c->hidden_size, b->c->biases & BIAS_NORM) : 0;
+}
+
+/* A matrix and its bias (in a GGUF: if it holds one), t.rows rows through t.map of a source of
+ * src_rows rows (0: as many). */
+static int add_linear(struct builder *b, const char *name, const char *source, int64_t src_rows, int biased,
+                      struct weight_spec t)
+{
+    const struct weight_spec bias = { .map = t.map, .rows = 1, .cols = t.rows, .is_vector = 1, .role = ROLE_BIAS,
+                                      .layer = t.layer, .part = t.part, .optional = b->c->gguf };
+    t.map.transposed = b->n.conv1d && t.layer >= 0;
+    if (add(b, name, ".weight", source, src_rows, t) < 0)
+        return -1;
+    return b->c->gguf || biased ? add(b, name, ".bias", source, src_rows, bias) : 0;
+}
+
+/* A matrix of a layer from `source` of src_rows rows (0: as many as it has itself). */
+static int add_matrix(struct builder *b, int layer, enum layer_part part, const char *source, struct row_map map,
+                      int64_t src_rows)
+{
+    const struct part_fact f = layer_part_fact(b->c, layer, part);
+    const struct weight_spec t = { .map = map, .rows = f.rows, .cols = f.cols, .role = part_infos[part].role,
+                                   .layer = layer, .part = (int)part };
+    return add_linear(b, part_infos[part].name, source, src_rows, b->c->biases & f.bias, t);
+}
+
+/* The same from a tensor of its own. */
+static int add_own_matrix(struct builder *b, int layer, enum layer_part part, const char *stem)
+{
+    char source[160];
+    path(b, source, sizeof source, layer, stem);
+    return add_matrix(b, layer, part, source, (struct row_map){ 0 }, 0);
+}
+
+/* The rows of part i (0 q, 1 k, 2 v) in a fused matrix. */
+static struct row_map fused_rows(const struct builder *b, int i)
 {
     const struct config *c = b->c;
     const int64_t hd = c->head_dim, group = c->n_heads / c->n_kv_heads, q = (int64_t)c->n_heads * hd,
                   kv = (int64_t)c->n_kv_heads * hd;
-    char fused[160], probe[168], one[3][160];
-    const char *stems[3] = { b->n.q, b->n.k, b->n.v };
-    static const char *const names[3] = { "q_proj", "k_proj", "v_proj" };
-    static const int biases[3] = { BIAS_Q, BIAS_K, BIAS_V };
+    if (b->n.qkv_grouped)
+        return (struct row_map){ .offset = i == 0 ? 0 : (group + i - 1) * hd, .run = i == 0 ? group * hd : hd,
+                                 .stride = (group + 2) * hd };
+    const int64_t rows = i == 0 ? q : kv;
+    return (struct row_map){ .offset = i == 0 ? 0 : i == 1 ? q : q + kv, .run = rows, .stride = rows };
+}
+
+static int add_qkv(struct builder *b, int layer)
+{
+    static const enum layer_part parts[3] = { LP_Q, LP_K, LP_V };
+    const struct config *c = b->c;
+    const char *const stems[3] = { b->n.q, b->n.k, b->n.v };
+    const int64_t hd = c->head_dim, q = (int64_t)c->n_heads * hd, kv = (int64_t)c->n_kv_heads * hd;
+    char source[160], probe[168];
     int is_fused = b->n.qkv != NULL;
     if (is_fused) {
-        path(b, fused, sizeof fused, layer, b->n.qkv);
-        snprintf(probe, sizeof probe, "%s.weight", fused);
+        path(b, source, sizeof source, layer, b->n.qkv);
+        snprintf(probe, sizeof probe, "%s.weight", source);
         is_fused = !c->gguf || exists(b, probe);        /* GGUF: some converters fuse, some do not */
     }
     for (int i = 0; i < 3; i++) {
         struct row_map map = { 0 };
         int64_t src_rows = 0;
         if (is_fused) {
-            const int64_t rows = i == 0 ? q : kv, offset = i == 0 ? 0 : i == 1 ? q : q + kv;
             src_rows = q + 2 * kv;
-            map = b->n.qkv_grouped ? (struct row_map){ .offset = i == 0 ? 0 : (group + i - 1) * hd,
-                                                       .run = i == 0 ? group * hd : hd, .stride = (group + 2) * hd }
-                                   : (struct row_map){ .offset = offset, .run = rows, .stride = rows };
-            memcpy(one[i], fused, sizeof fused);
+            map = fused_rows(b, i);
         } else {
-            path(b, one[i], sizeof one[i], layer, stems[i]);
+            path(b, source, sizeof source, layer, stems[i]);
         }
         if (c->gguf && b->have->gguf_permuted && i < 2)
             map.pairs = (int)hd;
@@ -206,21 +242,29 @@ static int add_qkv(struct builder *b, int layer)
             src_rows = 2 * q;
             map = (struct row_map){ .run = hd, .stride = 2 * hd };
             const struct row_map gate = { .offset = hd, .run = hd, .stride = 2 * hd };
-            if (add_linear(b, layer, "q_gate_proj", one[i], ROLE_Q_GATE, BIAS_Q, gate, src_rows) < 0)
+            if (add_matrix(b, layer, LP_Q_GATE, source, gate, src_rows) < 0)
                 return -1;
         }
-        if (add_linear(b, layer, names[i], one[i], ROLE_Q + i, biases[i], map, src_rows) < 0)
+        if (add_matrix(b, layer, parts[i], source, map, src_rows) < 0)
             return -1;
     }
     return 0;
 }
 
+/* Gate and up of n rows each from one matrix, gate first. */
+static int add_gate_up(struct builder *b, int layer, const char *stem, int64_t n)
+{
+    char source[160];
+    path(b, source, sizeof source, layer, stem);
+    const struct row_map gate = { .run = n, .stride = n }, up = { .offset = n, .run = n, .stride = n };
+    return add_matrix(b, layer, LP_GATE, source, gate, 2 * n) < 0 ? -1
+                                                                  : add_matrix(b, layer, LP_UP, source, up, 2 * n);
+}
+
 static int add_mlp(struct builder *b, int layer)
 {
     const struct config *c = b->c;
-    const int64_t ff = config_mlp_size(c, layer);
     char source[160], probe[168];
-    const struct row_map identity = { 0 };
     int is_fused = c->gated && b->n.gate_up != NULL;
     if (is_fused && c->gguf) {
         path(b, source, sizeof source, layer, b->n.gate);
@@ -228,137 +272,153 @@ static int add_mlp(struct builder *b, int layer)
         is_fused = !exists(b, probe);
     }
     if (is_fused) {
-        path(b, source, sizeof source, layer, b->n.gate_up);
-        if (add_linear(b, layer, "gate_proj", source, ROLE_GATE, BIAS_GATE, (struct row_map){ .run = ff, .stride = ff },
-                       2 * ff) < 0 ||
-            add_linear(b, layer, "up_proj", source, ROLE_UP, BIAS_UP,
-                       (struct row_map){ .offset = ff, .run = ff, .stride = ff }, 2 * ff) < 0)
+        if (add_gate_up(b, layer, b->n.gate_up, config_mlp_size(c, layer)) < 0)
             return -1;
-    } else {
-        if (c->gated) {
-            path(b, source, sizeof source, layer, b->n.gate);
-            if (add_linear(b, layer, "gate_proj", source, ROLE_GATE, BIAS_GATE, identity, 0) < 0)
-                return -1;
-        }
-        path(b, source, sizeof source, layer, b->n.up);
-        if (add_linear(b, layer, "up_proj", source, ROLE_UP, BIAS_UP, identity, 0) < 0)
-            return -1;
-    }
-    if (b->have->mlp_sub_norm && add_norm(b, layer, "mlp_sub_norm", b->have->mlp_sub_norm, b->have->mlp_sub_norm, ff,
-                                          0) < 0)
+    } else if ((c->gated && add_own_matrix(b, layer, LP_GATE, b->n.gate) < 0) ||
+               add_own_matrix(b, layer, LP_UP, b->n.up) < 0) {
         return -1;
-    path(b, source, sizeof source, layer, b->n.down);
-    return add_linear(b, layer, "down_proj", source, ROLE_DOWN, BIAS_DOWN, identity, 0);
+    }
+    return add_layer_norm(b, layer, LP_MLP_SUB_NORM, b->have->mlp_sub_norm) < 0
+               ? -1 : add_own_matrix(b, layer, LP_DOWN, b->n.down);
 }
 
 /* ---- mixture of experts ---- */
 
-/* A plain vector whose whole name stands in the table; some keep it as [1, n], GGUF of layers
- * with a state as [n, 1]. */
-static int add_named_vector(struct builder *b, int layer, const char *ours, const char *stem, int64_t n)
+/* A vector whose whole name in the source is known, if the layer has it.  Some sources keep it as
+ * [1, n], a GGUF of a model with recurrent layers as [n, 1]. */
+static int add_vector(struct builder *b, int layer, enum layer_part part, const char *stem)
 {
+    const struct part_fact f = layer_part_fact(b->c, layer, part);
     char full[160];
+    if (!f.present)
+        return 0;
     path(b, full, sizeof full, layer, stem);
-    const int64_t flat[2] = { 1, n }, upright[2] = { n, 1 };
+    const int64_t flat[2] = { 1, f.cols }, upright[2] = { f.cols, 1 };
     const int as_row = has_dims(b, full, 2);
-    const struct weight_spec t = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
-                                   .expert = -1 };
-    return add_as(b, ours, full, !as_row ? flat + 1 : b->c->gguf ? upright : flat, as_row ? 2 : 1, &t);
+    const struct weight_spec t = { .rows = 1, .cols = f.cols, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
+                                   .expert = -1, .part = (int)part };
+    return add_as(b, part_infos[part].name, full, !as_row ? flat + 1 : b->c->gguf ? upright : flat, as_row ? 2 : 1,
+                  &t);
 }
 
-/* A matrix of one expert, and its bias, from where the source keeps it.  part: 0 gate, 1 up, 2
- * down. */
-static int add_expert_part(struct builder *b, int layer, int expert, int part)
+/* Where a matrix of an expert lies in its source's tensor. */
+struct expert_place {
+    const char *stem;               /* of the tensor */
+    int in_out;                     /* stored [in, out] */
+    int64_t src_rows;               /* of one expert: the matrix's own, or those of gate and up together */
+    int64_t offset, run, stride;    /* of the expert's rows, see struct row_map */
+};
+
+static struct expert_place expert_place(const struct builder *b, enum layer_part part, int64_t rows)
 {
-    static const char *const ours[] = { "gate_proj", "up_proj", "down_proj" };
-    const struct config *c = b->c;
     const enum experts_form form = b->n.experts_form;
-    const int fused = form >= EXPERTS_FUSED && part < 2, in_out = form >= EXPERTS_FUSED_IN_OUT,
-              paired = form == EXPERTS_PAIRED_IN_OUT && fused;
-    const char *stem = part == 2 ? b->n.expert_down : part == 1 && !fused ? b->n.expert_up : b->n.expert_gate;
-    struct weight_spec t = { .role = ROLE_EXPERT_GATE + part, .layer = layer, .expert = expert,
-                             .first_of_expert = part == 0 };
-    config_linear_shape(c, layer, t.role, &t.rows, &t.cols);
-    const int64_t rows = fused ? 2 * t.rows : t.rows, n = c->moe.n_experts;
-    const int64_t apart[2] = { rows, t.cols }, stacked[3] = { n, in_out ? t.cols : rows, in_out ? rows : t.cols };
+    const int down = part == LP_EXPERT_DOWN, up = part == LP_EXPERT_UP;
+    const int fused = form >= EXPERTS_FUSED && !down, paired = form == EXPERTS_PAIRED_IN_OUT && fused;
+    struct expert_place p = { .stem = down ? b->n.expert_down : up && !fused ? b->n.expert_up : b->n.expert_gate,
+                              .in_out = form >= EXPERTS_FUSED_IN_OUT, .src_rows = fused ? 2 * rows : rows,
+                              .run = rows, .stride = rows };
+    if (paired) {
+        p.offset = up;
+        p.run = 1;
+        p.stride = 2;
+    } else if (fused && up) {
+        p.offset = rows;
+    }
+    return p;
+}
+
+/* A matrix of one expert, and its bias. */
+static int add_expert_part(struct builder *b, int layer, int expert, enum layer_part part)
+{
+    const struct config *c = b->c;
+    const int apart = b->n.experts_form == EXPERTS_APART;
+    const struct part_fact f = layer_part_fact(c, layer, part);
+    const struct expert_place at = expert_place(b, part, f.rows);
+    const int64_t rows = at.src_rows, n = c->moe.n_experts;
+    const int64_t shape[3] = { n, at.in_out ? f.cols : rows, at.in_out ? rows : f.cols };
+    struct weight_spec t = { .rows = f.rows, .cols = f.cols, .role = part_infos[part].role, .layer = layer,
+                             .expert = expert, .part = (int)part, .first_of_expert = part == LP_EXPERT_GATE };
     char base[160], full[192], inside[48], name[24];
-    if (form == EXPERTS_APART)
-        snprintf(inside, sizeof inside, "%s%d.%s", b->n.experts, expert, stem);
+    if (apart)
+        snprintf(inside, sizeof inside, "%s%d.%s", b->n.experts, expert, at.stem);
     else
-        snprintf(inside, sizeof inside, "%s%s", b->n.experts, stem);
+        snprintf(inside, sizeof inside, "%s%s", b->n.experts, at.stem);
     path(b, base, sizeof base, layer, inside);
-    const int64_t offset = paired ? part == 1 : fused && part == 1 ? t.rows : 0, run = paired ? 1 : t.rows,
-                  stride = paired ? 2 : t.rows;
-    if (in_out)
-        t.map = (struct row_map){ .offset = offset, .run = run, .stride = stride, .transposed = 1,
-                                  .first = expert * t.cols };
-    else if (form != EXPERTS_APART)
-        t.map = (struct row_map){ .offset = expert * rows + offset, .run = run, .stride = stride };
-    snprintf(full, sizeof full, "%s%s", base, in_out ? "" : ".weight");
-    snprintf(name, sizeof name, "%s.weight", ours[part]);
-    if (add_as(b, name, full, form == EXPERTS_APART ? apart : stacked, form == EXPERTS_APART ? 2 : 3, &t) < 0)
+    const struct row_map stacked = { .offset = expert * rows + at.offset, .run = at.run, .stride = at.stride };
+    if (at.in_out)
+        t.map = (struct row_map){ .offset = at.offset, .run = at.run, .stride = at.stride, .transposed = 1,
+                                  .first = expert * f.cols };
+    else if (!apart)
+        t.map = stacked;
+    snprintf(full, sizeof full, "%s%s", base, at.in_out ? "" : ".weight");
+    snprintf(name, sizeof name, "%s.weight", part_infos[part].name);
+    if (add_as(b, name, full, apart ? shape + 1 : shape, apart ? 2 : 3, &t) < 0)
         return -1;
-    if (c->gguf ? 0 : !(c->biases & BIAS_EXPERTS))
+    if (c->gguf || !(c->biases & f.bias))
         return 0;
     const int64_t biases[2] = { n, rows };
-    const struct weight_spec bias = { .rows = 1, .cols = t.rows, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
-                                      .expert = expert, .optional = c->gguf,
-                                      .map = form == EXPERTS_APART ? (struct row_map){ 0 }
-                                                                   : (struct row_map){ .offset = expert * rows + offset,
-                                                                       .run = run, .stride = stride } };
-    snprintf(full, sizeof full, "%s%s", base, in_out ? "_bias" : ".bias");
-    snprintf(name, sizeof name, "%s.bias", ours[part]);
-    return add_as(b, name, full, form == EXPERTS_APART ? biases + 1 : biases, form == EXPERTS_APART ? 1 : 2, &bias) < 0
-               ? -1 : 0;
+    const struct weight_spec bias = { .rows = 1, .cols = f.rows, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
+                                      .expert = expert, .part = (int)part,
+                                      .map = apart ? (struct row_map){ 0 } : stacked };
+    snprintf(full, sizeof full, "%s%s", base, at.in_out ? "_bias" : ".bias");
+    snprintf(name, sizeof name, "%s.bias", part_infos[part].name);
+    return add_as(b, name, full, apart ? biases + 1 : biases, apart ? 1 : 2, &bias) < 0 ? -1 : 0;
+}
+
+/* The router of the shared MLP, one row; GGUF leaves the dimension of 1 out. */
+static int add_shared_router(struct builder *b, int layer)
+{
+    const int64_t want[2] = { 1, b->c->hidden_size };
+    const struct weight_spec t = { .rows = 1, .cols = b->c->hidden_size, .role = ROLE_SHARED_ROUTER, .layer = layer,
+                                   .expert = -1, .part = LP_SHARED_ROUTER };
+    char source[160], full[168];
+    path(b, source, sizeof source, layer, b->n.shared_router);
+    snprintf(full, sizeof full, "%s.weight", source);
+    const int flat = has_dims(b, full, 1);
+    return add_as(b, "shared_router.weight", full, flat ? want + 1 : want, flat ? 1 : 2, &t);
 }
 
 static int add_moe(struct builder *b, int layer)
 {
     const struct moe *m = &b->c->moe;
-    const struct row_map identity = { 0 };
-    char source[160];
-    path(b, source, sizeof source, layer, b->n.router);
-    if (add_linear(b, layer, "router", source, ROLE_ROUTER, BIAS_ROUTER, identity, 0) < 0 ||
-        (m->correction && add_named_vector(b, layer, "router.correction", b->n.correction, m->n_experts) < 0))
+    if (add_own_matrix(b, layer, LP_ROUTER, b->n.router) < 0 ||
+        add_vector(b, layer, LP_CORRECTION, b->n.correction) < 0 || (m->shared_gate && add_shared_router(b, layer) < 0))
         return -1;
-    if (m->shared_gate) {
-        char full[168];
-        path(b, source, sizeof source, layer, b->n.shared_router);
-        snprintf(full, sizeof full, "%s.weight", source);
-        const int64_t want[2] = { 1, b->c->hidden_size };
-        const int flat = has_dims(b, full, 1);          /* GGUF leaves the 1 out */
-        const struct weight_spec t = { .rows = 1, .cols = b->c->hidden_size, .role = ROLE_SHARED_ROUTER, .layer = layer,
-                                       .expert = -1 };
-        if (add_as(b, "shared_router.weight", full, flat ? want + 1 : want, flat ? 1 : 2, &t) < 0)
-            return -1;
-    }
     if (m->shared_size && b->n.shared_gate_up) {
-        const int64_t ff = m->shared_size;
-        path(b, source, sizeof source, layer, b->n.shared_gate_up);
-        if (add_linear(b, layer, "gate_proj", source, ROLE_GATE, BIAS_GATE, (struct row_map){ .run = ff, .stride = ff },
-                       2 * ff) < 0 ||
-            add_linear(b, layer, "up_proj", source, ROLE_UP, BIAS_UP,
-                       (struct row_map){ .offset = ff, .run = ff, .stride = ff }, 2 * ff) < 0)
+        if (add_gate_up(b, layer, b->n.shared_gate_up, m->shared_size) < 0)
             return -1;
+    } else if (m->shared_size && (add_own_matrix(b, layer, LP_GATE, b->n.shared_gate) < 0 ||
+                                  add_own_matrix(b, layer, LP_UP, b->n.shared_up) < 0)) {
+        return -1;
     }
-    for (int i = b->n.shared_gate_up ? 2 : 0; i < (m->shared_size ? 3 : 0); i++) {
-        static const char *const ours[] = { "gate_proj", "up_proj", "down_proj" };
-        const char *const stems[] = { b->n.shared_gate, b->n.shared_up, b->n.shared_down };
-        path(b, source, sizeof source, layer, stems[i]);
-        if (add_linear(b, layer, ours[i], source, ROLE_GATE + i, BIAS_GATE << i, identity, 0) < 0)
-            return -1;
-    }
+    if (m->shared_size && add_own_matrix(b, layer, LP_DOWN, b->n.shared_down) < 0)
+        return -1;
     for (int i = 0; i < m->n_experts; i++)
-        for (int part = 0; part < 3; part++)
-            if (add_expert_part(b, layer, i, part) < 0)
-                return -1;
+        if (add_expert_part(b, layer, i, LP_EXPERT_GATE) < 0 || add_expert_part(b, layer, i, LP_EXPERT_UP) < 0 ||
+            add_expert_part(b, layer, i, LP_EXPERT_DOWN) < 0)
+            return -1;
     return 0;
 }
 
 /* ---- multi-head latent attention ---- */
 
-/* kv_b: of every head nope_dim rows that make its key out of the latent, then v_dim rows that
- * make its value.  The former are kept the other way round. */
+/* k_b or v_b from `source`, whose shape is want. */
+static int add_kv_half(struct builder *b, int layer, enum layer_part part, const char *stem, const int64_t *want,
+                       int n_want, struct row_map map)
+{
+    const struct part_fact f = layer_part_fact(b->c, layer, part);
+    const struct weight_spec t = { .map = map, .rows = f.rows, .cols = f.cols, .role = part_infos[part].role,
+                                   .layer = layer, .expert = -1, .part = (int)part };
+    char source[160], full[168], ours[24];
+    path(b, source, sizeof source, layer, stem);
+    snprintf(full, sizeof full, "%s.weight", source);
+    snprintf(ours, sizeof ours, "%s.weight", part_infos[part].name);
+    return add_as(b, ours, full, want, n_want, &t);
+}
+
+/* kv_b has for every head nope_dim rows that make its key out of the latent, then v_dim rows that
+ * make its value.  We keep the former transposed.  Newer GGUF files have the two apart, the keys
+ * transposed already. */
 static int add_kv_b(struct builder *b, int layer)
 {
     const struct mla *m = &b->c->mla;
@@ -366,185 +426,153 @@ static int add_kv_b(struct builder *b, int layer)
     const struct row_map values = { .offset = m->nope_dim, .run = m->v_dim, .stride = head };
     const struct row_map keys = { .run = m->kv_rank, .stride = m->kv_rank, .transposed = 1, .slice = m->kv_rank,
                                   .slice_stride = head };
-    char full[168], source[160];
-    struct weight_spec t = { .layer = layer, .expert = -1 };
+    const int64_t k[3] = { heads, m->kv_rank, m->nope_dim }, v[3] = { heads, m->v_dim, m->kv_rank };
+    const int64_t both[2] = { heads * head, m->kv_rank };
+    char source[160], full[168];
     path(b, source, sizeof source, layer, b->n.k_b ? b->n.k_b : "");
     snprintf(full, sizeof full, "%s.weight", source);
-    if (b->n.k_b && exists(b, full)) {                  /* newer GGUF: in two, keys the other way round already */
-        const int64_t k[3] = { heads, m->kv_rank, m->nope_dim }, v[3] = { heads, m->v_dim, m->kv_rank };
-        t.role = ROLE_K_B;
-        config_linear_shape(b->c, layer, t.role, &t.rows, &t.cols);
-        if (add_as(b, "k_b_proj.weight", full, k, 3, &t) < 0)
-            return -1;
-        path(b, source, sizeof source, layer, b->n.v_b);
-        snprintf(full, sizeof full, "%s.weight", source);
-        t.role = ROLE_V_B;
-        config_linear_shape(b->c, layer, t.role, &t.rows, &t.cols);
-        return add_as(b, "v_b_proj.weight", full, v, 3, &t);
-    }
-    const int64_t want[2] = { heads * head, m->kv_rank };
-    path(b, source, sizeof source, layer, b->n.kv_b);
-    snprintf(full, sizeof full, "%s.weight", source);
-    t.role = ROLE_K_B;
-    t.map = keys;
-    config_linear_shape(b->c, layer, t.role, &t.rows, &t.cols);
-    if (add_as(b, "k_b_proj.weight", full, want, 2, &t) < 0)
-        return -1;
-    t.role = ROLE_V_B;
-    t.map = values;
-    config_linear_shape(b->c, layer, t.role, &t.rows, &t.cols);
-    return add_as(b, "v_b_proj.weight", full, want, 2, &t);
+    if (b->n.k_b && exists(b, full))
+        return add_kv_half(b, layer, LP_K_B, b->n.k_b, k, 3, (struct row_map){ 0 }) < 0
+                   ? -1 : add_kv_half(b, layer, LP_V_B, b->n.v_b, v, 3, (struct row_map){ 0 });
+    return add_kv_half(b, layer, LP_K_B, b->n.kv_b, both, 2, keys) < 0
+               ? -1 : add_kv_half(b, layer, LP_V_B, b->n.kv_b, both, 2, values);
 }
 
 static int add_mla(struct builder *b, int layer)
 {
-    const struct mla *m = &b->c->mla;
-    const struct row_map identity = { 0 };
-    char source[160];
-    if (m->q_rank) {
-        path(b, source, sizeof source, layer, b->n.q_a);
-        if (add_linear(b, layer, "q_a_proj", source, ROLE_Q_A, 0, identity, 0) < 0 ||
-            add_norm(b, layer, "q_a_norm", b->n.q_a_norm, b->n.q_a_norm, m->q_rank, 0) < 0)
-            return -1;
-    }
-    path(b, source, sizeof source, layer, m->q_rank ? b->n.q_b : b->n.q);
-    if (add_linear(b, layer, "q_proj", source, ROLE_Q, 0, identity, 0) < 0)
+    const int q_rank = b->c->mla.q_rank;
+    if (q_rank && (add_own_matrix(b, layer, LP_Q_A, b->n.q_a) < 0 ||
+                   add_layer_norm(b, layer, LP_Q_A_NORM, b->n.q_a_norm) < 0))
         return -1;
-    path(b, source, sizeof source, layer, b->n.kv_a);
-    if (add_linear(b, layer, "kv_a_proj", source, ROLE_KV_A, 0, identity, 0) < 0 ||
-        add_norm(b, layer, "kv_norm", b->n.kv_norm, b->n.kv_norm, m->kv_rank, 0) < 0)
+    if (add_own_matrix(b, layer, LP_Q, q_rank ? b->n.q_b : b->n.q) < 0 ||
+        add_own_matrix(b, layer, LP_KV_A, b->n.kv_a) < 0 || add_layer_norm(b, layer, LP_KV_NORM, b->n.kv_norm) < 0)
         return -1;
     return add_kv_b(b, layer);
 }
 
 /* ---- layers with a state ---- */
 
-/* The convolution's weights [channels, 1, kernel] are kept the other way round: channels lie
- * side by side. */
-static int add_state(struct builder *b, int layer)
+/* The convolution's weights [channels, 1, kernel] are kept transposed, so that channels lie side by
+ * side.  GGUF leaves the 1 out. */
+static int add_conv(struct builder *b, int layer)
 {
-    const struct config *c = b->c;
-    const struct recurrent *r = &c->recurrent;
-    const int64_t channels = recurrent_channels(c, layer), want[3] = { channels, 1, r->conv_kernel },
-                  flat[2] = { channels, r->conv_kernel };
-    const int conv = c->mixer[layer] == MIXER_CONV, delta = c->mixer[layer] == MIXER_DELTA;
-    const struct row_map identity = { 0 };
-    struct weight_spec t = { .rows = r->conv_kernel, .cols = channels, .is_vector = 1, .role = ROLE_BIAS,
-                             .layer = layer, .expert = -1, .map = { .transposed = 1 } };
+    const struct part_fact f = layer_part_fact(b->c, layer, LP_CONV), bias = layer_part_fact(b->c, layer, LP_CONV_BIAS);
+    const int64_t want[3] = { f.cols, 1, f.rows }, flat[2] = { f.cols, f.rows };
+    const struct weight_spec t = { .rows = f.rows, .cols = f.cols, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
+                                   .expert = -1, .part = LP_CONV, .map = { .transposed = 1 } };
+    const struct weight_spec bias_spec = { .rows = 1, .cols = bias.cols, .is_vector = 1, .role = ROLE_BIAS,
+                                           .layer = layer, .part = LP_CONV_BIAS };
     char source[160], full[168];
-    path(b, source, sizeof source, layer, b->n.in);
-    if (add_linear(b, layer, "in_proj", source, ROLE_IN, BIAS_IN, identity, 0) < 0)
-        return -1;
     path(b, source, sizeof source, layer, b->n.conv);
     snprintf(full, sizeof full, "%s.weight", source);
-    const int is_flat = has_dims(b, full, 2);           /* GGUF leaves the 1 out */
-    if (add_as(b, "conv.weight", full, is_flat ? flat : want, is_flat ? 2 : 3, &t) < 0 ||
-        (r->conv_bias && add(b, layer, "conv", ".bias", source, 1, channels, 1, identity, channels, ROLE_BIAS, 0) < 0))
+    const int is_flat = has_dims(b, full, 2);
+    if (add_as(b, part_infos[LP_CONV].name, full, is_flat ? flat : want, is_flat ? 2 : 3, &t) < 0)
         return -1;
-    if (conv)
+    return bias.present ? add(b, "conv", ".bias", source, 0, bias_spec) : 0;
+}
+
+/* The norm behind the recurrence; GGUF of mamba2 has a row for each group. */
+static int add_gate_norm(struct builder *b, int layer)
+{
+    const struct part_fact f = layer_part_fact(b->c, layer, LP_GATE_NORM);
+    if (!f.stored)
         return 0;
-    if (delta) {
-        path(b, source, sizeof source, layer, b->n.in_ba);
-        if (add_linear(b, layer, "in_ba_proj", source, ROLE_IN_BA, 0, identity, 0) < 0)
-            return -1;
-        path(b, source, sizeof source, layer, b->n.in_z ? b->n.in_z : "");
-        if (r->z_apart && add_linear(b, layer, "in_z_proj", source, ROLE_IN_Z, 0, identity, 0) < 0)
-            return -1;
-    }
-    if (add_named_vector(b, layer, "a_log", b->n.a_log, r->n_heads) < 0 ||
-        add_named_vector(b, layer, "dt_bias", b->n.dt_bias, r->n_heads) < 0 ||
-        (!delta && add_named_vector(b, layer, "d", b->n.d, r->n_heads) < 0))
-        return -1;
-    const int64_t n = delta ? r->head_dim : recurrent_width(c, layer), parts[2] = { r->n_groups, n / r->n_groups };
-    const struct weight_spec norm = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_NORM, .layer = layer,
-                                      .expert = -1 };
+    const int64_t n_groups = b->c->recurrent.n_groups, parts[2] = { n_groups, f.cols / n_groups };
+    const struct weight_spec norm = { .rows = 1, .cols = f.cols, .is_vector = 1, .role = ROLE_NORM, .layer = layer,
+                                      .expert = -1, .part = LP_GATE_NORM };
+    char source[160], full[168];
     path(b, source, sizeof source, layer, b->n.gate_norm);
     snprintf(full, sizeof full, "%s.weight", source);
-    const int in_parts = !delta && has_dims(b, full, 2);        /* GGUF: a row for each group */
-    return add_as(b, "gate_norm.weight", full, in_parts ? parts : &n, in_parts ? 2 : 1, &norm) < 0 ? -1 : 0;
+    const int in_parts = b->c->mixer[layer] != MIXER_DELTA && has_dims(b, full, 2);
+    return add_as(b, "gate_norm.weight", full, in_parts ? parts : &f.cols, in_parts ? 2 : 1, &norm) < 0 ? -1 : 0;
+}
+
+static int add_state(struct builder *b, int layer)
+{
+    if (add_own_matrix(b, layer, LP_IN, b->n.in) < 0 || add_conv(b, layer) < 0)
+        return -1;
+    if (b->c->mixer[layer] == MIXER_DELTA &&
+        (add_own_matrix(b, layer, LP_IN_BA, b->n.in_ba) < 0 ||
+         (b->c->recurrent.z_apart && add_own_matrix(b, layer, LP_IN_Z, b->n.in_z) < 0)))
+        return -1;
+    return add_vector(b, layer, LP_A_LOG, b->n.a_log) < 0 || add_vector(b, layer, LP_DT_BIAS, b->n.dt_bias) < 0 ||
+           add_vector(b, layer, LP_D, b->n.d) < 0 ? -1 : add_gate_norm(b, layer);
 }
 
 /* ---- a layer ---- */
 
 /* q_norm or k_norm: one weight for all heads, one for each head ([heads, head_dim] in the
  * source), or one for the whole row. */
-static int add_qk_norm(struct builder *b, int layer, const char *name, const char *stem, int heads)
+static int add_qk_norm(struct builder *b, int layer, enum layer_part part, const char *stem, int heads)
 {
     const struct config *c = b->c;
-    if (c->qk_norm == QK_NORM_NONE || (b->have->q_norm && !*b->have->q_norm))
-        return 0;
-    const int64_t n = c->qk_norm == QK_NORM_HEAD ? c->head_dim : (int64_t)heads * c->head_dim;
-    if (c->qk_norm != QK_NORM_EACH)
-        return add_norm(b, layer, name, stem, stem, n, BIAS_QK_NORM);
-    char source[150], full[160];
+    const struct part_fact f = layer_part_fact(c, layer, part);
+    if (c->qk_norm != QK_NORM_EACH || !f.stored)
+        return add_layer_norm(b, layer, part, stem);
+    const int64_t want[2] = { heads, c->head_dim };
+    const struct weight_spec t = { .rows = 1, .cols = f.cols, .is_vector = 1, .role = ROLE_NORM, .layer = layer,
+                                   .expert = -1, .part = (int)part };
+    char source[150], full[160], ours[24];
     path(b, source, sizeof source, layer, stem);
     snprintf(full, sizeof full, "%s.weight", source);
-    const int64_t want[2] = { heads, c->head_dim };
-    if (check_shape(b, full, want, 2, 0) < 0)
+    snprintf(ours, sizeof ours, "%s.weight", part_infos[part].name);
+    return add_as(b, ours, full, want, 2, &t);
+}
+
+static int add_mixer(struct builder *b, int i)
+{
+    const struct weight_names *n = &b->n;
+    const int kind = b->c->mixer[i], state = mixer_has_state(kind);
+    if (add_layer_norm(b, i, LP_ATTN_NORM, n->attn_norm) < 0)
         return -1;
-    struct weight_spec *s = push(b);
-    if (!s)
+    if (state               ? add_state(b, i) < 0
+        : kind == MIXER_MLA ? add_mla(b, i) < 0
+                            : add_qkv(b, i) < 0 || add_qk_norm(b, i, LP_Q_NORM, n->q_norm, b->c->n_heads) < 0 ||
+                                  add_qk_norm(b, i, LP_K_NORM, n->k_norm, b->c->n_kv_heads) < 0)
         return -1;
-    *s = (struct weight_spec){ .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_NORM, .layer = layer, .expert = -1 };
-    snprintf(s->name, sizeof s->name, "layers.%d.%s.weight", layer, name);
-    snprintf(s->source, sizeof s->source, "%s", full);
-    return 0;
+    return add_layer_norm(b, i, LP_ATTN_SUB_NORM, b->have->attn_sub_norm) < 0 ||
+           add_vector(b, i, LP_SINKS, n->sinks) < 0 ||
+           add_own_matrix(b, i, LP_O, state && n->state_o ? n->state_o : n->o) < 0
+               ? -1 : add_layer_norm(b, i, LP_ATTN_POST_NORM, n->attn_post_norm);
 }
 
 static int add_layer(struct builder *b, int i)
 {
-    const struct weight_names *have = b->have, *n = &b->n;
-    const int64_t hidden = b->c->hidden_size;
-    const struct row_map identity = { 0 };
-    const int kind = b->c->mixer[i], state = mixer_has_state(kind);
-    char o[160];
-    if (kind == MIXER_NONE)
-        goto feed;
-    path(b, o, sizeof o, i, state && n->state_o ? n->state_o : n->o);
-    if (add_norm(b, i, "attn_norm", have->attn_norm, n->attn_norm, hidden, BIAS_NORM) < 0)
+    if (b->c->mixer[i] != MIXER_NONE && add_mixer(b, i) < 0)
         return -1;
-    if (state               ? add_state(b, i) < 0
-        : kind == MIXER_MLA ? add_mla(b, i) < 0
-                                    : add_qkv(b, i) < 0 || add_qk_norm(b, i, "q_norm", n->q_norm, b->c->n_heads) < 0 ||
-                                          add_qk_norm(b, i, "k_norm", n->k_norm, b->c->n_kv_heads) < 0)
-        return -1;
-    if (have->attn_sub_norm && add_norm(b, i, "attn_sub_norm", have->attn_sub_norm, have->attn_sub_norm,
-                                        (int64_t)b->c->n_heads * b->c->head_dim, 0) < 0)
-        return -1;
-    if ((b->c->sinks && add_named_vector(b, i, "sinks", n->sinks, b->c->n_heads) < 0) ||
-        add_linear(b, i, "o_proj", o, ROLE_O, state ? BIAS_IN : BIAS_O, identity, 0) < 0 ||
-        add_norm(b, i, "attn_post_norm", have->attn_post_norm, n->attn_post_norm, hidden, BIAS_NORM) < 0)
-        return -1;
-feed:
     if (b->c->ff[i] == FF_NONE)
         return 0;
-    if (add_norm(b, i, "mlp_norm", have->mlp_norm, n->mlp_norm, hidden, BIAS_NORM) < 0 ||
+    if (add_layer_norm(b, i, LP_MLP_NORM, b->n.mlp_norm) < 0 ||
         (b->c->ff[i] == FF_MOE ? add_moe(b, i) : add_mlp(b, i)) < 0)
         return -1;
-    return add_norm(b, i, "mlp_post_norm", have->mlp_post_norm, n->mlp_post_norm, hidden, BIAS_NORM);
+    return add_layer_norm(b, i, LP_MLP_POST_NORM, b->n.mlp_post_norm);
+}
+
+/* ---- outside of the layers ---- */
+
+/* A matrix (is_vector: stored as plain f32) outside of the layers. */
+static int add_end(struct builder *b, const char *name, const char *stem, int64_t rows, int64_t cols, int role,
+                   int is_vector)
+{
+    char source[160];
+    path(b, source, sizeof source, -1, stem);
+    return add(b, name, ".weight", source, 0,
+               (struct weight_spec){ .rows = rows, .cols = cols, .is_vector = is_vector, .role = role, .layer = -1,
+                                     .part = -1 });
 }
 
 static int add_embed(struct builder *b)
 {
     const struct config *c = b->c;
-    const struct row_map identity = { 0 };
     const int64_t positions = (int64_t)c->max_len + c->pos_offset;
-    char source[160];
-    path(b, source, sizeof source, -1, b->n.embed);
-    if (add(b, -1, "embed", ".weight", source, c->vocab_size, c->embed_size, 0, identity, c->vocab_size, ROLE_EMBED,
-            0) < 0 ||
-        add_norm(b, -1, "embed_norm", b->have->embed_norm, b->n.embed_norm, c->hidden_size, BIAS_NORM) < 0)
+    if (add_end(b, "embed", b->n.embed, c->vocab_size, c->embed_size, ROLE_EMBED, 0) < 0 ||
+        add_end_norm(b, "embed_norm", b->have->embed_norm, b->n.embed_norm) < 0)
         return -1;
-    if (c->embed_size != c->hidden_size) {
-        path(b, source, sizeof source, -1, b->n.embed_in ? b->n.embed_in : "project_in");
-        if (add(b, -1, "embed_in", ".weight", source, c->hidden_size, c->embed_size, 0, identity, c->hidden_size,
-                ROLE_EMBED, 0) < 0)
-            return -1;
-    }
-    if (c->pos != POS_LEARNED)
-        return 0;
-    path(b, source, sizeof source, -1, b->n.pos);
-    return add(b, -1, "pos_embed", ".weight", source, positions, c->hidden_size, 1, identity, positions, ROLE_POS, 0);
+    if (c->embed_size != c->hidden_size &&
+        add_end(b, "embed_in", b->n.embed_in ? b->n.embed_in : "project_in", c->hidden_size, c->embed_size, ROLE_EMBED,
+                0) < 0)
+        return -1;
+    return c->pos == POS_LEARNED ? add_end(b, "pos_embed", b->n.pos, positions, c->hidden_size, ROLE_POS, 1) : 0;
 }
 
 /* The head stands beside the model: without its prefix, or with that of the language model
@@ -566,20 +594,19 @@ static int find_head(const struct builder *b, char *source, size_t room)
 static int add_head(struct builder *b)
 {
     const struct config *c = b->c;
-    const struct row_map identity = { 0 };
+    const struct weight_spec t = { .rows = c->vocab_size, .cols = c->embed_size, .role = ROLE_HEAD, .layer = -1,
+                                   .part = -1 };
     char source[160];
-    if (add_norm(b, -1, "final_norm", b->have->final_norm, b->n.final_norm, c->hidden_size, BIAS_NORM) < 0)
+    if (add_end_norm(b, "final_norm", b->have->final_norm, b->n.final_norm) < 0)
         return -1;
-    if (c->embed_size != c->hidden_size) {
-        path(b, source, sizeof source, -1, b->n.embed_out ? b->n.embed_out : "project_out");
-        if (add(b, -1, "embed_out", ".weight", source, c->embed_size, c->hidden_size, 0, identity, c->embed_size,
+    if (c->embed_size != c->hidden_size &&
+        add_end(b, "embed_out", b->n.embed_out ? b->n.embed_out : "project_out", c->embed_size, c->hidden_size,
                 ROLE_HEAD, 0) < 0)
-            return -1;
-    }
-    int found = find_head(b, source, sizeof source);
+        return -1;
+    const int found = find_head(b, source, sizeof source);
     if (c->gguf ? !found : c->tied || (!found && !c->tied_given))
         return 0;
-    return add_linear(b, -1, "head", source, ROLE_HEAD, BIAS_HEAD, identity, 0);
+    return add_linear(b, "head", source, 0, c->biases & BIAS_HEAD, t);
 }
 
 /* What all names of a folder begin with: models alone or inside larger ones, with and without

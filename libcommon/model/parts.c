@@ -1,0 +1,149 @@
+/* parts.c - the table of a layer's weights, and what each of them is in one layer of a model. */
+#include "libcommon/model/parts.h"
+
+#include <assert.h>
+
+#include "libcommon/model/arch.h"
+
+enum { IS_MIXER = 1, IS_FF = 0, IS_DENSE = 1, IS_BEYOND = 0 };
+
+const struct part_info part_infos[N_LAYER_PARTS] = {
+#define NORM(id, field, name, scope, of, ...) \
+    [LP_##id] = { name, PART_NORM, -1, IS_##of, IS_##scope, offsetof(struct layer, field) },
+#define VECTOR(id, field, name, scope, of, ...) \
+    [LP_##id] = { name, PART_VECTOR, -1, IS_##of, IS_##scope, offsetof(struct layer, field) },
+#define MATRIX(id, field, name, scope, of, ...) \
+    [LP_##id] = { name, PART_MATRIX, ROLE_##id, IS_##of, IS_##scope, offsetof(struct layer, field) },
+#define EXPERT(id, field, name, ...) \
+    [LP_##id] = { name, PART_EXPERT, ROLE_##id, IS_FF, IS_BEYOND, offsetof(struct expert, field) },
+#include "libcommon/model/parts.def"
+};
+
+/* A field of struct layer or struct expert without a row, or a role without a matrix, fails
+ * here. */
+enum {
+#define NORM(...) + sizeof(struct norm)
+#define VECTOR(...) + sizeof(const float *)
+#define MATRIX(...) + sizeof(struct linear)
+#define EXPERT(...)
+    LAYER_BYTES = sizeof(struct expert *)
+#include "libcommon/model/parts.def"
+    ,
+#define NORM(...)
+#define VECTOR(...)
+#define MATRIX(...)
+#define EXPERT(...) + sizeof(struct linear)
+    EXPERT_BYTES = 0
+#include "libcommon/model/parts.def"
+    ,
+#define NORM(...)
+#define VECTOR(...)
+#define MATRIX(...) + 1
+#define EXPERT(...) + 1
+    N_MATRIX_ROLES = 0
+#include "libcommon/model/parts.def"
+};
+_Static_assert(sizeof(struct layer) == LAYER_BYTES, "every weight of struct layer has a row in parts.def");
+_Static_assert(sizeof(struct expert) == EXPERT_BYTES, "every matrix of struct expert has a row in parts.def");
+_Static_assert(N_ROLES - N_ENDS_ROLES == N_MATRIX_ROLES, "every role of a layer's matrices has a row in parts.def");
+
+/* Rows of a layer's matrix `in`. */
+static int64_t projected_rows(const struct config *c, int layer)
+{
+    const int64_t channels = recurrent_channels(c, layer), width = recurrent_width(c, layer);
+    if (c->mixer[layer] == MIXER_CONV)
+        return 3 * width;
+    return channels + (c->recurrent.z_apart ? 0 : width) +
+           (c->mixer[layer] == MIXER_MAMBA2 ? c->recurrent.n_heads : 0);
+}
+
+struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_part part)
+{
+    const struct weight_names *names = c->names;
+    const struct mla *m = &c->mla;
+    const struct recurrent *r = &c->recurrent;
+    const int kind = c->mixer[layer];
+    const int mixes = kind != MIXER_NONE, attends = kind == MIXER_ATTENTION, mla = kind == MIXER_MLA;
+    const int state = mixer_has_state(kind), mamba = kind == MIXER_MAMBA2, delta = kind == MIXER_DELTA;
+    const int q_a = mla && m->q_rank, qk_norm = attends && c->qk_norm != QK_NORM_NONE;
+    const int per_head = c->qk_norm == QK_NORM_HEAD;
+    const int feeds = c->ff[layer] != FF_NONE, moe = c->ff[layer] == FF_MOE;
+    const int64_t hidden = c->hidden_size, heads = c->n_heads, mlp = config_mlp_size(c, layer);
+    const int64_t q_width = heads * c->head_dim, kv_width = (int64_t)c->n_kv_heads * c->head_dim;
+    const int64_t projected = projected_rows(c, layer), channels = recurrent_channels(c, layer),
+                  width = recurrent_width(c, layer);
+    const char *have;
+    switch (part) {
+#define NORM(id, field, name, scope, of, have_, bias, size) \
+    case LP_##id: have = have_; return (struct part_fact){ have != NULL, have && *have, bias, INPUT_NONE, 1, size };
+#define VECTOR(id, field, name, scope, of, when, rows, cols) \
+    case LP_##id: return (struct part_fact){ (when) != 0, (when) != 0, 0, INPUT_NONE, rows, cols };
+#define MATRIX(id, field, name, scope, of, reads, when, bias, rows, cols) \
+    case LP_##id: return (struct part_fact){ (when) != 0, (when) != 0, bias, reads, rows, cols };
+#define EXPERT(id, field, name, reads, bias, rows, cols) \
+    case LP_##id: return (struct part_fact){ moe, moe, bias, reads, rows, cols };
+#include "libcommon/model/parts.def"
+    case N_LAYER_PARTS: break;
+    }
+    assert(!"a layer's part");
+    return (struct part_fact){ 0 };
+}
+
+void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols)
+{
+    static const int part_of[N_ROLES] = {
+#define NORM(...)
+#define VECTOR(...)
+#define MATRIX(id, ...) [ROLE_##id] = LP_##id,
+#define EXPERT(id, ...) [ROLE_##id] = LP_##id,
+#include "libcommon/model/parts.def"
+    };
+    if (role < N_ENDS_ROLES) {
+        *rows = c->vocab_size;
+        *cols = c->embed_size;
+        return;
+    }
+    const struct part_fact f = layer_part_fact(c, layer, (enum layer_part)part_of[role]);
+    *rows = f.rows;
+    *cols = f.cols;
+}
+
+int64_t config_mixer_parameters(const struct config *c, int layer)
+{
+    int64_t n = mixer_has_state(c->mixer[layer]) ? (int64_t)c->recurrent.conv_kernel * recurrent_channels(c, layer) : 0;
+    for (int i = 0; i < N_LAYER_PARTS; i++) {
+        const struct part_fact f = layer_part_fact(c, layer, (enum layer_part)i);
+        if (f.present && part_infos[i].kind == PART_MATRIX && part_infos[i].is_mixer)
+            n += f.rows * f.cols;
+    }
+    return n;
+}
+
+int layer_readers(const struct layer *l, enum layer_input input, const struct linear *out[LAYER_READERS])
+{
+    const int q_a = l->q_a.w.data != NULL;      /* which input q reads */
+    const struct expert *x = l->experts;
+    int n = 0;
+#define NORM(...)
+#define VECTOR(...)
+#define MATRIX(id, field, name, scope, of, reads, ...) \
+    if ((reads) == (int)input && l->field.w.data && n < LAYER_READERS) \
+        out[n++] = &l->field;
+#define EXPERT(id, field, name, reads, ...) \
+    if ((reads) == (int)input && x && x->field.w.data && n < LAYER_READERS) \
+        out[n++] = &x->field;
+#include "libcommon/model/parts.def"
+    return n;
+}
+
+void *part_field(struct layer *l, int expert, enum layer_part part)
+{
+    const struct part_info *p = &part_infos[part];
+    return (char *)(p->kind == PART_EXPERT ? (void *)&l->experts[expert] : (void *)l) + p->offset;
+}
+
+const struct linear *layer_matrix(const struct layer *l, enum layer_part part)
+{
+    const struct linear *m = (const void *)((const char *)l + part_infos[part].offset);
+    return part_infos[part].kind == PART_MATRIX && m->w.data ? m : NULL;
+}

@@ -1,0 +1,63 @@
+/* parts.h - the weights of a layer as a table to walk.  Its rows are in parts.def. */
+#ifndef ZSE_MODEL_PARTS_H
+#define ZSE_MODEL_PARTS_H
+
+#include <stddef.h>
+
+#include "libcommon/model/model.h"
+
+enum layer_part {
+#define NORM(id, ...) LP_##id,
+#define VECTOR(id, ...) LP_##id,
+#define MATRIX(id, ...) LP_##id,
+#define EXPERT(id, ...) LP_##id,
+#include "libcommon/model/parts.def"
+    N_LAYER_PARTS
+};
+
+/* Inputs within a layer, in forward order.  Matrices that read the same one share its quantized
+ * activations, and a scale of its channels is folded into all of them. */
+enum layer_input {
+    INPUT_QKV,              /* what enters the mixer: q, k, v; q_a and kv_a; all projections of a layer with a state */
+    INPUT_Q_A,              /* q_norm(q_a(x)), which q reads in latent attention */
+    INPUT_O,                /* output of the mixer */
+    INPUT_MLP,              /* gate and up, also those of experts */
+    INPUT_DOWN,             /* of the dense or the shared MLP */
+    N_INPUTS,
+    INPUT_NONE = -1         /* shared with no other matrix (k_b, v_b, an expert's down), or never quantized (routers) */
+};
+
+enum part_kind { PART_NORM, PART_VECTOR, PART_MATRIX, PART_EXPERT };
+
+struct part_info {
+    const char *name;           /* see parts.def */
+    enum part_kind kind;
+    int role;                   /* enum weight_role; -1: not a matrix */
+    int is_mixer;               /* belongs to the mixer, otherwise to the feed-forward half */
+    int is_dense;               /* scope DENSE */
+    size_t offset;              /* in struct layer; PART_EXPERT: in struct expert */
+};
+extern const struct part_info part_infos[N_LAYER_PARTS];
+
+/* What a part is in one layer of a model. */
+struct part_fact {
+    int present;                /* the layer has it */
+    int stored;                 /* and it has weights: a norm may have none */
+    int bias;                   /* BIAS_ bit, 0: none */
+    int reads;                  /* enum layer_input; INPUT_NONE unless it is a matrix */
+    int64_t rows, cols;         /* rows 1: a vector */
+};
+struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_part part);
+
+/* The matrices of l that have weights and read `input`, to out; returns their number, at most
+ * LAYER_READERS.  Of the experts, which all have the same types, those of the first. */
+enum { LAYER_READERS = 4 };
+int layer_readers(const struct layer *l, enum layer_input input, const struct linear *out[LAYER_READERS]);
+
+/* The field of l that holds the part: struct norm, const float *, or struct linear; PART_EXPERT: of
+ * this expert. */
+void *part_field(struct layer *l, int expert, enum layer_part part);
+/* The matrix of a layer; NULL: the part is no matrix (or an expert's), or has no weights here. */
+const struct linear *layer_matrix(const struct layer *l, enum layer_part part);
+
+#endif
