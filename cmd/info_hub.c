@@ -78,8 +78,9 @@ static int is_known_type(const char *model_type)
 {
     char text[80];
     snprintf(text, sizeof text, "%s_text", model_type);
-    for (const char *const *a = config_architectures(); *a; a++)
-        if (strcmp(*a, model_type) == 0 || strcmp(*a, text) == 0)
+    const char *a;
+    for (int i = 0; (a = config_architecture(i)); i++)
+        if (strcmp(a, model_type) == 0 || strcmp(a, text) == 0)
             return 1;
     return 0;
 }

@@ -556,32 +556,28 @@ static const struct arch archs[] = {
 };
 enum { N_ARCHS = sizeof archs / sizeof *archs };
 
-const struct arch *arch_find(const char *name)
+/* Row i of all tables, NULL beyond the last. */
+static const struct arch *arch_at(int i)
 {
-    for (int i = 0; i < N_ARCHS; i++)
-        if (strcmp(archs[i].name, name) == 0)
-            return &archs[i];
-    for (int i = 0; i < N_MOE_ARCHS; i++)
-        if (strcmp(moe_archs[i].name, name) == 0)
-            return &moe_archs[i];
-    for (int i = 0; i < N_STATE_ARCHS; i++)
-        if (strcmp(state_archs[i].name, name) == 0)
-            return &state_archs[i];
-    return NULL;
+    if (i < N_ARCHS)
+        return &archs[i];
+    i -= N_ARCHS;
+    if (i < N_MOE_ARCHS)
+        return &moe_archs[i];
+    i -= N_MOE_ARCHS;
+    return i < N_STATE_ARCHS ? &state_archs[i] : NULL;
 }
 
-const char *const *config_architectures(void)
+const struct arch *arch_find(const char *name)
 {
-    static const char *const names[] = {
-        "llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3", "gemma", "gemma2", "gemma3_text", "stablelm",
-            "starcoder2", "olmo", "olmo2", "granite",
-        "cohere", "cohere2", "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "mpt", "bloom", "opt", "nemotron",
-        "exaone4", "ernie4_5", "seed_oss", "arcee", "hunyuan_v1_dense", "glm4", "bitnet",
-        "mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe",
-        "dots1", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "llama4_text", "gpt_oss",
-        "lfm2", "mamba2", "granitemoehybrid", "nemotron_h", "qwen3_next", NULL,
-    };
-    _Static_assert(sizeof names / sizeof *names == N_ARCHS + N_MOE_ARCHS + N_STATE_ARCHS + 1,
-                   "every row has its name here");
-    return names;
+    const struct arch *a = NULL;
+    for (int i = 0; (a = arch_at(i)) && strcmp(a->name, name) != 0; i++)
+        ;
+    return a;
+}
+
+const char *config_architecture(int i)
+{
+    const struct arch *a = arch_at(i);
+    return a ? a->name : NULL;
 }

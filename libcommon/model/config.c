@@ -257,9 +257,9 @@ static void check(struct parse *p, const struct config *c)
 static void refuse_architecture(const char *name, struct err *e)
 {
     char list[480] = "";
-    const char *const *all = config_architectures();
-    for (int i = 0; all[i]; i++)
-        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? " " : "", all[i]);
+    const char *one;
+    for (int i = 0; (one = config_architecture(i)); i++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? " " : "", one);
     err_set(e, ERR_UNSUPPORTED, "config.json: model_type \"%.40s\" is not supported; these are: %s", name, list);
 }
 

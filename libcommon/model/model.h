@@ -157,8 +157,8 @@ void config_release(struct config *c);
 /* Sequences of so many tokens and more use LongRoPE's long factors, from position 0 on; 0: there
  * are none. */
 int config_long_from(const struct config *c);
-/* Names of the architectures that run, NULL-terminated, for messages and zse-info. */
-const char *const *config_architectures(void);
+/* Name (model_type) of architecture i that runs, i = 0, 1, ...; NULL beyond the last. */
+const char *config_architecture(int i);
 
 /* ---- weights ---- */
 struct linear { struct mat w; const float *bias; };     /* w.data NULL: absent; bias [rows] or NULL */

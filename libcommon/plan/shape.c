@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "libcommon/base/json.h"
+#include "libcommon/model/arch.h"
 
 static int make_layers(struct plan_shape *s, struct err *e)
 {
@@ -123,14 +124,6 @@ static int check_sizes(const struct plan_shape *s, const struct guess *g, struct
     return 0;
 }
 
-static int is_one_of(const char *name, const char *const *list)
-{
-    for (int i = 0; list[i]; i++)
-        if (strcmp(list[i], name) == 0)
-            return 1;
-    return 0;
-}
-
 static int64_t guess_attention(const struct plan_shape *s, const struct guess *g)
 {
     const int64_t h = s->hidden_size, heads = g->n_heads;
@@ -168,8 +161,6 @@ static void guess_layer(struct plan_layer *l, const struct plan_shape *s, const 
 
 int plan_shape_guess(struct plan_shape *s, const json_t *config, struct err *e)
 {
-    static const char *const not_gated[] = { "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "mpt", "bloom", "opt",
-                                             "phi", "starcoder2", "nemotron", "arcee", NULL };
     struct guess g;
     *s = (struct plan_shape){ 0 };
     if (!json_is_object(config))
@@ -192,7 +183,8 @@ int plan_shape_guess(struct plan_shape *s, const json_t *config, struct err *e)
         return -1;
     if (js_bool_or(c, "tie_word_embeddings", json_is_true(js_get(config, "tie_word_embeddings")), &s->tied, e))
         return err_prefix(e, "config.json");
-    g.gated = !is_one_of(type, not_gated);
+    const struct arch *known = arch_find(type);
+    g.gated = !known || !known->not_gated;
     if (off && !json_is_true(off))
         g.window = 0;
     if (check_sizes(s, &g, e) != 0 || make_layers(s, e) != 0)

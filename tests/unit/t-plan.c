@@ -229,15 +229,12 @@ static void rough_sizes(void **state)
 {
     const struct plan_shape *s7 = shape_of("Qwen2.5-7B"), *s32 = shape_of("Qwen2.5-32B"),
                             *s72 = shape_of("Qwen2.5-72B");
-    uint64_t a, b, c;
     (void)state;
     near("7B int8", plan_rough_bytes(s7, 1, 2), 8.71 * GB, 0.002);
     near("32B int8", plan_rough_bytes(s32, 1, 2), 34.32 * GB, 0.002);
     near("72B int8", plan_rough_bytes(s72, 1, 2), 75.20 * GB, 0.002);
     near("7B fp16", plan_rough_bytes(s7, 2, 2), 15.24 * GB, 0.002);
     near("72B int4", plan_rough_bytes(s72, 0.5 + 2.0 / 128, 2), 41.2 * GB, 0.002);
-    plan_from_file(14000000000, &a, &b, &c);
-    assert_true(a == 16800000000 && b == 7700000000 && c == 3850000000);
 }
 
 static void keys_and_values(void **state)
@@ -296,7 +293,7 @@ static void compare(const char *name, const json_t *config)
 
 static void same_as_the_engine(void **state)
 {
-    const char *const *archs = config_architectures();
+    const char *arch;
     json_t *m;
     size_t i;
     (void)state;
@@ -310,11 +307,11 @@ static void same_as_the_engine(void **state)
         near(name, (double)q.total, (double)p.total, 0.05);
         near(name, (double)q.active, (double)p.active, 0.05);
     }
-    for (i = 0; archs[i]; i++) {                /* each with its own defaults: recurrences, convolutions, latents, experts, windows */
-        json_t *config = json_pack("{s:s}", "model_type", archs[i]);
-        if (strcmp(archs[i], "nemotron_h") == 0)
+    for (int k = 0; (arch = config_architecture(k)); k++) {                /* each with its own defaults: recurrences, convolutions, latents, experts, windows */
+        json_t *config = json_pack("{s:s}", "model_type", arch);
+        if (strcmp(arch, "nemotron_h") == 0)
             json_object_set_new(config, "hybrid_override_pattern", json_string("M*-M-"));
-        compare(archs[i], config);
+        compare(arch, config);
         json_decref(config);
     }
 }
@@ -437,40 +434,11 @@ static void modes(void **state)
 static void capacity(void **state)
 {
     (void)state;
-    assert_int_equal(plan_window(84.7, 8, 65.5 / 64), 74);          /* of 64 layers: all of them, no streaming */
-    assert_int_equal(plan_window(84.7, 8, 1.02), 75);               /* the layer rounded */
-    assert_int_equal(plan_window(9, 8, 1), 4);
-    assert_int_equal(plan_layer_capacity(73.46e3, 108.5), 609);
     assert_int_equal(plan_times(80, 5.19), 15);
     assert_int_equal(plan_times(80, 19.25), 4);
     assert_true(plan_times(80 - 19.25, 5.19) >= 10);
     assert_int_equal(plan_times(-1, 1), 0);
     assert_int_equal(plan_times(1e18, 1), INT32_MAX);
-}
-
-static void placement(void **state)
-{
-    uint64_t layer[28], device[2] = { 24000000000, 24000000000 }, small[2] = { 1000000000, 1000000000 },
-             uneven[3] = { 8000000000, 0, 16000000000 }, used[3] = { 0 };
-    int n[3], at = 0;
-    struct err e;
-    (void)state;
-    for (int i = 0; i < 28; i++)
-        layer[i] = 466000000;
-    assert_int_equal(plan_place(layer, 28, 1090000000, 1090000000, device, 2, n, &e), 0);
-    assert_true(n[0] + n[1] == 28 && n[0] >= 13 && n[1] >= 13);
-    assert_int_equal(plan_place(layer, 28, 1090000000, 1090000000, uneven, 3, n, &e), 0);
-    assert_true(n[0] + n[1] + n[2] == 28 && n[1] == 0 && n[2] > n[0]);
-    for (int d = 0; d < 3; d++) {
-        for (int i = 0; i < n[d]; i++)
-            used[d] += layer[at++];
-        used[d] += (d == 0 ? 1090000000 : 0) + (d == 2 ? 1090000000 : 0);
-        assert_true(used[d] <= uneven[d] || n[d] == 0);
-    }
-    assert_int_equal(plan_place(layer, 28, 0, 0, small, 2, n, &e), -1);
-    assert_non_null(strstr(e.msg, "layer 4 has no place"));
-    assert_int_equal(plan_place(layer, 1, 0, 0, device, 1, n, &e), 0);
-    assert_int_equal(n[0], 1);
 }
 
 static void preflight(void **state)
@@ -628,7 +596,7 @@ int main(void)
             cmocka_unit_test(rough_sizes),
         cmocka_unit_test(keys_and_values), cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states),
         cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
-        cmocka_unit_test(placement), cmocka_unit_test(preflight), cmocka_unit_test(speed),
+        cmocka_unit_test(preflight), cmocka_unit_test(speed),
         cmocka_unit_test(predictions), cmocka_unit_test(bad_configs),
     };
     return cmocka_run_group_tests(tests, load, unload);
