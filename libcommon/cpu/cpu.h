@@ -92,7 +92,6 @@ int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t 
  * [n][vocab_size]. */
 int cpu_layers_logits(struct cpu_layers *l, const struct model *m, int exact, const float *x, int n, float *logits,
                       struct err *e);
-struct pool *cpu_layers_pool(struct cpu_layers *l);
 const struct kernels *cpu_layers_kernels(struct cpu_layers *l);
 
 #endif

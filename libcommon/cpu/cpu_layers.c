@@ -173,5 +173,4 @@ int cpu_layers_logits(struct cpu_layers *l, const struct model *m, int exact, co
     return rc;
 }
 
-struct pool *cpu_layers_pool(struct cpu_layers *l) { return l->pool; }
 const struct kernels *cpu_layers_kernels(struct cpu_layers *l) { return l->core.k; }

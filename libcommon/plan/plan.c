@@ -1,6 +1,5 @@
 #include "libcommon/plan/plan.h"
 
-#include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,13 +38,6 @@ uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_
 uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type)
 {
     return plan_kv_bytes(s, type, KV_BLOCK) / KV_BLOCK;
-}
-
-void plan_from_file(uint64_t bytes, uint64_t *fp16, uint64_t *int8, uint64_t *int4)
-{
-    *fp16 = (uint64_t)((double)bytes * 1.2);
-    *int8 = (uint64_t)((double)bytes / 2 * 1.1);
-    *int4 = (uint64_t)((double)bytes / 4 * 1.1);
 }
 
 /* ---- fitting ---- */
@@ -122,48 +114,6 @@ int plan_times(double memory, double bytes)
 {
     const double n = memory > 0 && bytes > 0 ? memory / bytes : 0;
     return n < INT_MAX ? (int)n : INT_MAX;
-}
-
-int plan_window(double free, double reserve, double layer)
-{
-    const int n = plan_times(free - reserve, layer);
-    return n > 4 ? n : 4;
-}
-
-int plan_layer_capacity(double free, double layer) { return plan_times(0.9 * free, layer); }
-
-int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64_t head, const uint64_t *free,
-               int n_devices, int *layers, struct err *e)
-{
-    uint64_t total = embed + head, room = 0, done = 0, room_done = 0;
-    int next = 0;
-    for (int i = 0; i < n_layers; i++)
-        total += layer_bytes[i];
-    for (int d = 0; d < n_devices; d++)
-        room += free[d];
-    for (int d = 0; d < n_devices; d++) {
-        const int last = d == n_devices - 1;
-        uint64_t used = next == 0 ? embed : 0, tail = 0;
-        room_done += free[d];
-        const double until = (double)total * ((double)room_done / (double)(room ? room : 1));       /* bytes on this device and those before it */
-        layers[d] = 0;
-        for (; next < n_layers; next++) {
-            tail = next == n_layers - 1 ? head : 0;
-            if (used + layer_bytes[next] + tail > free[d] ||
-                (!last && (double)(done + used) + (double)layer_bytes[next] / 2 > until))
-                break;
-            used += layer_bytes[next] + tail;
-            layers[d]++;
-        }
-        done += used;
-        if (layers[d] == 0)
-            done -= used;
-    }
-    if (next == n_layers)
-        return 0;
-    return err_set(e, ERR_LIMIT, "%" PRIu64 " bytes in %d layers do not fit on %d devices with %" PRIu64
-                   " bytes free: layer %d has no place", total, n_layers, n_devices,
-                   room, next);
 }
 
 /* ---- speed ---- */

@@ -33,10 +33,6 @@ uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type);
 /* The same for a whole context, in blocks. */
 uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens);
 
-/* A safetensors file of 16 bits a weight to what a device would need, from its size alone: x
- * 1.2, / 2 x 1.1, / 4 x 1.1. */
-void plan_from_file(uint64_t bytes, uint64_t *fp16, uint64_t *int8, uint64_t *int4);
-
 /* ---- fitting ---- */
 
 enum plan_mode { PLAN_AUTO, PLAN_MIN_MEMORY, PLAN_BALANCED, PLAN_MAX_SPEED, PLAN_FOR_VRAM };
@@ -73,18 +69,6 @@ int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t wor
 
 /* How many times a thing of so many bytes fits. */
 int plan_times(double memory, double bytes);
-/* Layers that may stay on a device beside a reserve for keys and values, at least 4: max(4,
- * (free - reserve) / layer).  ("window") */
-int plan_window(double free, double reserve, double layer);
-/* Layers that fit with a tenth left free: 0.9 * free / layer.  ("capacity") */
-int plan_layer_capacity(double free, double layer);
-
-/* Consecutive layers over devices, in proportion to what each has free: every device takes
- * layers as long as its share lasts.  embed goes to the first device with layers, head to the
- * last.  layers [n_devices] is filled; 0, or ERR_LIMIT: together they are too small. */
-int plan_place(const uint64_t *layer_bytes, int n_layers, uint64_t embed, uint64_t head, const uint64_t *free,
-               int n_devices, int *layers, struct err *e);
-
 /* ---- speed: a roofline from measured rates ---- */
 
 struct plan_rates {
