@@ -189,7 +189,7 @@ int distinct_rests(const struct distinct *d, const struct distinct_level *l, str
     for (uint32_t i = 0; i < count; i++) {
         const struct distinct_item it = d->item[l->first + i];
         if (had <= it.size && (!had || !memcmp(d->text + l->start, d->text + it.start, had)))
-            r->v[r->n++] = (struct text){ d->text + it.start + had, it.size - had };
+            r->v[r->n++] = (struct byte_span){ d->text + it.start + had, it.size - had };
     }
     if (r->n > 1)
         qsort(r->v, r->n, sizeof *r->v, text_compare);

@@ -38,7 +38,7 @@ int distinct_byte(struct distinct *d, int byte, uint32_t marks);
 /* What would complete earlier items of a level again: texts, sorted by bytes, of those that
  * begin as the item under way does. */
 struct distinct_rests {
-    struct text *v; uint32_t n;         /* v: owned by the caller */
+    struct byte_span *v; uint32_t n;         /* v: owned by the caller */
     int comma;                          /* the comma behind the item before comes first */
     int in_string, escaped;             /* where the text stands */
 };

@@ -145,16 +145,16 @@ uint32_t expr_not(struct exprs *s, uint32_t a);
  * has more than max_states; then nothing is set. */
 int expr_within(struct exprs *s, uint32_t e, int32_t hi, uint32_t max_states, uint32_t *result);
 /* One of the texts, which are sorted by bytes (memcmp, shorter first) and distinct. */
-struct text { const char *p; size_t n; };
+struct byte_span { const char *p; size_t n; };
 int text_compare(const void *a, const void *b);         /* for qsort: by bytes, shorter first; p may be NULL where n is 0 */
-uint32_t expr_texts(struct exprs *s, const struct text *t, size_t n);
+uint32_t expr_texts(struct exprs *s, const struct byte_span *t, size_t n);
 
 /* One character of the set, in UTF-8.  Ranges are sorted and disjoint; surrogates are left out. */
-struct range { uint32_t lo, hi; };
-uint32_t expr_chars(struct exprs *s, const struct range *r, int n);
+struct char_range { uint32_t lo, hi; };
+uint32_t expr_chars(struct exprs *s, const struct char_range *r, int n);
 /* The same as it stands inside a JSON string: quotation mark, backslash and control characters
  * by their short escape or \u00XX. */
-uint32_t expr_json_chars(struct exprs *s, const struct range *r, int n);
+uint32_t expr_json_chars(struct exprs *s, const struct char_range *r, int n);
 
 uint32_t expr_step(struct exprs *s, uint32_t e, int byte);
 /* The same, for many steps from few expressions: each counts in full once between two calls of

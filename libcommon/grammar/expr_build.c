@@ -103,11 +103,11 @@ static int by_number(const void *a, const void *b)
 }
 
 /* x{lo,hi} tail */
-struct counted { uint32_t x, tail, e; int32_t lo, hi; };
+struct counted_repeat { uint32_t x, tail, e; int32_t lo, hi; };
 
 static int by_body(const void *a, const void *b)
 {
-    const struct counted *x = a, *y = b;
+    const struct counted_repeat *x = a, *y = b;
     if (x->x != y->x)
         return x->x < y->x ? -1 : 1;
     if (x->tail != y->tail)
@@ -119,7 +119,7 @@ static int by_body(const void *a, const void *b)
  * alternatives as its bounds are wide. */
 static uint32_t merge_counted(struct exprs *s, uint32_t *v, uint32_t n)
 {
-    struct counted few[16], *c = few;
+    struct counted_repeat few[16], *c = few;
     uint32_t m = 0, k = 0;
     for (uint32_t i = 0; i < n; i++) {
         const struct expr *x = &s->e[v[i]];
@@ -135,7 +135,7 @@ static uint32_t merge_counted(struct exprs *s, uint32_t *v, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         const struct expr *x = &s->e[v[i]], *r = x->kind == EXPR_CONCAT ? &s->e[x->a] : x;
         if (r->kind == EXPR_REPEAT)
-            c[m++] = (struct counted){ r->a, x->kind == EXPR_CONCAT ? x->b : (uint32_t)EXPR_EPSILON, v[i], r->lo,
+            c[m++] = (struct counted_repeat){ r->a, x->kind == EXPR_CONCAT ? x->b : (uint32_t)EXPR_EPSILON, v[i], r->lo,
                                        r->hi };
         else
             v[k++] = v[i];

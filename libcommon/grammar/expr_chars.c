@@ -6,13 +6,13 @@
 
 int text_compare(const void *a, const void *b)
 {
-    const struct text *x = a, *y = b;
+    const struct byte_span *x = a, *y = b;
     const size_t n = x->n < y->n ? x->n : y->n;
     const int c = n ? memcmp(x->p, y->p, n) : 0;
     return c ? c : x->n < y->n ? -1 : x->n > y->n;
 }
 
-static uint32_t texts_from(struct exprs *s, const struct text *t, size_t n, size_t depth)
+static uint32_t texts_from(struct exprs *s, const struct byte_span *t, size_t n, size_t depth)
 {
     struct arm arms[256];
     uint32_t n_arms = 0, ends = 0;
@@ -38,12 +38,12 @@ static uint32_t texts_from(struct exprs *s, const struct text *t, size_t n, size
     return ends ? expr_either(s, EXPR_EPSILON, r) : r;
 }
 
-uint32_t expr_texts(struct exprs *s, const struct text *t, size_t n) { return texts_from(s, t, n, 0); }
+uint32_t expr_texts(struct exprs *s, const struct byte_span *t, size_t n) { return texts_from(s, t, n, 0); }
 
 /* ---- characters ---- */
 
 /* Those of the ranges that lie in lo to hi: 0 none, 1 all, 2 some. */
-static int cover(const struct range *r, int n, uint32_t lo, uint32_t hi)
+static int cover(const struct char_range *r, int n, uint32_t lo, uint32_t hi)
 {
     int a = 0, b = n;                   /* the first range that ends at lo or later */
     while (a < b) {
@@ -59,7 +59,7 @@ static int cover(const struct range *r, int n, uint32_t lo, uint32_t hi)
 }
 
 /* Continuation bytes for the characters of the ranges from base to base + 64^k - 1. */
-static uint32_t continuation(struct exprs *s, const struct range *r, int n, uint32_t base, int k)
+static uint32_t continuation(struct exprs *s, const struct char_range *r, int n, uint32_t base, int k)
 {
     uint32_t size = 1u << 6 * k, sub = size >> 6;
     int c = cover(r, n, base, base + size - 1);
@@ -80,9 +80,9 @@ static uint32_t continuation(struct exprs *s, const struct range *r, int n, uint
     return expr_arms(s, arms, 64);
 }
 
-static uint32_t chars(struct exprs *s, const struct range *given, int n, uint32_t escape)
+static uint32_t chars(struct exprs *s, const struct char_range *given, int n, uint32_t escape)
 {
-    struct range few[64], *r = few;
+    struct char_range few[64], *r = few;
     struct arm arms[256];
     uint32_t k = 0;
     int m = 0;
@@ -92,9 +92,9 @@ static uint32_t chars(struct exprs *s, const struct range *given, int n, uint32_
     }
     for (int i = 0; i < n; i++) {       /* without surrogates */
         if (given[i].lo < 0xD800)
-            r[m++] = (struct range){ given[i].lo, given[i].hi < 0xD7FF ? given[i].hi : 0xD7FF };
+            r[m++] = (struct char_range){ given[i].lo, given[i].hi < 0xD7FF ? given[i].hi : 0xD7FF };
         if (given[i].hi > 0xDFFF)
-            r[m++] = (struct range){ given[i].lo > 0xE000 ? given[i].lo : 0xE000,
+            r[m++] = (struct char_range){ given[i].lo > 0xE000 ? given[i].lo : 0xE000,
                                      given[i].hi < 0x10FFFF ? given[i].hi : 0x10FFFF };
     }
     s->meter.work += 256;               /* far more bytes are looked at than parts made */
@@ -127,9 +127,9 @@ static uint32_t chars(struct exprs *s, const struct range *given, int n, uint32_
     return expr_arms(s, arms, k);
 }
 
-uint32_t expr_chars(struct exprs *s, const struct range *r, int n) { return chars(s, r, n, EXPR_ALL); }
+uint32_t expr_chars(struct exprs *s, const struct char_range *r, int n) { return chars(s, r, n, EXPR_ALL); }
 
-uint32_t expr_json_chars(struct exprs *s, const struct range *r, int n)
+uint32_t expr_json_chars(struct exprs *s, const struct char_range *r, int n)
 {
     static const char name[] = "\"\\bfnrt", code[] = "\"\\\b\f\n\r\t";
     struct arm one[2][32], arms[8];

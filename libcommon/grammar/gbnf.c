@@ -16,19 +16,19 @@
 
 enum { MAX_DEPTH = 200, MAX_COUNT = 1000000, MAX_TEXT = 4 << 20 };
 
-struct name { const char *p; size_t n; int32_t rule; size_t used_at, defined_at; int defined; };
+struct rule_name { const char *p; size_t n; int32_t rule; size_t used_at, defined_at; int defined; };
 
-struct parser {
+struct gbnf_parser {
     struct grammar *g;
     struct exprs *x;
     const char *text; size_t n, at;
-    struct name *names; uint32_t n_names, room;
+    struct rule_name *names; uint32_t n_names, room;
     uint32_t *table; uint32_t n_table;          /* of names: index + 1 */
     int depth, failed;
     struct err *e;
 };
 
-static int bad(struct parser *p, size_t at, enum err_code code, const char *what)
+static int bad(struct gbnf_parser *p, size_t at, enum err_code code, const char *what)
 {
     size_t line = 1, from = 0;
     for (size_t i = 0; i < at && i < p->n; i++)
@@ -40,15 +40,15 @@ static int bad(struct parser *p, size_t at, enum err_code code, const char *what
     return -1;
 }
 
-static int bad_rule(struct parser *p, size_t at, enum err_code code, const char *what, const struct name *x)
+static int bad_rule(struct gbnf_parser *p, size_t at, enum err_code code, const char *what, const struct rule_name *x)
 {
     char text[200];
     snprintf(text, sizeof text, "%s %.*s", what, x->n > 64 ? 64 : (int)x->n, x->p);
     return bad(p, at, code, text);
 }
 
-static int peek(const struct parser *p) { return p->at < p->n ? (unsigned char)p->text[p->at] : -1; }
-static int starts(const struct parser *p, const char *what)
+static int peek(const struct gbnf_parser *p) { return p->at < p->n ? (unsigned char)p->text[p->at] : -1; }
+static int starts(const struct gbnf_parser *p, const char *what)
 {
     return p->n - p->at >= strlen(what) && !memcmp(p->text + p->at, what, strlen(what));
 }
@@ -58,7 +58,7 @@ static int is_name(int c)
 }
 
 /* Blanks and comments; line breaks too if they may come. */
-static void skip(struct parser *p, int lines)
+static void skip(struct gbnf_parser *p, int lines)
 {
     for (; p->at < p->n; p->at++) {
         int c = peek(p);
@@ -70,7 +70,7 @@ static void skip(struct parser *p, int lines)
     }
 }
 
-static struct name *find(struct parser *p, const char *s, size_t n, size_t at)
+static struct rule_name *find(struct gbnf_parser *p, const char *s, size_t n, size_t at)
 {
     uint32_t h = 2166136261u;
     if (2 * p->n_names >= p->n_table) {
@@ -96,13 +96,13 @@ static struct name *find(struct parser *p, const char *s, size_t n, size_t at)
     for (size_t k = 0; k < n; k++)
         h = (h ^ (unsigned char)s[k]) * 16777619u;
     for (h ^= h >> 15; p->table[h & (p->n_table - 1)]; h++) {
-        struct name *x = &p->names[p->table[h & (p->n_table - 1)] - 1];
+        struct rule_name *x = &p->names[p->table[h & (p->n_table - 1)] - 1];
         if (x->n == n && !memcmp(x->p, s, n))
             return x;
     }
     if (p->n_names == p->room) {
         const uint32_t room = 2 * p->room + 64;
-        struct name *v = realloc(p->names, room * sizeof *v);
+        struct rule_name *v = realloc(p->names, room * sizeof *v);
         if (!v) {
             p->failed = 1;
             err_nomem(p->e, "a grammar");
@@ -111,12 +111,12 @@ static struct name *find(struct parser *p, const char *s, size_t n, size_t at)
         p->names = v;
         p->room = room;
     }
-    p->names[p->n_names] = (struct name){ .p = s, .n = n, .rule = grammar_rule(p->g), .used_at = at };
+    p->names[p->n_names] = (struct rule_name){ .p = s, .n = n, .rule = grammar_rule(p->g), .used_at = at };
     p->table[h & (p->n_table - 1)] = p->n_names + 1;
     return &p->names[p->n_names++];
 }
 
-static int hex_digits(struct parser *p, int count, uint32_t *c)
+static int hex_digits(struct gbnf_parser *p, int count, uint32_t *c)
 {
     size_t start = p->at;
     *c = 0;
@@ -131,7 +131,7 @@ static int hex_digits(struct parser *p, int count, uint32_t *c)
 }
 
 /* A character of a literal or class. */
-static int character(struct parser *p, uint32_t *c)
+static int character(struct gbnf_parser *p, uint32_t *c)
 {
     size_t start = p->at;
     int len;
@@ -160,7 +160,7 @@ static int character(struct parser *p, uint32_t *c)
     }
 }
 
-static uint32_t literal(struct parser *p)
+static uint32_t literal(struct gbnf_parser *p)
 {
     char *text = malloc(p->n - p->at + 4);
     size_t n = 0, start = p->at++;
@@ -186,14 +186,14 @@ static uint32_t literal(struct parser *p)
 
 static int by_lo(const void *a, const void *b)
 {
-    const struct range *x = a, *y = b;
+    const struct char_range *x = a, *y = b;
     return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
-static uint32_t class_of(struct parser *p)
+static uint32_t class_of(struct gbnf_parser *p)
 {
     size_t start = p->at++, room = 0;
-    struct range *r = NULL, *to = NULL;
+    struct char_range *r = NULL, *to = NULL;
     int n = 0, m = 0, negated = peek(p) == '^';
     uint32_t e = EXPR_NONE, from = 0;
     p->at += (size_t)negated;
@@ -213,7 +213,7 @@ static uint32_t class_of(struct parser *p)
             break;
         }
         if ((size_t)n == room) {
-            struct range *v = realloc(r, (room = 2 * room + 16) * sizeof *v);
+            struct char_range *v = realloc(r, (room = 2 * room + 16) * sizeof *v);
             if (!v) {
                 p->failed = 1;
                 err_nomem(p->e, "a grammar");
@@ -221,7 +221,7 @@ static uint32_t class_of(struct parser *p)
             }
             r = v;
         }
-        r[n++] = (struct range){ lo, hi };
+        r[n++] = (struct char_range){ lo, hi };
     }
     p->at++;
     if (!p->failed && (to = malloc(((size_t)n + 1) * sizeof *to))) {
@@ -230,7 +230,7 @@ static uint32_t class_of(struct parser *p)
         for (int i = 0; i < n; i++) {
             if (negated) {
                 if (r[i].lo > from)
-                    to[m++] = (struct range){ from, r[i].lo - 1 };
+                    to[m++] = (struct char_range){ from, r[i].lo - 1 };
                 from = r[i].hi + 1 > from ? r[i].hi + 1 : from;
             } else if (m && r[i].lo <= to[m - 1].hi + 1) {
                 to[m - 1].hi = r[i].hi > to[m - 1].hi ? r[i].hi : to[m - 1].hi;
@@ -239,7 +239,7 @@ static uint32_t class_of(struct parser *p)
             }
         }
         if (negated && from <= 0x10FFFF)
-            to[m++] = (struct range){ from, 0x10FFFF };
+            to[m++] = (struct char_range){ from, 0x10FFFF };
         e = expr_term(p->x, expr_chars(p->x, to, m));
         if (e == EXPR_NONE && !p->x->failed)
             bad(p, start, ERR_FORMAT, "a class without characters");
@@ -253,7 +253,7 @@ static uint32_t class_of(struct parser *p)
 }
 
 /* <text> or <[id]> */
-static uint32_t named(struct parser *p)
+static uint32_t named(struct gbnf_parser *p)
 {
     size_t start = p->at;
     const char *end = memchr(p->text + start, '>', p->n - start);
@@ -285,7 +285,7 @@ static uint32_t named(struct parser *p)
     return expr_term(p->x, expr_text(p->x, name, sizeof name));
 }
 
-static int number(struct parser *p, int32_t *v)
+static int number(struct gbnf_parser *p, int32_t *v)
 {
     size_t at = p->at;
     *v = 0;
@@ -296,7 +296,7 @@ static int number(struct parser *p, int32_t *v)
     return p->at > at;
 }
 
-static uint32_t repeated(struct parser *p, uint32_t e)
+static uint32_t repeated(struct gbnf_parser *p, uint32_t e)
 {
     int32_t lo, hi;
     size_t start = p->at;
@@ -339,9 +339,9 @@ static uint32_t repeated(struct parser *p, uint32_t e)
     return repeated(p, expr_times(p->x, e, lo, hi));
 }
 
-static uint32_t alternatives(struct parser *p, int nested);
+static uint32_t alternatives(struct gbnf_parser *p, int nested);
 
-static uint32_t sequence(struct parser *p, int nested)
+static uint32_t sequence(struct gbnf_parser *p, int nested)
 {
     uint32_t *v = NULL, n = 0, room = 0, r = EXPR_EPSILON;
     while (!p->failed) {
@@ -353,7 +353,7 @@ static uint32_t sequence(struct parser *p, int nested)
         } else if (c == '[') {
             e = class_of(p);
         } else if (c == '.') {
-            static const struct range every = { 0, 0x10FFFF };
+            static const struct char_range every = { 0, 0x10FFFF };
             p->at++;
             e = expr_term(p->x, expr_chars(p->x, &every, 1));
         } else if (c == '<') {
@@ -380,7 +380,7 @@ static uint32_t sequence(struct parser *p, int nested)
                 break;
             }
             p->at = after;
-            struct name *x = find(p, p->text + start, after - start, start);
+            struct rule_name *x = find(p, p->text + start, after - start, start);
             e = x ? expr_rule(p->x, x->rule) : (uint32_t)EXPR_NONE;
         } else {
             break;
@@ -406,7 +406,7 @@ static uint32_t sequence(struct parser *p, int nested)
     return r;
 }
 
-static uint32_t alternatives(struct parser *p, int nested)
+static uint32_t alternatives(struct gbnf_parser *p, int nested)
 {
     uint32_t *v = NULL, n = 0, room = 0, r = EXPR_NONE;
     for (;;) {
@@ -438,9 +438,9 @@ static uint32_t alternatives(struct parser *p, int nested)
     return r;
 }
 
-static int parse(struct parser *p, uint32_t *root)
+static int parse(struct gbnf_parser *p, uint32_t *root)
 {
-    struct name *first = find(p, "root", 4, 0);
+    struct rule_name *first = find(p, "root", 4, 0);
     int32_t root_rule = first ? first->rule : 0;
     for (skip(p, 1); !p->failed && p->at < p->n; skip(p, 1)) {
         size_t start = p->at;
@@ -454,7 +454,7 @@ static int parse(struct parser *p, uint32_t *root)
             return bad(p, p->at, ERR_FORMAT, "expected ::=");
         p->at += 3;
         skip(p, 1);
-        struct name *x = find(p, p->text + start, end - start, start);
+        struct rule_name *x = find(p, p->text + start, end - start, start);
         if (!x)
             return -1;
         if (x->defined)
@@ -484,7 +484,7 @@ struct grammar *grammar_compile_gbnf(const struct grammar_vocab *v, const char *
     struct grammar *g = grammar_new(v, o, e);
     if (!g)
         return NULL;
-    struct parser p = { .g = g, .x = &g->x, .text = text, .n = size, .e = e };
+    struct gbnf_parser p = { .g = g, .x = &g->x, .text = text, .n = size, .e = e };
     uint32_t root = EXPR_NONE;
     int rc;
     if (size > MAX_TEXT)

@@ -10,10 +10,10 @@
 
 /* Where a text may stand: what is left to match of the terminal that it is in, and the stack
  * below. */
-struct thread { uint32_t e, stack; };
+struct parse_thread { uint32_t e, stack; };
 
 /* All places where a text may stand, sorted and distinct; equal sets have the same number. */
-struct config {
+struct parse_config {
     uint32_t first, n;                  /* in threads */
     uint8_t accepting, first_known;
     uint32_t hash;
@@ -33,8 +33,8 @@ struct terminal {
     uint32_t *exits[2];                 /* owned: nodes where the terminal may end inside tokens, in the vocabulary's tries `all` and `rest` */
 };
 
-struct slot { uint64_t key; uint32_t value, cost; };
-struct map { struct slot *slot; uint32_t n, room; };    /* key 0: free */
+struct id_slot { uint64_t key; uint32_t value, cost; };
+struct id_map { struct id_slot *slot; uint32_t n, room; };    /* key 0: free */
 
 /* Characters of one general category. */
 struct category_run { uint32_t lo, hi; uint8_t category; };
@@ -43,7 +43,7 @@ struct grammar {
     const struct grammar_vocab *v;      /* borrowed; may be NULL */
     struct grammar_options options;
     struct exprs x;
-    struct thread *root_thread; uint32_t n_root_threads;        /* the config that every answer begins with */
+    struct parse_thread *root_thread; uint32_t n_root_threads;        /* the config that every answer begins with */
     int root_accepting;
     struct exprs_mark compiled;         /* what x had when it was compiled */
     uint32_t *rule; uint32_t n_rules, rule_room;        /* bodies */
@@ -59,19 +59,19 @@ struct grammar {
     uint32_t call;                      /* number of the call of a matcher that runs */
     uint32_t store;                     /* counts how often x was cut back to what was compiled */
     uint32_t generation;                /* of the configs: counts how often they were forgotten */
-    struct config *config; uint32_t n_configs, config_room;
-    struct thread *thread; uint32_t n_threads, thread_room;
+    struct parse_config *config; uint32_t n_configs, config_room;
+    struct parse_thread *thread; uint32_t n_threads, thread_room;
     uint32_t *config_table; uint32_t n_config_table;
     int32_t *delimited; uint32_t n_delimited;           /* owned: tokens with a comma or a closing bracket, once distinct.h needs them */
-    struct map after;                   /* stack + 1 to the config of what comes when it is popped, + 1 */
-    struct map terminals;               /* expression + 1 to its terminal, + 1 */
+    struct id_map after;                   /* stack + 1 to the config of what comes when it is popped, + 1 */
+    struct id_map terminals;               /* expression + 1 to its terminal, + 1 */
     struct terminal *terminal; uint32_t n_terminals, terminal_room;
     size_t cache_bytes;
     uint32_t n_masks;
     /* scratch */
-    struct thread *found; uint32_t n_found, found_room;
-    struct thread *work; uint32_t n_work, work_room;
-    struct map seen;
+    struct parse_thread *found; uint32_t n_found, found_room;
+    struct parse_thread *work; uint32_t n_work, work_room;
+    struct id_map seen;
     int found_end;
 };
 

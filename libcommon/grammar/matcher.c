@@ -27,7 +27,7 @@ struct matcher {
     struct grammar *g;
     uint32_t config, generation, store;
     unsigned char *text; size_t n_text, text_room;      /* all bytes accepted, for when the states are forgotten */
-    struct thread *thread; uint32_t n_threads, room;    /* a copy, for when the configs are forgotten */
+    struct parse_thread *thread; uint32_t n_threads, room;    /* a copy, for when the configs are forgotten */
     int accepting, ended;
     uint32_t *mask;                                     /* NULL without a vocabulary */
     uint64_t spent, n_tokens;                           /* steps of all calls so far, and tokens accepted */
@@ -46,11 +46,11 @@ static void fail(struct grammar *g, enum expr_failure why)
 
 /* ---- maps ---- */
 
-static struct slot *map_at(struct map *m, uint64_t key, int *failed)
+static struct id_slot *map_at(struct id_map *m, uint64_t key, int *failed)
 {
     if (2 * m->n >= m->room) {
         uint32_t room = m->room ? m->room * 2 : 64;
-        struct slot *s = calloc(room, sizeof *s);
+        struct id_slot *s = calloc(room, sizeof *s);
         if (!s) {
             *failed = 1;
             return NULL;
@@ -70,12 +70,12 @@ static struct slot *map_at(struct map *m, uint64_t key, int *failed)
     for (; m->slot[k].key; k = (k + 1) & (m->room - 1))
         if (m->slot[k].key == key)
             return &m->slot[k];
-    m->slot[k] = (struct slot){ .key = key };
+    m->slot[k] = (struct id_slot){ .key = key };
     m->n++;
     return &m->slot[k];
 }
 
-static void map_clear(struct map *m)
+static void map_clear(struct id_map *m)
 {
     if (m->room > 4096) {               /* once large, it would be slow to clear each time */
         free(m->slot);
@@ -361,7 +361,7 @@ static int keep_root(struct grammar *g, uint32_t root, struct err *e)
     const uint32_t number = config_of(g);
     if (grammar_check_work(g, e) != 0)
         return -1;
-    const struct config *c = &g->config[number];
+    const struct parse_config *c = &g->config[number];
     if (!(g->root_thread = malloc((c->n + 1) * sizeof *g->root_thread)))
         return err_nomem(e, "a grammar");
     if (c->n)
@@ -427,7 +427,7 @@ static void add_found(struct grammar *g, uint32_t e, uint32_t stack)
             return;
         }
     }
-    g->found[g->n_found++] = (struct thread){ e, stack };
+    g->found[g->n_found++] = (struct parse_thread){ e, stack };
 }
 
 static void push_work(struct grammar *g, uint32_t e, uint32_t stack)
@@ -436,7 +436,7 @@ static void push_work(struct grammar *g, uint32_t e, uint32_t stack)
         fail(g, EXPR_NO_MEMORY);
         return;
     }
-    g->work[g->n_work++] = (struct thread){ e, stack };
+    g->work[g->n_work++] = (struct parse_thread){ e, stack };
 }
 
 /* Add to `found` all places where a text may stand that is about to match e and then the stack. */
@@ -445,7 +445,7 @@ static void close_over(struct grammar *g, uint32_t e, uint32_t stack)
     struct exprs *s = &g->x;
     push_work(g, e, stack);
     while (g->n_work && !s->failed) {
-        struct thread t = g->work[--g->n_work];
+        struct parse_thread t = g->work[--g->n_work];
         meter_step(s, 2);
         const struct expr x = s->e[t.e];
         int failed = 0;
@@ -466,7 +466,7 @@ static void close_over(struct grammar *g, uint32_t e, uint32_t stack)
                 push_work(g, EXPR_EPSILON, t.stack);
             continue;
         }
-        struct slot *seen = map_at(&g->seen, ((uint64_t)t.e << 32 | t.stack) + 1, &failed);
+        struct id_slot *seen = map_at(&g->seen, ((uint64_t)t.e << 32 | t.stack) + 1, &failed);
         if (failed)
             fail(g, EXPR_NO_MEMORY);
         if (failed || seen->value)
@@ -496,7 +496,7 @@ static void close_over(struct grammar *g, uint32_t e, uint32_t stack)
 
 static int by_thread(const void *a, const void *b)
 {
-    const struct thread *x = a, *y = b;
+    const struct parse_thread *x = a, *y = b;
     if (x->e != y->e)
         return x->e < y->e ? -1 : 1;
     return x->stack < y->stack ? -1 : x->stack > y->stack;
@@ -554,7 +554,7 @@ static uint32_t config_of(struct grammar *g)
     }
     uint32_t k = h & (g->n_config_table - 1);
     for (; g->config_table[k]; k = (k + 1) & (g->n_config_table - 1)) {
-        const struct config *c = &g->config[g->config_table[k]];
+        const struct parse_config *c = &g->config[g->config_table[k]];
         if (c->hash == h && c->n == n && c->accepting == g->found_end &&
             (!n || !memcmp(g->thread + c->first, g->found, n * sizeof *g->found)))
             return g->config_table[k];
@@ -564,7 +564,7 @@ static uint32_t config_of(struct grammar *g)
         fail(g, EXPR_NO_MEMORY);
         return 0;
     }
-    struct config *c = &g->config[g->n_configs];
+    struct parse_config *c = &g->config[g->n_configs];
     memset(c, 0, sizeof *c);
     c->first = g->n_threads;
     c->n = n;
@@ -579,7 +579,7 @@ static uint32_t config_of(struct grammar *g)
 }
 
 /* c knows what this call has used of it. */
-static void uses(const struct grammar *g, struct config *c)
+static void uses(const struct grammar *g, struct parse_config *c)
 {
     if (c->call != g->call) {
         c->call = g->call;
@@ -589,11 +589,11 @@ static void uses(const struct grammar *g, struct config *c)
 }
 
 /* [256] what finding the `next` of each byte cost. */
-static uint8_t *next_costs(const struct config *c) { return (uint8_t *)(c->next + 256); }
+static uint8_t *next_costs(const struct parse_config *c) { return (uint8_t *)(c->next + 256); }
 
 static uint32_t config_step(struct grammar *g, uint32_t number, int byte)
 {
-    struct config *c = &g->config[number];
+    struct parse_config *c = &g->config[number];
     if (number == 0)
         return 0;
     if (!c->next) {
@@ -614,7 +614,7 @@ static uint32_t config_step(struct grammar *g, uint32_t number, int byte)
     uint32_t first = c->first, n = c->n;
     begin_config(g);
     for (uint32_t i = 0; i < n && !g->x.failed; i++) {
-        const struct thread t = g->thread[first + i];
+        const struct parse_thread t = g->thread[first + i];
         uint32_t d = expr_step(&g->x, t.e, byte);
         if (d == EXPR_NONE)
             continue;
@@ -637,7 +637,7 @@ static uint32_t config_step(struct grammar *g, uint32_t number, int byte)
 static uint32_t config_after(struct grammar *g, uint32_t stack)
 {
     int failed = 0;
-    struct slot *v = map_at(&g->after, (uint64_t)stack + 1, &failed);
+    struct id_slot *v = map_at(&g->after, (uint64_t)stack + 1, &failed);
     if (failed) {
         fail(g, EXPR_NO_MEMORY);
         return 0;
@@ -659,7 +659,7 @@ static uint32_t config_after(struct grammar *g, uint32_t stack)
 
 static const uint64_t *config_first(struct grammar *g, uint32_t number)
 {
-    struct config *c = &g->config[number];
+    struct parse_config *c = &g->config[number];
     uses(g, c);
     if (c->first_known) {
         meter_step(&g->x, c->used_first ? 1 : c->first_cost);
@@ -700,9 +700,9 @@ static int32_t string_run(const struct grammar *g, uint32_t e)
 
 static int is_bit(const uint32_t *mask, int32_t id) { return mask[id >> 5] >> (id & 31) & 1; }
 
-struct list { uint32_t *v, n, room; };
+struct id_list { uint32_t *v, n, room; };
 
-static int add_to(struct list *l, uint32_t value)
+static int add_to(struct id_list *l, uint32_t value)
 {
     if (grow((void **)&l->v, &l->room, l->n + 1, sizeof *l->v) != 0)
         return -1;
@@ -713,7 +713,7 @@ static int add_to(struct list *l, uint32_t value)
 /* Walk the trie from e: tokens that fit, and the nodes where e may end inside of tokens.  Where
  * a part of the trie is reached inside of a JSON string of any length, its runs of plain
  * characters fit as a whole, and *rest says that the others must be looked at. */
-static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct list *ids, struct list *exits,
+static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct id_list *ids, struct id_list *exits,
                      int *rest)
 {
     uint32_t state[MAX_TOKEN + 4];
@@ -748,8 +748,8 @@ static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct
 static struct terminal *terminal_of(struct grammar *g, uint32_t e)
 {
     int failed = 0, rest = 0;
-    struct slot *v = map_at(&g->terminals, (uint64_t)e + 1, &failed);
-    struct list ids = { 0 }, exits[2] = { { 0 }, { 0 } };
+    struct id_slot *v = map_at(&g->terminals, (uint64_t)e + 1, &failed);
+    struct id_list ids = { 0 }, exits[2] = { { 0 }, { 0 } };
     const uint64_t from = g->x.meter.spent;
     if (!failed && v->value) {
         struct terminal *known = &g->terminal[v->value - 1];
@@ -827,7 +827,7 @@ static const uint32_t *config_mask(struct grammar *g, uint32_t number)
         return NULL;
     }
     for (uint32_t k = 0; k < n && !g->x.failed; k++) {
-        const struct thread th = g->thread[first + k];
+        const struct parse_thread th = g->thread[first + k];
         const struct terminal *t = terminal_of(g, th.e);
         if (!t)
             break;
@@ -871,7 +871,7 @@ static const uint32_t *config_mask(struct grammar *g, uint32_t number)
 static int stand(struct matcher *m, uint32_t number)
 {
     struct grammar *g = m->g;
-    const struct config *c = &g->config[number];
+    const struct parse_config *c = &g->config[number];
     if (grow((void **)&m->thread, &m->room, c->n, sizeof *m->thread) != 0)
         return -1;
     if (c->n)
@@ -1068,7 +1068,7 @@ static int is_eos(const struct grammar *g, int32_t id)
 /* The most arrays whose items must differ that are open at a place of the config. */
 static uint32_t distinct_marks(struct grammar *g, uint32_t config)
 {
-    const struct config *c = &g->config[config];
+    const struct parse_config *c = &g->config[config];
     uint32_t most = 0;
     for (uint32_t i = 0; i < c->n; i++) {
         uint32_t marks = 0;
@@ -1089,7 +1089,7 @@ struct again { struct distinct_rests *rests; uint32_t first, end, i; struct dist
 
 static int byte_at(const struct again *a, uint32_t k)
 {
-    const struct text *t = &a->rests->v[k];
+    const struct byte_span *t = &a->rests->v[k];
     const uint32_t i = a->i - (uint32_t)a->rests->comma;
     return a->rests->comma && a->i == 0 ? ',' : i < t->n ? (unsigned char)t->p[i] : -1;
 }
@@ -1099,7 +1099,7 @@ static int byte_at(const struct again *a, uint32_t k)
 static int is_complete(const struct again *a) { return a->first < a->end && byte_at(a, a->first) < 0; }
 static int goes_on(const struct again *a)
 {
-    const struct text *t = &a->rests->v[a->first];
+    const struct byte_span *t = &a->rests->v[a->first];
     return !strchr("\"]}", t->p[t->n ? (int)t->n - 1 : -1]);
 }
 

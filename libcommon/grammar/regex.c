@@ -18,10 +18,10 @@
 
 enum { MAX_DEPTH = 200, MAX_COUNT = 1000000, MAX_TEXT = 8192, END = 0x110000 };
 
-struct set { struct range *r; int n, room, failed; };       /* r owned */
-struct piece { uint32_t e; int32_t min, max; };             /* max EXPR_MANY */
+struct set { struct char_range *r; int n, room, failed; };       /* r owned */
+struct regex_part { uint32_t e; int32_t min, max; };             /* max EXPR_MANY */
 
-struct parser {
+struct regex_parser {
     struct grammar *g;
     struct exprs *x;
     const char *text; size_t n, at;
@@ -31,7 +31,7 @@ struct parser {
     int failed;
 };
 
-static int bad(struct parser *p, size_t at, enum err_code code, const char *what)
+static int bad(struct regex_parser *p, size_t at, enum err_code code, const char *what)
 {
     if (!p->failed)
         err_set(p->e, code, "regular expression, character %zu: %s", utf8_count(p->text, at) + 1, what);
@@ -45,7 +45,7 @@ static void set_add(struct set *s, uint32_t lo, uint32_t hi)
 {
     if (s->n == s->room) {
         int room = 2 * s->room + 16;
-        struct range *r = realloc(s->r, (size_t)room * sizeof *r);
+        struct char_range *r = realloc(s->r, (size_t)room * sizeof *r);
         if (!r) {
             s->failed = 1;
             return;
@@ -53,12 +53,12 @@ static void set_add(struct set *s, uint32_t lo, uint32_t hi)
         s->r = r;
         s->room = room;
     }
-    s->r[s->n++] = (struct range){ lo, hi };
+    s->r[s->n++] = (struct char_range){ lo, hi };
 }
 
 static int by_lo(const void *a, const void *b)
 {
-    const struct range *x = a, *y = b;
+    const struct char_range *x = a, *y = b;
     return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
@@ -143,7 +143,7 @@ static const uint32_t letters = BIT(LU) | BIT(LL) | BIT(LT) | BIT(LM) | BIT(LO),
 /* \d \w \s; wide: of every engine. */
 static void set_class(struct grammar *g, struct set *s, int c, int wide)
 {
-    static const struct range blank[] = { { 9, 13 }, { ' ', ' ' }, { 0xA0, 0xA0 }, { 0x1680, 0x1680 },
+    static const struct char_range blank[] = { { 9, 13 }, { ' ', ' ' }, { 0xA0, 0xA0 }, { 0x1680, 0x1680 },
                                           { 0x2000, 0x200A }, { 0x2028, 0x2029 }, { 0x202F, 0x202F },
                                           { 0x205F, 0x205F }, { 0x3000, 0x3000 } };
     if (c == 's') {
@@ -204,13 +204,13 @@ static uint32_t category_mask(const char *name, size_t n)
 
 /* ---- syntax ---- */
 
-static int peek(const struct parser *p) { return p->at < p->n ? (unsigned char)p->text[p->at] : -1; }
-static int starts(const struct parser *p, const char *what)
+static int peek(const struct regex_parser *p) { return p->at < p->n ? (unsigned char)p->text[p->at] : -1; }
+static int starts(const struct regex_parser *p, const char *what)
 {
     return p->n - p->at >= strlen(what) && !memcmp(p->text + p->at, what, strlen(what));
 }
 
-static int hex_digits(struct parser *p, int count, uint32_t *c)
+static int hex_digits(struct regex_parser *p, int count, uint32_t *c)
 {
     uint32_t v = 0;
     for (int i = 0; i < count; i++) {
@@ -227,7 +227,7 @@ static int hex_digits(struct parser *p, int count, uint32_t *c)
 }
 
 /* After a backslash: a character in *c (returns 0), a set in s (returns 1), or -1. */
-static int escape(struct parser *p, struct set *s, uint32_t *c, int negated, int in_class)
+static int escape(struct regex_parser *p, struct set *s, uint32_t *c, int negated, int in_class)
 {
     size_t start = p->at - 1;
     int k = peek(p), len;
@@ -317,7 +317,7 @@ static int escape(struct parser *p, struct set *s, uint32_t *c, int negated, int
     }
 }
 
-static int class_of(struct parser *p, struct set *s)
+static int class_of(struct regex_parser *p, struct set *s)
 {
     size_t start = p->at++;
     int negated = peek(p) == '^';
@@ -368,7 +368,7 @@ static int class_of(struct parser *p, struct set *s)
     return 0;
 }
 
-static uint32_t set_expr(struct parser *p, struct set *s)
+static uint32_t set_expr(struct regex_parser *p, struct set *s)
 {
     set_tidy(s);
     p->x->failed = s->failed && !p->x->failed ? EXPR_NO_MEMORY : p->x->failed;
@@ -378,7 +378,7 @@ static uint32_t set_expr(struct parser *p, struct set *s)
 /* Where a sequence stands: it begins or ends the expression (what is found may have other text
  * around it), or an anchor stands there already. */
 enum { BEGINS = 1, ANCHORED_BEGIN = 2, ENDS = 4, ANCHORED_END = 8 };
-static struct piece alternatives(struct parser *p, int top);
+static struct regex_part alternatives(struct regex_parser *p, int top);
 
 static int32_t plus(int32_t a, int32_t b)
 {
@@ -395,7 +395,7 @@ static int32_t times(int32_t a, int32_t b)
     return (int64_t)a * b > MAX_COUNT * 100 ? MAX_COUNT * 100 : a * b;
 }
 
-static int number(struct parser *p, int32_t *v)
+static int number(struct regex_parser *p, int32_t *v)
 {
     size_t at = p->at;
     *v = 0;
@@ -407,7 +407,7 @@ static int number(struct parser *p, int32_t *v)
 }
 
 /* The quantifier at the cursor, if there is one. */
-static int quantifier(struct parser *p, int32_t *lo, int32_t *hi)
+static int quantifier(struct regex_parser *p, int32_t *lo, int32_t *hi)
 {
     size_t start = p->at;
     switch (peek(p)) {
@@ -448,7 +448,7 @@ static int quantifier(struct parser *p, int32_t *lo, int32_t *hi)
 
 /* Offset behind the group at the cursor; its end if it is not closed.  *looks: an anchor or a
  * lookahead is inside. */
-static size_t group_end(const struct parser *p, int *looks)
+static size_t group_end(const struct regex_parser *p, int *looks)
 {
     int depth = 0, in_class = 0;
     size_t i = p->at;
@@ -473,14 +473,14 @@ static size_t group_end(const struct parser *p, int *looks)
     return p->n;
 }
 
-static int ends_sequence(const struct parser *p, size_t at)
+static int ends_sequence(const struct regex_parser *p, size_t at)
 {
     return at >= p->n || p->text[at] == '|' || p->text[at] == ')';
 }
 
 /* What the group at the cursor, with anchors or lookahead inside, takes over from the sequence
  * that it stands in. */
-static int group_place(const struct parser *p, int top, int is_first)
+static int group_place(const struct regex_parser *p, int top, int is_first)
 {
     int looks, place = 0;
     const size_t end = group_end(p, &looks);
@@ -496,9 +496,9 @@ static int group_place(const struct parser *p, int top, int is_first)
 }
 
 /* place: of a group, as group_place() has it. */
-static struct piece atom(struct parser *p, int place)
+static struct regex_part atom(struct regex_parser *p, int place)
 {
-    struct piece r = { EXPR_NONE, 1, 1 };
+    struct regex_part r = { EXPR_NONE, 1, 1 };
     struct set s = { 0 };
     size_t start = p->at;
     uint32_t c = 0;
@@ -567,17 +567,17 @@ static struct piece atom(struct parser *p, int place)
     return r;
 }
 
-struct item { struct piece p; int look; };      /* look: 1 lookahead, -1 a negative one */
+struct regex_item { struct regex_part p; int look; };      /* look: 1 lookahead, -1 a negative one */
 
-static struct piece sequence(struct parser *p, int top)
+static struct regex_part sequence(struct regex_parser *p, int top)
 {
-    struct item *v = NULL;
+    struct regex_item *v = NULL;
     size_t n = 0, room = 0, n_atoms = 0;
     int anchored_begin = !(top & BEGINS), anchored_end = !(top & ENDS);
-    struct piece r = { EXPR_EPSILON, 0, 0 };
+    struct regex_part r = { EXPR_EPSILON, 0, 0 };
     const uint32_t all = top ? expr_repeat(p->x, p->any, 0, EXPR_MANY) : (uint32_t)EXPR_EPSILON;
     while (!p->failed && p->at < p->n && peek(p) != '|' && peek(p) != ')') {
-        struct item it = { .look = 0 };
+        struct regex_item it = { .look = 0 };
         size_t start = p->at;
         int32_t lo, hi;
         if (top & (BEGINS | ANCHORED_BEGIN) && peek(p) == '^' && n_atoms == 0) {
@@ -618,7 +618,7 @@ static struct piece sequence(struct parser *p, int top)
             }
         }
         if (n == room) {
-            struct item *w = realloc(v, (room = 2 * room + 16) * sizeof *v);
+            struct regex_item *w = realloc(v, (room = 2 * room + 16) * sizeof *v);
             if (!w) {
                 p->x->failed = EXPR_NO_MEMORY;
                 p->failed = 1;
@@ -650,9 +650,9 @@ static struct piece sequence(struct parser *p, int top)
     return r;
 }
 
-static struct piece alternatives(struct parser *p, int top)
+static struct regex_part alternatives(struct regex_parser *p, int top)
 {
-    struct piece r = sequence(p, top);
+    struct regex_part r = sequence(p, top);
     uint32_t *v = NULL, n = 0, room = 0;
     while (!p->failed && peek(p) == '|') {
         if (n + 2 > room) {
@@ -667,7 +667,7 @@ static struct piece alternatives(struct parser *p, int top)
         if (n == 0)
             v[n++] = r.e;
         p->at++;
-        struct piece next = sequence(p, top);
+        struct regex_part next = sequence(p, top);
         v[n++] = next.e;
         r.min = next.min < r.min ? next.min : r.min;
         r.max = r.max == EXPR_MANY || next.max == EXPR_MANY ? EXPR_MANY : next.max > r.max ? next.max : r.max;
@@ -681,8 +681,8 @@ static struct piece alternatives(struct parser *p, int top)
 uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int json, int search, int32_t *min,
                        int32_t *max, struct err *e)
 {
-    static const struct range every = { 0, END - 1 };
-    struct parser p = { .g = g, .x = &g->x, .text = text, .n = size, .json = json, .search = search, .e = e };
+    static const struct char_range every = { 0, END - 1 };
+    struct regex_parser p = { .g = g, .x = &g->x, .text = text, .n = size, .json = json, .search = search, .e = e };
     if (size > MAX_TEXT) {
         err_set(e, ERR_LIMIT, "regular expression: %zu bytes, more than %d", size, MAX_TEXT);
         return EXPR_NONE;
@@ -692,7 +692,7 @@ uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int jso
         return EXPR_NONE;
     }
     p.any = json ? expr_json_chars(p.x, &every, 1) : expr_chars(p.x, &every, 1);
-    struct piece r = alternatives(&p, BEGINS | ENDS);
+    struct regex_part r = alternatives(&p, BEGINS | ENDS);
     if (!p.failed && p.at < p.n)
         bad(&p, p.at, ERR_FORMAT, "a ) without (");
     if (p.failed) {

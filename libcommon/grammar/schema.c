@@ -952,7 +952,7 @@ static int has_unique(json_t *v)
 
 static int init(struct schema *s, struct grammar *g, struct err *e)
 {
-    static const struct range every = { 1, 0x10FFFF };
+    static const struct char_range every = { 1, 0x10FFFF };
     struct exprs *x = &g->x;
     memset(s, 0, sizeof *s);
     s->g = g;

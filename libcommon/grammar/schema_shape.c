@@ -114,14 +114,14 @@ uint32_t schema_string(struct schema *s, const struct member *m, int n, int cano
 
 /* A `contains` whose matches count.  cap: counts above it make no difference, or are not
  * allowed. */
-struct counted { json_t *schema, *opposite; int32_t min, max, cap; };
+struct contains { json_t *schema, *opposite; int32_t min, max, cap; };
 
 struct array {
     struct schema *s;
     const struct member *m; int n;
     int32_t min, max;
     uint32_t n_first;                   /* places with a schema of their own */
-    struct counted counted[MAX_CONTAINS]; int n_counted;
+    struct contains counted[MAX_CONTAINS]; int n_counted;
     uint32_t n_states;                  /* combinations of counts; the index is a mixed-radix number */
     uint32_t *items;                    /* [n_first + 1][1 << n_counted]: the last row is for all later places, columns by the set of contains that the item matches */
 };
@@ -317,7 +317,7 @@ static void add_counted(struct array *a, const struct member *m)
     const int64_t least = schema_count(s, m->s, "minContains"), most = schema_count(s, m->s, "maxContains");
     if (!some || s->failed || (least == 0 && most < 0))
         return;
-    struct counted c = { .schema = some, .min = least < 0 ? 1 : (int32_t)least,
+    struct contains c = { .schema = some, .min = least < 0 ? 1 : (int32_t)least,
                          .max = most < 0 ? EXPR_MANY : (int32_t)most };
     c.cap = c.max == EXPR_MANY ? c.min : c.max;
     if (a->n_counted == MAX_CONTAINS || (int64_t)a->n_states * (c.cap + 1) > MAX_COUNTED) {
@@ -575,7 +575,7 @@ done:
 
 /* Texts that e matches and that do not go on as one of t (sorted, with the closing quotation
  * mark). */
-static uint32_t without_texts(struct exprs *x, uint32_t e, const struct text *t, size_t n, size_t depth)
+static uint32_t without_texts(struct exprs *x, uint32_t e, const struct byte_span *t, size_t n, size_t depth)
 {
     struct arm arms[256];
     uint64_t edges[4] = { 1, 0, 0, 0 };
@@ -644,7 +644,7 @@ static uint32_t without_names(struct object *o, uint32_t e, const json_t *list)
 {
     struct exprs *x = &o->s->g->x;
     const size_t n_all = (size_t)o->n_p + json_array_size(list);
-    struct text *t = malloc((n_all + 1) * sizeof *t);
+    struct byte_span *t = malloc((n_all + 1) * sizeof *t);
     size_t n = 0, total = 1;
     for (size_t i = 0; i < n_all; i++)
         total += 6 * strlen(i < (size_t)o->n_p ? o->p[i].name
@@ -658,7 +658,7 @@ static uint32_t without_names(struct object *o, uint32_t e, const json_t *list)
     for (size_t i = 0; i < n_all; i++) {
         char *end = write_key(at, i < (size_t)o->n_p ? o->p[i].name
                                                      : json_string_value(json_array_get(list, i - (size_t)o->n_p)));
-        t[n++] = (struct text){ at, (size_t)(end - at) };
+        t[n++] = (struct byte_span){ at, (size_t)(end - at) };
         at = end;
     }
     qsort(t, n, sizeof *t, text_compare);

@@ -125,7 +125,7 @@ static uint32_t container(struct schema *s, const json_t *v, int depth)
 uint32_t schema_values(struct schema *s, json_t *const *v, size_t n)
 {
     struct buffer b = { 0 };
-    struct text *t = malloc((n + 1) * sizeof *t);
+    struct byte_span *t = malloc((n + 1) * sizeof *t);
     size_t *end = malloc((n + 1) * sizeof *end), m = 0;
     uint32_t r = EXPR_NONE;
     if (!t || !end) {
@@ -142,7 +142,7 @@ uint32_t schema_values(struct schema *s, json_t *const *v, size_t n)
         schema_nomem(s);
     } else {
         for (size_t i = 0; i < n; i++)
-            t[i] = (struct text){ b.p ? b.p + (i ? end[i - 1] : 0) : "", end[i] - (i ? end[i - 1] : 0) };
+            t[i] = (struct byte_span){ b.p ? b.p + (i ? end[i - 1] : 0) : "", end[i] - (i ? end[i - 1] : 0) };
         qsort(t, n, sizeof *t, text_compare);
         for (size_t i = 0; i < n; i++)
             if (t[i].n && (!m || text_compare(&t[m - 1], &t[i]) != 0))

@@ -7,7 +7,7 @@
 #include "libcommon/grammar/schema.h"
 #include "libcommon/grammar/tool_format.h"
 
-struct maker {
+struct tool_builder {
     struct grammar *g;
     struct exprs *x;
     const struct tool_format *f;
@@ -30,7 +30,7 @@ static int is_eos(const struct grammar_vocab *v, int32_t id)
 
 /* The text, with special tokens of the vocabulary in it as themselves.  *first: the id of the
  * token that it begins with, -1: text. */
-static uint32_t marker(struct maker *k, const char *text, int32_t *first)
+static uint32_t marker(struct tool_builder *k, const char *text, int32_t *first)
 {
     const struct grammar_vocab *v = k->g->v;
     int32_t *ids = NULL, none;
@@ -62,7 +62,7 @@ static uint32_t marker(struct maker *k, const char *text, int32_t *first)
 
 /* Any text up to a marker, of which only the first line counts; special tokens may stand in it,
  * except the one that the marker begins with. */
-static uint32_t text_before(struct maker *k, const char *stop, int specials)
+static uint32_t text_before(struct tool_builder *k, const char *stop, int specials)
 {
     const struct grammar_vocab *v = k->g->v;
     char line[128];
@@ -74,14 +74,14 @@ static uint32_t text_before(struct maker *k, const char *stop, int specials)
     line[n] = '\0';
     uint32_t m = n ? marker(k, line, &first) : (uint32_t)EXPR_NONE, any = k->character;
     if (specials) {
-        struct text *t = malloc(((size_t)v->size + 1) * sizeof *t);
+        struct byte_span *t = malloc(((size_t)v->size + 1) * sizeof *t);
         unsigned char (*names)[VOCAB_NAME] = malloc(((size_t)v->size + 1) * sizeof *names);
         size_t count = 0;
         if (!t || !names)
             k->x->failed = EXPR_NO_MEMORY;
         for (int32_t id = 0; t && names && id < v->size; id++)
             if (id != first && !is_eos(v, id) && vocab_name(v, id, names[count]) == 0) {
-                t[count] = (struct text){ (const char *)names[count], VOCAB_NAME };
+                t[count] = (struct byte_span){ (const char *)names[count], VOCAB_NAME };
                 count++;
             }
         if (t && names && count)
@@ -95,11 +95,11 @@ static uint32_t text_before(struct maker *k, const char *stop, int specials)
     return r;
 }
 
-static uint32_t term(struct maker *k, uint32_t e) { return grammar_term(k->g, e); }
+static uint32_t term(struct tool_builder *k, uint32_t e) { return grammar_term(k->g, e); }
 
-static uint32_t literal(struct maker *k, const char *text) { return term(k, marker(k, text, NULL)); }
+static uint32_t literal(struct tool_builder *k, const char *text) { return term(k, marker(k, text, NULL)); }
 
-static void no_memory(struct maker *k)
+static void no_memory(struct tool_builder *k)
 {
     if (!k->failed)
         err_nomem(k->e, "a grammar");
@@ -107,7 +107,7 @@ static void no_memory(struct maker *k)
 }
 
 /* A keyword of a function is not enforced. */
-static void relax(struct maker *k, const char *function, const char *place)
+static void relax(struct tool_builder *k, const char *function, const char *place)
 {
     if (json_array_append_new(k->relaxed, json_sprintf("function '%s': %s", function, place)) != 0)
         no_memory(k);
@@ -115,7 +115,7 @@ static void relax(struct maker *k, const char *function, const char *place)
 
 /* The schema of a function's arguments, or of the argument `key` (NULL: all of them), without
  * what cannot be enforced unless the function is strict. */
-static uint32_t schema_expr(struct maker *k, const char *function, const char *key, json_t *schema)
+static uint32_t schema_expr(struct tool_builder *k, const char *function, const char *key, json_t *schema)
 {
     if (k->strict)
         return grammar_schema_expr(k->g, schema, &k->comma, &k->colon, k->e);
@@ -137,7 +137,7 @@ static uint32_t schema_expr(struct maker *k, const char *function, const char *k
 }
 
 /* The arguments of a function as JSON. */
-static uint32_t json_arguments(struct maker *k, const char *name, const json_t *tool)
+static uint32_t json_arguments(struct tool_builder *k, const char *name, const json_t *tool)
 {
     json_t *schema = json_object_get(tool, "parameters");
     json_t *none = schema && !json_is_null(schema) ? NULL : json_pack("{s:s, s:{}, s:b}", "type", "object",
@@ -165,7 +165,7 @@ static uint32_t json_arguments(struct maker *k, const char *name, const json_t *
 }
 
 /* One argument that is written as text between tags. */
-static uint32_t tag_value(struct maker *k, const char *function, const char *key, const json_t *root, json_t *schema)
+static uint32_t tag_value(struct tool_builder *k, const char *function, const char *key, const json_t *root, json_t *schema)
 {
     static const char *const cannot[] = { "pattern", "format", "minLength", "maxLength", "anyOf", "oneOf", "allOf",
                                           "not", "if", "$ref" };
@@ -222,7 +222,7 @@ static int is_required(const json_t *schema, const char *key)
     return 0;
 }
 
-static uint32_t tag_arguments(struct maker *k, const char *name, const json_t *tool)
+static uint32_t tag_arguments(struct tool_builder *k, const char *name, const json_t *tool)
 {
     static const char *const known[] = { "type", "properties", "required", "additionalProperties", "$defs",
                                          "definitions", "title", "description", "$schema", "strict" };
@@ -260,7 +260,7 @@ static uint32_t tag_arguments(struct maker *k, const char *name, const json_t *t
 }
 
 /* Any arguments between tags. */
-static uint32_t any_tags(struct maker *k)
+static uint32_t any_tags(struct tool_builder *k)
 {
     const struct tool_format *f = k->f;
     const char *end = f->value_close;
@@ -272,7 +272,7 @@ static uint32_t any_tags(struct maker *k)
                                                          literal(k, f->value_close))), 0, EXPR_MANY);
 }
 
-static uint32_t arguments_of(struct maker *k, const char *name, const json_t *tool)
+static uint32_t arguments_of(struct tool_builder *k, const char *name, const json_t *tool)
 {
     const int tags = k->f->style == TOOL_TAGS;
     k->strict = json_object_get(k->o->strict, name) != NULL;
@@ -290,7 +290,7 @@ static uint32_t arguments_of(struct maker *k, const char *name, const json_t *to
 }
 
 /* One call of one function, without the opening marker of its family if `bare`. */
-static uint32_t call(struct maker *k, const json_t *tool, int bare)
+static uint32_t call(struct tool_builder *k, const json_t *tool, int bare)
 {
     const struct tool_format *f = k->f;
     const char *name = json_string_value(json_object_get(tool, "name"));
@@ -334,7 +334,7 @@ static uint32_t call(struct maker *k, const json_t *tool, int bare)
 }
 
 /* All calls of an answer. bare: the first one has no opening marker. */
-static uint32_t calls(struct maker *k, const json_t *const *tools, int n, int bare)
+static uint32_t calls(struct tool_builder *k, const json_t *const *tools, int n, int bare)
 {
     const struct tool_format *f = k->f;
     struct exprs *x = k->x;
@@ -366,7 +366,7 @@ static uint32_t calls(struct maker *k, const json_t *const *tools, int n, int ba
 }
 
 /* What comes before: the rest of a thought, or one as a whole. */
-static uint32_t thought(struct maker *k)
+static uint32_t thought(struct tool_builder *k)
 {
     struct exprs *x = k->x;
     if (k->o && k->o->no_reasoning && !k->thinking)
@@ -384,8 +384,8 @@ static uint32_t thought(struct maker *k)
 
 int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e)
 {
-    static const struct range every[] = { { 0, 0x10FFFF } };
-    struct maker k = { .g = g, .x = &g->x, .f = g->options.thinker, .thinking = g->options.thinking, .e = e };
+    static const struct char_range every[] = { { 0, 0x10FFFF } };
+    struct tool_builder k = { .g = g, .x = &g->x, .f = g->options.thinker, .thinking = g->options.thinking, .e = e };
     if (!k.f)
         return 0;
     k.character = expr_chars(k.x, every, 1);
@@ -396,14 +396,14 @@ int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e)
 }
 
 /* The answer without calls that options.content asks for. */
-static uint32_t content_only(struct maker *k)
+static uint32_t content_only(struct tool_builder *k)
 {
     uint32_t r = grammar_schema_expr(k->g, k->o->content, &k->comma, &k->colon, k->e);
     k->failed |= r == EXPR_NONE;
     return r;
 }
 
-static uint32_t answer(struct maker *k, const json_t *const *tools, int n)
+static uint32_t answer(struct tool_builder *k, const json_t *const *tools, int n)
 {
     const struct tool_format *f = k->f;
     struct exprs *x = k->x;
@@ -436,7 +436,7 @@ static uint32_t answer(struct maker *k, const json_t *const *tools, int n)
     const char *trigger = *f->section ? f->section : f->open;
     uint32_t before = k->o->reasoning ? thought(k) : (uint32_t)EXPR_EPSILON;
     if (!*trigger || bare) {            /* JSON alone: it begins with a brace, other text does not; after <|python_tag|> only a call may come */
-        static const struct range no_brace[] = { { 0, 'z' }, { '|', 0x10FFFF } };
+        static const struct char_range no_brace[] = { { 0, 'z' }, { '|', 0x10FFFF } };
         uint32_t said = expr_concat(x, expr_chars(x, no_brace, 2), text_before(k, trigger, 0));
         uint32_t tagged = EXPR_NONE;
         if (*trigger) {
@@ -476,7 +476,7 @@ const char *grammar_relaxed(const struct grammar *g) { return g->relaxed; }
 struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct tool_format *f,
                                      const struct tool_grammar_options *o, struct err *e)
 {
-    static const struct range every[] = { { 0, 0x10FFFF } };
+    static const struct char_range every[] = { { 0, 0x10FFFF } };
     const json_t *tools[MAX_TOOLS], *t;
     int n = 0;
     size_t i;
@@ -503,7 +503,7 @@ struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct
     struct grammar *g = grammar_new(v, &o->grammar, e);
     if (!g)
         return NULL;
-    struct maker k = { .g = g, .x = &g->x, .f = f, .o = o, .thinking = o->reasoning, .relaxed = json_array(), .e = e };
+    struct tool_builder k = { .g = g, .x = &g->x, .f = f, .o = o, .thinking = o->reasoning, .relaxed = json_array(), .e = e };
     json_t *nothing = json_pack("{s:s}", "type", "null");
     grammar_schema_expr(g, nothing, &k.comma, &k.colon, e);
     json_decref(nothing);

@@ -26,13 +26,13 @@ struct tool_parser {
 enum { MORE = 0, DONE = 1, BAD = -1 };
 
 /* Where the markers of one call lie, in text from `at` on. */
-struct call {
+struct parsed_call {
     char *name, *arguments, *id;        /* owned; arguments is JSON */
     const char *raw; size_t n_raw;      /* the arguments so far, if they stand in the text as JSON */
     size_t end;                         /* bytes from at to behind it */
 };
 
-static void call_release(struct call *c)
+static void call_release(struct parsed_call *c)
 {
     free(c->name);
     free(c->arguments);
@@ -40,16 +40,16 @@ static void call_release(struct call *c)
     memset(c, 0, sizeof *c);
 }
 
-struct cursor { const char *p, *end; };
+struct json_cursor { const char *p, *end; };
 
-static void blanks(struct cursor *c)
+static void blanks(struct json_cursor *c)
 {
     while (c->p < c->end && strchr(" \t\r\n", *c->p) && *c->p)
         c->p++;
 }
 
 /* The marker, blanks in and around it loosely: DONE, MORE (it may come) or BAD. */
-static int marker(struct cursor *c, const char *m)
+static int marker(struct json_cursor *c, const char *m)
 {
     blanks(c);
     for (; *m; m++) {
@@ -67,7 +67,7 @@ static int marker(struct cursor *c, const char *m)
 }
 
 /* A JSON value as a whole: DONE with c behind it, MORE, or BAD where it cannot become one. */
-static int json_text(struct cursor *c, const char **from)
+static int json_text(struct json_cursor *c, const char **from)
 {
     int depth = 0, in_string = 0;
     blanks(c);
@@ -169,7 +169,7 @@ static const char *raw_member(const char *text, size_t n, const char *key, size_
 }
 
 /* One {"name", "arguments"} object. */
-static int object_call(struct tool_parser *p, const char *text, size_t n, struct call *c)
+static int object_call(struct tool_parser *p, const char *text, size_t n, struct parsed_call *c)
 {
     json_t *v = json_loadb(text, n, 0, NULL), *inside = v;     /* a key twice is what a schema lets pass */
     int rc = BAD;
@@ -196,7 +196,7 @@ static int object_call(struct tool_parser *p, const char *text, size_t n, struct
 
 /* {"name": ..., "arguments": {...}} that may still be coming, in this order: its name, and its
  * arguments as far as they are there. */
-static void object_head(struct tool_parser *p, struct cursor k, struct call *c)
+static void object_head(struct tool_parser *p, struct json_cursor k, struct parsed_call *c)
 {
     const char *from, *key = p->f->arguments;
     if (marker(&k, "{ \"name\" : \"") != DONE)
@@ -220,7 +220,7 @@ static void object_head(struct tool_parser *p, struct cursor k, struct call *c)
 }
 
 /* Up to the first `end`: DONE with the text between, MORE. */
-static int until(struct cursor *c, const char *end, const char **from, size_t *n)
+static int until(struct json_cursor *c, const char *end, const char **from, size_t *n)
 {
     size_t m = strlen(end);
     while (m && strchr(" \t\r\n", end[m - 1]))
@@ -251,7 +251,7 @@ static json_t *tag_value(const json_t *tool, const char *key, const char *text, 
 }
 
 /* Add text to the arguments, which are a string of their own. */
-static void add(struct tool_parser *p, struct call *c, const char *text)
+static void add(struct tool_parser *p, struct parsed_call *c, const char *text)
 {
     const size_t before = c->arguments ? strlen(c->arguments) : 0, n = strlen(text);
     char *longer = realloc(c->arguments, before + n + 1);
@@ -264,7 +264,7 @@ static void add(struct tool_parser *p, struct call *c, const char *text)
 }
 
 /* Add `"key":value`.  A value that is still coming has no closing quotation mark. */
-static void add_member(struct tool_parser *p, struct call *c, const char *key, const json_t *value, int complete)
+static void add_member(struct tool_parser *p, struct parsed_call *c, const char *key, const json_t *value, int complete)
 {
     json_t *name = json_string(key);
     char *k = name ? json_dumps(name, JSON_ENCODE_ANY) : NULL, *v = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
@@ -303,7 +303,7 @@ static void trim(const struct tool_format *f, const char *after_key, struct tag 
 }
 
 /* The next argument.  MORE with a key: its value is still coming. */
-static int read_tag(const struct tool_format *f, struct cursor *c, struct tag *t)
+static int read_tag(const struct tool_format *f, struct json_cursor *c, struct tag *t)
 {
     const size_t n = strcspn(f->key_close, ">") + 1;
     const char *after_key = f->key_close + n;           /* "" or a line break and <arg_value> */
@@ -329,7 +329,7 @@ static int read_tag(const struct tool_format *f, struct cursor *c, struct tag *t
 }
 
 /* An argument becomes a member of the JSON text; the first of two with the same name counts. */
-static int take_tag(struct tool_parser *p, struct call *call, json_t *seen, const struct tag *t, int complete)
+static int take_tag(struct tool_parser *p, struct parsed_call *call, json_t *seen, const struct tag *t, int complete)
 {
     const json_t *tool = tool_of(p, call->name);
     char *name = copy(p, t->key, t->n_key);
@@ -351,7 +351,7 @@ static int take_tag(struct tool_parser *p, struct call *call, json_t *seen, cons
     return rc;
 }
 
-static int read_tags(struct tool_parser *p, struct cursor *c, struct call *call)
+static int read_tags(struct tool_parser *p, struct json_cursor *c, struct parsed_call *call)
 {
     const struct tool_format *f = p->f;
     json_t *seen = json_object();
@@ -359,7 +359,7 @@ static int read_tags(struct tool_parser *p, struct cursor *c, struct call *call)
     int rc = DONE;
     add(p, call, "{");
     while (rc == DONE && !p->failed) {
-        struct cursor close = *c, k = *c;
+        struct json_cursor close = *c, k = *c;
         const int ends = marker(&close, f->close);
         if (ends == DONE) {
             *c = close;
@@ -386,9 +386,9 @@ static int read_tags(struct tool_parser *p, struct cursor *c, struct call *call)
 
 /* The closing marker, if the family has one: MORE while it may still come.  At the end of the
  * answer a part of it will do. */
-static int closing(const struct tool_parser *p, struct cursor *k, int end)
+static int closing(const struct tool_parser *p, struct json_cursor *k, int end)
 {
-    struct cursor close = *k;
+    struct json_cursor close = *k;
     const int rc = *p->f->close ? marker(&close, p->f->close) : DONE;
     if (rc == DONE || (rc == MORE && end)) {
         *k = close;
@@ -397,14 +397,14 @@ static int closing(const struct tool_parser *p, struct cursor *k, int end)
     return rc;
 }
 
-static int read_object_call(struct tool_parser *p, struct cursor *k, struct call *c, int end)
+static int read_object_call(struct tool_parser *p, struct json_cursor *k, struct parsed_call *c, int end)
 {
     const int list = p->f->style == TOOL_JSON_LIST, bare = p->in_list || (!list && k->p < k->end && *k->p == '{');
     const char *from;
     int rc;
     if (!bare && ((rc = marker(k, p->f->open)) != DONE || (list && (rc = marker(k, "[")) != DONE)))
         return rc;
-    struct cursor object = *k;
+    struct json_cursor object = *k;
     rc = json_text(k, &from);
     const int bad = rc == DONE && object_call(p, from, (size_t)(k->p - from), c) != DONE;
     if (p->o.stream_arguments)
@@ -415,14 +415,14 @@ static int read_object_call(struct tool_parser *p, struct cursor *k, struct call
 }
 
 /* What stands between the name and the arguments. */
-static int after_name(struct tool_parser *p, struct cursor *k, struct call *c, int end)
+static int after_name(struct tool_parser *p, struct json_cursor *k, struct parsed_call *c, int end)
 {
     const struct tool_format *f = p->f;
     if (!strcmp(f->name, "kimi-k2") && k->p < k->end && *k->p == ':')       /* functions.name:0 */
         for (k->p++; k->p < k->end && *k->p >= '0' && *k->p <= '9'; k->p++)
             ;
     if (!strcmp(f->name, "mistral-args")) {
-        struct cursor id = *k;
+        struct json_cursor id = *k;
         int rc = marker(&id, "[CALL_ID]");
         if (rc == DONE) {
             const char *word = id.p;
@@ -445,7 +445,7 @@ static int after_name(struct tool_parser *p, struct cursor *k, struct call *c, i
     return DONE;
 }
 
-static int read_named_call(struct tool_parser *p, struct cursor *k, struct call *c, int end)
+static int read_named_call(struct tool_parser *p, struct json_cursor *k, struct parsed_call *c, int end)
 {
     const char *from;
     int rc = marker(k, p->f->open);
@@ -481,9 +481,9 @@ static int read_named_call(struct tool_parser *p, struct cursor *k, struct call 
 
 /* A call in text[at..n), which begins with the opening marker, or in a list. `end`: no more text
  * comes. */
-static int read_call(struct tool_parser *p, struct call *c, int end)
+static int read_call(struct tool_parser *p, struct parsed_call *c, int end)
 {
-    struct cursor k = { p->text + p->at, p->text + p->n };
+    struct json_cursor k = { p->text + p->at, p->text + p->n };
     memset(c, 0, sizeof *c);
     const int is_object = p->f->style == TOOL_JSON || p->f->style == TOOL_JSON_LIST;
     int rc = (is_object ? read_object_call : read_named_call)(p, &k, c, end);
@@ -582,7 +582,7 @@ static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
     }
     /* JSON alone: only as the whole answer, or after another one; functionary's first call has
      * its >>> in the prompt */
-    struct cursor k = { p->text + p->at, p->text + p->n };
+    struct json_cursor k = { p->text + p->at, p->text + p->n };
     blanks(&k);
     if (!p->o.no_calls && f->style == TOOL_JSON && !p->said && k.p < k.end && *k.p == '{' &&
         (!strcmp(f->name, "json") || !strcmp(f->name, "llama3"))) {
@@ -597,7 +597,7 @@ static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
 static int text_until(struct tool_parser *p, size_t to, int which, int end)
 {
     if (p->n_calls && which && to - p->at <= 4) {       /* between two calls */
-        struct cursor b = { p->text + p->at, p->text + to };
+        struct json_cursor b = { p->text + p->at, p->text + to };
         while (b.p < b.end && strchr(" \t\r\n;,", *b.p) && *b.p)
             b.p++;
         if (b.p == b.end)
@@ -637,7 +637,7 @@ static int think_on(struct tool_parser *p, int end)
 /* A call begins here, or a list of them. 0: it needs more text. */
 static int call_on(struct tool_parser *p, int end)
 {
-    struct call c;
+    struct parsed_call c;
     const int rc = read_call(p, &c, end);
     if (p->failed) {
         call_release(&c);
@@ -677,7 +677,7 @@ static int call_on(struct tool_parser *p, int end)
 /* Behind a call of a list: the next one, or the end of the list.  0: it needs more text. */
 static int list_on(struct tool_parser *p, int end)
 {
-    struct cursor k = { p->text + p->at, p->text + p->n }, next = k;
+    struct json_cursor k = { p->text + p->at, p->text + p->n }, next = k;
     if (*k.p == '{')                    /* the comma before it was read */
         return call_on(p, end);
     int rc = marker(&k, "]");

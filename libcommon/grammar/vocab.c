@@ -92,11 +92,11 @@ static int may_be_text(const char *p, size_t n)
 
 /* ---- trie ---- */
 
-struct entry { const unsigned char *p; uint32_t n; int32_t id; };
+struct vocab_entry { const unsigned char *p; uint32_t n; int32_t id; };
 
 static int by_bytes(const void *a, const void *b)
 {
-    const struct entry *x = a, *y = b;
+    const struct vocab_entry *x = a, *y = b;
     int c = memcmp(x->p, y->p, x->n < y->n ? x->n : y->n);
     return c ? c : x->n != y->n ? (x->n < y->n ? -1 : 1) : x->id < y->id ? -1 : x->id > y->id;
 }
@@ -111,7 +111,7 @@ static void trie_release(struct trie *t)
 }
 
 /* v is sorted. */
-static int trie_make(struct trie *t, const struct entry *v, uint32_t n)
+static int trie_make(struct trie *t, const struct vocab_entry *v, uint32_t n)
 {
     size_t room = 1, longest = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -192,7 +192,7 @@ static int fill(struct grammar_vocab *v, const struct decoding *d, struct err *e
     if (total > UINT32_MAX / 2 || n_ids > 1 << 24)
         return err_set(e, ERR_LIMIT, "the vocabulary is too large for grammars");
     unsigned char (*names)[VOCAB_NAME] = malloc(((size_t)v->size + 1) * sizeof *names);
-    struct entry *list = malloc(((size_t)v->size + 1) * sizeof *list),
+    struct vocab_entry *list = malloc(((size_t)v->size + 1) * sizeof *list),
                  *rest = malloc(((size_t)v->size + 1) * sizeof *rest);
     uint32_t n = 0, n_rest = 0, at = 0;
     int rc = -1;
@@ -218,7 +218,7 @@ static int fill(struct grammar_vocab *v, const struct decoding *d, struct err *e
             names[i][1] = (unsigned char)(i >> 16);
             names[i][2] = (unsigned char)(i >> 8);
             names[i][3] = (unsigned char)i;
-            list[n++] = rest[n_rest++] = (struct entry){ names[i], VOCAB_NAME, i };
+            list[n++] = rest[n_rest++] = (struct vocab_entry){ names[i], VOCAB_NAME, i };
         } else {
             struct decoding verbatim = { 0 };
             size = token_bytes(t->flags[i] & TOKEN_VERBATIM ? &verbatim : d, p, size, v->bytes + at);
@@ -226,7 +226,7 @@ static int fill(struct grammar_vocab *v, const struct decoding *d, struct err *e
                 v->named[i] = 2;
                 continue;
             }
-            struct entry x = { (const unsigned char *)v->bytes + at, (uint32_t)size, i };
+            struct vocab_entry x = { (const unsigned char *)v->bytes + at, (uint32_t)size, i };
             size_t run = run_length(v->bytes + at, size);
             list[n++] = x;
             if (run == 0 || run > VOCAB_RUNS)
