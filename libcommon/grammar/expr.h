@@ -92,6 +92,8 @@ struct exprs {
 
 int exprs_init(struct exprs *s, uint32_t limit, struct err *e);
 void exprs_release(struct exprs *s);
+/* Set `failed`, unless it is set already. */
+void exprs_fail(struct exprs *s, enum expr_failure why);
 /* Why it failed, as an error; 0 if it did not. */
 int exprs_check(const struct exprs *s, struct err *e);
 /* Forget the rows of next bytes (they come back as they are needed). */

@@ -19,8 +19,6 @@ static inline int expr_has_list(const struct expr *x)
     return x->kind == EXPR_UNION || x->kind == EXPR_BOTH || x->kind == EXPR_ANY_OF;
 }
 
-/* Set `failed`, unless it is set already. */
-void exprs_fail(struct exprs *s, enum expr_failure why);
 /* The number of x.  Its arms or list, if it has any, are the last ones of their array; they are
  * removed again if x has a number already. */
 uint32_t expr_intern(struct exprs *s, const struct expr *x);

@@ -6,6 +6,7 @@
 
 #include "libcommon/grammar/expr.h"
 #include "libcommon/grammar/grammar.h"
+#include "libcommon/grammar/id_map.h"
 #include "libcommon/grammar/vocab.h"
 
 /* Where a text may stand: what is left to match of the terminal that it is in, and the stack
@@ -32,9 +33,6 @@ struct terminal {
     uint32_t *ids;                      /* owned: tokens that fit into the terminal or end with it, as a list or as a bit set */
     uint32_t *exits[2];                 /* owned: nodes where the terminal may end inside tokens, in the vocabulary's tries `all` and `rest` */
 };
-
-struct id_slot { uint64_t key; uint32_t value, cost; };
-struct id_map { struct id_slot *slot; uint32_t n, room; };    /* key 0: free */
 
 /* Characters of one general category. */
 struct category_run { uint32_t lo, hi; uint8_t category; };

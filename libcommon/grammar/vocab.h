@@ -34,6 +34,11 @@ struct grammar_vocab {
     struct trie rest;
 };
 
+/* Masks: bit id is set if token id may come next. */
+static inline void mask_set(uint32_t *mask, int32_t id) { mask[id >> 5] |= 1u << (id & 31); }
+static inline void mask_clear(uint32_t *mask, int32_t id) { mask[id >> 5] &= ~(1u << (id & 31)); }
+static inline int mask_has(const uint32_t *mask, int32_t id) { return mask[id >> 5] >> (id & 31) & 1; }
+
 /* The four bytes that stand for a named token; -1 if no such id is named. */
 int vocab_name(const struct grammar_vocab *v, int32_t id, unsigned char name[VOCAB_NAME]);
 

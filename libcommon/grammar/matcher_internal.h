@@ -1,0 +1,71 @@
+/* matcher_internal.h - what the files that run a grammar share: configs, masks, matchers.
+ *
+ * Everything here needs the grammar's lock, or a grammar that is not shared yet. */
+#ifndef ZSE_GRAMMAR_MATCHER_INTERNAL_H
+#define ZSE_GRAMMAR_MATCHER_INTERNAL_H
+
+#include "libcommon/grammar/distinct.h"
+#include "libcommon/grammar/internal.h"
+
+/* ---- grammar.c ---- */
+
+/* Forget configs, masks and terminals, which can be computed again. */
+void grammar_forget(struct grammar *g);
+size_t grammar_bytes_now(const struct grammar *g);
+
+/* ---- parse_config.c ---- */
+
+/* Start a config: nothing is found. */
+void config_begin(struct grammar *g);
+/* Add a place to what is found. */
+void config_add(struct grammar *g, uint32_t e, uint32_t stack);
+/* Add all places where a text may stand that is about to match e and then the stack. */
+void config_close_over(struct grammar *g, uint32_t e, uint32_t stack);
+/* The number of the config that was found; 0: nothing may follow (also after a failure). */
+uint32_t config_intern(struct grammar *g);
+/* The config after a byte; 0: the byte may not come next. */
+uint32_t config_step(struct grammar *g, uint32_t number, int byte);
+/* The config when a terminal above this stack has ended. */
+uint32_t config_after(struct grammar *g, uint32_t stack);
+/* Bit set of the bytes that may come next; borrowed until the next call of any of these. */
+const uint64_t *config_first(struct grammar *g, uint32_t number);
+
+/* ---- config_mask.c ---- */
+
+/* The tokens that may come next, borrowed until grammar_forget(); NULL after a failure. */
+const uint32_t *config_mask(struct grammar *g, uint32_t number);
+
+/* ---- matchers ---- */
+
+struct matcher {
+    struct grammar *g;
+    uint32_t config, generation, store;
+    unsigned char *text; size_t n_text, text_room;      /* owned: all bytes accepted, to find the config again after the store was cut back */
+    struct parse_thread *thread; uint32_t n_threads, room;      /* owned: a copy of the config, to find it again after grammar_forget() */
+    int accepting, ended;
+    uint32_t *mask;                                     /* owned; NULL without a vocabulary */
+    uint64_t spent, n_tokens;                           /* steps of all calls so far, and tokens accepted */
+    uint64_t pause;                                     /* a call gives up after so many steps, to be made again; 0: never */
+    int busy;
+    atomic_int cancelled;
+    struct distinct distinct;
+    struct err error;
+};
+
+/* Take the lock and begin to count; *config is the config of m.  -1: m is busy, or has failed
+ * before; the lock is not held. */
+int matcher_enter(struct matcher *m, uint32_t *config);
+/* Give the lock back.  A failure is this matcher's, not the grammar's.  -1: the call has no
+ * result; 1: it is to be made again.  cut: 0 before the first try.  It is set where this call
+ * found the store full of the states of other answers and cut it back; a call that fills the new
+ * store, too, fails. */
+int matcher_leave(struct matcher *m, int *cut);
+
+/* matcher_repeats.c: the config after the bytes, and the items in *next (all zero before); 0:
+ * they may not come next. */
+uint32_t matcher_follow_bytes(struct matcher *m, uint32_t config, const unsigned char *p, size_t n,
+                              struct distinct *next);
+/* Clear the tokens of m->mask that repeat an item. */
+void matcher_clear_repeated(struct matcher *m, uint32_t config);
+
+#endif
