@@ -8,7 +8,16 @@
 
 #include <jansson.h>
 
+#include "libcommon/base/err.h"
 #include "libcommon/grammar/internal.h"
+
+/* Limits that several files check. */
+enum {
+    MAX_NESTING = 200,                  /* of schemas */
+    MAX_VALUE_DEPTH = 64,               /* of values in enum and const */
+    MAX_COUNTED = 4096,                 /* items or properties that are counted one by one */
+    MAX_TABLE = 400000,                 /* of them times the states of each */
+};
 
 enum {
     DONE_ANY_OF = 1, DONE_ONE_OF = 2, DONE_IF = 4, DONE_NOT = 8, DONE_DEPENDENT = 16, DONE_SOME = 32,      /* keywords that were split off */
@@ -74,6 +83,42 @@ uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, u
 uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped, uint32_t *comma, uint32_t *colon,
                                 struct err *e);
 
+static inline int32_t larger(int32_t a, int64_t b) { return b > a ? (int32_t)b : a; }
+
+/* ---- schema_error.c ---- */
+
+/* A JSON pointer; cut where it is too long. */
+struct schema_path { char text[256]; size_t n; };
+void schema_path_add(struct schema_path *p, const char *key);
+/* Whether the value `what` is `in` or inside of it; then its path is appended to *p. */
+int schema_find_path(json_t *in, const json_t *what, struct schema_path *p, int depth);
+/* Set the error of the keyword (or NULL) of the schema `at`, unless one is set: EXPR_NONE. */
+uint32_t schema_report(struct schema *s, const json_t *at, const char *keyword, enum err_code code, const char *why);
+
+/* ---- sets of members ---- */
+
+struct member_set { struct member *v; int n, room; };       /* v is owned */
+/* 1: added, 0: it was there before, -1. */
+int schema_add_member(struct schema *s, struct member_set *to, const struct member *m);
+/* Add a member and all that $ref and allOf add to it: 0, 1 if nothing can satisfy it, -1. */
+int schema_flatten(struct schema *s, struct member_set *to, const struct member *given, int depth);
+/* The scope of what a member applies in place. */
+const json_t *schema_scope_inside(const struct member *m);
+
+struct branch_list { uint32_t *v; uint32_t n, room; };      /* v is owned */
+/* Add an alternative, unless it is EXPR_NONE. */
+void schema_add_branch(struct schema *s, struct branch_list *to, uint32_t e);
+/* Split one keyword with alternatives off: 1 if there was one; then *result is its branches. */
+int schema_split(struct schema *s, struct member *m, int n, uint32_t *result);
+/* Members without alternatives. */
+uint32_t schema_compile_types(struct schema *s, const struct member *m, int n);
+
+/* Text under construction. */
+struct json_text { char *p; size_t n, room; int failed; };  /* p is owned */
+void text_put(struct json_text *b, const void *p, size_t n);
+/* A string as it stands inside of quotation marks, with the necessary escapes only. */
+void text_put_string(struct json_text *b, const char *s, size_t n);
+
 /* Members that must all hold, compiled.  EXPR_NONE: nothing satisfies them, or it failed. */
 uint32_t schema_compile(struct schema *s, const struct member *m, int n);
 /* Errors: "schema: /properties/a/pattern: ..."; all return EXPR_NONE and set failed. */
@@ -121,6 +166,9 @@ json_t *schema_enumerated(struct schema *s, const struct member *m, int n);
 /* minLength and the like: -1 if it is not there, or refused. */
 int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword);
 const char *schema_format(const char *name);    /* regular expression; NULL: not one of those that are enforced */
+/* The same, if the regular expression matches every string of the format, so that it has an
+ * opposite. */
+const char *schema_exact_format(const char *name);
 /* The same without lengths of its parts, for texts of at most 63 characters; NULL: it has no
  * such lengths. */
 const char *schema_short_format(const char *name);

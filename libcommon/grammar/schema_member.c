@@ -1,0 +1,217 @@
+/* schema_member.c - the keywords of a schema, and the set of schemas that hold at one place. */
+#include "libcommon/grammar/schema.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_MEMBERS = 512 };
+
+int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword)
+{
+    const json_t *v = json_object_get(schema, keyword);
+    if (!v)
+        return -1;
+    double x = json_number_value(v);
+    if (!json_is_number(v) || x < 0 || x != floor(x)) {
+        schema_refuse(s, schema, keyword, "expected a whole number of at least 0");
+        return -1;
+    }
+    return x > 1e9 ? 1000000000 : (int64_t)x;
+}
+
+static unsigned type_of_name(const char *name)
+{
+    static const struct { const char *name; unsigned type; } table[] = {
+        { "null", TYPE_NULL }, { "boolean", TYPE_BOOLEAN }, { "integer", TYPE_INTEGER },
+            { "number", TYPE_INTEGER | TYPE_FRACTION },
+        { "string", TYPE_STRING }, { "array", TYPE_ARRAY }, { "object", TYPE_OBJECT },
+    };
+    for (size_t i = 0; name && i < sizeof table / sizeof *table; i++)
+        if (!strcmp(name, table[i].name))
+            return table[i].type;
+    return 0;
+}
+
+unsigned schema_types(struct schema *s, const json_t *schema)
+{
+    const json_t *t = json_object_get(schema, "type"), *v;
+    unsigned types = 0, one;
+    size_t i;
+    if (!t)
+        return TYPE_ALL;
+    if (json_object_get(schema, ONLY_FRACTION))
+        return TYPE_FRACTION;
+    if (json_is_string(t)) {
+        types = type_of_name(json_string_value(t));
+    } else {
+        json_array_foreach(t, i, v) {
+            if (!(one = type_of_name(json_string_value(v))))
+                t = NULL;
+            types |= one;
+            if (!t)
+                break;
+        }
+    }
+    if (!t || !types) {
+        schema_refuse(s, schema, "type", "expected null, boolean, integer, number, string, array or object, or a list of them");
+        return 0;
+    }
+    return types | (json_is_true(json_object_get(schema, "nullable")) ? TYPE_NULL : 0u);
+}
+
+/* What cannot be done anywhere; types of keywords that later code relies on. */
+static int check_keywords(struct schema *s, json_t *m)
+{
+    static const struct { const char *key; char kind; } table[] = {     /* o object, a array of schemas, s string, S schema, b boolean, A any array */
+        { "properties", 'o' }, { "patternProperties", 'o' }, { "additionalProperties", 'S' }, { "propertyNames", 'S' },
+            { "required", 'A' }, { "dependentRequired", 'o' },
+        { "dependentSchemas", 'o' }, { "dependencies", 'o' }, { "items", 'I' }, { "additionalItems", 'S' },
+        { "prefixItems", 'a' }, { "contains", 'S' }, { "uniqueItems", 'b' }, { "enum", 'A' },
+        { "anyOf", 'a' }, { "oneOf", 'a' }, { "allOf", 'a' }, { "not", 'S' }, { "if", 'S' }, { "then", 'S' },
+        { "else", 'S' }, { "$ref", 's' }, { "$dynamicRef", 's' }, { "pattern", 's' }, { "format", 's' },
+        { "unevaluatedProperties", 'S' }, { "unevaluatedItems", 'S' },
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        json_t *v = json_object_get(m, table[i].key), *x;
+        int ok = 1;
+        size_t k;
+        if (!v)
+            continue;
+        switch (table[i].kind) {
+        case 'o': ok = json_is_object(v); break;
+        case 'A': ok = json_is_array(v); break;
+        case 's': ok = json_is_string(v); break;
+        case 'b': ok = json_is_boolean(v); break;
+        case 'S': ok = json_is_object(v) || json_is_boolean(v); break;
+        default:
+            ok = json_is_array(v) || (table[i].kind == 'I' && (json_is_object(v) || json_is_boolean(v)));
+            json_array_foreach(v, k, x)
+                ok &= json_is_object(x) || json_is_boolean(x);
+        }
+        if (!ok) {
+            schema_refuse(s, m, table[i].key, "a value of the wrong kind");
+            return -1;
+        }
+    }
+    if (json_object_get(m, "$recursiveRef")) {
+        schema_refuse(s, m, "$recursiveRef", "cannot be enforced; use $ref");
+        return -1;
+    }
+    return 0;
+}
+
+int schema_add_member(struct schema *s, struct member_set *to, const struct member *m)
+{
+    for (int i = 0; i < to->n; i++)
+        if (to->v[i].s == m->s) {
+            to->v[i].done |= m->done;
+            return 0;
+        }
+    if (to->n == MAX_MEMBERS) {
+        schema_limit(s, m->s, "more than 512 schemas for one place");
+        return -1;
+    }
+    if (to->n == to->room) {
+        const int room = 2 * to->room + 8;
+        struct member *v = realloc(to->v, (size_t)room * sizeof *v);
+        if (!v) {
+            schema_nomem(s);
+            return -1;
+        }
+        to->v = v;
+        to->room = room;
+    }
+    to->v[to->n] = *m;
+    to->v[to->n++].done |= MEMBER_FLAT;
+    return 1;
+}
+
+static int is_unevaluated(const json_t *schema)
+{
+    const json_t *p = json_object_get(schema, "unevaluatedProperties"),
+                 *i = json_object_get(schema, "unevaluatedItems");
+    return (p && !json_is_true(p)) || (i && !json_is_true(i));
+}
+
+/* The scope of what a member applies in place. */
+const json_t *schema_scope_inside(const struct member *m) { return is_unevaluated(m->s) ? m->s : m->scope; }
+
+int schema_evaluates(const struct member *m, int n, const struct member *x, const struct member *u)
+{
+    if (x->done & MEMBER_HIDDEN || json_object_get(x->s, MADE))
+        return 0;
+    const json_t *scope = x->s == u->s ? u->s : x->scope;
+    for (int hop = 0; scope && scope != u->s && hop < n; hop++) {
+        int i = 0;
+        while (i < n && m[i].s != scope)
+            i++;
+        scope = i < n ? m[i].scope : NULL;
+    }
+    return scope == u->s;
+}
+
+/* Does it only lead to other schemas?  Then it need not be a member, and equal targets are
+ * compiled once. */
+static int is_wrapper(json_t *m)
+{
+    static const char *const passive[] = { "$ref", "allOf", "title", "description", "default", "examples", "$comment",
+                                           "$schema", "$id", "$anchor", "$defs", "definitions", "deprecated",
+                                           "readOnly", "writeOnly" };
+    const char *key;
+    json_t *v;
+    if (json_object_size(m) > 8)
+        return 0;
+    json_object_foreach(m, key, v) {
+        size_t i = 0;
+        while (i < sizeof passive / sizeof *passive && strcmp(key, passive[i]) != 0)
+            i++;
+        if (i == sizeof passive / sizeof *passive)
+            return 0;
+    }
+    return 1;
+}
+
+/* m and all that $ref and allOf add to it: 0, 1 if nothing can satisfy it, -1. */
+int schema_flatten(struct schema *s, struct member_set *to, const struct member *given, int depth)
+{
+    json_t *m = given->s, *v;
+    size_t i;
+    int rc;
+    if (json_is_true(m))
+        return 0;
+    if (json_is_false(m))
+        return 1;
+    if (depth > MAX_NESTING) {
+        schema_limit(s, m, "nested too deep");
+        return -1;
+    }
+    s->g->x.meter.work += 10;
+    const char *ref = json_string_value(json_object_get(m, "$ref")),
+               *dynamic = json_string_value(json_object_get(m, "$dynamicRef"));
+    if (schema_ref_alone(s, m)) {
+        json_t *target = schema_resolve(s, m, ref);
+        return target ? schema_flatten(s, to, &(struct member){ target, given->done, given->scope }, depth + 1) : -1;
+    }
+    if (check_keywords(s, m) != 0)
+        return -1;
+    if (!is_wrapper(m)) {
+        if ((rc = schema_add_member(s, to, given)) <= 0)
+            return rc;
+    }
+    struct member inside = { NULL, given->done & MEMBER_HIDDEN, schema_scope_inside(given) };
+    for (int k = 0; k < 2; k++) {
+        if (!(k ? dynamic : ref))
+            continue;
+        if (!(inside.s = k ? schema_resolve_dynamic(s, m, dynamic) : schema_resolve(s, m, ref)))
+            return -1;
+        if ((rc = schema_flatten(s, to, &inside, depth + 1)) != 0)
+            return rc;
+    }
+    json_array_foreach(json_object_get(m, "allOf"), i, v) {
+        inside.s = v;
+        if ((rc = schema_flatten(s, to, &inside, depth + 1)) != 0)
+            return rc;
+    }
+    return 0;
+}

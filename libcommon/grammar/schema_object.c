@@ -1,0 +1,498 @@
+/* schema_object.c - objects: declared properties in their order, then further ones. */
+#include "libcommon/grammar/schema.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_KEY_PATTERNS = 10, KEY_STATES = 1 << 14 };
+
+struct property { const char *name; uint32_t key, value; int required; };
+
+struct object {
+    struct schema *s;
+    const struct member *m; int n;
+    struct property *p; int n_p, room;
+    int32_t min, max;
+    uint32_t extra;                     /* KEY : VALUE of further properties, without the first quotation mark; EXPR_NONE: none */
+    const json_t *some;                 /* SOME_PROPERTY, if a further property must be as it says */
+    uint32_t needed;                    /* KEY : VALUE of that property */
+};
+
+static int is_made(const struct member *m) { return json_object_get(m->s, MADE) != NULL; }
+
+static struct property *find_property(struct object *o, const char *name)
+{
+    for (int i = 0; i < o->n_p; i++)
+        if (!strcmp(o->p[i].name, name))
+            return &o->p[i];
+    return NULL;
+}
+
+static int add_property(struct object *o, json_t *seen, const char *name)
+{
+    if (json_object_get(seen, name))
+        return 0;
+    if (o->n_p == o->room) {
+        const int room = 2 * o->room + 16;
+        struct property *p = realloc(o->p, (size_t)room * sizeof *p);
+        if (!p) {
+            schema_nomem(o->s);
+            return -1;
+        }
+        o->p = p;
+        o->room = room;
+    }
+    memset(&o->p[o->n_p], 0, sizeof *o->p);
+    o->p[o->n_p++].name = name;
+    json_object_set_new(seen, name, json_true());
+    return 0;
+}
+
+static int name_matches(struct schema *s, const struct member *m, const char *pattern, const char *name)
+{
+    json_t *v = json_string(name), *one = json_pack("{s:s}", "pattern", pattern);
+    (void)m;
+    int r = schema_valid(s, one, v);
+    json_decref(v);
+    json_decref(one);
+    return r > 0;
+}
+
+/* Is a property evaluated by a member next to u or inside of it?  name: NULL for a further one,
+ * which matches the patterns that `matched` (an object) has as keys. */
+static int is_property_evaluated(struct object *o, const struct member *u, const char *name, const json_t *matched)
+{
+    const char *pattern;
+    json_t *v;
+    for (int j = 0; j < o->n; j++) {
+        const json_t *x = o->m[j].s;
+        if (!schema_evaluates(o->m, o->n, &o->m[j], u))
+            continue;
+        if (json_object_get(x, "additionalProperties") ||
+            (name && json_object_get(json_object_get(x, "properties"), name)) ||
+            (x != u->s && json_object_get(x, "unevaluatedProperties")))
+            return 1;
+        json_object_foreach(json_object_get(x, "patternProperties"), pattern, v)
+            if (name ? name_matches(o->s, &o->m[j], pattern, name) : json_object_get(matched, pattern) != NULL)
+                return 1;
+    }
+    return 0;
+}
+
+/* What applies to the value of a property of this name; EXPR_NONE: it must not be there. */
+static uint32_t value_of(struct object *o, const char *name)
+{
+    struct schema *s = o->s;
+    struct member *v = NULL;
+    int k = 0, room = 0;
+    uint32_t r = EXPR_NONE;
+    for (int i = 0; i < o->n; i++) {
+        json_t *sub = json_object_get(json_object_get(o->m[i].s, "properties"), name), *x,
+               *names = json_object_get(o->m[i].s, "propertyNames");
+        json_t *patterns = json_object_get(o->m[i].s, "patternProperties"),
+               *more = json_object_get(o->m[i].s, "additionalProperties");
+        json_t *left = json_object_get(o->m[i].s, "unevaluatedProperties");
+        const char *pattern;
+        int known = sub != NULL, n_patterns = (int)json_object_size(patterns);
+        if (k + n_patterns + 3 > room) {
+            struct member *w = realloc(v, (size_t)(room = 2 * room + n_patterns + 8) * sizeof *w);
+            if (!w) {
+                schema_nomem(s);
+                goto done;
+            }
+            v = w;
+        }
+        if (sub)
+            v[k++] = (struct member){ sub, 0, NULL };
+        json_object_foreach(patterns, pattern, x)
+            if (name_matches(s, &o->m[i], pattern, name)) {
+                known = 1;
+                v[k++] = (struct member){ x, 0, NULL };
+            }
+        if (!known && more)
+            v[k++] = (struct member){ more, 0, NULL };
+        if (left && !json_is_true(left) && !s->loose && !is_property_evaluated(o, &o->m[i], name, NULL))
+            v[k++] = (struct member){ left, 0, NULL };
+        if (names) {
+            json_t *text = json_string(name);
+            int ok = schema_valid(s, names, text);
+            json_decref(text);
+            if (ok <= 0)
+                goto done;
+        }
+        if (s->failed)
+            goto done;
+    }
+    r = schema_compile(s, v, k);
+done:
+    free(v);
+    return r;
+}
+
+/* Texts that e matches and that do not go on as one of t (sorted, with the closing quotation
+ * mark). */
+static uint32_t without_texts(struct exprs *x, uint32_t e, const struct byte_span *t, size_t n, size_t depth)
+{
+    struct arm arms[256];
+    uint64_t edges[4] = { 1, 0, 0, 0 };
+    uint32_t n_arms = 0;
+    size_t i = 0;
+    if (n == 0)
+        return e;
+    expr_edges(x, e, edges);
+    for (size_t k = 0; k < n; k++)
+        if (t[k].n > depth) {
+            unsigned c = (unsigned char)t[k].p[depth];
+            edges[c >> 6] |= (uint64_t)1 << (c & 63);
+            c++;
+            if (c < 256)
+                edges[c >> 6] |= (uint64_t)1 << (c & 63);
+        }
+    while (i < n && t[i].n == depth)
+        i++;
+    for (int b = 0, lo = 0; b < 256; b++) {
+        if (b < 255 && !(edges[(b + 1) >> 6] >> ((b + 1) & 63) & 1))
+            continue;
+        uint32_t to = expr_step(x, e, lo);
+        size_t j = i;
+        while (j < n && (unsigned char)t[j].p[depth] == lo)
+            j++;
+        if (j > i && to != EXPR_NONE) {
+            size_t rest = j - i;
+            /* one that ends here is left out as a whole: its last byte is the quotation mark */
+            to = t[i].n == depth + 1 ? (uint32_t)EXPR_NONE : without_texts(x, to, t + i, rest, depth + 1);
+        }
+        i = j;
+        arms[n_arms++] = (struct arm){ (uint8_t)lo, (uint8_t)b, to };
+        lo = b + 1;
+    }
+    return expr_arms(x, arms, n_arms);
+}
+
+/* The keys (to the closing quotation mark) of e without the declared properties and the names of
+ * the list. */
+static uint32_t without_names(struct object *o, uint32_t e, const json_t *list)
+{
+    struct exprs *x = &o->s->g->x;
+    const size_t n_declared = (size_t)o->n_p, n = n_declared + json_array_size(list);
+    struct byte_span *t = malloc((n + 1) * sizeof *t);
+    size_t *end = malloc((n + 1) * sizeof *end);
+    struct json_text b = { 0 };
+    uint32_t r = EXPR_NONE;
+    for (size_t i = 0; t && end && i < n; i++) {
+        const char *name = i < n_declared ? o->p[i].name : json_string_value(json_array_get(list, i - n_declared));
+        text_put_string(&b, name, strlen(name));
+        text_put(&b, "\"", 1);
+        end[i] = b.n;
+    }
+    if (!t || !end || b.failed) {
+        schema_nomem(o->s);
+    } else {
+        for (size_t i = 0; i < n; i++)
+            t[i] = (struct byte_span){ b.p + (i ? end[i - 1] : 0), end[i] - (i ? end[i - 1] : 0) };
+        if (n)
+            qsort(t, n, sizeof *t, text_compare);
+        r = without_texts(x, exprs_settle(x, e, KEY_STATES), t, n, 0);
+    }
+    free(t);
+    free(end);
+    free(b.p);
+    return r;
+}
+
+/* Keys (to the closing quotation mark) that are none of the declared properties and satisfy
+ * propertyNames; some: the SOME_PROPERTY that they are for, or NULL. */
+static uint32_t other_keys(struct object *o, const json_t *some)
+{
+    struct schema *s = o->s;
+    struct exprs *x = &s->g->x;
+    uint32_t e = expr_repeat(x, s->plain_char, 0, EXPR_MANY);
+    json_t *v;
+    size_t k;
+    for (int i = 0; i < o->n && !s->failed; i++)
+        if ((v = json_object_get(o->m[i].s, "propertyNames")))
+            e = expr_both(x, e, schema_strings(s, v, 0, 0));
+    if ((v = json_object_get(some, "names")))
+        e = expr_both(x, e, expr_not(x, schema_strings(s, v, 1, 0)));
+    if ((v = json_object_get(some, "pattern")))
+        e = expr_both(x, e, schema_pattern(s, some, NULL, json_string_value(v), json_string_length(v), NULL, NULL));
+    json_array_foreach(json_object_get(some, "not"), k, v)
+        e = expr_both(x, e, expr_not(x, schema_pattern(s, some, NULL, json_string_value(v), json_string_length(v), NULL,
+                                                       NULL)));
+    return s->failed ? (uint32_t)EXPR_NONE : without_names(o, expr_concat(x, e, expr_byte(x, '"', '"')),
+                                                           json_object_get(some, "except"));
+}
+
+struct key_pattern { const char *text; uint32_t e; };
+
+/* The distinct patternProperties of all members; -1: too many, or one that cannot be. */
+static int key_patterns(struct object *o, struct key_pattern *to)
+{
+    int n = 0;
+    for (int i = 0; i < o->n; i++) {
+        const json_t *m = o->m[i].s;
+        const char *text;
+        json_t *v;
+        json_object_foreach(json_object_get(m, "patternProperties"), text, v) {
+            int k = 0;
+            while (k < n && strcmp(to[k].text, text) != 0)
+                k++;
+            if (k < n)
+                continue;
+            if (n == MAX_KEY_PATTERNS) {
+                schema_limit(o->s, m, "more patternProperties than can be enforced for one object (10)");
+                return -1;
+            }
+            to[n].text = text;
+            to[n++].e = schema_pattern(o->s, m, "patternProperties", text, strlen(text), NULL, NULL);
+        }
+    }
+    return o->s->failed ? -1 : n;
+}
+
+/* The schemas of a further property that matches those patterns (keys of `matched`): their
+ * number in v, -1: there must be none. */
+static int further_schemas(struct object *o, const json_t *matched, const json_t *some, struct member *v, int room)
+{
+    int k = 0;
+    if (some)
+        v[k++] = (struct member){ json_object_get(some, "value"), 0, NULL };
+    for (int i = 0; i < o->n; i++) {
+        const json_t *m = o->m[i].s;
+        json_t *patterns = json_object_get(m, "patternProperties"), *more = json_object_get(m, "additionalProperties"),
+               *left = json_object_get(m, "unevaluatedProperties"), *sub;
+        const char *text;
+        int known = 0;
+        json_object_foreach(patterns, text, sub) {
+            if (!json_object_get(matched, text))
+                continue;
+            known = 1;
+            if (json_is_false(sub) || k == room)
+                return -1;
+            v[k++] = (struct member){ sub, 0, NULL };
+        }
+        if (known || !more)
+            more = NULL;
+        if (!left || json_is_true(left) || o->s->loose || is_property_evaluated(o, &o->m[i], NULL, matched))
+            left = NULL;
+        if (json_is_false(more) || json_is_false(left) || k + 2 > room)
+            return -1;
+        if (more)
+            v[k++] = (struct member){ more, 0, NULL };
+        if (left)
+            v[k++] = (struct member){ left, 0, NULL };
+    }
+    return k;
+}
+
+/* May there be further properties at all? */
+static int may_have_further(const struct object *o)
+{
+    int declared = 0, open = 0;
+    for (int i = 0; i < o->n; i++) {
+        const json_t *m = o->m[i].s, *more = json_object_get(m, "additionalProperties"),
+                     *left = json_object_get(m, "unevaluatedProperties");
+        json_t *patterns = json_object_get(m, "patternProperties");
+        if (is_made(&o->m[i]))
+            continue;
+        if (json_is_false(more) && json_object_size(patterns) == 0)
+            return 0;
+        declared |= json_object_size(json_object_get(m, "properties")) > 0;
+        open |= (more && !json_is_false(more)) || (left && !json_is_false(left)) || json_object_size(patterns) > 0;
+    }
+    return open || !declared || o->s->loose;
+}
+
+/* Further properties, those that SOME_PROPERTY (or NULL) asks for: for each way in which the
+ * patterns may match the key, its keys and what applies to the value. */
+static uint32_t further(struct object *o, const json_t *some)
+{
+    struct schema *s = o->s;
+    struct exprs *x = &s->g->x;
+    struct key_pattern pattern[MAX_KEY_PATTERNS];
+    uint32_t ways[1 << MAX_KEY_PATTERNS], n_ways = 0;
+    if (!may_have_further(o))
+        return EXPR_NONE;
+    const int n = key_patterns(o, pattern);
+    if (n < 0)
+        return EXPR_NONE;
+    uint32_t keys = other_keys(o, some), quote = expr_byte(x, '"', '"');
+    for (uint32_t which = 0; which < 1u << n && !s->failed && keys != EXPR_NONE; which++) {
+        struct member v[256];
+        json_t *matched = json_object();
+        uint32_t e = keys;
+        for (int p = 0; p < n; p++) {
+            uint32_t q = expr_concat(x, pattern[p].e, quote);
+            e = expr_both(x, e, which >> p & 1 ? q : expr_not(x, q));
+            if (which >> p & 1)
+                json_object_set_new(matched, pattern[p].text, json_true());
+        }
+        const int k = further_schemas(o, matched, some, v, 256);
+        json_decref(matched);
+        if (k < 0)
+            continue;
+        e = exprs_settle(x, e, KEY_STATES);
+        if (e != EXPR_NONE)
+            ways[n_ways++] = expr_seq(x, grammar_term(s->g, expr_concat(x, e, s->colon)), schema_compile(s, v, k));
+    }
+    return s->failed ? (uint32_t)EXPR_NONE : expr_any_of(x, ways, n_ways);
+}
+
+/* After all declared properties: key[c] is what follows a quotation mark with c properties so
+ * far, done[c] what follows a value.  A needed property comes last, as of equal names the last
+ * one counts. */
+static void further_rows(const struct object *o, int32_t cap, uint32_t comma, uint32_t end, uint32_t *key,
+                         uint32_t *done)
+{
+    struct exprs *x = &o->s->g->x;
+    const uint32_t again = expr_seq(x, comma, o->extra), before = expr_seq(x, o->extra, comma);
+    for (int32_t c = cap; c >= 0; c--) {
+        const int32_t room = o->max == EXPR_MANY ? EXPR_MANY : o->max - c;
+        key[c] = EXPR_NONE;
+        if (room == 0 || c + 1 < o->min)
+            ;
+        else if (o->some)
+            key[c] = expr_seq(x, expr_times(x, before, 0, room == EXPR_MANY ? room : room - 1),
+                              expr_seq(x, o->needed, end));
+        else
+            key[c] = expr_seq(x, o->extra, expr_seq(x, expr_times(x, again, 0, room == EXPR_MANY ? room : room - 1),
+                                                    end));
+        done[c] = expr_any_of(x, (uint32_t[]){ c >= o->min && !o->some ? end : (uint32_t)EXPR_NONE,
+                                               expr_seq(x, comma, key[c]) }, 2);
+    }
+}
+
+/* From property i on; at least one has been written.  next: the part after it, without the
+ * comma. */
+static uint32_t sequence(struct object *o)
+{
+    struct schema *s = o->s;
+    struct exprs *x = &s->g->x;
+    uint32_t end = expr_term(x, expr_concat(x, s->space, expr_byte(x, '}', '}'))),
+             comma = expr_term(x, expr_concat(x, s->comma, expr_byte(x, '"', '"')));
+    uint32_t quote = expr_term(x, expr_concat(x, s->space, expr_byte(x, '"', '"')));
+    /* The numbers of properties that make a difference.  Names of further ones cannot be told
+     * apart, so that for the minimum they count as one. */
+    int32_t cap = o->max != EXPR_MANY ? o->max : o->min;
+    if ((int64_t)(cap + 1) * (o->n_p + 2) > MAX_TABLE || cap > MAX_COUNTED)
+        return schema_limit(s, o->m[0].s, "too many properties that must be counted");
+    size_t n = (size_t)cap + 2;
+    uint32_t *rows = calloc(4 * n, sizeof *rows), *key = rows, *done = rows + n, *key2 = rows + 2 * n,
+             *done2 = rows + 3 * n;
+    if (!rows)
+        return schema_nomem(s);
+    int needed = 0;                     /* required ones from here on */
+    further_rows(o, cap, comma, end, key, done);
+    for (int i = o->n_p - 1; i >= 0; i--) {
+        const struct property *p = &o->p[i];
+        for (int32_t c = 0; c <= cap; c++) {
+            int32_t c1 = o->max == EXPR_MANY ? (c < cap ? c + 1 : cap) : c + 1;
+            uint32_t with = c1 <= cap && p->value != EXPR_NONE ? expr_seq(x, p->key, expr_seq(x, p->value, done[c1]))
+                                                               : (uint32_t)EXPR_NONE;
+            key2[c] = p->required ? with : expr_any_of(x, (uint32_t[]){ with, key[c] }, 2);
+        }
+        needed += p->required;
+        for (int32_t c = 0; c <= cap; c++)
+            done2[c] = expr_any_of(x, (uint32_t[]){ !needed && !o->some && c >= o->min ? end : (uint32_t)EXPR_NONE,
+                                                    expr_seq(x, comma, key2[c]) }, 2);
+        uint32_t *t = key;
+        key = key2;
+        key2 = t;
+        t = done;
+        done = done2;
+        done2 = t;
+    }
+    uint32_t r = expr_any_of(x, (uint32_t[]){ !needed && !o->some && o->min == 0 ? end : (uint32_t)EXPR_NONE,
+                                              expr_seq(x, quote, key[0]) }, 2);
+    free(rows);
+    return expr_seq(x, expr_term(x, expr_byte(x, '{', '{')), r);
+}
+
+uint32_t schema_object(struct schema *s, const struct member *m, int n)
+{
+    struct object o = { .s = s, .m = m, .n = n, .max = EXPR_MANY };
+    struct exprs *x = &s->g->x;
+    json_t *seen = json_object(), *v;
+    const char *name;
+    size_t i;
+    uint32_t r = EXPR_NONE;
+    for (int k = 0; k < n && !s->failed; k++) {
+        int64_t most = schema_count(s, m[k].s, "maxProperties");
+        o.min = larger(o.min, schema_count(s, m[k].s, "minProperties"));
+        if (most >= 0 && (o.max == EXPR_MANY || most < o.max))
+            o.max = (int32_t)most;
+    }
+    /* declared properties in the order of the schema; those of schemas that were made say
+     * nothing about the order */
+    for (int made = 0; made < 2; made++)
+        for (int k = 0; k < n && !s->failed; k++)
+            if (is_made(&m[k]) == made)
+                json_object_foreach(json_object_get(m[k].s, "properties"), name, v)
+                    if (add_property(&o, seen, name) != 0)
+                        goto done;
+    for (int k = 0; k < n && !s->failed; k++)
+        json_array_foreach(json_object_get(m[k].s, "required"), i, v) {
+            if (!json_is_string(v)) {
+                schema_refuse(s, m[k].s, "required", "expected a list of strings");
+                goto done;
+            }
+            if (add_property(&o, seen, json_string_value(v)) != 0)
+                goto done;
+        }
+    if (s->failed || (o.max != EXPR_MANY && o.min > o.max))
+        goto done;
+    for (int k = 0; k < n; k++)
+        json_array_foreach(json_object_get(m[k].s, "required"), i, v) {
+            struct property *p = NULL;
+            /* names are often in the same order in both lists */
+            p = i < (size_t)o.n_p && !strcmp(o.p[i].name, json_string_value(v))
+                    ? &o.p[i] : find_property(&o, json_string_value(v));
+            p->required = 1;
+        }
+    int n_possible = 0;
+    for (int k = 0; k < o.n_p && !s->failed; k++) {
+        struct property *p = &o.p[k];
+        p->value = value_of(&o, p->name);
+        n_possible += p->value != EXPR_NONE;
+        if (p->required && p->value == EXPR_NONE)
+            goto done;
+        json_t *key = json_string(p->name);
+        uint32_t text = schema_values(s, &key, 1);
+        p->key = expr_term(x, expr_concat(x, expr_step(x, text, '"'), s->colon));
+        json_decref(key);
+    }
+    if (s->failed)
+        goto done;
+    o.extra = further(&o, NULL);
+    for (int k = 0; k < n && !s->failed; k++) {
+        json_t *some = json_object_get(m[k].s, SOME_PROPERTY);
+        if (!some)
+            continue;
+        if (o.some) {                   /* two at once are left out */
+            if (!s->n_partial++)
+                s->partial_at = m[k].s;
+            goto done;
+        }
+        o.some = some;
+        o.needed = further(&o, some);
+    }
+    if (!s->failed && o.min > n_possible + 1 && o.extra != EXPR_NONE) {
+        const struct member *of = NULL;
+        for (int k = 0; k < n; k++)
+            if (json_object_get(m[k].s, "minProperties") && (!of || !is_made(&m[k])))
+                of = &m[k];
+        if (!of || is_made(of)) {       /* a part of an opposite */
+            if (!s->n_partial++)
+                s->partial_at = of ? of->s : NULL;
+        } else {
+            schema_refuse(s, of->s, "minProperties", "beyond the declared properties it can be enforced for one more only, as two others might have the same name");
+        }
+        goto done;
+    }
+    if (!s->failed)
+        r = sequence(&o);
+done:
+    json_decref(seen);
+    free(o.p);
+    return s->failed ? (uint32_t)EXPR_NONE : r;
+}
