@@ -1,7 +1,6 @@
 /* conn.c - one connection: its life, its memory, its bytes, TLS handshakes and time limits.
  *
  * conn_request.c reads requests and messages, conn_response.c writes responses. */
-
 #include "libcommon/http/conn.h"
 
 #include <errno.h>
@@ -401,7 +400,7 @@ static int ping(struct conn *c, uint64_t now)
     const uint64_t patience_ns = (uint64_t)(c->l->o.ping_s * second);
     if (c->pinged_ns)
         return now - c->pinged_ns > patience_ns ? -1 : 0;
-    if (now - c->heard_ns > patience_ns && !c->close_after) {
+    if (now - c->received_ns > patience_ns && !c->close_after) {
         c->pinged_ns = now;
         ws_frame(&c->out, WS_PING, "", 0);
         conn_mark_dirty(c);

@@ -1,5 +1,4 @@
 /* conn_request.c - the reading side of a connection: bytes to requests and WebSocket messages. */
-
 #include "libcommon/http/internal.h"
 
 #include <errno.h>
@@ -197,7 +196,7 @@ void conn_read(struct conn *c)
             c->eof = 1;
             break;
         }
-        c->heard_ns = clock_ns();
+        c->received_ns = clock_ns();
         c->pinged_ns = 0;
         conn_settle(c, 1);
         buf_add(&c->in, bytes, (size_t)n);

@@ -1,6 +1,5 @@
 /* conn_response.c - the writing side of a connection: responses, WebSocket frames, and what its
  * owner keeps at it. */
-
 #include "libcommon/http/internal.h"
 
 #include <stdlib.h>

@@ -51,7 +51,7 @@ struct conn {
     /* time: by when something must have happened; 0: no limit */
     uint64_t deadline_ns, body_from_ns, progress_ns;
     size_t body_seen;
-    uint64_t heard_ns, pinged_ns;       /* of a WebSocket: when bytes came last; when it was sent a ping since then, 0: not */
+    uint64_t received_ns, pinged_ns;       /* of a WebSocket: when bytes came last; when it was sent a ping since then, 0: not */
     struct place place;
     struct handshake handshake; /* away: a thread may be at ssl and the socket, which stay as they are, even if the connection is dead */
     char peer[PEER_SIZE];

@@ -1,3 +1,4 @@
+/* fields.c - the table of all fields of request bodies, and the parser that it drives. */
 #include "libcommon/serve/fields.h"
 
 #include <limits.h>
@@ -8,7 +9,7 @@
 
 #include "libcommon/base/json.h"
 
-/* ---- values that ask for nothing ---- */
+/* ---- harmless values of refused fields ---- */
 
 static int is_empty(const json_t *v)
 {
@@ -34,7 +35,7 @@ static int only_encrypted(const json_t *v)
     size_t n = json_array_size(v), i = 0;
     while (i < n && is_word(json_array_get(v, i), "reasoning.encrypted_content"))
         i++;
-    return json_is_array(v) && i == n;          /* there is none, which clients expect */
+    return json_is_array(v) && i == n;          /* clients expect that it may be missing from the answer */
 }
 static int no_effort(const json_t *v)
 {
@@ -225,7 +226,7 @@ const struct field *fields_find(const char *name, size_t n, enum body_kind kind)
     return NULL;
 }
 
-/* With as many digits as it takes to tell v from its neighbours. */
+/* v with the fewest digits that read back as v. */
 static const char *plain(char out[32], double v)
 {
     if (fabs(v) < 1e15 && v == floor(v)) {

@@ -1,8 +1,7 @@
-/* fields.h - the fields of every request body: one table that the parser obeys and /openapi.json
- * prints.
+/* fields.h - the fields of every request body: one table for the parser and for /openapi.json.
  *
- * The rule: a field is used, or it is ignored because it cannot change the answer, or it is
- * refused; a name that is not in the table is refused.  null is the same as not being there. */
+ * A field is used, or ignored because it cannot change the answer, or refused.  A name that is not
+ * in the table is refused.  null is the same as a missing field. */
 #ifndef ZSE_SERVE_FIELDS_H
 #define ZSE_SERVE_FIELDS_H
 
@@ -25,15 +24,15 @@ enum field_type { FIELD_OTHER, FIELD_BOOL, FIELD_INT, FIELD_REAL, FIELD_DOUBLE, 
 
 struct field {
     const char *name;
-    unsigned bodies;                    /* enum body_kind: where it may be */
+    unsigned bodies;                    /* enum body_kind: the bodies it may be in */
     enum field_use use;
-    enum field_type type;               /* FIELD_OTHER: whoever uses it looks at its form */
-    double min, max;                    /* of numbers */
-    size_t at;                          /* in struct params, of a number, truth value or string (borrowed) */
-    unsigned given;                     /* bit set in params.given; 0: nobody asks */
+    enum field_type type;               /* FIELD_OTHER: the code that uses it checks its form */
+    double min, max;                    /* range of numbers */
+    size_t at;                          /* offset in struct params, of a number, truth value or string (borrowed) */
+    unsigned given;                     /* bit to set in params.given; 0: none */
     const char *schema;                 /* JSON Schema of FIELD_OTHER */
-    const char *about;                  /* what it does; of a refused one, why */
-    int (*harmless)(const json_t *v);   /* FIELD_REFUSED: values that ask for nothing; NULL: none */
+    const char *about;                  /* its effect; of a refused field, the reason */
+    int (*harmless)(const json_t *v);   /* FIELD_REFUSED: is this a value that changes nothing?  NULL: there is none */
 };
 extern const struct field fields[];
 extern const int n_fields;
@@ -43,7 +42,7 @@ enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GI
 
 struct params {
     struct sampling sampling;
-    double seed;                        /* -2^53 to 2^53: what JSON numbers hold exactly */
+    double seed;                        /* -2^53 to 2^53: the range that JSON numbers hold exactly */
     int max_tokens, max_completion_tokens, n, best_of, top_logprobs, logprobs_count, logprobs, stream, echo, ignore_eos,
         priority;
     int parallel_calls;
@@ -57,10 +56,9 @@ struct params {
     unsigned given;
 };
 
-/* The field of this name, n bytes, in bodies of this kind; NULL: there is none. */
+/* The field of this name (n bytes) in bodies of this kind; NULL: none. */
 const struct field *fields_find(const char *name, size_t n, enum body_kind kind);
-/* All fields of the object, by the table, into p (filled with defaults before). 0, or -1 with
- * *pr. */
+/* Read all fields of the object into p, which holds the defaults.  0, or -1 with *pr. */
 int fields_parse(const json_t *body, enum body_kind kind, struct params *p, struct problem *pr);
 
 #endif

@@ -1,3 +1,4 @@
+/* grammars.c - a least recently used cache of compiled grammars. */
 #include "libcommon/serve/grammars.h"
 
 #include <pthread.h>
@@ -9,10 +10,10 @@ enum { MOST_GRAMMARS = 128 };
 static const size_t most_bytes = 256u << 20;
 
 struct shared_grammar {
-    struct shared_grammar *next;        /* by time of the last use, latest first */
+    struct shared_grammar *next;        /* most recently used first */
     struct grammar *g;
     char *key; size_t key_size;         /* owned */
-    atomic_int users;                   /* given back without the lock: nobody waits for a grammar that is being made */
+    atomic_int users;                   /* decremented without the lock, which must never delay the loop */
 };
 
 struct grammars {
@@ -60,7 +61,7 @@ void grammars_close(struct grammars *all)
     free(all);
 }
 
-/* With its use counted and at the front of the list; NULL: not there.  Under the lock. */
+/* The grammar of this key, its use counted, moved to the front; NULL: not there.  Under the lock. */
 static struct shared_grammar *find(struct grammars *all, const char *key, size_t size)
 {
     for (struct shared_grammar **at = &all->first; *at; at = &(*at)->next) {
@@ -76,10 +77,9 @@ static struct shared_grammar *find(struct grammars *all, const char *key, size_t
     return NULL;
 }
 
-/* Unused grammars move to *out, to be freed without the lock, until there is room for one more;
- * -1: all of them are in use.  Under the lock, which is held for no more than this: what each
- * grammar takes is read without its own. */
-static int make_room(struct grammars *all, struct shared_grammar **out)
+/* Move unused grammars to *out, to be freed outside the lock, until one more fits; -1: all are in
+ * use.  Under the lock.  The sizes of grammars are read without the grammars' own locks. */
+static int evict_unused(struct grammars *all, struct shared_grammar **out)
 {
     for (;;) {
         struct shared_grammar **oldest = NULL;
@@ -127,7 +127,7 @@ struct shared_grammar *grammars_get(struct grammars *all, const char *key, size_
     struct shared_grammar *unused = NULL;
     pthread_mutex_lock(&all->lock);
     struct shared_grammar *g = find(all, key, size);
-    int full = !g && make_room(all, &unused) != 0;
+    int full = !g && evict_unused(all, &unused) != 0;
     if (!g && !full && !all->vocab)
         all->vocab = grammar_vocab_open(all->t, 0, e);
     const struct grammar_vocab *v = all->vocab;
@@ -140,7 +140,7 @@ struct shared_grammar *grammars_get(struct grammars *all, const char *key, size_
     if (!(g = make_one(v, key, size, make, what, e)))
         return NULL;
     pthread_mutex_lock(&all->lock);
-    struct shared_grammar *other = find(all, key, size);        /* another thread was faster */
+    struct shared_grammar *other = find(all, key, size);        /* another thread compiled it meanwhile */
     if (!other) {
         g->next = all->first;
         all->first = g;

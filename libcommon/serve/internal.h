@@ -1,4 +1,4 @@
-/* internal.h - the server's own state.  Everything here belongs to the loop's thread unless it
+/* internal.h - the state of the server.  It belongs to the loop's thread, except where a comment
  * says otherwise. */
 #ifndef ZSE_SERVE_INTERNAL_H
 #define ZSE_SERVE_INTERNAL_H
@@ -8,6 +8,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/http/account.h"
 #include "libcommon/http/conn.h"
+#include "libcommon/serve/evicted.h"
 #include "libcommon/serve/guard.h"
 #include "libcommon/serve/metrics.h"
 #include "libcommon/serve/models.h"
@@ -18,11 +19,11 @@
 
 struct server {
     struct server_options o;
-    const char *admin_token;            /* borrowed; NULL: there is none */
+    const char *admin_token;            /* borrowed; NULL: none */
     struct loop *loop;
     int port, draining, failed;
-    atomic_int n_stuck;                 /* engines whose step has not ended when they were closed: they stay as they are */
-    atomic_int audit_finished;
+    atomic_int n_stuck;                 /* engines that could not be closed because their step does not end; any thread */
+    atomic_int audit_finished;          /* any thread */
     uint64_t start_ns, drain_by_ns;
     int64_t started;
     struct rng ids;
@@ -30,23 +31,22 @@ struct server {
     /* models */
     struct loaded_model *models;
     struct evicted *evicted;
-    struct opening *opening;
-    /* bodies on their way through the preparing thread */
-    struct preparing *preparing;
+    struct opening *opening;            /* the thread of model_tasks.c */
+    struct preparing *preparing;        /* the preparing threads: api/call_prepare.c */
     struct metrics metrics;
     struct guard guard;
     struct account *account;            /* memory of requests */
-    unsigned long long cpu_total, cpu_idle;     /* of /proc/stat, when it was last read */
-    struct nvml *nvml; char no_nvml[160];       /* NULL: nobody has asked yet, or why it is not there */
-    uint64_t ws_stats_ns;
+    unsigned long long cpu_total, cpu_idle;     /* jiffies of /proc/stat, as last read */
+    struct nvml *nvml; char no_nvml[160];       /* NULL: not loaded yet, or no_nvml gives the reason */
+    uint64_t ws_stats_ns;               /* when /ws/stats was last sent */
     struct watch watch;
-    char *openapi;                      /* what /openapi.json answers, once it was asked for; NULL: not yet */
+    char *openapi;                      /* the answer of /openapi.json, owned; NULL: not made yet */
 };
 
-/* No new clients; calls that run get so many seconds. */
+/* Accept no new clients; running calls may continue for drain_s. */
 void server_stop(struct server *s, double drain_s);
 void server_log(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void server_warn(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));       /* also where log is not wanted */
+void server_warn(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));       /* to o.warn, which is not suppressed */
 /* "PREFIX" and 24 hexadecimal digits. */
 void server_id(struct server *s, const char *prefix, char out[48]);
 

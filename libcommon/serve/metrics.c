@@ -1,4 +1,4 @@
-/* metrics.c - counters, histograms and the rings of records and minutes. */
+/* metrics.c - counters, histograms, the rings of calls, minutes and seconds. */
 #include "libcommon/serve/metrics.h"
 
 #include <stdio.h>
@@ -59,7 +59,7 @@ uint64_t memory_resident(void)
     return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* This minute's figures; a slot of an hour ago is emptied. */
+/* The slot of this minute; one of an hour ago is emptied. */
 static struct minute *this_minute(struct metrics *m)
 {
     int64_t now = (int64_t)time(NULL) / 60;
@@ -85,7 +85,7 @@ void metrics_call_ended(struct metrics *m, const struct recent_call *r, double d
     at->memory = memory_resident();
     if (at->memory > m->peak_memory)
         m->peak_memory = at->memory;
-    if (!m->recent_calls && !(m->recent_calls = calloc(MAX_RECENT_CALLS, sizeof *m->recent_calls)))    /* at once: to grow it would leave holes of its former sizes */
+    if (!m->recent_calls && !(m->recent_calls = calloc(MAX_RECENT_CALLS, sizeof *m->recent_calls)))    /* all of it at once: growing it would fragment the heap */
         return;
     m->recent_calls[m->next] = *r;
     m->next = (m->next + 1) % MAX_RECENT_CALLS;

@@ -1,5 +1,5 @@
-/* metrics.h - figures of the server: counters and histograms for /metrics, the last requests and
- * the last hour for /api/analytics. */
+/* metrics.h - the server's counters and histograms for /metrics, and the last calls and the last
+ * hour for /api/analytics. */
 #ifndef ZSE_SERVE_METRICS_H
 #define ZSE_SERVE_METRICS_H
 
@@ -8,7 +8,7 @@
 
 enum { MAX_ROUTES = 64, HISTOGRAM_BUCKETS = 16, MINUTES = 60, MAX_RECENT_CALLS = 10000 };
 
-extern const double histogram_bounds[HISTOGRAM_BUCKETS];        /* upper, in seconds; the last bucket has none */
+extern const double histogram_bounds[HISTOGRAM_BUCKETS];        /* upper bounds in seconds; a last bucket has none */
 struct histogram {                      /* of seconds */
     uint64_t bucket[HISTOGRAM_BUCKETS + 1], count;
     double sum;
@@ -20,7 +20,7 @@ struct model_metrics {                  /* of one model since it was loaded */
     struct histogram first_token, between_tokens, duration;
 };
 
-/* One request that ran on a model, as it ended. */
+/* A call that has ended. */
 struct recent_call {
     char id[48], model[64], user[64], client[64];
     int route, status, prompt_tokens, completion_tokens;
@@ -28,28 +28,29 @@ struct recent_call {
     int64_t at;                         /* milliseconds since 1970 */
 };
 
+/* memory: resident bytes at the end of its last call. */
 struct minute { int64_t minute; uint64_t requests, tokens; double latency_s; uint64_t memory; };
 
 struct route_count { int route, status; uint64_t n; };
 
 struct metrics {
     struct route_count *count; int n_counts, room;      /* by route and status; owned */
-    uint64_t requests, failed, tokens, prompt_tokens;   /* that ran on a model */
+    uint64_t requests, failed, tokens, prompt_tokens;   /* of API calls */
     double latency_s, decode_s; uint64_t decoded;
     uint64_t peak_memory;
-    struct recent_call *recent_calls; int n_recent_calls, next;     /* [MAX_RECENT_CALLS], a ring; NULL: none yet; owned */
+    struct recent_call *recent_calls; int n_recent_calls, next;     /* a ring of MAX_RECENT_CALLS; NULL: none yet; owned */
     struct minute minute[MINUTES];
-    /* tokens of the last seconds, for a rate that is true now */
+    /* tokens of the last seconds, for the current rate */
     uint64_t recent_tokens[10]; int64_t recent_second;
 };
 
 void metrics_release(struct metrics *m);
 void metrics_count(struct metrics *m, int route, int status);
 void metrics_call_ended(struct metrics *m, const struct recent_call *r, double decode_s);
-void metrics_tokens(struct metrics *m, int n);          /* generated just now */
+void metrics_tokens(struct metrics *m, int n);          /* n tokens were generated just now */
 double metrics_rate(struct metrics *m);                 /* tokens a second over the last 5 whole seconds */
 uint64_t memory_resident(void);                         /* bytes of this process */
 struct engine_stats;
-double kv_use(const struct engine_stats *e);            /* share of the blocks that running requests hold */
+double kv_use(const struct engine_stats *e);            /* fraction of the blocks that running requests hold */
 
 #endif

@@ -64,7 +64,7 @@ json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct 
     const struct http_request *r = conn_request(c);
     struct problem pr;
     struct err e;
-    if (r->body.size > INLINE_BODY) {           /* it is parsed here and now */
+    if (r->body.size > INLINE_BODY) {           /* it is parsed in the loop's thread */
         reply_refusal(s, c, 413, "body_too_large", "a body of %zu bytes, expected at most %d", r->body.size,
                       INLINE_BODY);
         return NULL;
@@ -79,8 +79,8 @@ json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct 
     return NULL;
 }
 
-/* Of "10.0.0.1:5678", "[2001:db8::1]:5678", as some proxies write it, the address alone: a port
- * is another one for each connection. */
+/* The address alone of "10.0.0.1:5678" or "[2001:db8::1]:5678", as some proxies write it: the port
+ * differs for each connection. */
 static void without_port(const char *text, char out[64])
 {
     const char *colon = strchr(text, ':');
@@ -96,13 +96,13 @@ const char *client_address(const struct server *s, const struct conn *c, char ou
 {
     const struct http_request *r = s->o.trust_proxy ? conn_request(c) : NULL;
     const char *list = NULL;
-    for (int i = 0; r && i < r->n_fields; i++)          /* a proxy may add a field of its own behind the client's */
+    for (int i = 0; r && i < r->n_fields; i++)          /* the last field: a proxy may add its own after the client's */
         if (strcasecmp(r->field[i].name, "X-Forwarded-For") == 0)
             list = r->field[i].value;
     const char *last = list ? strrchr(list, ',') : NULL;
     if (!list)
         return conn_peer(c);
-    list = last ? last + 1 : list;              /* what the proxy in front of us added; the rest is the client's word */
+    list = last ? last + 1 : list;              /* the element that our proxy added; the client may have forged the others */
     without_port(list + strspn(list, " "), out);
     return out;
 }

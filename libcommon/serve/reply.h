@@ -12,17 +12,18 @@ struct server;
 
 enum { INLINE_BODY = 32 << 10 };        /* larger bodies are parsed in another thread */
 
-/* Answers; each is counted for its route. */
+/* Whole answers, each counted for its route. */
 void reply_json(struct server *s, struct conn *c, int status, const struct buf *json);
 void reply_problem(struct server *s, struct conn *c, const struct problem *p);
-void reply_object(struct server *s, struct conn *c, int status, json_t *json);     /* takes the reference */
+void reply_object(struct server *s, struct conn *c, int status, json_t *json);     /* takes the reference; NULL: 503 */
 void reply_refusal(struct server *s, struct conn *c, int status, const char *code, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
-/* The body as an object, NULL after a 400 was sent. New reference. */
+/* Parse the body into p.  New reference; NULL: it was refused, and the client has its answer. */
 json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct params *p);
-/* Do requests of a listener (local: loopback or a Unix socket) come from other machines,
- * directly or through a trusted proxy? */
+/* Can clients on other machines reach this listener, directly or through a trusted proxy?
+ * local_listener: it is loopback or a Unix socket. */
 int server_is_reachable(const struct server *s, int local_listener);
+/* The address of the client, by X-Forwarded-For with trust_proxy; in out, or borrowed from c. */
 const char *client_address(const struct server *s, const struct conn *c, char out[64]);
 
 #endif

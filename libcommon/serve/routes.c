@@ -1,5 +1,5 @@
-/* routes.c - method and path to a handler: one table, which /openapi.json prints too; and what
- * is checked before a handler is called. */
+/* routes.c - find the handler of a request in one table, which /openapi.json prints, too, and check
+ * host, origin and key before it is called. */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -14,62 +14,62 @@ const struct route routes[] = {
     { "POST", "/v1/chat/completions", ROUTE_PLAIN, ACCESS_CHAT, handle_chat, BODY_CHAT,
       "Answer a conversation; with stream, as server-sent events", JSON },
     { "POST", "/v1/responses", ROUTE_PLAIN, ACCESS_CHAT, handle_responses, BODY_RESPONSES,
-      "The same as OpenAI's Responses; nothing is stored", JSON },
+      "Answer a conversation, in OpenAI's Responses format; nothing is stored", JSON },
     { "POST", "/v1/messages", ROUTE_PLAIN, ACCESS_CHAT, handle_messages, BODY_MESSAGES,
-      "The same as Anthropic's Messages", JSON },
+      "Answer a conversation, in Anthropic's Messages format", JSON },
     { "POST", "/v1/messages/count_tokens", ROUTE_PLAIN, ACCESS_KEY, handle_count_tokens, BODY_COUNT,
-      "Tokens that such a request's prompt has", JSON },
-    { "POST", "/v1/completions", ROUTE_PLAIN, ACCESS_CHAT, handle_completions, BODY_COMPLETION, "Continue text", JSON },
+      "Count the prompt tokens of a Messages request", JSON },
+    { "POST", "/v1/completions", ROUTE_PLAIN, ACCESS_CHAT, handle_completions, BODY_COMPLETION, "Continue a text", JSON },
     { "POST", "/v1/embeddings", ROUTE_PLAIN, ACCESS_EMBED, handle_embeddings, BODY_EMBEDDING,
-      "Texts to vectors of length 1", JSON },
-    { "GET", "/v1/models", ROUTE_PLAIN, ACCESS_KEY, handle_models, 0, "The models that are loaded", JSON },
-    { "GET", "/v1/models/", ROUTE_PREFIX, ACCESS_KEY, handle_model, 0, "One of them", JSON },
-    { "POST", "/tokenize", ROUTE_PLAIN, ACCESS_KEY, handle_tokenize, BODY_TOKENIZE, "Text to token ids", JSON },
-    { "POST", "/detokenize", ROUTE_PLAIN, ACCESS_KEY, handle_detokenize, BODY_DETOKENIZE, "Token ids to text", JSON },
+      "Embed texts as vectors of length 1", JSON },
+    { "GET", "/v1/models", ROUTE_PLAIN, ACCESS_KEY, handle_models, 0, "List the loaded models", JSON },
+    { "GET", "/v1/models/", ROUTE_PREFIX, ACCESS_KEY, handle_model, 0, "Show one of them", JSON },
+    { "POST", "/tokenize", ROUTE_PLAIN, ACCESS_KEY, handle_tokenize, BODY_TOKENIZE, "Convert text to token ids", JSON },
+    { "POST", "/detokenize", ROUTE_PLAIN, ACCESS_KEY, handle_detokenize, BODY_DETOKENIZE, "Convert token ids to text", JSON },
     { "POST", "/apply-template", ROUTE_PLAIN, ACCESS_KEY, handle_template, BODY_TEMPLATE,
-      "A conversation as the model sees it", JSON },
-    { "GET", "/health", ROUTE_PLAIN, ACCESS_PUBLIC, handle_health, 0, "200 when a model is ready or none was asked for, 503 while loading or stopping, or where the model cannot be loaded again", JSON },
-    { "GET", "/metrics", ROUTE_PLAIN, ACCESS_READ, handle_metrics, 0, "Figures for Prometheus", "text/plain" },
+      "Render a conversation as the prompt that the model sees", JSON },
+    { "GET", "/health", ROUTE_PLAIN, ACCESS_PUBLIC, handle_health, 0, "200 when a model is ready or none was requested, 503 while loading or stopping, when an engine stalls, or when the model cannot be loaded again", JSON },
+    { "GET", "/metrics", ROUTE_PLAIN, ACCESS_READ, handle_metrics, 0, "Metrics for Prometheus", "text/plain" },
     { "GET", "/openapi.json", ROUTE_PLAIN, ACCESS_PUBLIC, handle_openapi, 0, "This description", JSON },
-    { "GET", "/", ROUTE_PLAIN, ACCESS_PUBLIC, handle_root, 0, "Name, version and figures; a page for browsers", JSON },
-    { "GET", "/dashboard", ROUTE_PLAIN, ACCESS_PUBLIC, handle_dashboard, 0, "That page", "text/html" },
+    { "GET", "/", ROUTE_PLAIN, ACCESS_PUBLIC, handle_root, 0, "Name, version and totals; a web page for browsers", JSON },
+    { "GET", "/dashboard", ROUTE_PLAIN, ACCESS_PUBLIC, handle_dashboard, 0, "The web page of /", "text/html" },
     { "POST", "/api/models/load", ROUTE_PLAIN, ACCESS_ADMIN, handle_load, BODY_LOAD,
-      "Load a model; answers when it is ready", JSON },
+      "Load a model; the answer comes when it is ready", JSON },
     { "POST", "/api/models/unload", ROUTE_PLAIN, ACCESS_ADMIN, handle_unload, BODY_UNLOAD,
-      "Take a model out of service; running requests end first", JSON },
-    { "GET", "/api/stats", ROUTE_PLAIN, ACCESS_READ, handle_stats, 0, "The machine and the models", JSON },
-    { "GET", "/api/stats/gpu", ROUTE_PLAIN, ACCESS_READ, handle_stats_gpu, 0, "Its GPUs", JSON },
+      "Unload a model; running requests end first", JSON },
+    { "GET", "/api/stats", ROUTE_PLAIN, ACCESS_READ, handle_stats, 0, "State of the machine and of the models", JSON },
+    { "GET", "/api/stats/gpu", ROUTE_PLAIN, ACCESS_READ, handle_stats_gpu, 0, "GPUs, and the memory that models take on them", JSON },
     { "GET", "/api/stats/models", ROUTE_PLAIN, ACCESS_READ, handle_stats_models, 0,
-      "Each model: memory, KV blocks, requests, tokens", JSON },
-    { "GET", "/api/analytics", ROUTE_PLAIN, ACCESS_READ, handle_analytics, 0, "Requests since the start", JSON },
-    { "GET", "/api/analytics/timeseries", ROUTE_PLAIN, ACCESS_READ, handle_timeseries, 0, "The last hour by minutes",
+      "Memory, KV blocks, requests and tokens of each model", JSON },
+    { "GET", "/api/analytics", ROUTE_PLAIN, ACCESS_READ, handle_analytics, 0, "Totals of the requests since the start", JSON },
+    { "GET", "/api/analytics/timeseries", ROUTE_PLAIN, ACCESS_READ, handle_timeseries, 0, "The last hour by the minute",
       JSON },
     { "GET", "/api/analytics/requests", ROUTE_PLAIN, ACCESS_READ, handle_requests, 0,
       "The last requests, newest first; ?limit=1..1000", JSON },
-    { "GET", "/api/batching", ROUTE_PLAIN, ACCESS_READ, handle_batching, 0, "How requests are batched, and how it goes",
+    { "GET", "/api/batching", ROUTE_PLAIN, ACCESS_READ, handle_batching, 0, "Settings and statistics of batching",
       JSON },
-    { "POST", "/api/batching", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_set, BODY_BATCHING, "Change it while running",
+    { "POST", "/api/batching", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_set, BODY_BATCHING, "Change the settings of batching",
       JSON },
-    { "POST", "/api/batching/enable", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_enable, 0, "Requests run together",
+    { "POST", "/api/batching/enable", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_enable, 0, "Let requests run together",
       JSON },
-    { "POST", "/api/batching/disable", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_disable, 0, "One request at a time",
+    { "POST", "/api/batching/disable", ROUTE_PLAIN, ACCESS_ADMIN, handle_batching_disable, 0, "Run one request at a time",
       JSON },
-    { "GET", "/api/keys", ROUTE_PLAIN, ACCESS_ADMIN, handle_keys, 0, "All API keys, without their secrets", JSON },
+    { "GET", "/api/keys", ROUTE_PLAIN, ACCESS_ADMIN, handle_keys, 0, "List the API keys, without their secrets", JSON },
     { "POST", "/api/keys", ROUTE_PLAIN, ACCESS_ADMIN, handle_key_create, BODY_KEY,
-      "A new key: its secret is in the answer, and never again", JSON },
+      "Create a key; only this answer contains its secret", JSON },
     { "POST", "/api/keys/auth", ROUTE_PLAIN, ACCESS_ADMIN, handle_keys_required, BODY_KEYS_REQUIRED,
-      "Require keys, or not", JSON },
-    { "DELETE", "/api/keys/", ROUTE_PREFIX, ACCESS_ADMIN, handle_key_delete, 0, "Take a key back", JSON },
-    { "GET", "/api/audit/summary", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_summary, 0, "The log in sums; ?hours=1..720",
+      "Set whether requests need a key", JSON },
+    { "DELETE", "/api/keys/", ROUTE_PREFIX, ACCESS_ADMIN, handle_key_delete, 0, "Delete a key", JSON },
+    { "GET", "/api/audit/summary", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_summary, 0, "Summarize the audit log; ?hours=1..720",
       JSON },
     { "GET", "/api/audit/recent", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_recent, 0,
-      "Its newest lines, from memory; ?limit=1..500", JSON },
+      "Newest lines of the audit log, from memory; ?limit=1..500", JSON },
     { "GET", "/api/audit/query", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_query, 0,
-      "Lines by ?hours, key (its name), path, method, status, min_latency, limit", JSON },
-    { "GET", "/api/audit/stats", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_stats, 0, "Its files, lines and lost lines",
+      "Search the audit log by ?hours, key (its name), path, method, status, min_latency, limit", JSON },
+    { "GET", "/api/audit/stats", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_stats, 0, "Files, lines and lost lines of the audit log",
       JSON },
     { "DELETE", "/api/audit/clear", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_clear, 0,
-      "Empty it; ?all_logs=true: rotated files, too", JSON },
+      "Empty the audit log; ?all_logs=true: rotated files, too", JSON },
     { "GET", "/ws/chat", ROUTE_WEBSOCKET, ACCESS_CHAT, handle_ws_chat, BODY_WS_CHAT,
       "WebSocket: conversations in, {type: token | done | error} out", JSON },
     { "GET", "/ws/stats", ROUTE_WEBSOCKET, ACCESS_READ, handle_ws_stats, 0, "WebSocket: stats and analytics every 2 s",
@@ -97,7 +97,7 @@ int conn_route(const struct conn *c)
 {
     const struct http_request *r = conn_request(c);
     const char *rest;
-    for (int i = 0; r && r->path && i < n_routes; i++)      /* a refused head may have none */
+    for (int i = 0; r && r->path && i < n_routes; i++)      /* a request whose head was refused may have no path */
         if (matches(&routes[i], r->path, &rest) && method_fits(&routes[i], r->method))
             return i;
     return -1;
@@ -111,7 +111,7 @@ int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest))
     return i;
 }
 
-/* "GET, HEAD, POST" of a path; "" if there is no such path. */
+/* The methods of a path: "GET, HEAD, POST"; "" if there is no such path. */
 static void allowed(const char *path, char *out, size_t room)
 {
     const char *rest;
@@ -124,7 +124,7 @@ static void allowed(const char *path, char *out, size_t room)
                                   routes[i].kind != ROUTE_WEBSOCKET ? ", HEAD" : "");
 }
 
-/* ---- who may ask ---- */
+/* ---- host and origin ---- */
 
 /* The name in a Host header, without the port. */
 static void host_name(const char *host, char *out, size_t room)
@@ -133,9 +133,9 @@ static void host_name(const char *host, char *out, size_t room)
     snprintf(out, room, "%.*s", (int)(n < room ? n : room - 1), host);
 }
 
-/* DNS rebinding: a page under a name of its own that resolves to this server must not reach it
- * where no key is asked for: on loopback, and everywhere with --no-auth.  Numeric hosts cannot
- * be rebound.  A Unix socket is out of a browser's reach. */
+/* Defence against DNS rebinding: a web page whose own name resolves to this server must not reach it
+ * where no key is needed, which is on loopback and with --no-auth.  A numeric host cannot be
+ * rebound, and a browser cannot reach a Unix socket. */
 static int host_is_ours(const struct server *s, const struct conn *c)
 {
     const char *host = http_field(conn_request(c), "Host");
@@ -166,8 +166,8 @@ static int origin_is_listed(const struct server *s, const char *origin)
 
 enum origin { ORIGIN_OWN, ORIGIN_LISTED, ORIGIN_FOREIGN };
 
-/* The page that a request comes from, as browsers say it: none or our own, one of --cors-origin,
- * or another. */
+/* The origin of the web page that sent the request, by the header Origin: none or our own, one of
+ * --cors-origin, or another. */
 static enum origin origin_of(const struct server *s, const struct conn *c)
 {
     const struct http_request *r = conn_request(c);
@@ -240,7 +240,7 @@ void routes_request(struct server *s, struct conn *c)
         reply_refusal(s, c, 405, "method_not_allowed", "%.32s %.200s: expected %s", r->method, r->path, methods);
     } else if (!guard_admits(s, c, &routes[at])) {
         return;
-    } else if (routes[at].body && routes[at].kind == ROUTE_PLAIN && !conn_has_body(c)) {       /* admitted now, but not when the body began */
+    } else if (routes[at].body && routes[at].kind == ROUTE_PLAIN && !conn_has_body(c)) {       /* admitted now, but the body was not kept when it began */
         struct problem pr;
         conn_set_header(c, "Retry-After", "1");
         if (conn_hold_problem(c, &pr) != 0)
@@ -248,7 +248,7 @@ void routes_request(struct server *s, struct conn *c)
         else if (s->watch.state != WATCH_FINE)
             reply_refusal(s, c, 503, "memory_pressure", "memory is short: no large bodies until there is more");
         else
-            reply_refusal(s, c, 503, "body_not_kept", "the body came before the key was good: send it again");
+            reply_refusal(s, c, 503, "body_not_kept", "the body arrived before the key was valid: send it again");
     } else {
         matches(&routes[at], r->path, &rest);
         if (routes[at].access != ACCESS_PUBLIC)

@@ -1,5 +1,4 @@
-/* routes.h - the table of method and path to a handler, and the handlers, which are in api/ and
- * admin/. */
+/* routes.h - the table from method and path to a handler, and the handlers of api/ and admin/. */
 #ifndef ZSE_SERVE_ROUTES_H
 #define ZSE_SERVE_ROUTES_H
 
@@ -12,10 +11,10 @@
 
 struct server;
 
-/* What a key must be for where keys are required (ACCESS_KEY: any); administration always needs
- * one, or the administrator's token. */
+/* What a key must allow, where keys are required (ACCESS_KEY: any key does).  Administration always
+ * needs a key, or the administrator's token. */
 enum access { ACCESS_PUBLIC, ACCESS_KEY, ACCESS_CHAT, ACCESS_EMBED, ACCESS_READ, ACCESS_ADMIN };
-enum route_kind { ROUTE_PLAIN, ROUTE_PREFIX, ROUTE_WEBSOCKET };         /* ROUTE_PREFIX: what follows the path is an id */
+enum route_kind { ROUTE_PLAIN, ROUTE_PREFIX, ROUTE_WEBSOCKET };         /* ROUTE_PREFIX: an id follows the path */
 
 struct route {
     const char *method, *path;
@@ -23,18 +22,18 @@ struct route {
     enum access access;
     void (*handle)(struct server *s, struct conn *c, const char *rest);
     unsigned body;                      /* enum body_kind; 0: none */
-    const char *about, *answer;         /* for /openapi.json: one line; media type and what it is */
+    const char *about, *answer;         /* for /openapi.json: one line; the media type */
 };
 extern const struct route routes[];
 extern const int n_routes;
-/* Will this request, of which there is only the head, need its body?  Not if it is going to be
- * refused. */
+/* Will this request, of which only the head is there, need its body?  A request that will be refused
+ * does not.  *owner: its tenant, if 1. */
 int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner);
 void routes_request(struct server *s, struct conn *c);
-int conn_route(const struct conn *c);           /* index in routes, -1 */
+int conn_route(const struct conn *c);           /* index in routes; -1: none */
 int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest));
 
-/* handlers */
+/* ---- handlers: rest is what follows the path of a ROUTE_PREFIX ---- */
 void handle_chat(struct server *s, struct conn *c, const char *rest);
 void handle_responses(struct server *s, struct conn *c, const char *rest);
 void handle_messages(struct server *s, struct conn *c, const char *rest);

@@ -1,4 +1,4 @@
-/* server.c - opening and closing a server, and what its event loop calls. */
+/* server.c - open and close a server, and handle the events of its loop. */
 #include "libcommon/serve/server.h"
 
 #include <signal.h>
@@ -21,12 +21,12 @@
 static const int signals[] = { SIGTERM, SIGINT, SIGHUP };
 enum { N_SIGNALS = sizeof signals / sizeof *signals };
 
-static void tell(const struct server *s, void (*hear)(void *user, const char *text), const char *fmt, va_list ap)
+static void tell(const struct server *s, void (*print)(void *user, const char *text), const char *fmt, va_list ap)
 {
     char text[800];
     vsnprintf(text, sizeof text, fmt, ap);
-    if (hear)
-        hear(s->o.user, text);
+    if (print)
+        print(s->o.user, text);
 }
 
 void server_log(struct server *s, const char *fmt, ...)
@@ -51,11 +51,11 @@ void server_id(struct server *s, const char *prefix, char out[48])
     snprintf(out, 48, "%s%016llx%08llx", prefix, a, b & 0xffffffff);
 }
 
-/* ---- what the loop calls ---- */
+/* ---- callbacks of the loop ---- */
 
 enum { SMALL_BODY = 1 << 16 };
 
-/* While memory is short only small bodies are kept. */
+/* Under memory pressure only small bodies are kept. */
 static int on_body(void *user, struct conn *c, size_t size)
 {
     struct server *s = user;
@@ -66,7 +66,8 @@ static int on_body(void *user, struct conn *c, size_t size)
 
 static void on_request(void *user, struct conn *c) { routes_request(user, c); }
 
-/* The line of a call whose client left waits for the end of the work. */
+/* The answer is complete, or the client is gone and no call works for it (a call that does has taken
+ * over the record). */
 static void on_answered(void *user, struct conn *c)
 {
     struct server *s = user;
@@ -206,18 +207,18 @@ static int bind_everywhere(struct server *s, struct err *e)
 
 int server_is_reachable(const struct server *s, int local_listener) { return !local_listener || s->o.trust_proxy; }
 
-/* Deny by default. */
+/* Listen, unless clients of other machines could come in without a key. */
 static int listen_if_guarded(struct server *s, struct err *e)
 {
     if (s->o.no_auth || guard_has_keys(s) || !server_is_reachable(s, loop_is_local(s->loop)))
         return loop_listen(s->loop, e);
     if (loop_is_local(s->loop))
-        return err_set(e, ERR_UNSUPPORTED, "--trust-proxy lets clients of other machines in, and there are no keys: expected a key (zse-apikey create NAME), or --no-auth");
-    return err_set(e, ERR_UNSUPPORTED, "--host %s reaches beyond this machine, and there are no keys: expected 127.0.0.1 or ::1, a key (zse-apikey create NAME), or --no-auth", s->o.host);
+        return err_set(e, ERR_UNSUPPORTED, "--trust-proxy admits clients on other machines, and there are no keys: expected a key (zse-apikey create NAME), or --no-auth");
+    return err_set(e, ERR_UNSUPPORTED, "--host %s is reachable from other machines, and there are no keys: expected 127.0.0.1 or ::1, a key (zse-apikey create NAME), or --no-auth", s->o.host);
 }
 
-/* By default an eighth of the machine's memory, at most 1 GiB, for all requests, and a quarter
- * of that for each. */
+/* The defaults: an eighth of the machine's memory, from 64 MiB to 1 GiB, for all requests, and a
+ * quarter of that for each. */
 static struct account *open_account(const struct server_options *o, struct err *e)
 {
     static const size_t most = (size_t)1 << 30, least = (size_t)64 << 20;
@@ -229,6 +230,19 @@ static struct account *open_account(const struct server_options *o, struct err *
     return account_open(o->max_request_memory ? o->max_request_memory : total / 4, total, e);
 }
 
+static struct loop *open_loop(struct server *s, struct err *e)
+{
+    const struct server_options *o = &s->o;
+    const struct loop_options lo = { .account = s->account, .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body },
+                                     .max_connections = o->max_connections,
+                                     .max_per_address = o->trust_proxy ? 0 : o->max_per_address, .max_unsent = 16 << 20,
+                                     .head_s = 10, .body_s = 10, .idle_s = 75, .stalled_s = 30, .ping_s = 30,
+                                     .on_body = on_body, .on_request = on_request, .on_gone = on_gone,
+                                     .on_refused = on_refused, .on_answered = on_answered, .on_message = on_message,
+                                     .on_wake = on_wake, .on_second = on_second, .on_signal = on_signal, .user = s };
+    return loop_open(&lo, e);
+}
+
 struct server *server_bind(const struct server_options *o, struct err *e)
 {
     struct server *s = calloc(1, sizeof *s);
@@ -236,26 +250,16 @@ struct server *server_bind(const struct server_options *o, struct err *e)
         err_nomem(e, "server");
         return NULL;
     }
-    struct account *account = open_account(o, e);
-    if (!account) {
+    s->o = *o;
+    if (!(s->account = open_account(o, e))) {
         free(s);
         return NULL;
     }
-    const struct loop_options lo = { .account = account, .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body },
-                                     .max_connections = o->max_connections,
-                                     .max_per_address = o->trust_proxy ? 0 : o->max_per_address, .max_unsent = 16 << 20,
-                                     .head_s = 10, .body_s = 10, .idle_s = 75, .stalled_s = 30, .ping_s = 30,
-                                     .on_body = on_body, .on_request = on_request, .on_gone = on_gone,
-                                     .on_refused = on_refused, .on_answered = on_answered, .on_message = on_message,
-                                     .on_wake = on_wake, .on_second = on_second, .on_signal = on_signal,
-                                     .user = s };
-    s->account = lo.account;
-    s->o = *o;
     s->start_ns = clock_ns();
     s->started = (int64_t)time(NULL);
     if (getrandom(&s->ids.state, sizeof s->ids.state, 0) != (ssize_t)sizeof s->ids.state)
         err_sys(e, "random numbers");
-    else if ((s->loop = loop_open(&lo, e)) && loop_signals(s->loop, signals, N_SIGNALS, e) == 0 &&
+    else if ((s->loop = open_loop(s, e)) && loop_signals(s->loop, signals, N_SIGNALS, e) == 0 &&
              bind_everywhere(s, e) == 0)
         return s;
     server_close(s);
@@ -284,7 +288,7 @@ int server_close(struct server *s)
     if (!s)
         return 0;
     if (s->loop)
-        loop_drop_all(s->loop);                 /* clients are gone; threads may still be busy with what they asked for */
+        loop_drop_all(s->loop);                 /* the clients are gone; threads may still work on their requests */
     calls_close(s);
     if (s->opening && models_halt(s) == 0)
         models_stop(s);
@@ -293,8 +297,8 @@ int server_close(struct server *s)
         return SERVER_STUCK;
     }
     while (atomic_exchange(&s->audit_finished, 1))
-        pause();                                /* server_finish_audit() is at it: the process is about to end */
-    const int rc = guard_close(s);              /* joins a thread that wakes the loop */
+        pause();                                /* server_finish_audit() runs in another thread: the process is about to end */
+    const int rc = guard_close(s);              /* before loop_close: joins threads that wake the loop */
     loop_close(s->loop);
     account_close(s->account);
     metrics_release(&s->metrics);

@@ -1,22 +1,28 @@
-/* server.h - zse-serve as a library: models on the OpenAI API, over HTTP.
+/* server.h - zse-serve as a library: models behind the APIs of OpenAI and Anthropic, over HTTP.
  *
- * Threads: one event loop (the caller of server_run; connections, answers, figures), one for each
- * engine (worker.h), one that opens and closes models, two that parse large bodies, one or more for
- * TLS handshakes.  A request goes loop -> (preparing) -> loop -> engine, its tokens come back
- * through a queue.
+ * The way of a request, from the top to the bottom and back:
  *
- *   conn, loop    sockets, time limits                http, websocket, buf   bytes to requests
- *   places        room for connections, eviction      handshake              TLS handshakes in
- *       threads
- *   routes        method and path to a handler        fields, problem        bodies to parameters,
- *       errors
- *   calls         one API request that generates      chat, responses, messages, completions, embeddings, wschat   its
- *       forms
- *   conversation, answer_parts   conversations in, parts of answers out    answer_grammar, grammars   what
- *       an answer
- *       must look like
- *   models        what is loaded                      native, metrics, openapi, page, text    everything
- *       else */
+ *   http/loop, conn*    sockets, time limits, bytes in and out       http/http, websocket   parsing
+ *   http/places         number of connections, eviction              http/handshake         TLS
+ *   routes              method and path to a handler                 guard, admit           keys, limits
+ *   access_record       the request's line in the audit log          reply, fields          bodies, answers
+ *   api/                the endpoints that generate (api/calls.h), and text and tokens
+ *   admin/              all other endpoints: health, statistics, models, keys, audit log, metrics
+ *   worker              the thread of one engine                     grammars               compiled grammars
+ *   models              the loaded models; model_tasks opens and closes them, evicted remembers
+ *   watch               memory pressure and stalled engines          metrics                counters
+ *   server              opening, closing, what the loop calls
+ *
+ * Threads:
+ *   loop        the caller of server_run: connections, handlers, answers, all state in internal.h
+ *   engines     one for each model (worker.h): steps of the engine
+ *   tasks       one: opens and closes models (model_tasks.h)
+ *   preparing   two: parse large bodies, render templates, compile grammars (api/internal.h)
+ *   handshakes  one for every four processors, with TLS only (http/handshake.h)
+ *   reports     one for each question to the audit log or to the keys (admin/access_endpoints.c)
+ *   reaper      one: frees large buffers (http/reaper.h)
+ * A call goes loop -> preparing -> loop -> engine; its tokens come back through the worker's queue.
+ * Other threads hand results over under a lock of their own and call loop_wake. */
 #ifndef ZSE_SERVE_SERVER_H
 #define ZSE_SERVE_SERVER_H
 
@@ -29,19 +35,19 @@
 #include "libcommon/model/model.h"
 #include "libcommon/token/tokenizer.h"
 
-/* A model with its engine, as the program opens it. */
+/* A model and its engine, as the program's opener returns them. */
 struct served_model {
     const struct model *model;
     const struct tokenizer *tokenizer;
-    const json_t *json;                 /* of the file */
+    const json_t *json;                 /* header of the file */
     struct engine *engine;
     int max_len;                        /* tokens of a sequence */
-    const char *quantization;           /* what the weights are stored as, for people */
+    const char *quantization;           /* type of the weights, as text */
     uint64_t file_bytes;
-    void *handle;                       /* the opener's */
+    void *handle;                       /* for the opener */
 };
 struct model_opener {
-    int (*open)(void *user, const char *path, struct served_model *m, struct err *e);       /* from a thread of the server, one at a time */
+    int (*open)(void *user, const char *path, struct served_model *m, struct err *e);       /* called from a thread of the server, for one model at a time */
     void (*close)(void *user, struct served_model *m);
     void *user;
 };
@@ -53,59 +59,58 @@ struct server_options {
     const char *socket_path;            /* NULL: none */
     const char *tls_cert, *tls_key;     /* NULL: plain */
     const char *home;                   /* folder of keys and counters; NULL: no keys */
-    int no_auth;                        /* ask for no key, and listen beyond loopback all the same */
-    int query_keys;                     /* ?api_key= is taken */
+    int no_auth;                        /* require no key, even when listening beyond loopback */
+    int query_keys;                     /* accept ?api_key= */
     int anonymous_limit;                /* requests a minute of an address without a key; 0: none */
     const char *audit_folder;           /* NULL: nothing is logged */
-    uint64_t audit_bytes;               /* of a file before it is rotated; 0: the usual */
-    uint64_t audit_anonymous_bytes;     /* the same of requests without a valid key; 0: as audit_bytes */
-    int audit_files;                    /* rotated files that are kept; 0: the usual */
-    const char *audit_syslog;           /* where lines are sent, too (audit_syslog.h); NULL: nowhere */
-    struct audit_signer *audit_signer;  /* signs heads of the log; borrowed; NULL: none */
-    int audit_prompts;                  /* prompts are logged, too */
-    int trust_proxy;                    /* X-Forwarded-For names the client, who may be anywhere: keys are needed on loopback too */
-    const char *const *origins; int n_origins;      /* browsers' pages that may use the API; "*": all */
-    const char *const *hosts; int n_hosts;          /* names besides localhost where Host is checked: on loopback, and with no_auth; "*": any */
-    const char *model_dir;              /* models loaded over HTTP lie below it; NULL: anywhere, if the request comes from this machine and through no proxy */
+    uint64_t audit_bytes;               /* size at which a file is rotated; 0: the default */
+    uint64_t audit_anonymous_bytes;     /* the same for requests without a valid key; 0: as audit_bytes */
+    int audit_files;                    /* rotated files to keep; 0: the default */
+    const char *audit_syslog;           /* also send lines there (audit_syslog.h); NULL: nowhere */
+    struct audit_signer *audit_signer;  /* signs the heads of the log; borrowed; NULL: none */
+    int audit_prompts;                  /* log prompts, too */
+    int trust_proxy;                    /* X-Forwarded-For names the client, on any machine: keys are required on loopback, too */
+    const char *const *origins; int n_origins;      /* origins of web pages that may use the API; "*": all */
+    const char *const *hosts; int n_hosts;          /* accepted Host names besides localhost; Host is checked on loopback, and with no_auth; "*": any */
+    const char *model_dir;              /* only models below it may be loaded over HTTP; NULL: any, by clients on this machine without a proxy */
     int max_connections; size_t max_body;
     int max_per_address;                /* connections of one address without a key, see places.h; 0: any number; not with trust_proxy */
-    size_t max_request_memory, work_memory;         /* bytes of a request, and of all of them together (account.h); 0: by what the machine has */
-    int max_queue;                      /* requests that wait to be prepared; 0: any number */
+    size_t max_request_memory, work_memory;         /* bytes of a request, and of all requests (account.h); 0: by the machine's memory */
+    int max_queue;                      /* requests that may wait to be prepared; 0: any number */
     double timeout_s;                   /* of a request; 0: none */
-    double stall_s;                     /* /health answers 503 when the step of an engine lasts longer; 0: never */
-    double drain_s;                     /* of a shutdown or unload: what runs may go on for so long */
+    double stall_s;                     /* /health answers 503 when a step of an engine takes longer; 0: never */
+    double drain_s;                     /* running requests may continue for so long after a shutdown or unload */
     uint64_t max_memory;                /* bytes of weights and private memory of all models; 0: no limit */
-    int no_watch;                       /* memory is not watched; else see watch.h */
-    const char *sysroot;                /* where proc and sys lie; NULL: / */
+    int no_watch;                       /* do not watch the machine's memory; see watch.h */
+    const char *sysroot;                /* folder with proc and sys; NULL: / */
     void (*log)(void *user, const char *text);
-    void (*warn)(void *user, const char *text);         /* what must be heard in any case; NULL: log */
+    void (*warn)(void *user, const char *text);         /* messages that must not be suppressed; NULL: log */
     void *user;
 };
 
 struct server;
-/* Reads the certificate and its key and binds the sockets, for which it may take privileges that
- * nothing else needs. */
+/* Read the certificate and its key and bind the sockets: all that may need privileges. */
 struct server *server_bind(const struct server_options *o, struct err *e);
-/* Opens all else, as who the process is by then, and listens on return.  admin_token: borrowed;
+/* Open everything else, as the user the process has become, and listen.  admin_token: borrowed;
  * NULL: no administration over HTTP. */
 int server_start(struct server *s, const char *admin_token, struct err *e);
-/* -1: lines of the audit log were not written, as warn was told.  SERVER_STUCK: the step of an
- * engine does not end; the audit log is written, nothing is freed, and the process is to end by
- * _exit. NULL is fine. */
+/* 0, or -1: lines of the audit log were not written; a warning said so.  SERVER_STUCK: the step of
+ * an engine does not end; the audit log is written, nothing is freed, and the process must end by
+ * _exit.  NULL is fine. */
 enum { SERVER_STUCK = 1 };
 int server_close(struct server *s);
-int server_finish_audit(struct server *s);              /* any thread, while server_close does not return: as much of the log as can be written */
-/* Instead, before the process ends at once: clients are let go, and their requests have their
- * lines in the audit log. */
+int server_finish_audit(struct server *s);              /* any thread, while server_close hangs: write as much of the audit log as possible */
+/* Instead of server_close, before the process ends at once: drop the clients and write the audit
+ * lines of their requests.  0 or -1 as server_close. */
 int server_leave(struct server *s);
 int server_port(const struct server *s);                /* 0: no TCP */
-int server_is_loading(const struct server *s);          /* then server_close waits for the opener */
-/* Open in the background. name NULL: from the path. */
+int server_is_loading(const struct server *s);          /* if so, server_close waits for the opener */
+/* Load a model in the background.  name NULL: from the path. */
 int server_load(struct server *s, const char *path, const char *name, struct err *e);
-/* Blocks SIGTERM, SIGINT and SIGHUP; before any other thread is made. */
+/* Block SIGTERM, SIGINT and SIGHUP; to be called before any other thread is started. */
 void server_block_signals(void);
-/* Until SIGTERM or SIGINT: 0 after draining. -1 if a model that server_load was told of could
- * not be opened at all and none other is there; *e says why. */
+/* Run until SIGTERM or SIGINT: 0 after draining.  -1 with *e: a model of server_load could not be
+ * opened and there is no other, or memory ran out. */
 int server_run(struct server *s, struct err *e);
 
 #endif

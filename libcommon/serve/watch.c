@@ -1,3 +1,4 @@
+/* watch.c - memory pressure and stalled engines: what follows from each reading. */
 #include "libcommon/serve/watch.h"
 
 #include "libcommon/base/clock.h"
@@ -5,8 +6,8 @@
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/worker.h"
 
-/* Is so little left? Both the share and the amount, so that a large machine is not refused with
- * plenty, nor a small one with what its model left. */
+/* Is less left than both the share and the amount?  The share alone would refuse requests on a large
+ * machine with plenty of memory, the amount alone on a small one whose model fills it. */
 static int below(uint64_t left, uint64_t most, double share, uint64_t bytes)
 {
     return (double)left < share * (double)most && left < bytes;
@@ -31,14 +32,14 @@ void watch_step(struct watch *w, const struct memory *m)
     w->asked = ask;
     if (ask < w->state)
         w->state = ask;
-    else if (sure > w->state)           /* shedding comes before the end */
+    else if (sure > w->state)           /* TRIM comes before END */
         w->state = w->state == WATCH_FINE ? WATCH_TRIM : WATCH_END;
 }
 
 static void end(struct server *s, const struct memory *m)
 {
     s->failed = 1;
-    err_set(&s->error, ERR_MEMORY, "memory runs out: %.2f GB of %.2f GB are left; ending before the system does it",
+    err_set(&s->error, ERR_MEMORY, "memory runs out: %.2f GB of %.2f GB are left; ending before the system ends the process",
             (double)memory_now(m) * 1e-9, (double)memory_most(m) * 1e-9);
     server_stop(s, 0);
 }
@@ -53,14 +54,14 @@ void watch_tick(struct server *s)
     watch_step(&s->watch, &m);
     const enum watch_state now = s->watch.state;
     if (now == WATCH_TRIM && before == WATCH_FINE)
-        server_log(s, "memory is short: %.2f GB of %.2f GB are left, stalled %.0f %% of the time; no new requests, no prefix cache", (double)memory_now(&m) * 1e-9,
+        server_log(s, "memory is short: %.2f GB of %.2f GB are left, tasks stalled %.0f %% of the time; no new requests, no prefix cache", (double)memory_now(&m) * 1e-9,
                    (double)memory_most(&m) * 1e-9, m.stalled10 > 0 ? m.stalled10 : 0);
     if (now == WATCH_FINE && before != WATCH_FINE)
         server_log(s, "memory is back: %.2f GB are left", (double)memory_now(&m) * 1e-9);
-    if (now == WATCH_TRIM || before == WATCH_TRIM)      /* again each second, and at the end: what ends meanwhile leaves prefixes, too */
+    if (now == WATCH_TRIM || before == WATCH_TRIM)      /* every second, and when it ends: requests that end meanwhile leave prefixes */
         for (struct loaded_model *lm = s->models; lm; lm = lm->next)
             if (lm->worker)
-                worker_shed(lm->worker);
+                worker_trim(lm->worker);
     if (now == WATCH_END)
         end(s, &m);
 }
@@ -88,6 +89,6 @@ void stall_tick(struct server *s)
             server_warn(s, "%s: steps go on", lm->id);
         lm->stalled = now;
         if (now && s->o.timeout_s > 0 && clock_ns() > (uint64_t)(s->o.timeout_s * 1e9))
-            calls_give_up(lm, clock_ns() - (uint64_t)(s->o.timeout_s * 1e9));        /* the engine cannot end them */
+            calls_give_up(lm, clock_ns() - (uint64_t)(s->o.timeout_s * 1e9));        /* the engine cannot time them out */
     }
 }

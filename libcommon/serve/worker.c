@@ -1,3 +1,4 @@
+/* worker.c - the thread of one engine: commands in, events out. */
 #include "libcommon/serve/worker.h"
 
 #include <errno.h>
@@ -10,11 +11,11 @@
 
 #include "libcommon/base/clock.h"
 
-enum order_kind { ORDER_SUBMIT, ORDER_CANCEL, ORDER_LIMITS, ORDER_SHED };
+enum command_kind { COMMAND_SUBMIT, COMMAND_CANCEL, COMMAND_LIMITS, COMMAND_TRIM };
 
-struct order {
-    struct order *next;
-    enum order_kind kind;
+struct command {
+    struct command *next;
+    enum command_kind kind;
     struct request_params params;
     struct constraint constraint;       /* of params; state NULL: none, or the engine has it */
     struct job *jobs;
@@ -27,16 +28,16 @@ struct worker {
     void *user;
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t work, over;          /* over: the thread has ended */
-    atomic_uint_fast64_t began_ns;      /* clock_ns() at which the step in hand began; 0: it waits for work */
-    /* under the lock */
-    struct order *first, **last;
+    pthread_cond_t work, over;          /* over: the thread is ending */
+    atomic_uint_fast64_t began_ns;      /* clock_ns() at which the current step began; 0: it waits for work */
+    /* protected by the lock */
+    struct command *first, **last;
     struct events *out, **out_last, *spare;
     int n_spare;
-    int stop, ended, check;             /* check: engine_check is asked for */
+    int stop, ended, check;             /* check: engine_check is requested */
     struct engine_stats stats;
     struct engine_limits limits;
-    /* the thread's own */
+    /* for the thread only */
     struct events *batch;
 };
 
@@ -72,8 +73,8 @@ static struct event *add_event(struct worker *w, struct job *job)
     return ev;
 }
 
-/* Nothing of the job comes any more; where the engine is still at work on it, this is said when
- * that has ended. */
+/* An event of the job is lost: send no more, and cancel it.  It goes to events.lost once the engine
+ * is done with it. */
 static void lose(struct worker *w, struct job *job)
 {
     if (!job->lost && !job->done && job->request)
@@ -88,13 +89,13 @@ static void lose(struct worker *w, struct job *job)
 static size_t add_bytes(struct buf *b, const void *data, size_t n)
 {
     static const char zero[8];
-    buf_add(b, zero, -b->size & 7);         /* floats are read where they lie */
+    buf_add(b, zero, -b->size & 7);         /* aligned: floats are read in place */
     size_t at = b->size;
     buf_add(b, data, n);
     return at;
 }
 
-static void hear(void *user, const struct token_event *t)
+static void on_token(void *user, const struct token_event *t)
 {
     struct job *job = user;
     struct worker *w = job->worker;
@@ -150,81 +151,81 @@ static void refuse(struct worker *w, struct job *job, enum finish why, const str
     }
 }
 
-static void free_order(struct order *o)
+static void free_command(struct command *c)
 {
-    if (o->constraint.state)
-        o->constraint.close(o->constraint.state);
-    free(o);
+    if (c->constraint.state)
+        c->constraint.close(c->constraint.state);
+    free(c);
 }
 
-static void submit(struct worker *w, struct order *o)
+static void submit(struct worker *w, struct command *c)
 {
     struct err e;
-    int n = o->params.n > 1 ? o->params.n : 1, all_cancelled = 1;
+    int n = c->params.n > 1 ? c->params.n : 1, all_cancelled = 1;
     void **users = calloc((size_t)n, sizeof *users);
     struct request **requests = calloc((size_t)n, sizeof(struct request *));
     for (int i = 0; i < n; i++)
-        all_cancelled &= o->jobs[i].cancelled;
+        all_cancelled &= c->jobs[i].cancelled;
     int ok = users && requests;
     for (int i = 0; ok && i < n; i++) {
-        users[i] = &o->jobs[i];
-        o->jobs[i].worker = w;
+        users[i] = &c->jobs[i];
+        c->jobs[i].worker = w;
     }
     if (!ok)
         err_nomem(&e, "request");
-    if (o->constraint.state)
-        o->params.constraint = &o->constraint;
-    o->params.on_token = hear;
-    o->params.user = o->jobs;
+    if (c->constraint.state)
+        c->params.constraint = &c->constraint;
+    c->params.on_token = on_token;
+    c->params.user = c->jobs;
     if (n > 1) {
-        o->params.users = users;
-        o->params.requests = requests;
+        c->params.users = users;
+        c->params.requests = requests;
     }
-    struct request *first = ok && !all_cancelled ? engine_submit(w->g, &o->params, &e) : NULL;
+    struct request *first = ok && !all_cancelled ? engine_submit(w->g, &c->params, &e) : NULL;
     if (first) {
         requests[0] = first;
-        o->constraint.state = NULL;
+        c->constraint.state = NULL;
     }
     if (!first)
         for (int i = 0; i < n; i++)
-            refuse(w, &o->jobs[i], all_cancelled ? FINISH_CANCELLED : FINISH_ERROR, all_cancelled ? NULL : &e);
+            refuse(w, &c->jobs[i], all_cancelled ? FINISH_CANCELLED : FINISH_ERROR, all_cancelled ? NULL : &e);
     else
         for (int i = 0; i < n; i++) {
-            o->jobs[i].request = requests[i];
-            if (o->jobs[i].cancelled)
+            c->jobs[i].request = requests[i];
+            if (c->jobs[i].cancelled)
                 engine_cancel(w->g, requests[i]);
         }
     free(users);
     free(requests);
 }
 
-static void obey(struct worker *w, struct order *o)
+static void run_command(struct worker *w, struct command *c)
 {
     struct err ignored;
-    switch (o->kind) {
-    case ORDER_SUBMIT:
-        submit(w, o);
+    switch (c->kind) {
+    case COMMAND_SUBMIT:
+        submit(w, c);
         break;
-    case ORDER_CANCEL:
-        if (!o->jobs->cancelled && !o->jobs->done && o->jobs->request)
-            engine_cancel(w->g, o->jobs->request);
-        o->jobs->cancelled = 1;
-        o->jobs->next_heard = w->batch->heard;
-        w->batch->heard = o->jobs;
+    case COMMAND_CANCEL:
+        if (!c->jobs->cancelled && !c->jobs->done && c->jobs->request)
+            engine_cancel(w->g, c->jobs->request);
+        c->jobs->cancelled = 1;
+        c->jobs->next_cancel_done = w->batch->cancel_done;
+        w->batch->cancel_done = c->jobs;
         break;
-    case ORDER_SHED:
+    case COMMAND_TRIM:
         engine_trim(w->g);
         break;
-    case ORDER_LIMITS:
-        engine_set_limits(w->g, &o->limits, &ignored);      /* checked by who gave the order */
+    case COMMAND_LIMITS:
+        engine_set_limits(w->g, &c->limits, &ignored);      /* the caller has checked them */
         break;
     }
 }
 
-/* Hand the events over, and the figures. */
+/* Publish the events and the statistics of this step. */
 static void deliver(struct worker *w)
 {
-    const int any = w->batch->n_events > 0 || w->batch->lost || w->batch->heard;
+    const int any = w->batch->n_events > 0 || w->batch->lost || w->batch->cancel_done;
     struct engine_stats s;
     struct engine_limits l;
     engine_stats(w->g, &s);
@@ -253,7 +254,7 @@ static void *work(void *arg)
         atomic_store_explicit(&w->began_ns, 0, memory_order_relaxed);
         while (!w->first && !w->check && !running && !w->stop)
             pthread_cond_wait(&w->work, &w->lock);
-        struct order *list = w->first;
+        struct command *list = w->first;
         const int stop = w->stop, check = w->check;
         w->first = NULL;
         w->check = 0;
@@ -266,23 +267,23 @@ static void *work(void *arg)
         pthread_mutex_unlock(&w->lock);
         if (stop) {
             while (list) {
-                struct order *next = list->next;
-                free_order(list);
+                struct command *next = list->next;
+                free_command(list);
                 list = next;
             }
             return NULL;
         }
         while (!w->batch && !(w->batch = take_spare(w)))
-            ;                               /* a few hundred bytes: others must free some first */
+            ;                               /* a few hundred bytes: wait until other threads free some */
         while (list) {
-            struct order *next = list->next;
-            obey(w, list);
-            free_order(list);
+            struct command *next = list->next;
+            run_command(w, list);
+            free_command(list);
             list = next;
         }
         if (check)
-            engine_check(w->g, &e);         /* it stays with the engine, and in its figures */
-        running = engine_step(w->g, &e);    /* a failure of the backend reaches each request's callback */
+            engine_check(w->g, &e);         /* the engine keeps the result and reports it in its statistics */
+        running = engine_step(w->g, &e);    /* a failure of the backend is reported to each request */
         if (running < 0)
             running = 1;
         deliver(w);
@@ -366,16 +367,16 @@ double worker_step_s(const struct worker *w)
     return began && now > began ? (double)(now - began) * 1e-9 : 0;
 }
 
-static int give_order(struct worker *w, const struct order *what)
+static int give_command(struct worker *w, const struct command *what)
 {
-    struct order *o = malloc(sizeof *o);
-    if (!o)
+    struct command *c = malloc(sizeof *c);
+    if (!c)
         return -1;
-    *o = *what;
-    o->next = NULL;
+    *c = *what;
+    c->next = NULL;
     pthread_mutex_lock(&w->lock);
-    *w->last = o;
-    w->last = &o->next;
+    *w->last = c;
+    w->last = &c->next;
     pthread_cond_signal(&w->work);
     pthread_mutex_unlock(&w->lock);
     return 0;
@@ -383,24 +384,24 @@ static int give_order(struct worker *w, const struct order *what)
 
 int worker_submit(struct worker *w, const struct request_params *p, struct job *jobs)
 {
-    struct order o = { .kind = ORDER_SUBMIT, .params = *p, .jobs = jobs };
+    struct command c = { .kind = COMMAND_SUBMIT, .params = *p, .jobs = jobs };
     if (p->constraint)
-        o.constraint = *p->constraint;
-    o.params.constraint = NULL;             /* it moves with the order */
-    return give_order(w, &o);
+        c.constraint = *p->constraint;
+    c.params.constraint = NULL;             /* the command owns it */
+    return give_command(w, &c);
 }
 
 int worker_cancel(struct worker *w, struct job *job)
 {
-    return give_order(w, &(struct order){ .kind = ORDER_CANCEL, .jobs = job });
+    return give_command(w, &(struct command){ .kind = COMMAND_CANCEL, .jobs = job });
 }
 
 int worker_limits(struct worker *w, const struct engine_limits *l)
 {
-    return give_order(w, &(struct order){ .kind = ORDER_LIMITS, .limits = *l });
+    return give_command(w, &(struct command){ .kind = COMMAND_LIMITS, .limits = *l });
 }
 
-void worker_shed(struct worker *w) { give_order(w, &(struct order){ .kind = ORDER_SHED }); }
+void worker_trim(struct worker *w) { give_command(w, &(struct command){ .kind = COMMAND_TRIM }); }
 
 void worker_check(struct worker *w)
 {
@@ -420,15 +421,15 @@ struct events *worker_take(struct worker *w)
     return b;
 }
 
-/* Few and small ones are kept: a loop that was held up for a moment gives back as many as there
- * were steps meanwhile. */
+/* Keep only a few small batches for reuse: after a pause the loop gives back one for each step that
+ * ran meanwhile. */
 void worker_give_back(struct worker *w, struct events *list)
 {
     enum { KEEP = 3, KEEP_BYTES = 1 << 16 };
     while (list) {
         struct events *next = list->next;
         list->n_events = 0;
-        list->lost = list->heard = NULL;
+        list->lost = list->cancel_done = NULL;
         list->bytes.size = 0;
         list->next = NULL;
         pthread_mutex_lock(&w->lock);

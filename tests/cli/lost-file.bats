@@ -114,9 +114,9 @@ text() { jq -r '.choices[0].message.content' "$T/body"; }
   touch -d 2002-02-02 "$Z"
   wait $client
   grep -q 'finish_reason":"length"' "$T/stream"
-  logged "$Z was touched while it was in use; its contents are what they were" 2
+  logged "$Z was touched while in use; its contents have not changed" 2
   touch -d 2003-03-03 "$Z"
-  logged "$Z was touched while it was in use; its contents are what they were" 3     # nobody asks
+  logged "$Z was touched while in use; its contents have not changed" 3     # without a request
   [ "$(ask)" = 200 ]
   run -1 grep -q 'm: unloading' "$T/err"
 }
@@ -179,15 +179,15 @@ logged() {
   until_status 200
   cp "$Z" "$T/b.zse"
   [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$T/b.zse\"}" | jq -r .message)" = loaded ]
-  logged 'm: leaves, as b needs its memory' 1
+  logged 'm: unloading, because b needs its memory' 1
   admin "$URL/api/models/load" -d "{\"model_path\":\"$Z\"}" | jq -e .success
-  logged 'b: leaves, as m needs its memory' 1
+  logged 'b: unloading, because m needs its memory' 1
   truncate -s 8192 "$Z"
   logged 'm: closed' 2                          # nobody asks: it left by itself
   mkfifo "$T/pipe"
   mv "$T/pipe" "$Z"                             # loading waits for a writer
   for _ in 1 2 3; do [ "$(curl -s "$URL/health" | jq -r .status)" = loading ]; done
-  run -1 grep -q 'b: is asked for' "$T/err"
+  run -1 grep -q 'b: requested' "$T/err"
   exec 6<>"$Z"
   await eval '[ "$(curl -s "$URL/health" | jq -r .status)" = failed ]' || { cat "$T/err"; return 1; }
   cp "$BATS_FILE_TMPDIR/tiny.zse" "$T/new"

@@ -132,7 +132,7 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   await grep -q "the audit log lacks lines from now on: $ZSE_HOME/audit: $why" "$T/err"
   stop
   grep -q "admin.token: $why: no administration over HTTP" "$T/err"
-  grep -q "usage: $why: what keys use is counted in this process only" "$T/err"
+  grep -q "usage: $why: the use of keys is counted in this process only" "$T/err"
   [ "$(grep -c 'the audit log lacks' "$T/err")" = 1 ]
   chmod -R u+w "$ZSE_HOME" 2>/dev/null || true
 }

@@ -95,6 +95,6 @@ CASES
 @test "the files in scripts are understood" {
   for f in scripts/dev.json scripts/enterprise.json; do
     run --separate-stderr zse-serve --config $f --host 0.0.0.0 --port 0      # the file is read; then keys are missing
-    [ "$status" = 1 ] && [[ $stderr == *"--host 0.0.0.0 reaches beyond this machine, and there are no keys"* ]] || { echo "$f: $stderr"; return 1; }
+    [ "$status" = 1 ] && [[ $stderr == *"--host 0.0.0.0 is reachable from other machines, and there are no keys"* ]] || { echo "$f: $stderr"; return 1; }
   done
 }

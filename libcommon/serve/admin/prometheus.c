@@ -1,10 +1,137 @@
-/* prometheus.c - GET /metrics, in the text format of Prometheus. */
+/* prometheus.c - GET /metrics: tables of metrics, in the text format of Prometheus. */
 #include <math.h>
 #include <stddef.h>
 #include <time.h>
 
 #include "libcommon/serve/internal.h"
 
+/* What the values of the server's metrics are read from. */
+struct sources {
+    const struct server *s;
+    struct account_stats account;
+    struct audit_stats audit;
+    struct audit_syslog_stats syslog;
+    int has_audit, has_syslog;
+};
+
+enum presence { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
+
+/* METRIC(name, type, presence, value of x (struct sources), help) */
+#define SERVER_METRICS(METRIC) \
+    METRIC(zse_http_connections, "gauge", ALWAYS, loop_n_connections(x->s->loop), \
+           "Open connections.") \
+    METRIC(zse_http_connections_without_key, "gauge", ALWAYS, loop_n_unknown(x->s->loop), \
+           "Open connections on which no request has shown a valid key yet.") \
+    METRIC(zse_http_connections_evicted_total, "counter", ALWAYS, loop_counts(x->s->loop)->evicted, \
+           "Idle connections closed in favour of a new one.") \
+    METRIC(zse_http_connections_refused_total, "counter", ALWAYS, loop_counts(x->s->loop)->refused, \
+           "Connections refused because there were too many, in all or of one address.") \
+    METRIC(zse_http_sent_bytes_total, "counter", ALWAYS, loop_bytes_sent(x->s->loop), \
+           "Bytes sent to clients.") \
+    METRIC(zse_audit_entries_total, "counter", WITH_AUDIT, x->audit.entries, \
+           "Lines written to the audit log.") \
+    METRIC(zse_audit_waiting, "gauge", WITH_AUDIT, audit_log_waiting(x->s->guard.audit), \
+           "Lines of the audit log waiting for the disk.") \
+    METRIC(zse_audit_errors_total, "counter", WITH_AUDIT, x->audit.errors, \
+           "Lines lost because the disk did not take them, and files that could not be compressed.") \
+    METRIC(zse_audit_syslog_sent_total, "counter", WITH_SYSLOG, x->syslog.sent, \
+           "Lines of the audit log sent to the syslog server.") \
+    METRIC(zse_audit_syslog_dropped_total, "counter", WITH_SYSLOG, x->syslog.dropped, \
+           "Lines of the audit log that could not be sent to the syslog server.") \
+    METRIC(zse_uptime_seconds, "gauge", ALWAYS, (int64_t)time(NULL) - x->s->started, \
+           "Time since the start.") \
+    METRIC(process_resident_memory_bytes, "gauge", ALWAYS, memory_resident(), \
+           "Resident memory, including file pages of the models.") \
+    METRIC(zse_work_memory_bytes, "gauge", ALWAYS, x->account.used, \
+           "Memory that requests hold: bodies, their JSON, prompts, unsent answers.") \
+    METRIC(zse_work_memory_peak_bytes, "gauge", ALWAYS, x->account.peak, \
+           "Most memory that requests have held at once.") \
+    METRIC(zse_work_memory_limit_bytes, "gauge", ALWAYS, x->account.total, \
+           "Most memory that requests may hold (--work-memory).") \
+    METRIC(zse_work_memory_refused_total, "counter", ALWAYS, x->account.refused, \
+           "Times that a request was refused memory.")
+
+/* METRIC(name, type, value of lm (struct loaded_model) and e (its struct engine_stats), help) */
+#define MODEL_METRICS(METRIC) \
+    METRIC(zse_requests_total, "counter", e->requests, \
+           "Answers requested of the engine.") \
+    METRIC(zse_requests_cancelled_total, "counter", e->cancelled, \
+           "Answers that were cancelled or ran out of time.") \
+    METRIC(zse_requests_running, "gauge", e->n_running, \
+           "Answers being generated.") \
+    METRIC(zse_requests_waiting, "gauge", e->n_waiting, \
+           "Answers waiting to be generated.") \
+    METRIC(zse_shares, "gauge", e->n_tenants, \
+           "Tenants (keys and addresses) with running or waiting answers.") \
+    METRIC(zse_prompt_tokens_total, "counter", e->prompt_tokens, \
+           "Tokens of prompts.") \
+    METRIC(zse_prefix_hit_tokens_total, "counter", e->cached_tokens, \
+           "Tokens of prompts found in the prefix cache.") \
+    METRIC(zse_generated_tokens_total, "counter", e->generated_tokens, \
+           "Tokens of answers.") \
+    METRIC(zse_kv_use_ratio, "gauge", kv_use(e), \
+           "Fraction of KV blocks held by running requests.") \
+    METRIC(zse_kv_blocks, "gauge", e->n_blocks, \
+           "KV blocks.") \
+    METRIC(zse_kv_blocks_free, "gauge", e->n_free_blocks, \
+           "Free KV blocks.") \
+    METRIC(zse_kv_blocks_prefix, "gauge", e->n_cached_blocks, \
+           "KV blocks held only by the prefix cache.") \
+    METRIC(zse_kv_evictions_total, "counter", e->evictions, \
+           "KV blocks evicted from the prefix cache.") \
+    METRIC(zse_kv_copies_total, "counter", e->copies, \
+           "KV blocks copied on write.") \
+    METRIC(zse_preemptions_total, "counter", e->preemptions, \
+           "Answers preempted, for want of KV blocks or in favour of another tenant.") \
+    METRIC(zse_engine_steps_total, "counter", e->steps, \
+           "Steps of the engine.") \
+    METRIC(zse_engine_step_seconds_total, "counter", (double)e->step_ns * 1e-9, \
+           "Time spent in steps of the engine.") \
+    METRIC(zse_model_memory_bytes, "gauge", lm->memory_bytes, \
+           "Weights and private memory of the model.")
+
+#define SERVER_VALUE(name, type, presence, value, help) \
+    static double name(const struct sources *x) { (void)x; return (double)(value); }
+SERVER_METRICS(SERVER_VALUE)
+
+#define MODEL_VALUE(name, type, value, help) \
+    static double name(const struct loaded_model *lm, const struct engine_stats *e) \
+    { \
+        (void)lm; \
+        (void)e; \
+        return (double)(value); \
+    }
+MODEL_METRICS(MODEL_VALUE)
+
+static const struct server_metric {
+    const char *name, *type, *help;
+    enum presence presence;
+    double (*value)(const struct sources *x);
+} server_metrics[] = {
+#define SERVER_ROW(name, type, presence, value, help) { #name, type, help, presence, name },
+    SERVER_METRICS(SERVER_ROW)
+};
+
+static const struct model_metric {
+    const char *name, *type, *help;
+    double (*value)(const struct loaded_model *lm, const struct engine_stats *e);
+} model_metrics[] = {
+#define MODEL_ROW(name, type, value, help) { #name, type, help, name },
+    MODEL_METRICS(MODEL_ROW)
+};
+
+static const struct histogram_metric { const char *name, *help; size_t at; } histogram_metrics[] = {
+    { "zse_time_to_first_token_seconds", "Time from request to first token.",
+      offsetof(struct model_metrics, first_token) },
+    { "zse_time_between_tokens_seconds", "Time between the tokens of an answer.",
+      offsetof(struct model_metrics, between_tokens) },
+    { "zse_request_duration_seconds", "Time from request to the end of the answer.",
+      offsetof(struct model_metrics, duration) },
+};
+
+#define LENGTH(array) (sizeof (array) / sizeof *(array))
+
+/* A label's value; a line break in it becomes a blank. */
 static void label(struct buf *out, const char *text)
 {
     for (; *text; text++) {
@@ -14,97 +141,68 @@ static void label(struct buf *out, const char *text)
     }
 }
 
-static void about(struct buf *out, const char *name, const char *type, const char *text)
+static void about(struct buf *out, const char *name, const char *type, const char *help)
 {
-    buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", name, text, name, type);
+    buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
 static void number(struct buf *out, double v)
 {
-    buf_printf(out, v < 1e15 && v == floor(v) ? "%.0f\n" : "%.9g\n", v);
+    buf_printf(out, v < 0x1p53 && v == floor(v) ? "%.0f\n" : "%.9g\n", v);
 }
 
-/* One figure of every loaded model. */
-static void of_models(const struct server *s, struct buf *out, const char *name, const char *type, const char *text,
-                      double (*value)(const struct loaded_model *lm, const struct engine_stats *e))
+static void of_server(const struct server_metric *m, const struct sources *x, struct buf *out)
 {
-    about(out, name, type, text);
+    if ((m->presence == WITH_AUDIT && !x->has_audit) || (m->presence == WITH_SYSLOG && !x->has_syslog))
+        return;
+    about(out, m->name, m->type, m->help);
+    buf_printf(out, "%s ", m->name);
+    number(out, m->value(x));
+}
+
+/* One line for every model that is not being opened or closed. */
+static void of_models(const struct model_metric *m, const struct server *s, struct buf *out)
+{
+    about(out, m->name, m->type, m->help);
     for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
         struct engine_stats e;
         if (!lm->worker)
             continue;
         worker_stats(lm->worker, &e, NULL);
-        buf_printf(out, "%s{model=\"", name);
+        buf_printf(out, "%s{model=\"", m->name);
         label(out, lm->id);
         buf_str(out, "\"} ");
-        number(out, value(lm, &e));
+        number(out, m->value(lm, &e));
     }
 }
 
-static void histograms(const struct server *s, struct buf *out, const char *name, const char *text, size_t at)
+static void histograms(const struct histogram_metric *m, const struct server *s, struct buf *out)
 {
-    about(out, name, "histogram", text);
+    about(out, m->name, "histogram", m->help);
     for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
-        const struct histogram *g = (const void *)((const char *)&lm->metrics + at);
+        const struct histogram *g = (const void *)((const char *)&lm->metrics + m->at);
         uint64_t sum = 0;
         if (!lm->worker)
             continue;
         for (int i = 0; i <= HISTOGRAM_BUCKETS; i++) {
             sum += g->bucket[i];
-            buf_printf(out, "%s_bucket{model=\"", name);
+            buf_printf(out, "%s_bucket{model=\"", m->name);
             label(out, lm->id);
             if (i < HISTOGRAM_BUCKETS)
                 buf_printf(out, "\",le=\"%g\"} %llu\n", histogram_bounds[i], (unsigned long long)sum);
             else
                 buf_printf(out, "\",le=\"+Inf\"} %llu\n", (unsigned long long)sum);
         }
-        buf_printf(out, "%s_sum{model=\"", name);
+        buf_printf(out, "%s_sum{model=\"", m->name);
         label(out, lm->id);
-        buf_printf(out, "\"} %.9g\n%s_count{model=\"", g->sum, name);
+        buf_printf(out, "\"} %.9g\n%s_count{model=\"", g->sum, m->name);
         label(out, lm->id);
         buf_printf(out, "\"} %llu\n", (unsigned long long)g->count);
     }
 }
 
-#define VALUE(name, expression) static double name(const struct loaded_model *lm, const struct engine_stats *e) { (void)lm; (void)e; return (double)(expression); }
-VALUE(running, e->n_running)
-VALUE(waiting, e->n_waiting)
-VALUE(shares, e->n_tenants)
-VALUE(kv_share, kv_use(e))
-VALUE(kv_blocks, e->n_blocks)
-VALUE(kv_free, e->n_free_blocks)
-VALUE(kv_prefixes, e->n_cached_blocks)
-VALUE(prompt_tokens, e->prompt_tokens)
-VALUE(cached_tokens, e->cached_tokens)
-VALUE(generated_tokens, e->generated_tokens)
-VALUE(engine_requests, e->requests)
-VALUE(cancelled, e->cancelled)
-VALUE(preemptions, e->preemptions)
-VALUE(evictions, e->evictions)
-VALUE(copies, e->copies)
-VALUE(steps, e->steps)
-VALUE(step_seconds, (double)e->step_ns * 1e-9)
-VALUE(memory, lm->memory_bytes)
-
-static void work_memory(const struct server *s, struct buf *out)
+static void responses(const struct server *s, struct buf *out)
 {
-    struct account_stats a;
-    account_stats(s->account, &a);
-    about(out, "zse_work_memory_bytes", "gauge",
-          "Memory that requests hold: bodies, their JSON, prompts, answers that wait.");
-    buf_printf(out, "zse_work_memory_bytes %zu\n", a.used);
-    about(out, "zse_work_memory_peak_bytes", "gauge", "The most that they held at once.");
-    buf_printf(out, "zse_work_memory_peak_bytes %zu\n", a.peak);
-    about(out, "zse_work_memory_limit_bytes", "gauge", "The most that they may hold (--work-memory).");
-    buf_printf(out, "zse_work_memory_limit_bytes %zu\n", a.total);
-    about(out, "zse_work_memory_refused_total", "counter", "Times that a request was refused memory.");
-    buf_printf(out, "zse_work_memory_refused_total %llu\n", (unsigned long long)a.refused);
-}
-
-void handle_metrics(struct server *s, struct conn *c, const char *rest)
-{
-    struct buf b = { 0 }, *out = &b;
-    (void)rest;
     about(out, "zse_http_requests_total", "counter", "Responses by route and status.");
     for (int i = 0; i < s->metrics.n_counts; i++) {
         const struct route_count *n = &s->metrics.count[i];
@@ -112,75 +210,30 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
                    n->route >= 0 ? routes[n->route].method : "", n->route >= 0 ? routes[n->route].path : "none",
                    n->status, (unsigned long long)n->n);
     }
-    about(out, "zse_http_connections", "gauge", "Connections that are open.");
-    buf_printf(out, "zse_http_connections %d\n", loop_n_connections(s->loop));
-    about(out, "zse_http_connections_without_key", "gauge",
-          "Of these, connections on which no request has shown a good key yet.");
-    buf_printf(out, "zse_http_connections_without_key %d\n", loop_n_unknown(s->loop));
-    about(out, "zse_http_connections_evicted_total", "counter", "Idle connections closed to make room for a new one.");
-    buf_printf(out, "zse_http_connections_evicted_total %llu\n", (unsigned long long)loop_counts(s->loop)->evicted);
-    about(out, "zse_http_connections_refused_total", "counter",
-          "Connections refused for lack of room, in all or of one address.");
-    buf_printf(out, "zse_http_connections_refused_total %llu\n", (unsigned long long)loop_counts(s->loop)->refused);
-    about(out, "zse_http_sent_bytes_total", "counter", "Bytes sent to clients.");
-    buf_printf(out, "zse_http_sent_bytes_total %llu\n", (unsigned long long)loop_bytes_sent(s->loop));
-    if (s->guard.audit) {
-        struct audit_stats a;
-        audit_log_stats(s->guard.audit, &a);
-        about(out, "zse_audit_entries_total", "counter", "Lines written to the audit log.");
-        buf_printf(out, "zse_audit_entries_total %llu\n", (unsigned long long)a.entries);
-        about(out, "zse_audit_waiting", "gauge", "Lines that wait for the disk.");
-        buf_printf(out, "zse_audit_waiting %d\n", audit_log_waiting(s->guard.audit));
-        about(out, "zse_audit_errors_total", "counter",
-              "Lines that the disk did not take, and files that could not be compressed.");
-        buf_printf(out, "zse_audit_errors_total %llu\n", (unsigned long long)a.errors);
-        struct audit_syslog_stats syslog;
-        if (audit_log_syslog_stats(s->guard.audit, &syslog)) {
-            about(out, "zse_audit_syslog_sent_total", "counter",
-                  "Lines of the audit log that were sent to the syslog server.");
-            buf_printf(out, "zse_audit_syslog_sent_total %llu\n", (unsigned long long)syslog.sent);
-            about(out, "zse_audit_syslog_dropped_total", "counter", "Lines that could not be sent to it.");
-            buf_printf(out, "zse_audit_syslog_dropped_total %llu\n", (unsigned long long)syslog.dropped);
-        }
+}
+
+void handle_metrics(struct server *s, struct conn *c, const char *rest)
+{
+    struct buf out = { 0 };
+    struct sources x = { .s = s, .has_audit = s->guard.audit != NULL };
+    (void)rest;
+    account_stats(s->account, &x.account);
+    if (x.has_audit) {
+        audit_log_stats(s->guard.audit, &x.audit);
+        x.has_syslog = audit_log_syslog_stats(s->guard.audit, &x.syslog);
     }
-    about(out, "zse_uptime_seconds", "gauge", "Time since the start.");
-    buf_printf(out, "zse_uptime_seconds %lld\n", (long long)time(NULL) - (long long)s->started);
-    about(out, "process_resident_memory_bytes", "gauge", "Resident memory, file pages of the models included.");
-    buf_printf(out, "process_resident_memory_bytes %llu\n", (unsigned long long)memory_resident());
-    work_memory(s, out);
-    of_models(s, out, "zse_requests_total", "counter", "Answers that were asked of the engine.", engine_requests);
-    of_models(s, out, "zse_requests_cancelled_total", "counter", "Answers that were cancelled, or ran out of time.",
-              cancelled);
-    of_models(s, out, "zse_requests_running", "gauge", "Answers in the making.", running);
-    of_models(s, out, "zse_requests_waiting", "gauge", "Answers that wait for their turn.", waiting);
-    of_models(s, out, "zse_shares", "gauge", "Keys and addresses whose answers these are.", shares);
-    of_models(s, out, "zse_prompt_tokens_total", "counter", "Tokens of prompts.", prompt_tokens);
-    of_models(s, out, "zse_prefix_hit_tokens_total", "counter", "Tokens of prompts that the prefix cache had.",
-              cached_tokens);
-    of_models(s, out, "zse_generated_tokens_total", "counter", "Tokens of answers.", generated_tokens);
-    of_models(s, out, "zse_kv_use_ratio", "gauge", "Share of KV blocks that running requests hold.", kv_share);
-    of_models(s, out, "zse_kv_blocks", "gauge", "KV blocks.", kv_blocks);
-    of_models(s, out, "zse_kv_blocks_free", "gauge", "KV blocks that hold nothing.", kv_free);
-    of_models(s, out, "zse_kv_blocks_prefix", "gauge", "KV blocks that hold only prefixes for later.", kv_prefixes);
-    of_models(s, out, "zse_kv_evictions_total", "counter", "KV blocks of prefixes that were given up.", evictions);
-    of_models(s, out, "zse_kv_copies_total", "counter",
-              "KV blocks that were copied before something was written to them.", copies);
-    of_models(s, out, "zse_preemptions_total", "counter",
-              "Answers sent back to wait, for KV blocks or so that another key has its share.", preemptions);
-    of_models(s, out, "zse_engine_steps_total", "counter", "Steps of the engine.", steps);
-    of_models(s, out, "zse_engine_step_seconds_total", "counter", "Time in them.", step_seconds);
-    of_models(s, out, "zse_model_memory_bytes", "gauge", "Weights and private memory.", memory);
-    histograms(s, out, "zse_time_to_first_token_seconds", "From request to first token.",
-               offsetof(struct model_metrics, first_token));
-    histograms(s, out, "zse_time_between_tokens_seconds", "Between the tokens of an answer.",
-               offsetof(struct model_metrics, between_tokens));
-    histograms(s, out, "zse_request_duration_seconds", "From request to the end of the answer.",
-               offsetof(struct model_metrics, duration));
-    if (out->failed) {
+    responses(s, &out);
+    for (size_t i = 0; i < LENGTH(server_metrics); i++)
+        of_server(&server_metrics[i], &x, &out);
+    for (size_t i = 0; i < LENGTH(model_metrics); i++)
+        of_models(&model_metrics[i], s, &out);
+    for (size_t i = 0; i < LENGTH(histogram_metrics); i++)
+        histograms(&histogram_metrics[i], s, &out);
+    if (out.failed) {
         reply_refusal(s, c, 503, NULL, "out of memory");
     } else {
         metrics_count(&s->metrics, conn_route(c), 200);
-        conn_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", out->data, out->size);
+        conn_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", out.data, out.size);
     }
-    buf_release(out);
+    buf_release(&out);
 }

@@ -1,5 +1,4 @@
 /* call_answer.c - what all forms of an answer share: usage figures, server-sent events, errors. */
-
 #include "libcommon/serve/api/internal.h"
 
 #include <string.h>

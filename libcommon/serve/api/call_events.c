@@ -1,5 +1,4 @@
 /* call_events.c - events of the engine: tokens and ends of answers, handed to the call's form. */
-
 #include "libcommon/serve/api/internal.h"
 
 #include "libcommon/base/clock.h"
@@ -90,9 +89,9 @@ static void on_lost(struct choice *ch)
 }
 
 /* The engine's thread has obeyed worker_cancel. */
-static void on_heard(struct choice *ch)
+static void on_cancel_done(struct choice *ch)
 {
-    ch->cancel_heard = 1;
+    ch->cancel_done = 1;
     end_if_over(ch->call);
 }
 
@@ -107,9 +106,9 @@ void call_events(struct loaded_model *lm)
             next = j->next_lost;
             on_lost(j->user);
         }
-        for (struct job *j = b->heard, *next; j; j = next) {
-            next = j->next_heard;
-            on_heard(j->user);
+        for (struct job *j = b->cancel_done, *next; j; j = next) {
+            next = j->next_cancel_done;
+            on_cancel_done(j->user);
         }
     }
     if (list)

@@ -4,7 +4,6 @@
  * A call holds everything whose size its client determines: the body, its JSON tree (prescan.h),
  * the template's values, the tokenizer's working memory, token ids, and for each answer what the
  * engine keeps for it. The text of answers is held in steps of ANSWER_STEP as it grows. */
-
 #include "libcommon/serve/api/internal.h"
 
 #include <string.h>

@@ -1,5 +1,4 @@
 /* call_params.c - the parameters of a call: its model and every field of its body. */
-
 #include "libcommon/serve/api/internal.h"
 
 #include <math.h>

@@ -3,7 +3,6 @@
  *
  * The queue is ordered in rounds: the first call of each tenant, then the second of each, and so
  * on, so that a tenant with many calls waiting delays only its own. */
-
 #include "libcommon/serve/api/internal.h"
 
 #include <malloc.h>

@@ -1,5 +1,4 @@
 /* call_prompts.c - the prompts of a call: text or token ids of the body to checked token ids. */
-
 #include "libcommon/serve/api/internal.h"
 
 #include <stdlib.h>

@@ -1,5 +1,4 @@
 /* calls.c - the life of a call: its stages, the jobs it gives to the engine, its end. */
-
 #include "libcommon/serve/api/internal.h"
 
 #include <stdio.h>
@@ -143,7 +142,7 @@ void call_conclude(struct call *c)
 int call_is_over(const struct call *c)
 {
     for (int i = 0; i < c->n_choices; i++)
-        if (!c->choices[i].ended || (c->choices[i].cancel_sent && !c->choices[i].cancel_heard))
+        if (!c->choices[i].ended || (c->choices[i].cancel_sent && !c->choices[i].cancel_done))
             return 0;
     return 1;
 }

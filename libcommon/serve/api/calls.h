@@ -33,7 +33,7 @@ struct choice {
     size_t n_chars;                     /* of the text before the next token */
     struct splitter split;
     float *embedding; int n_embedding;  /* owned */
-    int ended, cancel_sent, cancel_heard;       /* cancel_heard: the worker has obeyed the cancellation */
+    int ended, cancel_sent, cancel_done;       /* cancel_done: the worker has obeyed the cancellation */
     int said_role;                      /* the first event of the stream is out */
     enum finish finish;
     int stop;                           /* number of the stop string that ended it, from 1; 0: none */

@@ -1,32 +1,36 @@
-/* native.c - /health, /, /api/...: the state of the server, its models and its requests, and
- * their administration. */
+/* statistics.c - GET /api/stats, /api/analytics: the machine, its GPUs, the models and their
+ * requests in figures. */
+#include "libcommon/serve/admin/statistics.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "libcommon/base/clock.h"
-#include "libcommon/base/json.h"
-#include "libcommon/base/plural.h"
 #include "libcommon/engine/device_show.h"
 #include "libcommon/hw/machine.h"
-#include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
 
 static const double GB = 1e9;
 
-static double uptime(const struct server *s) { return (double)(clock_ns() - s->start_ns) * 1e-9; }
-static double round2(double x) { return floor(x * 100 + 0.5) / 100; }
+double server_uptime_s(const struct server *s) { return (double)(clock_ns() - s->start_ns) * 1e-9; }
+double round2(double x) { return floor(x * 100 + 0.5) / 100; }
 
-/* ---- state ---- */
+int server_n_calls(const struct server *s)
+{
+    int n = 0;
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        n += lm->n_calls;
+    return n;
+}
 
 /* ---- GPUs ---- */
 
-/* NVML, loaded when it is first asked for: its figures, or why there are none.  A machine that
- * only looks like one has none. */
+/* Ask NVML, which is loaded at the first question, for the GPUs: their number, or 0 with the
+ * reason. With sysroot set the server describes another machine, whose GPUs NVML does not know. */
 static int read_gpus(struct server *s, struct machine_gpu *gpu, char why[160])
 {
     if (s->o.sysroot) {
@@ -41,7 +45,7 @@ static int read_gpus(struct server *s, struct machine_gpu *gpu, char why[160])
     return 0;
 }
 
-static int gpus_are_there(struct server *s)
+int server_has_gpu(struct server *s)
 {
     struct machine_gpu gpu[MACHINE_GPUS];
     char why[160];
@@ -70,7 +74,7 @@ static json_t *gpus_array(struct server *s, char why[160])
     return list;
 }
 
-/* What each model has taken of a GPU, as it was planned. */
+/* The memory that each model has taken on a GPU, as it was planned. */
 static json_t *on_gpus(const struct server *s)
 {
     json_t *list = json_array();
@@ -92,66 +96,9 @@ static json_t *on_gpus(const struct server *s)
     return list;
 }
 
-/* ---- health ---- */
+/* ---- the machine and the models ---- */
 
-void handle_health(struct server *s, struct conn *c, const char *rest)
-{
-    struct problem ignored;
-    const int ready = models_n(s, MODEL_READY), loading = models_n(s, MODEL_LOADING);
-    const char *left = ready || loading ? NULL : models_left(s, NULL);      /* one comes back: another one could need its memory */
-    const int wait_s = left ? models_wait_s(s, left) : 0;
-    char wait[16];
-    (void)rest;
-    if (left && !wait_s)                /* a server without its model is not healthy, and who asks only here would wait for ever */
-        models_recall(s, left, &ignored);
-    const struct loaded_model *stalled = s->draining ? NULL : stall_find(s);
-    if (stalled) {
-        char why[160];
-        snprintf(why, sizeof why, "%.80s: no step has ended for %.0f s", stalled->id, worker_step_s(stalled->worker));
-        conn_add_header(c, "Retry-After", "1");
-        reply_object(s, c, 503, json_pack("{s:s, s:s}", "status", "stalled", "reason", why));
-        return;
-    }
-    if (s->draining || left || (ready == 0 && loading > 0)) {
-        snprintf(wait, sizeof wait, "%d", wait_s ? wait_s : 1);
-        conn_add_header(c, "Retry-After", wait);
-        reply_object(s, c, 503, json_pack("{s:s}", "status", s->draining ? "stopping" : wait_s ? "failed" : "loading"));
-        return;
-    }
-    reply_object(s, c, 200, json_pack("{s:s, s:s, s:f, s:i, s:b}", "status", "healthy", "version", ZSE_VERSION,
-                                      "uptime_seconds", round2(uptime(s)), "models_loaded",
-                                       ready, "gpu_available", gpus_are_there(s)));
-}
-
-static int active(const struct server *s)
-{
-    int n = 0;
-    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
-        n += lm->n_calls;
-    return n;
-}
-
-void handle_root(struct server *s, struct conn *c, const char *rest)
-{
-    (void)rest;
-    if (http_has_token(http_field(conn_request(c), "Accept"), "text/html")) {
-        page_reply(s, c);
-        return;
-    }
-    reply_object(s, c, 200, json_pack("{s:s, s:s, s:s, s:{s:I, s:i, s:I, s:f}}", "name", "zse-serve", "version",
-                                      ZSE_VERSION, "docs", "/openapi.json", "metrics",
-                                       "total_requests", (json_int_t)s->metrics.requests, "active_requests", active(s),
-                                       "total_tokens", (json_int_t)s->metrics.tokens, "throughput_tok_s",
-                                       metrics_rate(&s->metrics)));
-}
-
-void handle_dashboard(struct server *s, struct conn *c, const char *rest)
-{
-    (void)rest;
-    page_reply(s, c);
-}
-
-/* /proc/meminfo in kB: total and available. */
+/* Total and available bytes by /proc/meminfo, which counts in kB. */
 static void memory_info(double *total, double *available)
 {
     char line[200];
@@ -167,7 +114,7 @@ static void memory_info(double *total, double *available)
     *available *= 1024;
 }
 
-/* Share of all processors that was busy since the last call, or since the machine started. */
+/* The busy part of all processors since the last call, or since the machine started. */
 static double cpu_percent(struct server *s)
 {
     unsigned long long v[8] = { 0 }, sum = 0, idle;
@@ -185,7 +132,7 @@ static double cpu_percent(struct server *s)
     return total > 0 ? round2(100 * busy / total) : 0;
 }
 
-/* Memory of requests: see account.h. */
+/* The memory of requests: see account.h. */
 static json_t *work_memory(struct server *s)
 {
     struct account_stats a;
@@ -209,9 +156,9 @@ json_t *stats_object(struct server *s)
                      "cpu_percent", cpu_percent(s), "memory_percent",
                      total > 0 ? round2(100 * (total - available) / total) : 0.0, "memory_used_gb",
                      round2((total - available) / GB), "memory_total_gb", round2(total / GB), "gpus",
-                     gpus_array(s, why), "models_loaded", models, "uptime_seconds", round2(uptime(s)),
+                     gpus_array(s, why), "models_loaded", models, "uptime_seconds", round2(server_uptime_s(s)),
                      "process_memory_gb", round2((double)memory_resident() / GB), "tokens_per_sec",
-                     metrics_rate(&s->metrics), "active_requests", active(s), "connections",
+                     metrics_rate(&s->metrics), "active_requests", server_n_calls(s), "connections",
                      loop_n_connections(s->loop), "work_memory", work_memory(s));
 }
 
@@ -239,7 +186,7 @@ static const char *state_name(enum model_state state)
 static json_t *model_stats(const struct loaded_model *lm)
 {
     struct engine_stats e = { 0 };
-    if (!lm->worker)                             /* another thread is at work on it */
+    if (!lm->worker)                             /* it is being opened or closed by another thread */
         return json_pack("{s:s, s:s, s:s}", "model_id", lm->id, "model_name", lm->path, "state", state_name(lm->state));
     worker_stats(lm->worker, &e, NULL);
     json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:I, s:I}", "model_id", lm->id, "model_name",
@@ -276,7 +223,7 @@ json_t *analytics_object(struct server *s)
     json_t *used = json_object();
     int64_t now = (int64_t)time(NULL) / 60;
     uint64_t lately = 0;
-    double minutes = uptime(s) / 60;
+    double minutes = server_uptime_s(s) / 60;
     for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
         json_object_set_new(used, lm->id, json_integer((json_int_t)lm->metrics.requests));
     for (int i = 0; i < MINUTES; i++)
@@ -290,7 +237,7 @@ json_t *analytics_object(struct server *s)
                      m->requests ? round2(1000 * m->latency_s / (double)m->requests) : 0.0,
                      "avg_tokens_per_sec", m->decode_s > 0 ? round2((double)m->decoded / m->decode_s) : 0.0,
                      "requests_per_minute", round2((double)lately / minutes), "peak_memory_gb",
-                     round2((double)m->peak_memory / GB), "uptime_seconds", round2(uptime(s)),
+                     round2((double)m->peak_memory / GB), "uptime_seconds", round2(server_uptime_s(s)),
                      "models_used", used);
 }
 
@@ -351,225 +298,4 @@ void handle_requests(struct server *s, struct conn *c, const char *rest)
                                               "client", r->client));
     }
     reply_object(s, c, 200, json_pack("{s:o}", "requests", list));
-}
-
-/* ---- administration ---- */
-
-/* A pipe would be waited for: by the thread that loads all models. */
-static int is_file_or_folder(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode));
-}
-
-/* The path that a request may load: what it names, links followed, lies below --model-dir;
- * without one, any path of a client on this machine.  malloc'd; NULL: *pr says why, the same of
- * what is elsewhere and of what is nowhere. */
-static char *allowed_path(const struct server *s, const struct conn *c, const char *path, struct problem *pr)
-{
-    if (!s->o.model_dir) {
-        if (server_is_reachable(s, conn_is_local(c))) {
-            problem_set(pr, 403, "model_path", "path_not_allowed",
-                        "model_path: from other machines only what lies below --model-dir, which was not given");
-            return NULL;
-        }
-        if (access(path, F_OK) == 0 && !is_file_or_folder(path)) {
-            problem_set(pr, 400, "model_path", "invalid_value", "model_path: '%.200s' is no file or folder", path);
-            return NULL;
-        }
-        return strdup(path);
-    }
-    char *dir = realpath(s->o.model_dir, NULL), *joined = NULL, *real = NULL;
-    if (dir && asprintf(&joined, "%s%s%s", *path == '/' ? "" : dir, *path == '/' ? "" : "/", path) < 0)
-        joined = NULL;
-    if (joined)
-        real = realpath(joined, NULL);
-    const size_t n = dir ? strlen(dir) : 0;
-    if (real && (strncmp(real, dir, n) != 0 || (real[n] != '/' && n > 1) || !is_file_or_folder(real))) {
-        free(real);
-        real = NULL;
-    }
-    if (!real)
-        problem_set(pr, 403, "model_path", "path_not_allowed",
-                    "model_path: '%.200s' is no file or folder below the one of --model-dir", path);
-    free(joined);
-    free(dir);
-    return real;
-}
-
-void handle_load(struct server *s, struct conn *c, const char *rest)
-{
-    struct params p = { 0 };
-    struct problem pr;
-    json_t *body = read_body(s, c, BODY_LOAD, &p);
-    (void)rest;
-    if (!body)
-        return;
-    const char *named = p.model_path ? p.model_path : p.model_name, *id = p.model_path ? p.model_name : NULL;
-    struct exchange *x = NULL;
-    struct loaded_model *lm = NULL;
-    char *path = NULL;
-    if (!named) {
-        reply_refusal(s, c, 400, "missing", "model_path: missing");
-        goto done;
-    }
-    if (!(path = allowed_path(s, c, named, &pr))) {
-        reply_problem(s, c, &pr);
-        goto done;
-    }
-    models_check(s);
-    struct loaded_model *o = s->models;
-    while (o && !(o->state == MODEL_READY && strcmp(o->path, path) == 0 && (!id || strcmp(o->id, id) == 0)))
-        o = o->next;
-    if (o && !o->comparing) {
-        reply_object(s, c, 200, json_pack("{s:b, s:s, s:s, s:s, s:s, s:f, s:f, s:s}", "success", 1, "model_id", o->id,
-                                          "model_name", o->path, "quantization",
-                                           o->m.quantization ? o->m.quantization : "", "device", o->device,
-                                           "vram_used_gb", round2((double)o->vram_bytes / GB), "load_time_sec", 0.0,
-                                           "message", "was loaded already"));
-        goto done;
-    }
-    if (o && models_successor(s, o))            /* it is being loaded */
-        o = NULL;
-    if (!(x = calloc(1, sizeof *x))) {
-        reply_refusal(s, c, 503, NULL, "out of memory");
-    } else if (!(lm = models_load(s, path, o ? o->id : id, o, &pr))) {      /* in place of one whose file may be another one now */
-        reply_problem(s, c, &pr);
-        free(x);
-    } else {
-        x->kind = EXCHANGE_LOAD;
-        lm->waiter = c;
-        conn_set_exchange(c, x);
-    }
-done:
-    free(path);
-    json_decref(body);
-}
-
-void handle_unload(struct server *s, struct conn *c, const char *rest)
-{
-    struct params p = { 0 };
-    struct problem pr;
-    json_t *body = read_body(s, c, BODY_UNLOAD, &p);
-    (void)rest;
-    if (!body)
-        return;
-    if (!p.model_id) {
-        reply_refusal(s, c, 400, "missing", "model_id: missing");
-        json_decref(body);
-        return;
-    }
-    struct loaded_model *lm = models_find(s, p.model_id, &pr);
-    if (!lm && pr.status == 404 && models_forget(s, p.model_id)) {
-        reply_object(s, c, 200, json_pack("{s:b, s:s}", "success", 1, "message", "unloaded"));
-    } else if (!lm) {
-        reply_problem(s, c, &pr);
-    } else {
-        int running = lm->n_calls;
-        char text[80];
-        snprintf(text, sizeof text, running ? "unloading; %d request%s to end first" : "unloaded", running,
-                 plural(running));
-        models_unload(s, lm);
-        reply_object(s, c, 200, json_pack("{s:b, s:s}", "success", 1, "message", text));
-    }
-    json_decref(body);
-}
-
-/* ---- batching ---- */
-
-static json_t *batching_object(const struct server *s)
-{
-    json_t *engines = json_object();
-    int enabled = 1;
-    for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
-        struct engine_stats e;
-        struct engine_limits l;
-        if (!lm->worker || lm->state != MODEL_READY)
-            continue;
-        worker_stats(lm->worker, &e, &l);
-        enabled &= lm->batching;
-        json_t *j = json_pack("{s:b, s:{s:i, s:i, s:i}, s:i, s:i, s:i, s:I, s:I, s:I, s:I}", "enabled", lm->batching,
-                              "config", "max_batch_size", l.max_running, "chunk", l.chunk, "max_queue", l.max_waiting,
-                              "processing", e.n_running, "queued", e.n_waiting, "shares", e.n_tenants, "submitted",
-                              (json_int_t)e.requests, "completed", (json_int_t)e.finished, "cancelled",
-                              (json_int_t)e.cancelled, "failed", (json_int_t)e.failed);
-        json_object_update_new(j, json_pack("{s:I, s:I, s:I, s:f, s:f}", "iterations", (json_int_t)e.steps, "tokens",
-                                            (json_int_t)e.tokens, "preemptions", (json_int_t)e.preemptions,
-                                            "avg_tokens_per_iteration",
-                                            e.steps ? round2((double)e.tokens / (double)e.steps) : 0.0,
-                                            "throughput_tok_s", e.step_ns
-                                            ? round2((double)e.generated_tokens / ((double)e.step_ns * 1e-9)) : 0.0));
-        json_object_set_new(engines, lm->id, j);
-    }
-    return json_pack("{s:b, s:o}", "enabled", enabled, "engines", engines);
-}
-
-void handle_batching(struct server *s, struct conn *c, const char *rest)
-{
-    (void)rest;
-    reply_object(s, c, 200, batching_object(s));
-}
-
-/* 0, or -1 without memory. */
-static int set_batching(struct loaded_model *lm, int on)
-{
-    struct engine_limits l = lm->limits;
-    lm->batching = on;
-    if (!on)
-        l.max_running = 1;
-    return worker_limits(lm->worker, &l);
-}
-
-static void batching_all(struct server *s, struct conn *c, int on)
-{
-    for (struct loaded_model *lm = s->models; lm; lm = lm->next)
-        if (lm->state == MODEL_READY && set_batching(lm, on) != 0) {
-            reply_refusal(s, c, 503, NULL, "out of memory");
-            return;
-        }
-    reply_object(s, c, 200, json_pack("{s:b, s:b, s:s}", "success", 1, "enabled", on, "message",
-                                      on ? "requests run together" : "one request at a time"));
-}
-
-void handle_batching_enable(struct server *s, struct conn *c, const char *rest)
-{
-    (void)rest;
-    batching_all(s, c, 1);
-}
-
-void handle_batching_disable(struct server *s, struct conn *c, const char *rest)
-{
-    (void)rest;
-    batching_all(s, c, 0);
-}
-
-void handle_batching_set(struct server *s, struct conn *c, const char *rest)
-{
-    struct params p = { .max_waiting = -1, .chunk = -1 };
-    struct problem pr;
-    json_t *body = read_body(s, c, BODY_BATCHING, &p);
-    (void)rest;
-    if (!body)
-        return;
-    struct loaded_model *lm = models_find(s, p.model, &pr);
-    if (!lm) {
-        reply_problem(s, c, &pr);
-    } else if (p.max_running > lm->most_running) {
-        reply_refusal(s, c, 400, "out_of_range", "max_batch_size: %d is not in the range 1 to %d (--max-seqs)",
-                      p.max_running, lm->most_running);
-    } else {
-        if (p.max_running)
-            lm->limits.max_running = p.max_running;
-        if (p.max_waiting >= 0)
-            lm->limits.max_waiting = p.max_waiting;
-        if (p.chunk >= 0)
-            lm->limits.chunk = p.chunk;
-        if (set_batching(lm, 1) != 0)
-            reply_refusal(s, c, 503, NULL, "out of memory");
-        else
-            reply_object(s, c, 200, json_pack("{s:b, s:s, s:{s:i, s:i, s:i}}", "success", 1, "model", lm->id, "config",
-                                              "max_batch_size", lm->limits.max_running, "chunk", lm->limits.chunk,
-                                               "max_queue", lm->limits.max_waiting));
-    }
-    json_decref(body);
 }

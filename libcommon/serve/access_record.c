@@ -1,0 +1,150 @@
+/* access_record.c - one record for each request: its id, its client, its line in the audit log. */
+#include "libcommon/serve/access_record.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/serve/internal.h"
+
+static void uuid(char out[37])
+{
+    uint8_t b[16] = { 0 };
+    ssize_t n = getrandom(b, sizeof b, 0);
+    (void)n;
+    b[6] = (uint8_t)((b[6] & 0x0f) | 0x40);             /* RFC 9562, version 4 */
+    b[8] = (uint8_t)((b[8] & 0x3f) | 0x80);
+    for (int i = 0, at = 0; i < 16; i++) {
+        if (i == 4 || i == 6 || i == 8 || i == 10)
+            out[at++] = '-';
+        at += sprintf(out + at, "%02x", b[i]);
+    }
+}
+
+/* The client's own id if it may stand in a header and in the log, else a new one. */
+static void choose_id(const struct http_request *r, char out[REQUEST_ID + 1])
+{
+    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
+    const char *given = r && r->method ? http_field(r, "X-Request-Id") : NULL;
+    const size_t n = given ? strlen(given) : 0;
+    if (n && n <= REQUEST_ID_GIVEN && strspn(given, allowed) == n && !audit_has_key(given))
+        memcpy(out, given, n + 1);
+    else
+        uuid(out);
+}
+
+static char *copy(const char *s) { return s ? strdup(s) : NULL; }
+
+static struct access_record *record_new(struct server *s, struct conn *c)
+{
+    const struct http_request *r = conn_request(c);
+    struct access_record *record = calloc(1, sizeof *record);
+    struct timespec now;
+    char address[64];
+    if (!record)
+        return NULL;
+    clock_gettime(CLOCK_REALTIME, &now);
+    record->at_ms = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    record->start_ns = clock_ns();
+    choose_id(r, record->id);
+    snprintf(record->client, sizeof record->client, "%s", client_address(s, c, address));
+    if (r && r->method) {
+        record->method = copy(r->method);
+        record->path = copy(r->path);
+        record->agent = copy(http_field(r, "User-Agent"));
+    }
+    return record;
+}
+
+struct access_record *record_message(struct server *s, struct conn *c, struct access_record *from)
+{
+    struct access_record *record = record_new(s, c);
+    if (!record)
+        return NULL;
+    snprintf(record->id, sizeof record->id, "%.*s/%u", REQUEST_ID_GIVEN, from->id, ++from->n_messages);
+    snprintf(record->client, sizeof record->client, "%s", from->client);
+    record->method = copy("WS");
+    record->path = copy(from->path);
+    record->agent = copy(from->agent);
+    record->is_admin = from->is_admin;
+    record->by_key = from->by_key;
+    record->key = from->key;
+    return record;
+}
+
+void record_begin(struct server *s, struct conn *c)
+{
+    struct access_record *record = record_new(s, c);
+    char id[REQUEST_ID + 1];
+    if (!record)                                 /* out of memory: the answer gets an id nevertheless */
+        choose_id(conn_request(c), id);
+    conn_add_header(c, "X-Request-Id", record ? record->id : id);
+    conn_set_record(c, record);
+}
+
+static void record_free(struct access_record *record)
+{
+    free(record->method);
+    free(record->path);
+    free(record->agent);
+    free(record->model);
+    free(record->error);
+    free(record->prompt);
+    free(record);
+}
+
+void record_error(struct access_record *record, const struct problem *p)
+{
+    char text[sizeof p->code + sizeof p->param + 2];
+    if (!record || record->error)
+        return;
+    const int named = p->param[0] && strcmp(p->code, "unknown_parameter") != 0;         /* an unknown name is the client's text */
+    snprintf(text, sizeof text, "%s%s%s", p->code, p->code[0] && named ? ": " : "", named ? p->param : "");
+    record->error = strdup(p->status == 400 && text[0] ? text : p->message);
+}
+
+void record_prompt(const struct server *s, struct access_record *record, const char *text, size_t size)
+{
+    if (!record || !text || record->prompt || !s->o.audit_prompts)
+        return;
+    if (size <= PROMPT_LOGGED)
+        record->prompt = strndup(text, size);
+    else if (asprintf(&record->prompt, "%.*s...[%zu bytes]", PROMPT_LOGGED, text, size) < 0)
+        record->prompt = NULL;
+}
+
+void record_end(struct server *s, struct access_record *record, int status, int prompt_tokens, int completion_tokens)
+{
+    struct guard *g = &s->guard;
+    if (!record)
+        return;
+    if (record->kept) {
+        record_free(record);
+        return;
+    }
+    if (record->has_key && g->usage)
+        usage_settle(g->usage, record->key.id, record->reserved, (int64_t)prompt_tokens + completion_tokens);
+    if (g->audit && !(record->path && (strcmp(record->path, "/health") == 0 ||
+                                       strcmp(record->path, "/openapi.json") == 0) &&
+                      status < 400)) {
+        const struct audit_entry x = { .time_ms = record->at_ms, .request_id = record->id, .method = record->method,
+                                       .path = record->path,
+                                       .status = status,
+                                       .latency_ms = (double)(clock_ns() - record->start_ns) * 1e-6,
+                                       .key_name = record->has_key
+                                       ? record->key.name : record->is_admin ? "(admin.token)" : NULL,
+                                       .client_ip = record->client,
+                                       .user_agent = record->agent, .model = record->model,
+                                       .prompt_tokens = prompt_tokens,
+                                       .completion_tokens = completion_tokens,
+                                       .error = record->error, .prompt = record->prompt };
+        audit_log_add(g->audit, &x, record->is_admin || record->by_key, record->admitted);
+    }
+    if (status == 101)
+        record->kept = 1;
+    else
+        record_free(record);
+}

@@ -1,0 +1,48 @@
+/* access_record.h - one record for each request: the data of its line in the audit log, and the key
+ * it was admitted by.
+ *
+ * A record lives from routes_request to the last byte of the answer; if the client leaves
+ * before, to the end of the work for it. */
+#ifndef ZSE_SERVE_ACCESS_RECORD_H
+#define ZSE_SERVE_ACCESS_RECORD_H
+
+#include "libcommon/access/keys.h"
+#include "libcommon/http/problem.h"
+
+struct server;
+struct conn;
+
+/* Bytes of a client's X-Request-Id; of any id, with the number of a WebSocket's message. */
+enum { REQUEST_ID_GIVEN = 128, REQUEST_ID = REQUEST_ID_GIVEN + 12 };
+enum { PROMPT_LOGGED = 4096 };          /* bytes of a prompt */
+
+struct access_record {
+    char id[REQUEST_ID + 1];            /* X-Request-Id of the answer; of a WebSocket's message: the connection's, "/" and a number */
+    unsigned n_messages;                /* of a WebSocket so far */
+    char client[64];                    /* its address */
+    char *method, *path, *agent, *model, *error, *prompt;       /* owned; NULL: none */
+    int64_t at_ms;                      /* milliseconds since 1970 */
+    uint64_t start_ns;
+    int has_key;                        /* key is filled in, valid or not */
+    int is_admin;                       /* admitted by the administrator's token */
+    int by_key;                         /* the key is valid */
+    int admitted;                       /* by the key or the token, or because none is needed */
+    int kept;                           /* of a WebSocket: its line is written; its messages are admitted by it */
+    int64_t reserved;                   /* tokens of the key's limits; record_end settles them */
+    struct key_info key;
+};
+
+/* A request begins: give the connection a record, and the answer its header X-Request-Id. */
+void record_begin(struct server *s, struct conn *c);
+/* A record for a message of a WebSocket whose own record is `from`; NULL: out of memory. */
+struct access_record *record_message(struct server *s, struct conn *c, struct access_record *from);
+/* Note what was wrong.  Of a body that was not understood only the kind of error and the field are
+ * noted: the message quotes the client's text.  record NULL is fine. */
+void record_error(struct access_record *record, const struct problem *p);
+/* Note the prompt, if prompts are logged. */
+void record_prompt(const struct server *s, struct access_record *record, const char *text, size_t size);
+/* Count the tokens against the key, write the line, free the record (status 101: keep it).  Tokens
+ * < 0: the request has none. */
+void record_end(struct server *s, struct access_record *record, int status, int prompt_tokens, int completion_tokens);
+
+#endif

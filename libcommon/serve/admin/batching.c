@@ -1,0 +1,100 @@
+/* batching.c - /api/batching: how the engines batch requests, and changes to it. */
+#include "libcommon/serve/admin/statistics.h"
+#include "libcommon/serve/internal.h"
+
+static json_t *batching_object(const struct server *s)
+{
+    json_t *engines = json_object();
+    int enabled = 1;
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
+        struct engine_stats e;
+        struct engine_limits l;
+        if (!lm->worker || lm->state != MODEL_READY)
+            continue;
+        worker_stats(lm->worker, &e, &l);
+        enabled &= lm->batching;
+        json_t *j = json_pack("{s:b, s:{s:i, s:i, s:i}, s:i, s:i, s:i, s:I, s:I, s:I, s:I}", "enabled", lm->batching,
+                              "config", "max_batch_size", l.max_running, "chunk", l.chunk, "max_queue", l.max_waiting,
+                              "processing", e.n_running, "queued", e.n_waiting, "shares", e.n_tenants, "submitted",
+                              (json_int_t)e.requests, "completed", (json_int_t)e.finished, "cancelled",
+                              (json_int_t)e.cancelled, "failed", (json_int_t)e.failed);
+        json_object_update_new(j, json_pack("{s:I, s:I, s:I, s:f, s:f}", "iterations", (json_int_t)e.steps, "tokens",
+                                            (json_int_t)e.tokens, "preemptions", (json_int_t)e.preemptions,
+                                            "avg_tokens_per_iteration",
+                                            e.steps ? round2((double)e.tokens / (double)e.steps) : 0.0,
+                                            "throughput_tok_s", e.step_ns
+                                            ? round2((double)e.generated_tokens / ((double)e.step_ns * 1e-9)) : 0.0));
+        json_object_set_new(engines, lm->id, j);
+    }
+    return json_pack("{s:b, s:o}", "enabled", enabled, "engines", engines);
+}
+
+void handle_batching(struct server *s, struct conn *c, const char *rest)
+{
+    (void)rest;
+    reply_object(s, c, 200, batching_object(s));
+}
+
+/* 0, or -1 without memory. */
+static int set_batching(struct loaded_model *lm, int on)
+{
+    struct engine_limits l = lm->limits;
+    lm->batching = on;
+    if (!on)
+        l.max_running = 1;
+    return worker_limits(lm->worker, &l);
+}
+
+static void batching_all(struct server *s, struct conn *c, int on)
+{
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next)
+        if (lm->state == MODEL_READY && set_batching(lm, on) != 0) {
+            reply_refusal(s, c, 503, NULL, "out of memory");
+            return;
+        }
+    reply_object(s, c, 200, json_pack("{s:b, s:b, s:s}", "success", 1, "enabled", on, "message",
+                                      on ? "requests run together" : "one request at a time"));
+}
+
+void handle_batching_enable(struct server *s, struct conn *c, const char *rest)
+{
+    (void)rest;
+    batching_all(s, c, 1);
+}
+
+void handle_batching_disable(struct server *s, struct conn *c, const char *rest)
+{
+    (void)rest;
+    batching_all(s, c, 0);
+}
+
+void handle_batching_set(struct server *s, struct conn *c, const char *rest)
+{
+    struct params p = { .max_waiting = -1, .chunk = -1 };
+    struct problem pr;
+    json_t *body = read_body(s, c, BODY_BATCHING, &p);
+    (void)rest;
+    if (!body)
+        return;
+    struct loaded_model *lm = models_find(s, p.model, &pr);
+    if (!lm) {
+        reply_problem(s, c, &pr);
+    } else if (p.max_running > lm->most_running) {
+        reply_refusal(s, c, 400, "out_of_range", "max_batch_size: %d is not in the range 1 to %d (--max-seqs)",
+                      p.max_running, lm->most_running);
+    } else {
+        if (p.max_running)
+            lm->limits.max_running = p.max_running;
+        if (p.max_waiting >= 0)
+            lm->limits.max_waiting = p.max_waiting;
+        if (p.chunk >= 0)
+            lm->limits.chunk = p.chunk;
+        if (set_batching(lm, 1) != 0)
+            reply_refusal(s, c, 503, NULL, "out of memory");
+        else
+            reply_object(s, c, 200, json_pack("{s:b, s:s, s:{s:i, s:i, s:i}}", "success", 1, "model", lm->id, "config",
+                                              "max_batch_size", lm->limits.max_running, "chunk", lm->limits.chunk,
+                                               "max_queue", lm->limits.max_waiting));
+    }
+    json_decref(body);
+}

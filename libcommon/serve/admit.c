@@ -1,0 +1,319 @@
+/* admit.c - admission of requests: which key they have, what it may do, and how often. */
+#include "libcommon/serve/guard.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include <openssl/crypto.h>
+
+#include "libcommon/base/address.h"
+#include "libcommon/serve/internal.h"
+
+/* The key as the client sent it, or NULL. */
+static const char *given_key(const struct server *s, const struct conn *c, char *query, size_t room)
+{
+    const struct http_request *r = conn_request(c);
+    const char *key = http_field(r, "X-API-Key"), *bearer = http_field(r, "Authorization");
+    if (key)
+        return key;
+    if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0)
+        return bearer + 7 + strspn(bearer + 7, " ");
+    return s->o.query_keys ? http_query(r, "api_key", query, room) : NULL;
+}
+
+static int is_admin_token(const struct server *s, const char *given)
+{
+    const size_t n = s->admin_token ? strlen(s->admin_token) : 0;
+    return n && given && strlen(given) == n && CRYPTO_memcmp(given, s->admin_token, n) == 0;
+}
+
+/* The scopes of which a key needs one. */
+static unsigned needs(enum access a)
+{
+    switch (a) {
+    case ACCESS_CHAT:  return SCOPE_CHAT;
+    case ACCESS_EMBED: return SCOPE_EMBEDDINGS;
+    case ACCESS_READ:  return SCOPE_MODELS | SCOPE_ADMIN;
+    case ACCESS_ADMIN: return SCOPE_ADMIN;
+    default:           return SCOPE_ALL;
+    }
+}
+
+static void limit_headers(struct conn *c, const struct verdict *v)
+{
+    char text[24];
+    if (!v->limit)
+        return;
+    snprintf(text, sizeof text, "%lld", (long long)v->limit);
+    conn_set_header(c, "X-RateLimit-Limit", text);
+    snprintf(text, sizeof text, "%lld", (long long)v->remaining);
+    conn_set_header(c, "X-RateLimit-Remaining", text);
+    snprintf(text, sizeof text, "%d", v->reset_s);
+    conn_set_header(c, "X-RateLimit-Reset", text);
+}
+
+static int too_many(struct server *s, struct conn *c, const struct verdict *v)
+{
+    char text[160], wait[16];
+    verdict_text(v, text, sizeof text);
+    snprintf(wait, sizeof wait, "%d", v->retry_s);
+    conn_add_header(c, "Retry-After", wait);
+    reply_refusal(s, c, 429, "rate_limit_exceeded", "%s", text);
+    return 0;
+}
+
+/* Refuse a request without a valid key. A 401 counts against the address, which limits guessing. */
+static int refuse(struct server *s, struct conn *c, int status, const char *code, const char *text)
+{
+    char address[64];
+    const struct verdict v = address_admit(s->guard.refused, client_address(s, c, address));
+    if (status == 401 && !v.allowed) {
+        limit_headers(c, &v);
+        return too_many(s, c, &v);
+    }
+    if (status == 401)
+        conn_add_header(c, "WWW-Authenticate", "Bearer");
+    reply_refusal(s, c, status, code, "%s", text);
+    return 0;
+}
+
+/* ---- guesses ---- */
+
+/* The slot of guard.seen for this key (0: the administrator's token) at the client's address;
+ * *mark: its value if the key was valid there before. */
+static uint64_t *seen_at(struct server *s, struct conn *c, int64_t key, uint64_t *mark)
+{
+    char address[64];
+    uint64_t h = 1469598103934665603u ^ (uint64_t)key;          /* FNV-1a */
+    for (const char *p = client_address(s, c, address); *p; p++)
+        h = (h ^ (unsigned char)*p) * 1099511628211u;
+    *mark = h | 1;
+    return &s->guard.seen[(h ^ h >> 29) * 0x9e3779b97f4a7c15u >> 54 & (SEEN - 1)];      /* neighbouring addresses differ in few bits of h */
+}
+
+/* Could a valid key be a lucky guess? From an address with too many wrong keys only keys are
+ * accepted that were valid there before: a right guess looks like a wrong one, and a neighbour
+ * behind the same address is not locked out. */
+static int may_be_guess(struct server *s, struct conn *c, int64_t key, struct verdict *v)
+{
+    char address[64];
+    uint64_t mark;
+    const uint64_t *seen = seen_at(s, c, key, &mark);
+    *v = address_peek(s->guard.refused, client_address(s, c, address));
+    return !v->allowed && *seen != mark;
+}
+
+/* Admit a valid key, unless it may be a guess. 0: refused. */
+static int admit_guess(struct server *s, struct conn *c, int64_t key)
+{
+    uint64_t mark;
+    struct verdict v;
+    if (may_be_guess(s, c, key, &v)) {
+        limit_headers(c, &v);
+        return too_many(s, c, &v);
+    }
+    uint64_t *seen = seen_at(s, c, key, &mark);
+    *seen = mark;
+    return 1;
+}
+
+/* ---- admission ---- */
+
+static int admit_key(struct server *s, struct conn *c, const struct route *r, struct access_record *record)
+{
+    char scopes[32];
+    if (!(record->key.scopes & needs(r->access))) {
+        reply_refusal(s, c, 403, "insufficient_scope", "%s needs a key of scope %s", r->path,
+                      key_scopes_text(needs(r->access), scopes));
+        return 0;
+    }
+    const struct verdict w = usage_admit(s->guard.usage, record->key.id, &record->key.limit);
+    limit_headers(c, &w);
+    record->admitted = w.allowed;
+    return w.allowed || too_many(s, c, &w);
+}
+
+static int admit_anonymous(struct server *s, struct conn *c, struct access_record *record)
+{
+    char address[64];
+    const struct verdict w = address_admit(s->guard.anonymous, client_address(s, c, address));
+    limit_headers(c, &w);
+    record->admitted = w.allowed;
+    return w.allowed || too_many(s, c, &w);
+}
+
+/* A reachable listener always needs a key, even if the setting or the file of keys has changed
+ * since the start. */
+static int key_is_needed(const struct server *s, const struct conn *c)
+{
+    const struct keys *keys = s->guard.keys;
+    return keys && (keys_known_required(keys) || server_is_reachable(s, conn_is_local(c)));
+}
+
+int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_t *owner)
+{
+    const struct guard *g = &s->guard;
+    char query[128], address[64];
+    struct key_info k;
+    struct verdict v;
+    const char *key = given_key(s, c, query, sizeof query);
+    *owner = address_number(client_address(s, c, address)) << 1;
+    if (r->access == ACCESS_PUBLIC)
+        return 1;
+    if (!s->o.query_keys && http_query(conn_request(c), "api_key", query, sizeof query))
+        return 0;
+    *owner = 1;
+    if (is_admin_token(s, key))
+        return !may_be_guess(s, c, 0, &v);
+    guard_refresh(s);
+    if (key && g->keys && keys_check(g->keys, key, &k) == KEY_GOOD) {
+        struct usage_stats used;
+        *owner = (uint64_t)k.id << 1 | 1;
+        usage_read(g->usage, k.id, &k.limit, &used);
+        return (k.scopes & needs(r->access)) && !may_be_guess(s, c, k.id, &v) && used.verdict.allowed;
+    }
+    *owner = address_number(client_address(s, c, address)) << 1;
+    return r->access != ACCESS_ADMIN && !key_is_needed(s, c) &&
+           address_peek(g->anonymous, client_address(s, c, address)).allowed;
+}
+
+int guard_admits(struct server *s, struct conn *c, const struct route *r)
+{
+    struct guard *g = &s->guard;
+    struct access_record *record = conn_record(c);
+    char query[128];
+    if (!s->o.query_keys && http_query(conn_request(c), "api_key", query, sizeof query)) {
+        reply_refusal(s, c, 400, "key_in_query", "api_key in the address ends in logs: send it as X-API-Key or Authorization: Bearer (--allow-query-key lets it through)");
+        return 0;
+    }
+    if (r->access == ACCESS_PUBLIC)
+        return 1;
+    if (!record) {
+        reply_refusal(s, c, 503, NULL, "out of memory");
+        return 0;
+    }
+    const char *key = given_key(s, c, query, sizeof query);
+    if (is_admin_token(s, key)) {
+        if (!admit_guess(s, c, 0))
+            return 0;           /* refused: the answer has freed the record */
+        return record->is_admin = record->admitted = 1;
+    }
+    guard_refresh(s);
+    const int required = key_is_needed(s, c);
+    const enum key_state state = key && g->keys ? keys_check(g->keys, key, &record->key) : KEY_UNKNOWN;
+    record->has_key = state != KEY_UNKNOWN;
+    if (state == KEY_GOOD)
+        return admit_guess(s, c, record->key.id) && (record->by_key = 1) && admit_key(s, c, r, record);
+    if (required || (r->access == ACCESS_ADMIN && g->keys && state != KEY_UNKNOWN)) {
+        if (!key)
+            return refuse(s, c, 401, "missing_api_key",
+                          "API key required. Provide via X-API-Key header or Bearer token.");
+        return refuse(s, c, 401, "invalid_api_key", state == KEY_EXPIRED ? "Invalid API key: it has expired" : state ==
+                      KEY_DISABLED ? "Invalid API key: it is disabled" : "Invalid API key");
+    }
+    if (r->access == ACCESS_ADMIN) {
+        char text[320];
+        snprintf(text, sizeof text, "%.120s needs the administrator's token or a key of scope admin: Authorization: Bearer TOKEN, from admin.token", r->path);
+        return refuse(s, c, 401, "invalid_admin_token", text);
+    }
+    record->has_key = 0;
+    return admit_anonymous(s, c, record);
+}
+
+/* ---- WebSockets ---- */
+
+/* Is the key, or the lack of one, by which a WebSocket was admitted still valid? */
+static int still_good(const struct server *s, const struct conn *c, const struct access_record *record,
+                      struct key_info *k)
+{
+    const struct guard *g = &s->guard;
+    if (record->is_admin)
+        return 1;
+    if (!record->has_key)
+        return !key_is_needed(s, c);
+    return keys_check_id(g->keys, record->key.id, k) == KEY_GOOD && k->secret == record->key.secret;
+}
+
+int guard_still(struct server *s, struct conn *c)
+{
+    struct key_info k;
+    guard_refresh(s);
+    return conn_record(c) && still_good(s, c, conn_record(c), &k);
+}
+
+struct access_record *guard_message(struct server *s, struct conn *c, struct problem *pr)
+{
+    struct guard *g = &s->guard;
+    struct access_record *from = conn_record(c), *record = from ? record_message(s, c, from) : NULL;
+    char text[160];
+    if (!record) {
+        problem_nomem(pr);
+        return NULL;
+    }
+    guard_refresh(s);
+    if (!still_good(s, c, from, &record->key)) {
+        problem_set(pr, 401, NULL, "invalid_api_key", "Invalid API key");
+    } else {
+        record->has_key = from->has_key;
+        record->admitted = 1;
+        if (record->is_admin)
+            return record;
+        const struct verdict w = record->has_key ? usage_admit(g->usage, record->key.id, &record->key.limit)
+                                                 : address_admit(g->anonymous, record->client);
+        if (w.allowed)
+            return record;
+        record->admitted = 0;
+        verdict_text(&w, text, sizeof text);
+        problem_set(pr, 429, NULL, "rate_limit_exceeded", "%s", text);
+    }
+    record_error(record, pr);
+    record_end(s, record, pr->status, -1, -1);
+    return NULL;
+}
+
+/* ---- what a key may use ---- */
+
+int guard_model(struct access_record *record, const char *model, struct problem *pr)
+{
+    if (!record)
+        return 0;
+    if (!record->model)
+        record->model = strdup(model);
+    if (!record->has_key || key_allows_model(&record->key, model))
+        return 0;
+    return problem_set(pr, 403, "model", "model_not_allowed", "model: the key '%s' may not use %.200s",
+                       record->key.name, model);
+}
+
+int guard_reserve(struct server *s, struct conn *c, struct access_record *record, int64_t least, int64_t most,
+                  int64_t *granted, struct problem *pr)
+{
+    char text[200], wait[16];
+    *granted = most;
+    if (!record || !record->has_key || !s->guard.usage)
+        return 0;
+    const struct verdict w = usage_reserve(s->guard.usage, record->key.id, &record->key.limit, least, most,
+                                           &record->reserved);
+    if (c && (!w.allowed || !record->key.limit.requests_minute))
+        limit_headers(c, &w);
+    if (w.allowed) {
+        *granted = w.limit ? record->reserved : most;
+        return 0;
+    }
+    verdict_text(&w, text, sizeof text);
+    if (w.never)
+        return problem_set(pr, 400, "max_tokens", "token_limit_exceeded", "%s", text);
+    snprintf(wait, sizeof wait, "%d", w.retry_s);
+    if (c)
+        conn_set_header(c, "Retry-After", wait);
+    return problem_set(pr, 429, NULL, "rate_limit_exceeded", "%s", text);
+}
+
+uint64_t guard_tenant(const struct access_record *record)
+{
+    if (!record)
+        return 0;
+    return record->has_key ? (uint64_t)record->key.id << 1 | 1 : record->is_admin ? 1
+                                                                                  : address_number(record->client) << 1;
+}

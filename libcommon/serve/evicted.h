@@ -1,0 +1,37 @@
+/* evicted.h - models that were unloaded automatically, because another one needed their memory or
+ * because their file was written to.  The next request for one loads it again.
+ *
+ * Belongs to the loop's thread. */
+#ifndef ZSE_SERVE_EVICTED_H
+#define ZSE_SERVE_EVICTED_H
+
+#include <stdint.h>
+
+struct loaded_model;
+struct problem;
+struct server;
+
+struct evicted {
+    struct evicted *next;               /* by time of eviction, latest last */
+    char *id, *path;                    /* owned */
+    int changed;                        /* its file was written to */
+    int failures; uint64_t failed_ns;   /* failures in a row to load it again; time of the last one */
+};
+
+/* Remember a model that is being unloaded.  Without memory it is forgotten: requests for it get
+ * 404. */
+void models_remember(struct server *s, const struct loaded_model *lm, int changed);
+/* The id of an evicted model; of any one if id is NULL or "default", preferably a changed one.
+ * Borrowed until models_recall(); NULL: none. */
+const char *models_left(const struct server *s, const char *id);
+/* Load an evicted model again.  1: *pr tells the client to come back, or why that failed; 0: there
+ * is none of this id. */
+int models_recall(struct server *s, const char *id, struct problem *pr);
+void models_recall_changed(struct server *s);           /* those whose file was written to: the others had no memory */
+/* Seconds to wait before a health check may load it again; 0: none.  A request need not wait.
+ * After each failure in a row the wait doubles, from 2 seconds to 64. */
+int models_wait_s(const struct server *s, const char *id);
+int models_forget(struct server *s, const char *id);    /* it is not loaded again; 0: there is none of this id */
+void models_forget_all(struct server *s);
+
+#endif

@@ -1,0 +1,31 @@
+/* model_tasks.h - opening and closing models in a thread: tasks go in, and come back when they
+ * are done. */
+#ifndef ZSE_SERVE_MODEL_TASKS_H
+#define ZSE_SERVE_MODEL_TASKS_H
+
+#include "libcommon/serve/models.h"
+
+enum { ENGINE_PATIENCE_S = 3 };         /* how long an engine may take to end its step when its model is closed */
+enum task_kind { TASK_OPEN, TASK_CLOSE };
+
+/* The parts of a model that are to be closed.  stuck: the engine's step does not end; they stay. */
+struct closing { struct worker *worker; struct tmpl *tmpl; struct served_model m; int opened, stuck; };
+
+struct task {
+    struct task *next;
+    enum task_kind kind;
+    struct loaded_model *lm;            /* OPEN: the thread fills it in, with lm->error where it failed */
+    struct closing closing;
+};
+
+int tasks_open(struct server *s, struct err *e);        /* starts the thread; s->opening */
+/* Queue a task.  TASK_CLOSE takes the engine and the template out of the model at once.  0, or -1
+ * without memory. */
+int task_give(struct server *s, enum task_kind kind, struct loaded_model *lm);
+struct task *tasks_done(struct server *s);              /* a list of done tasks, oldest first; the caller frees them */
+/* Join the thread and close the models of tasks that it has not begun.  -1: an engine is stuck. */
+int tasks_stop(struct server *s);
+void task_close_now(struct loaded_model *lm);           /* after tasks_stop: TASK_CLOSE, here and now */
+void tasks_close(struct server *s);
+
+#endif
