@@ -1,3 +1,4 @@
+/* account.c - limits on the memory of requests: totals, and tenants in a hash table. */
 #include "libcommon/http/account.h"
 
 #include <pthread.h>
@@ -43,7 +44,7 @@ void account_close(struct account *a)
     free(a);
 }
 
-/* The place of this tenant's link; what it points to is NULL where it has no hold. */
+/* The link to this tenant; *link is NULL if it has no hold. */
 static struct tenant **find(struct account *a, uint64_t id)
 {
     struct tenant **at = &a->chain[(id ^ id >> 32) % N_CHAINS];
@@ -75,7 +76,7 @@ static enum hold_answer join(struct account *a, struct hold *h)
     return HOLD_OK;
 }
 
-/* Under the lock; nothing is held. */
+/* Under the lock, with h->bytes 0. */
 static void leave(struct account *a, struct hold *h)
 {
     struct tenant **at = find(a, h->id), *t = *at;
@@ -99,7 +100,7 @@ enum hold_answer hold_set(struct hold *h, size_t bytes)
     if (why == HOLD_OK && bytes > h->bytes)
         why = may_grow(a, h, bytes);
     if (why == HOLD_OK) {
-        h->tenant->bytes += bytes - h->bytes;           /* modulo 2^64: it may be less than nothing */
+        h->tenant->bytes += bytes - h->bytes;           /* modulo 2^64: the difference may be negative */
         a->used += bytes - h->bytes;
         h->bytes = bytes;
         a->peak = a->used > a->peak ? a->used : a->peak;
@@ -125,7 +126,7 @@ int hold_problem(const struct hold *h, enum hold_answer why, size_t bytes, struc
         return problem_set(pr, 429, NULL, "tenant_memory", "the requests of one key or address may take at most %.1f MB of memory together (half of --work-memory); this one would take up to %.1f MB more",
                            (double)a->tenant * mb, (double)(bytes - h->bytes) * mb);
     case HOLD_TOTAL:
-        return problem_set(pr, 503, NULL, "work_memory", "the requests that run take the memory there is for them, %.1f MB (--work-memory); this one would take up to %.1f MB more", (double)a->total * mb, (double)(bytes - h->bytes) * mb);
+        return problem_set(pr, 503, NULL, "work_memory", "running requests use the memory for requests, %.1f MB (--work-memory); this one would take up to %.1f MB more", (double)a->total * mb, (double)(bytes - h->bytes) * mb);
     default:
         return problem_nomem(pr);
     }

@@ -1,9 +1,10 @@
-/* account.h - memory of requests, admitted before it is taken: a limit for each request, for each
- * tenant and for all of them together.
+/* account.h - the memory of requests, admitted before it is allocated: a limit for each request,
+ * for each tenant and for all together.
  *
- * A hold is one request's part.  It is set to what the request is about to need, which may be
- * refused, and set lower as memory is freed.  The account counts announced bytes, not malloc's:
- * estimates are upper bounds (t-serve.c and tests/fuzz compare them with what is allocated). */
+ * A hold is the part of one request.  It is raised to what the request is about to need, which
+ * may be refused, and lowered as memory is freed.  The account counts announced bytes, not those
+ * of malloc: estimates are upper bounds (t-serve.c and tests/fuzz compare them with the
+ * allocated bytes). */
 #ifndef ZSE_HTTP_ACCOUNT_H
 #define ZSE_HTTP_ACCOUNT_H
 
@@ -16,10 +17,10 @@
 struct account;
 struct tenant;
 
-/* A tenant may have half of `total`, but always one request: at least `request`.  Any thread,
- * for everything here. */
+/* Limits in bytes.  A tenant may hold half of `total`, but at least `request`.  All functions here
+ * may be called by any thread. */
 struct account *account_open(size_t request, size_t total, struct err *e);
-void account_close(struct account *a);          /* NULL is fine; no hold is left */
+void account_close(struct account *a);          /* NULL is fine; no hold may be left */
 
 struct hold {
     struct account *a;
@@ -30,16 +31,16 @@ struct hold {
 static inline struct hold hold_for(struct account *a, uint64_t id) { return (struct hold){ a, NULL, id, 0 }; }
 
 enum hold_answer { HOLD_OK, HOLD_REQUEST, HOLD_TENANT, HOLD_TOTAL, HOLD_NOMEM };
-/* From now on it is `bytes`.  Fewer are always right; where more are refused, it stays what it
- * was. */
+/* Set the hold to `bytes`.  Lowering it always succeeds; if raising it is refused, it keeps its
+ * value. */
 enum hold_answer hold_set(struct hold *h, size_t bytes);
 void hold_release(struct hold *h);
-/* Why: 413, 429 or 503, naming the limit and its option.  Returns -1. */
+/* The problem of a refusal: 413, 429 or 503, naming the limit and its option.  Returns -1. */
 int hold_problem(const struct hold *h, enum hold_answer why, size_t bytes, struct problem *pr);
 
 struct account_stats { size_t used, peak, total, request; int n_holds; uint64_t refused; };
 void account_stats(struct account *a, struct account_stats *s);
 size_t account_request_limit(const struct account *a);
-void account_restart_peak(struct account *a);           /* from now on */
+void account_restart_peak(struct account *a);           /* the peak is counted from now on */
 
 #endif

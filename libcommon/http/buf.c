@@ -1,3 +1,4 @@
+/* buf.c - growing byte buffers, and JSON strings into them. */
 #include "libcommon/http/buf.h"
 
 #include <stdarg.h>

@@ -277,7 +277,8 @@ static void response_complete(struct conn *c)
 void conn_flush(struct conn *c)
 {
     const uint64_t sent = c->l->bytes_sent;
-    while (c->sent < c->out.size && !c->out.failed && c->l->bytes_sent - sent < MAX_FLUSH) {       /* the rest in the next round: other connections have their turns */
+    /* the rest in the next round: other connections have their turns */
+    while (c->sent < c->out.size && !c->out.failed && c->l->bytes_sent - sent < MAX_FLUSH) {
         long n = transmit(c, c->out.data + c->sent, c->out.size - c->sent);
         if (n == -2) {
             conn_kill(c);
@@ -289,7 +290,8 @@ void conn_flush(struct conn *c)
         c->l->bytes_sent += (uint64_t)n;
         c->progress_ns = clock_ns();
     }
-    if (c->out.failed || (!c->ended && c->out.size - c->sent > c->l->o.max_unsent)) {       /* the client reads too slowly; a whole answer cannot grow any more */
+    /* the client reads too slowly; a whole answer cannot grow any more */
+    if (c->out.failed || (!c->ended && c->out.size - c->sent > c->l->o.max_unsent)) {
         conn_kill(c);
         return;
     }

@@ -79,7 +79,8 @@ static int begin_body(struct conn *c)
 /* Parse the bytes that are there, and hand over a whole request. */
 static void next_http(struct conn *c)
 {
-    if (c->in.size && c->parser.state == HTTP_HEAD && c->body_seen == 0) {      /* the first bytes of a request start its time limit */
+    /* the first bytes of a request start its time limit */
+    if (c->in.size && c->parser.state == HTTP_HEAD && c->body_seen == 0) {
         c->deadline_ns = conn_deadline(c->l->o.head_s);
         c->body_seen = 1;
     }
@@ -183,7 +184,8 @@ void conn_read(struct conn *c)
         read_past(c);
         return;
     }
-    for (int round = 0; round < 16 || (c->ssl && SSL_pending(c->ssl) > 0); round++) {       /* epoll does not see the bytes that OpenSSL has read already */
+    /* epoll does not see the bytes that OpenSSL has read already */
+    for (int round = 0; round < 16 || (c->ssl && SSL_pending(c->ssl) > 0); round++) {
         const size_t room = read_size(c);
         long n = conn_receive(c, bytes, room);
         if (n == -1)

@@ -1,3 +1,4 @@
+/* handshake.c - threads for TLS handshakes, and their queue. */
 #include "libcommon/http/handshake.h"
 
 #include <pthread.h>
@@ -15,9 +16,10 @@ struct handshakes {
     pthread_t thread[MAX_THREADS]; int n_threads;
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct handshake *first; int n;     /* waiting, by round: the first of each address, then the second of each ... */
+    /* the queue, by round: the first of each address, then the second of each, and so on */
+    struct handshake *first; int n;
     struct handshake *back;
-    uint64_t round;                     /* of the one that was taken last */
+    uint64_t round;                     /* round of the one taken last */
     int stop;
     void (*wake)(void *user);
     void *user;
@@ -25,7 +27,7 @@ struct handshakes {
 
 static void step(struct handshake *x)
 {
-    ERR_clear_error();                  /* what lies in the queue of errors would be taken for this call's (SSL_get_error(3)) */
+    ERR_clear_error();                  /* SSL_get_error(3) takes older entries of the queue for this call's */
     const int rc = SSL_accept(x->ssl);
     const int why = rc == 1 ? SSL_ERROR_NONE : SSL_get_error(x->ssl, rc);
     x->result = rc == 1 ? HANDSHAKE_DONE : why == SSL_ERROR_WANT_READ ? HANDSHAKE_READ : why == SSL_ERROR_WANT_WRITE
@@ -36,7 +38,8 @@ static void step(struct handshake *x)
 static void *run(void *arg)
 {
     struct handshakes *h = arg;
-    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);         /* Linux: of this thread. Tokens of open connections come first. */
+    /* on Linux, of this thread: tokens of open connections come first */
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
     pthread_mutex_lock(&h->lock);
     while (!h->stop) {
         struct handshake *x = h->first;
@@ -101,7 +104,7 @@ void handshakes_close(struct handshakes *h)
     free(h);
 }
 
-/* Where x goes into the queue, with x->round set; NULL: its address has enough there. */
+/* Set x->round and return the place of x in the queue; NULL: its address has enough there. */
 static struct handshake **place_of(struct handshakes *h, struct handshake *x, int limited)
 {
     int n = 0;

@@ -1,9 +1,9 @@
 /* handshake.h - TLS handshakes in threads of their own: a signature with an RSA key of 4096 bits
- * takes 5 to 15 ms, in which the event loop would answer no request.
+ * takes 5 to 15 ms, during which the event loop would answer no request.
  *
- * A connection hands in its SSL whenever its socket has something for SSL_accept, and must not
- * touch it until it comes back.  Addresses take turns; one may have HANDSHAKES_PER_OWNER
- * waiting, and when the queue is full the last of the address with most gives way. */
+ * A connection submits its SSL whenever its socket has bytes for SSL_accept, and must not touch it
+ * until it is back.  Addresses take turns.  One may have HANDSHAKES_PER_OWNER waiting; when the
+ * queue is full, the last one of the address with most is dropped. */
 #ifndef ZSE_HTTP_HANDSHAKE_H
 #define ZSE_HTTP_HANDSHAKE_H
 
@@ -13,29 +13,33 @@
 
 #include "libcommon/base/err.h"
 
-enum { HANDSHAKES_WAITING = 1024, HANDSHAKES_PER_OWNER = 512 };        /* a pool of clients that starts may open hundreds at once */
+/* a starting pool of clients may open hundreds at once */
+enum { HANDSHAKES_WAITING = 1024, HANDSHAKES_PER_OWNER = 512 };
 
-enum handshake_result { HANDSHAKE_DONE, HANDSHAKE_READ, HANDSHAKE_WRITE, HANDSHAKE_FAILED };        /* READ, WRITE: once the socket is ready for it */
+/* READ, WRITE: submit again once the socket is ready for it */
+enum handshake_result { HANDSHAKE_DONE, HANDSHAKE_READ, HANDSHAKE_WRITE, HANDSHAKE_FAILED };
 
-/* In the connection. */
+/* A member of the connection. */
 struct handshake {
     struct handshake *next;
     SSL *ssl;
     uint64_t owner, round;
     enum handshake_result result;
-    int away;                           /* handed in, and not back yet */
+    int away;                           /* submitted, and not back yet */
 };
 
 struct handshakes;
-/* wake: called in a thread when handshakes_back has something. */
+/* wake is called in a thread when handshakes_back has something. */
 struct handshakes *handshakes_open(int n_threads, void (*wake)(void *user), void *user, struct err *e);
-void handshakes_close(struct handshakes *h);            /* waits for the step that each thread is at; then nothing is away.  NULL is fine. */
-/* 0, or -1: this address has enough waiting, or the queue is full of others that waited less.
- * *dropped: one that had to give way, not away any more; else NULL. */
+/* waits until each thread has finished its step; nothing is away afterwards.  NULL is fine. */
+void handshakes_close(struct handshakes *h);
+/* 0, or -1: the address has enough waiting, or the queue is full and x would be the last one.
+ * limited: HANDSHAKES_PER_OWNER applies.  *dropped: the one dropped for x, not away any more; NULL:
+ * none. */
 int handshakes_submit(struct handshakes *h, struct handshake *x, int limited, struct handshake **dropped);
-/* It is not wanted any more.  1: it is back at once; 0: a thread is at it, and it comes back by
- * handshakes_back. */
+/* Take it out of the queue.  1: it is not away any more; 0: a thread works on it, and
+ * handshakes_back will return it. */
 int handshakes_withdraw(struct handshakes *h, struct handshake *x);
-struct handshake *handshakes_back(struct handshakes *h);        /* a list; NULL: none */
+struct handshake *handshakes_back(struct handshakes *h);        /* those that are done, a list; NULL: none */
 
 #endif

@@ -1,3 +1,4 @@
+/* http.c - parse request lines, header fields, bodies and chunks. */
 #include "libcommon/http/http.h"
 
 #include <stdarg.h>
@@ -49,8 +50,8 @@ static int hex_digit(char c)
            c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* Percent-decode s [n] into out (which may be s), '\0'-terminated; -1: a bad escape or a '\0' in
- * it. */
+/* Percent-decode s [n] into out (which may be s), '\0'-terminated.  -1: a malformed escape, or
+ * %00. */
 static int decode(const char *s, size_t n, char *out, int plus)
 {
     for (size_t i = 0; i < n; i++) {
@@ -108,11 +109,11 @@ static enum http_answer request_line(struct http_parser *p, struct http_request 
 {
     char *target = strchr(line, ' '), *version = target ? strchr(target + 1, ' ') : NULL;
     if (!version)
-        return refuse(p, 400, "the request line has not the form METHOD TARGET VERSION");
+        return refuse(p, 400, "the request line does not have the form METHOD TARGET VERSION");
     *target++ = '\0';
     *version++ = '\0';
     if (!is_token(line) || strlen(line) > 32)
-        return refuse(p, 400, "the request line begins with no method");
+        return refuse(p, 400, "the request line does not begin with a method");
     if (strncmp(version, "HTTP/1.", 7) != 0 || (strcmp(version + 7, "0") != 0 && strcmp(version + 7, "1") != 0))
         return refuse(p, strncmp(version, "HTTP/", 5) == 0 ? 505 : 400, "the version is not HTTP/1.0 or HTTP/1.1");
     r->minor = version[7] - '0';
@@ -120,11 +121,13 @@ static enum http_answer request_line(struct http_parser *p, struct http_request 
     for (const char *c = target; *c; c++)
         if ((unsigned char)*c <= ' ' || *c == 0x7f)
             return refuse(p, 400, "the target has a control character");
-    if (strncasecmp(target, "http://", 7) == 0 || strncasecmp(target, "https://", 8) == 0) {       /* the form that a proxy is asked in */
+    /* the form of requests to a proxy */
+    if (strncasecmp(target, "http://", 7) == 0 || strncasecmp(target, "https://", 8) == 0) {
         char *host = strchr(target, ':') + 3;
         r->default_port = host - target == 7 ? ":80" : ":443";
         const size_t n = strcspn(host, "/?");
-        r->authority = memmove(host - 1, host, n);      /* over a slash, to end it before the path */
+        /* one byte to the left, over a slash, to have space for its '\0' */
+        r->authority = memmove(host - 1, host, n);
         target = host + n;
         (host - 1)[n] = '\0';
     }
@@ -159,7 +162,7 @@ static enum http_answer field_line(struct http_parser *p, struct http_request *r
     return HTTP_MORE;
 }
 
-/* The one value of a field that may come once; *twice if it came more often. */
+/* The value of a field that may occur once; *twice: it occurs more often. */
 static const char *once(const struct http_request *r, const char *name, int *twice)
 {
     const char *value = NULL;
@@ -172,7 +175,7 @@ static const char *once(const struct http_request *r, const char *name, int *twi
     return value;
 }
 
-/* The scheme's own port may be said or left out. */
+/* Compare without the default port of the scheme. */
 static int same_host(const char *a, const char *b, const char *port)
 {
     size_t n[2] = { strlen(a), strlen(b) };
@@ -191,13 +194,13 @@ static enum http_answer body_length(struct http_parser *p, struct http_request *
     const char *host = once(r, "Host", &twice_host), *expect = http_field(r, "Expect"),
                *encoding = http_field(r, "Content-Encoding");
     if (twice_host || (!host && r->minor == 1))
-        return refuse(p, 400, "HTTP/1.1 wants one Host header");
+        return refuse(p, 400, "expected exactly one Host header");
     if (r->authority && host && !same_host(r->authority, host, r->default_port))
         return refuse(p, 400, "the target names the host '%.80s', the Host header '%.80s'", r->authority, host);
     if (twice_cl || twice_te || (length && coding))
         return refuse(p, 400, "Content-Length and Transfer-Encoding: one of them, once");
     if (encoding && strcasecmp(encoding, "identity") != 0)
-        return refuse(p, 415, "Content-Encoding '%.40s': bodies are taken as they are", encoding);
+        return refuse(p, 415, "Content-Encoding '%.40s': expected a body without encoding", encoding);
     if (expect && strcasecmp(expect, "100-continue") != 0)
         return refuse(p, 417, "Expect: '%.40s', expected 100-continue", expect);
     const char *connection = http_field(r, "Connection");
@@ -222,8 +225,8 @@ static enum http_answer body_length(struct http_parser *p, struct http_request *
     return HTTP_MORE;
 }
 
-/* What was read of the bytes that http_parse was given: they move once, at its end, however many
- * chunks they are. */
+/* n bytes were read.  http_parse removes all of them from its buffer at once, in the end: many
+ * small chunks must not move the rest of the buffer each time. */
 static void skip(struct buf *left, size_t n)
 {
     left->data += n;
@@ -255,7 +258,7 @@ static enum http_answer parse_head(struct http_parser *p, struct buf *in, size_t
     return body_length(p, r, l);
 }
 
-/* The end of the head, the blank line included; 0: not there yet. */
+/* Bytes of the head with its blank line; 0: not complete yet. */
 static size_t head_end(struct http_parser *p, const struct buf *in)
 {
     size_t from = p->scanned > 3 ? p->scanned - 3 : 0;
@@ -267,7 +270,8 @@ static size_t head_end(struct http_parser *p, const struct buf *in)
 static enum http_answer on_head(struct http_parser *p, struct buf *in, const struct http_limits *l)
 {
     size_t blank = 0, n;
-    while (in->size - blank >= 2 && memcmp(in->data + blank, "\r\n", 2) == 0)      /* RFC 9112, 2.2: some clients send one more after a body */
+    /* RFC 9112, 2.2: some clients send an empty line after a body */
+    while (in->size - blank >= 2 && memcmp(in->data + blank, "\r\n", 2) == 0)
         blank += 2;
     if (blank) {
         skip(in, blank);
@@ -303,8 +307,8 @@ static enum http_answer take_body(struct http_parser *p, struct buf *in)
     return HTTP_MORE;
 }
 
-/* A line of at most max bytes at the front of in: its length without CR LF, -1 not complete yet,
- * -2 too long. */
+/* The length of the line at the front of in, without CR LF; -1: not complete yet; -2: more than max
+ * bytes. */
 static long line_at_front(const struct buf *in, size_t max)
 {
     const char *end = in->size ? memmem(in->data, in->size, "\r\n", 2) : NULL;
@@ -313,8 +317,8 @@ static long line_at_front(const struct buf *in, size_t max)
     return (size_t)(end - in->data) > max ? -2 : (long)(end - in->data);
 }
 
-/* What may stand behind a chunk's size.  A bare LF in it would be the line's end to a less
- * strict proxy, which would see other requests than we do. */
+/* Is this nothing or a chunk extension?  It must not contain a bare LF: a less strict proxy would
+ * take it for the end of the line and see other requests than this parser. */
 static int is_extension(const char *s, size_t n)
 {
     size_t i = 0;

@@ -1,9 +1,9 @@
-/* http.h - HTTP/1.1 as a server hears it (RFC 9112): bytes in, whole requests out.  No sockets
- * here, so that it can be fuzzed.
+/* http.h - a parser of HTTP/1.1 requests (RFC 9112): bytes in, whole requests out.  It has no
+ * sockets, so that it can be fuzzed.
  *
- * Strict where requests could be smuggled: lines end with CR LF, no blank before a colon, no
- * folded lines, one Host, one way to say how long the body is.  What is refused gives an HTTP
- * status and a sentence. */
+ * It is strict wherever requests could be smuggled: lines end with CR LF, no blank before a
+ * colon, no folded lines, one Host, one length of the body.  A refusal has an HTTP status and a
+ * sentence. */
 #ifndef ZSE_HTTP_HTTP_H
 #define ZSE_HTTP_HTTP_H
 
@@ -16,28 +16,32 @@ enum { HTTP_MAX_FIELDS = 100 };
 struct http_limits {
     size_t head_bytes;          /* request line and header fields, together */
     size_t body_bytes;
-    int ask;                    /* http_parse answers HTTP_BODY_FOLLOWS before the first byte of a body, so that the caller can set drop_body */
+    /* http_parse returns HTTP_BODY_FOLLOWS before the first byte of a body, so that the caller can
+     * set drop_body */
+    int ask;
 };
 
 struct http_request {
     char *head;                 /* owned: method, target and fields point into it */
     const char *method, *path;  /* path: percent-decoded, without the query, always begins with '/' (or is "*") */
-    const char *query;          /* as it came, "" if there is none */
-    const char *authority;      /* of a target with a scheme, http://authority/path: no other than the Host header's; else NULL */
-    const char *default_port;   /* of that scheme, ":80" or ":443" */
+    const char *query;          /* as sent, "" if there is none */
+    const char *authority;      /* of a target http://authority/path, the same as the Host header's; else NULL */
+    const char *default_port;   /* of that scheme: ":80" or ":443" */
     int minor;                  /* HTTP/1.minor: 0 or 1 */
     struct http_field { const char *name, *value; } field[HTTP_MAX_FIELDS];
     int n_fields;
-    struct buf body;            /* '\0' after its end, not counted, when size > 0 */
+    struct buf body;            /* if size > 0, a '\0' follows, not counted */
     int keep_alive, expects_continue;
 };
 
 struct http_parser {
     enum { HTTP_HEAD, HTTP_BODY, HTTP_CHUNK_SIZE, HTTP_CHUNK, HTTP_CHUNK_END, HTTP_TRAILER, HTTP_COMPLETE } state;
-    size_t scanned;             /* of the head: no end of it was found before here */
-    size_t left;                /* bytes of the body or of the chunk that are still to come */
+    size_t scanned;             /* bytes of the head without its end, so far */
+    size_t left;                /* bytes still to come of the body or of the chunk */
     size_t body_bytes;          /* of the body so far, kept or dropped */
-    int asked, drop_body;       /* drop_body: the body is counted and checked, but not kept */
+    /* asked: HTTP_BODY_FOLLOWS was returned; drop_body: count and check the body, but do not keep
+     * it */
+    int asked, drop_body;
     size_t trailer;             /* bytes of trailers so far */
     struct http_request *req;   /* owned; NULL until a head is complete */
     int status;                 /* of a refusal */
@@ -46,19 +50,20 @@ struct http_parser {
 
 enum http_answer { HTTP_MORE, HTTP_DONE, HTTP_REFUSED, HTTP_BODY_FOLLOWS };
 
-/* Take from the front of `in` what belongs to this request.  HTTP_DONE: p->req is whole, the
- * rest of `in` belongs to the next one.  HTTP_REFUSED: p->status and p->why; the connection
- * cannot go on.  HTTP_BODY_FOLLOWS: only with l->ask, once for each request with a body: p->req
- * has its head; call again to go on. */
+/* Take the bytes of this request from the front of `in`.
+ *   HTTP_MORE          more bytes are needed
+ *   HTTP_DONE          p->req is whole; the rest of `in` belongs to the next request
+ *   HTTP_REFUSED       see p->status and p->why; the connection cannot continue
+ *   HTTP_BODY_FOLLOWS  with l->ask, once for each request with a body: p->req has its head; call
+ *   again */
 enum http_answer http_parse(struct http_parser *p, struct buf *in, const struct http_limits *l);
 /* Forget the request, ready for the next. */
 void http_reset(struct http_parser *p);
-/* Value of a header field, NULL if it is not there. The case of name does not matter. */
+/* The value of a header field; NULL: none.  The case of name does not matter. */
 const char *http_field(const struct http_request *r, const char *name);
 /* Is `token` (lower case) an element of the comma-separated list? */
 int http_has_token(const char *list, const char *token);
-/* The value of a key in the query, percent-decoded, into out; NULL if it is not there or does
- * not fit. */
+/* The value of a key in the query, percent-decoded, in out; NULL: it is missing or does not fit. */
 const char *http_query(const struct http_request *r, const char *key, char *out, size_t room);
 const char *http_reason(int status);            /* "Not Found" */
 

@@ -1,5 +1,5 @@
-/* internal.h - what loop.c (listeners, epoll, time) and conn.c (bytes, HTTP, WebSocket of one
- * connection) share. */
+/* internal.h - the loop (loop.c: listeners, epoll, time) and its connections (conn*.c) from
+ * inside. */
 #ifndef ZSE_HTTP_INTERNAL_H
 #define ZSE_HTTP_INTERNAL_H
 
@@ -11,49 +11,54 @@
 #include "libcommon/http/reaper.h"
 
 enum source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_HANDSHAKE, SOURCE_SIGNAL };
-enum { MAX_LISTENERS = 8, PEER_SIZE = 48, MAX_AHEAD = 1 << 14 };        /* MAX_AHEAD: bytes of pipelined requests that are read */
+/* MAX_AHEAD: bytes of pipelined requests that are read */
+enum { MAX_LISTENERS = 8, PEER_SIZE = 48, MAX_AHEAD = 1 << 14 };
 
-struct source { enum source_kind kind; int fd; };       /* what epoll's data points to */
+struct source { enum source_kind kind; int fd; };       /* the object that epoll's data points to begins with this */
 
 struct listener {
     struct source source;
     int tls, local;
-    char name[80];              /* as a message calls it */
+    char name[80];              /* its name in messages */
     char *path;                 /* of a Unix socket; owned */
-    uint64_t dev, ino;          /* of that path: nobody else's is removed */
+    uint64_t dev, ino;          /* of that path: only this very socket is removed */
 };
 
 enum conn_mode { CONN_HANDSHAKE, CONN_HTTP, CONN_WEBSOCKET, CONN_LINGER };
 
 struct conn {
     struct source source;
-    struct conn *prev, *next;   /* of all, of those away, or of the dead */
+    struct conn *prev, *next;   /* in loop.conns, loop.away or loop.dead */
     struct conn *next_dirty;
     struct loop *l;
     SSL *ssl;                   /* NULL: plain */
     enum conn_mode mode;
-    uint32_t events;            /* what epoll watches */
+    uint32_t events;            /* that epoll watches */
     int local, dirty, dead;
-    int eof;                    /* the client sends no more */
+    int eof;                    /* the client has closed its side */
     int ssl_wants_write;        /* reading waits until the socket is writable */
-    int hello_seen;             /* the beginning of a ClientHello was looked at */
+    int hello_seen;             /* the beginning of the ClientHello was checked */
     struct buf in, out, headers;
-    struct hold hold;           /* of large buffers; what refused a body, and how large it was */
-    enum hold_answer no_hold; size_t not_held;
-    size_t sent;                /* of out */
+    struct hold hold;           /* of large buffers */
+    enum hold_answer no_hold;   /* the answer of the last hold_set, and the bytes it was for */
+    size_t not_held;
+    size_t sent;                /* bytes of out */
     struct http_parser parser;
-    struct ws_parser *ws;       /* owned; NULL: no WebSocket */
+    struct ws_parser *ws;       /* owned; NULL: not a WebSocket */
     int tag;
-    /* the request that is being answered */
+    /* of the current request */
     int busy, begun, ended, chunked, head_only, close_after, status;
-    int switching;              /* to WebSocket: its 101 is on the way */
+    int switching;              /* to WebSocket: the 101 is being sent */
     void *exchange, *record;
-    /* time: by when something must have happened; 0: no limit */
-    uint64_t deadline_ns, body_from_ns, progress_ns;
-    size_t body_seen;
-    uint64_t received_ns, pinged_ns;       /* of a WebSocket: when bytes came last; when it was sent a ping since then, 0: not */
+    uint64_t deadline_ns;       /* of a head, an idle connection, a handshake, lingering; 0: none */
+    uint64_t body_from_ns;      /* when the body began; 0: none has */
+    uint64_t progress_ns;       /* when bytes of a response were last sent */
+    size_t body_seen;           /* HTTP: 1 once bytes of a head are there; LINGER: bytes read past */
+    /* of a WebSocket: when bytes last arrived; when a ping was sent since, 0: none */
+    uint64_t received_ns, pinged_ns;
     struct place place;
-    struct handshake handshake; /* away: a thread may be at ssl and the socket, which stay as they are, even if the connection is dead */
+    /* away: a thread may use ssl and the socket, which must stay even if the connection is dead */
+    struct handshake handshake;
     char peer[PEER_SIZE];
 };
 
@@ -63,11 +68,11 @@ struct loop {
     struct source wake, handshake_wake, signals;
     struct listener listener[MAX_LISTENERS];
     int n_listeners;
-    int spare;                  /* a descriptor to give up when there are no more */
+    int spare;                  /* a descriptor to close when there are none left */
     int deaf;                   /* listeners are not watched until the next second */
     SSL_CTX *tls;
     struct handshakes *handshakes;      /* NULL: no TLS, or not listening */
-    struct conn *conns, *away, *dead, *dirty;       /* away: dead ones whose handshake a thread is at */
+    struct conn *conns, *away, *dead, *dirty;       /* away: dead ones in whose handshake a thread is */
     struct places *places;
     struct reaper *reaper;
     uint64_t second_ns, bytes_sent;

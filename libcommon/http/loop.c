@@ -1,3 +1,4 @@
+/* loop.c - the event loop: listeners, epoll, accepting, rounds. */
 #include "libcommon/http/conn.h"
 
 #include <arpa/inet.h>
@@ -23,10 +24,10 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/http/internal.h"
 
-/* The kernel buffers no more than this of what a client does not take; without, it is megabytes
- * for each (tcp_wmem). */
+/* Unsent bytes that the kernel buffers for each connection; by default it is megabytes
+ * (tcp_wmem). */
 enum { MAX_UNSENT_KERNEL = 1 << 16 };
-enum { TICKET_S = 3600 };               /* a session can be resumed, without the private key's work, for so long */
+enum { TICKET_S = 3600 };               /* how long a session can be resumed without using the private key */
 static const uint64_t second = 1000000000u;
 
 static int watch(struct loop *l, struct source *s, struct err *e)
@@ -120,7 +121,8 @@ int loop_tls(struct loop *l, const char *cert, const char *key, struct err *e)
     SSL_CTX_set_mode(l->tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
                      SSL_MODE_RELEASE_BUFFERS);
     SSL_CTX_set_options(l->tls, SSL_OP_NO_RENEGOTIATION | SSL_OP_IGNORE_UNEXPECTED_EOF);
-    SSL_CTX_set_session_cache_mode(l->tls, SSL_SESS_CACHE_OFF);             /* sessions are resumed by tickets, which the clients keep */
+    /* sessions are resumed by tickets, which clients store */
+    SSL_CTX_set_session_cache_mode(l->tls, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_timeout(l->tls, TICKET_S);
     if (access(cert, R_OK) != 0)
         return err_sys(e, "%s", cert);
@@ -153,13 +155,14 @@ static void wake_for_handshakes(void *user)
     const struct loop *l = user;
     const uint64_t one = 1;
     const ssize_t n = write(l->handshake_wake.fd, &one, sizeof one);
-    (void)n;                            /* full: it is going to wake up anyway */
+    (void)n;                            /* EAGAIN: the counter is full, so the loop will wake up anyway */
 }
 
-/* Not before loop_listen: the threads are to be who the process has become by then. */
+/* Called by loop_listen, so that the threads run as the user that the process has become. */
 static int open_handshakes(struct loop *l, struct err *e)
 {
-    const long n = sysconf(_SC_NPROCESSORS_ONLN) / 4;       /* a flood may take a quarter of the machine, and of each of its processors only what the kernel gives a nice thread */
+    /* a flood of handshakes may use a quarter of the processors, at low priority */
+    const long n = sysconf(_SC_NPROCESSORS_ONLN) / 4;
     l->handshake_wake.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (l->handshake_wake.fd < 0)
         return err_sys(e, "TLS");
@@ -230,8 +233,8 @@ int loop_bind(struct loop *l, const char *host, int *port, struct err *e)
     return add_listener(l, fd, &what, e);
 }
 
-/* Does anybody answer at this socket? */
-static int somebody_listens(const struct sockaddr_un *a)
+/* Does a program listen on this socket? */
+static int is_served(const struct sockaddr_un *a)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     int answered = fd >= 0 && connect(fd, (const struct sockaddr *)a, sizeof *a) == 0;
@@ -248,8 +251,8 @@ int loop_bind_unix(struct loop *l, const char *path, struct err *e)
     strcpy(a.sun_path, path);
     if (lstat(path, &st) == 0) {
         if (!S_ISSOCK(st.st_mode))
-            return err_set(e, ERR_IO, "--socket %s: is there, and no socket", path);
-        if (somebody_listens(&a))
+            return err_set(e, ERR_IO, "--socket %s: the file exists and is not a socket", path);
+        if (is_served(&a))
             return err_set(e, ERR_IO, "--socket %s: another program listens there", path);
         unlink(path);
     }
@@ -257,7 +260,8 @@ int loop_bind_unix(struct loop *l, const char *path, struct err *e)
     mode_t before = umask(0177);
     int rc = fd < 0 ? -1 : bind(fd, (const struct sockaddr *)&a, sizeof a);
     umask(before);
-    if (rc != 0 || stat(path, &st) != 0 || listen(fd, 1024) != 0) {         /* at once: another server shall see that the name is taken */
+    /* now: another server must see that the name is taken */
+    if (rc != 0 || stat(path, &st) != 0 || listen(fd, 1024) != 0) {
         err_sys(e, "--socket %s", path);
         close_fd(fd);
         return -1;
@@ -319,7 +323,7 @@ static void peer_name(const struct sockaddr_storage *a, char out[PEER_SIZE])
         memmove(out, out + 7, strlen(out + 7) + 1);
 }
 
-/* Listeners are watched, or not. */
+/* Let epoll watch the listeners, or not. */
 static void watch_listeners(struct loop *l, int on)
 {
     l->deaf = !on;
@@ -329,9 +333,9 @@ static void watch_listeners(struct loop *l, int on)
     }
 }
 
-/* Out of descriptors: take the connection with the spare one and close it, so that the client
- * hears at once.  Where even that fails (the spare one is gone, the kernel has no memory),
- * clients wait until the next second, lest epoll be asked again and again. */
+/* Out of descriptors: accept the connection with the spare one and close it, so that the client
+ * notices at once.  If even that fails (the spare one is gone, the kernel has no memory), the
+ * listeners are not watched until the next second, because epoll would return at once each time. */
 static void turn_away(struct loop *l, int listener)
 {
     close_fd(l->spare);
@@ -342,8 +346,8 @@ static void turn_away(struct loop *l, int listener)
     l->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* Room for one more of this address, if need be instead of another one. */
-static int make_room(struct loop *l, const struct listener *at, uint64_t address)
+/* May one more connection of this address be accepted?  Another one may be evicted for it. */
+static int may_accept(struct loop *l, const struct listener *at, uint64_t address)
 {
     struct place *evict;
     if (!places_room(l->places, address, !at->path, clock_ns(), &evict))
@@ -371,7 +375,7 @@ static void accept_some(struct loop *l, const struct listener *at)
         }
         peer_name(&a, peer);
         const uint64_t address = address_number(peer) << 1;
-        if (!make_room(l, at, address)) {
+        if (!may_accept(l, at, address)) {
             l->counts.refused++;
             if (!at->tls)
                 send(fd, full, sizeof full - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -445,8 +449,8 @@ static void each_second(struct loop *l, uint64_t now)
         l->o.on_second(l->o.user);
 }
 
-/* Flush what was written to in this round.  Whose next request, sent ahead, is answered by that
- * has its turn in the next round, after everybody else's. */
+/* Flush the connections that were written to in this round.  A pipelined request that is answered
+ * by that is flushed in the next round, after all other connections. */
 static void flush_dirty(struct loop *l)
 {
     struct conn *c = l->dirty, *next;
@@ -457,7 +461,7 @@ static void flush_dirty(struct loop *l)
         if (!c->dead)
             conn_flush(c);
     }
-    for (struct conn **at = &l->dirty; *at;)            /* the dead are freed now */
+    for (struct conn **at = &l->dirty; *at;)            /* unlink dead ones, which are freed next */
         if ((*at)->dead)
             *at = (*at)->next_dirty;
         else
@@ -485,7 +489,7 @@ void loop_wake(struct loop *l)
 {
     uint64_t one = 1;
     ssize_t n = write(l->wake.fd, &one, sizeof one);
-    (void)n;                            /* full: it is going to wake up anyway */
+    (void)n;                            /* EAGAIN: the counter is full, so the loop will wake up anyway */
 }
 
 int loop_n_connections(const struct loop *l) { return places_n(l->places); }

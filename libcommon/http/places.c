@@ -1,3 +1,4 @@
+/* places.c - the limit on connections: owners in a hash table, connections in lists by activity. */
 #include "libcommon/http/places.h"
 
 #include <stdlib.h>
@@ -18,7 +19,7 @@ struct place_owner {
 struct places {
     int max, per_address, n, n_unknown;
     struct list spare[2];
-    uint64_t seed;                      /* clients choose their addresses: not their buckets */
+    uint64_t seed;                      /* clients may choose their addresses, but not their buckets */
     unsigned mask;
     struct place_owner *bucket[];
 };
@@ -175,7 +176,7 @@ void places_own(struct places *p, struct place *x, uint64_t owner)
     if (!o)
         return;
     list_remove(p, x);
-    o->n++;                             /* it may be its owner already: it is not to be empty in between */
+    o->n++;                             /* o may be its owner already, and must not be freed by part() */
     part(p, x);
     o->n--;
     x->known = 1;
@@ -184,7 +185,7 @@ void places_own(struct places *p, struct place *x, uint64_t owner)
         list_add(p, x);
 }
 
-/* ---- room ---- */
+/* ---- admission ---- */
 
 static struct place *largest_of_quietest(const struct list *list)
 {

@@ -1,3 +1,4 @@
+/* problem.c - errors of requests, and their JSON. */
 #include "libcommon/http/problem.h"
 
 #include <stdarg.h>
@@ -31,7 +32,7 @@ int problem_err(struct problem *p, const char *param, const char *code, const st
 
 int problem_nomem(struct problem *p) { return problem_set(p, 503, NULL, NULL, "out of memory"); }
 
-const char *problem_type(int status)
+static const char *type_of(int status)
 {
     switch (status) {
     case 401: return "authentication_error";
@@ -56,7 +57,7 @@ void problem_json(const struct problem *p, struct buf *out)
 {
     buf_str(out, "{\"type\":\"error\",\"error\":{\"message\":");
     buf_json(out, p->message, strlen(p->message));
-    buf_printf(out, ",\"type\":\"%s\",\"param\":", problem_type(p->status));
+    buf_printf(out, ",\"type\":\"%s\",\"param\":", type_of(p->status));
     text_or_null(out, p->param);
     buf_str(out, ",\"code\":");
     text_or_null(out, p->code);

@@ -1,3 +1,4 @@
+/* reaper.c - a thread that frees large blocks. */
 #include "libcommon/http/reaper.h"
 
 #include <pthread.h>
@@ -8,7 +9,7 @@ struct block { struct block *next; };                   /* at the beginning of t
 
 struct reaper {
     pthread_t thread;
-    int running;                        /* 1: the thread is; -1: none could be made */
+    int running;                        /* 1: the thread runs; -1: it could not be started */
     pthread_mutex_t lock;
     pthread_cond_t work;
     struct block *first;

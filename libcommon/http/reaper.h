@@ -1,8 +1,8 @@
-/* reaper.h - frees large blocks in a thread of its own.
+/* reaper.h - free large blocks in a thread of its own.
  *
- * To free a block is to give its pages back, one by one: 16 MB take 1 ms here, and a hundred
- * clients that leave in the middle of their bodies would stop the event loop for 100 ms.  The
- * thread begins with the first block; where none can be made, blocks are freed at once. */
+ * Freeing a block gives its pages back one by one: 16 MB took 1 ms, and a hundred clients
+ * leaving in the middle of their bodies would stop the event loop for 100 ms.  The thread is
+ * started with the first block; if it cannot be, blocks are freed at once. */
 #ifndef ZSE_HTTP_REAPER_H
 #define ZSE_HTTP_REAPER_H
 
@@ -13,8 +13,9 @@
 enum { REAPER_LARGE = 1 << 20 };
 
 struct reaper;
-struct reaper *reaper_open(void);                       /* NULL: no memory; the functions below take it, and free at once */
-void reaper_close(struct reaper *r);                    /* frees what is left */
-void reaper_take(struct reaper *r, struct buf *b);      /* as buf_release; in a thread if it is large */
+/* NULL: no memory; the functions below accept it, and free at once */
+struct reaper *reaper_open(void);
+void reaper_close(struct reaper *r);                    /* frees the remaining blocks */
+void reaper_take(struct reaper *r, struct buf *b);      /* as buf_release, but in the thread if the buffer is large */
 
 #endif

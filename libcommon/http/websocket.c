@@ -1,9 +1,12 @@
+/* websocket.c - parse and write WebSocket frames. */
 #include "libcommon/http/websocket.h"
 
 #include <stdint.h>
 #include <string.h>
 
-#define OPENSSL_SUPPRESS_DEPRECATED     /* the newer functions allocate memory, and without it, at their first call, they crash later (OpenSSL 3.0) */
+/* the newer functions allocate memory, and crash later if their first call finds none (OpenSSL 3.0)
+ */
+#define OPENSSL_SUPPRESS_DEPRECATED
 #include <openssl/evp.h>
 #include <openssl/sha.h>
 
@@ -75,15 +78,16 @@ static enum ws_event on_control(struct ws_parser *p, int opcode, const char *dat
     return WS_GOT_CLOSE;
 }
 
-/* The header that a frame in these n bytes begins with: its length, 0 if it is not complete, -1
- * if it breaks the rules. */
+/* Length of the frame header at data; *size: bytes of the payload.  0: not complete; -1: not a
+ * valid header. */
 static int frame_header(const char *data, size_t n_bytes, uint64_t *size)
 {
     const unsigned char *b = (const unsigned char *)data;
     if (n_bytes < 2)
         return 0;
     int n = 2, extra = (b[1] & 127) == 126 ? 2 : (b[1] & 127) == 127 ? 8 : 0, opcode = b[0] & 15;
-    if (b[0] & 0x70 || !(b[1] & 0x80) || (opcode > 2 && opcode < 8) || opcode > 10)    /* extensions; a client masks; reserved */
+    /* an extension bit; not masked; a reserved opcode */
+    if (b[0] & 0x70 || !(b[1] & 0x80) || (opcode > 2 && opcode < 8) || opcode > 10)
         return -1;
     if (opcode >= 8 && (extra || !(b[0] & 0x80)))
         return -1;

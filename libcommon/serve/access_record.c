@@ -101,7 +101,8 @@ void record_error(struct access_record *record, const struct problem *p)
     char text[sizeof p->code + sizeof p->param + 2];
     if (!record || record->error)
         return;
-    const int named = p->param[0] && strcmp(p->code, "unknown_parameter") != 0;         /* an unknown name is the client's text */
+    /* an unknown name is the client's text */
+    const int named = p->param[0] && strcmp(p->code, "unknown_parameter") != 0;
     snprintf(text, sizeof text, "%s%s%s", p->code, p->code[0] && named ? ": " : "", named ? p->param : "");
     record->error = strdup(p->status == 400 && text[0] ? text : p->message);
 }

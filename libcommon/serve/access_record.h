@@ -17,7 +17,8 @@ enum { REQUEST_ID_GIVEN = 128, REQUEST_ID = REQUEST_ID_GIVEN + 12 };
 enum { PROMPT_LOGGED = 4096 };          /* bytes of a prompt */
 
 struct access_record {
-    char id[REQUEST_ID + 1];            /* X-Request-Id of the answer; of a WebSocket's message: the connection's, "/" and a number */
+    /* X-Request-Id of the answer; of a WebSocket's message: the connection's, "/" and a number */
+    char id[REQUEST_ID + 1];
     unsigned n_messages;                /* of a WebSocket so far */
     char client[64];                    /* its address */
     char *method, *path, *agent, *model, *error, *prompt;       /* owned; NULL: none */

@@ -89,7 +89,8 @@ static uint64_t *seen_at(struct server *s, struct conn *c, int64_t key, uint64_t
     for (const char *p = client_address(s, c, address); *p; p++)
         h = (h ^ (unsigned char)*p) * 1099511628211u;
     *mark = h | 1;
-    return &s->guard.seen[(h ^ h >> 29) * 0x9e3779b97f4a7c15u >> 54 & (SEEN - 1)];      /* neighbouring addresses differ in few bits of h */
+    /* neighbouring addresses differ in few bits of h */
+    return &s->guard.seen[(h ^ h >> 29) * 0x9e3779b97f4a7c15u >> 54 & (SEEN - 1)];
 }
 
 /* Could a valid key be a lucky guess? From an address with too many wrong keys only keys are

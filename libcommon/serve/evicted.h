@@ -27,7 +27,8 @@ const char *models_left(const struct server *s, const char *id);
 /* Load an evicted model again.  1: *pr tells the client to come back, or why that failed; 0: there
  * is none of this id. */
 int models_recall(struct server *s, const char *id, struct problem *pr);
-void models_recall_changed(struct server *s);           /* those whose file was written to: the others had no memory */
+/* those whose file was written to: the others had no memory */
+void models_recall_changed(struct server *s);
 /* Seconds to wait before a health check may load it again; 0: none.  A request need not wait.
  * After each failure in a row the wait doubles, from 2 seconds to 64. */
 int models_wait_s(const struct server *s, const char *id);

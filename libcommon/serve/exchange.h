@@ -13,7 +13,8 @@ struct loaded_model;
 struct server;
 
 enum exchange_kind { EXCHANGE_CALL, EXCHANGE_LOAD, EXCHANGE_REPORT };
-struct exchange { enum exchange_kind kind; };           /* the first member of every object that conn_exchange points to */
+/* the first member of every object that conn_exchange points to */
+struct exchange { enum exchange_kind kind; };
 
 /* ---- API calls ---- */
 /* Tokens that count against the key's limits; none of a request that was refused. */
@@ -22,11 +23,13 @@ void call_charge(const struct call *c, int *prompt, int *completion);
  * WebSocket's. */
 void call_gone(struct call *c, struct conn *client);
 void calls_cancel(struct loaded_model *lm);             /* every open call of the model */
-void calls_drop(struct loaded_model *lm);               /* free its calls; its worker is closed, so no event follows */
+/* free its calls; its worker is closed, so no event follows */
+void calls_drop(struct loaded_model *lm);
 /* The engine's step does not end: answer the clients of calls that began by then with 503 and write
  * the calls' audit lines.  The calls stay until the engine returns. */
 void calls_give_up(struct loaded_model *lm, uint64_t before_ns);
-void calls_events(struct server *s);                    /* on_wake: advance prepared calls, take events of all engines */
+/* on_wake: advance prepared calls, take events of all engines */
+void calls_events(struct server *s);
 int calls_open(struct server *s, struct err *e);        /* starts the preparing threads */
 void calls_close(struct server *s);                     /* joins them and frees their calls */
 

@@ -20,7 +20,8 @@ enum body_kind {
 };
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
-enum field_type { FIELD_OTHER, FIELD_BOOL, FIELD_INT, FIELD_REAL, FIELD_DOUBLE, FIELD_STRING };        /* in params: int, int, float, double (a whole number), text */
+/* in params: int, int, float, double (a whole number), text */
+enum field_type { FIELD_OTHER, FIELD_BOOL, FIELD_INT, FIELD_REAL, FIELD_DOUBLE, FIELD_STRING };
 
 struct field {
     const char *name;
@@ -32,7 +33,8 @@ struct field {
     unsigned given;                     /* bit to set in params.given; 0: none */
     const char *schema;                 /* JSON Schema of FIELD_OTHER */
     const char *about;                  /* its effect; of a refused field, the reason */
-    int (*harmless)(const json_t *v);   /* FIELD_REFUSED: is this a value that changes nothing?  NULL: there is none */
+    /* FIELD_REFUSED: is this a value that changes nothing?  NULL: there is none */
+    int (*harmless)(const json_t *v);
 };
 extern const struct field fields[];
 extern const int n_fields;
@@ -52,7 +54,8 @@ struct params {
     double expires_at;
     const char *name, *scopes, *models;     /* borrowed from the body */
     const char *instructions;
-    const char *model, *user, *encoding_format, *system_prompt, *model_name, *model_path, *model_id;    /* borrowed from the body */
+    /* borrowed from the body */
+    const char *model, *user, *encoding_format, *system_prompt, *model_name, *model_path, *model_id;
     unsigned given;
 };
 

@@ -77,7 +77,8 @@ void guard_refresh(struct server *s)
         g->refreshed_ns = 0;            /* the next request tries again */
     if (rc > 0 && !g->locked_ns)
         g->locked_ns = now;
-    if ((rc < 0 || now - g->locked_ns > 1000000000u) &&         /* a program that changes a key holds the lock for less */
+    /* a program that changes a key holds the lock for less */
+    if ((rc < 0 || now - g->locked_ns > 1000000000u) &&
         (g->trouble.code == ERR_NONE || strcmp(g->trouble.msg, e.msg) != 0)) {
         server_log(s, "%s; the keys read before stay valid", e.msg);
         g->trouble = e;

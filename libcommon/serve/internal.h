@@ -22,7 +22,8 @@ struct server {
     const char *admin_token;            /* borrowed; NULL: none */
     struct loop *loop;
     int port, draining, failed;
-    atomic_int n_stuck;                 /* engines that could not be closed because their step does not end; any thread */
+    /* engines that could not be closed because their step does not end; any thread */
+    atomic_int n_stuck;
     atomic_int audit_finished;          /* any thread */
     uint64_t start_ns, drain_by_ns;
     int64_t started;
@@ -46,7 +47,8 @@ struct server {
 /* Accept no new clients; running calls may continue for drain_s. */
 void server_stop(struct server *s, double drain_s);
 void server_log(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void server_warn(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));       /* to o.warn, which is not suppressed */
+/* to o.warn, which is not suppressed */
+void server_warn(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* "PREFIX" and 24 hexadecimal digits. */
 void server_id(struct server *s, const char *prefix, char out[48]);
 

@@ -85,7 +85,8 @@ void metrics_call_ended(struct metrics *m, const struct recent_call *r, double d
     at->memory = memory_resident();
     if (at->memory > m->peak_memory)
         m->peak_memory = at->memory;
-    if (!m->recent_calls && !(m->recent_calls = calloc(MAX_RECENT_CALLS, sizeof *m->recent_calls)))    /* all of it at once: growing it would fragment the heap */
+    /* all of it at once: growing it would fragment the heap */
+    if (!m->recent_calls && !(m->recent_calls = calloc(MAX_RECENT_CALLS, sizeof *m->recent_calls)))
         return;
     m->recent_calls[m->next] = *r;
     m->next = (m->next + 1) % MAX_RECENT_CALLS;

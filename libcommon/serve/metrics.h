@@ -38,7 +38,8 @@ struct metrics {
     uint64_t requests, failed, tokens, prompt_tokens;   /* of API calls */
     double latency_s, decode_s; uint64_t decoded;
     uint64_t peak_memory;
-    struct recent_call *recent_calls; int n_recent_calls, next;     /* a ring of MAX_RECENT_CALLS; NULL: none yet; owned */
+    /* a ring of MAX_RECENT_CALLS; NULL: none yet; owned */
+    struct recent_call *recent_calls; int n_recent_calls, next;
     struct minute minute[MINUTES];
     /* tokens of the last seconds, for the current rate */
     uint64_t recent_tokens[10]; int64_t recent_second;

@@ -22,7 +22,8 @@ int tasks_open(struct server *s, struct err *e);        /* starts the thread; s-
 /* Queue a task.  TASK_CLOSE takes the engine and the template out of the model at once.  0, or -1
  * without memory. */
 int task_give(struct server *s, enum task_kind kind, struct loaded_model *lm);
-struct task *tasks_done(struct server *s);              /* a list of done tasks, oldest first; the caller frees them */
+/* a list of done tasks, oldest first; the caller frees them */
+struct task *tasks_done(struct server *s);
 /* Join the thread and close the models of tasks that it has not begun.  -1: an engine is stuck. */
 int tasks_stop(struct server *s);
 void task_close_now(struct loaded_model *lm);           /* after tasks_stop: TASK_CLOSE, here and now */

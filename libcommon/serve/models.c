@@ -221,7 +221,8 @@ static void take_place(struct loaded_model *lm)
 /* Opening failed: tell the log and the client that waits; the model is closed. */
 static void on_load_failed(struct server *s, struct loaded_model *lm, const struct problem *pr)
 {
-    if (lm->wanted && models_n(s, MODEL_READY) + models_n(s, MODEL_LOADING) == 1) {     /* the server was started for this model: its error ends the program */
+    /* the server was started for this model: its error ends the program */
+    if (lm->wanted && models_n(s, MODEL_READY) + models_n(s, MODEL_LOADING) == 1) {
         s->failed = 1;
         err_set(&s->error, lm->error.code ? lm->error.code : ERR_MEMORY, "%s", pr->message);
         loop_quit(s->loop);

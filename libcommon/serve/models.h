@@ -26,15 +26,19 @@ struct loaded_model {
     char *id, *path;                    /* owned */
     enum model_state state;
     int64_t created;                    /* seconds since 1970 */
-    uint64_t started_ns, used_ns, leave_by_ns;      /* loading began; last request; LEAVING: calls are cancelled then */
+    /* loading began; last request; LEAVING: calls are cancelled then */
+    uint64_t started_ns, used_ns, leave_by_ns;
     double load_s;                      /* how long loading took */
     struct served_model m;
     int opened;                         /* m is filled in */
-    int wanted;                         /* named when the server started: if it fails and there is no other, the server ends */
+    /* named when the server started: if it fails and there is no other, the server ends */
+    int wanted;
     int stalled;                        /* no step of its engine has ended for stall_s, and the warning is out */
-    int comparing;                      /* its file's time of writing has changed, and the engine compares the contents */
+    /* its file's time of writing has changed, and the engine compares the contents */
+    int comparing;
     uint64_t touched;                   /* engine_stats.touched, as last logged */
-    int recalled, changed;              /* it was evicted and is being loaded again; because its file was written to */
+    /* it was evicted and is being loaded again; because its file was written to */
+    int recalled, changed;
     int failures;                       /* to load it again, in a row */
     struct err error;                   /* why it could not be opened; ERR_NONE: it was */
     struct worker *worker;              /* NULL while the model is loading or closing */
@@ -63,12 +67,16 @@ struct loaded_model *models_find(struct server *s, const char *id, struct proble
 /* Begin to load.  id NULL: from the path.  NULL with *pr: the id is taken, or no memory. */
 struct loaded_model *models_load(struct server *s, const char *path, const char *id, struct loaded_model *replaces,
                                  struct problem *pr);
-struct loaded_model *models_successor(struct server *s, const struct loaded_model *lm);         /* the one being loaded in its place; NULL: none */
-void models_unload(struct server *s, struct loaded_model *lm);  /* no new requests; closes when the running ones have ended */
+/* the one being loaded in its place; NULL: none */
+struct loaded_model *models_successor(struct server *s, const struct loaded_model *lm);
+/* no new requests; closes when the running ones have ended */
+void models_unload(struct server *s, struct loaded_model *lm);
 void models_reload(struct server *s);                           /* SIGHUP: load every model again */
 void models_opened(struct server *s);                           /* on_wake: finish what model_tasks.c has done */
-void models_tick(struct server *s);                             /* close what has drained, cancel what drains too long */
-void models_check(struct server *s);                            /* unload models whose file has changed since it was opened */
+/* close what has drained, cancel what drains too long */
+void models_tick(struct server *s);
+/* unload models whose file has changed since it was opened */
+void models_check(struct server *s);
 int models_start(struct server *s, struct err *e);
 void models_stop(struct server *s);                             /* close all; the loop does not run any more */
 /* End the threads of the engines.  -1: an engine is in a step that does not end; the calls of its

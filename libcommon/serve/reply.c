@@ -96,13 +96,15 @@ const char *client_address(const struct server *s, const struct conn *c, char ou
 {
     const struct http_request *r = s->o.trust_proxy ? conn_request(c) : NULL;
     const char *list = NULL;
-    for (int i = 0; r && i < r->n_fields; i++)          /* the last field: a proxy may add its own after the client's */
+    /* the last field: a proxy may add its own after the client's */
+    for (int i = 0; r && i < r->n_fields; i++)
         if (strcasecmp(r->field[i].name, "X-Forwarded-For") == 0)
             list = r->field[i].value;
     const char *last = list ? strrchr(list, ',') : NULL;
     if (!list)
         return conn_peer(c);
-    list = last ? last + 1 : list;              /* the element that our proxy added; the client may have forged the others */
+    /* the element that our proxy added; the client may have forged the others */
+    list = last ? last + 1 : list;
     without_port(list + strspn(list, " "), out);
     return out;
 }

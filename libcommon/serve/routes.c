@@ -240,7 +240,8 @@ void routes_request(struct server *s, struct conn *c)
         reply_refusal(s, c, 405, "method_not_allowed", "%.32s %.200s: expected %s", r->method, r->path, methods);
     } else if (!guard_admits(s, c, &routes[at])) {
         return;
-    } else if (routes[at].body && routes[at].kind == ROUTE_PLAIN && !conn_has_body(c)) {       /* admitted now, but the body was not kept when it began */
+    } else if (routes[at].body && routes[at].kind == ROUTE_PLAIN && !conn_has_body(c)) {
+        /* admitted now, but the body was not kept when it began */
         struct problem pr;
         conn_set_header(c, "Retry-After", "1");
         if (conn_hold_problem(c, &pr) != 0)

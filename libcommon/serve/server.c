@@ -297,7 +297,8 @@ int server_close(struct server *s)
         return SERVER_STUCK;
     }
     while (atomic_exchange(&s->audit_finished, 1))
-        pause();                                /* server_finish_audit() runs in another thread: the process is about to end */
+        /* server_finish_audit() runs in another thread: the process is about to end */
+        pause();
     const int rc = guard_close(s);              /* before loop_close: joins threads that wake the loop */
     loop_close(s->loop);
     account_close(s->account);

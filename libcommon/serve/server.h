@@ -47,7 +47,8 @@ struct served_model {
     void *handle;                       /* for the opener */
 };
 struct model_opener {
-    int (*open)(void *user, const char *path, struct served_model *m, struct err *e);       /* called from a thread of the server, for one model at a time */
+    /* called from a thread of the server, for one model at a time */
+    int (*open)(void *user, const char *path, struct served_model *m, struct err *e);
     void (*close)(void *user, struct served_model *m);
     void *user;
 };
@@ -69,13 +70,21 @@ struct server_options {
     const char *audit_syslog;           /* also send lines there (audit_syslog.h); NULL: nowhere */
     struct audit_signer *audit_signer;  /* signs the heads of the log; borrowed; NULL: none */
     int audit_prompts;                  /* log prompts, too */
-    int trust_proxy;                    /* X-Forwarded-For names the client, on any machine: keys are required on loopback, too */
+    /* X-Forwarded-For names the client, on any machine: keys are required on loopback, too */
+    int trust_proxy;
     const char *const *origins; int n_origins;      /* origins of web pages that may use the API; "*": all */
-    const char *const *hosts; int n_hosts;          /* accepted Host names besides localhost; Host is checked on loopback, and with no_auth; "*": any */
-    const char *model_dir;              /* only models below it may be loaded over HTTP; NULL: any, by clients on this machine without a proxy */
+    /* accepted Host names besides localhost; Host is checked on loopback, and with no_auth; "*":
+     * any */
+    const char *const *hosts; int n_hosts;
+    /* only models below it may be loaded over HTTP; NULL: any, by clients on this machine without a
+     * proxy */
+    const char *model_dir;
     int max_connections; size_t max_body;
-    int max_per_address;                /* connections of one address without a key, see places.h; 0: any number; not with trust_proxy */
-    size_t max_request_memory, work_memory;         /* bytes of a request, and of all requests (account.h); 0: by the machine's memory */
+    /* connections of one address without a key, see places.h; 0: any number; not with trust_proxy
+     */
+    int max_per_address;
+    /* bytes of a request, and of all requests (account.h); 0: by the machine's memory */
+    size_t max_request_memory, work_memory;
     int max_queue;                      /* requests that may wait to be prepared; 0: any number */
     double timeout_s;                   /* of a request; 0: none */
     double stall_s;                     /* /health answers 503 when a step of an engine takes longer; 0: never */
@@ -99,7 +108,8 @@ int server_start(struct server *s, const char *admin_token, struct err *e);
  * _exit.  NULL is fine. */
 enum { SERVER_STUCK = 1 };
 int server_close(struct server *s);
-int server_finish_audit(struct server *s);              /* any thread, while server_close hangs: write as much of the audit log as possible */
+/* any thread, while server_close hangs: write as much of the audit log as possible */
+int server_finish_audit(struct server *s);
 /* Instead of server_close, before the process ends at once: drop the clients and write the audit
  * lines of their requests.  0 or -1 as server_close. */
 int server_leave(struct server *s);

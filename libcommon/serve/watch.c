@@ -58,7 +58,8 @@ void watch_tick(struct server *s)
                    (double)memory_most(&m) * 1e-9, m.stalled10 > 0 ? m.stalled10 : 0);
     if (now == WATCH_FINE && before != WATCH_FINE)
         server_log(s, "memory is back: %.2f GB are left", (double)memory_now(&m) * 1e-9);
-    if (now == WATCH_TRIM || before == WATCH_TRIM)      /* every second, and when it ends: requests that end meanwhile leave prefixes */
+    /* every second, and when it ends: requests that end meanwhile leave prefixes */
+    if (now == WATCH_TRIM || before == WATCH_TRIM)
         for (struct loaded_model *lm = s->models; lm; lm = lm->next)
             if (lm->worker)
                 worker_trim(lm->worker);
@@ -89,6 +90,7 @@ void stall_tick(struct server *s)
             server_warn(s, "%s: steps go on", lm->id);
         lm->stalled = now;
         if (now && s->o.timeout_s > 0 && clock_ns() > (uint64_t)(s->o.timeout_s * 1e9))
-            calls_give_up(lm, clock_ns() - (uint64_t)(s->o.timeout_s * 1e9));        /* the engine cannot time them out */
+            /* the engine cannot time them out */
+            calls_give_up(lm, clock_ns() - (uint64_t)(s->o.timeout_s * 1e9));
     }
 }

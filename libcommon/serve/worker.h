@@ -43,8 +43,10 @@ struct events {                         /* of one or more steps */
     struct event *event;
     int n_events, room;
     struct buf bytes;
-    struct job *lost;                   /* jobs that ended, but memory ran out for their last event; to be read after the events */
-    struct job *cancel_done;            /* jobs whose worker_cancel is done: the thread does not touch them again for it */
+    /* jobs that ended, but memory ran out for their last event; to be read after the events */
+    struct job *lost;
+    /* jobs whose worker_cancel is done: the thread does not touch them again for it */
+    struct job *cancel_done;
 };
 
 /* wake is called from the thread when there are events.  g is borrowed until worker_close. */
@@ -52,11 +54,13 @@ struct worker *worker_open(struct engine *g, void (*wake)(void *user), void *use
 /* End the thread after its current step; jobs that are not done get no more events.  -1: the step
  * did not end within patience_s; the worker and all that it uses must stay.  NULL is fine. */
 int worker_close(struct worker *w, double patience_s);
-double worker_step_s(const struct worker *w);   /* any thread: seconds since the current step began; 0: it waits for work */
+/* any thread: seconds since the current step began; 0: it waits for work */
+double worker_step_s(const struct worker *w);
 /* Submit p->n (at least 1) jobs.  What p points to must stay until their first event; the
  * constraint is copied and taken over.  0, or -1 without memory; a refusal is an event. */
 int worker_submit(struct worker *w, const struct request_params *p, struct job *jobs);
-int worker_cancel(struct worker *w, struct job *job);                   /* 0, or -1 without memory: the answer continues */
+/* 0, or -1 without memory: the answer continues */
+int worker_cancel(struct worker *w, struct job *job);
 int worker_limits(struct worker *w, const struct engine_limits *l);     /* 0, or -1 without memory */
 void worker_trim(struct worker *w);             /* engine_trim, between two steps */
 void worker_check(struct worker *w);            /* engine_check before the next step; worker_stats has the result */

@@ -220,7 +220,8 @@ static void apply(struct server *s, struct report *r)
             o->outlived |= o->kind == KEYS_CREATE && strcmp(o->info.name, r->info.name) == 0;
     }
     if (r->kind == KEYS_CREATE && !r->outlived)
-        keys_learn(g->keys, &r->info, json_string_value(json_object_get(r->answer, "key")), &ignored);     /* without memory: the next look finds it */
+        /* without memory: the next look finds it */
+        keys_learn(g->keys, &r->info, json_string_value(json_object_get(r->answer, "key")), &ignored);
     if (r->kind == KEYS_REQUIRED || (r->kind == KEYS_CREATE && r->required))
         keys_learn_required(g->keys, r->required);
 }

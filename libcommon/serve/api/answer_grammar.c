@@ -91,7 +91,8 @@ static int call_grammar(struct call *c, const char *param, const struct buf *key
         return problem_set(pr, 400, "ignore_eos", NULL, "ignore_eos: goes on after the end, which %s gives", param);
     c->grammar = grammars_get(c->lm->grammars, key->data, key->size, make, what, &e);
     const size_t n = strlen(param);
-    const int says_where = strncmp(e.msg, param, n) == 0 && e.msg[n] == ':';        /* of grammars and regular expressions, the parameter's name is in the sentence */
+    /* of grammars and regular expressions, the parameter's name is in the sentence */
+    const int says_where = strncmp(e.msg, param, n) == 0 && e.msg[n] == ':';
     if (!c->grammar)
         return e.code == ERR_MEMORY ? problem_set(pr, 503, NULL, "overloaded", "%s: %s", param, e.msg)
                : problem_set(pr, 400, param, e.code == ERR_LIMIT ? "schema_too_large" : e.code == ERR_UNSUPPORTED

@@ -12,7 +12,8 @@ void call_totals(const struct call *c, int *prompt, int *completion, int *cached
         const struct choice *ch = &c->choices[i];
         *completion += ch->stats.n_generated;
         *reasoning += ch->n_reasoning;
-        if (i == 0 || ch->prompt != c->choices[i - 1].prompt)       /* answers to one prompt share it: only the first reports what the cache saved */
+        /* answers to one prompt share it: only the first reports what the cache saved */
+        if (i == 0 || ch->prompt != c->choices[i - 1].prompt)
             *cached += ch->stats.n_cached;
     }
 }

@@ -84,7 +84,8 @@ void call_drop_prompt(struct call *c)
 static size_t engine_bytes(const struct call *c, int n)
 {
     const int embed = c->form->body == BODY_EMBEDDING, max_len = c->lm->m.max_len;
-    const size_t embedding = embed ? (size_t)c->lm->m.model->config.hidden_size * 64 : 0;        /* two copies, and as text */
+    /* two copies, and as text */
+    const size_t embedding = embed ? (size_t)c->lm->m.model->config.hidden_size * 64 : 0;
     size_t bytes = 0, stops = 0;
     for (int i = 0; i < c->n_stop; i++)
         stops += strlen(c->stop[i]) + 64;

@@ -71,7 +71,8 @@ int call_tokenize(struct call *c, int i, const char *text, size_t size, int spec
     if (call_keep(c, n * sizeof *p->ids, pr) != 0)
         return -1;
     p->n_ids = n > INT32_MAX ? INT32_MAX : (int)n;
-    if (bos && c->form->body != BODY_EMBEDDING) {       /* a tokenizer that appends EOS to every text would end the answer at once */
+    /* a tokenizer that appends EOS to every text would end the answer at once */
+    if (bos && c->form->body != BODY_EMBEDDING) {
         int n_eos;
         const int32_t *eos = tokenizer_eos(t, &n_eos);
         for (int k = 0; k < n_eos && p->n_ids > 1; k++)

@@ -28,7 +28,8 @@ struct choice {
     struct buf text;                    /* so far, where the answer is not streamed */
     struct answer_part *part; int n_parts;              /* of a conversation's answer; owned */
     struct tool_parser *parser;         /* owned; NULL: the answer cannot contain calls */
-    struct buf logprobs, values, tops, offsets;         /* JSON of the tokens so far: chat uses the first, completions all */
+    /* JSON of the tokens so far: chat uses the first, completions all */
+    struct buf logprobs, values, tops, offsets;
     int n_logprobs;
     size_t n_chars;                     /* of the text before the next token */
     struct splitter split;
@@ -75,7 +76,8 @@ struct call {
     uint64_t round;                     /* in the queue of the preparing threads */
     struct server *s;
     struct conn *conn;                  /* NULL: the client is gone */
-    struct access_record *record;       /* owned: of a WebSocket's message, or of a client that is gone; else conn has it */
+    /* owned: of a WebSocket's message, or of a client that is gone; else conn has it */
+    struct access_record *record;
     struct loaded_model *lm;            /* NULL until the body is parsed */
     const struct call_form *form;
     int route;                          /* index in routes */
@@ -145,7 +147,8 @@ void call_fail_answer(struct call *c, const struct problem *p); /* the usual cal
 void call_begin_stream(struct call *c);                         /* send status and headers of server-sent events */
 /* Parts of the answers of chat and text completions: */
 void call_head(const struct call *c, const char *object, struct buf *out);      /* up to the list of choices */
-void call_end_event(struct call *c, const char *finish);        /* end c->line and send it; finish NULL: more follows */
+/* end c->line and send it; finish NULL: more follows */
+void call_end_event(struct call *c, const char *finish);
 void call_end_stream(struct call *c);                           /* the usage, if it was asked for, and [DONE] */
 void call_end_answer(struct call *c, struct buf *out);          /* the end of the list; replies and releases out */
 

@@ -25,9 +25,11 @@ struct conversation {
     const char *param;                  /* what the conversation is called: "messages", "input" */
     json_t *messages;                   /* owned */
     json_t *tools;                      /* owned: [{"type": "function", "function": {...}}]; NULL: none */
-    json_t *strict;                     /* owned: an object whose keys are the functions with strict: true; NULL: none */
+    /* owned: an object whose keys are the functions with strict: true; NULL: none */
+    json_t *strict;
     json_t *vars;                       /* owned: for the template; NULL: none */
-    const json_t *format; const char *format_param;     /* borrowed: of the answer, {"type": "json_schema", ...}; NULL: none */
+    /* borrowed: of the answer, {"type": "json_schema", ...}; NULL: none */
+    const json_t *format; const char *format_param;
     enum call_choice choice;
     const char *only;                   /* borrowed: the one function to be called; NULL: any */
     int serial;                         /* at most one call */

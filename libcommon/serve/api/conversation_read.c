@@ -333,7 +333,8 @@ json_t *format_schema(const json_t *format, const char *param, struct problem *p
         return NULL;
     }
     const json_t *inside = js_get(format, "json_schema");
-    json_t *schema = js_get(inside ? inside : format, "schema");        /* Chat Completions has a level more than Responses */
+    /* Chat Completions has a level more than Responses */
+    json_t *schema = js_get(inside ? inside : format, "schema");
     if (!json_is_object(schema) && !json_is_boolean(schema)) {
         problem_set(pr, 400, param, schema ? "invalid_type" : "missing",
                     schema ? "%s: schema: found %s, expected an object" : "%s: schema: missing", param,

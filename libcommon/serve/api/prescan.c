@@ -155,7 +155,8 @@ static int is_twice(struct seen *seen, const struct field *f)
 static int blank_ignored(char *s, size_t size, enum body_kind kind, struct prescan *p, struct problem *pr)
 {
     struct seen seen = { .n = 0 };
-    size_t at = skip_blanks(s, size, 0), comma = 0;     /* comma: the one before this member; 0: it is the first that stays */
+    /* comma: the one before this member; 0: it is the first that stays */
+    size_t at = skip_blanks(s, size, 0), comma = 0;
     if (at >= size || s[at] != '{')
         return 0;
     for (at++;;) {

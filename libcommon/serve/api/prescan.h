@@ -15,7 +15,8 @@ enum { JSON_DEPTH = 512 };              /* levels of a body */
 struct prescan {
     size_t tree_bytes;                  /* upper bound of what jansson allocates for it, on a 64-bit glibc */
     size_t text_bytes;                  /* of its strings */
-    size_t n_blanked;                   /* bytes of members that are ignored; the text keeps its size, lines and columns */
+    /* bytes of members that are ignored; the text keeps its size, lines and columns */
+    size_t n_blanked;
 };
 /* Blanks in text what a body of this kind ignores.  Malformed text is left to jansson, which
  * refuses it; what it builds before that is counted as well.  -1 with *pr: more than JSON_DEPTH

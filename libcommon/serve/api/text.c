@@ -81,7 +81,9 @@ static int tokenize(struct call *c, struct problem *pr)
     return rc;
 }
 
-enum { TEXT_BYTES = 8 };                /* that an answer takes for each byte of a text: the text, as JSON (once more as it grows), and what waits for the client */
+/* that an answer takes for each byte of a text: the text, as JSON (once more as it grows), and what
+ * waits for the client */
+enum { TEXT_BYTES = 8 };
 
 static int detokenize(struct call *c, struct problem *pr)
 {
