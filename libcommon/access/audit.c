@@ -1,3 +1,4 @@
+/* audit.c - write one chain of the audit log, and compress its rotated files in a thread. */
 #include "libcommon/access/audit.h"
 
 #include <errno.h>
@@ -20,16 +21,17 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/thread.h"
 
-enum { LOOK_MS = 20, LAST_LOOKS = 50 };     /* how often the packer tries the lock, and how many more times once the log is being closed */
+/* how often the compressor tries the lock, and how many more times once the log is being closed */
+enum { LOOK_MS = 20, LAST_LOOKS = 50 };
 
 struct audit {
-    pthread_mutex_t writing;                /* of the writer; held while the lock of the folder and the disk are waited for */
+    pthread_mutex_t writing;                /* of w; held while waiting for the lock of the folder and for the disk */
     struct audit_writer w;
-    pthread_mutex_t mutex;                  /* of everything below; never held for long */
+    pthread_mutex_t mutex;                  /* of everything below; held only briefly */
     char *recent[AUDIT_RECENT]; uint64_t n_recent;      /* ring; the newest is n_recent - 1 */
     struct audit_stats stats;
-    pthread_t packer; int packing, stopping, work;      /* the thread that compresses */
-    int announced;                          /* the retention is in the chain: files beyond it may be removed */
+    pthread_t compressor; int compressing, stopping, work;      /* the thread that compresses */
+    int announced;  /* the chain has a line with the retention, so files beyond it may be removed */
     pthread_cond_t wake;
 };
 
@@ -42,8 +44,8 @@ void audit_lost(struct audit *a, const struct err *why)
     pthread_mutex_unlock(&a->mutex);
 }
 
-/* After a try to write: keep the line in memory, where the newest are, and wake the packer if a
- * file was rotated.  line NULL: none; good: it succeeded. */
+/* After an attempt to write: keep the line in the ring of recent lines, and wake the compressor if
+ * a file was rotated.  line NULL: there is none.  good: the attempt succeeded. */
 static void written(struct audit *a, char *line, int good)
 {
     char *old = NULL;
@@ -85,7 +87,8 @@ void audit_write(struct audit *a, char *line, size_t n)
         audit_lost(a, &e);
         line[unchained] = '}';
         if (a->w.syslog)
-            audit_syslog_add(a->w.syslog, a->w.chain, line, unchained + 1);     /* it survives there, without a place in the chain */
+            /* syslog gets it without a place in the chain */
+            audit_syslog_add(a->w.syslog, a->w.chain, line, unchained + 1);
         free(line);
     }
 }
@@ -101,7 +104,7 @@ void audit_sign_head(struct audit *a)
         audit_lost(a, &e);
 }
 
-/* ---- what happens to rotated files, in a thread of its own ---- */
+/* ---- the compressor: a thread that compresses and removes rotated files ---- */
 
 static int is_stopping(struct audit *a)
 {
@@ -111,8 +114,8 @@ static int is_stopping(struct audit *a)
     return stopping;
 }
 
-/* The lock, for the packer, who can do without: a program that stands still with it holds up
- * nobody's end.  -1: *e. */
+/* Take the lock for the compressor.  It gives up when the log is closed, so a stopped program that
+ * holds the lock does not delay the end.  -1: *e. */
 static int wait_lock(struct audit *a, struct err *e)
 {
     int lock, looks = 0;
@@ -132,7 +135,7 @@ static int wait_lock(struct audit *a, struct err *e)
     return lock;
 }
 
-/* The compressed file takes the place of path, unless path was cleared away meanwhile. */
+/* Rename the compressed file over path, unless path was removed by audit_clear() meanwhile. */
 static int replace(struct audit *a, const char *path, const char *temp, const char *gz, struct err *e)
 {
     int lock = wait_lock(a, e), rc = 0;
@@ -148,9 +151,9 @@ static int replace(struct audit *a, const char *path, const char *temp, const ch
     return rc;
 }
 
-/* X.jsonl to X.jsonl.gz: under a name that nobody takes for a log until it is whole. Somebody
- * else may be at it: then not. */
-static int pack(struct audit *a, const char *path, struct err *e)
+/* Compress X.jsonl to X.jsonl.gz, under a temporary name that is not that of a log file.  Does
+ * nothing if another process is compressing it. */
+static int compress_file(struct audit *a, const char *path, struct err *e)
 {
     char gz[4224], temp[4232];
     struct stat st;
@@ -163,7 +166,7 @@ static int pack(struct audit *a, const char *path, struct err *e)
         close(in);
         return 0;
     }
-    fdatasync(in);                          /* here, not where a request would wait for the disk */
+    fdatasync(in);                          /* here, so that no request waits for the disk */
     char *buffer = malloc(1 << 16);
     int out = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600), rc = -1;
     gzFile z = out >= 0 ? gzdopen(dup(out), "w6") : NULL;
@@ -187,7 +190,7 @@ static int pack(struct audit *a, const char *path, struct err *e)
     return rc;
 }
 
-static int pack_all(struct audit *a, struct err *e)
+static int compress_all(struct audit *a, struct err *e)
 {
     struct audit_files f;
     int rc = 0, lock;
@@ -199,20 +202,20 @@ static int pack_all(struct audit *a, struct err *e)
     int n = f.n;
     if (n && f.file[n - 1].current)
         n--;
-    /* a reader holds the lock while it opens its files: none disappears in between */
+    /* Readers hold the lock while they open their files, so none disappears in between. */
     if (n > keep && (lock = wait_lock(a, e)) >= 0) {
         for (int i = 0; i < n - keep; i++)
             unlink(f.file[i].path);
         close(lock);
     }
     for (int i = n > keep ? n - keep : 0; i < n && !(rc && is_stopping(a)); i++)
-        if (!f.file[i].gz && pack(a, f.file[i].path, e))
+        if (!f.file[i].gz && compress_file(a, f.file[i].path, e))
             rc = -1;
     audit_files_release(&f);
     return rc;
 }
 
-static void *packer(void *user)
+static void *compressor(void *user)
 {
     struct audit *a = user;
     pthread_mutex_lock(&a->mutex);
@@ -224,7 +227,7 @@ static void *packer(void *user)
         a->work = 0;
         pthread_mutex_unlock(&a->mutex);
         struct err e;
-        if (pack_all(a, &e) && !is_stopping(a))         /* the next one who opens the log goes on with it */
+        if (compress_all(a, &e) && !is_stopping(a))         /* the next process that opens the log continues */
             audit_lost(a, &e);
         pthread_mutex_lock(&a->mutex);
     }
@@ -249,12 +252,12 @@ struct audit *audit_open(const struct audit_options *o, struct err *e)
         err_sys(&why, "%s", o->folder);
         audit_lost(a, &why);
     }
-    a->work = 1;                            /* what a crash left uncompressed */
-    if (thread_start(&a->packer, packer, a)) {
+    a->work = 1;                            /* compress the files that a crash left uncompressed */
+    if (thread_start(&a->compressor, compressor, a)) {
         err_set(e, ERR_MEMORY, "a thread for the audit log: none to be had");
         goto fail;
     }
-    a->packing = 1;
+    a->compressing = 1;
     return a;
 fail:
     audit_close(a);
@@ -265,12 +268,12 @@ void audit_close(struct audit *a)
 {
     if (!a)
         return;
-    if (a->packing) {
+    if (a->compressing) {
         pthread_mutex_lock(&a->mutex);
         a->stopping = 1;
         pthread_cond_signal(&a->wake);
         pthread_mutex_unlock(&a->mutex);
-        pthread_join(a->packer, NULL);
+        pthread_join(a->compressor, NULL);
     }
     audit_writer_close(&a->w);
     for (int i = 0; i < AUDIT_RECENT; i++)

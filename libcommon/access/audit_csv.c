@@ -1,3 +1,5 @@
+/* audit_csv.c - export the audit log as CSV: collect the columns in a first pass, write the rows in
+ * a second. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,15 +10,16 @@ enum { MAX_COLUMNS = 64 };
 struct csv {
     char *column[MAX_COLUMNS]; int n;
     size_t name_size[MAX_COLUMNS];
-    struct audit_value cell[MAX_COLUMNS];         /* of this row */
-    char *line; size_t room;                /* a copy of this line, for cells to end in */
+    struct audit_value cell[MAX_COLUMNS];         /* cells of the current row */
+    char *line; size_t room;                /* a copy of the current line, in which cells are terminated */
     int (*write)(void *user, const char *text, size_t size);
     void *user;
     uint64_t rows;
     int failed;
 };
 
-/* Fields mostly come in the order of the columns: looked for from `at` on. */
+/* The index of a column.  Fields mostly come in the order of the columns, so the search begins at
+ * `at`. */
 static int find_column(const struct csv *c, const struct audit_text *name, int at)
 {
     for (int k = 0; k < c->n; k++) {
@@ -37,7 +40,7 @@ static int add_column(struct csv *c, const char *name, size_t n)
     return 0;
 }
 
-/* First pass: the fields that any line has. */
+/* First pass: collect the fields of all lines. */
 static int note_columns(void *user, const struct audit_record *r)
 {
     struct csv *c = user;
@@ -45,7 +48,8 @@ static int note_columns(void *user, const struct audit_record *r)
     struct audit_text key;
     struct audit_value v;
     for (int i = 0; audit_next_field(&at, &key, &v) > 0; i++) {
-        if (audit_text_is(&key, "hash") || audit_text_is(&key, "seq") || key.n >= 256 || memchr(key.p, '\0', key.n))        /* the last: of nobody's writer, and no name of a column */
+        /* not the chain's fields, nor a name that no writer of ours produces */
+        if (audit_text_is(&key, "hash") || audit_text_is(&key, "seq") || key.n >= 256 || memchr(key.p, '\0', key.n))
             continue;
         const int found = find_column(c, &key, i < c->n ? i : 0);
         if (found < 0 && c->n < MAX_COLUMNS && add_column(c, key.p, key.n) != 0)
@@ -55,8 +59,8 @@ static int note_columns(void *user, const struct audit_record *r)
     return 0;
 }
 
-/* May a formula begin here?  The ASCII ones, and the full-width forms that some locales take for
- * them (OWASP, "CSV Injection"). */
+/* Can a formula begin at p?  Covers ASCII and the full-width characters that some locales accept
+ * (OWASP, "CSV Injection"). */
 static int begins_formula(const char *p)
 {
     static const char *const signs[] = { "=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20" };
@@ -66,8 +70,8 @@ static int begins_formula(const char *p)
     return 0;
 }
 
-/* Bytes of what a spreadsheet may take away before a text: blanks, a no-break space, the mark of
- * a byte order. */
+/* Length of the characters at p that a spreadsheet may strip before a text: blanks, no-break space,
+ * byte order mark. */
 static size_t blank(const char *p)
 {
     static const char *const wide[] = { "\u00a0", "\u3000", "\u200b", "\ufeff" };
@@ -77,8 +81,8 @@ static size_t blank(const char *p)
     return *p == ' ' || (*p >= '\t' && *p <= '\r');
 }
 
-/* Is p where a cell may begin (in its text, or behind what cells are separated by where commas
- * do not), blanks aside? */
+/* Does a formula begin at p, after any blanks?  p is the beginning of a cell's text, or follows a
+ * character that separates cells where commas do not. */
 static int is_formula(const char *p)
 {
     for (size_t n; (n = blank(p)); p += n)
@@ -109,8 +113,8 @@ static int is_plain_number(const struct audit_text *t)
     return whole > 0 && part >= dot && sign + whole + dot + part == t->n;
 }
 
-/* A row whose cells are what the line has between quotes: plain ASCII without escapes, and
- * numbers. 0: it is another one. */
+/* Split a line into cells that need no conversion: plain ASCII without escapes, and numbers.  0:
+ * the line has others. */
 static int plain_cells(struct csv *c, const struct audit_record *r)
 {
     if (c->room <= r->size) {
@@ -170,7 +174,7 @@ static int put_row(void *user, const struct audit_record *r)
     } else {
         json_t *o = json_loadb(r->line, r->size, 0, NULL);
         if (!o)
-            return 0;                       /* it looked like ours and is no JSON: not worth a row */
+            return 0;                       /* looked like an entry, but is not JSON: no row */
         for (int i = 0; i < c->n && !bad; i++) {
             json_t *v = json_object_get(o, c->column[i]);
             char *text = json_is_string(v) ? strdup(json_string_value(v)) : v &&
@@ -195,7 +199,7 @@ int audit_csv(const char *folder, const struct audit_filter *f, int (*write)(voi
     struct audit_scan s;
     int rc = -1;
     if (!until.until_ms)
-        until.until_ms = audit_now_ms() + 1;    /* lines that come between the two passes have to wait */
+        until.until_ms = audit_now_ms() + 1;    /* leave out lines that are added between the two passes */
     for (size_t i = 0; i < sizeof usual / sizeof *usual; i++)
         add_column(&c, usual[i], strlen(usual[i]));
     if (c.failed || audit_scan(folder, &until, note_columns, &c, &s, e) || c.failed) {

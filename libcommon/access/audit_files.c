@@ -1,3 +1,4 @@
+/* audit_files.c - list, lock and remove the files of an audit log, and find the end of a chain. */
 #include "libcommon/access/audit_files.h"
 
 #include <dirent.h>
@@ -15,8 +16,8 @@
 
 const char *audit_chain_name(enum audit_chain chain) { return chain == AUDIT_KEYS ? "requests" : "anonymous"; }
 
-/* "requests_20261121_150846" or "requests_20261121_150846_002": bytes of it, 0 if the name does
- * not begin so. */
+/* Length of "requests_20261121_150846" or "requests_20261121_150846_002" at the beginning of a
+ * name, or 0. */
 static size_t stem(const char *name, enum audit_chain chain)
 {
     const char *begin = audit_chain_name(chain);
@@ -44,12 +45,12 @@ static int by_path(const void *a, const void *b)
     const char *p = strrchr(x->path, '/') + 1, *q = strrchr(y->path, '/') + 1;
     const size_t n = strcspn(p, "."), m = strcspn(q, ".");
     if (x->current || y->current)
-        return x->current - y->current;     /* it comes last */
-    int c = memcmp(p, q, n < m ? n : m);    /* a clash is longer and comes later */
+        return x->current - y->current;     /* the current file comes last */
+    int c = memcmp(p, q, n < m ? n : m);    /* a name with a clash number is longer and comes later */
     return c ? c : n != m ? (n > m) - (n < m) : y->gz - x->gz;
 }
 
-enum { PLAIN, PACKED, CURRENT };
+enum { PLAIN, COMPRESSED, CURRENT };
 static int add(struct audit_files *f, const char *folder, const char *name, int kind, struct err *e)
 {
     struct stat st;
@@ -69,7 +70,7 @@ static int add(struct audit_files *f, const char *folder, const char *name, int 
         return err_nomem(e, "names of log files");
     }
     f->file = more;
-    f->file[f->n++] = (struct audit_file){ .path = path, .gz = kind == PACKED, .current = kind == CURRENT,
+    f->file[f->n++] = (struct audit_file){ .path = path, .gz = kind == COMPRESSED, .current = kind == CURRENT,
                                            .size = (uint64_t)st.st_size, .changed_s = st.st_mtime };
     return 0;
 }
@@ -86,7 +87,7 @@ int audit_files_list(struct audit_files *f, const char *folder, enum audit_chain
         if (n && strcmp(x->d_name + n, ".jsonl") == 0)
             rc = add(f, folder, x->d_name, PLAIN, e);
         else if (n && strcmp(x->d_name + n, ".jsonl.gz") == 0)
-            rc = add(f, folder, x->d_name, PACKED, e);
+            rc = add(f, folder, x->d_name, COMPRESSED, e);
         else if (is_current(x->d_name, chain))
             rc = add(f, folder, x->d_name, CURRENT, e);
     }
@@ -98,7 +99,8 @@ int audit_files_list(struct audit_files *f, const char *folder, enum audit_chain
     if (f->n)
         qsort(f->file, (size_t)f->n, sizeof *f->file, by_path);
     int n = 0;
-    for (int i = 0; i < f->n; i++) {        /* X.jsonl.gz only appears when it is complete; X.jsonl beside it was about to be removed */
+    /* X.jsonl.gz appears only when it is complete, so X.jsonl beside it was about to be removed */
+    for (int i = 0; i < f->n; i++) {
         const int twice = n > 0 && f->file[n - 1].gz && !f->file[i].gz &&
                           strncmp(f->file[n - 1].path, f->file[i].path, strlen(f->file[i].path)) == 0;
         if (twice)
@@ -162,7 +164,7 @@ int audit_lock(const char *folder, int exclusive, struct err *e)
 }
 int audit_try_lock(const char *folder, struct err *e) { return lock(folder, LOCK_EX | LOCK_NB, e); }
 
-/* The number that ends at `end`, where `,"seq":` stands before it; else 0. */
+/* The number that ends at `end`, if `,"seq":` precedes it; else 0. */
 static uint64_t number_before(const char *line, const char *end)
 {
     enum { FIELD = sizeof AUDIT_SEQ_FIELD - 1 };
@@ -231,7 +233,9 @@ int audit_head_write(const char *folder, enum audit_chain chain, const struct au
         return err_sys(e, "%s", path);
     snprintf(text, sizeof text, "%0*" PRIu64 " %s %0*d\n", SEQ_DIGITS, head->end.seq, head->end.hash, KEEP_DIGITS,
              head->keep);
-    const ssize_t n = pwrite(fd, text, HEAD_SIZE, 0);       /* in place and less than a page: a process that dies leaves the old or the new text */
+    /* in place and shorter than a page: when a process dies, the file has the old or the new
+     * text */
+    const ssize_t n = pwrite(fd, text, HEAD_SIZE, 0);
     const int rc = n == HEAD_SIZE ? 0 : n < 0 ? err_sys(e, "%s", path)
                                               : err_set(e, ERR_IO, "%s: the disk took %zd of %d bytes", path, n,
                                                         HEAD_SIZE);
@@ -239,7 +243,7 @@ int audit_head_write(const char *folder, enum audit_chain chain, const struct au
     return rc;
 }
 
-/* Searches back in pieces, so that a long torn line costs no more than its length. */
+/* Searches backwards in growing pieces, so a long partial line costs only its own length. */
 int audit_tail(int fd, const char *path, struct audit_end *last, uint64_t *end, struct err *e)
 {
     struct stat st;
@@ -264,7 +268,7 @@ int audit_tail(int fd, const char *path, struct audit_end *last, uint64_t *end, 
             break;
         }
         done = n;
-        /* lines from the last back: [begin, stop), text[stop] == '\n' */
+        /* Lines from the last one backwards: [begin, stop), text[stop] == '\n'. */
         for (uint64_t stop = n; stop > 0;) {
             const char *nl = memrchr(text, '\n', stop);
             if (!nl)

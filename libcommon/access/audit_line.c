@@ -1,3 +1,4 @@
+/* audit_line.c - write an entry of the audit log as JSON: escaped, bounded, without API keys. */
 #include "libcommon/access/audit_line.h"
 
 #include <inttypes.h>
@@ -10,7 +11,7 @@
 #include "libcommon/access/audit_files.h"
 #include "libcommon/base/utf8.h"
 
-/* Bytes of a text in the line. */
+/* Longest text of each field, in bytes as written. */
 enum { ID_MAX = 160, METHOD_MAX = 32, PATH_MAX_BYTES = 512, NAME_MAX_BYTES = 256, ADDRESS_MAX = 64, AGENT_MAX = 256,
        ERROR_MAX = 512, PROMPT_MAX = 8192, MARK = 40 };
 
@@ -23,8 +24,8 @@ void line_put(struct audit_text_line *l, const char *fmt, ...)
     l->n += (size_t)n;
 }
 
-/* Bytes of what looks like an API key, or most of one: clients send keys in paths and other
- * places where none belong. */
+/* Length of an API key, or of most of one, at text; 0: there is none.  Clients send keys in paths
+ * and other wrong places. */
 static size_t key_at(const char *text)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -57,25 +58,26 @@ void audit_copy(char *out, size_t size, const char *text)
     out[n] = '\0';
 }
 
-/* Characters that a terminal, or a program that splits text into lines, might obey: controls,
- * ends of lines, changes of direction. */
-static int steers(uint32_t u)
+/* Is it a character that a terminal, or a program that splits text into lines, may interpret:
+ * control characters, line separators, changes of direction? */
+static int is_steering(uint32_t u)
 {
     return u < 0x20 || (u >= 0x7f && u < 0xa0) || (u >= 0x2028 && u <= 0x202e) || (u >= 0x2066 && u <= 0x2069);
 }
 
-/* The character at text, of size bytes: its bytes in the line, which are left in out. */
+/* Write the character at text [size] to out as it stands in the line; returns the number of bytes
+ * written. */
 static size_t write_character(const char *text, size_t size, int *read, char out[8])
 {
     const uint32_t u = utf8_next(text, size, read);
     if (u == '"' || u == '\\')
         return (size_t)sprintf(out, "\\%c", (int)u);
-    if (steers(u))
+    if (is_steering(u))
         return (size_t)sprintf(out, "\\u%04x", (unsigned)u & 0xffff);
     return (size_t)utf8_encode(u, out);
 }
 
-/* "key":"text" with invalid UTF-8 replaced, API keys left out, and at most max bytes of text. */
+/* Add "key":"text" with invalid UTF-8 replaced, API keys removed, and at most max bytes of text. */
 static void put_text(struct audit_text_line *l, const char *key, const char *text, size_t max)
 {
     line_put(l, ",\"%s\":", key);
@@ -100,7 +102,7 @@ static void put_text(struct audit_text_line *l, const char *key, const char *tex
     line_put(l, "\"");
 }
 
-/* "2026-11-21T15:08:46.003Z" and, as a second field, 1795273726.003 */
+/* Add "2026-11-21T15:08:46.003Z" and, as a second field, 1795273726.003. */
 static void put_time(struct audit_text_line *l, const char *prefix, int64_t ms)
 {
     struct tm t;

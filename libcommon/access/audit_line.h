@@ -1,20 +1,20 @@
-/* audit_line.h - a line of the audit log as JSON, without the fields of the chain at its end.
+/* audit_line.h - a line of the audit log as JSON, without the chain's fields at its end.
  *
- * A line is bounded: a text that takes more than its field's bytes, escapes counted, is cut and
- * ends in "...[N bytes]", N of the whole text. */
+ * Lines are bounded: a text that is longer than its field allows, escapes counted, is cut and ends
+ * in "...[N bytes]", N being the whole length. */
 #ifndef ZSE_ACCESS_AUDIT_LINE_H
 #define ZSE_ACCESS_AUDIT_LINE_H
 
 #include "libcommon/access/audit.h"
 
-enum { AUDIT_LINE_ROOM = 16384 };           /* of any line that is written; older logs have longer ones */
+enum { AUDIT_LINE_ROOM = 16384 };           /* longest line that is written; older logs have longer ones */
 
 struct audit_text_line { char *p; size_t n, room; };
 
 void line_put(struct audit_text_line *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* {"timestamp":"2026-11-21T15:08:46.003Z","timestamp_unix":1795273726.003 */
 void line_time(struct audit_text_line *l, int64_t ms);
-/* text without what looks like an API key, cut to size. */
+/* Copy text to out [size], with API keys removed, cut to fit. */
 void audit_copy(char *out, size_t size, const char *text);
 
 #endif

@@ -1,3 +1,4 @@
+/* audit_log.c - route entries to the two chains, through merging and a queue. */
 #include "libcommon/access/audit_log.h"
 
 #include <stdio.h>
@@ -13,10 +14,10 @@ struct chain { struct audit *audit; struct audit_queue *queue; struct audit_merg
 struct audit_log {
     struct chain chain[AUDIT_CHAINS];
     struct audit_syslog *syslog;            /* NULL: none */
-    struct audit_syslog_stats sent;         /* after its end */
+    struct audit_syslog_stats sent;         /* when it was closed */
     int has_syslog;
     int is_signing;
-    uint64_t merging_ns;                    /* since then requests are merged */
+    uint64_t merging_ns;                    /* clock_ns() of the last flush */
 };
 
 static int open_chain(struct chain *c, const struct audit_log_options *o, enum audit_chain which,

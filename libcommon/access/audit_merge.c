@@ -1,3 +1,4 @@
+/* audit_merge.c - count requests by group. */
 #include "libcommon/access/audit_merge.h"
 
 #include <stdio.h>
@@ -7,16 +8,16 @@
 #include "libcommon/access/audit_line.h"
 #include "libcommon/base/address.h"
 
-/* Groups of the table that one address may not take: for the other paths of each, and for the
- * other addresses. */
+/* Groups that one address may not take: for other paths of each address, and for other
+ * addresses. */
 enum { RESERVED_PATHS = 32, RESERVED_ADDRESSES = 32, PREFIX_MAX = 64 };
 
 struct merge_group {
     uint64_t hash, client_hash;
-    struct audit_entry x;                   /* its texts are those below */
+    struct audit_entry x;                   /* its strings point to those below */
     char path[192], client[64], agent[96], method[24], key[72], model[96], error[128], first_id[160], last_id[160];
     int has_path, has_agent, has_method, has_key, has_model, has_error;
-    int path_is_cut;                        /* several paths: path is what they have in common */
+    int path_is_cut;                        /* paths differ: path is their common beginning */
     double latency_sum;
 };
 struct audit_merge { int n; int own[AUDIT_KINDS]; struct merge_group group[MERGE_GROUPS]; };
@@ -42,7 +43,7 @@ static uint64_t mix(uint64_t h, const char *text, size_t n)
 
 static uint64_t mix_text(uint64_t h, const char *text) { return text ? mix(h, text, strlen(text)) : mix(h, "\1", 1); }
 
-/* The first two segments of a path: "/v1/chat" of "/v1/chat/completions". */
+/* Length of the first two segments of a path: "/v1/chat" of "/v1/chat/completions". */
 static size_t prefix(const char *path)
 {
     size_t n = 0;
@@ -52,7 +53,7 @@ static size_t prefix(const char *path)
     return n;
 }
 
-/* paths, addresses: 1: as it is; 0: all count together. */
+/* The hash of a request's group.  paths 0: all paths of the client count together. */
 static uint64_t hash_of(const struct audit_entry *x, uint64_t client, int paths)
 {
     uint64_t h = 1469598103934665603u ^ client;
@@ -105,7 +106,7 @@ static struct merge_group *new_group(struct audit_merge *m, uint64_t hash, uint6
     return g;
 }
 
-/* A field that is not the same in all of a group is left out. */
+/* Drop a field that is not equal in all requests of the group. */
 static void keep_same(int *has, const char *kept, size_t size, const char *text)
 {
     char now[192];
@@ -113,7 +114,7 @@ static void keep_same(int *has, const char *kept, size_t size, const char *text)
     *has = *has && text && strcmp(kept, now) == 0;
 }
 
-/* What the paths have in common stays. */
+/* Reduce the path to the common beginning. */
 static void narrow(struct merge_group *g, const char *path)
 {
     char now[sizeof g->path];

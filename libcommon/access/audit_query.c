@@ -1,3 +1,4 @@
+/* audit_query.c - select and sum up entries of an audit log. */
 #include "libcommon/access/audit_query.h"
 
 #include <inttypes.h>
@@ -23,10 +24,10 @@ static int takes(const struct audit_filter *f, const struct audit_record *r)
     return r->latency_ms >= f->min_latency_ms;
 }
 
-/* One chain, and its next entry. */
+/* One chain and its next entry. */
 struct chain_stream { struct audit_reader in; struct audit_record r; int open, has_entry; };
 
-/* To the next entry of the chain.  -1: it cannot be read. */
+/* Move to the next entry of the chain.  -1: it cannot be read. */
 static int advance(struct chain_stream *t, struct audit_scan *s, struct err *e)
 {
     const char *line;
@@ -45,7 +46,7 @@ static int advance(struct chain_stream *t, struct audit_scan *s, struct err *e)
     return t->has_entry || more == 0 ? 0 : -1;
 }
 
-/* The entry that comes next in time. */
+/* The chain whose next entry is the earliest. */
 static struct chain_stream *earliest(struct chain_stream *t)
 {
     struct chain_stream *first = NULL;
@@ -82,7 +83,7 @@ int audit_scan(const char *folder, const struct audit_filter *f, int (*fn)(void 
 
 /* ---- the newest ---- */
 
-/* Their memory is used again: a line costs a copy. */
+/* A line of the ring; its memory is reused for later lines. */
 struct kept { char *text; size_t n, room; };
 struct newest { struct kept *line; int room; uint64_t seen; int failed; };
 
@@ -139,7 +140,7 @@ enum { MAX_NAMES = 256, NAME_SLOTS = 1024 };
 struct tally {
     char *name[MAX_NAMES]; size_t size[MAX_NAMES]; uint64_t count[MAX_NAMES];
     int n;
-    uint16_t slot[NAME_SLOTS];              /* by hash, open addressing: a name's number and 1; 0: free */
+    uint16_t slot[NAME_SLOTS];  /* hash table with open addressing: index of a name plus 1; 0: free */
     uint64_t other;
 };
 
@@ -168,7 +169,7 @@ static json_t *tally_json(const struct tally *t)
 {
     json_t *o = json_object();
     for (int i = 0; i < t->n; i++) {
-        char text[4096];                    /* back from how it is written in the log */
+        char text[4096];                    /* text without the log's escapes */
         snprintf(text, sizeof text, "[\"%s\"]", t->name[i]);
         json_t *a = json_loads(text, 0, NULL);
         const char *name = json_string_value(json_array_get(a, 0));
@@ -264,7 +265,7 @@ static int count_errors(void *user, const struct audit_record *r)
     return 0;
 }
 
-/* Files of one chain as they lie there. */
+/* The files of one chain as JSON. */
 static json_t *chain_json(const char *folder, enum audit_chain chain, struct err *e)
 {
     struct audit_files f;

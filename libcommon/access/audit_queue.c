@@ -1,3 +1,4 @@
+/* audit_queue.c - write lines of the audit log in a thread of their own. */
 #include "libcommon/access/audit_queue.h"
 
 #include <errno.h>
@@ -18,7 +19,7 @@ struct audit_queue {
     pthread_cond_t wake, done;
     struct waiting *first, **last;
     size_t bytes;
-    int n, stopping, ended;                 /* n: lines that wait, and the one that is being written */
+    int n, stopping, ended;                 /* n: waiting lines, including the one being written */
 };
 
 static void *work(void *user)
@@ -89,7 +90,7 @@ void audit_queue_sign(struct audit_queue *w)
 {
     struct waiting *new = calloc(1, sizeof *new);
     if (!new)
-        return;                             /* the next one signs these lines too */
+        return;                             /* the next signature covers these lines too */
     pthread_mutex_lock(&w->mutex);
     add(w, new);
     pthread_mutex_unlock(&w->mutex);

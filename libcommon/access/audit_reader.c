@@ -1,3 +1,4 @@
+/* audit_reader.c - read lines of the audit log and parse their fields. */
 #include "libcommon/access/audit_reader.h"
 
 #include <errno.h>
@@ -27,7 +28,8 @@ int audit_reader_open(struct audit_reader *r, const char *folder, enum audit_cha
     if (access(folder, F_OK) && errno == ENOENT)
         return 0;
     struct err unused;
-    const int lock = audit_lock(folder, 0, &unused);    /* on a disk that is read-only there is no lock, and no writer */
+    /* fails on a read-only disk, which has no writers either */
+    const int lock = audit_lock(folder, 0, &unused);
     r->has_head = audit_head_read(folder, chain, &r->head);
     int rc = audit_files_list(&r->files, folder, chain, e);
     if (rc == 0 && (!(r->buffer = malloc(r->room)) || !(r->z = calloc((size_t)r->files.n + 1, sizeof *r->z))))
@@ -42,7 +44,8 @@ int audit_reader_open(struct audit_reader *r, const char *folder, enum audit_cha
             if (fd >= 0)
                 close(fd);
         } else {
-            gzbuffer(r->z[i], CHUNK / 16);      /* little beside what is asked for: plain files are read to where they are parsed */
+            /* small: plain files are then read directly into our buffer */
+            gzbuffer(r->z[i], CHUNK / 16);
         }
     }
     if (lock >= 0)
@@ -69,7 +72,8 @@ int audit_reader_next(struct audit_reader *r, const char **line, size_t *size, i
             memmove(r->buffer, p, r->end - r->begin);
             r->end -= r->begin;
             r->begin = 0;
-            if (r->end >= LINE_MAX_BYTES) {             /* the rest of it will come as another piece that is not whole */
+            /* drop it; the rest comes as another piece that is not whole */
+            if (r->end >= LINE_MAX_BYTES) {
                 r->skipping = 1;
                 r->end = 0;
             }
@@ -91,7 +95,8 @@ int audit_reader_next(struct audit_reader *r, const char **line, size_t *size, i
             r->line_no++;
             return 1;
         }
-        if (r->at < r->files.n && r->z[r->at]) {        /* its buffers make room for the next one's */
+        /* free its buffers before those of the next file are allocated */
+        if (r->at < r->files.n && r->z[r->at]) {
             gzclose(r->z[r->at]);
             r->z[r->at] = NULL;
         }
@@ -102,9 +107,9 @@ int audit_reader_next(struct audit_reader *r, const char **line, size_t *size, i
     }
 }
 
-/* ---- fields: one flat JSON object, as the writer makes them; anything else is no entry ---- */
+/* ---- fields: one flat JSON object as the writer makes it; any other line is no entry ---- */
 
-/* The string at p (which is '"'): its inside; NULL if it has no end. */
+/* Skip the string at p (which is '"') and set *out to its contents.  NULL: it has no end. */
 static const char *skip_string(struct audit_cursor *c, struct audit_text *out)
 {
     const char *from = c->p + 1, *q = from;
@@ -123,7 +128,7 @@ static const char *skip_string(struct audit_cursor *c, struct audit_text *out)
     return c->p = q + 1;
 }
 
-/* The value at p, up to what ends it. */
+/* Read the value at p, up to the character that ends it. */
 static int take_value(struct audit_cursor *c, struct audit_value *v)
 {
     if (c->p >= c->end)
@@ -166,8 +171,8 @@ static struct audit_text text_of(const struct audit_value *v)
     return v->is_string ? v->text : (struct audit_text){ NULL, 0 };
 }
 
-/* What stands behind a number's text ends it, so these stop in time.  The digits at p, and where
- * they end. */
+/* The digits at p as a number; *rest: their end.  A number is always followed by another character
+ * in the line, so this stops in time. */
 static int64_t digits(const char *p, const char **rest)
 {
     int64_t n = 0;
@@ -187,8 +192,8 @@ int64_t audit_int_of(const struct audit_value *v)
     return rest > v->text.p && (*rest < '0' || *rest > '9') ? n : strtoll(v->text.p, NULL, 10);
 }
 
-/* As strtod: a whole number below 2^53 divided by a power of ten below 10^22 is rounded once
- * (Clinger, PLDI 1990). */
+/* The result of strtod: a whole number below 2^53 divided by a power of ten below 10^22 is rounded
+ * once (Clinger, PLDI 1990). */
 static double real_of(const struct audit_value *v)
 {
     static const double tens[] = { 1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6 };
@@ -202,7 +207,7 @@ static double real_of(const struct audit_value *v)
     return ((double)whole * tens[n] + (double)part) / tens[n];
 }
 
-/* Seconds that nobody's clock has shown are the last that fit. */
+/* Seconds as milliseconds, limited to what fits. */
 static int64_t in_ms(int64_t s)
 {
     const int64_t most = INT64_MAX / 1000 - 1;
@@ -259,10 +264,11 @@ static void note(struct audit_record *r, enum field field, const struct audit_va
     }
 }
 
-/* ---- the same at once, for a line whose fields come in the order of our writer: 0 where it is
- * another one, which is then read field by field ---- */
+/* ---- a fast path for lines whose fields are in the writer's order.  0: they are not; then the
+ * line is read field by field ---- */
 
-#define NEXT(text) ((size_t)(c->end - c->p) > sizeof text && memcmp(c->p, text, sizeof text - 1) == 0 && (c->p += sizeof text - 1, 1))
+#define NEXT(text) ((size_t)(c->end - c->p) > sizeof text && memcmp(c->p, text, sizeof text - 1) == 0 && \
+                    (c->p += sizeof text - 1, 1))
 
 static int is_null(struct audit_cursor *c)
 {
@@ -299,7 +305,7 @@ static int next_whole(struct audit_cursor *c, int64_t *n)
     return 1;
 }
 
-/* WHOLE.PART with `places` digits behind the point: so many times the number. */
+/* Read WHOLE.PART with `places` digits after the point; *n: the number times 10^places. */
 static int next_fixed(struct audit_cursor *c, int places, int64_t *n)
 {
     const char *dot, *rest;
@@ -333,7 +339,8 @@ static int parse_ours(struct audit_cursor *c, struct audit_record *r)
     if (NEXT(",\"seq\":") && !next_whole(c, &ignored_number))
         return 0;
     r->status = (int)status;
-    r->latency_ms = (double)latency_us / 1000;      /* the quotient of two exact numbers, rounded once: as strtod */
+    /* a quotient of two exact numbers, rounded once, as by strtod */
+    r->latency_ms = (double)latency_us / 1000;
     return 1;
 }
 

@@ -1,3 +1,4 @@
+/* audit_sign.c - sign and check heads of the audit log with Ed25519. */
 #include "libcommon/access/audit_sign.h"
 
 #include <inttypes.h>

@@ -1,3 +1,4 @@
+/* audit_syslog.c - a queue of syslog messages and the thread that sends them. */
 #include "libcommon/access/audit_syslog.h"
 
 #include <errno.h>
@@ -21,16 +22,16 @@ struct message { struct message *next; size_t n; char text[]; };
 
 struct audit_syslog {
     int type;                               /* SOCK_DGRAM or SOCK_STREAM */
-    struct sockaddr_un unix_address;        /* sun_path "": by host and port */
-    char host[256], port[32], name[256];    /* name: of this machine */
-    int fd;                                 /* of the thread; -1: not connected */
+    struct sockaddr_un unix_address;        /* sun_path "": use host and port */
+    char host[256], port[32], name[256];    /* name: host name of this machine */
+    int fd;                                 /* used by the thread; -1: not connected */
     pthread_t thread;
     pthread_mutex_t mutex;                  /* of everything below */
     pthread_cond_t wake, done;
     struct message *first, **last;
     size_t bytes;
     int stopping, ended;
-    uint64_t until_ns;                      /* when stopping: no longer */
+    uint64_t until_ns;                      /* deadline once stopping */
     struct audit_syslog_stats stats;
 };
 
@@ -63,7 +64,7 @@ static int parse_target(struct audit_syslog *s, const char *target, struct err *
     return 0;
 }
 
-/* ---- what waits ---- */
+/* ---- waiting messages ---- */
 
 static void complain(struct audit_syslog *s, const char *what, int number)
 {
@@ -132,7 +133,7 @@ void audit_syslog_stats(struct audit_syslog *s, struct audit_syslog_stats *out)
 
 /* ---- the thread ---- */
 
-/* Until fd is ready for writing: 1; 0: not in so many milliseconds, or the end has come. */
+/* Wait until fd is writable: 1; 0: not within ms milliseconds, or the deadline has passed. */
 static int wait_writable(struct audit_syslog *s, int fd, int ms)
 {
     struct pollfd p = { .fd = fd, .events = POLLOUT };
@@ -194,7 +195,7 @@ static int connect_host(struct audit_syslog *s)
     return fd;
 }
 
-/* Wait a second before the next try, or until the end has come. */
+/* Wait a second before the next attempt, or until stopped. */
 static void pause_a_while(struct audit_syslog *s)
 {
     for (int ms = 0; ms < AGAIN_MS && !is_late(s); ms += LOOK_MS)
@@ -215,7 +216,7 @@ static void disconnect(struct audit_syslog *s)
     s->fd = -1;
 }
 
-/* All bytes, or -1 with errno; a datagram goes in one call. */
+/* Send all bytes, or return -1 with errno; a datagram is sent by one call. */
 static int send_all(struct audit_syslog *s, const char *text, size_t n)
 {
     for (size_t done = 0; done < n;) {
@@ -234,8 +235,8 @@ static int send_all(struct audit_syslog *s, const char *text, size_t n)
     return 0;
 }
 
-/* RFC 6587, 3.4.1: a stream has the length before each message; on a Unix stream messages end in
- * a line feed, as on /dev/log. */
+/* A TCP stream has the length before each message (RFC 6587, 3.4.1); on a Unix stream messages end
+ * in a line feed, as on /dev/log. */
 static int send_message(struct audit_syslog *s, const struct message *x)
 {
     char length[32];
@@ -247,7 +248,7 @@ static int send_message(struct audit_syslog *s, const struct message *x)
            send_all(s, x->text, x->n) ? -1 : 0;
 }
 
-/* 1: it was sent; 0: it is lost, or the end has come. */
+/* 1: sent; 0: lost, or stopped. */
 static int deliver(struct audit_syslog *s, const struct message *x)
 {
     int tries = 0;
@@ -260,7 +261,7 @@ static int deliver(struct audit_syslog *s, const struct message *x)
             return 1;
         const int is_large = errno == EMSGSIZE;
         disconnect(s);
-        /* the error of a datagram may be that of the one before: once more */
+        /* a datagram's error may be that of the previous one: try again */
         if (is_large || (s->type == SOCK_DGRAM && ++tries == 2))
             return 0;
     }

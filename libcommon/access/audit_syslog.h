@@ -1,10 +1,11 @@
-/* audit_syslog.h - lines of the audit log as messages of RFC 5424 to a syslog server, so that they
- * survive this machine.
+/* audit_syslog.h - send lines of the audit log as messages of RFC 5424 to a syslog server, so that
+ * they survive this machine.
  *
- * A thread of its own sends: adding a message never waits.  At most SYSLOG_BYTES of messages
- * wait; one that finds no room, or that a datagram socket does not take, is dropped and counted.
- * Over TCP (octet counting, RFC 6587) messages wait while the connection is made again, once a
- * second.  Facility 13 (log audit), severity 6, APP-NAME zse-serve, MSGID the chain's name. */
+ * A thread sends, so adding a message never waits.  At most SYSLOG_BYTES of messages wait; a
+ * message that does not fit, or that a datagram socket does not accept, is dropped and counted.
+ * Over TCP (octet counting, RFC 6587) messages wait while the connection is restored, with one
+ * attempt a second.  Facility 13 (log audit), severity 6, APP-NAME zse-serve, MSGID the chain's
+ * name. */
 #ifndef ZSE_ACCESS_AUDIT_SYSLOG_H
 #define ZSE_ACCESS_AUDIT_SYSLOG_H
 
@@ -13,15 +14,15 @@
 enum { SYSLOG_BYTES = 4 << 20 };
 
 struct audit_syslog;
-/* target: HOST:PORT or udp:HOST:PORT, tcp:HOST:PORT, a Unix socket's path.  Fails only where it
- * never could work; a server that does not answer is no failure. */
+/* target: HOST:PORT or udp:HOST:PORT, tcp:HOST:PORT, or the path of a Unix socket.  Fails on a
+ * malformed target or without memory or threads; an unreachable server is no failure. */
 struct audit_syslog *audit_syslog_open(const char *target, struct err *e);
 void audit_syslog_add(struct audit_syslog *s, enum audit_chain chain, const char *line, size_t n);
 struct audit_syslog_stats { uint64_t sent, dropped; int waiting; char last_error[512]; };
 void audit_syslog_stats(struct audit_syslog *s, struct audit_syslog_stats *out);
-/* Send what waits, for at most so many seconds, and count the rest as dropped; *last: how it
- * ended.  0; -1: the thread does not end (a name server that does not answer); s is to be left
- * alone for the rest of the process. */
+/* Send waiting messages for at most so many seconds and count the rest as dropped.  *last: the
+ * final figures.  0; -1: the thread does not end (a name server that does not answer), and s must
+ * not be used again in this process. */
 int audit_syslog_close(struct audit_syslog *s, double patience_s, struct audit_syslog_stats *last);
 
 #endif

@@ -1,3 +1,5 @@
+/* audit_verify.c - walk a chain of the audit log and compare hashes, numbers, signatures and
+ * retention. */
 #include "libcommon/access/audit_verify.h"
 
 #include <inttypes.h>
@@ -16,20 +18,23 @@ struct walk {
     struct audit_check *c;
     const struct audit_want *want;
     const struct audit_reader *in;
-    const char *folder, *name;              /* of the chain */
+    const char *folder, *name;              /* folder and name of the chain */
     struct sha256 *sha;
     char prev[SHA256_HEX + 1]; int have_prev;
-    uint64_t seq;                           /* of the line before; 0: it has no number */
+    uint64_t seq;                           /* number of the previous line; 0: it has none */
     enum audit_chain chain;
-    int64_t now_ms, ended_ms;               /* time of this line; when its request ended */
-    int64_t unsigned_ms, late_ms;           /* of the lines after the last signature, the earliest and the latest end */
-    int n_begun;                            /* files that began */
-    int beyond;                             /* so many files ought to have been removed by the announced retention; < 0: none yet */
-    int keep;                               /* as announced last; 0: never */
-    int oldest_numbered, oldest_cleared;    /* the line that begins the oldest file has a number; says that all before it was cleared */
+    int64_t now_ms, ended_ms;               /* time of this line; time at which its request ended */
+    int64_t unsigned_ms, late_ms;           /* earliest and latest end of the lines after the last signature */
+    int n_begun;                            /* files begun so far */
+    /* number of files that the announced retention should have removed; < 0: not known yet */
+    int beyond;
+    int keep;                               /* retention announced last; 0: never */
+    /* of the first line of the oldest file: it has a number; it says that everything before was
+     * cleared */
+    int oldest_numbered, oldest_cleared;
 };
 
-/* ---- what is found ---- */
+/* ---- findings ---- */
 
 static int broken(struct walk *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 static int broken(struct walk *w, const char *fmt, ...)
@@ -57,7 +62,8 @@ static void missing(struct walk *w, const char *fmt, ...)
     va_end(ap);
 }
 
-/* Is this place in the log one of which completeness was asked?  Without since all of it. */
+/* Does the caller want completeness at this place of the log?  Without since_hash and since_ms,
+ * everywhere. */
 static int is_asked(const struct walk *w)
 {
     return (!w->want->since_hash || w->c->since_found) && (!w->want->since_ms || w->now_ms >= w->want->since_ms);
@@ -120,7 +126,7 @@ static int is_same(const struct audit_text *hash, const char *other)
     return hash->p && memcmp(hash->p, other, SHA256_HEX) == 0;
 }
 
-/* The chain goes on from another line than the one that stands before. */
+/* Handle a line about the chain whose "prev" is not the previous line's hash. */
 static void note_jump(struct walk *w, const struct parsed_event *x, uint64_t seq)
 {
     char numbers[96] = "", at[32];
@@ -143,7 +149,7 @@ static void note_jump(struct walk *w, const struct parsed_event *x, uint64_t seq
     }
 }
 
-/* A line that begins a file, or that goes on after a gap.  1: broken. */
+/* Check a line that begins a file, or that continues after a gap.  1: broken. */
 static int begin(struct walk *w, const struct parsed_event *x, uint64_t seq)
 {
     w->n_begun += x->begin;
@@ -166,7 +172,7 @@ static int begin(struct walk *w, const struct parsed_event *x, uint64_t seq)
     return 0;
 }
 
-/* A line that signs the one before.  1: broken. */
+/* Check a line that signs the previous one.  1: broken. */
 static int check_signature(struct walk *w, const struct parsed_event *x)
 {
     struct audit_end end = { .seq = w->seq };
@@ -202,7 +208,7 @@ static int walk_line(struct walk *w, const char *line, size_t size, int whole)
     const size_t covered = whole ? audit_line_end(line, size, &hex, &seq) : 0;
     if (!covered) {
         c->bad += size > 0;
-        return 0;                           /* half a line of a crash, or a foreign one: whether something is missing shows in the next */
+        return 0;   /* partial or foreign; the next line shows whether anything is missing */
     }
     if (audit_reader_parse(line, size, &r) >= 0) {
         w->now_ms = r.last_ms;
@@ -246,9 +252,10 @@ static int walk_line(struct walk *w, const char *line, size_t size, int whole)
     return 0;
 }
 
-/* ---- the whole ---- */
+/* ---- the whole chain ---- */
 
-/* Where the log begins: rotated away as announced, cleared, or removed? */
+/* Judge the beginning of the log: were older files rotated away as announced, cleared, or
+ * removed? */
 static void judge_beginning(struct walk *w)
 {
     char at[32], from[32];
@@ -269,7 +276,7 @@ static void judge_beginning(struct walk *w)
         missing(w, "%s: files before those of %s.jsonl that are there were removed: the log keeps %d rotated files, and there are %d", w->folder, w->name, w->keep, w->n_begun - 1);
 }
 
-/* Where it ends: as the head says? */
+/* Judge the end of the log: does it match the head? */
 static void judge_end(struct walk *w)
 {
     const struct audit_reader *in = w->in;

@@ -1,3 +1,4 @@
+/* audit_writer.c - append lines to a chain of the audit log, rotate and clear its files. */
 #include "libcommon/access/audit_writer.h"
 
 #include <errno.h>
@@ -17,7 +18,7 @@
 #include "libcommon/access/audit_syslog.h"
 #include "libcommon/base/file.h"
 
-enum { OLD_LINE_ROOM = 65536 };             /* of the longest line of an older log */
+enum { OLD_LINE_ROOM = 65536 };             /* longest line of an older log */
 
 int audit_writer_open(struct audit_writer *w, const struct audit_options *o, struct err *e)
 {
@@ -54,8 +55,8 @@ static void drop_file(struct audit_writer *w)
     w->fd = -1;
 }
 
-/* Chain and write one line, *n bytes, which becomes the whole length without '\n'; half a line
- * is taken back. */
+/* Complete one line of *n bytes and write it; *n becomes its whole length without '\n'.  A partial
+ * write is undone. */
 static int append(struct audit_writer *w, char *text, size_t *n, struct err *e)
 {
     uint8_t digest[SHA256_SIZE];
@@ -86,15 +87,15 @@ static int append(struct audit_writer *w, char *text, size_t *n, struct err *e)
     w->n_unsigned++;
     if (w->syslog)
         audit_syslog_add(w->syslog, w->chain, text, *n);
-    /* A head that stays behind loses no line: the next one brings it up to date. */
+    /* An outdated head loses no line: the next write corrects it. */
     struct err ignored;
     audit_head_write(w->folder, w->chain, &(struct audit_head){ w->last, w->keep }, &ignored);
     return 0;
 }
 
-/* A line about the chain itself.  prev: the line that it follows; after: the line that stands
- * before it in the files where lines between them are gone, else NULL; cleared: lines that were
- * cleared, < 0: none. */
+/* A line about the chain itself.  prev: the line before it in the chain.  after: if lines are
+ * missing, the line before it in the files, else NULL.  cleared: number of cleared lines, < 0: not
+ * a clear. */
 struct chain_event { const char *name; const struct audit_end *prev,
                *after; int64_t cleared; int all; const char *signature; };
 
@@ -132,7 +133,7 @@ static int sign_end(struct audit_writer *w, struct err *e)
     return 0;
 }
 
-/* A new current file. */
+/* Begin a new current file. */
 static int begin_file(struct audit_writer *w, const struct chain_event *x, struct err *e)
 {
     drop_file(w);
@@ -146,7 +147,7 @@ static int begin_file(struct audit_writer *w, const struct chain_event *x, struc
     return -1;
 }
 
-/* ---- where the chain ends ---- */
+/* ---- the end of the chain ---- */
 
 static void know_end(struct audit_writer *w, const char *path, const struct audit_end *end)
 {
@@ -160,8 +161,8 @@ static int knows_end(const struct audit_writer *w, const char *path)
     return n && strncmp(path, w->known_path, n) == 0 && (!path[n] || strcmp(path + n, ".gz") == 0);
 }
 
-/* The last line of a compressed file: in one pass. */
-static int packed_end(const char *path, struct audit_end *end, struct err *e)
+/* The last line of a compressed file, found in one pass. */
+static int compressed_end(const char *path, struct audit_end *end, struct err *e)
 {
     gzFile z = gzopen(path, "re");
     char *line = malloc(OLD_LINE_ROOM);
@@ -198,7 +199,7 @@ static int rotated_end(struct audit_writer *w, struct audit_end *end, struct err
         uint64_t at;
         const int fd = last->gz ? -1 : open(last->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
         if (last->gz)
-            rc = packed_end(last->path, end, e);
+            rc = compressed_end(last->path, end, e);
         else
             rc = fd < 0 ? err_sys(e, "%s", last->path) : audit_tail(fd, last->path, end, &at, e);
         if (fd >= 0)
@@ -210,13 +211,13 @@ static int rotated_end(struct audit_writer *w, struct audit_end *end, struct err
     return rc;
 }
 
-/* The furthest line that is known to have been written: by this process, or by the head. */
+/* The last line known to have been written, by this process or according to the head. */
 static struct audit_end furthest(const struct audit_writer *w, const struct audit_head *head, int has_head)
 {
     return has_head && head->end.seq > w->last.seq ? head->end : w->last;
 }
 
-/* Half a line of a crash at the end of the current file: end it. */
+/* End a partial line of a crash at the end of the current file. */
 static int end_half_line(struct audit_writer *w, struct stat *st, struct err *e)
 {
     char last;
@@ -228,7 +229,7 @@ static int end_half_line(struct audit_writer *w, struct stat *st, struct err *e)
     return 0;
 }
 
-/* Read where the current file ends, and note in the chain what is gone. */
+/* Read the end of the current file, and record missing lines in the chain. */
 static int look_again(struct audit_writer *w, struct stat *st, struct err *e)
 {
     struct audit_head head;
@@ -254,7 +255,7 @@ static int look_again(struct audit_writer *w, struct stat *st, struct err *e)
                                                                e);
 }
 
-/* The current file as it is now, whichever process wrote last. */
+/* Open the current file and find its end, whichever process wrote last. */
 static int catch_up(struct audit_writer *w, struct err *e)
 {
     struct stat here, there;
@@ -272,7 +273,7 @@ static int catch_up(struct audit_writer *w, struct err *e)
 
 /* ---- rotation ---- */
 
-/* A name for what is rotated now, greater than every name there is. */
+/* A name for the file to rotate, greater than all existing ones. */
 static int rotated_name(const struct audit_writer *w, char *out, size_t size, struct err *e)
 {
     struct audit_files f;
@@ -319,9 +320,9 @@ static int rotate(struct audit_writer *w, struct err *e)
     return begin_file(w, &(struct chain_event){ "begin", &prev, NULL, -1, 0, NULL }, e);
 }
 
-/* ---- what others call ---- */
+/* ---- public functions ---- */
 
-/* The lock of the folder, which is made again if it is gone. */
+/* Lock the folder; create it again if it was removed. */
 static int lock_folder(const struct audit_writer *w, struct err *e)
 {
     const int lock = audit_lock(w->folder, 1, e);
@@ -373,7 +374,7 @@ int audit_writer_add(struct audit_writer *w, char *text, size_t *n, struct err *
 
 /* ---- clear ---- */
 
-/* Lines from *at on; *at moves to the end. */
+/* Count the lines after *at; *at moves to the end of the file. */
 static int count_lines(int fd, off_t *at, uint64_t *n, const char *path, struct err *e)
 {
     char *buffer = malloc(1 << 16);
@@ -387,8 +388,8 @@ static int count_lines(int fd, off_t *at, uint64_t *n, const char *path, struct 
     return got < 0 ? err_sys(e, "%s", path) : 0;
 }
 
-/* The current file and its lines, counted before the lock holds up those who write: under it
- * only what came meanwhile is left. */
+/* The lines of the current file, counted before the lock is taken; only later lines are counted
+ * under it, so that writers wait little. */
 struct line_count { int fd; struct stat st; off_t at; uint64_t lines; };
 
 static int count_ahead(struct line_count *c, const char *path, struct err *e)
@@ -399,7 +400,7 @@ static int count_ahead(struct line_count *c, const char *path, struct err *e)
     return fstat(c->fd, &c->st) ? err_sys(e, "%s", path) : count_lines(c->fd, &c->at, &c->lines, path, e);
 }
 
-/* The lines of the file that is the current one now; 0 if there is none. */
+/* Number of lines of the current file; 0 if there is none. */
 static int count_rest(const struct line_count *c, uint64_t *lines, const char *path, struct err *e)
 {
     struct stat st;
@@ -418,7 +419,7 @@ static int count_rest(const struct line_count *c, uint64_t *lines, const char *p
     return rc;
 }
 
-/* Another file under the same name: writers see that theirs is gone and open this one. */
+/* Put a new file in the place of the current one: writers notice and open it. */
 static int replace_current(struct audit_writer *w, const struct line_count *counted, int all, uint64_t *dropped,
                            struct err *e)
 {
@@ -445,11 +446,11 @@ static int clear_chain(const char *folder, enum audit_chain chain, int all, uint
     if (rc == 0)
         rc = audit_files_list(&f, folder, chain, e);
     if (rc == 0 && f.n == 0 && !audit_head_read(folder, chain, &head)) {
-        rc = audit_writer_begin(&w, e);           /* a log has both chains */
+        rc = audit_writer_begin(&w, e);           /* so that both chains exist */
     } else if (rc == 0) {
         rc = count_ahead(&counted, w.path, e) || (lock = audit_lock(folder, 1, e)) < 0 ? -1 : 0;
         if (rc == 0 && audit_head_read(folder, chain, &head) && head.keep)
-            w.keep = head.keep;             /* the retention stays the server's */
+            w.keep = head.keep;             /* keep the server's retention */
         if (rc == 0)
             rc = replace_current(&w, &counted, all, dropped, e);
     }
@@ -466,7 +467,7 @@ int audit_clear(const char *folder, int all, uint64_t *dropped, struct err *e)
 {
     *dropped = 0;
     if (access(folder, F_OK) && errno == ENOENT)
-        return 0;                           /* nothing was ever logged here */
+        return 0;                           /* the folder has no log */
     for (int chain = 0; chain < AUDIT_CHAINS; chain++)
         if (clear_chain(folder, (enum audit_chain)chain, all, dropped, e))
             return -1;

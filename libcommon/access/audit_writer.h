@@ -1,5 +1,5 @@
-/* audit_writer.h - the end of one chain of the audit log: append, rotate, clear, each under the
- * lock of the folder.  One thread at a time. */
+/* audit_writer.h - write one chain of the audit log: append, rotate, clear, each under the lock of
+ * the folder.  One thread at a time. */
 #ifndef ZSE_ACCESS_AUDIT_WRITER_H
 #define ZSE_ACCESS_AUDIT_WRITER_H
 
@@ -15,23 +15,25 @@ struct audit_writer {
     uint64_t end;                           /* its size after this process last wrote; UINT64_MAX: unknown */
     struct audit_end last;                  /* the line that ends there */
     struct sha256 *sha;
-    char known_path[4200];                  /* of the newest rotated file whose end was read, so that it is not read for each line that fails */
+    /* the newest rotated file whose end is known, so that it is not read again for each line that
+     * fails */
+    char known_path[4200];
     struct audit_end known;
     uint64_t n_rotations;
     struct audit_signer *signer;            /* borrowed; NULL: heads are not signed */
     struct audit_syslog *syslog;            /* borrowed; NULL: none */
-    uint64_t n_unsigned;                    /* lines of this process since it last signed */
+    uint64_t n_unsigned;                    /* lines of this process after its last signature */
 };
 
-/* Also after a failure to be followed by audit_writer_close. */
+/* After a failure, too, audit_writer_close must be called. */
 int audit_writer_open(struct audit_writer *w, const struct audit_options *o, struct err *e);
 void audit_writer_close(struct audit_writer *w);
-/* Make the current file if there is none; note gaps and a changed retention. */
+/* Create the current file if there is none; record gaps and a changed retention. */
 int audit_writer_begin(struct audit_writer *w, struct err *e);
-/* Append a line of *n bytes, which has room for AUDIT_CHAIN_TAIL more; *n becomes its length
- * without '\n', which '\0' replaces in memory. */
+/* Append a line of *n bytes; text must have room for AUDIT_CHAIN_TAIL more.  *n becomes the length
+ * of the whole line without '\n', which is replaced by '\0' in memory. */
 int audit_writer_add(struct audit_writer *w, char *text, size_t *n, struct err *e);
-/* Sign the end of the chain, if this process wrote to it since it last did. */
+/* Sign the end of the chain if this process has written to it since its last signature. */
 int audit_writer_sign(struct audit_writer *w, struct err *e);
 
 #endif

@@ -1,3 +1,4 @@
+/* keys.c - API keys in SQLite, and a copy of them in memory. */
 #include "libcommon/access/keys.h"
 
 #include <errno.h>
@@ -25,13 +26,13 @@ struct known { uint8_t hash[SHA256_SIZE]; struct key_info info; };
 struct keys {
     sqlite3 *db;
     char *path;
-    ino_t ino;                                      /* of the file that is open */
+    ino_t ino;                                      /* inode of the open file */
     enum { MUST_BE_THERE, MAY_BE_MADE, MAY_BE_ABSENT } file;
-    int absent;                                     /* the tables are empty ones in memory */
-    uint64_t until_ns;                              /* so long is waited for others */
-    int locked;                                     /* the last error: others held it longer */
+    int absent;                                     /* the file is missing; the tables are empty ones in memory */
+    uint64_t until_ns;                              /* deadline of waiting for other connections */
+    int locked;                                     /* the last error was a lock held past the deadline */
     struct known *known; int n_known, required;     /* as of the last refresh */
-    int64_t seen;                                   /* PRAGMA data_version then; -1: never */
+    int64_t seen;                                   /* PRAGMA data_version at that time; -1: never */
 };
 
 static const char schema[] =
@@ -47,8 +48,7 @@ static const char schema[] =
 
 void keys_set_patience(struct keys *k, int ms) { k->until_ns = clock_ns() + (uint64_t)ms * 1000000u; }
 
-/* Somebody else has the lock, for the n-th time: 1 after a moment, 0 where there is no more
- * time. */
+/* Busy handler of SQLite, called for the n-th time: 1 after a pause, 0 after the deadline. */
 static int wait_for_others(void *user, int n)
 {
     const struct keys *k = user;
@@ -70,8 +70,8 @@ static const char *folder_of(const struct keys *k, char folder[4096])
     return folder;
 }
 
-/* A change was refused because the file is, or its folder, where its journal lies. 0: neither
- * is. */
+/* Explain a refused change: the file is read-only, or its folder, which holds its journal.  0:
+ * neither is. */
 static int cannot_write(struct keys *k, struct err *e)
 {
     const int cut = sqlite3_extended_errcode(k->db) == SQLITE_READONLY_ROLLBACK;
@@ -109,7 +109,7 @@ static sqlite3_stmt *prepare(struct keys *k, const char *sql, struct err *e)
     return s;
 }
 
-/* Run a statement without rows and finish it. */
+/* Run and finalize a statement that returns no rows. */
 static int finish(struct keys *k, sqlite3_stmt *s, struct err *e)
 {
     int rc = sqlite3_step(s) == SQLITE_DONE ? 0 : sql_error(k, e);
@@ -117,7 +117,8 @@ static int finish(struct keys *k, sqlite3_stmt *s, struct err *e)
     return rc;
 }
 
-/* Made here, because SQLite would leave its mode to the umask; its journal takes the same mode. */
+/* Create the file: SQLite would leave its mode to the umask, and its journal takes the same
+ * mode. */
 static int make_file(struct keys *k, struct err *e)
 {
     struct stat st;
@@ -139,7 +140,7 @@ static int make_file(struct keys *k, struct err *e)
     return file_is_ours(k->path, &st, folder_of(k, folder), e);
 }
 
-/* A number that SQLite answers a PRAGMA with. */
+/* The number that a PRAGMA returns. */
 static int pragma(struct keys *k, const char *sql, int64_t *n, struct err *e)
 {
     sqlite3_stmt *s = prepare(k, sql, e);
@@ -151,7 +152,7 @@ static int pragma(struct keys *k, const char *sql, int64_t *n, struct err *e)
     return rc;
 }
 
-/* The lock of who makes a new file, one program at a time; -1: *e. */
+/* Lock the creation of a new file against other programs; -1: *e. */
 static int take_lock(struct keys *k, struct err *e)
 {
     char path[4096];
@@ -172,20 +173,21 @@ static int take_lock(struct keys *k, struct err *e)
     return -1;
 }
 
-/* No tables in place of those that were there: no keys, and nobody asked for that. */
+/* Refuse a file without tables that once had some: it would have no keys. */
 static int is_empty(const struct keys *k, struct err *e)
 {
     return err_set(e, ERR_FORMAT, "%s: is empty; to begin anew, move it away before the server starts", k->path);
 }
 
-/* The file has no tables, or not all of them yet. */
+/* Create the tables, unless another program has done so. */
 static int make_tables(struct keys *k, struct err *e)
 {
     int64_t version;
     const int fd = take_lock(k, e);
     if (fd < 0)
         return -1;
-    int rc = pragma(k, "PRAGMA user_version", &version, e);     /* it may be made by now */
+    /* another program may have made them by now */
+    int rc = pragma(k, "PRAGMA user_version", &version, e);
     if (rc == 0 && version == 0)
         rc = k->file == MUST_BE_THERE ? is_empty(k, e) : run(k, schema, e);
     close(fd);
@@ -212,14 +214,15 @@ static int open_file(struct keys *k, struct err *e)
     if (sqlite3_open_v2(k->path, &k->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
         return k->db ? sql_error(k, e) : err_nomem(e, k->path);
     sqlite3_busy_handler(k->db, wait_for_others, k);
-    /* One file, so that what is put in its place is whole (a write-ahead log would be laid over
-     * it); synchronous=FULL: a key that was shown is on the disk. */
+    /* No write-ahead log: it would be applied to a file that is put in this one's place.
+     * synchronous=FULL: a key that was shown is on the disk. */
     if (run(k, "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;", e) ||
         pragma(k, "PRAGMA user_version", &version, e))
         return -1;
-    if (version == 0 && k->file == MAY_BE_ABSENT)       /* somebody is about to make it */
+    if (version == 0 && k->file == MAY_BE_ABSENT)       /* another program is creating it */
         return open_empty(k, e);
-    return version == 0 ? make_tables(k, e) : 0;        /* to look is not to write: others are not told of a change */
+    /* reading only: a write would make other connections reload */
+    return version == 0 ? make_tables(k, e) : 0;
 }
 
 static struct keys *open_keys(const char *folder, int file, struct err *e)
@@ -427,7 +430,7 @@ fail:
     return -1;
 }
 
-/* sql changes the key of the name bound last. */
+/* Run sql, which changes the key whose name is bound last. */
 static int change(struct keys *k, sqlite3_stmt *s, const char *name, struct err *e)
 {
     if (finish(k, s, e))
@@ -495,7 +498,7 @@ int keys_find(struct keys *k, const char *name, struct key_info *info, struct er
 
 static int grow(void **p, int n, size_t size, struct err *e)
 {
-    if (n & (n - 1))                        /* room for a power of two, doubled when it is reached */
+    if (n & (n - 1))                        /* n reached a power of two: double the room */
         return 0;
     void *more = realloc(*p, (size_t)(n ? 2 * n : 1) * size);
     if (!more)
@@ -524,7 +527,7 @@ int keys_list(struct keys *k, struct key_info **list, int *n, struct err *e)
     return -1;
 }
 
-/* ---- the server's copy ---- */
+/* ---- the copy in memory ---- */
 
 static int load(struct keys *k, struct err *e)
 {
@@ -556,7 +559,7 @@ static int load(struct keys *k, struct err *e)
     return 0;
 }
 
-/* Somebody put another file in its place. */
+/* Open the file again after another one was put in its place. */
 static int reopen(struct keys *k, struct err *e)
 {
     struct keys other = { .path = k->path, .until_ns = k->until_ns,
@@ -602,7 +605,7 @@ enum key_state keys_check(const struct keys *k, const char *text, struct key_inf
     uint8_t hash[SHA256_SIZE];
     int found = -1;
     sha256_of(text, strlen(text), hash);
-    for (int i = 0; i < k->n_known; i++) {          /* all of them, without a branch on what was found */
+    for (int i = 0; i < k->n_known; i++) {          /* visit all keys, without a branch on the comparison */
         const int same = CRYPTO_memcmp(hash, k->known[i].hash, SHA256_SIZE) == 0;
         found = (found & (same - 1)) | (i & -same);
     }

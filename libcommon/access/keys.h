@@ -1,10 +1,10 @@
-/* keys.h - API keys: made by zse-apikey, checked by the server, in one SQLite file FOLDER/keys.db
- * (mode 0600).
+/* keys.h - API keys, made by zse-apikey and checked by the server, in the SQLite file
+ * FOLDER/keys.db (mode 0600).
  *
- * A key is "zse-" and 256 random bits; only its SHA-256 is stored, so the file opens nothing,
- * and a key is shown once, when it is made.  The server works on a copy in memory: keys_check
- * touches no file, keys_refresh (about twice a second) looks for changes.  While the file is
- * locked, damaged or gone, the keys known so far stay good, and keys_refresh says what is wrong. */
+ * A key is "zse-" and 256 random bits.  Only its SHA-256 is stored, so the file reveals no key; a
+ * key is shown once, when it is made.  The server works on a copy in memory: keys_check reads no
+ * file, keys_refresh (about twice a second) looks for changes.  While the file is locked, damaged
+ * or missing, the known keys stay valid, and keys_refresh says what is wrong. */
 #ifndef ZSE_ACCESS_KEYS_H
 #define ZSE_ACCESS_KEYS_H
 
@@ -18,41 +18,42 @@ enum { KEY_TEXT = 47, KEY_NAME_MAX = 64, KEY_MODELS_MAX = 1024 };     /* "zse-" 
 enum key_scope { SCOPE_CHAT = 1, SCOPE_EMBEDDINGS = 2, SCOPE_MODELS = 4, SCOPE_ADMIN = 8, SCOPE_ALL = 15 };
 
 struct key_info {
-    int64_t id;                             /* never used again, also after the key is gone */
+    int64_t id;                             /* never reused, even after the key is deleted */
     char name[KEY_NAME_MAX + 1];            /* letters, digits, and . _ - @ */
-    int64_t created_s, expires_s;           /* Unix time; expires 0: never */
+    int64_t created_s, expires_s;           /* Unix time; expires_s 0: never */
     struct limit limit;
     unsigned scopes;                        /* enum key_scope */
-    char models[KEY_MODELS_MAX];            /* globs with commas between; "": every model */
+    char models[KEY_MODELS_MAX];            /* globs separated by commas; "": every model */
     int enabled;
-    uint64_t secret;                        /* of its hash, after keys_check: another one after a rotation */
+    uint64_t secret;                        /* first bytes of its hash, set by keys_check: changes with keys_rotate */
 };
 
-/* "chat,models" to bits and back; out holds 32 bytes. */
+/* "chat,models" to bits and back; out has room for 32 bytes. */
 int key_scopes_parse(const char *text, unsigned *scopes, struct err *e);
 const char *key_scopes_text(unsigned scopes, char out[32]);
 int key_allows_model(const struct key_info *k, const char *model);
 
 struct keys;
-/* Makes the folder (mode 0700) and the file where they are missing. */
+/* Creates the folder (mode 0700) and the file if they are missing. */
 struct keys *keys_open(const char *folder, struct err *e);
-/* The same, but a file that is not there fails: an empty one in its place would be no keys. */
+/* The same, but fails if the file is missing: a new, empty file would have no keys. */
 struct keys *keys_open_again(const char *folder, struct err *e);
-/* To look only: nothing is written, and a file that is not there is no keys until it is
- * (keys_refresh sees it come).  Changes fail or are lost. */
+/* Read-only: nothing is written.  While the file is missing there are no keys; keys_refresh notices
+ * when it appears.  Changes fail or are lost. */
 struct keys *keys_open_read(const char *folder, struct err *e);
 void keys_close(struct keys *k);            /* NULL is fine */
-void keys_set_patience(struct keys *k, int ms);         /* how long others that have the file locked are waited for, from now on and in all (before: 5 seconds) */
+/* total time to wait from now on for locks of other connections (initially 5 seconds) */
+void keys_set_patience(struct keys *k, int ms);
 
 /* ---- for zse-apikey and the administration API ---- */
-/* info: name, expires_s, limit, scopes, models. key gets the text, the only time. The first key
- * of a file makes keys required. */
+/* info: name, expires_s, limit, scopes, models.  key gets the text, which cannot be read again.
+ * Once a file has a key, requests need one. */
 int keys_create(struct keys *k, struct key_info *info, char key[KEY_TEXT + 1], struct err *e);
-/* The same key with another secret; the old one is worth nothing from now on. */
+/* Give the key a new secret; the old one is invalid from now on. */
 int keys_rotate(struct keys *k, const char *name, char key[KEY_TEXT + 1], struct err *e);
 int keys_delete(struct keys *k, const char *name, struct err *e);
 int keys_set_enabled(struct keys *k, const char *name, int enabled, struct err *e);
-/* By name; caller frees *list. */
+/* Sorted by name; caller frees *list. */
 int keys_list(struct keys *k, struct key_info **list, int *n, struct err *e);
 int keys_find(struct keys *k, const char *name, struct key_info *info, struct err *e);
 /* Does a request need a key? */
@@ -60,21 +61,22 @@ int keys_required(struct keys *k, int *required, struct err *e);
 int keys_set_required(struct keys *k, int required, struct err *e);
 
 /* ---- for the server ---- */
-/* Read what changed. What was known stays where the file cannot be read now: 1: another program
- * has it locked for the moment, -1: it is damaged, or gone. */
+/* Read changes.  The known keys stay if the file cannot be read: 1: another program has it locked
+ * at the moment; -1: it is damaged or missing. */
 int keys_refresh(struct keys *k, struct err *e);
 enum key_state { KEY_GOOD, KEY_UNKNOWN, KEY_DISABLED, KEY_EXPIRED };
-/* By the last refresh. Takes the same time for every text of one length, whatever keys there
- * are. */
+/* By the state of the last refresh.  Takes the same time for all texts of one length, whatever keys
+ * exist. */
 enum key_state keys_check(const struct keys *k, const char *text, struct key_info *info);
-/* The same for a key that was good before. */
+/* The same for a key that was valid before. */
 enum key_state keys_check_id(const struct keys *k, int64_t id, struct key_info *info);
-/* A change that another connection has made, without waiting for the next refresh, which reads
- * all of them again. */
-int keys_learn(struct keys *k, const struct key_info *info, const char *text, struct err *e);      /* keys_create made it; nothing where it is known. -1: no memory */
+/* Take over a change made through another connection, without waiting for the next refresh, which
+ * reads everything again. */
+/* after keys_create; no effect if known; -1: no memory */
+int keys_learn(struct keys *k, const struct key_info *info, const char *text, struct err *e);
 void keys_learn_required(struct keys *k, int required);
-void keys_forget(struct keys *k, int64_t id);           /* it was deleted */
-int keys_known_required(const struct keys *k);          /* also after keys_create(), where it made the first key */
-int keys_known(const struct keys *k);       /* how many */
+void keys_forget(struct keys *k, int64_t id);           /* after keys_delete */
+int keys_known_required(const struct keys *k);          /* also after keys_create() has made the first key */
+int keys_known(const struct keys *k);       /* number of keys */
 
 #endif

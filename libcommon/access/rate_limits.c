@@ -1,3 +1,5 @@
+/* rate_limits.c - counters and limits of requests and tokens, for keys in a shared file, for
+ * addresses in memory. */
 #include "libcommon/access/rate_limits.h"
 
 #include <errno.h>
@@ -21,7 +23,7 @@
 
 enum { N_SLOTS = USAGE_SLOTS, BOOT_ID = 37, RUNNING_RETRY_S = 2 };
 #define MAGIC "zse-usage 1\n"
-#define TAKEN_AWAY UINT64_MAX               /* a slot whose key is gone: others may lie behind it */
+#define TAKEN_AWAY UINT64_MAX               /* key of a slot whose key was deleted; a search must continue past it */
 
 struct usage_slot {
     _Atomic uint64_t key;                   /* 0: free */
@@ -32,8 +34,8 @@ struct usage_slot {
 struct usage_table {
     char magic[16], boot[48];
     struct usage_slot slot[N_SLOTS];
-    /* Behind what files of version 0.1.0 end with: servers, as a random mark << 32 | second of
-     * the last renewal, 0: none; and what each has reserved. */
+    /* After the end of files of version 0.1.0: the servers, each as a random mark << 32 | second of
+     * its last renewal, 0: none; and the tokens that each has reserved. */
     _Atomic uint64_t server[USAGE_SERVERS];
     _Atomic uint64_t reserved[N_SLOTS][USAGE_SERVERS];
 };
@@ -45,8 +47,8 @@ _Static_assert(sizeof(struct usage_slot) == 32 + 8 * (2 * WINDOW_MINUTE + WINDOW
 struct usage {
     struct usage_table *t;
     int fd;
-    pthread_mutex_t lock;                   /* with flock(): threads share the descriptor, and so its lock */
-    atomic_int server;                      /* this process's place in t->server; -1: nothing was reserved yet */
+    pthread_mutex_t lock;   /* taken before flock(): threads share the descriptor, and so its lock */
+    atomic_int server;      /* index of this process in t->server; -1: nothing reserved yet */
     uint32_t mark;
 };
 
@@ -63,7 +65,8 @@ static void boot_id(char out[48])
     close(fd);
 }
 
-/* Under the lock: an empty table if it is none, empty windows if the clock began anew. */
+/* Under the lock: clear a table that is not ours, and the windows if the machine was booted
+ * since. */
 static void prepare(struct usage_table *t)
 {
     char boot[48];
@@ -83,20 +86,20 @@ static void prepare(struct usage_table *t)
         }
 }
 
-/* The whole table of the file, made if need be: 0 or -1. */
+/* Open the shared file and extend it to a whole table: 0 or -1. */
 static int open_shared(struct usage *u, const char *path, struct err *e)
 {
     struct stat st;
     u->fd = file_open_made(path, O_RDWR);
     if (u->fd < 0 || flock(u->fd, LOCK_EX) || fstat(u->fd, &st))
         return err_sys(e, "%s", path);
-    /* posix_fallocate: a full disk says so now, not by SIGBUS in the middle of a request */
+    /* posix_fallocate reports a full disk now, instead of SIGBUS during a request. */
     if ((size_t)st.st_size < sizeof *u->t && posix_fallocate(u->fd, 0, sizeof *u->t))
         return err_set(e, ERR_IO, "%s: no room for %zu bytes of counters", path, sizeof *u->t);
     return 0;
 }
 
-/* As much of it as there is to look at; fd -1: nothing. */
+/* Open the file for reading; fd stays -1 if there is none or it is too short. */
 static int open_private(struct usage *u, const char *path, struct err *e)
 {
     struct stat st;
@@ -188,7 +191,7 @@ static struct usage_slot *find(struct usage *u, int64_t key)
     return NULL;
 }
 
-/* The first free slot of this key, else the one that was used longest ago. */
+/* The first free slot for this key, else the least recently used. */
 static struct usage_slot *place_for(struct usage *u, int64_t key)
 {
     struct usage_slot *oldest = NULL;
@@ -230,7 +233,7 @@ static int64_t wall_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* What one limit says of `used` so far in a window whose buckets are unit seconds long. */
+/* The verdict of one limit on `used` in a window; one bucket lasts `unit` seconds. */
 static struct verdict judge(const char *unit_name, int64_t limit, uint64_t used, uint32_t now, uint32_t oldest,
                             uint32_t span, int unit)
 {
@@ -242,7 +245,7 @@ static struct verdict judge(const char *unit_name, int64_t limit, uint64_t used,
     return v;
 }
 
-/* What running requests of this key may still use. */
+/* Tokens that running requests of this key may still use. */
 static uint64_t reserved_of(const struct usage *u, const struct usage_slot *s, uint32_t now)
 {
     uint64_t sum = 0;
@@ -254,8 +257,8 @@ static uint64_t reserved_of(const struct usage *u, const struct usage_slot *s, u
     return sum;
 }
 
-/* One limit on tokens: `used` in its window, `reserved` besides; may `wanted` more of them be
- * used? */
+/* The verdict of one token limit: v has the tokens used in its window; `reserved` are promised to
+ * running requests, `wanted` more are requested. */
 static struct verdict judge_tokens(struct verdict v, uint64_t reserved, int64_t wanted)
 {
     const int64_t left = v.limit - v.current - (int64_t)reserved;
@@ -272,8 +275,8 @@ static struct verdict judge_tokens(struct verdict v, uint64_t reserved, int64_t 
     return v;
 }
 
-/* The first limit on tokens that refuses `wanted` more, else the one that leaves the fewest
- * (limit 0: there is none). */
+/* The first token limit that refuses `wanted` more, else the one that leaves fewest (limit 0: there
+ * is none). */
 static struct verdict judge_both(const struct usage *u, const struct usage_slot *s, const struct limit *l, uint32_t now,
                                  int64_t wanted)
 {
@@ -325,7 +328,7 @@ struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l)
     struct usage_slot *s = find_or_take(u, key);
     const uint32_t now = now_s();
     uint32_t oldest;
-    /* first counted, then judged: two servers never both let the last one in */
+    /* counted before judging, so that two servers never both admit the last request */
     window_add(s->second, WINDOW_MINUTE, now, 1);
     const uint64_t used = window_sum(s->second, WINDOW_MINUTE, now, MINUTE_SPAN, &oldest);
     struct verdict v = judge_all(u, s, l, used ? used - 1 : 0, oldest, now);
@@ -358,8 +361,8 @@ static void charge(struct usage *u, int64_t key, int64_t tokens)
 
 static uint64_t renewed(const struct usage *u) { return (uint64_t)u->mark << 32 | now_s(); }
 
-/* A place among the servers; those of servers that have not renewed theirs are free, with what
- * they had reserved. */
+/* Take a place among the servers.  A place that was not renewed in time is free, and its
+ * reservations are void. */
 static void take_place(struct usage *u)
 {
     const int before = u->server;
@@ -372,7 +375,7 @@ static void take_place(struct usage *u)
             break;
     }
     const uint64_t last = atomic_load(&u->t->server[at]);
-    if (u->server == before) {              /* another thread was not faster */
+    if (u->server == before) {              /* no other thread was faster */
         if (!last || now - (uint32_t)last > USAGE_LEASE_S)
             for (int i = 0; i < N_SLOTS; i++)
                 atomic_store(&u->t->reserved[i][at], 0);
@@ -392,7 +395,7 @@ void usage_renew(struct usage *u)
     if (u->server == USAGE_SERVERS - 1)
         atomic_store(at, renewed(u));
     else if (old >> 32 != u->mark || !atomic_compare_exchange_strong(at, &old, renewed(u)))
-        take_place(u);                      /* this process slept too long, and another one has its place */
+        take_place(u);                      /* the process slept too long, and another one took its place */
 }
 
 struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l, int64_t least, int64_t most,
@@ -406,19 +409,19 @@ struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l
         take_place(u);
     _Atomic uint64_t *mine = &u->t->reserved[s - u->t->slot][u->server];
     const uint32_t now = now_s();
-    /* first reserved, then judged: two servers never both use the last tokens */
+    /* reserved before judging, so that two servers never both use the last tokens */
     atomic_fetch_add(mine, (uint64_t)least);
     struct verdict v = judge_both(u, s, l, now, 0);
     if (!v.allowed) {
         atomic_fetch_sub(mine, (uint64_t)least);
         v = judge_both(u, s, l, now, least);
-        v.allowed = 0;                      /* also if another request has ended just now */
+        v.allowed = 0;                      /* even if another request has ended just now */
         v.retry_s = v.retry_s ? v.retry_s : RUNNING_RETRY_S;
         return v;
     }
     int64_t more = most - least < v.remaining ? most - least : v.remaining;
     atomic_fetch_add(mine, (uint64_t)more);
-    if (!judge_both(u, s, l, now, 0).allowed) {     /* another server took them as well */
+    if (!judge_both(u, s, l, now, 0).allowed) {     /* another server reserved them as well */
         atomic_fetch_sub(mine, (uint64_t)more);
         more = 0;
     }
@@ -430,7 +433,7 @@ struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l
 
 void usage_settle(struct usage *u, int64_t key, int64_t reserved, int64_t used)
 {
-    charge(u, key, used);             /* before the reservation goes, so that no other request finds room between them */
+    charge(u, key, used);   /* before releasing, so that no other request takes the tokens in between */
     const struct usage_slot *s = reserved > 0 && u->server >= 0 ? find(u, key) : NULL;
     if (!s)
         return;
@@ -508,8 +511,8 @@ struct address_limits *address_limits_open(int n, int requests_minute, struct er
 
 void address_limits_close(struct address_limits *a) { free(a); }
 
-/* One of the eight places where this address may be: a flood of addresses pushes out few others.
- * NULL: it has none and takes none. */
+/* Find an address in its eight possible places; with `take`, put it in the least recently used one.
+ * Few others are displaced by a flood of addresses.  NULL: it has no place. */
 static struct address *place_of(struct address_limits *a, const char *given, int take)
 {
     char text[48];

@@ -1,23 +1,23 @@
-/* window.h - how much happened in the last minute or day, by buckets: a sliding window without a
- * lock.
+/* window.h - count events in the last minute or day by buckets: a sliding window without locks.
  *
- * A bucket holds the number of its span of time and a count in one word, so that threads and
- * processes add with one compare-and-swap and a bucket of long ago is recognised.  A window
- * counts whole buckets, so it reaches up to one bucket further back than its name says: a limit
- * is never exceeded in any span, and what leaves the window leaves it at most one bucket late. */
+ * A bucket holds the number of its time span and a count in one word, so threads and processes add
+ * with one compare-and-swap, and an outdated bucket is recognised.  A window consists of whole
+ * buckets and reaches up to one bucket further back than its name says: limits hold in any span,
+ * and events leave the window up to one bucket late. */
 #ifndef ZSE_ACCESS_WINDOW_H
 #define ZSE_ACCESS_WINDOW_H
 
 #include <stdatomic.h>
 #include <stdint.h>
 
-enum { WINDOW_MINUTE = 64, WINDOW_DAY = 128 };          /* buckets of a second, of a quarter of an hour */
+enum { WINDOW_MINUTE = 64, WINDOW_DAY = 128 };          /* buckets of a second; of a quarter of an hour */
 enum { MINUTE_SPAN = 60, DAY_SPAN = 96, QUARTER_S = 900 };
 
-typedef _Atomic uint64_t window_bucket;                 /* number of the span in the high half, count in the low */
+/* number of the span in the high half, count in the low half */
+typedef _Atomic uint64_t window_bucket;
 
-/* Add n (may take back what was added, n < 0) to span `now` of a ring of `size` buckets. Counts
- * stop at 0 and at 2^32 - 1. */
+/* Add n (negative: take back) to span `now` of a ring of `size` buckets.  Counts stop at 0 and at
+ * 2^32 - 1. */
 static inline void window_add(window_bucket *ring, int size, uint32_t now, int64_t n)
 {
     window_bucket *b = &ring[now % (uint32_t)size];
@@ -28,8 +28,7 @@ static inline void window_add(window_bucket *ring, int size, uint32_t now, int64
     } while (!atomic_compare_exchange_weak_explicit(b, &old, next, memory_order_relaxed, memory_order_relaxed));
 }
 
-/* What lies in spans now - span ... now. *oldest: the first of them that counts anything (now if
- * none). */
+/* The sum of spans now - span ... now.  *oldest: the first of them with a count (now if none). */
 static inline uint64_t window_sum(const window_bucket *ring, int size, uint32_t now, uint32_t span, uint32_t *oldest)
 {
     uint64_t sum = 0;

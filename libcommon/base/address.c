@@ -1,4 +1,4 @@
-/* address.c - which client addresses count as one. */
+/* address.c - reduce client addresses to the part that limits count. */
 #include "libcommon/base/address.h"
 
 #include <arpa/inet.h>
@@ -10,7 +10,7 @@ const char *address_counted_as(const char *address, char out[48])
     uint8_t b[16];
     static const uint8_t mapped[12] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff };
     char text[48];
-    snprintf(text, sizeof text, "%.*s", (int)strcspn(address, "%"), address);       /* without the interface: "fe80::1%eth0" */
+    snprintf(text, sizeof text, "%.*s", (int)strcspn(address, "%"), address);   /* without the interface: "fe80::1%eth0" */
     if (!strchr(text, ':') || inet_pton(AF_INET6, text, b) != 1)
         return address;
     if (memcmp(b, mapped, sizeof mapped) == 0)

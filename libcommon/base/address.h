@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* The text an address is counted by: an IPv6 address without its last 64 bits, IPv4 mapped into
- * IPv6 as IPv4.  Returns address or out. */
+/* The part of an address that counts, as text: IPv6 without its last 64 bits, IPv4 mapped into IPv6
+ * as IPv4.  Returns address or out. */
 const char *address_counted_as(const char *address, char out[48]);
 /* A 64-bit hash of that text. */
 uint64_t address_number(const char *address);

@@ -1,3 +1,4 @@
+/* err.c - fill a struct err. */
 #include "libcommon/base/err.h"
 
 #include <errno.h>
@@ -7,7 +8,7 @@
 
 #include "libcommon/base/utf8.h"
 
-/* Nothing of a character that no longer had room. */
+/* Cut a UTF-8 character off the end of the message if it did not fit completely. */
 static void end_whole(struct err *e)
 {
     size_t n = strlen(e->msg);

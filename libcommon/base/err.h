@@ -1,4 +1,4 @@
-/* err.h - why something failed: a code for the program, a sentence for the person. */
+/* err.h - errors: a code for the program, a sentence for the person. */
 #ifndef ZSE_BASE_ERR_H
 #define ZSE_BASE_ERR_H
 
@@ -8,13 +8,13 @@ extern "C" {
 
 enum err_code {
     ERR_NONE,
-    ERR_IO,             /* the system said no: open, read, write, full disk */
-    ERR_FORMAT,         /* a file or text is not what it should be */
+    ERR_IO,             /* a system call failed: open, read, write, full disk */
+    ERR_FORMAT,         /* a file or text is malformed */
     ERR_SHAPE,          /* sizes that do not fit together */
-    ERR_UNSUPPORTED,    /* understood, but not done here: an architecture, a type, a config field */
+    ERR_UNSUPPORTED,    /* valid, but not supported: an architecture, a type, a config field */
     ERR_MEMORY,
     ERR_DEVICE,
-    ERR_LIMIT,          /* over a limit the caller set: context length, template time */
+    ERR_LIMIT,          /* over a limit of the caller: context length, template time */
     ERR_CANCELLED,
 };
 
@@ -28,13 +28,13 @@ struct err {
 int err_set(struct err *e, enum err_code code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The same for the system call that just failed: appends ": " and strerror(errno); code ERR_IO. */
+/* The same after a failed system call: appends ": " and strerror(errno); code ERR_IO. */
 int err_sys(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Put "WORDS: " before a message that is already there; returns -1. */
+/* Put "WORDS: " before an existing message; returns -1. */
 int err_prefix(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Out of memory while allocating what WHAT names; returns -1. */
+/* Out of memory while allocating WHAT; returns -1. */
 int err_nomem(struct err *e, const char *what);
 
 #ifdef __cplusplus

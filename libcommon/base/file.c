@@ -1,3 +1,4 @@
+/* file.c - map files, read small files, write files atomically. */
 #include "libcommon/base/file.h"
 
 #include <dirent.h>
@@ -102,9 +103,9 @@ void file_give(int fd, const char *path)
     snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
     if (stat(folder, &st) != 0 || st.st_uid == 0 || fstat(fd, &at) != 0 || at.st_uid != 0 || !S_ISREG(at.st_mode) ||
         at.st_nlink != 1)
-        return;                             /* another name of it may lie where it is somebody else's */
+        return;                             /* it may have another name in a folder of another user */
     if (fchown(fd, st.st_uid, st.st_gid) != 0)
-        return;                             /* then it is root's, and its owner will hear of it as of any file that cannot be written */
+        return;     /* it stays root's; the owner of the folder gets EACCES when writing to it */
 }
 
 int file_open_made(const char *path, int flags)
@@ -116,7 +117,8 @@ int file_open_made(const char *path, int flags)
             file_give(fd, path);
         else if (errno == EEXIST)
             fd = open(path, flags);
-    } while (fd < 0 && errno == ENOENT && access(path, F_OK) == 0);         /* it went and came in between */
+    /* removed and recreated between the two calls */
+    } while (fd < 0 && errno == ENOENT && access(path, F_OK) == 0);
     return fd;
 }
 
@@ -183,8 +185,7 @@ fail:
     return NULL;
 }
 
-/* Remove what writers of the same name left behind when they were killed: temporaries that
- * nobody holds a lock on. */
+/* Remove temporaries of the same name that killed writers left: those without a lock. */
 static void sweep(const struct atomic_file *f)
 {
     const char *name = strrchr(f->temp, '/');
@@ -208,8 +209,8 @@ static void sweep(const struct atomic_file *f)
     closedir(d);
 }
 
-/* A new temporary with our lock on it.  Another writer's sweep may take it away between its
- * making and its locking: then another one. */
+/* Make and lock a new temporary.  Another writer's sweep may remove it between the two steps; then
+ * try again. */
 static int make_temp(struct atomic_file *f, struct err *e)
 {
     size_t n = strlen(f->temp);
@@ -219,7 +220,8 @@ static int make_temp(struct atomic_file *f, struct err *e)
         f->fd = mkstemp(f->temp);
         if (f->fd < 0)
             break;
-        (void)flock(f->fd, LOCK_EX | LOCK_NB);      /* where locks do not exist, nobody can take one on it either */
+        /* on a file system without locks, no other writer can lock it either */
+        (void)flock(f->fd, LOCK_EX | LOCK_NB);
         if (fstat(f->fd, &st) == 0 && st.st_nlink > 0)
             return 0;
         close(f->fd);
@@ -228,7 +230,7 @@ static int make_temp(struct atomic_file *f, struct err *e)
     return err_sys(e, "%s", f->path);
 }
 
-/* rename would replace a device as well */
+/* Refuse targets that are not regular files: rename() would replace a device as well. */
 static int check_target(const char *path, struct err *e)
 {
     struct stat st;
@@ -262,7 +264,7 @@ int atomic_open(struct atomic_file *f, const char *path, struct err *e)
     fcntl(f->fd, F_SETFD, FD_CLOEXEC);
     mode_t mask = umask(0);
     umask(mask);
-    fchmod(f->fd, 0666 & ~mask);            /* mkstemp makes 0600 */
+    fchmod(f->fd, 0666 & ~mask);            /* mkstemp uses mode 0600 */
     return 0;
 }
 
@@ -290,7 +292,7 @@ int atomic_write(struct atomic_file *f, const void *data, size_t n, struct err *
     return 0;
 }
 
-/* ---- a file that is gone on with later ---- */
+/* ---- files of interrupted writers ---- */
 
 char *atomic_parked_name(const char *path)
 {
@@ -309,7 +311,7 @@ int atomic_park(struct atomic_file *f, struct err *e)
         return err_nomem(e, f->path);
     int rc = 0;
     if (strcmp(name, f->temp) != 0) {
-        rc = link(f->temp, name) == 0 ? 0 : 1;          /* unlike rename, it replaces nothing */
+        rc = link(f->temp, name) == 0 ? 0 : 1;          /* link() replaces nothing, unlike rename() */
         if (rc == 0) {
             unlink(f->temp);
             char *temp = f->temp;
@@ -340,7 +342,7 @@ int atomic_unpark(struct atomic_file *f, const char *path, struct err *e)
         rc = errno == ENOENT ? 0 : err_sys(e, "%s", f->temp);
     else if (flock(f->fd, LOCK_EX | LOCK_NB) != 0)
         rc = 2;
-    else        /* its last writer may have given it its final name meanwhile */
+    else        /* the last writer may have renamed it to its final name meanwhile */
         rc = fstat(f->fd, &mine) == 0 && S_ISREG(mine.st_mode) && stat(f->temp, &there) == 0 &&
              mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
     if (rc != 1)
@@ -373,7 +375,7 @@ int atomic_commit(struct atomic_file *f, struct err *e)
         slash[slash == f->path] = '\0';
     int dir = open(slash ? f->path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir >= 0) {
-        (void)fsync(dir);                   /* the name survives a power cut too; some file systems refuse */
+        (void)fsync(dir);   /* so that the name survives a power cut; some file systems refuse */
         close(dir);
     }
     atomic_abort(f);

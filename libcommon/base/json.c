@@ -1,3 +1,4 @@
+/* json.c - parse JSON and read its fields. */
 #include "libcommon/base/json.h"
 
 #include <ctype.h>
@@ -9,15 +10,15 @@
 #include "libcommon/base/file.h"
 #include "libcommon/base/utf8.h"
 
-/* The same text with "e0" behind every whole number of 19 digits or more, so that it is read as
- * a real. Caller frees. */
+/* A copy of the text with "e0" after every whole number of 19 digits or more, so that jansson reads
+ * it as a real.  Caller frees. */
 static char *reals_for_huge(const char *text, size_t size, size_t *new_size)
 {
-    char *out = malloc(size + size / 8 + 4);            /* two bytes for 19 */
+    char *out = malloc(size + size / 8 + 4);            /* a number of 19 digits grows by two bytes */
     size_t n = 0;
     int in_string = 0;
     for (size_t i = 0; out && i < size;) {
-        size_t digits = 0, length = 0;                  /* of a number that begins here */
+        size_t digits = 0, length = 0;                  /* of the number that begins here */
         if (!in_string && (text[i] == '-' || isdigit((unsigned char)text[i])))
             for (; i + length < size && strchr("+-.eE0123456789", text[i + length]) && text[i + length]; length++)
                 digits += isdigit((unsigned char)text[i + length]) != 0;
@@ -46,7 +47,8 @@ json_t *js_parse(const char *name, const void *text, size_t size, struct err *e)
 {
     json_error_t j;
     json_t *v = json_loadb(text, size, JSON_REJECT_DUPLICATES, &j);
-    if (!v && !js_no_memory(&j) && json_error_code(&j) == json_error_numeric_overflow) {     /* "model_max_length": 1000000000000000019884624838656 */
+    /* "model_max_length": 1000000000000000019884624838656 */
+    if (!v && !js_no_memory(&j) && json_error_code(&j) == json_error_numeric_overflow) {
         json_error_t again;
         char *reals = reals_for_huge(text, size, &size);
         v = reals ? json_loadb(reals, size, JSON_REJECT_DUPLICATES, &again) : NULL;
@@ -59,11 +61,11 @@ json_t *js_parse(const char *name, const void *text, size_t size, struct err *e)
     return v;
 }
 
-/* The same text with "" around Infinity and NaN outside of strings. Caller frees. */
+/* A copy of the text with quotes around Infinity and NaN outside of strings.  Caller frees. */
 static char *quote_constants(const char *text, size_t *size)
 {
     static const char *const names[] = { "Infinity", "NaN" };
-    char *out = malloc(*size + *size + 1);              /* two bytes for three at least */
+    char *out = malloc(*size + *size + 1);              /* at least three bytes grow by two */
     size_t n = 0;
     int in_string = 0;
     for (size_t i = 0; out && i < *size;) {

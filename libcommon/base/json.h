@@ -1,8 +1,8 @@
-/* json.h - jansson with sentences: parse with the file's name and line in the error, read fields
- * with their name and range.
+/* json.h - JSON by jansson, with errors as sentences: parsing names the file and line, reading a
+ * field names the field and its range.
  *
- * A field that is absent or null takes the default of the _or functions; the others refuse it.
- * A field of another kind is always refused. */
+ * The _or functions return a default for an absent or null field; the others refuse it.  A field of
+ * another kind is always refused. */
 #ifndef ZSE_BASE_JSON_H
 #define ZSE_BASE_JSON_H
 
@@ -13,19 +13,19 @@
 
 #include "libcommon/base/err.h"
 
-/* "config.json: line 3, column 7: ...".  Refuses duplicate keys and what is not UTF-8.  New
- * reference, NULL on failure. */
+/* Errors read "config.json: line 3, column 7: ...".  Refuses duplicate keys and invalid UTF-8.  New
+ * reference, or NULL. */
 json_t *js_parse(const char *name, const void *text, size_t size, struct err *e);
-/* The same of a text that Python wrote: Infinity and NaN, which JSON has not, become the strings
- * of these names. */
+/* The same for the output of Python: Infinity and NaN, which are not JSON, become strings of these
+ * names. */
 json_t *js_parse_python(const char *name, const void *text, size_t size, struct err *e);
-/* The same from a file of at most max bytes. */
+/* The same for a file of at most max bytes. */
 json_t *js_load(const char *path, size_t max, struct err *e);
 
-/* Is it for want of memory that jansson has parsed nothing?  It does not always say so. */
+/* Did jansson fail for lack of memory?  It does not always say so. */
 int js_no_memory(const json_error_t *j);
 
-/* 0, or -1 with the field named. o is an object. A whole number may be written as 3 or as 3.0. */
+/* 0, or -1 with the field named.  o is an object.  A whole number may be written as 3 or as 3.0. */
 int js_int(const json_t *o, const char *key, int64_t min, int64_t max, int64_t *out, struct err *e);
 int js_int_or(const json_t *o, const char *key, int64_t min, int64_t max, int64_t otherwise, int64_t *out,
               struct err *e);

@@ -1,7 +1,7 @@
-/* philox.h - random numbers by counter: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel
- * random numbers: as easy as 1, 2, 3", SC 2011).  The n-th number of a seed needs no state and
- * no other number, so that a device draws for any request at any time.  The same source on host
- * and device. */
+/* philox.h - random numbers by counter: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random
+ * numbers: as easy as 1, 2, 3", SC 2011).  The n-th number of a seed needs no state and no other
+ * number, so a device can draw for any request at any time.  The same source compiles for host and
+ * device. */
 #ifndef ZSE_BASE_PHILOX_H
 #define ZSE_BASE_PHILOX_H
 
@@ -13,7 +13,7 @@
 #define PHILOX_FUNCTION static inline
 #endif
 
-/* counter [4] becomes 128 random bits. */
+/* Replace counter [4] by 128 random bits. */
 PHILOX_FUNCTION void philox(uint32_t counter[4], uint32_t key0, uint32_t key1)
 {
     for (int round = 0; round < 10; round++) {

@@ -1,4 +1,4 @@
-/* plural.h - the end of a counted noun: err_set(e, code, "%d file%s", n, plural(n)). */
+/* plural.h - the plural "s" of a counted noun: err_set(e, code, "%d file%s", n, plural(n)). */
 #ifndef ZSE_BASE_PLURAL_H
 #define ZSE_BASE_PLURAL_H
 

@@ -1,3 +1,4 @@
+/* pool.c - run parallel loops on a fixed set of threads. */
 #include "libcommon/base/pool.h"
 
 #include <errno.h>
@@ -13,17 +14,16 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/thread.h"
 
-/* How long a thread looks for work before it sleeps: longer than the gaps between the loops of
- * one token (a few microseconds), shorter than anything a person or another process would
- * notice. */
+/* A thread spins this long before it sleeps: longer than the gaps between the loops of one token (a
+ * few microseconds), too short for a person or another process to notice. */
 enum { SPIN_NS = 50000 };
 
-/* A thread's slice of the loop: a run of neighbours, so that it reads memory in order.  left is
- * the number of the loop in its upper half and the items nobody has taken yet in its lower half.
- * An item is taken by counting it down with compare-and-swap, by the owner or, when that has
- * none of its own left, by another thread; one that comes late sees another number and takes
- * nothing.  The rest belongs to whoever holds an item: it only changes when all items are done.
- * Owners wait for the next loop on their own slice: one cache line brings all. */
+/* A thread's slice of the loop: consecutive items, so that it reads memory in order.  left holds
+ * the number of the loop in its upper half and the number of items not yet taken in its lower half.
+ * An item is taken by decrementing left with compare-and-swap, by the owner or, once that has
+ * finished its own items, by another thread; a late thread sees the number of another loop and
+ * takes nothing.  The other fields change only when all items are done.  Owners wait for the next
+ * loop on their own slice, so one cache line brings everything. */
 struct slice {
     _Alignas(64) _Atomic uint64_t left;
     int end;                                    /* the next item is end - left */
@@ -38,10 +38,10 @@ struct pool {
     pthread_t *threads;
     struct slice *slices;                       /* [n_threads] */
     uint32_t loop;
-    _Alignas(64) _Atomic uint32_t epoch;        /* number of the loop; workers sleep on it */
+    _Alignas(64) _Atomic uint32_t epoch;        /* number of the loop; sleeping workers wait on it */
     _Atomic int sleepers;
     _Atomic int stop;
-    _Alignas(64) _Atomic uint32_t done;         /* items finished; the caller sleeps on it */
+    _Alignas(64) _Atomic uint32_t done;         /* finished items; the sleeping caller waits on it */
     uint32_t total;
     _Atomic int caller_sleeps;
 };
@@ -68,7 +68,7 @@ static void futex_wake(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
-enum { LOOKS = 64 };        /* the clock costs more than a look: one for so many */
+enum { LOOKS = 64 };        /* polls per reading of the clock, which costs more than a poll */
 
 /* Take an item of a slice: its number, or -1. */
 static int take(struct slice *slice)
@@ -81,7 +81,8 @@ static int take(struct slice *slice)
     return -1;
 }
 
-/* Run items of the current loop until none is left: one's own, then others'. */
+/* Run items of the current loop until none is left: first this thread's own, then those of
+ * others. */
 static void work(struct pool *p, int thread)
 {
     void (*after)(const void *arg, int thread) = NULL;
@@ -97,14 +98,14 @@ static void work(struct pool *p, int thread)
     }
     if (n == 0)
         return;
-    const uint32_t total = p->total;            /* another loop's as soon as ours are counted */
+    const uint32_t total = p->total;            /* may belong to another loop once our items are counted */
     if (atomic_fetch_add(&p->done, n) + n == total && thread && atomic_load(&p->caller_sleeps))
         futex_wake(&p->done);
     if (after)
         after(after_arg, thread);
 }
 
-/* Wait for another loop than `seen`, for SPIN_NS at most: 1 when it came. */
+/* Wait up to SPIN_NS for a loop other than `seen`: 1 when it comes. */
 static int spin_for_loop(struct slice *slice, uint32_t seen)
 {
     uint64_t until = clock_ns() + SPIN_NS;
@@ -204,7 +205,8 @@ void pool_close(struct pool *p)
     if (!p)
         return;
     atomic_store(&p->stop, 1);
-    atomic_store(&p->epoch, p->loop + 1);       /* or one could begin to sleep on what it was */
+    /* otherwise a worker could still go to sleep on the old value */
+    atomic_store(&p->epoch, p->loop + 1);
     wake_workers(p);
     for (int i = 1; i < p->n_threads; i++)
         pthread_join(p->threads[i], NULL);
@@ -215,7 +217,7 @@ void pool_close(struct pool *p)
 
 int pool_size(const struct pool *p) { return p->n_threads; }
 
-/* All items done?  For SPIN_NS at most. */
+/* Wait up to SPIN_NS for all items to be done: 1 if they are. */
 static int spin_for_end(struct pool *p)
 {
     uint64_t until = clock_ns() + SPIN_NS;

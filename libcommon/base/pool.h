@@ -1,8 +1,7 @@
 /* pool.h - a fixed set of threads that run one parallel loop at a time.
  *
- * The caller is thread 0.  Workers spin for some microseconds after a loop and then sleep, so
- * that the loops of one token follow each other without a system call and an idle program costs
- * nothing. */
+ * The caller is thread 0.  Workers spin for some microseconds after a loop before they sleep: the
+ * loops of one token follow each other without a system call, and an idle program costs nothing. */
 #ifndef ZSE_BASE_POOL_H
 #define ZSE_BASE_POOL_H
 
@@ -14,20 +13,20 @@ extern "C" {
 
 struct pool;
 
-/* n_threads >= 1 counts the caller; 0 means one for each processor this process may use. */
+/* n_threads >= 1 includes the caller; 0 means one for each processor this process may use. */
 struct pool *pool_open(int n_threads, struct err *e);
 void pool_close(struct pool *p);            /* NULL is fine */
 int pool_size(const struct pool *p);
 int pool_n_cpus(void);                      /* processors in this process's affinity mask */
 
 /* Run fn(arg, i, thread) for every i in [0, n), each exactly once, thread in [0, pool_size);
- * returns when all are done.  Each thread begins with a run of neighbours of its own, then helps
- * others: make each item's result independent of its thread.  Calls must not nest and must come
+ * returns when all are done.  Each thread begins with consecutive items of its own, then helps
+ * others, so an item's result must not depend on its thread.  Calls must not nest and must come
  * from one thread at a time. */
 void pool_run(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg);
-/* The same, and then each thread that ran an item calls after(after_arg, thread), not before it
- * finds no more items, and perhaps while later loops run: what that reads must not change and
- * must live until pool_close.  To fetch what comes next while others still work. */
+/* The same; then each thread that ran an item calls after(after_arg, thread) once it finds no more
+ * items, perhaps while later loops run.  The data that after() reads must not change and must live
+ * until pool_close.  Meant for prefetching while other threads still work. */
 void pool_run_after(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg,
                     void (*after)(const void *arg, int thread), const void *after_arg);
 

@@ -1,5 +1,5 @@
-/* rng.h - small counter-free random numbers: SplitMix64 (Steele, Lea, Flood 2014).  Equal on
- * every machine. */
+/* rng.h - small sequential random numbers: SplitMix64 (Steele, Lea, Flood 2014).  Equal on every
+ * machine. */
 #ifndef ZSE_BASE_RNG_H
 #define ZSE_BASE_RNG_H
 

@@ -1,9 +1,10 @@
+/* sha256.c - SHA-256 through libcrypto. */
 #include "libcommon/base/sha256.h"
 
 #include <stdlib.h>
 
-/* The functions that OpenSSL 3 would rather see replaced: those that replace them allocate
- * memory at every start, and so may fail in the middle of a log. */
+/* OpenSSL 3 deprecates these functions.  Their replacements allocate memory at every start, and so
+ * may fail in the middle of a log. */
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include <openssl/sha.h>
 

@@ -1,8 +1,8 @@
-/* siphash.h - SipHash-2-4 (Aumasson, Bernstein: SipHash: a fast short-input PRF, 2012): 64 bits of
- * any bytes under a key of 128 bits.
+/* siphash.h - SipHash-2-4 (Aumasson, Bernstein: SipHash: a fast short-input PRF, 2012): a 64-bit
+ * hash of any bytes under a key of 128 bits.
  *
- * For tables of names that come from files: who does not know the key cannot choose names that
- * share a place, but by luck. */
+ * For hash tables of names from files: without the key, an author of a file cannot choose names
+ * that collide. */
 #ifndef ZSE_BASE_SIPHASH_H
 #define ZSE_BASE_SIPHASH_H
 
@@ -31,7 +31,7 @@ static inline void sip_word(uint64_t v[4], uint64_t word)
     v[0] ^= word;
 }
 
-/* Words are read as this machine has them: little-endian ones agree with the paper. */
+/* Words are read in the machine's byte order: little-endian machines agree with the paper. */
 static inline uint64_t siphash(const uint64_t key[2], const void *data, size_t n)
 {
     const char *p = data;

@@ -1,13 +1,12 @@
-/* thread.h - start a thread that hears no signals: they belong to the program's own thread,
- * whose handlers may jump.  But for those about what the thread itself does: a page that cannot
- * be read. */
+/* thread.h - start a thread that blocks signals: they are for the program's main thread, whose
+ * handlers may jump.  Synchronous signals stay unblocked: a page that cannot be read. */
 #ifndef ZSE_BASE_THREAD_H
 #define ZSE_BASE_THREAD_H
 
 #include <pthread.h>
 #include <signal.h>
 
-/* As pthread_create. */
+/* pthread_create with signals blocked. */
 static inline int thread_start(pthread_t *t, void *(*run)(void *arg), void *arg)
 {
     sigset_t all, before;

@@ -1,10 +1,12 @@
+/* utf8.c - decode, encode and validate UTF-8. */
 #include "libcommon/base/utf8.h"
 
 #include <string.h>
 
 int32_t utf8_decode(const char *s, size_t size, int *n)
 {
-    static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };     /* below: overlong */
+    /* smallest code point of each length; a smaller one is overlong */
+    static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
     const unsigned char *p = (const unsigned char *)s;
     *n = 1;
     if (p[0] < 0x80)
@@ -53,7 +55,7 @@ int utf8_encode(uint32_t c, char *out)
     return 4;
 }
 
-/* Eight bytes of ASCII at a time. */
+/* Skip ASCII eight bytes at a time. */
 static size_t skip_ascii(const char *s, size_t i, size_t size)
 {
     uint64_t eight;

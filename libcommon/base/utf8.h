@@ -9,11 +9,11 @@
 extern "C" {
 #endif
 
-/* The code point at s[0..size), and in *n how many bytes it takes (1 to 4).  Bytes that are not
- * UTF-8 (overlong, surrogate, above U+10FFFF, cut short) give -1 and *n = 1; size must not be 0. */
+/* The code point at s[0..size); *n is its number of bytes (1 to 4).  Invalid UTF-8 (overlong,
+ * surrogate, above U+10FFFF, cut short) gives -1 and *n = 1; size must not be 0. */
 int32_t utf8_decode(const char *s, size_t size, int *n);
 
-/* The same, but bytes that are not UTF-8 give U+FFFD. */
+/* The same, but invalid bytes give U+FFFD. */
 static inline uint32_t utf8_next(const char *s, size_t size, int *n)
 {
     if ((unsigned char)*s < 0x80) {
@@ -24,28 +24,27 @@ static inline uint32_t utf8_next(const char *s, size_t size, int *n)
     return c < 0 ? 0xFFFD : (uint32_t)c;
 }
 
-/* Write c into out[0..4); returns the number of bytes, 0 if c is no scalar value (surrogate, too
- * large). */
+/* Write c into out[0..4).  Returns the number of bytes, 0 if c is not a scalar value (surrogate,
+ * too large). */
 int utf8_encode(uint32_t c, char *out);
 
-/* Offset of the first byte that is not part of valid UTF-8; size if all is well. */
+/* Offset of the first byte that is not part of valid UTF-8; size if all are. */
 size_t utf8_valid(const char *s, size_t size);
 
-/* How many of the last bytes (0 to 3) begin a character that the text does not complete: an
- * incremental writer keeps them back. */
+/* Number of bytes at the end (0 to 3) that begin an incomplete character: an incremental writer
+ * keeps them back. */
 size_t utf8_incomplete(const char *s, size_t size);
 
-/* Number of code points; a byte that is not UTF-8 counts as one. */
+/* Number of code points; an invalid byte counts as one. */
 size_t utf8_count(const char *s, size_t size);
 
-/* Byte offset of the i-th code point; size if there are not that many. */
+/* Byte offset of the i-th code point; size if there are fewer. */
 size_t utf8_offset(const char *s, size_t size, size_t i);
 
-/* Step back: offset of the code point that ends before byte at (at > 0). */
+/* Offset of the code point that ends before byte `at` (at > 0). */
 size_t utf8_prev(const char *s, size_t at);
 
-/* White space as Unicode's White_Space and Python's str.isspace() see it (with U+001C to
- * U+001F). */
+/* Is it white space by Unicode's White_Space and Python's str.isspace() (with U+001C to U+001F)? */
 int utf8_is_space(uint32_t c);
 
 #ifdef __cplusplus
