@@ -55,6 +55,8 @@ int sampling_config(struct sampling *s, const json_t *config, struct err *e)
     }
     if (js_bool_or(config, "do_sample", 1, &sample, e) != 0)
         return -1;
+    if (s->top_k < 0)
+        s->top_k = 0;
     if (!sample)
         s->temperature = 0;
     return 0;
