@@ -1,15 +1,18 @@
-/* sampler.c - the order of things, all on one copy of the logits:
- *   1. what a constraint does not allow becomes -inf; logit bias is added 2. repetition penalty
- *   (Keskar et al. 2019, section 4.1: a positive logit is divided, a negative one multiplied), then
- *   presence
- *      and frequency penalty (subtracted; as OpenAI's API defines them)
- *   3. temperature 0, top_p 0 or top_k 1: the largest logit, ties to the lower id.  Otherwise x /
- *   temperature, then 4. top_k, typical_p (arXiv:2202.00666), top_p (arXiv:1904.09751), min_p
- *   (arXiv:2407.01082); each sees what the one before kept,
- *      renormalised; top_p and typical_p keep the token that crosses the sum
- *   5. one random number per token draws from what is left.
- * Nothing is sorted: top_k keeps a heap of k, the sums are found by selection, linear in the
- * vocabulary on average. */
+/* sampler.c - from logits to a token, in this order, all on one copy of the logits:
+ *   1. Tokens that the constraint forbids get -inf; the logit bias is added.
+ *   2. Penalties: repetition (Keskar et al. 2019, section 4.1: a positive logit is divided, a
+ *      negative one multiplied), then presence and frequency (subtracted, as in OpenAI's API).
+ *   3. top_n_sigma (arXiv:2411.07641) cuts the logits.
+ *   4. With temperature 0, top_p 0 or top_k 1 the largest logit is the choice, ties to the lower
+ *      id.  Otherwise the logits are divided by the temperature.
+ *   5. top_k, typical_p (arXiv:2202.00666), top_p (arXiv:1904.09751) and min_p (arXiv:2407.01082)
+ *      cut the distribution, each renormalising the tokens that the one before kept; top_p and
+ *      typical_p keep the token that crosses the sum.
+ *   6. One random number draws from the rest.
+ * llama.cpp has the same order, but for the temperature, which it applies last.
+ *
+ * Nothing is sorted: top_k keeps a heap of k, and the sums are found by selection, which is linear
+ * in the vocabulary on average. */
 #include "libcommon/engine/sampler.h"
 
 #include <assert.h>
@@ -94,6 +97,7 @@ static int greedy(const struct sampling *s)
 {
     return s->temperature == 0 || s->top_p == 0 || s->typical_p == 0 || s->top_k == 1;
 }
+static int cuts_sigma(const struct sampling *s) { return s->top_n_sigma > 0 && !greedy(s); }
 static int penalises_answer(const struct sampling *s) { return s->presence_penalty != 0 || s->frequency_penalty != 0; }
 static int penalises(const struct sampling *s) { return penalises_answer(s) || s->repetition_penalty != 1; }
 
@@ -341,6 +345,24 @@ static int keep_typical(struct cand *c, int n, float p)
     return n;
 }
 
+/* -inf for tokens whose logit is more than n_sigma standard deviations below the largest. */
+static void cut_sigma(float *x, int n, float largest, float n_sigma)
+{
+    double sum = 0, squares = 0;
+    int n_finite = 0;
+    for (int i = 0; i < n; i++)
+        if (x[i] != -INFINITY) {
+            sum += x[i];
+            n_finite++;
+        }
+    const double mean = sum / n_finite;
+    for (int i = 0; i < n; i++)
+        squares += x[i] != -INFINITY ? (x[i] - mean) * (x[i] - mean) : 0;
+    const double least = largest - n_sigma * sqrt(squares / n_finite);
+    for (int i = 0; i < n; i++)
+        x[i] = x[i] < least ? -INFINITY : x[i];
+}
+
 static float weight(const struct sampler *s, float x, float max) { return expf((x - max) / s->s.temperature); }
 
 /* Draw from the candidates that top_k, typical_p and top_p leave. */
@@ -360,7 +382,7 @@ static int32_t draw_filtered(struct sampler *s, const float *logits, float max)
     double sum = 0;
     int kept = 0;
     for (int i = 0; i < n; i++) {
-        if (c[i].w >= s->s.min_p * top) {
+        if (c[i].w >= s->s.min_p * top && c[i].w > 0) {
             sum += c[i].w;
             c[kept++] = c[i];
         }
@@ -485,7 +507,7 @@ static int forbid(float *logits, int n, const struct allowed *a, int32_t *best, 
 
 int sampler_draw(const struct sampler *s, int n, struct draw *d)
 {
-    if (s->s.n_bias || s->history || (s->s.typical_p < 1 && !greedy(&s->s)))
+    if (s->s.n_bias || s->history || cuts_sigma(&s->s) || (s->s.typical_p < 1 && !greedy(&s->s)))
         return 0;
     *d = (struct draw){ .temperature = greedy(&s->s) ? 0 : s->s.temperature, .top_k = s->s.top_k, .top_p = s->s.top_p,
                         .min_p = s->s.min_p, .seed = s->s.seed, .n = (uint64_t)n,
@@ -511,6 +533,8 @@ int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed
         penalise(s, logits);
     if ((s->s.n_bias || s->history) && find_max(s->c, logits, s->vocab_size, &best, e) != 0)
         return allowed ? err_prefix(e, "constraint") : -1;
+    if (cuts_sigma(&s->s))
+        cut_sigma(logits, s->vocab_size, logits[best], s->s.top_n_sigma);
     *id = greedy(&s->s) ? best : s->n_cand ? draw_filtered(s, logits, logits[best]) : draw_all(s, logits, best);
     if (lp)
         lp->logprob = (float)(raw_logit(s, logits, *id) - log_sum);
