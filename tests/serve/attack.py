@@ -35,7 +35,7 @@ def attempt(f):
 
 
 def until(condition, seconds=60):
-    limit = time.monotonic() + seconds
+    limit = time.monotonic() + seconds * SLOW
     while not (x := condition()):
         if time.monotonic() > limit:
             return x
@@ -44,7 +44,7 @@ def until(condition, seconds=60):
 
 
 def program(name, *args, home, code=0, text=None):
-    p = subprocess.run([BUILD / name, *map(str, args)], env={**os.environ, 'ZSE_HOME': str(home)}, input=text, capture_output=True, text=True, timeout=60)
+    p = subprocess.run([BUILD / name, *map(str, args)], env={**os.environ, 'ZSE_HOME': str(home)}, input=text, capture_output=True, text=True, timeout=60 * SLOW)
     expect(code is None or p.returncode == code, f'{name} {" ".join(map(str, args))}: exit {p.returncode}: {p.stderr[-300:]}')
     return p
 
@@ -85,7 +85,7 @@ class Server:
     def ask(self, path, body=None, key=None, method=None, fields=(), timeout=60, source=None):
         """status, fields, body (JSON, or text); source: of 127.0.0.0/8, to be another client"""
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        c = http.client.HTTPConnection('127.0.0.1', self.port, timeout=timeout, source_address=source and (source, 0))
+        c = http.client.HTTPConnection('127.0.0.1', self.port, timeout=timeout * SLOW, source_address=source and (source, 0))
         try:
             c.putrequest(method or ('GET' if data is None else 'POST'), path, skip_accept_encoding=True)
             for k, v in [*([('Authorization', 'Bearer ' + key)] if key else []), *([('Content-Length', str(len(data)))] if data is not None else []), *fields]:
@@ -120,7 +120,7 @@ class Server:
 
     def open(self, data, receive=None, source=None):
         s = socket.socket()
-        s.settimeout(60)
+        s.settimeout(60 * SLOW)
         if source:
             s.bind((source, 0))
         if receive:
@@ -641,7 +641,7 @@ def four_thousand_idle_connections():
 
     def good(what):
         began = time.monotonic()                # connections of its address make room for it once they were quiet for a second
-        answer = until(served, 10 * SLOW)
+        answer = until(served, 10)
         times.append(time.monotonic() - began)
         expect(answer and answer[2]['choices'][0]['text'] == first, f'{what}: {answer}')
         mine.sendall(request('/v1/completions', SHORT, key=key))

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """soak - mixed load on a zse-serve that has models/tiny: answers, streams, WebSockets, clients that go away, a second model that comes and goes, and who watches.
 
-usage: soak PORT PID SECONDS TOKEN MODEL.zse [clients|loads]
-clients, loads: only these. Every answer must be the one that comes alone, at the end no KV block may be lost, and memory must not grow: after a warm-up (a
+usage: soak PORT PID SECONDS TOKEN MODEL.zse [clients|loads|attacked]
+clients, loads: only these; attacked: with hostile clients beside them, which have no key, or the one in ZSE_HOSTILE_KEY. ZSE_API_KEY: the others' key. Every answer must be the one that comes alone, at the end no KV block may be lost, and memory must not grow: after a warm-up (a
 quarter of the time, at most a minute) RssAnon is sampled four times a second, and its median in the last third may be above that of the second third by at
 most BOUND_KB. Printed: kB in the first, second and last third, and the slope of a line through the samples. Exit 1 otherwise, also when the server ends."""
-import http.client, json, os, random, statistics, sys, threading, time
+import contextlib, http.client, json, os, random, socket, statistics, sys, threading, time
 
 import wire
 
@@ -15,6 +15,8 @@ BOUND_KB = 512 if seconds >= 300 else 2048 if seconds >= 20 else 16384      # a 
 ANSWERS = {'What is 2+2?': '2 + 2 = 4', 'What is the capital of France?': 'The capital of France is Paris.', 'What is the opposite of hot?': 'The opposite of hot is cold.'}
 wrong, counts, lock = [], {}, threading.Lock()
 stop = threading.Event()
+KEY, HOSTILE = ({'Authorization': f'Bearer {os.environ[name]}'} if os.environ.get(name) else {} for name in ('ZSE_API_KEY', 'ZSE_HOSTILE_KEY'))
+KEY_LINE = ''.join(f'{k}: {v}\r\n' for k, v in KEY.items()).encode()
 
 
 def count(what):
@@ -22,7 +24,7 @@ def count(what):
         counts[what] = counts.get(what, 0) + 1
 
 
-def ask(method, path, body=None, headers={}):
+def ask(method, path, body=None, headers=KEY):
     c = http.client.HTTPConnection('127.0.0.1', port, timeout=600)
     c.request(method, path, json.dumps(body) if body is not None else None, headers)
     r = c.getresponse()
@@ -41,7 +43,7 @@ def talk(rnd):
 
 def leave(rnd):
     c = http.client.HTTPConnection('127.0.0.1', port, timeout=600)
-    c.request('POST', '/v1/completions', json.dumps({'prompt': 'Once', 'max_tokens': 1000, 'ignore_eos': True, 'stream': rnd.random() < .7, 'n': rnd.choice([1, 1, 3])}))
+    c.request('POST', '/v1/completions', json.dumps({'prompt': 'Once', 'max_tokens': 1000, 'ignore_eos': True, 'stream': rnd.random() < .7, 'n': rnd.choice([1, 1, 3])}), KEY)
     c.sock.settimeout(rnd.random() * .05 + .001)
     try:
         c.sock.recv(rnd.randrange(1, 4000))
@@ -53,7 +55,7 @@ def leave(rnd):
 
 def converse(rnd):
     """Questions on a WebSocket; sometimes it is closed in the middle of an answer."""
-    w = wire.WebSocket(port, b'/ws/chat')
+    w = wire.WebSocket(port, b'/ws/chat', fields=KEY_LINE)
     for _ in range(rnd.randrange(1, 4)):
         question, text = rnd.choice(list(ANSWERS)), ''
         w.send(json.dumps({'temperature': 0, 'messages': [{'role': 'user', 'content': question}]}).encode())
@@ -71,12 +73,12 @@ def look(rnd):
     """What monitors ask for: all of it answers, also while models come and go."""
     for path in ('/metrics', '/health', '/v1/models', '/api/stats', '/api/stats/models', '/api/analytics', '/api/analytics/timeseries', '/api/analytics/requests?limit=5', '/api/batching', '/'):
         c = http.client.HTTPConnection('127.0.0.1', port, timeout=600)
-        c.request('GET', path)
+        c.request('GET', path, headers=KEY)
         r = c.getresponse()
         if r.status != 200 or not r.read():
             wrong.append((path, r.status))
         c.close()
-    w = wire.WebSocket(port, b'/ws/stats')
+    w = wire.WebSocket(port, b'/ws/stats', fields=KEY_LINE)
     if json.loads(w.receive()[1])['type'] != 'stats':
         wrong.append('/ws/stats')
     w.close()
@@ -106,13 +108,70 @@ def admin(rnd):
         count('loads')
 
 
+# ---- hostile clients: their own answers do not matter ----
+
+def ambiguous(n):
+    "A grammar whose rules each go on in two ways: the work for a mask grows with n."
+    return 'root ::= r0\n' + ''.join(f'r{i} ::= [a-z]* r{i + 1} | [a-f]+ r{i * 7 % n} | ""\n' for i in range(n)) + f'r{n} ::= "z"\n'
+
+
+def hostile_ask(rnd, path, body, seconds):
+    c = http.client.HTTPConnection('127.0.0.1', port, timeout=seconds, source_address=(f'127.0.0.{rnd.randrange(2, 250)}', 0))
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        c.request('POST', path, body if isinstance(body, bytes) else json.dumps(body), HOSTILE)
+        c.getresponse().read()
+    c.close()
+    count('attacks')
+
+
+def hold(rnd):
+    "Connections that are idle, or send half a head, half a body, a page of requests whose answers are not read."
+    data = rnd.choice([b'', b'GET /health HTTP/1.1\r\nHost: loc', b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16000000\r\n\r\n' + b'x' * 60000,
+                       b'GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n' * 60])
+    held, address = [], f'127.0.0.{rnd.randrange(2, 250)}'
+    for _ in range(rnd.choice([300, 700])):
+        s = socket.socket()
+        held.append(s)
+        with contextlib.suppress(OSError):
+            s.bind((address, 0))
+            s.settimeout(.2)
+            s.connect(('127.0.0.1', port))
+            s.sendall(data)
+    stop.wait(rnd.random() * 3)
+    for s in held:
+        s.close()
+    count('attacks')
+
+
+def compile_bombs(rnd):
+    hostile_ask(rnd, '/v1/completions', {'prompt': 'Once', 'temperature': 0, 'max_tokens': 40, 'grammar': ambiguous(rnd.choice([40, 60, 500, 3000]))}, rnd.choice([.1, 5, 60]))
+    hostile_ask(rnd, '/v1/completions', {'prompt': 'Once', 'max_tokens': 5, 'regex': rnd.choice(['(a*)*b', '((a{1,1000}){1,1000}){1,1000}', '(a?|b?|[a-m]*){1,60}z'])}, 60)
+
+
+def fill_memory(rnd):
+    empty = b'{},' * rnd.choice([1000, 100_000, 3_000_000])
+    hostile_ask(rnd, rnd.choice(['/v1/chat/completions', '/health', '/tokenize', '/nowhere']), b'{"max_tokens":2,"messages":[{"role":"user","content":"a"}],"metadata":{"a":[' + empty + b'{}]}}', 60)
+    hostile_ask(rnd, '/v1/completions', {'prompt': 'Once', 'max_tokens': 200, 'n': 16, 'ignore_eos': True, 'logprobs': 5, 'stop': ['a' * 1000] * 16}, rnd.choice([.05, 60]))
+
+
+def fill_log(rnd):
+    with contextlib.suppress(OSError):
+        with wire.connect(port) as s:
+            f = s.makefile('rb')
+            for i in range(20):
+                s.sendall(b'GET /%d' % rnd.randrange(10**9) + b'/%01' * 400 + b' HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer wrong\r\n\r\n')
+                wire.response(f)
+    count('attacks')
+    stop.wait(.05)
+
+
 def repeat(what, seed):
     rnd = random.Random(seed)
     while not stop.is_set():
         try:
             what(rnd)
         except Exception as e:
-            wrong.append(repr(e))
+            wrong.append(f'{what.__name__}: {e!r}')
             return
 
 
@@ -138,7 +197,7 @@ def settled():
 def sample():
     """[(seconds since the start, kB)] until the time is over and all that takes memory has been there; None: the server ended."""
     begin, samples = time.monotonic(), []
-    everything = ('answers', 'left', 'loads', 'looks') + (('conversations', 'changes') if seconds >= 10 else ())        # rarer: a short run would wait for them
+    everything = ('answers', 'left', 'loads', 'looks') + (('attacks',) if only == 'attacked' else ()) + (('conversations', 'changes') if seconds >= 10 else ())        # rarer: a short run would wait for them
     needed = {'clients': ('answers', 'left'), 'loads': ('loads',)}.get(only, everything)
     while True:
         now, kb = time.monotonic() - begin, anonymous()
@@ -150,7 +209,10 @@ def sample():
         time.sleep(.25)
 
 
-works = ([client] * 8 if only != 'loads' else []) + ([admin] if only != 'clients' else []) + ([look, tune] if not only else [])
+works = ([client] * 8 if only != 'loads' else []) + ([admin] if only != 'clients' else []) + ([look, tune] if only in (None, 'attacked') else [])
+works += [hold, compile_bombs, fill_memory, fill_log] if only == 'attacked' else []
+for headers in (KEY, {'Authorization': 'Bearer ' + token}):         # good once, they stay good whatever is guessed from this address
+    ask('GET', '/v1/models', None, headers)
 threads = [threading.Thread(target=repeat, args=(what, i), daemon=True) for i, what in enumerate(works)]
 for t in threads:
     t.start()

@@ -30,11 +30,11 @@ def response(f, head=False):
 
 
 class WebSocket:
-    def __init__(self, port, path, key=b'dGhlIHNhbXBsZSBub25jZQ=='):
+    def __init__(self, port, path, key=b'dGhlIHNhbXBsZSBub25jZQ==', fields=b''):
         self.s = connect(port)
         self.f = self.s.makefile('rb')
         self.s.sendall(b'GET ' + path + b' HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\nSec-WebSocket-Version: 13\r\n'
-                       b'Sec-WebSocket-Key: ' + key + b'\r\n\r\n')
+                       b'Sec-WebSocket-Key: ' + key + b'\r\n' + fields + b'\r\n')
         self.code, self.fields, _ = response(self.f)
 
     def send(self, data, opcode=1, fin=True, mask=b'abcd'):
