@@ -98,9 +98,9 @@ static int gguf_types(struct dequant *d, json_t *rows, struct err *e)
 
 static int own_types(struct dequant *d, json_t *rows, struct err *e)
 {
-    for (int type = 0; type <= QT_T3; type++) {
-        const struct qtype_info *t = qtype_info((enum qtype)type);
-        if (!t || !t->has_kernels)
+    const struct qtype_info *t;
+    for (int i = 0; (t = qtype_at(i)); i++) {
+        if (!t->has_kernels)
             continue;
         if (matmul_time_mat(&d->m, t->type, d->o->rows, d->o->cols, e) != 0 || fill(d, d->m.size, e) != 0)
             return -1;

@@ -24,7 +24,9 @@ static const char usage[] =
     "org/name, org/name@revision or org/name:FILE, which is fetched into the cache of the Python tools.\n"
     "\n"
     "  -o, --output FILE          the new file; '-': standard output, if that is no terminal\n"
-    "  -q, --quantize TYPE        nl4 (default), int4, int8, nf4, fp8, ternary, mixed, f16, bf16, f32, keep\n"
+    "  -q, --quantize TYPE        (default nl4) "
+#include "libcommon/quant/qtype_options.inc"
+    "mixed, keep\n"
     "  -g, --group-size N         weights that share a scale, int4, int8, t2: 32, 64, 128; int8 also 'row', t2 also 256\n"
     "      --quant NAME=TYPE,...  other types for attention, mlp, experts, embeddings, lm_head, q_proj, k_proj, v_proj, o_proj,\n"
     "                             gate_proj, up_proj, down_proj; of some layers: down_proj@0-3=int8\n"
@@ -198,7 +200,7 @@ static int take(struct arguments *a, int c, char *arg)
 
 static int is_ternary(struct convert_type t)
 {
-    return t.kind == CONVERT_TYPE && (t.qtype == QT_T2 || t.qtype == QT_T3);
+    return t.kind == CONVERT_TYPE && qtype_is_ternary(qtype_info(t.qtype));
 }
 
 static int wants_ternary(const struct convert_options *o)

@@ -157,13 +157,8 @@ static int type_without_kernel(const struct linear *const *all, size_t n)
     for (size_t i = 0; i < n; i++) {
         if (!all[i]->w.data)
             continue;
-        switch (all[i]->w.type) {
-        case QT_F32: case QT_F16: case QT_BF16: case QT_I8: case QT_I8R: case QT_I4: case QT_I4M: case QT_I4Z: case QT_NL4: case QT_NF4: case QT_M2: case QT_M3: case QT_M5:
-        case QT_M6:
-            break;
-        default:
+        if (qtype_info(all[i]->w.type)->gpu == GPU_FORMAT_NONE)
             return (int)all[i]->w.type;
-        }
     }
     return -1;
 }

@@ -50,15 +50,12 @@ template <int TYPE> static int run(struct gpu *g, const gpu_mat *m, uint8_t *out
                   format<TYPE>::table ? TABLE_BYTES : 0, e, *m, out);
 }
 
-#define EACH_PACKED(f) f(QT_I8) f(QT_I8R) f(QT_I4) f(QT_I4M) f(QT_I4Z) f(QT_NL4) f(QT_NF4) f(QT_M2) f(QT_M3) f(QT_M5) f(QT_M6)
-#define SIZE(type) case type:
-#define RUN(type) case type: return run<type>(g, m, out, e);
-#define ROWS(type) case type: row_scale = format<type>::row_scale; break;
-
 extern "C" size_t gpu_decoded_size(int type, int n_tiles, int n_steps)
 {
     switch (type) {
-    EACH_PACKED(SIZE) return (size_t)n_tiles * (size_t)n_steps * GPU_DECODED_STEP;
+#define FORMAT(type) case type:
+#include "gpu/prim/each_format.inc"
+        return (size_t)n_tiles * (size_t)n_steps * GPU_DECODED_STEP;
     default: return 0;
     }
 }
@@ -68,7 +65,8 @@ extern "C" struct gpu_mat gpu_decoded(const struct gpu_mat *m, const uint8_t *da
     struct gpu_mat d = *m;
     int row_scale = 0;
     switch (m->type) {
-    EACH_PACKED(ROWS)
+#define FORMAT(type) case type: row_scale = format<type>::row_scale; break;
+#include "gpu/prim/each_format.inc"
     }
     d.data = data;
     d.type = QT_F16;
@@ -83,7 +81,8 @@ extern "C" struct gpu_mat gpu_decoded(const struct gpu_mat *m, const uint8_t *da
 extern "C" int gpu_decode(struct gpu *g, const struct gpu_mat *m, uint8_t *out, struct err *e)
 {
     switch (m->type) {
-    EACH_PACKED(RUN)
+#define FORMAT(type) case type: return run<type>(g, m, out, e);
+#include "gpu/prim/each_format.inc"
     default: return err_set(e, ERR_UNSUPPORTED, "decode: number format %d", m->type);
     }
 }

@@ -86,13 +86,14 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
     return l->n_tokens <= 128 ? run<TYPE, 64>(g, l, e) : run<TYPE, 128>(g, l, e);
 }
 
-#define RUN(type) case type: return run_type<type>(g, l, e);
 extern "C" int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e)
 {
     if (l->wgmma && gpu_matmul_hopper_takes(g, l))
         return gpu_matmul_hopper(g, l, e);
     switch (l->w[0].type) {
-    EACH_FORMAT(RUN)
+#define FORMAT(type) case type: return run_type<type>(g, l, e);
+#define FORMAT_16(type) FORMAT(type)
+#include "gpu/prim/each_format.inc"
     default: return err_set(e, ERR_UNSUPPORTED, "matmul: number format %d", l->w[0].type);
     }
 }

@@ -22,35 +22,43 @@ static __constant__ float nf4_level[16] = {
     (float)(0.7229568362236023 * 127), 127.0f,
 };
 
+#define VALUE_INT8(values, zero, code) (float)(int8_t)(code)
+#define VALUE_LINEAR(values, zero, code) (float)((code) - zero)
+#define VALUE_BOOK(values, zero, code) (BOOK_##values == BOOK_nf4 ? nf4_level[code] : half_low(codebook[BOOK_##values][code]))
+/* This kernel's formats: all that have one on the device; f(QT_ID, codes, ...) of them. */
+#define TAKEN_NONE(...)
+#define TAKEN_FLOATS(...) TAKEN_F32(__VA_ARGS__)
+#define TAKEN_INTEGERS(...) TAKEN_F32(__VA_ARGS__) CODES_CASE(__VA_ARGS__)
+#define TAKEN_TABLE(...) TAKEN_INTEGERS(__VA_ARGS__)
+
 DEVICE float value_of(int type, int code)
 {
     switch (type) {
-    case QT_I8: case QT_I8R: return (float)(int8_t)code;
-    case QT_I4:  return (float)(code - 8);
-    case QT_I4M: case QT_I4Z: return (float)code;
-    case QT_NF4: return nf4_level[code];
-    case QT_M5:  return (float)(code - 16);
-    case QT_M6:  return (float)(code - 32);
-    default:     return half_low(codebook[type == QT_NL4 ? 0 : type == QT_M2 ? 2 : 3][code]);
+#define TAKEN_F32(...)
+#define CODES_CASE(ID, codes, values, zero, ...) case QT_##ID: return VALUE_##codes(values, zero, code);
+#define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
+              kind, ymm, zmm, gpu) TAKEN_##gpu(ID, codes, values, zero, 0)
+#include "libcommon/quant/qtype.def"
+#undef TAKEN_F32
+#undef CODES_CASE
+    default: return 0;
     }
 }
 
-struct layout { int bits, plane, unit, scale_size, extra_size, row_scale; };
+struct layout { enum scale_kind scale; enum extra_kind extra; int bits, plane, unit, scale_size, extra_size,
+                row_scale; };
 DEVICE layout layout_of(int type)
 {
     switch (type) {
-    case QT_F32:  return { 32, 32, 1, 0, 0, 0 };
-    case QT_F16: case QT_BF16: return { 16, 16, 1, 0, 0, 0 };
-    case QT_I8:   return { 8, 8, 2, 2, 0, 0 };
-    case QT_I8R:  return { 8, 8, 1, 0, 0, 1 };
-    case QT_I4:   return { 4, 4, 2, 2, 0, 0 };
-    case QT_I4M:  return { 4, 4, 2, 2, 2, 0 };
-    case QT_I4Z:  return { 4, 4, 2, 2, 1, 0 };
-    case QT_M2:   return { 2, 2, 4, 1, 0, 1 };
-    case QT_M3:   return { 3, 2, 4, 1, 0, 1 };
-    case QT_M5:   return { 5, 4, 4, 1, 0, 1 };
-    case QT_M6:   return { 6, 4, 4, 1, 0, 1 };
-    default:      return { 4, 4, 4, 1, 0, 1 };
+#define TAKEN_F32(ID, ...) \
+    case QT_##ID: return { format<QT_##ID>::scales, format<QT_##ID>::extras, format<QT_##ID>::bits, format<QT_##ID>::plane, \
+                           format<QT_##ID>::unit, scale_bytes(format<QT_##ID>::scales), extra_bytes(format<QT_##ID>::extras), \
+                           format<QT_##ID>::row_scale };
+#define CODES_CASE(...)
+#define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
+              kind, ymm, zmm, gpu) TAKEN_##gpu(ID, 0)
+#include "libcommon/quant/qtype.def"
+    default: return {};
     }
 }
 
@@ -94,7 +102,7 @@ DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const u
     if (a.scale_size == 2)
         scale = half_low(*reinterpret_cast<const uint16_t *>(q.scale));
     else if (a.scale_size == 1)
-        scale *= m.type == QT_NF4 ? (float)*q.scale : (float)*reinterpret_cast<const int8_t *>(q.scale);
+        scale *= a.scale == SCALE_U8 ? (float)*q.scale : (float)*reinterpret_cast<const int8_t *>(q.scale);
     if (a.extra_size == 2)
         extra = half_low(*reinterpret_cast<const uint16_t *>(q.extra));
     else if (a.extra_size == 1)

@@ -118,11 +118,12 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
     return pair ? run<TYPE, 2, 2>(g, l, e) : run<TYPE, 2, 1>(g, l, e);
 }
 
-#define RUN(type) case type: return run_type<type>(g, l, e);
 extern "C" int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e)
 {
     switch (l->w[0].type) {
-    EACH_FORMAT(RUN)
+#define FORMAT(type) case type: return run_type<type>(g, l, e);
+#define FORMAT_16(type) FORMAT(type)
+#include "gpu/prim/each_format.inc"
     default: return err_set(e, ERR_UNSUPPORTED, "matvec: number format %d", l->w[0].type);
     }
 }

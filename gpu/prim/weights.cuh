@@ -17,31 +17,28 @@
 #include "gpu/prim/prim.cuh"
 
 enum { TILE_OF_ROWS = 32, TABLE_BYTES = 256 * 32 * 4 };
-enum { SCALES_NONE, SCALES_F16, SCALES_S8, SCALES_U8 };
-enum { EXTRAS_NONE, EXTRAS_MIN, EXTRAS_ZERO };
 
-/* raw: 16-byte loads of a step; bits: of a group's k; unit: groups of a unit; bias: what 0 is
- * stored as */
+/* The facts of a format that make its code (quant/qtype.def).  raw: 16-byte loads of a step; unit:
+ * groups of a unit; table: codes are looked up; bias: what 0 is stored as */
 template <int TYPE> struct format;
-#define FORMAT(T, RAW, BITS, UNIT, SCALES, EXTRAS, ROW, TABLE, BIAS) \
-    template <> struct format<T> { static constexpr int raw = RAW, bits = BITS, unit = UNIT, scales = SCALES, \
-                                   extras = EXTRAS, row_scale = ROW, table = TABLE, bias = BIAS; }
-FORMAT(QT_F16,  4, 16, 1, SCALES_NONE, EXTRAS_NONE, 0, 0, 0);
-FORMAT(QT_BF16, 4, 16, 1, SCALES_NONE, EXTRAS_NONE, 0, 0, 0);
-FORMAT(QT_I8,   2,  8, 2, SCALES_F16,  EXTRAS_NONE, 0, 0, 128);
-FORMAT(QT_I8R,  2,  8, 1, SCALES_NONE, EXTRAS_NONE, 1, 0, 128);
-FORMAT(QT_I4,   1,  4, 2, SCALES_F16,  EXTRAS_NONE, 0, 0, 8);
-FORMAT(QT_I4M,  1,  4, 2, SCALES_F16,  EXTRAS_MIN,  0, 0, 0);
-FORMAT(QT_I4Z,  1,  4, 2, SCALES_F16,  EXTRAS_ZERO, 0, 0, 0);
-FORMAT(QT_NL4,  1,  4, 4, SCALES_S8,   EXTRAS_NONE, 1, 1, 0);
-FORMAT(QT_NF4,  1,  4, 4, SCALES_U8,   EXTRAS_NONE, 1, 1, 0);
-FORMAT(QT_M2,   1,  2, 4, SCALES_S8,   EXTRAS_NONE, 1, 1, 0);
-FORMAT(QT_M3,   2,  3, 4, SCALES_S8,   EXTRAS_NONE, 1, 1, 0);
-FORMAT(QT_M5,   2,  5, 4, SCALES_S8,   EXTRAS_NONE, 1, 0, 16);
-FORMAT(QT_M6,   2,  6, 4, SCALES_S8,   EXTRAS_NONE, 1, 0, 32);
-#undef FORMAT
-/* f(type) of all of them, for a switch. */
-#define EACH_FORMAT(f) f(QT_F16) f(QT_BF16) f(QT_I8) f(QT_I8R) f(QT_I4) f(QT_I4M) f(QT_I4Z) f(QT_NL4) f(QT_NF4) f(QT_M2) f(QT_M3) f(QT_M5) f(QT_M6)
+/* Rows of codebook[] below; a format with a TABLE must have one. */
+enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, N_BOOKS };
+#define BOOK_TABLE(values) BOOK_##values
+#define BOOK_INTEGERS(values) 0
+#define BOOK_FLOATS(values) 0
+#define BOOK_F32(values) 0
+#define BOOK_NONE(values) 0
+#define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
+              kind, ymm, zmm, gpu) \
+    template <> struct format<QT_##ID> { \
+        static constexpr enum scale_kind scales = SCALE_##scale; \
+        static constexpr enum extra_kind extras = EXTRA_##extra; \
+        static constexpr int bits = low + high, plane = low, raw = bits == 16 ? 4 : bits == 2 || bits == 4 ? 1 : 2, \
+                             unit = scales == SCALE_NONE ? 1 : scales == SCALE_F16 ? 2 : 4, row_scale = row, \
+                             table = GPU_FORMAT_##gpu == GPU_FORMAT_TABLE, book = BOOK_##gpu(values), \
+                             bias = CODES_##codes == CODES_INT8 ? 128 : zero; \
+    };
+#include "libcommon/quant/qtype.def"
 
 /* One step of a lane, as loaded. */
 template <int TYPE> struct raw_step {
@@ -56,22 +53,21 @@ template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile
                                           int t)
 {
     typedef format<TYPE> f;
-    const int shift = f::unit == 2 ? m.group_shift : TYPE == QT_NF4 ? 1 : 0;
-    const int scale_size = f::scales == SCALES_NONE ? 0 : f::scales == SCALES_F16 ? 2 : 1;
-    const int extra_size = f::extras == EXTRAS_NONE ? 0 : f::extras == EXTRAS_MIN ? 2 : 1;
+    const int shift = f::unit == 2 ? m.group_shift : f::scales == SCALE_U8 ? 1 : 0;            /* nf4: groups of 64 */
+    const int scale_size = scale_bytes(f::scales), extra_size = extra_bytes(f::extras);
     const int group = step >> shift, unit = (unsigned)group / f::unit, in_unit = (unsigned)group % f::unit;     /* unsigned: a shift and a mask */
     const int n = min(f::unit + 0, m.n_groups - unit * f::unit);
     const int group_bytes = (f::bits * 128) << shift;
     const int full = scale_area(f::unit, scale_size) + scale_area(f::unit, extra_size) + f::unit * group_bytes;
     const uint8_t *p = tile + (f::row_scale ? 128 : 0) + (size_t)unit * full;
-    if (f::scales == SCALES_F16)
+    if (f::scales == SCALE_F16)
         r.scale = load8(p + ((g * n + in_unit) << 3));
-    else if (f::scales != SCALES_NONE)
+    else if (f::scales != SCALE_NONE)
         r.scale.x = load4(p + ((g * n + in_unit) << 2));
     p += scale_area(n, scale_size);
-    if (f::extras == EXTRAS_MIN)
+    if (f::extras == EXTRA_MIN_F16)
         r.extra = load8(p + ((g * n + in_unit) << 3));
-    else if (f::extras == EXTRAS_ZERO)
+    else if (f::extras == EXTRA_ZERO_U8)
         r.extra.x = load4(p + ((g * n + in_unit) << 2));
     p += scale_area(n, extra_size) + in_unit * group_bytes + ((step & ((1 << shift) - 1)) * (f::bits * 128)) + g * 16;
     if (f::bits == 16) {
@@ -161,25 +157,25 @@ template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &
         for (int j = 0; j < 4; j++)
             v[j] = pair_of_bytes(low, high, j, f::bias);
     }
-    if (f::scales == SCALES_NONE)
+    if (f::scales == SCALE_NONE)
         return;
     uint32_t s;
-    if (f::scales == SCALES_F16) {
+    if (f::scales == SCALE_F16) {
         const uint32_t h = i < 2 ? r.scale.x : r.scale.y;
         s = prmt(h, h, i % 2 ? 0x3232 : 0x1010);
     } else {
-        const int is_signed = f::scales == SCALES_S8;
+        const int is_signed = f::scales == SCALE_S8;
         s = prmt(is_signed ? r.scale.x ^ 0x80808080u : r.scale.x, 0x64646464u,
                  (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12));
         s = half_add(s, is_signed ? 0xe480e480u : 0xe400e400u);
     }
-    if (f::extras == EXTRAS_MIN) {
+    if (f::extras == EXTRA_MIN_F16) {
         const uint32_t h = i < 2 ? r.extra.x : r.extra.y, least = prmt(h, h, i % 2 ? 0x3232 : 0x1010);
         for (int j = 0; j < 4; j++)
             v[j] = half_fma(v[j], s, least);
         return;
     }
-    if (f::extras == EXTRAS_ZERO) {     /* -(1024 + zero) + 1024 */
+    if (f::extras == EXTRA_ZERO_U8) {     /* -(1024 + zero) + 1024 */
         const uint32_t zero = half_add(prmt(r.extra.x, 0xe4e4e4e4u, (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12)),
                                        0x64006400u);
         for (int j = 0; j < 4; j++)
@@ -198,7 +194,7 @@ DEVICE void multiply_rows(float c[4], const uint32_t a[4], const uint32_t b[4], 
 }
 
 /* f16 of nl4_value, of the NF4 levels times 127 rounded once, of m2's and m3's values. */
-static __constant__ uint16_t codebook[4][16] = {
+static __constant__ uint16_t codebook[N_BOOKS][16] = {
     { 0xd7f0, 0xd610, 0xd4c0, 0xd360, 0xd1a0, 0xcfc0, 0xccc0, 0xc800, 0x4000, 0x4a00, 0x4dc0, 0x5040, 0x51e0, 0x53c0,
       0x5510, 0x56f0 },
     { 0xd7f0, 0xd587, 0xd42b, 0xd245, 0xd084, 0xcdde, 0xc9c8, 0x0000, 0x490e, 0x4d1c, 0x4fd0, 0x515d, 0x52ff, 0x5477,
@@ -213,7 +209,7 @@ template <int TYPE> DEVICE const uint32_t *table_fill(uint32_t *table)
 {
     if (!format<TYPE>::table)
         return table;
-    const uint16_t *value = codebook[TYPE == QT_NL4 ? 0 : TYPE == QT_NF4 ? 1 : TYPE == QT_M2 ? 2 : 3];
+    const uint16_t *value = codebook[format<TYPE>::book];
     for (int i = threadIdx.x; i < 256 * 32; i += blockDim.x) {
         const int byte = i >> 5;
         table[i] = (uint32_t)value[byte >> 4] << 16 | value[byte & 15];

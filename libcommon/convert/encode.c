@@ -180,7 +180,7 @@ static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_
     } else if (p->make == MAKE_NEAR) {
         if (m->type == QT_I4M)
             near_i4m(m, w->x, &w->q);
-        else if (m->type == QT_T2 || m->type == QT_T3)
+        else if (qtype_is_ternary(qtype_info(m->type)))
             near_ternary(m, w->x, &w->q);
         else
             near_i8(m, w->x, &w->q);
@@ -193,14 +193,12 @@ static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_
         quantize_row(m, w->x, c->importance, QUANT_SEARCH, &w->q);
     }
     qrow_decode(m, &w->q, w->decoded);
-    for (int i = 0; m->type == QT_FP8 && i < m->cols; i++)
+    const struct qtype_info *t = qtype_info(m->type);
+    for (int i = 0; (t->codes == CODES_E4M3 || t->codes == CODES_E2M1) && i < m->cols; i++)
         if (!isfinite(w->decoded[i]))
-            return err_set(e, ERR_FORMAT, "tensor %s: row %" PRId64 ", column %d: is not a finite number",
-                           p->source->name, row, i);
-    for (int i = 0; m->type == QT_MXFP4 && i < m->cols; i++)
-        if (!isfinite(w->decoded[i]))
-            return err_set(e, ERR_FORMAT, "tensor %s: row %" PRId64
-                           ", column %d: the scale of its block is 255, which is no number", p->source->name, row, i);
+            return err_set(e, ERR_FORMAT, "tensor %s: row %" PRId64 ", column %d: %s", p->source->name, row, i,
+                           t->scale == SCALE_E8M0 ? "the scale of its block is 255, which is no number"
+                                                  : "is not a finite number");
     tile_put(m, tile, r, &w->q);
     add_row(s, w->x, w->decoded, m->cols);
     return 0;

@@ -9,11 +9,14 @@
 #include "libcommon/quant/half.h"
 
 /* The code of a level, levels in rising order. */
-static int level_code(enum qtype type, int i)
+static int level_code(const struct qtype_info *t, int i)
 {
-    if (type == QT_FP8)
-        return i < 126 ? 254 - i : i - 126;
-    return type == QT_MXFP4 ? (i < 7 ? 15 - i : i - 7) : qtype_info(type)->value ? i : i - 127;
+    switch (t->codes) {
+    case CODES_E4M3: return i < 126 ? 254 - i : i - 126;
+    case CODES_E2M1: return i < 7 ? 15 - i : i - 7;
+    case CODES_INT8: return i - 127;
+    default:         return i;
+    }
 }
 
 int grid_of(const struct mat *m, struct grid *g)
@@ -22,18 +25,19 @@ int grid_of(const struct mat *m, struct grid *g)
     if (t->is_float)
         return -1;
     memset(g, 0, sizeof *g);
-    if (m->type == QT_FP8) {                            /* 126 of either sign, and 0 */
+    if (t->codes == CODES_E4M3) {                       /* 126 of either sign, and 0 */
         g->n = 253;
         for (int i = 0; i < g->n; i++)
-            g->level[i] = f8e4m3_to_f32((f8e4m3)level_code(QT_FP8, i));
+            g->level[i] = f8e4m3_to_f32((f8e4m3)level_code(t, i));
     } else if (!t->value) {                             /* int8: the code itself */
         g->n = 255;
         for (int i = 0; i < 255; i++)
             g->level[i] = (float)(i - 127);
     } else {
-        g->n = m->type == QT_T2 || m->type == QT_T3 ? 3 : m->type == QT_MXFP4 ? 15 : 1 << t->bits;       /* the fourth code of t2 and t3 is none; two of mxfp4 are 0 */
+        /* the fourth ternary code is none; two of e2m1 are 0 */
+        g->n = qtype_is_ternary(t) ? 3 : t->codes == CODES_E2M1 ? 15 : 1 << t->bits;
         for (int i = 0; i < g->n; i++)
-            g->level[i] = t->value[level_code(m->type, i)];
+            g->level[i] = t->value[level_code(t, i)];
     }
     g->linear = 1;
     for (int i = 0; i + 1 < g->n; i++) {
@@ -349,7 +353,7 @@ static void put_row(const struct gptq *g, const struct mat *m, const struct pane
     }
     memset(q->code, t->code_zero, (size_t)m->cols_padded);
     for (int j = 0; j < g->n; j++)
-        q->code[j] = (uint8_t)level_code(m->type, s->code[j * PANEL + r]);
+        q->code[j] = (uint8_t)level_code(t, s->code[j * PANEL + r]);
     tile_put(m, out, r, q);
 }
 

@@ -9,35 +9,46 @@
 #include "libcommon/import/packed.h"
 #include "libcommon/quant/ggml.h"
 
+/* What -q takes besides the options of qtype.def, and other spellings of some. */
 static const struct { const char *name; struct convert_type type; } names[] = {
-    { "nl4", { CONVERT_TYPE, QT_NL4 } },   { "int4", { CONVERT_TYPE, QT_I4 } },   { "int8", { CONVERT_TYPE, QT_I8 } },
-    { "nf4", { CONVERT_TYPE, QT_NF4 } },   { "mixed", { CONVERT_MIXED, 0 } },     { "f16", { CONVERT_TYPE, QT_F16 } },
-    { "ternary", { CONVERT_TYPE, QT_T3 } }, { "fp8", { CONVERT_TYPE, QT_FP8 } },
-    { "bf16", { CONVERT_TYPE, QT_BF16 } }, { "f32", { CONVERT_TYPE, QT_F32 } },   { "keep", { CONVERT_KEEP, 0 } },
-    /* other spellings, and types that only make sense for parts of a model */
-    { "fp16", { CONVERT_TYPE, QT_F16 } },  { "fp32", { CONVERT_TYPE, QT_F32 } },  { "int4m", { CONVERT_TYPE, QT_I4M } },
-    { "int4z", { CONVERT_TYPE, QT_I4Z } }, { "m2", { CONVERT_TYPE, QT_M2 } },     { "m3", { CONVERT_TYPE, QT_M3 } },
-    { "t2", { CONVERT_TYPE, QT_T2 } },     { "t3", { CONVERT_TYPE, QT_T3 } },
-    { "mxfp4", { CONVERT_TYPE, QT_MXFP4 } },
-    { "m5", { CONVERT_TYPE, QT_M5 } },     { "m6", { CONVERT_TYPE, QT_M6 } },     { "fit", { CONVERT_FIT, 0 } },
+    { "mixed", { CONVERT_MIXED, 0 } },    { "keep", { CONVERT_KEEP, 0 } },      { "fit", { CONVERT_FIT, 0 } },
+    { "fp16", { CONVERT_TYPE, QT_F16 } }, { "fp32", { CONVERT_TYPE, QT_F32 } }, { "t3", { CONVERT_TYPE, QT_T3 } },
 };
+
+static const char often[] =
+#include "libcommon/quant/qtype_options.inc"
+    "mixed, keep";
+static const char fine[] = "t3"
+#define FINER_OFTEN(option)
+#define FINER_FINE(option) ", " option
+#define FINER_NEVER(option)
+#define QTYPE(ID, number, name, choice, option, ...) FINER_##choice(option)
+#include "libcommon/quant/qtype.def"
+    ;
 
 int convert_parse_type(struct convert_type *t, const char *name, struct err *e)
 {
+    const struct qtype_info *info;
+    for (int i = 0; (info = qtype_at(i)); i++)
+        if (info->choice != OPTION_NEVER && strcmp(info->option, name) == 0) {
+            *t = (struct convert_type){ CONVERT_TYPE, info->type };
+            return 0;
+        }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(names[i].name, name) == 0 && names[i].type.kind != CONVERT_FIT) {
             *t = names[i].type;
             return 0;
         }
-    return err_set(e, ERR_UNSUPPORTED, "'%s' is no type to convert to: nl4, int4, int8, nf4, fp8, ternary, mixed, f16, bf16, f32, keep "
-                                       "(or, to choose more finely, t2, t3, mxfp4, int4m, int4z, m2, m3, m5, m6)",
-                                       name);
+    return err_set(e, ERR_UNSUPPORTED, "'%s' is no type to convert to: %s (or, to choose more finely, %s)",
+                   name, often, fine);
 }
 
 const char *plan_type_name(struct convert_type t)
 {
+    if (t.kind == CONVERT_TYPE && qtype_info(t.qtype))
+        return qtype_info(t.qtype)->option;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (names[i].type.kind == t.kind && (t.kind != CONVERT_TYPE || names[i].type.qtype == t.qtype))
+        if (names[i].type.kind == t.kind)
             return names[i].name;
     return "?";
 }
@@ -153,7 +164,7 @@ static void find_exact(struct plan *p)
         p->exact = -1;
 }
 
-static int is_ternary(enum qtype type) { return type == QT_T2 || type == QT_T3; }
+static int is_ternary(enum qtype type) { return qtype_is_ternary(qtype_info(type)); }
 
 /* t3 pads columns to whole groups of 256: t2 where that takes as many bytes. */
 static int set_ternary(struct plan *p, enum qtype type, int group_size, struct err *e)
@@ -177,7 +188,7 @@ static int set_copy(struct plan *p, enum qtype type, int group_size, struct err 
     p->make = MAKE_COPY;
     if (is_ternary(type) && p->source->packed)
         return set_ternary(p, type, 0, e);
-    const int act_group = type == QT_FP8 ? 0 : group_size < 128 || p->source->packed ? 32 : 128;
+    const int act_group = qtype_takes_floats(qtype_info(type)) ? 0 : group_size < 128 || p->source->packed ? 32 : 128;
     return mat_init(&p->m, type, group_size, act_group, p->spec->rows, p->spec->cols, e);
 }
 
@@ -202,11 +213,6 @@ static int copies_as(const struct plan *p, enum qtype type, int group_size, enum
     return *copy == type || (type == QT_I4 && (*copy == QT_I4M || *copy == QT_I4Z));
 }
 
-static int default_group(enum qtype type)
-{
-    return type == QT_FP8 ? 128 : type == QT_I8 || type == QT_NF4 ? 64 : 32;
-}
-
 /* (Re)plan one tensor as a number format; rule: how to make it ternary. */
 static int set_quant(struct plan *p, enum qtype type, int group_size, enum ternary_fit rule, struct err *e)
 {
@@ -227,8 +233,8 @@ static int set_quant(struct plan *p, enum qtype type, int group_size, enum terna
     if (is_ternary(type))
         return set_ternary(p, type, user && group_size > 0 ? group_size : 0, e);
     if (!user || (t->group_sizes & (t->group_sizes - 1)) == 0 || type == QT_I8R)
-        group_size = type == QT_I8R ? 32 : default_group(type);
-    return mat_init(&p->m, type, group_size, type == QT_FP8 ? 0 : 32, s->rows, s->cols, e);
+        group_size = qtype_info(type)->group_size;
+    return mat_init(&p->m, type, group_size, qtype_takes_floats(qtype_info(type)) ? 0 : 32, s->rows, s->cols, e);
 }
 
 int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e)
@@ -250,7 +256,7 @@ static int set_keep(struct plan *p, struct err *e)
         return mat_init(&p->m, type, 32, 0, s->rows, s->cols, e);
     }
     p->make = MAKE_NEAR;
-    if (type == QT_MXFP4 || is_ternary(type)) {     /* rows that are no whole blocks: (twice) their values are whole numbers */
+    if (t->codes == CODES_E2M1 || is_ternary(type)) {     /* rows that are no whole blocks: (twice) their values are whole numbers */
         type = QT_I8;
         group = 32;
     }
@@ -507,7 +513,7 @@ int plan_activations(struct job *j, struct err *e)
         const struct layer_calib *l = j->calib && p->spec->layer >= 0 ? &j->calib[p->spec->layer] : NULL;
         int scaled = j->o->synthetic ? j->o->effort != CONVERT_FAST : !l ? 0 : down ? l->experts &&
                      l->experts[p->spec->expert].scale : p->input >= 0 && l->scale[p->input];
-        if (p->make != MAKE_QUANT || is_ternary(p->m.type) || p->m.type == QT_FP8 || (p->input < 0 && !down) || !scaled)        /* ternary ones have 128 */
+        if (p->make != MAKE_QUANT || is_ternary(p->m.type) || qtype_takes_floats(qtype_info(p->m.type)) || (p->input < 0 && !down) || !scaled)        /* ternary ones have 128 */
             continue;
         int act = p->m.cols % 128 == 0 ? 128 : p->m.cols % 64 == 0 ? 64 : 32;
         if (mat_init(&p->m, p->m.type, p->m.group_size, act, p->spec->rows, p->spec->cols, e))

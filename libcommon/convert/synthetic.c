@@ -342,9 +342,9 @@ struct maker {
 static float code_size(const struct qtype_info *t)
 {
     double n = t->value ? 1 << t->bits : 128, sum = 0, sum2 = 0;
-    if (t->type == QT_T2 || t->type == QT_T3)   /* half of them 0: random_row */
+    if (qtype_is_ternary(t))                    /* half of them 0: random_row */
         return 0.70710678f;
-    if (t->type == QT_FP8)                      /* from .5 to below 2: random_row */
+    if (t->codes == CODES_E4M3)                 /* from .5 to below 2: random_row */
         return 1.1588f;
     for (int i = 0; i < (int)n; i++) {
         double v = t->value ? (double)t->value[i] : 2 * i - 127;        /* int8: the odd codes, see random_row */
@@ -364,9 +364,9 @@ static void random_row(const struct mat *m, float size, struct rng *r, struct qr
     float unit = size / code_size(t);
     for (int k = 0; k < m->cols; k += 8) {              /* 8 bits: odd codes only, because -128 is none */
         uint64_t v = (rng_u64(r) & mask) | set;
-        if (m->type == QT_T2 || m->type == QT_T3)       /* 3 is no code: 1 instead */
+        if (qtype_is_ternary(t))                        /* 3 is no code: 1 instead */
             v ^= (v & v >> 1 & 0x0101010101010101u) << 1;
-        if (m->type == QT_FP8)
+        if (t->codes == CODES_E4M3)
             v = (v & 0x8f8f8f8f8f8f8f8fu) | 0x3030303030303030u;
         memcpy(q->code + k, &v, 8);                     /* room for whole words: qrow_init */
     }

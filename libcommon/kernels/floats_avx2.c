@@ -3,6 +3,8 @@
 
 #include "libcommon/kernels/vec_avx2.inc"
 
-enum { F32_PANEL = 6, F32_VECTORS = 1 };
+enum { F32_VECTORS = 1 };
+#define F32_PANEL 6
+#define FLOAT_STREAM_MAX 2
 
 #include "libcommon/kernels/floats.inc"

@@ -3,6 +3,8 @@
 
 #include "libcommon/kernels/vec_avx512.inc"
 
-enum { F32_PANEL = 12, F32_VECTORS = 2 };
+enum { F32_VECTORS = 2 };
+#define F32_PANEL 12
+#define FLOAT_STREAM_MAX 6
 
 #include "libcommon/kernels/floats.inc"

@@ -54,12 +54,12 @@ INLINE int32_t seed_pair(const int8_t *code)
 /* Values of little difference are used as value - the smallest one, others as they are. */
 static int is_narrow(const struct qtype_info *t)
 {
-    return t->bits < 8 && t->type != QT_NL4 && t->type != QT_NF4 && t->type != QT_M2 && t->type != QT_M3;
+    return t->bits < 8 && t->codes != CODES_BOOK;
 }
 
 static int bias_of(const struct qtype_info *t)
 {
-    return t->type == QT_MXFP4 ? 12 : is_narrow(t) ? -t->value8[0] : 0;
+    return t->codes == CODES_E2M1 ? 12 : is_narrow(t) ? -t->value8[0] : 0;
 }
 
 /* x, y [T] = sums in 16 bits of 32 k of T tokens with two octets: the lines at p and p + 32.  In
@@ -226,7 +226,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
                       const struct act_panel *a, float *c, struct ahead *ahead)
 {
     const int is_int = has_int_scale(w->type);
-    if (w->type->type == QT_M6)
+    if (w->bits == 6)
         dot_wide(T, 1, 1, w, s, n_groups, a, c, ahead);
     else if (is_narrow(w->type) && is_int)
         dot_narrow(T, SCALED_INT, w, s, n_groups, a, c, ahead);
@@ -240,10 +240,10 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
         dot_wide(T, 0, 0, w, s, n_groups, a, c, ahead);
 }
 
-#define IS_WIDE(codes) ((codes) <= TABLE_3 || (codes) == BYTES)
+#define IS_WIDE(codes) ((codes) <= STREAM_TABLE_3 || (codes) == STREAM_BYTES)
 /* As many as the registers hold: few vectors besides the sums are needed for codes that are masked
  * and no more. */
-#define IS_PLAIN(codes) ((codes) == LINEAR || (codes) == FROM_0 || (codes) == FROM_M1)
+#define IS_PLAIN(codes) ((codes) == STREAM_LINEAR || (codes) == STREAM_FROM_0 || (codes) == STREAM_FROM_M1)
 #define OCTETS(T, codes) ((T) == 1 ? 4 : (T) == 2 || ((T) == 3 && !IS_WIDE(codes)) || ((T) == 4 && IS_PLAIN(codes)) ? 2 : 1)
 
 /* int16, twice. */
@@ -257,7 +257,7 @@ INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
  * the weights by several tokens. */
 INLINE __m256i wide_pairs(const int T, const int codes, __m256i v, __m256i b)
 {
-    if (T == 1 && codes <= TABLE_3)
+    if (T == 1 && codes <= STREAM_TABLE_3)
         return _mm256_maddubs_epi16(_mm256_abs_epi8(b), _mm256_sign_epi8(v, b));
     return _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(b, v));
 }
@@ -267,10 +267,10 @@ INLINE __m256i narrow_seed(const int codes, int32_t seed)
 {
     const __m256i s = _mm256_set1_epi32(seed);
     switch (codes) {
-    case FROM_0: return _mm256_setzero_si256();
-    case FROM_M1: case UNPACKED: return _mm256_srai_epi16(s, 3);
-    case SMALL: return _mm256_add_epi16(s, _mm256_srai_epi16(s, 1));
-    case PLUS_1: return _mm256_slli_epi16(s, 1);
+    case STREAM_FROM_0: return _mm256_setzero_si256();
+    case STREAM_FROM_M1: case STREAM_UNPACKED: return _mm256_srai_epi16(s, 3);
+    case STREAM_SMALL: return _mm256_add_epi16(s, _mm256_srai_epi16(s, 1));
+    case STREAM_PLUS_1: return _mm256_slli_epi16(s, 1);
     default: return s;
     }
 }
@@ -289,7 +289,7 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
             four_times[r] = _mm256_slli_epi16(times[r], 2);
         }
         EACH_SUM(t, r) {
-            if (codes == PLUS_2)
+            if (codes == STREAM_PLUS_2)
                 sum[t][r] = _mm256_add_epi32(sum[t][r], _mm256_madd_epi16(_mm256_set1_epi32(seed[t]), four_times[r]));
             else if (!wide)
                 pairs[t][r] = narrow_seed(codes, seed[t]);
@@ -301,8 +301,8 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
                 UNROLL for (int t = 0; t < T; t++) {
                     const __m256i b = four(code + 4 * t);
                     const __m256i p = wide ? wide_pairs(T, codes, v, b) : _mm256_maddubs_epi16(v, b);
-                    const int first = wide || (codes == PLUS_2 && i % 2 == 0);
-                    const int last = wide || (codes == PLUS_2 && i % 2) || i == 7;
+                    const int first = wide || (codes == STREAM_PLUS_2 && i % 2 == 0);
+                    const int last = wide || (codes == STREAM_PLUS_2 && i % 2) || i == 7;
                     pairs[t][r] = first ? p : in_order(_mm256_add_epi16(pairs[t][r], p));
                     if (last)
                         sum[t][r] = in_order(_mm256_add_epi32(sum[t][r], _mm256_madd_epi16(pairs[t][r], times[r])));

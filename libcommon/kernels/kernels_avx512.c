@@ -278,50 +278,30 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
         vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
 }
 
-/* Types are known when these are compiled: S is nl4; M is m5, m6; F is i4, i8; N and Z are i4m,
- * i4z; R is i8r; U is nf4; E is mxfp4; T is t2, t3. */
-#define STREAM_S(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, blocks, c)
-#define STREAM_M(T, more) dot_stream(T, 4, more, (struct qtype_info){ .scale = SCALE_S8 }, 32, w, tile, blocks, c)
-#define STREAM_F(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16 }, w->step, w, tile, blocks, c)
-#define STREAM_E(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_E8M0 }, 32, w, tile, blocks, c)
-#define STREAM_T(T, base3) stream_trits(T, base3, w, tile, blocks, c)
-#define STREAM_N(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16, .extra = EXTRA_MIN_F16 }, w->step, w, tile, blocks, c)
-#define STREAM_Z(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_F16, .extra = EXTRA_ZERO_U8 }, w->step, w, tile, blocks, c)
-#define STREAM_U(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_U8 }, w->step, w, tile, blocks, c)
-#define STREAM_R(T, bits) dot_stream(T, bits, 0, (struct qtype_info){ .scale = SCALE_NONE }, w->step, w, tile, blocks, c)
-#define STREAM(name, T, bits, kind) \
-    static void name##_##T(const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, \
-                           float *c) { kind(T, bits); }
-#define STREAMS(T) STREAM(stream_nl4, T, 4, STREAM_S) STREAM(stream_m5, T, 1, STREAM_M) STREAM(stream_m6, T, 2, STREAM_M) STREAM(stream_i4, T, 4, STREAM_F) STREAM(stream_i4m, T, 4, STREAM_N) STREAM(stream_i4z, T, 4, STREAM_Z) \
-    STREAM(stream_i8, T, 8, STREAM_F) STREAM(stream_i8r, T, 8, STREAM_R) STREAM(stream_mxfp4, T, 4, \
-                                                                                STREAM_E) STREAM(stream_t2, T, 0, \
-                                                                                                 STREAM_T) STREAM( \
-                                                                                                     stream_t3, T, 1, \
-                                                                                                     STREAM_T)
-STREAMS(1) STREAMS(2) STREAMS(3) STREAMS(4) STREAMS(5) STREAMS(6) STREAMS(7) STREAMS(8) STREAMS(9) STREAMS(10) STREAMS(
-    11) STREAMS(12)
-STREAM(stream_nf4, 1, 4, STREAM_U) STREAM(stream_nf4, 2, 4, STREAM_U) STREAM(stream_nf4, 3, 4,
-                                                                             STREAM_U) STREAM(stream_nf4, 4, 4,
-                                                                                              STREAM_U)
+/* Types are known when these are compiled.  Formats with 8-bit scales and groups of 32 have
+ * steps of 32: 8 bits hold no more. */
+#define STREAM(T, ID, codes, bits, more, scale_, extra_) \
+    static void stream_##ID##_##T(const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, float *c) \
+    { \
+        const struct qtype_info type = { .scale = scale_, .extra = extra_ }; \
+        if (codes == STREAM_T2 || codes == STREAM_T3) \
+            stream_trits(T, codes == STREAM_T3, w, tile, blocks, c); \
+        else \
+            dot_stream(T, bits, more, type, scale_ == SCALE_S8 || scale_ == SCALE_E8M0 ? 32 : w->step, w, tile, blocks, c); \
+    }
+#define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
+              kind, ymm, zmm, gpu) UP_TO_##zmm(STREAM, ID, STREAM_##kind, low, high, SCALE_##scale, EXTRA_##extra)
+#include "libcommon/quant/qtype.def"
 
-#define TWELVE(name) { name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8, name##_9, name##_10, name##_11, name##_12 }
 typedef void stream_fn(const struct weights *, const uint8_t *, const struct act_blocks *, float *);
-static stream_fn *const stream_nf4[STREAM_MAX] = { stream_nf4_1, stream_nf4_2, stream_nf4_3, stream_nf4_4 };
-static stream_fn *const stream_nl4[] = TWELVE(stream_nl4), *const stream_i4[] = TWELVE(stream_i4),
-    *const stream_i4m[] = TWELVE(stream_i4m), *const stream_i4z[] = TWELVE(stream_i4z),
-                 *const stream_i8[] = TWELVE(stream_i8), *const stream_i8r[] = TWELVE(stream_i8r),
-                 *const stream_mxfp4[] = TWELVE(stream_mxfp4), *const stream_t2[] = TWELVE(stream_t2),
-                 *const stream_t3[] = TWELVE(stream_t3), *const stream_m5[] = TWELVE(stream_m5),
-                 *const stream_m6[] = TWELVE(stream_m6);
-
 static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
 {
-    stream_fn *const *s = t->type == QT_NL4 ? stream_nl4 : t->type == QT_I4 ? stream_i4 : t->type == QT_I4M
-                              ? stream_i4m : t->type == QT_I4Z ? stream_i4z : t->type == QT_I8 ? stream_i8 : t->type ==
-                              QT_I8R ? stream_i8r : t->type == QT_MXFP4 ? stream_mxfp4 : t->type == QT_T2 ? stream_t2
-                        : t->type == QT_T3 ? stream_t3 : t->type == QT_M5 ? stream_m5 : t->type == QT_M6 ? stream_m6
-                            : t->type == QT_NF4 ? stream_nf4 : NULL;
-    return s && n_tokens <= STREAM_MAX ? s[n_tokens - 1] : NULL;
+    static stream_fn *const streams[][STREAM_MAX + 1] = {
+#define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
+              kind, ymm, zmm, gpu) [QT_##ID] = { [0] = NULL, UP_TO_##zmm(ENTRY, stream_##ID) },
+#include "libcommon/quant/qtype.def"
+    };
+    return n_tokens <= STREAM_MAX ? streams[t->type][n_tokens] : NULL;
 }
 
 /* n panels of T tokens from token t0 on; the first AHEAD_PANELS of all fetch what follows the
@@ -341,25 +321,19 @@ INLINE void dot_panels(const int T, const int kind, const struct weights *w, con
     }
 }
 
-#define DOT(name, T, kind) \
-    static void name##_##T(const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, int n, float *c, const uint8_t *codes, const struct rows *to) \
+#define DOT(T, name, kind) \
+    static void name##_##T(const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, \
+                           int n, float *c, const uint8_t *codes, const struct rows *to) \
     { \
         dot_panels(T, kind, w, s, n_groups, b, t0, n, c, codes, to); \
     }
-DOT(dot_many, 1, MANY) DOT(dot_many, 2, MANY) DOT(dot_many, 3, MANY) DOT(dot_many, 4, MANY) DOT(dot_many, 5,
-                                                                                                MANY) DOT(dot_many, 6,
-                                                                                                          MANY)
-DOT(dot_one, 1, ONE) DOT(dot_one, 2, ONE) DOT(dot_one, 3, ONE) DOT(dot_one, 4, ONE) DOT(dot_one, 5, ONE) DOT(dot_one, 6,
-                                                                                                             ONE)
-DOT(dot_int, 1, INT) DOT(dot_int, 2, INT) DOT(dot_int, 3, INT) DOT(dot_int, 4, INT) DOT(dot_int, 5, INT) DOT(dot_int, 6,
-                                                                                                             INT)
-DOT(dot_int, 7, INT) DOT(dot_int, 8, INT) DOT(dot_int, 9, INT) DOT(dot_int, 10, INT) DOT(dot_int, 11, INT) DOT(dot_int,
-                                                                                                               12, INT)
-#define SIX(name) name##_1, name##_2, name##_3, name##_4, name##_5, name##_6
-/* Few tokens of the types that do not stream, which have 8-bit scales, come here in one panel. */
-static void (*const dots[3][12])(const struct weights *, const struct scratch *, int, const struct act_block *, int,
-                                 int, float *, const uint8_t *,
-                                 const struct rows *) = { { SIX(dot_many) }, { SIX(dot_one) }, TWELVE(dot_int) };
+UP_TO_6(DOT, dot_many, MANY) UP_TO_6(DOT, dot_one, ONE) UP_TO_12(DOT, dot_int, INT)
+typedef void dot_fn(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *,
+                    const uint8_t *, const struct rows *);
+/* By kind and tokens.  Few tokens of the types that do not stream, which have 8-bit scales, come
+ * here in one panel. */
+static dot_fn *const dots[3][STREAM_MAX + 1] = { { UP_TO_6(ENTRY, dot_many) }, { UP_TO_6(ENTRY, dot_one) },
+                                                 { UP_TO_12(ENTRY, dot_int) } };
 
 void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int tile1, const void *act, int n_tokens,
                  void *scratch)
@@ -385,9 +359,8 @@ void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int til
             const uint8_t *next = unpack_block(&w, tile, k0, n_k, s);
             const struct rows *to = k0 + n_k == m->cols_padded ? &rows : NULL;
             if (n_more)
-                dots[kind][tokens](&w, s, n_k / m->act_group, &b, 0, n_more, s->c, next, to);
-            dots[kind][tokens - 1](&w, s, n_k / m->act_group, &b, n_more * (tokens + 1), panels - n_more, s->c, next,
-                                   to);
+                dots[kind][tokens + 1](&w, s, n_k / m->act_group, &b, 0, n_more, s->c, next, to);
+            dots[kind][tokens](&w, s, n_k / m->act_group, &b, n_more * (tokens + 1), panels - n_more, s->c, next, to);
         }
     }
 }

@@ -108,8 +108,9 @@ INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
  * plus less than that. */
 INLINE __m256i few_seed(const int codes, int32_t seed)
 {
-    const int less = codes == LINEAR ? 16 : codes == FROM_M1 ? 128 : codes == PLUS_1 ? 8 : codes == PLUS_2 ? 4 : 1;
-    return _mm256_set1_epi32(codes == FROM_0 ? 0 : seed / less);
+    const int less = codes == STREAM_LINEAR ? 16 : codes == STREAM_FROM_M1 ? 128 : codes == STREAM_PLUS_1 ? 8
+        : codes == STREAM_PLUS_2 ? 4 : 1;
+    return _mm256_set1_epi32(codes == STREAM_FROM_0 ? 0 : seed / less);
 }
 
 INLINE void step_sums(const int T, const int O, const int codes, const struct qtype_info *type, const int n_k,
@@ -126,7 +127,7 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
             UNROLL for (int r = 0; r < O; r++) {
                 const __m256i found = few_codes(codes, line + 32 * r, i);
                 const __m256i v = LOOKED_UP_16(codes) ? _mm256_shuffle_epi8(table, found)
-                                : codes == BYTES ? _mm256_xor_si256(found, flip) : found;
+                                : codes == STREAM_BYTES ? _mm256_xor_si256(found, flip) : found;
                 UNROLL for (int t = 0; t < T; t++)
                     d[t][r] = _mm256_dpbusd_avx_epi32(d[t][r], v, four(code + 4 * t));
             }

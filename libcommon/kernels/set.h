@@ -19,6 +19,34 @@
 #endif
 #endif
 
+/* How the codes of few tokens are found in a tile (qtype.def, column stream).  Looked up in a
+ * table: of 4, 2 and 3 bits, and of 4 bits with values up to 12.  The value plus 8, 0 and 1, in
+ * 4, 4 and 2 bits; plus 16 in 5 bits, plus 32 in 6.  Bytes as they lie in a tile, and unpacked
+ * with the set's bias.  t2, t3: the loops of ternary.inc where they are faster. */
+enum stream_kind {
+    STREAM_TABLE, STREAM_TABLE_2, STREAM_TABLE_3, STREAM_SMALL, STREAM_LINEAR, STREAM_FROM_0, STREAM_FROM_M1,
+    STREAM_PLUS_1, STREAM_PLUS_2, STREAM_BYTES, STREAM_UNPACKED, STREAM_T2, STREAM_T3, STREAM_NONE
+};
+
+/* f(1, ...) f(2, ...) .. f(n, ...): a function for each number of tokens. */
+#define UP_TO_0(...)
+#define UP_TO_1(f, ...) f(1, __VA_ARGS__)
+#define UP_TO_2(f, ...) UP_TO_1(f, __VA_ARGS__) f(2, __VA_ARGS__)
+#define UP_TO_3(f, ...) UP_TO_2(f, __VA_ARGS__) f(3, __VA_ARGS__)
+#define UP_TO_4(f, ...) UP_TO_3(f, __VA_ARGS__) f(4, __VA_ARGS__)
+#define UP_TO_5(f, ...) UP_TO_4(f, __VA_ARGS__) f(5, __VA_ARGS__)
+#define UP_TO_6(f, ...) UP_TO_5(f, __VA_ARGS__) f(6, __VA_ARGS__)
+#define UP_TO_7(f, ...) UP_TO_6(f, __VA_ARGS__) f(7, __VA_ARGS__)
+#define UP_TO_8(f, ...) UP_TO_7(f, __VA_ARGS__) f(8, __VA_ARGS__)
+#define UP_TO_9(f, ...) UP_TO_8(f, __VA_ARGS__) f(9, __VA_ARGS__)
+#define UP_TO_10(f, ...) UP_TO_9(f, __VA_ARGS__) f(10, __VA_ARGS__)
+#define UP_TO_11(f, ...) UP_TO_10(f, __VA_ARGS__) f(11, __VA_ARGS__)
+#define UP_TO_12(f, ...) UP_TO_11(f, __VA_ARGS__) f(12, __VA_ARGS__)
+#define UP_TO_(n, ...) UP_TO_##n(__VA_ARGS__)
+#define UP_TO(n, ...) UP_TO_(n, __VA_ARGS__)           /* n may be a macro */
+/* Entry T of a table of these functions. */
+#define ENTRY(T, name) [T] = name##_##T,
+
 #define ROWS_OF(set) \
     void set##_rms_norm(float *out, const float *x, const float *w, int n, float eps, float w_offset); \
     void set##_layer_norm(float *out, const float *x, const float *w, const float *b, int n, float eps); \

@@ -13,7 +13,7 @@
 
 /* ---- sizes ---- */
 
-enum { PLAN_QTYPES = 80 };                      /* above every enum qtype */
+enum { PLAN_QTYPES = QTYPE_NUMBERS };
 
 /* Weights by number format. */
 struct plan_weights {

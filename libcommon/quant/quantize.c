@@ -55,21 +55,18 @@ struct grid {
     float trial_low, trial_high;        /* scales to try, in units of extreme / end */
 };
 
-static int is_ternary(enum qtype type) { return type == QT_T2 || type == QT_T3; }
-
 static void grid_init(struct grid *g, enum qtype type)
 {
     const struct qtype_info *t = qtype_info(type);
     memset(g, 0, sizeof *g);
-    switch (type) {
-    case QT_I8: case QT_I8R: g->low = -127; g->high = 127; break;
-    case QT_I4M: case QT_I4Z: g->high = 15; break;
-    case QT_T2: case QT_T3: g->low = -1; g->high = 1; break;
-    case QT_MXFP4: g->low = -6; g->high = 6; break;      /* not linear: e2m1_nearest */
+    switch (t->codes) {
+    case CODES_INT8: g->low = -127; g->high = 127; break;
+    case CODES_TERNARY: case CODES_BASE3: g->low = -1; g->high = 1; break;
+    case CODES_E2M1: g->low = -6; g->high = 6; break;   /* not linear: e2m1_nearest */
     default:
         g->low = t->value[0];
         g->high = t->value[(1 << t->bits) - 1];
-        if (type == QT_I4 || t->bits > 4)
+        if (t->codes == CODES_LINEAR)
             break;
         g->n = 1 << t->bits;
         g->first = (int16_t)(t->value[0] * 256);
@@ -83,9 +80,9 @@ static void grid_init(struct grid *g, enum qtype type)
     static const float trial_high[9] = { 0, 0, 1.3f, 1.4f, 1.45f, 1.15f, 1.10f, 0, 1.08f };
     g->trial_low = trial_low[t->bits];
     g->trial_high = trial_high[t->bits];
-    if (is_ternary(type))           /* a normal number's best step is .44 of the extreme of 256, .47 of that of 128, .57 of that of 32 */
+    if (qtype_is_ternary(t))        /* a normal number's best step is .44 of the extreme of 256, .47 of that of 128, .57 of that of 32 */
         g->trial_low = .25f, g->trial_high = 1;
-    g->one_sign = is_ternary(type) || type == QT_MXFP4 || type == QT_I8 || type == QT_I8R || type == QT_NF4;
+    g->one_sign = qtype_is_ternary(t) || t->codes == CODES_E2M1 || t->codes == CODES_INT8 || t->scale == SCALE_U8;
 }
 
 /* Nearest integer, ties to even, |t| < 2^22. */
@@ -419,7 +416,7 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
     struct group d;
     assert(!t->is_float && m->group_size <= MAX_GROUP);
     q->row_scale = 1;
-    if (m->type == QT_FP8) {                    /* a code has its own exponent: nothing to search */
+    if (t->codes == CODES_E4M3) {               /* a code has its own exponent: nothing to search */
         for (int g = 0; g < m->n_groups; g++) {
             float amax = 0;
             for (int k = g * m->group_size; k < (g + 1) * m->group_size && k < m->cols; k++)
@@ -476,27 +473,7 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
 
 /* ---- codes ---- */
 
-uint8_t quantize_nearest(const struct mat *m, float t)
-{
-    const struct qtype_info *info = qtype_info(m->type);
-    int i = 0;
-    switch (m->type) {
-    case QT_I8: case QT_I8R:    return (uint8_t)(int8_t)round_even(clamp(t, -127, 127));
-    case QT_I4M: case QT_I4Z:   return (uint8_t)round_even(clamp(t, 0, 15));
-    case QT_I4:                 return (uint8_t)(round_even(clamp(t, -8, 7)) + 8);
-    case QT_T2: case QT_T3:     return (uint8_t)(round_even(clamp(t, -1, 1)) + 1);
-    case QT_MXFP4:              return e2m1_nearest(t);
-    case QT_FP8:                return f32_to_f8e4m3(t);
-    case QT_M5:                 return (uint8_t)(round_even(clamp(t, -16, 15)) + 16);
-    case QT_M6:                 return (uint8_t)(round_even(clamp(t, -32, 31)) + 32);
-    default:                    /* codebooks: halve the range, 2 to 4 times */
-        for (int half = 1 << (info->bits - 1); half; half /= 2)
-            i += t > (info->value[i + half - 1] + info->value[i + half]) / 2 ? half : 0;
-        return (uint8_t)i;
-    }
-}
-
-/* The same for n columns of a group. */
+/* The codes of n columns of a group. */
 static void group_codes(const struct grid *g, const float *x, int n, float scale, float min, float zero, float base,
                         uint8_t *code)
 {
@@ -526,7 +503,7 @@ void quantize_codes(const struct mat *m, const float *x, struct qrow *q)
 {
     const struct qtype_info *t = qtype_info(m->type);
     struct grid grid;
-    if (m->type == QT_FP8) {
+    if (t->codes == CODES_E4M3) {
         memset(q->code, 0, (size_t)m->cols_padded);
         for (int k = 0; k < m->cols; k++)
             q->code[k] = q->scale[k / m->group_size] > 0 ? f32_to_f8e4m3(x[k] / q->scale[k / m->group_size]) : 0;
@@ -541,7 +518,7 @@ void quantize_codes(const struct mat *m, const float *x, struct qrow *q)
         float zero = t->extra == EXTRA_ZERO_U8 ? q->extra[g] : 0, min = t->extra == EXTRA_MIN_F16 ? q->extra[g] : 0;
         if (scale == 0)
             memset(q->code + k, t->code_zero, (size_t)valid);
-        else if (m->type == QT_MXFP4)
+        else if (t->codes == CODES_E2M1)
             for (int i = 0; i < valid; i++)
                 q->code[k + i] = e2m1_nearest(x[k + i] / scale);
         else

@@ -25,12 +25,8 @@ void quantize_row(const struct mat *m, const float *x, const float *importance, 
  * needs in two steps. */
 void quantize_scales(const struct mat *m, const float *x, const float *importance, enum quant_effort effort,
                      struct qrow *q);
+/* Of two values equally near, codebooks take the lower code, the others the even number. */
 void quantize_codes(const struct mat *m, const float *x, struct qrow *q);
-/* Nearest code of one value t = x / (row_scale * scale); i4m: t = (x - min) / scale, i4z: t = x
- * / scale + zero.  The same code as quantize_codes gives.  Of two values equally near, codebooks
- * take the lower code, the others the even number. */
-uint8_t quantize_nearest(const struct mat *m, float t);
-
 /* qrow with its arrays for m: one allocation in .code. */
 int qrow_init(struct qrow *q, const struct mat *m, struct err *e);
 void qrow_release(struct qrow *q);

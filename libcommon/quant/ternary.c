@@ -27,7 +27,7 @@ static double threshold(enum ternary_fit fit, double mean, double rms, double am
 void ternary_row(const struct mat *m, const float *x, enum ternary_fit fit, struct qrow *q)
 {
     const uint8_t zero = (uint8_t)qtype_info(m->type)->code_zero;
-    assert((m->type == QT_T2 || m->type == QT_T3) && fit != TERNARY_FIT);
+    assert(qtype_is_ternary(qtype_info(m->type)) && fit != TERNARY_FIT);
     q->row_scale = 1;
     memset(q->code, zero, (size_t)m->cols_padded);
     for (int g = 0, k = 0; g < m->n_groups; g++, k += m->group_size) {

@@ -12,14 +12,17 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a .zse file is mapped
 
 enum { LINE = 128, MAX_GROUP = 256, T3_LINES = 13 };
 
-static size_t scale_size(const struct qtype_info *t)
-{
-    return t->scale == SCALE_NONE ? 0 : t->scale == SCALE_F32 ? 4 : t->scale == SCALE_F16 ? 2 : 1;
-}
+static size_t scale_size(const struct qtype_info *t) { return (size_t)scale_bytes(t->scale); }
+static size_t extra_size(const struct qtype_info *t) { return (size_t)extra_bytes(t->extra); }
 
-static size_t extra_size(const struct qtype_info *t)
+/* Groups of a full unit. */
+static int unit_groups(const struct qtype_info *t, int group_size)
 {
-    return t->extra == EXTRA_NONE ? 0 : t->extra == EXTRA_MIN_F16 ? 2 : 1;
+    static const int groups[] = {
+#define QTYPE_SCALE(KIND, bytes, unit) [SCALE_##KIND] = unit,
+#include "libcommon/quant/qtype.def"
+    };
+    return group_size == MAX_GROUP ? 1 : groups[t->scale];
 }
 
 /* Bytes of the scale or extra area of a unit of n groups. */
@@ -41,9 +44,9 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
                            : t->group_sizes == 256 ? "256" : t->group_sizes & 256 ? "32, 64, 128 or 256"
                                                                                   : "32, 64 or 128");
     if (qtype_takes_floats(t) ? act_group != 0 : act_group != 128 &&
-        (type == QT_T3 || (act_group != 32 && act_group != 64)))
+        (t->acts == ACTS_I8_128 || (act_group != 32 && act_group != 64)))
         return err_set(e, ERR_SHAPE, "%s: activation group is %d, not %s", t->name, act_group,
-                       qtype_takes_floats(t) ? "0" : type == QT_T3 ? "128" : "32, 64 or 128");
+                       qtype_takes_floats(t) ? "0" : t->acts == ACTS_I8_128 ? "128" : "32, 64 or 128");
     if (rows < 1 || rows > INT_MAX - MAX_GROUP || cols < 1 || cols > INT_MAX - MAX_GROUP)
         return err_set(e, ERR_SHAPE, "%s: a matrix of %" PRId64 " x %" PRId64 " is not between 1 and 2^31 - 257 a side",
                        t->name, rows, cols);
@@ -57,11 +60,11 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
     m->cols = (int)cols;
     m->cols_padded = (int)((cols + pad - 1) / pad * pad);
     m->n_groups = m->cols_padded / group_size;
-    m->unit_groups = t->scale == SCALE_NONE || t->scale == SCALE_F32 ||
-                     group_size == 256 ? 1 : t->scale == SCALE_F16 ? 2 : 4;
+    m->unit_groups = unit_groups(t, group_size);
     m->n_tiles = (int)((rows + TILE_ROWS - 1) / TILE_ROWS);
     m->row_scale_bytes = t->row_scale ? TILE_ROWS * sizeof(float) : 0;
-    m->group_bytes = type == QT_T3 ? (size_t)T3_LINES * LINE : (size_t)group_size * (size_t)t->bits / 32 * LINE;
+    m->group_bytes = t->codes == CODES_BASE3 ? (size_t)T3_LINES * LINE
+                                             : (size_t)group_size * (size_t)t->bits / 32 * LINE;
     m->unit_bytes = area(m->unit_groups, scale_size(t)) + area(m->unit_groups, extra_size(t))
                   + (size_t)m->unit_groups * m->group_bytes;
     int full = m->n_groups / m->unit_groups, rest = m->n_groups % m->unit_groups;
@@ -170,7 +173,7 @@ static void group_get(const struct mat *m, const struct qtype_info *t, const uin
 {
     int n = m->group_size;
     p += 4 * row;
-    if (m->type == QT_T3) {
+    if (t->codes == CODES_BASE3) {
         base3_get(p, code);
         return;
     }
@@ -190,8 +193,10 @@ static void group_get(const struct mat *m, const struct qtype_info *t, const uin
 static void group_put(const struct mat *m, const struct qtype_info *t, uint8_t *p, int row, const uint8_t *code)
 {
     p += 4 * row;
-    if (m->type == QT_T3)
+    if (t->codes == CODES_BASE3) {
         base3_put(p, code);
+        return;
+    }
     for (int i = 0, shift = 0; i < 2 && t->plane[i]; shift += t->plane[i++]) {
         plane_put(p, code, m->group_size, t->plane[i], shift);
         p += (size_t)m->group_size * (size_t)t->plane[i] / 32 * LINE;
@@ -300,7 +305,7 @@ void codes_decode(const struct mat *m, const uint8_t *code, int n, float row_sca
 {
     const struct qtype_info *t = qtype_info(m->type);
     float s = t->row_scale ? row_scale * scale : scale;
-    if (m->type == QT_FP8)
+    if (t->codes == CODES_E4M3)
         for (int i = 0; i < n; i++)
             out[i] = s * f8e4m3_to_f32(code[i]);
     else if (!t->value)

@@ -116,7 +116,7 @@ static void check(enum qtype type, int group_size, int rows, int cols, int n, en
 /* Types that the processor alone computes are left out. */
 static int on_gpu(const struct qtype_info *t)
 {
-    return t && t->has_kernels && t->type != QT_MXFP4 && t->type != QT_FP8;
+    return t && t->has_kernels && t->gpu != GPU_FORMAT_NONE;
 }
 
 /* Each type and group size; the shapes and numbers of tokens take turns, so that the whole stays
