@@ -24,7 +24,8 @@ static __constant__ float nf4_level[16] = {
 
 #define VALUE_INT8(values, zero, code) (float)(int8_t)(code)
 #define VALUE_LINEAR(values, zero, code) (float)((code) - zero)
-#define VALUE_BOOK(values, zero, code) (BOOK_##values == BOOK_nf4 ? nf4_level[code] : half_low(codebook[BOOK_##values][code]))
+#define VALUE_BOOK(values, zero, code) \
+    (BOOK_##values == BOOK_nf4 ? nf4_level[code] : half_low(codebook[BOOK_##values][code]))
 /* This kernel's formats: all that have one on the device; f(QT_ID, codes, ...) of them. */
 #define TAKEN_NONE(...)
 #define TAKEN_FLOATS(...) TAKEN_F32(__VA_ARGS__)
@@ -47,13 +48,16 @@ DEVICE float value_of(int type, int code)
 
 struct layout { enum scale_kind scale; enum extra_kind extra; int bits, plane, unit, scale_size, extra_size,
                 row_scale; };
+template <int TYPE> DEVICE layout layout_as(void)
+{
+    typedef format<TYPE> f;
+    return { f::scales, f::extras, f::bits, f::plane, f::unit, scale_bytes(f::scales), extra_bytes(f::extras), f::row_scale };
+}
 DEVICE layout layout_of(int type)
 {
     switch (type) {
 #define TAKEN_F32(ID, ...) \
-    case QT_##ID: return { format<QT_##ID>::scales, format<QT_##ID>::extras, format<QT_##ID>::bits, format<QT_##ID>::plane, \
-                           format<QT_##ID>::unit, scale_bytes(format<QT_##ID>::scales), extra_bytes(format<QT_##ID>::extras), \
-                           format<QT_##ID>::row_scale };
+    case QT_##ID: return layout_as<QT_##ID>();
 #define CODES_CASE(...)
 #define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
               kind, ymm, zmm, gpu) TAKEN_##gpu(ID, 0)

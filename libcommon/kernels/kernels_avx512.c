@@ -281,13 +281,15 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
 /* Types are known when these are compiled.  Formats with 8-bit scales and groups of 32 have
  * steps of 32: 8 bits hold no more. */
 #define STREAM(T, ID, codes, bits, more, scale_, extra_) \
-    static void stream_##ID##_##T(const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, float *c) \
+    static void stream_##ID##_##T(const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, \
+                                  float *c) \
     { \
         const struct qtype_info type = { .scale = scale_, .extra = extra_ }; \
         if (codes == STREAM_T2 || codes == STREAM_T3) \
             stream_trits(T, codes == STREAM_T3, w, tile, blocks, c); \
         else \
-            dot_stream(T, bits, more, type, scale_ == SCALE_S8 || scale_ == SCALE_E8M0 ? 32 : w->step, w, tile, blocks, c); \
+            dot_stream(T, bits, more, type, scale_ == SCALE_S8 || scale_ == SCALE_E8M0 ? 32 : w->step, w, tile, blocks, \
+                       c); \
     }
 #define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
               kind, ymm, zmm, gpu) UP_TO_##zmm(STREAM, ID, STREAM_##kind, low, high, SCALE_##scale, EXTRA_##extra)
@@ -322,8 +324,8 @@ INLINE void dot_panels(const int T, const int kind, const struct weights *w, con
 }
 
 #define DOT(T, name, kind) \
-    static void name##_##T(const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, int t0, \
-                           int n, float *c, const uint8_t *codes, const struct rows *to) \
+    static void name##_##T(const struct weights *w, const struct scratch *s, int n_groups, const struct act_block *b, \
+                           int t0, int n, float *c, const uint8_t *codes, const struct rows *to) \
     { \
         dot_panels(T, kind, w, s, n_groups, b, t0, n, c, codes, to); \
     }

@@ -327,13 +327,8 @@ static const struct {
     { { GGML_MXFP4, "MXFP4", QK, 17 }, NULL, mxfp4 },
     { { GGML_NVFP4, "NVFP4", 64, 36 }, NULL, nvfp4 },
     { { GGML_Q1_0, "Q1_0", 128, 18 }, NULL, q1_0 },
-    { { SRC_GPTQ, "GPTQ", 1, 0 }, NULL, NULL },
-    { { SRC_AWQ, "AWQ", 1, 0 }, NULL, NULL },
-    { { SRC_CT_INT, "CT-INT", 1, 0 }, NULL, NULL },
-    { { SRC_CT_F8, "CT-FP8", 1, 0 }, NULL, NULL },
-    { { SRC_F8_BLOCK, "FP8", 1, 0 }, NULL, NULL },
-    { { SRC_MXFP4_BLOCKS, "MXFP4", 1, 0 }, NULL, NULL },
-    { { SRC_BITNET, "BITNET", 1, 0 }, NULL, NULL },
+#define PACKED_ENTRY(ID, name) { { SRC_##ID, name, 1, 0 }, NULL, NULL },
+    SRC_PACKED_TYPES(PACKED_ENTRY)
 };
 
 static int find(int type)

@@ -10,6 +10,12 @@
 #include "libcommon/base/err.h"
 #include "libcommon/quant/tile.h"
 
+/* Matrices of quantized checkpoints that lie in several tensors, with their names for people:
+ * import/packed.h decodes them, ggml_decode does not. */
+#define SRC_PACKED_TYPES(X) \
+    X(GPTQ, "GPTQ") X(AWQ, "AWQ") X(CT_INT, "CT-INT") X(CT_F8, "CT-FP8") X(F8_BLOCK, "FP8") X(MXFP4_BLOCKS, "MXFP4") \
+    X(BITNET, "BITNET")
+
 enum ggml_type {
     GGML_F32 = 0, GGML_F16 = 1, GGML_Q4_0 = 2, GGML_Q4_1 = 3, GGML_Q5_0 = 6, GGML_Q5_1 = 7, GGML_Q8_0 = 8,
         GGML_Q8_1 = 9,
@@ -20,10 +26,10 @@ enum ggml_type {
     /* safetensors only */
     SRC_F8_E4M3 = 1000, SRC_F8_E5M2 = 1001, SRC_BOOL = 1002, SRC_U8 = 1003, SRC_U16 = 1004, SRC_U32 = 1005,
         SRC_U64 = 1006, SRC_F8_E8M0 = 1007,
-    /* matrices of quantized checkpoints that lie in several tensors: import/packed.h decodes
-     * them, ggml_decode does not */
-    SRC_PACKED = 1100, SRC_GPTQ = SRC_PACKED, SRC_AWQ, SRC_CT_INT, SRC_CT_F8, SRC_F8_BLOCK, SRC_MXFP4_BLOCKS,
-        SRC_BITNET,
+    SRC_PACKED = 1099,
+#define SRC_ENUMERATOR(ID, name) SRC_##ID,
+    SRC_PACKED_TYPES(SRC_ENUMERATOR)
+#undef SRC_ENUMERATOR
 };
 
 struct ggml_type_info {

@@ -52,9 +52,10 @@ static const float t2_f32[4] = { -1, 0, 1, 2 };
 #define none_i8 NULL
 #define none_f32 NULL
 
-#define QTYPE(ID, number, name_, choice_, option_, codes_, values, zero, low, high, scale_, extra_, row, sizes, group, acts_, \
-              stream, ymm, zmm, gpu_) \
-    [QT_##ID] = { .type = QT_##ID, .name = name_, .choice = OPTION_##choice_, .option = option_, .bits = (low) + (high), \
+#define QTYPE(ID, number, name_, choice_, option_, codes_, values, zero, low, high, scale_, extra_, row, sizes, group, \
+              acts_, stream, ymm, zmm, gpu_) \
+    [QT_##ID] = { .type = QT_##ID, .name = name_, .choice = OPTION_##choice_, .option = option_, \
+                  .bits = (low) + (high), \
                   .plane = { low, high }, .codes = CODES_##codes_, .scale = SCALE_##scale_, .extra = EXTRA_##extra_, \
                   .row_scale = row, .group_sizes = sizes, .group_size = group, .acts = ACTS_##acts_, \
                   .gpu = GPU_FORMAT_##gpu_, .is_float = CODES_##codes_ == CODES_FLOAT, \
