@@ -14,7 +14,7 @@ static const char prog[] = "zse-bench";
 
 /* ---- shares ---- */
 
-static void count_linear(struct share *s, const struct linear *l, const struct run_options *r, int is_head)
+static void count_linear(struct work_limits *s, const struct linear *l, const struct run_options *r, int is_head)
 {
     if (!l || !l->w.data)
         return;
@@ -26,9 +26,9 @@ static void count_linear(struct share *s, const struct linear *l, const struct r
 }
 
 /* Of a layer's experts, what one token reads. */
-static void count_experts(struct share *s, const struct config *c, const struct layer *l, const struct run_options *r)
+static void count_experts(struct work_limits *s, const struct config *c, const struct layer *l, const struct run_options *r)
 {
-    struct share all = { 0 };
+    struct work_limits all = { 0 };
     const double part = c->moe.n_experts ? (double)c->moe.top_k / c->moe.n_experts : 0;
     for (int i = 0; l->experts && i < c->moe.n_experts; i++) {
         count_linear(&all, &l->experts[i].gate, r, 0);
@@ -41,10 +41,10 @@ static void count_experts(struct share *s, const struct config *c, const struct 
     s->expert_bytes += part * all.weight_bytes;
 }
 
-static void count_model(struct share *s, const struct model *m, const struct run_options *r)
+static void count_model(struct work_limits *s, const struct model *m, const struct run_options *r)
 {
     const struct config *c = &m->config;
-    *s = (struct share){ 0 };
+    *s = (struct work_limits){ 0 };
     for (int i = 0; i < c->n_layers; i++) {
         const struct layer *l = &m->layers[i];
         for (enum layer_part p = 0; p < N_LAYER_PARTS; p++)
@@ -55,7 +55,7 @@ static void count_model(struct share *s, const struct model *m, const struct run
     s->kv_bytes = (double)config_kv_bytes(c, r->kv) / KV_BLOCK;
 }
 
-int share_init_gpu(struct share *s, const struct model *m, const struct run_options *r, int device, struct err *e)
+int share_init_gpu(struct work_limits *s, const struct model *m, const struct run_options *r, int device, struct err *e)
 {
     count_model(s, m, r);
     s->on_gpu = 1;
@@ -70,7 +70,7 @@ json_t *share_gpu_json(const struct gpu_speeds *g)
     return j;
 }
 
-int share_init(struct share *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e)
+int share_init(struct work_limits *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e)
 {
     count_model(s, m, r);
     const struct roofline_options o = { .n_threads = n_threads, .what = ROOFLINE_READ | ROOFLINE_INT8 |
@@ -78,7 +78,7 @@ int share_init(struct share *s, const struct model *m, const struct run_options 
     return roofline_measure(&s->l, &o, e);
 }
 
-double share_prefill(const struct share *s, double tokens_per_s, int amx)
+double share_prefill(const struct work_limits *s, double tokens_per_s, int amx)
 {
     if (s->on_gpu)
         return amx || s->gpu.mma == 0 ? 0 : tokens_per_s * (s->int8_op + s->f32_op) / s->gpu.mma;
@@ -88,7 +88,7 @@ double share_prefill(const struct share *s, double tokens_per_s, int amx)
     return tokens_per_s * ((s->int8_op > 0 ? s->int8_op / int8 : 0) + (s->f32_op > 0 ? s->f32_op / s->l.f32[1] : 0));
 }
 
-double share_decode(const struct share *s, double step_s, double kv_tokens)
+double share_decode(const struct work_limits *s, double step_s, double kv_tokens)
 {
     return step_s > 0 ? (s->weight_bytes + kv_tokens * s->kv_bytes) / step_s / (s->on_gpu ? s->gpu.copy : s->l.read[1])
                       : 0;

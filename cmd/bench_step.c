@@ -161,7 +161,7 @@ int bench_batch(const struct bench_options *o, const char *model)
 {
     struct opened_model m;
     struct stepper s = { 0 };
-    struct share share;
+    struct work_limits share;
     struct err e;
     struct row rows[32];
     json_t *j = NULL;
@@ -295,7 +295,7 @@ int bench_moe(const struct bench_options *o, const char *model)
 {
     struct opened_model m;
     struct stepper s = { 0 };
-    struct share share;
+    struct work_limits share;
     struct err e;
     json_t *j = NULL;
     double prompt_s = 0;
@@ -363,7 +363,7 @@ int bench_kv(const struct bench_options *o, const char *model)
     struct row rows[N_KV * BENCH_LIST];
     static const int defaults[3] = { 128, 4096, 8192 };
     struct run_options run = o->run;
-    struct share share;
+    struct work_limits share;
     struct err e;
     json_t *j = NULL;
     int n = 0, rc = 0;
@@ -438,7 +438,7 @@ int bench_threads(const struct bench_options *o, const char *model)
     if (rc == 0)
         rc = measure_rows(rows, 2 * most, o->repeats, &e);
     for (int i = 0; rc == 0 && i < most; i++) {
-        struct share share;
+        struct work_limits share;
         if ((rc = share_init(&share, m.model, &o->run, i + 1, &e)) != 0)
             break;
         if (i == 0) {

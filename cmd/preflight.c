@@ -1,3 +1,4 @@
+/* preflight.c - compare the memory a model needs with what there is, before the model takes it. */
 #include "cmd/preflight.h"
 
 #include <stdio.h>
@@ -20,7 +21,8 @@ const char *preflight_root(void)
     return root && *root ? root : NULL;
 }
 
-struct need { uint64_t weights, kv, states, workspace, most, now; };        /* most, now: memory that may be had */
+/* Bytes needed, and the memory that this process may have: at most, and right now. */
+struct need { uint64_t weights, kv, states, workspace, most, now; };
 
 static uint64_t kv_of(const struct config *c, const struct engine_options *eo)
 {
@@ -28,7 +30,7 @@ static uint64_t kv_of(const struct config *c, const struct engine_options *eo)
     return eo->kv_bytes ? eo->kv_bytes : blocks * config_kv_bytes(c, eo->kv_type);
 }
 
-/* What is planned for: a model that is open, or one that is not. */
+/* A model to plan for, opened or not. */
 struct subject { const char *name, *type; const struct config *config; uint64_t weights; };
 
 static const char *type_name(const struct opened_model *o)
@@ -43,7 +45,7 @@ static struct subject subject_of(const struct opened_model *o)
                              .weights = o->model->weight_bytes };
 }
 
-/* Of the processor's part: p is the GPU's, NULL: there is none. */
+/* The CPU's share of the memory.  p: the GPU's plan, NULL without one. */
 static int sum_up(struct need *n, const struct subject *s, const struct run_options *r, const struct engine_options *eo,
                   const struct gpu_plan *p, struct err *e)
 {
@@ -76,8 +78,8 @@ static int plan_device(const struct opened_model *o, const struct engine_options
     return engine_backend_options(o->model, eo, bo, e) < 0 ? -1 : gpu_plan(o->model, bo, p, e);
 }
 
-/* What of the model is the GPU's: *eo says so afterwards, and *p where it is something. -1:
- * refused. */
+/* Decide how much of the model the GPU computes.  *eo is changed accordingly; *p is filled unless
+ * eo->backend becomes NULL.  -1: refused. */
 static int settle(const char *prog, const struct opened_model *o, const struct run_options *r,
                   struct engine_options *eo, struct gpu_plan *p, struct err *e)
 {
@@ -89,12 +91,12 @@ static int settle(const char *prog, const struct opened_model *o, const struct r
         return 0;
     if (rc == 0 && may_share && p->most_layers > 0) {
         eo->device_layers = p->most_layers;
-        eo->max_tokens = 0;             /* the processor's steps are smaller: what fitted still fits */
-        cli_note(prog, "%s: the last %d of %d layers are the GPU's, more do not fit", o->name, p->most_layers,
+        eo->max_tokens = 0;             /* the CPU's steps are smaller, so the layers that fitted still fit */
+        cli_note(prog, "%s: the GPU computes the last %d of %d layers, more do not fit", o->name, p->most_layers,
                  o->model->config.n_layers);
         return plan_device(o, eo, &bo, p, e);
     }
-    if (!r->gpu_auto || r->act_int8 || (rc < 0 && why.code != ERR_UNSUPPORTED)) {       /* --act int8 is for a GPU alone */
+    if (!r->gpu_auto || r->act_int8 || (rc < 0 && why.code != ERR_UNSUPPORTED)) {       /* --act int8 needs a GPU */
         *e = why;
         return -1;
     }
@@ -108,21 +110,23 @@ static int settle(const char *prog, const struct opened_model *o, const struct r
 
 uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_options *eo)
 {
-    enum { PAGES = 4 << 20 };           /* sizes are rounded up to pages, and tables grow with the blocks */
+    enum { PAGES = 4 << 20 };           /* sizes are rounded up to pages, and tables grow with the number of blocks */
     struct engine_options least = *eo;
     struct backend_options bo;
     struct gpu_plan p;
     struct err ignored;
     const struct config *c = &o->model->config;
     const size_t block = config_kv_bytes(c, eo->kv_type);
-    if (least.cache_weights == CACHE_WEIGHTS_AUTO)              /* it gets what keys and values leave */
+    if (least.cache_weights == CACHE_WEIGHTS_AUTO)              /* the cache gets what the KV cache leaves */
         least.cache_weights = CACHE_WEIGHTS_OFF;
     least.kv_bytes = block * (size_t)((eo->max_len + KV_BLOCK - 1) / KV_BLOCK);
     if (plan_device(o, &least, &bo, &p, &ignored) < 0 || p.needed + PAGES > p.limit)
         return 0;
     const uint64_t mine = block * (uint64_t)p.n_layers / (uint64_t)c->n_layers + sizeof(int32_t);
     uint64_t n = (p.limit - (p.needed - p.kv) - PAGES) / mine;
-    for (int i = 0; i < 4 && n; i++) {          /* the room for parts of long contexts and the reserve for graphs grow with the blocks too */
+    for (int i = 0; i < 4 && n; i++) {
+        /* The buffers for split contexts and the reserve for graphs grow with the number of
+         * blocks. */
         least.kv_bytes = n * block;
         if (plan_device(o, &least, &bo, &p, &ignored) < 0)
             return 0;
@@ -136,8 +140,8 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
 
 /* ---- */
 
-/* A mixture of experts that does not fit: so many of its experts as there is room for; 1 if that
- * is done. */
+/* Stream the experts of a mixture of experts that does not fit: as many stay in memory as there is
+ * space for.  1 if that was done. */
 static int stream_experts(const char *prog, const struct subject *s, const struct need *n, struct engine_options *eo)
 {
     const uint64_t least = n->most < n->now ? n->most : n->now, rest = n->kv + n->states + n->workspace,
@@ -146,7 +150,7 @@ static int stream_experts(const char *prog, const struct subject *s, const struc
         return 0;
     char all[CLI_BYTES], some[CLI_BYTES];
     eo->max_weights = (size_t)(usable - rest);
-    cli_note(prog, "%s: %s of weights, but there is memory for %s: experts are read from the file as they are chosen",
+    cli_note(prog, "%s: %s of weights, but only %s fit in memory: experts are read from the file as they are chosen",
              s->name, cli_bytes(all, n->weights), cli_bytes(some, eo->max_weights));
     return 1;
 }
@@ -163,7 +167,8 @@ int preflight_check(const char *prog, const struct opened_model *o, const struct
         return -1;
     if (eo->backend && p.host_weights == 0)
         return 0;
-    if (sum_up(&n, &s, r, eo, eo->backend ? &p : NULL, &why) != 0)         /* a system that does not say what it has refuses nothing */
+    /* without figures from the system nothing is refused */
+    if (sum_up(&n, &s, r, eo, eo->backend ? &p : NULL, &why) != 0)
         return 0;
     if (fits(&n, o->name, &tight, &why) == 0) {
         if (tight)
@@ -190,7 +195,8 @@ void preflight_compare(const char *prog, const struct opened_model *o, const str
     if (eo->backend || sum_up(&n, &s, r, eo, NULL, &ignored) != 0)        /* a GPU's memory is counted by its backend */
         return;
     engine_stats(g, &es);
-    const uint64_t plan = n.kv + n.states + n.workspace, real = es.private_bytes;         /* keys and values are part of it */
+    /* private_bytes includes the KV cache */
+    const uint64_t plan = n.kv + n.states + n.workspace, real = es.private_bytes;
     const int more = (double)real > 1.1 * (double)plan;
     if (more || r->verbose)
         cli_note(prog, "%s%s: %s planned beside the weights, %s taken", more ? "warning: " : "", o->name,
@@ -199,7 +205,22 @@ void preflight_compare(const char *prog, const struct opened_model *o, const str
         memory_note(prog, "engine open");
 }
 
-/* What the prediction rests on. */
+/* ---- --plan: one struct, printed as JSON or as text ---- */
+
+/* The result of --plan for the CPU (gpu NULL) or a GPU.  Strings are borrowed. */
+struct forecast {
+    const char *name, *type, *device;
+    uint64_t weights, cached, kv, states, workspace, reserve;   /* cached, reserve: of a GPU; bytes */
+    uint64_t needed, memory, available;                         /* bytes */
+    int max_len, fits;
+    const char *why;                                            /* NULL if it fits */
+    double prefill, decode;                                     /* tokens/s; 0: unknown */
+    struct plan_rates rates;                                    /* valid if decode is known */
+    const struct gpu_plan *gpu;
+    int n_layers;                                               /* of the model; only with gpu */
+};
+
+/* The measured rates that the prediction is based on. */
 static json_t *rates_json(const struct plan_rates *r)
 {
     json_t *types = json_object();
@@ -215,92 +236,87 @@ static json_t *rates_json(const struct plan_rates *r)
                      types);
 }
 
-static json_t *plan_json(const struct subject *s, const struct need *n, const struct planned *p,
-                         const struct plan_weights *w, const struct run_options *r, int max_len, int ok,
-                         const char *why)
+static void set_bytes(json_t *j, const char *key, uint64_t n)
 {
-    const uint64_t all = n->weights + n->kv + n->states + n->workspace;
-    struct plan_rates rates = { 0 };
-    struct err e;
-    double prefill = 0, decode = 0;         /* of weights in memory: nothing is known of the file's speed */
-    const int prompt = max_len > PROMPT ? PROMPT : max_len;
-    if (!r->exact && n->weights >= s->weights && planned_rates(&rates, w, &p->shape, r->threads, r->kernels, &e) == 0) {
-        prefill = plan_prefill(&p->shape, w, &rates, prompt);
-        decode = plan_decode(&p->shape, w, &rates, r->kv, prompt);
-    }
-    return json_pack("{s:s, s:s?, s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:b, s:s?, s:o, s:o, s:o}",
-                     "model_name", s->name, "quantization", s->type, "device", "cpu", "estimated_vram_gb",
-                     (double)all * 1e-9, "weight_bytes", (json_int_t)n->weights, "kv_bytes", (json_int_t)n->kv,
-                     "state_bytes", (json_int_t)n->states, "workspace_bytes", (json_int_t)n->workspace, "needed_bytes",
-                     (json_int_t)all, "memory_bytes", (json_int_t)n->most, "available_bytes",
-                     (json_int_t)n->now, "context", max_len, "fits", ok, "reason", why,
-                     "expected_prefill_tokens_per_sec", prefill > 0 ? json_real(prefill) : json_null(),
-                     "expected_tokens_per_sec", decode > 0 ? json_real(decode) : json_null(), "rates",
-                     decode > 0 ? rates_json(&rates) : json_null());
+    json_object_set_new(j, key, json_integer((json_int_t)n));
 }
 
-static json_t *device_json(const struct opened_model *o, const struct gpu_plan *p, int max_len, int ok, const char *why)
+static void print_forecast_json(const struct forecast *f)
 {
-    json_t *j = json_pack("{s:s, s:s?, s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:b, s:s?, s:n, s:n}", "model_name",
-                          o->name, "quantization", type_name(o), "device", gpu_kind, "estimated_vram_gb",
-                          (double)p->needed * 1e-9, "weight_bytes", (json_int_t)p->weights, "kv_bytes",
-                          (json_int_t)p->kv, "workspace_bytes", (json_int_t)p->work, "needed_bytes",
-                          (json_int_t)p->needed, "memory_bytes", (json_int_t)p->total, "available_bytes",
-                          (json_int_t)p->limit, "context", max_len, "fits", ok, "reason", why,
-                          "expected_prefill_tokens_per_sec", "expected_tokens_per_sec");
-    json_object_update_new(j, json_pack("{s:s, s:I, s:i, s:i, s:i, s:I, s:I, s:s?, s:I, s:s?}", "gpu_name", p->name,
-                                        "reserve_bytes", (json_int_t)p->reserve, "layers", o->model->config.n_layers,
-                                        "gpu_layers", p->n_layers, "gpu_layers_fit", p->most_layers,
-                                        "host_weight_bytes", (json_int_t)p->host_weights, "host_kv_bytes",
-                                        (json_int_t)p->host_kv, "cuda_graphs_off", p->graphs_off,
-                                        "cached_bytes", (json_int_t)p->cached, "cache_weights_off", p->cache_off));
-    return j;
+    const struct gpu_plan *g = f->gpu;
+    json_t *j = json_pack("{s:s, s:s?, s:s, s:f}", "model_name", f->name, "quantization", f->type, "device", f->device,
+                          "estimated_vram_gb", (double)f->needed * 1e-9);
+    set_bytes(j, "weight_bytes", f->weights);
+    set_bytes(j, "kv_bytes", f->kv);
+    if (!g)
+        set_bytes(j, "state_bytes", f->states);
+    set_bytes(j, "workspace_bytes", f->workspace);
+    set_bytes(j, "needed_bytes", f->needed);
+    set_bytes(j, "memory_bytes", f->memory);
+    set_bytes(j, "available_bytes", f->available);
+    json_object_update_new(j, json_pack("{s:i, s:b, s:s?, s:o, s:o}", "context", f->max_len, "fits", f->fits, "reason",
+                                        f->why, "expected_prefill_tokens_per_sec",
+                                        f->prefill > 0 ? json_real(f->prefill) : json_null(), "expected_tokens_per_sec",
+                                        f->decode > 0 ? json_real(f->decode) : json_null()));
+    if (!g)
+        json_object_set_new(j, "rates", f->decode > 0 ? rates_json(&f->rates) : json_null());
+    else
+        json_object_update_new(j, json_pack("{s:s, s:I, s:i, s:i, s:i, s:I, s:I, s:s?, s:I, s:s?}", "gpu_name", g->name,
+                                            "reserve_bytes", (json_int_t)f->reserve, "layers", f->n_layers,
+                                            "gpu_layers", g->n_layers, "gpu_layers_fit", g->most_layers,
+                                            "host_weight_bytes", (json_int_t)g->host_weights, "host_kv_bytes",
+                                            (json_int_t)g->host_kv, "cuda_graphs_off", g->graphs_off, "cached_bytes",
+                                            (json_int_t)f->cached, "cache_weights_off", g->cache_off));
+    cli_json(j);
+    json_decref(j);
 }
 
-static void print_plan(const json_t *j)
+static void print_forecast(const struct forecast *f)
 {
-    enum { CACHED = 1, STATES = 3, RESERVE = 5 };       /* most models have no states, and only a GPU the others */
-    const struct { const char *title, *key; } sizes[] = { { "weights", "weight_bytes" },
-                                                          { "once more as f16", "cached_bytes" },
-                                                          { "keys and values", "kv_bytes" },
-                                                          { "states", "state_bytes" },
-                                                          { "workspace", "workspace_bytes" },
-                                                          { "reserve", "reserve_bytes" },
-                                                          { "together", "needed_bytes" }, { "memory", "memory_bytes" },
-                                                          { "available now", "available_bytes" } };
-    const double prefill = json_number_value(json_object_get(j, "expected_prefill_tokens_per_sec")),
-                 decode = json_number_value(json_object_get(j, "expected_tokens_per_sec"));
-    const char *type = json_string_value(json_object_get(j, "quantization"));
+    const struct { const char *title; uint64_t size; int is_rare; } sizes[] = {         /* is_rare: not printed if 0 */
+        { "weights", f->weights, 0 }, { "f16 weight cache", f->cached, 1 }, { "keys and values", f->kv, 0 },
+        { "states", f->states, 1 }, { "workspace", f->workspace, 0 }, { "reserve", f->reserve, 1 },
+        { "together", f->needed, 0 }, { "memory", f->memory, 0 }, { "available now", f->available, 0 },
+    };
     char size[CLI_BYTES];
-    printf("%-16s %s, %s, on %s, context %lld\n", "model", json_string_value(json_object_get(j, "model_name")),
-           type ? type : "unknown type", json_string_value(json_object_get(j, "device")),
-           (long long)json_integer_value(json_object_get(j, "context")));
-    if (js_get(j, "gpu_name"))
-        printf("%-16s %s: %lld of %lld layers\n", "GPU", json_string_value(json_object_get(j, "gpu_name")),
-               (long long)json_integer_value(json_object_get(j, "gpu_layers")),
-               (long long)json_integer_value(json_object_get(j, "layers")));
-    if (js_get(j, "cuda_graphs_off") && !json_is_null(js_get(j, "cuda_graphs_off")))
-        printf("%-16s off: %s\n", "graphs", json_string_value(js_get(j, "cuda_graphs_off")));
+    printf("%-16s %s, %s, on %s, context %d\n", "model", f->name, f->type ? f->type : "unknown type", f->device,
+           f->max_len);
+    if (f->gpu)
+        printf("%-16s %s: %d of %d layers\n", "GPU", f->gpu->name, f->gpu->n_layers, f->n_layers);
+    if (f->gpu && f->gpu->graphs_off)
+        printf("%-16s off: %s\n", "graphs", f->gpu->graphs_off);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        if ((i != CACHED && i != STATES && i != RESERVE) || json_integer_value(json_object_get(j, sizes[i].key)))
-            printf("%-16s %s\n", sizes[i].title,
-                   cli_bytes_both(size, (uint64_t)json_integer_value(json_object_get(j, sizes[i].key))));
-    printf("%-16s %s\n", "fits", json_is_true(json_object_get(j, "fits")) ? "yes" : "no");
-    if (decode > 0)
-        printf("%-16s prefill %.0f, decode %.1f tokens/s at %d tokens\n", "expected", prefill, decode, PROMPT);
+        if (!sizes[i].is_rare || sizes[i].size)
+            printf("%-16s %s\n", sizes[i].title, cli_bytes_both(size, sizes[i].size));
+    printf("%-16s %s\n", "fits", f->fits ? "yes" : "no");
+    if (f->decode > 0)
+        printf("%-16s prefill %.0f, decode %.1f tokens/s at %d tokens\n", "expected", f->prefill, f->decode, PROMPT);
 }
 
-static int finish_plan(json_t *j, int ok, int json)
+static int finish_plan(const struct forecast *f, int json)
 {
     if (json)
-        cli_json(j);
+        print_forecast_json(f);
     else
-        print_plan(j);
-    json_decref(j);
-    return ok ? CLI_OK : CLI_FAILED;
+        print_forecast(f);
+    return f->fits ? CLI_OK : CLI_FAILED;
 }
 
-/* Of the processor alone.  What streams its experts fits: the weights are those that it keeps. */
+/* Predicted speeds.  Left 0 where experts are streamed: the speed of the file is not known. */
+static void predict(struct forecast *f, const struct subject *s, const struct planned *p, const struct plan_weights *w,
+                    const struct run_options *r)
+{
+    struct err ignored;
+    const int prompt = f->max_len > PROMPT ? PROMPT : f->max_len;
+    if (r->exact || f->weights < s->weights ||
+        planned_rates(&f->rates, w, &p->shape, r->threads, r->kernels, &ignored) != 0)
+        return;
+    f->prefill = plan_prefill(&p->shape, w, &f->rates, prompt);
+    f->decode = plan_decode(&p->shape, w, &f->rates, r->kv, prompt);
+}
+
+/* The plan for the CPU alone.  A model whose experts are streamed fits: only the weights that stay
+ * in memory count. */
 static int plan_processor(const char *prog, const struct subject *s, const struct planned *p,
                           const struct plan_weights *w, const struct run_options *r, struct engine_options *eo,
                           int json)
@@ -315,7 +331,12 @@ static int plan_processor(const char *prog, const struct subject *s, const struc
         n.weights = eo->max_weights;
         ok = 1;
     }
-    return finish_plan(plan_json(s, &n, p, w, r, eo->max_len, ok, ok ? NULL : why.msg), ok, json);
+    struct forecast f = { .name = s->name, .type = s->type, .device = "cpu", .weights = n.weights, .kv = n.kv,
+                          .states = n.states, .workspace = n.workspace,
+                          .needed = n.weights + n.kv + n.states + n.workspace, .memory = n.most, .available = n.now,
+                          .max_len = eo->max_len, .fits = ok, .why = ok ? NULL : why.msg };
+    predict(&f, s, p, w, r);
+    return finish_plan(&f, json);
 }
 
 static int plan_opened(const char *prog, const struct opened_model *o, const struct run_options *r,
@@ -355,10 +376,14 @@ int preflight_plan(const char *prog, const struct opened_model *o, const struct 
     const int settled = eo->backend ? settle(prog, o, r, eo, &device, &why) : 0;
     if (settled < 0 && plan_device(o, eo, &bo, &device, &e) < 0)
         return cli_fail(prog, &e);
-    if (eo->backend) {                  /* and the processor's part, as preflight_check() looks at it */
+    if (eo->backend) {                  /* and the CPU's part, as preflight_check() checks it */
         const int ok = settled == 0 && (device.host_weights == 0 || sum_up(&n, &s, r, eo, &device, &e) != 0 ||
                                         fits(&n, o->name, &tight, &why) == 0);
-        return finish_plan(device_json(o, &device, eo->max_len, ok, ok ? NULL : why.msg), ok, json);
+        return finish_plan(&(struct forecast){
+            .name = o->name, .type = s.type, .device = gpu_kind, .weights = device.weights, .cached = device.cached,
+            .kv = device.kv, .workspace = device.work, .reserve = device.reserve, .needed = device.needed,
+            .memory = device.total, .available = device.limit, .max_len = eo->max_len, .fits = ok,
+            .why = ok ? NULL : why.msg, .gpu = &device, .n_layers = o->model->config.n_layers }, json);
     }
     return plan_opened(prog, o, r, eo, json);
 }
