@@ -1,3 +1,4 @@
+/* bench_client.c - stream answers of an OpenAI server with libcurl, many at once in one thread. */
 #include "cmd/bench_client.h"
 
 #include <stdio.h>
@@ -10,17 +11,18 @@
 #include "libcommon/hub/net.h"
 #include "libcommon/http/buf.h"
 
-enum { MOST_ANSWER = 1 << 24,           /* bytes of a line of a stream, and of an answer in one piece */
-       BUSY_NS = 20000000 };            /* until a busy server is asked again */
+enum { MOST_ANSWER = 1 << 24,           /* bytes of a line of a stream, or of an answer that is not streamed */
+       BUSY_NS = 20000000 };            /* pause before a busy server is asked again */
 
-struct request {                        /* the stream first: a pointer to one is a pointer to the other */
-    struct stream s;
+struct transfer {                        /* the stream is first: client_stop() casts its pointer to a transfer */
+    struct client_stream s;
     struct client *client;
-    struct request *next;               /* of client.running */
+    struct transfer *next;               /* of client.running */
     CURL *curl;
     const struct client_events *events;
-    struct buf body, got;               /* got: of the line that is not complete yet; of the whole answer unless it is a stream */
-    int streams, ended;                 /* asked for as a stream; "[DONE]" or a finish_reason came */
+    struct buf body, got;               /* got: the incomplete last line of a stream, or an answer so far */
+    /* streams: the request asks for a stream; ended: "[DONE]" or a finish_reason came */
+    int streams, ended;
 };
 
 struct client {
@@ -29,7 +31,7 @@ struct client {
     struct curl_slist *headers;
     char *base;                         /* "http://host:port/v1" */
     long timeout_ms;
-    struct request *running;
+    struct transfer *running;
 };
 
 /* ---- open and close ---- */
@@ -79,9 +81,9 @@ struct client *client_open(const char *url, const char *key, double timeout_s, s
     return NULL;
 }
 
-static void free_request(struct client *c, struct request *r)
+static void free_transfer(struct client *c, struct transfer *r)
 {
-    struct request **at = &c->running;
+    struct transfer **at = &c->running;
     while (*at && *at != r)
         at = &(*at)->next;
     if (*at)
@@ -98,7 +100,7 @@ void client_close(struct client *c)
     if (!c)
         return;
     while (c->running)
-        free_request(c, c->running);
+        free_transfer(c, c->running);
     if (c->multi)
         c->net.multi_cleanup(c->multi);
     c->net.slist_free_all(c->headers);
@@ -106,7 +108,7 @@ void client_close(struct client *c)
     free(c);
 }
 
-/* ---- what arrives ---- */
+/* ---- answers ---- */
 
 static const char *text_of(const json_t *o, const char *name)
 {
@@ -121,7 +123,7 @@ static void take_count(const json_t *o, const char *name, int *out)
         *out = (int)json_integer_value(v);
 }
 
-static void take_usage(struct stream *s, const json_t *usage)
+static void take_usage(struct client_stream *s, const json_t *usage)
 {
     take_count(usage, "prompt_tokens", &s->prompt_tokens);
     take_count(usage, "completion_tokens", &s->completion_tokens);
@@ -129,7 +131,7 @@ static void take_usage(struct stream *s, const json_t *usage)
 }
 
 /* {"error":{"message":...}} or {"error":"..."} as a sentence. */
-static void take_error(struct stream *s, const json_t *error)
+static void take_error(struct client_stream *s, const json_t *error)
 {
     const char *text = json_is_string(error) ? json_string_value(error) : text_of(error, "message");
     if (!*s->error)
@@ -137,9 +139,9 @@ static void take_error(struct stream *s, const json_t *error)
 }
 
 /* One event of the stream: its data. */
-static void take_event(struct request *r, const char *data, size_t n)
+static void take_event(struct transfer *r, const char *data, size_t n)
 {
-    struct stream *s = &r->s;
+    struct client_stream *s = &r->s;
     if (n == 6 && memcmp(data, "[DONE]", 6) == 0) {
         r->ended = 1;
         return;
@@ -166,14 +168,14 @@ static void take_event(struct request *r, const char *data, size_t n)
     json_decref(j);
 }
 
-static void take_lines(struct request *r)
+static void take_lines(struct transfer *r)
 {
     char *begin = r->got.data, *end = begin + r->got.size, *nl;
     for (; begin < end && (nl = memchr(begin, '\n', (size_t)(end - begin))); begin = nl + 1) {
         size_t n = (size_t)(nl - begin);
         n -= n > 0 && begin[n - 1] == '\r';
         if (n < 5 || memcmp(begin, "data:", 5) != 0)
-            continue;                   /* an empty line, a comment, another field */
+            continue;                   /* an empty line, a comment, or another field */
         const size_t skip = n > 5 && begin[5] == ' ' ? 6 : 5;
         take_event(r, begin + skip, n - skip);
     }
@@ -182,12 +184,12 @@ static void take_lines(struct request *r)
 
 static size_t on_bytes(char *data, size_t size, size_t n, void *user)
 {
-    struct request *r = user;
+    struct transfer *r = user;
     long status = 0;
     r->client->net.easy_getinfo(r->curl, CURLINFO_RESPONSE_CODE, &status);
     buf_add(&r->got, data, size * n);
     if (r->got.failed || r->got.size > MOST_ANSWER)
-        return 0;                       /* curl gives up */
+        return 0;                       /* makes curl abort the transfer */
     if (r->streams && status == 200)
         take_lines(r);
     return size * n;
@@ -195,9 +197,9 @@ static size_t on_bytes(char *data, size_t size, size_t n, void *user)
 
 /* ---- requests ---- */
 
-static struct request *new_request(struct client *c, const char *path, const char *body, int streams, struct err *e)
+static struct transfer *new_transfer(struct client *c, const char *path, const char *body, int streams, struct err *e)
 {
-    struct request *r = calloc(1, sizeof *r);
+    struct transfer *r = calloc(1, sizeof *r);
     char *url = NULL;
     if (!r || !(r->curl = c->net.easy_init()) || asprintf(&url, "%s%s", c->base, path) < 0) {
         err_nomem(e, "request");
@@ -231,8 +233,8 @@ static struct request *new_request(struct client *c, const char *path, const cha
     return r;
 }
 
-/* The sentence of an answer that is not 200. */
-static void refusal(struct request *r, long status)
+/* Set r->s.error from an answer whose status is not 200. */
+static void refusal(struct transfer *r, long status)
 {
     json_t *j = json_loadb(r->got.data ? r->got.data : "", r->got.size, 0, NULL);
     char text[sizeof r->s.error];
@@ -242,7 +244,7 @@ static void refusal(struct request *r, long status)
     json_decref(j);
 }
 
-static void judge(struct request *r, CURLcode code)
+static void judge(struct transfer *r, CURLcode code)
 {
     long status = 0;
     r->client->net.easy_getinfo(r->curl, CURLINFO_RESPONSE_CODE, &status);
@@ -251,13 +253,13 @@ static void judge(struct request *r, CURLcode code)
     else if (status != 200)
         refusal(r, status);
     else if (r->streams && !r->ended && !*r->s.error)
-        snprintf(r->s.error, sizeof r->s.error, "the stream broke off");
+        snprintf(r->s.error, sizeof r->s.error, "the stream ended early");
 }
 
 json_t *client_ask(struct client *c, const char *path, const char *body, double wait_s, struct err *e)
 {
     const double until = clock_s() + wait_s;
-    struct request *r = new_request(c, path, body, 0, e);
+    struct transfer *r = new_transfer(c, path, body, 0, e);
     json_t *j = NULL;
     long status = 0;
     if (!r)
@@ -275,14 +277,15 @@ json_t *client_ask(struct client *c, const char *path, const char *body, double 
         err_set(e, ERR_IO, "%s%s: %s", c->base, path, r->s.error);
     else if (!(j = json_loadb(r->got.data ? r->got.data : "", r->got.size, 0, NULL)))
         err_set(e, ERR_FORMAT, "%s%s: the answer is no JSON", c->base, path);
-    free_request(c, r);
+    free_transfer(c, r);
     return j;
 }
 
-struct stream *client_start(struct client *c, const char *path, const char *body, const struct client_events *events,
+struct client_stream *client_start(struct client *c, const char *path, const char *body,
+                                   const struct client_events *events,
                             void *user, int kind, struct err *e)
 {
-    struct request *r = new_request(c, path, body, 1, e);
+    struct transfer *r = new_transfer(c, path, body, 1, e);
     if (!r)
         return NULL;
     r->s.user = user;
@@ -291,7 +294,7 @@ struct stream *client_start(struct client *c, const char *path, const char *body
     r->s.start_s = clock_s();
     if (r->body.failed || c->net.multi_add_handle(c->multi, r->curl) != CURLM_OK) {
         err_nomem(e, "request");
-        free_request(c, r);
+        free_transfer(c, r);
         return NULL;
     }
     r->next = c->running;
@@ -299,22 +302,22 @@ struct stream *client_start(struct client *c, const char *path, const char *body
     return &r->s;
 }
 
-void client_stop(struct client *c, struct stream *s) { free_request(c, (struct request *)s); }
+void client_stop(struct client *c, struct client_stream *s) { free_transfer(c, (struct transfer *)s); }
 
-/* Those that have ended; how many. */
-static int hear_ends(struct client *c)
+/* Report transfers that have ended and free them; returns their number. */
+static int finish_ended(struct client *c)
 {
     int n = 0, left;
     CURLMsg *m;
     while ((m = c->net.multi_info_read(c->multi, &left))) {
-        struct request *r;
+        struct transfer *r;
         if (m->msg != CURLMSG_DONE)
             continue;
         c->net.easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&r);
         r->s.end_s = clock_s();
         judge(r, m->data.result);
         r->events->on_end(&r->s);
-        free_request(c, r);
+        free_transfer(c, r);
         n++;
     }
     return n;
@@ -323,17 +326,17 @@ static int hear_ends(struct client *c)
 int client_wait(struct client *c, int timeout_ms, struct err *e)
 {
     int n = 0;
-    CURLMcode code = c->net.multi_perform(c->multi, &n);      /* what is new is sent before anything is waited for */
-    if (code == CURLM_OK && hear_ends(c) == 0 && timeout_ms > 0) {
+    CURLMcode code = c->net.multi_perform(c->multi, &n);      /* send new requests before waiting */
+    if (code == CURLM_OK && finish_ended(c) == 0 && timeout_ms > 0) {
         code = c->net.multi_poll(c->multi, NULL, 0, timeout_ms, NULL);
         if (code == CURLM_OK)
             code = c->net.multi_perform(c->multi, &n);
-        hear_ends(c);
+        finish_ended(c);
     }
     if (code != CURLM_OK)
         return err_set(e, ERR_IO, "libcurl: error %d", (int)code);
     n = 0;
-    for (const struct request *r = c->running; r; r = r->next)
+    for (const struct transfer *r = c->running; r; r = r->next)
         n++;
     return n;
 }

@@ -1,9 +1,9 @@
-/* bench_cold.c - from exec to the first token in fresh processes of zse-chat, and of llama.cpp's
- * program when it is named.
+/* bench_cold.c - measure the time from exec to the first token in fresh processes of zse-chat and,
+ * with --peer, of llama.cpp's program.
  *
- * zse-chat --json says when it passed which point, by the clock that all processes share; the
- * rest of the time is the system's.  Ours and theirs start in turn.  "Dropped" means that the
- * model's pages, and only they, were thrown out of the page cache before. */
+ * zse-chat --json reports when it passed each mark, by the clock that all processes share; the rest
+ * of the time is the system's.  The two programs start alternately.  "Dropped" means that the
+ * model's pages, and only they, were evicted from the page cache before. */
 #include "cmd/zse-bench.h"
 
 #include <errno.h>
@@ -26,8 +26,8 @@ static const char prog[] = "zse-bench";
 
 extern char **environ;
 
-/* What lies between two marks of zse-chat; the first begins before exec, the last ends when the
- * answer's first byte arrives here. */
+/* Phases between two marks of zse-chat.  The first begins before exec, the last ends when the first
+ * byte of the answer arrives here. */
 enum { EXEC, MAP, OPEN, TOKENIZE, ENGINE, PREFILL, FIRST_TOKEN, N_PHASES };
 static const struct { const char *name, *mark, *what; } phases[N_PHASES] = {
     [EXEC] = { "exec", "main", "the program is loaded and linked" },
@@ -35,23 +35,24 @@ static const struct { const char *name, *mark, *what; } phases[N_PHASES] = {
     [OPEN] = { "open", "opened", "weights and tokenizer are bound" },
     [TOKENIZE] = { "tokenize", "tokenized", "the prompt becomes ids" },
     [ENGINE] = { "engine", "ready", "threads and memory" },
-    [PREFILL] = { "prefill", "first_token", "the prompt's own work" },
+    [PREFILL] = { "prefill", "first_token", "the prompt is computed" },
     [FIRST_TOKEN] = { "first_token", NULL, "the token becomes text and arrives" },
 };
 
-/* On a GPU: what lies between its own marks, beside those phases. */
+/* On a GPU: phases between its own marks, beside those above. */
 enum { CONTEXT, COPY, OVERLAP, AFTER_CONTEXT, N_DEVICE };
 static const struct { const char *name, *what; } device_phases[N_DEVICE] = {
-    [CONTEXT] = { "context_s", "the rest of making the context, which began with the opening" },
+    [CONTEXT] = { "context_s", "the rest of creating the context, which began with the opening" },
     [COPY] = { "copy_s", "the weights go to the GPU" },
     [OVERLAP] = { "overlap_s", "of that, while the prompt is computed" },
     [AFTER_CONTEXT] = { "after_context_s", "from the context to the first token" },
 };
 
-struct starts { double *total, *phase[N_PHASES], *device[N_DEVICE]; };          /* [repeats] each; phase and device NULL for the peer */
+/* [repeats] each; phase and device are NULL for the peer */
+struct starts { double *total, *phase[N_PHASES], *device[N_DEVICE]; };
 
-/* Run argv with standard output into a pipe: the output, and when its first byte (or its end)
- * came.  Caller frees. */
+/* Run argv with standard output in a pipe.  Returns the output, and the time when its first byte
+ * (or its end) came in *first_s.  Caller frees. */
 static char *run_child(const char *const *argv, int quiet, double *first_s, struct err *e)
 {
     int fd[2], status;
@@ -75,7 +76,7 @@ static char *run_child(const char *const *argv, int quiet, double *first_s, stru
     close(fd[1]);
     *first_s = 0;
     while (rc == 0 && got > 0) {
-        char rest[4096];                /* beyond the room it is read and forgotten */
+        char rest[4096];                /* output beyond `room` is discarded */
         got = size < room ? read(fd[0], text + size, room - size) : read(fd[0], rest, sizeof rest);
         if (got < 0 && errno == EINTR) {
             got = 1;
@@ -98,7 +99,7 @@ static char *run_child(const char *const *argv, int quiet, double *first_s, stru
     return NULL;
 }
 
-/* Throw the file's pages out of the page cache: NULL, or why they stay. */
+/* Evict the file's pages from the page cache: NULL, or the reason why they stay. */
 static const char *drop_pages(const char *path)
 {
     const char *why = NULL;
@@ -140,7 +141,7 @@ static int start_ours(const char *const *argv, struct starts *s, int i, int *n_t
     double before = begin;
     int rc = text ? 0 : -1;
     if (rc == 0 && !marks)
-        rc = err_set(e, ERR_FORMAT, "%s: its answer has no marks of time: is it of this version?", argv[0]);
+        rc = err_set(e, ERR_FORMAT, "%s: its answer has no marks_ns: is it another version?", argv[0]);
     for (int k = 0; rc == 0 && k < N_PHASES; k++) {
         const double at = phases[k].mark ? (double)json_integer_value(js_get(marks, phases[k].mark)) * 1e-9 : first;
         s->phase[k][i] = at - before;
@@ -186,29 +187,29 @@ static void starts_release(struct starts *s)
     free(s->total);
 }
 
-/* ---- the whole ---- */
+/* ---- all starts ---- */
 
 enum { WARM, DROPPED };
 static const char *const states[2] = { "warm", "dropped" };
 
 struct cold {
     const struct bench_options *o;
-    char *path, *chat, *prompt;         /* the .zse; zse-chat; the prompt's text */
+    char *path, *chat, *prompt;         /* of the .zse; of zse-chat; the prompt's text */
     char threads[16], context[16], layers[16];
-    struct gpu_speeds gpu; size_t gpu_bytes;        /* on a GPU: its link, the bytes that go there */
+    struct gpu_speeds gpu; size_t gpu_bytes;        /* on a GPU: its speeds, and the bytes that are copied to it */
     int n_tokens;
-    double alone;                       /* seconds of the prefill in a process that ran before */
+    double alone;                       /* seconds of the prefill in a process that is warmed up */
     struct starts ours[2], peer[2];
-    const char *kept[2];                /* why pages of ours, of the peer's model could not be dropped */
+    const char *kept[2];                /* why the pages of our model, or of the peer's, could not be evicted */
 };
 
-/* Words until the prompt has n tokens; what it has is counted by zse-chat. */
+/* Append words until the prompt has n tokens, counted as zse-chat counts them. */
 static char *make_prompt(const struct opened_model *m, int n, struct err *e)
 {
     static const char *const words[] = { "the ", "river ", "runs ", "to ", "a ", "sea ", "of ", "stone, " };
     struct chat_options raw = { .raw = 1 };
     struct prompter p;
-    char *text = calloc((size_t)n + 2, 8);          /* a token a byte at most: n words are enough */
+    char *text = calloc((size_t)n + 2, 8);          /* a byte is at most one token: n words are enough */
     int have = 0, rc = prompter_open(&p, m, &raw, 0, e);
     for (int i = 0; rc == 0 && text && have < n && i <= n; i++) {
         int32_t *ids = NULL;
@@ -230,7 +231,7 @@ static char *make_prompt(const struct opened_model *m, int n, struct err *e)
     return NULL;
 }
 
-/* zse-chat beside this program, else by PATH. */
+/* The path of zse-chat: beside this program, else to be found by PATH. */
 static char *find_chat(void)
 {
     char self[4096], *slash, *path = NULL;
@@ -294,7 +295,8 @@ static int measure(struct cold *c, int state, struct err *e)
     if (starts_open(&c->ours[state], o->repeats, 1) != 0 || starts_open(&c->peer[state], o->repeats, 0) != 0 ||
         starts_open(&ignored, 1, 1) != 0)
         rc = err_nomem(e, "benchmark");
-    if (rc == 0 && state == WARM) {         /* once without counting: programs and models come into the page cache */
+    if (rc == 0 && state == WARM) {
+        /* a run that does not count brings programs and models into the page cache */
         rc = start_ours(ours, &ignored, 0, &c->n_tokens, e);
         rc = rc == 0 && o->peer ? start_peer(peer, &ignored, 0, e) : rc;
     }
@@ -312,8 +314,8 @@ static int measure(struct cold *c, int state, struct err *e)
     return rc;
 }
 
-/* The GPU's own phases, and how much longer than the copy alone at the link's speed it took from
- * the context to the first token. */
+/* The GPU's phases, and the time from the context to the first token as a multiple of the copy
+ * alone at the link's speed. */
 static json_t *report_device(struct cold *c, int state)
 {
     const struct bench_options *o = c->o;
@@ -388,7 +390,7 @@ int bench_coldstart(const struct bench_options *options, const char *model)
     if (o.peer && !o.peer_model) {
         const size_t n = model ? strlen(model) : 0;
         if (n < 5 || strcmp(model + n - 5, ".gguf") != 0)
-            return cli_wrong(prog, "--peer: MODEL is no GGUF file, which --peer-model must name then");
+            return cli_wrong(prog, "--peer: MODEL is not a GGUF file: name one with --peer-model");
         o.peer_model = model;
     }
     if (o.peer_model && !o.peer)

@@ -1,5 +1,5 @@
-/* bench_dequant.c - decoding to f32: blocks of GGUF files as a conversion reads them, tiles of
- * our types as a row is looked up. */
+/* bench_dequant.c - measure decoding to f32: blocks of GGUF files as in a conversion, and tiles of
+ * our types as in a row lookup. */
 #include "cmd/zse-bench.h"
 
 #include <stdio.h>
@@ -21,7 +21,7 @@ struct dequant {
     const struct bench_options *o;
     struct pool *pool;
     float *out;                         /* a row for each thread */
-    uint8_t *data;                      /* of the type that is measured */
+    uint8_t *data;                      /* weights of the type that is measured */
     int type; size_t row_bytes;         /* GGUF */
     struct mat m;                       /* ours */
     double *seconds;                    /* [repeats] */
@@ -40,7 +40,7 @@ static void decode_tiles(void *arg, int row, int thread)
     mat_decode_row(&d->m, row, d->out + (size_t)thread * (size_t)d->o->cols);
 }
 
-/* Any codes; as scales, these bytes are numbers of a usual size in every format. */
+/* Fill with random codes; read as scales, these bytes are of a usual size in every format. */
 static int fill(struct dequant *d, size_t size, struct err *e)
 {
     struct rng rng = { 1 };
@@ -53,10 +53,10 @@ static int fill(struct dequant *d, size_t size, struct err *e)
     return 0;
 }
 
-/* Elements a second, median. */
+/* Median rate in elements/s. */
 static double measure(struct dequant *d, void (*decode)(void *arg, int row, int thread))
 {
-    for (int k = -1; k < d->o->repeats; k++) {          /* the first time is not counted */
+    for (int k = -1; k < d->o->repeats; k++) {          /* the first run does not count */
         const uint64_t start = clock_ns();
         uint64_t now = start;
         int times = 0;
@@ -119,7 +119,7 @@ int bench_dequant(const struct bench_options *o)
     json_t *rows = json_array();
     int rc = -1;
     if (o->run.type)
-        return cli_wrong(prog, "dequant: measures all types, -q has no meaning");
+        return cli_wrong(prog, "dequant measures all types: -q does not apply");
     if (o->cols % 256)
         return cli_wrong(prog, "dequant: --shape: %d columns, expected a multiple of 256, the largest block", o->cols);
     if (!(d.pool = pool_open(o->run.threads, &e)))

@@ -1,4 +1,4 @@
-/* bench_gpu.c - each kernel of a GPU by itself: time and share of what the device can do. */
+/* bench_gpu.c - time each GPU kernel by itself, also as a share of what the device can do. */
 #include "cmd/zse-bench.h"
 
 #include <stdio.h>
@@ -8,11 +8,11 @@
 
 static const char prog[] = "zse-bench";
 
-struct report { const struct bench_options *o; struct gpu_speeds limits; json_t *rows; };
+struct gpu_report { const struct bench_options *o; struct gpu_speeds limits; json_t *rows; };
 
 static void row(void *user, const struct gpu_bench_row *r)
 {
-    const struct report *p = user;
+    const struct gpu_report *p = user;
     const double rate = r->bytes / r->seconds, op = r->flop / r->seconds;
     const double of_copy = p->limits.copy > 0 ? rate / p->limits.copy : 0,
                  of_mma = p->limits.mma > 0 ? op / ((r->int8 ? 2 : 1) * p->limits.mma) : 0;
@@ -33,7 +33,7 @@ static const char *string_of(const json_t *row, const char *key)
 }
 static double number_of(const json_t *row, const char *key) { return json_number_value(json_object_get(row, key)); }
 
-/* Of the rows with this one's type and tokens. */
+/* The fastest of the rows with the same type and number of tokens. */
 static json_t *fastest(json_t *rows, const json_t *like)
 {
     json_t *row, *best = NULL;
@@ -46,8 +46,8 @@ static json_t *fastest(json_t *rows, const json_t *like)
     return best;
 }
 
-/* Each kernel that the engine takes, against the fastest there is. */
-static void compare(const struct report *p)
+/* Print each kernel that the engine chooses, compared with the fastest. */
+static void compare(const struct gpu_report *p)
 {
     json_t *row;
     size_t i;
@@ -66,7 +66,7 @@ static void compare(const struct report *p)
     }
 }
 
-/* Heads as models of this width have them, four of which share keys and values. */
+/* Heads as in models of this width, four of which share a KV head. */
 static int choose_heads(struct gpu_bench_options *g)
 {
     g->head_dim = g->cols >= 1024 ? 128 : g->cols >= 256 ? 64 : 32;
@@ -80,7 +80,7 @@ static int choose_heads(struct gpu_bench_options *g)
 
 int bench_gpu(const struct bench_options *o)
 {
-    struct report p = { .o = o };
+    struct gpu_report p = { .o = o };
     struct gpu_bench_options g = { .rows = o->rows, .cols = o->cols, .vocab = 8 * o->rows, .context = o->prompt,
                                    .tokens = o->tokens.v, .n_tokens = o->tokens.n,
                                    .repeats = o->repeats, .autotune = o->autotune,

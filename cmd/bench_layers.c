@@ -1,5 +1,5 @@
-/* bench_layers.c - what comes out of each layer, against what another implementation had there:
- * where two models part. */
+/* bench_layers.c - compare the output of each layer with another implementation's, to find the
+ * layer where they diverge. */
 #include "cmd/zse-bench.h"
 
 #include <dirent.h>
@@ -23,14 +23,14 @@ struct layers {
     int32_t *ids;
     int n, hidden, vocab, n_layers, exact;
     size_t size;                        /* n * hidden */
-    float *x;                           /* behind the layers so far */
-    float *alone;                       /* behind a layer that got the reference's input */
-    float *before, *after;              /* the reference's, around a layer */
+    float *x;                           /* output of the layers so far */
+    float *alone;                       /* output of a layer that got the reference's input */
+    float *before, *after;              /* the reference's input and output of a layer */
     int has_before;
     float *logits, *want_logits;
 };
 
-/* How far one array of rows is from another. */
+/* Distance of one array of rows from another. */
 struct distance { double cosine, least_cosine, difference, largest; int least_row, same_top; };
 
 static int path_in(char *out, size_t room, const char *dir, const char *name, int layer)
@@ -42,8 +42,8 @@ static int path_in(char *out, size_t room, const char *dir, const char *name, in
 
 /* ---- the reference ---- */
 
-/* Rows x cols floats from DIR/NAME.npy; 1: there is no such file.  A first dimension of 1, a
- * batch of one, may stand before. */
+/* Read rows x cols floats from DIR/NAME.npy; 1: there is no such file.  A leading dimension of 1, a
+ * batch of one, is accepted. */
 static int load(const char *dir, const char *name, int layer, int rows, int cols, float *out, struct err *e)
 {
     char path[4096], found[NPY_KIND];
@@ -105,8 +105,7 @@ static int32_t *load_ids(const char *dir, int *n, struct err *e)
     return ids;
 }
 
-/* Every array in DIR has a name that is compared: one of a layer that the model does not have is
- * a mistake. */
+/* Refuse a name in DIR that is not compared, such as a layer that the model does not have. */
 static int check_names(const char *dir, int n_layers, struct err *e)
 {
     DIR *d = opendir(dir);
@@ -202,7 +201,7 @@ static void print_text(const json_t *j)
     }
     if (logits) {
         print_row("logits", logits);
-        printf("likeliest token the same after %.1f %% of %d token%s\n", 100 * real_of(logits, "top1_agreement"),
+        printf("most likely token the same after %.1f %% of %d token%s\n", 100 * real_of(logits, "top1_agreement"),
                (int)json_integer_value(json_object_get(j, "tokens")),
                plural(json_integer_value(json_object_get(j, "tokens"))));
     }
@@ -252,7 +251,8 @@ static int run_layer(struct layers *l, int i, float *x, struct err *e)
     return cpu_layers_run(l->run, i, &l->m.model->layers[i], l->exact, x, NULL, e);
 }
 
-/* One layer on what came so far and, where the reference has what enters it, on that. */
+/* Run one layer on our own activations and, where the reference has the layer's input, on that as
+ * well. */
 static int compare_layer(struct layers *l, int i, const char *dir, json_t *rows, struct err *e)
 {
     struct distance d, alone;
@@ -307,7 +307,7 @@ static int compare(struct layers *l, const char *dir, json_t *j, struct err *e)
     return 0;
 }
 
-/* The other way round: this model is the reference. */
+/* Write the arrays of this model, as a reference for others. */
 static int write_reference(struct layers *l, const char *dir, struct err *e)
 {
     char path[4096];

@@ -1,4 +1,5 @@
-/* bench_limits.c - what this machine can do, and which share of it a model reaches. */
+/* bench_limits.c - measure the limits of this machine, and the share of them that a model
+ * reaches. */
 #include "cmd/zse-bench.h"
 
 #include <stdio.h>
@@ -18,15 +19,17 @@ static void count_linear(struct work_limits *s, const struct linear *l, const st
 {
     if (!l || !l->w.data)
         return;
-    const int twice = r->gpu && r->act_int8 && l->w.type == QT_I8R;     /* integer mma's, beside the f16 ones whose peak is measured */
+    /* integer MMA runs at twice the measured f16 peak */
+    const int twice = r->gpu && r->act_int8 && l->w.type == QT_I8R;
     const double op = 2.0 * l->w.rows * l->w.cols / (twice ? 2 : 1);
     if (!is_head)
         *(l->w.act_group && !r->exact ? &s->int8_op : &s->f32_op) += op;
     s->weight_bytes += (double)l->w.size;
 }
 
-/* Of a layer's experts, what one token reads. */
-static void count_experts(struct work_limits *s, const struct config *c, const struct layer *l, const struct run_options *r)
+/* Add the experts of a layer that one token reads. */
+static void count_experts(struct work_limits *s, const struct config *c, const struct layer *l,
+                          const struct run_options *r)
 {
     struct work_limits all = { 0 };
     const double part = c->moe.n_experts ? (double)c->moe.top_k / c->moe.n_experts : 0;

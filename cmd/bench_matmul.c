@@ -1,5 +1,5 @@
-/* bench_matmul.c - one matrix of random codes against activations of 1, 2, 4 ... tokens: time
- * and share of the machine's limits. */
+/* bench_matmul.c - time one matrix of random codes against activations of 1, 2, 4 ... tokens, as a
+ * share of the machine's limits. */
 #include "cmd/zse-bench.h"
 
 #include <stdio.h>
@@ -31,7 +31,7 @@ static void report(const struct bench_options *o, const struct mat *m, const str
         const int n = o->tokens.v[i];
         const double t = summarise(seconds[i], o->repeats).median, op = 2.0 * o->rows * o->cols * n / t,
                      peak = qtype_takes_floats(qtype_info(m->type)) ? l->f32[1] : l->int8[1];
-        one = i == 0 ? t / n : one;         /* ratio to one token, or to the share of one in the fewest */
+        one = i == 0 ? t / n : one;         /* time of one token, or per token of the smallest batch */
         json_t *row = json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "tokens", n, "seconds", t, "ratio", t / one,
                                 "op_per_s", op, "share", op / peak, "read_share", (double)m->size / t / l->read[1]);
         if (!qtype_takes_floats(qtype_info(m->type)) && l->amx[1] > 0)

@@ -1,5 +1,5 @@
-/* bench_score.c - logits into a file, perplexity of a text, and the distance of a model from a
- * reference. */
+/* bench_score.c - write logits to a file, measure the perplexity of a text and the distance of a
+ * model from a reference. */
 #include "cmd/zse-bench.h"
 
 #include <errno.h>
@@ -91,10 +91,10 @@ done:
 
 /* ---- texts in windows ---- */
 
-struct text { int32_t *ids; size_t n_ids; int n_windows; };
+struct windowed_text { int32_t *ids; size_t n_ids; int n_windows; };
 
-static int read_text(struct text *t, const struct bench_options *o, const struct opened_model *m, const char *path,
-                     struct err *e)
+static int read_text(struct windowed_text *t, const struct bench_options *o, const struct opened_model *m,
+                     const char *path, struct err *e)
 {
     size_t size;
     memset(t, 0, sizeof *t);
@@ -122,7 +122,7 @@ static int read_text(struct text *t, const struct bench_options *o, const struct
     return 0;
 }
 
-/* log of the sum of exp, and where the largest is */
+/* log(sum(exp(x))), and the index of the largest x */
 static double log_sum_exp(const float *x, int n, int *best)
 {
     int at = 0;
@@ -136,20 +136,20 @@ static double log_sum_exp(const float *x, int n, int *best)
     return x[at] + log(sum);
 }
 
-/* Rows of logits against the tokens that follow, and against the rows of a reference (NULL:
- * none). */
-struct rows {
+/* Rows of logits to score against the next tokens and against a reference's rows (NULL: none). */
+struct score_rows {
     const float *logits, *reference;
     const int32_t *next;                /* [n] */
     int vocab;
     double *nll, *reference_nll, *kl;   /* [n] */
-    double *top5, *cosine;              /* [n] share of the five most likely tokens that both have; of the logits' vectors */
+    /* [n] common share of the five most likely tokens; cosine of the logit vectors */
+    double *top5, *cosine;
     unsigned char *same;                /* [n] */
 };
 
 enum { TOP = 5 };
 
-/* The indices of the k largest of x [n], largest first; of equal ones the first. */
+/* The indices of the k largest of x [n], largest first; among equals the lowest index first. */
 static void find_top(const float *x, int n, int k, int *top)
 {
     for (int i = 0, have = 0; i < n; i++) {
@@ -187,7 +187,7 @@ static double cosine_of(const float *x, const float *y, int n)
 
 static void score_row(void *arg, int i, int thread)
 {
-    struct rows *r = arg;
+    struct score_rows *r = arg;
     (void)thread;
     const float *x = r->logits + (size_t)i * (size_t)r->vocab;
     int best, reference_best;
@@ -227,7 +227,7 @@ static double mean(const double *v, size_t n)
 int bench_perplexity(const struct bench_options *o, const char *model, const char *path)
 {
     struct opened_model m;
-    struct text t = { 0 };
+    struct windowed_text t = { 0 };
     struct err e;
     struct engine *g = NULL;
     struct pool *pool = NULL;
@@ -250,7 +250,7 @@ int bench_perplexity(const struct bench_options *o, const char *model, const cha
     rc = 0;
     for (int w = 0; w < t.n_windows && rc == 0; w++) {
         const int32_t *ids = t.ids + (size_t)w * (size_t)o->window;
-        struct rows rows = { .logits = logits, .next = ids + 1, .vocab = m.model->config.vocab_size, .nll = nll };
+        struct score_rows rows = { .logits = logits, .next = ids + 1, .vocab = m.model->config.vocab_size, .nll = nll };
         progress_report(&progress.progress, "perplexity", (uint64_t)w, (uint64_t)t.n_windows, "windows");
         if ((rc = engine_logits(g, ids, n, 0, logits, &e)) == 0) {
             pool_run(pool, n, score_row, &rows);
@@ -286,7 +286,7 @@ static int open_side(struct side *s, const char *path, int window, struct err *e
 {
     if (open_model(prog, path, &s->run, &s->m, e) != 0)
         return -1;
-    /* positions window/2 .. window-2 */
+    /* positions window/2 to window-2 */
     s->logits = malloc((size_t)(window - 1 - window / 2) * (size_t)s->m.model->config.vocab_size * sizeof *s->logits);
     if (!s->logits)
         return err_nomem(e, "logits");
@@ -309,8 +309,7 @@ static int ascending(const void *a, const void *b)
 /* v is sorted. */
 static double median(const double *v, size_t n) { return (v[(n - 1) / 2] + v[n / 2]) / 2; }
 
-/* What tells the weights of one file from those of another: CRC-32 of the checksums of its
- * groups, in order. */
+/* Identify the weights of a file: the CRC-32 of the checksums of its groups, in order. */
 static void weights_crc(const struct opened_model *m, char out[9])
 {
     uLong crc = 0;
@@ -322,7 +321,7 @@ static void weights_crc(const struct opened_model *m, char out[9])
     snprintf(out, 9, "%08lx", (unsigned long)crc);
 }
 
-/* What the figures are reproduced with. */
+/* Everything needed to reproduce the figures. */
 static void add_identities(json_t *j, const struct side *reference, const struct side *model)
 {
     char crc[9];
@@ -334,7 +333,8 @@ static void add_identities(json_t *j, const struct side *reference, const struct
     json_object_set_new(j, "version", json_string(ZSE_VERSION));
 }
 
-static json_t *quality_json(const struct bench_options *o, const struct text *t, struct rows *all, size_t n)
+static json_t *quality_json(const struct bench_options *o, const struct windowed_text *t, struct score_rows *all,
+                            size_t n)
 {
     double perplexity = exp(mean(all->nll, n)), reference_perplexity = exp(mean(all->reference_nll, n)),
            kl_mean = mean(all->kl, n);
@@ -351,9 +351,9 @@ static json_t *quality_json(const struct bench_options *o, const struct text *t,
                      "positions", (json_int_t)n);
 }
 
-/* all: arrays for every position of every window. */
-static int compare(const struct bench_options *o, struct side *reference, struct side *model, const struct text *t,
-                   struct pool *pool, const struct rows *all, struct err *e)
+/* all: arrays with an element for every position of every window. */
+static int compare(const struct bench_options *o, struct side *reference, struct side *model,
+                   const struct windowed_text *t, struct pool *pool, const struct score_rows *all, struct err *e)
 {
     int from = o->window / 2, n = o->window - 1 - from, rc = 0;
     struct cli_progress progress;
@@ -362,7 +362,7 @@ static int compare(const struct bench_options *o, struct side *reference, struct
         const int32_t *ids = t->ids + (size_t)w * (size_t)o->window;
         size_t at = (size_t)w * (size_t)n;
         progress_report(&progress.progress, "quality", (uint64_t)w, (uint64_t)t->n_windows, "windows");
-        struct rows rows = { .logits = model->logits, .reference = reference->logits, .next = ids + from + 1,
+        struct score_rows rows = { .logits = model->logits, .reference = reference->logits, .next = ids + from + 1,
                              .vocab = model->m.model->config.vocab_size, .nll = all->nll + at,
                              .reference_nll = all->reference_nll + at, .kl = all->kl + at, .top5 = all->top5 + at,
                              .cosine = all->cosine + at, .same = all->same + at };
@@ -377,15 +377,15 @@ static int compare(const struct bench_options *o, struct side *reference, struct
 int bench_quality(const struct bench_options *o, const char *reference_path, const char *path, const char *text_path)
 {
     struct side reference = { .run = o->run }, model = { .run = o->run };
-    struct text t = { 0 };
+    struct windowed_text t = { 0 };
     struct err e;
     struct pool *pool = NULL;
-    struct rows all = { 0 };
+    struct score_rows all = { 0 };
     double *scores = NULL;
     int rc = -1;
     reference.run.exact = 1;
     reference.run.kv = KV_F32;
-    reference.run.type = NULL;          /* -q is how MODEL is converted */
+    reference.run.type = NULL;          /* -q applies to MODEL */
     reference.run.act_int8 = 0;
     if (open_side(&reference, reference_path, o->window, &e) != 0 || open_side(&model, path, o->window, &e) != 0 ||
         read_text(&t, o, &reference.m, text_path, &e) != 0 || !(pool = pool_open(o->run.threads, &e)))
@@ -401,7 +401,7 @@ int bench_quality(const struct bench_options *o, const char *reference_path, con
         err_nomem(&e, "scores");
         goto done;
     }
-    all = (struct rows){ .nll = scores, .reference_nll = scores + n, .kl = scores + 2 * n, .top5 = scores + 3 * n,
+    all = (struct score_rows){ .nll = scores, .reference_nll = scores + n, .kl = scores + 2 * n, .top5 = scores + 3 * n,
                          .cosine = scores + 4 * n, .same = all.same };
     if (compare(o, &reference, &model, &t, pool, &all, &e) != 0 ||
         check_finite(reference.m.path, all.reference_nll, n, &e) != 0 ||

@@ -1,9 +1,9 @@
-/* bench_serve.c - load on an OpenAI server, ours or another: so many requests at once (closed loop)
- * or a second (open loop).
+/* bench_serve.c - put load on an OpenAI server: a number of requests at once (closed loop) or per
+ * second (open loop).
  *
- * Prompts are random, so that no server knows them from before, but for the part that is shared
- * on purpose.  As text they are short common words; two questions to the server before the load
- * show how many tokens a word makes.  Time is taken when text arrives here. */
+ * Prompts are random, so that no server has them cached, except for the part that is shared on
+ * purpose.  Text prompts are short common words; two requests before the load show how many tokens
+ * a word makes.  Times are taken when text arrives here. */
 #include "cmd/zse-bench.h"
 
 #include <math.h>
@@ -31,22 +31,24 @@ static const char words[N_WORDS][8] = { "time", "year", "people", "way", "day", 
 struct series { double *v; int n, room, failed; };
 struct failure { char what[256]; int n; };
 
-/* Kinds of streams: before the measurement, in it, beside it.  Those in it count the texts that
- * come while all of them answer. */
+/* Kinds of streams: before the measurement, in it, and beside it.  COUNTS streams also count their
+ * texts that arrive while all of them answer. */
 enum kind { WARM, COUNTS, BACKGROUND };
 
 struct load {
     const struct bench_options *o;
     struct client *client;
     char *model;
-    double words_base, words_slope;     /* tokens of a prompt without words, and of a word */
+    double words_base, words_slope;     /* tokens of an empty prompt, and of one word */
     struct rng rng;
     struct err error;
-    int failed;                         /* error says why: nothing goes on */
-    /* now */
-    int running, answering, settled, measuring;         /* requests that count; those of them that had text; background streams that go on evenly */
-    double start_s, end_s, changed_s;   /* of the measurement; when `answering` last changed, or text came */
-    /* the result */
+    int failed;                         /* error has the reason; the run stops */
+    /* the present state */
+    /* running: requests that count; answering: those that had text; settled: background streams
+     * with a steady rate */
+    int running, answering, settled, measuring;
+    double start_s, end_s, changed_s;   /* of the measurement; changed_s: when `answering` last changed or text came */
+    /* the results */
     int started, done, n_failures;
     struct failure failures[N_FAILURES];
     struct series first, gap, whole, background_gap;
@@ -82,8 +84,8 @@ static void add_ids(struct buf *b, struct rng *r, int n)
         buf_printf(b, "%s%d", b->size ? "," : "", FIRST_ID + (int)(rng_u64(r) % N_IDS));
 }
 
-/* The body of a request with a prompt of n units (words, or tokens), the first n_shared the same
- * in all; caller releases. */
+/* The body of a request with a prompt of n units (words or tokens), the first n_shared the same in
+ * all requests.  Caller releases. */
 static struct buf make_body(struct load *l, int n, int n_shared, int answer, int stream)
 {
     const struct bench_options *o = l->o;
@@ -113,14 +115,14 @@ static const char *path_of(const struct load *l)
     return l->o->api == BENCH_CHAT ? "/chat/completions" : "/completions";
 }
 
-/* So many words or ids make n tokens. */
+/* The number of words or ids that make n tokens. */
 static int units(const struct load *l, int n)
 {
     const double w = l->o->api == BENCH_TOKENS ? n : (n - l->words_base) / l->words_slope;
     return w < 1 ? 1 : (int)(w + 0.5);
 }
 
-/* The server's count of the tokens of a prompt of n words. */
+/* Ask the server for the number of tokens of a prompt of n words. */
 static int count_words(struct load *l, int n, int *tokens, struct err *e)
 {
     struct buf body = make_body(l, n, 0, 1, 0);
@@ -153,8 +155,8 @@ static int learn_words(struct load *l, struct err *e)
     return 0;
 }
 
-/* The first model that the server has, unless one is named.  A server that loads its only one
- * may list none so far. */
+/* Choose the first model of the server, unless one is named.  A server that is loading its only
+ * model may list none yet. */
 static int choose_model(struct load *l, struct err *e)
 {
     const double until = clock_s() + WAIT_S;
@@ -181,7 +183,7 @@ static int choose_model(struct load *l, struct err *e)
 
 static void start(struct load *l, enum kind kind);
 
-/* Time passes in which `answering` streams answered. */
+/* Account for the time until now, in which `answering` streams answered. */
 static void pass(struct load *l, double now)
 {
     if (l->answering == l->o->batch && l->o->rate == 0)
@@ -189,7 +191,7 @@ static void pass(struct load *l, double now)
     l->changed_s = now;
 }
 
-static void on_text(struct stream *s, double now)
+static void on_text(struct client_stream *s, double now)
 {
     struct load *l = s->user;
     if (s->kind == BACKGROUND) {
@@ -221,7 +223,7 @@ static void note_failure(struct load *l, const char *what)
     l->failures[i].n++;
 }
 
-static void count_tokens(struct load *l, const struct stream *s)
+static void count_tokens(struct load *l, const struct client_stream *s)
 {
     const int answer = s->completion_tokens >= 0 ? s->completion_tokens : s->n_events;
     l->completion_tokens += answer;
@@ -237,13 +239,13 @@ static void fail(struct load *l, const char *what, const char *why)
     l->failed = 1;
 }
 
-static void on_end(struct stream *s)
+static void on_end(struct client_stream *s)
 {
     struct load *l = s->user;
     if (s->kind == BACKGROUND) {
         l->settled -= s->n_events >= SETTLED;
         if (*s->error)
-            fail(l, "a request beside the measured ones", s->error);
+            fail(l, "a background request", s->error);
         else
             start(l, BACKGROUND);
         return;
@@ -251,7 +253,7 @@ static void on_end(struct stream *s)
     l->running--;
     if (s->kind == WARM) {
         if (*s->error)
-            fail(l, "a request before the measured ones", s->error);
+            fail(l, "a warm-up request", s->error);
         return;
     }
     pass(l, s->end_s);
@@ -290,7 +292,7 @@ static int wait_for(struct load *l, int ms)
     return l->failed ? -1 : 0;
 }
 
-/* So many at once, or at random times. */
+/* Send all requests: o->batch at once, or at random times (o->rate). */
 static int measure(struct load *l)
 {
     const struct bench_options *o = l->o;
@@ -337,7 +339,7 @@ static int rising(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* What stands at the share q of the sorted values, by nearest rank. */
+/* The quantile q of the sorted values, by nearest rank, in ms. */
 static double at(const struct series *s, double q)
 {
     const int i = (int)ceil(q * s->n) - 1;
@@ -442,7 +444,7 @@ int bench_serve(const struct bench_options *given, const char *url)
     if (!o.requests)
         o.requests = 4 * o.batch > 16 ? 4 * o.batch : 16;
     if (!o.seed)
-        o.seed = clock_ns();                    /* prompts that no run before had */
+        o.seed = clock_ns();                    /* prompts that no earlier run sent */
     l.rng.state = ~o.seed;
     const char *key = cli_api_key(o.key);
     if (key && *key)

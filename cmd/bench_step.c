@@ -1,10 +1,9 @@
-/* bench_step.c - what one step of a model costs: with several sequences, with a long context, with
- * more threads, with the experts that it reads.
+/* bench_step.c - measure the cost of one step: with several sequences, a long context, more
+ * threads, or experts.
  *
- * Steps go to the backend directly, without scheduler and sampling.  A context is made by
- * copying one block of real keys and values everywhere, so that no long prompt has to be
- * computed first.  The rows of a table are measured in turn, --repeats times, and the median of
- * each counts. */
+ * Steps go to the backend directly, without scheduler and sampling.  A context is made by copying
+ * one block of real keys and values, so that no long prompt has to be computed first.  The rows of
+ * a table are measured in turn, --repeats times, and the median of each counts. */
 #include "cmd/zse-bench.h"
 
 #include <stdio.h>
@@ -21,7 +20,7 @@
 
 static const char prog[] = "zse-bench";
 
-enum { STEPS = 4 };                     /* of one measurement */
+enum { STEPS = 4 };                     /* steps per measurement */
 
 /* Sequences of context_len tokens in a backend of their own. */
 struct stepper {
@@ -44,7 +43,7 @@ static void stepper_close(struct stepper *s)
     *s = (struct stepper){ 0 };
 }
 
-/* One step; pages of the weights that could not be read are no weights. */
+/* Run one step.  Fails if pages of the weights could not be read. */
 static int forward(struct stepper *s, const struct batch *batch, struct err *e)
 {
     return backend_cpu.forward(s->b, batch, s->logits, e) != 0 || map_check(zfile_map(s->m->file), e) != 0 ? -1 : 0;
@@ -57,7 +56,7 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
     *s = (struct stepper){ .m = m, .context = context, .blocks_each = (context + 1 + KV_BLOCK - 1) / KV_BLOCK };
     const size_t vocab = (size_t)m->config.vocab_size;
     if (r->gpu && r->device)
-        return err_set(e, ERR_UNSUPPORTED, "--device %s: these figures are shares of the processor's limits; scripts/gpu-check measures GPUs", r->device);
+        return err_set(e, ERR_UNSUPPORTED, "--device %s: these figures are shares of the CPU's limits; scripts/gpu-check measures GPUs", r->device);
     max_tokens = max_tokens < KV_BLOCK ? KV_BLOCK : max_tokens;
     max_tokens = max_tokens < n_seqs ? n_seqs : max_tokens;
     const int n_blocks = n_seqs * s->blocks_each;
@@ -88,8 +87,8 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
     return rc;
 }
 
-/* Seconds of one step, the mean of a few: the next token of n_seqs sequences, or (n_tokens > 0)
- * a prompt of so many. */
+/* Mean seconds of one step: the next token of n_seqs sequences, or (n_tokens > 0) a prompt of
+ * n_tokens. */
 static int stepper_time(struct stepper *s, int n_seqs, int n_tokens, double *seconds, struct err *e)
 {
     for (int i = 0; i < n_seqs; i++)
@@ -115,7 +114,7 @@ struct row {
     double median;
 };
 
-/* Every row once without counting, then `repeats` times in turn. */
+/* Measure every row once without counting, then `repeats` times in turn. */
 static int measure_rows(struct row *rows, int n, int repeats, struct err *e)
 {
     double *room = calloc((size_t)n * (size_t)repeats, sizeof *room), ignored;
@@ -132,7 +131,7 @@ static int measure_rows(struct row *rows, int n, int repeats, struct err *e)
     return rc;
 }
 
-/* What every table says first. */
+/* The head of every table. */
 static json_t *table_json(const struct bench_options *o, const struct opened_model *m, const char *device,
                           const struct roofline *l)
 {
@@ -197,7 +196,8 @@ int bench_batch(const struct bench_options *o, const char *model)
 
 /* ---- zse-bench moe ---- */
 
-/* Experts that got tokens, and the most that one got, since the counting began. */
+/* Mean over the layers: experts that got tokens, tokens of the busiest expert relative to the mean,
+ * and tokens. */
 struct use { double layers, distinct, most, tokens; };
 
 static struct use count_use(const struct config *c, const unsigned *counts)
@@ -223,7 +223,7 @@ static struct use count_use(const struct config *c, const unsigned *counts)
     return u;
 }
 
-/* What came from the file during some steps, which took so long together. */
+/* Experts read from the file during some steps, and the time of those steps. */
 struct disk { struct cpu_streamed d; double seconds; int steps; };
 
 static struct cpu_streamed streamed_since(struct stepper *s, const struct cpu_streamed *b)
@@ -255,8 +255,8 @@ static void disk_print(const json_t *j)
            v[3] * 1e-9, v[4] * 1e-9, 100 * v[1]);
 }
 
-/* Median seconds of a step of n_seqs sequences, other tokens each time, and the experts that a
- * layer read in the mean. */
+/* Median seconds of a step of n_seqs sequences, with new tokens each time, and the mean number of
+ * experts that a layer read. */
 static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds, double *distinct, struct disk *disk,
                      struct err *e)
 {
@@ -322,8 +322,8 @@ int bench_moe(const struct bench_options *o, const char *model)
             table_title(o, &m, backend_cpu.describe(s.b));
             printf("%d of %d experts a token, %.3f GB of weights a token\n", c->moe.top_k, c->moe.n_experts,
                    share.weight_bytes * 1e-9);
-            printf("%.0f tokens at once: %.0f %% of the experts were used, the busiest of a layer %.1f times as much as the mean\n", u.tokens,
-                   100 * u.distinct / c->moe.n_experts, u.most);
+            printf("%.0f tokens at once use %.0f %% of the experts, the busiest of a layer got %.1f times the mean\n",
+                   u.tokens, 100 * u.distinct / c->moe.n_experts, u.most);
             printf("%10s %12s %12s %14s %12s %14s   at context %d\n", "sequences", "ms a step", "tokens/s",
                    "experts/layer", "GB a step", "share of reads", o->prompt);
         }
@@ -376,7 +376,7 @@ int bench_kv(const struct bench_options *o, const char *model)
                 contexts.v[contexts.n++] = defaults[i];
     if (contexts.n == 0)
         contexts = (struct bench_list){ 1, { m.model->config.max_len - 1 } };
-    for (int i = 0; rc == 0 && i < contexts.n; i++) {               /* the two types of a context after each other */
+    for (int i = 0; rc == 0 && i < contexts.n; i++) {               /* both types of a context, one after the other */
         for (int k = 0; rc == 0 && k < N_KV; k++, n++) {
             run.kv = kv_types[k].type;
             rc = stepper_open(&s[n], m.model, &run, 1, contexts.v[i], 0, &e);

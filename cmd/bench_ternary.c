@@ -1,4 +1,5 @@
-/* bench_ternary.c - the ternary layouts against nl4: one matrix of each, multiplied in turn. */
+/* bench_ternary.c - time the ternary layouts against nl4: one matrix of each, multiplied in
+ * turn. */
 #include "cmd/zse-bench.h"
 
 #include <stdio.h>
@@ -70,7 +71,7 @@ static int measure(struct ternary *b, struct err *e)
         if (matmul_time_mat(&b->m[t], types[t], o->rows, o->cols, e) ||
             !(b->time[t] = matmul_time_open(&b->m[t], b->kernels, b->pool, most, (struct matmul_time_weights){ 0 }, e)))
             return -1;
-    for (int k = -1; k < o->repeats; k++)               /* the first time is not counted */
+    for (int k = -1; k < o->repeats; k++)               /* the first run does not count */
         for (int i = 0; i < o->tokens.n; i++)
             for (int t = 0; t < N_TYPES; t++) {
                 const double s = matmul_time_run(b->time[t], o->tokens.v[i]);
@@ -86,9 +87,8 @@ int bench_ternary(const struct bench_options *o)
     struct roofline l;
     struct err e;
     if (o->run.type)
-        return cli_wrong(prog, "ternary: measures nl4, t2 and t3, -q has no meaning");
-    const struct roofline_options lo = { .n_threads = o->run.threads,
-                                         .what = ROOFLINE_READ | ROOFLINE_INT8 | ROOFLINE_F32,
+        return cli_wrong(prog, "ternary measures nl4, t2 and t3: -q does not apply");
+    const struct limits_options lo = { .n_threads = o->run.threads, .what = LIMIT_READ | LIMIT_INT8 | LIMIT_F32,
                                        .only_all = 1 };
     int rc = measure(&b, &e);
     if (rc == 0 && (rc = roofline_measure(&l, &lo, &e)) == 0)

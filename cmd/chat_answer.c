@@ -1,3 +1,4 @@
+/* chat_answer.c - collect the answer to one request, and print it as text or JSON. */
 #include "cmd/zse-chat.h"
 #include "cmd/cli.h"
 #include "libcommon/grammar/constrain.h"
@@ -17,13 +18,14 @@ const char *finish_name(enum finish f)
     return names[f];
 }
 
-/* A model's words must not steer the terminal: control characters become '?', except tab and
- * newline. */
+/* Write text to a terminal.  The model must not control it: control characters become '?', except
+ * tab and newline. */
 static void write_terminal(const char *text, size_t size)
 {
     for (size_t i = 0; i < size; i++) {
         unsigned char c = (unsigned char)text[i], next = i + 1 < size ? (unsigned char)text[i + 1] : 0;
-        int c1 = c == 0xC2 && next >= 0x80 && next < 0xA0;          /* U+0080 to U+009F: U+009B begins a sequence as ESC [ does */
+        /* U+0080 to U+009F: U+009B starts a control sequence, as ESC [ does */
+        int c1 = c == 0xC2 && next >= 0x80 && next < 0xA0;
         putchar((c < ' ' && c != '\n' && c != '\t') || c == 0x7f || c1 ? '?' : c);
         i += (size_t)c1;
     }
@@ -37,7 +39,7 @@ void chat_write(const char *text, size_t size)
         fwrite(text, 1, size, stdout);
 }
 
-static void hear(void *user, const struct token_event *ev)
+static void on_token(void *user, const struct token_event *ev)
 {
     struct answer *a = user;
     int32_t id = ev->id;
@@ -91,7 +93,7 @@ int answer_start(struct answer *a, struct engine *g, const struct chat_options *
     const struct request_params p = { .ids = ids, .n_ids = n, .sampling = o->sampling, .max_tokens = o->max_tokens,
                                       .stop = o->stop, .n_stop = o->n_stop,
                                       .ignore_eos = o->ignore_eos, .n_logprobs = -1,
-                                      .constraint = o->grammar ? &c : NULL, .on_token = hear, .user = a };
+                                      .constraint = o->grammar ? &c : NULL, .on_token = on_token, .user = a };
     if ((a->request = engine_submit(g, &p, e)))
         return 0;
     matcher_close(c.state);
@@ -108,7 +110,7 @@ void answer_release(struct answer *a)
 
 static double rate(int n, double s) { return s > 0 ? n / s : 0; }
 
-/* Absolute, so that who started the program can say how long that took. */
+/* Absolute times, so that the parent process can compute the time since it started this one. */
 static json_t *marks_json(const struct chat_marks *m, uint64_t first_ns)
 {
     json_t *j = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "main", (json_int_t)m->main, "mapped",

@@ -1,5 +1,5 @@
-/* chat_grammar.c - --json-schema, --grammar and --regex: compiled once, one matcher for each
- * answer. */
+/* chat_grammar.c - compile --json-schema, --grammar or --regex once; each answer gets its own
+ * matcher. */
 #include "cmd/zse-chat.h"
 
 #include <stdlib.h>

@@ -1,5 +1,4 @@
-/* chat_once.c - one prompt, or a file of them, from standard input or the command line to
- * standard output. */
+/* chat_once.c - answer one prompt, or a file of them, on standard output. */
 #include "cmd/zse-chat.h"
 
 #include <poll.h>
@@ -42,15 +41,16 @@ char *chat_read_all(FILE *f, const char *name, size_t *size, struct err *e)
     return text;
 }
 
-/* Whether standard input adds to the prompt of -p: a pipe, a file or a socket does; a terminal,
- * /dev/null and a closed descriptor do not. */
+/* Whether standard input is part of the prompt of -p: a pipe, a file or a socket is; a terminal,
+ * /dev/null and a closed descriptor are not. */
 static int stdin_adds(void)
 {
     struct stat st;
     return fstat(STDIN_FILENO, &st) == 0 && (S_ISFIFO(st.st_mode) || S_ISREG(st.st_mode) || S_ISSOCK(st.st_mode));
 }
 
-/* A pipe inherited from ssh or a CI runner may never end: say what the program waits for. */
+/* A pipe inherited from ssh or a CI runner may never end: tell the user what the program waits
+ * for. */
 static void note_silence(void)
 {
     enum { SILENCE_MS = 2000 };
@@ -82,7 +82,7 @@ int chat_prompt_is_empty(const struct chat_options *o, const char *text, size_t 
     return o->raw ? size == 0 : is_blank(text, size);
 }
 
-/* -p's text, a blank line, and the text of standard input. */
+/* Append to the text of -p a blank line and the text of standard input. */
 static int join_stdin(struct chat_options *o, struct err *e)
 {
     size_t size;
@@ -140,7 +140,8 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
                    const int32_t *ids, int n, struct err *e)
 {
     int context = context_len(m, &o->run), rc = -1;
-    int len = o->max_tokens && o->max_tokens < context - n ? n + o->max_tokens : context;       /* no more memory than this answer needs */
+    /* only as much memory as this answer needs */
+    int len = o->max_tokens && o->max_tokens < context - n ? n + o->max_tokens : context;
     struct answer a = { .stream = !o->json && !o->ids };
     struct engine *g = open_engine(m, &o->run, 1, len, 0, e);
     if (!g || answer_start(&a, g, o, ids, n, e) != 0)
@@ -153,10 +154,11 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
     if (s.device.name) {
         marks->device = s.device.begun_ns;
         marks->context = s.device.context_ns;
-        marks->copied = s.device.copied_ns ? s.device.copied_ns : a.first_ns;      /* all of them were used: the loaders are about to say so */
+        /* 0: the first token used all weights, but the loaders have not yet reported the end */
+        marks->copied = s.device.copied_ns ? s.device.copied_ns : a.first_ns;
     }
     if (rc > 0)
-        rc = 0;                         /* nobody reads on: cli_finish says why */
+        rc = 0;                         /* standard output is closed: cli_finish reports it */
     if (rc == 0 && a.finish == FINISH_ERROR) {
         *e = a.error;
         rc = -1;
@@ -169,7 +171,7 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
         print_ids(&a);
     else if (a.size == 0 || a.text[a.size - 1] != '\n')
         putchar('\n');
-    cli_flush();                     /* before memory is given back, which takes time; cli_finish says what failed */
+    cli_flush();                     /* before memory is freed, which takes time; cli_finish reports errors */
     if (rc == 0 && o->grammar && a.finish == FINISH_LENGTH)
         rc = err_set(e, ERR_LIMIT, "the answer was cut off at %d token%s: it is not complete", a.stats.n_generated,
                      plural(a.stats.n_generated));
@@ -198,12 +200,12 @@ int chat_once(const struct chat_options *o, const struct opened_model *m, struct
     return cli_finish(prog);
 }
 
-/* ---- many ---- */
+/* ---- --batch ---- */
 
-struct line {
+struct prompt_line {
     int32_t *ids; int n;
     struct answer answer;
-    struct err refused;                 /* code ERR_NONE: it was not */
+    struct err refused;                 /* code ERR_NONE: not refused */
 };
 
 void chat_print_escaped(const char *text, size_t size)
@@ -218,9 +220,9 @@ void chat_print_escaped(const char *text, size_t size)
     putchar('\n');
 }
 
-/* An answer, or why there is none: one bad prompt does not spoil the others.  0: there is none
- * that is whole. */
-static int print_line(struct line *l, const struct chat_options *o, int number, const struct chat_marks *marks)
+/* Print an answer, or the reason why there is none: one bad prompt must not spoil the others.  0:
+ * there is no complete answer. */
+static int print_line(struct prompt_line *l, const struct chat_options *o, int number, const struct chat_marks *marks)
 {
     struct answer *a = &l->answer;
     if (a->finish == FINISH_ERROR)
@@ -248,14 +250,14 @@ static int print_line(struct line *l, const struct chat_options *o, int number, 
     return l->refused.code == ERR_NONE && !cut;
 }
 
-/* Each line of text to ids. */
-static struct line *read_lines(const struct chat_options *o, const struct prompter *p, char *text, size_t size,
+/* Tokenize each line of text. */
+static struct prompt_line *read_lines(const struct chat_options *o, const struct prompter *p, char *text, size_t size,
                                int *n_lines, struct err *e)
 {
     int n = 0;
     for (size_t i = 0; i < size; i++)
         n += text[i] == '\n' || i == size - 1;
-    struct line *lines = calloc((size_t)n + 1, sizeof *lines);
+    struct prompt_line *lines = calloc((size_t)n + 1, sizeof *lines);
     *n_lines = n;
     if (!lines) {
         err_nomem(e, "prompts");
@@ -273,7 +275,7 @@ static struct line *read_lines(const struct chat_options *o, const struct prompt
 }
 
 static int run_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks,
-                     struct line *lines, int n, struct err *e)
+                     struct prompt_line *lines, int n, struct err *e)
 {
     int context = context_len(m, &o->run), parallel = n < o->parallel ? n : o->parallel, len = 2, rc = 0, started = 0,
         printed = 0, n_failed = 0;
@@ -294,7 +296,7 @@ static int run_batch(const struct chat_options *o, const struct opened_model *m,
         struct engine_stats s;
         engine_stats(g, &s);
         for (int room = 2 * parallel - s.n_running - s.n_waiting; room > 0 && started < n; room--, started++) {
-            struct line *l = &lines[started];
+            struct prompt_line *l = &lines[started];
             if (l->refused.code == ERR_NONE)
                 answer_start(&l->answer, g, o, l->ids, l->n, &l->refused);
         }
@@ -315,7 +317,7 @@ int chat_batch(const struct chat_options *o, const struct opened_model *m, const
 {
     struct err e;
     struct prompter p;
-    struct line *lines = NULL;
+    struct prompt_line *lines = NULL;
     size_t size;
     char *text = NULL;
     int n = 0, rc = prompter_open(&p, m, o, 0, &e);

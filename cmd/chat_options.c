@@ -1,4 +1,4 @@
-/* chat_options.c - the command line of zse-chat: parsed, checked, and as fields of a request. */
+/* chat_options.c - parse the command line of zse-chat. */
 #include "cmd/zse-chat.h"
 
 #include <errno.h>
@@ -18,16 +18,16 @@ static const char usage_begin[] =
     "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default: $ZSE_MODEL).\n"
     "\n"
     "      --url URL              talk with a server that has OpenAI's API, like http://127.0.0.1:8000\n"
-    "      --key KEY              its API key (default: $ZSE_API_KEY, else $OPENAI_API_KEY: a list of processes shows neither)\n"
-    "  -m, --model NAME           which of its models (default: the first it lists); NAME may also stand as MODEL\n"
+    "      --key KEY              its API key (default: $ZSE_API_KEY, else $OPENAI_API_KEY, which ps does not show)\n"
+    "  -m, --model NAME           the model to use (default: the first that the server lists); MODEL may also be that name\n"
     "\n"
     "  -p, --prompt TEXT          answer TEXT, followed by what is piped in, and end; -: standard input alone\n"
     "      --batch FILE           one prompt a line (-: standard input), answered together; one line each in order\n"
     "      --parallel N           how many of a batch run together (default: 8)\n"
     "  -s, --system TEXT          system message\n"
-    "      --raw                  the prompt as it is, without the chat template\n"
-    "      --template FILE        another chat template (Jinja)\n"
-    "      --on-full drop|stop    a conversation that fills the context: leave out the oldest turns (default), or refuse the next one\n"
+    "      --raw                  use the prompt unchanged, without the chat template\n"
+    "      --template FILE        use another chat template (Jinja)\n"
+    "      --on-full drop|stop    a conversation that fills the context: drop the oldest turns (default), or refuse the next one\n"
     "      --no-think             ask the template for an answer without thinking (enable_thinking = false)\n"
     "      --json-schema FILE     the answer is a JSON document of this schema\n"
     "      --grammar FILE         the answer follows the rules of this grammar (GBNF)\n"
@@ -46,7 +46,7 @@ static const char usage_end[] =
     "\n"
     RUN_HELP
     MEMORY_HELP
-    "      --plan                 say what memory it would take and how fast it would be, and end; 1 if it does not fit\n"
+    "      --plan                 print the memory it would take and the expected speed, and exit; 1 if it does not fit\n"
     "\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
@@ -148,7 +148,7 @@ static int parse_on_full(struct chat_options *o, const char *arg)
                ? 0 : cli_wrong(prog, "--on-full: '%s', expected drop or stop", arg);
 }
 
-/* One option: 0 or the exit code of wrong usage. */
+/* Handle one option: 0, or the exit code of wrong usage. */
 static int take(struct chat_options *o, int c, const char *arg)
 {
     if (c >= OPT_SAMPLING && c < OPT_SAMPLING + N_SAMPLING_OPTIONS)
@@ -180,7 +180,7 @@ static int take(struct chat_options *o, int c, const char *arg)
     }
 }
 
-/* What has no place in a request is refused. */
+/* Refuse options that a request to a server cannot express. */
 static int check_url(struct chat_options *o)
 {
     const struct run_options *r = &o->run;
@@ -195,7 +195,7 @@ static int check_url(struct chat_options *o)
     };
     for (size_t i = 0; i < sizeof not_sent / sizeof *not_sent; i++)
         if (not_sent[i].given)
-            return cli_wrong(prog, "%s: with --url the server decides that, a request cannot say it", not_sent[i].name);
+            return cli_wrong(prog, "%s: the server decides that, it cannot be used with --url", not_sent[i].name);
     if (strncasecmp(o->url, "http://", 7) != 0 && strncasecmp(o->url, "https://", 8) != 0)
         return cli_wrong(prog, "--url: '%s', expected http://HOST:PORT or https://HOST", o->url);
     const char *ca = getenv("CURL_CA_BUNDLE");
@@ -211,15 +211,15 @@ static int check_url(struct chat_options *o)
 static int check(struct chat_options *o)
 {
     if (!o->url && o->key)
-        return cli_wrong(prog, "--key is for a server: --url says which");
+        return cli_wrong(prog, "--key needs --url");
     if (o->prompt && o->batch)
         return cli_wrong(prog, "-p and --batch exclude each other");
     if (o->raw && (o->system || o->template_file || o->no_think))
-        return cli_wrong(prog, "--raw takes the prompt as it is: --system, --template and --no-think need the chat template");
+        return cli_wrong(prog, "--raw uses the prompt unchanged: --system, --template and --no-think need the chat template");
     if ((o->schema_file != NULL) + (o->grammar_file != NULL) + (o->regex != NULL) > 1)
         return cli_wrong(prog, "--json-schema, --grammar and --regex exclude each other");
     if (o->ignore_eos && (o->schema_file || o->grammar_file || o->regex))
-        return cli_wrong(prog, "--ignore-eos goes on after the end, which --json-schema, --grammar and --regex give");
+        return cli_wrong(prog, "--ignore-eos goes on after the end that --json-schema, --grammar and --regex set");
     if (o->url)
         return check_url(o);
     const int unnamed = open_model_unnamed(prog, o->model);
@@ -251,7 +251,7 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
     if (argc - optind > 1)
         return cli_wrong(prog, "'%s': one MODEL is enough; -p TEXT is a prompt", argv[optind + 1]);
     if (optind < argc && o->model)
-        return cli_wrong(prog, "'%s': -m names the model already", argv[optind]);
+        return cli_wrong(prog, "'%s': -m already names the model", argv[optind]);
     if (optind < argc)
         o->model = argv[optind];
     rc = check(o);
@@ -274,7 +274,7 @@ int chat_options_fields(const struct chat_options *o, json_t *body, struct err *
         const double v = sampling_get(&o->sampling, d);
         if (!(o->given & 1u << i))
             continue;
-        /* a float as the decimal number that was typed */
+        /* print a float as the decimal number that was typed */
         json_object_set_new(body, d->name, d->is_whole ? json_integer((json_int_t)v) : json_real(round(v * 1e6) / 1e6));
     }
     if (o->given & SEED_GIVEN)
@@ -295,7 +295,8 @@ int chat_options_fields(const struct chat_options *o, json_t *body, struct err *
     for (int i = 0; i < o->sampling.n_bias; i++) {
         float b = o->bias[i].bias;
         snprintf(key, sizeof key, "%d", (int)o->bias[i].id);
-        json_object_set_new(bias, key, json_real(b < -100 ? -100 : b > 100 ? 100 : b));        /* the API's way to say never and always */
+        /* the API's values for never and always */
+        json_object_set_new(bias, key, json_real(b < -100 ? -100 : b > 100 ? 100 : b));
     }
     if (stop)
         json_object_set_new(body, "stop", stop);
@@ -314,7 +315,7 @@ int chat_options_complete(struct chat_options *o, const struct opened_model *m, 
         if (sampling_options[i].by_model && !(o->given & 1u << i))
             sampling_set(&o->sampling, &sampling_options[i], sampling_get(&model, &sampling_options[i]));
     if (!(o->given & SEED_GIVEN)) {
-        uint32_t seed = 0;              /* 32 bits: a JSON number keeps them exactly, --seed takes them back */
+        uint32_t seed = 0;              /* 32 bits: exact as a JSON number, and --seed accepts it */
         if (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed)
             return err_sys(e, "random numbers");
         o->sampling.seed = seed;

@@ -1,3 +1,4 @@
+/* chat_prompt.c - turn messages into token ids, through the chat template. */
 #include "cmd/zse-chat.h"
 
 #include <stdlib.h>
@@ -25,7 +26,7 @@ static int parse_file(struct prompter *p, const char *path, struct err *e)
     return p->tmpl ? 0 : -1;
 }
 
-/* The model's own: "chat_template", or the one named default of several. */
+/* Parse the model's own template: "chat_template", or the one named default of several. */
 static int parse_own(struct prompter *p, const struct opened_model *m, struct err *e)
 {
     const json_t *own = js_get(m->json, "chat_template"), *named = js_get(m->json, "chat_templates");
@@ -72,7 +73,7 @@ int prompter_open(struct prompter *p, const struct opened_model *m, const struct
     }
     if (o->system)
         return err_set(e, ERR_UNSUPPORTED, "%s has no chat template: --system needs one (--template FILE)", m->path);
-    cli_note("zse-chat", "%s has no chat template: the prompt goes in as it is", m->path);
+    cli_note("zse-chat", "%s has no chat template: the prompt is used unchanged", m->path);
     return 0;
 }
 
@@ -108,7 +109,8 @@ int prompter_encode(const struct prompter *p, const char *text, size_t size, int
     *n = (int)n_ids;
     if (!raw)
         return 0;
-    /* A tokenizer that closes every text with EOS would end the answer before it begins. */
+    /* Remove the EOS of a tokenizer that ends every text with one: it would end the answer before
+     * it begins. */
     int n_eos, closed = size >= strlen(p->eos) && *p->eos &&
                         memcmp(text + size - strlen(p->eos), p->eos, strlen(p->eos)) == 0;
     const int32_t *eos = tokenizer_eos(p->tokenizer, &n_eos);

@@ -1,5 +1,5 @@
-/* chat_remote.c - the answers of zse-chat --url: a server that speaks OpenAI's API, over
- * libcurl, streamed as server-sent events. */
+/* chat_remote.c - answer prompts through a server with OpenAI's API (zse-chat --url): libcurl,
+ * streamed as server-sent events. */
 #include "cmd/zse-chat.h"
 
 #include <errno.h>
@@ -26,21 +26,22 @@ struct remote {
     struct net net;
     char *base;                 /* "http://host:8000/v1" */
     char *model;
-    json_t *fields;             /* of every request: model, sampling, stream ... */
+    json_t *fields;             /* fields of every request: model, sampling, stream ... */
 };
 
-/* One request under way. */
-struct exchange {
+/* A request to the server. */
+struct remote_request {
     struct remote *r;
     struct answer *a;
     CURL *easy;
     struct curl_slist *headers;
     char *body;
-    char *line; size_t n_line, line_room;       /* of the stream, not whole yet; where it is no stream: everything */
+    /* the incomplete last line of a stream; all of an answer that is no stream */
+    char *line; size_t n_line, line_room;
     int is_stream, is_open, thinking, asked_stop;
     int tries;
-    int64_t retry_after_s;      /* -1: not said */
-    uint64_t start_ns, due_ns;  /* due_ns 0: it is under way */
+    int64_t retry_after_s;      /* -1: no such header */
+    uint64_t start_ns, due_ns;  /* due_ns: time of the next try; 0: running */
     struct err error;           /* code ERR_NONE: none */
     char curl_error[CURL_ERROR_SIZE];
 };
@@ -61,7 +62,7 @@ static int grow(char **text, size_t *size, size_t *room, const char *more, size_
     return 0;
 }
 
-/* ---- what comes ---- */
+/* ---- answers ---- */
 
 static int is_plain(void)
 {
@@ -69,8 +70,8 @@ static int is_plain(void)
     return (no_color && *no_color) || !term || strcmp(term, "dumb") == 0;
 }
 
-/* Thoughts are for people: on a terminal, apart from the answer. */
-static void show_thinking(struct exchange *x, int on)
+/* Show reasoning apart from the answer, and only on a terminal. */
+static void show_thinking(struct remote_request *x, int on)
 {
     if (!x->a->stream || !isatty(STDOUT_FILENO) || x->thinking == on)
         return;
@@ -81,7 +82,7 @@ static void show_thinking(struct exchange *x, int on)
         fputs(on ? "\33[2m" : "\33[0m\n\n", stdout);
 }
 
-static void take_text(struct exchange *x, const char *text, size_t n, int thought)
+static void take_text(struct remote_request *x, const char *text, size_t n, int thought)
 {
     struct answer *a = x->a;
     if (!n)
@@ -97,14 +98,14 @@ static void take_text(struct exchange *x, const char *text, size_t n, int though
     cli_flush();
 }
 
-static void take_string(struct exchange *x, const json_t *o, const char *key, int thought)
+static void take_string(struct remote_request *x, const json_t *o, const char *key, int thought)
 {
     const json_t *v = json_object_get(o, key);
     if (json_is_string(v))
         take_text(x, json_string_value(v), json_string_length(v), thought);
 }
 
-static void take_usage(struct exchange *x, const json_t *usage)
+static void take_usage(struct remote_request *x, const json_t *usage)
 {
     struct request_stats *s = &x->a->stats;
     if (!json_is_object(usage))
@@ -116,8 +117,8 @@ static void take_usage(struct exchange *x, const json_t *usage)
                                                           "cached_tokens"));
 }
 
-/* "message" of {"error": {"message": ...}}, {"error": "..."}, {"message": ...} or {"detail":
- * "..."}.  NULL: none. */
+/* The text of {"error": {"message": ...}}, {"error": "..."}, {"message": ...} or {"detail": "..."}.
+ * NULL: none. */
 static const char *error_text(const json_t *j)
 {
     const json_t *error = json_object_get(j, "error");
@@ -127,7 +128,7 @@ static const char *error_text(const json_t *j)
     return text ? text : json_string_value(json_object_get(j, "detail"));
 }
 
-/* Does an error say that the prompt is too long for the context?  Servers have no common word
+/* Whether an error means that the prompt is too long for the context.  Servers have no common code
  * for it. */
 static int is_context_full(const json_t *j)
 {
@@ -143,8 +144,8 @@ static int is_context_full(const json_t *j)
     return 0;
 }
 
-/* One object of the stream, or the whole answer. */
-static void take_object(struct exchange *x, const json_t *j)
+/* Handle one object of the stream, or a whole answer. */
+static void take_object(struct remote_request *x, const json_t *j)
 {
     const json_t *choice = json_array_get(json_object_get(j, "choices"), 0), *delta = json_object_get(choice, "delta");
     const char *finish = json_string_value(json_object_get(choice, "finish_reason"));
@@ -166,8 +167,9 @@ static void take_object(struct exchange *x, const json_t *j)
     x->a->finish = strcmp(finish, "length") == 0 ? FINISH_LENGTH : FINISH_STOP;
 }
 
-/* "data: {...}", "data: [DONE]"; comments and other fields of the protocol say nothing here. */
-static void take_line(struct exchange *x, char *line, size_t n)
+/* Handle one line: "data: {...}" or "data: [DONE]"; comments and other fields of the protocol are
+ * ignored. */
+static void take_line(struct remote_request *x, char *line, size_t n)
 {
     while (n && (line[n - 1] == '\r' || line[n - 1] == '\n'))
         line[--n] = '\0';
@@ -180,13 +182,13 @@ static void take_line(struct exchange *x, char *line, size_t n)
     if (j)
         take_object(x, j);
     else
-        err_set(&x->error, ERR_FORMAT, "%s: the stream has a line that is no JSON: %.100s", x->r->base, line);
+        err_set(&x->error, ERR_FORMAT, "%s: a line of the stream is not JSON: %.100s", x->r->base, line);
     json_decref(j);
 }
 
 static size_t on_header(char *line, size_t size, size_t n, void *user)
 {
-    struct exchange *x = user;
+    struct remote_request *x = user;
     char text[100];
     n *= size;
     if (web_header(line, n, "content-type", text, sizeof text))
@@ -198,11 +200,11 @@ static size_t on_header(char *line, size_t size, size_t n, void *user)
 
 static size_t on_body(char *data, size_t size, size_t n, void *user)
 {
-    struct exchange *x = user;
+    struct remote_request *x = user;
     size_t begin = 0;
     n *= size;
     if (x->n_line + n > 64u << 20 || grow(&x->line, &x->n_line, &x->line_room, data, n) != 0) {
-        err_set(&x->error, ERR_MEMORY, "%s: too much comes without an end of line", x->r->base);
+        err_set(&x->error, ERR_MEMORY, "%s: a line of the answer is too long", x->r->base);
         return 0;
     }
     if (!x->is_stream)
@@ -217,7 +219,7 @@ static size_t on_body(char *data, size_t size, size_t n, void *user)
     return x->error.code == ERR_NONE && !ferror(stdout) ? n : 0;
 }
 
-/* ---- one exchange ---- */
+/* ---- one request ---- */
 
 static int set_common(struct remote *r, CURL *h, struct curl_slist **headers, const char *url, char *curl_error,
                       struct err *e)
@@ -237,7 +239,7 @@ static int set_common(struct remote *r, CURL *h, struct curl_slist **headers, co
     n->easy_setopt(h, CURLOPT_USERAGENT, "zse-chat/" ZSE_VERSION);
     n->easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
     n->easy_setopt(h, CURLOPT_CONNECTTIMEOUT, 15L);
-    n->easy_setopt(h, CURLOPT_TCP_KEEPALIVE, 1L);       /* a long prompt is computed in silence */
+    n->easy_setopt(h, CURLOPT_TCP_KEEPALIVE, 1L);       /* nothing is sent while a long prompt is computed */
     n->easy_setopt(h, CURLOPT_ERRORBUFFER, curl_error);
     if (web_is_here(url))
         n->easy_setopt(h, CURLOPT_NOPROXY, "*");
@@ -246,7 +248,7 @@ static int set_common(struct remote *r, CURL *h, struct curl_slist **headers, co
     return 0;
 }
 
-static void exchange_close(struct exchange *x, CURLM *multi)
+static void remote_request_close(struct remote_request *x, CURLM *multi)
 {
     const struct net *n = &x->r->net;
     if (x->easy && multi)
@@ -263,14 +265,15 @@ static void exchange_close(struct exchange *x, CURLM *multi)
 }
 
 /* prompt: an array of messages, or with --raw a string. */
-static int exchange_start(struct exchange *x, struct remote *r, CURLM *multi, struct answer *a, json_t *prompt,
+static int remote_request_start(struct remote_request *x, struct remote *r, CURLM *multi, struct answer *a,
+                                json_t *prompt,
                           struct err *e)
 {
     const struct net *n = &r->net;
     json_t *body = json_copy(r->fields);
     char *url = NULL;
     int rc = -1;
-    *x = (struct exchange){ .r = r, .a = a, .retry_after_s = -1, .start_ns = clock_ns() };
+    *x = (struct remote_request){ .r = r, .a = a, .retry_after_s = -1, .start_ns = clock_ns() };
     json_object_set(body, r->o->raw ? "prompt" : "messages", prompt);
     x->body = json_dumps(body, JSON_COMPACT);
     json_decref(body);
@@ -290,7 +293,7 @@ static int exchange_start(struct exchange *x, struct remote *r, CURLM *multi, st
     free(url);
     x->is_open = rc == 0;
     if (rc != 0)
-        exchange_close(x, NULL);
+        remote_request_close(x, NULL);
     return rc;
 }
 
@@ -301,17 +304,17 @@ static int explain_status(const char *base, long status, const char *body, size_
     if (text)
         err_set(e, is_context_full(j) ? ERR_LIMIT : ERR_IO, "%s: %s (HTTP %ld)", base, text, status);
     else if (status / 100 == 3)
-        err_set(e, ERR_IO, "%s: HTTP %ld: it sends requests elsewhere; give the address it leads to", base, status);
+        err_set(e, ERR_IO, "%s: HTTP %ld: a redirect; give the address it leads to", base, status);
     else
         err_set(e, ERR_IO, "%s: HTTP %ld%s", base, status,
-                status == 404 ? ": no API of OpenAI's kind at this address (it may end in /v1)" : status == 401
+                status == 404 ? ": no OpenAI API at this address (it may end in /v1)" : status == 401
                 ? ": a key is needed (--key or ZSE_API_KEY)" : "");
     json_decref(j);
     return -1;
 }
 
-/* It has ended: the error, if there is one. */
-static void exchange_end(struct exchange *x, CURLcode rc)
+/* Finish a request that has ended: set its error, if there is one. */
+static void remote_request_end(struct remote_request *x, CURLcode rc)
 {
     struct answer *a = x->a;
     long status = 0;
@@ -339,18 +342,18 @@ static void exchange_end(struct exchange *x, CURLcode rc)
         a->finish = FINISH_CANCELLED;
 }
 
-/* The server is full, or still opens its model, and says when it may be asked again. */
-static int may_ask_again(struct exchange *x, long status)
+/* Whether to retry: the server is full or still loads its model, and sent Retry-After. */
+static int may_ask_again(struct remote_request *x, long status)
 {
     if ((status != 429 && status != 503) || x->retry_after_s < 0 || x->retry_after_s > MAX_WAIT_S ||
         x->tries == MAX_TRIES || x->asked_stop)
         return 0;
     if (x->tries++ == 0)
-        cli_note(prog, "%s: HTTP %ld: it is asked again in %d s", x->r->base, status, (int)x->retry_after_s);
+        cli_note(prog, "%s: HTTP %ld: trying again in %d s", x->r->base, status, (int)x->retry_after_s);
     return 1;
 }
 
-static int wait_for_server(struct exchange *x, CURLM *multi)
+static int wait_for_server(struct remote_request *x, CURLM *multi)
 {
     long status = 0;
     x->r->net.easy_getinfo(x->easy, CURLINFO_RESPONSE_CODE, &status);
@@ -364,7 +367,7 @@ static int wait_for_server(struct exchange *x, CURLM *multi)
     return 1;
 }
 
-static void start_due(struct exchange *x, CURLM *multi)
+static void start_due(struct remote_request *x, CURLM *multi)
 {
     if (!x->is_open || !x->due_ns || clock_ns() < x->due_ns)
         return;
@@ -372,39 +375,39 @@ static void start_due(struct exchange *x, CURLM *multi)
     x->r->net.multi_add_handle(multi, x->easy);
 }
 
-/* Ended exchanges; a started one is x[i].is_open until then. */
+/* Finish requests that have ended.  A started one has is_open set until then. */
 static void collect(struct remote *r, CURLM *multi)
 {
     CURLMsg *m;
     int left;
     while ((m = r->net.multi_info_read(multi, &left))) {
-        struct exchange *x;
+        struct remote_request *x;
         CURLcode rc = m->data.result;
         if (m->msg != CURLMSG_DONE)
             continue;
         r->net.easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, &x);
         if (rc == CURLE_OK && wait_for_server(x, multi))
             continue;
-        exchange_end(x, rc);
-        exchange_close(x, multi);
+        remote_request_end(x, rc);
+        remote_request_close(x, multi);
     }
 }
 
 int remote_answer(struct remote *r, json_t *prompt, struct answer *a, const volatile sig_atomic_t *stop, struct err *e)
 {
-    struct exchange x;
+    struct remote_request x;
     struct sigaction before;
     CURLM *multi = r->net.multi_init();
     cli_ignore_pipe(&before);
-    int running, rc = multi ? exchange_start(&x, r, multi, a, prompt, e) : err_nomem(e, "request");
+    int running, rc = multi ? remote_request_start(&x, r, multi, a, prompt, e) : err_nomem(e, "request");
     while (rc == 0 && x.is_open) {
         start_due(&x, multi);
         r->net.multi_perform(multi, &running);
         collect(r, multi);
         if (x.is_open && stop && *stop) {
             x.asked_stop = 1;
-            exchange_end(&x, CURLE_OK);
-            exchange_close(&x, multi);
+            remote_request_end(&x, CURLE_OK);
+            remote_request_close(&x, multi);
         } else if (x.is_open) {
             r->net.multi_poll(multi, NULL, 0, 100, NULL);
         }
@@ -425,13 +428,13 @@ int remote_answer(struct remote *r, json_t *prompt, struct answer *a, const vola
 
 static size_t on_list(char *data, size_t size, size_t n, void *user)
 {
-    struct exchange *x = user;
+    struct remote_request *x = user;
     n *= size;
     return x->n_line + n > 16u << 20 || grow(&x->line, &x->n_line, &x->line_room, data, n) != 0 ? 0 : n;
 }
 
-/* The server still opens its model: 1 when it is time to ask again, 0 if it did not say when. */
-static int wait_for_list(struct exchange *x, long status)
+/* Sleep if the server still loads its model.  1: ask again; 0: it sent no Retry-After. */
+static int wait_for_list(struct remote_request *x, long status)
 {
     if (!may_ask_again(x, status))
         return 0;
@@ -443,10 +446,10 @@ static int wait_for_list(struct exchange *x, long status)
     return 1;
 }
 
-/* The first model of /v1/models. */
+/* Use the first model of /v1/models. */
 static int ask_model(struct remote *r, struct err *e)
 {
-    struct exchange x = { .r = r, .retry_after_s = -1 };
+    struct remote_request x = { .r = r, .retry_after_s = -1 };
     const struct net *n = &r->net;
     struct sigaction before;
     char *url = NULL;
@@ -476,16 +479,16 @@ static int ask_model(struct remote *r, struct err *e)
     json_t *j = rc == 0 ? json_loadb(x.line ? x.line : "", x.n_line, 0, NULL) : NULL;
     const char *id = json_string_value(json_object_get(json_array_get(json_object_get(j, "data"), 0), "id"));
     if (rc == 0 && !id)
-        rc = err_set(e, ERR_FORMAT, "%s: it lists no model: -m says which", r->base);
+        rc = err_set(e, ERR_FORMAT, "%s: it lists no model: name one with -m", r->base);
     else if (rc == 0 && !(r->model = strdup(id)))
         rc = err_nomem(e, "model");
     json_decref(j);
     free(url);
-    exchange_close(&x, NULL);
+    remote_request_close(&x, NULL);
     return rc;
 }
 
-/* --json-schema, --grammar, --regex: what servers call them. */
+/* Add --json-schema, --grammar or --regex, by the names that servers use. */
 static int add_shape(struct remote *r, struct err *e)
 {
     const struct chat_options *o = r->o;
@@ -563,7 +566,7 @@ const char *remote_url(const struct remote *r) { return r->base; }
 
 /* ---- one prompt, or a file of them ---- */
 
-/* The question as messages, with --raw as a string. */
+/* The prompt as messages, or with --raw as a string. */
 static json_t *question(const struct chat_options *o, const char *text, size_t size, struct err *e)
 {
     json_t *message = chat_message("user", text, size),
@@ -618,10 +621,10 @@ static int once(struct remote *r, const struct chat_options *o, struct err *e)
     return rc;
 }
 
-struct line { struct exchange x; struct answer answer; json_t *prompt; struct err refused; int started; };
+struct remote_line { struct remote_request x; struct answer answer; json_t *prompt; struct err refused; int started; };
 
-/* 0: there is no answer that is whole. */
-static int print_line(const struct remote *r, const struct chat_options *o, struct line *l, int number)
+/* 0: there is no complete answer. */
+static int print_line(const struct remote *r, const struct chat_options *o, struct remote_line *l, int number)
 {
     if (l->refused.code == ERR_NONE && l->x.error.code != ERR_NONE)
         l->refused = l->x.error;
@@ -647,7 +650,7 @@ static int print_line(const struct remote *r, const struct chat_options *o, stru
 }
 
 /* --parallel requests at once; answers in the order of the lines. */
-static int run_lines(struct remote *r, const struct chat_options *o, struct line *lines, int n, struct err *e)
+static int run_lines(struct remote *r, const struct chat_options *o, struct remote_line *lines, int n, struct err *e)
 {
     CURLM *multi = r->net.multi_init();
     int started = 0, printed = 0, active = 0, n_failed = 0, running;
@@ -657,8 +660,9 @@ static int run_lines(struct remote *r, const struct chat_options *o, struct line
     cli_ignore_pipe(&before);
     while (printed < n && !ferror(stdout)) {
         for (; started < n && active < o->parallel; started++) {
-            struct line *l = &lines[started];
-            if (l->refused.code == ERR_NONE && exchange_start(&l->x, r, multi, &l->answer, l->prompt, &l->refused) == 0)
+            struct remote_line *l = &lines[started];
+            if (l->refused.code == ERR_NONE && remote_request_start(&l->x, r, multi, &l->answer, l->prompt,
+                                                                    &l->refused) == 0)
                 active++;
         }
         for (int i = printed; i < started; i++)
@@ -675,7 +679,7 @@ static int run_lines(struct remote *r, const struct chat_options *o, struct line
     }
     for (int i = 0; i < n; i++)
         if (lines[i].x.is_open)
-            exchange_close(&lines[i].x, multi);
+            remote_request_close(&lines[i].x, multi);
     r->net.multi_cleanup(multi);
     cli_restore_pipe(&before);
     return n_failed ? err_set(e, ERR_LIMIT, "%s: %d of %d prompts have no %sanswer", o->batch, n_failed, n,
@@ -692,12 +696,12 @@ static int batch(struct remote *r, const struct chat_options *o, struct err *e)
     char *text = chat_read_all(f, o->batch, &size, e), *p = text;
     for (size_t i = 0; text && i < size; i++)
         n += text[i] == '\n' || i == size - 1;
-    struct line *lines = calloc((size_t)n + 1, sizeof *lines);
+    struct remote_line *lines = calloc((size_t)n + 1, sizeof *lines);
     if (!lines)
         err_nomem(e, "prompts");
     for (int i = 0; lines && text && i < n; i++) {
         const char *end = memchr(p, '\n', (size_t)(text + size - p));
-        size_t length = (size_t)((end ? end : text + size) - p);      /* it may hold bytes of zero */
+        size_t length = (size_t)((end ? end : text + size) - p);      /* the line may contain zero bytes */
         if (chat_prompt_is_empty(o, p, length))
             err_set(&lines[i].refused, ERR_FORMAT, CHAT_EMPTY);
         else

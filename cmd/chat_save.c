@@ -1,4 +1,4 @@
-/* chat_save.c - a conversation as a JSON file: what /save writes and /load reads. */
+/* chat_save.c - save a conversation as a JSON file (/save) and load it (/load). */
 #include "cmd/zse-chat.h"
 
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 
 enum { MOST_BYTES = 64 << 20 };
 
-/* The messages of a saved conversation, or an array of messages alone.  New reference; NULL: it
- * is neither. */
+/* The messages of a saved conversation, or of a file that is only an array of messages.  New
+ * reference; NULL: the file is neither. */
 static json_t *read_messages(const char *path, struct err *e)
 {
     json_t *j = js_load(path, MOST_BYTES, e), *messages = json_is_array(j) ? j : json_object_get(j, "messages"), *m;
@@ -26,7 +26,7 @@ static json_t *read_messages(const char *path, struct err *e)
     return copy;
 }
 
-/* Remember this file in its present form as the conversation's own. */
+/* Remember this file, in its present state, as the one that holds the conversation. */
 static void take_as_own(struct chat_file *f, const char *path)
 {
     struct stat s;
@@ -43,7 +43,8 @@ enum chat_file_kind chat_file_kind(const struct chat_file *f, const char *path, 
     struct stat s;
     struct err ignored;
     *n_messages = 0;
-    if (stat(path, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size == 0)       /* of a folder or pipe, writing says what it is */
+    /* a folder or pipe is reported when it is written */
+    if (stat(path, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size == 0)
         return CHAT_FILE_FREE;
     if (f->known && s.st_dev == f->dev && s.st_ino == f->ino && s.st_mtim.tv_sec == f->changed.tv_sec &&
         s.st_mtim.tv_nsec == f->changed.tv_nsec)

@@ -1,3 +1,5 @@
+/* cli.c - exit codes, messages, numbers of the command line and the progress bar of all
+ * programs. */
 #include "cmd/cli.h"
 
 #include <ctype.h>
@@ -31,7 +33,8 @@ void cli_hide_memory(void)
         l.rlim_cur = 0;
         setrlimit(RLIMIT_CORE, &l);
     }
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);         /* also for a core_pattern that is a pipe, which RLIMIT_CORE does not stop */
+    /* also for a core_pattern that is a pipe, to which RLIMIT_CORE does not apply */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 }
 
 void cli_start(void)
@@ -39,7 +42,7 @@ void cli_start(void)
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
             open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
-            _exit(CLI_FAILED);          /* not even /dev/null, and nowhere to say so */
+            _exit(CLI_FAILED);          /* not even /dev/null opens, and there is no stream for a message */
 }
 
 int cli_help(const char *usage)
@@ -54,7 +57,7 @@ int cli_version(const char *prog)
     return fflush(stdout) ? CLI_FAILED : CLI_OK;
 }
 
-/* The last line of the terminal belongs to a bar or to a message; two threads may want it. */
+/* Protects the last line of the terminal, which is a bar or a message. */
 static pthread_mutex_t terminal = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int bar_drawn;
 
@@ -72,7 +75,7 @@ static void end_message(void) { pthread_mutex_unlock(&terminal); }
 int cli_usage(const char *usage)
 {
     const char *end = usage;
-    do {                                /* more would push out of sight what getopt says is wrong */
+    do {                                /* only the synopsis: more lines would scroll getopt's message away */
         end = strchr(end, '\n') + 1;
     } while (*end == ' ');
     fprintf(stderr, "%.*s--help lists the options\n", (int)(end - usage), usage);
@@ -84,7 +87,8 @@ const char *cli_plain(char *out, size_t room, const char *text)
     size_t n = 0;
     for (; *text && n + 1 < room; text++) {
         unsigned char c = (unsigned char)*text;
-        int c1 = c == 0xC2 && (unsigned char)text[1] >= 0x80 && (unsigned char)text[1] < 0xA0;      /* U+009B begins a sequence as ESC [ does */
+        /* U+009B starts a control sequence, as ESC [ does */
+        int c1 = c == 0xC2 && (unsigned char)text[1] >= 0x80 && (unsigned char)text[1] < 0xA0;
         out[n++] = (c < ' ' && c != '\n' && c != '\t') || c == 0x7f || c1 ? '?' : *text;
         text += c1;
     }
@@ -127,7 +131,7 @@ int cli_fail(const char *prog, const struct err *e)
     return CLI_FAILED;
 }
 
-static int flush_errno;     /* of the first write that failed: stdio only remembers that one did */
+static int flush_errno;     /* of the first write that failed: stdio keeps only the fact */
 
 void cli_flush(void)
 {
@@ -155,7 +159,8 @@ int cli_ask(const char *fmt, ...)
     sigset_t interrupts, before;
     if (!isatty(STDIN_FILENO) || !isatty(STDERR_FILENO))
         return 0;
-    /* Blocked from the question to ppoll(): a Ctrl-C in between would only be noticed after a line. */
+    /* Blocked from the question to ppoll(): a Ctrl-C in between would only be noticed after a
+     * line. */
     sigemptyset(&interrupts);
     sigaddset(&interrupts, SIGINT);
     sigaddset(&interrupts, SIGTERM);
@@ -192,7 +197,7 @@ char *cli_expand_home(const char *path)
     return asprintf(&out, "%s%s", home, path + 1) < 0 ? NULL : out;
 }
 
-/* A .zse or GGUF file; of anything else that cannot be read, atomic_open() says why. */
+/* Whether path is a .zse or GGUF file.  atomic_open() reports a file that cannot be read. */
 static int is_model(const char *path)
 {
     unsigned char head[64];
@@ -210,11 +215,12 @@ int cli_output_open(struct atomic_file *f, const char *path, struct err *e)
     const char *dir = getenv("TMPDIR");
     if (strcmp(path, "-") != 0) {
         if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && is_model(path))
-            return err_set(e, ERR_IO, "%s: is a model, which this output does not replace; name another file", path);
+            return err_set(e, ERR_IO, "%s: is a model, which this output must not replace; name another file", path);
         return atomic_open(f, path, e);
     }
     snprintf(temp, sizeof temp, "%s/zse-output-XXXXXX", dir && *dir ? dir : "/tmp");
-    *f = (struct atomic_file){ .fd = mkstemp(temp), .path = strdup("standard output") };    /* written at offsets, which a pipe has not */
+    /* a temporary file, because the output is written at offsets */
+    *f = (struct atomic_file){ .fd = mkstemp(temp), .path = strdup("standard output") };
     if (f->fd < 0)
         err_sys(e, "%s", temp);
     else
@@ -278,7 +284,8 @@ int cli_parse_size(const char *prog, const char *option, const char *text, uint6
     static const char letters[] = "kmgtp";
     char *end;
     double v = strtod(text, &end), unit = 1;
-    if (end == text || !isdigit((unsigned char)*text) || strpbrk(text, "xXnN"))     /* no hexadecimal, no nan */
+    /* hexadecimal and nan are refused */
+    if (end == text || !isdigit((unsigned char)*text) || strpbrk(text, "xXnN"))
         return cli_wrong(prog, "%s: '%s' is not a size like 6GB, 512MiB or 4096", option, text);
     const char *letter = *end ? strchr(letters, tolower((unsigned char)*end)) : NULL;
     if (letter) {
@@ -307,7 +314,7 @@ int cli_parse_time(const char *prog, const char *option, const char *text, int d
     if (rest && *rest == 'T')
         rest = strptime(rest, "T%H:%M:%SZ", &t);
     *out_s = rest && !*rest ? (int64_t)timegm(&t) : 0;
-    return *out_s > 0 ? 0 : cli_wrong(prog, "%s: '%s' is no date like 2027-01-31 or 2027-01-31T12:00:00Z and no time like 90d, 12h or 30m", option, text);
+    return *out_s > 0 ? 0 : cli_wrong(prog, "%s: '%s' is neither a date like 2027-01-31 or 2027-01-31T12:00:00Z nor a time like 90d, 12h or 30m", option, text);
 }
 
 static size_t scaled(char *out, size_t room, double n, double base, const char *const *units)
@@ -354,8 +361,8 @@ const char *cli_duration(char out[CLI_BYTES], double s)
     return out;
 }
 
-/* A signal handler can only reach a global; this is the one of the programs. */
-static atomic_int interrupted;          /* also asked for by other threads than the one that is interrupted */
+/* A signal handler can only access globals; this is the one of the programs. */
+static atomic_int interrupted;          /* also read by threads that do not handle the signal */
 
 static void on_signal(int number)
 {
@@ -365,10 +372,12 @@ static void on_signal(int number)
 void cli_catch_interrupt(void)
 {
     static const int numbers[] = { SIGINT, SIGTERM };
-    struct sigaction a = { .sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND }, old;     /* a second Ctrl-C ends the program at once */
+    /* SA_RESETHAND: a second Ctrl-C ends the program at once */
+    struct sigaction a = { .sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND }, old;
     sigemptyset(&a.sa_mask);
     for (int i = 0; i < 2; i++)
-        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)                /* nohup, and jobs in the background of a script */
+        /* ignored under nohup and in background jobs of a script */
+        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
             sigaction(numbers[i], &a, NULL);
 }
 

@@ -1,7 +1,7 @@
-/* cli.h - what the programs share: exit codes, help, numbers on the command line, a progress bar.
+/* cli.h - exit codes, help, numbers on the command line and a progress bar, for all programs.
  *
- * Exit codes: 0 done, 1 it failed or a check said no, 2 wrong usage.  Functions that name an
- * exit code return it, so that main() can say `return cli_fail(...)`. */
+ * Exit codes: 0 done, 1 it failed or a check did, 2 wrong usage.  Functions that name an exit code
+ * return it, so that main() can say `return cli_fail(...)`. */
 #ifndef ZSE_CMD_CLI_H
 #define ZSE_CMD_CLI_H
 
@@ -19,56 +19,58 @@
 
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
-/* First thing in main(): a standard descriptor that is closed becomes one on which reading or
- * writing fails.  Otherwise the next file that is opened, a model or a database, would get its
- * number and the messages. */
+/* Call first in main(): opens closed standard descriptors so that reading or writing them fails.
+ * Otherwise the next file that is opened, a model or a database, would get such a number and the
+ * messages. */
 void cli_start(void);
-int cli_help(const char *usage);                            /* usage on stdout: 0 */
-int cli_version(const char *prog);                          /* "prog 0.1.0" on stdout: 0 */
-int cli_usage(const char *usage);                           /* the synopsis, where usage begins, and a hint at --help on stderr: 2 */
-int cli_wrong(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));   /* "prog: TEXT" and a hint at --help: 2 */
+int cli_help(const char *usage);                            /* prints usage on stdout: 0 */
+int cli_version(const char *prog);                          /* prints "prog 0.1.0" on stdout: 0 */
+/* prints the synopsis (the beginning of usage) and a hint at --help on stderr: 2 */
+int cli_usage(const char *usage);
+/* "prog: TEXT" and a hint at --help on stderr: 2 */
+int cli_wrong(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 int cli_fail(const char *prog, const struct err *e);        /* "prog: MESSAGE" on stderr: 1 */
-void cli_note(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));   /* "prog: TEXT" on stderr, as cli_plain has it */
-/* text without what a terminal would obey: control characters become '?', but for tab and
+/* "prog: TEXT" on stderr, filtered by cli_plain */
+void cli_note(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Copy text without what a terminal would obey: control characters become '?', except tab and
  * newline.  Returns out, cut to room. */
 const char *cli_plain(char *out, size_t room, const char *text);
-/* getopt_long(), which also suggests the nearest option for one that is unknown. */
+/* getopt_long() that also suggests the nearest option for an unknown one. */
 int cli_getopt(int argc, char *const *argv, const char *letters, const struct option *options);
-/* The name nearest to a mistyped word, NULL if none is near.  names: the first of n, each stride
- * bytes after the one before; NULL and "" are passed over. */
+/* The name nearest to a mistyped word, NULL if none is near.  names: the first of n pointers,
+ * stride bytes apart; NULL and "" are skipped. */
 const char *cli_nearest(const char *word, const void *names, size_t stride, size_t n);
-/* "prog: 'WORD' is no command", with the nearest one: 2. */
+/* Print "prog: 'WORD' is not a command", with the nearest one: 2. */
 int cli_no_command(const char *prog, const char *word, const void *names, size_t stride, size_t n);
-/* Where a command or a MODEL may stand: the word is no file, has no slash, and is near to one of
- * the names. */
+/* For an argument that is a command or a MODEL: 1 if the word is not a file, has no slash, and is
+ * near to one of the names. */
 int cli_is_mistyped(const char *word, const void *names, size_t stride, size_t n);
 /* Flush stdout; a full disk or a closed pipe shows here or nowhere: 0 or 1. */
 int cli_finish(const char *prog);
-/* Flush it now; what fails is said by cli_finish. */
+/* Flush it now; cli_finish reports errors. */
 void cli_flush(void);
 /* One JSON object and a newline on stdout. */
 void cli_json(const json_t *json);
 
-/* Ask a question on the terminal: 1 if the answer begins with y, else 0, also where there is no
- * terminal to ask on. */
+/* Ask a question on the terminal: 1 if the answer begins with y, else 0, also without a
+ * terminal. */
 int cli_ask(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* The key for a server: given, else ZSE_API_KEY, else OPENAI_API_KEY of the environment; NULL:
  * none. */
 const char *cli_api_key(const char *given);
-/* path with a leading ~/ as the user's home.  Caller frees; NULL: out of memory. */
+/* path with a leading ~/ replaced by the user's home.  Caller frees; NULL: out of memory. */
 char *cli_expand_home(const char *path);
 
-/* A result for -o FILE: like atomic_open and atomic_commit, but the FILE "-" is standard output,
- * and a model is never replaced by something else. */
+/* Output for -o FILE: like atomic_open and atomic_commit, but "-" is standard output, and a model
+ * is never replaced by another kind of file. */
 int cli_output_open(struct atomic_file *f, const char *path, struct err *e);
 int cli_output_commit(struct atomic_file *f, struct err *e);
 
-/* Numbers of the command line.  0, or 2 after a sentence on stderr that names the option, the
+/* Parse numbers of the command line.  0, or 2 after a message on stderr that names the option, the
  * text and the range. */
 int cli_parse_int(const char *prog, const char *option, const char *text, long long min, long long max, long long *out);
 int cli_parse_float(const char *prog, const char *option, const char *text, double min, double max, double *out);
-/* Bytes: "6GB" = 6e9, "6GiB" = 6 * 2^30, "512M", "1.5T", "4096".  The letters' case does not
- * matter. */
+/* Bytes: "6GB" = 6e9, "6GiB" = 6 * 2^30, "512M", "1.5T", "4096", in upper or lower case. */
 int cli_parse_size(const char *prog, const char *option, const char *text, uint64_t *out);
 
 /* A point in time, as Unix time: 2027-01-31, 2027-01-31T12:00:00Z, or 90d, 12h, 30m from now
@@ -87,32 +89,31 @@ const char *cli_duration(char out[CLI_BYTES], double seconds);
  * changes: call it again then. */
 void cli_hide_memory(void);
 
-/* From now on Ctrl-C and SIGTERM do not end the program: cli_interrupted() answers the signal's
- * number, and cli_progress asks its callee to stop. */
+/* From now on Ctrl-C and SIGTERM do not end the program: cli_interrupted() returns the signal's
+ * number, and cli_progress asks the reporting function to stop. */
 void cli_catch_interrupt(void);
 int cli_interrupted(void);
-/* TLS writes to sockets with the signal on: ignore it meanwhile.  Afterwards standard output may
- * end the program by it as ever. */
+/* Ignore SIGPIPE while libcurl runs: TLS writes to sockets without MSG_NOSIGNAL.  Afterwards a
+ * closed standard output ends the program again. */
 void cli_ignore_pipe(struct sigaction *before);
 void cli_restore_pipe(const struct sigaction *before);
-/* After ERR_CANCELLED: end by the signal that asked for it, so that the shell sees why. Does not
- * return if there was one. */
+/* After ERR_CANCELLED: end by the signal that cancelled, so that the shell sees the reason.
+ * Returns if there was none. */
 void cli_die_of_interrupt(void);
 
-/* A progress bar on stderr: only if that is a terminal, and only after one second of work.
- * Messages (cli_note, cli_fail ...) wipe it first, from whatever thread they come; it is drawn
- * anew with the next report. */
+/* A progress bar on stderr: only on a terminal, and only after one second of work.  Messages
+ * (cli_note, cli_fail ...) from any thread erase it first; the next report draws it again. */
 struct cli_progress {
     struct progress progress;       /* hand &p.progress to the library */
     int on;
     uint64_t start_ns, drawn_ns;    /* of the current step */
-    uint64_t first;                 /* `done` of the step's first report: work from before does not count in the rate */
+    uint64_t first;                 /* `done` of the step's first report: earlier work does not count in the rate */
     char what[64];
 };
 void cli_progress_init(struct cli_progress *p);
-void cli_progress_clear(void);      /* at the end of the work, or before output on stdout */
-/* For a handler of signals, which may not wait: what to write to stderr before a message, "" if
- * no bar is there. */
+void cli_progress_clear(void);      /* call at the end of the work, or before output on stdout */
+/* For a signal handler, which must not wait: the bytes to write to stderr before a message, ""
+ * without a bar. */
 const char *cli_progress_wipe(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* cli_suggest.c - the command or option that a mistyped word was probably meant to be. */
+/* cli_suggest.c - suggest the command or option that a mistyped word probably stands for. */
 #include "cmd/cli.h"
 
 #include <stdio.h>
@@ -9,8 +9,8 @@ enum { LONGEST = 32 };
 
 static int least_of(int a, int b) { return a < b ? a : b; }
 
-/* Insertions, deletions, replacements and swaps of neighbours that turn a into b (optimal string
- * alignment); LONGEST if either is longer than that. */
+/* Number of insertions, deletions, replacements and swaps of neighbours that turn a into b (optimal
+ * string alignment); LONGEST if either is longer than that. */
 static int distance(const char *a, const char *b)
 {
     const size_t n = strlen(a), m = strlen(b);
@@ -43,7 +43,8 @@ const char *cli_nearest(const char *word, const void *names, size_t stride, size
         if (!name || !*name)
             continue;
         const size_t shared = strlen(name) < length ? strlen(name) : length;
-        const int d = shared > 2 && strncmp(name, word, shared) == 0 ? 1 : distance(word, name);       /* recom, temperature */
+        /* a prefix, like recom, or a longer word, like temperature */
+        const int d = shared > 2 && strncmp(name, word, shared) == 0 ? 1 : distance(word, name);
         if (d < least && d < (int)strlen(name)) {
             least = d;
             nearest = name;
@@ -55,7 +56,7 @@ const char *cli_nearest(const char *word, const void *names, size_t stride, size
 int cli_no_command(const char *prog, const char *word, const void *names, size_t stride, size_t n)
 {
     const char *near = cli_nearest(word, names, stride, n);
-    return cli_wrong(prog, near ? "'%s' is no command; did you mean '%s'?" : "'%s' is no command", word, near);
+    return cli_wrong(prog, near ? "'%s' is not a command; did you mean '%s'?" : "'%s' is not a command", word, near);
 }
 
 int cli_is_mistyped(const char *word, const void *names, size_t stride, size_t n)
@@ -63,7 +64,7 @@ int cli_is_mistyped(const char *word, const void *names, size_t stride, size_t n
     return !strchr(word, '/') && access(word, F_OK) != 0 && cli_nearest(word, names, stride, n);
 }
 
-/* An unknown long option is the last argument that getopt_long() took. */
+/* Suggest an option for an unknown long one: the last argument that getopt_long() took. */
 static void suggest_option(const char *arg, const struct option *options)
 {
     char name[LONGEST + 1];
@@ -73,7 +74,8 @@ static void suggest_option(const char *arg, const struct option *options)
     snprintf(name, sizeof name, "%.*s", (int)strcspn(arg + 2, "="), arg + 2);
     for (; options[n].name; n++)
         if (strncmp(options[n].name, name, strlen(name)) == 0)
-            return;                                 /* ambiguous, or an argument that it does not take: getopt_long() says which */
+            /* getopt_long() reports ambiguous options and unexpected arguments itself */
+            return;
     const char *near = cli_nearest(name, &options[0].name, sizeof *options, n);
     if (near)
         fprintf(stderr, "did you mean '--%s'?\n", near);

@@ -1,3 +1,4 @@
+/* conv_cache.c - keep automatic conversions in the user's cache folder. */
 #include "cmd/conv_cache.h"
 
 #include <dirent.h>
@@ -36,7 +37,7 @@ static int make_folders(char *path, struct err *e)
     return 0;
 }
 
-/* FNV-1a. */
+/* FNV-1a, a hash */
 #define FNV_START 0xcbf29ce484222325u
 static uint64_t fnv(uint64_t h, const void *data, size_t n)
 {
@@ -46,15 +47,15 @@ static uint64_t fnv(uint64_t h, const void *data, size_t n)
     return h;
 }
 
-/* Of a file's name, size and time of change. */
+/* Hash of a file's name, size and time of change. */
 static uint64_t file_stamp(const char *name, const struct stat *st)
 {
     const uint64_t facts[3] = { (uint64_t)st->st_size, (uint64_t)st->st_mtim.tv_sec, (uint64_t)st->st_mtim.tv_nsec };
     return fnv(fnv(FNV_START, name, strlen(name)), facts, sizeof facts);
 }
 
-/* When the weights at path (a file, or a folder's safetensors) last changed, as one number.
- * source_key reads samples of large tensors; this notices an edit between the samples. */
+/* Hash of the times of change of the weights at path (a file, or a folder's safetensors).
+ * source_key reads only samples of large tensors; this detects an edit between the samples. */
 static uint64_t weights_stamp(const char *path)
 {
     struct stat st;
@@ -71,24 +72,26 @@ static uint64_t weights_stamp(const char *path)
     return sum;
 }
 
-/* A name in the cache, for something of source; its folders are made.  Caller frees. */
-static char *place(const char *source, struct err *e, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-static char *place(const char *source, struct err *e, const char *fmt, ...)
+/* A path in the cache, for a file about source.  make: make its folders.  Caller frees. */
+static char *place(const char *source, int make, struct err *e, const char *fmt,
+                   ...) __attribute__((format(printf, 4, 5)));
+static char *place(const char *source, int make, struct err *e, const char *fmt, ...)
 {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     const int in_home = !cache || !*cache;
     char *path = NULL, *name = NULL;
     va_list ap;
     if (in_home && (!home || !*home)) {
-        err_set(e, ERR_IO, "neither XDG_CACHE_HOME nor HOME is set: no place to keep %s converted; use zse-convert",
+        err_set(e, ERR_IO, "neither XDG_CACHE_HOME nor HOME is set: no folder to cache the conversion of %s; use zse-convert",
                 source);
         return NULL;
     }
     va_start(ap, fmt);
-    const int rc = vasprintf(&name, fmt, ap) < 0 ||
-                   asprintf(&path, "%s%s/zse/%s", in_home ? home : cache, in_home ? "/.cache" : "", name) < 0
-                   ? err_nomem(e, "path")
-                 : make_folders(path, e) == 0 ? 0 : err_prefix(e, "no place to keep %s converted (zse-convert makes a .zse where you like)", source);
+    int rc = vasprintf(&name, fmt, ap) < 0 ||
+             asprintf(&path, "%s%s/zse/%s", in_home ? home : cache, in_home ? "/.cache" : "", name) < 0
+             ? err_nomem(e, "path") : 0;
+    if (rc == 0 && make && make_folders(path, e) != 0)
+        rc = err_prefix(e, "no folder to cache the conversion of %s (zse-convert writes a .zse anywhere)", source);
     va_end(ap);
     free(name);
     if (rc == 0)
@@ -97,7 +100,7 @@ static char *place(const char *source, struct err *e, const char *fmt, ...)
     return NULL;
 }
 
-/* zse/KEY-STAMP-TYPE-VERSION.zse */
+/* The path zse/KEY-STAMP-TYPE-VERSION.zse. */
 char *conv_cache_path(const char *source, const char *type, struct err *e)
 {
     char key[33];
@@ -107,30 +110,29 @@ char *conv_cache_path(const char *source, const char *type, struct err *e)
     const int rc = s->n_tensors ? source_key(s, key, e)
                                 : err_set(e, ERR_UNSUPPORTED, "%s has no weights, only a vocabulary", source);
     source_close(s);
-    return rc == 0 ? place(source, e, "%s-%016" PRIx64 "-%s-%s.zse", key, weights_stamp(source), type, ZSE_VERSION)
+    return rc == 0 ? place(source, 1, e, "%s-%016" PRIx64 "-%s-%s.zse", key, weights_stamp(source), type, ZSE_VERSION)
                    : NULL;
 }
 
-/* zse/HASH-TYPE.END, of the source's path: before its content is known, or while others must not
- * touch it. */
+/* The path zse/HASH-TYPE.END, by the source's path: for use before its content is known, and for
+ * locks. */
 static char *place_by_path(const char *source, const char *type, const char *end, struct err *e)
 {
     char *real = realpath(source, NULL);
     const char *path = real ? real : source;
-    char *name = place(source, e, "%016" PRIx64 "-%s.%s", fnv(FNV_START, path, strlen(path)), type, end);
+    char *name = place(source, 1, e, "%016" PRIx64 "-%s.%s", fnv(FNV_START, path, strlen(path)), type, end);
     free(real);
     return name;
 }
 
-char *conv_cache_record(const char *path, uint64_t dev, uint64_t ino, struct err *e)
+char *conv_cache_record(const char *path, uint64_t dev, uint64_t ino, int make, struct err *e)
 {
-    return place(path, e, "verified/%" PRIx64 "-%" PRIx64, dev, ino);
+    return place(path, make, e, "verified/%" PRIx64 "-%" PRIx64, dev, ino);
 }
 
-/* ---- what lies in the cache ---- */
+/* ---- cleaning ---- */
 
-/* The conversion's type, between the third last '-' and the version: names are
- * KEY-STAMP-TYPE-VERSION.zse. */
+/* Whether two names KEY-STAMP-TYPE-VERSION.zse have the same type. */
 static int same_type(const char *a, const char *b)
 {
     enum { PREFIX = 32 + 1 + 16 + 1 };
@@ -138,9 +140,9 @@ static int same_type(const char *a, const char *b)
            strncmp(a + PREFIX, b + PREFIX, strcspn(a + PREFIX, "-")) == 0;
 }
 
-/* Conversions of sources that are gone, and older ones of this source to this type, are of no
- * more use. */
-static void drop_useless(const char *made, const char *source)
+/* Remove conversions of sources that no longer exist, and older ones of this source to this
+ * type. */
+static void remove_stale(const char *made, const char *source)
 {
     const char *slash = strrchr(made, '/'), *name = slash + 1;
     char *folder = strndup(made, (size_t)(slash - made));
@@ -168,9 +170,9 @@ static void drop_useless(const char *made, const char *source)
     free(folder);
 }
 
-/* Conversions that were interrupted more than a week ago: their sources may have another key by
- * now, and then no run resumes them. */
-static void drop_interrupted(const char *made)
+/* Remove conversions that were interrupted more than a week ago: if their source has changed since,
+ * no run resumes them. */
+static void remove_interrupted(const char *made)
 {
     enum { WEEK = 7 * 24 * 3600 };
     static const char *const ends[] = { "partial", "journal", "state-0", "state-1" };
@@ -197,8 +199,8 @@ static void drop_interrupted(const char *made)
     free(folder);
 }
 
-/* Write down where a conversion came from, tidy up, and say once how large it is. */
-static void keep_books(const struct conv_cache_request *a, const char *made, const char *source)
+/* Record the source of a conversion, clean the cache, and print the size once. */
+static void record_source(const struct conv_cache_request *a, const char *made, const char *source)
 {
     struct stat st;
     char size[CLI_BYTES], *real = realpath(source, NULL), *name;
@@ -208,10 +210,10 @@ static void keep_books(const struct conv_cache_request *a, const char *made, con
     if (f) {
         fputs(real, f);
         fclose(f);
-        drop_useless(made, real);
-        drop_interrupted(made);
+        remove_stale(made, real);
+        remove_interrupted(made);
     }
-    cli_note(a->prog, "kept as %s (%s); for the fastest start convert it yourself: zse-convert %s -o NAME.zse", made,
+    cli_note(a->prog, "kept as %s (%s); to keep it elsewhere: zse-convert %s -o NAME.zse", made,
              cli_bytes(size, stat(made, &st) == 0 ? (uint64_t)st.st_size : 0), a->asked);
     free(real);
     free(name);
@@ -238,7 +240,7 @@ int conv_cache_lock(struct conv_cache_lock *l, const struct conv_cache_request *
         if (fstat(l->fd, &mine) == 0 && stat(l->name, &there) == 0 && mine.st_ino == there.st_ino &&
             mine.st_dev == there.st_dev)
             return 0;
-        close(l->fd);                   /* whoever had it has removed the name: once more */
+        close(l->fd);                   /* the last holder has removed the name: try again */
     }
     if (cli_interrupted())
         err_set(e, ERR_CANCELLED, "%s: cancelled", l->name);
@@ -250,7 +252,7 @@ int conv_cache_lock(struct conv_cache_lock *l, const struct conv_cache_request *
     return -1;
 }
 
-/* Removed while it is held: who waits for it finds the result, or converts. */
+/* The file is removed while it is locked: a process that waits for it then opens a new one. */
 void conv_cache_unlock(struct conv_cache_lock *l)
 {
     unlink(l->name);
@@ -258,7 +260,7 @@ void conv_cache_unlock(struct conv_cache_lock *l)
     close(l->fd);
 }
 
-/* ---- making one ---- */
+/* ---- converting ---- */
 
 static int convert(const struct conv_cache_request *a, struct hub_stream *stream, char **source, const char *output,
                    struct err *e)
@@ -271,12 +273,12 @@ static int convert(const struct conv_cache_request *a, struct hub_stream *stream
         hub_stream_close(stream, rc, source, e);
     if (rc != 0)
         return -1;
-    o.keep_grid = 0;                    /* TYPE says so, or not */
+    o.keep_grid = 0;                    /* the type decides */
     o.source = *source;
     o.output = output;
     o.n_threads = a->n_threads;
     o.kernels = a->kernels;
-    o.overwrite = 1;                    /* what is there could not be read */
+    o.overwrite = 1;                    /* the existing file could not be read */
     o.before = preflight_convert;
     o.before_user = (void *)(uintptr_t)&pre;
     rc = run_conversion(a->prog, &o, stream, source, NULL, e);
@@ -286,30 +288,31 @@ static int convert(const struct conv_cache_request *a, struct hub_stream *stream
 
 int conv_cache_make(const struct conv_cache_request *a, const char *source, const char *path, struct err *e)
 {
-    char *here = (char *)(uintptr_t)source;             /* stays: only a stream's source may turn out to be elsewhere */
+    char *here = (char *)(uintptr_t)source;             /* not changed: only a stream's source can become another */
     cli_note(a->prog, "converting %s once, to %s (%s)", a->asked, path, a->type);
     if (convert(a, NULL, &here, path, e) != 0)
         return -1;
-    keep_books(a, path, source);
+    record_source(a, path, source);
     return 0;
 }
 
 int conv_cache_arriving(const struct conv_cache_request *a, struct hub_stream *stream, char **source, char **path,
                        struct err *e)
 {
-    char *name = place_by_path(*source, a->type, "part", e);        /* its own depends on what is still to come */
+    /* a name by path, since the final name depends on content that is still to come */
+    char *name = place_by_path(*source, a->type, "part", e);
     *path = NULL;
     if (!name) {
         hub_stream_close(stream, -1, source, e);
         return -1;
     }
-    cli_note(a->prog, "converting %s once, as it comes (%s)", a->asked, a->type);
+    cli_note(a->prog, "converting %s once, while it downloads (%s)", a->asked, a->type);
     int rc = convert(a, stream, source, name, e);
     if (rc == 0 && (!(*path = conv_cache_path(*source, a->type, e)) ||
                     (rename(name, *path) != 0 && err_sys(e, "%s", *path) != 0)))
         rc = -1;
     if (rc == 0)
-        keep_books(a, *path, *source);
+        record_source(a, *path, *source);
     else
         unlink(name);
     free(name);

@@ -1,5 +1,5 @@
-/* convert_plan.c - zse-convert --plan: what a model would take as each type, which of them fits
- * here, and how fast it would be.  Nothing is read but its configuration. */
+/* convert_plan.c - zse-convert --plan: compare the size and speed of a model as each type, and mark
+ * those that fit here.  Only its configuration is read. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -11,7 +11,7 @@
 
 static const char prog[] = "zse-convert";
 enum { CONTEXT = 4096 };
-static const int cards[] = { 4, 8, 16, 24 };           /* GB of usual GPUs */
+static const int cards[] = { 4, 8, 16, 24 };           /* GB of common GPUs */
 enum { N_CARDS = sizeof cards / sizeof *cards };
 
 struct sizes {
@@ -82,8 +82,8 @@ static void print_text(const struct sizes *s, const char *name)
     if (s->best >= 0)
         printf("%s: -q %s\n", plan_mode_name(s->mode->mode), s->t.c[s->best].type);
     else
-        printf("nothing of this fits here\n");
-    printf("memories of");
+        printf("none of these fits here\n");
+    printf("GPUs of");
     for (int i = 0; i < N_CARDS; i++)
         printf("%s %d GB: %s", i ? ";" : "", cards[i],
                choice_for(s, cards[i]) ? choice_for(s, cards[i]) : "too little");

@@ -1,4 +1,4 @@
-/* convert_report.c - what was converted into what, how exactly, how fast. */
+/* convert_report.c - print the result of a conversion: tensors, types, exactness, time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,8 +36,8 @@ struct pair {
     uint64_t bytes, source_bytes;
 };
 
-/* Vectors (norms and biases) are left out: always f32.  The caller frees *out; out of memory
- * looks like no pairs. */
+/* Count the matrices by pair of types; vectors (norms and biases) are always f32 and left out.  The
+ * caller frees *out; without memory there are no pairs. */
 static int pairs_of(const struct convert_report *r, struct pair **out)
 {
     struct pair *pairs = *out = calloc((size_t)r->n_tensors + 1, sizeof *pairs);
@@ -66,7 +66,7 @@ void convert_warn_inexact(const char *prog, const struct convert_report *r)
 {
     struct pair *pairs;
     if (r->type.kind != CONVERT_KEEP)
-        return;             /* rounded by choice */
+        return;             /* the user chose a type */
     int n = pairs_of(r, &pairs);
     for (int i = 0; i < n; i++) {
         const struct qtype_info *t = qtype_info(pairs[i].type);
@@ -74,7 +74,7 @@ void convert_warn_inexact(const char *prog, const struct convert_report *r)
         int rounded_floats = pairs[i].source == GGML_F32 || pairs[i].source == GGML_F16 ||
                              pairs[i].source == GGML_BF16 || pairs[i].source == GGML_F64;
         if (pairs[i].exact || to_float || rounded_floats)
-            continue;           /* rounding floats is what a conversion is for */
+            continue;           /* rounding floats is expected */
         cli_note(prog, "warning: %s to %s is not exact: %d tensor%s, largest error %.3g (%.2g of the weights' size)",
                  source_name(pairs[i].source), t->name, pairs[i].tensors, plural(pairs[i].tensors), pairs[i].max_error,
                  pairs[i].worst_rel);

@@ -1,4 +1,4 @@
-/* hardware_budget.c - zse-hardware budget: a pipeline of GPUs, rank by rank. */
+/* hardware_budget.c - zse-hardware budget: print the memory of each GPU of a pipeline. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,10 +9,10 @@
 #include "libcommon/plan/budget.h"
 
 static const char prog[] = "zse-hardware";
-enum { EXPERT_GROUP = 128 };            /* weights that share a bf16 scale */
+enum { EXPERT_GROUP = 128 };            /* number of weights that share a bf16 scale */
 static const double MIB = 1048576;
 
-/* "20,21,20", or a number of ranks. 0, or the exit code after a sentence. */
+/* Parse "20,21,20", or a number of ranks.  0, or the exit code after a message. */
 static int parse_ranks(const char *text, int n_layers, struct budget_options *b)
 {
     char *end;
@@ -34,7 +34,7 @@ static int parse_ranks(const char *text, int n_layers, struct budget_options *b)
     return 0;
 }
 
-/* 0, or the exit code after a sentence. */
+/* Parse the options of budget.  0, or the exit code after a message. */
 static int parse(const struct hardware_options *o, const struct plan_shape *s, struct budget_options *b)
 {
     const char *quant = o->quant ? o->quant : "int8", *kv = o->kv ? o->kv : "fp8";
@@ -62,7 +62,7 @@ static int parse(const struct hardware_options *o, const struct plan_shape *s, s
             b->rank_bytes = b->rank_bytes == 0 ||
                             (double)gpu[i].free < b->rank_bytes ? (double)gpu[i].free : b->rank_bytes;
         if (n == 0)
-            return cli_wrong(prog, "budget: how large is a GPU? --vram-mb (%s)", why);
+            return cli_wrong(prog, "budget: the size of a GPU is not known: give --vram-mb (%s)", why);
     }
     b->rank_bytes *= o->fraction;
     return o->pp ? parse_ranks(o->pp, s->n_layers, b) : 0;
@@ -86,7 +86,7 @@ static void print_summary(const char *name, const struct budget *b, const struct
     for (int i = 0; i < b->n_ranks; i++)
         fprintf(stderr, "%5d %7d %10.0f %10.0f %10.0f %12.0f%s\n", i, b->rank[i].n_layers, b->rank[i].weights / MIB,
                 b->rank[i].experts / MIB, b->rank[i].free / MIB, b->rank[i].tokens, i == b->bottleneck &&
-                b->n_ranks > 1 ? "  the least" : "");
+                b->n_ranks > 1 ? "  least" : "");
     fprintf(stderr, "context %.0f tokens\n", b->context);
 }
 

@@ -1,5 +1,5 @@
-/* hardware_check.c - zse-hardware check: what would make this machine faster.  It only looks;
- * nothing is changed. */
+/* hardware_check.c - zse-hardware check: suggest settings that make this machine faster.  It
+ * changes nothing. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 static const char prog[] = "zse-hardware";
 
-/* status "ok", "info" or "warning"; command: what to type, NULL where there is nothing to type. */
+/* Add a result.  status: "ok", "info" or "warning"; command: to be typed by the user, or NULL. */
 static void add(json_t *all, const char *name, const char *status, const char *command, const char *fmt,
                 ...) __attribute__((format(printf, 5, 6)));
 
@@ -27,25 +27,25 @@ static void add(json_t *all, const char *name, const char *status, const char *c
 static void check_cpu(json_t *all, const struct machine *m)
 {
     if (!*m->governor)
-        add(all, "governor", "ok", NULL, "the clock is not this system's to choose%s",
+        add(all, "governor", "ok", NULL, "the clock is not controlled by this system%s",
             m->virtual_machine ? " (virtual machine)" : "");
     else if (strcmp(m->governor, "performance") == 0)
         add(all, "governor", "ok", NULL, "performance");
     else
         add(all, "governor", "warning", "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
-            "the governor is %s: the clock rises late after every pause", m->governor);
+            "the governor is %s: after a pause the clock rises slowly", m->governor);
     const char *best = machine_has(m, "amx_int8") ? "amx_int8" : machine_has(m, "avx512_vnni") ? "avx512_vnni"
         : machine_has(m, "avx_vnni") ? "avx_vnni" :
                        machine_has(m, "avx2") ? "avx2" : NULL;
     if (best)
         add(all, "simd", "ok", NULL, "%s", best);
     else
-        add(all, "simd", "warning", NULL, "no AVX2: the kernels in plain C do the work%s",
-            m->virtual_machine ? "; let the virtual machine see the host's processor" : "");
+        add(all, "simd", "warning", NULL, "no AVX2: the kernels in plain C are used%s",
+            m->virtual_machine ? "; let the virtual machine use the host's CPU model" : "");
     if (m->cpu_quota > 0 && m->cpu_quota < m->n_usable) {
         char command[80];
         snprintf(command, sizeof command, "zse-serve --threads %d MODEL", machine_threads(m));
-        add(all, "quota", "warning", command, "the control group allows %.4g of %d processors: more threads than that are stopped in the middle of a step", m->cpu_quota, m->n_usable);
+        add(all, "quota", "warning", command, "the control group allows %.4g of %d processors: more threads than that are throttled in the middle of a step", m->cpu_quota, m->n_usable);
     } else {
         add(all, "quota", "ok", NULL, "no limit on processors");
     }
@@ -77,7 +77,7 @@ static void check_memory(json_t *all, const struct machine *m)
             "in the last 10 s all tasks waited for memory %.0f %% of the time", y->stalled10);
     if (y->swap_total && y->swap_free < y->swap_total / 2)
         add(all, "swap", "warning", "sudo swapoff -a && sudo swapon -a",
-            "%s of swap are in use: what is there comes back slowly", cli_bytes(a, y->swap_total - y->swap_free));
+            "%s of swap are in use: reading it back is slow", cli_bytes(a, y->swap_total - y->swap_free));
     if (strcmp(m->thp, "always") == 0)
         add(all, "huge_pages", "ok", NULL, "transparent huge pages: always");
     else if (*m->thp)
@@ -93,12 +93,12 @@ static void check_memory(json_t *all, const struct machine *m)
             cli_bytes(a, bytes));
     }
     if (m->n_nodes > 1)
-        add(all, "numa", "info", "numactl --interleave=all zse-serve MODEL", "%d NUMA nodes: pages of a model lie where they were first read; interleaved, all memory channels serve them",
+        add(all, "numa", "info", "numactl --interleave=all zse-serve MODEL", "%d NUMA nodes: a model's pages lie on the node that first reads them; interleaved, they use all memory channels",
             m->n_nodes);
     else
         add(all, "numa", "ok", NULL, "one node");
     if (m->n_modules == 1)
-        add(all, "channels", "warning", NULL, "one memory module: a second one doubles what decoding can read");
+        add(all, "channels", "warning", NULL, "one memory module: a second one doubles the memory bandwidth");
 }
 
 static void check_devices(json_t *all, const struct machine *m)
@@ -111,7 +111,7 @@ static void check_devices(json_t *all, const struct machine *m)
     for (int i = 0; i < m->n_disks; i++)
         only_hdd &= strcmp(m->disk[i].kind, "hdd") == 0;
     if (only_hdd)
-        add(all, "disk", "warning", NULL, "all disks spin: the first start of a model takes its bytes at some 0.2 GB/s");
+        add(all, "disk", "warning", NULL, "all disks are hard disks: the first start reads a model at about 0.2 GB/s");
 }
 
 int hardware_check(const struct hardware_options *o)

@@ -1,5 +1,5 @@
-/* hardware_models.c - zse-hardware recommend and capacity: the models of the registry against a
- * memory. */
+/* hardware_models.c - zse-hardware recommend and capacity: compare the models of the registry with
+ * the memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,10 +10,10 @@
 
 static const char prog[] = "zse-hardware";
 enum { CONTEXT = 4096, PROMPT = 512 };
-/* Bytes to plan for; what else there is for layers that do not fit in there, 0: nothing. */
-struct room { uint64_t memory, beside; };
+/* Bytes to plan for, and bytes of other memory for layers that do not fit there (0: none). */
+struct budget_room { uint64_t memory, beside; };
 
-/* The memory to plan for: given, or what this process can have. */
+/* The memory to plan for: given with --vram, or available to this process. */
 static int find_memory(const struct hardware_options *o, struct machine *m, uint64_t *memory, const char **what,
                        struct err *e)
 {
@@ -24,9 +24,10 @@ static int find_memory(const struct hardware_options *o, struct machine *m, uint
     return 0;
 }
 
-/* Layers that a device takes, with their keys and values, beside its workspace, where the rest
- * lies in the machine's memory; 0: that does not fit. */
-static int device_layers(const struct planned *p, const struct plan_weights *w, int context, const struct room *r)
+/* Number of layers that a device takes, with their keys and values, beside its workspace, the rest
+ * being in the machine's memory; 0: the model does not fit. */
+static int device_layers(const struct planned *p, const struct plan_weights *w, int context,
+                         const struct budget_room *r)
 {
     const int n = p->shape.n_layers;
     const uint64_t all = planned_bytes(p, w, context), workspace = planned_workspace(p),
@@ -37,9 +38,9 @@ static int device_layers(const struct planned *p, const struct plan_weights *w, 
     return all + workspace - (uint64_t)layers * each <= plan_usable(r->beside) ? layers : 0;
 }
 
-/* One model: its choice, or NULL if nothing fits (or it does not run here); *failed: a sentence
- * is in *e.  With r->beside also what fits only there together. */
-static json_t *choose(const json_t *m, const struct hardware_options *o, const struct room *r,
+/* The choice for one model, or NULL if nothing fits (or it does not run here); *failed: *e has a
+ * message.  With r->beside also a model that fits only in both memories together. */
+static json_t *choose(const json_t *m, const struct hardware_options *o, const struct budget_room *r,
                       const struct plan_rates *rates, int *failed, struct err *e)
 {
     const json_t *config = json_object_get(m, "config");
@@ -59,7 +60,7 @@ static json_t *choose(const json_t *m, const struct hardware_options *o, const s
                    ? -1 : plan_choose(c, PLANNED_TYPES, (enum plan_mode)o->mode, r->memory), layers = 0;
     const int whole = best >= 0;
     for (int i = 0; i < PLANNED_TYPES && !whole && !*failed && r->beside; i++)
-        c[i].decode = 0;                /* of a machine whose GPU takes part nothing is known */
+        c[i].decode = 0;                /* speed with a GPU is not predicted */
     if (!*failed && !whole && r->beside && (p.supported || o->all)) {
         best = plan_choose(c, PLANNED_TYPES, (enum plan_mode)o->mode, r->memory + r->beside);
         if (best >= 0 && !(layers = device_layers(&p, &w[best], context, r)))
@@ -98,7 +99,7 @@ static void print_choice(const json_t *c)
 }
 
 static void print_choices(const struct hardware_options *o, const json_t *all, const json_t *hybrid,
-                          const struct room *r, const char *what, int speed, int one_only)
+                          const struct budget_room *r, const char *what, int speed, int one_only)
 {
     char size[CLI_BYTES];
     size_t i;
@@ -121,7 +122,7 @@ static int recommend(const struct hardware_options *o, json_t *registry, struct 
 {
     struct machine m;
     struct plan_rates rates = { 0 };
-    struct room r = { 0 };
+    struct budget_room r = { 0 };
     const char *what;
     json_t *all = json_array(), *hybrid = json_array(), *one;
     const json_t *only = NULL;
@@ -166,10 +167,10 @@ int hardware_recommend(const struct hardware_options *o)
 
 /* ---- capacity ---- */
 
-struct item { char *model, *title; const char *type; double bytes; };
+struct candidate { char *model, *title; const char *type; double bytes; };
 
 /* "7B:int4" */
-static int parse_item(struct item *t, const char *text, int context, struct err *e)
+static int parse_item(struct candidate *t, const char *text, int context, struct err *e)
 {
     const char *colon = strrchr(text, ':');
     struct planned p = { 0 };
@@ -187,7 +188,7 @@ static int parse_item(struct item *t, const char *text, int context, struct err 
     return rc;
 }
 
-static void report(const struct hardware_options *o, uint64_t memory, const struct item *items, int n)
+static void report(const struct hardware_options *o, uint64_t memory, const struct candidate *items, int n)
 {
     json_t *rows = json_array();
     double together = 0;
@@ -229,7 +230,7 @@ int hardware_capacity(const struct hardware_options *o)
     struct err e;
     uint64_t memory;
     const char *what;
-    struct item *items = calloc((size_t)o->n_names, sizeof *items);
+    struct candidate *items = calloc((size_t)o->n_names, sizeof *items);
     int rc = items ? find_memory(o, &m, &memory, &what, &e) : err_nomem(&e, "models");
     for (int i = 0; i < o->n_names && rc == 0; i++)
         rc = parse_item(&items[i], o->names[i], o->context ? o->context : CONTEXT, &e);

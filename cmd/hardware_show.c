@@ -1,4 +1,4 @@
-/* hardware_show.c - the machine as text and as JSON. */
+/* hardware_show.c - print the machine as text and as JSON. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

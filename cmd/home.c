@@ -1,3 +1,4 @@
+/* home.c - find the folder of keys, counters, the audit log and the server's token. */
 #include "cmd/home.h"
 
 #include <pwd.h>
@@ -14,7 +15,7 @@ char *home_folder(const char *wanted, struct err *e)
         const struct passwd *p = getpwuid(getuid());
         user = p ? p->pw_dir : NULL;
         if (!user) {
-            err_set(e, ERR_IO, "neither $ZSE_HOME nor $HOME is set, and user %u has no home: --home DIR says where",
+            err_set(e, ERR_IO, "neither $ZSE_HOME nor $HOME is set, and user %u has no home: give --home DIR",
                     (unsigned)getuid());
             return NULL;
         }

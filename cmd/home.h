@@ -1,4 +1,4 @@
-/* home.h - where keys, counters, the audit log and the server's token lie. */
+/* home.h - the folder that holds keys, counters, the audit log and the server's token. */
 #ifndef ZSE_CMD_HOME_H
 #define ZSE_CMD_HOME_H
 

@@ -1,3 +1,5 @@
+/* hub_cli.c - fetch models that the command line names, with the environment of the Python
+ * tools. */
 #include "cmd/hub_cli.h"
 
 #include <pwd.h>
@@ -53,7 +55,7 @@ static char *cache_folder(const char *home)
     return asprintf(&out, "%s/hub", home) < 0 ? NULL : out;
 }
 
-/* The token itself, else what is in the file that `hf auth login` writes. NULL: none. */
+/* The token from the environment, else from the file that `hf auth login` writes.  NULL: none. */
 static char *find_token(const char *home)
 {
     const char *v = set("HF_TOKEN") ? set("HF_TOKEN") : set("HUGGING_FACE_HUB_TOKEN"), *file = set("HF_TOKEN_PATH");
@@ -116,7 +118,8 @@ void hub_setup_release(struct hub_setup *s)
     free(s->cache);
 }
 
-/* Before gigabytes come: does this run here at all? */
+/* Before the weights are downloaded: whether the architecture runs here, then the caller's
+ * check. */
 static int check_config(void *user, const char *folder, uint64_t bytes, struct err *e)
 {
     const struct hub_before *b = user;
@@ -125,7 +128,7 @@ static int check_config(void *user, const char *folder, uint64_t bytes, struct e
     char *path;
     if (asprintf(&path, "%s/config.json", folder) < 0)
         return err_nomem(e, "path");
-    if (access(path, R_OK) != 0) {      /* a GGUF says it in its first bytes */
+    if (access(path, R_OK) != 0) {      /* a GGUF has its configuration in its first bytes */
         free(path);
         return 0;
     }
@@ -243,7 +246,7 @@ int hub_model_path(const char *prog, const char *arg, int refresh, const struct 
     sigaction(SIGINT, NULL, &before[0]);
     sigaction(SIGTERM, NULL, &before[1]);
     cli_ignore_pipe(&pipe_before);
-    cli_catch_interrupt();              /* Ctrl-C writes down how far it came */
+    cli_catch_interrupt();              /* Ctrl-C saves the state of the download */
     if (rc == 0)
         rc = hub_fetch(&s.o, &name, path, e);
     cli_progress_clear();

@@ -1,5 +1,4 @@
-/* hub_stream.c - a model's files come in a thread of their own, while the main thread converts
- * what is there. */
+/* hub_stream.c - download a model's files in a thread while the main thread converts them. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -13,22 +12,22 @@ struct hub_stream {
     struct hub_setup setup;
     struct hub_name name;
     struct hub_before before;
-    struct progress shown, quiet;       /* of the download; of the conversion */
-    struct sigaction signals[2];        /* as they were for SIGINT and SIGTERM */
-    const struct progress *to;          /* the conversion's own */
+    struct progress shown, quiet;       /* progress of the download; of the conversion */
+    struct sigaction signals[2];        /* previous actions of SIGINT and SIGTERM */
+    const struct progress *to;          /* the caller's progress of the conversion */
     pthread_t thread;
-    pthread_mutex_t lock;               /* of all below */
+    pthread_mutex_t lock;               /* protects all members below */
     pthread_cond_t moved;
     enum state state;
-    int stop, known, wanted;            /* wanted: the shard that the conversion waits for, -1: none */
-    int rc; struct err e;               /* how the download ended */
-    char *path, *folder;                /* what it fetched; where shards arrive */
+    int stop, known, wanted;            /* wanted: index of the shard that the conversion waits for, or -1 */
+    int rc; struct err e;               /* result of the download */
+    char *path, *folder;                /* path: fetched; folder: where shards arrive */
     struct source_arriving arriving;
     struct source_shard *shards; int n_shards;          /* owned, with names and heads */
     char *here;
 };
 
-/* ---- in the download's thread ---- */
+/* ---- in the download thread ---- */
 
 static int report_download(void *user, const char *what, uint64_t done, uint64_t total, const char *unit)
 {
@@ -100,7 +99,8 @@ static void *run(void *user)
     sigset_t pipe;
     sigemptyset(&pipe);
     sigaddset(&pipe, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &pipe, NULL);        /* of connections that are closed; one that the model is written to still ends the program */
+    /* blocked for closed connections only: a closed output still ends the program */
+    pthread_sigmask(SIG_BLOCK, &pipe, NULL);
     const int rc = hub_fetch(&s->setup.o, &s->name, &path, &e);
     cli_progress_clear();
     pthread_mutex_lock(&s->lock);
@@ -113,7 +113,7 @@ static void *run(void *user)
     return NULL;
 }
 
-/* ---- in the conversion's ---- */
+/* ---- in the conversion's thread ---- */
 
 static int wait_for(void *user, int shard, struct err *e)
 {
@@ -127,7 +127,8 @@ static int wait_for(void *user, int shard, struct err *e)
     if (!here && s->rc != 0)
         *e = s->e;
     pthread_mutex_unlock(&s->lock);
-    return here ? 0 : s->rc != 0 ? -1 : err_set(e, ERR_IO, "%s: %s did not come", s->name.repo, s->shards[shard].name);
+    return here ? 0 : s->rc != 0 ? -1 : err_set(e, ERR_IO, "%s: %s was not downloaded", s->name.repo,
+                                                s->shards[shard].name);
 }
 
 static int report_conversion(void *user, const char *what, uint64_t done, uint64_t total, const char *unit)
@@ -188,7 +189,7 @@ static int start(struct hub_stream *s, const char *prog, const char *arg, int re
     return pthread_create(&s->thread, NULL, run, s) == 0 ? 0 : err_set(e, ERR_MEMORY, "no thread for the download");
 }
 
-/* The thread has ended or is about to. */
+/* Join the thread, which has ended or is about to, and report its result. */
 static int finish(struct hub_stream *s, char **path, struct err *e)
 {
     pthread_join(s->thread, NULL);
@@ -246,7 +247,8 @@ int hub_stream_close(struct hub_stream *s, int rc, char **path, struct err *e)
     pthread_mutex_unlock(&s->lock);
     char *before = strdup(*path);
     const int end = finish(s, path, e), other = end == 0 && before && strcmp(before, *path) != 0;
-    const int own = rc != 0 && !(ended && end != 0);        /* the conversion failed by itself: the download only stopped because of it */
+    /* the conversion's own failure: the download only stopped because of it */
+    const int own = rc != 0 && !(ended && end != 0);
     if (own)
         *e = first;
     free(before);

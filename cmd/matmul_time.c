@@ -1,3 +1,4 @@
+/* matmul_time.c - time a multiplication by one matrix of random codes that is read from memory. */
 #include "cmd/matmul_time.h"
 
 #include <stdlib.h>
@@ -9,9 +10,11 @@
 #include "libcommon/hw/memory.h"
 
 enum {
-    FOOTPRINT = 256 << 20,      /* bytes of copies of the matrix, used in turn: each is read from memory, as in a large model */
+    /* bytes of copies of the matrix; used in turn, so that each is read from memory, as in a large
+     * model */
+    FOOTPRINT = 256 << 20,
     JOB_TILES = 4,
-    SLICE_NS = 30000000,        /* one measurement takes this long or one multiplication */
+    SLICE_NS = 30000000,        /* duration of one measurement, at least one multiplication */
 };
 
 struct matmul_time {
@@ -19,7 +22,7 @@ struct matmul_time {
     struct pool *pool;
     struct mat m;
     uint8_t *data; int n_copies, copy;
-    int n, exact;               /* tokens; 1: float types */
+    int n, exact;               /* exact 1: float types */
     float *x, *out;
     void *act;
     uint8_t *scratch; size_t scratch_each;
@@ -61,14 +64,14 @@ double matmul_time_run(struct matmul_time *b, int n)
 int matmul_time_mat(struct mat *m, enum qtype type, int rows, int cols, struct err *e)
 {
     const struct qtype_info *t = qtype_info(type);
-    /* groups as large as the type has them, but 64 for int8 */
+    /* the largest group of the type, but 64 for int8 */
     const int group = t->group_sizes & 256 ? 256 : t->group_sizes & 128 &&
                       (t->bits < 8 || t->group_sizes == 128) ? 128 : t->group_sizes & 64 ? 64 : 32;
     return mat_init(m, type, group, qtype_takes_floats(t) ? 0 : group == 64 ? 64 : 128, rows, cols, e);
 }
 
-/* Random codes; scales in f16 and powers of two must be numbers of a usual size, and floats no
- * denormals: they take a hundred times as long, and models have none. */
+/* Fill with random codes.  Scales in f16 and powers of two must be numbers of a usual size, and
+ * floats must not be denormals: those take a hundred times as long, and models have none. */
 static int fill(struct matmul_time *b, struct matmul_time_weights w, struct err *e)
 {
     const struct qtype_info *t = qtype_info(b->m.type);

@@ -1,3 +1,4 @@
+/* memory_note.c - print the memory of this process (--verbose). */
 #include "cmd/memory_note.h"
 
 #include <stdint.h>

@@ -1,3 +1,4 @@
+/* model_verify.c - compare the checksums of a model file once after it changed. */
 #include "cmd/model_verify.h"
 
 #include <inttypes.h>
@@ -19,9 +20,9 @@ enum { MONTH = 30 * 24 * 3600, LINE = 128 };
 
 struct model_verify {
     struct zfile *z;
-    char *record;                   /* NULL: there is no place for one */
+    char *record;                   /* NULL: there is no folder for one */
     int in_cache;
-    int at;                         /* of zfile_verify_from */
+    int at;                         /* position of zfile_verify_from */
     int damaged; struct err damage;
     _Atomic int stop;
     pthread_t thread; int running;
@@ -38,9 +39,9 @@ int verify_mode_parse(const char *name, enum verify_mode *mode)
     return -1;
 }
 
-/* ---- what is known ---- */
+/* ---- the record of the last check ---- */
 
-/* The file as a line of text: its state, and how its last check ended. */
+/* The record's line of text: the file's state, and the result of its last check. */
 static void describe(const struct zfile *z, const char *outcome, char line[LINE])
 {
     const struct map *m = zfile_map((struct zfile *)(uintptr_t)z);
@@ -64,12 +65,14 @@ static int is_recent(const struct model_verify *v)
     return v->record && stat(v->record, &st) == 0 && time(NULL) - st.st_mtime < MONTH;
 }
 
-/* Best effort: without it the file is checked again. */
+/* Best effort: without a record the file is checked again. */
 static void remember(const struct model_verify *v, const char *outcome)
 {
     char line[LINE];
     struct atomic_file f;
     struct err ignored;
+    const struct map *m = zfile_map(v->z);
+    free(conv_cache_record(zfile_path(v->z), m->dev, m->ino, 1, &ignored));      /* makes the folder */
     if (!v->record || atomic_open(&f, v->record, &ignored) != 0)
         return;
     describe(v->z, outcome, line);
@@ -94,26 +97,26 @@ static void end_with_damage(struct model_verify *v, const struct err *e)
     } else {
         remember(v, "damaged");
     }
-    strncat(v->damage.msg, v->in_cache ? "; this conversion is damaged and was removed, the next run makes it again"
+    strncat(v->damage.msg, v->in_cache ? "; this conversion is damaged and was removed; the next run converts again"
                                        : "; the file is damaged",
             sizeof v->damage.msg - strlen(v->damage.msg) - 1);
     zfile_set_damage(v->z, &v->damage);
 }
 
-/* As far as it goes before somebody says stop. */
+/* Check until done or until v->stop is set. */
 static void check(struct model_verify *v)
 {
     struct err e, changed;
     const int rc = zfile_verify_from(v->z, &v->at, &v->stop, &e);
     if (rc < 0 && (e.code != ERR_FORMAT || zfile_check(v->z, &changed) != 0))
-        return;                             /* cut or written to since it was opened: the engine's own check says so */
+        return;                             /* changed since it was opened: the engine's own check reports that */
     if (rc < 0)
         end_with_damage(v, &e);
     else if (rc == 1)
         remember(v, "verified");
 }
 
-/* The processor and the disk when nothing else wants them. */
+/* Run only when the CPU and the disk are otherwise idle. */
 static void step_back(void)
 {
     enum { IOPRIO_WHO_PROCESS = 1, IOPRIO_CLASS_IDLE = 3 << 13 };
@@ -142,7 +145,8 @@ static void join(struct model_verify *v)
     v->running = 0;
 }
 
-int model_verify_start(struct model_verify **out, struct zfile *z, enum verify_mode mode, int in_cache, int in_background,
+int model_verify_start(struct model_verify **out, struct zfile *z, enum verify_mode mode, int in_cache,
+                       int in_background,
                  struct err *e)
 {
     struct model_verify *v = *out = NULL;
@@ -154,7 +158,7 @@ int model_verify_start(struct model_verify **out, struct zfile *z, enum verify_m
         return err_nomem(e, "checking the model");
     v->z = z;
     v->in_cache = in_cache;
-    v->record = conv_cache_record(zfile_path(z), m->dev, m->ino, &ignored);
+    v->record = conv_cache_record(zfile_path(z), m->dev, m->ino, 0, &ignored);
     int rc = 0;
     if (says(v, "verified") && is_recent(v)) {
         model_verify_stop(v);

@@ -1,4 +1,5 @@
-#include "cmd/roofline_show.h"
+/* limits_show.c - print the measured limits of a machine as text and as JSON. */
+#include "cmd/limits_show.h"
 
 #include <stdio.h>
 

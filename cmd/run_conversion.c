@@ -1,3 +1,4 @@
+/* run_conversion.c - run a conversion with a progress bar, notes and Ctrl-C. */
 #include "cmd/run_conversion.h"
 
 #include <signal.h>
@@ -25,7 +26,7 @@ static int convert(const char *prog, struct convert_options *o, struct hub_strea
     o->note_user = (void *)(uintptr_t)prog;
     const int rc = convert_run(o, r, e);
     cli_progress_clear();
-    if (!stream) {                      /* which caught them, and gives them back as it is closed */
+    if (!stream) {                      /* a stream catches the signals itself and restores them when it is closed */
         sigaction(SIGINT, &before[0], NULL);
         sigaction(SIGTERM, &before[1], NULL);
     }
@@ -41,12 +42,12 @@ int run_conversion(const char *prog, struct convert_options *o, struct hub_strea
     if (!stream)
         return rc;
     o->source = *found;
-    if (end == 1) {                     /* an older commit, from the cache */
+    if (end == 1) {                     /* the stream fell back to an older commit in the cache */
         if (r)
             convert_report_release(r);
         return convert(prog, o, NULL, r, e);
     }
     if (rc == 0 && end != 0)
-        cli_note(prog, "%s", e->msg);   /* the file is there, the cache is not as it should be */
+        cli_note(prog, "%s", e->msg);   /* the conversion succeeded, the download did not */
     return rc;
 }

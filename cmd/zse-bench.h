@@ -76,13 +76,14 @@ struct work_limits {
 /* Count the work of a token in m as r runs it, and measure the limits of n_threads (0: all). */
 int share_init(struct work_limits *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e);
 /* The same with the limits of a GPU. */
-int share_init_gpu(struct work_limits *s, const struct model *m, const struct run_options *r, int device, struct err *e);
+int share_init_gpu(struct work_limits *s, const struct model *m, const struct run_options *r, int device,
+                   struct err *e);
 /* Share of the limit of arithmetic; with amx: of the AMX tiles (0 where there are none). */
 double share_prefill(const struct work_limits *s, double tokens_per_s, int amx);
 /* Share of the limit of reading: a step reads all weights once and kv_tokens from the cache. */
 double share_decode(const struct work_limits *s, double step_s, double kv_tokens);
 /* The limits as JSON: {"threads", "read_bytes_per_s", "int8_op_per_s", "amx_op_per_s",
- * "f32_flop_per_s"}; what was not measured is left out. */
+ * "f32_flop_per_s"}, without those that were not measured. */
 json_t *share_limits_json(const struct roofline *l);
 /* The same for a GPU: {"copy_bytes_per_s", "upload_bytes_per_s", "mma_flop_per_s"}. */
 json_t *share_gpu_json(const struct gpu_speeds *g);

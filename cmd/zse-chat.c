@@ -1,4 +1,4 @@
-/* zse-chat - talk with a model: a conversation on a terminal, a filter otherwise. */
+/* zse-chat.c - talk with a model: a conversation on a terminal, a filter otherwise. */
 #include <errno.h>
 #include <histedit.h>
 #include <langinfo.h>
@@ -23,16 +23,16 @@
 struct editor {
     EditLine *el;
     History *history;
-    char *file;                 /* of the history; NULL: none */
+    char *file;                 /* file of the history; NULL: none */
     const char *prompt;
-    FILE *out;                  /* of the prompt */
+    FILE *out;                  /* stream for the prompt */
     int color, marks_paste;
-    sigset_t outside;           /* signal mask with SIGINT let through */
+    sigset_t outside;           /* signal mask with SIGINT unblocked */
 };
 
-/* Ctrl-C at the prompt.  SIGINT is blocked while libedit works and let in only around read(),
- * which it then leaves by a jump: a terminal forgets its input at Ctrl-C, so to wait until it is
- * readable and then read could block for ever. */
+/* Ctrl-C at the prompt.  SIGINT is blocked while libedit works and unblocked only around read(),
+ * which the handler leaves by a jump.  Waiting until the terminal is readable and then reading
+ * could block for ever, because a terminal discards its input at Ctrl-C. */
 static volatile sig_atomic_t interrupted, reading;
 static sigjmp_buf leave_read;
 
@@ -62,10 +62,11 @@ static ssize_t read_byte(const sigset_t *outside, char *c)
 
 static char *prompt_text(EditLine *el)
 {
-    static char text[32];       /* libedit's callback has no other way to hand out a string */
+    static char text[32];       /* static, because libedit's callback returns a pointer */
     struct editor *d;
     el_get(el, EL_CLIENTDATA, &d);
-    snprintf(text, sizeof text, d->color ? "\1\33[1m\1%c\1\33[0m\1 " : "%c ", d->prompt[0]);   /* libedit drops what comes after the last character */
+    /* the blank comes last because libedit drops escape sequences at the end */
+    snprintf(text, sizeof text, d->color ? "\1\33[1m\1%c\1\33[0m\1 " : "%c ", d->prompt[0]);
     return text;
 }
 
@@ -91,14 +92,14 @@ static int read_char(EditLine *el, wchar_t *c)
     return 1;
 }
 
-/* ---- bracketed paste: a terminal that is asked to marks pasted text with ESC[200~ and ESC[201~
- * ---- */
+/* ---- bracketed paste: on request, a terminal marks pasted text with ESC[200~ and ESC[201~ ---- */
 
 #define PASTE_ON "\33[?2004h"
 #define PASTE_OFF "\33[?2004l"
 
-/* Pasted characters up to the end mark, with '\n' as the end of a line, whatever the terminal
- * sends; other control characters are dropped.  Caller frees; NULL: out of memory, or Ctrl-C. */
+/* Pasted characters up to the end mark, with '
+ * ' as the end of every line; other control characters are dropped.  Caller frees; NULL: out of
+ * memory, or Ctrl-C. */
 static wchar_t *read_paste(EditLine *el)
 {
     static const wchar_t end[] = L"\33[201~";
@@ -138,8 +139,8 @@ done:;
     return text;
 }
 
-/* libedit's handler of ESC[200~: the pasted lines become part of the line that is edited, and
- * Enter sends them as one turn. */
+/* libedit's handler of ESC[200~: the pasted lines are inserted into the edited line, and Enter
+ * sends them as one turn. */
 static unsigned char on_paste(EditLine *el, wint_t c)
 {
     (void)c;
@@ -149,7 +150,7 @@ static unsigned char on_paste(EditLine *el, wint_t c)
     return bad ? CC_ERROR : CC_REFRESH;
 }
 
-/* Ask the terminal to mark pasted text, or to stop. */
+/* Tell the terminal to mark pasted text (PASTE_ON), or to stop (PASTE_OFF). */
 static void mark_paste(const struct editor *d, const char *what)
 {
     if (!d->marks_paste)
@@ -158,7 +159,8 @@ static void mark_paste(const struct editor *d, const char *what)
     fflush(d->out);
 }
 
-/* STATE/zse/chat_history, its folder made.  NULL: no place for it, which is no error. */
+/* The path STATE/zse/chat_history; its folder is made.  NULL: no place for it, which is not an
+ * error. */
 static char *history_file(void)
 {
     const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
@@ -265,7 +267,7 @@ static int talk(const struct chat_options *o, const struct opened_model *m, stru
         cli_note("zse-chat", "out of memory");
         return CLI_FAILED;
     }
-    int rc = chat_talk(o, m, r, read_line, &d);
+    int rc = chat_converse(o, m, r, read_line, &d);
     editor_close(&d);
     return rc ? rc : cli_finish("zse-chat");
 }
@@ -281,7 +283,7 @@ static int run_remote(struct chat_options *o, int interactive)
     return rc;
 }
 
-/* --plan: nothing is generated. */
+/* --plan: print the plan, generate nothing. */
 static int plan(const struct chat_options *o)
 {
     const int n = o->batch ? o->parallel : 1;
@@ -289,16 +291,18 @@ static int plan(const struct chat_options *o)
     struct opened_model m;
     struct unopened u;
     struct err e;
-    int rc = unopened_find(&u, "zse-chat", o->model, &o->run, &e);
+    struct run_options r = o->run;
+    r.verify = VERIFY_NEVER;            /* a plan reads no weights */
+    int rc = unopened_find(&u, "zse-chat", o->model, &r, &e);
     if (rc == 1) {
-        eo = run_engine_options(&o->run, n, context_of(&u.config, &o->run));
-        rc = preflight_plan_unopened("zse-chat", &u, &o->run, &eo, o->json);
+        eo = run_engine_options(&r, n, context_of(&u.config, &r));
+        rc = preflight_plan_unopened("zse-chat", &u, &r, &eo, o->json);
         unopened_release(&u);
-    } else if (rc < 0 || open_model("zse-chat", o->model, &o->run, &m, &e) != 0) {
+    } else if (rc < 0 || open_model("zse-chat", o->model, &r, &m, &e) != 0) {
         return cli_fail("zse-chat", &e);
     } else {
-        eo = run_engine_options(&o->run, n, context_len(&m, &o->run));
-        rc = preflight_plan("zse-chat", &m, &o->run, &eo, o->json);
+        eo = run_engine_options(&r, n, context_len(&m, &r));
+        rc = preflight_plan("zse-chat", &m, &r, &eo, o->json);
         close_model(&m);
     }
     const int written = cli_finish("zse-chat");
@@ -319,7 +323,7 @@ static int run(struct chat_options *o, uint64_t main_ns)
     if (o->plan)
         return plan(o);
     if (o->piped)
-        main_ns = clock_ns();           /* waiting for standard input is not loading */
+        main_ns = clock_ns();           /* waiting for standard input does not count as loading */
     if (open_model("zse-chat", o->model, &o->run, &m, &e) != 0)
         return cli_fail("zse-chat", &e);
     struct chat_marks marks = { .main = main_ns, .mapped = m.mapped_ns, .opened = clock_ns() };

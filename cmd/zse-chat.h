@@ -1,4 +1,5 @@
-/* zse-chat.h - the parts of zse-chat: options, prompts, one answer or many, and the conversation. */
+/* zse-chat.h - the parts of zse-chat: options, prompts, one answer or many, and the
+ * conversation. */
 #ifndef ZSE_CMD_ZSE_CHAT_H
 #define ZSE_CMD_ZSE_CHAT_H
 
@@ -19,27 +20,28 @@
 /* ---- chat_options.c ---- */
 struct chat_options {
     const char *model, *prompt, *system, *batch, *template_file;        /* NULL: not given */
-    const char *url, *key, *ca_file;    /* --url: a server answers; its key; certificates to trust */
+    const char *url, *key, *ca_file;    /* --url: the address of a server, its API key, certificates to trust */
     char *text; size_t text_size;       /* the whole prompt, once chat_read_prompt() has read it; owned */
-    int piped;                          /* all or some of it came from standard input */
+    int piped;                          /* some or all of it came from standard input */
     int raw, json, ids, ignore_eos, no_think, plan;
-    int stop_when_full;                 /* --on-full stop: a conversation that fills the context is refused; else its oldest turns are left out */
+    /* --on-full stop: refuse a turn that does not fit the context; else drop the oldest turns */
+    int stop_when_full;
     int parallel, max_tokens;           /* max_tokens 0: until the context is full */
     struct sampling sampling;
-    unsigned given;                     /* bits: sampling options of the command line */
+    unsigned given;                     /* bit i: sampling option i was given on the command line */
     const char **stop; int n_stop;      /* owned */
     struct logit_bias *bias;            /* owned */
-    const char *schema_file, *grammar_file, *regex;     /* what the answer must look like: at most one */
-    struct grammar_vocab *vocab;        /* owned; NULL without one of them */
+    const char *schema_file, *grammar_file, *regex;     /* constraints on the answer; at most one */
+    struct grammar_vocab *vocab;        /* owned; NULL without a constraint */
     struct grammar *grammar;            /* owned */
     struct run_options run;
 };
-/* -1: go on; else the exit code. */
+/* Returns -1 to go on, else the exit code. */
 int chat_options_parse(struct chat_options *o, int argc, char **argv);
 void chat_options_release(struct chat_options *o);
-/* With --url: what was given, in the words of the API, into the body of a request. */
+/* With --url: add the options that were given to the body of a request, under the API's names. */
 int chat_options_fields(const struct chat_options *o, json_t *body, struct err *e);
-/* What was not given on the command line: from the model's generation_config, else
+/* Fill in the options that were not given: from the model's generation_config, else from
  * sampling_defaults; a random seed. */
 int chat_options_complete(struct chat_options *o, const struct opened_model *m, struct err *e);
 
@@ -50,21 +52,21 @@ void chat_grammar_close(struct chat_options *o);
 /* ---- chat_prompt.c ---- */
 struct prompter {
     const struct tokenizer *tokenizer;
-    struct tmpl *tmpl;                  /* owned; NULL: text goes in as it is */
+    struct tmpl *tmpl;                  /* owned; NULL: text is used unchanged */
     const char *bos, *eos;              /* texts; owned */
-    int no_think, fallback;             /* fallback: ChatML, as the model brings no template */
+    int no_think, fallback;             /* fallback: ChatML is used, as the model has no template */
 };
-/* The model's template, --template, or none with --raw.  fallback: ChatML where the model has
- * none (else raw, with a note). */
+/* Load the model's template or --template, or none with --raw.  fallback: use ChatML if the model
+ * has no template (else the text is used unchanged, with a note). */
 int prompter_open(struct prompter *p, const struct opened_model *m, const struct chat_options *o, int fallback,
                   struct err *e);
 void prompter_close(struct prompter *p);
 /* messages: an array of {role, content}.  *text is malloc'd. */
 int prompter_render(const struct prompter *p, const json_t *messages, char **text, size_t *size, struct err *e);
-/* Ids of rendered text; raw: with BOS as the tokenizer asks. *ids is malloc'd. */
+/* Token ids of rendered text; raw: with BOS if the tokenizer adds it.  *ids is malloc'd. */
 int prompter_encode(const struct prompter *p, const char *text, size_t size, int raw, int32_t **ids, int *n,
                     struct err *e);
-/* A single question, with --system if given, to ids. */
+/* Token ids of a single question, with the system message if system is not NULL. */
 int prompter_question(const struct prompter *p, const char *system, const char *text, size_t size, int32_t **ids,
                       int *n, struct err *e);
 json_t *chat_message(const char *role, const char *text, size_t size);
@@ -72,80 +74,83 @@ json_t *chat_message(const char *role, const char *text, size_t size);
 /* ---- chat_answer.c: one request as zse-chat sees it ---- */
 struct answer {
     char *text; size_t size, room;      /* owned */
-    int32_t *ids; int n_ids, ids_room;  /* owned: generated, the EOS included */
+    int32_t *ids; int n_ids, ids_room;  /* owned: generated ids, EOS included */
     enum finish finish;
     struct err error;
     struct request_stats stats;
-    struct request *request;            /* while it runs */
-    int stream;                         /* write to stdout as text comes */
+    struct request *request;            /* valid while it runs */
+    int stream;                         /* write text to stdout as it arrives */
     int nomem;
-    uint64_t first_ns;                  /* when the first token came: clock_ns() */
-    /* of a server (--url) only */
+    uint64_t first_ns;                  /* clock_ns() at the first token */
+    /* only with --url */
     char *reasoning; size_t reasoning_size, reasoning_room;    /* owned; NULL: none */
-    char reason[32];                    /* finish_reason as it says it */
-    int has_usage;                      /* it said how many tokens: stats has them */
+    char reason[32];                    /* finish_reason of the server */
+    int has_usage;                      /* the server sent token counts: they are in stats */
 };
-/* The request of o with these ids; its answer goes into a. */
+/* Submit a request with these ids and the options of o; its answer goes into a. */
 int answer_start(struct answer *a, struct engine *g, const struct chat_options *o, const int32_t *ids, int n,
                  struct err *e);
 void answer_release(struct answer *a);
-/* When zse-chat came by: clock_ns(), which all processes share.  0: not yet. */
-struct chat_marks { uint64_t main, mapped, opened, tokenized, ready, device, context, copied; };     /* the last three: of a GPU, see backend_device */
-/* With a grammar: is the answer a whole one?  It is not if it was cut off. */
+/* Times at which zse-chat reached each point: clock_ns(), which all processes share.  0: not yet.
+ * The last three are of a GPU, see backend_device. */
+struct chat_marks { uint64_t main, mapped, opened, tokenized, ready, device, context, copied; };
+/* With a grammar: 1 if the answer is complete, 0 if it was cut off. */
 int answer_complete(const struct answer *a, const struct chat_options *o);
 json_t *answer_json(const struct answer *a, const struct chat_options *o, const struct chat_marks *marks);
 const char *finish_name(enum finish f);
-/* To standard output; a terminal gets no control characters but tab and newline. */
+/* Write to standard output; a terminal gets no control characters except tab and newline. */
 void chat_write(const char *text, size_t size);
 
 /* ---- chat_once.c ---- */
 int chat_once(const struct chat_options *o, const struct opened_model *m, struct chat_marks *marks);
 int chat_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks);
 
-/* Read o->text: the prompt of -p with the text piped in after it, or standard input alone, whose
- * last newline does not count.  0, or the exit code after a sentence on stderr. */
+/* Read o->text: the prompt of -p followed by the piped text, or standard input alone without its
+ * last newline.  0, or the exit code after a message on stderr. */
 int chat_read_prompt(struct chat_options *o);
 #define CHAT_EMPTY "the prompt is empty: there is nothing to answer"
-/* Nothing but blanks; with --raw, where blanks are text: nothing at all. */
+/* 1 if the text is only white space; with --raw, where white space counts: if it is empty. */
 int chat_prompt_is_empty(const struct chat_options *o, const char *text, size_t size);
-/* All of a stream, '\0' appended.  Caller frees. */
+/* Read all of a stream; '\0' is appended.  Caller frees. */
 char *chat_read_all(FILE *f, const char *name, size_t *size, struct err *e);
-/* One line of output each: JSON (which is released), and text with newlines as \n, backslashes
- * doubled. */
+/* Print one line: a JSON object (whose reference is taken), or text with newlines as
+ *  and doubled backslashes. */
 void chat_print_json(json_t *j);
 void chat_print_escaped(const char *text, size_t size);
 
-/* ---- chat_remote.c: the answers of a server ---- */
+/* ---- chat_remote.c: answers of a server ---- */
 struct remote;
-/* The address, a model (the server's first if none was given), the fields of every request. */
+/* Connect: the address, a model (the server's first if none was given), and the fields of every
+ * request. */
 struct remote *remote_open(const struct chat_options *o, struct err *e);
 void remote_close(struct remote *r);                /* NULL is fine */
 const char *remote_model(const struct remote *r);
 const char *remote_url(const struct remote *r);
-/* One prompt or a batch.  Returns the exit code. */
+/* Answer one prompt or a batch.  Returns the exit code. */
 int remote_run(struct remote *r, const struct chat_options *o);
-/* prompt: an array of messages.  *stop != 0 ends the request: FINISH_CANCELLED.  ERR_LIMIT: the
- * server says that they do not fit its context. */
+/* prompt: an array of messages.  *stop != 0 cancels the request: FINISH_CANCELLED.  ERR_LIMIT: the
+ * messages do not fit the server's context. */
 int remote_answer(struct remote *r, json_t *prompt, struct answer *a, const volatile sig_atomic_t *stop, struct err *e);
 
 /* ---- chat_save.c ---- */
-/* The file that holds the conversation, as /save or /load left it; known 0: none. */
+/* Identity of the file that holds the conversation since /save or /load; known 0: none. */
 struct chat_file { int known; dev_t dev; ino_t ino; struct timespec changed; };
-/* What /save would replace: nothing, the conversation's own file unchanged, another saved
- * conversation of *n_messages, or something else. */
+/* The file that /save would replace: none, the conversation's own file unchanged, another saved
+ * conversation of *n_messages messages, or something else. */
 enum chat_file_kind { CHAT_FILE_FREE, CHAT_FILE_OWN, CHAT_FILE_CONVERSATION, CHAT_FILE_OTHER };
 enum chat_file_kind chat_file_kind(const struct chat_file *f, const char *path, size_t *n_messages);
-/* Either makes path the conversation's own file. */
+/* Both make path the conversation's own file. */
 int chat_file_save(struct chat_file *f, const char *path, json_t *messages, struct err *e);
 json_t *chat_file_load(struct chat_file *f, const char *path, struct err *e);      /* a new array of {role, content} */
 
-/* ---- chat_talk.c ---- */
-/* One line of input without its newline, malloc'd; NULL at the end.  *interrupted: Ctrl-C at the
- * prompt (returns NULL, go on). */
-#define CHAT_QUESTION "? "               /* as prompt: an answer to a question, which the history does not keep */
+/* ---- chat_conversation.c ---- */
+/* Returns one line of input without its newline, malloc'd; NULL at the end.  *interrupted: Ctrl-C
+ * at the prompt (returns NULL, go on). */
+#define CHAT_QUESTION "? "               /* as `prompt`: the line answers a question and is not kept in the history */
 typedef char *(*read_line_fn)(void *user, const char *prompt, int *interrupted);
-/* With a model or a server, the other is NULL.  0 or 1; standard output is not closed yet. */
-int chat_talk(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
+/* Run a conversation with a model or a server; the other is NULL.  Returns 0 or 1; standard output
+ * stays open. */
+int chat_converse(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
               void *user);
 
 #endif

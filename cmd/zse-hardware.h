@@ -9,13 +9,13 @@ struct hardware_options {
     const char *file, *root;            /* NULL: not given */
     /* recommend, capacity */
     const char *model; int mode;        /* enum plan_mode */
-    uint64_t vram;                      /* 0: what this machine has now */
+    uint64_t vram;                      /* 0: the memory available now */
     int context, no_speed, all;
     /* budget */
     const char *pp, *quant, *kv, *experts;
     double vram_mb, headroom_mb, fraction, max_tokens;
     int divisor, quiet;
-    const char *const *names; int n_names;      /* what follows the command; of argv */
+    const char *const *names; int n_names;      /* arguments after the command; borrowed from argv */
 };
 
 int hardware_show(const struct hardware_options *o);

@@ -353,7 +353,7 @@ send hello
 expect \w
 expect >
 send /save $BATS_TEST_TMPDIR/m.zse
-expect m.zse: exists and is no saved conversation
+expect m.zse: exists and is not a saved conversation
 expect >
 send /save ~/a talk.json
 expect saved 2 messages to $BATS_TEST_TMPDIR/a talk.json
@@ -446,7 +446,7 @@ END
   run tests/lib/talk zse-chat "$MODEL" --temp 0 -n 12 --ctx 56 --system x <"$BATS_TEST_TMPDIR/script"
   [ "$status" = 0 ] || { echo "$output"; return 1; }
   [ "$(grep -c 'the oldest turns are left out' <<<"$output")" = 1 ]
-  printf 'expect >\nsend What is 2+2?\nexpect 4\nexpect >\nsend What is 2+2?\nexpect >\nsend hi\nexpect conversation has .*not kept ./clear begins anew\nexpect >\nready\nkey d\nend 0\n' >"$BATS_TEST_TMPDIR/script"
+  printf 'expect >\nsend What is 2+2?\nexpect 4\nexpect >\nsend What is 2+2?\nexpect >\nsend hi\nexpect conversation has .*not kept ./clear starts a new one\nexpect >\nready\nkey d\nend 0\n' >"$BATS_TEST_TMPDIR/script"
   run tests/lib/talk zse-chat "$MODEL" --temp 0 -n 12 --ctx 48 --on-full stop <"$BATS_TEST_TMPDIR/script"
   [ "$status" = 0 ] || { echo "$output"; return 1; }
   run -2 --separate-stderr ask -p hi --on-full never

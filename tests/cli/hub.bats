@@ -486,7 +486,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   wait $a || { cat "$BATS_TEST_TMPDIR/a.err"; return 1; }
   wait $b || { cat "$BATS_TEST_TMPDIR/b.err"; return 1; }
   [ "$(cat "$BATS_TEST_TMPDIR/a" "$BATS_TEST_TMPDIR/b")" = $'2 + 2 = 4\n2 + 2 = 4' ]
-  grep -q 'converting test/layers once, as it comes (keep)' "$BATS_TEST_TMPDIR/a.err"
+  grep -q 'converting test/layers once, while it downloads (keep)' "$BATS_TEST_TMPDIR/a.err"
   run ! grep -q ' once, ' "$BATS_TEST_TMPDIR/b.err"
   [ "$(find "$XDG_CACHE_HOME/zse" -type f -not -path '*/verified/*' | sed 's/.*[0-9]\.zse/zse/' | sort | xargs)" = "zse zse.source" ]
   answers test/layers                                             # from the cache, with the same name

@@ -243,7 +243,7 @@ P
   flip "$T"/cache/zse/*.zse
   q
   [ "$status" = 1 ]
-  [[ "$stderr" == *'this conversion is damaged and was removed, the next run makes it again' ]]
+  [[ "$stderr" == *'this conversion is damaged and was removed; the next run converts again' ]]
   q
   [ "$status$output" = '02 + 2 = 4' ]
   flip "$T"/cache/zse/*.zse

@@ -132,7 +132,7 @@ J
   machine 40000
   run --separate-stderr zse-convert "$T/config.json" --plan --threads 1
   [ "$status" = 1 ]
-  [[ "$output" == *"nothing of this fits here"* ]]
+  [[ "$output" == *"none of these fits here"* ]]
   for args in '--plan' 'models/tiny --plan -o x.zse' 'models/tiny --plan -q int8' 'models/tiny --plan --verbose' 'models/tiny --mode auto -q nl4 -n' 'models/tiny --mode for_vram -n' 'models/tiny --mode for_vram=0 -n' 'models/tiny --plan --mode fast'; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-convert $args
@@ -239,4 +239,9 @@ J
   [[ "$stderr" != *warning* ]]
   run --separate-stderr zse-convert --synthetic SmolLM2-135M -q nl4 -o "$T/v.zse" --verbose --json
   [ "$status" = 0 ] && [ "$(grep -c 'memory: layer' <<<"$stderr")" = 6 ] && [[ "$stderr" == *"memory: layer 25: "*"memory: end: "* ]]
+}
+
+@test "chat: --plan of a .zse leaves no files" {
+  XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache run -0 zse-chat "$MODEL" --plan
+  [ ! -e "$BATS_TEST_TMPDIR/cache" ]
 }

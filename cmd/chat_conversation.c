@@ -1,9 +1,9 @@
-/* chat_talk.c - the conversation: commands, turns, and Ctrl-C.
+/* chat_conversation.c - run a conversation: commands, turns, and Ctrl-C.
  *
- * A turn renders the whole conversation through the template and hands the engine its ids; what
- * the engine still holds of the last turn is not computed again.  Where the new text begins with
- * the old text (it does unless the template rewrites answers), the ids of the old text are taken
- * as they were: to tokenize a generated answer again may cut it differently. */
+ * A turn renders the whole conversation through the template and submits its ids; the engine does
+ * not recompute the part that its prefix cache still holds.  Where the new text begins with the old
+ * text (always, unless the template rewrites answers), the ids of the old text are kept: tokenizing
+ * a generated answer again may split it differently. */
 #include "cmd/zse-chat.h"
 
 #include <signal.h>
@@ -17,25 +17,27 @@
 
 static const char prog[] = "zse-chat";
 
-struct talk {
+struct conversation {
     const struct chat_options *o;
-    const struct opened_model *m;       /* NULL: a server answers */
+    const struct opened_model *m;       /* NULL: remote answers */
     struct remote *remote;              /* NULL: m answers */
     struct prompter prompter;
     struct engine *engine;
-    json_t *messages;                   /* all of them, for /save */
-    size_t n_dropped;                   /* of the oldest, after the system message: not sent, as the context is full */
-    int said_full;                      /* that has been said */
+    json_t *messages;                   /* all messages, for /save */
+    /* oldest messages after the system message that are no longer sent, because the context is
+     * full */
+    size_t n_dropped;
+    int is_full_noted;                  /* the user was told that the context is full */
     struct chat_file file;
-    int32_t *ids; int n_ids;            /* of the last turn, prompt and answer; NULL: none */
-    char *known; size_t known_size;     /* the text that the first n_known ids stand for; NULL if they do not fit */
+    int32_t *ids; int n_ids;            /* ids of the last turn, prompt and answer; NULL: none */
+    char *known; size_t known_size;     /* the text of the first n_known ids; NULL if they do not match */
     int n_known;
     struct request_stats last;
     read_line_fn read_line;
     void *user;
 };
 
-/* Ctrl-C while an answer comes. */
+/* Set by Ctrl-C during an answer. */
 static volatile sig_atomic_t stop_answer;
 
 static void on_interrupt(int number)
@@ -44,7 +46,7 @@ static void on_interrupt(int number)
     stop_answer = 1;
 }
 
-static void forget(struct talk *t)
+static void forget(struct conversation *t)
 {
     free(t->ids);
     t->ids = NULL;
@@ -55,15 +57,15 @@ static void forget(struct talk *t)
 
 /* ---- a turn ---- */
 
-/* Ids of the rendered conversation. */
-static int conversation_ids(struct talk *t, const char *text, size_t size, int32_t **ids, int *n, struct err *e)
+/* Token ids of the rendered conversation. */
+static int conversation_ids(struct conversation *t, const char *text, size_t size, int32_t **ids, int *n, struct err *e)
 {
     if (t->known && size > t->known_size && memcmp(text, t->known, t->known_size) == 0) {
         int32_t *rest;
         int n_rest;
         if (prompter_encode(&t->prompter, text + t->known_size, size - t->known_size, 0, &rest, &n_rest, e) != 0)
             return -1;
-        /* Only a special token is a boundary that no merge crosses. */
+        /* No merge crosses a special token, so the two parts may be joined there. */
         if (n_rest > 0 && tokenizer_is_special(t->m->tokenizer, rest[0])) {
             *n = t->n_known + n_rest;
             *ids = malloc((size_t)*n * sizeof **ids);
@@ -79,9 +81,9 @@ static int conversation_ids(struct talk *t, const char *text, size_t size, int32
     return prompter_encode(&t->prompter, text, size, 0, ids, n, e);
 }
 
-/* The turn's prompt (its ids are taken over) and answer, and the text they stand for if the
- * answer ended by itself. */
-static void remember(struct talk *t, const char *text, size_t size, int32_t *ids, int n, const struct answer *a)
+/* Keep the ids of the turn's prompt (ids is taken over) and answer, and their text if the answer
+ * ended by itself. */
+static void remember(struct conversation *t, const char *text, size_t size, int32_t *ids, int n, const struct answer *a)
 {
     forget(t);
     int32_t *all = realloc(ids, ((size_t)n + (size_t)a->n_ids) * sizeof *ids);
@@ -96,7 +98,7 @@ static void remember(struct talk *t, const char *text, size_t size, int32_t *ids
     if (a->nomem || a->finish != FINISH_STOP || t->o->n_stop || a->n_ids == 0)
         return;
     t->known_size = size + a->size;
-    t->n_known = t->n_ids - 1;          /* without the EOS: the template writes it */
+    t->n_known = t->n_ids - 1;          /* without the EOS, which the template writes */
     if ((t->known = malloc(t->known_size + 1))) {
         memcpy(t->known, text, size);
         if (a->size)
@@ -112,14 +114,14 @@ static int is_role(const json_t *message, const char *wanted)
     return role && strcmp(role, wanted) == 0;
 }
 
-static json_t *system_message(const struct talk *t)
+static json_t *system_message(const struct conversation *t)
 {
     json_t *first = json_array_get(t->messages, 0);
     return is_role(first, "system") ? first : NULL;
 }
 
-/* Messages of the next request: the system message and what was not dropped.  New reference. */
-static json_t *sent_messages(const struct talk *t)
+/* Messages of the next request: the system message and those not dropped.  New reference. */
+static json_t *sent_messages(const struct conversation *t)
 {
     json_t *all = json_array(), *m;
     const size_t first = system_message(t) != NULL;
@@ -130,9 +132,9 @@ static json_t *sent_messages(const struct talk *t)
     return all;
 }
 
-/* Leave out the oldest turn, from a message of the user to the next.  0: only the current turn
- * is left. */
-static int drop_turn(struct talk *t)
+/* Drop the oldest turn, from one message of the user to the next.  0: only the current turn is
+ * left. */
+static int drop_turn(struct conversation *t)
 {
     const size_t first = system_message(t) != NULL, n = json_array_size(t->messages);
     size_t i = first + t->n_dropped + 1;
@@ -144,24 +146,24 @@ static int drop_turn(struct talk *t)
     return 1;
 }
 
-static void say_full(struct talk *t)
+static void say_full(struct conversation *t)
 {
-    if (!t->said_full)
-        cli_note(prog, "the context is full: the oldest turns are left out from here on (/save writes them all the same)");
-    t->said_full = 1;
+    if (!t->is_full_noted)
+        cli_note(prog, "the context is full: the oldest turns are left out from here on (/save still writes them)");
+    t->is_full_noted = 1;
 }
 
-/* Tokens that a turn should leave for its answer. */
-static int room_for_answer(const struct talk *t, int context)
+/* Number of tokens that a turn should leave for its answer. */
+static int room_for_answer(const struct conversation *t, int context)
 {
     const int most = context / 4;
     return t->o->max_tokens && t->o->max_tokens < most ? t->o->max_tokens : most;
 }
 
-/* Text and ids of the conversation, without its oldest turns where it leaves too little room for
- * an answer.  Then twice that room is made, so that the next turns find the prompt cached.  A
- * conversation that cannot be shortened is taken as long as one token is left. */
-static int fit_context(struct talk *t, char **text, size_t *size, int32_t **ids, int *n, struct err *e)
+/* Text and ids of the conversation, without its oldest turns where too little space is left for an
+ * answer.  Then twice that space is freed, so that the next turns find the prompt cached.  A
+ * conversation that cannot be shortened is accepted as long as one token is left. */
+static int fit_context(struct conversation *t, char **text, size_t *size, int32_t **ids, int *n, struct err *e)
 {
     const int context = context_len(t->m, &t->o->run), want = room_for_answer(t, context);
     for (int room = want;; room = 2 * want) {
@@ -181,15 +183,15 @@ static int fit_context(struct talk *t, char **text, size_t *size, int32_t **ids,
     if (*n < context)
         return 0;
     if (t->o->stop_when_full)
-        return err_set(e, ERR_LIMIT, "the conversation has %d tokens, which leaves no room for an answer in a context of %d: the turn is not kept (/clear begins anew)", *n, context);
+        return err_set(e, ERR_LIMIT, "the conversation has %d tokens, which leaves no room for an answer in a context of %d: the turn is not kept (/clear starts a new one)", *n, context);
     return err_set(e, ERR_LIMIT, "this turn alone has %d tokens, which leaves no room for an answer in a context of %d: it is not kept", *n, context);
 }
 
 /* ---- a turn ---- */
 
-/* A server that finds the conversation too long is asked again without the oldest turn, then
- * without twice as many more each time. */
-static int run_remote(struct talk *t, struct answer *a, struct err *e)
+/* Answer through the server.  If it finds the conversation too long, retry without the oldest turn,
+ * then drop twice as many turns each time. */
+static int run_remote(struct conversation *t, struct answer *a, struct err *e)
 {
     for (int drop = 1;; drop *= 2) {
         json_t *messages = sent_messages(t);
@@ -205,7 +207,7 @@ static int run_remote(struct talk *t, struct answer *a, struct err *e)
     }
 }
 
-static int run_local(struct talk *t, struct answer *a, struct err *e)
+static int run_local(struct conversation *t, struct answer *a, struct err *e)
 {
     char *text = NULL;
     size_t size;
@@ -231,7 +233,7 @@ static int run_local(struct talk *t, struct answer *a, struct err *e)
     return rc;
 }
 
-static void say_cut(const struct talk *t, int n)
+static void say_cut(const struct conversation *t, int n)
 {
     const int by_option = t->o->max_tokens && n >= t->o->max_tokens;
     if (n)
@@ -241,7 +243,7 @@ static void say_cut(const struct talk *t, int n)
         cli_note(prog, "the answer was cut");
 }
 
-static void turn(struct talk *t, const char *text)
+static void turn(struct conversation *t, const char *text)
 {
     struct err e;
     struct answer a = { .stream = 1 };
@@ -273,15 +275,15 @@ static void turn(struct talk *t, const char *text)
 
 static const char help[] =
     "/help          this list\n"
-    "/clear         begin a new conversation\n"
+    "/clear         start a new conversation\n"
     "/system TEXT   set the system message; without TEXT: remove it\n"
     "/stats         figures of the last answer and of memory\n"
     "/save FILE     write the conversation as JSON\n"
     "/load FILE     go on with a saved conversation\n"
     "/exit          leave (also Ctrl-D)\n"
-    "A line that ends in \\ goes on in the next; \"\"\" begins and ends a text of several lines; // begins a line with /.\n";
+    "A line that ends in \\ goes on in the next; \"\"\" begins and ends a text of several lines; // is a / at the start of a line.\n";
 
-static void set_system(struct talk *t, const char *text)
+static void set_system(struct conversation *t, const char *text)
 {
     if (system_message(t))
         json_array_remove(t->messages, 0);
@@ -289,19 +291,19 @@ static void set_system(struct talk *t, const char *text)
         cli_note(prog, "that is not UTF-8");
 }
 
-static void clear(struct talk *t)
+static void clear(struct conversation *t)
 {
     json_t *system = json_incref(system_message(t));
     json_array_clear(t->messages);
     if (system)
         json_array_append_new(t->messages, system);
     t->n_dropped = 0;
-    t->said_full = t->file.known = 0;
+    t->is_full_noted = t->file.known = 0;
     forget(t);
 }
 
-/* A yes in the next line of input. */
-static int confirmed(struct talk *t)
+/* Whether the next line of input is a yes. */
+static int confirmed(struct conversation *t)
 {
     int interrupted = 0;
     cli_flush();
@@ -311,8 +313,9 @@ static int confirmed(struct talk *t)
     return yes;
 }
 
-/* Another conversation is replaced after a yes, a file of any other kind never. */
-static int may_replace(struct talk *t, const char *path)
+/* Whether /save may write path: another conversation is replaced after a yes, any other file
+ * never. */
+static int may_replace(struct conversation *t, const char *path)
 {
     size_t n;
     switch (chat_file_kind(&t->file, path, &n)) {
@@ -324,11 +327,11 @@ static int may_replace(struct talk *t, const char *path)
     case CHAT_FILE_OTHER:
         break;
     }
-    cli_note(prog, "%s: exists and is no saved conversation: it is left as it is", path);
+    cli_note(prog, "%s: exists and is not a saved conversation: it is not replaced", path);
     return 0;
 }
 
-static void save(struct talk *t, const char *arg)
+static void save(struct conversation *t, const char *arg)
 {
     struct err e;
     char *path = cli_expand_home(arg);
@@ -344,7 +347,7 @@ static void save(struct talk *t, const char *arg)
     free(path);
 }
 
-static void load(struct talk *t, const char *arg)
+static void load(struct conversation *t, const char *arg)
 {
     struct err e;
     size_t i;
@@ -358,7 +361,7 @@ static void load(struct talk *t, const char *arg)
     json_decref(t->messages);
     t->messages = messages;
     t->n_dropped = 0;
-    t->said_full = 0;
+    t->is_full_noted = 0;
     forget(t);
     json_array_foreach(t->messages, i, m) {
         const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
@@ -370,7 +373,7 @@ static void load(struct talk *t, const char *arg)
     free(path);
 }
 
-static void print_stats(const struct talk *t)
+static void print_stats(const struct conversation *t)
 {
     struct engine_stats s;
     const struct request_stats *r = &t->last;
@@ -408,7 +411,7 @@ enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
 static size_t first_word(const char *line) { return strcspn(line, " \t\n"); }
 
-/* The command that a line begins with, or N_COMMANDS. */
+/* Index of the command that a line begins with, or N_COMMANDS. */
 static size_t find_command(const char *line)
 {
     const size_t n = first_word(line);
@@ -418,20 +421,20 @@ static size_t find_command(const char *line)
     return i;
 }
 
-/* Text of several lines may have been pasted: a slash there begins a command only if the command
- * exists. */
+/* Whether text may be a command.  Text of several lines may have been pasted: there a slash begins
+ * a command only if the command exists. */
 static int may_be_command(const char *text)
 {
     return text[0] == '/' && (!strchr(text, '\n') || find_command(text) < N_COMMANDS);
 }
 
-/* 1: leave. */
-static int command(struct talk *t, const char *line)
+/* Run a command.  1: leave. */
+static int command(struct conversation *t, const char *line)
 {
     const size_t n = first_word(line), i = find_command(line);
     const char *arg = line + n + strspn(line + n, " \t\n");
     if (i == N_COMMANDS) {
-        cli_note(prog, "%.*s is no command: /help lists them (// begins a line with /)", (int)n, line);
+        cli_note(prog, "%.*s is not a command: /help lists them (// begins a line with /)", (int)n, line);
         return 0;
     }
     if (commands[i].needs_file && !*arg) {
@@ -466,15 +469,16 @@ static int append(char **text, const char *line)
     return 0;
 }
 
-/* One input of one or several lines, malloc'd.  NULL: *interrupted, or the end. */
-static char *read_input(struct talk *t, int *interrupted)
+/* Read one input of one or several lines, malloc'd.  NULL: *interrupted, or the end. */
+static char *read_input(struct conversation *t, int *interrupted)
 {
     char *text = NULL, *line;
     int quoted = 0, more = 1;
     while (more && (line = t->read_line(t->user, text || quoted ? ". " : "> ", interrupted))) {
         char *from = line;
         size_t n = strlen(line);
-        if (!text && !quoted && n >= 3 && memcmp(line, "\"\"\"", 3) == 0 && !strchr(line, '\n')) {        /* not in pasted lines */
+        if (!text && !quoted && n >= 3 && memcmp(line, "\"\"\"", 3) == 0 && !strchr(line, '\n')) {
+            /* but not in pasted lines */
             quoted = 1;
             from += 3;
             n -= 3;
@@ -486,7 +490,7 @@ static char *read_input(struct talk *t, int *interrupted)
         if (goes_on)
             from[n - 1] = '\0';
         more = quoted ? !closes : goes_on;
-        int skip = quoted && (!*from && (from != line || closes));      /* """ alone on a line adds none */
+        int skip = quoted && (!*from && (from != line || closes));      /* """ alone on a line adds no line */
         if (!skip && append(&text, from) != 0)
             more = 0;
         free(line);
@@ -498,7 +502,7 @@ static char *read_input(struct talk *t, int *interrupted)
     return text ? text : strdup("");
 }
 
-static void loop(struct talk *t)
+static void loop(struct conversation *t)
 {
     int interrupted = 0, leave = 0;
     while (!leave) {
@@ -516,11 +520,12 @@ static void loop(struct talk *t)
     }
 }
 
-int chat_talk(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
+int chat_converse(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
               void *user)
 {
     struct err e;
-    struct talk t = { .o = o, .m = m, .remote = r, .read_line = read_line, .user = user, .messages = json_array() };
+    struct conversation t = { .o = o, .m = m, .remote = r, .read_line = read_line, .user = user,
+                              .messages = json_array() };
     struct sigaction action = { .sa_handler = on_interrupt }, before;
     sigemptyset(&action.sa_mask);
     if (!r && (prompter_open(&t.prompter, m, o, 1, &e) != 0 || !(t.engine = open_engine(m, &o->run, 1, 0, 0, &e)))) {
@@ -528,7 +533,7 @@ int chat_talk(const struct chat_options *o, const struct opened_model *m, struct
         json_decref(t.messages);
         return cli_fail(prog, &e);
     }
-    /* A model that knows no ChatML does not end its turn by a token. */
+    /* A model that was not trained on ChatML does not end its turn by a token: stop at the text. */
     struct chat_options own = *o;
     static const char *const turn_end[] = { "<|im_end|>" };
     if (t.prompter.fallback && !own.n_stop) {
