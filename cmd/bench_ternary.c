@@ -88,7 +88,8 @@ int bench_ternary(const struct bench_options *o)
     struct err e;
     if (o->run.type)
         return cli_wrong(prog, "ternary measures nl4, t2 and t3: -q does not apply");
-    const struct limits_options lo = { .n_threads = o->run.threads, .what = LIMIT_READ | LIMIT_INT8 | LIMIT_F32,
+    const struct roofline_options lo = { .n_threads = o->run.threads,
+                                         .what = ROOFLINE_READ | ROOFLINE_INT8 | ROOFLINE_F32,
                                        .only_all = 1 };
     int rc = measure(&b, &e);
     if (rc == 0 && (rc = roofline_measure(&l, &lo, &e)) == 0)

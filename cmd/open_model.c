@@ -303,7 +303,8 @@ static int load_made(const struct conv_cache_request *ask, const char *source, s
 }
 
 /* A GGUF or folder: its converted file. */
-static int load_converted(const struct conv_cache_request *ask, const char *source, struct opened_model *o, struct err *e)
+static int load_converted(const struct conv_cache_request *ask, const char *source, struct opened_model *o,
+                          struct err *e)
 {
     struct conv_cache_lock lock;
     struct err why;

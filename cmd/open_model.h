@@ -2,8 +2,8 @@
  * zse-chat and zse-bench share.
  *
  * MODEL is a .zse, a GGUF file or a Hugging Face folder, told apart by content, or else the name of
- * a model on the hub (cmd/hub_cli.h), which is fetched once; GGUF files and folders are converted once
- * into
+ * a model on the hub (cmd/hub_cli.h), which is fetched once; GGUF files and folders are converted
+ * once into
  * $XDG_CACHE_HOME/zse (or ~/.cache/zse; by one process, others wait), keyed by samples of their
  *   content, the time of its last change, and the type.  No MODEL: $ZSE_MODEL. */
 #ifndef ZSE_CMD_OPEN_MODEL_H

@@ -1,5 +1,5 @@
-/* limits_show.c - print the measured limits of a machine as text and as JSON. */
-#include "cmd/limits_show.h"
+/* roofline_show.c - print the measured limits of a machine as text and as JSON. */
+#include "cmd/roofline_show.h"
 
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* roofline_show.h - what roofline_measure found, as text and as JSON: for zse-bench limits and
+/* roofline_show.h - the results of roofline_measure as text and as JSON, for zse-bench limits and
  * zse-hardware --measure. */
 #ifndef ZSE_CMD_ROOFLINE_SHOW_H
 #define ZSE_CMD_ROOFLINE_SHOW_H
@@ -8,6 +8,7 @@
 #include "libcommon/hw/roofline.h"
 
 json_t *roofline_json(const struct roofline *l);
-void roofline_print(const struct roofline *l, const char *file);        /* file: whose disk was read, or NULL */
+/* file: on the disk that was measured, or NULL */
+void roofline_print(const struct roofline *l, const char *file);
 
 #endif
