@@ -28,7 +28,7 @@ static int sum_up(struct sizes *s, const char *name, const json_t *config, const
     struct err none;
     if (memory_read(&m, preflight_root(), e) != 0)
         return -1;
-    const struct planned_ask ask = { .name = name, .config = config, .context = CONTEXT, .measure = 1,
+    const struct planned_query ask = { .name = name, .config = config, .context = CONTEXT, .measure = 1,
                                      .n_threads = o->n_threads, .kernels = o->kernels };
     if (planned_compare(&s->t, &ask, e) != 0)
         return -1;

@@ -1,5 +1,5 @@
-/* info_dump.c - zse-info's work on data: one tensor as f32, the original files, a look at every
- * byte. */
+/* info_dump.c - extract data from a model: one tensor as f32, the original files, or a check of
+ * every byte. */
 #include "cmd/zse-info.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@
 
 enum { CHUNK = 1 << 18 };       /* values decoded at a time */
 
-/* Every row of t, some at a time, to f (NULL: only looked at). */
+/* Decode every row of t, some at a time, and pass them to f (NULL: the values are only checked). */
 static int each_row(const struct source *s, const struct source_tensor *t, int check_finite, struct atomic_file *f,
                     struct err *e)
 {
@@ -42,7 +42,7 @@ static int each_row(const struct source *s, const struct source_tensor *t, int c
 
 /* ---- from a .zse ---- */
 
-/* Row of a tensor of ours, tiled or plain. */
+/* Decode one row of a tensor of a .zse, tiled or plain. */
 static void decode_row(const struct zfile_tensor *t, int64_t row, float *out)
 {
     size_t n = (size_t)t->m.cols;
@@ -61,19 +61,19 @@ static void decode_row(const struct zfile_tensor *t, int64_t row, float *out)
     }
 }
 
-/* The source tensor, with the pieces found so far. */
+/* The source tensor, as assembled so far from its pieces. */
 struct assembly {
     int64_t rows, cols;                 /* of the source, before transposing */
     int n_dims;                         /* 1 if every piece is a vector */
-    int by_rows;                        /* rows of ours are whole rows of the source: each goes to the file when it is decoded */
+    int by_rows;                        /* our rows are whole rows of the source: each is written when it is decoded */
     int64_t widest;                     /* columns of the widest piece */
-    float *out;                         /* otherwise: all of it */
-    uint8_t *seen;                      /* of each row, or of each value */
+    float *out;                         /* else: the whole tensor */
+    uint8_t *seen;                      /* for each row, or for each value */
     int64_t filled;
 };
 
-/* Put value rows of one piece where they were in the source.  What an earlier piece gave is left
- * alone. */
+/* Put value rows of one piece in their place in the source, except where an earlier piece already
+ * did. */
 static void place(struct assembly *a, const struct zfile_tensor *t, float *row)
 {
     for (int64_t i = 0; i < t->m.rows; i++) {
@@ -119,7 +119,7 @@ static int place_rows(struct assembly *a, const struct zfile_tensor *t, float *r
     return 0;
 }
 
-/* What the pieces say of their source. */
+/* Read from the pieces the shape of their source. */
 static int look(const struct zfile *z, const char *name, struct assembly *a, struct err *e)
 {
     a->n_dims = a->by_rows = 1;
@@ -182,7 +182,7 @@ static int dump_zse(const struct zfile *z, const char *name, struct atomic_file 
         free(a.seen);
         return r;
     }
-    t = zfile_find(z, name);                            /* by our name: as it is here */
+    t = zfile_find(z, name);                            /* by our name: as stored here */
     if (!t)
         return err_set(e, ERR_FORMAT, "%s: there is no tensor %s", zfile_path(z), name);
     float *row = malloc((size_t)t->m.cols * sizeof *row);
@@ -203,7 +203,7 @@ static int is_same_file(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* Is output the model, or something that lies in its folder already? */
+/* Whether output is the model, or an existing file in its folder. */
 static int is_part(const char *model, const char *output)
 {
     const char *slash = strrchr(output, '/');
@@ -243,7 +243,7 @@ int info_dump_tensor(const struct info *i, const char *name, const char *output,
 
 /* ---- originals ---- */
 
-/* dir/name, with the folders it needs; refuses to overwrite. */
+/* Create dir/name and its folders; refuses to overwrite. */
 static int write_original(const char *dir, const char *name, const void *data, size_t size, struct err *e)
 {
     char path[4096];

@@ -1,4 +1,4 @@
-/* info_hub.c - zse-info models search, check and fetch. */
+/* info_hub.c - zse-info models search, check and fetch: models on the hub. */
 #include "cmd/info_models.h"
 
 #include <getopt.h>
@@ -21,18 +21,18 @@ static int ends_with(const char *s, const char *end)
     return n >= m && strcasecmp(s + n - m, end) == 0;
 }
 
-/* ---- what a repository holds ---- */
+/* ---- the contents of a repository ---- */
 
 struct contents {
     int has_config, has_tokenizer, n_safetensors, n_gguf, n_zse;
-    uint64_t bytes;                     /* of safetensors at the top; 0: the hub did not say */
+    uint64_t bytes;                     /* of safetensors at the top level; 0: unknown */
 };
 
 static struct contents look_through(const json_t *info)
 {
     struct contents c = { 0 };
     const json_t *list = json_object_get(info, "siblings"), *v;
-    const json_int_t most = (json_int_t)1 << 50;        /* what says more is no size */
+    const json_int_t most = (json_int_t)1 << 50;        /* larger values are not sizes */
     int vocab = 0, one = 0;
     uint64_t one_bytes = 0;
     size_t i;
@@ -85,8 +85,8 @@ static int is_known_type(const char *model_type)
     return 0;
 }
 
-/* Why it cannot be converted: the first reason that a listing shows. NULL: none. *runs: also the
- * architecture is known to run. */
+/* The first reason in a listing why a model cannot be converted; NULL: none.  *runs: the
+ * architecture is also known to run. */
 static const char *obstacle(const json_t *info, const struct contents *c, char *text, size_t room, int *runs)
 {
     const char *type = json_string_value(json_object_get(json_object_get(info, "config"), "model_type"));
@@ -238,7 +238,7 @@ int info_models_search(int argc, char **argv)
 
 static const char check_usage[] =
     "usage: zse-info models check [OPTIONS] MODEL\n"
-    "Can MODEL be converted and run here, and how much memory do its weights take?  Exit code 1: no.\n"
+    "Check whether MODEL can be converted and run here, and print the memory of its weights.  Exit code 1: no.\n"
     "MODEL is org/name or org/name@revision on the hub, of which only config.json is read; or a folder, a GGUF file, a .zse.\n"
     "  -j, --json        one JSON object\n"
     "  -h, --help        show this help\n"
@@ -253,8 +253,8 @@ static void add_problem(json_t *report, const char *text)
     json_array_append_new(json_object_get(report, "problems"), js_text(text));
 }
 
-/* Weights as 16 bits, and the memory that models of that size take: with 20 % for keys, values
- * and work; 8 and 4 bits with 10 % for scales. */
+/* Estimated memory of weights of 16 bits, with 20 % for keys, values and workspace; with 8 and 4
+ * bits 10 % for scales are added. */
 static void add_sizes(json_t *report, uint64_t bytes, int bits)
 {
     double as16 = (double)bytes * 16 / bits;
@@ -272,7 +272,7 @@ static int bits_of(const json_t *config)
     return dtype && strcmp(dtype, "float32") == 0 ? 32 : 16;
 }
 
-/* The config: does it run? */
+/* Check whether the architecture of the config runs. */
 static void judge_config(json_t *report, const json_t *config)
 {
     struct config c;
@@ -431,7 +431,7 @@ int info_models_check(int argc, char **argv)
 
 static const char fetch_usage[] =
     "usage: zse-info models fetch [OPTIONS] MODEL\n"
-    "Get what a conversion of MODEL, org/name on the hub, needs into the cache of the Python tools, and print where it lies.\n"
+    "Download the files that a conversion of MODEL, org/name on the hub, needs to the cache of the Python tools, and print their path.\n"
     "\n"
     "  -j, --json                 a JSON object instead of text\n"
     "  -h, --help                 show this help\n"
@@ -456,7 +456,7 @@ int info_models_fetch(int argc, char **argv)
         return cli_usage(fetch_usage);
     if (hub_model_path(prog, argv[optind], 1, NULL, &path, &e) != 0)
         return cli_fail(prog, &e);
-    if (access(path, F_OK) != 0) {          /* what is no name of the hub comes back as it is */
+    if (access(path, F_OK) != 0) {          /* a name that the hub cannot have comes back unchanged */
         err_sys(&e, "%s", path);
         free(path);
         return cli_fail(prog, &e);

@@ -1,4 +1,4 @@
-/* info_model.c - what is in a .zse, a GGUF, a folder or a config.json, as one JSON object. */
+/* info_model.c - describe a .zse, a GGUF, a folder or a config.json as one JSON object. */
 #include "cmd/zse-info.h"
 
 #include <assert.h>
@@ -52,7 +52,7 @@ static int has(const char *name, const char *const *parts)
     return 0;
 }
 
-/* "layers.3.experts.17...": most of the tensors there are, where there are experts. */
+/* "layers.3.experts.17...": the most frequent names, if there are experts */
 static int is_our_expert(const char *name)
 {
     if (strncmp(name, "layers.", 7) != 0)
@@ -61,7 +61,7 @@ static int is_our_expert(const char *name)
     return strncmp(name, ".experts.", 9) == 0;
 }
 
-/* What a tensor is for, from its name in any of the three worlds. */
+/* The role of a tensor, from its name in a .zse, a GGUF or a folder. */
 static const char *role_of(const char *name)
 {
     static const char *const norm[] = { "norm", "ln_", "layernorm", "layer_norm", NULL };
@@ -165,7 +165,7 @@ static json_t *all_tensors(const struct info *i)
 }
 
 static int64_t int_of(const json_t *o, const char *key) { return json_integer_value(json_object_get(o, key)); }
-/* Groups as they lie in a .zse. */
+/* The groups of a .zse, in file order. */
 static json_t *zse_groups(const struct info *i)
 {
     json_t *a = json_array();
@@ -182,7 +182,7 @@ static json_t *zse_groups(const struct info *i)
     return a;
 }
 
-/* Of other files, the tensors that name the same layer. */
+/* For other files: the tensors that name the same layer. */
 static json_t *source_groups(const struct info *i)
 {
     json_t *a = json_array();
@@ -209,7 +209,7 @@ static json_t *source_groups(const struct info *i)
 
 /* ---- memory ---- */
 
-/* Sums by number format or by role, in the order in which they occur. */
+/* Sums by number format or by role, in order of first occurrence. */
 enum { SUMS = 64 };
 struct sums { int n; struct { const char *key; int64_t tensors, parameters, bytes; } row[SUMS]; };
 
@@ -257,7 +257,7 @@ static uint64_t file_bytes(const struct info *i)
     return n;
 }
 
-/* Also how many weights there are. */
+/* Also counts the weights. */
 static json_t *memory(const struct info *i, int64_t *parameters)
 {
     struct sums types = { 0 }, roles = { 0 };
@@ -303,7 +303,7 @@ static int64_t parameters_of_config(const struct config *c)
     return n;
 }
 
-/* What is there besides attention and a dense MLP, and what one token uses. */
+/* Fields beyond attention and a dense MLP, and the parameters that one token uses. */
 static void add_mixture(const struct config *c, json_t *d)
 {
     const struct moe *m = &c->moe;
@@ -376,7 +376,7 @@ static void add_model(const struct info *i, json_t *d)
     json_object_set(d, "config", (json_t *)i->config);
 }
 
-/* config.json as it was published, if it was kept. */
+/* The published config.json, if it was kept. */
 static json_t *original_config(const struct info *i)
 {
     const struct source_file *f = i->s ? source_file(i->s, "config.json") : NULL;
@@ -460,7 +460,7 @@ static void add_folder(const struct info *i, json_t *d)
         json_object_set(d, "quantization", (json_t *)q);
 }
 
-/* Only what belongs to one layer. */
+/* The elements that belong to one layer. */
 static json_t *only_layer(json_t *array, const char *key, int layer)
 {
     json_t *out = json_array(), *v;

@@ -1,3 +1,4 @@
+/* info_models.c - zse-info models: run one of its subcommands. */
 #include "cmd/info_models.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* info_models.h - zse-info models: what do people run, what is on the hub, and does it run here? */
+/* info_models.h - zse-info models: list well-known models, search the hub, and check models. */
 #ifndef ZSE_CMD_INFO_MODELS_H
 #define ZSE_CMD_INFO_MODELS_H
 

@@ -1,5 +1,5 @@
-/* info_registry.c - zse-info models list|info: the registry: models that people run, with sizes
- * counted from their configurations. */
+/* info_registry.c - zse-info models list and info: print the registry of well-known models, with
+ * sizes computed from their configurations. */
 #include "cmd/info_models.h"
 
 #include <getopt.h>
@@ -25,7 +25,7 @@ static const char usage[] =
     "  -h, --help                show this help\n";
 
 enum { OPT_JSON = 300, OPT_SUPPORTED, OPT_ZSE12 };
-enum { CONTEXT = 4096 };            /* tokens of keys and values that a size includes */
+enum { CONTEXT = 4096 };            /* tokens of keys and values that are included in a size */
 
 static const struct option options[] = {
     { "category", required_argument, NULL, 'c' }, { "size", required_argument, NULL, 's' },
@@ -54,7 +54,7 @@ static int listed(const json_t *array, const char *word)
     return 0;
 }
 
-/* A model as it is printed: what the registry says, and what follows from its configuration. */
+/* A model as it is printed: its registry entry, and fields computed from its configuration. */
 static json_t *describe(const json_t *m, struct err *e)
 {
     static const char *const as_it_is[] = { "name", "description", "license", "provider", "categories", "tags",
@@ -104,7 +104,7 @@ static json_t *describe(const json_t *m, struct err *e)
     return j;
 }
 
-/* By what the registry says, before its sizes are counted. */
+/* Filter by the registry's own fields, before sizes are computed. */
 static int may_pass(const struct filter *f, const json_t *m)
 {
     return (!f->category || listed(json_object_get(m, "categories"), f->category)) &&
@@ -213,7 +213,7 @@ static int info(const struct filter *f, const char *name)
     return cli_finish(prog);
 }
 
-/* One of these words, else a sentence and 2. */
+/* Check that arg is one of these words; else a message and 2. */
 static int one_of(const char *option, const char *arg, const char *const *words, const char **out)
 {
     char all[200] = "";
@@ -238,7 +238,8 @@ static int take(struct filter *f, int c, const char *arg)
     case 's': return one_of("--size", arg, sizes, &f->size);
     case 'q': return one_of("--quantize", arg, types, &f->type);
     case 'v':
-        snprintf(text, sizeof text, strspn(arg, "0123456789.") == strlen(arg) && *arg ? "%sGB" : "%s", arg);         /* "8" are gigabytes */
+        /* "8" means gigabytes */
+        snprintf(text, sizeof text, strspn(arg, "0123456789.") == strlen(arg) && *arg ? "%sGB" : "%s", arg);
         return cli_parse_size(prog, "--vram", text, &f->vram);
     case 'r': f->recommended = 1; return 0;
     case OPT_SUPPORTED: f->supported = 1; return 0;
@@ -248,12 +249,12 @@ static int take(struct filter *f, int c, const char *arg)
     }
 }
 
-/* -1: go on; else the exit code. */
+/* Parse the options.  -1: go on; else the exit code. */
 static int parse(struct filter *f, int argc, char **argv, int n_names)
 {
     int c, rc;
     *f = (struct filter){ .type = NULL };
-    optind = 0;                         /* begin anew: the caller may have used getopt */
+    optind = 0;                         /* restart: the caller may have used getopt */
     while ((c = cli_getopt(argc, argv, "c:s:v:q:rh", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);

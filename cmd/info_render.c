@@ -1,3 +1,4 @@
+/* info_render.c - zse-info render: apply a chat template to conversations. */
 #include "cmd/info_render.h"
 
 #include <errno.h>
@@ -35,21 +36,22 @@ struct render {
     const char *file, *name, *model;    /* NULL: not given */
     int64_t now;
     struct tmpl *t;                     /* NULL: each object has its own */
-    char *bos, *eos;                    /* of MODEL; may be NULL */
+    char *bos, *eos;                    /* texts of MODEL's tokens; may be NULL */
 };
 
-/* -1: go on; else the exit code. */
+/* Parse the options.  -1: go on; else the exit code. */
 static int parse_options(struct render *r, int argc, char **argv)
 {
     int c;
     long long now = (long long)time(NULL);
-    optind = 0;                         /* begin anew: the caller may have used getopt */
+    optind = 0;                         /* restart: the caller may have used getopt */
     while ((c = cli_getopt(argc, argv, "hV", long_options)) != -1) {
         switch (c) {
         case OPT_TEMPLATE: r->file = optarg; break;
         case OPT_NAME: r->name = optarg; break;
         case OPT_NOW:
-            if (cli_parse_int(prog, "--now", optarg, -62135596800LL, 253402300799LL, &now) != 0)      /* the years 1 to 9999 */
+            /* years 1 to 9999 */
+            if (cli_parse_int(prog, "--now", optarg, -62135596800LL, 253402300799LL, &now) != 0)
                 return CLI_USAGE;
             break;
         case 'h': return cli_help(usage);
@@ -89,7 +91,7 @@ static int open_template(struct render *r, struct err *e)
     return r->t ? 0 : r->model ? err_prefix(e, "%s", r->model) : -1;
 }
 
-/* What the object does not say: BOS and EOS of the model, no generation prompt. */
+/* Defaults for variables that the object lacks: BOS and EOS of the model, no generation prompt. */
 static void add_defaults(const struct render *r, json_t *vars)
 {
     if (r->bos && !json_object_get(vars, "bos_token"))
@@ -100,7 +102,7 @@ static void add_defaults(const struct render *r, json_t *vars)
         json_object_set_new(vars, "add_generation_prompt", json_false());
 }
 
-/* The text of one line, malloc'd; NULL with *e. */
+/* Render one line.  malloc'd; NULL with *e. */
 static char *render_line(const struct render *r, const char *line, size_t n, size_t *size, struct err *e)
 {
     json_error_t why;

@@ -1,4 +1,4 @@
-/* info_text.c - the description of info_model.c as text. */
+/* info_text.c - print the description of info_model.c as text. */
 #include "cmd/zse-info.h"
 
 #include <inttypes.h>

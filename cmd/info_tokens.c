@@ -1,3 +1,4 @@
+/* info_tokens.c - zse-info tokenize and detokenize: convert between text and token ids. */
 #include "cmd/info_tokens.h"
 
 #include <getopt.h>
@@ -49,13 +50,13 @@ struct run {
     struct tokenizer *t;
 };
 
-/* -1: go on; else the exit code. */
+/* Parse the options.  -1: go on; else the exit code. */
 static int parse_options(struct run *r, int argc, char **argv, const struct option *options, const char *usage,
                          const char **model)
 {
     int c;
     r->flags = TOKENIZE_PARSE_SPECIAL;
-    optind = 0;                         /* begin anew: the caller may have used getopt */
+    optind = 0;                         /* restart: the caller may have used getopt */
     while ((c = cli_getopt(argc, argv, "hV", options)) != -1) {
         switch (c) {
         case OPT_ADD: r->flags |= TOKENIZE_ADD_SPECIAL; break;
@@ -132,7 +133,7 @@ done:
     return rc;
 }
 
-/* One line of --jsonl. */
+/* Handle one line of --jsonl. */
 static int one_line(const struct run *r, int (*array)(const struct run *, const json_t *, struct err *),
                     const char *line, size_t n, struct err *e)
 {
@@ -166,7 +167,7 @@ static int lines(const struct run *r, int (*array)(const struct run *, const jso
         rc = one_line(r, array, line, (size_t)n, e);
         if (rc)
             err_prefix(e, "line %zu", count);
-        fflush(stdout);                 /* whoever writes a line may wait for its answer */
+        fflush(stdout);                 /* a program that writes a line may wait for its answer */
     }
     if (!rc && ferror(stdin))
         rc = err_sys(e, "stdin");

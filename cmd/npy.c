@@ -1,3 +1,4 @@
+/* npy.c - read and write NumPy's .npy files. */
 #include "cmd/npy.h"
 
 #include <ctype.h>
@@ -8,7 +9,7 @@
 
 static const char magic[] = "\x93NUMPY";
 
-/* found: begins with a value of the header, or is a text; NULL: there is nothing. */
+/* found: text that begins with a value of the header, or any text; NULL: the key is missing */
 static int bad(const struct npy *a, struct err *e, const char *what, const char *found, const char *expected)
 {
     const size_t n = !found ? 0 : *found == '(' ? strcspn(found, ")") + 1 : strcspn(found, ",}");
@@ -16,7 +17,7 @@ static int bad(const struct npy *a, struct err *e, const char *what, const char 
                    found ? n < 60 ? (int)n : 60 : 7, found ? found : "nothing", expected);
 }
 
-/* What stands behind 'KEY': in the header, a Python dictionary; NULL: no such key. */
+/* The text after 'KEY': in the header, a Python dictionary; NULL: no such key. */
 static const char *value_of(const char *header, const char *key)
 {
     char quoted[24];
@@ -67,7 +68,7 @@ static int read_header(struct npy *a, const char *header, size_t data_at, struct
                                                         a->map.size - data_at, bytes);
 }
 
-/* A file that does not begin as it should. */
+/* Report a file that does not begin with the magic bytes. */
 static int bad_begin(const struct npy *a, struct err *e)
 {
     const uint8_t *b = a->map.data;

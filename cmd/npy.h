@@ -1,5 +1,5 @@
-/* npy.h - arrays in NumPy's .npy files: what numpy.save writes (numpy.lib.format, versions 1 to
- * 3) of little-endian f32 or whole numbers, in C order. */
+/* npy.h - arrays in NumPy's .npy files, as numpy.save writes them (numpy.lib.format, versions 1 to
+ * 3): little-endian f32 or whole numbers, in C order. */
 #ifndef ZSE_CMD_NPY_H
 #define ZSE_CMD_NPY_H
 
@@ -19,14 +19,14 @@ struct npy {
     int64_t n;                          /* elements */
     const uint8_t *data;                /* borrowed from the mapping, any alignment */
 };
-/* The error names the file, the field and what was found there. */
+/* The error names the file, the field and the value found there. */
 int npy_open(struct npy *a, const char *path, struct err *e);
 void npy_close(struct npy *a);
-/* For messages, in Python's words: "float32 of shape (3, 64)".  Returns text. */
+/* For messages, as Python writes it: "float32 of shape (3, 64)".  Returns text. */
 const char *npy_kind(const struct npy *a, char text[NPY_KIND]);
-/* A matrix of f32, whole or not at all. */
+/* Write a matrix of f32.  The file appears complete or not at all. */
 int npy_write(const char *path, const float *x, int64_t rows, int64_t cols, struct err *e);
-/* A vector of i32. */
+/* Write a vector of i32. */
 int npy_write_ids(const char *path, const int32_t *ids, int64_t n, struct err *e);
 
 #endif

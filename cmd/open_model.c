@@ -1,3 +1,5 @@
+/* open_model.c - open MODEL of the command line: fetch, convert, map, plan memory, start an
+ * engine. */
 #include "cmd/open_model.h"
 
 #include <stdlib.h>
@@ -91,15 +93,15 @@ static int parse_cache(const char *prog, const char *arg, struct run_options *r)
     return cli_wrong(prog, "--cache-weights: '%s', expected auto, on or off", arg);
 }
 
-/* Where copies of weights as f16 would have no effect they are refused, but for auto. */
+/* Refuse --cache-weights on where f16 copies of weights would have no effect; auto is accepted. */
 static int check_cache(const char *prog, const struct run_options *r)
 {
     if (r->cache_weights != CACHE_WEIGHTS_ON)
         return 0;
     if (r->exact || r->strict)
-        return cli_wrong(prog, "--cache-weights on: with %s nothing reads weights as f16",
+        return cli_wrong(prog, "--cache-weights on: %s does not read weights as f16",
                          r->exact ? "--exact" : "--strict");
-    return r->gpu ? 0 : cli_wrong(prog, "--cache-weights on: the copies are a GPU's, and there is none (--device)");
+    return r->gpu ? 0 : cli_wrong(prog, "--cache-weights on: there is no GPU (--device)");
 }
 
 static int parse_kv(const char *prog, const char *arg, struct run_options *r)
@@ -159,37 +161,37 @@ int run_options_check(const char *prog, struct run_options *r)
 {
     const char *device = getenv("ZSE_DEVICE");
     if (r->exact && r->kv_given && r->kv != KV_F32)
-        return cli_wrong(prog, "--exact stores keys and values as f32: --kv cannot say otherwise");
+        return cli_wrong(prog, "--exact stores keys and values as f32: it excludes other values of --kv");
     if (r->exact && r->act_given)
-        return cli_wrong(prog, "--exact keeps activations as f32: --act cannot say otherwise");
+        return cli_wrong(prog, "--exact keeps activations as f32: it excludes --act");
     if (r->mode.given && r->type)
-        return cli_wrong(prog, "--mode chooses the type, and so does -q: one of them");
+        return cli_wrong(prog, "--mode and -q exclude each other: both choose the type");
     if (!r->kv_given)
         r->kv = r->exact ? KV_F32 : KV_F16;
     int rc = r->device ? parse_device(prog, "--device", r->device, r)
                        : parse_device(prog, "ZSE_DEVICE", device && *device ? device : "auto", r);
     if (rc == 0 && r->gpu_layers_given && r->gpu_layers > 0 && !r->gpu)
-        return cli_wrong(prog, "--gpu-layers %d: there is no GPU to compute them (--device)", r->gpu_layers);
+        return cli_wrong(prog, "--gpu-layers %d: there is no GPU (--device)", r->gpu_layers);
     if (r->gpu_layers_given && r->gpu_layers == 0)
         r->gpu = 0;
     if (rc == 0 && r->graphs_given && !r->no_graphs && !r->gpu)
-        return cli_wrong(prog, "--cuda-graphs on: there is no GPU whose steps they would be (--device)");
+        return cli_wrong(prog, "--cuda-graphs on: there is no GPU (--device)");
     if (rc == 0 && r->act_int8 && !r->gpu)
-        return cli_wrong(prog, "--act int8: there is no GPU whose activations they would be (--device)");
+        return cli_wrong(prog, "--act int8: there is no GPU (--device)");
     return rc ? rc : check_cache(prog, r);
 }
 
 /* ---- models ---- */
 
-/* Bytes of weights that may be read into memory before they are used: more would drive out what
- * is used first. */
+/* Bytes of weights that may be read into memory in advance: more would evict the first ones before
+ * they are used. */
 static uint64_t may_fill(void)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     return pages > 0 && page > 0 ? (uint64_t)pages / 2 * (uint64_t)page : 0;
 }
 
-/* The .zse at o->path. */
+/* Open the .zse at o->path. */
 static int load(struct opened_model *o, struct err *e)
 {
     size_t size;
@@ -219,7 +221,7 @@ static void unload(struct opened_model *o)
     o->model = NULL;
 }
 
-/* What this device has free. */
+/* Free memory of the device. */
 static int free_memory(const struct run_options *r, uint64_t *bytes, struct err *e)
 {
     struct machine_gpu gpu[MACHINE_GPUS];
@@ -250,7 +252,8 @@ static const char *choose_type(const char *prog, const char *path, const struct 
     char *title = NULL, size[CLI_BYTES];
     uint64_t available = 0;
     json_t *config = planned_config(path, &title, e);
-    const struct planned_ask ask = { .name = name, .path = path, .config = config, .context = r->ctx ? r->ctx : CONTEXT,
+    const struct planned_query ask = { .name = name, .path = path, .config = config,
+                                       .context = r->ctx ? r->ctx : CONTEXT,
                                      .n_seqs = r->max_seqs, .kv_most = r->kv_most,
                                      .measure = !r->gpu &&
                                      (r->mode.mode == PLAN_AUTO || r->mode.mode == PLAN_MAX_SPEED),
@@ -290,7 +293,7 @@ const char *open_model_type(const char *prog, const char *path, const struct run
     return type ? type : "keep";
 }
 
-/* The file at o->path, made if it is not there or not readable. */
+/* Open the file at o->path; convert if it is missing or damaged. */
 static int load_made(const struct conv_cache_request *ask, const char *source, struct opened_model *o, struct err *e)
 {
     struct err why;
@@ -302,7 +305,7 @@ static int load_made(const struct conv_cache_request *ask, const char *source, s
     return conv_cache_make(ask, source, o->path, e) == 0 ? load(o, e) : -1;
 }
 
-/* A GGUF or folder: its converted file. */
+/* Open the cached conversion of a GGUF or folder. */
 static int load_converted(const struct conv_cache_request *ask, const char *source, struct opened_model *o,
                           struct err *e)
 {
@@ -312,17 +315,17 @@ static int load_converted(const struct conv_cache_request *ask, const char *sour
         return -1;
     if (load(o, &why) == 0)
         return 0;
-    if (why.code == ERR_FORMAT && access(o->path, F_OK) != 0)           /* checked and removed just now */
+    if (why.code == ERR_FORMAT && access(o->path, F_OK) != 0)           /* the check has just removed it */
         cli_note(ask->prog, "%s", why.msg);
     unload(o);
     if (conv_cache_lock(&lock, ask, source, e) != 0)
         return -1;
-    const int rc = load_made(ask, source, o, e);        /* somebody else may have made it meanwhile */
+    const int rc = load_made(ask, source, o, e);        /* another process may have made it meanwhile */
     conv_cache_unlock(&lock);
     return rc;
 }
 
-/* A folder whose shards are still coming; the stream is closed. */
+/* Open a folder whose shards are still downloading; the stream is closed. */
 static int load_arriving(const struct conv_cache_request *ask, struct hub_stream *stream, char **source,
                          struct opened_model *o, struct err *e)
 {
@@ -335,7 +338,7 @@ static int load_arriving(const struct conv_cache_request *ask, struct hub_stream
     int rc;
     if (!lock.waited)
         rc = conv_cache_arriving(ask, stream, source, &o->path, e) == 0 ? load(o, e) : -1;
-    else                                                /* somebody else had the same shards, and has made it or failed */
+    else                                                /* another process converted the same shards, or failed */
         rc = hub_stream_close(stream, 0, source, e) == 0 &&
              (o->path = conv_cache_path(*source, ask->type, e)) ? load_made(ask, *source, o, e) : -1;
     conv_cache_unlock(&lock);
@@ -383,7 +386,7 @@ static void end_warm_up(struct opened_model *o)
     o->warming = 0;
 }
 
-/* NULL: nothing does. */
+/* The model's name; NULL: none is given. */
 static const char *named(const char *path)
 {
     path = path ? path : getenv("ZSE_MODEL");
@@ -419,7 +422,7 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
     if (r->mode.given ? hub_model_path(prog, path, 0, &check, &found, e) != 0
                       : hub_stream_open(&stream, prog, path, 0, &check, &found, e) != 0)
         return -1;
-    /* A context takes longer to make than a file to map. */
+    /* Start early: creating a context takes longer than mapping a file. */
     o->warming = r->gpu && pthread_create(&o->warmer, NULL, warm_up, (void *)r) == 0;
     int rc = find_and_load(prog, &found, stream, r, o, e);
     free(found);
@@ -450,10 +453,10 @@ int context_of(const struct config *c, const struct run_options *r)
 
 int context_len(const struct opened_model *o, const struct run_options *r) { return context_of(&o->model->config, r); }
 
-/* Enough tokens of a prompt in one step to fill a GPU's multiprocessors. */
+/* Tokens of a prompt in one step, enough to fill a GPU's multiprocessors. */
 enum { GPU_STEP_TOKENS = 1024 };
 
-/* Is this variable of the environment set, and not to 0? */
+/* Whether this environment variable is set and not 0. */
 static int env_on(const char *name)
 {
     const char *v = getenv(name);

@@ -1,5 +1,5 @@
-/* plan_rates.c - how fast this machine does what a model's steps are made of: each measured by
- * the engine's own kernels, at the model's own sizes. */
+/* plan_rates.c - measure the speed of the parts of a model's steps on this machine, with the
+ * engine's own kernels and the model's own sizes. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "libcommon/engine/sampler.h"
 #include "libcommon/hw/roofline.h"
 
-/* What a step will take is asked for, not the best that was ever seen: medians. */
+/* Medians, because they predict a usual step; the fastest run would not. */
 enum { MOST_RUNS = 20 };
 
 static int by_size(const void *a, const void *b)
@@ -46,10 +46,10 @@ static void nothing(void *arg, int i, int thread)
     (void)thread;
 }
 
-enum { JOBS_EACH = 6 };                          /* of a thread, as in a linear layer */
+enum { JOBS_EACH = 6 };                          /* jobs per thread, as in a linear layer */
 static void empty_loop(void *pool) { pool_run(pool, pool_size(pool) * JOBS_EACH, nothing, NULL); }
 
-/* ---- the likeliest token ---- */
+/* ---- the most likely token ---- */
 
 struct pick { struct sampler *sampler; float *logits; };
 
@@ -81,30 +81,30 @@ static int pick_rate(struct plan_rates *out, struct err *e)
 
 /* ---- rows of floats, in one thread ---- */
 
-struct rows { const struct kernels *k; float *x, *y, *w; void *act; int n, group; };
+struct row_buffers { const struct kernels *k; float *x, *y, *w; void *act; int n, group; };
 
 static void normalise(void *arg)
 {
-    const struct rows *r = arg;
+    const struct row_buffers *r = arg;
     r->k->rms_norm(r->y, r->x, r->w, r->n, 1e-6f, 0);
     r->k->add(r->x, r->x, r->y, 1e-3f, r->n);
 }
 static void round_row(void *arg)
 {
-    const struct rows *r = arg;
+    const struct row_buffers *r = arg;
     for (int p = 0; p < r->k->act_parts(1); p++)
         r->k->act_pack(r->act, r->x, (size_t)r->n, 1, r->n, r->n, r->group, p);
 }
 static void gate(void *arg)
 {
-    const struct rows *r = arg;
+    const struct row_buffers *r = arg;
     r->k->act_mul(r->y, r->x, r->w, r->n, ACT_SILU);
 }
 
 static int row_rates(struct plan_rates *out, const struct kernels *k, struct err *e)
 {
     enum { N = 2048, GROUP = 32, RUNS = 10, TIMES = 20 };
-    struct rows r = { .k = k, .n = N, .group = GROUP };
+    struct row_buffers r = { .k = k, .n = N, .group = GROUP };
     r.x = malloc(3 * N * sizeof *r.x);
     r.act = aligned_alloc(64, (k->act_bytes(1, N, GROUP) + 63) / 64 * 64);
     if (r.x && r.act) {
@@ -131,8 +131,9 @@ struct heads {
     const struct kernels *k;
     struct pool *pool;
     int n_heads, group, head_dim;
-    int n_chunks, chunk;            /* chunks of so many tokens, the last ends at the last position */
-    size_t block, scratch_each, queries_each;       /* of a thread: floats of a chunk's queries, and as many of what comes out */
+    int n_chunks, chunk;            /* chunks of `chunk` tokens; the last one ends at the last position */
+    /* per thread: floats of a chunk's queries, and as many of its output */
+    size_t block, scratch_each, queries_each;
     uint8_t *kv, *scratch;
     float *q, *out;
     int32_t table[POSITIONS / KV_BLOCK];
@@ -141,7 +142,8 @@ struct heads {
 static void attend(void *arg, int i, int thread)
 {
     const struct heads *h = arg;
-    const int head = i % h->n_heads, last = h->n_chunks - 1 - i / h->n_heads;           /* the last sees most: first */
+    /* last chunk first: it takes longest */
+    const int head = i % h->n_heads, last = h->n_chunks - 1 - i / h->n_heads;
     const size_t row = (size_t)h->group * (size_t)h->head_dim, at = (size_t)thread * h->queries_each;
     struct attn a = { .q = h->q + at, .q_token_stride = row, .q_head_stride = (size_t)h->head_dim, .out = h->out + at,
                       .out_token_stride = row,
@@ -183,7 +185,8 @@ static int attention_rates(struct plan_rates *out, const struct plan_shape *s, c
     enum { RUNS = 6 };
     const struct plan_layer *l = NULL;
     for (int i = 0; s && !l && i < s->n_layers; i++)
-        l = s->layer[i].kv_rows > 1 ? &s->layer[i] : NULL;              /* a latent has one row, and kernels like those of others */
+        /* a latent has one row; its kernels are as fast as the others */
+        l = s->layer[i].kv_rows > 1 ? &s->layer[i] : NULL;
     struct heads h = { .k = k, .pool = pool, .n_heads = HEADS_EACH * pool_size(pool),
                        .head_dim = l ? l->kv_width : 128 };
     h.group = l && l->attended ? (int)(l->attended / ((int64_t)l->kv_rows * l->kv_width)) : 4;
@@ -218,11 +221,12 @@ static int attention_rates(struct plan_rates *out, const struct plan_shape *s, c
 
 /* ---- weights ---- */
 
-/* What else a multiplication costs, the loop's end and the rounding, is counted apart. */
+/* The rate of the multiplication alone: the loop's end and the rounding are counted apart. */
 static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, uint64_t footprint,
                    const struct kernels *k, struct pool *pool, struct err *e)
 {
-    enum { MANY = 256, MANY_FLOATS = 32, REPEATS = 3 };         /* floats are slow, and the same from 16 tokens on */
+    /* floats are slow, and their rate is the same from 16 tokens on */
+    enum { MANY = 256, MANY_FLOATS = 32, REPEATS = 3 };
     const struct qtype_info *t = qtype_info(type);
     const int floats = qtype_takes_floats(t), many = floats ? MANY_FLOATS : MANY;
     const int group = t->group_sizes & 256 ? 256 : t->group_sizes == 128 ? 128 : t->group_sizes & 64 &&
@@ -245,7 +249,7 @@ static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, ui
     return 0;
 }
 
-/* What does not depend on the weights' type. */
+/* Rates that do not depend on the weights' type. */
 static int common_rates(struct plan_rates *r, const struct plan_shape *s, int n_threads, const struct kernels *k,
                         struct pool *pool, struct err *e)
 {
@@ -265,7 +269,7 @@ int planned_rates(struct plan_rates *r, const struct plan_weights *w, const stru
                   const char *kernels, struct err *e)
 {
     static const enum qtype usual[] = { QT_BF16, QT_I8, QT_NL4, QT_M5, QT_M6 };
-    enum { ROWS = 8192, COLS = 2048 };              /* of larger matrices the rates are the same */
+    enum { ROWS = 8192, COLS = 2048 };              /* larger matrices have the same rates */
     const int rows = s && s->intermediate_size < ROWS ? s->intermediate_size : ROWS, cols = s &&
         s->hidden_size < COLS ? s->hidden_size : COLS;
     const struct kernels *k = kernels_pick(kernels, e);

@@ -1,3 +1,4 @@
+/* planning.c - compute the size and speed of a model from its configuration. */
 #include "cmd/planning.h"
 
 #include <stdio.h>
@@ -97,13 +98,13 @@ json_t *planned_config(const char *name, char **title, struct err *e)
     return config;
 }
 
-/* Of an expert's tensors a token uses some; their names say so. */
+/* Whether a tensor belongs to an expert, of which a token uses only some. */
 static double active_share(const struct planned *p, const char *name)
 {
     return p->shape.n_experts && strstr(name, ".experts.") ? (double)p->shape.top_k / p->shape.n_experts : 1;
 }
 
-/* Bytes a weight as zse-convert writes them: of linear layers, and of embedding and head. */
+/* Bytes per weight as zse-convert writes them: of linear layers, and of embedding and head. */
 static void rough_bytes(enum qtype type, double *linear, double *ends)
 {
     switch (type) {
@@ -212,13 +213,14 @@ int planned_mode_parse(const char *prog, const char *arg, struct planned_mode *m
         return cli_wrong(prog, "--mode: '%s', expected " PLANNED_MODES, arg);
     arg += sizeof vram - 1;
     char text[64];
-    snprintf(text, sizeof text, strspn(arg, "0123456789.") == strlen(arg) && *arg ? "%sGB" : "%s", arg);         /* "6" and "6.5" are gigabytes */
+    /* "6" and "6.5" mean gigabytes */
+    snprintf(text, sizeof text, strspn(arg, "0123456789.") == strlen(arg) && *arg ? "%sGB" : "%s", arg);
     if (cli_parse_size(prog, "--mode for_vram", text, &m->memory) != 0)
         return CLI_USAGE;
     return m->memory ? 0 : cli_wrong(prog, "--mode for_vram: expected a memory larger than 0");
 }
 
-static uint64_t bytes_of(const struct planned_choices *s, const struct plan_weights *w, const struct planned_ask *a)
+static uint64_t bytes_of(const struct planned_choices *s, const struct plan_weights *w, const struct planned_query *a)
 {
     const uint64_t n = a->n_seqs ? (uint64_t)a->n_seqs : 1;
     const uint64_t one = plan_kv_bytes(&s->p.shape, KV_F16, a->context < s->p.shape.max_len ? a->context
@@ -228,15 +230,15 @@ static uint64_t bytes_of(const struct planned_choices *s, const struct plan_weig
 }
 
 static void add_choice(struct planned_choices *s, const char *type, const struct plan_weights *w,
-                       const struct planned_ask *a)
+                       const struct planned_query *a)
 {
     s->w[s->n] = *w;
     s->c[s->n++] = (struct plan_choice){ .type = type, .bytes = bytes_of(s, w, a) };
 }
 
-/* Rates are measured for each choice's own number formats, at the model's own width, with as
- * many weights as it has. */
-static int predict(struct planned_choices *s, const struct planned_ask *a, struct err *e)
+/* Measure rates for each choice's own number formats, at the model's own width, with as many
+ * weights as it has. */
+static int predict(struct planned_choices *s, const struct planned_query *a, struct err *e)
 {
     enum { PROMPT = 512 };
     struct plan_rates rates = { 0 };
@@ -249,8 +251,8 @@ static int predict(struct planned_choices *s, const struct planned_ask *a, struc
     return 0;
 }
 
-/* Of a quantized source nothing is finer than itself. */
-static int compare_source(struct planned_choices *s, const struct planned_ask *a, struct err *e)
+/* For a quantized source, keep is the finest choice. */
+static int compare_source(struct planned_choices *s, const struct planned_query *a, struct err *e)
 {
     struct plan_weights keep, w;
     if (planned_source(&s->p, a->path, "keep", &keep, e) != 0)
@@ -266,7 +268,7 @@ static int compare_source(struct planned_choices *s, const struct planned_ask *a
     return 0;
 }
 
-int planned_compare(struct planned_choices *s, const struct planned_ask *a, struct err *e)
+int planned_compare(struct planned_choices *s, const struct planned_query *a, struct err *e)
 {
     struct plan_weights w;
     *s = (struct planned_choices){ .exact = 1 };

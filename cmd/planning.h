@@ -1,5 +1,4 @@
-/* planning.h - the size and speed of a model from its configuration, for zse-info, zse-hardware
- * and those that are about to open it. */
+/* planning.h - compute the size and speed of a model from its configuration. */
 #ifndef ZSE_CMD_PLANNING_H
 #define ZSE_CMD_PLANNING_H
 
@@ -15,45 +14,45 @@ extern const char *const planned_types[PLANNED_TYPES];
 struct planned {
     struct plan_shape shape;
     struct plan_params params;
-    uint64_t step_bytes;            /* of the activations of a step: cpu_step_memory() */
+    uint64_t step_bytes;            /* bytes of the activations of a step: cpu_step_memory() */
     int supported;                  /* the engine runs it */
     char why_not[512];
 };
-/* config: as on the hub.  ERR_FORMAT where it says too little to count.  *p is valid (and to be
- * closed) in any case. */
+/* config: as on the hub.  ERR_FORMAT if it lacks fields that are needed to count.  *p is valid (and
+ * to be closed) in any case. */
 int planned_open(struct planned *p, const char *name, const json_t *config, struct err *e);
-/* Of a model that is open. */
+/* The same for a model that is open. */
 int planned_of(struct planned *p, const struct config *c, struct err *e);
 void planned_close(struct planned *p);
 
-/* A config by name: of the registry, of a config.json, of a folder with one (or a GGUF or .zse
- * file), of org/name on the hub.  New reference; *title: what it is called, caller frees. */
+/* Find a config by name: in the registry, a config.json, a folder with one (or a GGUF or .zse
+ * file), or org/name on the hub.  New reference; *title: the model's name, caller frees. */
 json_t *planned_config(const char *name, char **title, struct err *e);
 
-/* What the weights take as this type (a name that zse-convert knows, one type for all): *exact
- * says to the byte what zse-convert writes from bf16 weights; else parameters times bytes a
+/* The size of the weights as this type (a name that zse-convert knows, one type for all).  *exact:
+ * to the byte as zse-convert writes them from bf16 weights; else parameters times bytes per
  * weight. */
 int planned_weights(const struct planned *p, const char *name, const json_t *config, const char *type,
                     struct plan_weights *w, int *exact, struct err *e);
-/* The same of a source with weights, a folder or a GGUF file: to the byte what zse-convert makes
- * of it. */
+/* The same for a source with weights, a folder or a GGUF file: to the byte as zse-convert writes
+ * them. */
 int planned_source(const struct planned *p, const char *path, const char *type, struct plan_weights *w, struct err *e);
-/* The same of a .zse. */
+/* The same for a .zse. */
 void planned_file(const struct planned *p, const struct zfile *z, struct plan_weights *w);
-/* Activations and other private memory beside keys and values: as much as the CPU engine's
- * default steps take (the least of them where the architecture does not run). */
+/* Activations and other private memory besides keys and values: those of the CPU engine's default
+ * steps (the smallest where the architecture does not run). */
 uint64_t planned_workspace(const struct planned *p);
-/* Weights, keys and values (f16) of one sequence of so many tokens (at most the model's), its
- * states, workspace. */
+/* Weights, keys and values (f16) of one sequence of `context` tokens (at most the model's), its
+ * states, and workspace. */
 uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, int context);
 
 /* ---- rates ---- */
 
-/* Measure how fast the kernels multiply these types (as many as w has; w NULL: those of
- * planned_types as zse-convert writes them), with matrices like the MLP's of the shape (NULL:
- * 8192 x 2048) and as many weights as w has, of which small ones stay in caches; and the rest of
- * what a step is made of.  *r is zeroed, or of an earlier call for the same shape: then only the
- * types are measured anew.  Some tenths of a second for each type. */
+/* Measure how fast the kernels multiply these types (those of w; w NULL: those of planned_types as
+ * zse-convert writes them), with matrices like the shape's MLP (NULL: 8192 x 2048) and as many
+ * weights as w has, of which small ones stay in caches; and the other parts of a step.  *r is
+ * zeroed, or from an earlier call for the same shape: then only the types are measured again.
+ * Takes some tenths of a second for each type. */
 int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads,
                   const char *kernels, struct err *e);
 
@@ -63,9 +62,9 @@ int planned_rates(struct plan_rates *r, const struct plan_weights *w, const stru
 struct planned_mode {
     int given;
     enum plan_mode mode;
-    uint64_t memory;                /* for_vram; 0: what is available */
+    uint64_t memory;                /* for_vram; 0: the available memory */
 };
-/* 0, or 2 after a sentence on stderr. */
+/* Returns 0, or 2 after a message on stderr. */
 int planned_mode_parse(const char *prog, const char *arg, struct planned_mode *m);
 #define PLANNED_MODES "auto, min_memory, balanced, max_speed or for_vram=SIZE"
 
@@ -77,19 +76,21 @@ struct planned_choices {
     struct plan_weights w[PLANNED_CHOICES];
     struct plan_choice c[PLANNED_CHOICES];
 };
-struct planned_ask {
+struct planned_query {
     const char *name;               /* for messages */
-    const char *path;               /* a folder or GGUF with weights: types are compared as made from it, and where it is quantized `keep` is the finest; or NULL */
+    /* a folder or GGUF with weights: types are compared as converted from it, and if it is
+     * quantized `keep` is the finest; or NULL */
+    const char *path;
     const json_t *config;
     int context, n_seqs;            /* tokens; sequences of them, 0: one */
-    uint64_t kv_most;               /* keys and values take no more than this unless one sequence does; 0: any */
+    uint64_t kv_most;               /* limit of keys and values, unless one sequence takes more; 0: none */
     int measure, n_threads;         /* measure: predict speeds, which takes some tenths of a second a type */
     const char *kernels;
 };
 /* *s is valid (and to be closed) in any case. */
-int planned_compare(struct planned_choices *s, const struct planned_ask *a, struct err *e);
+int planned_compare(struct planned_choices *s, const struct planned_query *a, struct err *e);
 void planned_choices_close(struct planned_choices *s);
-/* Index of the choice or -1 with *e: nothing fits.  available: what there is now. */
+/* Index of the choice, or -1 with *e if nothing fits.  available: memory available now. */
 int planned_choose(const struct planned_choices *s, const char *name, const struct planned_mode *m, uint64_t available,
                    struct err *e);
 

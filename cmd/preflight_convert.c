@@ -1,3 +1,4 @@
+/* preflight_convert.c - check disk and memory before a download or conversion. */
 #include "cmd/preflight_convert.h"
 
 #include <stdio.h>
@@ -11,8 +12,8 @@
 #include "libcommon/base/file.h"
 #include "libcommon/hw/memory.h"
 
-/* What may be written where path is or will be, and on which file system; path itself need not
- * exist.  -1: nobody knows. */
+/* Bytes that may be written where path is or will be, and its file system; path need not exist.
+ * -1: unknown. */
 static int room_at(const char *path, uint64_t *room, dev_t *device)
 {
     struct statvfs v;
@@ -38,7 +39,7 @@ static int room_at(const char *path, uint64_t *room, dev_t *device)
     return 0;
 }
 
-/* Refused, or with --force only said. */
+/* Refuse, or with --force print a note. */
 static int refuse(const char *prog, int force, const char *help, struct err *e)
 {
     char text[sizeof e->msg];
@@ -49,8 +50,7 @@ static int refuse(const char *prog, int force, const char *help, struct err *e)
     return 0;
 }
 
-/* What an interrupted conversion to path has written: the next one goes on with it or removes
- * it. */
+/* Bytes on disk of an interrupted conversion to path: the next one resumes or removes it. */
 static uint64_t parked_bytes(const char *path)
 {
     struct stat st;
@@ -60,7 +60,7 @@ static uint64_t parked_bytes(const char *path)
     return bytes;
 }
 
-/* bytes: of the new file; scratch: of what lies beside it until it is there */
+/* bytes: size of the new file; scratch: size of the temporary files beside it */
 static int check_disk(const struct preflight_convert *p, const char *name, uint64_t bytes, uint64_t scratch,
                       struct err *e)
 {
@@ -78,11 +78,13 @@ static int check_disk(const struct preflight_convert *p, const char *name, uint6
 static int check_memory(const struct preflight_convert *p, const char *name, uint64_t calibration, uint64_t weights,
                         struct err *e)
 {
-    enum { ROWS = 96 << 20, LEAST = 16 << 20 };         /* rows of the source and of the result, tables of the tokenizer: 80 MB of a model with 1.5 billion parameters */
+    /* rows of the source and the result, and the tokenizer's tables: 80 MB for a model of 1.5
+     * billion parameters */
+    enum { ROWS = 96 << 20, LEAST = 16 << 20 };
     struct memory m;
     const uint64_t others = weights + LEAST < ROWS ? weights + LEAST : ROWS, needed = calibration + others;
     if (memory_read(&m, preflight_root(), e) != 0)
-        return 0;                                       /* a system that does not say what it has refuses nothing */
+        return 0;                                       /* without figures from the system nothing is refused */
     const uint64_t most = memory_most(&m), now = memory_now(&m);
     if ((double)needed <= 0.95 * (double)most && needed <= now)
         return 0;
@@ -100,7 +102,7 @@ int preflight_convert(void *user, const struct convert_report *r, struct err *e)
                ? check_memory(p, p->name, r->private_bytes, weights, e) : -1;
 }
 
-/* Bytes of weights after the conversion; as they are stored where that is the question. */
+/* Bytes of weights after the conversion, or as stored for keep. */
 static int converted_bytes(const struct preflight_convert *p, const char *name, const json_t *config, uint64_t bytes,
                            uint64_t *out, struct planned *m, struct err *e)
 {
@@ -143,6 +145,7 @@ int preflight_fetch(void *user, const char *name, const json_t *config, uint64_t
     const uint64_t most = memory_most(&memory), now = memory_now(&memory),
                    usable = plan_usable(most < now ? most : now);
     if (plan_preflight(name, out, 0, workspace, most, now, &tight, e) == 0 || (experts && usable > workspace))
-        return 0;                                       /* experts that find no room are read from the file: preflight.c */
+        /* experts that do not fit are read from the file: preflight.c */
+        return 0;
     return refuse(p->prog, p->force, "a smaller type (-q nl4) or --max-memory take less, ", e);
 }

@@ -1,3 +1,4 @@
+/* serve_config.c - turn the JSON file of zse-serve --config into arguments. */
 #include "cmd/serve_config.h"
 
 #include <stdio.h>
@@ -19,7 +20,7 @@ static int add(struct serve_config *c, const char *key, const char *value, struc
     return 0;
 }
 
-/* One value of an option that takes an argument; key NULL: a model. */
+/* Add one value of an option that takes an argument; key NULL: a model. */
 static int add_value(struct serve_config *c, const char *path, const char *name, const char *key, const json_t *v,
                      struct err *e)
 {
@@ -38,7 +39,7 @@ static int add_value(struct serve_config *c, const char *path, const char *name,
     return add(c, key, number, e);
 }
 
-/* One value, or an array of them. */
+/* Add one value, or an array of values. */
 static int add_values(struct serve_config *c, const char *path, const char *name, const char *key, const json_t *v,
                       struct err *e)
 {
@@ -63,7 +64,7 @@ static int add_option(struct serve_config *c, const char *path, const struct opt
     for (size_t i = 0; i < sizeof only_typed / sizeof *only_typed; i++)
         known &= strcmp(only_typed[i], key) != 0;
     if (!o->name || !known)
-        return err_set(e, ERR_FORMAT, "%s: '%s' is no option that a file can set; they are those of zse-serve --help without the dashes, and models", path, key);
+        return err_set(e, ERR_FORMAT, "%s: '%s' is not an option that a file can set: those are models, and the options of zse-serve --help without the dashes", path, key);
     if (o->has_arg != no_argument)
         return add_values(c, path, key, key, v, e);
     if (!json_is_boolean(v))
@@ -80,7 +81,8 @@ static int read_file(struct serve_config *c, const char *path, const struct opti
     if (file && !json_is_object(file))
         rc = err_set(e, ERR_FORMAT, "%s: found %s, expected an object", path, js_kind(file));
     json_object_foreach(file, key, v)
-        if (rc == 0 && strcmp(key, "models") != 0 && !(strcmp(key, "name") == 0 && (n_models || n_names)))  /* its names are those of its models */
+        /* the file's names belong to the file's models */
+        if (rc == 0 && strcmp(key, "models") != 0 && !(strcmp(key, "name") == 0 && (n_models || n_names)))
             rc = add_option(c, path, options, key, v, e);
     c->n_options = c->n_strings;
     const json_t *models = rc == 0 ? json_object_get(file, "models") : NULL;

@@ -1,3 +1,4 @@
+/* serve_options.c - parse the command line of zse-serve. */
 #include "cmd/zse-serve.h"
 
 #include <stdlib.h>
@@ -17,46 +18,46 @@ static const char usage[] =
     "      --socket FILE          listen on this Unix socket; without --host and --port, only there\n"
     "      --tls-cert FILE        certificate chain (PEM): HTTPS\n"
     "      --tls-key FILE         its private key (PEM)\n"
-    "      --user NAME[:GROUP]    begun as root: go on as this user once the sockets are bound and the key is read\n"
-    "      --no-auth              ask for no key, even beyond this machine; the Host header is checked (--allow-host)\n"
-    "      --allow-query-key      take a key from ?api_key= as well (it ends in logs and histories)\n"
-    "      --anonymous-limit N    requests a minute of an address that shows no key, 0: any number (default: 0)\n"
-    "      --audit-folder DIR     where the audit log lies (default: audit in $ZSE_HOME, else in ~/.zse)\n"
-    "      --audit-size SIZE      a file of it is rotated at this size (default: 50MB)\n"
-    "      --audit-anonymous-size SIZE  the same for requests without a valid key, which have files of their own (default: as --audit-size)\n"
-    "      --audit-files N        rotated files that are kept, of each kind (default: 10)\n"
-    "      --audit-syslog TARGET  send each line to a syslog server, too: HOST:PORT (UDP), tcp:HOST:PORT or a socket, /dev/log\n"
+    "      --user NAME[:GROUP]    started as root: become this user after binding the sockets and reading the key\n"
+    "      --no-auth              require no key, even from other machines; the Host header is checked (--allow-host)\n"
+    "      --allow-query-key      also accept a key in ?api_key= (it ends up in logs and histories)\n"
+    "      --anonymous-limit N    requests per minute of an address without a key, 0: no limit (default: 0)\n"
+    "      --audit-folder DIR     folder of the audit log (default: audit in $ZSE_HOME, else in ~/.zse)\n"
+    "      --audit-size SIZE      rotate its file at this size (default: 50MB)\n"
+    "      --audit-anonymous-size SIZE  the same for requests without a valid key, which have their own files (default: as --audit-size)\n"
+    "      --audit-files N        number of rotated files to keep, of each kind (default: 10)\n"
+    "      --audit-syslog TARGET  also send each line to a syslog server: HOST:PORT (UDP), tcp:HOST:PORT or a socket, /dev/log\n"
     "      --audit-sign FILE      sign the log with this private Ed25519 key (PEM)\n"
-    "      --audit-prompts        log the requests' bodies, too (at most 4096 bytes of each)\n"
+    "      --audit-prompts        also log the requests' bodies (at most 4096 bytes of each)\n"
     "      --no-audit             log nothing\n"
     "      --trust-proxy          take the client's address from X-Forwarded-For; needs keys, or --no-auth\n"
     "      --cors-origin ORIGIN   let pages of this origin use the API, * for all; can be given again\n"
-    "      --allow-host NAME      where no key is needed, answer to this name besides localhost, * to any; can be given again\n"
+    "      --allow-host NAME      without keys, accept this name in the Host header besides localhost, * for any; can be given again\n"
     "\n"
     "      --name NAME            id of the model (default: the file's name); can be given again, for each MODEL in order\n"
-    "      --max-seqs N           answers that are made together (default: 32)\n"
-    "      --max-queue N          requests that may wait, 0: any number (default: 1000)\n"
+    "      --max-seqs N           requests that are computed together (default: 32)\n"
+    "      --max-queue N          requests that may wait, 0: no limit (default: 1000)\n"
     "      --kv-bytes SIZE        memory for keys and values of each model (default: enough, at most a quarter of the machine's)\n"
-    "      --model-dir DIR        models that are loaded over the API lie below this folder (default: anywhere, for clients of this machine only)\n"
-    "      --max-memory SIZE      weights and memory of all models; the least recently used leave (default: no limit)\n"
-    "      --no-memory-watch      go on when memory runs short (default: below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB end)\n"
+    "      --model-dir DIR        load models over the API only from this folder (default: from anywhere, for clients of this machine only)\n"
+    "      --max-memory SIZE      weights and memory of all models; the least recently used are evicted (default: no limit)\n"
+    "      --no-memory-watch      go on when memory runs short (default: below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB exit)\n"
     "      --no-prefix-cache      compute every prompt from its beginning\n"
     "      --timeout SECONDS      end a request after this time, 0: never (default: 600)\n"
-    "      --drain SECONDS        what running requests get when the server stops or a model leaves (default: 30)\n"
+    "      --drain SECONDS        time for running requests when the server stops or a model is unloaded (default: 30)\n"
     "      --stall SECONDS        /health answers 503 when a model's step lasts longer, 0: never (default: 60)\n"
-    "      --max-connections N    clients that are connected at once (default: 4096)\n"
-    "      --max-per-address N    of these, from one address (IPv6: /64) before they show a good key, 0: any number (default: 512)\n"
+    "      --max-connections N    connections at once (default: 4096)\n"
+    "      --max-per-address N    connections from one address (IPv6: /64) without a valid key, 0: no limit (default: 512)\n"
     "      --max-body SIZE        largest body of a request (default: 16MB)\n"
     "      --max-request-memory SIZE  memory of a request: body, its JSON, prompt, answers (default: a quarter of --work-memory)\n"
     "      --work-memory SIZE     memory of all requests together, half of it for one key or address (default: 1/8 of the machine's, at most 1GiB)\n"
-    "      --quiet                no messages but errors\n"
+    "      --quiet                print only errors\n"
     "\n"
     RUN_HELP
-    "      --plan                 say what memory each MODEL would take and how fast it would be, and end; 1 if one does not fit\n"
+    "      --plan                 print the memory each MODEL would take and the expected speed, and exit; 1 if one does not fit\n"
     "\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
-    "Prints the address on standard output as soon as it listens. SIGTERM: stop when the running requests have ended; SIGHUP: load the files again.\n";
+    "Prints the address on standard output when it listens.  SIGTERM: stop when the running requests have ended; SIGHUP: reload the files.\n";
 
 enum {
     OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST,
@@ -118,7 +119,7 @@ static int work_memory(const char *name, const char *arg, size_t *out)
     return 0;
 }
 
-/* One option: 0 or the exit code of wrong usage. */
+/* Handle one option: 0, or the exit code of wrong usage. */
 static int take(struct serve_options *o, int c, const char *arg)
 {
     uint64_t size;
@@ -167,7 +168,7 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_QUIET: o->quiet = 1; return 0;
     case OPT_PLAN: o->plan = 1; return 0;
     case OPT_NO_WATCH: o->no_watch = 1; return 0;
-    case OPT_CONFIG: return 0;              /* was read before the others */
+    case OPT_CONFIG: return 0;              /* read before the others */
     default: return run_option(prog, c, arg, &o->run);
     }
 }
@@ -182,7 +183,7 @@ static int check(struct serve_options *o)
     const char *host = getenv("ZSE_HOST"), *port = getenv("ZSE_PORT");
     if (!o->host && (!o->socket_path || o->port_given))
         o->host = host && *host ? host : "127.0.0.1";
-    if (port && strncmp(port, "tcp://", 6) == 0) {      /* what Kubernetes and Docker set for a service that is called zse */
+    if (port && strncmp(port, "tcp://", 6) == 0) {      /* Kubernetes and Docker set it for a service named zse */
         cli_note(prog, "ZSE_PORT is '%s', the address of a service: ignored", port);
         port = NULL;
     }
@@ -191,8 +192,8 @@ static int check(struct serve_options *o)
     return run_options_check(prog, &o->run);
 }
 
-/* --config of the command line, and how many models and ids it names; the arguments themselves
- * are looked at, and complained about, later. */
+/* Find --config on the command line, and count its models and ids; the arguments themselves are
+ * checked later. */
 static const char *find_config(int argc, char **argv, int *n_models, int *n_names)
 {
     const char *path = NULL;
@@ -207,7 +208,7 @@ static const char *find_config(int argc, char **argv, int *n_models, int *n_name
     }
     *n_models = argc - optind;
     opterr = before;
-    optind = 0;                             /* begin anew */
+    optind = 0;                             /* restart */
     return path;
 }
 

@@ -1,3 +1,4 @@
+/* serve_token.c - read or make the administrator's token. */
 #include "cmd/zse-serve.h"
 
 #include <errno.h>
@@ -12,7 +13,7 @@
 
 enum { TOKEN_BYTES = 24, TOKEN_SIZE = 2 * TOKEN_BYTES };
 
-/* Path of the token's file, its folder made. Caller frees. */
+/* The path of the token's file; its folder is made.  Caller frees. */
 static char *token_path(const char *home, struct err *e)
 {
     char *file;
@@ -35,7 +36,7 @@ static char *read_token(const char *path, const char *home, struct err *e)
         return NULL;
     }
     if (!S_ISREG(st.st_mode)) {
-        err_set(e, ERR_IO, "%s: is no regular file", path);
+        err_set(e, ERR_IO, "%s: is not a regular file", path);
         return NULL;
     }
     if (file_is_ours(path, &st, home, e))

@@ -1,3 +1,4 @@
+/* serve_user.c - become another user (zse-serve --user). */
 #include "cmd/serve_user.h"
 
 #include <ctype.h>
@@ -16,7 +17,7 @@
 
 #include <linux/capability.h>
 
-/* A number of the system's, or -1. */
+/* Parse a numeric id, or -1. */
 static long number(const char *text)
 {
     char *end;
@@ -47,14 +48,14 @@ int serve_user_find(struct serve_user *u, const char *text, struct err *e)
     const struct passwd *p = find_user(name);
     const struct group *g = colon ? find_group(colon + 1) : NULL;
     if (geteuid() != 0)
-        err_set(e, ERR_IO, "--user %s: only root can become somebody else, and this is user %u", text,
+        err_set(e, ERR_IO, "--user %s: only root can become another user, and this is user %u", text,
                 (unsigned)geteuid());
     else if (!p)
         err_set(e, ERR_IO, "--user %s: there is no user '%s'", text, name);
     else if (colon && !g)
         err_set(e, ERR_IO, "--user %s: there is no group '%s'", text, colon + 1);
     else if (p->pw_uid == 0 || (g ? g->gr_gid : p->pw_gid) == 0)
-        err_set(e, ERR_IO, "--user %s: is root, or of its group; expected somebody who may less", text);
+        err_set(e, ERR_IO, "--user %s: is root, or in its group; expected an unprivileged user", text);
     else {
         u->uid = p->pw_uid;
         u->gid = g ? g->gr_gid : p->pw_gid;
@@ -74,13 +75,13 @@ void serve_user_release(struct serve_user *u)
 
 int serve_user_environment(const struct serve_user *u, struct err *e)
 {
-    unsetenv("XDG_CACHE_HOME");                 /* root's */
+    unsetenv("XDG_CACHE_HOME");                 /* it is root's */
     unsetenv("XDG_RUNTIME_DIR");
     return setenv("HOME", u->home, 1) || setenv("USER", u->name, 1) ||
            setenv("LOGNAME", u->name, 1) ? err_nomem(e, "the environment") : 0;
 }
 
-/* Root's, mode 0700 and empty: what mkdir made. */
+/* Whether the folder is still as mkdir made it: root's, mode 0700, and empty. */
 static int is_fresh_folder(int fd)
 {
     struct stat st;
@@ -99,8 +100,8 @@ static int is_fresh_folder(int fd)
     return n == 0;
 }
 
-/* Names may come to mean other files while root looks at them: only what was opened, and is what
- * was made, is given away. */
+/* Give path to the user.  A name may be replaced while root looks at it: only the file that was
+ * opened, and that is as it was made, changes owner. */
 int serve_user_folder(const struct serve_user *u, const char *path, struct err *e)
 {
     if (mkdir(path, 0700) != 0)
@@ -108,7 +109,7 @@ int serve_user_folder(const struct serve_user *u, const char *path, struct err *
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int rc = fd < 0 ? err_sys(e, "%s: cannot be given to %s", path, u->name) : 0;
     if (rc == 0 && !is_fresh_folder(fd))
-        rc = err_set(e, ERR_IO, "%s: somebody put another folder there while it was made", path);
+        rc = err_set(e, ERR_IO, "%s: was replaced by another folder while it was made", path);
     if (rc == 0 && fchown(fd, u->uid, u->gid) != 0)
         rc = err_sys(e, "%s: cannot be given to %s", path, u->name);
     if (fd >= 0)
@@ -122,7 +123,7 @@ int serve_user_socket(const struct serve_user *u, const char *path, struct err *
     const int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     int rc = fd < 0 || fstat(fd, &st) != 0 ? err_sys(e, "--socket %s: cannot be given to %s", path, u->name) : 0;
     if (rc == 0 && (!S_ISSOCK(st.st_mode) || st.st_uid != 0 || st.st_nlink != 1))
-        rc = err_set(e, ERR_IO, "--socket %s: somebody put another file there", path);
+        rc = err_set(e, ERR_IO, "--socket %s: was replaced by another file", path);
     if (rc == 0 && fchownat(fd, "", u->uid, u->gid, AT_EMPTY_PATH) != 0)
         rc = err_sys(e, "--socket %s: cannot be given to %s", path, u->name);
     if (fd >= 0)
@@ -130,7 +131,7 @@ int serve_user_socket(const struct serve_user *u, const char *path, struct err *
     return rc;
 }
 
-/* initgroups takes what the system's file of groups says, and that may be root's. */
+/* Set the groups.  initgroups uses the system's group file, which may add root's group. */
 static int has_root_group(void)
 {
     const int n = getgroups(0, NULL);
@@ -149,7 +150,7 @@ static int drop_capabilities(void)
     return (int)syscall(SYS_capset, &head, none);
 }
 
-/* Is there any way back? */
+/* Whether all privileges are gone for good. */
 static int is_gone(const struct serve_user *u)
 {
     uid_t uid[3];
@@ -168,11 +169,11 @@ int serve_user_become(const struct serve_user *u, struct err *e)
     if (initgroups(u->name, u->gid) != 0)
         return err_sys(e, "--user %s: its groups", u->name);
     if (has_root_group())
-        return err_set(e, ERR_IO, "--user %s: is in root's group; expected somebody who may less", u->name);
+        return err_set(e, ERR_IO, "--user %s: is in root's group; expected an unprivileged user", u->name);
     if (setresgid(u->gid, u->gid, u->gid) != 0 || setresuid(u->uid, u->uid, u->uid) != 0)
         return err_sys(e, "--user %s", u->name);
     if (drop_capabilities() != 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
         return err_sys(e, "--user %s: privileges", u->name);
-    return is_gone(u) ? 0 : err_set(e, ERR_IO, "--user %s: root's privileges could be had again, so nothing is served",
+    return is_gone(u) ? 0 : err_set(e, ERR_IO, "--user %s: root's privileges could be regained, so nothing is served",
                                     u->name);
 }

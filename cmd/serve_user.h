@@ -1,4 +1,4 @@
-/* serve_user.h - zse-serve --user: begin as root, go on as somebody else. */
+/* serve_user.h - zse-serve --user: start as root, continue as another user. */
 #ifndef ZSE_CMD_SERVE_USER_H
 #define ZSE_CMD_SERVE_USER_H
 
@@ -11,19 +11,18 @@ struct serve_user {
     uid_t uid;
     gid_t gid;
 };
-/* NAME or NAME:GROUP, names or numbers that the system knows. Fails for root, and where the
- * process is not root's. */
+/* Parse NAME or NAME:GROUP, by names or numbers of the system.  Fails for root, and if the process
+ * is not root's. */
 int serve_user_find(struct serve_user *u, const char *text, struct err *e);
 void serve_user_release(struct serve_user *u);
-/* HOME, USER and LOGNAME become the user's. */
+/* Set HOME, USER and LOGNAME to the user's. */
 int serve_user_environment(const struct serve_user *u, struct err *e);
-/* A folder that is made here if it is missing, mode 0700, is the user's; one that is there stays
- * as it is. */
+/* Make a folder of the user's, mode 0700; an existing one is left unchanged. */
 int serve_user_folder(const struct serve_user *u, const char *path, struct err *e);
-/* A Unix socket that root has bound. */
+/* Give the user a Unix socket that root has bound. */
 int serve_user_socket(const struct serve_user *u, const char *path, struct err *e);
-/* For good: identity, groups and capabilities go, and it is tried that they do not come back.
- * Before there are other threads. */
+/* Drop identity, groups and capabilities for good, and verify that they cannot be regained.  Call
+ * before there are other threads. */
 int serve_user_become(const struct serve_user *u, struct err *e);
 
 #endif

@@ -1,3 +1,4 @@
+/* sigbus.c - survive pages of mapped files that cannot be read. */
 #include "cmd/sigbus.h"
 
 #include <fcntl.h>
@@ -13,18 +14,16 @@
 
 enum { PLACES = 256, LINE = 4400 };
 
-/* The handler looks here, in whatever thread the page was needed: a list that grows and never
- * shrinks. */
-struct places {
+/* The guarded maps.  The handler reads this list in any thread, so it only grows. */
+struct guarded_maps {
     _Atomic(struct map *) map[PLACES];
-    _Atomic(struct places *) next;
+    _Atomic(struct guarded_maps *) next;
 };
-static struct places first;
-static atomic_int looking;              /* handlers that may hold a map of these */
+static struct guarded_maps first;
+static atomic_int looking;              /* number of handlers that may be using a map of the list */
 static const char *program;
 
-/* ---- the name of any other file: a line of /proc/self/maps is "FROM-TO rights offset device inode   PATH"
- *     ---- */
+/* ---- the path of any other file: a line of /proc/self/maps, "FROM-TO ... inode PATH" ---- */
 
 static uintptr_t hexadecimal(const char **at)
 {
@@ -40,7 +39,7 @@ static uintptr_t hexadecimal(const char **at)
     }
 }
 
-/* Its path, if the line is that of address; NULL. */
+/* The path in a line of /proc/self/maps that contains address; NULL. */
 static const char *path_of(const char *line, uintptr_t address)
 {
     const uintptr_t from = hexadecimal(&line);
@@ -49,7 +48,7 @@ static const char *path_of(const char *line, uintptr_t address)
     return address >= from && address < hexadecimal(&line) ? path : NULL;
 }
 
-/* One byte at a time: no more than a handler may do, and it happens once. */
+/* Read one byte at a time: a handler may not use stdio, and it happens once. */
 static const char *find_path(uintptr_t address, char line[LINE])
 {
     const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
@@ -90,7 +89,7 @@ static void say_who(void)
     say(": ");
 }
 
-/* Zeros from this page to the end: whatever comes after it is not looked at one by one. */
+/* Map zeros from this page to the end, so that later pages cause no more signals. */
 static int give_zeros(struct map *m, uintptr_t address)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = address / page * page,
@@ -106,7 +105,7 @@ static int is_guarded(uintptr_t address)
 {
     int found = 0;
     looking++;
-    for (struct places *p = &first; p && !found; p = p->next)
+    for (struct guarded_maps *p = &first; p && !found; p = p->next)
         for (int i = 0; i < PLACES && !found; i++) {
             struct map *m = p->map[i];
             found = m && address >= (uintptr_t)m->data && address - (uintptr_t)m->data < m->size &&
@@ -124,7 +123,7 @@ static void on_bus(int number, siginfo_t *info, void *context)
     if (is_guarded(address))
         return;
     const char *path = info->si_code > 0 ? find_path(address, line) : NULL;
-    if (!path) {                        /* not about a file: as without this handler */
+    if (!path) {                        /* not about a file: act as without this handler */
         signal(number, SIG_DFL);
         raise(number);
         return;
@@ -144,21 +143,21 @@ void sigbus_start(const char *prog)
     sigaction(SIGBUS, &a, NULL);
 }
 
-/* What comes after p, made if there is nothing; NULL: no memory. */
-static struct places *after(struct places *p)
+/* The list node after p, made if there is none; NULL: no memory. */
+static struct guarded_maps *after(struct guarded_maps *p)
 {
-    struct places *next = p->next, *none = NULL, *more = next ? NULL : calloc(1, sizeof *more);
+    struct guarded_maps *next = p->next, *none = NULL, *more = next ? NULL : calloc(1, sizeof *more);
     if (next || !more)
         return next;
     if (atomic_compare_exchange_strong(&p->next, &none, more))
         return more;
-    free(more);                         /* another thread was faster */
+    free(more);                         /* another thread added one first */
     return none;
 }
 
 void sigbus_guard(struct map *m)
 {
-    for (struct places *p = &first; p; p = after(p))
+    for (struct guarded_maps *p = &first; p; p = after(p))
         for (int i = 0; i < PLACES; i++) {
             struct map *none = NULL;
             if (atomic_compare_exchange_strong(&p->map[i], &none, m))
@@ -166,15 +165,15 @@ void sigbus_guard(struct map *m)
         }
     say_who();
     say(m->path);
-    say(": no memory to guard it: if it is cut while it is in use, the program ends\n");
+    say(": no memory to guard it: if the file is truncated while in use, the program ends\n");
 }
 
 void sigbus_unguard(struct map *m)
 {
-    for (struct places *p = &first; p; p = p->next)
+    for (struct guarded_maps *p = &first; p; p = p->next)
         for (int i = 0; i < PLACES; i++)
             if (p->map[i] == m)
                 p->map[i] = NULL;
-    while (looking)                     /* another thread's handler may have found it just before */
+    while (looking)                     /* another thread's handler may have found m just before */
         sched_yield();
 }

@@ -1,3 +1,4 @@
+/* unopened.c - plan for a model that is not converted or not downloaded yet. */
 #include "cmd/unopened.h"
 
 #include <stdlib.h>
@@ -10,19 +11,19 @@
 #include "libcommon/import/hf_config.h"
 #include "libcommon/import/source.h"
 
-/* The type that a source without one is kept as; NULL with *e. */
+/* The type that -q keep gives an unquantized source; NULL with *e. */
 static const char *kept_type(const char *name, const json_t *config, struct err *e)
 {
     const char *dtype = json_string_value(js_get(config, "dtype"));
     if (js_get(config, "quantization_config") || js_get(config, "compression_config")) {
-        err_set(e, ERR_UNSUPPORTED, "%s: is quantized: what it takes is known when it is here (zse-info models fetch), or with -q TYPE", name);
+        err_set(e, ERR_UNSUPPORTED, "%s: is quantized: its size is only known after a download (zse-info models fetch), or with -q TYPE", name);
         return NULL;
     }
     return !dtype || strcmp(dtype, "bfloat16") == 0 ? "bf16" : strcmp(dtype, "float16") == 0 ? "f16"
         : strcmp(dtype, "float32") == 0 ? "f32" : "bf16";
 }
 
-/* A folder or file: its own tensors. */
+/* Plan from the tensors of a folder or file. */
 static int find_here(struct unopened *u, const char *prog, const char *path, const struct run_options *r, struct err *e)
 {
     struct source *s;
@@ -37,17 +38,17 @@ static int find_here(struct unopened *u, const char *prog, const char *path, con
            planned_source(&u->planned, path, u->type, &u->w, e) == 0 ? 1 : -1;
 }
 
-/* A file that is the model: its bytes alone say what they take, and the configuration of another
- * model may lie beside it. */
+/* Refuse a model that is one file: only its bytes tell its size, and a config.json beside it may
+ * belong to another model. */
 static int check_kind(const struct hub_name *name, const char *arg, int type_given, struct err *e)
 {
     const size_t n = strlen(name->pick);
     const int is_zse = n > 4 && strcasecmp(name->pick + n - 4, ".zse") == 0;
     const int rc = type_given && !is_zse ? 1 : *name->pick ? 0 : hub_has_safetensors(name, e);
-    return rc ? rc : err_set(e, ERR_UNSUPPORTED, "%s: is a GGUF or .zse file: what it takes is known when it is here (zse-info models fetch)%s", arg, is_zse ? "" : ", or with -q TYPE");
+    return rc ? rc : err_set(e, ERR_UNSUPPORTED, "%s: is a GGUF or .zse file: its size is only known after a download (zse-info models fetch)%s", arg, is_zse ? "" : ", or with -q TYPE");
 }
 
-/* On the hub: its configuration, and for the type that it is kept as what files it has. */
+/* Plan from the configuration on the hub, and for -q keep from the list of its files. */
 static int find_there(struct unopened *u, const struct hub_name *name, const struct run_options *r, struct err *e)
 {
     int exact;

@@ -1,4 +1,4 @@
-/* zse-apikey - make, limit, watch and take back the keys of zse-serve. */
+/* zse-apikey.c - make, limit, watch and revoke the keys of zse-serve. */
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,21 +14,21 @@
 static const char prog[] = "zse-apikey";
 static const char usage[] =
     "usage: zse-apikey COMMAND [NAME] [OPTIONS]\n"
-    "Make, limit, watch and take back the keys of zse-serve.\n"
+    "Make, limit, watch and revoke the keys of zse-serve.\n"
     "  create NAME                a new key, shown once, on standard output\n"
     "  list                       all keys, without their secrets\n"
-    "  status [NAME]              what counts now (without NAME: are keys required?)\n"
-    "  rotate NAME                another secret; the old one is worth nothing\n"
-    "  reset NAME                 begin its windows anew\n"
-    "  enable|disable [NAME]      this key; without NAME: require keys, or let everybody in\n"
-    "  delete NAME                take it back\n"
-    "A running zse-serve knows of every change within a second.\n"
+    "  status [NAME]              current counters (without NAME: whether keys are required)\n"
+    "  rotate NAME                a new secret; the old one stops working\n"
+    "  reset NAME                 reset its counters\n"
+    "  enable|disable [NAME]      this key; without NAME: require keys, or accept requests without\n"
+    "  delete NAME                delete the key\n"
+    "A running zse-serve sees every change within a second.\n"
     "      --rate-limit N         create: requests a minute\n"
     "      --token-limit N[/min|/day]   create: tokens a minute or a day; may be given for both\n"
     "      --expires WHEN         create: 2027-01-31, 2027-01-31T12:00:00Z, or from now: 90d, 12h, 30m\n"
     "      --scope LIST           create: chat, embeddings, models, admin (default: chat,embeddings)\n"
     "      --model GLOB           create: only models of this name; may be repeated\n"
-    "      --home DIR             where the keys lie (default: $ZSE_HOME, else ~/.zse)\n"
+    "      --home DIR             folder of the keys (default: $ZSE_HOME, else ~/.zse)\n"
     "  -j, --json                 one JSON object\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n";
@@ -104,7 +104,7 @@ static int take(struct options *o, int c, const char *arg)
     }
 }
 
-/* ---- what is said of a key ---- */
+/* ---- printing keys ---- */
 
 static void iso(char out[32], int64_t s)
 {
@@ -261,7 +261,7 @@ static int create(struct keys *k, struct options *o, struct err *e)
     if (keys_required(k, &before, e) || keys_create(k, &o->key, text, e) || keys_required(k, &after, e))
         return -1;
     if (!before && after)
-        cli_note(prog, "keys are required from now on ('zse-apikey disable' lets everybody in again)");
+        cli_note(prog, "keys are required from now on ('zse-apikey disable' makes them optional again)");
     return show_key(o, &o->key, text);
 }
 
@@ -300,7 +300,7 @@ static int reset(struct keys *k, struct usage *u, const struct options *o, struc
     if (keys_find(k, o->name, &key, e))
         return -1;
     usage_reset(u, key.id);
-    return said(o, "its windows begin anew");
+    return said(o, "its counters are reset");
 }
 
 static int delete(struct keys *k, struct usage *u, const struct options *o, struct err *e)
@@ -308,20 +308,21 @@ static int delete(struct keys *k, struct usage *u, const struct options *o, stru
     struct key_info key;
     if (keys_find(k, o->name, &key, e) || keys_delete(k, o->name, e))
         return -1;
-    if (u)                                  /* without: the server takes them away */
+    if (u)                                  /* without the counters file the server removes them itself */
         usage_drop(u, key.id);
     return said(o, "deleted");
 }
 
 enum command { CREATE, LIST, STATUS, ROTATE, RESET, ENABLE, DISABLE, DELETE };
-static const struct { const char *name; enum command command; int least, most; } commands[] = {      /* least, most: names */
+static const struct { const char *name; enum command command; int least, most; } commands[] = {
+    /* least, most: number of names */
     { "create", CREATE, 1, 1 }, { "list", LIST, 0, 0 }, { "status", STATUS, 0, 1 }, { "rotate", ROTATE, 1, 1 },
         { "reset", RESET, 1, 1 },
     { "enable", ENABLE, 0, 1 }, { "disable", DISABLE, 0, 1 }, { "delete", DELETE, 1, 1 },
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
-/* To look is not to write: it works where nothing can be written, and makes nothing. */
+/* Open for reading: works where nothing can be written, and makes no files. */
 static int look(const struct options *o, enum command command, const char *home, struct err *e)
 {
     struct keys *k = keys_open_read(home, e);
@@ -385,7 +386,7 @@ int main(int argc, char **argv)
         return cli_wrong(prog, "%s: %d name%s, expected %d%s", o.command, argc - optind, plural(argc - optind),
                          commands[i].most, commands[i].least < commands[i].most ? " or none" : "");
     if (o.for_create && commands[i].command != CREATE)
-        return cli_wrong(prog, "%s: limits, scopes, models and an end are given when a key is created", o.command);
+        return cli_wrong(prog, "%s: limits, scopes, models and an expiry date can only be set by create", o.command);
     o.name = argv[optind];
     if (!(home = home_folder(o.home, &e)))
         return cli_fail(prog, &e);

@@ -1,5 +1,5 @@
-/* zse-audit - read the audit log of zse-serve: sums, selections, exports, and proof that nothing
- * was changed or is missing.  Made for cron. */
+/* zse-audit.c - read the audit log of zse-serve: sums, selections, exports, and a proof that
+ * nothing was changed or is missing. */
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -22,21 +22,21 @@ static const char usage[] =
     "Read the audit log of zse-serve.\n"
     "  summary                    the last 24 hours in sums (the default command)\n"
     "  recent                     the last 20 requests\n"
-    "  query                      requests that all filters take, the newest first\n"
+    "  query                      requests that pass all filters, the newest first\n"
     "  export -o FILE             the same, the oldest first, all of them\n"
-    "  verify                     is anything changed or missing? (exit 1: yes)\n"
-    "  head                       the hashes to write down elsewhere\n"
+    "  verify                     check that nothing was changed or is missing (exit 1: something is)\n"
+    "  head                       the hashes to store elsewhere\n"
     "  stats                      files, bytes, lines\n"
     "  clear                      empty the log\n"
     "  -H, --hours N              summary, query, export: only the last N hours (summary: 24)\n"
     "  -l, --limit N              recent, query: at most N (20; 100)\n"
     "  -k, --key NAME/FILE        query, export: the name of an API key; verify: the public key that the log's signatures must be of\n"
     "  -s, --status CODE          query, export: 429, or 4 for all of 400 to 499\n"
-    "  -p, --path PREFIX          query, export: paths that begin so\n"
+    "  -p, --path PREFIX          query, export: paths with this prefix\n"
     "  -m, --method NAME          query, export: GET, POST ...\n"
-    "      --min-latency MS       query, export: requests that took at least as long\n"
+    "      --min-latency MS       query, export: requests that took at least this long\n"
     "  -f, --format jsonl|csv     export: one JSON object a line (default), or a table\n"
-    "  -o, --output FILE          export: appears whole or not at all; '-': standard output\n"
+    "  -o, --output FILE          export: the file, which appears complete or not at all; '-': standard output\n"
     "      --since HASH|TIME      verify: nothing may be missing after this line (a hash that head printed) or time (2027-01-31, 30d)\n"
     "      --expect HASH          verify: this hash, printed by head earlier, must be part of the log\n"
     "      --all                  clear: rotated files too\n"
@@ -61,7 +61,7 @@ static const struct option long_options[] = {
     { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
-/* Which command understands which option. */
+/* The options of each command. */
 enum { TAKES_HOURS = 1, TAKES_LIMIT = 2, TAKES_FILTER = 4, TAKES_EXPORT = 8, TAKES_EXPECT = 16, TAKES_CLEAR = 32,
        TAKES_KEY = 64 };
 
@@ -71,7 +71,7 @@ struct options {
     struct audit_filter filter;
     double hours;
     int limit, csv, all, yes, json;
-    unsigned given;                         /* TAKES_* of the options that were there */
+    unsigned given;                         /* TAKES_* of the options that were given */
 };
 
 static int parse_status(const char *text, int *out)
@@ -148,7 +148,7 @@ static int take(struct options *o, int c, const char *arg)
 
 /* ---- commands ---- */
 
-/* A line of what others wrote: none of it steers a terminal, or looks like another line. */
+/* Print a line from the log, so that it cannot control a terminal or look like another line. */
 static void print_line(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static void print_line(const char *fmt, ...)
 {
@@ -163,7 +163,8 @@ static void print_line(const char *fmt, ...)
     for (char *p = text; *p; p++)
         if (*p == '\n' || *p == '\t')
             *p = '?';
-        else if ((strncmp(p, "\xe2\x80", 2) == 0 && (unsigned char)p[2] >= 0xa8 && (unsigned char)p[2] <= 0xae) ||      /* U+2028 to U+202E: ends of lines, and of direction */
+        /* U+2028 to U+202E and U+2066 to U+2069: ends of lines, and changes of direction */
+        else if ((strncmp(p, "\xe2\x80", 2) == 0 && (unsigned char)p[2] >= 0xa8 && (unsigned char)p[2] <= 0xae) ||
                  (strncmp(p, "\xe2\x81", 2) == 0 && (unsigned char)p[2] >= 0xa6 && (unsigned char)p[2] <= 0xa9))
             memset(p, '?', 3);
     puts(text);
@@ -185,7 +186,7 @@ static json_int_t count_of(const json_t *o, const char *key) { return json_integ
 static void note_skipped(uint64_t n)
 {
     if (n)
-        cli_note(prog, "skipped %" PRIu64 " line%s of the log: no entries", n, plural((int64_t)n));
+        cli_note(prog, "skipped %" PRIu64 " line%s of the log that are no entries", n, plural((int64_t)n));
 }
 
 static int summary(const struct options *o, const char *folder, struct err *e)
@@ -316,7 +317,8 @@ static int export(const struct options *o, const char *folder, struct err *e)
 
 /* ---- verify ---- */
 
-/* Both chains.  A hash of --since belongs to one of them: the other one is checked without it. */
+/* Verify both chains.  A hash of --since belongs to one of them: the other one is checked without
+ * it. */
 static int check_chains(const struct options *o, const char *folder, struct audit_check c[AUDIT_CHAINS], struct err *e)
 {
     int found = 0;
@@ -330,7 +332,7 @@ static int check_chains(const struct options *o, const char *folder, struct audi
                                               &(struct audit_want){ .expect = o->want.expect, .key = o->want.key },
                                               &c[i], e))
             return -1;
-    for (int i = 0; i < AUDIT_CHAINS; i++) {            /* a server begins both */
+    for (int i = 0; i < AUDIT_CHAINS; i++) {            /* a server starts both */
         const struct audit_check *other = &c[AUDIT_CHAINS - 1 - i];
         if (c[i].files || c[i].missing || !other->last_seq)
             continue;
@@ -351,7 +353,7 @@ static json_t *chain_json(const struct audit_check *c)
                      c->missing ? json_string(c->what) : json_null());
 }
 
-/* The first chain's text, else the second's. */
+/* The text of the first chain that has one. */
 static json_t *first_text(int has_first, const char *first, int has_second, const char *second)
 {
     return has_first || has_second ? json_string(has_first ? first : second) : json_null();
@@ -401,7 +403,7 @@ static void verify_text(const struct audit_check c[AUDIT_CHAINS])
                    c[i].unsigned_lines, plural((int64_t)c[i].unsigned_lines));
 }
 
-/* 0, or CLI_FAILED when the log is not what it should be; -1 when it cannot be read. */
+/* 0, or CLI_FAILED if the check found something; -1 if the log cannot be read. */
 static int verify(const struct options *o, const char *folder, struct err *e)
 {
     struct audit_check c[AUDIT_CHAINS];
@@ -486,10 +488,10 @@ static int clear(const struct options *o, const char *folder, struct err *e)
     if (!o->yes) {
         char answer[16] = "";
         if (!isatty(STDIN_FILENO))
-            return err_set(e, ERR_IO, "clear: nobody is there to ask; --yes does it without");
+            return err_set(e, ERR_IO, "clear: there is no terminal to ask on; use --yes");
         fprintf(stderr, "Empty %s%s? [y/N] ", folder, o->all ? " and remove its rotated files" : "");
         if (!fgets(answer, sizeof answer, stdin) || (answer[0] != 'y' && answer[0] != 'Y'))
-            return err_set(e, ERR_CANCELLED, "clear: left as it is");
+            return err_set(e, ERR_CANCELLED, "clear: cancelled");
     }
     if (audit_clear(folder, o->all, &n, e))
         return -1;
@@ -564,11 +566,11 @@ int main(int argc, char **argv)
     if (i == N_COMMANDS)
         return cli_no_command(prog, name, &commands[0].name, sizeof *commands, N_COMMANDS);
     if (optind < argc)
-        return cli_wrong(prog, "%s: '%s' is too much", name, argv[optind]);
+        return cli_wrong(prog, "%s: '%s' is an extra argument", name, argv[optind]);
     if (o.given & ~commands[i].takes)
         return cli_wrong(prog, "%s: an option that belongs to another command was given", name);
     if (commands[i].command == EXPORT && !o.output)
-        return cli_wrong(prog, "export: -o FILE says where ('-': standard output)");
+        return cli_wrong(prog, "export needs -o FILE ('-': standard output)");
     if (o.hours > 0)
         o.filter.since_ms = (int64_t)time(NULL) * 1000 - (int64_t)(o.hours * 3600e3);
     char *folder = o.folder ? strdup(o.folder) : home_folder(NULL, &e);

@@ -1,5 +1,5 @@
-/* zse-bench - how fast a model answers, how much memory it takes, and how good it is against a
- * text or another model; and how near it comes to what the machine can do. */
+/* zse-bench.c - measure how fast a model answers, how much memory it takes, how close it is to
+ * another model, and how close it comes to the limits of the machine. */
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -17,22 +17,22 @@ static const char usage[] =
     "       zse-bench serve [OPTIONS] URL\n"
     "       zse-bench batch|kv|moe|threads|coldstart|logits|layers [OPTIONS] [MODEL]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
-    "Measure prefill, decode, time to first token and memory; or what the command says.  Speeds come with their share of the machine's limits.\n"
+    "Measure prefill, decode, time to first token and memory; or run a command.  Speeds come with their share of the machine's limits.\n"
     "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default where it is alone: $ZSE_MODEL).\n"
     "\n"
-    "  limits                     what this machine can do: reads from memory, int8 and f32 arithmetic, page cache, disk\n"
+    "  limits                     the limits of this machine: reads from memory, int8 and f32 arithmetic, page cache, disk\n"
     "  batch                      a step with 1, 2, 4 ... sequences, up to -b (default: 16), at context -p (default: 128)\n"
     "  kv                         decode at several contexts with keys and values as f16 and as i8\n"
-    "  moe                        which experts are read: a step with 1, 2, 4 ... sequences, up to -b (default: 8), at context -p (default: 128)\n"
+    "  moe                        experts that are read: a step with 1, 2, 4 ... sequences, up to -b (default: 8), at context -p (default: 128)\n"
     "  threads                    prefill of -p tokens and decode after it with 1 to --threads threads\n"
     "  matmul                     one matrix of random weights against activations of several numbers of tokens\n"
     "  ternary                    the same of nl4 and the ternary layouts t2 and t3, in turn\n"
     "  dequant                    decoding to f32, of each type of a GGUF file and of ours: elements a second on all threads\n"
-    "  gpu                        each kernel of a GPU by itself: what it moves and computes a second, as shares of the GPU's limits\n"
+    "  gpu                        each kernel of a GPU by itself: bytes and operations per second, as shares of the GPU's limits\n"
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
     "  serve                      load on an OpenAI server: time to first token and between tokens, tokens a second, failures\n"
     "  logits                     the logits after every token of --ids\n"
-    "  layers                     what comes out of each layer against the arrays of --ref, or with -o: make such arrays\n"
+    "  layers                     the output of each layer compared with the arrays of --ref; with -o: write such arrays\n"
     "  perplexity                 how well the model predicts a text\n"
     "  quality                    how far its predictions are from REFERENCE's, which runs with --exact\n"
     "\n"
@@ -48,20 +48,20 @@ static const char usage[] =
     "      --shape ROWSxCOLS      matmul, ternary, dequant, gpu: output and input features (default: 8960x1536; gpu: 14336x4096); matmul's\n"
     "                             type is that of -q, else nl4\n"
     "      --tokens LIST          matmul, ternary, gpu: numbers of tokens (default: 1,2,4,8,16,64,512; gpu: 1,8,16,64,512,4096)\n"
-    "      --autotune             gpu: only products, by each kernel that can compute them: which is fastest, which the engine takes\n"
-    "      --peer LLAMA-CLI       coldstart: this program of llama.cpp beside ours, in turn\n"
+    "      --autotune             gpu: only products, by each kernel that can compute them; marks the fastest and the engine's choice\n"
+    "      --peer LLAMA-CLI       coldstart: also start this program of llama.cpp, alternately\n"
     "      --peer-model GGUF      coldstart: its model (default: MODEL, if that is a GGUF file)\n"
     "      --requests N           serve: measured requests (default: 4 for each of -b, at least 16)\n"
-    "      --rate N               serve: so many requests a second at random times, however many that are at once\n"
+    "      --rate N               serve: N requests a second at random times, with no limit on how many run at once\n"
     "      --shared N             serve: the first N tokens of the prompts are the same\n"
-    "      --background N         serve: beside the measured requests, N that answer all the time\n"
+    "      --background N         serve: N background streams beside the measured requests\n"
     "      --api NAME             serve: chat, completions, or tokens: completions of token ids (default: chat)\n"
-    "      --model NAME           serve: what to ask for (default: the first that the server has)\n"
+    "      --model NAME           serve: the model to use (default: the server's first)\n"
     "      --key KEY              serve: the server's key (default: $ZSE_API_KEY, else $OPENAI_API_KEY)\n"
-    "      --ignore-eos           serve: ask for answers that go on to -n tokens; not every server knows how\n"
-    "      --temp T               serve: temperature of the answers (default: 0, always the likeliest token)\n"
-    "      --seed N               serve: the same prompts in every run (default: others each time)\n"
-    "      --timeout SECONDS      serve: a request that takes longer has failed, 0: none has (default: 600)\n"
+    "      --ignore-eos           serve: ask for answers of exactly -n tokens; not every server supports it\n"
+    "      --temp T               serve: temperature of the answers (default: 0, always the most likely token)\n"
+    "      --seed N               serve: the same prompts in every run (default: new prompts)\n"
+    "      --timeout SECONDS      serve: a request that takes longer fails, 0: no limit (default: 600)\n"
     "      --ids IDS              logits, layers -o: token ids, '1 5 9'\n"
     "  -o, --output FILE          logits: float32 little endian [n_tokens, vocab_size], always --exact; '-': standard output\n"
     "                             layers: a folder for the arrays, always --exact\n"
@@ -102,7 +102,7 @@ static const struct option options[] = {
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
-/* The commands, how many arguments they take, and which options mean something to them. */
+/* The commands, their numbers of arguments, and the options that apply to them. */
 enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, GPU, COLDSTART, SERVE, LOGITS, LAYERS,
                PERPLEXITY, QUALITY, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
@@ -114,7 +114,7 @@ static const struct { const char *name; int least, most; const char *letters; } 
     [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
     [PERPLEXITY] = { "perplexity", 2, 2, "WNa" }, [QUALITY] = { "quality", 3, 3, "WNa" },
 };
-/* Options that not every command takes; main's `given` has a bit for each. */
+/* Options that only some commands take; main's `given` has a bit for each. */
 enum { GIVEN_SHAPE = 7, GIVEN_TOKENS = 8 };
 static const struct { int c; char letter; const char *name; } special[] = {
     { 'p', 'p', "-p" }, { 'n', 'n', "-n" }, { 'b', 'b', "-b" }, { 'r', 'r', "-r" }, { 'w', 'w', "-w" },
@@ -281,17 +281,17 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
     if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL ||
                        c == TERNARY || c == DEQUANT || c == LAYERS)) {
         if (o->run.device)
-            return cli_wrong(prog, "%s measures the processor: --device has no meaning", commands[c].name);
-        o->run.gpu = 0;                 /* a GPU that is there by chance, or named for other programs */
+            return cli_wrong(prog, "%s measures the CPU: --device does not apply", commands[c].name);
+        o->run.gpu = 0;                 /* ignore a GPU found by auto, or named in $ZSE_DEVICE for other programs */
     }
     if (c == GPU && !o->run.gpu) {
         struct err e;
         return gpu_count(&e) < 0 ? cli_fail(prog, &e) : cli_wrong(prog, "gpu: measures a GPU, expected --device cuda");
     }
     if (c == GPU && (o->run.exact || o->run.strict || o->run.graphs_given || o->run.cache_given))
-        return cli_wrong(prog, "gpu: measures kernels without a model: --exact, --strict, --cuda-graphs and --cache-weights have no meaning");
+        return cli_wrong(prog, "gpu: measures kernels without a model: --exact, --strict, --cuda-graphs and --cache-weights do not apply");
     if (c == GPU && o->autotune && given & 1)
-        return cli_wrong(prog, "gpu --autotune: measures products alone: -p has no meaning");
+        return cli_wrong(prog, "gpu --autotune: measures products alone: -p does not apply");
     if (c == GPU && !(given >> GIVEN_SHAPE & 1))
         o->rows = 14336, o->cols = 4096;
     if (c == GPU && !(given >> GIVEN_TOKENS & 1))
@@ -310,7 +310,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
     case LIMITS: return bench_limits(o);
     case BATCH: return bench_batch(o, model);
     case MOE: return bench_moe(o, model);
-    case KV: return o->run.kv_given ? cli_wrong(prog, "kv: measures f16 and i8, --kv has no meaning")
+    case KV: return o->run.kv_given ? cli_wrong(prog, "kv: measures f16 and i8, --kv does not apply")
                                     : bench_kv(o, model);
     case THREADS: return bench_threads(o, model);
     case MATMUL: return bench_matmul(o);

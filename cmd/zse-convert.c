@@ -307,7 +307,7 @@ static int choose_type(struct arguments *a, struct err *e)
     struct memory m;
     char *title, size[CLI_BYTES];
     json_t *config = planned_config(a->o.source, &title, e);
-    const struct planned_ask ask = { .name = a->o.source, .path = a->o.source, .config = config, .context = CONTEXT,
+    const struct planned_query ask = { .name = a->o.source, .path = a->o.source, .config = config, .context = CONTEXT,
                                      .n_threads = a->o.n_threads, .kernels = a->o.kernels,
                                      .measure = a->mode.mode == PLAN_AUTO || a->mode.mode == PLAN_MAX_SPEED };
     int best = config && memory_read(&m, preflight_root(), e) == 0 &&
@@ -386,7 +386,8 @@ static int find_source(struct arguments *a, const struct hub_check *check, struc
     if (a->o.synthetic)
         return 0;
     struct stat st;
-    if (stat(a->o.source, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))        /* to open a pipe would wait for its writer */
+    /* opening a pipe would wait for its writer */
+    if (stat(a->o.source, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
         return err_set(e, ERR_IO, "%s: neither a regular file nor a folder", a->o.source);
     const int rc = a->o.output && !a->mode.given ? hub_stream_open(stream, prog, a->o.source, 1, check, &a->found, e)
                                                  : hub_model_path(prog, a->o.source, 1, a->o.output ? check : NULL,

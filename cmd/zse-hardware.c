@@ -1,4 +1,5 @@
-/* zse-hardware - what this machine has, what would make it faster, and which models it can run. */
+/* zse-hardware.c - show this machine, settings that would make it faster, and the models that it
+ * can run. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,33 +17,33 @@ static const char usage[] =
     "       zse-hardware budget [OPTIONS] MODEL\n"
     "Show this machine as language models see it: processor, memory, limits of its control group, disks, GPUs.\n"
     "\n"
-    "  check                      what would make it faster, with the command that does it\n"
-    "  recommend                  models that run in the memory that is available now, as which type, and how fast they would be\n"
+    "  check                      settings that would make it faster, with the commands to change them\n"
+    "  recommend                  models that run in the memory that is available now, with type and expected speed\n"
     "  capacity                   how many of these models fit together\n"
-    "  budget                     what lies on each GPU of a pipeline, and how many tokens fit beside it\n"
+    "  budget                     memory of each GPU of a pipeline, and how many tokens fit beside it\n"
     "MODEL is a name of the registry (zse-info models list), a size like 7B, a config.json or a folder with one.\n"
     "\n"
     "      --json                 a JSON object instead of text\n"
-    "      --measure              measure memory, arithmetic and page cache, too (about a second)\n"
-    "      --file FILE            with --measure: the file whose disk is read; its own pages are dropped first\n"
-    "      --threads N            measure with so many threads (default: one for each processor)\n"
+    "      --measure              also measure memory, arithmetic and page cache (about a second)\n"
+    "      --file FILE            with --measure: a file on the disk to measure; its pages are evicted first\n"
+    "      --threads N            measure with N threads (default: one for each processor)\n"
     "      --root DIR             read proc and sys below this folder instead of /: another machine's, or a container's host's\n"
     "\n"
-    "      --vram SIZE            recommend, capacity: a memory of this size, like 8 or 8GB (default: what is available here now)\n"
+    "      --vram SIZE            recommend, capacity: size of the memory, like 8 or 8GB (default: the memory available now)\n"
     "      --model NAME           recommend: only this model\n"
     "      --mode NAME            recommend: auto, min_memory, balanced, max_speed (default: max_speed)\n"
     "      --context N            tokens of context to plan for (default: 4096; budget: as many as fit)\n"
     "      --no-speed             recommend: measure nothing, predict no speed\n"
-    "      --all                  recommend: architectures that do not run here, too\n"
+    "      --all                  recommend: include architectures that do not run here\n"
     "\n"
-    "      --pp LIST              budget: layers of each GPU, like 20,21,20, or one number: GPUs that share evenly (default: 1)\n"
+    "      --pp LIST              budget: layers of each GPU, like 20,21,20, or one number: number of GPUs with equal parts (default: 1)\n"
     "      --quant bf16|int8|int4   budget: type of attention, dense and shared MLPs (default: int8)\n"
     "      --kv fp8|bf16          budget: type of keys and values (default: fp8)\n"
-    "      --experts int4|int8    budget: experts lie on the GPU, too (default: in the machine's memory)\n"
-    "      --divisor N            budget: with --experts: those of 1/N of the layers at a time, 0: of one layer (default: 1)\n"
-    "      --vram-mb N            budget: MiB of each GPU (default: what NVML says is free)\n"
+    "      --experts int4|int8    budget: experts also on the GPU (default: in the machine's memory)\n"
+    "      --divisor N            budget: with --experts: hold 1/N of the layers' experts at a time, 0: one layer's (default: 1)\n"
+    "      --vram-mb N            budget: MiB of each GPU (default: free memory by NVML)\n"
     "      --headroom-mb N        budget: MiB to be left free (default: 500)\n"
-    "      --mem-fraction X       budget: use no more than this part of each GPU (default: 1)\n"
+    "      --mem-fraction X       budget: fraction of each GPU to use (default: 1)\n"
     "      --max-total-tokens N   budget: no more tokens than this\n"
     "      --quiet                budget: no summary on standard error\n"
     "\n"
@@ -73,7 +74,8 @@ static const struct option options[] = {
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
-/* Which commands know an option; "" is none, and every option that is not here goes with all. */
+/* The commands that accept an option; "" is no command.  An option that is not listed here is
+ * accepted by all. */
 static const struct { int option; const char *commands; } known[] = {
     { OPT_MEASURE, "" }, { OPT_FILE, "" }, { OPT_THREADS, " recommend" }, { OPT_VRAM, "recommend capacity" },
         { OPT_MODEL, "recommend" }, { OPT_MODE, "recommend" },
@@ -93,7 +95,7 @@ static int whole(const char *name, const char *arg, long long min, long long max
     return 0;
 }
 
-/* One option: 0 or the exit code of wrong usage. */
+/* Handle one option: 0, or the exit code of wrong usage. */
 static int take(struct hardware_options *o, int c, const char *arg)
 {
     char text[64];
@@ -104,7 +106,8 @@ static int take(struct hardware_options *o, int c, const char *arg)
     case OPT_ROOT: o->root = arg; return 0;
     case OPT_THREADS: return whole("--threads", arg, 1, 1024, &o->threads);
     case OPT_VRAM:
-        snprintf(text, sizeof text, strspn(arg, "0123456789.") == strlen(arg) && *arg ? "%sGB" : "%s", arg);        /* "8" are gigabytes */
+        /* "8" means gigabytes */
+        snprintf(text, sizeof text, strspn(arg, "0123456789.") == strlen(arg) && *arg ? "%sGB" : "%s", arg);
         if (cli_parse_size(prog, "--vram", text, &o->vram) != 0)
             return CLI_USAGE;
         return o->vram ? 0 : cli_wrong(prog, "--vram: expected a memory larger than 0");
@@ -130,7 +133,8 @@ static int take(struct hardware_options *o, int c, const char *arg)
     }
 }
 
-/* budget: figures as variables, for scripts that cannot change a command line; options win. */
+/* budget: take figures from the environment, for scripts that cannot change a command line; options
+ * win. */
 static int take_variables(struct hardware_options *o, const unsigned char *given)
 {
     static const struct { const char *name; int option; } variables[] = {
@@ -141,14 +145,14 @@ static int take_variables(struct hardware_options *o, const unsigned char *given
         const char *v = getenv(variables[i].name);
         const int rc = v && *v && !given[variables[i].option - OPT_JSON] ? take(o, variables[i].option, v) : 0;
         if (rc != 0) {
-            cli_note(prog, "that was %s", variables[i].name);
+            cli_note(prog, "the value is from %s", variables[i].name);
             return rc;
         }
     }
     return 0;
 }
 
-/* An option that this command does not know: its name, else NULL. */
+/* The name of an option that was given but that this command does not accept, else NULL. */
 static const char *misplaced(const unsigned char *given, const char *command)
 {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -163,7 +167,7 @@ static const char *misplaced(const unsigned char *given, const char *command)
     return NULL;
 }
 
-static const struct { const char *name; int (*run)(const struct hardware_options *o); int least, most; /* names after it */ } commands[] = {
+static const struct { const char *name; int (*run)(const struct hardware_options *o); int least, most; /* number of names after the command */ } commands[] = {
     { "", hardware_show, 0, 0 }, { "check", hardware_check, 0, 0 }, { "recommend", hardware_recommend, 0, 0 },
         { "capacity", hardware_capacity, 1, 64 },
     { "budget", hardware_budget, 1, 1 },

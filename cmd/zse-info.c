@@ -1,4 +1,4 @@
-/* zse-info - look inside a model: a .zse file, a GGUF file, a Hugging Face folder or a bare
+/* zse-info.c - look inside a model: a .zse file, a GGUF file, a Hugging Face folder or a
  * config.json. */
 #include <getopt.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ static const char usage[] =
     "  -l, --layers                  list the groups of tensors\n"
     "      --layer N                 only layer N in these lists; alone: its tensors\n"
     "  -m, --memory                  bytes by number format and by role, KV cache\n"
-    "      --layout                  where everything lies, in the order of the file\n"
+    "      --layout                  offsets and sizes, in file order\n"
     "      --verify                  read everything and compare the checksums\n"
     "      --dump-tensor NAME        one tensor as float32, as its source had it (with -o)\n"
     "  -o, --output FILE             where --dump-tensor writes; '-': standard output\n"
@@ -57,7 +57,7 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } com
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
-/* 0, or -1 and *code is what main() returns. */
+/* Parse the options.  0, or -1 with *code the exit code. */
 static int parse_options(struct options *o, int argc, char **argv, int *code)
 {
     int c;
@@ -98,7 +98,7 @@ static int parse_options(struct options *o, int argc, char **argv, int *code)
     if ((o->dump != NULL) != (o->output != NULL))
         return cli_wrong("zse-info", "--dump-tensor NAME and -o FILE belong together"), -1;
     if (o->output && strcmp(o->output, "-") == 0 && (o->json || isatty(STDOUT_FILENO)))
-        return cli_wrong("zse-info", o->json ? "-o -: standard output is the tensor, so --json has no place"
+        return cli_wrong("zse-info", o->json ? "-o -: standard output is the tensor, so --json cannot be used"
                                              : "-o -: a tensor is not written to a terminal"), -1;
     return 0;
 }

@@ -1,5 +1,5 @@
-/* zse-info.h - the parts of zse-info: open any kind of model, describe it as JSON, print that as
- * text. */
+/* zse-info.h - the parts of zse-info: open any kind of model, describe it as JSON, print the
+ * description as text. */
 #ifndef ZSE_CMD_ZSE_INFO_H
 #define ZSE_CMD_ZSE_INFO_H
 
@@ -23,12 +23,12 @@ int info_open(struct info *i, const char *path, struct err *e);
 void info_close(struct info *i);
 
 enum { INFO_TENSORS = 1, INFO_LAYERS = 2, INFO_MEMORY = 4, INFO_LAYOUT = 8 };
-/* All there is to say, as one JSON object (keys: zse-info(1)), with the lists of tensors and of
- * layers if `lists` asks for them: of a model with many experts they are thousands of lines.
- * layer >= 0 leaves only that layer's.  New reference. */
+/* The full description as one JSON object (keys: zse-info(1)).  lists: include the lists of tensors
+ * and of layers, which have thousands of lines if there are many experts.  layer >= 0: only that
+ * layer in the lists.  New reference. */
 json_t *info_describe(const struct info *i, int layer, unsigned lists);
 
-/* What info_describe said, for people; no parts: an overview. */
+/* Print the result of info_describe as text; without parts: an overview. */
 void info_print(const json_t *d, unsigned parts);
 
 /* One tensor as f32 in the order and under the name of its source.  *shape: new reference,

@@ -1,4 +1,4 @@
-/* zse-serve - serve models on the OpenAI API. */
+/* zse-serve.c - serve models on the OpenAI API. */
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -22,7 +22,7 @@
 
 static const char prog[] = "zse-serve";
 
-/* A quarter of what this process may have, for keys and values that nobody gave a size for. */
+/* A quarter of this process's memory: the default size of keys and values. */
 static uint64_t quarter_of_memory(void)
 {
     struct memory m;
@@ -30,9 +30,9 @@ static uint64_t quarter_of_memory(void)
     return memory_read(&m, preflight_root(), &ignored) == 0 ? memory_most(&m) / 4 : (uint64_t)1 << 31;
 }
 
-/* Bytes of keys and values: as asked, else enough for max_seqs whole sequences, at most a
- * quarter of memory (a GPU's: nine tenths of what is left beside the weights and all else), at
- * least one sequence. */
+/* Bytes of keys and values: as given, else enough for max_seqs whole sequences, but at most a
+ * quarter of memory (on a GPU nine tenths of the memory beside the weights and everything else),
+ * and at least one sequence. */
 static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, const struct opened_model *m,
                          const struct engine_options *eo)
 {
@@ -45,7 +45,7 @@ static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, 
     return all < most ? all : one > most ? one : most;
 }
 
-/* m: open, or NULL (then nothing is the GPU's). */
+/* m: an open model, or NULL (then the CPU computes). */
 static struct engine_options serve_engine_options(const struct serve_options *o, const struct config *c,
                                                   const struct opened_model *m)
 {
@@ -83,9 +83,9 @@ static int open_served(void *user, const char *path, struct served_model *m, str
     return -1;
 }
 
-/* glibc: an arena for each of two threads at a time, not for eight; what is large comes from the
- * system and goes back to it, also after something larger was freed once. Servers run for
- * months, and models come and go. */
+/* Tune glibc's allocator: two arenas instead of eight per processor; large blocks are mapped and go
+ * back to the system, also after a larger one was freed once.  Servers run for months, and models
+ * come and go. */
 static void tame_malloc(void)
 {
 #ifdef __GLIBC__
@@ -144,7 +144,7 @@ static void print_addresses(const struct serve_options *o, const struct server *
     fflush(stdout);
 }
 
-/* Before anything listens: each MODEL is a file, a folder or a name on the hub. */
+/* Check before listening: each MODEL is a file, a folder or a name on the hub. */
 static int find_models(const struct serve_options *o, struct err *e)
 {
     const char *env = getenv("ZSE_MODEL"), *const *models = o->n_models ? o->models : &env;
@@ -196,7 +196,7 @@ static int plan_model(const struct serve_options *o, const char *name)
     return rc;
 }
 
-/* --plan: each model in turn; nothing is served, but --user can be asked whether that user may. */
+/* --plan: each model in turn.  Nothing is served; with --user the plan is made as that user. */
 static int plan_models(const struct serve_options *o)
 {
     struct serve_user user;
@@ -218,10 +218,11 @@ static int plan_models(const struct serve_options *o)
     return written ? written : rc;
 }
 
-/* What the server keeps lies there, and belongs to whom it is served as. */
-struct places { char *home, *audit, *token; struct audit_signer *signer; };         /* owned; audit NULL: there is no log; signer NULL: it is not signed */
+/* Folders and files of the server, owned by the user it runs as. */
+/* owned; audit NULL: no log; signer NULL: the log is not signed */
+struct server_folders { char *home, *audit, *token; struct audit_signer *signer; };
 
-static int find_places(const struct serve_options *o, struct places *p, struct err *e)
+static int find_places(const struct serve_options *o, struct server_folders *p, struct err *e)
 {
     if (!(p->home = home_folder(NULL, e)))
         return -1;
@@ -230,12 +231,13 @@ static int find_places(const struct serve_options *o, struct places *p, struct e
         p->audit = NULL;
         return err_nomem(e, "the name of a folder");
     }
-    if (p->audit && o->audit_sign && !(p->signer = audit_signer_open(o->audit_sign, e)))        /* as root, if begun so: its user need not read it */
+    /* read before root's privileges are dropped: the user need not be able to read it */
+    if (p->audit && o->audit_sign && !(p->signer = audit_signer_open(o->audit_sign, e)))
         return -1;
     return 0;
 }
 
-static void release_places(struct places *p)
+static void release_places(struct server_folders *p)
 {
     audit_signer_close(p->signer);
     free(p->token);
@@ -243,8 +245,9 @@ static void release_places(struct places *p)
     free(p->home);
 }
 
-/* What root is needed for is done. */
-static int become_user(const struct serve_options *o, const struct serve_user *u, const struct places *p, struct err *e)
+/* Drop root's privileges: nothing needs them any more. */
+static int become_user(const struct serve_options *o, const struct serve_user *u, const struct server_folders *p,
+                       struct err *e)
 {
     if (serve_user_folder(u, p->home, e) || (o->audit_folder && p->audit && serve_user_folder(u, p->audit, e)) ||
         (o->socket_path && serve_user_socket(u, o->socket_path, e)))
@@ -255,7 +258,7 @@ static int become_user(const struct serve_options *o, const struct serve_user *u
     return 0;
 }
 
-/* ---- the last resort: the end does not come to its end ---- */
+/* ---- the last resort: a shutdown that does not finish ---- */
 
 enum { END_PATIENCE_S = 8 };
 struct last_resort { struct server *s; pthread_t thread; pthread_mutex_t lock; pthread_cond_t over; int started,
@@ -282,7 +285,7 @@ static void *watch_the_end(void *arg)
     if (ended)
         return NULL;
     server_finish_audit(l->s);
-    end_at_once("closing the models does not end; ending without it");
+    end_at_once("closing the models takes too long: exiting without it");
 }
 
 static int start_last_resort(struct last_resort *l)
@@ -310,8 +313,8 @@ static void stop_last_resort(struct last_resort *l)
     pthread_mutex_destroy(&l->lock);
 }
 
-/* Until it is stopped.  user: whom to become; NULL: nobody else. */
-static int serve(struct serve_options *o, const struct serve_user *user, struct places *p, struct err *e)
+/* Run until stopped.  user: the user to become; NULL: stay. */
+static int serve(struct serve_options *o, const struct serve_user *user, struct server_folders *p, struct err *e)
 {
     const struct server_options so = {
         .opener = { open_served, close_served, o }, .host = o->host, .port = o->port, .socket_path = o->socket_path,
@@ -341,17 +344,17 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         rc = server_run(s, e);
     if (rc != 0)
         cli_fail(prog, e);
-    if (s && server_is_loading(s)) {            /* a conversion may take minutes, and nobody waits for it any more */
+    if (s && server_is_loading(s)) {            /* a conversion may take minutes, and nothing needs its result */
         rc = server_leave(s) || rc;
         fflush(stdout);
         _exit(rc ? CLI_FAILED : CLI_OK);
     }
     struct last_resort l = { .s = s };
     if (s && start_last_resort(&l) != 0)
-        cli_note(prog, "no thread to watch over the end");
+        cli_note(prog, "no thread to watch the shutdown");
     const int closed = server_close(s);
     if (closed == SERVER_STUCK)
-        end_at_once("a model's step does not end; ending without it");
+        end_at_once("a model's step takes too long: exiting without it");
     stop_last_resort(&l);
     return closed || rc;
 }
@@ -360,7 +363,7 @@ static int run(struct serve_options *o)
 {
     struct err e;
     struct serve_user user = { 0 };
-    struct places places = { 0 };
+    struct server_folders places = { 0 };
     int rc = o->user ? serve_user_find(&user, o->user, &e) || serve_user_environment(&user, &e) : 0;
     if (rc || find_models(o, &e) || find_places(o, &places, &e)) {
         rc = cli_fail(prog, &e);

@@ -17,7 +17,7 @@ struct serve_options {
     const char *audit_syslog, *audit_sign;                      /* NULL: not given */
     const char *audit_folder;                                   /* NULL: audit in the home folder */
     const char *model_dir;                                      /* NULL: not given */
-    const char *user;                                           /* NULL: stay who it is */
+    const char *user;                                           /* NULL: keep the identity */
     uint64_t audit_bytes, audit_anonymous_bytes;                /* 0: not given */
     int audit_files;                                            /* 0: not given */
     size_t max_request_memory, work_memory;                     /* 0: not given */
@@ -25,16 +25,16 @@ struct serve_options {
     double timeout_s, drain_s, stall_s;
     const char **origins, **hosts, **names;                     /* owned */
     int n_origins, n_hosts, n_names;
-    const char *const *models; int n_models;                    /* of argv, or of the file */
-    struct serve_config config;                                 /* --config: what options point to; owned */
+    const char *const *models; int n_models;                    /* borrowed from argv or config */
+    struct serve_config config;                                 /* --config: the strings that options point to; owned */
     struct run_options run;
 };
-/* -1: go on; else the exit code. */
+/* Parse the options.  -1: go on; else the exit code. */
 int serve_options_parse(struct serve_options *o, int argc, char **argv);
 void serve_options_release(struct serve_options *o);
 
-/* The token of HOME/admin.token, made if it is not there: mode 0600.  Caller frees; NULL with
- * *e. */
+/* Read the token of HOME/admin.token; the file is made, mode 0600, if it is missing.  Caller frees;
+ * NULL with *e. */
 char *admin_token(const char *home, struct err *e);
 
 #endif

@@ -446,7 +446,7 @@ END
   exec 4<&-
   [ "$status" = 1 ] || { cat "$BATS_TEST_TMPDIR/stub.err"; return 1; }
   check 'j["done"] == 1 and j["failed"] == 4 and j["completion_tokens"] == 2 and sum(f["n"] for f in j["failures"]) == 4' <<<"$output"
-  check '{f["what"] for f in j["failures"]} == {"HTTP 429: too many", "the stream broke off", "an event of the stream is no JSON", "no memory"}' <<<"$output"
+  check '{f["what"] for f in j["failures"]} == {"HTTP 429: too many", "the stream ended early", "an event of the stream is no JSON", "no memory"}' <<<"$output"
   run --separate-stderr zse-bench serve "http://127.0.0.1:$port" --json
   [ "$status" = 1 ]
   [ -z "$output" ]

@@ -201,7 +201,7 @@ C
 J
   run --separate-stderr zse-hardware budget "$T/config.json" --pp 20,21,20 --kv fp8 --quant int8 --vram-mb 16384 --headroom-mb 500 --context 262144
   [ "$status" = 0 ]
-  [[ "$stderr" == *"3 GPUs of 16384 MiB"*"the least"* ]]
+  [[ "$stderr" == *"3 GPUs of 16384 MiB"*"  least"* ]]
   jq -e '(.ranks | map(.weights_mb | round)) == [5445, 3018, 5114] and .bottleneck == 0 and .context_length == 262144 and .max_total_tokens > 949000 and
     .max_total_tokens < 951000 and .mem_fraction_static > 0.4 and .mem_fraction_static < 0.6' <<<"$output"
   run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet --max-total-tokens 5000

@@ -619,7 +619,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   for name in test/single test/single:Q4_K_M test/tiny:Q4_K_M; do        # not as if it were safetensors
     run --separate-stderr zse-chat $name --plan
     [ "$status" = 1 ] || return 1
-    [[ -z $output && $stderr == "zse-chat: $name: is a GGUF or .zse file: what it takes is known when it is here"* ]] || { echo "$stderr"; return 1; }
+    [[ -z $output && $stderr == "zse-chat: $name: is a GGUF or .zse file: its size is only known after a download"* ]] || { echo "$stderr"; return 1; }
   done
   zse-chat test/single -q nl4 --plan --exact --json | jq -e '.quantization == "nl4" and .weight_bytes > 300000'
   answers test/tiny

@@ -242,6 +242,6 @@ J
 }
 
 @test "chat: --plan of a .zse leaves no files" {
-  XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache run -0 zse-chat "$MODEL" --plan
+  XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache run -0 zse-chat "$Z" --plan
   [ ! -e "$BATS_TEST_TMPDIR/cache" ]
 }
