@@ -322,7 +322,7 @@ send /load /no/such/file
 expect No such file
 expect >
 send /what
-expect no command
+expect is not a command
 expect >
 ready
 type half a line

@@ -45,7 +45,7 @@ stop() {
 metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
 
 @test "--user: the port below 1024, the key and the certificate as root, all else as somebody else for good" {
-  [ "$(id -u)" = 0 ] || skip "only root can become somebody else"
+  [ "$(id -u)" = 0 ] || skip "only root can become another user"
   id nobody >/dev/null || skip "there is no user nobody"
   command -v openssl >/dev/null || skip "no openssl command"
   openssl req -x509 -newkey rsa:2048 -nodes -keyout "$T/key.pem" -out "$T/cert.pem" -days 2 -subj /CN=localhost 2>/dev/null
@@ -74,7 +74,7 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
 
 @test "--user: who is refused" {
   for who in "no-such-user: there is no user 'no-such-user'" "root: is root, or of its group" "nobody:no-such-group: there is no group 'no-such-group'"; do
-    [ "$(id -u)" = 0 ] || who="${who%%: *}: only root can become somebody else"
+    [ "$(id -u)" = 0 ] || who="${who%%: *}: only root can become another user"
     run --separate-stderr zse-serve --user "${who%%: *}" "$T/tiny.zse" --port 0
     [ "$status$output" = 1 ]
     [[ "$stderr" == "zse-serve: --user $who"* ]] || { echo "$stderr"; return 1; }
@@ -83,7 +83,7 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   [ "$(id -u)" = 0 ] || skip "the rest needs root"
   run --separate-stderr setpriv --reuid nobody --clear-groups zse-serve --user nobody "$T/tiny.zse" --port 0
   [ "$status" = 1 ]
-  [[ "$stderr" == *"only root can become somebody else"* ]]
+  [[ "$stderr" == *"only root can become another user"* ]]
   chmod 600 "$T/tiny.zse"                               # the plan says what that user may read
   run --separate-stderr zse-serve --user nobody "$T/tiny.zse" --plan
   [ "$status" = 1 ]
