@@ -167,7 +167,8 @@ static const char *misplaced(const unsigned char *given, const char *command)
     return NULL;
 }
 
-static const struct { const char *name; int (*run)(const struct hardware_options *o); int least, most; /* number of names after the command */ } commands[] = {
+/* least, most: number of names after the command */
+static const struct { const char *name; int (*run)(const struct hardware_options *o); int least, most; } commands[] = {
     { "", hardware_show, 0, 0 }, { "check", hardware_check, 0, 0 }, { "recommend", hardware_recommend, 0, 0 },
         { "capacity", hardware_capacity, 1, 64 },
     { "budget", hardware_budget, 1, 1 },

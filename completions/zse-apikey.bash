@@ -11,7 +11,8 @@ _zse_apikey() {
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--rate-limit --token-limit --expires --scope --model --home --json --help --version" -- "$cur")) ;;
-    *) COMPREPLY=($(compgen -f -- "$cur"))
+    *) COMPREPLY=()
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "create list status rotate reset enable disable delete" -- "$cur"))
        ;;
   esac
 }

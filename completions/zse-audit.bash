@@ -17,7 +17,8 @@ _zse_audit() {
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--hours --limit --key --status --path --method --min-latency --format --output --since --expect --all --yes --folder --json --help --version" -- "$cur")) ;;
-    *) COMPREPLY=($(compgen -f -- "$cur"))
+    *) COMPREPLY=()
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "summary recent query export verify head stats clear" -- "$cur"))
        ;;
   esac
 }

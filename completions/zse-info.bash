@@ -12,6 +12,7 @@ _zse_info() {
     -*) COMPREPLY=($(compgen -W "--json --format --tensors --layers --layer --memory --layout --verify --dump-tensor --output --extract-tokenizer --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "tokenize detokenize render models" -- "$cur"))
+       [ "$COMP_CWORD:${COMP_WORDS[1]}" != 2:models ] || COMPREPLY=($(compgen -W "check fetch info list search" -- "$cur"))
        ;;
   esac
 }

@@ -180,6 +180,27 @@ rendered() {
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
+# completed WORD... : the words that bash offers for the last one
+completed() {
+  (
+    COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+    # shellcheck disable=SC1090
+    . "completions/$1.bash"
+    "_${1//-/_}"
+    printf '%s\n' "${COMPREPLY[@]}" | sort | tr '\n' ' '
+  )
+}
+
+# bats test_tags=plain
+@test "the completions offer the commands of a program, and those of zse-info models" {
+  [ "$(completed zse-apikey cr)" = "create " ]
+  [ "$(completed zse-apikey "")" = "create delete disable enable list reset rotate status " ]
+  [ "$(completed zse-audit he)" = "head " ]
+  [ "$(completed zse-info models "")" = "check fetch info list search " ]
+  [ "$(completed zse-info models se)" = "search " ]
+  [ "$(completed zse-info tokenize READ)" = "README.md " ]
+}
+
 # bats test_tags=plain
 @test "make install and uninstall leave nothing behind" {
   make -s B="$ZSE_BIN" install DESTDIR="$BATS_TEST_TMPDIR/root" PREFIX=/usr

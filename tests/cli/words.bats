@@ -2,7 +2,11 @@
 # bats file_tags=plain
 
 # Folders and files whose every line follows the rules.
-clean=(libcommon/LAYERS models)
+clean=(
+  cmd
+  libcommon/LAYERS
+  models
+)
 
 @test "prose and columns of the sources follow the rules" {
   tests/lib/words "${clean[@]}"
