@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/convert/rows.h"
+#include "libcommon/convert/row_reader.h"
 #include "libcommon/model/parts.h"
 
 static int source_shape(void *user, const char *name, int *n_dims, int64_t dim[4])
@@ -90,12 +90,13 @@ static int read_weight(struct model *m, const struct source *s, const struct wei
                        uint8_t *to, struct err *e)
 {
     struct weight_place p = weight_place(m, w);
-    struct rows r;
-    if (rows_open(&r, s, source_find(s, w->source), &w->map, w->rows, w->cols, w->is_vector && w->rows == 1, e) < 0)
+    struct row_reader r;
+    if (row_reader_open(&r, s, source_find(s, w->source), &w->map, w->rows, w->cols, w->is_vector && w->rows == 1,
+                        e) < 0)
         return -1;
     float *x = w->is_vector ? (float *)to : malloc((size_t)w->rows * (size_t)w->cols * sizeof *x);
-    int rc = x ? rows_read(&r, 0, w->rows, x, e) : err_nomem(e, "weights");
-    rows_close(&r);
+    int rc = x ? row_reader_read(&r, 0, w->rows, x, e) : err_nomem(e, "weights");
+    row_reader_close(&r);
     if (rc == 0 && w->is_vector) {
         const struct config *c = &m->config;
         if (p.norm && p.plain == &p.norm->w && c->norm == NORM_LAYER && w->cols == c->hidden_size)

@@ -6,7 +6,7 @@
 
 #include "libcommon/base/file.h"
 #include "libcommon/convert/assemble.h"
-#include "libcommon/convert/big.h"
+#include "libcommon/convert/spill.h"
 #include "libcommon/convert/gptq.h"
 #include "libcommon/convert/tokenizer_source.h"
 #include "libcommon/quant/ggml.h"
@@ -17,7 +17,7 @@ enum { WINDOW = 512, GOOD_WINDOWS = 6, BEST_WINDOWS = 32, LEAST_TOKENS = 64, MAX
 
 /* ---- text ---- */
 
-static int read_tokens(struct job *j, int32_t **ids, size_t *n, struct err *e)
+static int read_tokens(struct conversion *cv, int32_t **ids, size_t *n, struct err *e)
 {
     void *blob = NULL;
     char *own = NULL;
@@ -25,12 +25,12 @@ static int read_tokens(struct job *j, int32_t **ids, size_t *n, struct err *e)
     size_t blob_size, size = calibration_text_size;
     struct tokenizer *t = NULL;
     int rc = -1;
-    int found = tokenizer_from_source(j->source, &blob, &blob_size, e);
+    int found = tokenizer_from_source(cv->source, &blob, &blob_size, e);
     if (found <= 0)
         return found ? -1 : err_set(e, ERR_FORMAT,
                                     "%s: has no tokenizer; calibration needs one, --quality fast does without",
-                                    j->source->path);
-    if (j->o->calibration && !(text = own = file_read(j->o->calibration, MAX_TEXT, &size, e)))
+                                    cv->source->path);
+    if (cv->o->calibration && !(text = own = file_read(cv->o->calibration, MAX_TEXT, &size, e)))
         goto done;
     t = tokenizer_open(blob, blob_size, e);
     if (t)
@@ -49,14 +49,14 @@ static int by_id(const void *a, const void *b)
 }
 
 /* Windows spread evenly over the text. */
-static int choose_windows(struct job *j, struct calibration *c, struct err *e)
+static int choose_windows(struct conversion *cv, struct calibration *c, struct err *e)
 {
     int32_t *all = NULL;
     size_t n;
-    if (read_tokens(j, &all, &n, e))
+    if (read_tokens(cv, &all, &n, e))
         return -1;
-    int want = j->effort == CONVERT_BEST ? BEST_WINDOWS : GOOD_WINDOWS, len = j->config.max_len > 0 &&
-        j->config.max_len < WINDOW ? j->config.max_len : WINDOW;
+    int want = cv->effort == CONVERT_BEST ? BEST_WINDOWS : GOOD_WINDOWS, len = cv->config.max_len > 0 &&
+        cv->config.max_len < WINDOW ? cv->config.max_len : WINDOW;
     if (n < (size_t)len)
         len = (int)n;
     size_t have = len ? n / (size_t)len : 0;
@@ -65,7 +65,7 @@ static int choose_windows(struct job *j, struct calibration *c, struct err *e)
     int rc = -1;
     if (n < LEAST_TOKENS || len < 1) {
         err_set(e, ERR_FORMAT, "%s: has %zu tokens, calibration needs at least %d",
-                j->o->calibration ? j->o->calibration : "calibration text", n, LEAST_TOKENS);
+                cv->o->calibration ? cv->o->calibration : "calibration text", n, LEAST_TOKENS);
         goto done;
     }
     c->ids = malloc((size_t)c->n_windows * (size_t)len * sizeof *c->ids);
@@ -77,7 +77,7 @@ static int choose_windows(struct job *j, struct calibration *c, struct err *e)
         size_t from = c->n_windows > 1 ? (have - 1) * (size_t)i / (size_t)(c->n_windows - 1) : 0;
         memcpy(c->ids + (size_t)i * (size_t)len, all + from * (size_t)len, (size_t)len * sizeof *all);
     }
-    j->report->n_calibration_tokens = c->n_windows * len;
+    cv->report->n_calibration_tokens = c->n_windows * len;
     rc = 0;
 done:
     free(all);
@@ -91,8 +91,8 @@ enum { FILE_LEAST = 16 << 10 };         /* smaller ones are no files: a few page
 void *calibrate_hold(const struct calibration *c, enum hold kind, size_t size, const char *what, struct err *e)
 {
     if (size >= FILE_LEAST && c->in_file & 1u << kind)
-        return big_file(c->output, size, e);
-    void *p = big_alloc(size);
+        return spill_file(c->output, size, e);
+    void *p = spill_alloc(size);
     if (!p)
         err_nomem(e, what);
     return p;
@@ -119,12 +119,12 @@ void *calibrate_alloc(struct calibration *c, enum hold kind, size_t size, struct
 void calibrate_unload(struct calibration *c)
 {
     while (c->n_blocks > 0)
-        big_free(c->blocks[--c->n_blocks]);
+        spill_free(c->blocks[--c->n_blocks]);
 }
 
-static enum hold kind_of(const struct plan *p) { return p->spec->expert >= 0 ? HOLD_EXPERT : HOLD_WEIGHTS; }
+static enum hold kind_of(const struct recipe *p) { return p->spec->expert >= 0 ? HOLD_EXPERT : HOLD_WEIGHTS; }
 
-struct loader { const struct rows *rows; struct mat m; uint8_t *to; float *x; struct err *errors; };
+struct loader { const struct row_reader *rows; struct mat m; uint8_t *to; float *x; struct err *errors; };
 
 static void load_tile(void *arg, int i, int thread)
 {
@@ -133,21 +133,21 @@ static void load_tile(void *arg, int i, int thread)
     uint8_t *tile = l->to + (size_t)i * l->m.tile_bytes;
     tile_clear(&l->m, tile);
     for (int r = 0; r < TILE_ROWS && i * TILE_ROWS + r < l->m.rows && !l->errors[thread].code; r++)
-        if (rows_read(l->rows, i * TILE_ROWS + r, 1, x, &l->errors[thread]) == 0)
+        if (row_reader_read(l->rows, i * TILE_ROWS + r, 1, x, &l->errors[thread]) == 0)
             tile_put_float(&l->m, tile, r, x);
 }
 
-static int loaded_form(const struct plan *p, struct mat *m, struct err *e)
+static int loaded_form(const struct recipe *p, struct mat *m, struct err *e)
 {
     const int source = p->source->type;
     return mat_init(m, source == GGML_BF16 ? QT_BF16 : source == GGML_F16 ? QT_F16 : QT_F32, 32, 0, p->spec->rows,
                     p->spec->cols, e);
 }
 
-static int load_matrix(struct job *j, struct calibration *c, const struct rows *rows, const struct plan *p,
-                       struct linear *to, struct err *e)
+static int load_matrix(struct conversion *cv, struct calibration *c, const struct row_reader *rows,
+                       const struct recipe *p, struct linear *to, struct err *e)
 {
-    int n_threads = pool_size(j->pool), rc = 0;
+    int n_threads = pool_size(cv->pool), rc = 0;
     struct loader l = { .rows = rows };
     if (loaded_form(p, &l.m, e))
         return -1;
@@ -157,7 +157,7 @@ static int load_matrix(struct job *j, struct calibration *c, const struct rows *
     if (!l.to || !l.x || !l.errors)
         rc = l.to ? err_nomem(e, "weights for calibration") : -1;
     else
-        pool_run(j->pool, l.m.n_tiles, load_tile, &l);
+        pool_run(cv->pool, l.m.n_tiles, load_tile, &l);
     for (int i = 0; rc == 0 && i < n_threads; i++)
         if (l.errors[i].code) {
             *e = l.errors[i];
@@ -170,36 +170,36 @@ static int load_matrix(struct job *j, struct calibration *c, const struct rows *
     return rc;
 }
 
-static int load_weight(struct job *j, struct calibration *c, const struct plan *p, struct err *e)
+static int load_weight(struct conversion *cv, struct calibration *c, const struct recipe *p, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     struct weight_place place = weight_place(&c->m, s);
-    struct rows rows;
-    if (rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, s->is_vector && s->rows == 1, e))
+    struct row_reader rows;
+    if (row_reader_open(&rows, cv->source, p->source, &s->map, s->rows, s->cols, s->is_vector && s->rows == 1, e))
         return -1;
     int rc = -1;
     if (!s->is_vector) {
-        rc = load_matrix(j, c, &rows, p, place.linear, e);
+        rc = load_matrix(cv, c, &rows, p, place.linear, e);
     } else {
         float *x = calibrate_alloc(c, kind_of(p), (size_t)s->rows * (size_t)s->cols * sizeof *x, e);
-        rc = x ? rows_read(&rows, 0, s->rows, x, e) : -1;
-        if (rc == 0 && place.norm && place.plain == &place.norm->w && j->config.norm == NORM_LAYER &&
-            s->cols == j->config.hidden_size)
+        rc = x ? row_reader_read(&rows, 0, s->rows, x, e) : -1;
+        if (rc == 0 && place.norm && place.plain == &place.norm->w && cv->config.norm == NORM_LAYER &&
+            s->cols == cv->config.hidden_size)
             for (int64_t i = 0; i < s->cols; i++)
-                x[i] += j->config.norm_offset;
+                x[i] += cv->config.norm_offset;
         *place.plain = x;
     }
-    rows_close(&rows);
+    row_reader_close(&rows);
     return rc;
 }
 
-int calibrate_load(struct job *j, struct calibration *c, int index, struct err *e)
+int calibrate_load(struct conversion *cv, struct calibration *c, int index, struct err *e)
 {
-    for (int i = 0; i < j->n_plans; i++) {
-        const struct weight_spec *s = j->plans[i].spec;
+    for (int i = 0; i < cv->n_recipes; i++) {
+        const struct weight_spec *s = cv->recipes[i].spec;
         int ends = s->role == ROLE_POS || strncmp(s->name, "embed_norm.", 11) == 0 ||
                    strncmp(s->name, "embed_in.", 9) == 0;
-        if (s->layer == index && s->expert < 0 && (index >= 0 || ends) && load_weight(j, c, &j->plans[i], e))
+        if (s->layer == index && s->expert < 0 && (index >= 0 || ends) && load_weight(cv, c, &cv->recipes[i], e))
             return -1;
     }
     return 0;
@@ -207,26 +207,26 @@ int calibrate_load(struct job *j, struct calibration *c, int index, struct err *
 
 /* ---- the beginning: embeddings of the tokens that occur, numbered anew ---- */
 
-static const struct plan *embedding(const struct job *j)
+static const struct recipe *embedding(const struct conversion *cv)
 {
-    for (int i = 0; i < j->n_plans; i++)
-        if (strcmp(j->plans[i].spec->name, "embed.weight") == 0)
-            return &j->plans[i];
+    for (int i = 0; i < cv->n_recipes; i++)
+        if (strcmp(cv->recipes[i].spec->name, "embed.weight") == 0)
+            return &cv->recipes[i];
     return NULL;
 }
 
 /* Rows ids[n] of the embedding as an f32 matrix; rounded: as the new file will hold them. */
-static int embed_rows(struct job *j, struct calibration *c, const int32_t *ids, int n, int rounded, struct mat *m,
-                      struct err *e)
+static int embed_rows(struct conversion *cv, struct calibration *c, const int32_t *ids, int n, int rounded,
+                      struct mat *m, struct err *e)
 {
-    const struct plan *p = embedding(j);
+    const struct recipe *p = embedding(cv);
     const struct weight_spec *s = p->spec;
-    struct rows rows;
+    struct row_reader rows;
     struct qrow q = { 0 };
     float *x = NULL;
     int rc = -1;
     if (mat_init(m, QT_F32, 32, 0, n, s->cols, e) ||
-        rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, 0, e))
+        row_reader_open(&rows, cv->source, p->source, &s->map, s->rows, s->cols, 0, e))
         return -1;
     uint8_t *to = calibrate_alloc(c, HOLD_STATES, m->size, e);
     x = malloc((size_t)s->cols * sizeof *x);
@@ -241,10 +241,10 @@ static int embed_rows(struct job *j, struct calibration *c, const int32_t *ids, 
             tile_clear(m, tile);
         if (ids[i] < 0 || ids[i] >= s->rows) {
             err_set(e, ERR_FORMAT, "%s: the tokenizer gives token %" PRId32 ", the embedding has %" PRId64 " rows",
-                    j->source->path, ids[i], s->rows);
+                    cv->source->path, ids[i], s->rows);
             goto done;
         }
-        if (rows_read(&rows, ids[i], 1, x, e))
+        if (row_reader_read(&rows, ids[i], 1, x, e))
             goto done;
         if (rounded && p->make == MAKE_QUANT) {
             quantize_row(&p->m, x, NULL, QUANT_SEARCH, &q);
@@ -257,15 +257,15 @@ static int embed_rows(struct job *j, struct calibration *c, const int32_t *ids, 
 done:
     qrow_release(&q);
     free(x);
-    rows_close(&rows);
+    row_reader_close(&rows);
     return rc;
 }
 
-static int embed_all(struct job *j, struct calibration *c, const int32_t *unique, int n_unique, int rounded, float *x,
-                     struct err *e)
+static int embed_all(struct conversion *cv, struct calibration *c, const int32_t *unique, int n_unique, int rounded,
+                     float *x, struct err *e)
 {
-    size_t stride = (size_t)c->window_len * (size_t)j->config.hidden_size;
-    if (embed_rows(j, c, unique, n_unique, rounded, &c->m.embed.w, e))
+    size_t stride = (size_t)c->window_len * (size_t)cv->config.hidden_size;
+    if (embed_rows(cv, c, unique, n_unique, rounded, &c->m.embed.w, e))
         return -1;
     for (int i = 0; i < c->n_windows; i++)
         if (cpu_layers_embed(c->run, &c->m, c->ids + (size_t)i * (size_t)c->window_len, x + (size_t)i * stride, e))
@@ -273,17 +273,17 @@ static int embed_all(struct job *j, struct calibration *c, const int32_t *unique
     return 0;
 }
 
-static int begin(struct job *j, struct calibration *c, struct err *e)
+static int begin(struct conversion *cv, struct calibration *c, struct err *e)
 {
     int n = c->n_windows * c->window_len, n_unique = 0, rc = -1;
-    size_t floats = (size_t)n * (size_t)j->config.hidden_size;
+    size_t floats = (size_t)n * (size_t)cv->config.hidden_size;
     int32_t *unique = malloc((size_t)n * sizeof *unique);
     if (!unique) {
         err_nomem(e, "calibration");
         goto done;
     }
     if (!(c->x = calibrate_hold(c, HOLD_STATES, floats * sizeof *c->x, "calibration", e)) ||
-        (j->effort == CONVERT_BEST && !(c->xq = calibrate_hold(c, HOLD_STATES, floats * sizeof *c->xq, "calibration",
+        (cv->effort == CONVERT_BEST && !(c->xq = calibrate_hold(c, HOLD_STATES, floats * sizeof *c->xq, "calibration",
                                                                e))))
         goto done;
     memcpy(unique, c->ids, (size_t)n * sizeof *unique);
@@ -294,9 +294,9 @@ static int begin(struct job *j, struct calibration *c, struct err *e)
     for (int i = 0; i < n; i++)
         c->ids[i] = (int32_t)((int32_t *)bsearch(&c->ids[i], unique, (size_t)n_unique, sizeof *unique, by_id) - unique);
     c->m.config.vocab_size = n_unique;
-    if (calibrate_load(j, c, -1, e) || embed_all(j, c, unique, n_unique, 0, c->x, e))
+    if (calibrate_load(cv, c, -1, e) || embed_all(cv, c, unique, n_unique, 0, c->x, e))
         goto done;
-    if (c->xq && embed_all(j, c, unique, n_unique, 1, c->xq, e))
+    if (c->xq && embed_all(cv, c, unique, n_unique, 1, c->xq, e))
         goto done;
     rc = 0;
 done:
@@ -313,16 +313,16 @@ enum layer_input calibrate_input(int role)
         : role == ROLE_DOWN ? INPUT_DOWN : INPUT_MLP;
 }
 
-int calibrate_progress(const struct job *j, const struct calibration *c, const char *what, int layer, int window,
-                       struct err *e)
+int calibrate_progress(const struct conversion *cv, const struct calibration *c, const char *what, int layer,
+                       int window, struct err *e)
 {
     uint64_t n = (uint64_t)c->n_windows, done = (uint64_t)layer * n + (uint64_t)window;
-    if (progress_report(j->o->progress, what, done, (uint64_t)j->config.n_layers * n, "windows"))
+    if (progress_report(cv->o->progress, what, done, (uint64_t)cv->config.n_layers * n, "windows"))
         return err_set(e, ERR_CANCELLED, "cancelled");
     return 0;
 }
 
-struct watch {
+struct strength_hook {
     const struct calibration *c;
     double *sum[N_INPUTS];              /* [cols] */
     struct inputs *keep;
@@ -333,7 +333,7 @@ struct watch {
 
 static int watch_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
 {
-    struct watch *w = user;
+    struct strength_hook *w = user;
     enum layer_input input = calibrate_input(role);
     (void)layer;
     for (int t = 0; t < n_tokens && w->sum[input]; t++)
@@ -352,7 +352,7 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
 static void watch_expert(void *user, int layer, int expert, int role, const float *x, size_t ldx, int n_tokens,
                          int cols)
 {
-    const struct watch *w = user;
+    const struct strength_hook *w = user;
     struct expert_calib *c = &w->calib->experts[expert];
     float *sum = role == ROLE_EXPERT_DOWN ? c->down : c->up;
     (void)layer;
@@ -375,10 +375,10 @@ int calibrate_width(const struct config *c, int layer, int input)
     }
 }
 
-void calibrate_forget_experts(struct job *j, int layer)
+void calibrate_forget_experts(struct conversion *cv, int layer)
 {
-    struct layer_calib *l = j->calib ? &j->calib[layer] : NULL;
-    for (int i = 0; l && l->experts && i < j->config.moe.n_experts; i++) {
+    struct layer_calib *l = cv->calib ? &cv->calib[layer] : NULL;
+    for (int i = 0; l && l->experts && i < cv->config.moe.n_experts; i++) {
         free(l->experts[i].up);
         free(l->experts[i].down);
         free(l->experts[i].scale);
@@ -394,30 +394,30 @@ void calibrate_forget_experts(struct job *j, int layer)
 void calibrate_end_experts(struct calibration *c)
 {
     cpu_choice_release(&c->choice);
-    big_free(c->h.x);
+    spill_free(c->h.x);
     c->h = (struct inputs){ 0 };
 }
 
 /* ---- experts, one in memory at a time ---- */
 
 /* kept: blocks of the layer's other weights. */
-static int load_expert(struct job *j, struct calibration *c, int layer, int expert, int kept, struct err *e)
+static int load_expert(struct conversion *cv, struct calibration *c, int layer, int expert, int kept, struct err *e)
 {
     while (c->n_blocks > kept)
-        big_free(c->blocks[--c->n_blocks]);
-    for (int i = 0; i < j->n_plans; i++) {
-        const struct plan *p = &j->plans[i];
-        if (p->spec->layer == layer && p->spec->expert == expert && load_weight(j, c, p, e))
+        spill_free(c->blocks[--c->n_blocks]);
+    for (int i = 0; i < cv->n_recipes; i++) {
+        const struct recipe *p = &cv->recipes[i];
+        if (p->spec->layer == layer && p->spec->expert == expert && load_weight(cv, c, p, e))
             return -1;
     }
     return 0;
 }
 
-static int remember_experts(struct job *j, int index, struct err *e)
+static int remember_experts(struct conversion *cv, int index, struct err *e)
 {
-    const struct config *f = &j->config;
-    struct layer_calib *l = &j->calib[index];
-    calibrate_forget_experts(j, index);
+    const struct config *f = &cv->config;
+    struct layer_calib *l = &cv->calib[index];
+    calibrate_forget_experts(cv, index);
     l->experts = calloc((size_t)f->moe.n_experts, sizeof *l->experts);
     l->down_strength = calloc((size_t)f->moe.intermediate_size, sizeof *l->down_strength);
     for (int i = 0; l->experts && i < f->moe.n_experts; i++) {
@@ -431,38 +431,39 @@ static int remember_experts(struct job *j, int index, struct err *e)
 
 /* The experts of a layer whose attention all windows have been through; h: what enters them.
  * Their choice stays in c->choice. */
-static int run_experts(struct job *j, struct calibration *c, int index, struct watch *w, const struct inputs *h,
-                       struct err *e)
+static int run_experts(struct conversion *cv, struct calibration *c, int index, struct strength_hook *w,
+                       const struct inputs *h, struct err *e)
 {
-    struct layer_calib *l = &j->calib[index];
+    struct layer_calib *l = &cv->calib[index];
     const struct layer *weights = &c->m.layers[index];
-    const struct cpu_tap tap = { .input = watch_input, .user = w, .expert = watch_expert };
-    const int n = c->n_windows * c->window_len, size = j->config.moe.intermediate_size, kept = c->n_blocks;
+    const struct cpu_hook hook = { .input = watch_input, .user = w, .expert = watch_expert };
+    const int n = c->n_windows * c->window_len, size = cv->config.moe.intermediate_size, kept = c->n_blocks;
     w->window = 0;
     cpu_choice_release(&c->choice);
-    if (cpu_layers_choose(c->run, index, weights, h->x, (size_t)h->ld, c->x, n, &c->choice, &tap, e))
+    if (cpu_layers_choose(c->run, index, weights, h->x, (size_t)h->ld, c->x, n, &c->choice, &hook, e))
         return -1;
-    for (int i = 0; i < j->config.moe.n_experts; i++) {
+    for (int i = 0; i < cv->config.moe.n_experts; i++) {
         if (c->choice.first[i] == c->choice.first[i + 1])
             continue;
-        if (load_expert(j, c, index, i, kept, e))
+        if (load_expert(cv, c, index, i, kept, e))
             return -1;
-        cpu_layers_expert(c->run, index, weights, i, h->x, (size_t)h->ld, c->x, &c->choice, &tap);
+        cpu_layers_expert(c->run, index, weights, i, h->x, (size_t)h->ld, c->x, &c->choice, &hook);
         for (int k = 0; k < size; k++)
-            l->down_strength[k] += l->experts[i].down[k] / ((float)n * (float)j->config.moe.top_k);
+            l->down_strength[k] += l->experts[i].down[k] / ((float)n * (float)cv->config.moe.top_k);
     }
     return 0;
 }
 
-int calibrate_layer(struct job *j, struct calibration *c, int index, struct inputs keep[N_INPUTS], struct err *e)
+int calibrate_layer(struct conversion *cv, struct calibration *c, int index, struct inputs keep[N_INPUTS],
+                    struct err *e)
 {
-    const struct config *config = &j->config;
-    struct layer_calib *l = &j->calib[index];
-    struct watch w = { .c = c, .keep = keep, .moe = config->ff[index] == FF_MOE, .calib = l };
-    struct cpu_tap tap = { .input = watch_input, .user = &w };
+    const struct config *config = &cv->config;
+    struct layer_calib *l = &cv->calib[index];
+    struct strength_hook w = { .c = c, .keep = keep, .moe = config->ff[index] == FF_MOE, .calib = l };
+    struct cpu_hook hook = { .input = watch_input, .user = &w };
     struct inputs own[N_INPUTS] = { { 0 } };
     size_t n_tokens = (size_t)c->n_windows * (size_t)c->window_len;
-    int rc = w.moe ? remember_experts(j, index, e) : 0;
+    int rc = w.moe ? remember_experts(cv, index, e) : 0;
     if (rc == 0 && w.moe && !keep) {
         own[INPUT_MLP] = (struct inputs){ .n = config->hidden_size, .ld = config->hidden_size };
         own[INPUT_MLP].x = calibrate_hold(c, HOLD_STATES, n_tokens * (size_t)config->hidden_size * sizeof(float),
@@ -485,13 +486,13 @@ int calibrate_layer(struct job *j, struct calibration *c, int index, struct inpu
     for (int i = 0; i < c->n_windows && rc == 0; i++) {
         w.window = i;
         rc = cpu_layers_run(c->run, index, &c->m.layers[index], 1,
-                            c->x + (size_t)i * (size_t)c->window_len * (size_t)config->hidden_size, &tap, e);
+                            c->x + (size_t)i * (size_t)c->window_len * (size_t)config->hidden_size, &hook, e);
         if (rc == 0)
-            rc = calibrate_progress(j, c, keep ? "Quantizing" : "Calibrating", index, i + 1, e);
+            rc = calibrate_progress(cv, c, keep ? "Quantizing" : "Calibrating", index, i + 1, e);
     }
     if (rc == 0 && w.moe)
-        rc = run_experts(j, c, index, &w, &w.keep[INPUT_MLP], e);
-    big_free(own[INPUT_MLP].x);
+        rc = run_experts(cv, c, index, &w, &w.keep[INPUT_MLP], e);
+    spill_free(own[INPUT_MLP].x);
     for (int i = 0; i < N_INPUTS; i++) {
         for (int k = 0; k < calibrate_width(config, index, i) && l->strength[i] && w.sum[i]; k++)
             l->strength[i][k] = (float)(w.sum[i][k] / (double)n_tokens);
@@ -508,20 +509,20 @@ int calibrate_layer(struct job *j, struct calibration *c, int index, struct inpu
 }
 
 /* Strengths of the head's inputs: the final norm over the end of the stream. */
-int calibrate_head(struct job *j, struct calibration *c, struct err *e)
+int calibrate_head(struct conversion *cv, struct calibration *c, struct err *e)
 {
-    const struct config *f = &j->config;
+    const struct config *f = &cv->config;
     const struct kernels *k = cpu_layers_kernels(c->run);
     int n = c->n_windows * c->window_len, hidden = f->hidden_size, rc = 0;
     float *y = malloc((size_t)hidden * sizeof *y);
     double *sum = calloc((size_t)hidden, sizeof *sum);
-    free(j->head_strength);
-    j->head_strength = calloc((size_t)hidden, sizeof *j->head_strength);
-    if (!y || !sum || !j->head_strength)
+    free(cv->head_strength);
+    cv->head_strength = calloc((size_t)hidden, sizeof *cv->head_strength);
+    if (!y || !sum || !cv->head_strength)
         rc = err_nomem(e, "calibration");
-    for (int i = 0; i < j->n_plans && rc == 0; i++)
-        if (strncmp(j->plans[i].spec->name, "final_norm.", 11) == 0)
-            rc = load_weight(j, c, &j->plans[i], e);
+    for (int i = 0; i < cv->n_recipes && rc == 0; i++)
+        if (strncmp(cv->recipes[i].spec->name, "final_norm.", 11) == 0)
+            rc = load_weight(cv, c, &cv->recipes[i], e);
     const struct norm *norm = &c->m.final_norm;
     for (int t = 0; t < n && rc == 0; t++) {
         const float *x = c->x + (size_t)t * (size_t)hidden;
@@ -535,34 +536,34 @@ int calibrate_head(struct job *j, struct calibration *c, struct err *e)
             sum[i] += (double)y[i] * (double)y[i];
     }
     for (int i = 0; i < hidden && rc == 0; i++)
-        j->head_strength[i] = (float)(sum[i] / n);
+        cv->head_strength[i] = (float)(sum[i] / n);
     calibrate_unload(c);
     free(y);
     free(sum);
     return rc;
 }
 
-int calibrate_run(struct job *j, struct calibration *c, struct err *e)
+int calibrate_run(struct conversion *cv, struct calibration *c, struct err *e)
 {
-    size_t bytes = (size_t)c->n_windows * (size_t)c->window_len * (size_t)j->config.hidden_size * sizeof *c->x;
+    size_t bytes = (size_t)c->n_windows * (size_t)c->window_len * (size_t)cv->config.hidden_size * sizeof *c->x;
     float *first = calibrate_hold(c, HOLD_STATES, bytes, "calibration", e);     /* what the quantization begins with, layer by layer */
     if (!first)
         return -1;
     memcpy(first, c->x, bytes);
     int rc = 0;
-    for (int i = 0; i < j->config.n_layers && rc == 0; i++) {
-        rc = calibrate_load(j, c, i, e);
+    for (int i = 0; i < cv->config.n_layers && rc == 0; i++) {
+        rc = calibrate_load(cv, c, i, e);
         if (rc == 0)
-            rc = calibrate_layer(j, c, i, NULL, e);
+            rc = calibrate_layer(cv, c, i, NULL, e);
         calibrate_unload(c);
         if (rc == 0)
-            rc = fold_layer(j, i, 0.5f, e);
-        calibrate_forget_experts(j, i);
+            rc = channel_scale_layer(cv, i, 0.5f, e);
+        calibrate_forget_experts(cv, i);
     }
     if (rc == 0)
-        rc = calibrate_head(j, c, e);
+        rc = calibrate_head(cv, c, e);
     memcpy(c->x, first, bytes);
-    big_free(first);
+    spill_free(first);
     return rc;
 }
 
@@ -578,13 +579,13 @@ static int widest(const struct config *c, int input)
 
 /* Of the matrices of a layer besides experts and of one expert, as loaded and as the new file
  * will have them. */
-static void count_weights(const struct job *j, uint64_t held[N_HOLDS])
+static void count_weights(const struct conversion *cv, uint64_t held[N_HOLDS])
 {
     uint64_t loaded = 0, rounded = 0, expert = 0;
-    for (int i = 0; i < j->n_plans; i++) {
-        const struct plan *p = &j->plans[i];
-        const struct weight_spec *s = p->spec, *before = i ? j->plans[i - 1].spec : s;
-        const uint64_t n = (uint64_t)s->rows * (uint64_t)s->cols, most = j->report->type.kind == CONVERT_MIXED ? n * 5 / 4 : 0;     /* int8 at most */
+    for (int i = 0; i < cv->n_recipes; i++) {
+        const struct recipe *p = &cv->recipes[i];
+        const struct weight_spec *s = p->spec, *before = i ? cv->recipes[i - 1].spec : s;
+        const uint64_t n = (uint64_t)s->rows * (uint64_t)s->cols, most = cv->report->type.kind == CONVERT_MIXED ? n * 5 / 4 : 0;     /* int8 at most */
         const uint64_t result = most > p->m.size ? most : p->m.size;
         struct mat m = { .size = n * sizeof(float) };
         if (s->layer < 0)
@@ -617,10 +618,10 @@ static int has_experts(const struct config *f)
 
 /* What calibration will hold at most: kinds that may go into a file, and the rest, which are
  * buffers of a window of text and of each thread. */
-static uint64_t count(const struct job *j, const struct calibration *c, uint64_t held[N_HOLDS])
+static uint64_t count(const struct conversion *cv, const struct calibration *c, uint64_t held[N_HOLDS])
 {
-    const struct config *f = &j->config;
-    const int best = j->effort == CONVERT_BEST, moe = has_experts(f);
+    const struct config *f = &cv->config;
+    const int best = cv->effort == CONVERT_BEST, moe = has_experts(f);
     const uint64_t tokens = (uint64_t)c->n_windows * (uint64_t)c->window_len, hidden = (uint64_t)f->hidden_size,
                    window = (uint64_t)c->window_len;
     const uint64_t entry = moe ? (uint64_t)linalg_pad(f->hidden_size) : 0,
@@ -633,12 +634,12 @@ static uint64_t count(const struct job *j, const struct calibration *c, uint64_t
     }
     most = moe && (uint64_t)linalg_pad(f->moe.intermediate_size) > most
                ? (uint64_t)linalg_pad(f->moe.intermediate_size) : most;
-    count_weights(j, held);
+    count_weights(cv, held);
     held[HOLD_H] = held[HOLD_LINV] = held[HOLD_C] = best ? most * most * sizeof(float) : 0;
     /* the stream (behind quantized layers too; mixed: and its beginning), and with it either the
      * embeddings, or all inputs of a layer and what enters its experts, or that and what one
      * expert reads */
-    const uint64_t stream = tokens * hidden * (uint64_t)(1 + best + (j->report->type.kind == CONVERT_MIXED)),
+    const uint64_t stream = tokens * hidden * (uint64_t)(1 + best + (cv->report->type.kind == CONVERT_MIXED)),
                    inputs = tokens * (width + (best ? entry : 0));
     const uint64_t one = tokens * entry + (tokens + OTHER_TOKENS) * expert, embeddings = tokens * 2 * hidden;
     const uint64_t beside = inputs > one ? inputs : one;
@@ -653,14 +654,14 @@ static uint64_t count(const struct job *j, const struct calibration *c, uint64_t
     const uint64_t found = (uint64_t)f->n_layers * width * 2 * sizeof(float) +
                            (moe ? (uint64_t)f->moe.n_experts * (expert + hidden) * sizeof(float) : 0);
     return cpu_layers_memory(c->run) + rounded_inputs + choice + found + feedback + thread *
-           (uint64_t)pool_size(j->pool);
+           (uint64_t)pool_size(cv->pool);
 }
 
 /* What goes into files; how much there is of what, so that nobody is surprised. */
-static void place_kinds(struct job *j, struct calibration *c)
+static void place_kinds(struct conversion *cv, struct calibration *c)
 {
-    uint64_t held[N_HOLDS] = { 0 }, in_memory = count(j, c, held), in_files = 0;
-    const uint64_t limit = j->o->calibration_memory ? j->o->calibration_memory : has_experts(&j->config)
+    uint64_t held[N_HOLDS] = { 0 }, in_memory = count(cv, c, held), in_files = 0;
+    const uint64_t limit = cv->o->calibration_memory ? cv->o->calibration_memory : has_experts(&cv->config)
                                ? CONVERT_MOE_MEMORY : UINT64_MAX;
     for (int i = HOLD_EXPERT + 1; i < N_HOLDS; i++) {
         if (held[i] <= limit && in_memory <= limit - held[i]) {
@@ -670,41 +671,43 @@ static void place_kinds(struct job *j, struct calibration *c)
             c->in_file |= 1u << i;
         }
     }
-    j->report->private_bytes = in_memory + held[HOLD_EXPERT];
-    j->report->scratch_bytes = in_files;
+    cv->report->private_bytes = in_memory + held[HOLD_EXPERT];
+    cv->report->scratch_bytes = in_files;
 }
 
-int calibrate_open(struct job *j, struct calibration **out, struct err *e)
+int calibrate_open(struct conversion *cv, struct calibration **out, struct err *e)
 {
     struct calibration *c = calloc(1, sizeof *c);
     *out = c;
     if (!c)
         return err_nomem(e, "calibration");
     c->ops = linalg_pick();
-    c->output = j->o->output;
-    c->m.config = c->q.config = j->config;
-    c->m.layers = calloc((size_t)j->config.n_layers, sizeof *c->m.layers);
-    c->q.layers = calloc((size_t)j->config.n_layers, sizeof *c->q.layers);
+    c->output = cv->o->output;
+    c->m.config = c->q.config = cv->config;
+    c->m.layers = calloc((size_t)cv->config.n_layers, sizeof *c->m.layers);
+    c->q.layers = calloc((size_t)cv->config.n_layers, sizeof *c->q.layers);
     if (!c->m.layers || !c->q.layers)
         return err_nomem(e, "calibration");
     model_norms(&c->m);
     model_norms(&c->q);
     if (model_experts(&c->m, e) < 0)
         return -1;
-    if (choose_windows(j, c, e))
+    if (choose_windows(cv, c, e))
         return -1;
-    c->run = cpu_layers_open(&j->config, 1, c->window_len, j->o->n_threads, j->o->kernels, e);
+    c->run = cpu_layers_open(&cv->config, 1, c->window_len, cv->o->n_threads, cv->o->kernels, e);
     if (!c->run)
         return -1;
-    place_kinds(j, c);
-    if (j->o->before && j->o->before(j->o->before_user, j->report, e))
+    place_kinds(cv, c);
+    if (cv->o->before && cv->o->before(cv->o->before_user, cv->report, e))
         return -1;
-    if (j->report->scratch_bytes)
-        job_note(j, "calibration will take up to %" PRIu64 " MB of memory, and %" PRIu64 " MB of the disk beside %s",
-                 j->report->private_bytes / 1000000, j->report->scratch_bytes / 1000000, j->o->output);
-    else if (j->report->private_bytes > 256u << 20)
-        job_note(j, "calibration will take up to %" PRIu64 " MB of memory", j->report->private_bytes / 1000000);
-    return begin(j, c, e);
+    if (cv->report->scratch_bytes)
+        conversion_note(cv, "calibration will take up to %" PRIu64 " MB of memory, and %" PRIu64
+                        " MB of the disk beside %s",
+                 cv->report->private_bytes / 1000000, cv->report->scratch_bytes / 1000000, cv->o->output);
+    else if (cv->report->private_bytes > 256u << 20)
+        conversion_note(cv, "calibration will take up to %" PRIu64 " MB of memory",
+                        cv->report->private_bytes / 1000000);
+    return begin(cv, c, e);
 }
 
 void calibrate_close(struct calibration *c)
@@ -720,7 +723,7 @@ void calibrate_close(struct calibration *c)
     free(c->m.layers);
     free(c->q.layers);
     free(c->ids);
-    big_free(c->x);
-    big_free(c->xq);
+    spill_free(c->x);
+    spill_free(c->xq);
     free(c);
 }

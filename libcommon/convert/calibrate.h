@@ -6,7 +6,7 @@
 #ifndef ZSE_CONVERT_CALIBRATE_H
 #define ZSE_CONVERT_CALIBRATE_H
 
-#include "libcommon/convert/job.h"
+#include "libcommon/convert/internal.h"
 #include "libcommon/convert/linalg.h"
 #include "libcommon/cpu/cpu.h"
 
@@ -48,23 +48,24 @@ struct calibration {
 
 /* Weights of layer `index` (-1: what comes before the first) from the source as floats into
  * c->m. */
-int calibrate_load(struct job *j, struct calibration *c, int index, struct err *e);
+int calibrate_load(struct conversion *cv, struct calibration *c, int index, struct err *e);
 /* Forget them. */
 void calibrate_unload(struct calibration *c);
 /* Forget what experts read. */
 void calibrate_end_experts(struct calibration *c);
-/* Memory of its kind, zero, to be freed with big_free; what: for the error. */
+/* Memory of its kind, zero, to be freed with spill_free; what: for the error. */
 void *calibrate_hold(const struct calibration *c, enum hold kind, size_t size, const char *what, struct err *e);
 /* The same that lives until calibrate_unload. */
 void *calibrate_alloc(struct calibration *c, enum hold kind, size_t size, struct err *e);
 
 /* Run layer `index` of c->m over c->x in place: strengths of its inputs into the job, the choice
  * of experts into c, and, if keep is not NULL, the inputs themselves. */
-int calibrate_layer(struct job *j, struct calibration *c, int index, struct inputs keep[N_INPUTS], struct err *e);
+int calibrate_layer(struct conversion *cv, struct calibration *c, int index, struct inputs keep[N_INPUTS],
+                    struct err *e);
 
 enum layer_input calibrate_input(int role);
 /* Progress of a model run: window of all windows of a layer. */
-int calibrate_progress(const struct job *j, const struct calibration *c, const char *what, int layer, int window,
-                       struct err *e);
+int calibrate_progress(const struct conversion *cv, const struct calibration *c, const char *what, int layer,
+                       int window, struct err *e);
 
 #endif

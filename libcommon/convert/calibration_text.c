@@ -5,7 +5,7 @@
  * and logs; mostly English, with German, French, Spanish, Portuguese, Italian, Dutch, Polish,
  * Turkish, Greek, Russian, Arabic, Hindi, Chinese, Japanese and Korean.  A mix matters: prose
  * alone makes a model quantized with it worse at code. */
-#include "libcommon/convert/job.h"
+#include "libcommon/convert/internal.h"
 
 const char calibration_text[] =
     "The ferry left the island twice a day, and everyone who lived there arranged the hours around it. Marta, who kept the bakery behind the church, had learned to read the weather from the way the captain tied his ropes. If he used two knots, the afternoon crossing would be rough; if he used three, there would be no crossing at all, and the bread meant for the mainland would be sold cheaply after four o'clock. \"You could simply ask him,\" her brother said once. She could have, but it would have been like asking a clock what time it thought it was.\n"

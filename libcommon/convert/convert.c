@@ -13,9 +13,9 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/convert/assemble.h"
-#include "libcommon/convert/big.h"
+#include "libcommon/convert/spill.h"
 #include "libcommon/convert/describe.h"
-#include "libcommon/convert/job.h"
+#include "libcommon/convert/internal.h"
 #include "libcommon/convert/resume.h"
 #include "libcommon/convert/synthetic.h"
 #include "libcommon/format/zfile.h"
@@ -39,16 +39,16 @@ void convert_report_release(struct convert_report *r)
     r->n_tensors = 0;
 }
 
-void job_note(const struct job *j, const char *fmt, ...)
+void conversion_note(const struct conversion *cv, const char *fmt, ...)
 {
     char text[512];
     va_list ap;
-    if (!j->o->note)
+    if (!cv->o->note)
         return;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    j->o->note(j->o->note_user, text);
+    cv->o->note(cv->o->note_user, text);
 }
 
 /* ---- refusals before any work ---- */
@@ -111,10 +111,10 @@ static int check_options(const struct convert_options *o, struct err *e)
     unsigned sizes = t && !t->is_float ? t->group_sizes : 0;
     if ((sizes & (sizes - 1)) == 0)
         return err_set(e, ERR_UNSUPPORTED, "a group size can be chosen for int4, int8 and t2, not for %s",
-                       plan_type_name(o->type));
+                       convert_type_name(o->type));
     if (o->group_size == -1 ? t->type != QT_I8 : o->group_size < 1 || (o->group_size & (o->group_size - 1)) ||
         !((unsigned)o->group_size & sizes))
-        return err_set(e, ERR_UNSUPPORTED, "%s has groups of 32, 64%s", plan_type_name(o->type),
+        return err_set(e, ERR_UNSUPPORTED, "%s has groups of 32, 64%s", convert_type_name(o->type),
                        t->type == QT_I8 ? " or 128 (or one scale a row)" : sizes & 256 ? ", 128 or 256" : " or 128");
     return 0;
 }
@@ -130,58 +130,58 @@ static uint64_t share_of(const struct source_tensor *t, const struct weight_spec
     return n > 0 ? (uint64_t)((double)source_bytes(t) * ((double)s->rows * (double)s->cols / n) + 0.5) : 0;
 }
 
-static int open_files(struct job *j, int *n_specs, struct err *e)
+static int open_files(struct conversion *cv, int *n_specs, struct err *e)
 {
-    if (source_detect(j->o->source, e) == SOURCE_ZSE)
+    if (source_detect(cv->o->source, e) == SOURCE_ZSE)
         return err_set(e, ERR_UNSUPPORTED, "%s: is a .zse file already; convert from its source to get another type",
-                       j->o->source);
-    j->source = source_open_with(j->o->source, j->o->open, e);
-    if (!j->source)
+                       cv->o->source);
+    cv->source = source_open_with(cv->o->source, cv->o->open, e);
+    if (!cv->source)
         return -1;
-    if (!j->source->config || j->source->n_tensors == 0)
-        return err_set(e, ERR_FORMAT, "%s: has no %s, so there is no model to convert", j->source->path,
-                       j->source->config ? "weights" : "configuration");
-    if (config_parse(&j->config, j->source->config, e))
-        return err_prefix(e, "%s", j->source->path);
-    if (source_weights(&j->config, j->source, &j->specs, n_specs, e)) {
-        j->specs = NULL;
+    if (!cv->source->config || cv->source->n_tensors == 0)
+        return err_set(e, ERR_FORMAT, "%s: has no %s, so there is no model to convert", cv->source->path,
+                       cv->source->config ? "weights" : "configuration");
+    if (config_parse(&cv->config, cv->source->config, e))
+        return err_prefix(e, "%s", cv->source->path);
+    if (source_weights(&cv->config, cv->source, &cv->specs, n_specs, e)) {
+        cv->specs = NULL;
         return -1;
     }
     return 0;
 }
 
-static int open_source(struct job *j, struct err *e)
+static int open_source(struct conversion *cv, struct err *e)
 {
     int n_specs;
-    if (j->o->synthetic ? synthetic_open(j, &n_specs, e) : open_files(j, &n_specs, e))
+    if (cv->o->synthetic ? synthetic_open(cv, &n_specs, e) : open_files(cv, &n_specs, e))
         return -1;
-    j->plans = calloc((size_t)n_specs + 1, sizeof *j->plans);
-    if (!j->plans)
+    cv->recipes = calloc((size_t)n_specs + 1, sizeof *cv->recipes);
+    if (!cv->recipes)
         return err_nomem(e, "the plan");
     int head = 0;
     for (int i = 0; i < n_specs; i++) {
-        const struct weight_spec *s = &j->specs[i];
-        const struct source_tensor *t = j->o->synthetic ? &j->source->tensors[i] : source_find(j->source, s->source);
+        const struct weight_spec *s = &cv->specs[i];
+        const struct source_tensor *t = cv->o->synthetic ? &cv->source->tensors[i] : source_find(cv->source, s->source);
         head |= strcmp(s->name, "head.weight") == 0;
         if (!t && s->optional)
             continue;
         if (!t)
-            return err_set(e, ERR_FORMAT, "%s: tensor '%s' is missing", j->source->path, s->source);
-        j->plans[j->n_plans++] = (struct plan){ .spec = s, .source = t, .source_bytes = share_of(t, s) };
+            return err_set(e, ERR_FORMAT, "%s: tensor '%s' is missing", cv->source->path, s->source);
+        cv->recipes[cv->n_recipes++] = (struct recipe){ .spec = s, .source = t, .source_bytes = share_of(t, s) };
     }
-    j->config.tied = !head;
+    cv->config.tied = !head;
     return 0;
 }
 
-static int open_report(struct job *j, struct err *e)
+static int open_report(struct conversion *cv, struct err *e)
 {
-    struct convert_report *r = j->report;
-    snprintf(r->arch, sizeof r->arch, "%s", j->config.arch);
-    r->tensors = calloc((size_t)j->n_plans + 1, sizeof *r->tensors);
+    struct convert_report *r = cv->report;
+    snprintf(r->arch, sizeof r->arch, "%s", cv->config.arch);
+    r->tensors = calloc((size_t)cv->n_recipes + 1, sizeof *r->tensors);
     if (!r->tensors)
         return err_nomem(e, "the report");
-    for (int i = 0; i < j->n_plans; i++) {
-        struct plan *p = &j->plans[i];
+    for (int i = 0; i < cv->n_recipes; i++) {
+        struct recipe *p = &cv->recipes[i];
         struct convert_tensor *t = &r->tensors[i];
         r->n_tensors = i + 1;
         *t = (struct convert_tensor){ .name = strdup(p->spec->name), .source_name = strdup(p->source->name),
@@ -190,7 +190,7 @@ static int open_report(struct job *j, struct err *e)
                                       .source_bytes = p->source_bytes };
         if (!t->name || !t->source_name)
             return err_nomem(e, "the report");
-        if (j->o->synthetic) {
+        if (cv->o->synthetic) {
             t->source_type = -1;
             t->source_bytes = 0;
         }
@@ -202,10 +202,10 @@ static int open_report(struct job *j, struct err *e)
 }
 
 /* What is exact for certain, before anything is encoded. */
-static void foresee_exact(struct job *j)
+static void foresee_exact(struct conversion *cv)
 {
-    for (int i = 0; i < j->n_plans; i++) {
-        const struct plan *p = &j->plans[i];
+    for (int i = 0; i < cv->n_recipes; i++) {
+        const struct recipe *p = &cv->recipes[i];
         int from = p->source->type, to = p->m.type;
         p->report->exact = p->make == MAKE_COPY ||
                            (p->make == MAKE_FLOAT &&
@@ -215,14 +215,14 @@ static void foresee_exact(struct job *j)
 }
 
 /* Types and sizes, as finally planned. */
-static void fill_report(struct job *j)
+static void fill_report(struct conversion *cv)
 {
-    struct convert_report *r = j->report;
-    r->weight_bytes = j->total = plan_bytes(j);
-    r->effort = j->effort;
+    struct convert_report *r = cv->report;
+    r->weight_bytes = cv->total = recipes_bytes(cv);
+    r->effort = cv->effort;
     r->n_inexact = r->n_requantized = 0;
-    for (int i = 0; i < j->n_plans; i++) {
-        struct plan *p = &j->plans[i];
+    for (int i = 0; i < cv->n_recipes; i++) {
+        struct recipe *p = &cv->recipes[i];
         struct convert_tensor *t = p->report;
         int quantized = !p->m.type || !qtype_info(p->m.type)->is_float;
         t->type = p->m.type;
@@ -230,7 +230,7 @@ static void fill_report(struct job *j)
         t->act_group = p->make == MAKE_VECTOR ? 0 : p->m.act_group;
         t->bytes = p->m.size;
         int s = p->source->type;
-        r->n_requantized += (p->make == MAKE_QUANT || p->make == MAKE_TERNARY) && !plan_is_float(s);
+        r->n_requantized += (p->make == MAKE_QUANT || p->make == MAKE_TERNARY) && !is_float_source(s);
         r->n_inexact += p->make == MAKE_NEAR && !t->exact;
     }
 }
@@ -239,13 +239,13 @@ static void fill_report(struct job *j)
 
 static int sink(void *user, const void *data, size_t n, struct err *e) { return zwriter_data(user, data, n, e); }
 
-int job_begin_tensor(struct zwriter *w, const struct plan *p, struct err *e)
+int conversion_begin_tensor(struct zwriter *w, const struct recipe *p, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     const struct source_tensor *t = p->source;
     struct zfile_tensor z = { .name = s->name, .source_name = t->name, .map = s->map, .tiled = p->make != MAKE_VECTOR,
                               .page = s->first_of_expert, .m = p->m };
-    if (!plan_is_float(t->type)) {
+    if (!is_float_source(t->type)) {
         z.source_type = ggml_type_info(t->type)->name;
         z.grid_kept = p->make == MAKE_COPY;
     }
@@ -260,66 +260,66 @@ int job_begin_tensor(struct zwriter *w, const struct plan *p, struct err *e)
 }
 
 /* From tensor n_done on: those before it are in the file already. */
-static int write_tensors(struct job *j, struct zwriter *w, struct calibration *c, struct resume *resume, int n_done,
-                         struct err *e)
+static int write_tensors(struct conversion *cv, struct zwriter *w, struct calibration *c, struct resume *resume,
+                         int n_done, struct err *e)
 {
-    int group = n_done ? j->plans[n_done - 1].spec->layer : -2, expert = -1, seen_layers = 0;       /* layer of the group that is open; expert that is written */
+    int group = n_done ? cv->recipes[n_done - 1].spec->layer : -2, expert = -1, seen_layers = 0;       /* layer of the group that is open; expert that is written */
     for (int i = 0; i < n_done; i++)
-        seen_layers |= j->plans[i].spec->layer >= 0;
-    for (int i = n_done; i < j->n_plans; i++) {
-        struct plan *p = &j->plans[i];
+        seen_layers |= cv->recipes[i].spec->layer >= 0;
+    for (int i = n_done; i < cv->n_recipes; i++) {
+        struct recipe *p = &cv->recipes[i];
         int layer = p->spec->layer;
         if (layer != group) {
             if (resume_checkpoint(resume, w, i, e))
                 return -1;
             if (group >= 0)
-                calibrate_forget_experts(j, group);
-            if (layer >= 0 && j->effort != CONVERT_FAST &&
-                (j->effort == CONVERT_BEST ? best_layer : good_layer)(j, c, layer, e))
+                calibrate_forget_experts(cv, group);
+            if (layer >= 0 && cv->effort != CONVERT_FAST &&
+                (cv->effort == CONVERT_BEST ? quantize_layer_best : quantize_layer_good)(cv, c, layer, e))
                 return -1;
-            if (layer < 0 && seen_layers && j->effort != CONVERT_FAST && !j->config.tied && calibrate_head(j, c, e))
+            if (layer < 0 && seen_layers && cv->effort != CONVERT_FAST && !cv->config.tied && calibrate_head(cv, c, e))
                 return -1;
             if (zwriter_group(w, layer >= 0 ? "layer" : seen_layers ? "head" : "embed", layer, e))
                 return -1;
-            if (layer >= 0 && j->o->layer)
-                j->o->layer(j->o->layer_user, layer);
+            if (layer >= 0 && cv->o->layer)
+                cv->o->layer(cv->o->layer_user, layer);
             group = layer;
             expert = -1;
             seen_layers |= layer >= 0;
         }
-        if (p->spec->expert != expert && p->spec->expert >= 0 && j->effort != CONVERT_FAST &&
-            quantize_expert(j, c, layer, p->spec->expert, e))
+        if (p->spec->expert != expert && p->spec->expert >= 0 && cv->effort != CONVERT_FAST &&
+            quantize_expert(cv, c, layer, p->spec->expert, e))
             return -1;
         expert = p->spec->expert;
-        p->scaled = j->calib && p->input >= 0 && j->calib[layer].scale[p->input];
-        const int rc = job_begin_tensor(w, p, e) ||
-                       (j->o->synthetic ? synthetic_tensor : encode_tensor)(j, p, sink, w, e);
-        if (source_check(j->source, p->source, e) || rc)        /* a file that was cut is the cause, whatever else went wrong */
+        p->scaled = cv->calib && p->input >= 0 && cv->calib[layer].scale[p->input];
+        const int rc = conversion_begin_tensor(w, p, e) ||
+                       (cv->o->synthetic ? synthetic_tensor : encode_tensor)(cv, p, sink, w, e);
+        if (source_check(cv->source, p->source, e) || rc)        /* a file that was cut is the cause, whatever else went wrong */
             return -1;
-        big_free(p->data);
+        spill_free(p->data);
         p->data = NULL;
     }
     return 0;
 }
 
-static int write_file(struct job *j, struct calibration *c, struct err *e)
+static int write_file(struct conversion *cv, struct calibration *c, struct err *e)
 {
     struct zwriter *w;
     json_t *json = NULL;
     int rc = -1, n_done;
-    struct resume *resume = resume_open(j, c, &w, &n_done, e);
+    struct resume *resume = resume_open(cv, c, &w, &n_done, e);
     if (!resume)
         return -1;
-    if (write_tensors(j, w, c, resume, n_done, e) || describe_files(j, w, e) || source_wait(j->source, NULL, e))    /* also a file of which no tensor is used must come */
+    if (write_tensors(cv, w, c, resume, n_done, e) || describe_files(cv, w, e) || source_wait(cv->source, NULL, e))    /* also a file of which no tensor is used must come */
         goto done;
-    json = describe_json(j, e);         /* has a key made of the bytes of all tensors */
-    if (source_check(j->source, NULL, e) || !json)
+    json = describe_json(cv, e);         /* has a key made of the bytes of all tensors */
+    if (source_check(cv->source, NULL, e) || !json)
         goto done;
     rc = zwriter_commit(w, json, e);
     w = NULL;
     struct stat s;
-    if (rc == 0 && stat(j->o->output, &s) == 0)
-        j->report->file_bytes = (uint64_t)s.st_size;
+    if (rc == 0 && stat(cv->o->output, &s) == 0)
+        cv->report->file_bytes = (uint64_t)s.st_size;
 done:
     resume_close(resume, w, rc, e);
     json_decref(json);
@@ -328,90 +328,91 @@ done:
 
 /* ---- the whole ---- */
 
-static int wants_calibration(const struct job *j)
+static int wants_calibration(const struct conversion *cv)
 {
-    if (j->o->synthetic || (j->o->effort == CONVERT_FAST && j->report->type.kind != CONVERT_MIXED))
+    if (cv->o->synthetic || (cv->o->effort == CONVERT_FAST && cv->report->type.kind != CONVERT_MIXED))
         return 0;
-    for (int i = 0; i < j->n_plans; i++)
-        if (j->plans[i].make == MAKE_QUANT && (j->plans[i].input >= 0 || j->plans[i].spec->expert >= 0))
+    for (int i = 0; i < cv->n_recipes; i++)
+        if (cv->recipes[i].make == MAKE_QUANT && (cv->recipes[i].input >= 0 || cv->recipes[i].spec->expert >= 0))
             return 1;
     return 0;
 }
 
-static int calibrate(struct job *j, struct calibration **c, struct err *e)
+static int calibrate(struct conversion *cv, struct calibration **c, struct err *e)
 {
     double start = clock_s();
-    j->calib = calloc((size_t)j->config.n_layers, sizeof *j->calib);
-    if (!j->calib)
+    cv->calib = calloc((size_t)cv->config.n_layers, sizeof *cv->calib);
+    if (!cv->calib)
         return err_nomem(e, "calibration");
-    if (calibrate_open(j, c, e))
+    if (calibrate_open(cv, c, e))
         return -1;
-    if (j->report->type.kind == CONVERT_MIXED &&
-        (source_wait(j->source, NULL, e) || calibrate_run(j, *c, e) || mixed_assign(j, e)))
+    if (cv->report->type.kind == CONVERT_MIXED &&
+        (source_wait(cv->source, NULL, e) || calibrate_run(cv, *c, e) || mixed_assign(cv, e)))
         return -1;
-    j->report->calibration_seconds = clock_s() - start;
+    cv->report->calibration_seconds = clock_s() - start;
     return 0;
 }
 
-int job_open(struct job *j, const struct convert_options *o, struct convert_report *r, struct err *e)
+int conversion_open(struct conversion *cv, const struct convert_options *o, struct convert_report *r, struct err *e)
 {
-    *j = (struct job){ .o = o, .report = r };
-    if (check_options(o, e) || (o->output && check_output(o, e)) || open_source(j, e) ||
-        (o->output && job_check_replaced(j, e)) || open_report(j, e) || plan_make(j, e))
+    *cv = (struct conversion){ .o = o, .report = r };
+    if (check_options(o, e) || (o->output && check_output(o, e)) || open_source(cv, e) ||
+        (o->output && conversion_check_replaced(cv, e)) || open_report(cv, e) || recipes_make(cv, e))
         return -1;
-    j->pool = pool_open(o->n_threads, e);
-    return j->pool ? 0 : -1;
+    cv->pool = pool_open(o->n_threads, e);
+    return cv->pool ? 0 : -1;
 }
 
-static int run(struct job *j, struct err *e)
+static int run(struct conversion *cv, struct err *e)
 {
     struct calibration *c = NULL;
     int rc = -1;
-    j->effort = wants_calibration(j) ? j->o->effort : CONVERT_FAST;
-    if (!j->o->output && j->report->type.kind == CONVERT_MIXED) {
-        job_note(j, "which tensors get how many bits is an estimate here: a conversion runs the model to find out");
-        if (source_wait(j->source, NULL, e) || mixed_assign(j, e))
+    cv->effort = wants_calibration(cv) ? cv->o->effort : CONVERT_FAST;
+    if (!cv->o->output && cv->report->type.kind == CONVERT_MIXED) {
+        conversion_note(cv, "which tensors get how many bits is an estimate here: a conversion runs the model to find out");
+        if (source_wait(cv->source, NULL, e) || mixed_assign(cv, e))
             return -1;
     }
-    fill_report(j);
-    if (!j->o->output) {
-        foresee_exact(j);
+    fill_report(cv);
+    if (!cv->o->output) {
+        foresee_exact(cv);
         return 0;
     }
-    if (wants_calibration(j) ? calibrate(j, &c, e) : j->o->before && j->o->before(j->o->before_user, j->report, e))
+    if (wants_calibration(cv) ? calibrate(cv, &c, e)
+                              : cv->o->before && cv->o->before(cv->o->before_user, cv->report, e))
         goto done;
-    if (j->o->synthetic && plan_activations(j, e))
+    if (cv->o->synthetic && recipes_activations(cv, e))
         goto done;
-    fill_report(j);
-    rc = write_file(j, c, e);
-    fill_report(j);
+    fill_report(cv);
+    rc = write_file(cv, c, e);
+    fill_report(cv);
 done:
     calibrate_close(c);
     return rc;
 }
 
-void job_close(struct job *j)
+void conversion_close(struct conversion *cv)
 {
-    for (int i = 0; i < j->n_plans; i++)
-        big_free(j->plans[i].data);
-    for (int i = 0; j->calib && i < j->config.n_layers; i++) {
+    for (int i = 0; i < cv->n_recipes; i++)
+        spill_free(cv->recipes[i].data);
+    for (int i = 0; cv->calib && i < cv->config.n_layers; i++) {
         for (int k = 0; k < N_INPUTS; k++) {
-            free(j->calib[i].strength[k]);
-            free(j->calib[i].scale[k]);
+            free(cv->calib[i].strength[k]);
+            free(cv->calib[i].scale[k]);
         }
-        free(j->calib[i].v_scale);
-        calibrate_forget_experts(j, i);
+        free(cv->calib[i].v_scale);
+        calibrate_forget_experts(cv, i);
     }
-    free(j->calib);
-    free(j->head_strength);
-    free(j->plans);
-    free(j->specs);
-    pool_close(j->pool);
-    if (j->o->synthetic)
-        synthetic_close(j->source);
+    free(cv->calib);
+    free(cv->head_strength);
+    free(cv->recipes);
+    free(cv->specs);
+    pool_close(cv->pool);
+    if (cv->o->synthetic)
+        synthetic_close(cv->source);
     else
-        source_close(j->source);
-    config_release(&j->config);
+        source_close(cv->source);
+    config_release(&cv->config);
 }
 
 int convert_run(const struct convert_options *o, struct convert_report *r, struct err *e)
@@ -420,13 +421,13 @@ int convert_run(const struct convert_options *o, struct convert_report *r, struc
     if (!r)
         r = &own;
     memset(r, 0, sizeof *r);
-    struct job j;
+    struct conversion j;
     double start = clock_s();
-    int rc = job_open(&j, o, r, e);
+    int rc = conversion_open(&j, o, r, e);
     if (rc == 0)
         rc = run(&j, e);
     r->seconds = clock_s() - start;
-    job_close(&j);
+    conversion_close(&j);
     if (r == &own)
         convert_report_release(r);
     return rc;

@@ -28,19 +28,19 @@ static json_t *json_base_name(const char *path)
     return s ? s : json_string("?");
 }
 
-int describe_files(struct job *j, struct zwriter *w, struct err *e)
+int describe_files(struct conversion *cv, struct zwriter *w, struct err *e)
 {
     void *blob = NULL;
     size_t size;
-    int found = tokenizer_from_source(j->source, &blob, &size, e);
+    int found = tokenizer_from_source(cv->source, &blob, &size, e);
     if (found == 0)
-        job_note(j, "%s: has no tokenizer, so the new file has none either", j->source->path);
+        conversion_note(cv, "%s: has no tokenizer, so the new file has none either", cv->source->path);
     int rc = found > 0 ? zwriter_tokenizer(w, blob, size, e) : found;
     free(blob);
     if (rc)
         return -1;
-    for (int i = 0; i < j->source->n_files; i++) {
-        const struct source_file *f = &j->source->files[i];
+    for (int i = 0; i < cv->source->n_files; i++) {
+        const struct source_file *f = &cv->source->files[i];
         if (zwriter_original(w, f->name, f->data, f->size, e))
             return -1;
     }
@@ -71,24 +71,24 @@ static json_t *license_of_card(const struct source_file *readme)
     return NULL;
 }
 
-static json_t *license_of(const struct job *j)
+static json_t *license_of(const struct conversion *cv)
 {
-    const struct source_file *readme = source_file(j->source, "README.md");
-    const struct gguf_str *s = j->source->gguf ? gguf_str(j->source->gguf, "general.license") : NULL;
+    const struct source_file *readme = source_file(cv->source, "README.md");
+    const struct gguf_str *s = cv->source->gguf ? gguf_str(cv->source->gguf, "general.license") : NULL;
     return s ? json_stringn(s->s, s->n) : readme ? license_of_card(readme) : NULL;
 }
 
-static json_t *quantization(const struct job *j)
+static json_t *quantization(const struct conversion *cv)
 {
     static const char *const efforts[] = { "fast", "good", "best" };
-    const struct convert_report *r = j->report;
+    const struct convert_report *r = cv->report;
     const char *type = r->type.kind == CONVERT_KEEP ? "keep" : r->type.kind == CONVERT_MIXED ? "mixed"
-        : plan_type_name(r->type);
+        : convert_type_name(r->type);
     json_t *q = json_pack("{s:s,s:I}", "type", type, "weight_bytes", (json_int_t)r->weight_bytes),
            *types = json_object();
     int rounded = 0, ruled = 0, folded = 0;
-    for (int i = 0; i < j->n_plans; i++) {
-        const struct plan *p = &j->plans[i];
+    for (int i = 0; i < cv->n_recipes; i++) {
+        const struct recipe *p = &cv->recipes[i];
         const char *name = qtype_info(p->m.type)->name;
         rounded |= p->make == MAKE_QUANT;
         ruled |= p->make == MAKE_TERNARY;
@@ -97,12 +97,12 @@ static json_t *quantization(const struct job *j)
                                                       (json_int_t)p->m.size));
     }
     json_object_set_new(q, "bytes_by_type", types);
-    if (rounded && !j->o->synthetic)
-        json_object_set_new(q, "quality", json_string(efforts[j->effort]));
+    if (rounded && !cv->o->synthetic)
+        json_object_set_new(q, "quality", json_string(efforts[cv->effort]));
     if (ruled)
-        json_object_set_new(q, "ternary", json_string(ternary_name(j->o->ternary)));
+        json_object_set_new(q, "ternary", json_string(ternary_name(cv->o->ternary)));
     if (r->n_calibration_tokens) {
-        json_object_set_new(q, "calibration", j->o->calibration ? json_base_name(j->o->calibration)
+        json_object_set_new(q, "calibration", cv->o->calibration ? json_base_name(cv->o->calibration)
                                                                 : json_string("built-in"));
         json_object_set_new(q, "calibration_tokens", json_integer(r->n_calibration_tokens));
     }
@@ -110,27 +110,27 @@ static json_t *quantization(const struct job *j)
     return q;
 }
 
-static json_t *provenance(const struct job *j, struct err *e)
+static json_t *provenance(const struct conversion *cv, struct err *e)
 {
     char key[33];
-    if (j->o->synthetic)
-        return json_pack("{s:s,s:s,s:s}", "source", j->source->path, "source_format", "random", "converter",
+    if (cv->o->synthetic)
+        return json_pack("{s:s,s:s,s:s}", "source", cv->source->path, "source_format", "random", "converter",
                          "zse-convert " ZSE_VERSION);
-    if (source_key(j->source, key, e))
+    if (source_key(cv->source, key, e))
         return NULL;
-    json_t *p = json_pack("{s:o,s:s,s:s,s:s}", "source", json_base_name(j->source->path), "source_format",
-                          j->source->kind == SOURCE_GGUF ? "gguf" : "safetensors", "source_key", key, "converter",
+    json_t *p = json_pack("{s:o,s:s,s:s,s:s}", "source", json_base_name(cv->source->path), "source_format",
+                          cv->source->kind == SOURCE_GGUF ? "gguf" : "safetensors", "source_key", key, "converter",
                           "zse-convert " ZSE_VERSION);
     static const char *const fields[][2] = { { "_name_or_path", "source_model" }, { "_commit_hash", "source_revision" },
                                              { "dtype", "source_dtype" } };
     for (size_t i = 0; p && i < sizeof fields / sizeof *fields; i++) {
-        const char *text = json_string_value(json_object_get(j->source->config, fields[i][0]));
+        const char *text = json_string_value(json_object_get(cv->source->config, fields[i][0]));
         if (text && *text)
             json_object_set_new(p, fields[i][1], json_string(text));
     }
-    if (p && j->source->quantization)
-        json_object_set(p, "source_quantization", j->source->quantization);
-    const struct gguf_str *s = j->source->gguf ? gguf_str(j->source->gguf, "general.name") : NULL;
+    if (p && cv->source->quantization)
+        json_object_set(p, "source_quantization", cv->source->quantization);
+    const struct gguf_str *s = cv->source->gguf ? gguf_str(cv->source->gguf, "general.name") : NULL;
     json_t *name = s ? json_stringn(s->s, s->n) : NULL;
     if (p && name)
         json_object_set_new(p, "source_model", name);
@@ -138,10 +138,10 @@ static json_t *provenance(const struct job *j, struct err *e)
 }
 
 /* The default chat template as "chat_template", the others by name under "chat_templates". */
-static int add_templates(const struct job *j, json_t *json, struct err *e)
+static int add_templates(const struct conversion *cv, json_t *json, struct err *e)
 {
     char *bos = NULL, *eos = NULL;
-    json_t *all = template_collect(j->source, &bos, &eos, e), *one;
+    json_t *all = template_collect(cv->source, &bos, &eos, e), *one;
     free(bos);
     free(eos);
     if (!all)
@@ -156,20 +156,20 @@ static int add_templates(const struct job *j, json_t *json, struct err *e)
     return 0;
 }
 
-json_t *describe_json(struct job *j, struct err *e)
+json_t *describe_json(struct conversion *cv, struct err *e)
 {
-    json_t *json = json_object(), *from = provenance(j, e), *license = license_of(j);
-    if (!json || !from || add_templates(j, json, e)) {
+    json_t *json = json_object(), *from = provenance(cv, e), *license = license_of(cv);
+    if (!json || !from || add_templates(cv, json, e)) {
         json_decref(json);
         json_decref(from);
         json_decref(license);
         return NULL;
     }
-    json_object_set_new(json, "architecture", json_string(j->config.arch));
-    json_object_set(json, "config", j->source->config);
-    if (j->source->generation_config)
-        json_object_set(json, "generation_config", j->source->generation_config);
-    json_object_set_new(json, "quantization", quantization(j));
+    json_object_set_new(json, "architecture", json_string(cv->config.arch));
+    json_object_set(json, "config", cv->source->config);
+    if (cv->source->generation_config)
+        json_object_set(json, "generation_config", cv->source->generation_config);
+    json_object_set_new(json, "quantization", quantization(cv));
     json_object_set_new(json, "provenance", from);
     if (license)
         json_object_set_new(json, "license", license);

@@ -5,12 +5,12 @@
 
 #include <jansson.h>
 
-#include "libcommon/convert/job.h"
+#include "libcommon/convert/internal.h"
 #include "libcommon/format/zfile.h"
 
 /* Tokenizer block and small files of the source into the writer. */
-int describe_files(struct job *j, struct zwriter *w, struct err *e);
+int describe_files(struct conversion *cv, struct zwriter *w, struct err *e);
 /* The JSON section. New reference. */
-json_t *describe_json(struct job *j, struct err *e);
+json_t *describe_json(struct conversion *cv, struct err *e);
 
 #endif

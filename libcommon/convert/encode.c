@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/convert/big.h"
-#include "libcommon/convert/job.h"
+#include "libcommon/convert/spill.h"
+#include "libcommon/convert/internal.h"
 #include "libcommon/import/packed.h"
 #include "libcommon/quant/ggml.h"
 #include "libcommon/quant/half.h"
@@ -15,16 +15,16 @@ enum { BATCH_BYTES = 8 << 20 };
 
 struct stats { double max, err2, sum2; };
 
-struct worker { float *x, *decoded; struct qrow q; };      /* of one thread */
+struct encode_worker { float *x, *decoded; struct qrow q; };      /* of one thread */
 
-struct encoder {
-    struct job *j;
-    struct plan *p;
-    struct rows rows;
-    struct fold fold;
+struct tensor_encoder {
+    struct conversion *cv;
+    struct recipe *p;
+    struct row_reader rows;
+    struct channel_scale fold;
     const float *importance;
     float absmean;                      /* MAKE_ABSMEAN */
-    struct worker *workers; int n_workers;
+    struct encode_worker *workers; int n_workers;
     uint8_t *tiles;                     /* of one batch */
     int tile0, batch;
     struct stats *stats;                /* [batch] */
@@ -124,14 +124,14 @@ static void near_ternary(const struct mat *m, const float *x, struct qrow *q)
 }
 
 /* The mean of all magnitudes. */
-static int find_absmean(struct encoder *c, struct err *e)
+static int find_absmean(struct tensor_encoder *c, struct err *e)
 {
     const struct mat *m = &c->p->m;
     float *x = malloc((size_t)m->cols * sizeof *x);
     double sum = 0;
     int rc = x ? 0 : err_nomem(e, c->p->source->name);
     for (int row = 0; row < m->rows && rc == 0; row++) {
-        rc = rows_read(&c->rows, row, 1, x, e);
+        rc = row_reader_read(&c->rows, row, 1, x, e);
         for (int k = 0; k < m->cols && rc == 0; k++)
             sum += fabs((double)x[k]);
     }
@@ -140,7 +140,7 @@ static int find_absmean(struct encoder *c, struct err *e)
     return rc;
 }
 
-static int float_row(const struct mat *m, uint8_t *tile, int r, const float *x, float *decoded, const struct plan *p,
+static int float_row(const struct mat *m, uint8_t *tile, int r, const float *x, float *decoded, const struct recipe *p,
                      int64_t row, struct err *e)
 {
     for (int i = 0; i < m->cols; i++) {
@@ -155,15 +155,16 @@ static int float_row(const struct mat *m, uint8_t *tile, int r, const float *x, 
     return 0;
 }
 
-static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_t row, struct stats *s, struct err *e)
+static int encode_row(struct tensor_encoder *c, struct encode_worker *w, uint8_t *tile, int64_t row, struct stats *s,
+                      struct err *e)
 {
-    const struct plan *p = c->p;
+    const struct recipe *p = c->p;
     const struct mat *m = &p->m;
     int r = (int)(row % TILE_ROWS);
-    if (rows_read(&c->rows, row, 1, w->x, e))
+    if (row_reader_read(&c->rows, row, 1, w->x, e))
         return -1;
     if (p->make == MAKE_FLOAT) {
-        fold_row(&c->fold, row, w->x, m->cols);         /* routers; other floats are not scaled */
+        channel_scale_row(&c->fold, row, w->x, m->cols);         /* routers; other floats are not scaled */
         if (float_row(m, tile, r, w->x, w->decoded, p, row, e))
             return -1;
         add_row(s, w->x, w->decoded, m->cols);
@@ -185,11 +186,11 @@ static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_
         else
             near_i8(m, w->x, &w->q);
     } else if (p->make == MAKE_TERNARY) {
-        ternary_row(m, w->x, c->j->o->ternary, &w->q);
+        ternary_row(m, w->x, c->cv->o->ternary, &w->q);
     } else if (p->make == MAKE_ABSMEAN) {
         one_scale(m, w->x, c->absmean, &w->q);
     } else {
-        fold_row(&c->fold, row, w->x, m->cols);
+        channel_scale_row(&c->fold, row, w->x, m->cols);
         quantize_row(m, w->x, c->importance, QUANT_SEARCH, &w->q);
     }
     qrow_decode(m, &w->q, w->decoded);
@@ -206,7 +207,7 @@ static int encode_row(struct encoder *c, struct worker *w, uint8_t *tile, int64_
 
 static void encode_tile(void *arg, int i, int thread)
 {
-    struct encoder *c = arg;
+    struct tensor_encoder *c = arg;
     const struct mat *m = &c->p->m;
     uint8_t *tile = c->tiles + (size_t)i * m->tile_bytes;
     int64_t row = (int64_t)(c->tile0 + i) * TILE_ROWS;
@@ -218,7 +219,7 @@ static void encode_tile(void *arg, int i, int thread)
             return;
 }
 
-static void finish_report(struct plan *p, const struct stats *s)
+static void finish_report(struct recipe *p, const struct stats *s)
 {
     struct convert_tensor *t = p->report;
     t->max_error = s->max;
@@ -228,53 +229,53 @@ static void finish_report(struct plan *p, const struct stats *s)
 
 typedef int sink_fn(void *user, const void *data, size_t n, struct err *e);
 
-static int advance(struct job *j, size_t n, struct err *e)
+static int advance(struct conversion *cv, size_t n, struct err *e)
 {
-    j->done += n;
-    if (progress_report(j->o->progress, "Converting", j->done, j->total, "bytes"))
+    cv->done += n;
+    if (progress_report(cv->o->progress, "Converting", cv->done, cv->total, "bytes"))
         return err_set(e, ERR_CANCELLED, "cancelled");
     return 0;
 }
 
 /* Plain f32: norms, biases, tables of positions. */
-static int encode_plain(struct job *j, struct plan *p, const struct encoder *c, sink_fn *sink, void *user,
-                        struct err *e)
+static int encode_plain(struct conversion *cv, struct recipe *p, const struct tensor_encoder *c, sink_fn *sink,
+                        void *user, struct err *e)
 {
     int64_t cols = p->spec->cols;
     size_t bytes = (size_t)cols * sizeof(float);
     float *x = malloc(bytes ? bytes : 1);
     int rc = x ? 0 : err_nomem(e, p->source->name);
     for (int64_t row = 0; row < p->spec->rows && rc == 0; row++) {
-        rc = rows_read(&c->rows, row, 1, x, e);
+        rc = row_reader_read(&c->rows, row, 1, x, e);
         if (rc == 0)
-            fold_vector(&c->fold, x, cols);
+            channel_scale_vector(&c->fold, x, cols);
         if (rc == 0)
             rc = sink(user, x, bytes, e);
         if (rc == 0)
-            rc = advance(j, bytes, e);
+            rc = advance(cv, bytes, e);
     }
     finish_report(p, &(struct stats){ 0 });
     free(x);
     return rc;
 }
 
-static int open_workers(struct encoder *c, struct err *e)
+static int open_workers(struct tensor_encoder *c, struct err *e)
 {
     const struct mat *m = &c->p->m;
     size_t cols = (size_t)m->cols_padded;
-    c->n_workers = pool_size(c->j->pool);
+    c->n_workers = pool_size(c->cv->pool);
     c->workers = calloc((size_t)c->n_workers, sizeof *c->workers);
     size_t fit = m->tile_bytes ? BATCH_BYTES / m->tile_bytes : 1, least = (size_t)c->n_workers;
     c->batch = (int)(fit < least ? least : fit > 4096 ? 4096 : fit);
     if (c->batch > m->n_tiles)
         c->batch = m->n_tiles;
-    c->tiles = big_alloc((size_t)c->batch * m->tile_bytes);
+    c->tiles = spill_alloc((size_t)c->batch * m->tile_bytes);
     c->stats = calloc((size_t)c->batch, sizeof *c->stats);
     c->errors = calloc((size_t)c->batch, sizeof *c->errors);
     if (!c->workers || !c->tiles || !c->stats || !c->errors)
         return err_nomem(e, c->p->source->name);
     for (int i = 0; i < c->n_workers; i++) {
-        struct worker *w = &c->workers[i];
+        struct encode_worker *w = &c->workers[i];
         w->x = calloc(2 * cols, sizeof *w->x);
         w->decoded = w->x ? w->x + cols : NULL;
         if (!w->x)
@@ -285,25 +286,25 @@ static int open_workers(struct encoder *c, struct err *e)
     return 0;
 }
 
-static void close_workers(struct encoder *c)
+static void close_workers(struct tensor_encoder *c)
 {
     for (int i = 0; c->workers && i < c->n_workers; i++) {
         free(c->workers[i].x);
         qrow_release(&c->workers[i].q);
     }
     free(c->workers);
-    big_free(c->tiles);
+    spill_free(c->tiles);
     free(c->stats);
     free(c->errors);
 }
 
-static int encode_tiles(struct job *j, struct encoder *c, sink_fn *sink, void *user, struct err *e)
+static int encode_tiles(struct conversion *cv, struct tensor_encoder *c, sink_fn *sink, void *user, struct err *e)
 {
     struct stats sum = { 0 };
     const struct mat *m = &c->p->m;
     for (c->tile0 = 0; c->tile0 < m->n_tiles; c->tile0 += c->batch) {
         int n = m->n_tiles - c->tile0 < c->batch ? m->n_tiles - c->tile0 : c->batch;
-        pool_run(j->pool, n, encode_tile, c);
+        pool_run(cv->pool, n, encode_tile, c);
         for (int i = 0; i < n; i++) {
             if (c->errors[i].code) {
                 *e = c->errors[i];
@@ -313,17 +314,17 @@ static int encode_tiles(struct job *j, struct encoder *c, sink_fn *sink, void *u
             sum.err2 += c->stats[i].err2;
             sum.sum2 += c->stats[i].sum2;
         }
-        if (sink(user, c->tiles, (size_t)n * m->tile_bytes, e) || advance(j, (size_t)n * m->tile_bytes, e))
+        if (sink(user, c->tiles, (size_t)n * m->tile_bytes, e) || advance(cv, (size_t)n * m->tile_bytes, e))
             return -1;
     }
     finish_report(c->p, &sum);
     return 0;
 }
 
-int encode_importance(const struct job *j, const struct plan *p, float *out)
+int encode_importance(const struct conversion *cv, const struct recipe *p, float *out)
 {
     const float *d = NULL, *s = NULL;
-    const struct layer_calib *l = j->calib && p->spec->layer >= 0 ? &j->calib[p->spec->layer] : NULL;
+    const struct layer_calib *l = cv->calib && p->spec->layer >= 0 ? &cv->calib[p->spec->layer] : NULL;
     if (p->spec->expert >= 0 && l && l->experts) {
         const struct expert_calib *x = &l->experts[p->spec->expert];
         const int down = p->spec->role == ROLE_EXPERT_DOWN;
@@ -333,11 +334,11 @@ int encode_importance(const struct job *j, const struct plan *p, float *out)
         expert_strength(down ? x->down : x->up, x->n_tokens, all, p->m.cols, out);
         d = out;
         s = down ? x->scale : l->scale[INPUT_MLP];
-    } else if (p->input >= 0 && j->calib) {
-        d = j->calib[p->spec->layer].strength[p->input];
-        s = j->calib[p->spec->layer].scale[p->input];
-    } else if (p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && j->config.tied)) {
-        d = p->m.cols == j->config.hidden_size ? j->head_strength : NULL;
+    } else if (p->input >= 0 && cv->calib) {
+        d = cv->calib[p->spec->layer].strength[p->input];
+        s = cv->calib[p->spec->layer].scale[p->input];
+    } else if (p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && cv->config.tied)) {
+        d = p->m.cols == cv->config.hidden_size ? cv->head_strength : NULL;
     }
     /* A channel that the text never used still has to come out sensibly: nothing weighs less
      * than a ten-thousandth of the mean. */
@@ -351,35 +352,36 @@ int encode_importance(const struct job *j, const struct plan *p, float *out)
     return 1;
 }
 
-int encode_tensor(struct job *j, struct plan *p, sink_fn *sink, void *user, struct err *e)
+int encode_tensor(struct conversion *cv, struct recipe *p, sink_fn *sink, void *user, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     if (p->data) {
         for (size_t at = 0, n; at < p->m.size; at += n) {
             n = p->m.size - at < BATCH_BYTES ? p->m.size - at : BATCH_BYTES;
-            if (sink(user, p->data + at, n, e) || advance(j, n, e))
+            if (sink(user, p->data + at, n, e) || advance(cv, n, e))
                 return -1;
         }
         return 0;
     }
-    struct encoder c = { .j = j, .p = p, .fold = fold_of(j, p) };
+    struct tensor_encoder c = { .cv = cv, .p = p, .fold = channel_scale_of(cv, p) };
     float *importance = NULL;
-    int rc = rows_open(&c.rows, j->source, p->source, &s->map, s->rows, s->cols, p->make == MAKE_VECTOR && s->rows == 1,
+    int rc = row_reader_open(&c.rows, cv->source, p->source, &s->map, s->rows, s->cols,
+                             p->make == MAKE_VECTOR && s->rows == 1,
                        e);
     if (rc == 0 && p->make == MAKE_VECTOR) {
-        rc = encode_plain(j, p, &c, sink, user, e);
+        rc = encode_plain(cv, p, &c, sink, user, e);
     } else if (rc == 0) {
         importance = calloc((size_t)p->m.cols_padded, sizeof *importance);
         rc = importance ? open_workers(&c, e) : err_nomem(e, p->source->name);
-        if (rc == 0 && p->make == MAKE_QUANT && encode_importance(j, p, importance))
+        if (rc == 0 && p->make == MAKE_QUANT && encode_importance(cv, p, importance))
             c.importance = importance;
         if (rc == 0 && p->make == MAKE_ABSMEAN)
             rc = find_absmean(&c, e);
         if (rc == 0)
-            rc = encode_tiles(j, &c, sink, user, e);
+            rc = encode_tiles(cv, &c, sink, user, e);
         close_workers(&c);
         free(importance);
     }
-    rows_close(&c.rows);
+    row_reader_close(&c.rows);
     return rc;
 }

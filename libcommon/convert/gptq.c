@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/convert/big.h"
+#include "libcommon/convert/spill.h"
 #include "libcommon/quant/half.h"
 
 /* The code of a level, levels in rising order. */
@@ -19,7 +19,7 @@ static int level_code(const struct qtype_info *t, int i)
     }
 }
 
-int grid_of(const struct mat *m, struct grid *g)
+int level_grid_of(const struct mat *m, struct level_grid *g)
 {
     const struct qtype_info *t = qtype_info(m->type);
     if (t->is_float)
@@ -48,12 +48,26 @@ int grid_of(const struct mat *m, struct grid *g)
     return 0;
 }
 
-struct key { float diag; int column; };
+struct column { float diag; int index; };
 
 static int by_diag(const void *a, const void *b)
 {
-    const struct key *x = a, *y = b;
-    return x->diag < y->diag ? -1 : x->diag > y->diag ? 1 : x->column < y->column ? -1 : 1;
+    const struct column *x = a, *y = b;
+    return x->diag < y->diag ? -1 : x->diag > y->diag ? 1 : x->index < y->index ? -1 : 1;
+}
+
+int gptq_order(int *order, const float *diag, size_t stride, int n, int N, struct err *e)
+{
+    struct column *columns = malloc((size_t)N * sizeof *columns);
+    if (!columns)
+        return err_nomem(e, "the order of columns");
+    for (int i = 0; i < N; i++)
+        columns[i] = (struct column){ i < n ? diag[(size_t)i * stride] : -1, i };
+    qsort(columns, (size_t)N, sizeof *columns, by_diag);
+    for (int i = 0; i < N; i++)
+        order[i] = columns[i].index;
+    free(columns);
+    return 0;
 }
 
 struct permute { const struct gptq *g; float *out; };
@@ -74,9 +88,8 @@ int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n,
 {
     int N = linalg_pad(n), rc = -1;
     *g = (struct gptq){ .n = n, .N = N, .h = h, .linv = linv, .c = c, .correction = 0.5f, .sweeps = 4 };
-    struct key *keys = malloc((size_t)N * sizeof *keys);
     g->order = malloc((size_t)N * sizeof *g->order);
-    if (!keys || !g->order) {
+    if (!g->order) {
         err_nomem(e, "the matrices of error feedback");
         goto done;
     }
@@ -88,11 +101,8 @@ int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n,
         mean = 1;                                       /* inputs that are always 0: any code will do */
     for (int i = n; i < N; i++)
         h[(size_t)i * (size_t)N + (size_t)i] = (float)mean;
-    for (int i = 0; i < N; i++)
-        keys[i] = (struct key){ i < n ? h[(size_t)i * (size_t)N + (size_t)i] : -1, i };
-    qsort(keys, (size_t)N, sizeof *keys, by_diag);
-    for (int i = 0; i < N; i++)
-        g->order[i] = keys[i].column;
+    if (gptq_order(g->order, h, (size_t)N + 1, n, N, e) < 0)
+        goto done;
     for (g->damping = 0.01; g->damping <= 10; g->damping *= 10) {
         for (int i = 0; i < n; i++)
             h[(size_t)i * (size_t)N + (size_t)i] += (float)(g->damping * mean - added);
@@ -110,7 +120,6 @@ int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n,
     }
     err_set(e, ERR_SHAPE, "the inputs' covariance is not positive definite, even with 1000 %% damping");
 done:
-    free(keys);
     if (rc)
         gptq_release(g);
     return rc;
@@ -118,9 +127,9 @@ done:
 
 void gptq_release(struct gptq *g)
 {
-    big_free(g->h);
-    big_free(g->c);
-    big_free(g->linv);
+    spill_free(g->h);
+    spill_free(g->c);
+    spill_free(g->linv);
     free(g->order);
     free(g->diag);
     free(g->u);
@@ -181,7 +190,7 @@ static void correct(const struct gptq *g, const struct linalg_ops *o, const stru
 }
 
 /* Round column j of the panel (values x [32]): q, code, and what is left over. */
-static void round_column(const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
+static void round_column(const struct linalg_ops *o, const struct mat *m, const struct level_grid *grid,
                          const struct panels *s, int j, const float *x, float *left)
 {
     float t[PANEL], level[PANEL], *q = s->q + (size_t)j * PANEL;
@@ -199,8 +208,8 @@ static void round_column(const struct linalg_ops *o, const struct mat *m, const 
 }
 
 /* GPTQ: from the strongest column (the last in order) down, errors passed on block by block. */
-static void feed_back(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
-                      const struct panels *s)
+static void feed_back(const struct gptq *g, const struct linalg_ops *o, const struct mat *m,
+                      const struct level_grid *grid, const struct panels *s)
 {
     int N = g->N;
     float error[PANEL * PANEL];
@@ -224,7 +233,7 @@ static void feed_back(const struct gptq *g, const struct linalg_ops *o, const st
 
 /* One sweep of coordinate descent; R in s->t is kept up to date.  Returns the number of codes
  * that changed. */
-static int sweep(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
+static int sweep(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct level_grid *grid,
                  const struct panels *s)
 {
     int N = g->N, changed = 0;
@@ -259,8 +268,8 @@ static int sweep(const struct gptq *g, const struct linalg_ops *o, const struct 
     return changed;
 }
 
-static void descend(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
-                    const struct panels *s)
+static void descend(const struct gptq *g, const struct linalg_ops *o, const struct mat *m,
+                    const struct level_grid *grid, const struct panels *s)
 {
     int N = g->N;
     float left[PANEL * PANEL];
@@ -278,7 +287,7 @@ static void descend(const struct gptq *g, const struct linalg_ops *o, const stru
 /* ---- H = D + UU': s = U'(W - Q) [rank][PANEL] takes the place of R ---- */
 
 static void feed_back_low(const struct gptq *g, const struct linalg_ops *o, const struct mat *m,
-                          const struct grid *grid, const struct panels *s)
+                          const struct level_grid *grid, const struct panels *s)
 {
     float x[PANEL], left[PANEL];
     memset(s->t, 0, (size_t)g->rank * PANEL * sizeof *s->t);
@@ -294,8 +303,8 @@ static void feed_back_low(const struct gptq *g, const struct linalg_ops *o, cons
     }
 }
 
-static void descend_low(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
-                        const struct panels *s)
+static void descend_low(const struct gptq *g, const struct linalg_ops *o, const struct mat *m,
+                        const struct level_grid *grid, const struct panels *s)
 {
     float x[PANEL], left[PANEL], old[PANEL];
     for (int i = 0, changed = 1; i < g->sweeps && changed; i++) {
@@ -357,7 +366,7 @@ static void put_row(const struct gptq *g, const struct mat *m, const struct pane
     tile_put(m, out, r, q);
 }
 
-void gptq_tile(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
+void gptq_tile(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct level_grid *grid,
                float *w, size_t ldw, int rows, struct qrow *q, uint8_t *out, void *scratch)
 {
     struct panels s = panels_in(g, scratch);

@@ -22,7 +22,8 @@
 
 enum { GOOD_RANK = 64 };
 
-/* What the inputs of one or more matrices say; all matrices N x N, see linalg.h. */
+/* The inputs of one or more matrices, as error feedback needs them; matrices are N x N, see
+ * linalg.h. */
 struct gptq {
     int n, N;                   /* input channels, padded */
     float *h;                   /* H, damped, whole */
@@ -48,15 +49,18 @@ int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n,
 int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, const float *x, size_t ldx,
                   int n_tokens, int rank, struct err *e);
 void gptq_release(struct gptq *g);
+/* order [N] = columns by rising diag[i * stride], i < n; those from n on, the padding, come
+ * first. */
+int gptq_order(int *order, const float *diag, size_t stride, int n, int N, struct err *e);
 
 /* The level table of an integer type; -1: a float type, nothing to feed back. */
-int grid_of(const struct mat *m, struct grid *g);
+int level_grid_of(const struct mat *m, struct level_grid *g);
 
 /* One tile: w [rows][ldw] (rows <= 32; changed by step 1: what was aimed at) to
  * out[m->tile_bytes]; importance of step 2 is diag H.  q: a qrow for m.  scratch: gptq_scratch
  * bytes, 64-byte aligned. */
 size_t gptq_scratch(const struct gptq *g);
-void gptq_tile(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct grid *grid,
+void gptq_tile(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct level_grid *grid,
                float *w, size_t ldw, int rows, struct qrow *q, uint8_t *out, void *scratch);
 
 #endif

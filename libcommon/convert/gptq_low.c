@@ -19,7 +19,7 @@
 
 enum { BLOCK = 128 };           /* tokens or channels of one piece of a product */
 
-struct product {
+struct x_product {
     const struct linalg_ops *o;
     const float *x, *from;      /* x [n_tokens, ldx] */
     float *to;
@@ -30,7 +30,7 @@ struct product {
 /* y [n_tokens, rank] = x z, a block of tokens */
 static void times_x(void *arg, int i, int thread)
 {
-    const struct product *s = arg;
+    const struct x_product *s = arg;
     size_t rank = (size_t)s->rank, t = (size_t)i * BLOCK;
     int n = s->n_tokens - i * BLOCK < BLOCK ? s->n_tokens - i * BLOCK : BLOCK;
     (void)thread;
@@ -44,7 +44,7 @@ static void times_x(void *arg, int i, int thread)
 /* z [n, rank] = x' y, a block of channels */
 static void times_x_transposed(void *arg, int i, int thread)
 {
-    const struct product *s = arg;
+    const struct x_product *s = arg;
     size_t rank = (size_t)s->rank, k = (size_t)i * BLOCK;
     int n = s->n - i * BLOCK < BLOCK ? s->n - i * BLOCK : BLOCK;
     (void)thread;
@@ -161,28 +161,6 @@ static int compensation(struct gptq *g, struct err *e)
     return 0;
 }
 
-struct key { float diag; int column; };
-
-static int by_diag(const void *a, const void *b)
-{
-    const struct key *x = a, *y = b;
-    return x->diag < y->diag ? -1 : x->diag > y->diag ? 1 : x->column < y->column ? -1 : 1;
-}
-
-static int order_columns(struct gptq *g, struct err *e)
-{
-    struct key *keys = malloc((size_t)g->n * sizeof *keys);
-    if (!keys)
-        return err_nomem(e, "the order of columns");
-    for (int i = 0; i < g->n; i++)
-        keys[i] = (struct key){ g->diag[i], i };
-    qsort(keys, (size_t)g->n, sizeof *keys, by_diag);
-    for (int i = 0; i < g->n; i++)
-        g->order[i] = keys[i].column;
-    free(keys);
-    return 0;
-}
-
 int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, const float *x, size_t ldx,
                   int n_tokens, int rank, struct err *e)
 {
@@ -213,14 +191,14 @@ int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, in
     for (size_t i = 0; i < floats; i++)
         z[i] = (float)(rng_double(&random) - 0.5);
     int blocks = (n + BLOCK - 1) / BLOCK, token_blocks = (n_tokens + BLOCK - 1) / BLOCK;
-    struct product forth = { o, x, z, y, ldx, n, n_tokens, rank }, back = { o, x, y, z, ldx, n, n_tokens, rank };
+    struct x_product forth = { o, x, z, y, ldx, n, n_tokens, rank }, back = { o, x, y, z, ldx, n, n_tokens, rank };
     pool_run(p, token_blocks, times_x, &forth);
     pool_run(p, blocks, times_x_transposed, &back);
     orthonormal(z, n, rank, q);
     pool_run(p, token_blocks, times_x, &forth);
     back.to = g->p;                                     /* B, until the compensation takes its place */
     pool_run(p, blocks, times_x_transposed, &back);
-    if (nystroem(g, z, g->p, q, e) == 0 && order_columns(g, e) == 0 && compensation(g, e) == 0)
+    if (nystroem(g, z, g->p, q, e) == 0 && gptq_order(g->order, g->diag, 1, n, n, e) == 0 && compensation(g, e) == 0)
         rc = 0;
 done:
     free(z);

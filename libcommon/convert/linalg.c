@@ -25,7 +25,7 @@ const struct linalg_ops *linalg_pick(void)
     return *o;
 }
 
-struct job {
+struct panel_job {
     const struct linalg_ops *o;
     float *out;
     const float *a, *b, *small;
@@ -38,7 +38,7 @@ struct job {
 static void pack_panel(void *arg, int i, int thread)
 {
     (void)thread;
-    const struct job *s = arg;
+    const struct panel_job *s = arg;
     float *to = s->out + (size_t)i * PANEL * (size_t)s->t;
     for (int t = 0; t < s->t; t++)
         memcpy(to + (size_t)t * PANEL, s->a + (size_t)t * s->ldx + (size_t)i * PANEL, PANEL * sizeof *to);
@@ -49,7 +49,7 @@ static void pack_panel(void *arg, int i, int thread)
 static void product_panel(void *arg, int i, int thread)
 {
     (void)thread;
-    const struct job *s = arg;
+    const struct panel_job *s = arg;
     size_t N = (size_t)s->N, panel = (size_t)s->t * PANEL;
     for (int t = 0; t < s->t; t += TOKENS) {
         const float *b = s->b + (size_t)i * panel + (size_t)t * PANEL;
@@ -64,24 +64,25 @@ size_t linalg_packed(int N, int t) { return (size_t)N * (size_t)t; }
 
 void linalg_pack(struct pool *p, float *packed, const float *x, size_t ldx, int N, int t)
 {
-    pool_run(p, N / PANEL, pack_panel, &(struct job){ .out = packed, .a = x, .ldx = ldx, .N = N, .t = t });
+    pool_run(p, N / PANEL, pack_panel, &(struct panel_job){ .out = packed, .a = x, .ldx = ldx, .N = N, .t = t });
 }
 
 void linalg_gram(const struct linalg_ops *o, struct pool *p, float *h, int N, const float *packed, int t)
 {
-    pool_run(p, N / PANEL, product_panel, &(struct job){ .o = o, .out = h, .a = packed, .b = packed, .N = N, .t = t,
+    pool_run(p, N / PANEL, product_panel, &(struct panel_job){ .o = o, .out = h, .a = packed, .b = packed, .N = N,
+                                                               .t = t,
                                                          .symmetric = 1 });
 }
 
 void linalg_cross(const struct linalg_ops *o, struct pool *p, float *c, int N, const float *a, const float *b, int t)
 {
-    pool_run(p, N / PANEL, product_panel, &(struct job){ .o = o, .out = c, .a = a, .b = b, .N = N, .t = t });
+    pool_run(p, N / PANEL, product_panel, &(struct panel_job){ .o = o, .out = c, .a = a, .b = b, .N = N, .t = t });
 }
 
 static void mirror_panel(void *arg, int i, int thread)
 {
     (void)thread;
-    const struct job *s = arg;
+    const struct panel_job *s = arg;
     size_t N = (size_t)s->N;
     for (size_t r = (size_t)i * PANEL; r < (size_t)(i + 1) * PANEL; r++)
         for (size_t c = r + 1; c < N; c++)
@@ -90,7 +91,7 @@ static void mirror_panel(void *arg, int i, int thread)
 
 void linalg_mirror(struct pool *p, float *h, int N)
 {
-    pool_run(p, N / PANEL, mirror_panel, &(struct job){ .out = h, .N = N });
+    pool_run(p, N / PANEL, mirror_panel, &(struct panel_job){ .out = h, .N = N });
 }
 
 /* Inverse of the lower 32 x 32 block l, in double; its upper triangle is 0. */
@@ -132,7 +133,7 @@ static int factor_small(float *a, size_t lda)
 static void column_update(void *arg, int i, int thread)
 {
     (void)thread;
-    const struct job *s = arg;
+    const struct panel_job *s = arg;
     int row = s->at + i * ROWS, n = s->N - row < ROWS ? s->N - row : ROWS;
     float *a = s->out + (size_t)row * (size_t)s->N;
     s->o->panel(a + s->at, (size_t)s->N, n, a, 1, s->N, s->small, PANEL, s->at, -1);
@@ -142,7 +143,7 @@ static void column_update(void *arg, int i, int thread)
 static void column_solve(void *arg, int i, int thread)
 {
     (void)thread;
-    const struct job *s = arg;
+    const struct panel_job *s = arg;
     int row = s->at + PANEL + i * ROWS, n = s->N - row < ROWS ? s->N - row : ROWS;
     float *a = s->out + (size_t)row * (size_t)s->N + s->at, x[ROWS * PANEL];
     for (int r = 0; r < n; r++) {
@@ -160,7 +161,7 @@ int linalg_cholesky(const struct linalg_ops *o, struct pool *p, float *a, int N,
         return err_nomem(e, "a Cholesky factor");
     int bad = 0;
     for (int at = 0; at < N; at += PANEL) {
-        struct job s = { .o = o, .out = a, .small = small, .N = N, .at = at };
+        struct panel_job s = { .o = o, .out = a, .small = small, .N = N, .at = at };
         for (int r = 0; r < PANEL; r++)
             for (int j = 0; j < at; j++)
                 small[j * PANEL + r] = a[(size_t)(at + r) * (size_t)N + (size_t)j];
@@ -187,7 +188,7 @@ int linalg_cholesky(const struct linalg_ops *o, struct pool *p, float *a, int N,
 static void invert_block(void *arg, int i, int thread)
 {
     (void)thread;
-    const struct job *s = arg;
+    const struct panel_job *s = arg;
     size_t N = (size_t)s->N;
     int from = i * PANEL;
     float sum[PANEL * PANEL] = { 0 }, *out = s->out + (size_t)s->at * N + from;
@@ -206,7 +207,7 @@ int linalg_invert_lower(const struct linalg_ops *o, struct pool *p, float *l, in
         float *diagonal = l + (size_t)at * (size_t)N + at;
         memcpy(row, l + (size_t)at * (size_t)N, (size_t)N * PANEL * sizeof *row);
         invert_small(inverse, diagonal, (size_t)N);
-        pool_run(p, at / PANEL, invert_block, &(struct job){ .o = o, .out = l, .a = row, .small = inverse, .N = N,
+        pool_run(p, at / PANEL, invert_block, &(struct panel_job){ .o = o, .out = l, .a = row, .small = inverse, .N = N,
                                                              .at = at });
         for (int r = 0; r < PANEL; r++)
             memcpy(diagonal + (size_t)r * (size_t)N, inverse + r * PANEL, PANEL * sizeof *inverse);

@@ -18,7 +18,7 @@ enum { PANEL = 32 };
 
 /* The levels of a number format as error feedback sees them: value = scale * level[code] +
  * offset. */
-struct grid {
+struct level_grid {
     int n;                      /* levels, ascending */
     int linear;                 /* level[i] = level[0] + i */
     float level[256], middle[256];      /* middle[i]: halfway between level i and i + 1 */
@@ -32,7 +32,7 @@ struct linalg_ops {
     void (*panel)(float *p, size_t ldp, int n, const float *u, ptrdiff_t sj, ptrdiff_t sk, const float *e, size_t lde,
                   int nj, float sign);
     /* Nearest levels of t [32]: level [32] and its index [32]. */
-    void (*nearest)(const struct grid *g, const float *t, float *level, int32_t *index);
+    void (*nearest)(const struct level_grid *g, const float *t, float *level, int32_t *index);
 };
 extern const struct linalg_ops linalg_plain, linalg_avx2, linalg_avx512;    /* the last two on x86-64 only */
 const struct linalg_ops *linalg_pick(void);

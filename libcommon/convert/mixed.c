@@ -9,22 +9,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/convert/big.h"
-#include "libcommon/convert/job.h"
+#include "libcommon/convert/spill.h"
+#include "libcommon/convert/internal.h"
 #include "libcommon/quant/quantize.h"
 
 static const enum qtype steps[] = { QT_M2, QT_M3, QT_NL4, QT_M5, QT_M6, QT_I8 };
 enum { N_STEPS = sizeof steps / sizeof *steps, SAMPLE = 64 };
 
-struct choice {
-    struct plan *p;
+struct type_choice {
+    struct recipe *p;
     int step;
     double error[N_STEPS];
     uint64_t bytes[N_STEPS];
     struct err e;
 };
 
-struct measure { struct job *j; struct choice *choices; };
+struct measure { struct conversion *cv; struct type_choice *choices; };
 
 /* An expert's error reaches the tokens that go there. */
 static double sensitivity(const struct config *c, const struct weight_spec *s)
@@ -39,8 +39,8 @@ static double sensitivity(const struct config *c, const struct weight_spec *s)
     return share * by_role[s->role] * (s->layer == 0 || s->layer == 1 ? 2 : 1) * (double)s->rows * (double)s->cols;
 }
 
-static int try_type(const struct config *config, struct choice *c, int step, const float *x, const float *importance,
-                    int n, float *decoded, struct err *e)
+static int try_type(const struct config *config, struct type_choice *c, int step, const float *x,
+                    const float *importance, int n, float *decoded, struct err *e)
 {
     struct mat m;
     struct qrow q;
@@ -68,10 +68,10 @@ static int try_type(const struct config *config, struct choice *c, int step, con
 static void measure_tensor(void *arg, int i, int thread)
 {
     struct measure *s = arg;
-    struct choice *c = &s->choices[i];
+    struct type_choice *c = &s->choices[i];
     const struct weight_spec *spec = c->p->spec;
-    struct fold fold = fold_of(s->j, c->p);
-    struct rows rows;
+    struct channel_scale fold = channel_scale_of(s->cv, c->p);
+    struct row_reader rows;
     int n = spec->rows < SAMPLE ? (int)spec->rows : SAMPLE, rc = 0;
     size_t cols = (size_t)spec->cols;
     float *x = malloc(((size_t)n + 2) * cols * sizeof *x), *importance = x + (size_t)n * cols,
@@ -81,23 +81,23 @@ static void measure_tensor(void *arg, int i, int thread)
         err_nomem(&c->e, c->p->source->name);
         return;
     }
-    rc = rows_open(&rows, s->j->source, c->p->source, &spec->map, spec->rows, spec->cols, 0, &c->e);
+    rc = row_reader_open(&rows, s->cv->source, c->p->source, &spec->map, spec->rows, spec->cols, 0, &c->e);
     for (int r = 0; r < n && rc == 0; r++) {
         int64_t row = spec->rows * r / n;
-        rc = rows_read(&rows, row, 1, x + (size_t)r * cols, &c->e);
+        rc = row_reader_read(&rows, row, 1, x + (size_t)r * cols, &c->e);
         if (rc == 0)
-            fold_row(&fold, row, x + (size_t)r * cols, spec->cols);
+            channel_scale_row(&fold, row, x + (size_t)r * cols, spec->cols);
     }
-    int known = encode_importance(s->j, c->p, importance);
+    int known = encode_importance(s->cv, c->p, importance);
     for (int k = 0; k < N_STEPS && rc == 0; k++)
-        rc = try_type(&s->j->config, c, k, x, known ? importance : NULL, n, decoded, &c->e);
-    big_free(rows.whole);
+        rc = try_type(&s->cv->config, c, k, x, known ? importance : NULL, n, decoded, &c->e);
+    spill_free(rows.whole);
     free(x);
 }
 
 /* The step up that takes away most error a byte, if it fits into `room`; steps that save nothing
  * are passed over. -1: none. */
-static int best_step(const struct choice *c, int n, uint64_t room, int *to)
+static int best_step(const struct type_choice *c, int n, uint64_t room, int *to)
 {
     int best = -1;
     double most = 0;
@@ -114,21 +114,21 @@ static int best_step(const struct choice *c, int n, uint64_t room, int *to)
     return best;
 }
 
-int mixed_assign(struct job *j, struct err *e)
+int mixed_assign(struct conversion *cv, struct err *e)
 {
-    struct choice *c = calloc((size_t)j->n_plans + 1, sizeof *c);
+    struct type_choice *c = calloc((size_t)cv->n_recipes + 1, sizeof *c);
     int n = 0, rc = 0, to = 0;
     uint64_t fixed = 0, used = 0;
     if (!c)
         return err_nomem(e, "the choice of types");
-    for (int i = 0; i < j->n_plans; i++) {
-        struct plan *p = &j->plans[i];
+    for (int i = 0; i < cv->n_recipes; i++) {
+        struct recipe *p = &cv->recipes[i];
         if (p->make == MAKE_QUANT && !p->fixed)
             c[n++].p = p;
         else
             fixed += p->m.size;
     }
-    pool_run(j->pool, n, measure_tensor, &(struct measure){ j, c });
+    pool_run(cv->pool, n, measure_tensor, &(struct measure){ cv, c });
     for (int i = 0; i < n && rc == 0; i++) {
         used += c[i].bytes[0];
         if (c[i].e.code) {
@@ -136,15 +136,15 @@ int mixed_assign(struct job *j, struct err *e)
             rc = -1;
         }
     }
-    if (rc == 0 && fixed + used > j->o->target_bytes)
+    if (rc == 0 && fixed + used > cv->o->target_bytes)
         rc = err_set(e, ERR_LIMIT, "%s: with 2 bits everywhere the weights take %" PRIu64
-                     " bytes, more than the target of %" PRIu64, j->source->path, fixed + used, j->o->target_bytes);
-    for (int i; rc == 0 && (i = best_step(c, n, j->o->target_bytes - fixed - used, &to)) >= 0;) {
+                     " bytes, more than the target of %" PRIu64, cv->source->path, fixed + used, cv->o->target_bytes);
+    for (int i; rc == 0 && (i = best_step(c, n, cv->o->target_bytes - fixed - used, &to)) >= 0;) {
         used += c[i].bytes[to] - c[i].bytes[c[i].step];
         c[i].step = to;
     }
     for (int i = 0; i < n && rc == 0; i++)
-        rc = plan_set(c[i].p, steps[c[i].step], 0, e);
+        rc = recipe_set(c[i].p, steps[c[i].step], 0, e);
     free(c);
     return rc;
 }

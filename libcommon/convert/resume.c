@@ -17,7 +17,7 @@
 enum { MAX_JOURNAL = 256 << 20, FORMAT = 1 };
 
 struct resume {
-    struct job *j;
+    struct conversion *cv;
     struct calibration *c;          /* NULL: nothing goes from layer to layer */
     int off;                        /* no checkpoints */
     int kept;                       /* the file has a name that stays, and a journal names it */
@@ -31,7 +31,7 @@ struct resume {
 /* For people, who count from 1; behind the last one it is still that. */
 static int next_layer(const struct resume *r)
 {
-    return r->layer + 1 < r->j->config.n_layers ? r->layer + 1 : r->j->config.n_layers;
+    return r->layer + 1 < r->cv->config.n_layers ? r->layer + 1 : r->cv->config.n_layers;
 }
 
 /* ---- what must be the same ---- */
@@ -49,9 +49,9 @@ static json_t *program(void)
 static int describe_source(struct resume *r, struct err *e)
 {
     char key[33];
-    if (source_key(r->j->source, key, e))
+    if (source_key(r->cv->source, key, e))
         return -1;
-    r->source = json_pack("{s:s, s:I}", "key", key, "stamp", (json_int_t)source_stamp(r->j->source));
+    r->source = json_pack("{s:s, s:I}", "key", key, "stamp", (json_int_t)source_stamp(r->cv->source));
     return r->source ? 0 : err_nomem(e, "the journal of the conversion");
 }
 
@@ -59,35 +59,35 @@ static int describe_source(struct resume *r, struct err *e)
  * tensors that are written. */
 static int describe_plan(struct resume *r, struct err *e)
 {
-    const struct job *j = r->j;
+    const struct conversion *cv = r->cv;
     const size_t n_ids = r->c ? (size_t)r->c->n_windows * (size_t)r->c->window_len * sizeof *r->c->ids : 0;
     json_t *list = json_array();
-    for (int i = 0; list && i < j->n_plans; i++) {
-        const struct plan *p = &j->plans[i];
+    for (int i = 0; list && i < cv->n_recipes; i++) {
+        const struct recipe *p = &cv->recipes[i];
         json_array_append_new(list, json_pack("[s, s, i, i, i, I]", p->spec->name, p->source->name, (int)p->make,
                                               (int)p->m.type, p->m.group_size, (json_int_t)p->m.size));
     }
-    r->plan = json_pack("{s:o, s:i, s:i, s:i, s:i, s:i, s:I, s:s}", "tensors", list, "effort", (int)j->effort,
-                        "ternary", (int)j->o->ternary, "kind", (int)j->report->type.kind, "type",
-                        (int)j->report->type.qtype, "windows", r->c ? r->c->n_windows : 0,
+    r->plan = json_pack("{s:o, s:i, s:i, s:i, s:i, s:i, s:I, s:s}", "tensors", list, "effort", (int)cv->effort,
+                        "ternary", (int)cv->o->ternary, "kind", (int)cv->report->type.kind, "type",
+                        (int)cv->report->type.qtype, "windows", r->c ? r->c->n_windows : 0,
                         "tokens", (json_int_t)(r->c ? crc32_z(0, (const Bytef *)r->c->ids, n_ids) : 0), "text",
-                        j->o->calibration ? j->o->calibration : "");
+                        cv->o->calibration ? cv->o->calibration : "");
     return r->plan ? 0 : err_nomem(e, "the journal of the conversion");
 }
 
 /* ---- the state of calibration ---- */
 
-struct piece { float *data; size_t size; };
+struct state_block { float *data; size_t size; };
 
 /* What enters the next layer. */
-static int pieces(const struct resume *r, struct piece out[2])
+static int state_blocks(const struct resume *r, struct state_block out[2])
 {
-    if (!r->c || r->j->effort == CONVERT_FAST)
+    if (!r->c || r->cv->effort == CONVERT_FAST)
         return 0;
-    const size_t size = (size_t)r->c->n_windows * (size_t)r->c->window_len * (size_t)r->j->config.hidden_size *
+    const size_t size = (size_t)r->c->n_windows * (size_t)r->c->window_len * (size_t)r->cv->config.hidden_size *
                         sizeof(float);
-    out[0] = (struct piece){ r->c->x, size };
-    out[1] = (struct piece){ r->c->xq, size };
+    out[0] = (struct state_block){ r->c->x, size };
+    out[1] = (struct state_block){ r->c->xq, size };
     return r->c->xq ? 2 : 1;
 }
 
@@ -105,17 +105,18 @@ static int write_all(int fd, const void *data, size_t n)
     return 0;
 }
 
-/* 0 with the checksum of all pieces; -1: there is no room, or the disk fails. */
+/* 0 with the checksum of all blocks; -1: there is no space, or the disk fails. */
 static int write_state(const struct resume *r, uint32_t *crc)
 {
-    struct piece p[2];
-    const int n = pieces(r, p), fd = n ? open(r->state[r->slot], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
+    struct state_block p[2];
+    const int n = state_blocks(r, p), fd = n ? open(r->state[r->slot],
+                                                    O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
                                               0600) : -1;
     struct statvfs v;
     *crc = 0;
     if (n == 0)
         return 0;
-    const uint64_t left = r->j->total - r->j->done, size = (uint64_t)n * p[0].size;
+    const uint64_t left = r->cv->total - r->cv->done, size = (uint64_t)n * p[0].size;
     int rc = fd >= 0 && fstatvfs(fd, &v) == 0 && (uint64_t)v.f_bavail * v.f_frsize > size + left ? 0 : -1;      /* the model comes first */
     for (int i = 0; i < n && rc == 0; i++) {
         *crc = (uint32_t)crc32_z(*crc, (const Bytef *)p[i].data, p[i].size);
@@ -133,9 +134,9 @@ static int write_state(const struct resume *r, uint32_t *crc)
 /* The state's checksum, or, with `keep`, the state itself into memory. */
 static int read_state(const struct resume *r, int slot, int keep, uint32_t *crc)
 {
-    struct piece p[2];
+    struct state_block p[2];
     char buffer[1 << 16];
-    const int n = pieces(r, p), fd = n ? open(r->state[slot], O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
+    const int n = state_blocks(r, p), fd = n ? open(r->state[slot], O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
     int rc = n == 0 || fd >= 0 ? 0 : -1;
     *crc = 0;
     for (int i = 0; i < n && rc == 0; i++)
@@ -155,11 +156,11 @@ static int read_state(const struct resume *r, int slot, int keep, uint32_t *crc)
 
 /* ---- the journal ---- */
 
-static json_t *tensors_json(const struct job *j, int n_done)
+static json_t *tensors_json(const struct conversion *cv, int n_done)
 {
     json_t *list = json_array();
     for (int i = 0; list && i < n_done; i++) {
-        const struct plan *p = &j->plans[i];
+        const struct recipe *p = &cv->recipes[i];
         json_array_append_new(list, json_pack("[i, b, b, f, f]", p->m.act_group, p->report->exact, p->scaled,
                                               p->report->max_error, p->report->rel_error));
     }
@@ -171,9 +172,9 @@ static int write_journal(struct resume *r, const struct zwriter *w, int n_done, 
     struct err ignored;
     struct atomic_file f;
     json_t *j = json_pack("{s:i, s:o, s:O, s:O, s:o, s:o, s:i, s:I, s:i, s:i}", "zse_conversion", FORMAT, "program",
-                          program(), "source", r->source, "plan", r->plan, "tensors", tensors_json(r->j, n_done),
+                          program(), "source", r->source, "plan", r->plan, "tensors", tensors_json(r->cv, n_done),
                           "groups", json_deep_copy(zwriter_groups(w)), "state", r->slot, "state_crc", (json_int_t)crc,
-                          "damped", r->j->report->n_damped, "layers", r->layer);
+                          "damped", r->cv->report->n_damped, "layers", r->layer);
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     int rc = text ? atomic_open(&f, r->journal, &ignored) : -1;
     if (rc == 0 && (rc = atomic_write(&f, text, strlen(text), &ignored)) == 0)
@@ -197,7 +198,7 @@ static void forget(const struct resume *r)
 }
 
 /* One tensor as the journal has it. */
-static int restore_tensor(struct plan *p, const json_t *row, struct err *e)
+static int restore_tensor(struct recipe *p, const json_t *row, struct err *e)
 {
     int act_group, exact, scaled;
     if (json_unpack((json_t *)row, "[i, b, b, F, F]", &act_group, &exact, &scaled, &p->report->max_error,
@@ -246,10 +247,10 @@ static int replay(struct resume *r, struct zwriter *w, const json_t *journal, in
     const json_t *rows = json_object_get(journal, "tensors");
     const int n = (int)json_array_size(rows);
     int group = -2, seen_layers = 0;
-    if (n < 1 || n >= r->j->n_plans)
+    if (n < 1 || n >= r->cv->n_recipes)
         return err_set(e, ERR_FORMAT, "its journal is damaged");
     for (int i = 0; i < n; i++) {
-        struct plan *p = &r->j->plans[i];
+        struct recipe *p = &r->cv->recipes[i];
         const int layer = p->spec->layer;
         if (restore_tensor(p, json_array_get(rows, (size_t)i), e))
             return -1;
@@ -257,9 +258,9 @@ static int replay(struct resume *r, struct zwriter *w, const json_t *journal, in
             return -1;
         group = layer;
         seen_layers |= layer >= 0;
-        if (job_begin_tensor(w, p, e) || zwriter_skip(w, p->m.size, e))
+        if (conversion_begin_tensor(w, p, e) || zwriter_skip(w, p->m.size, e))
             return -1;
-        r->j->done += p->m.size;
+        r->cv->done += p->m.size;
     }
     if (zwriter_replayed(w, e))
         return -1;
@@ -289,40 +290,40 @@ static int take_up(struct resume *r, struct zwriter *w, int *n_done, struct err 
         return 0;
     r->slot = (int)slot;
     r->layer = (int)layers;
-    r->j->report->n_damped = (int)damped;
+    r->cv->report->n_damped = (int)damped;
     return 1;
 }
 
 static int names(struct resume *r, struct err *e)
 {
-    char *parked = atomic_parked_name(r->j->o->output);
+    char *parked = atomic_parked_name(r->cv->o->output);
     const int n = parked ? (int)(strlen(parked) - strlen("partial")) : 0;
     const int ok = parked && asprintf(&r->journal, "%.*sjournal", n, parked) > 0 &&
                    asprintf(&r->state[0], "%.*sstate-0", n, parked) > 0 &&
                    asprintf(&r->state[1], "%.*sstate-1", n, parked) > 0;
     free(parked);
-    return ok ? 0 : err_nomem(e, r->j->o->output);
+    return ok ? 0 : err_nomem(e, r->cv->o->output);
 }
 
 /* As before replay() changed some plans. */
 static void begin_again(struct resume *r, const struct mat *before)
 {
-    for (int i = 0; i < r->j->n_plans; i++) {
-        r->j->plans[i].m = before[i];
-        r->j->plans[i].scaled = 0;
+    for (int i = 0; i < r->cv->n_recipes; i++) {
+        r->cv->recipes[i].m = before[i];
+        r->cv->recipes[i].scaled = 0;
     }
-    r->j->done = 0;
+    r->cv->done = 0;
 }
 
 /* A parked file there is, *w: go on with it or remove it. */
 static int go_on(struct resume *r, struct zwriter **w, int *n_done, struct err *e)
 {
     struct err why = { 0 };
-    struct mat *before = calloc((size_t)r->j->n_plans + 1, sizeof *before);
+    struct mat *before = calloc((size_t)r->cv->n_recipes + 1, sizeof *before);
     if (!before)
         return err_nomem(e, "the plan");
-    for (int i = 0; i < r->j->n_plans; i++)
-        before[i] = r->j->plans[i].m;
+    for (int i = 0; i < r->cv->n_recipes; i++)
+        before[i] = r->cv->recipes[i].m;
     int rc = 0;
     uint32_t crc;
     if (!r->off && take_up(r, *w, n_done, &why)) {
@@ -330,10 +331,12 @@ static int go_on(struct resume *r, struct zwriter **w, int *n_done, struct err *
         if (read_state(r, r->slot, 1, &crc) != 0)
             rc = err_set(e, ERR_IO, "%s: cannot be read any more", r->state[r->slot]);
         r->slot = !r->slot;
-        job_note(r->j, "%s: resuming at layer %d of %d", r->j->o->output, next_layer(r), r->j->config.n_layers);
+        conversion_note(r->cv, "%s: resuming at layer %d of %d", r->cv->o->output, next_layer(r),
+                        r->cv->config.n_layers);
     } else {
         if (!r->off)
-            job_note(r->j, "%s: an interrupted conversion cannot be resumed (%s); starting anew", r->j->o->output,
+            conversion_note(r->cv, "%s: an interrupted conversion cannot be resumed (%s); starting anew",
+                            r->cv->o->output,
                      why.msg);
         zwriter_abort(*w);
         *w = NULL;
@@ -345,7 +348,7 @@ static int go_on(struct resume *r, struct zwriter **w, int *n_done, struct err *
     return rc;
 }
 
-struct resume *resume_open(struct job *j, struct calibration *c, struct zwriter **w, int *n_done, struct err *e)
+struct resume *resume_open(struct conversion *cv, struct calibration *c, struct zwriter **w, int *n_done, struct err *e)
 {
     struct resume *r = calloc(1, sizeof *r);
     *w = NULL;
@@ -354,18 +357,18 @@ struct resume *resume_open(struct job *j, struct calibration *c, struct zwriter 
         err_nomem(e, "a journal");
         return NULL;
     }
-    r->j = j;
+    r->cv = cv;
     r->c = c;
-    r->off = j->o->no_resume || j->o->synthetic || (j->o->open && j->o->open->arriving);
+    r->off = cv->o->no_resume || cv->o->synthetic || (cv->o->open && cv->o->open->arriving);
     if (names(r, e) || describe_plan(r, e))
         goto fail;
-    const int found = zwriter_resume(w, j->o->output, e);
+    const int found = zwriter_resume(w, cv->o->output, e);
     if (found < 0 || (found == 1 && go_on(r, w, n_done, e)))
         goto fail;
     r->off |= found == 2;                   /* another process converts to this name, and its checkpoints are its own */
     if (found == 0)
         forget(r);                          /* its file became the result just before the process died */
-    if (!*w && !(*w = zwriter_open(j->o->output, e)))
+    if (!*w && !(*w = zwriter_open(cv->o->output, e)))
         goto fail;
     r->last_s = clock_s();
     return r;
@@ -380,15 +383,15 @@ fail:
 int resume_checkpoint(struct resume *r, struct zwriter *w, int n_done, struct err *e)
 {
     uint32_t crc;
-    if (r->off || n_done == 0 || clock_s() - r->last_s < r->j->o->checkpoint_s)
+    if (r->off || n_done == 0 || clock_s() - r->last_s < r->cv->o->checkpoint_s)
         return 0;
-    if (!r->source && (describe_source(r, e) || source_check(r->j->source, NULL, e)))
+    if (!r->source && (describe_source(r, e) || source_check(r->cv->source, NULL, e)))
         return -1;
     const int parked = zwriter_park(w, e);
     if (parked < 0)
         return -1;
     r->off = parked == 1;
-    const int layer = r->j->plans[n_done - 1].spec->layer, before = r->layer;
+    const int layer = r->cv->recipes[n_done - 1].spec->layer, before = r->layer;
     r->layer = layer >= 0 ? layer + 1 : before;
     if (parked == 0 && write_state(r, &crc) == 0 && write_journal(r, w, n_done, crc) == 0) {
         r->kept = 1;
@@ -405,8 +408,8 @@ void resume_close(struct resume *r, struct zwriter *w, int rc, const struct err 
     const int keep = rc != 0 && r && r->kept && (e->code == ERR_CANCELLED || e->code == ERR_IO ||
                                                  e->code == ERR_MEMORY);
     if (keep && w) {
-        job_note(r->j, "%s: what is done is kept; the same command resumes at layer %d of %d", r->j->o->output,
-                 next_layer(r), r->j->config.n_layers);
+        conversion_note(r->cv, "%s: what is done is kept; the same command resumes at layer %d of %d", r->cv->o->output,
+                 next_layer(r), r->cv->config.n_layers);
         zwriter_leave(w);
     } else {
         zwriter_abort(w);

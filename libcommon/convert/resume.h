@@ -28,7 +28,8 @@ struct resume;
 /* The writer for j's output (*w, also when the conversion starts anew), and *n_done: tensors
  * that are in it already; the plans of those and c (NULL: no calibration) are as they were.
  * NULL with *e. */
-struct resume *resume_open(struct job *j, struct calibration *c, struct zwriter **w, int *n_done, struct err *e);
+struct resume *resume_open(struct conversion *cv, struct calibration *c, struct zwriter **w, int *n_done,
+                           struct err *e);
 /* Between two groups, with n_done tensors written: a checkpoint if it is time for one.  -1 with
  * *e only where writing itself failed. */
 int resume_checkpoint(struct resume *r, struct zwriter *w, int n_done, struct err *e);

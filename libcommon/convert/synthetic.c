@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "libcommon/base/rng.h"
-#include "libcommon/convert/big.h"
+#include "libcommon/convert/spill.h"
 #include "libcommon/import/hf_config.h"
 #include "libcommon/quant/ggml.h"
 #include "libcommon/quant/half.h"
@@ -224,15 +224,15 @@ static int shape_of(void *user, const char *name, int *n_dims, int64_t dim[4])
     return 0;
 }
 
-static int add_tensors(struct job *j, const struct shape *shape, int n, struct err *e)
+static int add_tensors(struct conversion *cv, const struct shape *shape, int n, struct err *e)
 {
-    struct source *s = j->source;
+    struct source *s = cv->source;
     s->tensors = calloc((size_t)n, sizeof *s->tensors);
     if (!s->tensors)
         return err_nomem(e, "the tensors");
     for (int i = 0; i < n; i++) {
         struct source_tensor *t = &s->tensors[s->n_tensors++];
-        *t = (struct source_tensor){ .name = strdup(j->specs[i].source), .type = GGML_BF16 };
+        *t = (struct source_tensor){ .name = strdup(cv->specs[i].source), .type = GGML_BF16 };
         if (!t->name)
             return err_nomem(e, "the tensors");
         shape_of((void *)shape, t->name, &t->n_dims, t->dim);
@@ -242,50 +242,50 @@ static int add_tensors(struct job *j, const struct shape *shape, int n, struct e
 }
 
 /* Sources in the shapes of ours. */
-static int add_own_tensors(struct job *j, int n, struct err *e)
+static int add_own_tensors(struct conversion *cv, int n, struct err *e)
 {
-    struct source *s = j->source;
+    struct source *s = cv->source;
     s->tensors = calloc((size_t)n, sizeof *s->tensors);
     if (!s->tensors)
         return err_nomem(e, "the tensors");
     for (int i = 0; i < n; i++) {
-        const struct weight_spec *w = &j->specs[i];
+        const struct weight_spec *w = &cv->specs[i];
         struct source_tensor *t = &s->tensors[s->n_tensors++];
         *t = (struct source_tensor){ .name = strdup(w->source), .type = GGML_BF16, .n_dims = 2,
                                      .dim = { w->rows, w->cols },
                                      .size = (size_t)w->rows * (size_t)w->cols * 2 };
         if (!t->name)
             return err_nomem(e, "the tensors");
-        j->specs[i].map = (struct row_map){ 0 };
+        cv->specs[i].map = (struct row_map){ 0 };
     }
     return 0;
 }
 
 /* A configuration alone: every tensor that it asks for, as bf16. */
-static int config_open(struct job *j, int *n_specs, struct err *e)
+static int config_open(struct conversion *cv, int *n_specs, struct err *e)
 {
     const struct weight_source all = { 0 };
-    struct source *s = j->source = calloc(1, sizeof *s);
-    if (!s || !(s->path = strdup(j->o->synthetic)))
-        return err_nomem(e, j->o->synthetic);
+    struct source *s = cv->source = calloc(1, sizeof *s);
+    if (!s || !(s->path = strdup(cv->o->synthetic)))
+        return err_nomem(e, cv->o->synthetic);
     s->kind = SOURCE_CONFIG;
-    if (!(s->config = hf_config_normalize(j->o->config, e)) || config_parse(&j->config, s->config, e))
+    if (!(s->config = hf_config_normalize(cv->o->config, e)) || config_parse(&cv->config, s->config, e))
         return err_prefix(e, "%s", s->path);
-    if (weight_specs(&j->config, &all, &j->specs, n_specs, e)) {
-        j->specs = NULL;
+    if (weight_specs(&cv->config, &all, &cv->specs, n_specs, e)) {
+        cv->specs = NULL;
         return -1;
     }
-    return add_own_tensors(j, *n_specs, e);
+    return add_own_tensors(cv, *n_specs, e);
 }
 
-int synthetic_open(struct job *j, int *n_specs, struct err *e)
+int synthetic_open(struct conversion *cv, int *n_specs, struct err *e)
 {
-    if (j->o->config)
-        return config_open(j, n_specs, e);
-    const struct shape *shape = find_shape(j->o->synthetic, e);
+    if (cv->o->config)
+        return config_open(cv, n_specs, e);
+    const struct shape *shape = find_shape(cv->o->synthetic, e);
     if (!shape)
         return -1;
-    struct source *s = j->source = calloc(1, sizeof *s);
+    struct source *s = cv->source = calloc(1, sizeof *s);
     json_t *config = config_of(shape);
     size_t size;
     if (!s || !config || !(s->path = strdup(shape->name)) || !(s->files = calloc(3, sizeof *s->files))) {
@@ -300,14 +300,14 @@ int synthetic_open(struct job *j, int *n_specs, struct err *e)
         add_file(s, "tokenizer_config.json", strdup(tokenizer_config), sizeof tokenizer_config - 1, e))
         return -1;
     text = tokenizer_json(shape->vocab, &size);
-    if (add_file(s, "tokenizer.json", text, size, e) || config_parse(&j->config, s->config, e))
+    if (add_file(s, "tokenizer.json", text, size, e) || config_parse(&cv->config, s->config, e))
         return -1;
     const struct weight_source w = { shape->config ? NULL : shape_of, (void *)shape, 0 };
-    if (weight_specs(&j->config, &w, &j->specs, n_specs, e)) {
-        j->specs = NULL;
+    if (weight_specs(&cv->config, &w, &cv->specs, n_specs, e)) {
+        cv->specs = NULL;
         return -1;
     }
-    return shape->config ? add_own_tensors(j, *n_specs, e) : add_tensors(j, shape, *n_specs, e);
+    return shape->config ? add_own_tensors(cv, *n_specs, e) : add_tensors(cv, shape, *n_specs, e);
 }
 
 void synthetic_close(struct source *s)
@@ -329,13 +329,13 @@ void synthetic_close(struct source *s)
 
 enum { BATCH_BYTES = 8 << 20 };
 
-struct maker {
+struct random_tensor {
     const struct mat *m;
     float size;                 /* root mean square of the weights */
     uint64_t seed;              /* of the tensor */
     int tile0;
     uint8_t *tiles;
-    struct worker { struct qrow q; float *x; } *workers;
+    struct random_worker { struct qrow q; float *x; } *workers;
 };
 
 /* Root mean square of the values that random codes have. */
@@ -384,9 +384,9 @@ static void random_row(const struct mat *m, float size, struct rng *r, struct qr
 
 static void make_tile(void *arg, int i, int thread)
 {
-    const struct maker *c = arg;
+    const struct random_tensor *c = arg;
     const struct mat *m = c->m;
-    struct worker *w = &c->workers[thread];
+    struct random_worker *w = &c->workers[thread];
     uint8_t *tile = c->tiles + (size_t)i * m->tile_bytes;
     int row = (c->tile0 + i) * TILE_ROWS;
     struct rng r = { c->seed + (uint64_t)(c->tile0 + i) * 0xd1342543de82ef95u };
@@ -406,30 +406,31 @@ static void make_tile(void *arg, int i, int thread)
     }
 }
 
-static int advance(struct job *j, size_t n, struct err *e)
+static int advance(struct conversion *cv, size_t n, struct err *e)
 {
-    j->done += n;
-    if (progress_report(j->o->progress, "Writing", j->done, j->total, "bytes"))
+    cv->done += n;
+    if (progress_report(cv->o->progress, "Writing", cv->done, cv->total, "bytes"))
         return err_set(e, ERR_CANCELLED, "cancelled");
     return 0;
 }
 
 /* Norms are 1, biases small. */
-static int vector(struct job *j, struct plan *p, struct rng *r, int (*sink)(void *, const void *, size_t, struct err *),
-                  void *user, struct err *e)
+static int vector(struct conversion *cv, struct recipe *p, struct rng *r,
+                  int (*sink)(void *, const void *, size_t, struct err *), void *user, struct err *e)
 {
     size_t n = (size_t)p->spec->rows * (size_t)p->spec->cols;
     float *x = malloc(n * sizeof *x);
     if (!x)
         return err_nomem(e, p->spec->name);
     for (size_t i = 0; i < n; i++)
-        x[i] = p->spec->role == ROLE_NORM ? 1 - j->config.norm_offset : (float)(int32_t)rng_u64(r) * 0x1p-36f;
+        x[i] = p->spec->role == ROLE_NORM ? 1 - cv->config.norm_offset : (float)(int32_t)rng_u64(r) * 0x1p-36f;
     int rc = sink(user, x, n * sizeof *x, e);
     free(x);
-    return rc ? rc : advance(j, n * sizeof *x, e);
+    return rc ? rc : advance(cv, n * sizeof *x, e);
 }
 
-int synthetic_tensor(struct job *j, struct plan *p, int (*sink)(void *user, const void *data, size_t n, struct err *e),
+int synthetic_tensor(struct conversion *cv, struct recipe *p,
+                     int (*sink)(void *user, const void *data, size_t n, struct err *e),
                      void *user, struct err *e)
 {
     const struct mat *m = &p->m;
@@ -440,15 +441,15 @@ int synthetic_tensor(struct job *j, struct plan *p, int (*sink)(void *user, cons
     }
     p->report->exact = 1;
     if (p->make == MAKE_VECTOR)
-        return vector(j, p, &names, sink, user, e);
-    int n_threads = pool_size(j->pool), rc = 0;
+        return vector(cv, p, &names, sink, user, e);
+    int n_threads = pool_size(cv->pool), rc = 0;
     size_t fit = BATCH_BYTES / m->tile_bytes, batch = fit < (size_t)n_threads ? (size_t)n_threads : fit;
     if (batch > (size_t)m->n_tiles)
         batch = (size_t)m->n_tiles;
     /* An output is then about as large as an input: products of all channels, each with one of
      * cols. */
-    struct maker c = { .m = m, .size = 1 / sqrtf((float)m->cols), .seed = rng_u64(&names),
-                       .tiles = big_alloc(batch * m->tile_bytes),
+    struct random_tensor c = { .m = m, .size = 1 / sqrtf((float)m->cols), .seed = rng_u64(&names),
+                       .tiles = spill_alloc(batch * m->tile_bytes),
                        .workers = calloc((size_t)n_threads, sizeof *c.workers) };
     if (!c.tiles || !c.workers)
         rc = err_nomem(e, p->spec->name);
@@ -459,16 +460,16 @@ int synthetic_tensor(struct job *j, struct plan *p, int (*sink)(void *user, cons
     }
     for (; c.tile0 < m->n_tiles && rc == 0; c.tile0 += (int)batch) {
         int n = m->n_tiles - c.tile0 < (int)batch ? m->n_tiles - c.tile0 : (int)batch;
-        pool_run(j->pool, n, make_tile, &c);
+        pool_run(cv->pool, n, make_tile, &c);
         rc = sink(user, c.tiles, (size_t)n * m->tile_bytes, e);
         if (rc == 0)
-            rc = advance(j, (size_t)n * m->tile_bytes, e);
+            rc = advance(cv, (size_t)n * m->tile_bytes, e);
     }
     for (int i = 0; c.workers && i < n_threads; i++) {
         qrow_release(&c.workers[i].q);
         free(c.workers[i].x);
     }
     free(c.workers);
-    big_free(c.tiles);
+    spill_free(c.tiles);
     return rc;
 }

@@ -7,15 +7,16 @@
 #ifndef ZSE_CONVERT_SYNTHETIC_H
 #define ZSE_CONVERT_SYNTHETIC_H
 
-#include "libcommon/convert/job.h"
+#include "libcommon/convert/internal.h"
 
 /* Source (configuration, a byte-level tokenizer of the true size, one tensor without data for
  * each weight), config and weights of o->synthetic into j.  Of source.h's functions only
  * source_file may be used on it. */
-int synthetic_open(struct job *j, int *n_specs, struct err *e);
+int synthetic_open(struct conversion *cv, int *n_specs, struct err *e);
 void synthetic_close(struct source *s);         /* in place of source_close; NULL is fine */
 /* Every byte of tensor p, in order, to sink. */
-int synthetic_tensor(struct job *j, struct plan *p, int (*sink)(void *user, const void *data, size_t n, struct err *e),
+int synthetic_tensor(struct conversion *cv, struct recipe *p,
+                     int (*sink)(void *user, const void *data, size_t n, struct err *e),
                      void *user, struct err *e);
 
 #endif

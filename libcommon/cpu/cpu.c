@@ -15,7 +15,7 @@ struct cpu {
     struct backend_options o;
     struct core core;
     struct pool *pool;
-    struct cpu_tap tap;
+    struct cpu_hook hook;
     int *offset;                    /* [max_tokens] */
     const float **rows;             /* [max_logits] */
     int n_layers;                   /* it runs [0, n_layers); fewer than the model has: a device has the others and the head */
@@ -89,7 +89,7 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
     if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, (int64_t)o->n_blocks * KV_BLOCK,
                               o->exact, o->kv_type, e) < 0 ||
         core_reserve(&b->core, m->layers, n_layers, whole ? &m->head : NULL, e) < 0 ||
-        (whole && core_ahead(&b->core, m, e) < 0) || kv_open(b, e) < 0)
+        (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0)
         goto fail;
     if (whole && o->max_weights && m->file && !(b->core.residency = residency_open(m, o->max_weights, e)))
         goto fail;
@@ -303,9 +303,9 @@ void cpu_streamed(void *backend, struct cpu_streamed *s)
         expert_cache_stats(c, s);
 }
 
-void cpu_set_tap(void *backend, const struct cpu_tap *tap)
+void cpu_set_hook(void *backend, const struct cpu_hook *hook)
 {
     struct cpu *b = backend;
-    b->tap = tap ? *tap : (struct cpu_tap){ 0 };
-    b->core.tap = tap ? &b->tap : NULL;
+    b->hook = hook ? *hook : (struct cpu_hook){ 0 };
+    b->core.hook = hook ? &b->hook : NULL;
 }

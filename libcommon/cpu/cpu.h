@@ -13,9 +13,9 @@
  * ROLE_UP where there is no gate), ROLE_DOWN, ROLE_HEAD.  cpu_layers_run takes its windows one
  * after the other: every input comes once for each window, n_tokens = window_len, in order of
  * the windows.  A non-zero answer says that the rest of the layer is not needed for this window
- * (the next one still comes); x then holds anything.  (Other callers of a tap may ignore the
+ * (the next one still comes); x then holds anything.  (Other callers of a hook may ignore the
  * answer.) */
-struct cpu_tap {
+struct cpu_hook {
     int (*input)(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols);
     void *user;
     /* The same of one expert, for the tokens that go there: role ROLE_EXPERT_GATE (gate and up)
@@ -23,7 +23,7 @@ struct cpu_tap {
     void (*expert)(void *user, int layer, int expert, int role, const float *x, size_t ldx, int n_tokens, int cols);
 };
 /* Before the first forward; NULL ends it. */
-void cpu_set_tap(void *backend, const struct cpu_tap *tap);
+void cpu_set_hook(void *backend, const struct cpu_hook *hook);
 
 /* From now on count the tokens that each expert gets: [n_layers][n_experts], all 0 at first;
  * called again, from 0 again.  Borrowed until close.  NULL with *e where there are no experts or
@@ -63,10 +63,10 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
 void cpu_layers_close(struct cpu_layers *l);
 /* Bytes that it holds so far: rounded inputs come with the first run. */
 size_t cpu_layers_memory(const struct cpu_layers *l);
-/* x = block(x) with these weights, f32 activations if exact. tap may be NULL (its layer argument
+/* x = block(x) with these weights, f32 activations if exact. hook may be NULL (its layer argument
  * is `index`). */
 int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int exact, float *x,
-                   const struct cpu_tap *tap, struct err *e);
+                   const struct cpu_hook *hook, struct err *e);
 /* The feed-forward part of a layer with experts, whose weights need be there one at a time only.
  * f32 activations.  h [n][ldh]: what enters router and experts; x [n][hidden_size] += what the
  * shared MLP makes of it.  *c says which experts the tokens go to: released by
@@ -76,11 +76,11 @@ struct cpu_choice {
     int *token; float *share;           /* the rows of h, ascending, and the weights of what the expert makes of them */
 };
 int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, const float *h, size_t ldh, float *x,
-                      int n, struct cpu_choice *c, const struct cpu_tap *tap, struct err *e);
+                      int n, struct cpu_choice *c, const struct cpu_hook *hook, struct err *e);
 void cpu_choice_release(struct cpu_choice *c);
 /* x += what w->experts[expert] makes of the tokens that go there. */
 void cpu_layers_expert(struct cpu_layers *l, int index, const struct layer *w, int expert, const float *h, size_t ldh,
-                       float *x, const struct cpu_choice *c, const struct cpu_tap *tap);
+                       float *x, const struct cpu_choice *c, const struct cpu_hook *hook);
 /* What an expert's down reads for rows h [n][ldh]: mid [n][ldm], of which intermediate_size
  * columns are written. */
 void cpu_layers_expert_mid(struct cpu_layers *l, const struct expert *x, const float *h, size_t ldh, int n, float *mid,

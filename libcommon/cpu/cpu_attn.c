@@ -11,9 +11,9 @@
 #include <math.h>
 #include <string.h>
 
-/* A run of chunks; q and att begin with token0 of the step.  latent: rotated and stored already. */
+/* A run of runs; q and att begin with token0 of the step.  latent: rotated and stored already. */
 struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent,
-                  group; struct chunk *chunks; int n_chunks, token0; };
+                  group; struct query_run *runs; int n_runs, token0; };
 
 enum {
     LATENT_HEADS = 8,           /* most heads of a job that reads the latents: each job reads them again, but a long row of heads leaves threads idle */
@@ -83,7 +83,7 @@ static void store_part(void *arg, int i, int thread)
     (void)thread;
     const struct attn_job *j = arg;
     const int n_kv = j->k->c->n_kv_heads;
-    const struct chunk *c = &j->chunks[i / n_kv];
+    const struct query_run *c = &j->runs[i / n_kv];
     store(j, c->item, i % n_kv, c->first, c->n);
 }
 
@@ -96,7 +96,8 @@ static void temper(const struct config *c, float *q, int pos)
 }
 
 /* The queries of a chunk and KV head, rotated, in q [n][group] (strides in floats). */
-static void prepare_queries(const struct attn_job *j, const struct chunk *ch, int head, float *q, size_t token_stride)
+static void prepare_queries(const struct attn_job *j, const struct query_run *ch, int head, float *q,
+                            size_t token_stride)
 {
     const struct config *c = j->k->c;
     const int token = j->s->offset[ch->item] + ch->first, tempered = c->temperature_scale != 0 &&
@@ -110,10 +111,10 @@ static void prepare_queries(const struct attn_job *j, const struct chunk *ch, in
         }
 }
 
-static const struct chunk *chunk_of(const struct attn_job *j, int job)
+static const struct query_run *run_of_job(const struct attn_job *j, int job)
 {
-    const struct chunk *c = j->chunks;
-    int low = 0, high = j->n_chunks;                /* c[low].job <= job < c[high].job */
+    const struct query_run *c = j->runs;
+    int low = 0, high = j->n_runs;                /* c[low].job <= job < c[high].job */
     while (high - low > 1) {
         int middle = low + (high - low) / 2;
         if (c[middle].job <= job)
@@ -129,7 +130,7 @@ static void attend_part(void *arg, int i, int thread)
     const struct attn_job *j = arg;
     const struct core *k = j->k;
     const struct config *c = k->c;
-    const struct chunk *ch = chunk_of(j, i);
+    const struct query_run *ch = run_of_job(j, i);
     const struct batch_item *it = &j->s->items[ch->item];
     const int group = j->group, head = (i - ch->job) / ch->n_parts, part = (i - ch->job) % ch->n_parts,
               is_last = part == ch->n_parts - 1;
@@ -145,7 +146,7 @@ static void attend_part(void *arg, int i, int thread)
         .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv_type = k->kv_type,
         .scale = c->attn_scale, .softcap = c->attn_softcap,
         .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
-    if (j->s->one_chunk_each && is_last && !j->latent)            /* no other part has these positions */
+    if (j->s->one_run_each && is_last && !j->latent)            /* no other part has these positions */
         store(j, ch->item, head, ch->first, ch->n);
     if (ch->n_parts == 1) {
         prepare_queries(j, ch, head, k->q + at, row);
@@ -170,7 +171,7 @@ static void attend_part(void *arg, int i, int thread)
     }
 }
 
-/* Which chunks are cut into parts; returns the number of jobs. */
+/* Which runs are cut into parts; returns the number of jobs. */
 static int plan_jobs(const struct attn_job *j)
 {
     struct core *k = j->k;
@@ -179,10 +180,10 @@ static int plan_jobs(const struct attn_job *j)
     const struct config *c = k->c;
     const int window = c->window[index], span = c->chunk[index], groups = k->attn_groups;
     const int group = c->n_heads / groups, n_threads = pool_size(k->pool), few = n_threads > 1 &&
-        j->n_chunks * groups < MERGES * n_threads;
+        j->n_runs * groups < MERGES * n_threads;
     int n_jobs = 0, n_merges = 0;
     size_t used = 0;
-    for (struct chunk *ch = j->chunks; ch < j->chunks + j->n_chunks; ch++) {
+    for (struct query_run *ch = j->runs; ch < j->runs + j->n_runs; ch++) {
         const int pos = s->items[ch->item].pos + ch->first, first = span ? pos / span * span : window &&
             pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
         const int n_parts = last / ATTN_PART - first / ATTN_PART + 1, rows = ch->n * group;
@@ -227,15 +228,15 @@ static void full_norms(void *arg, int t, int thread)
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index)
 {
     struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / k->attn_groups,
-                          .chunks = k->chunks, .n_chunks = s->n_chunks };
+                          .runs = k->runs, .n_runs = s->n_runs };
     if (k->c->qk_norm == QK_NORM_FULL)
         pool_run(k->pool, s->n_tokens, full_norms, &j);
-    if (!s->one_chunk_each)
-        pool_run(k->pool, s->n_chunks * k->c->n_kv_heads, store_part, &j);
+    if (!s->one_run_each)
+        pool_run(k->pool, s->n_runs * k->c->n_kv_heads, store_part, &j);
     pool_run(k->pool, plan_jobs(&j), attend_part, &j);
 }
 
-static int chunk_tokens(const struct config *c, int groups)
+static int run_tokens_of(const struct config *c, int groups)
 {
     const int group = c->n_heads / groups;
     return group < ATTN_ROWS ? ATTN_ROWS / group : 1;
@@ -247,7 +248,7 @@ int attn_rows(const struct config *c, int max_tokens)
         return max_tokens;
     const size_t row = 2 * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(float), room = LATENT_BYTES / row;
     int n = room < LATENT_TOKENS ? (int)room : LATENT_TOKENS;
-    const int chunk = chunk_tokens(c, attn_groups(c));
+    const int chunk = run_tokens_of(c, attn_groups(c));
     n = n < chunk ? chunk : n;
     return n < max_tokens ? n : max_tokens;
 }
@@ -266,11 +267,11 @@ void attn_store_latents(struct core *k, const struct step *s)
     }
 }
 
-void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct chunk *chunks,
-                     int n_chunks, int token0)
+void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct query_run *runs,
+                     int n_runs, int token0)
 {
     struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .latent = 1, .group = k->c->n_heads / k->attn_groups,
-                          .chunks = chunks, .n_chunks = n_chunks, .token0 = token0 };
+                          .runs = runs, .n_runs = n_runs, .token0 = token0 };
     pool_run(k->pool, plan_jobs(&j), attend_part, &j);
 }
 
@@ -302,8 +303,8 @@ void core_ropes(struct core *k, const struct step *s)
 
 void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset)
 {
-    *s = (struct step){ .items = items, .n_items = n_items, .offset = offset, .one_chunk_each = 1 };
-    const int long_from = config_long_from(k->c), chunk = chunk_tokens(k->c, k->attn_groups);
+    *s = (struct step){ .items = items, .n_items = n_items, .offset = offset, .one_run_each = 1 };
+    const int long_from = config_long_from(k->c), chunk = run_tokens_of(k->c, k->attn_groups);
     for (int i = 0; i < n_items; i++) {
         const struct batch_item *it = &items[i];
         const int is_long = long_from && (it->seq_len ? it->seq_len : it->pos + it->n_tokens) >= long_from;
@@ -313,11 +314,11 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
             k->pos[s->n_tokens] = it->pos + t;
             k->long_rope[s->n_tokens++] = is_long;
         }
-        const int n_chunks = (it->n_tokens + chunk - 1) / chunk;
-        s->one_chunk_each &= n_chunks == 1;
-        for (int c = n_chunks; c-- > 0; ) {             /* the last sees most: first */
+        const int n_runs = (it->n_tokens + chunk - 1) / chunk;
+        s->one_run_each &= n_runs == 1;
+        for (int c = n_runs; c-- > 0; ) {             /* the last sees most: first */
             const int first = c * chunk, left = it->n_tokens - first;
-            k->chunks[s->n_chunks++] = (struct chunk){ .item = i, .first = first, .n = left < chunk ? left : chunk };
+            k->runs[s->n_runs++] = (struct query_run){ .item = i, .first = first, .n = left < chunk ? left : chunk };
         }
     }
 }

@@ -23,9 +23,9 @@ void attn_run(struct core *k, const struct step *s, const struct layer *l, int i
 int attn_rows(const struct config *c, int max_tokens);
 /* The keys of a step, latents and what rotates beside them, into the cache. */
 void attn_store_latents(struct core *k, const struct step *s);
-/* From q [run][n_heads * head_dim] as the latents see it, for a run of chunks, whose first token
+/* From q [run][n_heads * head_dim] as the latents see it, for a run of runs, whose first token
  * is token0 of the step, to att: of every head the first kv_rank. */
-void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct chunk *chunks,
-                     int n_chunks, int token0);
+void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct query_run *runs,
+                     int n_runs, int token0);
 
 #endif

@@ -26,9 +26,9 @@ enum {
     TILE_JOB = 4,               /* tiles of one job at most: 128 rows, so that a chunk of outputs stays in the L2 cache */
     FEW_THREADS = 8,            /* with more, jobs of one tile: each thread has room for a job's outputs, and shares are small anyway */
     TILE_SINGLES = 4,           /* jobs of one tile at the end of each thread's share: threads end together, but most jobs cost little to hand out */
-    AHEAD_TOKENS = 16,          /* up to so many tokens, threads that wait fetch what comes next */
-    AHEAD_BYTES = 32768,        /* that much; the caller, who has something to do, less */
-    AHEAD_CALLER = 2048,
+    PREFETCH_TOKENS = 16,          /* up to so many tokens, threads that wait fetch what comes next */
+    PREFETCH_BYTES = 32768,        /* that much; the caller, who has something to do, less */
+    PREFETCH_CALLER = 2048,
     MAX_PARTS = 22,             /* pieces of memory besides those of threads */
 };
 
@@ -36,10 +36,10 @@ enum {
 
 static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
 
-struct part { void *p; size_t bytes; };
+struct region { void *p; size_t bytes; };
 
 /* All parts from one allocation; p points to a pointer. */
-static int arena_open(struct core *k, struct part *parts, int n, struct err *e)
+static int arena_open(struct core *k, struct region *parts, int n, struct err *e)
 {
     size_t total = 0;
     for (int i = 0; i < n; i++)
@@ -121,7 +121,7 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     const size_t rounded = kernels->act_bytes(TRY, (int)(cols + 127) / 128 * 128, 32) / TRY *
                            (c->block == BLOCK_SEQUENTIAL ? 1 : 2);
     const size_t scratch = thread_scratch(c, kernels, TRY, cols), fixed_scratch = thread_scratch(c, kernels, 1, cols);
-    const size_t token = floats * sizeof(float) + rounded + 3 * sizeof(int) + sizeof(struct chunk) +
+    const size_t token = floats * sizeof(float) + rounded + 3 * sizeof(int) + sizeof(struct query_run) +
                          threads * ((scratch - fixed_scratch) / TRY + (size_t)tiles_of_job(n_threads) * TILE_ROWS *
                                     sizeof(float));
     const size_t partials = attn_partials(c, n_threads, max_len);
@@ -154,39 +154,39 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     k->scratch = calloc((size_t)n_threads, sizeof *k->scratch);
     k->tile = calloc((size_t)n_threads, sizeof *k->tile);
     k->rotated = calloc((size_t)n_threads, sizeof *k->rotated);
-    struct part *parts = calloc(MAX_PARTS + 3 * (size_t)n_threads, sizeof *parts);
+    struct region *parts = calloc(MAX_PARTS + 3 * (size_t)n_threads, sizeof *parts);
     if (!k->scratch || !k->tile || !k->rotated || !parts) {
         free(parts);
         core_close(k);
         return err_nomem(e, "activations");
     }
     int n = 0;
-    parts[n++] = (struct part){ &k->x, row * hidden };
-    parts[n++] = (struct part){ &k->h[0], row * wide };
-    parts[n++] = (struct part){ &k->h[1], c->block == BLOCK_PARALLEL2 ? row * hidden : 0 };
+    parts[n++] = (struct region){ &k->x, row * hidden };
+    parts[n++] = (struct region){ &k->h[0], row * wide };
+    parts[n++] = (struct region){ &k->h[1], c->block == BLOCK_PARALLEL2 ? row * hidden : 0 };
     const size_t run = (size_t)attn_rows(c, max_tokens) * sizeof(float);
-    parts[n++] = (struct part){ &k->q, run * q };
-    parts[n++] = (struct part){ &k->att, run * q };
-    parts[n++] = (struct part){ &k->key, row * kv };
-    parts[n++] = (struct part){ &k->value, c->mla.kv_rank && !config_has_mixer(c, MIXER_ATTENTION) ? 0 : row * kv };
-    parts[n++] = (struct part){ &k->mlp, row * mlp_size };
+    parts[n++] = (struct region){ &k->q, run * q };
+    parts[n++] = (struct region){ &k->att, run * q };
+    parts[n++] = (struct region){ &k->key, row * kv };
+    parts[n++] = (struct region){ &k->value, c->mla.kv_rank && !config_has_mixer(c, MIXER_ATTENTION) ? 0 : row * kv };
+    parts[n++] = (struct region){ &k->mlp, row * mlp_size };
     for (int i = 0; i < c->n_ropes; i++) {
-        parts[n++] = (struct part){ &k->cos[i], row * (size_t)c->ropes[i].dim / 2 };
-        parts[n++] = (struct part){ &k->sin[i], row * (size_t)c->ropes[i].dim / 2 };
+        parts[n++] = (struct region){ &k->cos[i], row * (size_t)c->ropes[i].dim / 2 };
+        parts[n++] = (struct region){ &k->sin[i], row * (size_t)c->ropes[i].dim / 2 };
     }
-    parts[n++] = (struct part){ &k->alibi, (size_t)c->n_heads * sizeof *k->alibi };
-    parts[n++] = (struct part){ &k->token, t * sizeof *k->token };
-    parts[n++] = (struct part){ &k->pos, t * sizeof *k->pos };
-    parts[n++] = (struct part){ &k->long_rope, t * sizeof *k->long_rope };
-    parts[n++] = (struct part){ &k->chunks, t * sizeof *k->chunks };
+    parts[n++] = (struct region){ &k->alibi, (size_t)c->n_heads * sizeof *k->alibi };
+    parts[n++] = (struct region){ &k->token, t * sizeof *k->token };
+    parts[n++] = (struct region){ &k->pos, t * sizeof *k->pos };
+    parts[n++] = (struct region){ &k->long_rope, t * sizeof *k->long_rope };
+    parts[n++] = (struct region){ &k->runs, t * sizeof *k->runs };
     k->n_partial = attn_partials(c, n_threads, max_len);
-    parts[n++] = (struct part){ &k->partial, k->n_partial * sizeof *k->partial };
-    parts[n++] = (struct part){ &k->parts_left, MERGES * (size_t)n_threads * sizeof *k->parts_left };
+    parts[n++] = (struct region){ &k->partial, k->n_partial * sizeof *k->partial };
+    parts[n++] = (struct region){ &k->parts_left, MERGES * (size_t)n_threads * sizeof *k->parts_left };
     assert(n <= MAX_PARTS);
     for (int i = 0; i < n_threads; i++) {
-        parts[n++] = (struct part){ &k->scratch[i], scratch };
-        parts[n++] = (struct part){ &k->tile[i], row * (size_t)k->tile_job * TILE_ROWS };
-        parts[n++] = (struct part){ &k->rotated[i], k->n_partial ? SPLIT_ROWS * hd * sizeof(float) : 0 };
+        parts[n++] = (struct region){ &k->scratch[i], scratch };
+        parts[n++] = (struct region){ &k->tile[i], row * (size_t)k->tile_job * TILE_ROWS };
+        parts[n++] = (struct region){ &k->rotated[i], k->n_partial ? SPLIT_ROWS * hd * sizeof(float) : 0 };
     }
     int rc = arena_open(k, parts, n, e);
     free(parts);
@@ -214,7 +214,7 @@ void core_close(struct core *k)
     free(k->scratch);
     free(k->tile);
     free(k->rotated);
-    free(k->ahead);
+    free(k->prefetch);
     moe_close(k);
     mla_close(k);
     state_close(k);
@@ -223,27 +223,27 @@ void core_close(struct core *k)
 
 /* ---- inputs of linear layers ---- */
 
-void core_packs(const struct core *k, struct input *in, const struct linear *const *l, int n)
+void core_forms(const struct core *k, struct act_input *in, const struct linear *const *l, int n)
 {
-    in->n_packs = 0;
+    in->n_forms = 0;
     for (int i = 0; i < n; i++) {
         const struct mat *w = &l[i]->w;
         if (!w->data || w->act_group == 0 || k->exact)
             continue;
         int j = 0;
-        while (j < in->n_packs && (in->pack[j].cols_padded != w->cols_padded || in->pack[j].act_group != w->act_group))
+        while (j < in->n_forms && (in->form[j].cols_padded != w->cols_padded || in->form[j].act_group != w->act_group))
             j++;
-        if (j == in->n_packs)
-            in->pack[in->n_packs++] = (struct pack){ w->cols_padded, w->act_group, NULL };
+        if (j == in->n_forms)
+            in->form[in->n_forms++] = (struct act_form){ w->cols_padded, w->act_group, NULL };
     }
 }
 
 static int reserve_slot(struct core *k, int slot, const struct linear *const *l, int n, struct err *e)
 {
-    struct input in;
-    core_packs(k, &in, l, n);
-    for (int j = 0; j < in.n_packs; j++) {
-        size_t bytes = up64(k->k->act_bytes(k->max_tokens, in.pack[j].cols_padded, in.pack[j].act_group));
+    struct act_input in;
+    core_forms(k, &in, l, n);
+    for (int j = 0; j < in.n_forms; j++) {
+        size_t bytes = up64(k->k->act_bytes(k->max_tokens, in.form[j].cols_padded, in.form[j].act_group));
         if (bytes <= k->act_bytes[slot][j])
             continue;
         free(k->act[slot][j]);
@@ -281,50 +281,50 @@ int core_reserve(struct core *k, const struct layer *layers, int n_layers, const
     return head ? reserve_slot(k, 0, &head, 1, e) : 0;
 }
 
-int core_has_packs(const struct core *k, const struct input *in, const struct linear *const *l, int n)
+int core_has_forms(const struct core *k, const struct act_input *in, const struct linear *const *l, int n)
 {
-    struct input want;
-    core_packs(k, &want, l, n);
-    for (int i = 0; i < want.n_packs; i++) {
+    struct act_input want;
+    core_forms(k, &want, l, n);
+    for (int i = 0; i < want.n_forms; i++) {
         int p = 0;
-        while (p < in->n_packs && (in->pack[p].cols_padded != want.pack[i].cols_padded ||
-                                   in->pack[p].act_group != want.pack[i].act_group))
+        while (p < in->n_forms && (in->form[p].cols_padded != want.form[i].cols_padded ||
+                                   in->form[p].act_group != want.form[i].act_group))
             p++;
-        if (p == in->n_packs)
+        if (p == in->n_forms)
             return 0;
     }
     return 1;
 }
 
-struct pack_job { const struct core *k; const struct input *in; int n_tokens, parts; };
+struct quantize_job { const struct core *k; const struct act_input *in; int n_tokens, parts; };
 
-static void pack_part(void *arg, int i, int thread)
+static void quantize_part(void *arg, int i, int thread)
 {
     (void)thread;
-    const struct pack_job *j = arg;
-    const struct pack *p = &j->in->pack[i / j->parts];
+    const struct quantize_job *j = arg;
+    const struct act_form *p = &j->in->form[i / j->parts];
     j->k->k->act_pack(p->act, j->in->x, j->in->ldx, j->n_tokens, j->in->cols, p->cols_padded, p->act_group,
                       i % j->parts);
 }
 
-void core_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens,
+void core_input(struct core *k, struct act_input *in, int slot, const float *x, int cols, int n_tokens,
                 const struct linear *const *l, int n)
 {
-    *in = (struct input){ .x = x, .ldx = (size_t)cols, .cols = cols };
-    core_packs(k, in, l, n);
-    for (int j = 0; j < in->n_packs; j++)
-        in->pack[j].act = k->act[slot][j];
-    struct pack_job job = { k, in, n_tokens, k->k->act_parts(n_tokens) };
-    const int n_jobs = in->n_packs * job.parts;
+    *in = (struct act_input){ .x = x, .ldx = (size_t)cols, .cols = cols };
+    core_forms(k, in, l, n);
+    for (int j = 0; j < in->n_forms; j++)
+        in->form[j].act = k->act[slot][j];
+    struct quantize_job job = { k, in, n_tokens, k->k->act_parts(n_tokens) };
+    const int n_jobs = in->n_forms * job.parts;
     if ((size_t)n_tokens * (size_t)cols <= SERIAL) {
         for (int i = 0; i < n_jobs; i++)
-            pack_part(&job, i, 0);
+            quantize_part(&job, i, 0);
     } else {
-        pool_run(k->pool, n_jobs, pack_part, &job);
+        pool_run(k->pool, n_jobs, quantize_part, &job);
     }
 }
 
-void core_layer_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens,
+void core_layer_input(struct core *k, struct act_input *in, int slot, const float *x, int cols, int n_tokens,
                       const struct layer *l, enum layer_input input)
 {
     const struct linear *readers[LAYER_READERS];
@@ -341,14 +341,14 @@ struct linear_job {
     int each, singles;                      /* cut into so many jobs, the last of them of one tile (or none) */
 };
 
-void core_multiply(const struct core *k, const struct linear *l, const struct input *in, int t0, int t1, int n_tokens,
-                   float *out, size_t ldo, int thread)
+void core_multiply(const struct core *k, const struct linear *l, const struct act_input *in, int t0, int t1,
+                   int n_tokens, float *out, size_t ldo, int thread)
 {
     int p = 0;
-    while (p < in->n_packs && (in->pack[p].cols_padded != l->w.cols_padded || in->pack[p].act_group != l->w.act_group))
+    while (p < in->n_forms && (in->form[p].cols_padded != l->w.cols_padded || in->form[p].act_group != l->w.act_group))
         p++;
-    if (p < in->n_packs)
-        k->k->matmul(out, ldo, &l->w, t0, t1, in->pack[p].act, n_tokens, k->scratch[thread]);
+    if (p < in->n_forms)
+        k->k->matmul(out, ldo, &l->w, t0, t1, in->form[p].act, n_tokens, k->scratch[thread]);
     else
         k->k->matmul_f32(out, ldo, &l->w, t0, t1, in->x, in->ldx, n_tokens, k->scratch[thread]);
     if (!l->bias)
@@ -445,20 +445,20 @@ static void linear_part(void *arg, int i, int thread)
     }
 }
 
-static void fetch_ahead(const void *arg, int thread)
+static void prefetch_next(const void *arg, int thread)
 {
-    const struct ahead *a = arg;
+    const struct prefetch *a = arg;
     if (!a->w->data)
         return;
     const int tile = share_begin(a->n_tiles, a->n_threads, thread);
-    const size_t at = (size_t)tile * a->w->tile_bytes, most = thread ? AHEAD_BYTES : AHEAD_CALLER;
+    const size_t at = (size_t)tile * a->w->tile_bytes, most = thread ? PREFETCH_BYTES : PREFETCH_CALLER;
     const size_t left = tile < a->w->n_tiles ? a->w->size - at : 0, n = left < most ? left : most;
     for (size_t line = 0; line < 4096; line += 64)      /* a line of each page in turn: memory is read faster so */
         for (size_t i = line; i < n; i += 4096)
             __builtin_prefetch(a->w->data + at + i, 0, 2);
 }
 
-static void run(struct core *k, const struct op *ops, int n_ops, int n_tokens, int sum, const struct ahead *ahead)
+static void run(struct core *k, const struct op *ops, int n_ops, int n_tokens, int sum, const struct prefetch *prefetch)
 {
     struct linear_job j = { .k = k, .ops = ops, .n_ops = n_ops, .n_tokens = n_tokens, .sum = sum,
                             .n_threads = pool_size(k->pool) };
@@ -467,49 +467,49 @@ static void run(struct core *k, const struct op *ops, int n_ops, int n_tokens, i
     const int most = (j.n_tiles + j.n_threads - 1) / j.n_threads;
     j.singles = j.n_threads == 1 ? 0 : most < TILE_SINGLES ? most : TILE_SINGLES;
     j.each = j.singles + (most - j.singles + k->tile_job - 1) / k->tile_job;
-    if (ahead && ahead->w && n_tokens <= AHEAD_TOKENS)
-        pool_run_after(k->pool, j.each * j.n_threads, linear_part, &j, fetch_ahead, ahead);
+    if (prefetch && prefetch->w && n_tokens <= PREFETCH_TOKENS)
+        pool_run_after(k->pool, j.each * j.n_threads, linear_part, &j, prefetch_next, prefetch);
     else
         pool_run(k->pool, j.each * j.n_threads, linear_part, &j);
 }
 
-void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead)
+void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch)
 {
-    run(k, ops, n_ops, n_tokens, 0, ahead);
+    run(k, ops, n_ops, n_tokens, 0, prefetch);
 }
-void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead)
+void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch)
 {
-    run(k, ops, n_ops, n_tokens, 1, ahead);
+    run(k, ops, n_ops, n_tokens, 1, prefetch);
 }
 
-int core_ahead(struct core *k, const struct model *m, struct err *e)
+int core_prefetch(struct core *k, const struct model *m, struct err *e)
 {
     const int n_layers = m->config.n_layers, n_threads = pool_size(k->pool);
     if (n_threads == 1 || m->config.block != BLOCK_SEQUENTIAL)
         return 0;
-    k->ahead = calloc((size_t)n_layers * LOOPS, sizeof *k->ahead);
-    if (!k->ahead)
+    k->prefetch = calloc((size_t)n_layers * LOOPS, sizeof *k->prefetch);
+    if (!k->prefetch)
         return err_nomem(e, "cpu backend");
-    k->bytes += (size_t)n_layers * LOOPS * sizeof *k->ahead;
+    k->bytes += (size_t)n_layers * LOOPS * sizeof *k->prefetch;
     for (int i = 0; i < n_layers; i++) {
         const struct layer *l = &m->layers[i], *next = i + 1 < n_layers ? l + 1 : NULL;
         const struct mat *up = l->router.w.data ? &l->router.w : l->gate.w.data ? &l->gate.w : &l->up.w;
         const struct mat *end = next ? next->q_a.w.data ? &next->q_a.w : next->in.w.data
                                     ? &next->in.w : &next->q.w : m->embed_out.w.data ? &m->embed_out.w : &m->head.w;
         const int more = !next ? 0 : next->kv_a.w.data ? next->kv_a.w.n_tiles : next->k.w.n_tiles + next->v.w.n_tiles;
-        struct ahead *a = k->ahead + i * LOOPS;
-        a[LOOP_QKV] = (struct ahead){ &l->o.w, l->o.w.n_tiles, n_threads };
-        a[LOOP_O] = (struct ahead){ up, up->n_tiles, n_threads };
-        a[LOOP_UP] = (struct ahead){ &l->down.w, l->down.w.n_tiles, n_threads };        /* of a shared MLP, or none */
-        a[LOOP_DOWN] = (struct ahead){ end, end->n_tiles + more, n_threads };
+        struct prefetch *a = k->prefetch + i * LOOPS;
+        a[LOOP_QKV] = (struct prefetch){ &l->o.w, l->o.w.n_tiles, n_threads };
+        a[LOOP_O] = (struct prefetch){ up, up->n_tiles, n_threads };
+        a[LOOP_UP] = (struct prefetch){ &l->down.w, l->down.w.n_tiles, n_threads };        /* of a shared MLP, or none */
+        a[LOOP_DOWN] = (struct prefetch){ end, end->n_tiles + more, n_threads };
     }
     return 0;
 }
 
 /* What follows a loop of a layer, if that is known. */
-const struct ahead *core_after(const struct core *k, int index, int loop)
+const struct prefetch *core_next(const struct core *k, int index, int loop)
 {
-    return k->ahead ? k->ahead + index * LOOPS + loop : NULL;
+    return k->prefetch ? k->prefetch + index * LOOPS + loop : NULL;
 }
 
 /* ---- rows ---- */
@@ -578,65 +578,67 @@ static void sub_norm(struct core *k, const struct norm *norm, float *x, int n, i
 }
 
 /* x += l(in), through post if there is one; y is a buffer like x. */
-static void add_residual(struct core *k, const struct linear *l, const struct input *in, const struct norm *post,
-                         float *x, float *y, int n, const struct ahead *ahead)
+static void add_residual(struct core *k, const struct linear *l, const struct act_input *in, const struct norm *post,
+                         float *x, float *y, int n, const struct prefetch *prefetch)
 {
     const size_t hidden = (size_t)k->c->hidden_size;
     if (!post->present) {
         core_linear(k, &(struct op){ .l = l, .in = in, .out = x, .ldo = hidden, .kind = OP_ADD,
-                                     .scale = k->c->residual_scale }, 1, n, ahead);
+                                     .scale = k->c->residual_scale }, 1, n, prefetch);
         return;
     }
-    core_linear(k, &(struct op){ .l = l, .in = in, .out = y, .ldo = hidden, .kind = OP_STORE }, 1, n, ahead);
+    core_linear(k, &(struct op){ .l = l, .in = in, .out = y, .ldo = hidden, .kind = OP_STORE }, 1, n, prefetch);
     rows_run(k, &(struct row_job){ .norm = post, .add = y, .out = y, .sum = x, .n = n, .cols = (int)hidden,
                                    .after_add = k->c->norm_after_add });
 }
 
 /* ---- a layer ---- */
 
-int core_tapped(const struct core *k, int layer, int role, const struct input *in, int n)
+int core_hook(const struct core *k, int layer, int role, const struct act_input *in, int n)
 {
-    return k->tap && k->tap->input && k->tap->input(k->tap->user, layer, role, in->x, in->ldx, n, in->cols);
+    return k->hook && k->hook->input && k->hook->input(k->hook->user, layer, role, in->x, in->ldx, n, in->cols);
 }
 
-static int run_mlp(struct core *k, const struct layer *l, int index, const struct input *in, int slot, float *x, int n)
+static int run_mlp(struct core *k, const struct layer *l, int index, const struct act_input *in, int slot, float *x,
+                   int n)
 {
     const int gated = k->c->gated, size = config_mlp_size(k->c, index);
-    struct input down;
+    struct act_input down;
     core_linear(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in, .out = k->mlp,
-                                 .ldo = (size_t)size, .kind = OP_MLP }, 1, n, core_after(k, index, LOOP_UP));
+                                 .ldo = (size_t)size, .kind = OP_MLP }, 1, n, core_next(k, index, LOOP_UP));
     sub_norm(k, &l->mlp_sub_norm, k->mlp, n, size);
     core_layer_input(k, &down, slot, k->mlp, size, n, l, INPUT_DOWN);
-    if (core_tapped(k, index, ROLE_DOWN, &down, n))
+    if (core_hook(k, index, ROLE_DOWN, &down, n))
         return 1;
-    add_residual(k, &l->down, &down, &l->mlp_post_norm, x, k->h[0], n, core_after(k, index, LOOP_DOWN));
+    add_residual(k, &l->down, &down, &l->mlp_post_norm, x, k->h[0], n, core_next(k, index, LOOP_DOWN));
     return 0;
 }
 
 /* x += the layer's feed-forward part of what `in` holds. */
-static int run_ff(struct core *k, const struct layer *l, int index, const struct input *in, int slot, float *x, int n)
+static int run_ff(struct core *k, const struct layer *l, int index, const struct act_input *in, int slot, float *x,
+                  int n)
 {
-    if (core_tapped(k, index, k->c->gated ? ROLE_GATE : ROLE_UP, in, n))
+    if (core_hook(k, index, k->c->gated ? ROLE_GATE : ROLE_UP, in, n))
         return 1;
     return k->c->ff[index] == FF_MOE ? moe_run(k, l, index, in, x, n) : run_mlp(k, l, index, in, slot, x, n);
 }
 
-/* Attention with keys and values of its own: k->att is what o reads.  1: the tap wants no more. */
+/* Attention with keys and values of its own: k->att is what o reads.  1: the hook wants no more. */
 static int run_attention(struct core *k, const struct step *s, const struct layer *l, int index, const float *h,
                          const float **out, int *cols)
 {
     const struct config *c = k->c;
     const int n = s->n_tokens, q_cols = c->n_heads * c->head_dim, kv_cols = c->n_kv_heads * c->head_dim;
-    struct input in;
+    struct act_input in;
     core_layer_input(k, &in, 0, h, c->hidden_size, n, l, INPUT_QKV);
-    if (core_tapped(k, index, ROLE_Q, &in, n))
+    if (core_hook(k, index, ROLE_Q, &in, n))
         return 1;
     core_linear(k, (struct op[]){
         { .l = &l->q, .in = &in, .out = k->q, .ldo = (size_t)q_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->k, .in = &in, .out = k->key, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)q_cols, .kind = OP_STORE } },
-        c->attn_gate ? 4 : 3, n, core_after(k, index, LOOP_QKV));
+        c->attn_gate ? 4 : 3, n, core_next(k, index, LOOP_QKV));
     attn_run(k, s, l, index);
     if (c->attn_gate)
         state_gate(k, s);
@@ -662,7 +664,7 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
 {
     const struct config *c = k->c;
     const int n = s->n_tokens, hidden = c->hidden_size, mlp = mlp_slot(c);
-    struct input o, in_mlp;
+    struct act_input o, in_mlp;
     const float *h, *mixed;
     int cols;
     if (c->mixer[index] == MIXER_NONE)
@@ -674,15 +676,15 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
     if (run_mixer(k, s, l, index, h, &mixed, &cols))
         return 1;
     core_layer_input(k, &o, 0, mixed, cols, n, l, INPUT_O);
-    if (core_tapped(k, index, ROLE_O, &o, n))
+    if (core_hook(k, index, ROLE_O, &o, n))
         return 1;
     if (c->block != BLOCK_SEQUENTIAL) {         /* the MLP first: k->h[0] may be its input */
         if (run_ff(k, l, index, &in_mlp, mlp, x, n))
             return 1;
-        add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_after(k, index, LOOP_O));
+        add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_next(k, index, LOOP_O));
         return 0;
     }
-    add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_after(k, index, LOOP_O));
+    add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_next(k, index, LOOP_O));
 feed:
     if (c->ff[index] == FF_NONE)
         return 0;
@@ -736,7 +738,7 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
         pool_run(k->pool, n, embed_rows, &j);
     if (j.wide) {
         const struct linear *l = &m->embed_in;
-        struct input in = { .x = j.wide, .ldx = (size_t)c->embed_size, .cols = c->embed_size };     /* not rounded: one small matrix */
+        struct act_input in = { .x = j.wide, .ldx = (size_t)c->embed_size, .cols = c->embed_size };     /* not rounded: one small matrix */
         core_linear(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1,
                     n, NULL);
     }
@@ -761,14 +763,14 @@ void core_logits(struct core *k, const struct model *m, const float *const *rows
     float *h = k->h[0];
     for (int i = 0; i < n; i++)
         core_final_norm(k, m, rows[i], h + (size_t)i * hidden);
-    struct input in = { .x = h, .ldx = hidden, .cols = c->hidden_size };
+    struct act_input in = { .x = h, .ldx = hidden, .cols = c->hidden_size };
     if (m->embed_out.w.data) {
         core_linear(k, &(struct op){ .l = &m->embed_out, .in = &in, .out = k->mlp, .ldo = (size_t)c->embed_size,
                                      .kind = OP_STORE }, 1, n, NULL);
         h = k->mlp;
     }
     core_input(k, &in, 0, h, c->embed_size, n, &head, 1);
-    core_tapped(k, -1, ROLE_HEAD, &in, n);
+    core_hook(k, -1, ROLE_HEAD, &in, n);
     for (int i = 0; i < residency_head_slices(k->residency); i++) {
         struct linear part = *head;
         int t0, t1;

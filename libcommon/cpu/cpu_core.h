@@ -19,16 +19,16 @@ enum {
 
 /* What linear layers read: f32 rows, and the same rounded once for each way in which a matrix
  * that shares them wants it. */
-struct input {
+struct act_input {
     const float *x;
     size_t ldx;
-    int cols, n_packs;
-    struct pack { int cols_padded, act_group; void *act; } pack[MAX_SHARED];
+    int cols, n_forms;
+    struct act_form { int cols_padded, act_group; void *act; } form[MAX_SHARED];
 };
 
 /* A run of queries of one item; for each KV head a job of its own, or one for each part of a
  * long context. */
-struct chunk {
+struct query_run {
     int item, first, n;                     /* tokens [first, first + n) of the item */
     int part, n_parts;                      /* n_parts > 1: parts part .. part + n_parts - 1 (kernels.h) are jobs of their own */
     int job, merge;                         /* the first job; of its merges */
@@ -77,7 +77,7 @@ struct core {
     float *alibi;                           /* [n_heads] */
     int32_t *token;
     int *pos, *long_rope;                   /* of each token */
-    struct chunk *chunks;
+    struct query_run *runs;
     float *partial;                         /* [n_partial] results of parts */
     size_t n_partial;
     atomic_int *parts_left;                 /* [MERGES a thread] of a chunk and KV head: the job that ends last merges */
@@ -93,8 +93,8 @@ struct core {
     struct mla_work mla;
     struct state_work state;
     float *states; size_t state_stride;     /* states of sequences, borrowed; floats of one */
-    const struct cpu_tap *tap;
-    struct ahead *ahead;                    /* [n_layers][LOOPS] what comes after each loop over weights; NULL: unknown */
+    const struct cpu_hook *hook;
+    struct prefetch *prefetch;                    /* [n_layers][LOOPS] what comes after each loop over weights; NULL: unknown */
     struct residency *residency;            /* borrowed; NULL: all weights may stay in memory */
 };
 enum { LOOP_QKV, LOOP_O, LOOP_UP, LOOP_DOWN, LOOPS };
@@ -104,8 +104,8 @@ struct step {
     const struct batch_item *items;
     int n_items, n_tokens;
     const int *offset;                      /* of each item's first token */
-    int n_chunks;
-    int one_chunk_each;                     /* no item has more than one chunk: its job stores its own keys and values */
+    int n_runs;
+    int one_run_each;                     /* no item has more than one chunk: its job stores its own keys and values */
     int kv_layer;                           /* which part of the KV blocks: how many layers before have one */
     size_t state_at;                        /* which part of the states, in floats */
 };
@@ -120,15 +120,15 @@ void core_close(struct core *k);
 int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e);
 
 /* Threads that wait fetch the weights that come next.  The model must live as long as the pool. */
-int core_ahead(struct core *k, const struct model *m, struct err *e);
+int core_prefetch(struct core *k, const struct model *m, struct err *e);
 
-/* Cut the items into chunks. offset [n_items] is the caller's. */
+/* Cut the items into runs. offset [n_items] is the caller's. */
 void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset);
 /* Positions to cos and sin, for the tokens of the step. */
 void core_ropes(struct core *k, const struct step *s);
 /* x [n_tokens, hidden] = what enters layer 0. */
 void core_embed(struct core *k, const struct model *m, int n_tokens, float *x);
-/* x = layer(x). 1: the tap wants no more. */
+/* x = layer(x). 1: the hook wants no more. */
 int core_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x);
 /* out = final norm of x, one row. */
 void core_final_norm(struct core *k, const struct model *m, const float *x, float *out);

@@ -88,12 +88,12 @@ static void begin_window(struct cpu_layers *l, struct step *s, struct batch_item
 }
 
 int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int exact, float *x,
-                   const struct cpu_tap *tap, struct err *e)
+                   const struct cpu_hook *hook, struct err *e)
 {
     l->core.exact = exact;
     if (core_reserve(&l->core, w, 1, NULL, e) < 0)
         return -1;
-    l->core.tap = tap;
+    l->core.hook = hook;
     for (int i = 0; i < l->n_windows; i++) {
         struct step s;
         struct batch_item item;
@@ -101,17 +101,17 @@ int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int e
         core_ropes(&l->core, &s);
         core_layer(&l->core, &s, w, index, x + (size_t)i * (size_t)l->window_len * (size_t)l->c->hidden_size);
     }
-    l->core.tap = NULL;
+    l->core.hook = NULL;
     return 0;
 }
 
 int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, const float *h, size_t ldh, float *x,
-                      int n, struct cpu_choice *c, const struct cpu_tap *tap, struct err *e)
+                      int n, struct cpu_choice *c, const struct cpu_hook *hook, struct err *e)
 {
     l->core.exact = 1;
-    l->core.tap = tap;
+    l->core.hook = hook;
     const int rc = moe_choose(&l->core, w, index, h, ldh, x, n, c, e);
-    l->core.tap = NULL;
+    l->core.hook = NULL;
     return rc;
 }
 
@@ -123,12 +123,12 @@ void cpu_choice_release(struct cpu_choice *c)
 }
 
 void cpu_layers_expert(struct cpu_layers *l, int index, const struct layer *w, int expert, const float *h, size_t ldh,
-                       float *x, const struct cpu_choice *c, const struct cpu_tap *tap)
+                       float *x, const struct cpu_choice *c, const struct cpu_hook *hook)
 {
     l->core.exact = 1;
-    l->core.tap = tap;
+    l->core.hook = hook;
     moe_one(&l->core, w, index, expert, h, ldh, x, c);
-    l->core.tap = NULL;
+    l->core.hook = NULL;
 }
 
 void cpu_layers_expert_mid(struct cpu_layers *l, const struct expert *x, const float *h, size_t ldh, int n, float *mid,

@@ -53,9 +53,9 @@ int mla_reserve(struct core *k, const struct layer *l, struct err *e)
     struct mla_work *w = &k->mla;
     const struct linear *const both[] = { &l->k_b, &l->v_b };
     for (int i = 0; i < 2; i++) {
-        struct input in;
-        core_packs(k, &in, &both[i], 1);
-        const size_t bytes = in.n_packs ? (k->k->act_bytes(HEAD_TOKENS, in.pack[0].cols_padded, in.pack[0].act_group) +
+        struct act_input in;
+        core_forms(k, &in, &both[i], 1);
+        const size_t bytes = in.n_forms ? (k->k->act_bytes(HEAD_TOKENS, in.form[0].cols_padded, in.form[0].act_group) +
                                            63) / 64 * 64 : 0;
         if (bytes <= w->act_bytes)
             continue;
@@ -74,13 +74,13 @@ int mla_reserve(struct core *k, const struct layer *l, struct err *e)
 static void head_multiply(const struct core *k, const struct linear *l, int head, int rows, const float *x, size_t ldx,
                           int n, float *out, size_t ldo, int thread)
 {
-    struct input in = { .x = x, .ldx = ldx, .cols = l->w.cols };
+    struct act_input in = { .x = x, .ldx = ldx, .cols = l->w.cols };
     const int t0 = head * rows / TILE_ROWS, t1 = (head + 1) * rows / TILE_ROWS;
-    core_packs(k, &in, &l, 1);
-    if (in.n_packs) {
-        in.pack[0].act = k->mla.act[thread];
+    core_forms(k, &in, &l, 1);
+    if (in.n_forms) {
+        in.form[0].act = k->mla.act[thread];
         for (int p = 0; p < k->k->act_parts(n); p++)
-            k->k->act_pack(in.pack[0].act, x, ldx, n, in.cols, in.pack[0].cols_padded, in.pack[0].act_group, p);
+            k->k->act_pack(in.form[0].act, x, ldx, n, in.cols, in.form[0].cols_padded, in.form[0].act_group, p);
     }
     core_multiply(k, l, &in, t0, t1, n, out - (size_t)head * (size_t)rows, ldo, thread);
 }
@@ -146,13 +146,13 @@ static void latent_rows(void *arg, int t, int thread)
     }
 }
 
-static void run_tokens(struct mla_job *j, const struct step *s, struct chunk *chunks, int n_chunks, int token0, int n)
+static void run_tokens(struct mla_job *j, const struct step *s, struct query_run *runs, int n_runs, int token0, int n)
 {
     const int n_jobs = (n + HEAD_TOKENS - 1) / HEAD_TOKENS * j->k->c->n_heads;
     j->token0 = token0;
     j->n = n;
     pool_run(j->k->pool, n_jobs, absorb, j);
-    attn_run_latent(j->k, s, j->l, j->index, chunks, n_chunks, token0);
+    attn_run_latent(j->k, s, j->l, j->index, runs, n_runs, token0);
     pool_run(j->k->pool, n_jobs, expand, j);
 }
 
@@ -162,9 +162,9 @@ static void run_all(struct mla_job *j, const struct step *s)
 {
     struct core *k = j->k;
     const int rows = attn_rows(k->c, k->max_tokens);
-    struct chunk *chunk = k->chunks, *const end = chunk + s->n_chunks;
+    struct query_run *chunk = k->runs, *const end = chunk + s->n_runs;
     while (chunk < end) {
-        struct chunk *next = chunk;
+        struct query_run *next = chunk;
         const int token0 = s->offset[chunk->item];
         int n = 0;
         while (next < end && n + s->items[next->item].n_tokens <= rows) {
@@ -180,7 +180,7 @@ static void run_all(struct mla_job *j, const struct step *s)
         }
         while (next < end && next->item == chunk->item)
             next++;
-        for (struct chunk *c = chunk, *last; c < next; c = last) {      /* the last tokens come first */
+        for (struct query_run *c = chunk, *last; c < next; c = last) {      /* the last tokens come first */
             for (n = 0, last = c; last < next && n + last->n <= rows; last++)
                 n += last->n;
             run_tokens(j, s, c, (int)(last - c), token0 + last[-1].first, n);
@@ -196,10 +196,10 @@ int mla_run(struct core *k, const struct step *s, const struct layer *l, int ind
     const struct mla *m = &c->mla;
     const int n = s->n_tokens, dim = m->nope_dim + m->rope_dim;
     struct mla_job j = { .k = k, .l = l, .index = index, .n = n };
-    struct input in, q_a;
+    struct act_input in, q_a;
     const struct linear *first = m->q_rank ? &l->q_a : &l->q;
     core_layer_input(k, &in, 0, h, c->hidden_size, n, l, INPUT_QKV);
-    if (core_tapped(k, index, ROLE_Q, &in, n))
+    if (core_hook(k, index, ROLE_Q, &in, n))
         return 1;
     core_linear(k, (struct op[]){
         { .l = first, .in = &in, .out = m->q_rank ? k->mla.q_a : k->mla.heads,
@@ -211,7 +211,7 @@ int mla_run(struct core *k, const struct step *s, const struct layer *l, int ind
         pool_run(k->pool, n, latent_rows, &j);
     if (m->q_rank) {
         core_layer_input(k, &q_a, 0, k->mla.q_a, m->q_rank, n, l, INPUT_Q_A);
-        if (core_tapped(k, index, ROLE_Q_A, &q_a, n))
+        if (core_hook(k, index, ROLE_Q_A, &q_a, n))
             return 1;
         core_linear(k, &(struct op){ .l = &l->q, .in = &q_a, .out = k->mla.heads, .ldo = (size_t)(c->n_heads * dim),
                                      .kind = OP_STORE }, 1, n, NULL);

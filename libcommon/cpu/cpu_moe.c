@@ -23,7 +23,7 @@ struct batch_expert {
     const int *token;
     const float *weight;
     const struct expert *x;         /* its matrices */
-    struct input in, down;
+    struct act_input in, down;
 };
 
 /* ---- memory ---- */
@@ -85,11 +85,11 @@ static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
 /* Bytes that n tokens take, rounded for these matrices. */
 static size_t rounded(const struct core *k, const struct linear *const *l, int n_matrices, int n)
 {
-    struct input in;
+    struct act_input in;
     size_t bytes = 0;
-    core_packs(k, &in, l, n_matrices);
-    for (int i = 0; i < in.n_packs; i++)
-        bytes += up64(k->k->act_bytes(n, in.pack[i].cols_padded, in.pack[i].act_group));
+    core_forms(k, &in, l, n_matrices);
+    for (int i = 0; i < in.n_forms; i++)
+        bytes += up64(k->k->act_bytes(n, in.form[i].cols_padded, in.form[i].act_group));
     return bytes;
 }
 
@@ -248,19 +248,19 @@ static void sort_by_expert(const struct moe *m, const int *id, const float *weig
 
 /* ---- a round ---- */
 
-struct round_job { struct core *k; const struct layer *l; const struct input *in; struct batch_expert *b; int n,
+struct round_job { struct core *k; const struct layer *l; const struct act_input *in; struct batch_expert *b; int n,
                    down; };
 
 /* An expert's tokens side by side, or what it made of them, and both rounded as its matrices
  * want them. */
-static void pack_expert(void *arg, int i, int thread)
+static void quantize_expert_input(void *arg, int i, int thread)
 {
     (void)thread;
     const struct round_job *j = arg;
     struct batch_expert *b = &j->b[i];
     const struct moe *m = &j->k->c->moe;
     const size_t hidden = (size_t)j->k->c->hidden_size;
-    struct input *in = j->down ? &b->down : &b->in;
+    struct act_input *in = j->down ? &b->down : &b->in;
     if (b->expert < 0 || (!j->down && in->x == j->in->x))
         return;
     for (int r = 0; r < b->n && !j->down; r++) {
@@ -272,26 +272,26 @@ static void pack_expert(void *arg, int i, int thread)
         else
             memcpy(to, from, hidden * sizeof *to);
     }
-    for (int p = 0; p < in->n_packs; p++)
+    for (int p = 0; p < in->n_forms; p++)
         for (int part = 0; part < j->k->k->act_parts(b->n); part++)
-            j->k->k->act_pack(in->pack[p].act, in->x, in->ldx, b->n, in->cols, in->pack[p].cols_padded,
-                              in->pack[p].act_group, part);
+            j->k->k->act_pack(in->form[p].act, in->x, in->ldx, b->n, in->cols, in->form[p].cols_padded,
+                              in->form[p].act_group, part);
 }
 
 /* Where the rounded input lies; returns the bytes used. */
-static size_t place(const struct core *k, struct input *in, int n, uint8_t *at)
+static size_t place(const struct core *k, struct act_input *in, int n, uint8_t *at)
 {
     size_t used = 0;
-    for (int p = 0; p < in->n_packs; p++) {
-        in->pack[p].act = at + used;
-        used += up64(k->k->act_bytes(n, in->pack[p].cols_padded, in->pack[p].act_group));
+    for (int p = 0; p < in->n_forms; p++) {
+        in->form[p].act = at + used;
+        used += up64(k->k->act_bytes(n, in->form[p].cols_padded, in->form[p].act_group));
     }
     return used;
 }
 
 /* Experts from *expert on, as many as there is room for, at most `most`.  whole: `in` is still
  * rounded. */
-static int gather(struct core *k, const struct layer *l, const struct input *in, int n, int whole, int *expert,
+static int gather(struct core *k, const struct layer *l, const struct act_input *in, int n, int whole, int *expert,
                   int most, struct batch_expert *b)
 {
     const struct moe *m = &k->c->moe;
@@ -310,17 +310,17 @@ static int gather(struct core *k, const struct layer *l, const struct input *in,
             break;
         *to = (struct batch_expert){ .expert = *expert, .n = tokens, .row = row, .token = w->token + first,
                                      .weight = w->share + first, .x = x };
-        if (n == 1 && whole && !m->weigh_input && core_has_packs(k, in, up, 2)) {
+        if (n == 1 && whole && !m->weigh_input && core_has_forms(k, in, up, 2)) {
             to->in = *in;                           /* one token: all experts read the same */
         } else {
-            to->in = (struct input){ .x = w->in + (size_t)row * (size_t)k->c->hidden_size,
+            to->in = (struct act_input){ .x = w->in + (size_t)row * (size_t)k->c->hidden_size,
                                      .ldx = (size_t)k->c->hidden_size, .cols = k->c->hidden_size };
-            core_packs(k, &to->in, up, 2);
+            core_forms(k, &to->in, up, 2);
             used[0] += place(k, &to->in, tokens, w->act[0] + used[0]);
         }
-        to->down = (struct input){ .x = w->mid + (size_t)row * (size_t)m->intermediate_size,
+        to->down = (struct act_input){ .x = w->mid + (size_t)row * (size_t)m->intermediate_size,
                                    .ldx = (size_t)m->intermediate_size, .cols = m->intermediate_size };
-        core_packs(k, &to->down, down, 1);
+        core_forms(k, &to->down, down, 1);
         used[1] += place(k, &to->down, tokens, w->act[1] + used[1]);
         row += tokens;
         count++;
@@ -329,28 +329,29 @@ static int gather(struct core *k, const struct layer *l, const struct input *in,
     return count;
 }
 
-static void pack_all(struct core *k, struct round_job *j, int down, int rows)
+static void quantize_expert_inputs(struct core *k, struct round_job *j, int down, int rows)
 {
     j->down = down;
     if ((size_t)rows * (size_t)(down ? k->c->moe.intermediate_size : k->c->hidden_size) <= SERIAL)
         for (int i = 0; i < j->n; i++)
-            pack_expert(j, i, 0);
+            quantize_expert_input(j, i, 0);
     else
-        pool_run(k->pool, j->n, pack_expert, j);
+        pool_run(k->pool, j->n, quantize_expert_input, j);
 }
 
-static void tap_experts(const struct core *k, int index, const struct batch_expert *b, int count, int down)
+static void hook_experts(const struct core *k, int index, const struct batch_expert *b, int count, int down)
 {
-    for (int i = 0; i < count && k->tap && k->tap->expert; i++) {
-        const struct input *in = down ? &b[i].down : &b[i].in;
+    for (int i = 0; i < count && k->hook && k->hook->expert; i++) {
+        const struct act_input *in = down ? &b[i].down : &b[i].in;
         if (b[i].expert >= 0)
-            k->tap->expert(k->tap->user, index, b[i].expert, down ? ROLE_EXPERT_DOWN : ROLE_EXPERT_GATE, in->x, in->ldx,
+            k->hook->expert(k->hook->user, index, b[i].expert, down ? ROLE_EXPERT_DOWN : ROLE_EXPERT_GATE, in->x,
+                            in->ldx,
                            b[i].n, in->cols);
     }
 }
 
-static void run_round(struct core *k, const struct layer *l, int index, const struct input *in, struct batch_expert *b,
-                      int count, float *x, int n, int last)
+static void run_round(struct core *k, const struct layer *l, int index, const struct act_input *in,
+                      struct batch_expert *b, int count, float *x, int n, int last)
 {
     const struct moe *m = &k->c->moe;
     struct moe_work *w = &k->moe;
@@ -359,8 +360,8 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
     int rows = 0;
     for (int i = 0; i < count; i++)
         rows += b[i].expert < 0 ? 0 : b[i].n;
-    pack_all(k, &job, 0, rows);
-    tap_experts(k, index, b, count, 0);
+    quantize_expert_inputs(k, &job, 0, rows);
+    hook_experts(k, index, b, count, 0);
     for (int i = 0; i < count; i++) {
         const struct expert *e = b[i].x;
         ops[i] = (struct op){ .l = e ? &e->gate : &l->gate, .up = e ? &e->up : &l->up, .in = &b[i].in, .kind = OP_MLP,
@@ -369,11 +370,11 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
                               .ldo = (size_t)(e ? m->intermediate_size : m->shared_size) };
     }
     core_linear(k, ops, count, n, NULL);
-    pack_all(k, &job, 1, rows);
-    tap_experts(k, index, b, count, 1);
+    quantize_expert_inputs(k, &job, 1, rows);
+    hook_experts(k, index, b, count, 1);
     if (b[0].expert < 0) {
         core_layer_input(k, &b[0].down, 0, k->mlp, m->shared_size, n, l, INPUT_DOWN);
-        core_tapped(k, index, ROLE_DOWN, &b[0].down, n);
+        core_hook(k, index, ROLE_DOWN, &b[0].down, n);
     }
     for (int i = 0; i < count; i++)
         ops[i] = (struct op){ .l = b[i].expert < 0 ? &l->down : &b[i].x->down, .in = &b[i].down, .kind = OP_SCATTER,
@@ -381,10 +382,10 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
                               .out = x, .ldo = (size_t)k->c->hidden_size, .scale = k->c->residual_scale,
                               .row = b[i].token,
                               .weight = b[i].expert >= 0 && m->weigh_input ? NULL : b[i].weight };
-    core_linear_sum(k, ops, count, n, last ? core_after(k, index, LOOP_DOWN) : NULL);
+    core_linear_sum(k, ops, count, n, last ? core_next(k, index, LOOP_DOWN) : NULL);
 }
 
-static struct batch_expert shared_mlp(const struct core *k, const struct input *in, int n)
+static struct batch_expert shared_mlp(const struct core *k, const struct act_input *in, int n)
 {
     /* its input is `in` as it stands, its outputs go to k->mlp */
     return (struct batch_expert){ .expert = -1, .n = n, .in = *in,
@@ -392,7 +393,7 @@ static struct batch_expert shared_mlp(const struct core *k, const struct input *
 }
 
 /* Experts and weights of n tokens (at most max_tokens) into moe.id and moe.weight. */
-static void route(struct core *k, const struct layer *l, const struct input *in, int n)
+static void route(struct core *k, const struct layer *l, const struct act_input *in, int n)
 {
     const struct moe *m = &k->c->moe;
     struct moe_work *w = &k->moe;
@@ -423,7 +424,7 @@ static void guess_next(struct core *k, const struct layer *l, int index, struct 
     l += next - index;
     for (int t = 0; t < n && l->mlp_norm.present; t++)
         core_norm_row(k, w->in + (size_t)t * hidden, x + (size_t)t * hidden, &l->mlp_norm, c->hidden_size);
-    const struct input in = { .x = l->mlp_norm.present ? w->in : x, .ldx = hidden, .cols = c->hidden_size };
+    const struct act_input in = { .x = l->mlp_norm.present ? w->in : x, .ldx = hidden, .cols = c->hidden_size };
     core_linear(k, &(struct op){ .l = &l->router, .in = &in, .out = w->scores, .ldo = (size_t)c->moe.n_experts,
                                  .kind = OP_STORE }, 1, n, NULL);
     for (int t = 0; t < n; t++)             /* the choice of this layer has been sorted: its room is free */
@@ -448,7 +449,7 @@ static void call_experts(struct core *k, const struct layer *l, int index, struc
     guess_next(k, l, index, cache, x, n);
 }
 
-int moe_run(struct core *k, const struct layer *l, int index, const struct input *in, float *x, int n)
+int moe_run(struct core *k, const struct layer *l, int index, const struct act_input *in, float *x, int n)
 {
     struct expert_cache *cache = residency_experts(k->residency);
     const struct moe *m = &k->c->moe;
@@ -491,7 +492,7 @@ int moe_choose(struct core *k, const struct layer *l, int index, const float *h,
     const int ok = id && weight && c->first && c->share;
     for (int t = 0, count; t < n && ok; t += count) {
         count = n - t < k->max_tokens ? n - t : k->max_tokens;
-        const struct input in = { .x = h + (size_t)t * ldh, .ldx = ldh, .cols = k->c->hidden_size };
+        const struct act_input in = { .x = h + (size_t)t * ldh, .ldx = ldh, .cols = k->c->hidden_size };
         route(k, l, &in, count);
         memcpy(id + t * m->top_k, k->moe.id, (size_t)(count * m->top_k) * sizeof *id);
         memcpy(weight + t * m->top_k, k->moe.weight, (size_t)(count * m->top_k) * sizeof *weight);
@@ -518,7 +519,7 @@ void moe_one(struct core *k, const struct layer *l, int index, int expert, const
 {
     struct moe_work *w = &k->moe;
     const int hidden = k->c->hidden_size, size = k->c->moe.intermediate_size;
-    const struct input all = { .x = h, .ldx = ldh, .cols = hidden };
+    const struct act_input all = { .x = h, .ldx = ldh, .cols = hidden };
     for (int at = c->first[expert], count; at < c->first[expert + 1]; at += count) {
         count = c->first[expert + 1] - at < k->max_tokens ? c->first[expert + 1] - at : k->max_tokens;
         w->batch[0] = (struct batch_expert){ .expert = expert, .n = count, .x = &l->experts[expert],
@@ -531,7 +532,7 @@ void moe_one(struct core *k, const struct layer *l, int index, int expert, const
 
 void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm)
 {
-    const struct input in = { .x = h, .ldx = ldh, .cols = k->c->hidden_size };
+    const struct act_input in = { .x = h, .ldx = ldh, .cols = k->c->hidden_size };
     core_linear(k, &(struct op){ .l = &x->gate, .up = &x->up, .in = &in, .out = mid, .ldo = ldm, .kind = OP_MLP,
                                  .expert = 1 }, 1, n, NULL);
 }

@@ -19,7 +19,7 @@ enum op_kind {
 };
 struct op {
     const struct linear *l, *up;
-    const struct input *in;
+    const struct act_input *in;
     float *out;
     size_t ldo;
     enum op_kind kind;
@@ -30,34 +30,34 @@ struct op {
     int expert;                 /* OP_MLP of an expert: its activation */
 };
 /* The matrix that the next loop begins with, and how that loop is shared. */
-struct ahead { const struct mat *w; int n_tiles, n_threads; };
+struct prefetch { const struct mat *w; int n_tiles, n_threads; };
 
 /* The ways in which these matrices want their input rounded; none where the float path computes. */
-void core_packs(const struct core *k, struct input *in, const struct linear *const *l, int n);
+void core_forms(const struct core *k, struct act_input *in, const struct linear *const *l, int n);
 /* Round x for the matrices that read it. */
-void core_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens,
+void core_input(struct core *k, struct act_input *in, int slot, const float *x, int cols, int n_tokens,
                 const struct linear *const *l, int n);
 /* The same for the matrices of a layer that read `input`. */
-void core_layer_input(struct core *k, struct input *in, int slot, const float *x, int cols, int n_tokens,
+void core_layer_input(struct core *k, struct act_input *in, int slot, const float *x, int cols, int n_tokens,
                       const struct layer *l, enum layer_input input);
 /* Has `in` what these matrices want? */
-int core_has_packs(const struct core *k, const struct input *in, const struct linear *const *l, int n);
+int core_has_forms(const struct core *k, const struct act_input *in, const struct linear *const *l, int n);
 /* Tiles [t0, t1) of y = w x + bias; out is that of row 0. */
-void core_multiply(const struct core *k, const struct linear *l, const struct input *in, int t0, int t1, int n_tokens,
-                   float *out, size_t ldo, int thread);
-/* Several matrices in one parallel loop; ahead may be NULL. */
-void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead);
+void core_multiply(const struct core *k, const struct linear *l, const struct act_input *in, int t0, int t1,
+                   int n_tokens, float *out, size_t ldo, int thread);
+/* Several matrices in one parallel loop; prefetch may be NULL. */
+void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch);
 /* Several matrices of equally many rows that add to the same outputs: a job has the same tiles
  * of all, in order. */
-void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct ahead *ahead);
-const struct ahead *core_after(const struct core *k, int index, int loop);
+void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch);
+const struct prefetch *core_next(const struct core *k, int index, int loop);
 /* out = the norm of one row of hidden_size. */
 void core_norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n);
-int core_tapped(const struct core *k, int layer, int role, const struct input *in, int n);
+int core_hook(const struct core *k, int layer, int role, const struct act_input *in, int n);
 
 /* ---- kinds of feed-forward: x += ... of in, whose rows are in->x ---- */
 /* cpu_moe.c */
-int moe_run(struct core *k, const struct layer *l, int index, const struct input *in, float *x, int n);
+int moe_run(struct core *k, const struct layer *l, int index, const struct act_input *in, float *x, int n);
 /* The same for any number of tokens, expert by expert: see cpu_layers_choose, cpu_layers_expert;
  * at most max_tokens: cpu_layers_expert_mid. */
 int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n,

@@ -22,7 +22,7 @@ struct state_job {
 };
 /* Channels [to, to + n) of the convolution, which are columns [from, from + n) of what was
  * projected. */
-struct run { int from, to, n, part; };  /* part: delta net: 0 a query, 1 a key, 2 values */
+struct channel_run { int from, to, n, part; };  /* part: delta net: 0 a query, 1 a key, 2 values */
 
 /* ---- memory ---- */
 
@@ -90,17 +90,18 @@ static float *state_of(const struct state_job *j, int item)
 
 /* ---- the convolution ---- */
 
-static struct run run_of(const struct state_job *j, int i)
+static struct channel_run run_of(const struct state_job *j, int i)
 {
     const struct recurrent *r = j->r;
     if (j->kind != MIXER_DELTA) {
         const int to = i * RUN, before = j->kind == MIXER_CONV ? 2 * j->width : j->width;
-        return (struct run){ before + to, to, j->channels - to < RUN ? j->channels - to : RUN, 2 };
+        return (struct channel_run){ before + to, to, j->channels - to < RUN ? j->channels - to : RUN, 2 };
     }
     const int group = i / 3, part = i % 3, key = r->state_size, values = r->n_heads / r->n_groups * r->head_dim,
               keys = r->n_groups * key;
     const int to = part < 2 ? part * keys + group * key : 2 * keys + group * values;
-    return (struct run){ r->z_apart ? to : group * (2 * key + 2 * values) + part * key, to, part < 2 ? key : values,
+    return (struct channel_run){ r->z_apart ? to : group * (2 * key + 2 * values) + part * key, to,
+                                 part < 2 ? key : values,
                          part };
 }
 
@@ -121,7 +122,7 @@ static void multiply(float *restrict x, const float *restrict by, int n)
 }
 
 /* What stands behind the convolution. */
-static void after_conv(const struct state_job *j, const struct run *run, float *out, const float *in)
+static void after_conv(const struct state_job *j, const struct channel_run *run, float *out, const float *in)
 {
     const struct kernels *k = j->k->k;
     if (j->kind == MIXER_CONV) {
@@ -142,12 +143,12 @@ static void conv_part(void *arg, int i, int thread)
 {
     (void)thread;
     const struct state_job *j = arg;
-    const int item = i / j->n_runs, taps = j->r->conv_kernel, first = j->s->offset[item],
+    const int item = i / j->n_runs, hooks = j->r->conv_kernel, first = j->s->offset[item],
               n = j->s->items[item].n_tokens;
-    const struct run run = run_of(j, i % j->n_runs);
+    const struct channel_run run = run_of(j, i % j->n_runs);
     const size_t ldx = (size_t)j->n_in, channels = (size_t)j->channels, bytes = (size_t)run.n * sizeof(float);
     float *in = j->k->state.in + (size_t)first * ldx, *x = in + run.from, *past = state_of(j, item) + run.to;
-    for (int t = 0; t < taps - 1 && j->s->items[item].pos == 0; t++)
+    for (int t = 0; t < hooks - 1 && j->s->items[item].pos == 0; t++)
         memset(past + (size_t)t * channels, 0, bytes);
     for (int t = 0; t < n && j->kind == MIXER_CONV; t++)
         multiply(x + (size_t)t * ldx, in + (size_t)t * ldx + run.to, run.n);
@@ -157,16 +158,16 @@ static void conv_part(void *arg, int i, int thread)
             memcpy(out, j->l->conv_bias + run.to, bytes);
         else
             memset(out, 0, bytes);
-        for (int tap = 0; tap < taps; tap++) {
-            const int from = t - (taps - 1) + tap;
-            add_product(out, from < 0 ? past + (size_t)(taps - 1 + from) * channels : x + (size_t)from * ldx,
-                        j->l->conv + (size_t)tap * channels + run.to, run.n);
+        for (int hook = 0; hook < hooks; hook++) {
+            const int from = t - (hooks - 1) + hook;
+            add_product(out, from < 0 ? past + (size_t)(hooks - 1 + from) * channels : x + (size_t)from * ldx,
+                        j->l->conv + (size_t)hook * channels + run.to, run.n);
         }
         after_conv(j, &run, out, in + (size_t)t * ldx);
     }
-    for (int t = 0; t < taps - 1; t++) {
-        const int from = n - (taps - 1) + t;
-        memcpy(past + (size_t)t * channels, from < 0 ? past + (size_t)(taps - 1 + from) * channels
+    for (int t = 0; t < hooks - 1; t++) {
+        const int from = n - (hooks - 1) + t;
+        memcpy(past + (size_t)t * channels, from < 0 ? past + (size_t)(hooks - 1 + from) * channels
                                                      : x + (size_t)from * ldx, bytes);
     }
 }
@@ -259,10 +260,10 @@ int state_run(struct core *k, const struct step *s, const struct layer *l, int i
     const int n = s->n_tokens;
     struct state_job j = { k, s, l, &c->recurrent, c->mixer[index], (int)in_rows(c, index),
                            recurrent_channels(c, index), recurrent_width(c, index), 0 };
-    struct input in;
+    struct act_input in;
     j.n_runs = j.kind == MIXER_DELTA ? 3 * j.r->n_groups : (j.channels + RUN - 1) / RUN;
     core_layer_input(k, &in, 0, h, c->hidden_size, n, l, INPUT_QKV);
-    if (core_tapped(k, index, ROLE_IN, &in, n))
+    if (core_hook(k, index, ROLE_IN, &in, n))
         return 1;
     core_linear(k, (struct op[]){ { .l = &l->in, .in = &in, .out = k->state.in, .ldo = (size_t)j.n_in,
                                     .kind = OP_STORE },
@@ -270,7 +271,7 @@ int state_run(struct core *k, const struct step *s, const struct layer *l, int i
                                     .kind = OP_STORE },
                                   { .l = &l->in_z, .in = &in, .out = k->state.in + j.channels, .ldo = (size_t)j.n_in,
                                     .kind = OP_STORE } },
-                j.kind != MIXER_DELTA ? 1 : j.r->z_apart ? 3 : 2, n, core_after(k, index, LOOP_QKV));
+                j.kind != MIXER_DELTA ? 1 : j.r->z_apart ? 3 : 2, n, core_next(k, index, LOOP_QKV));
     run_jobs(&j, s->n_items * j.n_runs, (size_t)n * (size_t)j.channels, conv_part);
     *o = k->state.conv;
     *cols = j.width;

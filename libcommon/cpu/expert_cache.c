@@ -18,7 +18,7 @@ enum {
 static const float GOOD_GUESS = 0.6f;   /* of the experts guessed, so many must have been wanted: each other one keeps the disk from what is */
 
 enum { OUT, COMING, IN };
-struct slot {
+struct expert_slot {
     uintptr_t from, to;                 /* whole pages of the mapping */
     int frame;                          /* where it is, unless it is OUT */
     float use;                          /* log2 of the uses, each halved every HALF_LIFE, plus the time of that sum in HALF_LIFEs: so it compares at any time */
@@ -28,7 +28,7 @@ struct slot {
 struct expert_cache {
     const struct model *m;
     int n_layers, n_experts;
-    struct slot *slot;                  /* [n_layers][n_experts]; from 0: the layer has none */
+    struct expert_slot *slot;                  /* [n_layers][n_experts]; from 0: the layer has none */
     size_t largest, total;
     uint8_t *frames; size_t frames_bytes;       /* room for n_frames experts of the largest size */
     int n_frames, n_free, *free_frame;
@@ -44,7 +44,7 @@ struct expert_cache {
     struct cpu_streamed stats;
 };
 
-static size_t bytes(const struct slot *s) { return s->to - s->from; }
+static size_t bytes(const struct expert_slot *s) { return s->to - s->from; }
 
 /* ---- the thread ---- */
 
@@ -54,7 +54,7 @@ static int victim(const struct expert_cache *c, int before)
 {
     int best = -1;
     for (int i = 0; i < c->n_layers * c->n_experts; i++) {
-        const struct slot *s = &c->slot[i];
+        const struct expert_slot *s = &c->slot[i];
         if (s->state == IN && !s->wanted && !s->used && (best < 0 || s->use < c->slot[best].use))
             best = i;
     }
@@ -105,7 +105,7 @@ static void *bring(void *arg)
         c->slot[i].state = COMING;
         c->slot[i].frame = c->free_frame[--c->n_free];
         c->n_guess -= place < 0;
-        const struct slot s = c->slot[i];
+        const struct expert_slot s = c->slot[i];
         uint8_t *to = c->frames + (size_t)s.frame * c->largest;
         pthread_mutex_unlock(&c->lock);
         const uint64_t start = clock_ns();
@@ -130,7 +130,7 @@ static uintptr_t lowest(const struct expert *x)
     return g && g < ud ? g : ud;
 }
 
-static int lies_in(const struct linear *l, const struct slot *s)
+static int lies_in(const struct linear *l, const struct expert_slot *s)
 {
     const uintptr_t w = (uintptr_t)l->w.data, bias = (uintptr_t)l->bias;
     return (!w || (w >= s->from && w + l->w.size <= s->to)) &&
@@ -143,7 +143,7 @@ static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintp
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     const struct expert *x = c->m->layers[layer].experts;
-    struct slot *s = c->slot + (size_t)layer * (size_t)c->n_experts;
+    struct expert_slot *s = c->slot + (size_t)layer * (size_t)c->n_experts;
     if (s->from || lowest(x) < begin)           /* a second group of this layer, or experts that are not in it */
         return -1;
     for (int i = 0; i < c->n_experts; i++) {
@@ -265,11 +265,11 @@ const uint8_t *expert_cache_begin(const struct expert_cache *c, int layer)
 
 void expert_cache_want(struct expert_cache *c, int layer, const int *expert, const int *tokens, int n)
 {
-    struct slot *first = c->slot + (size_t)layer * (size_t)c->n_experts;
+    struct expert_slot *first = c->slot + (size_t)layer * (size_t)c->n_experts;
     int guessed = 0, right = 0, sum = 0;
     pthread_mutex_lock(&c->lock);
     for (int i = 0; i < n; i++) {
-        struct slot *s = first + expert[i];
+        struct expert_slot *s = first + expert[i];
         s->use = log2f(exp2f(s->use - (float)c->time) + (float)tokens[i]) + (float)c->time;
         s->wanted = 1;
         c->wanted[i] = layer * c->n_experts + expert[i];
@@ -311,7 +311,7 @@ void expert_cache_release(struct expert_cache *c, int n)
 {
     pthread_mutex_lock(&c->lock);
     for (int i = 0; i < c->n_used; i++) {
-        struct slot *s = &c->slot[c->wanted[c->at + i]];
+        struct expert_slot *s = &c->slot[c->wanted[c->at + i]];
         s->used = 0;
         s->wanted = i >= n;
     }
@@ -329,7 +329,7 @@ static void move(struct linear *l, uintptr_t from, const uint8_t *to)
 
 struct expert expert_cache_at(const struct expert_cache *c, int layer, int expert)
 {
-    const struct slot *s = &c->slot[(size_t)layer * (size_t)c->n_experts + (size_t)expert];
+    const struct expert_slot *s = &c->slot[(size_t)layer * (size_t)c->n_experts + (size_t)expert];
     const uint8_t *to = c->frames + (size_t)s->frame * c->largest;
     struct expert x = c->m->layers[layer].experts[expert];
     move(&x.gate, s->from, to);
@@ -345,7 +345,7 @@ void expert_cache_guess(struct expert_cache *c, int layer, const int *expert, in
     pthread_mutex_lock(&c->lock);
     c->n_guess = 0;
     for (int i = n - 1; i >= 0; i--) {          /* the likeliest last: it is taken first */
-        struct slot *s = c->slot + (size_t)layer * (size_t)c->n_experts + expert[i];
+        struct expert_slot *s = c->slot + (size_t)layer * (size_t)c->n_experts + expert[i];
         if (s->guessed)
             continue;
         s->guessed = 1;

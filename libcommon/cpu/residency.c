@@ -16,30 +16,30 @@ enum {
     SLACK = 4 * LARGE + (1 << 20),
 };
 
-struct piece { uintptr_t from, to; int kept; };        /* whole pages; kept: stays */
+struct page_span { uintptr_t from, to; int kept; };        /* whole pages; kept: stays */
 
 struct residency {
-    struct piece *piece; int n_pieces;  /* in the order of use: the layers, then slices of the head */
+    struct page_span *span; int n_spans;  /* in the order of use: the layers, then slices of the head */
     int n_layers, slice_tiles;
     const struct zfile *z;              /* borrowed */
     uint8_t *tile;                      /* of residency_row */
-    struct piece *other; int n_others;  /* groups that hold no layer: the embedding, the head, the last norm */
+    struct page_span *other; int n_others;  /* groups that hold no layer: the embedding, the head, the last norm */
     struct expert_cache *experts;       /* NULL: they are part of the layers */
     pthread_t thread; int has_thread;   /* has_thread 0: everything fits, nothing is done */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int now;                            /* piece that is computed on; -1: none yet */
-    int ahead;                          /* piece that the thread brought in or brings in; -1: none */
-    int todo, stop;                     /* 1: ahead is not there yet */
+    int incoming;                          /* piece that the thread brought in or brings in; -1: none */
+    int todo, stop;                     /* 1: incoming is not there yet */
 };
 
-static struct piece piece_of(const void *data, size_t size)
+static struct page_span span_of(const void *data, size_t size)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data;
-    return (struct piece){ from / page * page, (from + size + page - 1) / page * page, 0 };
+    return (struct page_span){ from / page * page, (from + size + page - 1) / page * page, 0 };
 }
 
-static void advise(const struct piece *p, int how)
+static void advise(const struct page_span *p, int how)
 {
     madvise((void *)p->from, p->to - p->from, how);     /* best effort */
 }
@@ -55,11 +55,11 @@ static void *bring(void *arg)
             pthread_cond_wait(&r->changed, &r->lock);
             continue;
         }
-        const struct piece p = r->piece[r->ahead];
+        const struct page_span p = r->span[r->incoming];
         pthread_mutex_unlock(&r->lock);
         advise(&p, POPULATE_READ);
         pthread_mutex_lock(&r->lock);
-        r->todo = 0;                    /* nobody changes ahead before */
+        r->todo = 0;                    /* nobody changes incoming before */
         pthread_cond_broadcast(&r->changed);
     }
     pthread_mutex_unlock(&r->lock);
@@ -70,18 +70,18 @@ static void *bring(void *arg)
  * -1 if all stay. */
 static int next_passing(const struct residency *r, int from)
 {
-    for (int i = 1; i <= r->n_pieces; i++)
-        if (!r->piece[(from + i) % r->n_pieces].kept)
-            return (from + i) % r->n_pieces;
+    for (int i = 1; i <= r->n_spans; i++)
+        if (!r->span[(from + i) % r->n_spans].kept)
+            return (from + i) % r->n_spans;
     return -1;
 }
 
 /* The piece goes, and what its first page brought back of the one before. */
 static void leave(const struct residency *r, int i)
 {
-    struct piece p = r->piece[i];
-    if (i > 0 && !r->piece[i - 1].kept && r->piece[i - 1].to >= p.from && r->piece[i - 1].from < p.from)
-        p.from = p.from - LARGE > r->piece[i - 1].from ? p.from - LARGE : r->piece[i - 1].from;
+    struct page_span p = r->span[i];
+    if (i > 0 && !r->span[i - 1].kept && r->span[i - 1].to >= p.from && r->span[i - 1].from < p.from)
+        p.from = p.from - LARGE > r->span[i - 1].from ? p.from - LARGE : r->span[i - 1].from;
     advise(&p, MADV_DONTNEED);
 }
 
@@ -89,15 +89,15 @@ static void come_to(struct residency *r, int now)
 {
     pthread_mutex_lock(&r->lock);
     const int next = next_passing(r, now);
-    if (r->now != now && r->now >= 0 && !r->piece[r->now].kept)
+    if (r->now != now && r->now >= 0 && !r->span[r->now].kept)
         leave(r, r->now);
     r->now = now;
-    if (r->ahead != next) {
+    if (r->incoming != next) {
         while (r->todo)
             pthread_cond_wait(&r->changed, &r->lock);
-        if (r->ahead >= 0 && r->ahead != now)           /* a step without logits: the head's piece was brought in for nothing */
-            leave(r, r->ahead);
-        r->ahead = next;
+        if (r->incoming >= 0 && r->incoming != now)           /* a step without logits: the head's piece was brought in for nothing */
+            leave(r, r->incoming);
+        r->incoming = next;
         r->todo = next >= 0 && next != now;
         pthread_cond_broadcast(&r->changed);
     }
@@ -106,7 +106,7 @@ static void come_to(struct residency *r, int now)
 
 /* ---- opening ---- */
 
-static size_t bytes(const struct piece *p) { return p->to - p->from; }
+static size_t bytes(const struct page_span *p) { return p->to - p->from; }
 
 /* Pieces of the model's groups, and of its head in slices no larger than the largest layer. */
 static int cut(struct residency *r, const struct model *m, size_t *largest, struct err *e)
@@ -118,29 +118,29 @@ static int cut(struct residency *r, const struct model *m, size_t *largest, stru
     r->z = z;
     r->tile = malloc(m->embed.w.tile_bytes);
     r->other = calloc((size_t)n_groups + 1, sizeof *r->other);
-    r->piece = calloc((size_t)r->n_layers + (size_t)head->n_tiles + 1, sizeof *r->piece);
-    if (!r->other || !r->piece || !r->tile)
+    r->span = calloc((size_t)r->n_layers + (size_t)head->n_tiles + 1, sizeof *r->span);
+    if (!r->other || !r->span || !r->tile)
         return err_nomem(e, "residency");
     for (int i = 0; i < n_groups; i++) {
         const struct zfile_group *g = zfile_group(z, i);
-        const struct piece p = piece_of((const uint8_t *)zfile_data(z) + g->offset, g->size);
+        const struct page_span p = span_of((const uint8_t *)zfile_data(z) + g->offset, g->size);
         if (g->layer < 0 || g->layer >= r->n_layers) {
             r->other[r->n_others++] = p;
             continue;
         }
-        r->piece[g->layer] = p;
+        r->span[g->layer] = p;
         if (r->experts && expert_cache_begin(r->experts, g->layer))
-            r->piece[g->layer].to = (uintptr_t)expert_cache_begin(r->experts, g->layer);
-        *largest = bytes(&r->piece[g->layer]) > *largest ? bytes(&r->piece[g->layer]) : *largest;
+            r->span[g->layer].to = (uintptr_t)expert_cache_begin(r->experts, g->layer);
+        *largest = bytes(&r->span[g->layer]) > *largest ? bytes(&r->span[g->layer]) : *largest;
     }
     r->slice_tiles = (int)(*largest / head->tile_bytes);
     r->slice_tiles = r->slice_tiles < 1 ? 1 : r->slice_tiles;
-    r->n_pieces = r->n_layers;
+    r->n_spans = r->n_layers;
     for (int t = 0; t < head->n_tiles; t += r->slice_tiles) {
         const int n = head->n_tiles - t < r->slice_tiles ? head->n_tiles - t : r->slice_tiles;
-        const struct piece p = piece_of(head->data + (size_t)t * head->tile_bytes, (size_t)n * head->tile_bytes);
+        const struct page_span p = span_of(head->data + (size_t)t * head->tile_bytes, (size_t)n * head->tile_bytes);
         *largest = bytes(&p) > *largest ? bytes(&p) : *largest;
-        r->piece[r->n_pieces++] = p;
+        r->span[r->n_spans++] = p;
     }
     return 0;
 }
@@ -155,7 +155,7 @@ struct residency *residency_open(const struct model *m, size_t max_bytes, struct
     }
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
-    r->now = r->ahead = -1;
+    r->now = r->incoming = -1;
     if (!(r->experts = expert_cache_open(m, e)) && e->code != ERR_NONE)
         goto fail;
     if (cut(r, m, &largest, e) < 0)
@@ -168,15 +168,15 @@ struct residency *residency_open(const struct model *m, size_t max_bytes, struct
     }
     size_t all = SLACK + (r->experts ? expert_cache_all(r->experts) : 0);
     for (int i = 0; i < r->n_layers; i++)
-        all += bytes(&r->piece[i]);
+        all += bytes(&r->span[i]);
     for (int i = 0; i < r->n_others; i++)
         all += bytes(&r->other[i]);
     if (all <= max_bytes)               /* nothing need ever go */
         return r;
-    for (int i = 0; i < r->n_pieces; i++) {
-        total += bytes(&r->piece[i]);
-        r->piece[i].kept = total + least <= max_bytes;
-        kept += r->piece[i].kept ? bytes(&r->piece[i]) : 0;
+    for (int i = 0; i < r->n_spans; i++) {
+        total += bytes(&r->span[i]);
+        r->span[i].kept = total + least <= max_bytes;
+        kept += r->span[i].kept ? bytes(&r->span[i]) : 0;
     }
     if (r->experts && expert_cache_start(r->experts, max_bytes - SLACK - kept - (kept < total ? 2 * largest : 0),
                                          e) < 0)
@@ -206,7 +206,7 @@ void residency_close(struct residency *r)
     expert_cache_close(r->experts);
     pthread_cond_destroy(&r->changed);
     pthread_mutex_destroy(&r->lock);
-    free(r->piece);
+    free(r->span);
     free(r->other);
     free(r->tile);
     free(r);
@@ -244,7 +244,7 @@ void residency_looked_up(struct residency *r)
             advise(&r->other[i], MADV_DONTNEED);
 }
 
-int residency_head_slices(const struct residency *r) { return r && r->has_thread ? r->n_pieces - r->n_layers : 1; }
+int residency_head_slices(const struct residency *r) { return r && r->has_thread ? r->n_spans - r->n_layers : 1; }
 
 void residency_head(struct residency *r, int i, const struct mat *head, int *tile0, int *tile1)
 {

@@ -21,7 +21,7 @@
 #include "libcommon/base/file.h"
 #include "libcommon/base/rng.h"
 #include "libcommon/convert/assemble.h"
-#include "libcommon/convert/job.h"
+#include "libcommon/convert/internal.h"
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/format/zfile.h"
 #include "libcommon/quant/ggml.h"
@@ -133,17 +133,17 @@ static void check_file(const struct convert_options *o, const struct convert_rep
     for (int i = 0; i < r->n_tensors; i++) {
         const struct convert_tensor *t = &r->tensors[i];
         const struct zfile_tensor *f = zfile_find(z, t->name);
-        struct rows rows;
+        struct row_reader rows;
         assert_non_null(f);
         assert_string_equal(f->source_name, t->source_name);
         assert_int_equal(f->m.type, t->type);
         bytes += f->m.size;
-        assert_int_equal(rows_open(&rows, s, source_find(s, t->source_name), &f->map, t->rows, t->cols,
+        assert_int_equal(row_reader_open(&rows, s, source_find(s, t->source_name), &f->map, t->rows, t->cols,
                                    t->vector && t->rows == 1, &e), 0);
         float *want = malloc((size_t)t->cols * 8), *got = want + t->cols;
         double max = 0;
         for (int64_t row = 0; row < t->rows; row++) {
-            assert_int_equal(rows_read(&rows, row, 1, want, &e), 0);
+            assert_int_equal(row_reader_read(&rows, row, 1, want, &e), 0);
             if (f->tiled)
                 mat_decode_row(&f->m, row, got);
             else
@@ -155,7 +155,7 @@ static void check_file(const struct convert_options *o, const struct convert_rep
             fail_msg("%s: largest error %g, the report says %g", t->name, max, t->max_error);
         assert_true(!t->exact || max == 0 || r->effort != CONVERT_FAST);
         free(want);
-        rows_close(&rows);
+        row_reader_close(&rows);
     }
     assert_int_equal(bytes, r->weight_bytes);
     zfile_close(z);
@@ -399,7 +399,7 @@ static float *random_strengths(int n, struct rng *r)
     return x;
 }
 
-static void random_calib(struct job *j, struct rng *r)
+static void random_calib(struct conversion *j, struct rng *r)
 {
     const struct config *c = &j->config;
     j->calib = calloc((size_t)c->n_layers, sizeof *j->calib);
@@ -424,29 +424,30 @@ static void random_calib(struct job *j, struct rng *r)
 }
 
 /* All weights of the plan into m as f32, scaled or not. */
-static void build(struct job *j, struct model *m, int scaled)
+static void build(struct conversion *j, struct model *m, int scaled)
 {
     struct err e = { 0 };
     m->config = j->config;
     m->layers = calloc((size_t)j->config.n_layers, sizeof *m->layers);
     model_norms(m);
     assert_int_equal(model_experts(m, &e), 0);
-    for (int i = 0; i < j->n_plans; i++) {
-        struct plan *p = &j->plans[i];
+    for (int i = 0; i < j->n_recipes; i++) {
+        struct recipe *p = &j->recipes[i];
         const struct weight_spec *s = p->spec;
         struct weight_place place = weight_place(m, s);
-        struct rows rows;
-        struct fold fold = fold_of(j, p);
+        struct row_reader rows;
+        struct channel_scale fold = channel_scale_of(j, p);
         if (s->layer < 0)
             continue;
         float *x = malloc((size_t)s->rows * (size_t)s->cols * 4);
-        assert_int_equal(rows_open(&rows, j->source, p->source, &s->map, s->rows, s->cols, s->is_vector && s->rows == 1,
+        assert_int_equal(row_reader_open(&rows, j->source, p->source, &s->map, s->rows, s->cols,
+                                         s->is_vector && s->rows == 1,
                                    &e), 0);
-        assert_int_equal(rows_read(&rows, 0, s->rows, x, &e), 0);
-        rows_close(&rows);
+        assert_int_equal(row_reader_read(&rows, 0, s->rows, x, &e), 0);
+        row_reader_close(&rows);
         if (s->is_vector) {
             for (int64_t r = 0; scaled && r < s->rows; r++)
-                fold_vector(&fold, x + r * s->cols, s->cols);
+                channel_scale_vector(&fold, x + r * s->cols, s->cols);
             if (place.norm && place.plain == &place.norm->w && j->config.norm == NORM_LAYER &&
                 s->cols == j->config.hidden_size)
                 for (int64_t k = 0; k < s->cols; k++)
@@ -455,7 +456,7 @@ static void build(struct job *j, struct model *m, int scaled)
             continue;
         }
         for (int64_t r = 0; scaled && r < s->rows; r++)
-            fold_row(&fold, r, x + r * s->cols, s->cols);
+            channel_scale_row(&fold, r, x + r * s->cols, s->cols);
         struct mat w;
         assert_int_equal(mat_init(&w, QT_F32, 32, 0, s->rows, s->cols, &e), 0);
         uint8_t *data = aligned_alloc(64, w.size);
@@ -466,10 +467,10 @@ static void build(struct job *j, struct model *m, int scaled)
     }
 }
 
-static void drop(struct job *j, struct model *m)
+static void drop(struct conversion *j, struct model *m)
 {
-    for (int i = 0; i < j->n_plans; i++) {
-        const struct weight_spec *s = j->plans[i].spec;
+    for (int i = 0; i < j->n_recipes; i++) {
+        const struct weight_spec *s = j->recipes[i].spec;
         struct weight_place place = weight_place(m, s);
         if (s->layer >= 0)
             free(s->is_vector ? (void *)(uintptr_t)*place.plain : (void *)(uintptr_t)place.linear->w.data);
@@ -479,7 +480,7 @@ static void drop(struct job *j, struct model *m)
     free(m->layers);
 }
 
-static int n_scaled(const struct job *j)
+static int n_scaled(const struct conversion *j)
 {
     int n = 0;
     for (int l = 0; l < j->config.n_layers; l++)
@@ -495,18 +496,18 @@ static double scaling_error(const char *path, int *scaled)
     enum { T = 40 };
     struct convert_options o = options(path, NULL, "nl4", CONVERT_GOOD);
     struct convert_report r;
-    struct job j;
+    struct conversion j;
     struct err e = { 0 };
     memset(&r, 0, sizeof r);
     double worst = -1;
-    if (job_open(&j, &o, &r, &e) == 0) {
+    if (conversion_open(&j, &o, &r, &e) == 0) {
         struct rng rng = { 77 };
         struct model plain = { 0 }, folded = { 0 };
         size_t n = T * (size_t)j.config.hidden_size;
         float *a = malloc(n * 4), *b = malloc(n * 4);
         random_calib(&j, &rng);
         for (int l = 0; l < j.config.n_layers; l++)
-            assert_int_equal(fold_layer(&j, l, 0.5f, &e), 0);
+            assert_int_equal(channel_scale_layer(&j, l, 0.5f, &e), 0);
         *scaled = n_scaled(&j);
         build(&j, &plain, 0);
         build(&j, &folded, 1);
@@ -530,7 +531,7 @@ static double scaling_error(const char *path, int *scaled)
         free(a);
         free(b);
     }
-    job_close(&j);
+    conversion_close(&j);
     convert_report_release(&r);
     return worst;
 }

@@ -287,7 +287,7 @@ static void test_latent_runs(void **state)
     model_close(m);
 }
 
-/* ---- taps and single layers ---- */
+/* ---- hooks and single layers ---- */
 
 struct watch { int calls, roles, stop_at; double sum; };
 
@@ -325,7 +325,7 @@ static void test_layers(void **state)
         struct watch whole = { .stop_at = -1 }, single = { .stop_at = -1 };
         void *b = open_backend(m, 2, KV_F32, 1, NULL);
         float *logits = malloc(WINDOW * vocab * sizeof *logits), *x = malloc(WINDOWS * WINDOW * hidden * sizeof *x);
-        cpu_set_tap(b, &(struct cpu_tap){ .input = watch_input, .user = &whole });
+        cpu_set_hook(b, &(struct cpu_hook){ .input = watch_input, .user = &whole });
         for (int w = 0; w < WINDOWS; w++) {
             const struct batch_item item = { .tokens = ids + w * WINDOW, .n_tokens = WINDOW, .table = table };
             assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
@@ -338,7 +338,7 @@ static void test_layers(void **state)
         for (int k = 0; k < c->n_layers; k++) {
             parts[k] = (struct watch){ .stop_at = -1 };
             assert_int_equal(cpu_layers_run(l, k, &m->layers[k], 1, x,
-                                            &(struct cpu_tap){ .input = watch_input, .user = &parts[k] }, &e), 0);
+                                            &(struct cpu_hook){ .input = watch_input, .user = &parts[k] }, &e), 0);
             single.calls += parts[k].calls;
             single.roles |= parts[k].roles;
             single.sum += parts[k].sum;
@@ -352,7 +352,7 @@ static void test_layers(void **state)
         assert_true(whole.sum != 0 && (whole.sum - single.sum) < 1e-9 * 1e6 && (single.sum - whole.sum) < 1e-9 * 1e6);
         struct watch cut = { .stop_at = ROLE_O };
         assert_int_equal(cpu_layers_run(l, 0, &m->layers[0], 1, x,
-                                        &(struct cpu_tap){ .input = watch_input, .user = &cut }, &e), 0);
+                                        &(struct cpu_hook){ .input = watch_input, .user = &cut }, &e), 0);
         assert_int_equal(cut.calls, WINDOWS * 2);
         ids[7] = c->vocab_size;
         assert_int_equal(cpu_layers_embed(l, m, ids, x, &e), -1);
@@ -401,12 +401,12 @@ static void test_hidden(void **state)
               *logits = malloc(N * vocab * sizeof *logits);
         void *b = open_backend(m, 2, KV_F16, 0, NULL);
         assert_int_equal(m->config.embed_size, hidden);
-        cpu_set_tap(b, &(struct cpu_tap){ .input = copy_head_input, .user = head });
+        cpu_set_hook(b, &(struct cpu_hook){ .input = copy_head_input, .user = head });
         struct batch_item item = { .tokens = ids, .n_tokens = N, .table = table, .n_logits = N, .hidden = got,
                                    .n_hidden = N };
         assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
         assert_memory_equal(got, head, N * hidden * sizeof *got);
-        cpu_set_tap(b, NULL);
+        cpu_set_hook(b, NULL);
         memset(got, 0, N * hidden * sizeof *got);
         item = (struct batch_item){ .tokens = ids, .n_tokens = CUT, .table = table, .hidden = got, .n_hidden = CUT };
         assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);

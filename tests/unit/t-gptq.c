@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "libcommon/base/rng.h"
-#include "libcommon/convert/big.h"
+#include "libcommon/convert/spill.h"
 #include "libcommon/convert/gptq.h"
 
 static double gauss(struct rng *r)
@@ -45,7 +45,7 @@ static void *room(size_t floats)
 }
 
 /* What gptq_init takes. */
-static float *square(int N) { float *p = big_alloc((size_t)N * (size_t)N * 4); assert_non_null(p); return p; }
+static float *square(int N) { float *p = spill_alloc((size_t)N * (size_t)N * 4); assert_non_null(p); return p; }
 
 static const int sizes[] = { 1, 31, 32, 33, 100, 160, 257 };
 
@@ -170,10 +170,10 @@ static void nearest_level(void **state)
     struct rng r = { 5 };
     for (int i = 0; i < (int)(sizeof types / sizeof *types); i++) {
         struct mat m;
-        struct grid g;
+        struct level_grid g;
         assert_int_equal(mat_init(&m, types[i], types[i] == QT_NF4 ? 64 : types[i] == QT_T3 ? 256 : 32,
                                   types[i] == QT_T3 ? 128 : 32, 1, 64, NULL), 0);
-        assert_int_equal(grid_of(&m, &g), 0);
+        assert_int_equal(level_grid_of(&m, &g), 0);
         for (int k = 0; k < 2000; k++) {
             float t[PANEL], level[PANEL];
             int32_t index[PANEL];
@@ -195,9 +195,9 @@ static void nearest_level(void **state)
         }
     }
     struct mat f;
-    struct grid g;
+    struct level_grid g;
     assert_int_equal(mat_init(&f, QT_F16, 32, 0, 1, 64, NULL), 0);
-    assert_int_equal(grid_of(&f, &g), -1);
+    assert_int_equal(level_grid_of(&f, &g), -1);
 }
 
 /* Size of what a row w - v [n] makes of the inputs: (w - v) H (w - v)'. */
@@ -296,7 +296,7 @@ static void feedback(void **state)
     for (int i = 0; i < (int)(sizeof types / sizeof *types); i++) {
         struct mat m;
         struct qrow q;
-        struct grid grid;
+        struct level_grid grid;
         struct gptq g;
         float *h = square(N), *plain = calloc((size_t)N * (size_t)N, 4);
         assert_int_equal(mat_init(&m, types[i], types[i] == QT_NF4 ? 64 : 32, 64, ROWS, COLS, NULL), 0);
@@ -306,7 +306,7 @@ static void feedback(void **state)
         linalg_mirror(p, plain, N);
         assert_int_equal(gptq_init(&g, linalg_pick(), p, COLS, h, square(N), NULL, NULL), 0);
         assert_true(g.damping == 0.01);
-        assert_int_equal(grid_of(&m, &grid), 0);
+        assert_int_equal(level_grid_of(&m, &grid), 0);
         uint8_t *out = room(m.size / 4), *rounded = room(m.size / 4);
         void *scratch = room(gptq_scratch(&g) / 4 + 1);
         float diag[COLS];
@@ -388,12 +388,12 @@ static void correction(void **state)
     }
     struct mat m;
     struct gptq g;
-    struct grid grid;
+    struct level_grid grid;
     struct qrow q;
     assert_int_equal(mat_init(&m, QT_I8, 32, 32, 32, COLS, NULL), 0);
     assert_int_equal(qrow_init(&q, &m, NULL), 0);
     assert_int_equal(gptq_init(&g, linalg_pick(), p, COLS, h, square(COLS), c, NULL), 0);
-    grid_of(&m, &grid);
+    level_grid_of(&m, &grid);
     uint8_t *out = room(m.size / 4);
     void *scratch = room(gptq_scratch(&g) / 4 + 1);
     gptq_tile(&g, linalg_pick(), &m, &grid, w, COLS, 32, &q, out, scratch);

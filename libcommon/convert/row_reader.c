@@ -1,8 +1,8 @@
-#include "libcommon/convert/rows.h"
+#include "libcommon/convert/row_reader.h"
 
 #include <inttypes.h>
 
-#include "libcommon/convert/big.h"
+#include "libcommon/convert/spill.h"
 
 int64_t row_map_at(const struct row_map *m, int64_t i) { return row_map_source(m, i); }
 
@@ -14,29 +14,29 @@ static int64_t n_elements(const struct source_tensor *t)
     return n;
 }
 
-static int wrong_shape(const struct rows *r, const struct source *s, const struct source_tensor *t, int64_t height,
-                       int64_t width, struct err *e)
+static int wrong_shape(const struct row_reader *r, const struct source *s, const struct source_tensor *t,
+                       int64_t height, int64_t width, struct err *e)
 {
     return err_set(e, ERR_SHAPE, "%s: tensor %s: holds %" PRId64 " x %" PRId64 ", %" PRId64 " x %" PRId64
                    " are asked for", s->path, t->name, height, width, r->n, r->cols);
 }
 
 /* Rows [first, end) of the source stay decoded. */
-static int read_whole(struct rows *r, const struct source *s, const struct source_tensor *t, int64_t first, int64_t end,
-                      int64_t width, struct err *e)
+static int read_whole(struct row_reader *r, const struct source *s, const struct source_tensor *t, int64_t first,
+                      int64_t end, int64_t width, struct err *e)
 {
     const uint64_t n = (uint64_t)(end - first) * (uint64_t)width;
-    if (n > SIZE_MAX / sizeof *r->whole || !(r->whole = big_alloc((size_t)n * sizeof *r->whole)))
+    if (n > SIZE_MAX / sizeof *r->whole || !(r->whole = spill_alloc((size_t)n * sizeof *r->whole)))
         return err_nomem(e, t->name);
     r->whole_first = first;
     if (source_read(s, t, first, end - first, r->whole, 1, e) == 0)
         return 0;
-    big_free(r->whole);
+    spill_free(r->whole);
     r->whole = NULL;
     return -1;
 }
 
-static int open_transposed(struct rows *r, const struct source *s, const struct source_tensor *t,
+static int open_transposed(struct row_reader *r, const struct source *s, const struct source_tensor *t,
                            const struct row_map *map, int64_t width, int64_t height, struct err *e)
 {
     const int64_t last = row_map_at(map, (map->slice ? map->slice : r->n) - 1),
@@ -46,10 +46,11 @@ static int open_transposed(struct rows *r, const struct source *s, const struct 
     return read_whole(r, s, t, map->first, end, width, e);
 }
 
-int rows_open(struct rows *r, const struct source *s, const struct source_tensor *t, const struct row_map *map,
+int row_reader_open(struct row_reader *r, const struct source *s, const struct source_tensor *t,
+                    const struct row_map *map,
               int64_t rows, int64_t cols, int vector, struct err *e)
 {
-    *r = (struct rows){ .source = s, .tensor = t, .map = *map, .n = rows, .cols = cols, .vector = vector };
+    *r = (struct row_reader){ .source = s, .tensor = t, .map = *map, .n = rows, .cols = cols, .vector = vector };
     int64_t width = t->n_dims ? t->dim[t->n_dims - 1] : 1, n = n_elements(t), height = width ? n / width : 0;
     if (source_wait(s, t, e) != 0)
         return -1;
@@ -63,7 +64,7 @@ int rows_open(struct rows *r, const struct source *s, const struct source_tensor
     return read_whole(r, s, t, 0, height, width, e);
 }
 
-int rows_read(const struct rows *r, int64_t row, int64_t n, float *out, struct err *e)
+int row_reader_read(const struct row_reader *r, int64_t row, int64_t n, float *out, struct err *e)
 {
     if (r->vector) {
         for (int64_t i = 0; i < r->cols; i++)
@@ -88,9 +89,9 @@ int rows_read(const struct rows *r, int64_t row, int64_t n, float *out, struct e
     return 0;
 }
 
-void rows_close(struct rows *r)
+void row_reader_close(struct row_reader *r)
 {
-    big_free(r->whole);
+    spill_free(r->whole);
     r->whole = NULL;
     if (r->source && r->tensor)
         source_drop(r->source, r->tensor);

@@ -1,4 +1,4 @@
-#include "libcommon/convert/big.h"
+#include "libcommon/convert/spill.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,9 +25,9 @@ static int open_unnamed(const char *beside, struct err *e)
     return fd;
 }
 
-void *big_file(const char *beside, size_t size, struct err *e)
+void *spill_file(const char *beside, size_t size, struct err *e)
 {
-    const size_t all = size + BIG_HEAD;
+    const size_t all = size + SPILL_HEAD;
     int fd, rc = EFBIG;
     void *p = MAP_FAILED;
     if ((fd = open_unnamed(beside, e)) < 0)
@@ -44,5 +44,5 @@ void *big_file(const char *beside, size_t size, struct err *e)
         return NULL;
     }
     *(size_t *)p = all;
-    return (char *)p + BIG_HEAD;
+    return (char *)p + SPILL_HEAD;
 }

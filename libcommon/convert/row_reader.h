@@ -1,7 +1,7 @@
 /* rows.h - rows of one of our tensors, fetched from the tensor of the source that holds them:
  * pieces of fused matrices, interleaved halves, transposed storage. */
-#ifndef ZSE_CONVERT_ROWS_H
-#define ZSE_CONVERT_ROWS_H
+#ifndef ZSE_CONVERT_ROW_READER_H
+#define ZSE_CONVERT_ROW_READER_H
 
 #include <stdint.h>
 
@@ -9,7 +9,7 @@
 #include "libcommon/format/zfile.h"
 #include "libcommon/import/source.h"
 
-struct rows {
+struct row_reader {
     const struct source *source;
     const struct source_tensor *tensor;
     struct row_map map;
@@ -22,12 +22,13 @@ struct rows {
 /* The source's row (element of a vector, column of a transposed tensor) that is our row i. */
 int64_t row_map_at(const struct row_map *m, int64_t i);
 
-/* rows 1 and vector: see struct rows. */
-int rows_open(struct rows *r, const struct source *s, const struct source_tensor *t, const struct row_map *map,
+/* rows 1 and vector: see struct row_reader. */
+int row_reader_open(struct row_reader *r, const struct source *s, const struct source_tensor *t,
+                    const struct row_map *map,
               int64_t rows, int64_t cols, int vector, struct err *e);
 /* Rows [row, row + n) to out [n][cols]; NaN and infinity are refused with tensor, row and
  * column.  Any thread. */
-int rows_read(const struct rows *r, int64_t row, int64_t n, float *out, struct err *e);
-void rows_close(struct rows *r);        /* also lets go of the source's pages */
+int row_reader_read(const struct row_reader *r, int64_t row, int64_t n, float *out, struct err *e);
+void row_reader_close(struct row_reader *r);        /* also lets go of the source's pages */
 
 #endif

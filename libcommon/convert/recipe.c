@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "libcommon/convert/job.h"
+#include "libcommon/convert/internal.h"
 #include "libcommon/import/packed.h"
 #include "libcommon/quant/ggml.h"
 
@@ -43,7 +43,7 @@ int convert_parse_type(struct convert_type *t, const char *name, struct err *e)
                    name, often, fine);
 }
 
-const char *plan_type_name(struct convert_type t)
+const char *convert_type_name(struct convert_type t)
 {
     if (t.kind == CONVERT_TYPE && qtype_info(t.qtype))
         return qtype_info(t.qtype)->option;
@@ -113,7 +113,7 @@ static const struct convert_rule *rule_of(const struct convert_options *o, const
     return found;
 }
 
-enum convert_part plan_part(const struct weight_spec *s)
+enum convert_part recipe_part(const struct weight_spec *s)
 {
     if (s->role == ROLE_HEAD)
         return PART_LM_HEAD;
@@ -145,13 +145,13 @@ enum qtype convert_keep_type(int source_type, int *group_size, int *exact)
     }
 }
 
-int plan_is_float(int source_type)
+int is_float_source(int source_type)
 {
     return source_type == GGML_F32 || source_type == GGML_F16 || source_type == GGML_BF16 || source_type == GGML_F64;
 }
 
 /* Rows of the source's codes are ours, or (what packed.h shows transposed) its columns are. */
-static void find_exact(struct plan *p)
+static void find_exact(struct recipe *p)
 {
     const struct source_tensor *t = p->source;
     if (t->packed) {
@@ -160,14 +160,14 @@ static void find_exact(struct plan *p)
         return;
     }
     p->exact = ggml_exact_type(t->type, &p->exact_group);
-    if (!plan_is_float(t->type) && (p->spec->map.transposed || p->spec->cols % ggml_type_info(t->type)->block))
+    if (!is_float_source(t->type) && (p->spec->map.transposed || p->spec->cols % ggml_type_info(t->type)->block))
         p->exact = -1;
 }
 
 static int is_ternary(enum qtype type) { return qtype_is_ternary(qtype_info(type)); }
 
 /* t3 pads columns to whole groups of 256: t2 where that takes as many bytes. */
-static int set_ternary(struct plan *p, enum qtype type, int group_size, struct err *e)
+static int set_ternary(struct recipe *p, enum qtype type, int group_size, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     struct mat t2;
@@ -183,7 +183,7 @@ static int set_ternary(struct plan *p, enum qtype type, int group_size, struct e
 /* Codes and scales as they are, in the exact type or in another that holds them too.  The
  * channels of a GGUF's 128 are even enough for one activation scale; those of a checkpoint were
  * not scaled to be. */
-static int set_copy(struct plan *p, enum qtype type, int group_size, struct err *e)
+static int set_copy(struct recipe *p, enum qtype type, int group_size, struct err *e)
 {
     p->make = MAKE_COPY;
     if (is_ternary(type) && p->source->packed)
@@ -194,12 +194,12 @@ static int set_copy(struct plan *p, enum qtype type, int group_size, struct err 
 
 /* May the source's codes be copied where `type` with groups of group_size (0: any) is asked for?
  * Then into *copy, *copy_group. */
-static int copies_as(const struct plan *p, enum qtype type, int group_size, enum qtype *copy, int *copy_group)
+static int copies_as(const struct recipe *p, enum qtype type, int group_size, enum qtype *copy, int *copy_group)
 {
     const struct source_tensor *t = p->source;
     *copy = (enum qtype)p->exact;
     *copy_group = p->exact_group;
-    if (p->exact < 0 || plan_is_float(t->type))
+    if (p->exact < 0 || is_float_source(t->type))
         return 0;
     if (is_ternary(*copy) && !t->packed && (is_ternary(type) || type == QT_I4)) {
         *copy = type == QT_T3 && !ggml_fits_t3(t->type, t->data, t->size) ? QT_T2 : type;
@@ -214,7 +214,7 @@ static int copies_as(const struct plan *p, enum qtype type, int group_size, enum
 }
 
 /* (Re)plan one tensor as a number format; rule: how to make it ternary. */
-static int set_quant(struct plan *p, enum qtype type, int group_size, enum ternary_fit rule, struct err *e)
+static int set_quant(struct recipe *p, enum qtype type, int group_size, enum ternary_fit rule, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     const struct qtype_info *t = qtype_info(type);
@@ -237,16 +237,16 @@ static int set_quant(struct plan *p, enum qtype type, int group_size, enum terna
     return mat_init(&p->m, type, group_size, qtype_takes_floats(qtype_info(type)) ? 0 : 32, s->rows, s->cols, e);
 }
 
-int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e)
+int recipe_set(struct recipe *p, enum qtype type, int group_size, struct err *e)
 {
     return set_quant(p, type, group_size, TERNARY_FIT, e);
 }
 
-static int set_keep(struct plan *p, struct err *e)
+static int set_keep(struct recipe *p, struct err *e)
 {
     const struct weight_spec *s = p->spec;
     int group, exact, source = p->source->type;
-    if (p->exact >= 0 && !plan_is_float(source))
+    if (p->exact >= 0 && !is_float_source(source))
         return set_copy(p, p->source->packed && is_ternary((enum qtype)p->exact) ? QT_T3 : (enum qtype)p->exact,
                         p->exact_group, e);
     enum qtype type = convert_keep_type(source, &group, &exact);
@@ -265,13 +265,13 @@ static int set_keep(struct plan *p, struct err *e)
 
 /* A matrix that was trained to be ternary: codes as in the packed checkpoint, or those of the
  * floats that were trained. */
-static int set_bitnet(struct plan *p, enum qtype type, struct err *e)
+static int set_bitnet(struct recipe *p, enum qtype type, struct err *e)
 {
     p->make = !p->source->packed ? MAKE_ABSMEAN : p->exact >= 0 ? MAKE_COPY : MAKE_NEAR;
     return set_ternary(p, type, type == QT_T2 && p->spec->cols % 256 == 0 ? 256 : 0, e);        /* one scale for all: as few copies of it as go without padding */
 }
 
-static int matches(const struct convert_options *o, const struct plan *p)
+static int matches(const struct convert_options *o, const struct recipe *p)
 {
     for (int i = 0; i < o->n_skip; i++)
         if (fnmatch(o->skip[i], p->spec->name, 0) == 0 || fnmatch(o->skip[i], p->source->name, 0) == 0)
@@ -286,20 +286,20 @@ static enum qtype router_type(struct convert_type type, int source_type)
     return as_is && source_type == GGML_BF16 ? QT_BF16 : as_is && source_type == GGML_F16 ? QT_F16 : QT_F32;
 }
 
-static int set_type(struct job *j, struct plan *p, struct convert_type type, struct err *e)
+static int set_type(struct conversion *cv, struct recipe *p, struct convert_type type, struct err *e)
 {
     if (type.kind == CONVERT_KEEP)
         return set_keep(p, e);
     /* mixed begins with 8 bits everywhere; mixed_assign goes from there */
-    return set_quant(p, type.kind == CONVERT_MIXED ? QT_I8 : type.qtype, j->o->group_size, j->o->ternary, e);
+    return set_quant(p, type.kind == CONVERT_MIXED ? QT_I8 : type.qtype, cv->o->group_size, cv->o->ternary, e);
 }
 
 /* The type of one tensor under `type` for the whole model. */
-static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, struct err *e)
+static int recipe_tensor(struct conversion *cv, struct recipe *p, struct convert_type type, struct err *e)
 {
-    const struct convert_options *o = j->o;
-    enum convert_part part = plan_part(p->spec);
-    p->input = input_of(&j->config, p->spec);
+    const struct convert_options *o = cv->o;
+    enum convert_part part = recipe_part(p->spec);
+    p->input = input_of(&cv->config, p->spec);
     p->fixed = 0;
     if (p->spec->is_vector) {
         p->make = MAKE_VECTOR;
@@ -309,7 +309,7 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
                            p->source->name, p->spec->rows, p->spec->cols);
         return 0;
     }
-    if (part == PART_EMBEDDINGS && j->config.tied && p->spec->role == ROLE_EMBED && o->part[PART_LM_HEAD].set &&
+    if (part == PART_EMBEDDINGS && cv->config.tied && p->spec->role == ROLE_EMBED && o->part[PART_LM_HEAD].set &&
         !o->part[PART_EMBEDDINGS].set)
         part = PART_LM_HEAD;                /* one matrix is both */
     if (p->spec->role == ROLE_ROUTER || p->spec->role == ROLE_SHARED_ROUTER || p->spec->role == ROLE_IN_BA) {     /* small, and an error here sends tokens elsewhere */
@@ -324,14 +324,14 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
     const struct convert_rule *rule = rule_of(o, p->spec, part);
     if (rule) {
         p->fixed = rule->type.kind != CONVERT_MIXED;
-        return set_type(j, p, rule->type, e);
+        return set_type(cv, p, rule->type, e);
     }
-    const int bitnet = strcmp(j->config.arch, "bitnet") == 0 && p->spec->layer >= 0;
+    const int bitnet = strcmp(cv->config.arch, "bitnet") == 0 && p->spec->layer >= 0;
     if (o->part[part].set) {
         p->fixed = o->part[part].type.kind != CONVERT_MIXED;
-        return set_type(j, p, o->part[part].type, e);
+        return set_type(cv, p, o->part[part].type, e);
     }
-    if (bitnet && (o->keep_grid || (type.kind == CONVERT_KEEP && j->source->quantization) ||
+    if (bitnet && (o->keep_grid || (type.kind == CONVERT_KEEP && cv->source->quantization) ||
                    (type.kind == CONVERT_TYPE && is_ternary(type.qtype))))
         return set_bitnet(p, type.kind == CONVERT_TYPE && type.qtype == QT_T2 ? QT_T2 : QT_T3, e);
     if (o->keep_grid && p->source->packed && p->exact >= 0 &&
@@ -340,18 +340,18 @@ static int plan_tensor(struct job *j, struct plan *p, struct convert_type type, 
     const int compressed = p->spec->role == ROLE_K_B || p->spec->role == ROLE_V_B;      /* read by every head of every token: 8 bits */
     int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD || compressed;
     if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8) {    /* or the source's own grid where a type holds it */
-        if (!plan_is_float(p->source->type) && p->exact >= 0)
+        if (!is_float_source(p->source->type) && p->exact >= 0)
             return set_keep(p, e);
-        return plan_set(p, is_ternary(type.qtype) && !compressed ? QT_M6 : QT_I8, 0, e);        /* beside ternary layers the head is a third of what a token reads */
+        return recipe_set(p, is_ternary(type.qtype) && !compressed ? QT_M6 : QT_I8, 0, e);        /* beside ternary layers the head is a third of what a token reads */
     }
-    return set_type(j, p, type, e);
+    return set_type(cv, p, type, e);
 }
 
-uint64_t plan_bytes(const struct job *j)
+uint64_t recipes_bytes(const struct conversion *cv)
 {
     uint64_t sum = 0;
-    for (int i = 0; i < j->n_plans; i++)
-        sum += j->plans[i].m.size;
+    for (int i = 0; i < cv->n_recipes; i++)
+        sum += cv->recipes[i].m.size;
     return sum;
 }
 
@@ -368,34 +368,34 @@ static const struct { unsigned roles; int first_layers; enum qtype type; } finer
         { 1u << ROLE_UP, 0, QT_M5 }, { 1u << ROLE_GATE, 0, QT_M5 },
 };
 
-static int is_head(const struct job *j, const struct plan *p)
+static int is_head(const struct conversion *cv, const struct recipe *p)
 {
-    return p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && j->config.tied);
+    return p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && cv->config.tied);
 }
 
-static int is_end(const struct plan *p)
+static int is_end(const struct recipe *p)
 {
-    return plan_part(p->spec) == PART_EMBEDDINGS || plan_part(p->spec) == PART_LM_HEAD;
+    return recipe_part(p->spec) == PART_EMBEDDINGS || recipe_part(p->spec) == PART_LM_HEAD;
 }
 
-static int plan_finer(struct job *j, struct err *e)
+static int plan_finer(struct conversion *cv, struct err *e)
 {
-    if (config_has_ff(&j->config, FF_MOE))
+    if (config_has_ff(&cv->config, FF_MOE))
         return 0;
     uint64_t limit = 0, used = 0;
-    for (int i = 0; i < j->n_plans; i++) {
-        struct plan *p = &j->plans[i];
+    for (int i = 0; i < cv->n_recipes; i++) {
+        struct recipe *p = &cv->recipes[i];
         if (p->make != MAKE_QUANT || p->fixed)
             continue;
-        limit += !is_end(p) || is_head(j, p) ? p->m.size : 0;
-        if (is_end(p) && plan_set(p, QT_M6, 0, e))
+        limit += !is_end(p) || is_head(cv, p) ? p->m.size : 0;
+        if (is_end(p) && recipe_set(p, QT_M6, 0, e))
             return -1;
-        used += !is_end(p) || is_head(j, p) ? p->m.size : 0;
+        used += !is_end(p) || is_head(cv, p) ? p->m.size : 0;
     }
     limit += limit / 25;
     for (size_t k = 0; k < sizeof finer / sizeof *finer; k++)
-        for (int i = 0; i < j->n_plans; i++) {
-            struct plan *p = &j->plans[i];
+        for (int i = 0; i < cv->n_recipes; i++) {
+            struct recipe *p = &cv->recipes[i];
             struct mat m;
             if (p->make != MAKE_QUANT || p->fixed || is_end(p) || p->m.type != QT_NL4 ||
                 !(finer[k].roles >> p->spec->role & 1) ||
@@ -411,107 +411,110 @@ static int plan_finer(struct job *j, struct err *e)
     return 0;
 }
 
-static int plan_all(struct job *j, struct convert_type type, struct err *e)
+static int recipes_of_type(struct conversion *cv, struct convert_type type, struct err *e)
 {
-    for (int i = 0; i < j->n_plans; i++)
-        if (plan_tensor(j, &j->plans[i], type, e))
-            return err_prefix(e, "tensor %s", j->plans[i].source->name);
-    return type.kind == CONVERT_TYPE && type.qtype == QT_NL4 ? plan_finer(j, e) : 0;
+    for (int i = 0; i < cv->n_recipes; i++)
+        if (recipe_tensor(cv, &cv->recipes[i], type, e))
+            return err_prefix(e, "tensor %s", cv->recipes[i].source->name);
+    return type.kind == CONVERT_TYPE && type.qtype == QT_NL4 ? plan_finer(cv, e) : 0;
 }
 
 /* The floats in which most of the source's weights are stored. */
-static enum qtype stored_float(const struct job *j)
+static enum qtype stored_float(const struct conversion *cv)
 {
     uint64_t bytes[3] = { 0 };
-    for (int i = 0; i < j->n_plans; i++) {
-        int t = j->plans[i].source->type;
-        bytes[t == GGML_F32 ? 0 : t == GGML_BF16 ? 1 : 2] += j->plans[i].source->size;
+    for (int i = 0; i < cv->n_recipes; i++) {
+        int t = cv->recipes[i].source->type;
+        bytes[t == GGML_F32 ? 0 : t == GGML_BF16 ? 1 : 2] += cv->recipes[i].source->size;
     }
     return bytes[0] > bytes[1] + bytes[2] ? QT_F32 : bytes[1] > bytes[2] ? QT_BF16 : QT_F16;
 }
 
-static int fit(struct job *j, struct err *e)
+static int fit(struct conversion *cv, struct err *e)
 {
-    enum qtype stored = stored_float(j);
+    enum qtype stored = stored_float(cv);
     const enum qtype ladder[] = { stored, stored == QT_F32 ? QT_F16 : stored, QT_I8, QT_M6, QT_M5, QT_NL4 };
     for (size_t i = 0; i < sizeof ladder / sizeof *ladder; i++) {
         struct convert_type t = { CONVERT_TYPE, ladder[i] };
-        if (plan_all(j, t, e))
+        if (recipes_of_type(cv, t, e))
             return -1;
-        if (plan_bytes(j) <= j->o->target_bytes) {
-            j->report->type = t;
+        if (recipes_bytes(cv) <= cv->o->target_bytes) {
+            cv->report->type = t;
             return 0;
         }
     }
-    if (j->o->synthetic)
+    if (cv->o->synthetic)
         return err_set(e, ERR_LIMIT, "%s: the smallest single type, nl4, takes %" PRIu64
-                       " bytes, more than the target of %" PRIu64, j->source->path, plan_bytes(j), j->o->target_bytes);
-    j->report->type = (struct convert_type){ CONVERT_MIXED, 0 };
-    return plan_all(j, j->report->type, e);
+                       " bytes, more than the target of %" PRIu64, cv->source->path, recipes_bytes(cv),
+                       cv->o->target_bytes);
+    cv->report->type = (struct convert_type){ CONVERT_MIXED, 0 };
+    return recipes_of_type(cv, cv->report->type, e);
 }
 
 /* A glob with a slip of the pen would leave tensors rounded that were to stay. */
-static void note_idle_globs(const struct job *j)
+static void note_idle_globs(const struct conversion *cv)
 {
-    const struct convert_options *o = j->o;
+    const struct convert_options *o = cv->o;
     for (int i = 0; i < o->n_skip; i++) {
         struct convert_options one = { .skip = &o->skip[i], .n_skip = 1 };
         int used = 0;
-        for (int k = 0; k < j->n_plans && !used; k++)
-            used = matches(&one, &j->plans[k]);
+        for (int k = 0; k < cv->n_recipes && !used; k++)
+            used = matches(&one, &cv->recipes[k]);
         if (!used)
-            job_note(j, "warning: --skip '%s': no tensor has such a name", o->skip[i]);
+            conversion_note(cv, "warning: --skip '%s': no tensor has such a name", o->skip[i]);
     }
 }
 
-static void note_idle_rules(const struct job *j)
+static void note_idle_rules(const struct conversion *cv)
 {
-    const struct convert_options *o = j->o;
+    const struct convert_options *o = cv->o;
     for (int i = 0; i < o->n_rules; i++) {
         const struct convert_options one = { .rules = &o->rules[i], .n_rules = 1 };
         int used = 0;
-        for (int k = 0; k < j->n_plans && !used; k++)
-            used = !j->plans[k].spec->is_vector && rule_of(&one, j->plans[k].spec, plan_part(j->plans[k].spec));
+        for (int k = 0; k < cv->n_recipes && !used; k++)
+            used = !cv->recipes[k].spec->is_vector &&
+                   rule_of(&one, cv->recipes[k].spec, recipe_part(cv->recipes[k].spec));
         if (!used)
-            job_note(j, "warning: --quant %.*s: this model has no such matrix", o->rules[i].text_len, o->rules[i].text);
+            conversion_note(cv, "warning: --quant %.*s: this model has no such matrix", o->rules[i].text_len,
+                            o->rules[i].text);
     }
 }
 
-int plan_make(struct job *j, struct err *e)
+int recipes_make(struct conversion *cv, struct err *e)
 {
-    const struct convert_options *o = j->o;
-    if (o->part[PART_LM_HEAD].set && o->part[PART_EMBEDDINGS].set && j->config.tied &&
+    const struct convert_options *o = cv->o;
+    if (o->part[PART_LM_HEAD].set && o->part[PART_EMBEDDINGS].set && cv->config.tied &&
         memcmp(&o->part[PART_LM_HEAD].type, &o->part[PART_EMBEDDINGS].type, sizeof o->part[0].type))
         return err_set(e, ERR_UNSUPPORTED, "%s: the head is the embedding, one type for both is needed",
-                       j->source->path);
-    note_idle_globs(j);
-    note_idle_rules(j);
-    for (int i = 0; i < j->n_plans; i++)
-        find_exact(&j->plans[i]);
-    j->report->type = o->type;
+                       cv->source->path);
+    note_idle_globs(cv);
+    note_idle_rules(cv);
+    for (int i = 0; i < cv->n_recipes; i++)
+        find_exact(&cv->recipes[i]);
+    cv->report->type = o->type;
     if (o->type.kind == CONVERT_FIT) {
         if (!o->target_bytes)
             return err_set(e, ERR_UNSUPPORTED, "a target size is needed to choose a type that fits it");
-        if (fit(j, e))
+        if (fit(cv, e))
             return -1;
-    } else if (plan_all(j, o->type, e)) {
+    } else if (recipes_of_type(cv, o->type, e)) {
         return -1;
     }
-    if (j->report->type.kind == CONVERT_MIXED && !o->target_bytes)
+    if (cv->report->type.kind == CONVERT_MIXED && !o->target_bytes)
         return err_set(e, ERR_UNSUPPORTED, "mixed needs a target size: it spends the bytes where they count most");
-    if (j->report->type.kind != CONVERT_MIXED && o->target_bytes && plan_bytes(j) > o->target_bytes)
+    if (cv->report->type.kind != CONVERT_MIXED && o->target_bytes && recipes_bytes(cv) > o->target_bytes)
         return err_set(e, ERR_LIMIT, "%s: as %s the weights take %" PRIu64 " bytes, more than the target of %" PRIu64,
-                       j->source->path, plan_type_name(j->report->type), plan_bytes(j), o->target_bytes);
+                       cv->source->path, convert_type_name(cv->report->type), recipes_bytes(cv), o->target_bytes);
     return 0;
 }
 
-int plan_activations(struct job *j, struct err *e)
+int recipes_activations(struct conversion *cv, struct err *e)
 {
-    for (int i = 0; i < j->n_plans; i++) {
-        struct plan *p = &j->plans[i];
+    for (int i = 0; i < cv->n_recipes; i++) {
+        struct recipe *p = &cv->recipes[i];
         const int down = p->spec->role == ROLE_EXPERT_DOWN;
-        const struct layer_calib *l = j->calib && p->spec->layer >= 0 ? &j->calib[p->spec->layer] : NULL;
-        int scaled = j->o->synthetic ? j->o->effort != CONVERT_FAST : !l ? 0 : down ? l->experts &&
+        const struct layer_calib *l = cv->calib && p->spec->layer >= 0 ? &cv->calib[p->spec->layer] : NULL;
+        int scaled = cv->o->synthetic ? cv->o->effort != CONVERT_FAST : !l ? 0 : down ? l->experts &&
                      l->experts[p->spec->expert].scale : p->input >= 0 && l->scale[p->input];
         if (p->make != MAKE_QUANT || is_ternary(p->m.type) || qtype_takes_floats(qtype_info(p->m.type)) || (p->input < 0 && !down) || !scaled)        /* ternary ones have 128 */
             continue;

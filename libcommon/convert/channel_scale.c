@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/convert/job.h"
+#include "libcommon/convert/internal.h"
 #include "libcommon/kernels/kernels.h"
 
 static int ends_in(const char *name, const char *end)
@@ -21,20 +21,20 @@ static int ends_in(const char *name, const char *end)
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-static int has(const struct job *j, int layer, const char *end)
+static int has(const struct conversion *cv, int layer, const char *end)
 {
-    for (int i = 0; i < j->n_plans; i++)
-        if (j->plans[i].spec->layer == layer && ends_in(j->plans[i].spec->name, end))
+    for (int i = 0; i < cv->n_recipes; i++)
+        if (cv->recipes[i].spec->layer == layer && ends_in(cv->recipes[i].spec->name, end))
             return 1;
     return 0;
 }
 
 /* Are all matrices of these roles in the layer rounded (not copied, not floats)? */
-static int all_rounded(const struct job *j, int layer, unsigned roles)
+static int all_rounded(const struct conversion *cv, int layer, unsigned roles)
 {
     int n = 0;
-    for (int i = 0; i < j->n_plans; i++) {
-        const struct plan *p = &j->plans[i];
+    for (int i = 0; i < cv->n_recipes; i++) {
+        const struct recipe *p = &cv->recipes[i];
         if (p->spec->layer != layer || p->spec->is_vector || !(roles >> p->spec->role & 1))
             continue;
         if (p->make != MAKE_QUANT)
@@ -83,9 +83,9 @@ static float *shared_strength(const struct config *c, const float *d)
     return out;
 }
 
-static int fold_o(struct job *j, struct layer_calib *l, float alpha, struct err *e)
+static int scale_o(struct conversion *cv, struct layer_calib *l, float alpha, struct err *e)
 {
-    const struct config *c = &j->config;
+    const struct config *c = &cv->config;
     int dim = c->head_dim, share = c->n_heads / c->n_kv_heads;
     float *d = shared_strength(c, l->strength[INPUT_O]);
     l->v_scale = d ? scales_from(d, c->n_kv_heads * dim, alpha) : NULL;
@@ -101,9 +101,9 @@ static int fold_o(struct job *j, struct layer_calib *l, float alpha, struct err 
 
 /* o of a layer with a state: by element of what norms it, which delta net's heads share; or by
  * channel of the convolution. */
-static int fold_state_o(struct job *j, struct layer_calib *l, int layer, float alpha, struct err *e)
+static int scale_state_o(struct conversion *cv, struct layer_calib *l, int layer, float alpha, struct err *e)
 {
-    const struct config *c = &j->config;
+    const struct config *c = &cv->config;
     const int width = recurrent_width(c, layer), n = c->mixer[layer] == MIXER_DELTA ? c->recurrent.head_dim : width,
               share = width / n;
     float *d = calloc((size_t)n, sizeof *d);
@@ -119,20 +119,20 @@ static int fold_state_o(struct job *j, struct layer_calib *l, int layer, float a
     return 0;
 }
 
-static int fold_input(struct layer_calib *l, int input, int n, float alpha, struct err *e)
+static int scale_input(struct layer_calib *l, int input, int n, float alpha, struct err *e)
 {
     l->scale[input] = scales_from(l->strength[input], n, alpha);
     return l->scale[input] ? 0 : err_nomem(e, "channel scales");
 }
 
 /* Every expert's own; where few tokens came, mostly that of all experts together. */
-static int fold_experts(struct job *j, struct layer_calib *l, float alpha, struct err *e)
+static int scale_experts(struct conversion *cv, struct layer_calib *l, float alpha, struct err *e)
 {
-    const int n = j->config.moe.intermediate_size;
+    const int n = cv->config.moe.intermediate_size;
     float *d = l->experts ? malloc((size_t)n * sizeof *d) : NULL;
     if (!l->experts)
         return 0;
-    for (int i = 0; i < j->config.moe.n_experts && d; i++) {
+    for (int i = 0; i < cv->config.moe.n_experts && d; i++) {
         struct expert_calib *x = &l->experts[i];
         expert_strength(x->down, x->n_tokens, l->down_strength, n, d);
         free(x->scale);
@@ -140,15 +140,15 @@ static int fold_experts(struct job *j, struct layer_calib *l, float alpha, struc
         if (!x->scale)
             break;
     }
-    const int ok = d && l->experts[j->config.moe.n_experts - 1].scale;
+    const int ok = d && l->experts[cv->config.moe.n_experts - 1].scale;
     free(d);
     return ok ? 0 : err_nomem(e, "channel scales");
 }
 
-int fold_layer(struct job *j, int layer, float alpha, struct err *e)
+int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct err *e)
 {
-    const struct config *c = &j->config;
-    struct layer_calib *l = &j->calib[layer];
+    const struct config *c = &cv->config;
+    struct layer_calib *l = &cv->calib[layer];
     const int mla = c->mixer[layer] == MIXER_MLA, q_a = mla && c->mla.q_rank, moe = c->ff[layer] == FF_MOE;
     const int state = mixer_has_state(c->mixer[layer]);
     const unsigned qkv = state ? 1u << ROLE_IN | 1u << ROLE_IN_Z : q_a ? 1u << ROLE_Q_A | 1u << ROLE_KV_A : mla ? 1u <<
@@ -161,9 +161,9 @@ int fold_layer(struct job *j, int layer, float alpha, struct err *e)
     }
     free(l->v_scale);
     l->v_scale = NULL;
-    if (l->strength[INPUT_QKV] && has(j, layer, ".attn_norm.weight") &&
-        all_rounded(j, layer, parallel ? qkv | mlp : qkv)) {
-        if (fold_input(l, INPUT_QKV, c->hidden_size, alpha, e))
+    if (l->strength[INPUT_QKV] && has(cv, layer, ".attn_norm.weight") &&
+        all_rounded(cv, layer, parallel ? qkv | mlp : qkv)) {
+        if (scale_input(l, INPUT_QKV, c->hidden_size, alpha, e))
             return -1;
         if (parallel) {
             l->scale[INPUT_MLP] = malloc((size_t)c->hidden_size * sizeof(float));
@@ -172,55 +172,56 @@ int fold_layer(struct job *j, int layer, float alpha, struct err *e)
             memcpy(l->scale[INPUT_MLP], l->scale[INPUT_QKV], (size_t)c->hidden_size * sizeof(float));
         }
     }
-    if (!parallel && l->strength[INPUT_MLP] && has(j, layer, ".mlp_norm.weight") && all_rounded(j, layer, mlp))
-        if (fold_input(l, INPUT_MLP, c->hidden_size, alpha, e))
+    if (!parallel && l->strength[INPUT_MLP] && has(cv, layer, ".mlp_norm.weight") && all_rounded(cv, layer, mlp))
+        if (scale_input(l, INPUT_MLP, c->hidden_size, alpha, e))
             return -1;
-    if (q_a && l->strength[INPUT_Q_A] && all_rounded(j, layer, 1u << ROLE_Q) &&
-        fold_input(l, INPUT_Q_A, c->mla.q_rank, alpha, e))
+    if (q_a && l->strength[INPUT_Q_A] && all_rounded(cv, layer, 1u << ROLE_Q) &&
+        scale_input(l, INPUT_Q_A, c->mla.q_rank, alpha, e))
         return -1;
-    if (moe && c->moe.act_limit == 0 && all_rounded(j, layer, 1u << ROLE_EXPERT_UP | 1u << ROLE_EXPERT_DOWN) &&
-        fold_experts(j, l, alpha, e))
+    if (moe && c->moe.act_limit == 0 && all_rounded(cv, layer, 1u << ROLE_EXPERT_UP | 1u << ROLE_EXPERT_DOWN) &&
+        scale_experts(cv, l, alpha, e))
         return -1;
-    if (state && l->strength[INPUT_O] && all_rounded(j, layer, 1u << ROLE_O) && fold_state_o(j, l, layer, alpha, e))
+    if (state && l->strength[INPUT_O] && all_rounded(cv, layer, 1u << ROLE_O) && scale_state_o(cv, l, layer, alpha, e))
         return -1;
-    if (!mla && !state && l->strength[INPUT_O] && c->clip_qkv == 0 && !has(j, layer, ".attn_sub_norm.weight") &&
-        all_rounded(j, layer, 1u << ROLE_V | 1u << ROLE_O) && fold_o(j, l, alpha, e))
+    if (!mla && !state && l->strength[INPUT_O] && c->clip_qkv == 0 && !has(cv, layer, ".attn_sub_norm.weight") &&
+        all_rounded(cv, layer, 1u << ROLE_V | 1u << ROLE_O) && scale_o(cv, l, alpha, e))
         return -1;
-    int homogeneous = !has(j, layer, ".mlp_sub_norm.weight") && (c->gated || c->act == ACT_RELU || c->act == ACT_RELU2);
-    if (l->strength[INPUT_DOWN] && homogeneous && all_rounded(j, layer, 1u << ROLE_UP | 1u << ROLE_DOWN))
-        return fold_input(l, INPUT_DOWN, config_mlp_size(c, layer), alpha, e);
+    int homogeneous = !has(cv, layer, ".mlp_sub_norm.weight") &&
+                      (c->gated || c->act == ACT_RELU || c->act == ACT_RELU2);
+    if (l->strength[INPUT_DOWN] && homogeneous && all_rounded(cv, layer, 1u << ROLE_UP | 1u << ROLE_DOWN))
+        return scale_input(l, INPUT_DOWN, config_mlp_size(c, layer), alpha, e);
     return 0;
 }
 
-struct fold fold_of(const struct job *j, const struct plan *p)
+struct channel_scale channel_scale_of(const struct conversion *cv, const struct recipe *p)
 {
     const struct weight_spec *s = p->spec;
-    struct fold f = { .row_power = 1 };
-    if (!j->calib || s->layer < 0)
+    struct channel_scale f = { .row_power = 1 };
+    if (!cv->calib || s->layer < 0)
         return f;
-    const struct layer_calib *l = &j->calib[s->layer];
+    const struct layer_calib *l = &cv->calib[s->layer];
     if (s->is_vector) {
         int weight = ends_in(s->name, ".weight");
         f.is_norm = 1;
         const int normed = !ends_in(s->name, ".q_a_norm.weight") && !ends_in(s->name, ".gate_norm.weight") &&
                            !ends_in(s->name, ".conv.weight");
-        f.offset = weight && normed ? j->config.norm_offset : 0;
+        f.offset = weight && normed ? cv->config.norm_offset : 0;
         if (ends_in(s->name, ".attn_norm.weight") || ends_in(s->name, ".attn_norm.bias"))
             f.col = l->scale[INPUT_QKV];
         else if (ends_in(s->name, ".mlp_norm.weight") || ends_in(s->name, ".mlp_norm.bias"))
-            f.col = j->config.block == BLOCK_PARALLEL ? NULL : l->scale[INPUT_MLP];
+            f.col = cv->config.block == BLOCK_PARALLEL ? NULL : l->scale[INPUT_MLP];
         else if (ends_in(s->name, ".q_a_norm.weight"))
             f.col = l->scale[INPUT_Q_A];
         else if (s->expert >= 0)
             f.col = ends_in(s->name, ".up_proj.bias") && l->experts ? l->experts[s->expert].scale : NULL;
         else if (ends_in(s->name, ".v_proj.bias") || ends_in(s->name, ".gate_norm.weight"))
             f.col = l->v_scale;
-        else if (j->config.mixer[s->layer] == MIXER_CONV &&
+        else if (cv->config.mixer[s->layer] == MIXER_CONV &&
                  (ends_in(s->name, ".conv.weight") || ends_in(s->name, ".conv.bias")))
             f.col = l->v_scale;
         else if (ends_in(s->name, ".up_proj.bias")) {
             f.col = l->scale[INPUT_DOWN];
-            f.row_power = !j->config.gated && j->config.act == ACT_RELU2 ? 0.5f : 1;
+            f.row_power = !cv->config.gated && cv->config.act == ACT_RELU2 ? 0.5f : 1;
         }
         return f;
     }
@@ -238,19 +239,19 @@ struct fold fold_of(const struct job *j, const struct plan *p)
         f.row = l->v_scale;
     if (s->role == ROLE_UP) {
         f.row = l->scale[INPUT_DOWN];
-        f.row_power = !j->config.gated && j->config.act == ACT_RELU2 ? 0.5f : 1;
+        f.row_power = !cv->config.gated && cv->config.act == ACT_RELU2 ? 0.5f : 1;
     }
     return f;
 }
 
-void fold_row(const struct fold *f, int64_t row, float *x, int64_t cols)
+void channel_scale_row(const struct channel_scale *f, int64_t row, float *x, int64_t cols)
 {
     float by = !f->row ? 1 : f->row_power == 1 ? f->row[row] : powf(f->row[row], f->row_power);
     for (int64_t i = 0; i < cols && (f->col || f->row); i++)
         x[i] = x[i] * (f->col ? f->col[i] : 1) / by;
 }
 
-void fold_vector(const struct fold *f, float *x, int64_t n)
+void channel_scale_vector(const struct channel_scale *f, float *x, int64_t n)
 {
     for (int64_t i = 0; i < n && f->col; i++) {
         float by = f->row_power == 1 ? f->col[i] : powf(f->col[i], f->row_power);

@@ -23,7 +23,7 @@
 #include <string.h>
 
 #include "libcommon/convert/assemble.h"
-#include "libcommon/convert/big.h"
+#include "libcommon/convert/spill.h"
 #include "libcommon/convert/calibrate.h"
 #include "libcommon/convert/gptq.h"
 
@@ -31,11 +31,11 @@ static const float alpha_good = 0.5f, alpha_best = 0.25f;
 
 /* ---- what does not need feedback: into memory as encode.c makes it ---- */
 
-struct memory { uint8_t *data; size_t at; };
+struct sink_buffer { uint8_t *data; size_t at; };
 
 static int remember(void *user, const void *data, size_t n, struct err *e)
 {
-    struct memory *m = user;
+    struct sink_buffer *m = user;
     (void)e;
     memcpy(m->data + m->at, data, n);
     m->at += n;
@@ -43,7 +43,7 @@ static int remember(void *user, const void *data, size_t n, struct err *e)
 }
 
 /* Put p->data in its place in the quantized twin. */
-static int place(struct job *j, struct calibration *c, struct plan *p, struct err *e)
+static int place(struct conversion *cv, struct calibration *c, struct recipe *p, struct err *e)
 {
     struct weight_place to = weight_place(&c->q, p->spec);
     float *v = (float *)(void *)p->data;
@@ -53,44 +53,44 @@ static int place(struct job *j, struct calibration *c, struct plan *p, struct er
         return 0;
     }
     *to.plain = v;
-    if (to.norm && to.plain == &to.norm->w && j->config.norm == NORM_LAYER && j->config.norm_offset != 0 &&
-        p->spec->cols == j->config.hidden_size) {
+    if (to.norm && to.plain == &to.norm->w && cv->config.norm == NORM_LAYER && cv->config.norm_offset != 0 &&
+        p->spec->cols == cv->config.hidden_size) {
         float *w = calibrate_alloc(c, HOLD_WEIGHTS, p->m.size, e);
         if (!w)
             return -1;
         for (int64_t i = 0; i < p->spec->cols; i++)
-            w[i] = v[i] + j->config.norm_offset;
+            w[i] = v[i] + cv->config.norm_offset;
         *to.plain = w;
     }
     return 0;
 }
 
-static int is_fed_back(const struct plan *p)
+static int is_fed_back(const struct recipe *p)
 {
     return p->make == MAKE_QUANT && (p->input >= 0 || p->spec->role == ROLE_EXPERT_DOWN);
 }
 
 /* Room for the tensor as the new file will have it. */
-static uint8_t *hold_result(const struct calibration *c, const struct plan *p, struct err *e)
+static uint8_t *hold_result(const struct calibration *c, const struct recipe *p, struct err *e)
 {
     return calibrate_hold(c, p->spec->expert >= 0 ? HOLD_EXPERT : HOLD_ROUNDED, p->m.size, p->source->name, e);
 }
 
 /* expert -1: what belongs to none. */
-static int encode_rest(struct job *j, struct calibration *c, int layer, int expert, struct err *e)
+static int encode_rest(struct conversion *cv, struct calibration *c, int layer, int expert, struct err *e)
 {
-    for (int i = 0; i < j->n_plans; i++) {
-        struct plan *p = &j->plans[i];
+    for (int i = 0; i < cv->n_recipes; i++) {
+        struct recipe *p = &cv->recipes[i];
         if (p->spec->layer != layer || p->spec->expert != expert || is_fed_back(p))
             continue;
-        struct memory m = { .data = hold_result(c, p, e) };
-        uint64_t done = j->done;
+        struct sink_buffer m = { .data = hold_result(c, p, e) };
+        uint64_t done = cv->done;
         if (!m.data)
             return -1;
-        int rc = encode_tensor(j, p, remember, &m, e);
-        j->done = done;
+        int rc = encode_tensor(cv, p, remember, &m, e);
+        cv->done = done;
         p->data = m.data;
-        if (rc || place(j, c, p, e))
+        if (rc || place(cv, c, p, e))
             return -1;
     }
     return 0;
@@ -98,8 +98,8 @@ static int encode_rest(struct job *j, struct calibration *c, int layer, int expe
 
 /* ---- Gram matrices ---- */
 
-struct watch {
-    struct job *j;
+struct gram_hook {
+    struct conversion *cv;
     struct calibration *c;
     int input, window, seen;
     const struct inputs *kept;          /* of the float model */
@@ -111,7 +111,7 @@ struct watch {
 
 static int watch_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
 {
-    struct watch *w = user;
+    struct gram_hook *w = user;
     (void)layer;
     if (w->mlp && calibrate_input(role) == INPUT_MLP) {
         for (int t = 0; t < n_tokens; t++)
@@ -128,27 +128,28 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
         for (int k = 0; k < cols; k++)
             diff[k] = (w->scale ? f[k] / w->scale[k] : f[k]) - to[k];
     }
-    linalg_pack(w->j->pool, w->px, w->x, N, (int)N, n_tokens);
-    linalg_pack(w->j->pool, w->pd, w->diff, N, (int)N, n_tokens);
-    linalg_gram(w->c->ops, w->j->pool, w->h, (int)N, w->px, n_tokens);
-    linalg_cross(w->c->ops, w->j->pool, w->cross, (int)N, w->pd, w->px, n_tokens);
+    linalg_pack(w->cv->pool, w->px, w->x, N, (int)N, n_tokens);
+    linalg_pack(w->cv->pool, w->pd, w->diff, N, (int)N, n_tokens);
+    linalg_gram(w->c->ops, w->cv->pool, w->h, (int)N, w->px, n_tokens);
+    linalg_cross(w->c->ops, w->cv->pool, w->cross, (int)N, w->pd, w->px, n_tokens);
     w->seen = 1;
     return 1;                           /* the rest of the layer is of no interest now */
 }
 
 /* Up to w->input; behind a shared MLP no expert need be there. */
-static int run_window(struct job *j, struct calibration *c, int layer, struct watch *w, float *x, struct err *e)
+static int run_window(struct conversion *cv, struct calibration *c, int layer, struct gram_hook *w, float *x,
+                      struct err *e)
 {
-    const struct cpu_tap tap = { .input = watch_input, .user = w };
+    const struct cpu_hook hook = { .input = watch_input, .user = w };
     struct cpu_choice ignored;
-    if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, x, &tap, e))
+    if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, x, &hook, e))
         return -1;
-    if (w->mlp && cpu_layers_choose(c->run, layer, &c->q.layers[layer], w->mlp, (size_t)j->config.hidden_size, x,
-                                    c->window_len, &ignored, &(struct cpu_tap){ .input = watch_input, .user = w }, e))
+    if (w->mlp && cpu_layers_choose(c->run, layer, &c->q.layers[layer], w->mlp, (size_t)cv->config.hidden_size, x,
+                                    c->window_len, &ignored, &(struct cpu_hook){ .input = watch_input, .user = w }, e))
         return -1;
     if (w->mlp)
         cpu_choice_release(&ignored);
-    return calibrate_progress(j, c, "Quantizing", layer, c->n_windows, e);
+    return calibrate_progress(cv, c, "Quantizing", layer, c->n_windows, e);
 }
 
 /* [N][N], zero */
@@ -158,12 +159,12 @@ static float *hold_matrix(const struct calibration *c, enum hold kind, size_t N,
 }
 
 /* H and C of one input of the layer, from all windows. */
-static int measure(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept, float **h,
-                   float **cross, struct err *e)
+static int measure(struct conversion *cv, struct calibration *c, int layer, int input, const struct inputs *kept,
+                   float **h, float **cross, struct err *e)
 {
-    size_t N = (size_t)kept->ld, hidden = (size_t)j->config.hidden_size, window = (size_t)c->window_len * hidden;
-    struct watch w = { .j = j, .c = c, .input = input, .kept = kept, .scale = j->calib[layer].scale[input] };
-    const int behind_experts = input == INPUT_DOWN && j->config.ff[layer] == FF_MOE;
+    size_t N = (size_t)kept->ld, hidden = (size_t)cv->config.hidden_size, window = (size_t)c->window_len * hidden;
+    struct gram_hook w = { .cv = cv, .c = c, .input = input, .kept = kept, .scale = cv->calib[layer].scale[input] };
+    const int behind_experts = input == INPUT_DOWN && cv->config.ff[layer] == FF_MOE;
     float *x = malloc(2 * window * sizeof *x);
     w.mlp = x && behind_experts ? x + window : NULL;
     size_t floats = linalg_packed((int)N, c->window_len);
@@ -176,7 +177,7 @@ static int measure(struct job *j, struct calibration *c, int layer, int input, c
         rc = -1;
     for (w.window = 0; w.window < c->n_windows && rc == 0; w.window++) {
         memcpy(x, c->xq + (size_t)w.window * window, window * sizeof *x);
-        rc = run_window(j, c, layer, &w, x, e);
+        rc = run_window(cv, c, layer, &w, x, e);
     }
     free(x);
     free(w.x);
@@ -185,8 +186,8 @@ static int measure(struct job *j, struct calibration *c, int layer, int input, c
     if (rc == 0 && !w.seen)
         rc = err_set(e, ERR_UNSUPPORTED, "layer %d: its inputs cannot be watched", layer);
     if (rc) {
-        big_free(w.h);
-        big_free(w.cross);
+        spill_free(w.h);
+        spill_free(w.cross);
         *h = *cross = NULL;
     }
     return rc;
@@ -197,13 +198,13 @@ static int measure(struct job *j, struct calibration *c, int layer, int input, c
 struct stats { double max, err2, sum2; };
 
 struct tiles {
-    struct plan *p;
+    struct recipe *p;
     const struct gptq *g;
     const struct linalg_ops *ops;
-    struct grid grid;
-    struct rows rows;
-    struct fold fold;
-    struct worker { float *w, *source; struct qrow q; void *scratch; } *workers;
+    struct level_grid grid;
+    struct row_reader rows;
+    struct channel_scale fold;
+    struct tile_worker { float *w, *source; struct qrow q; void *scratch; } *workers;
     struct stats *stats;
     struct err *errors;
 };
@@ -211,14 +212,14 @@ struct tiles {
 static void quantize_tile(void *arg, int i, int thread)
 {
     struct tiles *s = arg;
-    struct worker *w = &s->workers[thread];
+    struct tile_worker *w = &s->workers[thread];
     const struct mat *m = &s->p->m;
     size_t cols = (size_t)m->cols;
     int row = i * TILE_ROWS, n = m->rows - row < TILE_ROWS ? m->rows - row : TILE_ROWS;
-    if (rows_read(&s->rows, row, n, w->w, &s->errors[i]))
+    if (row_reader_read(&s->rows, row, n, w->w, &s->errors[i]))
         return;
     for (int r = 0; r < n; r++)
-        fold_row(&s->fold, row + r, w->w + (size_t)r * cols, m->cols);
+        channel_scale_row(&s->fold, row + r, w->w + (size_t)r * cols, m->cols);
     memcpy(w->source, w->w, (size_t)n * cols * sizeof *w->w);
     uint8_t *tile = s->p->data + (size_t)i * m->tile_bytes;
     gptq_tile(s->g, s->ops, m, &s->grid, w->w, cols, n, &w->q, tile, w->scratch);
@@ -244,7 +245,7 @@ static int open_workers(struct tiles *s, int n, struct err *e)
     if (!s->workers || !s->stats || !s->errors)
         return err_nomem(e, s->p->source->name);
     for (int i = 0; i < n; i++) {
-        struct worker *w = &s->workers[i];
+        struct tile_worker *w = &s->workers[i];
         w->w = malloc(2 * TILE_ROWS * (size_t)m->cols * sizeof *w->w);
         w->source = w->w ? w->w + TILE_ROWS * (size_t)m->cols : NULL;
         w->scratch = aligned_alloc(64, (gptq_scratch(s->g) + 63) / 64 * 64);
@@ -256,19 +257,20 @@ static int open_workers(struct tiles *s, int n, struct err *e)
     return 0;
 }
 
-static int quantize_matrix(struct job *j, struct calibration *c, const struct gptq *g, struct plan *p, struct err *e)
+static int quantize_matrix(struct conversion *cv, struct calibration *c, const struct gptq *g, struct recipe *p,
+                           struct err *e)
 {
-    struct tiles s = { .p = p, .g = g, .ops = c->ops, .fold = fold_of(j, p) };
+    struct tiles s = { .p = p, .g = g, .ops = c->ops, .fold = channel_scale_of(cv, p) };
     struct stats sum = { 0 };
-    int n_threads = pool_size(j->pool);
-    grid_of(&p->m, &s.grid);
-    int rc = rows_open(&s.rows, j->source, p->source, &p->spec->map, p->spec->rows, p->spec->cols, 0, e);
+    int n_threads = pool_size(cv->pool);
+    level_grid_of(&p->m, &s.grid);
+    int rc = row_reader_open(&s.rows, cv->source, p->source, &p->spec->map, p->spec->rows, p->spec->cols, 0, e);
     if (rc == 0 && !(p->data = hold_result(c, p, e)))
         rc = -1;
     if (rc == 0)
         rc = open_workers(&s, n_threads, e);
     if (rc == 0)
-        pool_run(j->pool, p->m.n_tiles, quantize_tile, &s);
+        pool_run(cv->pool, p->m.n_tiles, quantize_tile, &s);
     for (int i = 0; rc == 0 && i < p->m.n_tiles; i++) {
         if (s.errors[i].code) {
             *e = s.errors[i];
@@ -289,44 +291,44 @@ static int quantize_matrix(struct job *j, struct calibration *c, const struct gp
     free(s.workers);
     free(s.stats);
     free(s.errors);
-    rows_close(&s.rows);
+    row_reader_close(&s.rows);
     return rc;
 }
 
-static int wants(const struct plan *p, int layer, int input)
+static int wants(const struct recipe *p, int layer, int input)
 {
     return p->spec->layer == layer && p->spec->expert < 0 && p->make == MAKE_QUANT && p->input == input;
 }
 
-static int quantize_input(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept,
+static int quantize_input(struct conversion *cv, struct calibration *c, int layer, int input, const struct inputs *kept,
                           struct err *e)
 {
     struct gptq g;
     float *h, *linv, *cross;
     int any = 0, rc = 0;
-    for (int i = 0; i < j->n_plans; i++)
-        any |= wants(&j->plans[i], layer, input);
+    for (int i = 0; i < cv->n_recipes; i++)
+        any |= wants(&cv->recipes[i], layer, input);
     if (!any)
         return 0;
-    if (measure(j, c, layer, input, kept, &h, &cross, e))
+    if (measure(cv, c, layer, input, kept, &h, &cross, e))
         return -1;
     if (!(linv = hold_matrix(c, HOLD_LINV, (size_t)kept->ld, e))) {
-        big_free(h);
-        big_free(cross);
+        spill_free(h);
+        spill_free(cross);
         return -1;
     }
-    if (gptq_init(&g, c->ops, j->pool, kept->n, h, linv, cross, e))
+    if (gptq_init(&g, c->ops, cv->pool, kept->n, h, linv, cross, e))
         return -1;
     if (g.damping > 0.011) {
-        j->report->n_damped++;
-        job_note(j, "layer %d: damping raised to %g %% for the inputs of %s", layer, g.damping * 100,
+        cv->report->n_damped++;
+        conversion_note(cv, "layer %d: damping raised to %g %% for the inputs of %s", layer, g.damping * 100,
                  (const char *const[]){ "q, k, v", "q", "o", "gate and up", "down" }[input]);
     }
-    for (int i = 0; i < j->n_plans && rc == 0; i++)
-        if (wants(&j->plans[i], layer, input)) {
-            rc = quantize_matrix(j, c, &g, &j->plans[i], e);
+    for (int i = 0; i < cv->n_recipes && rc == 0; i++)
+        if (wants(&cv->recipes[i], layer, input)) {
+            rc = quantize_matrix(cv, c, &g, &cv->recipes[i], e);
             if (rc == 0)
-                rc = place(j, c, &j->plans[i], e);
+                rc = place(cv, c, &cv->recipes[i], e);
         }
     gptq_release(&g);
     return rc;
@@ -349,11 +351,11 @@ static int collect(void *user, int layer, int role, const float *x, size_t ldx, 
 }
 
 /* xq through the layer; its experts are still to come where it has some. */
-static int advance(struct job *j, struct calibration *c, int layer, struct err *e)
+static int advance(struct conversion *cv, struct calibration *c, int layer, struct err *e)
 {
-    const int hidden = j->config.hidden_size, n = c->n_windows * c->window_len, moe = j->config.ff[layer] == FF_MOE;
+    const int hidden = cv->config.hidden_size, n = c->n_windows * c->window_len, moe = cv->config.ff[layer] == FF_MOE;
     struct collector w = { &c->h, 0 };
-    const struct cpu_tap tap = { .input = collect, .user = &w };
+    const struct cpu_hook hook = { .input = collect, .user = &w };
     if (moe) {
         c->h = (struct inputs){ .n = hidden, .ld = linalg_pad(hidden) };
         if (!(c->h.x = calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)c->h.ld * sizeof *c->h.x,
@@ -362,20 +364,21 @@ static int advance(struct job *j, struct calibration *c, int layer, struct err *
     }
     for (int i = 0; i < c->n_windows; i++)
         if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0,
-                           c->xq + (size_t)i * (size_t)c->window_len * (size_t)hidden, moe ? &tap : NULL, e))
+                           c->xq + (size_t)i * (size_t)c->window_len * (size_t)hidden, moe ? &hook : NULL, e))
             return -1;
     cpu_choice_release(&c->choice);
     return moe ? cpu_layers_choose(c->run, layer, &c->q.layers[layer], c->h.x, (size_t)c->h.ld, c->xq, n, &c->choice,
                                    NULL, e) : 0;
 }
 
-/* Run the float model's layer, keeping its inputs: kept, to be freed with big_free in any case.
+/* Run the float model's layer, keeping its inputs: kept, to be freed with spill_free in any case.
  * Its weights stay loaded. */
-static int run_layer(struct job *j, struct calibration *c, int layer, struct inputs kept[N_INPUTS], struct err *e)
+static int run_layer(struct conversion *cv, struct calibration *c, int layer, struct inputs kept[N_INPUTS],
+                     struct err *e)
 {
-    const struct config *f = &j->config;
+    const struct config *f = &cv->config;
     size_t n_tokens = (size_t)c->n_windows * (size_t)c->window_len;
-    if (calibrate_load(j, c, layer, e))
+    if (calibrate_load(cv, c, layer, e))
         return -1;
     for (int i = 0; i < N_INPUTS; i++) {
         const int width = calibrate_width(f, layer, i);
@@ -387,7 +390,7 @@ static int run_layer(struct job *j, struct calibration *c, int layer, struct inp
         if (!kept[i].x)
             return -1;
     }
-    return calibrate_layer(j, c, layer, kept, e);
+    return calibrate_layer(cv, c, layer, kept, e);
 }
 
 /* Channels as the scaled matrices see them. */
@@ -399,43 +402,43 @@ static void scale_inputs(const struct inputs *kept, const float *s, int n_tokens
 }
 
 /* All matrices that read one input. */
-static int quantize_low(struct job *j, struct calibration *c, int layer, int input, const struct inputs *kept,
+static int quantize_low(struct conversion *cv, struct calibration *c, int layer, int input, const struct inputs *kept,
                         struct err *e)
 {
     int n_tokens = c->n_windows * c->window_len, any = 0, rc = 0;
     struct gptq g;
-    for (int i = 0; i < j->n_plans; i++)
-        any |= wants(&j->plans[i], layer, input);
+    for (int i = 0; i < cv->n_recipes; i++)
+        any |= wants(&cv->recipes[i], layer, input);
     if (!any)
         return 0;
-    if (gptq_init_low(&g, c->ops, j->pool, kept->n, kept->x, (size_t)kept->ld, n_tokens, GOOD_RANK, e))
+    if (gptq_init_low(&g, c->ops, cv->pool, kept->n, kept->x, (size_t)kept->ld, n_tokens, GOOD_RANK, e))
         return -1;
-    for (int i = 0; i < j->n_plans && rc == 0; i++)
-        if (wants(&j->plans[i], layer, input))
-            rc = quantize_matrix(j, c, &g, &j->plans[i], e);
+    for (int i = 0; i < cv->n_recipes && rc == 0; i++)
+        if (wants(&cv->recipes[i], layer, input))
+            rc = quantize_matrix(cv, c, &g, &cv->recipes[i], e);
     gptq_release(&g);
     return rc;
 }
 
-int good_layer(struct job *j, struct calibration *c, int layer, struct err *e)
+int quantize_layer_good(struct conversion *cv, struct calibration *c, int layer, struct err *e)
 {
     struct inputs kept[N_INPUTS] = { { 0 } };
     calibrate_end_experts(c);
-    int rc = run_layer(j, c, layer, kept, e);
+    int rc = run_layer(cv, c, layer, kept, e);
     calibrate_unload(c);
     if (rc == 0)
-        rc = fold_layer(j, layer, alpha_good, e);
+        rc = channel_scale_layer(cv, layer, alpha_good, e);
     if (rc == 0)
-        rc = plan_activations(j, e);
+        rc = recipes_activations(cv, e);
     for (int i = 0; i < N_INPUTS; i++) {
         if (rc == 0) {
-            scale_inputs(&kept[i], j->calib[layer].scale[i], c->n_windows * c->window_len);
-            rc = quantize_low(j, c, layer, i, &kept[i], e);
+            scale_inputs(&kept[i], cv->calib[layer].scale[i], c->n_windows * c->window_len);
+            rc = quantize_low(cv, c, layer, i, &kept[i], e);
         }
-        if (rc == 0 && i == INPUT_MLP && j->config.ff[layer] == FF_MOE)
+        if (rc == 0 && i == INPUT_MLP && cv->config.ff[layer] == FF_MOE)
             c->h = kept[i];
         else
-            big_free(kept[i].x);
+            spill_free(kept[i].x);
     }
     c->q.layers[layer].experts = c->m.layers[layer].experts;            /* the quantized ones, from now on */
     return rc;
@@ -454,13 +457,13 @@ static int rows_of(const struct calibration *c, int expert, int *n_there)
     return *n_there + (all < OTHER_TOKENS ? all : OTHER_TOKENS);
 }
 
-static void gather_rows(const struct job *j, const struct calibration *c, int expert, const struct inputs *to, int n,
-                        int n_there)
+static void gather_rows(const struct conversion *cv, const struct calibration *c, int expert, const struct inputs *to,
+                        int n, int n_there)
 {
     const int all = c->n_windows * c->window_len, first = c->choice.first[expert];
     for (int r = 0; r < n; r++) {
         const int t = r < n_there ? c->choice.token[first + r] : (int)((int64_t)(r - n_there) * all / (n - n_there));
-        const float by = r < n_there && j->config.moe.weigh_input ? c->choice.share[first + r] : 1;
+        const float by = r < n_there && cv->config.moe.weigh_input ? c->choice.share[first + r] : 1;
         for (int k = 0; k < to->n; k++)
             to->x[(size_t)r * (size_t)to->ld + (size_t)k] = by * c->h.x[(size_t)t * (size_t)c->h.ld + (size_t)k];
     }
@@ -473,105 +476,105 @@ static void weigh_rows(const struct inputs *x, int from, int n, float by)
 }
 
 /* H of these rows: good in few directions, best whole. */
-static int gptq_of_rows(struct job *j, struct calibration *c, struct gptq *g, const struct inputs *x, int n,
+static int gptq_of_rows(struct conversion *cv, struct calibration *c, struct gptq *g, const struct inputs *x, int n,
                         struct err *e)
 {
-    if (j->effort != CONVERT_BEST)
-        return gptq_init_low(g, c->ops, j->pool, x->n, x->x, (size_t)x->ld, n, GOOD_RANK, e);
+    if (cv->effort != CONVERT_BEST)
+        return gptq_init_low(g, c->ops, cv->pool, x->n, x->x, (size_t)x->ld, n, GOOD_RANK, e);
     const size_t N = (size_t)x->ld;
     float *h = hold_matrix(c, HOLD_H, N, e), *linv = h ? hold_matrix(c, HOLD_LINV, N, e) : NULL, *packed = NULL;
     if (linv && !(packed = malloc(linalg_packed(x->ld, c->window_len) * sizeof *packed)))
         err_nomem(e, "the covariance of inputs");
     for (int t = 0; packed && t < n; t += c->window_len) {
         const int count = n - t < c->window_len ? n - t : c->window_len;
-        linalg_pack(j->pool, packed, x->x + (size_t)t * N, N, x->ld, count);
-        linalg_gram(c->ops, j->pool, h, x->ld, packed, count);
+        linalg_pack(cv->pool, packed, x->x + (size_t)t * N, N, x->ld, count);
+        linalg_gram(c->ops, cv->pool, h, x->ld, packed, count);
     }
     if (packed) {
         free(packed);
-        return gptq_init(g, c->ops, j->pool, x->n, h, linv, NULL, e);
+        return gptq_init(g, c->ops, cv->pool, x->n, h, linv, NULL, e);
     }
-    big_free(h);
-    big_free(linv);
+    spill_free(h);
+    spill_free(linv);
     return -1;
 }
 
 /* The matrices of one expert that read these rows. */
-static int quantize_rows(struct job *j, struct calibration *c, int layer, int expert, int down, const struct inputs *x,
-                         int n, struct err *e)
+static int quantize_rows(struct conversion *cv, struct calibration *c, int layer, int expert, int down,
+                         const struct inputs *x, int n, struct err *e)
 {
     struct gptq g;
     int any = 0, rc = 0;
-    for (int i = 0; i < j->n_plans; i++) {
-        const struct plan *p = &j->plans[i];
+    for (int i = 0; i < cv->n_recipes; i++) {
+        const struct recipe *p = &cv->recipes[i];
         any |= p->spec->layer == layer && p->spec->expert == expert && is_fed_back(p) &&
                (p->spec->role == ROLE_EXPERT_DOWN) == down;
     }
     if (!any)
         return 0;
-    if (gptq_of_rows(j, c, &g, x, n, e))
+    if (gptq_of_rows(cv, c, &g, x, n, e))
         return -1;
-    for (int i = 0; i < j->n_plans && rc == 0; i++) {
-        struct plan *p = &j->plans[i];
+    for (int i = 0; i < cv->n_recipes && rc == 0; i++) {
+        struct recipe *p = &cv->recipes[i];
         if (p->spec->layer != layer || p->spec->expert != expert || !is_fed_back(p) ||
             (p->spec->role == ROLE_EXPERT_DOWN) != down)
             continue;
-        rc = quantize_matrix(j, c, &g, p, e);
+        rc = quantize_matrix(cv, c, &g, p, e);
         if (rc == 0)
-            rc = place(j, c, p, e);
+            rc = place(cv, c, p, e);
     }
     gptq_release(&g);
     return rc;
 }
 
-int quantize_expert(struct job *j, struct calibration *c, int layer, int expert, struct err *e)
+int quantize_expert(struct conversion *cv, struct calibration *c, int layer, int expert, struct err *e)
 {
-    const int hidden = j->config.hidden_size, size = j->config.moe.intermediate_size;
+    const int hidden = cv->config.hidden_size, size = cv->config.moe.intermediate_size;
     const struct layer *l = &c->q.layers[layer];
     int n_there, n = rows_of(c, expert, &n_there);
     struct inputs in = { .n = hidden, .ld = linalg_pad(hidden) }, mid = { .n = size, .ld = linalg_pad(size) };
     in.x = calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)in.ld * sizeof *in.x, "the inputs of an expert", e);
     mid.x = in.x ? calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)mid.ld * sizeof *mid.x, "the inputs of an expert",
                                   e) : NULL;
-    int rc = mid.x ? encode_rest(j, c, layer, expert, e) : -1;
+    int rc = mid.x ? encode_rest(cv, c, layer, expert, e) : -1;
     if (rc == 0) {
-        gather_rows(j, c, expert, &in, n, n_there);
+        gather_rows(cv, c, expert, &in, n, n_there);
         weigh_rows(&in, n_there, n, some_weight);
-        rc = quantize_rows(j, c, layer, expert, 0, &in, n, e);
+        rc = quantize_rows(cv, c, layer, expert, 0, &in, n, e);
     }
     if (rc == 0) {
         weigh_rows(&in, n_there, n, 1 / some_weight);
         cpu_layers_expert_mid(c->run, &l->experts[expert], in.x, (size_t)in.ld, n, mid.x, (size_t)mid.ld);
         weigh_rows(&mid, n_there, n, some_weight);
-        rc = quantize_rows(j, c, layer, expert, 1, &mid, n, e);
+        rc = quantize_rows(cv, c, layer, expert, 1, &mid, n, e);
     }
-    if (rc == 0 && j->effort == CONVERT_BEST)
+    if (rc == 0 && cv->effort == CONVERT_BEST)
         cpu_layers_expert(c->run, layer, l, expert, c->h.x, (size_t)c->h.ld, c->xq, &c->choice, NULL);
-    big_free(in.x);
-    big_free(mid.x);
+    spill_free(in.x);
+    spill_free(mid.x);
     return rc;
 }
 
 /* ---- best ---- */
 
-int best_layer(struct job *j, struct calibration *c, int layer, struct err *e)
+int quantize_layer_best(struct conversion *cv, struct calibration *c, int layer, struct err *e)
 {
     struct inputs kept[N_INPUTS] = { { 0 } };
     calibrate_end_experts(c);
-    int rc = run_layer(j, c, layer, kept, e);
+    int rc = run_layer(cv, c, layer, kept, e);
     if (rc == 0)
-        rc = fold_layer(j, layer, alpha_best, e);
+        rc = channel_scale_layer(cv, layer, alpha_best, e);
     if (rc == 0)
-        rc = plan_activations(j, e);
+        rc = recipes_activations(cv, e);
     c->q.layers[layer] = c->m.layers[layer];            /* what is not quantized yet */
     if (rc == 0)
-        rc = encode_rest(j, c, layer, -1, e);
+        rc = encode_rest(cv, c, layer, -1, e);
     for (int i = 0; i < N_INPUTS && rc == 0; i++)
-        rc = quantize_input(j, c, layer, i, &kept[i], e);
+        rc = quantize_input(cv, c, layer, i, &kept[i], e);
     if (rc == 0)
-        rc = advance(j, c, layer, e);
+        rc = advance(cv, c, layer, e);
     calibrate_unload(c);
     for (int i = 0; i < N_INPUTS; i++)
-        big_free(kept[i].x);
+        spill_free(kept[i].x);
     return rc;
 }

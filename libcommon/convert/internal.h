@@ -1,10 +1,10 @@
 /* job.h - what the files of convert/ share while one source is converted. */
-#ifndef ZSE_CONVERT_JOB_H
-#define ZSE_CONVERT_JOB_H
+#ifndef ZSE_CONVERT_INTERNAL_H
+#define ZSE_CONVERT_INTERNAL_H
 
 #include "libcommon/base/pool.h"
 #include "libcommon/convert/convert.h"
-#include "libcommon/convert/rows.h"
+#include "libcommon/convert/row_reader.h"
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"
 #include "libcommon/model/parts.h"
@@ -21,7 +21,7 @@ enum make {
     MAKE_ABSMEAN,           /* ternary, one scale for the tensor: the mean of its magnitudes, as BitNet was trained */
 };
 
-struct plan {
+struct recipe {
     const struct weight_spec *spec;
     const struct source_tensor *source;
     enum make make;
@@ -31,7 +31,7 @@ struct plan {
     int scaled;             /* its columns were, by what calibration found */
     int fixed;              /* type chosen by --skip or --quant: mixed leaves it alone */
     uint64_t source_bytes;  /* the share of the source tensor */
-    uint8_t *data;          /* ready-made bytes (best), owned, of big_alloc; NULL: made on the way out */
+    uint8_t *data;          /* ready-made bytes (best), owned, of spill_alloc; NULL: made on the way out */
     struct convert_tensor *report;
 };
 
@@ -52,14 +52,14 @@ struct layer_calib {
     float *down_strength;           /* of what experts' downs read, over all of them */
 };
 
-struct job {
+struct conversion {
     const struct convert_options *o;
     struct convert_report *report;
     struct source *source;
     struct config config;
     struct weight_spec *specs;
-    int n_plans;
-    struct plan *plans;             /* tensors that are there, in forward order */
+    int n_recipes;
+    struct recipe *recipes;             /* tensors that are there, in forward order */
     struct pool *pool;
     struct layer_calib *calib;      /* [n_layers], NULL without calibration */
     float *head_strength;           /* [hidden_size] or NULL */
@@ -67,29 +67,29 @@ struct job {
     uint64_t done, total;           /* bytes of weights, for progress */
 };
 
-/* Source, configuration, plan (before calibration) and threads.  job_close in any case. */
-int job_open(struct job *j, const struct convert_options *o, struct convert_report *r, struct err *e);
-void job_close(struct job *j);
+/* Source, configuration, plan (before calibration) and threads.  conversion_close in any case. */
+int conversion_open(struct conversion *cv, const struct convert_options *o, struct convert_report *r, struct err *e);
+void conversion_close(struct conversion *cv);
 /* Begin p in the new file; its bytes follow. */
 struct zwriter;
-int job_begin_tensor(struct zwriter *w, const struct plan *p, struct err *e);
-void job_note(const struct job *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+int conversion_begin_tensor(struct zwriter *w, const struct recipe *p, struct err *e);
+void conversion_note(const struct conversion *cv, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- replace.c ---- */
 /* Refuse to replace a file at the output that is neither empty nor a .zse of the same source,
  * unless the caller allows it. */
-int job_check_replaced(const struct job *j, struct err *e);
+int conversion_check_replaced(const struct conversion *cv, struct err *e);
 
 /* ---- plan.c: which tensor becomes what ---- */
-int plan_make(struct job *j, struct err *e);
-uint64_t plan_bytes(const struct job *j);
+int recipes_make(struct conversion *cv, struct err *e);
+uint64_t recipes_bytes(const struct conversion *cv);
 /* (Re)plan one tensor as a number format. */
-int plan_set(struct plan *p, enum qtype type, int group_size, struct err *e);
+int recipe_set(struct recipe *p, enum qtype type, int group_size, struct err *e);
 /* After calibration: activation groups by what was scaled. */
-int plan_activations(struct job *j, struct err *e);
-enum convert_part plan_part(const struct weight_spec *s);
-int plan_is_float(int source_type);
-const char *plan_type_name(struct convert_type t);
+int recipes_activations(struct conversion *cv, struct err *e);
+enum convert_part recipe_part(const struct weight_spec *s);
+int is_float_source(int source_type);
+const char *convert_type_name(struct convert_type t);
 
 /* ---- fold.c: scaling channels into the layer before ---- */
 /* Mean squares of an expert's input channels out of their sums: as if some tokens of the average
@@ -97,50 +97,51 @@ const char *plan_type_name(struct convert_type t);
 void expert_strength(const float *sum, int n_tokens, const float *all, int n, float *out);
 /* From strength to scale, where the architecture has an exact place for it and all matrices
  * concerned are rounded anyway. */
-int fold_layer(struct job *j, int layer, float alpha, struct err *e);
+int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct err *e);
 /* Factors on rows and columns of a tensor: value' = value * (col ? col[c] : 1) / (row ?
  * pow(row[r], row_power) : 1). */
-struct fold {
+struct channel_scale {
     const float *col, *row;
     float row_power;
     int is_norm;            /* vector: (w + offset) / col - offset */
     float offset;
 };
-struct fold fold_of(const struct job *j, const struct plan *p);
-void fold_row(const struct fold *f, int64_t row, float *x, int64_t cols);       /* a row of a matrix */
-void fold_vector(const struct fold *f, float *x, int64_t n);                    /* a norm or bias */
+struct channel_scale channel_scale_of(const struct conversion *cv, const struct recipe *p);
+void channel_scale_row(const struct channel_scale *f, int64_t row, float *x, int64_t cols);       /* a row of a matrix */
+void channel_scale_vector(const struct channel_scale *f, float *x, int64_t n);                    /* a norm or bias */
 
 /* ---- encode.c: rows to tiles ---- */
 /* Every byte of tensor p, in order, to sink; fills p->report. */
-int encode_tensor(struct job *j, struct plan *p, int (*sink)(void *user, const void *data, size_t n, struct err *e),
+int encode_tensor(struct conversion *cv, struct recipe *p,
+                  int (*sink)(void *user, const void *data, size_t n, struct err *e),
                   void *user, struct err *e);
 /* Importance of p's columns after scaling, to out [cols]; 0: none is known. */
-int encode_importance(const struct job *j, const struct plan *p, float *out);
+int encode_importance(const struct conversion *cv, const struct recipe *p, float *out);
 
 /* ---- calibrate.c, best.c: running the model ---- */
 /* Columns that this input of a layer has; 0: nothing reads it. */
 int calibrate_width(const struct config *c, int layer, int input);
 /* Forget what is known of a layer's experts. */
-void calibrate_forget_experts(struct job *j, int layer);
+void calibrate_forget_experts(struct conversion *cv, int layer);
 
 struct calibration;
-int calibrate_open(struct job *j, struct calibration **c, struct err *e);      /* text, tokens, embeddings */
+int calibrate_open(struct conversion *cv, struct calibration **c, struct err *e);      /* text, tokens, embeddings */
 void calibrate_close(struct calibration *c);
 /* One float pass through all layers: strengths (and scales) of every layer. */
-int calibrate_run(struct job *j, struct calibration *c, struct err *e);
+int calibrate_run(struct conversion *cv, struct calibration *c, struct err *e);
 /* What a model run shows about the inputs of the head, once all layers are done. */
-int calibrate_head(struct job *j, struct calibration *c, struct err *e);
+int calibrate_head(struct conversion *cv, struct calibration *c, struct err *e);
 /* Quantize layer `index` with error feedback: fills data of its plans, strengths and scales.
  * good: on the float model's inputs, described by few directions; best: on those behind the
  * quantized layers, in full. */
-int good_layer(struct job *j, struct calibration *c, int index, struct err *e);
-int best_layer(struct job *j, struct calibration *c, int index, struct err *e);
+int quantize_layer_good(struct conversion *cv, struct calibration *c, int index, struct err *e);
+int quantize_layer_best(struct conversion *cv, struct calibration *c, int index, struct err *e);
 /* The same of one expert of the layer that was last quantized so; in order, and best: all of
  * them, as the next layer reads what they make. */
-int quantize_expert(struct job *j, struct calibration *c, int layer, int expert, struct err *e);
+int quantize_expert(struct conversion *cv, struct calibration *c, int layer, int expert, struct err *e);
 
 /* ---- mixed.c ---- */
-int mixed_assign(struct job *j, struct err *e);
+int mixed_assign(struct conversion *cv, struct err *e);
 
 /* calibration_text.c: ours; prose, code, dialogue in several languages */
 extern const char calibration_text[];
