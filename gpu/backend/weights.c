@@ -15,8 +15,7 @@
  * the link takes 25 to 55.  Two buffers each: one fills while the other leaves. */
 enum { CHUNK = 4 << 20, MAX_LOADERS = 8, ALIGN = 256 };
 
-struct piece { const uint8_t *from; size_t offset, size; int part; };
-struct chunk { const uint8_t *from; size_t offset, size; int part; };
+struct segment { const uint8_t *from; size_t offset, size; int part; };
 
 struct dweights {
     struct gpu *g;
@@ -27,8 +26,8 @@ struct dweights {
     size_t size;
     int act_int8;
     uint8_t *is_decoded;            /* [n_layers] */
-    struct piece *pieces; int n_pieces, room;
-    struct chunk *chunks; int n_chunks;
+    struct segment *segments; int n_segments, room;
+    struct segment *chunks; int n_chunks;
     int *left;                      /* [n_layers + 2] chunks of each part that are not queued yet */
     struct gpu_event **event;       /* of each part */
     pthread_t thread[MAX_LOADERS]; int n_threads, n_loaders;
@@ -41,33 +40,33 @@ struct dweights {
 
 /* ---- the plan ---- */
 
-struct plan { struct dweights *w; size_t at, decoded_at; int part, failed; };
+struct layout { struct dweights *w; size_t at, decoded_at; int part, failed; };
 
 /* Room for n bytes; the piece is noted where there is a list. */
-static const void *place(struct plan *p, const void *from, size_t n)
+static const void *place(struct layout *p, const void *from, size_t n)
 {
     struct dweights *w = p->w;
     const size_t at = p->at;
     p->at += (n + ALIGN - 1) / ALIGN * ALIGN;
     if (!w->base)
         return NULL;
-    if (w->n_pieces == w->room) {
+    if (w->n_segments == w->room) {
         int room = w->room ? 2 * w->room : 256;
-        struct piece *more = realloc(w->pieces, (size_t)room * sizeof *more);
+        struct segment *more = realloc(w->segments, (size_t)room * sizeof *more);
         if (!more) {
             p->failed = 1;
             return NULL;
         }
-        w->pieces = more;
+        w->segments = more;
         w->room = room;
     }
-    w->pieces[w->n_pieces++] = (struct piece){ from, at, n, p->part };
+    w->segments[w->n_segments++] = (struct segment){ from, at, n, p->part };
     return w->base + at;
 }
 
-static const float *vector(struct plan *p, const float *v, size_t n) { return v ? place(p, v, n * sizeof *v) : NULL; }
+static const float *vector(struct layout *p, const float *v, size_t n) { return v ? place(p, v, n * sizeof *v) : NULL; }
 
-static struct dlinear linear(struct plan *p, const struct linear *l)
+static struct dlinear linear(struct layout *p, const struct linear *l)
 {
     struct dlinear d = { 0 };
     const struct mat *m = &l->w;
@@ -104,7 +103,7 @@ static void mats_of(struct dlayer *d, struct dlinear *mats[LAYER_MATS])
 }
 
 /* Room for the copies of a layer. */
-static void place_decoded(struct plan *p, struct dlayer *d)
+static void place_decoded(struct layout *p, struct dlayer *d)
 {
     struct dlinear *mats[LAYER_MATS];
     mats_of(d, mats);
@@ -118,13 +117,13 @@ static void place_decoded(struct plan *p, struct dlayer *d)
     }
 }
 
-static struct dnorm norm(struct plan *p, const struct norm *n, size_t size)
+static struct dnorm norm(struct layout *p, const struct norm *n, size_t size)
 {
     struct dnorm d = { vector(p, n->w, size), vector(p, n->b, size), n->present };
     return d;
 }
 
-static void plan_first(struct plan *p, const struct model *m)
+static void layout_first(struct layout *p, const struct model *m)
 {
     const struct config *c = &m->config;
     const size_t hidden = (size_t)c->hidden_size;
@@ -135,7 +134,7 @@ static void plan_first(struct plan *p, const struct model *m)
     ends->embed_norm = norm(p, &m->embed_norm, hidden);
 }
 
-static struct dlayer plan_layer(struct plan *p, const struct model *m, int i)
+static struct dlayer layout_layer(struct layout *p, const struct model *m, int i)
 {
     const struct layer *l = &m->layers[i];
     struct dlayer d;
@@ -152,15 +151,15 @@ static struct dlayer plan_layer(struct plan *p, const struct model *m, int i)
 }
 
 /* All weights in order; fills the tables of w when w has memory, and measures in any case. */
-static size_t plan_all(struct dweights *w, const struct model *m, int first_layer)
+static size_t layout_all(struct dweights *w, const struct model *m, int first_layer)
 {
     const struct config *c = &m->config;
     const size_t hidden = (size_t)c->hidden_size;
-    struct plan p = { .w = w };
+    struct layout p = { .w = w };
     if (first_layer == 0)
-        plan_first(&p, m);
+        layout_first(&p, m);
     for (int i = first_layer; i < c->n_layers; i++) {
-        const struct dlayer d = plan_layer(&p, m, i);
+        const struct dlayer d = layout_layer(&p, m, i);
         if (w->layers)
             w->layers[i] = d;
     }
@@ -179,26 +178,26 @@ static size_t plan_all(struct dweights *w, const struct model *m, int first_laye
 size_t dweights_size(const struct model *m, int first_layer)
 {
     struct dweights w = { 0 };
-    return plan_all(&w, m, first_layer);
+    return layout_all(&w, m, first_layer);
 }
 
 size_t dweights_host_size(const struct model *m, int first_layer)
 {
     struct dweights w = { 0 };
-    struct plan p = { .w = &w };
+    struct layout p = { .w = &w };
     if (first_layer > 0)
-        plan_first(&p, m);
+        layout_first(&p, m);
     for (int i = 0; i < first_layer; i++)
-        plan_layer(&p, m, i);
+        layout_layer(&p, m, i);
     return p.at;
 }
 
 size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8)
 {
     struct dweights w = { .act_int8 = act_int8 };
-    struct plan p = { .w = &w };
+    struct layout p = { .w = &w };
     for (int i = first_layer; i < m->config.n_layers; i++)
-        plan_layer(&p, m, i);
+        layout_layer(&p, m, i);
     return p.decoded_at;
 }
 
@@ -206,22 +205,22 @@ size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int
 static int cut(struct dweights *w)
 {
     int n = 0;
-    for (int i = 0; i < w->n_pieces; i++)
-        n += (int)((w->pieces[i].size + CHUNK - 1) / CHUNK);
+    for (int i = 0; i < w->n_segments; i++)
+        n += (int)((w->segments[i].size + CHUNK - 1) / CHUNK);
     w->chunks = calloc((size_t)n + 1, sizeof *w->chunks);
     if (!w->chunks)
         return -1;
-    for (int i = 0; i < w->n_pieces; i++)
-        for (size_t at = 0; at < w->pieces[i].size; at += CHUNK) {
-            const struct piece *p = &w->pieces[i];
+    for (int i = 0; i < w->n_segments; i++)
+        for (size_t at = 0; at < w->segments[i].size; at += CHUNK) {
+            const struct segment *p = &w->segments[i];
             const size_t size = p->size - at < CHUNK ? p->size - at : CHUNK;
-            struct chunk *last = w->n_chunks ? &w->chunks[w->n_chunks - 1] : NULL;
+            struct segment *last = w->n_chunks ? &w->chunks[w->n_chunks - 1] : NULL;
             if (last && last->part == p->part && last->offset + last->size == p->offset + at && last->from +
                 last->size == p->from + at && last->size + size <= CHUNK) {
                 last->size += size;     /* neighbours in the file and on the device */
                 continue;
             }
-            w->chunks[w->n_chunks++] = (struct chunk){ p->from + at, p->offset + at, size, p->part };
+            w->chunks[w->n_chunks++] = (struct segment){ p->from + at, p->offset + at, size, p->part };
             w->left[p->part]++;
         }
     return 0;
@@ -258,7 +257,7 @@ static void *load(void *arg)
         pthread_mutex_unlock(&w->lock);
         if (i < 0)
             break;
-        const struct chunk *c = &w->chunks[i];
+        const struct segment *c = &w->chunks[i];
         if (used[turn] && gpu_event_sync(w->g, sent[turn], &e) < 0) {
             fail(w, &e);
             break;
@@ -322,7 +321,7 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_l
     if (!(w->base = gpu_alloc(g, w->size, "weights", e)) ||
         (decoded && !(w->decoded = gpu_alloc(g, dweights_decoded_size(m, first_layer, act_int8), "weights as f16", e))))
         goto fail;
-    if (plan_all(w, m, first_layer) == 0 || cut(w) < 0) {
+    if (layout_all(w, m, first_layer) == 0 || cut(w) < 0) {
         err_nomem(e, "weights");
         goto fail;
     }
@@ -370,7 +369,7 @@ void dweights_close(struct dweights *w)
     free(w->event);
     free(w->left);
     free(w->chunks);
-    free(w->pieces);
+    free(w->segments);
     free(w->layers);
     free(w);
 }
