@@ -14,6 +14,7 @@
 #include <utf8proc.h>
 
 #include "libcommon/base/utf8.h"
+#include "libcommon/grammar/grow.h"
 #include "libcommon/grammar/internal.h"
 
 enum { MAX_DEPTH = 200, MAX_COUNT = 1000000, MAX_TEXT = 8192, END = 0x110000 };
@@ -226,6 +227,50 @@ static int hex_digits(struct regex_parser *p, int count, uint32_t *c)
     return 0;
 }
 
+/* After \u: a character, or -1. */
+static int unicode_escape(struct regex_parser *p, uint32_t *c)
+{
+    const size_t start = p->at - 2;
+    if (peek(p) == '{') {
+        uint32_t v = 0;
+        size_t at = ++p->at;
+        for (uint32_t d; p->at < p->n && peek(p) != '}' && v < END && hex_digits(p, 1, &d) == 0;)
+            v = v << 4 | d;
+        if (peek(p) != '}' || p->at == at || v >= END)
+            return bad(p, start, ERR_FORMAT, "\\u{...} needs a hexadecimal number up to 10FFFF");
+        p->at++;
+        *c = v;
+        return 0;
+    }
+    if (hex_digits(p, 4, c) != 0)
+        return bad(p, start, ERR_FORMAT, "\\u needs four hexadecimal digits");
+    if (*c >= 0xD800 && *c < 0xDC00 && starts(p, "\\u")) {
+        uint32_t low;
+        const size_t at = p->at;
+        p->at += 2;
+        if (hex_digits(p, 4, &low) == 0 && low >= 0xDC00 && low <= 0xDFFF)
+            *c = 0x10000 + ((*c - 0xD800) << 10) + (low - 0xDC00);
+        else
+            p->at = at;                 /* half of a pair is a character of its own, which no text has */
+    }
+    return 0;
+}
+
+/* After \p or \P: a set (1), or -1. */
+static int property_escape(struct regex_parser *p, struct set *s, int negated)
+{
+    const size_t start = p->at - 2;
+    const char *end = peek(p) == '{' ? memchr(p->text + p->at, '}', p->n - p->at) : NULL;
+    uint32_t mask = end ? category_mask(p->text + p->at + 1, (size_t)(end - p->text) - p->at - 1) : 0;
+    if (!mask)
+        return bad(p, start, ERR_UNSUPPORTED, "of \\p{...} the general categories are enforced (L, Lu, Nd, ...), not scripts or other properties");
+    set_categories(p->g, s, mask);
+    if (negated)
+        set_negate(s);
+    p->at = (size_t)(end + 1 - p->text);
+    return 1;
+}
+
 /* After a backslash: a character in *c (returns 0), a set in s (returns 1), or -1. */
 static int escape(struct regex_parser *p, struct set *s, uint32_t *c, int negated, int in_class)
 {
@@ -242,17 +287,7 @@ static int escape(struct regex_parser *p, struct set *s, uint32_t *c, int negate
             set_negate(s);
         return 1;
     }
-    case 'p': case 'P': {
-        const char *end = peek(p) == '{' ? memchr(p->text + p->at, '}', p->n - p->at) : NULL;
-        uint32_t mask = end ? category_mask(p->text + p->at + 1, (size_t)(end - p->text) - p->at - 1) : 0;
-        if (!mask)
-            return bad(p, start, ERR_UNSUPPORTED, "of \\p{...} the general categories are enforced (L, Lu, Nd, ...), not scripts or other properties");
-        set_categories(p->g, s, mask);
-        if (k == 'P')
-            set_negate(s);
-        p->at = (size_t)(end + 1 - p->text);
-        return 1;
-    }
+    case 'p': case 'P': return property_escape(p, s, k == 'P');
     case 't': *c = '\t'; return 0;
     case 'n': *c = '\n'; return 0;
     case 'r': *c = '\r'; return 0;
@@ -281,30 +316,7 @@ static int escape(struct regex_parser *p, struct set *s, uint32_t *c, int negate
         return bad(p, start, ERR_FORMAT, "\\c needs a letter");
     case 'x':
         return hex_digits(p, 2, c) == 0 ? 0 : bad(p, start, ERR_FORMAT, "\\x needs two hexadecimal digits");
-    case 'u':
-        if (peek(p) == '{') {
-            uint32_t v = 0;
-            size_t at = ++p->at;
-            for (uint32_t d; p->at < p->n && peek(p) != '}' && v < END && hex_digits(p, 1, &d) == 0;)
-                v = v << 4 | d;
-            if (peek(p) != '}' || p->at == at || v >= END)
-                return bad(p, start, ERR_FORMAT, "\\u{...} needs a hexadecimal number up to 10FFFF");
-            p->at++;
-            *c = v;
-            return 0;
-        }
-        if (hex_digits(p, 4, c) != 0)
-            return bad(p, start, ERR_FORMAT, "\\u needs four hexadecimal digits");
-        if (*c >= 0xD800 && *c < 0xDC00 && starts(p, "\\u")) {
-            uint32_t low;
-            const size_t at = p->at;
-            p->at += 2;
-            if (hex_digits(p, 4, &low) == 0 && low >= 0xDC00 && low <= 0xDFFF)
-                *c = 0x10000 + ((*c - 0xD800) << 10) + (low - 0xDC00);
-            else
-                p->at = at;             /* half of a pair is a character of its own, which no text has */
-        }
-        return 0;
+    case 'u': return unicode_escape(p, c);
     default:
         if (k >= '1' && k <= '9')
             return bad(p, start, ERR_UNSUPPORTED, "back references are not enforced");
@@ -569,17 +581,63 @@ static struct regex_part atom(struct regex_parser *p, int place)
 
 struct regex_item { struct regex_part p; int look; };      /* look: 1 lookahead, -1 a negative one */
 
+/* (?=...) or (?!...): the parser stands at its beginning. */
+static struct regex_item lookahead(struct regex_parser *p)
+{
+    struct regex_item it = { .look = starts(p, "(?=") ? 1 : -1 };
+    const size_t start = p->at;
+    const int search = p->search;
+    p->at += 3;
+    p->depth++;
+    p->search = 2;                      /* it begins here, it may end anywhere */
+    it.p = alternatives(p, BEGINS | ENDS);
+    p->search = search;
+    p->depth--;
+    if (!p->failed && peek(p) != ')')
+        bad(p, start, ERR_FORMAT, "a group without )");
+    p->at++;
+    return it;
+}
+
+/* An atom with its quantifier. */
+static struct regex_item quantified(struct regex_parser *p, int place)
+{
+    struct regex_item it = { .p = atom(p, place) };
+    int32_t lo, hi;
+    if (!p->failed && quantifier(p, &lo, &hi) == 1) {
+        it.p.e = expr_repeat(p->x, it.p.e, lo, hi);
+        it.p.min = times(it.p.min, lo);
+        it.p.max = times(it.p.max, hi);
+    }
+    return it;
+}
+
+/* The items of a sequence one after the other, then r. */
+static struct regex_part join_items(struct regex_parser *p, const struct regex_item *v, uint32_t n,
+                                    struct regex_part r)
+{
+    while (n--) {
+        if (v[n].look) {
+            uint32_t look = v[n].look > 0 ? v[n].p.e : expr_not(p->x, v[n].p.e);
+            r.e = expr_both(p->x, look, r.e);
+        } else {
+            r.e = expr_concat(p->x, v[n].p.e, r.e);
+            r.min = plus(r.min, v[n].p.min);
+            r.max = plus(r.max, v[n].p.max);
+        }
+    }
+    return r;
+}
+
 static struct regex_part sequence(struct regex_parser *p, int top)
 {
     struct regex_item *v = NULL;
-    size_t n = 0, room = 0, n_atoms = 0;
+    uint32_t n = 0, room = 0, n_atoms = 0;
     int anchored_begin = !(top & BEGINS), anchored_end = !(top & ENDS);
     struct regex_part r = { EXPR_EPSILON, 0, 0 };
     const uint32_t all = top ? expr_repeat(p->x, p->any, 0, EXPR_MANY) : (uint32_t)EXPR_EPSILON;
     while (!p->failed && p->at < p->n && peek(p) != '|' && peek(p) != ')') {
-        struct regex_item it = { .look = 0 };
-        size_t start = p->at;
-        int32_t lo, hi;
+        struct regex_item it;
         if (top & (BEGINS | ANCHORED_BEGIN) && peek(p) == '^' && n_atoms == 0) {
             anchored_begin = 1;
             p->at++;
@@ -591,40 +649,20 @@ static struct regex_part sequence(struct regex_parser *p, int top)
             break;
         }
         if (top & (ENDS | ANCHORED_END) && (starts(p, "(?=") || starts(p, "(?!"))) {
-            int search = p->search;
-            it.look = starts(p, "(?=") ? 1 : -1;
-            p->at += 3;
-            p->depth++;
-            p->search = 2;              /* it begins here, it may end anywhere */
-            it.p = alternatives(p, BEGINS | ENDS);
-            p->search = search;
-            p->depth--;
-            if (!p->failed && peek(p) != ')')
-                bad(p, start, ERR_FORMAT, "a group without )");
-            p->at++;
+            it = lookahead(p);
         } else {
-            const int first = n_atoms == 0 ? (anchored_begin && top & (BEGINS | ANCHORED_BEGIN) ? ANCHORED_BEGIN
-                : top & (BEGINS | ANCHORED_BEGIN)) : 0;
-            const int place = peek(p) == '(' ? group_place(p, first | (top & (ENDS | ANCHORED_END)), n_atoms == 0) : 0;
+            const int begins = top & (BEGINS | ANCHORED_BEGIN), ends = top & (ENDS | ANCHORED_END);
+            const int first = n_atoms ? 0 : anchored_begin && begins ? ANCHORED_BEGIN : begins;
+            const int place = peek(p) == '(' ? group_place(p, first | ends, n_atoms == 0) : 0;
             n_atoms++;
             anchored_begin |= place & BEGINS;
             anchored_end |= place & ENDS;
-            it.p = atom(p, place);
-            int q = p->failed ? 0 : quantifier(p, &lo, &hi);
-            if (q == 1) {
-                it.p.e = expr_repeat(p->x, it.p.e, lo, hi);
-                it.p.min = times(it.p.min, lo);
-                it.p.max = times(it.p.max, hi);
-            }
+            it = quantified(p, place);
         }
-        if (n == room) {
-            struct regex_item *w = realloc(v, (room = 2 * room + 16) * sizeof *v);
-            if (!w) {
-                p->x->failed = EXPR_NO_MEMORY;
-                p->failed = 1;
-                break;
-            }
-            v = w;
+        if (grow((void **)&v, &room, n + 1, sizeof *v) != 0) {
+            p->x->failed = EXPR_NO_MEMORY;
+            p->failed = 1;
+            break;
         }
         v[n++] = it;
     }
@@ -632,16 +670,8 @@ static struct regex_part sequence(struct regex_parser *p, int top)
         r.e = all;
         r.max = EXPR_MANY;
     }
-    while (!p->failed && n--) {
-        if (v[n].look) {
-            uint32_t look = v[n].look > 0 ? v[n].p.e : expr_not(p->x, v[n].p.e);
-            r.e = expr_both(p->x, look, r.e);
-        } else {
-            r.e = expr_concat(p->x, v[n].p.e, r.e);
-            r.min = plus(r.min, v[n].p.min);
-            r.max = plus(r.max, v[n].p.max);
-        }
-    }
+    if (!p->failed)
+        r = join_items(p, v, n, r);
     if (p->search == 1 && !anchored_begin) {
         r.e = expr_concat(p->x, all, r.e);
         r.max = EXPR_MANY;

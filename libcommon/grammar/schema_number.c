@@ -83,9 +83,16 @@ struct digits {
     struct exprs *x;
     int whole, fraction;                /* digits before and after the point */
     int64_t divisor;
-    char lo[24], hi[24];                /* all of them */
+    char lo[WHOLE_DIGITS + 1], hi[WHOLE_DIGITS + 1];        /* all of them */
     uint32_t *open;                     /* [whole + fraction + 1][divisor] what may follow between the bounds; 0: not known, 1 + expression */
 };
+
+/* v with n digits, zeros in front. */
+static void write_digits(char *to, int n, int64_t v)
+{
+    for (to[n] = '\0'; n--; v /= 10)
+        to[n] = (char)('0' + v % 10);
+}
 
 static uint32_t follow(struct digits *d, int at, int64_t rest, int low, int high)
 {
@@ -136,8 +143,8 @@ static uint32_t between(struct exprs *x, int64_t lo, int64_t hi, int f, int64_t 
                 x->failed = EXPR_NO_MEMORY;
                 return EXPR_NONE;
             }
-            snprintf(d.lo, sizeof d.lo, "%0*lld", w + f, (long long)a);
-            snprintf(d.hi, sizeof d.hi, "%0*lld", w + f, (long long)b);
+            write_digits(d.lo, w + f, a);
+            write_digits(d.hi, w + f, b);
             all[n_all++] = follow(&d, 0, 0, 1, 1);
             free(d.open);
         }
@@ -157,100 +164,155 @@ static int64_t gcd(int64_t a, int64_t b)
     return a;
 }
 
+/* What the members say about a number. */
+struct number_rules {
+    struct number_bound { const json_t *v, *at; const char *key; int is_min, exclusive; } bound[64];
+    int n_bounds;
+    struct decimal multiple[16]; int n_multiples;
+    const json_t *multiple_at;          /* the schema of one of them */
+};
+
+/* 0, or -1 with the schema failed. */
+static int add_bounds(struct schema *s, struct number_rules *r, const json_t *m)
+{
+    static const char *const keys[] = { "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum" };
+    for (int k = 0; k < 4; k++) {
+        const json_t *v = json_object_get(m, keys[k]);
+        if (!v || (k % 2 && json_is_boolean(v)))
+            continue;
+        if (!json_is_number(v)) {
+            schema_refuse(s, m, keys[k], "expected a number");
+            return -1;
+        }
+        if (r->n_bounds == sizeof r->bound / sizeof *r->bound) {
+            schema_limit(s, m, "too many bounds of one number");
+            return -1;
+        }
+        /* draft 4 and OpenAPI 3.0 write true next to the bound */
+        const int exclusive = k % 2 || json_is_true(json_object_get(m, keys[k + 1]));
+        r->bound[r->n_bounds++] = (struct number_bound){ v, m, keys[k], k < 2, exclusive };
+    }
+    return 0;
+}
+
+/* 0, or -1 with the schema failed. */
+static int add_multiple(struct schema *s, struct number_rules *r, const json_t *m)
+{
+    const json_t *v = json_object_get(m, "multipleOf");
+    if (!v)
+        return 0;
+    if (!json_is_number(v) || !(json_number_value(v) > 0)) {
+        schema_refuse(s, m, "multipleOf", "expected a number above 0");
+        return -1;
+    }
+    if (r->n_multiples == sizeof r->multiple / sizeof *r->multiple) {
+        schema_limit(s, m, "too many divisors of one number");
+        return -1;
+    }
+    r->multiple[r->n_multiples++] = decimal_of(v);
+    r->multiple_at = m;
+    return 0;
+}
+
+/* Numbers without bounds and divisors. */
+static uint32_t any_number(struct schema *s, int whole, int fraction)
+{
+    if (whole && fraction && s->one_form)
+        return schema_regex(s, "0|-?[1-9][0-9]{0,14}|-?(?:0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]", 0);
+    if (whole && fraction)
+        return schema_regex(s, "-?(?:0|[1-9][0-9]{0,17})(?:\\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?", 0);
+    if (whole)
+        return schema_regex(s, "0|-?[1-9][0-9]{0,17}", 0);
+    return schema_regex(s, "-?(?:0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]", 0);
+}
+
+/* Digits after the point of a number that need not be whole: those of the divisors, else of the
+ * bounds, as long as REAL_DIGITS are enough for all digits (a double keeps them). */
+static int digits_after_point(const struct number_rules *r)
+{
+    int f = r->n_multiples ? 0 : FREE_FRACTION;
+    for (int i = 0; i < r->n_multiples; i++)
+        f = fraction_digits(r->multiple[i]) > f ? fraction_digits(r->multiple[i]) : f;
+    if (r->n_multiples)
+        return f;
+    for (int i = 0; i < r->n_bounds; i++) {
+        const int k = fraction_digits(decimal_of(r->bound[i].v));
+        f = k > f ? k : f;
+    }
+    for (int i = 0; i < r->n_bounds; i++) {
+        const double v = fabs(json_number_value(r->bound[i].v));
+        const int before = v >= 1 ? (int)floor(log10(v)) + 2 : 1;
+        f = before + f > REAL_DIGITS ? REAL_DIGITS - before : f;
+    }
+    return f < 0 ? 0 : f;
+}
+
+/* The least common multiple of the divisors, in units of the last of f digits after the point; 0
+ * with the schema failed.  whole: only whole numbers count. */
+static int64_t common_divisor(struct schema *s, const struct number_rules *r, int f, int whole)
+{
+    int64_t divisor = 1;
+    for (int i = 0; i < r->n_multiples; i++) {
+        int exact;
+        int64_t k = scaled(r->multiple[i], f, 0, &exact);
+        if (!exact && whole) {          /* whole numbers that are multiples of 2.5 are those of 5: over the digits after its point */
+            int64_t den = 1;
+            for (int e = r->multiple[i].exponent; e < 0 && den < 1000000000; e++)
+                den *= 10;
+            k = r->multiple[i].digits / gcd(r->multiple[i].digits, den);
+            exact = r->multiple[i].exponent >= -9;
+        }
+        if (!exact || k < 1) {
+            schema_refuse(s, r->multiple_at, "multipleOf", "a divisor of so many digits cannot be enforced");
+            return 0;
+        }
+        if (k > MAX_DIVISOR || divisor / gcd(divisor, k) * k > MAX_DIVISOR) {
+            schema_refuse(s, r->multiple_at, "multipleOf",
+                          "divisors above 4096 (in units of their last digit) cannot be enforced");
+            return 0;
+        }
+        divisor = divisor / gcd(divisor, k) * k;
+    }
+    return divisor;
+}
+
+/* The range of value * 10^f that all bounds leave of numbers with so many digits. */
+static void range_of(const struct number_rules *r, int f, int digits, int64_t *lo, int64_t *hi)
+{
+    int64_t top = 1;
+    int exact;
+    for (int i = 0; i < digits; i++)
+        top *= 10;
+    *lo = -(top - 1);
+    *hi = top - 1;
+    for (int i = 0; i < r->n_bounds; i++) {
+        int64_t v = scaled(decimal_of(r->bound[i].v), f, r->bound[i].is_min, &exact);
+        if (r->bound[i].is_min) {
+            v += exact && r->bound[i].exclusive;
+            *lo = v > *lo ? v : *lo;
+        } else {
+            v -= exact && r->bound[i].exclusive;
+            *hi = v < *hi ? v : *hi;
+        }
+    }
+}
+
 uint32_t schema_number(struct schema *s, const struct member *m, int n, int whole, int fraction)
 {
     struct exprs *x = &s->g->x;
-    struct { const json_t *v; int exclusive; const char *key; const json_t *at; } bound[64];
-    int n_bounds = 0, f = whole && !fraction ? 0 : FREE_FRACTION, n_multiples = 0, longest = 0, exact;
-    struct decimal multiple[16];
-    const json_t *multiple_at = NULL;
-    for (int i = 0; i < n; i++) {
-        static const char *const keys[] = { "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum" };
-        for (int k = 0; k < 4; k++) {
-            const json_t *v = json_object_get(m[i].s, keys[k]);
-            if (!v || (k % 2 && json_is_boolean(v)))
-                continue;
-            if (!json_is_number(v))
-                return schema_refuse(s, m[i].s, keys[k], "expected a number");
-            if (n_bounds == 64)
-                return schema_limit(s, m[i].s, "too many bounds of one number");
-            bound[n_bounds].v = v;
-            bound[n_bounds].key = keys[k];
-            bound[n_bounds].at = m[i].s;
-            /* draft 4 and OpenAPI 3.0 write true next to the bound */
-            bound[n_bounds++].exclusive = k % 2 || json_is_true(json_object_get(m[i].s, keys[k + 1]));
-        }
-        const json_t *v = json_object_get(m[i].s, "multipleOf");
-        if (v) {
-            if (!json_is_number(v) || !(json_number_value(v) > 0))
-                return schema_refuse(s, m[i].s, "multipleOf", "expected a number above 0");
-            if (n_multiples == 16)
-                return schema_limit(s, m[i].s, "too many divisors of one number");
-            multiple[n_multiples++] = decimal_of(v);
-            multiple_at = m[i].s;
-        }
-    }
-    if (n_bounds + n_multiples == 0) {
-        if (whole && fraction && s->one_form)
-            return schema_regex(s, "0|-?[1-9][0-9]{0,14}|-?(?:0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]", 0);
-        if (whole && fraction)
-            return schema_regex(s, "-?(?:0|[1-9][0-9]{0,17})(?:\\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?", 0);
-        if (whole)
-            return schema_regex(s, "0|-?[1-9][0-9]{0,17}", 0);
-        return schema_regex(s, "-?(?:0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]", 0);
-    }
-    /* digits after the point: those of multiples, else of the bounds, while 15 digits are enough
-     * for all (they survive the way through a double) */
-    int digits = whole && !fraction ? WHOLE_DIGITS : REAL_DIGITS;
-    for (int i = 0; i < n_multiples; i++)
-        longest = fraction_digits(multiple[i]) > longest ? fraction_digits(multiple[i]) : longest;
-    if (whole && !fraction) {
-        f = 0;
-    } else if (n_multiples) {
-        f = longest;
-    } else {
-        for (int i = 0; i < n_bounds; i++) {
-            int k = fraction_digits(decimal_of(bound[i].v));
-            f = k > f ? k : f;
-        }
-        for (int i = 0; i < n_bounds; i++) {
-            double v = fabs(json_number_value(bound[i].v));
-            int before = v >= 1 ? (int)floor(log10(v)) + 2 : 1;
-            f = before + f > digits ? digits - before : f;
-        }
-        f = f < 0 ? 0 : f;
-    }
-    int64_t divisor = 1, top = 1;
-    for (int i = 0; i < n_multiples; i++) {
-        int64_t k = scaled(multiple[i], f, 0, &exact);
-        if (!exact && whole && !fraction) {     /* whole numbers that are multiples of 2.5 are those of 5: over the digits after its point */
-            int64_t num = multiple[i].digits, den = 1;
-            for (int e = multiple[i].exponent; e < 0 && den < 1000000000; e++)
-                den *= 10;
-            k = num / gcd(num, den);
-            exact = multiple[i].exponent >= -9;
-        }
-        if (!exact || k < 1)
-            return schema_refuse(s, multiple_at, "multipleOf", "a divisor of so many digits cannot be enforced");
-        if (k > MAX_DIVISOR || divisor / gcd(divisor, k) * k > MAX_DIVISOR)
-            return schema_refuse(s, multiple_at, "multipleOf",
-                                 "divisors above 4096 (in units of their last digit) cannot be enforced");
-        divisor = divisor / gcd(divisor, k) * k;
-    }
-    for (int i = 0; i < digits; i++)
-        top *= 10;
-    int64_t lo = -(top - 1), hi = top - 1;
-    for (int i = 0; i < n_bounds; i++) {
-        int is_min = bound[i].key[0] == 'm' ? bound[i].key[1] == 'i' : bound[i].key[10] == 'i';
-        int64_t v = scaled(decimal_of(bound[i].v), f, is_min, &exact);
-        if (is_min) {
-            v += exact && bound[i].exclusive;
-            lo = v > lo ? v : lo;
-        } else {
-            v -= exact && bound[i].exclusive;
-            hi = v < hi ? v : hi;
-        }
-    }
+    struct number_rules rules = { .n_bounds = 0 };
+    const int only_whole = whole && !fraction;
+    for (int i = 0; i < n; i++)
+        if (add_bounds(s, &rules, m[i].s) != 0 || add_multiple(s, &rules, m[i].s) != 0)
+            return EXPR_NONE;
+    if (rules.n_bounds + rules.n_multiples == 0)
+        return any_number(s, whole, fraction);
+    const int f = only_whole ? 0 : digits_after_point(&rules);
+    const int64_t divisor = common_divisor(s, &rules, f, only_whole);
+    if (!divisor)
+        return EXPR_NONE;
+    int64_t lo, hi;
+    range_of(&rules, f, only_whole ? WHOLE_DIGITS : REAL_DIGITS, &lo, &hi);
     uint32_t r = EXPR_NONE;
     if (hi >= 0 && lo <= hi)
         r = between(x, lo > 0 ? lo : 0, hi, f, divisor);

@@ -408,91 +408,130 @@ static uint32_t sequence(struct object *o)
     return expr_seq(x, expr_term(x, expr_byte(x, '{', '{')), r);
 }
 
-uint32_t schema_object(struct schema *s, const struct member *m, int n)
+/* minProperties and maxProperties of all members. */
+static void count_bounds(struct object *o)
 {
-    struct object o = { .s = s, .m = m, .n = n, .max = EXPR_MANY };
-    struct exprs *x = &s->g->x;
+    for (int k = 0; k < o->n && !o->s->failed; k++) {
+        const int64_t most = schema_count(o->s, o->m[k].s, "maxProperties");
+        o->min = larger(o->min, schema_count(o->s, o->m[k].s, "minProperties"));
+        if (most >= 0 && (o->max == EXPR_MANY || most < o->max))
+            o->max = (int32_t)most;
+    }
+}
+
+/* The declared properties in the order of the schema, then required ones that no member declares.
+ * The order of schemas that were made says nothing, so theirs come last.  0, or -1 with the
+ * schema failed. */
+static int declare_properties(struct object *o)
+{
     json_t *seen = json_object(), *v;
     const char *name;
     size_t i;
-    uint32_t r = EXPR_NONE;
-    for (int k = 0; k < n && !s->failed; k++) {
-        int64_t most = schema_count(s, m[k].s, "maxProperties");
-        o.min = larger(o.min, schema_count(s, m[k].s, "minProperties"));
-        if (most >= 0 && (o.max == EXPR_MANY || most < o.max))
-            o.max = (int32_t)most;
-    }
-    /* declared properties in the order of the schema; those of schemas that were made say
-     * nothing about the order */
+    int rc = 0;
     for (int made = 0; made < 2; made++)
-        for (int k = 0; k < n && !s->failed; k++)
-            if (is_made(&m[k]) == made)
-                json_object_foreach(json_object_get(m[k].s, "properties"), name, v)
-                    if (add_property(&o, seen, name) != 0)
-                        goto done;
-    for (int k = 0; k < n && !s->failed; k++)
-        json_array_foreach(json_object_get(m[k].s, "required"), i, v) {
-            if (!json_is_string(v)) {
-                schema_refuse(s, m[k].s, "required", "expected a list of strings");
-                goto done;
+        for (int k = 0; k < o->n && rc == 0; k++)
+            if (is_made(&o->m[k]) == made)
+                json_object_foreach(json_object_get(o->m[k].s, "properties"), name, v)
+                    if (rc == 0)
+                        rc = add_property(o, seen, name);
+    for (int k = 0; k < o->n && rc == 0; k++)
+        json_array_foreach(json_object_get(o->m[k].s, "required"), i, v) {
+            if (rc == 0 && !json_is_string(v)) {
+                schema_refuse(o->s, o->m[k].s, "required", "expected a list of strings");
+                rc = -1;
             }
-            if (add_property(&o, seen, json_string_value(v)) != 0)
-                goto done;
+            if (rc == 0)
+                rc = add_property(o, seen, json_string_value(v));
         }
-    if (s->failed || (o.max != EXPR_MANY && o.min > o.max))
-        goto done;
-    for (int k = 0; k < n; k++)
-        json_array_foreach(json_object_get(m[k].s, "required"), i, v) {
-            struct property *p = NULL;
+    json_decref(seen);
+    return rc;
+}
+
+static void mark_required(struct object *o)
+{
+    json_t *v;
+    size_t i;
+    for (int k = 0; k < o->n; k++)
+        json_array_foreach(json_object_get(o->m[k].s, "required"), i, v) {
+            const char *name = json_string_value(v);
             /* names are often in the same order in both lists */
-            p = i < (size_t)o.n_p && !strcmp(o.p[i].name, json_string_value(v))
-                    ? &o.p[i] : find_property(&o, json_string_value(v));
+            struct property *p = i < (size_t)o->n_p && !strcmp(o->p[i].name, name) ? &o->p[i] : find_property(o, name);
             p->required = 1;
         }
+}
+
+/* Key and value of each declared property: the number of those that may be there; -1 if it
+ * failed, or a required one may not be there. */
+static int compile_properties(struct object *o)
+{
+    struct exprs *x = &o->s->g->x;
     int n_possible = 0;
-    for (int k = 0; k < o.n_p && !s->failed; k++) {
-        struct property *p = &o.p[k];
-        p->value = value_of(&o, p->name);
+    for (int k = 0; k < o->n_p && !o->s->failed; k++) {
+        struct property *p = &o->p[k];
+        p->value = value_of(o, p->name);
         n_possible += p->value != EXPR_NONE;
         if (p->required && p->value == EXPR_NONE)
-            goto done;
+            return -1;
         json_t *key = json_string(p->name);
-        uint32_t text = schema_values(s, &key, 1);
-        p->key = expr_term(x, expr_concat(x, expr_step(x, text, '"'), s->colon));
+        uint32_t text = schema_values(o->s, &key, 1);
+        p->key = expr_term(x, expr_concat(x, expr_step(x, text, '"'), o->s->colon));
         json_decref(key);
     }
-    if (s->failed)
-        goto done;
-    o.extra = further(&o, NULL);
-    for (int k = 0; k < n && !s->failed; k++) {
-        json_t *some = json_object_get(m[k].s, SOME_PROPERTY);
+    return o->s->failed ? -1 : n_possible;
+}
+
+/* Further properties, and the one that SOME_PROPERTY asks for.  -1: two members ask for one, which
+ * is left out. */
+static int compile_further(struct object *o)
+{
+    struct schema *s = o->s;
+    o->extra = further(o, NULL);
+    for (int k = 0; k < o->n && !s->failed; k++) {
+        json_t *some = json_object_get(o->m[k].s, SOME_PROPERTY);
         if (!some)
             continue;
-        if (o.some) {                   /* two at once are left out */
+        if (o->some) {
             if (!s->n_partial++)
-                s->partial_at = m[k].s;
-            goto done;
+                s->partial_at = o->m[k].s;
+            return -1;
         }
-        o.some = some;
-        o.needed = further(&o, some);
+        o->some = some;
+        o->needed = further(o, some);
     }
-    if (!s->failed && o.min > n_possible + 1 && o.extra != EXPR_NONE) {
-        const struct member *of = NULL;
-        for (int k = 0; k < n; k++)
-            if (json_object_get(m[k].s, "minProperties") && (!of || !is_made(&m[k])))
-                of = &m[k];
-        if (!of || is_made(of)) {       /* a part of an opposite */
-            if (!s->n_partial++)
-                s->partial_at = of ? of->s : NULL;
-        } else {
-            schema_refuse(s, of->s, "minProperties", "beyond the declared properties it can be enforced for one more only, as two others might have the same name");
-        }
+    return 0;
+}
+
+/* minProperties asks for more than one further property, which may have the same name: leave it
+ * out where it is a part of an opposite, else refuse it. */
+static void refuse_min_properties(struct object *o)
+{
+    struct schema *s = o->s;
+    const struct member *of = NULL;
+    for (int k = 0; k < o->n; k++)
+        if (json_object_get(o->m[k].s, "minProperties") && (!of || !is_made(&o->m[k])))
+            of = &o->m[k];
+    if (of && !is_made(of))
+        schema_refuse(s, of->s, "minProperties", "beyond the declared properties it can be enforced for one more only, as two others might have the same name");
+    else if (!s->n_partial++)
+        s->partial_at = of ? of->s : NULL;
+}
+
+uint32_t schema_object(struct schema *s, const struct member *m, int n)
+{
+    struct object o = { .s = s, .m = m, .n = n, .max = EXPR_MANY };
+    uint32_t r = EXPR_NONE;
+    int n_possible;
+    count_bounds(&o);
+    if (s->failed || declare_properties(&o) != 0 || (o.max != EXPR_MANY && o.min > o.max))
         goto done;
-    }
-    if (!s->failed)
+    mark_required(&o);
+    if ((n_possible = compile_properties(&o)) < 0 || compile_further(&o) != 0 || s->failed)
+        goto done;
+    if (o.min > n_possible + 1 && o.extra != EXPR_NONE)
+        refuse_min_properties(&o);
+    else
         r = sequence(&o);
 done:
-    json_decref(seen);
     free(o.p);
     return s->failed ? (uint32_t)EXPR_NONE : r;
 }

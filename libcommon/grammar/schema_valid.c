@@ -128,27 +128,13 @@ json_t *schema_some_declared(struct schema *s, const struct member *m, int n, js
     return schema_keep(s, to, some);
 }
 
-static int valid_object(struct schema *s, const json_t *schema, const json_t *v, int depth)
+/* dependentRequired and dependentSchemas; dependencies before draft 2019-09. */
+static int valid_dependencies(struct schema *s, const json_t *schema, const json_t *v, int depth)
 {
-    const json_t *properties = json_object_get(schema, "properties"),
-                 *patterns = json_object_get(schema, "patternProperties");
-    const json_t *more = json_object_get(schema, "additionalProperties"),
-                 *names = json_object_get(schema, "propertyNames");
-    const json_t *left = json_object_get(schema, "unevaluatedProperties");
     json_t *x, *list;
-    const char *key, *pattern;
+    const char *key;
     size_t i;
-    int64_t count;
     int rc;
-    if ((x = json_object_get(schema, SOME_PROPERTY)) && (rc = has_some_property(s, x, v, depth)) != 1)
-        return rc;
-    if ((count = schema_count(s, schema, "minProperties")) >= 0 && json_object_size(v) < (size_t)count)
-        return 0;
-    if ((count = schema_count(s, schema, "maxProperties")) >= 0 && json_object_size(v) > (size_t)count)
-        return 0;
-    json_array_foreach(json_object_get(schema, "required"), i, x)
-        if (json_is_string(x) && !json_object_get(v, json_string_value(x)))
-            return 0;
     json_object_foreach(json_object_get(schema, "dependentRequired"), key, list)
         if (json_object_get(v, key))
             json_array_foreach(list, i, x)
@@ -164,6 +150,32 @@ static int valid_object(struct schema *s, const json_t *schema, const json_t *v,
             if (!json_is_array(x) && (rc = valid(s, x, v, depth + 1)) != 1)
                 return rc;
         }
+    return 1;
+}
+
+static int valid_object(struct schema *s, const json_t *schema, const json_t *v, int depth)
+{
+    const json_t *properties = json_object_get(schema, "properties"),
+                 *patterns = json_object_get(schema, "patternProperties");
+    const json_t *more = json_object_get(schema, "additionalProperties"),
+                 *names = json_object_get(schema, "propertyNames");
+    const json_t *left = json_object_get(schema, "unevaluatedProperties");
+    json_t *x;
+    const char *key, *pattern;
+    size_t i;
+    int64_t count;
+    int rc;
+    if ((x = json_object_get(schema, SOME_PROPERTY)) && (rc = has_some_property(s, x, v, depth)) != 1)
+        return rc;
+    if ((count = schema_count(s, schema, "minProperties")) >= 0 && json_object_size(v) < (size_t)count)
+        return 0;
+    if ((count = schema_count(s, schema, "maxProperties")) >= 0 && json_object_size(v) > (size_t)count)
+        return 0;
+    json_array_foreach(json_object_get(schema, "required"), i, x)
+        if (json_is_string(x) && !json_object_get(v, json_string_value(x)))
+            return 0;
+    if ((rc = valid_dependencies(s, schema, v, depth)) != 1)
+        return rc;
     json_object_foreach((json_t *)(uintptr_t)v, key, x) {
         json_t *sub = json_object_get(properties, key);
         int known = sub != NULL;
@@ -235,13 +247,106 @@ static int valid_array(struct schema *s, const json_t *schema, const json_t *v, 
     return !some || (found >= (least < 0 ? 1 : least) && (most < 0 || found <= most));
 }
 
-static int valid(struct schema *s, const json_t *schema, const json_t *v, int depth)
+static int valid_number(const json_t *schema, const json_t *v)
+{
+    const double d = json_number_value(v);
+    const int open_min = json_is_true(json_object_get(schema, "exclusiveMinimum")),
+              open_max = json_is_true(json_object_get(schema, "exclusiveMaximum"));
+    const json_t *x;
+    if ((x = json_object_get(schema, "minimum")) && json_is_number(x) &&
+        (d < json_number_value(x) || (open_min && d == json_number_value(x))))
+        return 0;
+    if ((x = json_object_get(schema, "maximum")) && json_is_number(x) &&
+        (d > json_number_value(x) || (open_max && d == json_number_value(x))))
+        return 0;
+    if ((x = json_object_get(schema, "exclusiveMinimum")) && json_is_number(x) && d <= json_number_value(x))
+        return 0;
+    if ((x = json_object_get(schema, "exclusiveMaximum")) && json_is_number(x) && d >= json_number_value(x))
+        return 0;
+    x = json_object_get(schema, "multipleOf");
+    return !x || !(json_number_value(x) > 0) || schema_is_multiple(v, x);
+}
+
+static int valid_string(struct schema *s, const json_t *schema, const json_t *v)
+{
+    const char *text = json_string_value(v), *format = json_string_value(json_object_get(schema, "format"));
+    const size_t size = json_string_length(v);
+    const int64_t chars = (int64_t)utf8_count(text, size);
+    const json_t *x;
+    json_t *sub;
+    int64_t count;
+    size_t i;
+    int rc;
+    if (((count = schema_count(s, schema, "minLength")) >= 0 && chars < count) ||
+        ((count = schema_count(s, schema, "maxLength")) >= 0 && chars > count))
+        return 0;
+    if ((x = json_object_get(schema, "pattern")) &&
+        (rc = matches(s, schema, "pattern", json_string_value(x), json_string_length(x), text, size)) != 1)
+        return rc;
+    json_array_foreach(json_object_get(schema, NOT_PATTERN), i, sub)
+        if ((rc = matches(s, schema, "pattern", json_string_value(sub), json_string_length(sub), text, size)) != 0)
+            return rc < 0 ? -1 : 0;
+    if (format && (format = schema_format(format))) {
+        uint32_t e = schema_regex(s, format, 1);
+        if (e == EXPR_NONE || !expr_matches(&s->g->x, e, text, size))
+            return e == EXPR_NONE ? -1 : 0;
+    }
+    return 1;
+}
+
+/* $ref and $dynamicRef. */
+static int valid_references(struct schema *s, const json_t *schema, const json_t *v, int depth)
+{
+    for (int dynamic = 0; dynamic < 2; dynamic++) {
+        const json_t *x = json_object_get(schema, dynamic ? "$dynamicRef" : "$ref"), *target;
+        int rc;
+        if (!x)
+            continue;
+        target = dynamic ? schema_resolve_dynamic(s, schema, json_string_value(x))
+                         : schema_resolve(s, schema, json_string_value(x));
+        if (!target || (rc = valid(s, target, v, depth + 1)) != 1)
+            return target ? rc : -1;
+    }
+    return 1;
+}
+
+/* allOf, anyOf, oneOf, not and if. */
+static int valid_combined(struct schema *s, const json_t *schema, const json_t *v, int depth)
 {
     const json_t *x;
     json_t *sub;
     size_t i;
-    int rc, n;
-    unsigned type = type_of(v);
+    int rc;
+    json_array_foreach(json_object_get(schema, "allOf"), i, sub)
+        if ((rc = valid(s, sub, v, depth + 1)) != 1)
+            return rc;
+    for (int one = 0; one < 2; one++) {
+        int n = 0;
+        if (!(x = json_object_get(schema, one ? "oneOf" : "anyOf")))
+            continue;
+        json_array_foreach(x, i, sub) {
+            if ((rc = valid(s, sub, v, depth + 1)) < 0)
+                return -1;
+            n += rc;
+        }
+        if (one ? n != 1 : n == 0)
+            return 0;
+    }
+    if ((x = json_object_get(schema, "not")) && (rc = valid(s, x, v, depth + 1)) != 0)
+        return rc < 0 ? -1 : 0;
+    if ((x = json_object_get(schema, "if"))) {
+        if ((rc = valid(s, x, v, depth + 1)) < 0)
+            return -1;
+        if ((x = json_object_get(schema, rc ? "then" : "else")) && (rc = valid(s, x, v, depth + 1)) != 1)
+            return rc;
+    }
+    return 1;
+}
+
+static int valid(struct schema *s, const json_t *schema, const json_t *v, int depth)
+{
+    const json_t *x;
+    int rc = 1;
     if (json_is_boolean(schema))
         return json_is_true(schema);
     if (depth > MAX_VALUE_DEPTH) {
@@ -253,88 +358,25 @@ static int valid(struct schema *s, const json_t *schema, const json_t *v, int de
         const json_t *target = schema_resolve(s, schema, json_string_value(json_object_get(schema, "$ref")));
         return target ? valid(s, target, v, depth + 1) : -1;
     }
-    if (!(schema_types(s, schema) & type))
+    if (!(schema_types(s, schema) & type_of(v)))
         return s->failed ? -1 : 0;
     if ((x = json_object_get(schema, "const")) && !equal(x, v, 0))
         return 0;
     x = json_object_get(schema, "enum");
     s->g->x.meter.work += json_array_size(x);
-    if (x && !contains(x, v))
+    if ((x && !contains(x, v)) || contains(json_object_get(schema, NOT_VALUES), v))
         return 0;
-    if (contains(json_object_get(schema, NOT_VALUES), v))
-        return 0;
-    if (json_is_number(v)) {
-        double d = json_number_value(v);
-        int open_min = json_is_true(json_object_get(schema, "exclusiveMinimum")),
-            open_max = json_is_true(json_object_get(schema, "exclusiveMaximum"));
-        if ((x = json_object_get(schema, "minimum")) && json_is_number(x) &&
-            (d < json_number_value(x) || (open_min && d == json_number_value(x))))
-            return 0;
-        if ((x = json_object_get(schema, "maximum")) && json_is_number(x) &&
-            (d > json_number_value(x) || (open_max && d == json_number_value(x))))
-            return 0;
-        if ((x = json_object_get(schema, "exclusiveMinimum")) && json_is_number(x) && d <= json_number_value(x))
-            return 0;
-        if ((x = json_object_get(schema, "exclusiveMaximum")) && json_is_number(x) && d >= json_number_value(x))
-            return 0;
-        if ((x = json_object_get(schema, "multipleOf")) && json_number_value(x) > 0 && !schema_is_multiple(v, x))
-            return 0;
-    }
-    if (json_is_string(v)) {
-        const char *text = json_string_value(v), *format = json_string_value(json_object_get(schema, "format"));
-        size_t size = json_string_length(v);
-        int64_t chars = (int64_t)utf8_count(text, size), count;
-        if (((count = schema_count(s, schema, "minLength")) >= 0 && chars < count) ||
-            ((count = schema_count(s, schema, "maxLength")) >= 0 && chars > count))
-            return 0;
-        if ((x = json_object_get(schema, "pattern")) &&
-            (rc = matches(s, schema, "pattern", json_string_value(x), json_string_length(x), text, size)) != 1)
-            return rc;
-        json_array_foreach(json_object_get(schema, NOT_PATTERN), i, sub)
-            if ((rc = matches(s, schema, "pattern", json_string_value(sub), json_string_length(sub), text, size)) != 0)
-                return rc < 0 ? -1 : 0;
-        if (format && (format = schema_format(format))) {
-            uint32_t e = schema_regex(s, format, 1);
-            if (e == EXPR_NONE || !expr_matches(&s->g->x, e, text, size))
-                return e == EXPR_NONE ? -1 : 0;
-        }
-    }
-    if (json_is_object(v) && (rc = valid_object(s, schema, v, depth)) != 1)
+    if (json_is_number(v))
+        rc = valid_number(schema, v);
+    else if (json_is_string(v))
+        rc = valid_string(s, schema, v);
+    else if (json_is_object(v))
+        rc = valid_object(s, schema, v, depth);
+    else if (json_is_array(v))
+        rc = valid_array(s, schema, v, depth);
+    if (rc != 1 || (rc = valid_references(s, schema, v, depth)) != 1 ||
+        (rc = valid_combined(s, schema, v, depth)) != 1)
         return rc;
-    if (json_is_array(v) && (rc = valid_array(s, schema, v, depth)) != 1)
-        return rc;
-    if ((x = json_object_get(schema, "$ref"))) {
-        const json_t *target = schema_resolve(s, schema, json_string_value(x));
-        if (!target || (rc = valid(s, target, v, depth + 1)) != 1)
-            return target ? rc : -1;
-    }
-    if ((x = json_object_get(schema, "$dynamicRef"))) {
-        const json_t *target = schema_resolve_dynamic(s, schema, json_string_value(x));
-        if (!target || (rc = valid(s, target, v, depth + 1)) != 1)
-            return target ? rc : -1;
-    }
-    json_array_foreach(json_object_get(schema, "allOf"), i, sub)
-        if ((rc = valid(s, sub, v, depth + 1)) != 1)
-            return rc;
-    for (int one = 0; one < 2; one++)
-        if ((x = json_object_get(schema, one ? "oneOf" : "anyOf"))) {
-            n = 0;
-            json_array_foreach(x, i, sub) {
-                if ((rc = valid(s, sub, v, depth + 1)) < 0)
-                    return -1;
-                n += rc;
-            }
-            if (one ? n != 1 : n == 0)
-                return 0;
-        }
-    if ((x = json_object_get(schema, "not")) && (rc = valid(s, x, v, depth + 1)) != 0)
-        return rc < 0 ? -1 : 0;
-    if ((x = json_object_get(schema, "if"))) {
-        if ((rc = valid(s, x, v, depth + 1)) < 0)
-            return -1;
-        if ((x = json_object_get(schema, rc ? "then" : "else")) && (rc = valid(s, x, v, depth + 1)) != 1)
-            return rc;
-    }
     return s->failed ? -1 : 1;
 }
 

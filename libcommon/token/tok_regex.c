@@ -156,6 +156,47 @@ static void operand(struct tbuf *all, struct tbuf *flat, struct tbuf *nested, in
     flat->n = nested->n = 0;
 }
 
+/* [:name:], or a bracket that is a member. */
+static void posix_class(struct tr *t, struct tbuf *flat)
+{
+    size_t k = 2;
+    while (peek(t, k) >= 0 && (isalpha(peek(t, k)) || peek(t, k) == '^'))
+        k++;
+    if (peek(t, k) == ':' && peek(t, k + 1) == ']') {
+        tbuf_add(flat, t->s + t->i, k + 2);
+        t->i += k + 2;
+    } else {
+        put(flat, "\\[");
+        t->i++;
+    }
+}
+
+/* An escape inside of a set.  -1: refused. */
+static int set_escape(struct tr *t, struct tbuf *flat, struct tbuf *nested)
+{
+    t->i++;
+    int k = escape_common(t, flat);
+    if (k <= 0)
+        return k;
+    int c = peek(t, 0);
+    if (c == 'W' || c == 'H') {
+        put(nested, nested->n ? "|" : "");
+        put(nested, c == 'W' ? "[^" WORD_SET "]" : "[^0-9A-Fa-f]");
+        t->i++;
+    } else if (c == 'w' || c == 'h') {
+        put(flat, c == 'w' ? WORD_SET : "0-9A-Fa-f");
+        t->i++;
+    } else if (c < 0) {
+        return bad(t, "backslash at the end");
+    } else {
+        put(flat, "\\");
+        do                              /* the whole character */
+            tbuf_add(flat, t->s + t->i++, 1);
+        while (peek(t, 0) >= 0 && (peek(t, 0) & 0xC0) == 0x80);
+    }
+    return 0;
+}
+
 /* A set as one matcher of a single character.  Operands of && are unions of plain members (flat)
  * and nested sets (nested, "a|b"). */
 static int set(struct tr *t, struct tbuf *o)
@@ -186,45 +227,15 @@ static int set(struct tr *t, struct tbuf *o)
             n_operands++;
             t->i += closed ? 1 : 2;
         } else if (c == '[' && peek(t, 1) == ':') {
-            size_t k = 2;
-            while (peek(t, k) >= 0 && (isalpha(peek(t, k)) || peek(t, k) == '^'))
-                k++;
-            if (peek(t, k) == ':' && peek(t, k + 1) == ']') {
-                tbuf_add(&flat, t->s + t->i, k + 2);
-                t->i += k + 2;
-            } else {
-                put(&flat, "\\[");
-                t->i++;
-            }
+            posix_class(t, &flat);
         } else if (c == '[') {
             t->i++;
             put(&nested, nested.n ? "|" : "");
             if (set(t, &nested))
                 goto done;
         } else if (c == '\\') {
-            t->i++;
-            int k = escape_common(t, &flat);
-            if (k < 0)
+            if (set_escape(t, &flat, &nested) != 0)
                 goto done;
-            if (k == 0)
-                continue;
-            c = peek(t, 0);
-            if (c == 'W' || c == 'H') {
-                put(&nested, nested.n ? "|" : "");
-                put(&nested, c == 'W' ? "[^" WORD_SET "]" : "[^0-9A-Fa-f]");
-                t->i++;
-            } else if (c == 'w' || c == 'h') {
-                put(&flat, c == 'w' ? WORD_SET : "0-9A-Fa-f");
-                t->i++;
-            } else if (c < 0) {
-                bad(t, "backslash at the end");
-                goto done;
-            } else {
-                put(&flat, "\\");
-                do                      /* the whole character */
-                    tbuf_add(&flat, t->s + t->i++, 1);
-                while (peek(t, 0) >= 0 && (peek(t, 0) & 0xC0) == 0x80);
-            }
         } else {
             tbuf_add(&flat, t->s + t->i++, 1);
         }
