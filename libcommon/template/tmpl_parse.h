@@ -1,0 +1,50 @@
+/* tmpl_parse.h - what the two files of the parser share: the cursor, nodes, expressions. */
+#ifndef ZSE_TEMPLATE_TMPL_PARSE_H
+#define ZSE_TEMPLATE_TMPL_PARSE_H
+
+#include <string.h>
+
+#include "libcommon/template/tmpl_ast.h"
+
+enum { MAX_BLOCK_DEPTH = 100 };
+
+struct tmpl_parser {
+    struct vm *vm;
+    struct token *t;            /* the current one */
+    struct dict *names;
+    struct tmpl *special;       /* for the interned names of loop, caller, kwargs, varargs */
+    struct nodes blocks;        /* every {% block %}, to refuse one name twice */
+    struct node *macro[MAX_BLOCK_DEPTH + 2];    /* macros and call blocks around us: they note caller, kwargs, varargs */
+    struct node *loop[MAX_BLOCK_DEPTH + 2];     /* loops around us, NULL where a macro's body begins */
+    int n_macros, n_loops, block_depth;
+};
+
+/* Fail at the current token: "expected ..., got ...". */
+_Noreturn void tmpl_unexpected(struct tmpl_parser *p, const char *expected);
+/* Skip the token if it is this one: 1 if it was. */
+int tmpl_skip_op(struct tmpl_parser *p, const char *op);
+int tmpl_skip_name(struct tmpl_parser *p, const char *name);
+void tmpl_expect_op(struct tmpl_parser *p, const char *op);
+void tmpl_expect_block_end(struct tmpl_parser *p);
+/* The name as the tree holds it: equal names are the same pointer. */
+const struct str *tmpl_intern(struct tmpl_parser *p, struct val name);
+const struct str *tmpl_expect_name(struct tmpl_parser *p, const char *expected);
+
+struct node *tmpl_new_node(struct tmpl_parser *p, enum node_kind kind, int line);
+void tmpl_nodes_push(struct tmpl_parser *p, struct nodes *l, struct node *n);
+
+struct node *tmpl_parse_expr(struct tmpl_parser *p);
+/* An expression, or several with commas between them.  with_if: "a if b else c" is one; end_name:
+ * a name that ends it, or NULL. */
+struct node *tmpl_parse_tuple(struct tmpl_parser *p, int with_if, const char *end_name, int parenthesised);
+/* A filter after its |; input: NULL in a block that is filtered. */
+struct node *tmpl_parse_filter(struct tmpl_parser *p, struct node *input);
+
+static inline int token_is_op(const struct token *t, const char *op) { return t->kind == T_OP && !strcmp(t->op, op); }
+
+static inline int token_is_name(const struct token *t, const char *name)
+{
+    return t->kind == T_NAME && t->value.s->size == strlen(name) && !memcmp(t->value.s->data, name, t->value.s->size);
+}
+
+#endif
