@@ -27,18 +27,18 @@ static int guarded(struct vm *vm, void (*work)(struct vm *vm, void *arg), void *
     return r;
 }
 
-struct source { const char *text; size_t size; struct tmpl *t; };
+struct tmpl_source { const char *text; size_t size; struct tmpl *t; };
 
 static void parse(struct vm *vm, void *arg)
 {
-    struct source *s = arg;
+    struct tmpl_source *s = arg;
     tmpl_parse_tokens(vm, tmpl_lex(vm, s->text, s->size), s->t);
 }
 
 struct tmpl *tmpl_parse(const char *text, size_t size, const char *name, struct err *e)
 {
     struct tmpl *t = calloc(1, sizeof *t);
-    struct source source = { text, size, t };
+    struct tmpl_source source = { text, size, t };
     if (!t || !(t->name = strdup(name ? name : "template"))) {
         free(t);
         err_nomem(e, "a template");

@@ -28,11 +28,11 @@ enum node_kind {
     N_BREAK, N_CONTINUE,
 };
 
-struct nodes { struct node **v; int n, cap; };
-struct arg { const struct str *name; int stars; struct node *value; };      /* f(x), f(name=x), f(*x), f(**x) */
+struct nodes { struct tmpl_node **v; int n, cap; };
+struct arg { const struct str *name; int stars; struct tmpl_node *value; };      /* f(x), f(name=x), f(*x), f(**x) */
 
 /* What a, b, c hold is said where the parser makes the node. */
-struct node {
+struct tmpl_node {
     uint8_t kind, op;           /* op: enum op of N_BINARY */
     uint8_t recursive, negated;
     uint8_t uses_caller, uses_kwargs, uses_varargs;     /* N_MACRO, N_CALL_BLOCK: the body names them */
@@ -40,7 +40,7 @@ struct node {
     int line, depth;            /* depth of the expression below */
     const struct str *name;     /* names, attributes, macros; points into the table of names: equal names are the same pointer */
     struct val value;           /* N_CONST, N_DATA */
-    struct node *a, *b, *c;
+    struct tmpl_node *a, *b, *c;
     struct nodes items;         /* elements; statements of a body; N_COMPARE: operands, ops[] between them */
     struct nodes orelse;
     uint8_t *ops;
@@ -50,7 +50,7 @@ struct node {
 };
 
 struct tmpl {
-    struct chunk *chunks;
+    struct arena_chunk *chunks;
     char *name;
     struct nodes body;
     const struct str *loop, *caller, *kwargs, *varargs;     /* these names as the tree holds them */

@@ -12,8 +12,8 @@ struct scope {
     int n, cap;
 };
 
-struct loop {
-    const struct node *node;
+struct loop_state {
+    const struct tmpl_node *node;
     struct scope *scope;        /* around the loop: where a recursive call goes on */
     struct iter it;
     struct val sequence, before, now, after, changed;
@@ -24,7 +24,7 @@ struct loop {
 
 enum flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE };
 
-static struct val eval(struct vm *vm, const struct node *n);
+static struct val eval(struct vm *vm, const struct tmpl_node *n);
 static enum flow exec_all(struct vm *vm, const struct nodes *body);
 
 /* ---- scopes */
@@ -101,7 +101,7 @@ static struct val capture(struct vm *vm, const struct nodes *body, enum flow *fl
 
 /* ---- assignment */
 
-static void assign(struct vm *vm, const struct node *target, struct val v)
+static void assign(struct vm *vm, const struct tmpl_node *target, struct val v)
 {
     vm->line = target->line;
     if (target->kind == N_NAME) {
@@ -165,7 +165,7 @@ static void push_arg(struct vm *vm, struct args *a, int *cap, struct val v)
 }
 
 /* The arguments of a call, filter or test.  They die with *space. */
-static struct args eval_args(struct vm *vm, const struct node *n, struct arg_space *space)
+static struct args eval_args(struct vm *vm, const struct tmpl_node *n, struct arg_space *space)
 {
     struct args a = { space->pos, 0, 0, space->kw };
     int cap_pos = SMALL, cap_kw = SMALL;
@@ -233,7 +233,7 @@ static const struct kwarg *find_kwarg(const struct args *args, const struct str 
 }
 
 /* The keyword arguments that no parameter took. */
-static struct val extra_kwargs(struct vm *vm, const struct node *def, const struct args *args)
+static struct val extra_kwargs(struct vm *vm, const struct tmpl_node *def, const struct args *args)
 {
     struct val rest = val_dict(vm);
     vm_step(vm, (size_t)args->n_kw * (size_t)def->n_args / 8);
@@ -250,7 +250,7 @@ static struct val extra_kwargs(struct vm *vm, const struct node *def, const stru
 
 static struct val call_macro(struct vm *vm, const struct macro *m, const struct args *args)
 {
-    const struct node *def = m->def;
+    const struct tmpl_node *def = m->def;
     int name_size = def->name ? def->name->size > 100 ? 100 : (int)def->name->size : 6;
     const char *name = def->name ? def->name->data : "caller";
     struct scope *s = push_scope(vm, m->closure), *outer = vm->scope;
@@ -291,9 +291,9 @@ static struct val call_macro(struct vm *vm, const struct macro *m, const struct 
     return text;
 }
 
-static enum flow exec_for(struct vm *vm, const struct node *n, struct val sequence, int depth0);
+static enum flow exec_for(struct vm *vm, const struct tmpl_node *n, struct val sequence, int depth0);
 
-static struct val call_loop(struct vm *vm, const struct loop *l, const struct args *args)
+static struct val call_loop(struct vm *vm, const struct loop_state *l, const struct args *args)
 {
     if (!l->node->recursive)
         fail(vm, "The loop must have the 'recursive' marker to be called recursively.");
@@ -327,7 +327,7 @@ struct val val_call(struct vm *vm, struct val f, const struct args *args)
 
 /* ---- expressions */
 
-static struct val eval_sequence(struct vm *vm, const struct node *n)
+static struct val eval_sequence(struct vm *vm, const struct tmpl_node *n)
 {
     struct val r = val_list(vm, (size_t)n->items.n);
     r.kind = n->kind == N_LIST ? K_LIST : K_TUPLE;
@@ -336,7 +336,7 @@ static struct val eval_sequence(struct vm *vm, const struct node *n)
     return r;
 }
 
-static struct val eval_dict(struct vm *vm, const struct node *n)
+static struct val eval_dict(struct vm *vm, const struct tmpl_node *n)
 {
     struct val r = val_dict(vm);
     for (int i = 0; i < n->items.n; i += 2) {
@@ -346,7 +346,7 @@ static struct val eval_dict(struct vm *vm, const struct node *n)
     return r;
 }
 
-static struct val eval_getitem(struct vm *vm, const struct node *n)
+static struct val eval_getitem(struct vm *vm, const struct tmpl_node *n)
 {
     struct val base = eval(vm, n->a);
     if (n->b->kind != N_SLICE) {
@@ -354,7 +354,7 @@ static struct val eval_getitem(struct vm *vm, const struct node *n)
         vm->line = n->line;
         return op_getitem(vm, base, key);
     }
-    const struct node *parts[] = { n->b->a, n->b->b, n->b->c };
+    const struct tmpl_node *parts[] = { n->b->a, n->b->b, n->b->c };
     struct val v[3];
     for (int i = 0; i < 3; i++)
         v[i] = parts[i] ? eval(vm, parts[i]) : val_none();
@@ -362,7 +362,7 @@ static struct val eval_getitem(struct vm *vm, const struct node *n)
     return op_slice(vm, base, v[0], v[1], v[2]);
 }
 
-static struct val eval_call(struct vm *vm, const struct node *n, struct val caller)
+static struct val eval_call(struct vm *vm, const struct tmpl_node *n, struct val caller)
 {
     struct arg_space space;
     struct val callee = eval(vm, n->a);
@@ -374,7 +374,7 @@ static struct val eval_call(struct vm *vm, const struct node *n, struct val call
 }
 
 /* A filter or test; input is the text of a block where the chain starts with none. */
-static struct val eval_apply(struct vm *vm, const struct node *n, struct val block_text)
+static struct val eval_apply(struct vm *vm, const struct tmpl_node *n, struct val block_text)
 {
     struct arg_space space;
     struct val in = !n->a ? block_text : n->a->kind == N_FILTER &&
@@ -387,7 +387,7 @@ static struct val eval_apply(struct vm *vm, const struct node *n, struct val blo
     return n->negated ? val_bool(!val_truth(r)) : r;
 }
 
-static struct val eval_compare(struct vm *vm, const struct node *n)
+static struct val eval_compare(struct vm *vm, const struct tmpl_node *n)
 {
     struct val left = eval(vm, n->items.v[0]);
     for (int i = 1; i < n->items.n; i++) {
@@ -400,7 +400,7 @@ static struct val eval_compare(struct vm *vm, const struct node *n)
     return val_bool(1);
 }
 
-static struct val eval_concat(struct vm *vm, const struct node *n)
+static struct val eval_concat(struct vm *vm, const struct tmpl_node *n)
 {
     struct val parts = val_list(vm, (size_t)n->items.n), r = val_text(vm, "", 0);
     int safe = 0;
@@ -414,7 +414,7 @@ static struct val eval_concat(struct vm *vm, const struct node *n)
     return val_safe(r, safe);
 }
 
-static struct val eval_cond(struct vm *vm, const struct node *n)
+static struct val eval_cond(struct vm *vm, const struct tmpl_node *n)
 {
     if (val_truth(eval(vm, n->a)))
         return eval(vm, n->b);
@@ -423,7 +423,7 @@ static struct val eval_cond(struct vm *vm, const struct node *n)
     return val_hint(vm, "the inline if-expression evaluated to false and no else section was defined");
 }
 
-static struct val eval_inner(struct vm *vm, const struct node *n)
+static struct val eval_inner(struct vm *vm, const struct tmpl_node *n)
 {
     struct val a, b;
     switch (n->kind) {
@@ -457,7 +457,7 @@ static struct val eval_inner(struct vm *vm, const struct node *n)
     }
 }
 
-static struct val eval(struct vm *vm, const struct node *n)
+static struct val eval(struct vm *vm, const struct tmpl_node *n)
 {
     vm_step(vm, 1);
     vm_enter(vm);
@@ -468,14 +468,14 @@ static struct val eval(struct vm *vm, const struct node *n)
 
 /* ---- the loop variable */
 
-static int loop_peek(struct vm *vm, struct loop *l)
+static int loop_peek(struct vm *vm, struct loop_state *l)
 {
     if (!l->has_after)
         l->has_after = iter_next(vm, &l->it, &l->after) ? 1 : -1;
     return l->has_after > 0;
 }
 
-static size_t loop_length(struct vm *vm, struct loop *l)
+static size_t loop_length(struct vm *vm, struct loop_state *l)
 {
     if (!l->has_length) {
         l->has_length = 1;
@@ -491,7 +491,7 @@ static size_t loop_length(struct vm *vm, struct loop *l)
     return l->length;
 }
 
-struct val loop_attr(struct vm *vm, struct loop *l, const char *name)
+struct val loop_attr(struct vm *vm, struct loop_state *l, const char *name)
 {
     static const char *const names[] = { "index", "index0", "first", "last", "length", "revindex", "revindex0", "depth",
                                          "depth0", "previtem",
@@ -515,19 +515,19 @@ struct val loop_attr(struct vm *vm, struct loop *l, const char *name)
     const struct builtin *fn = tmpl_method(VAL(K_LOOP, loop, l), name, strlen(name));
     if (!fn)
         return val_missing();
-    struct method *m = vm_alloc(vm, sizeof *m);
-    *m = (struct method){ VAL(K_LOOP, loop, l), fn };
+    struct bound_method *m = vm_alloc(vm, sizeof *m);
+    *m = (struct bound_method){ VAL(K_LOOP, loop, l), fn };
     return VAL(K_METHOD, m, m);
 }
 
-struct val loop_cycle(struct vm *vm, struct loop *l, const struct args *args)
+struct val loop_cycle(struct vm *vm, struct loop_state *l, const struct args *args)
 {
     if (!args->n_pos)
         fail(vm, "no items for cycling given");
     return args->pos[l->index0 % args->n_pos];
 }
 
-struct val loop_changed(struct vm *vm, struct loop *l, const struct args *args)
+struct val loop_changed(struct vm *vm, struct loop_state *l, const struct args *args)
 {
     struct val now = val_list(vm, (size_t)args->n_pos);
     for (int i = 0; i < args->n_pos; i++)
@@ -559,7 +559,7 @@ struct val macro_attr(struct vm *vm, const struct macro *m, const char *name)
 /* ---- statements */
 
 /* Items that pass the condition of "for x in y if cond"; each is tried with x bound to it. */
-static struct val filtered(struct vm *vm, const struct node *n, struct val sequence)
+static struct val filtered(struct vm *vm, const struct tmpl_node *n, struct val sequence)
 {
     struct val kept = val_list(vm, 0), item;
     struct scope *outer = vm->scope;
@@ -576,17 +576,17 @@ static struct val filtered(struct vm *vm, const struct node *n, struct val seque
     return kept;
 }
 
-static enum flow exec_for(struct vm *vm, const struct node *n, struct val sequence, int depth0)
+static enum flow exec_for(struct vm *vm, const struct tmpl_node *n, struct val sequence, int depth0)
 {
     struct scope *outer = vm->scope, *inner = NULL;
-    struct loop *l = vm_alloc(vm, sizeof *l);
+    struct loop_state *l = vm_alloc(vm, sizeof *l);
     enum flow flow = FLOW_NEXT;
     int completed = 0;
     deeper(vm);
     vm->line = n->line;
     if (n->c)
         sequence = filtered(vm, n, sequence);
-    *l = (struct loop){ .node = n, .scope = outer, .sequence = sequence, .index0 = -1, .depth0 = depth0 };
+    *l = (struct loop_state){ .node = n, .scope = outer, .sequence = sequence, .index0 = -1, .depth0 = depth0 };
     iter_init(vm, &l->it, sequence);
     while (flow != FLOW_BREAK && loop_peek(vm, l)) {
         l->has_after = 0;
@@ -611,7 +611,7 @@ static enum flow exec_for(struct vm *vm, const struct node *n, struct val sequen
     return FLOW_NEXT;
 }
 
-static enum flow exec_if(struct vm *vm, const struct node *n)
+static enum flow exec_if(struct vm *vm, const struct tmpl_node *n)
 {
     for (; n; n = n->b) {
         vm_step(vm, 1);
@@ -643,7 +643,7 @@ static enum flow exec_scoped(struct vm *vm, const struct nodes *body, struct sco
 
 /* {% set x %}...{% endset %} and {% filter f %}...{% endfilter %}: the text of the body,
  * filtered. */
-static enum flow exec_text_block(struct vm *vm, const struct node *n)
+static enum flow exec_text_block(struct vm *vm, const struct tmpl_node *n)
 {
     enum flow flow;
     struct scope *outer = vm->scope;
@@ -665,7 +665,7 @@ static enum flow exec_text_block(struct vm *vm, const struct node *n)
     return FLOW_NEXT;
 }
 
-static enum flow exec_with(struct vm *vm, const struct node *n)
+static enum flow exec_with(struct vm *vm, const struct tmpl_node *n)
 {
     struct scope *outer = vm->scope, *inner = push_scope(vm, outer);
     deeper(vm);
@@ -682,14 +682,14 @@ static enum flow exec_with(struct vm *vm, const struct node *n)
     return flow;
 }
 
-static struct val new_macro(struct vm *vm, const struct node *n)
+static struct val new_macro(struct vm *vm, const struct tmpl_node *n)
 {
     struct macro *m = vm_alloc(vm, sizeof *m);
     *m = (struct macro){ n, vm->scope };
     return VAL(K_MACRO, macro, m);
 }
 
-static enum flow exec_autoescape(struct vm *vm, const struct node *n)
+static enum flow exec_autoescape(struct vm *vm, const struct tmpl_node *n)
 {
     int was = vm->autoescape;
     vm->autoescape = val_truth(eval(vm, n->a));
@@ -698,7 +698,7 @@ static enum flow exec_autoescape(struct vm *vm, const struct node *n)
     return flow;
 }
 
-static enum flow exec(struct vm *vm, const struct node *n)
+static enum flow exec(struct vm *vm, const struct tmpl_node *n)
 {
     vm_step(vm, 1);
     vm->line = n->line;

@@ -300,7 +300,7 @@ static size_t clip(int64_t i, size_t n)
     return i < 0 ? 0 : i > (int64_t)n ? n : (size_t)i;
 }
 
-static void list_insert(struct vm *vm, struct list *l, size_t at, struct val v)
+static void list_insert(struct vm *vm, struct val_list *l, size_t at, struct val v)
 {
     list_push(vm, l, v);
     memmove(l->v + at + 1, l->v + at, (l->n - at - 1) * sizeof *l->v);
@@ -308,7 +308,7 @@ static void list_insert(struct vm *vm, struct list *l, size_t at, struct val v)
     vm_step(vm, (l->n - at) / 16);
 }
 
-static struct val list_take(struct vm *vm, struct list *l, size_t at)
+static struct val list_take(struct vm *vm, struct val_list *l, size_t at)
 {
     struct val v = l->v[at];
     memmove(l->v + at, l->v + at + 1, (l->n - at - 1) * sizeof *l->v);
@@ -346,7 +346,7 @@ static FILTER(l_pop)            /* index */
     return list_take(vm, in.l, (size_t)i);
 }
 
-static size_t position(struct vm *vm, const struct list *l, struct val x, size_t from, size_t to)
+static size_t position(struct vm *vm, const struct val_list *l, struct val x, size_t from, size_t to)
 {
     for (size_t i = from; i < to && i < l->n; i++)
         if (val_equal(vm, l->v[i], x))
@@ -452,7 +452,7 @@ static FILTER(d_popitem)
     if (!in.d->n)
         fail(vm, "popitem(): dictionary is empty");
     struct val pair = val_list(vm, 2), was;
-    struct entry last = in.d->v[in.d->n - 1];
+    struct dict_entry last = in.d->v[in.d->n - 1];
     pair.kind = K_TUPLE;
     list_push(vm, pair.l, last.key);
     list_push(vm, pair.l, last.value);

@@ -210,8 +210,8 @@ struct val op_attr(struct vm *vm, struct val v, const struct str *name)
     const struct builtin *fn = tmpl_method(v, text, name->size);
     if (!fn)
         return val_missing();
-    struct method *m = vm_alloc(vm, sizeof *m);
-    *m = (struct method){ v, fn };
+    struct bound_method *m = vm_alloc(vm, sizeof *m);
+    *m = (struct bound_method){ v, fn };
     return VAL(K_METHOD, m, m);
 }
 

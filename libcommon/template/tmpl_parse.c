@@ -5,11 +5,11 @@ static void parse_body(struct tmpl_parser *p, struct nodes *body, const char *en
 
 /* ---- targets of assignments: a name, ns.name, or a tuple of them */
 
-static struct node *parse_one_target(struct tmpl_parser *p, int with_ns)
+static struct tmpl_node *parse_one_target(struct tmpl_parser *p, int with_ns)
 {
     int line = p->t->line;
     if (tmpl_skip_op(p, "(")) {
-        struct node *n = tmpl_new_node(p, N_TUPLE, line);
+        struct tmpl_node *n = tmpl_new_node(p, N_TUPLE, line);
         vm_enter(p->vm);
         while (!token_is_op(p->t, ")")) {
             tmpl_nodes_push(p, &n->items, parse_one_target(p, with_ns));
@@ -27,7 +27,7 @@ static struct node *parse_one_target(struct tmpl_parser *p, int with_ns)
     for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
         if (token_is_name(p->t, reserved[i]))
             tmpl_unexpected(p, "a name to assign to");
-    struct node *n = tmpl_new_node(p, N_NAME, line);
+    struct tmpl_node *n = tmpl_new_node(p, N_NAME, line);
     if (with_ns && token_is_op(p->t + 1, ".")) {
         n = tmpl_new_node(p, N_NSREF, line);         /* a: the namespace; name: the attribute */
         n->a = tmpl_new_node(p, N_NAME, line);
@@ -40,13 +40,13 @@ static struct node *parse_one_target(struct tmpl_parser *p, int with_ns)
     return n;
 }
 
-static struct node *parse_target(struct tmpl_parser *p, int with_ns, const char *end_name)
+static struct tmpl_node *parse_target(struct tmpl_parser *p, int with_ns, const char *end_name)
 {
     int line = p->t->line;
-    struct node *first = parse_one_target(p, with_ns);
+    struct tmpl_node *first = parse_one_target(p, with_ns);
     if (!token_is_op(p->t, ","))
         return first;
-    struct node *n = tmpl_new_node(p, N_TUPLE, line);
+    struct tmpl_node *n = tmpl_new_node(p, N_TUPLE, line);
     tmpl_nodes_push(p, &n->items, first);
     while (tmpl_skip_op(p, ",")) {
         if (p->t->kind == T_BLOCK_END || token_is_op(p->t, "=") || (end_name && token_is_name(p->t, end_name)))
@@ -58,9 +58,9 @@ static struct node *parse_target(struct tmpl_parser *p, int with_ns, const char 
 
 /* ---- statements */
 
-static struct node *parse_for(struct tmpl_parser *p, int line)
+static struct tmpl_node *parse_for(struct tmpl_parser *p, int line)
 {
-    struct node *n = tmpl_new_node(p, N_FOR, line);          /* a: target, b: what to walk, c: condition */
+    struct tmpl_node *n = tmpl_new_node(p, N_FOR, line);          /* a: target, b: what to walk, c: condition */
     n->a = parse_target(p, 0, "in");
     if (!tmpl_skip_name(p, "in"))
         tmpl_unexpected(p, "'in'");
@@ -78,9 +78,9 @@ static struct node *parse_for(struct tmpl_parser *p, int line)
     return n;
 }
 
-static struct node *parse_if(struct tmpl_parser *p, int line)
+static struct tmpl_node *parse_if(struct tmpl_parser *p, int line)
 {
-    struct node *first = tmpl_new_node(p, N_IF, line), *n = first;   /* a: condition, b: the next elif */
+    struct tmpl_node *first = tmpl_new_node(p, N_IF, line), *n = first;   /* a: condition, b: the next elif */
     for (;;) {
         n->a = tmpl_parse_tuple(p, 0, NULL, 0);
         parse_body(p, &n->items, "elif else endif");
@@ -97,9 +97,9 @@ static struct node *parse_if(struct tmpl_parser *p, int line)
     }
 }
 
-static struct node *parse_set(struct tmpl_parser *p, int line)
+static struct tmpl_node *parse_set(struct tmpl_parser *p, int line)
 {
-    struct node *n = tmpl_new_node(p, N_SET, line);          /* a: target, b: value or filters of the block */
+    struct tmpl_node *n = tmpl_new_node(p, N_SET, line);          /* a: target, b: value or filters of the block */
     n->a = parse_target(p, 1, NULL);
     if (tmpl_skip_op(p, "=")) {
         n->b = tmpl_parse_tuple(p, 1, NULL, 0);
@@ -114,7 +114,7 @@ static struct node *parse_set(struct tmpl_parser *p, int line)
 }
 
 /* (a, b=1): n->args are the parameters, value NULL where there is no default */
-static void parse_signature(struct tmpl_parser *p, struct node *n)
+static void parse_signature(struct tmpl_parser *p, struct tmpl_node *n)
 {
     int defaults = 0, cap = 0;
     tmpl_expect_op(p, "(");
@@ -146,7 +146,7 @@ static void parse_signature(struct tmpl_parser *p, struct node *n)
 
 /* The body of a macro, call or generation block: a scope of its own that break and continue
  * cannot leave. */
-static void parse_macro_body(struct tmpl_parser *p, struct node *n, const char *end)
+static void parse_macro_body(struct tmpl_parser *p, struct tmpl_node *n, const char *end)
 {
     for (int i = 0; i < p->n_loops; i++)
         if (p->loop[i])
@@ -171,18 +171,18 @@ static void parse_macro_body(struct tmpl_parser *p, struct node *n, const char *
     }
 }
 
-static struct node *parse_macro(struct tmpl_parser *p, int line)
+static struct tmpl_node *parse_macro(struct tmpl_parser *p, int line)
 {
-    struct node *n = tmpl_new_node(p, N_MACRO, line);
+    struct tmpl_node *n = tmpl_new_node(p, N_MACRO, line);
     n->name = tmpl_expect_name(p, "the name of a macro");
     parse_signature(p, n);
     parse_macro_body(p, n, "endmacro");
     return n;
 }
 
-static struct node *parse_call_block(struct tmpl_parser *p, int line)
+static struct tmpl_node *parse_call_block(struct tmpl_parser *p, int line)
 {
-    struct node *n = tmpl_new_node(p, N_CALL_BLOCK, line);   /* a: the call that gets the body as caller */
+    struct tmpl_node *n = tmpl_new_node(p, N_CALL_BLOCK, line);   /* a: the call that gets the body as caller */
     if (token_is_op(p->t, "("))
         parse_signature(p, n);
     n->a = tmpl_parse_expr(p);
@@ -194,9 +194,9 @@ static struct node *parse_call_block(struct tmpl_parser *p, int line)
     return n;
 }
 
-static struct node *parse_filter_block(struct tmpl_parser *p, int line)
+static struct tmpl_node *parse_filter_block(struct tmpl_parser *p, int line)
 {
-    struct node *n = tmpl_new_node(p, N_FILTER_BLOCK, line);
+    struct tmpl_node *n = tmpl_new_node(p, N_FILTER_BLOCK, line);
     do
         n->b = tmpl_parse_filter(p, n->b);
     while (tmpl_skip_op(p, "|"));
@@ -205,9 +205,9 @@ static struct node *parse_filter_block(struct tmpl_parser *p, int line)
     return n;
 }
 
-static struct node *parse_with(struct tmpl_parser *p, int line)
+static struct tmpl_node *parse_with(struct tmpl_parser *p, int line)
 {
-    struct node *n = tmpl_new_node(p, N_WITH, line);         /* orelse: target, value, target, value */
+    struct tmpl_node *n = tmpl_new_node(p, N_WITH, line);         /* orelse: target, value, target, value */
     while (p->t->kind != T_BLOCK_END) {
         if (n->orelse.n)
             tmpl_expect_op(p, ",");
@@ -220,9 +220,9 @@ static struct node *parse_with(struct tmpl_parser *p, int line)
     return n;
 }
 
-static struct node *parse_block(struct tmpl_parser *p, int line)
+static struct tmpl_node *parse_block(struct tmpl_parser *p, int line)
 {
-    struct node *n = tmpl_new_node(p, N_BLOCK, line);
+    struct tmpl_node *n = tmpl_new_node(p, N_BLOCK, line);
     n->name = tmpl_expect_name(p, "the name of a block");
     n->recursive = (uint8_t)tmpl_skip_name(p, "scoped");     /* scoped: sees the variables of the loop around it */
     if (tmpl_skip_name(p, "required"))
@@ -240,9 +240,9 @@ static struct node *parse_block(struct tmpl_parser *p, int line)
     return n;
 }
 
-static struct node *parse_print(struct tmpl_parser *p, int line)
+static struct tmpl_node *parse_print(struct tmpl_parser *p, int line)
 {
-    struct node *n = tmpl_new_node(p, N_PRINT, line);
+    struct tmpl_node *n = tmpl_new_node(p, N_PRINT, line);
     while (p->t->kind != T_BLOCK_END) {
         if (n->items.n)
             tmpl_expect_op(p, ",");
@@ -251,23 +251,23 @@ static struct node *parse_print(struct tmpl_parser *p, int line)
     return n;
 }
 
-static struct node *parse_autoescape(struct tmpl_parser *p, int line)
+static struct tmpl_node *parse_autoescape(struct tmpl_parser *p, int line)
 {
-    struct node *n = tmpl_new_node(p, N_AUTOESCAPE, line);
+    struct tmpl_node *n = tmpl_new_node(p, N_AUTOESCAPE, line);
     n->a = tmpl_parse_expr(p);
     parse_body(p, &n->items, "endautoescape");
     p->t++;
     return n;
 }
 
-static struct node *parse_generation(struct tmpl_parser *p, int line)
+static struct tmpl_node *parse_generation(struct tmpl_parser *p, int line)
 {
-    struct node *n = tmpl_new_node(p, N_SCOPE, line);
+    struct tmpl_node *n = tmpl_new_node(p, N_SCOPE, line);
     parse_macro_body(p, n, "endgeneration");
     return n;
 }
 
-static struct node *parse_jump(struct tmpl_parser *p, int line)
+static struct tmpl_node *parse_jump(struct tmpl_parser *p, int line)
 {
     enum node_kind kind = token_is_name(p->t - 1, "break") ? N_BREAK : N_CONTINUE;
     if (!p->n_loops || !p->loop[p->n_loops - 1])
@@ -275,14 +275,14 @@ static struct node *parse_jump(struct tmpl_parser *p, int line)
     return tmpl_new_node(p, kind, line);
 }
 
-static _Noreturn struct node *parse_loader(struct tmpl_parser *p, int line)
+static _Noreturn struct tmpl_node *parse_loader(struct tmpl_parser *p, int line)
 {
     const struct str *tag = p->t[-1].value.s;
     p->vm->line = line;
     vm_fail(p->vm, ERR_UNSUPPORTED, "'%.*s' is not supported: a chat template stands alone", (int)tag->size, tag->data);
 }
 
-static const struct { const char *tag; struct node *(*parse)(struct tmpl_parser *p, int line); } statements[] = {
+static const struct { const char *tag; struct tmpl_node *(*parse)(struct tmpl_parser *p, int line); } statements[] = {
     { "for", parse_for }, { "if", parse_if }, { "set", parse_set }, { "macro", parse_macro },
         { "call", parse_call_block },
     { "filter", parse_filter_block }, { "with", parse_with }, { "block", parse_block }, { "print", parse_print },
@@ -301,7 +301,7 @@ static int is_one_of(const struct token *t, const char *words)
     return 0;
 }
 
-static struct node *parse_statement(struct tmpl_parser *p, const char *ends)
+static struct tmpl_node *parse_statement(struct tmpl_parser *p, const char *ends)
 {
     struct token *t = p->t;
     if (t->kind != T_NAME)
@@ -326,12 +326,12 @@ static void parse_list_of(struct tmpl_parser *p, struct nodes *body, const char 
     while (p->t->kind != T_END) {
         struct token *t = p->t;
         if (t->kind == T_DATA) {
-            struct node *n = tmpl_new_node(p, N_DATA, t->line);
+            struct tmpl_node *n = tmpl_new_node(p, N_DATA, t->line);
             n->value = t->value;
             tmpl_nodes_push(p, body, n);
             p->t++;
         } else if (t->kind == T_PRINT_BEGIN) {
-            struct node *n = tmpl_new_node(p, N_PRINT, t->line);
+            struct tmpl_node *n = tmpl_new_node(p, N_PRINT, t->line);
             p->t++;
             tmpl_nodes_push(p, &n->items, tmpl_parse_tuple(p, 1, NULL, 0));
             if (p->t->kind != T_PRINT_END)

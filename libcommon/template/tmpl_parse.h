@@ -14,8 +14,8 @@ struct tmpl_parser {
     struct dict *names;
     struct tmpl *special;       /* for the interned names of loop, caller, kwargs, varargs */
     struct nodes blocks;        /* every {% block %}, to refuse one name twice */
-    struct node *macro[MAX_BLOCK_DEPTH + 2];    /* macros and call blocks around us: they note caller, kwargs, varargs */
-    struct node *loop[MAX_BLOCK_DEPTH + 2];     /* loops around us, NULL where a macro's body begins */
+    struct tmpl_node *macro[MAX_BLOCK_DEPTH + 2];    /* macros and call blocks around us: they note caller, kwargs, varargs */
+    struct tmpl_node *loop[MAX_BLOCK_DEPTH + 2];     /* loops around us, NULL where a macro's body begins */
     int n_macros, n_loops, block_depth;
 };
 
@@ -30,15 +30,15 @@ void tmpl_expect_block_end(struct tmpl_parser *p);
 const struct str *tmpl_intern(struct tmpl_parser *p, struct val name);
 const struct str *tmpl_expect_name(struct tmpl_parser *p, const char *expected);
 
-struct node *tmpl_new_node(struct tmpl_parser *p, enum node_kind kind, int line);
-void tmpl_nodes_push(struct tmpl_parser *p, struct nodes *l, struct node *n);
+struct tmpl_node *tmpl_new_node(struct tmpl_parser *p, enum node_kind kind, int line);
+void tmpl_nodes_push(struct tmpl_parser *p, struct nodes *l, struct tmpl_node *n);
 
-struct node *tmpl_parse_expr(struct tmpl_parser *p);
+struct tmpl_node *tmpl_parse_expr(struct tmpl_parser *p);
 /* An expression, or several with commas between them.  with_if: "a if b else c" is one; end_name:
  * a name that ends it, or NULL. */
-struct node *tmpl_parse_tuple(struct tmpl_parser *p, int with_if, const char *end_name, int parenthesised);
+struct tmpl_node *tmpl_parse_tuple(struct tmpl_parser *p, int with_if, const char *end_name, int parenthesised);
 /* A filter after its |; input: NULL in a block that is filtered. */
-struct node *tmpl_parse_filter(struct tmpl_parser *p, struct node *input);
+struct tmpl_node *tmpl_parse_filter(struct tmpl_parser *p, struct tmpl_node *input);
 
 static inline int token_is_op(const struct token *t, const char *op) { return t->kind == T_OP && !strcmp(t->op, op); }
 

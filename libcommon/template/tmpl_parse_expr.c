@@ -5,9 +5,9 @@
 
 enum { MAX_EXPR_DEPTH = 300 };
 
-static struct node *parse_cond(struct tmpl_parser *p, int with_if);
-static struct node *parse_primary(struct tmpl_parser *p);
-static struct node *parse_postfix(struct tmpl_parser *p, struct node *n);
+static struct tmpl_node *parse_cond(struct tmpl_parser *p, int with_if);
+static struct tmpl_node *parse_primary(struct tmpl_parser *p);
+static struct tmpl_node *parse_postfix(struct tmpl_parser *p, struct tmpl_node *n);
 
 /* ---- tokens */
 
@@ -90,9 +90,9 @@ const struct str *tmpl_expect_name(struct tmpl_parser *p, const char *expected)
 
 /* ---- nodes */
 
-struct node *tmpl_new_node(struct tmpl_parser *p, enum node_kind kind, int line)
+struct tmpl_node *tmpl_new_node(struct tmpl_parser *p, enum node_kind kind, int line)
 {
-    struct node *n = vm_alloc(p->vm, sizeof *n);
+    struct tmpl_node *n = vm_alloc(p->vm, sizeof *n);
     n->kind = (uint8_t)kind;
     n->line = line;
     n->depth = 1;
@@ -100,7 +100,7 @@ struct node *tmpl_new_node(struct tmpl_parser *p, enum node_kind kind, int line)
 }
 
 /* n has child below it.  The evaluator recurses, so the depth is bounded here. */
-static struct node *adopt(struct tmpl_parser *p, struct node *n, const struct node *child)
+static struct tmpl_node *adopt(struct tmpl_parser *p, struct tmpl_node *n, const struct tmpl_node *child)
 {
     if (child && child->depth >= n->depth)
         n->depth = child->depth + 1;
@@ -111,25 +111,25 @@ static struct node *adopt(struct tmpl_parser *p, struct node *n, const struct no
     return n;
 }
 
-static struct node *new_unary(struct tmpl_parser *p, enum node_kind kind, int line, struct node *a)
+static struct tmpl_node *new_unary(struct tmpl_parser *p, enum node_kind kind, int line, struct tmpl_node *a)
 {
-    struct node *n = tmpl_new_node(p, kind, line);
+    struct tmpl_node *n = tmpl_new_node(p, kind, line);
     n->a = a;
     return adopt(p, n, a);
 }
 
-static struct node *new_binary(struct tmpl_parser *p, enum node_kind kind, int line, struct node *a, struct node *b)
+static struct tmpl_node *new_binary(struct tmpl_parser *p, enum node_kind kind, int line, struct tmpl_node *a, struct tmpl_node *b)
 {
-    struct node *n = new_unary(p, kind, line, a);
+    struct tmpl_node *n = new_unary(p, kind, line, a);
     n->b = b;
     return adopt(p, n, b);
 }
 
-void tmpl_nodes_push(struct tmpl_parser *p, struct nodes *l, struct node *n)
+void tmpl_nodes_push(struct tmpl_parser *p, struct nodes *l, struct tmpl_node *n)
 {
     if (l->n == l->cap) {
         int cap = l->cap ? l->cap * 2 : 4;
-        struct node **v = vm_array(p->vm, (size_t)cap, sizeof *v);
+        struct tmpl_node **v = vm_array(p->vm, (size_t)cap, sizeof *v);
         if (l->n)
             memcpy(v, l->v, (size_t)l->n * sizeof *v);
         l->v = v;
@@ -150,7 +150,7 @@ static void note_special_name(struct tmpl_parser *p, const struct str *name)
 }
 
 /* (args): positional, name=value, *list, **dict, in the order Python wants them. */
-static void parse_args(struct tmpl_parser *p, struct node *call)
+static void parse_args(struct tmpl_parser *p, struct tmpl_node *call)
 {
     int cap = 4, stage = 0;             /* 0: positional, 1: keywords, 2: behind *x, 3: behind **x */
     call->args = vm_array(p->vm, (size_t)cap, sizeof *call->args);
@@ -188,7 +188,7 @@ static void parse_args(struct tmpl_parser *p, struct node *call)
     tmpl_expect_op(p, ")");
 }
 
-struct node *tmpl_parse_tuple(struct tmpl_parser *p, int with_if, const char *end_name, int parenthesised)
+struct tmpl_node *tmpl_parse_tuple(struct tmpl_parser *p, int with_if, const char *end_name, int parenthesised)
 {
     int line = p->t->line, is_tuple = 0;
     struct nodes items = { 0 };
@@ -207,16 +207,16 @@ struct node *tmpl_parse_tuple(struct tmpl_parser *p, int with_if, const char *en
         return items.v[0];
     if (!is_tuple && !parenthesised)
         tmpl_unexpected(p, "an expression");
-    struct node *n = tmpl_new_node(p, N_TUPLE, line);
+    struct tmpl_node *n = tmpl_new_node(p, N_TUPLE, line);
     n->items = items;
     for (int i = 0; i < items.n; i++)
         adopt(p, n, items.v[i]);
     return n;
 }
 
-static struct node *parse_list(struct tmpl_parser *p)
+static struct tmpl_node *parse_list(struct tmpl_parser *p)
 {
-    struct node *n = tmpl_new_node(p, N_LIST, p->t->line);
+    struct tmpl_node *n = tmpl_new_node(p, N_LIST, p->t->line);
     tmpl_expect_op(p, "[");
     while (!token_is_op(p->t, "]")) {
         if (n->items.n) {
@@ -231,9 +231,9 @@ static struct node *parse_list(struct tmpl_parser *p)
     return n;
 }
 
-static struct node *parse_dict(struct tmpl_parser *p)
+static struct tmpl_node *parse_dict(struct tmpl_parser *p)
 {
-    struct node *n = tmpl_new_node(p, N_DICT, p->t->line);   /* items: key, value, key, value */
+    struct tmpl_node *n = tmpl_new_node(p, N_DICT, p->t->line);   /* items: key, value, key, value */
     tmpl_expect_op(p, "{");
     while (!token_is_op(p->t, "}")) {
         if (n->items.n) {
@@ -252,14 +252,14 @@ static struct node *parse_dict(struct tmpl_parser *p)
     return n;
 }
 
-static struct node *new_const(struct tmpl_parser *p, struct val v, int line)
+static struct tmpl_node *new_const(struct tmpl_parser *p, struct val v, int line)
 {
-    struct node *n = tmpl_new_node(p, N_CONST, line);
+    struct tmpl_node *n = tmpl_new_node(p, N_CONST, line);
     n->value = v;
     return n;
 }
 
-static struct node *parse_name(struct tmpl_parser *p)
+static struct tmpl_node *parse_name(struct tmpl_parser *p)
 {
     struct token *t = p->t++;
     static const struct { const char *name; uint8_t kind, value; } literals[] = {
@@ -269,13 +269,13 @@ static struct node *parse_name(struct tmpl_parser *p)
     for (size_t i = 0; i < sizeof literals / sizeof *literals; i++)
         if (token_is_name(t, literals[i].name))
             return new_const(p, VAL(literals[i].kind, i, literals[i].value), t->line);
-    struct node *n = tmpl_new_node(p, N_NAME, t->line);
+    struct tmpl_node *n = tmpl_new_node(p, N_NAME, t->line);
     n->name = tmpl_intern(p, t->value);
     note_special_name(p, n->name);
     return n;
 }
 
-static struct node *parse_primary(struct tmpl_parser *p)
+static struct tmpl_node *parse_primary(struct tmpl_parser *p)
 {
     struct token *t = p->t;
     if (t->kind == T_NAME)
@@ -295,7 +295,7 @@ static struct node *parse_primary(struct tmpl_parser *p)
     }
     if (token_is_op(t, "(")) {
         p->t++;
-        struct node *n = tmpl_parse_tuple(p, 1, NULL, 1);
+        struct tmpl_node *n = tmpl_parse_tuple(p, 1, NULL, 1);
         tmpl_expect_op(p, ")");
         return n;
     }
@@ -307,14 +307,14 @@ static struct node *parse_primary(struct tmpl_parser *p)
 }
 
 /* x[i], x[a:b:c] (a N_SLICE key: a, b, c, any of them NULL), x[i, j] (a tuple) */
-static struct node *parse_index(struct tmpl_parser *p)
+static struct tmpl_node *parse_index(struct tmpl_parser *p)
 {
-    struct node *n, *first = token_is_op(p->t, ":") ? NULL : tmpl_parse_expr(p);
+    struct tmpl_node *n, *first = token_is_op(p->t, ":") ? NULL : tmpl_parse_expr(p);
     if (first && !token_is_op(p->t, ":"))
         return first;
     n = tmpl_new_node(p, N_SLICE, p->t->line);
     n->a = first;
-    struct node **rest[] = { &n->b, &n->c };
+    struct tmpl_node **rest[] = { &n->b, &n->c };
     for (int i = 0; i < 2 && tmpl_skip_op(p, ":"); i++)
         if (!token_is_op(p->t, ":") && !token_is_op(p->t, "]") && !token_is_op(p->t, ","))
             *rest[i] = tmpl_parse_expr(p);
@@ -323,13 +323,13 @@ static struct node *parse_index(struct tmpl_parser *p)
     return adopt(p, n, n->c);
 }
 
-static struct node *parse_subscript(struct tmpl_parser *p, struct node *base)
+static struct tmpl_node *parse_subscript(struct tmpl_parser *p, struct tmpl_node *base)
 {
     int line = p->t->line;
     if (tmpl_skip_op(p, ".")) {
         struct token *t = p->t++;
         if (t->kind == T_NAME) {
-            struct node *n = new_unary(p, N_GETATTR, line, base);
+            struct tmpl_node *n = new_unary(p, N_GETATTR, line, base);
             n->name = tmpl_intern(p, t->value);
             return n;
         }
@@ -346,7 +346,7 @@ static struct node *parse_subscript(struct tmpl_parser *p, struct node *base)
         tmpl_nodes_push(p, &keys, parse_index(p));
     }
     tmpl_expect_op(p, "]");
-    struct node *key = keys.n == 1 ? keys.v[0] : tmpl_new_node(p, N_TUPLE, line);
+    struct tmpl_node *key = keys.n == 1 ? keys.v[0] : tmpl_new_node(p, N_TUPLE, line);
     if (keys.n != 1)
         key->items = keys;
     for (int i = 0; i < keys.n; i++) {
@@ -359,14 +359,14 @@ static struct node *parse_subscript(struct tmpl_parser *p, struct node *base)
     return new_binary(p, N_GETITEM, line, base, key);
 }
 
-static struct node *parse_call(struct tmpl_parser *p, struct node *callee)
+static struct tmpl_node *parse_call(struct tmpl_parser *p, struct tmpl_node *callee)
 {
-    struct node *n = new_unary(p, N_CALL, p->t->line, callee);
+    struct tmpl_node *n = new_unary(p, N_CALL, p->t->line, callee);
     parse_args(p, n);
     return n;
 }
 
-static struct node *parse_postfix(struct tmpl_parser *p, struct node *n)
+static struct tmpl_node *parse_postfix(struct tmpl_parser *p, struct tmpl_node *n)
 {
     for (;;) {
         if (token_is_op(p->t, ".") || token_is_op(p->t, "["))
@@ -392,9 +392,9 @@ static const struct str *dotted_name(struct tmpl_parser *p, const char *expected
 
 /* input | name(args); input is NULL in {% filter %} and {% set x | name %}: the text of the
  * block */
-struct node *tmpl_parse_filter(struct tmpl_parser *p, struct node *input)
+struct tmpl_node *tmpl_parse_filter(struct tmpl_parser *p, struct tmpl_node *input)
 {
-    struct node *n = new_unary(p, N_FILTER, p->t->line, input);
+    struct tmpl_node *n = new_unary(p, N_FILTER, p->t->line, input);
     n->name = dotted_name(p, "the name of a filter");
     n->fn = tmpl_filter(n->name->data, n->name->size);
     if (token_is_op(p->t, "("))
@@ -402,9 +402,9 @@ struct node *tmpl_parse_filter(struct tmpl_parser *p, struct node *input)
     return n;
 }
 
-static struct node *parse_test(struct tmpl_parser *p, struct node *input)
+static struct tmpl_node *parse_test(struct tmpl_parser *p, struct tmpl_node *input)
 {
-    struct node *n = new_unary(p, N_TEST, p->t->line, input);
+    struct tmpl_node *n = new_unary(p, N_TEST, p->t->line, input);
     n->negated = (uint8_t)tmpl_skip_name(p, "not");
     n->name = dotted_name(p, "the name of a test");
     n->fn = tmpl_test(n->name->data, n->name->size);
@@ -426,9 +426,9 @@ static struct node *parse_test(struct tmpl_parser *p, struct node *input)
     return n;
 }
 
-static struct node *parse_unary(struct tmpl_parser *p, int with_filter)
+static struct tmpl_node *parse_unary(struct tmpl_parser *p, int with_filter)
 {
-    struct node *n;
+    struct tmpl_node *n;
     int line = p->t->line;
     vm_enter(p->vm);
     if (token_is_op(p->t, "-") || token_is_op(p->t, "+")) {
@@ -460,11 +460,11 @@ static const struct { const char *op; enum op code; int level; } binary_ops[] = 
 };
 enum { LEVEL_CONCAT = 1, LEVEL_UNARY = 4 };
 
-static struct node *parse_binary(struct tmpl_parser *p, int level)
+static struct tmpl_node *parse_binary(struct tmpl_parser *p, int level)
 {
     if (level == LEVEL_UNARY)
         return parse_unary(p, 1);
-    struct node *left = parse_binary(p, level + 1), *concat = NULL;
+    struct tmpl_node *left = parse_binary(p, level + 1), *concat = NULL;
     for (;;) {
         int line = p->t->line, found = -1;
         for (int i = 0; i < (int)(sizeof binary_ops / sizeof *binary_ops); i++)
@@ -473,7 +473,7 @@ static struct node *parse_binary(struct tmpl_parser *p, int level)
         if (found < 0)
             return left;
         p->t++;
-        struct node *right = parse_binary(p, level + 1);
+        struct tmpl_node *right = parse_binary(p, level + 1);
         if (level != LEVEL_CONCAT) {
             left = new_binary(p, N_BINARY, line, left, right);
             left->op = (uint8_t)binary_ops[found].code;
@@ -489,12 +489,12 @@ static struct node *parse_binary(struct tmpl_parser *p, int level)
     }
 }
 
-static struct node *parse_compare(struct tmpl_parser *p)
+static struct tmpl_node *parse_compare(struct tmpl_parser *p)
 {
     static const struct { const char *op; enum op code; } compare[] = {
         { "==", OP_EQ }, { "!=", OP_NE }, { "<", OP_LT }, { "<=", OP_LE }, { ">", OP_GT }, { ">=", OP_GE },
     };
-    struct node *n = NULL, *left = parse_binary(p, 0);
+    struct tmpl_node *n = NULL, *left = parse_binary(p, 0);
     uint8_t ops[64];
     for (;;) {
         int line = p->t->line, code = -1;
@@ -527,33 +527,33 @@ static struct node *parse_compare(struct tmpl_parser *p)
     return n;
 }
 
-static struct node *parse_not(struct tmpl_parser *p)
+static struct tmpl_node *parse_not(struct tmpl_parser *p)
 {
     if (!token_is_name(p->t, "not"))
         return parse_compare(p);
     int line = p->t++->line;
     vm_enter(p->vm);
-    struct node *n = new_unary(p, N_NOT, line, parse_not(p));
+    struct tmpl_node *n = new_unary(p, N_NOT, line, parse_not(p));
     vm_leave(p->vm);
     return n;
 }
 
-static struct node *parse_or(struct tmpl_parser *p, int level)
+static struct tmpl_node *parse_or(struct tmpl_parser *p, int level)
 {
     static const char *const words[] = { "or", "and" };
     if (level == 2)
         return parse_not(p);
-    struct node *left = parse_or(p, level + 1);
+    struct tmpl_node *left = parse_or(p, level + 1);
     for (int line = p->t->line; tmpl_skip_name(p, words[level]); line = p->t->line)
         left = new_binary(p, level ? N_AND : N_OR, line, left, parse_or(p, level + 1));
     return left;
 }
 
 /* a if b else c: a = condition, b = then, c = else or NULL */
-static struct node *parse_cond(struct tmpl_parser *p, int with_if)
+static struct tmpl_node *parse_cond(struct tmpl_parser *p, int with_if)
 {
     vm_enter(p->vm);
-    struct node *value = parse_or(p, 0);
+    struct tmpl_node *value = parse_or(p, 0);
     for (int line = p->t->line; with_if && tmpl_skip_name(p, "if"); line = p->t->line) {
         value = new_binary(p, N_COND, line, parse_or(p, 0), value);
         if (tmpl_skip_name(p, "else")) {
@@ -565,4 +565,4 @@ static struct node *parse_cond(struct tmpl_parser *p, int with_if)
     return value;
 }
 
-struct node *tmpl_parse_expr(struct tmpl_parser *p) { return parse_cond(p, 1); }
+struct tmpl_node *tmpl_parse_expr(struct tmpl_parser *p) { return parse_cond(p, 1); }

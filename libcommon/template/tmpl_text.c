@@ -172,11 +172,11 @@ static void repr_str(struct sb *b, const struct str *s)
 }
 
 /* Entries of a dict in order of their keys; keys of different types by the names of the types. */
-static struct entry *sorted_entries(struct vm *vm, const struct dict *d, int by_type)
+static struct dict_entry *sorted_entries(struct vm *vm, const struct dict *d, int by_type)
 {
     struct val *keys = vm_array(vm, d->n + 1, sizeof *keys);
     size_t *order = vm_array(vm, d->n + 1, sizeof *order);
-    struct entry *out = vm_array(vm, d->n + 1, sizeof *out);
+    struct dict_entry *out = vm_array(vm, d->n + 1, sizeof *out);
     for (size_t i = 0; i < d->n; i++)
         keys[i] = d->v[i].key;
     val_sort(vm, keys, d->n, 0, by_type, order);
@@ -187,7 +187,7 @@ static struct entry *sorted_entries(struct vm *vm, const struct dict *d, int by_
 
 static void repr(struct sb *b, struct val v, int sorted);
 
-static void repr_items(struct sb *b, const struct list *l, const char *open, const char *close, int sorted)
+static void repr_items(struct sb *b, const struct val_list *l, const char *open, const char *close, int sorted)
 {
     add_text(b, open);
     for (size_t i = 0; i < l->n; i++) {
@@ -200,7 +200,7 @@ static void repr_items(struct sb *b, const struct list *l, const char *open, con
 
 static void repr_dict(struct sb *b, const struct dict *d, int sorted)
 {
-    const struct entry *e = sorted ? sorted_entries(b->vm, d, 1) : d->v;
+    const struct dict_entry *e = sorted ? sorted_entries(b->vm, d, 1) : d->v;
     sb_add(b, "{", 1);
     for (size_t i = 0; i < d->n; i++) {
         if (i)
@@ -376,7 +376,7 @@ static void json_value(struct sb *b, const struct json_style *st, struct val v, 
             json_break(b, st, depth);
         sb_add(b, "]", 1);
     } else if (v.kind == K_DICT) {
-        const struct entry *e = st->sort_keys ? sorted_entries(b->vm, v.d, 0) : v.d->v;
+        const struct dict_entry *e = st->sort_keys ? sorted_entries(b->vm, v.d, 0) : v.d->v;
         sb_add(b, "{", 1);
         for (size_t i = 0; i < v.d->n; i++) {
             if (i)
@@ -509,7 +509,7 @@ static void pp(struct sb *b, struct val v, long indent, long allowance, int leve
     if (v.kind == K_STR) {
         pp_str(b, v, indent, allowance, level);
     } else if (is_dict) {
-        const struct entry *e = sorted_entries(b->vm, v.d, 1);
+        const struct dict_entry *e = sorted_entries(b->vm, v.d, 1);
         sb_add(b, "{", 1);
         for (size_t i = 0; i < v.d->n; i++) {
             struct val key = sorted_repr(b->vm, e[i].key);

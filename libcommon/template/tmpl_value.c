@@ -10,7 +10,7 @@
 
 /* ---- failing, memory, limits */
 
-struct chunk { struct chunk *next; size_t used, size; };        /* the memory follows */
+struct arena_chunk { struct arena_chunk *next; size_t used, size; };        /* the memory follows */
 enum { CHUNK_HEAD = 32, CHUNK_SIZE = 1 << 16, MAX_NEST = 2000 };
 
 void vm_fail(struct vm *vm, enum err_code code, const char *fmt, ...)
@@ -31,7 +31,7 @@ void vm_fail(struct vm *vm, enum err_code code, const char *fmt, ...)
 
 void *vm_alloc(struct vm *vm, size_t size)
 {
-    struct chunk *c = vm->chunks;
+    struct arena_chunk *c = vm->chunks;
     if (size > vm->max_arena)
         vm_fail(vm, ERR_LIMIT, "the template needs more than %zu bytes of memory", vm->max_arena);
     size = (size + 15) & ~(size_t)15;
@@ -39,7 +39,7 @@ void *vm_alloc(struct vm *vm, size_t size)
         size_t want = size > CHUNK_SIZE / 4 ? size : CHUNK_SIZE;
         if (want > vm->max_arena - vm->arena_bytes)
             vm_fail(vm, ERR_LIMIT, "the template needs more than %zu bytes of memory", vm->max_arena);
-        struct chunk *fresh = calloc(1, CHUNK_HEAD + want);
+        struct arena_chunk *fresh = calloc(1, CHUNK_HEAD + want);
         if (!fresh)
             vm_fail(vm, ERR_MEMORY, "out of memory");
         vm->arena_bytes += want;
@@ -65,10 +65,10 @@ void *vm_array(struct vm *vm, size_t n, size_t size)
     return vm_alloc(vm, n * size);
 }
 
-void vm_free_arena(struct chunk *c)
+void vm_free_arena(struct arena_chunk *c)
 {
     while (c) {
-        struct chunk *next = c->next;
+        struct arena_chunk *next = c->next;
         free(c);
         c = next;
     }
@@ -210,7 +210,7 @@ void val_fail_undef(struct vm *vm, struct val v)
 
 struct val val_list(struct vm *vm, size_t cap)
 {
-    struct list *l = vm_alloc(vm, sizeof *l);
+    struct val_list *l = vm_alloc(vm, sizeof *l);
     l->v = cap ? vm_array(vm, cap, sizeof *l->v) : NULL;
     l->cap = cap;
     return VAL(K_LIST, l, l);
@@ -252,7 +252,7 @@ struct val val_from_json(struct vm *vm, const json_t *j)
 
 /* ---- lists and dicts */
 
-void list_push(struct vm *vm, struct list *l, struct val v)
+void list_push(struct vm *vm, struct val_list *l, struct val v)
 {
     if (l->n == l->cap) {
         size_t cap = l->cap ? l->cap * 2 : 4;
@@ -303,7 +303,7 @@ static uint64_t hash(struct vm *vm, struct val v)
     }
 }
 
-static struct entry *find(struct vm *vm, const struct dict *d, struct val key, uint64_t h)
+static struct dict_entry *find(struct vm *vm, const struct dict *d, struct val key, uint64_t h)
 {
     if (!d->slot) {
         for (size_t i = 0; i < d->n; i++)
@@ -312,7 +312,7 @@ static struct entry *find(struct vm *vm, const struct dict *d, struct val key, u
         return NULL;
     }
     for (size_t i = h & (d->n_slots - 1); d->slot[i]; i = (i + 1) & (d->n_slots - 1)) {
-        struct entry *e = &d->v[d->slot[i] - 1];
+        struct dict_entry *e = &d->v[d->slot[i] - 1];
         if (e->hash == h && val_equal(vm, e->key, key))
             return e;
         vm_step(vm, 1);
@@ -322,7 +322,7 @@ static struct entry *find(struct vm *vm, const struct dict *d, struct val key, u
 
 struct val *dict_find(struct vm *vm, const struct dict *d, struct val key)
 {
-    struct entry *e = find(vm, d, key, hash(vm, key));
+    struct dict_entry *e = find(vm, d, key, hash(vm, key));
     return e ? &e->value : NULL;
 }
 
@@ -349,7 +349,7 @@ static void index_entries(struct vm *vm, struct dict *d)
 void dict_set(struct vm *vm, struct dict *d, struct val key, struct val value)
 {
     uint64_t h = hash(vm, key);
-    struct entry *e = find(vm, d, key, h);
+    struct dict_entry *e = find(vm, d, key, h);
     if (e) {
         e->value = value;
         return;
@@ -358,13 +358,13 @@ void dict_set(struct vm *vm, struct dict *d, struct val key, struct val value)
         size_t cap = d->cap ? d->cap * 2 : 4;
         if (cap > UINT32_MAX / 2)
             vm_fail(vm, ERR_LIMIT, "a dict is too large");
-        struct entry *p = vm_array(vm, cap, sizeof *p);
+        struct dict_entry *p = vm_array(vm, cap, sizeof *p);
         if (d->n)
             memcpy(p, d->v, d->n * sizeof *p);
         d->v = p;
         d->cap = cap;
     }
-    d->v[d->n++] = (struct entry){ key, value, h };
+    d->v[d->n++] = (struct dict_entry){ key, value, h };
     if (d->n <= 8)
         return;
     if (!d->slot || d->n * 2 > d->n_slots) {
@@ -379,7 +379,7 @@ void dict_set(struct vm *vm, struct dict *d, struct val key, struct val value)
 
 int dict_remove(struct vm *vm, struct dict *d, struct val key, struct val *was)
 {
-    struct entry *e = find(vm, d, key, hash(vm, key));
+    struct dict_entry *e = find(vm, d, key, hash(vm, key));
     if (!e)
         return 0;
     *was = e->value;
@@ -450,7 +450,7 @@ int val_truth(struct val v)
     }
 }
 
-static int equal_lists(struct vm *vm, const struct list *a, const struct list *b)
+static int equal_lists(struct vm *vm, const struct val_list *a, const struct val_list *b)
 {
     if (a->n != b->n)
         return 0;
@@ -469,7 +469,7 @@ static int equal_dicts(struct vm *vm, const struct dict *a, const struct dict *b
     vm_enter(vm);
     size_t i = 0;
     for (; i < a->n; i++) {
-        struct entry *e = find(vm, b, a->v[i].key, a->v[i].hash);
+        struct dict_entry *e = find(vm, b, a->v[i].key, a->v[i].hash);
         if (!e || !val_equal(vm, a->v[i].value, e->value))
             break;
     }
@@ -613,7 +613,7 @@ int iter_next(struct vm *vm, struct iter *it, struct val *out)
             fail(vm, "dictionary changed size during iteration");
         if (it->i >= v.d->n)
             return 0;
-        const struct entry *e = &v.d->v[it->i++];
+        const struct dict_entry *e = &v.d->v[it->i++];
         int which = v.kind == K_VIEW ? v.flag : VIEW_KEYS;
         *out = which == VIEW_KEYS ? e->key : which == VIEW_VALUES ? e->value : pair(vm, e->key, e->value);
         return 1;

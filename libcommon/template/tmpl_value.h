@@ -33,14 +33,14 @@ struct val {
         int64_t i;              /* K_BOOL, K_INT */
         double f;
         const struct str *s;
-        struct list *l;         /* K_LIST, K_TUPLE, K_CYCLER (with pos) */
+        struct val_list *l;         /* K_LIST, K_TUPLE, K_CYCLER (with pos) */
         struct dict *d;         /* K_DICT, K_VIEW, K_NS */
         const struct range *r;
         struct gen *g;
         const struct builtin *fn;
-        const struct method *m;
+        const struct bound_method *m;
         const struct macro *macro;
-        struct loop *loop;
+        struct loop_state *loop;
         struct joiner *j;
         const struct undef *u;  /* may be NULL */
     };
@@ -51,18 +51,18 @@ struct str {
     size_t size, n_chars;
     struct grow *grow;          /* the buffer data ends in, if it may be appended to in place */
 };
-struct list { struct val *v; size_t n, cap, pos; };
+struct val_list { struct val *v; size_t n, cap, pos; };
 struct dict {                   /* keeps the order of insertion */
-    struct entry { struct val key, value; uint64_t hash; } *v;
+    struct dict_entry { struct val key, value; uint64_t hash; } *v;
     size_t n, cap;
     uint32_t *slot;             /* open addressing, entry + 1; NULL while n <= 8 */
     size_t n_slots;
 };
 struct range { int64_t start, stop, step; size_t n; };
 struct undef { struct val key; uint8_t owner; const char *hint; };   /* owner: K_MISSING for a variable */
-struct method { struct val self; const struct builtin *fn; };
+struct bound_method { struct val self; const struct builtin *fn; };
 struct joiner { struct val sep; int used; };
-struct macro { const struct node *def; struct scope *closure; };
+struct macro { const struct tmpl_node *def; struct scope *closure; };
 
 struct iter { struct val of; size_t i, n; };
 struct gen {                    /* a lazy sequence; it can be walked once */
@@ -98,7 +98,7 @@ struct vm {
     struct err *e;
     const char *name;           /* of the template, for messages */
     int line;                   /* being worked on */
-    struct chunk *chunks;
+    struct arena_chunk *chunks;
     size_t arena_bytes, max_arena;
     /* rendering only */
     struct out out;
@@ -118,7 +118,7 @@ _Noreturn void vm_fail(struct vm *vm, enum err_code code, const char *fmt, ...) 
 #define fail(vm, ...) vm_fail(vm, ERR_FORMAT, __VA_ARGS__)
 void *vm_alloc(struct vm *vm, size_t size);                     /* zeroed, aligned to 16 */
 void *vm_array(struct vm *vm, size_t n, size_t size);           /* the same for n * size, checked */
-void vm_free_arena(struct chunk *chunks);
+void vm_free_arena(struct arena_chunk *chunks);
 void vm_step(struct vm *vm, size_t n);                          /* count n steps */
 void vm_enter(struct vm *vm);                                   /* one deeper; vm_leave() undoes it */
 static inline void vm_leave(struct vm *vm) { vm->nest--; }
@@ -144,7 +144,7 @@ static inline struct val val_missing(void) { return VAL(K_MISSING, i, 0); }
 static inline struct val val_safe(struct val s, int safe) { s.flag = safe != 0; return s; }
 
 /* ---- lists and dicts */
-void list_push(struct vm *vm, struct list *l, struct val v);
+void list_push(struct vm *vm, struct val_list *l, struct val v);
 struct val *dict_find(struct vm *vm, const struct dict *d, struct val key);     /* fails on a key without hash */
 void dict_set(struct vm *vm, struct dict *d, struct val key, struct val value);
 int dict_remove(struct vm *vm, struct dict *d, struct val key, struct val *was);
@@ -224,9 +224,9 @@ const struct builtin *tmpl_filter(const char *name, size_t size);       /* NULL:
 const struct builtin *tmpl_test(const char *name, size_t size);
 const struct builtin *tmpl_global(const char *name, size_t size);
 const struct builtin *tmpl_method(struct val self, const char *name, size_t size);
-struct val loop_attr(struct vm *vm, struct loop *l, const char *name);  /* K_MISSING: no such attribute */
-struct val loop_cycle(struct vm *vm, struct loop *l, const struct args *args);
-struct val loop_changed(struct vm *vm, struct loop *l, const struct args *args);
+struct val loop_attr(struct vm *vm, struct loop_state *l, const char *name);  /* K_MISSING: no such attribute */
+struct val loop_cycle(struct vm *vm, struct loop_state *l, const struct args *args);
+struct val loop_changed(struct vm *vm, struct loop_state *l, const struct args *args);
 struct val macro_attr(struct vm *vm, const struct macro *m, const char *name);
 
 /* ---- arguments of builtins: a default where K_MISSING, a failure where of the wrong type */

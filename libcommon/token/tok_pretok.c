@@ -13,7 +13,7 @@ static void push(struct pieces *l, size_t at, size_t n, int first)
 {
     if (l->n == l->room) {
         size_t room = l->room ? 2 * l->room : 64;
-        struct piece *p = l->failed ? NULL : realloc(l->p, room * sizeof *p);
+        struct pretok_piece *p = l->failed ? NULL : realloc(l->p, room * sizeof *p);
         if (!p) {
             l->failed = 1;
             return;
@@ -21,11 +21,11 @@ static void push(struct pieces *l, size_t at, size_t n, int first)
         l->p = p;
         l->room = room;
     }
-    l->p[l->n++] = (struct piece){ at, n, first };
+    l->p[l->n++] = (struct pretok_piece){ at, n, first };
 }
 
 /* Collects the matches and gaps of one piece, in order, and joins them as the behaviour says. */
-struct splitter {
+struct pretok_split {
     struct pieces *out;
     size_t base;                    /* pieces in out that belong to earlier words */
     size_t at, n;                   /* the word */
@@ -35,11 +35,11 @@ struct splitter {
     int held;
 };
 
-static void part(struct splitter *s, size_t begin, size_t end, int match)
+static void part(struct pretok_split *s, size_t begin, size_t end, int match)
 {
     size_t at = s->at + begin, n = end - begin;
     int first = s->first && begin == 0;
-    struct piece *last = s->out->n > s->base ? &s->out->p[s->out->n - 1] : NULL;
+    struct pretok_piece *last = s->out->n > s->base ? &s->out->p[s->out->n - 1] : NULL;
     match ^= s->invert;
     switch (s->behaviour) {
     case SPLIT_REMOVED:
@@ -78,7 +78,7 @@ static void part(struct splitter *s, size_t begin, size_t end, int match)
     s->before = match;
 }
 
-static void finish(struct splitter *s)
+static void finish(struct pretok_split *s)
 {
     if (s->held)
         push(s->out, s->held_at, s->held_n, s->first && s->held_at == s->at);
@@ -90,9 +90,9 @@ static void finish(struct splitter *s)
 }
 
 static int split_word(const struct tokb_op *op, const char *arg, const struct regex *r, struct regex_scratch *w,
-                      const char *s, struct piece word, struct pieces *out, struct err *e)
+                      const char *s, struct pretok_piece word, struct pieces *out, struct err *e)
 {
-    struct splitter sp = { .out = out, .base = out->n, .at = word.at, .n = word.n, .first = word.first,
+    struct pretok_split sp = { .out = out, .base = out->n, .at = word.at, .n = word.n, .first = word.first,
                            .behaviour = (int)(op->number & 15), .invert = (op->number & SPLIT_INVERT) != 0 };
     size_t done = 0, from = 0, b, end;
     s += word.at;
@@ -126,7 +126,7 @@ static int split_word(const struct tokb_op *op, const char *arg, const struct re
     return 0;
 }
 
-static void fixed_length(const char *s, struct piece word, uint32_t chars, struct pieces *out)
+static void fixed_length(const char *s, struct pretok_piece word, uint32_t chars, struct pieces *out)
 {
     size_t i = 0;
     while (i < word.n) {
@@ -141,7 +141,7 @@ static void fixed_length(const char *s, struct piece word, uint32_t chars, struc
 }
 
 /* Steps that rewrite the text: the words go to `to`, one after the other. */
-static int rewrite(const struct tokb_op *op, const char *arg, const char *s, struct piece word, struct tbuf *to,
+static int rewrite(const struct tokb_op *op, const char *arg, const char *s, struct pretok_piece word, struct tbuf *to,
                    struct pieces *out, struct err *e)
 {
     size_t at = to->n;
@@ -169,7 +169,7 @@ static int rewrite(const struct tokb_op *op, const char *arg, const char *s, str
         return err_set(e, ERR_LIMIT, "the tokenizer's pre-tokenizer makes a text more than 256 times as long");
     if (to->failed)
         return err_nomem(e, "words of the text");
-    struct piece made = { at, to->n - at, word.first };
+    struct pretok_piece made = { at, to->n - at, word.first };
     if (op->type == PRE_METASPACE && op->number & METASPACE_SPLIT) {
         struct tokb_op split = *op;
         split.number = SPLIT_NEXT;

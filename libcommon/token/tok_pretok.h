@@ -6,12 +6,12 @@
 #include "libcommon/token/tok_text.h"
 #include "libcommon/token/tokenizer_blob.h"
 
-struct piece {
+struct pretok_piece {
     size_t at, n;
     int first;                      /* it begins where the whole input begins */
 };
 struct pieces {
-    struct piece *p;                /* owned */
+    struct pretok_piece *p;                /* owned */
     size_t n, room;
     int failed;
 };

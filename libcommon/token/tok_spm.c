@@ -10,7 +10,7 @@
 #include "libcommon/token/tok_spec.h"
 
 struct pb { const unsigned char *p, *end, *start; };
-struct field { uint32_t number, wire; uint64_t value; struct pb bytes; };
+struct pb_field { uint32_t number, wire; uint64_t value; struct pb bytes; };
 
 static int varint(struct pb *b, uint64_t *v)
 {
@@ -25,7 +25,7 @@ static int varint(struct pb *b, uint64_t *v)
 }
 
 /* 1: a field, 0: the end, -1: damaged. */
-static int next_field(struct pb *b, struct field *f)
+static int next_field(struct pb *b, struct pb_field *f)
 {
     uint64_t tag, n;
     if (b->p == b->end)
@@ -66,7 +66,7 @@ enum { NORMAL = 1, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE };
 
 static int piece(struct tok_spec *s, struct pb b, int64_t id, struct err *e)
 {
-    struct field f;
+    struct pb_field f;
     const char *text = "";
     size_t n = 0;
     float score = 0;
@@ -96,16 +96,16 @@ static int piece(struct tok_spec *s, struct pb b, int64_t id, struct err *e)
                  : 0;
 }
 
-struct options {
+struct spm_options {
     uint64_t model_type, byte_fallback, suffix;
     int64_t unk, bos, eos, pad;
     uint64_t dummy_prefix, remove_extra, escape;
     struct pb charsmap;
 };
 
-static int read_options(struct pb b, int normalizer, struct options *o, struct err *e)
+static int read_options(struct pb b, int normalizer, struct spm_options *o, struct err *e)
 {
-    struct field f;
+    struct pb_field f;
     int rc;
     while ((rc = next_field(&b, &f)) == 1) {
         if (normalizer && f.wire == 2 && f.number == 2)
@@ -156,7 +156,7 @@ static void unigram_scores(struct tok_spec *s)
     }
 }
 
-static int normalizers(struct tok_spec *s, const struct options *o, struct err *e)
+static int normalizers(struct tok_spec *s, const struct spm_options *o, struct err *e)
 {
     size_t n = (size_t)(o->charsmap.end - o->charsmap.p);
     if (o->suffix && o->dummy_prefix)
@@ -173,9 +173,9 @@ static int normalizers(struct tok_spec *s, const struct options *o, struct err *
 int tok_sentencepiece_compile(struct tok_spec *s, const void *model, size_t size, struct err *e)
 {
     struct pb b = { model, (const unsigned char *)model + size, model };
-    struct options o = { .model_type = 1, .bos = 1, .eos = 2, .pad = -1, .dummy_prefix = 1, .remove_extra = 1,
+    struct spm_options o = { .model_type = 1, .bos = 1, .eos = 2, .pad = -1, .dummy_prefix = 1, .remove_extra = 1,
                          .escape = 1 };
-    struct field f;
+    struct pb_field f;
     int64_t n = 0;
     int rc;
     while ((rc = next_field(&b, &f)) == 1) {

@@ -245,10 +245,10 @@ void tokenizer_close(struct tokenizer *t)
 /* ---- encoding ---- */
 
 /* A word that came before, and where its ids are in the output. */
-struct seen { uint32_t hash, generation; int whole; size_t at, n, ids, n_ids; };
+struct seen_word { uint32_t hash, generation; int whole; size_t at, n, ids, n_ids; };
 enum { SEEN = 4096, SEEN_FROM = 2048 /* bytes of text worth a table */, SEEN_LONGEST = 128 };
 
-struct encoder {
+struct encoding {
     const struct tokenizer *t;
     unsigned flags;
     struct tok_ids ids;
@@ -256,16 +256,16 @@ struct encoder {
     struct pieces pieces, spare;
     struct regex_scratch *regex;
     struct model_work model;
-    struct seen *seen;
+    struct seen_word *seen;
     uint32_t generation;
     struct err *e;
 };
 
 /* whole: not a part that was cut off a longer word. */
-static int add_word(struct encoder *x, size_t at, size_t n, int whole)
+static int add_word(struct encoding *x, size_t at, size_t n, int whole)
 {
     const char *s = x->word.p + at;
-    struct seen *seen = NULL;
+    struct seen_word *seen = NULL;
     if (x->seen && n <= SEEN_LONGEST) {
         uint64_t h = TOK_HASH_START;
         for (size_t k = 0; k < n; k++)
@@ -278,7 +278,7 @@ static int add_word(struct encoder *x, size_t at, size_t n, int whole)
                 tok_ids_add(&x->ids, x->ids.p[seen->ids + k]);
             return 0;
         }
-        *seen = (struct seen){ hash, x->generation, whole, at, n, x->ids.n, 0 };
+        *seen = (struct seen_word){ hash, x->generation, whole, at, n, x->ids.n, 0 };
     }
     size_t before = x->ids.n;
     if (model_word(x->t, &x->model, s, n, whole, &x->ids, x->e))
@@ -288,12 +288,12 @@ static int add_word(struct encoder *x, size_t at, size_t n, int whole)
     return 0;
 }
 
-static int add_words(struct encoder *x)
+static int add_words(struct encoding *x)
 {
     const struct tokenizer *t = x->t;
     x->generation++;
     for (size_t i = 0; i < x->pieces.n; i++) {
-        const struct piece *p = &x->pieces.p[i];
+        const struct pretok_piece *p = &x->pieces.p[i];
         const unsigned char *s = (const unsigned char *)x->word.p + p->at;
         size_t done = 0;
         /* cut where no token spans: a word that is a token as a whole has no such place */
@@ -311,7 +311,7 @@ static int add_words(struct encoder *x)
 }
 
 /* Text without added tokens, normalized, to ids. */
-static int add_text(struct encoder *x, const char *s, size_t n, int at_start)
+static int add_text(struct encoding *x, const char *s, size_t n, int at_start)
 {
     const struct tokenizer *t = x->t;
     x->word.n = 0;
@@ -363,8 +363,8 @@ static const struct tokb_added *added_at(const struct tokenizer *t, int half, co
 }
 
 /* Calls `gap` for text between added tokens and appends the ids of the tokens, leftmost-longest. */
-static int split_added(struct encoder *x, int half, const char *s, size_t n, int at_start,
-                       int (*gap)(struct encoder *, const char *, size_t, int))
+static int split_added(struct encoding *x, int half, const char *s, size_t n, int at_start,
+                       int (*gap)(struct encoding *, const char *, size_t, int))
 {
     const struct tokenizer *t = x->t;
     const uint32_t *first = t->added_first[half];
@@ -396,7 +396,7 @@ static int split_added(struct encoder *x, int half, const char *s, size_t n, int
     return done < n ? gap(x, s + done, n - done, at_start && done == 0) : 0;
 }
 
-static int normalize_and_add(struct encoder *x, const char *s, size_t n, int at_start)
+static int normalize_and_add(struct encoding *x, const char *s, size_t n, int at_start)
 {
     const struct tokenizer *t = x->t;
     x->norm.n = 0;
@@ -409,7 +409,7 @@ static int normalize_and_add(struct encoder *x, const char *s, size_t n, int at_
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t size, unsigned flags, int32_t **ids,
                      size_t *n_ids, struct err *e)
 {
-    struct encoder x = { .t = t, .flags = flags, .e = e };
+    struct encoding x = { .t = t, .flags = flags, .e = e };
     struct tbuf clean = { 0 };
     int rc = -1;
     if (utf8_valid(text, size) != size) {
