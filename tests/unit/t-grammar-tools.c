@@ -127,7 +127,7 @@ static void read_in_pieces(const struct sample *s, size_t piece, int stream, str
         strcat(h->text, ")");
 }
 
-static void reading(void **state)
+static void calls_are_read_in_pieces_of_any_size(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof samples / sizeof *samples; i++)
@@ -147,7 +147,7 @@ static void reading(void **state)
 
 /* A call whose beginning was handed on and that ends otherwise than it should: what there is of
  * its arguments comes all the same. */
-static void named_but_bad(void **state)
+static void a_malformed_call_keeps_its_arguments(void **state)
 {
     static const char first[] = "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": ", second[] = "[1, 2]}} and";
     struct heard h = { .last = -1 };
@@ -164,7 +164,7 @@ static void named_but_bad(void **state)
 
 /* An answer that is cut keeps the calls before the cut, in every form; a call that was begun
  * comes as far as it goes. */
-static void cut(void **state)
+static void a_cut_answer_keeps_its_calls(void **state)
 {
     static const struct sample cases[] = {
         { "hermes", "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"ci", "call(now){} call(get_weather){\"ci", 0 },
@@ -196,7 +196,7 @@ static void cut(void **state)
 
 /* Cut anywhere, or with any byte changed, it is read as something, and no text is lost under
  * another name. */
-static void damage(void **state)
+static void a_damaged_answer_is_read_as_something(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
@@ -218,7 +218,7 @@ static void damage(void **state)
     }
 }
 
-static void detection(void **state)
+static void templates_tell_their_format(void **state)
 {
     static const char *const table[][2] = {
         { "Qwen-Qwen2.5-7B-Instruct", "hermes" }, { "Qwen-Qwen3-0.6B", "hermes" }, { "Qwen-QwQ-32B", "hermes" },
@@ -296,134 +296,181 @@ static int takes(struct grammar *g, const char *text)
     return ok;
 }
 
-/* What a required call's grammar lets through is read as calls of known functions with valid
- * arguments; samples of well-formed answers pass under auto. */
-static void enforcing(void **state)
+static const char *const formats[] = { "hermes", "llama3", "mistral", "mistral-args", "deepseek-r1", "deepseek-v3.1",
+                                       "kimi-k2", "functionary-3.1", "functionary-3.2", "granite-3", "nemotron",
+                                       "qwen3-coder", "seed-oss", "glm", "gpt-oss", "json" };
+enum { N_FORMATS = sizeof formats / sizeof *formats };
+
+static struct grammar *compile_tools(const char *format, const struct tool_grammar_options *o)
 {
-    static const char *const names[] = { "hermes", "llama3", "mistral", "mistral-args", "deepseek-r1", "deepseek-v3.1",
-                                         "kimi-k2", "functionary-3.1", "functionary-3.2", "granite-3", "nemotron",
-                                         "qwen3-coder", "seed-oss", "glm", "gpt-oss", "json" };
+    struct err e = { .msg = "" };
+    struct grammar *g = tool_grammar_compile(vocab, tool_format_find(format), o, &e);
+    if (!g)
+        fail_msg("%s: %s", format, e.msg);
+    return g;
+}
+
+static int is_allowed(const uint32_t *mask, int32_t id) { return id >= 0 && mask[id >> 5] >> (id & 31) & 1; }
+
+/* A token that the mask allows: one of the two given ones now and then, so that strings and calls
+ * end; -1: none was found. */
+static int32_t random_token(struct rng *r, const uint32_t *mask, int32_t first, int32_t second)
+{
+    size_t size;
+    if (rng_u64(r) % 4 == 0 && is_allowed(mask, first))
+        return first;
+    if (rng_u64(r) % 4 == 0 && is_allowed(mask, second))
+        return second;
+    for (int tries = 0; tries < 100000; tries++) {
+        int32_t id = (int32_t)(rng_u64(r) % (uint64_t)tokenizer_vocab_size(tokenizer));
+        if (is_allowed(mask, id) && grammar_vocab_bytes(vocab, id, &size))
+            return id;
+    }
+    return -1;
+}
+
+/* Write a random answer that the grammar allows to text [8192].  Its length, or -1 where it did
+ * not end within 400 tokens. */
+static int random_answer(struct grammar *g, struct rng *r, char *text)
+{
+    struct matcher *m = matcher_open(g, NULL);
+    const int32_t less = tokenizer_find(tokenizer, "<", 1);
+    size_t n = 0, size;
+    int ended = 0;
+    for (int step = 0; step < 400 && n < 8000 && !ended; step++) {
+        const uint32_t *mask = matcher_mask(m);
+        if (matcher_complete(m) && rng_u64(r) % 2) {
+            ended = 1;
+            break;
+        }
+        const int32_t id = random_token(r, mask, tokenizer_find(tokenizer, step % 2 ? "\"" : "}", 1), less);
+        if (id < 0)
+            break;
+        const char *p = grammar_vocab_bytes(vocab, id, &size);
+        assert_int_equal(matcher_accept(m, id), 0);
+        memcpy(text + n, p, size);
+        n += size;
+    }
+    text[n] = '\0';
+    matcher_close(m);
+    return ended ? (int)n : -1;
+}
+
+/* Whatever the grammar of a required call allows, the parser reads calls and no text. */
+static void required_answers_are_read_as_calls(void **state)
+{
     (void)state;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        struct err e = { .msg = "" };
-        const struct tool_format *f = tool_format_find(names[i]);
+    for (size_t i = 0; i < N_FORMATS; i++) {
         struct tool_grammar_options o = { .tools = tools, .choice = TOOL_REQUIRED, .parallel = 1 };
-        struct grammar *g = tool_grammar_compile(vocab, f, &o, &e);
-        if (!g)
-            fail_msg("%s: %s", names[i], e.msg);
-        assert_false(takes(g, "Hello."));
+        struct grammar *g = compile_tools(formats[i], &o);
         struct rng r = { i };
         int complete = 0;
         for (int k = 0; k < 30; k++) {
-            struct matcher *m = matcher_open(g, &e);
             char text[8192];
-            size_t n = 0, size;
-            int ended = 0;
-            for (int step = 0; step < 400 && n < 8000 && !ended; step++) {
-                const uint32_t *mask = matcher_mask(m);
-                int32_t id = -1, quote = tokenizer_find(tokenizer, step % 2 ? "\"" : "}", 1),
-                        less = tokenizer_find(tokenizer, "<", 1);
-                if (matcher_complete(m) && rng_u64(&r) % 2) {
-                    ended = 1;
-                    break;
-                }
-                if (rng_u64(&r) % 4 == 0 && quote >= 0 && mask[quote >> 5] >> (quote & 31) & 1)
-                    id = quote;
-                if (id < 0 && rng_u64(&r) % 4 == 0 && less >= 0 && mask[less >> 5] >> (less & 31) & 1)
-                    id = less;
-                for (int tries = 0; id < 0 && tries < 100000; tries++) {
-                    int32_t one = (int32_t)(rng_u64(&r) % (uint64_t)tokenizer_vocab_size(tokenizer));
-                    if (mask[one >> 5] >> (one & 31) & 1 && grammar_vocab_bytes(vocab, one, &size))
-                        id = one;
-                }
-                if (id < 0)
-                    break;
-                const char *p = grammar_vocab_bytes(vocab, id, &size);
-                assert_int_equal(matcher_accept(m, id), 0);
-                memcpy(text + n, p, size);
-                n += size;
+            struct sample s = { formats[i], text, NULL, 0 };
+            struct heard h;
+            const int n = random_answer(g, &r, text);
+            complete += n >= 0;
+            for (int stream = 0; stream < 2 && n >= 0 && n < 2000; stream++) {
+                read_in_pieces(&s, 9, stream, &h);
+                if (h.n_calls == 0 || strstr(h.text, "text("))
+                    fail_msg("%s: %s is read as %s", formats[i], text, h.text);
             }
-            text[n] = '\0';
-            if (ended) {
-                struct heard h;
-                struct sample s = { names[i], text, NULL, 0 };
-                for (int stream = 0; stream < 2 && n < 2000; stream++) {
-                    read_in_pieces(&s, 9, stream, &h);
-                    if (h.n_calls == 0 || strstr(h.text, "text("))
-                        fail_msg("%s: %s is read as %s", names[i], text, h.text);
-                }
-                complete++;
-            }
-            matcher_close(m);
         }
         assert_true(complete > 0);
         grammar_close(g);
+    }
+}
+
+static void every_format_compiles_for_every_choice(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_FORMATS; i++) {
+        struct err e;
+        struct tool_grammar_options o = { .tools = tools, .choice = TOOL_REQUIRED, .parallel = 1 };
+        struct grammar *g = compile_tools(formats[i], &o);
+        assert_false(takes(g, "Hello."));
+        grammar_close(g);
         o.choice = TOOL_AUTO;
-        g = tool_grammar_compile(vocab, f, &o, &e);
-        if (!g)
-            fail_msg("%s: %s", names[i], e.msg);
-        if (strcmp(names[i], "gpt-oss") != 0 && strcmp(names[i], "functionary-3.2") != 0)
+        g = compile_tools(formats[i], &o);
+        /* these two mark text as well */
+        if (strcmp(formats[i], "gpt-oss") != 0 && strcmp(formats[i], "functionary-3.2") != 0)
             assert_true(takes(g, "Hello, \xC3\xA9 < [ 3."));
         grammar_close(g);
-        o.only = "nothing";
-        assert_null(tool_grammar_compile(vocab, f, &o, &e));
+        o.only = "nothing";             /* no such function */
+        assert_null(tool_grammar_compile(vocab, tool_format_find(formats[i]), &o, &e));
         o.only = "now";
         o.choice = TOOL_REQUIRED;
-        g = tool_grammar_compile(vocab, f, &o, &e);
-        assert_non_null(g);
+        grammar_close(compile_tools(formats[i], &o));
+    }
+}
+
+/* A function whose pattern cannot be enforced. */
+static const char unenforceable[] = "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}}}}}}]";
+
+#define CALL(json) "<tool_call>\n" json "\n</tool_call>"
+#define NOW CALL("{\"name\": \"now\", \"arguments\": {}}")
+#define SEED_CALL(value) "<seed:tool_call>\n<function=f>\n<parameter=a>" value "</parameter>\n</function>\n</seed:tool_call>"
+#define QWEN_CALL(value) CALL("<function=f>\n<parameter=a>\n" value "\n</parameter>\n</function>")
+#define GLM_CALL(value) "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>" value "</arg_value>\n</tool_call>"
+
+static const struct answer {
+    const char *format; enum tool_choice choice; int parallel; const char *only;
+    int relaxed;                        /* the function is `unenforceable`, and its pattern is ignored */
+    const char *text; int ok;
+} answers[] = {
+    { "hermes", TOOL_REQUIRED, 1, "now", 0, NOW, 1 },
+    { "hermes", TOOL_REQUIRED, 1, "now", 0, NOW "\n" NOW, 0 },          /* a named function: one call */
+    { "hermes", TOOL_AUTO, 1, NULL, 0, "I look.\n"
+      CALL("{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}"), 1 },
+    { "hermes", TOOL_AUTO, 1, NULL, 0, CALL("{\"name\": \"get_weathers\", \"arguments\": {\"city\": \"Rome\"}}"), 0 },
+    { "hermes", TOOL_AUTO, 1, NULL, 0, CALL("{\"name\": \"get_weather\", \"arguments\": {\"days\": 1}}"), 0 },
+    { "hermes", TOOL_AUTO, 1, NULL, 0, "<tool_call>", 0 },
+    { "hermes", TOOL_AUTO, 0, NULL, 0, NOW "\n" NOW, 0 },
+    { "hermes", TOOL_AUTO, 0, NULL, 1, CALL("{\"name\": \"f\", \"arguments\": {\"a\": [\"x\", \"x\"]}}"), 1 },
+    { "hermes", TOOL_AUTO, 0, NULL, 1, CALL("{\"name\": \"f\", \"arguments\": {\"a\": [1]}}"), 0 },
+    { "hermes", TOOL_AUTO, 0, NULL, 1, CALL("{\"name\": \"f\", \"arguments\": [1]}"), 0 },
+    { "qwen3-coder", TOOL_AUTO, 0, NULL, 1, QWEN_CALL("[\"x\", \"x\"]"), 1 },
+    { "qwen3-coder", TOOL_AUTO, 0, NULL, 1, QWEN_CALL("x"), 0 },
+    { "glm", TOOL_AUTO, 0, NULL, 1, GLM_CALL("[\"x\"]"), 1 },
+    { "glm", TOOL_AUTO, 0, NULL, 1, GLM_CALL("x"), 0 },
+    { "seed-oss", TOOL_AUTO, 0, NULL, 1, SEED_CALL("[\"x\"]"), 1 },
+    { "seed-oss", TOOL_AUTO, 0, NULL, 1, SEED_CALL("x"), 0 },
+};
+
+static void only_well_formed_calls_are_accepted(void **state)
+{
+    json_t *list = json_loads(unenforceable, 0, NULL);
+    (void)state;
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+        const struct answer *a = &answers[i];
+        const struct tool_grammar_options o = { .tools = a->relaxed ? list : tools, .choice = a->choice,
+                                                .parallel = a->parallel, .only = a->only };
+        struct grammar *g = compile_tools(a->format, &o);
+        if (takes(g, a->text) != a->ok)
+            fail_msg("%s: %s is %s", a->format, a->text, a->ok ? "refused" : "accepted");
+        if (a->relaxed)
+            assert_string_equal(grammar_relaxed(g), "function 'f': /properties/a/items/pattern");
         grammar_close(g);
     }
+    json_decref(list);
+}
+
+static void strict_functions_are_enforced_or_refused(void **state)
+{
+    json_t *list = json_loads(unenforceable, 0, NULL), *strict = json_pack("{s:b}", "f", 1);
+    const struct tool_grammar_options o = { .tools = list, .choice = TOOL_AUTO, .strict = strict };
     struct err e;
-    struct tool_grammar_options named = { .tools = tools, .choice = TOOL_REQUIRED, .parallel = 1, .only = "now" };
-    struct grammar *one = tool_grammar_compile(vocab, tool_format_find("hermes"), &named, &e);
-    assert_true(takes(one, "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"));
-    assert_false(takes(one, "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"));
-    grammar_close(one);
-    struct tool_grammar_options o = { .tools = tools, .choice = TOOL_AUTO, .parallel = 1 };
-    struct grammar *g = tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e);
-    assert_true(takes(g, "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>"));
-    assert_false(takes(g, "<tool_call>\n{\"name\": \"get_weathers\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>"));
-    assert_false(takes(g, "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"days\": 1}}\n</tool_call>"));
-    assert_false(takes(g, "<tool_call>"));
-    grammar_close(g);
-    o.parallel = 0;
-    g = tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e);
-    assert_false(takes(g, "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"));
-    grammar_close(g);
-    json_t *bad = json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}}}}}}]", 0, NULL);
-    json_t *strict = json_pack("{s:b}", "f", 1);
-    o.tools = bad;
-    o.strict = strict;
+    (void)state;
     assert_null(tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e));
     assert_int_equal(e.code, ERR_UNSUPPORTED);
     assert_non_null(strstr(e.msg, "function 'f': parameters: schema: /properties/a/items/pattern: "));
-    o.strict = NULL;                    /* then only this keyword is ignored */
-    g = tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e);
-    assert_true(takes(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [\"x\", \"x\"]}}\n</tool_call>"));
-    assert_false(takes(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1]}}\n</tool_call>"));
-    assert_false(takes(g, "<tool_call>\n{\"name\": \"f\", \"arguments\": [1]}\n</tool_call>"));
-    assert_string_equal(grammar_relaxed(g), "function 'f': /properties/a/items/pattern");
-    grammar_close(g);
-    static const struct { const char *format, *ok, *bad; } tags[] = {
-        { "qwen3-coder", "<tool_call>\n<function=f>\n<parameter=a>\n[\"x\", \"x\"]\n</parameter>\n</function>\n</tool_call>", "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>" },
-        { "glm", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>[\"x\"]</arg_value>\n</tool_call>",
-          "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>" },
-        { "seed-oss", "<seed:tool_call>\n<function=f>\n<parameter=a>[\"x\"]</parameter>\n</function>\n</seed:tool_call>", "<seed:tool_call>\n<function=f>\n<parameter=a>x</parameter>\n</function>\n</seed:tool_call>" },
-    };
-    for (size_t i = 0; i < sizeof tags / sizeof *tags; i++) {
-        if (!(g = tool_grammar_compile(vocab, tool_format_find(tags[i].format), &o, &e)))
-            fail_msg("%s: %s", tags[i].format, e.msg);
-        assert_true(takes(g, tags[i].ok));
-        assert_false(takes(g, tags[i].bad));
-        assert_string_equal(grammar_relaxed(g), "function 'f': /properties/a/items/pattern");
-        grammar_close(g);
-    }
     json_decref(strict);
-    json_decref(bad);
+    json_decref(list);
 }
 
 /* Reasoning may come before what a schema asks for, or has begun in the prompt. */
-static void thinking(void **state)
+static void reasoning_may_come_before_the_answer(void **state)
 {
     static const char schema[] = "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"required\":[\"a\"]}",
                       regex[] = "[0-9]+", rules[] = "root ::= \"yes\"";
@@ -462,7 +509,7 @@ static void thinking(void **state)
 }
 
 /* An answer with or without calls, where text must satisfy a schema. */
-static void content(void **state)
+static void text_satisfies_the_content_schema(void **state)
 {
     static const struct { const char *format, *text; int ok; } cases[] = {
         { "hermes", "[1]", 1 }, { "hermes", "words", 0 },
@@ -490,32 +537,31 @@ static void content(void **state)
 static void count_arguments(void *user, const struct tool_event *ev) { *(int *)user += ev->kind == TOOL_ARGUMENTS; }
 
 /* Arguments come as they are written. */
-static void streaming(void **state)
+static void arguments_are_streamed_as_written(void **state)
 {
-    static const char *const formats[] = { "hermes", "llama3", "json", "mistral-args", "deepseek-v3.1", "kimi-k2",
+    static const char *const streamed[] = { "hermes", "llama3", "json", "mistral-args", "deepseek-v3.1", "kimi-k2",
                                            "functionary-3.1", "functionary-3.2", "gpt-oss", "mistral", "granite-3",
                                            "nemotron", "qwen3-coder", "glm", "seed-oss" };
     (void)state;
-    for (size_t f = 0; f < sizeof formats / sizeof *formats; f++)
+    for (size_t f = 0; f < sizeof streamed / sizeof *streamed; f++)
         for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
-            if (strcmp(samples[i].format, formats[f]) != 0 || !strstr(samples[i].want, "call(get_weather)"))
+            if (strcmp(samples[i].format, streamed[f]) != 0 || !strstr(samples[i].want, "call(get_weather)"))
                 continue;
             int pieces = 0;
             struct tool_parser_options o = { .tools = tools, .stream_arguments = 1, .on_event = count_arguments,
                                              .user = &pieces };
-            struct tool_parser *p = tool_parser_open(tool_format_find(formats[f]), &o, NULL);
+            struct tool_parser *p = tool_parser_open(tool_format_find(streamed[f]), &o, NULL);
             for (const char *s = samples[i].text; *s; s++)
                 assert_int_equal(tool_parser_push(p, s, 1, NULL), 0);
             assert_int_equal(tool_parser_finish(p, NULL), 0);
             tool_parser_close(p);
             if (pieces < 4 || (size_t)pieces + 6 < strlen(strchr(samples[i].want, '{')) / 3)
-                fail_msg("%s: %d pieces of %s", formats[f], pieces, samples[i].text);
+                fail_msg("%s: %d pieces of %s", streamed[f], pieces, samples[i].text);
         }
 }
 
-/* What cannot be enforced of a function that is not strict is ignored keyword by keyword, and
- * listed. */
-static void relaxing(void **state)
+/* Of a function that is not strict, the keywords that cannot be enforced are ignored one by one. */
+static void keywords_that_are_not_enforced_are_listed(void **state)
 {
     static const struct { const char *format, *parameters, *relaxed; } cases[] = {
         { "hermes", "{\"properties\":{\"a\":{\"type\":\"string\"}}}", NULL },
@@ -547,10 +593,20 @@ static void relaxing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(thinking), cmocka_unit_test(content),
-                                        cmocka_unit_test(streaming), cmocka_unit_test(reading),
-                                        cmocka_unit_test(named_but_bad), cmocka_unit_test(cut),
-                                        cmocka_unit_test(relaxing), cmocka_unit_test(damage),
-                                        cmocka_unit_test(detection), cmocka_unit_test(enforcing) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reasoning_may_come_before_the_answer),
+        cmocka_unit_test(text_satisfies_the_content_schema),
+        cmocka_unit_test(arguments_are_streamed_as_written),
+        cmocka_unit_test(calls_are_read_in_pieces_of_any_size),
+        cmocka_unit_test(a_malformed_call_keeps_its_arguments),
+        cmocka_unit_test(a_cut_answer_keeps_its_calls),
+        cmocka_unit_test(keywords_that_are_not_enforced_are_listed),
+        cmocka_unit_test(a_damaged_answer_is_read_as_something),
+        cmocka_unit_test(templates_tell_their_format),
+        cmocka_unit_test(every_format_compiles_for_every_choice),
+        cmocka_unit_test(required_answers_are_read_as_calls),
+        cmocka_unit_test(only_well_formed_calls_are_accepted),
+        cmocka_unit_test(strict_functions_are_enforced_or_refused),
+    };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
