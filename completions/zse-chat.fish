@@ -22,6 +22,8 @@ complete -c zse-chat -l top-p -x -d 'keep the most likely tokens that together r
 complete -c zse-chat -l min-p -x -d 'minimum probability relative to the most likely token; 0 off'
 complete -c zse-chat -l typical-p -x -d 'keep the most typical tokens that together reach this probability; 1 all'
 complete -c zse-chat -l top-n-sigma -x -d 'keep tokens whose logit is within this many standard deviations of the largest; 0 or -1 all'
+complete -c zse-chat -l xtc-probability -x -d 'chance that XTC excludes the top choices of a token; 0 off'
+complete -c zse-chat -l xtc-threshold -x -d 'XTC excludes tokens of at least this probability but the least likely; above 0.5 off'
 complete -c zse-chat -l repeat-penalty -x -d 'repetition penalty on tokens of prompt and answer; 1 off'
 complete -c zse-chat -l repeat-last-n -x -d 'tokens that the repetition penalty looks back at; -1 all'
 complete -c zse-chat -l presence-penalty -x -d 'subtracted once from the logit of each token of the answer so far'

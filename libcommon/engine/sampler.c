@@ -8,7 +8,9 @@
  *   5. top_k, typical_p (arXiv:2202.00666), top_p (arXiv:1904.09751) and min_p (arXiv:2407.01082)
  *      cut the distribution, each renormalising the tokens that the one before kept; top_p and
  *      typical_p keep the token that crosses the sum.
- *   6. One random number draws from the rest.
+ *   6. XTC (exclude top choices, as llama.cpp and koboldcpp have it), if one random number says so:
+ *      of the tokens with at least xtc_threshold only the least likely stays.
+ *   7. One random number draws from the rest.
  * llama.cpp has the same order, but for the temperature, which it applies last.
  *
  * Nothing is sorted: top_k keeps a heap of k, and the sums are found by selection, which is linear
@@ -97,6 +99,11 @@ static int greedy(const struct sampling *s)
 {
     return s->temperature == 0 || s->top_p == 0 || s->typical_p == 0 || s->top_k == 1;
 }
+/* At a threshold above 0.5 no two tokens reach it. */
+static int excludes_top(const struct sampling *s)
+{
+    return s->xtc_probability > 0 && s->xtc_threshold <= 0.5f && !greedy(s);
+}
 static int cuts_sigma(const struct sampling *s) { return s->top_n_sigma > 0 && !greedy(s); }
 static int penalises_answer(const struct sampling *s) { return s->presence_penalty != 0 || s->frequency_penalty != 0; }
 static int penalises(const struct sampling *s) { return penalises_answer(s) || s->repetition_penalty != 1; }
@@ -121,7 +128,7 @@ struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, in
     if (sampling->n_bias)
         memcpy(s->bias, sampling->bias, (size_t)sampling->n_bias * sizeof *s->bias);
     s->s.bias = s->bias;
-    if (!greedy(&s->s) && (s->s.top_k || s->s.top_p < 1 || s->s.typical_p < 1))
+    if (!greedy(&s->s) && (s->s.top_k || s->s.top_p < 1 || s->s.typical_p < 1 || excludes_top(&s->s)))
         s->n_cand = s->s.top_k && s->s.top_k < vocab_size ? s->s.top_k : vocab_size;
     if (penalises(sampling) && !(s->history = calloc((size_t)max_len + 1, sizeof *s->history)))
         goto nomem;
@@ -365,6 +372,33 @@ static void cut_sigma(float *x, int n, float largest, float n_sigma)
 
 static float weight(const struct sampler *s, float x, float max) { return expf((x - max) / s->s.temperature); }
 
+/* XTC on n candidates whose weights add up to *sum: those that stay move to the front, and *sum is
+ * theirs.  Returns their number. */
+static int exclude_top(struct sampler *s, struct cand *c, int n, double *sum)
+{
+    if (n < 2 || rng_double(&s->rng) > s->s.xtc_probability)
+        return n;
+    const double least = s->s.xtc_threshold * *sum;
+    const struct cand *last = NULL;             /* of the top choices; of equals the higher id */
+    int n_top = 0, kept = 0;
+    for (int i = 0; i < n; i++)
+        if (c[i].w >= least) {
+            n_top++;
+            if (!last || c[i].w < last->w || (c[i].w == last->w && c[i].id > last->id))
+                last = &c[i];
+        }
+    if (n_top < 2)
+        return n;
+    const int32_t stays = last->id;
+    *sum = 0;
+    for (int i = 0; i < n; i++)
+        if (c[i].w < least || c[i].id == stays) {
+            *sum += c[i].w;
+            c[kept++] = c[i];
+        }
+    return kept;
+}
+
 /* Draw from the candidates that top_k, typical_p and top_p leave. */
 static int32_t draw_filtered(struct sampler *s, const float *logits, float max)
 {
@@ -387,6 +421,8 @@ static int32_t draw_filtered(struct sampler *s, const float *logits, float max)
             c[kept++] = c[i];
         }
     }
+    if (excludes_top(&s->s))
+        kept = exclude_top(s, c, kept, &sum);
     double r = rng_double(&s->rng) * sum;
     for (int i = 0; i < kept - 1; i++)
         if ((r -= c[i].w) < 0)
@@ -507,7 +543,8 @@ static int forbid(float *logits, int n, const struct allowed *a, int32_t *best, 
 
 int sampler_draw(const struct sampler *s, int n, struct draw *d)
 {
-    if (s->s.n_bias || s->history || cuts_sigma(&s->s) || (s->s.typical_p < 1 && !greedy(&s->s)))
+    if (s->s.n_bias || s->history || cuts_sigma(&s->s) || excludes_top(&s->s) ||
+        (s->s.typical_p < 1 && !greedy(&s->s)))
         return 0;
     *d = (struct draw){ .temperature = greedy(&s->s) ? 0 : s->s.temperature, .top_k = s->s.top_k, .top_p = s->s.top_p,
                         .min_p = s->s.min_p, .seed = s->s.seed, .n = (uint64_t)n,

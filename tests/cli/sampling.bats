@@ -12,7 +12,7 @@ said() { awk -v it=".It Fl -$1 Ar" 'index($0, it) == 1 { on = 1; next } /^\.It/ 
   zse-chat --help >"$BATS_TEST_TMPDIR/help"
   while read -r kind name flag min max value; do
     n=$((n + 1))
-    grep -qE "^ +--$flag $([ "$kind" = WHOLE ] && echo N || echo X) +[a-z]" "$BATS_TEST_TMPDIR/help" || { echo "--help lacks --$flag"; return 1; }
+    grep -qE "^ +--$flag $([ "$kind" = WHOLE ] && echo N || echo X) +[A-Za-z]" "$BATS_TEST_TMPDIR/help" || { echo "--help lacks --$flag"; return 1; }
     range="$min to $max"
     [ "$max" != INT32_MAX ] || range="at least $min"
     [[ "$(said "$flag")" == *" $range, default $value"[.\;]* ]] || { echo "zse-chat(1), --$flag: expected \"$range, default $value\": $(said "$flag")"; return 1; }

@@ -89,9 +89,17 @@ static void expected(const struct sampling *s, const float *logits, double *p)
     while (n > 1 && t[n - 1].p < s->min_p * t[0].p)
         n--;
     scale(t, n);
+    int n_top = 0;
+    while (n_top < n && t[n_top].p >= s->xtc_threshold)
+        n_top++;
+    const double chance = n_top > 1 ? s->xtc_probability : 0;
     memset(p, 0, V * sizeof *p);
     for (int i = 0; i < n; i++)
-        p[t[i].id] = t[i].p;
+        p[t[i].id] += (1 - chance) * t[i].p;
+    if (n_top > 1)
+        scale(t + n_top - 1, n -= n_top - 1);
+    for (int i = 0; n_top > 1 && i < n; i++)
+        p[t[n_top - 1 + i].id] += chance * t[n_top - 1 + i].p;
 }
 
 /* ---- draws ---- */
@@ -157,10 +165,54 @@ static void test_top_n_sigma(void **state)
     compare(&s, x);
 }
 
+static void test_xtc(void **state)
+{
+    (void)state;
+    struct rng r = { 6 };
+    float x[V];
+    for (int round = 0; round < 60; round++) {
+        struct sampling s = plain();
+        s.xtc_probability = round % 3 == 0 ? 1 : round % 3 == 1 ? 0.5f : 0.1f;
+        s.xtc_threshold = 0.02f + (float)(round % 6) / 12;      /* from nearly all tokens to no two of them */
+        s.temperature = round % 2 ? 0.5f : 1;
+        s.top_k = round % 4 == 1 ? 6 : 0;
+        s.top_p = round % 4 == 2 ? 0.8f : 1;
+        s.min_p = round % 4 == 3 ? 0.1f : 0;
+        s.top_n_sigma = round % 5 == 4 ? 1 : -1;
+        s.seed = (uint64_t)round;
+        random_logits(&r, x);
+        compare(&s, x);
+    }
+    for (int i = 0; i < V; i++)
+        x[i] = 1;                       /* all are top choices: the last of them stays */
+    struct sampling s = plain();
+    s.xtc_probability = 1;
+    s.xtc_threshold = 0;
+    compare(&s, x);
+    for (int i = 1; i < V; i++)
+        x[i] = -INFINITY;               /* nothing can be excluded */
+    compare(&s, x);
+    s.temperature = 0;                  /* the largest logit, always */
+    random_logits(&r, x);
+    x[3] = 9;
+    struct err e;
+    struct draw ignored;
+    struct sampler *p = sampler_open(&s, V, 4, scratch, &e);
+    int32_t id;
+    assert_int_equal(sampler_draw(p, 0, &ignored), 1);          /* a device may draw then, and not else */
+    assert_int_equal(sampler_pick(p, x, NULL, &id, NULL, &e), 0);
+    assert_int_equal(id, 3);
+    sampler_close(p);
+    s.temperature = 1;
+    p = sampler_open(&s, V, 4, scratch, &e);
+    assert_int_equal(sampler_draw(p, 0, &ignored), 0);
+    sampler_close(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_top_n_sigma),
+        cmocka_unit_test(test_top_n_sigma), cmocka_unit_test(test_xtc),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
