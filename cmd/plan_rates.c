@@ -66,7 +66,7 @@ static int pick_rate(struct plan_rates *out, struct err *e)
     enum { N = 32768, RUNS = 10, TIMES = 5 };
     struct sampling greedy = sampling_defaults();
     greedy.temperature = 0;
-    struct sampler_scratch *scratch = sampler_scratch_open(e);
+    struct sampler_scratch *scratch = sampler_scratch_open(NULL, e);
     struct pick p = { scratch ? sampler_open(&greedy, N, 0, scratch, e) : NULL, malloc(N * sizeof *p.logits) };
     for (int i = 0; p.logits && i < N; i++)
         p.logits[i] = (float)(i % 97);

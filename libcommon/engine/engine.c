@@ -123,7 +123,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->logits = malloc(((size_t)g->n_rows + PROMPT_ROWS) * (size_t)g->vocab_size * sizeof *g->logits);    /* pages come with their first use */
     g->row = malloc((size_t)(g->vocab_size > c->hidden_size ? g->vocab_size : c->hidden_size) * sizeof *g->row);
     g->pace.alone_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.alone_ns);
-    if (!(g->scratch = sampler_scratch_open(e)))
+    if (!(g->scratch = sampler_scratch_open(t, e)))
         goto fail;
     if (!g->running || !g->to_plan || !g->batched || !g->items || !g->draws || !g->lookahead.batched ||
         !g->lookahead.items || !g->lookahead.draws || !g->logits || !g->row || !g->pace.alone_ns) {

@@ -34,6 +34,7 @@ struct cand {
 
 struct sampler_scratch {
     const struct kernels *kernels;              /* looked for once: a virtual machine's processor is slow to say what it can do */
+    const struct tokenizer *t;          /* borrowed, may be NULL */
     struct cand *cand; int n_cand;
     uint64_t *seen, epoch; uint32_t *count; int n_seen;         /* by id: the last pass that met it; how often */
     struct logit_bias *saved; size_t n_saved;   /* what logits were before they were changed */
@@ -50,12 +51,12 @@ struct sampler {
     int n_saved;
 };
 
-struct sampler_scratch *sampler_scratch_open(struct err *e)
+struct sampler_scratch *sampler_scratch_open(const struct tokenizer *t, struct err *e)
 {
     const struct kernels *kernels = kernels_pick(NULL, e);
     struct sampler_scratch *c = kernels ? calloc(1, sizeof *c) : NULL;
     if (c)
-        c->kernels = kernels;
+        *c = (struct sampler_scratch){ .kernels = kernels, .t = t };
     else if (kernels)
         err_nomem(e, "sampler");
     return c;

@@ -11,13 +11,15 @@
 #include "libcommon/base/err.h"
 #include "libcommon/engine/draw.h"
 #include "libcommon/engine/sampling.h"
+#include "libcommon/token/tokenizer.h"
 
 struct top_logprob { int32_t id; float logprob; };
 enum { MAX_TOP_LOGPROBS = 20 };
 
 /* What samplers need only while one of them picks: those of one thread share it. */
 struct sampler_scratch;
-struct sampler_scratch *sampler_scratch_open(struct err *e);
+/* tokenizer is borrowed; NULL: DRY has no sequence breakers. */
+struct sampler_scratch *sampler_scratch_open(const struct tokenizer *t, struct err *e);
 void sampler_scratch_close(struct sampler_scratch *c);
 
 struct sampler;

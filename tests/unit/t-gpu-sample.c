@@ -170,7 +170,7 @@ static void frequencies(void **state)
     static const float p[V] = { 0.2f, 0.04f, 0.16f, 0.08f, 0.16f, 0.08f, 0.06f, 0.02f, 0.1f, 0.05f, 0.03f, 0.02f };        /* with ties */
     static const struct { float temperature; int top_k; float top_p, min_p; } options[] = { { 1, 0, 1, 0 },
         { 0.8f, 40, 0.9f, 0.1f }, { 1.5f, 2, 1, 0 }, { 1, 0, 0.61f, 0 }, { 1, 6, 0.8f, 0 } };
-    struct sampler_scratch *scratch = sampler_scratch_open(&why);
+    struct sampler_scratch *scratch = sampler_scratch_open(NULL, &why);
     struct gpu_draw *draw = malloc(N * sizeof *draw);
     float x[V];
     int32_t id[N];

@@ -22,7 +22,7 @@ static int setup(void **state)
 {
     struct err e;
     (void)state;
-    return (scratch = sampler_scratch_open(&e)) ? 0 : -1;
+    return (scratch = sampler_scratch_open(NULL, &e)) ? 0 : -1;
 }
 
 static int teardown(void **state)
