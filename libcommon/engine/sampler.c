@@ -1,7 +1,8 @@
 /* sampler.c - from logits to a token, in this order, all on one copy of the logits:
  *   1. Tokens that the constraint forbids get -inf; the logit bias is added.
  *   2. Penalties: repetition (Keskar et al. 2019, section 4.1: a positive logit is divided, a
- *      negative one multiplied), then presence and frequency (subtracted, as in OpenAI's API).
+ *      negative one multiplied), then presence and frequency (subtracted, as in OpenAI's API),
+ *      then DRY (dry.h).
  *   3. top_n_sigma (arXiv:2411.07641) cuts the logits.
  *   4. With temperature 0, top_p 0 or top_k 1 the largest logit is the choice, ties to the lower
  *      id.  Otherwise the logits are divided by the temperature.
@@ -24,6 +25,7 @@
 #include <string.h>
 
 #include "libcommon/base/rng.h"
+#include "libcommon/engine/dry.h"
 #include "libcommon/kernels/kernels.h"
 
 struct cand {
@@ -36,6 +38,7 @@ struct sampler_scratch {
     const struct kernels *kernels;              /* looked for once: a virtual machine's processor is slow to say what it can do */
     const struct tokenizer *t;          /* borrowed, may be NULL */
     struct cand *cand; int n_cand;
+    int *repeat; int n_repeat;          /* of DRY, by position */
     uint64_t *seen, epoch; uint32_t *count; int n_seen;         /* by id: the last pass that met it; how often */
     struct logit_bias *saved; size_t n_saved;   /* what logits were before they were changed */
 };
@@ -48,6 +51,7 @@ struct sampler {
     struct sampler_scratch *c;
     int n_cand;                 /* 0: no filter needs candidates */
     int32_t *history; int n_history, n_prompt;          /* NULL: no penalties */
+    struct dry *dry;            /* NULL: off */
     int n_saved;
 };
 
@@ -67,15 +71,21 @@ void sampler_scratch_close(struct sampler_scratch *c)
     if (!c)
         return;
     free(c->cand);
+    free(c->repeat);
     free(c->seen);
     free(c->count);
     free(c->saved);
     free(c);
 }
 
-/* Room for so many candidates, ids and changes. */
-static int grow(struct sampler_scratch *c, int n_cand, int n_seen, size_t n_saved)
+/* Room for so many candidates, positions, ids and changes. */
+static int grow(struct sampler_scratch *c, int n_cand, int n_repeat, int n_seen, size_t n_saved)
 {
+    if (n_repeat > c->n_repeat) {
+        free(c->repeat);
+        c->repeat = malloc((size_t)n_repeat * sizeof *c->repeat);
+        c->n_repeat = c->repeat ? n_repeat : 0;
+    }
     if (n_cand > c->n_cand) {
         free(c->cand);
         c->cand = malloc((size_t)n_cand * sizeof *c->cand);
@@ -93,7 +103,7 @@ static int grow(struct sampler_scratch *c, int n_cand, int n_seen, size_t n_save
         c->saved = malloc(n_saved * sizeof *c->saved);
         c->n_saved = c->saved ? n_saved : 0;
     }
-    return n_cand > c->n_cand || n_seen > c->n_seen || n_saved > c->n_saved ? -1 : 0;
+    return n_cand > c->n_cand || n_repeat > c->n_repeat || n_seen > c->n_seen || n_saved > c->n_saved ? -1 : 0;
 }
 
 static int greedy(const struct sampling *s)
@@ -107,7 +117,11 @@ static int excludes_top(const struct sampling *s)
 }
 static int cuts_sigma(const struct sampling *s) { return s->top_n_sigma > 0 && !greedy(s); }
 static int penalises_answer(const struct sampling *s) { return s->presence_penalty != 0 || s->frequency_penalty != 0; }
-static int penalises(const struct sampling *s) { return penalises_answer(s) || s->repetition_penalty != 1; }
+static int has_dry(const struct sampling *s) { return s->dry_multiplier > 0 && s->dry_penalty_last_n != 0; }
+static int penalises(const struct sampling *s)
+{
+    return penalises_answer(s) || s->repetition_penalty != 1 || has_dry(s);
+}
 
 struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, int max_len,
                              struct sampler_scratch *scratch, struct err *e)
@@ -133,10 +147,13 @@ struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, in
         s->n_cand = s->s.top_k && s->s.top_k < vocab_size ? s->s.top_k : vocab_size;
     if (penalises(sampling) && !(s->history = calloc((size_t)max_len + 1, sizeof *s->history)))
         goto nomem;
-    if (grow(scratch, s->n_cand, s->history ? vocab_size : 0,
-             (size_t)sampling->n_bias + (s->history ? 2 * (size_t)max_len : 0)) != 0)
+    if (grow(scratch, s->n_cand, has_dry(sampling) ? max_len : 0, s->history ? vocab_size : 0,
+             (size_t)sampling->n_bias + (s->history ? 3 * (size_t)max_len : 0)) != 0)
         goto nomem;
-    return s;
+    if (!has_dry(sampling) || (s->dry = dry_open(sampling, scratch->t, vocab_size, e)))
+        return s;
+    sampler_close(s);
+    return NULL;
 nomem:
     sampler_close(s);
     err_nomem(e, "sampler");
@@ -147,6 +164,7 @@ void sampler_close(struct sampler *s)
 {
     if (!s)
         return;
+    dry_close(s->dry);
     free(s->bias);
     free(s->history);
     free(s);
@@ -185,6 +203,27 @@ static float raw_logit(const struct sampler *s, const float *logits, int32_t id)
     return logits[id];
 }
 
+/* Each token by the longest repetition that it would continue. */
+static void penalise_repeats(struct sampler *s, float *logits)
+{
+    uint32_t *longest = s->c->count;
+    int *repeat = s->c->repeat;
+    const int from = dry_repeats(s->dry, s->history, s->n_history, repeat);
+    s->c->epoch++;
+    for (int i = from; i < s->n_history; i++) {
+        const int32_t id = s->history[i];
+        if (first_time(s, id) || (uint32_t)repeat[i] > longest[id])
+            longest[id] = (uint32_t)repeat[i];
+    }
+    s->c->epoch++;
+    for (int i = from; i < s->n_history; i++) {
+        const int32_t id = s->history[i];
+        const float penalty = first_time(s, id) ? dry_penalty(s->dry, id, (int)longest[id]) : 0;
+        if (penalty > 0)
+            *change(s, logits, id) -= penalty;
+    }
+}
+
 static void penalise(struct sampler *s, float *logits)
 {
     for (int i = 0; i < s->s.n_bias; i++)
@@ -211,6 +250,8 @@ static void penalise(struct sampler *s, float *logits)
                 *change(s, logits, s->history[i]) -= s->s.presence_penalty + s->s.frequency_penalty *
                                                      (float)count[s->history[i]];
     }
+    if (s->dry)
+        penalise_repeats(s, logits);
 }
 
 /* The lowest id with the largest logit.  The largest of a piece first: then only one piece is

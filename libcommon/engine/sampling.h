@@ -10,6 +10,7 @@
 #include "libcommon/base/err.h"
 
 struct logit_bias { int32_t id; float bias; };
+enum { DRY_MAX_BREAKERS = 16, DRY_BREAKER_BYTES = 40 };
 
 struct sampling {
 #define SAMPLING_REAL  float
@@ -21,6 +22,8 @@ struct sampling {
 #undef SAMPLING_WHOLE
     uint64_t seed;
     const struct logit_bias *bias; int n_bias;      /* added to logits; borrowed by sampler_open, which copies them */
+    /* Texts that end repetitions, likewise borrowed; NULL: "\\n", ":", "\"" and "*". */
+    const char *const *dry_sequence_breakers; int n_dry_sequence_breakers;
 };
 
 /* Indexes into sampling_options. */

@@ -7,25 +7,49 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 
 #include "libcommon/base/rng.h"
 #include "libcommon/engine/sampler.h"
+#include "libcommon/token/tokenizer.h"
 
 enum { V = 24 };
 static struct sampler_scratch *scratch;
 
+/* The texts of the first ids; the others are padding without a token. */
+static const char *const words[] = { "a", "b", "c", "d", "e", "f", "g", "h", "ab", "cd", "abcd", "ef", "gh", "efgh",
+                                     "ha" };
+enum { WORDS = sizeof words / sizeof *words };
+static const char tokenizer_json[] =
+    "{\"version\":\"1.0\",\"added_tokens\":[],\"normalizer\":null,"
+    "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":false},"
+    "\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},"
+    "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,"
+    "\"fuse_unk\":false,\"byte_fallback\":false,\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"d\":3,\"e\":4,\"f\":5,\"g\":6,\"h\":7,\"ab\":8,"
+    "\"cd\":9,\"abcd\":10,\"ef\":11,\"gh\":12,\"efgh\":13,\"ha\":14},"
+    "\"merges\":[\"a b\",\"c d\",\"ab cd\",\"e f\",\"g h\",\"ef gh\",\"h a\"]}}";
+static struct tokenizer *tokenizer;
+static void *blob;
+
 static int setup(void **state)
 {
     struct err e;
+    size_t size;
+    const struct tokenizer_files f = { .tokenizer_json = tokenizer_json,
+                                       .tokenizer_json_size = sizeof tokenizer_json - 1 };
     (void)state;
-    return (scratch = sampler_scratch_open(NULL, &e)) ? 0 : -1;
+    if (tokenizer_compile_files(&f, &blob, &size, &e) != 0 || !(tokenizer = tokenizer_open(blob, size, &e)))
+        return -1;
+    return (scratch = sampler_scratch_open(tokenizer, &e)) ? 0 : -1;
 }
 
 static int teardown(void **state)
 {
     (void)state;
     sampler_scratch_close(scratch);
+    tokenizer_close(tokenizer);
+    free(blob);
     return 0;
 }
 
@@ -209,10 +233,182 @@ static void test_xtc(void **state)
     sampler_close(p);
 }
 
+/* ---- DRY ---- */
+
+/* The last position whose token begins a complete breaker, as far as the window goes: how many
+ * tokens come after that breaker.  Every word, every breaker, every overlap is tried. */
+static int plain_limit(const struct sampling *s, const int32_t *h, int n, int from)
+{
+    for (int i = n - 1; i >= from; i--) {
+        int longest = -1;
+        for (int k = 0; k < s->n_dry_sequence_breakers && h[i] < WORDS; k++) {
+            const char *b = s->dry_sequence_breakers[k], *word = words[h[i]];
+            if (strstr(word, b) && longest < 0)
+                longest = 0;
+            for (size_t at = 0; word[at] && !strstr(word, b); at++) {
+                const size_t size = strlen(word + at);
+                if (size >= strlen(b) || strncmp(word + at, b, size) != 0)
+                    continue;
+                struct err e;
+                int32_t *ids;
+                size_t n_ids;
+                assert_int_equal(tokenizer_encode(tokenizer, b + size, strlen(b + size), 0, &ids, &n_ids, &e), 0);
+                if ((int)n_ids < n - i && (int)n_ids > longest && memcmp(ids, h + i + 1, n_ids * sizeof *ids) == 0)
+                    longest = (int)n_ids;
+                free(ids);
+            }
+        }
+        if (longest >= 0)
+            return n - 1 - i - longest;
+    }
+    return n - from;
+}
+
+/* Subtracts DRY's penalties from x, in quadratic time. */
+static void plain_dry(const struct sampling *s, const int32_t *h, int n, double *x)
+{
+    const int n_window = s->dry_penalty_last_n < 0 || s->dry_penalty_last_n > n ? n : s->dry_penalty_last_n;
+    const int from = n - n_window, limit = plain_limit(s, h, n, from);
+    int longest[V];
+    memset(longest, -1, sizeof longest);
+    if (n_window <= s->dry_allowed_length || limit < s->dry_allowed_length)
+        return;
+    for (int i = from + 1; i < n; i++) {
+        int z = 0;
+        while (i - 1 - z >= from && h[i - 1 - z] == h[n - 1 - z] && z < limit)
+            z++;
+        longest[h[i]] = z > longest[h[i]] ? z : longest[h[i]];
+    }
+    for (int id = 0; id < V; id++) {
+        int breaks = 0;
+        for (int k = 0; k < s->n_dry_sequence_breakers && id < WORDS; k++)
+            breaks |= strstr(words[id], s->dry_sequence_breakers[k]) != NULL;
+        if (longest[id] >= s->dry_allowed_length && !breaks)
+            x[id] -= s->dry_multiplier * pow(s->dry_base, fmin(longest[id] - s->dry_allowed_length, 150));
+    }
+}
+
+static void test_dry(void **state)
+{
+    (void)state;
+    enum { LEN = 150 };
+    static const char *const breakers[] = { "bc", "h", "dabe", "efgha", "cdcdcd", "f" };
+    struct rng r = { 7 };
+    for (int round = 0; round < 60; round++) {
+        struct err e;
+        struct sampling s = plain();
+        int32_t h[LEN];
+        s.temperature = 0;
+        s.dry_multiplier = 0.5f + (float)(round % 3);
+        s.dry_base = round % 4 ? 1.2f : 1;
+        s.dry_allowed_length = round % 5;
+        s.dry_penalty_last_n = round % 3 == 2 ? 20 + round : -1;
+        s.dry_sequence_breakers = breakers + round % 5;
+        s.n_dry_sequence_breakers = round % 6 > 6 - round % 5 ? 6 - round % 5 : round % 6;
+        const int n_letters = round % 2 ? 3 : WORDS + 1;        /* few different tokens: long repetitions */
+        struct sampler *p = sampler_open(&s, V, LEN, scratch, &e);
+        assert_non_null(p);
+        for (int n = 0; n < LEN; n++) {
+            const int again = n > 20 && rng_u64(&r) % 8 != 0;
+            h[n] = again ? h[n - 7 - (n / 40) * 3]
+                         : (int32_t)(rng_u64(&r) % (uint64_t)n_letters + (round % 4 == 1 ? 8 : 0));
+            sampler_accept(p, h[n], n > 20);
+            float x[V];
+            double want[V];
+            int32_t id;
+            for (int i = 0; i < V; i++)
+                want[i] = x[i] = (float)i / 4;
+            plain_dry(&s, h, n + 1, want);
+            assert_int_equal(sampler_pick(p, x, NULL, &id, NULL, &e), 0);
+            for (int i = 0; i < V; i++)
+                if (fabs(x[i] - want[i]) > 1e-5 * fabs(want[i]) + 1e-5)
+                    fail_msg("round %d, %d tokens: logit %d is %g, expected %g", round, n + 1, i, (double)x[i],
+                             want[i]);
+        }
+        sampler_close(p);
+    }
+}
+
+/* Breakers are bounded, and so is the penalty of a repetition of any length. */
+static void test_dry_limits(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = { "", "12345678901234567890123456789012345678901" };
+    const char *many[DRY_MAX_BREAKERS + 1];
+    struct err e;
+    struct sampling s = plain();
+    s.dry_multiplier = 1;
+    for (int i = 0; i < 2; i++) {
+        s.dry_sequence_breakers = wrong + i;
+        s.n_dry_sequence_breakers = 1;
+        assert_null(sampler_open(&s, V, 4, scratch, &e));
+        assert_non_null(strstr(e.msg, "dry_sequence_breakers"));
+    }
+    for (int i = 0; i <= DRY_MAX_BREAKERS; i++)
+        many[i] = "a";
+    s.dry_sequence_breakers = many;
+    s.n_dry_sequence_breakers = DRY_MAX_BREAKERS + 1;
+    assert_null(sampler_open(&s, V, 4, scratch, &e));
+    s.n_dry_sequence_breakers = 0;
+    s.dry_base = 100;
+    struct sampler *p = sampler_open(&s, V, 1000, scratch, &e);
+    for (int i = 0; i < 1000; i++)
+        sampler_accept(p, 4, 1);
+    float x[V] = { 0 };
+    int32_t id;
+    assert_int_equal(sampler_pick(p, x, NULL, &id, NULL, &e), 0);
+    assert_true(x[4] < -1e30f && isfinite(x[4]) && id != 4);
+    struct draw ignored;
+    assert_int_equal(sampler_draw(p, 0, &ignored), 0);
+    sampler_close(p);
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* The time of a step is linear in the context, whatever it holds: ten times the tokens may take
+ * forty times as long, not a hundred times. */
+static void test_dry_time(void **state)
+{
+    (void)state;
+    static const char *const never[] = { "abababababababababababababababababababc",
+                                         "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaac" };
+    for (int kind = 0; kind < 4; kind++) {
+        double seconds[2];
+        for (int size = 0; size < 2; size++) {
+            const int n = size ? 200000 : 20000;
+            struct err e;
+            struct sampling s = plain();
+            s.dry_multiplier = 1;
+            s.dry_sequence_breakers = never;
+            s.n_dry_sequence_breakers = kind % 2 ? 2 : 0;
+            struct sampler *p = sampler_open(&s, V, n + 4, scratch, &e);
+            for (int i = 0; i < n; i++)
+                sampler_accept(p, kind < 2 ? 0 : i % 9 == 8, i > n / 2);        /* one token, or a period of nine */
+            seconds[size] = cpu_seconds();
+            for (int i = 0; i < 4; i++) {
+                float x[V] = { 0 };
+                int32_t id;
+                assert_int_equal(sampler_pick(p, x, NULL, &id, NULL, &e), 0);
+                sampler_accept(p, id, 1);
+            }
+            seconds[size] = cpu_seconds() - seconds[size];
+            sampler_close(p);
+        }
+        if (seconds[1] > 40 * seconds[0] + 0.02)
+            fail_msg("kind %d: %g s for 20000 tokens, %g s for 200000", kind, seconds[0], seconds[1]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_top_n_sigma), cmocka_unit_test(test_xtc),
+        cmocka_unit_test(test_top_n_sigma), cmocka_unit_test(test_xtc), cmocka_unit_test(test_dry),
+        cmocka_unit_test(test_dry_limits), cmocka_unit_test(test_dry_time),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
