@@ -275,3 +275,25 @@ update -qq
   TRIES=99 PATH=$bin:$PATH run -1 scripts/deps --run-time
   [[ $output == *"apt-get update failed 10 times"* ]]
 }
+
+# bats test_tags=plain
+@test "HACKING.md names files, folders and functions that exist" {
+  local word
+  git grep -hoE '\b[a-z_0-9]+\(' -- '*.[ch]' '*.cu' '*.cuh' '*.inc' | sort -u >"$BATS_TEST_TMPDIR/functions"
+  # words in backquotes; what looks like a path or a function must be one
+  grep -oE '`[^` ]+`' HACKING.md | tr -d '`' | sort -u >"$BATS_TEST_TMPDIR/words"
+  grep -oE '(^|[ "])(scripts|tests)/[A-Za-z0-9_./-]+' HACKING.md | tr -d ' "' | grep -v '^tests/unit$' >>"$BATS_TEST_TMPDIR/words"
+  [ "$(wc -l <"$BATS_TEST_TMPDIR/words")" -gt 80 ]
+  while read -r word; do
+    case $word in
+      /*|*'*'*|*NAME*) ;;
+      *'()') grep -qxF "${word%)}" "$BATS_TEST_TMPDIR/functions" || { echo "no function $word"; return 1; } ;;
+      */*) [ -e "$word" ] || { echo "no file $word"; return 1; } ;;
+      *.[ch]|*.md|*.cu) git ls-files | grep -qE "(^|/)$word\$" || { echo "no file $word"; return 1; } ;;
+    esac
+  done <"$BATS_TEST_TMPDIR/words"
+  # every folder of the library is on the map
+  while read -r word; do
+    grep -qF "\`$word\`" HACKING.md || { echo "no word of $word"; return 1; }
+  done < <(grep -oE '^libcommon/[a-z/]+' libcommon/LAYERS)
+}
