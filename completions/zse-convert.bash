@@ -3,7 +3,7 @@ _zse_convert() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
   case $prev in
     -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
-    -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 fp8 ternary mixed f16 bf16 f32 keep" -- "$cur")); return ;;
+    -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 fp8 ternary f16 bf16 f32 mixed keep" -- "$cur")); return ;;
     -g|--group-size) COMPREPLY=(); return ;;
     --quant) COMPREPLY=(); return ;;
     --ternary) COMPREPLY=(); return ;;

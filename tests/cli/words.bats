@@ -3,8 +3,17 @@
 
 # Folders and files whose every line follows the rules.
 clean=(
+  HACKING.md
+  README.md
   cmd
+  completions
   libcommon/LAYERS
+  man/zse-bench.1
+  man/zse-chat.1
+  man/zse-convert.1
+  man/zse-info.1
+  man/zse.5
+  man/zse.7
   models
 )
 
