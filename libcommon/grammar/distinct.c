@@ -172,7 +172,8 @@ int distinct_byte(struct distinct *d, int byte, uint32_t marks)
     }
 }
 
-uint32_t distinct_count(const struct distinct *d, const struct distinct_level *l)
+/* The number of earlier items of a level. */
+static uint32_t distinct_count(const struct distinct *d, const struct distinct_level *l)
 {
     const uint32_t end = l + 1 < d->level + d->n_levels ? l[1].first : d->n_items;
     return l->is_distinct ? end - l->first : 0;

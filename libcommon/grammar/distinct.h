@@ -44,8 +44,6 @@ struct distinct_rests {
 };
 /* 0, or -1 without memory. */
 int distinct_rests(const struct distinct *d, const struct distinct_level *l, struct distinct_rests *r);
-/* The number of earlier items of a level. */
-uint32_t distinct_count(const struct distinct *d, const struct distinct_level *l);
 /* Where in a text: the next byte leads into, through or out of a string. */
 struct distinct_place { uint8_t in_string, escaped; };
 void distinct_follow(struct distinct_place *p, int byte);

@@ -70,9 +70,6 @@ struct grammar *grammar_compile_regex(const struct grammar_vocab *v, const char 
  * of that text, <[id]> the token with that id. */
 struct grammar *grammar_compile_gbnf(const struct grammar_vocab *v, const char *text, size_t size,
                                      const struct grammar_options *o, struct err *e);
-/* Any JSON object or array (response_format json_object): objects only if `object`. */
-struct grammar *grammar_compile_json(const struct grammar_vocab *v, int object, const struct grammar_options *o,
-                                     struct err *e);
 void grammar_close(struct grammar *g);          /* after its matchers */
 
 /* ---- a matcher: one answer ---- */

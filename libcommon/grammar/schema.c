@@ -379,10 +379,3 @@ struct grammar *grammar_compile_schema(const struct grammar_vocab *v, const char
     }
     return finish(&s, g, e);
 }
-
-struct grammar *grammar_compile_json(const struct grammar_vocab *v, int object, const struct grammar_options *o,
-                                     struct err *e)
-{
-    static const char any[] = "true", objects[] = "{\"type\": \"object\"}";
-    return grammar_compile_schema(v, object ? objects : any, object ? sizeof objects - 1 : sizeof any - 1, o, e);
-}

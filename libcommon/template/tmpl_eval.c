@@ -309,7 +309,7 @@ static struct val call_loop(struct vm *vm, const struct loop_state *l, const str
     return val_safe(text, vm->autoescape);
 }
 
-struct val val_call(struct vm *vm, struct val f, const struct args *args)
+static struct val val_call(struct vm *vm, struct val f, const struct args *args)
 {
     switch (f.kind) {
     case K_FUNC:   return builtin_call(vm, f.fn, val_missing(), args);

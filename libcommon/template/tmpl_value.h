@@ -218,7 +218,6 @@ int char_case(uint32_t c);                                              /* 'u', 
 
 /* ---- running (tmpl_eval.c), and the tables of functions */
 void tmpl_exec(struct vm *vm);                                          /* vm->t with vm->vars, into vm->out */
-struct val val_call(struct vm *vm, struct val f, const struct args *args);
 struct val builtin_call(struct vm *vm, const struct builtin *b, struct val in, const struct args *args);
 const struct builtin *tmpl_filter(const char *name, size_t size);       /* NULL: no such filter */
 const struct builtin *tmpl_test(const char *name, size_t size);

@@ -457,8 +457,6 @@ done:
 
 int tokenizer_vocab_size(const struct tokenizer *t) { return (int)t->h.n_tokens; }
 int32_t tokenizer_bos(const struct tokenizer *t) { return t->h.bos; }
-int32_t tokenizer_unk(const struct tokenizer *t) { return t->h.unk; }
-int32_t tokenizer_pad(const struct tokenizer *t) { return t->h.pad; }
 int tokenizer_adds_bos(const struct tokenizer *t) { return (t->h.flags & MODEL_ADDS_BOS) != 0; }
 
 const int32_t *tokenizer_eos(const struct tokenizer *t, int *n)

@@ -76,8 +76,6 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n_ids
 
 int tokenizer_vocab_size(const struct tokenizer *t);                /* largest id + 1 */
 int32_t tokenizer_bos(const struct tokenizer *t);                   /* -1: none */
-int32_t tokenizer_unk(const struct tokenizer *t);
-int32_t tokenizer_pad(const struct tokenizer *t);
 const int32_t *tokenizer_eos(const struct tokenizer *t, int *n);    /* all ids that end an answer (EOS, EOT, list of generation_config) */
 int tokenizer_adds_bos(const struct tokenizer *t);                  /* would ADD_SPECIAL put BOS first? */
 int tokenizer_is_special(const struct tokenizer *t, int32_t id);

@@ -329,7 +329,7 @@ static struct grammar *compile(const struct form *f, struct err *e)
     case 's': return grammar_compile_schema(vocab, f->text, n, &o, e);
     case 'r': return grammar_compile_regex(vocab, f->text, n, &o, e);
     case 'g': return grammar_compile_gbnf(vocab, f->text, n, &o, e);
-    case 'j': return grammar_compile_json(vocab, 1, &o, e);
+    case 'j': return grammar_compile_schema(vocab, "{\"type\": \"object\"}", 18, &o, e);
     default: return tool_grammar_compile(vocab, tool_format_find(f->text),
                                          &(struct tool_grammar_options){ .tools = tools, .choice = TOOL_REQUIRED,
                                              .parallel = 1 }, e);
