@@ -15,14 +15,16 @@
 struct distinct_item { uint32_t start, size; };
 struct distinct_level {
     uint8_t is_array, is_distinct;
-    uint8_t in_item, ended;             /* an item has begun; it has ended, and a comma or the bracket comes next */
+    /* An item has begun; it has ended, and a comma or the bracket comes next. */
+    uint8_t in_item, ended;
     uint32_t start;                     /* of that item in the text */
     uint32_t first;                     /* of its earlier items in `item` */
 };
 
 /* All zero: no such array is open. */
 struct distinct {
-    char *text; uint32_t n, room;       /* from the outermost such array on, without blanks between its parts */
+    /* From the outermost such array on, without blanks between its parts. */
+    char *text; uint32_t n, room;
     struct distinct_level *level; uint32_t n_levels, room_levels;
     struct distinct_item *item; uint32_t n_items, room_items;
     uint32_t marks;                     /* arrays among the levels whose items must differ */

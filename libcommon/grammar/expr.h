@@ -20,23 +20,31 @@
 #include "libcommon/base/err.h"
 
 enum expr_kind {
-    EXPR_EMPTY, EXPR_NULL, EXPR_BRANCH, EXPR_CONCAT, EXPR_UNION, EXPR_REPEAT, EXPR_BOTH, EXPR_NOT, EXPR_WITHIN,        /* regular */
-    EXPR_TERM, EXPR_SEQ, EXPR_ANY_OF, EXPR_TIMES, EXPR_RULE,                                           /* context-free */
+    /* Regular. */
+    EXPR_EMPTY, EXPR_NULL, EXPR_BRANCH, EXPR_CONCAT, EXPR_UNION, EXPR_REPEAT, EXPR_BOTH, EXPR_NOT, EXPR_WITHIN,
+    /* Context-free. */
+    EXPR_TERM, EXPR_SEQ, EXPR_ANY_OF, EXPR_TIMES, EXPR_RULE,
     EXPR_CELL,                      /* a stack: a on top of the stack b */
 };
 enum {                              /* expr.flags */
     EXPR_NULLABLE = 1,              /* matches the empty text */
-    EXPR_FILTERED = 2,              /* has BOTH or NOT inside: it may match nothing although it is not EXPR_NONE */
+    /* Has BOTH or NOT inside: it may match nothing although it is not EXPR_NONE. */
+    EXPR_FILTERED = 2,
     EXPR_DEAD = 4,                  /* exprs_settle found that it matches nothing */
     EXPR_SETTLED = 8,               /* exprs_settle has looked at it */
 };
-enum { EXPR_NONE = 0, EXPR_EPSILON = 1, EXPR_ALL = 2 };     /* matches nothing; the empty text; every text */
+/* Matches nothing; the empty text; every text. */
+enum { EXPR_NONE = 0, EXPR_EPSILON = 1, EXPR_ALL = 2 };
 enum { EXPR_MANY = -1 };
 
 struct expr {
     uint8_t kind, flags;
-    uint32_t a, b;                  /* operands; WITHIN: b is what is left of the character under way, EXPR_EPSILON between two; BRANCH: first arm and number; UNION, BOTH, ANY_OF: first in `lists` and number */
-    int32_t lo, hi;                 /* WITHIN: hi characters at most; REPEAT, TIMES: bounds, hi EXPR_MANY: none; RULE: lo is its index; CONCAT: lo parts at its front may be left out */
+    /* Operands; WITHIN: b is what is left of the character under way, EXPR_EPSILON between two;
+     * BRANCH: first arm and number; UNION, BOTH, ANY_OF: first in `lists` and number. */
+    uint32_t a, b;
+    /* WITHIN: hi characters at most; REPEAT, TIMES: bounds, hi EXPR_MANY: none; RULE: lo is its
+     * index; CONCAT: lo parts at its front may be left out. */
+    int32_t lo, hi;
 };
 struct arm { uint8_t lo, hi; uint32_t to; };                /* bytes lo to hi, then `to` */
 
@@ -54,9 +62,11 @@ enum expr_failure {
  * computing it did when it is used for the first time in a call, and 1 after that, so a limit of
  * it is passed always or never. */
 struct meter {
-    uint64_t work, check_at;        /* check_at: the value of work at which meter_check() is called */
+    /* check_at: the value of work at which meter_check() is called. */
+    uint64_t work, check_at;
     uint64_t spent, most;           /* most: limit of spent */
-    uint64_t derived_from;          /* work when the derivative under way began; it is not in spent yet; 0: none is under way */
+    /* Work when the derivative under way began; it is not in spent yet; 0: none is under way. */
+    uint64_t derived_from;
     uint64_t pause_at;              /* of work: fail with EXPR_PAUSED, to be asked again */
     const atomic_int *cancel;       /* not 0: fail with EXPR_CANCELLED; NULL: cannot be cancelled */
 };
@@ -80,11 +90,14 @@ struct exprs {
     struct arm *arms; uint32_t n_arms, room_arms;
     uint32_t *lists; uint32_t n_lists, room_lists;
     uint32_t *memo, *memo_of, epoch;                        /* of one derivative */
-    uint32_t *state_of;                                     /* [room] index of the row of next bytes, 0: none */
+    /* [room] index of the row of next bytes, 0: none. */
+    uint32_t *state_of;
     uint32_t *rows; uint32_t n_rows, room_rows;             /* [256] each */
     struct row_costs *costs;                                /* of the rows */
-    uint32_t walk;                                          /* number of the walk that expr_walk() counts for */
-    uint32_t one_char;                                      /* a character, as expr_within() counts them; 0: not used */
+    /* Number of the walk that expr_walk() counts for. */
+    uint32_t walk;
+    /* A character, as expr_within() counts them; 0: not used. */
+    uint32_t one_char;
     struct within *within; uint32_t n_within, room_within;  /* by open addressing */
     struct meter meter;
     enum expr_failure failed;
@@ -132,7 +145,8 @@ static inline uint64_t cost_of(uint8_t code)
 }
 
 /* ---- regular ---- */
-uint32_t expr_arms(struct exprs *s, const struct arm *arms, uint32_t n);        /* sorted, disjoint */
+/* The arms are sorted and disjoint. */
+uint32_t expr_arms(struct exprs *s, const struct arm *arms, uint32_t n);
 uint32_t expr_byte(struct exprs *s, int lo, int hi);
 uint32_t expr_text(struct exprs *s, const void *bytes, size_t n);
 uint32_t expr_concat(struct exprs *s, uint32_t a, uint32_t b);
@@ -148,7 +162,8 @@ uint32_t expr_not(struct exprs *s, uint32_t a);
 int expr_within(struct exprs *s, uint32_t e, int32_t hi, uint32_t max_states, uint32_t *result);
 /* One of the texts, which are sorted by bytes (memcmp, shorter first) and distinct. */
 struct byte_span { const char *p; size_t n; };
-int text_compare(const void *a, const void *b);         /* for qsort: by bytes, shorter first; p may be NULL where n is 0 */
+/* For qsort: by bytes, shorter first; p may be NULL where n is 0. */
+int text_compare(const void *a, const void *b);
 uint32_t expr_texts(struct exprs *s, const struct byte_span *t, size_t n);
 
 /* One character of the set, in UTF-8.  Ranges are sorted and disjoint; surrogates are left out. */
@@ -189,6 +204,7 @@ uint32_t expr_seq(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_any_of(struct exprs *s, const uint32_t *v, uint32_t n);
 uint32_t expr_times(struct exprs *s, uint32_t a, int32_t lo, int32_t hi);
 uint32_t expr_rule(struct exprs *s, int32_t index);
-uint32_t expr_cell(struct exprs *s, uint32_t top, uint32_t rest);               /* rest EXPR_NONE: the bottom */
+/* rest EXPR_NONE: the bottom. */
+uint32_t expr_cell(struct exprs *s, uint32_t top, uint32_t rest);
 
 #endif

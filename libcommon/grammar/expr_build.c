@@ -49,7 +49,7 @@ uint32_t expr_text_then(struct exprs *s, const unsigned char *p, size_t n, uint3
 
 uint32_t expr_text(struct exprs *s, const void *bytes, size_t n) { return expr_text_then(s, bytes, n, EXPR_EPSILON); }
 
-/* a is no CONCAT. */
+/* A is no CONCAT. */
 static uint32_t concat_one(struct exprs *s, uint32_t a, uint32_t b)
 {
     if (s->failed || a == EXPR_NONE || b == EXPR_NONE)
@@ -62,7 +62,8 @@ static uint32_t concat_one(struct exprs *s, uint32_t a, uint32_t b)
         return a;
     const uint8_t fa = s->e[a].flags, fb = s->e[b].flags;
     const int32_t ahead = fa & EXPR_NULLABLE ? (s->e[b].kind == EXPR_CONCAT ? s->e[b].lo : 0) + 1 : 0;
-    if (ahead > EXPR_MAX_UNION) {                        /* each may be left out: a derivative looks at all of them, one within the other */
+    /* Each may be left out: a derivative looks at all of them, one within the other. */
+    if (ahead > EXPR_MAX_UNION) {
         exprs_fail(s, EXPR_AMBIGUOUS);
         return EXPR_NONE;
     }

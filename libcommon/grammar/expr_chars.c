@@ -108,7 +108,8 @@ static uint32_t chars(struct exprs *s, const struct char_range *given, int n, ui
         int len = b < 0xE0 ? 1 : b < 0xF0 ? 2 : 3;
         uint32_t base = (uint32_t)(b & (len == 1 ? 0x1F : len == 2 ? 0x0F : 0x07)) << 6 * len;
         uint32_t to;
-        if (b == 0xE0 || b == 0xF0) {   /* no overlong forms: ranges below 0x800 and 0x10000 do not count here */
+        /* No overlong forms: ranges below 0x800 and 0x10000 do not count here. */
+        if (b == 0xE0 || b == 0xF0) {
             uint32_t low = b == 0xE0 ? 0x800 : 0x10000, part = 1u << 6 * (len - 1);
             struct arm sub[64];
             for (int i = 0; i < 64; i++) {

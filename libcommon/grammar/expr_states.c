@@ -12,7 +12,8 @@
  * characters are counted, what is left of the character under way. */
 struct states {
     struct within *state; uint32_t n, room, most;       /* owned; most: no more than these */
-    uint32_t *index, n_index;                           /* owned: number of a state + 1, by open addressing */
+    /* owned: number of a state + 1, by open addressing. */
+    uint32_t *index, n_index;
     struct graph steps;                                 /* from number to number */
     int too_many;
 };

@@ -161,7 +161,8 @@ uint32_t expr_walk_first(struct exprs *s, uint32_t e, int byte) { return step(s,
 
 void expr_walk_start(struct exprs *s)
 {
-    if (++s->walk == 0)                 /* the numbers begin again: none of the old ones may be taken for one of them */
+    /* The numbers begin again: none of the old ones may be taken for one of them. */
+    if (++s->walk == 0)
         for (uint32_t i = 1; i < s->n_rows; i++)
             s->costs[i].walk = UINT32_MAX;
 }

@@ -44,18 +44,28 @@ int grammar_vocab_size(const struct grammar_vocab *v);
 
 enum grammar_whitespace {
     GRAMMAR_WS_SINGLE,          /* JSON: at most one space, after ':' and ','; none elsewhere */
-    GRAMMAR_WS_FLEXIBLE,        /* also line breaks with up to 40 blanks after them around every part */
+    /* Also line breaks with up to 40 blanks after them around every part. */
+    GRAMMAR_WS_FLEXIBLE,
 };
 enum { GRAMMAR_STEPS = 20000000 };
 struct tool_format;
 struct grammar_options {
     enum grammar_whitespace whitespace;
-    uint32_t max_exprs;         /* parts that a grammar and its states may have, or one call may need; 0: 2,000,000 (about 100 MB) */
+    /* Parts that a grammar and its states may have, or one call may need; 0: 2,000,000 (about
+     * 100 MB). */
+    uint32_t max_exprs;
     uint64_t max_work;          /* steps that compiling may take; 0: 20,000,000 (about a second) */
-    uint64_t max_steps;         /* steps that a call of a matcher may take; 0: GRAMMAR_STEPS.  An answer may take 8 times as many, and a 16th of it more for each token */
-    const atomic_int *cancel;   /* once it is not 0, compiling fails soon; borrowed until it returns; NULL: it cannot be cancelled */
-    const struct tool_format *thinker;      /* the model writes its reasoning before the answer, as this family does (tools.h); NULL: the answer alone.  Needs a vocab */
-    int thinking;               /* with it: the prompt ended inside of the reasoning; else there may be some */
+    /* Steps that a call of a matcher may take; 0: GRAMMAR_STEPS.  An answer may take 8 times as
+     * many, and a 16th of it more for each token. */
+    uint64_t max_steps;
+    /* Once it is not 0, compiling fails soon; borrowed until it returns; NULL: it cannot be
+     * cancelled. */
+    const atomic_int *cancel;
+    /* The model writes its reasoning before the answer, as this family does (tools.h); NULL: the
+     * answer alone.  Needs a vocab. */
+    const struct tool_format *thinker;
+    /* With thinker: the prompt ended inside of the reasoning; else there may be some. */
+    int thinking;
 };
 
 struct grammar;
@@ -93,8 +103,10 @@ int matcher_accept_bytes(struct matcher *m, const void *bytes, size_t n);   /* t
  * the token in which the certain text ends is left out, as the open text may become part of it. */
 int matcher_forced(struct matcher *m, int32_t *ids, int room);
 int matcher_complete(const struct matcher *m);                          /* may the text end here? */
-int matcher_ended(const struct matcher *m);                             /* nothing but the end may follow */
-int matcher_error(const struct matcher *m, struct err *e);              /* 0, or -1 with what went wrong in mask */
+/* Nothing but the end may follow. */
+int matcher_ended(const struct matcher *m);
+/* 0, or -1 with what went wrong in mask. */
+int matcher_error(const struct matcher *m, struct err *e);
 
 /* From now on mask, accept and forced give up after so many steps, or where another thread holds
  * the grammar's lock: they have no result then, matcher_busy() is 1, m is as it was, and the
@@ -104,7 +116,8 @@ void matcher_hurry(struct matcher *m, uint64_t steps);
 int matcher_busy(const struct matcher *m);
 /* Any thread: the call that runs, and all later ones, fail soon. */
 void matcher_cancel(struct matcher *m);
-uint64_t matcher_spent(const struct matcher *m);                        /* steps so far, as the limits count them */
+/* Steps so far, as the limits count them. */
+uint64_t matcher_spent(const struct matcher *m);
 
 /* Of functions that are not strict: the keywords that are not enforced, as "function 'f':
  * /properties/a/pattern" and more of these, separated by commas.  Printable ASCII, at most

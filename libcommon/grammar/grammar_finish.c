@@ -59,7 +59,8 @@ static int classify(const struct grammar *g, const struct classes *c, struct err
 {
     const uint32_t n = g->x.n, *list;
     uint32_t two[2], *queue = malloc(((size_t)2 * n + 1) * sizeof *queue), tail = 0;
-    struct graph graph = { .n_nodes = n };      /* from each operand to the expressions that have it */
+    /* From each operand to the expressions that have it. */
+    struct graph graph = { .n_nodes = n };
     struct neighbours users = { 0 };
     int rc = queue ? 0 : -1;
     for (uint32_t i = 2; rc == 0 && i < n; i++)

@@ -22,7 +22,9 @@ struct parse_config {
     uint64_t first_bytes[4];
     uint32_t call;                      /* the call that used_next and used_first are of */
     uint8_t used_first; uint64_t used_next[4];          /* counted in full in that call already */
-    uint32_t *next;                     /* [256] owned: config + 1 after a byte, 0: not known; and [256] bytes: its cost.  NULL: none known */
+    /* [256] owned: config + 1 after a byte, 0: not known; and [256] bytes: its cost.  NULL: none
+     * known. */
+    uint32_t *next;
     uint32_t *mask;                     /* owned; NULL: not computed */
 };
 
@@ -30,8 +32,11 @@ struct parse_config {
 struct terminal {
     uint32_t e, cost, call;             /* cost: see struct meter; call: the last that used it */
     uint32_t n_ids, n_exits[2];         /* n_ids UINT32_MAX: bits */
-    uint32_t *ids;                      /* owned: tokens that fit into the terminal or end with it, as a list or as a bit set */
-    uint32_t *exits[2];                 /* owned: nodes where the terminal may end inside tokens, in the vocabulary's tries `all` and `rest` */
+    /* owned: tokens that fit into the terminal or end with it, as a list or as a bit set. */
+    uint32_t *ids;
+    /* owned: nodes where the terminal may end inside tokens, in the vocabulary's tries `all` and
+     * `rest`. */
+    uint32_t *exits[2];
 };
 
 /* Characters of one general category. */
@@ -41,14 +46,21 @@ struct grammar {
     const struct grammar_vocab *v;      /* borrowed; may be NULL */
     struct grammar_options options;
     struct exprs x;
-    struct parse_thread *root_thread; uint32_t n_root_threads;        /* the config that every answer begins with */
+    /* The config that every answer begins with. */
+    struct parse_thread *root_thread; uint32_t n_root_threads;
     int root_accepting;
     struct exprs_mark compiled;         /* what x had when it was compiled */
     uint32_t *rule; uint32_t n_rules, rule_room;        /* bodies */
-    int32_t left_recursive;             /* a rule that begins with itself, + 1, where grammar_finish() found one */
-    uint32_t string_char[2];            /* one character inside a JSON string: with every escape, with the necessary ones; 0: not used */
-    struct category_run *categories; uint32_t n_categories, category_room;      /* of all characters, once a regular expression has asked for them */
-    uint32_t distinct;                  /* stands on the stack below each array whose items must differ (distinct.h); 0: there is none */
+    /* A rule that begins with itself, + 1, where grammar_finish() found one. */
+    int32_t left_recursive;
+    /* One character inside a JSON string: with every escape, with the necessary ones; 0: not
+     * used. */
+    uint32_t string_char[2];
+    /* Of all characters, once a regular expression has asked for them. */
+    struct category_run *categories; uint32_t n_categories, category_room;
+    /* Stands on the stack below each array whose items must differ (distinct.h); 0: there is
+     * none. */
+    uint32_t distinct;
     uint64_t compile_work;
     char *relaxed;                      /* owned; see grammar_relaxed() */
     atomic_size_t bytes;                /* grammar_bytes(), to be read without the lock */
@@ -60,8 +72,10 @@ struct grammar {
     struct parse_config *config; uint32_t n_configs, config_room;
     struct parse_thread *thread; uint32_t n_threads, thread_room;
     uint32_t *config_table; uint32_t n_config_table;
-    int32_t *delimited; uint32_t n_delimited;           /* owned: tokens with a comma or a closing bracket, once distinct.h needs them */
-    struct id_map after;                   /* stack + 1 to the config of what comes when it is popped, + 1 */
+    /* owned: tokens with a comma or a closing bracket, once distinct.h needs them. */
+    int32_t *delimited; uint32_t n_delimited;
+    /* Stack + 1 to the config of what comes when it is popped, + 1. */
+    struct id_map after;
     struct id_map terminals;               /* expression + 1 to its terminal, + 1 */
     struct terminal *terminal; uint32_t n_terminals, terminal_room;
     size_t cache_bytes;

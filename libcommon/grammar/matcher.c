@@ -69,7 +69,8 @@ int matcher_enter(struct matcher *m, uint32_t *config)
     if (!m->pause)
         pthread_mutex_lock(&g->lock);
     if (g->cache_bytes > max_cache || g->n_configs > MAX_CONFIGS) {
-        if (m->pause && m->pause < FORGET_STEPS) {      /* takes some milliseconds: for a call that has the time */
+        /* Takes some milliseconds: for a call that has the time. */
+        if (m->pause && m->pause < FORGET_STEPS) {
             m->busy = 1;
             pthread_mutex_unlock(&g->lock);
             return -1;

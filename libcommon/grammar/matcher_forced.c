@@ -34,7 +34,9 @@ static size_t certain(const struct tokenizer *t, char *text, size_t n, const uin
         int alike = b < 0x80 && b > 0 && set[(b - 1) >> 6] >> ((b - 1) & 63) & 1 &&
                     (set[(b + 1) >> 6] >> ((b + 1) & 63) & 1) && b != 'e' && b != '1';
         if (alike)
-            continue;                   /* the edges of each run of bytes, a letter and a digit: tokenizers tell no more kinds apart */
+            /* The edges of each run of bytes, a letter and a digit: tokenizers tell no more
+             * kinds apart. */
+            continue;
         if (++probes > 24)
             return 0;
         text[n] = (char)b;
@@ -78,7 +80,8 @@ static int certain_text(struct matcher *m, char *text, size_t *size, uint64_t fo
             if (n == VOCAB_NAME && (unsigned char)text[0] == VOCAB_TOKEN)
                 break;
         }
-        const int named = byte == VOCAB_TOKEN && n && (unsigned char)text[0] != VOCAB_TOKEN;    /* a token of its own comes next: nothing joins over it */
+        /* A token of its own comes next: nothing joins over it. */
+        const int named = byte == VOCAB_TOKEN && n && (unsigned char)text[0] != VOCAB_TOKEN;
         memset(follow, named || end ? 0 : 0xFF, 4 * sizeof *follow);
         if (known && c && n < FORCED_BYTES && !named && !end)
             memcpy(follow, set, sizeof set);
@@ -121,7 +124,8 @@ int matcher_forced(struct matcher *m, int32_t *out, int room)
         size_t size;
         const char *p = grammar_vocab_bytes(g->v, ids[i], &size);
         if (!p || size > n - at || memcmp(p, text + at, size) != 0)
-            break;                      /* the tokenizer puts a blank before the text, or normalizes it */
+            /* The tokenizer puts a blank before the text, or normalizes it. */
+            break;
         at += size;
         out[k++] = ids[i];
     }

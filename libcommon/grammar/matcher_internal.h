@@ -40,12 +40,16 @@ const uint32_t *config_mask(struct grammar *g, uint32_t number);
 struct matcher {
     struct grammar *g;
     uint32_t config, generation, store;
-    unsigned char *text; size_t n_text, text_room;      /* owned: all bytes accepted, to find the config again after the store was cut back */
-    struct parse_thread *thread; uint32_t n_threads, room;      /* owned: a copy of the config, to find it again after grammar_forget() */
+    /* owned: all bytes accepted, to find the config again after the store was cut back. */
+    unsigned char *text; size_t n_text, text_room;
+    /* owned: a copy of the config, to find it again after grammar_forget(). */
+    struct parse_thread *thread; uint32_t n_threads, room;
     int accepting, ended;
     uint32_t *mask;                                     /* owned; NULL without a vocabulary */
-    uint64_t spent, n_tokens;                           /* steps of all calls so far, and tokens accepted */
-    uint64_t pause;                                     /* a call gives up after so many steps, to be made again; 0: never */
+    /* Steps of all calls so far, and tokens accepted. */
+    uint64_t spent, n_tokens;
+    /* A call gives up after so many steps, to be made again; 0: never. */
+    uint64_t pause;
     int busy;
     atomic_int cancelled;
     struct distinct distinct;

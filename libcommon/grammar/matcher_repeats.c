@@ -153,7 +153,8 @@ uint32_t matcher_follow_bytes(struct matcher *m, uint32_t config, const unsigned
     struct grammar *g = m->g;
     if (distinct_copy(next, &m->distinct) != 0)
         exprs_fail(&g->x, EXPR_NO_MEMORY);
-    meter_step(&g->x, 1 + next->n / 64 + next->n_items / 8);    /* the copy; a mask makes one for each of many tokens */
+    /* The copy; a mask makes one for each of many tokens. */
+    meter_step(&g->x, 1 + next->n / 64 + next->n_items / 8);
     for (size_t i = 0; i < n && config && !g->x.failed; i++) {
         config = config_step(g, config, p[i]);
         if (config && g->distinct && follow_distinct(m, next, config, p[i]) != 0)

@@ -251,7 +251,8 @@ static int unicode_escape(struct regex_parser *p, uint32_t *c)
         if (hex_digits(p, 4, &low) == 0 && low >= 0xDC00 && low <= 0xDFFF)
             *c = 0x10000 + ((*c - 0xD800) << 10) + (low - 0xDC00);
         else
-            p->at = at;                 /* half of a pair is a character of its own, which no text has */
+            /* Half of a pair is a character of its own, which no text has. */
+            p->at = at;
     }
     return 0;
 }
@@ -579,7 +580,8 @@ static struct regex_part atom(struct regex_parser *p, int place)
     return r;
 }
 
-struct regex_item { struct regex_part p; int look; };      /* look: 1 lookahead, -1 a negative one */
+/* look: 1 lookahead, -1 a negative one. */
+struct regex_item { struct regex_part p; int look; };
 
 /* (?=...) or (?!...): the parser stands at its beginning. */
 static struct regex_item lookahead(struct regex_parser *p)

@@ -26,7 +26,8 @@ uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, in
     if (known)
         s->g->x.meter.work += 10;
     else if ((r = regex_compile(s->g, text, size, json, search, &lo, &hi, e)) != EXPR_NONE)
-        json_object_set_new(s->regexes, key, json_pack("[I, i, i]", (json_int_t)r, lo, hi));    /* without memory, compiled again */
+        /* Without memory, compiled again. */
+        json_object_set_new(s->regexes, key, json_pack("[I, i, i]", (json_int_t)r, lo, hi));
     if (min)
         *min = lo;
     if (max)
@@ -318,7 +319,8 @@ uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped
         struct schema_path p = { .n = 0 };
         struct err why = { .code = ERR_NONE };
         const uint32_t r = compile_part(g, root, comma, colon, &refusal, &why);
-        json_t *at = (json_t *)(uintptr_t)refusal.at;   /* a part of root, which is the caller's to change */
+        /* A part of root, which is the caller's to change. */
+        json_t *at = (json_t *)(uintptr_t)refusal.at;
         if (r != EXPR_NONE || why.code != ERR_UNSUPPORTED || !schema_find_path(root, at, &p, 0)) {
             if (r == EXPR_NONE)
                 *e = why;

@@ -20,14 +20,18 @@ enum {
 };
 
 enum {
-    DONE_ANY_OF = 1, DONE_ONE_OF = 2, DONE_IF = 4, DONE_NOT = 8, DONE_DEPENDENT = 16, DONE_SOME = 32,      /* keywords that were split off */
+    /* Keywords that were split off. */
+    DONE_ANY_OF = 1, DONE_ONE_OF = 2, DONE_IF = 4, DONE_NOT = 8, DONE_DEPENDENT = 16, DONE_SOME = 32,
     MEMBER_FLAT = 64,                   /* its $ref and allOf are members, too */
-    MEMBER_HIDDEN = 128,                /* says what must not hold: evaluates nothing for unevaluatedProperties and unevaluatedItems */
+    /* Says what must not hold: evaluates nothing for unevaluatedProperties and unevaluatedItems. */
+    MEMBER_HIDDEN = 128,
 };
 struct member {
     json_t *s;                          /* borrowed: of the document, or of schema.owned */
     unsigned done;                      /* DONE_*, MEMBER_* */
-    const json_t *scope;                /* the innermost member around it (by $ref, allOf, anyOf ...) with unevaluatedProperties or unevaluatedItems; NULL: none */
+    /* The innermost member around it (by $ref, allOf, anyOf ...) with unevaluatedProperties or
+     * unevaluatedItems; NULL: none. */
+    const json_t *scope;
 };
 
 struct memo { uint32_t first, n, result; int rule, used, dropped, partial, loose; };
@@ -35,20 +39,24 @@ struct memo { uint32_t first, n, result; int rule, used, dropped, partial, loose
 
 /* Base URIs and names of the document's schemas: schema_ref.c. */
 struct schema_refs {
-    struct { const json_t *schema; const char *base; } *slot; uint32_t n, room;    /* by open addressing */
+    /* By open addressing. */
+    struct { const json_t *schema; const char *base; } *slot; uint32_t n, room;
     json_t *names;                      /* URI with its fragment -> schema */
     json_t *dynamic;                    /* array: the names of all $dynamicAnchor */
     const char *root_base;
-    int old, draft4;                    /* draft 7 or older: nothing next to $ref applies; draft 4 or older: id */
+    /* Draft 7 or older: nothing next to $ref applies; draft 4 or older: id. */
+    int old, draft4;
 };
 
 struct schema {
     struct grammar *g;
     struct schema_refs refs;
     json_t *root;
-    json_t *regexes;                    /* those compiled before: the search mode and the text -> [expression, min, max] */
+    /* Those compiled before: the search mode and the text -> [expression, min, max]. */
+    json_t *regexes;
     json_t *owned;                      /* array of schemas that were made on the way */
-    json_t **made_from; size_t n_made, made_room;                   /* pairs: a made schema, the one of the document that it comes from */
+    /* pairs: a made schema, the one of the document that it comes from. */
+    json_t **made_from; size_t n_made, made_room;
     struct memo *memo; uint32_t n_memo, memo_room;
     struct member *keys; uint32_t n_keys, keys_room;
     uint32_t *table; uint32_t n_table;
@@ -62,10 +70,12 @@ struct schema {
     /* Looking for what two schemas have in common: nothing that the schema allows may be missing
      * from what is compiled, more may be in it. */
     int loose;
-    int one_form;                       /* strings and numbers have one form each, as items are compared as texts (distinct.h) */
+    /* Strings and numbers have one form each, as items are compared as texts (distinct.h). */
+    int one_form;
     int failed;
     int quiet;                          /* only trying: errors are not the schema's */
-    struct refusal *refusal;            /* filled in where a keyword cannot be enforced; NULL: not wanted */
+    /* Filled in where a keyword cannot be enforced; NULL: not wanted. */
+    struct refusal *refusal;
     struct err *e;
 };
 
@@ -165,7 +175,8 @@ unsigned schema_types(struct schema *s, const json_t *schema);
 json_t *schema_enumerated(struct schema *s, const struct member *m, int n);
 /* minLength and the like: -1 if it is not there, or refused. */
 int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword);
-const char *schema_format(const char *name);    /* regular expression; NULL: not one of those that are enforced */
+/* Regular expression; NULL: not one of those that are enforced. */
+const char *schema_format(const char *name);
 /* The same, if the regular expression matches every string of the format, so that it has an
  * opposite. */
 const char *schema_exact_format(const char *name);

@@ -16,8 +16,11 @@ struct array {
     int32_t min, max;
     uint32_t n_first;                   /* places with a schema of their own */
     struct contains counted[MAX_CONTAINS]; int n_counted;
-    uint32_t n_states;                  /* combinations of counts; the index is a mixed-radix number */
-    uint32_t *items;                    /* [n_first + 1][1 << n_counted]: the last row is for all later places, columns by the set of contains that the item matches */
+    /* Combinations of counts; the index is a mixed-radix number. */
+    uint32_t n_states;
+    /* [n_first + 1][1 << n_counted]: the last row is for all later places, columns by the set of
+     * contains that the item matches. */
+    uint32_t *items;
 };
 
 /* Is item i (-1: all later ones) evaluated by a member next to u or inside of it?  *some: the
@@ -170,7 +173,8 @@ static uint32_t items_in_turn(struct array *a)
     /* from place `last` on, a loop or the end */
     int32_t last = (int32_t)a->n_first;
     if (a->items[a->n_first * n_sets] == EXPR_NONE || a->n_counted)
-        last = last > a->min ? last : a->min;           /* else later_items() counts to the minimum */
+        /* Else later_items() counts to the minimum. */
+        last = last > a->min ? last : a->min;
     if (a->n_counted && last == 0)
         last = 1;
     if (a->max != EXPR_MANY && (a->n_counted || a->max < last))
@@ -279,7 +283,8 @@ static int few_values(struct schema *s, const struct member *m, int n, int32_t m
     json_decref(values);
     if (max == EXPR_MANY || max > (int32_t)n_values)
         max = (int32_t)n_values;
-    for (int used = (1 << n_values) - 1; used >= 0; used--) {       /* by the set of those that were there */
+    /* By the set of those that were there. */
+    for (int used = (1 << n_values) - 1; used >= 0; used--) {
         uint32_t to[MAX_UNIQUE + 1], c = 0;
         int count = __builtin_popcount((unsigned)used);
         to[c++] = count >= min && count <= max ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
@@ -337,7 +342,8 @@ uint32_t schema_array(struct schema *s, const struct member *m, int n)
     uint32_t open = expr_term(x, expr_concat(x, expr_byte(x, '[', '['), s->space)),
              close = expr_term(x, expr_concat(x, s->space, expr_byte(x, ']', ']')));
     r = expr_seq(x, r, close);
-    if (unique && r != EXPR_NONE)       /* behind the bracket, so that it is on the stack only once that has been written */
+    /* Behind the bracket, so that it is on the stack only once that has been written. */
+    if (unique && r != EXPR_NONE)
         r = expr_seq(x, r, distinct_mark(s));
     return expr_seq(x, open, r);
 }

@@ -63,7 +63,8 @@ unsigned schema_types(struct schema *s, const json_t *schema)
 /* What cannot be done anywhere; types of keywords that later code relies on. */
 static int check_keywords(struct schema *s, json_t *m)
 {
-    static const struct { const char *key; char kind; } table[] = {     /* o object, a array of schemas, s string, S schema, b boolean, A any array */
+    /* O object, a array of schemas, s string, S schema, b boolean, A any array. */
+    static const struct { const char *key; char kind; } table[] = {
         { "properties", 'o' }, { "patternProperties", 'o' }, { "additionalProperties", 'S' }, { "propertyNames", 'S' },
             { "required", 'A' }, { "dependentRequired", 'o' },
         { "dependentSchemas", 'o' }, { "dependencies", 'o' }, { "items", 'I' }, { "additionalItems", 'S' },

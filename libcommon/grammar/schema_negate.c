@@ -391,7 +391,8 @@ static json_t *negated(struct schema *s, json_t *schema, int depth)
         if (rc < 0)
             goto fail;
     }
-    if (left_out) {                     /* what can be said is enough for what uses it to be sound */
+    /* What can be said is enough for what uses it to be sound. */
+    if (left_out) {
         if (!json_array_size(to)) {
             schema_refuse(s, schema, left_out, OPPOSITE);
             goto fail;

@@ -84,7 +84,9 @@ struct digits {
     int whole, fraction;                /* digits before and after the point */
     int64_t divisor;
     char lo[WHOLE_DIGITS + 1], hi[WHOLE_DIGITS + 1];        /* all of them */
-    uint32_t *open;                     /* [whole + fraction + 1][divisor] what may follow between the bounds; 0: not known, 1 + expression */
+    /* [whole + fraction + 1][divisor] what may follow between the bounds; 0: not known, 1 +
+     * expression. */
+    uint32_t *open;
 };
 
 /* v with n digits, zeros in front. */
@@ -255,7 +257,9 @@ static int64_t common_divisor(struct schema *s, const struct number_rules *r, in
     for (int i = 0; i < r->n_multiples; i++) {
         int exact;
         int64_t k = scaled(r->multiple[i], f, 0, &exact);
-        if (!exact && whole) {          /* whole numbers that are multiples of 2.5 are those of 5: over the digits after its point */
+        /* Whole numbers that are multiples of 2.5 are those of 5: over the digits after its
+         * point. */
+        if (!exact && whole) {
             int64_t den = 1;
             for (int e = r->multiple[i].exponent; e < 0 && den < 1000000000; e++)
                 den *= 10;
@@ -329,7 +333,7 @@ uint32_t schema_number(struct schema *s, const struct member *m, int n, int whol
     return r;
 }
 
-/* a is a multiple of b, as decimals. */
+/* A is a multiple of b, as decimals. */
 int schema_is_multiple(const json_t *a, const json_t *b)
 {
     struct decimal x = decimal_of(a), y = decimal_of(b);

@@ -13,8 +13,10 @@ struct object {
     const struct member *m; int n;
     struct property *p; int n_p, room;
     int32_t min, max;
-    uint32_t extra;                     /* KEY : VALUE of further properties, without the first quotation mark; EXPR_NONE: none */
-    const json_t *some;                 /* SOME_PROPERTY, if a further property must be as it says */
+    /* KEY : VALUE of further properties, without the first quotation mark; EXPR_NONE: none. */
+    uint32_t extra;
+    /* SOME_PROPERTY, if a further property must be as it says. */
+    const json_t *some;
     uint32_t needed;                    /* KEY : VALUE of that property */
 };
 

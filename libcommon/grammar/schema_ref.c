@@ -173,7 +173,8 @@ static const char *own_base(struct schema *s, json_t *schema, const char *base)
     if (!id || schema_ref_alone(s, schema))
         return base;
     size_t n = strcspn(id, "#");
-    if (id[n] && id[n + 1] && id[n + 1] != '/' && s->refs.old && add_name(s, base, id + n + 1, schema) != 0)   /* an anchor before draft 2019-09 */
+    /* An anchor before draft 2019-09. */
+    if (id[n] && id[n + 1] && id[n + 1] != '/' && s->refs.old && add_name(s, base, id + n + 1, schema) != 0)
         return NULL;
     if (!n)
         return base;

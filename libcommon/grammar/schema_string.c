@@ -41,7 +41,8 @@ static uint32_t member_string(struct schema *s, const json_t *m, struct lengths 
                    *less = schema_short_format(json_string_value(format));
         uint32_t p = schema_regex_cached(s, text, strlen(text), 1, 0, &min, &max, s->e);
         const int fits = min >= l->lo && (l->hi == EXPR_MANY || (max != EXPR_MANY && max <= l->hi));
-        if (!fits && p != EXPR_NONE && less && !s->loose) {      /* counting two lengths at once has too many states */
+        /* Counting two lengths at once has too many states. */
+        if (!fits && p != EXPR_NONE && less && !s->loose) {
             if (l->lo > 63)
                 return schema_refuse(s, m, "minLength", "above 63 it cannot be enforced together with this format");
             p = schema_regex_cached(s, less, strlen(less), 1, 0, NULL, NULL, s->e);

@@ -24,7 +24,8 @@ struct tool_format {
     enum tool_style style;
     const char *section, *open, *before_arguments, *close, *between, *section_end;
     const char *arguments;              /* JSON: the key of the arguments */
-    const char *key_open, *key_close, *value_close;         /* TAGS; value_open is part of key_close */
+    /* TAGS; value_open is part of key_close. */
+    const char *key_open, *key_close, *value_close;
     const char *think, *think_end;      /* around reasoning; "" if the family has none of its own */
 };
 

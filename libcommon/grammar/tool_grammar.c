@@ -14,8 +14,10 @@ struct tool_builder {
     const struct tool_grammar_options *o;       /* NULL: no calls */
     int thinking;
     uint32_t character, comma, colon;
-    int strict;                         /* all keywords of the function at hand are enforced, or refused */
-    json_t *relaxed;                    /* array of strings: functions and their keywords that are not enforced; owned */
+    /* All keywords of the function at hand are enforced, or refused. */
+    int strict;
+    /* Array of strings: functions and their keywords that are not enforced; owned. */
+    json_t *relaxed;
     struct err *e;
     int failed;
 };
@@ -122,7 +124,8 @@ static uint32_t schema_expr(struct tool_builder *k, const char *function, const 
     json_t *copy = json_deep_copy(schema), *dropped = json_array(), *place;
     uint32_t r = EXPR_NONE;
     size_t i;
-    if (copy && dropped && json_equal(copy, schema))    /* jansson leaves out what it finds no memory for */
+    /* Jansson leaves out what it finds no memory for. */
+    if (copy && dropped && json_equal(copy, schema))
         r = grammar_schema_relaxed(k->g, copy, dropped, &k->comma, &k->colon, k->e);
     else
         no_memory(k);
@@ -435,7 +438,9 @@ static uint32_t answer(struct tool_builder *k, const json_t *const *tools, int n
     }
     const char *trigger = *f->section ? f->section : f->open;
     uint32_t before = k->o->reasoning ? thought(k) : (uint32_t)EXPR_EPSILON;
-    if (!*trigger || bare) {            /* JSON alone: it begins with a brace, other text does not; after <|python_tag|> only a call may come */
+    /* JSON alone: it begins with a brace, other text does not; after <|python_tag|> only a call
+     * may come. */
+    if (!*trigger || bare) {
         static const struct char_range no_brace[] = { { 0, 'z' }, { '|', 0x10FFFF } };
         uint32_t said = expr_concat(x, expr_chars(x, no_brace, 2), text_before(k, trigger, 0));
         uint32_t tagged = EXPR_NONE;
@@ -462,7 +467,8 @@ static char *list_text(const json_t *list)
     json_array_foreach(list, i, v) {
         for (k = 0; k < i && !json_equal(json_array_get(list, k), v); k++)
             ;
-        if (k == i && n < GRAMMAR_RELAXED)              /* calls are compiled with and without their opening marker */
+        /* Calls are compiled with and without their opening marker. */
+        if (k == i && n < GRAMMAR_RELAXED)
             n += (size_t)snprintf(text + n, GRAMMAR_RELAXED + 1 - n, "%s%s", n ? ", " : "", json_string_value(v));
     }
     for (char *c = text; *c; c++)

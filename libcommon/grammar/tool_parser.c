@@ -14,10 +14,12 @@ struct tool_parser {
     struct tool_parser_options o;
     struct rng rng;
     char *text; size_t n, room, at;     /* text[at..n) has not been handed on */
-    int thinking, in_list, said, n_calls;               /* in_list: text[at] is behind a call of a list */
+    /* in_list: text[at] is behind a call of a list. */
+    int thinking, in_list, said, n_calls;
     const char *think, *think_end;
     char **ids;                         /* [n_calls], owned */
-    size_t shown;                       /* stream_arguments: bytes of the arguments of the call at `at` that were handed on */
+    /* stream_arguments: bytes of the arguments of the call at `at` that were handed on. */
+    size_t shown;
     int named;                          /* its TOOL_CALL was handed on */
     int waiting;                        /* text[at] begins a call that is not complete */
     int failed;                         /* memory ran out */
@@ -28,7 +30,8 @@ enum { MORE = 0, DONE = 1, BAD = -1 };
 /* Where the markers of one call lie, in text from `at` on. */
 struct parsed_call {
     char *name, *arguments, *id;        /* owned; arguments is JSON */
-    const char *raw; size_t n_raw;      /* the arguments so far, if they stand in the text as JSON */
+    /* The arguments so far, if they stand in the text as JSON. */
+    const char *raw; size_t n_raw;
     size_t end;                         /* bytes from at to behind it */
 };
 
@@ -171,7 +174,8 @@ static const char *raw_member(const char *text, size_t n, const char *key, size_
 /* One {"name", "arguments"} object. */
 static int object_call(struct tool_parser *p, const char *text, size_t n, struct parsed_call *c)
 {
-    json_t *v = json_loadb(text, n, 0, NULL), *inside = v;     /* a key twice is what a schema lets pass */
+    /* A key twice is what a schema lets pass. */
+    json_t *v = json_loadb(text, n, 0, NULL), *inside = v;
     int rc = BAD;
     if (json_is_object(json_object_get(v, "function")))
         inside = json_object_get(v, "function");
@@ -438,7 +442,8 @@ static int after_name(struct tool_parser *p, struct json_cursor *k, struct parse
     }
     if (strcmp(f->name, "gpt-oss") != 0)
         return marker(k, f->before_arguments);
-    const char *hit = memmem(k->p, (size_t)(k->end - k->p), "<|message|>", 11);     /* " <|constrain|>json<|message|>" or only "<|message|>" */
+    /* " <|constrain|>json<|message|>" or only "<|message|>". */
+    const char *hit = memmem(k->p, (size_t)(k->end - k->p), "<|message|>", 11);
     if (!hit)
         return end || k->end - k->p > 64 ? BAD : MORE;
     k->p = hit + 11;
@@ -769,7 +774,7 @@ int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struc
     if (!strcmp(p->f->name, "functionary-3.2") && !p->said && p->n - p->at >= 7 &&
         !memcmp(p->text + p->at, ">>>all\n", 7))
         p->at += 7;
-    /* a call that is waited for cannot end with these bytes: do not read it again from its
+    /* A call that is waited for cannot end with these bytes: do not read it again from its
      * beginning */
     if (p->waiting && !p->o.stream_arguments && !has_end(text, size))
         return 0;

@@ -23,25 +23,33 @@ struct tool_format;                     /* constant; shared by all */
  * Never NULL. */
 const struct tool_format *tool_format_detect(const char *template_text, size_t size);
 const struct tool_format *tool_format_find(const char *name);           /* NULL: no such one */
-int tool_format_has_channels(const struct tool_format *f);             /* it marks reasoning (and more) otherwise than with <think> */
-const char *tool_format_name(const struct tool_format *f);              /* "hermes", "llama3", "mistral", ... */
+/* It marks reasoning (and more) otherwise than with <think>. */
+int tool_format_has_channels(const struct tool_format *f);
+/* "hermes", "llama3", "mistral", ... */
+const char *tool_format_name(const struct tool_format *f);
 
 /* ---- reading ---- */
 
 enum tool_event_kind {
     TOOL_CONTENT,                       /* text of the answer */
-    TOOL_REASONING,                     /* what stands between <think> and </think>, or in the channel analysis */
+    /* What stands between <think> and </think>, or in the channel analysis. */
+    TOOL_REASONING,
     TOOL_CALL,                          /* a call begins: index, name */
     TOOL_ARGUMENTS,                     /* a piece of the JSON text of its arguments */
 };
 struct tool_event {
     enum tool_event_kind kind;
-    const char *text; size_t size;      /* borrowed for the call; of TOOL_CALL: the name, '\0' behind it */
+    /* Borrowed for the call; of TOOL_CALL: the name, '\0' behind it. */
+    const char *text; size_t size;
     int index;                          /* of the call in the answer, from 0 */
-    const char *id;                     /* TOOL_CALL: "call_" and 24 hexadecimal digits, or what the model wrote; borrowed until close */
+    /* TOOL_CALL: "call_" and 24 hexadecimal digits, or what the model wrote; borrowed until
+     * close. */
+    const char *id;
 };
 struct tool_parser_options {
-    const json_t *tools;                /* the request's array, borrowed: names that may be called and types of arguments written as tags.  NULL: any name is a call */
+    /* The request's array, borrowed: names that may be called and types of arguments written as
+     * tags.  NULL: any name is a call. */
+    const json_t *tools;
     int reasoning;                      /* the prompt ended inside of <think> */
     int no_calls;                       /* tool_choice none: only reasoning is split off */
     /* Hand on arguments while they come.  Else a call is handed on when it is complete, so that
@@ -57,9 +65,11 @@ struct tool_parser *tool_parser_open(const struct tool_format *f, const struct t
 /* Text of the answer as it becomes certain, in any pieces.  -1 only where memory ran out:
  * whatever a model writes is read as something. */
 int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struct err *e);
-int tool_parser_finish(struct tool_parser *p, struct err *e);           /* the answer ends: what was held back comes */
+/* The answer ends: what was held back comes. */
+int tool_parser_finish(struct tool_parser *p, struct err *e);
 int tool_parser_calls(const struct tool_parser *p);                     /* calls so far */
-int tool_parser_thinking(const struct tool_parser *p);                  /* the text stands inside of reasoning */
+/* The text stands inside of reasoning. */
+int tool_parser_thinking(const struct tool_parser *p);
 void tool_parser_close(struct tool_parser *p);
 
 /* ---- enforcing ---- */
@@ -67,17 +77,21 @@ void tool_parser_close(struct tool_parser *p);
 enum { MAX_TOOLS = 512 };               /* of one request */
 enum tool_choice { TOOL_AUTO, TOOL_REQUIRED };
 struct tool_grammar_options {
-    const json_t *tools;                /* array of {"type": "function", "function": {"name", "parameters"}}, borrowed for the call */
+    /* Array of {"type": "function", "function": {"name", "parameters"}}, borrowed for the call. */
+    const json_t *tools;
     /* An object whose keys are the functions whose schema is enforced as a whole, or refused;
      * NULL: none.  Of the other functions the keywords that cannot be enforced are ignored:
      * grammar_relaxed() lists them. */
     const json_t *strict;
-    const char *only;                   /* exactly one call, of this function (a named tool_choice, with TOOL_REQUIRED); NULL: any */
+    /* Exactly one call, of this function (a named tool_choice, with TOOL_REQUIRED); NULL: any. */
+    const char *only;
     enum tool_choice choice;            /* AUTO: free text, and from an opening marker on a call */
     int parallel;                       /* more than one call may come */
-    int reasoning;                      /* as for the parser; models that think may do so before a required call in any case */
+    /* As for the parser; models that think may do so before a required call in any case. */
+    int reasoning;
     int no_reasoning;                   /* the model never thinks before a required call */
-    json_t *content;                    /* with AUTO: the schema of an answer without calls, borrowed for the call; NULL: any text */
+    /* With AUTO: the schema of an answer without calls, borrowed for the call; NULL: any text. */
+    json_t *content;
     struct grammar_options grammar;
 };
 /* v must not be NULL: markers that are tokens of the vocabulary stand for themselves.  Errors

@@ -24,7 +24,8 @@ struct grammar_vocab {
     int size;                   /* ids */
     size_t n_words;             /* of a mask */
     char *bytes; uint32_t *at;  /* [size + 1]: bytes of id are bytes[at[id] .. at[id + 1]) */
-    uint8_t *named;             /* [size] 1: special or added, 2: its bytes are in no text (not UTF-8, none) */
+    /* [size] 1: special or added, 2: its bytes are in no text (not UTF-8, none). */
+    uint8_t *named;
     const int32_t *eos; int n_eos;
     struct trie all;
     /* Most tokens are runs of characters that any JSON string may hold (no quotation mark,

@@ -72,7 +72,8 @@ static void render(struct vm *vm, void *arg)
     const json_t *vars = arg;
     vm->vars = json_is_object(vars) ? val_from_json(vm, vars) : val_dict(vm);
     tmpl_exec(vm);
-    vm_write(vm, "", 0);                        /* there is room for the '\0' even if nothing was written */
+    /* There is room for the '\0' even if nothing was written. */
+    vm_write(vm, "", 0);
     vm->out.data[vm->out.size] = '\0';
 }
 

@@ -21,7 +21,8 @@ void tmpl_free(struct tmpl *t);
 struct tmpl_limits {
     size_t max_output;          /* bytes; 0: 16 MiB */
     size_t max_memory;          /* bytes, of values and output; 0: 64 MiB and 8 times max_output */
-    uint64_t max_steps;         /* evaluation steps; 0: 50 million.  Deterministic, unlike wall-clock time */
+    /* Evaluation steps; 0: 50 million.  Deterministic, unlike wall-clock time. */
+    uint64_t max_steps;
     int max_depth;              /* nested calls and blocks; 0: 200 */
 };
 

@@ -29,19 +29,25 @@ enum node_kind {
 };
 
 struct nodes { struct tmpl_node **v; int n, cap; };
-struct arg { const struct str *name; int stars; struct tmpl_node *value; };      /* f(x), f(name=x), f(*x), f(**x) */
+/* f(x), f(name=x), f(*x), f(**x). */
+struct arg { const struct str *name; int stars; struct tmpl_node *value; };
 
 /* What a, b, c hold is said where the parser makes the node. */
 struct tmpl_node {
     uint8_t kind, op;           /* op: enum op of N_BINARY */
     uint8_t recursive, negated;
-    uint8_t uses_caller, uses_kwargs, uses_varargs;     /* N_MACRO, N_CALL_BLOCK: the body names them */
-    uint8_t captures;           /* N_FOR: the body makes macros, which keep the scope of their iteration */
+    /* N_MACRO, N_CALL_BLOCK: the body names them. */
+    uint8_t uses_caller, uses_kwargs, uses_varargs;
+    /* N_FOR: the body makes macros, which keep the scope of their iteration. */
+    uint8_t captures;
     int line, depth;            /* depth of the expression below */
-    const struct str *name;     /* names, attributes, macros; points into the table of names: equal names are the same pointer */
+    /* names, attributes, macros; points into the table of names: equal names are the same
+     * pointer. */
+    const struct str *name;
     struct val value;           /* N_CONST, N_DATA */
     struct tmpl_node *a, *b, *c;
-    struct nodes items;         /* elements; statements of a body; N_COMPARE: operands, ops[] between them */
+    /* elements; statements of a body; N_COMPARE: operands, ops[] between them. */
+    struct nodes items;
     struct nodes orelse;
     uint8_t *ops;
     struct arg *args;

@@ -479,7 +479,8 @@ static size_t loop_length(struct vm *vm, struct loop_state *l)
 {
     if (!l->has_length) {
         l->has_length = 1;
-        if (!val_len(l->sequence, &l->length)) {        /* a generator: read on, and walk what was read */
+        /* A generator: read on, and walk what was read. */
+        if (!val_len(l->sequence, &l->length)) {
             struct val rest = val_list(vm, 0), item;
             size_t seen = (size_t)l->index0 + 1 + (loop_peek(vm, l) ? 1 : 0);
             while (l->has_after > 0 && iter_next(vm, &l->it, &item))
@@ -602,7 +603,8 @@ static enum flow exec_for(struct vm *vm, const struct tmpl_node *n, struct val s
         flow = exec_all(vm, &n->items);
         completed |= flow == FLOW_NEXT;
     }
-    if (!completed && n->orelse.n) {            /* as in Jinja, also after nothing but break and continue */
+    /* As in Jinja, also after nothing but break and continue. */
+    if (!completed && n->orelse.n) {
         vm->scope = push_scope(vm, outer);
         exec_all(vm, &n->orelse);
     }

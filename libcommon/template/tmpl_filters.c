@@ -312,7 +312,8 @@ static void wrap_line(struct wrap *w, const uint32_t *c, size_t n)
     while (at < n) {
         size_t end = chunk_end(c, n, at, w->hyphens), start = at, used = 0, last = at;
         vm_step(w->vm, 4);
-        if (!first && blank_chunk(c, at, end)) {        /* no blanks in front of a line, the paragraph's first excepted */
+        /* No blanks in front of a line, the paragraph's first excepted. */
+        if (!first && blank_chunk(c, at, end)) {
             at = end;
             continue;
         }
@@ -389,7 +390,8 @@ static FILTER(f_striptags)
     struct val s = val_safe(val_str(vm, in), 0);
     struct sb b = { .vm = vm }, out = { .vm = vm };
     const char *p = s.s->data, *end = p + s.s->size;
-    while (p < end) {                                   /* comments, then tags; an unclosed one stays */
+    /* comments, then tags; an unclosed one stays. */
+    while (p < end) {
         const char *open = memchr(p, '<', (size_t)(end - p));
         int comment = open && end - open >= 4 && !memcmp(open, "<!--", 4);
         const char *close = !open ? NULL : comment ? memmem(open + 4, (size_t)(end - open - 4), "-->", 3)

@@ -10,6 +10,7 @@
         int variant __attribute__((unused)))
 
 const struct builtin *builtin_find(const struct builtin *table, size_t n, const char *name, size_t size);
-const struct builtin *tmpl_sequence_filter(const char *name, size_t size);      /* tmpl_sequences.c */
+/* tmpl_sequences.c. */
+const struct builtin *tmpl_sequence_filter(const char *name, size_t size);
 
 #endif

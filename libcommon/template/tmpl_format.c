@@ -548,7 +548,8 @@ static void add_time(struct sb *b, const char *p, const char *end, const struct 
             break;
         p = mark + 1;
         char flag = p < end && strchr("-_0^#", *p) && *p ? *p++ : 0;
-        if (p >= end || !time_field(*p, t, now, &f)) {          /* as the C library: what it does not know stays */
+        /* As the C library: what it does not know stays. */
+        if (p >= end || !time_field(*p, t, now, &f)) {
             p += p < end;
             sb_add(b, mark, (size_t)(p - mark));
             continue;

@@ -14,7 +14,8 @@ struct lexer {
     struct vm *vm;
     const char *s;
     size_t size, at;
-    int line, line_starting;    /* line_starting: at is behind a newline that was read as part of a tag or as data */
+    /* line_starting: at is behind a newline that was read as part of a tag or as data. */
+    int line, line_starting;
     struct token *tokens;
     size_t n, cap;
 };

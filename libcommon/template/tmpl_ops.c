@@ -344,7 +344,8 @@ struct val op_slice(struct vm *vm, struct val v, struct val start, struct val st
         return count ? slice_str(vm, v, from, step, count) : val_safe(val_text(vm, "", 0), v.flag);
     if (v.kind == K_RANGE) {
         struct range *r = vm_alloc(vm, sizeof *r);
-        uint64_t base = (uint64_t)v.r->start, stride = (uint64_t)v.r->step;     /* unsigned: the unused end may wrap */
+        /* unsigned: the unused end may wrap. */
+        uint64_t base = (uint64_t)v.r->start, stride = (uint64_t)v.r->step;
         r->start = (int64_t)(base + (uint64_t)from * stride);
         r->step = (int64_t)(stride * (uint64_t)step);
         r->stop = (int64_t)(base + (uint64_t)to * stride);

@@ -60,7 +60,8 @@ static struct tmpl_node *parse_target(struct tmpl_parser *p, int with_ns, const 
 
 static struct tmpl_node *parse_for(struct tmpl_parser *p, int line)
 {
-    struct tmpl_node *n = tmpl_new_node(p, N_FOR, line);          /* a: target, b: what to walk, c: condition */
+    /* a: target, b: what to walk, c: condition. */
+    struct tmpl_node *n = tmpl_new_node(p, N_FOR, line);
     n->a = parse_target(p, 0, "in");
     if (!tmpl_skip_name(p, "in"))
         tmpl_unexpected(p, "'in'");
@@ -80,7 +81,8 @@ static struct tmpl_node *parse_for(struct tmpl_parser *p, int line)
 
 static struct tmpl_node *parse_if(struct tmpl_parser *p, int line)
 {
-    struct tmpl_node *first = tmpl_new_node(p, N_IF, line), *n = first;   /* a: condition, b: the next elif */
+    /* a: condition, b: the next elif. */
+    struct tmpl_node *first = tmpl_new_node(p, N_IF, line), *n = first;
     for (;;) {
         n->a = tmpl_parse_tuple(p, 0, NULL, 0);
         parse_body(p, &n->items, "elif else endif");
@@ -99,7 +101,8 @@ static struct tmpl_node *parse_if(struct tmpl_parser *p, int line)
 
 static struct tmpl_node *parse_set(struct tmpl_parser *p, int line)
 {
-    struct tmpl_node *n = tmpl_new_node(p, N_SET, line);          /* a: target, b: value or filters of the block */
+    /* a: target, b: value or filters of the block. */
+    struct tmpl_node *n = tmpl_new_node(p, N_SET, line);
     n->a = parse_target(p, 1, NULL);
     if (tmpl_skip_op(p, "=")) {
         n->b = tmpl_parse_tuple(p, 1, NULL, 0);
@@ -182,7 +185,8 @@ static struct tmpl_node *parse_macro(struct tmpl_parser *p, int line)
 
 static struct tmpl_node *parse_call_block(struct tmpl_parser *p, int line)
 {
-    struct tmpl_node *n = tmpl_new_node(p, N_CALL_BLOCK, line);   /* a: the call that gets the body as caller */
+    /* a: the call that gets the body as caller. */
+    struct tmpl_node *n = tmpl_new_node(p, N_CALL_BLOCK, line);
     if (token_is_op(p->t, "("))
         parse_signature(p, n);
     n->a = tmpl_parse_expr(p);
@@ -207,7 +211,8 @@ static struct tmpl_node *parse_filter_block(struct tmpl_parser *p, int line)
 
 static struct tmpl_node *parse_with(struct tmpl_parser *p, int line)
 {
-    struct tmpl_node *n = tmpl_new_node(p, N_WITH, line);         /* orelse: target, value, target, value */
+    /* orelse: target, value, target, value. */
+    struct tmpl_node *n = tmpl_new_node(p, N_WITH, line);
     while (p->t->kind != T_BLOCK_END) {
         if (n->orelse.n)
             tmpl_expect_op(p, ",");
@@ -224,7 +229,8 @@ static struct tmpl_node *parse_block(struct tmpl_parser *p, int line)
 {
     struct tmpl_node *n = tmpl_new_node(p, N_BLOCK, line);
     n->name = tmpl_expect_name(p, "the name of a block");
-    n->recursive = (uint8_t)tmpl_skip_name(p, "scoped");     /* scoped: sees the variables of the loop around it */
+    /* scoped: sees the variables of the loop around it. */
+    n->recursive = (uint8_t)tmpl_skip_name(p, "scoped");
     if (tmpl_skip_name(p, "required"))
         fail(p->vm, "a required block needs template inheritance, which is not supported");
     for (int i = 0; i < p->blocks.n; i++)

@@ -14,8 +14,10 @@ struct tmpl_parser {
     struct dict *names;
     struct tmpl *special;       /* for the interned names of loop, caller, kwargs, varargs */
     struct nodes blocks;        /* every {% block %}, to refuse one name twice */
-    struct tmpl_node *macro[MAX_BLOCK_DEPTH + 2];    /* macros and call blocks around us: they note caller, kwargs, varargs */
-    struct tmpl_node *loop[MAX_BLOCK_DEPTH + 2];     /* loops around us, NULL where a macro's body begins */
+    /* Macros and call blocks around us: they note caller, kwargs, varargs. */
+    struct tmpl_node *macro[MAX_BLOCK_DEPTH + 2];
+    /* Loops around us, NULL where a macro's body begins. */
+    struct tmpl_node *loop[MAX_BLOCK_DEPTH + 2];
     int n_macros, n_loops, block_depth;
 };
 

@@ -152,7 +152,8 @@ static void note_special_name(struct tmpl_parser *p, const struct str *name)
 /* (args): positional, name=value, *list, **dict, in the order Python wants them. */
 static void parse_args(struct tmpl_parser *p, struct tmpl_node *call)
 {
-    int cap = 4, stage = 0;             /* 0: positional, 1: keywords, 2: behind *x, 3: behind **x */
+    /* 0: positional, 1: keywords, 2: behind *x, 3: behind **x. */
+    int cap = 4, stage = 0;
     call->args = vm_array(p->vm, (size_t)cap, sizeof *call->args);
     tmpl_expect_op(p, "(");
     while (!token_is_op(p->t, ")")) {
@@ -233,7 +234,8 @@ static struct tmpl_node *parse_list(struct tmpl_parser *p)
 
 static struct tmpl_node *parse_dict(struct tmpl_parser *p)
 {
-    struct tmpl_node *n = tmpl_new_node(p, N_DICT, p->t->line);   /* items: key, value, key, value */
+    /* items: key, value, key, value. */
+    struct tmpl_node *n = tmpl_new_node(p, N_DICT, p->t->line);
     tmpl_expect_op(p, "{");
     while (!token_is_op(p->t, "}")) {
         if (n->items.n) {
@@ -286,7 +288,8 @@ static struct tmpl_node *parse_primary(struct tmpl_parser *p)
             v = val_concat(p->vm, v, p->t->value);
         struct str *s = vm_alloc(p->vm, sizeof *s);
         *s = *v.s;
-        s->grow = NULL;                         /* renders share the tree: they must not append to its strings */
+        /* Renders share the tree: they must not append to its strings. */
+        s->grow = NULL;
         return new_const(p, VAL(K_STR, s, s), t->line);
     }
     if (t->kind == T_INT || t->kind == T_FLOAT) {

@@ -85,7 +85,8 @@ static FILTER(f_groupby)        /* attribute, default, case_sensitive */
             group = val_list(vm, 2);
             group.kind = K_TUPLE;
             group.flag = 1;
-            list_push(vm, group.l, key_of(vm, item, a[0], a[1], 1));    /* the first one's own spelling */
+            /* The first one's own spelling. */
+            list_push(vm, group.l, key_of(vm, item, a[0], a[1], 1));
             list_push(vm, group.l, val_list(vm, 0));
             list_push(vm, groups.l, group);
         }

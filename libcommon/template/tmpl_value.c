@@ -44,7 +44,8 @@ void *vm_alloc(struct vm *vm, size_t size)
             vm_fail(vm, ERR_MEMORY, "out of memory");
         vm->arena_bytes += want;
         fresh->size = want;
-        if (c && want != CHUNK_SIZE) {          /* a big one of its own: go on filling the current chunk */
+        /* A big one of its own: go on filling the current chunk. */
+        if (c && want != CHUNK_SIZE) {
             fresh->next = c->next;
             c->next = fresh;
         } else {
@@ -241,7 +242,8 @@ struct val val_from_json(struct vm *vm, const json_t *j)
         const char *key;
         json_t *value;
         r = val_dict(vm);
-        json_object_foreach((json_t *)(uintptr_t)j, key, value)         /* iterating does not change it */
+        /* Iterating does not change it. */
+        json_object_foreach((json_t *)(uintptr_t)j, key, value)
             dict_set(vm, r.d, val_cstr(vm, key), val_from_json(vm, value));
         break;
     }
@@ -510,7 +512,8 @@ int val_compare(struct vm *vm, struct val a, struct val b, const char *op)
         }
         return (a.i > b.i) - (a.i < b.i);
     }
-    if (a.kind == K_STR && b.kind == K_STR) {           /* the order of UTF-8 bytes is that of code points */
+    /* The order of UTF-8 bytes is that of code points. */
+    if (a.kind == K_STR && b.kind == K_STR) {
         size_t n = a.s->size < b.s->size ? a.s->size : b.s->size;
         int c = memcmp(a.s->data, b.s->data, n);
         vm_step(vm, n / 64);

@@ -28,7 +28,8 @@ enum { VIEW_KEYS, VIEW_VALUES, VIEW_ITEMS };
 
 struct val {
     uint8_t kind;               /* enum kind */
-    uint8_t flag;               /* K_STR: safe (markup); K_VIEW: which; K_TUPLE: of groupby, with .grouper and .list */
+    /* K_STR: safe (markup); K_VIEW: which; K_TUPLE: of groupby, with .grouper and .list. */
+    uint8_t flag;
     union {
         int64_t i;              /* K_BOOL, K_INT */
         double f;
@@ -59,7 +60,8 @@ struct dict {                   /* keeps the order of insertion */
     size_t n_slots;
 };
 struct range { int64_t start, stop, step; size_t n; };
-struct undef { struct val key; uint8_t owner; const char *hint; };   /* owner: K_MISSING for a variable */
+/* owner: K_MISSING for a variable. */
+struct undef { struct val key; uint8_t owner; const char *hint; };
 struct bound_method { struct val self; const struct builtin *fn; };
 struct joiner { struct val sep; int used; };
 struct macro { const struct tmpl_node *def; struct scope *closure; };
@@ -120,7 +122,8 @@ void *vm_alloc(struct vm *vm, size_t size);                     /* zeroed, align
 void *vm_array(struct vm *vm, size_t n, size_t size);           /* the same for n * size, checked */
 void vm_free_arena(struct arena_chunk *chunks);
 void vm_step(struct vm *vm, size_t n);                          /* count n steps */
-void vm_enter(struct vm *vm);                                   /* one deeper; vm_leave() undoes it */
+/* One deeper; vm_leave() undoes it. */
+void vm_enter(struct vm *vm);
 static inline void vm_leave(struct vm *vm) { vm->nest--; }
 void vm_write(struct vm *vm, const char *data, size_t size);    /* to the output */
 
@@ -128,10 +131,14 @@ void vm_write(struct vm *vm, const char *data, size_t size);    /* to the output
 struct val val_text(struct vm *vm, const char *data, size_t size);      /* copied */
 struct val val_cstr(struct vm *vm, const char *s);
 struct val val_format(struct vm *vm, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-struct val val_slice(struct vm *vm, struct val s, size_t at, size_t size);      /* shares the bytes */
-struct val val_concat(struct vm *vm, struct val a, struct val b);       /* two K_STR; linear when repeated */
-struct val val_undef(struct vm *vm, struct val owner, struct val key);  /* owner K_MISSING: a variable */
-struct val val_hint(struct vm *vm, const char *hint);                   /* undefined, with this message */
+/* Shares the bytes. */
+struct val val_slice(struct vm *vm, struct val s, size_t at, size_t size);
+/* Two K_STR; linear when repeated. */
+struct val val_concat(struct vm *vm, struct val a, struct val b);
+/* Owner K_MISSING: a variable. */
+struct val val_undef(struct vm *vm, struct val owner, struct val key);
+/* undefined, with this message. */
+struct val val_hint(struct vm *vm, const char *hint);
 struct val val_list(struct vm *vm, size_t cap);
 struct val val_dict(struct vm *vm);
 struct val val_from_json(struct vm *vm, const json_t *j);
@@ -145,16 +152,19 @@ static inline struct val val_safe(struct val s, int safe) { s.flag = safe != 0; 
 
 /* ---- lists and dicts */
 void list_push(struct vm *vm, struct val_list *l, struct val v);
-struct val *dict_find(struct vm *vm, const struct dict *d, struct val key);     /* fails on a key without hash */
+/* Fails on a key without hash. */
+struct val *dict_find(struct vm *vm, const struct dict *d, struct val key);
 void dict_set(struct vm *vm, struct dict *d, struct val key, struct val value);
 int dict_remove(struct vm *vm, struct dict *d, struct val key, struct val *was);
-void dict_update(struct vm *vm, struct dict *d, struct val from);               /* mapping or pairs */
+/* Mapping or pairs. */
+void dict_update(struct vm *vm, struct dict *d, struct val from);
 
 /* ---- what values are */
 const char *val_type(struct val v);             /* Python's name: "str", "int", "NoneType" */
 int val_truth(struct val v);
 int val_equal(struct vm *vm, struct val a, struct val b);
-int val_compare(struct vm *vm, struct val a, struct val b, const char *op);     /* <0, 0, >0; 2: unordered (NaN) */
+/* <0, 0, >0; 2: unordered (NaN). */
+int val_compare(struct vm *vm, struct val a, struct val b, const char *op);
 int val_contains(struct vm *vm, struct val seq, struct val x);
 int val_len(struct val v, size_t *n);           /* 0 if it has none */
 _Noreturn void val_fail_undef(struct vm *vm, struct val v);
@@ -168,20 +178,26 @@ int iter_next(struct vm *vm, struct iter *it, struct val *out);
 struct val val_to_list(struct vm *vm, struct val v);            /* a fresh list of its items */
 
 /* ---- text of values (tmpl_text.c) */
-struct val val_str(struct vm *vm, struct val v);                /* str(v); K_STR comes back as it is */
+/* str(v); K_STR comes back as it is. */
+struct val val_str(struct vm *vm, struct val v);
 struct val val_repr(struct vm *vm, struct val v);
-struct val val_ascii(struct vm *vm, struct val v);               /* repr with escapes for all that is not ASCII */
+/* Repr with escapes for all that is not ASCII. */
+struct val val_ascii(struct vm *vm, struct val v);
 struct val val_json(struct vm *vm, struct val v, int ensure_ascii, struct val indent, struct val separators,
                     int sort_keys);
 struct val val_pprint(struct vm *vm, struct val v);
-struct val val_escape(struct vm *vm, struct val v);             /* &, <, >, ', " as HTML; the result is safe */
-void float_repr(double x, char out[32]);                        /* shortest that reads back: 1.0, 1e+16 */
+/* &, <, >, ', " as HTML; the result is safe. */
+struct val val_escape(struct vm *vm, struct val v);
+/* Shortest that reads back: 1.0, 1e+16. */
+void float_repr(double x, char out[32]);
 int str_to_int(const char *s, size_t size, int base, int64_t *out);
 int str_to_float(const char *s, size_t size, double *out);
 
 /* ---- formatting (tmpl_format.c) */
-struct val fmt_percent(struct vm *vm, struct val format, struct val arg);                       /* str % arg */
-struct val fmt_braces(struct vm *vm, struct val format, const struct args *args);               /* str.format() */
+/* Str % arg. */
+struct val fmt_percent(struct vm *vm, struct val format, struct val arg);
+/* str.format(). */
+struct val fmt_braces(struct vm *vm, struct val format, const struct args *args);
 struct val fmt_strftime(struct vm *vm, struct val format, int64_t now);
 
 /* ---- operators and access (tmpl_ops.c) */
@@ -190,40 +206,50 @@ enum op { OP_ADD, OP_SUB, OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD, OP_POW, OP_EQ, OP
 struct val op_binary(struct vm *vm, enum op op, struct val a, struct val b);
 int op_compare(struct vm *vm, enum op op, struct val a, struct val b);
 struct val op_negate(struct vm *vm, struct val v, int minus);
-struct val op_attr(struct vm *vm, struct val v, const struct str *name);        /* methods and properties only; K_MISSING: none */
+/* Methods and properties only; K_MISSING: none. */
+struct val op_attr(struct vm *vm, struct val v, const struct str *name);
 struct val op_getattr(struct vm *vm, struct val v, const struct str *name);     /* v.name */
 struct val op_getitem(struct vm *vm, struct val v, struct val key);             /* v[key] */
 struct val op_slice(struct vm *vm, struct val v, struct val start, struct val stop, struct val step);
-struct val op_path(struct vm *vm, struct val v, struct val path, struct val fallback);  /* filters' attribute="a.0.b" */
+/* filters' attribute="a.0.b". */
+struct val op_path(struct vm *vm, struct val v, struct val path, struct val fallback);
 
 /* ---- strings (tmpl_str.c): sizes in bytes, case mapping over code points */
-struct sb { struct vm *vm; char *data; size_t size, cap; };             /* text being built in the arena */
+/* Text being built in the arena. */
+struct sb { struct vm *vm; char *data; size_t size, cap; };
 void sb_add(struct sb *b, const char *data, size_t size);
 void sb_str(struct sb *b, struct val s);
 void sb_char(struct sb *b, uint32_t c);
 void sb_fill(struct sb *b, struct val fill, size_t n);                  /* n times */
 struct val sb_done(struct sb *b);
-size_t str_find(struct vm *vm, const struct str *s, size_t from, const struct str *what);       /* SIZE_MAX: not there */
-size_t str_find_last(struct vm *vm, const struct str *s, size_t from, size_t end, const struct str *what);  /* the last that lies in [from, end) */
+/* SIZE_MAX: not there. */
+size_t str_find(struct vm *vm, const struct str *s, size_t from, const struct str *what);
+/* The last that lies in [from, end). */
+size_t str_find_last(struct vm *vm, const struct str *s, size_t from, size_t end, const struct str *what);
 struct val str_replace(struct vm *vm, struct val s, struct val old, struct val new, int64_t count);
-struct val str_strip(struct vm *vm, struct val s, struct val chars, int sides);                 /* 1 left, 2 right, 3 both */
+/* 1 left, 2 right, 3 both. */
+struct val str_strip(struct vm *vm, struct val s, struct val chars, int sides);
 struct val str_split(struct vm *vm, struct val s, struct val sep, int64_t max, int from_right);
 struct val str_splitlines(struct vm *vm, struct val s, int keep_ends);
 enum str_case { CASE_UPPER, CASE_LOWER, CASE_TITLE, CASE_CAPITALIZE, CASE_SWAP, CASE_FOLD };
 struct val str_case(struct vm *vm, struct val s, enum str_case how);
-struct val str_pad(struct vm *vm, struct val s, int64_t width, struct val fill, int align);     /* '<', '>', '^' */
+/* '<', '>', '^'. */
+struct val str_pad(struct vm *vm, struct val s, int64_t width, struct val fill, int align);
 int char_printable(uint32_t c);
-int char_word(uint32_t c);                                              /* letter, digit or underscore */
+/* letter, digit or underscore. */
+int char_word(uint32_t c);
 int char_case(uint32_t c);                                              /* 'u', 'l', 't' or 0 */
 
 /* ---- running (tmpl_eval.c), and the tables of functions */
-void tmpl_exec(struct vm *vm);                                          /* vm->t with vm->vars, into vm->out */
+/* vm->t with vm->vars, into vm->out. */
+void tmpl_exec(struct vm *vm);
 struct val builtin_call(struct vm *vm, const struct builtin *b, struct val in, const struct args *args);
 const struct builtin *tmpl_filter(const char *name, size_t size);       /* NULL: no such filter */
 const struct builtin *tmpl_test(const char *name, size_t size);
 const struct builtin *tmpl_global(const char *name, size_t size);
 const struct builtin *tmpl_method(struct val self, const char *name, size_t size);
-struct val loop_attr(struct vm *vm, struct loop_state *l, const char *name);  /* K_MISSING: no such attribute */
+/* K_MISSING: no such attribute. */
+struct val loop_attr(struct vm *vm, struct loop_state *l, const char *name);
 struct val loop_cycle(struct vm *vm, struct loop_state *l, const struct args *args);
 struct val loop_changed(struct vm *vm, struct loop_state *l, const struct args *args);
 struct val macro_attr(struct vm *vm, const struct macro *m, const char *name);

@@ -19,7 +19,8 @@ struct stage {
     struct tbuf held;               /* of the current token (DEC_SUFFIX: the token before) */
     struct tbuf last;               /* DEC_CTC: the token before */
     uint64_t index;                 /* tokens seen */
-    int inside;                     /* DEC_BYTE_FALLBACK: in a run of bytes; DEC_STRIP: past the beginning of the token */
+    /* DEC_BYTE_FALLBACK: in a run of bytes; DEC_STRIP: past the beginning of the token. */
+    int inside;
     uint32_t stripped;
 };
 
@@ -148,7 +149,8 @@ static void strip_stage(struct detok_state *d, uint32_t k, const struct tokb_op 
         }
     }
     size_t keep = 0, copies = 0;
-    if (na && stop && !(how & END)) {   /* what may be cut off at the end: a whole number of contents and perhaps a begun one */
+    /* What may be cut off at the end: a whole number of contents and perhaps a begun one. */
+    if (na && stop && !(how & END)) {
         size_t part = 0;
         for (size_t p = 1; p < na && p <= st->held.n; p++)
             if (!memcmp(st->held.p + st->held.n - p, a, p))

@@ -219,7 +219,8 @@ static int32_t valid(const struct tokenizer_gguf *g, int32_t id, int32_t otherwi
 
 static int ends_answer(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e)
 {
-    int harmony = tok_spec_find(s, "<|return|>", 10) >= 0 && tok_spec_find(s, "<|call|>", 8) >= 0;      /* there <|end|> ends a message only */
+    /* There <|end|> ends a message only. */
+    int harmony = tok_spec_find(s, "<|return|>", 10) >= 0 && tok_spec_find(s, "<|call|>", 8) >= 0;
     if (tok_spec_eos(s, g->eot < g->n_tokens ? g->eot : -1, e))
         return -1;
     for (int i = 0; i < N_END_NAMES; i++) {

@@ -11,7 +11,8 @@
 struct model_symbol {
     int32_t id;                     /* by scores: -1 if the text is no token */
     uint32_t prev, next;            /* NONE at the ends */
-    uint32_t rank;                  /* of joining this one and the next; NONE: they do not join, or this one is gone */
+    /* Of joining this one and the next; NONE: they do not join, or this one is gone. */
+    uint32_t rank;
     int32_t joined;                 /* what they become */
 };
 struct model_span { uint32_t at, size; };       /* a symbol's bytes (by scores only) */
@@ -322,7 +323,8 @@ static int bpe_score(const struct tokenizer *t, struct model_work *w, const char
 
 static double sum_of(const struct tokenizer *t, double a, double b)
 {
-    return t->h.flags & MODEL_FLOAT_SCORES ? (double)((float)a + (float)b) : a + b;      /* decides between ways of the same score */
+    /* Decides between ways of the same score. */
+    return t->h.flags & MODEL_FLOAT_SCORES ? (double)((float)a + (float)b) : a + b;
 }
 
 static int unigram(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out,
@@ -380,7 +382,8 @@ static int unigram(const struct tokenizer *t, struct model_work *w, const char *
             tok_ids_add(out, node[next].id);
             continue;
         }
-        while (fuse && next < n && UNKNOWN_AT(node[next].from))       /* a run of unknown characters is one */
+        /* A run of unknown characters is one. */
+        while (fuse && next < n && UNKNOWN_AT(node[next].from))
             next = node[next].from;
         int32_t id = tok_lookup_text(t, s + i, next - i);
         int32_t *bytes = id < 0 && t->h.flags & MODEL_BYTE_FALLBACK ? malloc((next - i) * sizeof *bytes) : NULL;

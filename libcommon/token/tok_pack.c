@@ -32,7 +32,8 @@ static int by_pattern(const void *pa, const void *pb)
         return c;
     if (a->text.n != b->text.n)
         return a->text.n < b->text.n ? -1 : 1;
-    int special = (int)(b->a->flags & ADDED_SPECIAL) - (int)(a->a->flags & ADDED_SPECIAL);     /* of equal ones the special wins, then the first */
+    /* Of equal ones the special wins, then the first. */
+    int special = (int)(b->a->flags & ADDED_SPECIAL) - (int)(a->a->flags & ADDED_SPECIAL);
     return special ? special : a->order < b->order ? -1 : 1;
 }
 
@@ -111,7 +112,8 @@ static struct tokb_merge *pack_merges(const struct tok_spec *s, struct tokb_head
             at = at + 1 == n ? 0 : at + 1;
             steps++;
         }
-        m[at] = s->merge[i];            /* of equal pairs the last rank counts, as in the Hugging Face library */
+        /* Of equal pairs the last rank counts, as in the Hugging Face library. */
+        m[at] = s->merge[i];
         if (steps > h->merge_probes)
             h->merge_probes = steps;
     }

@@ -400,7 +400,8 @@ struct regex *regex_open(const char *pattern, size_t n, struct err *e)
         free(r);
         return NULL;
     }
-    pcre2_jit_compile(r->code, PCRE2_JIT_COMPLETE);     /* without JIT the interpreter matches, slower */
+    /* Without JIT the interpreter matches, slower. */
+    pcre2_jit_compile(r->code, PCRE2_JIT_COMPLETE);
     return r;
 }
 
@@ -442,7 +443,7 @@ void regex_scratch_close(struct regex_scratch *w)
 int regex_find(const struct regex *r, struct regex_scratch *w, const char *s, size_t n, size_t from, size_t *begin,
                size_t *end, struct err *e)
 {
-    /* a long run costs as many steps as it has characters; beyond that the pattern backtracks
+    /* A long run costs as many steps as it has characters; beyond that the pattern backtracks
      * out of all proportion */
     size_t steps = n / 64 < UINT32_MAX / 1024 - 20000 ? 4000000 + 16 * n : UINT32_MAX;
     pcre2_set_match_limit(w->ctx, (uint32_t)steps);

@@ -13,7 +13,8 @@ void tok_spec_init(struct tok_spec *s)
 {
     memset(s, 0, sizeof *s);
     s->bos = s->unk = s->pad = -1;
-    tbuf_reserve(&s->text, 1);          /* so that there is something to point into; if it fails, the first text says so */
+    /* So that there is something to point into; if it fails, the first text says so. */
+    tbuf_reserve(&s->text, 1);
 }
 
 void tok_spec_release(struct tok_spec *s)
@@ -187,7 +188,8 @@ int tok_spec_op_regex(struct tok_spec *s, int stage, enum tokb_op_type type, uin
     struct tbuf pattern = { 0 };
     int rc = regex_translate(&pattern, a, na, e);
     if (!rc) {
-        struct regex *r = regex_open(pattern.p ? pattern.p : "", pattern.n, e);     /* refuse a bad one now */
+        /* Refuse a bad one now. */
+        struct regex *r = regex_open(pattern.p ? pattern.p : "", pattern.n, e);
         rc = r ? tok_spec_op(s, stage, type, number, pattern.p, pattern.n, b, nb, e) : -1;
         regex_close(r);
     }

@@ -26,7 +26,8 @@ struct spec_added {
     struct spec_str str;
     int32_t id;
     uint32_t flags;                                 /* ADDED_* */
-    int normalized;                                 /* ADDED_NORMALIZED, ADDED_ESCAPED, or 0: look for it in the text as given */
+    /* ADDED_NORMALIZED, ADDED_ESCAPED, or 0: look for it in the text as given. */
+    int normalized;
 };
 
 struct tok_spec {
@@ -36,7 +37,8 @@ struct tok_spec {
     struct spec_token *token;   uint32_t n_tokens, token_room;      /* by id */
     struct tokb_merge *merge;   uint32_t n_merges, merge_room;
     struct spec_added *added;   uint32_t n_added, added_room;
-    struct tokb_op *op[3];      uint32_t n_ops[3];                  /* normalizers, pre-tokenizers, decoders; a, b: in text */
+    /* normalizers, pre-tokenizers, decoders; a, b: in text. */
+    struct tokb_op *op[3];      uint32_t n_ops[3];
     int32_t *prefix, *suffix, *eos;     uint32_t n_prefix, n_suffix, n_eos;
     int32_t bos, unk, pad;
     struct spec_str word_prefix, next_prefix, end_suffix;
@@ -74,18 +76,24 @@ int tok_spec_split(struct tok_spec *s, const char *regex, int behaviour, struct 
 /* GPT-2's own expression, then bytes as printable characters. */
 extern const char tok_gpt2_regex[];
 
-int tok_spec_id(int32_t **list, uint32_t *n, int32_t id, int first, struct err *e);     /* append, or put first; not if it is there at that end */
-int tok_spec_eos(struct tok_spec *s, int32_t id, struct err *e);                        /* append if new */
+/* append, or put first; not if it is there at that end. */
+int tok_spec_id(int32_t **list, uint32_t *n, int32_t id, int first, struct err *e);
+/* Append if new. */
+int tok_spec_eos(struct tok_spec *s, int32_t id, struct err *e);
 
 int tok_spec_pack(struct tok_spec *s, void **blob, size_t *size, struct err *e);
 
 /* the sources */
-int tok_json_compile(struct tok_spec *s, const struct tokenizer_files *f, struct err *e);       /* tok_json.c */
-int tok_config_apply(struct tok_spec *s, const struct tokenizer_files *f, struct err *e);       /* tok_config.c: BOS, EOS and their like */
-int tok_sentencepiece_compile(struct tok_spec *s, const void *model, size_t size, struct err *e);       /* tok_spm.c */
+/* tok_json.c. */
+int tok_json_compile(struct tok_spec *s, const struct tokenizer_files *f, struct err *e);
+/* tok_config.c: BOS, EOS and their like. */
+int tok_config_apply(struct tok_spec *s, const struct tokenizer_files *f, struct err *e);
+/* tok_spm.c. */
+int tok_sentencepiece_compile(struct tok_spec *s, const void *model, size_t size, struct err *e);
 /* vocab.json and merges.txt: byte-level BPE as GPT-2 had it. */
 int tok_gpt2_compile(struct tok_spec *s, const struct tokenizer_files *f, struct err *e);
-int tok_gguf_compile(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e);        /* tok_gguf.c */
+/* tok_gguf.c. */
+int tok_gguf_compile(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e);
 /* Spaces as U+2581, an optional space in front, bytes for unknown characters: what the sources
  * of SentencePiece share. */
 int tok_spec_spm_decoders(struct tok_spec *s, int prefix, int unless_skipped, struct err *e);

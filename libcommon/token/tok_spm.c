@@ -152,7 +152,8 @@ static void unigram_scores(struct tok_spec *s)
         if (s->token[i].in_vocab && s->token[i].flags & TOKEN_ADDED)
             s->token[i].score = most * s->token[i].str.size - 0.1;
         if (s->token[i].flags & TOKEN_BYTE)
-            s->token[i].score = -1e30;      /* bytes are written for unknown characters, not for the text "<0x00>" */
+            /* Bytes are written for unknown characters, not for the text "<0x00>". */
+            s->token[i].score = -1e30;
     }
 }
 

@@ -135,7 +135,8 @@ int text_is_word(uint32_t c)
     case UTF8PROC_CATEGORY_ND: case UTF8PROC_CATEGORY_NL: case UTF8PROC_CATEGORY_PC:
         return 1;
     default:
-        return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9);      /* joiners; circled letters are Alphabetic */
+        /* joiners; circled letters are Alphabetic. */
+        return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9);
     }
 }
 
@@ -255,7 +256,8 @@ void text_normalize(struct tbuf *out, const char *s, size_t n, enum text_form fo
     uint32_t limit = form == TEXT_NFC ? 0x300 : form == TEXT_NFD ? 0xC0 : 0xA0;
     struct tbuf work = { 0 };
     for (size_t i = 0; i < n;) {
-        size_t plain = i, last = i;     /* last: the last plain character may compose with marks after it */
+        /* last: the last plain character may compose with marks after it. */
+        size_t plain = i, last = i;
         int len = 0;
         while (plain < n && text_next(s + plain, &len) < limit) {
             last = plain;

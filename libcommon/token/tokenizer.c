@@ -334,7 +334,8 @@ static const struct tokb_added *added_at(const struct tokenizer *t, int half, co
 {
     const struct tokb_added *a = t->added[half], *best = NULL;
     uint32_t lo = t->added_first[half][(unsigned char)*s], hi = t->added_first[half][(unsigned char)*s + 1];
-    for (size_t depth = 1; lo < hi; depth++) {          /* [lo, hi): the tokens that begin with s[0..depth) */
+    /* [lo, hi): the tokens that begin with s[0..depth). */
+    for (size_t depth = 1; lo < hi; depth++) {
         if (a[lo].size == depth)
             best = &a[lo++];
         if (depth == n)

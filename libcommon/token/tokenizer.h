@@ -24,9 +24,12 @@ struct tokenizer_files {
     const char *tokenizer_config;    size_t tokenizer_config_size;      /* may be NULL */
     const char *special_tokens_map;  size_t special_tokens_map_size;    /* may be NULL */
     const char *generation_config;   size_t generation_config_size;     /* may be NULL */
-    const char *config;              size_t config_size;                /* the model's config.json: last resort for bos/eos ids; may be NULL */
-    const void *sentencepiece;       size_t sentencepiece_size;         /* tokenizer.model, used when tokenizer_json is NULL */
-    const char *vocab_json, *merges_txt;                                /* GPT-2 style pair, used when both others are NULL */
+    /* The model's config.json: last resort for bos/eos ids; may be NULL. */
+    const char *config;              size_t config_size;
+    /* tokenizer.model, used when tokenizer_json is NULL. */
+    const void *sentencepiece;       size_t sentencepiece_size;
+    /* GPT-2 style pair, used when both others are NULL. */
+    const char *vocab_json, *merges_txt;
     size_t vocab_json_size, merges_txt_size;
 };
 int tokenizer_compile_files(const struct tokenizer_files *f, void **blob, size_t *size, struct err *e);
@@ -35,12 +38,16 @@ int tokenizer_compile_files(const struct tokenizer_files *f, void **blob, size_t
 struct tokenizer_gguf {
     const char *model;                  /* "gpt2", "llama", "bert", "t5", ... */
     const char *pre;                    /* tokenizer.ggml.pre, may be NULL */
-    const char *name;                   /* general.name, may be NULL: Phi-3 files do not say otherwise that special tokens eat the blanks after them */
+    /* general.name, may be NULL: Phi-3 files do not say otherwise that special tokens eat the
+     * blanks after them. */
+    const char *name;
     int n_tokens;
-    const char *const *tokens;          /* [n_tokens], UTF-8, with token_size bytes each (may hold '\0') */
+    /* [n_tokens], UTF-8, with token_size bytes each (may hold '\0'). */
+    const char *const *tokens;
     const size_t *token_size;
     const float *scores;                /* [n_tokens] or NULL */
-    const int32_t *types;               /* [n_tokens] or NULL: 1 normal 2 unknown 3 control 4 user-defined 5 unused 6 byte */
+    /* [n_tokens] or NULL: 1 normal 2 unknown 3 control 4 user-defined 5 unused 6 byte. */
+    const int32_t *types;
     int n_merges;
     const char *const *merges;          /* [n_merges] "left right" */
     const size_t *merge_size;
@@ -60,7 +67,8 @@ void tokenizer_close(struct tokenizer *t);
 
 enum {
     TOKENIZE_ADD_SPECIAL = 1,           /* BOS/EOS or what the post-processor adds */
-    TOKENIZE_PARSE_SPECIAL = 2,         /* "<|im_end|>" in the text becomes that token; else it is plain text */
+    /* "<|im_end|>" in the text becomes that token; else it is plain text. */
+    TOKENIZE_PARSE_SPECIAL = 2,
 };
 
 /* Ids of text (any bytes; invalid UTF-8 is handled as the model's tokenizer would handle U+FFFD
@@ -76,15 +84,18 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n_ids
 
 int tokenizer_vocab_size(const struct tokenizer *t);                /* largest id + 1 */
 int32_t tokenizer_bos(const struct tokenizer *t);                   /* -1: none */
-const int32_t *tokenizer_eos(const struct tokenizer *t, int *n);    /* all ids that end an answer (EOS, EOT, list of generation_config) */
-int tokenizer_adds_bos(const struct tokenizer *t);                  /* would ADD_SPECIAL put BOS first? */
+/* All ids that end an answer (EOS, EOT, list of generation_config). */
+const int32_t *tokenizer_eos(const struct tokenizer *t, int *n);
+/* Would ADD_SPECIAL put BOS first? */
+int tokenizer_adds_bos(const struct tokenizer *t);
 int tokenizer_is_special(const struct tokenizer *t, int32_t id);
 /* Id of the token whose text is exactly this (special tokens by their text), -1 if none. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t size);
 /* The token's bytes as it stands in the vocabulary file; NULL for an unused id. Borrowed from
  * the blob. */
 const char *tokenizer_token(const struct tokenizer *t, int32_t id, size_t *size);
-const char *tokenizer_kind(const struct tokenizer *t);              /* "bpe", "bpe-fallback", "unigram", "wordpiece" */
+/* "bpe", "bpe-fallback", "unigram", "wordpiece". */
+const char *tokenizer_kind(const struct tokenizer *t);
 
 /* ---- incremental detokenizer: never emits half a character ---- */
 struct detok {
@@ -96,7 +107,8 @@ int detok_init(struct detok *d, const struct tokenizer *t, int skip_special, str
 /* Text that became certain with this id: borrowed until the next call, may be empty (size 0).
  * The concatenation over all ids plus detok_flush equals tokenizer_decode of all ids. */
 int detok_push(struct detok *d, int32_t id, const char **text, size_t *size, struct err *e);
-int detok_flush(struct detok *d, const char **text, size_t *size, struct err *e);      /* rest, incomplete bytes as U+FFFD */
+/* rest, incomplete bytes as U+FFFD. */
+int detok_flush(struct detok *d, const char **text, size_t *size, struct err *e);
 void detok_release(struct detok *d);
 
 #endif

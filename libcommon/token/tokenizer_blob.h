@@ -51,7 +51,8 @@ enum {      /* tokb_header.flags */
     MODEL_BYTE_FALLBACK = 2,        /* what has no token becomes <0x..> tokens */
     MODEL_FUSE_UNK = 4,             /* neighbouring unknowns are one */
     MODEL_ADDS_BOS = 8,             /* the first prefix id is BOS */
-    MODEL_FLOAT_SCORES = 32,        /* unigram: sums of scores are rounded to float, as SentencePiece has them */
+    /* unigram: sums of scores are rounded to float, as SentencePiece has them. */
+    MODEL_FLOAT_SCORES = 32,
     MODEL_CUTS = 16,                /* BPE whose symbols are never unknown: PAIRS may be used */
 };
 
@@ -61,15 +62,19 @@ enum {      /* FLAGS */
     TOKEN_ADDED = 4,                /* matched in the text before the model runs */
     TOKEN_VERBATIM = 8,             /* its text is not touched by the decoders */
     TOKEN_BYTE = 16,                /* stands for the byte <0x..> */
-    TOKEN_NORMALIZED = 32,          /* normalizing changes its text: it is decoded as its pattern in ADDED (the Hugging Face library does so) */
+    /* Normalizing changes its text: it is decoded as its pattern in ADDED (the Hugging Face
+     * library does so). */
+    TOKEN_NORMALIZED = 32,
 };
 
 struct tokb_slot { uint32_t hash, id; };            /* id TOKB_EMPTY: free */
-struct tokb_merge { uint32_t left, right, rank, id; };  /* left TOKB_EMPTY: free; the pair becomes id; lower ranks first */
+/* Left TOKB_EMPTY: free; the pair becomes id; lower ranks first. */
+struct tokb_merge { uint32_t left, right, rank, id; };
 #define TOKB_EMPTY 0xFFFFFFFFu
 
 enum { ADDED_SINGLE_WORD = 1, ADDED_LSTRIP = 2, ADDED_RSTRIP = 4, ADDED_SPECIAL = 8 };
-struct tokb_added { uint32_t text, size; int32_t id; uint32_t flags; };     /* text: offset in TEXT */
+/* text: offset in TEXT. */
+struct tokb_added { uint32_t text, size; int32_t id; uint32_t flags; };
 
 enum tokb_op_type {
     /* normalizers */
@@ -92,7 +97,8 @@ enum tokb_op_type {
 };
 enum split_behaviour { SPLIT_REMOVED, SPLIT_ISOLATED, SPLIT_PREVIOUS, SPLIT_NEXT, SPLIT_CONTIGUOUS, SPLIT_INVERT = 16 };
 enum metaspace { METASPACE_FIRST = 1, METASPACE_ALWAYS = 2, METASPACE_SPLIT = 4 };
-enum { STRIP_UNLESS_SKIPPED = 1u << 31 };           /* DEC_STRIP: not if the first id was a special token that is left out */
+/* DEC_STRIP: not if the first id was a special token that is left out. */
+enum { STRIP_UNLESS_SKIPPED = 1u << 31 };
 
 struct tokb_op {
     uint32_t type, number;
@@ -103,7 +109,8 @@ struct tokb_header {
     char magic[4];                  /* "TOKB" */
     uint32_t version;
     uint64_t size;                  /* of the block */
-    uint32_t checksum;              /* FNV-1a over this header with checksum 0, then OPS, then TEXT */
+    /* FNV-1a over this header with checksum 0, then OPS, then TEXT. */
+    uint32_t checksum;
     uint32_t model, flags;
     uint32_t n_tokens;              /* largest id + 1 */
     uint32_t n_vocab_slots, vocab_probes;   /* no search needs more steps than vocab_probes */
@@ -112,8 +119,10 @@ struct tokb_header {
     int32_t bos, unk, pad;
     uint32_t n_prefix, n_suffix, n_eos;
     uint32_t n_added[2], n_ops[3];
-    uint32_t word_prefix, word_prefix_size;         /* TEXT; WordPiece: before a word's first piece */
-    uint32_t next_prefix, next_prefix_size;         /* before later pieces: WordPiece and BPE (continuing_subword_prefix) */
+    /* TEXT; WordPiece: before a word's first piece. */
+    uint32_t word_prefix, word_prefix_size;
+    /* Before later pieces: WordPiece and BPE (continuing_subword_prefix). */
+    uint32_t next_prefix, next_prefix_size;
     uint32_t end_suffix, end_suffix_size;           /* BPE: after a word's last character */
     uint32_t max_word_chars;        /* WordPiece: longer words are unknown; 0: no limit */
     uint32_t pad0;

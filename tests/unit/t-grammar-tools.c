@@ -416,11 +416,13 @@ static const char unenforceable[] = "[{\"type\":\"function\",\"function\":{\"nam
 
 static const struct answer {
     const char *format; enum tool_choice choice; int parallel; const char *only;
-    int relaxed;                        /* the function is `unenforceable`, and its pattern is ignored */
+    /* The function is `unenforceable`, and its pattern is ignored. */
+    int relaxed;
     const char *text; int ok;
 } answers[] = {
     { "hermes", TOOL_REQUIRED, 1, "now", 0, NOW, 1 },
-    { "hermes", TOOL_REQUIRED, 1, "now", 0, NOW "\n" NOW, 0 },          /* a named function: one call */
+    /* A named function: one call. */
+    { "hermes", TOOL_REQUIRED, 1, "now", 0, NOW "\n" NOW, 0 },
     { "hermes", TOOL_AUTO, 1, NULL, 0, "I look.\n"
       CALL("{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}"), 1 },
     { "hermes", TOOL_AUTO, 1, NULL, 0, CALL("{\"name\": \"get_weathers\", \"arguments\": {\"city\": \"Rome\"}}"), 0 },

@@ -600,7 +600,8 @@ static void named(void **state)
         m = matcher_open(g, &e);
         assert_int_equal(matcher_accept_bytes(m, "a", 1), 0);
         assert_true(bit(matcher_mask(m), special));
-        assert_int_equal(matcher_accept_bytes(m, p, size), -1);         /* its text is not the token */
+        /* Its text is not the token. */
+        assert_int_equal(matcher_accept_bytes(m, p, size), -1);
         int32_t ids[4];
         assert_int_equal(matcher_forced(m, ids, 4), 1);
         assert_int_equal(ids[0], special);
@@ -769,7 +770,8 @@ static void costly(void **state)
     assert_int_equal(e.code, ERR_LIMIT);
     assert_non_null(strstr(e.msg, "the grammar is too costly: more than 200000 steps"));
     assert_int_equal(matcher_accept_bytes(m, "a", 1), -1);
-    assert_int_equal(matcher_accept_bytes(other, "z", 1), 0);          /* the grammar is none the worse */
+    /* The grammar is none the worse. */
+    assert_int_equal(matcher_accept_bytes(other, "z", 1), 0);
     assert_int_equal(matcher_error(other, NULL), 0);
     assert_true(cpu_s() - t < 10);
     matcher_close(m);

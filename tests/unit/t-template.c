@@ -371,7 +371,8 @@ static void test_chat(void **state)
     json_object_set_new(json_array_get(messages, 0), "reasoning", json_string("why"));
     assert_int_equal(chat_render(t, messages, tools, 0, "B", "other", now, extra, NULL, &got, &size, &e), 0);
     assert_string_equal(got, "B[1]TrueNoneFalseEwhywhyTrue2026");
-    assert_null(json_object_get(json_array_get(messages, 0), "thinking"));      /* the caller's message is as it was */
+    /* The caller's message is as it was. */
+    assert_null(json_object_get(json_array_get(messages, 0), "thinking"));
     free(got);
     assert_int_equal(chat_render(t, extra, NULL, 0, NULL, NULL, now, NULL, NULL, &got, &size, &e), -1);
     assert_string_equal(e.msg, "messages: expected an array of objects");

@@ -73,7 +73,8 @@ static void near_linear(const char *path)
     for (int kind = 0; kind < N_KINDS; kind++) {
         fill(s, big, kind);
         double a = fmin(seconds(t, s, small), seconds(t, s, small)), b = seconds(t, s, big);
-        for (int again = 0; again < 8 && b > 0.02 && b > 8 * a; again++) {      /* caches that others share: the least of several */
+        /* Caches that others share: the least of several. */
+        for (int again = 0; again < 8 && b > 0.02 && b > 8 * a; again++) {
             a = fmin(a, seconds(t, s, small));
             b = fmin(b, seconds(t, s, big));
         }
@@ -176,7 +177,8 @@ static void damage(const char *path)
     memcpy(&h, b, sizeof h);
     /* cut: the block knows its size */
     for (size_t n = 0; n < size; n += n < sizeof h + 64 ? 1 : size / 200) {
-        cut = malloc(n + 1);            /* its own allocation, so that a sanitizer sees a read behind it */
+        /* Its own allocation, so that a sanitizer sees a read behind it. */
+        cut = malloc(n + 1);
         memcpy(cut, b, n);
         assert_int_equal(use(cut, n), 0);
         free(cut);

@@ -248,7 +248,8 @@ static void added_tokens(void **state)
     ids_are(t, "a <s> b", TOKENIZE_PARSE_SPECIAL, "0 4 2 4 1");
     ids_are(t, "a</s>  b", TOKENIZE_PARSE_SPECIAL, "0 3 1");
     ids_are(t, "a  <x> b", TOKENIZE_PARSE_SPECIAL, "0 5 4 1");
-    ids_are(t, "a<s>b<x>", 0, "0 1 5");             /* < s > have no tokens here; <x> is not special */
+    /* < s > have no tokens here; <x> is not special. */
+    ids_are(t, "a<s>b<x>", 0, "0 1 5");
     ids_are(t, "m am m", TOKENIZE_PARSE_SPECIAL, "6 4 0 6 4 6");
     assert_true(tokenizer_is_special(t, 2));
     assert_false(tokenizer_is_special(t, 5));
@@ -342,7 +343,8 @@ static void sentencepiece(void **state)
     free(text);
     tokenizer_close(t);
     free(blob);
-    for (size_t n = 0; n < pieces; n++) {           /* cut short: refused, or a smaller vocabulary */
+    /* Cut short: refused, or a smaller vocabulary. */
+    for (size_t n = 0; n < pieces; n++) {
         f.sentencepiece_size = n;
         if (tokenizer_compile_files(&f, &blob, &size, &e) == 0)
             free(blob);
@@ -419,7 +421,8 @@ static void gguf_models(void **state)
     void *blob;
     struct tokenizer_gguf g = gguf_of("llama", NULL);
     struct tokenizer *t = open_gguf(&g, &blob);
-    ids_are(t, "ab", TOKENIZE_ADD_SPECIAL, "1 10 4");        /* a blank in front; "_a" (-3) ties with "ab": leftmost */
+    /* A blank in front; "_a" (-3) ties with "ab": leftmost. */
+    ids_are(t, "ab", TOKENIZE_ADD_SPECIAL, "1 10 4");
     ids_are(t, "\n", 0, "9 11");
     assert_string_equal(tokenizer_kind(t), "bpe-fallback");
     tokenizer_close(t);
@@ -435,7 +438,8 @@ static void gguf_models(void **state)
     g = gguf_of("t5", NULL);
     g.remove_extra_whitespaces = 1;
     t = open_gguf(&g, &blob);
-    ids_are(t, "  ab  a ", TOKENIZE_ADD_SPECIAL, "9 8 10 2");        /* _ ab and _a b are both -5: the way that was found first stays */
+    /* _ ab and _a b are both -5: the way that was found first stays. */
+    ids_are(t, "  ab  a ", TOKENIZE_ADD_SPECIAL, "9 8 10 2");
     ids_are(t, "ax?b", 0, "10 0 4");
     assert_string_equal(tokenizer_kind(t), "unigram");
     tokenizer_close(t);

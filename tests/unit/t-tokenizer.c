@@ -176,7 +176,8 @@ static int is_nfc(const char *s, size_t n)
     return same;
 }
 
-enum { TEXT_IS_DECODED = 1,     /* llama.cpp takes out blanks before punctuation: the text itself is expected instead */
+/* llama.cpp takes out blanks before punctuation: the text itself is expected instead. */
+enum { TEXT_IS_DECODED = 1,
        NOT_NFC_LEFT_OUT = 2, EOS_IS_NORMAL = 4 };
 
 static void run_cases(const char *name, const char *cases, const struct tokenizer *t, int how)
