@@ -1,7 +1,7 @@
 /* config_mask.c - the mask of a config: which tokens may come next.
  *
- * A mask is put together from the terminals on top of the stacks.  What a token does inside a
- * terminal does not depend on the stack and is kept for each state of a terminal: the tokens
+ * A mask is put together from the terminals on top of the stacks.  The effect of a token inside
+ * a terminal does not depend on the stack and is kept for each state of a terminal: the tokens
  * that stay inside or end with it, and the places in the trie where it may end before the token
  * does.  Only the tokens below those places are checked with the stack (as Dong et al. 2024,
  * arXiv:2411.15100, divide them).  A state inside of a JSON string takes the runs of plain

@@ -1,3 +1,4 @@
+/* constrain.c - a matcher behind the interface that the engine calls. */
 #include "libcommon/grammar/constrain.h"
 
 static const uint32_t *mask(void *state) { return matcher_mask(state); }

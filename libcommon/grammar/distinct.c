@@ -1,3 +1,4 @@
+/* distinct.c - follow the text of arrays with uniqueItems and keep their items. */
 #include "libcommon/grammar/distinct.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* distinct.h - uniqueItems while an answer is written: the items of the arrays that are open.
  *
- * Whether an item was there before is nothing that a context-free grammar can say.  The grammar
+ * A context-free grammar cannot say whether an item was there before.  The grammar
  * marks the arrays whose items must differ (grammar.distinct); this follows the text of such an
  * array and keeps its items.  Their strings and numbers have one form each, so that equal values
  * are equal texts but for the order of properties. */
@@ -37,8 +37,8 @@ int distinct_copy(struct distinct *to, const struct distinct *from);
 /* Take in the next byte of a text that the grammar allows; marks: of the arrays open after it.
  * 0; 1: an item was there before, or has a name twice; -1: out of memory. */
 int distinct_byte(struct distinct *d, int byte, uint32_t marks);
-/* What would complete earlier items of a level again: texts, sorted by bytes, of those that
- * begin as the item under way does. */
+/* The texts that would complete earlier items of a level again, sorted by bytes: the rests of
+ * those that begin as the current item does. */
 struct distinct_rests {
     struct byte_span *v; uint32_t n;         /* v: owned by the caller */
     int comma;                          /* the comma behind the item before comes first */

@@ -57,10 +57,10 @@ enum expr_failure {
     EXPR_PAUSED, EXPR_CANCELLED,    /* meter.pause_at, meter.cancel */
 };
 
-/* Two counts of steps.  `work` is what was done, and tells when to look up from it.  `spent`
- * does not depend on what the caches held before: a result found there counts as much as
- * computing it did when it is used for the first time in a call, and 1 after that, so a limit of
- * it is passed always or never. */
+/* Two counts of steps.  `work` counts the steps that were taken; it says when to check for a pause
+ * or a cancellation.  `spent` does not depend on the caches: a cached result counts as much as
+ * computing it did when a call uses it for the first time, and 1 after that.  So an answer passes
+ * a limit of `spent` always or never. */
 struct meter {
     /* check_at: the value of work at which meter_check() is called. */
     uint64_t work, check_at;
@@ -71,7 +71,7 @@ struct meter {
     const atomic_int *cancel;       /* not 0: fail with EXPR_CANCELLED; NULL: cannot be cancelled */
 };
 
-/* What the entries of a row cost, as cost_code(), and the ones that walk number `walk` has used. */
+/* The cost of each entry of a row, as cost_code(), and the entries that walk number `walk` used. */
 struct row_costs { uint32_t walk; uint64_t used[4]; uint8_t cost[256]; };
 static inline int first_use(uint64_t used[4], int i)
 {
@@ -112,7 +112,7 @@ int exprs_check(const struct exprs *s, struct err *e);
 /* Forget the rows of next bytes (they come back as they are needed). */
 void exprs_forget_rows(struct exprs *s);
 
-/* What of a store was made so far; exprs_cut() forgets all that was made after it. */
+/* The size of a store; exprs_cut() forgets everything that was made after the mark. */
 struct exprs_mark { uint32_t n, n_arms, n_lists; };
 struct exprs_mark exprs_mark(const struct exprs *s);
 void exprs_cut(struct exprs *s, const struct exprs_mark *m);

@@ -49,7 +49,7 @@ uint32_t expr_text_then(struct exprs *s, const unsigned char *p, size_t n, uint3
 
 uint32_t expr_text(struct exprs *s, const void *bytes, size_t n) { return expr_text_then(s, bytes, n, EXPR_EPSILON); }
 
-/* A is no CONCAT. */
+/* a is no CONCAT. */
 static uint32_t concat_one(struct exprs *s, uint32_t a, uint32_t b)
 {
     if (s->failed || a == EXPR_NONE || b == EXPR_NONE)

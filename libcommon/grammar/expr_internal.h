@@ -1,4 +1,4 @@
-/* expr_internal.h - what the files expr*.c share. */
+/* expr_internal.h - the parts of the store that only the files expr*.c use. */
 #ifndef ZSE_GRAMMAR_EXPR_INTERNAL_H
 #define ZSE_GRAMMAR_EXPR_INTERNAL_H
 

@@ -57,7 +57,7 @@ static int is_name(int c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
 }
 
-/* Blanks and comments; line breaks too if they may come. */
+/* Skip blanks and comments; with `lines`, line breaks too. */
 static void skip(struct gbnf_parser *p, int lines)
 {
     for (; p->at < p->n; p->at++) {
@@ -152,10 +152,11 @@ static int character(struct gbnf_parser *p, uint32_t *c)
     case 'x': return hex_digits(p, 2, c);
     case 'u': return hex_digits(p, 4, c);
     case 'U': return hex_digits(p, 8, c);
-    case '"': case '\\': case '[': case ']': case '-': case '^': case '/': case '\'': case '.': case '(': case ')': case '{': case '}': case '|': case '*': case '+': case '?':
-        *c = (uint32_t)k;
-        return 0;
     default:
+        if (k > 0 && strchr("\"\\[]-^/'.(){}|*+?", k)) {
+            *c = (uint32_t)k;
+            return 0;
+        }
         return bad(p, start, ERR_FORMAT, "an unknown escape");
     }
 }

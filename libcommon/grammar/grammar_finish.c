@@ -1,5 +1,4 @@
-/* grammar_finish.c - what is checked once a grammar is complete: rules without an end, left
- * recursion. */
+/* grammar_finish.c - check a complete grammar for rules without an end and for left recursion. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +39,7 @@ static int classify_one(const struct grammar *g, const struct classes *c, uint32
     return changed;
 }
 
-/* Operands of i, none twice that matter: their number, in *list (two is scratch). */
+/* The operands of i in *list (two is scratch): their number. */
 static uint32_t operands(const struct grammar *g, uint32_t i, uint32_t two[2], const uint32_t **list)
 {
     const struct expr *x = &g->x.e[i];
@@ -146,7 +145,7 @@ static int32_t left_recursive(const struct grammar *g, const uint8_t *empty, uin
     return 0;
 }
 
-/* Where every answer begins: matchers copy it without the lock. */
+/* Keep the config that every answer begins with, which matchers copy without the lock. */
 static int keep_root(struct grammar *g, uint32_t root, struct err *e)
 {
     config_begin(g);

@@ -9,8 +9,7 @@
 #include "libcommon/grammar/id_map.h"
 #include "libcommon/grammar/vocab.h"
 
-/* Where a text may stand: what is left to match of the terminal that it is in, and the stack
- * below. */
+/* A place where a text may stand: the rest of the terminal that it is in, and the stack below. */
 struct parse_thread { uint32_t e, stack; };
 
 /* All places where a text may stand, sorted and distinct; equal sets have the same number. */
@@ -28,7 +27,7 @@ struct parse_config {
     uint32_t *mask;                     /* owned; NULL: not computed */
 };
 
-/* What every token does to one terminal, whatever stands below it on the stack. */
+/* The effect of every token on one terminal; it does not depend on the stack below. */
 struct terminal {
     uint32_t e, cost, call;             /* cost: see struct meter; call: the last that used it */
     uint32_t n_ids, n_exits[2];         /* n_ids UINT32_MAX: bits */
@@ -49,7 +48,7 @@ struct grammar {
     /* The config that every answer begins with. */
     struct parse_thread *root_thread; uint32_t n_root_threads;
     int root_accepting;
-    struct exprs_mark compiled;         /* what x had when it was compiled */
+    struct exprs_mark compiled;         /* the size of x when compiling ended */
     uint32_t *rule; uint32_t n_rules, rule_room;        /* bodies */
     /* A rule that begins with itself, + 1, where grammar_finish() found one. */
     int32_t left_recursive;
@@ -91,10 +90,10 @@ struct grammar {
 struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_options *o, struct err *e);
 /* A number for a rule whose body follows. */
 int32_t grammar_rule(struct grammar *g);
-/* A terminal; what no text matches becomes EXPR_NONE.  max_states: of filtered ones. */
+/* A terminal; EXPR_NONE if no text matches it. */
 uint32_t grammar_term(struct grammar *g, uint32_t regular);
-/* Run the regular expression a little, to learn at once whether its states have too many
- * alternatives. */
+/* Visit the first states of a regular expression, so that one with too many alternatives fails
+ * while the grammar is compiled. */
 int grammar_probe(struct grammar *g, uint32_t regular, struct err *e);
 /* *root comes after the reasoning that options.thinker asks for. */
 int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e);
@@ -108,8 +107,8 @@ int grammar_check_work(const struct grammar *g, struct err *e);
 int grammar_lower(struct grammar *g, uint32_t *root, struct err *e);
 
 /* regex.c: a regular expression of a schema or alone.  json: characters as they stand in a JSON
- * string.  search: it need not match everything.  min and max: characters of what matches
- * (EXPR_MANY: no bound); NULL where nobody asks.  EXPR_NONE with *e set: refused. */
+ * string.  search: it need not match everything.  min and max: characters of a match
+ * (EXPR_MANY: no bound); each may be NULL.  EXPR_NONE with *e set: refused. */
 uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int json, int search, int32_t *min,
                        int32_t *max, struct err *e);
 

@@ -1,4 +1,4 @@
-/* matcher_internal.h - what the files that run a grammar share: configs, masks, matchers.
+/* matcher_internal.h - run a grammar: configs, masks and matchers.
  *
  * Everything here needs the grammar's lock, or a grammar that is not shared yet. */
 #ifndef ZSE_GRAMMAR_MATCHER_INTERNAL_H

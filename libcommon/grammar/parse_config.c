@@ -172,7 +172,7 @@ uint32_t config_intern(struct grammar *g)
     return g->n_configs++;
 }
 
-/* c knows what this call has used of it. */
+/* Reset what c counts for a call, if the last one was another call. */
 static void uses(const struct grammar *g, struct parse_config *c)
 {
     if (c->call != g->call) {
@@ -227,7 +227,7 @@ uint32_t config_step(struct grammar *g, uint32_t number, int byte)
     return to;
 }
 
-/* What comes when a terminal above this stack has ended. */
+/* The places after the end of a terminal above this stack. */
 uint32_t config_after(struct grammar *g, uint32_t stack)
 {
     int failed = 0;

@@ -491,8 +491,8 @@ static int ends_sequence(const struct regex_parser *p, size_t at)
     return at >= p->n || p->text[at] == '|' || p->text[at] == ')';
 }
 
-/* What the group at the cursor, with anchors or lookahead inside, takes over from the sequence
- * that it stands in. */
+/* The places (BEGINS ...) that the group at the cursor takes over from the sequence around it: a
+ * group with anchors or lookahead inside. */
 static int group_place(const struct regex_parser *p, int top, int is_first)
 {
     int looks, place = 0;
@@ -531,7 +531,7 @@ static struct regex_part atom(struct regex_parser *p, int place)
         } else if (peek(p) == '?') {
             bad(p, start, ERR_UNSUPPORTED, starts(p, "?<") ? "lookbehind is not enforced" : starts(p, "?=") ||
                 starts(p, "?!") ? "lookahead is enforced outside of groups and in a last one only"
-                                                                                                                                  : "flags inside of the expression are not enforced");
+                                : "flags inside of the expression are not enforced");
             return r;
         }
         if (++p->depth > MAX_DEPTH) {

@@ -1,8 +1,8 @@
 /* schema.h - compiling a JSON Schema, for the files schema*.c.
  *
- * What a place in the document must satisfy is a set of schema objects that all hold (members).
- * $ref and allOf add members; anyOf, oneOf, if and not split the set into alternatives; what
- * remains is compiled type by type.  Equal sets are compiled once, which ends recursion. */
+ * A place in the document must satisfy a set of schema objects, which all hold (members).  $ref
+ * and allOf add members; anyOf, oneOf, if and not split the set into alternatives; the rest is
+ * compiled type by type.  Equal sets are compiled once, which ends recursion. */
 #ifndef ZSE_GRAMMAR_SCHEMA_H
 #define ZSE_GRAMMAR_SCHEMA_H
 
@@ -62,18 +62,18 @@ struct schema {
     uint32_t *table; uint32_t n_table;
     uint32_t space, comma, colon, any_char, plain_char;             /* expressions */
     int depth, n_sets;
-    /* How often an opposite was used of which a part cannot be expressed and is left out.  What
-     * is compiled then allows less than the schema: where nothing is left, that does not show
-     * that nothing satisfies the schema. */
+    /* How often an opposite was used that leaves out a part, because it cannot be expressed.  The
+     * grammar then allows less than the schema, and an empty one does not show that nothing
+     * satisfies the schema. */
     uint64_t n_partial;
     const json_t *partial_at; const char *partial_key;      /* the first of them */
-    /* Looking for what two schemas have in common: nothing that the schema allows may be missing
-     * from what is compiled, more may be in it. */
+    /* Set while two schemas are tested for a common value: the grammar may allow more than the
+     * schema, but not less. */
     int loose;
     /* Strings and numbers have one form each, as items are compared as texts (distinct.h). */
     int one_form;
     int failed;
-    int quiet;                          /* only trying: errors are not the schema's */
+    int quiet;                          /* a trial: its errors are dropped */
     /* Filled in where a keyword cannot be enforced; NULL: not wanted. */
     struct refusal *refusal;
     struct err *e;

@@ -60,10 +60,11 @@ unsigned schema_types(struct schema *s, const json_t *schema)
     return types | (json_is_true(json_object_get(schema, "nullable")) ? TYPE_NULL : 0u);
 }
 
-/* What cannot be done anywhere; types of keywords that later code relies on. */
+/* Refuse keywords that are never enforced, and values of the wrong type, so that later code can
+ * rely on the types. */
 static int check_keywords(struct schema *s, json_t *m)
 {
-    /* O object, a array of schemas, s string, S schema, b boolean, A any array. */
+    /* o object, a array of schemas, s string, S schema, b boolean, A any array. */
     static const struct { const char *key; char kind; } table[] = {
         { "properties", 'o' }, { "patternProperties", 'o' }, { "additionalProperties", 'S' }, { "propertyNames", 'S' },
             { "required", 'A' }, { "dependentRequired", 'o' },
@@ -152,8 +153,8 @@ int schema_evaluates(const struct member *m, int n, const struct member *x, cons
     return scope == u->s;
 }
 
-/* Does it only lead to other schemas?  Then it need not be a member, and equal targets are
- * compiled once. */
+/* Whether a schema only leads to others.  Such a schema need not be a member, so that equal
+ * targets are compiled once. */
 static int is_wrapper(json_t *m)
 {
     static const char *const passive[] = { "$ref", "allOf", "title", "description", "default", "examples", "$comment",

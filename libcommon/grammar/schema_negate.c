@@ -91,7 +91,7 @@ static int extend_by(struct schema *s, json_t *to, json_t *other, int depth)
     return rc;
 }
 
-/* {"type": "array", KEY: any of what is not v} */
+/* {"type": "array", KEY: any value that v does not allow} */
 static int negate_elements(struct schema *s, json_t *to, const char *opposite, json_t *v, int depth)
 {
     json_t *alternatives = negated(s, v, depth + 1);
@@ -131,7 +131,7 @@ static int negate_one_of(struct schema *s, json_t *to, json_t *list, int depth)
     return 0;
 }
 
-/* The condition and the opposite of what it asks for, or the other way. */
+/* The condition holds and `then` does not, or neither the condition nor `else` holds. */
 static int negate_if(struct schema *s, json_t *to, json_t *schema, int depth)
 {
     json_t *test = json_object_get(schema, "if"), *yes = json_object_get(schema, "then"),
@@ -153,7 +153,7 @@ static int negate_if(struct schema *s, json_t *to, json_t *schema, int depth)
     return rc;
 }
 
-/* The property is there, and what it asks for is not so. */
+/* The property is there, and its dependency is not satisfied. */
 static int negate_dependencies(struct schema *s, json_t *to, json_t *v, int depth)
 {
     const char *name;
@@ -391,7 +391,7 @@ static json_t *negated(struct schema *s, json_t *schema, int depth)
         if (rc < 0)
             goto fail;
     }
-    /* What can be said is enough for what uses it to be sound. */
+    /* An opposite that leaves out a part allows less than it could, which is sound. */
     if (left_out) {
         if (!json_array_size(to)) {
             schema_refuse(s, schema, left_out, OPPOSITE);

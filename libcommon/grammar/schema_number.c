@@ -1,8 +1,8 @@
 /* schema_number.c - numbers between bounds and multiples, as sets of digit strings.
  *
- * A value is looked at as the whole number value * 10^F with F digits after the point.  Read
- * from left to right, all that counts of the digits so far is whether they still equal those of
- * the lower or upper bound, and the remainder by the divisor: a finite automaton. */
+ * A value with F digits after the point is treated as the whole number value * 10^F.  Its digits
+ * are read from left to right by a finite automaton: the state is whether they still equal those
+ * of the lower or upper bound, and the remainder by the divisor. */
 #include "libcommon/grammar/schema.h"
 
 #include <math.h>
@@ -166,7 +166,7 @@ static int64_t gcd(int64_t a, int64_t b)
     return a;
 }
 
-/* What the members say about a number. */
+/* The bounds and divisors of all members. */
 struct number_rules {
     struct number_bound { const json_t *v, *at; const char *key; int is_min, exclusive; } bound[64];
     int n_bounds;
@@ -333,7 +333,7 @@ uint32_t schema_number(struct schema *s, const struct member *m, int n, int whol
     return r;
 }
 
-/* A is a multiple of b, as decimals. */
+/* a is a multiple of b, as decimals. */
 int schema_is_multiple(const json_t *a, const json_t *b)
 {
     struct decimal x = decimal_of(a), y = decimal_of(b);

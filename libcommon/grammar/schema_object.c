@@ -81,7 +81,7 @@ static int is_property_evaluated(struct object *o, const struct member *u, const
     return 0;
 }
 
-/* What applies to the value of a property of this name; EXPR_NONE: it must not be there. */
+/* The value of a property of this name; EXPR_NONE: the property must not be there. */
 static uint32_t value_of(struct object *o, const char *name)
 {
     struct schema *s = o->s;

@@ -328,7 +328,7 @@ static json_t *resolve(struct schema *s, const json_t *at, const char *keyword, 
     if (!v)
         schema_refuse(s, at, keyword, "there is nothing of that name in the schema");
     else if (!json_is_object(v) && !json_is_boolean(v)) {
-        schema_refuse(s, at, keyword, "what it names is no schema");
+        schema_refuse(s, at, keyword, "it names a value that is no schema");
         v = NULL;
     } else if (walk(s, v, base, 0) != 0) {              /* it may stand inside of an unknown keyword */
         v = NULL;

@@ -16,8 +16,8 @@ static void imply(struct lengths *l, int32_t min, int32_t max)
     l->sure_hi |= l->hi == EXPR_MANY || (max != EXPR_MANY && max <= l->hi);
 }
 
-/* What the patterns and the format of a member say.  anchored: a match from the first character
- * to the last, which fewer states can find. */
+/* The strings that the patterns and the format of a member allow.  anchored: the pattern must
+ * match from the first character to the last, which needs fewer states. */
 static uint32_t member_string(struct schema *s, const json_t *m, struct lengths *l, int anchored)
 {
     struct exprs *x = &s->g->x;
@@ -126,7 +126,7 @@ static uint32_t combined_strings(struct schema *s, const json_t *list, char kind
     return kind == 'a' ? every : kind == 'y' ? once : expr_both(x, once, expr_not(x, twice));
 }
 
-/* What the keywords for values say. */
+/* The strings that the keywords for values allow. */
 static uint32_t plain_strings(struct schema *s, json_t *schema, int exact)
 {
     struct exprs *x = &s->g->x;

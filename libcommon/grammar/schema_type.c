@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is left of a member when its values need not be looked for in itself (own), without the
- * keywords that were split off and those whose schemas are members, too: the branch has members
- * for these, and what only tries two alternatives together must not hear of the others. */
+/* A member without the keywords that were split off and those whose schemas are members, too: the
+ * branch has members for these, and a trial of two alternatives must not check the others.  own:
+ * without its enum, too, as the values to check come from there. */
 static json_t *left_of(struct schema *s, const struct member *m, int own)
 {
     static const struct { unsigned done; const char *key[3]; } split[] = {

@@ -1,4 +1,4 @@
-/* tool_format.h - how one family of models writes calls. */
+/* tool_format.h - the form in which one family of models writes calls. */
 #ifndef ZSE_GRAMMAR_TOOL_FORMAT_H
 #define ZSE_GRAMMAR_TOOL_FORMAT_H
 

@@ -168,7 +168,8 @@ static uint32_t json_arguments(struct tool_builder *k, const char *name, const j
 }
 
 /* One argument that is written as text between tags. */
-static uint32_t tag_value(struct tool_builder *k, const char *function, const char *key, const json_t *root, json_t *schema)
+static uint32_t tag_value(struct tool_builder *k, const char *function, const char *key, const json_t *root,
+                          json_t *schema)
 {
     static const char *const cannot[] = { "pattern", "format", "minLength", "maxLength", "anyOf", "oneOf", "allOf",
                                           "not", "if", "$ref" };
@@ -368,7 +369,7 @@ static uint32_t calls(struct tool_builder *k, const json_t *const *tools, int n,
     return all;
 }
 
-/* What comes before: the rest of a thought, or one as a whole. */
+/* The reasoning before the answer: its rest, if it began in the prompt, or all of it. */
 static uint32_t thought(struct tool_builder *k)
 {
     struct exprs *x = k->x;
@@ -509,7 +510,8 @@ struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct
     struct grammar *g = grammar_new(v, &o->grammar, e);
     if (!g)
         return NULL;
-    struct tool_builder k = { .g = g, .x = &g->x, .f = f, .o = o, .thinking = o->reasoning, .relaxed = json_array(), .e = e };
+    struct tool_builder k = { .g = g, .x = &g->x, .f = f, .o = o, .thinking = o->reasoning,
+                              .relaxed = json_array(), .e = e };
     json_t *nothing = json_pack("{s:s}", "type", "null");
     grammar_schema_expr(g, nothing, &k.comma, &k.colon, e);
     json_decref(nothing);

@@ -418,7 +418,7 @@ static int read_object_call(struct tool_parser *p, struct json_cursor *k, struct
     return rc == DONE && !bare && !list ? closing(p, k, end) : rc;
 }
 
-/* What stands between the name and the arguments. */
+/* The text between the name and the arguments. */
 static int after_name(struct tool_parser *p, struct json_cursor *k, struct parsed_call *c, int end)
 {
     const struct tool_format *f = p->f;

@@ -32,7 +32,7 @@ const char *tool_format_name(const struct tool_format *f);
 
 enum tool_event_kind {
     TOOL_CONTENT,                       /* text of the answer */
-    /* What stands between <think> and </think>, or in the channel analysis. */
+    /* Text between <think> and </think>, or in the channel analysis. */
     TOOL_REASONING,
     TOOL_CALL,                          /* a call begins: index, name */
     TOOL_ARGUMENTS,                     /* a piece of the JSON text of its arguments */

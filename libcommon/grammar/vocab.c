@@ -1,3 +1,4 @@
+/* vocab.c - the bytes of every token of a tokenizer, as a trie and as sets of runs. */
 #include "libcommon/grammar/vocab.h"
 
 #include <stdlib.h>
@@ -6,7 +7,7 @@
 #include "libcommon/base/utf8.h"
 #include "libcommon/token/internal.h"
 
-/* What the decoders of the tokenizer do with one token, if they do it to each alone. */
+/* The decoders of the tokenizer, if they treat each token alone. */
 struct decoding {
     int by_chars, byte_tokens;      /* GPT-2's stand-ins; <0x..> */
     const char *space; size_t space_size;
@@ -75,7 +76,7 @@ static size_t token_bytes(const struct decoding *d, const char *p, size_t n, cha
     return k;
 }
 
-/* Could these bytes be a part of UTF-8?  Parts of characters at both ends are. */
+/* Whether these bytes can be a part of UTF-8; characters may be cut at both ends. */
 static int may_be_text(const char *p, size_t n)
 {
     size_t i = 0;

@@ -1,3 +1,4 @@
+/* chat.c - turn a conversation into the text that the model sees. */
 #include "libcommon/template/chat.h"
 
 #include <string.h>

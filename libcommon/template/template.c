@@ -1,3 +1,4 @@
+/* template.c - parse and render a template, and report its errors. */
 #include "libcommon/template/template.h"
 
 #include <locale.h>

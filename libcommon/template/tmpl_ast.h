@@ -32,7 +32,7 @@ struct nodes { struct tmpl_node **v; int n, cap; };
 /* f(x), f(name=x), f(*x), f(**x). */
 struct arg { const struct str *name; int stars; struct tmpl_node *value; };
 
-/* What a, b, c hold is said where the parser makes the node. */
+/* The parser says what a, b and c hold, where it makes the node. */
 struct tmpl_node {
     uint8_t kind, op;           /* op: enum op of N_BINARY */
     uint8_t recursive, negated;

@@ -89,7 +89,7 @@ static void shallower(struct vm *vm)
     vm_leave(vm);
 }
 
-/* What body writes, as a string. */
+/* The output of a body, as a string. */
 static struct val capture(struct vm *vm, const struct nodes *body, enum flow *flow)
 {
     size_t from = vm->out.size;
@@ -192,7 +192,7 @@ static struct args eval_args(struct vm *vm, const struct tmpl_node *n, struct ar
     return a;
 }
 
-/* Sort the arguments into the named parameters of b; what is left over is an error. */
+/* Sort the arguments into the parameters of b; an argument without a parameter is an error. */
 struct val builtin_call(struct vm *vm, const struct builtin *b, struct val in, const struct args *args)
 {
     struct val a[MAX_PARAMS];

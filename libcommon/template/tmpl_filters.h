@@ -1,4 +1,4 @@
-/* tmpl_filters.h - what the tables of filters, tests, methods and global functions share. */
+/* tmpl_filters.h - rows for the tables of filters, tests, methods and global functions. */
 #ifndef ZSE_TEMPLATE_TMPL_FILTERS_H
 #define ZSE_TEMPLATE_TMPL_FILTERS_H
 

@@ -490,7 +490,7 @@ static int iso_week(const struct tm *t, int64_t *year)
 
 struct time_field { int64_t value; int width; char pad; const char *text, *again; };
 
-/* What one letter stands for: a number, a text, or another pattern. */
+/* The value of one letter: a number, a text, or another pattern. */
 static int time_field(char c, const struct tm *t, int64_t now, struct time_field *f)
 {
     int64_t year = t->tm_year + (int64_t)1900, iso_year;

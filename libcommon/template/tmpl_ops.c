@@ -1,4 +1,4 @@
-/* tmpl_ops.c - what operators, dots and brackets do. */
+/* tmpl_ops.c - operators, attributes and items. */
 #include "libcommon/template/tmpl_value.h"
 
 #include <inttypes.h>
@@ -192,7 +192,7 @@ struct val op_attr(struct vm *vm, struct val v, const struct str *name)
     case K_NS:
         found = dict_find(vm, v.d, VAL(K_STR, s, name));
         return found ? *found : val_missing();
-    case K_TUPLE:                               /* what groupby yields */
+    case K_TUPLE:                               /* an item of groupby */
         if (v.flag && v.l->n == 2 && (!strcmp(text, "grouper") || !strcmp(text, "list")))
             return v.l->v[*text == 'l'];
         break;

@@ -1,4 +1,4 @@
-/* tmpl_parse.h - what the two files of the parser share: the cursor, nodes, expressions. */
+/* tmpl_parse.h - the cursor, nodes and expressions, for the two files of the parser. */
 #ifndef ZSE_TEMPLATE_TMPL_PARSE_H
 #define ZSE_TEMPLATE_TMPL_PARSE_H
 

@@ -118,7 +118,8 @@ static struct tmpl_node *new_unary(struct tmpl_parser *p, enum node_kind kind, i
     return adopt(p, n, a);
 }
 
-static struct tmpl_node *new_binary(struct tmpl_parser *p, enum node_kind kind, int line, struct tmpl_node *a, struct tmpl_node *b)
+static struct tmpl_node *new_binary(struct tmpl_parser *p, enum node_kind kind, int line, struct tmpl_node *a,
+                                    struct tmpl_node *b)
 {
     struct tmpl_node *n = new_unary(p, kind, line, a);
     n->b = b;

@@ -10,7 +10,7 @@
 
 /* ---- attributes and keys */
 
-/* What sorting and comparing look at: the attribute, in lower case unless case matters. */
+/* The key for sorting and comparing: the attribute, in lower case unless case matters. */
 static struct val key_of(struct vm *vm, struct val item, struct val attribute, struct val fallback, int case_sensitive)
 {
     struct val v = arg_given(attribute) ? op_path(vm, item, attribute, fallback) : item;

@@ -1,3 +1,4 @@
+/* tmpl_sort.c - a stable merge sort. */
 #include "libcommon/template/tmpl_sort.h"
 
 #include <string.h>

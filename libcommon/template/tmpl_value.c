@@ -1,3 +1,4 @@
+/* tmpl_value.c - make, compare and walk values, and stop at limits. */
 #include "libcommon/template/tmpl_value.h"
 
 #include <math.h>
@@ -150,9 +151,9 @@ struct val val_slice(struct vm *vm, struct val s, size_t at, size_t size)
     return r;
 }
 
-/* {% set text = text ~ part %} in a loop must not copy the whole text each time: bytes behind
- * the end of the left string are free to take if nobody took them yet, and no holder of the left
- * string sees them. */
+/* {% set text = text ~ part %} in a loop must not copy the whole text each time: the
+ * result takes the free bytes behind the left string, unless another string has taken them.  No
+ * holder of the left string sees them. */
 struct val val_concat(struct vm *vm, struct val a, struct val b)
 {
     const struct str *x = a.s, *y = b.s;
@@ -602,7 +603,8 @@ int iter_next(struct vm *vm, struct iter *it, struct val *out)
         if (it->i >= v.s->size)
             return 0;
         utf8_next(v.s->data + it->i, v.s->size - it->i, &n);
-        *out = val_safe(val_slice(vm, v, it->i, (size_t)n), 0);     /* as in Python, the characters of markup are plain */
+        /* As in Python, the characters of markup are plain. */
+        *out = val_safe(val_slice(vm, v, it->i, (size_t)n), 0);
         it->i += (size_t)n;
         return 1;
     }

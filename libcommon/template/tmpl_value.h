@@ -111,7 +111,7 @@ struct vm {
     int autoescape;
     int64_t now;
     struct scope *scope, *root;
-    struct val vars;            /* what the caller gave: K_DICT */
+    struct val vars;            /* the variables of the caller: K_DICT */
     const struct tmpl *t;
 };
 

@@ -37,7 +37,7 @@ struct tok_ids {
 };
 void tok_ids_add(struct tok_ids *v, int32_t id);
 
-/* What encoding a word needs besides the tokenizer; one for each call of tokenizer_encode. */
+/* Scratch for encoding words; one for each call of tokenizer_encode. */
 struct model_work {
     struct model_symbol *sym;
     struct model_span *span;

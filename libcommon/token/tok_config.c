@@ -1,6 +1,5 @@
-/* tok_config.c - what the files beside the tokenizer say about it: names of BOS, EOS and PAD,
- * whether BOS and EOS are added, all ids that end an answer, and added tokens that the tokenizer
- * itself does not have. */
+/* tok_config.c - read the files beside a tokenizer: names of BOS, EOS and PAD, whether BOS and
+ * EOS are added, all ids that end an answer, and added tokens that the tokenizer itself lacks. */
 #include <stdlib.h>
 #include <string.h>
 

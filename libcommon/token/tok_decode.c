@@ -149,7 +149,8 @@ static void strip_stage(struct detok_state *d, uint32_t k, const struct tokb_op 
         }
     }
     size_t keep = 0, copies = 0;
-    /* What may be cut off at the end: a whole number of contents and perhaps a begun one. */
+    /* The bytes that may be cut off at the end: copies of the content, the last one perhaps
+     * incomplete. */
     if (na && stop && !(how & END)) {
         size_t part = 0;
         for (size_t p = 1; p < na && p <= st->held.n; p++)
@@ -289,8 +290,7 @@ static void emit(struct detok_state *d, uint32_t k, const char *s, size_t n, int
         return;
     default:
         tbuf_add(&st->held, s, n);
-        /* what a verbatim chunk of an endless token is made of cannot be told from the rest:
-         * treat it as text */
+        /* A verbatim chunk of an endless token cannot be told from the rest: treat it as text. */
         if (op->type == DEC_BYTES && how & VERBATIM && how & END) {
             st->index++;
             emit(d, k + 1, st->held.p, st->held.n, VERBATIM);

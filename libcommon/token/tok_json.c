@@ -1,6 +1,6 @@
 /* tok_json.c - tokenizer.json of the Hugging Face tokenizers library, and the pair vocab.json +
- * merges.txt, to a tokenizer.  Every type of step is known by name; what is not known is refused
- * by name, as it would change the ids. */
+ * merges.txt, to a tokenizer.  Every type of step is known by name; an unknown one is refused by
+ * name, as it would change the ids. */
 #include <stdlib.h>
 #include <string.h>
 

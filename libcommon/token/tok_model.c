@@ -13,7 +13,7 @@ struct model_symbol {
     uint32_t prev, next;            /* NONE at the ends */
     /* Of joining this one and the next; NONE: they do not join, or this one is gone. */
     uint32_t rank;
-    int32_t joined;                 /* what they become */
+    int32_t joined;                 /* the id of both together */
 };
 struct model_span { uint32_t at, size; };       /* a symbol's bytes (by scores only) */
 struct model_node { double score; uint32_t from; int32_t id; };
@@ -276,8 +276,8 @@ static int bpe(const struct tokenizer *t, struct model_work *w, const char *s, s
     return 0;
 }
 
-/* SentencePiece: neighbours join if their text is a token, best score first; what is no token in
- * the end becomes bytes. */
+/* SentencePiece: neighbours join if their text is a token, best score first; a
+ * symbol that is no token in the end becomes bytes. */
 static int bpe_score(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out,
                      struct err *e)
 {

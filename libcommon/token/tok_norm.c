@@ -1,3 +1,4 @@
+/* tok_norm.c - run the normalizers of a tokenizer over a piece of text. */
 #include "libcommon/token/tok_norm.h"
 
 #include <string.h>

@@ -6,7 +6,7 @@
 #include "libcommon/token/tok_norm.h"
 #include "libcommon/token/tok_spec.h"
 
-/* What goes into the block besides the specification's own lists. */
+/* The lists of the block that the specification does not have in this form. */
 struct tables {
     struct tokb_op ops[TOKB_MAX_OPS];
     struct tokb_added *added;
@@ -208,7 +208,8 @@ static int check_ids(const struct tok_spec *s, const int32_t *id, uint32_t n, co
 static void collect_text(const struct tok_spec *s, struct tokb_header *h, struct tokb_op *ops, struct tokb_added *added,
                          struct tbuf *text)
 {
-#define KEEP(at, size) do { uint32_t kept = (uint32_t)text->n; tbuf_add(text, s->text.p + (at), (size)); (at) = kept; } while (0)
+#define KEEP(at, size) do { uint32_t kept = (uint32_t)text->n; tbuf_add(text, s->text.p + (at), (size)); (at) = kept; \
+                       } while (0)
     KEEP(h->word_prefix, h->word_prefix_size);
     KEEP(h->next_prefix, h->next_prefix_size);
     KEEP(h->end_suffix, h->end_suffix_size);

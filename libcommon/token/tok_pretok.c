@@ -1,3 +1,4 @@
+/* tok_pretok.c - cut a text into the words that the model sees one by one. */
 #include "libcommon/token/tok_pretok.h"
 
 #include <stdlib.h>

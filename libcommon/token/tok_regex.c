@@ -1,3 +1,4 @@
+/* tok_regex.c - translate regular expressions from Oniguruma to PCRE2 and match them. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "libcommon/token/tok_regex.h"
 

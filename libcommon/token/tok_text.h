@@ -1,4 +1,4 @@
-/* tok_text.h - what all parts of the tokenizer need: a growing buffer, character classes as
+/* tok_text.h - text for all parts of the tokenizer: a growing buffer, character classes as
  * Rust's char has them, normal forms. */
 #ifndef ZSE_TOKEN_TOK_TEXT_H
 #define ZSE_TOKEN_TOK_TEXT_H
@@ -18,8 +18,8 @@ struct tbuf {
 };
 enum tbuf_failure { TBUF_NO_MEMORY = 1, TBUF_LIMIT = 2 };
 int tbuf_reserve(struct tbuf *b, size_t more);          /* room for n + more bytes: 0 or -1 */
-/* What a text of n bytes may grow to by the steps of a tokenizer: far more than any of a real
- * one makes of it. */
+/* Limit of the size that the steps of a tokenizer may make of n bytes: far more than any real
+ * tokenizer needs. */
 static inline size_t tbuf_growth(size_t n) { return n > SIZE_MAX / 512 ? SIZE_MAX : (1 << 20) + 256 * n; }
 void tbuf_add(struct tbuf *b, const void *p, size_t n);
 void tbuf_char(struct tbuf *b, uint32_t c);             /* as UTF-8 */

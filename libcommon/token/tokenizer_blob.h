@@ -48,7 +48,7 @@ enum tokb_model { MODEL_BPE = 1, MODEL_BPE_SCORE, MODEL_UNIGRAM, MODEL_WORDPIECE
 
 enum {      /* tokb_header.flags */
     MODEL_IGNORE_MERGES = 1,        /* a word that is a token is that token */
-    MODEL_BYTE_FALLBACK = 2,        /* what has no token becomes <0x..> tokens */
+    MODEL_BYTE_FALLBACK = 2,        /* a symbol without a token becomes <0x..> tokens */
     MODEL_FUSE_UNK = 4,             /* neighbouring unknowns are one */
     MODEL_ADDS_BOS = 8,             /* the first prefix id is BOS */
     /* unigram: sums of scores are rounded to float, as SentencePiece has them. */
@@ -78,19 +78,23 @@ struct tokb_added { uint32_t text, size; int32_t id; uint32_t flags; };
 
 enum tokb_op_type {
     /* normalizers */
-    NORM_NFC = 1, NORM_NFD, NORM_NFKC, NORM_NFKD, NORM_LOWERCASE, NORM_STRIP_ACCENTS, NORM_STRIP /* number: 1 left, 2 right */,
+    NORM_NFC = 1, NORM_NFD, NORM_NFKC, NORM_NFKD, NORM_LOWERCASE, NORM_STRIP_ACCENTS,
+    NORM_STRIP /* number: 1 left, 2 right */,
     NORM_REPLACE /* a: pattern, b: content */, NORM_REPLACE_REGEX, NORM_PREPEND /* a */, NORM_APPEND /* a */,
-    NORM_BERT_CLEAN /* number 1: white space that is a control character stays a space */, NORM_BERT_CHINESE, NORM_REMOVE_MN, NORM_NMT, NORM_BYTES,
+    NORM_BERT_CLEAN /* number 1: white space that is a control character stays a space */,
+    NORM_BERT_CHINESE, NORM_REMOVE_MN, NORM_NMT, NORM_BYTES,
     NORM_LEADING_JAMO /* a Hangul syllable becomes its first letter */,
     NORM_CHARSMAP /* a: map; number 1: by grapheme, 0: longest match anywhere */,
     NORM_SPACES /* SentencePiece: number 1: remove extra white space, 2: prefix a space */,
     NORM_LAST,
     /* pre-tokenizers */
-    PRE_SPLIT = 32 /* a: literal; number: enum split_behaviour | SPLIT_INVERT */, PRE_SPLIT_REGEX, PRE_PREFIX_SPACE, PRE_BYTES,
+    PRE_SPLIT = 32 /* a: literal; number: enum split_behaviour | SPLIT_INVERT */,
+    PRE_SPLIT_REGEX, PRE_PREFIX_SPACE, PRE_BYTES,
     PRE_METASPACE /* a: replacement; number: enum metaspace */, PRE_FIXED_LENGTH /* number */,
     PRE_LAST,
     /* decoders */
-    DEC_BYTES = 64, DEC_BYTE_FALLBACK, DEC_FUSE, DEC_STRIP /* a: content; number: start | stop << 16 */, DEC_REPLACE, DEC_REPLACE_REGEX,
+    DEC_BYTES = 64, DEC_BYTE_FALLBACK, DEC_FUSE,
+    DEC_STRIP /* a: content; number: start | stop << 16 */, DEC_REPLACE, DEC_REPLACE_REGEX,
     DEC_METASPACE /* a; number 1: the first token loses its own */, DEC_WORDPIECE /* a: prefix; number 1: clean up */,
     DEC_SUFFIX /* a */, DEC_CTC /* a: pad, b: word delimiter; number 1: clean up */, DEC_JOIN_SPACE, DEC_CLEAN_SPACES,
     DEC_LAST,

@@ -356,7 +356,7 @@ static int random_answer(struct grammar *g, struct rng *r, char *text)
     return ended ? (int)n : -1;
 }
 
-/* Whatever the grammar of a required call allows, the parser reads calls and no text. */
+/* Every answer that the grammar of a required call allows is read as calls, without text. */
 static void required_answers_are_read_as_calls(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* t-grammar.c - texts that regular expressions, rules and schemas take or not, against truth
- * made by hand; what is refused, and where; masks against their definition; limits. */
+ * made by hand; refusals and their places; masks against their definition; limits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -688,8 +688,8 @@ static struct grammar *limited(const char *text, uint64_t max_steps)
     return g;
 }
 
-/* What a matcher says on a walk of `steps` tokens, and what it counted, as a hash; with pauses
- * where `pause` is not 0. */
+/* The results and counts of a matcher on a walk of `steps` tokens, as a hash; with pauses where
+ * `pause` is not 0. */
 static uint64_t story(struct grammar *g, uint64_t seed, int steps, uint64_t pause)
 {
     struct err e = { .msg = "" };
@@ -791,8 +791,8 @@ static void costly(void **state)
     free(text);
 }
 
-/* A grammar whose parts are few: what one answer needed makes room for the next one, in the
- * middle of others; only a call that needs too many by itself fails. */
+/* A grammar with a low limit of parts: those of finished answers are freed for the next one while
+ * others run; only a call that needs too many by itself fails. */
 static void few_parts(void **state)
 {
     (void)state;

@@ -138,7 +138,7 @@ static void test_rendered(void **state)
     report("rendered.jsonl", passed, total);
 }
 
-/* What jinja2 gives is in plain_jinja2 ({expected | error}) where it differs from what llama.cpp
+/* The output of jinja2 is in plain_jinja2 ({expected | error}) where it differs from what llama.cpp
  * expects (expected_jinja). */
 static void test_expected(void **state)
 {
@@ -226,8 +226,8 @@ static void test_bad_templates(void **state)
     }
 }
 
-/* What would run on for ever, or take all memory or the whole stack, ends with ERR_LIMIT (not
- * with the clock: it is the same each time). */
+/* A template that would run for ever, or take all memory or the whole stack, ends with ERR_LIMIT
+ * after a number of steps, not after a time: the result is the same each time. */
 static void test_limits(void **state)
 {
     (void)state;

@@ -183,7 +183,7 @@ static void damage(const char *path)
         assert_int_equal(use(cut, n), 0);
         free(cut);
     }
-    /* what the checksum covers, broken with and without a checksum that fits */
+    /* the bytes under the checksum, broken with and without a checksum that fits */
     size_t covered = (size_t)(h.section[TOKB_TEXT].offset + h.section[TOKB_TEXT].size + h.section[TOKB_OPS].size);
     size_t step = covered / 1500 + 1;
     int opened = 0;
@@ -267,7 +267,7 @@ static void any_bytes(void **state)
             s[k] = (char)rng_u64(&r);
         assert_int_equal(tokenizer_encode(t, s, len, 0, &ids, &n, &e), 0);
         assert_int_equal(tokenizer_decode(t, ids, n, 0, &back, &n_text, &e), 0);
-        /* what was valid comes back, the rest as U+FFFD: encoding that again gives the same ids */
+        /* valid bytes come back, the rest as U+FFFD: encoding that again gives the same ids */
         int32_t *again;
         size_t n_again;
         assert_int_equal(tokenizer_encode(t, back, n_text, 0, &again, &n_again, &e), 0);

@@ -1,6 +1,6 @@
 /* t-tokenizer-steps.c - each normalizer, pre-tokenizer and decoder by itself, against what the
  * Hugging Face library 0.23.3 gave (tokenizer-steps.jsonl); models on small vocabularies; a
- * SentencePiece file; config files; what must be refused. */
+ * SentencePiece file; config files; refusals. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -147,8 +147,8 @@ static void unhex(const char *s, struct tbuf *out)
     }
 }
 
-/* What a case says the decoder gives: a text, or bytes that are no UTF-8 (then with U+FFFD where
- * they are not). */
+/* The expected text of the decoder: that of the case, or its bytes with U+FFFD where they are no
+ * UTF-8. */
 static const char *decoded(const json_t *c, const char *key, struct tbuf *buf, size_t *n)
 {
     char hex[32];
