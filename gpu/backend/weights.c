@@ -1,7 +1,7 @@
-/* weights.c - one allocation holds all weights, in the order in which they are needed.  Threads
- * take chunks of CHUNK bytes in that order, copy them from the mapping into their own pinned
- * buffers and queue the transfer; whoever queues the last chunk of a part records the part's
- * event. */
+/* weights.c - load a model's weights into one device allocation, in the order in which they are
+ * needed. Threads take chunks of CHUNK bytes in that order, copy them from the mapping into
+ * their own pinned buffers and queue the transfer; the thread that queues the last chunk of a
+ * part records the part's event. */
 #include "gpu/backend/weights.h"
 
 #include <pthread.h>
@@ -29,7 +29,7 @@ struct dweights {
     struct segment *segments; int n_segments, room;
     struct segment *chunks; int n_chunks;
     int *left;                      /* [n_layers + 2] chunks of each part that are not queued yet */
-    struct gpu_event **event;       /* of each part */
+    struct gpu_event **event;       /* one for each part */
     pthread_t thread[MAX_LOADERS]; int n_threads, n_loaders;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -38,11 +38,11 @@ struct dweights {
     uint64_t ended;
 };
 
-/* ---- the plan ---- */
+/* ---- the layout ---- */
 
 struct layout { struct dweights *w; size_t at, decoded_at; int part, failed; };
 
-/* Room for n bytes; the piece is noted where there is a list. */
+/* Place n bytes; with memory, list them as a segment. */
 static const void *place(struct layout *p, const void *from, size_t n)
 {
     struct dweights *w = p->w;
@@ -102,7 +102,7 @@ static void mats_of(struct dlayer *d, struct dlinear *mats[LAYER_MATS])
 #include "libcommon/model/parts.def"
 }
 
-/* Room for the copies of a layer. */
+/* Place the f16 copies of a layer. */
 static void place_decoded(struct layout *p, struct dlayer *d)
 {
     struct dlinear *mats[LAYER_MATS];
@@ -150,7 +150,8 @@ static struct dlayer layout_layer(struct layout *p, const struct model *m, int i
     return d;
 }
 
-/* All weights in order; fills the tables of w when w has memory, and measures in any case. */
+/* Lay out all weights in order; fills the tables of w if it has memory, and returns the size in
+ * any case. */
 static size_t layout_all(struct dweights *w, const struct model *m, int first_layer)
 {
     const struct config *c = &m->config;
@@ -201,7 +202,7 @@ size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int
     return p.decoded_at;
 }
 
-/* Pieces cut into chunks; left counts them. */
+/* Cut segments into chunks, and merge neighbours; left counts them. */
 static int cut(struct dweights *w)
 {
     int n = 0;
@@ -328,7 +329,7 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_l
     for (int i = 0; i < n_parts; i++)
         if (!(w->event[i] = gpu_event_open(g, e)))
             goto fail;
-    int n = (w->n_chunks + 3) / 4;              /* threads for fewer chunks cost more than they bring */
+    int n = (w->n_chunks + 3) / 4;              /* a thread for fewer chunks costs more than it saves */
     n = n > MAX_LOADERS ? MAX_LOADERS : n;
     n = n > pool_n_cpus() ? pool_n_cpus() : n < 1 ? 1 : n;
     w->n_loaders = n;
@@ -374,7 +375,7 @@ void dweights_close(struct dweights *w)
     free(w);
 }
 
-/* The copies of a part, once; the compute stream has waited for it. */
+/* Make the f16 copies of a part, once; the compute stream has waited for its weights. */
 static int decode(struct dweights *w, int part, struct err *e)
 {
     struct dlinear *mats[LAYER_MATS];

@@ -1,5 +1,5 @@
-/* weights.h - a model's weights in device memory, and how they come there: in the order of the
- * layers, by several threads through pinned buffers, while the layers that are there compute. */
+/* weights.h - a model's weights in device memory: several threads load them through pinned
+ * buffers, in the order of the layers, while the loaded layers already compute. */
 #ifndef ZSE_GPU_BACKEND_WEIGHTS_H
 #define ZSE_GPU_BACKEND_WEIGHTS_H
 
@@ -7,7 +7,8 @@
 #include "gpu/rt/rt.h"
 #include "libcommon/model/parts.h"
 
-struct dlinear { struct gpu_mat w, decoded; const float *bias; };       /* w.data NULL: absent; decoded.data NULL: there is no copy as f16 */
+/* w.data NULL: absent; decoded.data NULL: no f16 copy */
+struct dlinear { struct gpu_mat w, decoded; const float *bias; };
 struct dnorm { const float *w, *b; int present; };
 /* The weights of a dense layer, by the names that they have in struct layer. */
 struct dlayer {
@@ -24,23 +25,25 @@ struct dweights;
 /* Bytes of device memory that the weights of m take: layers [first_layer, n_layers) and the
  * head; with the whole model, first_layer 0, the embedding. */
 size_t dweights_size(const struct model *m, int first_layer);
-/* Of those that the processor reads then: the embedding and layers [0, first_layer); 0 with the
+/* Bytes that the processor reads then: the embedding and layers [0, first_layer); 0 with the
  * whole model on the device. */
 size_t dweights_host_size(const struct model *m, int first_layer);
-/* Bytes of copies as f16 of the matrices that prompts read: those of the layers that are packed,
- * but with act_int8 those that gpu_matmul_int8 takes. */
+/* Bytes of f16 copies of the matrices that prompts read: those of quantized layers, but with
+ * act_int8 not those that gpu_matmul_int8 takes. */
 size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8);
-/* Begins to load; m stays open until the end of the loading or dweights_close.  decoded: with
- * the copies, which the compute stream makes of a layer when it first needs it, or of all once
- * they are there. */
+/* Start to load; m stays open until loading ends or dweights_close. decoded: with f16 copies,
+ * which the compute stream makes of a layer when it first needs it, or of all once they are
+ * loaded. */
 struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int decoded, int act_int8,
                                struct err *e);
 void dweights_close(struct dweights *w);        /* stops loading; NULL is fine */
 
-enum { DWEIGHTS_FIRST = -1 };                   /* embedding and what belongs to it; 0..n_layers - 1; n_layers: final norm, head */
+/* parts: DWEIGHTS_FIRST the embedding with its norms, 0 .. n_layers - 1 the layers, n_layers
+ * final norm and head */
+enum { DWEIGHTS_FIRST = -1 };
 /* Let the compute stream wait for a part. */
 int dweights_need(struct dweights *w, int part, struct err *e);
-/* 1 once everything is there and nobody needs to wait any more. */
+/* 1 once everything is loaded and dweights_need() no longer waits. */
 int dweights_complete(struct dweights *w, struct err *e);
 
 const struct dlayer *dweights_layer(const struct dweights *w, int layer);
@@ -51,7 +54,7 @@ struct dends {
 };
 const struct dends *dweights_ends(const struct dweights *w);
 
-/* clock_ns() at the last byte's arrival; 0: not yet. */
+/* clock_ns() when the last byte arrived; 0: not yet. */
 uint64_t dweights_copied_ns(struct dweights *w);
 
 #endif

@@ -1,5 +1,4 @@
-/* assemble.c - a model in memory from its source: the list of its tensors, checked, and their
- * values. */
+/* assemble.c - assemble a model in memory from its source. */
 #include "libcommon/convert/assemble.h"
 
 #include <stdlib.h>

@@ -1,20 +1,21 @@
-/* assemble.h - a model in memory straight from its source, every matrix in one float type: what
- * conversions are measured against. */
+/* assemble.h - a model in memory straight from its source, every matrix in one float type: the
+ * reference for conversions. */
 #ifndef ZSE_CONVERT_ASSEMBLE_H
 #define ZSE_CONVERT_ASSEMBLE_H
 
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"
 
-/* type: QT_F32, QT_F16, QT_BF16.  Vectors are f32.  Closed by model_close; s may be closed before.
- * Refuses what a conversion refuses: tensors missing, of another shape, or that nobody reads. */
+/* type: QT_F32, QT_F16, QT_BF16. Vectors are f32. Closed by model_close; s may be closed before.
+ * Refuses what a conversion refuses: missing tensors, wrong shapes, tensors that the
+ * architecture has no place for. */
 struct model *model_assemble(const struct source *s, enum qtype type, struct err *e);
 
-/* The list of tensors with the source's shapes checked (see weight_specs), and with every tensor
- * of the source either on it or ignorable. */
+/* The list of tensors, checked against the source's shapes (see weight_specs); every tensor of
+ * the source is on it or ignorable. */
 int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n, struct err *e);
 
-/* Where a weight belongs in a model: its linear layer or norm, and the pointer of a vector. */
+/* The place of a weight in a model: its linear layer or norm, and the pointer of a vector. */
 struct weight_place { struct linear *linear; struct norm *norm; const float **plain; };
 struct weight_place weight_place(struct model *m, const struct weight_spec *w);
 

@@ -1,3 +1,5 @@
+/* calibrate.c - run the float model over text, layer by layer, and measure the inputs of its
+ * matrices. */
 #include "libcommon/convert/calibrate.h"
 
 #include <inttypes.h>
@@ -48,7 +50,7 @@ static int by_id(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Windows spread evenly over the text. */
+/* Choose windows spread evenly over the text. */
 static int choose_windows(struct conversion *cv, struct calibration *c, struct err *e)
 {
     int32_t *all = NULL;
@@ -86,7 +88,7 @@ done:
 
 /* ---- weights ---- */
 
-enum { FILE_LEAST = 16 << 10 };         /* smaller ones are no files: a few pages */
+enum { FILE_LEAST = 16 << 10 };         /* smaller buffers, a few pages, stay in memory */
 
 void *calibrate_hold(const struct calibration *c, enum hold kind, size_t size, const char *what, struct err *e)
 {
@@ -205,7 +207,7 @@ int calibrate_load(struct conversion *cv, struct calibration *c, int index, stru
     return 0;
 }
 
-/* ---- the beginning: embeddings of the tokens that occur, numbered anew ---- */
+/* ---- the embeddings of the tokens that occur, renumbered ---- */
 
 static const struct recipe *embedding(const struct conversion *cv)
 {
@@ -215,7 +217,7 @@ static const struct recipe *embedding(const struct conversion *cv)
     return NULL;
 }
 
-/* Rows ids[n] of the embedding as an f32 matrix; rounded: as the new file will hold them. */
+/* Rows ids[n] of the embedding as an f32 matrix; rounded: as in the new file. */
 static int embed_rows(struct conversion *cv, struct calibration *c, const int32_t *ids, int n, int rounded,
                       struct mat *m, struct err *e)
 {
@@ -327,7 +329,7 @@ struct strength_hook {
     double *sum[N_INPUTS];              /* [cols] */
     struct inputs *keep;
     int window;
-    int moe;                            /* the layer stops where its experts begin, and goes on for all windows at once */
+    int moe;                            /* the layer stops before its experts, which then run for all windows at once */
     struct layer_calib *calib;
 };
 
@@ -345,7 +347,7 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
             memcpy(in->x + ((size_t)w->window * (size_t)w->c->window_len + (size_t)t) * (size_t)in->ld,
                    x + (size_t)t * ldx, (size_t)cols * sizeof *x);
     }
-    w->window += w->moe && input == INPUT_DOWN;         /* the shared MLP of one window after the other */
+    w->window += w->moe && input == INPUT_DOWN;         /* the shared MLP takes one window after the other */
     return w->moe && input == INPUT_MLP;
 }
 
@@ -429,8 +431,8 @@ static int remember_experts(struct conversion *cv, int index, struct err *e)
     return l->experts && l->down_strength ? 0 : err_nomem(e, "calibration of experts");
 }
 
-/* The experts of a layer whose attention all windows have been through; h: what enters them.
- * Their choice stays in c->choice. */
+/* Run the experts of a layer after the attention of all windows; h: their input. Their choice
+ * stays in c->choice. */
 static int run_experts(struct conversion *cv, struct calibration *c, int index, struct strength_hook *w,
                        const struct inputs *h, struct err *e)
 {
@@ -473,7 +475,7 @@ int calibrate_layer(struct conversion *cv, struct calibration *c, int index, str
     }
     for (int i = 0; i < N_INPUTS && rc == 0; i++) {
         if (i == INPUT_MLP && config->block == BLOCK_PARALLEL && !keep)
-            continue;                   /* the input of q, k, v once more */
+            continue;                   /* same as the input of q, k, v */
         free(l->strength[i]);
         l->strength[i] = NULL;
         if (!calibrate_width(config, index, i))
@@ -508,7 +510,7 @@ int calibrate_layer(struct conversion *cv, struct calibration *c, int index, str
     return rc;
 }
 
-/* Strengths of the head's inputs: the final norm over the end of the stream. */
+/* Measure the strengths of the head's inputs: the final norm over the residual stream. */
 int calibrate_head(struct conversion *cv, struct calibration *c, struct err *e)
 {
     const struct config *f = &cv->config;
@@ -546,7 +548,8 @@ int calibrate_head(struct conversion *cv, struct calibration *c, struct err *e)
 int calibrate_run(struct conversion *cv, struct calibration *c, struct err *e)
 {
     size_t bytes = (size_t)c->n_windows * (size_t)c->window_len * (size_t)cv->config.hidden_size * sizeof *c->x;
-    float *first = calibrate_hold(c, HOLD_STATES, bytes, "calibration", e);     /* what the quantization begins with, layer by layer */
+    /* input of the layer-by-layer quantization that follows */
+    float *first = calibrate_hold(c, HOLD_STATES, bytes, "calibration", e);
     if (!first)
         return -1;
     memcpy(first, c->x, bytes);
@@ -577,21 +580,23 @@ static int widest(const struct config *c, int input)
     return most;
 }
 
-/* Of the matrices of a layer besides experts and of one expert, as loaded and as the new file
- * will have them. */
+/* Sizes of a layer's matrices without experts, and of one expert, as loaded and as in the new
+ * file. */
 static void count_weights(const struct conversion *cv, uint64_t held[N_HOLDS])
 {
     uint64_t loaded = 0, rounded = 0, expert = 0;
     for (int i = 0; i < cv->n_recipes; i++) {
         const struct recipe *p = &cv->recipes[i];
         const struct weight_spec *s = p->spec, *before = i ? cv->recipes[i - 1].spec : s;
-        const uint64_t n = (uint64_t)s->rows * (uint64_t)s->cols, most = cv->report->type.kind == CONVERT_MIXED ? n * 5 / 4 : 0;     /* int8 at most */
+        /* mixed: at most int8 */
+        const uint64_t n = (uint64_t)s->rows * (uint64_t)s->cols,
+                       most = cv->report->type.kind == CONVERT_MIXED ? n * 5 / 4 : 0;
         const uint64_t result = most > p->m.size ? most : p->m.size;
         struct mat m = { .size = n * sizeof(float) };
         if (s->layer < 0)
             continue;
         if (!s->is_vector && loaded_form(p, &m, NULL))
-            continue;                           /* loading it will say why */
+            continue;                           /* loading it will report why */
         if (s->layer != before->layer)
             loaded = rounded = 0;
         if (s->layer != before->layer || s->expert != before->expert)
@@ -616,8 +621,8 @@ static int has_experts(const struct config *f)
     return 0;
 }
 
-/* What calibration will hold at most: kinds that may go into a file, and the rest, which are
- * buffers of a window of text and of each thread. */
+/* Most bytes that calibration will hold: kinds that may go to spill files, and the rest, which
+ * are buffers of a window of text and of each thread. */
 static uint64_t count(const struct conversion *cv, const struct calibration *c, uint64_t held[N_HOLDS])
 {
     const struct config *f = &cv->config;
@@ -636,9 +641,9 @@ static uint64_t count(const struct conversion *cv, const struct calibration *c, 
                ? (uint64_t)linalg_pad(f->moe.intermediate_size) : most;
     count_weights(cv, held);
     held[HOLD_H] = held[HOLD_LINV] = held[HOLD_C] = best ? most * most * sizeof(float) : 0;
-    /* the stream (behind quantized layers too; mixed: and its beginning), and with it either the
-     * embeddings, or all inputs of a layer and what enters its experts, or that and what one
-     * expert reads */
+    /* the residual stream (best: behind quantized layers too; mixed: and its beginning), with it
+     * either the embeddings, or all inputs of a layer and of its experts, or that and the inputs
+     * of one expert */
     const uint64_t stream = tokens * hidden * (uint64_t)(1 + best + (cv->report->type.kind == CONVERT_MIXED)),
                    inputs = tokens * (width + (best ? entry : 0));
     const uint64_t one = tokens * entry + (tokens + OTHER_TOKENS) * expert, embeddings = tokens * 2 * hidden;
@@ -657,7 +662,7 @@ static uint64_t count(const struct conversion *cv, const struct calibration *c, 
            (uint64_t)pool_size(cv->pool);
 }
 
-/* What goes into files; how much there is of what, so that nobody is surprised. */
+/* Decide which kinds go to spill files, and report the sizes. */
 static void place_kinds(struct conversion *cv, struct calibration *c)
 {
     uint64_t held[N_HOLDS] = { 0 }, in_memory = count(cv, c, held), in_files = 0;

@@ -1,13 +1,15 @@
-/* fold.c - channel scaling: s multiplies the columns that read a channel and divides what makes the
- * channel, so the model computes the same.
+/* channel_scale.c - scale channels: s multiplies the columns that read a channel and divides the
+ * layer before that makes the channel, so the model computes the same.
  *
  * There is an exact place for 1/s in
- *   the weights (and biases) of the norm before q, k, v or gate, up, if it has weights and
- *   nobody else reads its output; the rows of v, for the columns of o: attention is linear in v.
- *   Heads that share a KV head share their s.  Not behind clip_qkv; the gated norm of mamba2 and
- *   delta net, and the filters of a short convolution, for the columns of their o; the rows of
- *   up, for the columns of down: down(act(gate) * up) is linear in up; without a gate relu is
- *   homogeneous (and relu^2 takes s^(1/2)). */
+ *   - weights (and biases) of the norm before q, k, v or gate, up, if it has weights and its output
+ *     has no other reader;
+ *   - rows of v, for the columns of o: attention is linear in v.  Heads that share a KV head share
+ *     their s.  Not behind clip_qkv;
+ *   - the gated norm of mamba2 and delta net, and the filters of a short convolution, for the
+ *     columns of their o;
+ *   - rows of up, for the columns of down: down(act(gate) * up) is linear in up.  Without a gate
+ *     relu is homogeneous (relu^2 takes s^(1/2)). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +31,7 @@ static int has(const struct conversion *cv, int layer, const char *end)
     return 0;
 }
 
-/* Are all matrices of these roles in the layer rounded (not copied, not floats)? */
+/* 1 if all matrices of these roles in the layer are quantized (not copied, not floats). */
 static int all_rounded(const struct conversion *cv, int layer, unsigned roles)
 {
     int n = 0;
@@ -71,8 +73,8 @@ static float *scales_from(const float *d, int n, float alpha)
     return s;
 }
 
-/* Strengths of o's inputs averaged over the heads that share a KV head: [n_kv_heads][head_dim] =
- * rows of v. */
+/* Strengths of o's inputs, averaged over the heads that share a KV head: [n_kv_heads][head_dim]
+ * = rows of v. */
 static float *shared_strength(const struct config *c, const float *d)
 {
     int dim = c->head_dim, share = c->n_heads / c->n_kv_heads;
@@ -99,8 +101,8 @@ static int scale_o(struct conversion *cv, struct layer_calib *l, float alpha, st
     return 0;
 }
 
-/* o of a layer with a state: by element of what norms it, which delta net's heads share; or by
- * channel of the convolution. */
+/* Scale o of a layer with a state: by element of the norm before it, which the delta net's heads
+ * share, or by channel of the convolution. */
 static int scale_state_o(struct conversion *cv, struct layer_calib *l, int layer, float alpha, struct err *e)
 {
     const struct config *c = &cv->config;
@@ -125,7 +127,7 @@ static int scale_input(struct layer_calib *l, int input, int n, float alpha, str
     return l->scale[input] ? 0 : err_nomem(e, "channel scales");
 }
 
-/* Every expert's own; where few tokens came, mostly that of all experts together. */
+/* Scale each expert by its own strengths; where few tokens came, mostly by those of all experts. */
 static int scale_experts(struct conversion *cv, struct layer_calib *l, float alpha, struct err *e)
 {
     const int n = cv->config.moe.intermediate_size;

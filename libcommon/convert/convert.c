@@ -1,3 +1,4 @@
+/* convert.c - convert a source to a .zse file: checks, report, the order of the steps. */
 #include "libcommon/convert/convert.h"
 
 #include <dirent.h>
@@ -58,7 +59,7 @@ static int same_file(const struct stat *a, const struct stat *b)
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* Is out one of the files of the folder? */
+/* 1 if out is one of the files of the folder. */
 static int in_folder(const char *folder, const struct stat *out)
 {
     DIR *d = opendir(folder);
@@ -121,7 +122,7 @@ static int check_options(const struct convert_options *o, struct err *e)
 
 /* ---- what is in the source ---- */
 
-/* Elements of the source tensor that this one uses, in its bytes. */
+/* The part of the source tensor that this one uses, in bytes. */
 static uint64_t share_of(const struct source_tensor *t, const struct weight_spec *s)
 {
     double n = 1;
@@ -201,7 +202,7 @@ static int open_report(struct conversion *cv, struct err *e)
     return 0;
 }
 
-/* What is exact for certain, before anything is encoded. */
+/* Mark the tensors that are certain to be exact, before anything is encoded. */
 static void foresee_exact(struct conversion *cv)
 {
     for (int i = 0; i < cv->n_recipes; i++) {
@@ -214,7 +215,7 @@ static void foresee_exact(struct conversion *cv)
     }
 }
 
-/* Types and sizes, as finally planned. */
+/* Fill in types and sizes, as finally planned. */
 static void fill_report(struct conversion *cv)
 {
     struct convert_report *r = cv->report;
@@ -259,11 +260,12 @@ int conversion_begin_tensor(struct zwriter *w, const struct recipe *p, struct er
     return zwriter_tensor(w, &z, e);
 }
 
-/* From tensor n_done on: those before it are in the file already. */
+/* Write the tensors from n_done on; those before it are in the file already. */
 static int write_tensors(struct conversion *cv, struct zwriter *w, struct calibration *c, struct resume *resume,
                          int n_done, struct err *e)
 {
-    int group = n_done ? cv->recipes[n_done - 1].spec->layer : -2, expert = -1, seen_layers = 0;       /* layer of the group that is open; expert that is written */
+    /* group: layer of the open group; expert: the one being written */
+    int group = n_done ? cv->recipes[n_done - 1].spec->layer : -2, expert = -1, seen_layers = 0;
     for (int i = 0; i < n_done; i++)
         seen_layers |= cv->recipes[i].spec->layer >= 0;
     for (int i = n_done; i < cv->n_recipes; i++) {
@@ -294,7 +296,8 @@ static int write_tensors(struct conversion *cv, struct zwriter *w, struct calibr
         p->scaled = cv->calib && p->input >= 0 && cv->calib[layer].scale[p->input];
         const int rc = conversion_begin_tensor(w, p, e) ||
                        (cv->o->synthetic ? synthetic_tensor : encode_tensor)(cv, p, sink, w, e);
-        if (source_check(cv->source, p->source, e) || rc)        /* a file that was cut is the cause, whatever else went wrong */
+        /* a truncated file is the cause, whatever else failed */
+        if (source_check(cv->source, p->source, e) || rc)
             return -1;
         spill_free(p->data);
         p->data = NULL;
@@ -310,9 +313,10 @@ static int write_file(struct conversion *cv, struct calibration *c, struct err *
     struct resume *resume = resume_open(cv, c, &w, &n_done, e);
     if (!resume)
         return -1;
-    if (write_tensors(cv, w, c, resume, n_done, e) || describe_files(cv, w, e) || source_wait(cv->source, NULL, e))    /* also a file of which no tensor is used must come */
+    /* wait also for files without a used tensor */
+    if (write_tensors(cv, w, c, resume, n_done, e) || describe_files(cv, w, e) || source_wait(cv->source, NULL, e))
         goto done;
-    json = describe_json(cv, e);         /* has a key made of the bytes of all tensors */
+    json = describe_json(cv, e);         /* contains a key computed from the bytes of all tensors */
     if (source_check(cv->source, NULL, e) || !json)
         goto done;
     rc = zwriter_commit(w, json, e);
@@ -369,7 +373,7 @@ static int run(struct conversion *cv, struct err *e)
     int rc = -1;
     cv->effort = wants_calibration(cv) ? cv->o->effort : CONVERT_FAST;
     if (!cv->o->output && cv->report->type.kind == CONVERT_MIXED) {
-        conversion_note(cv, "which tensors get how many bits is an estimate here: a conversion runs the model to find out");
+        conversion_note(cv, "the bits of each tensor are an estimate here: a conversion runs the model to find out");
         if (source_wait(cv->source, NULL, e) || mixed_assign(cv, e))
             return -1;
     }

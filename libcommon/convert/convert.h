@@ -32,10 +32,11 @@
 #include "libcommon/quant/qtype.h"
 #include "libcommon/quant/ternary.h"
 
-/* What to make of a matrix: a number format, or a rule. */
+/* The target of a matrix: a number format, or a rule. */
 enum convert_kind {
     CONVERT_TYPE,           /* .qtype */
-    CONVERT_KEEP,           /* the source's own grid where a type holds it exactly, else the nearest (see convert_keep_type) */
+    /* the source's own grid if a type holds it exactly, else the nearest (see convert_keep_type) */
+    CONVERT_KEEP,
     CONVERT_MIXED,          /* 2 to 8 bits a tensor, chosen by measured error for a target size */
     CONVERT_FIT,            /* the finest single type that fits the target size */
 };
@@ -68,38 +69,51 @@ struct convert_report;
 struct source_options;
 struct convert_options {
     const char *source, *output;        /* output NULL: plan only (report filled, nothing written) */
-    const struct source_options *open;  /* import/source.h: files that are still on their way, who handles lost pages; may be NULL */
-    const char *synthetic;              /* NULL, or the name of a model in whose shape random weights are made: source is not read */
-    const json_t *config;               /* with synthetic (any name) and output NULL: plan bf16 weights in the shape of this config.json; borrowed */
+    /* see import/source.h: files still being downloaded, handling of lost pages; may be NULL */
+    const struct source_options *open;
+    /* name of a model whose shape random weights get, or NULL; source is not read then */
+    const char *synthetic;
+    /* with synthetic (any name) and output NULL: plan bf16 weights in the shape of this
+     * config.json; borrowed */
+    const json_t *config;
     struct convert_type type;
-    int keep_grid;                      /* matrices of a quantized checkpoint (not of a GGUF) stay on their grid where a type holds it exactly; type is for the rest */
+    /* keep the grid of matrices of a quantized checkpoint (not of a GGUF) where a type holds it
+     * exactly; type is for the rest */
+    int keep_grid;
     int group_size;                     /* int4, int8: 32, 64, 128; -1: one scale a row (int8); 0: the type's default */
-    const char *const *skip; int n_skip;        /* globs on the names of tensors (ours or the source's): kept as stored */
+    /* globs on the names of tensors (ours or the source's): kept as stored */
+    const char *const *skip; int n_skip;
     struct { int set; struct convert_type type; } part[N_PARTS];        /* other types for parts of the model */
     const struct convert_rule *rules; int n_rules;      /* before part; of several that fit a matrix, the last */
     uint64_t target_bytes;              /* 0: none; bytes of weights */
-    enum ternary_fit ternary;           /* how weights that were not trained to be ternary become it; all but TERNARY_FIT without a model run */
+    /* rule for weights that were not trained to be ternary; all but TERNARY_FIT work without a
+     * model run */
+    enum ternary_fit ternary;
     enum convert_effort effort;
     const char *calibration;            /* a text file; NULL: the built-in text */
-    uint64_t calibration_memory;        /* calibration holds so much in memory at most, besides one expert, and the rest in files without a name beside the output;
-                                           0: CONVERT_MOE_MEMORY for a mixture of experts, else no limit.  What a thread needs stays in memory in any case */
+    /* most memory of calibration, besides one expert; the rest lies in spill files beside the
+     * output. 0: CONVERT_MOE_MEMORY for a mixture of experts, else no limit. Buffers of threads
+     * stay in memory in any case. */
+    uint64_t calibration_memory;
     int n_threads;                      /* 0: all processors */
     const char *kernels;                /* NULL: the fastest this machine runs */
-    int overwrite;                      /* replace any file at output; else only an empty one and a .zse made of the same source */
-    double checkpoint_s;                /* after a layer, what is done is made to survive an interruption if the last time is this long ago */
-    int no_resume;                      /* no checkpoints, and what an interrupted conversion left is removed */
-    /* Asked about any other file at output, which holds `what`: 1 replaces it, 0 refuses.  NULL:
+    /* replace any file at output; otherwise only an empty file and a .zse made of the same
+     * source */
+    int overwrite;
+    double checkpoint_s;                /* make a checkpoint after a layer if the last one is this long ago */
+    int no_resume;                      /* no checkpoints, and remove what an interrupted conversion left */
+    /* Asked about any other file at output, `what` describes it: 1 replaces it, 0 refuses. NULL:
      * refused. */
     int (*replace)(void *user, const char *path, const char *what);
     void *replace_user;
     const struct progress *progress;    /* may be NULL */
     void (*note)(void *user, const char *text);         /* warnings as they come up; may be NULL */
     void *note_user;
-    /* May be NULL.  What will be written is known (weight_bytes, private_bytes), nothing is done
-     * yet: -1 with *e refuses. */
+    /* May be NULL. Called before any work, when weight_bytes and private_bytes are known: -1
+     * with *e refuses. */
     int (*before)(void *user, const struct convert_report *r, struct err *e);
     void *before_user;
-    void (*layer)(void *user, int layer);               /* may be NULL; this layer is about to be written, all before it are */
+    void (*layer)(void *user, int layer);               /* may be NULL; called before each layer is written */
     void *layer_user;
 };
 /* nl4, good, grids kept, everything else as a zeroed struct. */
@@ -120,13 +134,14 @@ struct convert_tensor {
 struct convert_report {
     char arch[32];
     struct convert_type type;           /* after FIT: what was chosen */
-    enum convert_effort effort;         /* what was really done: types that need no calibration are made with CONVERT_FAST */
+    enum convert_effort effort;         /* actual effort: types that need no calibration are made with CONVERT_FAST */
     int n_tensors;
     struct convert_tensor *tensors;
     uint64_t bytes_in, weight_bytes, file_bytes;        /* source tensors; our tensors; the file */
     uint64_t n_params;
     int n_calibration_tokens;
-    uint64_t private_bytes, scratch_bytes;      /* most memory that calibration takes, and most of the disk beside the output; known beforehand */
+    /* most memory of calibration, and most disk space of its spill files; known beforehand */
+    uint64_t private_bytes, scratch_bytes;
     double seconds, calibration_seconds;
     int n_inexact;                      /* with CONVERT_KEEP: tensors whose grid no type holds */
     int n_requantized;                  /* tensors already quantized in the source and rounded again */
@@ -134,14 +149,14 @@ struct convert_report {
 };
 void convert_report_release(struct convert_report *r);
 
-/* 0, or -1 and the output as it was before; beside it the parts of an interrupted conversion may
- * stay hidden (resume.h), which the next one of the same source with the same options goes on
- * with.  ERR_CANCELLED when progress said stop.  r may be NULL; it is valid (and to be released)
- * in any case. */
+/* 0, or -1 with the output as it was before; parts of an interrupted conversion may stay hidden
+ * beside it (resume.h), from which the next conversion of the same source with the same options
+ * resumes. ERR_CANCELLED when progress said stop. r may be NULL; it is valid (and to be
+ * released) in any case. */
 int convert_run(const struct convert_options *o, struct convert_report *r, struct err *e);
 
-/* What `keep` makes of a source type of a GGUF or of plain tensors: its own grid (exact = 1), or
- * the smallest type that is next to exact. */
+/* The type that `keep` gives a source type of a GGUF or of plain tensors: its own grid (exact =
+ * 1), or the smallest type that is next to exact. */
 enum qtype convert_keep_type(int source_type, int *group_size, int *exact);
 
 #endif

@@ -1,3 +1,4 @@
+/* describe.c - write the metadata of a .zse file. */
 #include "libcommon/convert/describe.h"
 
 #include <stdlib.h>
@@ -18,8 +19,7 @@ static const char *base_name(const char *path)
     return path + at;
 }
 
-/* The last part of a path without slashes behind it: no folder of this machine gets into the
- * file. */
+/* The last component of a path: no folder of this machine gets into the file. */
 static json_t *json_base_name(const char *path)
 {
     const char *base = base_name(path);

@@ -1,4 +1,4 @@
-/* encode.c - rows of a tensor to tiles, many tiles at a time, in order. */
+/* encode.c - encode rows of a tensor to tiles, many tiles at a time, in order. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ enum { BATCH_BYTES = 8 << 20 };
 
 struct stats { double max, err2, sum2; };
 
-struct encode_worker { float *x, *decoded; struct qrow q; };      /* of one thread */
+struct encode_worker { float *x, *decoded; struct qrow q; };      /* one for each thread */
 
 struct tensor_encoder {
     struct conversion *cv;
@@ -73,8 +73,7 @@ static void near_i8(const struct mat *m, const float *x, struct qrow *q)
     }
 }
 
-/* At most 16 levels at equal distances above the smallest value: how many steps lie between the
- * ends is tried out. */
+/* At most 16 levels at equal distances above the smallest value; every number of steps is tried. */
 static void near_i4m(const struct mat *m, const float *x, struct qrow *q)
 {
     memset(q->code, 0, (size_t)m->cols_padded);
@@ -104,7 +103,7 @@ static void near_i4m(const struct mat *m, const float *x, struct qrow *q)
     }
 }
 
-/* Codes by the scale as it is, which f16 then rounds. */
+/* Choose codes by the exact scale, which is then rounded to f16. */
 static void one_scale(const struct mat *m, const float *x, float scale, struct qrow *q)
 {
     for (int g = 0; g < m->n_groups; g++)
@@ -114,7 +113,7 @@ static void one_scale(const struct mat *m, const float *x, float scale, struct q
         q->scale[g] = f16_to_f32(f32_to_f16(q->scale[g]));
 }
 
-/* Values that are a scale, its negative or 0. */
+/* Encode values that are a scale, its negative or 0. */
 static void near_ternary(const struct mat *m, const float *x, struct qrow *q)
 {
     float amax = 0;
@@ -123,7 +122,7 @@ static void near_ternary(const struct mat *m, const float *x, struct qrow *q)
     one_scale(m, x, amax, q);
 }
 
-/* The mean of all magnitudes. */
+/* Compute the mean of all magnitudes. */
 static int find_absmean(struct tensor_encoder *c, struct err *e)
 {
     const struct mat *m = &c->p->m;
@@ -340,7 +339,7 @@ int encode_importance(const struct conversion *cv, const struct recipe *p, float
     } else if (p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && cv->config.tied)) {
         d = p->m.cols == cv->config.hidden_size ? cv->head_strength : NULL;
     }
-    /* A channel that the text never used still has to come out sensibly: nothing weighs less
+    /* A channel that the text never used must still come out sensibly: no channel weighs less
      * than a ten-thousandth of the mean. */
     double mean = 0;
     for (int i = 0; d && i < p->m.cols; i++)

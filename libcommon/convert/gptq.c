@@ -1,3 +1,4 @@
+/* gptq.c - choose codes with error feedback, a tile of 32 rows at a time. */
 #include "libcommon/convert/gptq.h"
 
 #include <assert.h>
@@ -34,7 +35,7 @@ int level_grid_of(const struct mat *m, struct level_grid *g)
         for (int i = 0; i < 255; i++)
             g->level[i] = (float)(i - 127);
     } else {
-        /* the fourth ternary code is none; two of e2m1 are 0 */
+        /* the fourth ternary code is unused; e2m1 has two zeros */
         g->n = qtype_is_ternary(t) ? 3 : t->codes == CODES_E2M1 ? 15 : 1 << t->bits;
         for (int i = 0; i < g->n; i++)
             g->level[i] = t->value[level_code(t, i)];
@@ -98,7 +99,7 @@ int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n,
     for (int i = 0; i < n; i++)
         mean += (double)h[(size_t)i * (size_t)N + (size_t)i] / n;
     if (!(mean > 0))
-        mean = 1;                                       /* inputs that are always 0: any code will do */
+        mean = 1;                                       /* all inputs are 0: any code will do */
     for (int i = n; i < N; i++)
         h[(size_t)i * (size_t)N + (size_t)i] = (float)mean;
     if (gptq_order(g->order, h, (size_t)N + 1, n, N, e) < 0)
@@ -189,7 +190,7 @@ static void correct(const struct gptq *g, const struct linalg_ops *o, const stru
             s->w[g->order[i] * PANEL + r] += g->correction * s->t[i * PANEL + r];
 }
 
-/* Round column j of the panel (values x [32]): q, code, and what is left over. */
+/* Round column j of the panel (values x [32]): q, code, and the remaining error. */
 static void round_column(const struct linalg_ops *o, const struct mat *m, const struct level_grid *grid,
                          const struct panels *s, int j, const float *x, float *left)
 {
@@ -207,7 +208,7 @@ static void round_column(const struct linalg_ops *o, const struct mat *m, const 
     }
 }
 
-/* GPTQ: from the strongest column (the last in order) down, errors passed on block by block. */
+/* GPTQ: from the strongest column (the last in order) down; errors are passed on block by block. */
 static void feed_back(const struct gptq *g, const struct linalg_ops *o, const struct mat *m,
                       const struct level_grid *grid, const struct panels *s)
 {
@@ -331,7 +332,7 @@ static void descend_low(const struct gptq *g, const struct linalg_ops *o, const 
     }
 }
 
-/* Scales of row r from its corrected weights. x [n] is scratch. */
+/* Choose the scales of row r from its corrected weights. x [n] is scratch. */
 static void row_scales(const struct gptq *g, const struct mat *m, const struct panels *s, int r,
                        const float *importance, float *x, struct qrow *q)
 {

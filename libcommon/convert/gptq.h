@@ -6,10 +6,11 @@
  *     H = X~'X~ + damping       C = (X - X~)'X~
  *   1. W += 0.5 W C inv(H)      half way to the weights whose outputs on X~ are nearest to those of
  *                               W on X (all the way overfits)
- *   2. scales of every group searched for the least error weighted by diag H (quantize_scales),
- *   then fixed 3. columns in order of falling diag H: round one, spread its error over those that
- *   follow (GPTQ, arXiv:2210.17323, with its "act order") 4. sweeps of coordinate descent: R = (W -
- *   Q) H; code_j <- nearest(Q_j + R_j / H_jj)
+ *   2. scales of every group are searched for the least error weighted by diag H (quantize_scales),
+ *      then fixed
+ *   3. columns in order of falling diag H: round one, spread its error over those that follow
+ *      (GPTQ, arXiv:2210.17323, with its "act order")
+ *   4. sweeps of coordinate descent: R = (W - Q) H; code_j <- nearest(Q_j + R_j / H_jj)
  * Tiles of 32 rows are independent of each other. */
 #ifndef ZSE_CONVERT_GPTQ_H
 #define ZSE_CONVERT_GPTQ_H
@@ -36,16 +37,16 @@ struct gptq {
     /* H = D + UU' (gptq_init_low): h, c and linv are NULL */
     int rank;
     float *diag, *d;            /* [n] diagonal of H, and D; NULL: H is whole */
-    float *u, *p;               /* [n][rank] U; what of the errors left so far a column makes up for */
+    float *u, *p;               /* [n][rank] U, and the part of earlier errors that each column compensates */
 };
 
-/* Takes h (lower triangle of X~'X~, any scale), linv (room) and c (NULL: none), all of big.h, N
- * x N, owned from then on, also on failure.  Damping starts at 1 % and is raised tenfold while
- * the factorization fails (seen in g->damping); fails beyond 1000 %. */
+/* Takes h (lower triangle of X~'X~, any scale), linv (buffer) and c (NULL: none), all of spill.h
+ * and N x N, owned from then on, also on failure. Damping starts at 1 % and is raised tenfold
+ * while the factorization fails (see g->damping); fails beyond 1000 %. */
 int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, float *h, float *linv, float *c,
               struct err *e);
-/* The same with rank directions (a multiple of 32) of the inputs x [n_tokens, ldx] instead of
- * all: see gptq_low.c.  x is only read. */
+/* The same with `rank` directions (a multiple of 32) of the inputs x [n_tokens, ldx] instead of
+ * all: see gptq_low.c. x is only read. */
 int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, const float *x, size_t ldx,
                   int n_tokens, int rank, struct err *e);
 void gptq_release(struct gptq *g);
@@ -56,8 +57,8 @@ int gptq_order(int *order, const float *diag, size_t stride, int n, int N, struc
 /* The level table of an integer type; -1: a float type, nothing to feed back. */
 int level_grid_of(const struct mat *m, struct level_grid *g);
 
-/* One tile: w [rows][ldw] (rows <= 32; changed by step 1: what was aimed at) to
- * out[m->tile_bytes]; importance of step 2 is diag H.  q: a qrow for m.  scratch: gptq_scratch
+/* Quantize one tile: w [rows][ldw] (rows <= 32; step 1 changes it to the corrected weights) to
+ * out[m->tile_bytes]; importance of step 2 is diag H. q: a qrow for m. scratch: gptq_scratch
  * bytes, 64-byte aligned. */
 size_t gptq_scratch(const struct gptq *g);
 void gptq_tile(const struct gptq *g, const struct linalg_ops *o, const struct mat *m, const struct level_grid *grid,

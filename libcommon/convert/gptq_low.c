@@ -17,7 +17,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/convert/gptq.h"
 
-enum { BLOCK = 128 };           /* tokens or channels of one piece of a product */
+enum { BLOCK = 128 };           /* tokens or channels of a job */
 
 struct x_product {
     const struct linalg_ops *o;

@@ -1,4 +1,4 @@
-/* job.h - what the files of convert/ share while one source is converted. */
+/* internal.h - the state of a conversion, private to this folder. */
 #ifndef ZSE_CONVERT_INTERNAL_H
 #define ZSE_CONVERT_INTERNAL_H
 
@@ -10,13 +10,13 @@
 #include "libcommon/model/parts.h"
 #include "libcommon/quant/tile.h"
 
-/* How the bytes of a tensor come about. */
+/* How the bytes of a tensor are made. */
 enum make {
     MAKE_VECTOR,            /* plain f32 */
     MAKE_FLOAT,             /* a matrix of f32, f16 or bf16 */
     MAKE_COPY,              /* codes and scales of the source, no rounding */
     MAKE_NEAR,              /* a linear grid laid over the source's grid: exact or next to it */
-    MAKE_QUANT,             /* rounded */
+    MAKE_QUANT,             /* quantized */
     MAKE_TERNARY,           /* by one of the rules of quant/ternary.h */
     MAKE_ABSMEAN,           /* ternary, one scale for the tensor: the mean of its magnitudes, as BitNet was trained */
 };
@@ -28,28 +28,28 @@ struct recipe {
     struct mat m;
     int input;              /* enum layer_input whose channels may be scaled; INPUT_NONE: none */
     int exact, exact_group; /* our type that holds the source's grid exactly, and its group; -1: none */
-    int scaled;             /* its columns were, by what calibration found */
-    int fixed;              /* type chosen by --skip or --quant: mixed leaves it alone */
-    uint64_t source_bytes;  /* the share of the source tensor */
-    uint8_t *data;          /* ready-made bytes (best), owned, of spill_alloc; NULL: made on the way out */
+    int scaled;             /* its columns were scaled after calibration */
+    int fixed;              /* type chosen by --skip or --quant: mixed keeps it */
+    uint64_t source_bytes;  /* the part of the source tensor that it uses */
+    uint8_t *data;          /* finished bytes (good and best), owned, of spill_alloc; NULL: encoded when written */
     struct convert_tensor *report;
 };
 
-/* Of one expert: sums over the tokens that went there of the squares of what gate and up read
- * and of what down reads. */
+/* Sums over the tokens routed to one expert of the squares of the inputs of gate and up, and of
+ * down. */
 struct expert_calib { int n_tokens; float *up, *down; float *scale; /* of down's columns, or NULL */ };
 
-/* What calibration found for one layer. All vectors are malloc'd, NULL: not known, or nothing to
+/* Results of calibration for one layer. All vectors are malloc'd; NULL: not known, or nothing to
  * scale. */
 struct layer_calib {
     float *strength[N_INPUTS];      /* mean of the square of each input channel, before scaling */
-    float *scale[N_INPUTS];         /* columns that read it are multiplied by this, what makes it is divided */
-    /* scale[INPUT_O] as it divides what makes o's input: by row of v, shared by the heads of a
-     * group; by element of a gated norm (delta net: of a head, shared by all); by channel of a
-     * short convolution */
+    float *scale[N_INPUTS];         /* columns that read it are multiplied by this, its producer is divided */
+    /* scale[INPUT_O] as it divides the producer of o's input: by row of v, shared by the heads
+     * of a group; by element of a gated norm (delta net: of a head, shared by all); by channel
+     * of a short convolution */
     float *v_scale;
     struct expert_calib *experts;   /* [n_experts] */
-    float *down_strength;           /* of what experts' downs read, over all of them */
+    float *down_strength;           /* strength of the inputs of down, over all experts */
 };
 
 struct conversion {
@@ -59,7 +59,7 @@ struct conversion {
     struct config config;
     struct weight_spec *specs;
     int n_recipes;
-    struct recipe *recipes;             /* tensors that are there, in forward order */
+    struct recipe *recipes;             /* recipes of the tensors that exist, in forward order */
     struct pool *pool;
     struct layer_calib *calib;      /* [n_layers], NULL without calibration */
     float *head_strength;           /* [hidden_size] or NULL */
@@ -67,10 +67,11 @@ struct conversion {
     uint64_t done, total;           /* bytes of weights, for progress */
 };
 
-/* Source, configuration, plan (before calibration) and threads.  conversion_close in any case. */
+/* Open the source, make recipes (before calibration) and start threads. conversion_close in any
+ * case. */
 int conversion_open(struct conversion *cv, const struct convert_options *o, struct convert_report *r, struct err *e);
 void conversion_close(struct conversion *cv);
-/* Begin p in the new file; its bytes follow. */
+/* Begin tensor p in the new file; its bytes follow. */
 struct zwriter;
 int conversion_begin_tensor(struct zwriter *w, const struct recipe *p, struct err *e);
 void conversion_note(const struct conversion *cv, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -80,23 +81,23 @@ void conversion_note(const struct conversion *cv, const char *fmt, ...) __attrib
  * unless the caller allows it. */
 int conversion_check_replaced(const struct conversion *cv, struct err *e);
 
-/* ---- plan.c: which tensor becomes what ---- */
+/* ---- recipe.c: the form of each tensor ---- */
 int recipes_make(struct conversion *cv, struct err *e);
 uint64_t recipes_bytes(const struct conversion *cv);
-/* (Re)plan one tensor as a number format. */
+/* Choose a number format for one tensor, perhaps again. */
 int recipe_set(struct recipe *p, enum qtype type, int group_size, struct err *e);
-/* After calibration: activation groups by what was scaled. */
+/* After calibration: set activation groups by what was scaled. */
 int recipes_activations(struct conversion *cv, struct err *e);
 enum convert_part recipe_part(const struct weight_spec *s);
 int is_float_source(int source_type);
 const char *convert_type_name(struct convert_type t);
 
-/* ---- fold.c: scaling channels into the layer before ---- */
-/* Mean squares of an expert's input channels out of their sums: as if some tokens of the average
- * kind, `all`, had come there too. */
+/* ---- channel_scale.c: scales of channels, folded into the layer before ---- */
+/* Mean squares of an expert's input channels from their sums, as if some tokens with the average
+ * strengths, `all`, had been routed there too. */
 void expert_strength(const float *sum, int n_tokens, const float *all, int n, float *out);
-/* From strength to scale, where the architecture has an exact place for it and all matrices
- * concerned are rounded anyway. */
+/* Compute scales from strengths, where the architecture has an exact place for them and all
+ * matrices concerned are quantized anyway. */
 int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct err *e);
 /* Factors on rows and columns of a tensor: value' = value * (col ? col[c] : 1) / (row ?
  * pow(row[r], row_power) : 1). */
@@ -107,7 +108,8 @@ struct channel_scale {
     float offset;
 };
 struct channel_scale channel_scale_of(const struct conversion *cv, const struct recipe *p);
-void channel_scale_row(const struct channel_scale *f, int64_t row, float *x, int64_t cols);       /* a row of a matrix */
+/* a row of a matrix */
+void channel_scale_row(const struct channel_scale *f, int64_t row, float *x, int64_t cols);
 void channel_scale_vector(const struct channel_scale *f, float *x, int64_t n);                    /* a norm or bias */
 
 /* ---- encode.c: rows to tiles ---- */
@@ -118,26 +120,27 @@ int encode_tensor(struct conversion *cv, struct recipe *p,
 /* Importance of p's columns after scaling, to out [cols]; 0: none is known. */
 int encode_importance(const struct conversion *cv, const struct recipe *p, float *out);
 
-/* ---- calibrate.c, best.c: running the model ---- */
-/* Columns that this input of a layer has; 0: nothing reads it. */
+/* ---- calibrate.c, quantize_layer.c: running the model ---- */
+/* Columns of this input of a layer; 0: no matrix reads it. */
 int calibrate_width(const struct config *c, int layer, int input);
-/* Forget what is known of a layer's experts. */
+/* Free the results of a layer's experts. */
 void calibrate_forget_experts(struct conversion *cv, int layer);
 
 struct calibration;
-int calibrate_open(struct conversion *cv, struct calibration **c, struct err *e);      /* text, tokens, embeddings */
+/* reads the text, encodes it, looks up embeddings */
+int calibrate_open(struct conversion *cv, struct calibration **c, struct err *e);
 void calibrate_close(struct calibration *c);
-/* One float pass through all layers: strengths (and scales) of every layer. */
+/* Run all layers of the float model: strengths (and scales) of every layer. */
 int calibrate_run(struct conversion *cv, struct calibration *c, struct err *e);
-/* What a model run shows about the inputs of the head, once all layers are done. */
+/* Measure the strengths of the head's inputs, once all layers are done. */
 int calibrate_head(struct conversion *cv, struct calibration *c, struct err *e);
-/* Quantize layer `index` with error feedback: fills data of its plans, strengths and scales.
- * good: on the float model's inputs, described by few directions; best: on those behind the
- * quantized layers, in full. */
+/* Quantize layer `index` with error feedback: fills data of its recipes, strengths and scales.
+ * good: on the inputs of the float model, described by few directions; best: on the inputs
+ * behind the quantized layers, in full. */
 int quantize_layer_good(struct conversion *cv, struct calibration *c, int index, struct err *e);
 int quantize_layer_best(struct conversion *cv, struct calibration *c, int index, struct err *e);
-/* The same of one expert of the layer that was last quantized so; in order, and best: all of
- * them, as the next layer reads what they make. */
+/* The same for one expert of the layer that was quantized last; in order, and with best all of
+ * them, as the next layer reads their outputs. */
 int quantize_expert(struct conversion *cv, struct calibration *c, int layer, int expert, struct err *e);
 
 /* ---- mixed.c ---- */

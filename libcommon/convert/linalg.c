@@ -1,10 +1,12 @@
+/* linalg.c - Gram matrices, Cholesky factors and inverses on top of the panel operations. */
 #include "libcommon/convert/linalg.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TOKENS = 128, ROWS = 96 };       /* tokens of one pass of a Gram matrix (a panel of them stays in L1); rows of one item of work */
+/* tokens of one pass of a Gram matrix (a panel of them stays in L1); rows of a job */
+enum { TOKENS = 128, ROWS = 96 };
 
 const struct linalg_ops *const *linalg_all(void)
 {
@@ -33,8 +35,8 @@ struct panel_job {
     int N, t, at, symmetric;
 };
 
-/* Panel i of x [t, ldx] to contiguous pieces: piece c has tokens c * TOKENS .., each with its 32
- * columns side by side.  In place their rows would fall on few sets of the cache. */
+/* Pack panel i of x [t, ldx] into contiguous blocks: block c has tokens c * TOKENS .., each with
+ * its 32 columns side by side. In place, rows would map to few sets of the cache. */
 static void pack_panel(void *arg, int i, int thread)
 {
     (void)thread;
@@ -44,8 +46,8 @@ static void pack_panel(void *arg, int i, int thread)
         memcpy(to + (size_t)t * PANEL, s->a + (size_t)t * s->ldx + (size_t)i * PANEL, PANEL * sizeof *to);
 }
 
-/* Column panel i of out += A'B from packed A and B; of a symmetric one only the blocks from the
- * diagonal down. */
+/* Column panel i of out += A'B from packed A and B; of a symmetric matrix only the blocks from
+ * the diagonal down. */
 static void product_panel(void *arg, int i, int thread)
 {
     (void)thread;
@@ -128,8 +130,8 @@ static int factor_small(float *a, size_t lda)
     return 0;
 }
 
-/* Rows of block column `at` (from the diagonal down): take off what the columns before
- * contribute.  small: those columns of the diagonal rows, transposed. */
+/* Subtract the contribution of earlier columns from rows of block column `at` (from the diagonal
+ * down). small: those columns of the diagonal rows, transposed. */
 static void column_update(void *arg, int i, int thread)
 {
     (void)thread;
@@ -139,7 +141,7 @@ static void column_update(void *arg, int i, int thread)
     s->o->panel(a + s->at, (size_t)s->N, n, a, 1, s->N, s->small, PANEL, s->at, -1);
 }
 
-/* Rows below the diagonal block times the inverse of its factor, transposed (small). */
+/* Multiply rows below the diagonal block by the inverse of its factor, transposed (small). */
 static void column_solve(void *arg, int i, int thread)
 {
     (void)thread;

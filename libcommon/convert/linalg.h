@@ -1,10 +1,9 @@
-/* linalg.h - the matrix work of quantization with error feedback: Gram matrices, Cholesky factors,
- * their inverses.
+/* linalg.h - the linear algebra of error feedback: Gram matrices, Cholesky factors, their inverses.
  *
  * Square matrices are row-major f32 with N columns and N rows, N a multiple of 32 (linalg_pad;
- * identity in the padding).  All of it is built on one operation: a panel of 32 columns, so that
- * rows or columns of the result are independent and every element is summed in one order,
- * whatever the number of threads. */
+ * identity in the padding).  Everything is built on one operation on a panel of 32 columns, so rows
+ * or columns of the result are independent and every element is summed in one order, whatever the
+ * number of threads. */
 #ifndef ZSE_CONVERT_LINALG_H
 #define ZSE_CONVERT_LINALG_H
 
@@ -16,8 +15,7 @@
 
 enum { PANEL = 32 };
 
-/* The levels of a number format as error feedback sees them: value = scale * level[code] +
- * offset. */
+/* The levels of a number format for error feedback: value = scale * level[code] + offset. */
 struct level_grid {
     int n;                      /* levels, ascending */
     int linear;                 /* level[i] = level[0] + i */

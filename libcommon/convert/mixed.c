@@ -1,10 +1,10 @@
-/* mixed.c - 2 to 8 bits a tensor: begin with the fewest everywhere, then spend the target's bytes
- * where they take away most error.
+/* mixed.c - choose 2 to 8 bits for each tensor: begin with the fewest everywhere, then spend the
+ * target's bytes where they remove most error.
  *
  * The error of a tensor is its relative output error, sum of strength * (w - w')^2 over sum of
- * strength * w^2 (64 rows are looked at), times its number of weights, times how much such an
- * error of that kind of matrix moved the logits of a real model (v most, q least, the first two
- * layers more than the others). */
+ * strength * w^2 (of a sample of 64 rows), times its number of weights, times the effect of such an
+ * error of that kind of matrix on the logits of a real model (v most, q least, the first two layers
+ * more than the others). */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ struct type_choice {
 
 struct measure { struct conversion *cv; struct type_choice *choices; };
 
-/* An expert's error reaches the tokens that go there. */
+/* The weight of a tensor's error. An expert's error affects only the tokens routed to it. */
 static double sensitivity(const struct config *c, const struct weight_spec *s)
 {
     static const double by_role[N_ROLES] = { [ROLE_Q] = 1, [ROLE_K] = 7, [ROLE_V] = 10, [ROLE_O] = 2, [ROLE_GATE] = 3,
@@ -34,7 +34,9 @@ static double sensitivity(const struct config *c, const struct weight_spec *s)
                                       [ROLE_EMBED] = 5, [ROLE_HEAD] = 5, [ROLE_Q_A] = 1, [ROLE_KV_A] = 10,
                                       [ROLE_K_B] = 7, [ROLE_V_B] = 10,
                                               [ROLE_EXPERT_GATE] = 3, [ROLE_EXPERT_UP] = 5, [ROLE_EXPERT_DOWN] = 5,
-                                              [ROLE_Q_GATE] = 1, [ROLE_IN] = 5, [ROLE_IN_Z] = 3 };     /* a guess: like up, which it resembles */
+                                              /* Q_GATE, IN, IN_Z are guesses: like matrices that
+                                               * they resemble */
+                                              [ROLE_Q_GATE] = 1, [ROLE_IN] = 5, [ROLE_IN_Z] = 3 };
     const double share = s->expert >= 0 ? (double)c->moe.top_k / c->moe.n_experts : 1;
     return share * by_role[s->role] * (s->layer == 0 || s->layer == 1 ? 2 : 1) * (double)s->rows * (double)s->cols;
 }
@@ -95,8 +97,8 @@ static void measure_tensor(void *arg, int i, int thread)
     free(x);
 }
 
-/* The step up that takes away most error a byte, if it fits into `room`; steps that save nothing
- * are passed over. -1: none. */
+/* The step up that removes most error a byte, if it fits into `room`; -1: none. Steps that save
+ * no error are skipped. */
 static int best_step(const struct type_choice *c, int n, uint64_t room, int *to)
 {
     int best = -1;

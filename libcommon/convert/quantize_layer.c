@@ -1,23 +1,23 @@
-/* best.c - a layer quantized with error feedback (gptq.h says how): good, on the inputs of the
- * float model, in few directions; best, on the inputs that the quantized layers before it produce.
+/* quantize_layer.c - quantize a layer with error feedback (see gptq.h): good, on the inputs of the
+ * float model, in few directions; best, on the inputs behind the quantized layers before it.
  *
- * best: the inputs of o, of gate and up, and of down depend on what was quantized just before
- * within the layer, so the layer runs four times up to the matrix in question, and a fifth time to
- * its end.
+ * best: the inputs of o, of gate and up, and of down depend on matrices of the same layer that were
+ * quantized just before, so the layer runs four times up to the matrix in question, and a fifth
+ * time to its end.
  *
- * Experts are quantized one after the other as they are written, each on the tokens that the router
- * sends there: one expert's bytes are in memory at a time.
+ * Experts are quantized one after the other as they are written, each on the tokens routed to it:
+ * one expert's bytes are in memory at a time.
  *
- * What a layer holds, with T tokens, the widest input N (enum hold in calibrate.h says which of it
- * may lie in files):
+ * Memory of a layer, with T tokens, the widest input N (enum hold in calibrate.h says which of it
+ * may lie in spill files):
  *   run_layer        x [T, hidden] -> x of the next layer; kept: all inputs of the layer in the
- *                    float model [T, their widths]; the layer's weights;
- *                    experts are loaded one by one
- *   quantize_input   kept, xq, the weights, those rounded so far; H, C, then inv(L) [N, N]; X~ of a
- *                    window, twice plain and twice packed
- *   advance          xq -> what enters the experts (h), and the choice of each token
- *   quantize_expert  h; its rows for the expert, and what its down reads; H and inv(L); the
- *   expert rounded; xq += what it makes of them */
+ *                    float model [T, their widths]; the layer's weights; experts are loaded one by
+ *                    one
+ *   quantize_input   kept, xq, the weights, those quantized so far; H, C, then inv(L) [N, N]; X~ of
+ *                    a window, twice plain and twice packed
+ *   advance          xq -> input of the experts (h), and the choice of each token
+ *   quantize_expert  h; its rows for the expert, and the input of its down; H and inv(L); the
+ *                    quantized expert; xq += its output */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +29,7 @@
 
 static const float alpha_good = 0.5f, alpha_best = 0.25f;
 
-/* ---- what does not need feedback: into memory as encode.c makes it ---- */
+/* ---- tensors without feedback, encoded into memory ---- */
 
 struct sink_buffer { uint8_t *data; size_t at; };
 
@@ -42,7 +42,7 @@ static int remember(void *user, const void *data, size_t n, struct err *e)
     return 0;
 }
 
-/* Put p->data in its place in the quantized twin. */
+/* Put p->data in its place in the quantized model. */
 static int place(struct conversion *cv, struct calibration *c, struct recipe *p, struct err *e)
 {
     struct weight_place to = weight_place(&c->q, p->spec);
@@ -70,13 +70,13 @@ static int is_fed_back(const struct recipe *p)
     return p->make == MAKE_QUANT && (p->input >= 0 || p->spec->role == ROLE_EXPERT_DOWN);
 }
 
-/* Room for the tensor as the new file will have it. */
+/* Allocate the tensor as in the new file. */
 static uint8_t *hold_result(const struct calibration *c, const struct recipe *p, struct err *e)
 {
     return calibrate_hold(c, p->spec->expert >= 0 ? HOLD_EXPERT : HOLD_ROUNDED, p->m.size, p->source->name, e);
 }
 
-/* expert -1: what belongs to none. */
+/* expert -1: tensors of no expert. */
 static int encode_rest(struct conversion *cv, struct calibration *c, int layer, int expert, struct err *e)
 {
     for (int i = 0; i < cv->n_recipes; i++) {
@@ -106,7 +106,7 @@ struct gram_hook {
     const float *scale;                 /* channels of x~ are the float model's divided by this, or NULL */
     float *h, *cross;                   /* [N][N] */
     float *x, *diff, *px, *pd;          /* [window_len][N], and packed */
-    float *mlp;                         /* [window_len][hidden_size] what a shared MLP beside experts reads, or NULL */
+    float *mlp;                         /* [window_len][hidden_size] input of a shared MLP beside experts, or NULL */
 };
 
 static int watch_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
@@ -133,10 +133,10 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
     linalg_gram(w->c->ops, w->cv->pool, w->h, (int)N, w->px, n_tokens);
     linalg_cross(w->c->ops, w->cv->pool, w->cross, (int)N, w->pd, w->px, n_tokens);
     w->seen = 1;
-    return 1;                           /* the rest of the layer is of no interest now */
+    return 1;                           /* the rest of the layer is not needed */
 }
 
-/* Up to w->input; behind a shared MLP no expert need be there. */
+/* Run a window up to w->input; behind a shared MLP no expert is needed. */
 static int run_window(struct conversion *cv, struct calibration *c, int layer, struct gram_hook *w, float *x,
                       struct err *e)
 {
@@ -158,7 +158,7 @@ static float *hold_matrix(const struct calibration *c, enum hold kind, size_t N,
     return calibrate_hold(c, kind, N * N * sizeof(float), "the covariance of inputs", e);
 }
 
-/* H and C of one input of the layer, from all windows. */
+/* Measure H and C of one input of the layer, over all windows. */
 static int measure(struct conversion *cv, struct calibration *c, int layer, int input, const struct inputs *kept,
                    float **h, float **cross, struct err *e)
 {
@@ -338,7 +338,7 @@ static int quantize_input(struct conversion *cv, struct calibration *c, int laye
 
 struct collector { struct inputs *to; size_t at; };
 
-/* What experts read, and no further. */
+/* Collect the input of experts, and stop there. */
 static int collect(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
 {
     struct collector *w = user;
@@ -350,7 +350,7 @@ static int collect(void *user, int layer, int role, const float *x, size_t ldx, 
     return 1;
 }
 
-/* xq through the layer; its experts are still to come where it has some. */
+/* Run xq through the layer, up to its experts if it has some. */
 static int advance(struct conversion *cv, struct calibration *c, int layer, struct err *e)
 {
     const int hidden = cv->config.hidden_size, n = c->n_windows * c->window_len, moe = cv->config.ff[layer] == FF_MOE;
@@ -371,8 +371,8 @@ static int advance(struct conversion *cv, struct calibration *c, int layer, stru
                                    NULL, e) : 0;
 }
 
-/* Run the float model's layer, keeping its inputs: kept, to be freed with spill_free in any case.
- * Its weights stay loaded. */
+/* Run the float model's layer and keep its inputs: kept, to be freed with spill_free in any
+ * case. Its weights stay loaded. */
 static int run_layer(struct conversion *cv, struct calibration *c, int layer, struct inputs kept[N_INPUTS],
                      struct err *e)
 {
@@ -393,7 +393,7 @@ static int run_layer(struct conversion *cv, struct calibration *c, int layer, st
     return calibrate_layer(cv, c, layer, kept, e);
 }
 
-/* Channels as the scaled matrices see them. */
+/* Divide channels by their scales, as the scaled matrices see them. */
 static void scale_inputs(const struct inputs *kept, const float *s, int n_tokens)
 {
     for (int t = 0; s && kept->x && t < n_tokens; t++)
@@ -401,7 +401,7 @@ static void scale_inputs(const struct inputs *kept, const float *s, int n_tokens
             kept->x[(size_t)t * (size_t)kept->ld + (size_t)k] /= s[k];
 }
 
-/* All matrices that read one input. */
+/* Quantize all matrices that read one input. */
 static int quantize_low(struct conversion *cv, struct calibration *c, int layer, int input, const struct inputs *kept,
                         struct err *e)
 {
@@ -440,15 +440,15 @@ int quantize_layer_good(struct conversion *cv, struct calibration *c, int layer,
         else
             spill_free(kept[i].x);
     }
-    c->q.layers[layer].experts = c->m.layers[layer].experts;            /* the quantized ones, from now on */
+    c->q.layers[layer].experts = c->m.layers[layer].experts;            /* those that are quantized from now on */
     return rc;
 }
 
 /* ---- an expert ---- */
 
-/* Tokens that go there, and some of all tokens with the weight of a few: where hardly any came,
- * those count. */
-static const float some_weight = 0.5f;          /* squared: 16 tokens */
+/* An expert is quantized on its own tokens and some of all tokens with a small weight, which
+ * count where hardly any were routed to it. */
+static const float some_weight = 0.5f;          /* squared, times OTHER_TOKENS: 16 tokens */
 
 static int rows_of(const struct calibration *c, int expert, int *n_there)
 {
@@ -475,7 +475,7 @@ static void weigh_rows(const struct inputs *x, int from, int n, float by)
         x->x[i] *= by;
 }
 
-/* H of these rows: good in few directions, best whole. */
+/* Compute H of these rows: good in few directions, best whole. */
 static int gptq_of_rows(struct conversion *cv, struct calibration *c, struct gptq *g, const struct inputs *x, int n,
                         struct err *e)
 {
@@ -499,7 +499,7 @@ static int gptq_of_rows(struct conversion *cv, struct calibration *c, struct gpt
     return -1;
 }
 
-/* The matrices of one expert that read these rows. */
+/* Quantize the matrices of one expert that read these rows. */
 static int quantize_rows(struct conversion *cv, struct calibration *c, int layer, int expert, int down,
                          const struct inputs *x, int n, struct err *e)
 {
@@ -566,7 +566,7 @@ int quantize_layer_best(struct conversion *cv, struct calibration *c, int layer,
         rc = channel_scale_layer(cv, layer, alpha_best, e);
     if (rc == 0)
         rc = recipes_activations(cv, e);
-    c->q.layers[layer] = c->m.layers[layer];            /* what is not quantized yet */
+    c->q.layers[layer] = c->m.layers[layer];            /* matrices that are not quantized yet */
     if (rc == 0)
         rc = encode_rest(cv, c, layer, -1, e);
     for (int i = 0; i < N_INPUTS && rc == 0; i++)

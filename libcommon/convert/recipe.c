@@ -1,4 +1,4 @@
-/* plan.c - which tensor of the source becomes what. */
+/* recipe.c - choose the form of each tensor. */
 #include <fnmatch.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -9,7 +9,7 @@
 #include "libcommon/import/packed.h"
 #include "libcommon/quant/ggml.h"
 
-/* What -q takes besides the options of qtype.def, and other spellings of some. */
+/* Arguments of -q besides those of qtype.def, and other spellings of some of these. */
 static const struct { const char *name; struct convert_type type; } names[] = {
     { "mixed", { CONVERT_MIXED, 0 } },    { "keep", { CONVERT_KEEP, 0 } },      { "fit", { CONVERT_FIT, 0 } },
     { "fp16", { CONVERT_TYPE, QT_F16 } }, { "fp32", { CONVERT_TYPE, QT_F32 } }, { "t3", { CONVERT_TYPE, QT_T3 } },
@@ -140,7 +140,8 @@ enum qtype convert_keep_type(int source_type, int *group_size, int *exact)
     *group_size = 32;
     switch (source_type) {
     case GGML_F64:  return QT_F32;
-    case GGML_Q4_K: return QT_I4M;          /* 16 steps above a minimum, as here; its scale is a product that f16 has to round */
+    /* 16 steps above a minimum, like ours; its scale is a product that has to be rounded to f16 */
+    case GGML_Q4_K: return QT_I4M;
     default:        return QT_I8;
     }
 }
@@ -150,7 +151,8 @@ int is_float_source(int source_type)
     return source_type == GGML_F32 || source_type == GGML_F16 || source_type == GGML_BF16 || source_type == GGML_F64;
 }
 
-/* Rows of the source's codes are ours, or (what packed.h shows transposed) its columns are. */
+/* Find our type that holds the source's grid exactly. Rows of the source's codes are ours, or,
+ * where packed.h shows them transposed, its columns are. */
 static void find_exact(struct recipe *p)
 {
     const struct source_tensor *t = p->source;
@@ -166,7 +168,7 @@ static void find_exact(struct recipe *p)
 
 static int is_ternary(enum qtype type) { return qtype_is_ternary(qtype_info(type)); }
 
-/* t3 pads columns to whole groups of 256: t2 where that takes as many bytes. */
+/* t3 pads columns to whole groups of 256; t2 if that takes as few bytes. */
 static int set_ternary(struct recipe *p, enum qtype type, int group_size, struct err *e)
 {
     const struct weight_spec *s = p->spec;
@@ -180,9 +182,9 @@ static int set_ternary(struct recipe *p, enum qtype type, int group_size, struct
     return 0;
 }
 
-/* Codes and scales as they are, in the exact type or in another that holds them too.  The
- * channels of a GGUF's 128 are even enough for one activation scale; those of a checkpoint were
- * not scaled to be. */
+/* Copy codes and scales, in the exact type or in another that holds them. The channels of a
+ * GGUF's groups of 128 are even enough for one activation scale; those of a checkpoint were not
+ * scaled for it. */
 static int set_copy(struct recipe *p, enum qtype type, int group_size, struct err *e)
 {
     p->make = MAKE_COPY;
@@ -192,8 +194,8 @@ static int set_copy(struct recipe *p, enum qtype type, int group_size, struct er
     return mat_init(&p->m, type, group_size, act_group, p->spec->rows, p->spec->cols, e);
 }
 
-/* May the source's codes be copied where `type` with groups of group_size (0: any) is asked for?
- * Then into *copy, *copy_group. */
+/* 1 if the source's codes can be copied where `type` with groups of group_size (0: any) is asked
+ * for; the copy's type then goes to *copy, *copy_group. */
 static int copies_as(const struct recipe *p, enum qtype type, int group_size, enum qtype *copy, int *copy_group)
 {
     const struct source_tensor *t = p->source;
@@ -213,7 +215,7 @@ static int copies_as(const struct recipe *p, enum qtype type, int group_size, en
     return *copy == type || (type == QT_I4 && (*copy == QT_I4M || *copy == QT_I4Z));
 }
 
-/* (Re)plan one tensor as a number format; rule: how to make it ternary. */
+/* Choose a number format for one tensor, perhaps again; rule: how to make it ternary. */
 static int set_quant(struct recipe *p, enum qtype type, int group_size, enum ternary_fit rule, struct err *e)
 {
     const struct weight_spec *s = p->spec;
@@ -256,19 +258,21 @@ static int set_keep(struct recipe *p, struct err *e)
         return mat_init(&p->m, type, 32, 0, s->rows, s->cols, e);
     }
     p->make = MAKE_NEAR;
-    if (t->codes == CODES_E2M1 || is_ternary(type)) {     /* rows that are no whole blocks: (twice) their values are whole numbers */
+    /* rows are not whole blocks; (twice) their values are whole numbers */
+    if (t->codes == CODES_E2M1 || is_ternary(type)) {
         type = QT_I8;
         group = 32;
     }
     return mat_init(&p->m, type, group, group < 128 ? 32 : 128, s->rows, s->cols, e);
 }
 
-/* A matrix that was trained to be ternary: codes as in the packed checkpoint, or those of the
- * floats that were trained. */
+/* A matrix that was trained to be ternary: the codes of the packed checkpoint, or those of the
+ * trained floats. */
 static int set_bitnet(struct recipe *p, enum qtype type, struct err *e)
 {
     p->make = !p->source->packed ? MAKE_ABSMEAN : p->exact >= 0 ? MAKE_COPY : MAKE_NEAR;
-    return set_ternary(p, type, type == QT_T2 && p->spec->cols % 256 == 0 ? 256 : 0, e);        /* one scale for all: as few copies of it as go without padding */
+    /* one scale for the matrix: as few copies of it as possible without padding */
+    return set_ternary(p, type, type == QT_T2 && p->spec->cols % 256 == 0 ? 256 : 0, e);
 }
 
 static int matches(const struct convert_options *o, const struct recipe *p)
@@ -279,7 +283,7 @@ static int matches(const struct convert_options *o, const struct recipe *p)
     return 0;
 }
 
-/* Where weights are rounded, f32: channels may be scaled. */
+/* Routers are f32 if weights are quantized, since channels may be scaled. */
 static enum qtype router_type(struct convert_type type, int source_type)
 {
     const int as_is = type.kind == CONVERT_KEEP || (type.kind == CONVERT_TYPE && qtype_info(type.qtype)->is_float);
@@ -290,11 +294,11 @@ static int set_type(struct conversion *cv, struct recipe *p, struct convert_type
 {
     if (type.kind == CONVERT_KEEP)
         return set_keep(p, e);
-    /* mixed begins with 8 bits everywhere; mixed_assign goes from there */
+    /* mixed starts with 8 bits everywhere; mixed_assign changes that */
     return set_quant(p, type.kind == CONVERT_MIXED ? QT_I8 : type.qtype, cv->o->group_size, cv->o->ternary, e);
 }
 
-/* The type of one tensor under `type` for the whole model. */
+/* Choose the form of one tensor when the whole model gets `type`. */
 static int recipe_tensor(struct conversion *cv, struct recipe *p, struct convert_type type, struct err *e)
 {
     const struct convert_options *o = cv->o;
@@ -312,7 +316,8 @@ static int recipe_tensor(struct conversion *cv, struct recipe *p, struct convert
     if (part == PART_EMBEDDINGS && cv->config.tied && p->spec->role == ROLE_EMBED && o->part[PART_LM_HEAD].set &&
         !o->part[PART_EMBEDDINGS].set)
         part = PART_LM_HEAD;                /* one matrix is both */
-    if (p->spec->role == ROLE_ROUTER || p->spec->role == ROLE_SHARED_ROUTER || p->spec->role == ROLE_IN_BA) {     /* small, and an error here sends tokens elsewhere */
+    /* small, and an error would send tokens to other experts */
+    if (p->spec->role == ROLE_ROUTER || p->spec->role == ROLE_SHARED_ROUTER || p->spec->role == ROLE_IN_BA) {
         p->fixed = 1;
         p->make = MAKE_FLOAT;
         return mat_init(&p->m, router_type(type, p->source->type), 32, 0, p->spec->rows, p->spec->cols, e);
@@ -337,12 +342,15 @@ static int recipe_tensor(struct conversion *cv, struct recipe *p, struct convert
     if (o->keep_grid && p->source->packed && p->exact >= 0 &&
         qtype_info((enum qtype)p->exact)->bits <= p->source->packed->bits + 2)
         return set_keep(p, e);
-    const int compressed = p->spec->role == ROLE_K_B || p->spec->role == ROLE_V_B;      /* read by every head of every token: 8 bits */
+    /* read by every head for every token: 8 bits */
+    const int compressed = p->spec->role == ROLE_K_B || p->spec->role == ROLE_V_B;
     int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD || compressed;
-    if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8) {    /* or the source's own grid where a type holds it */
+    /* or the source's own grid if a type holds it */
+    if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8) {
         if (!is_float_source(p->source->type) && p->exact >= 0)
             return set_keep(p, e);
-        return recipe_set(p, is_ternary(type.qtype) && !compressed ? QT_M6 : QT_I8, 0, e);        /* beside ternary layers the head is a third of what a token reads */
+        /* beside ternary layers the head is a third of the bytes that a token reads */
+        return recipe_set(p, is_ternary(type.qtype) && !compressed ? QT_M6 : QT_I8, 0, e);
     }
     return set_type(cv, p, type, e);
 }
@@ -355,14 +363,14 @@ uint64_t recipes_bytes(const struct conversion *cv)
     return sum;
 }
 
-/* nl4 is a size: what a token reads, that is layers and head, takes at most 4 % more bytes than
- * 4 bits in the layers and 8 in the head would.  Within it the head (and the embedding) has 6
- * bits, and what that saves goes, in this order, where an error moved the output of a model most
- * for its bytes: k and v, which are small where heads share them and reach every token that
- * looks back; the first two layers, on which all others build; then down, up and gate, from the
- * first layer on.  Not where there are experts: what is not an expert is then a small part of
- * the file and a large one of what a token reads, and 5 and 6 bits take 1.6 times the time of 4
- * a byte (profile of a DeepSeek-V2-Lite that decodes). */
+/* nl4 is a size: layers and head, the bytes that a token reads, take at most 4 % more than 4 bits
+ * in the layers and 8 in the head would.  Within it the head (and the embedding) has 6 bits, and
+ * the savings go, in this order, where an error moved the output of a model most for its bytes: k
+ * and v, which are small where heads share them and reach every later token; the first two layers,
+ * on which all others build; then down, up and gate, from the first layer on.  Not in models with
+ * experts: the other matrices are then a small part of the file and a large one of the bytes that a
+ * token reads, and 5 and 6 bits take 1.6 times the time of 4 a byte (profile of a
+ * DeepSeek-V2-Lite that decodes). */
 static const struct { unsigned roles; int first_layers; enum qtype type; } finer[] = {
     { 1u << ROLE_K | 1u << ROLE_V, 0, QT_M6 }, { ~0u, 2, QT_M5 }, { 1u << ROLE_DOWN, 0, QT_M5 },
         { 1u << ROLE_UP, 0, QT_M5 }, { 1u << ROLE_GATE, 0, QT_M5 },
@@ -419,7 +427,7 @@ static int recipes_of_type(struct conversion *cv, struct convert_type type, stru
     return type.kind == CONVERT_TYPE && type.qtype == QT_NL4 ? plan_finer(cv, e) : 0;
 }
 
-/* The floats in which most of the source's weights are stored. */
+/* The float type in which most of the source's weights are stored. */
 static enum qtype stored_float(const struct conversion *cv)
 {
     uint64_t bytes[3] = { 0 };
@@ -451,7 +459,7 @@ static int fit(struct conversion *cv, struct err *e)
     return recipes_of_type(cv, cv->report->type, e);
 }
 
-/* A glob with a slip of the pen would leave tensors rounded that were to stay. */
+/* Refuse globs without a match: a typo would leave tensors quantized that should be kept. */
 static void note_idle_globs(const struct conversion *cv)
 {
     const struct convert_options *o = cv->o;
@@ -516,7 +524,9 @@ int recipes_activations(struct conversion *cv, struct err *e)
         const struct layer_calib *l = cv->calib && p->spec->layer >= 0 ? &cv->calib[p->spec->layer] : NULL;
         int scaled = cv->o->synthetic ? cv->o->effort != CONVERT_FAST : !l ? 0 : down ? l->experts &&
                      l->experts[p->spec->expert].scale : p->input >= 0 && l->scale[p->input];
-        if (p->make != MAKE_QUANT || is_ternary(p->m.type) || qtype_takes_floats(qtype_info(p->m.type)) || (p->input < 0 && !down) || !scaled)        /* ternary ones have 128 */
+        /* ternary types have 128 */
+        if (p->make != MAKE_QUANT || is_ternary(p->m.type) || qtype_takes_floats(qtype_info(p->m.type)) ||
+            (p->input < 0 && !down) || !scaled)
             continue;
         int act = p->m.cols % 128 == 0 ? 128 : p->m.cols % 64 == 0 ? 64 : 32;
         if (mat_init(&p->m, p->m.type, p->m.group_size, act, p->spec->rows, p->spec->cols, e))

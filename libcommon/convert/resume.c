@@ -1,3 +1,4 @@
+/* resume.c - make checkpoints of a conversion and resume from them. */
 #include "libcommon/convert/resume.h"
 
 #include <errno.h>
@@ -18,17 +19,17 @@ enum { MAX_JOURNAL = 256 << 20, FORMAT = 1 };
 
 struct resume {
     struct conversion *cv;
-    struct calibration *c;          /* NULL: nothing goes from layer to layer */
+    struct calibration *c;          /* NULL: no state is carried from layer to layer */
     int off;                        /* no checkpoints */
-    int kept;                       /* the file has a name that stays, and a journal names it */
-    int layer;                      /* layers that the last checkpoint has */
+    int kept;                       /* the file keeps its name, and a journal names it */
+    int layer;                      /* layers in the last checkpoint */
     double last_s;
     char *journal, *state[2];       /* names */
-    int slot;                       /* the next state goes here */
-    json_t *source, *plan;          /* what a resumed run must find the same; source NULL: not known yet */
+    int slot;                       /* index of the next state file */
+    json_t *source, *plan;          /* must be equal in a resumed run; source NULL: not known yet */
 };
 
-/* For people, who count from 1; behind the last one it is still that. */
+/* The layer to name in messages, counted from 1, at most the number of layers. */
 static int next_layer(const struct resume *r)
 {
     return r->layer + 1 < r->cv->config.n_layers ? r->layer + 1 : r->cv->config.n_layers;
@@ -36,7 +37,7 @@ static int next_layer(const struct resume *r)
 
 /* ---- what must be the same ---- */
 
-/* Another build may round otherwise. */
+/* Identifies this build: another one may round differently. */
 static json_t *program(void)
 {
     struct stat st;
@@ -55,8 +56,8 @@ static int describe_source(struct resume *r, struct err *e)
     return r->source ? 0 : err_nomem(e, "the journal of the conversion");
 }
 
-/* Types and what chooses the codes.  Activation groups may still change: they come with the
- * tensors that are written. */
+/* Types and everything that decides the codes. Activation groups may still change: they are
+ * stored with the written tensors. */
 static int describe_plan(struct resume *r, struct err *e)
 {
     const struct conversion *cv = r->cv;
@@ -79,7 +80,7 @@ static int describe_plan(struct resume *r, struct err *e)
 
 struct state_block { float *data; size_t size; };
 
-/* What enters the next layer. */
+/* The input of the next layer. */
 static int state_blocks(const struct resume *r, struct state_block out[2])
 {
     if (!r->c || r->cv->effort == CONVERT_FAST)
@@ -117,7 +118,8 @@ static int write_state(const struct resume *r, uint32_t *crc)
     if (n == 0)
         return 0;
     const uint64_t left = r->cv->total - r->cv->done, size = (uint64_t)n * p[0].size;
-    int rc = fd >= 0 && fstatvfs(fd, &v) == 0 && (uint64_t)v.f_bavail * v.f_frsize > size + left ? 0 : -1;      /* the model comes first */
+    /* leave space for the model itself */
+    int rc = fd >= 0 && fstatvfs(fd, &v) == 0 && (uint64_t)v.f_bavail * v.f_frsize > size + left ? 0 : -1;
     for (int i = 0; i < n && rc == 0; i++) {
         *crc = (uint32_t)crc32_z(*crc, (const Bytef *)p[i].data, p[i].size);
         rc = write_all(fd, p[i].data, p[i].size);
@@ -131,7 +133,7 @@ static int write_state(const struct resume *r, uint32_t *crc)
     return rc;
 }
 
-/* The state's checksum, or, with `keep`, the state itself into memory. */
+/* Compute the state's checksum, and with `keep` read the state into memory. */
 static int read_state(const struct resume *r, int slot, int keep, uint32_t *crc)
 {
     struct state_block p[2];
@@ -190,14 +192,14 @@ static void forget(const struct resume *r)
 {
     struct atomic_file f;
     struct err ignored;
-    if (atomic_open(&f, r->journal, &ignored) == 0)     /* sweeps up what a crash left of an earlier one */
+    if (atomic_open(&f, r->journal, &ignored) == 0)     /* removes what a crash left of an earlier one */
         atomic_abort(&f);
     unlink(r->journal);
     unlink(r->state[0]);
     unlink(r->state[1]);
 }
 
-/* One tensor as the journal has it. */
+/* Restore one tensor from the journal. */
 static int restore_tensor(struct recipe *p, const json_t *row, struct err *e)
 {
     int act_group, exact, scaled;
@@ -211,8 +213,8 @@ static int restore_tensor(struct recipe *p, const json_t *row, struct err *e)
     return mat_init(&p->m, p->m.type, p->m.group_size, act_group, p->spec->rows, p->spec->cols, e);
 }
 
-/* The journal, if it is of this source, plan and program; NULL with *e: why not, as the end of a
- * sentence. */
+/* The journal, if it is of this source, plan and program; NULL with the reason in *e, as the end
+ * of a sentence. */
 static json_t *read_journal(struct resume *r, struct err *e)
 {
     size_t size;
@@ -239,9 +241,10 @@ static json_t *read_journal(struct resume *r, struct err *e)
     return NULL;
 }
 
-/* ---- taking up again ---- */
+/* ---- resuming ---- */
 
-/* Lists, positions and checksums of what the file holds; the tensors' plans are restored. */
+/* Read the lists, positions and checksums of the file's content; the recipes of the tensors are
+ * restored. */
 static int replay(struct resume *r, struct zwriter *w, const json_t *journal, int *n_done, struct err *e)
 {
     const json_t *rows = json_object_get(journal, "tensors");
@@ -270,8 +273,8 @@ static int replay(struct resume *r, struct zwriter *w, const json_t *journal, in
     return 0;
 }
 
-/* 1: w and the state are where the journal says; 0: it starts anew, and *e has the end of a
- * sentence that says why. */
+/* 1: w and the state are as in the journal; 0: the conversion starts anew, with the reason in
+ * *e, as the end of a sentence. */
 static int take_up(struct resume *r, struct zwriter *w, int *n_done, struct err *e)
 {
     int64_t slot = 0, crc = 0, damped = 0, layers = 0;
@@ -305,7 +308,7 @@ static int names(struct resume *r, struct err *e)
     return ok ? 0 : err_nomem(e, r->cv->o->output);
 }
 
-/* As before replay() changed some plans. */
+/* Undo the changes of replay() to recipes. */
 static void begin_again(struct resume *r, const struct mat *before)
 {
     for (int i = 0; i < r->cv->n_recipes; i++) {
@@ -315,7 +318,7 @@ static void begin_again(struct resume *r, const struct mat *before)
     r->cv->done = 0;
 }
 
-/* A parked file there is, *w: go on with it or remove it. */
+/* There is a parked file, *w: resume it or remove it. */
 static int go_on(struct resume *r, struct zwriter **w, int *n_done, struct err *e)
 {
     struct err why = { 0 };
@@ -365,9 +368,9 @@ struct resume *resume_open(struct conversion *cv, struct calibration *c, struct 
     const int found = zwriter_resume(w, cv->o->output, e);
     if (found < 0 || (found == 1 && go_on(r, w, n_done, e)))
         goto fail;
-    r->off |= found == 2;                   /* another process converts to this name, and its checkpoints are its own */
+    r->off |= found == 2;                   /* another process converts to this name and has its own checkpoints */
     if (found == 0)
-        forget(r);                          /* its file became the result just before the process died */
+        forget(r);                          /* its file was committed just before the process died */
     if (!*w && !(*w = zwriter_open(cv->o->output, e)))
         goto fail;
     r->last_s = clock_s();
@@ -397,7 +400,7 @@ int resume_checkpoint(struct resume *r, struct zwriter *w, int n_done, struct er
         r->kept = 1;
         r->slot = !r->slot;
     } else {
-        r->layer = before;                  /* the one before stays what a resumed run goes on with */
+        r->layer = before;                  /* the previous checkpoint stays valid */
     }
     r->last_s = clock_s();
     return 0;

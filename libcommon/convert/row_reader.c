@@ -1,3 +1,4 @@
+/* row_reader.c - read rows through a row map. */
 #include "libcommon/convert/row_reader.h"
 
 #include <inttypes.h>
@@ -21,7 +22,7 @@ static int wrong_shape(const struct row_reader *r, const struct source *s, const
                    " are asked for", s->path, t->name, height, width, r->n, r->cols);
 }
 
-/* Rows [first, end) of the source stay decoded. */
+/* Decode rows [first, end) of the source and keep them. */
 static int read_whole(struct row_reader *r, const struct source *s, const struct source_tensor *t, int64_t first,
                       int64_t end, int64_t width, struct err *e)
 {

@@ -1,5 +1,5 @@
-/* rows.h - rows of one of our tensors, fetched from the tensor of the source that holds them:
- * pieces of fused matrices, interleaved halves, transposed storage. */
+/* row_reader.h - read rows of one of our tensors from the source's tensor that holds them: parts
+ * of fused matrices, interleaved halves, transposed storage. */
 #ifndef ZSE_CONVERT_ROW_READER_H
 #define ZSE_CONVERT_ROW_READER_H
 
@@ -13,9 +13,9 @@ struct row_reader {
     const struct source *source;
     const struct source_tensor *tensor;
     struct row_map map;
-    int64_t n, cols;            /* of our tensor: n rows, or one row of cols elements that the map picks (vector) */
+    int64_t n, cols;            /* of our tensor: n rows, or one row of cols elements that the map selects (vector) */
     int vector;
-    float *whole;               /* owned: source rows decoded, where ours cannot be fetched one by one */
+    float *whole;               /* owned: decoded source rows, where ours cannot be read one by one */
     int64_t whole_first;        /* the first of them */
 };
 
@@ -29,6 +29,6 @@ int row_reader_open(struct row_reader *r, const struct source *s, const struct s
 /* Rows [row, row + n) to out [n][cols]; NaN and infinity are refused with tensor, row and
  * column.  Any thread. */
 int row_reader_read(const struct row_reader *r, int64_t row, int64_t n, float *out, struct err *e);
-void row_reader_close(struct row_reader *r);        /* also lets go of the source's pages */
+void row_reader_close(struct row_reader *r);        /* also drops the source's pages */
 
 #endif

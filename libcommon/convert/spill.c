@@ -1,3 +1,4 @@
+/* spill.c - map an unnamed file as memory. */
 #include "libcommon/convert/spill.h"
 
 #include <errno.h>
@@ -7,8 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Named as what file.h's atomic_open() sweeps up, should the process die between its making and
- * its unlinking. */
+/* Named so that file.h's atomic_open() removes it, should the process die before the unlink. */
 static int open_unnamed(const char *beside, struct err *e)
 {
     const char *slash = strrchr(beside, '/');
@@ -33,7 +33,8 @@ void *spill_file(const char *beside, size_t size, struct err *e)
     if ((fd = open_unnamed(beside, e)) < 0)
         return NULL;
     if (all > size && (off_t)all > 0)
-        while ((rc = posix_fallocate(fd, 0, (off_t)all)) == EINTR)      /* a full disk says so now, not by SIGBUS later */
+        /* a full disk fails here, not with SIGBUS later */
+        while ((rc = posix_fallocate(fd, 0, (off_t)all)) == EINTR)
             ;
     if (rc == 0 && (p = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
         rc = errno;

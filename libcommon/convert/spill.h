@@ -1,9 +1,9 @@
-/* big.h - memory for large buffers that come and go with every tensor, straight from the system and
- * straight back.
+/* spill.h - large buffers that come and go with every tensor, mapped from the system or from a
+ * spill file.
  *
  * From malloc they would end up in the heap (glibc raises its threshold for mapping whenever a
- * mapped block is freed), and the small allocations that stay between them keep it from
- * shrinking: 474 MB instead of 25 for a model of 1.5 billion weights. */
+ * mapped block is freed), and small allocations between them would keep it from shrinking: 474 MB
+ * instead of 25 for a model of 1.5 billion weights. */
 #ifndef ZSE_CONVERT_SPILL_H
 #define ZSE_CONVERT_SPILL_H
 
@@ -12,7 +12,7 @@
 
 #include "libcommon/base/err.h"
 
-enum { SPILL_HEAD = 64 };         /* holds the size; what follows is 64-byte aligned and zero */
+enum { SPILL_HEAD = 64 };         /* holds the size; the buffer behind it is 64-byte aligned and zero */
 
 static inline void *spill_alloc(size_t size)
 {
@@ -24,12 +24,12 @@ static inline void *spill_alloc(size_t size)
     return (char *)p + SPILL_HEAD;
 }
 
-/* The same in a file without a name in the folder of the file `beside`, whose disk has room for
- * all of it from then on: its pages belong to the page cache, which the system writes out and
- * drops when memory is short.  NULL with *e. */
+/* The same in a spill file: an unnamed file in the folder of the file `beside`, all of it
+ * allocated on the disk. Its pages belong to the page cache, which the system writes out and
+ * drops when memory is short. NULL with *e. */
 void *spill_file(const char *beside, size_t size, struct err *e);
 
-/* Either kind. */
+/* Free either kind. */
 static inline void spill_free(void *p)
 {
     if (p)

@@ -1,3 +1,4 @@
+/* synthetic.c - make random weights in the shapes of known models. */
 #include "libcommon/convert/synthetic.h"
 
 #include <math.h>
@@ -19,9 +20,9 @@ static const struct shape {
     int n_layers, hidden, intermediate, n_heads, n_kv_heads, head_dim, vocab, max_len, tied;
     double theta, eps;
     double llama3_factor;       /* Llama 3.1 and later; 0: plain RoPE */
-    const char *config;         /* instead of all but the vocabulary */
+    const char *config;         /* replaces all columns but the vocabulary */
 } shapes[] = {
-    /*                                layers hidden  inter heads kv  dim   vocab  context tied  theta    eps   factor */
+    /* layers hidden inter heads kv dim vocab context tied theta eps factor */
     { "SmolLM2-135M",   "llama",      30,   576,  1536,   9,   3,  64,  49152,   8192, 1,  100000, 1e-5,  0, NULL },
     { "SmolLM2-360M",   "llama",      32,   960,  2560,  15,   5,  64,  49152,   8192, 1,  100000, 1e-5,  0, NULL },
     { "SmolLM2-1.7B",   "llama",      24,  2048,  8192,  32,  32,  64,  49152,   8192, 1,  130000, 1e-5,  0, NULL },
@@ -103,7 +104,7 @@ static json_t *config_of(const struct shape *s)
     return c;
 }
 
-/* ---- the tokenizer: each byte a token; the rest of the vocabulary is there to be written, not
+/* ---- the tokenizer: a token for each byte; the rest of the vocabulary is only written, never
  * read ---- */
 
 /* GPT-2's spelling of a byte: itself where it prints, else a character from 256 on, in order. */
@@ -241,7 +242,7 @@ static int add_tensors(struct conversion *cv, const struct shape *shape, int n, 
     return 0;
 }
 
-/* Sources in the shapes of ours. */
+/* Make a source in one of our shapes. */
 static int add_own_tensors(struct conversion *cv, int n, struct err *e)
 {
     struct source *s = cv->source;
@@ -261,7 +262,7 @@ static int add_own_tensors(struct conversion *cv, int n, struct err *e)
     return 0;
 }
 
-/* A configuration alone: every tensor that it asks for, as bf16. */
+/* Make a source from a configuration alone: every tensor that it asks for, as bf16. */
 static int config_open(struct conversion *cv, int *n_specs, struct err *e)
 {
     const struct weight_source all = { 0 };
@@ -371,7 +372,8 @@ static void random_row(const struct mat *m, float size, struct rng *r, struct qr
         memcpy(q->code + k, &v, 8);                     /* room for whole words: qrow_init */
     }
     memset(q->code + m->cols, t->code_zero, (size_t)(m->cols_padded - m->cols));
-    q->row_scale = t->scale == SCALE_NONE ? unit : t->row_scale ? unit / 97 : 1;         /* 97: root mean square of 64..127 */
+    /* 97: root mean square of 64..127 */
+    q->row_scale = t->scale == SCALE_NONE ? unit : t->row_scale ? unit / 97 : 1;
     for (int g = 0; g < m->n_groups; g++) {
         uint64_t v = rng_u64(r);
         float s = (float)(64 + v % 64);
@@ -393,7 +395,8 @@ static void make_tile(void *arg, int i, int thread)
     if (row + TILE_ROWS > m->rows)
         tile_clear(m, tile);
     else
-        memset(tile, 0, m->tile_bytes);                 /* every code and scale comes below; the areas' padding stays */
+        /* every code and scale is set below; the padding of the areas stays */
+        memset(tile, 0, m->tile_bytes);
     for (int k = 0; k < TILE_ROWS && row + k < m->rows; k++) {
         if (!qtype_info(m->type)->is_float) {
             random_row(m, c->size, &r, &w->q);

@@ -1,3 +1,4 @@
+/* template_source.c - read the chat templates of a folder, a GGUF or a .zse file. */
 #include "libcommon/convert/template_source.h"
 
 #include <stdlib.h>
@@ -188,7 +189,8 @@ static int zse_tokens(const struct zfile *z, char **bos, char **eos, struct err 
 static json_t *collect_zse(const struct zfile *z, char **bos, char **eos, struct err *e)
 {
     const json_t *one = js_get(zfile_json(z), "chat_template"), *named = js_get(zfile_json(z), "chat_templates");
-    json_t *all = json_is_object(named) ? json_copy((json_t *)(uintptr_t)named) : json_object();       /* copying does not change it */
+    /* copying does not change it */
+    json_t *all = json_is_object(named) ? json_copy((json_t *)(uintptr_t)named) : json_object();
     if (!all) {
         err_nomem(e, "chat templates");
         return NULL;

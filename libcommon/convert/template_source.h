@@ -1,4 +1,4 @@
-/* template_source.h - where models keep their chat templates: chat_template.jinja,
+/* template_source.h - find a model's chat templates: chat_template.jinja,
  * additional_chat_templates/NAME.jinja, tokenizer_config.json (one text or a list of named
  * ones), chat_template.json, a GGUF's tokenizer.chat_template, a .zse's own JSON. */
 #ifndef ZSE_CONVERT_TEMPLATE_SOURCE_H

@@ -1,3 +1,4 @@
+/* tokenizer_source.c - compile the tokenizer of a folder, a GGUF or a .zse file. */
 #include "libcommon/convert/tokenizer_source.h"
 
 #include <stdlib.h>

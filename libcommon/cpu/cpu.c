@@ -18,7 +18,8 @@ struct cpu {
     struct cpu_hook hook;
     int *offset;                    /* [max_tokens] */
     const float **rows;             /* [max_logits] */
-    int n_layers;                   /* it runs [0, n_layers); fewer than the model has: a device has the others and the head */
+    /* it runs layers [0, n_layers); if the model has more, a device runs those and the head */
+    int n_layers;
     size_t kv_size, states_size;
     char name[64];
 };
@@ -32,7 +33,7 @@ static void cpu_close(void *backend)
         munmap(b->core.kv, b->kv_size);
     if (b->core.states)
         munmap(b->core.states, b->states_size);
-    pool_close(b->pool);            /* its threads may still look at what the core has */
+    pool_close(b->pool);            /* its threads may still read the core's memory */
     residency_close(b->core.residency);
     core_close(&b->core);
     free(b->offset);
@@ -40,7 +41,7 @@ static void cpu_close(void *backend)
     free(b);
 }
 
-/* Memory whose pages come with their first use; NULL for 0 bytes. */
+/* Map memory whose pages are allocated at their first use; NULL for 0 bytes. */
 static int map_lazily(void *to, size_t bytes, const char *what, struct err *e)
 {
     void *p = bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
@@ -117,7 +118,7 @@ void *cpu_first_open(const struct model *m, const struct backend_options *o, int
     return open_layers(m, o, n_layers, e);
 }
 
-/* What the caller may have got wrong. */
+/* Refuse a batch that breaks the rules of backend.h. */
 static int check_batch(const struct cpu *b, const struct batch *batch, struct err *e)
 {
     const struct config *c = &b->m->config;
@@ -151,7 +152,7 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     return 0;
 }
 
-/* What comes out of its last layer, into core.x. */
+/* Run the layers of this backend; the result is in core.x. */
 static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
 {
     struct core *k = &b->core;
@@ -211,7 +212,7 @@ static int cpu_copy_block(void *backend, int32_t from, int32_t to, struct err *e
     return 0;
 }
 
-/* The pages all of whose bytes are among these. */
+/* Drop the pages that lie wholly inside. */
 static void drop_pages(const void *data, size_t bytes)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data;

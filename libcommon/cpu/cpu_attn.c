@@ -1,23 +1,26 @@
-/* cpu_attn.c - a job is one KV head with the query heads that share it, and a run of tokens of one
+/* cpu_attn.c - run attention in jobs: one KV head with its query heads, and a run of tokens of one
  * sequence.
  *
  * A job that has all tokens of its item (decoding, short prompts) also rotates and stores their
- * keys and values; otherwise a loop before does, because the jobs of an item read each other's
- * keys.  Where there are few jobs (decoding one sequence), the parts of a long context are jobs
- * of their own, and the one that ends last merges them: parts and their order are those of
- * kernels.h, so nobody can tell. */
+ * keys and values; otherwise a loop before it does, because the jobs of an item read each other's
+ * keys. Where there are few jobs (decoding one sequence), the parts of a long context are separate
+ * jobs, and the one that ends last merges them; parts and their order are those of kernels.h, so
+ * results are the same. */
 #include "libcommon/cpu/cpu_attn.h"
 
 #include <math.h>
 #include <string.h>
 
-/* A run of runs; q and att begin with token0 of the step.  latent: rotated and stored already. */
+/* Consecutive runs of queries; q and att begin with token0 of the step. latent: keys are rotated
+ * and stored already. */
 struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent,
                   group; struct query_run *runs; int n_runs, token0; };
 
 enum {
-    LATENT_HEADS = 8,           /* most heads of a job that reads the latents: each job reads them again, but a long row of heads leaves threads idle */
-    LATENT_TOKENS = 128,        /* most tokens of a run over latents, and most bytes of its q and att */
+    /* most heads of a job that reads the latents: each job reads them again, but more heads a
+     * job would leave threads idle */
+    LATENT_HEADS = 8,
+    LATENT_TOKENS = 128,        /* most tokens of consecutive runs over latents, and most bytes of their q and att */
     LATENT_BYTES = 16 << 20,
 };
 
@@ -31,7 +34,7 @@ int attn_groups(const struct config *c)
     return c->n_heads / n;
 }
 
-/* One head's row: norm and rotation, in the order of the architecture. */
+/* Norm and rotation of one head's row, in the order of the architecture. */
 static void prepare(const struct attn_job *j, float *x, const struct norm *norm, int head, int token)
 {
     const struct core *k = j->k;
@@ -61,7 +64,7 @@ static size_t head_offset(const struct attn_job *j, int head)
     return (size_t)j->s->kv_layer * j->k->kv_layer + (j->latent ? 0 : (size_t)head * 2 * j->k->kv_bytes);
 }
 
-/* Keys and values of tokens [first, first + n) of an item into the cache. */
+/* Store keys and values of tokens [first, first + n) of an item in the cache. */
 static void store(const struct attn_job *j, int item, int head, int first, int n)
 {
     const struct core *k = j->k;
@@ -95,7 +98,7 @@ static void temper(const struct config *c, float *q, int pos)
         q[d] *= by;
 }
 
-/* The queries of a chunk and KV head, rotated, in q [n][group] (strides in floats). */
+/* Rotate the queries of a run and KV head, in q [n][group] (strides in floats). */
 static void prepare_queries(const struct attn_job *j, const struct query_run *ch, int head, float *q,
                             size_t token_stride)
 {
@@ -171,7 +174,7 @@ static void attend_part(void *arg, int i, int thread)
     }
 }
 
-/* Which runs are cut into parts; returns the number of jobs. */
+/* Decide which runs are cut into parts; returns the number of jobs. */
 static int plan_jobs(const struct attn_job *j)
 {
     struct core *k = j->k;
@@ -190,7 +193,7 @@ static int plan_jobs(const struct attn_job *j)
         const size_t need = (size_t)(n_parts * groups) * (size_t)rows * attn_partial(c->head_dim);
         ch->job = n_jobs;
         ch->n_parts = 1;
-        /* new tokens that begin a part would be stored by one job and read by another */
+        /* otherwise one job would store new tokens at the start of a part, and another read them */
         if (few && n_parts > 1 && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART && used +
             need <= k->n_partial) {
             ch->n_parts = n_parts;
@@ -213,7 +216,7 @@ size_t attn_partials(const struct config *c, int n_threads, int64_t n_tokens)
     return n_threads == 1 || n_tokens <= ATTN_PART ? 0 : n < most ? n : most;
 }
 
-/* Norms over all heads of a token together. */
+/* The norms of q and k over all heads of a token together. */
 static void full_norms(void *arg, int t, int thread)
 {
     (void)thread;
@@ -288,7 +291,8 @@ static void rope_row(void *arg, int t, int thread)
         float *cosine = k->cos[i] + (size_t)t * (size_t)(r->dim / 2),
               *sine = k->sin[i] + (size_t)t * (size_t)(r->dim / 2);
         for (int d = 0; d < r->dim / 2; d++) {
-            const float angle = (float)k->pos[t] * freq[d];         /* f32 as in transformers: its rounding is part of the model */
+            /* f32 as in transformers: its rounding is part of the model */
+            const float angle = (float)k->pos[t] * freq[d];
             cosine[d] = (float)cos((double)angle) * scale;
             sine[d] = (float)sin((double)angle) * scale;
         }
@@ -316,7 +320,7 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
         }
         const int n_runs = (it->n_tokens + chunk - 1) / chunk;
         s->one_run_each &= n_runs == 1;
-        for (int c = n_runs; c-- > 0; ) {             /* the last sees most: first */
+        for (int c = n_runs; c-- > 0; ) {             /* last run first: it sees the longest context */
             const int first = c * chunk, left = it->n_tokens - first;
             k->runs[s->n_runs++] = (struct query_run){ .item = i, .first = first, .n = left < chunk ? left : chunk };
         }

@@ -5,26 +5,29 @@
 #include "libcommon/cpu/cpu_core.h"
 
 enum {
-    ATTN_ROWS = 96,             /* rows (query x head) of one job: enough to reuse a block of keys, few enough to share a prompt among threads */
+    /* rows (query x head) of one job: enough to reuse a block of keys, few enough that threads
+     * can share a prompt */
+    ATTN_ROWS = 96,
     SPLIT_ROWS = 64,            /* most rows of a job that computes one part of a context */
-    MERGES = 4,                 /* with so many jobs a thread, parts are not jobs of their own */
+    MERGES = 4,                 /* with this many jobs a thread or more, contexts are not split into parts */
     PARTIAL_BYTES = 3 << 20,    /* most memory for results of parts: 48k tokens of a 7B model */
 };
 
 /* Floats of partial results for contexts of n_tokens. */
 size_t attn_partials(const struct config *c, int n_threads, int64_t n_tokens);
-/* Jobs that a run of queries is cut into: the KV heads, or shares of the heads that read the
- * latents. */
+/* Jobs that a run of queries is cut into: one for each KV head, or for each group of heads that
+ * read the latents. */
 int attn_groups(const struct config *c);
-/* From q, key, value of the core to its att. */
+/* Attention from q, key, value of the core to its att. */
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index);
-/* Tokens that the core has room for in q and att: all of a step; where layers read latents,
- * whose rows are wide, a run of it. */
+/* Tokens that q and att have room for: all of a step, or, where layers read latents, whose rows
+ * are wide, a run of them. */
 int attn_rows(const struct config *c, int max_tokens);
-/* The keys of a step, latents and what rotates beside them, into the cache. */
+/* Store the keys of a step, latents with the rotated key behind them, in the cache. */
 void attn_store_latents(struct core *k, const struct step *s);
-/* From q [run][n_heads * head_dim] as the latents see it, for a run of runs, whose first token
- * is token0 of the step, to att: of every head the first kv_rank. */
+/* Attention over latents for consecutive runs, the first token of which is token0 of the step:
+ * from q [tokens][n_heads * head_dim], in the space of the latents, to att, the first kv_rank
+ * columns of every head. */
 void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct query_run *runs,
                      int n_runs, int token0);
 

@@ -1,11 +1,11 @@
-/* cpu_core.c - memory, norms and linear layers of the CPU engine, and a layer put together from
- * them.  Attention is in cpu_attn.c.
+/* cpu_core.c - run a layer on the CPU: its memory, norms and linear layers.  Attention is in
+ * cpu_attn.c.
  *
- * Parallel loops of a layer, each a synchronisation of all threads: q k v; attention with what
- * rotates and stores; o; gate up activation; down.  Norms and the rounding of activations are
- * done by the caller alone when there is little of it (decoding), else in loops of their own.
- * Every output element is computed by one job in an order that does not depend on the others:
- * neither threads nor batch change a bit. */
+ * Parallel loops of a layer, after each of which all threads synchronize: q, k, v; attention with
+ * rotation and the store of keys and values; o; gate, up and the activation; down.  The caller
+ * alone computes norms and quantizes activations where that is little work (decoding), otherwise
+ * they are loops of their own.  Every output element is computed by one job in an order that does
+ * not depend on the others, so neither the number of threads nor the batch changes a bit. */
 #include "libcommon/cpu/cpu_core.h"
 
 #include <assert.h>
@@ -23,13 +23,17 @@ _Static_assert((int)CONFIG_ACT_SILU == ACT_SILU && (int)CONFIG_ACT_GELU == ACT_G
                "config.act is an act_kind");
 
 enum {
-    TILE_JOB = 4,               /* tiles of one job at most: 128 rows, so that a chunk of outputs stays in the L2 cache */
-    FEW_THREADS = 8,            /* with more, jobs of one tile: each thread has room for a job's outputs, and shares are small anyway */
-    TILE_SINGLES = 4,           /* jobs of one tile at the end of each thread's share: threads end together, but most jobs cost little to hand out */
-    PREFETCH_TOKENS = 16,          /* up to so many tokens, threads that wait fetch what comes next */
-    PREFETCH_BYTES = 32768,        /* that much; the caller, who has something to do, less */
+    TILE_JOB = 4,               /* most tiles of a job: 128 rows, so that its outputs stay in the L2 cache */
+    /* with more threads, jobs of one tile: each thread holds a job's outputs, and each thread
+     * has few tiles anyway */
+    FEW_THREADS = 8,
+    /* the last tiles of each thread are jobs of one tile, so that threads end together; the
+     * others are larger, to have fewer jobs */
+    TILE_SINGLES = 4,
+    PREFETCH_TOKENS = 16,          /* most tokens for which idle threads prefetch the next weights */
+    PREFETCH_BYTES = 32768,        /* bytes to prefetch; the calling thread prefetches less, as it has work left */
     PREFETCH_CALLER = 2048,
-    MAX_PARTS = 22,             /* pieces of memory besides those of threads */
+    MAX_PARTS = 22,             /* regions besides those of threads */
 };
 
 /* ---- memory ---- */
@@ -38,7 +42,7 @@ static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
 
 struct region { void *p; size_t bytes; };
 
-/* All parts from one allocation; p points to a pointer. */
+/* Allocate all regions at once; p points to the pointer to set. */
 static int arena_open(struct core *k, struct region *parts, int n, struct err *e)
 {
     size_t total = 0;
@@ -56,8 +60,8 @@ static int arena_open(struct core *k, struct region *parts, int n, struct err *e
     return 0;
 }
 
-/* A head's slope: m = max_bias, n the power of two below; heads beyond n lie between the others
- * (arXiv:2108.12409 and its code). */
+/* The slope of each head: m = max_bias, n the largest power of two <= n_heads; heads beyond n
+ * lie between the others (arXiv:2108.12409 and its code). */
 static void alibi_slopes(float *slope, const struct config *c)
 {
     int n = 1;
@@ -78,8 +82,8 @@ static size_t thread_scratch(const struct config *c, const struct kernels *kerne
     return up64(matmul > attn ? matmul : attn);
 }
 
-/* Room of a token for what is between gate, up and down: the dense MLP's or the shared one's;
- * before the head, opt's narrow rows; values of latent attention. */
+/* Floats of a token between gate, up and down (dense or shared MLP), in opt's narrow rows before
+ * the head, and in the values of latent attention. */
 static size_t widest_mlp(const struct config *c)
 {
     const size_t values = c->mla.kv_rank ? (size_t)c->n_heads * (size_t)c->mla.v_dim : 0;
@@ -110,14 +114,14 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     const size_t q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim,
                  hidden = (size_t)c->hidden_size;
     const size_t cols = widest_input(c), threads = (size_t)n_threads;
-    const size_t run = (size_t)attn_rows(c, INT32_MAX), wide = run < INT32_MAX;         /* wide: q and att are a run's, not a step's */
+    /* wide: q and att hold a run of tokens, not a step */
+    const size_t run = (size_t)attn_rows(c, INT32_MAX), wide = run < INT32_MAX;
     size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) *
                     (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + (wide ? kv : 2 * q + 2 * kv) +
                     widest_mlp(c) + moe_floats(c) + mla_floats(c) + state_floats(c);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
-    /* the widest input rounded, in both slots where both are used; what a token's bookkeeping
-     * takes */
+    /* the widest quantized input, in both slots where both are used; bookkeeping of a token */
     const size_t rounded = kernels->act_bytes(TRY, (int)(cols + 127) / 128 * 128, 32) / TRY *
                            (c->block == BLOCK_SEQUENTIAL ? 1 : 2);
     const size_t scratch = thread_scratch(c, kernels, TRY, cols), fixed_scratch = thread_scratch(c, kernels, 1, cols);
@@ -258,10 +262,10 @@ static int reserve_slot(struct core *k, int slot, const struct linear *const *l,
     return 0;
 }
 
-/* The MLP of a parallel block has its input beside the attention's. */
+/* In a parallel block the MLP's input lives beside the attention's. */
 static int mlp_slot(const struct config *c) { return c->block == BLOCK_SEQUENTIAL ? 0 : 1; }
 
-/* Where an input is while its matrices read it. */
+/* The slot of an input while its matrices read it. */
 static int input_slot(const struct config *c, enum layer_input input)
 {
     return input == INPUT_MLP || input == INPUT_DOWN ? mlp_slot(c) : 0;
@@ -337,8 +341,8 @@ struct linear_job {
     const struct core *k;
     const struct op *ops;
     int n_ops, n_tokens, sum;
-    int n_tiles, n_threads;                 /* a thread's share is a run of the tiles of all ops, */
-    int each, singles;                      /* cut into so many jobs, the last of them of one tile (or none) */
+    int n_tiles, n_threads;                 /* each thread has a run of the tiles of all ops, */
+    int each, singles;                      /* cut into `each` jobs, the last `singles` of them of one tile */
 };
 
 void core_multiply(const struct core *k, const struct linear *l, const struct act_input *in, int t0, int t1,
@@ -369,7 +373,7 @@ static void cap_logits(float *x, int n, float scale, float cap)
             x[i] = cap * tanhf(x[i] / cap);
 }
 
-/* g * sigmoid(a g) * (u + 1) = silu(a g) * ((u + 1) / a): what act_mul then reads. */
+/* g * sigmoid(a g) * (u + 1) = silu(a g) * ((u + 1) / a), which act_mul computes */
 static void clamp_gated(float *g, float *u, int n, float alpha, float limit)
 {
     for (int i = 0; i < n; i++) {
@@ -453,7 +457,7 @@ static void prefetch_next(const void *arg, int thread)
     const int tile = share_begin(a->n_tiles, a->n_threads, thread);
     const size_t at = (size_t)tile * a->w->tile_bytes, most = thread ? PREFETCH_BYTES : PREFETCH_CALLER;
     const size_t left = tile < a->w->n_tiles ? a->w->size - at : 0, n = left < most ? left : most;
-    for (size_t line = 0; line < 4096; line += 64)      /* a line of each page in turn: memory is read faster so */
+    for (size_t line = 0; line < 4096; line += 64)      /* interleave pages to keep more streams in flight */
         for (size_t i = line; i < n; i += 4096)
             __builtin_prefetch(a->w->data + at + i, 0, 2);
 }
@@ -500,13 +504,14 @@ int core_prefetch(struct core *k, const struct model *m, struct err *e)
         struct prefetch *a = k->prefetch + i * LOOPS;
         a[LOOP_QKV] = (struct prefetch){ &l->o.w, l->o.w.n_tiles, n_threads };
         a[LOOP_O] = (struct prefetch){ up, up->n_tiles, n_threads };
-        a[LOOP_UP] = (struct prefetch){ &l->down.w, l->down.w.n_tiles, n_threads };        /* of a shared MLP, or none */
+        /* of the shared MLP, if there is one */
+        a[LOOP_UP] = (struct prefetch){ &l->down.w, l->down.w.n_tiles, n_threads };
         a[LOOP_DOWN] = (struct prefetch){ end, end->n_tiles + more, n_threads };
     }
     return 0;
 }
 
-/* What follows a loop of a layer, if that is known. */
+/* The weights of the loop that follows, or NULL. */
 const struct prefetch *core_next(const struct core *k, int index, int loop)
 {
     return k->prefetch ? k->prefetch + index * LOOPS + loop : NULL;
@@ -518,7 +523,7 @@ struct row_job {
     const struct core *k;
     const struct norm *norm;
     const float *x, *add;           /* x [n, cols]; or x + scale * add */
-    float *out, *sum;               /* out = norm(x); sum (where add is): the sum */
+    float *out, *sum;               /* out = norm(x); sum (with add): the sum */
     int n, cols, after_add;
 };
 
@@ -561,7 +566,7 @@ static void rows_run(struct core *k, struct row_job *j)
         pool_run(k->pool, n_jobs, norm_rows, j);
 }
 
-/* Where a block reads: h = norm(x), or x itself. */
+/* The input of a block: h = norm(x), or x itself without a norm. */
 static const float *pre_norm(struct core *k, const struct norm *norm, const float *x, float *h, int n)
 {
     if (!norm->present)
@@ -570,14 +575,14 @@ static const float *pre_norm(struct core *k, const struct norm *norm, const floa
     return h;
 }
 
-/* bitnet: what o or down reads, in place. */
+/* bitnet: the norm of the input of o or down, in place. */
 static void sub_norm(struct core *k, const struct norm *norm, float *x, int n, int cols)
 {
     if (norm->present)
         rows_run(k, &(struct row_job){ .norm = norm, .x = x, .out = x, .n = n, .cols = cols });
 }
 
-/* x += l(in), through post if there is one; y is a buffer like x. */
+/* x += l(in), or x += post(l(in)) with a norm behind; y is a buffer of the size of x. */
 static void add_residual(struct core *k, const struct linear *l, const struct act_input *in, const struct norm *post,
                          float *x, float *y, int n, const struct prefetch *prefetch)
 {
@@ -614,7 +619,7 @@ static int run_mlp(struct core *k, const struct layer *l, int index, const struc
     return 0;
 }
 
-/* x += the layer's feed-forward part of what `in` holds. */
+/* x += feed-forward half of the layer, applied to `in`. */
 static int run_ff(struct core *k, const struct layer *l, int index, const struct act_input *in, int slot, float *x,
                   int n)
 {
@@ -623,7 +628,7 @@ static int run_ff(struct core *k, const struct layer *l, int index, const struct
     return k->c->ff[index] == FF_MOE ? moe_run(k, l, index, in, x, n) : run_mlp(k, l, index, in, slot, x, n);
 }
 
-/* Attention with keys and values of its own: k->att is what o reads.  1: the hook wants no more. */
+/* Attention with keys and values of its own; *out = k->att. Returns 1 if the hook stopped it. */
 static int run_attention(struct core *k, const struct step *s, const struct layer *l, int index, const float *h,
                          const float **out, int *cols)
 {
@@ -648,7 +653,7 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
     return 0;
 }
 
-/* What lets tokens see each other, up to what the matrix o reads. */
+/* Run the mixer of a layer up to the input of o. */
 static int run_mixer(struct core *k, const struct step *s, const struct layer *l, int index, const float *h,
                      const float **out, int *cols)
 {
@@ -670,7 +675,7 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
     if (c->mixer[index] == MIXER_NONE)
         goto feed;
     h = pre_norm(k, &l->attn_norm, x, k->h[0], n);
-    if (c->block != BLOCK_SEQUENTIAL)           /* both halves read what entered the layer */
+    if (c->block != BLOCK_SEQUENTIAL)           /* both halves read the input of the layer */
         core_layer_input(k, &in_mlp, mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n),
                          hidden, n, l, INPUT_MLP);
     if (run_mixer(k, s, l, index, h, &mixed, &cols))
@@ -731,14 +736,15 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
 {
     const struct config *c = k->c;
     struct embed_job j = { k, m, x, m->embed_in.w.data ? k->h[0] : NULL };
-    if (k->residency)                           /* it has one buffer */
+    if (k->residency)                           /* residency_row() has one buffer */
         for (int t = 0; t < n; t++)
             embed_rows(&j, t, 0);
     else
         pool_run(k->pool, n, embed_rows, &j);
     if (j.wide) {
         const struct linear *l = &m->embed_in;
-        struct act_input in = { .x = j.wide, .ldx = (size_t)c->embed_size, .cols = c->embed_size };     /* not rounded: one small matrix */
+        /* not quantized: one small matrix */
+        struct act_input in = { .x = j.wide, .ldx = (size_t)c->embed_size, .cols = c->embed_size };
         core_linear(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1,
                     n, NULL);
     }

@@ -1,12 +1,12 @@
-/* cpu_layers.c - single layers over windows of text: the same code as the backend's, one window
- * after the other, so that memory is one window's. */
+/* cpu_layers.c - run single layers over windows of text with the backend's code, one window at a
+ * time, so that memory is that of one window. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/cpu/cpu_ops.h"
 
 struct cpu_layers {
-    struct config *c;               /* the caller's facts; RoPE tables are borrowed */
+    struct config *c;               /* a copy of the caller's; RoPE tables are borrowed */
     struct core core;
     struct pool *pool;
     int n_windows, window_len, offset;
@@ -48,7 +48,8 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
     if (!l->kv || !l->state)
         goto nomem;
     l->core.states = l->state;
-    memset(l->kv, 0, (size_t)n_blocks * l->core.kv_stride);         /* slots that nobody stored in are read and weigh 0 */
+    /* slots that were never written are read with weight 0 */
+    memset(l->kv, 0, (size_t)n_blocks * l->core.kv_stride);
     l->core.kv = l->kv;
     for (int i = 0; i < n_blocks; i++)
         l->table[i] = i;

@@ -1,11 +1,11 @@
-/* cpu_mla.c - multi-head latent attention (arXiv:2405.04434, section 2.1) in its absorbed form:
- * what makes keys and values out of the latents is applied to queries and to what attention found
- * instead, so that the cache holds a latent and a rotated key per token and nothing is made out of
- * them again.
+/* cpu_mla.c - run multi-head latent attention (arXiv:2405.04434, section 2.1) in its absorbed form:
+ * the matrices that would expand latents to keys and values are applied to the queries and to the
+ * output of attention instead, so the cache holds a latent and a rotated key per token, which are
+ * never expanded.
  *
- * Prompts go the same way.  Making keys and values out of the latents would be fewer operations
- * there (3.4 times in attention at DeepSeek's sizes), but the last bits would differ, and a
- * token's result must not depend on how its prompt was cut. */
+ * Prompts are computed in the same way.  Expanding the latents would take fewer operations there
+ * (3.4 times fewer in attention at DeepSeek's sizes), but the last bits would differ, and a token's
+ * result must not depend on how its prompt was cut. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,8 @@
 
 enum { HEAD_TOKENS = 64 };          /* tokens of one job of a head */
 
-struct mla_job { struct core *k; const struct layer *l; int index, token0, n; };      /* a run of tokens; q and att begin with it */
+/* consecutive tokens; q and att begin with token0 */
+struct mla_job { struct core *k; const struct layer *l; int index, token0, n; };
 
 static size_t head_floats(const struct config *c)
 {
@@ -70,7 +71,7 @@ int mla_reserve(struct core *k, const struct layer *l, struct err *e)
     return 0;
 }
 
-/* out [n][ldo] = the rows of one head of l, times x [n][ldx]. */
+/* out [n][ldo] = rows of one head of l times x [n][ldx]. */
 static void head_multiply(const struct core *k, const struct linear *l, int head, int rows, const float *x, size_t ldx,
                           int n, float *out, size_t ldo, int thread)
 {
@@ -95,7 +96,7 @@ static void rotate(const struct core *k, int index, int token, float *x)
     k->k->rope(x, k->cos[table] + at, k->sin[table] + at, 1, (size_t)r->dim, r->dim, r->pairs);
 }
 
-/* A head's queries as the latents see them, and their rotated part behind. */
+/* Map a head's queries to the space of the latents, with their rotated part behind. */
 static void absorb(void *arg, int i, int thread)
 {
     const struct mla_job *j = arg;
@@ -116,7 +117,7 @@ static void absorb(void *arg, int i, int thread)
     head_multiply(k, &j->l->k_b, head, m->kv_rank, x, ldx, n, out, ldo, thread);
 }
 
-/* What a head found among the latents to what it found among the values. */
+/* Map a head's output from the space of the latents to its values. */
 static void expand(void *arg, int i, int thread)
 {
     const struct mla_job *j = arg;
@@ -130,7 +131,7 @@ static void expand(void *arg, int i, int thread)
                   n, k->mlp + (size_t)(j->token0 + first) * ldo + (size_t)head * (size_t)m->v_dim, ldo, thread);
 }
 
-/* Norms of the latents, and the one key of a token that rotates. */
+/* Norm the latents and rotate the one key of a token. */
 static void latent_rows(void *arg, int t, int thread)
 {
     (void)thread;
@@ -156,8 +157,8 @@ static void run_tokens(struct mla_job *j, const struct step *s, struct query_run
     pool_run(j->k->pool, n_jobs, expand, j);
 }
 
-/* Runs of at most attn_rows tokens: of several whole items, or of one that has more.  Values go
- * to k->mlp, which is free until o has read them. */
+/* Run at most attn_rows tokens at a time: several whole items, or part of a longer one. Values
+ * go to k->mlp, which is free until o has read them. */
 static void run_all(struct mla_job *j, const struct step *s)
 {
     struct core *k = j->k;
@@ -180,7 +181,7 @@ static void run_all(struct mla_job *j, const struct step *s)
         }
         while (next < end && next->item == chunk->item)
             next++;
-        for (struct query_run *c = chunk, *last; c < next; c = last) {      /* the last tokens come first */
+        for (struct query_run *c = chunk, *last; c < next; c = last) {      /* the last tokens first */
             for (n = 0, last = c; last < next && n + last->n <= rows; last++)
                 n += last->n;
             run_tokens(j, s, c, (int)(last - c), token0 + last[-1].first, n);

@@ -1,10 +1,10 @@
-/* cpu_moe.c - a mixture of experts: choose, put tokens together by expert, multiply, add up.
+/* cpu_moe.c - run a mixture of experts: choose, gather tokens by expert, multiply, add up.
  *
- * Parallel loops: router; gates and ups of all chosen experts and of the shared MLP; downs.  In
- * the last, a job has a few tiles of rows of every expert in turn, so that threads share each
- * expert and no two add to the same place; a token's experts are added in order of their
- * numbers, whoever is beside it.  Experts whose tokens exceed the room of one round take
- * another, and so do those that are not in memory yet (expert_cache.h). */
+ * Parallel loops: router; gate and up of all chosen experts and of the shared MLP; down.  In the
+ * last, a job has a few tiles of rows of every expert in turn, so threads share each expert and no
+ * two of them add to the same element; a token's experts are added in ascending order, whatever
+ * else is in the batch.  Experts whose tokens exceed the buffers of one round take another round,
+ * and so do experts that are not in memory yet (expert_cache.h). */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,13 +13,14 @@
 #include "libcommon/cpu/cpu_ops.h"
 
 enum {
-    FEW_TOKENS = 8,             /* up to so many, all their experts fit into one round */
-    GUESS_TOKENS = 4,           /* of more than so many, the next layer wants what can hardly be guessed */
+    FEW_TOKENS = 8,             /* most tokens for which all experts fit into one round */
+    /* most tokens for which the next layer's experts are guessed: more tokens choose too many */
+    GUESS_TOKENS = 4,
 };
 
-/* An expert's share of a round; expert -1: the shared MLP. */
+/* The tokens of one expert in a round; expert -1: the shared MLP. */
 struct batch_expert {
-    int expert, n, row;             /* tokens, and where they begin in moe.in and moe.mid */
+    int expert, n, row;             /* tokens, and their first row in moe.in and moe.mid */
     const int *token;
     const float *weight;
     const struct expert *x;         /* its matrices */
@@ -82,7 +83,7 @@ void moe_close(struct core *k)
 
 static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
 
-/* Bytes that n tokens take, rounded for these matrices. */
+/* Bytes of n tokens, quantized for these matrices. */
 static size_t rounded(const struct core *k, const struct linear *const *l, int n_matrices, int n)
 {
     struct act_input in;
@@ -93,7 +94,8 @@ static size_t rounded(const struct core *k, const struct linear *const *l, int n
     return bytes;
 }
 
-/* Room for the tokens of one expert, however many, and for all experts of a few tokens. */
+/* Allocate quantized activations for the tokens of any one expert, and for all experts of a few
+ * tokens. */
 int moe_reserve(struct core *k, const struct layer *l, struct err *e)
 {
     struct moe_work *w = &k->moe;
@@ -120,7 +122,8 @@ int moe_reserve(struct core *k, const struct layer *l, struct err *e)
 
 /* ---- the choice ---- */
 
-/* A NaN is never larger, so nothing is chosen twice or left out; its weight then says NaN. */
+/* Index of the largest score that is not taken. A NaN is never larger, so nothing is chosen
+ * twice or left out; its weight is then NaN. */
 static int best_of(const float *score, const unsigned char *taken, int n)
 {
     int best = -1;
@@ -130,7 +133,7 @@ static int best_of(const float *score, const unsigned char *taken, int n)
     return best;
 }
 
-/* Experts outside of the best groups are taken away. */
+/* Mark experts outside of the best groups as taken. */
 static void limit_groups(const struct moe *m, const float *score, unsigned char *taken)
 {
     const int size = m->n_experts / m->n_groups;
@@ -156,7 +159,7 @@ static void limit_groups(const struct moe *m, const float *score, unsigned char 
 
 static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
-/* Outputs of the router to scores, in place. */
+/* Turn the router's outputs into scores, in place. */
 static void score_all(const struct moe *m, float *s)
 {
     float most = -INFINITY, sum = 0;
@@ -199,7 +202,7 @@ static void choose(const struct moe *m, float *score, const float *correction, i
             wanted[i] = score[i] + (correction ? correction[i] : 0);
         if (m->n_groups > 1)
             limit_groups(m, wanted, taken);
-    } else {                        /* by the router's outputs: where scores come out equal, they may still differ */
+    } else {                        /* compare the router's outputs: scores may be equal where these still differ */
         memcpy(wanted, score, sizeof wanted);
         if (m->router != ROUTER_TOP_SOFTMAX)
             score_all(m, score);
@@ -226,7 +229,7 @@ static void route_token(void *arg, int t, int thread)
         w->shared_score[t] = sigmoid(w->shared_score[t]);
 }
 
-/* Tokens and weights of a choice by expert, in order of the tokens. */
+/* Sort the tokens and weights of a choice by expert, tokens ascending. */
 static void sort_by_expert(const struct moe *m, const int *id, const float *weight, int n, int *first, int *token,
                            float *share)
 {
@@ -251,8 +254,7 @@ static void sort_by_expert(const struct moe *m, const int *id, const float *weig
 struct round_job { struct core *k; const struct layer *l; const struct act_input *in; struct batch_expert *b; int n,
                    down; };
 
-/* An expert's tokens side by side, or what it made of them, and both rounded as its matrices
- * want them. */
+/* Gather an expert's tokens, or take its intermediate rows, and quantize them for its matrices. */
 static void quantize_expert_input(void *arg, int i, int thread)
 {
     (void)thread;
@@ -278,7 +280,7 @@ static void quantize_expert_input(void *arg, int i, int thread)
                               in->form[p].act_group, part);
 }
 
-/* Where the rounded input lies; returns the bytes used. */
+/* Place the quantized input at `at`; returns the bytes used. */
 static size_t place(const struct core *k, struct act_input *in, int n, uint8_t *at)
 {
     size_t used = 0;
@@ -289,8 +291,8 @@ static size_t place(const struct core *k, struct act_input *in, int n, uint8_t *
     return used;
 }
 
-/* Experts from *expert on, as many as there is room for, at most `most`.  whole: `in` is still
- * rounded. */
+/* Gather experts from *expert on, as many as fit and at most `most`. whole: `in` is still
+ * quantized. */
 static int gather(struct core *k, const struct layer *l, const struct act_input *in, int n, int whole, int *expert,
                   int most, struct batch_expert *b)
 {
@@ -387,12 +389,12 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
 
 static struct batch_expert shared_mlp(const struct core *k, const struct act_input *in, int n)
 {
-    /* its input is `in` as it stands, its outputs go to k->mlp */
+    /* its input is `in` itself, its output goes to k->mlp */
     return (struct batch_expert){ .expert = -1, .n = n, .in = *in,
                                   .weight = k->c->moe.shared_gate ? k->moe.shared_score : NULL };
 }
 
-/* Experts and weights of n tokens (at most max_tokens) into moe.id and moe.weight. */
+/* Choose experts and weights of n tokens (at most max_tokens) into moe.id and moe.weight. */
 static void route(struct core *k, const struct layer *l, const struct act_input *in, int n)
 {
     const struct moe *m = &k->c->moe;
@@ -409,7 +411,8 @@ static void route(struct core *k, const struct layer *l, const struct act_input 
         pool_run(k->pool, n, route_token, &job);
 }
 
-/* What the next layer with experts would choose if this one's changed nothing. */
+/* Guess the choice of the next layer with experts, as if the experts of this one changed
+ * nothing, and prefetch it. */
 static void guess_next(struct core *k, const struct layer *l, int index, struct expert_cache *cache, const float *x,
                        int n)
 {
@@ -427,13 +430,13 @@ static void guess_next(struct core *k, const struct layer *l, int index, struct 
     const struct act_input in = { .x = l->mlp_norm.present ? w->in : x, .ldx = hidden, .cols = c->hidden_size };
     core_linear(k, &(struct op){ .l = &l->router, .in = &in, .out = w->scores, .ldo = (size_t)c->moe.n_experts,
                                  .kind = OP_STORE }, 1, n, NULL);
-    for (int t = 0; t < n; t++)             /* the choice of this layer has been sorted: its room is free */
+    for (int t = 0; t < n; t++)             /* the choice of this layer has been sorted, so its buffers are free */
         choose(&c->moe, w->scores + (size_t)t * (size_t)c->moe.n_experts, l->correction, w->id + t * c->moe.top_k,
                w->weight + t * c->moe.top_k);
     expert_cache_guess(cache, next, w->id, n * c->moe.top_k);
 }
 
-/* The experts that the choice needs are on their way. */
+/* Request the chosen experts from the cache. */
 static void call_experts(struct core *k, const struct layer *l, int index, struct expert_cache *cache, const float *x,
                          int n)
 {

@@ -1,13 +1,15 @@
-/* cpu_ops.h - inside the CPU engine: inputs rounded once, matrices in parallel loops, and what
- * the parts of a layer share. */
+/* cpu_ops.h - private to the CPU backend: quantized inputs, parallel loops over matrices, and
+ * the parts of a layer. */
 #ifndef ZSE_CPU_CPU_OPS_H
 #define ZSE_CPU_CPU_OPS_H
 
 #include "libcommon/cpu/cpu_core.h"
 
 enum {
-    SERIAL = 32768,             /* elements up to which a loop over rows is done by the caller: about 10 us, several times what waking the others takes */
-    ROW_JOB = 8,                /* rows of one job beyond that */
+    /* most elements of a loop over rows that the caller does alone: about 10 us, several times
+     * the cost of waking the other threads */
+    SERIAL = 32768,
+    ROW_JOB = 8,                /* rows of a job in longer loops */
 };
 
 enum op_kind {
@@ -24,54 +26,55 @@ struct op {
     size_t ldo;
     enum op_kind kind;
     float scale, limit;
-    int n_tokens;               /* 0: as many as the loop has */
+    int n_tokens;               /* 0: as many as in the loop */
     const int *row;
     const float *weight;
-    int expert;                 /* OP_MLP of an expert: its activation */
+    int expert;                 /* OP_MLP of an expert, whose activation may differ */
 };
-/* The matrix that the next loop begins with, and how that loop is shared. */
+/* The matrix that the next loop begins with, and how threads divide that loop. */
 struct prefetch { const struct mat *w; int n_tiles, n_threads; };
 
-/* The ways in which these matrices want their input rounded; none where the float path computes. */
+/* The quantized forms of their input that these matrices want; none for matrices on the float
+ * path. */
 void core_forms(const struct core *k, struct act_input *in, const struct linear *const *l, int n);
-/* Round x for the matrices that read it. */
+/* Quantize x for the matrices that read it. */
 void core_input(struct core *k, struct act_input *in, int slot, const float *x, int cols, int n_tokens,
                 const struct linear *const *l, int n);
 /* The same for the matrices of a layer that read `input`. */
 void core_layer_input(struct core *k, struct act_input *in, int slot, const float *x, int cols, int n_tokens,
                       const struct layer *l, enum layer_input input);
-/* Has `in` what these matrices want? */
+/* 1 if `in` has all forms that these matrices want. */
 int core_has_forms(const struct core *k, const struct act_input *in, const struct linear *const *l, int n);
-/* Tiles [t0, t1) of y = w x + bias; out is that of row 0. */
+/* Tiles [t0, t1) of y = w x + bias; out points to row 0. */
 void core_multiply(const struct core *k, const struct linear *l, const struct act_input *in, int t0, int t1,
                    int n_tokens, float *out, size_t ldo, int thread);
 /* Several matrices in one parallel loop; prefetch may be NULL. */
 void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch);
-/* Several matrices of equally many rows that add to the same outputs: a job has the same tiles
- * of all, in order. */
+/* Several matrices of equally many rows that are added to the same outputs: a job has the same
+ * tiles of all of them, in order. */
 void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch);
 const struct prefetch *core_next(const struct core *k, int index, int loop);
-/* out = the norm of one row of hidden_size. */
+/* out = norm of one row of n elements. */
 void core_norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n);
 int core_hook(const struct core *k, int layer, int role, const struct act_input *in, int n);
 
-/* ---- kinds of feed-forward: x += ... of in, whose rows are in->x ---- */
+/* ---- feed-forward parts: x += f(in), for n tokens ---- */
 /* cpu_moe.c */
 int moe_run(struct core *k, const struct layer *l, int index, const struct act_input *in, float *x, int n);
-/* The same for any number of tokens, expert by expert: see cpu_layers_choose, cpu_layers_expert;
- * at most max_tokens: cpu_layers_expert_mid. */
+/* The same expert by expert for any number of tokens, see cpu_layers_choose and
+ * cpu_layers_expert; cpu_layers_expert_mid takes at most max_tokens. */
 int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n,
                struct cpu_choice *c, struct err *e);
 void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x,
              const struct cpu_choice *c);
 void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm);
-size_t moe_floats(const struct config *c);              /* of a token, beside what every model has */
+/* floats of a token, in addition to the buffers that every model has */
+size_t moe_floats(const struct config *c);
 int moe_open(struct core *k, struct err *e);
 void moe_close(struct core *k);
 int moe_reserve(struct core *k, const struct layer *l, struct err *e);
 
-/* ---- kinds of mixer: from h (normed x) to k->att or k->mla.heads: what o reads, *cols wide
- * ---- */
+/* ---- mixers: from h (normed x) to the input of o, *o, *cols wide ---- */
 /* cpu_mla.c */
 int mla_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
             int *cols);

@@ -1,10 +1,10 @@
-/* cpu_state.c - mixers with a state: short convolutions (lfm2), Mamba2, gated delta net, as model.h
- * describes them.
+/* cpu_state.c - run mixers with a state: short convolutions (lfm2), Mamba2, gated delta net, as
+ * model.h describes them.
  *
- * Tokens go through a recurrence one after the other, in order: what a token leaves behind does
- * not depend on how its prompt was cut or on who is beside it.  (Forms that take a chunk of
- * tokens at a time would be faster for long prompts, but add in another order.)  Heads and runs
- * of channels are shared by threads. */
+ * Tokens go through a recurrence one after the other, so a state depends neither on how a prompt
+ * was cut nor on the rest of the batch.  (Forms that take a chunk of tokens at a time would be
+ * faster for long prompts, but add in another order.)  Threads divide heads and runs of
+ * channels. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +20,8 @@ struct state_job {
     const struct recurrent *r;
     int kind, n_in, channels, width, n_runs;
 };
-/* Channels [to, to + n) of the convolution, which are columns [from, from + n) of what was
- * projected. */
+/* Channels [to, to + n) of the convolution, which are columns [from, from + n) of the
+ * projection. */
 struct channel_run { int from, to, n, part; };  /* part: delta net: 0 a query, 1 a key, 2 values */
 
 /* ---- memory ---- */
@@ -121,7 +121,7 @@ static void multiply(float *restrict x, const float *restrict by, int n)
         x[i] *= by[i];
 }
 
-/* What stands behind the convolution. */
+/* The activation and norms behind the convolution. */
 static void after_conv(const struct state_job *j, const struct channel_run *run, float *out, const float *in)
 {
     const struct kernels *k = j->k->k;
@@ -132,7 +132,7 @@ static void after_conv(const struct state_job *j, const struct channel_run *run,
     k->act_mul(out, out, NULL, run->n, ACT_SILU);
     if (run->part == 2)
         return;
-    /* queries and keys get length 1, queries are then divided by sqrt(size) */
+    /* queries and keys are normalized to length 1, queries divided by sqrt(size) */
     const float size = (float)run->n, by = run->part == 0 ? 1 / size : 1 / sqrtf(size);
     k->rms_norm(out, out, NULL, run->n, 1e-6f / size, 0);
     for (int i = 0; i < run->n; i++)
@@ -176,7 +176,7 @@ static void conv_part(void *arg, int i, int thread)
 
 static float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
-/* Of forgetting: below 0. */
+/* Logarithm of the decay: below 0. */
 static float rate_of(const struct state_job *j, int head)
 {
     return j->k->c->gguf ? j->l->a_log[head] : -expf(j->l->a_log[head]);
@@ -228,7 +228,7 @@ static void scan_part(void *arg, int i, int thread)
         (j->kind == MIXER_DELTA ? delta_token : mamba_token)(j, head, first + t, state);
 }
 
-/* Mamba2: what the heads found, gated, then normed in parts. */
+/* Mamba2: gate the outputs of the heads, then norm them in groups. */
 static void norm_part(void *arg, int i, int thread)
 {
     (void)thread;

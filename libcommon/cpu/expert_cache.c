@@ -1,3 +1,4 @@
+/* expert_cache.c - read experts from the file on a thread and keep the most used in memory. */
 #include "libcommon/cpu/expert_cache.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/thread.h"
@@ -13,16 +14,19 @@
 enum {
     LARGE = 2 << 20,                    /* a large page */
     HALF_LIFE = 4096,                   /* tokens after which a use counts half */
-    TRY_EVERY = 16,                     /* guesses that are mostly wrong are made once in so many layers, to see whether that changed */
+    TRY_EVERY = 16,                     /* if guesses are mostly wrong, try again once in so many layers */
 };
-static const float GOOD_GUESS = 0.6f;   /* of the experts guessed, so many must have been wanted: each other one keeps the disk from what is */
+/* least share of guesses that must be right: each wrong one delays an expert that is needed */
+static const float GOOD_GUESS = 0.6f;
 
 enum { OUT, COMING, IN };
 struct expert_slot {
     uintptr_t from, to;                 /* whole pages of the mapping */
-    int frame;                          /* where it is, unless it is OUT */
-    float use;                          /* log2 of the uses, each halved every HALF_LIFE, plus the time of that sum in HALF_LIFEs: so it compares at any time */
-    unsigned char state, wanted, used, guessed;        /* used: by the round that computes */
+    int frame;                          /* its frame, unless its state is OUT */
+    /* log2 of the uses, each halved every HALF_LIFE, plus the time of that sum in HALF_LIFEs, so
+     * values of different times compare */
+    float use;
+    unsigned char state, wanted, used, guessed;        /* used: by the round that computes now */
 };
 
 struct expert_cache {
@@ -37,7 +41,8 @@ struct expert_cache {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int stop;
-    int *wanted, n_wanted, at, n_used;  /* slots, in order; wanted[at .. at + n_used) are used, those before are done with */
+    /* requested slots in order; wanted[at .. at + n_used) are in use, those before are released */
+    int *wanted, n_wanted, at, n_used;
     int *guess, n_guess;
     double time;                        /* tokens / HALF_LIFE */
     float right; int skipped;           /* running mean of the share of guesses that were right */
@@ -48,8 +53,8 @@ static size_t bytes(const struct expert_slot *s) { return s->to - s->from; }
 
 /* ---- the thread ---- */
 
-/* What goes for another: the least used that nobody wants, else the one wanted last of those
- * behind `before`; -1: nothing. */
+/* The slot to evict: the least used one that is not requested, else the last requested one
+ * behind `before`; -1: none. */
 static int victim(const struct expert_cache *c, int before)
 {
     int best = -1;
@@ -64,7 +69,7 @@ static int victim(const struct expert_cache *c, int before)
     return best;
 }
 
-/* The next slot to bring in: wanted, or guessed; *place: where it is in wanted, -1: a guess. */
+/* The next slot to read: requested or guessed; *place: its index in wanted, -1: a guess. */
 static int next_slot(struct expert_cache *c, int *place)
 {
     for (*place = c->at + c->n_used; *place < c->n_wanted; ++*place)
@@ -110,7 +115,8 @@ static void *bring(void *arg)
         pthread_mutex_unlock(&c->lock);
         const uint64_t start = clock_ns();
         if (zfile_pread_direct(c->m->file, c->direct, (const void *)s.from, bytes(&s), to) != 0)
-            memcpy(to, (const void *)s.from, bytes(&s));        /* the disk fails: the mapping says so as it does elsewhere */
+            /* reading failed: access to the mapping raises the error as elsewhere */
+            memcpy(to, (const void *)s.from, bytes(&s));
         pthread_mutex_lock(&c->lock);
         c->stats.read_ns += clock_ns() - start;
         c->stats.bytes += s.to - s.from;
@@ -137,14 +143,14 @@ static int lies_in(const struct linear *l, const struct expert_slot *s)
            (!bias || (bias >= s->from && bias + (size_t)l->w.rows * sizeof *l->bias <= s->to));
 }
 
-/* The ranges of a layer's experts: 0, or -1 where they do not follow each other up to the end of
- * the layer's group, each whole and on pages of its own. */
+/* Find the ranges of a layer's experts: 0, or -1 unless they follow each other up to the end of
+ * the layer's group, each on pages of its own. */
 static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintptr_t end)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     const struct expert *x = c->m->layers[layer].experts;
     struct expert_slot *s = c->slot + (size_t)layer * (size_t)c->n_experts;
-    if (s->from || lowest(x) < begin)           /* a second group of this layer, or experts that are not in it */
+    if (s->from || lowest(x) < begin)           /* a second group of this layer, or experts outside of it */
         return -1;
     for (int i = 0; i < c->n_experts; i++) {
         s[i].from = lowest(&x[i]) / page * page;
@@ -159,8 +165,8 @@ static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintp
     return 0;
 }
 
-/* The file decides where its tensors are and what it calls its groups: all layers that have
- * experts must have ranges, or none has. */
+/* All layers with experts must have such ranges, or none has: the order of tensors and groups is
+ * up to the file. */
 static int find_all(struct expert_cache *c)
 {
     const struct zfile *z = c->m->file;
@@ -344,7 +350,7 @@ void expert_cache_guess(struct expert_cache *c, int layer, const int *expert, in
 {
     pthread_mutex_lock(&c->lock);
     c->n_guess = 0;
-    for (int i = n - 1; i >= 0; i--) {          /* the likeliest last: it is taken first */
+    for (int i = n - 1; i >= 0; i--) {          /* the most likely last: it is taken first */
         struct expert_slot *s = c->slot + (size_t)layer * (size_t)c->n_experts + expert[i];
         if (s->guessed)
             continue;

@@ -1,4 +1,4 @@
-/* expert_cache.h - which experts of a model are in memory, when not all may be.
+/* expert_cache.h - keep the most used experts of a model in memory, within a bound.
  *
  * A step says which experts of a layer it wants, in order of their numbers, and goes on with as
  * many as are there while a thread brings in the others from the file.  Those that were used most
@@ -16,27 +16,29 @@
 
 struct expert_cache;
 
-/* Each layer's experts as ranges of the file.  NULL without an error in *e (code ERR_NONE) where
- * there are none, or where they are not ranges of their own.  m is borrowed. */
+/* Find each layer's experts as ranges of the file. NULL with e->code ERR_NONE if the model has
+ * none, or they share ranges with other weights. m is borrowed. */
 struct expert_cache *expert_cache_open(const struct model *m, struct err *e);
 void expert_cache_close(struct expert_cache *c);                /* NULL is fine */
 
-size_t expert_cache_least(const struct expert_cache *c);        /* bytes without which it cannot work */
+size_t expert_cache_least(const struct expert_cache *c);        /* least bytes with which it works */
 size_t expert_cache_all(const struct expert_cache *c);          /* bytes of all experts */
-const uint8_t *expert_cache_begin(const struct expert_cache *c, int layer);     /* where the experts of a layer begin; NULL: it has none */
-/* From now on keep at most so many bytes, at least the least. */
+/* the first byte of a layer's experts; NULL: it has none */
+const uint8_t *expert_cache_begin(const struct expert_cache *c, int layer);
+/* Start; keep at most max_bytes in memory, which is expert_cache_least() at least. */
 int expert_cache_start(struct expert_cache *c, size_t max_bytes, struct err *e);
 
-/* The step wants these experts (in ascending order, each once), tokens[i] use expert[i].  All of
- * those before must have been released. */
+/* Request experts of a layer (ascending, each once), tokens[i] tokens use expert[i]. All earlier
+ * ones must have been released. */
 void expert_cache_want(struct expert_cache *c, int layer, const int *expert, const int *tokens, int n);
-/* How many are there, from the first on that was not released: at least 1 if it may wait for
- * that one.  They stay until released. */
+/* Number of requested experts in memory, from the first unreleased one on; at least 1 if it may
+ * wait for that one. They stay until released. */
 int expert_cache_use(struct expert_cache *c, int may_wait);
 void expert_cache_release(struct expert_cache *c, int n);       /* the first n of these */
-/* An expert of the layer that is used: its matrices where they are in memory. */
+/* The matrices of an expert in use, where the cache holds them. */
 struct expert expert_cache_at(const struct expert_cache *c, int layer, int expert);
-/* Is it worth while to guess what the next layer wants?  If so: what that guess is (any order). */
+/* 1 if guesses of the next layer's experts have been right often enough; then tell it the guess
+ * (in any order). */
 int expert_cache_guesses(struct expert_cache *c);
 void expert_cache_guess(struct expert_cache *c, int layer, const int *expert, int n);
 

@@ -1,3 +1,5 @@
+/* residency.c - bound the resident pages of the weights: a thread reads the next span, used spans
+ * are dropped. */
 #include "libcommon/cpu/residency.h"
 #include "libcommon/base/thread.h"
 
@@ -9,14 +11,15 @@
 #include <unistd.h>
 
 enum {
-    POPULATE_READ = 22,                 /* MADV_POPULATE_READ, Linux 5.14: before that pages come when they are used */
-    /* A fault may map the whole 2 MiB page that the page cache has there, and with it the end of
-     * the piece before and the beginning of the one behind. */
+    /* MADV_POPULATE_READ, Linux 5.14; older kernels read pages at the first access */
+    POPULATE_READ = 22,
+    /* A fault may map the whole 2 MiB page of the page cache, and so the end of the span before
+     * and the beginning of the next one. */
     LARGE = 2 << 20,
     SLACK = 4 * LARGE + (1 << 20),
 };
 
-struct page_span { uintptr_t from, to; int kept; };        /* whole pages; kept: stays */
+struct page_span { uintptr_t from, to; int kept; };        /* whole pages; kept: never dropped */
 
 struct residency {
     struct page_span *span; int n_spans;  /* in the order of use: the layers, then slices of the head */
@@ -25,12 +28,12 @@ struct residency {
     uint8_t *tile;                      /* of residency_row */
     struct page_span *other; int n_others;  /* groups that hold no layer: the embedding, the head, the last norm */
     struct expert_cache *experts;       /* NULL: they are part of the layers */
-    pthread_t thread; int has_thread;   /* has_thread 0: everything fits, nothing is done */
+    pthread_t thread; int has_thread;   /* has_thread 0: everything fits, so nothing is dropped */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int now;                            /* piece that is computed on; -1: none yet */
-    int incoming;                          /* piece that the thread brought in or brings in; -1: none */
-    int todo, stop;                     /* 1: incoming is not there yet */
+    int now;                            /* span in use; -1: none yet */
+    int incoming;                          /* span that the thread has read or reads; -1: none */
+    int todo, stop;                     /* 1: the thread has not finished reading it */
 };
 
 static struct page_span span_of(const void *data, size_t size)
@@ -59,15 +62,15 @@ static void *bring(void *arg)
         pthread_mutex_unlock(&r->lock);
         advise(&p, POPULATE_READ);
         pthread_mutex_lock(&r->lock);
-        r->todo = 0;                    /* nobody changes incoming before */
+        r->todo = 0;                    /* incoming does not change while todo is 1 */
         pthread_cond_broadcast(&r->changed);
     }
     pthread_mutex_unlock(&r->lock);
     return NULL;
 }
 
-/* The next piece that does not stay, in the order of use; `from` itself if it is the only one,
- * -1 if all stay. */
+/* The next span in the order of use that is dropped after use; `from` itself if it is the only
+ * one, -1 if all are kept. */
 static int next_passing(const struct residency *r, int from)
 {
     for (int i = 1; i <= r->n_spans; i++)
@@ -76,7 +79,7 @@ static int next_passing(const struct residency *r, int from)
     return -1;
 }
 
-/* The piece goes, and what its first page brought back of the one before. */
+/* Drop a span, and the pages of the one before that a fault on its first page mapped. */
 static void leave(const struct residency *r, int i)
 {
     struct page_span p = r->span[i];
@@ -95,7 +98,8 @@ static void come_to(struct residency *r, int now)
     if (r->incoming != next) {
         while (r->todo)
             pthread_cond_wait(&r->changed, &r->lock);
-        if (r->incoming >= 0 && r->incoming != now)           /* a step without logits: the head's piece was brought in for nothing */
+        /* a step without logits did not use the head that was read */
+        if (r->incoming >= 0 && r->incoming != now)
             leave(r, r->incoming);
         r->incoming = next;
         r->todo = next >= 0 && next != now;
@@ -108,7 +112,7 @@ static void come_to(struct residency *r, int now)
 
 static size_t bytes(const struct page_span *p) { return p->to - p->from; }
 
-/* Pieces of the model's groups, and of its head in slices no larger than the largest layer. */
+/* Make spans of the model's groups, and of its head in slices no larger than the largest layer. */
 static int cut(struct residency *r, const struct model *m, size_t *largest, struct err *e)
 {
     const struct zfile *z = m->file;
@@ -171,7 +175,7 @@ struct residency *residency_open(const struct model *m, size_t max_bytes, struct
         all += bytes(&r->span[i]);
     for (int i = 0; i < r->n_others; i++)
         all += bytes(&r->other[i]);
-    if (all <= max_bytes)               /* nothing need ever go */
+    if (all <= max_bytes)               /* nothing needs to be dropped */
         return r;
     for (int i = 0; i < r->n_spans; i++) {
         total += bytes(&r->span[i]);
@@ -221,7 +225,8 @@ void residency_row(struct residency *r, const struct mat *m, int64_t row, float 
     struct mat one = *m;
     const size_t tile = (size_t)(row / TILE_ROWS);
     if (zfile_pread(r->z, m->data + tile * m->tile_bytes, m->tile_bytes, r->tile) != 0) {
-        mat_decode_row(m, row, out);            /* the disk fails: the mapping says so as it does elsewhere */
+        /* reading failed: access to the mapping raises the error as elsewhere */
+        mat_decode_row(m, row, out);
         return;
     }
     one.data = r->tile;
@@ -236,7 +241,7 @@ void residency_layer(struct residency *r, int layer)
         come_to(r, layer);
 }
 
-/* Kept slices of a head that is the embedding come back when they are used. */
+/* Slices of a head that is the embedding are mapped again when they are used. */
 void residency_looked_up(struct residency *r)
 {
     if (r && r->has_thread)

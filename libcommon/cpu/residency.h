@@ -17,21 +17,21 @@
 #include "libcommon/model/model.h"
 
 struct residency;
-/* For a model in a file.  max_bytes: of resident pages of its weights; refused where two layers
- * do not fit in.  m is borrowed. */
+/* For a model in a file. max_bytes bounds the resident pages of its weights; fails if two layers
+ * do not fit. m is borrowed. */
 struct residency *residency_open(const struct model *m, size_t max_bytes, struct err *e);
 void residency_close(struct residency *r);      /* NULL is fine */
 
-/* Row `row` of a matrix in the model's file, as mat_decode_row gives it, read without mapping
- * its page. One at a time. */
+/* Row `row` of a matrix of the model's file, decoded as by mat_decode_row, read without mapping
+ * its page. One call at a time. */
 void residency_row(struct residency *r, const struct mat *m, int64_t row, float *out);
 
-/* All of these may be called with NULL: nothing is bounded. */
-struct expert_cache *residency_experts(const struct residency *r);      /* NULL: all experts of a layer are there with it */
-void residency_layer(struct residency *r, int layer);           /* the step comes to this layer */
-void residency_looked_up(struct residency *r);                  /* what stands before layer 0 was read */
-/* The head goes in slices: their number (at least 1), and the step comes to slice i: tiles
- * [*tile0, *tile1) of m->head. */
+/* All of these accept NULL: memory is not bounded. */
+struct expert_cache *residency_experts(const struct residency *r);      /* NULL: experts are part of their layers */
+void residency_layer(struct residency *r, int layer);           /* the step enters this layer */
+void residency_looked_up(struct residency *r);                  /* the embedding was read */
+/* The head is used in slices: their number, at least 1, and the tiles of slice i, [*tile0,
+ * *tile1) of m->head, which the step enters. */
 int residency_head_slices(const struct residency *r);
 void residency_head(struct residency *r, int i, const struct mat *head, int *tile0, int *tile1);
 

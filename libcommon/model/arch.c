@@ -1,6 +1,6 @@
-/* arch.c - the table of architectures: what a config.json means that leaves a key out, what
- * never varies, and the keys of its own.  Facts: the configuration and modeling files of
- * transformers 5, and the papers and model cards they cite. */
+/* arch.c - list the architectures: defaults of keys that a config.json leaves out, facts that
+ * never vary, and keys of their own. Facts: the configuration and modeling files of transformers
+ * 5, and the papers and model cards they cite. */
 #include "libcommon/model/arch.h"
 
 #include <math.h>
@@ -8,8 +8,8 @@
 
 #include "libcommon/base/json.h"
 
-/* Keys that say how a model was trained, stored or run elsewhere, and repetitions of what the
- * weights or other keys say. */
+/* Keys about training, storage or other runtimes, and repetitions of the weights or of other
+ * keys. */
 const char *const arch_ignored[] = {
     "architectures", "auto_map", "model_type", "dtype", "transformers_version", "transformers.js_config",
         "_name_or_path", "_model_name_or_path", "name", "license",
@@ -207,7 +207,7 @@ static void more_gemma(struct parse *p, struct config *c)
     attention_bias_parse(p, c);
     c->embed_scale = (float)sqrt((double)c->hidden_size);
     c->norm_offset = c->qk_norm_offset = c->gguf ? 0 : 1;
-    if (c->act == CONFIG_ACT_GELU)          /* early gemma says "gelu" and was trained with the approximation */
+    if (c->act == CONFIG_ACT_GELU)          /* early gemma models say "gelu" and were trained with the approximation */
         c->act = CONFIG_ACT_GELU_TANH;
     parse_must_be(p, "use_bidirectional_attention", 0);
 }
@@ -274,7 +274,7 @@ static void more_cohere(struct parse *p, struct config *c)
     }
 }
 
-/* Layers with a window rotate, layers that see everything do not. */
+/* Only layers with a window rotate. */
 static void rope_where_window(struct config *c)
 {
     for (int i = 0; i < c->n_layers; i++)
@@ -376,7 +376,7 @@ static void more_mpt(struct parse *p, struct config *c)
         parse_fail(p, ERR_FORMAT, "attn_config: found %s, expected an object", js_kind(attn));
     c->n_kv_heads = c->n_heads;
     const double ratio = parse_real(p, "expansion_ratio", 4);
-    if (c->gguf)                            /* transformers computes with 4, whatever stands there */
+    if (c->gguf)                            /* transformers always computes with 4 */
         c->intermediate_size = ratio > 0 && ratio * c->hidden_size < 1 << 24 ? (int)(ratio * c->hidden_size)
                                                                              : c->intermediate_size;
     c->alibi_max_bias = 8;
@@ -456,7 +456,7 @@ static void more_hunyuan(struct parse *p, struct config *c)
     parse_must_be(p, "use_qk_norm", 1);
     parse_must_be(p, "use_cla", 0);
     parse_must_be(p, "mlp_bias", 0);
-    parse_int(p, "num_experts", 1, 1, 1);       /* the family's one configuration, with a mixture of one */
+    parse_int(p, "num_experts", 1, 1, 1);       /* one configuration of the family has a mixture of one expert */
     parse_find(p, "moe_topk|num_shared_expert|moe_intermediate_size|moe_layer_num_skipped|class_num|dense_list|mask_init_id|num_media_embeds|anyres_pooling_size|"
                   "vit_type|vit_path|vit_patch|vit_token|vit_input_resolution|vit_mapping_type|vit_norm_type|vit_used_rms_norm|video_start_id|video_end_id", NULL);
 }

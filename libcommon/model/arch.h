@@ -1,29 +1,29 @@
-/* arch.h - what config.c, arch.c and weights.c share: an architecture as one row of facts. */
+/* arch.h - an architecture as one row of facts, private to this folder (and plan/shape.c). */
 #ifndef ZSE_MODEL_ARCH_H
 #define ZSE_MODEL_ARCH_H
 
 #include "libcommon/model/model.h"
 
-/* enum act_kind of kernels.h, which is above this layer; cpu.c asserts that they agree. */
+/* enum act_kind of kernels.h, which is above this layer; cpu_core.c asserts that they agree. */
 enum config_act { CONFIG_ACT_SILU, CONFIG_ACT_GELU, CONFIG_ACT_GELU_TANH, CONFIG_ACT_RELU, CONFIG_ACT_RELU2,
                   CONFIG_ACT_GELU_QUICK };
 
 /* How a source keeps the experts of a layer. */
 enum experts_form {
-    EXPERTS_APART,              /* a tensor of each */
+    EXPERTS_APART,              /* a tensor for each */
     EXPERTS_STACKED,            /* all gates [n_experts, rows, cols], all ups, all downs (GGUF) */
-    EXPERTS_FUSED,              /* the same, gates and ups in one, gate first (granitemoe) */
+    EXPERTS_FUSED,              /* the same, gates and ups in one tensor, gate first (granitemoe) */
     EXPERTS_FUSED_IN_OUT,       /* the same, matrices stored [in, out] (llama4) */
-    EXPERTS_PAIRED_IN_OUT,      /* the same, gate and up in turns, column by column (gpt-oss) */
+    EXPERTS_PAIRED_IN_OUT,      /* the same, gate and up interleaved column by column (gpt-oss) */
 };
 
-/* Names of the source's tensors without ".weight" and ".bias".  NULL: there is no such thing;
- * "": a norm without weights. */
+/* Names of the source's tensors without ".weight" and ".bias". NULL: the architecture has no
+ * such tensor; "": a norm without weights. */
 struct weight_names {
     const char *embed, *pos, *embed_norm, *embed_in, *embed_out, *final_norm, *head;
     const char *layer;                      /* "layers.": then the number and a dot */
     const char *attn_norm, *attn_post_norm, *mlp_norm, *mlp_post_norm, *q_norm, *k_norm;
-    const char *attn_sub_norm, *mlp_sub_norm;       /* bitnet: of what o and down read */
+    const char *attn_sub_norm, *mlp_sub_norm;       /* bitnet: of the inputs of o and down */
     const char *qkv;                        /* one matrix for q, k, v; q, k and v are then NULL */
     const char *q, *k, *v, *o;
     const char *gate_up;                    /* gate first */
@@ -41,22 +41,23 @@ struct weight_names {
     /* layers with a state; conv: and its bias, the others are whole names.  NULL state_o: o */
     const char *in, *in_ba, *in_z, *conv, *a_log, *dt_bias, *d, *gate_norm, *state_o;
     int q_gated;                            /* rows of q: per head its query, then its gate */
-    int qkv_grouped;                        /* rows of qkv: per KV head its query heads, key, value; otherwise all q, all k, all v */
+    /* rows of qkv: per KV head its query heads, key, value; else all q, all k, all v */
+    int qkv_grouped;
     int conv1d;                             /* matrices of the layers are stored [in, out] */
     int gguf_permuted;                      /* in a GGUF the halves of q and k are interleaved */
 };
 extern const struct weight_names gguf_names;
 
-/* Reading config.json: every key that is asked for counts as understood; after the first failure
+/* Reading config.json: every key that is looked up counts as understood; after the first failure
  * the parser stays bad. */
 struct parse {
     const json_t *json;
-    json_t *seen;                           /* keys asked for */
+    json_t *seen;                           /* keys looked up */
     const char *where;                      /* "config.json" or "config.json: rope_parameters" */
     struct err *e;
     int bad;
 };
-/* keys: one or several spellings, "num_hidden_layers|n_layer"; the first that is there and not
+/* keys: one or several spellings, "num_hidden_layers|n_layer"; the first one present that is not
  * null counts. */
 json_t *parse_find(struct parse *p, const char *keys, const char **key);
 int64_t parse_int(struct parse *p, const char *keys, int64_t min, int64_t max, int64_t otherwise);
@@ -64,16 +65,17 @@ double parse_real(struct parse *p, const char *keys, double otherwise);
 int parse_bool(struct parse *p, const char *keys, int otherwise);
 const char *parse_string(struct parse *p, const char *keys, const char *otherwise);
 void parse_fail(struct parse *p, enum err_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* Refuse a key that has any other value than this (or none). */
+/* Refuse a key with any value other than this (or none). */
 void parse_must_be(struct parse *p, const char *key, int value);
-/* Refuse what nobody asked for, unless it is null, false, or on the list. */
+/* Refuse keys that were not looked up, unless they are null, false, or on the list. */
 void parse_leftovers(struct parse *p, const char *const *ignored);
 
 struct arch {
     const char *name;                       /* model_type */
     const struct weight_names *names;
-    /* what a config.json means that leaves a key out */
-    int vocab_size, hidden_size, intermediate_size /* 0: 4 * hidden_size */, n_layers, n_heads, n_kv_heads /* 0: n_heads */;
+    /* defaults of keys that config.json leaves out */
+    int vocab_size, hidden_size, intermediate_size /* 0: 4 * hidden_size */;
+    int n_layers, n_heads, n_kv_heads /* 0: n_heads */;
     int head_dim /* 0: hidden_size / n_heads */, max_len;
     double eps, rope_theta, partial;        /* partial: rotated share of a head; 0: all */
     const char *act;
@@ -84,8 +86,9 @@ struct arch {
     enum pos_kind pos;
     enum qk_norm qk_norm;
     int not_gated, rope_pairs, biases;
-    int rotary_dim;                         /* gpt-j says it in dimensions */
-    int original_max;                       /* phi3: original_max_position_embeddings where it is left out; 0: max_position_embeddings */
+    int rotary_dim;                         /* gpt-j gives it in dimensions */
+    /* phi3: default of original_max_position_embeddings; 0: max_position_embeddings */
+    int original_max;
     double local_theta;                     /* gemma3: a RoPE of its own for layers with a window; 0: none */
     int ntk_alpha;                          /* hunyuan: rope_type "dynamic" with a fixed alpha */
     void (*more)(struct parse *p, struct config *c);    /* keys of its own; c is filled but for RoPE */
@@ -104,8 +107,8 @@ extern const char *const arch_ignored[];                /* keys that do not chan
 
 /* RoPE tables from rope_parameters. */
 void rope_parse(struct parse *p, const struct arch *a, struct config *c);
-/* "layer_types", where it is there, decides which layers see only `window` tokens (0: refused);
- * c->window holds what is so by default. */
+/* Read "layer_types", if present: it decides which layers see only `window` tokens (0: refused);
+ * c->window holds the default. */
 void layer_types_parse(struct parse *p, struct config *c, int64_t window);
 
 /* Keys that several architectures have. */

@@ -1,5 +1,5 @@
-/* arch_moe.c - the architectures with mixtures of experts, and those with multi-head latent
- * attention (which have experts too).  Facts: the configuration and modeling files of
+/* arch_moe.c - list the architectures with mixtures of experts, and those with multi-head latent
+ * attention (which have experts too). Facts: the configuration and modeling files of
  * transformers 5, config.json of the models on the hub, and arXiv:2401.04088 (mixtral),
  * 2405.04434 (deepseek_v2), 2412.19437 (deepseek_v3). */
 #include <math.h>
@@ -55,7 +55,7 @@ gpt_oss_names    = { BASE, .sinks = "self_attn.sinks", .router = "mlp.router", .
 
 /* ---- keys ---- */
 
-/* A number, or (hunyuan) an array that says the same number for every layer. */
+/* A number, or (hunyuan) an array with the same number for every layer. */
 static int64_t same_for_all(struct parse *p, const char *keys, int64_t min, int64_t max, int64_t otherwise)
 {
     const char *key;
@@ -78,7 +78,7 @@ static int64_t same_for_all(struct parse *p, const char *keys, int64_t min, int6
 
 enum { MOST_EXPERTS = 65536, MOST_WIDTH = 1 << 24 };
 
-/* Sizes; all layers have experts unless the caller says otherwise. */
+/* Read the sizes; all layers have experts unless the caller changes that. */
 void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size)
 {
     struct moe *m = &c->moe;
@@ -123,7 +123,7 @@ static void shared_parse(struct parse *p, struct config *c, const char *keys, in
         c->moe.shared_size = (int)size;
 }
 
-/* deepseek_v3's router, which many took over: sigmoid, correction, groups judged by their two
+/* The router of deepseek_v3 and many others: sigmoid, correction, groups judged by their two
  * best. */
 static void sigmoid_router(struct parse *p, struct config *c, int normalize, double scale)
 {
@@ -164,7 +164,7 @@ static void more_granitemoe(struct parse *p, struct config *c)
     c->moe.router = ROUTER_TOP_SOFTMAX;
 }
 
-/* Layers with a dense MLP: all but every decoder_sparse_step-th, and those listed. */
+/* Layers with a dense MLP: all but every decoder_sparse_step-th, and the listed ones. */
 void sparse_layers_parse(struct parse *p, struct config *c)
 {
     const int step = (int)parse_int(p, "decoder_sparse_step", 1, INT32_MAX, 1);
@@ -236,7 +236,7 @@ static void more_deepseek_v2(struct parse *p, struct config *c)
     else
         parse_fail(p, ERR_UNSUPPORTED, "topk_method \"%.40s\" is not supported, expected \"greedy\" or \"group_limited_greedy\"", method);
     router_must_be(p, "scoring_func", "softmax", "softmax");
-    parse_must_be(p, "norm_topk_prob", 0);          /* as transformers computes; no model says otherwise */
+    parse_must_be(p, "norm_topk_prob", 0);          /* as in transformers; no model has another value */
     parse_must_be(p, "mlp_bias", 0);
     c->moe.scale = (float)parse_real(p, "routed_scaling_factor", 1);
 }
@@ -337,7 +337,7 @@ static void more_minimax(struct parse *p, struct config *c)
                   "layernorm_linear_attention_beta|layernorm_mlp_beta", NULL);
 }
 
-/* Layers that rotate see chunks of the text, the others all of it. */
+/* Layers with RoPE see chunks of the text, the others all of it. */
 static void more_llama4(struct parse *p, struct config *c)
 {
     attention_bias_parse(p, c);

@@ -1,6 +1,6 @@
-/* arch_state.c - the architectures with layers that keep a state instead of keys and values:
- * short convolutions, Mamba2, gated delta net.  Facts: the configuration and modeling files of
- * transformers 5, config.json of the models on the hub, and arXiv:2405.21060 (Mamba2),
+/* arch_state.c - list the architectures with layers that keep a state instead of keys and
+ * values: short convolutions, Mamba2, gated delta net. Facts: the configuration and modeling
+ * files of transformers 5, config.json of the models on the hub, and arXiv:2405.21060 (Mamba2),
  * 2412.06464 (gated delta net). */
 #include <math.h>
 #include <stdlib.h>
@@ -13,7 +13,8 @@ enum { MOST_WIDTH = 1 << 24, MOST_KERNEL = 64 };
 static const int64_t MOST_STATE = (int64_t)1 << 32;            /* numbers of a layer's state */
 
 #define ATTN    .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.o_proj"
-#define SSM(at) .in = at "in_proj", .conv = at "conv1d", .a_log = at "A_log", .dt_bias = at "dt_bias", .d = at "D", .gate_norm = at "norm", .state_o = at "out_proj"
+#define SSM(at) .in = at "in_proj", .conv = at "conv1d", .a_log = at "A_log", .dt_bias = at "dt_bias", .d = at "D", \
+                .gate_norm = at "norm", .state_o = at "out_proj"
 
 static const struct weight_names
 lfm2_names = { .embed = "embed_tokens", .final_norm = "embedding_norm", .head = "lm_head", .layer = "layers.",
@@ -54,7 +55,7 @@ qwen_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head",
 
 /* ---- keys ---- */
 
-/* A number, or what stands for infinity, which JSON has not. */
+/* A number, or a spelling of infinity, which JSON does not have. */
 static float limit(struct parse *p, const char *key, const json_t *v)
 {
     const char *name = json_string_value(js_get(v, "__float__"));
@@ -83,7 +84,7 @@ static void time_step_parse(struct parse *p, struct recurrent *r)
                    (double)r->dt_max);
 }
 
-/* How the weights were initialised, and how others cut the sequence. */
+/* Keys about the initialization, and about how other runtimes cut the sequence. */
 static void training_keys(struct parse *p)
 {
     parse_find(p, "time_step_min|time_step_max|time_step_floor|time_step_rank|mamba_dt_min|mamba_dt_max|mamba_dt_init_floor|chunk_size|mamba_chunk_size|"
@@ -105,8 +106,8 @@ static int64_t inner_parse(struct parse *p, const struct config *c, const char *
     return 1;
 }
 
-/* Sizes of Mamba2's layers, under the names of three architectures; inner: width between its
- * projections, 0: what the heads make. */
+/* Read the sizes of Mamba2's layers, under the names of three architectures; inner: width
+ * between its projections, 0: that of the heads. */
 static void mamba_parse(struct parse *p, struct config *c, const struct recurrent *otherwise, int64_t inner)
 {
     struct recurrent *r = &c->recurrent;
@@ -141,7 +142,7 @@ static void silu_only(struct parse *p, const struct config *c)
         parse_fail(p, ERR_UNSUPPORTED, "hidden_act other than \"silu\" is not supported by this architecture");
 }
 
-/* What layer_types may call a layer. */
+/* The kinds of layers in layer_types. */
 struct layer_kind { const char *name; int mixer, ff; };
 
 static void kinds_parse(struct parse *p, struct config *c, const char *keys, const struct layer_kind *kinds)
@@ -251,7 +252,7 @@ static void more_granite(struct parse *p, struct config *c)
     parse_find(p, "init_method|normalization_function", NULL);
 }
 
-/* As many layers as the list or the pattern says: num_hidden_layers repeats it, or is not there. */
+/* The number of layers in the list or the pattern; num_hidden_layers repeats it, or is absent. */
 static void layers_resize(struct parse *p, struct config *c, size_t n)
 {
     if (n < 1 || n > 65536) {
@@ -309,7 +310,8 @@ static void more_nemotron_h(struct parse *p, struct config *c)
     if (strcmp(act, "relu2") != 0 || strcmp(parse_string(p, "mamba_hidden_act", "silu"), "silu") != 0)
         parse_fail(p, ERR_UNSUPPORTED, "mlp_hidden_act and mamba_hidden_act: only \"relu2\" and \"silu\" are supported");
     mamba_parse(p, c, &otherwise, 0);
-    c->recurrent.dt_min = (float)parse_real(p, "time_step_min|mamba_dt_min", 0.001);       /* as transformers computes; the limits are not used */
+    /* as in transformers; the limits are not used */
+    c->recurrent.dt_min = (float)parse_real(p, "time_step_min|mamba_dt_min", 0.001);
     c->recurrent.dt_max = INFINITY;
     attention_bias_parse(p, c);
     if (parse_bool(p, "mlp_bias", 0))
@@ -320,7 +322,8 @@ static void more_nemotron_h(struct parse *p, struct config *c)
     if (window_parse(p, 0))
         parse_fail(p, ERR_UNSUPPORTED, "sliding_window is not supported by this architecture");
     c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers", 0, INT32_MAX, 0);
-    /* of layers with experts, which there are none of, and of those that predict further tokens */
+    /* keys of layers with experts, which the model does not have, and of those that predict
+     * further tokens */
     parse_find(p, "moe_intermediate_size|moe_latent_size|moe_shared_expert_intermediate_size|moe_shared_expert_overlap|mtp_layers_block_type|mtp_hybrid_override_pattern|"
                   "n_group|n_routed_experts|n_shared_experts|norm_topk_prob|num_experts_per_tok|routed_scaling_factor|topk_group|rope_theta|partial_rotary_factor", NULL);
 }

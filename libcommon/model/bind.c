@@ -1,4 +1,4 @@
-/* bind.c - a .zse file's tensors into struct model. */
+/* bind.c - bind the tensors of a .zse file to struct model. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 struct binder {
     struct model *m;
     const struct zfile *z;
-    float *shifted;             /* room for layer norm weights with norm_offset added */
+    float *shifted;             /* [norms][hidden_size] layer norm weights with norm_offset added */
     size_t n_shifted;
     struct err *e;
 };
@@ -27,7 +27,7 @@ static int wrong_shape(const struct binder *b, const struct zfile_tensor *t, int
                    (long long)cols);
 }
 
-/* A plain f32 tensor of rows x cols (rows 1: a vector); *out stays NULL if it is absent and
+/* Bind a plain f32 tensor of rows x cols (rows 1: a vector); *out stays NULL if it is absent and
  * optional. */
 static int bind_plain(struct binder *b, const char *name, int64_t rows, int64_t cols, int optional, const float **out)
 {
@@ -82,7 +82,7 @@ static int bind_norm(struct binder *b, const char *name, int64_t n, int biased, 
     return bind_plain(b, full, 1, n, !biased, &norm->b);
 }
 
-/* A norm outside of the layers, if the architecture has one with weights. */
+/* Bind a norm outside of the layers, if the architecture has one with weights. */
 static int bind_end_norm(struct binder *b, const char *name, const char *have, struct norm *norm)
 {
     const struct config *c = &b->m->config;
@@ -109,7 +109,7 @@ int model_experts(struct model *m, struct err *e)
     return 0;
 }
 
-/* A part of layer i, of this expert if it is an expert's. */
+/* Bind a part of layer i, of one expert if it is an expert's. */
 static int bind_part(struct binder *b, int i, enum layer_part part, const struct part_fact *f, int expert)
 {
     const struct part_info *p = &part_infos[part];

@@ -1,5 +1,5 @@
-/* config.c - config.json to hyper-parameters.  Facts of single architectures are in arch.c,
- * rotations in rope.c. */
+/* config.c - read config.json into hyper-parameters. Facts of single architectures are in
+ * arch.c, rotations in rope.c. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -135,7 +135,7 @@ void parse_leftovers(struct parse *p, const char *const *ignored)
     }
 }
 
-/* ---- the parts every architecture has ---- */
+/* ---- keys of every architecture ---- */
 
 static int act_parse(struct parse *p, const struct arch *a)
 {
@@ -154,7 +154,7 @@ static int act_parse(struct parse *p, const struct arch *a)
     return 0;
 }
 
-/* Numbers that one machine can hold; their products stay far inside 63 bits. */
+/* Limits that no model reaches; their products stay far inside 63 bits. */
 enum { MAX_LAYERS = 65536, MAX_WIDTH = 1 << 24, MAX_VOCAB = 1 << 28, MAX_LEN = 1 << 28, MAX_EXPERTS = 1 << 20 };
 
 static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
@@ -223,7 +223,7 @@ void layer_types_parse(struct parse *p, struct config *c, int64_t window)
     }
 }
 
-/* What config.json cannot mean, whatever the architecture. */
+/* Refuse values that make no sense for any architecture. */
 static void check(struct parse *p, const struct config *c)
 {
     if (c->n_heads % c->n_kv_heads)

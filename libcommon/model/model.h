@@ -1,9 +1,9 @@
-/* model.h - what a decoder is: hyper-parameters and weights, for every architecture the same plain
- * facts.
+/* model.h - a decoder as hyper-parameters and weights, in the same plain facts for every
+ * architecture.
  *
- * An architecture is data: model_config_parse (one function a model_type, a row in the table of
- * arch.c) fills struct config from config.json, and a table of names says where each weight
- * comes from.  The engine reads these facts and knows no architecture by name. */
+ * An architecture is data: config_parse (with one function for a model_type, a row in the table of
+ * arch.c) fills struct config from config.json, and a table of names says where each weight comes
+ * from.  The engine reads these facts and knows no architecture by name. */
 #ifndef ZSE_MODEL_MODEL_H
 #define ZSE_MODEL_MODEL_H
 
@@ -22,64 +22,73 @@ enum block_kind {
     BLOCK_PARALLEL,             /* x += attn(n1(x)) + mlp(n1(x)): one norm (cohere, gpt-j, phi, falcon-7b) */
     BLOCK_PARALLEL2,            /* x += attn(n1(x)) + mlp(n2(x)): two norms (gpt-neox, new falcon) */
 };
-/* Per head with one weight for all heads; per head, each with its own weights [n_heads *
- * head_dim] (cohere); over the whole projection (olmo2). */
+/* HEAD: per head, one weight for all heads; EACH: per head, each with its own weights [n_heads *
+ * head_dim] (cohere); FULL: over the whole projection (olmo2). */
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_EACH, QK_NORM_FULL };
 enum pos_kind { POS_ROPE, POS_LEARNED, POS_ALIBI, POS_NONE };
 
-/* A layer is a mixer, which lets tokens see each other, and a feed-forward part, which each
- * token goes through alone; the kinds vary from layer to layer. */
+/* A layer is a mixer, which combines tokens, and a feed-forward part, which treats each token
+ * alone; their kinds vary from layer to layer. */
 enum mixer_kind {
     MIXER_ATTENTION,            /* q, k, v, o; keys and values in the cache */
-    MIXER_MLA,                  /* keys and values come out of one latent vector a token (arXiv:2405.04434, section 2.1); that and a rotated key are in the cache */
-    /* Layers with a state: so many floats a sequence, whatever its length, and nothing in the
-     * cache. */
+    /* keys and values are made from one latent vector a token (arXiv:2405.04434, section 2.1);
+     * the cache holds it and a rotated key */
+    MIXER_MLA,
+    /* Layers with a state: a fixed number of floats a sequence, and nothing in the cache. */
     MIXER_CONV,                 /* a short convolution between two gates (lfm2) */
     MIXER_MAMBA2,               /* a selective state space with one decay a head (arXiv:2405.21060) */
     MIXER_DELTA,                /* gated delta net (arXiv:2412.06464) */
-    MIXER_NONE,                 /* the layer is its feed-forward part (nemotron_h) */
+    MIXER_NONE,                 /* the layer is only its feed-forward part (nemotron_h) */
 };
 enum ff_kind {
     FF_DENSE,                   /* down(act(gate(x)) * up(x)) */
-    FF_MOE,                     /* the sum of some experts, each such an MLP, chosen and weighed by a router, and of a shared one that all tokens take */
-    FF_NONE,                    /* the layer is its mixer (mamba2, nemotron_h) */
+    /* a weighted sum of experts, each such an MLP, chosen by a router, and of a shared one that
+     * all tokens take */
+    FF_MOE,
+    FF_NONE,                    /* the layer is only its mixer (mamba2, nemotron_h) */
 };
 
-/* How a router's outputs become a choice of top_k experts and their weights. */
+/* How the outputs of a router become a choice of top_k experts and their weights. */
 enum router_kind {
-    ROUTER_SOFTMAX,             /* scores: softmax over all experts; the largest are chosen, and weigh as much as they score */
-    ROUTER_SIGMOID,             /* the same with a sigmoid of each */
-    ROUTER_TOP_SOFTMAX,         /* the largest outputs are chosen, their softmax among themselves weighs them */
+    /* scores: softmax over all experts; the largest are chosen, their scores are the weights */
+    ROUTER_SOFTMAX,
+    ROUTER_SIGMOID,             /* the same with a sigmoid of each output */
+    ROUTER_TOP_SOFTMAX,         /* the largest outputs are chosen, the softmax over them gives the weights */
 };
 struct moe {
     int n_experts, top_k;       /* 0: no layer has experts */
     int intermediate_size;      /* of one expert */
-    int shared_size;            /* of the shared MLP, all of them together; 0: none */
-    int shared_gate;            /* the shared MLP's output times sigmoid of a router of its own (qwen2_moe) */
+    int shared_size;            /* of the shared MLPs together; 0: none */
+    /* the shared MLP's output is multiplied by the sigmoid of a router of its own (qwen2_moe) */
+    int shared_gate;
     enum router_kind router;
     int correction;             /* a bias per expert, added to the scores for the choice only (arXiv:2408.15664) */
     int n_groups, top_groups;   /* only experts of the best groups are chosen; n_groups 0 or 1: no groups */
-    int group_best;             /* a group is as good as the sum of its so many best experts */
-    int normalize;              /* weights are divided by their sum, */
-    float norm_min, norm_add;   /* which is at least this, after adding that */
+    int group_best;             /* the score of a group is the sum of this many best experts of it */
+    int normalize;              /* weights are divided by their sum, after adding norm_add and at least norm_min, */
+    float norm_min, norm_add;
     float scale;                /* and multiplied by this */
     int weigh_input;            /* weights multiply the expert's input, not its output (llama4) */
-    float act_alpha, act_limit; /* limit > 0: g * sigmoid(alpha * g) * (u + 1), g clamped from above, u from both sides (gpt-oss) */
+    /* limit > 0: g * sigmoid(alpha * g) * (u + 1), g clamped from above, u on both sides
+     * (gpt-oss) */
+    float act_alpha, act_limit;
 };
 struct mla {
-    int q_rank;                 /* 0: q comes from the hidden state at once */
+    int q_rank;                 /* 0: q is projected from the hidden state */
     int kv_rank;                /* width of the latent */
-    int nope_dim, rope_dim;     /* a head's query and key: so many dimensions that do not rotate, then those that do */
+    int nope_dim, rope_dim;     /* of a head's query and key: dimensions without rotation, then those with it */
     int v_dim;                  /* a head's value */
     float norm_eps;             /* of the norms of both latents */
 };
 
-/* Layers with a state.  The state of a layer is, in floats: [conv_kernel -
- * 1][recurrent_channels] inputs of the convolution, oldest first, then of each head
- * [state_size][head_dim].  A layer's input is projected to one row: mamba2: z [heads *
- * head_dim], the channels (x, B of all groups, C of all groups), dt [heads]; delta net: for each
- * group q, k [state_size], then v, z of its heads; its channels are all q, all k, all v; lfm2:
- * two gates and what is convolved between them. */
+/* Layers with a state.  The state of a layer is, in floats: [conv_kernel - 1][recurrent_channels]
+ * inputs of the convolution, oldest first, then [state_size][head_dim] for each head.  The input of
+ * a layer is projected to one row:
+ *   mamba2      z [heads * head_dim], the channels (x, B of all groups, C of all groups), dt
+ *   [heads]
+ *   delta net   for each group q, k [state_size], then v, z of its heads; its channels are all q,
+ *               all k, all v
+ *   lfm2        two gates and the input of the convolution between them */
 struct recurrent {
     int conv_kernel, conv_bias;
     int n_heads, head_dim;      /* value heads; lfm2: none */
@@ -87,19 +96,21 @@ struct recurrent {
     float dt_min, dt_max;       /* limits of mamba2's time step */
     float norm_eps;
     int norm_groups;            /* mamba2: parts of the gated norm */
-    int z_apart;                /* delta net from a GGUF: `in` makes q of all groups, k of all groups, v of all heads, and a matrix of its own z of all heads */
+    /* delta net from a GGUF: `in` makes q of all groups, k of all groups, v of all heads; a
+     * matrix of its own makes z of all heads */
+    int z_apart;
 };
 
 struct rope {                   /* one table of rotations; layers choose one by index */
     int dim;                    /* rotated dimensions of a head */
     int pairs;                  /* 1: (0,1),(2,3)...; 0: (i, i + dim/2) */
     float *inv_freq;            /* [dim/2], owned by the config */
-    float *inv_freq_long;       /* longrope: used for the whole sequence when it is longer than original_max; NULL otherwise */
+    float *inv_freq_long;       /* longrope: for the whole sequence when it is longer than original_max; else NULL */
     int original_max;
     float scale, scale_long;    /* factor on cos and sin (yarn's and longrope's attention factor), 1 otherwise */
 };
 
-/* Which layers have a bias.  A GGUF says it by what it holds: for those the bits only mean "may
+/* Linear layers and norms with a bias. Of a GGUF the tensors decide: there a bit means "may
  * have". */
 enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP = 32, BIAS_DOWN = 64, BIAS_NORM = 128,
        BIAS_HEAD = 256, BIAS_QK_NORM = 512,
@@ -112,7 +123,9 @@ struct config {
     int n_layers, hidden_size, intermediate_size, n_heads, n_kv_heads, head_dim, vocab_size;
     int max_len;                /* max_position_embeddings */
     enum norm_kind norm;
-    float norm_eps, norm_offset;            /* offset: gemma's (1 + w), and nemotron's, which model_bind adds to the weights of a layer norm */
+    /* offset: gemma's (1 + w), and nemotron's, which model_bind adds to the weights of layer
+     * norms */
+    float norm_eps, norm_offset;
     int norm_after_add;                     /* opt-350m: x = attn_post_norm(x + attn(x)), the same for the MLP */
     enum block_kind block;
     enum qk_norm qk_norm;
@@ -123,39 +136,48 @@ struct config {
     int pos_offset;                         /* opt: 2 */
     float alibi_max_bias, alibi_scale;      /* 8; factor on the slopes (falcon: 1/sqrt(head_dim)) */
     int n_ropes; struct rope ropes[2];      /* gemma3: global and local */
-    int act;                                /* enum act_kind of kernels.h by value: see config.c's check */
+    int act;                                /* enum act_kind of kernels.h by value: see arch.h */
     int gated;                              /* down(act(gate(x)) * up(x)) or down(act(up(x))) */
     float embed_scale, residual_scale, logit_scale, attn_scale;     /* 1, 1, 1, 1/sqrt(head_dim) by default */
     float attn_softcap, final_softcap, clip_qkv;                    /* 0: none */
     int embed_size;                         /* width of the embedding: hidden_size but for opt-350m */
     int tied;                               /* the head is the embedding */
-    int tied_given;                         /* config.json says so; otherwise the presence of a head in the weights decides */
+    /* config.json has the key; otherwise the presence of a head in the weights decides */
+    int tied_given;
     int biases;                             /* BIAS_: which linear layers and norms have one */
-    int gguf;                               /* the weights came from a GGUF file: its names, its order of q and k, offsets of norms added */
-    const struct weight_names *names;       /* where the weights are in a source; static */
+    /* the weights come from a GGUF file: its names, its order of q and k, norm offsets already
+     * added */
+    int gguf;
+    const struct weight_names *names;       /* names of the weights in a source; static */
     unsigned char *mixer, *ff;              /* [n_layers] enum mixer_kind, enum ff_kind; owned */
     struct moe moe;
-    /* Layers of MIXER_MLA: to the cache and to attention they are n_heads queries of one KV head
-     * of head_dim = kv_rank + rope_dim, whose values are the first kv_rank elements of its keys. */
+    /* For the cache and attention, MIXER_MLA is n_heads queries of one KV head of head_dim =
+     * kv_rank + rope_dim, whose values are the first kv_rank elements of its keys. */
     struct mla mla;
     struct recurrent recurrent;
-    int attn_gate;                          /* what attention found times sigmoid of a projection of its own (qwen3_next) */
-    int sinks;                              /* a score per head that takes its share of the softmax and has no value (gpt-oss) */
+    /* attention's output is multiplied by the sigmoid of a projection of its own (qwen3_next) */
+    int attn_gate;
+    /* a score per head that takes part in the softmax and has no value (gpt-oss) */
+    int sinks;
     int *window;                            /* [n_layers] sliding window in tokens, 0: full; owned */
-    int *chunk;                             /* [n_layers] a token sees the tokens of its chunk of so many only, 0: all; owned */
-    float temperature_scale; int temperature_floor;    /* llama4, layers without RoPE: q *= log(1 + floor((pos + 1) / floor)) * scale + 1; scale 0: no */
+    /* [n_layers] a token sees only its chunk of this many tokens, 0: all; owned */
+    int *chunk;
+    /* llama4, layers without RoPE: q *= log(1 + floor((pos + 1) / floor)) * scale + 1; scale 0:
+     * off */
+    float temperature_scale; int temperature_floor;
     int qk_norm_roped;                      /* q and k are normed only where they rotate (llama4) */
-    int n_extra_layers;                     /* layers of the source beyond n_layers that predict further tokens: not used */
+    /* layers of the source beyond n_layers that predict further tokens: not used */
+    int n_extra_layers;
     int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */
-    int32_t bos, eos[8]; int n_eos;         /* as config.json says; the tokenizer and generation_config know better */
+    /* from config.json; the tokenizer and generation_config are better sources */
+    int32_t bos, eos[8]; int n_eos;
 };
 
-/* Parse a normalised config.json.  Unknown architectures, and fields that would change the
- * result and are not understood, are refused by name. */
+/* Parse a normalised config.json. Unknown architectures, and unknown fields that would change
+ * the result, are refused by name. */
 int config_parse(struct config *c, const json_t *json, struct err *e);
 void config_release(struct config *c);
-/* Sequences of so many tokens and more use LongRoPE's long factors, from position 0 on; 0: there
- * are none. */
+/* Length from which a whole sequence uses LongRoPE's long factors; 0: never. */
 int config_long_from(const struct config *c);
 /* Name (model_type) of architecture i that runs, i = 0, 1, ...; NULL beyond the last. */
 const char *config_architecture(int i);
@@ -168,18 +190,19 @@ struct expert { struct linear gate, up, down; };
 
 struct layer {
     struct norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
-    struct norm attn_sub_norm, mlp_sub_norm;        /* [n_heads * head_dim], [intermediate_size]: of what o and down read */
+    /* [n_heads * head_dim], [intermediate_size]: of the inputs of o and down */
+    struct norm attn_sub_norm, mlp_sub_norm;
     struct linear q, k, v, o;
     struct linear gate, up, down;   /* FF_MOE: the shared MLP */
     const float *sinks;             /* [n_heads] or NULL */
-    /* MIXER_MLA: q reads q_norm(q_a(x)) where there is a q_a; kv_a makes latent and rotated key,
-     * kv_norm norms the latent; k_b [n_heads * kv_rank, nope_dim] takes a head's query to the
-     * latents, v_b [n_heads * v_dim, kv_rank] a head's latent to its value */
+    /* MIXER_MLA: q reads q_norm(q_a(x)) if there is a q_a; kv_a makes latent and rotated key,
+     * kv_norm norms the latent; k_b [n_heads * kv_rank, nope_dim] maps a head's query to the
+     * space of the latents, v_b [n_heads * v_dim, kv_rank] a head's latent to its value */
     struct linear q_a, kv_a, k_b, v_b;
     struct norm q_a_norm, kv_norm;
     struct linear q_gate;           /* config.attn_gate */
-    /* Layers with a state: in_ba: delta net's rates of learning and forgetting, per group those
-     * of its heads; o is the way out */
+    /* Layers with a state: in_ba makes the delta net's rates of learning and forgetting, per
+     * group those of its heads; o is the output projection */
     struct linear in, in_ba, in_z;  /* in_z: recurrent.z_apart */
     const float *conv, *conv_bias;  /* [conv_kernel][channels], [channels] or NULL */
     const float *a_log, *dt_bias, *d;       /* [n_heads]; a_log from a GGUF: minus its exponential; d: mamba2 only */
@@ -199,87 +222,91 @@ struct model {
     struct norm embed_norm, final_norm;
     struct linear head;             /* the embedding if tied */
     struct zfile *file;             /* NULL for models assembled in memory; owned */
-    void *owned;                    /* what model_close frees besides */
+    void *owned;                    /* freed by model_close */
     uint64_t weight_bytes;          /* all weights */
 };
 
-/* Bind a .zse: every weight found by name, type and shape checked against the config. Owns z
- * from then on, also when it fails. */
+/* Bind a .zse: every weight is found by name, its type and shape are checked against the config.
+ * Owns z from then on, also on failure. */
 struct model *model_bind(struct zfile *z, struct err *e);
 void model_close(struct model *m);
 
-/* Which norms the architecture has: sets `present` of all of them. */
+/* Set `present` of all norms that the architecture has. */
 void model_norms(struct model *m);
-/* Room for the experts of all layers that have some, freed by model_close. */
+/* Allocate the experts of all layers that have some; model_close frees them. */
 int model_experts(struct model *m, struct err *e);
-/* Rows and cols of a linear layer by role; layer: of which it is (any for what stands outside of
+/* Rows and cols of a linear layer by role, in this layer (any number for roles outside of
  * layers). */
 void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols);
-/* Width of a layer's gate and up: the dense MLP's or the shared one's, 0: it has neither. */
+/* Width of a layer's gate and up, of the dense or the shared MLP; 0: it has neither. */
 int config_mlp_size(const struct config *c, int layer);
-/* Weights of a layer's matrices; per_token: of those that one token uses; of its mixer alone. */
+/* Number of weights in a layer's matrices; per_token: of those that one token uses; of the mixer
+ * alone. */
 int64_t config_layer_parameters(const struct config *c, int layer, int per_token);
 int64_t config_mixer_parameters(const struct config *c, int layer);
-/* Is any layer of this kind? */
+/* 1 if any layer is of this kind. */
 int config_has_mixer(const struct config *c, enum mixer_kind kind);
 int config_has_ff(const struct config *c, enum ff_kind kind);
 /* Bytes of one KV block, all layers; 0 where no layer has attention. */
 size_t config_kv_bytes(const struct config *c, enum kv_type type);
-int config_kv_layers(const struct config *c);                       /* how many layers these are of */
+int config_kv_layers(const struct config *c);                       /* number of layers with keys and values */
 static inline int mixer_has_kv(int kind) { return kind == MIXER_ATTENTION || kind == MIXER_MLA; }
 static inline int mixer_has_state(int kind)
 {
     return kind == MIXER_CONV || kind == MIXER_MAMBA2 || kind == MIXER_DELTA;
 }
-/* Layers with a state: floats of a sequence's state in this layer (0: it has none); bytes of it
- * in all layers; channels of the convolution; width of what o reads. */
+/* Layers with a state: floats of a sequence's state in this layer (0: none), bytes of it in all
+ * layers, channels of the convolution, width of o's input. */
 size_t config_state_floats(const struct config *c, int layer);
 size_t config_state_bytes(const struct config *c);
 int recurrent_channels(const struct config *c, int layer);
 int recurrent_width(const struct config *c, int layer);
-/* Why a backend that knows only attention with plain or windowed masks and dense MLPs cannot run
- * this; NULL: it can. */
+/* The first feature that a backend with plain or windowed attention and dense MLPs only cannot
+ * run; NULL: it can run the model. */
 const char *config_beyond_dense(const struct config *c);
 
 /* ---- where weights come from (used when converting) ---- */
 
-/* One tensor of ours: its name, shape, and the piece of a source tensor that makes it. */
+/* One tensor of ours: its name, shape, and the part of a source tensor that makes it. */
 struct weight_spec {
     char name[96];                  /* "layers.3.q_proj.weight" */
     char source[160];               /* "model.layers.3.self_attn.qkv_proj.weight" */
     struct row_map map;
     int64_t rows, cols;             /* rows 1 for vectors: cols = length */
-    int is_vector;                  /* stored plain as f32: norms and biases (rows 1; the map picks elements), positions (rows > 1) */
+    /* stored as plain f32: norms and biases (rows 1; the map selects elements), positions (rows
+     * > 1) */
+    int is_vector;
     int role;                       /* enum weight_role */
     int layer, expert;              /* -1: not in a layer, of no expert */
-    int part;                       /* enum layer_part (parts.h), of a bias its matrix's or norm's; -1: not in a layer */
+    /* enum layer_part (parts.h), of a bias that of its matrix or norm; -1: not in a layer */
+    int part;
     int first_of_expert;            /* begins the range of an expert */
     int optional;                   /* may be missing in the source (a bias) */
 };
 enum weight_role {
     ROLE_EMBED, ROLE_POS, ROLE_NORM, ROLE_BIAS, ROLE_HEAD,
-    N_ENDS_ROLES,               /* those above stand outside of the layers, or belong to no matrix */
+    N_ENDS_ROLES,               /* the roles above are outside of the layers, or of no matrix */
     /* matrices of a layer, see parts.def */
-    ROLE_Q = N_ENDS_ROLES, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_Q_A, ROLE_KV_A, ROLE_K_B, ROLE_V_B,
-    ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN, ROLE_Q_GATE, ROLE_IN,
+    ROLE_Q = N_ENDS_ROLES, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_Q_A, ROLE_KV_A, ROLE_K_B,
+    ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN, ROLE_Q_GATE, ROLE_IN,
     ROLE_IN_BA, ROLE_IN_Z, N_ROLES
 };
 
-/* A source as the namer needs it: does this tensor exist, and with what shape?  (import/ is
- * above this layer.) */
+/* A source of weights: does a tensor exist, and with what shape? (import/ is above this layer.) */
 struct weight_source {
-    /* 0 and dim[] filled, or -1 when there is none.  NULL: everything that the config asks for
-     * is there (a model of which only the config is known) */
+    /* 0 with dim[] filled, or -1 if there is none. NULL: every tensor that the config asks for
+     * exists (a model of which only the config is known). */
     int (*shape)(void *user, const char *name, int *n_dims, int64_t dim[4]);
     void *user;
     int is_gguf;
 };
-/* Every tensor of the model in forward order: embed, layer 0 .., final norm, head.  Shapes of
- * the source are checked against the config; a missing tensor, or a tensor of the source that
- * nobody reads (see weight_unused), is an error that names it.  *specs is malloc'd. */
+/* Every tensor of the model in forward order: embed, layer 0 .., final norm, head. Shapes of the
+ * source are checked against the config; a missing tensor is an error that names it. *specs is
+ * malloc'd. */
 int weight_specs(const struct config *c, const struct weight_source *s, struct weight_spec **specs, int *n,
                  struct err *e);
-/* Is a source tensor that no spec names harmless (rotary inv_freq buffers, attention masks ...)? */
+/* 1 if a source tensor that no spec names is harmless (rotary inv_freq buffers, attention masks
+ * ...). */
 int weight_ignorable(const struct config *c, const char *source_name);
 
 #endif

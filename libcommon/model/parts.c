@@ -1,4 +1,4 @@
-/* parts.c - the table of a layer's weights, and what each of them is in one layer of a model. */
+/* parts.c - walk the table of a layer's weights. */
 #include "libcommon/model/parts.h"
 
 #include <assert.h>
@@ -121,7 +121,7 @@ int64_t config_mixer_parameters(const struct config *c, int layer)
 
 int layer_readers(const struct layer *l, enum layer_input input, const struct linear *out[LAYER_READERS])
 {
-    const int q_a = l->q_a.w.data != NULL;      /* which input q reads */
+    const int q_a = l->q_a.w.data != NULL;      /* decides which input q reads */
     const struct expert *x = l->experts;
     int n = 0;
 #define NORM(...)

@@ -15,14 +15,15 @@ enum layer_part {
     N_LAYER_PARTS
 };
 
-/* Inputs within a layer, in forward order.  Matrices that read the same one share its quantized
- * activations, and a scale of its channels is folded into all of them. */
+/* Inputs within a layer, in forward order. Matrices that read the same input share its quantized
+ * activations, and a channel scale of it is folded into all of them. */
 enum layer_input {
-    INPUT_QKV,              /* what enters the mixer: q, k, v; q_a and kv_a; all projections of a layer with a state */
-    INPUT_Q_A,              /* q_norm(q_a(x)), which q reads in latent attention */
+    /* input of the mixer: read by q, k, v; q_a and kv_a; all projections of a layer with a state */
+    INPUT_QKV,
+    INPUT_Q_A,              /* q_norm(q_a(x)), read by q in latent attention */
     INPUT_O,                /* output of the mixer */
-    INPUT_MLP,              /* gate and up, also those of experts */
-    INPUT_DOWN,             /* of the dense or the shared MLP */
+    INPUT_MLP,              /* input of gate and up, also of those of experts */
+    INPUT_DOWN,             /* input of down, of the dense or the shared MLP */
     N_INPUTS,
     INPUT_NONE = -1         /* shared with no other matrix (k_b, v_b, an expert's down), or never quantized (routers) */
 };
@@ -39,18 +40,18 @@ struct part_info {
 };
 extern const struct part_info part_infos[N_LAYER_PARTS];
 
-/* What a part is in one layer of a model. */
+/* A part in one layer of a model. */
 struct part_fact {
     int present;                /* the layer has it */
-    int stored;                 /* and it has weights: a norm may have none */
+    int stored;                 /* the layer has it with weights: a norm may have none */
     int bias;                   /* BIAS_ bit, 0: none */
     int reads;                  /* enum layer_input; INPUT_NONE unless it is a matrix */
     int64_t rows, cols;         /* rows 1: a vector */
 };
 struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_part part);
 
-/* The matrices of l that have weights and read `input`, to out; returns their number, at most
- * LAYER_READERS.  Of the experts, which all have the same types, those of the first. */
+/* Store the matrices of l that have weights and read `input` in out; returns their number, at
+ * most LAYER_READERS. Of the experts, which all have the same types, those of the first. */
 enum { LAYER_READERS = 4 };
 int layer_readers(const struct layer *l, enum layer_input input, const struct linear *out[LAYER_READERS]);
 

@@ -1,7 +1,8 @@
-/* rope.c - frequencies of rotary positions (arXiv:2104.09864) and what stretches them for longer
- * contexts: linear (arXiv:2306.15595), YaRN (arXiv:2309.00071), LongRoPE (arXiv:2402.13753),
- * Llama 3.1's, and a stretched base.  f32 throughout, in the order transformers computes: at a
- * large position the last bit of a frequency decides several bits of the angle. */
+/* rope.c - compute frequencies of rotary positions (arXiv:2104.09864) and their variants for
+ * longer contexts: linear (arXiv:2306.15595), YaRN (arXiv:2309.00071), LongRoPE
+ * (arXiv:2402.13753), Llama 3.1's, and a larger base. f32 throughout, in the order of
+ * transformers: at a large position the last bit of a frequency decides several bits of the
+ * angle. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +21,8 @@ static void linear(struct parse *p, struct rope *r)
         r->inv_freq[i] /= factor;
 }
 
-/* Frequencies whose wave is longer than the training context are divided; a smooth step leads
- * there. */
+/* Llama 3.1: divide frequencies with a wavelength beyond the training context, with a smooth
+ * transition. */
 static void llama3(struct parse *p, struct rope *r, double original)
 {
     const double pi = acos(-1);
@@ -40,7 +41,7 @@ static void llama3(struct parse *p, struct rope *r, double original)
     }
 }
 
-/* The dimension that turns `turns` times over the training context. */
+/* The dimension that makes `turns` turns over the training context. */
 static double yarn_dim(double turns, int dim, double theta, double original)
 {
     return dim * log(original / (turns * 2 * acos(-1))) / (2 * log(theta));
@@ -64,7 +65,7 @@ static void yarn(struct parse *p, struct config *c, struct rope *r, double theta
     }
     r->scale = (float)(given > 0 ? given : m != 0 && m_all != 0 ? mscale(factor, m) / mscale(factor, m_all)
                                                                 : mscale(factor, 1));
-    if (c->mla.kv_rank && m_all != 0)           /* deepseek: and once more on both sides of the scores */
+    if (c->mla.kv_rank && m_all != 0)           /* deepseek: applied again to both sides of the scores */
         c->attn_scale *= (float)(mscale(factor, m_all) * mscale(factor, m_all));
     double low = yarn_dim(fast, r->dim, theta, original), high = yarn_dim(slow, r->dim, theta, original);
     if (truncate) {
@@ -132,7 +133,7 @@ static void longrope(struct parse *p, struct rope *r, double theta, double origi
     }
 }
 
-/* One table from one object (NULL: all defaults). */
+/* Read one table from one object (NULL: all defaults). */
 static void rope_add(struct parse *up, const struct arch *a, struct config *c, const json_t *json, double theta,
                      int dim)
 {
@@ -152,12 +153,13 @@ static void rope_add(struct parse *up, const struct arch *a, struct config *c, c
     if (json) {
         theta = parse_real(&p, "rope_theta", theta);
         type = parse_string(&p, "rope_type", "default");
-        parse_find(&p, "partial_rotary_factor", NULL);          /* stands at the top as well */
+        parse_find(&p, "partial_rotary_factor", NULL);          /* repeated at the top level */
     }
     if (!p.bad && !(theta > 0))
         parse_fail(&p, ERR_FORMAT, "rope_theta is %g, expected a positive number", theta);
     if (strcmp(type, "dynamic") == 0 && a->ntk_alpha && parse_find(&p, "alpha", NULL)) {
-        theta *= pow(parse_real(&p, "alpha", 1), (double)dim / (dim - 2));      /* a fixed stretch of the base, under this name */
+        /* a fixed factor on the base, under this name */
+        theta *= pow(parse_real(&p, "alpha", 1), (double)dim / (dim - 2));
         parse_find(&p, "factor|beta_fast|beta_slow|mscale|mscale_all_dim|original_max_position_embeddings", NULL);
         type = "default";
     }
@@ -208,7 +210,7 @@ void rope_parse(struct parse *p, const struct arch *a, struct config *c)
         return;
     }
     const json_t *full = js_get(rope, "full_attention"), *local = js_get(rope, "sliding_attention");
-    if (full || local || a->local_theta > 0) {       /* one for layers that see everything, one for those with a window */
+    if (full || local || a->local_theta > 0) {       /* one for layers without a window, one for those with one */
         const char *key;
         json_t *v;
         json_object_foreach((json_t *)(full || local ? rope : NULL), key, v)

@@ -1,5 +1,5 @@
-/* weights.c - where each tensor of ours comes from: the names of arch.c, put together and
- * checked against what the source holds. */
+/* weights.c - list the tensors of a source that make ours: join the names of arch.c and check
+ * them against the source. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 #include "libcommon/model/arch.h"
 #include "libcommon/model/parts.h"
 
-/* GGUF has one set of names for all architectures; which of them a model has, its own row says. */
+/* GGUF has one set of names for all architectures; an architecture's own row says which of them
+ * it has. */
 const struct weight_names gguf_names = {
     .embed = "token_embd", .pos = "position_embd", .embed_norm = "token_embd_norm", .final_norm = "output_norm",
         .head = "output", .layer = "blk.",
@@ -31,9 +32,9 @@ const struct weight_names gguf_names = {
 struct builder {
     const struct config *c;
     const struct weight_source *s;
-    const struct weight_names *have;        /* the architecture's: what there is */
-    struct weight_names n;                  /* the source's: how it is called */
-    char prefix[48];                        /* of everything but the head */
+    const struct weight_names *have;        /* names of the architecture: which tensors exist */
+    struct weight_names n;                  /* names in the source */
+    char prefix[48];                        /* prefix of all names but the head's */
     struct weight_spec *specs;
     int n_specs, room;
     struct err *e;
@@ -46,7 +47,7 @@ static int exists(const struct builder *b, const char *name)
     return !b->s->shape || b->s->shape(b->s->user, name, &n, dim) == 0;
 }
 
-/* Does the source keep it with so many dimensions? */
+/* 1 if the source has it with this number of dimensions. */
 static int has_dims(const struct builder *b, const char *name, int n_dims)
 {
     int n;
@@ -62,7 +63,8 @@ static void dims_text(char *out, size_t room, const int64_t *dim, int n)
     snprintf(out + strlen(out), room - strlen(out), "]");
 }
 
-/* The tensor is there with this shape; -1 with both shapes named. 1: missing and allowed to be. */
+/* Check that the tensor exists with this shape; -1 with both shapes in the message, 1: missing
+ * and optional. */
 static int check_shape(const struct builder *b, const char *name, const int64_t *want, int n_want, int optional)
 {
     int n;
@@ -96,8 +98,8 @@ static struct weight_spec *push(struct builder *b)
     return s;
 }
 
-/* One tensor of ours from the source's tensor `full`, which has the shape want; t has the rest.
- * 1: missing and allowed to be. */
+/* Add one tensor of ours from the source's tensor `full`, which must have the shape want; t has
+ * the rest. 1: missing and optional. */
 static int add_as(struct builder *b, const char *ours, const char *full, const int64_t *want, int n_want,
                   const struct weight_spec *t)
 {
@@ -121,8 +123,8 @@ static int add_as(struct builder *b, const char *ours, const char *full, const i
     return 0;
 }
 
-/* The tensor name + suffix of ours, t->rows x t->cols, from the source's tensor source + suffix of
- * src_rows rows (0: as many).  A missing optional tensor is left out. */
+/* Add tensor name + suffix of ours, t.rows x t.cols, from the source's tensor source + suffix of
+ * src_rows rows (0: as many). A missing optional tensor is left out. */
 static int add(struct builder *b, const char *name, const char *suffix, const char *source, int64_t src_rows,
                struct weight_spec t)
 {
@@ -145,7 +147,7 @@ static void path(const struct builder *b, char *out, size_t room, int layer, con
         snprintf(out, room, "%s%s%d.%s", b->prefix, b->n.layer, layer, stem);
 }
 
-/* A norm of n elements that the source keeps at `stem`, and its bias where there are biases. */
+/* Add a norm of n elements that the source keeps at `stem`, and its bias if biased. */
 static int add_norm(struct builder *b, int layer, int part, const char *name, const char *stem, int64_t n, int biased)
 {
     char source[160];
@@ -157,21 +159,21 @@ static int add_norm(struct builder *b, int layer, int part, const char *name, co
     return biased ? add(b, name, ".bias", source, 0, t) : 0;
 }
 
-/* A norm of a layer, if it has one with weights. */
+/* Add a norm of a layer, if it has one with weights. */
 static int add_layer_norm(struct builder *b, int layer, enum layer_part part, const char *stem)
 {
     const struct part_fact f = layer_part_fact(b->c, layer, part);
     return f.stored ? add_norm(b, layer, (int)part, part_infos[part].name, stem, f.cols, b->c->biases & f.bias) : 0;
 }
 
-/* A norm outside of the layers, if the architecture has one with weights. */
+/* Add a norm outside of the layers, if the architecture has one with weights. */
 static int add_end_norm(struct builder *b, const char *name, const char *have, const char *stem)
 {
     return have && *have ? add_norm(b, -1, -1, name, stem, b->c->hidden_size, b->c->biases & BIAS_NORM) : 0;
 }
 
-/* A matrix and its bias (in a GGUF: if it holds one), t.rows rows through t.map of a source of
- * src_rows rows (0: as many). */
+/* Add a matrix and its bias (of a GGUF: if it holds one), t.rows rows through t.map of a source
+ * of src_rows rows (0: as many). */
 static int add_linear(struct builder *b, const char *name, const char *source, int64_t src_rows, int biased,
                       struct weight_spec t)
 {
@@ -183,7 +185,7 @@ static int add_linear(struct builder *b, const char *name, const char *source, i
     return b->c->gguf || biased ? add(b, name, ".bias", source, src_rows, bias) : 0;
 }
 
-/* A matrix of a layer from `source` of src_rows rows (0: as many as it has itself). */
+/* Add a matrix of a layer from `source` of src_rows rows (0: as many as the matrix has). */
 static int add_matrix(struct builder *b, int layer, enum layer_part part, const char *source, struct row_map map,
                       int64_t src_rows)
 {
@@ -193,7 +195,7 @@ static int add_matrix(struct builder *b, int layer, enum layer_part part, const 
     return add_linear(b, part_infos[part].name, source, src_rows, b->c->biases & f.bias, t);
 }
 
-/* The same from a tensor of its own. */
+/* Add a matrix of a layer that is a tensor of its own. */
 static int add_own_matrix(struct builder *b, int layer, enum layer_part part, const char *stem)
 {
     char source[160];
@@ -251,7 +253,7 @@ static int add_qkv(struct builder *b, int layer)
     return 0;
 }
 
-/* Gate and up of n rows each from one matrix, gate first. */
+/* Add gate and up of n rows each from one matrix, gate first. */
 static int add_gate_up(struct builder *b, int layer, const char *stem, int64_t n)
 {
     char source[160];
@@ -284,8 +286,8 @@ static int add_mlp(struct builder *b, int layer)
 
 /* ---- mixture of experts ---- */
 
-/* A vector whose whole name in the source is known, if the layer has it.  Some sources keep it as
- * [1, n], a GGUF of a model with recurrent layers as [n, 1]. */
+/* Add a vector of known full name, if the layer has it. Some sources keep it as [1, n], a GGUF
+ * of a model with recurrent layers as [n, 1]. */
 static int add_vector(struct builder *b, int layer, enum layer_part part, const char *stem)
 {
     const struct part_fact f = layer_part_fact(b->c, layer, part);
@@ -301,11 +303,11 @@ static int add_vector(struct builder *b, int layer, enum layer_part part, const 
                   &t);
 }
 
-/* Where a matrix of an expert lies in its source's tensor. */
+/* Place of an expert's matrix in the source's tensor. */
 struct expert_place {
     const char *stem;               /* of the tensor */
     int in_out;                     /* stored [in, out] */
-    int64_t src_rows;               /* of one expert: the matrix's own, or those of gate and up together */
+    int64_t src_rows;               /* rows of one expert: the matrix's own, or those of gate and up together */
     int64_t offset, run, stride;    /* of the expert's rows, see struct row_map */
 };
 
@@ -327,7 +329,7 @@ static struct expert_place expert_place(const struct builder *b, enum layer_part
     return p;
 }
 
-/* A matrix of one expert, and its bias. */
+/* Add a matrix of one expert, and its bias. */
 static int add_expert_part(struct builder *b, int layer, int expert, enum layer_part part)
 {
     const struct config *c = b->c;
@@ -365,7 +367,7 @@ static int add_expert_part(struct builder *b, int layer, int expert, enum layer_
     return add_as(b, name, full, apart ? biases + 1 : biases, apart ? 1 : 2, &bias) < 0 ? -1 : 0;
 }
 
-/* The router of the shared MLP, one row; GGUF leaves the dimension of 1 out. */
+/* Add the router of the shared MLP, one row; GGUF leaves the dimension of 1 out. */
 static int add_shared_router(struct builder *b, int layer)
 {
     const int64_t want[2] = { 1, b->c->hidden_size };
@@ -402,7 +404,7 @@ static int add_moe(struct builder *b, int layer)
 
 /* ---- multi-head latent attention ---- */
 
-/* k_b or v_b from `source`, whose shape is want. */
+/* Add k_b or v_b from `stem`, whose shape is want. */
 static int add_kv_half(struct builder *b, int layer, enum layer_part part, const char *stem, const int64_t *want,
                        int n_want, struct row_map map)
 {
@@ -416,9 +418,9 @@ static int add_kv_half(struct builder *b, int layer, enum layer_part part, const
     return add_as(b, ours, full, want, n_want, &t);
 }
 
-/* kv_b has for every head nope_dim rows that make its key out of the latent, then v_dim rows that
- * make its value.  We keep the former transposed.  Newer GGUF files have the two apart, the keys
- * transposed already. */
+/* kv_b has, for every head, nope_dim rows that make its key from the latent, then v_dim rows
+ * that make its value. We keep the former transposed. Newer GGUF files have two tensors, the
+ * keys already transposed. */
 static int add_kv_b(struct builder *b, int layer)
 {
     const struct mla *m = &b->c->mla;
@@ -471,7 +473,7 @@ static int add_conv(struct builder *b, int layer)
     return bias.present ? add(b, "conv", ".bias", source, 0, bias_spec) : 0;
 }
 
-/* The norm behind the recurrence; GGUF of mamba2 has a row for each group. */
+/* Add the norm behind the recurrence; a GGUF of mamba2 has a row for each group. */
 static int add_gate_norm(struct builder *b, int layer)
 {
     const struct part_fact f = layer_part_fact(b->c, layer, LP_GATE_NORM);
@@ -501,7 +503,7 @@ static int add_state(struct builder *b, int layer)
 
 /* ---- a layer ---- */
 
-/* q_norm or k_norm: one weight for all heads, one for each head ([heads, head_dim] in the
+/* Add q_norm or k_norm: one weight for all heads, one for each head ([heads, head_dim] in the
  * source), or one for the whole row. */
 static int add_qk_norm(struct builder *b, int layer, enum layer_part part, const char *stem, int heads)
 {
@@ -550,7 +552,7 @@ static int add_layer(struct builder *b, int i)
 
 /* ---- outside of the layers ---- */
 
-/* A matrix (is_vector: stored as plain f32) outside of the layers. */
+/* Add a matrix (is_vector: stored as plain f32) outside of the layers. */
 static int add_end(struct builder *b, const char *name, const char *stem, int64_t rows, int64_t cols, int role,
                    int is_vector)
 {
@@ -575,7 +577,7 @@ static int add_embed(struct builder *b)
     return c->pos == POS_LEARNED ? add_end(b, "pos_embed", b->n.pos, positions, c->hidden_size, ROLE_POS, 1) : 0;
 }
 
-/* The head stands beside the model: without its prefix, or with that of the language model
+/* Find the head: it is beside the model, without its prefix, or with that of the language model
  * inside a larger one. */
 static int find_head(const struct builder *b, char *source, size_t room)
 {
@@ -609,7 +611,7 @@ static int add_head(struct builder *b)
     return add_linear(b, "head", source, 0, c->biases & BIAS_HEAD, t);
 }
 
-/* What all names of a folder begin with: models alone or inside larger ones, with and without
+/* Find the prefix of all names of a folder: models alone or inside larger ones, with and without
  * the head. */
 static int find_prefix(struct builder *b)
 {
@@ -626,7 +628,7 @@ static int find_prefix(struct builder *b)
                    b->n.embed);
 }
 
-/* Where a GGUF calls things by other names in models with layers that have a state. */
+/* Set the names that a GGUF uses only in models with recurrent layers. */
 static void state_names(struct builder *b)
 {
     const struct weight_names *have = b->have;
@@ -635,14 +637,14 @@ static void state_names(struct builder *b)
         b->n.conv = "shortconv.conv";
         b->n.state_o = "shortconv.out_proj";
         if (!exists(b, "output_norm.weight"))
-            b->n.final_norm = gguf_names.embed_norm;    /* what lfm2 calls it */
+            b->n.final_norm = gguf_names.embed_norm;    /* lfm2's name for it */
     }
     if (b->c->recurrent.z_apart) {
         b->n.in = gguf_names.qkv;
         b->n.in_z = "attn_gate";
     }
     if (have->mlp_norm && have->attn_norm && strcmp(have->mlp_norm, have->attn_norm) == 0)
-        b->n.mlp_norm = gguf_names.attn_norm;           /* nemotron_h: a layer has one norm, whatever it is of */
+        b->n.mlp_norm = gguf_names.attn_norm;           /* nemotron_h: the one norm of a layer has this name */
 }
 
 int weight_specs(const struct config *c, const struct weight_source *s, struct weight_spec **specs, int *n,
@@ -650,11 +652,12 @@ int weight_specs(const struct config *c, const struct weight_source *s, struct w
 {
     struct builder b = { .c = c, .s = s, .have = c->names, .n = c->gguf ? gguf_names : *c->names, .e = e };
     if (c->gguf && c->block == BLOCK_PARALLEL2 && strcmp(c->names->attn_norm, "ln_attn") == 0) {
-        b.n.attn_norm = "attn_norm_2";          /* falcon: the norm that both older and newer models have is the MLP's in the newer */
+        /* falcon: attn_norm, which older models have for both, is the MLP's norm in newer ones */
+        b.n.attn_norm = "attn_norm_2";
         b.n.mlp_norm = "attn_norm";
     }
     if (c->gguf && c->names->mlp_norm && !c->names->attn_post_norm && exists(&b, "blk.0.post_attention_norm.weight"))
-        b.n.mlp_norm = gguf_names.attn_post_norm;       /* seed_oss: called by its place, not by what reads it */
+        b.n.mlp_norm = gguf_names.attn_post_norm;       /* seed_oss: named by its place behind attention */
     if (c->gguf)
         state_names(&b);
     if ((c->gguf ? 0 : find_prefix(&b)) < 0 || add_embed(&b) < 0)
@@ -680,8 +683,8 @@ static int ends_with(const char *s, const char *end)
 
 int weight_ignorable(const struct config *c, const char *name)
 {
-    /* Causal masks and tables that older versions saved with the model; factors that
-     * config_parse has got from the GGUF's configuration. */
+    /* Causal masks and tables that older versions saved with the model; factors that are already
+     * in the GGUF's configuration. */
     static const char *const ends[] = { "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached",
                                         ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
                                         ".attention.rotary_emb.inv_freq" };
@@ -700,5 +703,5 @@ int weight_ignorable(const struct config *c, const char *name)
         return 1;
     char head[64];
     snprintf(head, sizeof head, "%s.weight", c->gguf ? gguf_names.head : c->names->head);
-    return c->tied && ends_with(name, head);    /* saved although it is the embedding */
+    return c->tied && ends_with(name, head);    /* saved although it equals the embedding */
 }

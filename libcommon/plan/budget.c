@@ -1,3 +1,4 @@
+/* budget.c - sum up the memory of the ranks of a pipeline. */
 #include "libcommon/plan/budget.h"
 
 void budget_partition(int n_layers, int n_ranks, int *layers)
@@ -21,7 +22,7 @@ double budget_expert_buffer(const struct plan_shape *s, double expert_bytes, int
     return expert_bytes * (double)(s->n_experts + s->shared) * p.n_expert_layers / divisor;
 }
 
-/* Weights of a rank's layers, and what a token adds to its cache. */
+/* Add the weights of a rank's layers, and the bytes a token adds to its cache. */
 static void add_layers(struct budget_rank *r, const struct plan_shape *s, const struct budget_options *o)
 {
     for (int i = r->first_layer; i < r->first_layer + r->n_layers; i++) {
@@ -55,12 +56,14 @@ int budget_make(struct budget *b, const struct plan_shape *s, const struct budge
         if (i == 0)
             r->embedding = (double)p.embedding * 2;
         if (i == b->n_ranks - 1)
-            r->head = (double)(p.head || b->n_ranks == 1 ? p.head : p.embedding) * 2;         /* a tied head on another rank is a copy */
+            /* a tied head on another rank is a copy */
+            r->head = (double)(p.head || b->n_ranks == 1 ? p.head : p.embedding) * 2;
         r->weights = r->attention + r->dense_mlp + r->shared_mlp + r->router_norms + r->embedding + r->head;
         r->experts = o->expert_bytes > 0 ? budget_expert_buffer(s, o->expert_bytes, o->divisor) *
                      (o->divisor ? (double)r->n_layers / s->n_layers : 1) : 0;
         r->free = o->rank_bytes - r->weights - r->experts - r->states - o->headroom_bytes;
-        r->tokens = r->free <= 0 ? 0 : r->kv_token > 0 ? r->free / r->kv_token : s->max_len;      /* states alone bound nothing */
+        /* states alone set no limit */
+        r->tokens = r->free <= 0 ? 0 : r->kv_token > 0 ? r->free / r->kv_token : s->max_len;
         if (r->tokens < b->rank[b->bottleneck].tokens)
             b->bottleneck = i;
     }

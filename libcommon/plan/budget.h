@@ -1,5 +1,5 @@
-/* budget.h - what lies on each rank of a pipeline of GPUs, and how many tokens of keys and
- * values fit beside it. */
+/* budget.h - the memory of each rank of a pipeline of GPUs, and the tokens of keys and values
+ * that fit beside the weights. */
 #ifndef ZSE_PLAN_BUDGET_H
 #define ZSE_PLAN_BUDGET_H
 
@@ -9,15 +9,18 @@ enum { BUDGET_RANKS = 64 };
 
 struct budget_options {
     int n_ranks, layers[BUDGET_RANKS];      /* layers of each rank, in order; n_ranks 0: all on one */
-    /* a parameter of attention, dense and shared MLPs: 2 (bf16), 1 (int8), 0.5 (int4); router,
-     * norms, embedding and head are bf16 */
+    /* bytes a parameter of attention, dense and shared MLPs: 2 (bf16), 1 (int8), 0.5 (int4);
+     * router, norms, embedding and head are bf16 */
     double linear_bytes;
     int kv_element_bytes;                   /* 1 (fp8), 2 (bf16) */
     double rank_bytes;                      /* memory of a GPU */
     double headroom_bytes;                  /* to be left free */
     int context;                            /* tokens wanted; 0: none in particular */
-    double expert_bytes;                    /* of one expert on the GPU, see budget_expert_bytes; 0: experts stay in the machine's memory */
-    int divisor;                            /* with expert_bytes: the experts of 1/divisor of the layers at a time; 1: of all; 0: of one layer */
+    /* of one expert on the GPU, see budget_expert_bytes; 0: experts stay in host memory */
+    double expert_bytes;
+    /* with expert_bytes: buffer for the experts of 1/divisor of the layers; 1: of all; 0: of one
+     * layer */
+    int divisor;
 };
 
 struct budget_rank {
@@ -36,7 +39,9 @@ struct budget {
     int bottleneck;                         /* rank with the fewest tokens */
     double tokens;                          /* of the bottleneck: max_total_tokens */
     double context;                         /* tokens, at most max_position_embeddings */
-    double fraction;                        /* of a GPU's memory for weights, keys and values of `context` tokens, on the fullest rank: mem_fraction_static */
+    /* share of a GPU's memory for weights, keys and values of `context` tokens, on the fullest
+     * rank: mem_fraction_static */
+    double fraction;
 };
 /* Refused: layers that do not add up to the model's, more ranks than BUDGET_RANKS. */
 int budget_make(struct budget *b, const struct plan_shape *s, const struct budget_options *o, struct err *e);
@@ -45,8 +50,8 @@ int budget_make(struct budget *b, const struct plan_shape *s, const struct budge
 void budget_partition(int n_layers, int n_ranks, int *layers);
 /* One routed expert, packed codes of so many bits and a bf16 scale for every group of weights. */
 double budget_expert_bytes(const struct plan_shape *s, int bits, int group_size);
-/* The buffer for experts: all layers' (shared ones with them, they travel together) through the
- * divisor; divisor 0: the routed ones of one layer. */
+/* The buffer for experts: those of all layers, shared ones included, divided by the divisor;
+ * divisor 0: the routed experts of one layer. */
 double budget_expert_buffer(const struct plan_shape *s, double expert_bytes, int divisor);
 
 #endif

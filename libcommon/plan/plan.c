@@ -1,3 +1,4 @@
+/* plan.c - estimate sizes, choose a type that fits, predict speeds. */
 #include "libcommon/plan/plan.h"
 
 #include <limits.h>
@@ -11,7 +12,8 @@ void plan_add_tensor(struct plan_weights *w, const char *name, enum qtype type, 
 {
     const int in_layer = strncmp(name, "layers.", 7) == 0, is_head = strncmp(name, "head.", 5) == 0 ||
         (tied && strncmp(name, "embed.", 6) == 0);
-    const int matrix = (int)type < PLAN_QTYPES && (in_layer || is_head) && type != QT_F32;      /* norms and biases are f32 and small */
+    /* norms and biases are f32 and small */
+    const int matrix = (int)type < PLAN_QTYPES && (in_layer || is_head) && type != QT_F32;
     w->bytes += bytes;
     if (in_layer)
         w->layer_bytes += bytes / (uint64_t)n_layers;
@@ -70,7 +72,7 @@ static int is_faster(const struct plan_choice *a, const struct plan_choice *b)
     return s > 0 && t > 0 ? s < t : a->bytes < b->bytes;            /* fewer bytes are read sooner */
 }
 
-/* b is the best of those before a, which are finer. */
+/* 1 if a is better than b, the best of the finer choices before it. */
 static int is_better(const struct plan_choice *a, const struct plan_choice *b, const struct plan_choice *fastest,
                      enum plan_mode mode)
 {
@@ -118,7 +120,8 @@ int plan_times(double memory, double bytes)
 
 /* ---- speed ---- */
 
-enum { LOOPS = 5 };                             /* parallel loops of a layer: q with k and v, attention, o, gate with up, down */
+/* parallel loops of a layer: q with k and v, attention, o, gate with up, down */
+enum { LOOPS = 5 };
 
 /* A state's float is multiplied by its decay, two fma, one load and one store: three operations
  * and a store for two fma, where two units do an fma each cycle and one stores. */
@@ -130,7 +133,7 @@ static double seen_by(const struct plan_layer *l, double context)
     return l->window && context > l->window ? l->window : context;
 }
 
-/* Floats between the matrices of its feed-forward part, of one token. */
+/* Width between gate, up and down of the matrices that a token uses. */
 static double inner_width(const struct plan_shape *s, const struct plan_layer *l)
 {
     const double parameters = (double)(l->dense_mlp + l->shared_mlp) +
@@ -155,10 +158,10 @@ double plan_decode(const struct plan_shape *s, const struct plan_weights *w, con
         const double read = l->kv_rows ? seen * l->kv_rows * (double)kv_block_bytes(kv, l->kv_width) / KV_BLOCK /
                             r->memory : 0;
         const double attend = (double)l->attended * seen / r->attend[0];
-        t += read > attend ? read : attend;                     /* computed while the next are read */
+        t += read > attend ? read : attend;                     /* attention computes while the next keys are read */
         t += 2 * (double)l->state_bytes / r->memory;            /* read and written */
-        /* by one thread: two norms; rounded for q with k and v, for o, for gate with up, for
-         * down */
+        /* by one thread: two norms; quantization for q with k and v, for o, for gate with up,
+         * for down */
         t += 2 * h * r->norm_s + (3 * h + inner) * r->round_s + inner * r->act_s / r->n_threads + LOOPS * r->sync_s;
     }
     return 1 / t;

@@ -1,5 +1,5 @@
-/* plan.h - what fits where, and how fast it would be: sums only, nothing is opened or measured
- * here. */
+/* plan.h - estimate what fits in memory and how fast it runs: sums only, nothing is opened or
+ * measured. */
 #ifndef ZSE_PLAN_PLAN_H
 #define ZSE_PLAN_PLAN_H
 
@@ -18,9 +18,13 @@ enum { PLAN_QTYPES = QTYPE_NUMBERS };
 /* Weights by number format. */
 struct plan_weights {
     uint64_t bytes;                             /* all of them, as they lie in the file */
-    uint64_t step_bytes;                        /* read for one token: all but an embedding that is only looked up, and of experts those that are chosen */
+    /* read for one token: without an embedding that is only looked up, and only the chosen
+     * experts */
+    uint64_t step_bytes;
     uint64_t by_type[PLAN_QTYPES];              /* of step_bytes */
-    double ops[PLAN_QTYPES];                    /* multiplications and additions that a token takes in the linear layers of a prompt (the head not counted) */
+    /* multiplications and additions of a token in the linear layers of a prompt, without the
+     * head */
+    double ops[PLAN_QTYPES];
     uint64_t layer_bytes;                       /* of one layer, the mean */
 };
 /* Add one tensor: our name ("layers.3.q_proj.weight"), type, elements, bytes.  active: the share
@@ -46,8 +50,8 @@ struct plan_choice {                            /* one way to run a model, fines
     uint64_t bytes;                             /* weights, keys and values, workspace */
     double prefill, decode;                     /* tokens a second; 0: unknown */
 };
-/* Seconds of an exchange that many are like: a prompt of 512 tokens, an answer of 128.  Without
- * a prefill only the answer; 0: unknown. */
+/* Seconds of a typical exchange: a prompt of 512 tokens, an answer of 128. Without a prefill
+ * rate only the answer; 0: unknown. */
 double plan_exchange(const struct plan_choice *c);
 /* Index of the choice, or -1: nothing fits.
  *   auto             the finest type that fits with a tenth of the memory left free and takes,
@@ -58,29 +62,33 @@ double plan_exchange(const struct plan_choice *c);
  *   max_speed        of those that fit, the fastest where speeds are known, else the smallest:
  *                    fewer bytes are read sooner */
 int plan_choose(const struct plan_choice *c, int n, enum plan_mode mode, uint64_t memory);
-/* What of a memory may be planned with. */
+/* The part of a memory that may be planned with. */
 static inline uint64_t plan_usable(uint64_t memory) { return memory / 10 * 9 + memory % 10 * 9 / 10; }
 
-/* Would it fit?  needed: weights that stay in memory + private bytes.  Refused (ERR_LIMIT, with
- * all the numbers) if it is more than 95 % of `most` or more than `now`; *tight is set beyond 90
- * % of most. */
+/* Check whether weights that stay in memory and private bytes fit: ERR_LIMIT, with all the
+ * numbers, if they are more than 95 % of `most` or more than `now`; *tight is set beyond 90 % of
+ * `most`. */
 int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t workspace, uint64_t most, uint64_t now,
                    int *tight, struct err *e);
 
-/* How many times a thing of so many bytes fits. */
+/* How many times so many bytes fit. */
 int plan_times(double memory, double bytes);
 /* ---- speed: a roofline from measured rates ---- */
 
 struct plan_rates {
     int n_threads;
     double read[PLAN_QTYPES];                   /* bytes/s of weights of a type times one token; 0: not measured */
-    double multiply[PLAN_QTYPES];               /* op/s of weights of a type times many tokens, rounding of the activations included */
+    /* op/s of weights of a type times many tokens, including the quantization of activations */
+    double multiply[PLAN_QTYPES];
     double memory;                              /* bytes/s of reading memory: keys and values, states */
-    double attend[2];                           /* multiplications (and additions) a second of attention with keys and values at hand: one token, many */
+    /* multiplications (and additions) a second of attention, keys and values in cache: one
+     * token, many */
+    double attend[2];
     double f32;                                 /* flop/s: recurrences */
     double sync_s;                              /* of one parallel loop */
-    double norm_s, round_s, act_s;              /* of a float in one thread: normalised and added to the residual; rounded; gated */
-    double pick_s;                              /* of a logit, when the likeliest is looked for */
+    /* of a float in one thread: normed and added to the residual; quantized; gated */
+    double norm_s, round_s, act_s;
+    double pick_s;                              /* of a logit, in the search for the most likely token */
 };
 /* Tokens a second.  0: a rate is missing. */
 double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r,

@@ -1,3 +1,4 @@
+/* registry.c - find a model in the registry that is linked into the library. */
 #include "libcommon/plan/registry.h"
 
 #include <stdio.h>
@@ -5,7 +6,7 @@
 
 #include "libcommon/base/json.h"
 
-/* The assembler puts the file in as it is. */
+/* The assembler includes the file as it is. */
 __asm__(".section .rodata\n"
         ".global zse_registry_begin\n.global zse_registry_end\n"
         "zse_registry_begin:\n.incbin \"libcommon/plan/models.json\"\nzse_registry_end:\n"

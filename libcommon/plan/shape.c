@@ -1,3 +1,4 @@
+/* shape.c - read the sizes of a model from its configuration. */
 #include "libcommon/plan/shape.h"
 
 #include <stdlib.h>
@@ -35,7 +36,9 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
         return;
     l->kv_rows = mla ? 1 : 2 * c->n_kv_heads;
     l->kv_width = c->head_dim;
-    l->attended = mla ? (int64_t)c->n_heads * (2 * c->mla.kv_rank + c->mla.rope_dim) : 2 * (int64_t)c->n_heads * c->head_dim;      /* scores and sums */
+    /* scores and sums */
+    l->attended = mla ? (int64_t)c->n_heads * (2 * c->mla.kv_rank + c->mla.rope_dim)
+                      : 2 * (int64_t)c->n_heads * c->head_dim;
 }
 
 int plan_shape_of(struct plan_shape *s, const struct config *c, struct err *e)
@@ -68,7 +71,7 @@ struct guess {
     int window;
 };
 
-/* The first of these keys that is there; `otherwise` if none is, -1 meaning that one must be. */
+/* Read the first of these keys that is present; `otherwise` if none is, -1: one is required. */
 static int number(const json_t *c, const char *const *keys, int64_t otherwise, int *out, struct err *e)
 {
     int64_t v;
@@ -106,7 +109,7 @@ static int guess_experts(struct plan_shape *s, struct guess *g, const json_t *c,
 /* Sizes that no model has would overflow the counts. */
 static int check_sizes(const struct plan_shape *s, const struct guess *g, struct err *e)
 {
-    enum { MOST_LAYERS = 1 << 16 };             /* and experts */
+    enum { MOST_LAYERS = 1 << 16 };             /* limit of layers, and of experts */
     if (s->n_layers < 1 || s->hidden_size < 1 || g->n_heads < 1 || g->n_kv_heads < 1 || s->vocab_size < 1 ||
         (g->head_dim < 1 && !g->kv_rank))
         return err_set(e, ERR_FORMAT, "config.json: a size is 0");
@@ -136,7 +139,7 @@ static int64_t guess_attention(const struct plan_shape *s, const struct guess *g
     return 2 * h * heads * g->head_dim + 2 * h * g->n_kv_heads * g->head_dim;
 }
 
-/* A layer of a list that names its kind ("linear_attention") keeps no keys and values; its
+/* A layer that layer_types names otherwise ("linear_attention") keeps no keys and values; its
  * parameters are taken to be as many. */
 static void guess_layer(struct plan_layer *l, const struct plan_shape *s, const struct guess *g, int i,
                         const char *kind)

@@ -165,7 +165,8 @@ static void check_file(const struct convert_options *o, const struct convert_rep
 static void every_type(void **state)
 {
     (void)state;
-    static const struct { const char *name; double worst; } types[] = {      /* worst relative error of a matrix of the tiny model */
+    /* worst relative error of a matrix of the tiny model */
+    static const struct { const char *name; double worst; } types[] = {
         { "f32", 1e-12 }, { "bf16", 2e-3 }, { "f16", 3e-4 }, { "keep", 1e-12 }, { "int8", 9e-3 }, { "nl4", .1 },
             { "int4", .14 }, { "nf4", .12 },
         { "int4m", .11 }, { "int4z", .13 }, { "m2", .45 }, { "m3", .22 }, { "m5", .06 }, { "m6", .03 },
@@ -307,9 +308,11 @@ static void threads(void **state)
     static const struct { const char *type; enum convert_effort effort; const char *folder; } runs[] = {
         { "nl4", CONVERT_FAST, NULL }, { "nl4", CONVERT_GOOD, NULL }, { "nl4", CONVERT_BEST, NULL },
             { "int8", CONVERT_GOOD, NULL }, { "mixed", CONVERT_GOOD, NULL },
-        { "nl4", CONVERT_GOOD, "hf/qwen3_next" }, { "nl4", CONVERT_BEST, "hf/qwen3_next" },       /* a state, gated attention, experts and a shared one */
+        /* a state, gated attention, experts and a shared one */
+        { "nl4", CONVERT_GOOD, "hf/qwen3_next" }, { "nl4", CONVERT_BEST, "hf/qwen3_next" },
     };
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i += getenv("ZSE_SANITIZED") ? 3 : 1) {      /* fast, good, and best of the most kinds of layers */
+    /* fast, good, and best of the most kinds of layers */
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i += getenv("ZSE_SANITIZED") ? 3 : 1) {
         if (runs[i].folder && access(oracle(runs[i].folder), F_OK) != 0) {
             print_message("# not %s: no oracles\n", runs[i].folder);
             continue;
@@ -340,7 +343,8 @@ static void in_files(void **state)
 {
     (void)state;
     static const struct { enum convert_effort effort; const char *type, *folder; } runs[] = {
-        { CONVERT_BEST, "nl4", "hf/deepseek_v3" }, { CONVERT_GOOD, "nl4", "hf/deepseek_v3" },     /* latent attention, experts and a shared one */
+        /* latent attention, experts and a shared one */
+        { CONVERT_BEST, "nl4", "hf/deepseek_v3" }, { CONVERT_GOOD, "nl4", "hf/deepseek_v3" },
         { CONVERT_BEST, "ternary", NULL },         { CONVERT_GOOD, "mixed", NULL },
     };
     char folder[128];
@@ -552,7 +556,8 @@ static void channel_scaling(void **state)
         scaled = 0;
         worst = scaling_error(oracle(name), &scaled);
         print_message("# %-18s %.1e, %d inputs scaled\n", entry->d_name, worst, scaled);
-        assert_true(worst >= 0 && worst < 5e-5);        /* gated delta net gives keys length 1, however short they are */
+        /* gated delta net gives keys length 1, however short they are */
+        assert_true(worst >= 0 && worst < 5e-5);
         n += scaled > 0;
     }
     if (d) {
@@ -638,7 +643,8 @@ static void parts_and_globs(void **state)
         enum qtype want = kept ? (t->source_type == GGML_F32 ? QT_F32 : t->source_type == GGML_BF16 ? QT_BF16 : QT_F16)
                         : strstr(t->name, "q_proj") || strstr(t->name, "k_proj") || strstr(t->name, "v_proj") ||
                             strstr(t->name, "o_proj") ? QT_I8
-                        : strstr(t->name, "embed") || strstr(t->name, "head") ? QT_M6 : QT_M5;        /* gate and up; what 6 bits save in the embedding is enough for all */
+                        /* gate and up; the savings of 6 bits in the embedding suffice for all */
+                        : strstr(t->name, "embed") || strstr(t->name, "head") ? QT_M6 : QT_M5;
         if (t->type != want)
             fail_msg("%s is %s, expected %s", t->name, qtype_info(t->type)->name, qtype_info(want)->name);
     }
@@ -738,7 +744,8 @@ static void bad_targets(void **state)
     o.group_size = 64;
     must_fail(&o, "not for nl4");
     must(&(struct convert_options){ .source = tiny, .output = at("x.zse"), .type = { CONVERT_TYPE, QT_NL4 } }, NULL);
-    must(&(struct convert_options){ .source = tiny, .output = at("x.zse"), .type = { CONVERT_TYPE, QT_NL4 } }, NULL);  /* of the same source: it is replaced */
+    /* of the same source: it is replaced */
+    must(&(struct convert_options){ .source = tiny, .output = at("x.zse"), .type = { CONVERT_TYPE, QT_NL4 } }, NULL);
     o = options(at("x.zse"), at("z.zse"), "nl4", CONVERT_FAST);
     must_fail(&o, "is a .zse file already");
 }

@@ -1,6 +1,6 @@
 /* t-forward-batch.c - the same bits for any batch, any cutting of prompts, any KV blocks, any
- * number of threads and any instruction set; what watches inputs and what runs single layers sees
- * the same; batches that cannot be are refused.
+ * number of threads and any instruction set, also through hooks and in runs of single layers;
+ * batches that break the rules are refused.
  *
  * Models: our tiny one, and those oracle folders (where present) that reach other code: windows,
  * ALiBi, parallel blocks, learned positions, norms over q and k. */
@@ -220,7 +220,8 @@ static void test_wide_latent(void **state)
     const size_t vocab = (size_t)m->config.vocab_size;
     const int32_t block = 0;
     float *logits[2] = { malloc(vocab * sizeof **logits), malloc(vocab * sizeof **logits) };
-    for (int i = 0; i < 2; i++) {               /* one thread and one token: little memory lies behind that of the input */
+    /* one thread and one token: little memory lies behind that of the input */
+    for (int i = 0; i < 2; i++) {
         struct err e;
         const struct backend_options o = { .n_threads = 1, .kv_type = KV_F32, .n_blocks = 1, .max_tokens = 1,
                                            .max_logits = 1, .kernels = i ? "ref" : NULL };

@@ -44,7 +44,7 @@ static void *room(size_t floats)
     return p;
 }
 
-/* What gptq_init takes. */
+/* Arguments of gptq_init. */
 static float *square(int N) { float *p = spill_alloc((size_t)N * (size_t)N * 4); assert_non_null(p); return p; }
 
 static const int sizes[] = { 1, 31, 32, 33, 100, 160, 257 };
@@ -134,7 +134,8 @@ static void cholesky(void **state)
             assert_int_equal(linalg_invert_lower(&linalg_plain, two, l2, N, NULL), 0);
             assert_memory_equal(l, l2, NN * 4);
             double worst = 0;
-            double inner[320];                  /* inv(L) A inv(L)' = I; a condition of about 1e4 leaves 1e-3 of f32's 1e-7 */
+            /* inv(L) A inv(L)' = I; a condition of about 1e4 leaves 1e-3 of f32's 1e-7 */
+            double inner[320];
             assert_true(N <= 320);
             for (int k = 0; k < N; k += 7) {
                 for (int a = 0; a < N; a++) {

@@ -94,7 +94,7 @@ static void test_windows(void **state)
     config_release(&c);
 }
 
-/* What is not understood is refused, and the sentence names it. */
+/* Keys and values that are not understood are refused, and the message names them. */
 static void test_refused(void **state)
 {
     (void)state;

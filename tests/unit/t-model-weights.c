@@ -1,5 +1,5 @@
-/* t-model-weights.c - where weights come from: prefixes, fused matrices, GGUF's order; what is
- * missing or of another shape is named. */
+/* t-model-weights.c - the places of weights in a source: prefixes, fused matrices, GGUF's order;
+ * missing tensors and wrong shapes are named. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -121,7 +121,7 @@ static void test_missing_and_misshapen(void **state)
     }
     config_release(&c);
 
-    /* nobody says whether the head is tied: its presence decides */
+    /* config.json does not say whether the head is tied: its presence decides */
     parse(&c, "{\"model_type\": \"llama\", \"num_key_value_heads\": 2, " TINY "}");
     assert_int_equal(specs_of(&c, llama, "model.", "lm_head.weight", &specs, &n, &e), 0);
     assert_int_equal(n, 11);

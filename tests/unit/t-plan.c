@@ -171,7 +171,7 @@ static void registry_is_whole(void **state)
     assert_string_equal(registry_size(70e9), "xxl");
 }
 
-/* What the planner says of a configuration alone is what the converter makes of the weights. */
+/* The planner's sizes from a configuration alone are those of the converted weights. */
 static uint64_t planned(const char *synthetic, const json_t *config, const char *type)
 {
     struct convert_options o;
@@ -303,11 +303,12 @@ static void same_as_the_engine(void **state)
         struct plan_params p, q;
         compare(name, json_object_get(m, "config"));
         plan_count(shape_of(name), &p);
-        plan_count(guess_of(json_object_get(m, "config")), &q);        /* what would be said if it did not run */
+        plan_count(guess_of(json_object_get(m, "config")), &q);        /* the guess if it did not run */
         near(name, (double)q.total, (double)p.total, 0.05);
         near(name, (double)q.active, (double)p.active, 0.05);
     }
-    for (int k = 0; (arch = config_architecture(k)); k++) {                /* each with its own defaults: recurrences, convolutions, latents, experts, windows */
+    /* each with its own defaults: recurrences, convolutions, latents, experts, windows */
+    for (int k = 0; (arch = config_architecture(k)); k++) {
         json_t *config = json_pack("{s:s}", "model_type", arch);
         if (strcmp(arch, "nemotron_h") == 0)
             json_object_set_new(config, "hybrid_override_pattern", json_string("M*-M-"));
@@ -316,8 +317,8 @@ static void same_as_the_engine(void **state)
     }
 }
 
-/* What a layer with a state costs: nothing in the cache, the same at every length; its bytes
- * once to be read and once to be written. */
+/* A layer with a state costs nothing in the cache, the same at every length; its bytes are read
+ * once and written once. */
 static void states(void **state)
 {
     json_t *mamba = json_pack("{s:s}", "model_type", "mamba2"), *next = json_pack("{s:s}", "model_type", "qwen3_next");
@@ -400,7 +401,8 @@ static void modes(void **state)
     for (int i = 0; i < 3; i++)
         c[i] = (struct plan_choice){ .type = types[i], .bytes = planned("7B", config_of("Qwen2.5-7B"), types[i]) };
     near("bf16", (double)c[0].bytes, 15.23 * GB, 0.001);
-    assert_true(c[1].bytes < 8 * GB && c[2].bytes < 5.0 * GB);                      /* goal of 1.2 for four bits: 3.5 to 5 GB */
+    /* goal of 1.2 for four bits: 3.5 to 5 GB */
+    assert_true(c[1].bytes < 8 * GB && c[2].bytes < 5.0 * GB);
     static const struct { double gb; enum plan_mode mode; const char *type; } all[] = {
         { 24, PLAN_AUTO, "bf16" },      { 6, PLAN_FOR_VRAM, "nl4" },       { 9, PLAN_FOR_VRAM, "int8" },
             { 17, PLAN_FOR_VRAM, "bf16" },
@@ -414,15 +416,19 @@ static void modes(void **state)
             fail_msg("%.0f GB, %s: %s, expected %s", all[i].gb, plan_mode_name(all[i].mode), k < 0 ? "none" : c[k].type,
                      all[i].type ? all[i].type : "none");
     }
-    c[0].decode = 30, c[1].decode = 20, c[2].decode = 10;                           /* where speeds are known they decide */
+    /* where speeds are known they decide */
+    c[0].decode = 30, c[1].decode = 20, c[2].decode = 10;
     assert_int_equal(plan_choose(c, 3, PLAN_MAX_SPEED, (uint64_t)(24 * GB)), 0);
     c[0].prefill = 40, c[1].prefill = 60, c[2].prefill = 100;
-    c[0].decode = 3, c[1].decode = 5.6, c[2].decode = 10;                           /* an exchange: 55.5, 31.4, 17.9 s */
+    /* an exchange: 55.5, 31.4, 17.9 s */
+    c[0].decode = 3, c[1].decode = 5.6, c[2].decode = 10;
     near("exchange", plan_exchange(&c[2]), 512 / 100.0 + 128 / 10.0, 1e-9);
-    assert_int_equal(plan_choose(c, 3, PLAN_AUTO, (uint64_t)(24 * GB)), 1);         /* the finest that takes at most twice as long as the fastest */
+    /* the finest that takes at most twice as long as the fastest */
+    assert_int_equal(plan_choose(c, 3, PLAN_AUTO, (uint64_t)(24 * GB)), 1);
     assert_int_equal(plan_choose(c, 3, PLAN_MAX_SPEED, (uint64_t)(24 * GB)), 2);
     assert_int_equal(plan_choose(c, 3, PLAN_FOR_VRAM, (uint64_t)(24 * GB)), 0);
-    c[0].decode = 9;                                                                /* bf16 that is nearly as fast goes before */
+    /* bf16 that is nearly as fast goes before */
+    c[0].decode = 9;
     assert_int_equal(plan_choose(c, 3, PLAN_AUTO, (uint64_t)(24 * GB)), 0);
     c[0].decode = 1, c[1].decode = 1;
     assert_int_equal(plan_choose(c, 3, PLAN_AUTO, (uint64_t)(24 * GB)), 2);
@@ -467,7 +473,8 @@ static void speed(void **state)
     (void)state;
     w.by_type[QT_NL4] = 4000000000;
     w.ops[QT_NL4] = 13e9;
-    assert_true(plan_decode(s, &w, &r, KV_F16, 0) == 0 && plan_prefill(s, &w, &r, 512) == 0);         /* no rate of this type */
+    /* no rate of this type */
+    assert_true(plan_decode(s, &w, &r, KV_F16, 0) == 0 && plan_prefill(s, &w, &r, 512) == 0);
     r.read[QT_NL4] = 20e9;
     r.multiply[QT_NL4] = 1e12;
     const double d = plan_decode(s, &w, &r, KV_F16, 0), p = plan_prefill(s, &w, &r, 512);
@@ -490,8 +497,7 @@ static void speed(void **state)
     assert_true(plan_decode(s, &w, &r, KV_F16, 8192) == plan_decode(s, &w, &twice, KV_F16, 8192));
     twice.attend[0] = 1e9;
     assert_true(plan_decode(s, &w, &r, KV_F16, 8192) > plan_decode(s, &w, &twice, KV_F16, 8192));
-    /* what is between the matrices: 28 layers of 3584 and 18944 floats; and the logits behind
-     * them */
+    /* between the matrices: 28 layers of 3584 and 18944 floats; and the logits behind */
     twice = r;
     twice.sync_s = 1e-6, twice.norm_s = 2e-10, twice.round_s = 1e-9, twice.act_s = 5e-10, twice.pick_s = 1e-11;
     near("rows", 1 / plan_decode(s, &w, &twice, KV_F16, 0) - 1 / d,

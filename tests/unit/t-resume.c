@@ -178,7 +178,8 @@ static const char *source_of(const struct run *r)
 static void at_each_layer(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < (getenv("ZSE_SANITIZED") ? 1 : sizeof runs / sizeof *runs); i++) {       /* mixed and best: the most code */
+    /* mixed and best: the most code */
+    for (size_t i = 0; i < (getenv("ZSE_SANITIZED") ? 1 : sizeof runs / sizeof *runs); i++) {
         const char *source = source_of(&runs[i]);
         if (!source)
             continue;
@@ -238,7 +239,7 @@ static void flip(const char *name, long at)
     assert_int_equal(fclose(f), 0);
 }
 
-/* What was left cannot be gone on with: a sentence says why, and the conversion starts anew. */
+/* A damaged checkpoint cannot be resumed: a message says why, and the conversion starts anew. */
 static void starts_anew(void **state)
 {
     (void)state;
@@ -250,7 +251,8 @@ static void starts_anew(void **state)
     struct convert_options o = options(copy, want, "nl4", CONVERT_GOOD);
     must(&o);
     o.output = out;
-    static const struct { const char *file; long at; const char *why; } damage[] = {        /* the first with calibration */
+    /* the first with calibration */
+    static const struct { const char *file; long at; const char *why; } damage[] = {
         { "o/.m.zse.zse-state-0", 5, "the state of its calibration is damaged" },
             { "o/.m.zse.zse-partial", 9000, "it is damaged" },
         { "o/.m.zse.zse-journal", 0, "zse-journal: " },                           { NULL, 0, "the source has changed" },

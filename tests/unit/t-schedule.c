@@ -116,8 +116,8 @@ static void check(const struct sequence *s, int seq, int pos, const float *got, 
                      (double)got[i], (double)want[i]);
 }
 
-/* What sequence i does in this step: tokens from its text, sometimes with a draft behind the
- * next one that is wrong. */
+/* The batch item of a sequence in this step: tokens from its text, sometimes with a wrong draft
+ * behind the next one. */
 static struct batch_item plan(struct run *run, const struct sequence *s, int room, int most, int vocab, struct rng *r)
 {
     const int left = run->n - run->at;
@@ -142,7 +142,8 @@ static void schedule(void *b, int recurrent, const struct sequence *s, int longe
     static const int mosts[] = { 1, 7, 33, 130, MOST_TOKENS };
     static struct run run[SEQS];
     int32_t block[BLOCKS];
-    const int most = mosts[below(r, 3) + (longest == LONGEST ? 2 : 0)];         /* long ones in pieces that are not too many */
+    /* long ones in pieces that are not too many */
+    const int most = mosts[below(r, 3) + (longest == LONGEST ? 2 : 0)];
     for (int i = 0; i < BLOCKS; i++) {
         const int j = below(r, i + 1);
         block[i] = block[j];
@@ -218,7 +219,8 @@ static void run_schedules(const char *name, int rounds)
         for (const struct kernels *const *k = kernels_all(); *k; k++) {
             if (!(*k)->supported() || *k == &kernels_ref)
                 continue;
-            const int long_ones = rounds == ROUNDS || (kv + (int)(k - kernels_all())) % KV_TYPES == 0;      /* with each type of keys and values at most one set */
+            /* with each type of keys and values at most one set */
+            const int long_ones = rounds == ROUNDS || (kv + (int)(k - kernels_all())) % KV_TYPES == 0;
             void *b[THREADS];
             for (int i = 0; i < THREADS; i++)
                 b[i] = open_backend(m, i + 1, (enum kv_type)kv, MOST_TOKENS, (*k)->name);
