@@ -174,7 +174,7 @@ void conn_mark_dirty(struct conn *c)
 /* The bytes of a buffer that count for the account. */
 static size_t held(size_t bytes) { return bytes > HELD_FROM ? bytes : 0; }
 
-/* What a body of this size may allocate: a growing buffer has room for half as much again. */
+/* Bytes that a body of this size may allocate: a growing buffer has room for half as much again. */
 static size_t body_room(size_t size) { return held(size + size / 2); }
 
 enum hold_answer conn_hold_buffers(struct conn *c)

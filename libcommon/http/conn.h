@@ -9,8 +9,8 @@
  * READ_SMALL bytes of what follows it, and its response.
  *
  * Why not libwebsockets (4.1 in Debian 12): it does not take chunked request bodies, answers its
- * limits with statuses of its own, and keeps more than 4 KB for an idle connection; what would be
- * left to write is most of this.  TLS is OpenSSL. */
+ * limits with statuses of its own, and keeps more than 4 KB for an idle connection; most of this
+ * would have to be written anyway.  TLS is OpenSSL. */
 #ifndef ZSE_HTTP_CONN_H
 #define ZSE_HTTP_CONN_H
 

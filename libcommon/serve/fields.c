@@ -52,12 +52,14 @@ static int no_effort(const json_t *v)
 #define SAMPLING(field) (offsetof(struct params, sampling) + offsetof(struct sampling, field))
 #define FIELD_OF_REAL FIELD_REAL
 #define FIELD_OF_WHOLE FIELD_INT
-#define WHOLE(name, where, min, max, at, given, about) { name, where, FIELD_USED, FIELD_INT, min, max, at, given, NULL, about, NULL }
+#define WHOLE(name, where, min, max, at, given, about) \
+    { name, where, FIELD_USED, FIELD_INT, min, max, at, given, NULL, about, NULL }
 #define TRUTH(name, where, at, about) { name, where, FIELD_USED, FIELD_BOOL, 0, 0, at, 0, NULL, about, NULL }
 #define TEXT(name, where, at, about) { name, where, FIELD_USED, FIELD_STRING, 0, 0, at, 0, NULL, about, NULL }
 #define OTHER(name, where, schema, about) { name, where, FIELD_USED, FIELD_OTHER, 0, 0, 0, 0, schema, about, NULL }
 #define IGNORED(name, where, about) { name, where, FIELD_IGNORED, FIELD_OTHER, 0, 0, 0, 0, NULL, about, NULL }
-#define REFUSED(name, where, harmless, about) { name, where, FIELD_REFUSED, FIELD_OTHER, 0, 0, 0, 0, NULL, about, harmless }
+#define REFUSED(name, where, harmless, about) \
+    { name, where, FIELD_REFUSED, FIELD_OTHER, 0, 0, 0, 0, NULL, about, harmless }
 
 #define STRINGS "{\"type\":\"array\",\"items\":{\"type\":\"string\"}}"
 #define NO_AUDIO "text in, text out"
@@ -70,10 +72,10 @@ const struct field fields[] = {
           "the conversation; content is text or a list of text parts"),
     OTHER("messages", ANTHROPIC, "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\",\"content\"]}}",
           "the conversation; content is text or a list of blocks: text, thinking, tool_use, tool_result"),
-    OTHER("system", ANTHROPIC, "{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"array\",\"items\":{\"type\":\"object\"}}]}", "what the model is told first: text or text blocks"),
+    OTHER("system", ANTHROPIC, "{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"array\",\"items\":{\"type\":\"object\"}}]}", "the system prompt: text or text blocks"),
     OTHER("input", BODY_RESPONSES, "{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\"}}]}",
           "text, or the whole conversation as items: message, function_call, function_call_output, reasoning"),
-    TEXT("instructions", BODY_RESPONSES, AT(instructions), "what the model is told first"),
+    TEXT("instructions", BODY_RESPONSES, AT(instructions), "the system prompt"),
     OTHER("prompt", BODY_COMPLETION, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS
           ",{\"type\":\"array\",\"items\":{\"type\":\"integer\"}},"
           "{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}]}",
@@ -84,12 +86,12 @@ const struct field fields[] = {
           "text, token ids, or a list of either"),
     OTHER("content", BODY_TOKENIZE, "{\"type\":\"string\"}", "the text"),
     OTHER("tokens", BODY_DETOKENIZE, "{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}", "token ids"),
-    TRUTH("add_special", BODY_TOKENIZE, AT(add_special), "with BOS, EOS or what else the tokenizer adds"),
+    TRUTH("add_special", BODY_TOKENIZE, AT(add_special), "add BOS, EOS or whatever the tokenizer adds"),
     TRUTH("parse_special", BODY_TOKENIZE, AT(parse_special),
           "the texts of special tokens become those tokens (default: true)"),
-    TRUTH("with_pieces", BODY_TOKENIZE, AT(with_pieces), "objects {id, piece} instead of ids"),
+    TRUTH("with_pieces", BODY_TOKENIZE, AT(with_pieces), "return objects {id, piece} instead of ids"),
     TRUTH("add_generation_prompt", BODY_TEMPLATE, AT(add_generation_prompt),
-          "end with the beginning of the answer (default: true)"),
+          "end the prompt with the beginning of the answer (default: true)"),
     OTHER("chat_template_kwargs", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT | BODY_RESPONSES | ANTHROPIC,
           "{\"type\":\"object\"}", "variables for the chat template, such as enable_thinking"),
 
@@ -98,7 +100,7 @@ const struct field fields[] = {
 #include "libcommon/engine/sampling.def"
 #undef OPTION
     OTHER("logit_bias", GENERATE, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",
-          "token id to what is added to its logit; -100 bans it"),
+          "token id to the number added to its logit; -100 bans it"),
     { "seed", GENERATE, FIELD_USED, FIELD_DOUBLE, -0x1p53, 0x1p53, AT(seed), GIVEN_SEED, NULL,
       "the same seed gives the same answer; choice i takes seed + i (default: random)", NULL },
     WHOLE("max_output_tokens", BODY_RESPONSES, 1, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS,
@@ -106,28 +108,28 @@ const struct field fields[] = {
     WHOLE("max_tokens", GENERATE & ~BODY_RESPONSES, 0, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS,
           "most tokens of an answer"),
     WHOLE("max_completion_tokens", BODY_CHAT, 1, INT_MAX, AT(max_completion_tokens), GIVEN_MAX_COMPLETION_TOKENS,
-          "the same; one of the two"),
-    WHOLE("n", API, 1, 128, AT(n), GIVEN_N, "answers to each prompt"),
+          "another name of max_tokens; expected one of the two"),
+    WHOLE("n", API, 1, 128, AT(n), GIVEN_N, "number of answers to each prompt"),
     OTHER("stop_sequences", BODY_MESSAGES, STRINGS,
-          "at most 16 texts of at most 1024 bytes that end the answer before them; stop_reason says so"),
+          "at most 16 texts of at most 1024 bytes; the answer ends before them, and stop_sequence is the text"),
     OTHER("stop", GENERATE & ~BODY_MESSAGES, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}",
-          "at most 16 texts of at most 1024 bytes that end the answer before them"),
-    TRUTH("stream", STREAMED | BODY_WS_CHAT, AT(stream), "server-sent events as tokens come"),
+          "at most 16 texts of at most 1024 bytes; the answer ends before them"),
+    TRUTH("stream", STREAMED | BODY_WS_CHAT, AT(stream), "send server-sent events as tokens are generated"),
     OTHER("stream_options", API, "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"}}}",
-          "include_usage: a last event with the counts"),
+          "include_usage: send a last event with the counts"),
     { "logprobs", BODY_CHAT, FIELD_USED, FIELD_BOOL, 0, 0, AT(logprobs), 0, NULL,
-      "logarithms of the tokens' probabilities", NULL },
+      "log probabilities of the tokens", NULL },
     WHOLE("logprobs", BODY_COMPLETION, 0, MAX_TOP_LOGPROBS, AT(logprobs_count), GIVEN_LOGPROBS,
-          "logarithms of the tokens' probabilities, and of so many likeliest"),
+          "log probabilities of the tokens, and of this many most likely ones"),
     WHOLE("top_logprobs", BODY_CHAT, 0, MAX_TOP_LOGPROBS, AT(top_logprobs), GIVEN_TOP_LOGPROBS,
-          "and of so many likeliest; needs logprobs"),
-    TRUTH("echo", BODY_COMPLETION, AT(echo), "the prompt before the answer"),
-    TRUTH("ignore_eos", GENERATE, AT(ignore_eos), "go on after the end of the answer"),
-    WHOLE("priority", GENERATE, -1000, 1000, AT(priority), 0, "higher goes first"),
-    WHOLE("best_of", BODY_COMPLETION, 1, 128, AT(best_of), 0, "as n: there is no search"),
+          "log probabilities of this many most likely tokens; needs logprobs"),
+    TRUTH("echo", BODY_COMPLETION, AT(echo), "return the prompt before the answer"),
+    TRUTH("ignore_eos", GENERATE, AT(ignore_eos), "continue after the end of the answer"),
+    WHOLE("priority", GENERATE, -1000, 1000, AT(priority), 0, "requests with a higher number go first"),
+    WHOLE("best_of", BODY_COMPLETION, 1, 128, AT(best_of), 0, "the same as n: there is no search for the best"),
     TEXT("encoding_format", BODY_EMBEDDING, AT(encoding_format), "float or base64"),
     WHOLE("dimensions", BODY_EMBEDDING, 1, INT_MAX, AT(dimensions), 0,
-          "cut to so many numbers, and scale to length 1 again"),
+          "cut vectors to this many numbers, scaled to length 1 again"),
 
     TEXT("user", API | BODY_RESPONSES | BODY_EMBEDDING | BODY_WS_CHAT, AT(user), "kept in /api/analytics/requests"),
     OTHER("metadata", BODY_RESPONSES, "{\"type\":\"object\"}", "comes back in the answer"),
@@ -164,20 +166,20 @@ const struct field fields[] = {
     OTHER("grammar", STREAMED, "{\"type\":\"string\"}", "the answer follows these rules (GBNF)"),
     OTHER("regex", STREAMED, "{\"type\":\"string\"}", "the whole answer matches this regular expression"),
 
-    IGNORED("max_tool_calls", BODY_RESPONSES, "is about tools of the server, which there are none of"),
+    IGNORED("max_tool_calls", BODY_RESPONSES, "the server has no tools of its own"),
     IGNORED("cache_control", ANTHROPIC, "prefixes are always kept; cannot change the answer"),
     REFUSED("previous_response_id", BODY_RESPONSES, NULL, "nothing is stored: send the whole conversation as input"),
     REFUSED("conversation", BODY_RESPONSES, NULL, "nothing is stored: send the whole conversation as input"),
     REFUSED("prompt", BODY_RESPONSES, NULL, "no prompts are stored"),
     REFUSED("background", BODY_RESPONSES, is_false, "nothing is stored: wait for the answer, or stream it"),
-    REFUSED("include", BODY_RESPONSES, only_encrypted, "none of this is here"),
+    REFUSED("include", BODY_RESPONSES, only_encrypted, "not available"),
     REFUSED("truncation", BODY_RESPONSES, not_truncated, "a prompt that does not fit is refused"),
-    REFUSED("reasoning", BODY_RESPONSES, no_effort, "templates differ: say it with chat_template_kwargs"),
+    REFUSED("reasoning", BODY_RESPONSES, no_effort, "templates differ: use chat_template_kwargs"),
     REFUSED("top_logprobs", BODY_RESPONSES, is_zero, "use /v1/chat/completions"),
     REFUSED("container", BODY_MESSAGES, NULL, "there are no containers"),
-    REFUSED("mcp_servers", BODY_MESSAGES, is_empty, "the server calls no others"),
+    REFUSED("mcp_servers", BODY_MESSAGES, is_empty, "the server calls no other servers"),
     REFUSED("context_management", BODY_MESSAGES | BODY_RESPONSES, is_empty, "a prompt that does not fit is refused"),
-    REFUSED("tools", BODY_WS_CHAT, is_empty, "not on this WebSocket: use /v1/chat/completions"),
+    REFUSED("tools", BODY_WS_CHAT, is_empty, "not available on this WebSocket: use /v1/chat/completions"),
     REFUSED("functions", BODY_CHAT, is_empty, "the old name of tools"),
     REFUSED("function_call", BODY_CHAT, no_tool, "the old name of tool_choice"),
     REFUSED("guided_json", API, NULL, "use response_format"),
@@ -188,18 +190,18 @@ const struct field fields[] = {
     REFUSED("modalities", BODY_CHAT, only_text, NO_AUDIO),
     REFUSED("audio", BODY_CHAT, NULL, NO_AUDIO),
     REFUSED("web_search_options", BODY_CHAT, NULL, "there is no search"),
-    REFUSED("reasoning_effort", BODY_CHAT, NULL, "templates differ: say it with chat_template_kwargs"),
-    REFUSED("verbosity", BODY_CHAT, NULL, "no model here was trained on it"),
+    REFUSED("reasoning_effort", BODY_CHAT, NULL, "templates differ: use chat_template_kwargs"),
+    REFUSED("verbosity", BODY_CHAT, NULL, "no model supports it"),
     REFUSED("suffix", BODY_COMPLETION, is_empty_text,
-            "text to fill in before a suffix is not available in this version"),
+            "filling in before a suffix is not available"),
     REFUSED("use_beam_search", API, is_false, "there is no beam search"),
 
     TEXT("model_name", BODY_LOAD, AT(model_name),
-         "id under which it is served (default: from the file's name); without model_path, its path"),
+         "id of the model (default: from the file's name); without model_path, its path"),
     TEXT("model_path", BODY_LOAD, AT(model_path), "a .zse, a GGUF file or a Hugging Face folder on the server"),
     TEXT("model_id", BODY_UNLOAD, AT(model_id), "id of a loaded model"),
     WHOLE("max_batch_size", BODY_BATCHING, 1, 4096, AT(max_running), 0, "requests that run together"),
-    TEXT("name", BODY_KEY, AT(name), "of the new key: 1 to 64 letters, digits, and . _ - @"),
+    TEXT("name", BODY_KEY, AT(name), "name of the new key: 1 to 64 letters, digits, and . _ - @"),
     WHOLE("rate_limit", BODY_KEY, 0, INT_MAX, AT(rate_limit), 0, "requests a minute; 0: any number"),
     WHOLE("token_limit_minute", BODY_KEY, 0, INT_MAX, AT(token_limit_minute), 0,
           "tokens of prompts and answers a minute; 0: any number"),
@@ -208,10 +210,10 @@ const struct field fields[] = {
       "whole seconds since 1970; 0: never", NULL },
     TEXT("scopes", BODY_KEY, AT(scopes), "chat, embeddings, models, admin, with commas between (default: chat,embeddings)"),
     TEXT("models", BODY_KEY, AT(models), "globs of the models it may use, with commas between; \"\": all"),
-    { "enabled", BODY_KEYS_REQUIRED, FIELD_USED, FIELD_BOOL, 0, 0, AT(enabled), 0, NULL, "does a request need a key?",
-      NULL },
+    { "enabled", BODY_KEYS_REQUIRED, FIELD_USED, FIELD_BOOL, 0, 0, AT(enabled), 0, NULL,
+      "whether a request needs a key", NULL },
     WHOLE("chunk", BODY_BATCHING, 0, INT_MAX, AT(chunk), 0,
-          "tokens of prompts in a step in which answers run; 0: as many as keep their pace"),
+          "tokens of prompts in a step with running answers; 0: as many as keep their pace"),
     WHOLE("max_queue", BODY_BATCHING, 0, INT_MAX, AT(max_waiting), 0, "requests that may wait; 0: any number"),
 };
 const int n_fields = sizeof fields / sizeof *fields;

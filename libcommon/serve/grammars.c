@@ -61,7 +61,7 @@ void grammars_close(struct grammars *all)
     free(all);
 }
 
-/* The grammar of this key, its use counted, moved to the front; NULL: not there.  Under the lock. */
+/* Find a grammar by key, count its use and move it to the front; NULL: none.  Under the lock. */
 static struct shared_grammar *find(struct grammars *all, const char *key, size_t size)
 {
     for (struct shared_grammar **at = &all->first; *at; at = &(*at)->next) {

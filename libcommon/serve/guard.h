@@ -31,7 +31,7 @@ struct guard {
     struct err trouble;                 /* the error already logged about the file of keys; ERR_NONE: none */
     struct report *reports;             /* questions and changes that threads work on: admin/access_endpoints.c */
     uint64_t swept_ns;                  /* when the counters of deleted keys were last dropped */
-    uint64_t seen[SEEN];                /* which key was valid at which address, by a hash of both; 0: empty */
+    uint64_t seen[SEEN];                /* keys that were valid, each with its address: hashes of both; 0: empty */
 };
 
 /* Reads the keys.  A key file that exists and cannot be read is an error: the server must not run

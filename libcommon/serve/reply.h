@@ -1,4 +1,4 @@
-/* reply.h - what every handler needs: reading a small body, answering, the client's address. */
+/* reply.h - helpers of the handlers: read a small body, answer, find the client's address. */
 #ifndef ZSE_SERVE_REPLY_H
 #define ZSE_SERVE_REPLY_H
 

@@ -133,8 +133,8 @@ static void host_name(const char *host, char *out, size_t room)
     snprintf(out, room, "%.*s", (int)(n < room ? n : room - 1), host);
 }
 
-/* Defence against DNS rebinding: a web page whose own name resolves to this server must not reach it
- * where no key is needed, which is on loopback and with --no-auth.  A numeric host cannot be
+/* Defence against DNS rebinding: a web page whose own name resolves to this server must not reach
+ * it where no key is needed, which is on loopback and with --no-auth. A numeric host cannot be
  * rebound, and a browser cannot reach a Unix socket. */
 static int host_is_ours(const struct server *s, const struct conn *c)
 {

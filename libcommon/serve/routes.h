@@ -11,8 +11,8 @@
 
 struct server;
 
-/* What a key must allow, where keys are required (ACCESS_KEY: any key does).  Administration always
- * needs a key, or the administrator's token. */
+/* The right that a key must have, where keys are required (ACCESS_KEY: any key does).
+ * Administration always needs a key, or the administrator's token. */
 enum access { ACCESS_PUBLIC, ACCESS_KEY, ACCESS_CHAT, ACCESS_EMBED, ACCESS_READ, ACCESS_ADMIN };
 enum route_kind { ROUTE_PLAIN, ROUTE_PREFIX, ROUTE_WEBSOCKET };         /* ROUTE_PREFIX: an id follows the path */
 
@@ -26,8 +26,8 @@ struct route {
 };
 extern const struct route routes[];
 extern const int n_routes;
-/* Will this request, of which only the head is there, need its body?  A request that will be refused
- * does not.  *owner: its tenant, if 1. */
+/* Will this request, of which only the head is there, need its body?  A request that will be
+ * refused does not.  *owner: its tenant, if 1. */
 int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner);
 void routes_request(struct server *s, struct conn *c);
 int conn_route(const struct conn *c);           /* index in routes; -1: none */

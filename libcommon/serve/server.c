@@ -66,8 +66,8 @@ static int on_body(void *user, struct conn *c, size_t size)
 
 static void on_request(void *user, struct conn *c) { routes_request(user, c); }
 
-/* The answer is complete, or the client is gone and no call works for it (a call that does has taken
- * over the record). */
+/* The answer is complete, or the client is gone and no call works for it: a call that does has
+ * taken over the record. */
 static void on_answered(void *user, struct conn *c)
 {
     struct server *s = user;
@@ -233,7 +233,8 @@ static struct account *open_account(const struct server_options *o, struct err *
 static struct loop *open_loop(struct server *s, struct err *e)
 {
     const struct server_options *o = &s->o;
-    const struct loop_options lo = { .account = s->account, .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body },
+    const struct loop_options lo = { .account = s->account,
+                                     .http = { .head_bytes = 16 << 10, .body_bytes = o->max_body },
                                      .max_connections = o->max_connections,
                                      .max_per_address = o->trust_proxy ? 0 : o->max_per_address, .max_unsent = 16 << 20,
                                      .head_s = 10, .body_s = 10, .idle_s = 75, .stalled_s = 30, .ping_s = 30,

@@ -1,17 +1,22 @@
 /* server.h - zse-serve as a library: models behind the APIs of OpenAI and Anthropic, over HTTP.
  *
- * The way of a request, from the top to the bottom and back:
+ * The modules, in the order in which a request meets them:
  *
- *   http/loop, conn*    sockets, time limits, bytes in and out       http/http, websocket   parsing
- *   http/places         number of connections, eviction              http/handshake         TLS
- *   routes              method and path to a handler                 guard, admit           keys, limits
- *   access_record       the request's line in the audit log          reply, fields          bodies, answers
- *   api/                the endpoints that generate (api/calls.h), and text and tokens
- *   admin/              all other endpoints: health, statistics, models, keys, audit log, metrics
- *   worker              the thread of one engine                     grammars               compiled grammars
- *   models              the loaded models; model_tasks opens and closes them, evicted remembers
- *   watch               memory pressure and stalled engines          metrics                counters
- *   server              opening, closing, what the loop calls
+ *   http/loop, http/conn*    sockets, TLS, time limits, bytes in and out
+ *   http/places              the number of connections, and which one is evicted
+ *   http/http, websocket     bytes to requests and messages
+ *   routes                   method and path to a handler; host and origin
+ *   guard, admit             keys, limits of rate and tokens, the audit log
+ *   access_record            the request's line in that log
+ *   fields, reply            bodies to parameters; answers
+ *   api/                     endpoints that generate (api/calls.h), and text and tokens
+ *   admin/                   all other endpoints: health, statistics, models, keys, metrics
+ *   grammars                 compiled grammars of the answers
+ *   worker                   the thread of one engine: commands in, events out
+ *   models                   loaded models; model_tasks opens and closes them, and evicted
+ *                            remembers those that were unloaded automatically
+ *   watch, metrics           memory pressure and stalled engines; counters
+ *   server                   opening, closing, the callbacks of the loop
  *
  * Threads:
  *   loop        the caller of server_run: connections, handlers, answers, all state in internal.h

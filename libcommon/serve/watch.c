@@ -6,8 +6,8 @@
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/worker.h"
 
-/* Is less left than both the share and the amount?  The share alone would refuse requests on a large
- * machine with plenty of memory, the amount alone on a small one whose model fills it. */
+/* Is less left than both the share and the amount? The share alone would refuse requests on a
+ * large machine with plenty of memory, the amount alone on a small one whose model fills it. */
 static int below(uint64_t left, uint64_t most, double share, uint64_t bytes)
 {
     return (double)left < share * (double)most && left < bytes;

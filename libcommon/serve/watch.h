@@ -14,8 +14,8 @@ enum watch_state {
      * 95 %.  Or less than 15 % is left, and all tasks of this process's own control group stall on
      * memory for a quarter of the time, until they stall for less than a tenth. */
     WATCH_TRIM,
-    /* Less than 2 % (and 256 MiB) is left of the limits at which the system ends processes, a second
-     * after TRIM began. */
+    /* Less than 2 % (and 256 MiB) is left of the limits at which the system ends processes, a
+     * second after TRIM began. */
     WATCH_END,
 };
 /* The state that one reading asks for, after the state `before`.  The percentages are of

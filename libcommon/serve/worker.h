@@ -22,7 +22,7 @@ struct job {
     struct job *next_lost, *next_cancel_done;
 };
 
-/* What happened to a job.  Texts, logprobs and embeddings lie in the batch. */
+/* A token, or the end, of a job.  Texts, logprobs and embeddings lie in the batch. */
 struct event {
     struct job *job;
     int32_t id;                         /* token; -1: none */
@@ -56,8 +56,8 @@ struct worker *worker_open(struct engine *g, void (*wake)(void *user), void *use
 int worker_close(struct worker *w, double patience_s);
 /* any thread: seconds since the current step began; 0: it waits for work */
 double worker_step_s(const struct worker *w);
-/* Submit p->n (at least 1) jobs.  What p points to must stay until their first event; the
- * constraint is copied and taken over.  0, or -1 without memory; a refusal is an event. */
+/* Submit p->n (at least 1) jobs. The data that p points to must stay until their first event; the
+ * constraint is copied and taken over. 0, or -1 without memory; a refusal is an event. */
 int worker_submit(struct worker *w, const struct request_params *p, struct job *jobs);
 /* 0, or -1 without memory: the answer continues */
 int worker_cancel(struct worker *w, struct job *job);

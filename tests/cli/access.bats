@@ -202,7 +202,7 @@ entry() {
   for name in "${lines[@]}"; do
     grep -rq "\"${name%_bucket}\"" libcommon/serve || { echo "the server has no $name"; return 1; }
   done
-  jq -e '.panels | length == 8' scripts/deploy/grafana.json
+  jq -e '.panels | length == 11' scripts/deploy/grafana.json
   run grep -cE '^(User=zse|NoNewPrivileges=yes|ProtectSystem=strict|CapabilityBoundingSet=$|ExecStart=/usr/local/bin/zse-serve )' scripts/deploy/zse-serve.service
   [ "$output" = 5 ]
   if command -v systemd-analyze >/dev/null; then

@@ -1,6 +1,8 @@
-/* access_endpoints.c - keys and the audit log over HTTP, each in a thread of its own: questions
- * to the log may read gigabytes (one at a time), the file of keys may be locked by another
- * program and its disk slow.  The loop never waits for either. */
+/* access_endpoints.c - /api/keys and /api/audit.
+ *
+ * Each question and each change is a report, made in a thread of its own, so that the loop never
+ * waits: a question to the audit log (one at a time) may read gigabytes, and the file of keys
+ * may be locked by another program or lie on a slow disk. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,9 +14,6 @@
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
 
-/* ---- what a thread does ---- */
-
-/* KEYS_*: the file of keys may be locked by another program, and a change waits for the disk. */
 enum report_kind { REPORT_SUMMARY, REPORT_QUERY, REPORT_STATS, REPORT_CLEAR, KEYS_LIST, KEYS_CREATE, KEYS_DELETE,
                    KEYS_REQUIRED };
 enum { MAX_KEY_REPORTS = 16 };
@@ -32,10 +31,10 @@ struct report {
     int limit, all;
     struct audit_filter filter;
     char key[128], path[256], method[16];
-    struct key_info info;               /* of KEYS_*: what is made, or who goes */
-    int required;                       /* it is to be so; KEYS_CREATE: the first key made it so */
+    struct key_info info;               /* of KEYS_*: the key that is created or deleted */
+    int required;                       /* the setting after KEYS_REQUIRED or KEYS_CREATE (the first key sets it) */
     int outlived;                       /* KEYS_CREATE: a key of this name was deleted meanwhile */
-    json_t *answer;                     /* NULL: e says why */
+    json_t *answer;                     /* NULL: see e */
     struct err e;
 };
 
@@ -132,7 +131,7 @@ static json_t *clear(struct report *r)
     return json_pack("{s:s,s:b,s:I}", "status", "cleared", "all_logs", r->all, "lines", (json_int_t)n);
 }
 
-static void *work(void *user)
+static void *make_report(void *user)
 {
     struct report *r = user;
     switch (r->kind) {
@@ -153,7 +152,7 @@ static void *work(void *user)
 
 static int is_of_keys(const struct report *r) { return r->kind >= KEYS_LIST; }
 
-static void start(struct server *s, struct conn *c, struct report *r)
+static void start_report(struct server *s, struct conn *c, struct report *r)
 {
     int same = 0;
     for (const struct report *o = s->guard.reports; o; o = o->next)
@@ -165,9 +164,9 @@ static void start(struct server *s, struct conn *c, struct report *r)
     if (!is_of_keys(r) && same)
         reply_refusal(s, c, 503, "busy", "another question to the audit log is being answered");
     else if (same >= MAX_KEY_REPORTS)
-        reply_refusal(s, c, 503, "busy", "%d questions and changes to the keys wait for their file, expected at most %d", same, MAX_KEY_REPORTS);
-    else if (pthread_create(&r->thread, NULL, work, r) != 0)
-        reply_refusal(s, c, 503, NULL, "no thread to be had");
+        reply_refusal(s, c, 503, "busy", "%d questions and changes to the keys are waiting for their file, expected at most %d", same, MAX_KEY_REPORTS);
+    else if (pthread_create(&r->thread, NULL, make_report, r) != 0)
+        reply_refusal(s, c, 503, NULL, "no thread available");
     else {
         r->next = s->guard.reports;
         s->guard.reports = r;
@@ -204,13 +203,13 @@ static void refuse_report(struct server *s, const struct report *r)
         reply_refusal(s, r->conn, 404, "no_such_key", "%s", r->e.msg);
 }
 
-/* A change is in force when it is answered, also where the file cannot be read just then. */
+/* Put a change into force before it is answered, even if the file cannot be read at the moment. */
 static void apply(struct server *s, struct report *r)
 {
     struct guard *g = &s->guard;
     struct err ignored;
     if (is_of_keys(r))
-        g->refreshed_ns = 0;                    /* look at once */
+        g->refreshed_ns = 0;                    /* read the file again at once */
     if (!r->answer)
         return;
     if (r->kind == KEYS_DELETE) {
@@ -220,13 +219,13 @@ static void apply(struct server *s, struct report *r)
             o->outlived |= o->kind == KEYS_CREATE && strcmp(o->info.name, r->info.name) == 0;
     }
     if (r->kind == KEYS_CREATE && !r->outlived)
-        /* without memory: the next look finds it */
+        /* without memory: the next refresh finds it */
         keys_learn(g->keys, &r->info, json_string_value(json_object_get(r->answer, "key")), &ignored);
     if (r->kind == KEYS_REQUIRED || (r->kind == KEYS_CREATE && r->required))
         keys_learn_required(g->keys, r->required);
 }
 
-/* It is done, and out of the list. */
+/* Answer a report that is done and out of the list. */
 static void end_report(struct server *s, struct report *r)
 {
     pthread_join(r->thread, NULL);
@@ -277,7 +276,7 @@ int guard_close(struct server *s)
 
 /* ---- keys, the routes ---- */
 
-/* NULL after a refusal. */
+/* NULL: it was refused. */
 static struct report *keys_report(struct server *s, struct conn *c, enum report_kind kind)
 {
     struct report *r = s->guard.keys ? calloc(1, sizeof *r) : NULL;
@@ -296,10 +295,10 @@ void handle_keys(struct server *s, struct conn *c, const char *rest)
     struct report *r = keys_report(s, c, KEYS_LIST);
     (void)rest;
     if (r)
-        start(s, c, r);
+        start_report(s, c, r);
 }
 
-/* What the body says, into *k. 0 after a refusal. */
+/* Read the body into *k.  0: it was refused. */
 static int read_key(struct server *s, struct conn *c, const struct params *p, struct key_info *k)
 {
     struct err e;
@@ -329,7 +328,7 @@ void handle_key_create(struct server *s, struct conn *c, const char *rest)
     json_t *body = r ? read_body(s, c, BODY_KEY, &p) : NULL;
     (void)rest;
     if (body && read_key(s, c, &p, &r->info))
-        start(s, c, r);
+        start_report(s, c, r);
     else
         free(r);
     json_decref(body);
@@ -346,7 +345,7 @@ void handle_key_delete(struct server *s, struct conn *c, const char *rest)
         return;
     }
     strcpy(r->info.name, rest);
-    start(s, c, r);
+    start_report(s, c, r);
 }
 
 void handle_keys_required(struct server *s, struct conn *c, const char *rest)
@@ -358,10 +357,10 @@ void handle_keys_required(struct server *s, struct conn *c, const char *rest)
     if (body && p.enabled < 0)
         reply_refusal(s, c, 400, "missing", "enabled: missing");
     else if (body && !p.enabled && (s->draining || !loop_is_local(s->loop)))
-        reply_refusal(s, c, 409, "not_allowed", "this server listens beyond its machine: without keys only with --no-auth");
+        reply_refusal(s, c, 409, "not_allowed", "this server is reachable from other machines: without keys only with --no-auth");
     else if (body) {
         r->required = p.enabled;
-        start(s, c, r);
+        start_report(s, c, r);
         r = NULL;
     }
     free(r);
@@ -370,7 +369,7 @@ void handle_keys_required(struct server *s, struct conn *c, const char *rest)
 
 /* ---- the audit log, the routes ---- */
 
-/* A number of the query in its range, or the default; 0 after a refusal. */
+/* *out: a number of the query, or the default.  0: it was refused as out of range. */
 static int query_number(struct server *s, struct conn *c, const char *name, double least, double most, double otherwise,
                         double *out)
 {
@@ -405,7 +404,7 @@ void handle_audit_summary(struct server *s, struct conn *c, const char *rest)
     if (!r)
         return;
     r->hours = hours;
-    start(s, c, r);
+    start_report(s, c, r);
 }
 
 void handle_audit_query(struct server *s, struct conn *c, const char *rest)
@@ -425,7 +424,7 @@ void handle_audit_query(struct server *s, struct conn *c, const char *rest)
                                        .key_name = http_query(q, "key", r->key, sizeof r->key),
                                        .path = http_query(q, "path", r->path, sizeof r->path),
                                        .method = http_query(q, "method", r->method, sizeof r->method) };
-    start(s, c, r);
+    start_report(s, c, r);
 }
 
 void handle_audit_stats(struct server *s, struct conn *c, const char *rest)
@@ -433,7 +432,7 @@ void handle_audit_stats(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     struct report *r = new_report(s, c, REPORT_STATS);
     if (r)
-        start(s, c, r);
+        start_report(s, c, r);
 }
 
 void handle_audit_clear(struct server *s, struct conn *c, const char *rest)
@@ -445,10 +444,10 @@ void handle_audit_clear(struct server *s, struct conn *c, const char *rest)
         return;
     const char *all = http_query(conn_request(c), "all_logs", text, sizeof text);
     r->all = all && (strcmp(all, "true") == 0 || strcmp(all, "1") == 0);
-    start(s, c, r);
+    start_report(s, c, r);
 }
 
-/* From memory: no file is read. */
+/* Answered from memory: no file is read. */
 void handle_audit_recent(struct server *s, struct conn *c, const char *rest)
 {
     enum { MOST = 500 };

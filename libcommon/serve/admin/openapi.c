@@ -1,4 +1,4 @@
-/* openapi.c - /openapi.json, from the tables of routes and fields. */
+/* openapi.c - GET /openapi.json: a description made from the tables of routes and fields. */
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #include "libcommon/serve/internal.h"
 
-/* Without memory a value is left out: *bad. */
+/* Set a member; *bad: there was no memory for it. */
 static void put(int *bad, json_t *object, const char *key, json_t *value)
 {
     *bad |= json_object_set_new(object, key, value);
@@ -50,8 +50,8 @@ static json_t *body_schema(unsigned kind, int *bad)
 
 static json_t *operation(const struct route *r, int *bad)
 {
-    json_t *ok = json_pack("{s:s, s:{s:{}}}", "description", "It worked", "content", r->answer);
-    json_t *not_ok = json_pack("{s:s, s:{s:{s:{s:s}}}}", "description", "It did not, and why", "content",
+    json_t *ok = json_pack("{s:s, s:{s:{}}}", "description", "Success", "content", r->answer);
+    json_t *not_ok = json_pack("{s:s, s:{s:{s:{s:s}}}}", "description", "Failure, with the reason", "content",
                                "application/json", "schema", "$ref", "#/components/schemas/Error");
     json_t *j = json_pack("{s:s, s:{s:o, s:o}}", "summary", r->about, "responses",
                           r->kind == ROUTE_WEBSOCKET ? "101" : "200", ok, "default", not_ok);
@@ -64,7 +64,7 @@ static json_t *operation(const struct route *r, int *bad)
     if (r->handle == handle_requests)
         put(bad, j, "parameters", json_pack("[{s:s, s:s, s:{s:s, s:i, s:i}}]", "name", "limit", "in", "query", "schema",
                                             "type", "integer", "minimum", 1, "maximum", 1000));
-    if (r->access != ACCESS_PUBLIC)             /* {}: also without, while no keys are required */
+    if (r->access != ACCESS_PUBLIC)             /* {}: without a key, too, while none is required */
         put(bad, j, "security", json_pack(r->access == ACCESS_ADMIN ? "[{s:[]}]" : "[{s:[]}, {}]",
                                           r->access == ACCESS_ADMIN ? "admin" : "key"));
     return j;
@@ -95,7 +95,7 @@ static json_t *description(int *bad)
                      "bearer", "key", "type", "http", "scheme", "bearer");
 }
 
-/* Anybody may ask, as often as they like: it is made once. */
+/* Public and not limited in rate, so it is made only once. */
 void handle_openapi(struct server *s, struct conn *c, const char *rest)
 {
     (void)rest;

@@ -1,6 +1,7 @@
-/* page.c - the page for browsers at /: state, models, tokens a second, a prompt.  Everything is
- * in here; nothing is fetched from elsewhere, and the Content-Security-Policy allows only these
- * two texts, by their hashes. */
+/* page.c - the web page at /: state, models, tokens a second, a prompt.
+ *
+ * Everything is in this file, nothing is fetched from elsewhere, and the Content-Security-Policy
+ * allows only this script and this style, by their hashes. */
 #include <string.h>
 
 #include <openssl/evp.h>

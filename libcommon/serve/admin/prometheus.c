@@ -5,7 +5,7 @@
 
 #include "libcommon/serve/internal.h"
 
-/* What the values of the server's metrics are read from. */
+/* The sources of the server's metrics. */
 struct sources {
     const struct server *s;
     struct account_stats account;

@@ -1,5 +1,5 @@
-/* statistics.c - GET /api/stats, /api/analytics: the machine, its GPUs, the models and their
- * requests in figures. */
+/* statistics.c - GET /api/stats and /api/analytics: the machine, its GPUs, the models, their
+ * requests. */
 #include "libcommon/serve/admin/statistics.h"
 
 #include <math.h>
@@ -34,7 +34,7 @@ int server_n_calls(const struct server *s)
 static int read_gpus(struct server *s, struct machine_gpu *gpu, char why[160])
 {
     if (s->o.sysroot) {
-        snprintf(why, 160, "another machine's proc and sys are shown");
+        snprintf(why, 160, "proc and sys are those of another machine");
         return 0;
     }
     if (!s->nvml && !s->no_nvml[0])

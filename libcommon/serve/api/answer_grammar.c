@@ -6,8 +6,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/calls.h"
 
-/* ---- what the grammar is made of ---- */
-
+/* The source of a grammar. */
 struct answer_grammar {
     const char *param;
     const char *text; size_t size;      /* of a schema, grammar or regular expression */
@@ -28,7 +27,7 @@ static struct grammar *make(const struct grammar_vocab *v, const void *what, str
     return grammar_compile_schema(v, s->text, s->size, &s->options, e);
 }
 
-/* grammar or regex of the body: at most one, and nothing besides. */
+/* Read grammar or regex of the body: at most one of them. */
 static int read_text(const struct call *c, struct answer_grammar *s, struct problem *pr)
 {
     static const char *const params[] = { "grammar", "regex" };
@@ -40,7 +39,8 @@ static int read_text(const struct call *c, struct answer_grammar *s, struct prob
             return problem_set(pr, 400, params[i], "invalid_type", "%s: found %s, expected a string", params[i],
                                js_kind(v));
         if (s->param)
-            return problem_set(pr, 400, params[i], NULL, "%s: %s is there, too: one of the two", params[i], s->param);
+            return problem_set(pr, 400, params[i], NULL, "%s: found %s, too, expected one of the two", params[i],
+                               s->param);
         s->param = params[i];
         s->text = json_string_value(v);
         s->size = json_string_length(v);
@@ -61,7 +61,7 @@ static void use_tools(struct call *c, json_t *schema, struct answer_grammar *s)
                                               .content = t->choice == CALLS_REQUIRED ? NULL : schema };
 }
 
-/* All that the grammar depends on. */
+/* Write everything that the grammar depends on, as its key in the cache. */
 static int key_of(const struct answer_grammar *s, struct buf *key)
 {
     char *tools = s->tools.tools ? json_dumps(s->tools.tools, JSON_COMPACT) : NULL;
@@ -82,13 +82,14 @@ static int key_of(const struct answer_grammar *s, struct buf *key)
     return key->failed || (s->tools.tools && !tools) ? -1 : 0;
 }
 
-/* Every prompt gets a matcher of the grammar. */
+/* Compile the grammar, or take it from the cache, and give every prompt a matcher of it. */
 static int call_grammar(struct call *c, const char *param, const struct buf *key, const struct answer_grammar *what,
                         struct problem *pr)
 {
     struct err e = { 0 };
     if (c->params.ignore_eos)
-        return problem_set(pr, 400, "ignore_eos", NULL, "ignore_eos: goes on after the end, which %s gives", param);
+        return problem_set(pr, 400, "ignore_eos", NULL,
+                           "ignore_eos: it continues after the end, but %s defines the end", param);
     c->grammar = grammars_get(c->lm->grammars, key->data, key->size, make, what, &e);
     const size_t n = strlen(param);
     /* of grammars and regular expressions, the parameter's name is in the sentence */
@@ -124,7 +125,7 @@ int call_answer_grammar(struct call *c, struct problem *pr)
         rc = schema && !dump ? problem_nomem(pr) : read_text(c, &s, pr);
     if (rc == 0 && t->tools && t->choice != CALLS_NONE) {
         if (s.param && !schema)
-            rc = problem_set(pr, 400, s.param, NULL, "%s: tools are there, too: one of the two", s.param);
+            rc = problem_set(pr, 400, s.param, NULL, "%s: found tools, too, expected one of the two", s.param);
         else
             use_tools(c, schema, &s);
     }

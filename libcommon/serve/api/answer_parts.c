@@ -1,4 +1,4 @@
-/* answer_parts.c - the answers of a conversation as parts: text, reasoning, calls. */
+/* answer_parts.c - split the answers of a conversation into parts: text, reasoning, calls. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,7 +44,7 @@ void choice_text(const struct choice *ch, enum part_kind kind, struct buf *out)
 
 static struct answer_part *new_part(struct choice *ch, enum part_kind kind)
 {
-    if ((ch->n_parts & (ch->n_parts - 1)) == 0) {               /* room for the next power of 2 */
+    if ((ch->n_parts & (ch->n_parts - 1)) == 0) {               /* grow to the next power of 2 */
         struct answer_part *p = realloc(ch->part, (ch->n_parts ? 2 * (size_t)ch->n_parts : 1) * sizeof *p);
         if (!p)
             return NULL;
@@ -61,7 +61,7 @@ static void no_memory(struct choice *ch)
     call_cancel(ch->call);
 }
 
-/* More of a text, or of the last call's arguments. */
+/* Append to the last part, if it is of this kind, or begin a new one. */
 static void add_delta(struct choice *ch, enum part_kind kind, const char *text, size_t size)
 {
     struct answer_part *p = ch->n_parts ? &ch->part[ch->n_parts - 1] : NULL;
@@ -80,7 +80,7 @@ static void on_part(void *user, const struct tool_event *ev)
 {
     struct choice *ch = user;
     struct answer_part *p;
-    if (ch->call->problem.status)       /* a part may have been left half made */
+    if (ch->call->problem.status)       /* the last part may be incomplete */
         return;
     switch (ev->kind) {
     case TOOL_CONTENT:
@@ -118,17 +118,17 @@ int conversation_open_parser(struct choice *ch)
 void conversation_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
 {
     struct buf reasoning = { 0 }, text = { 0 };
-    const char *piece = ev->text_size ? b->bytes.data + ev->text : "";
+    const char *new_text = ev->text_size ? b->bytes.data + ev->text : "";
     struct err e;
     if (ch->parser) {
         ch->n_reasoning += ev->id >= 0 && tool_parser_thinking(ch->parser);
-        if (tool_parser_push(ch->parser, piece, ev->text_size, &e) != 0 ||
+        if (tool_parser_push(ch->parser, new_text, ev->text_size, &e) != 0 ||
             (ev->last && tool_parser_finish(ch->parser, &e) != 0))
             no_memory(ch);
         return;
     }
     int thinking = ch->split.state != SPLIT_ANSWER;
-    splitter_push(&ch->split, piece, ev->text_size, ev->last, &reasoning, &text);
+    splitter_push(&ch->split, new_text, ev->text_size, ev->last, &reasoning, &text);
     if (c->lm->thinks && ev->id >= 0 && thinking && (ch->split.state == SPLIT_REASONING || ch->n_reasoning))
         ch->n_reasoning++;
     add_delta(ch, PART_REASONING, reasoning.data, reasoning.size);

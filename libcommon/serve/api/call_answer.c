@@ -1,4 +1,4 @@
-/* call_answer.c - what all forms of an answer share: usage figures, server-sent events, errors. */
+/* call_answer.c - write the common parts of all answers: usage, server-sent events, errors. */
 #include "libcommon/serve/api/internal.h"
 
 #include <string.h>

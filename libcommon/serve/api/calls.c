@@ -267,7 +267,7 @@ static void show_relaxed(const struct call *c)
         conn_set_header(c->conn, "X-Not-Enforced", relaxed);
 }
 
-/* What the engine is told of every prompt; ids and constraint differ. */
+/* The request of every prompt to the engine, but for its ids and its constraint. */
 static struct request_params engine_request(struct call *c)
 {
     const struct params *p = &c->params;

@@ -84,7 +84,7 @@ struct call {
     char id[48], client[64];
     int64_t created;                    /* seconds since 1970 */
     struct hold hold;                   /* of the account: see call_memory.c */
-    size_t kept_bytes;                  /* what it keeps besides answers */
+    size_t kept_bytes;                  /* held besides answers */
     size_t body_bytes;                  /* of the body as it came, less the fields that are ignored */
     size_t answer_bytes, held_answers;  /* of answers so far; of which the hold has */
     struct prescan scan;
@@ -135,7 +135,8 @@ int call_prompts(struct call *c, int n, struct problem *pr);
  * and whatever else the tokenizer adds.  0, or -1 with *pr about `field`. */
 int call_tokenize(struct call *c, int i, const char *text, size_t size, int special, int bos, struct problem *pr,
                   const char *field);
-/* Make prompts of the field "prompt" or "input": text, ids, or a list of either.  0, or -1 with *pr. */
+/* Make prompts of the field "prompt" or "input": text, ids, or a list of either.  0, or -1 with
+ * *pr. */
 int call_any_prompts(struct call *c, const char *field, int special, struct problem *pr);
 int call_is_stream(const struct call *c);
 void call_usage(const struct call *c, struct buf *out);         /* {"prompt_tokens":...} */

@@ -54,7 +54,7 @@ static const char *finish_of(const struct choice *ch)
            !choice_cut(ch) ? "tool_calls" : call_finish_name(ch->finish);
 }
 
-/* What begins every delta; the first one says the role. */
+/* Begin a delta; the first one of a choice has the role. */
 static void begin_delta(struct call *c, struct choice *ch, const char *content)
 {
     buf_add(&c->line, c->head.data, c->head.size);
@@ -64,7 +64,7 @@ static void begin_delta(struct call *c, struct choice *ch, const char *content)
     ch->said_role = 1;
 }
 
-/* With the logprobs of the tokens that it comes from. */
+/* End a delta, with the logprobs of its tokens. */
 static void end_delta(struct call *c, struct choice *ch, const char *finish)
 {
     buf_str(&c->line, "},\"logprobs\":");
@@ -131,7 +131,7 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
         begin_delta(c, ch, ",\"content\":\"\"");
         end_delta(c, ch, NULL);
     }
-    if (ev->last) {                             /* the last event is an empty delta with the reason */
+    if (ev->last) {                             /* the last event is an empty delta with the finish reason */
         begin_delta(c, ch, ",\"content\":\"\"");
         end_delta(c, ch, finish_of(ch));
     }

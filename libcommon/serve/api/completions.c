@@ -12,7 +12,7 @@ static void comma(struct buf *out)
         buf_str(out, ",");
 }
 
-/* A token to the four lists of logprobs. */
+/* Append a token to the four lists of logprobs. */
 static void add_logprobs(const struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
 {
     const struct tokenizer *t = c->lm->m.tokenizer;
@@ -71,7 +71,7 @@ static void begin(struct call *c)
     call_begin_stream(c);
 }
 
-/* max_tokens = 0 asks only for the prompt: the engine makes one token, and nobody sees it. */
+/* max_tokens = 0 requests only the prompt: the engine makes one token, which is hidden. */
 static int only_prompt(const struct call *c) { return c->max_tokens == 0; }
 
 static void send_piece(struct call *c, struct choice *ch, const char *text, size_t size, int last)

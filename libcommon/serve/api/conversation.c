@@ -1,3 +1,4 @@
+/* conversation.c - render a conversation as a prompt, also for templates that know no tools. */
 #include "libcommon/serve/api/conversation.h"
 
 #include <stdio.h>
@@ -12,8 +13,8 @@
 
 /* ---- templates that know no tools ---- */
 
-/* Calls and results become words. -1 without memory. */
-static int say_calls(json_t *m)
+/* Write the calls and results of a message as text.  -1 without memory. */
+static int calls_as_text(json_t *m)
 {
     const char *role = json_string_value(json_object_get(m, "role"));
     const json_t *calls = json_object_get(m, "tool_calls"), *call;
@@ -44,9 +45,9 @@ static int say_calls(json_t *m)
     return rc;
 }
 
-/* The functions are described in the first message of this role: "system", which is made if it
- * is not there, or "user" where templates refuse that.  -1 without memory. */
-static int say_tools(json_t *messages, const json_t *tools, const char *role)
+/* Describe the functions in the first message of this role: "system", which is added if it is
+ * missing, or "user" for templates that refuse a system message.  -1 without memory. */
+static int describe_tools(json_t *messages, const json_t *tools, const char *role)
 {
     struct buf text = { 0 };
     const json_t *tool;
@@ -72,7 +73,7 @@ static int say_tools(json_t *messages, const json_t *tools, const char *role)
     return own ? json_array_set_new(messages, at, m) : json_array_insert_new(messages, 0, m);
 }
 
-/* ---- what single families need ---- */
+/* ---- families with special needs ---- */
 
 /* Mistral's templates refuse ids of calls that are not 9 letters or digits. -1 without memory. */
 static int shorten_id(json_t *o, const char *key)
@@ -89,7 +90,7 @@ static int shorten_id(json_t *o, const char *key)
     return json_object_set_new(o, key, json_string(text));
 }
 
-/* Some templates paste arguments into text: they want JSON, not an object. -1 without memory. */
+/* Turn arguments into JSON text, for templates that insert them as they are.  -1 without memory. */
 static int arguments_as_text(json_t *messages)
 {
     json_t *m, *call;
@@ -108,7 +109,7 @@ static int arguments_as_text(json_t *messages)
 
 /* ---- to the prompt ---- */
 
-/* Ways to write a conversation, one after the other until the template takes one. */
+/* Ways to write a conversation, tried in this order until the template accepts one. */
 enum { PLAIN, ARGUMENTS_AS_TEXT, NO_SYSTEM, N_WAYS };
 
 static int has_calls(const json_t *messages)
@@ -121,21 +122,22 @@ static int has_calls(const json_t *messages)
     return 0;
 }
 
-/* New reference; NULL without memory. */
-static json_t *written(const struct loaded_model *lm, const struct conversation *t, const json_t *tools, int way)
+/* The messages as the template needs them.  New reference; NULL without memory. */
+static json_t *template_messages(const struct loaded_model *lm, const struct conversation *t, const json_t *tools,
+                                 int way)
 {
     json_t *messages = json_deep_copy(t->messages), *m, *call;
     size_t i, k;
-    if (!json_equal(messages, t->messages)) {           /* jansson leaves out what it finds no memory for */
+    if (!json_equal(messages, t->messages)) {           /* without memory jansson leaves out values */
         json_decref(messages);
         return NULL;
     }
     int rc = 0;
     if (tools && !lm->knows_tools)
-        rc |= say_tools(messages, tools, way == NO_SYSTEM ? "user" : "system");
+        rc |= describe_tools(messages, tools, way == NO_SYSTEM ? "user" : "system");
     json_array_foreach(messages, i, m) {
         if (!lm->knows_tools)
-            rc |= say_calls(m);
+            rc |= calls_as_text(m);
         if (strncmp(tool_format_name(lm->calls_form), "mistral", 7) == 0) {
             rc |= shorten_id(m, "tool_call_id");
             json_array_foreach(json_object_get(m, "tool_calls"), k, call)
@@ -162,7 +164,7 @@ int conversation_render(const struct loaded_model *lm, const struct conversation
     for (int way = PLAIN; way < N_WAYS; way++) {
         if ((way == ARGUMENTS_AS_TEXT && !has_calls(t->messages)) || (way == NO_SYSTEM && (!tools || lm->knows_tools)))
             continue;
-        json_t *messages = written(lm, t, tools, way);
+        json_t *messages = template_messages(lm, t, tools, way);
         int rc = messages ? chat_render(lm->tmpl, messages, lm->knows_tools ? tools : NULL, generation_prompt, lm->bos,
                                         lm->eos, (int64_t)time(NULL), t->vars, &t->limits, text, size, &e) : -1;
         json_decref(messages);
@@ -178,7 +180,7 @@ int conversation_render(const struct loaded_model *lm, const struct conversation
     return problem_set(pr, 400, t->param, "template_error", "%s: %s", t->param, first.msg);
 }
 
-/* Do the answers need more than to be told from what stands in <think>? */
+/* Do the answers need a parser of calls, besides the splitting at </think>? */
 static int reads_calls(const struct call *c)
 {
     return (c->conversation.tools && c->conversation.choice != CALLS_NONE) ||
@@ -194,7 +196,7 @@ int conversation_prepare(struct call *c, struct problem *pr)
         return -1;
     c->starts_thinking = c->lm->thinks && splitter_begun(text, size);
     c->raw_text = reads_calls(c);
-    json_decref(c->conversation.messages);              /* the text has them */
+    json_decref(c->conversation.messages);              /* the text contains them */
     c->conversation.messages = NULL;
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, c->conversation.param);
     free(text);

@@ -1,5 +1,5 @@
-/* conversation_read.c - conversations, functions and forms of answers as bodies have them; the
- * whole of a body of chat completions. */
+/* conversation_read.c - read messages, functions and response formats of bodies; read the body of
+ * chat completions. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,8 +44,8 @@ int conversation_text(const json_t *content, const char *const *types, const cha
     return out->failed ? problem_nomem(pr) : 0;
 }
 
-/* Calls in a message of the model: their arguments become objects, as templates expect them. New
- * reference. */
+/* The calls of a message of the model, their arguments as objects, as templates expect them.  New
+ * reference; NULL with *pr. */
 static json_t *calls_of(const json_t *list, const char *param, struct problem *pr)
 {
     json_t *out = json_array();
@@ -64,11 +64,11 @@ static json_t *calls_of(const json_t *list, const char *param, struct problem *p
             goto fail;
         }
         json_error_t je;
-        json_t *copy = json_deep_copy(call);            /* jansson leaves out what it finds no memory for */
+        json_t *copy = json_deep_copy(call);            /* without memory jansson leaves out values */
         json_t *object = json_is_string(arguments)
                              ? json_loadb(json_string_value(arguments), json_string_length(arguments), 0, &je) : NULL;
         int bad = !json_equal(copy, call) || (json_is_string(arguments) && !object && js_no_memory(&je));
-        if (json_is_object(object))     /* what is cut off or malformed stays text */
+        if (json_is_object(object))     /* malformed arguments stay text */
             bad |= json_object_set(json_object_get(copy, "function"), "arguments", object);
         json_decref(object);
         if (bad)
@@ -84,7 +84,7 @@ fail:
     return NULL;
 }
 
-/* One message, with content as text. New reference. */
+/* One message, its content as text.  New reference; NULL with *pr. */
 static json_t *plain_message(const json_t *m, const char *param, struct problem *pr)
 {
     static const char *const roles[] = { "system", "developer", "user", "assistant", "tool", "function" };
@@ -102,9 +102,9 @@ static json_t *plain_message(const json_t *m, const char *param, struct problem 
     }
     union { const json_t *in; json_t *out; } u = { .in = m };
     json_object_foreach(u.out, key, v)
-        if (!json_is_null(v))           /* templates ask whether a key is there */
+        if (!json_is_null(v))           /* templates test whether a key exists */
             bad |= json_object_set(copy, key, v);
-    if (strcmp(role, "developer") == 0) /* OpenAI's later name for it; templates know the old one */
+    if (strcmp(role, "developer") == 0) /* OpenAI's newer name of that role; templates know the old one */
         bad |= json_object_set_new(copy, "role", json_string("system"));
     if (bad) {
         problem_nomem(pr);
@@ -245,7 +245,7 @@ int conversation_add_tool(struct conversation *t, const char *name, const json_t
     return rc ? problem_nomem(pr) : 0;
 }
 
-/* The function that was added last is strict, if that is true. */
+/* Note whether the function that was added last is strict. */
 static int add_strict(struct conversation *t, const json_t *strict, struct problem *pr)
 {
     const json_t *last = json_array_get(t->tools, json_array_size(t->tools) - 1);
@@ -333,7 +333,7 @@ json_t *format_schema(const json_t *format, const char *param, struct problem *p
         return NULL;
     }
     const json_t *inside = js_get(format, "json_schema");
-    /* Chat Completions has a level more than Responses */
+    /* Chat Completions has one more level than Responses */
     json_t *schema = js_get(inside ? inside : format, "schema");
     if (!json_is_object(schema) && !json_is_boolean(schema)) {
         problem_set(pr, 400, param, schema ? "invalid_type" : "missing",

@@ -22,7 +22,7 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
         problem_nomem(&c->problem);
 }
 
-/* The first n numbers, scaled to length 1 again. */
+/* Keep the first n numbers, scaled to length 1 again; returns how many. */
 static int cut(struct choice *ch, int n)
 {
     double sum = 0;

@@ -1,4 +1,4 @@
-/* internal.h - what the files of a call (calls.c, call_*.c) share; the forms use calls.h.
+/* internal.h - functions that only the files of a call use; the forms use calls.h.
  *
  *   calls.c          stages, submission, the end        call_prepare.c   the preparing threads
  *   call_params.c    model and fields of the body       call_prompts.c   prompts to token ids

@@ -32,7 +32,7 @@ static void stop_json(const struct call *c, struct buf *out)
         buf_str(out, "null");
 }
 
-/* "call_..." is "toolu_..." here. */
+/* The id of a call: Anthropic's begin with "toolu_" instead of "call_". */
 static void call_id(const struct answer_part *p, struct buf *out)
 {
     struct buf id = { 0 };
@@ -44,8 +44,8 @@ static void call_id(const struct answer_part *p, struct buf *out)
     buf_release(&id);
 }
 
-/* A block; whole 0: as it begins.  Arguments that were cut off are no input: it is empty, as
- * where a stream begins. */
+/* A content block; whole 0: as it begins in a stream, without content.  Arguments that were cut off
+ * are not valid JSON: their input is empty, too. */
 static void block_json(const struct answer_part *p, int whole, struct buf *out)
 {
     const size_t n = whole ? p->text.size : 0;
@@ -187,7 +187,7 @@ void handle_messages(struct server *s, struct conn *c, const char *rest)
     call_start(s, c, NULL, &form, r->body.data, r->body.size);
 }
 
-/* ---- only the count ---- */
+/* ---- count_tokens ---- */
 
 static int count(struct call *c, struct problem *pr)
 {

@@ -22,7 +22,7 @@ static int add_result(json_t *messages, const json_t *block, const char *param, 
     return rc;
 }
 
-/* A block of the model's own message, to m and its text. */
+/* Add a block of the model's message to m and its text. */
 static int add_own_block(json_t *m, const json_t *block, const char *type, struct buf *text, const char *param,
                          struct problem *pr)
 {
@@ -35,7 +35,7 @@ static int add_own_block(json_t *m, const json_t *block, const char *type, struc
     if (strcmp(type, "thinking") == 0 && json_is_string(thought))
         return conversation_add_reasoning(m, json_string_value(thought), json_string_length(thought), pr);
     if (strcmp(type, "redacted_thinking") == 0)
-        return 0;                       /* nothing that a model here could read */
+        return 0;                       /* encrypted: no model here could read it */
     json_t *id = json_object_get(block, "id"), *name = json_object_get(block, "name"),
            *input = json_object_get(block, "input");
     if (strcmp(type, "tool_use") != 0 || !json_is_string(id) || !json_is_string(name) || !json_is_object(input))
@@ -66,7 +66,7 @@ static int add_own(json_t *messages, const json_t *content, const char *param, s
     return rc;
 }
 
-/* A user's blocks: results become messages of their own, before the text. */
+/* Add a user's blocks: results become messages of their own, before the text. */
 static int add_users(json_t *messages, const json_t *content, const char *param, struct problem *pr)
 {
     const json_t *block;
@@ -135,7 +135,7 @@ static int read_messages(const json_t *body, json_t *out, struct problem *pr)
     }
     if (strcmp(role, "assistant") == 0)
         return problem_set(pr, 400, "messages", "unsupported_parameter",
-                           "messages: the last one is the assistant's: to continue it is not available");
+                           "messages: the last one is the assistant's, expected the user's: it cannot be continued");
     return 0;
 }
 
@@ -144,7 +144,8 @@ static const json_t *function_of(const json_t *tool, const char *param, struct p
     const char *kind = json_string_value(json_object_get(tool, "type"));
     if (!kind || strcmp(kind, "custom") == 0)
         return tool;
-    problem_set(pr, 400, param, "unsupported_parameter", "%s: type is '%.40s': only tools of the client are here",
+    problem_set(pr, 400, param, "unsupported_parameter",
+                "%s: type is '%.40s': expected custom: there are no tools of the server",
                 param, kind);
     return NULL;
 }
@@ -166,8 +167,8 @@ static int read_choice(const json_t *body, struct conversation *t, struct proble
                        "tool_choice: expected {type: auto}, {type: any}, {type: none} or {type: tool, name}");
 }
 
-/* thinking becomes the variable that templates go by; output_config.format is the form of the
- * answer. */
+/* Read thinking, which becomes the variable enable_thinking of templates, and the format of the
+ * answer in output_config. */
 static int read_settings(const json_t *body, struct conversation *t, struct problem *pr)
 {
     json_t *thinking = js_get(body, "thinking"), *output = js_get(body, "output_config"), *v;
@@ -185,7 +186,7 @@ static int read_settings(const json_t *body, struct conversation *t, struct prob
     json_object_foreach(output, key, v)
         if (strcmp(key, "format") != 0 && !json_is_null(v))
             return problem_set(pr, 400, "output_config", "unsupported_parameter",
-                               "output_config: %.40s: only format is here", key);
+                               "output_config: %.40s: expected format", key);
     t->format = js_get(output, "format");
     t->format_param = "output_config.format";
     return 0;

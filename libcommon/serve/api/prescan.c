@@ -1,3 +1,4 @@
+/* prescan.c - validate, count and blank members of JSON text without building a tree. */
 #include "libcommon/serve/api/prescan.h"
 
 #include <ctype.h>
@@ -10,7 +11,8 @@ static int is_digit(char c) { return c >= '0' && c <= '9'; }
 
 /* ---- one valid value ---- */
 
-/* Each reads from at and returns the offset behind what it read, 0: it is not there. */
+/* Each function reads from offset `at` and returns the offset behind what it read; 0: it is not
+ * there. */
 
 static size_t skip_blanks(const char *s, size_t size, size_t at)
 {
@@ -110,7 +112,8 @@ static size_t skip_value(const char *s, size_t size, size_t at)
         } else if (!(at = skip_scalar(s, size, at))) {
             return 0;
         }
-        for (;; depth--) {                      /* behind a value: close what ends here, or go on to the next one */
+        /* behind a value: close the levels that end here, or go on with the next value */
+        for (;; depth--) {
             if (depth == 0)
                 return at;
             at = skip_blanks(s, size, at);
@@ -138,7 +141,7 @@ static size_t blank(char *s, size_t from, size_t to)
     return to - from;
 }
 
-/* Whether field f was there before; a body has few that are ignored. */
+/* The ignored fields met so far; a body has few of them. */
 struct seen { const struct field *f[32]; int n; };
 
 static int is_twice(struct seen *seen, const struct field *f)
@@ -151,7 +154,7 @@ static int is_twice(struct seen *seen, const struct field *f)
     return 0;
 }
 
-/* The members of the object at the beginning of the text, until something is no member. */
+/* Blank ignored members of the object that the text begins with; malformed text ends the scan. */
 static int blank_ignored(char *s, size_t size, enum body_kind kind, struct prescan *p, struct problem *pr)
 {
     struct seen seen = { .n = 0 };
@@ -185,15 +188,15 @@ static int blank_ignored(char *s, size_t size, enum body_kind kind, struct presc
     }
 }
 
-/* ---- what a tree takes ---- */
+/* ---- the size of the tree ---- */
 
 /* Bytes that jansson 2.13 and 2.14 allocate on a 64-bit machine, with malloc's 16 bytes for each
- * block and tables that were just doubled, old and new: an object 72 and 8 chains of 16; a
- * member its key, 56 and the chain; an array 40 and 8 pointers; an element 3 pointers; a string
- * 32 and its bytes; a number 24. */
+ * block, and with both the old and the new table while one is doubled.  An object: 72 and 8
+ * chains of 16; a member: its key, 56 and the chain; an array: 40 and 8 pointers; an element: 3
+ * pointers; a string: 32 and its bytes; a number: 24. */
 enum { OBJECT_BYTES = 280, ARRAY_BYTES = 184, STRING_BYTES = 160, NUMBER_BYTES = 64, WORD_BYTES = 24 };
 
-/* Counts every token, valid or not: there is never less than jansson meets before it stops. */
+/* Count every token, valid or not: at least as many as jansson reads before it stops. */
 static int count(const char *s, size_t size, struct prescan *p, struct problem *pr)
 {
     size_t longest = 0;
@@ -225,8 +228,8 @@ static int count(const char *s, size_t size, struct prescan *p, struct problem *
             p->tree_bytes += number ? NUMBER_BYTES : WORD_BYTES;
         }
     }
-    p->tree_bytes += 4 * longest + 1024;        /* the parser's own copy of a token, doubled as it grows */
-    p->tree_bytes += huge ? size + size / 8 : 0;        /* js_parse() tries another text */
+    p->tree_bytes += 4 * longest + 1024;        /* the parser's copy of a token, which doubles as it grows */
+    p->tree_bytes += huge ? size + size / 8 : 0;        /* js_parse() makes a second text */
     return 0;
 }
 

@@ -1,4 +1,4 @@
-/* responses.c - POST /v1/responses: OpenAI's Responses, without memory: every request brings its
+/* responses.c - POST /v1/responses: OpenAI's Responses, without state: every request contains its
  * whole conversation. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static void text_part(const struct answer_part *p, int whole, struct buf *out)
     buf_str(out, "}");
 }
 
-/* An element of output; status "in_progress": as it begins, without content. */
+/* An element of output; status "in_progress": without its content. */
 static void item_json(const struct call *c, const struct answer_part *p, const char *status, struct buf *out)
 {
     const int whole = strcmp(status, "in_progress") != 0;

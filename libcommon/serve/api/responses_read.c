@@ -6,8 +6,8 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/conversation.h"
 
-/* The message of the model that calls and reasoning go to: the last one, if nothing came after
- * it. Borrowed; NULL: out of memory. */
+/* The message of the model to which an item belongs: the last message, if it is the model's and
+ * does not have the key closed_by yet, else a new one.  Borrowed; NULL: out of memory. */
 static json_t *open_answer(json_t *messages, const char *closed_by)
 {
     const size_t n = json_array_size(messages);
@@ -150,7 +150,7 @@ static int read_text(const json_t *body, struct conversation *t, struct problem 
     json_object_foreach(text, key, v)
         if (strcmp(key, "format") != 0 && !json_is_null(v) &&
             !(json_is_string(v) && strcmp(json_string_value(v), "medium") == 0))
-            return problem_set(pr, 400, "text", "unsupported_parameter", "text: %.40s: only format is here", key);
+            return problem_set(pr, 400, "text", "unsupported_parameter", "text: %.40s: expected format", key);
     t->format = js_get(text, "format");
     t->format_param = "text.format";
     return 0;
@@ -163,7 +163,7 @@ int responses_read(const json_t *body, int parallel, struct conversation *t, str
         return -1;
     json_t *messages = json_array();
     t->serial = !parallel;
-    if (instructions)                   /* fields_parse has seen that it is text */
+    if (instructions)                   /* fields_parse has checked that it is text */
         json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "system", "content", instructions));
     int rc = read_input(body, messages, pr);
     t->messages = rc == 0 ? conversation_messages(messages, pr) : NULL;

@@ -1,3 +1,4 @@
+/* splitter.c - find <think> and </think> in a text that arrives in pieces. */
 #include "libcommon/serve/api/splitter.h"
 
 #include <string.h>
@@ -6,7 +7,7 @@ static const char open_tag[] = "<think>", close_tag[] = "</think>";
 
 static int is_blank(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 
-/* How many of the last bytes of text begin the tag. */
+/* Number of bytes at the end of text that may begin the tag. */
 static size_t tag_begins(const char *text, size_t n, const char *tag)
 {
     size_t most = strlen(tag) - 1;
@@ -16,7 +17,7 @@ static size_t tag_begins(const char *text, size_t n, const char *tag)
     return 0;
 }
 
-/* Text so far undecided: is it <think>?  Everything it is given is held until that is known. */
+/* Decide whether the text begins with <think>.  All of it is held until that is known. */
 static void decide(struct splitter *s, struct buf *text)
 {
     size_t blanks = 0, n = strlen(open_tag);
@@ -64,7 +65,7 @@ void splitter_push(struct splitter *s, const char *text, size_t size, int last, 
     } else if (all.size && !last && all.size <= sizeof s->held) {
         memcpy(s->held, all.data, all.size);
         s->n_held = all.size;
-    } else if (all.size) {                      /* blanks without end before a tag that does not come */
+    } else if (all.size) {                      /* more blanks than are held, and no tag */
         s->state = SPLIT_ANSWER;
         buf_add(answer, all.data, all.size);
     }

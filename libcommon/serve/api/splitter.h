@@ -1,5 +1,5 @@
-/* splitter.h - what a thinking model writes between <think> and </think>, told from its answer
- * as the text comes. */
+/* splitter.h - separate the reasoning that a model writes between <think> and </think> from its
+ * answer, as the text arrives. */
 #ifndef ZSE_SERVE_API_SPLITTER_H
 #define ZSE_SERVE_API_SPLITTER_H
 
@@ -8,16 +8,15 @@
 #include "libcommon/http/buf.h"
 
 struct splitter {
-    enum { SPLIT_UNDECIDED, SPLIT_REASONING, SPLIT_ANSWER } state;      /* where it begins is the caller's choice */
-    int strip;                          /* blanks at the beginning of either do not count */
-    char held[16]; size_t n_held;       /* may be the beginning of a tag */
+    enum { SPLIT_UNDECIDED, SPLIT_REASONING, SPLIT_ANSWER } state;      /* the caller sets the first one */
+    int strip;                          /* drop blanks until something else comes */
+    char held[16]; size_t n_held;       /* bytes that may begin a tag */
 };
 
-/* New text: what of it is reasoning and what is answer is added to these.  last: nothing
- * follows, give out what was held back. */
+/* Append new text to reasoning and answer.  last: no text follows, so held bytes are released. */
 void splitter_push(struct splitter *s, const char *text, size_t size, int last, struct buf *reasoning,
                    struct buf *answer);
-/* Does a prompt end with <think>, so that the answer begins inside? */
+/* Does a prompt end with <think>, so that the answer begins with reasoning? */
 int splitter_begun(const char *prompt, size_t size);
 
 #endif

@@ -1,5 +1,4 @@
-/* text.c - /v1/models, /tokenize, /detokenize, /apply-template: what needs a tokenizer at most,
- * and no engine. */
+/* text.c - /v1/models, /tokenize, /detokenize, /apply-template: endpoints that need no engine. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,7 +70,7 @@ static int tokenize(struct call *c, struct problem *pr)
     if (tokenizer_encode(c->lm->m.tokenizer, json_string_value(text), json_string_length(text), flags, &ids, &n, &e) !=
         0)
         return problem_err(pr, "content", NULL, &e);
-    /* a piece has at most 6 bytes for each of its own, which are no more than its text's */
+    /* JSON writes a byte as at most 6, and the pieces have no more bytes than the text */
     const size_t each = c->params.with_pieces ? 48 : 8,
                  pieces = c->params.with_pieces ? 6 * json_string_length(text) : 0;
     const int rc = call_hold(c, n * sizeof *ids + 3 * (n * each + pieces), pr);
@@ -81,8 +80,8 @@ static int tokenize(struct call *c, struct problem *pr)
     return rc;
 }
 
-/* that an answer takes for each byte of a text: the text, as JSON (once more as it grows), and what
- * waits for the client */
+/* Bytes of memory for each byte of a text: the text, its JSON (twice as it grows), and the unsent
+ * answer. */
 enum { TEXT_BYTES = 8 };
 
 static int detokenize(struct call *c, struct problem *pr)

@@ -1,3 +1,4 @@
+/* token_text.c - the bytes of single tokens, and logprobs, as JSON. */
 #include "libcommon/serve/api/calls.h"
 
 #include <math.h>
@@ -8,8 +9,8 @@
 
 static int hex(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; }
 
-/* Byte-level vocabularies write each byte as a printable character. 0: this token is not written
- * so. */
+/* Decode a token of a byte-level vocabulary, which writes each byte as a printable character.
+ * 0: it is not written that way. */
 static int byte_level(const char *s, size_t n, struct buf *out)
 {
     size_t before = out->size;

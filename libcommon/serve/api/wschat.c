@@ -1,5 +1,4 @@
-/* wschat.c - the WebSockets: /ws/chat, one conversation at a time on a connection, and
- * /ws/stats. */
+/* wschat.c - the WebSockets: /ws/chat, with one answer at a time on a connection, and /ws/stats. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,7 +94,7 @@ void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t 
 {
     struct problem pr;
     if (conn_exchange(c)) {
-        problem_set(&pr, 409, NULL, NULL, "the answer before is not complete: one at a time on a connection");
+        problem_set(&pr, 409, NULL, NULL, "the last answer is not complete: expected one message at a time on a connection");
         say_error(c, &pr);
         return;
     }
