@@ -200,7 +200,7 @@ entry() {
   run grep -oE 'zse_[a-z_]+' scripts/deploy/grafana.json
   [ "${#lines[@]}" -gt 8 ]
   for name in "${lines[@]}"; do
-    grep -rq "\"${name%_bucket}\"" libcommon/serve || { echo "the server has no $name"; return 1; }
+    grep -rqw "${name%_bucket}" libcommon/serve || { echo "the server has no $name"; return 1; }
   done
   jq -e '.panels | length == 11' scripts/deploy/grafana.json
   run grep -cE '^(User=zse|NoNewPrivileges=yes|ProtectSystem=strict|CapabilityBoundingSet=$|ExecStart=/usr/local/bin/zse-serve )' scripts/deploy/zse-serve.service
