@@ -49,7 +49,7 @@ struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const 
     struct epoll_event ev = { .events = EPOLLIN, .data.ptr = c };
     if (!c)
         return NULL;
-    c->source = (struct source){ SOURCE_CONN, fd };
+    c->source = (struct event_source){ SOURCE_CONN, fd };
     c->l = l;
     c->hold = hold_for(l->o.account, 0);
     c->local = at->local;

@@ -14,10 +14,11 @@ enum source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_HANDSHAKE, 
 /* MAX_AHEAD: bytes of pipelined requests that are read */
 enum { MAX_LISTENERS = 8, PEER_SIZE = 48, MAX_AHEAD = 1 << 14 };
 
-struct source { enum source_kind kind; int fd; };       /* the object that epoll's data points to begins with this */
+/* The first member of every object that epoll's data points to. */
+struct event_source { enum source_kind kind; int fd; };
 
 struct listener {
-    struct source source;
+    struct event_source source;
     int tls, local;
     char name[80];              /* its name in messages */
     char *path;                 /* of a Unix socket; owned */
@@ -27,7 +28,7 @@ struct listener {
 enum conn_mode { CONN_HANDSHAKE, CONN_HTTP, CONN_WEBSOCKET, CONN_LINGER };
 
 struct conn {
-    struct source source;
+    struct event_source source;
     struct conn *prev, *next;   /* in loop.conns, loop.away or loop.dead */
     struct conn *next_dirty;
     struct loop *l;
@@ -65,7 +66,7 @@ struct conn {
 struct loop {
     struct loop_options o;
     int epoll, quit, listening;
-    struct source wake, handshake_wake, signals;
+    struct event_source wake, handshake_wake, signals;
     struct listener listener[MAX_LISTENERS];
     int n_listeners;
     int spare;                  /* a descriptor to close when there are none left */

@@ -30,7 +30,7 @@ enum { MAX_UNSENT_KERNEL = 1 << 16 };
 enum { TICKET_S = 3600 };               /* how long a session can be resumed without using the private key */
 static const uint64_t second = 1000000000u;
 
-static int watch(struct loop *l, struct source *s, struct err *e)
+static int watch(struct loop *l, struct event_source *s, struct err *e)
 {
     struct epoll_event ev = { .events = EPOLLIN, .data.ptr = s };
     return epoll_ctl(l->epoll, EPOLL_CTL_ADD, s->fd, &ev) == 0 ? 0 : err_sys(e, "epoll_ctl");
@@ -47,9 +47,9 @@ struct loop *loop_open(const struct loop_options *o, struct err *e)
     l->o.http.ask = 1;
     l->listening = 1;
     l->epoll = epoll_create1(EPOLL_CLOEXEC);
-    l->wake = (struct source){ SOURCE_WAKE, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC) };
-    l->handshake_wake = (struct source){ SOURCE_HANDSHAKE, -1 };
-    l->signals = (struct source){ SOURCE_SIGNAL, -1 };
+    l->wake = (struct event_source){ SOURCE_WAKE, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC) };
+    l->handshake_wake = (struct event_source){ SOURCE_HANDSHAKE, -1 };
+    l->signals = (struct event_source){ SOURCE_SIGNAL, -1 };
     l->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
     l->second_ns = clock_ns();
     l->reaper = reaper_open();
@@ -146,7 +146,7 @@ static int add_listener(struct loop *l, int fd, const struct listener *what, str
     }
     struct listener *at = &l->listener[l->n_listeners++];
     *at = *what;
-    at->source = (struct source){ SOURCE_LISTENER, fd };
+    at->source = (struct event_source){ SOURCE_LISTENER, fd };
     return 0;
 }
 
@@ -415,7 +415,7 @@ static void on_handshakes(struct loop *l)
 static void on_event(struct loop *l, const struct epoll_event *ev)
 {
     uint64_t n;
-    struct source *s = ev->data.ptr;
+    struct event_source *s = ev->data.ptr;
     switch (s->kind) {
     case SOURCE_LISTENER:
         if (l->listening)

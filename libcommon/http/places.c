@@ -7,18 +7,18 @@
 
 enum { LEAST_AGE_MS = 1000, KEPT_PART = 8 };
 
-struct list { struct place *oldest, *newest; };
+struct place_list { struct place *oldest, *newest; };
 
 struct place_owner {
     struct place_owner *next;           /* in its bucket */
     uint64_t id;
     int n, n_unknown;
-    struct list spare[2];               /* unknown, known */
+    struct place_list spare[2];               /* unknown, known */
 };
 
 struct places {
     int max, per_address, n, n_unknown;
-    struct list spare[2];
+    struct place_list spare[2];
     uint64_t seed;                      /* clients may choose their addresses, but not their buckets */
     unsigned mask;
     struct place_owner *bucket[];
@@ -187,7 +187,7 @@ void places_own(struct places *p, struct place *x, uint64_t owner)
 
 /* ---- admission ---- */
 
-static struct place *largest_of_quietest(const struct list *list)
+static struct place *largest_of_quietest(const struct place_list *list)
 {
     struct place *x = list->oldest, *best = x;
     for (int i = 0; x && i < PLACES_LOOK; i++, x = x->all.newer)

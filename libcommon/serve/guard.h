@@ -29,7 +29,7 @@ struct guard {
     uint64_t refreshed_ns;              /* when the keys were last read */
     uint64_t locked_ns;                 /* since when another program has locked the file of keys; 0: it has not */
     struct err trouble;                 /* the error already logged about the file of keys; ERR_NONE: none */
-    struct report *reports;             /* questions and changes that threads work on: admin/access_endpoints.c */
+    struct access_report *reports;      /* being made by threads: admin/access_endpoints.c */
     uint64_t swept_ns;                  /* when the counters of deleted keys were last dropped */
     uint64_t seen[SEEN];                /* keys that were valid, each with its address: hashes of both; 0: empty */
 };

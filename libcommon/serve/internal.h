@@ -40,7 +40,7 @@ struct server {
     unsigned long long cpu_total, cpu_idle;     /* jiffies of /proc/stat, as last read */
     struct nvml *nvml; char no_nvml[160];       /* NULL: not loaded yet, or no_nvml gives the reason */
     uint64_t ws_stats_ns;               /* when /ws/stats was last sent */
-    struct watch watch;
+    struct memory_watch watch;
     char *openapi;                      /* the answer of /openapi.json, owned; NULL: not made yet */
 };
 

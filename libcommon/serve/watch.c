@@ -26,7 +26,7 @@ enum watch_state watch_next(enum watch_state before, const struct memory *m)
     return below(left, most, 0.04, 1280 * mib) || stalled >= 10 ? WATCH_TRIM : WATCH_FINE;
 }
 
-void watch_step(struct watch *w, const struct memory *m)
+void watch_step(struct memory_watch *w, const struct memory *m)
 {
     const enum watch_state ask = watch_next(w->state, m), sure = ask < w->asked ? ask : w->asked;
     w->asked = ask;

@@ -23,8 +23,8 @@ enum watch_state {
 enum watch_state watch_next(enum watch_state before, const struct memory *m);
 /* asked: the state that the last reading asked for.  It takes two readings in a row to get to a
  * worse state, and one to get to a better one. */
-struct watch { enum watch_state state, asked; };
-void watch_step(struct watch *w, const struct memory *m);
+struct memory_watch { enum watch_state state, asked; };
+void watch_step(struct memory_watch *w, const struct memory *m);
 
 struct server;
 void watch_tick(struct server *s);      /* once a second: read the memory and act */

@@ -18,7 +18,7 @@ struct command {
     enum command_kind kind;
     struct request_params params;
     struct constraint constraint;       /* of params; state NULL: none, or the engine has it */
-    struct job *jobs;
+    struct worker_job *jobs;
     struct engine_limits limits;
 };
 
@@ -57,7 +57,7 @@ static struct events *take_spare(struct worker *w)
     return b ? b : calloc(1, sizeof *b);
 }
 
-static struct event *add_event(struct worker *w, struct job *job)
+static struct event *add_event(struct worker *w, struct worker_job *job)
 {
     struct events *b = w->batch;
     if (b->n_events == b->room) {
@@ -75,7 +75,7 @@ static struct event *add_event(struct worker *w, struct job *job)
 
 /* An event of the job is lost: send no more, and cancel it.  It goes to events.lost once the engine
  * is done with it. */
-static void lose(struct worker *w, struct job *job)
+static void lose(struct worker *w, struct worker_job *job)
 {
     if (!job->lost && !job->done && job->request)
         engine_cancel(w->g, job->request);
@@ -97,7 +97,7 @@ static size_t add_bytes(struct buf *b, const void *data, size_t n)
 
 static void on_token(void *user, const struct token_event *t)
 {
-    struct job *job = user;
+    struct worker_job *job = user;
     struct worker *w = job->worker;
     struct buf *bytes = &w->batch->bytes;
     if (t->finish != FINISH_NONE)
@@ -133,7 +133,7 @@ static void on_token(void *user, const struct token_event *t)
     }
 }
 
-static void refuse(struct worker *w, struct job *job, enum finish why, const struct err *e)
+static void refuse(struct worker *w, struct worker_job *job, enum finish why, const struct err *e)
 {
     struct event *ev = add_event(w, job);
     job->done = 1;
@@ -382,7 +382,7 @@ static int give_command(struct worker *w, const struct command *what)
     return 0;
 }
 
-int worker_submit(struct worker *w, const struct request_params *p, struct job *jobs)
+int worker_submit(struct worker *w, const struct request_params *p, struct worker_job *jobs)
 {
     struct command c = { .kind = COMMAND_SUBMIT, .params = *p, .jobs = jobs };
     if (p->constraint)
@@ -391,7 +391,7 @@ int worker_submit(struct worker *w, const struct request_params *p, struct job *
     return give_command(w, &c);
 }
 
-int worker_cancel(struct worker *w, struct job *job)
+int worker_cancel(struct worker *w, struct worker_job *job)
 {
     return give_command(w, &(struct command){ .kind = COMMAND_CANCEL, .jobs = job });
 }

@@ -14,17 +14,17 @@ struct worker;
 /* One answer that the engine makes.  The submitter owns the memory, and keeps it until the event
  * with `last`, or events.lost, has delivered the job, and after worker_cancel also until
  * events.cancel_done has. */
-struct job {
+struct worker_job {
     void *user;
     struct worker *worker;              /* from here on: for the worker's thread only */
     struct request *request;
     int cancelled, done, lost;          /* lost: an event is missing, so no more follow */
-    struct job *next_lost, *next_cancel_done;
+    struct worker_job *next_lost, *next_cancel_done;
 };
 
 /* A token, or the end, of a job.  Texts, logprobs and embeddings lie in the batch. */
 struct event {
-    struct job *job;
+    struct worker_job *job;
     int32_t id;                         /* token; -1: none */
     enum finish finish;
     int stop;                           /* as in token_event */
@@ -44,9 +44,9 @@ struct events {                         /* of one or more steps */
     int n_events, room;
     struct buf bytes;
     /* jobs that ended, but memory ran out for their last event; to be read after the events */
-    struct job *lost;
+    struct worker_job *lost;
     /* jobs whose worker_cancel is done: the thread does not touch them again for it */
-    struct job *cancel_done;
+    struct worker_job *cancel_done;
 };
 
 /* wake is called from the thread when there are events.  g is borrowed until worker_close. */
@@ -58,9 +58,9 @@ int worker_close(struct worker *w, double patience_s);
 double worker_step_s(const struct worker *w);
 /* Submit p->n (at least 1) jobs. The data that p points to must stay until their first event; the
  * constraint is copied and taken over. 0, or -1 without memory; a refusal is an event. */
-int worker_submit(struct worker *w, const struct request_params *p, struct job *jobs);
+int worker_submit(struct worker *w, const struct request_params *p, struct worker_job *jobs);
 /* 0, or -1 without memory: the answer continues */
-int worker_cancel(struct worker *w, struct job *job);
+int worker_cancel(struct worker *w, struct worker_job *job);
 int worker_limits(struct worker *w, const struct engine_limits *l);     /* 0, or -1 without memory */
 void worker_trim(struct worker *w);             /* engine_trim, between two steps */
 void worker_check(struct worker *w);            /* engine_check before the next step; worker_stats has the result */

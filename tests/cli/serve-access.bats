@@ -1,4 +1,5 @@
-# serve-access.bats - zse-serve as who it runs: begun as root, in a folder that cannot be written, beside a log that somebody holds.
+# serve-access.bats - zse-serve and its privileges: started as root, with a folder that cannot be
+# written, with a log that another program locks.
 # shellcheck disable=SC2154
 bats_require_minimum_version 1.5.0
 load ../lib/await
@@ -25,7 +26,7 @@ serve() {
   PID=$!
   read -r -u 5 _ _ URL || { cat "$T/err"; return 1; }
 }
-# serve_low ARGUMENT...: on a port below 1024 that nobody else has, or takes meanwhile
+# serve_low ARGUMENT...: on a port below 1024 that no other program has, or takes meanwhile
 serve_low() {
   local port
   for port in {700..799}; do
@@ -44,7 +45,7 @@ stop() {
 # metric NAME: its value
 metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
 
-@test "--user: the port below 1024, the key and the certificate as root, all else as somebody else for good" {
+@test "--user: the port below 1024, the key and the certificate as root, everything else as another user for good" {
   [ "$(id -u)" = 0 ] || skip "only root can become another user"
   id nobody >/dev/null || skip "there is no user nobody"
   command -v openssl >/dev/null || skip "no openssl command"
@@ -158,7 +159,7 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   stop
 }
 
-@test "a program that has the log's lock and stands still holds up nobody; the lines come when it goes" {
+@test "a program that holds the log's lock delays no request; the lines are written when it ends" {
   serve --port 0 --max-seqs 2
   await listens "$URL"
   [ "$(status "$URL/v1/models")" = 200 ]
@@ -300,7 +301,8 @@ END
     printf 'url = "%s/v1/completions"\nheader = "X-API-Key: %s"\noutput = "%s"\nwrite-out = "%%{http_code}\\n"\n' "$URL" "$many" "$T/$i"
     printf 'data = "{\\"prompt\\":\\"%s\\",\\"max_tokens\\":%d,\\"ignore_eos\\":true,\\"priority\\":1000}"\n' "$i" $tokens
   done >"$T/requests"
-  for _ in {1..30}; do                                  # until the queue is seen full, and still is when the other key comes
+  # until the queue is seen full, and still is when the other key comes
+  for _ in {1..30}; do
     curl -s --parallel --parallel-immediate -K "$T/requests" >"$T/codes" 3>&- 5<&- &
     many=$! n=
     while kill -0 "$many" 2>/dev/null && n=$(waiting) && [ "$n" != 5 ]; do :; done

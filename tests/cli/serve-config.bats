@@ -15,7 +15,8 @@ teardown() { [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/
 
 # config JSON
 config() { printf '%s' "$1" >"$T/c.json"; }
-# planned KEY: a line of --plan with the file's options and further arguments; with --exact no speed is predicted, which would be measured first
+# planned KEY: a line of --plan with the file's options and further arguments; with --exact no
+# speed is predicted, which would be measured first
 planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
 
 @test "options and models come from the file; the command line wins" {
@@ -64,7 +65,7 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
   jq -e '.choices[0].message.content == "2 + 2 = 4" and .model == "from-file"' "$T/j"
 }
 
-@test "what a file gets wrong is named" {
+@test "mistakes in a file are named" {
   while IFS='|' read -r json words; do
     config "$json"
     run --separate-stderr zse-serve --config "$T/c.json"

@@ -73,7 +73,8 @@ cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
   until_status 200
 }
 
-# A process of the group that takes memory until only 2.5 % of the limit are left, and keeps it until its input ends.
+# A process of the group that takes memory until only 2.5 % of the limit are left, and keeps it
+# until its input ends.
 eat() {
   in_group python3 -c '
 import os, sys

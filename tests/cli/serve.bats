@@ -1,4 +1,5 @@
-# serve.bats - zse-serve over HTTP, with the tiny model: the openai package, curl, and clients that misbehave.
+# serve.bats - zse-serve over HTTP, with the tiny model: the openai package, curl, and clients that
+# misbehave.
 bats_require_minimum_version 1.5.0
 load ../lib/await
 
@@ -19,7 +20,7 @@ teardown_file() {
 setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
 teardown() {
   local p
-  for p in $(jobs -p); do kill -KILL "$p" 2>/dev/null || true; done       # what a failed test left
+  for p in $(jobs -p); do kill -KILL "$p" 2>/dev/null || true; done       # processes of a failed test
 }
 
 # start LOG ARG...: a server; its address in URL, its process in PID.
@@ -123,7 +124,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   [ "$(jq '.paths["/v1/chat/completions"].post.requestBody.content["application/json"].schema.properties.temperature.maximum == 100' "$BATS_TEST_TMPDIR/api")" = true ]
 }
 
-@test "keys: required once there is one, scopes, limits, models, taken back; nobody listens to the world without" {
+@test "keys: required once there is one, scopes, limits, models, deleted; no address of other machines is listened on without one" {
   local home=$BATS_TEST_TMPDIR/home key chat old size line log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$home
   run ! zse-serve --host 0.0.0.0 --port 0
@@ -182,7 +183,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   [ "$(zse-audit query -p /v1/chat -s 200 --json | jq -c '[.api_key_name, .model_id, .total_tokens > 10, .latency_ms > 0]')" = '["app","tiny",true,true]' ]
 }
 
-@test "keys: their file locked by another program, replaced by rubbish, gone: known keys stay good, changes wait beside the loop" {
+@test "keys: their file locked by another program, replaced by rubbish, gone: known keys stay valid, changes do not block the loop" {
   local home=$BATS_TEST_TMPDIR/home log=$BATS_TEST_TMPDIR/log URL PID key made late
   export ZSE_HOME=$home
   key=$(zse-apikey create app 2>/dev/null)
@@ -204,7 +205,8 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   admin "$URL/api/keys" -d '{"name":"late"}' >"$BATS_TEST_TMPDIR/made" & made=$!
   for _ in 1 2 3 4 5; do [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]; done
   [ "$(status -H "X-API-Key: zse-wrong" "$URL/v1/models")" = 401 ]
-  # six answers, while one waits for the lock; that waits five seconds, and this machine may be slower
+  # six answers, while one waits for the lock; that one waits five seconds, and this machine may be
+  # slower
   [ ! -s "$BATS_TEST_TMPDIR/made" ] || grep -q 'another program holds it locked' "$BATS_TEST_TMPDIR/made"
   echo >&7
   wait $made
@@ -232,7 +234,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   stop "$PID"
 }
 
-@test "keys: after sixty wrong ones a right guess looks like them, and who was there before goes on" {
+@test "keys: after sixty wrong ones a right guess looks like them, and keys used there before stay admitted" {
   local log=$BATS_TEST_TMPDIR/log URL PID known fresh
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   known=$(zse-apikey create known 2>/dev/null)
@@ -268,7 +270,8 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   await listens "$URL"
   waiting() { curl -s -H "X-API-Key: $one" "$URL/api/stats/models" | jq '.models[0].waiting'; }
   zse-apikey delete one && one=$(zse-apikey create one --scope chat,models 2>/dev/null)
-  ZSE_API_KEY=$many zse-bench serve "$URL" --api tokens --model tiny -w 0 -p 8 -n "$([ -n "${ZSE_SANITIZED-}" ] && echo 400 || echo 1500)" -b 10 --requests 10 --ignore-eos >"$log.bench" 3>&- &
+  ZSE_API_KEY=$many zse-bench serve "$URL" --api tokens --model tiny -w 0 -p 8 \
+    -n "$([ -n "${ZSE_SANITIZED-}" ] && echo 400 || echo 1500)" -b 10 --requests 10 --ignore-eos >"$log.bench" 3>&- &
   local bench=$!
   until [ "$(waiting)" -ge 6 ]; do kill -0 $bench; done
   [ "$(curl -s -H "X-API-Key: $one" "$URL/api/batching" | jq .engines.tiny.shares)" = 1 ]
@@ -284,7 +287,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
 @test "SIGTERM while a model is still loading: open requests have their lines in the log" {
   local log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
-  mkfifo "$BATS_TEST_TMPDIR/slow"                       # nobody ever writes into it
+  mkfifo "$BATS_TEST_TMPDIR/slow"                       # no program ever writes into it
   cp "$T/tiny.zse" "$BATS_TEST_TMPDIR/next.zse"
   start "$log" "$BATS_TEST_TMPDIR/slow" --port 0 --drain 0
   run admin "$URL/api/models/load" -d "{\"model_path\":\"$BATS_TEST_TMPDIR/slow\"}"
@@ -329,7 +332,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   start "$log" "$T/tiny.zse" --port 0 --audit-size 4kB        # ten files and one hold some 80 lines
   await listens "$URL"
   curl -sN "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"stream\":true,}" >/dev/null
-  # the client leaves with the first piece; once more where the answer was complete before it could
+  # the client leaves with the first piece; repeated if the answer was complete before it could
   left() {
     curl -sN "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2000,"ignore_eos":true,"stream":true}' | head -c 1 >/dev/null || true
     n=$((n + 1))
@@ -339,14 +342,15 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   local n=0
   await left
   await says '[200,true,true]' eval "zse-audit query -p /v1/chat --json | jq -c '[.status_code, .completion_tokens > 3, .total_tokens > 10]'"
-  # what was wrong with a body is told to the client, and not kept: it may quote a prompt
+  # an error in a body is reported to the client, but not logged: it may quote a prompt
   curl -s "$URL/v1/completions" -d '{"prompt": secret}' | jq -r .detail | grep -q "near 'secret'"
   await says invalid_json eval "zse-audit query -s 400 --json | jq -r .error_message"
   for _ in {1..20}; do status "$URL/v1/models" >/dev/null; done
   [ "$(awk '/^Max core/ { print $5 }' "/proc/$PID/limits")" = 0 ]              # nor would a core file keep it
   stop "$PID"
   zse-audit stats
-  n=$((n + $(zse-audit query -p /health --json | jq -s length)))                # where who asked heard that the model is loading
+  # refused while the model was loading
+  n=$((n + $(zse-audit query -p /health --json | jq -s length)))
   [ "$(zse-audit stats --json | jq -c '[.total_entries, .rotated_files > 1, .skipped_lines]')" = "[$((22 + n)),true,0]" ]
   [ "$(zse-audit verify --json | jq .intact)" = true ]
   rm -r "$ZSE_HOME/audit" && touch "$ZSE_HOME/audit"
@@ -482,7 +486,9 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   ln -s sub/in.zse "$d/models/good.zse"
   mkfifo "$d/models/pipe"
   start "$d/log" --port 0 --model-dir "$d/models"
-  for path in "$d/other/out.zse" "$d/models/../other/out.zse" ../other/out.zse link.zse "$d/models.zse" /proc/self/exe /no/such.zse no.zse org/name pipe; do         # nobody waits for who might write to a pipe
+  # a pipe is refused, too: the server must not wait for a program that writes to it
+  for path in "$d/other/out.zse" "$d/models/../other/out.zse" ../other/out.zse link.zse "$d/models.zse" \
+      /proc/self/exe /no/such.zse no.zse org/name pipe; do
     [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$path\"}" | jq -r .error.code)" = path_not_allowed ] || { echo "$path"; return 1; }
   done
   [ "$(admin "$URL/api/models/load" -d '{"model_path":"sub/in.zse"}' | jq -r .model_id)" = in ]
@@ -510,7 +516,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   await says null refusal b
   [ "$(ask "${QUESTION/\{/\{\"model\":\"b\",}" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
   [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "c b" ]
-  # what cannot be loaded again is not forgotten
+  # a model that cannot be loaded again is not forgotten
   mv "$d/a.zse" "$d/away"
   for i in 1 2; do
     says model_loading refusal a
@@ -534,7 +540,8 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
 @test "HTTPS" {
   command -v openssl >/dev/null || skip "no openssl command"
   local d=$BATS_TEST_TMPDIR version hello
-  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$d/key" -out "$d/cert" -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost 2>/dev/null
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$d/key" -out "$d/cert" \
+    -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost 2>/dev/null
   start "$d/log" --port 0 --tls-cert "$d/cert" --tls-key "$d/key" "$T/tiny.zse"
   URL=https://localhost:${URL##*:}
   await curl -sf --cacert "$d/cert" -o /dev/null "$URL/health"
@@ -554,7 +561,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$status" = 1 ] && [[ $stderr == *"$d/cert"* ]]
 }
 
-@test "what is refused on the command line" {
+@test "wrong options of the command line are refused" {
   run --separate-stderr zse-serve --host 0.0.0.0 --port 0
   [ "$status" = 1 ]
   [[ $stderr == *0.0.0.0*--no-auth* ]]

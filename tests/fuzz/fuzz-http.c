@@ -111,7 +111,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const size_t whole = size ? size : 1;
     if (requests(data, size, whole, KEPT) != requests(data, size, 1, KEPT) && size < 4096)
         abort();
-    if (requests(data, size, whole, UNSEEN) != requests(data, size, 7, DROPPED) && size < 4096)     /* a body that is dropped hides no request, and is none */
+    /* a dropped body hides no request, and is not taken for one */
+    if (requests(data, size, whole, UNSEEN) != requests(data, size, 7, DROPPED) && size < 4096)
         abort();
     bodies(data, size);
     conversations(data, size);

@@ -24,8 +24,8 @@
 
 /* Of one request, with sanitizers, which take two to ten times as long: */
 enum { CPU_MS = 300, CPU_US_A_BYTE = 20 };
-/* What is not held: connection, audit record, events, and grammars, which the model owns (their
- * own limit counts states, not bytes). */
+/* Memory that is not held: connection, audit record, events, and grammars, which the model owns
+ * (their own limit counts states, not bytes). */
 enum { FREE_BYTES = 2 << 20, GRAMMAR_BYTES = 96 << 20 };
 
 extern int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t),

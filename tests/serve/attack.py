@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""attack - zse-serve as somebody meets it who wants in: without a key, with somebody else's, with too many requests, with broken ones, with the files beside it.
+"""attack - attacks on zse-serve: without a key, with the key of another client, with too many
+requests, with malformed ones, with the files of other users.
 
-usage: attack [NAME...]        (default: every attempt; the programs are those in $B or build/, the model is made from models/tiny)
-It starts servers of its own on free ports, with a ZSE_HOME of their own. One line for each attempt: `held NAME: what was tried, what came back`, or
-`BROKEN NAME: ...`; then `N held, N broken`. Exit 1 if any is broken."""
-import concurrent.futures, contextlib, csv, glob, http.client, json, os, pathlib, re, resource, shutil, signal, socket, sqlite3, ssl, statistics, struct, subprocess, sys, tempfile, threading, time
+usage: attack [NAME...]        (default: every attempt)
+The programs are those in $B or build/, the model is made from models/tiny.  It starts servers of
+its own on free ports, with a ZSE_HOME of their own.  One line for each attempt: `held NAME: the
+attempt, the answer`, or `BROKEN NAME: ...`; then `N held, N broken`.  Exit 1 if any is broken."""
+import concurrent.futures, contextlib, csv, glob, http.client, json, os, pathlib, re, resource, shutil, signal
+import socket, sqlite3, ssl, statistics, struct, subprocess, sys, tempfile, threading, time
 
 import wire
 
@@ -17,7 +20,8 @@ LONG = {'prompt': 'Once', 'temperature': 0, 'max_tokens': 1900, 'ignore_eos': Tr
 SHORT = {'prompt': 'Once', 'temperature': 0, 'max_tokens': 2}
 attempts, servers, secrets = [], [], []
 counts = {'held': 0, 'BROKEN': 0}
-SLOW, FAT = (10, 6) if os.environ.get('ZSE_SANITIZED') else (1, 1)       # so many times as long, and as much memory, as a release build may take
+# so many times as long, and as much memory, as a release build may take
+SLOW, FAT = (10, 6) if os.environ.get('ZSE_SANITIZED') else (1, 1)
 
 
 class Broken(Exception):
@@ -44,7 +48,8 @@ def until(condition, seconds=60):
 
 
 def program(name, *args, home, code=0, text=None):
-    p = subprocess.run([BUILD / name, *map(str, args)], env={**os.environ, 'ZSE_HOME': str(home)}, input=text, capture_output=True, text=True, timeout=60 * SLOW)
+    p = subprocess.run([BUILD / name, *map(str, args)], env={**os.environ, 'ZSE_HOME': str(home)}, input=text,
+            capture_output=True, text=True, timeout=60 * SLOW)
     expect(code is None or p.returncode == code, f'{name} {" ".join(map(str, args))}: exit {p.returncode}: {p.stderr[-300:]}')
     return p
 
@@ -66,8 +71,10 @@ class Server:
         self.home = home or new_home()
         self.err = open(self.home.parent / (self.home.name + '.err'), 'a+')
         limit = (lambda: resource.setrlimit(resource.RLIMIT_CORE, (core, core))) if core is not None else None
-        self.p = subprocess.Popen([BUILD / 'zse-serve', '--port', '0', '--threads', '2', *([TINY] if model else []), *map(str, args)], cwd=cwd, preexec_fn=limit,
-                                  env={**os.environ, 'ZSE_HOME': str(self.home)}, stdout=subprocess.PIPE, stderr=self.err, text=True)
+        self.p = subprocess.Popen([BUILD / 'zse-serve', '--port', '0', '--threads', '2', *([TINY] if model else []), *map(str, args)],
+                cwd=cwd, preexec_fn=limit,
+                                  env={**os.environ, 'ZSE_HOME': str(self.home)}, stdout=subprocess.PIPE, stderr=self.err,
+                                  text=True)
         line = self.p.stdout.readline()
         expect(line.startswith('listening on '), f'the server does not start: {self.said()[-300:]}')
         self.port = int(line.rsplit(':', 1)[1])
@@ -88,7 +95,8 @@ class Server:
         c = http.client.HTTPConnection('127.0.0.1', self.port, timeout=timeout * SLOW, source_address=source and (source, 0))
         try:
             c.putrequest(method or ('GET' if data is None else 'POST'), path, skip_accept_encoding=True)
-            for k, v in [*([('Authorization', 'Bearer ' + key)] if key else []), *([('Content-Length', str(len(data)))] if data is not None else []), *fields]:
+            for k, v in [*([('Authorization', 'Bearer ' + key)] if key else []),
+                    *([('Content-Length', str(len(data)))] if data is not None else []), *fields]:
                 c.putheader(k, v)
             c.endheaders(data)
             r = c.getresponse()
@@ -104,7 +112,7 @@ class Server:
         return self.ask(*args, **kw)[0]
 
     def raw(self, data, timeout=20):
-        """statuses of all that is answered to these bytes until the connection ends (0: it stays open for a while without more)"""
+        """The statuses of all answers to these bytes until the connection ends (0: it stays)."""
         out = []
         with wire.connect(self.port) as s, contextlib.suppress(ConnectionError):
             s.settimeout(timeout)
@@ -174,7 +182,8 @@ def many(n, f):
 def refuses(home, *args):
     """The server ends at once, with 1 and a sentence."""
     try:
-        p = subprocess.run([BUILD / 'zse-serve', '--port', '0', *map(str, args)], env={**os.environ, 'ZSE_HOME': str(home)}, capture_output=True, text=True, timeout=20)
+        p = subprocess.run([BUILD / 'zse-serve', '--port', '0', *map(str, args)], env={**os.environ, 'ZSE_HOME': str(home)},
+                capture_output=True, text=True, timeout=20)
     except subprocess.TimeoutExpired as e:
         raise Broken(f'{args}: it serves') from e
     expect(p.returncode == 1 and not p.stdout, f'{args}: exit {p.returncode}, {p.stdout}{p.stderr[-200:]}')
@@ -290,7 +299,8 @@ def every_route_without_a_key():
     for path, methods in s.ask('/openapi.json')[2]['paths'].items():
         for method in methods:
             for fields in ((), (('Authorization', 'Bearer '),), (('X-API-Key', ''),)):
-                code = s.status(re.sub(r'\{.*?\}', 'tiny', path), b'{}' if method == 'post' else None, method=method.upper(), fields=fields)
+                code = s.status(re.sub(r'\{.*?\}', 'tiny', path), b'{}' if method == 'post' else None, method=method.upper(),
+                        fields=fields)
                 codes.setdefault(code, set()).add(path)
     expect(codes.get(200, set()) <= {'/', '/dashboard', '/health', '/openapi.json'} and set(codes) <= {200, 401, 429}, f'{ {k: sorted(v) for k, v in codes.items()} }')
     return f'200 for pages without figures, /health and /openapi.json, else {sorted(set(codes) - {200})}'
@@ -299,7 +309,8 @@ def every_route_without_a_key():
 def near(key):
     flipped = key[:20] + chr(ord(key[20]) ^ 1) + key[21:]
     return {'another case': key.swapcase(), 'without zse-': key[4:], 'cut': key[:-1], 'one bit': flipped, 'a byte more': key + 'A', 'blanks inside': key[:9] + ' ' + key[9:],
-            'twice': key + key, 'twice with a comma': key + ',' + key, 'quoted': f'"{key}"', 'escaped': key.replace('-', '%2d', 1), 'its hash': __import__('hashlib').sha256(key.encode()).hexdigest(),
+            'twice': key + key, 'twice with a comma': key + ',' + key, 'quoted': f'"{key}"', 'escaped': key.replace('-', '%2d', 1),
+            'its hash': __import__('hashlib').sha256(key.encode()).hexdigest(),
             'a wildcard': 'zse-*', 'SQL': "' OR '1'='1", 'of another script': key.replace('a', '\xe0') + '\xe9', 'very long': key * 200}
 
 
@@ -372,7 +383,7 @@ def headers_that_name_another_path_or_method():
     return 'nothing of it changes anything'
 
 
-# ---- with somebody else's key ----
+# ---- with the key of another client ----
 
 @attempt
 def scopes_crossed():
@@ -445,7 +456,8 @@ def smuggled_requests():
         'zero byte': head + b'X: a\0b\r\n\r\n', 'zero in the target': b'GET /he\0alth HTTP/1.1\r\nHost: localhost\r\n\r\n', 'blank line with CR': head + b'X: a\r\n\r\r\n\r\n',
         'blank first header': b'POST /tokenize HTTP/1.1\r\n Host: localhost\r\n\r\n', 'no colon': head + b'Garbage\r\n\r\n', 'empty name': head + b': a\r\n\r\n', 'HTTP/0.9': b'GET /health\r\n\r\n', 'two Hosts': head + b'Host: other\r\n\r\n',
         'chunk overflow': chunked + b'10000000000000000\r\na\r\n0\r\n\r\n', 'chunk near overflow': chunked + b'ffffffffffffffff\r\na\r\n0\r\n\r\n', 'chunk -1': chunked + b'-1\r\na\r\n0\r\n\r\n', 'chunk 0x': chunked + b'0xf\r\n' + body + b'\r\n0\r\n\r\n',
-        'chunk +': chunked + b'+f\r\n' + body + b'\r\n0\r\n\r\n', 'chunk without size': chunked + b'\r\n' + body, 'chunk longer': chunked + b'1\r\n' + body + b'\r\n0\r\n\r\n', 'chunk LF': chunked + b'f\n' + body + b'\n0\n\n',
+        'chunk +': chunked + b'+f\r\n' + body + b'\r\n0\r\n\r\n', 'chunk without size': chunked + b'\r\n' + body, 'chunk longer': chunked + b'1\r\n' + body + b'\r\n0\r\n\r\n',
+        'chunk LF': chunked + b'f\n' + body + b'\n0\n\n',
         'chunk blank and more': chunked + b'f 5\r\n' + body + b'\r\n0\r\n\r\n', 'extension with LF': chunked + b'f;a\nb\r\n' + body + b'\r\n0\r\n\r\n', 'extension with CR': chunked + b'f;a\rb\r\n' + body + b'\r\n0\r\n\r\n',
         'extension with zero': chunked + b'f;a\0b\r\n' + body + b'\r\n0\r\n\r\n', 'huge extension': chunked + b'f;' + b'a' * 100000 + b'\r\n' + body + b'\r\n0\r\n\r\n',
         'trailer with LF': chunked + b'f\r\n' + body + b'\r\n0\r\nX: a\n\nGET /v1/models HTTP/1.1\r\n\r\n', 'trailer with CR': chunked + b'f\r\n' + body + b'\r\n0\r\nX: a\rb\r\n\r\n',
@@ -470,7 +482,8 @@ def a_request_without_a_key_behind_one_with():
     inner = request('/api/keys', key=s.keys['admin'])
     codes = s.raw(request('/v1/models', key=key) + request('/v1/models') + request('/tokenize', b'{"content":"a"}', key=key) + request('/v1/models', key=key[:-1] + '_') +
                   request('/tokenize', inner, key=key, fields=['Connection: close']))
-    expect(codes[:1] + codes[2:3] + codes[4:] == [200, 200, 400] and all(c in (401, 429) for c in (codes[1], codes[3])), f'{codes}')
+    expect(codes[:1] + codes[2:3] + codes[4:] == [200, 200, 400]
+            and all(c in (401, 429) for c in (codes[1], codes[3])), f'{codes}')
     return f'{codes}'
 
 
@@ -479,7 +492,8 @@ def large_heads_and_bodies():
     "a head of 17 kB and of 1 MB, 101 fields, a target of 1 MB, a body over the limit by its length and by its chunks, a million blank lines"
     s, key = Guarded.get(), Guarded.get().keys['user']
     got = [s.raw(x)[:1] for x in (
-        request('/health', fields=['X: ' + 'a' * 17000]), request('/health', fields=['X: ' + 'a' * 1000000]), request('/health', fields=['X: a'] * 101), request('/' + 'a' * 1000000),
+        request('/health', fields=['X: ' + 'a' * 17000]), request('/health', fields=['X: ' + 'a' * 1000000]),
+        request('/health', fields=['X: a'] * 101), request('/' + 'a' * 1000000),
         request('/tokenize', key=key, method='POST', fields=['Content-Length: 17000000']), request('/tokenize', key=key, method='POST', fields=['Transfer-Encoding: chunked']) + b'fffff00\r\n' * 2)]
     expect(got == [[431]] * 4 + [[413]] * 2, f'{got}')
     before = s.rss()
@@ -490,7 +504,8 @@ def large_heads_and_bodies():
 
 
 def endless_bodies(s, keys):
-    """15 MB of a body that has 16, by a client for each of the keys (None: without): MB of the server's memory before, and while they wait"""
+    """MB of the server's memory before and while a client for each of the keys (None: without) has
+    sent 15 MB of a body of 16 MB."""
     before, held = s.rss(), []
     for key in keys:
         c = s.open(request('/v1/completions', method='POST', key=key, fields=['Content-Length: 16000000']))
@@ -526,7 +541,9 @@ def bodies_that_are_not_wanted():
     heads = [request(p, method=m, key=k, fields=f) for f in (length, chunked, [*length, 'Expect: 100-continue']) for m, p, k in (
         ('GET', '/health', None), ('POST', '/health', None), ('GET', '/v1/models', user), ('HEAD', '/v1/models', user), ('DELETE', '/api/keys/x', user), ('POST', '/nowhere', user), ('PUT', '/v1/completions', user),
         ('POST', '/api/batching/enable', None), ('POST', '/v1/completions', five), ('POST', '/v1/embeddings', s.keys['chat']), ('OPTIONS', '/v1/models', None), ('GET', '/', None))]
-    heads += [request('/ws/chat', key=user, fields=[*up, *length]), request('/ws/chat', key=user, fields=[*up, *chunked]), request('/health', method='POST', fields=length).replace(b'HTTP/1.1', b'HTTP/1.0'), request('/v1/models', key=user) + request('/health', method='POST', fields=chunked),
+    heads += [request('/ws/chat', key=user, fields=[*up, *length]), request('/ws/chat', key=user, fields=[*up, *chunked]),
+            request('/health', method='POST', fields=length).replace(b'HTTP/1.1', b'HTTP/1.0'),
+            request('/v1/models', key=user) + request('/health', method='POST', fields=chunked),
               request('/v1/completions', method='POST', key=user, fields=[*length, 'Origin: https://evil.example']), request('/v1/completions?api_key=x', method='POST', key=user, fields=length)]
     before, held, codes = s.rss(), [], set()
     piece = b'f4240\r\n' + b'x' * 1000000 + b'\r\n'
@@ -538,7 +555,8 @@ def bodies_that_are_not_wanted():
                 c.sendall(piece * 15 if b'chunked' in head else b'x' * 14_999_999)
             held.append(c)
     peak = s.rss()
-    slow = [s.open(request('/health', method='POST', fields=chunked) + b'ffff\r\n' + b'x' * 60000, source='127.0.0.9') for _ in range(400)]        # not refused yet: these wait
+    # not refused yet: these wait
+    slow = [s.open(request('/health', method='POST', fields=chunked) + b'ffff\r\n' + b'x' * 60000, source='127.0.0.9') for _ in range(400)]
     s.lives('with bodies that nothing wants')
     after = s.rss()
     for c in held:
@@ -578,7 +596,7 @@ def many_connections():
     n = int(re.search(r'(?m)^zse_http_connections_without_key (\d+)', s.ask('/metrics', key=s.keys['models'])[2])[1])
     expect(n <= 520, f'{n} connections of one address')
     expect(until(lambda: s.raw(request('/health', fields=['Connection: close'])) == [200], 5), 'another address gets no answer')
-    time.sleep(1.1)                         # its own oldest make room once they were quiet for a second
+    time.sleep(1.1)                         # its own oldest are evicted once they were quiet for a second
     code = s.status('/v1/models', key=s.keys['second'], source='127.0.0.9')
     for c in held:
         c.close()
@@ -605,7 +623,8 @@ def idle_connections():
             worst = max(worst, time.monotonic() - began)
             expect(code == 200, f'{what}: {code} with a good key from {source}')
     page, head = request('/openapi.json') * 60, b'GET /health HTTP/1.1\r\n'
-    for what, n, address, data in (('idle', 1000, lambda i: '127.0.0.9', b''), ('half a head', 1000, lambda i: f'127.0.1.{i % 100 + 1}', head), ('pages that are not read', 400, lambda i: f'127.0.2.{i % 40 + 1}', page),
+    for what, n, address, data in (('idle', 1000, lambda i: '127.0.0.9', b''), ('half a head', 1000, lambda i: f'127.0.1.{i % 100 + 1}', head),
+            ('pages that are not read', 400, lambda i: f'127.0.2.{i % 40 + 1}', page),
                                    ('a good key', 400, lambda i: f'127.0.3.{i % 100 + 1}', request('/v1/models', key=greedy))):
         held = []
         for i in range(n):
@@ -640,7 +659,8 @@ def four_thousand_idle_connections():
             return r if r[0] == 200 else None
 
     def good(what):
-        began = time.monotonic()                # connections of its address make room for it once they were quiet for a second
+        # connections of its address are evicted once they were quiet for a second
+        began = time.monotonic()
         answer = until(served, 10)
         times.append(time.monotonic() - began)
         expect(answer and answer[2]['choices'][0]['text'] == first, f'{what}: {answer}')
@@ -811,10 +831,14 @@ def bodies_that_are_bombs():
     raw = {'brackets': b'[' * 1000000, 'braces': b'{"a":' * 200000, 'digits': b'{"prompt":"a","seed":' + b'9' * 1000000 + b'}', 'NaN': b'{"prompt":"a","temperature":NaN}', '1e999': b'{"prompt":"a","temperature":1e999}',
            '-1e999': b'{"prompt":"a","temperature":-1e999}', 'twice': b'{"prompt":"a","prompt":"b"}', 'no UTF-8': b'{"prompt":"\xff\xfe\xc0\x80\xed\xa0\x80"}', 'surrogate': b'{"prompt":"\\ud800"}', 'zero': b'{"prompt":"a\\u0000b"}',
            'members': b'{' + b','.join(b'"k%d":1' % i for i in range(200000)) + b'}', 'BOM': b'\xef\xbb\xbf{"prompt":"a"}', 'empty': b'', 'text behind': b'{"prompt":"a"}x'}
-    made = {'n': {'n': 10**9}, 'n -1': {'n': -1}, 'n 1e300': {'n': 1e300}, 'max_tokens': {'max_tokens': 2**63}, 'max_tokens -1': {'max_tokens': -1}, 'logprobs': {'logprobs': 10**9}, 'logprobs -1': {'logprobs': -1}, 'best_of': {'best_of': 10**6},
-            'stop': {'stop': ['a' * 10] * 100000}, 'long stop': {'stop': 'a' * 1000000}, 'bias': {'logit_bias': {str(i): 1e38 for i in range(100000)}}, 'bias of no token': {'logit_bias': {'-1': 1}}, 'top_k': {'top_k': 2**40}, 'top_p': {'top_p': -5},
-            'priority': {'priority': 10**9}, 'ids': {'prompt': [2**31]}, 'ids -1': {'prompt': [-1]}, 'prompts': {'prompt': ['a'] * 100000}, 'long': {'prompt': 'a b ' * 1000000}, 'one letter': {'prompt': 'a' * 3000000},
-            'penalty': {'repetition_penalty': 0}, 'repeat_last_n': {'repeat_last_n': 2**40}, 'seed': {'seed': 2**70}, 'typical': {'typical_p': 'x'}, 'stream': {'stream': 'yes'}, 'model': {'model': 'x' * 1000000}, 'user': {'user': 'x' * 1000000}}
+    made = {'n': {'n': 10**9}, 'n -1': {'n': -1}, 'n 1e300': {'n': 1e300}, 'max_tokens': {'max_tokens': 2**63}, 'max_tokens -1': {'max_tokens': -1}, 'logprobs': {'logprobs': 10**9},
+            'logprobs -1': {'logprobs': -1}, 'best_of': {'best_of': 10**6},
+            'stop': {'stop': ['a' * 10] * 100000}, 'long stop': {'stop': 'a' * 1000000}, 'bias': {'logit_bias': {str(i): 1e38 for i in range(100000)}},
+            'bias of no token': {'logit_bias': {'-1': 1}}, 'top_k': {'top_k': 2**40}, 'top_p': {'top_p': -5},
+            'priority': {'priority': 10**9}, 'ids': {'prompt': [2**31]}, 'ids -1': {'prompt': [-1]}, 'prompts': {'prompt': ['a'] * 100000}, 'long': {'prompt': 'a b ' * 1000000},
+            'one letter': {'prompt': 'a' * 3000000},
+            'penalty': {'repetition_penalty': 0}, 'repeat_last_n': {'repeat_last_n': 2**40}, 'seed': {'seed': 2**70}, 'typical': {'typical_p': 'x'}, 'stream': {'stream': 'yes'}, 'model': {'model': 'x' * 1000000},
+            'user': {'user': 'x' * 1000000}}
     wrong = {}
     for what, body in {**raw, **{k: {**SHORT, **v} for k, v in made.items()}}.items():
         code = s.status('/v1/completions', body, key=key)
@@ -847,11 +871,15 @@ def memory_of_requests():
     chat = lambda inside: b'{"max_tokens":2,"messages":[{"role":"user","content":"a"}],' + inside + b'}'         # noqa: E731
     bombs = {'ignored': ('/v1/chat/completions', chat(b'"metadata":{"a":[' + empty + b'{}]}'), {200}), 'messages': ('/v1/chat/completions', b'{"messages":[' + empty + b'{}]}', {413}),
              'tools': ('/v1/chat/completions', chat(b'"tools":[' + empty[:900_000] + b'{}]'), {413}), 'kwargs': ('/v1/chat/completions', chat(b'"chat_template_kwargs":{"a":[' + empty[:900_000] + b'1]}'), {413, 429}),
-             'ids': ('/v1/completions', b'{"prompt":[' + b'1,' * 1_000_000 + b'1]}', {400}), 'unknown': ('/v1/completions', b'{"x":[' + empty[:900_000] + b'1]}', {400, 429}), 'spaces': ('/tokenize', {'content': ' ' * 15_000_000}, {413}),
-             'text': ('/tokenize', {'content': 'word ' * 100_000, 'with_pieces': True}, {200}), 'tokens': ('/detokenize', {'tokens': [5] * 1_000_000}, {200}), 'template': ('/apply-template', {'messages': [{'role': 'user', 'content': 'a' * 1_000_000}]}, {200}),
-             'stop strings': ('/v1/completions', {**SHORT, 'n': 128, 'temperature': 1, 'stop': ['a' * 990_000] * 16}, {400}), 'short stop strings': ('/v1/completions', {**SHORT, 'n': 128, 'temperature': 1, 'stop': ['a' * 1024] * 16}, {200}),
+             'ids': ('/v1/completions', b'{"prompt":[' + b'1,' * 1_000_000 + b'1]}', {400}), 'unknown': ('/v1/completions', b'{"x":[' + empty[:900_000] + b'1]}', {400, 429}),
+             'spaces': ('/tokenize', {'content': ' ' * 15_000_000}, {413}),
+             'text': ('/tokenize', {'content': 'word ' * 100_000, 'with_pieces': True}, {200}), 'tokens': ('/detokenize', {'tokens': [5] * 1_000_000}, {200}),
+             'template': ('/apply-template', {'messages': [{'role': 'user', 'content': 'a' * 1_000_000}]}, {200}),
+             'stop strings': ('/v1/completions', {**SHORT, 'n': 128, 'temperature': 1, 'stop': ['a' * 990_000] * 16}, {400}),
+             'short stop strings': ('/v1/completions', {**SHORT, 'n': 128, 'temperature': 1, 'stop': ['a' * 1024] * 16}, {200}),
              'biases': ('/v1/completions', b'{"prompt":"a","max_tokens":2,"n":128,"temperature":1,"logit_bias":{' + b','.join(b'"%d":1' % i for i in range(512)) + b'}}', {200}),
-             'logprobs': ('/v1/completions', {'prompt': 'a', 'max_tokens': 200, 'n': 16, 'temperature': 1, 'ignore_eos': True, 'logprobs': 20}, {200}), 'nested': ('/v1/chat/completions', chat(b'"tools":' + b'[' * 1_000_000), {400}),
+             'logprobs': ('/v1/completions', {'prompt': 'a', 'max_tokens': 200, 'n': 16, 'temperature': 1, 'ignore_eos': True, 'logprobs': 20}, {200}),
+             'nested': ('/v1/chat/completions', chat(b'"tools":' + b'[' * 1_000_000), {400}),
              'members': ('/v1/chat/completions', chat(b'"tools":[{' + b','.join(b'"k%d":1' % i for i in range(30_000)) + b'}]'), {400})}
     wrong, peak = {}, [0]
     for name, (path, body, codes) in bombs.items():
@@ -904,12 +932,15 @@ def schemas_that_are_bombs():
 
     def schema(x):
         return {'response_format': {'type': 'json_schema', 'json_schema': {'name': 'a', 'schema': x}}}
-    bombs = [{'regex': '(a*)*b'}, {'regex': '((a{1,1000}){1,1000}){1,1000}'}, {'regex': '(' * 100000}, {'regex': 'a' * 1000000}, {'regex': '(.*)(.*)(.*)(.*)x{5000}'}, {'regex': '[' + 'a-z' * 100000 + ']'}, {'regex': '(a|b|ab)*c{500}' * 50},
+    bombs = [{'regex': '(a*)*b'}, {'regex': '((a{1,1000}){1,1000}){1,1000}'}, {'regex': '(' * 100000}, {'regex': 'a' * 1000000}, {'regex': '(.*)(.*)(.*)(.*)x{5000}'}, {'regex': '[' + 'a-z' * 100000 + ']'},
+            {'regex': '(a|b|ab)*c{500}' * 50},
              {'regex': '.{0,100000}'}, {'grammar': 'root ::= root'}, {'grammar': 'root ::= root root | "a"'}, {'grammar': 'root ::= a\n' + ''.join(f'a{i} ::= a{i + 1} a{i + 1}\n' for i in range(60))},
              {'grammar': 'root ::= a0\n' + ''.join(f'a{i} ::= a{i + 1} a{i + 1}\n' for i in range(60)) + 'a60 ::= "x"\n'}, {'grammar': 'root ::= ' + '(' * 50000},
              {'grammar': 'root ::= ("a"{1,1000}){1,1000}'}, schema({'$ref': '#'}), schema({'$ref': '#/a', 'a': {'$ref': '#/a'}}), schema(deep(300)), schema({'type': 'string', 'pattern': '((a{1,500}){1,500}){1,500}'}),
-             schema({'type': 'string', 'minLength': 10**9}), schema({'type': 'array', 'items': {'type': 'array', 'minItems': 100000}, 'minItems': 100000}), schema({'anyOf': [{'type': 'object', 'properties': {f'k{i}': {'type': 'integer'}}} for i in range(3000)]}),
-             schema({'type': 'object', 'properties': {f'k{i}': {'type': 'integer'} for i in range(10000)}}), schema({'type': 'integer', 'minimum': -10**300, 'maximum': 10**300}), schema({'enum': ['a' * 1000] * 1000}),
+             schema({'type': 'string', 'minLength': 10**9}), schema({'type': 'array', 'items': {'type': 'array', 'minItems': 100000}, 'minItems': 100000}),
+             schema({'anyOf': [{'type': 'object', 'properties': {f'k{i}': {'type': 'integer'}}} for i in range(3000)]}),
+             schema({'type': 'object', 'properties': {f'k{i}': {'type': 'integer'} for i in range(10000)}}),
+             schema({'type': 'integer', 'minimum': -10**300, 'maximum': 10**300}), schema({'enum': ['a' * 1000] * 1000}),
              schema({'allOf': [{'anyOf': [{'properties': {f'a{i}{j}': {'type': 'integer'}}} for j in range(10)]} for i in range(10)]})]
     wrong, longest = {}, 0
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -972,7 +1003,8 @@ def grammars_that_take_all_the_time():
                 c = s.open(request('/v1/completions', {'prompt': 'Once', 'grammar': ambiguous(500), 'max_tokens': 40}))
                 time.sleep(.05)
                 c.close()
-    runners = [threading.Thread(target=attack, args=(b,), daemon=True) for b in hostile] + [threading.Thread(target=leave, daemon=True)]
+    runners = [threading.Thread(target=attack, args=(b,), daemon=True)
+            for b in hostile] + [threading.Thread(target=leave, daemon=True)]
     for t in runners:
         t.start()
     time.sleep(.3)
@@ -981,7 +1013,7 @@ def grammars_that_take_all_the_time():
         plain.append(timed(SHORT))
         mild.append(timed(short))
         s.lives('beside hostile grammars')
-    ending.set()                            # what ends from now on may say that the server stops
+    ending.set()                            # an answer that ends from now on may say that the server stops
     began = time.monotonic()
     s.p.send_signal(signal.SIGTERM)
     expect(s.p.wait(60) == 0, f'it ended with {s.p.returncode}')
@@ -1089,7 +1121,8 @@ def tokens_over_their_limit():
     expect(code == 400 and body['error']['code'] == 'token_limit_exceeded' and '60 tokens/min' in body['error']['message'], f'{code} {body}')
     expect(s.status('/v1/completions', {**SHORT, 'n': 20, 'max_tokens': 5, 'temperature': 1}, key=key) == 400, 'choices are not counted')
     expect(s.status('/v1/embeddings', {'input': ['a b c d'] * 20}, key=key) == 400, 'texts to embed are not counted')
-    sizes = many(10, lambda i: s.ask('/v1/messages' if i % 2 else '/v1/completions', {'max_tokens': 25, 'ignore_eos': True, **({'messages': [{'role': 'user', 'content': 'a'}]} if i % 2 else {'prompt': 'Once'})}, key=key))
+    sizes = many(10, lambda i: s.ask('/v1/messages' if i % 2 else '/v1/completions',
+            {'max_tokens': 25, 'ignore_eos': True, **({'messages': [{'role': 'user', 'content': 'a'}]} if i % 2 else {'prompt': 'Once'})}, key=key))
     used = sum(sum(v for k, v in r[2]['usage'].items() if k in ('total_tokens', 'input_tokens', 'output_tokens')) for r in sizes if r[0] == 200)
     expect(0 < used <= 60 and {r[0] for r in sizes} == {200, 429}, f'{[r[0] for r in sizes]}: {used} tokens')
     message = [r[2]['error']['message'] for r in sizes if r[0] == 429][-1]
@@ -1439,13 +1472,18 @@ def prompts_in_the_log():
     said = {'messages': [{'role': 'user', 'content': PROMPT}]}
     for path, body in (('/v1/completions', f'{{"prompt": {PROMPT}}}'.encode()), ('/v1/completions', f'{{"prompt": "{PROMPT}"x'.encode()), ('/v1/completions', f'"{PROMPT}"'.encode()), ('/v1/completions', f'{{"prompt": "a\n{PROMPT}"}}'.encode()),
                        ('/v1/completions', f'{{"{PROMPT}": 1, "{PROMPT}": 2}}'.encode()), ('/v1/completions', f'{PROMPT}'.encode()), ('/v1/completions', f'{{"prompt": "\\u12{PROMPT}"}}'.encode()), ('/v1/completions', f'{{"prompt": [{PROMPT}'.encode()),
-                       ('/v1/chat/completions', {'messages': PROMPT}), ('/v1/chat/completions', {'messages': [PROMPT]}), ('/v1/chat/completions', {'messages': [{'role': PROMPT, 'content': 'a'}]}), ('/v1/chat/completions', {'messages': [{'role': 'user', 'content': [{'type': PROMPT}]}]}),
-                       ('/v1/chat/completions', {**said, 'stop': [PROMPT, 5]}), ('/v1/chat/completions', {**said, 'regex': PROMPT + '('}), ('/v1/chat/completions', {**said, 'grammar': 'root ::= ' + PROMPT}), ('/v1/chat/completions', {**said, 'grammar': PROMPT}),
+                       ('/v1/chat/completions', {'messages': PROMPT}), ('/v1/chat/completions', {'messages': [PROMPT]}), ('/v1/chat/completions', {'messages': [{'role': PROMPT, 'content': 'a'}]}),
+                       ('/v1/chat/completions', {'messages': [{'role': 'user', 'content': [{'type': PROMPT}]}]}),
+                       ('/v1/chat/completions', {**said, 'stop': [PROMPT, 5]}), ('/v1/chat/completions', {**said, 'regex': PROMPT + '('}),
+                       ('/v1/chat/completions', {**said, 'grammar': 'root ::= ' + PROMPT}), ('/v1/chat/completions', {**said, 'grammar': PROMPT}),
                        ('/v1/chat/completions', {**said, 'response_format': {'type': 'json_schema', 'json_schema': {'name': 'a', 'schema': {'type': PROMPT}}}}), ('/v1/chat/completions', {**said, 'response_format': {'type': PROMPT}}),
                        ('/v1/chat/completions', {**said, 'temperature': PROMPT}), ('/v1/chat/completions', {**said, 'logit_bias': {PROMPT: 1}}), 
-                       ('/v1/chat/completions', {**said, 'tools': [{'type': 'function', 'function': {'name': PROMPT + ' x'}}]}), ('/v1/chat/completions', {**said, 'tool_choice': PROMPT}), ('/v1/responses', {'input': [{'type': PROMPT}]}), ('/v1/responses', {'input': PROMPT}),
-                       ('/v1/messages', {'messages': [{'role': 'user', 'content': [{'type': PROMPT}]}], 'max_tokens': 2}), ('/v1/embeddings', {'input': [PROMPT, 5]}), ('/tokenize', {'content': [PROMPT]}), ('/v1/embeddings', {'input': 'a', 'encoding_format': PROMPT}),
-                       ('/v1/chat/completions', {**said, PROMPT: 1}), ('/v1/chat/completions', {**said, 'max_tokens': 2, 'stream': True}), ('/v1/completions', {**SHORT, 'prompt': PROMPT * 3000}), ('/v1/completions', {**SHORT, 'suffix': PROMPT})):
+                       ('/v1/chat/completions', {**said, 'tools': [{'type': 'function', 'function': {'name': PROMPT + ' x'}}]}), ('/v1/chat/completions', {**said, 'tool_choice': PROMPT}),
+                       ('/v1/responses', {'input': [{'type': PROMPT}]}), ('/v1/responses', {'input': PROMPT}),
+                       ('/v1/messages', {'messages': [{'role': 'user', 'content': [{'type': PROMPT}]}], 'max_tokens': 2}), ('/v1/embeddings', {'input': [PROMPT, 5]}),
+                       ('/tokenize', {'content': [PROMPT]}), ('/v1/embeddings', {'input': 'a', 'encoding_format': PROMPT}),
+                       ('/v1/chat/completions', {**said, PROMPT: 1}), ('/v1/chat/completions', {**said, 'max_tokens': 2, 'stream': True}),
+                       ('/v1/completions', {**SHORT, 'prompt': PROMPT * 3000}), ('/v1/completions', {**SHORT, 'suffix': PROMPT})):
         s.status(path, body, key=key)
     w = s.open(b'GET /ws/chat HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nX-API-Key: ' + key.encode() + b'\r\n\r\n')
     x = wire.WebSocket.__new__(wire.WebSocket)
@@ -1465,10 +1503,14 @@ def prompts_in_the_log():
 def keys_in_the_log():
     "the key where it does not belong: in the path, the User-Agent, Host, Origin, X-Request-Id, X-Forwarded-For, the model's name, other headers with a wrong value"
     s, key = Guarded.get(), Guarded.get().keys['user']
-    for data in (request(f'/v1/models/{key}', key=key), request(f'/api/keys/{key}', key=s.keys['admin'], method='DELETE'), request(f'/{key}'), request('/v1/models', key=key, fields=[f'User-Agent: {key}']), request('/v1/models', fields=[f'Origin: {key}']),
-                 request('/health').replace(b'localhost', key.encode()), request(f'http://{key}@localhost/health'), request('/health', fields=[f'Expect: {key}']), request('/health', fields=[f'Content-Encoding: {key}']), request('/health', fields=[f'Transfer-Encoding: {key}']),
-                 request('/health', fields=[f'Content-Length: {key}']), request('/v1/completions', {**SHORT, 'model': key}, key=key), request('/v1/models', key=key, fields=[f'X-Request-Id: {key}']), request('/health', method=key[:30]),
-                 request(f'/api/audit/query?limit={key}', key=s.keys['admin']), request('/api/models/unload', {'model_id': key}, key=s.keys['admin']), request('/api/models/load', {'model_path': key}, key=s.keys['admin']), request('/tokenize', {'content': 'a', key: 1}, key=key)):
+    for data in (request(f'/v1/models/{key}', key=key), request(f'/api/keys/{key}', key=s.keys['admin'], method='DELETE'), request(f'/{key}'),
+            request('/v1/models', key=key, fields=[f'User-Agent: {key}']), request('/v1/models', fields=[f'Origin: {key}']),
+                 request('/health').replace(b'localhost', key.encode()), request(f'http://{key}@localhost/health'), request('/health', fields=[f'Expect: {key}']),
+                 request('/health', fields=[f'Content-Encoding: {key}']), request('/health', fields=[f'Transfer-Encoding: {key}']),
+                 request('/health', fields=[f'Content-Length: {key}']), request('/v1/completions', {**SHORT, 'model': key}, key=key),
+                 request('/v1/models', key=key, fields=[f'X-Request-Id: {key}']), request('/health', method=key[:30]),
+                 request(f'/api/audit/query?limit={key}', key=s.keys['admin']), request('/api/models/unload', {'model_id': key}, key=s.keys['admin']),
+                 request('/api/models/load', {'model_path': key}, key=s.keys['admin']), request('/tokenize', {'content': 'a', key: 1}, key=key)):
         s.raw(data.replace(b'\r\n', b'\r\nConnection: close\r\n', 1))
     expect(until(lambda: s.ask('/metrics', key=s.keys['models'])[2].count('zse_audit_waiting 0'), 5), 'the log is not written')
     found = [x for x in s.log() if key in json.dumps(x)]
@@ -1553,7 +1595,8 @@ def run():
             outcome, what = 'held', f()
         except Broken as e:
             outcome, what = 'BROKEN', str(e)
-        except (OSError, EOFError, http.client.HTTPException, ValueError, KeyError, TypeError, subprocess.SubprocessError) as e:
+        except (OSError, EOFError, http.client.HTTPException, ValueError, KeyError, TypeError,
+                subprocess.SubprocessError) as e:
             outcome, what = 'BROKEN', f'{type(e).__name__}: {e}'
         counts[outcome] += 1
         print(f'{outcome} {f.__name__}: {f.__doc__ or ""}: {what}'.replace('\n', ' '), f'[{time.monotonic() - began:.1f} s]', flush=True)

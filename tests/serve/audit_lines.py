@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""audit_lines - zse-audit over a log of many lines, most of them compressed: how fast it is, and that its memory does not grow.
+"""audit_lines - measure zse-audit on a log of many lines, most of them compressed: its speed, and
+that its memory does not grow.
 
-usage: audit_lines [LINES [ZSE-AUDIT]]     (default: 10000000 zse-audit; some minutes, and 60 MB of disk in TMPDIR for each million compressed lines)
-Exit 1 where a count is wrong, or where all lines take more than 4 MB more than a hundredth of them."""
+usage: audit_lines [LINES [ZSE-AUDIT]]     (default: 10000000 zse-audit)
+It takes some minutes, and 60 MB of disk in TMPDIR for each million compressed lines.  Exit 1 if a
+count is wrong, or if all lines take more than 4 MB more than a hundredth of them."""
 import gzip, os, shutil, subprocess, sys, tempfile, time
 
 lines, program = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000, sys.argv[2] if len(sys.argv) > 2 else 'zse-audit'
@@ -14,7 +16,8 @@ LINE = ('{"timestamp":"2026-11-21T15:08:46.003Z","timestamp_unix":%d.%03d,"reque
 
 def block(n):
     now = int(time.time()) - 60
-    return ''.join(LINE % (now, i % 1000, i, ('/v1/chat/completions', '/v1/embeddings')[i % 2], (200, 200, 200, 429)[i % 4], i % 900, f'key{i % 50}', i) for i in range(n)).encode()
+    return ''.join(LINE % (now, i % 1000, i, ('/v1/chat/completions', '/v1/embeddings')[i % 2], (200, 200, 200, 429)[i % 4], i % 900, f'key{i % 50}', i)
+            for i in range(n)).encode()
 
 
 def make(folder, n):

@@ -1,9 +1,19 @@
 #!/usr/bin/env python3
-"""fake.py - a server of OpenAI's API that answers as other servers do, and breaks as they do; the model's name says how.
+"""fake.py - a server of OpenAI's API that answers, and fails, as other servers do; the model's name
+selects how.
 
-Prints its address.  plain: thoughts, words in pieces of a few bytes, CRLF, comments; whole: no stream although one was asked for; cut: the
-connection ends in the middle; busy: 503 with Retry-After every second time; error: an error inside of the stream; html: no JSON; hang: one word, then nothing; status: 418 with a text;
-full: no room for more than 3 messages, nor for a long one; escape: a refusal that would steer a terminal; echo: the body of the request as the answer.  Without the key "sesame" it says 401 to the model `locked`."""
+Prints its address.  Without the key "sesame" the model `locked` gets 401.  The models:
+  plain   reasoning, words in pieces of a few bytes, CRLF, comments
+  whole   no stream although one was requested
+  cut     the connection ends in the middle
+  busy    503 with Retry-After every second time
+  error   an error inside the stream
+  html    no JSON
+  hang    one word, then nothing
+  status  418 with a text
+  full    refuses more than 3 messages, and a long one
+  escape  a refusal that would control a terminal
+  echo    the body of the request as the answer"""
 import json, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 

@@ -18,7 +18,8 @@ def ask(text, **more):
 
 
 def alone(text):
-    return subprocess.run([zse_chat, model_file, '-p', text, '--temp', '0'], capture_output=True, text=True, check=True).stdout.rstrip('\n')
+    return subprocess.run([zse_chat, model_file, '-p', text, '--temp', '0'], capture_output=True, text=True,
+            check=True).stdout.rstrip('\n')
 
 
 def refused(status, param, **request):
@@ -106,7 +107,8 @@ def logprobs_of_chat():
         assert t.logprob <= 0 and len(t.top_logprobs) == 3 and t.top_logprobs[0].logprob >= t.top_logprobs[1].logprob
         assert t.top_logprobs[0].token == t.token and math.isclose(t.top_logprobs[0].logprob, t.logprob, rel_tol=1e-5)
         assert bytes(t.bytes).decode() == t.token
-    streamed = [t for c in ask(QUESTIONS[0], logprobs=True, top_logprobs=3, stream=True) if c.choices and c.choices[0].logprobs
+    streamed = [t for c in ask(QUESTIONS[0], logprobs=True, top_logprobs=3, stream=True) if c.choices
+            and c.choices[0].logprobs
                 for t in c.choices[0].logprobs.content]
     assert [t.logprob for t in streamed] == [t.logprob for t in content]
 
@@ -126,10 +128,12 @@ def completions():
     one = client.completions.create(model='default', prompt='The capital', max_tokens=5, temperature=0)
     assert one.choices[0].text == r.choices[1].text
     ids = client.post('/../tokenize', body={'content': 'The capital'}, cast_to=object)['tokens']
-    assert client.completions.create(model='default', prompt=ids, max_tokens=5, temperature=0).choices[0].text == one.choices[0].text
+    assert client.completions.create(model='default', prompt=ids, max_tokens=5,
+            temperature=0).choices[0].text == one.choices[0].text
     two = client.completions.create(model='default', prompt=[ids, ids], max_tokens=5, temperature=0, n=2)
     assert [c.text for c in two.choices] == [one.choices[0].text] * 4
-    streamed = ''.join(c.choices[0].text for c in client.completions.create(model='default', prompt='The capital', max_tokens=5, temperature=0, stream=True))
+    streamed = ''.join(c.choices[0].text for c in client.completions.create(model='default', prompt='The capital', max_tokens=5,
+            temperature=0, stream=True))
     assert streamed == one.choices[0].text
 
 
@@ -137,7 +141,8 @@ def completions():
 def completions_echo_and_logprobs():
     r = client.completions.create(model='default', prompt='The capital of France', max_tokens=4, temperature=0, echo=True, logprobs=2)
     text, l = r.choices[0].text, r.choices[0].logprobs
-    shown = l.tokens[:-1] if r.choices[0].finish_reason == 'stop' else l.tokens          # the token that ends the answer has no text
+    # the token that ends the answer has no text
+    shown = l.tokens[:-1] if r.choices[0].finish_reason == 'stop' else l.tokens
     assert text.startswith('The capital of France') and ''.join(shown) == text, (text, l.tokens)
     assert len(l.tokens) == len(l.token_logprobs) == len(l.top_logprobs) == len(l.text_offset)
     assert l.token_logprobs[0] is None and all(x <= 0 for x in l.token_logprobs[1:]) and l.text_offset[0] == 0
@@ -157,7 +162,8 @@ def embeddings():
     raw = client.post('/embeddings', body={'model': 'default', 'input': 'one text', 'encoding_format': 'base64'}, cast_to=object)['data'][0]['embedding']
     assert list(struct.unpack(f'<{len(a)}f', base64.b64decode(raw))) == a
     short = client.embeddings.create(model='default', input='one text', dimensions=16).data[0].embedding
-    assert len(short) == 16 and abs(sum(x * x for x in short) - 1) < 1e-4 and abs(short[0] / short[1] - a[0] / a[1]) < 1e-3
+    assert len(short) == 16 and abs(sum(x * x
+            for x in short) - 1) < 1e-4 and abs(short[0] / short[1] - a[0] / a[1]) < 1e-3
 
 
 @check
@@ -173,7 +179,7 @@ def models():
 
 @check
 def errors():
-    assert refused(400, 'temperature', temperature=3) == 'temperature: 3 is not in the range 0 to 2'
+    assert refused(400, 'temperature', temperature=101) == 'temperature: 101 is not in the range 0 to 100'
     assert refused(400, 'top_p', top_p=-0.5) == 'top_p: -0.5 is not in the range 0 to 1'
     refused(400, 'n', n=0)
     refused(400, 'top_logprobs', top_logprobs=2)
@@ -209,7 +215,8 @@ def streams_together_are_the_answers_alone():
 
     async def one(q):
         text = ''
-        stream = await async_client.chat.completions.create(model='default', messages=[{'role': 'user', 'content': q}], temperature=0, stream=True)
+        stream = await async_client.chat.completions.create(model='default', messages=[{'role': 'user', 'content': q}], temperature=0,
+                stream=True)
         async for c in stream:
             text += c.choices[0].delta.content or ''
         return q, text

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""protocol - HTTP and WebSocket against a zse-serve that has models/tiny, byte by byte: what clients get wrong, and what they do on purpose.
+"""protocol - HTTP and WebSocket against a zse-serve with models/tiny, byte by byte: mistakes and
+malice of clients.
 
 usage: protocol PORT
 One line `ok NAME` or `not ok NAME: why` for each check; exit 1 if any failed."""
@@ -55,7 +56,8 @@ def ended(how):
 
 
 def is_cut_off(leave):
-    """The request of a client that leaves is given up, and nothing of it is left.  On a busy machine an answer may be complete before its client can go: then again."""
+    """The request of a client that leaves is cancelled, and nothing of it is left.  Retried: on a
+    busy machine an answer may be complete before its client can leave."""
     for _ in range(20):
         before = ended('cancelled')
         leave()

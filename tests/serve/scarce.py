@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""scarce - a zse-serve that has models/tiny and runs with tests/lib/nomem.c before it: some allocations fail.
+"""scarce - load on a zse-serve with models/tiny that runs with tests/lib/nomem.c preloaded: some of
+its allocations fail.
 
 usage: scarce PORT PID SECONDS
-Whatever fails, an answer is either the right one or none: a status of 5xx, an error in the stream, or a connection that breaks off before its end. Afterwards
-everything is answered again, and no KV block is lost. Exit 1 otherwise."""
+For each request the answer is either the right one or none: a status of 5xx, an error in the
+stream, or a connection that ends early.  Afterwards everything is answered again, and no KV block
+is lost.  Exit 1 otherwise."""
 import http.client, json, os, random, signal, sys, threading, time
 
 import wire
@@ -61,7 +63,8 @@ def streamed(path, body, delta_of, ends, expected):
     status, text, complete = ask(path, {**body, 'stream': True})
     if refused(path, status, text) if complete else status != 200:
         return
-    events = [json.loads(line[6:]) for line in text.decode(errors='replace').split('\n') if line.startswith('data: {') and line.endswith('}')]
+    events = [json.loads(line[6:]) for line in text.decode(errors='replace').split('\n') if line.startswith('data: {')
+            and line.endswith('}')]
     got = ''.join(delta_of(e) for e in events)
     if complete and ends(text):
         if got == expected:
@@ -70,7 +73,8 @@ def streamed(path, body, delta_of, ends, expected):
             wrong.append((path, 'stream', got, text[-600:]))
     else:
         count('broken')
-        if expected.startswith(got) and (not complete or any('error' in str(e.get('type', '')) or e.get('error') or 'failed' in e.get('type', '') for e in events)):
+        if expected.startswith(got) and (not complete
+                or any('error' in str(e.get('type', '')) or e.get('error') or 'failed' in e.get('type', '') for e in events)):
             return
         wrong.append((path, 'a stream without end or error, or with another text', got, text[-600:]))
 
@@ -116,7 +120,8 @@ def works(completion):
             lambda: whole('/v1/responses', RESPONSE, lambda r: r['output'][0]['content'][0]['text'], ANSWER),
             lambda: streamed('/v1/responses', RESPONSE, lambda e: e['delta'] if e['type'] == 'response.output_text.delta' else '', lambda t: b'event: response.completed' in t, ANSWER),
             lambda: whole('/v1/messages', MESSAGE, lambda r: r['content'][0]['text'], ANSWER),
-            lambda: streamed('/v1/messages', MESSAGE, lambda e: e['delta'].get('text', '') if e['type'] == 'content_block_delta' else '', lambda t: b'event: message_stop' in t, ANSWER),
+            lambda: streamed('/v1/messages', MESSAGE, lambda e: e['delta'].get('text', '') if e['type'] == 'content_block_delta' else '', lambda t: b'event: message_stop' in t,
+            ANSWER),
             lambda: whole('/v1/embeddings', {'input': ['one', 'two']}, lambda r: len(r['data']), 2),
             lambda: whole('/apply-template', {'messages': CHAT['messages']}, lambda r: QUESTION in r['prompt'], True),
             lambda: whole('/tokenize', {'content': QUESTION}, lambda r: r['count'] > 1, True),
@@ -149,7 +154,8 @@ threads = [threading.Thread(target=repeat, args=(i, all_of_them), daemon=True) f
 for t in threads:
     t.start()
 limit = time.monotonic() + seconds
-while not wrong and os.path.exists(f"/proc/{pid}") and (time.monotonic() < limit or any(counts.get(what, 0) < 20 for what in ('right', 'refused', 'broken'))):
+while not wrong and os.path.exists(f"/proc/{pid}") and (time.monotonic() < limit
+        or any(counts.get(what, 0) < 20 for what in ('right', 'refused', 'broken'))):
     time.sleep(.05)
 stop.set()
 for t in threads:

@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
-"""soak - mixed load on a zse-serve that has models/tiny: answers, streams, WebSockets, clients that go away, a second model that comes and goes, and who watches.
+"""soak - mixed load on a zse-serve with models/tiny: answers, streams, WebSockets, clients that
+leave, a second model that is loaded and unloaded, and monitoring.
 
 usage: soak PORT PID SECONDS TOKEN MODEL.zse [clients|loads|attacked]
-clients, loads: only these; attacked: with hostile clients beside them, which have no key, or the one in ZSE_HOSTILE_KEY. ZSE_API_KEY: the others' key. Every answer must be the one that comes alone, at the end no KV block may be lost, and memory must not grow: after a warm-up (a
-quarter of the time, at most a minute) RssAnon is sampled four times a second, and its median in the last third may be above that of the second third by at
-most BOUND_KB. Printed: kB in the first, second and last third, and the slope of a line through the samples. Exit 1 otherwise, also when the server ends."""
+clients, loads: only these; attacked: with hostile clients beside them, which have no key, or
+the one in ZSE_HOSTILE_KEY. ZSE_API_KEY: the key of the others. Every answer must be the same as
+without load, at the end no KV block may be lost, and memory must not grow: after a warm-up (a
+quarter of the time, at most a minute) RssAnon is sampled four times a second, and its median in
+the last third may be above that of the second third by at most BOUND_KB. Printed: kB in the
+first, second and last third, and the slope of a line through the samples. Exit 1 otherwise,
+also when the server ends."""
 import contextlib, http.client, json, os, random, socket, statistics, sys, threading, time
 
 import wire
 
 port, pid, seconds, token, model = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], sys.argv[5]
 only = sys.argv[6] if len(sys.argv) > 6 else None
-BOUND_KB = 512 if seconds >= 300 else 2048 if seconds >= 20 else 16384      # a short run, on a busy machine, ends while buffers still find their sizes
+# a short run, on a busy machine, ends while buffers still find their sizes
+BOUND_KB = 512 if seconds >= 300 else 2048 if seconds >= 20 else 16384
 ANSWERS = {'What is 2+2?': '2 + 2 = 4', 'What is the capital of France?': 'The capital of France is Paris.', 'What is the opposite of hot?': 'The opposite of hot is cold.'}
 wrong, counts, lock = [], {}, threading.Lock()
 stop = threading.Event()
@@ -70,7 +76,7 @@ def converse(rnd):
 
 
 def look(rnd):
-    """What monitors ask for: all of it answers, also while models come and go."""
+    """The requests of monitoring: all are answered, also while models are loaded and unloaded."""
     for path in ('/metrics', '/health', '/v1/models', '/api/stats', '/api/stats/models', '/api/analytics', '/api/analytics/timeseries', '/api/analytics/requests?limit=5', '/api/batching', '/'):
         c = http.client.HTTPConnection('127.0.0.1', port, timeout=600)
         c.request('GET', path, headers=KEY)
@@ -144,7 +150,8 @@ def hold(rnd):
 
 
 def compile_bombs(rnd):
-    hostile_ask(rnd, '/v1/completions', {'prompt': 'Once', 'temperature': 0, 'max_tokens': 40, 'grammar': ambiguous(rnd.choice([40, 60, 500, 3000]))}, rnd.choice([.1, 5, 60]))
+    hostile_ask(rnd, '/v1/completions', {'prompt': 'Once', 'temperature': 0, 'max_tokens': 40, 'grammar': ambiguous(rnd.choice([40, 60, 500, 3000]))},
+            rnd.choice([.1, 5, 60]))
     hostile_ask(rnd, '/v1/completions', {'prompt': 'Once', 'max_tokens': 5, 'regex': rnd.choice(['(a*)*b', '((a{1,1000}){1,1000}){1,1000}', '(a?|b?|[a-m]*){1,60}z'])}, 60)
 
 
@@ -195,9 +202,11 @@ def settled():
 
 
 def sample():
-    """[(seconds since the start, kB)] until the time is over and all that takes memory has been there; None: the server ended."""
+    """[(seconds since the start, kB)] until the time is over and each kind of load has run; None:
+    the server ended."""
     begin, samples = time.monotonic(), []
-    everything = ('answers', 'left', 'loads', 'looks') + (('attacks',) if only == 'attacked' else ()) + (('conversations', 'changes') if seconds >= 10 else ())        # rarer: a short run would wait for them
+    # rarer: a short run would wait for them
+    everything = ('answers', 'left', 'loads', 'looks') + (('attacks',) if only == 'attacked' else ()) + (('conversations', 'changes') if seconds >= 10 else ())
     needed = {'clients': ('answers', 'left'), 'loads': ('loads',)}.get(only, everything)
     while True:
         now, kb = time.monotonic() - begin, anonymous()
@@ -209,7 +218,8 @@ def sample():
         time.sleep(.25)
 
 
-works = ([client] * 8 if only != 'loads' else []) + ([admin] if only != 'clients' else []) + ([look, tune] if only in (None, 'attacked') else [])
+works = ([client] * 8 if only != 'loads' else []) + ([admin] if only != 'clients' else []) + ([look, tune]
+        if only in (None, 'attacked') else [])
 works += [hold, compile_bombs, fill_memory, fill_log] if only == 'attacked' else []
 for headers in (KEY, {'Authorization': 'Bearer ' + token}):         # good once, they stay good whatever is guessed from this address
     ask('GET', '/v1/models', None, headers)
@@ -231,7 +241,8 @@ while not settled():
     time.sleep(.05)
 warm = [s for s in samples if s[0] >= min(60, samples[-1][0] / 4)]
 third = len(warm) // 3
-first, second, last = (statistics.median(kb for _, kb in part) for part in (warm[:third], warm[third:2 * third], warm[2 * third:]))
+first, second, last = (statistics.median(kb for _, kb in part)
+        for part in (warm[:third], warm[third:2 * third], warm[2 * third:]))
 slope = statistics.linear_regression([t / 60 for t, _ in warm], [kb for _, kb in warm]).slope
 print(f'{counts}; RssAnon: {first:.0f} kB, then {second:.0f}, then {last:.0f} ({slope:+.0f} kB a minute over {warm[-1][0] - warm[0][0]:.0f} s); bound: {BOUND_KB} kB more')
 if wrong:

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""structured_clients - the official openai and anthropic packages against a zse-serve that has models/tiny: schemas, tools, responses, messages.
+"""structured_clients - the official openai and anthropic packages against a zse-serve with
+models/tiny: schemas, tools, responses, messages.
 
 usage: structured_clients URL
-The model is a toy, so what is checked is what the server makes certain: forms, not sense.
+The model is a toy, so these check what the server guarantees: forms, not sense.
 One line `ok NAME` or `not ok NAME: why` for each check; exit 1 if any failed."""
 import concurrent.futures, enum, json, re, sys, time
 
@@ -37,7 +38,8 @@ def chat(**more):
 
 
 def message(temperature=1, **more):
-    return claude.messages.create(**{'model': 'default', 'max_tokens': 120, 'messages': [{'role': 'user', 'content': 'What is 2+2?'}], 'extra_body': {'temperature': temperature, 'seed': 1}, **more})   # some versions of the package have no temperature
+    # some versions of the package have no temperature
+    return claude.messages.create(**{'model': 'default', 'max_tokens': 120, 'messages': [{'role': 'user', 'content': 'What is 2+2?'}], 'extra_body': {'temperature': temperature, 'seed': 1}, **more})
 
 
 def schema(s, **more):
@@ -70,7 +72,8 @@ def schemas_in_chat():
         r = chat(response_format=schema(ARGUMENTS, strict=strict), temperature=2)
         jsonschema.validate(json.loads(r.choices[0].message.content), ARGUMENTS)
         assert r.choices[0].finish_reason == 'stop'
-    jsonschema.validate(json.loads(chat(response_format={'type': 'json_object', 'schema': ARGUMENTS}, temperature=2).choices[0].message.content), ARGUMENTS)
+    jsonschema.validate(json.loads(chat(response_format={'type': 'json_object', 'schema': ARGUMENTS},
+            temperature=2).choices[0].message.content), ARGUMENTS)
     r = chat(response_format={'type': 'json_object'}, max_tokens=3)
     assert r.choices[0].message.content.startswith('{') and r.choices[0].finish_reason == 'length'
     many = chat(response_format=schema(ARGUMENTS), n=4, temperature=2, logprobs=True, top_logprobs=1)
@@ -86,7 +89,8 @@ def schemas_in_chat():
 def other_forms():
     assert re.fullmatch('[ab]{3}c', chat(extra_body={'regex': '[ab]{3}c'}, temperature=2).choices[0].message.content)
     assert chat(extra_body={'grammar': 'root ::= "yes" | "no"'}, temperature=2).choices[0].message.content in ('yes', 'no')
-    r = client.completions.create(model='default', prompt=['a', 'b'], n=2, max_tokens=100, temperature=2, extra_body={'response_format': schema(ARGUMENTS)})
+    r = client.completions.create(model='default', prompt=['a', 'b'], n=2, max_tokens=100, temperature=2,
+            extra_body={'response_format': schema(ARGUMENTS)})
     for c in r.choices:
         jsonschema.validate(json.loads(c.text), ARGUMENTS)
 
@@ -97,7 +101,8 @@ def what_cannot_be_enforced():
     why = refused(400, 'response_format', chat, response_format=schema(bad))
     assert '/properties/q/pattern' in why, why
     for more in ({}, {'strict': False}):           # a tool that is not strict may then be called with any string
-        call, = chat(tools=[{'type': 'function', 'function': {'name': 'f', 'parameters': bad, **more}}], tool_choice='required', max_tokens=200).choices[0].message.tool_calls
+        call, = chat(tools=[{'type': 'function', 'function': {'name': 'f', 'parameters': bad, **more}}], tool_choice='required',
+                max_tokens=200).choices[0].message.tool_calls
         assert call.function.name == 'f' and call.function.arguments.startswith('{')
     why = refused(400, 'tools', chat, tools=[{'type': 'function', 'function': {'name': 'f', 'parameters': bad, 'strict': True}}])
     assert "'f'" in why and 'pattern' in why, why
@@ -120,7 +125,8 @@ def parse_helpers():
     assert isinstance(r.choices[0].message.parsed, Person)
     r = client.responses.parse(model='default', input='A person?', max_output_tokens=120, temperature=2, text_format=Person)
     assert isinstance(r.output_parsed, Person)
-    r = client.chat.completions.parse(model='default', messages=HI, max_tokens=120, temperature=2, tools=[openai.pydantic_function_tool(Person)], tool_choice='required')
+    r = client.chat.completions.parse(model='default', messages=HI, max_tokens=120, temperature=2,
+            tools=[openai.pydantic_function_tool(Person)], tool_choice='required')
     assert isinstance(r.choices[0].message.tool_calls[0].function.parsed_arguments, Person)
 
 
@@ -128,10 +134,12 @@ def parse_helpers():
 def calls_in_chat():
     r = chat(tools=[WEATHER, TIME], tool_choice={'type': 'function', 'function': {'name': 'get_weather'}})
     call, = r.choices[0].message.tool_calls
-    assert r.choices[0].finish_reason == 'tool_calls' and r.choices[0].message.content is None and call.type == 'function' and call.id.startswith('call_')
+    assert r.choices[0].finish_reason == 'tool_calls' and r.choices[0].message.content is None
+    assert call.type == 'function' and call.id.startswith('call_')
     assert call.function.name == 'get_weather'
     jsonschema.validate(json.loads(call.function.arguments), ARGUMENTS)
-    names = {c.message.tool_calls[0].function.name for c in chat(tools=[WEATHER, TIME], tool_choice='required', temperature=2, n=8).choices}
+    names = {c.message.tool_calls[0].function.name
+            for c in chat(tools=[WEATHER, TIME], tool_choice='required', temperature=2, n=8).choices}
     assert names <= {'get_weather', 'get_time'}
     later = HI + [r.choices[0].message.model_dump(), {'role': 'tool', 'tool_call_id': call.id, 'content': 'It rains.'}]
     assert chat(messages=later, tools=[WEATHER], tool_choice='none').choices[0].message.tool_calls is None
@@ -143,7 +151,8 @@ def calls_in_chat():
             assert [c.choices[0].finish_reason for c in r if c.choices][-1] == 'stop'
             continue
         call, = r.choices[0].message.tool_calls
-        assert r.choices[0].finish_reason == 'stop' and call.function.name == 'get_weather' and 'city' in call.function.arguments and 'days' not in call.function.arguments, r
+        assert r.choices[0].finish_reason == 'stop' and call.function.name == 'get_weather'
+        assert 'city' in call.function.arguments and 'days' not in call.function.arguments, r
     refused(400, 'tool_choice', chat, tools=[WEATHER], tool_choice={'type': 'function', 'function': {'name': 'other'}})
     refused(400, 'tool_choice', chat, tool_choice='required')
     refused(400, 'tools[1]', chat, tools=[WEATHER, WEATHER])
@@ -154,22 +163,28 @@ def streamed_calls():
     events = list(chat(tools=[WEATHER], tool_choice='required', stream=True, stream_options={'include_usage': True}))
     deltas = [e.choices[0].delta for e in events if e.choices]
     first = deltas[0].tool_calls[0]
-    assert deltas[0].role == 'assistant' and deltas[0].content is None and first.index == 0 and first.id and first.type == 'function' and first.function.arguments == ''
+    assert deltas[0].role == 'assistant' and deltas[0].content is None and first.index == 0
+    assert first.id and first.type == 'function' and first.function.arguments == ''
     pieces = [d.tool_calls[0] for d in deltas[1:] if d.tool_calls]
     assert all(p.id is None and p.function.name is None for p in pieces)
     whole = chat(tools=[WEATHER], tool_choice='required').choices[0].message.tool_calls[0].function
-    assert first.function.name == whole.name and ''.join(p.function.arguments for p in pieces) == whole.arguments and len(pieces) > 3
-    assert [e.choices[0].finish_reason for e in events if e.choices][-1] == 'tool_calls' and events[-1].usage.completion_tokens > 5
-    with client.chat.completions.stream(model='default', messages=HI, max_tokens=120, tools=[openai.pydantic_function_tool(Person)], tool_choice='required') as stream:
+    assert first.function.name == whole.name and ''.join(p.function.arguments
+            for p in pieces) == whole.arguments and len(pieces) > 3
+    assert [e.choices[0].finish_reason for e in events
+            if e.choices][-1] == 'tool_calls' and events[-1].usage.completion_tokens > 5
+    with client.chat.completions.stream(model='default', messages=HI, max_tokens=120,
+            tools=[openai.pydantic_function_tool(Person)], tool_choice='required') as stream:
         kinds = {e.type for e in stream}
         assert 'tool_calls.function.arguments.delta' in kinds and 'tool_calls.function.arguments.done' in kinds, kinds
-        assert isinstance(stream.get_final_completion().choices[0].message.tool_calls[0].function.parsed_arguments, Person)
+        call = stream.get_final_completion().choices[0].message.tool_calls[0]
+        assert isinstance(call.function.parsed_arguments, Person)
 
 
 @check
 def responses():
     r = client.responses.create(model='default', input='What is 2+2?', temperature=0, instructions='Be brief.', metadata={'a': 'b'})
-    assert r.status == 'completed' and r.output_text and r.output[0].content[0].text == r.output_text and r.metadata == {'a': 'b'} and r.usage.output_tokens > 2
+    assert r.status == 'completed' and r.output_text and r.output[0].content[0].text == r.output_text
+    assert r.metadata == {'a': 'b'} and r.usage.output_tokens > 2
     r = client.responses.create(model='default', input='What is 2+2?', temperature=0)
     assert r.output_text == '2 + 2 = 4', r.output_text
     r = client.responses.create(model='default', input='What is 2+2?', temperature=0, max_output_tokens=3)
@@ -177,13 +192,15 @@ def responses():
     r = client.responses.create(model='default', input='x', tools=FLAT, tool_choice='required', max_output_tokens=120, temperature=2)
     call, = r.output
     assert call.type == 'function_call' and call.name in ('get_weather', 'get_time') and json.loads(call.arguments) is not None
-    cut = client.responses.create(model='default', input='x', tools=FLAT[:1], tool_choice='required', max_output_tokens=120, extra_body={'stop': ['"days']})
+    cut = client.responses.create(model='default', input='x', tools=FLAT[:1], tool_choice='required', max_output_tokens=120,
+            extra_body={'stop': ['"days']})
     assert cut.status == 'incomplete' and cut.output[-1].status == 'incomplete' and cut.incomplete_details.reason == 'stop', cut
     history = [{'role': 'user', 'content': [{'type': 'input_text', 'text': 'x'}]}, call.model_dump(exclude_none=True),
                {'type': 'function_call_output', 'call_id': call.call_id, 'output': 'It rains.'}, {'role': 'user', 'content': 'What is 2+2?'}]
     r2 = client.responses.create(model='default', input=history, temperature=0, max_output_tokens=20)
     assert r2.usage.input_tokens > r.usage.input_tokens - 300 and r2.status in ('completed', 'incomplete')
-    message = client.responses.create(model='default', input=[{'role': 'user', 'content': 'Hi'}, *[o.model_dump() for o in r2.output], {'role': 'user', 'content': 'Hi'}], max_output_tokens=5)
+    message = client.responses.create(model='default', input=[{'role': 'user', 'content': 'Hi'}, *[o.model_dump() for o in r2.output],
+            {'role': 'user', 'content': 'Hi'}], max_output_tokens=5)
     assert message.object == 'response'
     r = client.responses.create(model='default', input='x', text={'format': {'type': 'json_schema', 'name': 'x', 'schema': ARGUMENTS}}, max_output_tokens=100)
     jsonschema.validate(json.loads(r.output_text), ARGUMENTS)
@@ -215,7 +232,8 @@ def streamed_responses():
 @check
 def messages():
     r = message(temperature=0)
-    assert r.content[0].type == 'text' and r.content[0].text == '2 + 2 = 4' and r.stop_reason == 'end_turn' and r.role == 'assistant' and r.usage.output_tokens == 8
+    assert r.content[0].type == 'text' and r.content[0].text == '2 + 2 = 4'
+    assert r.stop_reason == 'end_turn' and r.role == 'assistant' and r.usage.output_tokens == 8
     assert r.usage.input_tokens + r.usage.cache_read_input_tokens == 15
     assert message(temperature=0, max_tokens=3).stop_reason == 'max_tokens'
     r = message(temperature=0, stop_sequences=['9', '= '])
@@ -223,7 +241,8 @@ def messages():
     n = claude.messages.count_tokens(model='default', messages=[{'role': 'user', 'content': 'What is 2+2?'}])
     assert n.input_tokens == 15
     assert claude.messages.count_tokens(model='default', system='Be brief.', tools=TOOLS, messages=[{'role': 'user', 'content': 'What is 2+2?'}]).input_tokens > 50
-    assert claude.messages.count_tokens(model='default', messages=[{'role': 'user', 'content': 'one two ' * 20000}]).input_tokens > 20000      # whatever the context
+    # not limited by the context
+    assert claude.messages.count_tokens(model='default', messages=[{'role': 'user', 'content': 'one two ' * 20000}]).input_tokens > 20000
     r = message(output_config={'format': {'type': 'json_schema', 'schema': ARGUMENTS}}, temperature=1)
     jsonschema.validate(json.loads(r.content[0].text), ARGUMENTS)
     assert 'assistant' in refused(400, 'messages', message, messages=[{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}])
@@ -239,7 +258,8 @@ def calls_in_messages():
     jsonschema.validate(use.input, ARGUMENTS)
     later = [{'role': 'user', 'content': 'x'}, {'role': 'assistant', 'content': [c.model_dump() for c in r.content]},
              {'role': 'user', 'content': [{'type': 'tool_result', 'tool_use_id': use.id, 'content': [{'type': 'text', 'text': 'It rains.'}]}, {'type': 'text', 'text': 'And?'}]}]
-    assert message(messages=later, tools=TOOLS, system=[{'type': 'text', 'text': 'Be brief.'}], tool_choice={'type': 'tool', 'name': 'get_weather'}).content[0].input['city']
+    assert message(messages=later, tools=TOOLS, system=[{'type': 'text', 'text': 'Be brief.'}],
+            tool_choice={'type': 'tool', 'name': 'get_weather'}).content[0].input['city']
     assert message(messages=later, tools=TOOLS, tool_choice={'type': 'none'}, max_tokens=10).content[0].type == 'text'
     for n in range(10, 50, 8):                      # cut off, it is a call in both
         whole, events = [message(tools=TOOLS, tool_choice={'type': 'any'}, max_tokens=n, stream=s) for s in (False, True)]
@@ -251,7 +271,8 @@ def calls_in_messages():
 def streamed_messages():
     with claude.messages.stream(model='default', max_tokens=50, extra_body={'temperature': 0}, messages=[{'role': 'user', 'content': 'What is 2+2?'}]) as stream:
         assert ''.join(stream.text_stream) == '2 + 2 = 4'
-        assert stream.get_final_message().stop_reason == 'end_turn' and stream.get_final_message().usage.output_tokens == 8
+        assert stream.get_final_message().stop_reason == 'end_turn'
+        assert stream.get_final_message().usage.output_tokens == 8
     events = list(message(tools=TOOLS, tool_choice={'type': 'any'}, stream=True))
     kinds = [e.type for e in events]
     once = [k for i, k in enumerate(kinds) if i == 0 or k != kinds[i - 1]]
@@ -273,11 +294,13 @@ def hot_answers_are_valid():
              {'allOf': [{'type': 'object', 'properties': {'x': number}}, {'required': ['x'], 'additionalProperties': False, 'properties': {'x': {'minimum': 10}}}]}]
     wanted = [(f, seed) for f in forms for seed in range(3)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda w: chat(response_format=schema(w[0]), temperature=2, top_p=1, seed=w[1], extra_body={'top_k': 0, 'min_p': 0}).choices[0], wanted))
+        answers = list(pool.map(lambda w: chat(response_format=schema(w[0]), temperature=2, top_p=1, seed=w[1],
+                extra_body={'top_k': 0, 'min_p': 0}).choices[0], wanted))
     whole = [(w[0], a.message.content) for w, a in zip(wanted, answers) if a.finish_reason == 'stop']
     assert len(whole) > len(wanted) / 2, len(whole)
     for form, content in whole:
-        jsonschema.Draft202012Validator(form, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER).validate(json.loads(content))
+        jsonschema.Draft202012Validator(form,
+                format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER).validate(json.loads(content))
 
 
 @check
@@ -285,7 +308,8 @@ def a_compile_stalls_nobody():
     big = {'type': 'object', 'properties': {f'p{i}': {'type': 'string', 'maxLength': 20 + i} for i in range(400)}, 'required': ['p7']}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         slow = [pool.submit(chat, response_format=schema({**big, 'title': str(i)}), max_tokens=5) for i in range(3)]
-        assert ''.join(c.choices[0].delta.content or '' for c in chat(messages=[{'role': 'user', 'content': 'What is 2+2?'}], temperature=0, stream=True)) == '2 + 2 = 4'
+        assert ''.join(c.choices[0].delta.content or ''
+                for c in chat(messages=[{'role': 'user', 'content': 'What is 2+2?'}], temperature=0, stream=True)) == '2 + 2 = 4'
         assert all(s.result().choices[0].finish_reason == 'length' for s in slow)
 
 

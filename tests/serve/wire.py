@@ -40,7 +40,8 @@ class WebSocket:
     def send(self, data, opcode=1, fin=True, mask=b'abcd'):
         n = len(data)
         size = bytes([0x80 | n]) if n < 126 else b'\xfe' + struct.pack('>H', n) if n < 65536 else b'\xff' + struct.pack('>Q', n)
-        self.s.sendall(bytes([(0x80 if fin else 0) | opcode]) + size + mask + bytes(b ^ mask[i & 3] for i, b in enumerate(data)))
+        self.s.sendall(bytes([(0x80 if fin else 0) | opcode]) + size + mask + bytes(b ^ mask[i & 3] for i,
+                b in enumerate(data)))
 
     def receive(self):
         """opcode and payload; EOFError where the connection ends"""

@@ -142,8 +142,8 @@ static void test_large_answer(void **state)
     finish(&s);
 }
 
-/* Whatever is given to it is freed: by the thread, at the end, or at once where it is small or
- * there is no reaper. */
+/* Every buffer is freed: by the thread, at the end, or at once if it is small or there is no
+ * reaper. */
 static void test_reaper(void **state)
 {
     struct reaper *r = reaper_open();
@@ -180,7 +180,8 @@ static void test_handshake_queue(void **state)
         assert_null(dropped);
         assert_int_equal(a[i].away, i < HANDSHAKES_PER_OWNER);
     }
-    for (int i = HANDSHAKES_PER_OWNER; i < HANDSHAKES_WAITING; i++) {      /* all come from a proxy: no limit by address */
+    /* all come from a proxy: no limit by address */
+    for (int i = HANDSHAKES_PER_OWNER; i < HANDSHAKES_WAITING; i++) {
         a[i].owner = 7;
         assert_int_equal(handshakes_submit(h, &a[i], 0, &dropped), 0);
     }

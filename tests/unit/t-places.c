@@ -59,7 +59,8 @@ static void test_full(void **state)
     for (int i = 0; i < 14; i++)
         assert_int_equal(places_enter(p, &x[i], i < 4 ? 100 + (uint64_t)i : 7, (uint64_t)i), 0);
     assert_int_equal(places_room(p, 9, 1, 20, &evict), 1);                  /* two places are kept for keys */
-    assert_ptr_equal(evict, &x[4]);                                         /* of the largest owner, although others are quiet longer */
+    /* of the largest owner, although others are quiet longer */
+    assert_ptr_equal(evict, &x[4]);
     places_own(p, &x[0], 1001);
     places_own(p, &x[1], 1001);
     for (int i = 14; i < 16; i++) {

@@ -1,5 +1,5 @@
-/* t-serve.c - what the server parses, without sockets: HTTP cut at every byte, WebSocket frames,
- * the table of fields, JSON text, reasoning. */
+/* t-serve.c - the server's parsers, without sockets: HTTP cut at every byte, WebSocket frames, the
+ * table of fields, JSON text, reasoning; the states of the memory watch. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -119,7 +119,7 @@ static void test_bodies_dropped(void **state)
         }
     struct http_parser p = { 0 };
     struct buf in = { 0 };
-    buf_str(&in, CHUNKED "3e8\r\n");           /* what is dropped counts against the limit all the same */
+    buf_str(&in, CHUNKED "3e8\r\n");           /* dropped bytes count against the limit, too */
     for (int i = 0; i < 1000; i++)
         buf_str(&in, "x");
     buf_str(&in, "\r\n1\r\n");
@@ -191,8 +191,8 @@ static double seconds_for(size_t piece, size_t total, int frames)
     return (double)(clock() - begin) / CLOCKS_PER_SEC;
 }
 
-/* Many small ones cost as much in large pieces as in small ones: nobody keeps the loop busy with
- * them. */
+/* Many small frames cost no more in one large read than in many small ones, so no client can keep
+ * the loop busy with them. */
 static void test_small_pieces(void **state)
 {
     (void)state;
@@ -324,7 +324,7 @@ static void split_as(const char *text, int begin, const char *reasoning, const c
 {
     const size_t n = strlen(text);
     for (size_t step = 1; step <= n + 1; step++) {
-        struct splitter s = { .state = begin };
+        struct reasoning_splitter s = { .state = begin };
         struct buf r = { 0 }, a = { 0 };
         for (size_t at = 0; at < n; at += step)
             splitter_push(&s, text + at, n - at < step ? n - at : step, 0, &r, &a);
@@ -362,13 +362,13 @@ static void memory_watch(void **state)
             { WATCH_FINE, 10000, 299, -1, WATCH_TRIM }, { WATCH_FINE, 10000, 100, 0, WATCH_END },
         { WATCH_TRIM, 10000, 399, 0, WATCH_TRIM },  { WATCH_TRIM, 10000, 400, 0, WATCH_FINE },
         { WATCH_TRIM, 10000, 199, 0, WATCH_END },   { WATCH_END, 10000, 5000, 0, WATCH_END },
-        /* plenty, however small its share */
+        /* plenty, although only a small fraction */
         { WATCH_FINE, 1000000, 1024, 0, WATCH_FINE }, { WATCH_FINE, 1000000, 1023, 0, WATCH_TRIM },
             { WATCH_TRIM, 1000000, 1280, 0, WATCH_FINE },
         { WATCH_TRIM, 1000000, 256, 0, WATCH_TRIM },  { WATCH_TRIM, 1000000, 255, 0, WATCH_END },
-        /* a model that was let in with 95 % */
+        /* a model that was admitted with 95 % */
         { WATCH_FINE, 1000, 50, 0, WATCH_FINE },      { WATCH_TRIM, 1000, 50, 0, WATCH_FINE },
-        /* who waits with plenty left waits for something else */
+        /* tasks that stall with plenty left do not stall for want of memory */
         { WATCH_FINE, 10000, 5000, 90, WATCH_FINE },  { WATCH_FINE, 10000, 1499, 25, WATCH_TRIM },
             { WATCH_FINE, 10000, 1499, 24, WATCH_FINE },
         { WATCH_TRIM, 10000, 1499, 15, WATCH_TRIM },  { WATCH_TRIM, 10000, 1499, 9, WATCH_FINE },
@@ -393,7 +393,7 @@ static void memory_watch(void **state)
     assert_int_equal(watch_next(WATCH_TRIM, &m), WATCH_TRIM);
 }
 
-/* One reading alone changes nothing for the worse, and shedding comes before the end. */
+/* A single reading never makes the state worse, and TRIM comes before END. */
 static void memory_watch_steps(void **state)
 {
     static const struct { int left_mib; enum watch_state after; } steps[] = {
@@ -401,7 +401,7 @@ static void memory_watch_steps(void **state)
             { 250, WATCH_TRIM }, { 5000, WATCH_FINE },
         { 100, WATCH_FINE }, { 100, WATCH_TRIM },  { 100, WATCH_END },  { 5000, WATCH_END },
     };
-    struct watch w = { 0 };
+    struct memory_watch w = { 0 };
     (void)state;
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         struct memory m = { .total = 10000ull << 20, .available = (uint64_t)steps[i].left_mib << 20, .stalled10 = -1 };
@@ -444,7 +444,7 @@ static char *repeated(const char *before, const char *piece, int n, const char *
     return b.data;
 }
 
-/* What a tree takes is never more than was announced, and not far below it. */
+/* A tree never takes more than announced, and not much less. */
 static void trees_take_what_is_announced(void **state)
 {
     static const struct { const char *before, *piece, *after; } shapes[] = {
@@ -508,7 +508,8 @@ static void what_is_ignored_never_becomes_a_tree(void **state)
         buf_add(&squeezed, "", 1);
         assert_string_equal(squeezed.data, cases[i].out ? cases[i].out : cases[i].in);
         buf_release(&squeezed);
-        for (size_t cut = 0; cut < strlen(cases[i].in); cut++) {        /* any beginning of it, on a heap block of its size */
+        /* any beginning of it, on a heap block of its size */
+        for (size_t cut = 0; cut < strlen(cases[i].in); cut++) {
             char *part = malloc(cut + 1);
             memcpy(part, cases[i].in, cut);
             prescan_body(part, cut, BODY_CHAT, &p, &pr);

@@ -18,9 +18,9 @@ enum report_kind { REPORT_SUMMARY, REPORT_QUERY, REPORT_STATS, REPORT_CLEAR, KEY
                    KEYS_REQUIRED };
 enum { MAX_KEY_REPORTS = 16 };
 
-struct report {
+struct access_report {
     struct exchange exchange;
-    struct report *next;
+    struct access_report *next;
     enum report_kind kind;
     struct server *s;
     struct conn *conn;                  /* NULL: the client is gone */
@@ -56,7 +56,7 @@ static json_t *key_object(struct server *s, const struct key_info *k)
                      "token_count", (json_int_t)u.tokens, "current", (json_int_t)u.requests_minute);
 }
 
-static json_t *list_keys(struct report *r, struct keys *k)
+static json_t *list_keys(struct access_report *r, struct keys *k)
 {
     struct key_info *list;
     int n, required;
@@ -69,7 +69,7 @@ static json_t *list_keys(struct report *r, struct keys *k)
     return keys ? json_pack("{s:b,s:o}", "enabled", required, "keys", keys) : NULL;
 }
 
-static json_t *create_key(struct report *r, struct keys *k)
+static json_t *create_key(struct access_report *r, struct keys *k)
 {
     char text[KEY_TEXT + 1];
     if (keys_create(k, &r->info, text, &r->e))
@@ -78,7 +78,7 @@ static json_t *create_key(struct report *r, struct keys *k)
     return json_pack("{s:b,s:s,s:s}", "success", 1, "name", r->info.name, "key", text);
 }
 
-static json_t *delete_key(struct report *r, struct keys *k)
+static json_t *delete_key(struct access_report *r, struct keys *k)
 {
     char name[KEY_NAME_MAX + 1];
     strcpy(name, r->info.name);
@@ -86,13 +86,13 @@ static json_t *delete_key(struct report *r, struct keys *k)
            keys_delete(k, name, &r->e) ? NULL : json_pack("{s:b,s:s}", "success", 1, "name", name);
 }
 
-static json_t *require_keys(struct report *r, struct keys *k)
+static json_t *require_keys(struct access_report *r, struct keys *k)
 {
     return keys_set_required(k, r->required, &r->e) ? NULL
                                                     : json_pack("{s:b,s:b}", "success", 1, "enabled", r->required);
 }
 
-static json_t *ask_keys(struct report *r)
+static json_t *ask_keys(struct access_report *r)
 {
     struct keys *k = keys_open_again(r->s->o.home, &r->e);
     if (!k)
@@ -105,7 +105,7 @@ static json_t *ask_keys(struct report *r)
 
 /* ---- the audit log, in the thread ---- */
 
-static json_t *newest(struct report *r)
+static json_t *newest(struct access_report *r)
 {
     struct audit_scan scan;
     char **lines;
@@ -123,7 +123,7 @@ static json_t *newest(struct report *r)
     return json_pack("{s:i,s:o}", "count", (int)json_array_size(list), "entries", list);
 }
 
-static json_t *clear(struct report *r)
+static json_t *clear(struct access_report *r)
 {
     uint64_t n;
     if (audit_clear(r->folder, r->all, &n, &r->e))
@@ -133,7 +133,7 @@ static json_t *clear(struct report *r)
 
 static void *make_report(void *user)
 {
-    struct report *r = user;
+    struct access_report *r = user;
     switch (r->kind) {
     case REPORT_SUMMARY: r->answer = audit_summary(r->folder, r->hours, 0, &r->e); break;
     case REPORT_QUERY:   r->answer = newest(r); break;
@@ -150,12 +150,12 @@ static void *make_report(void *user)
 
 /* ---- in the loop ---- */
 
-static int is_of_keys(const struct report *r) { return r->kind >= KEYS_LIST; }
+static int is_of_keys(const struct access_report *r) { return r->kind >= KEYS_LIST; }
 
-static void start_report(struct server *s, struct conn *c, struct report *r)
+static void start_report(struct server *s, struct conn *c, struct access_report *r)
 {
     int same = 0;
-    for (const struct report *o = s->guard.reports; o; o = o->next)
+    for (const struct access_report *o = s->guard.reports; o; o = o->next)
         same += is_of_keys(o) == is_of_keys(r);
     r->exchange.kind = EXCHANGE_REPORT;
     r->s = s;
@@ -193,7 +193,7 @@ static void add_counters(struct server *s, json_t *o)
     json_object_set_new(o, "last_error", a.last_error[0] ? json_string(a.last_error) : json_null());
 }
 
-static void refuse_report(struct server *s, const struct report *r)
+static void refuse_report(struct server *s, const struct access_report *r)
 {
     if (r->e.code != ERR_FORMAT || r->kind == KEYS_LIST || r->kind == KEYS_REQUIRED || !is_of_keys(r))
         reply_refusal(s, r->conn, 503, NULL, "%s", r->e.msg);
@@ -204,7 +204,7 @@ static void refuse_report(struct server *s, const struct report *r)
 }
 
 /* Put a change into force before it is answered, even if the file cannot be read at the moment. */
-static void apply(struct server *s, struct report *r)
+static void apply(struct server *s, struct access_report *r)
 {
     struct guard *g = &s->guard;
     struct err ignored;
@@ -215,7 +215,7 @@ static void apply(struct server *s, struct report *r)
     if (r->kind == KEYS_DELETE) {
         keys_forget(g->keys, r->info.id);
         usage_drop(g->usage, r->info.id);
-        for (struct report *o = g->reports; o; o = o->next)
+        for (struct access_report *o = g->reports; o; o = o->next)
             o->outlived |= o->kind == KEYS_CREATE && strcmp(o->info.name, r->info.name) == 0;
     }
     if (r->kind == KEYS_CREATE && !r->outlived)
@@ -226,7 +226,7 @@ static void apply(struct server *s, struct report *r)
 }
 
 /* Answer a report that is done and out of the list. */
-static void end_report(struct server *s, struct report *r)
+static void end_report(struct server *s, struct access_report *r)
 {
     pthread_join(r->thread, NULL);
     apply(s, r);
@@ -244,7 +244,7 @@ static void end_report(struct server *s, struct report *r)
 
 void guard_reports(struct server *s)
 {
-    for (struct report **at = &s->guard.reports, *r; (r = *at);) {
+    for (struct access_report **at = &s->guard.reports, *r; (r = *at);) {
         if (!atomic_load(&r->done)) {
             at = &r->next;
             continue;
@@ -254,12 +254,12 @@ void guard_reports(struct server *s)
     }
 }
 
-void report_gone(struct conn *c) { ((struct report *)conn_exchange(c))->conn = NULL; }
+void report_gone(struct conn *c) { ((struct access_report *)conn_exchange(c))->conn = NULL; }
 
 int guard_close(struct server *s)
 {
     struct guard *g = &s->guard;
-    for (struct report *r; (r = g->reports);) {
+    for (struct access_report *r; (r = g->reports);) {
         g->reports = r->next;
         pthread_join(r->thread, NULL);
         json_decref(r->answer);
@@ -277,9 +277,9 @@ int guard_close(struct server *s)
 /* ---- keys, the routes ---- */
 
 /* NULL: it was refused. */
-static struct report *keys_report(struct server *s, struct conn *c, enum report_kind kind)
+static struct access_report *keys_report(struct server *s, struct conn *c, enum report_kind kind)
 {
-    struct report *r = s->guard.keys ? calloc(1, sizeof *r) : NULL;
+    struct access_report *r = s->guard.keys ? calloc(1, sizeof *r) : NULL;
     if (!s->guard.keys)
         reply_refusal(s, c, 400, "no_keys", s->o.no_auth ? "the server was started with --no-auth: it has no keys"
                                                          : "there is no folder for keys ($ZSE_HOME)");
@@ -292,7 +292,7 @@ static struct report *keys_report(struct server *s, struct conn *c, enum report_
 
 void handle_keys(struct server *s, struct conn *c, const char *rest)
 {
-    struct report *r = keys_report(s, c, KEYS_LIST);
+    struct access_report *r = keys_report(s, c, KEYS_LIST);
     (void)rest;
     if (r)
         start_report(s, c, r);
@@ -324,7 +324,7 @@ static int read_key(struct server *s, struct conn *c, const struct params *p, st
 void handle_key_create(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { 0 };
-    struct report *r = keys_report(s, c, KEYS_CREATE);
+    struct access_report *r = keys_report(s, c, KEYS_CREATE);
     json_t *body = r ? read_body(s, c, BODY_KEY, &p) : NULL;
     (void)rest;
     if (body && read_key(s, c, &p, &r->info))
@@ -336,7 +336,7 @@ void handle_key_create(struct server *s, struct conn *c, const char *rest)
 
 void handle_key_delete(struct server *s, struct conn *c, const char *rest)
 {
-    struct report *r = keys_report(s, c, KEYS_DELETE);
+    struct access_report *r = keys_report(s, c, KEYS_DELETE);
     if (!r)
         return;
     if (strlen(rest) > KEY_NAME_MAX) {
@@ -351,7 +351,7 @@ void handle_key_delete(struct server *s, struct conn *c, const char *rest)
 void handle_keys_required(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { .enabled = -1 };
-    struct report *r = keys_report(s, c, KEYS_REQUIRED);
+    struct access_report *r = keys_report(s, c, KEYS_REQUIRED);
     json_t *body = r ? read_body(s, c, BODY_KEYS_REQUIRED, &p) : NULL;
     (void)rest;
     if (body && p.enabled < 0)
@@ -384,9 +384,9 @@ static int query_number(struct server *s, struct conn *c, const char *name, doub
     return 0;
 }
 
-static struct report *new_report(struct server *s, struct conn *c, enum report_kind kind)
+static struct access_report *new_report(struct server *s, struct conn *c, enum report_kind kind)
 {
-    struct report *r = s->guard.audit ? calloc(1, sizeof *r) : NULL;
+    struct access_report *r = s->guard.audit ? calloc(1, sizeof *r) : NULL;
     if (!s->guard.audit)
         reply_refusal(s, c, 404, "no_audit", "nothing is logged (--no-audit)");
     else if (!r)
@@ -400,7 +400,8 @@ void handle_audit_summary(struct server *s, struct conn *c, const char *rest)
 {
     double hours;
     (void)rest;
-    struct report *r = query_number(s, c, "hours", 0.001, 720, 24, &hours) ? new_report(s, c, REPORT_SUMMARY) : NULL;
+    struct access_report *r = query_number(s, c, "hours", 0.001, 720, 24, &hours) ? new_report(s, c, REPORT_SUMMARY)
+                                                                                  : NULL;
     if (!r)
         return;
     r->hours = hours;
@@ -415,7 +416,7 @@ void handle_audit_query(struct server *s, struct conn *c, const char *rest)
     if (!query_number(s, c, "hours", 0.001, 1e6, 24, &hours) || !query_number(s, c, "limit", 1, 1000, 100, &limit) ||
         !query_number(s, c, "status", 1, 599, 0, &status) || !query_number(s, c, "min_latency", 0, 1e12, 0, &latency))
         return;
-    struct report *r = new_report(s, c, REPORT_QUERY);
+    struct access_report *r = new_report(s, c, REPORT_QUERY);
     if (!r)
         return;
     r->limit = (int)limit;
@@ -430,7 +431,7 @@ void handle_audit_query(struct server *s, struct conn *c, const char *rest)
 void handle_audit_stats(struct server *s, struct conn *c, const char *rest)
 {
     (void)rest;
-    struct report *r = new_report(s, c, REPORT_STATS);
+    struct access_report *r = new_report(s, c, REPORT_STATS);
     if (r)
         start_report(s, c, r);
 }
@@ -439,7 +440,7 @@ void handle_audit_clear(struct server *s, struct conn *c, const char *rest)
 {
     char text[8];
     (void)rest;
-    struct report *r = new_report(s, c, REPORT_CLEAR);
+    struct access_report *r = new_report(s, c, REPORT_CLEAR);
     if (!r)
         return;
     const char *all = http_query(conn_request(c), "all_logs", text, sizeof text);

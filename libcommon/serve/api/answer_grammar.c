@@ -1,5 +1,4 @@
-/* answer_grammar.c - response_format, grammar and regex: what the answers of a request must look
- * like. */
+/* answer_grammar.c - the grammar of the answers: of response_format, tools, grammar or regex. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -102,11 +102,11 @@ void call_events(struct loaded_model *lm)
     for (struct events *b = list; b; b = b->next) {
         for (int i = 0; i < b->n_events; i++)
             on_event(b, &b->event[i], now);
-        for (struct job *j = b->lost, *next; j; j = next) {     /* its call may be freed */
+        for (struct worker_job *j = b->lost, *next; j; j = next) {     /* its call may be freed */
             next = j->next_lost;
             on_lost(j->user);
         }
-        for (struct job *j = b->cancel_done, *next; j; j = next) {
+        for (struct worker_job *j = b->cancel_done, *next; j; j = next) {
             next = j->next_cancel_done;
             on_cancel_done(j->user);
         }

@@ -1,9 +1,9 @@
-/* call_memory.c - the memory of a call: each part is held of the account (http/account.h) before it
- * is allocated.
+/* call_memory.c - the memory of a call: every part is announced to the account (http/account.h)
+ * before it is allocated.
  *
  * A call holds everything whose size its client determines: the body, its JSON tree (prescan.h),
- * the template's values, the tokenizer's working memory, token ids, and for each answer what the
- * engine keeps for it. The text of answers is held in steps of ANSWER_STEP as it grows. */
+ * the template's values, the tokenizer's working memory, token ids, and for each answer the part
+ * that the engine keeps for it.  The text of answers is held in steps of ANSWER_STEP. */
 #include "libcommon/serve/api/internal.h"
 
 #include <string.h>

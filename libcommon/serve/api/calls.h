@@ -22,7 +22,7 @@ struct call;
 
 /* One of the answers to a prompt. */
 struct choice {
-    struct job *job;                    /* of call.jobs */
+    struct worker_job *job;                    /* of call.jobs */
     struct call *call;
     int index, prompt;                  /* in call.choices and call.prompts */
     struct buf text;                    /* so far, where the answer is not streamed */
@@ -32,7 +32,7 @@ struct choice {
     struct buf logprobs, values, tops, offsets;
     int n_logprobs;
     size_t n_chars;                     /* of the text before the next token */
-    struct splitter split;
+    struct reasoning_splitter split;
     float *embedding; int n_embedding;  /* owned */
     int ended, cancel_sent, cancel_done;       /* cancel_done: the worker has obeyed the cancellation */
     int said_role;                      /* the first event of the stream is out */
@@ -97,7 +97,7 @@ struct call {
     struct prompt *prompts; int n_prompts;              /* owned */
     struct shared_grammar *grammar;     /* of the answers; NULL: they are unconstrained */
     atomic_int cancelled;               /* no answer is wanted: a thread that compiles the grammar stops soon */
-    struct job *jobs;                   /* [n_choices]; owned */
+    struct worker_job *jobs;                   /* [n_choices]; owned */
     struct choice *choices; int n_choices, n_open;      /* owned; n_open: jobs that have not ended */
     int submitted, stage;               /* stage: the next one, see internal.h */
     int begun;                          /* form->begin was called */

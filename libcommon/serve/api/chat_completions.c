@@ -126,7 +126,7 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
     conversation_event(c, ch, b, ev);
     if (!call_is_stream(c) || c->problem.status)
         return;
-    /* tokens without text; of a call they may be */
+    /* tokens without text; those of a call may have none */
     if ((!ch->said_role && !ch->parser) || ch->logprobs.size) {
         begin_delta(c, ch, ",\"content\":\"\"");
         end_delta(c, ch, NULL);

@@ -142,9 +142,9 @@ static size_t blank(char *s, size_t from, size_t to)
 }
 
 /* The ignored fields met so far; a body has few of them. */
-struct seen { const struct field *f[32]; int n; };
+struct ignored_fields { const struct field *f[32]; int n; };
 
-static int is_twice(struct seen *seen, const struct field *f)
+static int is_twice(struct ignored_fields *seen, const struct field *f)
 {
     for (int i = 0; i < seen->n; i++)
         if (seen->f[i] == f)
@@ -157,7 +157,7 @@ static int is_twice(struct seen *seen, const struct field *f)
 /* Blank ignored members of the object that the text begins with; malformed text ends the scan. */
 static int blank_ignored(char *s, size_t size, enum body_kind kind, struct prescan *p, struct problem *pr)
 {
-    struct seen seen = { .n = 0 };
+    struct ignored_fields seen = { .n = 0 };
     /* comma: the one before this member; 0: it is the first that stays */
     size_t at = skip_blanks(s, size, 0), comma = 0;
     if (at >= size || s[at] != '{')

@@ -70,7 +70,7 @@ static void field_json(const struct call *c, const char *name, const char *other
     free(text);
 }
 
-/* The response object. status "in_progress": nothing is there yet. p: what went wrong, or NULL. */
+/* The response object. status "in_progress": nothing is there yet. p: the error; NULL: none. */
 static void response_json(const struct call *c, const char *status, const struct problem *p, struct buf *out)
 {
     const struct choice *ch = &c->choices[0];

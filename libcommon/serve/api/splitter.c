@@ -18,7 +18,7 @@ static size_t tag_begins(const char *text, size_t n, const char *tag)
 }
 
 /* Decide whether the text begins with <think>.  All of it is held until that is known. */
-static void decide(struct splitter *s, struct buf *text)
+static void decide(struct reasoning_splitter *s, struct buf *text)
 {
     size_t blanks = 0, n = strlen(open_tag);
     while (blanks < text->size && is_blank(text->data[blanks]))
@@ -33,7 +33,7 @@ static void decide(struct splitter *s, struct buf *text)
     }
 }
 
-void splitter_push(struct splitter *s, const char *text, size_t size, int last, struct buf *reasoning,
+void splitter_push(struct reasoning_splitter *s, const char *text, size_t size, int last, struct buf *reasoning,
                    struct buf *answer)
 {
     struct buf all = { 0 };

@@ -7,14 +7,14 @@
 
 #include "libcommon/http/buf.h"
 
-struct splitter {
+struct reasoning_splitter {
     enum { SPLIT_UNDECIDED, SPLIT_REASONING, SPLIT_ANSWER } state;      /* the caller sets the first one */
     int strip;                          /* drop blanks until something else comes */
     char held[16]; size_t n_held;       /* bytes that may begin a tag */
 };
 
 /* Append new text to reasoning and answer.  last: no text follows, so held bytes are released. */
-void splitter_push(struct splitter *s, const char *text, size_t size, int last, struct buf *reasoning,
+void splitter_push(struct reasoning_splitter *s, const char *text, size_t size, int last, struct buf *reasoning,
                    struct buf *answer);
 /* Does a prompt end with <think>, so that the answer begins with reasoning? */
 int splitter_begun(const char *prompt, size_t size);
