@@ -12,8 +12,8 @@
 #include "libcommon/grammar/grow.h"
 #include "libcommon/grammar/matcher_internal.h"
 
-/* How many characters of a JSON string may follow before its quotation mark; 0: that is not what
- * e is. */
+/* The most characters of a JSON string that may come before its quotation mark; 0: e is not the
+ * inside of a string. */
 static int32_t string_run(const struct grammar *g, uint32_t e)
 {
     const struct exprs *s = &g->x;
@@ -41,9 +41,9 @@ static int add_to(struct id_list *l, uint32_t value)
     return 0;
 }
 
-/* Walk the trie from e: tokens that fit, and the nodes where e may end inside of tokens.  Where
- * a part of the trie is reached inside of a JSON string of any length, its runs of plain
- * characters fit as a whole, and *rest says that the others must be looked at. */
+/* Walk the trie from e: find the tokens that fit, and the nodes where e may end inside of
+ * tokens.  Inside of a JSON string of any length, the runs of plain characters below a node fit
+ * as a whole; then *rest is set, and the other tokens must be walked. */
 static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct id_list *ids, struct id_list *exits,
                      int *rest)
 {

@@ -31,7 +31,7 @@ enum {                              /* expr.flags */
     /* Has BOTH or NOT inside: it may match nothing although it is not EXPR_NONE. */
     EXPR_FILTERED = 2,
     EXPR_DEAD = 4,                  /* exprs_settle found that it matches nothing */
-    EXPR_SETTLED = 8,               /* exprs_settle has looked at it */
+    EXPR_SETTLED = 8,               /* exprs_settle has checked it */
 };
 /* Matches nothing; the empty text; every text. */
 enum { EXPR_NONE = 0, EXPR_EPSILON = 1, EXPR_ALL = 2 };

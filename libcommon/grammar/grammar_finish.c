@@ -8,11 +8,11 @@
 
 static int is_context_free(const struct expr *x) { return x->kind >= EXPR_TERM && x->kind <= EXPR_RULE; }
 
-/* Of each context-free expression: can it end (alive), can it be empty? */
+/* By context-free expression: it can end (alive), it can be empty. */
 struct classes { uint8_t *alive, *empty; };
 
-/* 1: the operands of i say more about it than was known.  operand: the one that changed,
- * EXPR_NONE: any of them; of long lists only that one is looked at. */
+/* Update the classes of i from its operands: 1 if they changed.  operand: the one that changed,
+ * EXPR_NONE: any of them.  Of long lists only that one is read. */
 static int classify_one(const struct grammar *g, const struct classes *c, uint32_t i, uint32_t operand)
 {
     const struct exprs *s = &g->x;
@@ -84,7 +84,7 @@ done:
     return rc;
 }
 
-/* Of the expressions of a cycle that are on the path: the first that is a rule. */
+/* The first rule among the expressions of a cycle that are on the path. */
 static int32_t rule_between(const struct grammar *g, const uint8_t *state, const uint32_t *path, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -131,8 +131,8 @@ static int32_t left_recursive(const struct grammar *g, const uint8_t *empty, uin
                 if (t <= EXPR_EPSILON || s->e[t].kind == EXPR_TERM || state[t] == 2)
                     continue;
                 if (state[t] == 1) {
-                    /* on the path, or pushed by a sibling and visited since: only the first is a
-                     * cycle */
+                    /* it is on the path, or a sibling pushed it and it was visited since: only
+                     * the former is a cycle */
                     for (uint32_t p = 0; p < n; p++)
                         if (path[p] == t && state[t] == 1)
                             return rule_between(g, state, path + p, n - p);

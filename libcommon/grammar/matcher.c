@@ -11,7 +11,7 @@
 enum { MAX_CONFIGS = 1 << 15, FORGET_STEPS = 1 << 22, BURST = 8, SUSTAINED = 16 };
 static const size_t max_cache = (size_t)64 << 20;
 
-/* m stands at this config. */
+/* Move m to a config. */
 static int stand(struct matcher *m, uint32_t number)
 {
     struct grammar *g = m->g;
@@ -31,13 +31,14 @@ static void next_call(struct grammar *g)
 {
     if (++g->call != 0)
         return;
-    for (uint32_t i = 0; i < g->n_configs; i++)         /* the numbers begin again */
+    for (uint32_t i = 0; i < g->n_configs; i++)         /* the numbers start over */
         g->config[i].call = UINT32_MAX;
     for (uint32_t i = 0; i < g->n_terminals; i++)
         g->terminal[i].call = UINT32_MAX;
 }
 
-/* Where m stands, in states made anew: their numbers are others since the store was cut back. */
+/* Find the config of m again by its text: the numbers of expressions changed when the store was
+ * cut back. */
 static void replay(struct matcher *m)
 {
     struct grammar *g = m->g;
@@ -54,8 +55,7 @@ static void replay(struct matcher *m)
         m->store = g->store;
 }
 
-/* Take the lock and begin to count; the config of m is there and the caches have room.  -1: not
- * now (busy), or m has failed before. */
+/* Take the lock and begin to count.  -1: not now (busy), or m has failed before. */
 int matcher_enter(struct matcher *m, uint32_t *config)
 {
     struct grammar *g = m->g;
@@ -69,7 +69,7 @@ int matcher_enter(struct matcher *m, uint32_t *config)
     if (!m->pause)
         pthread_mutex_lock(&g->lock);
     if (g->cache_bytes > max_cache || g->n_configs > MAX_CONFIGS) {
-        /* Takes some milliseconds: for a call that has the time. */
+        /* This takes some milliseconds: leave it to a call without a limit of time. */
         if (m->pause && m->pause < FORGET_STEPS) {
             m->busy = 1;
             pthread_mutex_unlock(&g->lock);
@@ -102,9 +102,7 @@ static uint64_t allowance(const struct matcher *m)
     return m->g->options.max_steps * BURST + m->g->options.max_steps / SUSTAINED * m->n_tokens;
 }
 
-/* Give the lock back.  A failure is this matcher's, not the grammar's.  -1: the call has no
- * result; 1: it is to be made again.  cut: set where this call found the store full of what
- * others needed, too, and cut it back: in the new one it has room, or needs too much itself. */
+/* Give the lock back.  A failure is this matcher's, not the grammar's. */
 int matcher_leave(struct matcher *m, int *cut)
 {
     struct grammar *g = m->g;
@@ -149,7 +147,7 @@ struct matcher *matcher_open(struct grammar *g, struct err *e)
     }
     if (m->n_threads)
         memcpy(m->thread, g->root_thread, m->n_threads * sizeof *m->thread);
-    return m;                           /* generation 0: enter() looks its config up */
+    return m;                           /* generation 0: matcher_enter() looks its config up */
 }
 
 void matcher_close(struct matcher *m)

@@ -21,8 +21,8 @@ static int only_byte(const uint64_t set[4])
     return byte;
 }
 
-/* How many of the first n_ids tokens are the same when more text comes: that of each byte in the
- * set. */
+/* The number of the first n_ids tokens that stay the same when more text comes: after each byte
+ * of the set. */
 static size_t certain(const struct tokenizer *t, char *text, size_t n, const uint64_t set[4], const int32_t *ids,
                       size_t n_ids, struct err *e)
 {
@@ -34,8 +34,8 @@ static size_t certain(const struct tokenizer *t, char *text, size_t n, const uin
         int alike = b < 0x80 && b > 0 && set[(b - 1) >> 6] >> ((b - 1) & 63) & 1 &&
                     (set[(b + 1) >> 6] >> ((b + 1) & 63) & 1) && b != 'e' && b != '1';
         if (alike)
-            /* The edges of each run of bytes, a letter and a digit: tokenizers tell no more
-             * kinds apart. */
+            /* Try the edges of each run of bytes, a letter and a digit: tokenizers distinguish
+             * no other kinds. */
             continue;
         if (++probes > 24)
             return 0;
@@ -113,7 +113,7 @@ int matcher_forced(struct matcher *m, int32_t *out, int room)
         return 0;
     if (tokenizer_encode(g->v->t, text, n, 0, &ids, &n_ids, &e) == 0)
         n_ids = certain(g->v->t, text, n, follow, ids, n_ids, &e);
-    if (e.code == ERR_MEMORY) {         /* another answer would come of it */
+    if (e.code == ERR_MEMORY) {         /* going on without the tokens would change the answer */
         m->error = e;
         free(ids);
         return 0;

@@ -8,7 +8,7 @@
 
 enum { MAX_REPEAT = 2000 };
 
-/* The most arrays whose items must differ that are open at a place of the config. */
+/* The number of open arrays whose items must differ: the highest of all places of the config. */
 static uint32_t distinct_marks(struct grammar *g, uint32_t config)
 {
     const struct parse_config *c = &g->config[config];
@@ -26,8 +26,7 @@ static uint32_t distinct_marks(struct grammar *g, uint32_t config)
 static int is_blank(int byte) { return byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r'; }
 static int is_delimiter(int byte) { return byte == ',' || byte == ']' || byte == '}' || is_blank(byte); }
 
-/* A place in the texts that would repeat an item: those of first to end - 1 agree up to byte i
- * of them. */
+/* A place in the texts that would repeat an item: texts first to end - 1 are equal up to byte i. */
 struct again { struct distinct_rests *rests; uint32_t first, end, i; struct distinct_place place; };
 
 static int byte_at(const struct again *a, uint32_t k)
@@ -37,8 +36,8 @@ static int byte_at(const struct again *a, uint32_t k)
     return a->rests->comma && a->i == 0 ? ',' : i < t->n ? (unsigned char)t->p[i] : -1;
 }
 
-/* One of the texts is complete.  A number may go on as another one, as all texts of its place
- * are; a string, an array or an object cannot. */
+/* Whether one of the texts is complete.  A number may go on as another one, as all texts of its
+ * place are numbers; a string, an array or an object cannot. */
 static int is_complete(const struct again *a) { return a->first < a->end && byte_at(a, a->first) < 0; }
 static int goes_on(const struct again *a)
 {
@@ -46,7 +45,7 @@ static int goes_on(const struct again *a)
     return !strchr("\"]}", t->p[t->n ? (int)t->n - 1 : -1]);
 }
 
-/* The place behind one more byte; its texts are none where none has that byte. */
+/* The place after one more byte; it has no texts if no text has that byte. */
 static struct again again_after(const struct again *a, int byte)
 {
     struct again to = *a;
@@ -59,7 +58,7 @@ static struct again again_after(const struct again *a, int byte)
     return to;
 }
 
-/* Does every way to go on from the config repeat an item? */
+/* Whether every continuation from the config repeats an item. */
 static int repeats(struct grammar *g, const struct again *a, uint32_t config, int depth)
 {
     uint64_t set[4];
@@ -88,7 +87,7 @@ static void clear_tokens(struct matcher *m, uint32_t from, uint32_t end)
         mask_clear(m->mask, t->order[from]);
 }
 
-/* Take the tokens below a node out of the mask that repeat an item, or leave no other way. */
+/* Clear the tokens below a node that repeat an item, or after which every continuation does. */
 static void clear_again(struct matcher *m, const struct again *a, uint32_t node, uint32_t config)
 {
     const struct trie *t = &m->g->v->all;
@@ -113,7 +112,7 @@ static void clear_again(struct matcher *m, const struct again *a, uint32_t node,
     }
 }
 
-/* Call clear_again() or repeats() for each array that is open: 1 if every way repeats an item. */
+/* Call clear_again() or repeats() for each open array: 1 if every continuation repeats an item. */
 static int each_distinct(struct matcher *m, const struct distinct *d, uint32_t config, int clear)
 {
     int all = 0;
@@ -134,7 +133,7 @@ static int each_distinct(struct matcher *m, const struct distinct *d, uint32_t c
     return all;
 }
 
-/* The bytes lead to config c, from which the text goes on: 0, or -1 if an item is there twice. */
+/* Follow a byte that leads to config c: 0, or -1 if an item is there twice. */
 static int follow_distinct(struct matcher *m, struct distinct *d, uint32_t c, int byte)
 {
     if (!d->n_levels && byte != '[')
@@ -145,15 +144,15 @@ static int follow_distinct(struct matcher *m, struct distinct *d, uint32_t c, in
     return rc ? -1 : 0;
 }
 
-/* The config after the bytes, and the items in *next (all zero before); 0: they may not come
- * next. */
+/* The config after the bytes, and the items in *next (all zero before); 0: the bytes may not
+ * come next. */
 uint32_t matcher_follow_bytes(struct matcher *m, uint32_t config, const unsigned char *p, size_t n,
                              struct distinct *next)
 {
     struct grammar *g = m->g;
     if (distinct_copy(next, &m->distinct) != 0)
         exprs_fail(&g->x, EXPR_NO_MEMORY);
-    /* The copy; a mask makes one for each of many tokens. */
+    /* The cost of the copy: a mask makes one for each of many tokens. */
     meter_step(&g->x, 1 + next->n / 64 + next->n_items / 8);
     for (size_t i = 0; i < n && config && !g->x.failed; i++) {
         config = config_step(g, config, p[i]);
@@ -176,7 +175,7 @@ static int find_delimited(struct grammar *g)
         if (!p || i == n)
             continue;
         if (grow((void **)&g->delimited, &room, g->n_delimited + 1, sizeof *g->delimited) != 0) {
-            free(g->delimited);         /* half of them would not do */
+            free(g->delimited);         /* an incomplete list would be wrong */
             g->delimited = NULL;
             g->n_delimited = 0;
             exprs_fail(&g->x, EXPR_NO_MEMORY);
@@ -187,7 +186,7 @@ static int find_delimited(struct grammar *g)
     return 0;
 }
 
-/* Does an item, or what an item is in, end inside of the bytes? */
+/* Whether an item, or a value around it, ends inside of the bytes. */
 static int ends_item(const struct distinct *d, const char *p, size_t n)
 {
     struct distinct_place place = { d->in_string, d->escaped };
@@ -199,8 +198,8 @@ static int ends_item(const struct distinct *d, const char *p, size_t n)
     return 0;
 }
 
-/* Take the tokens out of the mask that repeat an item.  Those that go on inside of an item are
- * found by what would repeat one; those that end one are tried. */
+/* Clear the tokens that repeat an item.  Those that continue an item are found from the texts
+ * that would repeat one; those that end an item are tried. */
 void matcher_clear_repeated(struct matcher *m, uint32_t config)
 {
     struct grammar *g = m->g;

@@ -33,7 +33,7 @@ static void push_work(struct grammar *g, uint32_t e, uint32_t stack)
     g->work[g->n_work++] = (struct parse_thread){ e, stack };
 }
 
-/* Add to `found` all places where a text may stand that is about to match e and then the stack. */
+/* Add to `found` all places of a text that must match e and then the stack. */
 void config_close_over(struct grammar *g, uint32_t e, uint32_t stack)
 {
     struct exprs *s = &g->x;
@@ -103,7 +103,7 @@ void config_begin(struct grammar *g)
     id_map_clear(&g->seen);
 }
 
-/* The number of what was found; 0: nothing may follow (also after a failure). */
+/* The number of the set that was found; 0: nothing may follow (also after a failure). */
 uint32_t config_intern(struct grammar *g)
 {
     uint32_t n = 0, h = 0x811C9DC5u;
@@ -182,7 +182,7 @@ static void uses(const struct grammar *g, struct parse_config *c)
     }
 }
 
-/* [256] what finding the `next` of each byte cost. */
+/* [256] the cost of finding the `next` of each byte. */
 static uint8_t *next_costs(const struct parse_config *c) { return (uint8_t *)(c->next + 256); }
 
 uint32_t config_step(struct grammar *g, uint32_t number, int byte)

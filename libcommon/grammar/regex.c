@@ -101,8 +101,9 @@ static void set_join(struct set *to, const struct set *from)
     to->failed |= from->failed;
 }
 
-/* Find the runs of characters of one category: asking for a million characters takes longer than
- * most schemas.  Planes 4 to 13 have no characters, 15 and 16 are for private use. */
+/* Find the runs of characters of one category, once: a look-up for each of a million characters
+ * takes longer than compiling most schemas.  Planes 4 to 13 have no characters, 15 and 16 are for
+ * private use. */
 static int find_categories(struct grammar *g)
 {
     uint32_t n = 0;
@@ -141,7 +142,7 @@ static void set_categories(struct grammar *g, struct set *s, uint32_t mask)
 static const uint32_t letters = BIT(LU) | BIT(LL) | BIT(LT) | BIT(LM) | BIT(LO), marks = BIT(MN) | BIT(MC) | BIT(ME),
                       numbers = BIT(ND) | BIT(NL) | BIT(NO);
 
-/* \d \w \s; wide: of every engine. */
+/* \d, \w and \s; wide: with the characters that other engines count, too. */
 static void set_class(struct grammar *g, struct set *s, int c, int wide)
 {
     static const struct char_range blank[] = { { 9, 13 }, { ' ', ' ' }, { 0xA0, 0xA0 }, { 0x1680, 0x1680 },
@@ -388,8 +389,8 @@ static uint32_t set_expr(struct regex_parser *p, struct set *s)
     return p->json ? expr_json_chars(p->x, s->r, s->n) : expr_chars(p->x, s->r, s->n);
 }
 
-/* Where a sequence stands: it begins or ends the expression (what is found may have other text
- * around it), or an anchor stands there already. */
+/* The place of a sequence: it begins or ends the expression, so that other text may stand before
+ * or behind a match, or an anchor stands there already. */
 enum { BEGINS = 1, ANCHORED_BEGIN = 2, ENDS = 4, ANCHORED_END = 8 };
 static struct regex_part alternatives(struct regex_parser *p, int top);
 

@@ -79,8 +79,8 @@ struct schema {
     struct err *e;
 };
 
-/* The keyword that cannot be enforced: of the schema `at` of the document; "": the schema as a
- * whole. */
+/* A keyword that cannot be enforced: the one of the schema `at` of the document, or "" for the
+ * schema as a whole. */
 struct refusal { const json_t *at; char keyword[256]; };
 
 enum { TYPE_NULL = 1, TYPE_BOOLEAN = 2, TYPE_INTEGER = 4, TYPE_FRACTION = 8, TYPE_STRING = 16, TYPE_ARRAY = 32,
@@ -156,26 +156,26 @@ uint32_t schema_string(struct schema *s, const struct member *m, int n, int cano
 uint32_t schema_array(struct schema *s, const struct member *m, int n);
 uint32_t schema_object(struct schema *s, const struct member *m, int n);
 
-/* Does the value satisfy the schema?  -1: cannot say (failed is set). */
+/* Whether the value satisfies the schema; -1: it cannot be said (failed is set). */
 int schema_valid(struct schema *s, const json_t *schema, const json_t *v);
 int schema_is_multiple(const json_t *a, const json_t *b);
-/* Schemas (a JSON array, owned by s) of which at least one holds exactly where the given one
- * does not; NULL: that cannot be said (failed is set). */
+/* Schemas (a JSON array, owned by s) of which at least one is satisfied exactly where the given
+ * one is not; NULL: they cannot be expressed (failed is set). */
 json_t *schema_negate(struct schema *s, json_t *schema, int depth);
 int schema_refs_open(struct schema *s);
 void schema_refs_close(struct schema_refs *r);
 /* The schema that a $ref or $dynamicRef names; NULL with failed set. */
 json_t *schema_resolve(struct schema *s, const json_t *at, const char *ref);
 json_t *schema_resolve_dynamic(struct schema *s, const json_t *at, const char *ref);
-/* Does only the $ref of this schema apply, as in draft 7 and before? */
+/* Whether only the $ref of this schema applies, as in draft 7 and before. */
 int schema_ref_alone(const struct schema *s, const json_t *schema);
 unsigned schema_types(struct schema *s, const json_t *schema);
-/* Values of enum and const of all members, those that all of them allow; NULL: there is no such
- * keyword.  Array, caller decrefs. */
+/* The values of enum and const that all members allow; NULL: no member has such a keyword.  The
+ * caller decrefs the array. */
 json_t *schema_enumerated(struct schema *s, const struct member *m, int n);
-/* minLength and the like: -1 if it is not there, or refused. */
+/* The number of a keyword like minLength; -1 if it is not there, or refused. */
 int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword);
-/* Regular expression; NULL: not one of those that are enforced. */
+/* The regular expression of a format; NULL: it is not enforced. */
 const char *schema_format(const char *name);
 /* The same, if the regular expression matches every string of the format, so that it has an
  * opposite. */
@@ -189,7 +189,8 @@ json_t *schema_some_declared(struct schema *s, const struct member *m, int n, js
 /* The strings of a schema as a regular expression, inside of quotation marks, with the necessary
  * escapes only.  exact: all of them, or it is refused; else some may be missing. */
 uint32_t schema_strings(struct schema *s, json_t *schema, int exact, int depth);
-/* Is x in the scope of the member u (struct member.scope), so that u counts what it evaluates? */
+/* Whether x is in the scope of the member u (struct member.scope), so that u counts the items or
+ * properties that x evaluates. */
 int schema_evaluates(const struct member *m, int n, const struct member *x, const struct member *u);
 /* Keywords of our own, in schemas that schema_negate makes. */
 /* {"except": [NAME...], "not": [PATTERN...], "pattern": PATTERN, "names": SCHEMA, "value":
@@ -200,6 +201,6 @@ int schema_evaluates(const struct member *m, int n, const struct member *x, cons
 #define NOT_VALUES "\1not values"
 #define NOT_PATTERN "\1not pattern"
 #define ONLY_FRACTION "\1fraction"       /* numbers that are not whole */
-#define MADE "\1made"                   /* says nothing about which properties there may be */
+#define MADE "\1made"                   /* a made schema, which does not say which properties there may be */
 
 #endif

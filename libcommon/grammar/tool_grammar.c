@@ -30,7 +30,7 @@ static int is_eos(const struct grammar_vocab *v, int32_t id)
     return 0;
 }
 
-/* The text, with special tokens of the vocabulary in it as themselves.  *first: the id of the
+/* The text, where special tokens of the vocabulary stand for themselves.  *first: the id of the
  * token that it begins with, -1: text. */
 static uint32_t marker(struct tool_builder *k, const char *text, int32_t *first)
 {
@@ -62,8 +62,8 @@ static uint32_t marker(struct tool_builder *k, const char *text, int32_t *first)
     return expr_concat(k->x, r, expr_text(k->x, text + at, n - at));
 }
 
-/* Any text up to a marker, of which only the first line counts; special tokens may stand in it,
- * except the one that the marker begins with. */
+/* Any text without the marker, of which only the first line counts.  Special tokens may stand in
+ * it, except the one that the marker begins with. */
 static uint32_t text_before(struct tool_builder *k, const char *stop, int specials)
 {
     const struct grammar_vocab *v = k->g->v;
@@ -92,7 +92,7 @@ static uint32_t text_before(struct tool_builder *k, const char *stop, int specia
         free(names);
     }
     uint32_t r = expr_repeat(k->x, any, 0, EXPR_MANY);
-    if (n && first < 0)                 /* plain text: it must not come about */
+    if (n && first < 0)                 /* plain text must not contain it */
         r = expr_both(k->x, r, expr_not(k->x, expr_concat(k->x, EXPR_ALL, expr_concat(k->x, m, EXPR_ALL))));
     return r;
 }
@@ -115,8 +115,8 @@ static void relax(struct tool_builder *k, const char *function, const char *plac
         no_memory(k);
 }
 
-/* The schema of a function's arguments, or of the argument `key` (NULL: all of them), without
- * what cannot be enforced unless the function is strict. */
+/* The arguments of a function, or the argument `key` (NULL: all of them).  Keywords that cannot
+ * be enforced are ignored, unless the function is strict. */
 static uint32_t schema_expr(struct tool_builder *k, const char *function, const char *key, json_t *schema)
 {
     if (k->strict)
@@ -124,7 +124,7 @@ static uint32_t schema_expr(struct tool_builder *k, const char *function, const 
     json_t *copy = json_deep_copy(schema), *dropped = json_array(), *place;
     uint32_t r = EXPR_NONE;
     size_t i;
-    /* Jansson leaves out what it finds no memory for. */
+    /* Jansson leaves values out when memory runs out. */
     if (copy && dropped && json_equal(copy, schema))
         r = grammar_schema_relaxed(k->g, copy, dropped, &k->comma, &k->colon, k->e);
     else
@@ -283,7 +283,7 @@ static uint32_t arguments_of(struct tool_builder *k, const char *name, const jso
     uint32_t r = tags ? tag_arguments(k, name, tool) : json_arguments(k, name, tool);
     if (!k->failed || k->e->code != ERR_UNSUPPORTED || k->strict)
         return r;
-    k->failed = 0;                      /* too much of it cannot be enforced: any object will do */
+    k->failed = 0;                      /* too many keywords cannot be enforced: allow any object */
     relax(k, name, "/");
     if (tags)
         return any_tags(k);

@@ -13,24 +13,24 @@ struct tool_parser {
     const struct tool_format *f;
     struct tool_parser_options o;
     struct rng rng;
-    char *text; size_t n, room, at;     /* text[at..n) has not been handed on */
+    char *text; size_t n, room, at;     /* text[at..n) has not been reported yet */
     /* in_list: text[at] is behind a call of a list. */
     int thinking, in_list, said, n_calls;
     const char *think, *think_end;
     char **ids;                         /* [n_calls], owned */
-    /* stream_arguments: bytes of the arguments of the call at `at` that were handed on. */
+    /* stream_arguments: bytes of the arguments of the call at `at` that were reported. */
     size_t shown;
-    int named;                          /* its TOOL_CALL was handed on */
+    int named;                          /* its TOOL_CALL was reported */
     int waiting;                        /* text[at] begins a call that is not complete */
     int failed;                         /* memory ran out */
 };
 
 enum { MORE = 0, DONE = 1, BAD = -1 };
 
-/* Where the markers of one call lie, in text from `at` on. */
+/* The parts of one call, in text from `at` on. */
 struct parsed_call {
     char *name, *arguments, *id;        /* owned; arguments is JSON */
-    /* The arguments so far, if they stand in the text as JSON. */
+    /* The arguments so far, if the text has them as JSON. */
     const char *raw; size_t n_raw;
     size_t end;                         /* bytes from at to behind it */
 };
@@ -51,7 +51,7 @@ static void blanks(struct json_cursor *c)
         c->p++;
 }
 
-/* The marker, blanks in and around it loosely: DONE, MORE (it may come) or BAD. */
+/* Read a marker, with any blanks in and around it: DONE, MORE (it may come) or BAD. */
 static int marker(struct json_cursor *c, const char *m)
 {
     blanks(c);
@@ -69,7 +69,7 @@ static int marker(struct json_cursor *c, const char *m)
     return DONE;
 }
 
-/* A JSON value as a whole: DONE with c behind it, MORE, or BAD where it cannot become one. */
+/* Read a whole JSON value: DONE with c behind it, MORE, or BAD where it cannot become one. */
 static int json_text(struct json_cursor *c, const char **from)
 {
     int depth = 0, in_string = 0;
@@ -121,8 +121,8 @@ static int known_name(const struct tool_parser *p, const char *name)
     return *name && (!p->o.tools || tool_of(p, name));
 }
 
-/* NULL with p->failed: then nothing more of the text is read, as what is not understood would be
- * text. */
+/* NULL with p->failed set.  The parser then reads no more of the text: it would report text that
+ * it could not read as text of the answer. */
 static char *copy(struct tool_parser *p, const char *s, size_t n)
 {
     char *own = malloc(n + 1);
@@ -174,7 +174,7 @@ static const char *raw_member(const char *text, size_t n, const char *key, size_
 /* One {"name", "arguments"} object. */
 static int object_call(struct tool_parser *p, const char *text, size_t n, struct parsed_call *c)
 {
-    /* A key twice is what a schema lets pass. */
+    /* A schema allows a key twice. */
     json_t *v = json_loadb(text, n, 0, NULL), *inside = v;
     int rc = BAD;
     if (json_is_object(json_object_get(v, "function")))
@@ -198,7 +198,7 @@ static int object_call(struct tool_parser *p, const char *text, size_t n, struct
     return rc;
 }
 
-/* {"name": ..., "arguments": {...}} that may still be coming, in this order: its name, and its
+/* {"name": ..., "arguments": {...}} in this order, perhaps incomplete: its name, and its
  * arguments as far as they are there. */
 static void object_head(struct tool_parser *p, struct json_cursor k, struct parsed_call *c)
 {
@@ -223,7 +223,7 @@ static void object_head(struct tool_parser *p, struct json_cursor k, struct pars
     c->n_raw = (size_t)(k.p - from);
 }
 
-/* Up to the first `end`: DONE with the text between, MORE. */
+/* Read up to the first `end`: DONE with the text between, or MORE. */
 static int until(struct json_cursor *c, const char *end, const char **from, size_t *n)
 {
     size_t m = strlen(end);
@@ -267,7 +267,7 @@ static void add(struct tool_parser *p, struct parsed_call *c, const char *text)
     c->arguments = longer;
 }
 
-/* Add `"key":value`.  A value that is still coming has no closing quotation mark. */
+/* Add `"key":value`.  An incomplete value has no closing quotation mark. */
 static void add_member(struct tool_parser *p, struct parsed_call *c, const char *key, const json_t *value, int complete)
 {
     json_t *name = json_string(key);
@@ -289,8 +289,8 @@ static void add_member(struct tool_parser *p, struct parsed_call *c, const char 
 
 struct tag { const char *key, *value; size_t n_key, n_value; };
 
-/* Blanks at the ends of a value that belong to the markers; of one that is still coming also
- * what may be the beginning of the closing marker. */
+/* Remove the blanks at the ends of a value that belong to the markers; at the end of an
+ * incomplete value, remove a possible beginning of the closing marker, too. */
 static void trim(const struct tool_format *f, const char *after_key, struct tag *t, int complete)
 {
     const char *end = f->value_close + strspn(f->value_close, "\n");
@@ -306,7 +306,7 @@ static void trim(const struct tool_format *f, const char *after_key, struct tag 
         t->n_value--;
 }
 
-/* The next argument.  MORE with a key: its value is still coming. */
+/* Read the next argument.  MORE with a key: its value is incomplete. */
 static int read_tag(const struct tool_format *f, struct json_cursor *c, struct tag *t)
 {
     const size_t n = strcspn(f->key_close, ">") + 1;
@@ -332,7 +332,7 @@ static int read_tag(const struct tool_format *f, struct json_cursor *c, struct t
     return rc;
 }
 
-/* An argument becomes a member of the JSON text; the first of two with the same name counts. */
+/* Add an argument to the JSON text; the first of two with the same name counts. */
 static int take_tag(struct tool_parser *p, struct parsed_call *call, json_t *seen, const struct tag *t, int complete)
 {
     const json_t *tool = tool_of(p, call->name);
@@ -388,8 +388,8 @@ static int read_tags(struct tool_parser *p, struct json_cursor *c, struct parsed
 
 /* ---- one call ---- */
 
-/* The closing marker, if the family has one: MORE while it may still come.  At the end of the
- * answer a part of it will do. */
+/* Read the closing marker, if the family has one: MORE while it may still come.  At the end of
+ * the answer a part of it is enough. */
 static int closing(const struct tool_parser *p, struct json_cursor *k, int end)
 {
     struct json_cursor close = *k;
@@ -484,8 +484,8 @@ static int read_named_call(struct tool_parser *p, struct json_cursor *k, struct 
     return closing(p, k, end);
 }
 
-/* A call in text[at..n), which begins with the opening marker, or in a list. `end`: no more text
- * comes. */
+/* Read a call in text[at..n), which begins with the opening marker, or in a list.  `end`: no more
+ * text comes. */
 static int read_call(struct tool_parser *p, struct parsed_call *c, int end)
 {
     struct json_cursor k = { p->text + p->at, p->text + p->n };
@@ -525,8 +525,8 @@ static int begin_call(struct tool_parser *p, const char *name, const char *id)
     return 0;
 }
 
-/* Offset of the first marker (as far as blanks in it do not matter: its first line) at or after
- * `from`; n - what may be a beginning of it. */
+/* Offset of the first marker at or after `from`.  Blanks in it do not matter: its first line
+ * counts.  n minus the length of a possible beginning of it, if there is none. */
 static size_t find_marker(const struct tool_parser *p, size_t from, const char *m, int *found)
 {
     size_t len = strcspn(m, "\n");
@@ -544,7 +544,7 @@ static size_t find_marker(const struct tool_parser *p, size_t from, const char *
     return p->n - k;
 }
 
-/* Markers without a meaning of their own between parts of an answer. */
+/* Markers between parts of an answer that mean nothing. */
 static const char *const channel_noise[] = { "<|channel|>final<|message|>", "<|channel|>commentary<|message|>",
                                              "<|start|>assistant", "<|end|>", "<|return|>", "<|call|>" };
 
@@ -552,7 +552,7 @@ static void content(struct tool_parser *p, size_t to)
 {
     const char *s = p->text + p->at;
     size_t n = to - p->at;
-    if (!p->said)                       /* blanks before the first word are none of it */
+    if (!p->said)                       /* blanks before the first word are dropped */
         while (n && strchr(" \t\r\n", *s) && *s && (p->n_calls || p->think))
             s++, n--;
     p->said |= n > 0;
@@ -562,8 +562,8 @@ static void content(struct tool_parser *p, size_t to)
 
 enum { MARK_NONE, MARK_THINK, MARK_CALL, MARK_SECTION, MARK_SECTION_END, MARK_NOISE };
 
-/* The first marker in what was not handed on: its kind, where it begins, how long it is.
- * MARK_NONE: up to *at there is surely none. */
+/* The first marker in the text that was not reported: its kind, offset and length.  MARK_NONE:
+ * there is surely none up to *at. */
 static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
 {
     const struct tool_format *f = p->f;
@@ -585,8 +585,8 @@ static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
             *size = strlen(marks[i]);
         }
     }
-    /* JSON alone: only as the whole answer, or after another one; functionary's first call has
-     * its >>> in the prompt */
+    /* JSON alone counts only as the whole answer, or after another call; the >>> of
+     * functionary's first call is in the prompt */
     struct json_cursor k = { p->text + p->at, p->text + p->n };
     blanks(&k);
     if (!p->o.no_calls && f->style == TOOL_JSON && !p->said && k.p < k.end && *k.p == '{' &&
@@ -597,7 +597,7 @@ static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
     return which;
 }
 
-/* Hand on text up to `to`, where a marker begins or may begin.  0: it may turn out to stand
+/* Report text up to `to`, where a marker begins or may begin.  0: it may turn out to stand
  * between calls. */
 static int text_until(struct tool_parser *p, size_t to, int which, int end)
 {
@@ -622,7 +622,7 @@ static int text_until(struct tool_parser *p, size_t to, int which, int end)
     return 1;
 }
 
-/* The rest of a thought. 0: it needs more text. */
+/* Read the rest of the reasoning.  0: it needs more text. */
 static int think_on(struct tool_parser *p, int end)
 {
     int found;
@@ -639,7 +639,7 @@ static int think_on(struct tool_parser *p, int end)
     return 1;
 }
 
-/* A call begins here, or a list of them. 0: it needs more text. */
+/* Read a call that begins here, or a list of calls.  0: it needs more text. */
 static int call_on(struct tool_parser *p, int end)
 {
     struct parsed_call c;
@@ -666,10 +666,10 @@ static int call_on(struct tool_parser *p, int end)
         if (!p->named && begin_call(p, c.name, c.id) == 0)
             hand_on(p, TOOL_ARGUMENTS, c.arguments, strlen(c.arguments), NULL);
         p->at += c.end;
-    } else if (!p->named) {             /* text after all: at least the first byte, up to the next marker */
+    } else if (!p->named) {             /* it is text: at least the first byte, up to the next marker */
         content(p, p->at + 1 <= p->n ? p->at + 1 : p->n);
     } else {
-        p->at = p->n;                   /* its beginning was handed on: nothing to add */
+        p->at = p->n;                   /* its beginning was reported: nothing to add */
     }
     if (rc != MORE) {
         p->named = 0;
@@ -679,7 +679,7 @@ static int call_on(struct tool_parser *p, int end)
     return 1;
 }
 
-/* Behind a call of a list: the next one, or the end of the list.  0: it needs more text. */
+/* After a call of a list, read the next one, or the end of the list.  0: it needs more text. */
 static int list_on(struct tool_parser *p, int end)
 {
     struct json_cursor k = { p->text + p->at, p->text + p->n }, next = k;
@@ -774,7 +774,7 @@ int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struc
     if (!strcmp(p->f->name, "functionary-3.2") && !p->said && p->n - p->at >= 7 &&
         !memcmp(p->text + p->at, ">>>all\n", 7))
         p->at += 7;
-    /* A call that is waited for cannot end with these bytes: do not read it again from its
+    /* A call that needs more text cannot end with these bytes: do not read it again from its
      * beginning */
     if (p->waiting && !p->o.stream_arguments && !has_end(text, size))
         return 0;

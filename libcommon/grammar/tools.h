@@ -1,7 +1,7 @@
-/* tools.h - calls of functions in a model's answer: which form the model was taught, reading them
- * as text comes, and grammars that make them well-formed.
+/* tools.h - calls of functions in an answer: the form that the model was taught, a parser for text
+ * as it comes, and grammars that make calls well-formed.
  *
- * The form is told by what the chat template writes: Hermes and Qwen (<tool_call> around JSON),
+ * The chat template shows the form: Hermes and Qwen (<tool_call> around JSON),
  * Llama 3 (JSON alone or after <|python_tag|>), Mistral ([TOOL_CALLS] before a list, or before name
  * and [ARGS]), DeepSeek R1 and V3.1, Kimi K2, functionary 3.1 and 3.2, Granite 3, Nemotron,
  * Qwen3-Coder and GLM (arguments as tags), gpt-oss (channels); for other templates, JSON alone.
@@ -23,7 +23,7 @@ struct tool_format;                     /* constant; shared by all */
  * Never NULL. */
 const struct tool_format *tool_format_detect(const char *template_text, size_t size);
 const struct tool_format *tool_format_find(const char *name);           /* NULL: no such one */
-/* It marks reasoning (and more) otherwise than with <think>. */
+/* Whether it marks reasoning (and more) otherwise than with <think>. */
 int tool_format_has_channels(const struct tool_format *f);
 /* "hermes", "llama3", "mistral", ... */
 const char *tool_format_name(const struct tool_format *f);
@@ -52,9 +52,9 @@ struct tool_parser_options {
     const json_t *tools;
     int reasoning;                      /* the prompt ended inside of <think> */
     int no_calls;                       /* tool_choice none: only reasoning is split off */
-    /* Hand on arguments while they come.  Else a call is handed on when it is complete, so that
-     * one that is cut off or malformed comes as text.  Set it where a grammar makes every call
-     * well-formed. */
+    /* Report arguments while they come.  Else a call is reported when it is complete, so that a
+     * call that is cut off or malformed is reported as text.  Set it where a grammar makes every
+     * call well-formed. */
     int stream_arguments;
     unsigned long long seed;            /* of the ids of calls */
     void (*on_event)(void *user, const struct tool_event *ev);
@@ -62,13 +62,13 @@ struct tool_parser_options {
 };
 struct tool_parser;
 struct tool_parser *tool_parser_open(const struct tool_format *f, const struct tool_parser_options *o, struct err *e);
-/* Text of the answer as it becomes certain, in any pieces.  -1 only where memory ran out:
- * whatever a model writes is read as something. */
+/* Read the text of the answer, in pieces of any size.  -1 only without memory: a malformed call
+ * is read as text. */
 int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struct err *e);
-/* The answer ends: what was held back comes. */
+/* The answer ends: report the text that was held back. */
 int tool_parser_finish(struct tool_parser *p, struct err *e);
 int tool_parser_calls(const struct tool_parser *p);                     /* calls so far */
-/* The text stands inside of reasoning. */
+/* Whether the text so far ends inside of reasoning. */
 int tool_parser_thinking(const struct tool_parser *p);
 void tool_parser_close(struct tool_parser *p);
 

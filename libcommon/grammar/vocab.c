@@ -22,7 +22,7 @@ static int decoding_of(const struct tokenizer *t, struct decoding *d, struct err
         case DEC_BYTES: d->by_chars = 1; break;
         case DEC_BYTE_FALLBACK: d->byte_tokens = 1; break;
         case DEC_FUSE: break;
-        case DEC_STRIP: break;      /* of the first token's blank: what is shown lacks it, which JSON does not mind */
+        case DEC_STRIP: break;      /* removes the blank of the first token, which JSON does not need */
         case DEC_METASPACE: case DEC_REPLACE:
             if (op->type == DEC_METASPACE || (op->b_size == 1 && t->text[op->b] == ' ')) {
                 d->space = t->text + op->a;
@@ -43,7 +43,7 @@ static int hex(int c)
            c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Bytes of one token to out (never more than there are in the vocabulary). */
+/* Write the bytes of one token to out: never more than the vocabulary has for it. */
 static size_t token_bytes(const struct decoding *d, const char *p, size_t n, char *out)
 {
     size_t k = 0;
@@ -157,7 +157,7 @@ static int trie_make(struct trie *t, const struct vocab_entry *v, uint32_t n)
     }
     t->token[t->n] = n;
     free(open);
-    /* the arrays were sized for no common beginnings */
+    /* the arrays have room for tries without common beginnings */
     void *p;
     if ((p = realloc(t->byte, t->n)))
         t->byte = p;
@@ -170,7 +170,7 @@ static int trie_make(struct trie *t, const struct vocab_entry *v, uint32_t n)
     return 0;
 }
 
-/* Characters of a run that any JSON string may hold; 0 if it is none. */
+/* The number of characters, if any JSON string may hold all of them; else 0. */
 static size_t run_length(const char *p, size_t n)
 {
     if (utf8_valid(p, n) != n)
