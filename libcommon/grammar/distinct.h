@@ -15,7 +15,7 @@
 struct distinct_item { uint32_t start, size; };
 struct distinct_level {
     uint8_t is_array, is_distinct;
-    /* An item has begun; it has ended, and a comma or the bracket comes next. */
+    /* in_item: an item has begun; ended: it has ended, and a comma or the bracket comes next. */
     uint8_t in_item, ended;
     uint32_t start;                     /* of that item in the text */
     uint32_t first;                     /* of its earlier items in `item` */
@@ -34,8 +34,8 @@ struct distinct {
 void distinct_release(struct distinct *d);
 /* 0, or -1 without memory; then *to is all zero. */
 int distinct_copy(struct distinct *to, const struct distinct *from);
-/* Take in the next byte of a text that the grammar allows; marks: of the arrays open after it.
- * 0; 1: an item was there before, or has a name twice; -1: out of memory. */
+/* Follow the next byte of a text that the grammar allows; marks: the open arrays after it whose
+ * items must differ.  0; 1: an item was there before, or has a name twice; -1: out of memory. */
 int distinct_byte(struct distinct *d, int byte, uint32_t marks);
 /* The texts that would complete earlier items of a level again, sorted by bytes: the rests of
  * those that begin as the current item does. */
@@ -46,7 +46,7 @@ struct distinct_rests {
 };
 /* 0, or -1 without memory. */
 int distinct_rests(const struct distinct *d, const struct distinct_level *l, struct distinct_rests *r);
-/* Where in a text: the next byte leads into, through or out of a string. */
+/* A place inside or outside of a string; distinct_follow() moves it over the next byte. */
 struct distinct_place { uint8_t in_string, escaped; };
 void distinct_follow(struct distinct_place *p, int byte);
 

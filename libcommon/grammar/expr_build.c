@@ -62,7 +62,7 @@ static uint32_t concat_one(struct exprs *s, uint32_t a, uint32_t b)
         return a;
     const uint8_t fa = s->e[a].flags, fb = s->e[b].flags;
     const int32_t ahead = fa & EXPR_NULLABLE ? (s->e[b].kind == EXPR_CONCAT ? s->e[b].lo : 0) + 1 : 0;
-    /* Each may be left out: a derivative looks at all of them, one within the other. */
+    /* A derivative recurses into each part that may be left out. */
     if (ahead > EXPR_MAX_UNION) {
         exprs_fail(s, EXPR_AMBIGUOUS);
         return EXPR_NONE;
@@ -72,8 +72,8 @@ static uint32_t concat_one(struct exprs *s, uint32_t a, uint32_t b)
                                      .a = a, .b = b, .lo = ahead });
 }
 
-/* Nested to the right.  In loops: rules that double each other make a left side as long as the
- * limit lets it become. */
+/* Concatenations nest to the right.  A loop, because rules that double each other make left sides
+ * of any length up to the limit. */
 uint32_t expr_concat(struct exprs *s, uint32_t a, uint32_t b)
 {
     uint32_t few[32], *heads = few, n = 0, tail = a;
@@ -116,8 +116,8 @@ static int by_body(const void *a, const void *b)
     return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
-/* x{2,5} t and x{3,9} t are together x{2,9} t: without this, what overlaps itself has as many
- * alternatives as its bounds are wide. */
+/* x{2,5} t and x{3,9} t are together x{2,9} t.  Without this, an expression that overlaps itself
+ * has as many alternatives as its bounds are wide. */
 static uint32_t merge_counted(struct exprs *s, uint32_t *v, uint32_t n)
 {
     struct counted_repeat few[16], *c = few;
@@ -170,8 +170,8 @@ static uint32_t list_expr(struct exprs *s, uint8_t kind, uint8_t flags, const ui
     return expr_intern(s, &(struct expr){ .kind = kind, .flags = flags, .a = s->n_lists - n, .b = n });
 }
 
-/* The parts of v, those of a `kind` among them taken apart, `unit` left out, in w (few if they
- * fit; the caller frees any other): their number.  NULL with failed set without memory. */
+/* The parts of v: expressions of the kind are replaced by their own parts, `unit` is left
+ * out.  Returns few, or an array that the caller frees; NULL with failed set without memory. */
 static uint32_t *parts_of(struct exprs *s, uint8_t kind, uint32_t unit, const uint32_t *v, uint32_t n, uint32_t few[32],
                           uint32_t *n_parts)
 {
@@ -195,7 +195,7 @@ static uint32_t *parts_of(struct exprs *s, uint8_t kind, uint32_t unit, const ui
     return w;
 }
 
-/* In order, each once; *any and *all: flags that one of them, or all, have. */
+/* Sort the parts and remove duplicates; *any and *all: flags that one of them, or all, have. */
 static uint32_t sort_parts(const struct exprs *s, uint32_t *w, uint32_t n, uint8_t *any, uint8_t *all)
 {
     uint32_t m = 0;
@@ -283,7 +283,7 @@ uint32_t expr_repeat(struct exprs *s, uint32_t a, int32_t lo, int32_t hi)
                                      .lo = lo, .hi = hi });
 }
 
-/* Next to an expr_within() any number of characters says nothing. */
+/* Remove "any number of characters", which says nothing next to an expr_within(). */
 static uint32_t without_implied(const struct exprs *s, uint32_t *w, uint32_t n)
 {
     int counted = 0;

@@ -42,7 +42,7 @@ uint32_t expr_texts(struct exprs *s, const struct byte_span *t, size_t n) { retu
 
 /* ---- characters ---- */
 
-/* Those of the ranges that lie in lo to hi: 0 none, 1 all, 2 some. */
+/* The characters lo to hi that are in the ranges: 0 none, 1 all, 2 some. */
 static int cover(const struct char_range *r, int n, uint32_t lo, uint32_t hi)
 {
     int a = 0, b = n;                   /* the first range that ends at lo or later */
@@ -97,7 +97,7 @@ static uint32_t chars(struct exprs *s, const struct char_range *given, int n, ui
             r[m++] = (struct char_range){ given[i].lo > 0xE000 ? given[i].lo : 0xE000,
                                      given[i].hi < 0x10FFFF ? given[i].hi : 0x10FFFF };
     }
-    s->meter.work += 256;               /* far more bytes are looked at than parts made */
+    s->meter.work += 256;               /* this takes more steps than it makes expressions */
     for (int b = 0; b < 0x80; b++) {
         uint32_t to = cover(r, m, (uint32_t)b, (uint32_t)b) ? EXPR_EPSILON : EXPR_NONE;
         if (escape != EXPR_ALL && (b < 0x20 || b == '"' || b == '\\'))

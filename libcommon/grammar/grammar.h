@@ -64,7 +64,8 @@ struct grammar_options {
     /* The model writes its reasoning before the answer, as this family does (tools.h); NULL: the
      * answer alone.  Needs a vocab. */
     const struct tool_format *thinker;
-    /* With thinker: the prompt ended inside of the reasoning; else there may be some. */
+    /* With thinker: whether the prompt ended inside of the reasoning.  If not, the answer may
+     * begin with some. */
     int thinking;
 };
 
@@ -105,13 +106,13 @@ int matcher_forced(struct matcher *m, int32_t *ids, int room);
 int matcher_complete(const struct matcher *m);                          /* may the text end here? */
 /* Nothing but the end may follow. */
 int matcher_ended(const struct matcher *m);
-/* 0, or -1 with what went wrong in mask. */
+/* 0, or -1 with the error of an earlier call. */
 int matcher_error(const struct matcher *m, struct err *e);
 
-/* From now on mask, accept and forced give up after so many steps, or where another thread holds
- * the grammar's lock: they have no result then, matcher_busy() is 1, m is as it was, and the
- * same call goes on from what the grammar has learned.  0: they take the time they need.  With
- * twice the steps each time they come to an end. */
+/* Limit the steps of mask, accept and forced from now on.  A call that reaches the limit, or
+ * finds the grammar's lock taken, has no result: matcher_busy() is 1, m is unchanged, and the
+ * same call later continues with the states found so far.  Twice the steps each time finish in
+ * the end.  0: no limit. */
 void matcher_hurry(struct matcher *m, uint64_t steps);
 int matcher_busy(const struct matcher *m);
 /* Any thread: the call that runs, and all later ones, fail soon. */
@@ -119,9 +120,9 @@ void matcher_cancel(struct matcher *m);
 /* Steps so far, as the limits count them. */
 uint64_t matcher_spent(const struct matcher *m);
 
-/* Of functions that are not strict: the keywords that are not enforced, as "function 'f':
- * /properties/a/pattern" and more of these, separated by commas.  Printable ASCII, at most
- * GRAMMAR_RELAXED bytes; borrowed.  NULL: every keyword is enforced. */
+/* The keywords of functions that are not strict which are not enforced, as "function 'f':
+ * /properties/a/pattern", separated by commas.  Printable ASCII, at most GRAMMAR_RELAXED bytes;
+ * borrowed.  NULL: every keyword is enforced. */
 enum { GRAMMAR_RELAXED = 1000 };
 const char *grammar_relaxed(const struct grammar *g);
 

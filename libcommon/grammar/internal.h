@@ -55,7 +55,7 @@ struct grammar {
     /* One character inside a JSON string: with every escape, with the necessary ones; 0: not
      * used. */
     uint32_t string_char[2];
-    /* Of all characters, once a regular expression has asked for them. */
+    /* The categories of all characters, once a regular expression uses them. */
     struct category_run *categories; uint32_t n_categories, category_room;
     /* Stands on the stack below each array whose items must differ (distinct.h); 0: there is
      * none. */
@@ -73,7 +73,7 @@ struct grammar {
     uint32_t *config_table; uint32_t n_config_table;
     /* owned: tokens with a comma or a closing bracket, once distinct.h needs them. */
     int32_t *delimited; uint32_t n_delimited;
-    /* Stack + 1 to the config of what comes when it is popped, + 1. */
+    /* Stack + 1 to the config after it is popped, + 1. */
     struct id_map after;
     struct id_map terminals;               /* expression + 1 to its terminal, + 1 */
     struct terminal *terminal; uint32_t n_terminals, terminal_room;
@@ -95,9 +95,10 @@ uint32_t grammar_term(struct grammar *g, uint32_t regular);
 /* Visit the first states of a regular expression, so that one with too many alternatives fails
  * while the grammar is compiled. */
 int grammar_probe(struct grammar *g, uint32_t regular, struct err *e);
-/* *root comes after the reasoning that options.thinker asks for. */
+/* Let the reasoning that options.thinker describes come before *root. */
 int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e);
-/* The grammar is complete: rules that end in no text, left recursion.  -1 closes nothing. */
+/* Check and finish a complete grammar: refuse rules without an end and left recursion.  -1 closes
+ * nothing. */
 int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
 /* 0, or -1 when compiling took too much. */
 int grammar_check_work(const struct grammar *g, struct err *e);

@@ -214,7 +214,7 @@ static void release(struct schema *s)
     free(s->table);
 }
 
-/* Does uniqueItems stand anywhere in the document? */
+/* Whether uniqueItems stands anywhere in the document. */
 static int has_unique(json_t *v)
 {
     const char *key;
@@ -254,7 +254,7 @@ static int init(struct schema *s, struct grammar *g, struct err *e)
     return exprs_check(x, e);
 }
 
-/* The error of a schema of which nothing was left. */
+/* Set the error of an empty grammar. */
 static int nothing_left(struct schema *s)
 {
     if (!s->n_partial)
@@ -334,7 +334,7 @@ uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped
         }
         if (!refusal.keyword[0])
             json_object_clear(at);
-        else if (json_object_del(at, refusal.keyword) != 0) {   /* it is not a keyword of this schema alone */
+        else if (json_object_del(at, refusal.keyword) != 0) {   /* the refused keyword is not in this schema */
             *e = why;
             return EXPR_NONE;
         }

@@ -192,15 +192,16 @@ uint32_t schema_strings(struct schema *s, json_t *schema, int exact, int depth);
 /* Whether x is in the scope of the member u (struct member.scope), so that u counts the items or
  * properties that x evaluates. */
 int schema_evaluates(const struct member *m, int n, const struct member *x, const struct member *u);
-/* Keywords of our own, in schemas that schema_negate makes. */
-/* {"except": [NAME...], "not": [PATTERN...], "pattern": PATTERN, "names": SCHEMA, "value":
- * SCHEMA}: there is a property whose name is none of except, matches none of not, matches
- * pattern, does not satisfy names, and whose value satisfies value. */
 #define OPPOSITE "its opposite (of not, if or overlapping oneOf) cannot be enforced"
+
+/* Private keywords of schemas that schema_negate() makes.
+ * SOME_PROPERTY: {"except": [NAME...], "not": [PATTERN...], "pattern": PATTERN, "names": SCHEMA,
+ * "value": SCHEMA}: there is a property whose name is none of except, matches none of not, matches
+ * pattern and does not satisfy names, and whose value satisfies value. */
 #define SOME_PROPERTY "\1some property"
 #define NOT_VALUES "\1not values"
 #define NOT_PATTERN "\1not pattern"
 #define ONLY_FRACTION "\1fraction"       /* numbers that are not whole */
-#define MADE "\1made"                   /* a made schema, which does not say which properties there may be */
+#define MADE "\1made"                   /* a made schema: it does not say which properties there may be */
 
 #endif

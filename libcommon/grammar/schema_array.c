@@ -23,8 +23,8 @@ struct array {
     uint32_t *items;
 };
 
-/* Is item i (-1: all later ones) evaluated by a member next to u or inside of it?  *some: the
- * contains among them, which evaluate what they match. */
+/* Whether item i (-1: all later ones) is evaluated by a member next to u or inside of it.  *some:
+ * the contains among them, which evaluate the items that they match. */
 static int is_item_evaluated(const struct member *m, int n, const struct member *u, int64_t i, json_t *some)
 {
     for (int j = 0; j < n; j++) {
@@ -105,8 +105,8 @@ static uint32_t counted_item(struct array *a, uint32_t i, uint32_t set)
     return item(a->s, a->m, a->n, i < a->n_first ? (int64_t)i : -1, more, n);
 }
 
-/* The state after an item that counts for the set; n_states: not allowed, or the same as with a
- * smaller set. */
+/* The state after an item that counts for the set; n_states: the item is not allowed, or a
+ * smaller set gives the same state. */
 static uint32_t count_items(const struct array *a, uint32_t state, uint32_t set)
 {
     uint32_t unit = 1, to = state;
@@ -133,7 +133,7 @@ static int enough_counted(const struct array *a, uint32_t state)
     return 1;
 }
 
-/* All items behind place `last`, where every later place is the same: one expression for each
+/* All items after place `last`, where every later place is the same: one expression for each
  * state. */
 static void later_items(struct array *a, int32_t last, uint32_t *next)
 {
@@ -151,7 +151,7 @@ static void later_items(struct array *a, int32_t last, uint32_t *next)
                                                 hi == EXPR_MANY ? hi : hi - 1));
             next[0] = lo ? tail : expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, tail }, 2);
         }
-    } else {                            /* any number that change no count, then the end or one that does */
+    } else {                            /* items that change no count, then the end or an item that does */
         for (uint32_t state = a->n_states; state--;) {
             uint32_t v[(1 << MAX_CONTAINS) + 1], n = 0;
             v[n++] = enough_counted(a, state) ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
@@ -170,10 +170,10 @@ static uint32_t items_in_turn(struct array *a)
 {
     struct exprs *x = &a->s->g->x;
     const uint32_t n_sets = 1u << a->n_counted;
-    /* from place `last` on, a loop or the end */
+    /* from place `last` on there is a loop or the end */
     int32_t last = (int32_t)a->n_first;
     if (a->items[a->n_first * n_sets] == EXPR_NONE || a->n_counted)
-        /* Else later_items() counts to the minimum. */
+        /* Otherwise later_items() counts to the minimum. */
         last = last > a->min ? last : a->min;
     if (a->n_counted && last == 0)
         last = 1;
@@ -207,7 +207,7 @@ static uint32_t items_in_turn(struct array *a)
     return r;
 }
 
-/* Take in the contains of a member, if it has one that asks for anything. */
+/* Add the contains of a member, if it has one that limits the counts. */
 static void add_counted(struct array *a, const struct member *m)
 {
     struct schema *s = a->s;
@@ -247,8 +247,8 @@ static uint32_t counted_items(struct array *a)
     return r;
 }
 
-/* Arrays of distinct ones of a few values, in any order.  0: the items are not that, or too
- * many; then *most is their number. */
+/* Arrays of a few values without repetition, in any order.  0: the items are not such values, or
+ * there are too many of them; then *most is their number. */
 static int few_values(struct schema *s, const struct member *m, int n, int32_t min, int32_t max, int32_t *most,
                       uint32_t *r)
 {
@@ -283,7 +283,7 @@ static int few_values(struct schema *s, const struct member *m, int n, int32_t m
     json_decref(values);
     if (max == EXPR_MANY || max > (int32_t)n_values)
         max = (int32_t)n_values;
-    /* By the set of those that were there. */
+    /* By the set of the values that the array has already. */
     for (int used = (1 << n_values) - 1; used >= 0; used--) {
         uint32_t to[MAX_UNIQUE + 1], c = 0;
         int count = __builtin_popcount((unsigned)used);
@@ -342,7 +342,8 @@ uint32_t schema_array(struct schema *s, const struct member *m, int n)
     uint32_t open = expr_term(x, expr_concat(x, expr_byte(x, '[', '['), s->space)),
              close = expr_term(x, expr_concat(x, s->space, expr_byte(x, ']', ']')));
     r = expr_seq(x, r, close);
-    /* Behind the bracket, so that it is on the stack only once that has been written. */
+    /* After the bracket, so that the mark is on the stack only once the bracket has been
+     * written. */
     if (unique && r != EXPR_NONE)
         r = expr_seq(x, r, distinct_mark(s));
     return expr_seq(x, open, r);

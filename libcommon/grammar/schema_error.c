@@ -23,7 +23,7 @@ void schema_path_add(struct schema_path *p, const char *key)
     p->text[p->n] = '\0';
 }
 
-/* Where in the document a value stands: its JSON pointer in p. */
+/* Find the JSON pointer of a value in the document. */
 int schema_find_path(json_t *in, const json_t *what, struct schema_path *p, int depth)
 {
     size_t n = p->n, i;

@@ -34,12 +34,12 @@
 #define RELATIVE(u) "(?:" ROOTED(u) "|" NO_COLON(u) "+" SEGMENTS(u) "|)" TAIL(u)
 #define VARIABLE "(?:[A-Za-z0-9_]|" PERCENT ")(?:\\.?(?:[A-Za-z0-9_]|" PERCENT "))*(?::[1-9][0-9]{0,3}|\\*)?"
 
-/* Each is what the RFC says, or a part of it: RFC 3339 (date, time, date-time, duration), RFC
- * 5321 without quoted names and address literals (email), RFC 1123 (hostname), RFC 2673 (ipv4),
- * RFC 4291 without embedded IPv4 (ipv6), RFC 3986 and 3987 with a host of letters, digits, dots
- * and hyphens or an IPv6 address (uri, uri-reference, iri, iri-reference), RFC 6570
- * (uri-template), RFC 6531 with an ASCII domain (idn-email), RFC 4122 (uuid), RFC 6901
- * (json-pointer) and its relative draft (relative-json-pointer). */
+/* Each regular expression matches the texts of the RFC, or some of them: RFC 3339 (date, time,
+ * date-time, duration), RFC 5321 without quoted names and address literals (email), RFC 1123
+ * (hostname), RFC 2673 (ipv4), RFC 4291 without embedded IPv4 (ipv6), RFC 3986 and 3987 with a
+ * host of letters, digits, dots and hyphens or an IPv6 address (uri, uri-reference, iri,
+ * iri-reference), RFC 6570 (uri-template), RFC 6531 with an ASCII domain (idn-email), RFC 4122
+ * (uuid), RFC 6901 (json-pointer) and its relative draft (relative-json-pointer). */
 static const char short_email[] = ATEXT "+(?:\\." ATEXT "+)*@" SHORT_LABEL "(?:\\." SHORT_LABEL ")+",
                   short_hostname[] = SHORT_LABEL "(?:\\." SHORT_LABEL ")*";
 

@@ -53,8 +53,8 @@ static int negate_type(struct schema *s, json_t *to, const json_t *schema)
     return s->failed ? -1 : 0;
 }
 
-/* A keyword whose opposite is another one with the same number, or the next. 1: it is none of
- * them. */
+/* Keywords whose opposite is another keyword with the same number, or the next one.  1: the
+ * keyword is none of them. */
 static int negate_bound(json_t *to, const json_t *schema, const char *key, json_t *v)
 {
     static const struct { const char *key, *type, *opposite; int by; const char *draft4; } bounds[] = {
@@ -81,7 +81,7 @@ static int negate_bound(json_t *to, const json_t *schema, const char *key, json_
     return 0;
 }
 
-/* The alternatives of another schema are some of ours, too. */
+/* Add the alternatives to another schema. */
 static int extend_by(struct schema *s, json_t *to, json_t *other, int depth)
 {
     json_t *alternatives = other ? negated(s, other, depth + 1) : NULL;
@@ -220,7 +220,7 @@ static json_t *keys_of(const json_t *object)
     return to;
 }
 
-/* Some property is not as additionalProperties, patternProperties or propertyNames ask. */
+/* Some property does not satisfy additionalProperties, patternProperties or propertyNames. */
 static int negate_some(struct schema *s, json_t *to, const json_t *schema, const char *key, json_t *v, int depth)
 {
     const char *pattern;
@@ -246,7 +246,7 @@ static int negate_some(struct schema *s, json_t *to, const json_t *schema, const
     return 0;
 }
 
-/* Items behind those with a schema of their own: at least one more, if there may be none. */
+/* There is at least one item after those with a schema of their own, where none is allowed. */
 static int negate_later_items(json_t *to, const json_t *first, const json_t *v)
 {
     if (!json_is_false(v))
@@ -302,8 +302,8 @@ static int negate_nested(struct schema *s, json_t *to, json_t *schema, const cha
     return rc;
 }
 
-/* Not these values.  Empty arrays and objects are excluded by their size, as single ones cannot
- * be. */
+/* Exclude these values.  Empty arrays and objects are excluded by their size, as single arrays
+ * and objects cannot be. */
 static void negate_values(json_t *to, json_t *values)
 {
     json_t *made = json_pack("{s:[]}", NOT_VALUES), *v;

@@ -50,8 +50,8 @@ static struct decimal decimal_of(const json_t *v)
 
 static int fraction_digits(struct decimal d) { return d.digits && d.exponent < 0 ? -d.exponent : 0; }
 
-/* d * 10^f; up: rounded up, else down; *exact says if nothing was rounded.  Over 10^18 it stays
- * there. */
+/* d * 10^f, rounded up or down; *exact says that it was not rounded.  A larger result than 10^18
+ * becomes 10^18. */
 static int64_t scaled(struct decimal d, int f, int up, int *exact)
 {
     const int64_t most = 1000000000000000000;
@@ -84,7 +84,7 @@ struct digits {
     int whole, fraction;                /* digits before and after the point */
     int64_t divisor;
     char lo[WHOLE_DIGITS + 1], hi[WHOLE_DIGITS + 1];        /* all of them */
-    /* [whole + fraction + 1][divisor] what may follow between the bounds; 0: not known, 1 +
+    /* [whole + fraction + 1][divisor] the continuations between the bounds; 0: not known, 1 +
      * expression. */
     uint32_t *open;
 };

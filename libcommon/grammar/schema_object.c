@@ -15,7 +15,7 @@ struct object {
     int32_t min, max;
     /* KEY : VALUE of further properties, without the first quotation mark; EXPR_NONE: none. */
     uint32_t extra;
-    /* SOME_PROPERTY, if a further property must be as it says. */
+    /* SOME_PROPERTY, if a further property must satisfy it. */
     const json_t *some;
     uint32_t needed;                    /* KEY : VALUE of that property */
 };
@@ -60,8 +60,8 @@ static int name_matches(struct schema *s, const struct member *m, const char *pa
     return r > 0;
 }
 
-/* Is a property evaluated by a member next to u or inside of it?  name: NULL for a further one,
- * which matches the patterns that `matched` (an object) has as keys. */
+/* Whether a property is evaluated by a member next to u or inside of it.  name: NULL for a
+ * further property, which matches the patterns that `matched` (an object) has as keys. */
 static int is_property_evaluated(struct object *o, const struct member *u, const char *name, const json_t *matched)
 {
     const char *pattern;
@@ -161,7 +161,7 @@ static uint32_t without_texts(struct exprs *x, uint32_t e, const struct byte_spa
             j++;
         if (j > i && to != EXPR_NONE) {
             size_t rest = j - i;
-            /* one that ends here is left out as a whole: its last byte is the quotation mark */
+            /* a text that ends here is left out as a whole: its last byte is the quotation mark */
             to = t[i].n == depth + 1 ? (uint32_t)EXPR_NONE : without_texts(x, to, t + i, rest, depth + 1);
         }
         i = j;
@@ -202,8 +202,8 @@ static uint32_t without_names(struct object *o, uint32_t e, const json_t *list)
     return r;
 }
 
-/* Keys (to the closing quotation mark) that are none of the declared properties and satisfy
- * propertyNames; some: the SOME_PROPERTY that they are for, or NULL. */
+/* Keys (to the closing quotation mark) of further properties, which satisfy propertyNames; some:
+ * the SOME_PROPERTY that they are for, or NULL. */
 static uint32_t other_keys(struct object *o, const json_t *some)
 {
     struct schema *s = o->s;
@@ -227,7 +227,8 @@ static uint32_t other_keys(struct object *o, const json_t *some)
 
 struct key_pattern { const char *text; uint32_t e; };
 
-/* The distinct patternProperties of all members; -1: too many, or one that cannot be. */
+/* The distinct patternProperties of all members: their number, or -1 where there are too many or
+ * one is refused. */
 static int key_patterns(struct object *o, struct key_pattern *to)
 {
     int n = 0;
@@ -253,7 +254,7 @@ static int key_patterns(struct object *o, struct key_pattern *to)
 }
 
 /* The schemas of a further property that matches those patterns (keys of `matched`): their
- * number in v, -1: there must be none. */
+ * number in v, or -1 where there must be no such property. */
 static int further_schemas(struct object *o, const json_t *matched, const json_t *some, struct member *v, int room)
 {
     int k = 0;
@@ -287,7 +288,7 @@ static int further_schemas(struct object *o, const json_t *matched, const json_t
     return k;
 }
 
-/* May there be further properties at all? */
+/* Whether there may be further properties at all. */
 static int may_have_further(const struct object *o)
 {
     int declared = 0, open = 0;
@@ -305,8 +306,8 @@ static int may_have_further(const struct object *o)
     return open || !declared || o->s->loose;
 }
 
-/* Further properties, those that SOME_PROPERTY (or NULL) asks for: for each way in which the
- * patterns may match the key, its keys and what applies to the value. */
+/* Further properties, or the one of SOME_PROPERTY (not NULL): for each set of patterns that a
+ * key may match, the keys and the schemas of the value. */
 static uint32_t further(struct object *o, const json_t *some)
 {
     struct schema *s = o->s;
@@ -340,9 +341,9 @@ static uint32_t further(struct object *o, const json_t *some)
     return s->failed ? (uint32_t)EXPR_NONE : expr_any_of(x, ways, n_ways);
 }
 
-/* After all declared properties: key[c] is what follows a quotation mark with c properties so
- * far, done[c] what follows a value.  A needed property comes last, as of equal names the last
- * one counts. */
+/* After all declared properties: key[c] is the part after a quotation mark with c properties so
+ * far, done[c] the part after a value.  A needed property comes last, because the last of equal
+ * names counts. */
 static void further_rows(const struct object *o, int32_t cap, uint32_t comma, uint32_t end, uint32_t *key,
                          uint32_t *done)
 {
@@ -373,8 +374,8 @@ static uint32_t sequence(struct object *o)
     uint32_t end = expr_term(x, expr_concat(x, s->space, expr_byte(x, '}', '}'))),
              comma = expr_term(x, expr_concat(x, s->comma, expr_byte(x, '"', '"')));
     uint32_t quote = expr_term(x, expr_concat(x, s->space, expr_byte(x, '"', '"')));
-    /* The numbers of properties that make a difference.  Names of further ones cannot be told
-     * apart, so that for the minimum they count as one. */
+    /* The counts of properties up to cap make a difference.  The names of further properties
+     * cannot be told apart, so that they count as one for the minimum. */
     int32_t cap = o->max != EXPR_MANY ? o->max : o->min;
     if ((int64_t)(cap + 1) * (o->n_p + 2) > MAX_TABLE || cap > MAX_COUNTED)
         return schema_limit(s, o->m[0].s, "too many properties that must be counted");

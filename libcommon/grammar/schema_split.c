@@ -52,7 +52,7 @@ static void any_with(struct schema *s, struct branch_list *to, const struct memb
     }
 }
 
-/* Do two schemas, with the members, allow nothing together?  Answers no where it cannot be found
+/* Whether two schemas allow no value together with the members.  0 where that cannot be found
  * out. */
 static int disjoint(struct schema *s, const struct member *m, int n, json_t *a, json_t *b)
 {
@@ -72,7 +72,7 @@ static int disjoint(struct schema *s, const struct member *m, int n, json_t *a, 
     return !failed && !s->g->x.failed && r == EXPR_NONE && s->n_partial == partial;
 }
 
-/* Exactly one: each alternative, without what others allow too. */
+/* oneOf: each alternative without the values that others allow, too. */
 static void one_with(struct schema *s, struct branch_list *to, const struct member *m, int n, const struct member *of,
                      json_t *alternatives)
 {
@@ -109,8 +109,8 @@ static void one_with(struct schema *s, struct branch_list *to, const struct memb
     }
 }
 
-/* Each entry of dependentRequired and dependentSchemas: without the property, or with it and
- * what it asks for. */
+/* Each entry of dependentRequired and dependentSchemas: without the property, or with the
+ * property and its dependency. */
 static json_t *dependencies(struct schema *s, json_t *m)
 {
     static const char *const keys[] = { "dependentRequired", "dependentSchemas", "dependencies" };
@@ -168,8 +168,8 @@ static void split_dependencies(struct schema *s, struct branch_list *to, const s
     free(extra);
 }
 
-/* Alternatives for SOME_PROPERTY: each declared property that may be the one; or it is a further
- * one, which schema_object() sees to. */
+/* Alternatives for SOME_PROPERTY: each declared property may be the one, or a further property
+ * is (schema_object() compiles that). */
 static void split_some(struct schema *s, struct branch_list *to, const struct member *m, int n, int of)
 {
     json_t *all = schema_some_declared(s, m, n, json_object_get(m[of].s, SOME_PROPERTY)), *a;
@@ -209,7 +209,7 @@ int schema_split(struct schema *s, struct member *m, int n, uint32_t *result)
         } else if (json_object_get(x, "if") && !(done & DONE_IF)) {
             m[i].done |= DONE_IF;
             if (!json_object_get(x, "then") && !json_object_get(x, "else")) {
-                i--;                    /* says nothing; the member may have more to split */
+                i--;                    /* an if alone has no effect; the member may have more to split */
                 continue;
             }
             split_if(s, &to, m, n, &m[i]);

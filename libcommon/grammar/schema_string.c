@@ -7,7 +7,7 @@
 
 enum { MAX_PATTERN_STATES = 4096 };
 
-/* Bounds of the length, and which of them the expression keeps anyway. */
+/* Bounds of the length, and which of them the expression satisfies without a count. */
 struct lengths { int32_t lo, hi; int sure_lo, sure_hi; };
 
 static void imply(struct lengths *l, int32_t min, int32_t max)

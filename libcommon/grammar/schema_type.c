@@ -66,7 +66,7 @@ json_t *schema_enumerated(struct schema *s, const struct member *m, int n)
     return to;
 }
 
-/* Texts without the values that NOT_VALUES of a member names. */
+/* Remove the values from e that NOT_VALUES of a member names. */
 static uint32_t without_values(struct schema *s, const struct member *m, int n, unsigned type, uint32_t e)
 {
     json_t *v;

@@ -20,7 +20,7 @@ static unsigned type_of(const json_t *v)
     }
 }
 
-/* Equal as JSON Schema has it: 1 is 1.0. */
+/* Equality of JSON Schema: 1 equals 1.0. */
 static int equal(const json_t *a, const json_t *b, int depth)
 {
     size_t i;
@@ -77,7 +77,7 @@ static int matches(struct schema *s, const json_t *at, const char *keyword, cons
 
 static int valid(struct schema *s, const json_t *schema, const json_t *v, int depth);
 
-/* Is this the name of a property that SOME_PROPERTY asks for? */
+/* Whether this is a name that SOME_PROPERTY is about. */
 static int is_some_name(struct schema *s, const json_t *some, const char *name, int depth)
 {
     const json_t *pattern = json_object_get(some, "pattern"), *names = json_object_get(some, "names");

@@ -5,7 +5,7 @@
 #include "libcommon/grammar/grammar.h"
 
 /* Special and added tokens stand in the trie as VOCAB_TOKEN and three bytes of their id, highest
- * first: that byte is in no UTF-8, so only a grammar that names such a token has a way there. */
+ * first.  No UTF-8 has that byte, so only a grammar that names such a token accepts it. */
 /* Tokens of more than MAX_TOKEN bytes are never allowed. */
 enum { VOCAB_TOKEN = 0xFF, VOCAB_NAME = 4, VOCAB_RUNS = 32, MAX_TOKEN = 4096 };
 

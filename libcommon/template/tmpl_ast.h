@@ -14,7 +14,8 @@ struct token {
     struct val value;           /* T_DATA, T_NAME, T_STRING: text; T_INT, T_FLOAT */
 };
 
-/* All tokens of the source, T_END last.  White space control is done: data is what is written. */
+/* All tokens of the source, T_END last.  White space control is applied: data is the text to
+ * write. */
 struct token *tmpl_lex(struct vm *vm, const char *source, size_t size);
 
 enum node_kind {

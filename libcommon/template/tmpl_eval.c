@@ -479,7 +479,7 @@ static size_t loop_length(struct vm *vm, struct loop_state *l)
 {
     if (!l->has_length) {
         l->has_length = 1;
-        /* A generator: read on, and walk what was read. */
+        /* A generator: read all of it, then walk the items. */
         if (!val_len(l->sequence, &l->length)) {
             struct val rest = val_list(vm, 0), item;
             size_t seen = (size_t)l->index0 + 1 + (loop_peek(vm, l) ? 1 : 0);

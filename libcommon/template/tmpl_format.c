@@ -95,7 +95,7 @@ static struct val format_float(struct vm *vm, const struct spec *sp, double x)
     if (!type && sp->precision < 0) {
         float_repr(fabs(x), text);
     } else {
-        /* No type but a precision is 'g' that shows at least one decimal, with the exponent one
+        /* A precision without a type means 'g' with at least one decimal and the exponent one
          * digit earlier. */
         if (percent)
             x *= 100;
@@ -548,7 +548,7 @@ static void add_time(struct sb *b, const char *p, const char *end, const struct 
             break;
         p = mark + 1;
         char flag = p < end && strchr("-_0^#", *p) && *p ? *p++ : 0;
-        /* As the C library: what it does not know stays. */
+        /* As in the C library, an unknown letter stays. */
         if (p >= end || !time_field(*p, t, now, &f)) {
             p += p < end;
             sb_add(b, mark, (size_t)(p - mark));

@@ -82,7 +82,8 @@ static void push_data(struct lexer *x, size_t from, size_t end, char sign, int i
     advance(x, end);
 }
 
-/* Behind a closing "-%}" all white space goes, behind "%}" one newline unless it was "+%}". */
+/* After a closing "-%}" all white space is removed, after "%}" one newline, and after "+%}"
+ * nothing. */
 static void after_close(struct lexer *x, size_t close_at, char sign, int is_print)
 {
     size_t to = close_at;

@@ -248,7 +248,7 @@ static void repr(struct sb *b, struct val v, int sorted)
             sb_add(b, num, (size_t)snprintf(num, sizeof num, ", %" PRId64, v.r->step));
         add_text(b, ")");
         break;
-    default:                            /* Python shows an address here; ours says the same each time */
+    default:                            /* Python shows an address here; this is the same text each time */
         add_text(b, "<");
         add_text(b, v.kind == K_GEN ? v.g->type : val_type(v));
         add_text(b, v.kind == K_GEN ? " object>" : v.kind == K_FUNC ? " " : v.kind == K_METHOD ? " " : ">");

@@ -306,7 +306,7 @@ static void emit(struct detok_state *d, uint32_t k, const char *s, size_t n, int
     }
 }
 
-/* The text ends: what stages hold back goes on, first to last. */
+/* The text ends: pass on the bytes that the stages hold back, first to last. */
 static void finish(struct detok_state *d)
 {
     for (uint32_t k = 0; k < d->n_stages; k++) {

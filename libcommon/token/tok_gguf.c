@@ -97,7 +97,7 @@ static const char *const re_laguna[] = { "[^\\n]+|[\\n]+", QWEN2, NULL };
 static const char *const re_default[] = { "[\\p{P}\\$\\+<=>\\^~\\|]+", GPT2, "\\p{N}+", "[0-9][0-9][0-9]", NULL };
 static const char *const re_none[] = { NULL };
 
-/* One row a group of names, each ended by a blank. */
+/* One row for each group of names, each name ended by a blank. */
 static const struct pre { const char *names; const char *const *regex; int flags; } pres[] = {
     { "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano ", re_llama3,
       IGNORE_MERGES | ADD_BOS },
@@ -148,7 +148,7 @@ static const struct pre *find_pre(const char *name)
 
 /* ---- the vocabulary ---- */
 
-/* Ends of a turn in the families we know; GGUF names at most two of a model's. */
+/* The end-of-turn tokens of known families; GGUF names at most two of a model. */
 static const char *const end_name[] = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
         "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
@@ -169,7 +169,7 @@ static int type_of(const struct tokenizer_gguf *g, int i)
 static int vocabulary(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e)
 {
     int unigram = s->model == MODEL_UNIGRAM;
-    /* Phi-3's special tokens take the white space after them; its GGUF files do not tell. */
+    /* Phi-3's special tokens take the white space after them; its GGUF files do not say so. */
     int phi3 = g->name && (strcasestr(g->name, "phi-3") || strcasestr(g->name, "phi3"));
     if (g->n_tokens < 1)
         return err_set(e, ERR_FORMAT, "tokenizer.ggml.tokens: no tokens");

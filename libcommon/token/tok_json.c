@@ -615,7 +615,7 @@ int tok_gpt2_compile(struct tok_spec *s, const struct tokenizer_files *f, struct
         }
         p = nl ? nl + 1 : end;
     }
-    /* the only special token that GPT-2's files imply */
+    /* the only special token of GPT-2 files */
     static const char end_of_text[] = "<|endoftext|>";
     int32_t id = rc ? -1 : tok_spec_find(s, end_of_text, sizeof end_of_text - 1);
     if (id >= 0) {

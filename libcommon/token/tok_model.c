@@ -11,7 +11,7 @@
 struct model_symbol {
     int32_t id;                     /* by scores: -1 if the text is no token */
     uint32_t prev, next;            /* NONE at the ends */
-    /* Of joining this one and the next; NONE: they do not join, or this one is gone. */
+    /* The rank of joining this one and the next; NONE: they do not join, or this one is gone. */
     uint32_t rank;
     int32_t joined;                 /* the id of both together */
 };
@@ -144,7 +144,8 @@ static int byte_ids(const struct tokenizer *t, const char *s, size_t n, int32_t 
     return 1;
 }
 
-/* The id of one character of a word, with what the model hangs on first, later and last ones. */
+/* The id of one character of a word, with the affix that the model adds to first, later and last
+ * ones. */
 static int32_t char_id(const struct tokenizer *t, struct model_work *w, const char *s, size_t len, uint32_t c,
                        int first, int last)
 {
@@ -367,7 +368,7 @@ static int unigram(const struct tokenizer *t, struct model_work *w, const char *
         }
         at += (size_t)len;
     }
-    /* Turn the path round: node[i].score is done with, so from becomes the way forward. */
+    /* Reverse the path: node[i].score is no longer needed, and from becomes the next node. */
     size_t begin = n, end = n;
     while (begin > 0) {
         size_t from = node[begin].from;

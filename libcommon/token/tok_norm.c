@@ -158,7 +158,7 @@ static void strip(struct tbuf *out, const char *s, size_t n, uint32_t sides)
 static void spaces(struct tbuf *out, const char *s, size_t n, uint32_t how)
 {
     int squeeze = how & 1;
-    /* It does not tell the mark from the space. */
+    /* It does not distinguish the mark from the space. */
     while (squeeze && n && (s[n - 1] == ' ' || (n >= 3 && !memcmp(s + n - 3, "\xE2\x96\x81", 3))))
         n -= s[n - 1] == ' ' ? 1 : 3;
     while (squeeze && n && *s == ' ')

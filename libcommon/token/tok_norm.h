@@ -6,8 +6,8 @@
 #include "libcommon/token/tok_text.h"
 #include "libcommon/token/tokenizer_blob.h"
 
-/* Replace io (valid UTF-8) by its normalized form.  text: what the arguments of op[0..n) lie in;
- * regex: opened expressions by index of op, or NULL to open them here. */
+/* Replace io (valid UTF-8) by its normalized form.  text: the arguments of op[0..n); regex:
+ * opened expressions by index of op, or NULL to open them here. */
 int norm_text(const struct tokb_op *op, uint32_t n, const char *text, struct regex *const *regex, struct tbuf *io,
               struct err *e);
 

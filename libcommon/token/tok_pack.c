@@ -17,7 +17,7 @@ struct tables {
     struct tbuf text;
 };
 
-/* An added token on its way into the block: pattern bytes are kept apart, as normalizing makes
+/* An added token while the block is made: its pattern has its own bytes, as normalizing makes
  * new ones. */
 struct pattern { struct tbuf text; const struct spec_added *a; uint32_t order; int half; };
 
@@ -136,9 +136,9 @@ static void accelerators(const struct tok_spec *s, int32_t chars[TOKB_CHARS], in
     }
 }
 
-/* May a word be cut where no token spans?  Only if each character gives symbols of its own
- * whatever stands beside it: all bytes have tokens, and none of these takes part in a merge
- * under a name that is not its text. */
+/* Whether a word may be cut where no token spans.  Only if each character gives the same symbols
+ * whatever is next to it: all bytes have tokens, and no merge uses one of these under a name
+ * that is not its text. */
 static int may_cut(const struct tok_spec *s, const int32_t chars[TOKB_CHARS], const int32_t bytes[256])
 {
     if ((s->model != MODEL_BPE && s->model != MODEL_BPE_SCORE) || s->next_prefix.size || s->end_suffix.size)
@@ -203,8 +203,8 @@ static int check_ids(const struct tok_spec *s, const int32_t *id, uint32_t n, co
     return 0;
 }
 
-/* Only what the steps, the prefixes and the added tokens name is kept of the texts; the tokens'
- * own go to another section. */
+/* Keep only the texts of the steps, the prefixes and the added tokens; those of the tokens have
+ * a section of their own. */
 static void collect_text(const struct tok_spec *s, struct tokb_header *h, struct tokb_op *ops, struct tokb_added *added,
                          struct tbuf *text)
 {

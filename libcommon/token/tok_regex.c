@@ -102,7 +102,8 @@ static int property(struct tr *t, struct tbuf *o, int negated)
     return 0;
 }
 
-/* After the backslash, for what is the same inside and outside a set; 1 if it was none of these. */
+/* After the backslash: escapes that are the same inside and outside a set; 1 if it was none of
+ * these. */
 static int escape_common(struct tr *t, struct tbuf *o)
 {
     char buf[16];
@@ -135,9 +136,9 @@ static int escape_common(struct tr *t, struct tbuf *o)
     return 0;
 }
 
-/* One operand of a set is complete: as it stands if it is the last, else as a condition on the
- * character that the last one matches.  negated: the usual set, without operators or nested
- * sets, takes the ^ into itself. */
+/* One operand of a set is complete: copy it if it is the last, else make it a condition on the
+ * character that the last one matches.  negated: the usual set, without operators or nested sets,
+ * takes the ^ into itself. */
 static void operand(struct tbuf *all, struct tbuf *flat, struct tbuf *nested, int last, int *negated)
 {
     int usual = negated && flat->n;

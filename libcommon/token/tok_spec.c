@@ -13,7 +13,7 @@ void tok_spec_init(struct tok_spec *s)
 {
     memset(s, 0, sizeof *s);
     s->bos = s->unk = s->pad = -1;
-    /* So that there is something to point into; if it fails, the first text says so. */
+    /* Make the text not NULL; if this fails, the first text reports it. */
     tbuf_reserve(&s->text, 1);
 }
 
@@ -157,7 +157,7 @@ int tok_spec_merge(struct tok_spec *s, const char *left, size_t n_left, const ch
 int tok_spec_added(struct tok_spec *s, const char *p, size_t n, int32_t id, uint32_t flags, int normalized,
                    struct err *e)
 {
-    if (n == 0 || utf8_valid(p, n) != n)    /* texts are UTF-8: nothing else is found in them */
+    if (n == 0 || utf8_valid(p, n) != n)    /* texts are UTF-8, so searches for other bytes find nothing */
         return 0;
     if (grow((void **)&s->added, &s->added_room, s->n_added + 1, sizeof *s->added, e))
         return -1;

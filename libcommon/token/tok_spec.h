@@ -94,8 +94,8 @@ int tok_sentencepiece_compile(struct tok_spec *s, const void *model, size_t size
 int tok_gpt2_compile(struct tok_spec *s, const struct tokenizer_files *f, struct err *e);
 /* tok_gguf.c. */
 int tok_gguf_compile(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e);
-/* Spaces as U+2581, an optional space in front, bytes for unknown characters: what the sources
- * of SentencePiece share. */
+/* The steps that all SentencePiece sources have: spaces as U+2581, an optional space in front,
+ * bytes for unknown characters. */
 int tok_spec_spm_decoders(struct tok_spec *s, int prefix, int unless_skipped, struct err *e);
 
 #endif

@@ -8,8 +8,8 @@
 
 #include "libcommon/base/err.h"
 
-/* Bytes that grow.  After a failed allocation `failed` stays set and further appends do nothing:
- * ask once at the end. */
+/* A growing array of bytes.  After a failed allocation `failed` stays set and further appends do
+ * nothing: check it once at the end. */
 struct tbuf {
     char *p;                        /* owned; NULL while room is 0 */
     size_t n, room;
