@@ -423,6 +423,45 @@ static void test_refused(void **state)
     assert_non_null(strstr(e.msg, "at most the model's 128"));
 }
 
+/* Sizes before the engine is opened; as many blocks as there can be numbers for. */
+static void test_sizes(void **state)
+{
+    (void)state;
+    struct err e;
+    struct backend_options b;
+    struct engine_options o = { .backend = &backend_fake, .max_len = MAX_LEN, .max_seqs = 3 };
+    assert_int_equal(engine_backend_options(&model, &o, &b, &e), 0);
+    assert_int_equal(b.n_blocks, 3 * MAX_LEN / KV_BLOCK);
+    o.kv_bytes = (size_t)1 << 62;
+    assert_int_equal(engine_backend_options(&model, &o, &b, &e), -1);
+    assert_non_null(strstr(e.msg, "KV blocks"));
+    o.kv_bytes = 0;
+    o.max_len = MAX_LEN + 1;
+    assert_int_equal(engine_backend_options(&model, &o, &b, &e), -1);
+}
+
+/* A constraint that cannot be forked serves one answer, not two. */
+static void test_constraint_without_fork(void **state)
+{
+    (void)state;
+    struct err e;
+    static struct answer a;
+    struct engine *g = open_engine(1, 9, 16);
+    struct request_params p = params((const int32_t[]){ 1, 2, 3 }, 3, &a);
+    struct constraint c = rules_of(3, 12);
+    c.fork = NULL;
+    p.constraint = &c;
+    p.n = 2;
+    assert_null(engine_submit(g, &p, &e));
+    assert_non_null(strstr(e.msg, "forked"));
+    p.n = 1;
+    submit(g, &p, &a);
+    run_to_end(g);
+    assert_int_equal(a.finish, FINISH_STOP);
+    assert_int_equal(n_rules, 0);
+    engine_close(g);
+}
+
 /* NaN ends one request, a dead device all that run. */
 static void test_failures(void **state)
 {
@@ -467,6 +506,7 @@ int main(void)
             cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_embed), cmocka_unit_test(test_constraint), cmocka_unit_test(test_penalties),
         cmocka_unit_test(test_logits), cmocka_unit_test(test_lost_file),
+        cmocka_unit_test(test_sizes), cmocka_unit_test(test_constraint_without_fork),
         cmocka_unit_test(test_refused), cmocka_unit_test(test_failures),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -67,6 +67,14 @@ static void a_limit_holds_and_says_when(void **state)
     assert_int_equal(s.requests_minute, 1);
     assert_int_equal(s.requests, 6);                        /* a reset forgets the window, not the total */
 
+    assert_true(usage_admit(u, 11, &few).allowed);
+    usage_settle(u, 11, 0, 50);
+    usage_read(u, 11, &few, &s);
+    assert_true(s.tokens_minute == 50 && s.tokens_day == 50);
+    usage_reset(u, 11);
+    usage_read(u, 11, &few, &s);
+    assert_true(s.tokens_minute == 0 && s.tokens_day == 0 && s.tokens == 50);
+
     assert_true(usage_admit(u, 10, &few).allowed);
     usage_settle(u, 10, 0, 99);
     assert_true(usage_admit(u, 10, &few).allowed);
