@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -21,6 +22,7 @@ static const char large[LARGE];
 static void on_request(void *user, struct conn *c)
 {
     (void)user;
+    assert_string_equal(conn_peer(c), "127.0.0.1");
     if (strcmp(conn_request(c)->path, "/large") == 0)
         conn_reply(c, 200, "text/plain", large, LARGE);
     else
@@ -142,6 +144,97 @@ static void test_large_answer(void **state)
     finish(&s);
 }
 
+/* What comes until the connection ends. */
+static size_t rest_of(int fd, char *to, size_t room)
+{
+    size_t n = 0;
+    for (ssize_t k; n < room && (k = recv(fd, to + n, room - n, 0)) > 0;)
+        n += (size_t)k;
+    return n;
+}
+
+static int connect_to(int port)
+{
+    const struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    const struct timeval most = { .tv_sec = 20 };
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&a, sizeof a), 0);
+    return fd;
+}
+
+/* Refused upgrades, 100 Continue, ends of connections and connections without room: to the byte. */
+static void test_exact_bytes(void **state)
+{
+    static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n",
+                      full[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    static const char *const no_upgrade[] = {
+        "GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: short\r\n\r\n",
+    };
+    enum { MOST = 6 };
+    struct loop_options o = { .max_unsent = 1 << 16, .max_per_address = MOST };
+    struct served s;
+    char answer[4096];
+    int many[MOST + 1];
+    (void)state;
+    serve(&s, &o);
+    for (size_t i = 0; i < sizeof no_upgrade / sizeof *no_upgrade; i++) {
+        close(client(s.port, no_upgrade[i], answer, sizeof answer));
+        assert_memory_equal(answer, "HTTP/1.1 426 ", 13);
+    }
+    int fd = client(s.port, "POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n", answer, sizeof answer);
+    assert_string_equal(answer, go_on);
+    assert_int_equal(send(fd, "hi", 2, 0), 2);
+    assert_int_equal(shutdown(fd, SHUT_WR), 0);         /* no more requests: the answer, and the end */
+    const size_t n = rest_of(fd, answer, sizeof answer);
+    assert_in_range(n, 20, sizeof answer - 1);
+    assert_memory_equal(answer, "HTTP/1.1 426 ", 13);
+    close(fd);
+    fd = websocket(s.port);                             /* a close frame is answered by one, and the end */
+    static const unsigned char close_frame[6] = { 0x88, 0x80 };
+    assert_int_equal(send(fd, close_frame, sizeof close_frame, 0), sizeof close_frame);
+    assert_int_equal(rest_of(fd, answer, sizeof answer), 4);
+    assert_memory_equal(answer, "\x88\x02\x03\xe8", 4);      /* status 1000 */
+    close(fd);
+    for (int i = 0; i <= MOST; i++)
+        many[i] = connect_to(s.port);
+    const size_t refused = rest_of(many[MOST], answer, sizeof answer);
+    assert_int_equal(refused, sizeof full - 1);
+    assert_memory_equal(answer, full, refused);
+    for (int i = 0; i <= MOST; i++) {
+        shutdown(many[i], SHUT_WR);
+        assert_int_equal(rest_of(many[i], answer, sizeof answer), 0);   /* the server has closed it, too */
+        close(many[i]);
+    }
+    finish(&s);
+}
+
+static int open_files(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < 1024; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+/* A loop that is closed has closed what it opened. */
+static void test_no_file_stays(void **state)
+{
+    const int before = open_files();
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        struct loop_options o = { .max_unsent = 1 << 16 };
+        struct served s;
+        serve(&s, &o);
+        finish(&s);
+    }
+    assert_int_equal(open_files(), before);
+}
+
 /* Every buffer is freed: by the thread, at the end, or at once if it is small or there is no
  * reaper. */
 static void test_reaper(void **state)
@@ -205,6 +298,7 @@ static void test_handshake_queue(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_pings), cmocka_unit_test(test_large_answer),
+                                        cmocka_unit_test(test_exact_bytes), cmocka_unit_test(test_no_file_stays),
                                         cmocka_unit_test(test_reaper), cmocka_unit_test(test_handshake_queue) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

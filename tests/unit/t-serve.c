@@ -86,6 +86,61 @@ static void test_http_limits(void **state)
     }
 }
 
+/* Heads at the edges of what is taken: 0: it is whole; 1: more is to come; else the status. */
+static void test_http_heads(void **state)
+{
+#define HEAD(line, fields) line " HTTP/1.1\r\nHost: h\r\n" fields "\r\n"
+    static const struct { const char *text; int status; } cases[] = {
+        { HEAD("azAZ09!#$%&'*+-.^_`|~ /~", ""), 0 }, { HEAD("GE/T /", ""), 400 }, { HEAD("GE:T /", ""), 400 },
+        { HEAD("GE@T /", ""), 400 }, { HEAD("GE[T /", ""), 400 }, { HEAD("GE{T /", ""), 400 }, { HEAD(" /", ""), 400 },
+        { HEAD("ABCDEFGHIJKLMNOPQRSTUVWXYZABCDEF /", ""), 0 }, { HEAD("ABCDEFGHIJKLMNOPQRSTUVWXYZABCDEFG /", ""), 400 },
+        { "GET /\r\nHost: h\r\n\r\n", 400 }, { "GET\r\nHost: h\r\n\r\n", 400 }, { HEAD("GET /\x01", ""), 400 },
+        { HEAD("GET /\x7f", ""), 400 }, { HEAD("GET /\t", ""), 400 }, { HEAD("GET /!", ""), 0 },
+        { HEAD("GET /", "Host: h\r\n"), 400 }, { "GET / HTTP/1.0\r\n\r\n", 0 },
+        { "GET / HTTP/1.2\r\nHost: h\r\n\r\n", 505 },
+        { "GET / HTTP/1.\r\nHost: h\r\n\r\n", 505 }, { "GET / HTTQ/1.1\r\nHost: h\r\n\r\n", 400 },
+        { "GET / HTTP/1.1\nHost: h\n\n", 400 }, { "\r\n\r\n" HEAD("GET /", ""), 0 }, { "\nGET", 400 },
+        { HEAD("GET /", "Expect: 100-Continue\r\n"), 0 }, { HEAD("GET /", "Expect: more\r\n"), 417 },
+        { HEAD("GET /", "Content-Encoding: Identity\r\n"), 0 }, { HEAD("GET /", "Content-Encoding: gzip\r\n"), 415 },
+        { HEAD("POST /", "Content-Length: 0\r\n"), 0 }, { HEAD("POST /", "Content-Length: 1000\r\n"), 1 },
+        { HEAD("POST /", "Content-Length: 000000000000000001\r\n") "a", 0 },
+        { HEAD("POST /", "Content-Length: 0000000000000000001\r\n"), 413 },
+        { HEAD("POST /", "Content-Length: 1a\r\n"), 400 }, { HEAD("POST /", "Content-Length: -1\r\n"), 400 },
+        { HEAD("POST /", "Content-Length: \r\n"), 400 },
+        { HEAD("POST /", "Content-Length: 1\r\nContent-Length: 1\r\n"), 400 },
+        { HEAD("POST /", "Content-Length: 1\r\nTransfer-Encoding: chunked\r\n"), 400 },
+        { HEAD("POST /", "Transfer-Encoding: gzip\r\n"), 501 },
+        { "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 501 },
+        { CHUNKED "1 \t ;a=b\r\nx\r\n0\r\n\r\n", 0 }, { CHUNKED "1\t\r\nx\r\n0\r\n\r\n", 0 },
+        { CHUNKED "3E8\r\n", 1 }, { CHUNKED "3e8g\r\n", 400 }, { CHUNKED "0\r\nx-9: a\r\n\r\n", 0 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct http_parser p = { 0 };
+        struct buf in = { 0 };
+        buf_add(&in, cases[i].text, strlen(cases[i].text));
+        const enum http_answer a = http_parse(&p, &in, &limits);
+        const int got = a == HTTP_DONE ? 0 : a == HTTP_MORE ? 1 : p.status;
+        if (got != cases[i].status)
+            fail_msg("%zu: %s: %d", i, cases[i].text, got);
+        http_reset(&p);
+        buf_release(&in);
+    }
+    for (size_t size = 4095; size <= 4098; size++)      /* of the head; whole 0: its end is still to come */
+        for (int whole = 0; whole < 2; whole++) {
+            struct http_parser p = { 0 };
+            struct buf in = { 0 };
+            buf_str(&in, "GET / HTTP/1.1\r\nHost: h\r\nX: ");
+            while (in.size < size - 4)
+                buf_str(&in, "x");
+            buf_str(&in, whole ? "\r\n\r\n" : "xxxx");
+            assert_int_equal(http_parse(&p, &in, &limits), size > 4096 ? HTTP_REFUSED : whole ? HTTP_DONE : HTTP_MORE);
+            assert_int_equal(p.status, size > 4096 ? 431 : 0);
+            http_reset(&p);
+            buf_release(&in);
+        }
+}
+
 /* A caller that asks is told of each body once, and one that it drops is counted, checked and
  * not kept, wherever the bytes are cut. */
 static void test_bodies_dropped(void **state)
@@ -568,7 +623,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_watch), cmocka_unit_test(memory_watch_steps),
-            cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits),
+            cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits), cmocka_unit_test(test_http_heads),
         cmocka_unit_test(test_bodies_dropped), cmocka_unit_test(test_absolute_targets),
         cmocka_unit_test(test_websocket), cmocka_unit_test(test_small_pieces),
         cmocka_unit_test(test_fields), cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
