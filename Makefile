@@ -1,7 +1,9 @@
-# One Makefile, not recursive; everything it makes lies under $(B).
+# One Makefile, not recursive; everything is built under $(B).
 #   make | make check | make install DESTDIR= PREFIX= | make uninstall
-#   make GPU=cuda      the CUDA engine too, by nvcc 12.5 or newer (auto: where nvcc and an NVIDIA driver are; none: never)
-#   make B=build/asan CFLAGS='-O1 -g -fsanitize=address,undefined' LDFLAGS='-fsanitize=address,undefined' check
+#   make GPU=cuda      with the CUDA engine, by nvcc 12.5 or newer (auto: if nvcc and an NVIDIA
+#                      driver are installed; none: never)
+#   make B=build/asan CFLAGS='-O1 -g -fsanitize=address,undefined' \
+#     LDFLAGS='-fsanitize=address,undefined' check
 B       ?= build
 PREFIX  ?= /usr/local
 CFLAGS  ?= -O2 -g
@@ -12,53 +14,63 @@ GPU     ?= auto
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
 PKGS    := jansson zlib libpcre2-8 libutf8proc
 ifneq ($(filter-out clean uninstall,$(or $(MAKECMDGOALS),all)),)
-MISSING := $(foreach p,$(PKGS) libcurl libedit sqlite3 libssl libcrypto,$(shell pkg-config --exists $p 2>/dev/null || echo $p))
-$(if $(strip $(MISSING)),$(error pkg-config does not find: $(strip $(MISSING)); on Debian, scripts/deps installs what is needed))
+NEEDED  := $(PKGS) libcurl libedit sqlite3 libssl libcrypto
+MISSING := $(strip $(foreach p,$(NEEDED),$(shell pkg-config --exists $p 2>/dev/null || echo $p)))
+$(if $(MISSING),$(error pkg-config does not find: $(MISSING); on Debian, run scripts/deps))
 endif
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS))
 PKG_LIBS   := $(shell pkg-config --libs $(PKGS))
-# -ffp-contract=off: a sum rounds the same way in every build; the kernels say fma where they mean it.
+# -ffp-contract=off: sums round the same way in every build; the kernels call fma explicitly.
 FLAGS   := -std=c11 -D_GNU_SOURCE -DZSE_VERSION='"$(VERSION)"' -I. $(PKG_CFLAGS) -Wall -Wextra -Werror \
            -Wstrict-prototypes -Wmissing-prototypes -Wshadow -ffp-contract=off -fno-math-errno -pthread \
            $(CFLAGS)
 
-# The device engine: gpu/backend in C, gpu/kernels and gpu/rt in CUDA C++, for a GPU (nvcc) or emulated (the C++ compiler).
+# The device engine: gpu/backend in C, gpu/kernels and gpu/rt in CUDA C++, compiled for a GPU (nvcc)
+# or for the emulation (the C++ compiler).
 DEVICE  := $(if $(filter auto,$(GPU)),$(if $(and $(NVCC),$(wildcard /proc/driver/nvidia/version)),cuda,none),$(GPU))
 KERNELS := $(wildcard gpu/kernels/*.cu)
 ifeq ($(DEVICE),cuda)
 CUDA    := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 SMS     ?= 80 86 89 90
-# -fmad=false: as -ffp-contract=off.
+# -fmad=false has the same purpose as -ffp-contract=off.
 NVFLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-Wextra -Werror all-warnings --threads 2
-# The front end, half of the time, runs once, for the oldest: nothing but *_hopper.cu needs more.  Its PTX is for GPUs that come after.
+# The front end takes half of the time; it runs once, for the oldest architecture: only *_hopper.cu
+# needs more.  The PTX is for future GPUs.
 COMMA   := ,
 OLDEST  := compute_$(shell printf '%s\n' $(SMS) | sort -n | head -n 1)
 NVCODE  := -gencode 'arch=$(OLDEST)$(COMMA)code=[$(subst $() $(),$(COMMA),$(SMS:%=sm_%) $(OLDEST))]'
-# *_hopper.cu is for compute capability 9.0 alone: wgmma exists nowhere else.
+# *_hopper.cu is for compute capability 9.0 alone, the only one with wgmma.
 $(B)/gpu/kernels/%_hopper.o: NVCODE := -gencode arch=compute_90a,code=sm_90a
 CUDA_OBJS := $(patsubst %.cu,$(B)/%.o,$(KERNELS) gpu/rt/rt.cu)
 GPU_LIBS := -L$(CUDA)/lib64 -L$(CUDA)/lib -lcudart_static -lstdc++ -ldl -lrt
 endif
-# Where the compiler can, every access of an emulated kernel is checked: it calls us instead of the thread sanitizer, whose library is not linked.
-EMUFLAGS := -std=c++17 -O2 -g1 -I. -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unknown-warning-option -Wno-tsan -Wno-psabi -ffp-contract=off -fno-math-errno -pthread
-# They do not depend on CC and CFLAGS: builds may share them (E=build/emulated).
+# Every memory access of an emulated kernel is checked if the compiler has -fsanitize=thread: its
+# calls go to our checks, the sanitizer's library is not linked.
+EMUFLAGS := -std=c++17 -O2 -g1 -I. -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unknown-warning-option \
+            -Wno-tsan -Wno-psabi -ffp-contract=off -fno-math-errno -pthread
+# These objects do not depend on CC and CFLAGS: builds may share them (E=build/emulated).
 E       ?= $(B)/emulated
-EMULATED = $(patsubst %,$(E)/%.o,$(basename $(KERNELS) gpu/rt/emulated.cc gpu/rt/emulated_hopper.cc)) $(call objects,$(wildcard gpu/backend/*.c))
+EMULATED = $(patsubst %,$(E)/%.o,$(basename $(KERNELS) gpu/rt/emulated.cc gpu/rt/emulated_hopper.cc)) \
+           $(call objects,$(wildcard gpu/backend/*.c))
 
 PROGRAMS := $(patsubst cmd/%.c,%,$(wildcard cmd/zse-*.c))
-LIB   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avxvnni.c %_avx512.c %_amx.c),$(wildcard libcommon/*/*.c libcommon/*/*/*.c)) $(if $(filter cuda,$(DEVICE)),$(wildcard gpu/backend/*.c),gpu/stub.c)
+X86   := $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avxvnni.c %_avx512.c %_amx.c)
+LIB   := $(filter-out $(X86),$(wildcard libcommon/*/*.c libcommon/*/*/*.c)) \
+         $(if $(filter cuda,$(DEVICE)),$(wildcard gpu/backend/*.c),gpu/stub.c)
 CMD   := $(filter-out cmd/zse-%,$(wildcard cmd/*.c))
 UNIT  := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/t-*.c))
 BINS  := $(addprefix $(B)/,$(PROGRAMS))
-# What asks which processor this is for.  All other objects are the same for any: a build may take them from another with the same flags (O=build).
+# Sources that depend on the architecture.  All other objects are the same for any: a build may use
+# those of another build with the same flags (O=build).
 O     ?= $(B)
-ASKS  := $(shell grep -lw ZSE_X86 libcommon/*/*.c libcommon/*/*/*.c tests/unit/*.c)
-objects = $(patsubst %.c,$(B)/%.o,$(filter $(ASKS),$1)) $(patsubst %.c,$(O)/%.o,$(filter-out $(ASKS),$1))
-OBJS  := $(call objects,$(LIB) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) $(patsubst $(B)/%,%.c,$(UNIT)) $(wildcard gpu/backend/*.c)) $(EMULATED)
+BY_ARCH  := $(shell grep -lw ZSE_X86 libcommon/*/*.c libcommon/*/*/*.c tests/unit/*.c)
+objects = $(patsubst %.c,$(B)/%.o,$(filter $(BY_ARCH),$1)) $(patsubst %.c,$(O)/%.o,$(filter-out $(BY_ARCH),$1))
+OBJS  := $(call objects,$(LIB) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) \
+           $(patsubst $(B)/%,%.c,$(UNIT)) $(wildcard gpu/backend/*.c)) $(EMULATED)
 
 all: $(BINS)
 
-# Following variables through unrolled loops is half of their compile time: debuggers get lines and functions.
+# -g1: tracking variables through unrolled loops would double the compile time of these files.
 LINES   := $(if $(filter -g,$(CFLAGS)),-g1)
 AVX512  := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx512vbmi -mfma -mf16c $(LINES)
 $(B)/%_avx2.o: SIMD := -mavx2 -mfma -mf16c $(LINES)
@@ -66,10 +78,10 @@ $(B)/%_avxvnni.o: SIMD := -mavx2 -mfma -mf16c -mavxvnni $(LINES)
 $(B)/%_avx512.o: SIMD := $(AVX512)
 $(B)/%_amx.o: SIMD := -mamx-tile -mamx-int8
 $(B)/libcommon/kernels/%_amx.o: SIMD := $(AVX512) -mamx-tile -mamx-int8
-# The loops that take most of the time: LOOPS, if given, follow CFLAGS.
+# The innermost loops: LOOPS, if given, follows CFLAGS there.
 $(patsubst %,$(B)/libcommon/%.o,kernels/% quant/% convert/linalg% convert/gptq%): INNER := $(LOOPS)
 ifeq ($(ARCH),x86_64)
-$(ASKS:%.c=$(B)/%.o): FLAGS += -DZSE_X86
+$(BY_ARCH:%.c=$(B)/%.o): FLAGS += -DZSE_X86
 endif
 define COMPILE
 	@mkdir -p $(@D)
@@ -78,12 +90,12 @@ endef
 $(B)/%.o: %.c
 	$(COMPILE)
 ifneq ($(O),$(B))
-$(if $(filter-out generic,$(ARCH)),$(error O=$(O) is for ARCH=generic: what other builds compile differs))
+$(if $(filter-out generic,$(ARCH)),$(error O=$(O) is for ARCH=generic: other builds compile different sources))
 $(O)/%.o: %.c
 	$(COMPILE)
 endif
 
-# It holds this file.
+# registry.c embeds this file.
 $(O)/libcommon/plan/registry.o: libcommon/plan/models.json
 
 $(B)/gpu/%.o: gpu/%.cu
@@ -107,43 +119,47 @@ $(B)/libzse.a: $(call objects,$(LIB)) $(CUDA_OBJS)
 	$(AR) rcs $@ $^
 
 $(B)/zse-chat: EXTRA := -ledit
-$(B)/zse-apikey $(B)/zse-audit $(B)/tests/unit/t-windows $(B)/tests/unit/t-keys $(patsubst tests/unit/%.c,$(B)/tests/unit/%,$(wildcard tests/unit/t-audit*.c)): EXTRA := -lsqlite3 -lcrypto
-$(B)/zse-serve $(B)/tests/unit/t-serve $(B)/tests/unit/t-conn $(B)/tests/unit/t-conversation: EXTRA := -lssl -lsqlite3 -lcrypto
+$(B)/zse-apikey $(B)/zse-audit: EXTRA := -lsqlite3 -lcrypto
+$(filter $(B)/tests/unit/t-windows $(B)/tests/unit/t-keys $(B)/tests/unit/t-audit%,$(UNIT)): EXTRA := -lsqlite3 -lcrypto
+$(B)/zse-serve: EXTRA := -lssl -lsqlite3 -lcrypto
+$(patsubst %,$(B)/tests/unit/t-%,serve conn conversation): EXTRA := -lssl -lsqlite3 -lcrypto
 $(B)/zse-%: $(O)/cmd/zse-%.o $(call objects,$(CMD)) $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lm
 
-# The same programs with the emulated device, for tests: --device emulated.
+# The same programs with the emulated device, for the tests: --device emulated.
 $(B)/emulated/zse-chat: EXTRA := -ledit
 $(B)/emulated/zse-serve: EXTRA := -lssl -lsqlite3 -lcrypto
 $(B)/emulated/zse-%: $(O)/cmd/zse-%.o $(call objects,$(CMD) tests/lib/fault.c) $(B)/emulated/libgpu.a $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lstdc++ -lm
 
-# Tests of the device: emulated in every build; for the GPU at hand, make check-gpu.
+# Tests of the device: emulated in every build; natively with make check-gpu.
 $(B)/tests/unit/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/emulated/libgpu.a $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka $(GPU_LIBS) -lstdc++ -lm
 $(B)/tests/gpu/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/libzse.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka $(GPU_LIBS) -lm
 
-$(B)/tests/unit/t-nomem: EXTRA := $(addprefix -Xlinker --wrap=,malloc calloc realloc aligned_alloc strdup strndup asprintf vasprintf)
+ALLOC := malloc calloc realloc aligned_alloc strdup strndup asprintf vasprintf
+$(B)/tests/unit/t-nomem: EXTRA := $(addprefix -Xlinker --wrap=,$(ALLOC))
 $(B)/tests/unit/t-sigbus: $(O)/cmd/sigbus.o $(O)/cmd/cli.o
 $(B)/tests/unit/t-cli: $(O)/cmd/cli.o
 $(B)/tests/unit/t-%: $(O)/tests/unit/t-%.o $(B)/libzse.a
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $(filter %.o,$^) $(filter %.a,$^) $(PKG_LIBS) $(EXTRA) -lcmocka $(GPU_LIBS) -lm
+	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $(filter %.o,$^) $(filter %.a,$^) $(PKG_LIBS) $(EXTRA) -lcmocka \
+	  $(GPU_LIBS) -lm
 
 $(B)/tests/bench/%: $(O)/tests/bench/%.o $(B)/libzse.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(GPU_LIBS) -lm
 
-# Before a program (LD_PRELOAD), in a test: never built with a sanitizer.
+# Libraries that a test preloads (LD_PRELOAD): never built with a sanitizer.
 $(B)/tests/lib/%.so: tests/lib/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -shared -fPIC -o $@ $<
 
 unit: $(UNIT) $(B)/tests/lib/nomem.so $(B)/tests/lib/stuck.so
 
-# A compiler's warnings on the tests, and on the device's backend, which no program without a device has.
+# Compiler warnings for the tests and for the device's backend, which other builds do not compile.
 syntax:
 	$(CC) $(FLAGS) -DZSE_X86 -fsyntax-only $(wildcard tests/unit/t-*.c tests/lib/*.c gpu/backend/*.c)
 

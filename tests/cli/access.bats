@@ -1,4 +1,5 @@
-# access.bats - zse-apikey and zse-audit at the command line: streams, exit codes, concurrency, cron.
+# access.bats - zse-apikey and zse-audit at the command line: streams, exit codes, concurrency,
+# cron.
 bats_require_minimum_version 1.5.0
 
 setup() {
@@ -58,7 +59,7 @@ entry() {
   done
 }
 
-@test "what is wrong is said: exit 2 for usage, 1 for a folder that cannot be written" {
+@test "mistakes are reported: exit 2 for usage, 1 for a folder that cannot be written" {
   for a in "create" "create a b" "list x" "frob" "create a --expires yesterday" "create a --expires 2001-01-01" "create a --scope root" "create a --rate-limit 0" \
            "create a --token-limit 5/week" "list --rate-limit 5" "create a --model a,b"; do
     # shellcheck disable=SC2086
@@ -91,7 +92,8 @@ entry() {
   echo '{"half' >>"$ZSE_HOME/audit/requests.jsonl"
   cp "$ZSE_HOME/audit/requests.jsonl" "$ZSE_HOME/audit/requests_20261121_150000.jsonl"
   : >"$ZSE_HOME/audit/requests.jsonl"
-  { zse-audit summary -H 1; zse-audit stats; zse-audit export -o "$T/x"; zse-audit verify; zse-audit clear --yes --all; } >"$T/o" 2>&1
+  { zse-audit summary -H 1; zse-audit stats; zse-audit export -o "$T/x"; zse-audit verify; zse-audit clear --yes \
+    --all; } >"$T/o" 2>&1
   for text in 'last 1 hour: 1 request, 1 error, 1 key$' '1 rotated file,' '1 request in 1 line, 1 error$' 'skipped 1 line of' 'x: 1 line$' 'intact: 0 lines in 2 files$'; do
     grep -q "$text" "$T/o" || { echo "$text"; cat "$T/o"; return 1; }
   done

@@ -10,7 +10,8 @@ setup_file() {
 }
 setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
 # check 'EXPRESSION over j' <JSON
-# -S: without the packages that are installed, which takes most of the time that python needs to start.
+# -S: without the packages that are installed, which takes most of the time that python needs to
+# start.
 check() { python3 -S -c 'import json,sys; j=json.load(sys.stdin)
 if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 
@@ -77,7 +78,8 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 # bats test_tags=plain
 @test "speed: shares of the limits" {
   run --separate-stderr zse-bench "$MODEL" -p 32 -n 8 -r 1 --json
-  # speed times work per token, by the limit: of 0.7 million parameters, and the bytes of them (how large a share is, only a quiet machine shows)
+  # speed times work per token, by the limit: of 0.7 million parameters, and the bytes of them (how
+  # large a share is, only a quiet machine shows)
   check 'j["limits"]["int8_op_per_s"] > 1e6 and j["limits"]["read_bytes_per_s"] > 1e6 and j["share"]["prefill"] > 0 and j["share"]["decode"] > 0' <<<"$output"
   check 'any(1e6 < j["share"]["prefill"] * j["limits"][of] / j["prefill_tokens_per_s"]["median"] < 3e6 for of in ("int8_op_per_s", "f32_flop_per_s"))' <<<"$output"
   check '0.7 < j["share"]["decode"] * j["limits"]["read_bytes_per_s"] / j["decode_tokens_per_s"]["median"] / j["memory"]["weight_bytes"] < 1.5' <<<"$output"
@@ -162,7 +164,8 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   check 'j["prompt_tokens"] == 20 and j["repeats"] == 2 and j["prefill_alone_s"] > 0' <<<"$output"
   check 'set(j["warm"]["phases_s"]) == {"exec", "map", "open", "tokenize", "engine", "prefill", "first_token"} and all(v > 0 for v in j["warm"]["phases_s"].values())' <<<"$output"
-  # of two runs the medians are means: of the phases as of the whole, but for what lies between two phases
+  # of two runs the medians are means: of the phases as of the whole, but for what lies between two
+  # phases
   check '0.9 < sum(j["warm"]["phases_s"].values()) / j["warm"]["total_s"]["median"] < 1.1 and j["warm"]["ratio"] > 0 and j["warm"]["peer_total_s"]["median"] > 0' <<<"$output"
   check '"not_dropped" in j if j["dropped"] is None else j["dropped"]["total_s"]["median"] > 0' <<<"$output"
   grep -q -- "-m $MODEL -p .* -n 1 .*-t 1 " "$BATS_TEST_TMPDIR/peer.log"
@@ -248,7 +251,8 @@ assert q['positions'] == 31 and abs(q['top5_overlap'] - sum(overlap) / 31) < 1e-
 assert abs(q['cosine_median'] - sorted(cosine)[15]) < 1e-9 and abs(q['cosine_min'] - min(cosine)) < 1e-9, (q, cosine)
 assert 0.5 < q['top5_overlap'] < 1 and q['exact'] and q['weights_crc'] != q['reference_weights_crc']
 END
-  # neither the set of kernels nor the number of threads makes a difference, at conversion or after it
+  # neither the set of kernels nor the number of threads makes a difference, at conversion or after
+  # it
   head -c 700 LICENSE >"$d/text"
   zse-convert models/tiny -q nl4 --calibration "$d/text" --kernels ref -o "$d/ref.zse" >/dev/null
   zse-convert models/tiny -q nl4 --calibration "$d/text" --threads 1 -o "$d/one.zse" >/dev/null
@@ -314,7 +318,8 @@ END
   fails "No such file" coldstart /no/such/model
 }
 
-# Stand-ins that answer as the programs of llama.cpp and ik_llama.cpp do, so that every row is there without a build of them.
+# Stand-ins that answer as the programs of llama.cpp and ik_llama.cpp do, so that every row is there
+# without a build of them.
 # bats test_tags=plain
 @test "bench-vs: every row, with programs that answer as llama.cpp's and ik_llama.cpp's" {
   command -v python3 >/dev/null || skip "no python3"
@@ -356,7 +361,8 @@ for n in 1 4 8 16; do echo "|   128 |     32 | $n |    160 |    0.100 |   100.00
 END
   chmod +x "$d"/llama-* "$ik"/llama-*
   cp "$MODEL" "$d/tiny.zse"
-  run --separate-stderr env B="${ZSE_BIN#"$PWD"/}" LLAMACPP="$d" IK_LLAMACPP="$ik" scripts/bench-vs --json --rounds 1 --zse "$d/tiny.zse" --gguf "$d/tiny.zse" --prompts 32,64 --threads 1
+  run --separate-stderr env B="${ZSE_BIN#"$PWD"/}" LLAMACPP="$d" IK_LLAMACPP="$ik" scripts/bench-vs --json --rounds 1 --zse "$d/tiny.zse" \
+    --gguf "$d/tiny.zse" --prompts 32,64 --threads 1
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   speeds='{"prefill_32", "prefill_64", "decode_128", "decode_64", "batch_1", "batch_4", "batch_8", "batch_16"}'
   check '{r["what"] for r in j["rows"] if r["against"] == "llama.cpp"} == '"$speeds"' | {"first_token_ms", "private_mb"}' <<<"$output"
@@ -407,7 +413,8 @@ served() {
   check 'all(0 <= j[k]["p50"] <= j[k]["p90"] <= j[k]["p99"] <= j[k]["max"] for k in ("first_token_ms", "gap_ms", "request_ms"))' <<<"$output"
   served -p 100 -n 4 --rate 200 --requests 10 --shared 80 --background 2 --seed 7 --json
   check 'j["rate"] == 200 and j["concurrency"] == 0 and j["done"] == 10 and j["full_tokens_per_s"] is None' <<<"$output"
-  check '85 <= j["prompt_tokens"] <= 125 and 32 <= j["cached_tokens"] <= 96' <<<"$output"       # whole blocks of the shared part, and of the template
+  # whole blocks of the shared part, and of the template
+  check '85 <= j["prompt_tokens"] <= 125 and 32 <= j["cached_tokens"] <= 96' <<<"$output"
   check 'j["background"]["streams"] == 2 and j["background"]["gap_ms"]["n"] > 0' <<<"$output"
   served --api completions -p 20 -n 8
   [[ "$output" == *"16 requests, 1 at once, 0 failed"*"first token "*"between tokens "* ]]
@@ -441,7 +448,8 @@ END
   exec 4< <(exec python3 "$BATS_TEST_TMPDIR/stub.py" 2>"$BATS_TEST_TMPDIR/stub.err")
   stub=$!
   read -r port <&4
-  ZSE_API_KEY=secret OPENAI_API_KEY=other run --separate-stderr zse-bench serve "http://127.0.0.1:$port/v1/" --api tokens -p 5 -n 2 -w 1 --requests 5 --json
+  ZSE_API_KEY=secret OPENAI_API_KEY=other run --separate-stderr zse-bench serve "http://127.0.0.1:$port/v1/" --api tokens -p 5 -n 2 -w 1 \
+    --requests 5 --json
   kill "$stub"
   exec 4<&-
   [ "$status" = 1 ] || { cat "$BATS_TEST_TMPDIR/stub.err"; return 1; }
@@ -469,7 +477,8 @@ END
   chmod +x "$d"/llama-*
   cp "$MODEL" "$d/tiny.zse"
   run --separate-stderr env B="${ZSE_BIN#"$PWD"/}" LLAMACPP="$d" ZSE_HOME="$d/ours" \
-    scripts/bench-vs serve --json --rounds 1 --zse "$d/tiny.zse" --gguf "$d/tiny.zse" --threads 1 --only streams_16,prompt_beside_8_ms,gap_p99_beside_8_ms,same_prefix_1500_ms
+    scripts/bench-vs serve --json --rounds 1 --zse "$d/tiny.zse" --gguf "$d/tiny.zse" --threads 1 --only \
+      streams_16,prompt_beside_8_ms,gap_p99_beside_8_ms,same_prefix_1500_ms
   [ "$status" = 0 ] || { echo "$stderr"; cat build/bench-vs/*.log; return 1; }
   check '[(r["what"], r["against"]) for r in j["rows"]] == [("streams_16", "llama.cpp"), ("streams_16", "zse-bench"), ("prompt_beside_8_ms", "llama.cpp"), ("gap_p99_beside_8_ms", "llama.cpp"), ("same_prefix_1500_ms", "llama.cpp")]' <<<"$output"
   check 'all(r["ours"] > 0 and r["peer"] > 0 and r["n"] == 1 for r in j["rows"])' <<<"$output"
@@ -508,7 +517,8 @@ END
   # the logits of the reference are those of zse-bench logits
   zse-bench logits "$MODEL" --ids '1 5 9 12 40' -o "$t/logits" >/dev/null
   tail -c "$(stat -c %s "$t/logits")" "$t/ref/logits.npy" | cmp - "$t/logits"
-  # fewer bits: worse, the more layers the worse, but each layer alone is better than what it passes on
+  # fewer bits: worse, the more layers the worse, but each layer alone is better than what it passes
+  # on
   zse-convert models/tiny -q m3 --quality fast -o "$t/m3.zse" >/dev/null
   run --separate-stderr zse-bench layers "$t/m3.zse" --ref "$t/ref" --json
   [ "$status" = 0 ]
@@ -553,7 +563,8 @@ END
   [ "$status" = 0 ]
   check "len(j['layers']) == 1 and abs(j['layers'][0]['cosine'] - $cosine) < 1e-6 and abs(j['layers'][0]['largest_difference'] - $difference) < 1e-5" <<<"$output"
   check "abs(j['layers'][0]['least_cosine'] + 1) < 1e-6 and j['layers'][0]['least_token'] == 1 and j['layers'][0]['alone']['cosine'] == j['layers'][0]['cosine']" <<<"$output"
-  refused() { run --separate-stderr zse-bench layers "$MODEL" --ref "$t/ref"; [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"$1"*"${2-}"* ]] || { echo "$1: $output $stderr"; return 1; }; }
+  refused() { run --separate-stderr zse-bench layers "$MODEL" --ref "$t/ref"; [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"$1"*"${2-}"* \
+    ]] || { echo "$1: $output $stderr"; return 1; }; }
   cp "$t/ref/layer.0.npy" "$t/ref/layer.99.npy"
   refused "layer.99.npy: expected ids, embed, logits, or layer.0 to layer."
   rm "$t/ref/layer.99.npy"

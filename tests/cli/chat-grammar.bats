@@ -1,4 +1,5 @@
-# chat-grammar.bats - zse-chat --json-schema, --grammar and --regex, with the tiny model at a high temperature.
+# chat-grammar.bats - zse-chat --json-schema, --grammar and --regex, with the tiny model at a high
+# temperature.
 bats_require_minimum_version 1.5.0
 
 setup_file() {
@@ -47,7 +48,7 @@ setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; schema=$BATS_FILE_TMPDIR/sche
   [ "$(zse-chat "$MODEL" -p "What is the capital of France?" --temp 0 --regex '[A-Z][a-z]{1,9}( [a-zA-Z]{1,9}){1,6}\.')" = "The capital of France is Paris." ]
 }
 
-@test "what cannot be enforced is refused with its place; wrong usage" {
+@test "a schema that cannot be enforced is refused with the place; wrong usage" {
   echo '{"properties": {"a": {"type": "array", "items": {"type": "string", "pattern": "(a)\\1"}}}}' >"$BATS_TEST_TMPDIR/s"
   run ! --separate-stderr zse-chat "$MODEL" -p hi --json-schema "$BATS_TEST_TMPDIR/s"
   [ -z "$output" ]

@@ -47,7 +47,7 @@ What is 2+2?<|im_end|>
   [ "$(jq -r .text <<<"$output" | tail -n 1)" = "2 + 2 = 4" ]
 }
 
-@test "what is piped in follows the prompt; an empty prompt is no request" {
+@test "piped text follows the prompt; an empty prompt sends no request" {
   local want
   want=$(zse-chat --url "$URL" -n 1 --json -p $'Summarize:\n\none\ntwo' </dev/null | jq .usage.prompt_tokens)
   [ "$(printf 'one\ntwo\n' | zse-chat --url "$URL" -n 1 --json -p Summarize: | jq .usage.prompt_tokens)" = "$want" ]
@@ -75,9 +75,11 @@ What is 2+2?<|im_end|>
 }
 
 @test "every flag that a request can say is in it; the others are refused" {
-  fake -m echo -p hi -s Be --temp 0.7 --top-k 3 --top-p 0.9 --min-p 0.1 --typical-p 0.8 --repeat-penalty 1.1 --repeat-last-n 4 --presence-penalty 0.1 \
+  fake -m echo -p hi -s Be --temp 0.7 --top-k 3 --top-p 0.9 --min-p 0.1 --typical-p 0.8 --repeat-penalty 1.1 \
+    --repeat-last-n 4 --presence-penalty 0.1 \
     --frequency-penalty -0.2 --logit-bias 5=-inf --seed 3 --stop a --stop b --ignore-eos --no-think -n 12
-  [ "$(jq -cS 'del(.messages, .model, .stream, .stream_options)' <<<"$output")" = "$(jq -cS . <<<'{"temperature":0.7,"top_k":3,"top_p":0.9,"min_p":0.1,"typical_p":0.8,"repetition_penalty":1.1,"repeat_last_n":4,"presence_penalty":0.1,"frequency_penalty":-0.2,"logit_bias":{"5":-100.0},"seed":3,"stop":["a","b"],"ignore_eos":true,"chat_template_kwargs":{"enable_thinking":false},"max_tokens":12}')" ] || { echo "$output"; return 1; }
+  [ "$(jq -cS 'del(.messages, .model, .stream, .stream_options)' <<<"$output")" = \
+    "$(jq -cS . <<<'{"temperature":0.7,"top_k":3,"top_p":0.9,"min_p":0.1,"typical_p":0.8,"repetition_penalty":1.1,"repeat_last_n":4,"presence_penalty":0.1,"frequency_penalty":-0.2,"logit_bias":{"5":-100.0},"seed":3,"stop":["a","b"],"ignore_eos":true,"chat_template_kwargs":{"enable_thinking":false},"max_tokens":12}')" ] || { echo "$output"; return 1; }
   [ "$(jq -c .messages <<<"$output")" = '[{"role":"system","content":"Be"},{"role":"user","content":"hi"}]' ]
   fake -m echo -p hi -n 0
   [ "$(jq -c 'keys' <<<"$output")" = '["messages","model","stream","stream_options"]' ]
@@ -122,7 +124,7 @@ What is 2+2?<|im_end|>
   [ "$status" = 0 ]
 }
 
-@test "what breaks says so in one sentence" {
+@test "a failure is reported in one sentence" {
   fake -m cut -p hi
   [ "$status" = 1 ] && [ "$output" = Well ] && [ "${#stderr_lines[@]}" = 1 ] && [[ $stderr == "zse-chat: $FAKE/v1: "* ]] || { echo "$output $stderr"; return 1; }
   fake -m error -p hi

@@ -94,7 +94,7 @@ print(f"{h:016x}-bf16.lock")')
   [ "$(ask --exact -p "What is 2+2?" </dev/null)" = "2 + 2 = 4" ]
 }
 
-@test "what is piped in follows the prompt of -p after a blank line" {
+@test "piped text follows the prompt of -p after a blank line" {
   tokens() { zse-chat "$MODEL" -n 1 --json "$@" | field usage.prompt_tokens; }
   local both
   both=$(tokens -p $'Summarize:\n\none\ntwo' </dev/null)
@@ -244,7 +244,7 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   [[ "$stderr" == *"ZSE_MODEL is not set"* ]]
 }
 
-@test "what fails ends with 1, one sentence on standard error and nothing on standard output" {
+@test "a failure exits with 1, one sentence on standard error and nothing on standard output" {
   fails() {
     local want=$1
     shift

@@ -106,7 +106,8 @@ P
   zse-info "$T/m.zse" --verify >/dev/null
   run -0 --separate-stderr convert -n --quant down_proj@7=int8
   [ "$stderr" = "zse-convert: warning: --quant down_proj@7: this model has no such matrix" ]
-  for bad in x_proj=int8 down_proj down_proj@=int8 down_proj@3-1=int8 down_proj@1-=int8 down_proj@1x=int8 down_proj@-1=int8 embeddings@1=int8 q_proj=int9; do
+  for bad in x_proj=int8 down_proj down_proj@=int8 down_proj@3-1=int8 down_proj@1-=int8 down_proj@1x=int8 \
+    down_proj@-1=int8 embeddings@1=int8 q_proj=int9; do
     run convert -n --quant "$bad"
     [ "$status" = 2 ] || { echo "$bad: $status $output"; return 1; }
   done
@@ -260,7 +261,8 @@ P
     refused=$output,$status
     run convert -o "$T/small/m.zse" --quality fast --force
     umount "$T/small"
-    [[ "$refused" == *"kB are to be written to $T/small/m.zse, where there is room for 4"*,1 ]]      # said before anything is written
+    # said before anything is written
+    [[ "$refused" == *"kB are to be written to $T/small/m.zse, where there is room for 4"*,1 ]]
     [[ "$output" == *"No space left on device"* ]]
     [ "$status" = 1 ]
   fi
@@ -278,7 +280,8 @@ P
 import glob, signal, subprocess, sys, time
 t, name = sys.argv[1], sys.argv[2]
 p = subprocess.Popen(['zse-convert', 'models/tiny', '-o', t + '/m.zse', '--quality', 'best', '--calibration', t + '/text', '--threads', '1'], stdout=subprocess.DEVNULL,
-                     stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+                     stderr=subprocess.PIPE,
+                     preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
 while p.poll() is None and not glob.glob(t + '/.m.zse*'):      # until it writes
     time.sleep(0.01)
 assert p.poll() is None, 'it was over too soon'
@@ -305,7 +308,7 @@ P
   cmp "$T/m.zse" "$T/n.zse"
 }
 
-@test "what cannot be kept exactly is named on standard error" {
+@test "tensors that cannot be kept exactly are named on standard error" {
   oracles=${ZSE_ORACLES:-../shared/oracles}/models/gguf
   [ -d "$oracles" ] || skip "no oracles (set ZSE_ORACLES)"
   run --separate-stderr zse-convert "$oracles/Q6_K.gguf" -o "$T/m.zse" -q keep
@@ -326,7 +329,8 @@ d = sys.argv[1] + '/big'
 os.mkdir(d)
 layers, hidden, inter, vocab = 6, 1024, 4096, 2048
 c = json.load(open('models/tiny/config.json'))
-c.update(num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inter, num_attention_heads=16, num_key_value_heads=16, vocab_size=vocab)
+c.update(num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inter,
+         num_attention_heads=16, num_key_value_heads=16, vocab_size=vocab)
 c.pop('head_dim', None)
 json.dump(c, open(d + '/config.json', 'w'))
 shapes = {'model.embed_tokens.weight': (vocab, hidden), 'model.norm.weight': (hidden,)}
@@ -451,7 +455,7 @@ END
   run bash -c 'ulimit -d 500; exec zse-convert "$1" -o "$2" -q nl4 --quality fast --threads 1' - "$T/moe" "$T/less.zse"
   [ "$status" != 0 ]
   [ ! -e "$T/less.zse" ]
-  # best: with its own tables, 40 MB in memory, or most of them in files, where they leave no name; the same bytes
+  # best: with its own tables, 40 MB in memory or mostly in unnamed files; the same bytes
   cp models/tiny/tokenizer*.json "$T/moe"
   head -c 10000 LICENSE >"$T/text"
   zse-convert "$T/moe" -o "$T/moe.zse" --force --quality best --calibration "$T/text" --threads 1 --json >"$T/json" 2>"$T/err"

@@ -117,7 +117,8 @@ rendered() {
   printf '%s\n' --retry --unix-socket >>"$options"                    # curl's, in examples
   for page in man/*; do
     rendered "${page##*/}" >"$BATS_TEST_TMPDIR/page"
-    # a Fl macro goes on to the end of its line: "--strict; -why -there -are none"; no option here has one dash and several letters, but -inf is a number,
+    # a Fl macro goes on to the end of its line: "--strict; -why -there -are none"; no option here
+    # has one dash and several letters, but -inf is a number,
     # and openssl's options are written so
     words=$(grep -oE -- "(^|[ (,;])-[a-z][a-z-]+" "$BATS_TEST_TMPDIR/page" | grep -vxE -- ' -(inf|algorithm|in|out|pubout)' || true)
     [ -z "$words" ] || { echo "$page: $words"; return 1; }
@@ -212,7 +213,7 @@ completed() {
   [ -z "$left" ] || { echo "$left"; return 1; }
 }
 
-# Names of all keys at any depth; what lies below config and the like is named by others.
+# Names of all keys at any depth, except below config and the like, which other projects name.
 keys() {
   jq -r 'del(.config?, .[]?.config?, .hf_config_json?, .memory?.by_type?, .memory?.by_role?) | [paths | map(select(type == "string")) | last | select(. != null)] | unique[]' "$1"
 }
@@ -280,7 +281,7 @@ update -qq
 @test "HACKING.md names files, folders and functions that exist" {
   local word
   git grep -hoE '\b[a-z_0-9]+\(' -- '*.[ch]' '*.cu' '*.cuh' '*.inc' | sort -u >"$BATS_TEST_TMPDIR/functions"
-  # words in backquotes; what looks like a path or a function must be one
+  # words in backquotes: those that look like a path or a function must be one
   grep -oE '`[^` ]+`' HACKING.md | tr -d '`' | sort -u >"$BATS_TEST_TMPDIR/words"
   grep -oE '(^|[ "])(scripts|tests)/[A-Za-z0-9_./-]+' HACKING.md | tr -d ' "' | grep -v '^tests/unit$' >>"$BATS_TEST_TMPDIR/words"
   [ "$(wc -l <"$BATS_TEST_TMPDIR/words")" -gt 80 ]

@@ -1,4 +1,5 @@
-# examples.bats - the examples of the man pages do what they say: each `$ command` that a page shows is run as it is printed.
+# examples.bats - the examples of the man pages do what they say: each `$ command` that a page shows
+# is run as it is printed.
 bats_require_minimum_version 1.5.0
 # bats file_tags=plain
 
@@ -21,7 +22,8 @@ setup() {
   ln -s "$ROOT/models" "$ROOT/README.md" .
 }
 
-# Each command that begins with "$ ", with the lines below it that are further to the right; \0 after each.
+# Each command that begins with "$ ", with the lines below it that are further to the right; \0
+# after each.
 examples() {
   mandoc -Tascii -Owidth=1000 "$ROOT/man/$1" | col -bx | awk '
     { match($0, /^ */); column = RLENGTH }
@@ -35,7 +37,8 @@ run_page() {
   local n=0 line
   while IFS= read -r -d '' line; do
     n=$((n + 1))
-    line=${line/--quality best/--quality best --calibration text.txt}          # a short text: the usual one takes as long as all other lines of the page together
+    # a short text: the usual one takes as long as all other lines of the page together
+    line=${line/--quality best/--quality best --calibration text.txt}
     bash -e -o pipefail -c "trap 'kill \$! 2>/dev/null' ERR; $line" </dev/null >out 2>err 3>&- || { echo "$1: $line: exit $?"; cat err; return 1; }
     [ -s out ] || [[ $line == *" -o "* || $line == *cmp* ]] || { echo "$1: $line: said nothing"; return 1; }
   done < <(examples "$1")

@@ -1,4 +1,5 @@
-# gguf-tensors.bats - every tensor of every GGUF in the oracles, decoded to float32, against the sha256 of gguf-py's decoding.
+# gguf-tensors.bats - every tensor of every GGUF in the oracles, decoded to float32, against the
+# sha256 of gguf-py's decoding.
 bats_require_minimum_version 1.5.0
 
 @test "all tensor types decode to the bits of the reference" {

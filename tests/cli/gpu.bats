@@ -1,4 +1,5 @@
-# gpu.bats - --device: what is refused and why, and the programs with the emulated device (make emulated).
+# gpu.bats - --device: what is refused and why, and the programs with the emulated device (make
+# emulated).
 bats_require_minimum_version 1.5.0
 load ../lib/await
 
@@ -40,7 +41,7 @@ setup_file() {
   [ "$status" = 1 ] && [[ "$stderr" == *"emulates a GPU"* ]]
 }
 
-@test "layers shared with the processor: the same answer; the plan says whose they are; what cannot be is refused" {
+@test "layers shared with the processor: the same answer; the plan names the device of each; impossible requests are refused" {
   [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
   chat=$B/emulated/zse-chat
   want=$(zse-chat "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 4 --exact --device cpu)
@@ -181,7 +182,7 @@ setup_file() {
   wait $pid
 }
 
-@test "keys and values fill a device as far as it goes and no further; what is too little is refused with the numbers; the line says what there is and where" {
+@test "keys and values fill a device as far as it goes and no further; too little memory is refused with the numbers; the line says what there is and where" {
   [ -x "$B/emulated/zse-serve" ] || skip "the emulated programs are not built (make emulated)"
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   blocks=()
@@ -206,7 +207,8 @@ setup_file() {
   [ "${blocks[2]}" = $((32 * 2048 / 16)) ]
   ZSE_TEST_DEVICE_MEMORY=40000000 run -1 --separate-stderr "$B/emulated/zse-serve" "$MODEL" --device emulated --port 0 --ctx 2048
   [[ "$stderr" == *"needs "*"keys and values "*" but 40.0 MB are free"* ]]
-  run -0 --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --max-tokens 1 --device emulated --gpu-layers 3 --ctx 64 --cuda-graphs off --verbose
+  run -0 --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --max-tokens 1 --device emulated --gpu-layers 3 --ctx 64 --cuda-graphs \
+    off --verbose
   [[ "$stderr" == *"on emulated emulated, 3 of 4 layers; attention where its layer is: 3 there, 1 on the processor; keys and values: 1 block of 16 tokens, "*" MB; graphs off: --cuda-graphs off"* ]]
 }
 

@@ -1,4 +1,5 @@
-# hardware.bats - zse-hardware on this machine, on canned trees, and with a management library of GPUs that tells what we want.
+# hardware.bats - zse-hardware on this machine, on canned trees, and with a management library of
+# GPUs that tells what we want.
 bats_require_minimum_version 1.5.0
 
 setup() {
@@ -86,8 +87,18 @@ int nvmlInit_v2(void) { return RC; }
 int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **d) { *d = (void *)(i + 1ul); return 0; }
-int nvmlDeviceGetName(void *d, char *s, unsigned n) { (void)d, (void)n; s[0] = 'G', s[1] = (char)('0' + (long)d), s[2] = 0; return 0; }
-int nvmlDeviceGetMemoryInfo(void *d, struct memory *m) { m->total = 80000000000ull; m->free = 1000000000ull * (unsigned long)d; return 0; }
+int nvmlDeviceGetName(void *d, char *s, unsigned n)
+{
+    (void)n;
+    s[0] = 'G', s[1] = (char)('0' + (long)d), s[2] = 0;
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *d, struct memory *m)
+{
+    m->total = 80000000000ull;
+    m->free = 1000000000ull * (unsigned long)d;
+    return 0;
+}
 int nvmlDeviceGetCudaComputeCapability(void *d, int *a, int *b) { (void)d; *a = 9, *b = 0; return 0; }
 int nvmlSystemGetDriverVersion(char *s, unsigned n) { (void)n; s[0] = '5', s[1] = 0; return 0; }
 int nvmlDeviceGetCurrPcieLinkGeneration(void *d, unsigned *v) { (void)d; *v = 1; return 0; }
@@ -152,7 +163,8 @@ C
 @test "recommend: what fits only with layers in the machine's memory" {
   canned 16000000 9000000                 # kB
   zse-hardware recommend --root "$T/root" --vram 3 --json >"$T/j"
-  # each alone is too large, on the GPU at most 90 % of 3 GB, beside it at most 90 % of 9.2; what fits alone is not named twice
+  # each alone is too large, on the GPU at most 90 % of 3 GB, beside it at most 90 % of 9.2; models
+  # that fit alone are not named twice
   jq -e '(.hybrid | length) > 2 and all(.hybrid[]; .bytes > 2.7e9 and .bytes <= 2.7e9 + 8.3e9 and .gpu_layers >= 1 and .gpu_layers < .layers and .decode_tokens_per_s == null) and
     ([.models[].model_id] - ([.models[].model_id] - [.hybrid[].model_id]) == []) and all(.models[]; has("gpu_layers") | not)' "$T/j" || { cat "$T/j"; return 1; }
   # more of the GPU, more layers; all of them, and it is no longer a hybrid
@@ -199,7 +211,8 @@ C
  "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1, "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1536, "kv_lora_rank": 512,
  "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 163840, "max_position_embeddings": 262144, "tie_word_embeddings": false}
 J
-  run --separate-stderr zse-hardware budget "$T/config.json" --pp 20,21,20 --kv fp8 --quant int8 --vram-mb 16384 --headroom-mb 500 --context 262144
+  run --separate-stderr zse-hardware budget "$T/config.json" --pp 20,21,20 --kv fp8 --quant int8 --vram-mb 16384 \
+    --headroom-mb 500 --context 262144
   [ "$status" = 0 ]
   [[ "$stderr" == *"3 GPUs of 16384 MiB"*"  least"* ]]
   jq -e '(.ranks | map(.weights_mb | round)) == [5445, 3018, 5114] and .bottleneck == 0 and .context_length == 262144 and .max_total_tokens > 949000 and
@@ -208,7 +221,8 @@ J
   [ "$status" = 0 ]
   [ -z "$stderr" ]
   jq -e '(.ranks | map(.layers)) == [21, 20, 20] and .context_length == 5000' <<<"$output"
-  ZSE_MAX_TOTAL_TOKENS_OVERRIDE=6000 ZSE_CTX_SIZE_OVERRIDE=400 run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet
+  ZSE_MAX_TOTAL_TOKENS_OVERRIDE=6000 ZSE_CTX_SIZE_OVERRIDE=400 run --separate-stderr zse-hardware budget "$T/config.json" \
+    --pp 3 --vram-mb 16384 --quiet
   [ "$status" = 0 ]
   jq -e '.context_length == 400 and .max_total_tokens == 6000' <<<"$output"
   ZSE_MEM_FRACTION_OVERRIDE=0.5 run --separate-stderr zse-hardware budget "$T/config.json" --pp 3 --vram-mb 16384 --quiet

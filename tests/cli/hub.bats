@@ -1,4 +1,5 @@
-# hub.bats - models by their name on a hub: a server on this machine speaks its protocol, with the faults that networks and hubs have.
+# hub.bats - models by their name on a hub: a server on this machine speaks its protocol, with the
+# faults that networks and hubs have.
 bats_require_minimum_version 1.5.0
 load ../lib/await
 
@@ -37,8 +38,11 @@ setup_file() {
   truncate -s 50M "$T/moe/model.safetensors"
   echo '# nothing' >"$T/empty/README.md"
   mkfifo "$T/hub.pipe"
-  python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" test/layers="$T/layers" test/unused="$T/unused" test/single="$T/single" test/cut="$T/cut" test/lost="$T/lost" test/nothing="$T/nothing" test/mute="$T/mute" test/shapeless="$T/shapeless" \
-    test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" test/moe="$T/moe" solo="$T/tiny" HuggingFaceTB/SmolLM2-135M-Instruct="$T/tiny" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
+  python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" \
+    test/layers="$T/layers" test/unused="$T/unused" test/single="$T/single" test/cut="$T/cut" test/lost="$T/lost" test/nothing="$T/nothing" test/mute="$T/mute" \
+    test/shapeless="$T/shapeless" \
+    test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" test/moe="$T/moe" solo="$T/tiny" \
+      HuggingFaceTB/SmolLM2-135M-Instruct="$T/tiny" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
   echo $! >"$T/hub.pid"
   read -r HUB CDN <"$T/hub.pipe"
   export HUB CDN
@@ -46,7 +50,7 @@ setup_file() {
 
 teardown_file() { kill "$(cat "$T/hub.pid")"; }
 
-# The tiny model in three shards with an index, beside a second copy that nobody needs.
+# The tiny model in three shards with an index, beside a second copy that is not needed.
 split_model() {
   python3 tests/hub/shards.py models/tiny "$T/shards" 3
   echo 'a second copy' >"$T/shards/consolidated.safetensors"
@@ -56,7 +60,9 @@ split_model() {
 
 setup() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
-  unset HF_TOKEN HUGGING_FACE_HUB_TOKEN HF_TOKEN_PATH HF_HUB_CACHE HUGGINGFACE_HUB_CACHE HF_HUB_OFFLINE TRANSFORMERS_OFFLINE CURL_CA_BUNDLE SSL_CERT_FILE no_proxy NO_PROXY http_proxy https_proxy HTTPS_PROXY ALL_PROXY all_proxy
+  unset HF_TOKEN HUGGING_FACE_HUB_TOKEN HF_TOKEN_PATH HF_HUB_CACHE HUGGINGFACE_HUB_CACHE HF_HUB_OFFLINE \
+    TRANSFORMERS_OFFLINE CURL_CA_BUNDLE SSL_CERT_FILE no_proxy NO_PROXY http_proxy https_proxy HTTPS_PROXY \
+    ALL_PROXY all_proxy
   export HF_ENDPOINT=$HUB HF_HOME=$BATS_TEST_TMPDIR/hf XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache
   REPO=$HF_HOME/hub/models--test--tiny
   COMMIT=a1b2c3d4e5f60718293a4b5c6d7e8f9001122334
@@ -178,13 +184,13 @@ complete() {
   [ "$status" = 1 ] && [[ $stderr == *"'Q4_K_M' names no GGUF or .zse file of it; it has tiny-nl4.zse, tiny-other.zse"* ]]
 }
 
-@test "what does not run here is refused before its weights come" {
+@test "a model that does not run here is refused before its weights are downloaded" {
   convert test/strange
   [ "$status" = 1 ] && [[ $stderr == *"nothing was downloaded: "*abacus* ]] || { echo "$stderr"; return 1; }
   never_asked 'GET.*model.safetensors'
 }
 
-@test "what does not fit here is refused before its weights come; --force tries" {
+@test "a model that does not fit here is refused before its weights are downloaded; --force tries" {
   export ZSE_SYSROOT=$BATS_TEST_TMPDIR/root
   mkdir -p "$ZSE_SYSROOT/proc"
   printf 'MemTotal: 20000 kB\nMemFree: 20000 kB\nMemAvailable: 20000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
@@ -200,7 +206,8 @@ complete() {
   mkdir -p "$ZSE_SYSROOT/proc"
   printf 'MemTotal: 60000 kB\nMemFree: 60000 kB\nMemAvailable: 60000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
   run --separate-stderr zse-chat test/moe -p hi
-  [ "$status" = 1 ] && [[ $stderr != *"nothing was downloaded"* ]] || { echo "$stderr"; return 1; }      # zeros are no weights
+  # zeros are no weights
+  [ "$status" = 1 ] && [[ $stderr != *"nothing was downloaded"* ]] || { echo "$stderr"; return 1; }
   asked 'GET.*model.safetensors'
   printf 'MemTotal: 20000 kB\nMemFree: 20000 kB\nMemAvailable: 20000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
   HF_HOME=$BATS_TEST_TMPDIR/other run --separate-stderr zse-chat test/moe -p hi
@@ -347,7 +354,7 @@ complete() {
   [ ! -e "$REPO/snapshots/$COMMIT/tokenizer_config.json" ] && [ -z "$(find "$REPO" -name '*.zse-*')" ]
 }
 
-@test "bytes that come once more, and differ, are checked once more" {
+@test "bytes that are downloaded again, and differ, are checked again" {
   fault '{"file":"model.safetensors","kind":"cut","whole":true,"after":1000000,"at":"cdn","times":4}'
   fault '{"file":"model.safetensors","kind":"wrong","whole":true,"at":"cdn","times":99}'
   convert
@@ -438,7 +445,8 @@ complete() {
   complete
 }
 
-# The tiny model in three shards, the last one held back; the conversion has written something of the others.
+# The tiny model in three shards, the last one held back; the conversion has written something of
+# the others.
 half_converted() { [ -n "$(find "$BATS_TEST_TMPDIR" -name '.m.zse.zse-*' -size +100k)" ]; }
 convert_held() {
   fault '{"file":"model-00003-of-00003.safetensors","kind":"hold","at":"cdn","if_range":"bytes=524288-"}'
@@ -465,7 +473,8 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
   cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
   [ -z "${ZSE_SANITIZED:-}" ] || return 0
   rm -rf "$HF_HOME"
-  run --separate-stderr zse-convert test/layers -o "$BATS_TEST_TMPDIR/m.zse" --force        # with the model run through text, layer by layer
+  # with the model run through text, layer by layer
+  run --separate-stderr zse-convert test/layers -o "$BATS_TEST_TMPDIR/m.zse" --force
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   zse-convert "$BATS_TEST_TMPDIR/$COMMIT" -o "$BATS_TEST_TMPDIR/want.zse" >/dev/null
   cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
@@ -474,7 +483,7 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
 # Of a conversion without a place of its own.
 kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)" ]; }
 
-@test "zse-chat, too, converts what is there; a second one waits for that, and nobody converts twice" {
+@test "zse-chat also converts while it downloads; a second one waits, and the conversion is not repeated" {
   fault '{"file":"model-00003-of-00003.safetensors","kind":"hold","at":"cdn","if_range":"bytes=524288-"}'
   zse-chat test/layers --temp 0 -p 'What is 2+2?' >"$BATS_TEST_TMPDIR/a" 2>"$BATS_TEST_TMPDIR/a.err" 3>&- &
   local a=$! b
@@ -674,7 +683,8 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [[ $output == *"no safetensors, only a config.json"* ]]
   local odd=$BATS_TEST_TMPDIR/$'caf\351'
   cp -r "$T/strange" "$odd"
-  jq '.model_type = "a\u001b[2J" + "é" * 20' "$T/strange/config.json" >"$odd/config.json"       # 40 bytes of it end inside of a character
+  # 40 bytes of it end inside of a character
+  jq '.model_type = "a\u001b[2J" + "é" * 20' "$T/strange/config.json" >"$odd/config.json"
   run --separate-stderr zse-info models check "$odd" --json
   [ "$status" = 1 ] && [ "$(jq -c '[.compatible, (.problems | length), (.model | endswith("caf\ufffd"))]' <<<"$output")" = '[false,1,true]' ] || { echo "$output $stderr"; return 1; }
   run --separate-stderr zse-info models check "$odd"
@@ -720,7 +730,8 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
 @test "https: a certificate that is not trusted is refused, one that is named is not; the token goes there; a proxy" {
   command -v openssl >/dev/null || skip "no openssl command"
   local d=$BATS_TEST_TMPDIR plain=$HUB
-  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$d/key" -out "$d/cert" -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 2>/dev/null
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$d/key" -out "$d/cert" -days 2 -subj \
+    /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 2>/dev/null
   mkfifo "$d/pipe"
   python3 -B tests/hub/server.py --tls "$d/cert" "$d/key" private/model="$T/tiny" >"$d/pipe" 2>/dev/null 3>&- &
   local server=$! url

@@ -30,8 +30,10 @@ fails_with() {
   zse-info --json "$Z" >"$T/a"
   zse-info --format json "$Z" >"$T/b"
   cmp "$T/a" "$T/b"
-  for key in version architecture model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size \
-             max_position_embeddings rope_theta rms_norm_eps quantization tensors layer_groups tokenizer_offset tokenizer_size tensor_data_offset \
+  for key in version architecture model_type hidden_size intermediate_size num_hidden_layers \
+    num_attention_heads num_key_value_heads head_dim vocab_size \
+             max_position_embeddings rope_theta rms_norm_eps quantization tensors layer_groups tokenizer_offset \
+               tokenizer_size tensor_data_offset \
              provenance hf_config_json config memory quant_types parameters supported; do
     [ "$(jq "has(\"$key\")" "$T/a")" = true ] || { echo "no key $key"; return 1; }
   done
@@ -84,7 +86,7 @@ fails_with() {
   fails_with "x.zse: offset" zse-info --verify "$T/x.zse"
   [[ "$stderr" == *"group 1 (layer 0): checksum"* ]]
   [ "$(zse-info --verify --json "$T/x.zse" 2>"$T/said" | jq -r .error)" = "$(sed 's/^zse-info: //' "$T/said")" ]
-  zse-info "$T/x.zse" >/dev/null                           # but it opens: nobody reads the weights for that
+  zse-info "$T/x.zse" >/dev/null                           # but it opens, which reads no weights
 }
 
 @test "the original files come out byte for byte, and nothing is overwritten" {
@@ -153,7 +155,7 @@ fails_with() {
   [ "$(zse-info --json "$T/c.json" | jq .supported)" = false ]
 }
 
-@test "what is not a model is refused in a sentence" {
+@test "a file that is not a model is refused in a sentence" {
   fails_with "/no/such.zse: No such file" zse-info /no/such.zse
   : >"$T/empty"
   fails_with "the file is empty" zse-info "$T/empty"

@@ -10,7 +10,8 @@
 
 @test "no file includes a layer it may not" {
   bad=$(awk '
-    FNR == NR { if ($0 !~ /^#/ && NF) { me = $1; sub(":", "", me); for (i = 2; i <= NF; i++) may[me, ($i ~ /^gpu/ ? "" : "libcommon/") $i] = 1; may[me, me] = 1 } next }
+    FNR == NR { if ($0 !~ /^#/ && NF) { me = $1; sub(":", "", me); for (i = 2; i <= NF; i++) may[me, ($i ~ \
+      /^gpu/ ? "" : "libcommon/") $i] = 1; may[me, me] = 1 } next }
     match($0, /^ *# *include *"[^"]*"/) {
       split($0, part, "\""); target = part[2]; sub("/[^/]*$", "", target)
       self = FILENAME; sub("/[^/]*$", "", self)
@@ -20,21 +21,24 @@
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
-@test "what asks which processor a build is for are files that the Makefile finds" {
-  bad=$(grep -rnE '^ *#.*\bZSE_X86\b' --include='*.[ch]' --include='*.inc' --include='*.cu' --include='*.cuh' --include='*.cc' libcommon cmd gpu tests | grep -vE '^(libcommon(/[^/]+){1,2}|tests/unit)/[^/]+\.c:' || true)
+@test "only files that the Makefile finds ask for the architecture" {
+  bad=$(grep -rnE '^ *#.*\bZSE_X86\b' --include='*.[ch]' --include='*.inc' --include='*.cu' --include='*.cuh' --include='*.cc' libcommon cmd gpu tests | \
+    grep -vE '^(libcommon(/[^/]+){1,2}|tests/unit)/[^/]+\.c:' || true)
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
 @test "every header compiles alone" {
   for h in $(find libcommon -name '*.h'); do
-    echo "#include \"$h\"" | gcc -std=c11 -D_GNU_SOURCE -I. $(pkg-config --cflags jansson) -Wall -Wextra -Werror -fsyntax-only -x c - || { echo "$h"; return 1; }
+    echo "#include \"$h\"" | gcc -std=c11 -D_GNU_SOURCE -I. $(pkg-config --cflags jansson) -Wall -Wextra -Werror -fsyntax-only \
+      -x c - || { echo "$h"; return 1; }
   done
 }
 
 @test "the library never prints, exits or reads the environment" {
   bad=$(awk '
     { code = $0; gsub(/"([^"\\]|\\.)*"/, "", code) }
-    code ~ /(^|[^a-z_.>])(printf|vprintf|puts|putchar|perror|exit|_exit|abort|getenv|secure_getenv)\(/ || code ~ /fprintf\((stdout|stderr)/ { print FILENAME ":" FNR ": " $0 }
+    code ~ /(^|[^a-z_.>])(printf|vprintf|puts|putchar|perror|exit|_exit|abort|getenv|secure_getenv)\(/ || code \
+      ~ /fprintf\((stdout|stderr)/ { print FILENAME ":" FNR ": " $0 }
     ' $(find libcommon -name '*.[ch]' -o -name '*.inc'))
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
@@ -59,7 +63,7 @@
 }
 
 # Nor does it end where `! command` is false: `run ! command`, or `if command; then return 1; fi`.
-@test "no command of a command test is negated where nobody notices" {
+@test "no command of a command test is negated without effect" {
   bad=$(grep -nE '(^ *|; |do |then )! [a-z[]' tests/cli/*.bats || true)
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }

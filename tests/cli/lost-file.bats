@@ -1,4 +1,5 @@
-# lost-file.bats - a model's file is cut, written to, replaced or removed while a program has it mapped.
+# lost-file.bats - a model's file is cut, written to, replaced or removed while a program has it
+# mapped.
 bats_require_minimum_version 1.5.0
 load ../lib/await
 
@@ -14,11 +15,12 @@ setup() {
   cp "$BATS_FILE_TMPDIR/tiny.zse" "$Z"
 }
 teardown() {
-  [ ! -p "$Z" ] || exec 6<>"$Z"           # who waits for it goes on
+  [ ! -p "$Z" ] || exec 6<>"$Z"           # unblock processes that wait for it
   [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/null; } || true
 }
 
-# serve [OPTION...]: what tests write into the weights is damage, which the server is not to look for
+# serve [OPTION...]: what tests write into the weights is damage, which the server is not to look
+# for
 serve() {
   exec 5< <(exec zse-serve "$Z" --port 0 --verify "${VERIFY:-never}" "$@" 2>"$T/err")
   PID=$!
@@ -43,7 +45,7 @@ text() { jq -r '.choices[0].message.content' "$T/body"; }
   code=$(ask)
   [ "$code" = 503 ]
   jq -e '.error.code == "model_unavailable" or .error.code == "model_loading"' "$T/body"
-  run -1 grep -q "$T" "$T/body"                       # the path is nobody's business
+  run -1 grep -q "$T" "$T/body"                       # clients must not learn the path
   await grep -q "m: $Z: \(has 8192 bytes now, had $size\|cannot be read any more\)" "$T/err"
   kill -0 "$PID"
   # another file of this name is taken at the next request
@@ -140,7 +142,7 @@ logged() {
   done
   logged 'm: ready after' 3
   rewrite
-  logged 'm: closed' 3                          # nobody asks: it left by itself
+  logged 'm: closed' 3                          # evicted without a request
   kill -HUP "$PID"
   logged 'm: ready after' 4
   [ "$(ask)" = 200 ]
@@ -168,7 +170,7 @@ logged() {
   [ "$(admin "$URL/api/models/unload" -d '{"model_id":"m"}' | jq -r .error.code)" = model_not_found ]
 }
 
-@test "who only asks for the server's health has one model loaded again, and hears where that fails" {
+@test "a client that only asks for /health causes a model to be reloaded, and sees it fail" {
   local one
   serve
   until_status 200
@@ -183,7 +185,7 @@ logged() {
   admin "$URL/api/models/load" -d "{\"model_path\":\"$Z\"}" | jq -e .success
   logged 'b: unloading, because m needs its memory' 1
   truncate -s 8192 "$Z"
-  logged 'm: closed' 2                          # nobody asks: it left by itself
+  logged 'm: closed' 2                          # evicted without a request
   mkfifo "$T/pipe"
   mv "$T/pipe" "$Z"                             # loading waits for a writer
   for _ in 1 2 3; do [ "$(curl -s "$URL/health" | jq -r .status)" = loading ]; done

@@ -1,4 +1,5 @@
-# memory.bats - what stays in memory: weights below --max-memory, one copy of them for two processes, little of our own.
+# memory.bats - resident memory: weights below --max-memory, one copy for two processes, little of
+# our own.
 bats_require_minimum_version 1.5.0
 
 setup_file() {
@@ -8,8 +9,10 @@ setup_file() {
 }
 setup() { [ -z "${ZSE_SANITIZED-}" ] || skip "a sanitizer's own memory is not what is measured"; }
 
-# watch EXPRESSION COMMAND...: run the commands (separated by --) until all have ended or EXPRESSION holds; then EXPRESSION must hold.
-# What they said is in $BATS_TEST_TMPDIR/said.  rss, pss, anon: lists, of the model's mapping and of all anonymous memory, the latest of each process; most: the most rss of any so far.
+# watch EXPRESSION COMMAND...: run the commands (separated by --) until all have ended or EXPRESSION
+# holds; then EXPRESSION must hold.
+# What they said is in $BATS_TEST_TMPDIR/said.  rss, pss, anon: lists, of the model's mapping and of
+# all anonymous memory, the latest of each process; most: the most rss of any so far.
 watch() {
   python3 - "$MODEL" "$@" <<'END'
 import os, re, signal, subprocess, sys, time
@@ -62,7 +65,8 @@ if not eval(check):
 END
 }
 
-prompt() { for _ in $(seq 15); do printf 'the river runs to a sea of stone, '; done; }      # 510 bytes: tokens, in this vocabulary
+# 510 bytes: tokens, in this vocabulary
+prompt() { for _ in $(seq 15); do printf 'the river runs to a sea of stone, '; done; }
 
 @test "--max-memory: the weights stay below it, the answer is the same" {
   run zse-chat "$MODEL" --raw -p "$(prompt)" -n 12 --temp 0 --ignore-eos --ids
@@ -96,7 +100,8 @@ prompt() { for _ in $(seq 15); do printf 'the river runs to a sea of stone, '; d
   watch "0 < most_anon <= $kv + 32e6" zse-chat "$MODEL" --raw -p "$(prompt)" -n 12 --temp 0 --ignore-eos --ids
 }
 
-# moe_folder DIR: a mixture of experts of random weights, 4 layers of 32 experts, as transformers would store it.
+# moe_folder DIR: a mixture of experts of random weights, 4 layers of 32 experts, as transformers
+# would store it.
 moe_folder() {
   mkdir -p "$1"
   python3 - "$1" <<'END'
@@ -152,7 +157,8 @@ END
   jq -e '.rows[0].file | .experts_max_bytes > 5e6 and .experts_max_bytes < 25e6 and .there >= 0 and .there < 1 and .bytes_per_step > 0' <<<"$output" || { echo "$output"; return 1; }
   run zse-bench moe "$d/moe.zse" -b 1 -r 1 -p 32 --json
   jq -e '.rows[0].file == null' <<<"$output"
-  # by itself where memory is short: 52 MB of weights, a workspace of 35 and keys and values do not fit
+  # by itself where memory is short: 52 MB of weights, a workspace of 35 and keys and values do not
+  # fit
   mkdir -p "$d/root/proc/self"
   printf 'MemTotal: 80000 kB\nMemFree: 80000 kB\nMemAvailable: 80000 kB\n' >"$d/root/proc/meminfo"
   ZSE_SYSROOT=$d/root run --separate-stderr zse-bench "$d/moe.zse" -p 16 -n 4 -r 1 -w 0 --ctx 64

@@ -1,4 +1,5 @@
-# plan.bats - before a model takes its memory: refusal with numbers, --force, control groups, --plan (whether its speeds come true: scripts/plan-check).
+# plan.bats - before a model takes its memory: refusal with numbers, --force, control groups, --plan
+# (whether its speeds come true: scripts/plan-check).
 bats_require_minimum_version 1.5.0
 
 setup_file() {
@@ -10,7 +11,8 @@ setup() {
   Z=$BATS_FILE_TMPDIR/tiny.zse T=$BATS_TEST_TMPDIR
 }
 
-# machine KIB [GROUP_BYTES USED]: a tree with so much memory, all of it available, and a control group
+# machine KIB [GROUP_BYTES USED]: a tree with so much memory, all of it available, and a control
+# group
 machine() {
   export ZSE_SYSROOT=$T/root
   mkdir -p "$T/root/proc/self" "$T/root/sys/fs/cgroup/job"
@@ -55,9 +57,11 @@ machine() {
   run --separate-stderr zse-chat "$Z" -p hi
   [ "$status" = 1 ]
   [[ "$stderr" == *"there are 2.15 GB, 0.02 of them available"* ]]
-  zse-chat "$Z" --plan --json --exact >"$T/j" || true          # --exact: no speed is predicted, which would be measured first
+  # --exact: no speed is predicted, which would be measured first
+  zse-chat "$Z" --plan --json --exact >"$T/j" || true
   jq -e '.fits == false and .memory_bytes == 2147483648 and .available_bytes == 17483648 and (.reason | test("needs"))' "$T/j"
-  # keys and values of a server: a quarter of what the group allows, however many sequences there could be
+  # keys and values of a server: a quarter of what the group allows, however many sequences there
+  # could be
   machine 16000000 200000000 0
   zse-serve "$Z" --plan --exact --max-seqs 4096 >"$T/text"
   grep -q 'keys and values  50.0 MB' "$T/text"
@@ -105,7 +109,8 @@ machine() {
 J
   zse-convert "$T/config.json" --plan --threads 1 --json >"$T/j"
   jq -e '.supported and .exact and all(.types[]; .decode_tokens_per_s > 0 and .prefill_tokens_per_s > 0)' "$T/j"
-  # 9 states (one sequence, 8 snapshots) of 4 layers: 3 inputs of 640 channels, 8 heads of 64 x 64, as f32; no keys and values; workspace
+  # 9 states (one sequence, 8 snapshots) of 4 layers: 3 inputs of 640 channels, 8 heads of 64 x 64,
+  # as f32; no keys and values; workspace
   jq -e '.types[0] | .bytes - .weight_bytes == 9 * 4 * 4 * (3 * 640 + 8 * 64 * 64) + (34 * 1048576) + 512 * 8' "$T/j"
   local folder=../shared/oracles/models/hf/granitemoehybrid
   [ -d $folder ] || skip "$folder is not here"
@@ -120,7 +125,8 @@ J
   jq -e '(.types | map(.type)) == ["bf16", "int8", "nl4"] and (.types | map(.fits)) == [false, true, true] and .mode == "auto" and .exact and
     all(.types[]; .bytes > .weight_bytes and .decode_tokens_per_s > 0 and .prefill_tokens_per_s > 0) and
     .gpus == { "4GB": null, "8GB": "nl4", "16GB": "int8", "24GB": "bf16" }' "$T/j"
-  # auto: int8, unless an exchange takes more than twice as long as with nl4, by the speeds that are printed
+  # auto: int8, unless an exchange takes more than twice as long as with nl4, by the speeds that are
+  # printed
   jq -e '[.types[1:][] | 512 / .prefill_tokens_per_s + 128 / .decode_tokens_per_s] as $t | .choice == if $t[0] <= 2 * $t[1] then "int8" else "nl4" end' "$T/j"
   # 22 million weights: 89, 68 and 58 MB to run
   cat >"$T/config.json" <<'J'

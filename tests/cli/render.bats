@@ -1,4 +1,5 @@
-# render.bats - zse-info render: where templates come from, one JSON object a line out, usage and bad input.
+# render.bats - zse-info render: where templates come from, one JSON object a line out, usage and
+# bad input.
 bats_require_minimum_version 1.5.0
 
 setup() {

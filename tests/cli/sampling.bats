@@ -1,10 +1,11 @@
-# sampling.bats - every row of libcommon/engine/sampling.def stands in --help, the man pages and the API.
+# sampling.bats - every row of libcommon/engine/sampling.def stands in --help, the man pages and the
+# API.
 bats_require_minimum_version 1.5.0
 
 # One line for each row: kind, name, flag, min, max, default.
 rows() { sed -nE 's/^OPTION\((\w+), (\w+), "([a-z-]+)", ([^,]+), ([^,]+), ([^,]+), .*/\1 \2 \3 \4 \5 \6/p' libcommon/engine/sampling.def; }
 
-# What the man page says of an option, on one line.
+# The man page's text about an option, on one line.
 said() { awk -v it=".It Fl -$1 Ar" 'index($0, it) == 1 { on = 1; next } /^\.It/ { on = 0 } on' man/zse-chat.1 | tr '\n' ' '; }
 
 @test "every sampling option is in --help and in zse-chat(1), with its range and default" {

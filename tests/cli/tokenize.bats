@@ -1,4 +1,5 @@
-# tokenize.bats - zse-info tokenize and detokenize on every kind of model, and on input that is none.
+# tokenize.bats - zse-info tokenize and detokenize on every kind of model, and on input that is
+# none.
 bats_require_minimum_version 1.5.0
 
 setup_file() {
@@ -82,7 +83,7 @@ fails_with() {
   [ "$(printf 'Hello world' | zse-info tokenize "$T" | jq -c .)" = '[9707,1879]' ]
 }
 
-@test "what cannot be: one sentence, exit 1" {
+@test "impossible requests: one sentence, exit 1" {
   fails_with 'No such file' zse-info tokenize /no/such/model </dev/null
   fails_with 'line 2: expected a JSON string' zse-info tokenize --jsonl models/tiny <<<$'"a"\n[1]'
   fails_with 'line 1:' zse-info tokenize --jsonl models/tiny <<<'"a'

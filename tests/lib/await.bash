@@ -1,6 +1,6 @@
-# await.bash - for bats files (load ../lib/await): states are waited for, not times.
+# await.bash - for bats files (load ../lib/await): wait for states instead of times.
 
-# await COMMAND...: until it says yes, at most two minutes.
+# await COMMAND...: run it until it succeeds, at most two minutes.
 await() {
   local end=$((SECONDS + 120))
   until "$@"; do
@@ -9,8 +9,8 @@ await() {
   done
 }
 
-# says TEXT COMMAND...: is that what it prints?
+# says TEXT COMMAND...: whether the command prints TEXT
 says() { [ "$("${@:2}")" = "$1" ]; }
 
-# listens URL: is there a server whose model is loaded?
+# listens URL: whether a server there has its model loaded
 listens() { curl -sf "$1/health" >/dev/null; }

@@ -1,4 +1,4 @@
-/* gpu.h - what the tests of the device's kernels share: one device, arrays on it, matrices of
+/* gpu.h - shared by the tests of the device's kernels: one device, arrays on it, matrices of
  * random codes. */
 #ifndef ZSE_TESTS_GPU_H
 #define ZSE_TESTS_GPU_H
@@ -24,8 +24,8 @@
 static struct gpu *device;
 static struct err why;
 
-/* The largest error, of the largest magnitude that is wanted; what is not a number is no small
- * one. */
+/* The largest error relative to the largest expected magnitude; infinite if a value is not a
+ * number. */
 static inline double error_of(const float *got, const float *want, size_t n)
 {
     double max = 0, error = 0;

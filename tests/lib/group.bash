@@ -1,6 +1,7 @@
-# group.bash - a real control group with a memory limit, for tests that source this.  Version 1 or 2, whichever has the memory controller here.
+# group.bash - make a real control group with a memory limit, for tests that source this: version 1
+# or 2, depending on the memory controller's.
 
-# make_group BYTES: GROUP is its folder; fails where none can be made, with WHY saying so
+# make_group BYTES: GROUP is its folder; fails if none can be made, with the reason in WHY
 make_group() {
   local top=/sys/fs/cgroup
   # shellcheck disable=SC2034

@@ -1,4 +1,4 @@
-/* stuck.c - LD_PRELOAD: calls for a file whose name ends in .zse do not come to their end, as on a
+/* stuck.c - LD_PRELOAD: calls for a file whose name ends in .zse do not return, as on a
  * disk that has gone.
  *
  * While $ZSE_STUCK/step is there, fstat outside of the first thread: every step of an engine
