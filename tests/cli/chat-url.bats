@@ -78,8 +78,9 @@ What is 2+2?<|im_end|>
   fake -m echo -p hi -s Be --temp 0.7 --top-k 3 --top-p 0.9 --min-p 0.1 --typical-p 0.8 --repeat-penalty 1.1 \
     --repeat-last-n 4 --presence-penalty 0.1 \
     --frequency-penalty -0.2 --logit-bias 5=-inf --seed 3 --stop a --stop b --ignore-eos --no-think -n 12
-  [ "$(jq -cS 'del(.messages, .model, .stream, .stream_options)' <<<"$output")" = \
-    "$(jq -cS . <<<'{"temperature":0.7,"top_k":3,"top_p":0.9,"min_p":0.1,"typical_p":0.8,"repetition_penalty":1.1,"repeat_last_n":4,"presence_penalty":0.1,"frequency_penalty":-0.2,"logit_bias":{"5":-100.0},"seed":3,"stop":["a","b"],"ignore_eos":true,"chat_template_kwargs":{"enable_thinking":false},"max_tokens":12}')" ] || { echo "$output"; return 1; }
+  want='{"temperature":0.7,"top_k":3,"top_p":0.9,"min_p":0.1,"typical_p":0.8,"repetition_penalty":1.1,"repeat_last_n":4,"presence_penalty":0.1,"frequency_penalty":-0.2,"logit_bias":{"5":-100.0},"seed":3,"stop":["a","b"],"ignore_eos":true,"chat_template_kwargs":{"enable_thinking":false},"max_tokens":12}'
+  [ "$(jq -cS 'del(.messages, .model, .stream, .stream_options)' <<<"$output")" = "$(jq -cS . <<<"$want")" ] ||
+    { echo "$output"; return 1; }
   [ "$(jq -c .messages <<<"$output")" = '[{"role":"system","content":"Be"},{"role":"user","content":"hi"}]' ]
   fake -m echo -p hi -n 0
   [ "$(jq -c 'keys' <<<"$output")" = '["messages","model","stream","stream_options"]' ]
