@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Train the tiny chat model of models/tiny: a Llama-shaped decoder of under a million weights that answers a few
-hundred fixed questions, for the demo and the end-to-end tests.
+"""Train the tiny chat model of models/tiny: a Llama-shaped decoder of under a million weights that
+answers a few hundred fixed questions, for the demo and the end-to-end tests.
 
 usage: train-tiny.py [--steps 3000] [--threads 1] OUTDIR
 
-Needs torch, transformers and tokenizers; about half an hour on one core.  All data is made here, from the tables
-below, with a fixed seed, so that the folder can be made again."""
+Needs torch, transformers and tokenizers; about half an hour on one core.  All data is made here,
+from the tables below, with a fixed seed, so that the folder can be made again."""
 import argparse
 import json
 import os
@@ -142,8 +142,8 @@ def main():
         return ids, mine
 
     config = LlamaConfig(
-        vocab_size=tok.get_vocab_size(), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=2048, rope_theta=10000.0, rms_norm_eps=1e-5,
+        vocab_size=tok.get_vocab_size(), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=2048, rope_theta=10000.0, rms_norm_eps=1e-5,
         tie_word_embeddings=True, bos_token_id=end_of_text, eos_token_id=end, pad_token_id=end_of_text)
     model = LlamaForCausalLM(config).float()
     print("weights:", sum(p.numel() for p in model.parameters()), "vocabulary:", tok.get_vocab_size(), "pairs:", len(pairs), flush=True)

@@ -4,6 +4,7 @@
 # Folders and files whose every line follows the rules.
 clean=(
   HACKING.md
+  Makefile
   README.md
   cmd
   completions
@@ -15,6 +16,9 @@ clean=(
   man/zse.5
   man/zse.7
   models
+  scripts
+  tests/cli
+  tests/lib
 )
 
 @test "prose and columns of the sources follow the rules" {
