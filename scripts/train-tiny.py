@@ -143,7 +143,8 @@ def main():
 
     config = LlamaConfig(
         vocab_size=tok.get_vocab_size(), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=2048, rope_theta=10000.0, rms_norm_eps=1e-5,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=2048,
+        rope_theta=10000.0, rms_norm_eps=1e-5,
         tie_word_embeddings=True, bos_token_id=end_of_text, eos_token_id=end, pad_token_id=end_of_text)
     model = LlamaForCausalLM(config).float()
     print("weights:", sum(p.numel() for p in model.parameters()), "vocabulary:", tok.get_vocab_size(), "pairs:", len(pairs), flush=True)
