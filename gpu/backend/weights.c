@@ -40,10 +40,10 @@ struct dweights {
 
 /* ---- the layout ---- */
 
-struct layout { struct dweights *w; size_t at, decoded_at; int part, failed; };
+struct weight_layout { struct dweights *w; size_t at, decoded_at; int part, failed; };
 
 /* Place n bytes; with memory, list them as a segment. */
-static const void *place(struct layout *p, const void *from, size_t n)
+static const void *place(struct weight_layout *p, const void *from, size_t n)
 {
     struct dweights *w = p->w;
     const size_t at = p->at;
@@ -64,9 +64,12 @@ static const void *place(struct layout *p, const void *from, size_t n)
     return w->base + at;
 }
 
-static const float *vector(struct layout *p, const float *v, size_t n) { return v ? place(p, v, n * sizeof *v) : NULL; }
+static const float *vector(struct weight_layout *p, const float *v, size_t n)
+{
+    return v ? place(p, v, n * sizeof *v) : NULL;
+}
 
-static struct dlinear linear(struct layout *p, const struct linear *l)
+static struct dlinear linear(struct weight_layout *p, const struct linear *l)
 {
     struct dlinear d = { 0 };
     const struct mat *m = &l->w;
@@ -103,7 +106,7 @@ static void mats_of(struct dlayer *d, struct dlinear *mats[LAYER_MATS])
 }
 
 /* Place the f16 copies of a layer. */
-static void place_decoded(struct layout *p, struct dlayer *d)
+static void place_decoded(struct weight_layout *p, struct dlayer *d)
 {
     struct dlinear *mats[LAYER_MATS];
     mats_of(d, mats);
@@ -117,13 +120,13 @@ static void place_decoded(struct layout *p, struct dlayer *d)
     }
 }
 
-static struct dnorm norm(struct layout *p, const struct norm *n, size_t size)
+static struct dnorm norm(struct weight_layout *p, const struct norm *n, size_t size)
 {
     struct dnorm d = { vector(p, n->w, size), vector(p, n->b, size), n->present };
     return d;
 }
 
-static void layout_first(struct layout *p, const struct model *m)
+static void layout_first(struct weight_layout *p, const struct model *m)
 {
     const struct config *c = &m->config;
     const size_t hidden = (size_t)c->hidden_size;
@@ -134,7 +137,7 @@ static void layout_first(struct layout *p, const struct model *m)
     ends->embed_norm = norm(p, &m->embed_norm, hidden);
 }
 
-static struct dlayer layout_layer(struct layout *p, const struct model *m, int i)
+static struct dlayer layout_layer(struct weight_layout *p, const struct model *m, int i)
 {
     const struct layer *l = &m->layers[i];
     struct dlayer d;
@@ -156,7 +159,7 @@ static size_t layout_all(struct dweights *w, const struct model *m, int first_la
 {
     const struct config *c = &m->config;
     const size_t hidden = (size_t)c->hidden_size;
-    struct layout p = { .w = w };
+    struct weight_layout p = { .w = w };
     if (first_layer == 0)
         layout_first(&p, m);
     for (int i = first_layer; i < c->n_layers; i++) {
@@ -185,7 +188,7 @@ size_t dweights_size(const struct model *m, int first_layer)
 size_t dweights_host_size(const struct model *m, int first_layer)
 {
     struct dweights w = { 0 };
-    struct layout p = { .w = &w };
+    struct weight_layout p = { .w = &w };
     if (first_layer > 0)
         layout_first(&p, m);
     for (int i = 0; i < first_layer; i++)
@@ -196,7 +199,7 @@ size_t dweights_host_size(const struct model *m, int first_layer)
 size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8)
 {
     struct dweights w = { .act_int8 = act_int8 };
-    struct layout p = { .w = &w };
+    struct weight_layout p = { .w = &w };
     for (int i = first_layer; i < m->config.n_layers; i++)
         layout_layer(&p, m, i);
     return p.decoded_at;

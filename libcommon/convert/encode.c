@@ -13,8 +13,6 @@
 
 enum { BATCH_BYTES = 8 << 20 };
 
-struct stats { double max, err2, sum2; };
-
 struct encode_worker { float *x, *decoded; struct qrow q; };      /* one for each thread */
 
 struct tensor_encoder {
@@ -27,11 +25,11 @@ struct tensor_encoder {
     struct encode_worker *workers; int n_workers;
     uint8_t *tiles;                     /* of one batch */
     int tile0, batch;
-    struct stats *stats;                /* [batch] */
+    struct error_sums *stats;                /* [batch] */
     struct err *errors;                 /* [batch] */
 };
 
-static void add_row(struct stats *s, const float *x, const float *decoded, int64_t n)
+void error_add(struct error_sums *s, const float *x, const float *decoded, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         double d = fabs((double)x[i] - (double)decoded[i]);
@@ -39,6 +37,20 @@ static void add_row(struct stats *s, const float *x, const float *decoded, int64
         s->err2 += d * d;
         s->sum2 += (double)x[i] * (double)x[i];
     }
+}
+
+void error_merge(struct error_sums *to, const struct error_sums *from)
+{
+    to->max = fmax(to->max, from->max);
+    to->err2 += from->err2;
+    to->sum2 += from->sum2;
+}
+
+void error_report(struct convert_tensor *t, const struct error_sums *s)
+{
+    t->max_error = s->max;
+    t->rel_error = s->sum2 > 0 ? sqrt(s->err2 / s->sum2) : 0;
+    t->exact = s->max == 0;
 }
 
 /* A scale with which every value of the group is a whole number of at most 127 steps, exactly;
@@ -154,8 +166,8 @@ static int float_row(const struct mat *m, uint8_t *tile, int r, const float *x, 
     return 0;
 }
 
-static int encode_row(struct tensor_encoder *c, struct encode_worker *w, uint8_t *tile, int64_t row, struct stats *s,
-                      struct err *e)
+static int encode_row(struct tensor_encoder *c, struct encode_worker *w, uint8_t *tile, int64_t row,
+                      struct error_sums *s, struct err *e)
 {
     const struct recipe *p = c->p;
     const struct mat *m = &p->m;
@@ -166,7 +178,7 @@ static int encode_row(struct tensor_encoder *c, struct encode_worker *w, uint8_t
         channel_scale_row(&c->fold, row, w->x, m->cols);         /* routers; other floats are not scaled */
         if (float_row(m, tile, r, w->x, w->decoded, p, row, e))
             return -1;
-        add_row(s, w->x, w->decoded, m->cols);
+        error_add(s, w->x, w->decoded, m->cols);
         return 0;
     }
     if (p->make == MAKE_COPY && p->source->packed) {
@@ -200,7 +212,7 @@ static int encode_row(struct tensor_encoder *c, struct encode_worker *w, uint8_t
                            t->scale == SCALE_E8M0 ? "the scale of its block is 255, which is no number"
                                                   : "is not a finite number");
     tile_put(m, tile, r, &w->q);
-    add_row(s, w->x, w->decoded, m->cols);
+    error_add(s, w->x, w->decoded, m->cols);
     return 0;
 }
 
@@ -211,19 +223,11 @@ static void encode_tile(void *arg, int i, int thread)
     uint8_t *tile = c->tiles + (size_t)i * m->tile_bytes;
     int64_t row = (int64_t)(c->tile0 + i) * TILE_ROWS;
     tile_clear(m, tile);
-    c->stats[i] = (struct stats){ 0 };
+    c->stats[i] = (struct error_sums){ 0 };
     c->errors[i].code = ERR_NONE;
     for (int r = 0; r < TILE_ROWS && row + r < m->rows; r++)
         if (encode_row(c, &c->workers[thread], tile, row + r, &c->stats[i], &c->errors[i]))
             return;
-}
-
-static void finish_report(struct recipe *p, const struct stats *s)
-{
-    struct convert_tensor *t = p->report;
-    t->max_error = s->max;
-    t->rel_error = s->sum2 > 0 ? sqrt(s->err2 / s->sum2) : 0;
-    t->exact = s->max == 0;
 }
 
 typedef int sink_fn(void *user, const void *data, size_t n, struct err *e);
@@ -253,7 +257,7 @@ static int encode_plain(struct conversion *cv, struct recipe *p, const struct te
         if (rc == 0)
             rc = advance(cv, bytes, e);
     }
-    finish_report(p, &(struct stats){ 0 });
+    error_report(p->report, &(struct error_sums){ 0 });
     free(x);
     return rc;
 }
@@ -299,7 +303,7 @@ static void close_workers(struct tensor_encoder *c)
 
 static int encode_tiles(struct conversion *cv, struct tensor_encoder *c, sink_fn *sink, void *user, struct err *e)
 {
-    struct stats sum = { 0 };
+    struct error_sums sum = { 0 };
     const struct mat *m = &c->p->m;
     for (c->tile0 = 0; c->tile0 < m->n_tiles; c->tile0 += c->batch) {
         int n = m->n_tiles - c->tile0 < c->batch ? m->n_tiles - c->tile0 : c->batch;
@@ -309,14 +313,12 @@ static int encode_tiles(struct conversion *cv, struct tensor_encoder *c, sink_fn
                 *e = c->errors[i];
                 return -1;
             }
-            sum.max = fmax(sum.max, c->stats[i].max);
-            sum.err2 += c->stats[i].err2;
-            sum.sum2 += c->stats[i].sum2;
+            error_merge(&sum, &c->stats[i]);
         }
         if (sink(user, c->tiles, (size_t)n * m->tile_bytes, e) || advance(cv, (size_t)n * m->tile_bytes, e))
             return -1;
     }
-    finish_report(c->p, &sum);
+    error_report(c->p->report, &sum);
     return 0;
 }
 

@@ -117,6 +117,12 @@ void channel_scale_vector(const struct channel_scale *f, float *x, int64_t n);  
 int encode_tensor(struct conversion *cv, struct recipe *p,
                   int (*sink)(void *user, const void *data, size_t n, struct err *e),
                   void *user, struct err *e);
+/* Errors of a tensor: the largest, and the sums of squares of errors and of weights, in the
+ * order of the rows. */
+struct error_sums { double max, err2, sum2; };
+void error_add(struct error_sums *s, const float *x, const float *decoded, int64_t n);
+void error_merge(struct error_sums *to, const struct error_sums *from);
+void error_report(struct convert_tensor *t, const struct error_sums *s);
 /* Importance of p's columns after scaling, to out [cols]; 0: none is known. */
 int encode_importance(const struct conversion *cv, const struct recipe *p, float *out);
 

@@ -195,8 +195,6 @@ static int measure(struct conversion *cv, struct calibration *c, int layer, int 
 
 /* ---- one matrix ---- */
 
-struct stats { double max, err2, sum2; };
-
 struct tiles {
     struct recipe *p;
     const struct gptq *g;
@@ -205,7 +203,7 @@ struct tiles {
     struct row_reader rows;
     struct channel_scale fold;
     struct tile_worker { float *w, *source; struct qrow q; void *scratch; } *workers;
-    struct stats *stats;
+    struct error_sums *stats;
     struct err *errors;
 };
 
@@ -227,12 +225,7 @@ static void quantize_tile(void *arg, int i, int thread)
         const float *x = w->source + (size_t)r * cols;
         tile_get(m, tile, r, &w->q);
         qrow_decode(m, &w->q, w->w);
-        for (size_t k = 0; k < cols; k++) {
-            double d = fabs((double)x[k] - (double)w->w[k]);
-            s->stats[i].max = d > s->stats[i].max ? d : s->stats[i].max;
-            s->stats[i].err2 += d * d;
-            s->stats[i].sum2 += (double)x[k] * (double)x[k];
-        }
+        error_add(&s->stats[i], x, w->w, m->cols);
     }
 }
 
@@ -261,7 +254,7 @@ static int quantize_matrix(struct conversion *cv, struct calibration *c, const s
                            struct err *e)
 {
     struct tiles s = { .p = p, .g = g, .ops = c->ops, .fold = channel_scale_of(cv, p) };
-    struct stats sum = { 0 };
+    struct error_sums sum = { 0 };
     int n_threads = pool_size(cv->pool);
     level_grid_of(&p->m, &s.grid);
     int rc = row_reader_open(&s.rows, cv->source, p->source, &p->spec->map, p->spec->rows, p->spec->cols, 0, e);
@@ -276,13 +269,9 @@ static int quantize_matrix(struct conversion *cv, struct calibration *c, const s
             *e = s.errors[i];
             rc = -1;
         }
-        sum.max = fmax(sum.max, s.stats[i].max);
-        sum.err2 += s.stats[i].err2;
-        sum.sum2 += s.stats[i].sum2;
+        error_merge(&sum, &s.stats[i]);
     }
-    p->report->max_error = sum.max;
-    p->report->rel_error = sum.sum2 > 0 ? sqrt(sum.err2 / sum.sum2) : 0;
-    p->report->exact = sum.max == 0;
+    error_report(p->report, &sum);
     for (int i = 0; s.workers && i < n_threads; i++) {
         free(s.workers[i].w);
         free(s.workers[i].scratch);

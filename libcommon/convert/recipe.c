@@ -373,7 +373,7 @@ uint64_t recipes_bytes(const struct conversion *cv)
  * DeepSeek-V2-Lite that decodes). */
 static const struct { unsigned roles; int first_layers; enum qtype type; } finer[] = {
     { 1u << ROLE_K | 1u << ROLE_V, 0, QT_M6 }, { ~0u, 2, QT_M5 }, { 1u << ROLE_DOWN, 0, QT_M5 },
-        { 1u << ROLE_UP, 0, QT_M5 }, { 1u << ROLE_GATE, 0, QT_M5 },
+    { 1u << ROLE_UP, 0, QT_M5 }, { 1u << ROLE_GATE, 0, QT_M5 },
 };
 
 static int is_head(const struct conversion *cv, const struct recipe *p)

@@ -202,7 +202,7 @@ static int shape_of(void *user, const char *name, int *n_dims, int64_t dim[4])
     const int64_t q = (int64_t)s->n_heads * s->head_dim, kv = (int64_t)s->n_kv_heads * s->head_dim;
     const struct { const char *end; int64_t rows, cols; } shapes_by_end[] = {
         { "model.embed_tokens.weight", s->vocab, s->hidden }, { "model.norm.weight", s->hidden, 0 },
-            { "layernorm.weight", s->hidden, 0 },
+        { "layernorm.weight", s->hidden, 0 },
         { "q_proj.weight", q, s->hidden }, { "k_proj.weight", kv, s->hidden }, { "v_proj.weight", kv, s->hidden },
         { "o_proj.weight", s->hidden, q },
         { "q_proj.bias", q, 0 }, { "k_proj.bias", kv, 0 }, { "v_proj.bias", kv, 0 },

@@ -141,7 +141,7 @@ static void attend_part(void *arg, int i, int thread)
     const size_t at = (size_t)(j->s->offset[ch->item] + ch->first - j->token0) * row + (size_t)(head * group) * hd;
     struct attn a = {
         .q = k->q + at, .q_token_stride = row, .q_head_stride = hd, .out = k->att + at, .out_token_stride = row,
-            .out_head_stride = hd,
+        .out_head_stride = hd,
         .n_tokens = ch->n, .n_q_heads = group, .head_dim = c->head_dim, .pos = it->pos + ch->first,
         .window = c->window[j->index], .chunk = c->chunk[j->index],
         .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset,

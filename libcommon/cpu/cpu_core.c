@@ -40,10 +40,10 @@ enum {
 
 static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
 
-struct region { void *p; size_t bytes; };
+struct arena_part { void *p; size_t bytes; };
 
 /* Allocate all regions at once; p points to the pointer to set. */
-static int arena_open(struct core *k, struct region *parts, int n, struct err *e)
+static int arena_open(struct core *k, struct arena_part *parts, int n, struct err *e)
 {
     size_t total = 0;
     for (int i = 0; i < n; i++)
@@ -136,70 +136,70 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     return n < LEAST ? LEAST : n < INT32_MAX ? (int)n : INT32_MAX;
 }
 
+/* The regions of the arena, of the threads last: parts has MAX_PARTS + 3 * n_threads; returns their
+ * number. */
+static int list_regions(struct core *k, struct arena_part *parts, int64_t max_len)
+{
+    const struct config *c = k->c;
+    const int n_threads = pool_size(k->pool);
+    const size_t t = (size_t)k->max_tokens, row = t * sizeof(float), hd = (size_t)c->head_dim;
+    const size_t q = (size_t)c->n_heads * hd, kv = (size_t)c->n_kv_heads * hd, hidden = (size_t)c->hidden_size;
+    const size_t wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
+    const size_t run = (size_t)attn_rows(c, k->max_tokens) * sizeof(float);
+    const size_t scratch = thread_scratch(c, k->k, k->max_tokens, widest_input(c));
+    int n = 0;
+    parts[n++] = (struct arena_part){ &k->x, row * hidden };
+    parts[n++] = (struct arena_part){ &k->h[0], row * wide };
+    parts[n++] = (struct arena_part){ &k->h[1], c->block == BLOCK_PARALLEL2 ? row * hidden : 0 };
+    parts[n++] = (struct arena_part){ &k->q, run * q };
+    parts[n++] = (struct arena_part){ &k->att, run * q };
+    parts[n++] = (struct arena_part){ &k->key, row * kv };
+    parts[n++] = (struct arena_part){ &k->value,
+                                      c->mla.kv_rank && !config_has_mixer(c, MIXER_ATTENTION) ? 0 : row * kv };
+    parts[n++] = (struct arena_part){ &k->mlp, row * widest_mlp(c) };
+    for (int i = 0; i < c->n_ropes; i++) {
+        parts[n++] = (struct arena_part){ &k->cos[i], row * (size_t)c->ropes[i].dim / 2 };
+        parts[n++] = (struct arena_part){ &k->sin[i], row * (size_t)c->ropes[i].dim / 2 };
+    }
+    parts[n++] = (struct arena_part){ &k->alibi, (size_t)c->n_heads * sizeof *k->alibi };
+    parts[n++] = (struct arena_part){ &k->token, t * sizeof *k->token };
+    parts[n++] = (struct arena_part){ &k->pos, t * sizeof *k->pos };
+    parts[n++] = (struct arena_part){ &k->long_rope, t * sizeof *k->long_rope };
+    parts[n++] = (struct arena_part){ &k->runs, t * sizeof *k->runs };
+    k->n_partial = attn_partials(c, n_threads, max_len);
+    parts[n++] = (struct arena_part){ &k->partial, k->n_partial * sizeof *k->partial };
+    parts[n++] = (struct arena_part){ &k->parts_left, MERGES * (size_t)n_threads * sizeof *k->parts_left };
+    assert(n <= MAX_PARTS);
+    for (int i = 0; i < n_threads; i++) {
+        parts[n++] = (struct arena_part){ &k->scratch[i], scratch };
+        parts[n++] = (struct arena_part){ &k->tile[i], row * (size_t)k->tile_job * TILE_ROWS };
+        parts[n++] = (struct arena_part){ &k->rotated[i], k->n_partial ? SPLIT_ROWS * hd * sizeof(float) : 0 };
+    }
+    return n;
+}
+
 int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens,
               int64_t max_len, int exact, enum kv_type kv_type, struct err *e)
 {
+    const int n_threads = pool_size(pool);
     *k = (struct core){ .c = c, .k = kernels, .pool = pool, .exact = exact, .max_tokens = max_tokens,
                         .kv_type = kv_type };
-    const size_t t = (size_t)max_tokens, row = t * sizeof(float), hd = (size_t)c->head_dim;
-    const size_t q = (size_t)c->n_heads * hd, kv = (size_t)c->n_kv_heads * hd, hidden = (size_t)c->hidden_size;
-    const size_t wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
-    const int n_threads = pool_size(pool);
-    const size_t mlp_size = widest_mlp(c);
-    const size_t cols = widest_input(c);
-    if (cols > INT32_MAX - 256)
-        return err_set(e, ERR_SHAPE, "a row of %zu columns", cols);
-    const size_t scratch = thread_scratch(c, kernels, max_tokens, cols);
+    if (widest_input(c) > INT32_MAX - 256)
+        return err_set(e, ERR_SHAPE, "a row of %zu columns", widest_input(c));
     k->tile_job = tiles_of_job(n_threads);
     k->kv_bytes = kv_block_bytes(kv_type, c->head_dim);
     k->kv_layer = config_kv_layers(c) ? config_kv_bytes(c, kv_type) / (size_t)config_kv_layers(c) : 0;
     k->attn_groups = attn_groups(c);
-
     k->scratch = calloc((size_t)n_threads, sizeof *k->scratch);
     k->tile = calloc((size_t)n_threads, sizeof *k->tile);
     k->rotated = calloc((size_t)n_threads, sizeof *k->rotated);
-    struct region *parts = calloc(MAX_PARTS + 3 * (size_t)n_threads, sizeof *parts);
-    if (!k->scratch || !k->tile || !k->rotated || !parts) {
-        free(parts);
-        core_close(k);
-        return err_nomem(e, "activations");
-    }
-    int n = 0;
-    parts[n++] = (struct region){ &k->x, row * hidden };
-    parts[n++] = (struct region){ &k->h[0], row * wide };
-    parts[n++] = (struct region){ &k->h[1], c->block == BLOCK_PARALLEL2 ? row * hidden : 0 };
-    const size_t run = (size_t)attn_rows(c, max_tokens) * sizeof(float);
-    parts[n++] = (struct region){ &k->q, run * q };
-    parts[n++] = (struct region){ &k->att, run * q };
-    parts[n++] = (struct region){ &k->key, row * kv };
-    parts[n++] = (struct region){ &k->value, c->mla.kv_rank && !config_has_mixer(c, MIXER_ATTENTION) ? 0 : row * kv };
-    parts[n++] = (struct region){ &k->mlp, row * mlp_size };
-    for (int i = 0; i < c->n_ropes; i++) {
-        parts[n++] = (struct region){ &k->cos[i], row * (size_t)c->ropes[i].dim / 2 };
-        parts[n++] = (struct region){ &k->sin[i], row * (size_t)c->ropes[i].dim / 2 };
-    }
-    parts[n++] = (struct region){ &k->alibi, (size_t)c->n_heads * sizeof *k->alibi };
-    parts[n++] = (struct region){ &k->token, t * sizeof *k->token };
-    parts[n++] = (struct region){ &k->pos, t * sizeof *k->pos };
-    parts[n++] = (struct region){ &k->long_rope, t * sizeof *k->long_rope };
-    parts[n++] = (struct region){ &k->runs, t * sizeof *k->runs };
-    k->n_partial = attn_partials(c, n_threads, max_len);
-    parts[n++] = (struct region){ &k->partial, k->n_partial * sizeof *k->partial };
-    parts[n++] = (struct region){ &k->parts_left, MERGES * (size_t)n_threads * sizeof *k->parts_left };
-    assert(n <= MAX_PARTS);
-    for (int i = 0; i < n_threads; i++) {
-        parts[n++] = (struct region){ &k->scratch[i], scratch };
-        parts[n++] = (struct region){ &k->tile[i], row * (size_t)k->tile_job * TILE_ROWS };
-        parts[n++] = (struct region){ &k->rotated[i], k->n_partial ? SPLIT_ROWS * hd * sizeof(float) : 0 };
-    }
-    int rc = arena_open(k, parts, n, e);
+    struct arena_part *parts = calloc(MAX_PARTS + 3 * (size_t)n_threads, sizeof *parts);
+    int rc = k->scratch && k->tile && k->rotated && parts ? 0 : err_nomem(e, "activations");
+    if (rc == 0)
+        rc = arena_open(k, parts, list_regions(k, parts, max_len), e);
     free(parts);
-    if (rc < 0) {
-        core_close(k);
-        return -1;
-    }
     k->bytes = k->arena_bytes;
-    if ((c->moe.n_experts && moe_open(k, e) < 0) || (c->mla.kv_rank && mla_open(k, e) < 0) ||
+    if (rc < 0 || (c->moe.n_experts && moe_open(k, e) < 0) || (c->mla.kv_rank && mla_open(k, e) < 0) ||
         (state_floats(c) && state_open(k, e) < 0)) {
         core_close(k);
         return -1;

@@ -12,7 +12,7 @@
  * keys. */
 const char *const arch_ignored[] = {
     "architectures", "auto_map", "model_type", "dtype", "transformers_version", "transformers.js_config",
-        "_name_or_path", "_model_name_or_path", "name", "license",
+    "_name_or_path", "_model_name_or_path", "name", "license",
     "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled",
     "cache_implementation", "use_cache", "tokenizer_class", "initializer_range", "init_std", "initializer_factor",
     "init_method", "init_config", "init_device", "mup_base", "gradient_checkpointing",

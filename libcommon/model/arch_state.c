@@ -284,7 +284,7 @@ static void more_nemotron_h(struct parse *p, struct config *c)
                                                 .conv_kernel = 4 };
     static const struct layer_kind kinds[] = {
         { "linear_attention", MIXER_MAMBA2, FF_NONE }, { "mamba", MIXER_MAMBA2, FF_NONE },
-            { "full_attention", MIXER_ATTENTION, FF_NONE },
+        { "full_attention", MIXER_ATTENTION, FF_NONE },
         { "attention", MIXER_ATTENTION, FF_NONE }, { "mlp", MIXER_NONE, FF_DENSE }, { 0 } };
     const json_t *types = parse_find(p, "layers_block_type|layer_types", NULL);
     const char *pattern = parse_string(p, "hybrid_override_pattern", ""),

@@ -141,7 +141,7 @@ static int act_parse(struct parse *p, const struct arch *a)
 {
     static const struct { const char *name; enum config_act act; } acts[] = {
         { "silu", CONFIG_ACT_SILU }, { "swish", CONFIG_ACT_SILU }, { "gelu", CONFIG_ACT_GELU },
-            { "gelu_python", CONFIG_ACT_GELU },
+        { "gelu_python", CONFIG_ACT_GELU },
         { "gelu_new", CONFIG_ACT_GELU_TANH }, { "gelu_pytorch_tanh", CONFIG_ACT_GELU_TANH },
         { "gelu_fast", CONFIG_ACT_GELU_TANH },
         { "relu", CONFIG_ACT_RELU }, { "relu2", CONFIG_ACT_RELU2 }, { "quick_gelu", CONFIG_ACT_GELU_QUICK },

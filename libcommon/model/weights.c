@@ -12,7 +12,7 @@
  * it has. */
 const struct weight_names gguf_names = {
     .embed = "token_embd", .pos = "position_embd", .embed_norm = "token_embd_norm", .final_norm = "output_norm",
-        .head = "output", .layer = "blk.",
+    .head = "output", .layer = "blk.",
     .attn_norm = "attn_norm", .attn_post_norm = "post_attention_norm", .mlp_norm = "ffn_norm",
     .mlp_post_norm = "post_ffw_norm",
     .q_norm = "attn_q_norm", .k_norm = "attn_k_norm", .qkv = "attn_qkv", .q = "attn_q", .k = "attn_k", .v = "attn_v",

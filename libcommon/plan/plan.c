@@ -46,7 +46,7 @@ uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type)
 
 static const struct { const char *name; enum plan_mode mode; } modes[] = {
     { "auto", PLAN_AUTO }, { "min_memory", PLAN_MIN_MEMORY }, { "balanced", PLAN_BALANCED },
-        { "max_speed", PLAN_MAX_SPEED }, { "for_vram", PLAN_FOR_VRAM },
+    { "max_speed", PLAN_MAX_SPEED }, { "for_vram", PLAN_FOR_VRAM },
     { "memory", PLAN_MIN_MEMORY }, { "speed", PLAN_MAX_SPEED },
 };
 

@@ -168,7 +168,7 @@ static void every_type(void **state)
     /* worst relative error of a matrix of the tiny model */
     static const struct { const char *name; double worst; } types[] = {
         { "f32", 1e-12 }, { "bf16", 2e-3 }, { "f16", 3e-4 }, { "keep", 1e-12 }, { "int8", 9e-3 }, { "nl4", .1 },
-            { "int4", .14 }, { "nf4", .12 },
+        { "int4", .14 }, { "nf4", .12 },
         { "int4m", .11 }, { "int4z", .13 }, { "m2", .45 }, { "m3", .22 }, { "m5", .06 }, { "m6", .03 },
     };
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
@@ -193,7 +193,7 @@ static void kept_exactly(void **state)
     (void)state;
     static const struct { const char *file; int type; enum qtype to; } files[] = {
         { "F32", GGML_F32, QT_F32 }, { "F16", GGML_F16, QT_F16 }, { "BF16", GGML_BF16, QT_BF16 },
-            { "Q4_0", GGML_Q4_0, QT_I4 }, { "Q4_1", GGML_Q4_1, QT_I4M },
+        { "Q4_0", GGML_Q4_0, QT_I4 }, { "Q4_1", GGML_Q4_1, QT_I4M },
         { "Q5_0", GGML_Q5_0, QT_I8 }, { "Q8_0", GGML_Q8_0, QT_I8 }, { "IQ4_NL", GGML_IQ4_NL, QT_I8 },
         { "MXFP4", GGML_MXFP4, QT_MXFP4 },
         { "TQ1_0", GGML_TQ1_0, QT_T3 }, { "TQ2_0", GGML_TQ2_0, QT_T2 },
@@ -228,7 +228,7 @@ static void ternary_exactly(void **state)
     (void)state;
     static const struct { const char *file; int type; const char *to; int group; enum qtype becomes; } runs[] = {
         { "TQ1_0", GGML_TQ1_0, "ternary", 0, QT_T3 }, { "TQ2_0", GGML_TQ2_0, "ternary", 0, QT_T3 },
-            { "TQ1_0", GGML_TQ1_0, "t2", 0, QT_T2 },
+        { "TQ1_0", GGML_TQ1_0, "t2", 0, QT_T2 },
         { "TQ2_0", GGML_TQ2_0, "t2", 64, QT_T2 },     { "TQ1_0", GGML_TQ1_0, "int4", 0, QT_I4 },
         { "TQ2_0", GGML_TQ2_0, "int4", 32, QT_I4 },
     };
@@ -307,7 +307,7 @@ static void threads(void **state)
     (void)state;
     static const struct { const char *type; enum convert_effort effort; const char *folder; } runs[] = {
         { "nl4", CONVERT_FAST, NULL }, { "nl4", CONVERT_GOOD, NULL }, { "nl4", CONVERT_BEST, NULL },
-            { "int8", CONVERT_GOOD, NULL }, { "mixed", CONVERT_GOOD, NULL },
+        { "int8", CONVERT_GOOD, NULL }, { "mixed", CONVERT_GOOD, NULL },
         /* a state, gated attention, experts and a shared one */
         { "nl4", CONVERT_GOOD, "hf/qwen3_next" }, { "nl4", CONVERT_BEST, "hf/qwen3_next" },
     };
@@ -796,7 +796,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_type), cmocka_unit_test(kept_exactly), cmocka_unit_test(ternary_exactly),
-            cmocka_unit_test(kept_nearly), cmocka_unit_test(threads), cmocka_unit_test(in_files),
+        cmocka_unit_test(kept_nearly), cmocka_unit_test(threads), cmocka_unit_test(in_files),
         cmocka_unit_test(channel_scaling), cmocka_unit_test(target_sizes), cmocka_unit_test(parts_and_globs),
         cmocka_unit_test(bad_numbers), cmocka_unit_test(bad_targets), cmocka_unit_test(cancelled),
     };

@@ -25,7 +25,7 @@ enum { MAX_TOKENS = 256, N_BLOCKS = 64, SHORT = 8 };
 
 static const char *const dense[] = {
     "arcee", "bloom", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "falcon-7b", "gemma", "gemma2", "gemma3",
-        "glm4", "gpt2", "gpt_bigcode", "gpt_neox",
+    "glm4", "gpt2", "gpt_bigcode", "gpt_neox",
     "gptj", "granite", "hunyuan", "llama", "llama-linear-rope", "llama-odd", "llama-yarn", "llama3-rope", "mistral",
     "mpt", "nemotron", "olmo", "olmo2", "opt", "phi", "phi3", "phi3-longrope", "qwen2", "qwen2-window", "qwen3",
     "seed_oss", "smollm3", "stablelm", "starcoder2",

@@ -440,7 +440,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products), cmocka_unit_test(cholesky), cmocka_unit_test(nearest_level),
-            cmocka_unit_test(directions), cmocka_unit_test(feedback),
+        cmocka_unit_test(directions), cmocka_unit_test(feedback),
         cmocka_unit_test(correction), cmocka_unit_test(degenerate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -61,7 +61,7 @@ static const struct weight_spec *find(const struct weight_spec *s, int n, const 
 
 static const struct shape llama[] = {
     { "embed_tokens.weight", 10, 8 }, { "norm.weight", 8, 0 }, { "lm_head.weight", 10, 8 },
-        { "layers.0.input_layernorm.weight", 8, 0 },
+    { "layers.0.input_layernorm.weight", 8, 0 },
     { "layers.0.post_attention_layernorm.weight", 8, 0 }, { "layers.0.self_attn.q_proj.weight", 8, 8 },
     { "layers.0.self_attn.k_proj.weight", 4, 8 },
     { "layers.0.self_attn.v_proj.weight", 4, 8 }, { "layers.0.self_attn.o_proj.weight", 8, 8 },
@@ -155,7 +155,7 @@ static void test_row_maps(void **state)
     /* falcon's groups: two query heads, a key, a value, twice (head_dim 2) */
     static const struct shape falcon[] = {
         { "word_embeddings.weight", 10, 8 }, { "ln_f.weight", 8, 0 }, { "ln_f.bias", 8, 0 },
-            { "h.0.ln_attn.weight", 8, 0 }, { "h.0.ln_attn.bias", 8, 0 },
+        { "h.0.ln_attn.weight", 8, 0 }, { "h.0.ln_attn.bias", 8, 0 },
         { "h.0.ln_mlp.weight", 8, 0 }, { "h.0.ln_mlp.bias", 8, 0 },
         { "h.0.self_attention.query_key_value.weight", 16, 8 },
         { "h.0.self_attention.dense.weight", 8, 8 }, { "h.0.mlp.dense_h_to_4h.weight", 6, 8 },
@@ -177,7 +177,7 @@ static void test_row_maps(void **state)
     /* GPT-2's Conv1D: [in, out], q k v side by side, and so are their biases */
     static const struct shape gpt2[] = {
         { "wte.weight", 10, 8 }, { "wpe.weight", 20, 8 }, { "ln_f.weight", 8, 0 }, { "ln_f.bias", 8, 0 },
-            { "h.0.ln_1.weight", 8, 0 }, { "h.0.ln_1.bias", 8, 0 },
+        { "h.0.ln_1.weight", 8, 0 }, { "h.0.ln_1.bias", 8, 0 },
         { "h.0.ln_2.weight", 8, 0 }, { "h.0.ln_2.bias", 8, 0 }, { "h.0.attn.c_attn.weight", 8, 24 },
         { "h.0.attn.c_attn.bias", 24, 0 },
         { "h.0.attn.c_proj.weight", 8, 8 }, { "h.0.attn.c_proj.bias", 8, 0 }, { "h.0.mlp.c_fc.weight", 8, 32 },
@@ -200,7 +200,7 @@ static void test_row_maps(void **state)
     /* llama in a GGUF: halves of each head interleaved in q and k, not in v */
     static const struct shape gguf[] = {
         { "token_embd.weight", 10, 16 }, { "output_norm.weight", 16, 0 }, { "blk.0.attn_norm.weight", 16, 0 },
-            { "blk.0.ffn_norm.weight", 16, 0 },
+        { "blk.0.ffn_norm.weight", 16, 0 },
         { "blk.0.attn_q.weight", 16, 16 }, { "blk.0.attn_k.weight", 16, 16 }, { "blk.0.attn_v.weight", 16, 16 },
         { "blk.0.attn_output.weight", 16, 16 },
         { "blk.0.ffn_gate.weight", 6, 16 }, { "blk.0.ffn_up.weight", 6, 16 }, { "blk.0.ffn_down.weight", 16, 6 },

@@ -114,7 +114,7 @@ static void parameters(void **state)
 {
     static const struct { const char *name; double total, active; } all[] = {
         { "Qwen2.5-7B", 7.62e9, 0 },       { "Qwen2.5-72B", 72.7e9, 0 },   { "Llama-3.1-8B", 8.03e9, 0 },
-            { "Llama-3.1-70B", 70.6e9, 0 },  { "Llama-3.2-1B", 1.24e9, 0 },
+        { "Llama-3.1-70B", 70.6e9, 0 },  { "Llama-3.2-1B", 1.24e9, 0 },
         { "Mistral-7B-v0.3", 7.25e9, 0 },  { "gemma-2-2b", 2.61e9, 0 },    { "gemma-2-9b", 9.24e9, 0 },
         { "Phi-3-mini-4k", 3.82e9, 0 },  { "TinyLlama-1.1B", 1.10e9, 0 },
         { "Qwen3-8B", 8.19e9, 0 },         { "Qwen3-32B", 32.8e9, 0 },     { "SmolLM3-3B", 3.08e9, 0 },
@@ -405,7 +405,7 @@ static void modes(void **state)
     assert_true(c[1].bytes < 8 * GB && c[2].bytes < 5.0 * GB);
     static const struct { double gb; enum plan_mode mode; const char *type; } all[] = {
         { 24, PLAN_AUTO, "bf16" },      { 6, PLAN_FOR_VRAM, "nl4" },       { 9, PLAN_FOR_VRAM, "int8" },
-            { 17, PLAN_FOR_VRAM, "bf16" },
+        { 17, PLAN_FOR_VRAM, "bf16" },
         { 8, PLAN_FOR_VRAM, "nl4" },    /* 7.9 GB of int8 leave nothing of an 8 GB card */
         { 24, PLAN_MIN_MEMORY, "nl4" }, { 24, PLAN_BALANCED, "int8" },     { 24, PLAN_MAX_SPEED, "nl4" },
         { 4, PLAN_AUTO, NULL },
@@ -599,7 +599,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters), cmocka_unit_test(registry_is_whole), cmocka_unit_test(sizes_are_the_writers),
-            cmocka_unit_test(rough_sizes),
+        cmocka_unit_test(rough_sizes),
         cmocka_unit_test(keys_and_values), cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states),
         cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
         cmocka_unit_test(preflight), cmocka_unit_test(speed),

@@ -254,7 +254,7 @@ static void starts_anew(void **state)
     /* the first with calibration */
     static const struct { const char *file; long at; const char *why; } damage[] = {
         { "o/.m.zse.zse-state-0", 5, "the state of its calibration is damaged" },
-            { "o/.m.zse.zse-partial", 9000, "it is damaged" },
+        { "o/.m.zse.zse-partial", 9000, "it is damaged" },
         { "o/.m.zse.zse-journal", 0, "zse-journal: " },                           { NULL, 0, "the source has changed" },
     };
     for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
@@ -360,7 +360,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(at_each_layer), cmocka_unit_test(anywhere), cmocka_unit_test(starts_anew),
-            cmocka_unit_test(cancelled), cmocka_unit_test(two_at_once),
+        cmocka_unit_test(cancelled), cmocka_unit_test(two_at_once),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
