@@ -74,7 +74,7 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
 }
 
 @test "--user: who is refused" {
-  for who in "no-such-user: there is no user 'no-such-user'" "root: is root, or of its group" "nobody:no-such-group: there is no group 'no-such-group'"; do
+  for who in "no-such-user: there is no user 'no-such-user'" "root: is root, or in its group" "nobody:no-such-group: there is no group 'no-such-group'"; do
     [ "$(id -u)" = 0 ] || who="${who%%: *}: only root can become another user"
     run --separate-stderr zse-serve --user "${who%%: *}" "$T/tiny.zse" --port 0
     [ "$status$output" = 1 ]

@@ -71,14 +71,14 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
     run --separate-stderr zse-serve --config "$T/c.json"
     [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == "zse-serve: $T/c.json: "*"$words"* ]] || { echo "$json: $status $stderr"; return 1; }
   done <<'CASES'
-{"prot": 80}|'prot' is no option
+{"prot": 80}|'prot' is not an option
 {"port": true}|port: found
 {"quiet": 1}|quiet: found
 {"models": [1]}|models: found
 {"models": ["--no-auth"]}|models: '--no-auth' begins with -
 {"cors-origin": [["x"]]}|cors-origin: found
-{"config": "x"}|'config' is no option
-{"plan": true}|'plan' is no option
+{"config": "x"}|'config' is not an option
+{"plan": true}|'plan' is not an option
 []|expected an object
 {"port": 1|line 1
 CASES
