@@ -9,16 +9,29 @@ clean=(
   cmd
   completions
   libcommon/LAYERS
+  libcommon/access
+  libcommon/base
+  libcommon/convert
+  libcommon/cpu
+  libcommon/grammar
+  libcommon/http
+  libcommon/model
+  libcommon/plan
+  libcommon/serve
+  libcommon/template
+  libcommon/token
   man/zse-bench.1
   man/zse-chat.1
   man/zse-convert.1
   man/zse-info.1
+  man/zse-serve.1
   man/zse.5
   man/zse.7
   models
   scripts
   tests/cli
   tests/lib
+  tests/serve
 )
 
 @test "prose and columns of the sources follow the rules" {
