@@ -129,62 +129,48 @@ static struct memo *recall(struct schema *s, const struct member *m, int n)
     return &s->memo[s->n_memo - 1];
 }
 
-uint32_t schema_compile(struct schema *s, const struct member *given, int n)
+/* The entry of a set, whatever the order of its members; *is_new: it was made now.  NULL without
+ * memory. */
+static struct memo *recall_set(struct schema *s, const struct member_set *set, int *is_new)
 {
-    struct member_set all = { 0 };
-    uint32_t r = EXPR_NONE;
-    int rc = 0;
-    if (s->failed)
-        return EXPR_NONE;
-    if (s->depth > MAX_NESTING)
-        return schema_limit(s, n ? given[0].s : s->root, "nested too deep");
-    for (int i = 0; i < n && rc == 0; i++)
-        rc = given[i].done & MEMBER_FLAT ? (schema_add_member(s, &all, &given[i]) < 0 ? -1 : 0)
-                                         : schema_flatten(s, &all, &given[i], 0);
-    if (rc != 0)
-        goto done;
-    struct member *sorted = malloc(((size_t)all.n + 1) * sizeof *sorted);
-    uint32_t before = s->n_memo;
-    struct memo *memo = NULL;
-    if (sorted && all.n)
-        memcpy(sorted, all.v, (size_t)all.n * sizeof *sorted);
-    if (sorted && all.n > 1)
-        qsort(sorted, (size_t)all.n, sizeof *sorted, by_member);
-    if (sorted)
-        memo = recall(s, sorted, all.n);
-    else
+    struct member *sorted = malloc(((size_t)set->n + 1) * sizeof *sorted);
+    const uint32_t before = s->n_memo;
+    if (!sorted) {
         schema_nomem(s);
+        return NULL;
+    }
+    if (set->n)
+        memcpy(sorted, set->v, (size_t)set->n * sizeof *sorted);
+    if (set->n > 1)
+        qsort(sorted, (size_t)set->n, sizeof *sorted, by_member);
+    struct memo *memo = recall(s, sorted, set->n);
     free(sorted);
-    if (!memo)
-        goto done;
-    if (s->n_memo == before) {
-        if (memo->rule >= 0) {
-            memo->used = 1;
-            r = expr_rule(&s->g->x, memo->rule);
-        } else {
-            r = memo->result;
-        }
-        s->n_partial += (uint64_t)memo->partial;
-        goto done;
-    }
-    if (++s->n_sets > MAX_SETS) {
-        schema_limit(s, n ? given[0].s : s->root, "too many combinations of alternatives");
-        goto done;
-    }
-    if (s->g->x.meter.work > s->g->options.max_work || s->g->x.failed) {
-        if (grammar_check_work(s->g, s->failed ? NULL : s->e) != 0)
-            s->failed = 1;
-        goto done;
-    }
-    uint32_t index = (uint32_t)(memo - s->memo);
-    int rule = grammar_rule(s->g);
+    *is_new = s->n_memo != before;
+    return memo;
+}
+
+/* The result of a set that was compiled before; a rule, while it is being compiled. */
+static uint32_t known_result(struct schema *s, struct memo *memo)
+{
+    s->n_partial += (uint64_t)memo->partial;
+    if (memo->rule < 0)
+        return memo->result;
+    memo->used = 1;
+    return expr_rule(&s->g->x, memo->rule);
+}
+
+/* Compile a set for the first time. */
+static uint32_t compile_set(struct schema *s, struct member_set *set, uint32_t index)
+{
+    const int rule = grammar_rule(s->g);
     const uint64_t partial = s->n_partial;
-    memo->rule = rule;
+    uint32_t r = EXPR_NONE;
+    s->memo[index].rule = rule;
     s->depth++;
-    if (!schema_split(s, all.v, all.n, &r))
-        r = schema_compile_types(s, all.v, all.n);
+    if (!schema_split(s, set->v, set->n, &r))
+        r = schema_compile_types(s, set->v, set->n);
     s->depth--;
-    memo = &s->memo[index];
+    struct memo *memo = &s->memo[index];
     memo->partial = s->n_partial != partial;
     if (memo->used) {                   /* recursive */
         s->g->rule[rule] = r;
@@ -197,7 +183,36 @@ uint32_t schema_compile(struct schema *s, const struct member *given, int n)
     }
     if (s->failed)                      /* a failed try must not be remembered as empty */
         memo->dropped = 1;
-done:
+    return r;
+}
+
+uint32_t schema_compile(struct schema *s, const struct member *given, int n)
+{
+    struct member_set all = { 0 };
+    struct memo *memo = NULL;
+    uint32_t r = EXPR_NONE;
+    int rc = 0, is_new = 0;
+    if (s->failed)
+        return EXPR_NONE;
+    if (s->depth > MAX_NESTING)
+        return schema_limit(s, n ? given[0].s : s->root, "nested too deep");
+    for (int i = 0; i < n && rc == 0; i++)
+        rc = given[i].done & MEMBER_FLAT ? (schema_add_member(s, &all, &given[i]) < 0 ? -1 : 0)
+                                         : schema_flatten(s, &all, &given[i], 0);
+    if (rc == 0)
+        memo = recall_set(s, &all, &is_new);
+    if (memo && !is_new) {
+        r = known_result(s, memo);
+    } else if (!memo) {
+        r = EXPR_NONE;                  /* nothing satisfies it, or it failed */
+    } else if (++s->n_sets > MAX_SETS) {
+        schema_limit(s, n ? given[0].s : s->root, "too many combinations of alternatives");
+    } else if (s->g->x.meter.work > s->g->options.max_work || s->g->x.failed) {
+        if (grammar_check_work(s->g, s->failed ? NULL : s->e) != 0)
+            s->failed = 1;
+    } else {
+        r = compile_set(s, &all, (uint32_t)(memo - s->memo));
+    }
     free(all.v);
     return s->failed ? (uint32_t)EXPR_NONE : r;
 }

@@ -253,7 +253,7 @@ static const struct row rows[] = {
       "{\"a\":[1]}~{\n  \"a\" : [\n    1,\n    2\n  ]\n}~{ \"a\": [ 1 , 2 ] }", "{  \"a\":[]}~{\"a\":[1\n\n]}" },
 };
 
-static void texts(void **state)
+static void texts_are_taken_or_not(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -271,7 +271,7 @@ static void texts(void **state)
     }
 }
 
-static void refusals(void **state)
+static void refusals_name_the_place(void **state)
 {
     static const struct { enum kind kind; const char *text, *words; } table[] = {
         { REGEX, "a(b", "character 2: a group without )" },
@@ -332,8 +332,8 @@ static void refusals(void **state)
     }
 }
 
-/* Nothing takes long or much, whatever it asks for: it is compiled, or refused. */
-static void limits(void **state)
+/* Costly expressions are compiled, or refused by a limit; neither takes long or much memory. */
+static void costly_expressions_stay_within_limits(void **state)
 {
     static const char *const regex[] = { "(a|aa)+$", "(x{1,1000}){1,1000}", "(a?){5000}a{5000}",
                                          "((a{1,100}){1,100}){1,100}", "(.*a){40}", "([a-z]+)*\\.([a-z]*)*x",
@@ -358,10 +358,15 @@ static void limits(void **state)
         if (cpu_s() - t > 60)
             fail_msg("%s: %.1f s", regex[i], cpu_s() - t);
     }
-    /* rules that double each other: 2^18 parts are a grammar, 2^60 are too many, and so are 2^13
-     * that may each be left out */
+}
+
+/* Rules that double each other: 2^18 parts are a grammar, 2^60 are too many, and so are 2^13 that
+ * may each be left out. */
+static void doubling_rules_are_refused_by_size(void **state)
+{
     static const struct { int n; const char *last, *why; } doubled[] = { { 18, "\"x\"", NULL },
         { 60, "\"x\"", "too large" }, { 13, "\"x\"?", "too ambiguous" } };
+    (void)state;
     for (size_t i = 0; i < sizeof doubled / sizeof *doubled; i++) {
         char rules[2048];
         int n = sprintf(rules, "root ::= a0\n");
@@ -374,16 +379,25 @@ static void limits(void **state)
             fail_msg("2^%d times %s: %s", doubled[i].n, doubled[i].last, x ? "accepted" : why.msg);
         grammar_close(x);
     }
-    /* nested anyOf: 3^40 ways, compiled once for each set of schemas; deep nesting is refused */
+}
+
+static void refused_by_limit(enum kind kind, const char *text)
+{
+    struct err e = { .msg = "" };
+    assert_null(compile(kind, NULL, text, &e));
+    assert_int_equal(e.code, ERR_LIMIT);
+}
+
+/* Nested anyOf in 3^40 ways, schemas nested 1000 deep, 100,000 open groups. */
+static void nesting_and_combinations_are_refused_by_limits(void **state)
+{
     char *text = malloc(1 << 20), *p = text;
+    (void)state;
     p += sprintf(p, "{\"allOf\":[");
     for (int i = 0; i < 40; i++)
         p += sprintf(p, "%s{\"anyOf\":[{\"type\":\"object\",\"required\":[\"a%d\"]},{\"required\":[\"b%d\"]},{\"maxProperties\":%d}]}", i ? "," : "", i, i, 100 + i);
     sprintf(p, "]}");
-    struct err e = { .msg = "" };
-    struct grammar *g = compile(SCHEMA, NULL, text, &e);
-    assert_null(g);
-    assert_int_equal(e.code, ERR_LIMIT);
+    refused_by_limit(SCHEMA, text);
     p = text;
     for (int i = 0; i < 1000; i++)
         p += sprintf(p, "{\"items\":");
@@ -391,31 +405,38 @@ static void limits(void **state)
     for (int i = 0; i < 1000; i++)
         *p++ = '}';
     *p = '\0';
-    g = compile(SCHEMA, NULL, text, &e);
-    assert_null(g);
-    assert_int_equal(e.code, ERR_LIMIT);
-    /* properties in any order: lists of alternatives as long as there are properties, one for
-     * each of them; too many are refused */
-    for (int n = 4000; n <= 12000; n += 8000) {
-        const double t = cpu_s();
-        p = text + sprintf(text, "{\"type\":\"object\",\"properties\":{");
-        for (int i = 0; i < n; i++)
-            p += sprintf(p, "%s\"k%d\":{\"type\":\"integer\"}", i ? "," : "", i);
-        sprintf(p, "}}");
-        g = compile(SCHEMA, NULL, text, &e);
-        assert_int_equal(g != NULL, n == 4000);
-        grammar_close(g);
-        assert_true(cpu_s() - t < 20);
-    }
+    refused_by_limit(SCHEMA, text);
     for (p = text; p < text + 100000; p++)
         *p = '(';
     *p = '\0';
+    struct err e;
     assert_null(compile(REGEX, NULL, text, &e));
     free(text);
 }
 
+/* Properties in any order make lists of alternatives as long as there are properties, one for each
+ * of them: 4000 are compiled, 12,000 are refused. */
+static void many_properties_are_compiled_or_refused_soon(void **state)
+{
+    char *text = malloc(1 << 20);
+    (void)state;
+    for (int n = 4000; n <= 12000; n += 8000) {
+        const double t = cpu_s();
+        char *p = text + sprintf(text, "{\"type\":\"object\",\"properties\":{");
+        struct err e;
+        for (int i = 0; i < n; i++)
+            p += sprintf(p, "%s\"k%d\":{\"type\":\"integer\"}", i ? "," : "", i);
+        sprintf(p, "}}");
+        struct grammar *g = compile(SCHEMA, NULL, text, &e);
+        assert_int_equal(g != NULL, n == 4000);
+        grammar_close(g);
+        assert_true(cpu_s() - t < 20);
+    }
+    free(text);
+}
+
 /* Compiling ends soon once it is cancelled. */
-static void cancelled_compile(void **state)
+static void a_cancelled_compilation_ends_soon(void **state)
 {
     (void)state;
     static const char *const text[] = { "root ::= [a-z]{1,100} root? | \"x\"", "(?=.*a.{50}b)(?=.*c.{60}d).*",
@@ -513,7 +534,7 @@ static void walk(enum kind kind, const char *text, uint64_t seed, int steps)
     grammar_close(g);
 }
 
-static void masks(void **state)
+static void masks_are_as_defined(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -529,7 +550,7 @@ static void masks(void **state)
 }
 
 /* Bytes of tokens, put together, are the text. */
-static void token_bytes(void **state)
+static void bytes_of_tokens_are_the_text(void **state)
 {
     static const char text[] = "{\"name\": \"Z\xC3\xBCrich \xE2\x82\xAC \xF0\x9F\x98\x80\", \"list\": [1, 2.5, null, true]}\n\tx";
     (void)state;
@@ -548,7 +569,7 @@ static void token_bytes(void **state)
 }
 
 /* Text that must come is given in the tokenizer's own tokens. */
-static void forced(void **state)
+static void forced_tokens_are_those_of_the_tokenizer(void **state)
 {
     (void)state;
     struct err e;
@@ -569,7 +590,7 @@ static void forced(void **state)
 }
 
 /* Special tokens: in no text, unless named. */
-static void named(void **state)
+static void named_tokens_are_allowed_where_rules_name_them(void **state)
 {
     (void)state;
     struct err e;
@@ -641,7 +662,7 @@ static void *run_job(void *p)
 }
 
 /* A grammar shared by threads does for each what it does alone. */
-static void threads(void **state)
+static void threads_share_a_grammar(void **state)
 {
     (void)state;
     struct err e;
@@ -727,7 +748,7 @@ static uint64_t story(struct grammar *g, uint64_t seed, int steps, uint64_t paus
 
 /* The same answer is counted the same, and fails at the same place with the same words: in a
  * fresh grammar, in one that knows much already, and in pieces. */
-static void counted_work(void **state)
+static void counted_work_does_not_depend_on_caches(void **state)
 {
     (void)state;
     static const char *const text[] = { "root ::= [a-z] [a-z ]* root? | \"(\" root \")\"",
@@ -755,7 +776,7 @@ static void counted_work(void **state)
 }
 
 /* A mask that takes too long is an error of its matcher alone, and comes soon. */
-static void costly(void **state)
+static void a_costly_answer_fails_alone(void **state)
 {
     (void)state;
     char *text = ambiguous(500);
@@ -793,7 +814,7 @@ static void costly(void **state)
 
 /* A grammar with a low limit of parts: those of finished answers are freed for the next one while
  * others run; only a call that needs too many by itself fails. */
-static void few_parts(void **state)
+static void parts_are_freed_for_the_next_answer(void **state)
 {
     (void)state;
     enum { N = 3, DEEP = 300 };
@@ -859,7 +880,7 @@ static void *cancel_it(void *matcher)
 
 /* Cancelled from another thread, whatever it does: the call that runs fails, and so do all later
  * ones. */
-static void cancelled_mask(void **state)
+static void a_cancelled_mask_ends_soon(void **state)
 {
     (void)state;
     char *text = ambiguous(500);
@@ -883,11 +904,22 @@ static void cancelled_mask(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts), cmocka_unit_test(refusals), cmocka_unit_test(limits), cmocka_unit_test(masks),
-            cmocka_unit_test(token_bytes),
-        cmocka_unit_test(forced), cmocka_unit_test(named), cmocka_unit_test(threads),
-        cmocka_unit_test(cancelled_compile), cmocka_unit_test(counted_work), cmocka_unit_test(costly),
-        cmocka_unit_test(few_parts), cmocka_unit_test(cancelled_mask),
+        cmocka_unit_test(texts_are_taken_or_not),
+        cmocka_unit_test(refusals_name_the_place),
+        cmocka_unit_test(costly_expressions_stay_within_limits),
+        cmocka_unit_test(doubling_rules_are_refused_by_size),
+        cmocka_unit_test(nesting_and_combinations_are_refused_by_limits),
+        cmocka_unit_test(many_properties_are_compiled_or_refused_soon),
+        cmocka_unit_test(masks_are_as_defined),
+        cmocka_unit_test(bytes_of_tokens_are_the_text),
+        cmocka_unit_test(forced_tokens_are_those_of_the_tokenizer),
+        cmocka_unit_test(named_tokens_are_allowed_where_rules_name_them),
+        cmocka_unit_test(threads_share_a_grammar),
+        cmocka_unit_test(a_cancelled_compilation_ends_soon),
+        cmocka_unit_test(counted_work_does_not_depend_on_caches),
+        cmocka_unit_test(a_costly_answer_fails_alone),
+        cmocka_unit_test(parts_are_freed_for_the_next_answer),
+        cmocka_unit_test(a_cancelled_mask_ends_soon),
     };
     return cmocka_run_group_tests(tests, open_vocab, close_vocab);
 }
