@@ -103,6 +103,26 @@ void config_begin(struct grammar *g)
     id_map_clear(&g->seen);
 }
 
+static int grow_config_table(struct grammar *g)
+{
+    const uint32_t room = g->n_config_table ? g->n_config_table * 2 : 1024;
+    uint32_t *t = calloc(room, sizeof *t);
+    if (!t) {
+        exprs_fail(&g->x, EXPR_NO_MEMORY);
+        return -1;
+    }
+    for (uint32_t i = 1; i < g->n_configs; i++) {
+        uint32_t k = g->config[i].hash & (room - 1);
+        while (t[k])
+            k = (k + 1) & (room - 1);
+        t[k] = i;
+    }
+    free(g->config_table);
+    g->config_table = t;
+    g->n_config_table = room;
+    return 0;
+}
+
 /* The number of the set that was found; 0: nothing may follow (also after a failure). */
 uint32_t config_intern(struct grammar *g)
 {
@@ -129,23 +149,8 @@ uint32_t config_intern(struct grammar *g)
             h ^= h >> 15;
         }
     h += (uint32_t)g->found_end;
-    if (2 * g->n_configs >= g->n_config_table) {
-        uint32_t room = g->n_config_table ? g->n_config_table * 2 : 1024;
-        uint32_t *t = calloc(room, sizeof *t);
-        if (!t) {
-            exprs_fail(&g->x, EXPR_NO_MEMORY);
-            return 0;
-        }
-        for (uint32_t i = 1; i < g->n_configs; i++) {
-            uint32_t k = g->config[i].hash & (room - 1);
-            while (t[k])
-                k = (k + 1) & (room - 1);
-            t[k] = i;
-        }
-        free(g->config_table);
-        g->config_table = t;
-        g->n_config_table = room;
-    }
+    if (2 * g->n_configs >= g->n_config_table && grow_config_table(g) != 0)
+        return 0;
     uint32_t k = h & (g->n_config_table - 1);
     for (; g->config_table[k]; k = (k + 1) & (g->n_config_table - 1)) {
         const struct parse_config *c = &g->config[g->config_table[k]];

@@ -171,6 +171,24 @@ static void strip_stage(struct detok_state *d, uint32_t k, const struct tokb_op 
     }
 }
 
+/* DEC_CTC: a token that is not the one before it, without padding.  to: scratch. */
+static void ctc_token(struct detok_state *d, struct stage *st, const struct tokb_op *op, struct tbuf *b,
+                      struct tbuf *to)
+{
+    const char *text = d->t->text;
+    st->last.n = 0;
+    tbuf_add(&st->last, b->p, b->n);
+    norm_replace(to, b->p, b->n, text + op->a, op->a_size, "", 0);
+    if (op->number & 1) {
+        cleanup(to);
+        b->n = 0;
+        norm_replace(b, to->p, to->n, text + op->b, op->b_size, " ", 1);
+    } else {
+        tbuf_swap(to, b);
+    }
+    d->failed |= st->last.failed;
+}
+
 /* A whole token at a stage that works on tokens.  Consumes b. */
 static void whole_token(struct detok_state *d, uint32_t k, const struct tokb_op *op, struct tbuf *b, int how)
 {
@@ -226,17 +244,7 @@ static void whole_token(struct detok_state *d, uint32_t k, const struct tokb_op 
     case DEC_CTC:
         if (index && st->last.n == b->n && (!b->n || !memcmp(st->last.p, b->p, b->n)))
             return;
-        st->last.n = 0;
-        tbuf_add(&st->last, b->p, b->n);
-        norm_replace(&to, b->p, b->n, a, op->a_size, "", 0);
-        if (op->number & 1) {
-            cleanup(&to);
-            b->n = 0;
-            norm_replace(b, to.p, to.n, t->text + op->b, op->b_size, " ", 1);
-        } else {
-            tbuf_swap(&to, b);
-        }
-        d->failed |= st->last.failed;
+        ctc_token(d, st, op, b, &to);
         if (!b->n) {
             tbuf_release(&to);
             return;
