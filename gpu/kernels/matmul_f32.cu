@@ -24,6 +24,7 @@ static __constant__ float nf4_level[16] = {
 
 #define VALUE_INT8(values, zero, code) (float)(int8_t)(code)
 #define VALUE_LINEAR(values, zero, code) (float)((code) - zero)
+#define VALUE_E2M1(values, zero, code) half_low(codebook[BOOK_##values][code])
 #define VALUE_BOOK(values, zero, code) \
     (BOOK_##values == BOOK_nf4 ? nf4_level[code] : half_low(codebook[BOOK_##values][code]))
 /* This kernel's formats: all that have one on the device; f(QT_ID, codes, ...) of them. */
@@ -47,11 +48,12 @@ DEVICE float value_of(int type, int code)
 }
 
 struct layout { enum scale_kind scale; enum extra_kind extra; int bits, plane, unit, scale_size, extra_size,
-                row_scale; };
+                row_scale, halves; };
 template <int TYPE> DEVICE layout layout_as(void)
 {
     typedef format<TYPE> f;
-    return { f::scales, f::extras, f::bits, f::plane, f::unit, scale_bytes(f::scales), extra_bytes(f::extras), f::row_scale };
+    return { f::scales, f::extras, f::bits, f::plane, f::unit, scale_bytes(f::scales), extra_bytes(f::extras), f::row_scale,
+             f::halves };
 }
 DEVICE layout layout_of(int type)
 {
@@ -66,13 +68,14 @@ DEVICE layout layout_of(int type)
     }
 }
 
-/* Where step `step` of a row lies: its codes' first dword, the group's scale and extra. */
+/* Where step `step` of a row lies: its codes' first dword, the group's scale and extra; of two groups
+ * of 16 the first one's, the other's scale 4 bytes behind. */
 struct place { const uint8_t *code, *scale, *extra; };
 DEVICE place place_of(const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
 {
-    const int group = step >> m.group_shift, unit = group / a.unit, in_unit = group % a.unit,
+    const int group = a.halves == 2 ? 2 * step : step >> m.group_shift, unit = group / a.unit, in_unit = group % a.unit,
               n = min(a.unit, m.n_groups - unit * a.unit);
-    const int group_bytes = (a.bits * 128) << m.group_shift, at = (row / 4 * n + in_unit) * 4 + row % 4;
+    const int group_bytes = ((a.bits * 128) << m.group_shift) / a.halves, at = (row / 4 * n + in_unit) * 4 + row % 4;
     const int full = scale_area(a.unit, a.scale_size) + scale_area(a.unit, a.extra_size) + a.unit * group_bytes;
     const uint8_t *p = tile + (a.row_scale ? 128 : 0) + (size_t)unit * full;
     place q;
@@ -82,6 +85,11 @@ DEVICE place place_of(const gpu_mat &m, const layout &a, const uint8_t *tile, in
     p += scale_area(n, a.extra_size) + in_unit * group_bytes;
     q.code = p + (step & ((1 << m.group_shift) - 1)) * (a.plane * 128) + 4 * row;
     return q;
+}
+
+DEVICE float scale_of_byte(const layout &a, uint8_t byte)
+{
+    return a.scale == SCALE_E4M3 ? f8e4m3_to_f32(byte) : a.scale == SCALE_U8 ? (float)byte : (float)(int8_t)byte;
 }
 
 /* The 32 values of a row and step as codes_decode (quant/tile.h) defines them, without the row's
@@ -102,11 +110,12 @@ DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const u
         }
         return;
     }
-    float scale = a.row_scale ? float_of(load4(tile + 4 * row)) : 1, extra = 0;
+    const float row_scale = a.row_scale ? float_of(load4(tile + 4 * row)) : 1;
+    float scale = row_scale, extra = 0;
     if (a.scale_size == 2)
         scale = half_low(*reinterpret_cast<const uint16_t *>(q.scale));
     else if (a.scale_size == 1)
-        scale *= a.scale == SCALE_U8 ? (float)*q.scale : (float)*reinterpret_cast<const int8_t *>(q.scale);
+        scale *= scale_of_byte(a, *q.scale);
     if (a.extra_size == 2)
         extra = half_low(*reinterpret_cast<const uint16_t *>(q.extra));
     else if (a.extra_size == 1)
@@ -114,6 +123,8 @@ DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const u
     const uint8_t *second = q.code + a.plane * 128;            /* the high plane: those types have groups of 32 */
 #pragma unroll
     for (int i = 0; i < 8; i++) {       /* k 4i .. 4i+3 */
+        if (a.halves == 2 && i == 4)
+            scale = row_scale * scale_of_byte(a, q.scale[4]);
         const int per = 8 / a.plane;    /* fours in a line */
         uint32_t w = load4(q.code + i / per * 128) >> i % per * a.plane & 0x01010101u * ((1u << a.plane) - 1);
         if (a.bits == 6)

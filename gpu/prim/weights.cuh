@@ -19,10 +19,11 @@
 enum { TILE_OF_ROWS = 32, TABLE_BYTES = 256 * 32 * 4 };
 
 /* The facts of a format that make its code (quant/qtype.def).  raw: 16-byte loads of a step; unit:
- * groups of a unit; table: codes are looked up; bias: what 0 is stored as */
+ * groups of a unit; halves: groups of a step,
+ * of 16 k; table: codes are looked up; bias: what 0 is stored as */
 template <int TYPE> struct format;
 /* Rows of codebook[] below; a format with a TABLE must have one. */
-enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, N_BOOKS };
+enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, BOOK_e2m1, N_BOOKS };
 #define BOOK_TABLE(values) BOOK_##values
 #define BOOK_INTEGERS(values) 0
 #define BOOK_FLOATS(values) 0
@@ -34,7 +35,7 @@ enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, N_BOOKS };
         static constexpr enum scale_kind scales = SCALE_##scale; \
         static constexpr enum extra_kind extras = EXTRA_##extra; \
         static constexpr int bits = low + high, plane = low, raw = bits == 16 ? 4 : bits == 2 || bits == 4 ? 1 : 2, \
-                             unit = scales == SCALE_NONE ? 1 : scales == SCALE_F16 ? 2 : 4, row_scale = row, \
+                             unit = scales == SCALE_NONE ? 1 : scales == SCALE_F16 ? 2 : 4, row_scale = row, halves = (sizes) == 16 ? 2 : 1, \
                              table = GPU_FORMAT_##gpu == GPU_FORMAT_TABLE, book = BOOK_##gpu(values), \
                              bias = CODES_##codes == CODES_INT8 ? 128 : zero; \
     };
@@ -55,9 +56,9 @@ template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile
     typedef format<TYPE> f;
     const int shift = f::unit == 2 ? m.group_shift : f::scales == SCALE_U8 ? 1 : 0;            /* nf4: groups of 64 */
     const int scale_size = scale_bytes(f::scales), extra_size = extra_bytes(f::extras);
-    const int group = step >> shift, unit = (unsigned)group / f::unit, in_unit = (unsigned)group % f::unit;     /* unsigned: a shift and a mask */
+    const int group = f::halves == 2 ? 2 * step + t / 2 : step >> shift, unit = (unsigned)group / f::unit, in_unit = (unsigned)group % f::unit;     /* unsigned: a shift and a mask */
     const int n = min(f::unit + 0, m.n_groups - unit * f::unit);
-    const int group_bytes = (f::bits * 128) << shift;
+    const int group_bytes = f::halves == 2 ? f::bits * 64 : (f::bits * 128) << shift;
     const int full = scale_area(f::unit, scale_size) + scale_area(f::unit, extra_size) + f::unit * group_bytes;
     const uint8_t *p = tile + (f::row_scale ? 128 : 0) + (size_t)unit * full;
     if (f::scales == SCALE_F16)
@@ -81,7 +82,7 @@ template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile
         if (f::bits == 3)
             r.code[1 % f::raw] = load_stream(p + 256);
     } else {
-        r.code[0] = load_stream(p + t * 128);
+        r.code[0] = load_stream(p + (f::halves == 2 ? t % 2 : t) * 128);
         if (f::bits == 5)
             r.code[1 % f::raw] = load_stream(p + 512);
         if (f::bits == 6)
@@ -163,6 +164,9 @@ template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &
     if (f::scales == SCALE_F16) {
         const uint32_t h = i < 2 ? r.scale.x : r.scale.y;
         s = prmt(h, h, i % 2 ? 0x3232 : 0x1010);
+    } else if (f::scales == SCALE_E4M3) {       /* f16's bits 7 places lower, worth 2^-8 */
+        const uint32_t b = r.scale.x >> 8 * i, h = (b & 0x80) << 8 | (b & 0x7f) << 7;
+        s = half_mul(h | h << 16, 0x5c005c00u);
     } else {
         const int is_signed = f::scales == SCALE_S8;
         s = prmt(is_signed ? r.scale.x ^ 0x80808080u : r.scale.x, 0x64646464u,
@@ -193,7 +197,7 @@ DEVICE void multiply_rows(float c[4], const uint32_t a[4], const uint32_t b[4], 
     mma_f16(c, a[2], b[2], a[3], b[3], x.z, x.w);
 }
 
-/* f16 of nl4_value, of the NF4 levels times 127 rounded once, of m2's and m3's values. */
+/* f16 of nl4_value, of the NF4 levels times 127 rounded once, of m2's, m3's and e2m1's values. */
 static __constant__ uint16_t codebook[N_BOOKS][16] = {
     { 0xd7f0, 0xd610, 0xd4c0, 0xd360, 0xd1a0, 0xcfc0, 0xccc0, 0xc800, 0x4000, 0x4a00, 0x4dc0, 0x5040, 0x51e0, 0x53c0,
       0x5510, 0x56f0 },
@@ -201,6 +205,8 @@ static __constant__ uint16_t codebook[N_BOOKS][16] = {
       0x55bd, 0x57f0 },
     { 0xd7f0, 0xd180, 0x4c80, 0x5590 },
     { 0xd7f0, 0xd4d0, 0xd1a0, 0xcc80, 0x4700, 0x5020, 0x5400, 0x5690 },
+    { 0x0000, 0x3800, 0x3c00, 0x3e00, 0x4000, 0x4200, 0x4400, 0x4600, 0x0000, 0xb800, 0xbc00, 0xbe00, 0xc000, 0xc200,
+      0xc400, 0xc600 },
 };
 
 /* The codebook of TYPE in all its copies; the block's threads share the work, a barrier must

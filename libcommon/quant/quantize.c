@@ -304,6 +304,40 @@ static float search_power(const struct group *d, enum quant_effort effort)
     return ldexpf(1, best_e < -127 ? -127 : best_e > 125 ? 125 : best_e);
 }
 
+/* Scales of e4m3 in units of one f32 scale: the group with the largest magnitude has the largest
+ * scale, 448, and its largest code, 6. */
+static float e4m3_unit(const struct mat *m, const float *x)
+{
+    float amax = 0;
+    for (int k = 0; k < m->cols; k++)
+        amax = fabsf(x[k]) > amax ? fabsf(x[k]) : amax;
+    return amax / (448 * 6) < FLT_MIN ? 0 : amax / (448 * 6);
+}
+
+/* The scale in that unit that takes the largest magnitude to 6; searched: it or one of the three
+ * below and above. */
+static float search_e4m3(const struct group *d, enum quant_effort effort, float unit)
+{
+    const float *value = qtype_info(QT_NVFP4)->value;
+    if (!(unit > 0) || !(d->amax > 0))
+        return 0;
+    const int first = f32_to_f8e4m3(d->amax / 6 / unit), reach = effort == QUANT_SEARCH ? 3 : 0;
+    float best = INFINITY, best_scale = 0;
+    for (int code = first - reach; code <= first + reach; code++) {
+        if (code < 1 || code > 0x7e)
+            continue;
+        const float scale = f8e4m3_to_f32((f8e4m3)code) * unit / d->amax;       /* of normalised values */
+        float err = 0;
+        for (int i = 0; i < d->n; i++) {
+            const float left = d->x[i] - scale * value[e2m1_nearest(d->x[i] / scale)];
+            err += d->w[i] * (left * left);
+        }
+        if (err < best)
+            best = err, best_scale = f8e4m3_to_f32((f8e4m3)code);
+    }
+    return best_scale;
+}
+
 /* Integer zero point: for each zero near the one that min and max suggest, a linear grid from
  * -zero to 15 - zero. */
 static float search_zero(const struct group *d, enum quant_effort effort, float *zero)
@@ -426,6 +460,8 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
         return;
     }
     grid_init(&grid, m->type);
+    if (t->scale == SCALE_E4M3)
+        q->row_scale = e4m3_unit(m, x);
     if (t->scale == SCALE_NONE) {
         float amax = 0;
         for (int k = 0; k < m->cols; k++)
@@ -461,6 +497,9 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
             q->extra[g] = extra;
         } else if (t->scale == SCALE_E8M0) {
             q->scale[g] = search_power(&d, effort);
+            continue;
+        } else if (t->scale == SCALE_E4M3) {
+            q->scale[g] = search_e4m3(&d, effort, q->row_scale);
             continue;
         } else {
             scale = search_scale(&grid, &d, effort) * d.amax;

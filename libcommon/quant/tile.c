@@ -10,7 +10,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a .zse file is mapped as it lies: little endian");
 
-enum { LINE = 128, MAX_GROUP = 256, T3_LINES = 13 };
+enum { LINE = 128, MAX_GROUP = 256, T3_LINES = 13, STEP = 32 };         /* STEP: kernels take that many k at a time */
 
 static size_t scale_size(const struct qtype_info *t) { return (size_t)scale_bytes(t->scale); }
 static size_t extra_size(const struct qtype_info *t) { return (size_t)extra_bytes(t->extra); }
@@ -40,7 +40,7 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
         return err_set(e, ERR_UNSUPPORTED, "number format %s is reserved, this version cannot compute on it", t->name);
     if (group_size < 1 || (group_size & (group_size - 1)) || !(t->group_sizes & (unsigned)group_size))
         return err_set(e, ERR_SHAPE, "%s: group size is %d, not %s", t->name, group_size,
-                       t->group_sizes == 32 ? "32" : t->group_sizes == 64 ? "64" : t->group_sizes == 128 ? "128"
+                       t->group_sizes == 16 ? "16" : t->group_sizes == 32 ? "32" : t->group_sizes == 64 ? "64" : t->group_sizes == 128 ? "128"
                            : t->group_sizes == 256 ? "256" : t->group_sizes & 256 ? "32, 64, 128 or 256"
                                                                                   : "32, 64 or 128");
     if (qtype_takes_floats(t) ? act_group != 0 : act_group != 128 &&
@@ -52,6 +52,7 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
                        t->name, rows, cols);
 
     int pad = group_size > act_group ? group_size : act_group;
+    pad = pad > STEP ? pad : STEP;
     memset(m, 0, sizeof *m);
     m->type = type;
     m->group_size = group_size;
@@ -212,6 +213,7 @@ static float scale_get(const struct qtype_info *t, const uint8_t *p)
     case SCALE_F16: memcpy(&h, p, 2); return f16_to_f32(h);
     case SCALE_S8:  return (float)(int8_t)*p;
     case SCALE_U8:  return (float)*p;
+    case SCALE_E4M3: return f8e4m3_to_f32(*p);
     case SCALE_E8M0: return f32_from_bits(*p ? (uint32_t)*p << 23 : 0x00400000);        /* 2^-127 is below the normal numbers */
     default:        return 1;
     }
@@ -254,6 +256,7 @@ void tile_put(const struct mat *m, uint8_t *tile, int row_in_tile, const struct 
         case SCALE_F16: h = f32_to_f16(q->scale[g]); memcpy(s, &h, 2); break;
         case SCALE_S8:  *s = (uint8_t)(int8_t)q->scale[g]; break;
         case SCALE_U8:  *s = (uint8_t)q->scale[g]; break;
+        case SCALE_E4M3: *s = f32_to_f8e4m3(q->scale[g]); break;
         case SCALE_E8M0: *s = (uint8_t)(f32_bits(q->scale[g]) >> 23); break;
         default:        break;
         }

@@ -106,7 +106,7 @@ static inline uint8_t *random_mat(struct mat *m, enum qtype type, int group_size
 {
     const struct qtype_info *t = qtype_info(type);
     struct qrow q;
-    OK(mat_init(m, type, group_size, t->is_float ? 0 : 32, rows, cols, &why));
+    OK(mat_init(m, type, group_size, qtype_takes_floats(t) ? 0 : 32, rows, cols, &why));
     uint8_t *data = aligned_alloc(64, m->size);
     m->data = data;
     for (int tile = 0; tile < m->n_tiles; tile++)
@@ -128,6 +128,7 @@ static inline uint8_t *random_mat(struct mat *m, enum qtype type, int group_size
         for (int g = 0; g < m->n_groups; g++) {
             q.scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16
                              ? f16_to_f32(f32_to_f16(uniform(r, -0.02f, 0.02f)))
+                       : t->scale == SCALE_E4M3 ? f8e4m3_to_f32((f8e4m3)(below(r, 127) | below(r, 2) << 7))
                        : t->scale == SCALE_S8 ? (float)(below(r, 255) - 127) : (float)below(r, 256);
             if (q.extra)
                 q.extra[g] = t->extra == EXTRA_MIN_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.2f, 0.2f)))

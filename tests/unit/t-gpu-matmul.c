@@ -128,7 +128,7 @@ static void each(enum path path)
         const struct qtype_info *t = qtype_info((enum qtype)type);
         if (!on_gpu(t) || (path != EXACT && type == QT_F32))
             continue;
-        for (int g = 32; g <= 128; g *= 2) {
+        for (int g = 16; g <= 128; g *= 2) {
             if (!(t->group_sizes & (unsigned)g))
                 continue;
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {

@@ -43,6 +43,7 @@ static void random_row(const struct mat *m, struct qrow *q, struct rng *r)
     for (int g = 0; g < m->n_groups; g++) {
         q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F32 ? uniform(r, -0.02f, 0.02f) : t->scale ==
             SCALE_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.02f, 0.02f)))
+                    : t->scale == SCALE_E4M3 ? f8e4m3_to_f32((f8e4m3)(below(r, 127) | below(r, 2) << 7))
                     : t->scale == SCALE_E8M0 ? ldexpf(1, below(r, 6) ? below(r, 12) - 10 : -127 + below(r, 3))
                     : t->scale == SCALE_S8 ? (float)(below(r, 255) - 127) : (float)below(r, 256);
         if (q->extra)
@@ -274,7 +275,7 @@ static void each_type(int is_float, int exact)
         const struct qtype_info *t = qtype_info((enum qtype)type);
         if (!t || !t->has_kernels || (exact ? t->is_float : qtype_takes_floats(t)) != is_float)
             continue;
-        for (int g = 32; g <= 256; g *= 2)
+        for (int g = 16; g <= 256; g *= 2)
             for (size_t a = type == QT_T3 ? 2 : 0; a < 3 && (g == 32 || !t->is_float) &&
                  t->group_sizes & (unsigned)g; a++) {
                 if ((is_float || exact) && a && type != QT_T3)

@@ -18,7 +18,7 @@
 #include "libcommon/quant/ternary.h"
 
 static const enum qtype types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6,
-                                    QT_T2, QT_T3, QT_MXFP4 };
+                                    QT_T2, QT_T3, QT_MXFP4, QT_NVFP4 };
 enum { N_TYPES = sizeof types / sizeof *types, COLS = 576 };
 
 /* Nearly normal with exact arithmetic: the sum of 12 multiples of 2^-10, so that every machine
@@ -41,8 +41,9 @@ struct fixture {
 
 static void setup(struct fixture *f, enum qtype type, int act_group, int cols)
 {
-    int group_size = type == QT_T3 ? 256 : qtype_info(type)->group_sizes & 32 ? 32 : 64;
-    act_group = type == QT_T3 ? 128 : act_group;
+    const struct qtype_info *t = qtype_info(type);
+    int group_size = t->group_sizes & 32 ? 32 : (int)(t->group_sizes & -t->group_sizes);          /* 32, else the least */
+    act_group = type == QT_T3 ? 128 : qtype_takes_floats(t) ? 0 : act_group;
     assert_int_equal(mat_init(&f->m, type, group_size, act_group, 1, cols, NULL), 0);
     assert_int_equal(qrow_init(&f->q, &f->m, NULL), 0);
     f->out = malloc((size_t)cols * sizeof *f->out);
@@ -79,6 +80,8 @@ static void check_storable(const struct fixture *f)
             assert_true(s == 1);
         else if (t->scale == SCALE_F16)
             assert_true(isfinite(s) && f16_to_f32(f32_to_f16(s)) == s);
+        else if (t->scale == SCALE_E4M3)
+            assert_true(s >= 0 && s <= 448 && f8e4m3_to_f32(f32_to_f8e4m3(s)) == s);
         else if (t->scale == SCALE_E8M0)
             assert_true(s >= 0x1p-127f && s <= 0x1p127f && frexpf(s, &(int){ 0 }) == 0.5f);
         else
@@ -149,6 +152,7 @@ static void errors(void **state)
         { 0.4440, 0.1824 },   /* t2 */
         { 0.6403, 0.1931 },   /* t3 */
         { 0.01375, 0.01293 },   /* mxfp4 */
+        { 0.0095, 0.0080 },   /* nvfp4 */
     };
     enum { ROWS = 100 };
     double mse[N_TYPES][2] = { { 0 } };

@@ -16,7 +16,7 @@
 #include "libcommon/quant/tile.h"
 
 static const enum qtype int_types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5,
-                                        QT_M6, QT_MXFP4, QT_T2, QT_T3, QT_FP8 };
+                                        QT_M6, QT_MXFP4, QT_T2, QT_T3, QT_FP8, QT_NVFP4 };
 static const int sizes_rows[] = { 1, 31, 32, 33 }, sizes_cols[] = { 1, 31, 32, 33, 100, 576 };
 
 /* Where the words of tile.h put things: a walk over the tile, byte by byte, with nothing of
@@ -81,6 +81,7 @@ static void random_row(struct rng *r, const struct mat *m, struct qrow *q)
     for (int g = 0; g < m->n_groups; g++) {
         q->scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F32 ? (float)(rng_double(r) - 0.5) : t->scale ==
             SCALE_F16 ? f16_to_f32(f32_to_f16((float)rng_double(r)))
+                    : t->scale == SCALE_E4M3 ? f8e4m3_to_f32((f8e4m3)(rng_u64(r) % 127))
                     : t->scale == SCALE_E8M0 ? ldexpf(1, (int)(rng_u64(r) % 255) - 127)
                     : t->scale == SCALE_S8 ? (float)((int)(rng_u64(r) % 255) - 127) : (float)(rng_u64(r) % 256);
         if (q->extra)
@@ -117,6 +118,7 @@ static void check_matrix(enum qtype type, int group_size, int act_group, int row
     struct err e;
     assert_int_equal(mat_init(&m, type, group_size, act_group, rows, cols, &e), 0);
     int pad = group_size > act_group ? group_size : act_group;
+    pad = pad > 32 ? pad : 32;
     assert_int_equal(m.cols_padded, (cols + pad - 1) / pad * pad);
     assert_int_equal(m.n_groups * group_size, m.cols_padded);
     assert_int_equal(m.tile_bytes % 64, 0);
@@ -184,12 +186,13 @@ static void integer_types(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof int_types / sizeof *int_types; i++)
-        for (int g = 32; g <= 256; g *= 2)
-            for (int a = int_types[i] == QT_T3 || int_types[i] == QT_FP8 ? 128 : 32; a <= 128; a *= 2)
+        for (int g = 16; g <= 256; g *= 2)
+            for (int a = int_types[i] == QT_T3 || qtype_takes_floats(qtype_info(int_types[i])) ? 128 : 32; a <= 128; a *= 2)
                 for (size_t r = 0; r < 4; r++)
                     for (size_t c = 0; c < 6; c++)
                         if (qtype_info(int_types[i])->group_sizes & (unsigned)g)
-                            check_matrix(int_types[i], g, int_types[i] == QT_FP8 ? 0 : a, sizes_rows[r], sizes_cols[c]);
+                            check_matrix(int_types[i], g, qtype_takes_floats(qtype_info(int_types[i])) ? 0 : a, sizes_rows[r],
+                                         sizes_cols[c]);
 }
 
 static void float_types(void **state)
