@@ -2,16 +2,18 @@
 #include "libcommon/import/packed.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "libcommon/base/json.h"
 #include "libcommon/quant/ggml.h"
 
 /* What a checkpoint says of some of its matrices. */
-enum strategy { BY_TENSOR, BY_CHANNEL, BY_GROUP, BY_BLOCK };
+enum strategy { BY_TENSOR, BY_CHANNEL, BY_GROUP, BY_BLOCK, BY_TENSOR_GROUP };
 struct scheme {
     enum strategy strategy;
     int bits, is_float, symmetric;
@@ -189,6 +191,16 @@ static int bitnet_config(struct indexer *x, const json_t *q)
     return 0;
 }
 
+/* NVFP4's groups are of 16. */
+static int nvfp4_group(const struct indexer *x, const json_t *o)
+{
+    int64_t size;
+    if (group_size_at(x, o, "group_size", 16, &size) < 0)
+        return -1;
+    return size == 16 ? 0 : err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: group_size: %" PRId64
+                                    ", expected 16", x->s->path, size);
+}
+
 /* "weights" of one of compressed-tensors' config_groups. */
 static int ct_weights(struct indexer *x, const json_t *w)
 {
@@ -196,7 +208,7 @@ static int ct_weights(struct indexer *x, const json_t *w)
                                          "actorder", "block_structure", "observer", "observer_kwargs", "scale_dtype",
                                          "zp_dtype", NULL };
     static const char *const types[] = { "int", "float", NULL },
-        *const strategies[] = { "tensor", "channel", "group", "block", NULL };
+        *const strategies[] = { "tensor", "channel", "group", "block", "tensor_group", NULL };
     struct scheme *c = &x->schemes[x->n_schemes++];
     int64_t bits;
     *c = (struct scheme){ .group_size = -1 };
@@ -210,6 +222,8 @@ static int ct_weights(struct indexer *x, const json_t *w)
     c->bits = (int)bits;
     c->is_float = type;
     c->strategy = (enum strategy)strategy;
+    if (strategy == BY_TENSOR_GROUP)                    /* NVFP4 has no other parameters */
+        return bits == 4 && type ? nvfp4_group(x, w) : config_fail(x, "weights.strategy", "tensor_group is for float of 4 bits");
     if (bits != 8 && (bits != 4 || type))
         return err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: weights.num_bits: %s of %" PRId64
                        " bits, expected int of 4 or 8, or float of 8", x->s->path, types[type], bits);
@@ -227,7 +241,7 @@ static int ct_config(struct indexer *x, const json_t *q)
     static const char *const group_keys[] = { "weights", "targets", "input_activations", "output_activations", "format",
                                               NULL };
     static const char *const formats[] = { "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
-                                           "mixed-precision", NULL };
+                                           "mixed-precision", "nvfp4-pack-quantized", NULL };
     static const char *const sparsities[] = { "dense", NULL };
     const json_t *groups = js_get(q, "config_groups");
     const char *name;
@@ -247,6 +261,19 @@ static int ct_config(struct indexer *x, const json_t *q)
             return -1;
     }
     return 0;
+}
+
+/* NVIDIA's ModelOpt: config.json's quantization_config, or hf_quant_config.json's "quantization". */
+static int modelopt_config(struct indexer *x, const json_t *q)
+{
+    /* what input activations and the cache are rounded to, and what is left out: the tensors tell that */
+    static const char *const known[] = { "quant_method", "quant_algo", "config_groups", "ignore", "kv_cache_scheme",
+                                         "producer", "group_size", "kv_cache_quant_algo", "exclude_modules",
+                                         "has_zero_point", "pre_quant_scale", NULL };
+    static const char *const algorithms[] = { "nvfp4", NULL };
+    if (one_of(x, q, "quant_algo", algorithms) < 0 || check_keys(x, q, known) < 0)
+        return -1;
+    return nvfp4_group(x, q);
 }
 
 /* ---- the parts of a matrix ---- */
@@ -376,6 +403,8 @@ static int scales_fit(struct packed *p, const struct source_tensor *t, const str
     p->row_step = 1;
     p->group_step = 0;
     switch (c->strategy) {
+    case BY_TENSOR_GROUP:               /* nvfp4_take has its own */
+        return 0;
     case BY_TENSOR:
         p->row_group = p->rows;
         p->row_step = 0;
@@ -504,6 +533,41 @@ static int mxfp4_take(struct indexer *x, struct packed *p, const struct source_t
     return 0;
 }
 
+/* The f32 scale of the whole matrix; compressed-tensors stores its reciprocal. */
+static int tensor_scale_take(const struct indexer *x, struct packed *p, const struct source_tensor *t, int reciprocal)
+{
+    if (t->type != GGML_F32 || t->size != sizeof(float))
+        return part_fail(x, t, "one number of F32");
+    memcpy(&p->tensor_scale, t->data, sizeof(float));
+    if (reciprocal)
+        p->tensor_scale = 1 / p->tensor_scale;
+    if (!(p->tensor_scale > 0 && p->tensor_scale < INFINITY))
+        return err_set(x->e, ERR_FORMAT, "%s: tensor %s: its value is no scale", x->s->path, t->name);
+    return 0;
+}
+
+static int nvfp4_take(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
+{
+    const int reciprocal = ends_with(main->name, "_packed");
+    const struct source_tensor *scale = beside(x, main, stem, ".weight_scale", 1), *whole = !scale ? NULL
+        : beside(x, main, stem, reciprocal ? ".weight_global_scale" : ".weight_scale_2", 1);
+    if (!whole)
+        return -1;
+    if (main->n_dims != 2 || main->size == 0 || main->dim[1] > INT32_MAX / 2 || main->dim[1] % 8)
+        return part_fail(x, main, "a matrix of U8 with 8 bytes for each group of 16");
+    p->bits = 4;
+    p->rows = main->dim[0];
+    p->cols = main->dim[1] * 2;
+    p->row_group = p->group_step = 1;
+    p->col_group = 16;
+    p->row_step = p->n_groups = p->cols / 16;
+    if (!has_dims(scale, 2, p->rows, p->n_groups, 0) || scale->type != SRC_F8_E4M3)
+        return part_fail(x, scale, "F8_E4M3 in the shape of the groups");
+    part_set(&p->code, main);
+    part_set(&p->scale, scale);
+    return tensor_scale_take(x, p, whole, reciprocal);
+}
+
 static int ternary_take(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
     static const struct scheme whole = { .strategy = BY_TENSOR };
@@ -542,8 +606,11 @@ static const struct kind mxfp4_kinds[] = { { "_blocks", { SRC_U8, SRC_U8 }, "", 
                                              mxfp4_take }, { 0 } };
 static const struct kind bitnet_kinds[] = { { ".weight", { SRC_U8, SRC_U8 }, ".weight", SRC_BITNET, PACKED_TERNARY,
                                               ternary_take }, { 0 } };
+static const struct kind modelopt_kinds[] = { { ".weight", { SRC_U8, SRC_U8 }, ".weight", SRC_NVFP4_BLOCKS, PACKED_NVFP4,
+                                                nvfp4_take }, { 0 } };
 static const struct kind ct_kinds[] = {
     { ".weight_packed", { GGML_I32, GGML_I32 }, ".weight", SRC_CT_INT, PACKED_WORDS, words_take },
+    { ".weight_packed", { SRC_U8, SRC_U8 }, ".weight", SRC_NVFP4_BLOCKS, PACKED_NVFP4, nvfp4_take },
     { ".weight", { GGML_I8, GGML_I8 }, ".weight", SRC_CT_INT, PACKED_I8, bytes_take },
     { ".weight", { SRC_F8_E4M3, SRC_F8_E5M2 }, ".weight", SRC_CT_F8, PACKED_F8, bytes_take }, { 0 },
 };
@@ -553,6 +620,7 @@ static const struct method { const char *name; int (*config)(struct indexer *x,
     { "compressed-tensors", ct_config, ct_kinds }, { "fp8", fp8_config, fp8_kinds },
         { "mxfp4", mxfp4_config, mxfp4_kinds },
     { "gptq", gptq_config, gptq_kinds }, { "awq", awq_config, awq_kinds }, { "bitnet", bitnet_config, bitnet_kinds },
+    { "modelopt", modelopt_config, modelopt_kinds },
 };
 
 /* Make one tensor of the codes at index i and what belongs to them. */
@@ -564,6 +632,7 @@ static int join(struct indexer *x, int i, const struct kind *k)
     if (!p)
         return err_nomem(x->e, t->name);
     p->layout = k->layout;
+    p->tensor_scale = 1;
     if (k->take(x, p, t, stem) < 0) {
         packed_free(p);
         return -1;
@@ -621,9 +690,31 @@ static void close_ranks(struct indexer *x)
     x->s->n_tensors = n;
 }
 
+/* Older checkpoints of ModelOpt say only in hf_quant_config.json how they are quantized: put that
+ * where the newer ones have it. */
+static int modelopt_file(struct source *s, struct err *e)
+{
+    char *path;
+    if (js_get(s->config, "quantization_config") || js_get(s->config, "compression_config"))
+        return 0;
+    if (asprintf(&path, "%s/hf_quant_config.json", s->path) < 0)
+        return err_nomem(e, "a path");
+    json_t *file = access(path, R_OK) == 0 ? js_load(path, 1 << 20, e) : NULL, *q = js_get(file, "quantization");
+    const int rc = access(path, R_OK) == 0 && !file ? -1 : 0;
+    if (json_is_string(js_get(q, "quant_algo"))) {
+        json_object_set_new(q, "quant_method", json_string("modelopt"));
+        json_object_set(s->config, "quantization_config", q);
+    }
+    json_decref(file);
+    free(path);
+    return rc;
+}
+
 int packed_index(struct source *s, struct err *e)
 {
     const char *key = "quantization_config";
+    if (modelopt_file(s, e) < 0)
+        return -1;
     json_t *q = js_get(s->config, key);
     if (!q && (q = js_get(s->config, "compression_config")))
         key = "compression_config";

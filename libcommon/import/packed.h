@@ -1,8 +1,8 @@
 /* packed.h - checkpoints that come quantized: tensors whose codes, scales and zero points lie in
  * several tensors of a safetensors file.
  *
- * config.json's quantization_config says which kind: compressed-tensors (int4 packed, int8, fp8),
- * fp8 with scales of blocks (DeepSeek) or of a tensor, MXFP4 experts (gpt-oss), GPTQ, AWQ, BitNet.
+ * config.json's quantization_config says which kind: compressed-tensors (int4 packed, int8, fp8,
+ * nvfp4), ModelOpt (nvfp4; older ones in hf_quant_config.json beside it), fp8 with scales of blocks (DeepSeek) or of a tensor, MXFP4 experts (gpt-oss), GPTQ, AWQ, BitNet.
  * packed_index() replaces the parts by one tensor with the name and shape that the matrix has where
  * it is not quantized; its values are decoded row by row.  Which matrices are quantized is told by
  * the tensors; lists of modules to leave out only repeat that.
@@ -25,10 +25,12 @@ enum packed_layout {
     PACKED_I8,              /* [rows][cols] */
     PACKED_F8,              /* [rows][cols] */
     PACKED_MXFP4,           /* [experts][rows][cols / 32][16]: two a byte, low nibble first; seen as [experts][cols][rows], as the plain checkpoint has it */
+    PACKED_NVFP4,           /* [rows][cols / 2]: two a byte, low nibble first; groups of 16 whose scales are e4m3 */
     PACKED_TERNARY,         /* four rows a byte, 2 bits each: rows r, r + rows/4, ...: [rows / 4][cols]; value code - 1, 3 stands for nothing */
 };
 
-/* value(row, k) = (code - zero) * scale, or / scale where `divide` says so.  The scale of (row,
+/* value(row, k) = (code - zero) * scale, or / scale where `divide` says so; NVFP4: tensor_scale *
+ * scale is rounded to f32 first.  The scale of (row,
  * k) is element row / row_group * row_step + group * group_step, with group = order ? order[k] :
  * k / col_group; the zero point has row and group alone. */
 struct packed {
@@ -37,6 +39,7 @@ struct packed {
     int64_t rows, cols;             /* outputs (of all experts), inputs */
     int64_t expert_rows;            /* MXFP4: outputs of one expert */
     int64_t row_group, col_group, row_step, group_step, n_groups;
+    float tensor_scale;             /* NVFP4: times every scale; else 1 */
     int zero, zero_add;             /* the zero point where there is no tensor of them; what is added to those there */
     struct source_tensor code, scale, zeros, order;     /* data NULL: none */
 };

@@ -24,9 +24,14 @@ static float number(const struct source_tensor *t, int64_t i)
 /* Place of each of eight neighbouring rows in a word of AWQ. */
 static const int awq_place[8] = { 0, 4, 1, 5, 2, 6, 3, 7 };
 
-static float scale_at(const struct packed *p, int64_t row, int64_t group)
+static float group_scale_at(const struct packed *p, int64_t row, int64_t group)
 {
     return number(&p->scale, row / p->row_group * p->row_step + group * p->group_step);
+}
+
+static float scale_at(const struct packed *p, int64_t row, int64_t group)
+{
+    return p->tensor_scale * group_scale_at(p, row, group);
 }
 
 static int zero_at(const struct packed *p, int64_t row, int64_t group)
@@ -48,7 +53,7 @@ static int zero_at(const struct packed *p, int64_t row, int64_t group)
 /* E2M1, times 2. */
 static const int8_t e2m1_twice[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
 
-static int mxfp4_code(const struct packed *p, int64_t row, int64_t k)
+static int fp4_code(const struct packed *p, int64_t row, int64_t k)
 {
     return p->code.data[(size_t)(row * p->cols + k) / 2] >> k % 2 * 4 & 15;
 }
@@ -65,7 +70,7 @@ static float code_at(const struct packed *p, int64_t row, int64_t k)
                                         (int)(k % per) & mask);
     case PACKED_I8:      return (float)(int8_t)p->code.data[row * p->cols + k];
     case PACKED_F8:      return number(&p->code, row * p->cols + k);
-    case PACKED_MXFP4:   return (float)e2m1_twice[mxfp4_code(p, row, k)] * 0.5f;
+    case PACKED_MXFP4: case PACKED_NVFP4: return (float)e2m1_twice[fp4_code(p, row, k)] * 0.5f;
     case PACKED_TERNARY: {
         int64_t quarter = p->rows / 4;
         int c = p->code.data[row % quarter * p->cols + k] >> 2 * (int)(row / quarter) & 3;
@@ -142,6 +147,12 @@ static int scales_fit_fp8(const struct packed *p)
     return 1;
 }
 
+/* Tensor scales with which no product with a scale and a code leaves f32's normal numbers. */
+static int scales_fit_nvfp4(const struct packed *p)
+{
+    return p->tensor_scale > 0x1p-100f && p->tensor_scale < 0x1p100f;
+}
+
 /* The largest of our group sizes that the groups of the source are made of; 0: none. */
 static int our_group(const struct packed *p)
 {
@@ -166,6 +177,10 @@ static int zero_in_the_middle(const struct packed *p)
 
 int packed_exact(const struct packed *p, int *group_size)
 {
+    if (p->layout == PACKED_NVFP4) {
+        *group_size = 16;
+        return scales_fit_nvfp4(p) ? QT_NVFP4 : -1;
+    }
     int group = our_group(p);
     if (p->order.data || p->divide || !group)
         return -1;
@@ -194,12 +209,12 @@ void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct
 {
     int64_t group = -1;
     int zero = 0;
-    q->row_scale = m->type == QT_I8R ? scale_at(p, row, 0) : 1;
+    const int whole = m->type == QT_I8R;
+    q->row_scale = whole ? scale_at(p, row, 0) : p->tensor_scale;
     memset(q->code, qtype_info(m->type)->code_zero, (size_t)m->cols_padded);
     for (int g = 0; g < m->n_groups; g++) {
         int64_t k = (int64_t)g * m->group_size;
-        float s = k < p->cols ? scale_at(p, row, k / p->col_group) : 0;
-        q->scale[g] = m->type == QT_I8R ? 1 : s;
+        q->scale[g] = whole ? 1 : k < p->cols ? group_scale_at(p, row, k / p->col_group) : 0;
         if (q->extra)
             q->extra[g] = k < p->cols ? (float)zero_at(p, row, k / p->col_group) : 0;
     }
@@ -210,8 +225,8 @@ void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct
         }
         if (p->layout == PACKED_F8)
             q->code[k] = p->code.data[row * p->cols + k];
-        else if (p->layout == PACKED_MXFP4)
-            q->code[k] = (uint8_t)mxfp4_code(p, row, k);
+        else if (p->layout == PACKED_MXFP4 || p->layout == PACKED_NVFP4)
+            q->code[k] = (uint8_t)fp4_code(p, row, k);
         else if (m->type == QT_I4Z)
             q->code[k] = (uint8_t)(int)code_at(p, row, k);
         else

@@ -115,7 +115,7 @@ static void keeps(const struct source *s, const char *name, enum qtype type, int
     const int found = packed_exact(t->packed, &found_group), cols = (int)t->dim[1];
     assert_int_equal(found, type);
     assert_int_equal(found_group, group);
-    assert_int_equal(mat_init(&m, type, group, type == QT_FP8 ? 0 : 32, t->dim[0], cols, &e), 0);
+    assert_int_equal(mat_init(&m, type, group, qtype_takes_floats(qtype_info(type)) ? 0 : 32, t->dim[0], cols, &e), 0);
     assert_int_equal(qrow_init(&q, &m, &e), 0);
     float *want = calloc(2 * (size_t)m.cols_padded, sizeof *want), *got = want + m.cols_padded;
     uint8_t *tile = calloc(1, m.tile_bytes);
@@ -467,6 +467,57 @@ static void fp8_kept(void)
     }
 }
 
+/* Two groups of 16 in each of two rows, written down: compressed-tensors stores the reciprocal of
+ * ModelOpt's tensor scale. */
+static void nvfp4(void **state)
+{
+    (void)state;
+    static const char *const configs[] = {
+        "{\"quant_method\": \"compressed-tensors\", \"format\": \"nvfp4-pack-quantized\", \"config_groups\": {\"a\": {\"weights\":"
+        " {\"num_bits\": 4, \"type\": \"float\", \"strategy\": \"tensor_group\", \"group_size\": 16}}}}",
+        "{\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"}",
+    };
+    static const float value[16] = { 0, .5f, 1, 1.5f, 2, 3, 4, 6, 0, -.5f, -1, -1.5f, -2, -3, -4, -6 };
+    static const uint8_t scales[4] = { 0x38, 0x7e, 0x01, 0x40 };        /* 1, 448, 2^-9, 2 */
+    static const float scale[4] = { 1, 448, 0x1p-9f, 2 };
+    float want[64];
+    for (int i = 0; i < 64; i++)
+        want[i] = 0.125f * scale[i / 16] * value[i % 16];
+    for (int modelopt = 0; modelopt < 2; modelopt++) {
+        begin();
+        uint8_t *codes = tensor(modelopt ? "w.weight" : "w.weight_packed", "U8", "2,16", 32);
+        memcpy(tensor("w.weight_scale", "F8_E4M3", "2,2", 4), scales, 4);
+        float *whole = tensor(modelopt ? "w.weight_scale_2" : "w.weight_global_scale", "F32", modelopt ? "" : "1", 4);
+        tensor(modelopt ? "w.input_scale" : "w.input_global_scale", "F32", modelopt ? "" : "1", 4);
+        *whole = modelopt ? 0.125f : 8;
+        for (int i = 0; i < 32; i++)
+            codes[i] = (uint8_t)(2 * i % 16 | (2 * i + 1) % 16 << 4);
+        struct source *s = opens(configs[modelopt]);
+        assert_int_equal(s->n_tensors, 1);
+        holds(s, "w.weight", want, 2, 32);
+        keeps(s, "w.weight", QT_NVFP4, 16);
+        source_close(s);
+        *whole = 0;
+        refuses(configs[modelopt], "its value is no scale");
+    }
+    begin();
+    tensor("w.weight", "U8", "2,12", 24);
+    tensor("w.weight_scale", "F8_E4M3", "2,2", 4);
+    tensor("w.weight_scale_2", "F32", "", 4);
+    refuses(configs[1], "tensor w.weight: [2, 12] of U8, expected a matrix of U8 with 8 bytes for each group of 16");
+    begin();
+    tensor("w.weight", "U8", "2,16", 32);
+    tensor("w.weight_scale", "F8_E4M3", "2,1", 2);
+    tensor("w.weight_scale_2", "F32", "", 4);
+    refuses(configs[1], "expected F8_E4M3 in the shape of the groups");
+    begin();
+    tensor("w.weight", "U8", "2,16", 32);
+    tensor("w.weight_scale", "F8_E4M3", "2,2", 4);
+    refuses(configs[1], "w.weight_scale_2 is missing");
+    refuses("{\"quant_method\": \"modelopt\", \"quant_algo\": \"W4A8_AWQ\"}", "quant_algo: \"W4A8_AWQ\" is not supported");
+    refuses("{\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\", \"group_size\": 32}", "group_size: 32, expected 16");
+}
+
 /* Blocks that the matrix does not fill. */
 static void fp8_blocks(void **state)
 {
@@ -528,7 +579,7 @@ static void not_understood(void **state)
         { "{\"quant_method\": \"compressed-tensors\", \"config_groups\": {\"g\": {}}}", "g: weights is missing" },
         { CT("{\"num_bits\": 3}"), "weights.num_bits: int of 3 bits" },
         { CT("{\"num_bits\": 4, \"type\": \"float\"}"), "weights.num_bits: float of 4 bits" },
-        { CT("{\"strategy\": \"tensor_group\"}"), "strategy: \"tensor_group\" is not supported" },
+        { CT("{\"strategy\": \"tensor_group\"}"), "weights.strategy: tensor_group is for float of 4 bits" },
     };
     put_gptq(0);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -617,7 +668,8 @@ int main(void)
         cmocka_unit_test(gptq_by_hand), cmocka_unit_test(awq_by_hand), cmocka_unit_test(compressed_by_hand),
             cmocka_unit_test(mxfp4_by_hand),
         cmocka_unit_test(bitnet_by_hand), cmocka_unit_test(gptq_shapes), cmocka_unit_test(compressed_int8),
-        cmocka_unit_test(fp8_blocks), cmocka_unit_test(not_understood), cmocka_unit_test(damaged),
+        cmocka_unit_test(fp8_blocks), cmocka_unit_test(nvfp4), cmocka_unit_test(not_understood),
+        cmocka_unit_test(damaged),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
