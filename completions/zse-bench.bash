@@ -17,7 +17,7 @@ _zse_bench() {
     --rate) COMPREPLY=(); return ;;
     --shared) COMPREPLY=(); return ;;
     --background) COMPREPLY=(); return ;;
-    --api) COMPREPLY=($(compgen -W "chat completions or chat" -- "$cur")); return ;;
+    --api) COMPREPLY=($(compgen -W "chat completions or" -- "$cur")); return ;;
     --model) COMPREPLY=(); return ;;
     --key) COMPREPLY=(); return ;;
     --temp) COMPREPLY=(); return ;;

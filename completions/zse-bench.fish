@@ -16,7 +16,7 @@ complete -c zse-bench -l requests -x -d 'serve measured requests (default 4 for 
 complete -c zse-bench -l rate -x -d 'serve N requests a second at random times, with no limit on how many run at once'
 complete -c zse-bench -l shared -x -d 'serve the first N tokens of the prompts are the same'
 complete -c zse-bench -l background -x -d 'serve N background streams beside the measured requests'
-complete -c zse-bench -l api -x -a 'chat completions or chat' -d 'serve chat, completions, or tokens completions of token ids (default chat)'
+complete -c zse-bench -l api -x -a 'chat completions or' -d 'serve chat, completions, or tokens completions of token ids (default chat)'
 complete -c zse-bench -l model -x -d 'serve the model to use (default the servers first)'
 complete -c zse-bench -l key -x -d 'serve the servers key (default ZSE_API_KEY, else OPENAI_API_KEY)'
 complete -c zse-bench -l ignore-eos -d 'serve ask for answers of exactly -n tokens; not every server supports it'

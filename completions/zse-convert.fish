@@ -1,6 +1,6 @@
 # fish completion of zse-convert
 complete -c zse-convert -l output -s o -r -d 'the new file; - standard output, if that is no terminal'
-complete -c zse-convert -l quantize -s q -x -a 'nl4 int4 int8 nf4 fp8 ternary f16 bf16 f32 mixed keep' -d '(default nl4) nl4, int4, int8, nf4, fp8, ternary, f16, bf16, f32, mixed, keep'
+complete -c zse-convert -l quantize -s q -x -a 'nl4 int4 int8 nf4 fp8 ternary f16 bf16 f32 mixed keep' -d 'nl4, int4, int8, nf4, fp8, ternary, f16, bf16, f32, mixed, keep (default nl4)'
 complete -c zse-convert -l group-size -s g -x -d 'weights that share a scale, int4, int8, t2 32, 64, 128; int8 also row, t2 also 256'
 complete -c zse-convert -l quant -x -d 'other types for attention, mlp, experts, embeddings, lm_head, q_proj, k_proj, v_proj, o_proj,'
 complete -c zse-convert -l ternary -x -d 'what makes other weights ternary fit (default), absmean, rms, adaptive, threshold, sign'
