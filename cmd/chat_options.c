@@ -38,6 +38,7 @@ static const char usage_begin[] =
     "  -n, --max-tokens N         tokens of an answer (default: 1024); 0: until the context is full\n";
 /* here the sampling options */
 static const char usage_end[] =
+    "      --dry-sequence-breaker TEXT  DRY: TEXT ends repetitions, instead of line ends, ':', '\"' and '*'; can be given again; '': none\n"
     "      --logit-bias ID=X      add X to the logit of token ID (also -inf); can be given again\n"
     "      --seed N               seed of the random numbers (default: random)\n"
     "      --stop TEXT            end the answer before TEXT; can be given again\n"
@@ -53,7 +54,7 @@ static const char usage_end[] =
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
 
 enum { OPT_URL = 290, OPT_KEY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS,
-       OPT_BIAS, OPT_SEED, OPT_STOP, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_PLAN, OPT_ON_FULL,
+       OPT_BIAS, OPT_SEED, OPT_STOP, OPT_BREAKER, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_PLAN, OPT_ON_FULL,
        OPT_SAMPLING };
 
 enum { SEED_GIVEN = 1 << N_SAMPLING_OPTIONS };
@@ -74,7 +75,7 @@ static const struct option options[] = {
 #define OPTION(KIND, name, flag, ...) { flag, required_argument, NULL, OPT_SAMPLING + SAMPLING_##name },
 #include "libcommon/engine/sampling.def"
 #undef OPTION
-    { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED },
+    { "dry-sequence-breaker", required_argument, NULL, OPT_BREAKER }, { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED },
     { "stop", required_argument, NULL, OPT_STOP },
     { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
@@ -119,6 +120,19 @@ static int parse_bias(struct chat_options *o, const char *arg)
         bias > 1e30)
         return cli_wrong(prog, "--logit-bias: '%s', expected ID=X, like 42=-1.5 or 42=-inf", arg);
     o->bias[o->sampling.n_bias++] = (struct logit_bias){ (int32_t)id, (float)bias };
+    return 0;
+}
+
+static int parse_breaker(struct chat_options *o, const char *arg)
+{
+    struct sampling *s = &o->sampling;
+    s->dry_sequence_breakers = o->breaker;
+    if (!*arg)
+        return 0;
+    if (strlen(arg) > DRY_BREAKER_BYTES || s->n_dry_sequence_breakers == DRY_MAX_BREAKERS)
+        return cli_wrong(prog, "--dry-sequence-breaker: '%s', expected at most %d texts of at most %d bytes", arg,
+                         DRY_MAX_BREAKERS, DRY_BREAKER_BYTES);
+    o->breaker[s->n_dry_sequence_breakers++] = arg;
     return 0;
 }
 
@@ -173,6 +187,7 @@ static int take(struct chat_options *o, int c, const char *arg)
     case OPT_IDS: o->ids = 1; return 0;
     case OPT_PLAN: o->plan = 1; return 0;
     case OPT_BIAS: return parse_bias(o, arg);
+    case OPT_BREAKER: return parse_breaker(o, arg);
     case OPT_SEED: return parse_seed(o, arg);
     case OPT_STOP: o->stop[o->n_stop++] = arg; return 0;
     case OPT_IGNORE_EOS: o->ignore_eos = 1; return 0;
@@ -235,7 +250,8 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
     o->parallel = 8;
     o->stop = calloc((size_t)argc + 1, sizeof *o->stop);
     o->bias = calloc((size_t)argc + 1, sizeof *o->bias);
-    if (!o->stop || !o->bias) {
+    o->breaker = calloc(DRY_MAX_BREAKERS, sizeof *o->breaker);
+    if (!o->stop || !o->bias || !o->breaker) {
         cli_note(prog, "out of memory");
         return CLI_FAILED;
     }
@@ -263,7 +279,21 @@ void chat_options_release(struct chat_options *o)
     free(o->text);
     free(o->stop);
     free(o->bias);
+    free(o->breaker);
     chat_grammar_close(o);
+}
+
+/* A list of texts into body. */
+static int put_texts(json_t *body, const char *field, const char *flag, const char *const *text, int n, struct err *e)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++)
+        if (json_array_append_new(list, json_string(text[i])) != 0) {
+            json_decref(list);
+            return err_set(e, ERR_FORMAT, "%s: the text is not UTF-8", flag);
+        }
+    json_object_set_new(body, field, list);
+    return 0;
 }
 
 int chat_options_fields(const struct chat_options *o, json_t *body, struct err *e)
@@ -285,21 +315,20 @@ int chat_options_fields(const struct chat_options *o, json_t *body, struct err *
         json_object_set_new(body, "ignore_eos", json_true());
     if (o->no_think)
         json_object_set_new(body, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", 0));
-    json_t *stop = o->n_stop ? json_array() : NULL, *bias = o->sampling.n_bias ? json_object() : NULL;
-    for (int i = 0; i < o->n_stop; i++)
-        if (json_array_append_new(stop, json_string(o->stop[i])) != 0) {
-            json_decref(stop);
-            json_decref(bias);
-            return err_set(e, ERR_FORMAT, "--stop: the text is not UTF-8");
-        }
+    json_t *bias = o->sampling.n_bias ? json_object() : NULL;
+    if ((o->n_stop && put_texts(body, "stop", "--stop", o->stop, o->n_stop, e) != 0) ||
+        (o->sampling.dry_sequence_breakers &&
+         put_texts(body, "dry_sequence_breakers", "--dry-sequence-breaker", o->breaker,
+                   o->sampling.n_dry_sequence_breakers, e) != 0)) {
+        json_decref(bias);
+        return -1;
+    }
     for (int i = 0; i < o->sampling.n_bias; i++) {
         float b = o->bias[i].bias;
         snprintf(key, sizeof key, "%d", (int)o->bias[i].id);
         /* the API's values for never and always */
         json_object_set_new(bias, key, json_real(b < -100 ? -100 : b > 100 ? 100 : b));
     }
-    if (stop)
-        json_object_set_new(body, "stop", stop);
     if (bias)
         json_object_set_new(body, "logit_bias", bias);
     return 0;

@@ -30,6 +30,7 @@ struct chat_options {
     struct sampling sampling;
     unsigned given;                     /* bit i: sampling option i was given on the command line */
     const char **stop; int n_stop;      /* owned */
+    const char **breaker;               /* owned; of --dry-sequence-breaker, sampling has their number */
     struct logit_bias *bias;            /* owned */
     const char *schema_file, *grammar_file, *regex;     /* constraints on the answer; at most one */
     struct grammar_vocab *vocab;        /* owned; NULL without a constraint */

@@ -32,6 +32,7 @@ complete -c zse-chat -l dry-multiplier -x -d 'DRY penalty on tokens that continu
 complete -c zse-chat -l dry-base -x -d 'DRY factor of the penalty for each further token repeated'
 complete -c zse-chat -l dry-allowed-length -x -d 'DRY longest repetition without a factor'
 complete -c zse-chat -l dry-penalty-last-n -x -d 'DRY tokens that it looks back at; -1 all; 0 off'
+complete -c zse-chat -l dry-sequence-breaker -x -d 'DRY TEXT ends repetitions, instead of line ends, ,  and *; can be given again;  none'
 complete -c zse-chat -l logit-bias -x -d 'add X to the logit of token ID (also -inf); can be given again'
 complete -c zse-chat -l seed -x -d 'seed of the random numbers (default random)'
 complete -c zse-chat -l stop -x -d 'end the answer before TEXT; can be given again'

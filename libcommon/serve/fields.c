@@ -99,6 +99,8 @@ const struct field fields[] = {
     { #name, GENERATE, FIELD_USED, FIELD_OF_##KIND, min, max, SAMPLING(name), 0, NULL, help, NULL },
 #include "libcommon/engine/sampling.def"
 #undef OPTION
+    OTHER("dry_sequence_breakers", GENERATE, STRINGS,
+          "at most 16 texts of at most 40 bytes that end repetitions for DRY (default: a line's end, \":\", \"\\\"\", \"*\")"),
     OTHER("logit_bias", GENERATE, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",
           "token id to the number added to its logit; -100 bans it"),
     { "seed", GENERATE, FIELD_USED, FIELD_DOUBLE, -0x1p53, 0x1p53, AT(seed), GIVEN_SEED, NULL,

@@ -30,3 +30,37 @@ said() { awk -v it=".It Fl -$1 Ar" 'index($0, it) == 1 { on = 1; next } /^\.It/ 
     run -1 --separate-stderr zse-chat "--$flag" "$min" no-model.zse -p hi
   done < <(rows)
 }
+
+@test "DRY ends a repetition, unless a sequence breaker lies in it; the same by HTTP" {
+  local ask=(zse-chat --raw --temp 0 -n 12 -p x --logit-bias 66=40) dry plain url
+  zse-convert models/tiny -o "$BATS_TEST_TMPDIR/tiny.zse" 2>/dev/null
+  exec 4< <(exec zse-serve "$BATS_TEST_TMPDIR/tiny.zse" --port 0 2>/dev/null)
+  server=$!
+  read -r _ _ url <&4
+  plain=$("${ask[@]}" "$BATS_TEST_TMPDIR/tiny.zse")
+  [ "$plain" = '````````````' ]
+  dry=$("${ask[@]}" "$BATS_TEST_TMPDIR/tiny.zse" --dry-multiplier 80)
+  [[ "$dry" == '```'* && "$dry" != "$plain" ]]
+  for where in "$BATS_TEST_TMPDIR/tiny.zse" "--url=$url"; do
+    [ "$("${ask[@]}" "$where" --dry-multiplier 80)" = "$dry" ] || { echo "$where"; kill "$server"; return 1; }
+    [ "$("${ask[@]}" "$where" --dry-multiplier 80 --dry-sequence-breaker '')" = "$dry" ]
+    [ "$("${ask[@]}" "$where" --dry-multiplier 80 --dry-sequence-breaker '`')" = "$plain" ]
+  done
+  body='{"prompt":"x","temperature":0,"max_tokens":12,"logit_bias":{"66":40},"dry_multiplier":80'
+  [ "$(curl -s "$url/v1/completions" -d "$body}" | jq -r .choices[0].text)" = "$dry" ]
+  [ "$(curl -s "$url/v1/completions" -d "$body,\"dry_sequence_breakers\":[\"\`\"]}" | jq -r .choices[0].text)" = "$plain" ]
+  for wrong in '"dry_sequence_breakers":[""]' '"dry_sequence_breakers":[1]' '"dry_sequence_breakers":{}' '"xtc_probability":2' '"top_n_sigma":-2' \
+    "\"dry_sequence_breakers\":[\"$(printf '%041d' 0)\"]" "\"dry_sequence_breakers\":$(jq -nc '[range(17) | tostring]')"; do
+    [ "$(curl -s -o /dev/null -w '%{http_code}' "$url/v1/completions" -d "$body,$wrong}")" = 400 ] || { echo "$wrong"; kill "$server"; return 1; }
+  done
+  kill "$server"
+  run -2 zse-chat models/tiny -p hi --dry-sequence-breaker "$(printf '%041d' 0)"
+}
+
+@test "XTC and top-n-sigma give the same answer for the same seed" {
+  local ask=(zse-chat models/tiny --raw --temp 1 -n 12 -p "The cat" --seed 3 --xtc-probability 0.5 --top-n-sigma 1)
+  run -0 --separate-stderr "${ask[@]}"
+  first=$output
+  run -0 --separate-stderr "${ask[@]}"
+  [ "$output" = "$first" ]
+}

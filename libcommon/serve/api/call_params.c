@@ -8,27 +8,43 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
 
-static int parse_stop(struct call *c, struct problem *pr)
+/* A text or a list of at most `most` texts into out, borrowed from v. */
+static int parse_texts(const json_t *v, const char *name, int most, size_t most_bytes, const char **out, int *n_out,
+                       struct problem *pr)
 {
-    const char *name = c->form->body == BODY_MESSAGES ? "stop_sequences" : "stop";
-    json_t *v = js_get(c->json, name);
     size_t n = json_is_array(v) ? json_array_size(v) : v != NULL;
     if (v && !json_is_array(v) && !json_is_string(v))
         return problem_set(pr, 400, name, "invalid_type", "%s: found %s, expected a string or a list of strings", name,
                            js_kind(v));
-    if (n > MAX_STOP)
-        return problem_set(pr, 400, name, "out_of_range", "%s: %zu texts, expected at most %d", name, n, MAX_STOP);
+    if (n > (size_t)most)
+        return problem_set(pr, 400, name, "out_of_range", "%s: %zu texts, expected at most %d", name, n, most);
     for (size_t i = 0; i < n; i++) {
         const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
         if (!json_is_string(s) || json_string_length(s) == 0 || strlen(json_string_value(s)) != json_string_length(s))
             return problem_set(pr, 400, name, "invalid_type", "%s: text %zu is %s", name, i + 1,
                                !json_is_string(s) ? js_kind(s) : json_string_length(s) ? "with a zero byte" : "empty");
-        if (json_string_length(s) > MAX_STOP_BYTES)
-            return problem_set(pr, 400, name, "out_of_range", "%s: text %zu has %zu bytes, expected at most %d", name,
-                               i + 1, json_string_length(s), MAX_STOP_BYTES);
-        c->stop[c->n_stop++] = json_string_value(s);
+        if (json_string_length(s) > most_bytes)
+            return problem_set(pr, 400, name, "out_of_range", "%s: text %zu has %zu bytes, expected at most %zu", name,
+                               i + 1, json_string_length(s), most_bytes);
+        out[(*n_out)++] = json_string_value(s);
     }
     return 0;
+}
+
+static int parse_stop(struct call *c, struct problem *pr)
+{
+    const char *name = c->form->body == BODY_MESSAGES ? "stop_sequences" : "stop";
+    return parse_texts(js_get(c->json, name), name, MAX_STOP, MAX_STOP_BYTES, c->stop, &c->n_stop, pr);
+}
+
+static int parse_breakers(struct call *c, struct problem *pr)
+{
+    static const char name[] = "dry_sequence_breakers";
+    struct sampling *s = &c->params.sampling;
+    const json_t *v = js_get(c->json, name);
+    if (v)
+        s->dry_sequence_breakers = c->breaker;
+    return parse_texts(v, name, DRY_MAX_BREAKERS, DRY_BREAKER_BYTES, c->breaker, &s->n_dry_sequence_breakers, pr);
 }
 
 static int parse_bias(struct call *c, struct problem *pr)
@@ -158,5 +174,6 @@ int call_bind(struct call *c, struct problem *pr)
         return -1;
     if (c->form->body & (BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_COUNT))
         return 0;
-    return check_params(c, pr) || parse_stop(c, pr) || parse_bias(c, pr) || parse_stream_options(c, pr) ? -1 : 0;
+    return check_params(c, pr) || parse_stop(c, pr) || parse_bias(c, pr) || parse_breakers(c, pr) ||
+                   parse_stream_options(c, pr) ? -1 : 0;
 }

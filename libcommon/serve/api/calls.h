@@ -93,6 +93,7 @@ struct call {
     struct params params;
     int include_usage, n_logprobs, max_tokens;          /* n_logprobs -1: none; max_tokens 0: up to the context */
     const char *stop[MAX_STOP]; int n_stop;             /* borrowed from json */
+    const char *breaker[DRY_MAX_BREAKERS];              /* dry_sequence_breakers, borrowed from json */
     struct logit_bias *bias;            /* owned */
     struct prompt *prompts; int n_prompts;              /* owned */
     struct shared_grammar *grammar;     /* of the answers; NULL: they are unconstrained */
