@@ -1,6 +1,5 @@
-/* gpu.h - all that the outside sees of the device engine.  Which of three it is depends on the
- * build: CUDA, the same kernels emulated on the processor (for tests), or, without either,
- * stub.c, which says why there is none. */
+/* gpu.h - the public interface of the device engine.  The build chooses one of three: CUDA, the same
+ * kernels emulated on the processor (for tests), or stub.c, whose errors say why there is none. */
 #ifndef ZSE_GPU_GPU_H
 #define ZSE_GPU_GPU_H
 
@@ -18,13 +17,16 @@ int gpu_count(struct err *e);
  * work. */
 void gpu_warm_up(int device);
 
-/* What backend_gpu.open takes with the same options, to the page: nothing is taken here.  Bytes. */
+/* The memory that backend_gpu.open takes with the same options, to the page, in bytes. */
 struct gpu_plan {
     char name[128];                     /* of the device */
-    int n_layers, most_layers;          /* that it would compute, the last ones and the head; the most that fit (0: none) */
-    size_t weights, cached, kv, work, reserve;  /* cached: weights once more, as f16; work: activations and the step; reserve: an allowance for what the driver keeps of graphs and kernels */
+    /* that it would compute, the last ones and the head; the most that fit (0: none) */
+    int n_layers, most_layers;
+    /* cached: f16 weight cache; work: activations and the step; reserve: an allowance for
+     * what the driver keeps of graphs and kernels */
+    size_t weights, cached, kv, work, reserve;
     size_t needed;                      /* all five */
-    size_t limit;                       /* what is free, or max_device where that is less */
+    size_t limit;                       /* the free memory, or max_device if that is less */
     size_t total, free;                 /* the device's memory, now */
     size_t host_weights, host_kv;       /* of the layers that stay the processor's */
     const char *cache_off;              /* why cached is 0, static; NULL: it is not */
@@ -43,14 +45,16 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
 struct gpu_speeds { double copy, upload, mma; };
 int gpu_measure(int device, struct gpu_speeds *out, struct err *e);
 
-/* Every kernel by itself, on random operands of a model's shape: row() hears of each kernel and
+/* Measures every kernel on random operands of a model's shape: row() is called for each kernel and
  * number of tokens, in order. */
 struct gpu_bench_row {
-    const char *kernel, *type;          /* "matvec", "nl4"; of attention the type of keys and values; of sample the way */
+    const char *kernel, *type;          /* "matvec", "nl4"; attention: the type of keys and values; sample: the way */
     int tokens;                         /* of attn_decode: sequences */
     double bytes, flop;                 /* that a launch must read and write; that it computes, 0: not counted */
     double seconds;                     /* of a launch, the median of the repeats */
-    int int8;                           /* the operations are integer mma's, of which a device does twice as many as of gpu_speeds.mma */
+    /* the operations are integer mma's, of which a device does twice as many as of
+     * gpu_speeds.mma */
+    int int8;
     int taken;                          /* with autotune: the engine takes this kernel for such a product */
 };
 struct gpu_bench_options {
@@ -58,7 +62,9 @@ struct gpu_bench_options {
     int n_heads, n_kv_heads, head_dim, context;     /* context: of sequences that decode */
     const int *tokens; int n_tokens;
     int repeats;
-    int autotune, wgmma;                /* only products that several kernels can compute, by each of them; what the engine does by backend_options.wgmma */
+    /* only products that several kernels can compute, by each of them; the engine's choice by
+     * backend_options.wgmma */
+    int autotune, wgmma;
     void (*row)(void *user, const struct gpu_bench_row *r);
     void *user;
 };

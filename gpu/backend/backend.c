@@ -69,7 +69,7 @@ static void *backend_open(const struct model *m, const struct backend_options *o
 }
 /* ---- a step ---- */
 
-/* What the caller may have got wrong. */
+/* Checks the caller's batch. */
 static int check_batch(const struct gpu_backend *b, const struct batch *batch, int n_follow, size_t *n_tables,
                        struct err *e)
 {
@@ -327,7 +327,7 @@ static int run_host(struct gpu_backend *b, const struct batch *batch, struct err
     return gpu_upload(b->g, GPU_COMPUTE, b->x, b->hx, n, e);
 }
 
-/* The tokens drawn, to those who asked for them. */
+/* Copies the drawn tokens to the items that asked for them. */
 static void take_tokens(const struct gpu_backend *b, const struct batch *batch)
 {
     for (int i = 0, row = 0; i < batch->n_items; row += batch->items[i++].n_logits)
@@ -365,7 +365,8 @@ static int run_forward(struct gpu_backend *b, const struct batch *batch, float *
                                                           e) < 0)
             return -1;
     }
-    return n_logits || any ? 0 : gpu_sync(b->g, GPU_COMPUTE, e);        /* the pinned step is written again by the next */
+    /* the pinned step is written again by the next */
+    return n_logits || any ? 0 : gpu_sync(b->g, GPU_COMPUTE, e);
 }
 
 static int backend_forward(void *backend, const struct batch *batch, float *logits, struct err *e)

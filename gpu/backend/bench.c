@@ -230,7 +230,7 @@ static uint8_t *weights(struct bench *b, const struct mat *m, int n, struct err 
     return rc < 0 ? NULL : data;
 }
 
-/* What the matrices in hand read, for t tokens. */
+/* Bytes that the current matrices read for t tokens. */
 static int operands(struct bench *b, const struct mat *m, size_t t, struct err *e)
 {
     if (b->multiply == gpu_matmul_f32)

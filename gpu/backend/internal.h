@@ -1,4 +1,4 @@
-/* internal.h - what the parts of the device's backend share: backend.c (opening, the batch,
+/* internal.h - the structures of the device's backend: backend.c (opening, the batch,
  * graphs), memory.c (what it takes, before it takes it), layers.c (the step's kernels in their
  * order). */
 #ifndef ZSE_GPU_BACKEND_INTERNAL_H
@@ -12,7 +12,8 @@ enum {
     TILE_TOKENS = 16,           /* from so many tokens of a sequence on, attention by tiles */
     MAX_GRAPH_TOKENS = 64, N_BUCKETS = BACKEND_BUCKETS, MAX_SPLIT_BITS = 16,
     STEP_ARRAYS = 6,
-    MAX_DRAWS = 4 * LOGIT_ROWS, DRAW_WORDS = sizeof(struct gpu_draw) / 4,        /* rows of a step whose tokens may be drawn here */
+    /* rows of a step whose tokens may be drawn here */
+    MAX_DRAWS = 4 * LOGIT_ROWS, DRAW_WORDS = sizeof(struct gpu_draw) / 4,
     MAX_BEGUN = 2, N_SLOTS = MAX_BEGUN + 1, NEVER = -1,
 };
 
@@ -40,7 +41,9 @@ struct gpu_backend {
     /* host, pinned */
     struct step_slot slot[N_SLOTS];
     int32_t *hstep, *hids;                  /* of the slot in use */
-    float *hx, *hlogits;                    /* hx: hidden states of the host's layers; hlogits: at least a row of logits, at least one of hidden states */
+    /* hx: hidden states of the host's layers; hlogits: at least a row of logits, at least one of
+     * hidden states */
+    float *hx, *hlogits;
     size_t hlogits_room, pinned;            /* floats; bytes of all of them */
     size_t partial_room;                    /* floats */
     int max_splits, logit_rows;
@@ -83,13 +86,13 @@ static inline int partial_rows(const struct gpu_backend *b, int splits)
 /* b has m, o and g: everything else that it needs, or nothing, with the numbers. */
 int memory_open(struct gpu_backend *b, struct err *e);
 void memory_close(struct gpu_backend *b);
-/* Pinned memory and device memory of steps with room for so many words; what was there before is
- * given back, when the device is done with it. */
+/* Allocates pinned and device memory for steps of so many words; the memory held before is freed
+ * once the device is done with it. */
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e);
 
 /* ---- layers.c: all of them queue work, none waits ---- */
-/* The device's layers for the b->n tokens of the step; what enters the first of them is computed
- * here, or lies in b->x where others are before it. */
+/* Runs the device's layers on the b->n tokens of the step; the input of the first one is computed
+ * here, or lies in b->x if the host has layers before it. */
 int layers_run(struct gpu_backend *b, struct err *e);
 /* Logits of rows [first, first + n) of A_LOGIT into b->logits. */
 int layers_logits(struct gpu_backend *b, int first, int n, struct err *e);

@@ -237,7 +237,8 @@ static int run_layer(struct gpu_backend *b, int index, struct err *e)
                                .ldx = c->n_heads * c->head_dim };
     if (run_linear(b, &in, qkv, 3, GPU_STORE, 1, c->clip_qkv, e) < 0 || run_attention(b, l, index, e) < 0)
         return -1;
-    if (c->block != BLOCK_SEQUENTIAL)           /* the MLP first: x is its input's source no more, but the order of the sums is the CPU's */
+    /* the MLP first: x is its input's source no more, but the order of the sums is the CPU's */
+    if (c->block != BLOCK_SEQUENTIAL)
         return run_mlp(b, l, &in_mlp, e) < 0 ? -1 : add_residual(b, &l->o, &att, &l->attn_post_norm, e);
     if (add_residual(b, &l->o, &att, &l->attn_post_norm, e) < 0 ||
         run_norm(b, &l->mlp_norm, b->x, b->act, b->hf, &in, e) < 0)

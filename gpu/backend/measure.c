@@ -1,4 +1,4 @@
-/* measure.c - what the device and its link can do, for shares of it: copies between two buffers
+/* measure.c - measure the speed of the device and its link: copies between two buffers
  * that no cache holds, timed by events. */
 #include "gpu/gpu.h"
 

@@ -1,4 +1,4 @@
-/* memory.c - what a model takes of the device: counted in full before the first allocation,
+/* memory.c - the memory of a model on the device: counted in full before the first allocation,
  * refused with the numbers where it does not fit. */
 #include "gpu/backend/internal.h"
 
@@ -13,7 +13,7 @@
 
 enum {
     MAX_PARTS = 32,             /* pieces of device memory besides weights and cache */
-    PARTIAL_BYTES = 32 << 20,   /* what split attention may take for its partial results, unless one token needs more */
+    PARTIAL_BYTES = 32 << 20,   /* most memory of split attention's partial results, unless one token needs more */
 };
 
 static int stride_of(const struct mat *const *m, int n, int cols)
@@ -66,10 +66,12 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
     const size_t nq = (size_t)c->n_heads * hd, nk = (size_t)c->n_kv_heads * hd, mlp = (size_t)c->intermediate_size;
     const size_t f = sizeof(float), h = sizeof(uint16_t),
                  per_row = (size_t)c->n_heads * (size_t)b->max_splits * (hd + 2) * f;
-    const size_t rows = PARTIAL_BYTES / per_row < 1 ? 1 : PARTIAL_BYTES / per_row < t ? PARTIAL_BYTES / per_row : t;      /* of the longest context; shorter ones: more */
+    /* of the longest context; shorter ones: more */
+    const size_t rows = PARTIAL_BYTES / per_row < 1 ? 1 : PARTIAL_BYTES / per_row < t ? PARTIAL_BYTES / per_row : t;
     b->partial_room = rows * per_row / f;
     b->logit_rows = b->o.max_logits < LOGIT_ROWS ? b->o.max_logits : LOGIT_ROWS;
-    if (b->logit_rows < MAX_GRAPH_TOKENS && b->o.max_logits > 0) {              /* graphs pad to the next power of two */
+    /* graphs pad to the next power of two */
+    if (b->logit_rows < MAX_GRAPH_TOKENS && b->o.max_logits > 0) {
         int n = 1;
         while (n < b->logit_rows)
             n *= 2;
@@ -151,7 +153,7 @@ static const char *megabytes(char out[32], size_t n)
     return out;
 }
 
-/* Which of the number formats of its matrices has no kernel here; -1: none. */
+/* The number format of one of its matrices that has no kernel here; -1: none. */
 static int type_without_kernel(const struct linear *const *all, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -187,7 +189,7 @@ static int check_act(const struct gpu_backend *b, struct err *e)
                              gpu_kind);
 }
 
-/* What the device computes of this model must be something that it can. */
+/* Checks that the device has kernels for its layers of this model. */
 static int check_model(const struct gpu_backend *b, struct err *e)
 {
     const struct model *m = b->m;
@@ -357,7 +359,8 @@ static int plan_on(struct gpu *g, const struct model *m, const struct backend_op
 int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e)
 {
     struct gpu_plan ignored;
-    if (plan_for(m, o, o->device_layers, &ignored, e) < 0)      /* what no device can do needs none to be told */
+    /* a model that no device can run is refused without one */
+    if (plan_for(m, o, o->device_layers, &ignored, e) < 0)
         return -1;
     struct gpu *g = gpu_open(o->device, 0, e);
     const int rc = g ? plan_on(g, m, o, p, e) : -1;
@@ -423,7 +426,8 @@ int memory_open(struct gpu_backend *b, struct err *e)
     if (n < 0 || plan_on(b->g, b->m, &b->o, &b->plan, e) < 0 || gpu_plan_fits(&b->plan, &b->o, e) < 0)
         return -1;
     const size_t hx = b->first_layer ? (size_t)b->o.max_tokens * (size_t)c->hidden_size : 0;
-    if (!(b->w = dweights_open(b->g, b->m, b->first_layer, b->plan.cached > 0, b->o.act_int8, e)) ||       /* first: the copy runs while the rest is made */
+    /* first: the copy runs while the rest is made */
+    if (!(b->w = dweights_open(b->g, b->m, b->first_layer, b->plan.cached > 0, b->o.act_int8, e)) ||
         !(b->arena = gpu_alloc(b->g, b->arena_size, "activations", e)) ||
         !(b->kv = gpu_alloc(b->g, b->kv_size, "keys and values", e)) || memory_grow_step(b, b->step_room, e) < 0 ||
         open_slots(b, e) < 0 || !(b->hlogits = gpu_pinned(b->g, b->hlogits_room * sizeof(float), "logits", e)) ||
@@ -435,7 +439,7 @@ int memory_open(struct gpu_backend *b, struct err *e)
         memcpy(part[i].p, &at, sizeof at);
         at += up256(part[i].bytes);
     }
-    /* what pads the rows of activations stays 0 from here on, and tokens that only pad a step
+    /* the padding of activation rows stays 0 from here on, and tokens that only pad a step
      * find numbers */
     if (gpu_fill(b->g, GPU_COMPUTE, b->act, 0, (size_t)((uint8_t *)(c->n_ropes ? (void *)b->cosine[0]
                                                                                : (void *)b->alibi) - (uint8_t *)b->act),

@@ -27,10 +27,11 @@ enum { WARPS = 4, THREADS = WARPS * 32, MAX_GROUP = 8 };
 /* The first position that a token at pos sees. */
 DEVICE int first_seen(int pos, int window) { return window && pos - window + 1 > 0 ? pos - window + 1 : 0; }
 
-/* What a block works on: query heads first_head .. + n_group of one KV head, positions [from,
+/* The work of a block: query heads first_head .. + n_group of one KV head, positions [from,
  * to) of the token's context; from is a KV block's begin. */
 struct split_job {
-    int t, pos, first_head, n_group, start, begin, from, to;    /* start: position of score[0]; begin: first position seen */
+    /* start: position of score[0]; begin: first position seen */
+    int t, pos, first_head, n_group, start, begin, from, to;
     const int32_t *table;
     const uint8_t *base;
 };

@@ -24,7 +24,7 @@
 
 enum { WARPS = 4, THREADS = WARPS * 32 };
 
-/* DIM: head_dim rounded up to 64, 128 or 256; what is beyond head_dim is 0. */
+/* DIM: head_dim rounded up to 64, 128 or 256; elements beyond head_dim are 0. */
 template <int DIM> struct shape {
     static constexpr int strips = DIM <= 128 ? 2 : 1;           /* of 16 queries, a warp */
     static constexpr int tile = WARPS * 16 * strips;
@@ -39,7 +39,7 @@ template <int ROW_BYTES> DEVICE int swizzled(int row,
                                              int piece) { return row * ROW_BYTES +
                                                           (piece ^ (ROW_BYTES >= 128 ? row & 7 : row >> 1 & 3)) * 16; }
 
-/* What a block works on: n_queries tokens from `first` on, the first of them at position pos0,
+/* The work of a block: n_queries tokens from `first` on, the first of them at position pos0,
  * the last at `last`. */
 struct tile_job {
     int first, n_queries, head, pos0, last;
@@ -87,7 +87,7 @@ template <int KV> DEVICE uint4 load_as_half(const uint8_t *block, int e, const f
     return pack_eight(v);
 }
 
-/* What is beyond head_dim or the last query is 0. */
+/* Elements beyond head_dim or the last query are 0. */
 template <int DIM> DEVICE void copy_queries(uint8_t *queries, const gpu_attention &o, const tile_job &j)
 {
     const int n = o.head_dim;
@@ -105,7 +105,8 @@ template <int DIM> DEVICE void copy_queries(uint8_t *queries, const gpu_attentio
 template <int KV, int DIM> DEVICE void copy_tile(const rooms<DIM> &r, const gpu_attention &o, const tile_job &j, int k0)
 {
     constexpr int KEYS = shape<DIM>::keys, GROUPS = KEYS / 8;
-    const int group = threadIdx.x % GROUPS, p = k0 + group * 8, n = o.head_dim;        /* a thread's 8 positions, of which it has every so manieth element of the keys */
+    /* a thread's 8 positions, of which it has every so manieth element of the keys */
+    const int group = threadIdx.x % GROUPS, p = k0 + group * 8, n = o.head_dim;
     const uint8_t *block = p <= j.last ? block_of(o, j, p) : j.base;
     float scale[8];
 #pragma unroll

@@ -40,10 +40,11 @@ int gpu_matmul_int8_takes(const struct gpu_mat *w);
 int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols,
                  int8_t *code, float *scale, struct err *e);
 
-/* A matrix of packed weights once more, as f16 that gpu_matmul (and gpu_matmul_hopper) read to
+/* A copy of a matrix of packed weights as f16, which gpu_matmul (and gpu_matmul_hopper) read to
  * the same bits; matvec and embed go on with the packed one, whose row scales both use. */
 enum { GPU_DECODED_STEP = 2048 };       /* bytes of 32 rows x 32 k */
-size_t gpu_decoded_size(int type, int n_tiles, int n_steps);    /* 0: it is not packed, and there is nothing to decode */
+/* 0: it is not packed, and there is nothing to decode */
+size_t gpu_decoded_size(int type, int n_tiles, int n_steps);
 struct gpu_mat gpu_decoded(const struct gpu_mat *m, const uint8_t *data);
 int gpu_decode(struct gpu *g, const struct gpu_mat *m, uint8_t *out, struct err *e);
 /* From more tokens on a matrix is read, and else decoded, more than once in a launch: up to so
@@ -51,8 +52,8 @@ int gpu_decode(struct gpu *g, const struct gpu_mat *m, uint8_t *out, struct err 
 enum { GPU_DECODED_TOKENS = 128 };
 
 /* x [n][cols] = row token[i] of w * scale (w->data NULL: 0), + pos_embed[pos[i] + pos_offset] if
- * there is one.  A token below 0 is drawn[-1 - token]; what was not drawn there (-1) counts as
- * token 0. */
+ * there is one.  A token below 0 is drawn[-1 - token]; a token that was not drawn (-1)
+ * counts as token 0. */
 int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *drawn,
               const int32_t *pos, int n, float scale, const float *pos_embed, int pos_offset, struct err *e);
 
@@ -89,7 +90,8 @@ int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const int32_t *pos
 
 /* Where tokens and keys are: arrays of a step, in device memory. */
 struct gpu_step {
-    const int32_t *pos;                 /* [n]; -1: a token that only fills the batch: nothing is stored, its attention is 0 */
+    /* [n]; -1: a token that only fills the batch: nothing is stored, its attention is 0 */
+    const int32_t *pos;
     const int32_t *table_of;            /* [n]: index into tables where the token's sequence begins */
     const int32_t *tables;              /* KV block numbers */
     int n;
@@ -129,7 +131,8 @@ struct gpu_attention {
      * number */
     const int32_t *tiles; int n_tiles;
 };
-enum { GPU_SPLIT = 256 };               /* positions of a split: fixed, so that a sequence's result does not depend on its neighbours */
+/* positions of a split: fixed, so that a sequence's result does not depend on its neighbours */
+enum { GPU_SPLIT = 256 };
 int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o, struct err *e);
 enum { GPU_ATTN_MAX_DIM = 256 };
 #define GPU_ATTN_TILE(head_dim) ((head_dim) <= 128 ? 128 : 64)          /* most tokens of a tile */

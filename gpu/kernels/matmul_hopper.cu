@@ -39,7 +39,8 @@
 
 enum {
     TOKENS = 128, STAGE_STEPS = 2, STAGE_BYTES = TOKENS * STAGE_STEPS * 64, STAGES = 4,
-    TOGETHER = 16,              /* tiles of tokens that are walked before the next tile of rows, so that both stay in L2 */
+    /* tiles of tokens that are walked before the next tile of rows, so that both stay in L2 */
+    TOGETHER = 16,
     ALIGN = 1024,               /* of a stage: the pattern of the swizzle repeats so */
     SHARED_BYTES = ALIGN + STAGES * (STAGE_BYTES + 2 * 8),
 };
@@ -53,7 +54,8 @@ DEVICE void decode_nl4(uint32_t v[4], uint32_t w, uint32_t scale, uint32_t minus
 {
     const uint32_t low = w & 0x77777777u, up = w << 4;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {       /* codes of k 2i, 2i + 4, 2i + 1, 2i + 5; the mask: bytes of ones where a code is above 7 */
+    /* codes of k 2i, 2i + 4, 2i + 1, 2i + 5; the mask: bytes of ones where a code is above 7 */
+    for (int i = 0; i < 2; i++) {
         const uint32_t at = i ? low >> 16 : low, mask = prmt(up, w, i ? 0xfbea : 0xd9c8);
         const uint32_t bytes = (prmt(NL4_0, NL4_4, at) & ~mask) | (prmt(NL4_8, NL4_12, at) & mask);
         v[2 * i] = half_fma(prmt(bytes, 0x64646464u, 0x4140), scale, minus);
@@ -73,7 +75,9 @@ template <int TYPE> DEVICE void decode(operands a, const raw_step<TYPE> &raw, in
     for (int i = 0; i < 4; i++) {
         uint32_t v[4];
         if (TYPE == QT_NL4) {
-            const uint32_t s = half_fma(prmt(raw.scale.x ^ 0x80808080u, 0x64646464u, (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12)), 0x2c002c00u, 0xd480d480u);      /* (1152 + s) / 16 - 72 */
+            /* (1152 + s) / 16 - 72 */
+            const uint32_t s = half_fma(prmt(raw.scale.x ^ 0x80808080u, 0x64646464u,
+                                                (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12)), 0x2c002c00u, 0xd480d480u);
             decode_nl4(v, word_of(raw.code[0], i), s, half_mul(s, 0xe480e480u));
         } else {
             decode_row<TYPE>(v, raw, i, t, nullptr);
@@ -156,7 +160,8 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
         for (int stage = 0; stage < n_stages; stage++, n++) {
             const uint64_t b = wgmma_tile(base + n % STAGES * STAGE_BYTES);
 #pragma unroll
-            for (int step = 0; step < STAGE_STEPS; step++) {    /* one beyond the last repeats its weights, times activations of 0 */
+            /* one beyond the last repeats its weights, times activations of 0 */
+            for (int step = 0; step < STAGE_STEPS; step++) {
                 decode<TYPE>(a[step], raw[step], t);
                 load_step<TYPE>(raw[step], now.data, m, min((stage + 1) * STAGE_STEPS + step, last), g, t);
                 if (step == 0)
@@ -168,7 +173,8 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
                     for (int k = 0; k < 2; k++)
                         wgmma_f16(c[p], a[step][p][k], b + (uint64_t)(4 * step + 2 * k), stage + step + k > 0);
                 wgmma_commit();
-                wgmma_wait<1>();        /* for the step before: its operands may be written, and the stage that it ended */
+                /* for the step before: its operands may be written, and the stage that it ended */
+                wgmma_wait<1>();
                 if (step == 0 && stage > 0 && lane == 0)
                     barrier_arrive(&s.empty[(n - 1) % STAGES]);
             }
@@ -189,7 +195,8 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
  * copies. */
 template <int GROUPS> constexpr int THREADS = GROUPS == 2 ? 384 : GROUPS * 128 + 32;
 
-template <int TYPE, int GROUPS> __global__ __launch_bounds__(THREADS<GROUPS>, 1) void matmul_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act)
+template <int TYPE, int GROUPS> __global__ __launch_bounds__(THREADS<GROUPS>, 1)
+void matmul_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act)
 {
     SHARED(uint8_t, shared);
     stages s;
@@ -216,7 +223,7 @@ template <int TYPE, int GROUPS> __global__ __launch_bounds__(THREADS<GROUPS>, 1)
     }
 }
 
-/* The activations for the copy engine; what lies beyond the tokens or the steps comes as 0. */
+/* The activations for the copy engine; elements beyond the tokens or the steps are 0. */
 static int map_act(struct gpu *g, tensor_map *to, const gpu_linear *l, struct err *e)
 {
 #ifdef __CUDACC__
@@ -245,7 +252,8 @@ static int map_act(struct gpu *g, tensor_map *to, const gpu_linear *l, struct er
                                             (int)rc, l->n_tokens, l->w[0].n_steps * 32, l->act_stride);
 #else
     (void)g;
-    const char *why = emulated_tensor_map(to->word, l->act, l->w[0].n_steps * 32, l->n_tokens, (uint64_t)l->act_stride * 2,
+    const char *why = emulated_tensor_map(to->word, l->act, l->w[0].n_steps * 32, l->n_tokens,
+                                          (uint64_t)l->act_stride * 2,
                                           TOKENS);
     return why ? err_set(e, ERR_DEVICE, "a map of %d x %d activations: %s", l->n_tokens, l->w[0].n_steps * 32, why) : 0;
 #endif

@@ -3,8 +3,8 @@
  *
  * shapes   w in kernel order; activations int8 in the order of k (gpu_act_int8)
  * order    a line of a tile has 4 k of 32 rows, a dword a row, and that is what a register of
- *          mma.m16n8k32 holds: operands are what is loaded, nothing is shifted or masked.  Which
- *          k and which rows the mma means is free where both sides agree.  For few tokens lane 4g +
+ *          mma.m16n8k32 holds: operands are used as loaded, without shifts or masks.  The mma's
+ *          order of k and rows is free if both sides agree.  For few tokens lane 4g +
  *          t takes rows 4g .. 4g+3 of lines 2t and 2t+1, so that its activations are 8 bytes in a
  *          row.  For many, lines t and t+4, as ldmatrix gives activations, and rows by twos: the
  *          four registers of an operand are two loads of 8 bytes (of loads of 16 they would be

@@ -26,7 +26,8 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
     constexpr int LOADS = f::raw * N, STEPS = LOADS >= 8 ? 1 : LOADS >= 4 ? 2 : 4;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(uint32_t, shared);
-    float *sums = reinterpret_cast<float *>(shared);      /* [warp][N][8 * TOKENS8][PAD_ROWS]; before that, the codebook */
+    /* [warp][N][8 * TOKENS8][PAD_ROWS]; before that, the codebook */
+    float *sums = reinterpret_cast<float *>(shared);
 
     int which = 0, tile = blockIdx.x;
     if (N == 1)

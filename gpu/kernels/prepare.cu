@@ -1,4 +1,4 @@
-/* prepare.cu - what happens to q, k and v between their projection and attention: norms of heads,
+/* prepare.cu - prepare q, k and v between their projection and attention: norms of heads,
  * rotation, the KV cache.
  *
  * tile     one head of one token a warp: q heads, then key heads, then value heads

@@ -1,4 +1,4 @@
-/* rows.cu - what is done to rows: norms, activation functions, the rounding of activations to f16.
+/* rows.cu - kernels on rows: norms, activation functions, the rounding of activations to f16.
  *
  * tile     one row a block of 256 threads; row lengths are a few thousand, so the second read of a
  *          row hits L1

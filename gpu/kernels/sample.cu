@@ -2,7 +2,7 @@
  * mask.
  *
  * tile     a row a block: 1024 threads (128 where the vocabulary is small)
- * moves    the row from L2, where the head has just put it: once for its largest; once more to
+ * moves    the row from L2, where the head has just put it: once for its largest; again to
  *          draw; up to three times for each of top_k and top_p
  * limit    one SM's share of L2: 32 KB in flight at about 600 ns, so 4 * vocab bytes take 11 us at
  *          a vocabulary of 152 thousand (calculated); a copy of

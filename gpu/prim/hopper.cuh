@@ -1,4 +1,4 @@
-/* hopper.cuh - what compute capability 9.0 has beyond prim.cuh, with its emulated form
+/* hopper.cuh - instructions of compute capability 9.0, with its emulated form
  * (gpu/rt/emulated_hopper.cc): barriers in shared memory that count arrivals and bytes, copies
  * of tiles by the copy engine, products of a warpgroup.  Only files that are compiled for sm_90a
  * alone include it.  PTX ISA 8.x and 9.x, sections "mbarrier", "cp.async.bulk.tensor",
@@ -66,7 +66,7 @@ DEVICE void barrier_wait(uint64_t *b, int parity)
 
 /* The tile whose first element is (row y, column x) of the map's matrix, to shared memory at a
  * multiple of 1024 bytes: rows of 128 bytes, one after the other, the 16-byte pieces of row r in
- * the order of piece ^ r % 8.  What lies outside the matrix is 0.  The bytes count for the
+ * the order of piece ^ r % 8.  Elements outside the matrix are 0.  The bytes count for the
  * barrier. */
 DEVICE void tensor_load(void *to, const tensor_map &map, int x, int y, uint64_t *b)
 {

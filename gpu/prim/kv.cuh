@@ -43,7 +43,7 @@ template <int KV> DEVICE void kv_load(float v[8], const uint8_t *block, int e)
     }
 }
 
-/* What kv_load's elements of the token in this slot are worth; n: head_dim. */
+/* The factor of kv_load's elements of the token in this slot; n: head_dim. */
 template <int KV> DEVICE float kv_scale(const uint8_t *block, int n, int slot)
 {
     if (!KV_SCALED<KV>)
@@ -54,7 +54,8 @@ template <int KV> DEVICE float kv_scale(const uint8_t *block, int n, int slot)
 
 /* f<format>(...) for a format known at run time. */
 #define KV_DISPATCH(type, f, ...) \
-    ((type) == KV_F32 ? f<KV_F32>(__VA_ARGS__) : (type) == KV_F16 ? f<KV_F16>(__VA_ARGS__) : (type) == KV_BF16 ? f<KV_BF16>(__VA_ARGS__) : \
+    ((type) == KV_F32 ? f<KV_F32>(__VA_ARGS__) : (type) == KV_F16 ? f<KV_F16>(__VA_ARGS__) : \
+     (type) == KV_BF16 ? f<KV_BF16>(__VA_ARGS__) : \
      (type) == KV_F8 ? f<KV_F8>(__VA_ARGS__) : f<KV_I8>(__VA_ARGS__))
 
 #endif

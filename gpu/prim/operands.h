@@ -1,5 +1,5 @@
-/* operands.h - what kernels and the primitives below them read and write: packed matrices,
- * activations, linear layers, the cached keys and values of a layer.  Pointers are device memory. */
+/* operands.h - the operands of kernels and their primitives: packed matrices, activations, linear
+ * layers, the cached keys and values of a layer.  Pointers are device memory. */
 #ifndef ZSE_GPU_PRIM_OPERANDS_H
 #define ZSE_GPU_PRIM_OPERANDS_H
 
@@ -19,13 +19,14 @@ struct gpu_mat {
     uint64_t tile_bytes;
     int type, rows, cols, n_steps;      /* steps of 32 k: cols_padded / 32 */
     int n_tiles, n_groups, group_shift; /* 32 << group_shift = group size */
-    const uint8_t *row_scales; uint64_t row_scales_step;        /* QT_F16 of gpu_decoded: [32] f32 of each tile, so many bytes apart; NULL: none */
+    /* QT_F16 of gpu_decoded: [32] f32 of each tile, so many bytes apart; NULL: none */
+    const uint8_t *row_scales; uint64_t row_scales_step;
 };
 
 /* How activations lie (prim.cuh): as matvec reads them, or as matmul does. */
 enum gpu_act_order { GPU_ACT_LANES, GPU_ACT_TILES };
 
-/* What happens to y = w x + bias. */
+/* The use of y = w x + bias. */
 enum gpu_finish {
     GPU_STORE,          /* out = y, clipped to +-limit if limit > 0 */
     GPU_ADD,            /* out += scale * y */
@@ -42,10 +43,13 @@ struct gpu_linear {
     struct gpu_mat w[GPU_MAX_MATS];     /* read the same activations; GPU_MLP: gate, and up if there are two */
     struct gpu_output to[GPU_MAX_MATS]; /* GPU_MLP: biases only */
     int n_mats;
-    const uint16_t *act;                /* [n_tokens][act_stride] f16, 16-byte aligned, in the order that the kernel wants (matmul_f32: x instead) */
+    /* [n_tokens][act_stride] f16, 16-byte aligned, in the order that the kernel wants (matmul_f32:
+     * x instead) */
+    const uint16_t *act;
     int act_stride;
     const float *x; int ldx;            /* f32 activations */
-    const int8_t *code;                 /* [n_tokens][GPU_CODE_STRIDE(cols)] and [n_tokens]: activations as gpu_act_int8 makes them */
+    /* [n_tokens][GPU_CODE_STRIDE(cols)] and [n_tokens]: activations as gpu_act_int8 makes them */
+    const int8_t *code;
     const float *code_scale;
     int n_tokens;
     int wgmma;                          /* gpu_matmul: gpu_matmul_hopper, if it takes this */
@@ -58,7 +62,8 @@ struct gpu_linear {
 /* The keys and values of one layer, in blocks of KV_BLOCK tokens. */
 struct gpu_kv {
     uint8_t *base;
-    uint64_t stride, head_stride, layer_offset;     /* bytes: of a block; of a head (keys, then values); of this layer's first head */
+    /* bytes: of a block; of a head (keys, then values); of this layer's first head */
+    uint64_t stride, head_stride, layer_offset;
     uint32_t part;                      /* bytes of the keys of a head; the values follow */
     int type;                           /* enum kv_type */
 };

@@ -12,13 +12,14 @@
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 #include <string.h>
-#define SHARED(type, name) extern __shared__ __align__(16) unsigned char shared_bytes[]; type *const name = reinterpret_cast<type *>(shared_bytes)
+#define SHARED(type, name) \
+    extern __shared__ __align__(16) unsigned char shared_bytes[]; type *const name = reinterpret_cast<type *>(shared_bytes)
 #else
 #include "gpu/rt/emulate.h"
 #define SHARED(type, name) type *const name = static_cast<type *>(emulated_shared())
 #endif
 
-/* What a GPU does, and what stands for it in the emulation. */
+/* The code for a GPU, and its equivalent in the emulation. */
 #ifdef __CUDACC__
 #define EITHER(device, emulated) device
 #else
@@ -282,7 +283,7 @@ DEVICE float warp_max(float x)
         x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, i));
     return x;
 }
-/* room: 32 floats of shared memory that nobody else uses.  All threads get the sum. */
+/* room: 32 floats of shared memory, not used for anything else.  All threads get the sum. */
 DEVICE float block_sum(float x, float *room)
 {
     const int n_warps = blockDim.x / 32;
@@ -303,7 +304,7 @@ DEVICE float block_sum(float x, float *room)
  * 4g + t decodes the 8 k from 8t on of 32, so for GPU_ACT_LANES, read by lanes from memory, its
  * four pairs lie together, pair j of it at 4t + j.  GPU_ACT_TILES, for matrices that ldmatrix
  * and wgmma read from shared memory, has it at 4j + t: 16 bytes there are one pair for each of
- * the four lanes.  Whoever writes a row writes zeros up to act_padded(), as the row may have
+ * the four lanes.  A kernel that writes a row writes zeros up to act_padded(), as the row may have
  * been written in the other order before. */
 #define ACT_UNIT 16.0f
 DEVICE int act_padded(int n) { return (n + 31) & ~31; }

@@ -13,7 +13,8 @@ template <int TOKENS, int THREADS> struct token_stages {
     uint8_t *room;                      /* [STAGES][BYTES] of shared memory */
     const uint8_t *from;                /* the first token's row, 16-byte aligned */
     int stride;                         /* bytes of a row, a multiple of 16 */
-    int n_tokens, n_steps;              /* tokens and steps beyond the end repeat the last: nobody reads what comes of them */
+    /* tokens and steps beyond the end repeat the last: their results are not read */
+    int n_tokens, n_steps;
 
     DEVICE int n_stages() const { return (n_steps + STAGE_STEPS - 1) / STAGE_STEPS; }
 

@@ -9,7 +9,7 @@
  * Checks, for a device opened with debug_sync: device memory and shared memory are known by
  * their bounds.  In objects compiled with -fsanitize=thread the compiler calls us at every
  * access (emulated.cc has those functions): outside of bounds, a read of shared memory that
- * nobody wrote, and two threads at one byte of shared memory without a barrier between them, are
+ * was not written, and two threads at one byte of shared memory without a barrier between them, are
  * errors.  Lanes of a warp are ordered by its collectives. */
 #ifndef ZSE_GPU_RT_EMULATE_H
 #define ZSE_GPU_RT_EMULATE_H
@@ -124,7 +124,7 @@ void emulated_copy(void *to, const void *from, int n);
 void emulated_commit();
 void emulated_wait(int n);
 
-/* Compute capability 9.0 (emulated_hopper.cc); what each does: gpu/prim/hopper.cuh.
+/* Compute capability 9.0 (emulated_hopper.cc), as documented in gpu/prim/hopper.cuh.
  * map: a matrix [rows][cols] of f16 with rows `stride` bytes apart, copied in tiles of
  * box_rows x 64, swizzled by 128 bytes.  NULL, or why the driver would refuse it. */
 const char *emulated_tensor_map(uint64_t map[16], const void *base, int cols, int rows, uint64_t stride, int box_rows);

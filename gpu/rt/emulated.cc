@@ -25,28 +25,30 @@ extern "C" { const char gpu_kind[] = "emulated"; }
 
 enum { MAX_REGIONS = 1 << 15 };
 struct region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
-/* What the compute stream is given it does when somebody waits for it, not before, unless
- * debug_sync: whoever changes host memory too early, or reads it, gets wrong numbers, as on a
- * GPU.  The copy stream does things at once. */
+/* The compute stream runs its work when the host waits for it, not before, unless debug_sync: host
+ * code that changes or reads memory too early gets wrong numbers, as on a GPU.
+ * The copy stream runs its work at once. */
 struct gpu {
     int debug_sync;
-    std::vector<region> regions;        /* room is made once and what is closed stays, as without a map: the checks of kernels read it while loaders change it */
+    /* room is made once and what is closed stays, as without a map: the checks of kernels read it
+     * while loaders change it */
+    std::vector<region> regions;
     std::mutex lock;                    /* the loader's threads allocate little, but copy while kernels run */
     bool recording;
     struct gpu_graph *graph;
     std::deque<std::function<void()>> queue; uint64_t n_queued, n_done;     /* of the compute stream; lock */
-    std::mutex working;                 /* held by whoever does them */
+    std::mutex working;                 /* held while queued work runs */
 };
 struct node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
 struct gpu_graph { std::vector<node> nodes; };
-struct gpu_event { uint64_t ns, after; };               /* after: so many of the compute stream's doings */
+struct gpu_event { uint64_t ns, after; };               /* after: after so many items of work of the compute stream */
 
 /* The one device, as rt.cu has many. */
 static struct {
     std::mutex lock;
     int n_handles;
     struct err lost;                    /* the first failure; code ERR_NONE: none */
-    bool failed;                        /* a kernel did, and nobody has noticed */
+    bool failed;                        /* a kernel failed, and no call has reported it yet */
 } state;
 
 /* ---- fibers ---- */
@@ -338,7 +340,8 @@ static void check(const void *address, size_t n, bool write)
         return check_shared(at, n, write);
     }
     const std::vector<region> &all = m.gpu->regions;
-    static struct { size_t last; uintptr_t page; uint64_t n_opened; } guesses[256];     /* by page: kernels take turns with a few arrays among many, and tables */
+    /* by page: kernels take turns with a few arrays among many, and tables */
+    static struct { size_t last; uintptr_t page; uint64_t n_opened; } guesses[256];
     const uintptr_t page = (uintptr_t)p >> 12;
     auto &guess = guesses[page & 255];
     if (guess.page == page && guess.n_opened == m.n_opened)
@@ -411,13 +414,14 @@ void emulated_complain(const char *fmt, ...)
     complain("%s", what);
 }
 
-/* What -fsanitize=thread makes the compiler call.  Nothing is linked from its library. */
+/* The functions that -fsanitize=thread makes the compiler call; its library is not linked. */
 extern "C" {
 void __tsan_init(void);
 void __tsan_func_entry(void *);
 void __tsan_func_exit(void);
 #define ACCESS(N) \
-    void __tsan_read##N(void *p); void __tsan_write##N(void *p); void __tsan_unaligned_read##N(void *p); void __tsan_unaligned_write##N(void *p); \
+    void __tsan_read##N(void *p); void __tsan_write##N(void *p); void __tsan_unaligned_read##N(void *p); \
+    void __tsan_unaligned_write##N(void *p); \
     void __tsan_read##N(void *p) { check_access(p, N, false); } \
     void __tsan_write##N(void *p) { check_access(p, N, true); } \
     void __tsan_unaligned_read##N(void *p) { check_access(p, N, false); } \
@@ -732,7 +736,7 @@ int gpu_info(const struct gpu *, struct gpu_info *info, struct err *)
 int gpu_n_sms(const struct gpu *) { return 4; }
 int gpu_capability(const struct gpu *) { return 90; }
 
-/* The end lies against a page that nobody may touch; what was never written is NaN. */
+/* The end lies against a page without access rights; bytes never written are NaN. */
 static void *region_open(struct gpu *g, size_t size, int pinned, const char *what, struct err *e)
 {
     const size_t page = 4096, n = ((size ? size : 1) + 255) / 256 * 256, all = (n + page - 1) / page * page + 2 * page;

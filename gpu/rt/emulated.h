@@ -1,4 +1,4 @@
-/* emulated.h - what only the emulated device can do, for tests. */
+/* emulated.h - faults and limits of the emulated device, for tests. */
 #ifndef ZSE_GPU_RT_EMULATED_H
 #define ZSE_GPU_RT_EMULATED_H
 
@@ -9,8 +9,8 @@ extern "C" {
 #endif
 
 /* The n-th launch from now on (1: the next) of this kernel (NULL: of any) fails, and the device
- * is lost; 0: none. Whoever waits for the device next hears of it; the kernel's name only with
- * debug_sync.  The device is well again once everybody has closed it. */
+ * is lost; 0: none. The next call that waits for the device reports it, with the kernel's name only
+ * with debug_sync.  The device works again once all its users have closed it. */
 void emulated_fail(const char *kernel, int n);
 /* From now on there is no memory for graphs, or for launching them. */
 enum emulated_refusal { EMULATED_NOTHING, EMULATED_GRAPH, EMULATED_GRAPH_LAUNCH };

@@ -7,7 +7,7 @@
  *   barriers   one that is not 8-byte aligned or was not initialised, or not shown to the copy
  *              engine; more arrivals or bytes than announced; a wait that never ends
  *   copies     to what is not 1024-byte aligned or outside of shared memory; over bytes that
- *              another copy or a product under way uses, or that nobody has read since the last
+ *              another copy or a product under way uses, or that were not read since the last
  *              copy; under way when the block ends
  *   products   by less than 4 whole warps; descriptors that differ within them, or that are not
  *              those of wgmma_tile (offsets, alignment, bounds); of bytes that no copy
@@ -26,7 +26,8 @@ namespace {
 
 enum { WARPGROUP = 128, COLUMNS = 128, MAX_BARRIERS = 32, MAX_REGISTERS = 16, PIECE = 16, PATTERN = 1024 };
 
-struct barrier { uint32_t at; bool shown; int count, pending; long bytes; unsigned n_phases, generation; };     /* n_phases: ended */
+/* n_phases: ended */
+struct barrier { uint32_t at; bool shown; int count, pending; long bytes; unsigned n_phases, generation; };
 
 /* A tensor map of the emulation. */
 struct map { uint64_t base, stride; int cols, rows, box_rows; uint32_t magic; };
@@ -50,7 +51,8 @@ struct warpgroup {
     std::vector<accumulator *> accumulators;
 };
 
-struct registers { const uint8_t *p; size_t size; bool accumulator; size_t last; };      /* last: the product that uses them, + 1 */
+/* last: the product that uses them, + 1 */
+struct registers { const uint8_t *p; size_t size; bool accumulator; size_t last; };
 struct thread {
     unsigned seen[MAX_BARRIERS];        /* phases that it has waited for */
     registers used[MAX_REGISTERS]; int n_used;
@@ -311,7 +313,7 @@ void emulated_tensor_load(void *to, const uint64_t from[16], int x, int y, uint6
     for (uint32_t i = c.to / PIECE; i < (c.to + size) / PIECE; i++) {
         if (pieces[i].state == piece::UNDER_WAY || (pieces[i].state == piece::THERE && !pieces[i].was_read))
             return emulated_complain("a copy over byte %u of shared memory, which %s", i * PIECE, pieces[i].state ==
-                                     piece::UNDER_WAY ? "another is still writing" : "nobody has read since the last");
+                                     piece::UNDER_WAY ? "another is still writing" : "was not read since the last");
         pieces[i] = { piece::UNDER_WAY, c.barrier, 0, false };
     }
     for (warpgroup &g : warpgroups)

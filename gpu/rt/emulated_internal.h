@@ -1,4 +1,4 @@
-/* emulated_internal.h - what the two parts of the emulation show each other: emulated.cc
+/* emulated_internal.h - the interface between the two parts of the emulation: emulated.cc
  * (fibers, memory, launches) and emulated_hopper.cc (compute capability 9.0). */
 #ifndef ZSE_GPU_RT_EMULATED_INTERNAL_H
 #define ZSE_GPU_RT_EMULATED_INTERNAL_H
@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { EMULATED_THREADS = 1024, EMULATED_SHARED = 99 << 10 };      /* 99 KB: what a block of an sm_86 or sm_89 may have */
+/* 99 KB: what a block of an sm_86 or sm_89 may have */
+enum { EMULATED_THREADS = 1024, EMULATED_SHARED = 99 << 10 };
 
 /* ---- emulated.cc ---- */
 int emulated_me();                      /* number of the thread that runs */
@@ -21,7 +22,8 @@ void emulated_access(const void *p, size_t n, bool write);
 
 /* ---- emulated_hopper.cc ---- */
 void hopper_begin();                    /* a block begins */
-bool hopper_go_on();                    /* no thread can go on: one of the copies under way ends.  false: there is none */
+/* no thread can go on: one of the copies under way ends.  false: there is none */
+bool hopper_go_on();
 void hopper_end();                      /* all threads of a block have ended */
 /* This thread touches its registers: what the stack is to the emulation.  Only to be asked where
  * the block has begun products. */

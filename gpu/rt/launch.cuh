@@ -1,4 +1,4 @@
-/* launch.cuh - how kernels start: the same line on a GPU and in the emulation, since <<<>>> is
+/* launch.cuh - launch a kernel: the same line on a GPU and in the emulation, since <<<>>> is
  * no C++. */
 #ifndef ZSE_GPU_RT_LAUNCH_CUH
 #define ZSE_GPU_RT_LAUNCH_CUH

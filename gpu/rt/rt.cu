@@ -25,7 +25,7 @@ static int spares_device(cudaError_t rc)
  * failure that lost it (code ERR_NONE: none). */
 enum { MAX_DEVICES = 64 };
 static struct { int n_handles; struct err lost; } devices[MAX_DEVICES];
-static std::atomic<bool> is_lost[MAX_DEVICES];         /* the same, for those who ask often */
+static std::atomic<bool> is_lost[MAX_DEVICES];         /* the same, for frequent checks without the lock */
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 
 int gpu_check(struct gpu *g, cudaError_t rc, const char *what, struct err *e)
@@ -55,15 +55,15 @@ int gpu_ready(struct gpu *g, struct err *e)
     return -1;
 }
 
-/* What is freed is this device's: a thread that never chose one would make a context on the
- * first. */
+/* Selects this device before memory is freed: a thread that never chose one would make a context
+ * on the first. */
 static void choose(struct gpu *g)
 {
     if (cudaSetDevice(g->device) != cudaSuccess)
         cudaGetLastError();
 }
 
-/* A lost device that nobody holds: its context is given up, and a new one made.  The driver
+/* A lost device without users: its context is given up, and a new one made.  The driver
  * keeps some failures for the life of the process. */
 static void try_again(int device)
 {

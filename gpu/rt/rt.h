@@ -28,7 +28,9 @@ struct gpu_info {
     int n_sms;
     size_t memory, free, l2;        /* bytes; free: now */
     double bandwidth;               /* bytes/s by clock and width of the memory; 0: unknown */
-    double mma;                     /* dense f16 operations/s of the matrix units by clock and number, a multiplication and an addition being two; 0: unknown */
+    /* dense f16 operations/s of the matrix units by clock and number, a multiplication and an
+     * addition being two; 0: unknown */
+    double mma;
 };
 
 extern const char gpu_kind[];       /* "cuda" or "emulated" */
@@ -36,8 +38,8 @@ extern const char gpu_kind[];       /* "cuda" or "emulated" */
 /* debug_sync: wait after every kernel, so that a failure names it; emulated: check every access
  * (see emulate.h). */
 struct gpu *gpu_open(int device, int debug_sync, struct err *e);
-/* Frees what is left; NULL is fine.  A lost device may come back once nobody holds it: the last
- * who closes it tries, and so does gpu_open, which says what happened where it does not. */
+/* Frees all its memory; NULL is fine.  A lost device may come back once it has no users: the last
+ * gpu_close tries, and so does gpu_open, whose error says why if it fails. */
 void gpu_close(struct gpu *g);
 /* The calls of this thread go to g: before the first launch of a thread, as the device is a
  * property of the thread. */
@@ -49,7 +51,7 @@ void gpu_warm_up(int device);
 int gpu_count(struct err *e);       /* -1: no driver, or it does not work */
 int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e);
 
-/* Device memory, 256-byte aligned; what names it for the error. */
+/* Device memory, 256-byte aligned; `what` is its name in errors. */
 void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e);
 void gpu_free(struct gpu *g, void *p);
 /* Host memory that copies at the link's speed. */
@@ -67,7 +69,8 @@ int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e);
 struct gpu_event *gpu_event_open(struct gpu *g, struct err *e);
 void gpu_event_close(struct gpu *g, struct gpu_event *v);
 int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e);
-int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e);      /* s waits, not the host */
+/* s waits, not the host */
+int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e);
 int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e);                          /* the host waits */
 int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *e);
 

@@ -1,3 +1,4 @@
+/* kv.c - the pool of KV blocks and the block tables of sequences. */
 #include "libcommon/cache/kv.h"
 
 #include <assert.h>
@@ -90,7 +91,7 @@ void pool_drop(struct kv_pool *p, int32_t block)
     p->n_idle++;
 }
 
-/* The one used longest ago, which is no other's parent (see kv.h). */
+/* Evicts the least recently used node, which is no other's parent (see kv.h). */
 static int32_t evict(struct kv_pool *p)
 {
     const int32_t block = p->oldest;
@@ -198,6 +199,6 @@ int kv_table_unshare(struct kv_table *t, struct kv_pool *p, int32_t *from, int32
         return -1;
     *from = t->block[i];
     *to = t->block[i] = pool_take(p);
-    pool_drop(p, *from);                /* goes to nobody before the copy: only pool_take gives blocks away */
+    pool_drop(p, *from);                /* not reused before the copy: only pool_take hands out blocks */
     return 1;
 }

@@ -1,6 +1,5 @@
-/* kv.h - which KV blocks belong to whom: a pool of block numbers with reference counts, the block
- * table of one sequence, and the tree of prefixes that were computed before.  The bytes belong to
- * the backend.
+/* kv.h - ownership of KV blocks: a pool of block numbers with reference counts, the block table of
+ * one sequence, and the tree of prefixes computed before.  The bytes belong to the backend.
  *
  * A node of the tree is a block: 16 tokens (a leaf may hold fewer) after those of its parent.
  * The first n_nodes blocks of a table are a path from the root.  When no table holds a node, it
@@ -16,24 +15,25 @@
 #include "libcommon/base/err.h"
 #include "libcommon/quant/kvtype.h"
 
-enum { KV_ROOTS = 2 };                                  /* trees that share nothing: keys of one are of no use to the other (LongRoPE) */
+/* trees that share nothing: keys of one are of no use to the other (LongRoPE) */
+enum { KV_ROOTS = 2 };
 
 struct kv_pool;
 struct kv_pool *kv_pool_open(int n_blocks, struct err *e);
 void kv_pool_close(struct kv_pool *p);
 int kv_pool_size(const struct kv_pool *p);
-int kv_pool_free(const struct kv_pool *p);              /* blocks that hold nothing */
-int kv_pool_idle(const struct kv_pool *p);              /* nodes that no table holds: as good as free */
-size_t kv_pool_bytes(const struct kv_pool *p);          /* what it takes itself */
-/* Give up every node that no table holds; then drop(user, block) for each block that holds
- * nothing. */
+int kv_pool_free(const struct kv_pool *p);              /* free blocks */
+int kv_pool_idle(const struct kv_pool *p);              /* nodes that no table holds, which can be evicted */
+size_t kv_pool_bytes(const struct kv_pool *p);          /* of its own tables */
+/* Evicts every node that no table holds, then calls drop(user, block) for each free block. */
 void kv_pool_trim(struct kv_pool *p, void (*drop)(void *user, int32_t block), void *user);
-uint64_t kv_pool_evictions(const struct kv_pool *p);    /* nodes given up so far */
+uint64_t kv_pool_evictions(const struct kv_pool *p);    /* nodes evicted so far */
 
 struct kv_table {                                       /* of one sequence */
     int32_t *block; int n_blocks, room;                 /* owned */
     int n_tokens;                                       /* positions that hold keys and values */
-    int root, n_nodes;                                  /* its tree, 0 to KV_ROOTS - 1; the first n_nodes blocks are nodes of it */
+    /* its tree, 0 to KV_ROOTS - 1; the first n_nodes blocks are nodes of it */
+    int root, n_nodes;
 };
 int kv_table_init(struct kv_table *t, int max_len, struct err *e);
 void kv_table_release(struct kv_table *t, struct kv_pool *p);           /* gives its blocks back */
@@ -41,38 +41,38 @@ void kv_table_release(struct kv_table *t, struct kv_pool *p);           /* gives
  * nothing. */
 int kv_table_reserve(struct kv_table *t, struct kv_pool *p, int n_tokens);
 void kv_table_truncate(struct kv_table *t, struct kv_pool *p, int n_tokens);
-/* As if t held nothing: the blocks that then nobody holds.  Nothing may happen to the pool
- * before kv_table_return. */
+/* Number of blocks that releasing t would free.  It drops t's references until kv_table_return;
+ * nothing else may happen to the pool in between. */
 int kv_table_leave(const struct kv_table *t, struct kv_pool *p);
 void kv_table_return(const struct kv_table *t, struct kv_pool *p);
-/* t, which is given back first, holds all that from holds, by reference. */
+/* Releases t's blocks, then lets t hold all blocks of `from`, by reference. */
 void kv_table_share(struct kv_table *t, struct kv_pool *p, const struct kv_table *from);
-/* Before position n_tokens is written: if its block is shared, t gets one of its own instead. 1:
- * the caller copies block *from to *to, now; 0: there is nothing to do; -1: the pool is empty
+/* Copy on write, before position n_tokens is written: if its block is shared, t gets a new one.  1:
+ * the caller copies block *from to *to at once; 0: there is nothing to do; -1: the pool is empty
  * (nothing changed). */
 int kv_table_unshare(struct kv_table *t, struct kv_pool *p, int32_t *from, int32_t *to);
 
 /* ---- prefixes; ids is the whole sequence from its first token ---- */
 
-/* While t holds whole nodes only (n_tokens == n_nodes * KV_BLOCK): take the nodes that go on
- * with ids [.., n).  Blocks reserved beyond n_tokens are given back where nodes replace them.
- * Returns the tokens won. */
+/* Takes the nodes that continue t with ids [.., n); t holds whole nodes only (n_tokens == n_nodes *
+ * KV_BLOCK).  Blocks reserved beyond n_tokens are returned where nodes replace them.  Returns the
+ * number of tokens gained. */
 int prefix_take(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n);
-/* After that: the node whose first tokens go on furthest with ids [.., n): the caller copies
- * block *from to *to, now, and has so many tokens more; 0: none, or the pool is empty. */
+/* After prefix_take: finds the node with the longest part that continues t with ids [.., n); the
+ * caller copies block *from to *to at once and gains the returned number of tokens; 0: there is no
+ * such node, or the pool is empty. */
 int prefix_copy(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n, int32_t *from, int32_t *to);
-/* Make nodes of the full blocks of t; with `all` also of the begun one: then t must be released
- * next.  Where the tree has the same tokens already, t takes that block for its own. */
+/* Makes nodes of the full blocks of t; with `all` also of the last, partial one: then t must be
+ * released next.  If the tree has the same tokens already, t takes that block instead of its
+ * own. */
 void prefix_enter(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int all);
-/* The node that ends with t's last token; -1: that is none's last. */
+/* The node that ends with t's last token; -1: there is none. */
 int32_t prefix_end(const struct kv_table *t, const struct kv_pool *p);
-/* Nodes all of whose tokens go on with ids [.., n) from t's on, as prefix_take would take them,
- * and those that hold fewer beside them: visit(user, block, the tokens of the sequence up to its
- * last). */
+/* Visits the nodes that continue t with ids [.., n) by all of their tokens: those that prefix_take
+ * would take, and partial ones beside them.  n_tokens: of the sequence up to the node's end. */
 void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n,
                   void (*visit)(void *user, int32_t block, int n_tokens), void *user);
-/* Which node this block is, and was never before: a number that no other node has or will have;
- * 0: none. */
+/* A number that identifies the node in this block and is never used again; 0: it holds none. */
 uint64_t prefix_serial(const struct kv_pool *p, int32_t block);
 
 #endif

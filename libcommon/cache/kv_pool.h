@@ -1,4 +1,4 @@
-/* kv_pool.h - what kv.c and prefix.c share. */
+/* kv_pool.h - the pool's structure, for kv.c and prefix.c. */
 #ifndef ZSE_CACHE_KV_POOL_H
 #define ZSE_CACHE_KV_POOL_H
 
@@ -8,7 +8,7 @@ struct node {                   /* by block number; then the roots.  Links are b
     int32_t token[KV_BLOCK]; int n_tokens;      /* 0: not in the tree */
     int32_t parent, child, before, after;       /* child: the latest; before, after: its brothers */
     int32_t next;               /* of the same bucket */
-    int32_t older, newer;       /* nodes that nobody holds */
+    int32_t older, newer;       /* list of nodes that no table holds */
     uint64_t serial;
 };
 
@@ -24,7 +24,7 @@ struct kv_pool {
 
 void pool_hold(struct kv_pool *p, int32_t block);
 void pool_drop(struct kv_pool *p, int32_t block);
-int32_t pool_take(struct kv_pool *p);           /* a block of one's own; there must be one that is free or idle */
+int32_t pool_take(struct kv_pool *p);           /* an unshared block; one must be free or idle */
 void prefix_remove(struct kv_pool *p, int32_t block);   /* a leaf */
 
 #endif

@@ -1,9 +1,11 @@
+/* prefix.c - the tree of prefixes: a node is a block of tokens, found by its parent and its
+ * tokens. */
 #include <assert.h>
 #include <string.h>
 
 #include "libcommon/cache/kv_pool.h"
 
-enum { SCAN = 256 };            /* brothers looked at for a node that goes on with some tokens only: the latest ones */
+enum { SCAN = 256 };            /* siblings compared for a node that matches in part: the latest ones */
 
 static uint32_t bucket_of(const struct kv_pool *p, int32_t parent, const int32_t *token)
 {
@@ -86,7 +88,7 @@ static int common(const struct node *x, const int32_t *ids, int n)
     return i;
 }
 
-/* The child that goes on furthest; -1: none by a single token. */
+/* The child with the longest match; -1: no child matches by a token. */
 static int32_t nearest(const struct kv_pool *p, int32_t parent, const int32_t *ids, int n, int *n_common)
 {
     int32_t best = -1;

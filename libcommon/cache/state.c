@@ -1,3 +1,4 @@
+/* state.c - a pool of states of recurrent layers, with snapshots of them. */
 #include "libcommon/cache/state.h"
 
 #include <assert.h>

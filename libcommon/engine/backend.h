@@ -1,4 +1,4 @@
-/* backend.h - the seam a device fills: a whole step, not single operations, so that a device may
+/* backend.h - the interface of a device: whole steps, not single operations, so that a device may
  * fuse and reorder freely. */
 #ifndef ZSE_ENGINE_BACKEND_H
 #define ZSE_ENGINE_BACKEND_H
@@ -19,20 +19,26 @@ extern "C" {
  * chunked prefill, prefix reuse and verification of drafts are the same call. */
 struct batch_item {
     const int32_t *tokens; int n_tokens;    /* >= 1 */
-    int follows;                            /* tokens NULL, n_tokens 1: the token that the step begun last draws in this row of its logits (see begin) */
-    int pos;                                /* position of tokens[0]: keys and values of [0, pos) are in the cache already */
+    /* tokens NULL, n_tokens 1: the token that the step begun last draws in this row of its logits
+     * (see begin) */
+    int follows;
+    /* position of tokens[0]: keys and values of [0, pos) are in the cache already */
+    int pos;
     const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
     /* of models with recurrent layers: which of the n_states holds what [0, pos) left behind,
      * and gets what these tokens leave; at pos 0 it begins anew, whatever was there.  No two
      * items of a batch have the same */
     int state;
-    struct draw *draw;                      /* NULL, or with n_logits 1 how to choose the next token: a backend that can needs no logits (draw.h) */
+    /* NULL, or with n_logits 1 how to choose the next token: a backend that can needs no logits
+     * (draw.h) */
+    struct draw *draw;
     int n_logits;                           /* logits wanted for the last n_logits tokens, 0..n_tokens */
     /* tokens of the whole sequence, as far as known; 0: pos + n_tokens.  LongRoPE chooses its
      * factors by it: a sequence that comes to config_long_from() is computed again from position
      * 0 */
     int seq_len;
-    float *hidden; int n_hidden;            /* the last n_hidden tokens' states after the final norm [n_hidden][hidden_size] go there */
+    /* the last n_hidden tokens' states after the final norm [n_hidden][hidden_size] go there */
+    float *hidden; int n_hidden;
 };
 struct batch { const struct batch_item *items; int n_items; };
 
@@ -44,42 +50,53 @@ struct backend_options {
     int n_threads;                          /* 0: all processors */
     enum kv_type kv_type;
     int n_blocks;                           /* KV blocks of 16 tokens, for all layers together */
-    int n_states;                           /* states of sequences of models with recurrent layers, config_state_bytes() each; 0 for others */
+    /* states of sequences of models with recurrent layers, config_state_bytes() each; 0 for
+     * others */
+    int n_states;
     int max_tokens;                         /* most tokens in one batch */
     int max_logits;                         /* most rows of logits in one batch */
     int exact;                              /* f32 activations and the weights as stored */
     const char *kernels;                    /* NULL: the fastest this machine runs */
     size_t max_weights;                     /* bytes of the model's file that may be resident; 0: any */
-    int device;                             /* which GPU; the CPU has one */
-    int device_layers;                      /* so many of the last layers and the head are the GPU's, the others the CPU's; 0: all are the GPU's */
+    int device;                             /* index of the GPU; the CPU has one */
+    /* so many of the last layers and the head are the GPU's, the others the CPU's; 0: all are the
+     * GPU's */
+    int device_layers;
     size_t max_device;                      /* bytes of the GPU's memory that may be taken; 0: what is free */
-    int strict;                             /* on a GPU too results depend neither on chunks nor on prefixes nor on how many tokens a step has; on the CPU they never do */
+    /* on a GPU too results depend neither on chunks nor on prefixes nor on how many tokens a step
+     * has; on the CPU they never do */
+    int strict;
     int debug_sync;                         /* wait after every kernel of a GPU, so that a failure names it */
     int wgmma;                              /* products of many tokens by wgmma on compute capability 9.0 */
     int cache_weights;                      /* enum cache_weights, of a GPU */
     int no_graphs;                          /* a GPU's steps of decoding are launched kernel by kernel */
-    int act_int8;                           /* a GPU multiplies matrices with one int8 scale a row (i8r) by activations rounded to int8, a scale a token */
+    /* a GPU multiplies matrices with one int8 scale a row (i8r) by activations rounded to int8, a
+     * scale a token */
+    int act_int8;
 };
 
 /* Steps of decoding alone as graphs, recorded once and replayed: [i]: of up to 2^i sequences. */
 enum { BACKEND_BUCKETS = 7 };
 struct backend_graphs {
     const char *off;                        /* why there are none, static; NULL: there may be */
-    int captured[BACKEND_BUCKETS];          /* since it was opened; a bucket has one for each power of two of the context */
+    /* since it was opened; a bucket has one for each power of two of the context */
+    int captured[BACKEND_BUCKETS];
     uint64_t replays[BACKEND_BUCKETS];
-    int refused;                            /* that the device had no memory for: these steps are launched kernel by kernel */
+    /* that the device had no memory for: these steps are launched kernel by kernel */
+    int refused;
 };
 
-/* What a backend takes of a device, and when it had it. */
+/* The memory that a backend takes of a device, and the times when it was ready. */
 struct backend_device {
     const char *name;                       /* "NVIDIA H200": borrowed until close; NULL: the processor alone */
-    int index, n_layers;                    /* which; how many layers it computes */
+    int index, n_layers;                    /* of the device; number of layers that it computes */
     size_t weights, cached, kv, work, reserve;      /* bytes: see gpu_plan */
     const char *cache_off;                  /* why there are no copies of weights as f16, static; NULL: there are */
     size_t total;                           /* bytes of its memory */
     int lost;                               /* it failed, and refuses all work from then on */
     struct backend_graphs graphs;
-    uint64_t begun_ns, context_ns, copied_ns;       /* clock_ns(): when it was asked for, was there, had all weights; copied_ns 0: not yet */
+    /* clock_ns(): when it was asked for, was there, had all weights; copied_ns 0: not yet */
+    uint64_t begun_ns, context_ns, copied_ns;
 };
 
 enum { BACKEND_STEP_TOKENS = 512 };
@@ -98,16 +115,16 @@ struct backend {
      * (batch_item.follows) unless forward ran since.  Two steps at most are begun and not ended. */
     int (*begin)(void *b, const struct batch *batch, struct err *e);
     /* Wait for the step begun first, and the tokens into its items' draws; logits are nowhere:
-     * where a token stays -1, forward makes them, with the same step again.  batch NULL: nobody
-     * wants them. */
+     * where a token stays -1, forward makes them, with the same step again.  batch NULL: the
+     * results are discarded. */
     int (*end)(void *b, const struct batch *batch, struct err *e);
     int (*copy_block)(void *b, int32_t from, int32_t to, struct err *e);
     size_t (*memory)(const void *b);        /* bytes of private memory it holds, KV included */
     size_t (*kv_bytes)(const void *b);
     const char *(*describe)(const void *b); /* "cpu avx512, 2 threads" */
     void (*close)(void *b);
-    /* What the block holds is of no more use: give its memory back until it is written again.
-     * NULL: nothing to give back. */
+    /* The contents of the block are not needed any more: return its memory until it is written
+     * again.  NULL: no memory can be returned. */
     void (*drop_block)(void *b, int32_t block);
     int (*copy_state)(void *b, int from, int to, struct err *e);        /* NULL: it runs no models that have states */
     void (*drop_state)(void *b, int state);     /* as drop_block */

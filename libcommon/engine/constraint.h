@@ -1,6 +1,6 @@
-/* constraint.h - what an answer must look like, as the engine sees it: a set of allowed tokens for
- * every position.  Grammars, schemas and regular expressions fill this in (libcommon/grammar); the
- * engine knows nothing of them.
+/* constraint.h - the tokens that an answer may have at every position, as the engine sees them.
+ * Grammars, schemas and regular expressions fill this in (libcommon/grammar); the engine knows
+ * nothing of them.
  *
  * Ownership: struct constraint is copied.  `state` belongs to the caller until engine_submit
  * succeeds, then to the engine, which calls close once.  Where a request has n answers, each has a
@@ -38,11 +38,13 @@ struct constraint {
     void *(*fork)(void *state);
     void (*close)(void *state);
     int (*complete)(void *state);       /* 1: the answer may end here */
-    int (*error)(void *state, struct err *e);   /* -1 with *e: memory ran out or a limit was passed in a call above, and the answer ends; 0: nothing is wrong.  May be NULL */
+    /* -1 with *e: memory ran out or a limit was passed in a call above, and the answer ends; 0:
+     * nothing is wrong.  May be NULL */
+    int (*error)(void *state, struct err *e);
     /* Constraints whose calls may take long; all three NULL: they never do.  hurry: from now on
      * mask, accept and forced give up after so many steps, and wait for no lock; 0: they take
      * the time they need.  A call that gave up has no result and changes nothing but what makes
-     * the next one faster: with twice the steps each time it comes to its end.  busy: 1: the
+     * the next one faster: with twice the steps each time it ends.  busy: 1: the
      * last of these calls gave up.  cancel: from any thread: the call that runs fails soon, as
      * do all later ones. */
     void (*hurry)(void *state, uint64_t steps);

@@ -1,3 +1,4 @@
+/* device_show.c - write a line and JSON about the device of a model. */
 #include "libcommon/engine/device_show.h"
 
 #include <stdio.h>
@@ -13,7 +14,7 @@ void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_laye
     else if (d->name)
         snprintf(where, sizeof where, "all there");
     if (d->cached)
-        snprintf(cached, sizeof cached, "; weights once more as f16: %.1f MB", (double)d->cached * 1e-6);
+        snprintf(cached, sizeof cached, "; f16 weight cache: %.1f MB", (double)d->cached * 1e-6);
     if (d->name)
         snprintf(graphs, sizeof graphs, "; graphs %s%s", d->graphs.off ? "off: " : "on",
                  d->graphs.off ? d->graphs.off : "");

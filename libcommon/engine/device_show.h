@@ -1,4 +1,4 @@
-/* device_show.h - where a model runs and what it takes there, as programs and servers show it. */
+/* device_show.h - the device and the memory of a model, as programs and servers show them. */
 #ifndef ZSE_ENGINE_DEVICE_SHOW_H
 #define ZSE_ENGINE_DEVICE_SHOW_H
 
@@ -8,8 +8,8 @@
 
 enum { DEVICE_LINE = 640 };
 /* "on cuda NVIDIA H200, 12 of 28 layers; attention where its layer is: 12 there, 16 on the
- * processor; keys and values: 512 blocks of 16 tokens, 8.2 K tokens, 1073.7 MB; weights once
- * more as f16: 14000.0 MB; graphs on" */
+ * processor; keys and values: 512 blocks of 16 tokens, 8.2 K tokens, 1073.7 MB; f16 weight
+ * cache: 14000.0 MB; graphs on" */
 void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_layers);
 /* {"on", "off_reason", "refused", "buckets": [{"sequences", "captured", "replays"}]}: of the
  * buckets those that have a graph. */

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is known of a token, two bits each. */
+/* Kinds of tokens, two bits each. */
 enum { UNKNOWN, PLAIN, HEAD, BREAKER };
 
 struct tail { int32_t *id; int n; };    /* owned */
@@ -120,7 +120,8 @@ static int match_word(const struct dry *d, const char *word, size_t size,
     return whole;
 }
 
-struct match { const int32_t *next; int n_next, length; };      /* tokens after the head; the longest tail among them, -1: none */
+/* tokens after the head; the longest tail among them, -1: none */
+struct match { const int32_t *next; int n_next, length; };
 
 static void longest_tail(void *user, const struct tail *t)
 {

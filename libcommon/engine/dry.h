@@ -22,8 +22,8 @@ void dry_close(struct dry *d);          /* NULL is fine */
  * n - 1, is how many tokens before i equal the last tokens of history.  repeat has room for n.
  * Time is linear in n.  n itself: nothing is repeated.  Called with a history that grows. */
 int dry_repeats(struct dry *d, const int32_t *history, int n, int *repeat);
-/* What is subtracted from the logit of this token, which would continue a repetition of this
- * length; 0: nothing. */
+/* The penalty that is subtracted from the logit of this token, which would continue a repetition of
+ * this length; 0: none. */
 float dry_penalty(struct dry *d, int32_t id, int repeat);
 
 #endif

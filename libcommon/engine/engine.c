@@ -1,13 +1,10 @@
-/* engine.c - opening, the step, figures.  A step ends what was cancelled, plans (engine_plan.c),
- * computes (engine_lookahead.c), delivers (engine_deliver.c). */
+/* engine.c - open and close an engine, set its limits, report figures, compute logits. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/base/clock.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/pool.h"
 #include "libcommon/engine/engine_core.h"
-#include "libcommon/format/zfile.h"
 
 static size_t block_bytes(const struct config *c, enum kv_type type)
 {
@@ -49,7 +46,7 @@ static int open_states(struct engine *g, const struct engine_options *o, int n, 
     return (g->states = state_pool_open(n, e)) ? 0 : -1;
 }
 
-/* What the options leave open. */
+/* Fills in the defaults of options. */
 static int set_sizes(struct engine *g, const struct model *m, const struct engine_options *o, struct err *e)
 {
     const struct config *c = &m->config;
@@ -120,7 +117,8 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
                                calloc((size_t)g->max_seqs, sizeof *g->items),
                                calloc((size_t)g->max_seqs, sizeof *g->draws), 0 };
     g->n_rows = g->max_seqs;
-    g->logits = malloc(((size_t)g->n_rows + PROMPT_ROWS) * (size_t)g->vocab_size * sizeof *g->logits);    /* pages come with their first use */
+    /* pages come with their first use */
+    g->logits = malloc(((size_t)g->n_rows + PROMPT_ROWS) * (size_t)g->vocab_size * sizeof *g->logits);
     g->row = malloc((size_t)(g->vocab_size > c->hidden_size ? g->vocab_size : c->hidden_size) * sizeof *g->row);
     g->pace.alone_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.alone_ns);
     if (!(g->scratch = sampler_scratch_open(t, e)))
@@ -159,7 +157,7 @@ void engine_close(struct engine *g)
     g->masks = NULL;
     for (int i = 0; i < g->n_running; i++)
         request_free(g, g->running[i]);
-    while (g->tenants) {                         /* what is left of them waits */
+    while (g->tenants) {                         /* the remaining requests wait */
         struct request *r = g->tenants->waiting.r[0];
         wait_remove(g, r);
         request_free(g, r);
@@ -183,63 +181,6 @@ void engine_close(struct engine *g)
     free(g->hidden);
     free(g->pace.alone_ns);
     free(g);
-}
-
-/* ---- one step ---- */
-
-static void count_step(struct engine *g, uint64_t ns)
-{
-    int i = 0;
-    while (i < STEP_TIMES - 1 && ns >= 1000u << i)
-        i++;
-    g->count.steps++;
-    g->count.step_ns += ns;
-    g->count.step_times[i]++;
-}
-
-int is_broken(struct engine *g)
-{
-    if (!g->broken && g->m->file) {
-        const int rc = zfile_check(g->m->file, &g->broken_error);
-        g->broken = rc < 0 || (rc > 0 && zfile_compare(g->m->file, &g->broken_error) != 0);
-        g->count.touched += rc > 0 && !g->broken;
-    }
-    return g->broken;
-}
-
-int engine_check(struct engine *g, struct err *e)
-{
-    if (!is_broken(g))
-        return 0;
-    *e = g->broken_error;
-    return -1;
-}
-
-int engine_step(struct engine *g, struct err *e)
-{
-    const uint64_t begin = clock_ns();
-    struct err mine;
-    requests_sweep(g, begin);
-    deliver_late(g);
-    const int n_items = step_run(g, &mine);
-    if (n_items == 0 && g->n_running)
-        masks_wait(g);
-    if (n_items == 0)
-        return g->n_running + g->n_waiting + g->n_pending;
-    if (is_broken(g) || n_items < 0) {
-        if (g->broken)
-            mine = g->broken_error;
-        while (g->n_running > 0)
-            request_finish_early(g, g->running[g->n_running - 1], FINISH_ERROR, &mine);
-        if (e)
-            *e = mine;
-        return -1;
-    }
-    deliver_step(g, n_items);
-    const uint64_t ns = clock_ns() - begin;
-    pace_learn(g, ns);
-    count_step(g, ns);
-    return g->n_running + g->n_waiting + g->n_pending;
 }
 
 void engine_stats(const struct engine *g, struct engine_stats *s)

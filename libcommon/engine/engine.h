@@ -3,9 +3,9 @@
  *
  * One thread calls everything here.  Each engine_step() makes one ragged batch of all running
  * requests (decoding ones first, then prompts in chunks), runs it on the backend, samples, and
- * tells each request's callback.  Requests join and leave between steps.  Where more is asked
- * than can be done, shares get equally much, whoever has how many requests (engine_tenant.c).  A
- * request's output depends neither on the others nor on chunks, preemption or the prefix cache. */
+ * calls each request's callback.  Requests join and leave between steps.  Under contention tenants
+ * get equal throughput, however many requests each has (engine_tenant.c).  A request's output
+ * depends neither on the others nor on chunks, preemption or the prefix cache. */
 #ifndef ZSE_ENGINE_ENGINE_H
 #define ZSE_ENGINE_ENGINE_H
 
@@ -19,7 +19,7 @@
 #include "libcommon/model/model.h"
 #include "libcommon/token/tokenizer.h"
 
-enum { ENGINE_SNAPSHOTS = 8 };         /* of states, where the options do not say */
+enum { ENGINE_SNAPSHOTS = 8 };         /* default of engine_options.snapshots */
 
 struct engine_options {
     const struct backend *backend;  /* NULL: backend_cpu */
@@ -32,7 +32,8 @@ struct engine_options {
     int no_prefix_cache;            /* every prompt is computed from its first token */
     int exact;
     const char *kernels;
-    int device, debug_sync, device_layers, strict, wgmma, no_graphs, act_int8, cache_weights;        /* of backend_options */
+    /* of backend_options */
+    int device, debug_sync, device_layers, strict, wgmma, no_graphs, act_int8, cache_weights;
     size_t max_device;
     /* Models with recurrent layers: a sequence's beginning is reused from snapshots of its state
      * only: behind its last token when it ended or was preempted, and behind every so many
@@ -42,7 +43,7 @@ struct engine_options {
     size_t max_weights;             /* bytes of the model's file that may be resident, see residency.h; 0: any */
 };
 
-/* What engine_open will ask of the backend, for those who plan. */
+/* The options that engine_open gives the backend, for memory planning. */
 int engine_backend_options(const struct model *m, const struct engine_options *o, struct backend_options *b,
                            struct err *e);
 
@@ -51,12 +52,14 @@ struct engine;
  * tokenizer are borrowed. */
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o,
                            struct err *e);
-void engine_close(struct engine *g);        /* requests that are still there go without a last callback */
+void engine_close(struct engine *g);        /* frees remaining requests without a last callback */
 
 /* At run time; takes effect with the next step. */
 struct engine_limits {
     int max_running;                /* 1 to max_seqs of the options */
-    int chunk;                      /* prompt tokens of a step while answers run (INT_MAX: all that a step holds); 0: as many as keep their pace, by measured time */
+    /* most prompt tokens of a step while answers run (INT_MAX: as many as a step holds); 0: chosen
+     * by measured time, so that answers keep their pace */
+    int chunk;
     int max_waiting;                /* 0: any number */
 };
 int engine_set_limits(struct engine *g, const struct engine_limits *l, struct err *e);
@@ -65,19 +68,22 @@ void engine_limits(const struct engine *g, struct engine_limits *l);
 enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR, FINISH_DEADLINE,
               FINISH_REFUSED };
 
-/* What a callback hears of.  All pointers are borrowed for the call. */
+/* The argument of a callback.  All pointers are borrowed for the call. */
 struct token_event {
     int32_t id;                         /* -1: no token belongs to this call */
-    const char *text; size_t size;      /* that became certain; may be empty (always, without a tokenizer and for tokens of the prompt) */
+    /* text that is final; may be empty (always without a tokenizer, and for prompt tokens) */
+    const char *text; size_t size;
     enum finish finish;                 /* not FINISH_NONE: the last call */
-    int stop;                           /* with FINISH_STOP: number (from 1) of the stop string that came; 0: the model ended its answer */
+    /* with FINISH_STOP: number (from 1) of the stop string found; 0: the model ended its answer */
+    int stop;
     const struct err *error;            /* with FINISH_ERROR, FINISH_REFUSED */
     /* With n_logprobs >= 0, else 0 and NULL: natural logarithms of the model's own distribution
      * at this position, before bias, penalties, constraint and temperature.  top: the n_top
-     * likeliest, likeliest first, ties by lower id; the chosen one may be missing from them. */
+     * most likely tokens in descending order, ties by lower id; the chosen one may be missing. */
     float logprob;
     const struct top_logprob *top; int n_top;
-    int is_prompt;                      /* prompt_logprobs: id is a token of the prompt (its first has no logprob: NAN, n_top 0) */
+    /* prompt_logprobs: id is a token of the prompt (its first has no logprob: NAN, n_top 0) */
+    int is_prompt;
     const float *embedding; int n_embedding;    /* with `embed`, in the last call: hidden_size values of length 1 */
 };
 
@@ -89,27 +95,32 @@ struct request_params {
     const int32_t *ids; int n_ids;              /* the prompt; copied */
     struct sampling sampling;
     int max_tokens;                             /* of the answer; 0: until the context is full */
-    const char *const *stop; int n_stop;        /* stop strings: end the answer, are not part of it, may span tokens; copied */
+    /* stop strings: end the answer, are not part of it, may span tokens; copied */
+    const char *const *stop; int n_stop;
     int keep_special;                           /* special tokens are part of the text */
     int ignore_eos;
-    int n_logprobs;                             /* -1: none; 0 to MAX_TOP_LOGPROBS: of the chosen token, and of so many likeliest ones */
+    /* -1: none; 0 to MAX_TOP_LOGPROBS: of the chosen token, and of so many most likely ones */
+    int n_logprobs;
     /* the same for each token of the prompt, before the answer's first; needs n_logprobs >= 0,
      * and computes the whole prompt */
     int prompt_logprobs;
-    enum embed embed;                           /* no answer: the final hidden states, pooled (mean or last token) and scaled to length 1 */
-    uint64_t tenant;                             /* whose request it is, by any number: requests of one share get together what those of another get */
-    /* -MAX_PRIORITY to MAX_PRIORITY: higher first among requests of a share.  AGEING_S seconds
-     * of waiting count as one more, so that nothing starves.  Below 0 it also lets other shares
+    /* no answer: the final hidden states, pooled (mean or last token) and scaled to length 1 */
+    enum embed embed;
+    /* any number: requests with the same number belong to one tenant, and tenants get equal
+     * throughput */
+    uint64_t tenant;
+    /* -MAX_PRIORITY to MAX_PRIORITY: higher first among requests of a tenant.  AGEING_S seconds
+     * of waiting count as one more, so that nothing starves.  Below 0 it also lets other tenants
      * go first, for a while */
     int priority;
-    /* one int, 0, for all requests whose answers are worth nothing without each other; the
-     * engine's until the last of them ends.  Once something was heard of one, none of them is
-     * refused any more.  NULL: it is alone */
+    /* an int, 0 at first, shared by requests that are useless without each other; the engine writes
+     * it until the last of them ends.  Once one of them has reported something, none of them is
+     * refused any more.  NULL: the request is alone */
     int *heard;
     uint64_t deadline_ns;                       /* clock_ns() at which it ends with FINISH_DEADLINE; 0: none */
-    const struct constraint *constraint;        /* NULL: none; see there for ownership */
+    const struct constraint *constraint;        /* NULL: none; ownership: constraint.h */
     /* Called from engine_step for every token.  An EOS has no text of its own; the last call
-     * also brings what was held back because a stop string could have begun with it.  It may
+     * also has the text held back because a stop string could have begun with it.  It may
      * call engine_submit and engine_cancel, not engine_step or engine_close. */
     void (*on_token)(void *user, const struct token_event *ev);
     void *user;
@@ -122,64 +133,70 @@ struct request_params {
 };
 
 struct request;
-/* The first of its n requests.  Refused at once: empty prompt, ids outside the vocabulary,
- * prompt longer than max_len, parameters out of range, more than max_waiting requests waiting
- * (ERR_LIMIT, all), unless another share has more of them: then the last of those ends here and
- * now, with FINISH_REFUSED; a model whose file is not what was opened any more (ERR_IO).  A
- * request belongs to the engine and is gone after its last callback. */
+/* Returns the first of its n requests.  Refused at once with ERR_LIMIT: an empty prompt, ids
+ * outside the vocabulary, a prompt longer than max_len, parameters out of range, more than
+ * max_waiting requests waiting, unless another tenant has more of them: then the last of those ends
+ * within this call, with FINISH_REFUSED.  Refused with ERR_IO: the model's file has changed.  A
+ * request belongs to the engine and is freed after its last callback. */
 struct request *engine_submit(struct engine *g, const struct request_params *p, struct err *e);
-/* Its memory is free at once; the last callback (FINISH_CANCELLED) comes with the next
- * engine_step.  Nothing after the last callback. */
+/* Frees its KV blocks at once; the last callback (FINISH_CANCELLED) comes with the next
+ * engine_step.  Not to be called after the last callback. */
 void engine_cancel(struct engine *g, struct request *r);
 
 /* One step. Returns the number of requests that run or wait (0: idle), -1 on a failure of the
  * backend or of the model's file (all running requests end with FINISH_ERROR). */
 int engine_step(struct engine *g, struct err *e);
 
-/* Is the model's file still what was opened?  Every step asks: where the file was touched, all
- * of it is read and compared with its checksums.  -1: no; nothing can be computed with it any
- * more. */
+/* Checks that the model's file has not changed, as every step does: if the file was touched, all of
+ * it is read and compared with its checksums.  -1: it has; nothing can be computed any more. */
 int engine_check(struct engine *g, struct err *e);
 
-/* Memory is short: give up the prefixes that nobody uses, and the memory of blocks and states
+/* Frees memory: evicts prefixes that no request uses, and returns the memory of blocks and states
  * that hold nothing. */
 void engine_trim(struct engine *g);
 
 struct request_stats {
-    int n_prompt, n_cached, n_generated;            /* n_cached: tokens of the prompt that were not computed for this request */
+    /* n_cached: tokens of the prompt that were not computed for this request */
+    int n_prompt, n_cached, n_generated;
     double queue_s;                                 /* submit to start */
     double prefill_s, decode_s;                     /* start to first token, first to last */
     double first_token_s;                           /* since submit */
 };
 void request_stats(const struct request *r, struct request_stats *s);
-const int32_t *request_ids(const struct request *r, int *n);            /* prompt and answer so far */
 
 enum { STEP_TIMES = 24 };
 
 struct engine_stats {
     size_t kv_bytes, private_bytes;
-    int n_blocks, n_free_blocks, n_cached_blocks;   /* n_cached_blocks: hold prefixes that nobody uses now: as good as free */
-    int n_running, n_waiting, n_tenants;             /* n_tenants: whose these requests are */
-    int n_late;                                     /* of those that run: sit out steps until their constraint is ready */
+    /* n_cached_blocks: blocks with prefixes that no request uses, which can be evicted */
+    int n_blocks, n_free_blocks, n_cached_blocks;
+    int n_running, n_waiting, n_tenants;             /* n_tenants: tenants that have requests */
+    /* running requests that skip steps until their constraint is ready */
+    int n_late;
     int broken;                                     /* engine_check() said no */
     /* since engine_open */
     uint64_t steps, tokens;                         /* tokens computed */
-    uint64_t prompt_tokens, cached_tokens;          /* of requests with a first token: tokens of prompts, and those that were not computed */
+    /* of requests with a first token: tokens of prompts, and those of them found in the cache */
+    uint64_t prompt_tokens, cached_tokens;
     uint64_t generated_tokens;
-    uint64_t requests, finished, cancelled, failed; /* submitted; ended by stop or length, by cancel or deadline, by an error */
-    uint64_t preemptions, evictions, copies;        /* requests sent back to wait, blocks of prefixes given up, blocks copied before a write */
-    uint64_t late;                                  /* times that a request sat out because its constraint was not ready */
-    uint64_t touched;                               /* times that the model's file was touched, and found to be what it was */
+    /* submitted; ended by stop or length, by cancel or deadline, by an error */
+    uint64_t requests, finished, cancelled, failed;
+    /* requests sent back to wait, prefix blocks evicted, blocks copied before a write */
+    uint64_t preemptions, evictions, copies;
+    /* times that a request skipped steps because its constraint was not ready */
+    uint64_t late;
+    /* times that the model's file was touched and found unchanged */
+    uint64_t touched;
     uint64_t step_ns;                               /* all steps together */
-    uint64_t step_times[STEP_TIMES];                /* steps shorter than 2^i us (and not shorter than 2^(i-1)); the last: all longer ones */
+    /* steps shorter than 2^i us (and not shorter than 2^(i-1)); the last: all longer ones */
+    uint64_t step_times[STEP_TIMES];
     const char *backend;
     struct backend_device device;
 };
 void engine_stats(const struct engine *g, struct engine_stats *s);
 
-/* Logits after every one of ids [n_ids][vocab_size], in chunks, from a fresh sequence: for
- * zse-bench logits, perplexity, quality.  from: only positions >= from are written (n_ids - from
- * rows). */
+/* Computes the logits after each of ids, in chunks, as a fresh sequence: for zse-bench logits,
+ * perplexity, quality.  logits [n_ids - from][vocab_size]: of positions >= from. */
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e);
 
 #endif

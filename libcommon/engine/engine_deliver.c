@@ -1,5 +1,5 @@
-/* engine_deliver.c - what a step computed, to the requests: logits to tokens to text, hidden
- * states to embeddings. */
+/* engine_deliver.c - turn the results of a step into events of its requests: logits into tokens and
+ * text, hidden states into embeddings. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/engine/engine_core.h"
 
-/* Which stop string the token is; 0: none. */
+/* Number of the stop string that this special token is; 0: it is none. */
 static int stop_of(const struct request *r, int32_t id)
 {
     for (int i = 0; i < r->n_stop_ids; i++)
@@ -61,7 +61,8 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
     r->work.id = id;
     g->count.generated_tokens++;
     r->ids[r->n_ids++] = id;
-    if (r->n_ids == config_long_from(&g->m->config)) {          /* other rotations from here on: the next step computes all keys again */
+    /* other rotations from here on: the next step computes all keys again */
+    if (r->n_ids == config_long_from(&g->m->config)) {
         request_release(g, r, 1);
         r->kv.root = 1;
     }
@@ -175,7 +176,8 @@ static void start_siblings(struct engine *g, struct request *r, const float *log
         if (s->cancelled)
             continue;
         memcpy(g->row, logits, (size_t)g->vocab_size * sizeof *logits);
-        if (g->states && (r->slot < 0 || (s->slot = state_take(g->states, g->pool)) < 0)) {     /* none is free: it computes the prompt again */
+        /* none is free: it computes the prompt again */
+        if (g->states && (r->slot < 0 || (s->slot = state_take(g->states, g->pool)) < 0)) {
             choose(g, s, g->row, -1);
             continue;
         }
@@ -282,7 +284,8 @@ static void take_snapshot(struct engine *g, const struct request *r)
 void deliver_late(struct engine *g)
 {
     const int n = g->n_running;
-    memcpy(g->to_plan, g->running, (size_t)n * sizeof(struct request *));       /* each of them may end, but only in its own turn */
+    /* each of them may end, but only in its own turn */
+    memcpy(g->to_plan, g->running, (size_t)n * sizeof(struct request *));
     for (int i = 0; i < n; i++) {
         struct request *r = g->to_plan[i];
         float *logits = r->late_logits;

@@ -1,11 +1,10 @@
-/* engine_lookahead.c - a step's rows from the backend; where the backend draws tokens and takes
- * steps without waiting, the next step is begun before this one's tokens are read, so that a device
- * never waits for the host.
+/* engine_lookahead.c - compute a step; if the backend can launch steps without waiting, launch the
+ * next one before this one's tokens are read, so that the device never waits for the host.
  *
- * The next step needs nothing of this one but its tokens, which the backend has: it is certain
- * where all that run decode, nobody joins, and there are blocks.  A request that ends with its
- * token leaves a row behind that is dropped: its keys and values lie behind the last token that
- * counts, and whoever gets the block next writes later. */
+ * The next step needs only this one's tokens, which the backend has.  It can be planned if all
+ * running requests decode, none joins, and there are blocks.  A request that ends with its token
+ * leaves a row that is discarded: its keys and values lie behind the last valid token, and the next
+ * user of the block overwrites them. */
 #include <string.h>
 
 #include "libcommon/engine/engine_core.h"
@@ -19,8 +18,8 @@ static int can_begin(const struct engine *g, int n)
     return g->backend->begin && !g->states && n > 0;
 }
 
-/* The step behind that of the n items into g->lookahead; returns its items, 0 where it is not
- * certain. */
+/* Plans the step after that of the n items into g->lookahead.  Returns the number of its items; 0:
+ * it cannot be planned yet. */
 static int plan_lookahead(struct engine *g, int n)
 {
     struct lookahead *a = &g->lookahead;
@@ -47,7 +46,7 @@ static int plan_lookahead(struct engine *g, int n)
     return a->n;
 }
 
-/* What was begun comes to its end, for nobody. */
+/* Drain launched steps and discard their results. */
 static void drop_begun(struct engine *g)
 {
     struct err ignored;
@@ -65,8 +64,8 @@ static int any_missing(const struct engine *g, int n)
     return 0;
 }
 
-/* The step in hand once more, waited for, of those that are still there: the backend could not
- * draw a token of some row, so its logits are needed. Returns its items. */
+/* Computes the current step again, for the requests that are left, and waits for it: the backend
+ * could not draw the token of some row, so its logits are needed. Returns the number of items. */
 static int run_again(struct engine *g, int n, struct err *e)
 {
     int n_left = 0;
@@ -86,8 +85,8 @@ static int run_again(struct engine *g, int n, struct err *e)
     return g->backend->forward(g->b, &(struct batch){ g->items, n_left }, g->logits, e) < 0 ? -1 : n_left;
 }
 
-/* Wait for the step that was begun first, which is that of the items, with the next one begun
- * behind it where that is possible. */
+/* Launches the next step if possible, then waits for the step of the items, which was launched
+ * first. */
 static int finish_begun(struct engine *g, int n, struct err *e)
 {
     if (plan_lookahead(g, n)) {
@@ -111,8 +110,8 @@ static void swap(void *a, void *b)
     memcpy(b, &t, sizeof t);
 }
 
-/* The step that was begun in the last one becomes the one in hand. Returns its items, 0 if
- * nobody wants them any more. */
+/* Makes the step that was launched during the last one the current one. Returns the number of its
+ * items; 0: all their requests have ended. */
 static int take_lookahead(struct engine *g)
 {
     int n_alive = 0;
@@ -131,7 +130,7 @@ static int take_lookahead(struct engine *g)
     return g->n_items = 0;
 }
 
-int step_run(struct engine *g, struct err *e)
+int lookahead_run(struct engine *g, struct err *e)
 {
     int n = g->n_begun ? take_lookahead(g) : 0, rc = 0;
     if (n == 0) {
@@ -160,7 +159,7 @@ int step_run(struct engine *g, struct err *e)
     return rc;
 }
 
-void step_forget(struct engine *g, const struct request *r)
+void lookahead_forget(struct engine *g, const struct request *r)
 {
     for (int i = 0; i < g->n_items; i++)
         if (g->batched[i] == r)

@@ -29,7 +29,7 @@ struct masks {
     pthread_cond_t begun, ended;
     /* under the lock */
     struct request *first;              /* queued, fewest steps first, then first come, first served */
-    struct request *current[N_THREADS]; /* what each thread works on; NULL: nothing */
+    struct request *current[N_THREADS]; /* the request that each thread works on, or NULL */
     int n_first;                        /* first turns that have not ended */
     int stop;
 };

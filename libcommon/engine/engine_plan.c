@@ -1,24 +1,27 @@
-/* engine_plan.c - who runs, and how many tokens of whom.
+/* engine_plan.c - choose the requests that run, and the tokens of each in a step.
  *
  * Turns: a request's turn is the time of its submission less AGEING_S seconds for each step of
- * priority, so the order of two requests of a share never changes and nothing starves; between
- * shares see engine_tenant.c.  Running requests are kept in order of their turns.  When blocks run
- * out, first go prefixes that nobody uses, then blocks of requests that wait, then the running
- * request whose turn is last, of the share that runs most, goes back to waiting and computes again
- * what is no longer in the tree: its sampler and its ids stay, so its answer is the same.  The pool
- * holds at least one sequence of full length: the first in turn of all always gets on.
+ * priority, so the order of two requests of a tenant never changes and nothing starves; for the
+ * order between tenants see engine_tenant.c.  Running requests are kept in order of their turns.
  *
- * Pace: beside decoding requests a step takes so many prompt tokens that it lasts about STRETCH
- * times as long as usual: as the share USUAL of the last PACE_STEPS steps at most.  While
- * prompts come now and then, that is the time without them; while they are in most steps it
- * grows, up to MOST_STRETCH times the time without them: a larger share for prompts then makes
- * everybody faster, and gaps between tokens are long, but alike.  Longer steps are fewer steps
- * with prompts: where that would turn most steps into short ones again, the stretch stays at
- * what is just not too much, because it moves by a PACE_STEPSth at a time.  (At once, and by the
- * median, it swung between both: one gap in a hundred was up to 3.4 times the median.  Single
- * steps of 100 ms, fewer than one of a hundred, were tried: the first token of prompts of 512
- * that follow each other did not come earlier, and one gap in a hundred was three times the
- * median.) */
+ * Memory: when blocks run out, unused prefixes are evicted first, then blocks of waiting requests
+ * are taken back, and then a running request is preempted: the last in turn, of the tenant that
+ * runs most.  It waits again and later recomputes the tokens that are no longer in the prefix tree;
+ * its sampler and its ids stay, so its answer is the same.  The pool holds at least one sequence of
+ * full length, so the first request in turn always advances.
+ *
+ * Pace: beside decoding requests a step takes as many prompt tokens as make it last about STRETCH
+ * times as long as usual, where "usual" is the time that the fraction USUAL of the last PACE_STEPS
+ * steps did not exceed.  While prompts are rare, that is the time without them.  While prompts are
+ * in most steps it grows, up to MOST_STRETCH times the time without them: then more prompt tokens
+ * in a step make all requests faster, and the gaps between tokens are long but even.  Longer steps
+ * mean fewer steps with prompts; if that made most steps short again, the stretch would fall and
+ * rise in turn, so it moves by a PACE_STEPSth at a time and settles in between.
+ *
+ * Tried and lost: adjusting at once, and by the median, oscillated: one gap in a hundred was up to
+ * 3.4 times the median.  With single steps of 100 ms, fewer than one in a hundred, the first token
+ * of prompts of 512 that follow each other came no earlier, and one gap in a hundred was three
+ * times the median. */
 #include <assert.h>
 #include <string.h>
 
@@ -26,7 +29,8 @@
 #include "libcommon/engine/engine_core.h"
 
 enum { LEAST_CHUNK = 8, FIRST_CHUNK = 32 };
-static const float STRETCH = 1.8f, MOST_STRETCH = 4, USUAL = 0.4f;     /* noise has room below 2; less than half, so that the median is among the long ones */
+/* noise has room below 2; less than half, so that the median is among the long ones */
+static const float STRETCH = 1.8f, MOST_STRETCH = 4, USUAL = 0.4f;
 
 /* ---- pace ---- */
 
@@ -42,14 +46,14 @@ static float alone_ns(const struct engine *g, int n)
     return 0;
 }
 
-/* So many tokens of prompts make a step last `stretch` times as long as without them. */
+/* Prompt tokens that make a step last `stretch` times as long as without them. */
 static int stretched(const struct engine *g, float alone, float stretch)
 {
     const float each = g->pace.token_ns, n = alone > 0 && each > 0 ? (stretch - 1) * alone / each : FIRST_CHUNK;
     return n < LEAST_CHUNK ? LEAST_CHUNK : n > (float)g->max_tokens ? g->max_tokens : (int)n;
 }
 
-/* Beside n_decoding requests. */
+/* Most prompt tokens of a step beside n_decoding requests. */
 static int chunk_tokens(const struct engine *g, int n_decoding)
 {
     if (n_decoding == 0)
@@ -59,7 +63,7 @@ static int chunk_tokens(const struct engine *g, int n_decoding)
     return stretched(g, alone_ns(g, n_decoding), g->pace.stretch);
 }
 
-/* Towards what was measured; a step that somebody else held up counts little. */
+/* Moves a running mean towards a sample; outliers, as when the machine was busy, count little. */
 static void follow(float *mean, float sample, float weight)
 {
     *mean += *mean > 0 ? ((sample < 2 * *mean ? sample : 2 * *mean) - *mean) * weight : sample;
@@ -139,7 +143,7 @@ static void count_cached(struct request *r, int n)
         r->n_cached += n;
 }
 
-/* Is the block of tokens that r needs next being computed in this step by another one? */
+/* Whether another request computes, in this step, the block of tokens that r needs next. */
 static int awaits(const struct engine *g, const struct request *r)
 {
     const int d = r->kv.n_nodes, at = d * KV_BLOCK;
@@ -157,7 +161,8 @@ static int awaits(const struct engine *g, const struct request *r)
 
 /* With recurrent layers: what r may begin with is what the last snapshot of it has behind it, or
  * nothing. */
-struct beginning { int snapshot, before, n_tokens; };           /* snapshot -1: there is none; tokens that r had, and will have */
+/* snapshot -1: there is none; tokens that r had, and will have */
+struct beginning { int snapshot, before, n_tokens; };
 
 /* Hold its whole blocks.  Nothing is copied: r runs only after finish_beginning() or
  * drop_beginning(). */
@@ -196,7 +201,7 @@ static void finish_beginning(struct engine *g, struct request *r, const struct b
     count_cached(r, b->n_tokens - b->before);
 }
 
-/* Before a chunk of it is computed: take what is known.  0: it waits for another one's work. */
+/* Takes the known prefix before a chunk is computed.  0: r waits for a block of another request. */
 static int take_prefix(struct engine *g, struct request *r)
 {
     int32_t from, to;
@@ -207,7 +212,8 @@ static int take_prefix(struct engine *g, struct request *r)
         finish_beginning(g, r, &b);
         return 1;
     }
-    count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));        /* the last token is computed in any case: its logits are needed */
+    /* the last token is computed in any case: its logits are needed */
+    count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));
     if (awaits(g, r))
         return 0;
     int n = prefix_copy(&r->kv, g->pool, r->ids, r->n_ids - 1, &from, &to);
@@ -234,7 +240,7 @@ static void preempt(struct engine *g, int i)
     g->count.preemptions++;
 }
 
-/* Blocks of a request that waits. 0: none has any. */
+/* Takes back the blocks of a waiting request. 0: none has any. */
 static int reclaim(struct engine *g)
 {
     for (const struct tenant_queue *s = g->tenants; s && g->n_holding; s = s->next)
@@ -246,7 +252,7 @@ static int reclaim(struct engine *g)
     return 0;
 }
 
-/* Blocks for the tokens planned, of its own where it writes. -1: the pool is empty. */
+/* Reserves blocks for the planned tokens, unshared where r writes. -1: the pool is empty. */
 static int reserve(struct engine *g, struct request *r)
 {
     int32_t from, to;
@@ -258,8 +264,8 @@ static int reserve(struct engine *g, struct request *r)
 
 /* ---- admission ---- */
 
-/* A state for one that is about to run: there are as many as may run, so that those who wait
- * have the others. */
+/* Takes a state for a request that is about to run.  There are as many states as requests that may
+ * run, so if none is free, waiting requests hold some. */
 static void take_state(struct engine *g, struct request *r)
 {
     while (g->states && r->slot < 0 && (r->slot = state_take(g->states, g->pool)) < 0) {
@@ -269,8 +275,8 @@ static void take_state(struct engine *g, struct request *r)
     }
 }
 
-/* A place, and blocks for all of its tokens, and one more to go on if there is any; nobody makes
- * room in vain.  Copies are made when they are there: a request may wait for them for long. */
+/* Gives r a place, blocks for all of its tokens, and one more block if there is one; nothing is
+ * preempted unless r then fits.  Blocks are copied only then, as r may wait for them for long. */
 static int make_fit(struct engine *g, struct request *r)
 {
     struct beginning b = { .snapshot = -1 };
@@ -336,8 +342,7 @@ int may_admit(const struct engine *g)
 
 int decodes(const struct request *r) { return r->first_ns && r->n_ids - r->kv.n_tokens <= FORCED; }
 
-/* Tokens of a chunk of which no more than `rows` need logits because the callback hears of the
- * prompt. */
+/* Most tokens of a chunk such that at most `rows` of them need logits for prompt_logprobs. */
 static int rows_limit(const struct request *r, int rows)
 {
     if (!r->prompt_logprobs || r->n_heard >= r->n_prompt)
@@ -358,7 +363,7 @@ static int n_logits(const struct request *r)
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-/* What a step has left: tokens, tokens of prompts, logits of prompts. */
+/* The rest of a step's budget: tokens, tokens of prompts, rows of logits of prompts. */
 struct room { int total, chunk, rows; };
 
 static void plan_one(struct engine *g, struct request *r, struct room *room)
@@ -381,7 +386,7 @@ static void plan_one(struct engine *g, struct request *r, struct room *room)
             preempt(g, tenant_of_most(g));
 }
 
-/* Of those that run and are still to be planned, the one that goes first; NULL: none is left. */
+/* The first in order of the running requests that are still to be planned; NULL: none is left. */
 static struct request *next_to_plan(struct engine *g, int n)
 {
     int best = -1;
@@ -431,7 +436,8 @@ void plan_step(struct engine *g)
     while (room.total > 0 && room.chunk > 0 && (r = next_to_plan(g, n)))
         plan_one(g, r, &room);
     room = all;
-    if (!any_planned(g))                        /* who was waited for had to make room, and so had who needed it */
+    /* all were preempted: the awaited request, and those that waited for it */
+    if (!any_planned(g))
         for (int i = 0; i < g->n_running; i++)
             if (!g->running[i]->late) {
                 plan_one(g, g->running[i], &room);
@@ -439,8 +445,8 @@ void plan_step(struct engine *g)
             }
 }
 
-/* May the backend choose r's next token?  Not where a constraint, log probabilities or siblings
- * want to see the logits. */
+/* Whether the backend may choose r's next token: not if a constraint, log probabilities or siblings
+ * need the logits. */
 static int can_draw(const struct request *r, const struct batch_item *item, struct draw *d)
 {
     return item->n_logits == 1 && !r->constrained && r->n_logprobs < 0 && !r->siblings &&

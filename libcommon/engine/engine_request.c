@@ -137,7 +137,7 @@ void request_free(struct engine *g, struct request *r)
     free(r);
 }
 
-/* What only some requests need of the engine. */
+/* Grows the queues, and the buffers that only some requests need. */
 static int make_room(struct engine *g, struct tenant_queue *s, const struct request_params *p, struct err *e)
 {
     const int n = g->n_waiting + g->n_running + g->n_pending + n_answers(p);
@@ -287,7 +287,7 @@ void request_finish(struct engine *g, struct request *r, const struct token_even
     unlink_request(g, r);
     hand_over(g, r);
     request_release(g, r, ev->finish != FINISH_ERROR);
-    step_forget(g, r);
+    lookahead_forget(g, r);
     *(ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH ? &g->count.finished : ev->finish == FINISH_ERROR ||
       ev->finish == FINISH_REFUSED ? &g->count.failed : &g->count.cancelled) += 1;
     if (r->cancelled) {                 /* in its own last callback at the latest */
@@ -338,10 +338,4 @@ void request_stats(const struct request *r, struct request_stats *s)
         s->decode_s = (double)(r->last_ns - r->first_ns) * 1e-9;
         s->first_token_s = (double)(r->first_ns - r->submitted_ns) * 1e-9;
     }
-}
-
-const int32_t *request_ids(const struct request *r, int *n)
-{
-    *n = r->n_ids;
-    return r->ids;
 }

@@ -1,25 +1,27 @@
-/* engine_tenant.c - requests that belong together have one share of the engine, however many they
- * are.
+/* engine_tenant.c - fair queueing: tenants get equal throughput, however many requests each has.
  *
- * While somebody waits, each share is counted the tokens that are computed for it; who was given
- * the fewest goes first: into a place among those that run, and with its prompt into a step.  That
- * is fair queueing by tokens as they are computed, as nobody knows how long an answer becomes
- * (Sheng et al., arXiv:2401.00588).  What was computed while nobody waited is no debt, and who did
- * not wait has no claim: who begins to wait is counted as much as the least served of those that
- * wait already, and no less than the level, what each share got on average since somebody waits.  A
- * share lasts as long as it has requests, so there are never more of them than requests; who comes
- * back at once has forgotten what it got, but the level rises past those who stayed, so nobody is
- * passed for ever.
+ * While requests wait, each tenant is charged the tokens that are computed for it, and the tenant
+ * with the fewest goes first: into a place among the running requests, and with its prompt into a
+ * step.  Tokens are charged as they are computed, because the length of an answer is not known
+ * before (Sheng et al., arXiv:2401.00588).
  *
- * Where all places are taken, a share that runs two or more requests fewer than another gets one
- * of that one's; what was computed of the request that makes room stays in the tree of prefixes
- * while there are blocks.  A full queue is shared in the same way. */
+ * Tokens computed while nothing waited are no debt, and a tenant without waiting requests gathers
+ * no credit: when a tenant begins to wait, its count rises to that of the least served tenant that
+ * waits already, and at least to the level, which is the average that each tenant got since
+ * requests wait.  A tenant is kept while it has requests, so there are never more tenants than
+ * requests.  A tenant that comes back at once starts with a new count, but the level rises past
+ * those that stayed, so it cannot pass them for ever.
+ *
+ * When all places are taken, a tenant that runs at least two requests fewer than another one
+ * preempts a request of that tenant; its computed tokens stay in the prefix tree while there are
+ * blocks.  Places in a full queue are divided in the same way. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/engine/engine_core.h"
 
-enum { STEP_TOKENS = 1000 };            /* one step of priority below 0 counts as so many tokens: about what is computed in AGEING_S */
+/* Tokens that one step of priority below 0 counts as: about what is computed in AGEING_S. */
+enum { STEP_TOKENS = 1000 };
 
 /* ---- the list ---- */
 
@@ -62,11 +64,12 @@ void wait_remove(struct engine *g, struct request *r)
     g->n_waiting--;
 }
 
-/* ---- what was computed for whom ---- */
+/* ---- charges ---- */
 
 void tenant_charge(struct engine *g, struct request *r, int n)
 {
-    const int end = r->kv.n_tokens, from = end - n > r->charged ? end - n : r->charged;         /* what is computed a second time is nobody's wish */
+    /* tokens that are computed again are not charged */
+    const int end = r->kv.n_tokens, from = end - n > r->charged ? end - n : r->charged;
     if (end <= from)
         return;
     r->tenant->served += (uint64_t)(end - from);
@@ -74,7 +77,7 @@ void tenant_charge(struct engine *g, struct request *r, int n)
     r->charged = end;
 }
 
-/* Counts of those that begin to wait; ahead is what their running prompts will get. */
+/* Raises the counts of tenants that begin to wait; `planned` is what is left of their prompts. */
 void tenants_settle(struct engine *g)
 {
     uint64_t least = UINT64_MAX;
@@ -104,9 +107,9 @@ void tenants_settle(struct engine *g)
             s->served = least;
 }
 
-/* ---- who goes first ---- */
+/* ---- order ---- */
 
-/* Others see that a request stands back, not that it is in a hurry. */
+/* Between tenants a priority below 0 counts, one above 0 does not. */
 static int standing(const struct request *r) { return r->priority < 0 ? r->priority : 0; }
 
 static int64_t tokens(const struct request *r)
@@ -133,8 +136,8 @@ struct request *tenant_next(const struct engine *g)
     return best;
 }
 
-/* Does r, which waits, get the place of the running v?  Only where r goes before v also
- * afterwards, so that they do not take turns with it. */
+/* Whether r, which waits, preempts the running v: only if r goes before v afterwards too, so that
+ * they do not preempt each other in turn. */
 static int yields(const struct request *v, const struct request *r)
 {
     if (v->tenant == r->tenant)
@@ -162,14 +165,16 @@ int tenant_would_fit(struct engine *g, const struct request *r, int missing)
     if (n < most && missing <= 0)
         return 1;
     memcpy(g->to_plan, g->running, (size_t)n * sizeof *g->running);
-    for (int i; (g->n_running >= most || missing > 0) && (i = tenant_yields(g, r)) >= 0;) {       /* as if they were gone */
+    /* simulate the preemptions */
+    for (int i; (g->n_running >= most || missing > 0) && (i = tenant_yields(g, r)) >= 0;) {
         struct request *v = g->running[i];
         missing -= kv_table_leave(&v->kv, g->pool);
         v->tenant->n_running--;
         g->n_running--;
         memmove(&g->running[i], &g->running[i + 1], (size_t)(g->n_running - i) * sizeof *g->running);
     }
-    const int fits = (g->n_running < most && missing <= 0) || g->n_running == 0;        /* with nobody there, those who wait give theirs */
+    /* with no running request left, waiting ones give back their blocks */
+    const int fits = (g->n_running < most && missing <= 0) || g->n_running == 0;
     for (int i = 0, at = 0; i < n; i++) {
         struct request *v = g->to_plan[i];
         if (at < g->n_running && g->running[at] == v) {
@@ -197,14 +202,14 @@ int tenant_of_most(const struct engine *g)
 
 static int n_queued(const struct tenant_queue *s) { return s->n - s->n_running; }
 
-/* May it be refused still?  Nobody has heard of an answer, nor of one that fails with it; the
- * leader of others takes none of them along. */
+/* Whether r may still be refused: no callback has reported anything of it, nor of a request that
+ * fails with it.  A leader that is refused takes none of its siblings along. */
 static int can_leave(const struct request *r)
 {
     return !r->first_ns && !r->cancelled && !r->n_heard && !(r->heard && *r->heard);
 }
 
-/* How many of s would leave for one that then has `others` in the queue. */
+/* Requests of s that may be refused for a tenant that then has `others` in the queue. */
 static int n_spare(const struct tenant_queue *s, int others)
 {
     int n = 0;
@@ -241,7 +246,7 @@ int tenant_make_room(struct engine *g, const struct tenant_queue *own, int n, in
             if (s != own && n_spare(s, others) > 0 && (!most || n_queued(s) > n_queued(most)))
                 most = s;
         struct request *r = most ? last_in_turn(most) : NULL;
-        if (!r)                         /* somebody who heard of it has done more than that */
+        if (!r)                         /* a callback has cancelled or ended more than that */
             return 0;
         err_set(&e, ERR_LIMIT, "%d requests are waiting, expected at most %d; %d of them are of this client, and others have fewer", g->n_waiting + g->n_pending,
                 g->limits.max_waiting, n_queued(most));

@@ -1,3 +1,4 @@
+/* engine_text.c - turn the ids of an answer into text, up to a stop string. */
 #include "libcommon/engine/engine_text.h"
 
 #include <stdlib.h>

@@ -35,12 +35,13 @@ struct cand {
 };
 
 struct sampler_scratch {
-    const struct kernels *kernels;              /* looked for once: a virtual machine's processor is slow to say what it can do */
+    /* cached: CPUID traps in a virtual machine */
+    const struct kernels *kernels;
     const struct tokenizer *t;          /* borrowed, may be NULL */
     struct cand *cand; int n_cand;
     int *repeat; int n_repeat;          /* of DRY, by position */
     uint64_t *seen, epoch; uint32_t *count; int n_seen;         /* by id: the last pass that met it; how often */
-    struct logit_bias *saved; size_t n_saved;   /* what logits were before they were changed */
+    struct logit_bias *saved; size_t n_saved;   /* logits before they were changed */
 };
 
 struct sampler {

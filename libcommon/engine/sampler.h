@@ -16,7 +16,7 @@
 struct top_logprob { int32_t id; float logprob; };
 enum { MAX_TOP_LOGPROBS = 20 };
 
-/* What samplers need only while one of them picks: those of one thread share it. */
+/* Memory that a sampler needs only while it picks; the samplers of one thread share it. */
 struct sampler_scratch;
 /* tokenizer is borrowed; NULL: DRY has no sequence breakers. */
 struct sampler_scratch *sampler_scratch_open(const struct tokenizer *t, struct err *e);
@@ -27,17 +27,19 @@ struct sampler;
 struct sampler *sampler_open(const struct sampling *s, int vocab_size, int max_len, struct sampler_scratch *scratch,
                              struct err *e);
 void sampler_close(struct sampler *s);
-void sampler_accept(struct sampler *s, int32_t id, int generated);      /* every token of the prompt (0) and of the answer (1) */
+/* every token of the prompt (0) and of the answer (1) */
+void sampler_accept(struct sampler *s, int32_t id, int generated);
 
 /* Can the token after n of the answer be chosen by a backend? 1: *d says how. */
 int sampler_draw(const struct sampler *s, int n, struct draw *d);
 
-struct allowed { const uint32_t *bits; int n; };        /* id is bit id % 32 of word id / 32; ids from n on are not allowed */
+/* id is bit id % 32 of word id / 32; ids from n on are not allowed */
+struct allowed { const uint32_t *bits; int n; };
 
 struct logprobs {                   /* of the distribution that logits are, before anything changes them */
     int n_top;                      /* wanted, at most MAX_TOP_LOGPROBS; then: how many there are */
     float logprob;                  /* of the token */
-    struct top_logprob top[MAX_TOP_LOGPROBS];           /* likeliest first, ties by lower id */
+    struct top_logprob top[MAX_TOP_LOGPROBS];           /* most likely first, ties by lower id */
 };
 /* Of token id, no sampler involved. */
 int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_size, int32_t id, struct logprobs *lp,

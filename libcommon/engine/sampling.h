@@ -1,4 +1,4 @@
-/* sampling.h - how tokens are chosen: the sampling options, from the table in sampling.def. */
+/* sampling.h - the sampling options, from the table in sampling.def. */
 #ifndef ZSE_ENGINE_SAMPLING_H
 #define ZSE_ENGINE_SAMPLING_H
 

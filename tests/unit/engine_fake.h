@@ -43,11 +43,14 @@ struct fake {
     int32_t drawn[FAKE_ITEMS]; int n_drawn;             /* of the step that ran last; 0: none was drawn there */
     int n_lookahead, n_undrawn;                             /* steps begun behind others; rows without a token */
     uint64_t *state;                    /* [n_states] the hash of the prefix that left it behind */
-    int32_t *kv;                        /* [n_blocks][16] the token of each position, with LONG where it was rotated by the long factors */
+    /* [n_blocks][16] the token of each position, with LONG where it was rotated by the long
+     * factors */
+    int32_t *kv;
     int long_from;
     int n_computed, nan_at;             /* the row of logits that is broken */
     uint64_t nan_hash;                  /* or all logits behind the prefix of this hash */
-    struct { int n, at, for_good; } call[FAKE_CALLS];   /* of each: how many there were; the one that fails, -1: none; 1: all fail from then on */
+    /* of each: how many there were; the one that fails, -1: none; 1: all fail from then on */
+    struct { int n, at, for_good; } call[FAKE_CALLS];
     int n_rows, largest_batch, largest_step, n_dropped_blocks, n_dropped_states;
 };
 static struct fake *last_fake __attribute__((unused));          /* the one opened last, for the tests to look into */
@@ -493,7 +496,9 @@ struct rules {
     uint32_t bits;
     int n, least, fails_at;             /* fails_at: tokens after which it says that memory ran out; 0: never */
     int slow;                           /* every other call needs more steps than the first turns have */
-    atomic_int *stuck;                  /* while it is not 0, a turn of very many steps does not end unless it is cancelled; NULL: never */
+    /* while it is not 0, a turn of very many steps does not end unless it is cancelled; NULL:
+     * never */
+    atomic_int *stuck;
     uint64_t steps;                     /* of hurry */
     int busy;
     atomic_int cancelled;

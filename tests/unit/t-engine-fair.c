@@ -72,7 +72,8 @@ static void test_one_beside_many(void **state)
     int steps[2];
     for (int own = 0; own < 2; own++) {
         struct engine *g = open_engine(4, 64, 64);
-        assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 4, .chunk = 64 }, &e), 0);         /* whatever a step takes */
+        /* whatever a step takes */
+        assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 4, .chunk = 64 }, &e), 0);
         for (int i = 0; i < MANY; i++)
             add(g, &many[i], A, i, 20, 20);
         step(g, 5);

@@ -141,9 +141,11 @@ static void test_long_rope(void **state)
     submit(g, &p, &a);
     run_to_end(g);
     assert_int_equal(a.n, MORE);
-    assert_int_equal(last_fake->n_computed, N + MORE - 1 + ORIGINAL);   /* at 41 tokens the 40 before are computed again */
+    /* at 41 tokens the 40 before are computed again */
+    assert_int_equal(last_fake->n_computed, N + MORE - 1 + ORIGINAL);
     memcpy(ids + N, a.ids, sizeof *ids * MORE);
-    for (int i = 0; i < MORE; i++) {                                    /* each token as the first of an answer of its own */
+    /* each token as the first of an answer of its own */
+    for (int i = 0; i < MORE; i++) {
         struct request_params one = params(ids, N + i, &want);
         one.max_tokens = 1;
         alone(&one, &want);
@@ -242,7 +244,8 @@ static void test_lost_snapshots(void **state)
     assert_int_equal(kv_table_init(&t, 48, &e), 0);
     int32_t end[3];
     int slot[2];
-    for (int i = 0; i < 2; i++) {                       /* two sequences of one block each; the first is the older one */
+    /* two sequences of one block each; the first is the older one */
+    for (int i = 0; i < 2; i++) {
         for (int j = 0; j < 16; j++)
             ids[j] = 20 * i + j;
         assert_int_equal(kv_table_reserve(&t, p, 16), 0);

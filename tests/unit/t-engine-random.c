@@ -178,7 +178,8 @@ static void random_schedules(int ahead)
         assert_int_equal(n_rules, 0);
         model.config.n_ropes = 0;
     }
-    assert_true(preempted > 100 && cached > 1000 && copies > 100 && evicted > 1000 && cut > 50 && late > 100);        /* all of it did happen */
+    /* all of it did happen */
+    assert_true(preempted > 100 && cached > 1000 && copies > 100 && evicted > 1000 && cut > 50 && late > 100);
     assert_true(ahead ? n_lookahead > 1000 && n_undrawn > 100 : n_lookahead == 0);
 }
 

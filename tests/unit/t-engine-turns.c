@@ -128,7 +128,8 @@ static void test_deadline(void **state)
     assert_same(&a[0], &want);
     assert_same(&a[2], &want);
     p.max_tokens = 0;
-    for (uint64_t ms = 2;; ms *= 4) {                   /* in the middle of its answer: where the deadline came before the first token, a longer one */
+    /* in the middle of its answer: where the deadline came before the first token, a longer one */
+    for (uint64_t ms = 2;; ms *= 4) {
         p.deadline_ns = clock_ns() + ms * 1000000;
         submit(g, &p, &a[0]);
         engine_step(g, &e);

@@ -136,7 +136,8 @@ static void test_siblings(void **state)
     for (int i = 0; i < 2; i++)
         assert_int_equal(engine_step(g, &e), N);
     engine_stats(g, &s);
-    assert_int_equal(s.n_blocks - s.n_free_blocks, 2 + N);              /* 32 tokens shared, 8 and what follows for each */
+    /* 32 tokens shared, 8 and what follows for each */
+    assert_int_equal(s.n_blocks - s.n_free_blocks, 2 + N);
     assert_int_equal(s.copies, N - 1);
     run_to_end(g);
     assert_int_equal(last_fake->n_computed, PROMPT + N * 11);
@@ -178,7 +179,8 @@ static void test_logprobs(void **state)
     struct rng r = { 9 };
     for (int i = 0; i < N; i++)
         ids[i] = (int32_t)(rng_u64(&r) % VOCAB);
-    for (int round = 0; round < 2; round++) {           /* the second finds the prefix in the tree, and computes it all the same */
+    /* the second finds the prefix in the tree, and computes it all the same */
+    for (int round = 0; round < 2; round++) {
         struct engine *g = open_engine(1, 50, 16);
         for (int i = 0; i <= round; i++) {
             struct request_params p = params(ids, N, &a);

@@ -40,7 +40,8 @@ static void job_fill(struct job *j, const struct setup *s)
     j->q = uniforms(&r, len * j->qrow, -1.5f, 1.5f);
     j->k = uniforms(&r, len * j->krow, -1, 1);
     j->v = uniforms(&r, len * j->krow, -1, 1);
-    for (int d = 0; kv_has_scales(s->kv) && d < hd; d++)        /* scales differ from token to token, and one vector is too small for any */
+    /* scales differ from token to token, and one vector is too small for any */
+    for (int d = 0; kv_has_scales(s->kv) && d < hd; d++)
         for (int t = 0; t < j->len; t++) {
             j->k[(size_t)t * j->krow + (size_t)d] *= t == 1 ? 1e-33f : t % 3 ? 0.3f : 1;
             j->v[(size_t)t * j->krow + (size_t)d] *= t == 2 ? 1e-33f : t % 4 ? 0.2f : 1;
@@ -135,7 +136,8 @@ static void compare_prepared(struct job *j)
     float *q = malloc(n * sizeof *q);
     from_device(cache, j->kv.base, bytes);
     if (j->s->norm == 0 && j->s->rope == 0)
-        assert_memory_equal(cache, j->cache, bytes);    /* nothing is computed: the same bytes, and nothing else touched */
+        /* nothing is computed: the same bytes, and nothing else touched */
+        assert_memory_equal(cache, j->cache, bytes);
     memcpy(j->cache, cache, bytes);
     from_device(q, j->dq, n * sizeof *q);
     for (size_t i = 0; i < n; i++)
@@ -169,7 +171,8 @@ static void attend(const struct job *j, const struct gpu_attention *o, int by_ti
 {
     const struct setup *s = j->s;
     const size_t n = (size_t)j->len * j->qrow, n_act = (size_t)j->len * (size_t)o->act_stride;
-    const float limit = by_tiles ? 4e-3f : 2e-5f;       /* f32: other orders of sums; tiles: q, p and keys rounded to f16 */
+    /* f32: other orders of sums; tiles: q, p and keys rounded to f16 */
+    const float limit = by_tiles ? 4e-3f : 2e-5f;
     float *got = malloc(n * sizeof *got);
     uint16_t *act = malloc(n_act * sizeof *act);
     OK(gpu_fill(device, GPU_COMPUTE, o->out, 0xff, n * sizeof *got, &why));
@@ -251,8 +254,10 @@ static void attention(void **state)
         { 3, 1, 96, 0, 17, 0, 0, 0, 0, 0, 0, 1, KV_BF16 },          /* slopes */
         { 1, 1, 256, 0, 5, 3, 0, 0, 0, 0, 0, 0, KV_F8 },
         { 1, 1, 64, 3, 145, 0, 0, 0, 0, 0, 0, 0, KV_F16 },          /* more than a tile of queries */
-        { 2, 1, 112, 20, 133, 37, 0, 0, 0, 0, 0, 1, KV_I8 },        /* the same with a window shorter than a warp's queries, slopes */
-        { 1, 1, 144, 0, 66, 0, 0, 0, 0, 0, 0, 0, KV_BF16 },         /* the same of large heads, whose tiles are half as large */
+        /* the same with a window shorter than a warp's queries, slopes */
+        { 2, 1, 112, 20, 133, 37, 0, 0, 0, 0, 0, 1, KV_I8 },
+        /* the same of large heads, whose tiles are half as large */
+        { 1, 1, 144, 0, 66, 0, 0, 0, 0, 0, 0, 0, KV_BF16 },
         { 2, 1, 192, 9, 18, 0, 0, 0, 0, 0, 0, 0, KV_F16 },
         { 2, 2, 16, 250, 9, 0, 16, 0, 0, 0, 0, 0, KV_BF16 },        /* across the end of a split */
     };

@@ -379,7 +379,8 @@ static void ahead(void **state)
     m->config.n_layers = 1;             /* enough for this */
     talk(m, &one_by_one, want);
     assert_int_equal(want[0].finish, FINISH_LENGTH);
-    m->config.eos[0] = want[0].id[want[0].n_prompt + 2];                /* from here on there are ends that nobody foresees */
+    /* from here on there are ends that nobody foresees */
+    m->config.eos[0] = want[0].id[want[0].n_prompt + 2];
     m->config.n_eos = 1;
     talk(m, &one_by_one, want);
     n_behind = 0;
@@ -588,7 +589,8 @@ static void plan(void **state)
     o.device_layers = 1;
     OK(gpu_plan(m, &o, &p, &why));
     assert_true(p.kv < whole.kv && p.host_kv > 0 && p.needed < whole.needed);
-    assert_true(m->head.w.data == m->embed.w.data);     /* the processor has the embedding too, though the head is the same */
+    /* the processor has the embedding too, though the head is the same */
+    assert_true(m->head.w.data == m->embed.w.data);
     assert_true(p.host_weights > m->embed.w.size + (size_t)(m->config.n_layers - 1) * m->layers[0].down.w.size);
     o.device_layers = 0;
     o.max_device = p.needed;            /* exactly enough for one */

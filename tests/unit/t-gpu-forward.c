@@ -53,7 +53,8 @@ static int32_t argmax(const float *x, int n)
 
 static int wgmma;               /* backend_options.wgmma */
 static int cache_weights;       /* backend_options.cache_weights */
-static int checked;             /* emulated: with every access checked, which takes twice as long and records no graphs */
+/* emulated: with every access checked, which takes twice as long and records no graphs */
+static int checked;
 
 static void *backend_open(const struct backend *d, const struct model *m, enum kv_type kv, int exact)
 {
@@ -368,7 +369,8 @@ static void batches(void **state)
             OK(backend_gpu.forward(b, &(struct batch){ &item, 1 }, alone[s] + (size_t)i * vocab, &why));
         }
     }
-    for (int i = LEN - SINGLE; i < LEN; i++) {          /* decoding together: 3 are padded to 4; the second step is recorded, the others replayed */
+    /* decoding together: 3 are padded to 4; the second step is recorded, the others replayed */
+    for (int i = LEN - SINGLE; i < LEN; i++) {
         struct batch_item item[N];
         for (int s = 0; s < N; s++)
             item[s] = (struct batch_item){ .tokens = &id[s][i], .n_tokens = 1, .pos = i, .table = table[s],
@@ -377,7 +379,9 @@ static void batches(void **state)
         for (int s = 0; s < N; s++)
             if (memcmp(got + (size_t)s * vocab, alone[s] + (size_t)i * vocab, vocab * sizeof *got) != 0)
                 fail_msg("sequence %d, position %d: other bits in a batch than alone", s, i);
-        struct draw draw[2][N];                         /* tokens from the device: of all but the last sequence, so that logits come too; of all, so that none do */
+        /* tokens from the device: of all but the last sequence, so that logits come too; of all, so
+         * that none do */
+        struct draw draw[2][N];
         for (int all = 0; all < 2; all++) {
             for (int s = 0; s < N; s++) {
                 draw[all][s] = (struct draw){ .temperature = s == 1 ? 0.8f : 0, .top_p = 1, .seed = 4, .n = (uint64_t)i,
@@ -413,7 +417,8 @@ static void batches(void **state)
     assert_true(error_of(got, alone[0] + (LEN - 1) * vocab, vocab) < 1e-2);
     struct draw largest = { .top_p = 1, .id = -1 };
     const int32_t want = argmax(got, (int)vocab);
-    again = (struct batch_item){ .tokens = id[0], .n_tokens = LEN, .table = copies, .n_logits = 1, .draw = &largest };  /* after a prompt: no graph */
+    /* after a prompt: no graph */
+    again = (struct batch_item){ .tokens = id[0], .n_tokens = LEN, .table = copies, .n_logits = 1, .draw = &largest };
     OK(backend_gpu.forward(b, &(struct batch){ &again, 1 }, got, &why));
     assert_int_equal(largest.id, want);
     backend_gpu.close(b);
@@ -445,7 +450,8 @@ static void refusals(void **state)
     assert_non_null(strstr(why.msg, "99"));
     o.device = 0;
     o.n_blocks = INT32_MAX / KV_BLOCK;
-    assert_null(backend_gpu.open(m, &o, &why));         /* petabytes: refused before anything is allocated, with numbers */
+    /* petabytes: refused before anything is allocated, with numbers */
+    assert_null(backend_gpu.open(m, &o, &why));
     assert_non_null(strstr(why.msg, "MB"));
     free(logits);
     model_close(m);

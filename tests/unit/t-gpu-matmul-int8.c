@@ -276,7 +276,8 @@ static void activations(void **state)
             const int cols = widths[i], stride = (cols + 31) / 32 * 32 + 64, padded = (cols + 63) / 64 * 64;
             float *x = calloc(N * (size_t)cols, sizeof *x), scale[N];
             for (int t = 0; t < N; t++)
-                for (int k = 0; t != 2 && k < cols; k++)        /* token 1: the largest is 127, then halves; token 2: zeros */
+                /* token 1: the largest is 127, then halves; token 2: zeros */
+                for (int k = 0; t != 2 && k < cols; k++)
                     x[t * cols + k] = t == 1 ? (k == 0 ? -127 * 16 : 16 * ((float)below(&r, 250) - 124.5f))
                                              : uniform(&r, -1, 1) * (below(&r, 50) ? 1 : 30);
             x[3 * cols + cols / 2] = NAN;

@@ -96,7 +96,8 @@ static void check(enum qtype type, int group_size, int rows, int cols, int n, en
     OK(by_path(path, &l));
     from_device(out, dout, (size_t)n * ldo * 4);
     compare(&m, out, ldo, x, n, path, bias, path_name[path]);
-    if (path == HOPPER && gpu_kind[0] == 'e') {         /* the same sums, in the same order; how a GPU rounds inside of a product is its own */
+    /* the same sums, in the same order; how a GPU rounds inside of a product is its own */
+    if (path == HOPPER && gpu_kind[0] == 'e') {
         float *twin = malloc((size_t)n * ldo * sizeof *twin);
         OK(by_path(MATMUL, &l));
         from_device(twin, dout, (size_t)n * ldo * 4);

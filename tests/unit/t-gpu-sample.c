@@ -167,7 +167,8 @@ static void frequencies(void **state)
 {
     (void)state;
     enum { V = 12, N = 600, HOST = 20000 };
-    static const float p[V] = { 0.2f, 0.04f, 0.16f, 0.08f, 0.16f, 0.08f, 0.06f, 0.02f, 0.1f, 0.05f, 0.03f, 0.02f };        /* with ties */
+    /* with ties */
+    static const float p[V] = { 0.2f, 0.04f, 0.16f, 0.08f, 0.16f, 0.08f, 0.06f, 0.02f, 0.1f, 0.05f, 0.03f, 0.02f };
     static const struct { float temperature; int top_k; float top_p, min_p; } options[] = { { 1, 0, 1, 0 },
         { 0.8f, 40, 0.9f, 0.1f }, { 1.5f, 2, 1, 0 }, { 1, 0, 0.61f, 0 }, { 1, 6, 0.8f, 0 } };
     struct sampler_scratch *scratch = sampler_scratch_open(NULL, &why);
@@ -209,7 +210,8 @@ static void frequencies(void **state)
             const double each = (double)(host[i] + mine[i]) / (HOST + N), a = each * HOST, b = each * N;
             chi2 += (host[i] - a) * (host[i] - a) / a + (mine[i] - b) * (mine[i] - b) / b;
         }
-        const double k = n_bins - 1, limit = k * pow(1 - 2 / (9 * k) + 3.719 * sqrt(2 / (9 * k)), 3);  /* Wilson and Hilferty 1931 */
+        /* Wilson and Hilferty 1931 */
+        const double k = n_bins - 1, limit = k * pow(1 - 2 / (9 * k) + 3.719 * sqrt(2 / (9 * k)), 3);
         if (!(chi2 <= limit))
             fail_msg("options %zu: chi-square %g of %g degrees, at most %g", o, chi2, k, limit);
         sampler_close(sampler);

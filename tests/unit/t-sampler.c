@@ -564,7 +564,8 @@ static void test_allowed(void **state)
         assert_int_equal(id, only);
         for (int i = 0; i < N; i++)
             x[i] = (float)i;
-        assert_int_equal(sampler_pick(p, x, &(struct allowed){ &bits, only }, &id, NULL, &e), -1);      /* its bit lies beyond the end */
+        /* its bit lies beyond the end */
+        assert_int_equal(sampler_pick(p, x, &(struct allowed){ &bits, only }, &id, NULL, &e), -1);
         assert_non_null(strstr(e.msg, "constraint"));
         sampler_close(p);
     }
