@@ -150,7 +150,7 @@ void conn_own(struct conn *c, uint64_t owner)
 /* Tell epoll what this connection waits for. */
 static void watch(struct conn *c)
 {
-    int may_read = !c->eof && !(c->busy && c->mode == CONN_HTTP && c->in.size >= MAX_AHEAD);
+    int may_read = !c->eof && !(c->busy && c->mode == CONN_HTTP && c->in.size >= MAX_PIPELINED);
     uint32_t want = (may_read ? (uint32_t)EPOLLIN : 0) |
                     (c->out.size > 0 || c->ssl_wants_write ? (uint32_t)EPOLLOUT : 0);
     if (want == c->events)

@@ -5,7 +5,7 @@
  * no buffers.  Writing never blocks: bytes that the socket does not take are kept.  A client that
  * takes nothing for stalled_s, or lets more than max_unsent pile up, is dropped.
  *
- * Memory of a connection whose bodies are not kept: the head (http.head_bytes), MAX_AHEAD and
+ * Memory of a connection whose bodies are not kept: the head (http.head_bytes), MAX_PIPELINED and
  * READ_SMALL bytes of what follows it, and its response.
  *
  * Why not libwebsockets (4.1 in Debian 12): it does not take chunked request bodies, answers its

@@ -208,7 +208,7 @@ void conn_read(struct conn *c)
         }
         if (!c->busy)
             conn_next_request(c);
-        if (c->dead || (c->busy && c->in.size >= MAX_AHEAD))
+        if (c->dead || (c->busy && c->in.size >= MAX_PIPELINED))
             break;
         if (c->mode == CONN_LINGER || (!c->ssl && (size_t)n < room))
             break;

@@ -11,8 +11,8 @@
 #include "libcommon/http/reaper.h"
 
 enum source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_HANDSHAKE, SOURCE_SIGNAL };
-/* MAX_AHEAD: bytes of pipelined requests that are read */
-enum { MAX_LISTENERS = 8, PEER_SIZE = 48, MAX_AHEAD = 1 << 14 };
+/* MAX_PIPELINED: bytes of pipelined requests that are read */
+enum { MAX_LISTENERS = 8, PEER_SIZE = 48, MAX_PIPELINED = 1 << 14 };
 
 /* The first member of every object that epoll's data points to. */
 struct event_source { enum source_kind kind; int fd; };

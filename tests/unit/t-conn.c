@@ -144,7 +144,7 @@ static void test_large_answer(void **state)
     finish(&s);
 }
 
-/* What comes until the connection ends. */
+/* Everything received until the connection ends. */
 static size_t rest_of(int fd, char *to, size_t room)
 {
     size_t n = 0;
