@@ -1,5 +1,4 @@
-/* decode.cu - a matrix once more, as f16: what every 128 tokens of every prompt would decode anew,
- * decoded once.
+/* decode.cu - decode a matrix to f16 once, which every 128 tokens of every prompt would do anew.
  *
  * shapes   w in kernel order, any type of fewer than 16 bits; out: the same tiles in the order of
  *          QT_F16 (quant/tile.h), the group's scale multiplied in, the row's

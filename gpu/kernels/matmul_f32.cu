@@ -52,8 +52,8 @@ struct layout { enum scale_kind scale; enum extra_kind extra; int bits, plane, u
 template <int TYPE> DEVICE layout layout_as(void)
 {
     typedef format<TYPE> f;
-    return { f::scales, f::extras, f::bits, f::plane, f::unit, scale_bytes(f::scales), extra_bytes(f::extras), f::row_scale,
-             f::halves };
+    return { f::scales, f::extras, f::bits, f::plane, f::unit, scale_bytes(f::scales), extra_bytes(f::extras),
+             f::row_scale, f::halves };
 }
 DEVICE layout layout_of(int type)
 {
@@ -68,8 +68,8 @@ DEVICE layout layout_of(int type)
     }
 }
 
-/* Where step `step` of a row lies: its codes' first dword, the group's scale and extra; of two groups
- * of 16 the first one's, the other's scale 4 bytes behind. */
+/* The place of step `step` of a row: its codes' first dword, the group's scale and extra; of two
+ * groups of 16 the first one's, with the other's scale 4 bytes behind. */
 struct place { const uint8_t *code, *scale, *extra; };
 DEVICE place place_of(const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
 {

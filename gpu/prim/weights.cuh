@@ -35,7 +35,8 @@ enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, BOOK_e2m1, N_BOOKS };
         static constexpr enum scale_kind scales = SCALE_##scale; \
         static constexpr enum extra_kind extras = EXTRA_##extra; \
         static constexpr int bits = low + high, plane = low, raw = bits == 16 ? 4 : bits == 2 || bits == 4 ? 1 : 2, \
-                             unit = scales == SCALE_NONE ? 1 : scales == SCALE_F16 ? 2 : 4, row_scale = row, halves = (sizes) == 16 ? 2 : 1, \
+                             unit = scales == SCALE_NONE ? 1 : scales == SCALE_F16 ? 2 : 4, row_scale = row, \
+                             halves = (sizes) == 16 ? 2 : 1, \
                              table = GPU_FORMAT_##gpu == GPU_FORMAT_TABLE, book = BOOK_##gpu(values), \
                              bias = CODES_##codes == CODES_INT8 ? 128 : zero; \
     };
@@ -56,7 +57,9 @@ template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile
     typedef format<TYPE> f;
     const int shift = f::unit == 2 ? m.group_shift : f::scales == SCALE_U8 ? 1 : 0;            /* nf4: groups of 64 */
     const int scale_size = scale_bytes(f::scales), extra_size = extra_bytes(f::extras);
-    const int group = f::halves == 2 ? 2 * step + t / 2 : step >> shift, unit = (unsigned)group / f::unit, in_unit = (unsigned)group % f::unit;     /* unsigned: a shift and a mask */
+    /* unsigned: a shift and a mask */
+    const int group = f::halves == 2 ? 2 * step + t / 2 : step >> shift, unit = (unsigned)group / f::unit,
+              in_unit = (unsigned)group % f::unit;
     const int n = min(f::unit + 0, m.n_groups - unit * f::unit);
     const int group_bytes = f::halves == 2 ? f::bits * 64 : (f::bits * 128) << shift;
     const int full = scale_area(f::unit, scale_size) + scale_area(f::unit, extra_size) + f::unit * group_bytes;
@@ -254,7 +257,7 @@ DEVICE float limited(const gpu_linear &l, float y)
     return l.finish == GPU_STORE ? fminf(fmaxf(y, -l.limit), l.limit) : l.limit * tanhf(y / l.limit);
 }
 
-/* What is stored for y (with its bias) where `before` was. */
+/* The value to store for y (with its bias) in place of `before`. */
 DEVICE float finished(const gpu_linear &l, float y, float before)
 {
     return l.finish == GPU_ADD ? fmaf(l.scale, y, before) : limited(l, l.finish == GPU_LOGITS ? y * l.scale : y);
@@ -323,8 +326,8 @@ template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const g
     return f;
 }
 /* y: the sums of n tokens of this lane from `at` on, as finish_tokens has them; four floats an
- * access.  TOGETHER: tokens whose old values are asked for before one of them is waited for, as
- * a store keeps later loads behind it: 4 registers each. */
+ * access.  TOGETHER: tokens whose old values are loaded before any of them is stored, as a store
+ * delays later loads: 4 registers each. */
 template <int N8, int TOGETHER> DEVICE void finish_wide(const float y[2][4 * N8], const finish_rows &f, float *at,
                                                         int n)
 {

@@ -12,7 +12,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/quant/ggml.h"
 
-/* What a checkpoint says of some of its matrices. */
+/* The quantization of some of the matrices, as the configuration describes it. */
 enum strategy { BY_TENSOR, BY_CHANNEL, BY_GROUP, BY_BLOCK, BY_TENSOR_GROUP };
 struct scheme {
     enum strategy strategy;
@@ -70,7 +70,7 @@ static int check_keys(const struct indexer *x, const json_t *o, const char *cons
     return 0;
 }
 
-/* The string at key is absent or one of `allowed`; which one it is (0 if absent), or -1. */
+/* The index in `allowed` of the string at key (0 if absent), or -1 with *e if it is not there. */
 static int one_of(const struct indexer *x, const json_t *o, const char *key, const char *const *allowed)
 {
     const char *found;
@@ -234,7 +234,7 @@ static int ct_weights(struct indexer *x, const json_t *w)
 
 static int ct_config(struct indexer *x, const json_t *q)
 {
-    /* input and output activations, the cache: how others compute with these weights */
+    /* input and output activations, the cache: ignored, as we compute with floats or int8 */
     static const char *const known[] = { "quant_method", "format", "config_groups", "ignore", "quantization_status",
                                          "global_compression_ratio", "kv_cache_scheme", "sparsity_config", "version",
                                          NULL };
@@ -263,10 +263,10 @@ static int ct_config(struct indexer *x, const json_t *q)
     return 0;
 }
 
-/* NVIDIA's ModelOpt: config.json's quantization_config, or hf_quant_config.json's "quantization". */
+/* ModelOpt: quantization_config in config.json, or "quantization" in hf_quant_config.json. */
 static int modelopt_config(struct indexer *x, const json_t *q)
 {
-    /* what input activations and the cache are rounded to, and what is left out: the tensors tell that */
+    /* rounding of input activations and of the cache; matrices left out, which the tensors tell */
     static const char *const known[] = { "quant_method", "quant_algo", "config_groups", "ignore", "kv_cache_scheme",
                                          "producer", "group_size", "kv_cache_quant_algo", "exclude_modules",
                                          "has_zero_point", "pre_quant_scale", NULL };
@@ -345,7 +345,7 @@ static int part_take(const struct indexer *x, struct source_tensor *part, const 
     return 0;
 }
 
-/* Which group each input belongs to: kept only where that is not simply their order. */
+/* The group of each input: kept only where that differs from their order. */
 static int order_take(const struct indexer *x, struct packed *p, const struct source_tensor *t)
 {
     int plain = 1;
@@ -590,7 +590,7 @@ static int ternary_take(struct indexer *x, struct packed *p, const struct source
 struct kind {
     const char *end;                    /* of the name of the codes */
     int from[2];                        /* their types */
-    const char *name;                   /* what takes the place of end */
+    const char *name;                   /* takes the place of `end` */
     int type;
     enum packed_layout layout;
     int (*take)(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem);
@@ -647,7 +647,7 @@ static int join(struct indexer *x, int i, const struct kind *k)
     return asprintf(&x->rename[i], "%.*s%s", (int)stem, t->name, k->name) < 0 ? err_nomem(x->e, t->name) : 0;
 }
 
-/* Scales of activations and of caches: for those who compute in these formats. */
+/* Scales of activations and of caches: for programs that compute in these formats. */
 static int is_beside_weights(const char *name)
 {
     static const char *const ends[] = { ".input_scale", ".output_scale", ".input_zero_point", ".output_zero_point",

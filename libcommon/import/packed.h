@@ -1,14 +1,15 @@
-/* packed.h - checkpoints that come quantized: tensors whose codes, scales and zero points lie in
- * several tensors of a safetensors file.
+/* packed.h - quantized checkpoints: matrices whose codes, scales and zero points lie in several
+ * tensors of a safetensors file.
  *
- * config.json's quantization_config says which kind: compressed-tensors (int4 packed, int8, fp8,
- * nvfp4), ModelOpt (nvfp4; older ones in hf_quant_config.json beside it), fp8 with scales of blocks (DeepSeek) or of a tensor, MXFP4 experts (gpt-oss), GPTQ, AWQ, BitNet.
- * packed_index() replaces the parts by one tensor with the name and shape that the matrix has where
- * it is not quantized; its values are decoded row by row.  Which matrices are quantized is told by
- * the tensors; lists of modules to leave out only repeat that.
+ * config.json's quantization_config names the kind: compressed-tensors (int4 packed, int8, fp8,
+ * nvfp4), ModelOpt (nvfp4; older ones in hf_quant_config.json), fp8 with scales of blocks
+ * (DeepSeek) or of a tensor, MXFP4 experts (gpt-oss), GPTQ, AWQ, BitNet.  packed_index() replaces
+ * the parts by one tensor with the name and shape of the matrix before quantization; its values are
+ * decoded row by row.  The tensors tell the quantized matrices; lists of modules to leave out only
+ * repeat that.
  *
- * Where the codes lie and what they mean: the decoders of the libraries that write them
- * (AutoGPTQ, AutoAWQ, compressed-tensors, transformers). */
+ * Source of the layouts and the meaning of codes: the libraries that write them (AutoGPTQ, AutoAWQ,
+ * compressed-tensors, ModelOpt, transformers). */
 #ifndef ZSE_IMPORT_PACKED_H
 #define ZSE_IMPORT_PACKED_H
 
@@ -19,14 +20,24 @@
 #include "libcommon/quant/tile.h"
 
 enum packed_layout {
-    PACKED_GPTQ,            /* words of 32 / bits neighbouring k, low bits first: [cols * bits / 32][rows]; zero points likewise along rows */
-    PACKED_AWQ,             /* words of 8 rows of 4 bits, in the order 0 2 4 6 1 3 5 7: [cols][rows / 8]; zero points likewise */
-    PACKED_WORDS,           /* compressed-tensors: words of 32 / bits neighbouring k: [rows][words]; zero points likewise, but along rows */
+    /* words of 32 / bits neighbouring k, low bits first: [cols * bits / 32][rows]; zero points
+     * likewise along rows */
+    PACKED_GPTQ,
+    /* words of 8 rows of 4 bits, in the order 0 2 4 6 1 3 5 7: [cols][rows / 8]; zero points
+     * likewise */
+    PACKED_AWQ,
+    /* compressed-tensors: words of 32 / bits neighbouring k: [rows][words]; zero points likewise,
+     * but along rows */
+    PACKED_WORDS,
     PACKED_I8,              /* [rows][cols] */
     PACKED_F8,              /* [rows][cols] */
-    PACKED_MXFP4,           /* [experts][rows][cols / 32][16]: two a byte, low nibble first; seen as [experts][cols][rows], as the plain checkpoint has it */
+    /* [experts][rows][cols / 32][16]: two a byte, low nibble first; seen as [experts][cols][rows],
+     * as the plain checkpoint has it */
+    PACKED_MXFP4,
     PACKED_NVFP4,           /* [rows][cols / 2]: two a byte, low nibble first; groups of 16 whose scales are e4m3 */
-    PACKED_TERNARY,         /* four rows a byte, 2 bits each: rows r, r + rows/4, ...: [rows / 4][cols]; value code - 1, 3 stands for nothing */
+    /* four rows a byte, 2 bits each: rows r, r + rows/4, ...: [rows / 4][cols]; value code - 1, 3
+     * stands for nothing */
+    PACKED_TERNARY,
 };
 
 /* value(row, k) = (code - zero) * scale, or / scale where `divide` says so; NVFP4: tensor_scale *
@@ -40,13 +51,13 @@ struct packed {
     int64_t expert_rows;            /* MXFP4: outputs of one expert */
     int64_t row_group, col_group, row_step, group_step, n_groups;
     float tensor_scale;             /* NVFP4: times every scale; else 1 */
-    int zero, zero_add;             /* the zero point where there is no tensor of them; what is added to those there */
+    int zero, zero_add;             /* the zero point if no tensor has them; added to those of the tensor */
     struct source_tensor code, scale, zeros, order;     /* data NULL: none */
 };
 
 /* Understand s->config's quantization_config, move it to s->quantization, and join the parts of
- * s->tensors.  Methods that nobody here knows are left to config_parse to refuse; what a known
- * one says that is not understood, parts that are missing or do not fit, are refused by name. */
+ * s->tensors.  Unknown methods are left to config_parse to refuse; unknown keys of a known method,
+ * and parts that are missing or do not fit, are refused by name. */
 int packed_index(struct source *s, struct err *e);
 void packed_free(struct packed *p);             /* NULL is fine */
 

@@ -108,7 +108,8 @@ void packed_read(const struct packed *p, int64_t row, int64_t n, float *out)
             values(p, row + i, 0, p->cols, out + i * p->cols, 1);
         return;
     }
-    for (int64_t end = row + n; row < end;) {               /* a row is an input, its columns the outputs of the expert */
+    /* a row is an input, its columns the outputs of the expert */
+    for (int64_t end = row + n; row < end;) {
         int64_t expert = row / p->cols, k = row % p->cols, left = p->cols - k < end - row ? p->cols - k : end - row;
         for (int64_t j = 0; j < p->expert_rows; j++)
             values(p, expert * p->expert_rows + j, k, left, out + j, p->expert_rows);

@@ -8,9 +8,8 @@
  * here.)  Tiles of a file are as the unit wants them, and are never unpacked.  Few tokens take the
  * same way, as a token's bits must not depend on how many there are: one token reads weights at
  * 0.92 of a read loop instead of 1.0 (in vectors, with these sums, at 0.77); 16 and 256 tokens take
- * 0.45 of the vectors' time.  What is missing to a third of the tile unit's peak (256 tokens get a
- * quarter of that) is splitting x again for every 4 tiles, and waiting for sums that go to memory
- * and come back.
+ * 0.45 of the vectors' time.  256 tokens reach a quarter of the tile unit's peak, not a third:
+ * x is split again for every 4 tiles, and sums go to memory and come back.
  *
  * tdpbf16ps adds up even and odd k on their own, by fma and from 0, and adds their sum to what
  * there is.  So, for a row and a token:
@@ -23,7 +22,7 @@
 
 #include "libcommon/kernels/vec_avx512.inc"
 
-#include "libcommon/kernels/asking.inc"
+#include "libcommon/kernels/prefetch.inc"
 #include "libcommon/kernels/results.inc"
 
 /* Tiles of weights that share a conversion, and k of a block: of half as many, sums would come
@@ -33,7 +32,8 @@ enum { BF16_TILES = 4, BF16_K = 256, BF16_ROWS = 16, BF16_K_FEW = 1024 };
 INLINE int bf16_k(int n_tokens) { return n_tokens <= BF16_ROWS ? BF16_K_FEW : BF16_K; }
 
 INLINE int bf16_panels(int n_tokens) { return n_panels(n_tokens, BF16_ROWS); }
-INLINE int bf16_tokens(int n_tokens) { return n_panels(n_tokens, bf16_panels(n_tokens)); }      /* of a panel; the last may hold fewer */
+/* Tokens of a panel; the last may hold fewer. */
+INLINE int bf16_tokens(int n_tokens) { return n_panels(n_tokens, bf16_panels(n_tokens)); }
 INLINE size_t bf16_all(int n_tokens) { return (size_t)((bf16_panels(n_tokens) + 1) / 2 * 2 * bf16_tokens(n_tokens)); }
 
 /* Sums [BF16_TILES][tokens][32] f32, then for each two panels, W tokens, parts [bf16_k /
@@ -52,7 +52,7 @@ size_t amx_floats_scratch(int n_tokens)
     return size > other ? size : other;
 }
 
-/* What an f32 has in its upper 16 bits; NaN stays NaN. */
+/* The upper 16 bits of an f32; NaN stays NaN. */
 INLINE vf upper_half(vf x)
 {
     const vi bits = vi_and(vi_bits(x), vi_set((int32_t)0xffff0000));
@@ -101,11 +101,11 @@ static void begin(int T)
 /* One or two panels of T tokens with n_k of a tile at w: c [T][32] of each += x * w.  FIRST: c
  * has nothing yet. */
 INLINE void multiply(const int two, int first, const uint8_t *parts, int T, const uint8_t *w, int n_k, float *c,
-                     struct asking asks)
+                     struct prefetch how)
 {
     const size_t part = (size_t)T * 2 * 64;
     float *d = c + T * TILE_ROWS;
-    uintptr_t next = ask_from(asks, w);
+    uintptr_t next = prefetch_from(how, w);
 #define SUMS(op, x, y, p) __asm__ volatile(op(x, 0) op(y, 64) : : "r"(p), "r"(128l) : "memory")
 #define TAKE(x, at) "tileloadd " #at "(%0,%1), %%tmm" #x "\n"
 #define GIVE(x, at) "tilestored %%tmm" #x ", " #at "(%0,%1)\n"
@@ -118,7 +118,7 @@ INLINE void multiply(const int two, int first, const uint8_t *parts, int T, cons
             SUMS(TAKE, 2, 3, d);
     }
     for (int k = 0; k < n_k; k += 32, w += 32 * TILE_ROWS * 2, parts += 3 * part) {
-        next = ask(asks, 0, next, w);
+        next = prefetch_more(how, 0, next, w);
         SUMS(TAKE, 6, 7, w);
         for (int i = 2; i >= 0; i--) {
             const uint8_t *a = parts + (size_t)i * part;
@@ -149,14 +149,14 @@ static void multiply_block(const struct mat *m, int tile0, int n, int k0, int n_
                           *a = parts + (size_t)(p * T) * BF16_K * 3 * 2;
             float *to = c + ((size_t)i * all + (size_t)(p * T)) * TILE_ROWS;
             const int t0 = p * T, more = n_tokens - t0 < 2 * T ? n_tokens - t0 : 2 * T;
-            const struct asking asks = panels == 1 ? asking(0)
-                                                   : (struct asking){ p == 0 ? BF16_K * TILE_ROWS * 2 : 0, 0 };
+            const struct prefetch how = panels == 1 ? prefetch_of(0)
+                                                   : (struct prefetch){ p == 0 ? BF16_K * TILE_ROWS * 2 : 0, 0 };
             if (last)
-                expect_rows(&rows[i], t0, more);
+                prefetch_rows(&rows[i], t0, more);
             if (panels - p > 1)
-                multiply(1, k0 == 0, a, T, w, n_k, to, asks);
+                multiply(1, k0 == 0, a, T, w, n_k, to, how);
             else
-                multiply(0, k0 == 0, a, T, w, n_k, to, asks);
+                multiply(0, k0 == 0, a, T, w, n_k, to, how);
             if (last)
                 write_rows(&rows[i], t0, to, more);
         }
@@ -173,7 +173,8 @@ void amx_matmul_f32(float *out, size_t ldo, const struct mat *m, int tile0, int 
     float *c = scratch;
     const int block = bf16_k(n_tokens), tiles = n_tokens <= BF16_ROWS ? 1 : BF16_TILES;
     uint16_t *parts = (uint16_t *)(c + BF16_TILES * all * TILE_ROWS);
-    memset(parts, 0, all * (size_t)block * 3 * 2);      /* of tokens that only fill a panel: whatever they are multiplied to is not used, but should be cheap */
+    /* Tokens that only fill a panel: their products are not used, but denormals would be slow. */
+    memset(parts, 0, all * (size_t)block * 3 * 2);
     begin(bf16_tokens(n_tokens));
     for (int i = tile0; i < tile1; i += tiles)
         for (int k0 = 0; k0 < m->cols_padded; k0 += block) {

@@ -1,3 +1,4 @@
+/* kernels.c - choose among the sets of CPU kernels that are compiled in. */
 #include "libcommon/kernels/kernels.h"
 
 #include <string.h>

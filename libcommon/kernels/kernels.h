@@ -12,8 +12,8 @@
  *     for each act group A in order of k:  inner = 0
  *         for each step s in A in order:   isum = sum of value8[code] * a8   (exact int32)
  *                                          inner = fma((float)isum, w_scale[r, s], inner)
- *                                          types with min or zero: inner = fma(w_min[r, s], (float)sum of a8, inner)   (zero:
- *                                              w_min = -w_scale * zero)
+ *             types with min or zero:      inner = fma(w_min[r, s], (float)sum of a8, inner)
+ *                                          (zero: w_min = -w_scale * zero)
  *         types with 8-bit scales:         inner += isum * w_scale[r, s]  instead, exact in int32;
  *                                          rounded once, to f32, at the end of A
  *         acc = fma(inner, a_scale[t, A], acc)
@@ -43,8 +43,8 @@ extern "C" {
  * head.  Query i stands at position pos + i and sees positions [begin_i, pos + i], begin_i = window
  * ? max(0, pos + i - window + 1) : chunk ? (pos + i) / chunk * chunk : 0.  KV block b (positions
  * 16*b .. 16*b+15) of this head lies at base + table[b] * stride + k_offset (v_offset).  Parts of
- * 512 positions (512*p .. 512*p+511) are computed on their own, by whom and when does not matter,
- * and merged in order.  In a part, for its positions j in [begin_i, pos + i]:
+ * 512 positions (512*p .. 512*p+511) are computed independently, by any thread at any time, and
+ * merged in order.  In a part, for its positions j in [begin_i, pos + i]:
  *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each;  i8, fp8: the codes, then s[j] *=
  *     the key's scale f = scale * log2(e);  with softcap or alibi: s[j] *= scale, softcap: s[j] =
  *     softcap * tanh(s[j] / softcap),
@@ -71,10 +71,12 @@ struct attn {
     int pos, window, chunk;                                     /* 0: none; one of both */
     const uint8_t *base; const int32_t *table; size_t stride, k_offset, v_offset;
     enum kv_type kv_type;
-    float scale, softcap;                                       /* scale > 0; softcap 0: none; s = softcap * tanh(s / softcap) */
+    /* scale > 0; softcap 0: none; s = softcap * tanh(s / softcap) */
+    float scale, softcap;
     const float *sinks;                                         /* [n_q_heads] or NULL */
     int latent;
-    const float *alibi;                                         /* [n_q_heads] slopes or NULL: adds slope * (key position - query position) */
+    /* [n_q_heads] slopes or NULL: adds slope * (key position - query position) */
+    const float *alibi;
     /* To share a long context among threads: with partial, attention computes only part `part`,
      * into partial [n_tokens * n_q_heads][attn_partial(head_dim)], and leaves the rows of
      * queries that do not see it alone.  attention_merge then makes out of parts part, part + 1
@@ -110,15 +112,21 @@ struct kernels {
      * x [n_tokens, ldx], w->cols valid. */
     void (*matmul_f32)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                        const float *x, size_t ldx, int n_tokens, void *scratch);
-    size_t (*scratch_bytes)(int n_tokens, int cols_padded);     /* for at most so many tokens: never falls as n_tokens or cols_padded grows */
+    /* for at most so many tokens: never falls as n_tokens or cols_padded grows */
+    size_t (*scratch_bytes)(int n_tokens, int cols_padded);
 
     /* Rows of n f32.  Any alignment; out may be x (a). */
-    void (*rms_norm)(float *out, const float *x, const float *w, int n, float eps, float w_offset);    /* x * (1 / sqrt(mean(x^2)+eps)) * (w + w_offset); w NULL: 1 */
-    void (*layer_norm)(float *out, const float *x, const float *w, const float *b, int n, float eps);  /* w, b may be NULL */
-    void (*add)(float *out, const float *a, const float *b, float scale_b, int n);                      /* fma(scale_b, b, a) */
-    void (*act_mul)(float *out, const float *gate, const float *up, int n, int act);                    /* act(gate) * up; up NULL: act(gate).  enum act_kind */
+    /* x * (1 / sqrt(mean(x^2)+eps)) * (w + w_offset); w NULL: 1 */
+    void (*rms_norm)(float *out, const float *x, const float *w, int n, float eps, float w_offset);
+    /* w, b may be NULL */
+    void (*layer_norm)(float *out, const float *x, const float *w, const float *b, int n, float eps);
+    /* fma(scale_b, b, a) */
+    void (*add)(float *out, const float *a, const float *b, float scale_b, int n);
+    /* act(gate) * up; up NULL: act(gate).  enum act_kind */
+    void (*act_mul)(float *out, const float *gate, const float *up, int n, int act);
     float (*largest)(const float *x, int n);            /* NaN if one is NaN or +inf, -inf if n is 0 */
-    void (*rope)(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);  /* dim rotated, cos/sin [dim/2]; pairs: (0,1),(2,3).. else (i, i+dim/2) */
+    /* dim rotated, cos/sin [dim/2]; pairs: (0,1),(2,3).. else (i, i+dim/2) */
+    void (*rope)(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);
 
     /* One step of a linear recurrence of one head: state [n][dim], x, v, out [dim], b, c, q, k
      * [n].  For each element e, rows i in order: mamba:  in = dt * x[e]; s[i] = fma(b[i], in,
@@ -140,7 +148,8 @@ struct kernels {
 
 enum act_kind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, ACT_GELU_QUICK };
 
-extern const struct kernels kernels_ref, kernels_avx2, kernels_avxvnni, kernels_avx512, kernels_amx;     /* all but the first on x86-64 only */
+/* all but the first on x86-64 only */
+extern const struct kernels kernels_ref, kernels_avx2, kernels_avxvnni, kernels_avx512, kernels_amx;
 /* All sets compiled in, fastest first, NULL-terminated. */
 const struct kernels *const *kernels_all(void);
 /* The fastest set this machine runs; WANT forces one by name (NULL: choose).  NULL with *e if it

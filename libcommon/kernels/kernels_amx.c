@@ -35,7 +35,9 @@ enum { BLOCK_K = 256, MORE_BYTES = 64, AMX_ROWS = 16, AMX_MIN = 24, XFEATURE_TIL
 static int amx_supported(void)
 {
     unsigned a, b, c, d;
-    return kernels_avx512.supported() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & 1u << 22 && d & 1u << 24 && d & 1u << 25 &&       /* AMX-BF16, AMX-TILE, AMX-INT8 */
+    enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, AMX_INT8 = 1 << 25 };
+    return kernels_avx512.supported() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & AMX_BF16 && d & AMX_TILE &&
+           d & AMX_INT8 &&
            syscall(SYS_arch_prctl, ARCH_REQ_TILES, XFEATURE_TILE_DATA) == 0;
 }
 
@@ -175,7 +177,7 @@ INLINE void amx_take(const int odd, int32_t *to)
                          "r"(64l) : "memory");
 }
 
-/* What the vectors have to do with the sums of a group. */
+/* Operands with which the vectors scale the sums of a group, and c, where the results go. */
 struct amx_group { const float *scale, *min, *a_scale, *a_sum; float *c; };
 
 /* Sums [n_steps][2][16 tokens][16 rows] of the tokens t0 to t1 of T, with f32 scales (and
@@ -217,18 +219,18 @@ struct amx_job {
 };
 
 /* The last panel may hold fewer tokens. */
-INLINE void amx_expect(const struct amx_job *j, int p)
+INLINE void amx_prefetch_rows(const struct amx_job *j, int p)
 {
     if (j->to)
-        expect_rows(j->to, p * j->T, j->n_tokens - p * j->T < j->T ? j->n_tokens - p * j->T : j->T);
+        prefetch_rows(j->to, p * j->T, j->n_tokens - p * j->T < j->T ? j->n_tokens - p * j->T : j->T);
 }
 
 /* Pairs of tiles whose sums are in memory. */
 enum { AMX_SLOTS = 8 };
 INLINE unsigned amx_slots(int n_steps) { return n_steps == 4 ? 8 : 4; }
 
-/* The share of the vectors beside step u. */
-INLINE void amx_share(const int n_steps, const int has_min, const struct amx_group group[4], const int32_t *sums,
+/* The part of the vectors' work that is done beside step u. */
+INLINE void amx_vector_part(const int n_steps, const int has_min, const struct amx_group group[4], const int32_t *sums,
                       unsigned u, unsigned late, int T)
 {
     if (u < late)
@@ -240,7 +242,7 @@ INLINE void amx_share(const int n_steps, const int has_min, const struct amx_gro
 }
 
 /* All panels through an unpacked block.  Step u begins; the sums of step u - 2 come to memory;
- * and the vectors do a share of the group that had its last sums some time ago. */
+ * and the vectors do a part of the work of the group whose sums are complete. */
 INLINE void amx_steps(const int n_steps, const int has_min, const struct amx_job *j)
 {
     const int T = j->T, act_group = j->w->m->act_group, step = j->w->step, n = step > 64 ? step / 64 : 1;
@@ -254,7 +256,7 @@ INLINE void amx_steps(const int n_steps, const int has_min, const struct amx_job
     for (int p = 0; p < j->panels; p++, act += l.size) {
         const float *a_scale = (const float *)(act + l.scale), *a_sum = (const float *)(act + l.sum[step / 64]);
         float *c = j->s->c + p * T * TILE_ROWS;
-        amx_expect(j, p);
+        amx_prefetch_rows(j, p);
         for (int k = 0; k < j->n_k; k += act_group, a_scale += T) {
             const int first = k / step;
             group[u / (unsigned)n_steps % 4] = (struct amx_group){ s->scale + first * TILE_ROWS, s->min + first *
@@ -264,18 +266,19 @@ INLINE void amx_steps(const int n_steps, const int has_min, const struct amx_job
                 const int8_t *line = (const int8_t *)s->lines + at * TILE_ROWS;
                 amx_pair(u % 2, sums + (u - 2) % amx_slots(n_steps) * 512,
                          (const int8_t *)act + at / 64 * 64 * T + at % 64, (size_t)T * 64, line, line + 64, n);
-                amx_share(n_steps, has_min, group, sums, u, late, T);
+                amx_vector_part(n_steps, has_min, group, sums, u, late, T);
             }
         }
     }
     for (const unsigned end = u + late; u < end; u++) {
         if (u < end - late + 2)
             amx_take(u % 2, sums + (u - 2) % amx_slots(n_steps) * 512);
-        amx_share(n_steps, has_min, group, sums, u, late, T);
+        amx_vector_part(n_steps, has_min, group, sums, u, late, T);
     }
 }
 
-#define AMX_STEPS(n_steps, has_min) static void amx_steps_##n_steps##_##has_min(const struct amx_job *j) { amx_steps(n_steps, has_min, j); }
+#define AMX_STEPS(n_steps, has_min) \
+    static void amx_steps_##n_steps##_##has_min(const struct amx_job *j) { amx_steps(n_steps, has_min, j); }
 AMX_STEPS(1, 0) AMX_STEPS(2, 0) AMX_STEPS(4, 0) AMX_STEPS(1, 1) AMX_STEPS(2, 1) AMX_STEPS(4, 1)
 typedef void amx_fn(const struct amx_job *);
 static amx_fn *const amx_steps_of[2][3] = { { amx_steps_1_0, amx_steps_2_0, amx_steps_4_0 },
@@ -328,7 +331,7 @@ static void amx_folded(const struct amx_job *j)
     unsigned u = 0;
     for (int p = 0; p < j->panels; p++, act += l.size) {
         const float *a_scale = (const float *)(act + l.scale);
-        amx_expect(j, p);
+        amx_prefetch_rows(j, p);
         for (int k = 0; k < j->n_k; k += act_group, a_scale += T, u++) {
             const int8_t *a = (const int8_t *)act + k / 64 * 64 * T + k % 64,
                          *high = (const int8_t *)j->s->lines + k * TILE_ROWS, *low = j->low + k * TILE_ROWS;

@@ -71,7 +71,8 @@ static int bias_of(const struct qtype_info *t)
 #define BEGIN(T, j, t) "vpbroadcastd 4*" #t "(%[seed]), %[x" #t "]\n" "vpbroadcastd 4*" #t "(%[seed]), %[y" #t "]\n"
 #define SUM(t) [x##t] "=&x"(x[t]), [y##t] "=&x"(y[t])
 #define DOT_32(T) \
-    __asm__ volatile(EACH_##T(BEGIN, T, 0) LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) LINE(T, 6) LINE(T, 7) \
+    __asm__ volatile(EACH_##T(BEGIN, T, 0) LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) \
+                     LINE(T, 6) LINE(T, 7) \
                      : SUMS_##T : [p] "r"(p), [a] "r"(a), [seed] "r"(seed) : "xmm12", "xmm13", "xmm14", "xmm15", \
                      "memory")
 
@@ -111,7 +112,7 @@ enum { SCALED_INT, SCALED_32, SCALED_MORE };
 /* A panel of T tokens through an unpacked block of narrow values, two octets at a time: c [T][32]
  * += weights * activations. */
 INLINE void dot_narrow(const int T, const int scaled, const struct weights *w, const struct scratch *s, int n_groups,
-                       const struct act_panel *panel, float *c0, struct ahead *ahead)
+                       const struct act_panel *panel, float *c0, struct code_prefetch *fetch)
 {
     enum { O = 2 };
     const int has_min = w->type->extra != EXTRA_NONE, step = scaled == SCALED_MORE ? w->step : 32;
@@ -132,7 +133,7 @@ INLINE void dot_narrow(const int T, const int scaled, const struct weights *w, c
                 const __m256 scale_f[O] = { _mm256_loadu_ps(scale), _mm256_loadu_ps(scale + 8) };
                 for (int k = 0; k < step; k += 32, line += 32 * TILE_ROWS, a.code += 32 * T, seed += T) {
                     __m256i pairs[O][PANEL_MAX], times[O];
-                    ahead_more(ahead);
+                    prefetch_next(fetch);
                     dot_32(T, pairs[0], pairs[1], line, a.code, seed);
                     UNROLL for (int r = 0; r < O; r++)
                         times[r] = scaled == SCALED_INT ? scale_twice(scale_f[r]) : _mm256_set1_epi16(1);
@@ -169,7 +170,7 @@ INLINE void dot_narrow(const int T, const int scaled, const struct weights *w, c
 /* The same of values whose sums of 32 k do not fit into 16 bits, an octet at a time.  TWO: those
  * of two pairs do (m6). */
 INLINE void dot_wide(const int T, const int two, const int is_int, const struct weights *w, const struct scratch *s,
-                     int n_groups, const struct act_panel *panel, float *c, struct ahead *ahead)
+                     int n_groups, const struct act_panel *panel, float *c, struct code_prefetch *fetch)
 {
     for (int row = 0; row < TILE_ROWS; row += 8, c += 8) {
         struct act_panel a = *panel;
@@ -185,7 +186,7 @@ INLINE void dot_wide(const int T, const int two, const int is_int, const struct 
                 const __m256i times = is_int ? scale_twice(scale_f) : _mm256_set1_epi16(1),
                               four_times = _mm256_slli_epi16(times, 2);
                 for (int k = 0; k < w->step; k += 32, a.code += 32 * T, a.seed += T) {
-                    ahead_more(ahead);
+                    prefetch_next(fetch);
                     if (two)
                         UNROLL for (int t = 0; t < T; t++)
                             sum[t] = _mm256_add_epi32(sum[t],
@@ -223,28 +224,29 @@ INLINE void dot_wide(const int T, const int two, const int is_int, const struct 
 }
 
 INLINE void dot_panel(const int T, const struct weights *w, const struct scratch *s, int n_groups,
-                      const struct act_panel *a, float *c, struct ahead *ahead)
+                      const struct act_panel *a, float *c, struct code_prefetch *fetch)
 {
     const int is_int = has_int_scale(w->type);
     if (w->bits == 6)
-        dot_wide(T, 1, 1, w, s, n_groups, a, c, ahead);
+        dot_wide(T, 1, 1, w, s, n_groups, a, c, fetch);
     else if (is_narrow(w->type) && is_int)
-        dot_narrow(T, SCALED_INT, w, s, n_groups, a, c, ahead);
+        dot_narrow(T, SCALED_INT, w, s, n_groups, a, c, fetch);
     else if (is_narrow(w->type) && w->step == 32)
-        dot_narrow(T, SCALED_32, w, s, n_groups, a, c, ahead);
+        dot_narrow(T, SCALED_32, w, s, n_groups, a, c, fetch);
     else if (is_narrow(w->type))
-        dot_narrow(T, SCALED_MORE, w, s, n_groups, a, c, ahead);
+        dot_narrow(T, SCALED_MORE, w, s, n_groups, a, c, fetch);
     else if (is_int)
-        dot_wide(T, 0, 1, w, s, n_groups, a, c, ahead);
+        dot_wide(T, 0, 1, w, s, n_groups, a, c, fetch);
     else
-        dot_wide(T, 0, 0, w, s, n_groups, a, c, ahead);
+        dot_wide(T, 0, 0, w, s, n_groups, a, c, fetch);
 }
 
 #define IS_WIDE(codes) ((codes) <= STREAM_TABLE_3 || (codes) == STREAM_BYTES)
 /* As many as the registers hold: few vectors besides the sums are needed for codes that are masked
  * and no more. */
 #define IS_PLAIN(codes) ((codes) == STREAM_LINEAR || (codes) == STREAM_FROM_0 || (codes) == STREAM_FROM_M1)
-#define OCTETS(T, codes) ((T) == 1 ? 4 : (T) == 2 || ((T) == 3 && !IS_WIDE(codes)) || ((T) == 4 && IS_PLAIN(codes)) ? 2 : 1)
+#define OCTETS(T, codes) \
+    ((T) == 1 ? 4 : (T) == 2 || ((T) == 3 && !IS_WIDE(codes)) || ((T) == 4 && IS_PLAIN(codes)) ? 2 : 1)
 
 /* int16, twice. */
 INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
@@ -282,7 +284,7 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
     const int wide = IS_WIDE(codes);
     const __m256i one = _mm256_set1_epi16(1);
     for (int k = 0; k < n_k; k += 32, line += CODE_BYTES_32(codes), seed += T) {
-        ask_more(w, codes, next, line);
+        prefetch_codes(w, codes, next, line);
         __m256i pairs[STREAM_MAX][4], times[4], four_times[4];
         UNROLL for (int r = 0; r < O; r++) {
             times[r] = has_int_scale(type) ? scale[r] : one;
@@ -311,9 +313,9 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
     }
 }
 
-#define TRITS_DOT 0
-#define TRITS_ROWS(n) 1
-enum { TRITS_TWICE = 0 };
+#define TERNARY_DOT 0
+#define TERNARY_ROWS(n) 1
+enum { TERNARY_TWICE = 0 };
 
 #include "libcommon/kernels/kernels_ymm.inc"
 

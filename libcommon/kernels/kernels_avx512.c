@@ -26,9 +26,9 @@ enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 12, BIAS = 128, SEED_PER_STEP 
 
 #include "libcommon/kernels/acts.inc"
 
-/* Codes of the next block, to be fetched a line at a time while this one is multiplied; step 0:
- * enough of that. */
-struct ahead { const uint8_t *p; size_t step; };
+/* Codes of the next block, to prefetch a line at a time while this one is multiplied; step 0: no
+ * more. */
+struct code_prefetch { const uint8_t *p; size_t step; };
 
 /* d [T][2] = seed + dot products of 32 rows, T tokens, n lines of 4 k (a multiple of 8).
  * Written in assembly because compilers move and spill the 12 sums of T = 6 when they see the
@@ -74,7 +74,7 @@ INLINE __m512i bcast4(const int8_t *p)
 }
 
 INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t *a, const int32_t *seed, int n,
-                      struct ahead *next)
+                      struct code_prefetch *next)
 {
     switch (T) {
     case 1: DOT_LINES(1); break;
@@ -87,7 +87,7 @@ INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t
         UNROLL for (int t = 0; t < T; t++)
             d[t][0] = d[t][1] = vi_set(seed[t]);
         for (int i = 0; i < n; i++, w += 128, a += 4 * T, next->p += next->step) {
-            prefetch(next->p);
+            prefetch_line(next->p);
             const __m512i v0 = vi_load(w), v1 = vi_load(w + 64);
             UNROLL for (int t = 0; t < T; t++) {
                 const __m512i q = bcast4(a + 4 * t);
@@ -103,7 +103,7 @@ INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t
  * (INT: int32) do, and c takes an act group at a time. */
 enum { MANY, ONE, INT };
 INLINE void dot_panel(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups,
-                      struct act_panel a, float *c, struct ahead *next)
+                      struct act_panel a, float *c, struct code_prefetch *next)
 {
     const int8_t *line = (const int8_t *)s->lines;
     const float *scale = s->scale, *min = w->type->extra == EXTRA_NONE ? NULL : s->min;
@@ -165,10 +165,10 @@ INLINE void dot_panel(const int T, const int kind, const struct weights *w, cons
             vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
 }
 
-#define TRITS_DOT 1
-#define TRITS_ROWS(n) 2
-enum { TRITS_IN_PLACE = 2, TRITS_BY_B = 4, TRITS_TWICE = 1 };
-#include "libcommon/kernels/trits.inc"
+#define TERNARY_DOT 1
+#define TERNARY_ROWS(n) 2
+enum { TERNARY_IN_PLACE = 2, TERNARY_BY_B = 4, TERNARY_TWICE = 1 };
+#include "libcommon/kernels/ternary.inc"
 
 /* Codes of line `out` of 8 to the low bits of bytes, the rest of which is not defined: `bits` of
  * them lie in low, `more` above these in the plane at high. */
@@ -180,7 +180,46 @@ INLINE __m512i stream_codes(__m512i low, const uint8_t *high, const int bits, co
         return v;
     __m512i h = vi_load(high + out * more / 8 * 128);
     h = shift > 0 ? _mm512_srli_epi16(h, (unsigned)shift) : shift < 0 ? _mm512_slli_epi16(h, (unsigned)-shift) : h;
-    return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)((1 << bits) - 1)), v, h, 0xca);        /* by bit: mask ? v : h */
+    /* mask ? v : h, bit by bit */
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)((1 << bits) - 1)), v, h, 0xca);
+}
+
+/* d [T][2] = sums of a step, n_lines lines of the first plane from *line on.  Moves *line, the
+ * codes and seeds of *a and *next (of prefetch_more) on. */
+INLINE void stream_step(const int T, const int bits, const int more, const struct weights *w, __m512i table,
+                        int n_lines, const uint8_t **line, struct act_panel *a, uintptr_t *next, __m512i d[][2])
+{
+    const int lines = 4;                                /* steps of 32 k of 4 bits have no more */
+    /* Two sums each, or the chain of dot products would be too long. */
+    const int split = T <= 2;
+    __m512i e[STREAM_MAX][2];
+    UNROLL for (int t = 0; t < T; t++) {
+        d[t][0] = d[t][1] = vi_set(a->seed[t]);
+        e[t][0] = e[t][1] = vi_set(0);
+    }
+    a->seed += T;
+    for (int l = 0; l < n_lines; l += lines) {
+        const uint8_t *high = *line + 128 * lines;      /* with more bits a step is one group */
+        *next = prefetch_more(w->prefetch, 1, *next, *line);
+        UNROLL for (int out = 0; out < lines * (8 / bits); out++) {
+            const uint8_t *low = *line + out / (8 / bits) * 128;
+            const __m512i s0 = stream_codes(vi_load(low), high, bits, more, out),
+                          s1 = stream_codes(vi_load(low + 64), high + 64, bits, more, out);
+            const __m512i v0 = bits < 8 ? _mm512_permutexvar_epi8(s0, table) : vbytes_flip(s0),
+                          v1 = bits < 8 ? _mm512_permutexvar_epi8(s1, table) : vbytes_flip(s1);
+            UNROLL for (int t = 0; t < T; t++) {
+                const __m512i q = bcast4(a->code + 4 * t);
+                __m512i *to = split && out % (8 / bits) % 2 ? e[t] : d[t];
+                to[0] = _mm512_dpbusd_epi32(to[0], v0, q);
+                to[1] = _mm512_dpbusd_epi32(to[1], v1, q);
+            }
+            a->code += 4 * T;
+        }
+        *line += 128 * (lines + more);
+    }
+    if (split)
+        UNROLL for (int t = 0; t < T; t++)
+            d[t][0] = vi_add(d[t][0], e[t][0]), d[t][1] = vi_add(d[t][1], e[t][1]);
 }
 
 /* The same straight from a tile's codes of 4, 4 + 1, 4 + 2 or 8 bits (bits + more), for the few
@@ -189,8 +228,6 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
                        const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, float *c)
 {
     const struct mat *m = w->m;
-    const int lines = 4;                                /* steps of 32 k of 4 bits have no more */
-    const int split = T <= 2;                           /* two sums each, or the chain of dot products would be too long */
     const __m512i table = vi_load(w->table);
     /* steps of a group, or groups of a step */
     const int n_lines = step * bits / 32, n_steps = m->group_size > step ? m->group_size / step : 1,
@@ -205,7 +242,7 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
     struct act_panel a = { 0 };
     int steps_left = w->n_steps, end = 0;
     const uint8_t *line = unit_at(m, tile, 0);
-    uintptr_t next = ask_from(w->ask, line);
+    uintptr_t next = prefetch_from(w->prefetch, line);
     for (int group = 0; group < m->n_groups; ) {
         if (group == end)
             a = next_block(blocks, m, group, T, &end);
@@ -220,41 +257,14 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
             else
                 group_scales(&type, p, n, g, s, x);
             for (int i = 0; i < n_steps; i++) {
-                __m512i d[STREAM_MAX][2], e[STREAM_MAX][2];
-                UNROLL for (int t = 0; t < T; t++) {
-                    d[t][0] = d[t][1] = vi_set(a.seed[t]);
-                    e[t][0] = e[t][1] = vi_set(0);
-                }
-                a.seed += T;
-                for (int l = 0; l < n_lines; l += lines) {
-                    const uint8_t *high = line + 128 * lines;       /* with more bits a step is one group */
-                    next = ask(w->ask, type.bits < 8, next, line);
-                    UNROLL for (int j = 0; j < lines; j++) {
-                        const __m512i w0 = vi_load(line), w1 = vi_load(line + 64);
-                        UNROLL for (int u = 0; u < 8 / bits; u++) {
-                            const int out = j * (8 / bits) + u;
-                            const __m512i s0 = stream_codes(w0, high, bits, more, out),
-                                          s1 = stream_codes(w1, high + 64, bits, more, out);
-                            const __m512i v0 = bits < 8 ? _mm512_permutexvar_epi8(s0, table) : vbytes_flip(s0),
-                                          v1 = bits < 8 ? _mm512_permutexvar_epi8(s1, table) : vbytes_flip(s1);
-                            UNROLL for (int t = 0; t < T; t++) {
-                                __m512i q = bcast4(a.code + 4 * t), *to = split && u % 2 ? e[t] : d[t];
-                                to[0] = _mm512_dpbusd_epi32(to[0], v0, q);
-                                to[1] = _mm512_dpbusd_epi32(to[1], v1, q);
-                            }
-                            a.code += 4 * T;
-                        }
-                        line += 128;
-                    }
-                    line += 128 * more;
-                }
+                __m512i d[STREAM_MAX][2];
+                stream_step(T, bits, more, w, table, n_lines, &line, &a, &next, d);
                 UNROLL for (int t = 0; t < T; t++)
                     UNROLL for (int r = 0; r < 2; r++) {
-                        __m512i v = split ? vi_add(d[t][r], e[t][r]) : d[t][r];
                         if (is_int)
-                            whole[t][r] = add_int_scaled(&type, whole[t][r], v, si[r]);
+                            whole[t][r] = add_int_scaled(&type, whole[t][r], d[t][r], si[r]);
                         else
-                            inner[t][r] = vf_fma(vf_from_i32(v), s[r], inner[t][r]);
+                            inner[t][r] = vf_fma(vf_from_i32(d[t][r]), s[r], inner[t][r]);
                         if (type.extra != EXTRA_NONE)
                             inner[t][r] = vf_fma(x[r], vf_set(a.sum[t]), inner[t][r]);
                     }
@@ -286,10 +296,10 @@ INLINE void dot_stream(const int T, const int bits, const int more, const struct
     { \
         const struct qtype_info type = { .scale = scale_, .extra = extra_ }; \
         if (codes == STREAM_T2 || codes == STREAM_T3) \
-            stream_trits(T, codes == STREAM_T3, w, tile, blocks, c); \
+            stream_ternary(T, codes == STREAM_T3, w, tile, blocks, c); \
         else \
-            dot_stream(T, bits, more, type, scale_ == SCALE_S8 || scale_ == SCALE_E8M0 ? 32 : w->step, w, tile, blocks, \
-                       c); \
+            dot_stream(T, bits, more, type, scale_ == SCALE_S8 || scale_ == SCALE_E8M0 ? 32 : w->step, w, tile, \
+                       blocks, c); \
     }
 #define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
               kind, ymm, zmm, gpu) UP_TO_##zmm(STREAM, ID, STREAM_##kind, low, high, SCALE_##scale, EXTRA_##extra)
@@ -306,17 +316,17 @@ static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
     return n_tokens <= STREAM_MAX ? streams[t->type][n_tokens] : NULL;
 }
 
-/* n panels of T tokens from token t0 on; the first AHEAD_PANELS of all fetch what follows the
+/* n panels of T tokens from token t0 on; the first PREFETCH_PANELS of all prefetch the next block's
  * codes. */
-enum { AHEAD_PANELS = 2 };
+enum { PREFETCH_PANELS = 2 };
 
 INLINE void dot_panels(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups,
                        const struct act_block *b, int t0, int n, float *c, const uint8_t *codes, const struct rows *to)
 {
     for (int t = t0; t < t0 + n * T; t += T) {
         if (to)
-            expect_rows(to, t, T);
-        struct ahead next = { codes + t / T * BLOCK_K / 4 * 64, t < AHEAD_PANELS * T ? 64 : 0 };
+            prefetch_rows(to, t, T);
+        struct code_prefetch next = { codes + t / T * BLOCK_K / 4 * 64, t < PREFETCH_PANELS * T ? 64 : 0 };
         dot_panel(T, kind, w, s, n_groups, act_panel(b, t, T), c + t * TILE_ROWS, &next);
         if (to)
             write_rows(to, t, c + t * TILE_ROWS, T);
@@ -343,7 +353,8 @@ void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int til
     struct scratch *s = scratch;
     const struct weights w = weights_init(m, BIAS);
     const struct act_blocks blocks = act_blocks(act, n_tokens, m, w.step);
-    const int panels = act_panels(n_tokens), tokens = n_tokens / panels, n_more = n_tokens % panels;   /* panels of one token more come first */
+    /* The first n_more panels have one token more. */
+    const int panels = act_panels(n_tokens), tokens = n_tokens / panels, n_more = n_tokens % panels;
     const int kind = has_int_scale(w.type) ? INT : w.n_steps == 1 ? ONE : MANY;
     stream_fn *stream = stream_of(w.type, n_tokens);
     for (int i = tile0; i < tile1; i++) {

@@ -56,7 +56,7 @@ INLINE void dot_lines(const int T, const struct weights *w, vi d[], const uint8_
 /* One panel of T tokens through an unpacked block, 16 rows at a time: c [T][32] += weights *
  * activations. */
 INLINE void dot_panel(const int T, const struct weights *w, const struct scratch *s, int n_groups,
-                      const struct act_panel *panel, float *c0, struct ahead *ahead)
+                      const struct act_panel *panel, float *c0, struct code_prefetch *fetch)
 {
     const int has_min = w->type->extra != EXTRA_NONE, is_int = has_int_scale(w->type);
     for (int half = 0; half < 2; half++) {
@@ -70,7 +70,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
                 inner[t] = vf_set(0);
             for (int i = 0; i < w->n_steps; i++) {
                 vi d[PANEL_MAX];
-                ahead_more(ahead);
+                prefetch_next(fetch);
                 dot_lines(T, w, d, line, &a);
                 line += w->step * TILE_ROWS;
                 const vf sv = vf_load(scale);
@@ -122,7 +122,7 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
     EACH_SUM(t, r)
         d[t][r] = few_seed(codes, seed[t]);
     for (int k = 0; k < n_k; k += 32, line += CODE_BYTES_32(codes)) {
-        ask_more(w, codes, next, line);
+        prefetch_codes(w, codes, next, line);
         UNROLL for (int i = 0; i < 8; i++, code += 4 * T)
             UNROLL for (int r = 0; r < O; r++) {
                 const __m256i found = few_codes(codes, line + 32 * r, i);
@@ -140,9 +140,9 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
                                          type->scale == SCALE_U8 ? _mm256_mullo_epi32(d[t][r], scale[r]) : d[t][r]);
 }
 
-#define TRITS_DOT 1
-#define TRITS_ROWS(n) ((n) <= 2 ? 2 : 1)
-enum { TRITS_IN_PLACE = 1, TRITS_BY_B = 1, TRITS_TWICE = 0 };
+#define TERNARY_DOT 1
+#define TERNARY_ROWS(n) ((n) <= 2 ? 2 : 1)
+enum { TERNARY_IN_PLACE = 1, TERNARY_BY_B = 1, TERNARY_TWICE = 0 };
 
 #include "libcommon/kernels/kernels_ymm.inc"
 

@@ -1,5 +1,5 @@
-/* kernels_ref.c - the definition, in plain C: what kernels.h says, one operation after the
- * other.  Also the kernels of machines that have no others. */
+/* kernels_ref.c - the operations of kernels.h in plain C, one after the other: the definition for
+ * the tests, and the kernels of machines that have no others. */
 #include <math.h>
 #include <string.h>
 
@@ -284,7 +284,7 @@ static void attend_latent(const struct attn *a, const float *p, int begin, int e
     }
 }
 
-/* What a query at position `at` gets from the positions [begin, end) of one part. */
+/* The partial result of a query at position `at` for the positions [begin, end) of one part. */
 static void attend_part(const struct attn *a, const float *q, int at, float slope, int begin, int end, float *o,
                         struct softmax *x)
 {

@@ -1,12 +1,12 @@
-/* set.h - what the files of a vector set (rows, attention, floats, kernels) give each other:
- * avx2_rms_norm and so on.  Meanings: kernels.h. */
+/* set.h - declarations that the files of a vector set (rows, attention, floats, kernels) share:
+ * avx2_rms_norm and so on.  Their meanings: kernels.h. */
 #ifndef ZSE_KERNELS_SET_H
 #define ZSE_KERNELS_SET_H
 
 #include "libcommon/kernels/kernels.h"
 
-/* A sanitizer looks at addresses, which are the same in loops and in one copy of each function:
- * these compile in a tenth of the time. */
+/* Sanitizers check addresses, which loops and functions that are not inlined access as well; these
+ * compile in a tenth of the time. */
 #if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 #define INLINE static inline
 #define UNROLL
@@ -19,10 +19,12 @@
 #endif
 #endif
 
-/* How the codes of few tokens are found in a tile (qtype.def, column stream).  Looked up in a
- * table: of 4, 2 and 3 bits, and of 4 bits with values up to 12.  The value plus 8, 0 and 1, in
- * 4, 4 and 2 bits; plus 16 in 5 bits, plus 32 in 6.  Bytes as they lie in a tile, and unpacked
- * with the set's bias.  t2, t3: the loops of ternary.inc where they are faster. */
+/* How the values of few tokens' codes are found (qtype.def, column stream).
+ *   TABLE, TABLE_2, TABLE_3, SMALL  looked up: codes of 4, 2, 3 bits, of 4 with values up to 12
+ *   LINEAR, FROM_0, FROM_M1         the code is the value plus 8, 0, 1: of 4, 4, 2 bits
+ *   PLUS_1, PLUS_2                  the value plus 16 in 5 bits, plus 32 in 6
+ *   BYTES, UNPACKED                 bytes as they lie in a tile; unpacked with the set's bias
+ *   T2, T3                          the loops of ternary.inc where they are faster */
 enum stream_kind {
     STREAM_TABLE, STREAM_TABLE_2, STREAM_TABLE_3, STREAM_SMALL, STREAM_LINEAR, STREAM_FROM_0, STREAM_FROM_M1,
     STREAM_PLUS_1, STREAM_PLUS_2, STREAM_BYTES, STREAM_UNPACKED, STREAM_T2, STREAM_T3, STREAM_NONE
@@ -55,7 +57,8 @@ enum stream_kind {
     float set##_largest(const float *x, int n); \
     void set##_rope(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);
 #define SCAN_OF(set) \
-    void set##_scan_mamba(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim, float decay, float dt, float d); \
+    void set##_scan_mamba(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim, \
+                          float decay, float dt, float d); \
     void set##_scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim, \
                           float decay, float rate);
 #define ATTENTION_OF(set) \
@@ -65,13 +68,16 @@ enum stream_kind {
     void set##_attention_merge(const struct attn *a); \
     size_t set##_attention_scratch(int head_dim);
 #define FLOATS_OF(set) \
-    void set##_matmul_f32(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const float *x, size_t ldx, int n_tokens, void *scratch); \
+    void set##_matmul_f32(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const float *x, \
+                          size_t ldx, int n_tokens, void *scratch); \
     size_t set##_floats_scratch(int n_tokens);
 #define INTEGERS_OF(set) \
     size_t set##_act_bytes(int n_tokens, int cols_padded, int act_group); \
     int set##_act_parts(int n_tokens); \
-    void set##_act_pack(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group, int part); \
-    void set##_matmul(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const void *act, int n_tokens, void *scratch); \
+    void set##_act_pack(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, \
+                        int act_group, int part); \
+    void set##_matmul(float *out, size_t ldo, const struct mat *w, int tile0, int tile1, const void *act, \
+                      int n_tokens, void *scratch); \
     size_t set##_scratch_bytes(int n_tokens, int cols_padded);
 
 ROWS_OF(avx2) SCAN_OF(avx2) ATTENTION_OF(avx2) FLOATS_OF(avx2) INTEGERS_OF(avx2)
@@ -81,7 +87,8 @@ INTEGERS_OF(avxvnni)
 
 /* A table: the integer matmul of one set, the f32 matmul and the rest of others or the same. */
 #define KERNELS_SET(name, supported, ints, floats, rest) { \
-    name, supported, ints##_act_bytes, ints##_act_parts, ints##_act_pack, ints##_matmul, floats##_matmul_f32, ints##_scratch_bytes, \
+    name, supported, ints##_act_bytes, ints##_act_parts, ints##_act_pack, ints##_matmul, floats##_matmul_f32, \
+    ints##_scratch_bytes, \
     rest##_rms_norm, rest##_layer_norm, rest##_add, rest##_act_mul, rest##_largest, rest##_rope, \
     rest##_scan_mamba, rest##_scan_delta, \
     rest##_kv_store_key, rest##_kv_store_value, rest##_attention, rest##_attention_merge, rest##_attention_scratch }

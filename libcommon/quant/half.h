@@ -65,7 +65,7 @@ HALF_FUNCTION float f8e4m3_to_f32(f8e4m3 h)
     return f32_from_bits(sign | ((code << 20) + (120u << 23)));
 }
 
-/* What is beyond 448 becomes 448. */
+/* Magnitudes beyond 448 become 448. */
 HALF_FUNCTION f8e4m3 f32_to_f8e4m3(float f)
 {
     uint32_t u = f32_bits(f), sign = u >> 24 & 0x80;

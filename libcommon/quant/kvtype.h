@@ -1,4 +1,4 @@
-/* kvtype.h - how keys and values are stored: blocks of 16 tokens of one KV head of one layer.
+/* kvtype.h - the storage of keys and values: blocks of 16 tokens of one KV head of one layer.
  *   keys    f32, f16, bf16     [head_dim][16]      tokens side by side: a vector of scores needs no
  *                                                  transposing
  *           i8, fp8            [head_dim][16] codes of 8 bits, then 16 f32 scales, one a token

@@ -44,7 +44,7 @@ enum code_kind {
     CODES_E4M3, CODES_E5M2,     /* OCP 8-bit floating point */
     CODES_TERNARY, CODES_BASE3, /* -1, 0, 1: two bits each, five a byte */
 };
-/* What activations are rounded to: qtype.def, acts. */
+/* The rounding of activations: qtype.def, acts. */
 enum weight_acts { ACTS_NONE, ACTS_F32, ACTS_I8, ACTS_I8_128 };
 enum gpu_format_kind { GPU_FORMAT_NONE, GPU_FORMAT_F32, GPU_FORMAT_FLOATS, GPU_FORMAT_INTEGERS, GPU_FORMAT_TABLE };
 enum option_choice { OPTION_NEVER, OPTION_FINE, OPTION_OFTEN };
@@ -70,7 +70,8 @@ struct qtype_info {
     /* [1 << bits] integer value of each code for the integer kernels, NULL where the code is the
      * value; i4m and i4z: the code, min and zero point come on top; e2m1: twice the value */
     const int8_t *value8;
-    const float *value;         /* [1 << bits] exact value of each code (nf4: the NF4 levels times 127), NULL as above */
+    /* [1 << bits] exact value of each code (nf4: the NF4 levels times 127), NULL as above */
+    const float *value;
 };
 
 static inline int qtype_is_ternary(const struct qtype_info *t)

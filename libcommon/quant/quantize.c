@@ -80,7 +80,9 @@ static void grid_init(struct grid *g, enum qtype type)
     static const float trial_high[9] = { 0, 0, 1.3f, 1.4f, 1.45f, 1.15f, 1.10f, 0, 1.08f };
     g->trial_low = trial_low[t->bits];
     g->trial_high = trial_high[t->bits];
-    if (qtype_is_ternary(t))        /* a normal number's best step is .44 of the extreme of 256, .47 of that of 128, .57 of that of 32 */
+    /* a normal number's best step is .44 of the extreme of 256, .47 of that of 128, .57 of that of
+     * 32 */
+    if (qtype_is_ternary(t))
         g->trial_low = .25f, g->trial_high = 1;
     g->one_sign = qtype_is_ternary(t) || t->codes == CODES_E2M1 || t->codes == CODES_INT8 || t->scale == SCALE_U8;
 }

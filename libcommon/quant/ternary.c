@@ -1,3 +1,4 @@
+/* ternary.c - round a row to -1, 0 and 1 by the rules of ternary.h. */
 #include "libcommon/quant/ternary.h"
 
 #include <assert.h>
@@ -12,7 +13,7 @@ const char *ternary_name(enum ternary_fit fit)
     return (unsigned)fit < N_TERNARY ? names[fit] : NULL;
 }
 
-/* What is rounded to 0: magnitudes below this. */
+/* Magnitudes below this are rounded to 0. */
 static double threshold(enum ternary_fit fit, double mean, double rms, double amax)
 {
     switch (fit) {

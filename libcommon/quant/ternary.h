@@ -11,7 +11,9 @@
 
 enum ternary_fit {
     TERNARY_FIT,        /* the scale that leaves the least squared error (quantize_row) */
-    TERNARY_ABSMEAN,    /* scale = mean |x|, codes = x / scale rounded: BitNet b1.58, arXiv:2402.17764, there for the whole matrix */
+    /* scale = mean |x|, codes = x / scale rounded: BitNet b1.58, arXiv:2402.17764, there for the
+     * whole matrix */
+    TERNARY_ABSMEAN,
     TERNARY_RMS,        /* 0 below half the root mean square; scale = mean |x| of the others */
     TERNARY_ADAPTIVE,   /* 0 below 0.7 times mean |x|; scale likewise: Ternary Weight Networks, arXiv:1605.04711 */
     TERNARY_THRESHOLD,  /* 0 below 0.3 times the largest |x|; scale likewise */

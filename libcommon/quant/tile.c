@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "libcommon/quant/half.h"
@@ -31,6 +32,18 @@ static size_t area(int n, size_t size)
     return ((size_t)n * TILE_ROWS * size + 63) / 64 * 64;
 }
 
+/* "i8: group size is 16, not 32, 64 or 128" */
+static int group_size_fail(const struct qtype_info *t, int group_size, struct err *e)
+{
+    char sizes[64];
+    int at = 0;
+    for (unsigned left = t->group_sizes; left; left &= left - 1) {
+        const unsigned size = left & -left;
+        at += snprintf(sizes + at, sizeof sizes - (size_t)at, "%s%u", !at ? "" : size == left ? " or " : ", ", size);
+    }
+    return err_set(e, ERR_SHAPE, "%s: group size is %d, not %s", t->name, group_size, sizes);
+}
+
 int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int64_t rows, int64_t cols, struct err *e)
 {
     const struct qtype_info *t = qtype_info(type);
@@ -39,10 +52,7 @@ int mat_init(struct mat *m, enum qtype type, int group_size, int act_group, int6
     if (!t->has_kernels)
         return err_set(e, ERR_UNSUPPORTED, "number format %s is reserved, this version cannot compute on it", t->name);
     if (group_size < 1 || (group_size & (group_size - 1)) || !(t->group_sizes & (unsigned)group_size))
-        return err_set(e, ERR_SHAPE, "%s: group size is %d, not %s", t->name, group_size,
-                       t->group_sizes == 16 ? "16" : t->group_sizes == 32 ? "32" : t->group_sizes == 64 ? "64" : t->group_sizes == 128 ? "128"
-                           : t->group_sizes == 256 ? "256" : t->group_sizes & 256 ? "32, 64, 128 or 256"
-                                                                                  : "32, 64 or 128");
+        return group_size_fail(t, group_size, e);
     if (qtype_takes_floats(t) ? act_group != 0 : act_group != 128 &&
         (t->acts == ACTS_I8_128 || (act_group != 32 && act_group != 64)))
         return err_set(e, ERR_SHAPE, "%s: activation group is %d, not %s", t->name, act_group,
@@ -214,7 +224,8 @@ static float scale_get(const struct qtype_info *t, const uint8_t *p)
     case SCALE_S8:  return (float)(int8_t)*p;
     case SCALE_U8:  return (float)*p;
     case SCALE_E4M3: return f8e4m3_to_f32(*p);
-    case SCALE_E8M0: return f32_from_bits(*p ? (uint32_t)*p << 23 : 0x00400000);        /* 2^-127 is below the normal numbers */
+    /* 2^-127 is below the normal numbers */
+    case SCALE_E8M0: return f32_from_bits(*p ? (uint32_t)*p << 23 : 0x00400000);
     default:        return 1;
     }
 }

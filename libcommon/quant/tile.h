@@ -32,12 +32,14 @@ extern "C" {
 
 enum { TILE_ROWS = 32 };
 
-/* A matrix that kernels compute on.  Plain facts; data is borrowed (from a mapping, or from
- * whoever made it). */
+/* A matrix that kernels compute on.  Plain facts; data is borrowed from a mapping or from
+ * its allocator. */
 struct mat {
     enum qtype type;
     int group_size;             /* k per scale; 32 for types without group scales (only pads k) */
-    int act_group;              /* activations are rounded to int8 per this many k: 32, 64, 128 (t3: 128); 0: float types and fp8, never rounded */
+    /* activations are rounded to int8 per this many k: 32, 64, 128 (t3: 128); 0: float types and
+     * fp8, never rounded */
+    int act_group;
     int rows, cols;
     int cols_padded;            /* to a multiple of max(group_size, act_group) */
     int n_groups;               /* cols_padded / group_size */
@@ -66,7 +68,9 @@ size_t mat_group_offset(const struct mat *m, int group);                        
 struct qrow {
     uint8_t *code;              /* [cols_padded]; int8 codes as two's complement bytes */
     float row_scale;            /* 1 if the type has none */
-    float *scale;               /* [n_groups]: f16 types: the exact f16 value; f32: itself; 8-bit scales: the integer; e8m0: the power of 2; in units of row_scale */
+    /* [n_groups]: f16 types: the exact f16 value; f32: itself; 8-bit scales: the integer; e8m0: the
+     * power of 2; in units of row_scale */
+    float *scale;
     float *extra;               /* [n_groups] min (exact f16) or zero point (integer), NULL if the type has none */
 };
 /* An empty tile: all scales 0, all codes code_zero, padding 0.  Before the first tile_put or

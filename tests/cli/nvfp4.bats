@@ -1,5 +1,5 @@
 # nvfp4.bats - checkpoints in NVFP4 from a program of the test's own, as compressed-tensors and
-# ModelOpt store them: every value kept, and the same answers on the processor and the emulated device.
+# ModelOpt store them: every value kept, the same answers on the processor and the emulated device.
 bats_require_minimum_version 1.5.0
 
 setup() {

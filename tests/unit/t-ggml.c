@@ -179,11 +179,12 @@ static void exact(void **state)
         if (type < 0)
             continue;
         found++;
-        int rows = g->block == 32 ? 4 : 32, cols = N_BLOCKS / rows * g->block - (g->block == 32 ? 32 : 0);     /* 480 or 512 */
+        /* 480 or 512 */
+        int rows = g->block == 32 ? 4 : 32, cols = N_BLOCKS / rows * g->block - (g->block == 32 ? 32 : 0);
         size_t row_bytes = (size_t)(cols / g->block * g->block_bytes);
         uint8_t *p = random_blocks(g);
         for (int b = 0; b < N_BLOCKS && g->type == GGML_MXFP4; b++)
-            p[(size_t)b * 17] = (uint8_t)(p[(size_t)b * 17] == 255 ? 254 : p[(size_t)b * 17]);      /* 255 is no scale */
+            p[(size_t)b * 17] = (uint8_t)(p[(size_t)b * 17] == 255 ? 254 : p[(size_t)b * 17]);       /* no scale */
         struct mat m;
         struct qrow q;
         assert_int_equal(mat_init(&m, (enum qtype)type, group_size, 128, rows, cols, NULL), 0);

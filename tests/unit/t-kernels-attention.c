@@ -197,7 +197,8 @@ static size_t stride(void)
 
 static void check(struct sequence *s)
 {
-    const int steps[] = { 1, 3, 50, s->len }, from = s->len == SHORT ? 0 : 1010;     /* long ones: from before the end of their second part on */
+    /* long ones: from before the end of their second part on */
+    const int steps[] = { 1, 3, 50, s->len }, from = s->len == SHORT ? 0 : 1010;
     const size_t size = (size_t)s->len * s->a.out_token_stride;
     store(s, &kernels_ref);
     float *want = attend(s, &kernels_ref, from, s->len, 0);

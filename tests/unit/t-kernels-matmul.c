@@ -163,7 +163,7 @@ static void sets_agree(const struct mat *m, const float *x, size_t ldx, int exac
     }
 }
 
-/* What the tile unit makes of bf16 weights: floats_amx.c. */
+/* The products of bf16 weights on the tile unit, as floats_amx.c describes them. */
 static void bf16_tiles(const struct mat *m, const float *x, size_t ldx, float *out)
 {
     float *w = malloc((size_t)m->cols_padded * sizeof *w), part[3][32];
@@ -368,8 +368,7 @@ static void bad_activations(void **state)
     free(data);
 }
 
-/* Everybody takes buffers for the most tokens and columns there can be, and then multiplies
- * fewer. */
+/* Callers take buffers for the largest numbers of tokens and columns, and then multiply fewer. */
 static void sizes_never_fall(void **state)
 {
     (void)state;

@@ -77,7 +77,8 @@ static void norms(void **state)
             kernels_ref.layer_norm(want, x, wp, bp, n, 1e-5f);
             for (int i = 0; i < n; i++) {
                 double v = (x[i] - mean) / sqrt(var / n + 1e-5f) * (with ? w[i] : 1.0) + (with ? b[i] : 0.0);
-                if (fabs(v - (double)want[i]) > 4e-6 * (1 + fabs(v)) * (n == 2 ? 10 : 1))      /* x - mean cancels; worst for two elements */
+                /* x - mean cancels; worst for two elements */
+                if (fabs(v - (double)want[i]) > 4e-6 * (1 + fabs(v)) * (n == 2 ? 10 : 1))
                     fail_msg("layer_norm n=%d: %.9g, not %.9g", n, (double)want[i], v);
             }
             FOR_SETS(k) {
@@ -115,7 +116,8 @@ static void approximations(void **state)
         }
     print_message("# worst errors in ulp: exp %.2f exp2 %.2f tanh %.2f erf %.2f\n", worst_exp, worst_exp2, worst_tanh,
                   worst_erf);
-    assert_true(worst_exp <= 1 && worst_exp2 <= 2.1 && worst_tanh <= 2 && worst_erf <= 2);        /* what approx.h promises */
+    /* the bounds of approx.h */
+    assert_true(worst_exp <= 1 && worst_exp2 <= 2.1 && worst_tanh <= 2 && worst_erf <= 2);
     assert_true(approx_exp(0) == 1 && approx_exp(-88) == 0 && approx_exp(-INFINITY) == 0 &&
                 approx_exp(NAN) != approx_exp(NAN));
     assert_true(approx_exp2(0) == 1 && approx_exp2(-1) == 0.5f && approx_exp2(-126) == 0 &&
@@ -130,7 +132,8 @@ static double act_double(double x, int act)
     switch (act) {
     case ACT_SILU:      return x / (1 + exp(-x));
     case ACT_GELU:      return 0.5 * x * (1 + erf(x * sqrt(0.5)));
-    case ACT_GELU_TANH: return x / (1 + exp(-2 * sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));      /* 0.5 x (1 + tanh(..)) */
+    /* 0.5 x (1 + tanh(..)) */
+    case ACT_GELU_TANH: return x / (1 + exp(-2 * sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
     case ACT_RELU:      return x > 0 ? x : 0;
     case ACT_RELU2:     return x > 0 ? x * x : 0;
     default:            return x / (1 + exp(-1.702 * x));

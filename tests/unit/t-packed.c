@@ -585,7 +585,8 @@ static void not_understood(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         refuses(cases[i].config, cases[i].words);
     struct err e;
-    struct source *s = opened("{\"quant_method\": \"hqq\"}", &e);         /* nobody's: whoever wants the model's configuration refuses it */
+    /* an unknown method: config_parse refuses it */
+    struct source *s = opened("{\"quant_method\": \"hqq\"}", &e);
     assert_non_null(s);
     assert_null(s->quantization);
     assert_int_equal(s->n_tensors, 4);

@@ -42,7 +42,8 @@ struct fixture {
 static void setup(struct fixture *f, enum qtype type, int act_group, int cols)
 {
     const struct qtype_info *t = qtype_info(type);
-    int group_size = t->group_sizes & 32 ? 32 : (int)(t->group_sizes & -t->group_sizes);          /* 32, else the least */
+    /* 32, else the least */
+    int group_size = t->group_sizes & 32 ? 32 : (int)(t->group_sizes & -t->group_sizes);
     act_group = type == QT_T3 ? 128 : qtype_takes_floats(t) ? 0 : act_group;
     assert_int_equal(mat_init(&f->m, type, group_size, act_group, 1, cols, NULL), 0);
     assert_int_equal(qrow_init(&f->q, &f->m, NULL), 0);

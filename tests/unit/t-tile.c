@@ -100,7 +100,8 @@ static float value_of(const struct qtype_info *t, const struct qrow *q, int grou
     case QT_I4M: return s * (float)code + q->extra[group];
     case QT_I4Z: return s * ((float)code - q->extra[group]);
     case QT_NL4: return s * (float)nl4_value[code];
-    case QT_FP8: {                      /* OCP 8-bit floating point: sign, 4 bits of exponent of bias 7, 3 of mantissa */
+    /* OCP 8-bit floating point: sign, 4 bits of exponent of bias 7, 3 of mantissa */
+    case QT_FP8: {
         const int exponent = (int)(code >> 3 & 15), mantissa = (int)(code & 7);
         const float value = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
         return s * (code & 128 ? -value : value);
@@ -185,14 +186,15 @@ static void check_matrix(enum qtype type, int group_size, int act_group, int row
 static void integer_types(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof int_types / sizeof *int_types; i++)
+    for (size_t i = 0; i < sizeof int_types / sizeof *int_types; i++) {
+        const int floats = qtype_takes_floats(qtype_info(int_types[i]));
         for (int g = 16; g <= 256; g *= 2)
-            for (int a = int_types[i] == QT_T3 || qtype_takes_floats(qtype_info(int_types[i])) ? 128 : 32; a <= 128; a *= 2)
+            for (int a = int_types[i] == QT_T3 || floats ? 128 : 32; a <= 128; a *= 2)
                 for (size_t r = 0; r < 4; r++)
                     for (size_t c = 0; c < 6; c++)
                         if (qtype_info(int_types[i])->group_sizes & (unsigned)g)
-                            check_matrix(int_types[i], g, qtype_takes_floats(qtype_info(int_types[i])) ? 0 : a, sizes_rows[r],
-                                         sizes_cols[c]);
+                            check_matrix(int_types[i], g, floats ? 0 : a, sizes_rows[r], sizes_cols[c]);
+    }
 }
 
 static void float_types(void **state)
