@@ -76,6 +76,21 @@ static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct
     return 0;
 }
 
+/* Shrink a list to its n numbers; returns the bytes it takes then, with those of malloc for itself. */
+static size_t fit(uint32_t **list, uint32_t n)
+{
+    enum { ALLOCATION = 32 };
+    if (n == 0) {
+        free(*list);
+        *list = NULL;
+        return 0;
+    }
+    uint32_t *less = realloc(*list, n * sizeof **list);
+    if (less)
+        *list = less;
+    return ALLOCATION + n * sizeof **list;
+}
+
 static struct terminal *terminal_of(struct grammar *g, uint32_t e)
 {
     int failed = 0, rest = 0;
@@ -112,8 +127,8 @@ static struct terminal *terminal_of(struct grammar *g, uint32_t e)
         x.ids = bits;
         x.n_ids = UINT32_MAX;
     }
-    g->cache_bytes += sizeof x + (x.n_ids == UINT32_MAX ? g->v->n_words : x.n_ids) * sizeof *x.ids +
-                      (x.n_exits[0] + x.n_exits[1]) * sizeof *x.exits[0];
+    g->cache_bytes += sizeof x + fit(&x.ids, x.n_ids == UINT32_MAX ? g->v->n_words : x.n_ids) +
+                      fit(&x.exits[0], x.n_exits[0]) + fit(&x.exits[1], x.n_exits[1]);
     g->terminal[g->n_terminals++] = x;
     v->value = g->n_terminals;          /* nothing above adds to `terminals` */
     return &g->terminal[g->n_terminals - 1];

@@ -36,9 +36,20 @@ struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_
 
 size_t grammar_bytes_now(const struct grammar *g)
 {
-    return g->cache_bytes + (size_t)g->x.room * (sizeof *g->x.e + 12) + (size_t)g->x.n_table * 4 + g->x.room_arms *
-           sizeof *g->x.arms +
-           g->x.room_lists * sizeof *g->x.lists + (size_t)g->x.room_rows * (1024 + sizeof *g->x.costs);
+    const struct exprs *x = &g->x;
+    const size_t store = (size_t)x->room * (sizeof *x->e + sizeof *x->memo + sizeof *x->memo_of + sizeof *x->state_of) +
+                         (size_t)x->n_table * sizeof *x->table + (size_t)x->room_arms * sizeof *x->arms +
+                         (size_t)x->room_lists * sizeof *x->lists +
+                         (size_t)x->room_rows * (256 * sizeof *x->rows + sizeof *x->costs) +
+                         (size_t)x->room_within * sizeof *x->within;
+    const size_t tables = (size_t)g->config_room * sizeof *g->config + (size_t)g->thread_room * sizeof *g->thread +
+                          (size_t)g->terminal_room * sizeof *g->terminal +
+                          (size_t)g->n_config_table * sizeof *g->config_table +
+                          ((size_t)g->after.room + g->terminals.room + g->seen.room) * sizeof *g->seen.slot +
+                          (size_t)g->found_room * sizeof *g->found + (size_t)g->work_room * sizeof *g->work +
+                          (size_t)g->rule_room * sizeof *g->rule + (size_t)g->category_room * sizeof *g->categories +
+                          (size_t)g->n_delimited * sizeof *g->delimited;
+    return sizeof *g + store + tables + g->cache_bytes;         /* cache_bytes: what configs and terminals own */
 }
 
 /* Forget what can be computed again. */

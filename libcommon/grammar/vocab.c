@@ -15,7 +15,6 @@ struct decoding {
 
 static int decoding_of(const struct tokenizer *t, struct decoding *d, struct err *e)
 {
-    memset(d, 0, sizeof *d);
     for (uint32_t i = 0; i < t->h.n_ops[2]; i++) {
         const struct tokb_op *op = &t->op[2][i];
         switch (op->type) {
@@ -252,7 +251,7 @@ done:
 
 struct grammar_vocab *grammar_vocab_open(const struct tokenizer *t, int vocab_size, struct err *e)
 {
-    struct decoding d;
+    struct decoding d = { 0 };
     if (decoding_of(t, &d, e) != 0)
         return NULL;
     struct grammar_vocab *v = calloc(1, sizeof *v);

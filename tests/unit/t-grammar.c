@@ -1,6 +1,7 @@
 /* t-grammar.c - texts that regular expressions, rules and schemas take or not, against truth
  * made by hand; refusals and their places; masks against their definition; limits. */
 #include <setjmp.h>
+#include <malloc.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -86,6 +87,12 @@ static const struct row rows[] = {
     { GBNF, "root ::= e\ne ::= t (\"+\" t)*\nt ::= f (\"*\" f)*\nf ::= [0-9]+ | \"(\" e \")\"", "1+2*3|(1+2)*(3)",
       "1+|()|(1" },
     { GBNF, "a ::= \"x\"\nroot ::= a | (a a) | (\n a\n a a )", "x|xx|xxx", "xxxx|" },
+    /* counts of what may not be contained; a pattern's lengths; a base that a pointer passes */
+    { SCHEMA, "{\"type\":\"array\",\"items\":{\"enum\":[1,2]},\"maxItems\":3,\"not\":{\"contains\":{\"const\":1},\"minContains\":0,\"maxContains\":1}}",
+      "[1,1]~[1,2,1]~[1,1,1]", "[]~[1]~[2,2]~[1,2]" },
+    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^((ab){2}){1,3}$\",\"maxLength\":8}", "\"abab\"~\"abababab\"", "\"ab\"~\"abababababab\"" },
+    { SCHEMA, "{\"$id\":\"http://a/root\",\"$ref\":\"http://a/sub/#/$defs/y\",\"$defs\":{\"x\":{\"$id\":\"sub/\",\"$defs\":{\"y\":{\"$ref\":\"z\"},\"z\":{\"$id\":\"z\",\"type\":\"null\"}}},\"z\":{\"$id\":\"z\",\"type\":\"boolean\"}}}",
+      "null", "true~1" },
     { SCHEMA, "true", "1~\"a|b\"~null~[1, {\"a\": 2}]~{}", "~01~{\"a\":}" },
     { SCHEMA, "{\"type\":\"null\"}", "null", "true|nul" },
     { SCHEMA, "{\"type\":\"boolean\"}", "true|false", "null|True" },
@@ -275,6 +282,9 @@ static void refusals_name_the_place(void **state)
 {
     static const struct { enum kind kind; const char *text, *words; } table[] = {
         { REGEX, "a(b", "character 2: a group without )" },
+        { REGEX, "\\p{Q}", "character 1: " },
+        { REGEX, "\\p{QQQQQQ}", "character 1: " },
+        { REGEX, "\\p{QQQQQQQQQQQQQQQ}", "character 1: " },
         { REGEX, "a)b", "character 2: a ) without (" },
         { REGEX, "(a)\\1", "back references" },
         { REGEX, "a\\b", "\\b is not enforced" },
@@ -482,6 +492,37 @@ static int close_vocab(void **state)
 }
 
 static int bit(const uint32_t *mask, int32_t id) { return mask[id >> 5] >> (id & 31) & 1; }
+
+/* All that a grammar takes is counted: compiled, and with what it has learned from masks. */
+static void all_bytes_are_counted(void **state)
+{
+    enum { WORDS = 2000, MARGIN = 64 << 10 };
+    struct err e = { .msg = "" };
+    char *text = malloc(WORDS * 40 + 100), *p = text;
+    (void)state;
+    p += sprintf(p, "root ::= (\"x\"");
+    for (int i = 0; i < WORDS; i++)
+        p += sprintf(p, " | \"%x\" [a-z]{1,%d} r", i * 37, i % 40 + 1);
+    sprintf(p, ")\nr ::= [a-f0-9]+ \"z\"\n");
+    const struct mallinfo2 before = mallinfo2();
+    struct grammar *g = compile(GBNF, vocab, text, &e);
+    assert_non_null(g);
+    for (int with_masks = 0; with_masks < 2; with_masks++) {
+        if (with_masks) {
+            struct matcher *m = matcher_open(g, &e);
+            matcher_mask(m);
+            assert_int_equal(matcher_accept_bytes(m, "2", 1), 0);
+            matcher_mask(m);
+            matcher_close(m);
+        }
+        const struct mallinfo2 after = mallinfo2();
+        const size_t taken = after.uordblks - before.uordblks + after.hblkhd - before.hblkhd;
+        if (grammar_bytes(g) + MARGIN < taken)
+            fail_msg("%zu bytes are counted, %zu taken", grammar_bytes(g), taken);
+    }
+    grammar_close(g);
+    free(text);
+}
 
 /* Walk by random allowed tokens; at every step each bit of the mask is as defined: the token can
  * be accepted, or it is an EOS and the text may end. */
@@ -916,6 +957,7 @@ int main(void)
         cmocka_unit_test(named_tokens_are_allowed_where_rules_name_them),
         cmocka_unit_test(threads_share_a_grammar),
         cmocka_unit_test(a_cancelled_compilation_ends_soon),
+        cmocka_unit_test(all_bytes_are_counted),
         cmocka_unit_test(counted_work_does_not_depend_on_caches),
         cmocka_unit_test(a_costly_answer_fails_alone),
         cmocka_unit_test(parts_are_freed_for_the_next_answer),
