@@ -599,10 +599,10 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
 }
 
 # bats test_tags=plain
-@test "a step or a close that does not end: /health says so and recovers; SIGTERM ends the process all the same, with its log" {
+@test "a step or a close that does not end: /health says so and recovers; its model can be unloaded; SIGTERM ends the process all the same, with its log" {
   local so=$B/tests/lib/stuck.so d=$BATS_TEST_TMPDIR/stuck asks
   [ -e "$so" ] || skip "$so is not there (make unit)"
-  mkdir -p "$d/other"
+  mkdir -p "$d/other" "$d/third"
   # begin FOLDER: what it says in FOLDER/err
   begin() {
     cp "$T/tiny.zse" "$1/m.zse"
@@ -621,6 +621,14 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   }
   is_stalled() { [ "$(curl -s "$URL/health" | jq -r .status)" = stalled ]; }
   complete() { curl -s "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":20,"ignore_eos":true}' >"$d/answer"; }
+  is_asked() { [ "$(curl -s "$URL/api/stats/models" | jq '.models[0].open_requests')" = 1 ]; }
+  # A model is unloaded in a step that does not end: while the others are tested, its request fails.
+  begin "$d/third"
+  local third=$PID third_url=$URL left
+  touch "$d/third/step"
+  curl -s -o "$d/left" -w '%{http_code}' "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":20}' >"$d/left.status" & left=$!
+  await is_asked
+  [ "$(status -H "Authorization: Bearer $(cat "$d/third/admin.token")" "$URL/api/models/unload" -d '{"model_id":"m"}')" = 200 ]
   begin "$d/other"
   touch "$d/other/close"
   local began=$SECONDS other=$PID
@@ -645,6 +653,16 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   ends "$d" "$PID" "step takes too long"
   wait "$asks" || true
   [ "$(cat "$d"/audit/*.jsonl | grep -c '"path":"/v1/completions"')" = 2 ]
+  wait "$left"
+  [ "$(cat "$d/left.status")" = 503 ]
+  [ "$(jq -r .error.message "$d/left")" = "the model m does not answer" ]
+  URL=$third_url
+  is_stalled
+  rm "$d/third/step"                        # the step ends: the model is closed, and the server goes on
+  await grep -q 'm: closed' "$d/third/err"
+  curl -s -H "Authorization: Bearer $(cat "$d/third/admin.token")" "$URL/api/models/load" -d "{\"model_path\":\"$d/third/m.zse\",\"model_name\":\"again\"}"
+  [ "$(status "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":2}')" = 200 ]
+  stop "$third"
   ends "$d/other" "$other" "closing the models takes too long"
   [ $((SECONDS - began)) -le 60 ]           # some seconds each, on a machine that does other things as well
 }

@@ -913,6 +913,44 @@ def memory_of_requests():
             f'{after:.0f} MB afterwards; 200: {codes.count(200)}, 413: {codes.count(413)}, 429: {codes.count(429)}, 503: {codes.count(503)}')
 
 
+def growing(n, seed):
+    "A grammar of n words that no other request has: compiled it takes many times its text."
+    return 'root ::= (' + ' | '.join(f'"{seed:x}{i:x}" [a-z]{{1,{i % 40 + 1}}} r{i % 7}' for i in range(n)) + ')\n' + ''.join(f'r{i} ::= [a-f0-9]+ ("{i}" | r{(i + 1) % 7}) "z"\n' for i in range(7))
+
+
+@attempt
+def memory_of_grammars():
+    "300 grammars that no other request has, of 100 to 10000 words, with two keys, 16 at once, beside bodies of 15 MB whose JSON takes 90 times as much: memory against what is announced for requests and for compiled grammars together"
+    home = new_home()
+    keys = [make_key(home, 'a'), make_key(home, 'b')]
+    s = Server('--work-memory', '128MB', home=home)
+    s.ask('/v1/completions', {**SHORT, 'grammar': 'root ::= "a"'}, key=keys[0])
+    before, announced = s.rss(), 128 + 256e6 / 2**20
+    bomb = b'{"max_tokens":2,"messages":[{"role":"user","content":"a"}],"tools":[' + b'{},' * 5_000_000 + b'{}]}'
+
+    def one(i):
+        try:
+            if i % 10 == 9:
+                return s.status('/v1/chat/completions', bomb, key=keys[i % 2], timeout=120)
+            return s.status('/v1/completions', {'prompt': 'Once', 'temperature': 0, 'max_tokens': 3, 'grammar': growing((100, 1000, 10000)[i % 3], i)}, key=keys[i % 2], timeout=120)
+        except ConnectionError:                 # refused while it was being sent
+            return 429
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        running = [pool.submit(one, i) for i in range(300)]
+        while not all(f.done() for f in running):
+            s.lives('while grammars are compiled')
+            time.sleep(.1)
+    codes = [f.result() for f in running]
+    most = s.rss('VmHWM')
+    held = s.ask('/api/stats', key=s.token)[2]['work_memory']
+    expect(set(codes) <= {200, 400, 413, 429, 503} and codes.count(200) > 30, f'{ {c: codes.count(c) for c in set(codes)} }')
+    expect(most - before <= announced * FAT, f'{most - before:.0f} MB more than before, {announced:.0f} MB are announced')
+    expect(until(lambda: s.ask('/api/stats', key=s.token)[2]['work_memory']['used_bytes'] < 1e6, 10), f'held at the end: {held}')
+    after = s.rss()
+    s.stop()
+    return f'{before:.0f} MB before, at most {most:.0f} MB with {announced:.0f} MB announced, {after:.0f} MB afterwards; ' + ', '.join(f'{c}: {codes.count(c)}' for c in sorted(set(codes)))
+
+
 def stats_peak(hold, seen):
     return max(hold['peak_bytes'], seen) / 1e6
 
@@ -1129,12 +1167,23 @@ def tokens_over_their_limit():
     return f'{used} tokens, the others 400 and 429: {message}'
 
 
+def ask_on_a_socket(s, key, body):
+    "The last message of the answer to one question on a WebSocket of its own."
+    w = wire.WebSocket(s.port, b'/ws/chat', fields=f'Authorization: Bearer {key}\r\n'.encode())
+    expect(w.code == 101, f'the WebSocket: {w.code}')
+    w.send(json.dumps(body).encode())
+    while (m := json.loads(w.receive()[1]))['type'] == 'token':
+        pass
+    w.close()
+    return m
+
+
 @attempt
 def forty_at_once_at_a_token_limit():
-    "40 requests of one key at the same time at a limit of 500 tokens a minute, streamed or not, with and without max_tokens; a stream that is closed"
+    "40 requests of one key at the same time at a limit of 500 tokens a minute, with and without max_tokens; 20 on WebSockets; a stream that is closed"
     home = new_home()
     key, other = make_key(home, 'many', '--token-limit', '500'), make_key(home, 'open', '--token-limit', '500')
-    large = make_key(home, 'large', '--token-limit', '100000')
+    large, socket_key = make_key(home, 'large', '--token-limit', '100000'), make_key(home, 'socket', '--token-limit', '500')
     s = Server('--max-seqs', '8', home=home)
     got = many(40, lambda i: s.ask('/v1/completions', {**LONG, 'stream': False, 'max_tokens': 90 + i}, key=key))
     used = sum(r[2]['usage']['total_tokens'] for r in got if r[0] == 200)
@@ -1145,6 +1194,10 @@ def forty_at_once_at_a_token_limit():
     answers = [r for r in many(40, lambda i: s.ask('/v1/chat/completions', chat, key=other)) if r[0] == 200]
     total = sum(r[2]['usage']['total_tokens'] for r in answers)
     expect(0 < total <= 500 and all(r[2]['choices'][0]['finish_reason'] == 'length' for r in answers), f'without max_tokens: {total} tokens in {len(answers)} answers')
+    on_sockets = many(20, lambda i: ask_on_a_socket(s, socket_key, {**chat, 'max_tokens': 60 + i}))
+    taken = sum(m['usage']['total_tokens'] for m in on_sockets if m['type'] == 'done')
+    expect(0 < taken <= 500 and all(m['type'] == 'done' or m.get('status') == 429 for m in on_sockets), f'on WebSockets: {taken} tokens, {on_sockets[-1]}')
+    expect(any(m['type'] == 'error' and 'tokens/min' in str(m) for m in on_sockets), f'no WebSocket is refused: {on_sockets[0]}')
     c = s.open(request('/v1/completions', {**LONG, 'n': 50}, key=large))
     c.recv(1000)
     few = {**SHORT, 'max_tokens': 1900, 'n': 4}
@@ -1153,7 +1206,7 @@ def forty_at_once_at_a_token_limit():
     c.close()
     expect(until(lambda: s.status('/v1/completions', few, key=large) == 200, 10), 'what a cancelled stream had reserved stays')
     s.stop()
-    return f'{used} tokens in {40 - len(refused)} answers, {total} without max_tokens; {refused[0][2]["error"]["message"]}'
+    return f'{used} tokens in {40 - len(refused)} answers, {total} without max_tokens, {taken} on WebSockets; {refused[0][2]["error"]["message"]}'
 
 
 @attempt
