@@ -20,7 +20,7 @@
 
 static const char prog[] = "zse-bench";
 
-struct run { double prefill_s, decode_s, first_s, total_s; };
+struct speed_run { double prefill_s, decode_s, first_s, total_s; };
 
 /* One request of a batch. */
 struct sequence {
@@ -45,7 +45,7 @@ static void on_token(void *user, const struct token_event *ev)
 }
 
 static int one_run(const struct bench_options *o, struct engine *g, const int32_t *ids, int n_ids,
-                   struct sequence *sequences, struct run *r, struct err *e)
+                   struct sequence *sequences, struct speed_run *r, struct err *e)
 {
     struct run_state p = { 0 };
     int rc = 1;
@@ -77,7 +77,8 @@ static int one_run(const struct bench_options *o, struct engine *g, const int32_
         engine_cancel(g, sequences[i].request);
     if (engine_step(g, e) < 0)
         return -1;
-    *r = (struct run){ (double)(middle - start) * 1e-9, (double)(end - middle) * 1e-9, (double)(first - start) * 1e-9,
+    *r = (struct speed_run){ (double)(middle - start) * 1e-9, (double)(end - middle) * 1e-9,
+                             (double)(first - start) * 1e-9,
                        (double)(end - start) * 1e-9 };
     return 0;
 }
@@ -103,7 +104,7 @@ struct summary summarise(double *v, int n)
 }
 
 /* Summary of one field of all runs: seconds, or with an amount the rate amount / seconds. */
-static struct summary of_runs(const struct run *runs, int n, size_t field, double amount)
+static struct summary of_runs(const struct speed_run *runs, int n, size_t field, double amount)
 {
     struct summary s = { 0 };
     double *v = malloc((size_t)n * sizeof *v);
@@ -151,7 +152,7 @@ struct speed {
 };
 
 static int collect(struct speed *p, const struct bench_options *o, const struct opened_model *m,
-                      const struct engine *g, const struct run *runs, struct err *e)
+                      const struct engine *g, const struct speed_run *runs, struct err *e)
 {
     struct rusage usage;
     const int n = o->repeats;
@@ -162,10 +163,10 @@ static int collect(struct speed *p, const struct bench_options *o, const struct 
     if ((p->engine.device.name ? share_init_gpu(&p->share, m->model, &o->run, p->engine.device.index, e)
                                : share_init(&p->share, m->model, &o->run, o->run.threads, e)) != 0)
         return -1;
-    p->prefill = of_runs(runs, n, offsetof(struct run, prefill_s), (double)o->batch * o->prompt);
-    p->decode = of_runs(runs, n, offsetof(struct run, decode_s), (double)o->batch * o->generate);
-    p->first = of_runs(runs, n, offsetof(struct run, first_s), 0);
-    p->latency = of_runs(runs, n, offsetof(struct run, decode_s), 0);
+    p->prefill = of_runs(runs, n, offsetof(struct speed_run, prefill_s), (double)o->batch * o->prompt);
+    p->decode = of_runs(runs, n, offsetof(struct speed_run, decode_s), (double)o->batch * o->generate);
+    p->first = of_runs(runs, n, offsetof(struct speed_run, first_s), 0);
+    p->latency = of_runs(runs, n, offsetof(struct speed_run, decode_s), 0);
     p->prefill_share = share_prefill(&p->share, p->prefill.median, 0);
     p->amx_share = share_prefill(&p->share, p->prefill.median, 1);
     if (o->generate)
@@ -277,7 +278,7 @@ int bench_prefill_alone(const struct bench_options *options, const struct opened
 {
     struct bench_options o = *options;
     struct sequence sequence;
-    struct run r;
+    struct speed_run r;
     o.batch = 1;
     o.generate = 0;
     o.run.no_prefix_cache = 1;
@@ -328,7 +329,7 @@ int bench_speed(const struct bench_options *options, const char *model)
     struct opened_model m;
     struct engine *g = NULL;
     struct err e;
-    struct run ignored;
+    struct speed_run ignored;
     struct speed speed;
     const uint64_t start = clock_ns();
     const int n_ids = o.prompt ? o.prompt : 1;
@@ -338,7 +339,7 @@ int bench_speed(const struct bench_options *options, const char *model)
     o.load_s = (double)(clock_ns() - start) * 1e-9;
     int32_t *ids = random_prompts((size_t)o.batch * (size_t)n_ids, m.model->config.vocab_size);
     struct sequence *sequences = calloc((size_t)o.batch, sizeof *sequences);
-    struct run *runs = calloc((size_t)o.repeats, sizeof *runs);
+    struct speed_run *runs = calloc((size_t)o.repeats, sizeof *runs);
     o.run.no_prefix_cache = 1;
     if (!ids || !sequences || !runs) {
         err_nomem(&e, "benchmark");

@@ -17,7 +17,7 @@
 
 static const char prog[] = "zse-chat";
 
-struct conversation {
+struct chat_session {
     const struct chat_options *o;
     const struct opened_model *m;       /* NULL: remote answers */
     struct remote *remote;              /* NULL: m answers */
@@ -46,7 +46,7 @@ static void on_interrupt(int number)
     stop_answer = 1;
 }
 
-static void forget(struct conversation *t)
+static void forget(struct chat_session *t)
 {
     free(t->ids);
     t->ids = NULL;
@@ -58,7 +58,7 @@ static void forget(struct conversation *t)
 /* ---- a turn ---- */
 
 /* Token ids of the rendered conversation. */
-static int conversation_ids(struct conversation *t, const char *text, size_t size, int32_t **ids, int *n, struct err *e)
+static int conversation_ids(struct chat_session *t, const char *text, size_t size, int32_t **ids, int *n, struct err *e)
 {
     if (t->known && size > t->known_size && memcmp(text, t->known, t->known_size) == 0) {
         int32_t *rest;
@@ -83,7 +83,7 @@ static int conversation_ids(struct conversation *t, const char *text, size_t siz
 
 /* Keep the ids of the turn's prompt (ids is taken over) and answer, and their text if the answer
  * ended by itself. */
-static void remember(struct conversation *t, const char *text, size_t size, int32_t *ids, int n, const struct answer *a)
+static void remember(struct chat_session *t, const char *text, size_t size, int32_t *ids, int n, const struct answer *a)
 {
     forget(t);
     int32_t *all = realloc(ids, ((size_t)n + (size_t)a->n_ids) * sizeof *ids);
@@ -114,14 +114,14 @@ static int is_role(const json_t *message, const char *wanted)
     return role && strcmp(role, wanted) == 0;
 }
 
-static json_t *system_message(const struct conversation *t)
+static json_t *system_message(const struct chat_session *t)
 {
     json_t *first = json_array_get(t->messages, 0);
     return is_role(first, "system") ? first : NULL;
 }
 
 /* Messages of the next request: the system message and those not dropped.  New reference. */
-static json_t *sent_messages(const struct conversation *t)
+static json_t *sent_messages(const struct chat_session *t)
 {
     json_t *all = json_array(), *m;
     const size_t first = system_message(t) != NULL;
@@ -134,7 +134,7 @@ static json_t *sent_messages(const struct conversation *t)
 
 /* Drop the oldest turn, from one message of the user to the next.  0: only the current turn is
  * left. */
-static int drop_turn(struct conversation *t)
+static int drop_turn(struct chat_session *t)
 {
     const size_t first = system_message(t) != NULL, n = json_array_size(t->messages);
     size_t i = first + t->n_dropped + 1;
@@ -146,7 +146,7 @@ static int drop_turn(struct conversation *t)
     return 1;
 }
 
-static void say_full(struct conversation *t)
+static void say_full(struct chat_session *t)
 {
     if (!t->is_full_noted)
         cli_note(prog, "the context is full: the oldest turns are left out from here on (/save still writes them)");
@@ -154,7 +154,7 @@ static void say_full(struct conversation *t)
 }
 
 /* Number of tokens that a turn should leave for its answer. */
-static int room_for_answer(const struct conversation *t, int context)
+static int room_for_answer(const struct chat_session *t, int context)
 {
     const int most = context / 4;
     return t->o->max_tokens && t->o->max_tokens < most ? t->o->max_tokens : most;
@@ -163,7 +163,7 @@ static int room_for_answer(const struct conversation *t, int context)
 /* Text and ids of the conversation, without its oldest turns where too little space is left for an
  * answer.  Then twice that space is freed, so that the next turns find the prompt cached.  A
  * conversation that cannot be shortened is accepted as long as one token is left. */
-static int fit_context(struct conversation *t, char **text, size_t *size, int32_t **ids, int *n, struct err *e)
+static int fit_context(struct chat_session *t, char **text, size_t *size, int32_t **ids, int *n, struct err *e)
 {
     const int context = context_len(t->m, &t->o->run), want = room_for_answer(t, context);
     for (int room = want;; room = 2 * want) {
@@ -191,7 +191,7 @@ static int fit_context(struct conversation *t, char **text, size_t *size, int32_
 
 /* Answer through the server.  If it finds the conversation too long, retry without the oldest turn,
  * then drop twice as many turns each time. */
-static int run_remote(struct conversation *t, struct answer *a, struct err *e)
+static int run_remote(struct chat_session *t, struct answer *a, struct err *e)
 {
     for (int drop = 1;; drop *= 2) {
         json_t *messages = sent_messages(t);
@@ -207,7 +207,7 @@ static int run_remote(struct conversation *t, struct answer *a, struct err *e)
     }
 }
 
-static int run_local(struct conversation *t, struct answer *a, struct err *e)
+static int run_local(struct chat_session *t, struct answer *a, struct err *e)
 {
     char *text = NULL;
     size_t size;
@@ -233,7 +233,7 @@ static int run_local(struct conversation *t, struct answer *a, struct err *e)
     return rc;
 }
 
-static void say_cut(const struct conversation *t, int n)
+static void say_cut(const struct chat_session *t, int n)
 {
     const int by_option = t->o->max_tokens && n >= t->o->max_tokens;
     if (n)
@@ -243,7 +243,7 @@ static void say_cut(const struct conversation *t, int n)
         cli_note(prog, "the answer was cut");
 }
 
-static void turn(struct conversation *t, const char *text)
+static void turn(struct chat_session *t, const char *text)
 {
     struct err e;
     struct answer a = { .stream = 1 };
@@ -283,7 +283,7 @@ static const char help[] =
     "/exit          leave (also Ctrl-D)\n"
     "A line that ends in \\ goes on in the next; \"\"\" begins and ends a text of several lines; // is a / at the start of a line.\n";
 
-static void set_system(struct conversation *t, const char *text)
+static void set_system(struct chat_session *t, const char *text)
 {
     if (system_message(t))
         json_array_remove(t->messages, 0);
@@ -291,7 +291,7 @@ static void set_system(struct conversation *t, const char *text)
         cli_note(prog, "that is not UTF-8");
 }
 
-static void clear(struct conversation *t)
+static void clear(struct chat_session *t)
 {
     json_t *system = json_incref(system_message(t));
     json_array_clear(t->messages);
@@ -303,7 +303,7 @@ static void clear(struct conversation *t)
 }
 
 /* Whether the next line of input is a yes. */
-static int confirmed(struct conversation *t)
+static int confirmed(struct chat_session *t)
 {
     int interrupted = 0;
     cli_flush();
@@ -315,7 +315,7 @@ static int confirmed(struct conversation *t)
 
 /* Whether /save may write path: another conversation is replaced after a yes, any other file
  * never. */
-static int may_replace(struct conversation *t, const char *path)
+static int may_replace(struct chat_session *t, const char *path)
 {
     size_t n;
     switch (chat_file_kind(&t->file, path, &n)) {
@@ -331,7 +331,7 @@ static int may_replace(struct conversation *t, const char *path)
     return 0;
 }
 
-static void save(struct conversation *t, const char *arg)
+static void save(struct chat_session *t, const char *arg)
 {
     struct err e;
     char *path = cli_expand_home(arg);
@@ -347,7 +347,7 @@ static void save(struct conversation *t, const char *arg)
     free(path);
 }
 
-static void load(struct conversation *t, const char *arg)
+static void load(struct chat_session *t, const char *arg)
 {
     struct err e;
     size_t i;
@@ -373,7 +373,7 @@ static void load(struct conversation *t, const char *arg)
     free(path);
 }
 
-static void print_stats(const struct conversation *t)
+static void print_stats(const struct chat_session *t)
 {
     struct engine_stats s;
     const struct request_stats *r = &t->last;
@@ -429,7 +429,7 @@ static int may_be_command(const char *text)
 }
 
 /* Run a command.  1: leave. */
-static int command(struct conversation *t, const char *line)
+static int command(struct chat_session *t, const char *line)
 {
     const size_t n = first_word(line), i = find_command(line);
     const char *arg = line + n + strspn(line + n, " \t\n");
@@ -470,7 +470,7 @@ static int append(char **text, const char *line)
 }
 
 /* Read one input of one or several lines, malloc'd.  NULL: *interrupted, or the end. */
-static char *read_input(struct conversation *t, int *interrupted)
+static char *read_input(struct chat_session *t, int *interrupted)
 {
     char *text = NULL, *line;
     int quoted = 0, more = 1;
@@ -502,7 +502,7 @@ static char *read_input(struct conversation *t, int *interrupted)
     return text ? text : strdup("");
 }
 
-static void loop(struct conversation *t)
+static void loop(struct chat_session *t)
 {
     int interrupted = 0, leave = 0;
     while (!leave) {
@@ -524,7 +524,7 @@ int chat_converse(const struct chat_options *o, const struct opened_model *m, st
               void *user)
 {
     struct err e;
-    struct conversation t = { .o = o, .m = m, .remote = r, .read_line = read_line, .user = user,
+    struct chat_session t = { .o = o, .m = m, .remote = r, .read_line = read_line, .user = user,
                               .messages = json_array() };
     struct sigaction action = { .sa_handler = on_interrupt }, before;
     sigemptyset(&action.sa_mask);

@@ -42,7 +42,7 @@ static const struct option detokenize_options[] = {
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
-struct run {
+struct token_run {
     const char *prog;
     unsigned flags;                     /* TOKENIZE_* */
     int skip_special, jsonl;
@@ -51,7 +51,7 @@ struct run {
 };
 
 /* Parse the options.  -1: go on; else the exit code. */
-static int parse_options(struct run *r, int argc, char **argv, const struct option *options, const char *usage,
+static int parse_options(struct token_run *r, int argc, char **argv, const struct option *options, const char *usage,
                          const char **model)
 {
     int c;
@@ -74,7 +74,7 @@ static int parse_options(struct run *r, int argc, char **argv, const struct opti
     return -1;
 }
 
-static int open_tokenizer(struct run *r, const char *model, struct err *e)
+static int open_tokenizer(struct token_run *r, const char *model, struct err *e)
 {
     size_t size;
     if (tokenizer_from_path(model, &r->blob, &size, e))
@@ -83,7 +83,7 @@ static int open_tokenizer(struct run *r, const char *model, struct err *e)
     return r->t ? 0 : err_prefix(e, "%s", model);
 }
 
-static int put_ids(const struct run *r, const char *text, size_t n, struct err *e)
+static int put_ids(const struct token_run *r, const char *text, size_t n, struct err *e)
 {
     int32_t *ids;
     size_t n_ids;
@@ -97,7 +97,7 @@ static int put_ids(const struct run *r, const char *text, size_t n, struct err *
     return 0;
 }
 
-static int put_text(const struct run *r, const json_t *list, struct err *e)
+static int put_text(const struct token_run *r, const json_t *list, struct err *e)
 {
     const json_t *item;
     size_t i, size, n = json_array_size(list);
@@ -134,7 +134,7 @@ done:
 }
 
 /* Handle one line of --jsonl. */
-static int one_line(const struct run *r, int (*array)(const struct run *, const json_t *, struct err *),
+static int one_line(const struct token_run *r, int (*array)(const struct token_run *, const json_t *, struct err *),
                     const char *line, size_t n, struct err *e)
 {
     json_error_t why;
@@ -152,7 +152,8 @@ static int one_line(const struct run *r, int (*array)(const struct run *, const 
     return rc;
 }
 
-static int lines(const struct run *r, int (*array)(const struct run *, const json_t *, struct err *), struct err *e)
+static int lines(const struct token_run *r, int (*array)(const struct token_run *, const json_t *, struct err *),
+                 struct err *e)
 {
     char *line = NULL;
     size_t room = 0, count = 0;
@@ -198,7 +199,7 @@ static char *read_all(size_t *n, struct err *e)
     return p;
 }
 
-static int arrays(const struct run *r, const char *s, size_t n, struct err *e)
+static int arrays(const struct token_run *r, const char *s, size_t n, struct err *e)
 {
     size_t at = 0;
     for (;;) {
@@ -218,7 +219,7 @@ static int arrays(const struct run *r, const char *s, size_t n, struct err *e)
     }
 }
 
-static int finish(struct run *r, int rc, const struct err *e)
+static int finish(struct token_run *r, int rc, const struct err *e)
 {
     tokenizer_close(r->t);
     free(r->blob);
@@ -231,7 +232,7 @@ static int finish(struct run *r, int rc, const struct err *e)
 
 int info_tokenize(int argc, char **argv)
 {
-    struct run r = { .prog = "zse-info tokenize" };
+    struct token_run r = { .prog = "zse-info tokenize" };
     struct err e;
     const char *model;
     size_t n;
@@ -251,7 +252,7 @@ int info_tokenize(int argc, char **argv)
 
 int info_detokenize(int argc, char **argv)
 {
-    struct run r = { .prog = "zse-info detokenize" };
+    struct token_run r = { .prog = "zse-info detokenize" };
     struct err e;
     const char *model;
     size_t n;

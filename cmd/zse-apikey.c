@@ -43,7 +43,7 @@ static const struct option long_options[] = {
     { NULL, 0, NULL, 0 },
 };
 
-struct options {
+struct apikey_options {
     const char *command, *name, *home;
     struct key_info key;
     int json, for_create;
@@ -83,7 +83,7 @@ static int add_model(struct key_info *k, const char *glob)
     return 0;
 }
 
-static int take(struct options *o, int c, const char *arg)
+static int take(struct apikey_options *o, int c, const char *arg)
 {
     struct err e;
     long long n;
@@ -139,7 +139,7 @@ static void print_number(const char *what, int64_t n, const char *none)
         printf("  %-*s", (int)strlen(what), none);
 }
 
-static int list(struct keys *k, struct usage *u, const struct options *o, struct err *e)
+static int list(struct keys *k, struct usage *u, const struct apikey_options *o, struct err *e)
 {
     struct key_info *all;
     struct usage_stats s;
@@ -181,7 +181,7 @@ static int list(struct keys *k, struct usage *u, const struct options *o, struct
     return 0;
 }
 
-static int status(struct keys *k, struct usage *u, const struct options *o, struct err *e)
+static int status(struct keys *k, struct usage *u, const struct apikey_options *o, struct err *e)
 {
     struct key_info key;
     struct usage_stats s;
@@ -234,7 +234,7 @@ static int status(struct keys *k, struct usage *u, const struct options *o, stru
 
 /* ---- changes ---- */
 
-static int show_key(const struct options *o, const struct key_info *k, const char *text)
+static int show_key(const struct apikey_options *o, const struct key_info *k, const char *text)
 {
     if (o->json) {
         const struct usage_stats none = { 0 };
@@ -249,7 +249,7 @@ static int show_key(const struct options *o, const struct key_info *k, const cha
     return 0;
 }
 
-static int create(struct keys *k, struct options *o, struct err *e)
+static int create(struct keys *k, struct apikey_options *o, struct err *e)
 {
     char text[KEY_TEXT + 1];
     int before, after;
@@ -265,7 +265,7 @@ static int create(struct keys *k, struct options *o, struct err *e)
     return show_key(o, &o->key, text);
 }
 
-static int rotate(struct keys *k, const struct options *o, struct err *e)
+static int rotate(struct keys *k, const struct apikey_options *o, struct err *e)
 {
     char text[KEY_TEXT + 1];
     struct key_info key;
@@ -274,7 +274,7 @@ static int rotate(struct keys *k, const struct options *o, struct err *e)
     return show_key(o, &key, text);
 }
 
-static int said(const struct options *o, const char *what)
+static int said(const struct apikey_options *o, const char *what)
 {
     if (o->json) {
         json_t *out = o->name ? json_pack("{s:s,s:b,s:s}", "done", what, "success", 1, "name", o->name)
@@ -287,14 +287,14 @@ static int said(const struct options *o, const char *what)
     return 0;
 }
 
-static int switch_on(struct keys *k, const struct options *o, int on, struct err *e)
+static int switch_on(struct keys *k, const struct apikey_options *o, int on, struct err *e)
 {
     if (o->name)
         return keys_set_enabled(k, o->name, on, e) ? -1 : said(o, on ? "enabled" : "disabled");
     return keys_set_required(k, on, e) ? -1 : said(o, on ? "keys are required" : "keys are not required");
 }
 
-static int reset(struct keys *k, struct usage *u, const struct options *o, struct err *e)
+static int reset(struct keys *k, struct usage *u, const struct apikey_options *o, struct err *e)
 {
     struct key_info key;
     if (keys_find(k, o->name, &key, e))
@@ -303,7 +303,7 @@ static int reset(struct keys *k, struct usage *u, const struct options *o, struc
     return said(o, "its counters are reset");
 }
 
-static int delete(struct keys *k, struct usage *u, const struct options *o, struct err *e)
+static int delete(struct keys *k, struct usage *u, const struct apikey_options *o, struct err *e)
 {
     struct key_info key;
     if (keys_find(k, o->name, &key, e) || keys_delete(k, o->name, e))
@@ -323,7 +323,7 @@ static const struct { const char *name; enum command command; int least, most; }
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
 /* Open for reading: works where nothing can be written, and makes no files. */
-static int look(const struct options *o, enum command command, const char *home, struct err *e)
+static int look(const struct apikey_options *o, enum command command, const char *home, struct err *e)
 {
     struct keys *k = keys_open_read(home, e);
     struct usage *u = k ? usage_open_here(home, e) : NULL;
@@ -333,7 +333,7 @@ static int look(const struct options *o, enum command command, const char *home,
     return rc;
 }
 
-static int change(struct options *o, enum command command, const char *home, struct err *e)
+static int change(struct apikey_options *o, enum command command, const char *home, struct err *e)
 {
     struct err none;
     struct keys *k = keys_open(home, e);
@@ -354,14 +354,14 @@ static int change(struct options *o, enum command command, const char *home, str
     return rc;
 }
 
-static int run(struct options *o, enum command command, const char *home, struct err *e)
+static int run(struct apikey_options *o, enum command command, const char *home, struct err *e)
 {
     return command == LIST || command == STATUS ? look(o, command, home, e) : change(o, command, home, e);
 }
 
 int main(int argc, char **argv)
 {
-    struct options o = { 0 };
+    struct apikey_options o = { 0 };
     struct err e;
     char *home;
     int c, i = 0, code;

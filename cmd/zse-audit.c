@@ -65,7 +65,7 @@ static const struct option long_options[] = {
 enum { TAKES_HOURS = 1, TAKES_LIMIT = 2, TAKES_FILTER = 4, TAKES_EXPORT = 8, TAKES_EXPECT = 16, TAKES_CLEAR = 32,
        TAKES_KEY = 64 };
 
-struct options {
+struct command_line {
     const char *folder, *output, *key;
     struct audit_want want;
     struct audit_filter filter;
@@ -104,7 +104,7 @@ static int parse_since(const char *text, struct audit_want *want)
     return 0;
 }
 
-static int take(struct options *o, int c, const char *arg)
+static int take(struct command_line *o, int c, const char *arg)
 {
     static const struct { int c; unsigned takes; } needs[] = {
         { 'H', TAKES_HOURS }, { 'l', TAKES_LIMIT }, { 'k', TAKES_KEY }, { 's', TAKES_FILTER }, { 'p', TAKES_FILTER },
@@ -189,7 +189,7 @@ static void note_skipped(uint64_t n)
         cli_note(prog, "skipped %" PRIu64 " line%s of the log that are no entries", n, plural((int64_t)n));
 }
 
-static int summary(const struct options *o, const char *folder, struct err *e)
+static int summary(const struct command_line *o, const char *folder, struct err *e)
 {
     json_t *s = audit_summary(folder, o->hours > 0 ? o->hours : 24, 0, e);
     if (!s)
@@ -239,7 +239,7 @@ static void print_entry(const char *line)
     json_decref(o);
 }
 
-static int newest(const struct options *o, const char *folder, int usual, struct err *e)
+static int newest(const struct command_line *o, const char *folder, int usual, struct err *e)
 {
     struct audit_scan s;
     char **lines;
@@ -292,7 +292,7 @@ static int put_line(void *user, const struct audit_record *r)
     return put(k, r->line, r->size) || put(k, "\n", 1);
 }
 
-static int export(const struct options *o, const char *folder, struct err *e)
+static int export(const struct command_line *o, const char *folder, struct err *e)
 {
     struct sink *k = calloc(1, sizeof *k);
     struct audit_scan s;
@@ -319,7 +319,8 @@ static int export(const struct options *o, const char *folder, struct err *e)
 
 /* Verify both chains.  A hash of --since belongs to one of them: the other one is checked without
  * it. */
-static int check_chains(const struct options *o, const char *folder, struct audit_check c[AUDIT_CHAINS], struct err *e)
+static int check_chains(const struct command_line *o, const char *folder, struct audit_check c[AUDIT_CHAINS],
+                        struct err *e)
 {
     int found = 0;
     for (int i = 0; i < AUDIT_CHAINS; i++) {
@@ -359,7 +360,7 @@ static json_t *first_text(int has_first, const char *first, int has_second, cons
     return has_first || has_second ? json_string(has_first ? first : second) : json_null();
 }
 
-static void verify_json(const struct options *o, const struct audit_check c[AUDIT_CHAINS], int good)
+static void verify_json(const struct command_line *o, const struct audit_check c[AUDIT_CHAINS], int good)
 {
     const struct audit_check *k = &c[AUDIT_KEYS], *a = &c[AUDIT_ANONYMOUS];
     json_t *out = json_pack("{s:b,s:I,s:i,s:I,s:s,s:b,s:I,s:o,s:o,s:o,s:o,s:{s:o,s:o}}", "intact", good, "lines",
@@ -404,7 +405,7 @@ static void verify_text(const struct audit_check c[AUDIT_CHAINS])
 }
 
 /* 0, or CLI_FAILED if the check found something; -1 if the log cannot be read. */
-static int verify(const struct options *o, const char *folder, struct err *e)
+static int verify(const struct command_line *o, const char *folder, struct err *e)
 {
     struct audit_check c[AUDIT_CHAINS];
     if (check_chains(o, folder, c, e))
@@ -430,7 +431,7 @@ static int verify(const struct options *o, const char *folder, struct err *e)
     return good ? 0 : CLI_FAILED;
 }
 
-static int head(const struct options *o, const char *folder, struct err *e)
+static int head(const struct command_line *o, const char *folder, struct err *e)
 {
     struct audit_check c[AUDIT_CHAINS];
     if (check_chains(o, folder, c, e))
@@ -469,7 +470,7 @@ static void stats_text(const json_t *s)
     note_skipped((uint64_t)count_of(s, "skipped_lines"));
 }
 
-static int stats(const struct options *o, const char *folder, struct err *e)
+static int stats(const struct command_line *o, const char *folder, struct err *e)
 {
     json_t *s = audit_files_json(folder, e);
     if (!s)
@@ -482,7 +483,7 @@ static int stats(const struct options *o, const char *folder, struct err *e)
     return 0;
 }
 
-static int clear(const struct options *o, const char *folder, struct err *e)
+static int clear(const struct command_line *o, const char *folder, struct err *e)
 {
     uint64_t n;
     if (!o->yes) {
@@ -516,9 +517,9 @@ static const struct { const char *name; enum command command; unsigned takes; } 
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
-static int verify_with_key(const struct options *given, const char *folder, struct err *e)
+static int verify_with_key(const struct command_line *given, const char *folder, struct err *e)
 {
-    struct options o = *given;
+    struct command_line o = *given;
     if (o.key && !(o.want.key = audit_checker_open(o.key, e)))
         return -1;
     const int rc = verify(&o, folder, e);
@@ -526,7 +527,7 @@ static int verify_with_key(const struct options *given, const char *folder, stru
     return rc;
 }
 
-static int run(const struct options *o, enum command command, const char *folder, struct err *e)
+static int run(const struct command_line *o, enum command command, const char *folder, struct err *e)
 {
     const int there = audit_exists(folder, e);
     if (there <= 0)
@@ -546,7 +547,7 @@ static int run(const struct options *o, enum command command, const char *folder
 
 int main(int argc, char **argv)
 {
-    struct options o = { 0 };
+    struct command_line o = { 0 };
     struct err e;
     int c, i = 0, code;
     cli_start();

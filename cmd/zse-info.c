@@ -45,7 +45,7 @@ static const struct option long_options[] = {
     { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
-struct options {
+struct info_options {
     const char *model, *dump, *output, *extract;
     int json, verify, layer;
     unsigned parts;
@@ -58,11 +58,11 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } com
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
 /* Parse the options.  0, or -1 with *code the exit code. */
-static int parse_options(struct options *o, int argc, char **argv, int *code)
+static int parse_options(struct info_options *o, int argc, char **argv, int *code)
 {
     int c;
     long long n;
-    *o = (struct options){ .layer = -1 };
+    *o = (struct info_options){ .layer = -1 };
     *code = CLI_USAGE;
     while ((c = cli_getopt(argc, argv, "jtlmo:hV", long_options)) != -1) {
         switch (c) {
@@ -103,7 +103,7 @@ static int parse_options(struct options *o, int argc, char **argv, int *code)
     return 0;
 }
 
-static int run_dump(const struct options *o, const struct info *i, struct err *e)
+static int run_dump(const struct info_options *o, const struct info *i, struct err *e)
 {
     json_t *shape;
     if (info_dump_tensor(i, o->dump, o->output, &shape, e) < 0)
@@ -116,7 +116,7 @@ static int run_dump(const struct options *o, const struct info *i, struct err *e
     return 0;
 }
 
-static int run_extract(const struct options *o, const struct info *i, struct err *e)
+static int run_extract(const struct info_options *o, const struct info *i, struct err *e)
 {
     json_t *names, *name;
     size_t k;
@@ -135,7 +135,7 @@ static int run_extract(const struct options *o, const struct info *i, struct err
     return 0;
 }
 
-static int run_verify(const struct options *o, const struct info *i, struct err *e)
+static int run_verify(const struct info_options *o, const struct info *i, struct err *e)
 {
     int r = info_verify(i, e);
     if (o->json) {
@@ -150,7 +150,7 @@ static int run_verify(const struct options *o, const struct info *i, struct err 
     return r;
 }
 
-static int run(const struct options *o, const struct info *i, struct err *e)
+static int run(const struct info_options *o, const struct info *i, struct err *e)
 {
     if (o->dump)
         return run_dump(o, i, e);
@@ -183,7 +183,7 @@ int main(int argc, char **argv)
     for (size_t k = 0; argc > 1 && k < N_COMMANDS; k++)
         if (strcmp(argv[1], commands[k].name) == 0)
             return commands[k].run(argc - 1, argv + 1);
-    struct options o;
+    struct info_options o;
     struct info i;
     struct err e;
     int code;
