@@ -254,15 +254,18 @@ static int check_serve(const struct bench_options *o)
     return 0;
 }
 
-static int run(struct bench_options *o, unsigned given, int n, char **args)
+/* The command that the first argument names, else SPEED. */
+static enum command find_command(int n, char **args)
 {
     enum command c = LIMITS;
     while (c < N_COMMANDS && (n == 0 || strcmp(args[0], commands[c].name) != 0))
         c++;
-    if (c == N_COMMANDS)
-        c = SPEED;
-    else
-        n--, args++;
+    return c == N_COMMANDS ? SPEED : c;
+}
+
+/* Check the n arguments and the options of command c.  0, or the exit code of wrong usage. */
+static int check_arguments(enum command c, unsigned given, int n, char **args)
+{
     if (c == SPEED && n && cli_is_mistyped(args[0], &commands[0].name, sizeof *commands, N_COMMANDS))
         return cli_no_command(prog, args[0], &commands[0].name, sizeof *commands, N_COMMANDS);
     if (c == SPEED && n && !strpbrk(args[0], "/.@:") && access(args[0], F_OK) != 0)
@@ -277,7 +280,12 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
         if (given >> i & 1 && !strchr(commands[c].letters, special[i].letter))
             return cli_wrong(prog, "%s does not belong to %s%s", special[i].name, c == SPEED
                              ? "the measurement of speed" : "zse-bench ", c == SPEED ? "" : commands[c].name);
-    const char *model = n ? args[0] : NULL;
+    return 0;
+}
+
+/* Check the options of a GPU.  0, or the exit code. */
+static int check_device(struct bench_options *o, enum command c, unsigned given)
+{
     if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL ||
                        c == TERNARY || c == DEQUANT || c == LAYERS)) {
         if (o->run.device)
@@ -292,6 +300,12 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
         return cli_wrong(prog, "gpu: measures kernels without a model: --exact, --strict, --cuda-graphs and --cache-weights do not apply");
     if (c == GPU && o->autotune && given & 1)
         return cli_wrong(prog, "gpu --autotune: measures products alone: -p does not apply");
+    return 0;
+}
+
+/* Set the defaults that depend on the command. */
+static void set_defaults(struct bench_options *o, enum command c, unsigned given)
+{
     if (c == GPU && !(given >> GIVEN_SHAPE & 1))
         o->rows = 14336, o->cols = 4096;
     if (c == GPU && !(given >> GIVEN_TOKENS & 1))
@@ -300,10 +314,22 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
         o->prompt = c == GPU ? 4096 : c == COLDSTART ? 32 : c == BATCH || c == MOE ? 128 : 512;
     if (!(given >> 2 & 1) && (c == BATCH || c == MOE))
         o->batch = c == MOE ? 8 : 16;
+}
+
+static int run(struct bench_options *o, unsigned given, int n, char **args)
+{
+    const enum command c = find_command(n, args);
+    if (c != SPEED)
+        n--, args++;
+    int rc = check_arguments(c, given, n, args);
+    if (rc || (rc = check_device(o, c, given)) != 0)
+        return rc;
+    const char *model = n ? args[0] : NULL;
+    set_defaults(o, c, given);
     if ((c == THREADS || c == COLDSTART || c == GPU) && o->prompt == 0)
         return cli_wrong(prog, "%s: -p 0 leaves nothing to measure", commands[c].name);
-    int rc = (c == SPEED || c == BATCH || c == MOE || c == KV || c == THREADS || c == COLDSTART)
-                 ? open_model_unnamed(prog, model) : 0;
+    if (c == SPEED || c == BATCH || c == MOE || c == KV || c == THREADS || c == COLDSTART)
+        rc = open_model_unnamed(prog, model);
     if (rc)
         return rc;
     switch (c) {
