@@ -1,4 +1,4 @@
-/* zse-convert - make a .zse file of a Hugging Face folder, a GGUF file or a model on the hub. */
+/* zse-convert.c - make a .zse file of a Hugging Face folder, a GGUF file or a model on the hub. */
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
@@ -30,28 +30,28 @@ static const char usage[] =
     "  -g, --group-size N         weights that share a scale, int4, int8, t2: 32, 64, 128; int8 also 'row', t2 also 256\n"
     "      --quant NAME=TYPE,...  other types for attention, mlp, experts, embeddings, lm_head, q_proj, k_proj, v_proj, o_proj,\n"
     "                             gate_proj, up_proj, down_proj; of some layers: down_proj@0-3=int8\n"
-    "      --ternary RULE         what makes other weights ternary: fit (default), absmean, rms, adaptive, threshold, sign\n"
+    "      --ternary RULE         how other weights become ternary: fit (default), absmean, rms, adaptive, threshold, sign\n"
     "      --skip GLOB            keep these tensors as they are stored (may be repeated; GLOB,GLOB)\n"
     "  -m, --target-memory SIZE   weights of at most this size, as 6GB or 900MiB: alone, the finest type that fits;\n"
     "                             with -q mixed, 2 to 8 bits a tensor where they count most\n"
-    "      --quality LEVEL        fast, good (default), best: how much work goes into rounding\n"
+    "      --quality LEVEL        fast, good (default), best: the effort of rounding\n"
     "      --calibration FILE     text that good and best run through the model (default: built in)\n"
-    "      --calibration-memory SIZE  what good and best hold in memory at most, besides one expert; the rest lies in files without a name\n"
+    "      --calibration-memory SIZE  limit of the memory of good and best, besides one expert; the rest is in unnamed files\n"
     "                             beside OUT (default: 200MB for a mixture of experts, else no limit)\n"
     "      --synthetic NAME       no SRC: random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and memory\n"
     "      --threads N            threads (default: one for each processor)\n"
     "      --kernels NAME         CPU kernels for the runs: ref, avx2, avxvnni, avx512, amx (default: the fastest that run here)\n"
-    "      --checkpoint SECONDS   make what is done survive an interruption at most this often, after a layer (default: 30)\n"
-    "      --no-resume            leave nothing to go on with, and remove what an interrupted conversion to OUT left\n"
-    "  -n, --dry-run              say what would be made of what, write nothing\n"
-    "      --plan                 sizes and speeds of SRC as bf16, int8 and nl4, and which fit here; SRC may be a config.json, a name of\n"
-    "                             zse-info models list or one on the hub; nothing is read but the configuration\n"
+    "      --checkpoint SECONDS   save the state for a resumed conversion at most this often, after a layer (default: 30)\n"
+    "      --no-resume            save no state, and remove that of an interrupted conversion to OUT\n"
+    "  -n, --dry-run              print the conversion of each tensor, write nothing\n"
+    "      --plan                 print sizes and speeds of SRC as bf16, int8 and nl4, and the types that fit here; SRC may be a config.json, a name of\n"
+    "                             zse-info models list or one on the hub; only the configuration is read\n"
     "      --mode MODE            instead of -q: the type for this machine's memory: auto (the finest that is not much slower than the fastest),\n"
     "                             min_memory, balanced (int8), max_speed, for_vram=SIZE (the finest that fits; default with --plan: auto)\n"
     "      --tensors              list every tensor\n"
     "      --json                 a JSON object instead of text\n"
-    "      --verbose              say what memory is in use, every five layers\n"
-    "  -f, --force                replace OUT whatever it is, convert although disk or memory seem too small\n"
+    "      --verbose              print the memory in use, every five layers\n"
+    "  -f, --force                replace any OUT, convert even if disk or memory seem too small\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
     "Embeddings and the head get 8 bits where the type has fewer, 6 with ternary and nl4; with nl4 some matrices of the layers get 5 or 6, within 4 % of the size;\n"
@@ -98,7 +98,7 @@ static int add_globs(struct arguments *a, char *list)
     return 0;
 }
 
-/* "attention=bf16,lm_head=int8,down_proj@0-3=int8": parts as such, what is finer as rules. */
+/* Parse "attention=bf16,lm_head=int8,down_proj@0-3=int8": parts as parts, finer items as rules. */
 static int add_parts(struct arguments *a, char *list)
 {
     for (char *item = strtok(list, ","); item; item = strtok(NULL, ",")) {
@@ -250,9 +250,10 @@ static int check(struct arguments *a, int argc, char **argv)
     return 0;
 }
 
-/* ---- standard output: written to a file first, because the header of a .zse is known last ---- */
+/* ---- standard output: the file is written first, because its header is known last ---- */
 
-/* A closed pipe ends the program in here: path goes before. */
+/* Copy the file at path to standard output.  path is unlinked first, since a closed pipe ends the
+ * program here. */
 static int copy_out(const char *path, const char *dir, struct err *e)
 {
     char buf[1 << 16];
@@ -285,7 +286,7 @@ static int convert_to_stdout(struct arguments *a, struct hub_stream *stream, str
     }
     snprintf(path, sizeof path, "%s/model.zse", dir);
     a->o.output = path;
-    a->o.no_resume = 1;                 /* the folder has another name the next time */
+    a->o.no_resume = 1;                 /* the folder has another name in the next run */
     int rc = run_conversion(prog, &a->o, stream, &a->found, r, e);
     if (rc == 0)
         rc = copy_out(path, dir, e);
@@ -299,7 +300,7 @@ static int convert_to_stdout(struct arguments *a, struct hub_stream *stream, str
 
 static int writes_to_stdout(const struct arguments *a) { return a->o.output && strcmp(a->o.output, "-") == 0; }
 
-/* --mode: the type that this machine runs best. */
+/* --mode: choose the type that suits this machine. */
 static int choose_type(struct arguments *a, struct err *e)
 {
     enum { CONTEXT = 4096 };
@@ -334,7 +335,7 @@ static void say_memory(void *user, int layer)
     memory_note(prog, what);
 }
 
-/* Convert a->o.source; its shards may still be coming. */
+/* Convert a->o.source; its shards may still be downloading. */
 static int convert(struct arguments *a, struct hub_stream *stream, struct convert_report *r, struct err *e)
 {
     if (a->verbose) {
@@ -348,18 +349,18 @@ static int convert(struct arguments *a, struct hub_stream *stream, struct conver
     return rc;
 }
 
-/* convert_options.replace: on a terminal the user decides. */
+/* A convert_options.replace: ask the user on a terminal. */
 static int ask_replace(void *user, const char *path, const char *what)
 {
     (void)user;
     cli_progress_clear();
     const int yes = cli_ask("%s: %s exists (%s).  Replace it?", prog, path, what);
-    cli_die_of_interrupt();             /* Ctrl-C is an answer, too; nothing is written yet */
+    cli_die_of_interrupt();             /* after Ctrl-C at the question; nothing is written yet */
     return yes;
 }
 
-/* A model on the hub that is not in the cache: OUT cannot have been made of it in its present
- * form, which had better be said before gigabytes are downloaded. */
+/* Ask or refuse to replace OUT before a download: OUT cannot be an earlier conversion of a model on
+ * the hub that is not in the cache. */
 static int check_before_download(struct arguments *a, struct err *e)
 {
     struct hub_name name;
@@ -375,11 +376,11 @@ static int check_before_download(struct arguments *a, struct err *e)
     free(path);
     if (rc < 0 || is_here)
         return rc < 0 ? -1 : 0;
-    a->o.overwrite = ask_replace(NULL, a->o.output, "not made of what would be downloaded");
+    a->o.overwrite = ask_replace(NULL, a->o.output, "not made of this model");
     return a->o.overwrite ? 0 : err_set(e, ERR_IO, "%s: exists; it is only replaced with --force", a->o.output);
 }
 
-/* Where the source is. */
+/* Resolve the source: a->o.source becomes a path. */
 static int find_source(struct arguments *a, const struct hub_check *check, struct hub_stream **stream, struct err *e)
 {
     *stream = NULL;
