@@ -54,7 +54,8 @@ static const char usage_end[] =
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
 
 enum { OPT_URL = 290, OPT_KEY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS,
-       OPT_BIAS, OPT_SEED, OPT_STOP, OPT_BREAKER, OPT_IGNORE_EOS, OPT_SCHEMA, OPT_GRAMMAR, OPT_REGEX, OPT_PLAN, OPT_ON_FULL,
+       OPT_BIAS, OPT_SEED, OPT_STOP, OPT_BREAKER, OPT_IGNORE_EOS, OPT_SCHEMA,
+       OPT_GRAMMAR, OPT_REGEX, OPT_PLAN, OPT_ON_FULL,
        OPT_SAMPLING };
 
 enum { SEED_GIVEN = 1 << N_SAMPLING_OPTIONS };
@@ -75,7 +76,8 @@ static const struct option options[] = {
 #define OPTION(KIND, name, flag, ...) { flag, required_argument, NULL, OPT_SAMPLING + SAMPLING_##name },
 #include "libcommon/engine/sampling.def"
 #undef OPTION
-    { "dry-sequence-breaker", required_argument, NULL, OPT_BREAKER }, { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED },
+    { "dry-sequence-breaker", required_argument, NULL, OPT_BREAKER },
+    { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED },
     { "stop", required_argument, NULL, OPT_STOP },
     { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },

@@ -24,7 +24,7 @@
 extern "C" { const char gpu_kind[] = "emulated"; }
 
 enum { MAX_REGIONS = 1 << 15 };
-struct region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
+struct memory_region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
 /* The compute stream runs its work when the host waits for it, not before, unless debug_sync: host
  * code that changes or reads memory too early gets wrong numbers, as on a GPU.
  * The copy stream runs its work at once. */
@@ -32,15 +32,15 @@ struct gpu {
     int debug_sync;
     /* room is made once and what is closed stays, as without a map: the checks of kernels read it
      * while loaders change it */
-    std::vector<region> regions;
+    std::vector<memory_region> regions;
     std::mutex lock;                    /* the loader's threads allocate little, but copy while kernels run */
     bool recording;
     struct gpu_graph *graph;
     std::deque<std::function<void()>> queue; uint64_t n_queued, n_done;     /* of the compute stream; lock */
     std::mutex working;                 /* held while queued work runs */
 };
-struct node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
-struct gpu_graph { std::vector<node> nodes; };
+struct graph_node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
+struct gpu_graph { std::vector<graph_node> nodes; };
 struct gpu_event { uint64_t ns, after; };               /* after: after so many items of work of the compute stream */
 
 /* The one device, as rt.cu has many. */
@@ -82,7 +82,7 @@ struct warp { emulated_slots in, out; int n, n_done, arrived; unsigned generatio
 struct pending { fiber *f; int group; void *to; const void *from; int n; };
 
 /* One block at a time in the process: a test device, not a fast one. */
-static struct machine {
+static struct block_machine {
     std::mutex lock;
     uint8_t *stacks;
     fiber fibers[MAX_THREADS];
@@ -339,7 +339,7 @@ static void check(const void *address, size_t n, bool write)
             return complain("access of %zu bytes at %zu of shared memory is not aligned", n, at);
         return check_shared(at, n, write);
     }
-    const std::vector<region> &all = m.gpu->regions;
+    const std::vector<memory_region> &all = m.gpu->regions;
     /* by page: kernels take turns with a few arrays among many, and tables */
     static struct { size_t last; uintptr_t page; uint64_t n_opened; } guesses[256];
     const uintptr_t page = (uintptr_t)p >> 12;
@@ -351,7 +351,7 @@ static void check(const void *address, size_t n, bool write)
         const size_t j = i == 0 ? guess.last : i - 1;
         if (j >= all.size() || p < all[j].map || p >= all[j].map + all[j].map_size)
             continue;
-        const region &r = all[j];
+        const memory_region &r = all[j];
         guess.last = j;
         if (p < r.p || p + n > r.p + r.size)
             complain("%s of %zu bytes at %td of an allocation of %zu bytes", write ? "write" : "read", n, p - r.p,
@@ -700,7 +700,7 @@ void gpu_close(struct gpu *g)
 {
     if (!g)
         return;
-    for (const region &r : g->regions)
+    for (const memory_region &r : g->regions)
         if (r.map_size) {
             m.taken -= r.pinned ? 0 : taken_by(r.size);
             munmap(r.map, r.map_size);
@@ -786,7 +786,7 @@ static void region_close(struct gpu *g, void *p)
     for (size_t i = 0; i < g->regions.size(); i++) {
         if (g->regions[i].p != p)
             continue;
-        region &r = g->regions[i];
+        memory_region &r = g->regions[i];
         const size_t all = r.map_size;
         m.taken -= r.pinned ? 0 : taken_by(r.size);
         r.map_size = r.size = 0;
@@ -807,7 +807,7 @@ static int in_device(struct gpu *g, const void *at, size_t n, const char *what, 
 {
     std::lock_guard<std::mutex> guard(g->lock);
     const uint8_t *p = (const uint8_t *)at;
-    for (const region &r : g->regions)
+    for (const memory_region &r : g->regions)
         if (r.map_size && !r.pinned && p >= r.p && p + n <= r.p + r.size)
             return 0;
     return err_set(e, ERR_DEVICE, "%s of %zu bytes does not lie in device memory", what, n);
@@ -913,7 +913,7 @@ int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
         std::lock_guard<std::mutex> guard(m.lock);
         m.n_graphs++;
     }
-    for (const node &n : graph->nodes)
+    for (const graph_node &n : graph->nodes)
         if (emulate_launch(g, n.name, n.grid, n.threads, n.shared, n.kernel, e) < 0)
             return -1;
     return 0;

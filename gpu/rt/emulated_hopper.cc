@@ -30,10 +30,10 @@ enum { WARPGROUP = 128, COLUMNS = 128, MAX_BARRIERS = 32, MAX_REGISTERS = 16, PI
 struct barrier { uint32_t at; bool shown; int count, pending; long bytes; unsigned n_phases, generation; };
 
 /* A tensor map of the emulation. */
-struct map { uint64_t base, stride; int cols, rows, box_rows; uint32_t magic; };
+struct hopper_map { uint64_t base, stride; int cols, rows, box_rows; uint32_t magic; };
 enum : uint32_t { MAGIC = 0x746d6170 };
 
-struct copy { map m; uint32_t to; int x, y, barrier; };
+struct copy { hopper_map m; uint32_t to; int x, y, barrier; };
 
 /* Of 16 bytes of shared memory: the copy that brings or brought them. */
 struct piece { enum { NOTHING, UNDER_WAY, THERE } state; int barrier; unsigned phase; bool was_read; };
@@ -279,7 +279,7 @@ void emulated_barrier_wait(uint64_t *at, int parity)
 
 const char *emulated_tensor_map(uint64_t to[16], const void *base, int cols, int rows, uint64_t stride, int box_rows)
 {
-    const map m = { (uint64_t)(uintptr_t)base, stride, cols, rows, box_rows, MAGIC };
+    const hopper_map m = { (uint64_t)(uintptr_t)base, stride, cols, rows, box_rows, MAGIC };
     if ((uintptr_t)base % 16 || stride % 16)
         return "the matrix and its rows must lie on 16 bytes";
     if (cols < 1 || rows < 1 || stride < (uint64_t)cols * 2 || stride >= (uint64_t)1 << 40)

@@ -11,8 +11,10 @@ clean=(
   libcommon/LAYERS
   libcommon/access
   libcommon/base
+  libcommon/cache
   libcommon/convert
   libcommon/cpu
+  libcommon/engine
   libcommon/grammar
   libcommon/http
   libcommon/model

@@ -1,6 +1,6 @@
 /* engine_fake.h - for tests of the scheduler: a backend that computes nothing but a hash of the
  * whole prefix, read back through the block table: one key or value in a wrong block, at a wrong
- * position or left over from somebody else changes every later token. */
+ * position or left over from another sequence changes every later token. */
 #ifndef ZSE_TESTS_ENGINE_FAKE_H
 #define ZSE_TESTS_ENGINE_FAKE_H
 
@@ -26,7 +26,7 @@ enum { VOCAB = 12, MAX_LEN = 128, EOS = 8, END = 9, LONG = 1 << 16, HIDDEN = 4 }
 /* ---- the backend ---- */
 
 enum { FAKE_ITEMS = 16, FAKE_TOKENS = 64 };
-/* What the backend is asked for, in this order in a step: each may fail once, at its call number
+/* The calls of the backend, in this order in a step: each may fail once, at its call number
  * fail[].at (from 0 on), or from there on. */
 enum fake_call { FAKE_FORWARD, FAKE_BEGIN, FAKE_END, FAKE_CALLS };
 /* A step that was begun: all of it, as nothing of the batch is there any more when it runs. */
@@ -110,7 +110,7 @@ static inline void fake_compute(struct fake *f, const struct batch *batch, float
         const int is_long = f->long_from && (item->seq_len ? item->seq_len : item->pos + item->n_tokens) >=
             f->long_from;
         assert_true(item->n_tokens >= 1);
-        if (f->o.n_states) {                            /* the state is that of this prefix, and nobody else's */
+        if (f->o.n_states) {                            /* the state is that of exactly this prefix */
             assert_in_range(item->state, 0, f->o.n_states - 1);
             if (item->pos)
                 assert_true(f->state[item->state] == fake_hash(f, item, item->pos - 1));

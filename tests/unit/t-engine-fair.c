@@ -1,5 +1,5 @@
-/* t-engine-fair.c - where more is asked than can be done, each share gets as much as the others:
- * places, prompts in a step, the queue; and nobody has a claim from the time when there was
+/* t-engine-fair.c - under contention each tenant gets as much as the others:
+ * places, prompts in a step, the queue; and no tenant has credit from the time when there was
  * enough. */
 #include "tests/unit/engine_fake.h"
 
@@ -45,7 +45,7 @@ static int steps_to_begin(struct engine *g, const struct answer *a)
     return n;
 }
 
-/* The same answer as where nobody else asks. */
+/* The answer is that of the request alone. */
 static void assert_as_alone(const struct answer *got, int which, int n_ids, int n_answer)
 {
     static struct answer want;
@@ -62,7 +62,7 @@ static int n_tokens(const struct answer *a, int n)
     return sum;
 }
 
-/* One request behind a hundred of somebody else: it starves where all are of one share, and
+/* One request behind a hundred of another tenant: it starves if all are of one tenant, and
  * begins at once where it has its own. */
 static void test_one_beside_many(void **state)
 {
@@ -72,7 +72,7 @@ static void test_one_beside_many(void **state)
     int steps[2];
     for (int own = 0; own < 2; own++) {
         struct engine *g = open_engine(4, 64, 64);
-        /* whatever a step takes */
+        /* for any duration of a step */
         assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 4, .chunk = 64 }, &e), 0);
         for (int i = 0; i < MANY; i++)
             add(g, &many[i], A, i, 20, 20);
@@ -112,7 +112,7 @@ static void test_tokens(void **state)
         }
     }
     assert_true(done_a > 600);
-    assert_true(abs(done_a - done_b) <= 105 * 3);       /* what is in the making */
+    assert_true(abs(done_a - done_b) <= 105 * 3);       /* answers in progress */
     run_to_end(g);
     assert_int_equal(n_tokens(a, MANY), MANY * 5);
     assert_int_equal(n_tokens(b, MANY), MANY * 20);
@@ -143,7 +143,7 @@ static void test_prompts(void **state)
     assert_in_range(steps[1], 1, 3);
 }
 
-/* What was computed while nobody waited is no debt, and an answer that ran beside others who
+/* Tokens computed while nothing waited are no debt, and an answer that ran beside others who
  * waited is no claim. */
 static void test_no_debt(void **state)
 {
@@ -169,7 +169,7 @@ static void test_no_debt(void **state)
     engine_close(g);
 }
 
-/* Between shares a priority below 0 stands back, for a while; one above 0 pushes nobody aside. */
+/* Between tenants a priority below 0 stands back, for a while; one above 0 has no effect. */
 static void test_standing_back(void **state)
 {
     (void)state;
@@ -198,7 +198,7 @@ static void test_standing_back(void **state)
     step(g, 3);
     for (int i = 3; i < 6; i++)
         add(g, &a[i], B, 5000 + i, 20, 100);
-    step(g, 1);                                         /* makes room at once */
+    step(g, 1);                                         /* is preempted at once */
     assert_int_equal(a[3].n, 1);
     for (int i = 3; i < 6; i++) {
         assert_int_equal(a[0].finish, FINISH_NONE);
@@ -211,7 +211,7 @@ static void test_standing_back(void **state)
     engine_close(g);
 }
 
-/* A full queue: who has most of it gives up its last one for who has less; who has most is
+/* A full queue: the tenant with most requests loses its last one to a tenant with fewer; it is
  * refused. */
 static void test_full_queue(void **state)
 {
@@ -230,7 +230,7 @@ static void test_full_queue(void **state)
     assert_int_equal(e.code, ERR_LIMIT);
     for (int i = 0; i < 5; i++)
         add(g, &b[i], B, 500 + i, 20, 10);
-    for (int i = 0; i < 12; i++)                        /* the last ones of A, and nothing was heard of them */
+    for (int i = 0; i < 12; i++)                        /* the last ones of A, of which nothing was reported */
         assert_int_equal(a[i].finish, i < 7 ? FINISH_NONE : FINISH_REFUSED);
     assert_int_equal(a[11].n + a[11].n_calls, 1);
     assert_non_null(strstr(a[11].error, "10 requests are waiting"));
@@ -311,7 +311,7 @@ static void test_one_after_another(void **state)
     engine_close(g);
 }
 
-/* Nobody makes room for a request that then has too few blocks all the same. */
+/* Nothing is preempted for a request that would still have too few blocks. */
 static void test_no_room_in_vain(void **state)
 {
     (void)state;
@@ -337,7 +337,7 @@ static void test_no_room_in_vain(void **state)
     }
 }
 
-/* Requests that fail together: once something was heard of one, the others are not refused. */
+/* Requests that fail together: once something was reported of one, the others are not refused. */
 static void test_heard_of_one(void **state)
 {
     (void)state;

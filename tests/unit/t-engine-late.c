@@ -16,7 +16,7 @@ static struct request *submit_stuck(struct engine *g, struct request_params *p, 
     return r;
 }
 
-/* Until the answer has come to its end; n_late requests are late then. */
+/* Steps until the answer has ended; n_late requests are late then. */
 static void run_until(struct engine *g, const struct answer *a, int n_late)
 {
     struct err e;

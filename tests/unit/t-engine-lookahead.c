@@ -1,6 +1,7 @@
-/* t-engine-lookahead.c - steps begun ahead on a backend that fails: where a step is begun, waited
- * for, or run again for its logits; once, or from then on; at every call.  Whoever ran ends with
- * the error, whoever waited has the answer that it would have had alone, and no block is lost. */
+/* t-engine-lookahead.c - lookahead steps on a backend that fails: where a step is begun, waited
+ * for, or run again for its logits; once, or from then on; at every call.  Running requests end
+ * with the error, waiting ones have the answer that they would have had alone, and no block is
+ * lost. */
 #include "tests/unit/engine_fake.h"
 
 enum { N = 6 };
@@ -100,7 +101,7 @@ static int fails_at(enum fake_call what, int at, int for_good, const struct answ
     return there;
 }
 
-/* Every call of every kind in turn.  Unnoticed is only the end of a step that nobody wants any
+/* Every call of every kind in turn.  Unnoticed is only the end of a step that no request wants any
  * more. */
 static void failures(void **state)
 {
@@ -117,8 +118,8 @@ static void failures(void **state)
         }
 }
 
-/* NaN behind a prefix, whoever computes it: the request ends there with an error, in the midst
- * of steps begun ahead, and nobody else hears of it. */
+/* NaN behind a prefix: the request that computes it ends there with an error, in the midst of
+ * lookahead steps, and no other request is affected. */
 static void not_a_number(void **state)
 {
     (void)state;

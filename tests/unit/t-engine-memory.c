@@ -76,7 +76,7 @@ static void test_evict(void **state)
     engine_close(g);
 }
 
-/* What is reused of a recurrent model's prompt: up to the last snapshot. */
+/* A recurrent model's prompt is reused up to the last snapshot. */
 static void test_snapshots(void **state)
 {
     (void)state;
@@ -269,7 +269,7 @@ static void test_lost_snapshots(void **state)
     kv_pool_close(p);
 }
 
-/* When memory is short, blocks and states that nobody needs are given back, and answers stay the
+/* When memory is short, unused blocks and states are given back, and answers stay the
  * same. */
 static void test_trim(void **state)
 {

@@ -52,8 +52,8 @@ static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
     j->p.requests = j->requests;
 }
 
-/* What a device may draw itself; every other one with a temperature, which the fake one leaves
- * to the host. */
+/* Sampling that a device may do itself; every other one with a temperature, which the fake one
+ * leaves to the host. */
 static void make_drawable(struct job *j)
 {
     j->p.sampling.repetition_penalty = 1;

@@ -1,5 +1,5 @@
-/* t-engine-turns.c - who runs when: turns, priorities with ageing, deadlines, cancels, the queue
- * and its limits, how much of a prompt goes into a step, and how even steps are. */
+/* t-engine-turns.c - the order of requests: turns, priorities with ageing, deadlines, cancels,
+ * the queue and its limits, how much of a prompt goes into a step, and how even steps are. */
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/engine/engine_core.h"
 #include "tests/unit/engine_fake.h"
@@ -182,7 +182,7 @@ static void test_cancel(void **state)
 }
 
 
-/* Thousands wait; the queue has an end; what is refused leaves no trace. */
+/* Thousands wait; the queue has an end; a refused request leaves no trace. */
 static void test_queue(void **state)
 {
     (void)state;

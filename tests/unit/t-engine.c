@@ -1,4 +1,4 @@
-/* t-engine.c - what a request says: its ends, stop strings, several answers to one prompt,
+/* t-engine.c - the options of a request: its ends, stop strings, several answers to one prompt,
  * figures of its tokens, embeddings, constraints, what is refused, and what a failing device
  * leaves. */
 #include <unistd.h>
@@ -108,7 +108,7 @@ static void test_stop_strings(void **state)
 }
 
 /* Three answers from one prompt: it is computed once, whole blocks exist once, the begun one is
- * copied when somebody writes on. */
+ * copied before a write. */
 static void test_siblings(void **state)
 {
     (void)state;
@@ -287,7 +287,7 @@ static void test_constraint(void **state)
         submit(g, &p, &b);
         run_to_end(g);
         assert_int_equal(b.finish, FINISH_ERROR);
-        assert_in_range(b.n, 5, a.n - 1);            /* what was forced before comes */
+        assert_in_range(b.n, 5, a.n - 1);            /* the tokens forced before come */
         assert_memory_equal(a.ids, b.ids, (size_t)b.n * sizeof *a.ids);
         assert_non_null(strstr(b.error, "out of memory: rules"));
         assert_int_equal(n_rules, 0);
@@ -295,7 +295,7 @@ static void test_constraint(void **state)
     }
 }
 
-/* The sampler hears of every token of the prompt and of the answer. */
+/* The sampler accepts every token of the prompt and of the answer. */
 static void test_penalties(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* t-gpu-backend.c - what the device's backend promises beside right results: --strict gives the
+/* t-gpu-backend.c - promises of the device's backend beside right results: --strict gives the
  * same bits for every schedule, layers can be shared with the processor, the plan is what is
- * taken, steps begun ahead give the same answers, and a device that is lost ends requests, not
+ * taken, lookahead steps give the same answers, and a device that is lost ends requests, not
  * the process. */
 #include "tests/lib/gpu.h"
 
@@ -12,7 +12,7 @@
 #include "libcommon/convert/assemble.h"
 #include "libcommon/engine/engine.h"
 
-#pragma weak emulated_fail              /* on a GPU nobody can ask for a fault */
+#pragma weak emulated_fail              /* a GPU has no injected faults */
 #pragma weak emulated_graphs            /* nor count */
 #pragma weak emulated_refuse
 
@@ -379,7 +379,7 @@ static void ahead(void **state)
     m->config.n_layers = 1;             /* enough for this */
     talk(m, &one_by_one, want);
     assert_int_equal(want[0].finish, FINISH_LENGTH);
-    /* from here on there are ends that nobody foresees */
+    /* from here on there are unforeseen ends */
     m->config.eos[0] = want[0].id[want[0].n_prompt + 2];
     m->config.n_eos = 1;
     talk(m, &one_by_one, want);
@@ -705,7 +705,7 @@ static void lost(void **state)
         }
         engine_stats(g, &s);
         assert_true(s.device.lost);
-        ask(g, &h[0]);                  /* and later requests hear of it at once */
+        ask(g, &h[0]);                  /* and later requests fail with it at once */
         assert_int_equal(engine_step(g, &why), -1);
         assert_int_equal(h[0].finish, FINISH_ERROR);
         assert_string_equal(h[0].error.msg, why.msg);

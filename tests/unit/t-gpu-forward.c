@@ -10,7 +10,7 @@
 #include "libcommon/convert/assemble.h"
 #include "libcommon/engine/backend.h"
 
-#pragma weak emulated_fail              /* on a GPU nobody can ask for a fault */
+#pragma weak emulated_fail              /* a GPU has no injected faults */
 
 enum { MAX_TOKENS = 256, N_BLOCKS = 64 };
 

@@ -8,7 +8,7 @@
 #include "libcommon/engine/backend.h"
 #include "tests/unit/tiny.h"
 
-#pragma weak emulated_fail              /* on a GPU nobody can ask for a fault */
+#pragma weak emulated_fail              /* a GPU has no injected faults */
 
 enum { N = 3, LEN = 22, N_BLOCKS = 32, MAX_TOKENS = 64 };
 

@@ -142,7 +142,7 @@ static void widest(void **state)
     OK(gpu_matmul_int8(device, &l, &why));
     from_device(out, l.to[0].out, sizeof out);
     assert_true(out[0] == -128.0f * 127 * MOST && out[1] == 127.0f * 127 * MOST);
-    /* who takes what */
+    /* the kernel for each operand */
     assert_int_equal(gpu_matmul_int8_takes(&l.w[0]), 1);
     l.w[0].cols++;
     assert_int_equal(gpu_matmul_int8_takes(&l.w[0]), 0);

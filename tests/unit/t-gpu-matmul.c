@@ -173,7 +173,7 @@ static void matmul_hopper(void **state)
                 check(types[t], g, sizes[s][0], sizes[s][1], sizes[s][2], HOPPER);
     check(QT_I8R, 32, 300, 352, 140, HOPPER);
     check(QT_BF16, 32, 300, 352, 140, HOPPER);
-    /* Who takes what. */
+    /* The kernel for each operand. */
     struct gpu_linear l = { .w = { { .type = QT_NL4 } }, .n_tokens = 129 };
     assert_int_equal(gpu_matmul_hopper_takes(device, &l), 1);
     l.n_tokens = 128;
@@ -386,7 +386,7 @@ static void neighbours(void **state)
             memcpy(all, some, sizeof all), memcpy(all_h, some_h, sizeof all_h);
         assert_memory_equal(some, all, sizeof all);
         for (int t = 0; t < N; t++)
-            for (int row = 0; row < ROWS; row++)        /* what pads a row is nobody's */
+            for (int row = 0; row < ROWS; row++)        /* the padding of a row belongs to no token */
                 assert_int_equal(some_h[t][act_at(row, GPU_ACT_LANES)], all_h[t][act_at(row, GPU_ACT_LANES)]);
     }
     free(act), free(x), free(data[0]), free(data[1]);

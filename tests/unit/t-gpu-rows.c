@@ -6,7 +6,7 @@ static float act_value(const uint16_t *act, int k, enum gpu_act_order order)
     return 16 * f16_to_f32(act[act_at(k, order)]);
 }
 
-/* What pads a row is 0, whatever was there. */
+/* The padding of a row is 0, also where it was not before. */
 static void padded(const uint16_t *act, int n, int stride, enum gpu_act_order order)
 {
     for (int k = n; k < stride; k++)

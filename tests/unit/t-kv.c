@@ -123,7 +123,7 @@ static void fill(struct kv_table *t, struct kv_pool *p, int n)
     t->n_tokens = n;
 }
 
-/* What one sequence leaves, another one finds: whole blocks by reference, the rest by a copy;
+/* A sequence finds the blocks that another one left: whole blocks by reference, the rest by a copy;
  * the oldest goes first. */
 static void test_prefix(void **state)
 {
@@ -187,7 +187,7 @@ static void count_drop(void *user, int32_t block)
     dropped++;
 }
 
-/* Prefixes that nobody holds go, and every block that holds nothing is told of once; what is
+/* Unused prefixes are evicted, and every block that holds nothing is told of once; what is
  * held stays. */
 static void test_trim(void **state)
 {
@@ -280,7 +280,8 @@ static void note(void *user, int32_t block, int n_tokens)
     v->n_tokens[v->n++] = n_tokens;
 }
 
-/* Begun leaves of every block number, the first one of all too: each is visited, and copied from. */
+/* Begun leaves of every block number, the first one of all too: each is visited, and copied
+ * from. */
 static void test_leaves(void **state)
 {
     (void)state;

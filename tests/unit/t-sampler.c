@@ -1,4 +1,4 @@
-/* t-sampler.c - which tokens each option keeps, how often each is drawn, and what is refused. */
+/* t-sampler.c - the tokens that each option keeps, how often each is drawn, refused values. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -204,7 +204,8 @@ static void test_draws_stay(void **state)
     static const struct { int top_k; float top_p, min_p, typical_p, temperature; uint64_t want; } cases[] = {
         { 0, 1, 0, 1, 1, 0xe62d6b29e16b347e }, { 0, 1, 0.3f, 1, 0.7f, 0x532b8b271f761ce5 },
         { 5, 1, 0, 1, 1, 0x2ff2c7034651c5f2 }, { 0, 0.8f, 0, 1, 1, 0xd20582efbb6a664e },
-        { 6, 0.9f, 0.1f, 0.9f, 1.3f, 0xcd0aa84c47cfee98 }, { 0, 1, 0, 0.7f, 1, 0x5cd787a533c91c9a }, { 8, 1, 0, 1, 1, 0xe62d6b29e16b347e },
+        { 6, 0.9f, 0.1f, 0.9f, 1.3f, 0xcd0aa84c47cfee98 }, { 0, 1, 0, 0.7f, 1, 0x5cd787a533c91c9a },
+        { 8, 1, 0, 1, 1, 0xe62d6b29e16b347e },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct err e;
@@ -230,7 +231,7 @@ static void test_draws_stay(void **state)
     }
 }
 
-/* What a backend may draw by itself: all but biases, penalties and typical_p. */
+/* Options that a backend may draw with: all but biases, penalties and typical_p. */
 static void test_draw_elsewhere(void **state)
 {
     (void)state;
@@ -267,8 +268,8 @@ static void test_config(void **state)
     struct sampling s = plain(), before = s;
     assert_int_equal(sampling_config(&s, NULL, &e), 0);
     assert_memory_equal(&s, &before, sizeof s);
-    json_t *j = json_pack("{s:f, s:i, s:f, s:f, s:f, s:f}", "temperature", 0.5, "top_k", 7, "top_p", 0.25, "min_p", 0.125,
-                          "typical_p", 0.75, "repetition_penalty", 1.5);
+    json_t *j = json_pack("{s:f, s:i, s:f, s:f, s:f, s:f}", "temperature", 0.5, "top_k", 7, "top_p", 0.25, "min_p",
+                          0.125, "typical_p", 0.75, "repetition_penalty", 1.5);
     assert_int_equal(sampling_config(&s, j, &e), 0);
     assert_true(s.temperature == 0.5f && s.top_k == 7 && s.top_p == 0.25f && s.min_p == 0.125f);
     assert_true(s.typical_p == 0.75f && s.repetition_penalty == 1.5f && s.seed == before.seed);
