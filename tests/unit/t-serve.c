@@ -623,7 +623,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_watch), cmocka_unit_test(memory_watch_steps),
-            cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits), cmocka_unit_test(test_http_heads),
+            cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits),
+            cmocka_unit_test(test_http_heads),
         cmocka_unit_test(test_bodies_dropped), cmocka_unit_test(test_absolute_targets),
         cmocka_unit_test(test_websocket), cmocka_unit_test(test_small_pieces),
         cmocka_unit_test(test_fields), cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
