@@ -1,5 +1,5 @@
-/* zbytes.h - the fixed parts of a .zse file as C structs, shared by reader and writer.
- * FORMAT.md, sections 1, 2 and 3. */
+/* zbytes.h - the fixed parts of a .zse file as C structs, shared by reader and writer: FORMAT.md,
+ * sections 1 to 3. */
 #ifndef ZSE_FORMAT_ZBYTES_H
 #define ZSE_FORMAT_ZBYTES_H
 
@@ -8,9 +8,9 @@
 
 enum {
     ZSE_MAJOR = 1, ZSE_MINOR = 1, ZSE_PATCH = 0,
-    ZSE_PAGE = 4096,            /* groups begin at multiples of this, and large matrices */
-    ZSE_LINE = 64,              /* every tensor begins at a multiple of this, and every section */
-    ZSE_LARGE = 1 << 20,        /* a matrix from this size on begins at a page */
+    ZSE_PAGE = 4096,            /* alignment of groups and large matrices */
+    ZSE_LINE = 64,              /* alignment of tensors and sections */
+    ZSE_LARGE = 1 << 20,        /* a matrix of at least this size begins at a page */
     ZSE_MAX_SECTIONS = 64,
     ZSE_MAX_JSON = 256 << 20,
     ZSE_MAX_ORIGINALS = 1024,
@@ -29,7 +29,7 @@ struct zse_header {
 _Static_assert(sizeof(struct zse_header) == 64, "header");
 
 enum { ZSE_REQUIRED = 1,        /* a reader that does not know this section must refuse the file */
-       ZSE_GROUP_CRCS = 2 };    /* crc is 0: the groups have checksums of their own */
+       ZSE_GROUP_CRCS = 2 };    /* crc is 0: the groups have their own checksums */
 
 struct zse_section {
     char kind[4];               /* "JSON", "TNSR", "WGTS", "TOKB", "ORIG" */

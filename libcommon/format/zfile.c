@@ -1,5 +1,4 @@
-/* zfile.c - read a .zse file: map it, check everything that can be checked without touching the
- * weights, hand out pointers. */
+/* zfile.c - map a .zse file, check everything except the weights, and hand out pointers. */
 #include "libcommon/format/zfile.h"
 
 #include <errno.h>
@@ -27,7 +26,7 @@ struct zfile {
     struct map map;
     struct zse_header header;
     struct zse_section sections[ZSE_MAX_SECTIONS];
-    const struct zse_section *json_section, *weights, *tokenizer, *packed, *list;       /* NULL: none */
+    const struct zse_section *json_section, *weights, *tokenizer, *packed, *list;       /* NULL: absent */
     json_t *json;
     int n_groups, n_originals;
     struct zfile_group *groups;
@@ -36,9 +35,9 @@ struct zfile {
     pthread_t populator; int has_populator;             /* the thread that prefaults the weights */
     struct map_guard guard;
     _Atomic int stop_populator;
-    _Atomic int populated;              /* that thread brought in all of the weights */
-    struct err damage; _Atomic int damaged;     /* zfile_set_damage */
-    _Atomic int64_t written_ns;         /* when it was last written to, as far as its contents were compared */
+    _Atomic int populated;              /* that thread has prefaulted all weights */
+    struct err damage; _Atomic int damaged;     /* set by zfile_set_damage */
+    _Atomic int64_t written_ns;         /* modification time at the last comparison of the contents */
 };
 
 int zfile_is(const void *head, size_t size)
@@ -210,7 +209,7 @@ static int read_group(struct zfile *z, struct zfile_group *g, const json_t *j, u
     return 0;
 }
 
-/* An array of the JSON, and room for one C struct an element. */
+/* Get an array from the JSON, and memory for one C struct for each of its elements. */
 static int open_array(struct zfile *z, const char *key, const json_t **array, size_t element, void *out, int *n,
                       struct err *e)
 {
@@ -241,7 +240,7 @@ static int read_groups(struct zfile *z, struct err *e)
 
 /* ---- tensors ---- */
 
-/* From section TNSR, or from the JSON as files of version 1.0 have them. */
+/* From section TNSR, or from the JSON of a file of version 1.0. */
 static int read_tensors(struct zfile *z, struct err *e)
 {
     const struct zse_section *s = z->list;
@@ -262,7 +261,7 @@ static int read_tensors(struct zfile *z, struct err *e)
 
 /* ---- originals ---- */
 
-/* A relative path that stays below its folder and prints on one line. */
+/* A relative path that stays inside its folder and prints on one line. */
 static int is_safe_name(const char *name)
 {
     for (const char *part = name;;) {
@@ -293,7 +292,7 @@ static int read_original(const struct zfile *z, struct original *o, const json_t
     if ((uint64_t)at > room || (uint64_t)packed > room - (uint64_t)at)
         return err_set(e, ERR_FORMAT, "%s: at %" PRId64 ", packed %" PRId64 ": beyond section ORIG of %" PRIu64
                        " bytes", o->name, at, packed, room);
-    if (size / 1100 > packed)                   /* deflate makes at most 1032 bytes of one */
+    if (size / 1100 > packed)                   /* deflate compresses by a factor of 1032 at most */
         return err_set(e, ERR_FORMAT, "%s: size: %" PRId64 " bytes cannot come out of %" PRId64, o->name, size, packed);
     o->offset = z->packed ? z->packed->offset + (uint64_t)at : 0;
     o->packed = (uint64_t)packed;
@@ -322,11 +321,11 @@ static int read_originals(struct zfile *z, struct err *e)
     return 0;
 }
 
-/* ---- the module ---- */
+/* ---- open and close ---- */
 
-/* MADV_POPULATE_READ (Linux 5.14) reads what is missing and maps it.  With a file in the page
- * cache in large folios it takes 5 ms a gigabyte and saves its readers 10; from a disk it goes
- * as fast as that.  In pieces, so that closing need not wait for a disk. */
+/* MADV_POPULATE_READ (Linux 5.14) reads and maps missing pages.  For a file in the page cache in
+ * large folios it takes 5 ms a gigabyte and saves its readers 10; from a disk it runs at the speed
+ * of the disk.  In pieces, so that closing does not wait for the disk. */
 static void *populate(void *arg)
 {
     enum { PIECE = 8 << 20, POPULATE_READ = 22 };
@@ -334,7 +333,7 @@ static void *populate(void *arg)
     const uint64_t end = z->weights->offset + z->weights->size;
     for (uint64_t at = z->weights->offset / ZSE_PAGE * ZSE_PAGE; at < end && !z->stop_populator; at += PIECE)
         if (madvise((void *)(z->map.data + at), end - at < PIECE ? end - at : PIECE, POPULATE_READ) != 0)
-            return NULL;                /* an older kernel: pages come when they are used */
+            return NULL;                /* an older kernel: pages are faulted in on first use */
     z->populated = !z->stop_populator;
     return NULL;
 }
@@ -369,10 +368,11 @@ struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct m
     if (z->guard.add)
         z->guard.add(&z->map);
     int rc = read_head(z, e);
-    if (rc == 0 && z->weights && z->weights->size <= most)      /* best effort: without the thread pages come when they are used */
+    /* best effort: without the thread, pages are faulted in on first use */
+    if (rc == 0 && z->weights && z->weights->size <= most)
         z->has_populator = thread_start(&z->populator, populate, z) == 0;
     rc = rc < 0 ? rc : read_lists(z, e);
-    if (z->map.lost)                    /* what was read is not what the file had */
+    if (z->map.lost)                    /* zeros were read in the place of lost pages */
         rc = map_check(&z->map, e);
     if (rc < 0) {
         zfile_close(z);
@@ -438,12 +438,14 @@ int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out)
 int zfile_direct(const struct zfile *z)
 {
     char path[40];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", z->map.fd);         /* this very file, whatever its name belongs to by now */
+    /* this file, even if its name belongs to another one by now */
+    snprintf(path, sizeof path, "/proc/self/fd/%d", z->map.fd);
     return open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
 }
 
-/* For a file that is neither ours nor ours to write, mincore says yes to every page; then nobody
- * tells: a read with RWF_NOWAIT brings in what it does not find. */
+/* Does mincore() tell the truth about this file?  For files that this user neither owns nor may
+ * write it reports all pages as cached, and a read with RWF_NOWAIT brings in missing pages, so the
+ * cache's state cannot be found out. */
 static int cache_is_told(const struct zfile *z)
 {
     struct stat st;
@@ -511,7 +513,7 @@ int zfile_original_read(const struct zfile *z, int i, void *out, struct err *e)
     return 0;
 }
 
-/* The bytes that no checksum covers are 0. */
+/* Check that bytes without a checksum are 0. */
 static int check_zeros(const struct zfile *z, uint64_t from, uint64_t to, struct err *e)
 {
     for (uint64_t i = from; i < to; i++)
@@ -520,10 +522,10 @@ static int check_zeros(const struct zfile *z, uint64_t from, uint64_t to, struct
     return 0;
 }
 
-/* What verify() still has to skip, whether it is to stop, and what it has done. */
+/* A verification in pieces: units to skip, the stop flag, and the units counted so far. */
 struct verify_job { int *at; const _Atomic int *stop; int unit; };
 
-/* Is the next unit to be verified now?  Stopped: none is. */
+/* Should the next unit be verified now?  Not once it is stopped. */
 static int is_due(struct verify_job *v) { return v->unit++ >= *v->at && !(v->stop && *v->stop); }
 
 static int unit_done(struct verify_job *v)
@@ -637,7 +639,7 @@ int zfile_compare(struct zfile *z, struct err *e)
                             z->header.n_sections * sizeof *z->sections) == 0 && zfile_verify(z, &found) == 0;
     if (map_whole(&z->map, &after, e) != 0)
         return -1;
-    if (!same || after != before)       /* written to again meanwhile: who knows what was read */
+    if (!same || after != before)       /* written to meanwhile: the bytes read are uncertain */
         return err_set(e, ERR_IO, "%s: " MAP_CHANGED, z->map.path);
     z->written_ns = before;
     return 0;

@@ -1,3 +1,4 @@
+/* zlist.c - read the list of tensors from section TNSR or from the JSON. */
 #include "libcommon/format/zlist.h"
 
 #include <inttypes.h>
@@ -15,7 +16,7 @@
 
 static uint64_t hash(const struct zlist *l, const char *name) { return siphash(l->key, name, strlen(name)); }
 
-/* The place of this name, or where it would be. */
+/* The slot of this name, or the free slot where it belongs. */
 static uint64_t *place_of(const struct zlist *l, const char *name, uint64_t h)
 {
     for (uint64_t i = h;; i++) {
@@ -68,9 +69,9 @@ void zlist_release(struct zlist *l)
     memset(l, 0, sizeof *l);
 }
 
-/* ---- what both forms must keep to ---- */
+/* ---- checks of both forms ---- */
 
-/* Every row of ours must be a row of the source. */
+/* Check that every row of ours is a row of the source. */
 static int check_map(const struct zfile_tensor *t, struct err *e)
 {
     const struct row_map *m = &t->map;
@@ -110,7 +111,7 @@ static int check_map(const struct zfile_tensor *t, struct err *e)
     return 0;
 }
 
-/* t has type and dimensions: its size follows from them. */
+/* Derive a tensor's size from its type and dimensions. */
 static int shape_tensor(struct zfile_tensor *t, const struct qtype_info *info, int group_size, int act_group,
                         struct err *e)
 {
@@ -127,8 +128,7 @@ static int shape_tensor(struct zfile_tensor *t, const struct qtype_info *info, i
     return 0;
 }
 
-/* t has its group and its offset: it lies in the one, behind the tensor before it (NULL: there
- * is none). */
+/* Check that t lies inside its group and after the previous tensor (NULL: none). */
 static int place_tensor(struct zfile_tensor *t, uint64_t size, const struct zlist_file *f,
                         const struct zfile_tensor *before, struct err *e)
 {
@@ -188,7 +188,7 @@ static int read_string(const struct section *s, const char *what, uint32_t at, c
     return 0;
 }
 
-/* What it came from. */
+/* Read the origin of a tensor. */
 static int read_source(const struct section *s, struct zfile_tensor *t, const struct zse_tensor *r, struct err *e)
 {
     if (read_string(s, "source", r->source, &t->source_name, e) < 0 ||

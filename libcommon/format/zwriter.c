@@ -18,16 +18,17 @@ struct blob { void *data; size_t size, room; };
 
 struct zwriter {
     struct atomic_file f;
-    uint8_t *buffer;                    /* [BUFFER] bytes not yet written */
+    uint8_t *buffer;                    /* [BUFFER] bytes to be written */
     size_t n;
     uint32_t crc;                       /* of the current group or section */
     json_t *groups, *originals;
     struct blob records, maps, strings; /* of section TNSR */
-    uint32_t source;                    /* where the name of the last source is in strings: parts of one follow each other */
+    /* offset of the last source's name in strings: tensors of one source follow each other */
+    uint32_t source;
     json_t *group;                      /* the current one, borrowed; NULL: none */
     uint64_t group_offset, weights_end;
-    uint64_t left;                      /* bytes the current tensor still wants */
-    int replaying;                      /* the bytes are in the file already: only positions and lists are made */
+    uint64_t left;                      /* bytes still missing of the current tensor */
+    int replaying;                      /* the file has the bytes already: only positions and lists are made */
     char name[160];                     /* of the current tensor, for messages */
     struct blob tokenizer, packed;      /* packed: the zlib streams of all originals */
     struct zse_section sections[8];
@@ -134,7 +135,7 @@ static int end_tensor(const struct zwriter *w, struct err *e)
                              w->left) : 0;
 }
 
-/* The checksum of the current group from the file. */
+/* Compute the checksum of the current group from the file. */
 static int read_crc(struct zwriter *w, struct err *e)
 {
     w->crc = 0;
@@ -182,7 +183,7 @@ int zwriter_group(struct zwriter *w, const char *kind, int layer, struct err *e)
     return 0;
 }
 
-/* n bytes more; where they are, or NULL. */
+/* Append n bytes; returns their address, or NULL without memory. */
 static void *append(struct blob *b, const void *data, size_t n)
 {
     if (b->room - b->size < n) {
@@ -207,7 +208,7 @@ static int add_string(struct blob *strings, const char *s, uint32_t *at, struct 
     return append(strings, s, strlen(s) + 1) ? 0 : err_nomem(e, "names of tensors");
 }
 
-/* A map that is there already is used again: layers are alike. */
+/* Find or add a map: the layers share equal ones. */
 static int add_map(struct blob *maps, const struct row_map *m, uint32_t *index, struct err *e)
 {
     const struct zse_map z = { m->offset, m->run, m->stride, m->first, m->slice, m->slice_stride };
@@ -221,7 +222,7 @@ static int add_map(struct blob *maps, const struct row_map *m, uint32_t *index, 
     return append(maps, &z, sizeof z) ? 0 : err_nomem(e, "maps of rows");
 }
 
-/* What FORMAT.md, section 3 says of one tensor. */
+/* Add the record of a tensor: FORMAT.md, section 3. */
 static int describe(struct zwriter *w, const struct zfile_tensor *t, uint64_t offset, struct err *e)
 {
     const struct row_map *m = &t->map;

@@ -1,3 +1,4 @@
+/* choose.c - choose the files of a repository that a conversion needs. */
 #include "libcommon/hub/choose.h"
 
 #include <ctype.h>
@@ -22,7 +23,7 @@ static int ends_with(const char *s, const char *end)
     return n >= m && strcasecmp(s + n - m, end) == 0;
 }
 
-/* Which of how many parts of a GGUF is this?  "a-00002-of-00003.gguf": 2, *n = 3; 0: of none. */
+/* The number of a part: "a-00002-of-00003.gguf" gives 2, *n = 3; 0: the name has none. */
 static int gguf_part(const char *name, int *n)
 {
     enum { ENDING = 20 };
@@ -32,7 +33,7 @@ static int gguf_part(const char *name, int *n)
            used == ENDING && k > 0 && k <= *n && *n > 1 ? k : 0;
 }
 
-/* A GGUF in parts is its first. */
+/* Is it a file that stands for a model?  Of a GGUF in parts only the first. */
 static int is_file_of_a_model(const char *name)
 {
     int n;
@@ -102,7 +103,7 @@ static int take_file(struct file_choice *c, const char *repo, const char *pick, 
                    n ? "more than one of its files" : "no GGUF or .zse file of it", *list ? list : "none");
 }
 
-/* No pick and no safetensors: the one file, else the quantization that most people take. */
+/* Without pick and safetensors: the only file, else the most common quantization. */
 static int take_usual(struct file_choice *c, const char *repo, struct err *e)
 {
     static const char *const usual[] = { "Q4_K_M", "Q4_0", "Q8_0", "BF16", "F16" };
@@ -126,7 +127,7 @@ static int take_usual(struct file_choice *c, const char *repo, struct err *e)
                    repo);
 }
 
-/* The file, and if it is the first of several all of them. */
+/* The file, and all parts if it is the first of several. */
 static int take_parts(struct file_choice *c, const char *repo, struct err *e)
 {
     int n = 1;
@@ -148,7 +149,7 @@ static int take_parts(struct file_choice *c, const char *repo, struct err *e)
     return 0;
 }
 
-/* All safetensors at the top; what is a second copy under another name stays out. */
+/* All safetensors at the top level, without duplicates under another name. */
 static int take_safetensors(struct file_choice *c)
 {
     int one = has(c, "model.safetensors");

@@ -1,4 +1,4 @@
-/* choose.h - which files of a repository a conversion needs. */
+/* choose.h - choose the files of a repository that a conversion needs. */
 #ifndef ZSE_HUB_CHOOSE_H
 #define ZSE_HUB_CHOOSE_H
 
@@ -6,23 +6,22 @@
 
 #include "libcommon/base/err.h"
 
-/* Names of a repository's files, and what was chosen of them: borrowed from each other. */
+/* Names of a repository's files and the files chosen from them; strings are borrowed. */
 struct file_choice {
     const char *const *names; int n_names;
     const char **small; int n_small;            /* config, tokenizer, templates, index, licence; owned array */
     const char **weights; int n_weights;        /* safetensors, or one GGUF or .zse; owned array */
-    int indexed;                                /* the index says which: weights is empty, see choose_indexed */
+    int indexed;                                /* an index lists the weights: weights is empty, see choose_indexed */
     const char *file;                           /* the GGUF or .zse that is the model; NULL: the folder is */
 };
-/* pick "": safetensors, else the one file there is or the usual quantization; repo: for
- * messages. */
+/* pick "": safetensors, else the only file or the usual quantization.  repo: for messages. */
 int choose(struct file_choice *c, const char *repo, const char *pick, const char *const *names, int n, struct err *e);
-/* The shards that the text of model.safetensors.index.json names. Fills weights (borrowed from
+/* Read the shards from the text of model.safetensors.index.json into weights (borrowed from
  * names). */
 int choose_indexed(struct file_choice *c, const char *repo, const char *index, size_t size, struct err *e);
 void choose_release(struct file_choice *c);
 
-/* Files that a conversion reads if they are there. */
+/* Files that a conversion reads if they exist. */
 extern const char *const choose_optional[];
 enum { CHOOSE_N_OPTIONAL = 17 };
 #define CHOOSE_INDEX "model.safetensors.index.json"

@@ -1,3 +1,4 @@
+/* download.c - download the files of one commit in ranges, and check them. */
 #include "libcommon/hub/download.h"
 
 #include <ctype.h>
@@ -15,7 +16,7 @@
 
 enum { LEAST_PART = 512 << 10, MOST_PART = 32 << 20, MOST_UNSAVED = 16 << 20, HASH_STEP = 1 << 20,
        HASH_A_TICK = 32 << 20 };
-static const int64_t most_bytes = (int64_t)1 << 50;      /* of a file: what says more is no size */
+static const int64_t most_bytes = (int64_t)1 << 50;      /* larger sizes are taken for errors */
 
 /* ---- ranges ---- */
 
@@ -79,7 +80,7 @@ char *download_url(const char *endpoint, const char *repo, const char *revision,
     return url;
 }
 
-/* ---- what the hub says about each file ---- */
+/* ---- metadata of each file ---- */
 
 static int is_hex(const char *etag, size_t n) { return strlen(etag) == n && strspn(etag, "0123456789abcdef") == n; }
 
@@ -111,7 +112,7 @@ static int add_head(struct download *d, struct download_file *f, struct err *e)
     return web_add(d->web, j, e);
 }
 
-/* The blob of f, if it is here and as long as it should be. */
+/* Is the blob of f in the cache with the right size? */
 static int have_blob(const struct download_file *f)
 {
     struct stat st;
@@ -165,7 +166,7 @@ int download_plan(struct download *d, const char *const *names, int n, struct er
 /* ---- heads: a safetensors file begins with the length of its header, 8 bytes, and the header
  * ---- */
 
-enum { FIRST_HEAD = 256 << 10, MOST_HEAD = 100000000 };      /* the format allows no longer header */
+enum { FIRST_HEAD = 256 << 10, MOST_HEAD = 100000000 };      /* longest header that the format allows */
 
 static int head_data(struct web_job *j, const void *data, size_t n, struct err *e)
 {
@@ -181,7 +182,7 @@ static int head_data(struct web_job *j, const void *data, size_t n, struct err *
     return s->head_size == j->to;
 }
 
-/* The first n bytes of those files of which more are needed than are there. */
+/* Get the first n bytes of those files of which more are wanted than are present. */
 static int get_heads(struct download *d, struct hub_shard *shards, const size_t *wanted, struct err *e)
 {
     for (int i = 0; i < d->n_files; i++) {
@@ -212,7 +213,8 @@ static size_t header_end(const struct hub_shard *s)
     if (s->head_size < 8)
         return 0;
     memcpy(&size, s->head, 8);
-    return size <= MOST_HEAD && size <= s->size - 8 ? 8 + (size_t)size : 0;      /* a header that cannot be is refused by who reads it */
+    /* an impossible header is refused by its reader */
+    return size <= MOST_HEAD && size <= s->size - 8 ? 8 + (size_t)size : 0;
 }
 
 int download_announce(struct download *d, const char *folder, struct hub_shard **shards, struct err *e)
@@ -251,9 +253,9 @@ void download_release_shards(struct hub_shard *shards, int n)
     free(shards);
 }
 
-/* ---- a file that comes ---- */
+/* ---- downloading a file ---- */
 
-/* The ranges that an earlier call left, if the part is still as they say. */
+/* Load the ranges that an earlier call has downloaded, if the partial file still matches them. */
 static void load_ranges(struct download_file *f)
 {
     struct err ignored;
@@ -271,7 +273,7 @@ static void load_ranges(struct download_file *f)
     f->saved_bytes = spans_bytes(&f->done);
 }
 
-/* Which ranges are there.  What cannot be written is only not gone on with. */
+/* Save the list of downloaded ranges, best effort: without it a later call starts again. */
 static void save_ranges(struct download_file *f)
 {
     struct atomic_file a;
@@ -289,7 +291,7 @@ static void save_ranges(struct download_file *f)
     f->saved_bytes = spans_bytes(&f->done);
 }
 
-/* Where a redirect to another origin led: the next parts need not ask the hub again. */
+/* Remember the target of a redirect to another origin: later ranges need not ask the hub again. */
 static int remember_direct(struct download_file *f, const struct web_job *j)
 {
     if (web_same_origin(j->url, f->url) || (f->direct && strcmp(f->direct, j->url) == 0))
@@ -315,7 +317,7 @@ static int digest_start(struct download_file *f, struct err *e)
     return 0;
 }
 
-/* What came is of no use. */
+/* Discard the downloaded bytes. */
 static int forget_bytes(struct download_file *f)
 {
     f->done.n = 0;
@@ -324,7 +326,7 @@ static int forget_bytes(struct download_file *f)
     return ftruncate(f->fd, 0);
 }
 
-/* "bytes FROM-LAST/ALL": is ALL the size that the hub announced? */
+/* Does ALL in "bytes FROM-LAST/ALL" equal the size that the hub announced? */
 static int check_total(const struct download_file *f, const struct web_answer *a, struct err *e)
 {
     const char *slash = strchr(a->content_range, '/');
@@ -349,7 +351,7 @@ static int part_data(struct web_job *j, const void *data, size_t n, struct err *
         return err_nomem(e, "URL");
     if (j->answer.status == 200 && !j->whole && (j->from || (int64_t)j->to != f->size) && f->size >= 0) {
         if (f->whole)
-            return 1;                   /* another job has the whole file already */
+            return 1;                   /* another job has downloaded the whole file */
         f->whole = j->whole = 1;        /* Range was ignored: this is the file from its beginning */
         j->from = at = 0;
         j->to = (uint64_t)f->size;
@@ -364,10 +366,10 @@ static int part_data(struct web_job *j, const void *data, size_t n, struct err *
     if (f->size < 0 && at + n > f->in->most_unsized)
         return err_set(e, ERR_LIMIT, "%s: more than %" PRIu64 " bytes of a file whose size the hub did not say",
                        f->name, f->in->most_unsized);
-    if (j->whole && at == 0 && forget_bytes(f) != 0)    /* from its beginning, perhaps once more and with other bytes */
+    if (j->whole && at == 0 && forget_bytes(f) != 0)    /* restarted from the beginning, perhaps with other bytes */
         return err_sys(e, "%s", f->part);
     if (f->has_sha256 && at < f->hashed && digest_start(f, e) != 0)
-        return -1;                      /* the digest is of bytes that are written anew */
+        return -1;                      /* the digest is of bytes that are being overwritten */
     for (size_t left = n; left;) {
         ssize_t put = pwrite(f->fd, p, left, (off_t)(at + (n - left)));
         if (put < 0 && errno == EINTR)
@@ -382,7 +384,7 @@ static int part_data(struct web_job *j, const void *data, size_t n, struct err *
     return enough;
 }
 
-/* Digest what lies without a gap from the beginning, at most `most` bytes. */
+/* Update the digest with contiguous bytes from the beginning, at most `most`. */
 static int hash_more(struct download_file *f, uint64_t most, struct err *e)
 {
     static const size_t step = HASH_STEP;
@@ -433,7 +435,7 @@ static int add_part(struct download_file *f, uint64_t from, uint64_t to, struct 
     j->what = f->name;
     j->from = from;
     j->to = to;
-    j->whole = f->size < 0 || !f->has_sha256;       /* small files come in one piece */
+    j->whole = f->size < 0 || !f->has_sha256;       /* small files are fetched in one piece */
     j->body = part_data;
     j->done = part_done;
     j->before = part_before;
@@ -441,7 +443,7 @@ static int add_part(struct download_file *f, uint64_t from, uint64_t to, struct 
     return web_add(f->in->web, j, e);
 }
 
-/* What is not there, in parts. */
+/* Queue jobs for the missing ranges. */
 static int add_parts(struct download_file *f, struct err *e)
 {
     uint64_t at = 0, part = (uint64_t)f->size / (4 * (unsigned)f->in->web->n_connections);
@@ -466,7 +468,7 @@ static void discard(struct download_file *f)
         unlink(f->part);
 }
 
-/* It has its name: who waits for it may read it. */
+/* Report that the file has its final name. */
 static void tell_arrived(const struct download_file *f)
 {
     const struct download *d = f->in;
@@ -474,7 +476,7 @@ static void tell_arrived(const struct download_file *f)
         d->o->arrived(d->o->announce_user, (int)(f - d->files));
 }
 
-/* All of it is here: is it what it should be?  Then it gets its names. */
+/* The file is complete: check its digest and give it its names. */
 static int finish_file(struct download_file *f, struct err *e)
 {
     struct download *d = f->in;
@@ -482,7 +484,8 @@ static int finish_file(struct download_file *f, struct err *e)
     char hex[2 * EVP_MAX_MD_SIZE + 1], text[300];
     const char *what = f->has_sha256 ? "SHA-256" : "git SHA-1";
     unsigned n = 0;
-    if ((f->has_git_sha1 && digest_start(f, e) != 0) || hash_more(f, UINT64_MAX, e) != 0)      /* git's begins with the size, which may be known only now */
+    /* git's digest begins with the size, which may be known only now */
+    if ((f->has_git_sha1 && digest_start(f, e) != 0) || hash_more(f, UINT64_MAX, e) != 0)
         return -1;
     if (f->has_sha256 || f->has_git_sha1) {
         d->net.final(f->digest, sum, &n);
@@ -528,14 +531,14 @@ static int part_done(struct web_job *j, struct err *e)
     return spans_bytes(&f->done) == (uint64_t)f->size ? finish_file(f, e) : 0;
 }
 
-/* Lock a file and queue what is missing of it.  1: another program has it. */
+/* Lock a file and queue its missing ranges.  1: another program has it locked. */
 static int begin_file(struct download_file *f, int wait, struct err *e)
 {
     struct download *d = f->in;
     f->lock = hub_cache_lock(d->o, d->name, f->etag, wait, e);
     if (f->lock < 0)
         return f->lock == -2 ? 1 : -1;
-    if (have_blob(f)) {                                 /* somebody else got it meanwhile */
+    if (have_blob(f)) {                                 /* another program downloaded it meanwhile */
         f->have = 1;
         hub_cache_unlock(f->lock);
         f->lock = -1;
@@ -557,7 +560,7 @@ static int begin_file(struct download_file *f, int wait, struct err *e)
     return f->size >= 0 && spans_bytes(&f->done) == (uint64_t)f->size ? finish_file(f, e) : add_parts(f, e);
 }
 
-/* ---- all of them ---- */
+/* ---- all files ---- */
 
 static int tick(void *user)
 {
@@ -576,7 +579,7 @@ static int tick(void *user)
         if (f->has_sha256 && n - f->saved_bytes > unsaved)
             save_ranges(f);
         if (f->has_sha256)
-            (void)hash_more(f, HASH_A_TICK, &ignored);  /* finish_file will meet the same error */
+            (void)hash_more(f, HASH_A_TICK, &ignored);  /* finish_file reports the same error */
     }
     return progress_report(d->o->progress, d->name->repo, done, d->total, "bytes");
 }
@@ -588,7 +591,7 @@ static int is_wanted(void *user, const struct web_job *j)
     return i >= 0 && j->user == &d->files[i];
 }
 
-/* The folder of blobs must hold what is still to come. */
+/* Check that the disk has room for the missing bytes. */
 static int check_room(const struct download *d, struct err *e)
 {
     struct statvfs s;
@@ -626,7 +629,7 @@ int download_run(struct download *d, struct err *e)
     }
     if (rc >= 0)
         rc = web_run(d->web, e);
-    /* Only now, with no lock of our own, wait for others: nobody waits for us meanwhile. */
+    /* Wait for other programs only now, when we hold no lock that they could be waiting for. */
     for (int i = 0; n_waiting && i < d->n_files && rc >= 0; i++) {
         if (d->files[i].have)
             continue;
@@ -657,7 +660,7 @@ void download_release(struct download *d)
         if (f->fd >= 0) {
             struct stat st;
             if (!f->has_sha256 || (fstat(f->fd, &st) == 0 && st.st_size == 0))
-                unlink(f->part);        /* nothing that could be gone on with */
+                unlink(f->part);        /* it has nothing to resume */
             close(f->fd);
         }
         hub_cache_unlock(f->lock);

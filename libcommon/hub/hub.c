@@ -1,3 +1,4 @@
+/* hub.c - fetch models from a hub into the cache, or find them there. */
 #include "libcommon/hub/hub.h"
 
 #include <ctype.h>
@@ -47,11 +48,11 @@ int hub_parse_name(struct hub_name *name, const char *text, struct err *e)
     return 0;
 }
 
-/* ---- what the cache has ---- */
+/* ---- the cache ---- */
 
 static int exists(const char *folder, const char *name)
 {
-    char path[PATH_MAX];                /* the system takes no longer ones */
+    char path[PATH_MAX];                /* longer paths are invalid */
     const int n = snprintf(path, sizeof path, "%s/%s", folder, name);
     return n < (int)sizeof path && access(path, R_OK) == 0;
 }
@@ -63,7 +64,7 @@ static void free_names(char **names, int n)
     free(names);
 }
 
-/* Files in folder and one level below, as names from there. */
+/* Files in folder and one level below, with names relative to it. */
 static int list_folder(const char *folder, const char *sub, char ***names, int *n)
 {
     char *path = *sub ? hub_cache_path(folder, "%s", sub) : strdup(folder);
@@ -96,7 +97,7 @@ static int list_folder(const char *folder, const char *sub, char ***names, int *
     return rc;
 }
 
-/* Shards of a snapshot with an index: all there? */
+/* Does a snapshot have all shards of its index? */
 static int has_shards(const char *snapshot)
 {
     struct err ignored;
@@ -130,8 +131,8 @@ static int numbered_complete(const char *snapshot, const char *first)
     return 1;
 }
 
-/* What the cache has of that commit: *path (malloc'd) is set when it can be used.  1: and
- * nothing is missing; 0: perhaps small files are. */
+/* Look for the model in the cache: *path (malloc'd) is set if it can be used.  1: and it is
+ * complete; 0: small files may be missing. */
 static int look_in_cache(const struct hub_name *name, const char *folder, const char *commit, char **path)
 {
     struct err ignored;
@@ -144,11 +145,12 @@ static int look_in_cache(const struct hub_name *name, const char *folder, const 
         goto done;
     if (c.file) {
         *path = hub_cache_path(snapshot, "%s", c.file);
-        /* Without a pick the repository may have safetensors, or a quantization that goes
-         * before: unless that was asked already. */
+        /* Without a pick, the repository may also have safetensors, or a preferred quantization,
+         * unless an earlier call has found out. */
         sure = *name->pick || hub_cache_has(folder, commit, "model.safetensors") < 0;
     } else if (c.indexed ? has_shards(snapshot) : numbered_complete(snapshot, c.weights[0])) {
-        int one = !c.indexed && strcmp(c.weights[0], "model.safetensors") == 0;      /* an index beside it is not needed */
+        /* an index beside it is not needed */
+        int one = !c.indexed && strcmp(c.weights[0], "model.safetensors") == 0;
         *path = strdup(snapshot);
         sure = 1;
         for (int i = 0; i < CHOOSE_N_OPTIONAL; i++)
@@ -162,9 +164,9 @@ done:
     return sure;
 }
 
-/* ---- asking the hub ---- */
+/* ---- requests to the hub ---- */
 
-/* Between questions: does somebody want to stop? */
+/* Called between requests: non-zero to cancel. */
 static int waiting(void *user)
 {
     const struct hub_options *o = user;
@@ -185,7 +187,7 @@ static int open_web(struct web *w, const struct hub_options *o, const char *repo
     return -1;
 }
 
-/* One JSON document of the API. */
+/* Get a JSON document of the API. */
 static json_t *get_json(struct web *w, const char *url, const char *what, struct err *e)
 {
     size_t size;
@@ -217,7 +219,7 @@ static json_t *model_info(struct web *w, const struct hub_options *o, const stru
     return j;
 }
 
-/* The names of the files, borrowed from j. Caller frees the array. */
+/* The names of the repository's files, borrowed from j.  Caller frees the array. */
 static const char **sibling_names(const json_t *j, const char *repo, int *n, struct err *e)
 {
     const json_t *list = json_object_get(j, "siblings"), *v;
@@ -299,9 +301,9 @@ struct fetch {
     struct web *web;
 };
 
-enum what { SMALL_FILES, WEIGHTS, SHARDS };     /* weights: before_weights is asked; shards: and they are announced */
+enum what { SMALL_FILES, WEIGHTS, SHARDS };     /* WEIGHTS: call before_weights; SHARDS: also announce */
 
-/* Some files of the commit into the cache. */
+/* Fetch some files of the commit into the cache. */
 static int get_files(struct fetch *f, const char *const *names, int n, enum what weights, struct err *e)
 {
     struct download d = { .web = f->web, .o = f->o, .name = f->name, .commit = f->commit,
@@ -332,7 +334,7 @@ static int get_files(struct fetch *f, const char *const *names, int n, enum what
     return rc;
 }
 
-/* The shards that the index, which is in the cache now, names. */
+/* Read the names of the shards from the index, which is in the cache by now. */
 static int read_index(struct fetch *f, struct file_choice *c, struct err *e)
 {
     size_t size;
@@ -365,7 +367,8 @@ static int get_commit(struct fetch *f, const json_t *info, char **path, struct e
     if (rc == 0 && c.indexed)
         rc = read_index(f, &c, e);
     if (rc == 0 && c.indexed)
-        qsort(c.weights, (size_t)c.n_weights, sizeof *c.weights, by_text);      /* numbered in the order of layers, in which they are needed */
+        /* numbered in the order of the layers, in which they are needed */
+        qsort(c.weights, (size_t)c.n_weights, sizeof *c.weights, by_text);
     if (rc == 0)
         rc = get_files(f, c.weights, c.n_weights, c.indexed && c.n_weights > 1 ? SHARDS : WEIGHTS, e);
     for (int i = 0; rc == 0 && !c.file && i < CHOOSE_N_OPTIONAL; i++)
@@ -383,14 +386,15 @@ static int get_commit(struct fetch *f, const json_t *info, char **path, struct e
     return rc;
 }
 
-/* Is the cache no answer to this?  The hub said no, or nobody wants to go on. */
+/* Must the error be returned even if the cache has the model?  The hub refused, or the call was
+ * cancelled. */
 static int is_final(const struct web *w, const struct err *e)
 {
     return w->refused || e->code == ERR_CANCELLED || e->code == ERR_MEMORY;
 }
 
-/* Ask the hub; what the cache has (may be NULL) is used where it cannot be reached or does not
- * answer as it should. */
+/* Fetch from the hub.  If it cannot be reached or answers incorrectly, use the snapshot of the
+ * cache (NULL: none). */
 static int fetch(const struct hub_options *o, const struct hub_name *name, const char *folder, char **path,
                  struct err *e)
 {
@@ -411,7 +415,7 @@ static int fetch(const struct hub_options *o, const struct hub_name *name, const
     if (is_open)
         web_close(&w);
     if (rc != 0 && cached && !is_final(&w, e)) {
-        snprintf(text, sizeof text, "%.450s; what the cache has is used", e->msg);
+        snprintf(text, sizeof text, "%.450s; using the cached copy", e->msg);
         if (o->note)
             o->note(o->note_user, text);
         *path = cached;
@@ -428,7 +432,7 @@ int hub_fetch(const struct hub_options *o, const struct hub_name *name, char **p
     *path = NULL;
     if (rc == 0 && hub_cache_commit(folder, name->revision, commit, sizeof commit) == 0)
         sure = look_in_cache(name, folder, commit, path);
-    int fixed = sure && strcmp(commit, name->revision) == 0;         /* a commit does not change */
+    int fixed = sure && strcmp(commit, name->revision) == 0;         /* a commit never changes */
     if (rc == 0 && !(*path && (o->offline || fixed || (sure && !o->refresh)))) {
         if (o->offline)
             rc = err_set(e, ERR_IO, "%s%s%s: not in %s, and HF_HUB_OFFLINE forbids to ask the hub", name->repo,

@@ -1,3 +1,4 @@
+/* hub_cache.c - paths, revisions, links and locks of the cache of downloads. */
 #include "libcommon/hub/hub_cache.h"
 
 #include <ctype.h>
@@ -177,8 +178,8 @@ done:
 
 /* ---- locks ---- */
 
-/* flock, which waits in pieces: any thread may be asked to stop meanwhile.  0; -1: somebody has
- * it; -2: *e. */
+/* Take a flock, waiting in short steps so that the wait can be cancelled.  0; -1: another process
+ * has it; -2: *e. */
 static int lock_file(int fd, const char *path, const struct hub_options *o, int wait, struct err *e)
 {
     const struct timespec piece = { .tv_nsec = 50000000 };
@@ -215,7 +216,7 @@ int hub_cache_lock(const struct hub_options *o, const struct hub_name *name, con
             close(fd);
             fd = rc == -1 ? -2 : -1;
         } else if (fstat(fd, &mine) != 0 || stat(path, &there) != 0 || mine.st_ino != there.st_ino) {
-            close(fd);                  /* whoever had it has removed the name: once more */
+            close(fd);                  /* the previous owner has removed the file: try again */
             fd = 0;
         }
     }

@@ -1,3 +1,4 @@
+/* net.c - load libcurl and libcrypto. */
 #include "libcommon/hub/net.h"
 
 #include <dlfcn.h>
@@ -19,7 +20,8 @@ static int open_library(const char *file, const char *package, const struct symb
         void *p = dlsym(library, symbols[i].name);
         if (!p)
             return err_set(e, ERR_UNSUPPORTED, "%s has no %s: it is too old", file, symbols[i].name);
-        memcpy(symbols[i].to, &p, sizeof p);        /* ISO C has no cast from an object to a function pointer */
+        /* ISO C has no cast from an object pointer to a function pointer */
+        memcpy(symbols[i].to, &p, sizeof p);
     }
     return 0;
 }

@@ -1,8 +1,8 @@
-/* net.h - libcurl and libcrypto, opened when something is asked of the network.
+/* net.h - libcurl and libcrypto, loaded with dlopen() on first use of the network.
  *
- * Linked, their two dozen libraries would cost every start of every program 6 ms (measured; 0.6
- * ms without), used or not.  Nothing is closed again: what they bring along does not like to
- * leave a process. */
+ * If linked, their two dozen libraries would cost every start of every program 6 ms (measured; 0.6
+ * ms without), used or not.  They are never closed: some of their libraries do not survive
+ * dlclose(). */
 #ifndef ZSE_HUB_NET_H
 #define ZSE_HUB_NET_H
 
@@ -11,7 +11,7 @@
 
 #include "libcommon/base/err.h"
 
-/* The functions under their names in libcurl, less "curl_". */
+/* Functions of libcurl, named without "curl_". */
 struct net {
     CURLcode (*global_init)(long flags);
     CURL *(*easy_init)(void);

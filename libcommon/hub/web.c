@@ -1,3 +1,4 @@
+/* web.c - run HTTP exchanges with libcurl: redirects, retries, ranges. */
 #include "libcommon/hub/web.h"
 
 #include <ctype.h>
@@ -25,7 +26,7 @@ static size_t origin_length(const char *url)
 
 static int is_https(const char *url) { return strncasecmp(url, "https://", 8) == 0; }
 
-/* Without the port where it is the scheme's own. */
+/* The same without a port that is the scheme's default. */
 static size_t plain_origin(const char *url)
 {
     size_t n = origin_length(url);
@@ -51,7 +52,7 @@ int web_is_here(const char *url)
     return 0;
 }
 
-/* May the token go there?  Over https, and to this machine. */
+/* May the token be sent there?  Over https, and to this machine. */
 static int is_private(const char *url) { return is_https(url) || web_is_here(url); }
 
 /* ---- one response ---- */
@@ -106,7 +107,7 @@ static size_t on_header(char *line, size_t size, size_t n, void *user)
     char text[4096];
     n *= size;
     if (n > 5 && memcmp(line, "HTTP/", 5) == 0)
-        forget_answer(a);               /* 100 Continue and proxies come before */
+        forget_answer(a);               /* 100 Continue and proxies send headers of their own first */
     else if (web_header(line, n, "location", text, sizeof text) && strlen(text) < sizeof text - 1) {
         free(a->location);
         a->location = strdup(text);
@@ -126,7 +127,7 @@ static size_t on_header(char *line, size_t size, size_t n, void *user)
     return n;
 }
 
-/* Is the body what was asked?  0, or -1 with the web's error. */
+/* Is the body the requested range?  0, or -1 with the web's error. */
 static int check_range(struct web_job *j)
 {
     uint64_t from;
@@ -163,7 +164,7 @@ static size_t on_body(char *data, size_t size, size_t n, void *user)
     j->failed = rc < 0;
     j->from += n;
     if (j->ranged)
-        j->tries = 0;                   /* what came stays: that was no failure */
+        j->tries = 0;                   /* received data is kept, so this was no failure */
     return rc ? 0 : n;
 }
 
@@ -256,8 +257,10 @@ static int start(struct web *w, struct web_job *j, struct err *e)
     n->easy_setopt(h, CURLOPT_PRIVATE, j);
     n->easy_setopt(h, CURLOPT_HTTPHEADER, j->headers);
     n->easy_setopt(h, CURLOPT_USERAGENT, "zse/" ZSE_VERSION);
-    n->easy_setopt(h, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);     /* each exchange a connection of its own */
-    n->easy_setopt(h, CURLOPT_ACCEPT_ENCODING, "identity");     /* and what comes packed all the same is unpacked: sizes and checksums are those of the file */
+    n->easy_setopt(h, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);     /* one connection for each exchange */
+    /* ask for no compression, and decode a body that is compressed all the same: sizes and
+     * checksums are those of the file */
+    n->easy_setopt(h, CURLOPT_ACCEPT_ENCODING, "identity");
     n->easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
     n->easy_setopt(h, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
     n->easy_setopt(h, CURLOPT_LOW_SPEED_LIMIT, (long)STALL_BYTES);
@@ -291,9 +294,9 @@ static void detach(struct web *w, struct web_job *j)
     w->n_active--;
 }
 
-/* ---- what went wrong ---- */
+/* ---- errors and retries ---- */
 
-/* "message" or "error" of a JSON body, else what the header said. */
+/* "message" or "error" of a JSON body, else of the header. */
 static void body_error(const struct web_job *j, char *out, size_t room)
 {
     json_t *v = json_loadb(j->head_text, j->head_size, 0, NULL), *error = json_object_get(v, "error");
@@ -340,12 +343,13 @@ static int explain_curl(struct web *w, const struct web_job *j, CURLcode rc, str
                    *j->curl_error ? j->curl_error : w->net.easy_strerror(rc));
 }
 
-/* Once more, after a while.  0, or -1 when it was often enough. */
+/* Schedule a retry.  0, or -1 after too many. */
 static int again(struct web *w, struct web_job *j, int64_t wait_s)
 {
     uint64_t wait = (uint64_t)250000000 << j->tries;
     char text[200];
-    if (++j->tries >= (w->heard ? MAX_TRIES : FIRST_TRIES) || wait_s > MAX_WAIT_S)      /* a hub that is down is soon said to be */
+    /* give up soon if the hub never answered */
+    if (++j->tries >= (w->heard ? MAX_TRIES : FIRST_TRIES) || wait_s > MAX_WAIT_S)
         return -1;
     if (wait_s >= 0)
         wait = (uint64_t)wait_s * 1000000000u;
@@ -360,13 +364,15 @@ static int again(struct web *w, struct web_job *j, int64_t wait_s)
 static int worth_another_try(const struct web *w, CURLcode rc)
 {
     switch (rc) {
-    case CURLE_PARTIAL_FILE: case CURLE_RECV_ERROR: case CURLE_SEND_ERROR: case CURLE_GOT_NOTHING: case CURLE_OPERATION_TIMEDOUT: return 1;
-    case CURLE_COULDNT_CONNECT: case CURLE_COULDNT_RESOLVE_HOST: case CURLE_COULDNT_RESOLVE_PROXY: case CURLE_SSL_CONNECT_ERROR: return w->heard;
+    case CURLE_PARTIAL_FILE: case CURLE_RECV_ERROR: case CURLE_SEND_ERROR: case CURLE_GOT_NOTHING:
+    case CURLE_OPERATION_TIMEDOUT: return 1;
+    case CURLE_COULDNT_CONNECT: case CURLE_COULDNT_RESOLVE_HOST: case CURLE_COULDNT_RESOLVE_PROXY:
+    case CURLE_SSL_CONNECT_ERROR: return w->heard;
     default: return 0;
     }
 }
 
-/* Where the response sends us.  0: go on there, 1: this is the answer, -1. */
+/* Follow a redirect.  0: go on there; 1: it is the answer; -1. */
 static int redirect(struct web *w, struct web_job *j, struct err *e)
 {
     char *target = NULL;
@@ -399,7 +405,7 @@ static int redirect(struct web *w, struct web_job *j, struct err *e)
     return 0;
 }
 
-/* A signed address may have run out: once more from where the hub sends us. */
+/* A signed address may have expired: start again at the hub's address. */
 static int start_over(struct web_job *j)
 {
     if (strcmp(j->url, j->origin_url) == 0 || web_same_origin(j->url, j->web->endpoint))
@@ -413,7 +419,7 @@ static int start_over(struct web_job *j)
     return 0;
 }
 
-/* The exchange has ended.  1: the job is done, 0: it goes on later, -1. */
+/* Handle the end of an exchange.  1: the job is done; 0: it continues later; -1. */
 static int judge(struct web *w, struct web_job *j, CURLcode rc, struct err *e)
 {
     long status = j->answer.status;
@@ -469,7 +475,7 @@ static int collect(struct web *w, struct err *e)
     return 0;
 }
 
-/* Start what is due, preferred jobs or the others; *wait_ms: until the next could be. */
+/* Start jobs that are due, preferred ones or the others; *wait_ms: time until the next is due. */
 static int start_some(struct web *w, int preferred, int *wait_ms, struct err *e)
 {
     uint64_t now = clock_ns();
@@ -541,7 +547,7 @@ void web_close(struct web *w)
     w->multi = NULL;
 }
 
-/* ---- a whole document ---- */
+/* ---- whole documents ---- */
 
 struct document { char *text; size_t size, room, max; };
 
@@ -549,7 +555,7 @@ static int keep(struct web_job *j, const void *data, size_t n, struct err *e)
 {
     struct document *d = j->user;
     if (j->from == 0)
-        d->size = 0;                    /* from the beginning again */
+        d->size = 0;                    /* restarted from the beginning */
     if (n > d->max - d->size)
         return err_set(e, ERR_LIMIT, "%s: more than %zu bytes", j->what, d->max);
     if (d->size + n >= d->room) {

@@ -1,3 +1,4 @@
+/* machine.c - read the processor, memory, NUMA nodes and disks from /proc and /sys. */
 #include "libcommon/hw/machine.h"
 
 #include <ctype.h>
@@ -15,7 +16,7 @@ enum { CPUINFO = 1 << 20, DMI_TABLE = 1 << 18, MANY_CPUS = 4096 };
 
 /* ---- the processor ---- */
 
-/* The value of the first "KEY : VALUE" line. */
+/* The value of the first line "KEY : VALUE". */
 static int value_of(const char *text, const char *key, char *out, size_t room)
 {
     const size_t n = strlen(key);
@@ -42,7 +43,7 @@ static int has_word(const char *words, const char *word)
 
 static void read_cpuinfo(struct machine *m, const char *root)
 {
-    /* As the kernel spells them; asimd is NEON of 64-bit ARM. */
+    /* In the kernel's spelling; asimd is NEON of 64-bit ARM. */
     static const char *const sets[] = { "sse4_2", "avx", "fma", "f16c", "avx2", "avx_vnni", "avx_vnni_int8", "avx512f",
                                         "avx512bw", "avx512vl", "avx512_vnni", "avx512vbmi", "avx512_bf16",
                                         "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm",
@@ -62,7 +63,7 @@ static void read_cpuinfo(struct machine *m, const char *root)
     free(flags);
 }
 
-/* A processor is a core's first if it leads its own list of siblings. */
+/* Count sockets and cores.  A processor is a core's first if it leads its own list of siblings. */
 static void read_topology(struct machine *m, const char *root)
 {
     char online[256], siblings[256];
@@ -145,24 +146,25 @@ static void read_modules(struct machine *m, const char *root)
         const long length = t[at + 1];
         if (length < 4 || at + length > n)
             break;
-        if (t[at] == 17 && length >= 0x17 && (t[at + 0x0c] | t[at + 0x0d])) {            /* a size of 0: nothing is plugged in */
+        /* a size of 0: an empty slot */
+        if (t[at] == 17 && length >= 0x17 && (t[at + 0x0c] | t[at + 0x0d])) {
             const int rated = t[at + 0x15] | t[at + 0x16] << 8,
                       now = length >= 0x22 ? t[at + 0x20] | t[at + 0x21] << 8 : 0;
             m->n_modules++;
             m->module_mts = now > 0 && now < 0xffff ? now : rated;
         }
-        for (at += length; at + 1 < n && (t[at] || t[at + 1]); at++)     /* its strings end with two zeros */
+        for (at += length; at + 1 < n && (t[at] || t[at + 1]); at++)     /* two zeros end its strings */
             ;
         at += 2;
     }
     free(table);
 }
 
-/* ---- folders with one entry a thing ---- */
+/* ---- folders with one entry for each device ---- */
 
 static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-/* Names in root + path, sorted; the number of them.  Caller frees each and the array. */
+/* List the names in root + path, sorted; returns their number.  Caller frees each and the array. */
 static int list_folder(const char *root, const char *path, char ***names)
 {
     char full[PATH_MAX];
@@ -209,7 +211,8 @@ static void read_nodes(struct machine *m, const char *root)
         snprintf(path, sizeof path, "%s/node%d/meminfo", folder, id);
         if (sys_read(root, path, text, sizeof text) < 0)
             continue;
-        const char *total = strstr(text, "MemTotal:"), *left = strstr(text, "MemFree:");       /* lines begin with "Node N " */
+        /* lines begin with "Node N " */
+        const char *total = strstr(text, "MemTotal:"), *left = strstr(text, "MemFree:");
         m->node[m->n_nodes].id = id;
         m->node[m->n_nodes].total = total ? strtoull(total + 9, NULL, 10) << 10 : 0;
         m->node[m->n_nodes].free = left ? strtoull(left + 8, NULL, 10) << 10 : 0;

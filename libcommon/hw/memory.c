@@ -1,3 +1,4 @@
+/* memory.c - read memory sizes, limits of control groups and stalls. */
 #include "libcommon/hw/memory.h"
 
 #include <stdio.h>
@@ -10,7 +11,7 @@ enum { KIB = 1024, SMALL_FILE = 16384, BIG_FILE = 65536 };
 
 /* ---- control groups ---- */
 
-/* Is the word in a list with commas? */
+/* Does a list with commas contain the word? */
 static int listed(const char *list, size_t size, const char *word)
 {
     const size_t n = strlen(word);
@@ -20,7 +21,7 @@ static int listed(const char *list, size_t size, const char *word)
     return 0;
 }
 
-/* The path of /proc/self/cgroup for this controller: lines are ID:CONTROLLERS:PATH, "0::PATH" of
+/* The path of this controller in /proc/self/cgroup: lines are ID:CONTROLLERS:PATH, "0::PATH" for
  * version 2. */
 static int group_path(const char *text, const char *controller, char *path, size_t room)
 {
@@ -39,7 +40,8 @@ static int group_path(const char *text, const char *controller, char *path, size
     return version;
 }
 
-/* Lines of mountinfo: ID PARENT DEVICE ROOT MOUNTPOINT OPTIONS ... - TYPE SOURCE SUPEROPTIONS */
+/* Find the mount point of a controller.  Lines of mountinfo are ID PARENT DEVICE ROOT MOUNTPOINT
+ * OPTIONS ... - TYPE SOURCE SUPEROPTIONS. */
 static int mount_point(const char *text, int version, const char *controller, char *top, size_t top_room, char *at,
                        size_t at_room)
 {
@@ -70,8 +72,8 @@ void cgroup_find(struct cgroup *g, const char *root, const char *controller)
                       ? group_path(text, controller, path, sizeof path) : 0;
     if (version && sys_read(root, "/proc/self/mountinfo", text, BIG_FILE) > 0 &&
         mount_point(text, version, controller, top, sizeof top, at, sizeof at)) {
-        /* A container sees its own group as the top of the mount: what the path and the mount's
-         * root share is not below the mount point. */
+        /* A container sees its own group at the top of the mount: the common part of the path and
+         * the mount's root is not below the mount point. */
         const size_t n = strlen(top);
         const char *below = strcmp(top, "/") == 0 ? path : strncmp(path, top, n) == 0 &&
                             (path[n] == '/' || !path[n]) ? path + n : "";
@@ -91,18 +93,18 @@ int cgroup_up(struct cgroup *g)
     return 1;
 }
 
-/* One folder's limit (hard: without memory.high; UINT64_MAX: none), and what is used below it
- * without page cache; 0: no limit. */
+/* One folder's limit (hard: without memory.high; UINT64_MAX: none) and its use without page cache;
+ * 0: no limit. */
 static int group_limit(const struct cgroup *g, const char *root, uint64_t *limit, uint64_t *hard, uint64_t *used)
 {
-    static const long long none = 1ll << 60;            /* version 1 says "none" by a number near 2^63 */
+    static const long long none = 1ll << 60;            /* version 1 writes "none" as a number near 2^63 */
     const int v2 = g->version == 2;
     char stat[SMALL_FILE], path[600];
     long long max = sys_number(-1, root, v2 ? "%s/memory.max" : "%s/memory.limit_in_bytes", g->dir),
         high = v2 ? sys_number(-1, root, "%s/memory.high", g->dir) : -1;
     *hard = max < 0 || max >= none ? UINT64_MAX : (uint64_t)max;
     if (high > 0 && (max < 0 || high < max))
-        max = high;                                     /* beyond it everything is slowed down until it is below again */
+        max = high;                                     /* above it the kernel throttles the group */
     long long current = sys_number(-1, root, v2 ? "%s/memory.current" : "%s/memory.usage_in_bytes", g->dir);
     if (max < 0 || max >= none || current < 0)
         return 0;
@@ -115,7 +117,7 @@ static int group_limit(const struct cgroup *g, const char *root, uint64_t *limit
     return 1;
 }
 
-/* The least limit, and the least that is left of any; 0: it does not limit. */
+/* Update the smallest limit and the smallest remainder; 0: this one does not limit. */
 static int count_limit(uint64_t limit, uint64_t used, uint64_t total, uint64_t *least, uint64_t *least_left)
 {
     const uint64_t left = limit > used ? limit - used : 0;
@@ -147,7 +149,8 @@ int memory_read(struct memory *m, const char *root, struct err *e)
         return err_sys(e, "%s/proc/meminfo", root ? root : "");
     const long long total = sys_field(text, "MemTotal", -1), free_kib = sys_field(text, "MemFree", 0),
         cached = sys_field(text, "Cached", 0);
-    const long long available = sys_field(text, "MemAvailable", free_kib + cached);     /* kernels before 3.14 do not say it */
+    /* kernels before 3.14 do not report it */
+    const long long available = sys_field(text, "MemAvailable", free_kib + cached);
     if (total <= 0)
         return err_set(e, ERR_FORMAT, "%s/proc/meminfo: no MemTotal", root ? root : "");
     m->total = (uint64_t)total * KIB;

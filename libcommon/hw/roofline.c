@@ -1,4 +1,4 @@
-/* roofline.c - run the loops on one and on all threads, and read files through the page cache and
+/* roofline.c - time the loops on one and on all threads, and read files through the page cache and
  * past it. */
 #include "libcommon/hw/roofline.h"
 
@@ -17,15 +17,16 @@
 
 enum {
     MB = 1 << 20,
-    READ_LEAST = 256 * MB,      /* and four times the last cache, up to READ_MOST: little of a pass is found in the caches */
+    /* or four times the last cache, up to READ_MOST, so that caches hold little of a pass */
+    READ_LEAST = 256 * MB,
     READ_MOST = 1024 * MB,
-    READ_PASSES = 3,            /* with each number of streams */
+    READ_PASSES = 3,            /* for each number of streams */
     STREAMS_MOST = 4,
-    COMPUTE_NS = 4000000,       /* a pass of arithmetic */
+    COMPUTE_NS = 4000000,       /* of one pass of arithmetic */
     COMPUTE_PASSES = 9,
     FILE_MOST = 256 * MB,       /* bytes of a file that are read through the page cache */
     DISK_MOST = 512 * MB,
-    DISK_NS = 1000000000,       /* the disk is read for a second at most */
+    DISK_NS = 1000000000,       /* longest time to read from the disk */
     FILE_STEP = 2 * MB,
 };
 
@@ -57,7 +58,7 @@ static double int8_words(int rounds)
         int32_t sum = 0;
         for (int i = 0; i < 64; i++)
             sum += a[i] * b[i];
-        a[r % 64] ^= (int8_t)sum;       /* every round differs */
+        a[r % 64] ^= (int8_t)sum;       /* make every round differ */
         sink = sink + sum;
     }
     return 2.0 * 64 * rounds;
@@ -89,7 +90,7 @@ static const struct roofline_loops *const vectors[] = {
     &roofline_generic,
 };
 
-/* The first set that this machine runs and that has the loop at this offset of the struct. */
+/* The first set that this machine supports and that has the loop at this offset of the struct. */
 static const struct roofline_loops *pick(size_t loop)
 {
     for (size_t i = 0;; i++) {
@@ -101,13 +102,13 @@ static const struct roofline_loops *pick(size_t loop)
 }
 #define PICK(loop) pick(offsetof(struct roofline_loops, loop))
 
-/* ---- passes: item i of n in a parallel loop; the whole loop is timed ---- */
+/* ---- passes: item i of n of a parallel loop; the whole loop is timed ---- */
 
 struct pass {
     const struct roofline_loops *loops;
     const uint8_t *data; size_t size; int streams;      /* of each thread: [n_threads][size] */
     double (*compute)(int rounds); int rounds;
-    int fd;                                     /* of the file to be mapped */
+    int fd;                                     /* of the file to map */
     _Atomic int failed;
 };
 
@@ -152,7 +153,7 @@ static double best_time(struct pool *pool, int n, int passes, void (*fn)(void *,
     return best > 0 ? best : 1e-9;
 }
 
-/* Bytes a thread reads; 0: there is not the memory for it. */
+/* Bytes for each thread to read; 0: not enough memory. */
 static size_t read_size(int n_threads)
 {
     struct memory m;
@@ -164,7 +165,8 @@ static size_t read_size(int n_threads)
 #endif
     size = cache > size ? cache : size;
     size = size < READ_MOST ? size : READ_MOST;
-    if (memory_read(&m, NULL, &ignored) == 0 && size > memory_now(&m) / 2)      /* never more than half of what this process can have */
+    /* at most half of the memory that this process can have */
+    if (memory_read(&m, NULL, &ignored) == 0 && size > memory_now(&m) / 2)
         size = (size_t)(memory_now(&m) / 2);
     return size / (size_t)n_threads / MB * MB;
 }
@@ -180,10 +182,11 @@ static int measure_read(struct roofline *l, const struct roofline_options *o, st
     void *data = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED)
         return err_set(e, ERR_MEMORY, "out of memory: %zu bytes to read", total);
-    madvise(data, total, MADV_HUGEPAGE);        /* best effort: page tables are not what is measured */
+    madvise(data, total, MADV_HUGEPAGE);        /* best effort: page table walks are not to be measured */
     p.data = data;
     timed(pool, n, touch_part, &p);
-    for (p.streams = 1; p.streams <= STREAMS_MOST; p.streams *= 2) {        /* how many a core follows well differs between processors */
+    /* processors differ in the number of streams that a core prefetches well */
+    for (p.streams = 1; p.streams <= STREAMS_MOST; p.streams *= 2) {
         for (int all = o->only_all || n == 1; all < 2; all++) {
             p.size = all ? total / (size_t)n : total;
             const double rate = (double)total / best_time(pool, all ? n : 1, READ_PASSES, read_part, &p);
@@ -196,7 +199,7 @@ static int measure_read(struct roofline *l, const struct roofline_options *o, st
     return 0;
 }
 
-/* rate [one thread, all] of loops that compute. */
+/* Rates of a computing loop on [one thread, all]. */
 static void measure_compute(double rate[2], double (*compute)(int), const struct roofline *l,
                             const struct roofline_options *o, struct pool *pool)
 {
@@ -242,7 +245,7 @@ static int file_open(const struct roofline_options *o, size_t *size, struct err 
         return err_sys(e, "%s", path);
     unlink(path);
     *size = FILE_MOST;
-    if (ftruncate(fd, FILE_MOST) == 0)          /* a hole: its pages come into the cache without a write */
+    if (ftruncate(fd, FILE_MOST) == 0)          /* a hole: its pages get into the cache without a write */
         return fd;
     err_sys(e, "%s", path);
     close(fd);
@@ -258,7 +261,7 @@ static void map_part(void *arg, int i, int thread)
         sink = sink ^ p->loops->read(p->data + (size_t)i * p->size + at, FILE_STEP, 2);
 }
 
-/* Seconds to map the file anew and read it with n threads. */
+/* Seconds to map the file and read it with n threads. */
 static double map_and_read(struct pass *p, size_t total, int n, struct pool *pool)
 {
     void *data = mmap(NULL, total, PROT_READ, MAP_SHARED, p->fd, 0);
@@ -317,7 +320,7 @@ static int measure_file(struct roofline *l, const struct roofline_options *o, st
     if (total == 0)
         total = size / FILE_STEP * FILE_STEP;
     const int parts = total / FILE_STEP >= (size_t)n ? n : 1;
-    map_and_read(&p, total, parts, pool);       /* into the page cache */
+    map_and_read(&p, total, parts, pool);       /* bring the file into the page cache */
     for (int all = !!o->only_all; all < 2; all++) {
         double best = 1e30;
         for (int i = 0; i < 3; i++) {
@@ -338,7 +341,8 @@ int roofline_measure(struct roofline *out, const struct roofline_options *o, str
     if (!pool)
         return -1;
     l.n_threads = pool_size(pool);
-    int rc = what & ROOFLINE_FILE ? measure_file(&l, o, pool, e) : 0;              /* first: a wrong name is known at once */
+    /* first, so that a wrong name is reported at once */
+    int rc = what & ROOFLINE_FILE ? measure_file(&l, o, pool, e) : 0;
     if (rc == 0 && what & ROOFLINE_READ)
         rc = measure_read(&l, o, pool, e);
     if (rc != 0) {

@@ -1,5 +1,5 @@
-/* roofline_amx.c - int8 products of tiles (AMX).  A tile instruction multiplies 16 x 64 bytes by
- * 64 x 16: 16384 multiply-adds. */
+/* roofline_amx.c - multiply int8 tiles with AMX.  A tile instruction multiplies 16 x 64 bytes by 64
+ * x 16: 16384 multiply-adds. */
 #include "libcommon/hw/roofline.h"
 
 #include <cpuid.h>
@@ -9,8 +9,8 @@
 
 enum { XTILE_DATA = 18, REQUEST_PERMISSION = 0x1023 };          /* arch_prctl(2): ARCH_REQ_XCOMP_PERM */
 
-/* The kernel lets a process use tiles only after it asked (Documentation/arch/x86/xstate.rst);
- * asking twice is harmless. */
+/* A process must request tiles from the kernel before it may use them
+ * (Documentation/arch/x86/xstate.rst); requesting again is harmless. */
 static int supported(void)
 {
     unsigned a, b, c, d;
@@ -20,7 +20,7 @@ static int supported(void)
 }
 
 /* Palette 1; bytes a row and rows of tiles 0-3, 6 and 7 (Intel SDM, volume 1, section 18.3).
- * Static: gcc 12 takes only the first 8 bytes for read by _tile_loadconfig and would leave out
+ * Static because gcc 12 believes that _tile_loadconfig reads only the first 8 bytes, and would omit
  * stores to the others. */
 static const _Alignas(64) uint8_t config[64] = {
     [0] = 1, [16] = 64, [18] = 64, [20] = 64, [22] = 64, [28] = 64, [30] = 64, [48] = 16, [49] = 16, [50] = 16,

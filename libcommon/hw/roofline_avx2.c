@@ -1,7 +1,7 @@
 /* roofline_avx2.c - the loops of roofline.h in 32-byte vectors.  vpmaddubsw saturates unless one
- * side is small, so int8 needs two of its instructions for what vpdpbusd does in one; the
- * processors that have that one in 32 bytes are served at the end.  Two loads, FMAs or dot
- * products a cycle at a latency of 4 or 5 keep 10 accumulators busy; 12 here. */
+ * side is small, so int8 takes two of its instructions for the work of one vpdpbusd; AVX-VNNI,
+ * which has vpdpbusd in 32 bytes, comes at the end.  Two loads, FMAs or dot products a cycle at a
+ * latency of 4 or 5 keep 10 accumulators busy; there are 12. */
 #include "libcommon/hw/roofline.h"
 
 #include <cpuid.h>
@@ -19,7 +19,7 @@ static uint64_t read_all(const uint8_t *p, size_t n, int streams)
     for (size_t at = 0; at < each; at += 128) {
         for (int s = 0; s < streams; s++) {
             const uint8_t *q = p + (size_t)s * each + at;
-            __builtin_prefetch(q + 1024);       /* beyond the end is harmless */
+            __builtin_prefetch(q + 1024);       /* harmless beyond the end */
             __builtin_prefetch(q + 1088);
             for (int i = 0; i < 4; i++)
                 sum[i] = _mm256_xor_si256(sum[i], _mm256_loadu_si256((const __m256i *)(q + 32 * i)));
@@ -29,7 +29,7 @@ static uint64_t read_all(const uint8_t *p, size_t n, int streams)
     return (uint64_t)_mm256_extract_epi64(sum[0], 0);
 }
 
-/* A value that the compiler cannot know, in a register: so equal sums are not merged. */
+/* Make the value of a register unknown to the compiler, so that it does not merge equal sums. */
 #define KEEP(x) __asm__ volatile("" : "+x"(x))
 
 static double int8_dot(int rounds)
@@ -38,7 +38,7 @@ static double int8_dot(int rounds)
     EACH sum[i] = _mm256_setzero_si256();
     for (int r = 0; r < rounds; r++) {
         EACH {
-            KEEP(a);                            /* else the product is computed once */
+            KEEP(a);                            /* otherwise the product is computed only once */
             sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), one));
             KEEP(sum[i]);
         }

@@ -1,5 +1,5 @@
 /* roofline_avx512.c - the loops of roofline.h in 64-byte vectors, int8 by vpdpbusd.  12
- * accumulators: two instructions a cycle, latency 5. */
+ * accumulators, for two instructions a cycle with a latency of 5. */
 #include "libcommon/hw/roofline.h"
 
 #include <immintrin.h>
@@ -21,7 +21,7 @@ static uint64_t read_all(const uint8_t *p, size_t n, int streams)
     for (size_t at = 0; at < each; at += 128) {
         for (int s = 0; s < streams; s++) {
             const uint8_t *q = p + (size_t)s * each + at;
-            __builtin_prefetch(q + 1024);       /* beyond the end is harmless */
+            __builtin_prefetch(q + 1024);       /* harmless beyond the end */
             __builtin_prefetch(q + 1088);
             for (int i = 0; i < 2; i++)
                 sum[i] = _mm512_xor_si512(sum[i], _mm512_loadu_si512(q + 64 * i));

@@ -1,3 +1,4 @@
+/* sysfile.c - read small files of /proc and /sys. */
 #include "libcommon/hw/sysfile.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+/* gguf.c - read the keys and the tensor index of GGUF files, in one or several parts. */
 #include "libcommon/import/gguf.h"
 
 #include <inttypes.h>
@@ -8,8 +9,8 @@
 #include "libcommon/base/utf8.h"
 #include "libcommon/quant/ggml.h"
 
-/* A cursor over the mapping.  A read past the end marks it bad, with the field; everything after
- * that reads zeros. */
+/* A cursor over the mapping.  A read past the end marks it bad and notes the field; later reads
+ * return zeros. */
 struct rd {
     const uint8_t *p;
     uint64_t at, size;
@@ -57,7 +58,7 @@ static int rd_bad(const struct rd *r, struct err *e)
                    r->path, r->bad_at, r->bad, r->size);
 }
 
-/* A string that becomes a C string: UTF-8 without '\0'.  Caller frees. */
+/* Read a string and return it as a C string: UTF-8 without '\0'.  Caller frees. */
 static char *rd_name(struct rd *r, const char *field, struct err *e)
 {
     uint64_t start = r->at, n = rd_u64(r, field);
@@ -80,7 +81,7 @@ static char *rd_name(struct rd *r, const char *field, struct err *e)
 
 static const uint8_t value_size[] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
 
-/* Unpack n strings that start at the cursor. */
+/* Read n strings at the cursor. */
 static int read_strings(struct rd *r, struct gguf_kv *kv, struct err *e)
 {
     if (kv->n > (r->size - r->at) / 8)
@@ -146,7 +147,7 @@ static int read_tensor(struct rd *r, struct source_tensor *t, struct err *e)
     int overflow = 0;
     for (int i = 0; i < t->n_dims && !r->bad; i++) {
         dim[i] = rd_u64(r, "a dimension");
-        t->dim[t->n_dims - 1 - i] = (int64_t)dim[i];            /* the file has the innermost first */
+        t->dim[t->n_dims - 1 - i] = (int64_t)dim[i];            /* the file has the innermost dimension first */
         overflow |= dim[i] == 0 || dim[i] > INT64_MAX || n > (uint64_t)(INT64_MAX / 16) / (dim[i] ? dim[i] : 1);
         n *= overflow ? 1 : dim[i];
     }
@@ -191,8 +192,8 @@ static int by_key(const void *a, const void *b)
     return strcmp((*(const struct gguf_kv *const *)a)->key, (*(const struct gguf_kv *const *)b)->key);
 }
 
-/* Names occur once; data lies inside the file, aligned, without overlaps.  Puts the tensors into
- * file order. */
+/* Check that names are unique and that data is inside the file, aligned, without overlaps; sort the
+ * tensors by offset. */
 static int check_tensors(struct gguf *g, struct err *e)
 {
     const char *path = g->map.path;
@@ -264,7 +265,7 @@ static int read_header(struct gguf *g, struct rd *r, struct err *e)
     uint64_t n_tensors = rd_u64(r, "n_tensors"), n_kv = rd_u64(r, "n_kv");
     if (rd_bad(r, e))
         return -1;
-    /* the shortest tensor takes 33 bytes (a name of 1), the shortest key 14 */
+    /* The shortest tensor takes 33 bytes (a name of 1), the shortest key 14. */
     if (n_tensors > r->size / 33 || n_tensors > INT32_MAX)
         return err_set(e, ERR_FORMAT, "%s: offset 8: n_tensors: %" PRIu64 " do not fit in a file of %" PRIu64 " bytes",
                        path, n_tensors, r->size);
@@ -325,8 +326,8 @@ static struct gguf *open_one(const char *path, struct err *e)
 
 enum { MOST_PARTS = 99999, ENDING = 20 /* "-00001-of-00003.gguf" */ };
 
-/* Part k's path from that of any part; caller frees.  NULL: path has no such ending for n parts,
- * or *e is out of memory. */
+/* The path of part k, given that of any part; caller frees.  NULL: path does not end like a part of
+ * n, or *e: out of memory. */
 static char *part_path(const char *path, int k, int n, struct err *e)
 {
     const size_t length = strlen(path);
@@ -346,8 +347,8 @@ static char *part_path(const char *path, int k, int n, struct err *e)
     return out;
 }
 
-/* The tensors of a part become the whole's; their names and bytes stay with it, or are left to
- * the part. */
+/* Move the tensors of a part to the whole.  Names and data stay valid, because the whole keeps the
+ * part. */
 static int take_tensors(struct gguf *g, struct gguf *part, int k, struct err *e)
 {
     struct source_tensor *all = NULL;
@@ -360,7 +361,7 @@ static int take_tensors(struct gguf *g, struct gguf *part, int k, struct err *e)
         all[g->n_tensors] = part->tensors[i];
         all[g->n_tensors++].shard = k;
     }
-    part->n_tensors = 0;                /* so their names are freed once */
+    part->n_tensors = 0;                /* so that their names are freed once */
     return 0;
 }
 

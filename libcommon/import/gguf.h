@@ -22,7 +22,7 @@ struct gguf_kv {
     enum gguf_vtype type, elem;         /* elem: of an array */
     uint64_t n;                         /* elements of an array, else 1 */
     const uint8_t *data;                /* packed as in the file (strings: u64 length + bytes each) */
-    struct gguf_str *str;               /* strings (single or array), unpacked; else NULL */
+    struct gguf_str *str;               /* the strings (single or array); else NULL */
     uint64_t offset;
 };
 
@@ -34,23 +34,24 @@ struct gguf {
     int n_tensors;
     struct source_tensor *tensors;
     struct map map;
-    struct gguf **parts; int n_parts;   /* of a model in several files: the others, whose tensors have moved up here; owned */
+    /* the other files of a model in several files, whose tensors are listed here; owned */
+    struct gguf **parts; int n_parts;
 };
 
-/* Of NAME-00001-of-0000N.gguf all N files. */
+/* Opens all N files of NAME-00001-of-0000N.gguf. */
 struct gguf *gguf_open(const char *path, struct err *e);
 void gguf_close(struct gguf *g);
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key);             /* NULL: none */
-/* Scalars with a default; a value of another integer or float type is converted. */
+/* Scalars with a default; other integer and float types are converted. */
 int64_t gguf_int(const struct gguf *g, const char *key, int64_t otherwise);
 double gguf_float(const struct gguf *g, const char *key, double otherwise);
-/* NULL if absent or no string; not terminated. */
+/* NULL: absent or not a string.  The string is not terminated. */
 const struct gguf_str *gguf_str(const struct gguf *g, const char *key);
 int64_t gguf_array_int(const struct gguf_kv *kv, uint64_t i);
 double gguf_array_float(const struct gguf_kv *kv, uint64_t i);
 
-/* The model's hyper-parameters in config.json's words ("llama.block_count" -> num_hidden_layers
- * ...), model_type as Hugging Face names it. New reference. */
+/* The model's hyper-parameters as a config.json ("llama.block_count" -> num_hidden_layers ...),
+ * with the model_type of Hugging Face.  New reference. */
 json_t *gguf_config(const struct gguf *g, struct err *e);
 
 #endif

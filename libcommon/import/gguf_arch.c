@@ -1,4 +1,4 @@
-/* gguf_arch.c - a table of the architectures of GGUF files, and the fields that single ones add. */
+/* gguf_arch.c - the architectures of GGUF files and the fields that single ones add. */
 #include "libcommon/import/gguf_arch.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 
 #include "libcommon/base/json.h"
 
-/* ---- what single architectures add ---- */
+/* ---- fields of single architectures ---- */
 
 static int has_bias(const struct gguf_translator *t, const char *part)
 {
@@ -58,8 +58,8 @@ static void softcaps(struct gguf_translator *t)
         gguf_set_real(t, "final_logit_softcapping", gguf_key_float(t, "final_logit_softcapping", 30));
 }
 
-/* The 27B models scale by hidden_size / n_heads instead of head_dim; GGUF does not say so, their
- * depth does. */
+/* The 27B models scale by hidden_size / n_heads instead of head_dim.  GGUF does not say so; the
+ * number of layers tells. */
 static void add_gemma2(struct gguf_translator *t)
 {
     window(t);
@@ -200,7 +200,7 @@ static void add_attention_bias(struct gguf_translator *t) { gguf_set_bool(t, "at
 
 /* ---- mixtures of experts ---- */
 
-/* A number if it is there. */
+/* Copy a number, if it exists. */
 static void copy_int(struct gguf_translator *t, const char *key, const char *name)
 {
     int64_t n;
@@ -243,7 +243,7 @@ static void add_granitemoe(struct gguf_translator *t)
     copy_int(t, "expert_used_count", "num_experts_per_tok");
 }
 
-/* deepseek_v3's router and those that took it over. */
+/* The router of deepseek_v3 and of the models that adopted it. */
 static void add_sigmoid_router(struct gguf_translator *t)
 {
     add_experts(t);
@@ -257,7 +257,7 @@ static void add_sigmoid_router(struct gguf_translator *t)
     int64_t extra;
     if (gguf_has_key(t, "nextn_predict_layers") && gguf_key_int(t, "nextn_predict_layers", 0, &extra, NULL) == 0 &&
         extra < t->n_layers) {
-        gguf_set_int(t, "num_nextn_predict_layers", extra);          /* counted among the blocks */
+        gguf_set_int(t, "num_nextn_predict_layers", extra);          /* GGUF counts these layers among the blocks */
         gguf_set_int(t, "num_hidden_layers", t->n_layers - extra);
     }
 }
@@ -274,7 +274,7 @@ static void add_dots1(struct gguf_translator *t)
     json_object_set_new(t->out, "sliding_window", json_null());
 }
 
-/* A head's sizes stand in keys of their own where the file keeps kv_b in two parts. */
+/* Files that have kv_b in two parts keep the sizes of a head under other keys. */
 static void add_deepseek2(struct gguf_translator *t)
 {
     int64_t key = t->head_dim, value = 0, q_rank = 0;
@@ -334,7 +334,7 @@ static void add_hunyuan_moe(struct gguf_translator *t)
     gguf_set_int(t, "num_shared_expert", gguf_find_tensor(t, "blk.0.ffn_up_shexp.weight") != NULL);
 }
 
-/* chunks and temperatures are as the models have them: GGUF has no keys for those */
+/* GGUF has no keys for chunks and temperatures: use the values of the published models */
 static void add_llama4(struct gguf_translator *t)
 {
     add_experts(t);
@@ -348,8 +348,8 @@ static void add_llama4(struct gguf_translator *t)
 
 /* ---- layers with a state ---- */
 
-/* "layer_types" or the like: names of layers with attention, with a state, and (NULL: there are
- * none) with nothing but an MLP. */
+/* Write "layer_types" or a similar field: names of layers with attention, with a state, and with
+ * nothing but an MLP (NULL: there are none). */
 static void set_layer_kinds(struct gguf_translator *t, const char *key, const char *attention, const char *state,
                             const char *mlp)
 {
@@ -370,8 +370,9 @@ static void add_lfm2(struct gguf_translator *t)
     set_layer_kinds(t, "layer_types", "full_attention", "conv", NULL);
 }
 
-/* Mamba2's sizes under an architecture's names. */
-static void set_mamba(struct gguf_translator *t, const char *heads_key, const char *head_dim_key, const char *groups_key,
+/* Write Mamba2's sizes under an architecture's names. */
+static void set_mamba(struct gguf_translator *t, const char *heads_key, const char *head_dim_key,
+                      const char *groups_key,
                       const char *state_key, const char *kernel_key)
 {
     int64_t inner = 0, heads = 0;
@@ -384,7 +385,7 @@ static void set_mamba(struct gguf_translator *t, const char *heads_key, const ch
     copy_int(t, "ssm.conv_kernel", kernel_key);
 }
 
-/* Has any layer a tensor whose name ends so? */
+/* Does any layer have a tensor whose name ends in `end`? */
 static int any_layer_has(const struct gguf_translator *t, const char *end)
 {
     const size_t m = strlen(end);
@@ -421,7 +422,8 @@ static void add_granitehybrid(struct gguf_translator *t)
     gguf_set_real(t, "mamba_expand", gguf_key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
     gguf_set_bool(t, "mamba_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
     set_layer_kinds(t, "layer_types", "attention", "mamba", NULL);
-    const int rotates = gguf_key_float(t, "rope.scaling.finetuned", 1) != 0;     /* what granite's files mean by it */
+    /* how granite's files say whether it rotates */
+    const int rotates = gguf_key_float(t, "rope.scaling.finetuned", 1) != 0;
     gguf_set_string(t, "position_embedding_type", rotates ? "rope" : "nope");
     if (!rotates)
         json_object_del(t->out, "rope_parameters");

@@ -1,4 +1,4 @@
-/* gguf_arch.h - the parts of gguf_config.c: reading keys, writing fields, a table of architectures. */
+/* gguf_arch.h - the parts of gguf_config.c: keys of a GGUF, fields of config.json, architectures. */
 #ifndef ZSE_IMPORT_GGUF_ARCH_H
 #define ZSE_IMPORT_GGUF_ARCH_H
 
@@ -20,7 +20,7 @@ const char *gguf_full_key(const struct gguf_translator *t, const char *key, char
 int gguf_has_key(const struct gguf_translator *t, const char *key);
 const struct source_tensor *gguf_find_tensor(const struct gguf_translator *t, const char *name);        /* NULL: none */
 double gguf_key_float(const struct gguf_translator *t, const char *key, double otherwise);
-/* A whole number, or an array of equal ones, one for each layer.  otherwise < 0: the key must exist. */
+/* A whole number, or an array of equal ones for the layers.  otherwise < 0: the key must exist. */
 int gguf_key_int(const struct gguf_translator *t, const char *key, int64_t otherwise, int64_t *out, struct err *e);
 /* The number of layer i, for keys that may have one for each layer. */
 int64_t gguf_key_at(const struct gguf_translator *t, const char *key, int64_t i, int64_t otherwise);
@@ -49,7 +49,7 @@ enum gguf_spelling {
 
 struct gguf_arch {
     const char *gguf, *model_type, *class_name;         /* general.architecture; "model_type" and "architectures" */
-    const char *eps, *act_key, *act;                    /* fields of the norm's epsilon and the activation, and its value */
+    const char *eps, *act_key, *act;            /* fields of the norm's epsilon and of the activation; its value */
     enum gguf_spelling spelling;
     int rope;                                           /* write rope_parameters */
     void (*add)(struct gguf_translator *t);             /* fields of this architecture; NULL: none */

@@ -1,11 +1,11 @@
-/* gguf_config.c - the hyper-parameters of a GGUF file in the words of config.json.
+/* gguf_config.c - translate the hyper-parameters of a GGUF file into a config.json.
  *
- * GGUF has one vocabulary for all architectures ("llama.block_count"), leaves to the program
- * what an architecture never varies, and keeps some facts only as tensors: biases and q/k norms
- * are there or not, a tied head has no output.weight, Llama 3's and Phi 3's RoPE factors are f32
- * tensors.  All of that is said here as Hugging Face would say it; what the weights look like
- * (norms with 1 added, permuted q and k) is marked by "zse_gguf": true.  RoPE factors that exist
- * only as tensors become rope_type "longrope", which states factors one by one. */
+ * GGUF has one vocabulary for all architectures ("llama.block_count"), omits facts that never vary
+ * within an architecture, and keeps some facts only in tensors: biases and q/k norms exist or not,
+ * a tied head has no output.weight, RoPE factors of Llama 3 and Phi 3 are f32 tensors.  All of
+ * these are written as Hugging Face writes them.  "zse_gguf": true says that weights are stored as
+ * in GGUF (norms with 1 added, permuted q and k).  RoPE factors from tensors become rope_type
+ * "longrope", which lists factors. */
 #include "libcommon/import/gguf_arch.h"
 
 #include <inttypes.h>
@@ -36,7 +36,7 @@ static json_t *factors(const struct source_tensor *t)
     return a;
 }
 
-/* Factors in tensors: rope_factors_short and _long (Phi 3), or rope_freqs (Llama 3). */
+/* Read factors from tensors: rope_factors_short and _long (Phi 3), or rope_freqs (Llama 3). */
 static int rope_factors(struct gguf_translator *t, json_t *rope, struct err *e)
 {
     const struct source_tensor *both = gguf_find_tensor(t, "rope_freqs.weight");
@@ -102,7 +102,8 @@ fail:
     return NULL;
 }
 
-/* n_rot of head_dim as a share that gives n_rot again when multiplied and cut. */
+/* The fraction n_rot / head_dim as a number that gives n_rot again when multiplied by head_dim and
+ * truncated. */
 static double rotated_share(int64_t n_rot, int64_t head_dim)
 {
     double f = (double)n_rot / (double)head_dim;
@@ -142,7 +143,7 @@ static int read_sizes(struct gguf_translator *t, struct err *e)
         gguf_key_int(t, "attention.head_count", -1, &t->heads, e) < 0)
         return -1;
     if (t->hybrid && t->heads == 0)
-        t->heads = 1;                       /* mamba2 has none */
+        t->heads = 1;                       /* mamba2 has no heads */
     if (t->n_layers < 1 || t->hidden < 1 || t->heads < 1)
         return err_set(e, ERR_FORMAT, "%s: keys %s.block_count, embedding_length, attention.head_count: %" PRId64
                        ", %" PRId64 ", %" PRId64 ", expected at least 1", t->g->map.path, t->arch, t->n_layers,
@@ -192,7 +193,8 @@ static int translate(struct gguf_translator *t, struct err *e)
     const char *name = strcmp(t->arch, "llama") == 0 && gguf_key_float(t, "expert_count", 0) > 0 ? "llama+experts" : t->arch;     /* mixtral */
     const struct gguf_arch *a = gguf_arch_find(name);
     static const struct gguf_arch unknown = { .eps = "rms_norm_eps", .spelling = SPELLING_CURRENT, .rope = 1 };
-    gguf_set_string(t, "model_type", a ? a->model_type : t->arch);         /* an unknown one is shown, and refused by name when it shall run */
+    /* an unknown type is shown by zse-info, and refused when the model is to run */
+    gguf_set_string(t, "model_type", a ? a->model_type : t->arch);
     a = a ? a : &unknown;
     t->hybrid = a->spelling == SPELLING_HYBRID;
     if (a->class_name)
@@ -217,7 +219,7 @@ static int translate(struct gguf_translator *t, struct err *e)
     return 0;
 }
 
-/* JSON has no NaN and no infinity, and no hyper-parameter may be one. */
+/* Refuse NaN and infinity: JSON has neither, and no hyper-parameter may be one. */
 static int check_finite(const struct gguf *g, struct err *e)
 {
     for (int i = 0; i < g->n_kv; i++)

@@ -103,10 +103,14 @@ json_t *gguf_real(double v)
         if (strtof(text, NULL) == (float)v)
             return json_real(strtod(text, NULL));
     }
-    return isfinite(v) ? json_real(v) : NULL;       /* only the factors of a tensor can be infinite or NaN: check_finite */
+    /* not finite: only possible for factors from a tensor, see check_finite */
+    return isfinite(v) ? json_real(v) : NULL;
 }
 
-void gguf_set_real(struct gguf_translator *t, const char *name, double v) { json_object_set_new(t->out, name, gguf_real(v)); }
+void gguf_set_real(struct gguf_translator *t, const char *name, double v)
+{
+    json_object_set_new(t->out, name, gguf_real(v));
+}
 
 void gguf_set_layer_types(struct gguf_translator *t, int64_t period)
 {

@@ -5,7 +5,7 @@
 
 #include "libcommon/base/json.h"
 
-/* Move a field to its other name, unless that is there already. */
+/* Rename a field, or drop it if the new name exists. */
 static void rename_field(json_t *o, const char *from, const char *to)
 {
     json_t *v = json_object_get(o, from);
@@ -33,7 +33,8 @@ static json_t *lift_text_config(const json_t *config)
     return out;
 }
 
-/* One set of RoPE parameters in today's words: "type" -> "rope_type", "su" -> "longrope". */
+/* Bring one set of RoPE parameters into the current spelling: "type" -> "rope_type", "su" ->
+ * "longrope". */
 static int normalize_rope(json_t *rope, const json_t *config, struct err *e)
 {
     rename_field(rope, "type", "rope_type");
@@ -46,14 +47,14 @@ static int normalize_rope(json_t *rope, const json_t *config, struct err *e)
     if (strcmp(name, "default") != 0 && !js_get(rope, "original_max_position_embeddings") &&
         js_get(config, "original_max_position_embeddings"))
         json_object_set(rope, "original_max_position_embeddings", js_get(config, "original_max_position_embeddings"));
-    json_t *s = json_string(name);              /* first: name may belong to the string that is replaced */
+    json_t *s = json_string(name);              /* before the old string is freed: name may point into it */
     json_object_set_new(rope, "rope_type", s);
     if (js_get(rope, "partial_rotary_factor"))
         json_object_del(rope, "partial_rotary_factor");
     return 0;
 }
 
-/* Has it an object for each layer type ("full_attention": {...})? */
+/* Does it have an object for each layer type ("full_attention": {...})? */
 static int is_per_layer_type(const json_t *rope)
 {
     const char *key;
@@ -64,7 +65,7 @@ static int is_per_layer_type(const json_t *rope)
     return 0;
 }
 
-/* From rope_theta and rope_scaling. */
+/* Make rope_parameters from rope_theta and rope_scaling. */
 static json_t *rope_from_old(const json_t *config, struct err *e)
 {
     json_t *scaling = js_get(config, "rope_scaling"), *theta = js_get(config, "rope_theta");
@@ -112,7 +113,7 @@ static int normalize_ropes(json_t *out, struct err *e)
             json_decref(rope);
             return -1;
         }
-        if (local) {                            /* gemma3: scaling is for the layers that see everything */
+        if (local) {                            /* gemma3: scaling is for the layers with full attention */
             json_t *both = json_pack("{s:o, s:{s:s, s:O}}", "full_attention", rope, "sliding_attention", "rope_type",
                                      "default", "rope_theta", local);
             if (!both)

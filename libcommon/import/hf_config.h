@@ -7,9 +7,9 @@
 #include "libcommon/base/err.h"
 
 /* Fields are renamed to what current versions of transformers write:
- *   text_config             its fields lifted to the top level; vision_config and the like are dropped
- *   rope_parameters         {"rope_type", "rope_theta", ...}, or one such object for each layer type
- *                           ("full_attention", "sliding_attention"); replaces rope_theta,
+ *   text_config             its fields move to the top level; vision_config and others are dropped
+ *   rope_parameters         {"rope_type", "rope_theta", ...}, or one such object for each type of
+ *                           layer ("full_attention", "sliding_attention"); replaces rope_theta,
  *                           rope_scaling, rotary_emb_base and rope_local_base_freq.  Absent if the
  *                           file has none of them.
  *   partial_rotary_factor   at the top level; replaces rotary_pct and the one in rope_parameters

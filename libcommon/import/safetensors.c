@@ -1,3 +1,4 @@
+/* safetensors.c - read the index of a safetensors file. */
 #include "libcommon/import/safetensors.h"
 
 #include <inttypes.h>
@@ -15,7 +16,7 @@ static const struct { const char *name; int type; } dtypes[] = {
     { "BOOL", SRC_BOOL }, { "F8_E4M3", SRC_F8_E4M3 }, { "F8_E5M2", SRC_F8_E5M2 }, { "F8_E8M0", SRC_F8_E8M0 },
 };
 
-enum { MAX_HEADER = 100000000 };        /* the format's own limit */
+enum { MAX_HEADER = 100000000 };        /* the format's limit */
 
 static int find_dtype(const char *name)
 {
@@ -25,7 +26,7 @@ static int find_dtype(const char *name)
     return -1;
 }
 
-/* A size from JSON: 0 and *out, or -1. */
+/* Read a size from JSON: 0 and *out, or -1. */
 static int get_size(const json_t *v, uint64_t *out)
 {
     if (!json_is_integer(v) || json_integer_value(v) < 0)
@@ -34,7 +35,7 @@ static int get_size(const json_t *v, uint64_t *out)
     return 0;
 }
 
-/* room: bytes of data in the file; base: where they start. */
+/* Read one tensor of the index.  room: bytes of data in the file; base: their offset. */
 static int read_entry(const struct map *m, struct source_tensor *t, const json_t *v, uint64_t base, uint64_t room,
                       struct err *e)
 {

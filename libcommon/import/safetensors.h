@@ -7,10 +7,10 @@
 #include "libcommon/base/file.h"
 #include "libcommon/import/source.h"
 
-/* Append the tensors of m to *tensors [*n] in the order of their data, marked as of `shard`.
- * The names are malloc'd and the caller's, as is *tensors, also when this fails.  m->fd -1: only
- * the file's head is at m->data, all of the header; the tensors' data is NULL then.  Checks
- * dtype, shape, size, bounds, that the data has neither holes nor overlaps. */
+/* Append the tensors of m to *tensors [*n], in the order of their data, with this shard number.
+ * The caller frees *tensors and the names (malloc'd), also after a failure.  m->fd -1: m->data has
+ * only the head of the file, including all of the header; the tensors' data is then NULL.  Checks
+ * dtype, shape, size and bounds, and that the data has neither gaps nor overlaps. */
 int safetensors_index(const struct map *m, int shard, struct source_tensor **tensors, int *n, struct err *e);
 
 #endif

@@ -1,3 +1,4 @@
+/* source.c - open folders, GGUF files and config.json as a source, and read their tensors. */
 #include "libcommon/import/source.h"
 
 #include <dirent.h>
@@ -21,21 +22,21 @@
 
 enum { MAX_SMALL_FILE = 256 << 20, MAX_CONFIG = 16 << 20 };
 
-/* A file of the source.  It stays where it is: a guard knows its map. */
+/* A file of the source.  Its address is fixed, because a guard keeps a pointer to map. */
 struct input_file {
-    struct map map;             /* path NULL: it is still to come */
+    struct map map;             /* path NULL: not downloaded yet */
     char *path;                 /* owned */
-    int arriving;               /* index of it there; -1: it was in the folder from the beginning */
+    int arriving;   /* index into the files being downloaded; -1: it was in the folder from the beginning */
 };
 
-/* What a source owns behind its public face. */
+/* The private part of a source. */
 struct inner {
     const struct source_options *o;         /* may be NULL */
     int n_shards;
     struct input_file **shards;
     const struct source_tensor **by_name;   /* sorted */
     int n_small;
-    struct input_file **small;                    /* the mappings of files[], one each */
+    struct input_file **small;                    /* the mappings of files[] */
 };
 
 static char *join(const char *dir, const char *name, struct err *e)
@@ -52,7 +53,7 @@ static char *join(const char *dir, const char *name, struct err *e)
 static int exists(const char *dir, const char *name)
 {
     struct stat st;
-    char path[PATH_MAX];                /* the system takes no longer ones; that memory is short must not look like a file that is not there */
+    char path[PATH_MAX];                /* on the stack: lack of memory must not look like a missing file */
     const int n = snprintf(path, sizeof path, "%s/%s", dir, name);
     return n < (int)sizeof path && stat(path, &st) == 0 && S_ISREG(st.st_mode);
 }
@@ -89,7 +90,7 @@ static void unmap(const struct source *s, struct map *m)
     map_close(m);
 }
 
-/* Appended to *list [*n], not mapped. */
+/* Append a file to *list [*n] without mapping it. */
 static struct input_file *add_input(const struct source *s, const char *name, struct input_file ***list, int *n,
                                     struct err *e)
 {
@@ -118,7 +119,7 @@ static void free_inputs(const struct source *s, struct input_file **list, int n)
     free(list);
 }
 
-/* ---- what is it? ---- */
+/* ---- detection ---- */
 
 static int is_safetensors_name(const struct dirent *d) { return ends_with(d->d_name, ".safetensors"); }
 
@@ -228,7 +229,7 @@ static int sort_names(struct source *s, struct err *e)
     return 0;
 }
 
-/* Which of those on their way is it?  -1: none. */
+/* The index of this name among the files being downloaded, or -1. */
 static int find_arriving(const struct source *s, const char *name)
 {
     const struct inner *in = s->private_;
@@ -239,13 +240,13 @@ static int find_arriving(const struct source *s, const char *name)
     return -1;
 }
 
-/* Is it in the folder, or will it be? */
+/* Is the file in the folder, or being downloaded? */
 static int is_there(const struct source *s, const char *name)
 {
     return find_arriving(s, name) >= 0 || exists(s->path, name);
 }
 
-/* Of a file that is still to come. */
+/* Read the index of a file that is being downloaded from its head. */
 static int index_head(struct source *s, const struct input_file *p, int shard, struct err *e)
 {
     const struct inner *in = s->private_;
@@ -355,7 +356,7 @@ done:
     return r;
 }
 
-/* model-00002-of-00005.safetensors: *i = 2, *n = 5, and how long "model" is. */
+/* Parse model-00002-of-00005.safetensors: *i = 2, *n = 5; returns the length of "model", or -1. */
 static int shard_number(const char *name, int *i, int *n)
 {
     size_t length = strlen(name);
@@ -368,7 +369,7 @@ static int shard_number(const char *name, int *i, int *n)
     return (int)(p - name);
 }
 
-/* Shards without an index, or one file of another name. */
+/* Open shards without an index, or a single file of another name. */
 static int open_unindexed(struct source *s, struct err *e)
 {
     struct dirent **list;
@@ -513,11 +514,12 @@ static int open_folder(struct source *s, struct err *e)
         return 0;
     if (open_tensors(s, e) < 0)
         return -1;
-    if ((js_get(s->config, "quantization_config") || js_get(s->config, "compression_config")) && source_wait(s, NULL, e) < 0)      /* its index reads data */
+    /* its index reads data */
+    if ((js_get(s->config, "quantization_config") || js_get(s->config, "compression_config")) && source_wait(s, NULL, e) < 0)
         return -1;
     if (packed_index(s, e) < 0)
         return -1;
-    return s->quantization ? sort_names(s, e) : 0;      /* the parts of matrices became one */
+    return s->quantization ? sort_names(s, e) : 0;      /* several tensors became one packed matrix */
 }
 
 static int open_gguf(struct source *s, struct err *e)
@@ -642,7 +644,7 @@ const struct source_file *source_file(const struct source *s, const char *name)
 
 /* ---- data ---- */
 
-/* A file has come: is it the one whose head was seen?  Its tensors get their data. */
+/* Map a downloaded file, check that it matches its head, and set the data of its tensors. */
 static int take_shard(const struct source *s, int shard, struct err *e)
 {
     const struct inner *in = s->private_;
@@ -713,7 +715,7 @@ static void drop(const struct source_tensor *t)
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t begin = ((uintptr_t)t->data + page - 1) / page * page, end = ((uintptr_t)t->data + t->size) / page * page;
     if (t->data && end > begin)
-        madvise((void *)begin, end - begin, MADV_DONTNEED);     /* a clean file page: read again from the file if ever touched */
+        madvise((void *)begin, end - begin, MADV_DONTNEED);     /* a clean file page: it is read again if needed */
 }
 
 void source_drop(const struct source *s, const struct source_tensor *t)
@@ -731,9 +733,9 @@ size_t source_bytes(const struct source_tensor *t)
     return t->packed ? packed_bytes(t->packed) : t->size;
 }
 
-/* ---- the key of the cache ---- */
+/* ---- the cache key of automatic conversions ---- */
 
-/* Two 64-bit lanes; every word is xored in, multiplied by an odd constant and rotated (the
+/* Two 64-bit lanes; every word is xored in, multiplied by an odd constant and mixed by shifts (the
  * constants are those of SplitMix64, Steele et al. 2014). */
 struct hash { uint64_t a, b; };
 
@@ -759,8 +761,8 @@ static void hash_bytes(struct hash *h, const void *data, size_t n)
     hash_word(h, w);
 }
 
-/* Up to 64 KiB whole, else 16 pieces of 256 bytes spread evenly, the first and the last bytes
- * among them. */
+/* Hash up to 64 KiB completely, larger data by 16 pieces of 256 bytes, spread evenly, including the
+ * first and the last bytes. */
 static void hash_sampled(struct hash *h, const uint8_t *data, size_t n)
 {
     enum { WHOLE = 65536, PIECE = 256, PIECES = 16 };

@@ -378,12 +378,12 @@ complete() {
   [ "$status" = 0 ]
   HF_ENDPOINT=http://127.0.0.1:9 convert
   [ "$status" = 0 ]
-  [[ $stderr == *"what the cache has is used"* ]]
+  [[ $stderr == *"using the cached copy"* ]]
   for answer in '"code":429,"headers":{"Retry-After":"3600"}' '"code":200'; do
     curl -s "$HUB/_reset" -d ''
     fault "{\"file\":\"api\",\"kind\":\"status\",\"times\":99,$answer}"
     convert
-    [ "$status" = 0 ] && [[ $stderr == *"what the cache has is used"* ]] || { echo "$answer: $stderr"; return 1; }
+    [ "$status" = 0 ] && [[ $stderr == *"using the cached copy"* ]] || { echo "$answer: $stderr"; return 1; }
   done
   curl -s "$HUB/_reset" -d ''
   fault '{"file":"api","kind":"status","code":404,"times":99}'
