@@ -1,4 +1,4 @@
-/* gguf_arch.h - the parts of gguf_config.c: keys of a GGUF, fields of config.json, architectures. */
+/* gguf_arch.h - the parts of gguf_config.c: GGUF keys, config.json fields, architectures. */
 #ifndef ZSE_IMPORT_GGUF_ARCH_H
 #define ZSE_IMPORT_GGUF_ARCH_H
 
