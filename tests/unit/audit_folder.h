@@ -41,7 +41,7 @@ static inline void add_entry(struct audit *a, int i, int status, const char *pat
                                         .completion_tokens = i, .error = status >= 400 ? "no" : NULL });
 }
 
-/* With so many lines. */
+/* A log with n lines. */
 static inline struct audit *open_with(uint64_t max_bytes, int keep, int n)
 {
     struct audit *a = open_log(max_bytes, keep);
@@ -98,7 +98,7 @@ static inline void make(const char *name)
     fclose(f);
 }
 
-/* Since a hash, or a time, or everything (both none). */
+/* Verify since a hash, or since a time, or everything (NULL and 0). */
 static inline struct audit_check check_since(const char *hash, int64_t ms)
 {
     struct audit_check c;

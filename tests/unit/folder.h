@@ -1,4 +1,4 @@
-/* folder.h - for tests that work in a folder of their own: made before each, removed after it. */
+/* folder.h - a folder of its own for each test, made before it and removed after it. */
 #ifndef ZSE_TESTS_FOLDER_H
 #define ZSE_TESTS_FOLDER_H
 

@@ -19,7 +19,7 @@ static void queries(void **state)
     for (int i = 0; i < 100; i++)
         add_entry(a, i, i % 10 ? 200 : 429, i % 2 ? "/v1/chat/completions" : "/health");
     audit_close(a);
-    FILE *f = fopen(in_folder(AUDIT_FILE), "ab");       /* what an attacker might leave */
+    FILE *f = fopen(in_folder(AUDIT_FILE), "ab");       /* text of an attacker */
     fputs("\n{}\n{\"timestamp_unix\":9,\"status_code\":\nnull\n[1,2]\n{\"a\":{\"timestamp_unix\":1}}\n\xff\xfe\n{\"timestamp_unix\":5,\"path\":\"/\\", f);
     fclose(f);
     struct audit_filter q = { .key_name = "app" };
@@ -217,9 +217,9 @@ static void merging_keeps_no_part_of_a_key(void **state)
     audit_merge_close(m);
 }
 
-/* What merged lines count is in every sum. */
 static int ignore(void *user, const struct audit_record *r) { return (void)user, (void)r, 0; }
 
+/* All sums include the requests of merged lines. */
 static void merged_lines_count_all_their_requests(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* t-audit-verify.c - find changed lines, missing files and cut ends of an audit log, and check signatures. */
+/* t-audit-verify.c - find changed and missing lines of an audit log, and check signatures. */
 #include "tests/unit/audit_folder.h"
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-/* t-audit.c - writing the audit log: lines, rotation, several writers, full disks, the queue, syslog. */
+/* t-audit.c - write the audit log: lines, rotation, several writers, full disks, queue, syslog. */
 #include "tests/unit/audit_folder.h"
 
 #include <arpa/inet.h>
@@ -50,8 +50,8 @@ static void every_line_is_json_with_all_fields(void **state)
     audit_close(a);
 }
 
-/* What a client puts where it does not belong: keys are left out, and nothing is there that a
- * terminal, or who splits text into lines, obeys. */
+/* Text in places where clients should not put it: keys are removed, and no character remains that a
+ * terminal, or a program that splits text into lines, interprets. */
 static void nothing_of_a_line_is_obeyed_and_no_key_is_in_it(void **state)
 {
     (void)state;
@@ -65,7 +65,8 @@ static void nothing_of_a_line_is_obeyed_and_no_key_is_in_it(void **state)
     assert_non_null(line);
     line[n] = '\0';
     assert_non_null(strstr(line, "\"path\":\"/v1/zse-...?\""));
-    assert_non_null(strstr(line, "\"user_agent\":\"zse-...\""));         /* most of one: a message had room for no more */
+    /* most of a key: the message had no space for all of it */
+    assert_non_null(strstr(line, "\"user_agent\":\"zse-...\""));
     assert_non_null(strstr(line, "\"model_id\":\"zse-tiny-8b\\u009b\\u2028\\u202e\\u2066\\u007f\\u000a\""));
     free(line);
 }
@@ -113,23 +114,24 @@ static void clearing_all_takes_what_a_crash_left(void **state)
     struct audit_check c;
     struct audit *a = open_with(20000, 100, 300);
     audit_close(a);
-    make("requests_20200101_000000.jsonl");                 /* beside its whole .gz: not taken away yet */
+    /* beside its complete .gz, as if it were about to be removed */
+    make("requests_20200101_000000.jsonl");
     make("requests_20200101_000000.jsonl.gz");
-    make("requests_20200101_000001_002.jsonl.gz.tmp");      /* half of one */
+    make("requests_20200101_000001_002.jsonl.gz.tmp");      /* half of a compressed file */
     make("requests_of_somebody.jsonl");
     assert_in_range(n_names("requests_2"), 5, 20);
     assert_int_equal(audit_clear(folder, 0, &dropped, &e), 0);
     assert_in_range(n_names("requests_2"), 5, 20);
     assert_int_equal(audit_clear(folder, 1, &dropped, &e), 0);
-    assert_int_equal(dropped, 2);                           /* the lines that begin the files of both chains */
+    assert_int_equal(dropped, 2);                           /* the first lines of the files of both chains */
     assert_int_equal(n_names("requests_2"), 0);
     assert_int_equal(n_names("requests_of_somebody.jsonl"), 1);
     assert_int_equal(verify(NULL, &c), 0);
     assert_false(c.broken);
 }
 
-/* The clock went back by years after a rotation, and the current file is missing: names and the
- * chain go on. */
+/* The clock went back by years after a rotation, and the current file is missing: names keep
+ * increasing and the chain continues. */
 static void a_clock_that_steps_breaks_no_chain(void **state)
 {
     (void)state;
@@ -143,7 +145,8 @@ static void a_clock_that_steps_breaks_no_chain(void **state)
     char from[256];
     strcpy(from, in_folder(AUDIT_FILE));
     assert_int_equal(rename(from, in_folder("requests_20991231_235959.jsonl")), 0);
-    for (int round = 0; round < 2; round++) {               /* its end is found in the plain file, then in the packed one */
+    /* first its end is in the plain file, then in the compressed one */
+    for (int round = 0; round < 2; round++) {
         a = open_with(20000, 100, 100);
         audit_close(a);
         assert_int_equal(verify(head, &c), 0);
@@ -180,7 +183,7 @@ static void processes_share_a_log(void **state)
             for (int i = 0; a && i < EACH; i++)
                 add_entry(a, w * EACH + i, 200, "/v1/x");
             if (w == 0)
-                kill(getpid(), SIGKILL);    /* without closing: what was added is there */
+                kill(getpid(), SIGKILL);    /* without closing: added lines stay */
             audit_close(a);
             _exit(0);
         }
@@ -195,8 +198,8 @@ static void processes_share_a_log(void **state)
     free(seen);
 }
 
-/* A child that rotates every few lines says of each that it is written, until it is killed:
- * those lines are there, once, in one chain. */
+/* A child that rotates every few lines reports each line that is written, until it is killed: those
+ * lines are in the log once, in one chain. */
 static void kill_9_while_rotating_loses_nothing(void **state)
 {
     (void)state;
@@ -227,7 +230,7 @@ static void kill_9_while_rotating_loses_nothing(void **state)
         close(fd[0]);
         assert_int_equal(waitpid(child, NULL, 0), child);
     }
-    struct audit *a = open_log(2500, 1000);             /* who comes next goes on */
+    struct audit *a = open_log(2500, 1000);             /* the next writer continues */
     add_entry(a, 0, 200, "/v1/x");
     audit_close(a);
     assert_int_equal(audit_scan(folder, &all, count_ids, seen, &s, &e), 0);
@@ -278,7 +281,7 @@ static void trouble_is_counted_and_passes(void **state)
     small = old;
     struct stat st;
     assert_int_equal(stat(in_folder(AUDIT_FILE), &st), 0);
-    small.rlim_cur = (rlim_t)st.st_size + 100;          /* the disk takes a part of the next line */
+    small.rlim_cur = (rlim_t)st.st_size + 100;          /* the disk takes only a part of the next line */
     setrlimit(RLIMIT_FSIZE, &small);
     add_entry(a, 1, 200, "/v1/x");
     setrlimit(RLIMIT_FSIZE, &old);
@@ -295,9 +298,9 @@ static void trouble_is_counted_and_passes(void **state)
     assert_int_equal(c.lines, 3);
 }
 
-/* The disk is full when a file is rotated: lines are counted as lost until there is room, then
- * the chain goes on from what was rotated, whose end is known: nothing of it is read for each
- * line, in the server's loop. */
+/* The disk is full when a file is rotated: lines are counted as lost until there is space again,
+ * then the chain continues from the rotated file.  Its end is known, so that it is not read again
+ * for each line, in the server's loop. */
 static void a_full_disk_at_rotation_costs_no_reading(void **state)
 {
     (void)state;
@@ -320,7 +323,7 @@ static void a_full_disk_at_rotation_costs_no_reading(void **state)
     assert_in_range(st.st_size, 19200, 19999);
     memset(path, 'x', sizeof path - 1);                 /* the next line does not fit */
     const int fd = open(in_folder(AUDIT_FILE), O_RDONLY);
-    assert_int_equal(flock(fd, LOCK_EX), 0);            /* whoever compresses leaves it to us */
+    assert_int_equal(flock(fd, LOCK_EX), 0);            /* keeps the compressor away */
     small.rlim_cur = 50;
     setrlimit(RLIMIT_FSIZE, &small);
     for (int i = 0; i < 10; i++)
@@ -329,13 +332,13 @@ static void a_full_disk_at_rotation_costs_no_reading(void **state)
     audit_stats(a, &s);
     assert_int_equal(s.errors, 10);
     assert_int_equal(s.rotations, 1);
-    unlink(in_folder(AUDIT_FILE));                      /* no line went into it */
+    unlink(in_folder(AUDIT_FILE));                      /* it has no line */
     assert_int_equal(audit_files_list(&f, folder, AUDIT_KEYS, &e), 0);
     assert_int_equal(f.n, 1);
     strcpy(from, f.file[0].path);
     snprintf(to, sizeof to, "%s/aside", folder);
     assert_int_equal(rename(from, to), 0);
-    write_all(from, "not a log\n", 10);                 /* who reads it goes on from nothing */
+    write_all(from, "not a log\n", 10);                 /* a reader would find no line */
     add_entry(a, 2000, 200, "/v1/x");
     assert_int_equal(rename(to, from), 0);
     close(fd);
@@ -362,9 +365,10 @@ static void clearing_goes_on_beside_a_writer(void **state)
     assert_int_equal(verify(before, &c), 0);
     assert_false(c.broken);
     assert_int_equal(c.lines, 2);
-    assert_true(c.found && c.older_gone);               /* the chain goes on from what was cleared */
+    assert_true(c.found && c.older_gone);               /* the chain continues from the cleared lines */
 
-    a = open_with(5000, 100, 100);                            /* the current file alone: rotated ones before it stay part of the chain */
+    /* clear only the current file: the rotated ones stay part of the chain */
+    a = open_with(5000, 100, 100);
     assert_int_equal(audit_clear(folder, 0, &dropped, &e), 0);
     assert_true(dropped > 0);
     add_entry(a, 100, 200, "/v1/x");
@@ -434,8 +438,8 @@ static void lines_go_to_a_syslog_server(void **state)
         assert_null(audit_syslog_open(bad[i], &e));
 }
 
-/* Nothing listens: adding waits for nothing, what finds no room is dropped and counted, and the
- * end is not held up. */
+/* No server listens: adding never waits, surplus messages are dropped and counted, and closing does
+ * not wait. */
 static void a_dead_syslog_server_holds_up_nothing(void **state)
 {
     (void)state;
@@ -475,8 +479,8 @@ static int in_order(void *user, const struct audit_record *r)
     return 0;
 }
 
-/* Somebody holds the lock and stands still: lines are taken at once, as many as there is room
- * for, and written in order when it goes. */
+/* Another process holds the lock and is stopped: lines are accepted at once up to the limit, and
+ * written in order once it is released. */
 static void lines_wait_for_who_holds_the_lock(void **state)
 {
     (void)state;
@@ -486,14 +490,14 @@ static void lines_wait_for_who_holds_the_lock(void **state)
     struct audit_check c;
     struct order o = { 0 };
     const struct audit_filter all = { 0 };
-    struct audit *a = open_log(2500, 1000);             /* rotates, too */
+    struct audit *a = open_log(2500, 1000);             /* small files, to rotate as well */
     struct audit_queue *w = audit_queue_open(a, ROOM, &e);
     assert_non_null(w);
     const int lock = audit_lock(folder, 1, &e);
     assert_true(lock >= 0);
     for (int i = 0; i < N; i++)
         queue_entry(w, i);
-    audit_stats(a, &s);                                 /* answers, too */
+    audit_stats(a, &s);                                 /* does not wait either */
     const int waiting = audit_queue_waiting(w);
     assert_in_range(waiting, 20, N - 1);
     assert_int_equal(s.errors, N - waiting);
@@ -512,7 +516,7 @@ static void lines_wait_for_who_holds_the_lock(void **state)
     assert_int_equal(audit_queue_close(NULL, 60), 0);
 }
 
-/* The end does not wait for ever; what is left to the thread it writes when it can. */
+/* Closing gives up after its patience; the thread writes the rest when it can. */
 static void the_end_does_not_wait_for_ever(void **state)
 {
     (void)state;
@@ -531,7 +535,7 @@ static void the_end_does_not_wait_for_ever(void **state)
     while (s.entries < 2);
 }
 
-/* Nor for who holds the lock when a file is to be compressed: the next one does it. */
+/* Closing does not wait for the lock to compress a file either: the next process compresses it. */
 static void the_end_does_not_wait_for_compression(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* t-gguf.c - GGUF files built here: read, cut at every byte, broken in every field; their keys
- * in the words of config.json. */
+/* t-gguf.c - GGUF files built in memory: read, cut at every byte, broken in every field; their keys
+ * as config.json. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -163,7 +163,7 @@ static void cut_at_every_byte(void **state)
     }
 }
 
-/* Any byte can have any of these values: the answer may be yes or no, but never a crash (run
+/* Set any byte to any of these values: the file may be accepted or refused, without a crash (run
  * under ASan and UBSan). */
 static void every_byte_changed(void **state)
 {
@@ -312,7 +312,7 @@ static void test_parts(void **state)
     parts_refused(parts[0], "part 3 of 3: ");
     unlink(parts[2]);
     parts_refused(parts[0], "No such file");
-    put_part(2, 2, 3, "a", 0);                          /* two tensors of one name are source_open's to refuse, which sees all shards alike */
+    put_part(2, 2, 3, "a", 0);  /* a duplicate name is refused by source_open, which sees all shards */
     struct source *s = source_open(parts[0], &e);
     assert_null(s);
     assert_non_null(strstr(e.msg, "tensor a is also in"));
@@ -371,8 +371,8 @@ static json_t *config_of(const struct file *f)
     return c;
 }
 
-/* Every architecture comes out so that config_parse understands all of it, with the sizes of the
- * file. */
+/* Every architecture is translated so that config_parse understands all of it, with the sizes of
+ * the file. */
 static void architectures(void **state)
 {
     (void)state;
@@ -398,7 +398,7 @@ static void architectures(void **state)
         assert_string_equal(json_string_value(json_object_get(j, "model_type")), cases[i].hf);
         if (config_parse(&c, j, &e) < 0)
             fail_msg("%s: %s", cases[i].gguf, e.msg);
-        int mlp = strcmp(cases[i].gguf, "bloom") == 0 ? 4 * HIDDEN : 128;      /* bloom has no word for it */
+        int mlp = strcmp(cases[i].gguf, "bloom") == 0 ? 4 * HIDDEN : 128;      /* bloom has no key for it */
         if (c.n_layers != LAYERS || c.hidden_size != HIDDEN || c.intermediate_size != mlp || c.n_heads != HEADS ||
             c.n_kv_heads != cases[i].kv_heads || c.head_dim != 16 || c.vocab_size != VOCAB || !c.tied || !c.gguf)
             fail_msg("%s: %d layers, %d wide, MLP %d, heads %d and %d of %d, %d tokens, tied %d", cases[i].gguf,

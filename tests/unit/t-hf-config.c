@@ -1,4 +1,4 @@
-/* t-hf-config.c - config.json in each of its spellings gives the same. */
+/* t-hf-config.c - all spellings of a config.json give the same. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -56,9 +56,9 @@ static void normalizes(void **state)
         json_t *before = json_deep_copy(j[0]), *got = hf_config_normalize(j[0], &e);
         if (!got || !json_equal(got, j[1]))
             fail_msg("%s: got %s %s", cases[i].in, got ? json_dumps(got, JSON_COMPACT) : "", e.msg);
-        assert_true(json_equal(before, j[0]));              /* the input is as it was */
+        assert_true(json_equal(before, j[0]));              /* the input is unchanged */
         json_t *again = hf_config_normalize(got, &e);
-        assert_true(json_equal(again, got));                /* and once is enough */
+        assert_true(json_equal(again, got));                /* normalizing again changes nothing */
         json_decref(before);
         json_decref(again);
         json_decref(got);
@@ -89,7 +89,7 @@ static void refuses(void **state)
     }
 }
 
-/* The readers of base/json.h. */
+/* The functions of base/json.h that read fields. */
 static void fields(void **state)
 {
     (void)state;

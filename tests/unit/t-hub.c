@@ -1,4 +1,4 @@
-/* t-hub.c - names, ranges, and which files of a repository are taken. */
+/* t-hub.c - names of models, ranges, and the choice of files from a repository. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -76,7 +76,8 @@ static void test_origins(void **state)
     free(s);
 }
 
-/* Ranges in any order, overlapping: the same bytes as a map of them says, sorted and apart. */
+/* Ranges in any order, overlapping: compare with a map of bytes; the result is sorted and
+ * disjoint. */
 static void test_spans(void **state)
 {
     (void)state;

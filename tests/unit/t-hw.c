@@ -1,5 +1,5 @@
-/* t-hw.c - the probe on canned trees of /proc and /sys: processors, control groups of both
- * versions, memory, disks, modules. */
+/* t-hw.c - probe prepared trees of /proc and /sys: processors, control groups of both versions,
+ * memory, disks, modules. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -95,7 +95,7 @@ static void memory_alone(void **state)
 
 #define V2_MOUNT "31 30 0:29 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n"
 
-/* 2 GiB two folders up count for a process below; its page cache does not count as used. */
+/* A limit of 2 GiB two folders up applies to a process below; page cache does not count as used. */
 static void memory_of_a_group(void **state)
 {
     struct memory m;
@@ -113,7 +113,7 @@ static void memory_of_a_group(void **state)
     assert_true(m.limit == 2147483648u && m.left == 2147483648u - 400000000u && m.limit_version == 2 &&
                 m.stalled10 == 3 && m.stalled_own && m.hard == m.limit && m.hard_left == m.left);
     assert_true(memory_most(&m) == 2147483648u && memory_now(&m) == m.left);
-    put("/sys/fs/cgroup/a/b/memory.high", "1073741824\n");      /* slowed down from there on: as good as a limit */
+    put("/sys/fs/cgroup/a/b/memory.high", "1073741824\n");      /* throttled beyond it: the same as a limit */
     put("/sys/fs/cgroup/a/b/memory.max", "max\n");
     put("/sys/fs/cgroup/a/b/memory.current", "100\n");
     assert_int_equal(memory_read(&m, root, &e), 0);
@@ -234,8 +234,7 @@ static void whole_machine(void **state)
     free(m);
 }
 
-/* SMBIOS: two of three slots hold a module; a table that is cut anywhere is read as far as it
- * goes. */
+/* SMBIOS: two of three slots hold a module; a truncated table is read as far as it goes. */
 static void memory_modules(void **state)
 {
     uint8_t table[256] = { 0 };

@@ -1,4 +1,4 @@
-/* t-keys.c - API keys: each promise of keys.h, by breaking what it guards against. */
+/* t-keys.c - API keys: check each promise of keys.h by breaking the conditions that it covers. */
 #include "tests/unit/folder.h"
 
 #include <fcntl.h>
@@ -39,7 +39,7 @@ static void keys_live_and_die(void **state)
     assert_memory_equal(text, "zse-", 4);
     assert_int_equal(strspn(text + 4, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"), 43);
     assert_int_equal(keys_required(cli, &required, &e), 0);
-    assert_true(required);                  /* the first key closes the door */
+    assert_true(required);                  /* the first key makes keys required */
 
     assert_int_equal(keys_check(server, text, &info), KEY_UNKNOWN);
     assert_int_equal(keys_refresh(server, &e), 0);
@@ -68,7 +68,7 @@ static void keys_live_and_die(void **state)
     assert_int_equal(keys_refresh(server, &e), 0);
     assert_int_equal(keys_check(server, other, &info), KEY_UNKNOWN);
     assert_int_equal(keys_delete(cli, "app", &e), -1);
-    assert_true(keys_known_required(server));           /* no key left is no way in */
+    assert_true(keys_known_required(server));           /* deleting all keys does not open the server */
 
     struct key_info past = { .name = "past", .scopes = SCOPE_CHAT, .expires_s = 1000000 };
     assert_int_equal(keys_create(cli, &past, text, &e), 0);
@@ -127,7 +127,7 @@ static void a_locked_or_damaged_file_keeps_known_keys(void **state)
     assert_int_equal(unlink(in_folder("keys.db")), 0);
     assert_int_equal(keys_refresh(server, &e), -1);
     assert_int_equal(keys_check(server, text, &info), KEY_GOOD);
-    assert_null(keys_open_again(folder, &e));               /* and no empty one takes its place */
+    assert_null(keys_open_again(folder, &e));               /* no empty file takes its place */
     assert_int_equal(access(in_folder("keys.db"), F_OK), -1);
     keys_forget(server, info.id);
     assert_int_equal(keys_check(server, text, &info), KEY_UNKNOWN);
@@ -152,7 +152,7 @@ static void a_change_is_learnt_while_the_file_is_locked(void **state)
     assert_int_equal(keys_refresh(server, &e), 0);
     assert_false(keys_known_required(server));
     assert_int_equal(keys_create(cli, &info, text, &e), 0);
-    assert_true(keys_known_required(cli));              /* it was the first */
+    assert_true(keys_known_required(cli));              /* it was the first key */
     sqlite3 *other = lock_file("keys.db");
     assert_int_equal(keys_refresh(server, &e), 1);
     assert_int_equal(keys_check(server, text, &got), KEY_UNKNOWN);
@@ -170,7 +170,7 @@ static void a_change_is_learnt_while_the_file_is_locked(void **state)
     assert_int_equal(keys_refresh(server, &e), 0);
     assert_int_equal(keys_check(server, text, &got), KEY_GOOD);
     assert_true(got.secret == secret);
-    /* what is learnt too late goes at the next look */
+    /* a key that is learnt too late disappears with the next refresh */
     assert_int_equal(keys_delete(cli, "app", &e), 0);
     assert_int_equal(keys_set_required(cli, 0, &e), 0);
     assert_int_equal(keys_refresh(server, &e), 0);
@@ -190,8 +190,9 @@ static void put_in_its_place(const char *name)
     assert_int_equal(rename(from, in_folder("keys.db")), 0);
 }
 
-/* Who only looks at a file that is made waits for nobody who makes one; a new file in its place
- * that others are at is no damage, and an empty one takes no key away. */
+/* Opening an existing file read-only does not wait for a program that creates one; a file that
+ * another program is creating is no damage; an empty file in the place of the old one removes no
+ * key. */
 static void a_file_that_others_make_is_locked_not_damaged(void **state)
 {
     (void)state;
@@ -256,14 +257,14 @@ static void a_file_of_another_user_is_refused(void **state)
     assert_int_equal(chown(in_folder("keys.db"), 65534, 65534), 0);
     assert_null(keys_open(folder, &e));
     assert_non_null(strstr(e.msg, "keys.db: belongs to user 65534"));
-    assert_int_equal(chown(folder, 65534, 65534), 0);               /* root looks at somebody's keys */
+    assert_int_equal(chown(folder, 65534, 65534), 0);               /* root reads another user's keys */
     struct keys *k = keys_open(folder, &e);
     assert_non_null(k);
     keys_close(k);
     assert_int_equal(chown(folder, 0, 0), 0);
 }
 
-/* The server does not stand still while somebody else writes. */
+/* The server does not block while another program writes. */
 static void a_locked_file_is_waited_for_as_long_as_asked(void **state)
 {
     (void)state;
@@ -288,8 +289,8 @@ static void a_locked_file_is_waited_for_as_long_as_asked(void **state)
     keys_close(k);
 }
 
-/* A child makes a key for each byte that it is sent and tells it when it has it, until it is
- * killed in the middle of one. */
+/* A child makes a key for each byte it receives and reports it, until it is killed in the middle of
+ * one. */
 static void a_key_that_was_shown_outlives_kill_9(void **state)
 {
     (void)state;
@@ -320,7 +321,7 @@ static void a_key_that_was_shown_outlives_kill_9(void **state)
         while (read(fd[0], shown[n], KEY_TEXT) == KEY_TEXT) {
             if (++n <= stop_at)
                 assert_int_equal(write(go[1], "1", 1), 1);
-            if (n == stop_at) {             /* the next one, the last, is being made */
+            if (n == stop_at) {             /* the next key, the last, is being made */
                 nanosleep(&(struct timespec){ .tv_nsec = round * 300000 }, NULL);
                 kill(child, SIGKILL);
             }
@@ -338,19 +339,20 @@ static void a_key_that_was_shown_outlives_kill_9(void **state)
         for (int i = 0; i < n; i++)
             assert_int_equal(keys_check(k, shown[i], &info), KEY_GOOD);
         n_shown += n;
-        assert_in_range(keys_known(k), n_shown, n_shown + round + 1);       /* one more a round: made, not yet shown */
+        /* at most one more a round: made, but not reported */
+        assert_in_range(keys_known(k), n_shown, n_shown + round + 1);
         keys_close(k);
     }
 }
 
-/* In a traced child: checks of each text, each between two signals. */
+/* Run by a traced child: checks of each text, each between two signals. */
 enum { CHECKS = 4 };
 static void check_each(struct keys *k, char kinds[][KEY_TEXT + 1], int n)
 {
     struct key_info info;
     ptrace(PTRACE_TRACEME, 0, NULL, NULL);
     for (int i = 0; i < n; i++) {
-        keys_check(k, kinds[i], &info);         /* what is only done the first time is done */
+        keys_check(k, kinds[i], &info);         /* get one-time work done */
         for (int j = 0; j < CHECKS; j++) {
             raise(SIGUSR1);
             keys_check(k, kinds[i], &info);
@@ -379,8 +381,8 @@ static long count_instructions(pid_t child)
     }
 }
 
-/* Does the time of a check tell which key it is, or how much of one was guessed?  Each check
- * runs through as many instructions as any other; the clock of a busy machine would say less. */
+/* Does the time of a check reveal a key, or how much of a key was guessed?  All checks must execute
+ * the same number of instructions; the clock of a busy machine would say less. */
 static void a_check_takes_the_same_time(void **state)
 {
     (void)state;
@@ -413,7 +415,7 @@ static void a_check_takes_the_same_time(void **state)
         check_each(k, kinds, KINDS);
     for (int i = 0; i < KINDS; i++) {
         n[i] = count_instructions(child);
-        for (int j = 1; j < CHECKS; j++) {      /* reading the clock may take an instruction more when the kernel moves it on */
+        for (int j = 1; j < CHECKS; j++) {      /* reading the clock may take one instruction more */
             const long again = count_instructions(child);
             n[i] = again < n[i] ? again : n[i];
         }
@@ -449,7 +451,7 @@ static void scopes_and_models(void **state)
     assert_true(key_allows_model(&k, "anything"));
 }
 
-/* To look makes nothing, and what is made by others meanwhile is seen. */
+/* Opening read-only creates nothing, and sees the file that another program creates. */
 static void looking_writes_nothing(void **state)
 {
     (void)state;
@@ -468,7 +470,7 @@ static void looking_writes_nothing(void **state)
     assert_int_equal(access(path, F_OK), -1);
     assert_int_equal(mkdir(path, 0700), 0);
     snprintf(path, sizeof path, "%s/home/keys.db", folder);
-    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);       /* somebody is about to make it */
+    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);       /* another program is creating it */
     assert_true(fd >= 0);
     assert_int_equal(keys_refresh(look, &e), 0);
     assert_int_equal(keys_refresh(look, &e), 0);
@@ -487,7 +489,7 @@ static void looking_writes_nothing(void **state)
     keys_close(k);
     keys_close(look);
     snprintf(path, sizeof path, "%s/home/keys.db", folder);
-    assert_int_equal(chmod(path, 0644), 0);             /* and it is as careful */
+    assert_int_equal(chmod(path, 0644), 0);             /* its mode is checked, too */
     snprintf(path, sizeof path, "%s/home", folder);
     assert_null(keys_open_read(path, &e));
     assert_non_null(strstr(e.msg, "expected 600"));

@@ -1,5 +1,5 @@
-/* t-memory.c - private memory is keys and values and at most 32 MB, for any shape of model and
- * any number of threads.  The weights are not there: opening looks at shapes only. */
+/* t-memory.c - private memory is keys, values and at most 32 MB, for all shapes of models and
+ * numbers of threads.  There are no weights: opening looks only at shapes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

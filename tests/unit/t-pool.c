@@ -1,4 +1,4 @@
-/* t-pool.c - every item exactly once, on every number of threads, with loops so small and so
+/* t-pool.c - run every item exactly once, on every number of threads, with loops so small and so
  * many that threads come late, fall asleep and wake. */
 #include <sched.h>
 #include <setjmp.h>
@@ -96,7 +96,8 @@ static void loops_with_pauses(void **state)
     pool_close(p);
 }
 
-/* What an item wrote is there for the caller after the loop, and for every item of the next. */
+/* Data written by an item is visible to the caller after the loop, and to every item of the
+ * next. */
 struct chain { int n; int64_t a[64], b[64]; };
 static void sum_all(void *arg, int i, int thread)
 {
@@ -145,7 +146,7 @@ static void caller_waits(void **state)
 }
 
 /* Far more threads than processors, items that are preempted or take long at random, loops that
- * follow at once: nothing is lost and nobody hangs. */
+ * follow at once: no item is lost and no thread hangs. */
 static void uneven(void *arg, int i, int thread)
 {
     count(arg, i, thread);
@@ -175,7 +176,7 @@ static void more_threads_than_processors(void **state)
     }
 }
 
-/* Two pools take turns: what one leaves behind is no business of the other's. */
+/* Two pools take turns, and do not affect each other. */
 static void two_pools(void **state)
 {
     (void)state;
@@ -188,7 +189,7 @@ static void two_pools(void **state)
     pool_close(p[1]);
 }
 
-/* Called by each thread that ran an item, after the items; at the latest when the pool is
+/* Called by each thread that ran an item, after the items, or at the latest when the pool is
  * closed. */
 struct afters { atomic_int items, calls, of[MOST], early; };
 static void item_of(void *arg, int i, int thread)
@@ -238,7 +239,7 @@ static void opening(void **state)
     struct pool *p = pool_open(0, &e);
     assert_int_equal(pool_size(p), pool_n_cpus());
     pool_close(p);
-    for (int i = 0; i < 50; i++)                        /* closed before the workers have come up */
+    for (int i = 0; i < 50; i++)                        /* closed before the workers have started */
         pool_close(open_pool(MOST));
 }
 

@@ -1,4 +1,4 @@
-/* t-roofline.c - the loops count what they do, and the measurement answers what was asked for. */
+/* t-roofline.c - the loops count their operations, and only the requested figures are measured. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,8 +17,8 @@ static const struct roofline_loops *const sets[] = {
 #endif
 };
 
-/* A line of bytes that is not 0 shows in the sum: all lines are read, in one run and in
- * interleaved ones. */
+/* Each line of bytes changes the result, so all of them are read, in one stream and in interleaved
+ * ones. */
 static void reads_everything(void **state)
 {
     enum { N = 16384 };

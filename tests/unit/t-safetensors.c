@@ -1,5 +1,5 @@
-/* t-safetensors.c - model folders: one file, shards with and without an index, each cut and
- * broken; and what source.h says of them. */
+/* t-safetensors.c - model folders: one file, shards with and without an index, each cut and broken;
+ * and the source opened from them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -161,7 +161,7 @@ static void cut_at_every_byte(void **state)
     }
 }
 
-/* Yes or no, but no crash (run under ASan and UBSan). */
+/* Accepted or refused, without a crash (run under ASan and UBSan). */
 static void every_byte_changed(void **state)
 {
     (void)state;
@@ -246,7 +246,7 @@ static void shards_with_index(void **state)
     assert_int_equal(source_find(s, "b")->shard, 1);
     source_close(s);
     put_text("model.safetensors.index.json", "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\"}}");
-    s = open_dir(&e);                               /* a shard that nobody names is not read */
+    s = open_dir(&e);                               /* a shard that the index does not name is not read */
     assert_non_null(s);
     assert_int_equal(s->n_tensors, 1);
     source_close(s);

@@ -1,5 +1,5 @@
-/* t-windows.c - sliding windows, the counters of keys and of addresses: each promise of
- * limits.h, by breaking what it guards against. */
+/* t-windows.c - sliding windows, counters of keys and of addresses: check each promise of
+ * rate_limits.h by breaking the conditions that it covers. */
 #include "tests/unit/folder.h"
 
 #include <fcntl.h>
@@ -20,7 +20,8 @@ static void windows_slide(void **state)
     window_add(ring, WINDOW_MINUTE, 1030, 4);
     assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1030, MINUTE_SPAN, &oldest), 7);
     assert_int_equal(oldest, 1000);
-    assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1060, MINUTE_SPAN, &oldest), 7);      /* 60 s later something of second 1000 may still count */
+    /* up to 60 s later, events of second 1000 may still count */
+    assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1060, MINUTE_SPAN, &oldest), 7);
     assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1061, MINUTE_SPAN, &oldest), 4);
     assert_int_equal(oldest, 1030);
     assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1091, MINUTE_SPAN, &oldest), 0);
@@ -52,12 +53,12 @@ static void a_limit_holds_and_says_when(void **state)
     char want[128];
     snprintf(want, sizeof want, "Rate limit exceeded. Limit: 5/min, Current: 5. Try again in %ds.", v.retry_s);
     assert_string_equal(text, want);
-    assert_true(usage_admit(u, 8, &five).allowed);          /* another key has a window of its own */
+    assert_true(usage_admit(u, 8, &five).allowed);          /* each key has its own window */
     for (int i = 0; i < 100; i++)
         assert_true(usage_admit(u, 9, &none).allowed);
 
     struct usage_stats s;
-    usage_read(cli, 7, &five, &s);                          /* another process would see the same */
+    usage_read(cli, 7, &five, &s);                          /* another process sees the same */
     assert_int_equal(s.requests_minute, 5);
     assert_int_equal(s.requests, 5);
     assert_false(s.verdict.allowed);
@@ -100,14 +101,15 @@ static void tokens_are_reserved_before_they_are_used(void **state)
     assert_int_equal(a, 0);
     assert_true(usage_reserve(u, 7, &l, 300, 300, &a).allowed);
     assert_int_equal(a, 300);
-    struct verdict v = usage_reserve(other, 7, &l, 250, 250, &b);          /* another server sees what this one has reserved */
+    /* another server sees these reservations */
+    struct verdict v = usage_reserve(other, 7, &l, 250, 250, &b);
     assert_false(v.allowed);
     assert_false(v.never);
     assert_int_equal(b, 0);
     assert_true(v.retry_s > 0 && v.retry_s < 10);
     verdict_text(&v, text, sizeof text);
     assert_string_equal(text, "Rate limit exceeded. Limit: 500 tokens/min, Current: 300 (300 reserved by running requests), Requested: 250. Try again in 2s.");
-    v = usage_reserve(other, 7, &l, 20, 1000, &b);                          /* as many as there are */
+    v = usage_reserve(other, 7, &l, 20, 1000, &b);                          /* as many as are left */
     assert_true(v.allowed);
     assert_int_equal(b, 200);
     assert_int_equal(v.remaining, 0);
@@ -125,7 +127,7 @@ static void tokens_are_reserved_before_they_are_used(void **state)
     assert_int_equal(s.reserved, 0);
     v = usage_reserve(u, 7, &l, 1, 1, &a);
     assert_false(v.allowed);
-    assert_in_range(v.retry_s, 55, 61);                                     /* the window, not a running request, has to move */
+    assert_in_range(v.retry_s, 55, 61);     /* until the window moves; no running request helps */
     v = usage_reserve(u, 8, &l, 501, 501, &a);
     assert_true(!v.allowed && v.never);
     verdict_text(&v, text, sizeof text);
@@ -152,9 +154,9 @@ static void reservations_of_a_dead_server_expire(void **state)
     close(fd);
     assert_true(usage_reserve(u, 7, &l, 500, 500, &a).allowed);
     usage_settle(u, 7, a, 0);
-    usage_renew(dead);                          /* it only slept: another place, and nothing of before is left in it */
+    usage_renew(dead);  /* it was only asleep: it gets another place, without its old reservations */
     assert_true(usage_reserve(dead, 7, &l, 500, 500, &a).allowed);
-    usage_close(dead);                          /* a server that ends leaves nothing reserved */
+    usage_close(dead);                          /* closing releases all reservations */
     assert_true(usage_reserve(u, 7, &l, 500, 500, &a).allowed);
     usage_close(u);
 }
@@ -207,7 +209,8 @@ static void threads_never_exceed_a_limit(void **state)
         pthread_join(t[i], &got);
         sum += (intptr_t)got;
     }
-    assert_in_range(sum, 900, 1000);        /* at the edge two threads may refuse each other, never let both in */
+    /* near the limit two threads may refuse each other, but never both pass */
+    assert_in_range(sum, 900, 1000);
     usage_close(u);
 }
 
@@ -224,7 +227,7 @@ static void damaged_counters_begin_anew(void **state)
     usage_close(u);
 }
 
-/* Keys come and go for years: their counters must not turn the limits of new ones off. */
+/* Keys come and go for years: their counters must not disable the limits of new ones. */
 static void counters_of_dead_keys_make_room(void **state)
 {
     (void)state;
@@ -255,7 +258,7 @@ static void addresses_have_windows_too(void **state)
         assert_true(address_admit(a, "10.0.0.1").allowed);
     assert_false(address_admit(a, "10.0.0.1").allowed);
     assert_true(address_admit(a, "10.0.0.2").allowed);
-    for (int i = 0; i < 10000; i++) {       /* a flood of others takes no more memory */
+    for (int i = 0; i < 10000; i++) {       /* more addresses take no more memory */
         snprintf(name, sizeof name, "10.1.%d.%d", i / 256, i % 256);
         assert_true(address_admit(a, name).allowed);
     }
@@ -282,7 +285,7 @@ static void a_network_of_ipv6_is_one_address(void **state)
     address_limits_close(a);
 }
 
-/* Counters that are only looked at: the file's, and what this process counts stays with it. */
+/* Read-only counters: reads those of the file; counts stay in this process. */
 static void counters_can_be_kept_here(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* t-zfile.c - a small .zse file: written, read back, cut at every byte, every byte and every
+/* t-zfile.c - a small .zse file: written, read back, cut at every byte, with every byte and every
  * field broken in turn. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +25,8 @@
 
 static char dir[] = "/tmp/t-zfile-XXXXXX";
 static char path[64], other[64];
-static uint8_t *golden, *older;         /* the file that make_file wrote, and the same as version 1.0 wrote it: tensors in the JSON */
+/* the file of make_file, in this version and in version 1.0, which has tensors in the JSON */
+static uint8_t *golden, *older;
 static size_t golden_size, older_size;
 static const char tokenizer_blob[] = "TOKB stands here";
 static const char original_text[] = "{\"version\": \"1.0\"}\n";
@@ -89,7 +90,7 @@ static void heed(struct map *m) { assert_false(m->lost); n_added++; }
 static void heed_lost(struct map *m) { m->lost = 1; n_added++; }
 static void forget(struct map *m) { assert_non_null(m->data); n_removed++; }
 
-/* Who handles lost pages hears of the mapping, and where some are lost the file is refused. */
+/* The guard is told of the mapping, and a file with lost pages is refused. */
 static void test_guarded(void **state)
 {
     (void)state;
@@ -390,7 +391,7 @@ static void header_fields(void **state)
     patch_fixed(24, &none, 4, 0), refuses("n_sections");
     patch_fixed(28, &none, 4, 0), refuses("section table checksum");
     struct err e = { 0 };
-    patch_fixed(5, "\7", 1, 0);                         /* a later minor version is none of our business */
+    patch_fixed(5, "\7", 1, 0);                         /* a later minor version is accepted */
     if (!opens(other, &e))
         fail_msg("version 1.7: %s", e.msg);
 }
@@ -460,7 +461,8 @@ static void edit_list(size_t at, const void *bytes, size_t n)
 }
 
 /* Field of record i of section TNSR. */
-#define RECORD(i, field) (sizeof(struct zse_tensors) + (i) * sizeof(struct zse_tensor) + offsetof(struct zse_tensor, field))
+#define RECORD(i, field) \
+    (sizeof(struct zse_tensors) + (i) * sizeof(struct zse_tensor) + offsetof(struct zse_tensor, field))
 
 static void list_fields(void **state)
 {
@@ -512,8 +514,8 @@ static void list_fields(void **state)
     edit_json(golden, "\"architecture\":\"llama\"", "\"tensors\":[]"), refuses("tensors: the file has a section TNSR");
 }
 
-/* A file of version 1.0 is read as it was; who cannot read section TNSR refuses a newer one,
- * because it is required. */
+/* A file of version 1.0 is read as before; a reader without section TNSR refuses a newer file,
+ * because that section is required. */
 static void reads_version_1_0(void **state)
 {
     (void)state;
@@ -609,7 +611,7 @@ static void original_damaged(void **state)
     zfile_close(z);
 }
 
-/* A writer that is dropped, or told wrong sizes, leaves nothing; the old file stays. */
+/* A writer that is aborted, or given wrong sizes, leaves nothing; the old file stays. */
 static void writer_leaves_nothing(void **state)
 {
     (void)state;
@@ -642,7 +644,7 @@ static void writer_leaves_nothing(void **state)
 
 enum { MANY_ROWS = 2048, MANY_COLS = 256 };     /* 1 MB of bf16 */
 
-/* How many of n bytes at p the page cache has. */
+/* Number of n bytes at p that are in the page cache. */
 static size_t cached_pages(const uint8_t *p, size_t n)
 {
     unsigned char there[256];
@@ -654,7 +656,7 @@ static size_t cached_pages(const uint8_t *p, size_t n)
     return count;
 }
 
-/* As another user if this one may become one: the file is not his.  0: the bytes are right. */
+/* Read as another user, if possible, who does not own the file.  0: the bytes are right. */
 static int read_past(const struct zfile *z, int direct, const uint8_t *from, size_t n, const uint8_t *want)
 {
     const pid_t child = fork();
@@ -670,7 +672,8 @@ static int read_past(const struct zfile *z, int direct, const uint8_t *from, siz
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* Pages that are not in the page cache are not brought into it, whoever the file belongs to. */
+/* Pages that are not in the page cache are not brought into it, even for users who do not own the
+ * file. */
 static void past_the_page_cache(void **state)
 {
     (void)state;
@@ -700,7 +703,7 @@ static void past_the_page_cache(void **state)
     else if (cached_pages(from, N))
         print_message("skipped: the page cache keeps what it has of /tmp\n");
     else {
-        assert_int_equal(read_past(z, direct, from, N, want), 0);       /* none is, and none comes */
+        assert_int_equal(read_past(z, direct, from, N, want), 0);       /* none is cached, and none gets cached */
         assert_int_equal(cached_pages(from, N), 0);
     }
     if (direct >= 0)
@@ -709,7 +712,7 @@ static void past_the_page_cache(void **state)
     zfile_close(z);
 }
 
-/* The paper's appendix A: the key 00 to 0f, the message 00 to 0e. */
+/* The test vector of the paper's appendix A: key 00 to 0f, message 00 to 0e. */
 static void hashes_as_published(void **state)
 {
     (void)state;
@@ -720,8 +723,8 @@ static void hashes_as_published(void **state)
     assert_int_equal(siphash(key, message, sizeof message), 0xa129ca6149be45e5);
 }
 
-/* As many tensors as a model with 128 experts in each of 48 layers: 5 ms here; 100 on an
- * instrumented machine is still no parsing of text. */
+/* As many tensors as a model with 128 experts in each of 48 layers: takes 5 ms here; 100 ms on an
+ * instrumented machine is still too little for parsing text. */
 static void opens_quickly(void **state)
 {
     (void)state;
