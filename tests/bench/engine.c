@@ -1,13 +1,12 @@
-/* engine.c - what the scheduler itself costs, and how even answers come while new prompts arrive.
- *     build/tests/bench/engine                      microseconds of a step in which the backend
- *                                                   does nothing
- *     build/tests/bench/engine MODEL.zse [STREAMS [PROMPT [CHUNK [SECONDS]]]]     gaps between
- *         tokens of running answers; a new prompt of PROMPT tokens
- *                                                   every time that the one before has its first
- *                                                   token and 16 more (CHUNK 0: by measured time,
- *                                                   -1: all)
- *     build/tests/bench/engine MODEL.zse closed CLIENTS PROMPT ANSWER CHUNK SECONDS   throughput
- *         when every client asks again at once */
+/* engine.c - measure the cost of the scheduler, and the gaps in answers while new prompts arrive.
+ *     build/tests/bench/engine
+ *         microseconds of a step whose backend does nothing
+ *     build/tests/bench/engine MODEL.zse [STREAMS [PROMPT [CHUNK [SECONDS]]]]
+ *         gaps between tokens of running answers, while a new prompt of PROMPT tokens arrives each
+ *         time that the previous one has its first token and 16 more (CHUNK 0: by measured time,
+ *         -1: all)
+ *     build/tests/bench/engine MODEL.zse closed CLIENTS PROMPT ANSWER CHUNK SECONDS
+ *         throughput when every client sends its next request at once */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,8 +97,8 @@ static void steps(int running, int waiting)
 
 /* ---- a model under load ---- */
 
-/* Under a real-time policy (chrt -f) Linux stops a thread for 50 ms of every second.  So we rest
- * by ourselves, and time stands still meanwhile. */
+/* Under a real-time policy (chrt -f) Linux stops a thread for 50 ms of every second.  So we pause
+ * ourselves, and stop the clock meanwhile. */
 static uint64_t rested_ns, worked_since;
 static uint64_t now_ns(void) { return clock_ns() - rested_ns; }
 
@@ -219,7 +218,7 @@ static void load(const char *path, int streams, int prompt, int chunk, double se
     free(s);
 }
 
-/* So many clients, each with a new prompt as soon as its answer is done. */
+/* Run CLIENTS clients, each with a new prompt as soon as its answer is complete. */
 static void closed(const char *path, int clients, int prompt, int answer, int chunk, double seconds)
 {
     struct err e;

@@ -39,7 +39,7 @@ static void took(uint64_t ns)
 
 static uint64_t below(struct rng *r, uint64_t n) { return rng_u64(r) % n; }
 
-/* Bits of the mask that are not as defined. */
+/* Number of bits of the mask that differ from the definition. */
 static int differs(const struct matcher *m, const uint32_t *mask)
 {
     int n = 0, n_eos;
@@ -56,8 +56,8 @@ static int differs(const struct matcher *m, const uint32_t *mask)
     return n;
 }
 
-/* A text by choosing among the allowed tokens: any of them; after a third of the walk first
- * those that close something, so that texts come to an end. */
+/* Generate a text by choosing among the allowed tokens; after a third of the walk prefer tokens
+ * that close something, so that texts end. */
 static json_t *walk(struct grammar *g, struct rng *r, int max_tokens, int check, int *n_forced, int *n_differs)
 {
     struct err e;

@@ -27,8 +27,7 @@ static void *big(size_t n)
     return memset(p, 1, n);
 }
 
-/* The read loop and the peaks use the widest vectors of the machine, whatever the set that is
- * measured. */
+/* The read loop and the peaks use the widest vectors of the machine, whichever set is measured. */
 static int wide, wide_dot;
 
 /* BYTES: of a vector. */
@@ -48,8 +47,8 @@ static int wide, wide_dot;
     }
 READ(v512, 64, "avx512f") READ(v256, 32, "avx2")
 
-/* Bytes per ns of reading n bytes at p: the first half without prefetching, the rest with it,
- * and the faster of the two. */
+/* Bytes per ns of reading n bytes at p, without prefetching in the first half and with it in the
+ * second; the faster of the two. */
 static double read_speed(const uint8_t *p, size_t n)
 {
     const size_t half = n / 256 * 128;

@@ -1,10 +1,10 @@
-/* steps.c - what a step of the CPU backend costs: decoding at several lengths of the context, and
- * prefill at its end.  The context is made by copying one block of keys and values, so nothing
- * waits for a long prompt.  Steps of all lengths take turns; medians, and the best, are printed.
- *     build/tests/bench/steps MODEL.zse [THREADS [KV [N_TOKENS [LENGTH ...]]]]      (KV: f32, f16,
- *         i8; N_TOKENS: of a step)
- * extra: time over the shortest length's beyond what its keys and values take at the speed of
- * reading measured in the same run. */
+/* steps.c - measure a step of the CPU backend: decoding at several lengths of the context, and
+ * prefill at its end.  The context is made by copying one block of keys and values, without running
+ * a long prompt.  Steps of all lengths take turns; medians and the best are printed.
+ *     build/tests/bench/steps MODEL.zse [THREADS [KV [N_TOKENS [LENGTH ...]]]]
+ *         (KV: f32, f16, i8; N_TOKENS: of a step)
+ * extra: time over that of the shortest length, beyond the time to read its keys and values at the
+ * speed of reading measured in the same run. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,7 +91,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < o.max_tokens; i++)
         ids[i] = i * 7919 % c->vocab_size;
     for (int i = 0; i < n_blocks; i++)
-        table[i] = (int)((int64_t)i * 7 % n_blocks);            /* out of order, unless 7 divides their number: then as they are */
+        table[i] = (int)((int64_t)i * 7 % n_blocks);            /* out of order, unless n_blocks is a multiple of 7 */
     for (int i = 0; n_blocks % 7 == 0 && i < n_blocks; i++)
         table[i] = i;
     const struct batch_item first = { .tokens = ids, .n_tokens = KV_BLOCK, .table = table };

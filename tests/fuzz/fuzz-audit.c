@@ -1,6 +1,5 @@
-/* fuzz-audit.c - any bytes as an audit log: what reads it neither fails nor loses count, and
- * what it prints is JSON and CSV.  The first byte chooses a filter; the log is read as it lies
- * there, and compressed. */
+/* fuzz-audit.c - any bytes as an audit log: readers must neither fail nor miscount, and must print
+ * valid JSON and CSV.  The first byte chooses a filter; the log is read plain and compressed. */
 #include "tests/fuzz/fuzz.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-/* fuzz-config.c - any text as config.json: normalized, and read by the model layer. */
+/* fuzz-config.c - any text as config.json: normalized, and parsed by the model layer. */
 #include "tests/fuzz/fuzz.h"
 
 #include "libcommon/base/json.h"

@@ -1,7 +1,6 @@
-/* fuzz-grammar.c - any bytes as a schema, a regular expression or a grammar, under tight limits;
- * what compiles is walked through by its own bytes, and no call does more work than its limit of
- * counted steps lets it.  The same bytes are then an answer for each form of calls.  build:
- * scripts/fuzz grammar */
+/* fuzz-grammar.c - any bytes as a schema, a regular expression or a grammar, under tight limits.
+ * Compiled grammars are walked by the same bytes, and no call may take more counted steps than its
+ * limit.  The same bytes are then an answer in each form of calls.  build: scripts/fuzz grammar */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -14,7 +13,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void on_event(void *user, const struct tool_event *ev) { *(size_t *)user += ev->size; }
 
-enum { MOST_STEPS = 100000, SLACK = 20000 };            /* SLACK: between two looks at the limit, and for the derivative under way */
+/* SLACK: steps between two checks of the limit, and of a running derivative */
+enum { MOST_STEPS = 100000, SLACK = 20000 };
 
 static void walk(struct grammar *g)
 {
@@ -29,7 +29,7 @@ static void walk(struct grammar *g)
             const uint64_t before = g->x.meter.work;
             found = matcher_accept_bytes(m, &b, 1) == 0;
             if (g->x.meter.work - before > MOST_STEPS + SLACK)
-                abort();                                /* work that nothing counts */
+                abort();                                /* uncounted work */
         }
         struct err e;
         if (!found && !matcher_complete(m) && matcher_error(m, &e) == 0)
@@ -55,7 +55,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (g)
         walk(g);
     else if (!e.msg[0])
-        abort();                                        /* a refusal without a sentence */
+        abort();                                        /* a refusal without a message */
     grammar_close(g);
     size_t heard = 0;
     struct tool_parser_options p = { .stream_arguments = size & 2, .reasoning = size & 4, .on_event = on_event,

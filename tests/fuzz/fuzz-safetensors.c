@@ -1,6 +1,5 @@
-/* fuzz-safetensors.c - any bytes as a safetensors file: its index is refused or it lies inside
- * the file; and as a checkpoint that comes quantized in one of six ways, whose matrices are put
- * together and read. */
+/* fuzz-safetensors.c - any bytes as a safetensors file: its index is refused or lies inside the
+ * file; and as a checkpoint quantized in one of six ways, whose matrices are assembled and read. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -34,7 +33,7 @@ static void remove_folders(void)
     }
 }
 
-/* One folder for each way; the weights of all are the fuzzer's file. */
+/* One folder for each way, all with the fuzzer's file as weights. */
 static void make_folders(const char *file)
 {
     char path[128];

@@ -1,8 +1,5 @@
-/* fuzz-template.c - any bytes as a template, rendered with some variables under tight limits; part
- * of the input serves as variables too.  build: clang -fsanitize=fuzzer,address,undefined -std=c11
- * -D_GNU_SOURCE -I. tests/fuzz/fuzz-template.c libcommon/token/tmpl_*.c
- *        libcommon/template/template.c libcommon/base/utf8.c libcommon/base/err.c -ljansson
- *        -lutf8proc -lm */
+/* fuzz-template.c - any bytes as a template, rendered with some variables under tight limits; a
+ * part of the input serves as variables too.  build: scripts/fuzz template */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -27,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct tmpl *t = tmpl_parse((const char *)data, size, "fuzz", &e);
     if (!t) {
         if (!e.msg[0])
-            abort();                                    /* a refusal without a sentence */
+            abort();                                    /* a refusal without a message */
         return 0;
     }
     json_t *vars = json_loads(variables, 0, NULL), *raw = json_stringn((const char *)data, size);

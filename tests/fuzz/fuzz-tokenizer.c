@@ -49,7 +49,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (tokenizer_compile_files(&f, &blob, &n, &e))
         return 0;
     struct tokenizer *t = tokenizer_open(blob, n, &e);
-    assert(t);                          /* what we write we can read */
+    assert(t);                          /* our own output must be readable */
     use(t, some, sizeof some - 1);
     if (end)
         use(t, (const char *)end + 2, size - (size_t)(end + 2 - data));

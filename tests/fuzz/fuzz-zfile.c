@@ -1,9 +1,8 @@
-/* fuzz-zfile.c - .zse files with right checksums and anything else wrong.
+/* fuzz-zfile.c - .zse files with right checksums and any other faults.
  *
- * The first byte chooses by its remainder by 3: 0, the rest is the JSON of a small file of
- * version 1.0 whose other sections are good; 1, the rest is a whole file, of which header and
- * table get right checksums and the size is made to fit; 2, the rest is section TNSR of a small
- * file. */
+ * The first byte modulo 3 chooses: 0, the rest is the JSON of a small file of version 1.0 whose
+ * other sections are good; 1, the rest is a whole file, whose header and table get right checksums
+ * and a matching size; 2, the rest is section TNSR of a small file. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -88,7 +87,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!z)
         return 0;
     float *row = NULL;
-    for (int i = 0; i < zfile_n_tensors(z); i++) {          /* everything handed out can be read */
+    for (int i = 0; i < zfile_n_tensors(z); i++) {          /* everything handed out must be readable */
         const struct zfile_tensor *t = zfile_tensor(z, i);
         zfile_find(z, t->name);
         if (t->tiled && t->m.cols < 1 << 16 && (row = malloc((size_t)t->m.cols * sizeof *row))) {

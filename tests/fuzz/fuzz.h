@@ -1,4 +1,4 @@
-/* fuzz.h - give the bytes of a fuzzer to a function that wants a file: in memory, found under
+/* fuzz.h - pass the bytes of a fuzzer to a function that takes a file name: a file in memory, under
  * /proc/self/fd. */
 #ifndef ZSE_TESTS_FUZZ_H
 #define ZSE_TESTS_FUZZ_H
@@ -14,7 +14,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static int fuzz_fd = -1;
 
-/* The same name each time; its content is data. */
+/* The same name each time, with data as contents. */
 static const char *fuzz_file(const void *data, size_t size)
 {
     static char path[64];

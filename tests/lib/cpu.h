@@ -1,11 +1,11 @@
-/* cpu.h - processor time, for tests that bound an effort: unlike the clock on the wall it does
- * not depend on what else the machine does. */
+/* cpu.h - processor time, for tests that bound an effort: unlike wall-clock time it does not depend
+ * on other programs. */
 #ifndef ZSE_TESTS_CPU_H
 #define ZSE_TESTS_CPU_H
 
 #include <time.h>
 
-/* Seconds that all threads of this process have computed. */
+/* Processor time of all threads of this process, in seconds. */
 static inline double cpu_s(void)
 {
     struct timespec t;

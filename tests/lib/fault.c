@@ -1,5 +1,5 @@
-/* fault.c - part of the emulated programs alone: ZSE_TEST_FAULT=KERNEL:N makes the N-th launch
- * of KERNEL fail, ZSE_TEST_DEVICE_MEMORY=BYTES is what memory there is (gpu/rt/emulated.h). */
+/* fault.c - faults for the emulated programs: ZSE_TEST_FAULT=KERNEL:N makes the N-th launch of
+ * KERNEL fail, ZSE_TEST_DEVICE_MEMORY=BYTES sets the size of device memory (gpu/rt/emulated.h). */
 #include <stdio.h>
 #include <stdlib.h>
 

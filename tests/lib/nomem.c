@@ -1,8 +1,7 @@
-/* nomem.c - LD_PRELOAD: from the first SIGUSR2 on, and until the next one, one of ZSE_NOMEM
- * allocations finds no memory.
+/* nomem.c - LD_PRELOAD: between one SIGUSR2 and the next, one of ZSE_NOMEM allocations fails.
  *
- * Those of jansson always find some: where the text of a token cannot grow it leaves characters
- * out, and says nothing (2.14). */
+ * Allocations of jansson never fail: if the text of a token cannot grow, it silently omits
+ * characters (2.14). */
 #include <errno.h>
 #include <link.h>
 #include <signal.h>
@@ -50,7 +49,7 @@ __attribute__((constructor)) static void prepare(void)
     signal(SIGUSR2, turn);
 }
 
-/* Neither every one_of-th nor at random: the same numbers in every run, which repeat nothing. */
+/* Neither every one_of-th nor at random: the same numbers in every run, without a period. */
 static int fails(const void *caller)
 {
     if (!atomic_load_explicit(&on, memory_order_relaxed) ||

@@ -1,4 +1,4 @@
-/* t-cli.c - a bar on a terminal, and messages beside it. */
+/* t-cli.c - a progress bar on a terminal, and messages beside it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,7 +41,7 @@ static int tear_down(void **state)
     return dup2(stderr_before, STDERR_FILENO) >= 0 && close(stderr_before) == 0 && close(terminal) == 0 ? 0 : -1;
 }
 
-/* What the terminal was sent, up to and with `last`. */
+/* Collect the output on the terminal up to `last`. */
 static void *listen_until(void *last)
 {
     said[0] = '\0';
@@ -55,7 +55,7 @@ static void *listen_until(void *last)
     return NULL;
 }
 
-/* As after two seconds of work. */
+/* Start as if two seconds of work had passed. */
 static void begin(struct cli_progress *p)
 {
     cli_progress_init(p);
@@ -65,7 +65,7 @@ static void begin(struct cli_progress *p)
 
 static void draw(struct cli_progress *p)
 {
-    p->drawn_ns = 0;                    /* also if the last one was just now */
+    p->drawn_ns = 0;                    /* even if the last drawing was just now */
     assert_int_equal(progress_report(&p->progress, "work", 50, 100, "layers"), 0);
 }
 
@@ -114,7 +114,7 @@ static void *draw_often(void *p)
     return NULL;
 }
 
-/* One thread draws, another speaks: every message has a line of its own. */
+/* One thread draws, another prints: every message has a line of its own. */
 static void two_threads(void **state)
 {
     (void)state;

@@ -1,10 +1,9 @@
-/* t-nomem.c - memory runs out: of each work below, first the first allocation fails, then the
- * second, and so on to the last (of long works ever fewer of them); once that one alone, once all
- * from that one on.  What comes is the right result or an error that says why, and nothing is lost
- * (a sanitizer counts).
+/* t-nomem.c - run out of memory in each work below: at the first allocation, then at the second,
+ * and so on to the last (of long works ever fewer of them), failing either that one alone or all
+ * from it on.  The result must be right, or an error with a reason, and nothing may leak (a
+ * sanitizer counts).
  *
- * Linked with -Wl,--wrap: the allocations of the library come here.  Those of other libraries do
- * not. */
+ * Linked with -Wl,--wrap: the library's allocations come here, those of other libraries do not. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,7 +35,7 @@
 /* ---- allocations ---- */
 
 static atomic_long asked;
-static atomic_long first, last;         /* these fail; 0: none */
+static atomic_long first, last;         /* range of allocations that fail; 0: none */
 
 static int fails(void)
 {
@@ -80,11 +79,11 @@ int __wrap_asprintf(char **s, const char *fmt, ...)
     return n;
 }
 
-/* 0: done, and the result is right (the work itself looks); -1 with *e. */
+/* 0: done, with the right result (checked by the work); -1 with *e. */
 typedef int work(const void *what, struct err *e);
 
-/* Every allocation of a work with few; of one with many the first `all` (fewer under a
- * sanitizer), then ever fewer. */
+/* Fail every allocation of a short work; of a long one the first `all` (fewer under a sanitizer),
+ * then ever fewer. */
 static void without_memory(const char *name, work *w, const void *what, long all)
 {
     struct err e = { .msg = "" };
@@ -110,7 +109,7 @@ static void without_memory(const char *name, work *w, const void *what, long all
         }
 }
 
-/* ---- what all use ---- */
+/* ---- helpers ---- */
 
 static struct tokenizer *tokenizer;
 static struct grammar_vocab *vocab;
@@ -168,7 +167,7 @@ static int teardown(void **state)
     grammar_vocab_close(vocab);
     tokenizer_close(tokenizer);
     free(blob);
-    return rmdir(dir);                  /* not empty: a conversion that failed left something there */
+    return rmdir(dir);                  /* not empty: a failed conversion left a file there */
 }
 
 /* ---- texts and tokens ---- */
@@ -266,8 +265,8 @@ static void texts(void **state)
 
 enum { MOST = 64 };
 
-/* An answer to g: of the tokens that may come always another one; those that are forced at once.
- * Masks, copies and figures on the way. */
+/* Walk an answer through g, choosing another allowed token each time; forced tokens are taken at
+ * once.  Uses masks, copies and figures on the way. */
 static int answer(struct grammar *g, int32_t *ids, int *n, struct err *e)
 {
     struct matcher *m = matcher_open(g, e);
@@ -344,7 +343,7 @@ static int form(const void *what, struct err *e)
     struct grammar *g = compile(f, e);
     if (!g)
         return -1;
-    for (int turn = 0; turn < 2; turn++) {      /* the second one finds what the first one left */
+    for (int turn = 0; turn < 2; turn++) {      /* the second round uses what the first one left */
         if ((rc = answer(g, ids, &n, e)) != 0)
             break;
         if (!f->n)
@@ -389,7 +388,8 @@ static void grammars(void **state)
 
 static void hear_size(void *user, const struct tool_event *ev) { *(size_t *)user += ev->size; }
 
-/* Two calls, get_weather with city and days, now without arguments; as each family writes them. */
+/* Two calls of get_weather, with city and days and without arguments, in the form of each
+ * family. */
 struct said { const char *format, *text; int stream; size_t heard; };
 
 static int calls(const void *what, struct err *e)
@@ -474,8 +474,7 @@ static void hear(void *user, const struct token_event *ev)
         h->why = *ev->error;
 }
 
-/* From the file to three answers: one with a form, two of one prompt, with a string that would
- * end them. */
+/* From the file to three answers: one with a grammar, two of one prompt, with a stop string. */
 static int answers(const void *what, struct err *e)
 {
     static char expected[3][256];
@@ -553,7 +552,7 @@ static void hear_id(void *user, const struct token_event *ev)
         t->why = *ev->error;
 }
 
-/* Two answers of a model with other layers. */
+/* Two answers of a model with other kinds of layers. */
 static int steps(const void *what, struct err *e)
 {
     struct kind *k = (struct kind *)what;
