@@ -76,7 +76,7 @@ static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct
     return 0;
 }
 
-/* Shrink a list to its n numbers; returns the bytes it takes then, with those of malloc for itself. */
+/* Shrink a list to its n numbers; returns the bytes it takes then, malloc's own included. */
 static size_t fit(uint32_t **list, uint32_t n)
 {
     enum { ALLOCATION = 32 };
