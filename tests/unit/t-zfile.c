@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -416,6 +418,36 @@ static void section_fields(void **state)
     }
 }
 
+/* A section that is neither known nor required is passed over; the checksum of the tensors' is not. */
+static void sections_left_out(void **state)
+{
+    (void)state;
+    struct err e = { 0 };
+    struct zse_header h;
+    size_t size = 7;
+    memcpy(&h, golden, sizeof h);
+    for (uint32_t i = 0; i < h.n_sections; i++) {
+        const uint64_t at = h.table_offset + i * sizeof(struct zse_section);
+        struct zse_section s;
+        memcpy(&s, golden + at, sizeof s);
+        if (memcmp(s.kind, "TNSR", 4) == 0) {
+            s.crc ^= 1;
+            patch_fixed(at, &s, sizeof s, 1), refuses("section TNSR: checksum");
+        } else if (memcmp(s.kind, "TOKB", 4) == 0) {
+            memcpy(s.kind, "WHAT", 4);
+            s.flags &= ~(uint32_t)ZSE_REQUIRED;
+            patch_fixed(at, &s, sizeof s, 1);
+            struct zfile *z = zfile_open(other, &e);
+            if (!z)
+                fail_msg("%s", e.msg);
+            assert_null(zfile_tokenizer(z, &size));
+            zfile_close(z);
+            size = 0;
+        }
+    }
+    assert_int_equal(size, 0);
+}
+
 /* That file (golden or older) with FROM replaced by TO in its JSON section and everything else
  * right. */
 static void edit_json(const uint8_t *file, const char *from, const char *to)
@@ -508,8 +540,10 @@ static void list_fields(void **state)
     const uint32_t n = sections_of(golden, s, &text);
     free(text);
     for (uint32_t i = 0; i < n; i++)
-        if (memcmp(s[i].kind, "TNSR", 4) == 0)
+        if (memcmp(s[i].kind, "TNSR", 4) == 0) {
             memcpy(&name, golden + s[i].offset + RECORD(0, name), sizeof name);
+            edit_list(s[i].size - 1, "x", 1), refuses("strings: the first and the last byte are not 0");
+        }
     edit_list(RECORD(3, name), &name, sizeof name), refuses("tensor embed.weight occurs twice");
     edit_json(golden, "\"architecture\":\"llama\"", "\"tensors\":[]"), refuses("tensors: the file has a section TNSR");
 }
@@ -581,6 +615,10 @@ static void json_fields(void **state)
         { "\"rows\":[0,32,32]", "\"rows\":[0,32]", "rows" },
         { "\"rows\":[0,32,32]", "\"rows\":[65,32,32]", "has no row 96" },
         { "\"rows\":[0,32,32]", "\"rows\":[0,1,9223372036854775807]", "no map of rows" },
+        { "\"rows\":[0,32,32]", "\"rows\":[0,32,32],\"block\":[0,1]", "block: expected" },
+        { "\"rows\":[0,32,32]", "\"rows\":[0,32,32],\"block\":[null,1,1]", "block: expected" },
+        { "\"rows\":[0,32,32]", "\"rows\":[0,32,32],\"block\":[0,1.5,1]", "block: expected" },
+        { "\"rows\":[0,32,32]", "\"rows\":[0,32,32],\"block\":[0,1,\"1\"]", "block: expected" },
         { "\"pairs\":16", "\"pairs\":7", "pairs" },
         { "\"transposed\":true", "\"transposed\":1", "transposed" },
         { "\"name\":\"tokenizer.json\"", "\"name\":\"../tokenizer.json\"", "not the name of a file" },
@@ -640,6 +678,41 @@ static void writer_leaves_nothing(void **state)
     assert_int_equal(unlink(other), 0);
     assert_null(zwriter_open("/nonexistent/x.zse", &e));
     assert_non_null(strstr(e.msg, "/nonexistent/x.zse"));
+}
+
+/* A file of the same contents at each size that the disk may have left: written whole, or an error. */
+static void a_disk_that_is_full(void **state)
+{
+    (void)state;
+    put_file(other, "old", 3);
+    for (rlim_t room = 0, size = 1 << 20; room <= size; room += 64) {
+        int status;
+        const pid_t child = fork();
+        if (child == 0) {
+            struct err e;
+            struct zfile_tensor t = { .name = "w", .n_dims = 1, .dim = { 4 }, .m = { .type = QT_F32, .size = 16 } };
+            const char zeros[16] = { 0 };
+            signal(SIGXFSZ, SIG_IGN);
+            setrlimit(RLIMIT_FSIZE, &(struct rlimit){ room, room });
+            struct zwriter *w = zwriter_open(other, &e);
+            _exit(w && zwriter_group(w, "embed", -1, &e) == 0 && zwriter_tensor(w, &t, &e) == 0 &&
+                  zwriter_data(w, zeros, sizeof zeros, &e) == 0 &&
+                  zwriter_tokenizer(w, tokenizer_blob, sizeof tokenizer_blob, &e) == 0 &&
+                  zwriter_commit(w, json_object(), &e) == 0);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status));
+        struct stat st;
+        assert_int_equal(stat(other, &st), 0);
+        if (WEXITSTATUS(status))                        /* written */
+            size = (rlim_t)st.st_size;
+        else
+            assert_int_equal(st.st_size, 3);
+        assert_true(room < size || WEXITSTATUS(status));
+    }
+    struct stat st;
+    assert_int_equal(stat(other, &st), 0);
+    assert_true(st.st_size > 3);
 }
 
 enum { MANY_ROWS = 2048, MANY_COLS = 256 };     /* 1 MB of bf16 */
@@ -776,6 +849,8 @@ int main(void)
         cmocka_unit_test(reads_back), cmocka_unit_test(maps_rows), cmocka_unit_test(same_bytes_again),
             cmocka_unit_test(cut_at_every_byte),
         cmocka_unit_test(every_byte_flipped), cmocka_unit_test(header_fields), cmocka_unit_test(section_fields),
+        cmocka_unit_test(sections_left_out),
+        cmocka_unit_test(a_disk_that_is_full),
         cmocka_unit_test(json_fields), cmocka_unit_test(list_fields), cmocka_unit_test(reads_version_1_0),
         cmocka_unit_test(original_damaged), cmocka_unit_test(writer_leaves_nothing),
         cmocka_unit_test(past_the_page_cache), cmocka_unit_test(hashes_as_published), cmocka_unit_test(opens_quickly),
