@@ -213,8 +213,12 @@ static void test_xtc(void **state)
     s.xtc_probability = 1;
     s.xtc_threshold = 0;
     compare(&s, x);
-    for (int i = 1; i < V; i++)
-        x[i] = -INFINITY;               /* nothing can be excluded */
+    for (int i = 2; i < V; i++)
+        x[i] = -INFINITY;
+    s.xtc_threshold = 0.5f;             /* the largest: two of one half each */
+    compare(&s, x);
+    s.xtc_threshold = 0;
+    x[1] = -INFINITY;                   /* nothing can be excluded */
     compare(&s, x);
     s.temperature = 0;                  /* the largest logit, always */
     random_logits(&r, x);
