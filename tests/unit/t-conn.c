@@ -21,11 +21,14 @@ static const char large[LARGE];
 
 static void on_request(void *user, struct conn *c)
 {
-    (void)user;
     assert_string_equal(conn_peer(c), "127.0.0.1");
     if (strcmp(conn_request(c)->path, "/large") == 0)
         conn_reply(c, 200, "text/plain", large, LARGE);
-    else
+    else if (strcmp(conn_request(c)->path, "/stream") == 0) {
+        assert_int_equal(loop_n_busy(*(struct loop **)user), 1);
+        conn_begin(c, 200, "text/plain");
+        conn_write(c, large, LARGE);
+    } else
         conn_upgrade(c);
 }
 static void on_message(void *user, struct conn *c, const char *text, size_t size)
@@ -164,6 +167,24 @@ static int connect_to(int port)
     return fd;
 }
 
+/* A stream of which more than max_unsent waits for its client is broken off. */
+static void test_slow_reader(void **state)
+{
+    struct loop_options o = { .max_unsent = 1 << 16 };
+    static char got[1 << 16];
+    struct served s;
+    size_t n = 0;
+    ssize_t k;
+    (void)state;
+    serve(&s, &o);
+    const int fd = client(s.port, "GET /stream HTTP/1.1\r\nHost: h\r\n\r\n", got, sizeof got);
+    while ((k = recv(fd, got, sizeof got, 0)) > 0)
+        n += (size_t)k;
+    assert_true(n < LARGE);
+    close(fd);
+    finish(&s);
+}
+
 /* Refused upgrades, 100 Continue, ends of connections and connections without room: to the byte. */
 static void test_exact_bytes(void **state)
 {
@@ -298,7 +319,8 @@ static void test_handshake_queue(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_pings), cmocka_unit_test(test_large_answer),
-                                        cmocka_unit_test(test_exact_bytes), cmocka_unit_test(test_no_file_stays),
+                                        cmocka_unit_test(test_slow_reader), cmocka_unit_test(test_exact_bytes),
+                                        cmocka_unit_test(test_no_file_stays),
                                         cmocka_unit_test(test_reaper), cmocka_unit_test(test_handshake_queue) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
