@@ -244,8 +244,11 @@ third = len(warm) // 3
 first, second, last = (statistics.median(kb for _, kb in part)
         for part in (warm[:third], warm[third:2 * third], warm[2 * third:]))
 slope = statistics.linear_regression([t / 60 for t, _ in warm], [kb for _, kb in warm]).slope
-print(f'{counts}; RssAnon: {first:.0f} kB, then {second:.0f}, then {last:.0f} ({slope:+.0f} kB a minute over {warm[-1][0] - warm[0][0]:.0f} s); bound: {BOUND_KB} kB more')
+rest = anonymous() or 0
+print(f'{counts}; RssAnon: {first:.0f} kB, then {second:.0f}, then {last:.0f}, at rest {rest} ({slope:+.0f} kB a minute over {warm[-1][0] - warm[0][0]:.0f} s); bound: {BOUND_KB} kB more')
 if wrong:
     sys.exit(f'wrong: {wrong[:3]}')
+if only == 'attacked':                  # what attackers hold comes and goes
+    last = rest
 if last > second + BOUND_KB and not os.environ.get('ZSE_SANITIZED'):     # sanitizers keep what is freed
     sys.exit(f'memory has grown by {last - second:.0f} kB')
