@@ -7,8 +7,8 @@ clients, loads: only these; attacked: with hostile clients beside them, which ha
 the one in ZSE_HOSTILE_KEY. ZSE_API_KEY: the key of the others. Every answer must be the same as
 without load, at the end no KV block may be lost, and memory must not grow: after a warm-up (a
 quarter of the time, at most a minute) RssAnon is sampled four times a second, and its median in
-the last third may be above that of the second third by at most BOUND_KB. Printed: kB in the
-first, second and last third, and the slope of a line through the samples. Exit 1 otherwise,
+the last third (attacked: what is left when all clients have gone) may be above that of the second
+third by at most BOUND_KB. Printed: kB in the first, second and last third, and the slope of a line through the samples. Exit 1 otherwise,
 also when the server ends."""
 import contextlib, http.client, json, os, random, socket, statistics, sys, threading, time
 
