@@ -32,7 +32,11 @@ clean=(
   models
   scripts
   tests/cli
+  tests/gpu
+  tests/hub
   tests/lib
+  tests/oracle
+  tests/run
   tests/serve
 )
 

@@ -2,7 +2,7 @@
 """python_tools.py - the Python package that shares its cache with us.
 
 usage: python_tools.py make REPO   (download it into the cache)
-       python_tools.py use REPO FOLDER   (without a network: is everything there, and as in FOLDER?)"""
+       python_tools.py use REPO FOLDER   (offline: check that the cache has FOLDER's files)"""
 import os, pathlib, sys
 
 what, repo = sys.argv[1:3]

@@ -1,23 +1,35 @@
 #!/usr/bin/env python3
-"""server.py - a hub on this machine for tests, with the protocol of huggingface.co and the faults of the world.
+"""server.py - a local hub for tests: the protocol of huggingface.co, with faults on request.
 
 usage: server.py [--tls CERT KEY] ORG/NAME=FOLDER...
-Prints the address of the hub and of the second host that large files are redirected to, then serves until it is killed.
-Knows: GET /api/models/ID/revision/REV (and without revision), GET /api/models/ID/tree/REV, GET /api/models?search=, HEAD and GET /ID/resolve/REV/FILE, Range.
-POST /_fault {"file": NAME, "kind": KIND, "times": N, ...} breaks the next N answers about that file:
-  status  {"code": 503, "headers": {...}}     instead of an answer (with "at": "api", "resolve" or "cdn": only there; "error": its text)
+Prints the address of the hub and of the second host that large files are redirected to, then
+serves until it is killed.  Requests:
+  GET /api/models/ID/revision/REV             also without /revision/REV
+  GET /api/models/ID/tree/REV
+  GET /api/models?search=TEXT
+  HEAD and GET /ID/resolve/REV/FILE           with Range
+  GET /_log                                   one line a request: method, path, range, whether a
+                                              token came, the host asked
+POST /_fault {"file": NAME, "kind": KIND, "times": N, ...} breaks the next N answers about a file:
+  status  {"code": 503, "headers": {...}}     this status instead of an answer; "error": its text
   cut     {"after": BYTES}                    the connection ends after so many bytes of the body
-  wrong                                       the first byte is another
+  wrong                                       the first byte differs
   whole                                       Range is ignored
   short   {"bytes": N}                        Content-Length and body are N bytes less
-  unsized {"after": BYTES, "endless": BOOL}   without Content-Length; after: with bytes that are not the file's behind it, cut there
-  hold                                        after half of the body, until the next POST /_release
-  siblings {"names": [...]}, endless          (of the file "api") the list of files has these, too; the answer has no end
+  unsized {"after": BYTES, "endless": BOOL}   no Content-Length; after: foreign bytes follow the
+                                              file's, and the body is cut there
+  hold                                        stop after half of the body until POST /_release
+  siblings {"names": [...]}, endless          file "api": the list of files has these names, too;
+                                              the answer has no end
   elsewhere {"to": URL}                       redirect to another origin, also small files
-  range   {"says": TEXT}                      that is the Content-Range of a right answer
-  packed                                      the body is gzip'ed, which nobody asked for
-"if_range": TEXT breaks only answers about ranges that have it; cut and wrong with "whole": true ignore Range as well; "size": N is what X-Linked-Size says instead.
-GET /_log: one line a request: method, path, range, whether a token came, the host asked."""
+  range   {"says": TEXT}                      the Content-Range of an otherwise right answer
+  packed                                      the body is compressed with gzip without being asked
+With any kind:
+  "at": PART           break only answers of this part: "api", "resolve" or "cdn"
+  "method": METHOD     break only answers to this method
+  "if_range": TEXT     break only answers to requests whose Range contains TEXT
+  "whole": true        cut and wrong ignore Range as well
+  "size": N            the value of X-Linked-Size"""
 import gzip, hashlib, json, os, signal, ssl, sys, threading, urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -59,7 +71,9 @@ class Handler(BaseHTTPRequestHandler):
     def fault(self, name, at):
         with lock:
             for f in faults:
-                if f['file'] == name and f['times'] > 0 and f.get('if_range', '') in self.headers.get('Range', '') and f.get('at', at) == at and f.get('method', self.command) == self.command:
+                if (f['file'] == name and f['times'] > 0
+                        and f.get('if_range', '') in self.headers.get('Range', '')
+                        and f.get('at', at) == at and f.get('method', self.command) == self.command):
                     f['times'] -= 1
                     return f
         return {'kind': ''}
@@ -173,7 +187,9 @@ class Handler(BaseHTTPRequestHandler):
             out.append(entry)
         out += [{'rfilename': n} for n in getattr(self, 'more', [])]
         config = json.loads(content(repos[repo], 'config.json')) if 'config.json' in files(repos[repo]) else {}
-        return {'id': repo, 'config': {k: config[k] for k in ('model_type', 'architectures') if k in config}, 'modelId': repo, 'sha': COMMIT, 'private': False, 'gated': False, 'downloads': 1234, 'likes': 5, 'lastModified': '2025-01-02T03:04:05.000Z',
+        return {'id': repo, 'config': {k: config[k] for k in ('model_type', 'architectures') if k in config},
+                'modelId': repo, 'sha': COMMIT, 'private': False, 'gated': False, 'downloads': 1234, 'likes': 5,
+                'lastModified': '2025-01-02T03:04:05.000Z',
                 'pipeline_tag': 'text-generation', 'library_name': 'transformers', 'tags': ['safetensors', 'license:apache-2.0'], 'siblings': out}
 
     def resolve(self, path):

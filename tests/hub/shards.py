@@ -2,7 +2,8 @@
 """shards.py - a model in one safetensors file becomes a folder with N of them and an index.
 
 usage: shards.py FOLDER NEW N [layers [unused]]
-Tensors are dealt out in turn by name; with "layers" in the order of layers, so that a conversion needs one shard after the other.
+Tensors are dealt out in turn by name.
+With "layers" they are dealt out in the order of layers: a conversion needs one shard after another.
 With "unused" one more shard holds only a tensor that no model runs, behind a header of 33 MB."""
 import json, os, re, shutil, struct, sys
 

@@ -1,4 +1,6 @@
-"""What the oracle tests share: running the programs, reading float32 files, TAP.  Standard library only."""
+"""common.py - run programs, read float32 files and print TAP for the oracle tests.
+
+Only the standard library is used."""
 import array
 import json
 import os
@@ -35,7 +37,8 @@ class Tap:
 
 def run(program, *args, stdin=None):
     """stdout of a program as text; a non-zero exit raises RuntimeError with its stderr."""
-    p = subprocess.run([os.path.join(BIN, program), *map(str, args)], input=stdin, capture_output=True, text=True, check=False)
+    p = subprocess.run([os.path.join(BIN, program), *map(str, args)], input=stdin, capture_output=True, text=True,
+                       check=False)
     if p.returncode:
         raise RuntimeError(f"{program} {' '.join(map(str, args))}: exit {p.returncode}: {p.stderr.strip()}")
     return p.stdout
@@ -62,8 +65,10 @@ def need(path):
 
 
 def first_difference(got, want, gaps, error):
-    """Index of the first token that differs where the gap of the two largest logits is above twice the error; None if there is none.
-    A token that differs inside the gap is no error, but what follows it says nothing."""
+    """Index of the first token that differs although the gap between the two largest logits is
+    above twice the error; None if there is none.
+
+    A token that differs at a smaller gap is no error, but later tokens are not comparable."""
     for i, (a, b) in enumerate(zip(got, want)):
         if a != b:
             return i if gaps[i] > 2 * error else None

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Mixtures of experts that are broken: experts that are missing or of another shape, counts that do not fit, a router that is no number.  Each is refused by
-name, and nothing is written."""
+"""t-bad-experts.py - check that broken mixtures of experts are refused by name.
+
+Experts are missing or have another shape, counts do not fit, or a router weight is NaN.
+Nothing is written."""
 import glob
 import json
 import os
@@ -17,7 +19,8 @@ HF = os.path.join(ORACLES, "models", "hf")
 
 
 def broken(name, config=None, rename=None, shape=None, nan=None):
-    """A copy of an oracle's folder with keys of its config changed, one tensor called by another name, given another shape, or beginning with a NaN."""
+    """A copy of an oracle's folder with keys of its config changed, and one tensor renamed, given
+    another shape, or beginning with a NaN."""
     folder = os.path.join(temp.name, "m")
     shutil.rmtree(folder, ignore_errors=True)
     os.mkdir(folder)
@@ -26,7 +29,7 @@ def broken(name, config=None, rename=None, shape=None, nan=None):
     c.update(config or {})
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump({k: v for k, v in c.items() if v is not None}, f)
-    head, data = {}, bytearray()                    # all parts in one
+    head, data = {}, bytearray()                    # all shards in one
     for part in sorted(glob.glob(os.path.join(HF, name, "*.safetensors"))):
         with open(part, "rb") as f:
             b = f.read()

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""A second reader of .zse files, written from FORMAT.md alone: header, sections, checksums, and rows of every number format, against zse-info."""
+"""t-format.py - compare zse-info with a second reader of .zse files, written from FORMAT.md alone.
+
+Compared: header, sections, checksums, and rows of every number format."""
 import json
 import os
 import struct
@@ -10,15 +12,18 @@ import zlib
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from common import ORACLES, ROOT, Tap, floats, run
 
-NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-       0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
+NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+       -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+       0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+       0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
 
 
 def f32(x):
     return struct.unpack("<f", struct.pack("<f", x))[0]
 
 
-# section 4: name -> (planes, struct letter of the group scale, row scale, letter of the extra number, value of a code)
+# Section 4: name -> (bits of each plane, struct letter of the group scale, whether a row has a
+#                     scale, struct letter of the extra number, value of a code)
 TYPES = {
     "i8": ([8], "e", False, None, lambda c: c - 256 if c > 127 else c),
     "i8r": ([8], None, True, None, lambda c: c - 256 if c > 127 else c),
@@ -31,7 +36,8 @@ TYPES = {
     "m3": ([2, 1], "b", True, None, [-127, -77, -45, -18, 7, 33, 64, 105].__getitem__),
     "m5": ([4, 1], "b", True, None, lambda c: c - 16),
     "m6": ([4, 2], "b", True, None, lambda c: c - 32),
-    "fp8": ([8], "f", False, None, lambda c: (-1 if c > 127 else 1) * ((c & 7) * 2.0 ** -9 if (c & 127) < 8 else (8 + (c & 7)) * 2.0 ** ((c >> 3 & 15) - 10))),
+    "fp8": ([8], "f", False, None, lambda c: (-1 if c > 127 else 1)
+            * ((c & 7) * 2.0 ** -9 if (c & 127) < 8 else (8 + (c & 7)) * 2.0 ** ((c >> 3 & 15) - 10))),
 }
 
 
@@ -115,8 +121,8 @@ def read_tensors(b, at, length):
         return b[strings + i:b.index(0, strings + i)].decode()
     out = []
     for i in range(n):
-        offset, size, name, _, _, kind, n_dims, flags, rows, cols, group, group_size, act_group, _, _, _, _ = struct.unpack_from(
-            "<QQIIIHBBIIIHHIIII", b, at + 16 + 64 * i)
+        (offset, size, name, _, _, kind, n_dims, flags, rows, cols, group, group_size, act_group,
+         _, _, _, _) = struct.unpack_from("<QQIIIHBBIIIHHIIII", b, at + 16 + 64 * i)
         out.append({"name": text(name), "type": NUMBERS[kind], "shape": [rows, cols][:n_dims], "offset": offset, "size": size, "group": group,
                     "tiled": bool(flags & 1), "group_size": group_size, "act_group": act_group})
     return out
@@ -149,7 +155,7 @@ def read_file(path):
 
 
 def check(name, source, *options):
-    """One row of the first two tensors of each type in the file."""
+    """Rows 0, 5 and the last of the first two tensors of each type in the file."""
     with tempfile.TemporaryDirectory() as temp:
         path, dump = os.path.join(temp, "m.zse"), os.path.join(temp, "t")
         run("zse-convert", source, "-o", path, *options)

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Mixtures of experts and models with layers that have a state as GGUF files: the oracles' Hugging Face folders, written anew by the Python package gguf with
-the names that it has for their tensors, merged and split as llama.cpp's converter does; logits within 1e-4 of the largest |logit| (with layers that have a
-state 2e-4) of what transformers answers."""
+"""t-gguf-moe.py - compare logits of mixtures of experts and recurrent models, read from GGUF files.
+
+The Python package gguf writes the oracles' Hugging Face folders as GGUF files, with its own names
+of the tensors, merged and split as llama.cpp's converter does.  The logits must lie within 1e-4
+(recurrent models: 2e-4) of the largest |logit| of those that transformers computes."""
 import glob
 import json
 import os
@@ -23,12 +25,14 @@ except ImportError as e:
 
 LIMIT, STATE_LIMIT = 1e-4, 2e-4
 temp = tempfile.TemporaryDirectory()
-# folder: GGUF's architecture
+# folder: its architecture in GGUF
 MODELS = {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2",
           "deepseek_v2_lite": "deepseek2", "deepseek_v3": "deepseek2", "kimi_k2": "deepseek2", "glm4_moe": "glm4moe", "dots1": "dots1", "minimax_m2": "minimax-m2",
           "gpt_oss": "gpt-oss", "hunyuan_moe": "hunyuan-moe", "ernie4_5_moe": "ernie4_5-moe", "llama4_text": "llama4", "lfm2": "lfm2", "mamba2": "mamba2",
           "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h", "qwen3_next": "qwen3next"}
-CHUNK = 32              # llama4_text's; GGUF has no key for it, 8192 is meant: up to here there is no difference
+# The attention chunk of llama4_text.  GGUF has no key for it and implies 8192: only the first 32
+# tokens have the same logits with both.
+CHUNK = 32
 STATES = ("lfm2", "mamba2", "granitehybrid", "nemotron_h", "qwen3next")
 
 
@@ -59,7 +63,7 @@ STATE_ENDS = (".A_log", ".D", ".dt_bias", "conv1d.weight", "conv.conv.weight", "
 
 
 def state_tensor(name, a, c, arch, joined):
-    """What a layer with a state has, under the converter's names and in its shapes."""
+    """A tensor of a recurrent layer under the converter's names and in its shapes."""
     mamba = arch != "qwen3next"
     if name.endswith(".A_log"):
         return {name: -np.exp(a).reshape((-1, 1) if mamba else -1)}
@@ -71,7 +75,7 @@ def state_tensor(name, a, c, arch, joined):
         return {name: a[:, 0, :]}
     if mamba and name.endswith("norm.weight"):
         return {name: a.reshape(c.get("n_groups") or c.get("mamba_n_groups"), -1)}
-    if not name.endswith("in_proj_qkvz.weight") or joined:         # older files have it as it was
+    if not name.endswith("in_proj_qkvz.weight") or joined:         # older files keep it joined
         return {name: a}
     groups, key = c["linear_num_key_heads"], c["linear_key_head_dim"]
     value = c["linear_num_value_heads"] // groups * c["linear_value_head_dim"]
@@ -111,7 +115,7 @@ def merge(all_tensors, c, arch, joined):
             out[name + ".weight"] = a.swapaxes(1, 2)
         elif arch == "qwen3next" and name.endswith("norm.weight"):
             out[name] = a + 1
-        elif "experts.gate_up_proj" in name:                    # gpt-oss: columns in turns
+        elif "experts.gate_up_proj" in name:                    # gpt-oss: gate and up columns alternate
             bias = name.endswith("_bias")
             for part, first in (("gate_proj", 0), ("up_proj", 1)):
                 piece = a[..., first::2]
@@ -140,7 +144,7 @@ def merge(all_tensors, c, arch, joined):
 
 
 def write_state_keys(w, c, arch):
-    """Of models with layers that have a state: numbers of each layer, and the state's sizes."""
+    """Keys of recurrent models: counts for each layer, and the sizes of the state."""
     def any_of(*keys):
         return next(c[k] for k in keys if c.get(k) is not None)
     kinds = c.get("layer_types") or c.get("layers_block_type") or ["mamba"] * c["num_hidden_layers"]
@@ -213,7 +217,9 @@ def write_keys(w, c, arch):
         w.add_rope_dimension_count(int(head_dim * c.get("partial_rotary_factor", 1)))
     for key, add in (("first_k_dense_replace", w.add_leading_dense_block_count), ("n_shared_experts", w.add_expert_shared_count),
                      ("moe_num_shared_experts", w.add_expert_shared_count), ("routed_scaling_factor", w.add_expert_weights_scale),
-                     ("shared_expert_intermediate_size", w.add_expert_shared_feed_forward_length), ("shared_intermediate_size", w.add_expert_shared_feed_forward_length), ("moe_layer_start_index", w.add_leading_dense_block_count),
+                     ("shared_expert_intermediate_size", w.add_expert_shared_feed_forward_length),
+                     ("shared_intermediate_size", w.add_expert_shared_feed_forward_length),
+                     ("moe_layer_start_index", w.add_leading_dense_block_count),
                      ("n_group", w.add_expert_group_count), ("topk_group", w.add_expert_group_used_count), ("attention_multiplier", w.add_attention_scale),
                      ("embedding_multiplier", w.add_embedding_scale), ("residual_multiplier", w.add_residual_scale), ("logits_scaling", w.add_logit_scale)):
         if c.get(key) is not None:

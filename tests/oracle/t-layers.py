@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""The tiny models beside this file against what hooks in transformers saw (tiny/make.py): what leaves each layer, and logits in steps of 64, 7 and 1 tokens."""
+"""t-layers.py - compare the tiny models beside this file with recordings from transformers.
+
+Hooks in transformers recorded them (tiny/make.py).  Compared: the output of each layer, and the
+logits in steps of 64, 7 and 1 tokens."""
 import json
 import os
 import struct

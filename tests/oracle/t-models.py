@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Every oracle model, dense, mixtures of experts and with recurrent layers, converted to f32 by zse-convert: logits within 1e-4 (recurrent: 2e-4) of the largest
-|logit| of what transformers answers, the same in steps of 512, 7 and 1 tokens, and the greedy ids equal up to the first gap below that error.  GGUF files and
-checkpoints that come quantized too."""
+"""t-models.py - compare the logits and greedy ids of every oracle model with those of transformers.
+
+Models: dense, mixtures of experts, recurrent, quantized checkpoints, and GGUF files; zse-convert
+converts each to f32.  The logits must lie within 1e-4 (recurrent: 2e-4) of the largest |logit| of
+those that transformers computes, and be the same in steps of 512, 7 and 1 tokens.  The greedy ids
+must be equal up to the first gap below that error."""
 import os
 import sys
 import tempfile

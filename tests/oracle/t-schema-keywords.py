@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Random schemas over the keywords that combine badly, with random instances, against the Python package jsonschema: an instance that a compiled schema accepts is valid.
-By hand with --count N --seed S for more of them; --show prints what is refused."""
+"""t-schema-keywords.py - compare random schemas and instances with the Python package jsonschema.
+
+The schemas combine the keywords that are hard to combine.  An instance that a compiled schema
+accepts must be valid.  By hand, --count N --seed S tests more; --show prints refused schemas."""
 import argparse
 import json
 import os
@@ -60,7 +62,8 @@ def value(depth=0):
 def leaf():
     return r.choice([
         lambda: True, lambda: False, lambda: {"type": r.choice(["string", "integer", "null", "object", "array", "boolean", "number"])}, lambda: {"const": scalar()},
-        lambda: {"enum": [scalar() for _ in range(r.randrange(1, 4))]}, lambda: {"minimum": r.randrange(3)}, lambda: {"pattern": r.choice(PATTERNS)},
+        lambda: {"enum": [scalar() for _ in range(r.randrange(1, 4))]}, lambda: {"minimum": r.randrange(3)},
+        lambda: {"pattern": r.choice(PATTERNS)},
         lambda: {"maxLength": 1}, lambda: {"type": "string", "minLength": 1}])()
 
 
@@ -96,9 +99,12 @@ KEYWORDS = [
     lambda d: {"patternProperties": {p: schema(d) for p in r.sample(PATTERNS, r.randrange(1, 3))}},
     lambda d: {"propertyNames": r.choice([{"maxLength": 1}, {"pattern": "^a"}, {"enum": ["a", "b"]}, {"not": {"const": "a"}}, schema(d + 1)])},
     lambda d: {r.choice(["minProperties", "maxProperties", "minItems", "maxItems"]): r.choice([0, 1, 2, 3])}, lambda d: {"dependentRequired": {r.choice(NAMES): [r.choice(NAMES)]}},
-    lambda d: {"prefixItems": some(3, lambda: schema(d))}, counted_contains, lambda d: {"uniqueItems": True}, lambda d: {"anyOf": some(4, lambda: schema(d))},
-    lambda d: {"oneOf": some(4, lambda: schema(d))}, lambda d: {"oneOf": some(4, lambda: schema(d))}, lambda d: {"allOf": some(4, lambda: schema(d))}, lambda d: {"not": schema(d)},
-    lambda d: {"not": schema(d)}, condition, condition, lambda d: {"const": value(1)}, lambda d: {"enum": some(4, lambda: value(1))}, lambda d: {"$ref": "#/$defs/d"},
+    lambda d: {"prefixItems": some(3, lambda: schema(d))}, counted_contains, lambda d: {"uniqueItems": True},
+    lambda d: {"anyOf": some(4, lambda: schema(d))},
+    lambda d: {"oneOf": some(4, lambda: schema(d))}, lambda d: {"oneOf": some(4, lambda: schema(d))},
+    lambda d: {"allOf": some(4, lambda: schema(d))}, lambda d: {"not": schema(d)},
+    lambda d: {"not": schema(d)}, condition, condition, lambda d: {"const": value(1)},
+    lambda d: {"enum": some(4, lambda: value(1))}, lambda d: {"$ref": "#/$defs/d"},
 ]
 
 
@@ -118,12 +124,13 @@ def document():
     while not isinstance(s, dict):
         s = schema()
     d = schema(1)
-    while "$ref" in json.dumps(d):      # the validator follows a circle of references for ever
+    while "$ref" in json.dumps(d):      # the validator follows a cycle of references forever
         d = schema(1)
     return {**s, "$defs": {"d": d}}
 
 
-with subprocess.Popen([program, vocab], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as p:
+with subprocess.Popen([program, vocab], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                      text=True) as p:
     instances = [value() for _ in range(400)]
     bad, n_refused, n_valid, n_accepted, n_invalid = [], 0, 0, 0, 0
     for _ in range(args.count):

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
-"""JSON schemas against the Python package jsonschema: documents made by walking through the masks of a compiled schema must be valid,
-valid documents in our order must be accepted, or the schema is refused by name.  With --count N: N random schemas (a few hundred in the check)."""
+"""t-schema.py - compare compiled JSON schemas with the Python package jsonschema.
+
+Documents made by random walks through the masks of a compiled schema must be valid, and valid
+documents with the properties in the schema's order must be accepted; or the schema is refused by
+name.  --count N tests N random schemas (a few hundred in make check)."""
 import argparse
 import json
 import os
@@ -24,7 +27,7 @@ need(vocab)
 try:
     import jsonschema
 except ImportError:
-    # A virtual environment of scripts/deps has it.
+    # The virtual environment that scripts/deps makes has it.
     python = os.path.join(ROOT, "build", "venv", "bin", "python")
     if os.path.exists(python) and os.path.abspath(sys.executable) != os.path.abspath(python) and "ZSE_NO_REEXEC" not in os.environ:
         os.environ["ZSE_NO_REEXEC"] = "1"
@@ -142,9 +145,11 @@ class Schemas:
             return r.choice([True, False, {}, {}, True])
         kind = r.random()
         if depth < 3 and kind < 0.10:
-            return {r.choice(["anyOf", "oneOf", "anyOf"]): [self.schema(depth + 1) for _ in range(r.randrange(1, 4))], **({"type": r.choice(["object", "string"])} if self.chance(0.1) else {})}
+            return {r.choice(["anyOf", "oneOf", "anyOf"]): [self.schema(depth + 1) for _ in range(r.randrange(1, 4))],
+                    **({"type": r.choice(["object", "string"])} if self.chance(0.1) else {})}
         if depth < 3 and kind < 0.14:
-            return {"allOf": [self.schema(depth + 1) for _ in range(r.randrange(1, 3))], **(self.object(depth) if self.chance(0.3) else {})}
+            return {"allOf": [self.schema(depth + 1) for _ in range(r.randrange(1, 3))],
+                    **(self.object(depth) if self.chance(0.3) else {})}
         if kind < 0.17:
             return {"not": self.schema(depth + 2), **({"type": r.choice(["string", "integer", "object"])} if self.chance(0.7) else {})}
         if kind < 0.20:
@@ -196,7 +201,8 @@ class Schemas:
         return s if isinstance(s, dict) else {"type": "integer"}
 
 
-# Schemas as agents and programs send them: tools of coding agents, search and booking functions, extraction, pydantic's and zod's output.
+# Schemas as agents and programs send them: tools of coding agents, search and booking functions,
+# extraction, the output of pydantic and zod.
 COMMON = []
 
 
@@ -236,15 +242,22 @@ COMMON += [
     obj(command={**S, "description": "The command to run"}, timeout={**N, "description": "Milliseconds, at most 600000"}, description=S, run_in_background=B, required=["command"], closed=True) | DRAFT7,
     obj(file_path=S, offset={**N}, limit={**N}, required=["file_path"], closed=True) | DRAFT7,
     obj(file_path=S, old_string=S, new_string=S, replace_all={**B, "default": False}, required=["file_path", "old_string", "new_string"], closed=True) | DRAFT7,
-    obj(file_path=S, edits=arr(obj(old_string=S, new_string=S, replace_all={**B, "default": False}, required=["old_string", "new_string"], closed=True), minItems=1), closed=True) | DRAFT7,
-    obj(pattern=S, path=S, glob=S, output_mode=enum("content", "files_with_matches", "count"), **{"-A": N, "-B": N, "-i": B}, multiline=B, required=["pattern"], closed=True) | DRAFT7,
-    obj(todos=arr(obj(content={**S, "minLength": 1}, status=enum("pending", "in_progress", "completed"), priority=enum("high", "medium", "low"), id=S, closed=True)), closed=True) | DRAFT7,
+    obj(file_path=S, edits=arr(obj(old_string=S, new_string=S, replace_all={**B, "default": False},
+                                   required=["old_string", "new_string"], closed=True),
+                               minItems=1), closed=True) | DRAFT7,
+    obj(pattern=S, path=S, glob=S, output_mode=enum("content", "files_with_matches", "count"),
+        **{"-A": N, "-B": N, "-i": B}, multiline=B, required=["pattern"], closed=True) | DRAFT7,
+    obj(todos=arr(obj(content={**S, "minLength": 1}, status=enum("pending", "in_progress", "completed"),
+                      priority=enum("high", "medium", "low"), id=S, closed=True)), closed=True) | DRAFT7,
     obj(url={**S, "format": "uri"}, prompt=S, closed=True) | DRAFT7,
     obj(query={**S, "minLength": 2}, allowed_domains=arr(S), blocked_domains=arr(S), required=["query"], closed=True) | DRAFT7,
-    obj(notebook_path=S, cell_id=S, new_source=S, cell_type=enum("code", "markdown"), edit_mode=enum("replace", "insert", "delete"), required=["notebook_path", "new_source"], closed=True) | DRAFT7,
+    obj(notebook_path=S, cell_id=S, new_source=S, cell_type=enum("code", "markdown"),
+        edit_mode=enum("replace", "insert", "delete"), required=["notebook_path", "new_source"], closed=True) | DRAFT7,
     obj(description=S, prompt=S, subagent_type=S, closed=True) | DRAFT7,
-    obj(path=S, content=S), obj(path=S, recursive=B, required=["path"]), obj(diff=S), obj(question=S, options=arr(S, minItems=2, maxItems=5), required=["question"]),
-    obj(command=enum("view", "create", "str_replace", "insert", "undo_edit"), path=S, file_text=S, old_str=S, new_str=S, insert_line=I, view_range=arr(I), required=["command", "path"]),
+    obj(path=S, content=S), obj(path=S, recursive=B, required=["path"]), obj(diff=S),
+    obj(question=S, options=arr(S, minItems=2, maxItems=5), required=["question"]),
+    obj(command=enum("view", "create", "str_replace", "insert", "undo_edit"), path=S, file_text=S, old_str=S, new_str=S,
+        insert_line=I, view_range=arr(I), required=["command", "path"]),
     obj(action=enum("key", "type", "mouse_move", "left_click", "screenshot"), coordinate={"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}, text=S, required=["action"]),
     obj(commands=arr({"type": "array", "prefixItems": [S, N], "items": False, "minItems": 2}), is_async=B, required=["commands"]),
     # functions of chat programs
@@ -254,25 +267,41 @@ COMMON += [
         cabin=enum("economy", "premium", "business", "first"), required=["origin", "destination", "departure"]),
     obj(query=S, top_k={**I, "minimum": 1, "maximum": 100, "default": 10}, filters={"type": "object", "additionalProperties": S}, required=["query"]),
     obj(sql=S), obj(expression=S), obj(code=S, language=enum("python", "javascript", "bash")), obj(), {"type": "object", "properties": {}, "additionalProperties": False}, {"type": "object"},
-    obj(to=arr({**S, "format": "email"}, minItems=1), cc=arr({**S, "format": "email"}), subject={**S, "maxLength": 200}, body=S, priority=enum("low", "normal", "high"), required=["to", "subject", "body"]),
-    obj(title=S, start={**S, "format": "date-time"}, end={**S, "format": "date-time"}, attendees=arr(obj(name=S, email={**S, "format": "email"}, required=["email"])), reminder_minutes={**I, "minimum": 0}, required=["title", "start"]),
+    obj(to=arr({**S, "format": "email"}, minItems=1), cc=arr({**S, "format": "email"}), subject={**S, "maxLength": 200},
+        body=S, priority=enum("low", "normal", "high"), required=["to", "subject", "body"]),
+    obj(title=S, start={**S, "format": "date-time"}, end={**S, "format": "date-time"},
+        attendees=arr(obj(name=S, email={**S, "format": "email"}, required=["email"])),
+        reminder_minutes={**I, "minimum": 0}, required=["title", "start"]),
     obj(symbol={**S, "pattern": "^[A-Z.]{1,6}$"}, interval=enum("1m", "5m", "1h", "1d")), obj(amount={**N, "exclusiveMinimum": 0}, currency={**S, "minLength": 3, "maxLength": 3}, to_account=S),
     obj(account_id={**S, "format": "uuid"}, status=enum("active", "closed"), limit={**I, "default": 20}, cursor=opt(S), required=["account_id"]),
     obj(owner=S, repo=S, title=S, body=S, labels=arr(S), assignees=arr(S), milestone=N, required=["owner", "repo", "title"]) | DRAFT7,
-    obj(owner=S, repo=S, pullNumber=N, event=enum("APPROVE", "REQUEST_CHANGES", "COMMENT"), comments=arr({"anyOf": [obj(path=S, position=N, body=S), obj(path=S, line=N, body=S)]}), required=["owner", "repo"]) | DRAFT7,
+    obj(owner=S, repo=S, pullNumber=N, event=enum("APPROVE", "REQUEST_CHANGES", "COMMENT"),
+        comments=arr({"anyOf": [obj(path=S, position=N, body=S), obj(path=S, line=N, body=S)]}),
+        required=["owner", "repo"]) | DRAFT7,
     obj(channel_id=S, text=S, thread_ts={**S, "pattern": "^\\d{10}\\.\\d{6}$"}, required=["channel_id", "text"]),
-    obj(paths=arr(S), head={**N}, tail={**N}, required=["paths"]), obj(entities=arr(obj(name=S, entityType=S, observations=arr(S)))), obj(relations=arr({"type": "object", "properties": {"from": S, "to": S, "relationType": S}, "required": ["from", "to", "relationType"]})),
-    obj(thought=S, nextThoughtNeeded=B, thoughtNumber={**I, "minimum": 1}, totalThoughts={**I, "minimum": 1}, isRevision=B, revisesThought={**I, "minimum": 1}, branchId=S, required=["thought", "nextThoughtNeeded", "thoughtNumber", "totalThoughts"]),
-    obj(timezone=S), obj(source_timezone=S, time={**S, "pattern": "^([01]\\d|2[0-3]):[0-5]\\d$"}, target_timezone=S), obj(selector=S, value=S), obj(url=S, width={**N, "default": 800}, height=N, required=["url"]),
+    obj(paths=arr(S), head={**N}, tail={**N}, required=["paths"]),
+    obj(entities=arr(obj(name=S, entityType=S, observations=arr(S)))),
+    obj(relations=arr({"type": "object", "properties": {"from": S, "to": S, "relationType": S},
+                       "required": ["from", "to", "relationType"]})),
+    obj(thought=S, nextThoughtNeeded=B, thoughtNumber={**I, "minimum": 1}, totalThoughts={**I, "minimum": 1},
+        isRevision=B, revisesThought={**I, "minimum": 1}, branchId=S,
+        required=["thought", "nextThoughtNeeded", "thoughtNumber", "totalThoughts"]),
+    obj(timezone=S), obj(source_timezone=S, time={**S, "pattern": "^([01]\\d|2[0-3]):[0-5]\\d$"}, target_timezone=S),
+    obj(selector=S, value=S), obj(url=S, width={**N, "default": 800}, height=N, required=["url"]),
     obj(method=enum("GET", "POST", "PUT", "DELETE"), url={**S, "format": "uri"}, headers={"type": "object", "additionalProperties": S}, body=opt({"anyOf": [S, {"type": "object"}]}), required=["method", "url"]),
     # strict structured output
-    obj(steps=arr(obj(explanation=S, output=S, closed=True)), final_answer=S, closed=True), obj(name=S, date=S, participants=arr(S), closed=True),
-    obj(sentiment=enum("positive", "negative", "neutral"), confidence={**N, "minimum": 0, "maximum": 1}, closed=True), obj(is_violating=B, category={"type": ["string", "null"], "enum": ["violence", "sexual", "self_harm", None]}, explanation_if_violating={"type": ["string", "null"]}, closed=True),
+    obj(steps=arr(obj(explanation=S, output=S, closed=True)), final_answer=S, closed=True),
+    obj(name=S, date=S, participants=arr(S), closed=True),
+    obj(sentiment=enum("positive", "negative", "neutral"), confidence={**N, "minimum": 0, "maximum": 1}, closed=True),
+    obj(is_violating=B, category={"type": ["string", "null"], "enum": ["violence", "sexual", "self_harm", None]},
+        explanation_if_violating={"type": ["string", "null"]}, closed=True),
     obj(title=S, authors=arr(S), abstract=S, keywords=arr(S), closed=True),
     {"type": "object", "properties": {"linked_list": {"$ref": "#/$defs/node"}}, "$defs": {"node": obj(value=N, next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}, closed=True)}, "additionalProperties": False, "required": ["linked_list"]},
-    {**obj(type=enum("div", "button", "header", "section", "field", "form"), label=S, children=arr({"$ref": "#"}), attributes=arr(obj(name=S, value=S, closed=True)), closed=True)},
+    {**obj(type=enum("div", "button", "header", "section", "field", "form"), label=S, children=arr({"$ref": "#"}),
+           attributes=arr(obj(name=S, value=S, closed=True)), closed=True)},
     obj(item={"anyOf": [obj(name=S, age=I, closed=True), obj(number=S, street=S, city=S, closed=True)]}, closed=True),
-    obj(rating={"type": "integer", "enum": [1, 2, 3, 4, 5]}, comment=opt({**S, "maxLength": 500})), obj(answer=S, citations=arr(obj(source=I, quote=S)), closed=True),
+    obj(rating={"type": "integer", "enum": [1, 2, 3, 4, 5]}, comment=opt({**S, "maxLength": 500})),
+    obj(answer=S, citations=arr(obj(source=I, quote=S)), closed=True),
     # pydantic
     {"$defs": {"Address": {"properties": {"street": {"title": "Street", "type": "string"}, "zip": {"pattern": "^\\d{5}(-\\d{4})?$", "title": "Zip", "type": "string"}}, "required": ["street", "zip"], "title": "Address", "type": "object"}},
      "properties": {"name": {"maxLength": 80, "minLength": 1, "title": "Name", "type": "string"}, "age": {"anyOf": [{"exclusiveMinimum": 0, "maximum": 130, "type": "integer"}, {"type": "null"}], "default": None, "title": "Age"},
@@ -286,10 +315,15 @@ COMMON += [
                     "meta": {"additionalProperties": True, "type": "object"}}, "required": ["created", "id", "price"], "type": "object"},
     {"properties": {"a": {"allOf": [{"$ref": "#/$defs/X"}], "description": "d"}}, "$defs": {"X": {"type": "object", "properties": {"y": I}, "required": ["y"]}}, "required": ["a"], "type": "object"},
     # zod, OpenAPI, others
-    {**obj(email={**S, "format": "email"}, website={**S, "format": "uri"}, port={**I, "exclusiveMinimum": 0, "maximum": 65535}, ip={"anyOf": [{**S, "format": "ipv4"}, {**S, "format": "ipv6"}]}, required=["email"], closed=True), **DRAFT7},
+    {**obj(email={**S, "format": "email"}, website={**S, "format": "uri"},
+           port={**I, "exclusiveMinimum": 0, "maximum": 65535},
+           ip={"anyOf": [{**S, "format": "ipv4"}, {**S, "format": "ipv6"}]}, required=["email"], closed=True),
+     **DRAFT7},
     obj(role={"type": "string", "const": "user"}, content={"anyOf": [S, arr({"anyOf": [obj(type={"const": "text"}, text=S), obj(type={"const": "image_url"}, image_url=obj(url=S))]})]}),
     obj(id={"type": "integer", "format": "int64"}, name=S, nickname={"type": "string", "nullable": True}, photoUrls=arr(S), status=enum("available", "pending", "sold"), required=["name", "photoUrls"]),
-    obj(price={**N, "minimum": 0, "multipleOf": 0.5}, quantity={**I, "minimum": 1}), obj(range={"type": "array", "items": N, "minItems": 2, "maxItems": 2}), arr(obj(text=S, label=enum("PER", "ORG", "LOC"), start={**I, "minimum": 0}, end={**I, "minimum": 0})),
+    obj(price={**N, "minimum": 0, "multipleOf": 0.5}, quantity={**I, "minimum": 1}),
+    obj(range={"type": "array", "items": N, "minItems": 2, "maxItems": 2}),
+    arr(obj(text=S, label=enum("PER", "ORG", "LOC"), start={**I, "minimum": 0}, end={**I, "minimum": 0})),
     {"type": "object", "additionalProperties": N}, {"type": "object", "additionalProperties": arr(S)}, {"type": "object", "patternProperties": {"^[a-z_]+$": S}, "additionalProperties": False}, arr(S, maxItems=10), enum("yes", "no"), B, S, {"enum": [1, "two", None, True]},
     {"anyOf": [obj(answer=S), obj(error=S)]}, {"oneOf": [obj(type={"const": "circle"}, radius=N), obj(type={"const": "square"}, side=N)]}, {"type": ["string", "number"]},
     obj(payment={"oneOf": [obj(method=enum("card"), number={**S, "pattern": "^[0-9]{12,19}$"}), obj(method=enum("iban"), iban=S)]}), {"allOf": [obj(a=S), obj(b=I)]},
@@ -297,7 +331,9 @@ COMMON += [
     {"type": "object", "properties": {"credit_card": S, "billing_address": S, "name": S}, "required": ["name"], "dependentRequired": {"credit_card": ["billing_address"]}},
     {"type": "object", "properties": {"a": S, "b": S}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"type": "object", "properties": {"a": S, "b": S}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
     obj(when={**S, "format": "time"}, every={**S, "format": "duration"}), obj(version={**S, "pattern": "^\\d+\\.\\d+\\.\\d+(-[0-9A-Za-z.-]+)?$"}), obj(slug={**S, "pattern": "^[a-z0-9]+(?:-[a-z0-9]+)*$", "maxLength": 60}), obj(hex={**S, "pattern": "^#[0-9a-fA-F]{6}$"}),
-    obj(tags=arr(enum("a", "b", "c", "d"), uniqueItems=True, minItems=1)), {"type": "object", "properties": {"x": {"not": {"type": "null"}}}, "required": ["x"]}, obj(nested=obj(deep=obj(deeper=obj(value=arr(arr(I)))))),
+    obj(tags=arr(enum("a", "b", "c", "d"), uniqueItems=True, minItems=1)),
+    {"type": "object", "properties": {"x": {"not": {"type": "null"}}}, "required": ["x"]},
+    obj(nested=obj(deep=obj(deeper=obj(value=arr(arr(I)))))),
     {"type": "object", "properties": {"expr": {"$ref": "#/definitions/e"}}, "required": ["expr"], "definitions": {"e": {"anyOf": [{"type": "number"}, obj(op=enum("+", "-"), left={"$ref": "#/definitions/e"}, right={"$ref": "#/definitions/e"})]}}},
 ]
 
@@ -306,7 +342,8 @@ class Grammar:
     """The program, fed one request after the other."""
 
     def __init__(self):
-        self.p = subprocess.Popen([program, vocab], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.p = subprocess.Popen([program, vocab], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL, text=True)
 
     def ask(self, **request):
         self.p.stdin.write(json.dumps(request) + "\n")
@@ -329,10 +366,12 @@ refused = {}
 
 
 def wrong_walks(schema, answer):
-    """Documents that the validator does not take."""
+    """Documents that the validator rejects."""
     bad = []
-    # a format that the validator has no code for is none to it: then oneOf and not see other alternatives than we do
-    if set(re.findall(r'"format": "([a-z-]+)"', json.dumps(schema))) & set(Schemas.FORMATS[:-1]) - set(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers):
+    # The validator ignores a format that it does not implement, so oneOf and not would judge
+    # other alternatives than ours: accept anything.
+    if (set(re.findall(r'"format": "([a-z-]+)"', json.dumps(schema)))
+            & set(Schemas.FORMATS[:-1]) - set(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)):
         schema = {}
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
     for text in answer["walks"]:
@@ -348,7 +387,7 @@ def wrong_walks(schema, answer):
             continue
         try:
             errors = list(validator.iter_errors(document))
-        except RecursionError:              # a reference to itself, which the validator follows for ever
+        except RecursionError:              # the validator follows a reference to itself forever
             continue
         if errors:
             bad.append(("invalid", text, errors[0].message[:200]))
@@ -356,7 +395,8 @@ def wrong_walks(schema, answer):
 
 
 def is_placed(error, schema):
-    """A refusal says where: "schema: /a/place/that/exists: ...", or of the whole "schema: ..."."""
+    """Whether a refusal names a place: "schema: /a/place/that/exists: ...", or, for the whole
+    schema, "schema: ..."."""
     m = re.fullmatch(r"schema: (?:(/.*?): )?[^/].*", error, re.S)
     at = schema
     for name in (m.group(1) or "").split("/")[1:] if m else ():
@@ -371,7 +411,7 @@ def is_placed(error, schema):
 
 
 def check(schema, seed, deep):
-    """The first walk, with masks checked bit by bit now and then; then valid documents back."""
+    """The answer to walks through a schema, and the faults found; deep: check masks bit by bit."""
     answer = grammar.ask(schema=schema, walks=args.walks, tokens=120, seed=seed, check=deep)
     if "error" in answer:
         return answer, []
@@ -390,8 +430,9 @@ for i in range(args.count):
         refused.setdefault(key, []).append(s)
         if not is_placed(a["error"], s):
             bad.append((s, [("no place in", a["error"])]))
-        # refused as empty: the validator must not take any simple value
-        # (formats that the validator has no code for are not checked by it, and objects with declared properties have no others here)
+        # A schema refused as empty: the validator must reject every simple value.  Left out are
+        # schemas with a format (the validator ignores those that it does not implement) and with
+        # properties (an object with declared properties has no others here).
         if "nothing can satisfy" in a["error"] and "format" not in json.dumps(s) and "properties" not in json.dumps(s):
             v = jsonschema.Draft202012Validator(s, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
             for value in [None, True, False, 0, 1, -3, 2.5, 7, 100, "", "a", "abc", "foo", "Abc", [], {}, [1], {"a": 1}, ["a"], [None]]:
@@ -431,7 +472,9 @@ Tap.ok(n_refused < 0.03 * len(COMMON), f"less than 3 % of them refused: {n_refus
 
 # The other way: documents that are valid and in our order must be accepted.
 reverse = [
-    (obj(a=S, b=I, c=arr(B), required=["a"]), [{"a": "x"}, {"a": "é\"\\\n\U0001f600", "b": -5}, {"a": "", "c": [True, False]}, {"a": "\u0001", "b": 0, "c": []}], [{"b": 1}, {"a": 1}, {"a": "x", "d": 1}]),
+    (obj(a=S, b=I, c=arr(B), required=["a"]),
+     [{"a": "x"}, {"a": "é\"\\\n\U0001f600", "b": -5}, {"a": "", "c": [True, False]}, {"a": "\u0001", "b": 0, "c": []}],
+     [{"b": 1}, {"a": 1}, {"a": "x", "d": 1}]),
     ({"type": "object", "additionalProperties": I}, [{}, {"x": 1}, {"y": 2, "x": 1}, {"é\n": 3}], [{"x": "1"}]),
     (obj(a=I, closed=False) | {"additionalProperties": S}, [{"a": 1}, {"a": 1, "aa": "x", "": "y", "b": ""}], [{"aa": "x"}, {"a": 1, "b": 2}]),
     ({"oneOf": [{"type": "string"}, {"enum": ["a", "0", False, 5]}]}, ["b", False, 5], ["a", "0", True]),
@@ -453,7 +496,9 @@ reverse = [
 bad = []
 for s, good, not_good in reverse:
     v = jsonschema.Draft202012Validator(s)
-    texts = [f(d) for d in good + not_good for f in (lambda d: json.dumps(d, ensure_ascii=False), lambda d: json.dumps(d, ensure_ascii=False, separators=(",", ":")))]
+    texts = [f(d) for d in good + not_good
+             for f in (lambda d: json.dumps(d, ensure_ascii=False),
+                       lambda d: json.dumps(d, ensure_ascii=False, separators=(",", ":")))]
     a = grammar.ask(schema=s, walks=0, texts=texts)
     want = [int(k < len(good)) for k in range(len(good) + len(not_good)) for _ in (0, 1)]
     for d in good:

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""The real small model (its GGUF, kept on its own grid): seven chats token for token, perplexity, and what its f32 logits say."""
+"""t-smollm2.py - compare SmolLM2-135M-Instruct (its GGUF, converted with -q keep) with its oracle.
+
+Compared: seven chats token for token, f32 logits, and perplexity."""
 import json
 import os
 import struct
@@ -25,7 +27,7 @@ temp = tempfile.TemporaryDirectory()
 model = os.path.join(temp.name, "m.zse")
 run("zse-convert", gguf, "-q", "keep", "-o", model)
 
-NEAR = 0.02     # where the two largest logits are nearer than this, rounding may choose the other
+NEAR = 0.02     # with a smaller gap between the two largest logits, rounding may choose the other
 last = floats(os.path.join(oracle, "last_logits.f32"))
 vocab = expected["vocab"]
 for i, chat in enumerate(expected["chats"]):
@@ -47,10 +49,12 @@ for i, chat in enumerate(expected["chats"]):
     Tap.ok(bad is None and same_length, f"prompt {i}: answer token for token", f"first difference {bad}", str(answer), str(chat["greedy"]))
 
 
-
 def with_gpt2_words(path):
-    """The same GGUF with GPT-2's pre-tokenizer instead of smollm's, which cuts digits off first.  The oracle's program does not know the
-    latter and reads it as the former: other tokens of this text (7658, not 7639), so other figures.  Another string is made a byte longer."""
+    """The same GGUF with GPT-2's pre-tokenizer instead of smollm's, which splits off digits first.
+
+    The program that made the oracle does not know the latter and reads it as the former: it finds
+    7658 tokens in this text, not 7639, so its figures differ.  Another string grows by the byte
+    that the name of the pre-tokenizer loses."""
     with open(path, "rb") as f:
         data = bytearray(f.read())
     for key, change in ((b"tokenizer.ggml.pre", lambda v: b"gpt-2"), (b"general.name", lambda v: v + b" ")):
