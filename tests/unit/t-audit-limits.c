@@ -100,6 +100,28 @@ static void times_of_any_size(void **state)
     }
 }
 
+/* A line of ours whose time has fewer digits means what it says. */
+static void times_of_fewer_digits(void **state)
+{
+    (void)state;
+    const struct audit_entry x = { .time_ms = 1795273726003, .request_id = "id", .method = "GET", .path = "/",
+                                   .status = 200, .latency_ms = 1.5, .prompt_tokens = -1, .completion_tokens = -1 };
+    struct audit_record r;
+    char text[1000];
+    size_t n;
+    char *line = audit_line(&x, &n);
+    assert_true(line && n + 2 <= sizeof text);
+    snprintf(text, sizeof text, "%.*s}", (int)n++, line);       /* the end of the chain is left out */
+    free(line);
+    char *part = strstr(text, "1795273726.003,");
+    assert_non_null(part);
+    assert_int_equal(audit_reader_parse(text, n, &r), 1);
+    assert_true(r.time_ms == 1795273726003);
+    memmove(part + 11, part + 13, strlen(part + 13) + 1);       /* .3 */
+    assert_int_equal(audit_reader_parse(text, n - 2, &r), 1);
+    assert_true(r.time_ms == 1795273726300);
+}
+
 static int to_stream(void *user, const char *text, size_t n) { return fwrite(text, 1, n, user) != n; }
 
 static int count_records(void *user, const struct audit_record *r)
@@ -225,6 +247,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         IN_FOLDER(a_path_that_is_no_folder), IN_FOLDER(a_name_without_a_file), IN_FOLDER(heads_that_are_broken),
         cmocka_unit_test(the_end_of_a_line_without_a_beginning), cmocka_unit_test(times_of_any_size),
+        cmocka_unit_test(times_of_fewer_digits),
         IN_FOLDER(fields_and_dates_of_others), IN_FOLDER(a_queue_that_is_just_full),
         cmocka_unit_test(targets_of_syslog),
         cmocka_unit_test(a_syslog_server_that_hangs_up),
