@@ -1,5 +1,6 @@
-/* gpu.h - the public interface of the device engine.  The build chooses one of three: CUDA, the same
- * kernels emulated on the processor (for tests), or stub.c, whose errors say why there is none. */
+/* gpu.h - the public interface of the device engine.  The build chooses one of three: CUDA, the
+ * same kernels emulated on the processor (for tests), or stub.c, whose errors say why there is
+ * none. */
 #ifndef ZSE_GPU_GPU_H
 #define ZSE_GPU_GPU_H
 

@@ -376,7 +376,7 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
     if (p->most_layers > 0)
         snprintf(fewer, sizeof fewer, "; --gpu-layers %d fits", p->most_layers);
     if (p->cached)
-        snprintf(cached, sizeof cached, ", once more as f16 %s (--cache-weights)", megabytes(s[6], p->cached));
+        snprintf(cached, sizeof cached, ", f16 copies %s (--cache-weights)", megabytes(s[6], p->cached));
     return err_set(e, ERR_MEMORY, "%s needs %s of device memory for %d layers (weights %s%s, keys and values %s, work %s, reserve %s), but %s %s: fewer bits a weight (-q), a shorter "
                    "--ctx or --kv i8 need less%s", p->name, megabytes(s[0], p->needed), p->n_layers,
                    megabytes(s[1], p->weights), cached, megabytes(s[2], p->kv), megabytes(s[3], p->work),

@@ -202,11 +202,11 @@ template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention
             }
 }
 
-/* What the positions so far gave to 16 queries: outputs not yet divided by the sums of weights,
- * of rows g and g + 8. */
+/* Running sums of 16 queries over the positions so far, rows g and g + 8: outputs not yet divided
+ * by the sums of weights. */
 template <int DIM> struct running { float out[DIM / 8][4], most[2], sum[2]; };
 
-/* Scores to weights; what the tiles before gave shrinks to the new maximum. */
+/* Scores to weights; the sums of earlier tiles are rescaled to the new maximum. */
 template <int DIM> DEVICE void soften(running<DIM> &r, float s[shape<DIM>::keys / 8][4])
 {
 #pragma unroll

@@ -63,7 +63,7 @@ DEVICE void decode_nl4(uint32_t v[4], uint32_t w, uint32_t scale, uint32_t minus
     }
 }
 
-/* What decoded weights lack: decode_nl4's 16. */
+/* The factor that decoded weights still need: 16 after decode_nl4. */
 template <int TYPE> constexpr float UNIT = TYPE == QT_NL4 ? 16 : 1;
 
 /* Operands of a step: [product][k half]. */

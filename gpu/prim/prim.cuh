@@ -13,7 +13,8 @@
 #include <cuda_fp16.h>
 #include <string.h>
 #define SHARED(type, name) \
-    extern __shared__ __align__(16) unsigned char shared_bytes[]; type *const name = reinterpret_cast<type *>(shared_bytes)
+    extern __shared__ __align__(16) unsigned char shared_bytes[]; \
+    type *const name = reinterpret_cast<type *>(shared_bytes)
 #else
 #include "gpu/rt/emulate.h"
 #define SHARED(type, name) type *const name = static_cast<type *>(emulated_shared())

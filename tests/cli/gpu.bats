@@ -58,7 +58,7 @@ setup_file() {
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --device cpu --gpu-layers 2
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --gpu-layers x
   run -2 --separate-stderr "$B/emulated/zse-bench" kv "$MODEL" --device emulated
-  [[ "$stderr" == *"processor"* ]]
+  [[ "$stderr" == *"kv measures the CPU"* ]]
 }
 
 @test "a kernel that fails ends the answer, and ZSE_DEBUG_SYNC=1 names it" {
@@ -137,7 +137,7 @@ setup_file() {
   jq -se '.[0].models[0] | .cached_bytes > 0 and .cache_weights_off == null' "$BATS_TEST_TMPDIR/j"
   kill -TERM $pid
   wait $pid
-  grep -q 'once more as f16: [0-9.]* MB; graphs on$' "$BATS_TEST_TMPDIR/err"
+  grep -q 'f16 weight cache: [0-9.]* MB; graphs on$' "$BATS_TEST_TMPDIR/err"
   for wrong in '--device cpu' '--device emulated --strict' '--device emulated --exact'; do
     # shellcheck disable=SC2086     # words
     run -2 --separate-stderr "$chat" "$packed" -p hi $wrong --cache-weights on

@@ -17,7 +17,14 @@
 
 enum { LEN = 160, N = 12, MOST = 3 };
 
-struct answer { int32_t ids[LEN]; float logprob[LEN]; int n; enum finish finish; float embedding[512]; int n_embedding; };
+struct answer {
+    int32_t ids[LEN];
+    float logprob[LEN];
+    int n;
+    enum finish finish;
+    float embedding[512];
+    int n_embedding;
+};
 
 static void hear(void *user, const struct token_event *ev)
 {
@@ -32,7 +39,14 @@ static void hear(void *user, const struct token_event *ev)
     a->finish = ev->finish;
 }
 
-struct job { int32_t ids[LEN]; struct request_params p; struct answer got[MOST]; void *users[MOST]; struct request *first; int leaves; };
+struct job {
+    int32_t ids[LEN];
+    struct request_params p;
+    struct answer got[MOST];
+    void *users[MOST];
+    struct request *first;
+    int leaves;
+};
 
 static struct engine *open_engine(const struct model *m, enum kv_type kv, int max_seqs, int max_tokens,
                                   int extra_blocks, int no_prefix_cache)

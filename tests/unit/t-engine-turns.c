@@ -263,7 +263,7 @@ static void test_chunk(void **state)
 }
 
 /* Activations of a step stay within 24 MB or so: a large model gets smaller steps, down to 32
- * tokens; what the caller wants counts. */
+ * tokens; a size that the caller gives is kept. */
 static void test_step_size(void **state)
 {
     (void)state;

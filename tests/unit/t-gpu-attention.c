@@ -127,8 +127,8 @@ static void prepare_plainly(struct job *j)
         }
 }
 
-/* What both made; from here on both have the device's cache, so that attention is compared on
- * the same keys. */
+/* Compare the results of both; from here on both have the device's cache, so that attention is
+ * compared on the same keys. */
 static void compare_prepared(struct job *j)
 {
     const size_t bytes = (size_t)j->n_blocks * j->stride, n = (size_t)j->len * j->qrow;

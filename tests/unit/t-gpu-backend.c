@@ -443,8 +443,8 @@ static void forward_beside_two(void **state)
     model_close(m);
 }
 
-/* Steps that fail to begin, or at their end: whoever talked hears of it, and the next talk is
- * right. */
+/* Steps that fail to begin or to end: their requests end with an error, and the next request is
+ * answered rightly. */
 static int n_calls, fails_at;
 static int counted_begin(void *b, const struct batch *batch, struct err *e)
 {
@@ -722,8 +722,8 @@ static void lost(void **state)
     model_close(m);
 }
 
-/* Another model on the same device, idle when it is lost: it hears of it, the process lives, and
- * the device comes back when both are closed. */
+/* Another model on the same device, idle when the device is lost: its next step fails, the
+ * process lives, and the device comes back when both are closed. */
 static void lost_while_idle(void **state)
 {
     (void)state;

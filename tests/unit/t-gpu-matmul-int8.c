@@ -8,8 +8,8 @@ static const int shapes[][2] = { { 1, 1 }, { 31, 33 }, { 32, 32 }, { 33, 100 }, 
                                  { 5, 4200 } };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
-/* Activations of n tokens as gpu_act_int8 leaves them, and on the device; behind cols is what
- * nobody may count. */
+/* Activations of n tokens as gpu_act_int8 leaves them, and on the device; the bytes behind
+ * cols must not count. */
 struct codes { int8_t *code, *dcode; float *scale, *dscale; size_t stride; };
 
 static struct codes random_codes(int n, int cols, struct rng *r)

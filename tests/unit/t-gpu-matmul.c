@@ -11,9 +11,12 @@ static const char *const path_name[] = { "matvec", "matmul", "matmul_f32", "matm
 
 static int by_path(enum path path, const struct gpu_linear *l)
 {
-    return path == MATVEC ? gpu_matvec(device, l, &why) : path == MATMUL ? gpu_matmul(device, l, &why) : path == EXACT
-               ? gpu_matmul_f32(device, l, &why)
-                                                                                                     : gpu_matmul_hopper(device, l, &why);
+    switch (path) {
+    case MATVEC: return gpu_matvec(device, l, &why);
+    case MATMUL: return gpu_matmul(device, l, &why);
+    case EXACT:  return gpu_matmul_f32(device, l, &why);
+    default:     return gpu_matmul_hopper(device, l, &why);
+    }
 }
 
 /* Bound: EXACT: f32 sums (Higham 2002, section 3.1).  The others: activations are f16 exactly

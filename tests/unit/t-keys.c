@@ -501,7 +501,8 @@ int main(void)
         IN_FOLDER(a_locked_file_is_waited_for_as_long_as_asked), IN_FOLDER(a_key_that_was_shown_outlives_kill_9),
         IN_FOLDER(a_check_takes_the_same_time), IN_FOLDER(keys_live_and_die), IN_FOLDER(no_secret_is_stored),
         IN_FOLDER(a_locked_or_damaged_file_keeps_known_keys), IN_FOLDER(a_change_is_learnt_while_the_file_is_locked),
-        IN_FOLDER(a_file_that_others_make_is_locked_not_damaged), IN_FOLDER(a_file_with_the_number_0), IN_FOLDER(a_file_of_another_user_is_refused),
+        IN_FOLDER(a_file_that_others_make_is_locked_not_damaged), IN_FOLDER(a_file_with_the_number_0),
+        IN_FOLDER(a_file_of_another_user_is_refused),
         cmocka_unit_test(scopes_and_models), IN_FOLDER(looking_writes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

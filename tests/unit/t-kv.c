@@ -187,8 +187,8 @@ static void count_drop(void *user, int32_t block)
     dropped++;
 }
 
-/* Unused prefixes are evicted, and every block that holds nothing is told of once; what is
- * held stays. */
+/* Unused prefixes are evicted, and drop() is called once for every block that holds
+ * nothing; blocks in use stay. */
 static void test_trim(void **state)
 {
     (void)state;
