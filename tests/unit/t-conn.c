@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
@@ -279,15 +280,28 @@ static void test_reaper(void **state)
 
 static void wake(void *user) { (void)user; }
 
+static int threads(void)
+{
+    int n = 0;
+    DIR *d = opendir("/proc/self/task");
+    assert_non_null(d);
+    for (const struct dirent *x; (x = readdir(d));)
+        n += x->d_name[0] != '.';
+    closedir(d);
+    return n;
+}
+
 /* Without threads nothing leaves the queue: its limits, and which one gives way. */
 static void test_handshake_queue(void **state)
 {
     static struct handshake a[HANDSHAKES_WAITING + 1], b[2];
     struct handshake *dropped;
     struct err e;
+    const int before = threads();
     struct handshakes *h = handshakes_open(0, wake, NULL, &e);
     (void)state;
     assert_non_null(h);
+    assert_true(threads() <= before);           /* one that has ended may have been counted before */
     for (int i = 0; i <= HANDSHAKES_PER_OWNER; i++) {
         a[i].owner = 7;
         assert_int_equal(handshakes_submit(h, &a[i], 1, &dropped), i < HANDSHAKES_PER_OWNER ? 0 : -1);
