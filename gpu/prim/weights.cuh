@@ -103,27 +103,33 @@ DEVICE uint32_t pair_of_bytes(uint32_t low, uint32_t high, int j, int bias)
     return half_add(u, minus);
 }
 
-/* The 8 values of row i (0..3) of the lane's quad, scaled by its group, as pairs (0,4) (1,5)
- * (2,6) (3,7). */
-template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &r, int i, int t, const uint32_t *table)
+/* Rows that a quad's lane decodes: row i (0..3), its 8 values as pairs (0,4) (1,5) (2,6) (3,7). */
+
+/* The values of formats without codes, as f16. */
+template <int TYPE> DEVICE void decode_floats(uint32_t v[4], const raw_step<TYPE> &r, int i)
 {
     typedef format<TYPE> f;
     const uint32_t w = word_of(r.code[0], i), w1 = word_of(r.code[1 % f::raw], i);
-    if (TYPE == QT_F16 || TYPE == QT_BF16) {
-        const uint32_t w2 = word_of(r.code[2 % f::raw], i), w3 = word_of(r.code[3 % f::raw], i);
-        if (TYPE == QT_F16) {
-            v[0] = prmt(w, w2, 0x5410);
-            v[1] = prmt(w, w2, 0x7632);
-            v[2] = prmt(w1, w3, 0x5410);
-            v[3] = prmt(w1, w3, 0x7632);
-        } else {
-            v[0] = pack_half(float_of(w << 16), float_of(w2 << 16));
-            v[1] = pack_half(float_of(w & 0xffff0000u), float_of(w2 & 0xffff0000u));
-            v[2] = pack_half(float_of(w1 << 16), float_of(w3 << 16));
-            v[3] = pack_half(float_of(w1 & 0xffff0000u), float_of(w3 & 0xffff0000u));
-        }
-        return;
+    const uint32_t w2 = word_of(r.code[2 % f::raw], i), w3 = word_of(r.code[3 % f::raw], i);
+    if (TYPE == QT_F16) {
+        v[0] = prmt(w, w2, 0x5410);
+        v[1] = prmt(w, w2, 0x7632);
+        v[2] = prmt(w1, w3, 0x5410);
+        v[3] = prmt(w1, w3, 0x7632);
+    } else {
+        v[0] = pack_half(float_of(w << 16), float_of(w2 << 16));
+        v[1] = pack_half(float_of(w & 0xffff0000u), float_of(w2 & 0xffff0000u));
+        v[2] = pack_half(float_of(w1 << 16), float_of(w3 << 16));
+        v[3] = pack_half(float_of(w1 & 0xffff0000u), float_of(w3 & 0xffff0000u));
     }
+}
+
+/* The values of codes, before scale and extra. */
+template <int TYPE> DEVICE void decode_codes(uint32_t v[4], const raw_step<TYPE> &r, int i, int t,
+                                             const uint32_t *table)
+{
+    typedef format<TYPE> f;
+    const uint32_t w = word_of(r.code[0], i), w1 = word_of(r.code[1 % f::raw], i);
     if (f::table) {
         uint32_t b = w;                 /* byte j: code of k j, of k j+4 above it */
         if (f::bits < 4) {
@@ -161,8 +167,12 @@ template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &
         for (int j = 0; j < 4; j++)
             v[j] = pair_of_bytes(low, high, j, f::bias);
     }
-    if (f::scales == SCALE_NONE)
-        return;
+}
+
+/* The scale of the row's group, twice. */
+template <int TYPE> DEVICE uint32_t decode_scale(const raw_step<TYPE> &r, int i)
+{
+    typedef format<TYPE> f;
     uint32_t s;
     if (f::scales == SCALE_F16) {
         const uint32_t h = i < 2 ? r.scale.x : r.scale.y;
@@ -176,6 +186,21 @@ template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &
                  (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12));
         s = half_add(s, is_signed ? 0xe480e480u : 0xe400e400u);
     }
+    return s;
+}
+
+/* The values, scaled by their group. */
+template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &r, int i, int t, const uint32_t *table)
+{
+    typedef format<TYPE> f;
+    if (TYPE == QT_F16 || TYPE == QT_BF16) {
+        decode_floats<TYPE>(v, r, i);
+        return;
+    }
+    decode_codes<TYPE>(v, r, i, t, table);
+    if (f::scales == SCALE_NONE)
+        return;
+    const uint32_t s = decode_scale<TYPE>(r, i);
     if (f::extras == EXTRA_MIN_F16) {
         const uint32_t h = i < 2 ? r.extra.x : r.extra.y, least = prmt(h, h, i % 2 ? 0x3232 : 0x1010);
         for (int j = 0; j < 4; j++)

@@ -344,12 +344,36 @@ static void copies(void **state)
     }
 }
 
+enum { N_BATCHED = 3 };
+
+/* Tokens drawn by the device in position i of a batch: of all but the last sequence, so that logits
+ * come too; of all, so that none do.  alone [N_BATCHED]: the logits of each sequence alone. */
+static void batched_draws(void *b, struct batch_item item[N_BATCHED], int i, float *const *alone, float *got,
+                          size_t vocab)
+{
+    struct draw draw[2][N_BATCHED];
+    for (int all = 0; all < 2; all++) {
+        for (int s = 0; s < N_BATCHED; s++) {
+            draw[all][s] = (struct draw){ .temperature = s == 1 ? 0.8f : 0, .top_p = 1, .seed = 4, .n = (uint64_t)i,
+                                          .id = -1 };
+            item[s].draw = all || s < N_BATCHED - 1 ? &draw[all][s] : NULL;
+        }
+        got[0] = 1234;
+        OK(backend_gpu.forward(b, &(struct batch){ item, N_BATCHED }, got, &why));
+        for (int s = 0; s < N_BATCHED; s += 2)
+            assert_int_equal(draw[all][s].id, item[s].draw ? argmax(alone[s] + (size_t)i * vocab, (int)vocab) : -1);
+        assert_true(draw[all][1].id >= 0 && draw[all][1].id < (int)vocab && draw[all][1].id == draw[0][1].id);
+        assert_true(all ? got[0] == 1234
+                        : memcmp(got + 2 * vocab, alone[2] + (size_t)i * vocab, vocab * sizeof *got) == 0);
+    }
+}
+
 /* Sequences of a ragged batch get what they get alone, and a graph's replay what the launches
  * give; blocks can be copied. */
 static void batches(void **state)
 {
     (void)state;
-    enum { N = 3, LEN = 22, SINGLE = 4 };     /* the last SINGLE tokens one by one */
+    enum { N = N_BATCHED, LEN = 22, SINGLE = 4 };     /* the last SINGLE tokens one by one */
     struct model *m = load("tiny", QT_F16);
     const size_t vocab = (size_t)m->config.vocab_size;
     int32_t id[N][LEN], table[N][4] = { { 1, 5, 9, 0 }, { 2, 6, 10, 0 }, { 3, 7, 11, 0 } };
@@ -379,23 +403,7 @@ static void batches(void **state)
         for (int s = 0; s < N; s++)
             if (memcmp(got + (size_t)s * vocab, alone[s] + (size_t)i * vocab, vocab * sizeof *got) != 0)
                 fail_msg("sequence %d, position %d: other bits in a batch than alone", s, i);
-        /* tokens from the device: of all but the last sequence, so that logits come too; of all, so
-         * that none do */
-        struct draw draw[2][N];
-        for (int all = 0; all < 2; all++) {
-            for (int s = 0; s < N; s++) {
-                draw[all][s] = (struct draw){ .temperature = s == 1 ? 0.8f : 0, .top_p = 1, .seed = 4, .n = (uint64_t)i,
-                                              .id = -1 };
-                item[s].draw = all || s < N - 1 ? &draw[all][s] : NULL;
-            }
-            got[0] = 1234;
-            OK(backend_gpu.forward(b, &(struct batch){ item, N }, got, &why));
-            for (int s = 0; s < N; s += 2)
-                assert_int_equal(draw[all][s].id, item[s].draw ? argmax(alone[s] + (size_t)i * vocab, (int)vocab) : -1);
-            assert_true(draw[all][1].id >= 0 && draw[all][1].id < (int)vocab && draw[all][1].id == draw[0][1].id);
-            assert_true(all ? got[0] == 1234 : memcmp(got + 2 * vocab, alone[2] + (size_t)i * vocab,
-                                                      vocab * sizeof *got) == 0);
-        }
+        batched_draws(b, item, i, alone, got, vocab);
     }
     /* a prompt in tiles beside sequences that decode, no logits for one of them */
     const struct batch_item mixed[N] = { { .tokens = &id[0][LEN - 1], .n_tokens = 1, .pos = LEN - 1, .table = table[0],

@@ -198,6 +198,30 @@ static void every_count(void **state)
     }
 }
 
+/* silu(gate) * up and silu(up): the linear layers of l, whose results are gate and up [n][ld]. */
+static void check_mlp(struct gpu_linear *l, int rows, int ld, const float *gate, const float *up)
+{
+    enum { STRIDE = 64, MOST = 8 };
+    uint16_t h[MOST * STRIDE];
+    assert_true(l->n_tokens <= MOST && rows <= STRIDE);
+    for (int mats = 1; mats <= 2; mats++) {
+        l->n_mats = mats;
+        l->finish = GPU_MLP;
+        l->function = ACT_SILU;
+        l->act_out_stride = STRIDE;
+        l->act_out = on_device(sizeof h);
+        OK(gpu_matvec(device, l, &why));
+        from_device(h, l->act_out, (size_t)l->n_tokens * STRIDE * sizeof *h);
+        for (int t = 0; t < l->n_tokens; t++)
+            for (int row = 0; row < rows; row++) {
+                const float y = gate[t * ld + row], v = y / (1 + expf(-y)) * (mats == 2 ? up[t * ld + row] : 1);
+                const float got = 16 * f16_to_f32(h[t * STRIDE + act_at(row, GPU_ACT_LANES)]);
+                if (!(fabsf(got - v) < 0.03f + 0.01f * fabsf(v)))
+                    fail_msg("mlp of %d: token %d row %d is %g, not %g", mats, t, row, (double)got, (double)v);
+            }
+    }
+}
+
 /* The other endings, and several matrices in one launch. */
 static void endings(void **state)
 {
@@ -268,23 +292,7 @@ static void endings(void **state)
                 assert_true(fabsf(out[t * 80 + row] - 5 * tanhf(2 * want[0][t][row] / 5)) < 0.03f);
         l.n_mats = 3;
     }
-    uint16_t h[N * 64];
-    for (int mats = 1; mats <= 2; mats++) {             /* silu(gate) * up, silu(up) */
-        l.n_mats = mats;
-        l.finish = GPU_MLP;
-        l.function = ACT_SILU;
-        l.act_out_stride = 64;
-        l.act_out = on_device(sizeof h);
-        OK(gpu_matvec(device, &l, &why));
-        from_device(h, l.act_out, sizeof h);
-        for (int t = 0; t < N; t++)
-            for (int row = 0; row < ROWS; row++) {
-                const float y = want[0][t][row], v = y / (1 + expf(-y)) * (mats == 2 ? want[1][t][row] : 1);
-                const float got = 16 * f16_to_f32(h[t * 64 + act_at(row, GPU_ACT_LANES)]);
-                if (!(fabsf(got - v) < 0.03f + 0.01f * fabsf(v)))
-                    fail_msg("mlp of %d: token %d row %d is %g, not %g", mats, t, row, (double)got, (double)v);
-            }
-    }
+    check_mlp(&l, ROWS, 80, want[0][0], want[1][0]);
     for (int i = 0; i < 3; i++)
         free(data[i]);
     free(act), free(out), free(x);

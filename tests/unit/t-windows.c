@@ -121,7 +121,8 @@ static void tokens_are_reserved_before_they_are_used(void **state)
     assert_true(usage_reserve(u, 7, &l, 250, 250, &c).allowed);
     v = usage_reserve(u, 7, &l, 1, 1, &a);
     assert_false(v.allowed);
-    assert_int_equal(v.retry_s, 2);                                         /* a running request, not the window, has to end */
+    /* a running request, not the window, has to end */
+    assert_int_equal(v.retry_s, 2);
     usage_settle(other, 7, b, 200);
     usage_settle(u, 7, c, 250);
     usage_read(u, 7, &l, &s);

@@ -418,7 +418,8 @@ static void section_fields(void **state)
     }
 }
 
-/* A section that is neither known nor required is passed over; the checksum of the tensors' is not. */
+/* A section that is neither known nor required is passed over; the checksum of the tensors' is
+ * not. */
 static void sections_left_out(void **state)
 {
     (void)state;
@@ -680,7 +681,8 @@ static void writer_leaves_nothing(void **state)
     assert_non_null(strstr(e.msg, "/nonexistent/x.zse"));
 }
 
-/* A file of the same contents at each size that the disk may have left: written whole, or an error. */
+/* A file of the same contents at each size that the disk may have left: written whole, or an
+ * error. */
 static void a_disk_that_is_full(void **state)
 {
     (void)state;
