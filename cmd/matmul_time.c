@@ -65,8 +65,10 @@ int matmul_time_mat(struct mat *m, enum qtype type, int rows, int cols, struct e
 {
     const struct qtype_info *t = qtype_info(type);
     /* the largest group of the type, but 64 for int8 */
-    const int group = t->group_sizes & 256 ? 256 : t->group_sizes & 128 &&
-                      (t->bits < 8 || t->group_sizes == 128) ? 128 : t->group_sizes & 64 ? 64 : 32;
+    const int sizes = t->group_sizes, group = sizes & 256 ? 256
+                                            : sizes & 128 && (t->bits < 8 || sizes == 128) ? 128
+                                            : sizes & 64 ? 64
+                                            : sizes & 32 ? 32 : 16;
     return mat_init(m, type, group, qtype_takes_floats(t) ? 0 : group == 64 ? 64 : 128, rows, cols, e);
 }
 
@@ -75,10 +77,17 @@ int matmul_time_mat(struct mat *m, enum qtype type, int rows, int cols, struct e
 static int fill(struct matmul_time *b, struct matmul_time_weights w, struct err *e)
 {
     const struct qtype_info *t = qtype_info(b->m.type);
-    const uint64_t mask = t->scale == SCALE_F32 ? 0x3fbfbfbf3fbfbfbf : t->is_float ? 0x80ff80ff80ff80ff : t->scale ==
-        SCALE_F16 ? 0x3bff3bff3bff3bff : t->scale == SCALE_E8M0 ? 0x7f7f7f7f7f7f7f7f : UINT64_MAX;
-    const uint64_t set = t->scale == SCALE_F32 ? 0x3030303030303030 : t->is_float
-                             ? 0x3c003c003c003c00 : t->scale == SCALE_E8M0 ? 0x4040404040404040 : 0;
+    const uint64_t mask = t->scale == SCALE_F32    ? 0x3fbfbfbf3fbfbfbf
+                          : t->is_float            ? 0x80ff80ff80ff80ff
+                          : t->scale == SCALE_F16  ? 0x3bff3bff3bff3bff
+                          : t->scale == SCALE_E8M0 ? 0x7f7f7f7f7f7f7f7f
+                          : t->scale == SCALE_E4M3 ? 0x3f3f3f3f3f3f3f3f
+                                                   : UINT64_MAX;
+    const uint64_t set = t->scale == SCALE_F32    ? 0x3030303030303030
+                         : t->is_float            ? 0x3c003c003c003c00
+                         : t->scale == SCALE_E8M0 ? 0x4040404040404040
+                         : t->scale == SCALE_E4M3 ? 0x2020202020202020
+                                                  : 0;
     struct rng rng = { 1 };
     struct memory memory;
     struct err ignored;

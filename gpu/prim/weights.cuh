@@ -19,8 +19,8 @@
 enum { TILE_OF_ROWS = 32, TABLE_BYTES = 256 * 32 * 4 };
 
 /* The facts of a format that make its code (quant/qtype.def).  raw: 16-byte loads of a step; unit:
- * groups of a unit; halves: groups of a step,
- * of 16 k; table: codes are looked up; bias: what 0 is stored as */
+ * groups of a unit; halves: groups of a step (2: of 16 k); table: codes are looked up; bias: the
+ * code of 0. */
 template <int TYPE> struct format;
 /* Rows of codebook[] below; a format with a TABLE must have one. */
 enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, BOOK_e2m1, N_BOOKS };
@@ -36,7 +36,7 @@ enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, BOOK_e2m1, N_BOOKS };
         static constexpr enum extra_kind extras = EXTRA_##extra; \
         static constexpr int bits = low + high, plane = low, raw = bits == 16 ? 4 : bits == 2 || bits == 4 ? 1 : 2, \
                              unit = scales == SCALE_NONE ? 1 : scales == SCALE_F16 ? 2 : 4, row_scale = row, \
-                             halves = (sizes) == 16 ? 2 : 1, \
+                             halves = group == 16 ? 2 : 1, \
                              table = GPU_FORMAT_##gpu == GPU_FORMAT_TABLE, book = BOOK_##gpu(values), \
                              bias = CODES_##codes == CODES_INT8 ? 128 : zero; \
     };

@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 /* The options of sampler.h that need neither a history nor a mask, in its order: temperature,
- * top_k, top_p, min_p, the draw.  Biases, penalties, typical_p, constraints and log
- * probabilities stay with the host. */
+ * top_k, top_p, min_p, the draw.  Biases, penalties, DRY, XTC, top_n_sigma,
+ * typical_p, constraints and log probabilities stay with the host. */
 struct draw {
     float temperature;          /* 0: the largest logit, ties to the lower id */
     int top_k;                  /* 0: off */

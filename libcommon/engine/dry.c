@@ -226,10 +226,11 @@ int dry_repeats(struct dry *d, const int32_t *history, int n, int *repeat)
 
 float dry_penalty(struct dry *d, int32_t id, int repeat)
 {
+    static const float MOST = 1e37f;        /* finite: a grammar may leave penalised tokens only */
     int exponent = repeat - d->allowed_length;
     if (exponent < 0 || (d->n_breakers && kind_of(d, id) == BREAKER))
         return 0;
     if (d->max_exponent > 0 && exponent > d->max_exponent)
         exponent = d->max_exponent;
-    return d->multiplier * powf(d->base, (float)exponent);
+    return fminf(d->multiplier * powf(d->base, (float)exponent), MOST);
 }

@@ -1,7 +1,5 @@
-/* sampler.h - from logits to a token.  Order, as users of llama.cpp and vLLM know it: logit
- * bias, repetition / presence / frequency penalties, then temperature, then top_k, typical_p,
- * top_p, min_p on the tempered distribution (documented in sampler.c and zse-chat(1)), then the
- * draw. */
+/* sampler.h - from logits to a token.  sampler.c and zse-chat(1) list the steps in their order:
+ * bias and penalties, temperature, filters, draw. */
 #ifndef ZSE_ENGINE_SAMPLER_H
 #define ZSE_ENGINE_SAMPLER_H
 
@@ -47,7 +45,8 @@ int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_
 
 /* Ties go to the lower id.  logits are changed.  NaN or all -inf logits are an error (ERR_FORMAT
  * "logits ... NaN"), not garbage.  allowed: tokens outside of it have logits of -inf before bias
- * and penalties; NULL: all.  lp: of the chosen token; NULL: not wanted.  Allocates nothing. */
+ * and penalties; NULL: all.  lp: of the chosen token; NULL: not wanted.  Allocates nothing but
+ * what DRY needs to decode a token that it meets first. */
 int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp,
                  struct err *e);
 #endif

@@ -113,7 +113,7 @@ const struct zfile_tensor *zfile_find(const struct zfile *z, const char *name); 
 int zfile_n_groups(const struct zfile *z);
 const struct zfile_group *zfile_group(const struct zfile *z, int i);
 
-/* The JSON section: "architecture", "config" (config.json in the spelling that model_config_parse
+/* The JSON section: "architecture", "config" (config.json in the spelling that config_parse()
  * reads), "generation_config", "quantization", "provenance", "license", "chat_template" (text),
  * "chat_templates" (named), "quality".  Borrowed. */
 const json_t *zfile_json(const struct zfile *z);

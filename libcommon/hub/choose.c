@@ -12,9 +12,9 @@
 
 const char *const choose_optional[CHOOSE_N_OPTIONAL] = {
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-        "added_tokens.json", "tokenizer.model",
+    "added_tokens.json", "tokenizer.model",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "LICENSE", "LICENSE.txt", "LICENSE.md",
-    "NOTICE", "README.md", CHOOSE_INDEX,
+    "NOTICE", "README.md", "hf_quant_config.json", CHOOSE_INDEX,
 };
 
 static int ends_with(const char *s, const char *end)

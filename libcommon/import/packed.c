@@ -269,7 +269,7 @@ static int modelopt_config(struct indexer *x, const json_t *q)
     /* rounding of input activations and of the cache; matrices left out, which the tensors tell */
     static const char *const known[] = { "quant_method", "quant_algo", "config_groups", "ignore", "kv_cache_scheme",
                                          "producer", "group_size", "kv_cache_quant_algo", "exclude_modules",
-                                         "has_zero_point", "pre_quant_scale", NULL };
+                                         NULL };
     static const char *const algorithms[] = { "nvfp4", NULL };
     if (one_of(x, q, "quant_algo", algorithms) < 0 || check_keys(x, q, known) < 0)
         return -1;
@@ -690,9 +690,7 @@ static void close_ranks(struct indexer *x)
     x->s->n_tensors = n;
 }
 
-/* Older checkpoints of ModelOpt say only in hf_quant_config.json how they are quantized: put that
- * where the newer ones have it. */
-static int modelopt_file(struct source *s, struct err *e)
+int packed_config(struct source *s, struct err *e)
 {
     char *path;
     if (js_get(s->config, "quantization_config") || js_get(s->config, "compression_config"))
@@ -713,8 +711,6 @@ static int modelopt_file(struct source *s, struct err *e)
 int packed_index(struct source *s, struct err *e)
 {
     const char *key = "quantization_config";
-    if (modelopt_file(s, e) < 0)
-        return -1;
     json_t *q = js_get(s->config, key);
     if (!q && (q = js_get(s->config, "compression_config")))
         key = "compression_config";

@@ -41,9 +41,9 @@ enum packed_layout {
 };
 
 /* value(row, k) = (code - zero) * scale, or / scale where `divide` says so; NVFP4: tensor_scale *
- * scale is rounded to f32 first.  The scale of (row,
- * k) is element row / row_group * row_step + group * group_step, with group = order ? order[k] :
- * k / col_group; the zero point has row and group alone. */
+ * scale is rounded to f32 first.  The scale of (row, k)
+ * is element row / row_group * row_step + group * group_step, with group = order ? order[k] :
+ * k / col_group; the zero point depends on row and group only. */
 struct packed {
     enum packed_layout layout;
     int bits, divide;
@@ -55,6 +55,9 @@ struct packed {
     struct source_tensor code, scale, zeros, order;     /* data NULL: none */
 };
 
+/* Older checkpoints of ModelOpt say only in hf_quant_config.json how they are quantized: put that
+ * into s->config, where the newer ones have it.  Before packed_index(). */
+int packed_config(struct source *s, struct err *e);
 /* Understand s->config's quantization_config, move it to s->quantization, and join the parts of
  * s->tensors.  Unknown methods are left to config_parse to refuse; unknown keys of a known method,
  * and parts that are missing or do not fit, are refused by name. */

@@ -514,6 +514,8 @@ static int open_folder(struct source *s, struct err *e)
         return 0;
     if (open_tensors(s, e) < 0)
         return -1;
+    if (packed_config(s, e) < 0)
+        return -1;
     /* its index reads data */
     if ((js_get(s->config, "quantization_config") || js_get(s->config, "compression_config")) && source_wait(s, NULL, e) < 0)
         return -1;

@@ -2,10 +2,10 @@
  *
  * The polynomials are minimax fits (Lawson's iteration in double, then rounded to f32); every set
  * evaluates them by Horner's rule with fma, so the scalar functions here are the definition of the
- * vectors in vec.h.  Largest errors (tests/unit/t-kernels-rows.c):
+ * vectors in vec_avx2.inc and vec_avx512.inc.  Largest errors (tests/unit/t-kernels-rows.c):
  *     exp   1 ulp;  below -87: 0;  above 88: exp(88)
- *     exp2  2.1 ulp;  below -125: 0;  not for more than 127: softmax takes it of what is 0 at most,
- *     but for rounding tanh  2 ulp
+ *     exp2  2.1 ulp;  below -125: 0;  above 127: undefined, softmax takes it of 0 at most
+ *     tanh  2 ulp
  *     erf   2 ulp */
 #ifndef ZSE_KERNELS_APPROX_H
 #define ZSE_KERNELS_APPROX_H

@@ -127,11 +127,15 @@ int layer_readers(const struct layer *l, enum layer_input input, const struct li
 #define NORM(...)
 #define VECTOR(...)
 #define MATRIX(id, field, name, scope, of, reads, ...) \
-    if ((reads) == (int)input && l->field.w.data && n < LAYER_READERS) \
-        out[n++] = &l->field;
+    if ((reads) == (int)input && l->field.w.data) { \
+        assert(n < LAYER_READERS); \
+        out[n++] = &l->field; \
+    }
 #define EXPERT(id, field, name, reads, ...) \
-    if ((reads) == (int)input && x && x->field.w.data && n < LAYER_READERS) \
-        out[n++] = &x->field;
+    if ((reads) == (int)input && x && x->field.w.data) { \
+        assert(n < LAYER_READERS); \
+        out[n++] = &x->field; \
+    }
 #include "libcommon/model/parts.def"
     return n;
 }
