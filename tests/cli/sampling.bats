@@ -32,7 +32,7 @@ said() { awk -v it=".It Fl -$1 Ar" 'index($0, it) == 1 { on = 1; next } /^\.It/ 
 }
 
 @test "DRY ends a repetition, unless a sequence breaker lies in it; the same by HTTP" {
-  local ask=(zse-chat --raw --temp 0 -n 12 -p x --logit-bias 66=40) dry plain url
+  local ask=(zse-chat --raw --temp 0 -n 12 -p x --logit-bias '66=40') dry plain url
   zse-convert models/tiny -o "$BATS_TEST_TMPDIR/tiny.zse" 2>/dev/null
   exec 4< <(exec zse-serve "$BATS_TEST_TMPDIR/tiny.zse" --port 0 2>/dev/null)
   server=$!

@@ -8,8 +8,8 @@ the one in ZSE_HOSTILE_KEY. ZSE_API_KEY: the key of the others. Every answer mus
 without load, at the end no KV block may be lost, and memory must not grow: after a warm-up (a
 quarter of the time, at most a minute) RssAnon is sampled four times a second, and its median in
 the last third (attacked: what is left when all clients have gone) may be above that of the second
-third by at most BOUND_KB. Printed: kB in the first, second and last third, and the slope of a line through the samples. Exit 1 otherwise,
-also when the server ends."""
+third by at most BOUND_KB. Printed: kB in the first, second and last third, and the slope of a line
+through the samples. Exit 1 otherwise, also when the server ends."""
 import contextlib, http.client, json, os, random, socket, statistics, sys, threading, time
 
 import wire
@@ -248,7 +248,7 @@ rest = anonymous() or 0
 print(f'{counts}; RssAnon: {first:.0f} kB, then {second:.0f}, then {last:.0f}, at rest {rest} ({slope:+.0f} kB a minute over {warm[-1][0] - warm[0][0]:.0f} s); bound: {BOUND_KB} kB more')
 if wrong:
     sys.exit(f'wrong: {wrong[:3]}')
-if only == 'attacked':                  # what attackers hold comes and goes
+if only == 'attacked':                  # attackers take and free memory
     last = rest
 if last > second + BOUND_KB and not os.environ.get('ZSE_SANITIZED'):     # sanitizers keep what is freed
     sys.exit(f'memory has grown by {last - second:.0f} kB')
