@@ -19,8 +19,7 @@ teardown() {
   [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/null; } || true
 }
 
-# serve [OPTION...]: what tests write into the weights is damage, which the server is not to look
-# for
+# serve [OPTION...]: a server that does not look for damage, which tests write into the weights
 serve() {
   exec 5< <(exec zse-serve "$Z" --port 0 --verify "${VERIFY:-never}" "$@" 2>"$T/err")
   PID=$!

@@ -11,8 +11,7 @@ setup() {
   Z=$BATS_FILE_TMPDIR/tiny.zse T=$BATS_TEST_TMPDIR
 }
 
-# machine KIB [GROUP_BYTES USED]: a tree with so much memory, all of it available, and a control
-# group
+# machine KIB [GROUP_BYTES USED]: a /proc and /sys with KIB of available memory and a control group
 machine() {
   export ZSE_SYSROOT=$T/root
   mkdir -p "$T/root/proc/self" "$T/root/sys/fs/cgroup/job"
