@@ -356,11 +356,11 @@ static int add_expert_part(struct builder *b, int layer, int expert, enum layer_
     snprintf(name, sizeof name, "%s.weight", part_infos[part].name);
     if (add_as(b, name, full, apart ? shape + 1 : shape, apart ? 2 : 3, &t) < 0)
         return -1;
-    if (c->gguf || !(c->biases & f.bias))
+    if (!c->gguf && !(c->biases & f.bias))
         return 0;
     const int64_t biases[2] = { n, rows };
     const struct weight_spec bias = { .rows = 1, .cols = f.rows, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
-                                      .expert = expert, .part = (int)part,
+                                      .expert = expert, .part = (int)part, .optional = c->gguf,
                                       .map = apart ? (struct row_map){ 0 } : stacked };
     snprintf(full, sizeof full, "%s%s", base, at.in_out ? "_bias" : ".bias");
     snprintf(name, sizeof name, "%s.bias", part_infos[part].name);
