@@ -24,7 +24,7 @@ struct gpu_plan {
     /* that it would compute, the last ones and the head; the most that fit (0: none) */
     int n_layers, most_layers;
     /* cached: f16 weight cache; work: activations and the step; reserve: an allowance for
-     * what the driver keeps of graphs and kernels */
+     * the driver's own copies of graphs and kernels */
     size_t weights, cached, kv, work, reserve;
     size_t needed;                      /* all five */
     size_t limit;                       /* the free memory, or max_device if that is less */

@@ -1,7 +1,7 @@
-/* bench.c - every kernel by itself on random operands: launches in a graph, timed by events.
- * What a model reads anew in each layer (weights, keys and values) lies there in so many copies
- * that no cache holds them, used in turn; rows that the kernel before has just written may come
- * from L2, as in a model. */
+/* bench.c - time every kernel alone on random operands: launches in a graph, timed by events.
+ * Operands that differ between layers (weights, keys and values) exist in several copies, used in
+ * turn, too many for any cache; rows written by the previous kernel may come from L2, as in a
+ * model. */
 #include "gpu/gpu.h"
 
 #include <math.h>
@@ -179,7 +179,7 @@ static int measure(struct bench *b, launch_fn launch, const char *kernel, const 
     return 0;
 }
 
-/* Copies of what has so many bytes. */
+/* Number of copies of an operand of size bytes. */
 static int copies_of(const struct bench *b, size_t bytes)
 {
     const size_t n = 4 * b->l2 / (bytes ? bytes : 1) + 1;

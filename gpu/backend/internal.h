@@ -73,8 +73,8 @@ static inline size_t draws_at(const struct gpu_backend *b)
 }
 static inline size_t tables_at(const struct gpu_backend *b) { return draws_at(b) + MAX_DRAWS * DRAW_WORDS; }
 
-/* Rows of split attention that have room for their partial results when a row has so many
- * splits; at least 1 up to max_splits. */
+/* Number of rows whose partial results of split attention fit, with this many splits a row; at
+ * least 1 up to max_splits. */
 static inline int partial_rows(const struct gpu_backend *b, int splits)
 {
     const struct config *c = &b->m->config;
@@ -86,8 +86,8 @@ static inline int partial_rows(const struct gpu_backend *b, int splits)
 /* b has m, o and g: everything else that it needs, or nothing, with the numbers. */
 int memory_open(struct gpu_backend *b, struct err *e);
 void memory_close(struct gpu_backend *b);
-/* Allocates pinned and device memory for steps of so many words; the memory held before is freed
- * once the device is done with it. */
+/* Allocate pinned and device memory for steps of `room` words.  The previous memory is freed once
+ * the device no longer uses it. */
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e);
 
 /* ---- layers.c: all of them queue work, none waits ---- */

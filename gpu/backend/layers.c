@@ -6,8 +6,8 @@
  * matvec.cu, more through matmul.cu (or matmul_hopper.cu), which want their activations in
  * another order; more than 128 read the copies as f16 (decode.cu) where there are any: the same
  * bits.  With exact, and for matrices of f32, activations stay f32 and matmul_f32.cu computes.
- * With strict, more than 16 tokens are so many runs of matvec.cu, and all attention is
- * attn_decode.cu's: both give a token the same bits whatever stands beside it. */
+ * With strict, matvec.cu runs once for every 16 tokens, and attn_decode.cu computes all
+ * attention: both give a token the same bits in any batch. */
 #include "gpu/backend/internal.h"
 
 #include "libcommon/model/arch.h"

@@ -250,8 +250,8 @@ static const char *graphs_off(const struct backend_options *o)
     return o->no_graphs ? "--cuda-graphs off" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
 }
 
-/* For what the driver keeps of graphs and kernels: an allowance of 32 MiB and 1 KiB a kernel of
- * each graph that there may be, not a measurement. */
+/* An allowance for the driver's own copies of graphs and kernels, not measured: 32 MiB, and 1 KiB
+ * for each kernel of each possible graph. */
 static size_t reserve_of(const struct gpu_backend *b)
 {
     enum { BASE = 32 << 20, NODE = 1 << 10, NODES_A_LAYER = 10, NODES_OF_ENDS = 8 };

@@ -15,8 +15,7 @@
  *          warp the same products took 1280 cycles of shared memory
  * checked  tests/unit/t-gpu-attention.c
  *
- * The format of keys and values is asked for where they are copied, not compiled in: what
- * follows is the same for all. */
+ * Only the copy to shared memory depends on the format of keys and values, at run time. */
 #include "gpu/kernels/kernels.h"
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"

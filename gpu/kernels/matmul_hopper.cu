@@ -21,8 +21,8 @@
  * issue    counted in the machine code of nvcc 13.0: 326 instructions a warp and 64 k, so by two
  *          warps a scheduler 326 slots: 64 %; some 165 of them on the integer pipe, which
  *          takes one every other cycle: 330, 64 %.  No spills; ptxas serialises no wgmma
- * L2       8.7 KB of weights and 16 KB of activations for 64 k: 24 bytes a cycle, at the aim 17,
- *          where standard f16 tiles (128 x 256) take 48
+ * L2       8.7 KB of weights and 16 KB of activations for 64 k: 24 bytes a cycle, 17 at the aim;
+ *          the usual f16 tiles (128 x 256) take 48
  * ends     of a tile of 4096 k (65,500 cycles): 128 KB of results, 4,000 to 8,000 cycles that no
  *          product covers; the copies of the next tile go on meanwhile
  * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %,

@@ -246,7 +246,7 @@ __global__ __launch_bounds__(ACT_BLOCK) void act_int8_kernel(const uint16_t *act
     SHARED(float, room);                /* [ACT_BLOCK / 32] */
     const uint16_t *x = act + (size_t)blockIdx.x * act_stride;
     const int padded = act_padded(cols), stride = GPU_CODE_STRIDE(cols);
-    uint32_t most = 0;                  /* bits of |x| are ordered as |x|, what is not a number above all */
+    uint32_t most = 0;                  /* bits of |x| are ordered as |x|, NaN above all */
     for (int i = threadIdx.x; i < padded / 8; i += ACT_BLOCK) {
         const uint4 v = load16(x + 8 * i);
 #pragma unroll

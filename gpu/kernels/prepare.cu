@@ -65,7 +65,7 @@ DEVICE void rotate(float *x, const float *cosine, const float *sine, int dim, in
 }
 
 /* A token's key or value into its slot of a block, by one warp; scales as
- * libcommon/quant/kvtype.h says, and what is not a number stays so. */
+ * libcommon/quant/kvtype.h says, and NaN stays NaN. */
 DEVICE void store_head(uint8_t *block, int type, int is_k, int slot, const float *x, int n, int lane)
 {
     float scale = 1, factor = 1;

@@ -18,8 +18,8 @@ struct gpu_mat {
     const uint8_t *data;
     uint64_t tile_bytes;
     int type, rows, cols, n_steps;      /* steps of 32 k: cols_padded / 32 */
-    int n_tiles, n_groups, group_shift; /* 32 << group_shift = group size */
-    /* QT_F16 of gpu_decoded: [32] f32 of each tile, so many bytes apart; NULL: none */
+    int n_tiles, n_groups, group_shift; /* 32 << group_shift: group size, 0: or 16 */
+    /* QT_F16 of gpu_decoded: [32] f32 for each tile, row_scales_step bytes apart; NULL: none */
     const uint8_t *row_scales; uint64_t row_scales_step;
 };
 

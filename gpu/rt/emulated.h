@@ -15,7 +15,7 @@ void emulated_fail(const char *kernel, int n);
 /* From now on there is no memory for graphs, or for launching them. */
 enum emulated_refusal { EMULATED_NOTHING, EMULATED_GRAPH, EMULATED_GRAPH_LAUNCH };
 void emulated_refuse(enum emulated_refusal what);
-/* From now on the devices have so many bytes of memory together; 0: 4 GiB. */
+/* From now on the devices together have `size` bytes of memory; 0: 4 GiB. */
 void emulated_memory(size_t size);
 /* Graphs launched in this process so far. */
 int emulated_graphs(void);

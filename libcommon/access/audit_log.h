@@ -30,9 +30,9 @@ struct audit_log_options {
 struct audit_log;
 /* Fails only without memory or threads. */
 struct audit_log *audit_log_open(const struct audit_log_options *o, struct err *e);
-/* Write merged and waiting lines, for at most so many seconds; accept no more.  Returns the number
- * of lines that were not written.  If it is not 0, a thread is still writing, and l must not be
- * used again in this process. */
+/* Write merged and waiting lines, for at most patience_s seconds; accept no more.  Returns the
+ * number of lines that were not written.  If it is not 0, a thread is still writing, and l must
+ * not be used again in this process. */
 int audit_log_finish(struct audit_log *l, double patience_s);
 void audit_log_close(struct audit_log *l);              /* after audit_log_finish; NULL is fine */
 /* Cannot fail, never waits.  admitted: the request was let in, by its key or because no key is

@@ -148,9 +148,9 @@ struct panels {
     uint8_t *code;
 };
 
-/* Floats of one [group][PANEL] array: groups are 32 columns or more, and a matrix is padded by
+/* Floats of one [group][PANEL] array: groups are 16 columns or more, and a matrix is padded by
  * at most 255 columns. */
-static size_t group_floats(const struct gptq *g) { return (size_t)g->N + 4 * PANEL; }
+static size_t group_floats(const struct gptq *g) { return ((size_t)g->N + 256) / 16 * PANEL; }
 
 size_t gptq_scratch(const struct gptq *g)
 {

@@ -144,11 +144,11 @@ static int kind_of(struct dry *d, int32_t id)
         char *word;
         size_t size;
         struct err ignored;
-        int is_head = 0, kind = PLAIN;
-        if (tokenizer_decode(d->t, &id, 1, 0, &word, &size, &ignored) == 0) {
-            kind = match_word(d, word, size, note_head, &is_head) ? BREAKER : is_head ? HEAD : PLAIN;
-            free(word);
-        }
+        int is_head = 0;
+        if (tokenizer_decode(d->t, &id, 1, 0, &word, &size, &ignored) != 0)
+            return PLAIN;                               /* not kept: without memory, try again next time */
+        const int kind = match_word(d, word, size, note_head, &is_head) ? BREAKER : is_head ? HEAD : PLAIN;
+        free(word);
         *at |= (uint8_t)(kind << shift);
     }
     return *at >> shift & 3;

@@ -89,7 +89,7 @@ void conn_flush(struct conn *c);            /* send what waits, then go on with 
 void conn_kill(struct conn *c);             /* close now; freed at the end of the round */
 void conn_free(struct conn *c);
 void conn_check_time(struct conn *c, uint64_t now);     /* close or refuse it if a time limit has passed */
-uint64_t conn_deadline(double s);           /* so many seconds from now */
+uint64_t conn_deadline(double s);           /* clock_ns() in s seconds */
 void conn_mark_dirty(struct conn *c);       /* flush it at the end of this round */
 /* Tell places whether it may be evicted: not while a call works for it, nor, with a good key,
  * while it has a request or an unsent answer.  active: it did something just now. */

@@ -11,8 +11,8 @@
  * 0.45 of the vectors' time.  256 tokens reach a quarter of the tile unit's peak, not a third:
  * x is split again for every 4 tiles, and sums go to memory and come back.
  *
- * tdpbf16ps adds up even and odd k on their own, by fma and from 0, and adds their sum to what
- * there is.  So, for a row and a token:
+ * tdpbf16ps adds up even and odd k on their own, by fma and from 0, and adds both sums to the
+ * accumulator.  So, for a row and a token:
  *     acc = 0;  for each 32 k in order, for the parts of x from the last to the first:
  *         even = odd = 0;  even = fma(part[k], w[k], even), odd = fma(part[k + 1], w[k + 1], odd)
  *         in order of k;  acc += even + odd

@@ -42,8 +42,10 @@ kept() {
 }
 
 @test "-q nvfp4 makes a file that verifies and answers" {
-  zse-convert models/tiny -o "$T/m.zse" -q nvfp4 --quality fast
-  zse-info --verify "$T/m.zse"
+  for quality in fast good; do
+    zse-convert models/tiny -o "$T/m.zse" -q nvfp4 --quality $quality --force
+    zse-info --verify "$T/m.zse"
+  done
   run -0 zse-chat "$T/m.zse" -p 'Once upon a time' --temp 0 --max-tokens 8
   [ -n "$output" ]
 }
