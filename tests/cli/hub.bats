@@ -16,6 +16,7 @@ setup_file() {
   cp -r models/tiny "$T/both"
   echo '{"weight_map":{}}' >"$T/both/model.safetensors.index.json"
   split_model
+  python3 -S tests/lib/nvfp4.py modelopt-old models/tiny "$T/modelopt" "$T/modelopt-want"
   python3 tests/hub/shards.py models/tiny "$T/layers" 3 layers
   python3 tests/hub/shards.py models/tiny "$T/unused" 2 layers unused
   mkdir "$T/single"
@@ -41,7 +42,7 @@ setup_file() {
   python3 -B tests/hub/server.py test/tiny="$T/tiny" private/model="$T/tiny" gated/model="$T/tiny" test/bare="$T/bare" test/shards="$T/shards" \
     test/layers="$T/layers" test/unused="$T/unused" test/single="$T/single" test/cut="$T/cut" test/lost="$T/lost" test/nothing="$T/nothing" test/mute="$T/mute" \
     test/shapeless="$T/shapeless" \
-    test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" test/moe="$T/moe" solo="$T/tiny" \
+    test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" test/modelopt="$T/modelopt" test/moe="$T/moe" solo="$T/tiny" \
       HuggingFaceTB/SmolLM2-135M-Instruct="$T/tiny" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
   echo $! >"$T/hub.pid"
   read -r HUB CDN <"$T/hub.pipe"
@@ -94,6 +95,15 @@ complete() {
   curl -s "$HUB/_reset" -d ''
   answers test/tiny
   [ -z "$(requests)" ]
+}
+
+@test "convert: hf_quant_config.json comes along and says how the weights are quantized" {
+  zse-convert test/modelopt -o "$BATS_TEST_TMPDIR/hub.zse" -q keep
+  zse-convert "$T/modelopt" -o "$BATS_TEST_TMPDIR/here.zse" -q keep
+  zse-info -t "$BATS_TEST_TMPDIR/hub.zse" | grep -q nvfp4
+  zse-info --dump-tensor layers.0.down_proj.weight -o "$BATS_TEST_TMPDIR/a" "$BATS_TEST_TMPDIR/hub.zse"
+  zse-info --dump-tensor layers.0.down_proj.weight -o "$BATS_TEST_TMPDIR/b" "$BATS_TEST_TMPDIR/here.zse"
+  cmp "$BATS_TEST_TMPDIR/a" "$BATS_TEST_TMPDIR/b"
 }
 
 @test "convert: only what is needed, in ranges, from a second host that gets no token" {
