@@ -114,7 +114,7 @@ rendered() {
   for c in $(programs) "zse-info tokenize" "zse-info detokenize" "zse-info render" "zse-info models "{list,info,search,check,fetch}; do $c --help; done |
     grep -oE -- '--[a-z0-9-]+' | sort -u >"$options"
   [ "$(wc -l <"$options")" -gt 100 ]
-  printf '%s\n' --retry --unix-socket >>"$options"                    # curl's, in examples
+  printf '%s\n' --retry --fail --unix-socket >>"$options"                    # curl's, in examples
   for page in man/*; do
     rendered "${page##*/}" >"$BATS_TEST_TMPDIR/page"
     # a Fl macro goes on to the end of its line: "--strict; -why -there -are none"; no option here
