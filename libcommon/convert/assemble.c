@@ -7,7 +7,9 @@
 #include "libcommon/convert/row_reader.h"
 #include "libcommon/model/parts.h"
 
-static int source_shape(void *user, const char *name, int *n_dims, int64_t dim[4])
+_Static_assert((int)WEIGHT_DIMS == SOURCE_DIMS, "a shape of one is a shape of the other");
+
+static int source_shape(void *user, const char *name, int *n_dims, int64_t dim[WEIGHT_DIMS])
 {
     const struct source_tensor *t = source_find(user, name);
     if (!t)
@@ -26,7 +28,8 @@ static int by_name(const void *key, const void *b)
     return strcmp(key, (*(const struct weight_spec *const *)b)->source);
 }
 
-int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n, struct err *e)
+int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n,
+                   int skipped[N_WEIGHT_SKIPS], struct err *e)
 {
     const struct weight_source w = { source_shape, (void *)s, s->kind == SOURCE_GGUF };
     if (weight_specs(c, &w, specs, n, e) < 0)
@@ -39,7 +42,12 @@ int source_weights(const struct config *c, const struct source *s, struct weight
         qsort(sorted, (size_t)*n, sizeof *sorted, by_source);
     for (int i = 0; rc == 0 && i < s->n_tensors; i++) {
         const char *name = s->tensors[i].name;
-        if (!bsearch(name, sorted, (size_t)*n, sizeof *sorted, by_name) && !weight_ignorable(c, name))
+        if (bsearch(name, sorted, (size_t)*n, sizeof *sorted, by_name))
+            continue;
+        const enum weight_skip why = weight_skip(c, name);
+        if (skipped)
+            skipped[why]++;
+        if (why == WEIGHT_UNKNOWN)
             rc = err_set(e, ERR_UNSUPPORTED, "%s: tensor '%s' has no place in architecture %s", s->path, name, c->arch);
     }
     free(sorted);
@@ -161,7 +169,7 @@ struct model *model_assemble(const struct source *s, enum qtype type, struct err
         err_nomem(e, "model");
         goto fail;
     }
-    if (source_weights(&m->config, s, &specs, &n, e) < 0)
+    if (source_weights(&m->config, s, &specs, &n, NULL, e) < 0)
         goto fail;
     model_norms(m);
     if (model_experts(m, e) < 0) {

@@ -13,7 +13,8 @@ struct model *model_assemble(const struct source *s, enum qtype type, struct err
 
 /* The list of tensors, checked against the source's shapes (see weight_specs); every tensor of
  * the source is on it or ignorable. */
-int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n, struct err *e);
+int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n,
+                   int skipped[N_WEIGHT_SKIPS], struct err *e);
 
 /* The place of a weight in a model: its linear layer or norm, and the pointer of a vector. */
 struct weight_place { struct linear *linear; struct norm *norm; const float **plain; };

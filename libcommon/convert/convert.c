@@ -144,10 +144,16 @@ static int open_files(struct conversion *cv, int *n_specs, struct err *e)
                        cv->source->config ? "weights" : "configuration");
     if (config_parse(&cv->config, cv->source->config, e))
         return err_prefix(e, "%s", cv->source->path);
-    if (source_weights(&cv->config, cv->source, &cv->specs, n_specs, e)) {
+    int skipped[N_WEIGHT_SKIPS] = { 0 };
+    if (source_weights(&cv->config, cv->source, &cv->specs, n_specs, skipped, e)) {
         cv->specs = NULL;
         return -1;
     }
+    if (skipped[WEIGHT_ENCODER])
+        conversion_note(cv, "%d tensors of the encoder of images are skipped: image input is left out",
+                        skipped[WEIGHT_ENCODER]);
+    if (skipped[WEIGHT_PREDICTOR])
+        conversion_note(cv, "%d tensors that predict further tokens are skipped", skipped[WEIGHT_PREDICTOR]);
     return 0;
 }
 

@@ -196,7 +196,7 @@ static int ends_in(const char *name, const char *end)
 }
 
 /* The shape that a source tensor of this name would have. */
-static int shape_of(void *user, const char *name, int *n_dims, int64_t dim[4])
+static int shape_of(void *user, const char *name, int *n_dims, int64_t dim[WEIGHT_DIMS])
 {
     const struct shape *s = user;
     const int64_t q = (int64_t)s->n_heads * s->head_dim, kv = (int64_t)s->n_kv_heads * s->head_dim;

@@ -21,9 +21,19 @@ static json_t *lift_text_config(const json_t *config)
     static const char *const left_behind[] = { "text_config", "vision_config", "audio_config", "llm_config",
                                                "language_config" };
     const json_t *text = js_get(config, "text_config");
-    if (!json_is_object(text))
-        return json_copy((json_t *)config);
-    json_t *out = json_copy((json_t *)text), *v;
+    json_t *wrapper = js_get(config, "model_type"), *tied = js_get(config, "tie_word_embeddings"), *v;
+    const int nested = json_is_object(text), flat = !nested && json_is_object(js_get(config, "vision_config"));
+    json_t *out = json_copy((json_t *)(nested ? text : config));
+    if (!out || !(nested || flat))
+        return out;
+    if (wrapper)
+        json_object_set(out, "zse_wrapper", wrapper);
+    if (flat) {                         /* qwen2_vl before version 5: the text's fields are at the top */
+        json_object_del(out, "vision_config");
+        return out;
+    }
+    if (tied)                           /* whether the whole is tied, which its parts need not know */
+        json_object_set(out, "tie_word_embeddings", tied);
     const char *key;
     json_object_foreach((json_t *)config, key, v)
         if (!js_get(out, key))

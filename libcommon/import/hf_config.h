@@ -7,7 +7,8 @@
 #include "libcommon/base/err.h"
 
 /* Fields are renamed to what current versions of transformers write:
- *   text_config             its fields move to the top level; vision_config and others are dropped
+ *   text_config             its fields move to the top level; vision_config and others are dropped,
+ *                           the outer model_type becomes zse_wrapper
  *   rope_parameters         {"rope_type", "rope_theta", ...}, or one such object for each type of
  *                           layer ("full_attention", "sliding_attention"); replaces rope_theta,
  *                           rope_scaling, rotary_emb_base and rope_local_base_freq.  Absent if the

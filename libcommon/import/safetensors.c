@@ -51,8 +51,9 @@ static int read_entry(const struct map *m, struct source_tensor *t, const json_t
         return err_set(e, ERR_UNSUPPORTED, "dtype: unknown type '%s'", dtype);
     if (!json_is_array(shape))
         return err_set(e, ERR_FORMAT, "shape: found %s, expected an array", js_kind(shape));
-    if (json_array_size(shape) > 4)
-        return err_set(e, ERR_UNSUPPORTED, "shape: %zu dimensions, expected at most 4", json_array_size(shape));
+    if (json_array_size(shape) > SOURCE_DIMS)
+        return err_set(e, ERR_UNSUPPORTED, "shape: %zu dimensions, expected at most %d", json_array_size(shape),
+                       SOURCE_DIMS);
     t->n_dims = (int)json_array_size(shape);
     uint64_t n = 1;
     for (int i = 0; i < t->n_dims; i++) {

@@ -19,11 +19,13 @@ enum source_kind { SOURCE_NONE, SOURCE_ZSE, SOURCE_GGUF, SOURCE_FOLDER, SOURCE_C
 
 struct packed;
 
+enum { SOURCE_DIMS = 5 };             /* most dimensions; the encoders of videos have 5 */
+
 struct source_tensor {
     const char *name;               /* borrowed from the source */
     int type;                       /* enum ggml_type, including the SRC_ numbers */
     int n_dims;
-    int64_t dim[4];                 /* outermost first */
+    int64_t dim[SOURCE_DIMS];       /* outermost first */
     const uint8_t *data;            /* NULL: its file is being downloaded, see source_wait */
     size_t size;
     int shard;                      /* index into the files, for messages */

@@ -13,6 +13,7 @@ enum experts_form {
     EXPERTS_APART,              /* a tensor for each */
     EXPERTS_STACKED,            /* all gates [n_experts, rows, cols], all ups, all downs (GGUF) */
     EXPERTS_FUSED,              /* the same, gates and ups in one tensor, gate first (granitemoe) */
+    EXPERTS_FUSED_BARE,         /* the same, names without ".weight" (mistral4) */
     EXPERTS_FUSED_IN_OUT,       /* the same, matrices stored [in, out] (llama4) */
     EXPERTS_PAIRED_IN_OUT,      /* the same, gate and up interleaved column by column (gpt-oss) */
 };
@@ -98,11 +99,21 @@ struct arch {
         .n_heads = heads, .n_kv_heads = kv, .max_len = len
 #define ROPE(theta) .pos = POS_ROPE, .rope_theta = theta
 #define LAYER(bits) .norm = NORM_LAYER, .eps = 1e-5, .biases = bits
-enum { N_MOE_ARCHS = 15 };
+enum { N_MOE_ARCHS = 16 };
 enum { N_STATE_ARCHS = 5 };
 extern const struct arch state_archs[N_STATE_ARCHS];    /* arch_state.c: layers with a state */
 extern const struct arch moe_archs[N_MOE_ARCHS];        /* arch_moe.c: mixtures of experts, latent attention */
 const struct arch *arch_find(const char *name);         /* NULL: none */
+
+/* wrapper.c: a checkpoint with a language model inside, by its outer model_type. */
+struct wrapper {
+    const char *name;
+    const char *keys;                       /* "a|b": keys that are not about the language model; NULL: none */
+    const char *tensors;                    /* "a.|b.": how the names of tensors of other parts begin */
+};
+const struct wrapper *wrapper_find(const char *name);               /* NULL: none */
+int wrapper_skips(const struct wrapper *w, const char *tensor);     /* w may be NULL */
+
 extern const char *const arch_ignored[];                /* keys that do not change what is computed */
 
 /* RoPE tables from rope_parameters. */

@@ -202,6 +202,18 @@ static void more_qwen3_moe(struct parse *p, struct config *c)
         c->window[i] = window;
 }
 
+/* Its weights are always normalized, and no layer has a window. */
+static void more_qwen3_vl_moe(struct parse *p, struct config *c)
+{
+    experts_parse(p, c, 60, 4, 1408);
+    sparse_layers_parse(p, c);
+    attention_bias_parse(p, c);
+    parse_must_be(p, "norm_topk_prob", 1);
+    c->moe.normalize = 1;
+    parse_must_be(p, "use_sliding_window", 0);
+    parse_find(p, "sliding_window", NULL);
+}
+
 /* Multi-head latent attention in every layer. */
 static void mla_parse(struct parse *p, struct config *c)
 {
@@ -411,6 +423,8 @@ const struct arch moe_archs[N_MOE_ARCHS] = {
     { ROW("qwen3_moe",    qwen3_moe_names, 151936, 2048, 6144,  24, 32, 4,  32768),  ROPE(10000),   .eps = 1e-6,
       .act = "silu", .qk_norm = QK_NORM_HEAD,
       .more = more_qwen3_moe },
+    { ROW("qwen3_vl_moe_text", qwen3_moe_names, 151936, 2048, 5632, 24, 16, 16, 128000), ROPE(5000000), .eps = 1e-6,
+      .act = "silu", .qk_norm = QK_NORM_HEAD, .more = more_qwen3_vl_moe },
     { ROW("deepseek_v2",  deepseek_names,  102400, 4096, 11008, 32, 32, 0,  2048),   ROPE(10000),   .eps = 1e-6,
       .act = "silu", .rope_pairs = 1, .more = more_deepseek_v2 },
     { ROW("deepseek_v3",  deepseek_names,  129280, 7168, 18432, 61, 128, 0, 4096),   ROPE(10000),   .eps = 1e-6,

@@ -268,6 +268,9 @@ static void common_parse(struct parse *p, const struct arch *a, struct config *c
     snprintf(c->arch, sizeof c->arch, "%s", a->name);
     c->names = a->names;
     c->gguf = parse_bool(p, "zse_gguf", 0);
+    c->wrapper = wrapper_find(parse_string(p, "zse_wrapper", NULL));
+    if (c->wrapper && c->wrapper->keys)
+        parse_find(p, c->wrapper->keys, NULL);
     sizes_parse(p, a, c);
     c->norm = a->norm;
     c->norm_eps = (float)parse_real(p, "rms_norm_eps|layer_norm_eps|layer_norm_epsilon|norm_epsilon|norm_eps", a->eps);

@@ -118,8 +118,10 @@ enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP =
        BIAS_QKV = 7, BIAS_MLP = 112 };
 
 struct weight_names;                        /* arch.h */
+struct wrapper;
 struct config {
     char arch[32];              /* model_type */
+    const struct wrapper *wrapper;          /* the source holds more than a language model; static, may be NULL */
     int n_layers, hidden_size, intermediate_size, n_heads, n_kv_heads, head_dim, vocab_size;
     int max_len;                /* max_position_embeddings */
     enum norm_kind norm;
@@ -292,11 +294,13 @@ enum weight_role {
     ROLE_IN_BA, ROLE_IN_Z, N_ROLES
 };
 
+enum { WEIGHT_DIMS = 5 };       /* most dimensions of a source's tensor */
+
 /* A source of weights: does a tensor exist, and with what shape? (import/ is above this layer.) */
 struct weight_source {
     /* 0 with dim[] filled, or -1 if there is none. NULL: every tensor that the config asks for
      * exists (a model of which only the config is known). */
-    int (*shape)(void *user, const char *name, int *n_dims, int64_t dim[4]);
+    int (*shape)(void *user, const char *name, int *n_dims, int64_t dim[WEIGHT_DIMS]);
     void *user;
     int is_gguf;
 };
@@ -305,8 +309,14 @@ struct weight_source {
  * malloc'd. */
 int weight_specs(const struct config *c, const struct weight_source *s, struct weight_spec **specs, int *n,
                  struct err *e);
-/* 1 if a source tensor that no spec names is harmless (rotary inv_freq buffers, attention masks
- * ...). */
-int weight_ignorable(const struct config *c, const char *source_name);
+/* Why a source tensor that no spec names may be left out. */
+enum weight_skip {
+    WEIGHT_UNKNOWN,             /* it may not */
+    WEIGHT_BUFFER,              /* made from the configuration, or a copy: frequencies, masks, a tied head */
+    WEIGHT_ENCODER,             /* part of an encoder of images, video or sound */
+    WEIGHT_PREDICTOR,           /* predicts further tokens (multi-token prediction) */
+    N_WEIGHT_SKIPS
+};
+enum weight_skip weight_skip(const struct config *c, const char *source_name);
 
 #endif

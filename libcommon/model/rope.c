@@ -10,7 +10,9 @@
 #include "libcommon/base/json.h"
 #include "libcommon/model/arch.h"
 
-static const char *const rope_ignored[] = { "finetuned", "type", NULL };
+/* mrope_: which pairs of dimensions rotate by time, height and width of an image; the three are
+ * equal in text. */
+static const char *const rope_ignored[] = { "finetuned", "type", "mrope_section", "mrope_interleaved", NULL };
 
 static void linear(struct parse *p, struct rope *r)
 {
@@ -29,7 +31,7 @@ static void llama3(struct parse *p, struct rope *r, double original)
     double factor = parse_real(p, "factor", 8), low = parse_real(p, "low_freq_factor", 1),
            high = parse_real(p, "high_freq_factor", 4);
     original = parse_real(p, "original_max_position_embeddings", original);
-    if (!(factor > 0 && low > 0 && high > low && original > 0))
+    if (!(factor > 0 && low > 0 && high >= low && original > 0))
         parse_fail(p, ERR_FORMAT, "rope_type \"llama3\": factor %g, low_freq_factor %g, high_freq_factor %g do not fit together", factor, low, high);
     for (int i = 0; i < r->dim / 2 && !p->bad; i++) {
         float f = r->inv_freq[i], wave = (float)(2 * pi) / f;
@@ -177,7 +179,7 @@ static void rope_add(struct parse *up, const struct arch *a, struct config *c, c
         yarn(&p, c, r, theta, original);
     else if (strcmp(type, "longrope") == 0)
         longrope(&p, r, theta, original, c->max_len);
-    else if (strcmp(type, "default") == 0)
+    else if (strcmp(type, "default") == 0 || strcmp(type, "mrope") == 0)
         parse_find(&p, "factor|original_max_position_embeddings", NULL);
     else
         parse_fail(&p, ERR_UNSUPPORTED, "rope_type \"%.40s\" is not supported; these are: default linear llama3 yarn longrope", type);

@@ -43,7 +43,7 @@ struct builder {
 static int exists(const struct builder *b, const char *name)
 {
     int n;
-    int64_t dim[4];
+    int64_t dim[WEIGHT_DIMS];
     return !b->s->shape || b->s->shape(b->s->user, name, &n, dim) == 0;
 }
 
@@ -51,7 +51,7 @@ static int exists(const struct builder *b, const char *name)
 static int has_dims(const struct builder *b, const char *name, int n_dims)
 {
     int n;
-    int64_t dim[4];
+    int64_t dim[WEIGHT_DIMS];
     return b->s->shape && b->s->shape(b->s->user, name, &n, dim) == 0 && n == n_dims;
 }
 
@@ -68,7 +68,7 @@ static void dims_text(char *out, size_t room, const int64_t *dim, int n)
 static int check_shape(const struct builder *b, const char *name, const int64_t *want, int n_want, int optional)
 {
     int n;
-    int64_t dim[4];
+    int64_t dim[WEIGHT_DIMS];
     if (!b->s->shape)
         return 0;
     if (b->s->shape(b->s->user, name, &n, dim) < 0)
@@ -306,7 +306,7 @@ static int add_vector(struct builder *b, int layer, enum layer_part part, const 
 /* Place of an expert's matrix in the source's tensor. */
 struct expert_place {
     const char *stem;               /* of the tensor */
-    int in_out;                     /* stored [in, out] */
+    int in_out, bare;               /* stored [in, out]; named without ".weight" */
     int64_t src_rows;               /* rows of one expert: the matrix's own, or those of gate and up together */
     int64_t offset, run, stride;    /* of the expert's rows, see struct row_map */
 };
@@ -317,7 +317,8 @@ static struct expert_place expert_place(const struct builder *b, enum layer_part
     const int down = part == LP_EXPERT_DOWN, up = part == LP_EXPERT_UP;
     const int fused = form >= EXPERTS_FUSED && !down, paired = form == EXPERTS_PAIRED_IN_OUT && fused;
     struct expert_place p = { .stem = down ? b->n.expert_down : up && !fused ? b->n.expert_up : b->n.expert_gate,
-                              .in_out = form >= EXPERTS_FUSED_IN_OUT, .src_rows = fused ? 2 * rows : rows,
+                              .in_out = form >= EXPERTS_FUSED_IN_OUT, .bare = form >= EXPERTS_FUSED_BARE,
+                              .src_rows = fused ? 2 * rows : rows,
                               .run = rows, .stride = rows };
     if (paired) {
         p.offset = up;
@@ -352,7 +353,7 @@ static int add_expert_part(struct builder *b, int layer, int expert, enum layer_
                                   .first = expert * f.cols };
     else if (!apart)
         t.map = stacked;
-    snprintf(full, sizeof full, "%s%s", base, at.in_out ? "" : ".weight");
+    snprintf(full, sizeof full, "%s%s", base, at.bare ? "" : ".weight");
     snprintf(name, sizeof name, "%s.weight", part_infos[part].name);
     if (add_as(b, name, full, apart ? shape + 1 : shape, apart ? 2 : 3, &t) < 0)
         return -1;
@@ -362,7 +363,7 @@ static int add_expert_part(struct builder *b, int layer, int expert, enum layer_
     const struct weight_spec bias = { .rows = 1, .cols = f.rows, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
                                       .expert = expert, .part = (int)part, .optional = c->gguf,
                                       .map = apart ? (struct row_map){ 0 } : stacked };
-    snprintf(full, sizeof full, "%s%s", base, at.in_out ? "_bias" : ".bias");
+    snprintf(full, sizeof full, "%s%s", base, at.bare ? "_bias" : ".bias");
     snprintf(name, sizeof name, "%s.bias", part_infos[part].name);
     return add_as(b, name, full, apart ? biases + 1 : biases, apart ? 1 : 2, &bias) < 0 ? -1 : 0;
 }
@@ -628,6 +629,46 @@ static int find_prefix(struct builder *b)
                    b->n.embed);
 }
 
+/* 1 if the source has a tensor of this shape. */
+static int has_shape(const struct builder *b, const char *name, int64_t d0, int64_t d1, int64_t d2)
+{
+    int n;
+    int64_t dim[WEIGHT_DIMS];
+    return b->s->shape(b->s->user, name, &n, dim) == 0 && n == 3 && dim[0] == d0 && dim[1] == d1 && dim[2] == d2;
+}
+
+/* Find out how a folder keeps its experts: checkpoints of one architecture have them apart or
+ * stacked, as the version of transformers that wrote them did. */
+static void find_experts(struct builder *b)
+{
+    const struct config *c = b->c;
+    const int64_t n = c->moe.n_experts, mid = c->moe.intermediate_size, hidden = c->hidden_size;
+    int layer = 0;
+    while (layer < c->n_layers && c->ff[layer] != FF_MOE)
+        layer++;
+    if (layer == c->n_layers || !b->s->shape || c->gguf || b->n.experts_form == EXPERTS_PAIRED_IN_OUT)
+        return;
+    char base[96], apart[160], up[160], down[160];
+    path(b, base, sizeof base, layer, b->n.experts);
+    snprintf(apart, sizeof apart, "%s0.gate_proj.weight", base);
+    snprintf(up, sizeof up, "%sgate_up_proj", base);
+    snprintf(down, sizeof down, "%sdown_proj", base);
+    if (b->n.experts_form >= EXPERTS_FUSED_BARE && exists(b, apart)) {
+        b->n.experts_form = EXPERTS_APART;
+        b->n.expert_gate = "gate_proj";
+        b->n.expert_up = "up_proj";
+    } else if (has_shape(b, up, n, 2 * mid, hidden) && has_shape(b, down, n, hidden, mid)) {
+        b->n.experts_form = EXPERTS_FUSED_BARE;
+        b->n.expert_gate = "gate_up_proj";
+    } else if (has_shape(b, up, n, hidden, 2 * mid) && has_shape(b, down, n, mid, hidden)) {
+        b->n.experts_form = EXPERTS_FUSED_IN_OUT;
+        b->n.expert_gate = "gate_up_proj";
+    } else {
+        return;
+    }
+    b->n.expert_down = "down_proj";
+}
+
 /* Set the names that a GGUF uses only in models with recurrent layers. */
 static void state_names(struct builder *b)
 {
@@ -662,6 +703,7 @@ int weight_specs(const struct config *c, const struct weight_source *s, struct w
         state_names(&b);
     if ((c->gguf ? 0 : find_prefix(&b)) < 0 || add_embed(&b) < 0)
         goto fail;
+    find_experts(&b);
     for (int i = 0; i < c->n_layers; i++)
         if (add_layer(&b, i) < 0)
             goto fail;
@@ -681,27 +723,34 @@ static int ends_with(const char *s, const char *end)
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
-int weight_ignorable(const struct config *c, const char *name)
+enum weight_skip weight_skip(const struct config *c, const char *name)
 {
     /* Causal masks and tables that older versions saved with the model; factors that are already
      * in the GGUF's configuration. */
     static const char *const ends[] = { "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached",
                                         ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
                                         ".attention.rotary_emb.inv_freq" };
-    static const char *const begins[] = { "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
-                                          "model.multi_modal_projector.", "rope_freqs.", "rope_factors_long.",
-                                          "rope_factors_short.", "model.mtp_", "mtp." };
+    static const struct { const char *begin; enum weight_skip why; } begins[] = {
+        { "vision_tower.", WEIGHT_ENCODER }, { "multi_modal_projector.", WEIGHT_ENCODER },
+        { "model.vision_tower.", WEIGHT_ENCODER }, { "model.multi_modal_projector.", WEIGHT_ENCODER },
+        { "rope_freqs.", WEIGHT_BUFFER }, { "rope_factors_long.", WEIGHT_BUFFER },
+        { "rope_factors_short.", WEIGHT_BUFFER }, { "model.mtp_", WEIGHT_PREDICTOR }, { "mtp.", WEIGHT_PREDICTOR },
+        { "model.mtp.", WEIGHT_PREDICTOR },
+    };
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (ends_with(name, ends[i]))
-            return 1;
+            return WEIGHT_BUFFER;
+    if (wrapper_skips(c->wrapper, name))
+        return WEIGHT_ENCODER;
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
-        if (strncmp(name, begins[i], strlen(begins[i])) == 0)
-            return 1;
+        if (strncmp(name, begins[i].begin, strlen(begins[i].begin)) == 0)
+            return begins[i].why;
     const char *layer = strstr(name, c->gguf ? gguf_names.layer : c->names->layer);
     const int n = layer ? atoi(layer + strlen(c->gguf ? gguf_names.layer : c->names->layer)) : -1;
     if (n >= c->n_layers && n < c->n_layers + c->n_extra_layers)
-        return 1;
+        return WEIGHT_PREDICTOR;
     char head[64];
     snprintf(head, sizeof head, "%s.weight", c->gguf ? gguf_names.head : c->names->head);
-    return c->tied && ends_with(name, head);    /* saved although it equals the embedding */
+    /* a tied head may be saved although it equals the embedding */
+    return c->tied && ends_with(name, head) ? WEIGHT_BUFFER : WEIGHT_UNKNOWN;
 }

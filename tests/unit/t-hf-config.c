@@ -39,7 +39,11 @@ static void normalizes(void **state)
         { "{'rope_parameters':{'full_attention':{'rope_theta':1e6},'sliding_attention':{'rope_theta':1e4,'rope_type':'default'}}}",
           "{'rope_parameters':{'full_attention':{'rope_theta':1e6,'rope_type':'default'},'sliding_attention':{'rope_theta':1e4,'rope_type':'default'}}}" },
         { "{'model_type':'gemma3','eos_token_id':[1,106],'vision_config':{'x':1},'text_config':{'model_type':'gemma3_text','rope_theta':1e6}}",
-          "{'model_type':'gemma3_text','eos_token_id':[1,106],'rope_parameters':{'rope_type':'default','rope_theta':1e6}}" },
+          "{'model_type':'gemma3_text','zse_wrapper':'gemma3','eos_token_id':[1,106],'rope_parameters':{'rope_type':'default','rope_theta':1e6}}" },
+        { "{'model_type':'qwen3_vl','tie_word_embeddings':false,'text_config':{'model_type':'qwen3_vl_text','tie_word_embeddings':true}}",
+          "{'model_type':'qwen3_vl_text','zse_wrapper':'qwen3_vl','tie_word_embeddings':false}" },
+        { "{'model_type':'qwen2_5_vl','hidden_size':64,'vision_config':{'hidden_size':32}}",
+          "{'model_type':'qwen2_5_vl','zse_wrapper':'qwen2_5_vl','hidden_size':64}" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct err e = { 0 };

@@ -15,7 +15,7 @@
 struct shape { const char *name; int64_t rows, cols; };     /* cols 0: a vector */
 struct fake { const struct shape *shapes; const char *prefix, *without; };
 
-static int shape_of(void *user, const char *name, int *n, int64_t dim[4])
+static int shape_of(void *user, const char *name, int *n, int64_t dim[WEIGHT_DIMS])
 {
     const struct fake *f = user;
     char full[160];
@@ -130,7 +130,7 @@ static void test_missing_and_misshapen(void **state)
     parse(&c, "{\"model_type\": \"llama\", \"num_key_value_heads\": 2, \"tie_word_embeddings\": true, " TINY "}");
     assert_int_equal(specs_of(&c, llama, "model.", NULL, &specs, &n, &e), 0);
     assert_int_equal(n, 11);
-    assert_true(weight_ignorable(&c, "lm_head.weight"));
+    assert_true(weight_skip(&c, "lm_head.weight"));
     free(specs);
     config_release(&c);
 }
@@ -193,7 +193,7 @@ static void test_row_maps(void **state)
                 find(specs, n, "layers.0.down_proj.weight")->map.transposed);
     assert_true(!find(specs, n, "embed.weight")->map.transposed &&
                 !find(specs, n, "layers.0.v_proj.bias")->map.transposed);
-    assert_true(weight_ignorable(&c, "h.0.attn.bias") && !weight_ignorable(&c, "h.0.attn.c_attn.bias"));
+    assert_true(weight_skip(&c, "h.0.attn.bias") && !weight_skip(&c, "h.0.attn.c_attn.bias"));
     free(specs);
     config_release(&c);
 
@@ -214,15 +214,79 @@ static void test_row_maps(void **state)
         assert_int_equal(source_row(&find(specs, n, "layers.0.q_proj.weight")->map, i), order[i]);
         assert_int_equal(source_row(&find(specs, n, "layers.0.v_proj.weight")->map, i), i);
     }
-    assert_true(weight_ignorable(&c, "rope_freqs.weight") && !weight_ignorable(&c, "blk.0.ffn_gate_inp.weight"));
+    assert_true(weight_skip(&c, "rope_freqs.weight") && !weight_skip(&c, "blk.0.ffn_gate_inp.weight"));
     free(specs);
+    config_release(&c);
+}
+
+/* A mixture whose experts are stacked (in_out: as [in, out]) or apart, inside a larger model. */
+struct stacked { int in_out, apart; };
+
+static int stacked_shape(void *user, const char *name, int *n, int64_t dim[WEIGHT_DIMS])
+{
+    static const struct shape shapes[] = {
+        { "embed_tokens.weight", 10, 8 }, { "norm.weight", 8, 0 }, { "layers.0.input_layernorm.weight", 8, 0 },
+        { "layers.0.post_attention_layernorm.weight", 8, 0 }, { "layers.0.self_attn.q_norm.weight", 2, 0 },
+        { "layers.0.self_attn.k_norm.weight", 2, 0 }, { "layers.0.self_attn.q_proj.weight", 8, 8 },
+        { "layers.0.self_attn.k_proj.weight", 8, 8 }, { "layers.0.self_attn.v_proj.weight", 8, 8 },
+        { "layers.0.self_attn.o_proj.weight", 8, 8 }, { "layers.0.mlp.gate.weight", 2, 8 }, { NULL, 0, 0 },
+    };
+    const struct stacked *s = user;
+    const struct fake f = { shapes, "model.language_model.", NULL };
+    const char *experts = strstr(name, "mlp.experts.");
+    if (!experts)
+        return shape_of((void *)&f, name, n, dim);
+    const int is_up = strcmp(experts, "mlp.experts.gate_up_proj") == 0;
+    if (!s->apart && (is_up || strcmp(experts, "mlp.experts.down_proj") == 0)) {
+        const int64_t out = 8, in = is_up ? 8 : 4;          /* 2 * 4 rows of 8; 8 rows of 4 */
+        *n = 3;
+        dim[0] = 2;
+        dim[1] = s->in_out ? in : out;
+        dim[2] = s->in_out ? out : in;
+        return 0;
+    }
+    if (!s->apart)
+        return -1;
+    *n = 2;
+    dim[0] = strstr(experts, "down") ? 8 : 4;
+    dim[1] = strstr(experts, "down") ? 4 : 8;
+    return 0;
+}
+
+/* The same architecture's experts in three layouts. With 2 * 4 = 8 rows of gate and up the shape of
+ * down alone tells [in, out]. */
+static void test_experts(void **state)
+{
+    (void)state;
+    struct config c;
+    parse(&c, "{\"model_type\": \"qwen3_vl_moe_text\", \"zse_wrapper\": \"qwen3_vl_moe\", \"head_dim\": 2, \"num_key_value_heads\": 4,"
+              "\"num_experts\": 2, \"num_experts_per_tok\": 1, \"moe_intermediate_size\": 4, \"tie_word_embeddings\": true, " TINY "}");
+    for (int form = 0; form < 3; form++) {
+        struct stacked at = { form == 1, form == 2 };
+        const struct weight_source s = { stacked_shape, &at, 0 };
+        struct weight_spec *specs;
+        struct err e;
+        int n;
+        if (weight_specs(&c, &s, &specs, &n, &e) < 0)
+            fail_msg("form %d: %s", form, e.msg);
+        const struct weight_spec *up = find(specs, n, "layers.0.experts.1.up_proj.weight");
+        assert_string_equal(up->source, form == 2 ? "model.language_model.layers.0.mlp.experts.1.up_proj.weight"
+                                                  : "model.language_model.layers.0.mlp.experts.gate_up_proj");
+        assert_int_equal(up->map.transposed, form == 1);
+        assert_int_equal(source_row(&up->map, 0), form == 0 ? 12 : form == 1 ? 4 : 0);
+        free(specs);
+    }
+    assert_int_equal(weight_skip(&c, "model.visual.patch_embed.proj.weight"), WEIGHT_ENCODER);
+    assert_int_equal(weight_skip(&c, "mtp.fc.weight"), WEIGHT_PREDICTOR);
+    assert_int_equal(weight_skip(&c, "model.other.weight"), WEIGHT_UNKNOWN);
     config_release(&c);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prefixes), cmocka_unit_test(test_missing_and_misshapen), cmocka_unit_test(test_row_maps),
+        cmocka_unit_test(test_prefixes), cmocka_unit_test(test_missing_and_misshapen), cmocka_unit_test(test_experts),
+            cmocka_unit_test(test_row_maps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -196,7 +196,7 @@ static void fields(void **state)
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", "tensor w: shape: dimension 0", 4 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1.5],\"data_offsets\":[0,4]}}", "tensor w: shape: dimension 0", 4 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[9223372036854775807,8],\"data_offsets\":[0,4]}}", "overflows", 4 },
-        { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1],\"data_offsets\":[0,4]}}", "5 dimensions", 4 },
+        { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1],\"data_offsets\":[0,4]}}", "6 dimensions", 4 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", "4 bytes, but dtype and shape need 8",
           4 },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", "expected [begin, end]", 4 },
