@@ -28,6 +28,17 @@ static int by_name(const void *key, const void *b)
     return strcmp(key, (*(const struct weight_spec *const *)b)->source);
 }
 
+/* 1 if a joined source of these weights has this part. */
+static int is_part(const char *name, const struct weight_spec *specs, int n)
+{
+    char part[160];
+    for (int i = 0; i < n; i++)
+        for (int k = 0; strchr(specs[i].source, '{') && source_part_name(specs[i].source, k, part, sizeof part); k++)
+            if (strcmp(part, name) == 0)
+                return 1;
+    return 0;
+}
+
 int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n,
                    int skipped[N_WEIGHT_SKIPS], struct err *e)
 {
@@ -45,6 +56,8 @@ int source_weights(const struct config *c, const struct source *s, struct weight
         if (bsearch(name, sorted, (size_t)*n, sizeof *sorted, by_name))
             continue;
         const enum weight_skip why = weight_skip(c, name);
+        if (why == WEIGHT_UNKNOWN && is_part(name, *specs, *n))
+            continue;
         if (skipped)
             skipped[why]++;
         if (why == WEIGHT_UNKNOWN)

@@ -642,11 +642,11 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
         { .l = &l->q, .in = &in, .out = k->q, .ldo = (size_t)q_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->k, .in = &in, .out = k->key, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
-        { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)q_cols, .kind = OP_STORE } },
+        { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)state_gates(c), .kind = OP_STORE } },
         c->attn_gate ? 4 : 3, n, core_next(k, index, LOOP_QKV));
     attn_run(k, s, l, index);
     if (c->attn_gate)
-        state_gate(k, s);
+        state_gate(k, k->att, n, q_cols);
     sub_norm(k, &l->attn_sub_norm, k->att, n, q_cols);
     *out = k->att;
     *cols = q_cols;

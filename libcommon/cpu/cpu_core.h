@@ -60,8 +60,8 @@ struct moe_work {
 struct mla_work { float *heads, *q_a; uint8_t **act; int n_act; size_t act_bytes; };
 
 /* Buffers of layers with a state: the projection, outputs of the convolution and of the
- * recurrence, rates of the delta net, the gate of attention. */
-struct state_work { float *in, *conv, *out, *ba, *gate; };
+ * recurrence, rates of the delta net, the gate of attention, outputs of gate_a. */
+struct state_work { float *in, *conv, *out, *ba, *gate, *low; };
 
 struct core {
     const struct config *c;

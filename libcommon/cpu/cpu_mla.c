@@ -205,7 +205,9 @@ int mla_run(struct core *k, const struct step *s, const struct layer *l, int ind
     core_linear(k, (struct op[]){
         { .l = first, .in = &in, .out = m->q_rank ? k->mla.q_a : k->mla.heads,
           .ldo = (size_t)(m->q_rank ? m->q_rank : c->n_heads * dim), .kind = OP_STORE },
-        { .l = &l->kv_a, .in = &in, .out = k->key, .ldo = (size_t)c->head_dim, .kind = OP_STORE } }, 2, n, NULL);
+        { .l = &l->kv_a, .in = &in, .out = k->key, .ldo = (size_t)c->head_dim, .kind = OP_STORE },
+        { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)c->n_heads, .kind = OP_STORE } },
+                c->attn_gate ? 3 : 2, n, NULL);
     if (n == 1)
         latent_rows(&j, 0, 0);
     else
@@ -219,6 +221,8 @@ int mla_run(struct core *k, const struct step *s, const struct layer *l, int ind
     }
     attn_store_latents(k, s);
     run_all(&j, s);
+    if (c->attn_gate)
+        state_gate(k, k->mlp, n, c->n_heads * m->v_dim);
     *o = k->mlp;
     *cols = c->n_heads * m->v_dim;
     return 0;

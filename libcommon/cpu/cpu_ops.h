@@ -82,11 +82,12 @@ size_t mla_floats(const struct config *c);
 int mla_open(struct core *k, struct err *e);
 void mla_close(struct core *k);
 int mla_reserve(struct core *k, const struct layer *l, struct err *e);
-/* cpu_state.c: layers with a state; and the gate of attention: k->att *= sigmoid of
- * k->state.gate */
+/* cpu_state.c: layers with a state; and the gate of attention: its number of gates a token, and x
+ * [n][cols] *= sigmoid of k->state.gate */
 int state_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
               int *cols);
-void state_gate(struct core *k, const struct step *s);
+int state_gates(const struct config *c);
+void state_gate(struct core *k, float *x, int n, int cols);
 size_t state_floats(const struct config *c);
 int state_open(struct core *k, struct err *e);
 void state_close(struct core *k);

@@ -28,11 +28,13 @@ struct channel_run { int from, to, n, part; };  /* part: delta net: 0 a query, 1
 
 static size_t in_rows(const struct config *c, int layer)
 {
-    int64_t rows, cols, z = 0;
+    int64_t rows, cols, z = 0, f = 0;
     config_linear_shape(c, layer, ROLE_IN, &rows, &cols);
-    if (c->mixer[layer] == MIXER_DELTA)
+    if (c->mixer[layer] == MIXER_DELTA) {
         config_linear_shape(c, layer, ROLE_IN_Z, &z, &cols);
-    return (size_t)(rows + z);
+        config_linear_shape(c, layer, ROLE_IN_F, &f, &cols);
+    }
+    return (size_t)(rows + z + f);
 }
 
 /* Floats of a token in each buffer: the most of any layer. */
@@ -50,14 +52,15 @@ static void widths(const struct config *c, size_t *in, size_t *channels, size_t 
 
 static size_t gate_floats(const struct config *c)
 {
-    return c->attn_gate ? (size_t)c->n_heads * (size_t)c->head_dim : 0;
+    return c->attn_gate ? (size_t)state_gates(c) : 0;
 }
 
 size_t state_floats(const struct config *c)
 {
     size_t in, channels, width;
     widths(c, &in, &channels, &width);
-    return in + channels + width + 2 * (size_t)c->recurrent.n_heads + gate_floats(c);
+    return in + channels + width + 2 * (size_t)c->recurrent.n_heads + gate_floats(c) +
+           2 * (size_t)c->recurrent.gate_rank;
 }
 
 int state_open(struct core *k, struct err *e)
@@ -72,6 +75,7 @@ int state_open(struct core *k, struct err *e)
     w->out = w->conv + t * channels;
     w->ba = w->out + t * width;
     w->gate = w->ba + t * 2 * (size_t)k->c->recurrent.n_heads;
+    w->low = w->gate + t * gate_floats(k->c);
     k->bytes += floats * sizeof *w->in;
     return 0;
 }
@@ -195,6 +199,22 @@ static void mamba_token(const struct state_job *j, int head, int token, float *s
                         head * r->head_dim, r->state_size, r->head_dim, expf(rate_of(j, head) * dt), dt, j->l->d[head]);
 }
 
+static void sigmoid_gate(float *x, const float *gate, int n)
+{
+    for (int i = 0; i < n; i++)
+        x[i] /= 1 + expf(-gate[i]);
+}
+
+/* Turn a head's projections into the factors by which the rows of its state decay. */
+static void decays(const struct state_job *j, int head, float *x)
+{
+    const struct recurrent *r = j->r;
+    const float *bias = j->l->dt_bias + (size_t)head * (size_t)r->state_size, rate = rate_of(j, head);
+    for (int i = 0; i < r->state_size; i++)
+        x[i] = r->decay_least != 0 ? expf(r->decay_least / (1 + expf(rate * (x[i] + bias[i]))))
+                                   : expf(rate * softplus(x[i] + bias[i]));
+}
+
 static void delta_token(const struct state_job *j, int head, int token, float *state)
 {
     const struct recurrent *r = j->r;
@@ -202,16 +222,27 @@ static void delta_token(const struct state_job *j, int head, int token, float *s
               keys = r->n_groups * r->state_size;
     const float *q = j->k->state.conv + (size_t)token * (size_t)j->channels + group * r->state_size, *k = q + keys;
     const float *v = q - group * r->state_size + 2 * keys + head * r->head_dim;
-    const float *ba = j->k->state.ba + (size_t)token * 2 * (size_t)r->n_heads + group * 2 * share;
+    const float *ba = j->k->state.ba + (size_t)token * 2 * (size_t)r->n_heads;
+    const float b = r->ba_flat ? ba[head] : ba[group * 2 * share + member],
+                a = r->per_row ? 0 : r->ba_flat ? ba[r->n_heads + head] : ba[group * 2 * share + share + member];
     const int z_at = r->z_apart ? j->channels + head * r->head_dim : group *
                      (2 * r->state_size + 2 * share * r->head_dim) + 2 * r->state_size + (share + member) * r->head_dim;
     const float *z = j->k->state.in + (size_t)token * (size_t)j->n_in + z_at;
     float *out = j->k->state.out + (size_t)token * (size_t)j->width + head * r->head_dim;
-    const float decay = expf(rate_of(j, head) * softplus(ba[share + member] + j->l->dt_bias[head])),
-                rate = 1 / (1 + expf(-ba[member]));
-    j->k->k->scan_delta(state, q, k, v, out, r->state_size, r->head_dim, decay, rate);
+    const float rate = r->rate_scale / (1 + expf(-b));
+    if (r->per_row) {
+        float *decay = j->k->state.in + (size_t)token * (size_t)j->n_in + j->channels + j->width + head * r->state_size;
+        decays(j, head, decay);
+        j->k->k->scan_delta_rows(state, q, k, v, out, r->state_size, r->head_dim, decay, rate);
+    } else {
+        const float decay = expf(rate_of(j, head) * softplus(a + j->l->dt_bias[head]));
+        j->k->k->scan_delta(state, q, k, v, out, r->state_size, r->head_dim, decay, rate);
+    }
     j->k->k->rms_norm(out, out, j->l->gate_norm.w, r->head_dim, r->norm_eps, 0);
-    j->k->k->act_mul(out, z, out, r->head_dim, ACT_SILU);
+    if (r->per_row)
+        sigmoid_gate(out, z, r->head_dim);
+    else
+        j->k->k->act_mul(out, z, out, r->head_dim, ACT_SILU);
 }
 
 static void scan_part(void *arg, int i, int thread)
@@ -253,6 +284,26 @@ static void run_jobs(struct state_job *j, int n, size_t work, void (*part)(void 
         pool_run(j->k->pool, n, part, j);
 }
 
+/* Project what makes the decays of rows and, through fewer channels, the gates. */
+static void row_gates(struct core *k, const struct state_job *j, const struct act_input *in, int n)
+{
+    const struct layer *l = j->l;
+    const size_t rank = (size_t)j->r->gate_rank;
+    float *f = k->state.in + j->channels + j->width;
+    if (!rank) {
+        core_linear(k, &(struct op){ .l = &l->in_f, .in = in, .out = f, .ldo = (size_t)j->n_in, .kind = OP_STORE }, 1,
+                    n, NULL);
+        return;
+    }
+    core_linear(k, &(struct op){ .l = &l->gate_a, .in = in, .out = k->state.low, .ldo = 2 * rank, .kind = OP_STORE }, 1,
+                n, NULL);
+    const struct act_input low[] = { { .x = k->state.low, .ldx = 2 * rank, .cols = (int)rank },
+                                     { .x = k->state.low + rank, .ldx = 2 * rank, .cols = (int)rank } };
+    core_linear(k, (struct op[]){ { .l = &l->in_f, .in = &low[0], .out = f, .ldo = (size_t)j->n_in, .kind = OP_STORE },
+                                  { .l = &l->in_z, .in = &low[1], .out = k->state.in + j->channels,
+                                    .ldo = (size_t)j->n_in, .kind = OP_STORE } }, 2, n, NULL);
+}
+
 int state_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
               int *cols)
 {
@@ -271,7 +322,9 @@ int state_run(struct core *k, const struct step *s, const struct layer *l, int i
                                     .kind = OP_STORE },
                                   { .l = &l->in_z, .in = &in, .out = k->state.in + j.channels, .ldo = (size_t)j.n_in,
                                     .kind = OP_STORE } },
-                j.kind != MIXER_DELTA ? 1 : j.r->z_apart ? 3 : 2, n, core_next(k, index, LOOP_QKV));
+                j.kind != MIXER_DELTA ? 1 : j.r->z_apart && !j.r->gate_rank ? 3 : 2, n, core_next(k, index, LOOP_QKV));
+    if (j.kind == MIXER_DELTA && j.r->per_row)
+        row_gates(k, &j, &in, n);
     run_jobs(&j, s->n_items * j.n_runs, (size_t)n * (size_t)j.channels, conv_part);
     *o = k->state.conv;
     *cols = j.width;
@@ -286,18 +339,31 @@ int state_run(struct core *k, const struct step *s, const struct layer *l, int i
 
 /* ---- gated attention ---- */
 
+struct gate_job { const struct core *k; float *x; int n_gates, each; };
+
 static void gate_part(void *arg, int t, int thread)
 {
     (void)thread;
-    const struct state_job *j = arg;
-    float *x = j->k->att + (size_t)t * (size_t)j->width;
-    const float *gate = j->k->state.gate + (size_t)t * (size_t)j->width;
-    for (int i = 0; i < j->width; i++)
-        x[i] /= 1 + expf(-gate[i]);
+    const struct gate_job *j = arg;
+    float *x = j->x + (size_t)t * (size_t)(j->n_gates * j->each);
+    const float *gate = j->k->state.gate + (size_t)t * (size_t)j->n_gates;
+    for (int g = 0; g < j->n_gates; g++)
+        for (int i = 0; i < j->each; i++)
+            x[g * j->each + i] /= 1 + expf(-gate[g]);
 }
 
-void state_gate(struct core *k, const struct step *s)
+int state_gates(const struct config *c)
 {
-    struct state_job j = { .k = k, .s = s, .width = k->c->n_heads * k->c->head_dim };
-    run_jobs(&j, s->n_tokens, (size_t)s->n_tokens * (size_t)j.width, gate_part);
+    return c->attn_gate == ATTN_GATE_HEAD ? c->n_heads : c->n_heads * c->head_dim;
+}
+
+void state_gate(struct core *k, float *x, int n, int cols)
+{
+    const int gates = state_gates(k->c);
+    struct gate_job j = { k, x, gates, cols / gates };
+    if ((size_t)n * (size_t)cols <= SERIAL)
+        for (int t = 0; t < n; t++)
+            gate_part(&j, t, 0);
+    else
+        pool_run(k->pool, n, gate_part, &j);
 }

@@ -16,6 +16,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/import/gguf.h"
 #include "libcommon/import/hf_config.h"
+#include "libcommon/import/joined.h"
 #include "libcommon/import/packed.h"
 #include "libcommon/import/safetensors.h"
 #include "libcommon/quant/ggml.h"
@@ -35,6 +36,7 @@ struct inner {
     int n_shards;
     struct input_file **shards;
     const struct source_tensor **by_name;   /* sorted */
+    struct joined *joined;
     int n_small;
     struct input_file **small;                    /* the mappings of files[] */
 };
@@ -610,6 +612,7 @@ void source_close(struct source *s)
         free_inputs(s, in->shards, in->n_shards);
         free_inputs(s, in->small, in->n_small);
         free(in->by_name);
+        joined_free(in->joined);
     }
     free(in);
     gguf_close(s->gguf);
@@ -622,7 +625,7 @@ void source_close(struct source *s)
 
 const struct source_tensor *source_find(const struct source *s, const char *name)
 {
-    const struct inner *in = s->private_;
+    struct inner *in = s->private_;
     int lo = 0, hi = in->by_name ? s->n_tensors : 0;
     while (lo < hi) {
         int mid = lo + (hi - lo) / 2, c = strcmp(name, in->by_name[mid]->name);
@@ -633,7 +636,7 @@ const struct source_tensor *source_find(const struct source *s, const char *name
         else
             lo = mid + 1;
     }
-    return NULL;
+    return strchr(name, '{') ? joined_find(s, &in->joined, name) : NULL;
 }
 
 const struct source_file *source_file(const struct source *s, const char *name)
@@ -666,6 +669,9 @@ static int take_shard(const struct source *s, int shard, struct err *e)
 int source_wait(const struct source *s, const struct source_tensor *t, struct err *e)
 {
     const struct inner *in = s->private_;
+    for (int i = 0; t && i < t->n_parts; i++)
+        if (source_wait(s, t->parts[i], e) != 0)
+            return -1;
     for (int i = 0; in && i < in->n_shards; i++)
         if (in->shards[i]->arriving >= 0 && !in->shards[i]->map.path && (!t || t->shard == i) &&
             take_shard(s, i, e) != 0)
@@ -676,6 +682,9 @@ int source_wait(const struct source *s, const struct source_tensor *t, struct er
 int source_check(const struct source *s, const struct source_tensor *t, struct err *e)
 {
     const struct inner *in = s->private_;
+    for (int i = 0; t && i < t->n_parts; i++)
+        if (source_check(s, t->parts[i], e) != 0)
+            return -1;
     for (int i = 0; in && i < in->n_shards; i++)
         if (in->shards[i]->map.path && (!t || t->shard == i) && map_check(&in->shards[i]->map, e) != 0)
             return -1;
@@ -688,16 +697,45 @@ int source_check(const struct source *s, const struct source_tensor *t, struct e
     return 0;
 }
 
+/* Rows of a tensor as source_read() sees it; joined vectors are one row. */
+static int64_t rows_of(const struct source_tensor *t)
+{
+    int64_t rows = 1;
+    for (int i = 0; i < t->n_dims - 1; i++)
+        rows *= t->dim[i];
+    return rows;
+}
+
+/* Read from the parts of a joined tensor. */
+static int read_parts(const struct source *s, const struct source_tensor *t, int64_t row, int64_t n, float *out,
+                      int check_finite, struct err *e)
+{
+    for (int i = 0; i < t->n_parts && n > 0; i++) {
+        const struct source_tensor *p = t->parts[i];
+        const int64_t cols = p->dim[p->n_dims - 1], rows = rows_of(p), here = n < rows - row ? n : rows - row;
+        if (t->n_dims > 1 && row >= rows) {
+            row -= rows;
+            continue;
+        }
+        if (source_read(s, p, t->n_dims > 1 ? row : 0, t->n_dims > 1 ? here : 1, out, check_finite, e) != 0)
+            return -1;
+        out += (t->n_dims > 1 ? here : 1) * cols;
+        row = 0;
+        n -= t->n_dims > 1 ? here : 0;
+    }
+    return 0;
+}
+
 int source_read(const struct source *s, const struct source_tensor *t, int64_t row, int64_t n, float *out,
                 int check_finite, struct err *e)
 {
     const struct ggml_type_info *info = ggml_type_info(t->type);
-    int64_t cols = t->dim[t->n_dims - 1], rows = 1;
-    for (int i = 0; i < t->n_dims - 1; i++)
-        rows *= t->dim[i];
+    const int64_t cols = t->dim[t->n_dims - 1], rows = rows_of(t);
     if (row < 0 || n < 0 || row > rows || n > rows - row)
         return err_set(e, ERR_SHAPE, "%s: tensor %s: rows %" PRId64 " to %" PRId64 " of %" PRId64, shard_path(s, t),
                        t->name, row, row + n, rows);
+    if (t->n_parts)
+        return read_parts(s, t, row, n, out, check_finite, e);
     size_t row_bytes = (size_t)(cols / info->block) * (size_t)info->block_bytes;
     if (t->packed)
         packed_read(t->packed, row, n, out);
@@ -722,7 +760,8 @@ static void drop(const struct source_tensor *t)
 
 void source_drop(const struct source *s, const struct source_tensor *t)
 {
-    (void)s;
+    for (int i = 0; i < t->n_parts; i++)
+        source_drop(s, t->parts[i]);
     drop(t);
     if (t->packed) {
         drop(&t->packed->scale);

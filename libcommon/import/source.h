@@ -33,6 +33,9 @@ struct source_tensor {
     /* a matrix of a quantized checkpoint, whose codes are data and size (packed.h); NULL: a plain
      * tensor */
     struct packed *packed;
+    /* several tensors seen as one, see source_find: data is NULL, size that of all; borrowed */
+    const struct source_tensor *const *parts;
+    int n_parts;
 };
 
 struct source_file {                /* small original files to keep, byte for byte */
@@ -89,7 +92,11 @@ enum source_kind source_detect(const char *path, struct err *e);
 struct source *source_open(const char *path, struct err *e);
 struct source *source_open_with(const char *path, const struct source_options *o, struct err *e);
 void source_close(struct source *s);
-const struct source_tensor *source_find(const struct source *s, const char *name);      /* NULL: none */
+/* NULL: none.  A name with braces, "x.{q,k,v}_proj.weight", joins the rows of several tensors; the
+ * first look-up of such a name is not thread-safe. */
+const struct source_tensor *source_find(const struct source *s, const char *name);
+/* Name of part i of a name with braces: 1; 0: it has no such part, or has no braces. */
+int source_part_name(const char *name, int i, char *out, size_t room);
 const struct source_file *source_file(const struct source *s, const char *name);        /* NULL: none */
 
 /* Wait for the file of t (NULL: for all files); call it before reading data.  Not from two threads

@@ -137,6 +137,9 @@ struct kernels {
                        float decay, float dt, float d);
     void (*scan_delta)(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
                        float decay, float rate);
+    /* the same with a decay for each row of the state: s[i] *= decay[i] */
+    void (*scan_delta_rows)(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
+                            const float *decay, float rate);
 
     /* One token's key (value) of head_dim floats into slot 0..15 of a block. */
     void (*kv_store_key)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);

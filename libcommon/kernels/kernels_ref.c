@@ -451,8 +451,28 @@ static void scan_delta(float *state, const float *q, const float *k, const float
     }
 }
 
+static void scan_delta_rows(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
+                            const float *decay, float rate)
+{
+    for (int e = 0; e < dim; e++) {
+        float *s = state + e, y = 0;
+        for (int i = 0; i < n; i++) {
+            s[(size_t)i * (size_t)dim] *= decay[i];
+            y = fmaf(k[i], s[(size_t)i * (size_t)dim], y);
+        }
+        const float w = (v[e] - y) * rate;
+        y = 0;
+        for (int i = 0; i < n; i++) {
+            s[(size_t)i * (size_t)dim] = fmaf(k[i], w, s[(size_t)i * (size_t)dim]);
+            y = fmaf(q[i], s[(size_t)i * (size_t)dim], y);
+        }
+        out[e] = y;
+    }
+}
+
 const struct kernels kernels_ref = {
     "ref", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
-    rms_norm, layer_norm, add, act_mul, largest, rope, scan_mamba, scan_delta, kv_store_key, kv_store_value, attention,
+    rms_norm, layer_norm, add, act_mul, largest, rope, scan_mamba, scan_delta, scan_delta_rows,
+    kv_store_key, kv_store_value, attention,
     attention_merge, attention_scratch,
 };

@@ -575,7 +575,10 @@ static const struct arch *arch_at(int i)
     if (i < N_MOE_ARCHS)
         return &moe_archs[i];
     i -= N_MOE_ARCHS;
-    return i < N_STATE_ARCHS ? &state_archs[i] : NULL;
+    if (i < N_STATE_ARCHS)
+        return &state_archs[i];
+    i -= N_STATE_ARCHS;
+    return i < N_HYBRID_ARCHS ? &hybrid_archs[i] : NULL;
 }
 
 const struct arch *arch_find(const char *name)

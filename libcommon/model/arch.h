@@ -26,7 +26,7 @@ struct weight_names {
     const char *attn_norm, *attn_post_norm, *mlp_norm, *mlp_post_norm, *q_norm, *k_norm;
     const char *attn_sub_norm, *mlp_sub_norm;       /* bitnet: of the inputs of o and down */
     const char *qkv;                        /* one matrix for q, k, v; q, k and v are then NULL */
-    const char *q, *k, *v, *o;
+    const char *q, *k, *v, *o, *q_gate;
     const char *gate_up;                    /* gate first */
     const char *gate, *up, *down;
     /* multi-head latent attention; kv_b has a head's key part, then its value part; a GGUF may
@@ -40,7 +40,7 @@ struct weight_names {
     const char *expert_gate, *expert_up, *expert_down;
     const char *shared_gate_up;             /* one matrix, gate first; shared_gate and shared_up are then NULL */
     /* layers with a state; conv: and its bias, the others are whole names.  NULL state_o: o */
-    const char *in, *in_ba, *in_z, *conv, *a_log, *dt_bias, *d, *gate_norm, *state_o;
+    const char *in, *in_ba, *in_z, *gate_a, *in_f, *conv, *a_log, *dt_bias, *d, *gate_norm, *state_o;
     int q_gated;                            /* rows of q: per head its query, then its gate */
     /* rows of qkv: per KV head its query heads, key, value; else all q, all k, all v */
     int qkv_grouped;
@@ -102,6 +102,8 @@ struct arch {
 enum { N_MOE_ARCHS = 16 };
 enum { N_STATE_ARCHS = 5 };
 extern const struct arch state_archs[N_STATE_ARCHS];    /* arch_state.c: layers with a state */
+enum { N_HYBRID_ARCHS = 5 };
+extern const struct arch hybrid_archs[N_HYBRID_ARCHS];  /* arch_hybrid.c: delta nets beside attention */
 extern const struct arch moe_archs[N_MOE_ARCHS];        /* arch_moe.c: mixtures of experts, latent attention */
 const struct arch *arch_find(const char *name);         /* NULL: none */
 
@@ -131,5 +133,17 @@ void qwen_window_parse(struct parse *p, struct config *c);
  * decoder_sparse_step-th and those listed. */
 void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size);
 void sparse_layers_parse(struct parse *p, struct config *c);
+void dense_first(struct parse *p, struct config *c, int otherwise);
+void groups_parse(struct parse *p, struct config *c, int n_groups, int top_groups);
+void shared_parse(struct parse *p, struct config *c, const char *keys, int otherwise);
+void sigmoid_router(struct parse *p, struct config *c, int normalize, double scale);
+void mla_parse(struct parse *p, struct config *c);
+/* Layers with a state (arch_state.c): the kinds of layers in layer_types; the delta net's sizes and
+ * layers, which fit. */
+struct layer_kind { const char *name; int mixer, ff; };
+void kinds_parse(struct parse *p, struct config *c, const char *keys, const struct layer_kind *kinds);
+void silu_only(struct parse *p, const struct config *c);
+void delta_parse(struct parse *p, struct config *c);
+void delta_check(struct parse *p, const struct recurrent *r);
 
 #endif

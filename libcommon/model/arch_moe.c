@@ -99,7 +99,7 @@ static void router_must_be(struct parse *p, const char *key, const char *a, cons
                    found, a);
 }
 
-static void dense_first(struct parse *p, struct config *c, int otherwise)
+void dense_first(struct parse *p, struct config *c, int otherwise)
 {
     const int n = (int)parse_int(p, "first_k_dense_replace", 0, INT32_MAX, otherwise);
     memset(c->ff, FF_DENSE, (size_t)(n < c->n_layers ? n : c->n_layers));
@@ -107,13 +107,13 @@ static void dense_first(struct parse *p, struct config *c, int otherwise)
         parse_fail(p, ERR_UNSUPPORTED, "moe_layer_freq other than 1 is not supported");
 }
 
-static void groups_parse(struct parse *p, struct config *c, int n_groups, int top_groups)
+void groups_parse(struct parse *p, struct config *c, int n_groups, int top_groups)
 {
-    c->moe.n_groups = (int)parse_int(p, "n_group", 1, MOST_EXPERTS, n_groups);
+    c->moe.n_groups = (int)parse_int(p, "n_group|num_expert_group", 1, MOST_EXPERTS, n_groups);
     c->moe.top_groups = (int)parse_int(p, "topk_group", 1, MOST_EXPERTS, top_groups);
 }
 
-static void shared_parse(struct parse *p, struct config *c, const char *keys, int otherwise)
+void shared_parse(struct parse *p, struct config *c, const char *keys, int otherwise)
 {
     const int64_t n = same_for_all(p, keys, 0, 256, otherwise), size = n * c->moe.intermediate_size;
     if (size > MOST_WIDTH)
@@ -125,13 +125,13 @@ static void shared_parse(struct parse *p, struct config *c, const char *keys, in
 
 /* The router of deepseek_v3 and many others: sigmoid, correction, groups judged by their two
  * best. */
-static void sigmoid_router(struct parse *p, struct config *c, int normalize, double scale)
+void sigmoid_router(struct parse *p, struct config *c, int normalize, double scale)
 {
     struct moe *m = &c->moe;
     m->router = ROUTER_SIGMOID;
     m->correction = 1;
     m->group_best = 2;
-    m->normalize = parse_bool(p, "norm_topk_prob", normalize);
+    m->normalize = parse_bool(p, "norm_topk_prob|moe_renormalize", normalize);
     m->norm_add = 1e-20f;
     m->scale = (float)parse_real(p, "routed_scaling_factor", scale);
     router_must_be(p, "scoring_func", "sigmoid", "noaux_tc");
@@ -215,7 +215,7 @@ static void more_qwen3_vl_moe(struct parse *p, struct config *c)
 }
 
 /* Multi-head latent attention in every layer. */
-static void mla_parse(struct parse *p, struct config *c)
+void mla_parse(struct parse *p, struct config *c)
 {
     struct mla *m = &c->mla;
     m->q_rank = (int)parse_int(p, "q_lora_rank", 1, MOST_WIDTH, json_object_get(p->json, "q_lora_rank") ? 0 : 1536);

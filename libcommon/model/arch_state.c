@@ -136,16 +136,13 @@ static void mamba_parse(struct parse *p, struct config *c, const struct recurren
                    r->n_heads, r->head_dim, r->n_groups, r->state_size);
 }
 
-static void silu_only(struct parse *p, const struct config *c)
+void silu_only(struct parse *p, const struct config *c)
 {
     if (c->act != CONFIG_ACT_SILU)
         parse_fail(p, ERR_UNSUPPORTED, "hidden_act other than \"silu\" is not supported by this architecture");
 }
 
-/* The kinds of layers in layer_types. */
-struct layer_kind { const char *name; int mixer, ff; };
-
-static void kinds_parse(struct parse *p, struct config *c, const char *keys, const struct layer_kind *kinds)
+void kinds_parse(struct parse *p, struct config *c, const char *keys, const struct layer_kind *kinds)
 {
     const char *key;
     const json_t *types = parse_find(p, keys, &key);
@@ -328,21 +325,12 @@ static void more_nemotron_h(struct parse *p, struct config *c)
                   "n_group|n_routed_experts|n_shared_experts|norm_topk_prob|num_experts_per_tok|routed_scaling_factor|topk_group|rope_theta|partial_rotary_factor", NULL);
 }
 
-static void more_qwen3_next(struct parse *p, struct config *c)
+void delta_parse(struct parse *p, struct config *c)
 {
     static const struct layer_kind kinds[] = { { "linear_attention", MIXER_DELTA, -1 },
                                                { "full_attention", MIXER_ATTENTION, -1 }, { 0 } };
     struct recurrent *r = &c->recurrent;
     const int every = (int)parse_int(p, "full_attention_interval", 1, INT32_MAX, 4);
-    silu_only(p, c);
-    attention_bias_parse(p, c);
-    experts_parse(p, c, 512, 10, 512);
-    sparse_layers_parse(p, c);
-    c->moe.normalize = parse_bool(p, "norm_topk_prob", 1);
-    c->moe.shared_size = (int)parse_int(p, "shared_expert_intermediate_size", 0, MOST_WIDTH, 512);
-    c->moe.shared_gate = c->moe.shared_size > 0;
-    c->norm_offset = c->qk_norm_offset = c->gguf ? 0 : 1;
-    c->attn_gate = 1;
     for (int i = 0; i < c->n_layers; i++)
         c->mixer[i] = (i + 1) % every ? MIXER_DELTA : MIXER_ATTENTION;
     kinds_parse(p, c, "layer_types", kinds);
@@ -351,12 +339,31 @@ static void more_qwen3_next(struct parse *p, struct config *c)
                              .head_dim = width(p, "linear_value_head_dim", 128),
                              .n_groups = width(p, "linear_num_key_heads", 16),
                              .state_size = width(p, "linear_key_head_dim", 128), .norm_eps = c->norm_eps,
-                             .z_apart = parse_bool(p, "zse_z_apart", 0) };
+                             .rate_scale = 1, .z_apart = parse_bool(p, "zse_z_apart", 0) };
+    delta_check(p, r);
+}
+
+void delta_check(struct parse *p, const struct recurrent *r)
+{
     if (!p->bad && (r->n_heads % r->n_groups || (int64_t)r->n_heads * r->head_dim > MOST_WIDTH ||
                     (int64_t)r->n_groups * r->state_size > MOST_WIDTH ||
          (int64_t)r->n_heads * r->head_dim * r->state_size > MOST_STATE))
         parse_fail(p, ERR_SHAPE, "linear_num_value_heads %d of %d, linear_num_key_heads %d of %d: does not fit",
                    r->n_heads, r->head_dim, r->n_groups, r->state_size);
+}
+
+static void more_qwen3_next(struct parse *p, struct config *c)
+{
+    silu_only(p, c);
+    attention_bias_parse(p, c);
+    experts_parse(p, c, 512, 10, 512);
+    sparse_layers_parse(p, c);
+    c->moe.normalize = parse_bool(p, "norm_topk_prob", 1);
+    c->moe.shared_size = (int)parse_int(p, "shared_expert_intermediate_size", 0, MOST_WIDTH, 512);
+    c->moe.shared_gate = c->moe.shared_size > 0;
+    c->norm_offset = c->qk_norm_offset = c->gguf ? 0 : 1;
+    c->attn_gate = ATTN_GATE_CHANNEL;
+    delta_parse(p, c);
 }
 
 const struct arch state_archs[N_STATE_ARCHS] = {

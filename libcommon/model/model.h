@@ -25,6 +25,8 @@ enum block_kind {
 /* HEAD: per head, one weight for all heads; EACH: per head, each with its own weights [n_heads *
  * head_dim] (cohere); FULL: over the whole projection (olmo2). */
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_EACH, QK_NORM_FULL };
+/* CHANNEL: a gate for each element of the output, HEAD: one for each head. */
+enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_CHANNEL, ATTN_GATE_HEAD };
 enum pos_kind { POS_ROPE, POS_LEARNED, POS_ALIBI, POS_NONE };
 
 /* A layer is a mixer, which combines tokens, and a feed-forward part, which treats each token
@@ -96,9 +98,18 @@ struct recurrent {
     float dt_min, dt_max;       /* limits of mamba2's time step */
     float norm_eps;
     int norm_groups;            /* mamba2: parts of the gated norm */
-    /* delta net from a GGUF: `in` makes q of all groups, k of all groups, v of all heads; a
-     * matrix of its own makes z of all heads */
+    /* delta net: `in` makes q of all groups, k of all groups, v of all heads; a matrix of its own
+     * makes z of all heads */
     int z_apart;
+    /* delta net: in_ba makes the rates of learning of all heads, then those of forgetting of all,
+     * instead of both group by group */
+    int ba_flat;
+    float rate_scale;           /* delta net: factor on the rates of learning (olmo_hybrid: 2) */
+    /* Kimi delta attention (arXiv:2510.26692): every row of a head's state decays at a rate of its
+     * own, made by in_f [n_heads * state_size]; the gate is a sigmoid */
+    int per_row;
+    int gate_rank;              /* per_row: in_f and in_z read this many outputs of gate_a each; 0: the hidden state */
+    float decay_least;          /* per_row: logarithms of decays are decay_least * sigmoid(..); 0: no such limit */
 };
 
 struct rope {                   /* one table of rotations; layers choose one by index */
@@ -128,6 +139,8 @@ struct config {
     /* offset: gemma's (1 + w), and nemotron's, which model_bind adds to the weights of layer
      * norms */
     float norm_eps, norm_offset;
+    /* olmo_hybrid: layers of attention have norms behind attention and MLP, others before them */
+    int attn_post_norms;
     int norm_after_add;                     /* opt-350m: x = attn_post_norm(x + attn(x)), the same for the MLP */
     enum block_kind block;
     enum qk_norm qk_norm;
@@ -158,7 +171,7 @@ struct config {
     struct mla mla;
     struct recurrent recurrent;
     /* attention's output is multiplied by the sigmoid of a projection of its own (qwen3_next) */
-    int attn_gate;
+    enum attn_gate attn_gate;
     /* a score per head that takes part in the softmax and has no value (gpt-oss) */
     int sinks;
     int *window;                            /* [n_layers] sliding window in tokens, 0: full; owned */
@@ -206,6 +219,7 @@ struct layer {
     /* Layers with a state: in_ba makes the delta net's rates of learning and forgetting, per
      * group those of its heads; o is the output projection */
     struct linear in, in_ba, in_z;  /* in_z: recurrent.z_apart */
+    struct linear gate_a, in_f;     /* recurrent.per_row; gate_a [2 * gate_rank]: input of in_f, of in_z */
     const float *conv, *conv_bias;  /* [conv_kernel][channels], [channels] or NULL */
     const float *a_log, *dt_bias, *d;       /* [n_heads]; a_log from a GGUF: minus its exponential; d: mamba2 only */
     struct norm gate_norm;          /* mamba2: of all heads together; delta net: of one */
@@ -291,7 +305,7 @@ enum weight_role {
     /* matrices of a layer, see parts.def */
     ROLE_Q = N_ENDS_ROLES, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_Q_A, ROLE_KV_A, ROLE_K_B,
     ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN, ROLE_Q_GATE, ROLE_IN,
-    ROLE_IN_BA, ROLE_IN_Z, N_ROLES
+    ROLE_IN_BA, ROLE_IN_Z, ROLE_GATE_A, ROLE_IN_F, N_ROLES
 };
 
 enum { WEIGHT_DIMS = 5 };       /* most dimensions of a source's tensor */

@@ -72,6 +72,9 @@ struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_p
     const int64_t q_width = heads * c->head_dim, kv_width = (int64_t)c->n_kv_heads * c->head_dim;
     const int64_t projected = projected_rows(c, layer), channels = recurrent_channels(c, layer),
                   width = recurrent_width(c, layer);
+    const int gate_low = r->gate_rank > 0;
+    const int64_t gate_cols = gate_low ? r->gate_rank : hidden;
+    const int posts = c->attn_post_norms && attends, pres = c->attn_post_norms && !attends;
     const char *have;
     switch (part) {
 #define NORM(id, field, name, scope, of, have_, bias, size) \
@@ -122,6 +125,7 @@ int64_t config_mixer_parameters(const struct config *c, int layer)
 int layer_readers(const struct layer *l, enum layer_input input, const struct linear *out[LAYER_READERS])
 {
     const int q_a = l->q_a.w.data != NULL;      /* decides which input q reads */
+    const int gate_low = l->gate_a.w.data != NULL;
     const struct expert *x = l->experts;
     int n = 0;
 #define NORM(...)

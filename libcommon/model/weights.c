@@ -139,12 +139,21 @@ static int add(struct builder *b, const char *name, const char *suffix, const ch
     return add_as(b, ours, full, want, flat ? 1 : 2, &t) < 0 ? -1 : 0;
 }
 
+/* The full name of a tensor, or of a weight or bias without that ending.  The stem may list several
+ * names, "a|b": the first that exists, else the last. */
 static void path(const struct builder *b, char *out, size_t room, int layer, const char *stem)
 {
-    if (layer < 0)
-        snprintf(out, room, "%s%s", b->prefix, stem);
-    else
-        snprintf(out, room, "%s%s%d.%s", b->prefix, b->n.layer, layer, stem);
+    for (const char *end; ; stem = end + 1) {
+        end = strchrnul(stem, '|');
+        if (layer < 0)
+            snprintf(out, room, "%s%.*s", b->prefix, (int)(end - stem), stem);
+        else
+            snprintf(out, room, "%s%s%d.%.*s", b->prefix, b->n.layer, layer, (int)(end - stem), stem);
+        char probe[200];
+        snprintf(probe, sizeof probe, "%s.weight", out);
+        if (!*end || exists(b, out) || exists(b, probe))
+            return;
+    }
 }
 
 /* Add a norm of n elements that the source keeps at `stem`, and its bias if biased. */
@@ -250,7 +259,7 @@ static int add_qkv(struct builder *b, int layer)
         if (add_matrix(b, layer, parts[i], source, map, src_rows) < 0)
             return -1;
     }
-    return 0;
+    return c->attn_gate && b->n.q_gate ? add_own_matrix(b, layer, LP_Q_GATE, b->n.q_gate) : 0;
 }
 
 /* Add gate and up of n rows each from one matrix, gate first. */
@@ -286,8 +295,8 @@ static int add_mlp(struct builder *b, int layer)
 
 /* ---- mixture of experts ---- */
 
-/* Add a vector of known full name, if the layer has it. Some sources keep it as [1, n], a GGUF
- * of a model with recurrent layers as [n, 1]. */
+/* Add a vector of known full name, if the layer has it. Some sources keep it as [1, n] or
+ * [1, 1, n, 1], a GGUF of a model with recurrent layers as [n, 1]. */
 static int add_vector(struct builder *b, int layer, enum layer_part part, const char *stem)
 {
     const struct part_fact f = layer_part_fact(b->c, layer, part);
@@ -295,12 +304,15 @@ static int add_vector(struct builder *b, int layer, enum layer_part part, const 
     if (!f.present)
         return 0;
     path(b, full, sizeof full, layer, stem);
-    const int64_t flat[2] = { 1, f.cols }, upright[2] = { f.cols, 1 };
-    const int as_row = has_dims(b, full, 2);
+    int64_t found[WEIGHT_DIMS], elements = 1;
+    int n = 0;
+    const int shaped = b->s->shape && b->s->shape(b->s->user, full, &n, found) == 0;
+    for (int i = 0; shaped && i < n; i++)
+        elements *= found[i];
+    const int other = shaped && n > 1 && elements == f.cols;
     const struct weight_spec t = { .rows = 1, .cols = f.cols, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
                                    .expert = -1, .part = (int)part };
-    return add_as(b, part_infos[part].name, full, !as_row ? flat + 1 : b->c->gguf ? upright : flat, as_row ? 2 : 1,
-                  &t);
+    return add_as(b, part_infos[part].name, full, other ? found : &f.cols, other ? n : 1, &t);
 }
 
 /* Place of an expert's matrix in the source's tensor. */
@@ -450,6 +462,8 @@ static int add_mla(struct builder *b, int layer)
     if (add_own_matrix(b, layer, LP_Q, q_rank ? b->n.q_b : b->n.q) < 0 ||
         add_own_matrix(b, layer, LP_KV_A, b->n.kv_a) < 0 || add_layer_norm(b, layer, LP_KV_NORM, b->n.kv_norm) < 0)
         return -1;
+    if (b->c->attn_gate && add_own_matrix(b, layer, LP_Q_GATE, b->n.q_gate) < 0)
+        return -1;
     return add_kv_b(b, layer);
 }
 
@@ -494,9 +508,12 @@ static int add_state(struct builder *b, int layer)
 {
     if (add_own_matrix(b, layer, LP_IN, b->n.in) < 0 || add_conv(b, layer) < 0)
         return -1;
+    const struct recurrent *r = &b->c->recurrent;
     if (b->c->mixer[layer] == MIXER_DELTA &&
         (add_own_matrix(b, layer, LP_IN_BA, b->n.in_ba) < 0 ||
-         (b->c->recurrent.z_apart && add_own_matrix(b, layer, LP_IN_Z, b->n.in_z) < 0)))
+         (r->gate_rank && add_own_matrix(b, layer, LP_GATE_A, b->n.gate_a) < 0) ||
+         (r->per_row && add_own_matrix(b, layer, LP_IN_F, b->n.in_f) < 0) ||
+         (r->z_apart && add_own_matrix(b, layer, LP_IN_Z, b->n.in_z) < 0)))
         return -1;
     return add_vector(b, layer, LP_A_LOG, b->n.a_log) < 0 || add_vector(b, layer, LP_DT_BIAS, b->n.dt_bias) < 0 ||
            add_vector(b, layer, LP_D, b->n.d) < 0 ? -1 : add_gate_norm(b, layer);

@@ -19,11 +19,11 @@ MOE = """deepseek_v2 deepseek_v2_lite deepseek_v3 dots1 ernie4_5_moe glm4_moe gp
 qwen2_moe qwen3_moe""".split()
 QUANTIZED = "deepseek_v3-fp8 gpt_oss-mxfp4 kimi_k25-ct-int4 llama-awq llama-gptq".split()
 RECURRENT = "granitemoehybrid lfm2 mamba2 nemotron_h qwen3_next".split()
+SENSITIVE = ["qwen3_5_moe"]                 # a norm behind the recurrence divides by little: like RECURRENT
 # Families of 2026 that are not computed yet: zse-convert has to refuse them by name.
-REFUSED = """afmoe apertus bailing_hybrid bamba cohere2_moe deepseek_v32 deepseek_v4 deepseek_v4-hub exaone_moe falcon_h1 gemma3n gemma3n-vl
-gemma4 gemma4-e gemma4-moe gemma4-vl gemma4_unified-vl glm4_moe_lite glm_moe_dsa glm_moe_dsa-skip granite_swa helium hy_v3 internlm3 jais2
-jamba kimi_linear lfm2_moe lfm3 mimo_v2_flash minicpm3 minimax ministral3 mistral3-tied-vl mistral3-vl mistral4 mistral4-vl nanochat olmo3
-olmo_hybrid phimoe qwen3_5 qwen3_5-vl qwen3_5_moe qwen3_5_moe-vl qwen4_exp solar_open""".split()
+REFUSED = """afmoe apertus bamba cohere2_moe deepseek_v32 deepseek_v4 deepseek_v4-hub exaone_moe falcon_h1 gemma3n gemma3n-vl gemma4 gemma4-e gemma4-moe
+gemma4-vl gemma4_unified-vl glm4_moe_lite glm_moe_dsa glm_moe_dsa-skip granite_swa helium hy_v3 internlm3 jais2 jamba lfm2_moe lfm3
+mimo_v2_flash minicpm3 minimax ministral3 mistral3-tied-vl mistral3-vl mistral4 mistral4-vl nanochat olmo3 phimoe qwen4_exp solar_open""".split()
 LIMIT, LIMIT_RECURRENT = 1e-4, 2e-4
 temp = tempfile.TemporaryDirectory()
 
@@ -46,7 +46,7 @@ def text_only(source, greedy):
 
 
 def check(name, source, expected, reference):
-    limit = LIMIT_RECURRENT if name in RECURRENT else LIMIT
+    limit = LIMIT_RECURRENT if name in RECURRENT + SENSITIVE else LIMIT
     model = os.path.join(temp.name, "m.zse")
     run("zse-convert", source, "-q", "f32", "-o", model, "--force")
     vocab = expected["vocab"]

@@ -262,23 +262,30 @@ static void scans(void **state)
     static double exact[ROWS * DIM];
     struct rng r = { 5 };
     float a[STEPS][ROWS], b[STEPS][ROWS], x[STEPS][DIM], out[STEPS][DIM], mine[DIM + 1];
-    for (int delta = 0; delta < 2; delta++)
+    float decay[ROWS];
+    for (int i = 0; i < ROWS; i++)
+        decay[i] = 0.9f;
+    for (int delta = 0; delta < 3; delta++)
         for (size_t s = 0; s < sizeof dims / sizeof *dims; s++) {
             const int dim = dims[s];
             fill(start, ROWS * dim, 1, &r), fill(a[0], STEPS * ROWS, 0.3f, &r), fill(b[0], STEPS * ROWS, 0.3f, &r),
                 fill(x[0], STEPS * DIM, 1, &r);
             memcpy(want, start, sizeof want);
+            for (int i = 0; delta == 2 && i < ROWS; i++)
+                decay[i] = 0.5f + (float)i / 64;
             for (int i = 0; i < ROWS * dim; i++)
                 exact[i] = (double)start[i];
             for (int t = 0; t < STEPS; t++) {
-                if (delta)
+                if (delta == 2)
+                    kernels_ref.scan_delta_rows(want, a[t], b[t], x[t], out[t], ROWS, dim, decay, 0.7f);
+                else if (delta)
                     kernels_ref.scan_delta(want, a[t], b[t], x[t], out[t], ROWS, dim, 0.9f, 0.7f);
                 else
                     kernels_ref.scan_mamba(want, a[t], b[t], x[t], out[t], ROWS, dim, 0.9f, 0.4f, 0.2f);
                 for (int e = 0; e < dim; e++) {
                     double found = 0, y = delta ? 0 : (double)0.2f * (double)x[t][e];
                     for (int i = 0; i < ROWS; i++)
-                        found += (double)b[t][i] * (exact[i * dim + e] *= (double)0.9f);
+                        found += (double)b[t][i] * (exact[i * dim + e] *= (double)decay[i]);
                     for (int i = 0; i < ROWS; i++) {
                         const double in = delta ? (double)b[t][i] * ((double)x[t][e] - found) * (double)0.7f
                                                 : (double)a[t][i] * (double)0.4f * (double)x[t][e];
@@ -292,7 +299,9 @@ static void scans(void **state)
                 memcpy(got, start, sizeof start);
                 for (int t = 0; t < STEPS; t++) {
                     memset(mine, 0xff, sizeof mine);
-                    if (delta)
+                    if (delta == 2)
+                        (*k)->scan_delta_rows(got, a[t], b[t], x[t], mine, ROWS, dim, decay, 0.7f);
+                    else if (delta)
                         (*k)->scan_delta(got, a[t], b[t], x[t], mine, ROWS, dim, 0.9f, 0.7f);
                     else
                         (*k)->scan_mamba(got, a[t], b[t], x[t], mine, ROWS, dim, 0.9f, 0.4f, 0.2f);

@@ -88,6 +88,41 @@ static int teardown(void **state) { clean(state); return rmdir(dir); }
 static const char two[] = "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},"
                           "\"a\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[0,8]}}";
 
+/* Names with braces join tensors that lie apart. */
+static void joins(void **state)
+{
+    (void)state;
+    struct err e;
+    float rows[9], all[9];
+    put_text("config.json", "{\"model_type\": \"llama\"}");
+    put_text("tokenizer.json", "{}");
+    put_tensors("model.safetensors", "{\"x.q\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]},"
+                "\"x.k\":{\"dtype\":\"F32\",\"shape\":[1,3],\"data_offsets\":[24,36]},"
+                "\"x.w\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[36,44]}}", 44);
+    struct source *s = open_dir(&e);
+    if (!s)
+        fail_msg("%s", e.msg);
+    const struct source_tensor *t = source_find(s, "x.{q,k}");
+    assert_non_null(t);
+    assert_ptr_equal(source_find(s, "x.{q,k}"), t);
+    assert_int_equal(t->dim[0], 3);
+    assert_int_equal(source_bytes(t), 36);
+    memcpy(all, source_find(s, "x.q")->data, sizeof all);
+    assert_int_equal(source_wait(s, t, &e), 0);
+    for (int row = 0; row < 3; row++)
+        for (int n = 1; n <= 3 - row; n++) {
+            assert_int_equal(source_read(s, t, row, n, rows, 0, &e), 0);
+            assert_memory_equal(rows, all + 3 * row, (size_t)n * 12);
+        }
+    assert_int_equal(source_read(s, t, 2, 2, rows, 0, &e), -1);
+    assert_null(source_find(s, "x.{q,w}"));                 /* other widths */
+    assert_null(source_find(s, "x.{q,none}"));
+    assert_null(source_find(s, "x.{q"));
+    assert_int_equal(source_check(s, t, &e), 0);
+    source_drop(s, t);
+    source_close(s);
+}
+
 static void reads(void **state)
 {
     (void)state;
@@ -344,6 +379,7 @@ static void bad_small_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(joins, clean),
         cmocka_unit_test_teardown(reads, clean), cmocka_unit_test_teardown(not_finite, clean),
             cmocka_unit_test_teardown(cut_at_every_byte, clean),
         cmocka_unit_test_teardown(every_byte_changed, clean), cmocka_unit_test_teardown(fields, clean),

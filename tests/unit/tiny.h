@@ -20,6 +20,10 @@ static inline struct model *load(const char *name)
     snprintf(path, sizeof path, strcmp(name, "tiny") == 0 ? "models/tiny" : "%s/models/hf/%s",
              root ? root : "../shared/oracles", name);
     struct source *s = source_open(path, &e);
+    if (!s) {
+        snprintf(path, sizeof path, "%s/models/hf-2026/%s", root ? root : "../shared/oracles", name);
+        s = source_open(path, &e);
+    }
     struct model *m = s ? model_assemble(s, QT_F32, &e) : NULL;
     source_close(s);
     return m;
@@ -52,7 +56,7 @@ static inline uint8_t *quantize(struct linear *l, enum qtype type, int group_siz
 /* How many matrices there are at most. */
 static inline size_t quantized_room(const struct model *m)
 {
-    return (size_t)m->config.n_layers * (16 + 3 * (size_t)m->config.moe.n_experts) + 1;
+    return (size_t)m->config.n_layers * (20 + 3 * (size_t)m->config.moe.n_experts) + 1;
 }
 
 /* owned [quantized_room]: what the caller frees; returns how many.  Other types side by side, so
@@ -68,7 +72,8 @@ static inline int quantize_model(struct model *m, uint8_t **owned)
             { &l->up, QT_I4, 128, 128 }, { &l->down, QT_NF4, 64, 64 }, { &l->q_a, QT_NL4, 32, 32 },
             { &l->kv_a, QT_I8, 64, 64 }, { &l->k_b, QT_I8, 32, 32 },
             { &l->v_b, QT_I8, 32, 32 }, { &l->in, QT_NL4, 32, 64 }, { &l->in_ba, QT_I8, 32, 32 },
-            { &l->q_gate, QT_I8, 32, 32 },
+            { &l->q_gate, QT_I8, 32, 32 }, { &l->in_z, QT_NL4, 32, 64 }, { &l->gate_a, QT_I8, 32, 32 },
+            { &l->in_f, QT_NL4, 32, 32 },
         };
         for (size_t k = 0; k < sizeof all / sizeof *all; k++)
             if (all[k].l->w.data)

@@ -1,0 +1,15 @@
+/* joined.h - tensors of a source that are seen as one, rows below rows: "x.{q,k,v}_proj.weight" is
+ * x.q_proj.weight, x.k_proj.weight and x.v_proj.weight. */
+#ifndef ZSE_IMPORT_JOINED_H
+#define ZSE_IMPORT_JOINED_H
+
+#include "libcommon/import/source.h"
+
+struct joined;                                  /* one joined tensor; a list */
+
+/* Find or make the tensor of this name; NULL: a part is missing, or the parts differ in more than
+ * their outermost dimension.  The tensor lives until joined_free(). */
+const struct source_tensor *joined_find(const struct source *s, struct joined **list, const char *name);
+void joined_free(struct joined *list);
+
+#endif
