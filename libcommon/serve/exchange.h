@@ -1,5 +1,5 @@
 /* exchange.h - work that goes on behind a request: an API call (api/calls.c), a model being loaded,
- * a report (admin/access_endpoints.c). */
+ * a report (admin/access_endpoints.c), calls of tools (tools/tool_endpoints.c). */
 #ifndef ZSE_SERVE_EXCHANGE_H
 #define ZSE_SERVE_EXCHANGE_H
 
@@ -12,7 +12,7 @@ struct conn;
 struct loaded_model;
 struct server;
 
-enum exchange_kind { EXCHANGE_CALL, EXCHANGE_LOAD, EXCHANGE_REPORT };
+enum exchange_kind { EXCHANGE_CALL, EXCHANGE_LOAD, EXCHANGE_REPORT, EXCHANGE_TOOLS };
 /* the first member of every object that conn_exchange points to */
 struct exchange { enum exchange_kind kind; };
 
@@ -32,5 +32,11 @@ void calls_give_up(struct loaded_model *lm, uint64_t before_ns);
 void calls_events(struct server *s);
 int calls_open(struct server *s, struct err *e);        /* starts the preparing threads */
 void calls_close(struct server *s);                     /* joins them and frees their calls */
+
+/* ---- tools: tools/toolbox.c, tools/tool_endpoints.c ---- */
+int tools_open(struct server *s, struct err *e);
+void tools_close(struct server *s);                     /* joins the threads; every batch has been freed */
+void tools_done(struct server *s);                      /* on_wake: hand back the calls that have ended */
+void tool_request_gone(struct conn *c);                 /* the client is gone */
 
 #endif

@@ -216,6 +216,12 @@ const struct field fields[] = {
       "whether a request needs a key", NULL },
     WHOLE("chunk", BODY_BATCHING, 0, INT_MAX, AT(chunk), 0,
           "tokens of prompts in a step with running answers; 0: as many as keep their pace"),
+    TEXT("name", BODY_TOOL, AT(name), "a tool of /api/tools"),
+    OTHER("arguments", BODY_TOOL, "{\"type\":\"object\"}", "its arguments, as its parameters describe them"),
+    TEXT("tool_call_id", BODY_TOOL, AT(tool_call_id), "comes back in the answer (default: a new one)"),
+    TRUTH("confirm", BODY_TOOL, AT(confirm), "run a tool that needs a confirmation"),
+    OTHER("content", BODY_TOOL_PARSE | BODY_TOOL_PROCESS, "{\"type\":\"string\"}", "the text of a model"),
+    TRUTH("auto_execute", BODY_TOOL_PROCESS, AT(auto_execute), "run the calls (default: true)"),
     WHOLE("max_queue", BODY_BATCHING, 0, INT_MAX, AT(max_waiting), 0, "requests that may wait; 0: any number"),
 };
 const int n_fields = sizeof fields / sizeof *fields;

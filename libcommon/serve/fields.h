@@ -16,7 +16,8 @@ enum body_kind {
     BODY_CHAT = 1, BODY_COMPLETION = 2, BODY_EMBEDDING = 4, BODY_TOKENIZE = 8, BODY_DETOKENIZE = 16, BODY_TEMPLATE = 32,
         BODY_WS_CHAT = 64,
     BODY_LOAD = 128, BODY_UNLOAD = 256, BODY_BATCHING = 512, BODY_KEY = 1024, BODY_KEYS_REQUIRED = 2048,
-    BODY_RESPONSES = 4096, BODY_MESSAGES = 8192, BODY_COUNT = 16384, BODY_END = 32768,
+    BODY_RESPONSES = 4096, BODY_MESSAGES = 8192, BODY_COUNT = 16384,
+    BODY_TOOL = 32768, BODY_TOOL_PARSE = 65536, BODY_TOOL_PROCESS = 131072, BODY_END = 262144,
 };
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
@@ -53,7 +54,8 @@ struct params {
     int rate_limit, enabled, token_limit_minute, token_limit_day;
     double expires_at;
     const char *name, *scopes, *models;     /* borrowed from the body */
-    const char *instructions;
+    const char *instructions, *tool_call_id;
+    int confirm, auto_execute, max_tool_rounds;
     /* borrowed from the body */
     const char *model, *user, *encoding_format, *system_prompt, *model_name, *model_path, *model_id;
     unsigned given;

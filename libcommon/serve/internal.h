@@ -33,6 +33,7 @@ struct server {
     struct loaded_model *models;
     struct evicted *evicted;
     struct opening *opening;            /* the thread of model_tasks.c */
+    struct toolbox *toolbox;            /* tools that the server runs: tools/toolbox.h */
     struct preparing *preparing;        /* the preparing threads: api/call_prepare.c */
     struct metrics metrics;
     struct guard guard;

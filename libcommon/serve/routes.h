@@ -1,4 +1,5 @@
-/* routes.h - the table from method and path to a handler, and the handlers of api/ and admin/. */
+/* routes.h - the table from method and path to a handler, and the handlers, which are in api/,
+ * tools/ and admin/. */
 #ifndef ZSE_SERVE_ROUTES_H
 #define ZSE_SERVE_ROUTES_H
 
@@ -45,6 +46,11 @@ void handle_model(struct server *s, struct conn *c, const char *rest);
 void handle_tokenize(struct server *s, struct conn *c, const char *rest);
 void handle_detokenize(struct server *s, struct conn *c, const char *rest);
 void handle_template(struct server *s, struct conn *c, const char *rest);
+void handle_tools(struct server *s, struct conn *c, const char *rest);
+void handle_tool_functions(struct server *s, struct conn *c, const char *rest);
+void handle_tool_execute(struct server *s, struct conn *c, const char *rest);
+void handle_tool_parse(struct server *s, struct conn *c, const char *rest);
+void handle_tool_process(struct server *s, struct conn *c, const char *rest);
 void handle_health(struct server *s, struct conn *c, const char *rest);
 void handle_root(struct server *s, struct conn *c, const char *rest);
 void handle_dashboard(struct server *s, struct conn *c, const char *rest);

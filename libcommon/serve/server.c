@@ -94,6 +94,10 @@ static void on_gone(void *user, struct conn *c)
         report_gone(c);
         return;
     }
+    if (x->kind == EXCHANGE_TOOLS) {
+        tool_request_gone(c);
+        return;
+    }
     for (struct loaded_model *lm = s->models; lm; lm = lm->next)
         if (lm->waiter == c)
             lm->waiter = NULL;
@@ -130,6 +134,7 @@ static void on_wake(void *user)
     models_opened(s);
     calls_events(s);
     guard_reports(s);
+    tools_done(s);
     models_tick(s);
     finish_draining(s);
 }
@@ -270,7 +275,8 @@ struct server *server_bind(const struct server_options *o, struct err *e)
 int server_start(struct server *s, const char *admin_token, struct err *e)
 {
     s->admin_token = admin_token;
-    return guard_open(s, e) || listen_if_guarded(s, e) || models_start(s, e) || calls_open(s, e) ? -1 : 0;
+    return guard_open(s, e) || listen_if_guarded(s, e) || models_start(s, e) || calls_open(s, e) ||
+           tools_open(s, e) ? -1 : 0;
 }
 
 int server_leave(struct server *s)
@@ -300,6 +306,7 @@ int server_close(struct server *s)
     while (atomic_exchange(&s->audit_finished, 1))
         /* server_finish_audit() runs in another thread: the process is about to end */
         pause();
+    tools_close(s);                             /* writes lines of the audit log */
     const int rc = guard_close(s);              /* before loop_close: joins threads that wake the loop */
     loop_close(s->loop);
     account_close(s->account);

@@ -10,6 +10,7 @@
  *   access_record            the request's line in that log
  *   fields, reply            bodies to parameters; answers
  *   api/                     endpoints that generate (api/calls.h), and text and tokens
+ *   tools/                   tools that the server runs, and their endpoints
  *   admin/                   all other endpoints: health, statistics, models, keys, metrics
  *   grammars                 compiled grammars of the answers
  *   worker                   the thread of one engine: commands in, events out
@@ -24,6 +25,7 @@
  *   tasks       one: opens and closes models (model_tasks.h)
  *   preparing   two: parse large bodies, render templates, compile grammars (api/internal.h)
  *   handshakes  one for every four processors, with TLS only (http/handshake.h)
+ *   tools       up to four, started when needed: run tools (tools/toolbox.c)
  *   reports     one for each question to the audit log or to the keys (admin/access_endpoints.c)
  *   reaper      one: frees large buffers (http/reaper.h)
  * A call goes loop -> preparing -> loop -> engine; its tokens come back through the worker's queue.

@@ -16,6 +16,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/rng.h"
 #include "libcommon/tools/native.h"
+#include "libcommon/tools/call_scan.h"
 #include "libcommon/tools/calculator.h"
 #include "libcommon/tools/json_path.h"
 #include "libcommon/tools/tzif.h"
@@ -359,13 +360,77 @@ static void test_text(void **state)
     }
 }
 
+/* ---- calls in text ---- */
+
+/* "f({...}) g({...})" */
+static const char *calls_in(const char *text, size_t size)
+{
+    static char out[4096];
+    struct err e;
+    json_t *calls = call_scan(text, size, &e), *call;
+    size_t i;
+    if (!calls)
+        return strcpy(out, e.msg);
+    out[0] = '\0';
+    json_array_foreach(calls, i, call) {
+        char *arguments = json_dumps(json_object_get(call, "arguments"), JSON_COMPACT);
+        sprintf(out + strlen(out), "%s%s(%s)", i ? " " : "", json_string_value(json_object_get(call, "name")), arguments);
+        free(arguments);
+    }
+    json_decref(calls);
+    return out;
+}
+
+static void test_calls(void **state)
+{
+    static const struct { const char *text, *want; } cases[] = {
+        { "no call {\"name\": \"Bob\"} at [1] all {", "" },
+        { "{\"name\":\"f\",\"arguments\":{\"a\":{\"b\":[{}]},\"c\":\"}\"}}", "f({\"a\":{\"b\":[{}]},\"c\":\"}\"})" },
+        { "Sure:\n```json\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n```\nDone.", "f({\"x\":1})" },
+        { "```tool\n{\"tool\": \"f\", \"parameters\": {\"x\": 1}}\n```", "f({\"x\":1})" },
+        { "```tool_call\n{\"name\": \"f\"}\n``` {\"name\": \"g\"}", "f({})" },
+        { "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n<tool_call>{\"name\": \"g\"}</tool_call>", "f({}) g({})" },
+        { "<tool_call name=\"f\">{\"a\": {\"b\": 1}}</tool_call> {\"a\": 1}", "f({\"a\":{\"b\":1}})" },
+        { "<tool_call name=f>{\"a\": 1}</tool_call>", "f({\"a\":1})" },
+        { "<function=f>{\"a\": 1}</function>", "f({\"a\":1})" },
+        { "[{\"name\":\"f\",\"arguments\":{}},{\"name\":\"g\",\"arguments\":\"{\\\"a\\\":2}\"}]", "f({}) g({\"a\":2})" },
+        { "{\"tool_calls\":[{\"id\":\"1\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}", "f({})" },
+        { "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{}}}", "f({})" },
+        { "{\"name\":\"f\",\"arguments\":\"not JSON\"}", "" },
+        { "{\"x\": {\"name\":\"f\",\"arguments\":{}}}", "" },
+        { "if (a) { b; } {\"name\":\"f\",\"arguments\":{}}", "f({})" },
+        { "{\"name\":\"f\",\"arguments\":{\"a\":1}", "" },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *got = calls_in(cases[i].text, strlen(cases[i].text));
+        if (strcmp(got, cases[i].want) != 0)
+            fail_msg("%s: %s, expected %s", cases[i].text, got, cases[i].want);
+        for (size_t n = 0; n < strlen(cases[i].text); n++)
+            calls_in(cases[i].text, n);
+    }
+    size_t n = 1 << 16;
+    char *many = malloc(n);
+    for (int k = 0; k < 3; k++) {
+        for (size_t i = 0; i < n; i++)
+            many[i] = "[{[\"[1,"[k == 0 ? 0 : k == 1 ? 1 + (i & 1) : 3 + i % 4];
+        assert_string_equal(calls_in(many, n), "");
+    }
+    strcpy(many, "[");
+    for (int i = 0; i <= SCAN_MAX_CALLS; i++)
+        strcat(many, i ? ",{\"name\":\"f\",\"arguments\":{}}" : "{\"name\":\"f\",\"arguments\":{}}");
+    strcat(many, "]");
+    assert_string_equal(calls_in(many, strlen(many)), "more than 64 calls");
+    free(many);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schemas), cmocka_unit_test(test_values), cmocka_unit_test(test_refused),
         cmocka_unit_test(test_calculator_text), cmocka_unit_test(test_calendar), cmocka_unit_test(test_zones),
         cmocka_unit_test(test_datetime), cmocka_unit_test(test_cut), cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_json), cmocka_unit_test(test_text),
+        cmocka_unit_test(test_json), cmocka_unit_test(test_text), cmocka_unit_test(test_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,367 @@
+/* toolbox.c - the threads that run tools, and the queue before them. */
+#include "libcommon/serve/tools/toolbox.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/json.h"
+#include "libcommon/base/thread.h"
+#include "libcommon/base/utf8.h"
+#include "libcommon/serve/exchange.h"
+#include "libcommon/serve/internal.h"
+#include "libcommon/tools/native.h"
+
+enum { MAX_THREADS = 4, MAX_WAITING = 256, MAX_OF_TENANT = 64 };
+
+/* One call.  Queue and threads see only runs; the loop sees batches. */
+struct tool_run {
+    struct tool_run *next;              /* in the queue, or in the list of the done ones */
+    struct tool_batch *batch;           /* NULL: it was freed, the result is not needed; loop only */
+    struct toolbox *box;                /* NULL: the loop has taken it back; loop only */
+    uint64_t tenant;
+    char id[TOOL_ID_MAX + 1], name[TOOL_NAME_MAX + 1];
+    json_t *arguments;                  /* owned */
+    atomic_int cancelled;
+    char *text;                         /* owned; NULL: e */
+    struct err e;
+    uint64_t start_ns, end_ns;
+    int64_t at_ms;                      /* Unix time of the start */
+    /* of the client, for the audit log */
+    char request[REQUEST_ID + 1], client[64], key[KEY_NAME_MAX + 1], *agent;
+    int has_key;
+};
+
+struct tool_batch {
+    int n, n_left;
+    void (*result)(void *user, int i);
+    void (*done)(void *user);
+    void *user;
+    struct tool_run *run[];             /* [n] */
+};
+
+struct toolbox {
+    struct server *s;
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    struct tool_run *first, *last;      /* the queue */
+    struct tool_run *done, **done_last; /* for the loop, oldest first */
+    int n_waiting, n_threads, n_idle, stop;
+    int n_open;                         /* runs that the loop has not taken back */
+    pthread_t thread[MAX_THREADS];
+};
+
+/* ---- which tools there are ---- */
+
+int tool_is_named(const json_t *names, const char *name)
+{
+    const json_t *v;
+    size_t i;
+    json_array_foreach(names, i, v) {
+        const char *wanted = json_string_value(v);
+        const size_t n = wanted ? strlen(wanted) : 0;
+        if (wanted && (strcmp(wanted, name) == 0 || (n && wanted[n - 1] == '*' && strncmp(wanted, name, n - 1) == 0)))
+            return 1;
+    }
+    return 0;
+}
+
+int toolbox_find(struct toolbox *b, const char *name, struct tool_facts *facts)
+{
+    (void)b;
+    *facts = (struct tool_facts){ .read_only = 1 };
+    return native_find(name) != NULL;
+}
+
+json_t *toolbox_functions(struct toolbox *b, const json_t *wanted)
+{
+    json_t *list = json_array();
+    int bad = !list;
+    (void)b;
+    for (int i = 0; i < n_native_tools; i++) {
+        const struct native_tool *t = &native_tools[i];
+        if (wanted && !tool_is_named(wanted, t->name))
+            continue;
+        json_t *parameters = json_loads(t->parameters, 0, NULL);
+        bad |= !parameters || json_array_append_new(list, json_pack("{s:s, s:{s:s, s:s, s:o}}", "type", "function",
+                                                                    "function", "name", t->name, "description",
+                                                                    t->description, "parameters", parameters));
+    }
+    if (!bad)
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
+/* ---- in the threads ---- */
+
+static void run_one(struct tool_run *r)
+{
+    const struct native_tool *t = native_find(r->name);
+    const struct native_env env = { "/usr/share/zoneinfo", (int64_t)time(NULL) };
+    if (atomic_load(&r->cancelled))
+        err_set(&r->e, ERR_CANCELLED, "cancelled");
+    else if (t)
+        r->text = native_run(t, &env, r->arguments, &r->e);
+    else
+        err_set(&r->e, ERR_FORMAT, "there is no tool '%s'", r->name);
+    if (r->text && utf8_valid(r->text, strlen(r->text)) != strlen(r->text)) {
+        free(r->text);
+        r->text = NULL;
+        err_set(&r->e, ERR_FORMAT, "the result is not UTF-8");
+    }
+}
+
+static void *work(void *arg)
+{
+    struct toolbox *b = arg;
+    pthread_mutex_lock(&b->lock);
+    for (;;) {
+        b->n_idle++;
+        while (!b->first && !b->stop)
+            pthread_cond_wait(&b->work, &b->lock);
+        b->n_idle--;
+        struct tool_run *r = b->first;
+        if (!r || b->stop)
+            break;
+        b->first = r->next;
+        b->n_waiting--;
+        pthread_mutex_unlock(&b->lock);
+        r->start_ns = clock_ns();
+        run_one(r);
+        r->end_ns = clock_ns();
+        pthread_mutex_lock(&b->lock);
+        r->next = NULL;
+        *b->done_last = r;
+        b->done_last = &r->next;
+        loop_wake(b->s->loop);
+    }
+    pthread_mutex_unlock(&b->lock);
+    return NULL;
+}
+
+/* ---- in the loop ---- */
+
+static void run_free(struct tool_run *r)
+{
+    json_decref(r->arguments);
+    free(r->text);
+    free(r->agent);
+    free(r);
+}
+
+static struct tool_run *run_new(struct server *s, const struct access_record *record, const struct tool_call *c)
+{
+    struct tool_run *r = calloc(1, sizeof *r);
+    struct timespec now;
+    if (!r)
+        return NULL;
+    clock_gettime(CLOCK_REALTIME, &now);
+    r->at_ms = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    r->box = s->toolbox;
+    r->tenant = guard_tenant(record);
+    snprintf(r->id, sizeof r->id, "%s", c->id);
+    snprintf(r->name, sizeof r->name, "%s", c->name);
+    if (record) {
+        snprintf(r->request, sizeof r->request, "%s", record->id);
+        snprintf(r->client, sizeof r->client, "%s", record->client);
+        snprintf(r->key, sizeof r->key, "%s", record->has_key ? record->key.name :
+                 record->is_admin ? "(admin.token)" : "");
+        r->agent = record->agent ? strdup(record->agent) : NULL;
+        r->has_key = record->by_key || record->is_admin;
+    }
+    r->arguments = json_deep_copy(c->arguments);
+    /* without memory jansson leaves out values */
+    if (r->arguments && json_equal(r->arguments, c->arguments))
+        return r;
+    run_free(r);
+    return NULL;
+}
+
+/* Start a thread if all are busy.  Under the lock. */
+static int more_threads(struct toolbox *b, int n)
+{
+    while (b->n_idle < n && b->n_threads < MAX_THREADS) {
+        if (thread_start(&b->thread[b->n_threads], work, b) != 0)
+            break;
+        b->n_threads++;
+        n--;
+    }
+    return b->n_threads > 0 ? 0 : -1;
+}
+
+/* Put the runs into the queue.  -1 with *e. */
+static int queue(struct toolbox *b, struct tool_batch *batch, struct err *e)
+{
+    int rc = 0, of_tenant = 0;
+    pthread_mutex_lock(&b->lock);
+    for (const struct tool_run *r = b->first; r; r = r->next)
+        of_tenant += r->tenant == batch->run[0]->tenant;
+    if (b->n_waiting + batch->n > MAX_WAITING || of_tenant + batch->n > MAX_OF_TENANT)
+        rc = err_set(e, ERR_LIMIT, "%d calls of tools wait already, expected at most %d, %d of one client", b->n_waiting,
+                     MAX_WAITING, MAX_OF_TENANT);
+    else if (more_threads(b, batch->n) != 0)
+        rc = err_set(e, ERR_IO, "no thread for tools");
+    for (int i = 0; rc == 0 && i < batch->n; i++) {
+        struct tool_run *r = batch->run[i];
+        if (b->first)
+            b->last->next = r;
+        else
+            b->first = r;
+        b->last = r;
+        b->n_waiting++;
+    }
+    pthread_cond_broadcast(&b->work);
+    pthread_mutex_unlock(&b->lock);
+    return rc;
+}
+
+struct tool_batch *toolbox_start(struct server *s, const struct access_record *record, const struct tool_call *call,
+                                 int n, void (*result)(void *user, int i), void (*done)(void *user), void *user,
+                                 struct err *e)
+{
+    struct tool_batch *b = calloc(1, sizeof *b + (size_t)n * sizeof *b->run);
+    if (!b) {
+        err_nomem(e, "calls");
+        return NULL;
+    }
+    *b = (struct tool_batch){ .n_left = n, .result = result, .done = done, .user = user };
+    for (; b->n < n && (b->run[b->n] = run_new(s, record, &call[b->n])); b->n++)
+        b->run[b->n]->batch = b;
+    if (b->n < n)
+        err_nomem(e, "calls");
+    if (b->n == n && queue(s->toolbox, b, e) == 0) {
+        s->toolbox->n_open += n;
+        return b;
+    }
+    for (int i = 0; i < b->n; i++)
+        run_free(b->run[i]);
+    free(b);
+    return NULL;
+}
+
+int batch_size(const struct tool_batch *b) { return b->n; }
+
+struct tool_result batch_result(const struct tool_batch *b, int i)
+{
+    const struct tool_run *r = b->run[i];
+    const char *text = r->text ? r->text : r->e.msg;
+    const double ms = (double)(r->end_ns - r->start_ns) * 1e-6;
+    return (struct tool_result){ r->id, r->name, text, strlen(text), !r->text, ms };
+}
+
+void batch_cancel(struct tool_batch *b)
+{
+    for (int i = 0; i < b->n; i++)
+        atomic_store(&b->run[i]->cancelled, 1);
+}
+
+void batch_free(struct tool_batch *b)
+{
+    if (!b)
+        return;
+    batch_cancel(b);
+    for (int i = 0; i < b->n; i++) {
+        if (!b->run[i]->box)                    /* taken back */
+            run_free(b->run[i]);
+        else
+            b->run[i]->batch = NULL;
+    }
+    free(b);
+}
+
+static void write_line(struct server *s, const struct tool_run *r)
+{
+    char path[TOOL_NAME_MAX + 16], id[sizeof r->request + sizeof r->id + 1];
+    struct tool_facts facts;
+    /* not logged: the name of an unknown tool and messages, which quote the client or the model */
+    const int known = toolbox_find(s->toolbox, r->name, &facts);
+    const char *error = s->o.audit_prompts ? r->e.msg : r->e.code == ERR_CANCELLED ? "cancelled" : "the tool reported an error";
+    snprintf(path, sizeof path, "/api/tools/%s", known ? r->name : "(unknown)");
+    snprintf(id, sizeof id, "%s/%s", r->request, r->id);
+    const struct audit_entry x = { .time_ms = r->at_ms, .request_id = id, .method = "TOOL", .path = path,
+                                   .status = r->text ? 200 : r->e.code == ERR_CANCELLED ? 499 : 422,
+                                   .latency_ms = (double)(r->end_ns - r->start_ns) * 1e-6,
+                                   .key_name = r->key[0] ? r->key : NULL, .client_ip = r->client,
+                                   .user_agent = r->agent, .prompt_tokens = -1,
+                                   .completion_tokens = -1, .error = r->text ? NULL : error };
+    if (s->guard.audit)
+        audit_log_add(s->guard.audit, &x, r->has_key, 1);
+}
+
+static void take_back(struct server *s, struct tool_run *r)
+{
+    struct tool_batch *b = r->batch;
+    write_line(s, r);
+    s->toolbox->n_open--;
+    r->box = NULL;
+    if (!b) {
+        run_free(r);
+        return;
+    }
+    int i = 0;
+    while (b->run[i] != r)
+        i++;
+    b->n_left--;
+    const int last = b->n_left == 0;
+    if (b->result)
+        b->result(b->user, i);          /* may not free the batch; done may */
+    if (last)
+        b->done(b->user);
+}
+
+void tools_done(struct server *s)
+{
+    struct toolbox *b = s->toolbox;
+    pthread_mutex_lock(&b->lock);
+    struct tool_run *r = b->done;
+    b->done = NULL;
+    b->done_last = &b->done;
+    pthread_mutex_unlock(&b->lock);
+    for (struct tool_run *next; r; r = next) {
+        next = r->next;
+        take_back(s, r);
+    }
+}
+
+/* ---- opening and closing ---- */
+
+int tools_open(struct server *s, struct err *e)
+{
+    struct toolbox *b = calloc(1, sizeof *b);
+    if (!b)
+        return err_nomem(e, "tools");
+    b->s = s;
+    b->done_last = &b->done;
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->work, NULL);
+    s->toolbox = b;
+    return 0;
+}
+
+void tools_close(struct server *s)
+{
+    struct toolbox *b = s->toolbox;
+    if (!b)
+        return;
+    pthread_mutex_lock(&b->lock);
+    b->stop = 1;
+    pthread_cond_broadcast(&b->work);
+    pthread_mutex_unlock(&b->lock);
+    for (int i = 0; i < b->n_threads; i++)
+        pthread_join(b->thread[i], NULL);
+    for (int k = 0; k < 2; k++)
+        for (struct tool_run *r = k ? b->done : b->first, *next; r; r = next) {
+            next = r->next;
+            write_line(s, r);
+            run_free(r);
+        }
+    pthread_cond_destroy(&b->work);
+    pthread_mutex_destroy(&b->lock);
+    free(b);
+    s->toolbox = NULL;
+}

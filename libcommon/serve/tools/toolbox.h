@@ -1,0 +1,62 @@
+/* toolbox.h - the tools that the server runs for its clients: the built-in ones.
+ *
+ * A batch is one or more calls that run side by side in threads of the toolbox, which are started
+ * as they are needed.  The loop starts a batch and is called back when it is complete; each call
+ * leaves a line in the audit log.  All functions belong to the loop's thread unless they say
+ * otherwise. */
+#ifndef ZSE_SERVE_TOOLS_TOOLBOX_H
+#define ZSE_SERVE_TOOLS_TOOLBOX_H
+
+#include <stddef.h>
+
+#include <jansson.h>
+
+#include "libcommon/base/err.h"
+
+struct server;
+struct access_record;
+struct toolbox;
+struct tool_batch;
+
+enum { TOOL_NAME_MAX = 128, TOOL_ID_MAX = 64, TOOL_BATCH_MAX = 64 };
+
+/* ---- which tools there are: any thread ---- */
+struct tool_facts {
+    const char *server;                 /* borrowed until toolbox_close; NULL: built in */
+    int read_only, destructive;
+    int confirm;                        /* runs only if the request confirms it */
+};
+/* 0: there is no such tool. */
+int toolbox_find(struct toolbox *b, const char *name, struct tool_facts *facts);
+/* A new list of {"type": "function", "function": {...}} in an order that does not change; NULL
+ * without memory.  wanted: names, with * at their end for any that begin so; NULL: all. */
+json_t *toolbox_functions(struct toolbox *b, const json_t *wanted);
+/* Does a list of names, as above, contain this one? */
+int tool_is_named(const json_t *names, const char *name);
+
+/* ---- calls ---- */
+struct tool_call {
+    const char *id, *name;              /* copied */
+    json_t *arguments;                  /* an object, copied */
+};
+struct tool_result {
+    const char *id, *name;
+    const char *text; size_t size;      /* the result, or the message of the error; valid UTF-8 */
+    int is_error;
+    double ms;
+};
+/* Start n calls for the client of the record (NULL: unknown).  done is called in the loop when all
+ * have ended, and result, if it is not NULL, after each; never before this returns.  NULL with
+ * *e: no memory, no thread, or too many calls wait. */
+struct tool_batch *toolbox_start(struct server *s, const struct access_record *record, const struct tool_call *call,
+                                 int n, void (*result)(void *user, int i), void (*done)(void *user), void *user,
+                                 struct err *e);
+int batch_size(const struct tool_batch *b);
+/* Of call i, which has ended; borrowed from the batch. */
+struct tool_result batch_result(const struct tool_batch *b, int i);
+/* Free a batch; one that still runs is stopped, and nothing is called back.  NULL is fine. */
+void batch_free(struct tool_batch *b);
+/* Make the calls end soon, as errors. */
+void batch_cancel(struct tool_batch *b);
+
+#endif
