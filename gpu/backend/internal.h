@@ -32,8 +32,8 @@ struct gpu_backend {
     /* device */
     uint8_t *kv; size_t kv_size, kv_stride; uint32_t kv_part;
     uint8_t *arena; size_t arena_size;
-    float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[2], *sine[2], *alibi, *freq[2], *freq_long[2],
-          *partial, *logits;
+    float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[MAX_ROPES], *sine[MAX_ROPES], *alibi,
+          *freq[MAX_ROPES], *freq_long[MAX_ROPES], *partial, *logits;
     uint16_t *act, *act2, *act_att, *act_mlp;
     int8_t *act_code; float *act_scale;     /* act_int8: of the matrices in hand */
     int32_t *step; size_t step_room;        /* 4-byte words */

@@ -12,7 +12,7 @@
 #include "libcommon/model/arch.h"
 
 enum {
-    MAX_PARTS = 32,             /* pieces of device memory besides weights and cache */
+    MAX_PARTS = 24 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
     PARTIAL_BYTES = 32 << 20,   /* most memory of split attention's partial results, unless one token needs more */
 };
 

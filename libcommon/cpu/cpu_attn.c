@@ -90,10 +90,11 @@ static void store_part(void *arg, int i, int thread)
     store(j, c->item, i % n_kv, c->first, c->n);
 }
 
-/* llama4: queries grow with the logarithm of their position (arXiv:2501.19399). */
+/* llama4, ministral3: queries grow with the logarithm of their position (arXiv:2501.19399). */
 static void temper(const struct config *c, float *q, int pos)
 {
-    const float by = log1pf(floorf(((float)pos + 1) / (float)c->temperature_floor)) * c->temperature_scale + 1;
+    const float by = log1pf(floorf((float)(pos + c->temperature_first) / (float)c->temperature_floor)) *
+                     c->temperature_scale + 1;
     for (int d = 0; d < c->head_dim; d++)
         q[d] *= by;
 }
@@ -104,11 +105,12 @@ static void prepare_queries(const struct attn_job *j, const struct query_run *ch
 {
     const struct config *c = j->k->c;
     const int token = j->s->offset[ch->item] + ch->first, tempered = c->temperature_scale != 0 &&
-        c->rope_of[j->index] < 0;
-    for (int t = 0; t < ch->n && !j->latent; t++)
+        (c->temperature_roped || c->rope_of[j->index] < 0);
+    for (int t = 0; t < ch->n && (!j->latent || tempered); t++)
         for (int g = 0; g < j->group; g++) {
             float *row = q + (size_t)t * token_stride + (size_t)(g * c->head_dim);
-            prepare(j, row, &j->l->q_norm, head * j->group + g, token + t);
+            if (!j->latent)
+                prepare(j, row, &j->l->q_norm, head * j->group + g, token + t);
             if (tempered)
                 temper(c, row, j->k->pos[token + t]);
         }

@@ -33,7 +33,7 @@ enum {
     PREFETCH_TOKENS = 16,          /* most tokens for which idle threads prefetch the next weights */
     PREFETCH_BYTES = 32768,        /* bytes to prefetch; the calling thread prefetches less, as it has work left */
     PREFETCH_CALLER = 2048,
-    MAX_PARTS = 22,             /* regions besides those of threads */
+    MAX_PARTS = 18 + 2 * MAX_ROPES,         /* regions besides those of threads */
 };
 
 /* ---- memory ---- */

@@ -78,7 +78,7 @@ struct core {
     int attn_groups;
     /* [max_tokens, ...] f32 */
     float *x, *h[N_SLOTS], *q, *key, *value, *att, *mlp;
-    float *cos[2], *sin[2];                 /* by RoPE table: [max_tokens, dim / 2], factor included */
+    float *cos[MAX_ROPES], *sin[MAX_ROPES]; /* by RoPE table: [max_tokens, dim / 2], factor included */
     float *alibi;                           /* [n_heads] */
     int32_t *token;
     int *pos, *long_rope;                   /* of each token */

@@ -190,12 +190,33 @@ static void weigh(const struct moe *m, float *weight)
         weight[i] = (m->normalize || m->router == ROUTER_TOP_SOFTMAX ? weight[i] / sum : weight[i]) * m->scale;
 }
 
+/* ROUTER_SPARSEMIXER: choose from the router's outputs s. */
+static void sparsemixer(const struct moe *m, const float *s, unsigned char *taken, int *id, float *weight)
+{
+    for (int i = 0; i < m->top_k; i++) {
+        const int best = best_of(s, taken, m->n_experts);
+        float sum = 0;
+        for (int x = 0; x < m->n_experts; x++) {
+            const float size = fabsf(s[x]) > s[best] ? fabsf(s[x]) : s[best];
+            if (!taken[x] && !((s[best] - s[x]) / size > m->mask))
+                sum += expf(s[x] - s[best]);
+        }
+        taken[best] = 1;
+        id[i] = best;
+        weight[i] = m->scale / sum;
+    }
+}
+
 /* One token: score [n_experts] is the router's output and holds the scores afterwards. */
 static void choose(const struct moe *m, float *score, const float *correction, int *id, float *weight)
 {
     unsigned char taken[m->n_experts];
     float wanted[m->n_experts];
     memset(taken, 0, sizeof taken);
+    if (m->router == ROUTER_SPARSEMIXER) {
+        sparsemixer(m, score, taken, id, weight);
+        return;
+    }
     if (m->router != ROUTER_TOP_SOFTMAX && (correction || m->n_groups > 1)) {
         score_all(m, score);
         for (int i = 0; i < m->n_experts; i++)

@@ -82,6 +82,10 @@ phi_names        = { .embed = "embed_tokens", .final_norm = "final_layernorm", .
                      .q_norm = "self_attn.q_layernorm", .k_norm = "self_attn.k_layernorm", .q = "self_attn.q_proj",
                      .k = "self_attn.k_proj",
                      .v = "self_attn.v_proj", .o = "self_attn.dense", .up = "mlp.fc1", .down = "mlp.fc2" },
+granite_swa_names = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, .sinks = "self_attn.sinks" },
+nanochat_names   = { .embed = "embed_tokens", .embed_norm = "", .final_norm = "", .head = "lm_head", .layer = "layers.",
+                     .attn_norm = "", .mlp_norm = "", .q_norm = "", .k_norm = "", LLAMA_ATTN, .up = "mlp.fc1",
+                     .down = "mlp.fc2" },
 bitnet_names     = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, .attn_sub_norm = "self_attn.attn_sub_norm",
                      .mlp_sub_norm = "mlp.ffn_sub_norm" },
 phi3_names       = { LLAMA_TOP, TWO_NORMS, .qkv = "self_attn.qkv_proj", .o = "self_attn.o_proj",
@@ -152,6 +156,14 @@ static void more_llama(struct parse *p, struct config *c)
 {
     both_biases(p, c);
     parse_must_be(p, "rope_interleaved", 0);
+}
+
+static void more_internlm3(struct parse *p, struct config *c)
+{
+    if (parse_bool(p, "qkv_bias", 0))
+        c->biases |= BIAS_QKV;
+    if (parse_bool(p, "bias", 0))
+        c->biases |= BIAS_O | BIAS_MLP;
 }
 
 static void more_mistral(struct parse *p, struct config *c) { set_windows(c, window_parse(p, 4096), 0); }
@@ -258,6 +270,40 @@ void multipliers_parse(struct parse *p, struct config *c)
     c->logit_scale = 1 / (float)parse_real(p, "logits_scaling", 1);
 }
 
+static void more_granite_swa(struct parse *p, struct config *c)
+{
+    const int window = window_parse(p, 128);
+    both_biases(p, c);
+    multipliers_parse(p, c);
+    c->sinks = 1;
+    for (int i = 0; i < c->n_layers; i++)
+        c->window[i] = i % 4 ? window : 0;
+    layer_types_parse(p, c, window);
+}
+
+static void more_nanochat(struct parse *p, struct config *c)
+{
+    attention_bias_parse(p, c);
+    c->qk_norm_after_rope = 1;
+    c->final_softcap = (float)real_or_null(p, "final_logit_softcapping", 15);
+}
+
+static void more_olmo3(struct parse *p, struct config *c)
+{
+    const int window = window_parse(p, 4096);
+    attention_bias_parse(p, c);
+    set_windows(c, window, 4);
+    layer_types_parse(p, c, window);
+}
+
+static void more_jais2(struct parse *p, struct config *c)
+{
+    if (parse_bool(p, "attention_bias", 1))
+        c->biases |= BIAS_QKV | BIAS_O;
+    if (parse_bool(p, "mlp_bias", 1))
+        c->biases |= BIAS_MLP;
+}
+
 static void more_granite(struct parse *p, struct config *c)
 {
     both_biases(p, c);
@@ -290,7 +336,7 @@ static void more_cohere2(struct parse *p, struct config *c)
     rope_where_window(c);
 }
 
-static void more_exaone4(struct parse *p, struct config *c)
+void exaone_windows_parse(struct parse *p, struct config *c)
 {
     const int window = window_parse(p, 4096);
     const json_t *pattern = parse_find(p, "sliding_window_pattern", NULL);
@@ -547,7 +593,7 @@ static const struct arch archs[] = {
       .act = "relu2", .not_gated = 1, .partial = 0.5,
       .more = more_nemotron },
     { ROW("exaone4",      post_norm_names, 102400, 4096, 16384, 32, 32, 32, 2048),   ROPE(10000),   .eps = 1e-5,
-      .act = "silu", .qk_norm = QK_NORM_HEAD, .more = more_exaone4 },
+      .act = "silu", .qk_norm = QK_NORM_HEAD, .more = exaone_windows_parse },
     { ROW("ernie4_5",     qwen_names,      103424, 1024, 3072,  18, 16, 2,  131072), ROPE(500000),  .eps = 1e-5,
       .act = "silu", .tied = 1, .head_dim = 128, .rope_pairs = 1,
       .more = more_ernie },
@@ -563,22 +609,32 @@ static const struct arch archs[] = {
       .rope_pairs = 1, .more = more_glm4 },
     { ROW("bitnet",       bitnet_names,    128256, 2560, 6912,  30, 20, 5,  2048),   ROPE(500000),  .eps = 1e-5,
       .act = "relu2", .more = attention_bias_parse },
+    { ROW("ministral3",   llama_names,     131072, 4096, 14336, 34, 32, 8,  262144), ROPE(1000000), .eps = 1e-5,
+      .act = "silu", .head_dim = 128, .rope_tempers = 1, .more = more_phi3 },
+    { ROW("olmo3",        post_norm_names, 50304,  4096, 11008, 32, 32, 0,  2048),   ROPE(500000),  .eps = 1e-5,
+      .act = "silu", .qk_norm = QK_NORM_FULL, .local_plain = 1, .more = more_olmo3 },
+    { ROW("granite_swa",  granite_swa_names, 100352, 2560, 8192, 24, 20, 4, 8192),   ROPE(10000),   .eps = 1e-5,
+      .act = "silu", .tied = 1, .layer_thetas = 1, .more = more_granite_swa },
+    { ROW("nanochat",     nanochat_names,  50304,  768,  8192,  12, 6,  0,  2048),   ROPE(10000),   .eps = 1e-6,
+      .act = "relu2", .not_gated = 1, .qk_norm = QK_NORM_HEAD, .rope_reversed = 1, .more = more_nanochat },
+    { ROW("helium",       qwen_names,      48000,  2560, 7040,  24, 20, 20, 4096),   ROPE(10000),   .eps = 1e-8,
+      .act = "silu", .head_dim = 128, .rope_pairs = 1, .more = both_biases },
+    { ROW("internlm3",    llama_names,     128512, 4096, 11008, 32, 32, 0,  32768),  ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .more = more_internlm3 },
+    { ROW("jais2",        up_down_names,   150272, 3328, 26624, 32, 26, 0,  8192),   ROPE(10000),   LAYER(BIAS_NORM),
+      .act = "relu2", .not_gated = 1, .more = more_jais2 },
+    { 0 }
 };
-enum { N_ARCHS = sizeof archs / sizeof *archs };
 
 /* Row i of all tables, NULL beyond the last. */
 static const struct arch *arch_at(int i)
 {
-    if (i < N_ARCHS)
-        return &archs[i];
-    i -= N_ARCHS;
-    if (i < N_MOE_ARCHS)
-        return &moe_archs[i];
-    i -= N_MOE_ARCHS;
-    if (i < N_STATE_ARCHS)
-        return &state_archs[i];
-    i -= N_STATE_ARCHS;
-    return i < N_HYBRID_ARCHS ? &hybrid_archs[i] : NULL;
+    static const struct arch *const tables[] = { archs, moe_archs, state_archs, hybrid_archs };
+    for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
+        for (const struct arch *a = tables[t]; a->name; a++)
+            if (i-- == 0)
+                return a;
+    return NULL;
 }
 
 const struct arch *arch_find(const char *name)

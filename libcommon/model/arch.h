@@ -91,6 +91,11 @@ struct arch {
     /* phi3: default of original_max_position_embeddings; 0: max_position_embeddings */
     int original_max;
     double local_theta;                     /* gemma3: a RoPE of its own for layers with a window; 0: none */
+    int local_plain;                        /* olmo3: frequencies are scaled only in layers without a window */
+    int layer_thetas;                       /* granite_swa: a base for each layer */
+    int rope_reversed;                      /* nanochat: rotates the other way */
+    int rope_tempers;                       /* ministral3: rope_parameters also scale queries by position */
+    int rope_mscales;                       /* phimoe: rope_parameters have the factors on cos and sin */
     int ntk_alpha;                          /* hunyuan: rope_type "dynamic" with a fixed alpha */
     void (*more)(struct parse *p, struct config *c);    /* keys of its own; c is filled but for RoPE */
 };
@@ -99,12 +104,10 @@ struct arch {
         .n_heads = heads, .n_kv_heads = kv, .max_len = len
 #define ROPE(theta) .pos = POS_ROPE, .rope_theta = theta
 #define LAYER(bits) .norm = NORM_LAYER, .eps = 1e-5, .biases = bits
-enum { N_MOE_ARCHS = 16 };
-enum { N_STATE_ARCHS = 5 };
-extern const struct arch state_archs[N_STATE_ARCHS];    /* arch_state.c: layers with a state */
-enum { N_HYBRID_ARCHS = 5 };
-extern const struct arch hybrid_archs[N_HYBRID_ARCHS];  /* arch_hybrid.c: delta nets beside attention */
-extern const struct arch moe_archs[N_MOE_ARCHS];        /* arch_moe.c: mixtures of experts, latent attention */
+/* The tables; a row without a name ends each. */
+extern const struct arch state_archs[];                 /* arch_state.c: layers with a state */
+extern const struct arch moe_archs[];                   /* arch_moe.c: mixtures of experts, latent attention */
+extern const struct arch hybrid_archs[];                /* arch_hybrid.c: delta nets beside attention */
 const struct arch *arch_find(const char *name);         /* NULL: none */
 
 /* wrapper.c: a checkpoint with a language model inside, by its outer model_type. */
@@ -129,6 +132,8 @@ int window_parse(struct parse *p, int absent);                  /* sliding_windo
 void attention_bias_parse(struct parse *p, struct config *c);
 void multipliers_parse(struct parse *p, struct config *c);      /* granite's factors */
 void qwen_window_parse(struct parse *p, struct config *c);
+/* windows in all but every sliding_window_pattern-th layer, which do not rotate */
+void exaone_windows_parse(struct parse *p, struct config *c);
 /* Mixtures of experts (arch_moe.c): sizes, experts in all layers; in all but every
  * decoder_sparse_step-th and those listed. */
 void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size);

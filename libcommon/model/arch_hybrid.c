@@ -214,7 +214,7 @@ static void more_bailing_hybrid(struct parse *p, struct config *c)
     parse_find(p, "linear_head_dim|linear_num_heads|linear_conv_kernel_dim|mtp_loss_scaling_factor", NULL);
 }
 
-const struct arch hybrid_archs[N_HYBRID_ARCHS] = {
+const struct arch hybrid_archs[] = {
     { ROW("qwen3_5_text", qwen3_5_names,   248320, 4096, 12288, 32, 16, 4,  32768),  ROPE(10000),   .eps = 1e-6,
       .act = "silu", .head_dim = 256, .partial = 0.25, .qk_norm = QK_NORM_HEAD, .more = more_qwen3_5 },
     { ROW("qwen3_5_moe_text", qwen3_5_names, 248320, 2048, 5632, 40, 16, 2, 32768),  ROPE(10000),   .eps = 1e-6,
@@ -225,4 +225,5 @@ const struct arch hybrid_archs[N_HYBRID_ARCHS] = {
       .act = "silu", .head_dim = 128, .more = more_kimi_linear },
     { ROW("bailing_hybrid", bailing_names, 157184, 2560, 6144,  42, 32, 0,  262144), ROPE(6000000), .eps = 1e-6,
       .act = "silu", .head_dim = 128, .rope_pairs = 1, .more = more_bailing_hybrid },
+    { 0 }
 };

@@ -14,7 +14,10 @@
 #define TWO_NORMS  .attn_norm = "input_layernorm", .mlp_norm = "post_attention_layernorm"
 #define QK_NORMS   .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm"
 #define BASE       LLAMA_TOP, TWO_NORMS, LLAMA_ATTN
-#define EXPERTS    .router = "mlp.gate", .experts = "mlp.experts.", .expert_gate = "gate_proj", .expert_up = "up_proj", .expert_down = "down_proj"
+#define MLA        .q_a = "self_attn.q_a_proj", .q_a_norm = "self_attn.q_a_layernorm", .q_b = "self_attn.q_b_proj", .kv_a = "self_attn.kv_a_proj_with_mqa", \
+                   .kv_norm = "self_attn.kv_a_layernorm", .kv_b = "self_attn.kv_b_proj"
+#define EXPERTS    EXPERTS_OF("mlp.gate")
+#define EXPERTS_OF(gate) .router = gate, .experts = "mlp.experts.", .expert_gate = "gate_proj", .expert_up = "up_proj", .expert_down = "down_proj"
 #define SPARSE     .router = "block_sparse_moe.gate", .experts = "block_sparse_moe.experts.", .expert_gate = "w1", .expert_up = "w3", .expert_down = "w2"
 #define SHARED     .shared_gate = "mlp.shared_experts.gate_proj", .shared_up = "mlp.shared_experts.up_proj", .shared_down = "mlp.shared_experts.down_proj"
 #define CORRECTION .correction = "mlp.gate.e_score_correction_bias"
@@ -29,10 +32,7 @@ qwen2_moe_names  = { BASE, LLAMA_MLP, EXPERTS, .shared_router = "mlp.shared_expe
                      .shared_gate = "mlp.shared_expert.gate_proj",
                      .shared_up = "mlp.shared_expert.up_proj", .shared_down = "mlp.shared_expert.down_proj" },
 qwen3_moe_names  = { BASE, LLAMA_MLP, QK_NORMS, EXPERTS },
-deepseek_names   = { BASE, LLAMA_MLP, EXPERTS, SHARED, CORRECTION, .q_a = "self_attn.q_a_proj",
-                     .q_a_norm = "self_attn.q_a_layernorm", .q_b = "self_attn.q_b_proj",
-                     .kv_a = "self_attn.kv_a_proj_with_mqa", .kv_norm = "self_attn.kv_a_layernorm",
-                     .kv_b = "self_attn.kv_b_proj" },
+deepseek_names   = { BASE, LLAMA_MLP, EXPERTS, SHARED, CORRECTION, MLA },
 glm4_moe_names   = { BASE, LLAMA_MLP, QK_NORMS, EXPERTS, SHARED, CORRECTION },
 ernie_moe_names  = { BASE, LLAMA_MLP, EXPERTS, SHARED, .correction = "mlp.moe_statics.e_score_correction_bias" },
 hunyuan_moe_names = { BASE, LLAMA_MLP, .q_norm = "self_attn.query_layernorm", .k_norm = "self_attn.key_layernorm",
@@ -42,6 +42,14 @@ hunyuan_moe_names = { BASE, LLAMA_MLP, .q_norm = "self_attn.query_layernorm", .k
                      .shared_gate = "mlp.shared_mlp.gate_proj", .shared_up = "mlp.shared_mlp.up_proj",
                      .shared_down = "mlp.shared_mlp.down_proj" },
 minimax_names    = { BASE, QK_NORMS, SPARSE, .correction = "block_sparse_moe.e_score_correction_bias" },
+mistral4_names   = { BASE, LLAMA_MLP, SHARED, .router = "mlp.gate", .experts_form = EXPERTS_FUSED_BARE,
+                     .experts = "mlp.experts.", .expert_gate = "gate_up_proj", .expert_down = "down_proj", MLA },
+phimoe_names     = { BASE, SPARSE },
+exaone_moe_names = { BASE, LLAMA_MLP, QK_NORMS, EXPERTS, SHARED, .correction = "mlp.e_score_correction_bias" },
+hy_v3_names      = { BASE, LLAMA_MLP, QK_NORMS, EXPERTS_OF("mlp.router.gate"), .correction = "mlp.expert_bias",
+                     .shared_gate = "mlp.shared_mlp.gate_proj", .shared_up = "mlp.shared_mlp.up_proj",
+                     .shared_down = "mlp.shared_mlp.down_proj" },
+minicpm3_names   = { BASE, LLAMA_MLP, MLA },
 llama4_names     = { BASE, .q_norm = "", .k_norm = "", .gate = "feed_forward.gate_proj", .up = "feed_forward.up_proj",
                      .down = "feed_forward.down_proj",
                      .router = "feed_forward.router", .experts_form = EXPERTS_FUSED_IN_OUT,
@@ -105,6 +113,22 @@ void dense_first(struct parse *p, struct config *c, int otherwise)
     memset(c->ff, FF_DENSE, (size_t)(n < c->n_layers ? n : c->n_layers));
     if (parse_int(p, "moe_layer_freq", 1, INT32_MAX, 1) != 1)
         parse_fail(p, ERR_UNSUPPORTED, "moe_layer_freq other than 1 is not supported");
+}
+
+/* "mlp_layer_types", if present: which layers have experts. */
+static void mlp_types_parse(struct parse *p, struct config *c)
+{
+    const json_t *types = parse_find(p, "mlp_layer_types", NULL);
+    if (types && (!json_is_array(types) || json_array_size(types) != (size_t)c->n_layers))
+        parse_fail(p, ERR_FORMAT, "mlp_layer_types: expected an array of num_hidden_layers = %d names", c->n_layers);
+    for (int i = 0; i < c->n_layers && types && !p->bad; i++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)i));
+        if (!type || (strcmp(type, "dense") != 0 && strcmp(type, "sparse") != 0))
+            parse_fail(p, ERR_UNSUPPORTED, "mlp_layer_types: layer %d is \"%.40s\", expected \"dense\" or \"sparse\"",
+                       i, type ? type : "?");
+        else
+            c->ff[i] = *type == 's' ? FF_MOE : FF_DENSE;
+    }
 }
 
 void groups_parse(struct parse *p, struct config *c, int n_groups, int top_groups)
@@ -215,14 +239,16 @@ static void more_qwen3_vl_moe(struct parse *p, struct config *c)
 }
 
 /* Multi-head latent attention in every layer. */
-void mla_parse(struct parse *p, struct config *c)
+static void mla_parse_with(struct parse *p, struct config *c, struct mla otherwise)
 {
     struct mla *m = &c->mla;
-    m->q_rank = (int)parse_int(p, "q_lora_rank", 1, MOST_WIDTH, json_object_get(p->json, "q_lora_rank") ? 0 : 1536);
-    m->kv_rank = (int)parse_int(p, "kv_lora_rank", 1, MOST_WIDTH, 512);
-    m->nope_dim = (int)parse_int(p, "qk_nope_head_dim", 1, MOST_WIDTH, 128);
-    m->rope_dim = (int)parse_int(p, "qk_rope_head_dim", 2, MOST_WIDTH, 64);
-    m->v_dim = (int)parse_int(p, "v_head_dim", 1, MOST_WIDTH, 128);
+    *m = otherwise;
+    m->q_rank = (int)parse_int(p, "q_lora_rank", 1, MOST_WIDTH,
+                               json_object_get(p->json, "q_lora_rank") ? 0 : m->q_rank);
+    m->kv_rank = (int)parse_int(p, "kv_lora_rank", 1, MOST_WIDTH, m->kv_rank);
+    m->nope_dim = (int)parse_int(p, "qk_nope_head_dim", 1, MOST_WIDTH, m->nope_dim);
+    m->rope_dim = (int)parse_int(p, "qk_rope_head_dim", 2, MOST_WIDTH, m->rope_dim);
+    m->v_dim = (int)parse_int(p, "v_head_dim", 1, MOST_WIDTH, m->v_dim);
     m->norm_eps = 1e-6f;
     memset(c->mixer, MIXER_MLA, (size_t)c->n_layers);
     c->head_dim = m->kv_rank + m->rope_dim;
@@ -232,6 +258,11 @@ void mla_parse(struct parse *p, struct config *c)
         parse_fail(p, ERR_UNSUPPORTED, "kv_lora_rank %d and v_head_dim %d, expected multiples of %d", m->kv_rank,
                    m->v_dim, TILE_ROWS);
     parse_must_be(p, "attention_bias", 0);
+}
+
+void mla_parse(struct parse *p, struct config *c)
+{
+    mla_parse_with(p, c, (struct mla){ .q_rank = 1536, .kv_rank = 512, .nope_dim = 128, .rope_dim = 64, .v_dim = 128 });
 }
 
 static void more_deepseek_v2(struct parse *p, struct config *c)
@@ -262,6 +293,95 @@ static void more_deepseek_v3(struct parse *p, struct config *c)
     groups_parse(p, c, 8, 4);
     sigmoid_router(p, c, 1, 2.5);
     parse_must_be(p, "rope_interleave", 1);
+}
+
+static void more_glm4_moe_lite(struct parse *p, struct config *c)
+{
+    mla_parse_with(p, c, (struct mla){ .q_rank = 768, .kv_rank = 512, .nope_dim = 192, .rope_dim = 64, .v_dim = 256 });
+    experts_parse(p, c, 64, 4, 1536);
+    dense_first(p, c, 1);
+    mlp_types_parse(p, c);
+    shared_parse(p, c, "n_shared_experts", 1);
+    groups_parse(p, c, 1, 1);
+    sigmoid_router(p, c, 1, 1.8);
+    parse_must_be(p, "rope_interleave", 1);
+}
+
+static void more_mistral4(struct parse *p, struct config *c)
+{
+    mla_parse_with(p, c, (struct mla){ .q_rank = 1024, .kv_rank = 256, .nope_dim = 64, .rope_dim = 64, .v_dim = 128 });
+    experts_parse(p, c, 128, 4, 2048);
+    dense_first(p, c, 0);
+    shared_parse(p, c, "n_shared_experts", 1);
+    groups_parse(p, c, 1, 1);
+    c->moe.group_best = 2;
+    c->moe.normalize = parse_bool(p, "norm_topk_prob", 1);
+    c->moe.norm_add = 1e-20f;
+    c->moe.scale = (float)parse_real(p, "routed_scaling_factor", 1);
+    parse_must_be(p, "rope_interleave", 1);
+}
+
+/* arXiv:2404.06395, section 3: outputs of layers are scaled by the depth, logits by the width. */
+static void more_minicpm3(struct parse *p, struct config *c)
+{
+    mla_parse_with(p, c, (struct mla){ .q_rank = 768, .kv_rank = 256, .nope_dim = 64, .rope_dim = 32,
+                                  .v_dim = c->hidden_size / c->n_heads });
+    c->embed_scale = (float)parse_real(p, "scale_emb", 12);
+    c->residual_scale = (float)(parse_real(p, "scale_depth", 1.4) / sqrt((double)c->n_layers));
+    c->logit_scale = (float)(parse_real(p, "dim_model_base", 256) / c->hidden_size);
+    parse_must_be(p, "mlp_bias", 0);
+}
+
+static void more_phimoe(struct parse *p, struct config *c)
+{
+    const int window = window_parse(p, 0);
+    experts_parse(p, c, 16, 2, c->intermediate_size);
+    attention_bias_parse(p, c);
+    if (parse_bool(p, "lm_head_bias", 0))
+        c->biases |= BIAS_HEAD;
+    c->moe.router = ROUTER_SPARSEMIXER;
+    c->moe.mask = 2 * (float)parse_real(p, "router_jitter_noise", 0.01);
+    if (c->moe.top_k != 2)
+        parse_fail(p, ERR_UNSUPPORTED, "num_experts_per_tok %d, expected 2", c->moe.top_k);
+    if (!(c->moe.mask >= 0))
+        parse_fail(p, ERR_FORMAT, "router_jitter_noise: expected a number from 0 on");
+    for (int i = 0; i < c->n_layers; i++)
+        c->window[i] = window;
+    parse_find(p, "input_jitter_noise", NULL);      /* training only */
+}
+
+static void more_hy_v3(struct parse *p, struct config *c)
+{
+    attention_bias_parse(p, c);
+    experts_parse(p, c, 192, 8, 1536);
+    dense_first(p, c, 1);
+    mlp_types_parse(p, c);
+    shared_parse(p, c, "num_shared_experts", 1);
+    sigmoid_router(p, c, 1, 1);
+    c->moe.scale = (float)parse_real(p, "router_scaling_factor", 2.826);
+    parse_must_be(p, "mlp_bias", 0);
+    parse_find(p, "enable_moe_fp32_combine", NULL); /* the sum is always f32 here */
+}
+
+static void more_solar_open(struct parse *p, struct config *c)
+{
+    attention_bias_parse(p, c);
+    c->biases &= ~BIAS_O;
+    experts_parse(p, c, 128, 8, 1280);
+    shared_parse(p, c, "n_shared_experts", 1);
+    groups_parse(p, c, 1, 1);
+    sigmoid_router(p, c, 1, 1);
+}
+
+static void more_exaone_moe(struct parse *p, struct config *c)
+{
+    exaone_windows_parse(p, c);
+    experts_parse(p, c, 64, 8, 1024);
+    dense_first(p, c, 1);
+    mlp_types_parse(p, c);
+    shared_parse(p, c, "num_shared_experts", 1);
+    groups_parse(p, c, 1, 1);
+    sigmoid_router(p, c, 1, 2.5);
 }
 
 static void more_glm4_moe(struct parse *p, struct config *c)
@@ -386,6 +506,7 @@ static void more_llama4(struct parse *p, struct config *c)
     }
     const double scale = parse_real(p, "attn_scale", 0.1);
     c->temperature_floor = (int)parse_int(p, "floor_scale", 1, INT32_MAX, 8192);
+    c->temperature_first = 1;
     if (parse_bool(p, "attn_temperature_tuning", 1))
         c->temperature_scale = (float)scale;
 }
@@ -411,7 +532,7 @@ static void more_gpt_oss(struct parse *p, struct config *c)
 
 /* ---- the table ---- */
 
-const struct arch moe_archs[N_MOE_ARCHS] = {
+const struct arch moe_archs[] = {
     { ROW("mixtral",      mixtral_names,   32000,  4096, 14336, 32, 32, 8,  131072), ROPE(1000000), .eps = 1e-5,
       .act = "silu", .more = more_mixtral },
     { ROW("olmoe",        olmoe_names,     50304,  2048, 2048,  16, 16, 0,  4096),   ROPE(10000),   .eps = 1e-5,
@@ -450,4 +571,19 @@ const struct arch moe_archs[N_MOE_ARCHS] = {
       .more = more_llama4 },
     { ROW("gpt_oss",      gpt_oss_names,   201088, 2880, 2880,  36, 64, 8,  131072), ROPE(150000),  .eps = 1e-5,
       .act = "silu", .head_dim = 64, .more = more_gpt_oss },
+    { ROW("mistral4",     mistral4_names,  131072, 4096, 12288, 36, 32, 32, 1 << 20), ROPE(10000),  .eps = 1e-6,
+      .act = "silu", .head_dim = 128, .rope_pairs = 1, .rope_tempers = 1, .more = more_mistral4 },
+    { ROW("glm4_moe_lite", deepseek_names, 154880, 2048, 10240, 47, 20, 20, 202752), ROPE(10000),   .eps = 1e-5,
+      .act = "silu", .head_dim = 64, .rope_pairs = 1, .more = more_glm4_moe_lite },
+    { ROW("minicpm3",     minicpm3_names,  73448,  2560, 6400,  62, 40, 40, 32768),  ROPE(10000),   .eps = 1e-5,
+      .act = "silu", .tied = 1, .head_dim = 32, .more = more_minicpm3 },
+    { ROW("phimoe",       phimoe_names,    32064,  4096, 6400,  32, 32, 8,  131072), ROPE(1000000),
+      LAYER(BIAS_NORM), .act = "silu", .rope_mscales = 1, .more = more_phimoe },
+    { ROW("hy_v3",        hy_v3_names,     120832, 4096, 13312, 80, 64, 8,  131072), ROPE(11158840), .eps = 1e-5,
+      .act = "silu", .head_dim = 128, .qk_norm = QK_NORM_HEAD, .more = more_hy_v3 },
+    { ROW("solar_open",   glm4_moe_names,  196608, 4096, 10240, 48, 64, 8,  131072), ROPE(1000000), .eps = 1e-5,
+      .act = "silu", .head_dim = 128, .more = more_solar_open },
+    { ROW("exaone_moe",   exaone_moe_names, 102400, 4096, 16384, 32, 32, 32, 2048),  ROPE(10000),   .eps = 1e-5,
+      .act = "silu", .qk_norm = QK_NORM_HEAD, .more = more_exaone_moe },
+    { 0 }
 };

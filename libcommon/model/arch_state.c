@@ -16,14 +16,17 @@ static const int64_t MOST_STATE = (int64_t)1 << 32;            /* numbers of a l
 #define SSM(at) .in = at "in_proj", .conv = at "conv1d", .a_log = at "A_log", .dt_bias = at "dt_bias", .d = at "D", \
                 .gate_norm = at "norm", .state_o = at "out_proj"
 
+#define LFM2    .embed = "embed_tokens", .final_norm = "embedding_norm", .head = "lm_head", .layer = "layers.", \
+                .attn_norm = "operator_norm", .mlp_norm = "ffn_norm", \
+                .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.out_proj", \
+                .q_norm = "self_attn.q_layernorm", .k_norm = "self_attn.k_layernorm", .gate = "feed_forward.w1", \
+                .up = "feed_forward.w3", .down = "feed_forward.w2", .in = "conv.in_proj", .conv = "conv.conv", \
+                .state_o = "conv.out_proj"
+
 static const struct weight_names
-lfm2_names = { .embed = "embed_tokens", .final_norm = "embedding_norm", .head = "lm_head", .layer = "layers.",
-               .attn_norm = "operator_norm", .mlp_norm = "ffn_norm",
-               .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.out_proj",
-               .q_norm = "self_attn.q_layernorm",
-               .k_norm = "self_attn.k_layernorm", .gate = "feed_forward.w1", .up = "feed_forward.w3",
-               .down = "feed_forward.w2", .in = "conv.in_proj",
-               .conv = "conv.conv", .state_o = "conv.out_proj" },
+lfm2_names = { LFM2 },
+lfm2_moe_names = { LFM2, .router = "feed_forward.gate", .correction = "feed_forward.expert_bias",
+                   .experts = "feed_forward.experts.", .expert_gate = "w1", .expert_up = "w3", .expert_down = "w2" },
 mamba2_names = { .embed = "embeddings", .final_norm = "norm_f", .head = "lm_head", .layer = "layers.",
                  .attn_norm = "norm", SSM("mixer.") },
 granite_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head", .layer = "layers.",
@@ -204,6 +207,28 @@ static void more_lfm2(struct parse *p, struct config *c)
                   "use_pos_enc|num_heads", NULL);
 }
 
+static void more_lfm2_moe(struct parse *p, struct config *c)
+{
+    static const struct layer_kind kinds[] = { { "conv", MIXER_CONV, -1 }, { "full_attention", MIXER_ATTENTION, -1 },
+                                               { 0 } };
+    struct moe *m = &c->moe;
+    silu_only(p, c);
+    c->tied = parse_bool(p, "tie_embedding", c->tied);
+    c->tied_given |= parse_find(p, "tie_embedding", NULL) != NULL;
+    c->recurrent.conv_kernel = (int)parse_int(p, "conv_L_cache", 2, MOST_KERNEL, 3);
+    if ((c->recurrent.conv_bias = parse_bool(p, "conv_bias", 0)))
+        c->biases |= BIAS_IN;
+    experts_parse(p, c, 32, 4, 1792);
+    const int dense = (int)parse_int(p, "num_dense_layers", 0, INT32_MAX, 2);
+    memset(c->ff, FF_DENSE, (size_t)(dense < c->n_layers ? dense : c->n_layers));
+    m->router = ROUTER_SIGMOID;
+    m->correction = parse_bool(p, "use_expert_bias", 1);
+    m->normalize = parse_bool(p, "norm_topk_prob", 1);
+    m->norm_add = 1e-6f;
+    m->scale = (float)parse_real(p, "routed_scaling_factor", 1);
+    kinds_parse(p, c, "layer_types", kinds);
+}
+
 static void more_mamba2(struct parse *p, struct config *c)
 {
     static const struct recurrent otherwise = { .n_heads = 128, .head_dim = 64, .n_groups = 8, .state_size = 128,
@@ -366,9 +391,11 @@ static void more_qwen3_next(struct parse *p, struct config *c)
     delta_parse(p, c);
 }
 
-const struct arch state_archs[N_STATE_ARCHS] = {
+const struct arch state_archs[] = {
     { ROW("lfm2",         lfm2_names,      65536,  2560, 12288, 32, 32, 8,  128000), ROPE(1000000), .eps = 1e-5,
       .act = "silu", .tied = 1, .qk_norm = QK_NORM_HEAD, .more = more_lfm2 },
+    { ROW("lfm2_moe",     lfm2_moe_names,  65536,  2048, 7168,  32, 32, 8,  128000), ROPE(1000000), .eps = 1e-5,
+      .act = "silu", .tied = 1, .qk_norm = QK_NORM_HEAD, .more = more_lfm2_moe },
     { ROW("mamba2",       mamba2_names,    32768,  4096, 1,     64, 128, 0, 1 << 20), .pos = POS_NONE, .eps = 1e-5,
       .act = "silu", .head_dim = 64, .more = more_mamba2 },
     { ROW("granitemoehybrid", granite_names, 32000, 4096, 11008, 32, 32, 0, 2048),   ROPE(10000),   .eps = 1e-6,
@@ -379,4 +406,5 @@ const struct arch state_archs[N_STATE_ARCHS] = {
     { ROW("qwen3_next",   qwen_names,      151936, 2048, 5632,  48, 16, 2,  32768),  ROPE(10000),   .eps = 1e-6,
       .act = "silu", .head_dim = 256, .partial = 0.25,
       .qk_norm = QK_NORM_HEAD, .more = more_qwen3_next },
+    { 0 }
 };

@@ -256,10 +256,14 @@ static void check(struct parse *p, const struct config *c)
 
 static void refuse_architecture(const char *name, struct err *e)
 {
-    char list[480] = "";
+    char list[360] = "";
     const char *one;
-    for (int i = 0; (one = config_architecture(i)); i++)
-        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? " " : "", one);
+    for (int i = 0; (one = config_architecture(i)); i++) {
+        const int fits = strlen(list) + strlen(one) + 8 < sizeof list;
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? " " : "", fits ? one : "...");
+        if (!fits)
+            break;
+    }
     err_set(e, ERR_UNSUPPORTED, "config.json: model_type \"%.40s\" is not supported; these are: %s", name, list);
 }
 
@@ -442,6 +446,8 @@ const char *config_beyond_dense(const struct config *c)
             return "chunked attention";
     if (c->names->attn_sub_norm)
         return "norms inside of attention and MLP";
+    if (c->qk_norm != QK_NORM_NONE && c->names->q_norm && !*c->names->q_norm)
+        return "norms of q and k without weights";
     return c->attn_gate ? "gated attention" : c->sinks ? "attention sinks" : c->temperature_scale != 0
                ? "queries scaled by their position" : c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
 }

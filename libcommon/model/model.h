@@ -55,6 +55,9 @@ enum router_kind {
     /* scores: softmax over all experts; the largest are chosen, their scores are the weights */
     ROUTER_SOFTMAX,
     ROUTER_SIGMOID,             /* the same with a sigmoid of each output */
+    /* the two largest outputs are chosen; the weight of each is its softmax over the outputs
+     * that are not larger and not below it by more than a share `mask` (arXiv:2409.12136) */
+    ROUTER_SPARSEMIXER,
     ROUTER_TOP_SOFTMAX,         /* the largest outputs are chosen, the softmax over them gives the weights */
 };
 struct moe {
@@ -70,6 +73,7 @@ struct moe {
     int normalize;              /* weights are divided by their sum, after adding norm_add and at least norm_min, */
     float norm_min, norm_add;
     float scale;                /* and multiplied by this */
+    float mask;                 /* ROUTER_SPARSEMIXER */
     int weigh_input;            /* weights multiply the expert's input, not its output (llama4) */
     /* limit > 0: g * sigmoid(alpha * g) * (u + 1), g clamped from above, u on both sides
      * (gpt-oss) */
@@ -112,6 +116,7 @@ struct recurrent {
     float decay_least;          /* per_row: logarithms of decays are decay_least * sigmoid(..); 0: no such limit */
 };
 
+enum { MAX_ROPES = 8 };         /* granite_swa: one for each base */
 struct rope {                   /* one table of rotations; layers choose one by index */
     int dim;                    /* rotated dimensions of a head */
     int pairs;                  /* 1: (0,1),(2,3)...; 0: (i, i + dim/2) */
@@ -150,7 +155,7 @@ struct config {
     enum pos_kind pos;
     int pos_offset;                         /* opt: 2 */
     float alibi_max_bias, alibi_scale;      /* 8; factor on the slopes (falcon: 1/sqrt(head_dim)) */
-    int n_ropes; struct rope ropes[2];      /* gemma3: global and local */
+    int n_ropes; struct rope ropes[MAX_ROPES];      /* gemma3: global and local */
     int act;                                /* enum act_kind of kernels.h by value: see arch.h */
     int gated;                              /* down(act(gate(x)) * up(x)) or down(act(up(x))) */
     float embed_scale, residual_scale, logit_scale, attn_scale;     /* 1, 1, 1, 1/sqrt(head_dim) by default */
@@ -177,9 +182,9 @@ struct config {
     int *window;                            /* [n_layers] sliding window in tokens, 0: full; owned */
     /* [n_layers] a token sees only its chunk of this many tokens, 0: all; owned */
     int *chunk;
-    /* llama4, layers without RoPE: q *= log(1 + floor((pos + 1) / floor)) * scale + 1; scale 0:
-     * off */
-    float temperature_scale; int temperature_floor;
+    /* q *= log(1 + floor((pos + first) / floor)) * scale + 1; scale 0: off.  llama4: first 1, only
+     * in layers without RoPE; ministral3: first 0, in all layers */
+    float temperature_scale; int temperature_floor, temperature_first, temperature_roped;
     int qk_norm_roped;                      /* q and k are normed only where they rotate (llama4) */
     /* layers of the source beyond n_layers that predict further tokens: not used */
     int n_extra_layers;

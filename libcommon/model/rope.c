@@ -23,6 +23,14 @@ static void linear(struct parse *p, struct rope *r)
         r->inv_freq[i] /= factor;
 }
 
+/* A larger base for contexts beyond max_position_embeddings, which no context exceeds here. */
+static void dynamic(struct parse *p, const struct config *c)
+{
+    parse_find(p, "factor", NULL);
+    if (parse_int(p, "original_max_position_embeddings", 1, INT32_MAX, c->max_len) < c->max_len)
+        parse_fail(p, ERR_UNSUPPORTED, "rope_type \"dynamic\" with original_max_position_embeddings below max_position_embeddings %d is not supported", c->max_len);
+}
+
 /* Llama 3.1: divide frequencies with a wavelength beyond the training context, with a smooth
  * transition. */
 static void llama3(struct parse *p, struct rope *r, double original)
@@ -111,6 +119,17 @@ static float *factored(struct parse *p, const struct rope *r, const char *key, d
     return f;
 }
 
+/* ministral3: the growth of queries with their position. */
+static void rope_tempers(struct parse *p, struct config *c)
+{
+    c->temperature_scale = (float)parse_real(p, "llama_4_scaling_beta", 0);
+    c->temperature_floor = (int)parse_int(p, "original_max_position_embeddings", 1, 1 << 28, c->max_len);
+    c->temperature_roped = 1;
+    parse_find(p, "max_position_embeddings", NULL);         /* repeated from the top level */
+    if (!isfinite(c->temperature_scale))
+        parse_fail(p, ERR_FORMAT, "llama_4_scaling_beta is not a finite number");
+}
+
 static void longrope(struct parse *p, struct rope *r, double theta, double original, double max_len)
 {
     original = parse_real(p, "original_max_position_embeddings", original);
@@ -179,15 +198,57 @@ static void rope_add(struct parse *up, const struct arch *a, struct config *c, c
         yarn(&p, c, r, theta, original);
     else if (strcmp(type, "longrope") == 0)
         longrope(&p, r, theta, original, c->max_len);
+    else if (strcmp(type, "dynamic") == 0)
+        dynamic(&p, c);
     else if (strcmp(type, "default") == 0 || strcmp(type, "mrope") == 0)
         parse_find(&p, "factor|original_max_position_embeddings", NULL);
     else
-        parse_fail(&p, ERR_UNSUPPORTED, "rope_type \"%.40s\" is not supported; these are: default linear llama3 yarn longrope", type);
+        parse_fail(&p, ERR_UNSUPPORTED, "rope_type \"%.40s\" is not supported; these are: default linear llama3 yarn longrope dynamic", type);
+    if (json && a->rope_tempers)
+        rope_tempers(&p, c);
+    if (json && a->rope_mscales && strcmp(type, "longrope") == 0) {
+        r->scale = (float)parse_real(&p, "short_mscale", r->scale);
+        r->scale_long = (float)parse_real(&p, "long_mscale", r->scale_long);
+    }
+    for (int i = 0; i < dim / 2 && a->rope_reversed; i++)
+        r->inv_freq[i] = -r->inv_freq[i];
     if (json && !p.bad)
         parse_leftovers(&p, rope_ignored);
     up->bad |= p.bad;
 done:
     json_decref(p.seen);
+}
+
+/* A table for each base that "layer_rope_theta" names; 0: the layer does not rotate. */
+static void layer_thetas(struct parse *p, const struct arch *a, struct config *c, const json_t *rope, int dim)
+{
+    const json_t *thetas = parse_find(p, "layer_rope_theta", NULL);
+    double known[MAX_ROPES];
+    if (!thetas) {
+        rope_add(p, a, c, rope, a->rope_theta, dim);
+        return;
+    }
+    if (!json_is_array(thetas) || json_array_size(thetas) != (size_t)c->n_layers)
+        parse_fail(p, ERR_FORMAT, "layer_rope_theta: expected an array of num_hidden_layers = %d numbers", c->n_layers);
+    for (int i = 0; i < c->n_layers && !p->bad; i++) {
+        const json_t *v = json_array_get(thetas, (size_t)i);
+        const double theta = json_number_value(v);
+        int table = 0;
+        while (table < c->n_ropes && known[table] != theta)
+            table++;
+        c->rope_of[i] = theta == 0 ? -1 : table;
+        if (!json_is_number(v) || !(theta >= 0))
+            parse_fail(p, ERR_FORMAT, "layer_rope_theta: element %d is not a number from 0 on", i);
+        else if (theta != 0 && table == MAX_ROPES)
+            parse_fail(p, ERR_UNSUPPORTED, "layer_rope_theta: more than %d different numbers", MAX_ROPES);
+        else if (theta != 0 && table == c->n_ropes) {
+            json_t *own = rope ? json_copy((json_t *)rope) : json_object();
+            json_object_set_new(own, "rope_theta", json_real(theta));
+            known[table] = theta;
+            rope_add(p, a, c, own, theta, dim);
+            json_decref(own);
+        }
+    }
 }
 
 void rope_parse(struct parse *p, const struct arch *a, struct config *c)
@@ -223,7 +284,16 @@ void rope_parse(struct parse *p, const struct arch *a, struct config *c)
         for (int i = 0; i < c->n_layers; i++)
             if (c->rope_of[i] == 0 && c->window[i])
                 c->rope_of[i] = 1;
+    } else if (a->layer_thetas) {
+        layer_thetas(p, a, c, rope, dim);
     } else {
         rope_add(p, a, c, rope, a->rope_theta, dim);
+        if (!a->local_plain || p->bad)
+            return;
+        const json_t *theta = js_get(rope, "rope_theta");
+        rope_add(p, a, c, NULL, theta ? json_number_value(theta) : a->rope_theta, dim);
+        for (int i = 0; i < c->n_layers; i++)
+            if (c->rope_of[i] == 0 && c->window[i])
+                c->rope_of[i] = 1;
     }
 }

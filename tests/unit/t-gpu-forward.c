@@ -141,7 +141,7 @@ static void check_folder(const char *name, enum qtype type, int exact, double li
 /* One folder for each way through the code that no other has: see what the names mean in
  * model/config.c. */
 static const char *const in_f32[] = { "llama-odd", "gemma2", "bloom", "opt", "gptj", "gpt_neox", "cohere", "olmo2",
-                                      "hunyuan", "phi3-longrope", "nemotron" };
+                                      "hunyuan", "phi3-longrope", "nemotron", "../hf-2026/olmo3" };
 static const char *const in_f16[] = { "llama-odd", "bloom" };
 
 static void folders(const char *const *names, size_t n, enum qtype type, int exact, double limit)

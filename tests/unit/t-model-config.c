@@ -89,6 +89,24 @@ static void test_windows(void **state)
     must_parse(&c, "{\"model_type\": \"exaone4\", \"num_hidden_layers\": 4, \"sliding_window\": 16, \"sliding_window_pattern\": \"LLLG\"}");
     assert_true(c.window[0] == 16 && c.window[3] == 0 && c.rope_of[0] == 0 && c.rope_of[3] == -1);
     config_release(&c);
+    must_parse(&c, "{\"model_type\": \"granite_swa\", \"num_hidden_layers\": 5, \"layer_rope_theta\": [0, 1e4, 1e6, 1e4, 1e6]}");
+    assert_true(c.window[0] == 0 && c.window[1] == 128 && c.window[4] == 0 && c.n_ropes == 2);
+    assert_true(c.rope_of[0] == -1 && c.rope_of[1] == 0 && c.rope_of[2] == 1 && c.rope_of[3] == 0 && c.rope_of[4] == 1);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"olmo3\", \"num_hidden_layers\": 4, \"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 4, \"rope_theta\": 500}}");
+    assert_true(c.n_ropes == 2 && c.rope_of[0] == 1 && c.rope_of[3] == 0);
+    assert_true(c.ropes[0].inv_freq[0] == 0.25f && c.ropes[1].inv_freq[0] == 1 && c.ropes[1].inv_freq[1] < 1);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"ministral3\", \"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 16, \"llama_4_scaling_beta\": 0.1, \"original_max_position_embeddings\": 16384}}");
+    assert_true(c.temperature_scale == 0.1f && c.temperature_floor == 16384 && c.temperature_roped &&
+                !c.temperature_first);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"nanochat\"}");
+    assert_true(c.ropes[0].inv_freq[0] == -1 && c.qk_norm_after_rope);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"glm4_moe_lite\", \"num_hidden_layers\": 3, \"mlp_layer_types\": [\"sparse\", \"dense\", \"sparse\"]}");
+    assert_true(c.ff[0] == FF_MOE && c.ff[1] == FF_DENSE && c.ff[2] == FF_MOE && c.head_dim == 512 + 64);
+    config_release(&c);
     must_parse(&c, "{\"model_type\": \"smollm3\", \"num_hidden_layers\": 4}");
     assert_true(c.rope_of[0] == 0 && c.rope_of[2] == 0 && c.rope_of[3] == -1);
     config_release(&c);
@@ -123,6 +141,17 @@ static const struct { const char *json, *says; } refused[] = {
       "3 of head_dim 3 dimensions rotate, expected an even number" },
     { "{\"model_type\": \"llama\", \"rope_interleaved\": true}", "rope_interleaved: true is not supported" },
     { "{\"model_type\": \"llama\", \"rope_parameters\": 7}", "rope_parameters: found a whole number" },
+    { "{\"model_type\": \"granite_swa\", \"layer_rope_theta\": [1]}",
+      "layer_rope_theta: expected an array of num_hidden_layers = 24" },
+    { "{\"model_type\": \"granite_swa\", \"num_hidden_layers\": 1, \"layer_rope_theta\": [-1]}",
+      "element 0 is not a number from 0 on" },
+    { "{\"model_type\": \"granite_swa\", \"num_hidden_layers\": 9, \"layer_rope_theta\": [1,2,3,4,5,6,7,8,9]}",
+      "more than 8 different" },
+    { "{\"model_type\": \"phimoe\", \"num_experts_per_tok\": 3}", "num_experts_per_tok 3, expected 2" },
+    { "{\"model_type\": \"hy_v3\", \"num_hidden_layers\": 1, \"mlp_layer_types\": [\"odd\"]}", "layer 0 is \"odd\"" },
+    { "{\"model_type\": \"exaone_moe\", \"mlp_layer_types\": [\"dense\"]}", "mlp_layer_types: expected an array" },
+    { "{\"model_type\": \"llama\", \"rope_parameters\": {\"llama_4_scaling_beta\": 0.1}}", "llama_4_scaling_beta" },
+    { "{\"model_type\": \"qwen3\", \"vision_start_token_id\": 7}", "vision_start_token_id: 7 is not understood" },
     { "{\"model_type\": \"nemotron_h\"}", "layers_block_type is missing" },
     { "{\"model_type\": \"nemotron_h\", \"hybrid_override_pattern\": \"ME\"}",
       "layer 1 is 'E', expected M, * or -" },
@@ -142,7 +171,7 @@ static const struct { const char *json, *says; } refused[] = {
     { "{\"model_type\": \"granitemoehybrid\", \"hidden_act\": \"gelu\"}", "hidden_act other than \"silu\"" },
     { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"foo\"}}",
       "rope_type \"foo\" is not supported; these are: default linear" },
-    { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}}",
+    { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2.0, \"original_max_position_embeddings\": 1024}}",
       "rope_type \"dynamic\"" },
     { "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"linear\"}}",
       "without a positive factor" },
