@@ -210,3 +210,31 @@ void exprs_cut(struct exprs *s, const struct exprs_mark *m)
     }
     s->failed = EXPR_OK;
 }
+
+static void shrink(void **p, size_t n, size_t size)
+{
+    void *q = realloc(*p, n * size);
+    if (q)
+        *p = q;
+}
+
+void exprs_shrink(struct exprs *s)
+{
+    enum { SPARE = 64 };
+    free(s->rows);
+    free(s->costs);
+    s->rows = NULL;
+    s->costs = NULL;
+    s->room_rows = 0;
+    if (s->n + SPARE < s->room) {
+        s->room = s->n + SPARE;
+        shrink((void **)&s->e, s->room, sizeof *s->e);
+        shrink((void **)&s->memo, s->room, sizeof *s->memo);
+        shrink((void **)&s->memo_of, s->room, sizeof *s->memo_of);
+        shrink((void **)&s->state_of, s->room, sizeof *s->state_of);
+    }
+    if (s->n_arms + SPARE < s->room_arms)
+        shrink((void **)&s->arms, s->room_arms = s->n_arms + SPARE, sizeof *s->arms);
+    if (s->n_lists + SPARE < s->room_lists)
+        shrink((void **)&s->lists, s->room_lists = s->n_lists + SPARE, sizeof *s->lists);
+}

@@ -116,6 +116,8 @@ void exprs_forget_rows(struct exprs *s);
 struct exprs_mark { uint32_t n, n_arms, n_lists; };
 struct exprs_mark exprs_mark(const struct exprs *s);
 void exprs_cut(struct exprs *s, const struct exprs_mark *m);
+/* Free what is not used; only after exprs_cut(). */
+void exprs_shrink(struct exprs *s);
 
 /* Start counting: `spent` from 0 up to most, and after `pause` more steps of work fail with
  * EXPR_PAUSED (0: never). */

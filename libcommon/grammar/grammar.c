@@ -6,7 +6,8 @@
 #include "libcommon/grammar/internal.h"
 #include "libcommon/grammar/matcher_internal.h"
 
-enum { SETTLE_STATES = 1 << 15 };
+/* LEAST_SHARE: a grammar that has grown by less than this part of its budget forgets nothing. */
+enum { SETTLE_STATES = 1 << 15, LEAST_SHARE = 256 };
 
 struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_options *o, struct err *e)
 {
@@ -34,7 +35,7 @@ struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_
     return g;
 }
 
-size_t grammar_bytes_now(const struct grammar *g)
+static size_t bytes_now(const struct grammar *g)
 {
     const struct exprs *x = &g->x;
     const size_t store = (size_t)x->room * (sizeof *x->e + sizeof *x->memo + sizeof *x->memo_of + sizeof *x->state_of) +
@@ -50,6 +51,27 @@ size_t grammar_bytes_now(const struct grammar *g)
                           (size_t)g->rule_room * sizeof *g->rule + (size_t)g->category_room * sizeof *g->categories +
                           (size_t)g->n_delimited * sizeof *g->delimited;
     return sizeof *g + store + tables + g->cache_bytes;         /* cache_bytes: what configs and terminals own */
+}
+
+void grammar_count(struct grammar *g)
+{
+    const size_t now = bytes_now(g), before = atomic_exchange_explicit(&g->bytes, now, memory_order_relaxed);
+    if (g->budget)
+        atomic_fetch_add_explicit(&g->budget->used, now - before, memory_order_relaxed);
+}
+
+void grammar_share(struct grammar *g, struct grammar_budget *b)
+{
+    g->budget = b;
+    g->least_bytes = grammar_bytes(g);
+    atomic_fetch_add_explicit(&b->used, g->least_bytes, memory_order_relaxed);
+}
+
+int grammar_over_budget(const struct grammar *g)
+{
+    const struct grammar_budget *b = g->budget;
+    return b && atomic_load_explicit(&b->used, memory_order_relaxed) > b->limit &&
+           grammar_bytes(g) > g->least_bytes + b->limit / LEAST_SHARE;
 }
 
 /* Forget what can be computed again. */
@@ -73,7 +95,7 @@ void grammar_forget(struct grammar *g)
     if (g->config_table)
         memset(g->config_table, 0, g->n_config_table * sizeof *g->config_table);
     g->generation++;
-    atomic_store_explicit(&g->bytes, grammar_bytes_now(g), memory_order_relaxed);
+    grammar_count(g);
 }
 
 void grammar_close(struct grammar *g)
@@ -81,6 +103,8 @@ void grammar_close(struct grammar *g)
     if (!g)
         return;
     grammar_forget(g);
+    if (g->budget)
+        atomic_fetch_sub_explicit(&g->budget->used, grammar_bytes(g), memory_order_relaxed);
     free(g->config);
     free(g->thread);
     free(g->config_table);
@@ -149,6 +173,6 @@ void grammar_stats(struct grammar *g, struct grammar_stats *s)
     pthread_mutex_lock(&g->lock);
     *s = (struct grammar_stats){ .n_exprs = g->x.n, .n_rules = g->n_rules, .n_states = g->n_configs,
                                  .n_masks = g->n_masks, .work = g->compile_work };
-    s->bytes = grammar_bytes_now(g);
+    s->bytes = bytes_now(g);
     pthread_mutex_unlock(&g->lock);
 }

@@ -129,6 +129,12 @@ const char *grammar_relaxed(const struct grammar *g);
 /* Without the lock, as of the last call that ended. */
 size_t grammar_bytes(const struct grammar *g);
 
+/* Grammars that share a limit of their bytes.  While they have more together, each forgets its
+ * cached results before a call of a matcher; the compiled part stays. */
+struct grammar_budget { atomic_size_t used; size_t limit; };
+/* Before the first matcher; b is borrowed until close. */
+void grammar_share(struct grammar *g, struct grammar_budget *b);
+
 struct grammar_stats { uint32_t n_exprs, n_rules, n_states, n_masks; size_t bytes; uint64_t work; };
 void grammar_stats(struct grammar *g, struct grammar_stats *s);
 

@@ -196,7 +196,7 @@ int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
     g->compile_work = s->meter.work;
     g->options.cancel = NULL;           /* borrowed until here */
     meter_start(s, UINT64_MAX, 0, NULL);
-    atomic_store_explicit(&g->bytes, grammar_bytes_now(g), memory_order_relaxed);
+    grammar_count(g);
 done:
     free(alive);
     free(empty);

@@ -63,6 +63,8 @@ struct grammar {
     uint64_t compile_work;
     char *relaxed;                      /* owned; see grammar_relaxed() */
     atomic_size_t bytes;                /* grammar_bytes(), to be read without the lock */
+    size_t least_bytes;                 /* when compiling ended, or after shrinking */
+    struct grammar_budget *budget;      /* borrowed; NULL: none */
 
     pthread_mutex_t lock;               /* of all below, and of x, once it runs */
     uint32_t call;                      /* number of the call of a matcher that runs */

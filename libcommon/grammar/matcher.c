@@ -55,6 +55,24 @@ static void replay(struct matcher *m)
         m->store = g->store;
 }
 
+/* Free all cached results. */
+static void shrink(struct grammar *g)
+{
+    grammar_forget(g);
+    free(g->config);
+    free(g->thread);
+    free(g->terminal);
+    g->config = NULL;
+    g->thread = NULL;
+    g->terminal = NULL;
+    g->config_room = g->thread_room = g->terminal_room = 0;
+    exprs_cut(&g->x, &g->compiled);
+    exprs_shrink(&g->x);
+    g->store++;
+    grammar_count(g);
+    g->least_bytes = grammar_bytes(g);
+}
+
 /* Take the lock and begin to count.  -1: not now (busy), or m has failed before. */
 int matcher_enter(struct matcher *m, uint32_t *config)
 {
@@ -68,14 +86,18 @@ int matcher_enter(struct matcher *m, uint32_t *config)
     }
     if (!m->pause)
         pthread_mutex_lock(&g->lock);
-    if (g->cache_bytes > max_cache || g->n_configs > MAX_CONFIGS) {
+    const int over = grammar_over_budget(g);
+    if (over || g->cache_bytes > max_cache || g->n_configs > MAX_CONFIGS) {
         /* This takes some milliseconds: leave it to a call without a limit of time. */
         if (m->pause && m->pause < FORGET_STEPS) {
             m->busy = 1;
             pthread_mutex_unlock(&g->lock);
             return -1;
         }
-        grammar_forget(g);
+        if (over)
+            shrink(g);
+        else
+            grammar_forget(g);
     }
     meter_start(&g->x, g->options.max_steps, m->pause, &m->cancelled);
     next_call(g);
@@ -124,7 +146,7 @@ int matcher_leave(struct matcher *m, int *cut)
         err_set(&m->error, ERR_LIMIT, "the grammar is too costly: more than %llu steps after %llu tokens",
                 (unsigned long long)allowance(m), (unsigned long long)m->n_tokens);
     g->x.failed = EXPR_OK;
-    atomic_store_explicit(&g->bytes, grammar_bytes_now(g), memory_order_relaxed);
+    grammar_count(g);
     pthread_mutex_unlock(&g->lock);
     return m->busy || m->error.msg[0] ? -1 : 0;
 }

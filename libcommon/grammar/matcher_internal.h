@@ -11,7 +11,10 @@
 
 /* Forget configs, masks and terminals, which can be computed again. */
 void grammar_forget(struct grammar *g);
-size_t grammar_bytes_now(const struct grammar *g);
+/* Publish the bytes of g, for itself and for its budget. */
+void grammar_count(struct grammar *g);
+/* Has g grown although the grammars of its budget have too many bytes? */
+int grammar_over_budget(const struct grammar *g);
 
 /* ---- parse_config.c ---- */
 

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_GRAMMARS = 128 };
-static const size_t most_bytes = 256u << 20;
+enum { MOST_GRAMMARS = 128, MOST_BYTES = 256 << 20 };
 
 struct shared_grammar {
     struct shared_grammar *next;        /* most recently used first */
@@ -21,6 +20,7 @@ struct grammars {
     const struct tokenizer *t;
     struct grammar_vocab *vocab;
     struct shared_grammar *first;
+    struct grammar_budget budget;
 };
 
 struct grammars *grammars_open(const struct tokenizer *t, struct err *e)
@@ -31,6 +31,7 @@ struct grammars *grammars_open(const struct tokenizer *t, struct err *e)
         return NULL;
     }
     all->t = t;
+    all->budget.limit = MOST_BYTES;
     pthread_mutex_init(&all->lock, NULL);
     return all;
 }
@@ -61,6 +62,11 @@ void grammars_close(struct grammars *all)
     free(all);
 }
 
+size_t grammars_bytes(const struct grammars *all)
+{
+    return atomic_load_explicit(&all->budget.used, memory_order_relaxed);
+}
+
 /* Find a grammar by key, count its use and move it to the front; NULL: none.  Under the lock. */
 static struct shared_grammar *find(struct grammars *all, const char *key, size_t size)
 {
@@ -78,32 +84,34 @@ static struct shared_grammar *find(struct grammars *all, const char *key, size_t
 }
 
 /* Move unused grammars to *out, to be freed outside the lock, until one more fits; -1: all are in
- * use.  Under the lock.  The sizes of grammars are read without the grammars' own locks. */
+ * use.  Under the lock. */
 static int evict_unused(struct grammars *all, struct shared_grammar **out)
 {
+    size_t out_bytes = 0;
     for (;;) {
         struct shared_grammar **oldest = NULL;
-        size_t bytes = 0;
+        size_t keys = 0;
         int n = 0;
         for (struct shared_grammar **at = &all->first; *at; at = &(*at)->next) {
-            bytes += grammar_bytes((*at)->g) + (*at)->key_size;
+            keys += (*at)->key_size;
             n++;
             if ((*at)->users == 0)
                 oldest = at;
         }
-        if (n < MOST_GRAMMARS && bytes < most_bytes)
+        if (n < MOST_GRAMMARS && grammars_bytes(all) - out_bytes + keys < MOST_BYTES)
             return 0;
         if (!oldest)
             return -1;
         struct shared_grammar *g = *oldest;
         *oldest = g->next;
+        out_bytes += grammar_bytes(g->g);
         g->next = *out;
         *out = g;
     }
 }
 
-static struct shared_grammar *make_one(const struct grammar_vocab *v, const char *key, size_t size, grammar_maker *make,
-                                       const void *what, struct err *e)
+static struct shared_grammar *make_one(const struct grammar_vocab *v, struct grammar_budget *budget, const char *key,
+                                       size_t size, grammar_maker *make, const void *what, struct err *e)
 {
     struct shared_grammar *g = calloc(1, sizeof *g);
     if (!g || !(g->key = malloc(size + 1))) {
@@ -114,8 +122,10 @@ static struct shared_grammar *make_one(const struct grammar_vocab *v, const char
     memcpy(g->key, key, size);
     g->key_size = size;
     g->users = 1;
-    if ((g->g = make(v, what, e)))
+    if ((g->g = make(v, what, e))) {
+        grammar_share(g->g, budget);
         return g;
+    }
     free(g->key);
     free(g);
     return NULL;
@@ -137,7 +147,7 @@ struct shared_grammar *grammars_get(struct grammars *all, const char *key, size_
         err_set(e, ERR_MEMORY, "the grammars of running requests take too much memory");
     if (g || full || !v)
         return g;
-    if (!(g = make_one(v, key, size, make, what, e)))
+    if (!(g = make_one(v, &all->budget, key, size, make, what, e)))
         return NULL;
     pthread_mutex_lock(&all->lock);
     struct shared_grammar *other = find(all, key, size);        /* another thread compiled it meanwhile */

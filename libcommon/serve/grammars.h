@@ -2,7 +2,7 @@
  *
  * Any thread.  The cache is bounded in number and bytes.  It evicts the least recently used grammar
  * that is not in use; if all are in use and the bound is reached, a new one is refused
- * (ERR_MEMORY). */
+ * (ERR_MEMORY).  At the bound, grammars in use free their cached results. */
 #ifndef ZSE_SERVE_GRAMMARS_H
 #define ZSE_SERVE_GRAMMARS_H
 
@@ -22,6 +22,8 @@ typedef struct grammar *grammar_maker(const struct grammar_vocab *v, const void 
 struct shared_grammar *grammars_get(struct grammars *all, const char *key, size_t size, grammar_maker *make,
                                     const void *what, struct err *e);
 struct grammar *shared_grammar(struct shared_grammar *g);
+/* Bytes of all compiled grammars.  Any thread, without waiting. */
+size_t grammars_bytes(const struct grammars *all);
 void grammars_release(struct shared_grammar *g);        /* never waits; NULL is fine */
 
 #endif

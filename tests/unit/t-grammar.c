@@ -1,7 +1,6 @@
 /* t-grammar.c - texts that regular expressions, rules and schemas take or not, against truth
  * made by hand; refusals and their places; masks against their definition; limits. */
 #include <setjmp.h>
-#include <malloc.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -13,9 +12,8 @@
 #include <string.h>
 
 #include "libcommon/base/rng.h"
-#include "libcommon/convert/tokenizer_source.h"
-#include "libcommon/grammar/grammar.h"
 #include "tests/lib/cpu.h"
+#include "tests/unit/tiny_vocab.h"
 
 enum kind { REGEX, GBNF, SCHEMA, FLEXIBLE };
 
@@ -74,6 +72,9 @@ static const struct row rows[] = {
     { REGEX, "\\u00e9|\\x41|\\u{1F600}|\\uD83D\\uDE00|\\t", "\xC3\xA9|A|\xF0\x9F\x98\x80|\t", "e" },
     { REGEX, "\\p{Lu}\\p{Ll}*", "\xC3\x89t\xC3\xA9|A", "a|1" },
     { REGEX, "x{0}y{2}z{1,}", "yyz|yyzz", "xyyz|yz" },
+    { REGEX, "[ab]{2,5}|[ab]{3,9}", "ab|ababa|ababababa", "a|ababababab" },
+    { REGEX, "(?:ab){2,5}c|(?:ab){3,}c", "ababc|ababababababc", "abc" },
+    { REGEX, "(?:ab){3,9}c|(?:ab){2,5}c", "ababc|ababababababababc", "abc" },
     { REGEX, "a{,3}", "a{,3}", "a|aaa" },
     { REGEX, "(?<year>[0-9]{4})", "2024", "24" },
     { REGEX, "a|", "a|", "b" },
@@ -253,6 +254,18 @@ static const struct row rows[] = {
       "\"a\"" },
     { SCHEMA, "{\"$schema\":\"http://json-schema.org/draft-07/schema#\",\"$ref\":\"#/definitions/a\",\"minimum\":5,\"definitions\":{\"a\":{\"type\":\"integer\"}}}", "1", "null" },
     { SCHEMA, "{\"enum\":[{\"a\":1},{}],\"dependencies\":{\"a\":[\"b\"]}}", "{}", "{\"a\":1}" },
+    { SCHEMA, "{\"$id\":\"http://x/root\",\"$ref\":\"d/a#/kept/t\",\"$defs\":{\"a\":{\"$id\":\"d/a\",\"kept\":{\"t\":{\"$ref\":\"b\"}}},\"b\":{\"$id\":\"d/b\",\"type\":\"null\"},\"c\":{\"$id\":\"b\",\"type\":\"string\"}}}",
+      "null", "\"a\"" },
+    { SCHEMA, "{\"$id\":\"http://x/root\",\"$ref\":\"d/a\",\"$defs\":{\"a\":{\"$id\":\"d/a\",\"type\":\"object\",\"properties\":{\"k\":{\"type\":\"integer\"},\"v\":{\"$ref\":\"b\"}},\"oneOf\":[{\"required\":[\"k\"]},{\"required\":[\"v\"]}]},\"b\":{\"$id\":\"d/b\",\"type\":\"null\"},\"c\":{\"$id\":\"b\",\"type\":\"string\"}}}",
+      "{\"k\":1}~{\"v\":null}", "{\"v\":\"a\"}~{\"k\":1,\"v\":null}" },
+    { SCHEMA, "{\"$id\":\"http://x/root\",\"$ref\":\"d/a\",\"$defs\":{\"a\":{\"$id\":\"d/a\",\"not\":{\"not\":{\"items\":{\"$ref\":\"b\"},\"type\":\"array\"}}},\"b\":{\"$id\":\"d/b\",\"type\":\"null\"},\"c\":{\"$id\":\"b\",\"type\":\"string\"}}}",
+      "[null]~[]", "[\"a\"]" },
+    { SCHEMA, "{\"allOf\":[{\"enum\":[0,1]},{\"enum\":[\"a\",1,false]}]}", "1", "0|\"a\"|false" },
+    { SCHEMA, "{\"$id\":\"http://x/root\",\"$ref\":\"d/a\",\"$defs\":{\"a\":{\"$id\":\"d/a\",\"enum\":[null,\"a\"],\"$ref\":\"b\"},\"b\":{\"$id\":\"d/b\",\"type\":\"null\"},\"c\":{\"$id\":\"b\",\"type\":\"string\"}}}",
+      "null", "\"a\"" },
+    { SCHEMA, "{\"type\":\"number\",\"maximum\":1.5}", "1.5|-999999999.999999", "1.6|-1000000000.0" },
+    { SCHEMA, "{\"type\":\"integer\",\"maximum\":5}", "5|-999999999999999999", "6|-1000000000000000000" },
+    { SCHEMA, "{\"type\":\"integer\",\"minimum\":5}", "5|999999999999999999", "4|1000000000000000000" },
     { SCHEMA, "{\"type\":\"string\",\"nullable\":true}", "\"a\"|null", "1" },
     { SCHEMA, "{\"type\":\"object\",\"properties\":{\"q\\\"\\n\":{\"type\":\"null\"}},\"required\":[\"q\\\"\\n\"]}",
       "{\"q\\\"\\n\":null}", "{}" },
@@ -416,6 +429,14 @@ static void nesting_and_combinations_are_refused_by_limits(void **state)
         *p++ = '}';
     *p = '\0';
     refused_by_limit(SCHEMA, text);
+    p = text + sprintf(text, "{\"not\":");
+    for (int i = 0; i < 300; i++)
+        p += sprintf(p, "{\"allOf\":[{\"minLength\":1},");
+    p += sprintf(p, "{}");
+    for (int i = 0; i < 300; i++)
+        p += sprintf(p, "]}");
+    strcpy(p, "}");
+    refused_by_limit(SCHEMA, text);
     for (p = text; p < text + 100000; p++)
         *p = '(';
     *p = '\0';
@@ -463,66 +484,6 @@ static void a_cancelled_compilation_ends_soon(void **state)
 }
 
 /* ---- with a vocabulary: that of the tiny model ---- */
-
-static struct tokenizer *tokenizer;
-static struct grammar_vocab *vocab;
-static void *blob;
-
-static int open_vocab(void **state)
-{
-    struct err e;
-    size_t size;
-    (void)state;
-    if (tokenizer_from_path("models/tiny", &blob, &size, &e) != 0) {
-        print_message("%s\n", e.msg);
-        return -1;
-    }
-    tokenizer = tokenizer_open(blob, size, &e);
-    vocab = tokenizer ? grammar_vocab_open(tokenizer, tokenizer_vocab_size(tokenizer) + 100, &e) : NULL;
-    return vocab ? 0 : -1;
-}
-
-static int close_vocab(void **state)
-{
-    (void)state;
-    grammar_vocab_close(vocab);
-    tokenizer_close(tokenizer);
-    free(blob);
-    return 0;
-}
-
-static int bit(const uint32_t *mask, int32_t id) { return mask[id >> 5] >> (id & 31) & 1; }
-
-/* All that a grammar takes is counted: compiled, and with what it has learned from masks. */
-static void all_bytes_are_counted(void **state)
-{
-    enum { WORDS = 2000, MARGIN = 64 << 10 };
-    struct err e = { .msg = "" };
-    char *text = malloc(WORDS * 40 + 100), *p = text;
-    (void)state;
-    p += sprintf(p, "root ::= (\"x\"");
-    for (int i = 0; i < WORDS; i++)
-        p += sprintf(p, " | \"%x\" [a-z]{1,%d} r", i * 37, i % 40 + 1);
-    sprintf(p, ")\nr ::= [a-f0-9]+ \"z\"\n");
-    const struct mallinfo2 before = mallinfo2();
-    struct grammar *g = compile(GBNF, vocab, text, &e);
-    assert_non_null(g);
-    for (int with_masks = 0; with_masks < 2; with_masks++) {
-        if (with_masks) {
-            struct matcher *m = matcher_open(g, &e);
-            matcher_mask(m);
-            assert_int_equal(matcher_accept_bytes(m, "2", 1), 0);
-            matcher_mask(m);
-            matcher_close(m);
-        }
-        const struct mallinfo2 after = mallinfo2();
-        const size_t taken = after.uordblks - before.uordblks + after.hblkhd - before.hblkhd;
-        if (grammar_bytes(g) + MARGIN < taken)
-            fail_msg("%zu bytes are counted, %zu taken", grammar_bytes(g), taken);
-    }
-    grammar_close(g);
-    free(text);
-}
 
 /* Walk by random allowed tokens; at every step each bit of the mask is as defined: the token can
  * be accepted, or it is an EOS and the text may end. */
@@ -628,6 +589,41 @@ static void forced_tokens_are_those_of_the_tokenizer(void **state)
     free(own);
     matcher_close(m);
     grammar_close(g);
+}
+
+/* The tokens forced before an open end are those of every text that may follow. */
+static void forced_tokens_never_join_the_open_text(void **state)
+{
+    static const char *const certain[] = { "Once upon a ti", "The ca", "hello wor", "{\"a\": tr", "12 3" },
+                      *const rest[] = { "me", "pital of", "ld", "ue, and", "x", "a", "45" };
+    int n_forced = 0;
+    (void)state;
+    for (size_t i = 0; i < sizeof certain / sizeof *certain; i++) {
+        char text[100] = "root ::= \"", *p = text + strlen(text);
+        struct err e = { .msg = "" };
+        for (const char *c = certain[i]; *c; c++)
+            p += sprintf(p, *c == '"' ? "\\%c" : "%c", *c);
+        strcpy(p, "\" .*\n");
+        struct grammar *g = compile(GBNF, vocab, text, &e);
+        if (!g)
+            fail_msg("%s: %s", text, e.msg);
+        struct matcher *m = matcher_open(g, &e);
+        int32_t ids[64], *own;
+        const int n = matcher_forced(m, ids, 64);
+        n_forced += n;
+        for (size_t k = 0; k < sizeof rest / sizeof *rest; k++) {
+            size_t n_own;
+            snprintf(text, sizeof text, "%s%s", certain[i], rest[k]);
+            assert_int_equal(tokenizer_encode(tokenizer, text, strlen(text), 0, &own, &n_own, NULL), 0);
+            assert_true((size_t)n <= n_own);
+            if (memcmp(ids, own, (size_t)n * sizeof *ids) != 0)
+                fail_msg("'%s' of '%s': another token is forced", certain[i], text);
+            free(own);
+        }
+        matcher_close(m);
+        grammar_close(g);
+    }
+    assert_true(n_forced > 0);
 }
 
 /* Special tokens: in no text, unless named. */
@@ -853,66 +849,6 @@ static void a_costly_answer_fails_alone(void **state)
     free(text);
 }
 
-/* A grammar with a low limit of parts: those of finished answers are freed for the next one while
- * others run; only a call that needs too many by itself fails. */
-static void parts_are_freed_for_the_next_answer(void **state)
-{
-    (void)state;
-    enum { N = 3, DEEP = 300 };
-    static const char text[] = "root ::= \"(\" root \")\" | \"[\" root \"]\" | \"{\" root \"}\" | \"x\"";
-    struct err e = { .msg = "" };
-    struct grammar_stats s;
-    struct grammar *all = compile(GBNF, vocab, text, &e),
-                   *few = grammar_compile_gbnf(vocab, text, sizeof text - 1,
-                                               &(struct grammar_options){ .max_exprs = 2000 }, &e);
-    struct matcher *a[N], *b[N];
-    struct rng r = { 5 };
-    for (int i = 0; i < N; i++) {
-        a[i] = matcher_open(all, &e);
-        b[i] = matcher_open(few, &e);
-    }
-    for (int k = 0; k < DEEP; k++)
-        for (int i = 0; i < N; i++) {
-            const char c = "([{"[rng_u64(&r) % 3];
-            assert_int_equal(matcher_accept_bytes(a[i], &c, 1), 0);
-            assert_int_equal(matcher_accept_bytes(b[i], &c, 1), 0);
-            assert_int_equal(matcher_spent(a[i]), matcher_spent(b[i]));
-            const uint32_t *want = matcher_mask(a[i]);
-            assert_memory_equal(matcher_mask(b[i]), want, ((size_t)grammar_vocab_size(vocab) + 31) / 32 * sizeof *want);
-            if (k % 50 == 0) {
-                struct matcher *f = matcher_fork(b[i]);
-                assert_int_equal(matcher_accept_bytes(f, "x", 1), 0);
-                matcher_close(b[i]);
-                b[i] = f;
-                assert_int_equal(matcher_accept_bytes(a[i], "x", 1), 0);
-                matcher_close(a[i]);
-                matcher_close(b[i]);
-                a[i] = matcher_open(all, &e);
-                b[i] = matcher_open(few, &e);
-            }
-        }
-    grammar_stats(all, &s);
-    assert_true(s.n_exprs > 2000);
-    grammar_stats(few, &s);
-    assert_true(s.n_exprs <= 2000);
-    for (int i = 0; i < N; i++) {
-        assert_int_equal(matcher_error(b[i], NULL), 0);
-        matcher_close(a[i]);
-        matcher_close(b[i]);
-    }
-    struct matcher *m = matcher_open(few, &e), *other = matcher_open(few, &e);
-    char deep[5000];
-    memset(deep, '(', sizeof deep);
-    assert_int_equal(matcher_accept_bytes(m, deep, sizeof deep), -1);
-    assert_int_equal(matcher_error(m, &e), -1);
-    assert_non_null(strstr(e.msg, "more than 2000 parts"));
-    assert_int_equal(matcher_accept_bytes(other, "([{x}", 5), 0);
-    matcher_close(m);
-    matcher_close(other);
-    grammar_close(all);
-    grammar_close(few);
-}
-
 static void *cancel_it(void *matcher)
 {
     matcher_cancel(matcher);
@@ -954,13 +890,12 @@ int main(void)
         cmocka_unit_test(masks_are_as_defined),
         cmocka_unit_test(bytes_of_tokens_are_the_text),
         cmocka_unit_test(forced_tokens_are_those_of_the_tokenizer),
+        cmocka_unit_test(forced_tokens_never_join_the_open_text),
         cmocka_unit_test(named_tokens_are_allowed_where_rules_name_them),
         cmocka_unit_test(threads_share_a_grammar),
         cmocka_unit_test(a_cancelled_compilation_ends_soon),
-        cmocka_unit_test(all_bytes_are_counted),
         cmocka_unit_test(counted_work_does_not_depend_on_caches),
         cmocka_unit_test(a_costly_answer_fails_alone),
-        cmocka_unit_test(parts_are_freed_for_the_next_answer),
         cmocka_unit_test(a_cancelled_mask_ends_soon),
     };
     return cmocka_run_group_tests(tests, open_vocab, close_vocab);

@@ -88,7 +88,9 @@ enum presence { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
     METRIC(zse_engine_step_seconds_total, "counter", (double)e->step_ns * 1e-9, \
            "Time spent in steps of the engine.") \
     METRIC(zse_model_memory_bytes, "gauge", lm->memory_bytes, \
-           "Weights and private memory of the model.")
+           "Weights and private memory of the model.") \
+    METRIC(zse_grammar_memory_bytes, "gauge", grammars_bytes(lm->grammars), \
+           "Compiled grammars and schemas, in use or kept for a later request.")
 
 #define SERVER_VALUE(name, type, presence, value, help) \
     static double name(const struct sources *x) { (void)x; return (double)(value); }
