@@ -52,6 +52,31 @@ static size_t certain(const struct tokenizer *t, char *text, size_t n, const uin
     return n_ids;
 }
 
+enum byte_class { LETTER, DIGIT, BLANK, SYMBOL };
+
+static enum byte_class class_of(unsigned char c)
+{
+    return c >= 0x80 || ((c | 32) >= 'a' && (c | 32) <= 'z') ? LETTER : c >= '0' && c <= '9' ? DIGIT
+           : c == ' ' || (c >= '\t' && c <= '\r') ? BLANK : SYMBOL;
+}
+
+/* The number of bytes before the word in which the text ends, if the word may go on: tokenizers
+ * cut text into words first, each a run of one class that may begin with a blank or a symbol, and
+ * a longer word may be cut into other tokens from its beginning. */
+static size_t before_open_word(const char *text, size_t n, const uint64_t follow[4])
+{
+    const enum byte_class c = class_of((unsigned char)text[n - 1]);
+    int goes_on = 0;
+    for (int b = 0; b < 256; b++)
+        goes_on |= follow[b >> 6] >> (b & 63) & 1 && class_of((unsigned char)b) == c;
+    size_t i = n;
+    while (goes_on && i > 0 && class_of((unsigned char)text[i - 1]) == c)
+        i--;
+    if (i < n && i > 0 && (text[i - 1] == ' ' || (c == LETTER && class_of((unsigned char)text[i - 1]) == SYMBOL)))
+        i--;
+    return i;
+}
+
 /* The text that must come next, at most FORCED_BYTES, and the bytes one of which follows it.
  * -1: no result. */
 static int certain_text(struct matcher *m, char *text, size_t *size, uint64_t follow[4])
@@ -120,10 +145,11 @@ int matcher_forced(struct matcher *m, int32_t *out, int room)
     }
     if (!ids)
         return 0;
+    const size_t most = before_open_word(text, n, follow);
     for (size_t i = 0; i < n_ids && k < room; i++) {
         size_t size;
         const char *p = grammar_vocab_bytes(g->v, ids[i], &size);
-        if (!p || size > n - at || memcmp(p, text + at, size) != 0)
+        if (!p || at + size > most || memcmp(p, text + at, size) != 0)
             /* The tokenizer puts a blank before the text, or normalizes it. */
             break;
         at += size;
