@@ -9,10 +9,13 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "libcommon/base/clock.h"
 #include "libcommon/base/plural.h"
 
-enum { N_PREPARING = 2, LARGE_CALL = 256 << 10, TRIM_BYTES = 32 << 20 };
+enum { N_PREPARING = 2, LARGE_CALL = 256 << 10, TRIM_BYTES = 32 << 20, TRIM_IDLE_S = 1 };
+static const uint64_t second_ns = 1000000000;
 
 struct preparing {
     pthread_t thread[N_PREPARING];
@@ -26,6 +29,8 @@ struct preparing {
     struct call *current[N_PREPARING];  /* the call that each thread works on; NULL: none */
     struct call *dropped;               /* ended calls, too large to be freed by the loop */
     size_t freed_bytes;                 /* since memory was last given back to the system */
+    int untrimmed;                      /* has a call begun or ended since then? */
+    uint64_t changed_ns;                /* when the last call began or ended */
     int stop;
     struct loop *loop;
 };
@@ -110,14 +115,20 @@ void prepare_withdraw(struct call *c)
 int prepare_free(struct call *c)
 {
     struct preparing *p = c->s->preparing;
-    if (!p || c->hold.bytes < LARGE_CALL)
+    if (!p)
         return -1;
+    const int large = c->hold.bytes >= LARGE_CALL;
     pthread_mutex_lock(&p->lock);
-    c->next_preparing = p->dropped;
-    p->dropped = c;
-    pthread_cond_signal(&p->work);
+    if (large) {
+        c->next_preparing = p->dropped;
+        p->dropped = c;
+    }
+    if (large || !p->untrimmed)
+        pthread_cond_signal(&p->work);
+    p->untrimmed = 1;
+    p->changed_ns = clock_ns();
     pthread_mutex_unlock(&p->lock);
-    return 0;
+    return large ? 0 : -1;
 }
 
 static void give_memory_back(void)
@@ -144,15 +155,32 @@ static void destroy_calls(struct call *c)
     }
 }
 
+/* Wait for work, or until memory can be given back after a second without any.  Under the lock. */
+static void wait_for_work(struct preparing *p)
+{
+    while (!p->first && !p->dropped && !p->stop) {
+        const uint64_t idle_ns = p->changed_ns + TRIM_IDLE_S * second_ns;
+        const struct timespec until = { (time_t)(idle_ns / second_ns), (long)(idle_ns % second_ns) };
+        if (!p->untrimmed)
+            pthread_cond_wait(&p->work, &p->lock);
+        else if (clock_ns() >= idle_ns)
+            return;
+        else
+            pthread_cond_timedwait(&p->work, &p->lock, &until);
+    }
+}
+
 /* Take the next call of the queue (NULL: none) and all calls to be freed.  Under the lock. */
 static struct call *take_work(struct preparing *p, struct call **dropped, int *trim)
 {
     struct call *c = p->first;
     *dropped = p->dropped;
     p->dropped = NULL;
-    *trim = *dropped && (p->freed_bytes += bytes_of_dropped(*dropped)) > TRIM_BYTES;
+    *trim = *dropped ? (p->freed_bytes += bytes_of_dropped(*dropped)) > TRIM_BYTES : !c && p->untrimmed;
     if (*trim)
         p->freed_bytes = 0;
+    p->untrimmed = c || (*dropped && !*trim);
+    p->changed_ns = clock_ns();
     if (c) {
         p->n--;
         p->first = c->next_preparing;
@@ -169,8 +197,7 @@ static void *prepare(void *arg)
     for (;;) {                          /* the lock is held here */
         struct call *dropped;
         int trim;
-        while (!p->first && !p->dropped && !p->stop)
-            pthread_cond_wait(&p->work, &p->lock);
+        wait_for_work(p);
         if (p->stop)
             break;
         struct call *c = p->current[i] = take_work(p, &dropped, &trim);
@@ -199,7 +226,11 @@ int calls_open(struct server *s, struct err *e)
     p->done_last = &p->done;
     p->loop = s->loop;
     pthread_mutex_init(&p->lock, NULL);
-    pthread_cond_init(&p->work, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&p->work, &attr);
+    pthread_condattr_destroy(&attr);
     s->preparing = p;
     for (int rc; p->n_threads < N_PREPARING; p->n_threads++)
         if ((rc = pthread_create(&p->thread[p->n_threads], NULL, prepare, p)) != 0)
