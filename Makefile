@@ -98,6 +98,17 @@ endif
 # registry.c embeds this file.
 $(O)/libcommon/plan/registry.o: libcommon/plan/models.json
 
+# assets.c embeds the files of the web interface, compressed, and a hash of them all, a part
+# of their addresses.
+WEB   := $(sort $(wildcard libcommon/serve/web/*.html libcommon/serve/web/*.css libcommon/serve/web/*.js))
+$(O)/libcommon/serve/web/assets.o: FLAGS += -DZSE_WEB='"$(O)/web/"'
+$(O)/libcommon/serve/web/assets.o: $(WEB:libcommon/serve/%=$(O)/%.gz) $(O)/web/version
+$(O)/web/version: $(WEB)
+	@mkdir -p $(@D)
+	cat $^ | sha256sum | cut -c 1-16 | tr -d '\n' >$@
+$(O)/web/%.gz: libcommon/serve/web/% $(O)/web/version
+	sed "s/@VERSION@/$$(cat $(O)/web/version)/g" $< | gzip -9n >$@
+
 $(B)/gpu/%.o: gpu/%.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) $(NVCODE) -MMD -MP -c -o $@ $<

@@ -117,6 +117,12 @@ void record_prompt(const struct server *s, struct access_record *record, const c
         record->prompt = NULL;
 }
 
+/* Paths whose successes are not logged: they reveal nothing, and there are many of them. */
+static int is_quiet(const char *path)
+{
+    return strcmp(path, "/health") == 0 || strcmp(path, "/openapi.json") == 0 || strncmp(path, "/web/", 5) == 0;
+}
+
 void record_end(struct server *s, struct access_record *record, int status, int prompt_tokens, int completion_tokens)
 {
     struct guard *g = &s->guard;
@@ -128,9 +134,7 @@ void record_end(struct server *s, struct access_record *record, int status, int 
     }
     if (record->has_key && g->usage)
         usage_settle(g->usage, record->key.id, record->reserved, (int64_t)prompt_tokens + completion_tokens);
-    if (g->audit && !(record->path && (strcmp(record->path, "/health") == 0 ||
-                                       strcmp(record->path, "/openapi.json") == 0) &&
-                      status < 400)) {
+    if (g->audit && !(record->path && status < 400 && is_quiet(record->path))) {
         const struct audit_entry x = { .time_ms = record->at_ms, .request_id = record->id, .method = record->method,
                                        .path = record->path,
                                        .status = status,

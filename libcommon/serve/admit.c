@@ -10,8 +10,27 @@
 #include "libcommon/base/address.h"
 #include "libcommon/serve/internal.h"
 
-/* The key as the client sent it, or NULL. */
-static const char *given_key(const struct server *s, const struct conn *c, char *query, size_t room)
+/* A script in a browser cannot set header fields of a WebSocket, except its subprotocols: it offers
+ * "zse" and "zse-key.KEY".  NULL: there is no such one. */
+static const char *protocol_key(const struct http_request *r, char *out, size_t room)
+{
+    static const char prefix[] = "zse-key.";
+    const char *list = http_field(r, "Sec-WebSocket-Protocol");
+    while (list && *list) {
+        list += strspn(list, " \t,");
+        const size_t n = strcspn(list, " \t,"), skip = sizeof prefix - 1;
+        if (n > skip && n - skip < room && strncmp(list, prefix, skip) == 0) {
+            snprintf(out, room, "%.*s", (int)(n - skip), list + skip);
+            return out;
+        }
+        list += n;
+    }
+    return NULL;
+}
+
+/* The key as the client sent it, or NULL; in text, of `room` bytes, if not in a header field of its
+ * own. */
+static const char *given_key(const struct server *s, const struct conn *c, char *text, size_t room)
 {
     const struct http_request *r = conn_request(c);
     const char *key = http_field(r, "X-API-Key"), *bearer = http_field(r, "Authorization");
@@ -19,7 +38,9 @@ static const char *given_key(const struct server *s, const struct conn *c, char 
         return key;
     if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0)
         return bearer + 7 + strspn(bearer + 7, " ");
-    return s->o.query_keys ? http_query(r, "api_key", query, room) : NULL;
+    if ((key = protocol_key(r, text, room)))
+        return key;
+    return s->o.query_keys ? http_query(r, "api_key", text, room) : NULL;
 }
 
 static int is_admin_token(const struct server *s, const char *given)
@@ -146,7 +167,7 @@ static int admit_anonymous(struct server *s, struct conn *c, struct access_recor
 
 /* A reachable listener always needs a key, even if the setting or the file of keys has changed
  * since the start. */
-static int key_is_needed(const struct server *s, const struct conn *c)
+int guard_needs_key(const struct server *s, const struct conn *c)
 {
     const struct keys *keys = s->guard.keys;
     return keys && (keys_known_required(keys) || server_is_reachable(s, conn_is_local(c)));
@@ -175,7 +196,7 @@ int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_
         return (k.scopes & needs(r->access)) && !may_be_guess(s, c, k.id, &v) && used.verdict.allowed;
     }
     *owner = address_number(client_address(s, c, address)) << 1;
-    return r->access != ACCESS_ADMIN && !key_is_needed(s, c) &&
+    return r->access != ACCESS_ADMIN && !guard_needs_key(s, c) &&
            address_peek(g->anonymous, client_address(s, c, address)).allowed;
 }
 
@@ -201,7 +222,7 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
         return record->is_admin = record->admitted = 1;
     }
     guard_refresh(s);
-    const int required = key_is_needed(s, c);
+    const int required = guard_needs_key(s, c);
     const enum key_state state = key && g->keys ? keys_check(g->keys, key, &record->key) : KEY_UNKNOWN;
     record->has_key = state != KEY_UNKNOWN;
     if (state == KEY_GOOD)
@@ -232,7 +253,7 @@ static int still_good(const struct server *s, const struct conn *c, const struct
     if (record->is_admin)
         return 1;
     if (!record->has_key)
-        return !key_is_needed(s, c);
+        return !guard_needs_key(s, c);
     return keys_check_id(g->keys, record->key.id, k) == KEY_GOOD && k->secret == record->key.secret;
 }
 

@@ -46,6 +46,7 @@ int guard_has_keys(const struct server *s);             /* keys are required, an
 void guard_refresh(struct server *s);                   /* read the keys again if the last time is a while ago */
 
 /* ---- admission: admit.c ---- */
+int guard_needs_key(const struct server *s, const struct conn *c);      /* does a request here need a key? */
 /* Would guard_admits admit this request?  Nothing is counted.  *owner: the tenant as guard_tenant
  * will say; for ACCESS_PUBLIC that of the address. */
 int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_t *owner);

@@ -53,7 +53,9 @@ void handle_tool_parse(struct server *s, struct conn *c, const char *rest);
 void handle_tool_process(struct server *s, struct conn *c, const char *rest);
 void handle_health(struct server *s, struct conn *c, const char *rest);
 void handle_root(struct server *s, struct conn *c, const char *rest);
-void handle_dashboard(struct server *s, struct conn *c, const char *rest);
+void handle_page(struct server *s, struct conn *c, const char *rest);
+void handle_asset(struct server *s, struct conn *c, const char *rest);
+void handle_whoami(struct server *s, struct conn *c, const char *rest);
 void handle_load(struct server *s, struct conn *c, const char *rest);
 void handle_unload(struct server *s, struct conn *c, const char *rest);
 void handle_stats(struct server *s, struct conn *c, const char *rest);
@@ -80,10 +82,11 @@ void handle_audit_query(struct server *s, struct conn *c, const char *rest);
 void handle_audit_stats(struct server *s, struct conn *c, const char *rest);
 void handle_audit_clear(struct server *s, struct conn *c, const char *rest);
 json_t *stats_object(struct server *s);
+json_t *model_stats_array(const struct server *s);
 json_t *analytics_object(struct server *s);
 void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t size);
 void ws_stats_tick(struct server *s);
 enum { WS_TAG_CHAT = 1, WS_TAG_STATS = 2 };
-void page_reply(struct server *s, struct conn *c);
+void page_reply(struct server *s, struct conn *c);              /* the web interface */
 
 #endif

@@ -12,6 +12,7 @@
  *   api/                     endpoints that generate (api/calls.h), and text and tokens
  *   tools/                   tools that the server runs, and their endpoints
  *   admin/                   all other endpoints: health, statistics, models, keys, metrics
+ *   web/                     the web interface
  *   grammars                 compiled grammars of the answers
  *   worker                   the thread of one engine: commands in, events out
  *   models                   loaded models; model_tasks opens and closes them, and evicted

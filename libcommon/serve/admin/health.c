@@ -1,4 +1,4 @@
-/* health.c - GET /health, / and /dashboard. */
+/* health.c - GET /health and /. */
 #include <stdio.h>
 
 #include "libcommon/serve/admin/statistics.h"
@@ -48,10 +48,4 @@ void handle_root(struct server *s, struct conn *c, const char *rest)
                                        "total_requests", (json_int_t)s->metrics.requests, "active_requests",
                                        server_n_calls(s), "total_tokens", (json_int_t)s->metrics.tokens,
                                        "throughput_tok_s", metrics_rate(&s->metrics)));
-}
-
-void handle_dashboard(struct server *s, struct conn *c, const char *rest)
-{
-    (void)rest;
-    page_reply(s, c);
 }

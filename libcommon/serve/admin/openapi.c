@@ -75,6 +75,8 @@ static json_t *description(int *bad)
     json_t *paths = json_object();
     for (int i = 0; i < n_routes; i++) {
         const struct route *r = &routes[i];
+        if (r->handle == handle_asset)          /* not a part of the API */
+            continue;
         json_t *key = json_sprintf("%s%s", r->path, r->kind == ROUTE_PREFIX ? "{id}" : "");
         json_t *item = json_object_get(paths, json_string_value(key));
         if (!item) {

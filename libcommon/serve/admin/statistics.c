@@ -206,13 +206,18 @@ static json_t *model_stats(const struct loaded_model *lm)
     return j;
 }
 
-void handle_stats_models(struct server *s, struct conn *c, const char *rest)
+json_t *model_stats_array(const struct server *s)
 {
     json_t *list = json_array();
-    (void)rest;
     for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
         json_array_append_new(list, model_stats(lm));
-    reply_object(s, c, 200, json_pack("{s:o}", "models", list));
+    return list;
+}
+
+void handle_stats_models(struct server *s, struct conn *c, const char *rest)
+{
+    (void)rest;
+    reply_object(s, c, 200, json_pack("{s:o}", "models", model_stats_array(s)));
 }
 
 /* ---- requests ---- */

@@ -5,16 +5,26 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/serve/api/calls.h"
 
+/* Accept the upgrade: 0, or -1 after a refusal.  Of the subprotocols that a browser offered the
+ * answer names "zse" only: the other one is its key, see admit.c. */
+static int upgrade(struct server *s, struct conn *c)
+{
+    const int route = conn_route(c);
+    if (http_has_token(http_field(conn_request(c), "Sec-WebSocket-Protocol"), "zse"))
+        conn_add_header(c, "Sec-WebSocket-Protocol", "zse");
+    if (conn_upgrade(c) != 0)
+        return -1;
+    metrics_count(&s->metrics, route, 101);
+    return 0;
+}
+
 /* ---- /ws/chat ---- */
 
 void handle_ws_chat(struct server *s, struct conn *c, const char *rest)
 {
-    int route = conn_route(c);
     (void)rest;
-    if (conn_upgrade(c) != 0)
-        return;
-    metrics_count(&s->metrics, route, 101);
-    conn_set_tag(c, WS_TAG_CHAT);
+    if (upgrade(s, c) == 0)
+        conn_set_tag(c, WS_TAG_CHAT);
 }
 
 static void send_line(struct call *c)
@@ -122,8 +132,8 @@ static void send_stats(void *user, struct conn *c)
 
 static void stats_text(struct server *s, struct buf *out)
 {
-    json_t *j = json_pack("{s:s, s:o, s:o}", "type", "stats", "system", stats_object(s), "analytics",
-                          analytics_object(s));
+    json_t *j = json_pack("{s:s, s:o, s:o, s:o}", "type", "stats", "system", stats_object(s), "analytics",
+                          analytics_object(s), "models", model_stats_array(s));
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(13)) : NULL;
     if (text)
         buf_str(out, text);
@@ -151,11 +161,9 @@ void ws_stats_tick(struct server *s)
 void handle_ws_stats(struct server *s, struct conn *c, const char *rest)
 {
     struct buf text = { 0 };
-    int route = conn_route(c);
     (void)rest;
-    if (conn_upgrade(c) != 0)
+    if (upgrade(s, c) != 0)
         return;
-    metrics_count(&s->metrics, route, 101);
     conn_set_tag(c, WS_TAG_STATS);
     stats_text(s, &text);
     if (text.size)

@@ -1,0 +1,141 @@
+# web.bats - the web interface: its files over HTTP, and its pages in a browser.
+bats_require_minimum_version 1.5.0
+load ../lib/await
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  export ZSE_HOME=$BATS_FILE_TMPDIR/home T=$BATS_FILE_TMPDIR
+  zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/null
+  start "$T/main" "$T/tiny.zse" --port 0
+  export URL MAIN_PID=$PID
+  await listens "$URL"
+}
+
+teardown_file() {
+  kill -TERM "$MAIN_PID" 2>/dev/null
+  while kill -0 "$MAIN_PID" 2>/dev/null; do sleep 0.05; done
+}
+
+setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
+teardown() {
+  local p
+  for p in $(jobs -p); do kill -KILL "$p" 2>/dev/null || true; done
+}
+
+# start LOG ARG...: a server; its address in URL, its process in PID.
+start() {
+  local log=$1 _
+  shift
+  mkfifo "$log.pipe"
+  zse-serve "$@" >"$log.pipe" 2>"$log.err" 3>&- &
+  PID=$!
+  read -r _ _ URL <"$log.pipe" || { cat "$log.err"; return 1; }
+  rm "$log.pipe"
+}
+status() { curl -s -o /dev/null -w '%{http_code}' "$@"; }
+# header NAME CURL-ARG...: its value in the answer
+header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip"; }
+
+@test "the page: one document at all addresses, for browsers at /; files of this build only, no other host in them" {
+  local path
+  run curl -s -H 'Accept: text/html,*/*' "$URL/"
+  [[ $output == '<!doctype html>'* ]]
+  for path in chat dashboard models keys audit docs; do
+    [ "$(curl -s "$URL/$path")" = "$output" ] || { echo "$path"; return 1; }
+  done
+  for path in $(grep -oE '/web/[^"]*' <<<"$output" | sort -u); do
+    [ "$(status "$URL$path")" = 200 ] || { echo "$path"; return 1; }
+  done
+  run grep -rnoE "(src|href|url|import|fetch)[=( ]*[\"'](https?:)?//[^\"']*" libcommon/serve/web
+  echo "$output"
+  [ "$status" = 1 ]
+  run grep -rnE 'innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|style="' libcommon/serve/web --include='*.js' --include='*.html'
+  echo "$output"
+  [ "$status" = 1 ]
+}
+
+@test "headers of the page: a strict policy, no sniffing, no frames, no referrer" {
+  local policy
+  policy=$(header Content-Security-Policy "$URL/chat")
+  [[ $policy == *"default-src 'none'"* && $policy == *"script-src 'self';"* && $policy == *"style-src 'self';"* && $policy == *"frame-ancestors 'none'"* ]]
+  [[ $policy == *"require-trusted-types-for 'script'"* && $policy != *unsafe* ]]
+  [ "$(header X-Content-Type-Options "$URL/chat")" = nosniff ]
+  [ "$(header Referrer-Policy "$URL/chat")" = no-referrer ]
+  [ "$(header Cache-Control "$URL/chat")" = no-cache ]
+}
+
+@test "files: gzip or not as the client accepts, the same bytes; kept for ever by their hash; 304; 404" {
+  local css tag
+  css=$(curl -s "$URL/chat" | grep -oE '/web/[^"]*/style.css')
+  for accept in gzip '*' 'br, gzip;q=0.5'; do
+    [ "$(header Content-Encoding -H "Accept-Encoding: $accept" "$URL$css")" = gzip ] || { echo "$accept"; return 1; }
+  done
+  for accept in identity 'gzip;q=0' br; do
+    [ "$(header Content-Encoding -H "Accept-Encoding: $accept" "$URL$css")" = "" ] || { echo "$accept"; return 1; }
+  done
+  curl -s --compressed "$URL$css" | cmp - libcommon/serve/web/style.css
+  curl -s "$URL$css" | cmp - libcommon/serve/web/style.css
+  [ "$(header Cache-Control "$URL$css")" = "public, max-age=31536000, immutable" ]
+  [ "$(header Content-Type "$URL$css")" = "text/css; charset=utf-8" ]
+  tag=$(header ETag "$URL$css")
+  [ "$(status -H "If-None-Match: $tag" "$URL$css")" = 304 ]
+  [ "$(status -H 'If-None-Match: W/"1-1"' "$URL$css")" = 200 ]
+  [ "$(header Cache-Control "$URL/web/0123456789abcdef/style.css")" = no-cache ]
+  for path in /web/x/no.js /web/style.css /web/x/index.html "/web/x/%2e%2e/style.css" /web/x/; do
+    [ "$(status "$URL$path")" = 404 ] || { echo "$path"; return 1; }
+  done
+}
+
+@test "the whole page takes at most 120 kB and 6 requests" {
+  local n=0 bytes=0 path
+  for path in /chat $(curl -s "$URL/chat" | grep -oE '/web/[^"]*' | sort -u); do
+    n=$((n + 1))
+    bytes=$((bytes + $(curl -s -H 'Accept-Encoding: gzip' "$URL$path" | wc -c)))
+  done
+  echo "$n requests, $bytes bytes"
+  [ "$n" -le 6 ]
+  [ "$bytes" -le 120000 ]
+}
+
+@test "whoami: what may be done without a key, with one, with the administrator's token" {
+  local home=$BATS_TEST_TMPDIR/home key URL PID
+  export ZSE_HOME=$home
+  start "$BATS_TEST_TMPDIR/log" "$T/tiny.zse" --port 0
+  await listens "$URL"
+  [ "$(curl -s "$URL/api/whoami" | jq -c '[.keys_required, .by, .scopes]')" = '[false,null,["chat","embeddings","models"]]' ]
+  [ "$(curl -s -H "Authorization: Bearer $(cat "$home/admin.token")" "$URL/api/whoami" | jq -c '[.by, (.scopes | length), .features.keys]')" = '["token",4,true]' ]
+  key=$(zse-apikey create app --scope chat 2>/dev/null)
+  await says '[true,null,[]]' eval "curl -s $URL/api/whoami | jq -c '[.keys_required, .by, .scopes]'"
+  [ "$(curl -s -H "X-API-Key: $key" "$URL/api/whoami" | jq -c '[.by, .name, .scopes]')" = '["key","app",["chat"]]' ]
+  [ "$(status -H 'Authorization: Bearer zse-wrong' "$URL/api/whoami")" = 401 ]
+  kill -TERM "$PID"
+}
+
+@test "a WebSocket takes the key as a subprotocol, and the answer does not repeat it" {
+  local home=$BATS_TEST_TMPDIR/home key none URL PID
+  export ZSE_HOME=$home
+  start "$BATS_TEST_TMPDIR/log" "$T/tiny.zse" --port 0
+  await listens "$URL"
+  key=$(zse-apikey create app --scope chat,models 2>/dev/null)
+  none=$(zse-apikey create other --scope embeddings 2>/dev/null)
+  await says 401 status "$URL/v1/models"
+  # dial PATH PROTOCOLS: the head of the answer
+  dial() {
+    exec 6<>"/dev/tcp/127.0.0.1/${URL##*:}"
+    printf 'GET %s HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: %s\r\n\r\n' "$1" "$2" >&6
+    while read -r line <&6 && [ "$line" != $'\r' ]; do echo "${line%$'\r'}"; done
+    exec 6>&-
+  }
+  run dial /ws/stats "zse, zse-key.$key"
+  [[ ${lines[0]} == "HTTP/1.1 101 "* && $output == *"Sec-WebSocket-Protocol: zse"* && $output != *"$key"* ]]
+  run dial /ws/chat "zse,zse-key.$key"
+  [[ ${lines[0]} == "HTTP/1.1 101 "* ]]
+  run dial /ws/stats "zse, zse-key.$none"
+  [[ ${lines[0]} == "HTTP/1.1 403 "* ]]
+  for protocols in zse "zse, zse-key." "zse, zse-key.${key}A" "zse, $key" "zse, key.$key" "zse, zse-key.$(printf 'a%.0s' {1..500})"; do
+    run dial /ws/stats "$protocols"
+    [[ ${lines[0]} == "HTTP/1.1 401 "* ]] || { echo "$protocols: $output"; return 1; }
+  done
+  run ! grep -r "$key" "$home"
+  kill -TERM "$PID"
+}
