@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "libcommon/http/account.h"
 #include "libcommon/http/conn.h"
 #include "libcommon/http/handshake.h"
 #include "libcommon/http/reaper.h"
@@ -208,7 +209,8 @@ static void test_exact_bytes(void **state)
         close(client(s.port, no_upgrade[i], answer, sizeof answer));
         assert_memory_equal(answer, "HTTP/1.1 426 ", 13);
     }
-    int fd = client(s.port, "POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n", answer, sizeof answer);
+    int fd = client(s.port, "POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n", answer,
+                    sizeof answer);
     assert_string_equal(answer, go_on);
     assert_int_equal(send(fd, "hi", 2, 0), 2);
     assert_int_equal(shutdown(fd, SHUT_WR), 0);         /* no more requests: the answer, and the end */
@@ -233,6 +235,27 @@ static void test_exact_bytes(void **state)
         close(many[i]);
     }
     finish(&s);
+}
+
+/* A body that its account does not admit: which limit, by the name of its option. */
+static void test_body_without_memory(void **state)
+{
+    struct err e;
+    struct loop_options o = { .max_unsent = 1 << 16, .account = account_open(1 << 20, 2 << 20, &e) };
+    struct served s;
+    char answer[4096];
+    (void)state;
+    assert_non_null(o.account);
+    serve(&s, &o);
+    const int fd = client(s.port, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 15000000\r\n\r\n", answer,
+                          sizeof answer);
+    assert_memory_equal(answer, "HTTP/1.1 413 ", 13);
+    const size_t n = rest_of(fd, answer, sizeof answer - 1);
+    answer[n] = '\0';
+    assert_non_null(strstr(answer, "--max-request-memory"));
+    close(fd);
+    finish(&s);
+    account_close(o.account);
 }
 
 static int open_files(void)
@@ -334,7 +357,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_pings), cmocka_unit_test(test_large_answer),
                                         cmocka_unit_test(test_slow_reader), cmocka_unit_test(test_exact_bytes),
-                                        cmocka_unit_test(test_no_file_stays),
-                                        cmocka_unit_test(test_reaper), cmocka_unit_test(test_handshake_queue) };
+                                        cmocka_unit_test(test_body_without_memory),
+                                        cmocka_unit_test(test_no_file_stays), cmocka_unit_test(test_reaper),
+                                        cmocka_unit_test(test_handshake_queue) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -113,6 +113,7 @@ static void test_siblings(void **state)
 {
     (void)state;
     enum { N = 3, PROMPT = 40 };
+    static const struct logit_bias bias[] = { { 3, 2 }, { 5, -2 } };        /* each answer gets it once */
     static struct answer a[N], want;
     struct request *requests[N];
     void *users[N] = { &a[0], &a[1], &a[2] };
@@ -129,6 +130,8 @@ static void test_siblings(void **state)
     p.requests = requests;
     p.sampling.temperature = 1;
     p.sampling.seed = 77;
+    p.sampling.bias = bias;
+    p.sampling.n_bias = 2;
     p.max_tokens = 12;
     p.ignore_eos = 1;
     const struct request *returned = engine_submit(g, &p, &e);

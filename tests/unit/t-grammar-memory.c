@@ -1,4 +1,4 @@
-/* t-grammar-memory.c - what grammars take: all of it is counted, limited, and freed again. */
+/* t-grammar-memory.c - the memory of grammars: counted, limited and freed. */
 #include <setjmp.h>
 #include <malloc.h>
 #include <stdarg.h>

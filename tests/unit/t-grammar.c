@@ -91,7 +91,8 @@ static const struct row rows[] = {
     /* counts of what may not be contained; a pattern's lengths; a base that a pointer passes */
     { SCHEMA, "{\"type\":\"array\",\"items\":{\"enum\":[1,2]},\"maxItems\":3,\"not\":{\"contains\":{\"const\":1},\"minContains\":0,\"maxContains\":1}}",
       "[1,1]~[1,2,1]~[1,1,1]", "[]~[1]~[2,2]~[1,2]" },
-    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^((ab){2}){1,3}$\",\"maxLength\":8}", "\"abab\"~\"abababab\"", "\"ab\"~\"abababababab\"" },
+    { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^((ab){2}){1,3}$\",\"maxLength\":8}", "\"abab\"~\"abababab\"",
+      "\"ab\"~\"abababababab\"" },
     { SCHEMA, "{\"$id\":\"http://a/root\",\"$ref\":\"http://a/sub/#/$defs/y\",\"$defs\":{\"x\":{\"$id\":\"sub/\",\"$defs\":{\"y\":{\"$ref\":\"z\"},\"z\":{\"$id\":\"z\",\"type\":\"null\"}}},\"z\":{\"$id\":\"z\",\"type\":\"boolean\"}}}",
       "null", "true~1" },
     { SCHEMA, "true", "1~\"a|b\"~null~[1, {\"a\": 2}]~{}", "~01~{\"a\":}" },

@@ -1,17 +1,13 @@
-/* t-hub.c - names of models, ranges, and the choice of files from a repository. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+/* t-hub.c - names of models, ranges, the choice of files from a repository, and models in a
+ * cache. */
+#include "tests/unit/folder.h"
 
-#include <cmocka.h>
+#include <sys/stat.h>
 
 #include "libcommon/base/rng.h"
 #include "libcommon/hub/choose.h"
 #include "libcommon/hub/download.h"
+#include "libcommon/hub/hub_cache.h"
 
 static void test_names(void **state)
 {
@@ -28,7 +24,6 @@ static void test_names(void **state)
                                        "a/b@", "a/b:", "a/b@../x", "a/b@x?y", "a/b:../x", "a/b:/etc/x", "a b/c",
                                        "a/b--c", "a/b..c", "a/b.", "-a/b", "a/b@x//y", "a/b:x\\y", "https://x/y" };
     struct hub_name n;
-    struct err e;
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         assert_int_equal(hub_parse_name(&n, good[i].text, &e), 0);
         assert_string_equal(n.repo, good[i].repo);
@@ -112,7 +107,6 @@ static void check_choice(const char *names, const char *pick, const char *want)
     char copy[2000], got[2000] = "";
     const char *list[100];
     struct file_choice c;
-    struct err e;
     int n = 0;
     snprintf(copy, sizeof copy, "%s", names);
     for (char *p = strtok(copy, " "); p; p = strtok(NULL, " "))
@@ -182,7 +176,6 @@ static void test_index(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct file_choice c;
-        struct err e;
         assert_int_equal(choose(&c, "a/b", "", names, 5, &e), 0);
         int rc = choose_indexed(&c, "a/b", cases[i].text, strlen(cases[i].text), &e);
         assert_int_equal(rc, cases[i].want ? -1 : 0);
@@ -194,12 +187,113 @@ static void test_index(void **state)
     }
 }
 
+#define COMMIT "0123456789abcdef0123456789abcdef01234567"
+#define MODEL "models--a--b"
+#define SNAPSHOT MODEL "/snapshots/" COMMIT "/"
+
+static void write_file(const char *name, const char *text)
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    assert_int_equal(hub_cache_make_folders(path, &e), 0);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* A cache with these files of a/b, separated by blanks; an index says which shards there are. */
+static void fill_cache(const char *files, const char *index)
+{
+    char copy[1000], name[400];
+    assert_int_equal(remove_folder(NULL), 0);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    write_file(MODEL "/refs/main", COMMIT);
+    snprintf(copy, sizeof copy, "%s", files);
+    for (char *p = strtok(copy, " "); p; p = strtok(NULL, " ")) {
+        snprintf(name, sizeof name, SNAPSHOT "%s", p);
+        write_file(name, "x");
+    }
+    if (index)
+        write_file(SNAPSHOT CHOOSE_INDEX, index);
+}
+
+/* A complete model in the cache is used without a network, an incomplete one is refused. */
+static void test_cache(void **state)
+{
+    (void)state;
+    static const char two[] = "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\",\"b\":\"model-00002-of-00002.safetensors\"}}";
+    /* in: of the snapshot, what is opened; NULL: the model is not complete */
+    static const struct { const char *name, *files, *index, *in; } cases[] = {
+        { "a/b", "config.json model.safetensors", NULL, "" },
+        { "a/b@" COMMIT, "config.json model.safetensors", NULL, "" },
+        { "a/b", "model.safetensors", NULL, NULL },
+        { "a/b", "config.json .model.safetensors", NULL, NULL },
+        { "a/b", "config.json x-and-some-of-these.safetensors", NULL, "" },
+        { "a/b", "config.json one-of-us.safetensors", NULL, "" },
+        { "a/b", "config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors", NULL, "" },
+        { "a/b", "config.json model-00001-of-00002.safetensors", NULL, NULL },
+        { "a/b", "config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors", two, "" },
+        { "a/b", "config.json model-00001-of-00002.safetensors", two, NULL },
+        { "a/b", "config.json model-00002-of-00002.safetensors", two, NULL },
+        { "a/b", "config.json model-00001-of-00002.safetensors", "{}", NULL },
+        { "a/b", "config.json model-00001-of-00002.safetensors", "{\"weight_map\":{\"a\":1}}", NULL },
+        { "a/b", "m-Q4_K_M.gguf", NULL, "m-Q4_K_M.gguf" },
+        { "a/b:Q8_0", "m-Q4_K_M.gguf m-Q8_0.gguf", NULL, "m-Q8_0.gguf" },
+        { "a/b:Q8_0", "m-Q4_K_M.gguf", NULL, NULL },
+        { "a/b:Q8_0", "sub/m-Q8_0.gguf", NULL, "sub/m-Q8_0.gguf" },
+        { "a/b:Q8_0", "sub/sub/m-Q8_0.gguf", NULL, NULL },
+        { "a/b@other", "config.json model.safetensors", NULL, NULL },
+        { "a/c", "config.json model.safetensors", NULL, NULL },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct hub_options o = { .endpoint = "http://127.0.0.1:1", .cache = folder, .offline = 1 };
+        struct hub_name name;
+        char *path = NULL, want[600];
+        fill_cache(cases[i].files, cases[i].index);
+        assert_int_equal(hub_parse_name(&name, cases[i].name, &e), 0);
+        const int rc = hub_fetch(&o, &name, &path, &e);
+        if (rc != (cases[i].in ? 0 : -1))
+            fail_msg("%s of %s: %s", cases[i].name, cases[i].files, rc ? e.msg : path);
+        if (rc) {
+            assert_non_null(strstr(e.msg, "HF_HUB_OFFLINE"));
+            continue;
+        }
+        snprintf(want, sizeof want, "%s/" SNAPSHOT "%s", folder, cases[i].in);
+        if (!*cases[i].in)
+            want[strlen(want) - 1] = '\0';
+        assert_string_equal(path, want);
+        free(path);
+    }
+}
+
+/* Files of a snapshot are links to blobs; a failure names the path. */
+static void test_links(void **state)
+{
+    (void)state;
+    char *path = hub_cache_path(folder, "%s", MODEL);
+    assert_non_null(path);
+    assert_int_equal(hub_cache_has(path, COMMIT, "config.json"), 0);
+    hub_cache_set_absent(path, COMMIT, "config.json");
+    assert_int_equal(hub_cache_has(path, COMMIT, "config.json"), -1);
+    write_file(MODEL "/blobs/abc", "text");
+    for (int i = 0; i < 2; i++)         /* an older link is replaced */
+        assert_int_equal(hub_cache_link(path, COMMIT, "sub/config.json", "abc", &e), 0);
+    assert_int_equal(hub_cache_has(path, COMMIT, "sub/config.json"), 1);
+    write_file("file", "not a folder");
+    free(path);
+    path = hub_cache_path(folder, "file/%s", MODEL);
+    assert_int_equal(hub_cache_link(path, COMMIT, "config.json", "abc", &e), -1);
+    assert_non_null(strstr(e.msg, "file"));
+    free(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names), cmocka_unit_test(test_files_stay_inside), cmocka_unit_test(test_origins),
             cmocka_unit_test(test_spans),
-        cmocka_unit_test(test_choice), cmocka_unit_test(test_index),
+        cmocka_unit_test(test_choice), cmocka_unit_test(test_index), IN_FOLDER(test_cache), IN_FOLDER(test_links),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -495,6 +495,38 @@ static void looking_writes_nothing(void **state)
     assert_non_null(strstr(e.msg, "expected 600"));
 }
 
+/* A file that is damaged and cannot be written, either, is called damaged.  In a process of its own
+ * that is no superuser, who may write everything. */
+static void a_damaged_file_is_no_question_of_rights(void **state)
+{
+    (void)state;
+    int status;
+    char text[KEY_TEXT + 1];
+    struct keys *k = keys_open(folder, &e);
+    new_key(k, "app", text);
+    keys_close(k);
+    FILE *f = fopen(in_folder("keys.db"), "r+b");
+    assert_non_null(f);
+    for (int i = 0; i < 4096; i++)
+        assert_int_equal(putc('x', f), 'x');
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(chmod(in_folder("keys.db"), 0400), 0);
+    if (geteuid() == 0)
+        assert_true(chown(in_folder("keys.db"), 65534, 65534) == 0 && chown(folder, 65534, 65534) == 0);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)
+            _exit(3);
+        struct keys *look = keys_open_read(folder, &e);
+        if (look && keys_refresh(look, &e) == 0)
+            _exit(2);
+        _exit(strstr(e.msg, "is damaged") ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -504,6 +536,7 @@ int main(void)
         IN_FOLDER(a_file_that_others_make_is_locked_not_damaged), IN_FOLDER(a_file_with_the_number_0),
         IN_FOLDER(a_file_of_another_user_is_refused),
         cmocka_unit_test(scopes_and_models), IN_FOLDER(looking_writes_nothing),
+        IN_FOLDER(a_damaged_file_is_no_question_of_rights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

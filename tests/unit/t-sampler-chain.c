@@ -367,6 +367,29 @@ static void test_dry_limits(void **state)
     sampler_close(p);
 }
 
+/* A breaker as long as the history ends all repetitions in it; one token more, and they count. */
+static void test_dry_breaker_of_everything(void **state)
+{
+    (void)state;
+    static const char *const breaker[] = { "eeee" };
+    struct err e;
+    struct sampling s = plain();
+    s.dry_multiplier = 1;
+    s.dry_allowed_length = 1;
+    s.dry_sequence_breakers = breaker;
+    s.n_dry_sequence_breakers = 1;
+    for (int n = 3; n <= 4; n++) {
+        struct sampler *p = sampler_open(&s, V, 8, scratch, &e);
+        float x[V] = { 0 };
+        int32_t id;
+        for (int i = 0; i < n; i++)
+            sampler_accept(p, 4, 1);
+        assert_int_equal(sampler_pick(p, x, NULL, &id, NULL, &e), 0);
+        assert_int_equal(x[4] < 0, n == 3);
+        sampler_close(p);
+    }
+}
+
 static double cpu_seconds(void)
 {
     struct timespec t;
@@ -412,7 +435,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_top_n_sigma), cmocka_unit_test(test_xtc), cmocka_unit_test(test_dry),
-        cmocka_unit_test(test_dry_limits), cmocka_unit_test(test_dry_time),
+        cmocka_unit_test(test_dry_limits), cmocka_unit_test(test_dry_breaker_of_everything),
+        cmocka_unit_test(test_dry_time),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
