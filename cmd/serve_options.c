@@ -50,6 +50,8 @@ static const char usage[] =
     "      --max-body SIZE        largest body of a request (default: 16MB)\n"
     "      --max-request-memory SIZE  memory of a request: body, its JSON, prompt, answers (default: a quarter of --work-memory)\n"
     "      --work-memory SIZE     memory of all requests together, half of it for one key or address (default: 1/8 of the machine's, at most 1GiB)\n"
+    "      --rag-documents N      documents that a key may store for searching, 0: no limit (default: 10000)\n"
+    "      --rag-bytes SIZE       size of their files together (default: 1GB)\n"
     "      --quiet                print only errors\n"
     "\n"
     RUN_HELP
@@ -65,7 +67,7 @@ enum {
     OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES,
     OPT_AUDIT_SYSLOG, OPT_AUDIT_SIGN, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT,
     OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
-    OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY,
+    OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY, OPT_RAG_DOCUMENTS, OPT_RAG_BYTES,
 };
 
 static const struct option options[] = {
@@ -94,6 +96,8 @@ static const struct option options[] = {
     { "max-connections", required_argument, NULL, OPT_CONNECTIONS },
     { "max-per-address", required_argument, NULL, OPT_PER_ADDRESS }, { "max-body", required_argument, NULL, OPT_BODY },
     { "max-request-memory", required_argument, NULL, OPT_REQUEST_MEMORY },
+    { "rag-documents", required_argument, NULL, OPT_RAG_DOCUMENTS },
+    { "rag-bytes", required_argument, NULL, OPT_RAG_BYTES },
     { "work-memory", required_argument, NULL, OPT_WORK_MEMORY }, { "quiet", no_argument, NULL, OPT_QUIET },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
     RUN_LONG_OPTIONS, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
@@ -165,6 +169,8 @@ static int take(struct serve_options *o, int c, const char *arg)
         return 0;
     case OPT_REQUEST_MEMORY: return work_memory("--max-request-memory", arg, &o->max_request_memory);
     case OPT_WORK_MEMORY: return work_memory("--work-memory", arg, &o->work_memory);
+    case OPT_RAG_DOCUMENTS: return whole("--rag-documents", arg, 0, INT32_MAX, &o->rag_documents);
+    case OPT_RAG_BYTES: return cli_parse_size(prog, "--rag-bytes", arg, &o->rag_bytes);
     case OPT_QUIET: o->quiet = 1; return 0;
     case OPT_PLAN: o->plan = 1; return 0;
     case OPT_NO_WATCH: o->no_watch = 1; return 0;
@@ -217,7 +223,8 @@ int serve_options_parse(struct serve_options *o, int argc, char **argv)
     int c, rc, n_models, n_names;
     struct err e;
     *o = (struct serve_options){ .port = 8000, .max_seqs = 32, .max_queue = 1000, .timeout_s = 600, .drain_s = 30,
-                                 .stall_s = 60, .max_connections = 4096, .max_per_address = 512, .max_body = 16000000 };
+                                 .stall_s = 60, .max_connections = 4096, .max_per_address = 512, .max_body = 16000000,
+                                 .rag_documents = 10000, .rag_bytes = 1000000000 };
     const char *config = find_config(argc, argv, &n_models, &n_names);
     if (serve_config_open(&o->config, config, options, argc, argv, n_models, n_names, &e) != 0)
         return cli_fail(prog, &e);

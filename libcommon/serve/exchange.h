@@ -1,5 +1,6 @@
 /* exchange.h - work that goes on behind a request: an API call (api/calls.c), a model being loaded,
- * a report (admin/access_endpoints.c), calls of tools (tools/tool_endpoints.c). */
+ * a report (admin/access_endpoints.c), calls of tools (tools/tool_endpoints.c), work on documents
+ * (rag/). */
 #ifndef ZSE_SERVE_EXCHANGE_H
 #define ZSE_SERVE_EXCHANGE_H
 
@@ -12,7 +13,7 @@ struct conn;
 struct loaded_model;
 struct server;
 
-enum exchange_kind { EXCHANGE_CALL, EXCHANGE_LOAD, EXCHANGE_REPORT, EXCHANGE_TOOLS };
+enum exchange_kind { EXCHANGE_CALL, EXCHANGE_LOAD, EXCHANGE_REPORT, EXCHANGE_TOOLS, EXCHANGE_RAG };
 /* the first member of every object that conn_exchange points to */
 struct exchange { enum exchange_kind kind; };
 
@@ -38,5 +39,11 @@ int tools_open(struct server *s, struct err *e);
 void tools_close(struct server *s);                     /* joins the threads; every batch has been freed */
 void tools_done(struct server *s);                      /* on_wake: hand back the calls that have ended */
 void tool_request_gone(struct conn *c);                 /* the client is gone */
+
+/* ---- documents ---- */
+int rag_start(struct server *s, struct err *e);         /* its threads start with the first request */
+void rag_stop(struct server *s);                        /* joins them; before calls_close and models_stop */
+void rag_events(struct server *s);                      /* on_wake: answer what the threads have done */
+void rag_gone(struct conn *c);                          /* the client is */
 
 #endif

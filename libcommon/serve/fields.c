@@ -48,6 +48,7 @@ static int no_effort(const json_t *v)
 #define API (BODY_CHAT | BODY_COMPLETION)
 #define STREAMED (API | BODY_RESPONSES | BODY_MESSAGES)
 #define ANTHROPIC (BODY_MESSAGES | BODY_COUNT)
+#define BODY_RAG (BODY_RAG_SEARCH | BODY_RAG_CONTEXT)
 #define AT(field) offsetof(struct params, field)
 #define SAMPLING(field) (offsetof(struct params, sampling) + offsetof(struct sampling, field))
 #define FIELD_OF_REAL FIELD_REAL
@@ -214,6 +215,18 @@ const struct field fields[] = {
     TEXT("models", BODY_KEY, AT(models), "globs of the models it may use, with commas between; \"\": all"),
     { "enabled", BODY_KEYS_REQUIRED, FIELD_USED, FIELD_BOOL, 0, 0, AT(enabled), 0, NULL,
       "whether a request needs a key", NULL },
+    TEXT("name", BODY_RAG_DOCUMENT, AT(name), "name of the document, as citations show it; never a path of the server"),
+    TEXT("content", BODY_RAG_DOCUMENT, AT(content), "the text"),
+    TEXT("file_type", BODY_RAG_DOCUMENT, AT(file_type), "txt, md, html or json (default: by the ending of the name, else txt)"),
+    TEXT("collection", BODY_RAG_DOCUMENT, AT(collection), "1 to 64 bytes (default: \"default\")"),
+    OTHER("metadata", BODY_RAG_DOCUMENT, "{\"type\":\"object\"}", "comes back with the document; at most 16 KB"),
+    TEXT("query", BODY_RAG, AT(query), "a question or words"),
+    WHOLE("top_k", BODY_RAG, 1, 100, AT(rag_top_k), 0, "number of passages, at most (default: 5; of a context 3)"),
+    { "min_score", BODY_RAG, FIELD_USED, FIELD_REAL, 0, 1, AT(min_score), 0, NULL, "leave out passages with a lower score (default: 0)", NULL },
+    OTHER("document_ids", BODY_RAG, STRINGS, "search these documents only"),
+    OTHER("collections", BODY_RAG, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}", "search these collections only (default: all of the key)"),
+    TEXT("mode", BODY_RAG, AT(mode), "hybrid, bm25 or vector (default: hybrid)"),
+    WHOLE("max_tokens", BODY_RAG_CONTEXT, 1, 1000000, AT(rag_max_tokens), 0, "most tokens of the context (default: 1000)"),
     WHOLE("chunk", BODY_BATCHING, 0, INT_MAX, AT(chunk), 0,
           "tokens of prompts in a step with running answers; 0: as many as keep their pace"),
     TEXT("name", BODY_TOOL, AT(name), "a tool of /api/tools"),

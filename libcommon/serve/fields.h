@@ -17,7 +17,8 @@ enum body_kind {
         BODY_WS_CHAT = 64,
     BODY_LOAD = 128, BODY_UNLOAD = 256, BODY_BATCHING = 512, BODY_KEY = 1024, BODY_KEYS_REQUIRED = 2048,
     BODY_RESPONSES = 4096, BODY_MESSAGES = 8192, BODY_COUNT = 16384,
-    BODY_TOOL = 32768, BODY_TOOL_PARSE = 65536, BODY_TOOL_PROCESS = 131072, BODY_END = 262144,
+    BODY_TOOL = 32768, BODY_TOOL_PARSE = 65536, BODY_TOOL_PROCESS = 131072,
+    BODY_RAG_DOCUMENT = 1 << 18, BODY_RAG_SEARCH = 1 << 19, BODY_RAG_CONTEXT = 1 << 20, BODY_END = 1 << 21,
 };
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
@@ -58,6 +59,10 @@ struct params {
     int confirm, auto_execute, max_tool_rounds;
     /* borrowed from the body */
     const char *model, *user, *encoding_format, *system_prompt, *model_name, *model_path, *model_id;
+    /* borrowed from the body */
+    const char *content, *file_type, *collection, *query, *mode;
+    int rag_top_k, rag_max_tokens;
+    float min_score;
     unsigned given;
 };
 

@@ -37,6 +37,7 @@ struct server {
     struct preparing *preparing;        /* the preparing threads: api/call_prepare.c */
     struct metrics metrics;
     struct guard guard;
+    struct rag_service *rag;            /* documents: rag/service.c */
     struct account *account;            /* memory of requests */
     unsigned long long cpu_total, cpu_idle;     /* jiffies of /proc/stat, as last read */
     struct nvml *nvml; char no_nvml[160];       /* NULL: not loaded yet, or no_nvml gives the reason */

@@ -98,6 +98,10 @@ static void on_gone(void *user, struct conn *c)
         tool_request_gone(c);
         return;
     }
+    if (x->kind == EXCHANGE_RAG) {
+        rag_gone(c);
+        return;
+    }
     for (struct loaded_model *lm = s->models; lm; lm = lm->next)
         if (lm->waiter == c)
             lm->waiter = NULL;
@@ -135,6 +139,7 @@ static void on_wake(void *user)
     calls_events(s);
     guard_reports(s);
     tools_done(s);
+    rag_events(s);
     models_tick(s);
     finish_draining(s);
 }
@@ -276,12 +281,13 @@ int server_start(struct server *s, const char *admin_token, struct err *e)
 {
     s->admin_token = admin_token;
     return guard_open(s, e) || listen_if_guarded(s, e) || models_start(s, e) || calls_open(s, e) ||
-           tools_open(s, e) ? -1 : 0;
+           tools_open(s, e) || rag_start(s, e) ? -1 : 0;
 }
 
 int server_leave(struct server *s)
 {
     loop_drop_all(s->loop);
+    rag_stop(s);
     calls_close(s);
     if (models_halt(s) == 0)
         models_leave(s);
@@ -296,6 +302,7 @@ int server_close(struct server *s)
         return 0;
     if (s->loop)
         loop_drop_all(s->loop);                 /* the clients are gone; threads may still work on their requests */
+    rag_stop(s);
     calls_close(s);
     if (s->opening && models_halt(s) == 0)
         models_stop(s);

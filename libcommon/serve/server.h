@@ -13,6 +13,7 @@
  *   tools/                   tools that the server runs, and their endpoints
  *   admin/                   all other endpoints: health, statistics, models, keys, metrics
  *   web/                     the web interface
+ *   rag/                     documents: adding, searching
  *   grammars                 compiled grammars of the answers
  *   worker                   the thread of one engine: commands in, events out
  *   models                   loaded models; model_tasks opens and closes them, and evicted
@@ -28,6 +29,7 @@
  *   handshakes  one for every four processors, with TLS only (http/handshake.h)
  *   tools       up to four, started when needed: run tools (tools/toolbox.c)
  *   reports     one for each question to the audit log or to the keys (admin/access_endpoints.c)
+ *   documents   one that writes rag.db and two that read it, from the first request on
  *   reaper      one: frees large buffers (http/reaper.h)
  * A call goes loop -> preparing -> loop -> engine; its tokens come back through the worker's queue.
  * Other threads hand results over under a lock of their own and call loop_wake. */
@@ -94,6 +96,7 @@ struct server_options {
     /* bytes of a request, and of all requests (account.h); 0: by the machine's memory */
     size_t max_request_memory, work_memory;
     int max_queue;                      /* requests that may wait to be prepared; 0: any number */
+    int64_t rag_documents; uint64_t rag_bytes;          /* a key's documents, and their files, at most; 0: any */
     double timeout_s;                   /* of a request; 0: none */
     double stall_s;                     /* /health answers 503 when a step of an engine takes longer; 0: never */
     double drain_s;                     /* running requests may continue for so long after a shutdown or unload */

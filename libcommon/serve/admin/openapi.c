@@ -34,7 +34,7 @@ static json_t *field_schema(const struct field *f, int *bad)
 static json_t *body_schema(unsigned kind, int *bad)
 {
     static const char *const needed[] = { "messages", "prompt", "input", "content", "tokens", "model_id", "name",
-                                          "enabled" };
+                                          "enabled", "query" };
     json_t *properties = json_object(), *required = json_array();
     for (int i = 0; i < n_fields; i++) {
         if (!(fields[i].bodies & kind))

@@ -1,0 +1,162 @@
+/* extract.c - the text of a file by its type. */
+#include "libcommon/rag/extract.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "libcommon/base/utf8.h"
+#include "libcommon/rag/text_build.h"
+
+static const struct { const char *name, *endings; int is_text; } types[RAG_TYPES] = {
+    [RAG_TXT] = { "txt", " txt text log rst adoc csv tsv ", 1 }, [RAG_MD] = { "md", " md markdown mdown ", 1 },
+    [RAG_HTML] = { "html", " html htm xhtml ", 1 }, [RAG_JSON] = { "json", " json jsonl ", 1 },
+    [RAG_PDF] = { "pdf", " pdf ", 0 }, [RAG_DOCX] = { "docx", " docx ", 0 }, [RAG_ODT] = { "odt", " odt ", 0 },
+    [RAG_EPUB] = { "epub", " epub ", 0 },
+};
+
+const char *rag_type_name(enum rag_type t) { return types[t].name; }
+
+static int find_type(const char *word, size_t n)
+{
+    char padded[16] = " ";
+    if (n < 1 || n > 12)
+        return -1;
+    for (size_t i = 0; i < n; i++)
+        padded[i + 1] = (char)(word[i] >= 'A' && word[i] <= 'Z' ? word[i] + 32 : word[i]);
+    padded[n + 1] = ' ';
+    padded[n + 2] = '\0';
+    for (int i = 0; i < RAG_TYPES; i++)
+        if (strstr(types[i].endings, padded))
+            return i;
+    return -1;
+}
+
+static int type_of_name(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot ? find_type(dot + 1, strlen(dot + 1)) : -1;
+}
+
+int rag_type_is_text(const char *name)
+{
+    const int t = type_of_name(name);
+    return t >= 0 && types[t].is_text;
+}
+
+int rag_type_works(enum rag_type t) { return types[t].is_text; }
+
+int rag_type_of(const char *type, const char *name, enum rag_type *out, struct err *e)
+{
+    const int t = *type ? find_type(type, strlen(type)) : type_of_name(name);
+    if (t >= 0) {
+        *out = (enum rag_type)t;
+        return 0;
+    }
+    if (*type)
+        return err_set(e, ERR_UNSUPPORTED, "file_type '%.40s', expected txt, md, html, json, pdf, docx, odt or epub", type);
+    return err_set(e, ERR_UNSUPPORTED, "'%.200s': its ending says no type: expected .txt, .md, .html, .json, .pdf, .docx, .odt or .epub, or a file_type", name);
+}
+
+/* ---- characters ---- */
+
+/* Windows-1252 from 0x80 on; from 0xA0 it is Latin-1. */
+static const uint16_t windows[32] = {
+    0x20AC, 0xFFFD, 0x201A, 0x0192, 0x201E, 0x2026, 0x2020, 0x2021, 0x02C6, 0x2030, 0x0160,
+    0x2039, 0x0152, 0xFFFD, 0x017D, 0xFFFD, 0xFFFD, 0x2018, 0x2019, 0x201C, 0x201D, 0x2022,
+    0x2013, 0x2014, 0x02DC, 0x2122, 0x0161, 0x203A, 0x0153, 0xFFFD, 0x017E, 0x0178,
+};
+
+static void from_utf16(const uint8_t *s, size_t size, int big, struct text_build *out)
+{
+    for (size_t at = 2; at + 1 < size; at += 2) {
+        uint32_t c = (uint32_t)(s[at + !big] << 8 | s[at + big]);
+        if (c >= 0xD800 && c < 0xDC00 && at + 3 < size) {
+            c = 0x10000 + ((c - 0xD800) << 10) + ((uint32_t)(s[at + 2 + !big] << 8 | s[at + 2 + big]) & 0x3FF);
+            at += 2;
+        }
+        if (c != '\r')
+            build_char(out, c);
+    }
+}
+
+/* Are the bytes that are not ASCII rather of an old 8-bit text than of UTF-8? */
+static int is_windows(const char *s, size_t size)
+{
+    size_t good = 0, bad = 0;
+    int n;
+    for (size_t at = 0; at < size; at += (size_t)n) {
+        n = 1;
+        if ((unsigned char)s[at] < 0x80)
+            continue;
+        *(utf8_decode(s + at, size - at, &n) < 0 ? &bad : &good) += 1;
+    }
+    return bad > good;
+}
+
+/* Any bytes as clean UTF-8.  -1: they are no text. */
+static int clean(const char *s, size_t size, struct text_build *out, struct err *e)
+{
+    int n;
+    if (size >= 2 && (memcmp(s, "\xff\xfe", 2) == 0 || memcmp(s, "\xfe\xff", 2) == 0)) {
+        from_utf16((const uint8_t *)s, size, (unsigned char)s[0] == 0xfe, out);
+        return build_end(out, e);
+    }
+    if (memchr(s, 0, size))
+        return err_set(e, ERR_FORMAT, "the document is no text: it contains zero bytes");
+    if (size >= 3 && memcmp(s, "\xef\xbb\xbf", 3) == 0)
+        s += 3, size -= 3;
+    const int old = is_windows(s, size);
+    for (size_t at = 0; at < size && out->state == TEXT_GOOD; at += (size_t)n) {
+        const unsigned char c = (unsigned char)s[at];
+        n = 1;
+        if (c >= 0x80 && old)
+            build_char(out, c < 0xA0 ? windows[c - 0x80] : c);
+        else if (c == '\r' && at + 1 < size && s[at + 1] == '\n')
+            continue;
+        else
+            build_char(out, c == '\r' ? '\n' : utf8_next(s + at, size - at, &n));
+    }
+    return build_end(out, e);
+}
+
+/* ---- types ---- */
+
+size_t rag_extract_bytes(enum rag_type t, size_t size)
+{
+    /* a byte may become 3 (U+FFFD), in a buffer that grows by half; HTML and JSON have two */
+    return (types[t].is_text ? size * 3 * 3 : 4 * (size_t)RAG_TEXT_MAX) + 4096;
+}
+
+int rag_extract(enum rag_type t, const void *data, size_t size, const struct rag_extract_options *o,
+                struct rag_text *out, struct err *e)
+{
+    struct text_build text = { 0 }, marked = { 0 };
+    (void)o;
+    *out = (struct rag_text){ 0 };
+    if (!types[t].is_text)
+        return err_set(e, ERR_UNSUPPORTED, "%s documents cannot be read yet", types[t].name);
+    if (clean(data, size, &marked, e)) {
+        free(marked.data);
+        return -1;
+    }
+    if (t == RAG_HTML)
+        html_text(marked.data, marked.size, 1, &text);
+    else if (t == RAG_JSON)
+        json_text(marked.data, marked.size, &text);
+    else
+        text = marked;
+    if (t == RAG_HTML || t == RAG_JSON)
+        free(marked.data);
+    if (build_end(&text, e))
+        return -1;
+    *out = (struct rag_text){ text.data, text.size, t == RAG_MD || t == RAG_HTML };
+    return 0;
+}
+
+void rag_text_release(struct rag_text *t)
+{
+    free(t->text);
+    *t = (struct rag_text){ 0 };
+}

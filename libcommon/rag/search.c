@@ -1,0 +1,230 @@
+/* search.c - resolve what is searched, rank by words and by vectors, join the rankings, read the
+ * passages. */
+#include "libcommon/rag/search.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/rag/bm25.h"
+
+static const char *const mode_names[] = { [RAG_HYBRID] = "hybrid", [RAG_BM25] = "bm25", [RAG_VECTOR] = "vector" };
+
+int rag_mode_parse(const char *text, enum rag_mode *mode)
+{
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, mode_names[i]) == 0) {
+            *mode = (enum rag_mode)i;
+            return 0;
+        }
+    return -1;
+}
+
+const char *rag_mode_name(enum rag_mode mode) { return mode_names[mode]; }
+
+/* ---- the scope ---- */
+
+static int add_row(int64_t **list, int *n, int64_t row, struct err *e)
+{
+    if ((*n & (*n - 1)) == 0) {
+        int64_t *more = realloc(*list, (size_t)(*n ? 2 * *n : 1) * sizeof *more);
+        if (!more)
+            return err_nomem(e, "query");
+        *list = more;
+    }
+    (*list)[(*n)++] = row;
+    return 0;
+}
+
+/* Add the owner's collection of this name, or all if it is NULL, to the scope. */
+static int add_collections(struct rag_store *r, const struct rag_query *q, const char *name, struct scope *w,
+                           struct err *e)
+{
+    const int before = w->n_collections;
+    int rc = SQLITE_DONE, failed = 0;
+    sqlite3_stmt *s = rag_prepare(r, "SELECT id, chunks, words_in FROM collections WHERE owner = ?1 AND (?2 IS NULL OR name = ?2)", e);
+    if (!s)
+        return -1;
+    sqlite3_bind_text(s, 1, q->owner, -1, SQLITE_STATIC);
+    sqlite3_bind_text(s, 2, name, -1, SQLITE_STATIC);
+    while (!failed && (rc = sqlite3_step(s)) == SQLITE_ROW) {
+        w->chunks += sqlite3_column_int64(s, 1);
+        w->words += sqlite3_column_int64(s, 2);
+        failed = add_row(&w->collection, &w->n_collections, sqlite3_column_int64(s, 0), e);
+    }
+    if (!failed && rc != SQLITE_DONE)
+        failed = rag_sql_error(r, e);
+    sqlite3_finalize(s);
+    if (!failed && name && w->n_collections == before)
+        return err_set(e, ERR_FORMAT, "there is no collection '%.*s'", RAG_COLLECTION, name);
+    return failed ? -1 : 0;
+}
+
+static int in_scope(const struct scope *w, int64_t collection)
+{
+    for (int i = 0; i < w->n_collections; i++)
+        if (w->collection[i] == collection)
+            return 1;
+    return 0;
+}
+
+static int add_document(struct rag_store *r, const struct rag_query *q, const char *id, struct scope *w, struct err *e)
+{
+    sqlite3_stmt *s = rag_prepare(r, "SELECT d.id, d.collection FROM documents d JOIN collections c ON c.id = d.collection WHERE c.owner = ? AND d.public = ?", e);
+    if (!s)
+        return -1;
+    sqlite3_bind_text(s, 1, q->owner, -1, SQLITE_STATIC);
+    sqlite3_bind_text(s, 2, id, -1, SQLITE_STATIC);
+    const int step = sqlite3_step(s);
+    int rc = step == SQLITE_ROW ? 0 : step == SQLITE_DONE ? err_set(e, ERR_FORMAT, "there is no document '%.40s'", id)
+                                                          : rag_sql_error(r, e);
+    if (rc == 0 && in_scope(w, sqlite3_column_int64(s, 1)))
+        rc = add_row(&w->document, &w->n_documents, sqlite3_column_int64(s, 0), e);
+    sqlite3_finalize(s);
+    return rc;
+}
+
+/* *nothing: documents were named, and none is in the collections. */
+static int find_scope(struct rag_store *r, const struct rag_query *q, struct scope *w, int *nothing, struct err *e)
+{
+    int rc = q->n_collections == 0 ? add_collections(r, q, NULL, w, e) : 0;
+    for (int i = 0; i < q->n_collections && rc == 0; i++)
+        rc = add_collections(r, q, q->collections[i], w, e);
+    for (int i = 0; i < q->n_documents && rc == 0; i++)
+        rc = add_document(r, q, q->documents[i], w, e);
+    *nothing = w->chunks == 0 || (q->n_documents && !w->n_documents);
+    return rc;
+}
+
+/* ---- passages ---- */
+
+static char *column_text(sqlite3_stmt *s, int i)
+{
+    const unsigned char *text = sqlite3_column_text(s, i);
+    return strdup(text ? (const char *)text : "");
+}
+
+/* Read the chunk of a hit.  1: it was deleted meanwhile. */
+static int read_hit(struct rag_store *r, sqlite3_stmt *s, int64_t chunk, struct rag_hit *h, struct err *e)
+{
+    sqlite3_reset(s);
+    sqlite3_bind_int64(s, 1, chunk);
+    const int step = sqlite3_step(s);
+    if (step != SQLITE_ROW)
+        return step == SQLITE_DONE ? 1 : rag_sql_error(r, e);
+    h->chunk = (struct rag_chunk){ chunk, sqlite3_column_int(s, 0), sqlite3_column_int(s, 1),
+                                   (uint64_t)sqlite3_column_int64(s, 2), column_text(s, 3), column_text(s, 4) };
+    h->name = column_text(s, 5);
+    snprintf(h->document, sizeof h->document, "%s", (const char *)sqlite3_column_text(s, 6));
+    snprintf(h->collection, sizeof h->collection, "%s", (const char *)sqlite3_column_text(s, 7));
+    h->has_pages = sqlite3_column_int(s, 8) > 1 || strcmp((const char *)sqlite3_column_text(s, 9), "pdf") == 0;
+    return h->chunk.heading && h->chunk.text && h->name ? 0 : err_nomem(e, "result");
+}
+
+struct joined { int64_t chunk; double score, bm25, similarity; };
+
+static int read_hits(struct rag_store *r, const struct rag_query *q, const struct joined *best, int n,
+                     struct rag_hits *out, struct err *e)
+{
+    sqlite3_stmt *s = rag_prepare(r, "SELECT k.number, k.page, k.offset, k.heading, k.text, d.name, d.public, c.name, d.pages, d.type"
+                                     " FROM chunks k JOIN documents d ON d.id = k.document JOIN collections c ON c.id = d.collection WHERE k.id = ?", e);
+    int rc = s ? 0 : -1;
+    if (s && !(out->hit = calloc((size_t)q->top_k, sizeof *out->hit)))
+        rc = err_nomem(e, "results");
+    for (int i = 0; i < n && rc >= 0 && out->n < q->top_k; i++) {
+        if (best[i].score < q->min_score)
+            break;
+        struct rag_hit *h = &out->hit[out->n];
+        rc = read_hit(r, s, best[i].chunk, h, e);
+        h->score = best[i].score;
+        h->bm25 = best[i].bm25;
+        h->similarity = best[i].similarity;
+        out->n += rc <= 0;                  /* a hit that is not whole is freed with the others */
+    }
+    sqlite3_finalize(s);
+    return rc < 0 ? -1 : 0;
+}
+
+/* ---- the search ---- */
+
+static int compare(const void *a, const void *b)
+{
+    const struct joined *x = a, *y = b;
+    return x->score != y->score ? (x->score < y->score ? 1 : -1) : (x->chunk > y->chunk) - (x->chunk < y->chunk);
+}
+
+/* Reciprocal rank: RANK_K damps the difference between first ranks, as in the paper. */
+enum { RANK_K = 60, CANDIDATES = 200 };
+static double reciprocal(int rank) { return (RANK_K + 1.0) / (RANK_K + 1.0 + rank); }
+
+/* Join the rankings.  The score of a passage: its reciprocal ranks, scaled so that 1 is the first
+ * of all rankings, times the part of the query that it covers. */
+static int join(const struct ranking *words, struct joined **out, int *n, struct err *e)
+{
+    struct joined *list = malloc(((size_t)words->n + 1) * sizeof *list);
+    if (!list)
+        return err_nomem(e, "results");
+    for (int i = 0; i < words->n; i++) {
+        const struct ranked *w = &words->row[i];
+        list[i] = (struct joined){ w->chunk, reciprocal(i) * w->coverage, w->score, NAN };
+    }
+    *n = words->n;
+    qsort(list, (size_t)*n, sizeof *list, compare);
+    *out = list;
+    return 0;
+}
+
+static int search(struct rag_store *r, const struct rag_query *q, const struct scope *w, struct rag_hits *hits,
+                  struct err *e)
+{
+    struct query_words words = { 0 };
+    struct ranking by_words = { 0 };
+    struct joined *best = NULL;
+    int n = 0;
+    int rc = words_of_query(q->text, q->size, &words, e);
+    if (rc == 0)
+        rc = bm25_rank(r, w, &words, q->top_k > CANDIDATES ? q->top_k : CANDIDATES, &by_words, e);
+    if (rc == 0)
+        rc = join(&by_words, &best, &n, e);
+    if (rc == 0)
+        rc = read_hits(r, q, best, n, hits, e);
+    if (rc == 0 && hits->n == 0)
+        snprintf(hits->reason, sizeof hits->reason, "%s", words.n == 0 ? "the query has no word" : n == 0
+                 ? "no document contains any word of the query" : "no passage has a score of min_score or more");
+    free(best);
+    free(by_words.row);
+    query_words_release(&words);
+    return rc;
+}
+
+int rag_search(struct rag_store *r, const struct rag_query *q, struct rag_hits *hits, struct err *e)
+{
+    struct scope w = { 0 };
+    int nothing = 0;
+    *hits = (struct rag_hits){ .mode = RAG_BM25 };
+    if (rag_run(r, "BEGIN", e))             /* one state of the file for all statements */
+        return -1;
+    int rc = find_scope(r, q, &w, &nothing, e);
+    if (rc == 0 && nothing)
+        snprintf(hits->reason, sizeof hits->reason, "there are no documents to search");
+    else if (rc == 0)
+        rc = search(r, q, &w, hits, e);
+    sqlite3_exec(r->db, "ROLLBACK", NULL, NULL, NULL);
+    free(w.collection);
+    free(w.document);
+    if (rc)
+        rag_hits_release(hits);
+    return rc;
+}
+
+void rag_hits_release(struct rag_hits *h)
+{
+    for (int i = 0; i < h->n; i++) {
+        free(h->hit[i].chunk.heading);
+        free(h->hit[i].chunk.text);
+        free(h->hit[i].name);
+    }
+    free(h->hit);
+    *h = (struct rag_hits){ 0 };
+}

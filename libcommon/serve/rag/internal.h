@@ -1,0 +1,76 @@
+/* internal.h - the documents of the server: /api/rag.
+ *
+ * A request becomes a job.  Its disk work runs in a thread: one thread writes (documents are added
+ * and deleted one after the other), others read, so that a search does not wait for a large file.
+ * Each thread has its own connection to rag.db.  Threads and connections are made when the first
+ * request needs them; a file that cannot be used makes requests fail, never the server.
+ *
+ *   service.c     threads, queues, the way back to the loop
+ *   endpoints.c   the routes: from requests to jobs
+ *   documents.c   jobs that add, list and delete
+ *   passages.c    jobs that search and make contexts */
+#ifndef ZSE_SERVE_RAG_INTERNAL_H
+#define ZSE_SERVE_RAG_INTERNAL_H
+
+#include "libcommon/rag/search.h"
+#include "libcommon/rag/store.h"
+#include "libcommon/serve/exchange.h"
+#include "libcommon/serve/internal.h"
+
+enum rag_lane { RAG_READ, RAG_WRITE, RAG_LANES };
+/* threads; jobs that may wait in a lane, in all and of one tenant */
+enum { RAG_READERS = 2, RAG_THREADS = RAG_READERS + 1, RAG_WAITING = 64, RAG_WAITING_TENANT = 8 };
+enum { RAG_JOB_BYTES = 16 << 10 };      /* of the account, held by the smallest job */
+
+struct rag_job {
+    struct exchange exchange;           /* first: see exchange.h */
+    struct rag_job *next;
+    struct server *s;
+    struct conn *conn;                  /* NULL: the client is gone */
+    enum rag_lane lane;
+    /* In a thread of the lane: fill in answer or problem. */
+    void (*run)(struct rag_job *j, struct rag_store *r);
+    uint64_t tenant;
+    char owner[RAG_OWNER + 1];
+    struct hold hold;
+    atomic_int cancelled;
+    struct loaded_model *lm;            /* its tokenizer counts tokens; NULL: code points are counted */
+    /* the request */
+    struct buf body;
+    char id[RAG_COLLECTION + 1];        /* of the document, or the name of the collection */
+    char collection[RAG_COLLECTION + 1];                /* of the query; "": none */
+    int limit, with_chunks; int64_t offset;
+    /* the answer */
+    json_t *answer;                     /* NULL: see problem */
+    struct problem problem;
+};
+
+/* A job for the connection's request; NULL: it was refused. */
+struct rag_job *rag_job_new(struct server *s, struct conn *c, enum rag_lane lane,
+                            void (*run)(struct rag_job *j, struct rag_store *r));
+/* Queue it, or refuse it; takes it over. */
+void rag_job_submit(struct rag_job *j);
+void rag_job_free(struct rag_job *j);
+
+/* ---- in the thread ---- */
+/* Hold `more` bytes besides the body.  0, or -1 with j->problem. */
+int rag_hold(struct rag_job *j, size_t more);
+/* Parse the body as JSON of this kind.  NULL with j->problem. */
+json_t *rag_body(struct rag_job *j, enum body_kind kind, struct params *p);
+/* j->problem of an error of the store; code: of ERR_FORMAT, "no_such_document".  -1. */
+int rag_problem(struct rag_job *j, const struct err *e, const char *code);
+struct token_counter rag_counter(const struct rag_job *j);
+/* The id of the model whose vectors are used; NULL: none. */
+const char *rag_model(const struct rag_job *j);
+
+void rag_run_add(struct rag_job *j, struct rag_store *r);
+void rag_run_list(struct rag_job *j, struct rag_store *r);
+void rag_run_get(struct rag_job *j, struct rag_store *r);
+void rag_run_delete(struct rag_job *j, struct rag_store *r);
+void rag_run_collections(struct rag_job *j, struct rag_store *r);
+void rag_run_drop(struct rag_job *j, struct rag_store *r);
+void rag_run_stats(struct rag_job *j, struct rag_store *r);
+void rag_run_search(struct rag_job *j, struct rag_store *r);
+void rag_run_context(struct rag_job *j, struct rag_store *r);
+
+#endif

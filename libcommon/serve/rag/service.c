@@ -1,0 +1,357 @@
+/* service.c - the threads that work on documents, and the way of jobs to them and back. */
+#include "libcommon/serve/rag/internal.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/base/plural.h"
+#include "libcommon/base/thread.h"
+#include "libcommon/serve/api/prescan.h"
+
+struct rag_thread {
+    struct rag_service *v;
+    pthread_t thread;
+    enum rag_lane lane;
+    struct rag_job *current;            /* NULL: none */
+};
+
+struct rag_service {
+    struct server *s;
+    pthread_mutex_t lock;
+    pthread_cond_t work[RAG_LANES];
+    struct rag_thread thread[RAG_THREADS];
+    int n_threads, stop;
+    /* protected by the lock; oldest first */
+    struct rag_job *queue[RAG_LANES], *done;
+    char trouble[sizeof ((struct problem *)0)->message];        /* of the file, as last logged; for the loop */
+};
+
+/* ---- jobs ---- */
+
+/* Documents belong to the key, not to its name: a later key of the same name has others. */
+static void owner_of(const struct access_record *record, char out[RAG_OWNER + 1])
+{
+    *out = '\0';
+    if (record && record->has_key)
+        snprintf(out, RAG_OWNER + 1, "key %lld of %lld", (long long)record->key.id, (long long)record->key.created_s);
+}
+
+struct rag_job *rag_job_new(struct server *s, struct conn *c, enum rag_lane lane,
+                            void (*run)(struct rag_job *j, struct rag_store *r))
+{
+    struct problem pr;
+    if (!s->rag || !s->o.home) {
+        reply_refusal(s, c, 503, "rag_unavailable", "there is no folder for documents ($ZSE_HOME)");
+        return NULL;
+    }
+    struct rag_job *j = calloc(1, sizeof *j);
+    if (!j) {
+        reply_refusal(s, c, 503, NULL, "out of memory");
+        return NULL;
+    }
+    j->exchange.kind = EXCHANGE_RAG;
+    j->s = s;
+    j->conn = c;
+    j->lane = lane;
+    j->run = run;
+    j->tenant = guard_tenant(conn_record(c));
+    owner_of(conn_record(c), j->owner);
+    j->hold = hold_for(s->account, j->tenant);
+    conn_take_body(c, &j->body);
+    const size_t bytes = RAG_JOB_BYTES + j->body.room;
+    const enum hold_answer why = hold_set(&j->hold, bytes);
+    if (why == HOLD_OK)
+        return j;
+    hold_problem(&j->hold, why, bytes, &pr);
+    reply_problem(s, c, &pr);
+    rag_job_free(j);
+    return NULL;
+}
+
+void rag_job_free(struct rag_job *j)
+{
+    if (j->lm)
+        j->lm->preparing--;
+    buf_release(&j->body);
+    json_decref(j->answer);
+    hold_release(&j->hold);
+    free(j);
+}
+
+int rag_hold(struct rag_job *j, size_t more)
+{
+    const size_t bytes = RAG_JOB_BYTES + j->body.room + more;
+    const enum hold_answer why = hold_set(&j->hold, bytes);
+    return why == HOLD_OK ? 0 : hold_problem(&j->hold, why, bytes, &j->problem);
+}
+
+json_t *rag_body(struct rag_job *j, enum body_kind kind, struct params *p)
+{
+    struct prescan scan;
+    struct err e;
+    if (j->body.size == 0)
+        buf_str(&j->body, "{}");
+    if (j->body.failed) {
+        problem_nomem(&j->problem);
+        return NULL;
+    }
+    if (prescan_body(j->body.data, j->body.size, kind, &scan, &j->problem) || rag_hold(j, scan.tree_bytes))
+        return NULL;
+    json_t *body = js_parse("body", j->body.data, j->body.size, &e);
+    if (!body) {
+        problem_err(&j->problem, NULL, "invalid_json", &e);
+        return NULL;
+    }
+    if (fields_parse(body, kind, p, &j->problem) == 0)
+        return body;
+    json_decref(body);
+    return NULL;
+}
+
+int rag_problem(struct rag_job *j, const struct err *e, const char *code)
+{
+    switch (e->code) {
+    case ERR_FORMAT:    return problem_set(&j->problem, 404, NULL, code, "%s", e->msg);
+    case ERR_LIMIT:     return problem_set(&j->problem, 403, NULL, "quota_exceeded", "%s", e->msg);
+    case ERR_MEMORY:    return problem_nomem(&j->problem);
+    case ERR_CANCELLED: return problem_set(&j->problem, 503, NULL, "cancelled", "%s", e->msg);
+    default:            return problem_set(&j->problem, 503, NULL, "rag_unavailable", "%s", e->msg);
+    }
+}
+
+static size_t count_tokens(void *user, const char *text, size_t size)
+{
+    int32_t *ids;
+    size_t n;
+    struct err ignored;
+    if (tokenizer_encode(user, text, size, 0, &ids, &n, &ignored))
+        return size;                        /* without memory: at most one token a byte */
+    free(ids);
+    return n;
+}
+
+struct token_counter rag_counter(const struct rag_job *j)
+{
+    union { const struct tokenizer *in; void *out; } t = { .in = j->lm ? j->lm->m.tokenizer : NULL };
+    return (struct token_counter){ t.in ? count_tokens : NULL, t.out };
+}
+
+const char *rag_model(const struct rag_job *j) { (void)j; return NULL; }
+
+/* ---- threads ---- */
+
+/* Run a job with the thread's connection, which is opened if there is none, or if another file has
+ * taken the place of its own. */
+static void run_job(struct rag_job *j, struct rag_store **r)
+{
+    struct err e;
+    if (*r && !rag_is_current(*r)) {
+        rag_close(*r);
+        *r = NULL;
+    }
+    if (!*r)
+        *r = rag_open(j->s->o.home, 1, &e);
+    if (!*r) {
+        rag_problem(j, &e, "rag_unavailable");
+        return;
+    }
+    rag_set_cancel(*r, &j->cancelled);
+    j->run(j, *r);
+    rag_set_cancel(*r, NULL);
+    if (j->problem.status == 503) {             /* the next job opens the file anew */
+        rag_close(*r);
+        *r = NULL;
+    }
+}
+
+static void *work(void *arg)
+{
+    struct rag_thread *t = arg;
+    struct rag_service *v = t->v;
+    struct rag_store *r = NULL;
+    pthread_mutex_lock(&v->lock);
+    for (;;) {                              /* the lock is held here */
+        while (!v->queue[t->lane] && !v->stop)
+            pthread_cond_wait(&v->work[t->lane], &v->lock);
+        if (v->stop)
+            break;
+        struct rag_job *j = t->current = v->queue[t->lane], **end = &v->done;
+        v->queue[t->lane] = j->next;
+        pthread_mutex_unlock(&v->lock);
+        if (!atomic_load(&j->cancelled))
+            run_job(j, &r);
+        pthread_mutex_lock(&v->lock);
+        t->current = NULL;
+        j->next = NULL;
+        while (*end)
+            end = &(*end)->next;
+        *end = j;
+        loop_wake(v->s->loop);
+    }
+    pthread_mutex_unlock(&v->lock);
+    rag_close(r);
+    return NULL;
+}
+
+/* Start the threads with the first job. */
+static int start_threads(struct rag_service *v)
+{
+    while (v->n_threads < RAG_THREADS) {
+        struct rag_thread *t = &v->thread[v->n_threads];
+        t->v = v;
+        t->lane = v->n_threads == 0 ? RAG_WRITE : RAG_READ;
+        if (thread_start(&t->thread, work, t) != 0)
+            return -1;
+        v->n_threads++;
+    }
+    return 0;
+}
+
+static void refuse(struct rag_job *j)
+{
+    struct server *s = j->s;
+    struct conn *c = j->conn;
+    const struct problem pr = j->problem;
+    rag_job_free(j);
+    if (!c)
+        return;
+    if (pr.status == 503)
+        conn_set_header(c, "Retry-After", "1");
+    reply_problem(s, c, &pr);
+}
+
+void rag_job_submit(struct rag_job *j)
+{
+    struct rag_service *v = j->s->rag;
+    int n = 0, own = 0;
+    if (start_threads(v)) {
+        problem_set(&j->problem, 503, NULL, NULL, "no thread available");
+        refuse(j);
+        return;
+    }
+    pthread_mutex_lock(&v->lock);
+    struct rag_job **end = &v->queue[j->lane];
+    for (; *end; end = &(*end)->next, n++)
+        own += (*end)->tenant == j->tenant;
+    const int most = own >= RAG_WAITING_TENANT ? own : n >= RAG_WAITING ? n : 0;
+    if (!most) {
+        j->next = NULL;
+        *end = j;
+        pthread_cond_signal(&v->work[j->lane]);
+    }
+    pthread_mutex_unlock(&v->lock);
+    if (most) {
+        problem_set(&j->problem, 503, NULL, "busy", "%d request%s for documents %s waiting already", most, plural(most),
+                    plural_are(most));
+        refuse(j);
+        return;
+    }
+    if (j->conn)
+        conn_set_exchange(j->conn, j);
+}
+
+/* ---- in the loop ---- */
+
+/* Log an error of the file once, not for each request. */
+static void note_trouble(struct rag_service *v, const struct problem *pr)
+{
+    const int of_file = pr->status == 503 && strcmp(pr->code, "rag_unavailable") == 0;
+    if (of_file && strcmp(v->trouble, pr->message) != 0)
+        server_log(v->s, "documents: %s", pr->message);
+    if (of_file || pr->status == 0)
+        snprintf(v->trouble, sizeof v->trouble, "%s", of_file ? pr->message : "");
+}
+
+static void end_job(struct rag_job *j)
+{
+    struct conn *c = j->conn;
+    if (!j->answer && !j->problem.status)
+        problem_nomem(&j->problem);
+    if (!atomic_load(&j->cancelled))
+        note_trouble(j->s->rag, &j->problem);
+    if (!j->answer || j->problem.status) {
+        if (c)
+            conn_set_exchange(c, NULL);
+        refuse(j);
+        return;
+    }
+    if (c) {
+        reply_object(j->s, c, 200, j->answer);
+        j->answer = NULL;
+        conn_set_exchange(c, NULL);
+    }
+    rag_job_free(j);
+}
+
+void rag_events(struct server *s)
+{
+    struct rag_service *v = s->rag;
+    if (!v || !v->n_threads)
+        return;
+    pthread_mutex_lock(&v->lock);
+    struct rag_job *j = v->done;
+    v->done = NULL;
+    pthread_mutex_unlock(&v->lock);
+    while (j) {
+        struct rag_job *next = j->next;
+        end_job(j);
+        j = next;
+    }
+}
+
+void rag_gone(struct conn *c)
+{
+    struct rag_job *j = conn_exchange(c);
+    j->conn = NULL;
+    atomic_store(&j->cancelled, 1);
+}
+
+int rag_start(struct server *s, struct err *e)
+{
+    struct rag_service *v = calloc(1, sizeof *v);
+    if (!v)
+        return err_nomem(e, "server");
+    v->s = s;
+    pthread_mutex_init(&v->lock, NULL);
+    for (int i = 0; i < RAG_LANES; i++)
+        pthread_cond_init(&v->work[i], NULL);
+    s->rag = v;
+    return 0;
+}
+
+static void free_jobs(struct rag_job *j)
+{
+    while (j) {
+        struct rag_job *next = j->next;
+        rag_job_free(j);
+        j = next;
+    }
+}
+
+void rag_stop(struct server *s)
+{
+    struct rag_service *v = s->rag;
+    if (!v)
+        return;
+    pthread_mutex_lock(&v->lock);
+    v->stop = 1;
+    for (int i = 0; i < v->n_threads; i++)
+        if (v->thread[i].current)
+            atomic_store(&v->thread[i].current->cancelled, 1);
+    for (int i = 0; i < RAG_LANES; i++)
+        pthread_cond_broadcast(&v->work[i]);
+    pthread_mutex_unlock(&v->lock);
+    while (v->n_threads > 0)
+        pthread_join(v->thread[--v->n_threads].thread, NULL);
+    for (int i = 0; i < RAG_LANES; i++) {
+        free_jobs(v->queue[i]);
+        pthread_cond_destroy(&v->work[i]);
+    }
+    free_jobs(v->done);
+    pthread_mutex_destroy(&v->lock);
+    free(v);
+    s->rag = NULL;
+}

@@ -1,0 +1,188 @@
+# rag.bats - documents of zse-serve: stored, listed, found and deleted over HTTP; keys, quotas, two
+# servers on one file, and a file that is damaged.
+bats_require_minimum_version 1.5.0
+load ../lib/await
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  export ZSE_HOME=$BATS_FILE_TMPDIR/home T=$BATS_FILE_TMPDIR
+  zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/null
+  start "$T/main" "$T/tiny.zse" --port 0
+  export URL MAIN_PID=$PID
+  await listens "$URL"
+}
+teardown_file() {
+  kill -TERM "$MAIN_PID" 2>/dev/null
+  while kill -0 "$MAIN_PID" 2>/dev/null; do sleep 0.05; done
+}
+setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
+teardown() {
+  local p
+  for p in $(jobs -p); do kill -KILL "$p" 2>/dev/null || true; done       # processes of a failed test
+}
+
+# start LOG ARG...: a server; its address in URL, its process in PID.
+start() {
+  local log=$1 _
+  shift
+  mkfifo "$log.pipe"
+  zse-serve "$@" >"$log.pipe" 2>"$log.err" 3>&- &
+  PID=$!
+  read -r _ _ URL <"$log.pipe" || { cat "$log.err"; return 1; }
+  rm "$log.pipe"
+}
+stop() { kill -TERM "$1" && wait "$1"; }
+# rag PATH [CURL ARGUMENT...]: the answer, and its status in the last line
+rag() { curl -s -w '\n%{http_code}\n' "$URL/api/rag/$1" "${@:2}"; }
+status() { rag "$@" | tail -n 1; }
+answer() { rag "$@" | sed '$d'; }
+# document NAME TEXT [COLLECTION]: the body that stores it
+document() { jq -n --arg n "$1" --arg c "$2" --arg k "${3:-default}" '{name: $n, content: $c, collection: $k}'; }
+found() { answer search -d "$1" | jq -r '[.results[].document_name] | join(" ")'; }
+
+@test "documents: stored, found with their place, listed, refused twice, deleted, there after a restart" {
+  local ZSE_HOME=$BATS_TEST_TMPDIR/home log=$BATS_TEST_TMPDIR/log URL PID id
+  export ZSE_HOME
+  start "$log" "$T/tiny.zse" --port 0
+  await listens "$URL"
+  jq -n --rawfile c HACKING.md '{name: "../../HACKING.md", content: $c, collection: "docs", metadata: {by: "us"}}' >"$T/body"
+  id=$(answer documents -d "@$T/body" | jq -r .id)
+  [[ $id == doc-* ]]
+  jq -n --rawfile c LICENSE '{name: "LICENSE", content: $c, collection: "docs"}' >"$T/licence"
+  [ "$(status documents -d "@$T/licence")" = 200 ]
+  [ "$(status documents -d "@$T/licence")" = 409 ]
+  [ "$(answer documents -d "@$T/licence" | jq -r .error.code)" = duplicate_document ]
+  answer "documents/$id?chunks=true" >"$T/one"
+  [ "$(jq -r '.name + " " + .file_type + " " + .metadata.by' "$T/one")" = "../../HACKING.md md us" ]
+  # each passage is what lies at its offset
+  [ "$(jq '.chunk_count == (.chunks | length) and .chunk_count > 20' "$T/one")" = true ]
+  python3 - "$T/one" <<'EOT'
+import json, sys
+text = open('HACKING.md', 'rb').read()
+for c in json.load(open(sys.argv[1]))['chunks']:
+    assert text[c['offset']:].startswith(c['content'].encode()), c
+EOT
+  answer search -d '{"query":"Where is a row for a quantization type added?","collections":"docs"}' >"$T/found"
+  [ "$(jq -r '.results[0] | .document_name + ": " + .chunk.heading' "$T/found")" = "../../HACKING.md: Hacking on ZSE > Recipes > A quantization type" ]
+  [ "$(jq '[.results[].score] | . == (sort | reverse) and .[0] <= 1 and .[-1] >= 0' "$T/found")" = true ]
+  [ "$(jq '.results | length' "$T/found")" = 5 ]
+  [ "$(found '{"query":"patent litigation","top_k":1}')" = LICENSE ]
+  [ "$(found "{\"query\":\"patent litigation\",\"document_ids\":[\"$id\"]}")" = "" ]
+  [ "$(answer search -d '{"query":"zebra giraffe"}' | jq -r .reason)" = "no document contains any word of the query" ]
+  [ "$(answer search -d '{"query":"\" OR * NEAR("}' | jq -r '.results | length')" != "" ]
+  [ "$(answer documents | jq -r '.total, .documents[0].name' | paste -sd ' ')" = "2 LICENSE" ]
+  [ "$(answer 'documents?limit=1&offset=1' | jq -r '.documents[0].name')" = "../../HACKING.md" ]
+  [ "$(answer collections | jq -c '[.collections[] | [.name, .documents]]')" = '[["docs",2]]' ]
+  stop "$PID"
+  start "$log.2" "$T/tiny.zse" --port 0
+  await listens "$URL"
+  [ "$(found '{"query":"patent litigation","top_k":1}')" = LICENSE ]
+  [ "$(status "documents/$id" -X DELETE)" = 200 ]
+  [ "$(status "documents/$id" -X DELETE)" = 404 ]
+  [ "$(status "documents/$id")" = 404 ]
+  [ "$(found '{"query":"quantization"}')" = "" ]
+  [ "$(answer stats | jq .documents)" = 1 ]
+  [ "$(answer collections/docs -X DELETE | jq .documents)" = 1 ]
+  [ "$(status collections/docs -X DELETE)" = 404 ]
+  [ "$(answer stats | jq -c '[.documents, .chunks, .bytes]')" = "[0,0,0]" ]
+  stop "$PID"
+}
+
+@test "a context keeps to max_tokens, and numbers its sources" {
+  local n
+  [ "$(document a.txt "$(seq -s ' words about rivers and ' 300)" | status documents -d @-)" = 200 ]
+  for n in 5 20 100 400; do
+    answer context -d "{\"query\":\"rivers\",\"max_tokens\":$n,\"top_k\":5}" >"$T/context"
+    [ "$(jq --argjson n $n '.tokens <= $n' "$T/context")" = true ]
+    [ "$(curl -s "$URL/tokenize" -d "$(jq '{content: .context, add_special: false}' "$T/context")" | jq --argjson n $n '.tokens | length <= $n')" = true ]
+  done
+  [[ $(jq -r .context "$T/context") == "[1] a.txt: "* ]]
+  [ "$(jq -c '[.sources[].index]' "$T/context")" = "[1,2]" ]
+  # a passage is exactly what the context shows of it
+  [ "$(jq '.context as $c | [.sources[].text | . as $t | $c | contains($t)] | all' "$T/context")" = true ]
+}
+
+@test "bodies that are wrong are refused with their field" {
+  local body
+  while read -r body; do
+    run rag "${body%% *}" -d "${body#* }"
+    [ "${lines[-1]}" = 400 ] || { echo "$body: $output"; return 1; }
+  done <<'EOT'
+documents {}
+documents {"name":"a"}
+documents {"name":"","content":"a"}
+documents {"name":"a","content":""}
+documents {"name":"a","content":" \n "}
+documents {"name":"a","content":"a","collection":""}
+documents {"name":"a","content":"a","collection":"a\nb"}
+documents {"name":"a","content":"a","metadata":[]}
+documents {"name":"a","content":"a\u0000b"}
+documents {"name":"a","content":"a","unknown":1}
+documents {"name":"a"
+search {}
+search {"query":""}
+search {"query":"a","top_k":0}
+search {"query":"a","top_k":101}
+search {"query":"a","min_score":2}
+search {"query":"a","mode":"magic"}
+search {"query":"a","mode":"vector"}
+search {"query":"a","collections":[1]}
+search {"query":"a","document_ids":{}}
+context {"query":"a","max_tokens":0}
+EOT
+  [ "$(status documents -d '{"name":"a","content":"a","file_type":"exe"}')" = 415 ]
+  [ "$(status search -d '{"query":"a","document_ids":["doc-0"]}')" = 404 ]
+  [ "$(status search -d '{"query":"a","collections":"nowhere"}')" = 404 ]
+  [ "$(status 'documents?limit=0')" = 400 ]
+}
+
+@test "keys have their own documents, scopes and quotas; two servers share one file" {
+  local ZSE_HOME=$BATS_TEST_TMPDIR/home log=$BATS_TEST_TMPDIR/log URL PID one two embed first
+  export ZSE_HOME
+  one=$(zse-apikey create one 2>/dev/null)
+  two=$(zse-apikey create two 2>/dev/null)
+  embed=$(zse-apikey create embed --scope embeddings 2>/dev/null)
+  start "$log" "$T/tiny.zse" --port 0 --rag-documents 3 --rag-bytes 100
+  await listens "$URL"
+  first=$PID
+  [ "$(document a "ours alone" | status documents -d @-)" = 401 ]
+  [ "$(document a "ours alone" | status documents -d @- -H "X-API-Key: $embed")" = 403 ]
+  [ "$(document a "ours alone" | status documents -d @- -H "X-API-Key: $one")" = 200 ]
+  [ "$(document a "ours alone" | status documents -d @- -H "X-API-Key: $two")" = 200 ]
+  [ "$(answer documents -H "X-API-Key: $two" | jq .total)" = 1 ]
+  id=$(answer documents -H "X-API-Key: $one" | jq -r '.documents[0].id')
+  [ "$(status "documents/$id" -H "X-API-Key: $two")" = 404 ]
+  [ "$(status "documents/$id" -H "X-API-Key: $two" -X DELETE)" = 404 ]
+  [ "$(status search -d "{\"query\":\"ours\",\"document_ids\":[\"$id\"]}" -H "X-API-Key: $two")" = 404 ]
+  [ "$(document b "second" | status documents -d @- -H "X-API-Key: $one")" = 200 ]
+  [ "$(document c "$(printf 'x%.0s' {1..100})" | status documents -d @- -H "X-API-Key: $one")" = 403 ]
+  [ "$(document c "third" | status documents -d @- -H "X-API-Key: $one")" = 200 ]
+  [ "$(document d "fourth" | answer documents -d @- -H "X-API-Key: $one" | jq -r .error.code)" = quota_exceeded ]
+  [ "$(document d "fourth" | status documents -d @- -H "X-API-Key: $two")" = 200 ]
+  start "$log.2" "$T/tiny.zse" --port 0
+  await listens "$URL"
+  [ "$(answer documents -H "X-API-Key: $one" | jq .total)" = 3 ]
+  [ "$(status "documents/$id" -H "X-API-Key: $one" -X DELETE)" = 200 ]
+  [ "$(zse-audit query --json --path /api/rag --status 403 | wc -l)" = 3 ]
+  stop "$first"
+  stop "$PID"
+}
+
+@test "a damaged file: a clear error for documents, and everything else goes on" {
+  local ZSE_HOME=$BATS_TEST_TMPDIR/home log=$BATS_TEST_TMPDIR/log URL PID
+  export ZSE_HOME
+  mkdir -m 700 "$ZSE_HOME"
+  seq 1000 >"$ZSE_HOME/rag.db"
+  chmod 600 "$ZSE_HOME/rag.db"
+  start "$log" "$T/tiny.zse" --port 0
+  await listens "$URL"
+  [ "$(document a "text" | status documents -d @-)" = 503 ]
+  [ "$(answer stats | jq -r '.error.code')" = rag_unavailable ]
+  [[ $(answer stats | jq -r '.error.message') == *"rag.db: is damaged"* ]]
+  [ "$(curl -s "$URL/v1/completions" -d '{"prompt":"a","max_tokens":1}' | jq '.choices | length')" = 1 ]
+  rm "$ZSE_HOME/rag.db"                 # moved away, as the message says: the next request begins with an empty one
+  [ "$(document a "text" | status documents -d @-)" = 200 ]
+  [ "$(found '{"query":"text"}')" = a ]
+  stop "$PID"
+  [ "$(grep -c 'rag.db: is damaged' "$log.err")" = 1 ]
+}

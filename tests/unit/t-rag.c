@@ -1,0 +1,434 @@
+/* t-rag.c - documents: chunks of random texts, queries that FTS5 must not misread, the store with
+ * owners, quotas, two connections and a damaged file, and the context for a prompt. */
+#include <math.h>
+#include <sys/stat.h>
+
+#include "tests/unit/folder.h"
+
+#include "libcommon/base/rng.h"
+#include "libcommon/base/utf8.h"
+#include "libcommon/rag/chunks.h"
+#include "libcommon/rag/extract.h"
+#include "libcommon/rag/search.h"
+#include "libcommon/rag/store.h"
+#include "libcommon/rag/words.h"
+
+/* ---- chunks ---- */
+
+/* blanks, and the marks of headings */
+static int is_blank(char c) { return strchr(" \t\n\f#=", c) != NULL; }
+
+/* Every byte that is not blank lies in a chunk; chunks are in order, valid UTF-8, and not larger
+ * than asked. */
+static void check_chunks(const char *text, size_t size, const struct chunk_options *o)
+{
+    struct chunk_list l;
+    assert_int_equal(chunks_cut(text, size, o, &l, &e), 0);
+    size_t covered = 0;
+    for (int i = 0; i < l.n; i++) {
+        const struct chunk *c = &l.chunk[i];
+        assert_true(c->size > 0 && c->offset + c->size <= size);
+        assert_true(i == 0 || c->offset > l.chunk[i - 1].offset);
+        assert_int_equal(utf8_valid(text + c->offset, c->size), c->size);
+        /* units that fit each may need a blank or two more between them */
+        assert_true(token_count(&o->counter, text + c->offset, c->size) <= o->tokens + o->tokens / 2 + 2);
+        for (; covered < c->offset; covered++)
+            assert_true(is_blank(text[covered]));
+        if (covered < c->offset + c->size)
+            covered = c->offset + c->size;
+    }
+    for (; covered < size; covered++)
+        assert_true(is_blank(text[covered]));
+    chunks_release(&l);
+}
+
+static void test_chunks_of_random_texts(void **state)
+{
+    static const char *const pieces[] = { "word ", "a", "longerwordwithoutend", ". ", "? ", "\n", "\n\n", "# Heading\n", "Title\n=====\n", "\f",
+                                          "\u00e9", "e\u0301", "\u4e2d\u6587\u3002", "\U0001F468\u200D\U0001F469\u200D\U0001F467", "- item\n", "```\n", "1. Numbered\n\n", " " };
+    struct rng r = { 7 };
+    char text[4096];
+    (void)state;
+    for (int round = 0; round < 3000; round++) {
+        size_t size = 0;
+        for (int n = (int)(rng_u64(&r) % 200); n > 0 && size < sizeof text - 64; n--) {
+            const char *p = pieces[rng_u64(&r) % (sizeof pieces / sizeof *pieces)];
+            memcpy(text + size, p, strlen(p));
+            size += strlen(p);
+        }
+        const struct chunk_options o = { .tokens = 1 + rng_u64(&r) % 40, .overlap = rng_u64(&r) % 8,
+                                         .markdown = (int)(rng_u64(&r) & 1) };
+        check_chunks(text, size, &o);
+    }
+}
+
+static void test_chunks_never_cut_characters(void **state)
+{
+    struct chunk_list l;
+    char text[9000];
+    size_t size = 0;
+    (void)state;
+    while (size + 30 < sizeof text) {           /* one word of family emoji: 25 bytes each */
+        memcpy(text + size, "\U0001F468\u200D\U0001F469\u200D\U0001F467\u200D\U0001F466", 25);
+        size += 25;
+    }
+    const struct chunk_options o = { .tokens = 5 };
+    assert_int_equal(chunks_cut(text, size, &o, &l, &e), 0);
+    assert_true(l.n > 20);
+    for (int i = 0; i < l.n; i++) {
+        assert_int_equal(l.chunk[i].offset % 25, 0);
+        assert_int_equal(l.chunk[i].size % 25, 0);
+    }
+    chunks_release(&l);
+}
+
+static void test_chunks_headings_and_pages(void **state)
+{
+    static const char markdown[] = "# Guide\n\nIntro text here.\n\n## Install\n\nRun make. Then run it again and wait until it is done with all of it.\n\n```\n# no heading\n```\n\n"
+                                   "## Use\n\nCall it with care, as the long manual page of the program explains in its second part.\n";
+    static const char plain[] = "NAME\n       tool - does things\n\nDESCRIPTION\n       It does things of many kinds, and it does them one after the other.\n\f2. Grant of Rights\n\nYou may use it.\n";
+    struct chunk_options o = { .tokens = 24, .overlap = 4, .markdown = 1 };
+    struct chunk_list l;
+    (void)state;
+    assert_int_equal(chunks_cut(markdown, sizeof markdown - 1, &o, &l, &e), 0);
+    assert_string_equal(l.chunk[0].heading, "Guide");
+    assert_string_equal(l.chunk[l.n - 1].heading, "Guide > Use");
+    int install = 0;
+    for (int i = 0; i < l.n; i++)
+        install += strcmp(l.chunk[i].heading, "Guide > Install") == 0;
+    assert_true(install > 0);
+    assert_int_equal(l.pages, 1);
+    chunks_release(&l);
+    o.markdown = 0;
+    assert_int_equal(chunks_cut(plain, sizeof plain - 1, &o, &l, &e), 0);
+    assert_string_equal(l.chunk[0].heading, "NAME");
+    assert_int_equal(l.chunk[0].page, 1);
+    assert_string_equal(l.chunk[l.n - 1].heading, "2. Grant of Rights");
+    assert_int_equal(l.chunk[l.n - 1].page, 2);
+    assert_int_equal(l.pages, 2);
+    chunks_release(&l);
+}
+
+/* FEATURES Q3: 2000 characters, chunks of at most 512, overlaps of at most 50. */
+static size_t count_bytes(void *user, const char *text, size_t size)
+{
+    (void)user;
+    (void)text;
+    return size;
+}
+
+static void test_chunks_overlap(void **state)
+{
+    char text[2001] = "";
+    const struct chunk_options o = { .tokens = 512, .overlap = 50, .counter = { count_bytes, NULL } };
+    struct chunk_list l;
+    int overlaps = 0;
+    (void)state;
+    for (int i = 0; strlen(text) < 1970; i++)
+        sprintf(text + strlen(text), "Sentence number %d is here. ", i);
+    assert_int_equal(chunks_cut(text, strlen(text), &o, &l, &e), 0);
+    for (int i = 1; i < l.n; i++) {
+        const size_t end = l.chunk[i - 1].offset + l.chunk[i - 1].size;
+        overlaps += l.chunk[i].offset < end && end - l.chunk[i].offset <= 52;
+    }
+    assert_true(l.n >= 4 && overlaps == l.n - 1);
+    chunks_release(&l);
+}
+
+/* ---- words ---- */
+
+static void check_query(const char *query, const char *expected)
+{
+    struct query_words w;
+    char all[1024] = "";
+    assert_int_equal(words_of_query(query, strlen(query), &w, &e), 0);
+    for (int i = 0; i < w.n; i++)
+        strcat(strcat(all, i ? " OR " : ""), w.phrase[i]);
+    assert_string_equal(all, expected);
+    query_words_release(&w);
+}
+
+static void test_queries(void **state)
+{
+    (void)state;
+    check_query("foo-bar NEAR(a b) *", "\"foo-bar\" OR \"NEAR(a\" OR \"b)\"");
+    check_query("say \"hello\" OR x", "\"say\" OR \"\"\"hello\"\"\" OR \"x\"");
+    check_query("what is the C++ licence?", "\"C++\" OR \"licence?\"");
+    check_query("the", "\"the\"");
+    check_query("", "");
+    check_query("-- ** \"\"", "");
+    check_query("caf\u00e9 caf\u00e9", "\"caf\u00e9\"");
+    check_query("\u4e2d\u56fd\u4eba", "\"\u4e2d \u56fd \" OR \"\u56fd \u4eba \"");
+    check_query("use\u4e2d", "\"use\" OR \"\u4e2d \"");
+}
+
+static void test_spaced(void **state)
+{
+    int n;
+    char *s = words_spaced("ab\u4e2d\u6587, c-d", strlen("ab\u4e2d\u6587, c-d"), &n);
+    (void)state;
+    assert_string_equal(s, "ab \u4e2d \u6587 , c-d");
+    assert_int_equal(n, 5);
+    free(s);
+}
+
+/* ---- texts of files ---- */
+
+static char *extracted(enum rag_type t, const char *data, size_t size)
+{
+    const struct rag_extract_options o = { 0 };
+    struct rag_text text;
+    if (rag_extract(t, data, size, &o, &text, &e))
+        return NULL;
+    assert_int_equal(utf8_valid(text.text, text.size), text.size);
+    assert_int_equal(strlen(text.text), text.size);
+    return text.text;
+}
+
+static void check_extract(enum rag_type t, const char *data, size_t size, const char *expected)
+{
+    char *text = extracted(t, data, size);
+    assert_non_null(text);
+    assert_string_equal(text, expected);
+    free(text);
+}
+#define EXTRACT(type, literal, expected) check_extract(type, literal, sizeof(literal) - 1, expected)
+
+static void test_extract(void **state)
+{
+    (void)state;
+    EXTRACT(RAG_TXT, "\xef\xbb\xbf" "a\r\nb\rc\x01", "a\nb\nc ");
+    EXTRACT(RAG_TXT, "\xff\xfe" "a\0\xe9\0", "a\u00e9");
+    EXTRACT(RAG_TXT, "caf\xe9 \x80", "caf\u00e9 \u20ac");
+    EXTRACT(RAG_TXT, "caf\u00e9 \xff", "caf\u00e9 \ufffd");
+    assert_null(extracted(RAG_TXT, "a\0b", 3));
+    EXTRACT(RAG_HTML, "<html><head><title>T &amp; U</title><style>p{}</style></head><body><h2 id=\"a>b\">Two</h2><p>a  b<br>c &lt;d&gt;</p>"
+            "<script>var x = '<p>';</script><ul><li>one<li>two</ul><pre>x\n  y</pre><!-- no --></body>",
+            "# T & U\n\n## Two\n\na b\nc <d>\n\n- one\n- two\n\nx\n  y\n\n");
+    EXTRACT(RAG_HTML, "a < b &unknown; &#x263a; &#0;", "a < b &unknown; \u263a &#0;\n");
+    EXTRACT(RAG_HTML, "<script>never ends", "");
+    EXTRACT(RAG_JSON, "{\"a\": [1, \"x\\n\\u00e9\"], \"b\": {\"c\": null}}", "a:\n1\nx\n\u00e9\nb:\nc: null\n\n");
+}
+
+/* ---- the store ---- */
+
+static const struct rag_quota none = { 0 };
+
+static int add(struct rag_store *r, const char *owner, const char *collection, const char *name, const char *text,
+               const struct rag_quota *q, char id[RAG_ID])
+{
+    struct rag_document d = { .name = strdup(name), .type = strdup("md"), .metadata = strdup("{}"),
+                              .file_size = strlen(text), .text_size = strlen(text) }, there = { 0 };
+    const struct chunk_options o = { .tokens = 64, .markdown = 1 };
+    struct chunk_list l;
+    strcpy(d.owner, owner);
+    strcpy(d.collection, collection);
+    sha256_of(text, strlen(text), d.sha256);
+    assert_int_equal(chunks_cut(text, strlen(text), &o, &l, &e), 0);
+    const int rc = rag_add(r, &d, text, &l, q, &there, &e);
+    if (id)
+        strcpy(id, d.id);
+    chunks_release(&l);
+    rag_document_release(&d);
+    rag_document_release(&there);
+    return rc;
+}
+
+static int search_in(struct rag_store *r, const char *owner, const char *collection, const char *query,
+                     struct rag_hits *h)
+{
+    const struct rag_query q = { .owner = owner, .text = query, .size = strlen(query), .top_k = 5,
+                                 .collections = &collection, .n_collections = collection != NULL };
+    return rag_search(r, &q, h, &e);
+}
+
+/* The name of the first hit, or its reason. */
+static const char *first(struct rag_store *r, const char *owner, const char *query)
+{
+    static char text[200];
+    struct rag_hits h;
+    assert_int_equal(search_in(r, owner, NULL, query, &h), 0);
+    for (int i = 1; i < h.n; i++)
+        assert_true(h.hit[i].score <= h.hit[i - 1].score);
+    snprintf(text, sizeof text, "%s", h.n ? h.hit[0].name : h.reason);
+    rag_hits_release(&h);
+    return text;
+}
+#define NO_WORD "no document contains any word of the query"
+
+static void test_store(void **state)
+{
+    char apple[RAG_ID];
+    struct rag_totals t;
+    struct rag_document d;
+    struct rag_hits h;
+    (void)state;
+    struct rag_store *r = rag_open(folder, 1, &e);
+    assert_non_null(r);
+    assert_string_equal(first(r, "", "apple"), "there are no documents to search");
+    assert_int_equal(add(r, "", "default", "apple.md", "# Fruit\n\nApples grow on trees. The foo-bar of C++ is 3.5 kg.", &none, apple), 0);
+    assert_int_equal(add(r, "", "default", "pear.md", "# Fruit\n\nPears grow on trees, too. \u6211\u662f\u4e2d\u56fd\u4eba", &none, NULL), 0);
+    assert_int_equal(add(r, "", "other", "car.md", "Cars do not grow.", &none, NULL), 0);
+    assert_int_equal(add(r, "", "default", "again.md", "Cars do not grow.", &none, NULL), 0);   /* another collection */
+    assert_int_equal(add(r, "", "other", "again.md", "Cars do not grow.", &none, NULL), 1);
+    /* words with punctuation, stems, scripts without blanks, diacritics */
+    assert_string_equal(first(r, "", "apple"), "apple.md");
+    assert_string_equal(first(r, "", "foo-bar?"), "apple.md");
+    assert_string_equal(first(r, "", "\"3.5\""), "apple.md");
+    assert_string_equal(first(r, "", "\u4e2d\u56fd"), "pear.md");
+    assert_string_equal(first(r, "", "\u56fd\u4e2d"), NO_WORD);
+    assert_string_equal(first(r, "", "zebra AND (NOT"), NO_WORD);
+    assert_string_equal(first(r, "", "scope"), NO_WORD);
+    assert_string_equal(first(r, "", "c1 d1"), NO_WORD);        /* the words of the scope are not found */
+    /* other owners see nothing, and their documents do not change the scores of ours */
+    assert_string_equal(first(r, "key 1", "apple"), "there are no documents to search");
+    assert_int_equal(search_in(r, "", NULL, "apple trees", &h), 0);
+    const double before = h.hit[0].bm25;
+    rag_hits_release(&h);
+    for (int i = 0; i < 20; i++) {
+        char text[40];
+        sprintf(text, "apple trees number %d", i);
+        assert_int_equal(add(r, "key 1", "default", "x", text, &none, NULL), 0);
+    }
+    assert_int_equal(search_in(r, "", NULL, "apple trees", &h), 0);
+    assert_true(before == h.hit[0].bm25);
+    rag_hits_release(&h);
+    assert_int_equal(rag_find(r, "key 1", apple, NULL, &d, &e), -1);
+    assert_int_equal(rag_delete(r, "key 1", apple, &e), -1);
+    assert_int_equal(search_in(r, "", "nowhere", "apple", &h), -1);
+    assert_string_equal(e.msg, "there is no collection 'nowhere'");
+    assert_int_equal(search_in(r, "", "other", "apple", &h), 0);
+    assert_int_equal(h.n, 0);
+    rag_hits_release(&h);
+    /* a second connection sees the same; deleting removes everything */
+    struct rag_store *r2 = rag_open(folder, 0, &e);
+    assert_non_null(r2);
+    assert_string_equal(first(r2, "", "apple"), "apple.md");
+    assert_int_equal(rag_delete(r2, "", apple, &e), 0);
+    assert_int_equal(rag_delete(r2, "", apple, &e), -1);
+    assert_string_equal(first(r, "", "apple"), NO_WORD);
+    assert_int_equal(rag_totals(r, "", NULL, &t, &e), 0);
+    assert_int_equal(t.documents, 3);
+    assert_int_equal(t.collections, 2);
+    int64_t n;
+    assert_int_equal(rag_delete_collection(r, "", "default", &n, &e), 0);
+    assert_int_equal(n, 2);
+    rag_close(r);
+    /* after a restart */
+    r = rag_open(folder, 0, &e);
+    assert_string_equal(first(r, "", "cars"), "car.md");
+    assert_string_equal(first(r, "", "pears"), NO_WORD);
+    rag_close(r2);
+    rag_close(r);
+}
+
+static void test_store_filters(void **state)
+{
+    char a[RAG_ID], b[RAG_ID];
+    struct rag_hits h;
+    (void)state;
+    struct rag_store *r = rag_open(folder, 1, &e);
+    assert_int_equal(add(r, "", "one", "a", "red green", &none, a), 0);
+    assert_int_equal(add(r, "", "two", "b", "red blue", &none, b), 0);
+    const char *ids[] = { b }, *one = "one";
+    struct rag_query q = { .owner = "", .text = "red green", .size = 9, .top_k = 5, .documents = ids, .n_documents = 1 };
+    assert_int_equal(rag_search(r, &q, &h, &e), 0);
+    assert_int_equal(h.n, 1);
+    assert_string_equal(h.hit[0].document, b);
+    rag_hits_release(&h);
+    q.collections = &one;                       /* the document is not in it */
+    q.n_collections = 1;
+    assert_int_equal(rag_search(r, &q, &h, &e), 0);
+    assert_string_equal(h.reason, "there are no documents to search");
+    rag_hits_release(&h);
+    q = (struct rag_query){ .owner = "", .text = "red green", .size = 9, .top_k = 1 };
+    assert_int_equal(rag_search(r, &q, &h, &e), 0);
+    assert_int_equal(h.n, 1);
+    assert_string_equal(h.hit[0].document, a);
+    assert_true(h.hit[0].score == 1);
+    rag_hits_release(&h);
+    q.top_k = 5;
+    q.min_score = 0.9;
+    assert_int_equal(rag_search(r, &q, &h, &e), 0);
+    assert_int_equal(h.n, 1);
+    rag_hits_release(&h);
+    rag_close(r);
+}
+
+static void test_store_quota(void **state)
+{
+    const struct rag_quota q = { 2, 100 }, small = { 0, 10 };
+    (void)state;
+    struct rag_store *r = rag_open(folder, 1, &e);
+    assert_int_equal(add(r, "k", "c", "1", "first", &small, NULL), 0);
+    assert_int_equal(add(r, "k", "c", "2", "second", &small, NULL), -1);
+    assert_int_equal(e.code, ERR_LIMIT);
+    assert_int_equal(add(r, "k", "c", "2", "second", &q, NULL), 0);
+    assert_int_equal(add(r, "k", "c", "3", "third", &q, NULL), -1);
+    assert_string_equal(e.msg, "2 documents are stored, expected at most 2: delete some first");
+    assert_int_equal(add(r, "other", "c", "3", "third", &q, NULL), 0);          /* each owner has its own */
+    rag_close(r);
+}
+
+static void write_file(const char *name, const char *text)
+{
+    FILE *f = fopen(in_folder(name), "w");
+    fputs(text, f);
+    fclose(f);
+}
+
+static void test_store_damaged(void **state)
+{
+    (void)state;
+    assert_null(rag_open(folder, 0, &e));
+    assert_int_equal(e.code, ERR_FORMAT);
+    write_file("rag.db", "this is no database, but a text that is longer than the header of one would be, which has a hundred bytes");
+    chmod(in_folder("rag.db"), 0600);
+    assert_null(rag_open(folder, 1, &e));
+    assert_int_equal(e.code, ERR_IO);
+    assert_non_null(strstr(e.msg, "rag.db: is damaged"));
+    remove(in_folder("rag.db"));
+    mkdir(in_folder("rag.db"), 0700);
+    assert_null(rag_open(folder, 1, &e));
+    assert_non_null(strstr(e.msg, "is no regular file"));
+}
+
+/* ---- the context ---- */
+
+static void test_context(void **state)
+{
+    const struct token_counter counter = { 0 };
+    struct rag_hits h;
+    struct rag_context c;
+    (void)state;
+    struct rag_store *r = rag_open(folder, 1, &e);
+    assert_int_equal(add(r, "", "c", "a\nb", "# H\n\nred words that go on for a while, so that they must be cut.", &none, NULL), 0);
+    assert_int_equal(add(r, "", "c", "second", "red", &none, NULL), 0);
+    assert_int_equal(search_in(r, "", NULL, "red words", &h), 0);
+    assert_int_equal(h.n, 2);
+    for (size_t max = 1; max < 60; max++) {
+        assert_int_equal(rag_context(&h, max, &counter, &c, &e), 0);
+        assert_true(c.tokens <= max);
+        assert_int_equal(c.tokens, token_count(&counter, c.text, c.size));
+        assert_true(max < 20 || c.n > 0);
+        rag_context_release(&c);
+    }
+    assert_int_equal(rag_context(&h, 1000, &counter, &c, &e), 0);
+    assert_int_equal(c.n, 2);
+    assert_string_equal(c.text, "[1] a b, H: H\n\nred words that go on for a while, so that they must be cut.\n\n[2] second: red");
+    rag_context_release(&c);
+    rag_hits_release(&h);
+    rag_close(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_chunks_of_random_texts), cmocka_unit_test(test_chunks_never_cut_characters),
+        cmocka_unit_test(test_chunks_headings_and_pages), cmocka_unit_test(test_chunks_overlap),
+        cmocka_unit_test(test_queries), cmocka_unit_test(test_spaced), cmocka_unit_test(test_extract),
+        IN_FOLDER(test_store), IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota),
+        IN_FOLDER(test_store_damaged), IN_FOLDER(test_context),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
