@@ -133,7 +133,8 @@ void record_end(struct server *s, struct access_record *record, int status, int 
         return;
     }
     if (record->has_key && g->usage)
-        usage_settle(g->usage, record->key.id, record->reserved, (int64_t)prompt_tokens + completion_tokens);
+        usage_settle(g->usage, record->key.id, record->reserved,
+                     (int64_t)prompt_tokens + completion_tokens - record->settled);
     if (g->audit && !(record->path && status < 400 && is_quiet(record->path))) {
         const struct audit_entry x = { .time_ms = record->at_ms, .request_id = record->id, .method = record->method,
                                        .path = record->path,

@@ -30,6 +30,7 @@ struct access_record {
     int admitted;                       /* by the key or the token, or because none is needed */
     int kept;                           /* of a WebSocket: its line is written; its messages are admitted by it */
     int64_t reserved;                   /* tokens of the key's limits; record_end settles them */
+    int64_t settled;                    /* tokens that guard_settle has charged */
     struct key_info key;
 };
 

@@ -332,6 +332,15 @@ int guard_reserve(struct server *s, struct conn *c, struct access_record *record
     return problem_set(pr, 429, NULL, "rate_limit_exceeded", "%s", text);
 }
 
+void guard_settle(struct server *s, struct access_record *record, int64_t used)
+{
+    if (!record || !record->has_key || !s->guard.usage)
+        return;
+    usage_settle(s->guard.usage, record->key.id, record->reserved, used);
+    record->reserved = 0;
+    record->settled += used;
+}
+
 uint64_t guard_tenant(const struct access_record *record)
 {
     if (!record)

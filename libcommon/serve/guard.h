@@ -62,6 +62,8 @@ int guard_model(struct access_record *record, const char *model, struct problem 
  * whose answer gets X-RateLimit headers; NULL: none. */
 int guard_reserve(struct server *s, struct conn *c, struct access_record *record, int64_t least, int64_t most,
                   int64_t *granted, struct problem *pr);
+/* Charge tokens to the key and release the reservation: the request goes on and reserves again. */
+void guard_settle(struct server *s, struct access_record *record, int64_t used);
 /* The tenant of a request: its key, else its address.  Tenants share memory and the engine
  * evenly. */
 uint64_t guard_tenant(const struct access_record *record);

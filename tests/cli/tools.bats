@@ -93,11 +93,95 @@ execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r
   export ZSE_HOME=$home
   chat=$(zse-apikey create chat --scope chat)
   models=$(zse-apikey create models --scope models)
-  start "$BATS_TEST_TMPDIR/log" --port 0
+  start "$BATS_TEST_TMPDIR/log" "$T/tiny.zse" --port 0
+  await listens "$URL"
   local body='{"name":"calculator","arguments":{"expression":"1"}}'
   [ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/api/tools")" = 401 ]
   [ "$(curl -s -H "X-API-Key: $models" -o /dev/null -w '%{http_code}' "$URL/api/tools")" = 200 ]
   [ "$(curl -s -H "X-API-Key: $models" "$URL/api/tools/execute" -d "$body" | jq -r .error.code)" = insufficient_scope ]
   [ "$(curl -s -H "X-API-Key: $chat" "$URL/api/tools/execute" -d "$body" | jq -r .result)" = 1 ]
+  # the tokens of all rounds are charged to the key, once
+  local limited tokens
+  limited=$(zse-apikey create limited --scope chat --token-limit 5000/day)
+  is_known() { [ "$(curl -s -H "X-API-Key: $limited" -o /dev/null -w '%{http_code}' "$URL/v1/models")" = 200 ]; }
+  await is_known
+  tokens=$(curl -s -H "X-API-Key: $limited" "$URL/v1/chat/completions" -d '{"max_tokens":100,"tool_choice":"required","parallel_tool_calls":false,"server_tools":["datetime"],"messages":[{"role":"user","content":"Hi"}]}' | jq .usage.total_tokens)
+  [ "$tokens" -gt 500 ]
+  [ "$(curl -s -H "Authorization: Bearer $(cat "$home/admin.token")" "$URL/api/keys" | jq '.keys[] | select(.name == "limited") | .token_count')" = "$tokens" ]
   kill -TERM "$PID" && wait "$PID"
+}
+
+# chat FIELDS: a request whose first round must call a tool
+chat() { post /v1/chat/completions "{\"temperature\":0,\"max_tokens\":200,\"tool_choice\":\"required\",\"parallel_tool_calls\":false,\"messages\":[{\"role\":\"user\",\"content\":\"What time is it?\"}],$1}"; }
+
+@test "chat: the server runs its tools and answers with their results; usage is that of both rounds" {
+  run chat '"server_tools":["datetime"]'
+  [ "$(jq -r '.choices[0].finish_reason, .choices[0].message.tool_calls' <<<"$output")" = "$(printf 'stop\nnull')" ] || { echo "$output"; return 1; }
+  [ "$(jq -c '[.tool_messages[].role]' <<<"$output")" = '["assistant","tool"]' ]
+  [ "$(jq -r '.tool_messages[0].tool_calls[0].id == .tool_messages[1].tool_call_id' <<<"$output")" = true ]
+  [ "$(jq -r '.tool_messages[0].tool_calls[0].function.arguments | fromjson | type' <<<"$output")" = object ]
+  [ "$(jq -r '.usage.prompt_tokens > 800 and .usage.total_tokens == .usage.prompt_tokens + .usage.completion_tokens' <<<"$output")" = true ]
+  # the client continues: nearly all of the prompt is in the prefix cache
+  local again
+  again=$(jq -c '{temperature: 0, max_tokens: 1, server_tools: ["datetime"], messages: ([{role: "user", content: "What time is it?"}] + .tool_messages + [.choices[0].message, {role: "user", content: "Thanks"}])}' <<<"$output")
+  [ "$(post /v1/chat/completions "$again" | jq '.usage | .prompt_tokens - .prompt_tokens_details.cached_tokens < 40')" = true ]
+  recent() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$URL/api/audit/recent?limit=20"; }
+  [ "$(recent | jq -r '[.entries[] | select(.method == "TOOL")][0].path')" = /api/tools/datetime ]
+}
+
+@test "chat, streamed: calls and results come as events between the rounds, and the parts add up to the whole answer" {
+  local whole
+  whole=$(chat '"server_tools":["datetime"]')
+  chat '"server_tools":["datetime"],"stream":true,"stream_options":{"include_usage":true}' | sed -n 's/^data: //p' | grep -v '^\[DONE\]' >"$T/events"
+  [ "$(jq -c 'select(.tool_event) | .tool_event | [.type, .name, .round]' "$T/events")" = "$(printf '["call","datetime",1]\n["result","datetime",1]')" ] || { cat "$T/events"; return 1; }
+  [ "$(jq -s -c '[.[].tool_event | select(.)] | .[0].id == .[1].id and .[1].is_error == false and (.[1].content | startswith("20")) and (.[0].arguments | fromjson | type == "object")' "$T/events")" = true ]
+  [ "$(jq -s '[.[].choices[0].delta.tool_calls | select(.)] | length' "$T/events")" = 0 ]
+  [ "$(jq -s -r '[.[].choices[0].delta.content | select(.)] | add' "$T/events")" = "$(jq -r '.choices[0].message.content' <<<"$whole")" ]
+  [ "$(jq -s '[.[].choices[0].delta.role | select(.)] | length' "$T/events")" = 1 ]
+  [ "$(jq -s -c '[.[].choices[0].finish_reason | select(.)]' "$T/events")" = '["stop"]' ]
+  [ "$(jq -s '.[-1].usage.completion_tokens' "$T/events")" = "$(jq .usage.completion_tokens <<<"$whole")" ]
+}
+
+@test "chat: calls of the client's functions, and those beyond max_tool_rounds, go to the client, with the reason" {
+  local mine='"tools":[{"type":"function","function":{"name":"mine","parameters":{"type":"object","properties":{},"additionalProperties":false}}}]'
+  run post /v1/chat/completions '{"temperature":0,"messages":[{"role":"user","content":"Hi"}],'"$mine"',"server_tools":["datetime"],"tool_choice":{"type":"function","function":{"name":"mine"}}}'
+  [ "$(jq -c '[.choices[0].finish_reason, .choices[0].message.tool_calls[0].function.name, .tool_stop.reason, (.tool_stop.ids[0] == .choices[0].message.tool_calls[0].id)]' <<<"$output")" = \
+    '["tool_calls","mine","client_function",true]' ] || { echo "$output"; return 1; }
+  run chat '"server_tools":["datetime"],"max_tool_rounds":1'
+  [ "$(jq -c '[.choices[0].finish_reason, .choices[0].message.tool_calls[0].function.name, .tool_stop.reason, .tool_messages]' <<<"$output")" = \
+    '["tool_calls","datetime","max_rounds",[]]' ] || { echo "$output"; return 1; }
+  chat '"server_tools":["datetime"],"max_tool_rounds":1,"stream":true' | sed -n 's/^data: //p' | grep -v '^\[DONE\]' >"$T/events"
+  [ "$(jq -s -c '[.[].choices[0].delta.tool_calls | select(.)] | [length, .[0][0].function.name]' "$T/events")" = '[1,"datetime"]' ]
+  [ "$(jq -s -c '.[-1] | [.choices[0].finish_reason, .tool_stop.reason]' "$T/events")" = '["tool_calls","max_rounds"]' ]
+}
+
+@test "chat: all tools, names that end with *, wrong names and fields that do not go with tools" {
+  [ "$(chat '"tools":"server"' | jq -r '.tool_messages | length >= 2')" = true ]
+  [ "$(chat '"server_tools":["date*"]' | jq -r '.tool_messages[0].tool_calls[0].function.name')" = datetime ]
+  [ "$(chat '"server_tools":["eval"]' | jq -r .error.code)" = not_found ]
+  [ "$(chat '"server_tools":["calc*","eval*"]' | jq -r .error.code)" = not_found ]
+  [ "$(chat '"server_tools":[]' | jq -r .error.code)" = not_found ]
+  [ "$(chat '"server_tools":"calculator"' | jq -r .error.code)" = invalid_type ]
+  [ "$(chat '"tools":"all"' | jq -r .error.param)" = tools ]
+  [ "$(chat '"tools":"server","server_tools":["calculator"]' | jq -r .error.param)" = server_tools ]
+  [ "$(chat '"tools":"server","n":2' | jq -r .error.param)" = n ]
+  [ "$(chat '"tools":"server","logprobs":true' | jq -r .error.param)" = logprobs ]
+  [ "$(chat '"tools":"server","confirmed_tools":"x"' | jq -r .error.param)" = confirmed_tools ]
+  [ "$(chat '"tools":"server","max_tool_rounds":33' | jq -r .error.param)" = max_tool_rounds ]
+  [ "$(chat '"tools":[{"type":"function","function":{"name":"datetime"}}],"server_tools":["datetime"]' | jq -r .error.code)" = invalid_tool ]
+  [ "$(post /apply-template '{"server_tools":["calculator"],"messages":[{"role":"user","content":"a"}]}' | jq -r .prompt | grep -c '"calculator"')" = 1 ]
+}
+
+@test "chat: clients that leave in any round, and many at once, leave nothing behind" {
+  local i blocks
+  for i in 1 2 3 4 5 6 7 8; do
+    timeout 0.0$i curl -sN -o /dev/null "$URL/v1/chat/completions" -d '{"max_tokens":300,"seed":'$i',"stream":true,"tools":"server","tool_choice":"required","messages":[{"role":"user","content":"Hello"}]}' &
+    chat '"tools":"server","seed":'$i >/dev/null &
+  done
+  wait
+  idle() { [ "$(curl -s "$URL/api/stats/models" | jq '[.. | .running? // empty, .waiting? // empty] | add // 0')" = 0 ]; }
+  await idle
+  blocks=$(curl -s "$URL/api/stats/models" | jq '.models[0] | .kv_blocks - .kv_blocks_free - .kv_blocks_prefix')
+  [ "$blocks" = 0 ] || { curl -s "$URL/api/stats/models"; return 1; }
+  [ "$(chat '"server_tools":["datetime"]' | jq -r '.choices[0].finish_reason')" = stop ]
 }

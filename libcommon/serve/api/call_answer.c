@@ -16,6 +16,12 @@ void call_totals(const struct call *c, int *prompt, int *completion, int *cached
         if (i == 0 || ch->prompt != c->choices[i - 1].prompt)
             *cached += ch->stats.n_cached;
     }
+    if (c->rounds) {
+        *prompt += c->rounds->prompt;
+        *completion += c->rounds->completion;
+        *cached += c->rounds->cached;
+        *reasoning += c->rounds->n_reasoning;
+    }
 }
 
 void call_usage(const struct call *c, struct buf *out)
@@ -68,6 +74,9 @@ void call_end_event(struct call *c, const char *finish)
         buf_printf(&c->line, ",\"finish_reason\":\"%s\"}]", finish);
     else
         buf_str(&c->line, ",\"finish_reason\":null}]");
+    buf_add(&c->line, c->more.data, c->more.size);
+    c->line.failed |= c->more.failed;
+    c->more.size = 0;
     buf_str(&c->line, c->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
     call_send_event(c);
 }
@@ -89,6 +98,8 @@ void call_end_answer(struct call *c, struct buf *out)
 {
     buf_str(out, "],\"usage\":");
     call_usage(c, out);
+    rounds_stop_json(c, out);
+    rounds_messages_json(c, out);
     buf_str(out, "}");
     reply_json(c->s, c->conn, 200, out);
     buf_release(out);

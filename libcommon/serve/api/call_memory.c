@@ -101,6 +101,12 @@ static size_t engine_bytes(const struct call *c, int n)
 
 int call_keep_answers(struct call *c, int n, struct problem *pr) { return call_keep(c, engine_bytes(c, n), pr); }
 
+void call_drop_answers(struct call *c, int n)
+{
+    c->kept_bytes -= engine_bytes(c, n);
+    c->answer_bytes = c->held_answers = 0;
+}
+
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 int call_hold_prompts(struct call *c, struct problem *pr)

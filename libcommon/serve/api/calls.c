@@ -8,10 +8,12 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
+#include "libcommon/serve/tools/toolbox.h"
 
 /* ---- freeing ---- */
 
-void call_destroy(struct call *c)
+/* Free prompts, answers and jobs. */
+static void free_round(struct call *c)
 {
     for (int i = 0; i < c->n_prompts; i++) {
         free(c->prompts[i].ids);
@@ -27,14 +29,24 @@ void call_destroy(struct call *c)
         buf_release(&ch->offsets);
         free(ch->embedding);
     }
-    conversation_release(&c->conversation);
     free(c->prompts);
     free(c->choices);
     free(c->jobs);
+    c->prompts = NULL;
+    c->choices = NULL;
+    c->jobs = NULL;
+    c->n_prompts = c->n_choices = 0;
+}
+
+void call_destroy(struct call *c)
+{
+    free_round(c);
+    conversation_release(&c->conversation);
     free(c->bias);
     buf_release(&c->body);
     buf_release(&c->head);
     buf_release(&c->line);
+    buf_release(&c->more);
     json_decref(c->json);
     hold_release(&c->hold);
     free(c);
@@ -69,6 +81,7 @@ void call_free(struct call *c)
     for (int i = 0; i < c->n_prompts; i++)
         if (c->prompts[i].constraint.state)
             c->prompts[i].constraint.close(c->prompts[i].constraint.state);
+    rounds_close(c);
     if (c->lm) {
         if (c->prev)
             c->prev->next = c->next;
@@ -122,6 +135,8 @@ static void count_call(struct call *c)
 
 void call_conclude(struct call *c)
 {
+    if (rounds_continue(c))
+        return;
     if (c->conn) {
         if (c->problem.status)
             c->form->fail(c, &c->problem);
@@ -149,6 +164,10 @@ int call_is_over(const struct call *c)
 
 void call_cancel(struct call *c)
 {
+    if (rounds_waiting(c)) {
+        c->rounds->cancelled = 1;
+        batch_cancel(c->rounds->batch);
+    }
     for (int i = 0; c->submitted && i < c->n_choices; i++) {
         struct choice *ch = &c->choices[i];
         if (!ch->ended && !ch->cancel_sent && worker_cancel(c->lm->worker, ch->job) == 0)
@@ -172,6 +191,8 @@ void call_gone(struct call *c, struct conn *client)
     atomic_store(&c->cancelled, 1);
     call_cancel(c);
     prepare_withdraw(c);
+    if (rounds_waiting(c))
+        call_conclude(c);
 }
 
 void calls_give_up(struct loaded_model *lm, uint64_t before_ns)
@@ -223,6 +244,7 @@ static int make_choices(struct call *c, struct problem *pr)
         ch->job = &c->jobs[i];
         ch->job->user = ch;
         ch->index = i;
+        ch->said_role = c->rounds && c->rounds->said_role;
         ch->prompt = i / n;
         ch->split.state = !c->lm->thinks ? SPLIT_ANSWER : c->starts_thinking ? SPLIT_REASONING : SPLIT_UNDECIDED;
         if (c->form->delta && conversation_open_parser(ch) != 0)
@@ -355,7 +377,8 @@ void call_work(struct call *c)
 /* Is there a schema, grammar or regular expression to compile? */
 static int must_compile(const struct call *c)
 {
-    static const char *const names[] = { "response_format", "grammar", "regex", "tools", "text", "output_config" };
+    static const char *const names[] = { "response_format", "grammar", "regex", "tools", "text", "output_config",
+                                         "server_tools" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (js_get(c->json, names[i]))
             return 1;
@@ -387,6 +410,26 @@ static void advance(struct call *c, int large)
         }
     }
     call_conclude(c);
+}
+
+void call_end_round(struct call *c)
+{
+    const size_t ids = (size_t)c->prompts[0].n_ids * sizeof *c->prompts[0].ids;
+    call_drop_answers(c, c->params.n);
+    c->kept_bytes -= ids < c->kept_bytes ? ids : c->kept_bytes;
+    free_round(c);
+    grammars_release(c->grammar);
+    c->grammar = NULL;
+    c->starts_thinking = 0;
+}
+
+void call_prepare_again(struct call *c)
+{
+    c->stage = STAGE_PROMPTS;
+    if (prepare_submit(c) == 0)
+        c->lm->preparing++;
+    else
+        call_conclude(c);
 }
 
 /* whole: the body of the connection's request, moved; else a copy of the text of a WebSocket's

@@ -13,6 +13,7 @@
 #include "libcommon/serve/api/conversation.h"
 #include "libcommon/serve/api/prescan.h"
 #include "libcommon/serve/api/splitter.h"
+#include "libcommon/serve/api/tool_rounds.h"
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
 
@@ -64,6 +65,9 @@ struct call_form {
      * part is new.  NULL: the form has no conversation. */
     void (*delta)(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
                   size_t size);
+    /* Send the JSON of a tool's call or result to the client of a stream.  NULL: the form has no
+     * tools of the server. */
+    void (*tool_event)(struct call *c, struct choice *ch, const struct buf *json);
     void (*end)(struct call *c);        /* every choice has ended: write the answer, or the end of the stream */
     void (*fail)(struct call *c, const struct problem *p);      /* called instead of end */
 };
@@ -105,9 +109,11 @@ struct call {
     int n_events;                       /* of a stream whose events are numbered */
     int starts_thinking;                /* the prompt ends with <think> */
     struct conversation conversation;   /* owned */
+    struct tool_rounds *rounds;         /* owned; NULL: no tools of the server */
     int raw_text;                       /* special tokens are part of the answer's text */
     struct buf head;                    /* the bytes that begin every event of a stream */
     struct buf line;                    /* scratch: the event being written */
+    struct buf more;                    /* members, each after a comma, of the next event of chat */
     struct problem problem;             /* status 0: none */
     uint64_t start_ns, first_ns;        /* first_ns: the first token; 0: none yet */
     int status;                         /* of the response, once the call has ended */

@@ -39,6 +39,9 @@ static void logprob_entry(const struct call *c, const struct events *b, const st
     buf_str(out, "]}");
 }
 
+/* between the texts of two rounds with tools */
+#define BETWEEN_ROUNDS "\n\n"
+
 /* ---- a stream ---- */
 
 static void begin(struct call *c)
@@ -88,11 +91,20 @@ static int call_number(const struct choice *ch, const struct answer_part *p)
     return n;
 }
 
+/* Is p the first text of its answer? */
+static int first_text(const struct choice *ch, const struct answer_part *p)
+{
+    for (int i = 0; i < p->index; i++)
+        if (ch->part[i].kind == PART_TEXT)
+            return 0;
+    return 1;
+}
+
 static void delta(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
                   size_t size)
 {
     const char *comma = ch->said_role ? "" : ",";
-    if (!call_is_stream(c))
+    if (!call_is_stream(c) || (p->kind == PART_CALL && c->rounds))      /* see send_calls */
         return;
     if (p->kind == PART_CALL) {
         begin_delta(c, ch, ",\"content\":null");
@@ -110,9 +122,45 @@ static void delta(struct call *c, struct choice *ch, const struct answer_part *p
         }
     } else {
         begin_delta(c, ch, "");
+        struct buf all = { 0 };
+        if (begins && p->kind == PART_TEXT && first_text(ch, p) && c->rounds && c->rounds->text.size)
+            buf_str(&all, BETWEEN_ROUNDS);
+        buf_add(&all, text, size);
         buf_printf(&c->line, "%s\"%s\":", comma, p->kind == PART_REASONING ? "reasoning_content" : "content");
-        buf_json(&c->line, text, size);
+        buf_json(&c->line, all.data, all.size);
+        c->line.failed |= all.failed;
+        buf_release(&all);
     }
+    end_delta(c, ch, NULL);
+}
+
+/* The calls of a round that the server does not run, each whole: which ones it runs is known only
+ * when all have ended. */
+static void send_calls(struct call *c, struct choice *ch)
+{
+    for (int i = 0; i < ch->n_parts; i++) {
+        const struct answer_part *p = &ch->part[i];
+        if (p->kind != PART_CALL)
+            continue;
+        const char *comma = ch->said_role ? "" : ",";
+        begin_delta(c, ch, ",\"content\":null");
+        buf_printf(&c->line, "%s\"tool_calls\":[{\"index\":%d,\"id\":", comma, call_number(ch, p));
+        buf_json(&c->line, p->id, strlen(p->id));
+        buf_str(&c->line, ",\"type\":\"function\",\"function\":{\"name\":");
+        buf_json(&c->line, p->name, strlen(p->name));
+        buf_str(&c->line, ",\"arguments\":");
+        buf_json(&c->line, p->text.data, p->text.size);
+        buf_str(&c->line, "}}]");
+        end_delta(c, ch, NULL);
+    }
+}
+
+static void tool_event(struct call *c, struct choice *ch, const struct buf *json)
+{
+    begin_delta(c, ch, ",\"content\":\"\"");
+    buf_str(&c->more, ",\"tool_event\":");
+    buf_add(&c->more, json->data, json->size);
+    c->more.failed |= json->failed;
     end_delta(c, ch, NULL);
 }
 
@@ -124,12 +172,18 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
         logprob_entry(c, b, ev, &ch->logprobs);
     }
     conversation_event(c, ch, b, ev);
-    if (!call_is_stream(c) || c->problem.status)
+    if (c->rounds && ev->last)
+        rounds_judge(c, ch);
+    if (!call_is_stream(c) || c->problem.status || (c->rounds && c->rounds->runs_next))
         return;
     /* tokens without text; those of a call may have none */
     if ((!ch->said_role && !ch->parser) || ch->logprobs.size) {
         begin_delta(c, ch, ",\"content\":\"\"");
         end_delta(c, ch, NULL);
+    }
+    if (ev->last && c->rounds) {
+        send_calls(c, ch);
+        rounds_stop_json(c, &c->more);
     }
     if (ev->last) {                             /* the last event is an empty delta with the finish reason */
         begin_delta(c, ch, ",\"content\":\"\"");
@@ -139,10 +193,26 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
 
 /* ---- a whole answer ---- */
 
+/* The texts of the rounds before the last one. */
+static void add_rounds(const struct choice *ch, const struct tool_rounds *r, struct buf *text, struct buf *reasoning)
+{
+    int last = 0;
+    for (int i = 0; i < ch->n_parts; i++)
+        last |= ch->part[i].kind == PART_TEXT;
+    buf_add(text, r->text.data, r->text.size);
+    buf_add(reasoning, r->reasoning.data, r->reasoning.size);
+    text->failed |= r->text.failed | r->reasoning.failed;
+    if (last && r->text.size)
+        buf_str(text, BETWEEN_ROUNDS);
+}
+
 static void message(const struct choice *ch, struct buf *out)
 {
+    const struct tool_rounds *rounds = ch->call->rounds;
     struct buf text = { 0 }, reasoning = { 0 };
     int n = 0, calls = choice_calls(ch);
+    if (rounds)
+        add_rounds(ch, rounds, &text, &reasoning);
     choice_text(ch, PART_TEXT, &text);
     choice_text(ch, PART_REASONING, &reasoning);
     buf_str(out, "{\"role\":\"assistant\",\"content\":");
@@ -203,11 +273,15 @@ static void end(struct call *c)
 
 static int prepare(struct call *c, struct problem *pr)
 {
-    return chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) == 0 ? conversation_prepare(c, pr) : -1;
+    if (c->rounds)                              /* a later round: its messages are there */
+        return conversation_prepare(c, pr);
+    return chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) == 0 &&
+           rounds_open(c, pr) == 0 ? conversation_prepare(c, pr) : -1;
 }
 
 static const struct call_form form = { .body = BODY_CHAT, .prefix = "chatcmpl-", .prepare = prepare, .begin = begin,
-                                       .event = on_event, .delta = delta, .end = end, .fail = call_fail_answer };
+                                       .event = on_event, .delta = delta, .tool_event = tool_event,
+                                       .end = end, .fail = call_fail_answer };
 
 void handle_chat(struct server *s, struct conn *c, const char *rest)
 {

@@ -196,8 +196,10 @@ int conversation_prepare(struct call *c, struct problem *pr)
         return -1;
     c->starts_thinking = c->lm->thinks && splitter_begun(text, size);
     c->raw_text = reads_calls(c);
-    json_decref(c->conversation.messages);              /* the text contains them */
-    c->conversation.messages = NULL;
+    if (!c->rounds) {
+        json_decref(c->conversation.messages);          /* the text contains them */
+        c->conversation.messages = NULL;
+    }
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, c->conversation.param);
     free(text);
     return rc == 0 ? call_answer_grammar(c, pr) : -1;

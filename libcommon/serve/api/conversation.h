@@ -34,6 +34,7 @@ struct conversation {
     enum call_choice choice;
     const char *only;                   /* the one function to call; borrowed; NULL: any */
     int serial;                         /* at most one call in an answer */
+    int all_tools;                      /* tools: "server": all tools of the server, see tool_rounds.h */
     struct tmpl_limits limits;          /* of the template; 0: its own */
 };
 void conversation_release(struct conversation *t);

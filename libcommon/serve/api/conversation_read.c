@@ -386,6 +386,11 @@ int chat_read(const json_t *body, int parallel, struct conversation *t, struct p
     t->serial = !parallel;
     if (!(t->messages = conversation_messages(js_get(body, "messages"), pr)))
         return -1;
-    return conversation_read_tools(t, body, "parameters", function_of, pr) == 0 &&
-           read_choice(body, t, pr) == 0 ? 0 : -1;
+    const char *word = json_string_value(js_get(body, "tools"));
+    t->all_tools = word && strcmp(word, "server") == 0;
+    if (word && !t->all_tools)
+        return problem_set(pr, 400, "tools", "invalid_type", "tools: '%.40s', expected \"server\" or a list", word);
+    if (!t->all_tools && conversation_read_tools(t, body, "parameters", function_of, pr) != 0)
+        return -1;
+    return read_choice(body, t, pr);
 }

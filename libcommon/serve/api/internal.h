@@ -3,7 +3,7 @@
  *   calls.c          stages, submission, the end        call_prepare.c   the preparing threads
  *   call_params.c    model and fields of the body       call_prompts.c   prompts to token ids
  *   call_memory.c    what a call holds of the account   call_events.c    events of the engine
- *   call_answer.c    usage, events and errors */
+ *   call_answer.c    usage, events and errors        tool_rounds.c    rounds with tools */
 #ifndef ZSE_SERVE_API_INTERNAL_H
 #define ZSE_SERVE_API_INTERNAL_H
 
@@ -22,6 +22,9 @@ int call_is_over(const struct call *c);         /* every answer has ended, and e
 void call_conclude(struct call *c);
 void call_free(struct call *c);
 void call_destroy(struct call *c);              /* the memory alone; any thread */
+/* Forget the prompt and the answer of a round that has ended. */
+void call_end_round(struct call *c);
+void call_prepare_again(struct call *c);        /* the prompt and the grammar of the next round */
 
 /* ---- call_params.c ---- */
 int call_bind(struct call *c, struct problem *pr);      /* c->lm and c->params from c->json; 0, or -1 with *pr */
@@ -32,6 +35,7 @@ int call_hold_answer(struct call *c, struct choice *ch);
 /* Keep what the engine and the choices need for n answers to each prompt, but for keys and
  * values (the engine's own) and the text of answers.  0, or -1 with *pr. */
 int call_keep_answers(struct call *c, int n, struct problem *pr);
+void call_drop_answers(struct call *c, int n);  /* the reverse */
 /* Hold what STAGE_PROMPTS needs besides the tree: of a conversation two copies of the tree, the
  * template's values and its output, whose limits follow from the size of the body and from what
  * one request may hold.  0, or -1 with *pr. */

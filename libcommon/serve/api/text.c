@@ -125,11 +125,19 @@ static int detokenize(struct call *c, struct problem *pr)
     return 0;
 }
 
+static int add_server_tools(struct call *c, struct problem *pr)
+{
+    json_t *wanted;
+    const int n = rounds_add_tools(c, &wanted, pr);
+    json_decref(wanted);
+    return n < 0 ? -1 : 0;
+}
+
 static int apply_template(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) != 0 ||
+    if (chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) != 0 || add_server_tools(c, pr) != 0 ||
         conversation_render(c->lm, &c->conversation, c->params.add_generation_prompt, &text, &size, pr) != 0)
         return -1;
     if (call_hold(c, 2 * c->scan.tree_bytes + TEXT_BYTES * size, pr) != 0) {

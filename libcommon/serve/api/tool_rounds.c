@@ -1,0 +1,391 @@
+/* tool_rounds.c - run the tools that an answer calls, and begin the next round with the results. */
+#include "libcommon/serve/api/tool_rounds.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/base/utf8.h"
+#include "libcommon/serve/api/internal.h"
+#include "libcommon/serve/tools/toolbox.h"
+
+/* ---- the tools of a request ---- */
+
+/* The patterns of server_tools; each must name a tool.  New reference; NULL with *pr. */
+static json_t *read_wanted(const struct call *c, const json_t *list, struct problem *pr)
+{
+    const json_t *v;
+    size_t i;
+    if (!json_is_array(list)) {
+        problem_set(pr, 400, "server_tools", "invalid_type", "server_tools: found %s, expected a list of names",
+                    js_kind(list));
+        return NULL;
+    }
+    json_array_foreach(list, i, v) {
+        json_t *one = json_is_string(v) ? json_pack("[O]", v) : NULL,
+               *found = one ? toolbox_functions(c->s->toolbox, one) : NULL;
+        const size_t n = json_array_size(found);
+        json_decref(one);
+        json_decref(found);
+        if (n)
+            continue;
+        problem_set(pr, 400, "server_tools", "not_found", "server_tools: '%.80s' is no tool of /api/tools",
+                    json_is_string(v) ? json_string_value(v) : js_kind(v));
+        return NULL;
+    }
+    union { const json_t *in; json_t *out; } u = { .in = list };
+    return json_incref(u.out);
+}
+
+int rounds_add_tools(struct call *c, json_t **wanted, struct problem *pr)
+{
+    const json_t *list = js_get(c->json, "server_tools"), *entry;
+    json_t *functions;
+    size_t i;
+    int rc = 1;
+    *wanted = NULL;
+    if (!list && !c->conversation.all_tools)
+        return 0;
+    if (list && c->conversation.all_tools)
+        return problem_set(pr, 400, "server_tools", NULL, "server_tools: found tools: \"server\", too, expected one of the two");
+    if (list && !(*wanted = read_wanted(c, list, pr)))
+        return -1;
+    if (!(functions = toolbox_functions(c->s->toolbox, *wanted)))
+        return problem_nomem(pr);
+    if (json_array_size(functions) == 0)
+        rc = problem_set(pr, 400, "server_tools", "not_found", "server_tools: no tools are named");
+    json_array_foreach(functions, i, entry) {
+        const json_t *f = json_object_get(entry, "function");
+        if (rc == 1 && conversation_add_tool(&c->conversation, json_string_value(json_object_get(f, "name")),
+                                             json_object_get(f, "description"), json_object_get(f, "parameters"),
+                                             "server_tools", pr) != 0)
+            rc = -1;
+    }
+    json_decref(functions);
+    return rc;
+}
+
+int rounds_open(struct call *c, struct problem *pr)
+{
+    const json_t *confirmed = js_get(c->json, "confirmed_tools");
+    json_t *wanted;
+    const int n = rounds_add_tools(c, &wanted, pr);
+    if (n <= 0) {
+        json_decref(wanted);
+        return n;
+    }
+    struct tool_rounds *r = c->rounds = calloc(1, sizeof *r);
+    if (!r || !(r->messages = json_array())) {
+        json_decref(wanted);
+        return problem_nomem(pr);
+    }
+    r->wanted = wanted;
+    r->confirmed = confirmed;
+    r->round = 1;
+    r->max_tokens = c->max_tokens;
+    if (confirmed && !json_is_array(confirmed))
+        return problem_set(pr, 400, "confirmed_tools", "invalid_type", "confirmed_tools: found %s, expected a list of names",
+                           js_kind(confirmed));
+    if (c->params.n > 1)
+        return problem_set(pr, 400, "n", "unsupported_parameter", "n: %d, but tools of the server work on one answer",
+                           c->params.n);
+    if (c->n_logprobs >= 0)
+        return problem_set(pr, 400, "logprobs", "unsupported_parameter", "logprobs: not with tools of the server");
+    /* the messages stay until the last round, and each round's prompt needs copies of them */
+    const size_t messages = c->scan.tree_bytes + c->scan.text_bytes;
+    c->scan.text_bytes += c->scan.tree_bytes;
+    return call_keep(c, messages, pr);
+}
+
+void rounds_close(struct call *c)
+{
+    struct tool_rounds *r = c->rounds;
+    if (!r)
+        return;
+    batch_free(r->batch);
+    json_decref(r->messages);
+    json_decref(r->wanted);
+    json_decref(r->stop_ids);
+    buf_release(&r->text);
+    buf_release(&r->reasoning);
+    free(r);
+    c->rounds = NULL;
+}
+
+/* ---- what happens to the calls of a round ---- */
+
+int rounds_has(const struct call *c, const char *name)
+{
+    struct tool_facts facts;
+    return c->rounds && (!c->rounds->wanted || tool_is_named(c->rounds->wanted, name)) &&
+           toolbox_find(c->s->toolbox, name, &facts);
+}
+
+static int needs_confirmation(const struct call *c, const char *name)
+{
+    struct tool_facts facts;
+    return toolbox_find(c->s->toolbox, name, &facts) && facts.confirm && !tool_is_named(c->rounds->confirmed, name);
+}
+
+/* Stop for this reason because of call p. */
+static void stop_for(struct tool_rounds *r, const char *why, const struct answer_part *p)
+{
+    if (r->stop != why) {
+        json_decref(r->stop_ids);
+        r->stop_ids = json_array();
+        r->stop = why;
+    }
+    json_array_append_new(r->stop_ids, json_string(p->id));
+}
+
+void rounds_judge(struct call *c, struct choice *ch)
+{
+    static const char client[] = "client_function", confirm[] = "confirm", rounds[] = "max_rounds", many[] = "too_many_calls";
+    struct tool_rounds *r = c->rounds;
+    const int n = choice_calls(ch);
+    const char *limit = r->round >= c->params.max_tool_rounds ? rounds : n > TOOL_BATCH_MAX ? many : NULL;
+    if (ch->finish != FINISH_STOP || n == 0 || choice_cut(ch) || c->problem.status)
+        return;
+    for (int i = 0; i < ch->n_parts; i++) {
+        const struct answer_part *p = &ch->part[i];
+        if (p->kind != PART_CALL)
+            continue;
+        if (!rounds_has(c, p->name))
+            stop_for(r, client, p);
+        else if (r->stop != client && needs_confirmation(c, p->name))
+            stop_for(r, confirm, p);
+        else if (limit && (!r->stop || r->stop == limit))
+            stop_for(r, limit, p);
+    }
+    r->runs_next = r->stop == NULL;
+}
+
+void rounds_stop_json(const struct call *c, struct buf *out)
+{
+    const struct tool_rounds *r = c->rounds;
+    if (!r || !r->stop)
+        return;
+    char *ids = r->stop_ids ? json_dumps(r->stop_ids, JSON_COMPACT) : NULL;
+    buf_printf(out, ",\"tool_stop\":{\"reason\":\"%s\",\"ids\":%s}", r->stop, ids ? ids : "[]");
+    out->failed |= !ids;
+    free(ids);
+}
+
+void rounds_messages_json(const struct call *c, struct buf *out)
+{
+    if (!c->rounds)
+        return;
+    char *list = json_dumps(c->rounds->messages, JSON_COMPACT);
+    buf_str(out, ",\"tool_messages\":");
+    buf_str(out, list ? list : "[]");
+    out->failed |= !list;
+    free(list);
+}
+
+/* ---- events of a stream ---- */
+
+static void event_head(const struct call *c, const char *type, const char *id, const char *name, struct buf *out)
+{
+    buf_printf(out, "{\"type\":\"%s\",\"round\":%d,\"id\":", type, c->rounds->round);
+    buf_json(out, id, strlen(id));
+    buf_str(out, ",\"name\":");
+    buf_json(out, name, strlen(name));
+}
+
+static void send_event(struct call *c, struct buf *event)
+{
+    buf_str(event, "}");
+    if (c->conn && call_is_stream(c))
+        c->form->tool_event(c, &c->choices[0], event);
+    buf_release(event);
+}
+
+static void send_call(struct call *c, const struct answer_part *p)
+{
+    struct buf event = { 0 };
+    event_head(c, "call", p->id, p->name, &event);
+    buf_str(&event, ",\"arguments\":");
+    buf_json(&event, p->text.data ? p->text.data : "{}", p->text.data ? p->text.size : 2);
+    send_event(c, &event);
+}
+
+/* The part of a result that the model gets: whole characters. */
+static size_t result_bytes(const struct tool_result *t)
+{
+    return t->size <= TOOL_RESULT_MAX ? t->size : TOOL_RESULT_MAX - utf8_incomplete(t->text, TOOL_RESULT_MAX);
+}
+
+/* The content of a tool's message. */
+static void result_text(const struct tool_result *t, struct buf *out)
+{
+    const size_t n = result_bytes(t);
+    if (t->is_error)
+        buf_str(out, "Error: ");
+    buf_add(out, t->text, n);
+    if (n < t->size)
+        buf_printf(out, "\n[%zu more bytes were cut off]", t->size - n);
+}
+
+static void on_result(void *user, int i)
+{
+    struct call *c = user;
+    const struct tool_result t = batch_result(c->rounds->batch, i);
+    struct buf event = { 0 }, text = { 0 };
+    event_head(c, "result", t.id, t.name, &event);
+    buf_str(&event, ",\"content\":");
+    result_text(&t, &text);
+    buf_json(&event, text.data ? text.data : "", text.size);
+    buf_printf(&event, ",\"is_error\":%s,\"ms\":%.3f", t.is_error ? "true" : "false", t.ms);
+    buf_release(&text);
+    send_event(c, &event);
+}
+
+/* ---- from one round to the next ---- */
+
+/* The model's message of this round, as OpenAI writes it, and the results.  New reference; NULL
+ * without memory. */
+static json_t *round_messages(const struct call *c)
+{
+    const struct choice *ch = &c->choices[0];
+    struct buf text = { 0 }, reasoning = { 0 };
+    json_t *list = json_array(), *calls = json_array();
+    choice_text(ch, PART_TEXT, &text);
+    choice_text(ch, PART_REASONING, &reasoning);
+    json_t *m = json_pack("{s:s, s:o, s:O}", "role", "assistant", "content", conversation_string(&text), "tool_calls", calls);
+    int bad = !m || json_array_append_new(list, m) != 0 || reasoning.failed;
+    if (!bad && reasoning.size)
+        bad = json_object_set_new(m, "reasoning_content", conversation_string(&reasoning));
+    for (int i = 0; i < ch->n_parts && !bad; i++) {
+        const struct answer_part *p = &ch->part[i];
+        if (p->kind == PART_CALL)
+            bad = json_array_append_new(calls, json_pack("{s:s, s:s, s:{s:s, s:o}}", "id", p->id, "type", "function",
+                                                         "function", "name", p->name, "arguments",
+                                                         conversation_string(&p->text)));
+    }
+    for (int i = 0; i < batch_size(c->rounds->batch) && !bad; i++) {
+        const struct tool_result t = batch_result(c->rounds->batch, i);
+        struct buf content = { 0 };
+        result_text(&t, &content);
+        bad = json_array_append_new(list, json_pack("{s:s, s:s, s:o}", "role", "tool", "tool_call_id", t.id, "content",
+                                                    conversation_string(&content)));
+        buf_release(&content);
+    }
+    buf_release(&text);
+    buf_release(&reasoning);
+    json_decref(calls);
+    if (!bad)
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
+/* Bytes of the texts and the trees of messages that call_keep has to know. */
+static size_t messages_bytes(const json_t *list)
+{
+    char *text = json_dumps(list, JSON_COMPACT);
+    const size_t n = text ? strlen(text) : 0;
+    free(text);
+    return 3 * n + 4096 * json_array_size(list);
+}
+
+/* Append the messages of this round to the conversation and to the answer's list. */
+static int add_messages(struct call *c, struct problem *pr)
+{
+    struct tool_rounds *r = c->rounds;
+    json_t *list = round_messages(c), *plain = NULL;
+    if (!list)
+        return problem_nomem(pr);
+    const size_t bytes = messages_bytes(list);
+    int rc = call_keep(c, bytes, pr);
+    c->scan.text_bytes += bytes;
+    c->body_bytes += bytes;
+    if (rc == 0 && !(plain = conversation_messages(list, pr)))
+        rc = -1;
+    if (rc == 0 && (json_array_extend(c->conversation.messages, plain) != 0 ||
+                    json_array_extend(r->messages, list) != 0))
+        rc = problem_nomem(pr);
+    json_decref(plain);
+    json_decref(list);
+    return rc;
+}
+
+/* Keep the text and the counts of the round that has ended. */
+static void add_up(struct call *c)
+{
+    struct tool_rounds *r = c->rounds;
+    const struct choice *ch = &c->choices[0];
+    int prompt, completion, cached, reasoning;
+    call_totals(c, &prompt, &completion, &cached, &reasoning);          /* of all rounds so far */
+    r->prompt = prompt;
+    r->completion = completion;
+    r->cached = cached;
+    r->n_reasoning = reasoning;
+    choice_text(ch, PART_TEXT, &r->text);
+    choice_text(ch, PART_REASONING, &r->reasoning);
+    r->said_role = ch->said_role;
+}
+
+static void next_round(struct call *c)
+{
+    struct tool_rounds *r = c->rounds;
+    batch_free(r->batch);
+    r->batch = NULL;
+    r->runs_next = 0;
+    r->round++;
+    guard_settle(c->s, call_record(c), c->prompts[0].n_ids + c->choices[0].stats.n_generated);
+    call_end_round(c);
+    c->max_tokens = 0;
+    if (r->max_tokens)
+        c->max_tokens = r->max_tokens > r->completion ? r->max_tokens - r->completion : 1;
+    c->conversation.choice = CALLS_AUTO;                /* a required call was made */
+    c->conversation.only = NULL;
+    call_prepare_again(c);
+}
+
+static void on_done(void *user)
+{
+    struct call *c = user;
+    struct tool_rounds *r = c->rounds;
+    if (r->cancelled && !c->problem.status)
+        problem_set(&c->problem, 503, NULL, "cancelled", "the model %s is being unloaded, or the server stops", c->lm->id);
+    if (!c->problem.status && add_messages(c, &c->problem) == 0) {
+        add_up(c);
+        next_round(c);
+        return;
+    }
+    batch_free(r->batch);
+    r->batch = NULL;
+    r->runs_next = 0;
+    call_conclude(c);
+}
+
+int rounds_continue(struct call *c)
+{
+    struct tool_rounds *r = c->rounds;
+    struct tool_call calls[TOOL_BATCH_MAX];
+    json_t *arguments[TOOL_BATCH_MAX];
+    struct err e;
+    int n = 0;
+    if (!r || !r->runs_next || !c->conn || c->problem.status)
+        return 0;
+    for (int i = 0; i < c->choices[0].n_parts; i++) {
+        const struct answer_part *p = &c->choices[0].part[i];
+        if (p->kind != PART_CALL)
+            continue;
+        json_t *v = json_loadb(p->text.data ? p->text.data : "{}", p->text.data ? p->text.size : 2, 0, NULL);
+        arguments[n] = v ? v : json_null();             /* the tool refuses what is no object */
+        calls[n] = (struct tool_call){ p->id, p->name, arguments[n] };
+        n++;
+        send_call(c, p);
+    }
+    r->batch = toolbox_start(c->s, call_record(c), calls, n, on_result, on_done, c, &e);
+    for (int i = 0; i < n; i++)
+        json_decref(arguments[i]);
+    if (!r->batch) {
+        problem_set(&c->problem, 503, NULL, "overloaded", "%s", e.msg);
+        return 0;
+    }
+    return 1;
+}
+
+int rounds_waiting(const struct call *c) { return c->rounds && c->rounds->batch; }
