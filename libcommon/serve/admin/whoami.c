@@ -25,11 +25,12 @@ static json_t *scope_list(unsigned scopes)
     return list;
 }
 
+/* Tools and documents are of use if a chat request can name them. */
 static json_t *features(const struct server *s)
 {
-    return json_pack("{s:b, s:b, s:b, s:b, s:b, s:b}", "history", has_route("/api/chat/conversations"), "documents",
-                     has_route("/api/rag/documents"), "tools", has_route("/api/tools"), "search",
-                     has_route("/api/models/search"), "keys", s->guard.keys != NULL, "audit", s->guard.audit != NULL);
+    return json_pack("{s:b, s:b, s:b, s:b, s:b}", "history", has_route("/api/chat/conversations"), "documents",
+                     fields_find("rag", 3, BODY_CHAT) != NULL, "tools",
+                     fields_find("server_tools", 12, BODY_CHAT) != NULL, "keys", s->guard.keys != NULL, "audit", s->guard.audit != NULL);
 }
 
 static json_t *who(const struct server *s, const struct access_record *record, int needed)

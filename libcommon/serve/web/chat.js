@@ -4,7 +4,7 @@
 // answer runs on when another page or conversation is shown, and is stored when it ends.
 
 import { h, add, svg, icon, iconButton, menu, dialog, confirmBox, prompt, field, toast, fail, spinner, emptyState, copyText, saveFile, pickFiles,
-  api, events, kept, who, may, bytes, short, plural, number, setTitle, menuButton, toggleDrawer, hasKey, askForKey } from './core.js';
+  api, events, spec, kept, who, may, bytes, short, plural, number, setTitle, menuButton, toggleDrawer, hasKey, askForKey } from './core.js';
 import { openHistory, branch, titleOf } from './history.js';
 import { MarkdownView } from './markdown.js';
 
@@ -987,7 +987,7 @@ class Chat {
   // Every number and text that the API takes, from its description.
   async drawMore(box) {
     try {
-      const schema = (await api('/openapi.json')).paths['/v1/chat/completions'].post.requestBody.content['application/json'].schema.properties;
+      const schema = (await spec()).paths['/v1/chat/completions'].post.requestBody.content['application/json'].schema.properties;
       const params = () => this.conv.settings.params || {}, shown = PARAMETERS.map(p => p.name);
       const skip = [...shown, 'n', 'top_logprobs', 'max_completion_tokens', 'priority', 'max_tool_rounds'];
       const input = (name, f) => {

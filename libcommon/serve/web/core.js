@@ -134,6 +134,13 @@ export async function request(path, { method, body, form, signal, keepalive } = 
 
 export const api = async (path, options) => (await request(path, options)).json();
 
+let described = null;
+// /openapi.json, read once.
+export function spec() {
+  described ||= api('/openapi.json').catch(e => { described = null; throw e; });
+  return described;
+}
+
 // The objects of a stream of server-sent events, as they arrive.
 export async function* events(path, body, signal) {
   const reader = (await request(path, { body, signal })).body.pipeThrough(new TextDecoderStream()).getReader();
@@ -348,10 +355,10 @@ async function forgetKey() {
 const PAGES = [
   { id: 'chat', path: '/chat', label: 'Chat', icon: 'chat', file: './chat.js', seen: () => may('chat') },
   { id: 'dashboard', path: '/dashboard', label: 'Dashboard', icon: 'dashboard', file: './dashboard.js', seen: mayRead },
-//  { id: 'models', path: '/models', label: 'Models', icon: 'models', file: './manage.js', seen: mayRead },
-//  { id: 'keys', path: '/keys', label: 'API keys', icon: 'keys', file: './manage.js', seen: () => who.features.keys && (may('admin') || !who.by) },
-//  { id: 'audit', path: '/audit', label: 'Audit log', icon: 'audit', file: './manage.js', seen: () => who.features.audit && (may('admin') || !who.by) },
-//  { id: 'docs', path: '/docs', label: 'Documentation', icon: 'docs', file: './docs.js', seen: () => true },
+  { id: 'models', path: '/models', label: 'Models', icon: 'models', file: './manage.js', seen: mayRead },
+  { id: 'keys', path: '/keys', label: 'API keys', icon: 'keys', file: './manage.js', seen: () => who.features.keys && (may('admin') || !who.by) },
+  { id: 'audit', path: '/audit', label: 'Audit log', icon: 'audit', file: './manage.js', seen: () => who.features.audit && (may('admin') || !who.by) },
+  { id: 'docs', path: '/docs', label: 'Documentation', icon: 'docs', file: './docs.js', seen: () => true },
 ];
 const main = document.getElementById('main');
 let leave = null, showing = 0;
