@@ -442,18 +442,24 @@ static int run_experts(struct conversion *cv, struct calibration *c, int index, 
     const int n = c->n_windows * c->window_len, size = cv->config.moe.intermediate_size, kept = c->n_blocks;
     w->window = 0;
     cpu_choice_release(&c->choice);
-    if (cpu_layers_choose(c->run, index, weights, h->x, (size_t)h->ld, c->x, n, &c->choice, &hook, e))
-        return -1;
-    for (int i = 0; i < cv->config.moe.n_experts; i++) {
+    const int normed = weights->mlp_post_norm.present;
+    float *sum = normed ? calloc((size_t)n * (size_t)cv->config.hidden_size, sizeof *sum) : c->x;
+    int rc = sum ? cpu_layers_choose(c->run, index, weights, h->x, (size_t)h->ld, sum, n, &c->choice, &hook, e)
+                 : err_nomem(e, "calibration of experts");
+    for (int i = 0; i < cv->config.moe.n_experts && rc == 0; i++) {
         if (c->choice.first[i] == c->choice.first[i + 1])
             continue;
-        if (load_expert(cv, c, index, i, kept, e))
-            return -1;
-        cpu_layers_expert(c->run, index, weights, i, h->x, (size_t)h->ld, c->x, &c->choice, &hook);
-        for (int k = 0; k < size; k++)
+        rc = load_expert(cv, c, index, i, kept, e) ? -1 : 0;
+        if (rc == 0)
+            cpu_layers_expert(c->run, index, weights, i, h->x, (size_t)h->ld, sum, &c->choice, &hook);
+        for (int k = 0; k < size && rc == 0; k++)
             l->down_strength[k] += l->experts[i].down[k] / ((float)n * (float)cv->config.moe.top_k);
     }
-    return 0;
+    if (rc == 0 && normed)
+        cpu_layers_add(c->run, weights, sum, c->x, n);
+    if (normed)
+        free(sum);
+    return rc;
 }
 
 int calibrate_layer(struct conversion *cv, struct calibration *c, int index, struct inputs keep[N_INPUTS],

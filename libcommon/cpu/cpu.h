@@ -80,6 +80,8 @@ struct cpu_choice {
 };
 int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, const float *h, size_t ldh, float *x,
                       int n, struct cpu_choice *c, const struct cpu_hook *hook, struct err *e);
+/* x += norm(y) for n tokens, where the layer has a norm behind its experts; y is overwritten. */
+void cpu_layers_add(struct cpu_layers *l, const struct layer *w, float *y, float *x, int n);
 void cpu_choice_release(struct cpu_choice *c);
 /* x += the output of w->experts[expert] for the tokens routed to it. */
 void cpu_layers_expert(struct cpu_layers *l, int index, const struct layer *w, int expert, const float *h, size_t ldh,

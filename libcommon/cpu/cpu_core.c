@@ -33,7 +33,7 @@ enum {
     PREFETCH_TOKENS = 16,          /* most tokens for which idle threads prefetch the next weights */
     PREFETCH_BYTES = 32768,        /* bytes to prefetch; the calling thread prefetches less, as it has work left */
     PREFETCH_CALLER = 2048,
-    MAX_PARTS = 18 + 2 * MAX_ROPES,         /* regions besides those of threads */
+    MAX_PARTS = 19 + 2 * MAX_ROPES,         /* regions besides those of threads */
 };
 
 /* ---- memory ---- */
@@ -108,6 +108,9 @@ static size_t widest_input(const struct config *c)
     return cols > widest_mlp(c) ? cols : widest_mlp(c);
 }
 
+/* 1 if the output of experts is normed before it is added. */
+static int norms_experts(const struct config *c) { return c->moe.n_experts && c->names->mlp_post_norm; }
+
 int core_tokens(const struct config *c, const struct kernels *kernels, int n_threads, int64_t max_len, size_t memory)
 {
     enum { TRY = 1024, LEAST = 32 };
@@ -118,7 +121,7 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     const size_t run = (size_t)attn_rows(c, INT32_MAX), wide = run < INT32_MAX;
     size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) *
                     (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + (wide ? kv : 2 * q + 2 * kv) +
-                    widest_mlp(c) + moe_floats(c) + mla_floats(c) + state_floats(c);
+                    widest_mlp(c) + (norms_experts(c) ? hidden : 0) + moe_floats(c) + mla_floats(c) + state_floats(c);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
     /* the widest quantized input, in both slots where both are used; bookkeeping of a token */
@@ -151,6 +154,7 @@ static int list_regions(struct core *k, struct arena_part *parts, int64_t max_le
     parts[n++] = (struct arena_part){ &k->x, row * hidden };
     parts[n++] = (struct arena_part){ &k->h[0], row * wide };
     parts[n++] = (struct arena_part){ &k->h[1], c->block == BLOCK_PARALLEL2 ? row * hidden : 0 };
+    parts[n++] = (struct arena_part){ &k->sum, norms_experts(c) ? row * hidden : 0 };
     parts[n++] = (struct arena_part){ &k->q, run * q };
     parts[n++] = (struct arena_part){ &k->att, run * q };
     parts[n++] = (struct arena_part){ &k->key, row * kv };
@@ -382,6 +386,15 @@ static void clamp_gated(float *g, float *u, int n, float alpha, float limit)
     }
 }
 
+/* arXiv:2411.13010, equation 6, with a limit on x where the exponential is taken. */
+static void xielu(float *x, int n, const struct layer *l)
+{
+    const float beta = *l->act_beta, p = log1pf(expf(*l->act_alpha_p)), m = beta + log1pf(expf(*l->act_alpha_n));
+    for (int i = 0; i < n; i++)
+        x[i] = x[i] > 0 ? p * x[i] * x[i] + beta * x[i]
+                        : (expm1f(x[i] < *l->act_eps ? x[i] : *l->act_eps) - x[i]) * m + beta * x[i];
+}
+
 static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, int n_tokens, int thread)
 {
     const int rows = op->l->w.rows, r0 = t0 * TILE_ROWS, n = (t1 * TILE_ROWS < rows ? t1 * TILE_ROWS : rows) - r0;
@@ -414,7 +427,9 @@ static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, 
             core_multiply(k, op->up, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
         for (int t = 0; t < n_tokens && op->expert && k->c->moe.act_limit > 0; t++)
             clamp_gated(out + (size_t)t * op->ldo, tile + (size_t)t * ldt, n, k->c->moe.act_alpha, k->c->moe.act_limit);
-        for (int t = 0; t < n_tokens; t++)
+        for (int t = 0; t < n_tokens && k->c->act == CONFIG_ACT_XIELU; t++)
+            xielu(out + (size_t)t * op->ldo, n, op->layer);
+        for (int t = 0; t < n_tokens && k->c->act != CONFIG_ACT_XIELU; t++)
             k->k->act_mul(out + (size_t)t * op->ldo, out + (size_t)t * op->ldo, op->up ? tile + (size_t)t * ldt : NULL,
                           n, k->c->act);
         break;
@@ -593,8 +608,14 @@ static void add_residual(struct core *k, const struct linear *l, const struct ac
         return;
     }
     core_linear(k, &(struct op){ .l = l, .in = in, .out = y, .ldo = hidden, .kind = OP_STORE }, 1, n, prefetch);
-    rows_run(k, &(struct row_job){ .norm = post, .add = y, .out = y, .sum = x, .n = n, .cols = (int)hidden,
-                                   .after_add = k->c->norm_after_add });
+    core_add_normed(k, post, y, x, n);
+}
+
+void core_add_normed(struct core *k, const struct norm *norm, float *y, float *x, int n)
+{
+    const struct config *c = k->c;
+    rows_run(k, &(struct row_job){ .norm = norm, .add = y, .out = y, .sum = x, .n = n, .cols = c->hidden_size,
+                                   .after_add = c->norm_after_add });
 }
 
 /* ---- a layer ---- */
@@ -610,7 +631,7 @@ static int run_mlp(struct core *k, const struct layer *l, int index, const struc
     const int gated = k->c->gated, size = config_mlp_size(k->c, index);
     struct act_input down;
     core_linear(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in, .out = k->mlp,
-                                 .ldo = (size_t)size, .kind = OP_MLP }, 1, n, core_next(k, index, LOOP_UP));
+                                 .ldo = (size_t)size, .kind = OP_MLP, .layer = l }, 1, n, core_next(k, index, LOOP_UP));
     sub_norm(k, &l->mlp_sub_norm, k->mlp, n, size);
     core_layer_input(k, &down, slot, k->mlp, size, n, l, INPUT_DOWN);
     if (core_hook(k, index, ROLE_DOWN, &down, n))
@@ -625,7 +646,14 @@ static int run_ff(struct core *k, const struct layer *l, int index, const struct
 {
     if (core_hook(k, index, k->c->gated ? ROLE_GATE : ROLE_UP, in, n))
         return 1;
-    return k->c->ff[index] == FF_MOE ? moe_run(k, l, index, in, x, n) : run_mlp(k, l, index, in, slot, x, n);
+    if (k->c->ff[index] != FF_MOE)
+        return run_mlp(k, l, index, in, slot, x, n);
+    if (!l->mlp_post_norm.present)
+        return moe_run(k, l, index, in, x, n);
+    memset(k->sum, 0, (size_t)n * (size_t)k->c->hidden_size * sizeof *k->sum);
+    moe_run(k, l, index, in, k->sum, n);
+    core_add_normed(k, &l->mlp_post_norm, k->sum, x, n);
+    return 0;
 }
 
 /* Attention with keys and values of its own; *out = k->att. Returns 1 if the hook stopped it. */
@@ -684,10 +712,9 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
     if (core_hook(k, index, ROLE_O, &o, n))
         return 1;
     if (c->block != BLOCK_SEQUENTIAL) {         /* the MLP first: k->h[0] may be its input */
-        if (run_ff(k, l, index, &in_mlp, mlp, x, n))
-            return 1;
+        const int stopped = run_ff(k, l, index, &in_mlp, mlp, x, n);        /* for what the caller will add itself */
         add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_next(k, index, LOOP_O));
-        return 0;
+        return stopped;
     }
     add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_next(k, index, LOOP_O));
 feed:

@@ -56,8 +56,8 @@ struct moe_work {
     struct expert *here;                    /* [n_experts + 1] the experts of a round, where the cache holds them */
 };
 /* Buffers of multi-head latent attention: the projected queries, then values of the heads; the
- * compressed query; a head's quantized input, for each thread. */
-struct mla_work { float *heads, *q_a; uint8_t **act; int n_act; size_t act_bytes; };
+ * compressed query; whole tiles of a head, its quantized input, for each thread. */
+struct mla_work { float *heads, *q_a, *tiles; uint8_t **act; int n_act; size_t act_bytes; };
 
 /* Buffers of layers with a state: the projection, outputs of the convolution and of the
  * recurrence, rates of the delta net, the gate of attention, outputs of gate_a. */
@@ -78,6 +78,7 @@ struct core {
     int attn_groups;
     /* [max_tokens, ...] f32 */
     float *x, *h[N_SLOTS], *q, *key, *value, *att, *mlp;
+    float *sum;                             /* [max_tokens, hidden_size]: output of experts with a norm behind */
     float *cos[MAX_ROPES], *sin[MAX_ROPES]; /* by RoPE table: [max_tokens, dim / 2], factor included */
     float *alibi;                           /* [n_heads] */
     int32_t *token;

@@ -116,6 +116,11 @@ int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, co
     return rc;
 }
 
+void cpu_layers_add(struct cpu_layers *l, const struct layer *w, float *y, float *x, int n)
+{
+    core_add_normed(&l->core, &w->mlp_post_norm, y, x, n);
+}
+
 void cpu_choice_release(struct cpu_choice *c)
 {
     free(c->first);

@@ -26,16 +26,26 @@ static size_t head_floats(const struct config *c)
 
 size_t mla_floats(const struct config *c) { return c->mla.kv_rank ? head_floats(c) + (size_t)c->mla.q_rank : 0; }
 
+/* Floats of a token for the rows of one head of k_b or v_b: a head whose rows do not fill whole
+ * tiles takes part of its neighbours'. */
+static size_t tile_floats(const struct config *c)
+{
+    const int most = c->mla.kv_rank > c->mla.v_dim ? c->mla.kv_rank : c->mla.v_dim;
+    return c->mla.kv_rank % TILE_ROWS || c->mla.v_dim % TILE_ROWS ? (size_t)(most / TILE_ROWS + 2) * TILE_ROWS : 0;
+}
+
 int mla_open(struct core *k, struct err *e)
 {
     struct mla_work *w = &k->mla;
-    const size_t t = (size_t)k->max_tokens, floats = t * mla_floats(k->c);
+    const size_t t = (size_t)k->max_tokens, wide = HEAD_TOKENS * tile_floats(k->c) * (size_t)pool_size(k->pool),
+                 floats = t * mla_floats(k->c) + wide;
     w->heads = malloc(floats * sizeof *w->heads);
     w->act = calloc((size_t)pool_size(k->pool), sizeof *w->act);
     if (!w->heads || !w->act)
         return err_nomem(e, "activations");
     w->n_act = pool_size(k->pool);
     w->q_a = w->heads + t * head_floats(k->c);
+    w->tiles = w->q_a + t * (size_t)k->c->mla.q_rank;
     k->bytes += floats * sizeof *w->heads;
     return 0;
 }
@@ -76,14 +86,22 @@ static void head_multiply(const struct core *k, const struct linear *l, int head
                           int n, float *out, size_t ldo, int thread)
 {
     struct act_input in = { .x = x, .ldx = ldx, .cols = l->w.cols };
-    const int t0 = head * rows / TILE_ROWS, t1 = (head + 1) * rows / TILE_ROWS;
+    const int first = head * rows, t0 = first / TILE_ROWS, t1 = (first + rows + TILE_ROWS - 1) / TILE_ROWS;
     core_forms(k, &in, &l, 1);
     if (in.n_forms) {
         in.form[0].act = k->mla.act[thread];
         for (int p = 0; p < k->k->act_parts(n); p++)
             k->k->act_pack(in.form[0].act, x, ldx, n, in.cols, in.form[0].cols_padded, in.form[0].act_group, p);
     }
-    core_multiply(k, l, &in, t0, t1, n, out - (size_t)head * (size_t)rows, ldo, thread);
+    if (rows % TILE_ROWS == 0) {
+        core_multiply(k, l, &in, t0, t1, n, out - first, ldo, thread);
+        return;
+    }
+    const size_t wide = tile_floats(k->c);
+    float *tiles = k->mla.tiles + (size_t)thread * HEAD_TOKENS * wide;
+    core_multiply(k, l, &in, t0, t1, n, tiles - t0 * TILE_ROWS, wide, thread);
+    for (int t = 0; t < n; t++)
+        memcpy(out + (size_t)t * ldo, tiles + (size_t)t * wide + first - t0 * TILE_ROWS, (size_t)rows * sizeof *out);
 }
 
 static void rotate(const struct core *k, int index, int token, float *x)

@@ -29,6 +29,7 @@ struct op {
     int n_tokens;               /* 0: as many as in the loop */
     const int *row;
     const float *weight;
+    const struct layer *layer;  /* OP_MLP: has the parameters of the activation */
     int expert;                 /* OP_MLP of an expert, whose activation may differ */
 };
 /* The matrix that the next loop begins with, and how threads divide that loop. */
@@ -56,6 +57,8 @@ void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_toke
 const struct prefetch *core_next(const struct core *k, int index, int loop);
 /* out = norm of one row of n elements. */
 void core_norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n);
+/* x += norm(y) for n rows; y is overwritten. */
+void core_add_normed(struct core *k, const struct norm *norm, float *y, float *x, int n);
 int core_hook(const struct core *k, int layer, int role, const struct act_input *in, int n);
 
 /* ---- feed-forward parts: x += f(in), for n tokens ---- */

@@ -86,6 +86,10 @@ granite_swa_names = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, .sinks = "sel
 nanochat_names   = { .embed = "embed_tokens", .embed_norm = "", .final_norm = "", .head = "lm_head", .layer = "layers.",
                      .attn_norm = "", .mlp_norm = "", .q_norm = "", .k_norm = "", LLAMA_ATTN, .up = "mlp.fc1",
                      .down = "mlp.fc2" },
+apertus_names    = { LLAMA_TOP, LLAMA_ATTN, QK_NORMS, .attn_norm = "attention_layernorm",
+                     .mlp_norm = "feedforward_layernorm", .up = "mlp.up_proj", .down = "mlp.down_proj",
+                     .act_alpha_p = "mlp.act_fn.alpha_p", .act_alpha_n = "mlp.act_fn.alpha_n",
+                     .act_beta = "mlp.act_fn.beta", .act_eps = "mlp.act_fn.eps" },
 bitnet_names     = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, .attn_sub_norm = "self_attn.attn_sub_norm",
                      .mlp_sub_norm = "mlp.ffn_sub_norm" },
 phi3_names       = { LLAMA_TOP, TWO_NORMS, .qkv = "self_attn.qkv_proj", .o = "self_attn.o_proj",
@@ -156,6 +160,16 @@ static void more_llama(struct parse *p, struct config *c)
 {
     both_biases(p, c);
     parse_must_be(p, "rope_interleaved", 0);
+}
+
+static void more_apertus(struct parse *p, struct config *c)
+{
+    attention_bias_parse(p, c);
+    if (c->act != CONFIG_ACT_XIELU)
+        parse_fail(p, ERR_UNSUPPORTED, "hidden_act other than \"xielu\" is not supported by this architecture");
+    parse_must_be(p, "mlp_bias", 0);
+    parse_must_be(p, "post_norm", 0);
+    parse_must_be(p, "qk_norm", 1);
 }
 
 static void more_internlm3(struct parse *p, struct config *c)
@@ -609,6 +623,8 @@ static const struct arch archs[] = {
       .rope_pairs = 1, .more = more_glm4 },
     { ROW("bitnet",       bitnet_names,    128256, 2560, 6912,  30, 20, 5,  2048),   ROPE(500000),  .eps = 1e-5,
       .act = "relu2", .more = attention_bias_parse },
+    { ROW("apertus",      apertus_names,   131072, 4096, 14336, 32, 32, 0,  65536),  ROPE(12000000), .eps = 1e-5,
+      .act = "xielu", .not_gated = 1, .qk_norm = QK_NORM_HEAD, .more = more_apertus },
     { ROW("ministral3",   llama_names,     131072, 4096, 14336, 34, 32, 8,  262144), ROPE(1000000), .eps = 1e-5,
       .act = "silu", .head_dim = 128, .rope_tempers = 1, .more = more_phi3 },
     { ROW("olmo3",        post_norm_names, 50304,  4096, 11008, 32, 32, 0,  2048),   ROPE(500000),  .eps = 1e-5,

@@ -6,7 +6,7 @@
 
 /* enum act_kind of kernels.h, which is above this layer; cpu_core.c asserts that they agree. */
 enum config_act { CONFIG_ACT_SILU, CONFIG_ACT_GELU, CONFIG_ACT_GELU_TANH, CONFIG_ACT_RELU, CONFIG_ACT_RELU2,
-                  CONFIG_ACT_GELU_QUICK };
+                  CONFIG_ACT_GELU_QUICK, CONFIG_ACT_XIELU /* cpu_core.c computes it */ };
 
 /* How a source keeps the experts of a layer. */
 enum experts_form {
@@ -32,6 +32,7 @@ struct weight_names {
     /* multi-head latent attention; kv_b has a head's key part, then its value part; a GGUF may
      * have it in two (k_b, v_b) */
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_norm, *kv_b, *k_b, *v_b;
+    const char *act_alpha_p, *act_alpha_n, *act_beta, *act_eps;     /* whole names */
     const char *sinks;                      /* whole name */
     /* mixture of experts */
     const char *router, *correction /* whole name */, *shared_router, *shared_gate, *shared_up, *shared_down;

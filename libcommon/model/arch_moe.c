@@ -50,6 +50,11 @@ hy_v3_names      = { BASE, LLAMA_MLP, QK_NORMS, EXPERTS_OF("mlp.router.gate"), .
                      .shared_gate = "mlp.shared_mlp.gate_proj", .shared_up = "mlp.shared_mlp.up_proj",
                      .shared_down = "mlp.shared_mlp.down_proj" },
 minicpm3_names   = { BASE, LLAMA_MLP, MLA },
+cohere2_moe_names = { LLAMA_TOP, LLAMA_ATTN, LLAMA_MLP, EXPERTS, SHARED, .attn_norm = "input_layernorm" },
+afmoe_names      = { LLAMA_TOP, LLAMA_ATTN, LLAMA_MLP, QK_NORMS, SHARED, EXPERTS_OF("mlp.router.gate"),
+                     .correction = "mlp.expert_bias", .q_gate = "self_attn.gate_proj", .attn_norm = "input_layernorm",
+                     .attn_post_norm = "post_attention_layernorm", .mlp_norm = "pre_mlp_layernorm",
+                     .mlp_post_norm = "post_mlp_layernorm" },
 llama4_names     = { BASE, .q_norm = "", .k_norm = "", .gate = "feed_forward.gate_proj", .up = "feed_forward.up_proj",
                      .down = "feed_forward.down_proj",
                      .router = "feed_forward.router", .experts_form = EXPERTS_FUSED_IN_OUT,
@@ -254,9 +259,6 @@ static void mla_parse_with(struct parse *p, struct config *c, struct mla otherwi
     c->head_dim = m->kv_rank + m->rope_dim;
     c->n_kv_heads = 1;
     c->attn_scale = (float)(1 / sqrt((double)m->nope_dim + m->rope_dim));
-    if (m->kv_rank % TILE_ROWS || m->v_dim % TILE_ROWS)
-        parse_fail(p, ERR_UNSUPPORTED, "kv_lora_rank %d and v_head_dim %d, expected multiples of %d", m->kv_rank,
-                   m->v_dim, TILE_ROWS);
     parse_must_be(p, "attention_bias", 0);
 }
 
@@ -382,6 +384,70 @@ static void more_exaone_moe(struct parse *p, struct config *c)
     shared_parse(p, c, "num_shared_experts", 1);
     groups_parse(p, c, 1, 1);
     sigmoid_router(p, c, 1, 2.5);
+}
+
+/* Every period-th layer from `first` on, counted from there, sees the whole text. */
+static void windows_from(struct config *c, int first, int n, int period, int window)
+{
+    for (int i = 0; i < n; i++)
+        c->window[first + i] = (i + 1) % period ? window : 0;
+}
+
+static void more_cohere2_moe(struct parse *p, struct config *c)
+{
+    struct moe *m = &c->moe;
+    const int window = window_parse(p, 4096), period = (int)parse_int(p, "sliding_window_pattern", 1, INT32_MAX, 4);
+    const int prefix = (int)parse_int(p, "prefix_dense_sliding_window_pattern", 1, INT32_MAX, 1);
+    attention_bias_parse(p, c);
+    c->logit_scale = (float)parse_real(p, "logit_scale", 0.0625);
+    if (js_get(p->json, "rms_norm_eps"))
+        c->norm = NORM_RMS;
+    experts_parse(p, c, 8, 2, c->intermediate_size);
+    shared_parse(p, c, "num_shared_experts", 0);
+    c->intermediate_size = (int)parse_int(p, "prefix_dense_intermediate_size", 1, MOST_WIDTH, c->intermediate_size);
+    dense_first(p, c, 0);
+    mlp_types_parse(p, c);
+    int dense = 0;
+    while (dense < c->n_layers && c->ff[dense] == FF_DENSE)
+        dense++;
+    windows_from(c, 0, dense, prefix, window);
+    windows_from(c, dense, c->n_layers - dense, period, window);
+    layer_types_parse(p, c, window);
+    for (int i = 0; i < c->n_layers; i++)
+        c->rope_of[i] = c->window[i] || (prefix == 1 && c->ff[i] == FF_DENSE) ? 0 : -1;
+    const char *by = parse_string(p, "expert_selection_fn", "softmax"),
+               *sum = parse_string(p, "shared_expert_combination_strategy", "average");
+    if (strcmp(by, "softmax") != 0 && strcmp(by, "sigmoid") != 0)
+        parse_fail(p, ERR_UNSUPPORTED, "expert_selection_fn \"%.40s\", expected \"softmax\" or \"sigmoid\"", by);
+    if (strcmp(sum, "average") != 0 && strcmp(sum, "sum") != 0)
+        parse_fail(p, ERR_UNSUPPORTED, "shared_expert_combination_strategy \"%.40s\", expected \"average\" or \"sum\"",
+                   sum);
+    m->router = strcmp(by, "softmax") == 0 ? ROUTER_TOP_SOFTMAX : ROUTER_SIGMOID;
+    m->normalize = parse_bool(p, "norm_topk_prob", 1);
+    if (m->shared_size && strcmp(sum, "average") == 0)
+        m->scale = m->shared_scale = 0.5f;
+}
+
+static void more_afmoe(struct parse *p, struct config *c)
+{
+    const int window = window_parse(p, 1024), dense = (int)parse_int(p, "num_dense_layers", 0, INT32_MAX, 1);
+    attention_bias_parse(p, c);
+    experts_parse(p, c, 64, 6, 1408);
+    memset(c->ff, FF_DENSE, (size_t)(dense < c->n_layers ? dense : c->n_layers));
+    shared_parse(p, c, "num_shared_experts", 2);
+    windows_from(c, 0, c->n_layers, (int)parse_int(p, "global_attn_every_n_layers", 1, INT32_MAX, 4), window);
+    layer_types_parse(p, c, window);
+    for (int i = 0; i < c->n_layers; i++)
+        c->rope_of[i] = c->window[i] ? 0 : -1;
+    groups_parse(p, c, 1, 1);
+    sigmoid_router(p, c, 1, 1);
+    c->moe.normalize = parse_bool(p, "route_norm", 1);
+    c->moe.scale = (float)parse_real(p, "route_scale", 1);
+    router_must_be(p, "score_func", "sigmoid", "sigmoid");
+    c->attn_gate = ATTN_GATE_CHANNEL;
+    if (parse_bool(p, "mup_enabled", 0))
+        c->embed_scale = (float)sqrt((double)c->hidden_size);
+    parse_find(p, "load_balance_coeff|use_grouped_mm|num_expert_groups|num_limited_groups", NULL);
 }
 
 static void more_glm4_moe(struct parse *p, struct config *c)
@@ -585,5 +651,9 @@ const struct arch moe_archs[] = {
       .act = "silu", .head_dim = 128, .more = more_solar_open },
     { ROW("exaone_moe",   exaone_moe_names, 102400, 4096, 16384, 32, 32, 32, 2048),  ROPE(10000),   .eps = 1e-5,
       .act = "silu", .qk_norm = QK_NORM_HEAD, .more = more_exaone_moe },
+    { ROW("cohere2_moe",  cohere2_moe_names, 256000, 8192, 22528, 40, 64, 0, 8192),  ROPE(10000),   LAYER(0),
+      .act = "silu", .head_dim = 128, .tied = 1, .rope_pairs = 1, .block = BLOCK_PARALLEL, .more = more_cohere2_moe },
+    { ROW("afmoe",        afmoe_names,     200192, 2048, 6144,  32, 16, 0,  16384),  ROPE(10000),   .eps = 1e-5,
+      .act = "silu", .head_dim = 128, .qk_norm = QK_NORM_HEAD, .more = more_afmoe },
     { 0 }
 };

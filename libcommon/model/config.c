@@ -145,10 +145,11 @@ static int act_parse(struct parse *p, const struct arch *a)
         { "gelu_new", CONFIG_ACT_GELU_TANH }, { "gelu_pytorch_tanh", CONFIG_ACT_GELU_TANH },
         { "gelu_fast", CONFIG_ACT_GELU_TANH },
         { "relu", CONFIG_ACT_RELU }, { "relu2", CONFIG_ACT_RELU2 }, { "quick_gelu", CONFIG_ACT_GELU_QUICK },
+        { "xielu", CONFIG_ACT_XIELU },
     };
     const char *name = parse_string(p, "hidden_activation|hidden_act|activation_function|activation", a->act);
     for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
-        if (strcmp(acts[i].name, name) == 0)
+        if (strcmp(acts[i].name, name) == 0 && (acts[i].act != CONFIG_ACT_XIELU || a->names->act_alpha_p))
             return (int)acts[i].act;
     parse_fail(p, ERR_UNSUPPORTED, "hidden_act \"%.40s\" is not supported", name);
     return 0;
@@ -283,7 +284,7 @@ static void common_parse(struct parse *p, const struct arch *a, struct config *c
     c->qk_norm_kind = NORM_RMS;
     c->qk_norm_eps = c->norm_eps;
     c->pos = a->pos;
-    c->alibi_scale = c->moe.scale = 1;
+    c->alibi_scale = c->moe.scale = c->moe.shared_scale = 1;
     c->act = act_parse(p, a);
     c->gated = !a->not_gated;
     c->embed_scale = c->residual_scale = c->logit_scale = 1;
@@ -444,6 +445,8 @@ const char *config_beyond_dense(const struct config *c)
     for (int i = 0; i < c->n_layers; i++)
         if (c->chunk[i])
             return "chunked attention";
+    if (c->act == CONFIG_ACT_XIELU)
+        return "an activation with parameters";
     if (c->names->attn_sub_norm)
         return "norms inside of attention and MLP";
     if (c->qk_norm != QK_NORM_NONE && c->names->q_norm && !*c->names->q_norm)

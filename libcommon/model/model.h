@@ -73,6 +73,7 @@ struct moe {
     int normalize;              /* weights are divided by their sum, after adding norm_add and at least norm_min, */
     float norm_min, norm_add;
     float scale;                /* and multiplied by this */
+    float shared_scale;         /* factor on the shared MLP */
     float mask;                 /* ROUTER_SPARSEMIXER */
     int weigh_input;            /* weights multiply the expert's input, not its output (llama4) */
     /* limit > 0: g * sigmoid(alpha * g) * (u + 1), g clamped from above, u on both sides
@@ -214,6 +215,7 @@ struct layer {
     struct norm attn_sub_norm, mlp_sub_norm;
     struct linear q, k, v, o;
     struct linear gate, up, down;   /* FF_MOE: the shared MLP */
+    const float *act_alpha_p, *act_alpha_n, *act_beta, *act_eps;    /* [1] each, of xIELU (arXiv:2411.13010) */
     const float *sinks;             /* [n_heads] or NULL */
     /* MIXER_MLA: q reads q_norm(q_a(x)) if there is a q_a; kv_a makes latent and rotated key,
      * kv_norm norms the latent; k_b [n_heads * kv_rank, nope_dim] maps a head's query to the

@@ -68,6 +68,7 @@ struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_p
     const int q_a = mla && m->q_rank, qk_norm = attends && c->qk_norm != QK_NORM_NONE;
     const int per_head = c->qk_norm == QK_NORM_HEAD;
     const int feeds = c->ff[layer] != FF_NONE, moe = c->ff[layer] == FF_MOE;
+    const int xielu = feeds && c->act == CONFIG_ACT_XIELU;
     const int64_t hidden = c->hidden_size, heads = c->n_heads, mlp = config_mlp_size(c, layer);
     const int64_t q_width = heads * c->head_dim, kv_width = (int64_t)c->n_kv_heads * c->head_dim;
     const int64_t projected = projected_rows(c, layer), channels = recurrent_channels(c, layer),

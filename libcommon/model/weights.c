@@ -272,29 +272,6 @@ static int add_gate_up(struct builder *b, int layer, const char *stem, int64_t n
                                                                   : add_matrix(b, layer, LP_UP, source, up, 2 * n);
 }
 
-static int add_mlp(struct builder *b, int layer)
-{
-    const struct config *c = b->c;
-    char source[160], probe[168];
-    int is_fused = c->gated && b->n.gate_up != NULL;
-    if (is_fused && c->gguf) {
-        path(b, source, sizeof source, layer, b->n.gate);
-        snprintf(probe, sizeof probe, "%s.weight", source);
-        is_fused = !exists(b, probe);
-    }
-    if (is_fused) {
-        if (add_gate_up(b, layer, b->n.gate_up, config_mlp_size(c, layer)) < 0)
-            return -1;
-    } else if ((c->gated && add_own_matrix(b, layer, LP_GATE, b->n.gate) < 0) ||
-               add_own_matrix(b, layer, LP_UP, b->n.up) < 0) {
-        return -1;
-    }
-    return add_layer_norm(b, layer, LP_MLP_SUB_NORM, b->have->mlp_sub_norm) < 0
-               ? -1 : add_own_matrix(b, layer, LP_DOWN, b->n.down);
-}
-
-/* ---- mixture of experts ---- */
-
 /* Add a vector of known full name, if the layer has it. Some sources keep it as [1, n] or
  * [1, 1, n, 1], a GGUF of a model with recurrent layers as [n, 1]. */
 static int add_vector(struct builder *b, int layer, enum layer_part part, const char *stem)
@@ -314,6 +291,33 @@ static int add_vector(struct builder *b, int layer, enum layer_part part, const 
                                    .expert = -1, .part = (int)part };
     return add_as(b, part_infos[part].name, full, other ? found : &f.cols, other ? n : 1, &t);
 }
+
+static int add_mlp(struct builder *b, int layer)
+{
+    const struct config *c = b->c;
+    char source[160], probe[168];
+    int is_fused = c->gated && b->n.gate_up != NULL;
+    if (is_fused && c->gguf) {
+        path(b, source, sizeof source, layer, b->n.gate);
+        snprintf(probe, sizeof probe, "%s.weight", source);
+        is_fused = !exists(b, probe);
+    }
+    if (is_fused) {
+        if (add_gate_up(b, layer, b->n.gate_up, config_mlp_size(c, layer)) < 0)
+            return -1;
+    } else if ((c->gated && add_own_matrix(b, layer, LP_GATE, b->n.gate) < 0) ||
+               add_own_matrix(b, layer, LP_UP, b->n.up) < 0) {
+        return -1;
+    }
+    if (add_vector(b, layer, LP_ACT_ALPHA_P, b->n.act_alpha_p) < 0 ||
+        add_vector(b, layer, LP_ACT_ALPHA_N, b->n.act_alpha_n) < 0 ||
+        add_vector(b, layer, LP_ACT_BETA, b->n.act_beta) < 0 || add_vector(b, layer, LP_ACT_EPS, b->n.act_eps) < 0)
+        return -1;
+    return add_layer_norm(b, layer, LP_MLP_SUB_NORM, b->have->mlp_sub_norm) < 0
+               ? -1 : add_own_matrix(b, layer, LP_DOWN, b->n.down);
+}
+
+/* ---- mixture of experts ---- */
 
 /* Place of an expert's matrix in the source's tensor. */
 struct expert_place {

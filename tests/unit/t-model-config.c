@@ -104,6 +104,16 @@ static void test_windows(void **state)
     must_parse(&c, "{\"model_type\": \"nanochat\"}");
     assert_true(c.ropes[0].inv_freq[0] == -1 && c.qk_norm_after_rope);
     config_release(&c);
+    must_parse(&c, "{\"model_type\": \"cohere2_moe\", \"num_hidden_layers\": 6, \"first_k_dense_replace\": 2, \"num_shared_experts\": 1}");
+    /* the dense layers see all and rotate, then three of four have a window */
+    for (int i = 0; i < 6; i++) {
+        assert_int_equal(c.window[i], i < 2 || i == 5 ? 0 : 4096);
+        assert_int_equal(c.rope_of[i], i == 5 ? -1 : 0);
+    }
+    assert_true(c.moe.scale == 0.5f && c.moe.shared_scale == 0.5f && c.norm == NORM_LAYER);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"deepseek_v3\", \"kv_lora_rank\": 500, \"v_head_dim\": 20}");
+    config_release(&c);
     must_parse(&c, "{\"model_type\": \"glm4_moe_lite\", \"num_hidden_layers\": 3, \"mlp_layer_types\": [\"sparse\", \"dense\", \"sparse\"]}");
     assert_true(c.ff[0] == FF_MOE && c.ff[1] == FF_DENSE && c.ff[2] == FF_MOE && c.head_dim == 512 + 64);
     config_release(&c);
@@ -141,6 +151,9 @@ static const struct { const char *json, *says; } refused[] = {
       "3 of head_dim 3 dimensions rotate, expected an even number" },
     { "{\"model_type\": \"llama\", \"rope_interleaved\": true}", "rope_interleaved: true is not supported" },
     { "{\"model_type\": \"llama\", \"rope_parameters\": 7}", "rope_parameters: found a whole number" },
+    { "{\"model_type\": \"apertus\", \"hidden_act\": \"silu\"}", "hidden_act other than" },
+    { "{\"model_type\": \"llama\", \"hidden_act\": \"xielu\"}", "hidden_act \"xielu\" is not supported" },
+    { "{\"model_type\": \"cohere2_moe\", \"expert_selection_fn\": \"max\"}", "expert_selection_fn \"max\"" },
     { "{\"model_type\": \"granite_swa\", \"layer_rope_theta\": [1]}",
       "layer_rope_theta: expected an array of num_hidden_layers = 24" },
     { "{\"model_type\": \"granite_swa\", \"num_hidden_layers\": 1, \"layer_rope_theta\": [-1]}",
@@ -214,7 +227,6 @@ static const struct { const char *json, *says; } refused[] = {
     { "{\"model_type\": \"deepseek_v3\", \"v_head_dim\": 16777216}",
       "v_head_dim 16777216, expected a width of at most" },
     { "{\"model_type\": \"deepseek_v3\", \"qk_nope_head_dim\": 16777216}", "qk_nope_head_dim 16777216, " },
-    { "{\"model_type\": \"deepseek_v3\", \"kv_lora_rank\": 500}", "kv_lora_rank 500" },
     { "{\"model_type\": \"deepseek_v3\", \"scoring_func\": \"softmax\"}",
       "scoring_func \"softmax\" is not supported" },
     { "{\"model_type\": \"deepseek_v3\", \"index_topk\": 2048}", "index_topk: 2048 is not understood" },

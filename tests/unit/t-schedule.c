@@ -256,6 +256,8 @@ static void shared_experts(void **state) { (void)state; run_schedules("qwen2_moe
 static void sinks(void **state) { (void)state; run_schedules("gpt_oss", FEW_ROUNDS); }
 static void chunked(void **state) { (void)state; run_schedules("llama4_text", FEW_ROUNDS); }
 static void latent(void **state) { (void)state; run_schedules("deepseek_v3", FEW_ROUNDS); }
+static void normed_experts(void **state) { (void)state; run_schedules("afmoe", 2); }
+static void latent_growing(void **state) { (void)state; run_schedules("mistral4", 2); }
 static void delta_net(void **state) { (void)state; run_schedules("qwen3_next", 2); }
 static void delta_net_rows(void **state) { (void)state; run_schedules("kimi_linear", 1); }
 static void mamba(void **state) { (void)state; run_schedules("granitemoehybrid", 2); }
@@ -265,6 +267,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(shared_experts),
                                         cmocka_unit_test(sinks), cmocka_unit_test(chunked), cmocka_unit_test(latent),
+                                        cmocka_unit_test(normed_experts), cmocka_unit_test(latent_growing),
                                         cmocka_unit_test(delta_net), cmocka_unit_test(delta_net_rows),
                                         cmocka_unit_test(mamba),
                                         cmocka_unit_test(convolutions) };
