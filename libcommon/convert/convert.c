@@ -340,6 +340,8 @@ done:
 
 static int wants_calibration(const struct conversion *cv)
 {
+    if (config_uncalibrated(&cv->config))
+        return 0;
     if (cv->o->synthetic || (cv->o->effort == CONVERT_FAST && cv->report->type.kind != CONVERT_MIXED))
         return 0;
     for (int i = 0; i < cv->n_recipes; i++)
@@ -369,6 +371,10 @@ int conversion_open(struct conversion *cv, const struct convert_options *o, stru
     if (check_options(o, e) || (o->output && check_output(o, e)) || open_source(cv, e) ||
         (o->output && conversion_check_replaced(cv, e)) || open_report(cv, e) || recipes_make(cv, e))
         return -1;
+    const char *uncalibrated = config_uncalibrated(&cv->config);
+    if (uncalibrated && r->type.kind == CONVERT_MIXED)
+        return err_set(e, ERR_UNSUPPORTED, "mixed types need calibration, which does not run models with %s",
+                       uncalibrated);
     cv->pool = pool_open(o->n_threads, e);
     return cv->pool ? 0 : -1;
 }
@@ -378,6 +384,9 @@ static int run(struct conversion *cv, struct err *e)
     struct calibration *c = NULL;
     int rc = -1;
     cv->effort = wants_calibration(cv) ? cv->o->effort : CONVERT_FAST;
+    if (config_uncalibrated(&cv->config) && cv->o->effort != CONVERT_FAST && cv->report->type.kind == CONVERT_TYPE)
+        conversion_note(cv, "--quality fast: calibration does not run models with %s",
+                        config_uncalibrated(&cv->config));
     if (!cv->o->output && cv->report->type.kind == CONVERT_MIXED) {
         conversion_note(cv, "the bits of each tensor are an estimate here: a conversion runs the model to find out");
         if (source_wait(cv->source, NULL, e) || mixed_assign(cv, e))

@@ -58,7 +58,7 @@ static int kv_open(struct cpu *b, struct err *e)
     struct core *k = &b->core;
     k->kv_stride = 0;
     for (int i = 0; i < b->n_layers; i++)
-        k->kv_stride += mixer_has_kv(c->mixer[i]) ? k->kv_layer : 0;
+        k->kv_stride += config_layer_kv_bytes(c, i, k->kv_type);
     if (__builtin_mul_overflow(k->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
         return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
     const size_t state = config_state_bytes(c);
@@ -152,6 +152,15 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     return 0;
 }
 
+/* Where the keys and values that a layer reads begin in a KV block. */
+static size_t kv_offset(const struct config *c, enum kv_type type, int layer)
+{
+    size_t at = 0;
+    for (int i = 0; i < (config_shares_kv(c, layer) ? c->kv_from[layer] : layer); i++)
+        at += config_layer_kv_bytes(c, i, type);
+    return at;
+}
+
 /* Run the layers of this backend; the result is in core.x. */
 static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
 {
@@ -167,8 +176,8 @@ static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
     core_embed(k, b->m, s.n_tokens, k->x);
     for (int i = 0; i < b->n_layers; i++) {
         residency_layer(k->residency, i);
+        s.kv_at = kv_offset(c, k->kv_type, i);
         core_layer(k, &s, &b->m->layers[i], i, k->x);
-        s.kv_layer += mixer_has_kv(c->mixer[i]);
         s.state_at += config_state_floats(c, i);
     }
     return 0;

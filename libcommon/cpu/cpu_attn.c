@@ -14,7 +14,7 @@
 /* Consecutive runs of queries; q and att begin with token0 of the step. latent: keys are rotated
  * and stored already. */
 struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent,
-                  group; struct query_run *runs; int n_runs, token0; };
+                  group; struct query_run *runs; int n_runs, token0, head_dim, groups; size_t kv_bytes; };
 
 enum {
     /* most heads of a job that reads the latents: each job reads them again, but more heads a
@@ -39,7 +39,7 @@ static void prepare(const struct attn_job *j, float *x, const struct norm *norm,
 {
     const struct core *k = j->k;
     const struct config *c = k->c;
-    const int table = c->rope_of[j->index], hd = c->head_dim;
+    const int table = c->rope_of[j->index], hd = j->head_dim;
     const int per_head = c->qk_norm == QK_NORM_HEAD || c->qk_norm == QK_NORM_EACH;
     for (int pass = 0; pass < 2; pass++) {
         if ((pass == 0) == (c->qk_norm_after_rope != 0)) {
@@ -61,7 +61,7 @@ static void prepare(const struct attn_job *j, float *x, const struct norm *norm,
 
 static size_t head_offset(const struct attn_job *j, int head)
 {
-    return (size_t)j->s->kv_layer * j->k->kv_layer + (j->latent ? 0 : (size_t)head * 2 * j->k->kv_bytes);
+    return j->s->kv_at + (j->latent ? 0 : (size_t)head * 2 * j->kv_bytes);
 }
 
 /* Store keys and values of tokens [first, first + n) of an item in the cache. */
@@ -69,15 +69,20 @@ static void store(const struct attn_job *j, int item, int head, int first, int n
 {
     const struct core *k = j->k;
     const struct batch_item *it = &j->s->items[item];
-    const size_t hd = (size_t)k->c->head_dim, row = (size_t)k->c->n_kv_heads * hd;
+    const size_t hd = (size_t)j->head_dim, row = (size_t)j->groups * hd;
+    const int key_is_value = config_key_is_value(k->c, j->index);
     for (int i = first; i < first + n; i++) {
         const int token = j->s->offset[item] + i, pos = it->pos + i;
-        float *key = k->key + (size_t)token * row + (size_t)head * hd;
+        float *key = k->key + (size_t)token * row + (size_t)head * hd,
+              *value = k->value + (size_t)token * row + (size_t)head * hd;
         uint8_t *block = k->kv + (size_t)it->table[pos / KV_BLOCK] * k->kv_stride + head_offset(j, head);
+        if (key_is_value)
+            memcpy(value, key, hd * sizeof *value);
+        if (k->c->v_norm)
+            k->k->rms_norm(value, value, NULL, (int)hd, k->c->norm_eps, 0);
         prepare(j, key, &j->l->k_norm, head, token);
         k->k->kv_store_key(k->kv_type, block, pos % KV_BLOCK, key, (int)hd);
-        k->k->kv_store_value(k->kv_type, block + k->kv_bytes, pos % KV_BLOCK,
-                             k->value + (size_t)token * row + (size_t)head * hd, (int)hd);
+        k->k->kv_store_value(k->kv_type, block + j->kv_bytes, pos % KV_BLOCK, value, (int)hd);
     }
 }
 
@@ -85,17 +90,17 @@ static void store_part(void *arg, int i, int thread)
 {
     (void)thread;
     const struct attn_job *j = arg;
-    const int n_kv = j->k->c->n_kv_heads;
+    const int n_kv = j->groups;
     const struct query_run *c = &j->runs[i / n_kv];
     store(j, c->item, i % n_kv, c->first, c->n);
 }
 
 /* llama4, ministral3: queries grow with the logarithm of their position (arXiv:2501.19399). */
-static void temper(const struct config *c, float *q, int pos)
+static void temper(const struct config *c, float *q, int head_dim, int pos)
 {
     const float by = log1pf(floorf((float)(pos + c->temperature_first) / (float)c->temperature_floor)) *
                      c->temperature_scale + 1;
-    for (int d = 0; d < c->head_dim; d++)
+    for (int d = 0; d < head_dim; d++)
         q[d] *= by;
 }
 
@@ -108,11 +113,11 @@ static void prepare_queries(const struct attn_job *j, const struct query_run *ch
         (c->temperature_roped || c->rope_of[j->index] < 0);
     for (int t = 0; t < ch->n && (!j->latent || tempered); t++)
         for (int g = 0; g < j->group; g++) {
-            float *row = q + (size_t)t * token_stride + (size_t)(g * c->head_dim);
+            float *row = q + (size_t)t * token_stride + (size_t)(g * j->head_dim);
             if (!j->latent)
                 prepare(j, row, &j->l->q_norm, head * j->group + g, token + t);
             if (tempered)
-                temper(c, row, j->k->pos[token + t]);
+                temper(c, row, j->head_dim, j->k->pos[token + t]);
         }
 }
 
@@ -139,19 +144,20 @@ static void attend_part(void *arg, int i, int thread)
     const struct batch_item *it = &j->s->items[ch->item];
     const int group = j->group, head = (i - ch->job) / ch->n_parts, part = (i - ch->job) % ch->n_parts,
               is_last = part == ch->n_parts - 1;
-    const size_t hd = (size_t)c->head_dim, row = (size_t)c->n_heads * hd, offset = head_offset(j, head);
+    const size_t hd = (size_t)j->head_dim, row = (size_t)c->n_heads * hd, offset = head_offset(j, head);
     const size_t at = (size_t)(j->s->offset[ch->item] + ch->first - j->token0) * row + (size_t)(head * group) * hd;
     struct attn a = {
         .q = k->q + at, .q_token_stride = row, .q_head_stride = hd, .out = k->att + at, .out_token_stride = row,
         .out_head_stride = hd,
-        .n_tokens = ch->n, .n_q_heads = group, .head_dim = c->head_dim, .pos = it->pos + ch->first,
+        .n_tokens = ch->n, .n_q_heads = group, .head_dim = j->head_dim, .pos = it->pos + ch->first,
         .window = c->window[j->index], .chunk = c->chunk[j->index],
         .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset,
-        .v_offset = j->latent ? offset : offset + k->kv_bytes, .latent = j->latent ? c->mla.kv_rank : 0,
+        .v_offset = j->latent ? offset : offset + j->kv_bytes, .latent = j->latent ? c->mla.kv_rank : 0,
         .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv_type = k->kv_type,
         .scale = c->attn_scale, .softcap = c->attn_softcap,
         .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
-    if (j->s->one_run_each && is_last && !j->latent)            /* no other part has these positions */
+    /* no other part has these positions */
+    if (j->s->one_run_each && is_last && !j->latent && !config_shares_kv(c, j->index))
         store(j, ch->item, head, ch->first, ch->n);
     if (ch->n_parts == 1) {
         prepare_queries(j, ch, head, k->q + at, row);
@@ -159,7 +165,7 @@ static void attend_part(void *arg, int i, int thread)
         return;
     }
     float *q = k->rotated[thread];
-    const size_t size = (size_t)(ch->n * group) * attn_partial(c->head_dim);
+    const size_t size = (size_t)(ch->n * group) * attn_partial(j->head_dim);
     for (int t = 0; t < ch->n; t++)
         memcpy(q + (size_t)t * (size_t)group * hd, a.q + (size_t)t * row, (size_t)group * hd * sizeof *q);
     prepare_queries(j, ch, head, q, (size_t)group * hd);
@@ -183,7 +189,7 @@ static int plan_jobs(const struct attn_job *j)
     const struct step *s = j->s;
     const int index = j->index;
     const struct config *c = k->c;
-    const int window = c->window[index], span = c->chunk[index], groups = k->attn_groups;
+    const int window = c->window[index], span = c->chunk[index], groups = j->groups;
     const int group = c->n_heads / groups, n_threads = pool_size(k->pool), few = n_threads > 1 &&
         j->n_runs * groups < MERGES * n_threads;
     int n_jobs = 0, n_merges = 0;
@@ -192,7 +198,7 @@ static int plan_jobs(const struct attn_job *j)
         const int pos = s->items[ch->item].pos + ch->first, first = span ? pos / span * span : window &&
             pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
         const int n_parts = last / ATTN_PART - first / ATTN_PART + 1, rows = ch->n * group;
-        const size_t need = (size_t)(n_parts * groups) * (size_t)rows * attn_partial(c->head_dim);
+        const size_t need = (size_t)(n_parts * groups) * (size_t)rows * attn_partial(j->head_dim);
         ch->job = n_jobs;
         ch->n_parts = 1;
         /* otherwise one job would store new tokens at the start of a part, and another read them */
@@ -224,7 +230,7 @@ static void full_norms(void *arg, int t, int thread)
     (void)thread;
     const struct attn_job *j = arg;
     const struct config *c = j->k->c;
-    const int nq = c->n_heads * c->head_dim, nk = c->n_kv_heads * c->head_dim;
+    const int nq = c->n_heads * j->head_dim, nk = j->groups * j->head_dim;
     float *q = j->k->q + (size_t)t * (size_t)nq, *key = j->k->key + (size_t)t * (size_t)nk;
     j->k->k->rms_norm(q, q, j->l->q_norm.w, nq, c->qk_norm_eps, c->qk_norm_offset);
     j->k->k->rms_norm(key, key, j->l->k_norm.w, nk, c->qk_norm_eps, c->qk_norm_offset);
@@ -232,12 +238,14 @@ static void full_norms(void *arg, int t, int thread)
 
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index)
 {
-    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / k->attn_groups,
-                          .runs = k->runs, .n_runs = s->n_runs };
+    const int head_dim = config_head_dim(k->c, index), groups = config_kv_heads(k->c, index);
+    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / groups,
+                          .runs = k->runs, .n_runs = s->n_runs, .head_dim = head_dim, .groups = groups,
+                          .kv_bytes = kv_block_bytes(k->kv_type, head_dim) };
     if (k->c->qk_norm == QK_NORM_FULL)
         pool_run(k->pool, s->n_tokens, full_norms, &j);
-    if (!s->one_run_each)
-        pool_run(k->pool, s->n_runs * k->c->n_kv_heads, store_part, &j);
+    if (!s->one_run_each && !config_shares_kv(k->c, index))
+        pool_run(k->pool, s->n_runs * groups, store_part, &j);
     pool_run(k->pool, plan_jobs(&j), attend_part, &j);
 }
 
@@ -276,7 +284,8 @@ void attn_run_latent(struct core *k, const struct step *s, const struct layer *l
                      int n_runs, int token0)
 {
     struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .latent = 1, .group = k->c->n_heads / k->attn_groups,
-                          .runs = runs, .n_runs = n_runs, .token0 = token0 };
+                          .runs = runs, .n_runs = n_runs, .token0 = token0, .head_dim = k->c->head_dim,
+                          .groups = k->attn_groups };
     pool_run(k->pool, plan_jobs(&j), attend_part, &j);
 }
 

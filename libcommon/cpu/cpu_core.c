@@ -33,7 +33,7 @@ enum {
     PREFETCH_TOKENS = 16,          /* most tokens for which idle threads prefetch the next weights */
     PREFETCH_BYTES = 32768,        /* bytes to prefetch; the calling thread prefetches less, as it has work left */
     PREFETCH_CALLER = 2048,
-    MAX_PARTS = 19 + 2 * MAX_ROPES,         /* regions besides those of threads */
+    MAX_PARTS = 23 + 2 * MAX_ROPES,         /* regions besides those of threads */
 };
 
 /* ---- memory ---- */
@@ -121,7 +121,8 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     const size_t run = (size_t)attn_rows(c, INT32_MAX), wide = run < INT32_MAX;
     size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) *
                     (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + (wide ? kv : 2 * q + 2 * kv) +
-                    widest_mlp(c) + (norms_experts(c) ? hidden : 0) + moe_floats(c) + mla_floats(c) + state_floats(c);
+                    widest_mlp(c) + (norms_experts(c) ? hidden : 0) + moe_floats(c) + mla_floats(c) + state_floats(c) +
+                    (size_t)(c->n_layers + 1) * (size_t)c->ple_dim + (c->moe.beside ? 2 * hidden : 0);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
     /* the widest quantized input, in both slots where both are used; bookkeeping of a token */
@@ -161,6 +162,10 @@ static int list_regions(struct core *k, struct arena_part *parts, int64_t max_le
     parts[n++] = (struct arena_part){ &k->value,
                                       c->mla.kv_rank && !config_has_mixer(c, MIXER_ATTENTION) ? 0 : row * kv };
     parts[n++] = (struct arena_part){ &k->mlp, row * widest_mlp(c) };
+    parts[n++] = (struct arena_part){ &k->ple, row * (size_t)c->n_layers * (size_t)c->ple_dim };
+    parts[n++] = (struct arena_part){ &k->ple_mid, row * (size_t)c->ple_dim };
+    for (int i = 0; i < 2; i++)
+        parts[n++] = (struct arena_part){ &k->beside[i], c->moe.beside ? row * hidden : 0 };
     for (int i = 0; i < c->n_ropes; i++) {
         parts[n++] = (struct arena_part){ &k->cos[i], row * (size_t)c->ropes[i].dim / 2 };
         parts[n++] = (struct arena_part){ &k->sin[i], row * (size_t)c->ropes[i].dim / 2 };
@@ -191,8 +196,6 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     if (widest_input(c) > INT32_MAX - 256)
         return err_set(e, ERR_SHAPE, "a row of %zu columns", widest_input(c));
     k->tile_job = tiles_of_job(n_threads);
-    k->kv_bytes = kv_block_bytes(kv_type, c->head_dim);
-    k->kv_layer = config_kv_layers(c) ? config_kv_bytes(c, kv_type) / (size_t)config_kv_layers(c) : 0;
     k->attn_groups = attn_groups(c);
     k->scratch = calloc((size_t)n_threads, sizeof *k->scratch);
     k->tile = calloc((size_t)n_threads, sizeof *k->tile);
@@ -649,10 +652,45 @@ static int run_ff(struct core *k, const struct layer *l, int index, const struct
     if (k->c->ff[index] != FF_MOE)
         return run_mlp(k, l, index, in, slot, x, n);
     if (!l->mlp_post_norm.present)
-        return moe_run(k, l, index, in, x, n);
+        return moe_run(k, l, index, in, in, x, n);
     memset(k->sum, 0, (size_t)n * (size_t)k->c->hidden_size * sizeof *k->sum);
-    moe_run(k, l, index, in, k->sum, n);
+    moe_run(k, l, index, in, in, k->sum, n);
     core_add_normed(k, &l->mlp_post_norm, k->sum, x, n);
+    return 0;
+}
+
+/* x += post norm of the sum of an MLP and experts, each with norms of its own (gemma4).  h, the
+ * input of the MLP, is overwritten. */
+static int run_beside(struct core *k, const struct layer *l, int index, float *h, const struct act_input *in, float *x,
+                      int n)
+{
+    const struct config *c = k->c;
+    const size_t hidden = (size_t)c->hidden_size;
+    const float by = 1 / sqrtf((float)c->hidden_size);
+    const int size = config_mlp_size(c, index);
+    struct act_input down, experts, router = { .x = k->beside[1], .ldx = hidden, .cols = c->hidden_size };
+    float *dense = k->beside[0], *chosen = k->beside[1];
+    core_linear(k, &(struct op){ .l = &l->gate, .up = &l->up, .in = in, .out = k->mlp, .ldo = (size_t)size,
+                                 .kind = OP_MLP }, 1, n, NULL);
+    core_layer_input(k, &down, 0, k->mlp, size, n, l, INPUT_DOWN);
+    core_linear(k, &(struct op){ .l = &l->down, .in = &down, .out = dense, .ldo = hidden, .kind = OP_STORE }, 1, n,
+                NULL);
+    rows_run(k, &(struct row_job){ .norm = &l->dense_post_norm, .x = dense, .out = dense, .n = n,
+                                   .cols = (int)hidden });
+    const struct norm router_norm = { .w = l->router_scale, .present = 1 };
+    rows_run(k, &(struct row_job){ .norm = &router_norm, .x = x, .out = chosen, .n = n, .cols = (int)hidden });
+    for (size_t i = 0; i < (size_t)n * hidden; i++)
+        chosen[i] *= by;
+    moe_route(k, l, &router, n);
+    rows_run(k, &(struct row_job){ .norm = &l->expert_norm, .x = x, .out = h, .n = n, .cols = (int)hidden });
+    core_layer_input(k, &experts, 0, h, c->hidden_size, n, l, INPUT_MLP);
+    memset(chosen, 0, (size_t)n * hidden * sizeof *chosen);
+    moe_run(k, l, index, NULL, &experts, chosen, n);
+    rows_run(k, &(struct row_job){ .norm = &l->expert_post_norm, .x = chosen, .out = chosen, .n = n,
+                                   .cols = (int)hidden });
+    k->k->add(dense, dense, chosen, 1, n * (int)hidden);
+    rows_run(k, &(struct row_job){ .norm = &l->mlp_post_norm, .add = dense, .out = dense, .sum = x, .n = n,
+                                   .cols = (int)hidden });
     return 0;
 }
 
@@ -661,17 +699,23 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
                          const float **out, int *cols)
 {
     const struct config *c = k->c;
-    const int n = s->n_tokens, q_cols = c->n_heads * c->head_dim, kv_cols = c->n_kv_heads * c->head_dim;
+    const int n = s->n_tokens, q_cols = c->n_heads * config_head_dim(c, index),
+              kv_cols = config_kv_heads(c, index) * config_head_dim(c, index);
     struct act_input in;
     core_layer_input(k, &in, 0, h, c->hidden_size, n, l, INPUT_QKV);
     if (core_hook(k, index, ROLE_Q, &in, n))
         return 1;
-    core_linear(k, (struct op[]){
+    const struct op ops[] = {
         { .l = &l->q, .in = &in, .out = k->q, .ldo = (size_t)q_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->k, .in = &in, .out = k->key, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
-        { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)state_gates(c), .kind = OP_STORE } },
-        c->attn_gate ? 4 : 3, n, core_next(k, index, LOOP_QKV));
+        { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)state_gates(c), .kind = OP_STORE } };
+    struct op here[4];
+    int n_ops = 0;                              /* layers that share keys or take them as values have fewer */
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        if (ops[i].l->w.data)
+            here[n_ops++] = ops[i];
+    core_linear(k, here, n_ops, n, core_next(k, index, LOOP_QKV));
     attn_run(k, s, l, index);
     if (c->attn_gate)
         state_gate(k, k->att, n, q_cols);
@@ -722,7 +766,10 @@ feed:
         return 0;
     h = pre_norm(k, &l->mlp_norm, x, k->h[0], n);
     core_layer_input(k, &in_mlp, 0, h, hidden, n, l, INPUT_MLP);
-    return run_ff(k, l, index, &in_mlp, 0, x, n);
+    if (c->moe.beside && c->ff[index] == FF_MOE ? run_beside(k, l, index, k->h[0], &in_mlp, x, n)
+                                                : run_ff(k, l, index, &in_mlp, 0, x, n))
+        return 1;
+    return ple_run(k, l, index, x, n);
 }
 
 /* ---- the ends ---- */
@@ -778,6 +825,8 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
     if (m->pos_embed || m->embed_norm.present)
         pool_run(k->pool, n, embed_finish, &j);
     residency_looked_up(k->residency);
+    if (c->ple_dim)
+        ple_embed(k, m, n, x);
 }
 
 void core_final_norm(struct core *k, const struct model *m, const float *x, float *out)

@@ -68,17 +68,19 @@ struct core {
     const struct kernels *k;
     struct pool *pool;
     int exact, max_tokens, tile_job;        /* tile_job: tiles of one job at most */
-    /* KV blocks: block b of (layer, head) lies at kv + b * kv_stride + layer * kv_layer + head *
-     * 2 * kv_bytes, keys first, then values; latents (MIXER_MLA) are keys of one head without
+    /* KV blocks: block b of (layer, head) lies at kv + b * kv_stride + step.kv_at + head * 2 * the
+     * bytes of one, keys first, then values; latents (MIXER_MLA) are keys of one head without
      * values */
     enum kv_type kv_type;
     uint8_t *kv;
-    size_t kv_stride, kv_layer, kv_bytes;
+    size_t kv_stride;
     /* jobs of a run of queries: KV heads, or groups of the heads that read the latents */
     int attn_groups;
     /* [max_tokens, ...] f32 */
     float *x, *h[N_SLOTS], *q, *key, *value, *att, *mlp;
     float *sum;                             /* [max_tokens, hidden_size]: output of experts with a norm behind */
+    float *ple, *ple_mid;                   /* config.ple_dim: of all layers, of one */
+    float *beside[2];                       /* moe.beside: outputs of the MLP and of the experts */
     float *cos[MAX_ROPES], *sin[MAX_ROPES]; /* by RoPE table: [max_tokens, dim / 2], factor included */
     float *alibi;                           /* [n_heads] */
     int32_t *token;
@@ -114,7 +116,7 @@ struct step {
     const int *offset;                      /* of each item's first token */
     int n_runs;
     int one_run_each;                     /* every item is one run, whose job stores its own keys and values */
-    int kv_layer;                           /* number of layers before this one that have keys and values */
+    size_t kv_at;                           /* where this layer's keys and values begin in a KV block */
     size_t state_at;                        /* offset of this layer in a sequence's state, in floats */
 };
 

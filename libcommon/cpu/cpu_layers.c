@@ -42,7 +42,10 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
     l->pool = pool_open(n_threads, e);
     if (!l->pool || core_open(&l->core, l->c, k, l->pool, window_len, window_len, 0, KV_F32, e) < 0)
         goto fail;
-    l->core.kv_stride = l->core.kv_layer;
+    for (int i = 0; i < c->n_layers; i++) {
+        const size_t bytes = config_layer_kv_bytes(c, i, KV_F32);
+        l->core.kv_stride = bytes > l->core.kv_stride ? bytes : l->core.kv_stride;
+    }
     l->kv = aligned_alloc(64, (size_t)n_blocks * l->core.kv_stride + 64);
     l->state = malloc(config_state_bytes(c) + sizeof *l->state);
     if (!l->kv || !l->state)

@@ -246,6 +246,8 @@ static void route_token(void *arg, int t, int thread)
     struct moe_work *w = &j->k->moe;
     choose(m, w->scores + (size_t)t * (size_t)m->n_experts, j->l->correction, w->id + t * m->top_k,
            w->weight + t * m->top_k);
+    for (int i = t * m->top_k; i < (t + 1) * m->top_k && j->l->expert_scale; i++)
+        w->weight[i] *= j->l->expert_scale[w->id[i]];
     if (m->shared_gate)
         w->shared_score[t] = sigmoid(w->shared_score[t]);
 }
@@ -416,8 +418,8 @@ static struct batch_expert shared_mlp(const struct core *k, const struct act_inp
                                   .weight = k->c->moe.shared_gate ? k->moe.shared_score : NULL };
 }
 
-/* Choose experts and weights of n tokens (at most max_tokens) into moe.id and moe.weight. */
-static void route(struct core *k, const struct layer *l, const struct act_input *in, int n)
+/* Into moe.id and moe.weight; n is at most max_tokens. */
+void moe_route(struct core *k, const struct layer *l, const struct act_input *in, int n)
 {
     const struct moe *m = &k->c->moe;
     struct moe_work *w = &k->moe;
@@ -447,6 +449,8 @@ static void guess_next(struct core *k, const struct layer *l, int index, struct 
     if (next == c->n_layers || n > GUESS_TOKENS || !expert_cache_guesses(cache))
         return;
     l += next - index;
+    if (c->moe.beside)              /* x holds outputs of experts, not the residual */
+        return;
     for (int t = 0; t < n && l->mlp_norm.present; t++)
         core_norm_row(k, w->in + (size_t)t * hidden, x + (size_t)t * hidden, &l->mlp_norm, c->hidden_size);
     const struct act_input in = { .x = l->mlp_norm.present ? w->in : x, .ldx = hidden, .cols = c->hidden_size };
@@ -474,12 +478,14 @@ static void call_experts(struct core *k, const struct layer *l, int index, struc
     guess_next(k, l, index, cache, x, n);
 }
 
-int moe_run(struct core *k, const struct layer *l, int index, const struct act_input *in, float *x, int n)
+int moe_run(struct core *k, const struct layer *l, int index, const struct act_input *router,
+            const struct act_input *in, float *x, int n)
 {
     struct expert_cache *cache = residency_experts(k->residency);
     const struct moe *m = &k->c->moe;
     struct moe_work *w = &k->moe;
-    route(k, l, in, n);
+    if (router)
+        moe_route(k, l, router, n);
     sort_by_expert(m, w->id, w->weight, n, w->first, w->token, w->share);
     for (int i = 0; i < m->n_experts && w->used; i++)
         w->used[(size_t)index * (size_t)m->n_experts + (size_t)i] += (unsigned)(w->first[i + 1] - w->first[i]);
@@ -518,7 +524,7 @@ int moe_choose(struct core *k, const struct layer *l, int index, const float *h,
     for (int t = 0, count; t < n && ok; t += count) {
         count = n - t < k->max_tokens ? n - t : k->max_tokens;
         const struct act_input in = { .x = h + (size_t)t * ldh, .ldx = ldh, .cols = k->c->hidden_size };
-        route(k, l, &in, count);
+        moe_route(k, l, &in, count);
         memcpy(id + t * m->top_k, k->moe.id, (size_t)(count * m->top_k) * sizeof *id);
         memcpy(weight + t * m->top_k, k->moe.weight, (size_t)(count * m->top_k) * sizeof *weight);
         if (m->shared_size) {

@@ -63,7 +63,10 @@ int core_hook(const struct core *k, int layer, int role, const struct act_input 
 
 /* ---- feed-forward parts: x += f(in), for n tokens ---- */
 /* cpu_moe.c */
-int moe_run(struct core *k, const struct layer *l, int index, const struct act_input *in, float *x, int n);
+int moe_run(struct core *k, const struct layer *l, int index, const struct act_input *router,
+            const struct act_input *in, float *x, int n);
+/* The choice alone; moe_run without a router's input takes it. */
+void moe_route(struct core *k, const struct layer *l, const struct act_input *router, int n);
 /* The same expert by expert for any number of tokens, see cpu_layers_choose and
  * cpu_layers_expert; cpu_layers_expert_mid takes at most max_tokens. */
 int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n,
@@ -76,6 +79,13 @@ size_t moe_floats(const struct config *c);
 int moe_open(struct core *k, struct err *e);
 void moe_close(struct core *k);
 int moe_reserve(struct core *k, const struct layer *l, struct err *e);
+
+/* cpu_ple.c: the embeddings of all layers for n tokens; x is the embedding of the model */
+void ple_embed(struct core *k, const struct model *m, int n, const float *x);
+/* y = the addend that the embedding of the layer makes of x, before its norm */
+void ple_project(struct core *k, const struct layer *l, int index, const float *x, float *y, int n);
+/* the end of a layer: x += norm of that, x *= layer_scale, where the layer has them */
+int ple_run(struct core *k, const struct layer *l, int index, float *x, int n);
 
 /* ---- mixers: from h (normed x) to the input of o, *o, *cols wide ---- */
 /* cpu_mla.c */

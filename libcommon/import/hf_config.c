@@ -43,6 +43,13 @@ static json_t *lift_text_config(const json_t *config)
     return out;
 }
 
+/* Is its partial_rotary_factor a share of the frequencies, not of the head? */
+static int is_proportional(const json_t *rope)
+{
+    const char *type = json_string_value(js_get(rope, "rope_type"));
+    return type && strcmp(type, "proportional") == 0;
+}
+
 /* Bring one set of RoPE parameters into the current spelling: "type" -> "rope_type", "su" ->
  * "longrope". */
 static int normalize_rope(json_t *rope, const json_t *config, struct err *e)
@@ -59,7 +66,7 @@ static int normalize_rope(json_t *rope, const json_t *config, struct err *e)
         json_object_set(rope, "original_max_position_embeddings", js_get(config, "original_max_position_embeddings"));
     json_t *s = json_string(name);              /* before the old string is freed: name may point into it */
     json_object_set_new(rope, "rope_type", s);
-    if (js_get(rope, "partial_rotary_factor"))
+    if (js_get(rope, "partial_rotary_factor") && !is_proportional(rope))
         json_object_del(rope, "partial_rotary_factor");
     return 0;
 }
@@ -105,7 +112,7 @@ static int normalize_ropes(json_t *out, struct err *e)
         json_object_foreach(rope, key, v) {
             if (!json_is_object(v))
                 continue;
-            if (!js_get(out, "partial_rotary_factor") && js_get(v, "partial_rotary_factor"))
+            if (!js_get(out, "partial_rotary_factor") && js_get(v, "partial_rotary_factor") && !is_proportional(v))
                 json_object_set(out, "partial_rotary_factor", js_get(v, "partial_rotary_factor"));
             if (normalize_rope(v, out, e) < 0) {
                 err_prefix(e, "rope_parameters.%s", key);
@@ -114,7 +121,7 @@ static int normalize_ropes(json_t *out, struct err *e)
             }
         }
     } else {
-        if (!js_get(out, "partial_rotary_factor") && js_get(rope, "partial_rotary_factor"))
+        if (!js_get(out, "partial_rotary_factor") && js_get(rope, "partial_rotary_factor") && !is_proportional(rope))
             json_object_set(out, "partial_rotary_factor", js_get(rope, "partial_rotary_factor"));
         if (!js_get(rope, "rope_theta") && js_get(out, "rope_theta"))
             json_object_set(rope, "rope_theta", js_get(out, "rope_theta"));

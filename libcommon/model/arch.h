@@ -34,6 +34,10 @@ struct weight_names {
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_norm, *kv_b, *k_b, *v_b;
     const char *act_alpha_p, *act_alpha_n, *act_beta, *act_eps;     /* whole names */
     const char *sinks;                      /* whole name */
+    /* gemma4's experts beside an MLP; whole names but for the norms */
+    const char *router_scale, *expert_scale, *dense_post_norm, *expert_norm, *expert_post_norm;
+    /* embeddings of layers: of the model, then of a layer; layer_scale: whole name */
+    const char *ple_embed, *ple_in, *ple_in_norm, *ple_gate, *ple_up, *ple_norm, *layer_scale;
     /* mixture of experts */
     const char *router, *correction /* whole name */, *shared_router, *shared_gate, *shared_up, *shared_down;
     enum experts_form experts_form;
@@ -109,6 +113,7 @@ struct arch {
 extern const struct arch state_archs[];                 /* arch_state.c: layers with a state */
 extern const struct arch moe_archs[];                   /* arch_moe.c: mixtures of experts, latent attention */
 extern const struct arch hybrid_archs[];                /* arch_hybrid.c: delta nets beside attention */
+extern const struct arch gemma_archs[];                 /* arch_gemma.c: Gemma 3n and 4 */
 const struct arch *arch_find(const char *name);         /* NULL: none */
 
 /* wrapper.c: a checkpoint with a language model inside, by its outer model_type. */

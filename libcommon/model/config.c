@@ -351,6 +351,10 @@ void config_release(struct config *c)
         free(c->ropes[i].inv_freq);
         free(c->ropes[i].inv_freq_long);
     }
+    free(c->head_dims);
+    free(c->kv_heads);
+    free(c->kv_from);
+    free(c->mlp_sizes);
     free(c->mixer);
     free(c->ff);
     free(c->chunk);
@@ -370,7 +374,29 @@ int config_long_from(const struct config *c)
 int config_mlp_size(const struct config *c, int layer)
 {
     const int kind = layer >= 0 ? c->ff[layer] : FF_DENSE;
-    return kind == FF_NONE ? 0 : kind == FF_MOE ? c->moe.shared_size : c->intermediate_size;
+    if (kind == FF_NONE || (kind == FF_MOE && !c->moe.beside))
+        return kind == FF_NONE ? 0 : c->moe.shared_size;
+    return layer >= 0 && c->mlp_sizes ? c->mlp_sizes[layer] : c->intermediate_size;
+}
+
+int config_head_dim(const struct config *c, int layer)
+{
+    return c->head_dims && layer >= 0 ? c->head_dims[layer] : c->head_dim;
+}
+
+int config_kv_heads(const struct config *c, int layer)
+{
+    return c->kv_heads && layer >= 0 ? c->kv_heads[layer] : c->n_kv_heads;
+}
+
+int config_shares_kv(const struct config *c, int layer)
+{
+    return c->kv_from && layer >= 0 && c->kv_from[layer] != layer;
+}
+
+int config_key_is_value(const struct config *c, int layer)
+{
+    return c->k_is_v && layer >= 0 && !c->window[layer];
 }
 
 int recurrent_width(const struct config *c, int layer)
@@ -405,7 +431,7 @@ int64_t config_layer_parameters(const struct config *c, int layer, int per_token
 {
     const int moe = c->ff[layer] == FF_MOE;
     int64_t n = config_mixer_parameters(c, layer) + (int64_t)(c->gated ? 3 : 2) * config_mlp_size(c, layer) *
-                c->hidden_size;
+                c->hidden_size + 3 * (int64_t)c->hidden_size * c->ple_dim;
     if (moe)
         n += (int64_t)c->moe.n_experts * c->hidden_size + (int64_t)(per_token ? c->moe.top_k : c->moe.n_experts) * 3 *
              c->moe.intermediate_size * c->hidden_size;
@@ -420,8 +446,17 @@ size_t config_kv_bytes(const struct config *c, enum kv_type type)
 {
     size_t n = 0;
     for (int i = 0; i < c->n_layers; i++)
-        n += c->mixer[i] == MIXER_MLA ? 1 : mixer_has_kv(c->mixer[i]) ? 2 * (size_t)c->n_kv_heads : 0;
-    return n * kv_block_bytes(type, c->head_dim);
+        n += config_layer_kv_bytes(c, i, type);
+    return n;
+}
+
+size_t config_layer_kv_bytes(const struct config *c, int layer, enum kv_type type)
+{
+    const int kind = c->mixer[layer];
+    if (!mixer_has_kv(kind) || config_shares_kv(c, layer))
+        return 0;
+    return kind == MIXER_MLA ? kv_block_bytes(type, c->head_dim)
+                             : 2 * (size_t)config_kv_heads(c, layer) * kv_block_bytes(type, config_head_dim(c, layer));
 }
 
 int config_kv_layers(const struct config *c)
@@ -447,10 +482,22 @@ const char *config_beyond_dense(const struct config *c)
             return "chunked attention";
     if (c->act == CONFIG_ACT_XIELU)
         return "an activation with parameters";
+    if (c->head_dims || c->kv_from || c->mlp_sizes)
+        return "layers of different shapes";
+    if (c->ple_dim)
+        return "embeddings of each layer";
+    if (c->v_norm || c->names->layer_scale)
+        return "normed values or scaled layers";
     if (c->names->attn_sub_norm)
         return "norms inside of attention and MLP";
     if (c->qk_norm != QK_NORM_NONE && c->names->q_norm && !*c->names->q_norm)
         return "norms of q and k without weights";
     return c->attn_gate ? "gated attention" : c->sinks ? "attention sinks" : c->temperature_scale != 0
                ? "queries scaled by their position" : c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
+}
+
+const char *config_uncalibrated(const struct config *c)
+{
+    return c->ple_dim ? "embeddings of each layer" : c->kv_from ? "shared keys and values"
+               : c->moe.beside ? "an MLP beside experts" : NULL;
 }

@@ -75,6 +75,9 @@ struct moe {
     float scale;                /* and multiplied by this */
     float shared_scale;         /* factor on the shared MLP */
     float mask;                 /* ROUTER_SPARSEMIXER */
+    /* an MLP of intermediate_size beside the experts, both with norms of their own; the router
+     * reads the residual, normed and scaled by hidden_size^-0.5 (gemma4) */
+    int beside;
     int weigh_input;            /* weights multiply the expert's input, not its output (llama4) */
     /* limit > 0: g * sigmoid(alpha * g) * (u + 1), g clamped from above, u on both sides
      * (gpt-oss) */
@@ -187,6 +190,16 @@ struct config {
      * in layers without RoPE; ministral3: first 0, in all layers */
     float temperature_scale; int temperature_floor, temperature_first, temperature_roped;
     int qk_norm_roped;                      /* q and k are normed only where they rotate (llama4) */
+    /* Layers of attention that differ (gemma4); NULL: all have head_dim and n_kv_heads, which are
+     * otherwise the largest.  kv_from: the layer whose keys and values this one reads, itself or
+     * an earlier one.  Owned. */
+    int *head_dims, *kv_heads, *kv_from;
+    int *mlp_sizes;                         /* [n_layers] widths of dense MLPs; NULL: intermediate_size; owned */
+    int v_norm;                             /* values are normed, without weights */
+    int k_is_v;                             /* layers without a window: the keys before their norm are the values */
+    /* A second embedding of the tokens, with ple_dim elements for each layer, each of which adds a
+     * gated projection of its own (gemma3n, gemma4); 0: none.  Row 0 is for tokens beyond. */
+    int ple_dim, ple_vocab;
     /* layers of the source beyond n_layers that predict further tokens: not used */
     int n_extra_layers;
     int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */
@@ -234,6 +247,12 @@ struct layer {
     struct linear router, shared_router;
     const float *correction;        /* [n_experts] or NULL */
     struct expert *experts;         /* [n_experts] */
+    /* moe.beside: scales of the router's input, [n_experts] factors on the experts' weights */
+    const float *router_scale, *expert_scale;
+    struct norm dense_post_norm, expert_norm, expert_post_norm;
+    struct linear ple_gate, ple_up;         /* config.ple_dim */
+    struct norm ple_norm;
+    const float *layer_scale;               /* [1]: the layer's output is multiplied by it; or NULL */
 };
 
 struct model {
@@ -241,6 +260,8 @@ struct model {
     struct layer *layers;
     struct linear embed;            /* [vocab_size, embed width] */
     struct linear embed_in, embed_out;  /* opt-350m: project_in, project_out; absent otherwise */
+    struct linear ple_embed, ple_in;    /* config.ple_dim: [ple_vocab, n_layers * ple_dim], and from the embedding */
+    struct norm ple_in_norm;            /* of each layer's ple_dim elements */
     const float *pos_embed;         /* [max_len + pos_offset, hidden_size] f32 or NULL */
     struct norm embed_norm, final_norm;
     struct linear head;             /* the embedding if tied */
@@ -263,6 +284,16 @@ int model_experts(struct model *m, struct err *e);
 void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols);
 /* Width of a layer's gate and up, of the dense or the shared MLP; 0: it has neither. */
 int config_mlp_size(const struct config *c, int layer);
+/* Attention of a layer: size of its heads, number of those with keys, and whether it reads the keys
+ * and values of an earlier layer, or takes its keys as values. */
+int config_head_dim(const struct config *c, int layer);
+int config_kv_heads(const struct config *c, int layer);
+int config_shares_kv(const struct config *c, int layer);
+int config_key_is_value(const struct config *c, int layer);
+/* Bytes of a layer's keys and values in a KV block, 0: it has none of its own. */
+size_t config_layer_kv_bytes(const struct config *c, int layer, enum kv_type type);
+/* The first feature that calibration cannot run; NULL: it runs the model. */
+const char *config_uncalibrated(const struct config *c);
 /* Number of weights in a layer's matrices; per_token: of those that one token uses; of the mixer
  * alone. */
 int64_t config_layer_parameters(const struct config *c, int layer, int per_token);
@@ -312,7 +343,8 @@ enum weight_role {
     /* matrices of a layer, see parts.def */
     ROLE_Q = N_ENDS_ROLES, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_Q_A, ROLE_KV_A, ROLE_K_B,
     ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN, ROLE_Q_GATE, ROLE_IN,
-    ROLE_IN_BA, ROLE_IN_Z, ROLE_GATE_A, ROLE_IN_F, N_ROLES
+    ROLE_IN_BA, ROLE_IN_Z, ROLE_GATE_A, ROLE_IN_F, ROLE_PLE_GATE, ROLE_PLE_UP,
+    N_ROLES
 };
 
 enum { WEIGHT_DIMS = 5 };       /* most dimensions of a source's tensor */

@@ -70,7 +70,9 @@ struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_p
     const int feeds = c->ff[layer] != FF_NONE, moe = c->ff[layer] == FF_MOE;
     const int xielu = feeds && c->act == CONFIG_ACT_XIELU;
     const int64_t hidden = c->hidden_size, heads = c->n_heads, mlp = config_mlp_size(c, layer);
-    const int64_t q_width = heads * c->head_dim, kv_width = (int64_t)c->n_kv_heads * c->head_dim;
+    const int own_kv = attends && !config_shares_kv(c, layer), head_dim = config_head_dim(c, layer);
+    const int64_t q_width = heads * head_dim, kv_width = (int64_t)config_kv_heads(c, layer) * head_dim;
+    const int beside = moe && c->moe.beside;
     const int64_t projected = projected_rows(c, layer), channels = recurrent_channels(c, layer),
                   width = recurrent_width(c, layer);
     const int gate_low = r->gate_rank > 0;

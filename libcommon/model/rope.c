@@ -130,6 +130,17 @@ static void rope_tempers(struct parse *p, struct config *c)
         parse_fail(p, ERR_FORMAT, "llama_4_scaling_beta is not a finite number");
 }
 
+/* A share of the pairs rotates, at frequencies for the whole head; the others stand still. */
+static void proportional(struct parse *p, struct rope *r, double theta)
+{
+    const double share = parse_real(p, "partial_rotary_factor", 1), factor = parse_real(p, "factor", 1);
+    if (!(share >= 0 && share <= 1 && factor > 0))
+        parse_fail(p, ERR_FORMAT, "rope_type \"proportional\": partial_rotary_factor %g, factor %g", share, factor);
+    const int n = p->bad ? 0 : (int)floor(share * r->dim / 2);
+    for (int i = 0; i < r->dim / 2; i++)
+        r->inv_freq[i] = i < n ? 1 / powf((float)theta, (float)(2 * i) / (float)r->dim) / (float)factor : 0;
+}
+
 static void longrope(struct parse *p, struct rope *r, double theta, double original, double max_len)
 {
     original = parse_real(p, "original_max_position_embeddings", original);
@@ -200,10 +211,12 @@ static void rope_add(struct parse *up, const struct arch *a, struct config *c, c
         longrope(&p, r, theta, original, c->max_len);
     else if (strcmp(type, "dynamic") == 0)
         dynamic(&p, c);
+    else if (strcmp(type, "proportional") == 0)
+        proportional(&p, r, theta);
     else if (strcmp(type, "default") == 0 || strcmp(type, "mrope") == 0)
         parse_find(&p, "factor|original_max_position_embeddings", NULL);
     else
-        parse_fail(&p, ERR_UNSUPPORTED, "rope_type \"%.40s\" is not supported; these are: default linear llama3 yarn longrope dynamic", type);
+        parse_fail(&p, ERR_UNSUPPORTED, "rope_type \"%.40s\" is not supported; these are: default linear llama3 yarn longrope dynamic proportional", type);
     if (json && a->rope_tempers)
         rope_tempers(&p, c);
     if (json && a->rope_mscales && strcmp(type, "longrope") == 0) {
@@ -251,6 +264,15 @@ static void layer_thetas(struct parse *p, const struct arch *a, struct config *c
     }
 }
 
+/* Size of the heads of layers with a window, or without one. */
+static int widest_head(const struct config *c, int windowed)
+{
+    for (int i = 0; i < c->n_layers && c->head_dims; i++)
+        if ((c->window[i] > 0) == windowed)
+            return c->head_dims[i];
+    return c->head_dim;
+}
+
 void rope_parse(struct parse *p, const struct arch *a, struct config *c)
 {
     const json_t *rope = parse_find(p, "rope_parameters", NULL);
@@ -279,8 +301,9 @@ void rope_parse(struct parse *p, const struct arch *a, struct config *c)
         json_object_foreach((json_t *)(full || local ? rope : NULL), key, v)
             if (v != full && v != local && !json_is_null(v))
                 parse_fail(p, ERR_UNSUPPORTED, "rope_parameters: \"%.60s\" is not understood, expected full_attention and sliding_attention", key);
-        rope_add(p, a, c, full || local ? full : rope, a->rope_theta, dim);
-        rope_add(p, a, c, local, a->local_theta > 0 ? a->local_theta : a->rope_theta, dim);
+        const int dims[2] = { (int)(widest_head(c, 0) * partial), (int)(widest_head(c, 1) * partial) };
+        rope_add(p, a, c, full || local ? full : rope, a->rope_theta, dims[0]);
+        rope_add(p, a, c, local, a->local_theta > 0 ? a->local_theta : a->rope_theta, dims[1]);
         for (int i = 0; i < c->n_layers; i++)
             if (c->rope_of[i] == 0 && c->window[i])
                 c->rope_of[i] = 1;

@@ -213,10 +213,10 @@ static int add_own_matrix(struct builder *b, int layer, enum layer_part part, co
 }
 
 /* The rows of part i (0 q, 1 k, 2 v) in a fused matrix. */
-static struct row_map fused_rows(const struct builder *b, int i)
+static struct row_map fused_rows(const struct builder *b, int layer, int i)
 {
     const struct config *c = b->c;
-    const int64_t hd = c->head_dim, group = c->n_heads / c->n_kv_heads, q = (int64_t)c->n_heads * hd,
+    const int64_t hd = config_head_dim(c, layer), group = c->n_heads / c->n_kv_heads, q = (int64_t)c->n_heads * hd,
                   kv = (int64_t)c->n_kv_heads * hd;
     if (b->n.qkv_grouped)
         return (struct row_map){ .offset = i == 0 ? 0 : (group + i - 1) * hd, .run = i == 0 ? group * hd : hd,
@@ -230,7 +230,7 @@ static int add_qkv(struct builder *b, int layer)
     static const enum layer_part parts[3] = { LP_Q, LP_K, LP_V };
     const struct config *c = b->c;
     const char *const stems[3] = { b->n.q, b->n.k, b->n.v };
-    const int64_t hd = c->head_dim, q = (int64_t)c->n_heads * hd, kv = (int64_t)c->n_kv_heads * hd;
+    const int64_t hd = config_head_dim(c, layer), q = c->n_heads * hd, kv = config_kv_heads(c, layer) * hd;
     char source[160], probe[168];
     int is_fused = b->n.qkv != NULL;
     if (is_fused) {
@@ -241,9 +241,11 @@ static int add_qkv(struct builder *b, int layer)
     for (int i = 0; i < 3; i++) {
         struct row_map map = { 0 };
         int64_t src_rows = 0;
+        if (!layer_part_fact(c, layer, parts[i]).present)
+            continue;
         if (is_fused) {
             src_rows = q + 2 * kv;
-            map = fused_rows(b, i);
+            map = fused_rows(b, layer, i);
         } else {
             path(b, source, sizeof source, layer, stems[i]);
         }
@@ -397,9 +399,22 @@ static int add_shared_router(struct builder *b, int layer)
     return add_as(b, "shared_router.weight", full, flat ? want + 1 : want, flat ? 1 : 2, &t);
 }
 
+/* Add what a mixture of experts beside an MLP has: that MLP, scales of the router, norms. */
+static int add_beside(struct builder *b, int layer)
+{
+    const struct weight_names *n = &b->n;
+    return add_mlp(b, layer) < 0 || add_vector(b, layer, LP_ROUTER_SCALE, n->router_scale) < 0 ||
+           add_vector(b, layer, LP_EXPERT_SCALE, n->expert_scale) < 0 ||
+           add_layer_norm(b, layer, LP_DENSE_POST_NORM, n->dense_post_norm) < 0 ||
+           add_layer_norm(b, layer, LP_EXPERT_NORM, n->expert_norm) < 0
+               ? -1 : add_layer_norm(b, layer, LP_EXPERT_POST_NORM, n->expert_post_norm);
+}
+
 static int add_moe(struct builder *b, int layer)
 {
     const struct moe *m = &b->c->moe;
+    if (m->beside && add_beside(b, layer) < 0)
+        return -1;
     if (add_own_matrix(b, layer, LP_ROUTER, b->n.router) < 0 ||
         add_vector(b, layer, LP_CORRECTION, b->n.correction) < 0 || (m->shared_gate && add_shared_router(b, layer) < 0))
         return -1;
@@ -567,9 +582,14 @@ static int add_layer(struct builder *b, int i)
     if (b->c->ff[i] == FF_NONE)
         return 0;
     if (add_layer_norm(b, i, LP_MLP_NORM, b->n.mlp_norm) < 0 ||
-        (b->c->ff[i] == FF_MOE ? add_moe(b, i) : add_mlp(b, i)) < 0)
+        (b->c->ff[i] == FF_MOE ? add_moe(b, i) : add_mlp(b, i)) < 0 ||
+        add_layer_norm(b, i, LP_MLP_POST_NORM, b->n.mlp_post_norm) < 0)
         return -1;
-    return add_layer_norm(b, i, LP_MLP_POST_NORM, b->n.mlp_post_norm);
+    if (b->c->ple_dim && (add_own_matrix(b, i, LP_PLE_GATE, b->n.ple_gate) < 0 ||
+                          add_own_matrix(b, i, LP_PLE_UP, b->n.ple_up) < 0 ||
+                          add_layer_norm(b, i, LP_PLE_NORM, b->n.ple_norm) < 0))
+        return -1;
+    return add_vector(b, i, LP_LAYER_SCALE, b->n.layer_scale);
 }
 
 /* ---- outside of the layers ---- */
@@ -596,6 +616,13 @@ static int add_embed(struct builder *b)
         add_end(b, "embed_in", b->n.embed_in ? b->n.embed_in : "project_in", c->hidden_size, c->embed_size, ROLE_EMBED,
                 0) < 0)
         return -1;
+    const int64_t layers = (int64_t)c->n_layers * c->ple_dim;
+    if (c->ple_dim) {
+        if (add_end(b, "ple_embed", b->n.ple_embed, c->ple_vocab, layers, ROLE_EMBED, 0) < 0 ||
+            add_end(b, "ple_in", b->n.ple_in, layers, c->hidden_size, ROLE_EMBED, 0) < 0 ||
+            add_norm(b, -1, -1, "ple_in_norm", b->n.ple_in_norm, c->ple_dim, 0) < 0)
+            return -1;
+    }
     return c->pos == POS_LEARNED ? add_end(b, "pos_embed", b->n.pos, positions, c->hidden_size, ROLE_POS, 1) : 0;
 }
 

@@ -28,17 +28,18 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
     l->has_experts = moe;
     l->router = moe ? h * c->moe.n_experts : 0;
     *(moe ? &l->shared_mlp : &l->dense_mlp) = matrices * h * config_mlp_size(c, i);
+    l->dense_mlp += 3 * h * c->ple_dim;         /* its gate, its projection, its share of ple_in */
     l->mixer = config_mixer_parameters(c, i);
     l->norms = ((c->mixer[i] != MIXER_NONE) + (c->ff[i] != FF_NONE)) * h + (mla ? c->mla.kv_rank + c->mla.q_rank : 0);
     l->window = c->window[i] ? c->window[i] : c->chunk[i];
     l->state_bytes = (int64_t)(config_state_floats(c, i) * sizeof(float));
     if (!mixer_has_kv(c->mixer[i]))
         return;
-    l->kv_rows = mla ? 1 : 2 * c->n_kv_heads;
-    l->kv_width = c->head_dim;
+    l->kv_rows = mla ? 1 : config_shares_kv(c, i) ? 0 : 2 * config_kv_heads(c, i);
+    l->kv_width = config_head_dim(c, i);
     /* scores and sums */
     l->attended = mla ? (int64_t)c->n_heads * (2 * c->mla.kv_rank + c->mla.rope_dim)
-                      : 2 * (int64_t)c->n_heads * c->head_dim;
+                      : 2 * (int64_t)c->n_heads * config_head_dim(c, i);
 }
 
 int plan_shape_of(struct plan_shape *s, const struct config *c, struct err *e)
@@ -49,6 +50,7 @@ int plan_shape_of(struct plan_shape *s, const struct config *c, struct err *e)
                               .top_k = c->moe.top_k };
     if (c->pos == POS_LEARNED)
         s->positions = ((int64_t)c->max_len + c->pos_offset) * c->hidden_size;
+    s->positions += (int64_t)c->ple_vocab * c->n_layers * c->ple_dim;
     if (c->moe.n_experts) {
         s->expert = 3 * (int64_t)c->hidden_size * c->moe.intermediate_size;
         s->shared = c->moe.intermediate_size ? c->moe.shared_size / c->moe.intermediate_size : 0;

@@ -33,7 +33,7 @@ struct plan_layer {
 struct plan_shape {
     int n_layers, hidden_size, intermediate_size, vocab_size, max_len;
     int tied;                               /* the head is the embedding */
-    int64_t positions;                      /* parameters of learned positions; 0: none */
+    int64_t positions;                      /* parameters of learned positions and embeddings of layers */
     int n_experts, top_k;                   /* 0: none */
     /* parameters of one expert; size of the shared MLP in experts: shared_size / expert_size */
     int64_t expert, shared;

@@ -31,11 +31,6 @@ deepseek_v4-hub
 falcon_h1
 gemma3n
 gemma3n-vl
-gemma4
-gemma4-e
-gemma4-moe
-gemma4-vl
-gemma4_unified-vl
 glm_moe_dsa
 glm_moe_dsa-skip
 jamba

@@ -260,6 +260,8 @@ static void normed_experts(void **state) { (void)state; run_schedules("afmoe", 2
 static void latent_growing(void **state) { (void)state; run_schedules("mistral4", 2); }
 static void delta_net(void **state) { (void)state; run_schedules("qwen3_next", 2); }
 static void delta_net_rows(void **state) { (void)state; run_schedules("kimi_linear", 1); }
+static void shared_keys(void **state) { (void)state; run_schedules("gemma4-e", 1); }
+static void beside(void **state) { (void)state; run_schedules("gemma4-moe", 1); }
 static void mamba(void **state) { (void)state; run_schedules("granitemoehybrid", 2); }
 static void convolutions(void **state) { (void)state; run_schedules("lfm2", 2); }
 
@@ -269,6 +271,7 @@ int main(void)
                                         cmocka_unit_test(sinks), cmocka_unit_test(chunked), cmocka_unit_test(latent),
                                         cmocka_unit_test(normed_experts), cmocka_unit_test(latent_growing),
                                         cmocka_unit_test(delta_net), cmocka_unit_test(delta_net_rows),
+                                        cmocka_unit_test(shared_keys), cmocka_unit_test(beside),
                                         cmocka_unit_test(mamba),
                                         cmocka_unit_test(convolutions) };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,170 @@
+/* arch_gemma.c - list Gemma 4: layers of attention whose heads differ, keys and values that later
+ * layers share, embeddings of each layer, experts beside an MLP. Facts: the configuration and
+ * modeling files of transformers 5, and config.json of the models on the hub. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/model/arch.h"
+
+enum { MOST_WIDTH = 1 << 24, MOST_VOCAB = 1 << 28, MOST_PLE = 1 << 18 };
+
+static const struct weight_names
+gemma4_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head", .layer = "layers.",
+                 .attn_norm = "input_layernorm", .attn_post_norm = "post_attention_layernorm",
+                 .mlp_norm = "pre_feedforward_layernorm", .mlp_post_norm = "post_feedforward_layernorm",
+                 .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.o_proj",
+                 .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm", .gate = "mlp.gate_proj",
+                 .up = "mlp.up_proj", .down = "mlp.down_proj", .router = "router.proj",
+                 .experts_form = EXPERTS_FUSED_BARE, .experts = "experts.", .expert_gate = "gate_up_proj",
+                 .expert_down = "down_proj", .router_scale = "router.scale", .expert_scale = "router.per_expert_scale",
+                 .dense_post_norm = "post_feedforward_layernorm_1", .expert_norm = "pre_feedforward_layernorm_2",
+                 .expert_post_norm = "post_feedforward_layernorm_2", .ple_embed = "embed_tokens_per_layer",
+                 .ple_in = "per_layer_model_projection", .ple_in_norm = "per_layer_projection_norm",
+                 .ple_gate = "per_layer_input_gate", .ple_up = "per_layer_projection",
+                 .ple_norm = "post_per_layer_input_norm", .layer_scale = "layer_scalar" };
+
+/* ---- keys ---- */
+
+/* An array of one number a layer, all `value` at first. */
+static int *numbers(struct parse *p, const struct config *c, int value)
+{
+    int *n = malloc((size_t)c->n_layers * sizeof *n);
+    for (int i = 0; n && i < c->n_layers; i++)
+        n[i] = value;
+    if (!n) {
+        err_nomem(p->e, "config");
+        p->bad = 1;
+    }
+    return n;
+}
+
+/* Sizes that a layer has of its own, in "per_layer_config", by its number. */
+static void layer_sizes(struct parse *p, struct config *c, int layer, const json_t *json)
+{
+    static const char *const none[] = { NULL };
+    char where[64];
+    snprintf(where, sizeof where, "config.json: per_layer_config.%d", layer);
+    struct parse q = { .json = json, .seen = json_object(), .where = where, .e = p->e };
+    if (!q.seen) {
+        err_nomem(p->e, "config");
+        p->bad = 1;
+        return;
+    }
+    c->head_dims[layer] = (int)parse_int(&q, "head_dim", 1, MOST_WIDTH, c->head_dims[layer]);
+    c->kv_heads[layer] = (int)parse_int(&q, "num_key_value_heads", 1, MOST_WIDTH, c->kv_heads[layer]);
+    if (!q.bad)
+        parse_leftovers(&q, none);
+    p->bad |= q.bad;
+    json_decref(q.seen);
+}
+
+/* Layers of full attention have other heads; c->head_dim and c->n_kv_heads become the largest. */
+static void heads_parse(struct parse *p, struct config *c, int global_dim)
+{
+    const json_t *own = parse_find(p, "per_layer_config", NULL);
+    const int dim = (int)parse_int(p, "global_head_dim", 1, MOST_WIDTH, own ? c->head_dim : global_dim),
+              heads = (int)parse_int(p, "num_global_key_value_heads", 1, MOST_WIDTH, c->n_kv_heads);
+    c->head_dims = numbers(p, c, c->head_dim);
+    c->kv_heads = numbers(p, c, c->n_kv_heads);
+    for (int i = 0; i < c->n_layers && !p->bad; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "%d", i);
+        if (own && js_get(own, key))
+            layer_sizes(p, c, i, js_get(own, key));
+        if (!own && !c->window[i]) {
+            c->head_dims[i] = dim;
+            c->kv_heads[i] = c->k_is_v ? heads : c->n_kv_heads;
+        }
+        if (p->bad)
+            return;
+        if (c->n_heads % c->kv_heads[i] || c->head_dims[i] % 2)
+            parse_fail(p, ERR_SHAPE, "layer %d: %d heads of %d, %d of them with keys: does not fit", i, c->n_heads,
+                       c->head_dims[i], c->kv_heads[i]);
+        c->head_dim = c->head_dims[i] > c->head_dim ? c->head_dims[i] : c->head_dim;
+        c->n_kv_heads = c->kv_heads[i] > c->n_kv_heads ? c->kv_heads[i] : c->n_kv_heads;
+    }
+}
+
+/* The last layers read the keys and values of the last layer of their type before them. */
+static void sharing_parse(struct parse *p, struct config *c, int absent)
+{
+    const int n = (int)parse_int(p, "num_kv_shared_layers", 0, c->n_layers - 1, absent), first = c->n_layers - n;
+    if (!n || p->bad)
+        return;
+    c->kv_from = numbers(p, c, 0);
+    for (int i = 0; i < c->n_layers && !p->bad; i++) {
+        int from = i < first ? i : first - 1;
+        while (i >= first && from >= 0 && (c->window[from] != c->window[i] ||
+                                           config_head_dim(c, from) != config_head_dim(c, i)))
+            from--;
+        if (from < 0)
+            parse_fail(p, ERR_SHAPE, "num_kv_shared_layers %d: layer %d finds no earlier layer of its type", n, i);
+        else
+            c->kv_from[i] = from;
+    }
+}
+
+static void ple_parse(struct parse *p, struct config *c)
+{
+    c->ple_dim = (int)parse_int(p, "hidden_size_per_layer_input", 0, MOST_WIDTH,
+                                json_object_get(p->json, "hidden_size_per_layer_input") ? 0 : 256);
+    c->ple_vocab = (int)parse_int(p, "vocab_size_per_layer_input", 1, MOST_VOCAB, 262144);
+    if ((int64_t)c->n_layers * c->ple_dim > MOST_PLE)
+        parse_fail(p, ERR_SHAPE, "hidden_size_per_layer_input %d in %d layers, expected a product of at most %d",
+                   c->ple_dim, c->n_layers, MOST_PLE);
+}
+
+static void windows_parse(struct parse *p, struct config *c, int absent, int period)
+{
+    const int window = window_parse(p, absent);
+    for (int i = 0; i < c->n_layers; i++)
+        c->window[i] = (i + 1) % period && i + 1 < c->n_layers ? window : 0;
+    layer_types_parse(p, c, window);
+}
+
+/* The parts of Gemma 3n and 4. */
+static void gemma_parse(struct parse *p, struct config *c)
+{
+    attention_bias_parse(p, c);
+    c->embed_scale = (float)sqrt((double)c->hidden_size);
+    c->attn_scale = 1;
+    c->v_norm = 1;
+    c->final_softcap = (float)parse_real(p, "final_logit_softcapping", 0);
+}
+
+static void more_gemma4(struct parse *p, struct config *c)
+{
+    gemma_parse(p, c);
+    windows_parse(p, c, 512, 6);
+    const char *both_ways = parse_string(p, "use_bidirectional_attention", "vision");
+    if (strcmp(both_ways, "vision") != 0)           /* only within images */
+        parse_fail(p, ERR_UNSUPPORTED, "use_bidirectional_attention \"%.40s\" is not supported", both_ways);
+    c->k_is_v = parse_bool(p, "attention_k_eq_v", 0);
+    heads_parse(p, c, 512);
+    sharing_parse(p, c, 0);
+    if (strcmp(c->arch, "gemma4_text") == 0)
+        ple_parse(p, c);
+    const int wide = parse_bool(p, "use_double_wide_mlp", 0);
+    if (wide && c->kv_from && !p->bad && (c->mlp_sizes = numbers(p, c, c->intermediate_size)))
+        for (int i = 0; i < c->n_layers; i++)
+            c->mlp_sizes[i] *= config_shares_kv(c, i) ? 2 : 1;
+    if (parse_bool(p, "enable_moe_block", 0)) {
+        const int top_k = (int)parse_int(p, "top_k_experts", 1, 65536, 8);
+        experts_parse(p, c, 128, top_k, 704);
+        c->moe.beside = c->moe.normalize = 1;
+    }
+    parse_find(p, "num_experts|top_k_experts|moe_intermediate_size", NULL);
+}
+
+const struct arch gemma_archs[] = {
+    { ROW("gemma4_text",  gemma4_names,    262144, 2304, 9216,  30, 8,  4,  131072), ROPE(1000000), .eps = 1e-6,
+      .act = "gelu_pytorch_tanh", .tied = 1, .head_dim = 256, .local_theta = 10000, .qk_norm = QK_NORM_HEAD,
+      .more = more_gemma4 },
+    { ROW("gemma4_unified_text", gemma4_names, 262144, 2304, 9216, 30, 8, 4, 131072), ROPE(1000000), .eps = 1e-6,
+      .act = "gelu_pytorch_tanh", .tied = 1, .head_dim = 256, .local_theta = 10000, .qk_norm = QK_NORM_HEAD,
+      .more = more_gemma4 },
+    { 0 }
+};
