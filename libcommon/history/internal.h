@@ -1,0 +1,121 @@
+/* internal.h - the statements, rows and faults of the history. */
+#ifndef ZSE_HISTORY_INTERNAL_H
+#define ZSE_HISTORY_INTERNAL_H
+
+#include <sqlite3.h>
+
+#include "libcommon/history/history.h"
+
+enum statement {
+#define STATEMENT(name, sql) SQL_##name,
+#include "libcommon/history/statements.def"
+    N_STATEMENTS
+};
+
+struct history {
+    sqlite3 *db;
+    char *path;
+    struct history_limits limits;
+    sqlite3_stmt *stmt[N_STATEMENTS];   /* prepared at first use */
+    uint64_t deadline_ns;               /* of the operation; 0: none */
+    int (*ask)(void *user, size_t bytes); void *ask_user;       /* NULL: any size */
+};
+
+/* ---- database.c ---- */
+/* Fill *p and return -1. */
+int fault_set(struct history_problem *p, enum history_fault f, const char *field, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+int fault_nomem(struct history_problem *p);
+int fault_sql(struct history *h, struct history_problem *p);    /* of the last call of SQLite */
+/* A statement, reset and bound.  types has a letter for each value: i and n int64_t, D double, t
+ * text (NULL: null); a negative n or D is null.  Borrowed; NULL with *p. */
+sqlite3_stmt *sql_bind(struct history *h, enum statement which, struct history_problem *p, const char *types, ...);
+int sql_step(struct history *h, sqlite3_stmt *s, struct history_problem *p);    /* 1: a row, 0: the end, -1 with *p */
+/* a statement without rows; s NULL: -1 */
+int sql_run(struct history *h, sqlite3_stmt *s, struct history_problem *p);
+int sql_begin(struct history *h, int write, struct history_problem *p);
+/* Commit if rc is 0, else roll back.  0, or -1 with *p. */
+int sql_end(struct history *h, int rc, struct history_problem *p);
+json_t *sql_end_json(struct history *h, json_t *result, struct history_problem *p);     /* the same for NULL or not */
+/* May the answer take so many bytes of memory?  0, or -1 with *p. */
+int ask_memory(struct history *h, size_t bytes, struct history_problem *p);
+int64_t history_now_ms(void);
+
+/* ---- owners and conversations: conversations.c ---- */
+/* Row ids of an owner's conversations and messages are OWNER << OWNER_SHIFT | number, so that a
+ * search visits only those of its owner, the newest first. */
+enum { OWNER_SHIFT = 40 };
+#define HISTORY_UNTITLED "New Chat"
+struct owner { int64_t id, conversations, messages, tokens, bytes, next; };
+/* make: 1: a missing owner is added.  1: found; 0: there is none (only without make); -1 with
+ * *p. */
+int owner_find(struct history *h, const char *name, int make, struct owner *o, struct history_problem *p);
+int owner_next(struct history *h, struct owner *o, int64_t *row, struct history_problem *p);   /* a new row id */
+int owner_count(struct history *h, int64_t id, int conversations, int64_t messages, int64_t tokens, int64_t bytes,
+                struct history_problem *p);
+int owner_has_room(const struct history *h, const struct owner *o, int64_t bytes, struct history_problem *p);
+
+struct conversation {                   /* a row; strings are borrowed from the statement until it is used again */
+    int64_t row, created, updated, messages, tokens, bytes, next_message, active;       /* active -1: none */
+    const char *id, *title, *model, *system_prompt, *settings, *folder, *tags;
+    int titled, pinned;
+};
+void conversation_read(sqlite3_stmt *s, struct conversation *c);
+json_t *conversation_json(const struct conversation *c);
+/* The row and its owner.  0, or -1 with *p. */
+int conversation_find(struct history *h, const char *owner, const char *id, struct owner *o, struct conversation *c,
+                      struct history_problem *p);
+/* The next row of a conversation that is read by its row id: 0, or -1 with *p. */
+int conversation_by_row(struct history *h, int64_t row, struct conversation *c, struct history_problem *p);
+int conversation_insert(struct history *h, struct owner *o, const struct conversation *c, struct history_problem *p);
+/* Members of fields into *c, whose strings they own or *text does (a list of json_t strings).
+ * partial: absent members stay. */
+int conversation_fields(const json_t *fields, struct conversation *c, json_t *text, struct history_problem *p);
+int conversation_retitle(struct history *h, const struct conversation *c, const char *title, struct history_problem *p);
+int conversation_new_id(char out[HISTORY_ID + 1], struct history_problem *p);
+int64_t conversation_bytes(const struct conversation *c);
+int64_t text_size(const char *text);
+
+/* ---- messages.c ---- */
+struct message {
+    int64_t row, number, parent, tokens, created;       /* -1: null */
+    double latency;                     /* negative: null */
+    int role;
+    const char *content, *metadata;     /* borrowed */
+};
+void message_read(sqlite3_stmt *s, struct message *m);
+json_t *message_json(const struct message *m, const char *conversation);
+int64_t message_bytes(const struct message *m);
+int message_fields(const json_t *fields, struct message *m, json_t *text, struct history_problem *p);
+/* Add a row, its index and the counters; c->active and c->next_message follow. */
+int message_insert(struct history *h, struct owner *o, struct conversation *c, struct message *m, int64_t now,
+                   struct history_problem *p);
+/* history_messages inside a transaction; *held: bytes that the answer takes so far. */
+json_t *history_messages_in(struct history *h, const char *owner, const char *id, const struct history_page *page,
+                            size_t *held, struct history_problem *p);
+int message_role(const char *name);                     /* -1: none */
+const char *message_role_name(int role);
+
+/* ---- fields.c: values of members ---- */
+enum presence { ABSENT, GIVEN_NULL, GIVEN };
+enum presence field_presence(const json_t *fields, const char *name);
+/* Read a member that is there: 0, or -1 with *p.  Strings are borrowed from fields. */
+int field_text(const json_t *fields, const char *name, size_t least, size_t most, const char **out,
+               struct history_problem *p);
+int field_number(const json_t *fields, const char *name, int64_t least, int64_t most, int64_t *out,
+                 struct history_problem *p);
+int field_bool(const json_t *fields, const char *name, int *out, struct history_problem *p);
+/* An object or a list as JSON text, kept alive by `text`. */
+int field_json(const json_t *fields, const char *name, int is_list, size_t most, json_t *text, const char **out,
+               struct history_problem *p);
+json_t *time_json(int64_t ms);                          /* "2026-11-23T17:52:11.123Z" */
+int time_parse(const char *text, int64_t *ms);          /* 0, or -1: another form */
+
+/* ---- words.c: text to words of the index ---- */
+struct word { size_t at, end; char text[72]; int n; };  /* bytes of the source; the folded word, not terminated */
+/* The next word at or after *at; 0: there is none. */
+int word_next(const char *text, size_t size, size_t *at, struct word *w);
+/* All words with blanks between, malloc'd; NULL: no memory. */
+char *words_of(const char *text, size_t size);
+
+#endif
