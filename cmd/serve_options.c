@@ -30,6 +30,10 @@ static const char usage[] =
     "      --audit-sign FILE      sign the log with this private Ed25519 key (PEM)\n"
     "      --audit-prompts        also log the requests' bodies (at most 4096 bytes of each)\n"
     "      --no-audit             log nothing\n"
+    "      --no-history           keep no chat history (default: conversations of pages and clients in chats.db in $ZSE_HOME)\n"
+    "      --history-days N       delete conversations without a change for N days, 0: never (default: 0)\n"
+    "      --history-size SIZE    size of the conversations of each key (default: 1GiB)\n"
+    "      --history-conversations N  number of conversations of each key (default: 100000)\n"
     "      --trust-proxy          take the client's address from X-Forwarded-For; needs keys, or --no-auth\n"
     "      --cors-origin ORIGIN   let pages of this origin use the API, * for all; can be given again\n"
     "      --allow-host NAME      without keys, accept this name in the Host header besides localhost, * for any; can be given again\n"
@@ -68,6 +72,7 @@ enum {
     OPT_AUDIT_SYSLOG, OPT_AUDIT_SIGN, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT,
     OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
     OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY, OPT_RAG_DOCUMENTS, OPT_RAG_BYTES,
+    OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_HISTORY_CONVERSATIONS,
 };
 
 static const struct option options[] = {
@@ -85,6 +90,9 @@ static const struct option options[] = {
     { "audit-syslog", required_argument, NULL, OPT_AUDIT_SYSLOG },
     { "audit-sign", required_argument, NULL, OPT_AUDIT_SIGN },
     { "audit-prompts", no_argument, NULL, OPT_AUDIT_PROMPTS }, { "no-audit", no_argument, NULL, OPT_NO_AUDIT },
+    { "no-history", no_argument, NULL, OPT_NO_HISTORY }, { "history-days", required_argument, NULL, OPT_HISTORY_DAYS },
+    { "history-size", required_argument, NULL, OPT_HISTORY_SIZE },
+    { "history-conversations", required_argument, NULL, OPT_HISTORY_CONVERSATIONS },
     { "trust-proxy", no_argument, NULL, OPT_PROXY }, { "cors-origin", required_argument, NULL, OPT_ORIGIN },
     { "allow-host", required_argument, NULL, OPT_ALLOW_HOST }, { "name", required_argument, NULL, OPT_NAME },
     { "max-seqs", required_argument, NULL, OPT_SEQS },
@@ -146,6 +154,11 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_AUDIT_SIGN: o->audit_sign = arg; return 0;
     case OPT_AUDIT_PROMPTS: o->audit_prompts = 1; return 0;
     case OPT_NO_AUDIT: o->no_audit = 1; return 0;
+    case OPT_NO_HISTORY: o->no_history = 1; return 0;
+    case OPT_HISTORY_DAYS: return whole("--history-days", arg, 0, 36500, &o->history_days);
+    case OPT_HISTORY_SIZE: return cli_parse_size(prog, "--history-size", arg, &o->history_bytes);
+    case OPT_HISTORY_CONVERSATIONS:
+        return whole("--history-conversations", arg, 1, 100000000, &o->history_conversations);
     case OPT_PROXY: o->trust_proxy = 1; return 0;
     case OPT_ORIGIN: o->origins[o->n_origins++] = arg; return 0;
     case OPT_ALLOW_HOST: o->hosts[o->n_hosts++] = arg; return 0;

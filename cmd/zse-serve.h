@@ -14,6 +14,8 @@ struct serve_options {
     int port, port_given, no_auth, trust_proxy, max_seqs, max_queue, no_prefix_cache, max_connections, max_per_address,
         quiet, plan, no_watch;
     int query_keys, anonymous_limit, no_audit, audit_prompts;
+    int no_history, history_days, history_conversations;        /* 0: not given */
+    uint64_t history_bytes;                                     /* the same */
     const char *audit_syslog, *audit_sign;                      /* NULL: not given */
     const char *audit_folder;                                   /* NULL: audit in the home folder */
     const char *model_dir;                                      /* NULL: not given */

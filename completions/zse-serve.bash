@@ -16,6 +16,9 @@ _zse_serve() {
     --audit-files) COMPREPLY=(); return ;;
     --audit-syslog) COMPREPLY=(); return ;;
     --audit-sign) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --history-days) COMPREPLY=(); return ;;
+    --history-size) COMPREPLY=(); return ;;
+    --history-conversations) COMPREPLY=(); return ;;
     --cors-origin) COMPREPLY=(); return ;;
     --allow-host) COMPREPLY=(); return ;;
     --name) COMPREPLY=(); return ;;
@@ -48,7 +51,7 @@ _zse_serve() {
     --verify) COMPREPLY=($(compgen -W "auto first never" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-syslog --audit-sign --audit-prompts --no-audit --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --rag-documents --rag-bytes --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-syslog --audit-sign --audit-prompts --no-audit --no-history --history-days --history-size --history-conversations --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --rag-documents --rag-bytes --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

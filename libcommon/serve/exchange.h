@@ -1,6 +1,6 @@
 /* exchange.h - work that goes on behind a request: an API call (api/calls.c), a model being loaded,
  * a report (admin/access_endpoints.c), calls of tools (tools/tool_endpoints.c), work on documents
- * (rag/). */
+ * (rag/), a question to the chat history (chats/chats.h). */
 #ifndef ZSE_SERVE_EXCHANGE_H
 #define ZSE_SERVE_EXCHANGE_H
 
@@ -13,7 +13,9 @@ struct conn;
 struct loaded_model;
 struct server;
 
-enum exchange_kind { EXCHANGE_CALL, EXCHANGE_LOAD, EXCHANGE_REPORT, EXCHANGE_TOOLS, EXCHANGE_RAG };
+enum exchange_kind {
+    EXCHANGE_CALL, EXCHANGE_LOAD, EXCHANGE_REPORT, EXCHANGE_TOOLS, EXCHANGE_RAG, EXCHANGE_CHATS
+};
 /* the first member of every object that conn_exchange points to */
 struct exchange { enum exchange_kind kind; };
 
@@ -45,5 +47,12 @@ int rag_start(struct server *s, struct err *e);         /* its threads start wit
 void rag_stop(struct server *s);                        /* joins them; before calls_close and models_stop */
 void rag_events(struct server *s);                      /* on_wake: answer what the threads have done */
 void rag_gone(struct conn *c);                          /* the client is */
+
+/* ---- chat history ---- */
+int chats_open(struct server *s, struct err *e);        /* starts its threads, unless o.no_history */
+void chats_close(struct server *s);                     /* runs what is queued, joins them */
+void chats_done(struct server *s);                      /* on_wake: answer what they have done */
+void chats_tick(struct server *s);                      /* on_second: delete what is too old */
+void chats_gone(struct conn *c);                        /* the client is */
 
 #endif

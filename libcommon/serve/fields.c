@@ -49,6 +49,7 @@ static int no_effort(const json_t *v)
 #define STREAMED (API | BODY_RESPONSES | BODY_MESSAGES)
 #define ANTHROPIC (BODY_MESSAGES | BODY_COUNT)
 #define BODY_RAG (BODY_RAG_SEARCH | BODY_RAG_CONTEXT)
+#define CONVERSATION (BODY_CONVERSATION | BODY_CONVERSATION_EDIT)
 #define AT(field) offsetof(struct params, field)
 #define SAMPLING(field) (offsetof(struct params, sampling) + offsetof(struct sampling, field))
 #define FIELD_OF_REAL FIELD_REAL
@@ -233,6 +234,34 @@ const struct field fields[] = {
     OTHER("collections", BODY_RAG, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}", "search these collections only (default: all of the key)"),
     TEXT("mode", BODY_RAG, AT(mode), "hybrid, bm25 or vector (default: hybrid)"),
     WHOLE("max_tokens", BODY_RAG_CONTEXT, 1, 1000000, AT(rag_max_tokens), 0, "most tokens of the context (default: 1000)"),
+    OTHER("title", CONVERSATION, "{\"type\":[\"string\",\"null\"]}",
+          "at most 512 bytes (default: the beginning of the first question)"),
+    OTHER("model", CONVERSATION, "{\"type\":[\"string\",\"null\"]}", "id of its model"),
+    OTHER("system_prompt", CONVERSATION, "{\"type\":[\"string\",\"null\"]}", "at most 1 MiB"),
+    OTHER("settings", CONVERSATION, "{\"type\":[\"object\",\"null\"]}", "anything of the client's, at most 64 KiB"),
+    OTHER("folder", CONVERSATION, "{\"type\":[\"string\",\"null\"]}", "at most 256 bytes"),
+    OTHER("tags", CONVERSATION, "{\"type\":[\"array\",\"null\"],\"items\":{\"type\":\"string\"}}",
+          "at most 32 texts of at most 64 bytes"),
+    OTHER("pinned", CONVERSATION, "{\"type\":[\"boolean\",\"null\"]}", "listed first"),
+    OTHER("active_leaf", BODY_CONVERSATION_EDIT, "{\"type\":\"integer\"}",
+          "id of the message at the end of the branch that is shown"),
+    OTHER("role", BODY_CHAT_MESSAGE, "{\"enum\":[\"user\",\"assistant\",\"system\",\"tool\"]}", "the author"),
+    OTHER("content", BODY_CHAT_MESSAGE | BODY_CHAT_MESSAGE_EDIT, "{\"type\":\"string\"}", "at most 4 MiB"),
+    OTHER("parent_id", BODY_CHAT_MESSAGE, "{\"type\":[\"integer\",\"null\"]}",
+          "the message before it (default: the active leaf); null: none"),
+    OTHER("tokens", BODY_CHAT_MESSAGE | BODY_CHAT_MESSAGE_EDIT, "{\"type\":[\"integer\",\"null\"]}",
+          "number of its tokens"),
+    OTHER("latency_ms", BODY_CHAT_MESSAGE | BODY_CHAT_MESSAGE_EDIT, "{\"type\":[\"number\",\"null\"]}",
+          "time that it took to generate"),
+    OTHER("metadata", BODY_CHAT_MESSAGE | BODY_CHAT_MESSAGE_EDIT, "{\"type\":[\"object\",\"null\"]}",
+          "anything of the client's, at most 256 KiB"),
+    OTHER("format", BODY_CHAT_IMPORT, "{\"enum\":[\"zse-chat\",\"json\"]}",
+          "zse-chat: the body is an exported file; json: content has one"),
+    OTHER("version", BODY_CHAT_IMPORT, "{\"type\":\"integer\"}", "of the format"),
+    OTHER("conversation", BODY_CHAT_IMPORT, "{\"type\":\"object\"}", "the conversation"),
+    OTHER("messages", BODY_CHAT_IMPORT, "{\"type\":\"array\",\"items\":{\"type\":\"object\"}}", "its messages, by id"),
+    OTHER("content", BODY_CHAT_IMPORT, "{\"type\":\"string\"}", "an exported file"),
+    OTHER("filename", BODY_CHAT_IMPORT, "{\"type\":\"string\"}", "as export has it; without effect"),
     WHOLE("chunk", BODY_BATCHING, 0, INT_MAX, AT(chunk), 0,
           "tokens of prompts in a step with running answers; 0: as many as keep their pace"),
     TEXT("name", BODY_TOOL, AT(name), "a tool of /api/tools"),

@@ -35,6 +35,7 @@ struct server {
     struct opening *opening;            /* the thread of model_tasks.c */
     struct toolbox *toolbox;            /* tools that the server runs: tools/toolbox.h */
     struct preparing *preparing;        /* the preparing threads: api/call_prepare.c */
+    struct chats *chats;                /* threads of the chat history; NULL: --no-history */
     struct metrics metrics;
     struct guard guard;
     struct rag_service *rag;            /* documents: rag/service.c */

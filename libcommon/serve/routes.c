@@ -74,6 +74,42 @@ const struct route routes[] = {
     { "POST", "/api/keys/auth", ROUTE_PLAIN, ACCESS_ADMIN, handle_keys_required, BODY_KEYS_REQUIRED,
       "Set whether requests need a key", JSON },
     { "DELETE", "/api/keys/", ROUTE_PREFIX, ACCESS_ADMIN, handle_key_delete, 0, "Delete a key", JSON },
+    { "GET", "/api/chat/conversations", ROUTE_PLAIN, ACCESS_CHAT, handle_chats_list, 0,
+      "List conversations, pinned and then newest first; ?limit=1..200, offset, folder, tag", JSON },
+    { "POST", "/api/chat/conversations", ROUTE_PLAIN, ACCESS_CHAT, handle_chats_create, BODY_CONVERSATION,
+      "Create a conversation", JSON },
+    { "DELETE", "/api/chat/conversations", ROUTE_PLAIN, ACCESS_CHAT, handle_chats_delete_all, 0,
+      "Delete all conversations; ?all=true", JSON },
+    { "GET", "/api/chat/conversations/search", ROUTE_PLAIN, ACCESS_CHAT, handle_chats_search, 0,
+      "Another path of /api/chat/search", JSON },
+    { "POST", "/api/chat/conversations/import", ROUTE_PLAIN, ACCESS_CHAT, handle_chats_import, BODY_CHAT_IMPORT,
+      "Create a conversation from an exported one; ?copy=true: under a new id", JSON },
+    { "GET", "/api/chat/conversations/{id}", ROUTE_PATTERN, ACCESS_CHAT, handle_chats_get, 0,
+      "Show a conversation", JSON },
+    { "PATCH", "/api/chat/conversations/{id}", ROUTE_PATTERN, ACCESS_CHAT, handle_chats_update, BODY_CONVERSATION_EDIT,
+      "Change a conversation: an absent field stays, null resets it", JSON },
+    { "DELETE", "/api/chat/conversations/{id}", ROUTE_PATTERN, ACCESS_CHAT, handle_chats_delete, 0,
+      "Delete a conversation and its messages", JSON },
+    { "GET", "/api/chat/conversations/{id}/messages", ROUTE_PATTERN, ACCESS_CHAT, handle_chats_messages, 0,
+      "List messages; ?limit=1..10000, after (an id), branch=all or active", JSON },
+    { "POST", "/api/chat/conversations/{id}/messages", ROUTE_PATTERN, ACCESS_CHAT, handle_chats_add, BODY_CHAT_MESSAGE,
+      "Add a message, which becomes the active leaf", JSON },
+    { "DELETE", "/api/chat/conversations/{id}/messages", ROUTE_PATTERN, ACCESS_CHAT, handle_chats_remove_all, 0,
+      "Delete all messages of a conversation", JSON },
+    { "GET", "/api/chat/conversations/{id}/messages/{message_id}", ROUTE_PATTERN, ACCESS_CHAT, handle_chats_message, 0,
+      "Show a message", JSON },
+    { "PATCH", "/api/chat/conversations/{id}/messages/{message_id}", ROUTE_PATTERN, ACCESS_CHAT, handle_chats_edit,
+      BODY_CHAT_MESSAGE_EDIT, "Change a message", JSON },
+    { "DELETE", "/api/chat/conversations/{id}/messages/{message_id}", ROUTE_PATTERN, ACCESS_CHAT, handle_chats_remove,
+      0, "Delete a message and all below it", JSON },
+    { "GET", "/api/chat/conversations/{id}/export", ROUTE_PATTERN, ACCESS_CHAT, handle_chats_export, 0,
+      "Export a conversation; ?format=json or markdown, ?download=true: the file itself", JSON },
+    { "GET", "/api/chat/search", ROUTE_PLAIN, ACCESS_CHAT, handle_chats_search, 0,
+      "Search titles and messages; ?q= words (all of them, the last one may be a beginning) and \"phrases\", limit=1..100", JSON },
+    { "GET", "/api/chat/search/", ROUTE_PREFIX, ACCESS_CHAT, handle_chats_search, 0,
+      "The same with the words in the path", JSON },
+    { "GET", "/api/chat/stats", ROUTE_PLAIN, ACCESS_CHAT, handle_chats_stats, 0,
+      "Size of the chat history, and its limits", JSON },
     { "GET", "/api/audit/summary", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_summary, 0,
       "Summarize the audit log; ?hours=1..720", JSON },
     { "GET", "/api/audit/recent", ROUTE_PLAIN, ACCESS_ADMIN, handle_audit_recent, 0,
@@ -118,10 +154,31 @@ const struct route routes[] = {
 };
 const int n_routes = sizeof routes / sizeof *routes;
 
+static int matches_pattern(const char *pattern, const char *path, const char **rest)
+{
+    const char *first = NULL;
+    for (; *pattern; pattern++) {
+        if (*pattern == '{') {
+            const size_t n = strcspn(path, "/");
+            if (!n)
+                return 0;
+            first = first ? first : path;
+            path += n;
+            pattern = strchr(pattern, '}');
+        } else if (*pattern != *path++) {
+            return 0;
+        }
+    }
+    *rest = first;
+    return !*path;
+}
+
 static int matches(const struct route *r, const char *path, const char **rest)
 {
     size_t n = strlen(r->path);
     *rest = "";
+    if (r->kind == ROUTE_PATTERN)
+        return matches_pattern(r->path, path, rest);
     if (r->kind != ROUTE_PREFIX)
         return strcmp(r->path, path) == 0;
     *rest = path + n;
@@ -248,7 +305,7 @@ static void preflight(struct server *s, struct conn *c, const char *methods)
 int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner)
 {
     const int at = conn_route(c);
-    if (at < 0 || routes[at].kind != ROUTE_PLAIN || !routes[at].body || !host_is_ours(s, c) ||
+    if (at < 0 || routes[at].kind == ROUTE_WEBSOCKET || !routes[at].body || !host_is_ours(s, c) ||
         origin_of(s, c) == ORIGIN_FOREIGN || !guard_knows(s, c, &routes[at], owner))
         return 0;
     if (routes[at].access != ACCESS_PUBLIC)
@@ -281,7 +338,7 @@ void routes_request(struct server *s, struct conn *c)
         reply_refusal(s, c, 405, "method_not_allowed", "%.32s %.200s: expected %s", r->method, r->path, methods);
     } else if (!guard_admits(s, c, &routes[at])) {
         return;
-    } else if (routes[at].body && routes[at].kind == ROUTE_PLAIN && !conn_has_body(c)) {
+    } else if (routes[at].body && routes[at].kind != ROUTE_WEBSOCKET && !conn_has_body(c)) {
         /* admitted now, but the body was not kept when it began */
         struct problem pr;
         conn_set_header(c, "Retry-After", "1");

@@ -15,7 +15,9 @@ struct server;
 /* The right that a key must have, where keys are required (ACCESS_KEY: any key does).
  * Administration always needs a key, or the administrator's token. */
 enum access { ACCESS_PUBLIC, ACCESS_KEY, ACCESS_CHAT, ACCESS_EMBED, ACCESS_READ, ACCESS_ADMIN };
-enum route_kind { ROUTE_PLAIN, ROUTE_PREFIX, ROUTE_WEBSOCKET };         /* ROUTE_PREFIX: an id follows the path */
+/* ROUTE_PREFIX: an id follows the path.  ROUTE_PATTERN: the path contains names in braces, each of
+ * which stands for characters other than a slash. */
+enum route_kind { ROUTE_PLAIN, ROUTE_PREFIX, ROUTE_PATTERN, ROUTE_WEBSOCKET };
 
 struct route {
     const char *method, *path;
@@ -34,7 +36,8 @@ void routes_request(struct server *s, struct conn *c);
 int conn_route(const struct conn *c);           /* index in routes; -1: none */
 int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest));
 
-/* ---- handlers: rest is what follows the path of a ROUTE_PREFIX ---- */
+/* ---- handlers: rest is what follows the path of a ROUTE_PREFIX; of a ROUTE_PATTERN, the path from
+ * its first name in braces ---- */
 void handle_chat(struct server *s, struct conn *c, const char *rest);
 void handle_responses(struct server *s, struct conn *c, const char *rest);
 void handle_messages(struct server *s, struct conn *c, const char *rest);
@@ -90,6 +93,22 @@ void handle_rag_drop(struct server *s, struct conn *c, const char *rest);
 void handle_rag_search(struct server *s, struct conn *c, const char *rest);
 void handle_rag_context(struct server *s, struct conn *c, const char *rest);
 void handle_rag_stats(struct server *s, struct conn *c, const char *rest);
+void handle_chats_create(struct server *s, struct conn *c, const char *rest);
+void handle_chats_list(struct server *s, struct conn *c, const char *rest);
+void handle_chats_delete_all(struct server *s, struct conn *c, const char *rest);
+void handle_chats_get(struct server *s, struct conn *c, const char *rest);
+void handle_chats_update(struct server *s, struct conn *c, const char *rest);
+void handle_chats_delete(struct server *s, struct conn *c, const char *rest);
+void handle_chats_add(struct server *s, struct conn *c, const char *rest);
+void handle_chats_messages(struct server *s, struct conn *c, const char *rest);
+void handle_chats_remove_all(struct server *s, struct conn *c, const char *rest);
+void handle_chats_message(struct server *s, struct conn *c, const char *rest);
+void handle_chats_edit(struct server *s, struct conn *c, const char *rest);
+void handle_chats_remove(struct server *s, struct conn *c, const char *rest);
+void handle_chats_search(struct server *s, struct conn *c, const char *rest);
+void handle_chats_export(struct server *s, struct conn *c, const char *rest);
+void handle_chats_import(struct server *s, struct conn *c, const char *rest);
+void handle_chats_stats(struct server *s, struct conn *c, const char *rest);
 json_t *stats_object(struct server *s);
 json_t *model_stats_array(const struct server *s);
 json_t *analytics_object(struct server *s);

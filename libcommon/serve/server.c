@@ -102,6 +102,10 @@ static void on_gone(void *user, struct conn *c)
         rag_gone(c);
         return;
     }
+    if (x->kind == EXCHANGE_CHATS) {
+        chats_gone(c);
+        return;
+    }
     for (struct loaded_model *lm = s->models; lm; lm = lm->next)
         if (lm->waiter == c)
             lm->waiter = NULL;
@@ -140,6 +144,7 @@ static void on_wake(void *user)
     guard_reports(s);
     tools_done(s);
     rag_events(s);
+    chats_done(s);
     models_tick(s);
     finish_draining(s);
 }
@@ -153,6 +158,7 @@ static void on_second(void *user)
     ws_stats_tick(s);
     watch_tick(s);
     stall_tick(s);
+    chats_tick(s);
     if (s->draining && clock_ns() > s->drain_by_ns)
         for (struct loaded_model *lm = s->models; lm; lm = lm->next)
             calls_cancel(lm);
@@ -281,7 +287,7 @@ int server_start(struct server *s, const char *admin_token, struct err *e)
 {
     s->admin_token = admin_token;
     return guard_open(s, e) || listen_if_guarded(s, e) || models_start(s, e) || calls_open(s, e) ||
-           tools_open(s, e) || rag_start(s, e) ? -1 : 0;
+           tools_open(s, e) || rag_start(s, e) || chats_open(s, e) ? -1 : 0;
 }
 
 int server_leave(struct server *s)
@@ -289,6 +295,7 @@ int server_leave(struct server *s)
     loop_drop_all(s->loop);
     rag_stop(s);
     calls_close(s);
+    chats_close(s);
     if (models_halt(s) == 0)
         models_leave(s);
     return server_finish_audit(s);
@@ -304,6 +311,7 @@ int server_close(struct server *s)
         loop_drop_all(s->loop);                 /* the clients are gone; threads may still work on their requests */
     rag_stop(s);
     calls_close(s);
+    chats_close(s);
     if (s->opening && models_halt(s) == 0)
         models_stop(s);
     if (s->n_stuck) {

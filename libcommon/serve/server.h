@@ -11,6 +11,7 @@
  *   fields, reply            bodies to parameters; answers
  *   api/                     endpoints that generate (api/calls.h), and text and tokens
  *   tools/                   tools that the server runs, and their endpoints
+ *   chats/                   chat history (libcommon/history)
  *   admin/                   all other endpoints: health, statistics, models, keys, metrics
  *   web/                     the web interface
  *   rag/                     documents: adding, searching
@@ -28,6 +29,7 @@
  *   preparing   two: parse large bodies, render templates, compile grammars (api/internal.h)
  *   handshakes  one for every four processors, with TLS only (http/handshake.h)
  *   tools       up to four, started when needed: run tools (tools/toolbox.c)
+ *   chats       two: read and write the database of the chat history (chats/chats.h)
  *   reports     one for each question to the audit log or to the keys (admin/access_endpoints.c)
  *   documents   one that writes rag.db and two that read it, from the first request on
  *   reaper      one: frees large buffers (http/reaper.h)
@@ -80,6 +82,10 @@ struct server_options {
     const char *audit_syslog;           /* also send lines there (audit_syslog.h); NULL: nowhere */
     struct audit_signer *audit_signer;  /* signs the heads of the log; borrowed; NULL: none */
     int audit_prompts;                  /* log prompts, too */
+    int no_history;                     /* keep no chat history: its endpoints answer 404 */
+    int history_days;                   /* delete conversations without a change for so long; 0: never */
+    uint64_t history_bytes;             /* of one key's conversations; 0: the default */
+    int history_conversations;          /* the same for their number */
     /* X-Forwarded-For names the client, on any machine: keys are required on loopback, too */
     int trust_proxy;
     const char *const *origins; int n_origins;      /* origins of web pages that may use the API; "*": all */

@@ -111,14 +111,17 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   local n=0 method path
   while read -r method path; do
     n=$((n + 1))
-    run curl -s -w '%{http_code}' -X "${method^^}" "$URL${path//\{id\}/tiny}" -d '{}'
-    [[ $output != *'"code":"not_found"'* && $output != *405 && $output != *000 ]] || { echo "$method $path: $output"; return 1; }
+    path=${path//\{id\}/tiny}
+    run curl -s -w '%{http_code}' -X "${method^^}" "$URL${path//\{message_id\}/1}" -d '{}'
+    [[ $output != *"no such path"* && $output != *405 && $output != *000 ]] || { echo "$method $path: $output"; return 1; }
   done < <(jq -r '.paths | to_entries[] | .key as $p | .value | keys[] | . + " " + $p' "$BATS_TEST_TMPDIR/api")
   [ "$n" -ge 25 ]
   # every path of the man page, and every field of the body of chat
   while read -r path; do
     jq -e --arg p "$path" '.paths[$p]' "$BATS_TEST_TMPDIR/api" >/dev/null || { echo "the man page has $path"; return 1; }
-  done < <(sed -n '/^\.Sh THE API/,/^\.Ss Fields/p' man/zse-serve.1 | grep '^\.It' | grep -oE '/[a-z0-9/_-]*' | sed 's|/models/$|/models/{id}|; s|/keys/$|/keys/{id}|; s|^\(/api/rag/.*\)/$|\1/{id}|; s|^/api/analytics/requests.*|/api/analytics/requests|')
+  done < <(sed -n '/^\.Sh THE API/,/^\.Ss Fields/p' man/zse-serve.1 | grep '^\.It' | \
+    sed 's| Ns Ar ID|{id}|; s|{id} Ns /|{id}/|; s| Ns Ar N$|{message_id}|' | grep -oE '/[][a-z0-9/_{}-]*' | \
+    sed 's|/models/$|/models/{id}|; s|/keys/$|/keys/{id}|; s|/search/$|/search/{id}|; s|^\(/api/rag/.*\)/$|\1/{id}|; s|^/api/analytics/requests.*|/api/analytics/requests|')
   [ "$(jq '.paths["/v1/chat/completions"].post.requestBody.content["application/json"].schema.properties.temperature.maximum == 100' "$BATS_TEST_TMPDIR/api")" = true ]
 }
 

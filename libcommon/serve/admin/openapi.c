@@ -34,18 +34,48 @@ static json_t *field_schema(const struct field *f, int *bad)
 static json_t *body_schema(unsigned kind, int *bad)
 {
     static const char *const needed[] = { "messages", "prompt", "input", "content", "tokens", "model_id", "name",
-                                          "enabled", "query" };
+                                          "enabled", "query", "role" };
     json_t *properties = json_object(), *required = json_array();
+    const int all_optional = (kind & (BODY_CHAT_MESSAGE_EDIT | BODY_CHAT_IMPORT)) != 0;
     for (int i = 0; i < n_fields; i++) {
         if (!(fields[i].bodies & kind))
             continue;
         put(bad, properties, fields[i].name, field_schema(&fields[i], bad));
         for (size_t k = 0; k < sizeof needed / sizeof *needed; k++)
-            if (fields[i].use == FIELD_USED && strcmp(needed[k], fields[i].name) == 0)
+            if (!all_optional && fields[i].use == FIELD_USED && strcmp(needed[k], fields[i].name) == 0)
                 *bad |= json_array_append_new(required, json_string(needed[k]));
     }
     return json_pack("{s:s, s:b, s:o, s:o}", "type", "object", "additionalProperties", 0, "properties", properties,
                      "required", required);
+}
+
+static json_t *path_parameter(const char *name, size_t size)
+{
+    return json_pack("{s:s%, s:s, s:b, s:{s:s}}", "name", name, size, "in", "path", "required", 1, "schema", "type",
+                     "string");
+}
+
+/* The parameters of a path: those in braces, or what follows it. */
+static json_t *path_parameters(const struct route *r, int *bad)
+{
+    json_t *all = json_array();
+    if (r->kind == ROUTE_PREFIX)
+        *bad |= json_array_append_new(all, path_parameter("id", 2));
+    for (const char *at = strchr(r->path, '{'); r->kind == ROUTE_PATTERN && at; at = strchr(at, '{')) {
+        const size_t n = strcspn(++at, "}");
+        *bad |= json_array_append_new(all, path_parameter(at, n));
+    }
+    return all;
+}
+
+/* "get" */
+static const char *lower(const char *method)
+{
+    static const char *const names[][2] = { { "GET", "get" }, { "DELETE", "delete" }, { "PATCH", "patch" } };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(names[i][0], method) == 0)
+            return names[i][1];
+    return "post";
 }
 
 static json_t *operation(const struct route *r, int *bad)
@@ -58,9 +88,8 @@ static json_t *operation(const struct route *r, int *bad)
     if (r->body && r->kind != ROUTE_WEBSOCKET)
         put(bad, j, "requestBody", json_pack("{s:b, s:{s:{s:o}}}", "required", 1, "content", "application/json",
                                              "schema", body_schema(r->body, bad)));
-    if (r->kind == ROUTE_PREFIX)
-        put(bad, j, "parameters", json_pack("[{s:s, s:s, s:b, s:{s:s}}]", "name", "id", "in", "path", "required", 1,
-                                            "schema", "type", "string"));
+    if (r->kind == ROUTE_PREFIX || r->kind == ROUTE_PATTERN)
+        put(bad, j, "parameters", path_parameters(r, bad));
     if (r->handle == handle_requests)
         put(bad, j, "parameters", json_pack("[{s:s, s:s, s:{s:s, s:i, s:i}}]", "name", "limit", "in", "query", "schema",
                                             "type", "integer", "minimum", 1, "maximum", 1000));
@@ -83,8 +112,7 @@ static json_t *description(int *bad)
             item = json_object();
             put(bad, paths, json_string_value(key), item);
         }
-        put(bad, item, strcmp(r->method, "GET") == 0 ? "get" : strcmp(r->method, "DELETE") == 0 ? "delete" : "post",
-            operation(r, bad));
+        put(bad, item, lower(r->method), operation(r, bad));
         json_decref(key);
     }
     json_t *error = json_loads("{\"type\":\"object\",\"required\":[\"error\",\"detail\"],\"properties\":{\"error\":{\"type\":\"object\",\"required\":[\"message\",\"type\"],"

@@ -1,0 +1,58 @@
+/* chats.h - the endpoints of the chat history, and the threads that ask its database.
+ *
+ * A request becomes a job.  Two threads, each with a connection of its own, take jobs in rounds:
+ * the first job of each tenant, then the second of each, so that a tenant with many waiting delays
+ * only its own.  The loop never waits for the disk.  Where the database cannot be used, jobs are
+ * answered with the reason; everything else of the server goes on.
+ *
+ * The memory of a job is announced to the account (http/account.h): its body and the tree of it,
+ * and its answer while it grows. */
+#ifndef ZSE_SERVE_CHATS_CHATS_H
+#define ZSE_SERVE_CHATS_CHATS_H
+
+#include <stdatomic.h>
+
+#include "libcommon/history/history.h"
+#include "libcommon/serve/exchange.h"
+#include "libcommon/serve/internal.h"
+
+enum chat_work {
+    CHATS_CREATE, CHATS_LIST, CHATS_DELETE_ALL, CHATS_GET, CHATS_UPDATE, CHATS_DELETE, CHATS_ADD, CHATS_MESSAGES,
+    CHATS_MESSAGE, CHATS_EDIT, CHATS_REMOVE, CHATS_SEARCH, CHATS_EXPORT, CHATS_IMPORT, CHATS_STATS,
+    CHATS_EXPIRE,                       /* not a request: delete what is too old */
+};
+
+struct chat_job {
+    struct exchange exchange;           /* first: see exchange.h */
+    struct chat_job *next;
+    struct server *s;
+    struct conn *conn;                  /* the loop's; NULL: the client is gone, or there was none */
+    atomic_int gone;                    /* the same for the thread: the job need not begin */
+    enum chat_work work;
+    uint64_t tenant, round;
+    char owner[32];
+    char id[48];                        /* of a conversation; longer ones do not exist */
+    int64_t number;                     /* of a message; 0: all */
+    struct history_page page;
+    struct history_filter filter;
+    char folder[HISTORY_NAME + 1], tag[HISTORY_TAG + 1], query[HISTORY_QUERY + 1];      /* of the filter */
+    int markdown, download, copy;
+    struct buf body;
+    struct hold hold;
+    size_t body_bytes;                  /* held for the body and its tree */
+    /* the answer */
+    struct problem problem;             /* status 0: none */
+    char *text; size_t text_size;       /* owned */
+    char *name;                         /* of the file of a download; owned */
+};
+
+/* ---- chats.c ---- */
+/* Queue a job, which is taken over; a refusal is answered. */
+void chats_submit(struct chat_job *j);
+
+/* ---- chats_jobs.c ---- */
+/* Do a job, in a thread: fills in text or problem. */
+void chats_run(struct chat_job *j, struct history *h);
+int chats_problem(const struct history_problem *p, struct problem *pr);         /* as an answer; -1 */
+
+#endif

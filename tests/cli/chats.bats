@@ -1,0 +1,337 @@
+# chats.bats - the chat history of zse-serve: its endpoints, owners, limits, and a database that is
+# damaged, read-only, full, shared or killed.
+# shellcheck disable=SC2154
+bats_require_minimum_version 1.5.0
+load ../lib/await
+
+setup() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  T=$BATS_TEST_TMPDIR
+  export ZSE_HOME=$T/home
+  KEY=()
+}
+teardown() {
+  [ -z "${PID:-}" ] || { kill "$PID"; wait "$PID"; } 2>/dev/null || true
+  [ -z "${PID2:-}" ] || { kill "$PID2"; wait "$PID2"; } 2>/dev/null || true
+  [ -z "${MOUNTED:-}" ] || umount "$ZSE_HOME"
+}
+# serve OPTION...: a server without a model; its address is in $URL, its number in $PID
+serve() {
+  exec 5< <(exec zse-serve --port 0 "$@" 2>>"$T/err")
+  PID=$!
+  read -r -u 5 _ _ URL || { cat "$T/err"; return 1; }
+  C=$URL/api/chat/conversations
+}
+stop() { kill "$PID"; wait "$PID"; PID=; }
+get() { curl -sf "${KEY[@]}" "$@"; }
+post() { curl -s "${KEY[@]}" -X POST "$1" -d "$2"; }
+patch() { curl -s "${KEY[@]}" -X PATCH "$1" -d "$2"; }
+delete() { curl -s "${KEY[@]}" -X DELETE "$1"; }
+status() { curl -s -o "$T/answer" -w '%{http_code}' "${KEY[@]}" "$@"; }
+# refused STATUS CODE ARGUMENT...: whether the request is refused so
+refused() {
+  [ "$(status "${@:3}")" = "$1" ] && [ "$(jq -r .error.code "$T/answer")" = "$2" ] || { cat "$T/answer"; return 1; }
+}
+# say ID ROLE TEXT
+say() { post "$C/$1/messages" "{\"role\":\"$2\",\"content\":\"$3\"}" | jq .id; }
+
+@test "a conversation from its creation to its deletion, over a restart" {
+  serve
+  id=$(post "$C" '{}' | jq -r .id)
+  [ "$(get "$C/$id" | jq -c '[.title, .model, .system_prompt, .settings, .message_count, .total_tokens, .active_leaf]')" = '["New Chat",null,null,{},0,0,null]' ]
+  [ "$(post "$C/$id/messages" '{"role":"user","content":"What is 2+2?","tokens":6}' | jq -c '[.id, .parent_id, .role, .tokens, .conversation_id]')" = "[1,null,\"user\",6,\"$id\"]" ]
+  [ "$(post "$C/$id/messages" '{"role":"assistant","content":"4","tokens":1,"latency_ms":2.5,"metadata":{"model":"tiny"}}' | jq -c '[.parent_id, .latency_ms, .metadata]')" = '[1,2.5,{"model":"tiny"}]' ]
+  stop
+  serve
+  [ "$(get "$C" | jq -c '[.total, (.conversations[] | .title, .message_count, .total_tokens)]')" = '[1,"What is 2+2?",2,7]' ]
+  [ "$(get "$C/$id/messages" | jq -r '[.messages[].content] | join("|")')" = 'What is 2+2?|4' ]
+  [ "$(patch "$C/$id" '{"title":"Sums","folder":"maths","tags":["a"],"pinned":true}' | jq -c '[.title, .folder, .tags, .pinned, .message_count]')" = '["Sums","maths",["a"],true,2]' ]
+  [ "$(patch "$C/$id" '{"folder":null}' | jq -c '[.title, .folder, .tags]')" = '["Sums",null,["a"]]' ]
+  [ "$(delete "$C/$id" | jq -c '[.status, .id]')" = "[\"deleted\",\"$id\"]" ]
+  refused 404 not_found "$C/$id"
+  refused 404 not_found "$C/$id/messages"
+  [ "$(get "$C" | jq -c .)" = '{"conversations":[],"total":0,"limit":50,"offset":0}' ]
+}
+
+@test "total counts all conversations, not those of a page" {
+  serve
+  for i in 1 2 3 4 5 6 7; do post "$C" "{\"title\":\"t$i\"}" >/dev/null; done
+  [ "$(get "$C?limit=3&offset=5" | jq -c '[.total, (.conversations | map(.title))]')" = '[7,["t2","t1"]]' ]
+  for q in limit=0 limit=201 limit=x offset=-1 limit=; do refused 400 out_of_range "$C?$q"; done
+  [ "$(delete "$C?all=true" | jq .count)" = 7 ]
+  refused 400 missing -X DELETE "$C"
+}
+
+@test "branches: an answer is regenerated, a question edited, and the old ones stay" {
+  serve
+  id=$(post "$C" '{}' | jq -r .id)
+  say "$id" user one
+  say "$id" assistant two
+  [ "$(post "$C/$id/messages" '{"role":"assistant","content":"other two","parent_id":1}' | jq .id)" = 3 ]
+  [ "$(post "$C/$id/messages" '{"role":"user","content":"other one","parent_id":null}' | jq .parent_id)" = null ]
+  [ "$(get "$C/$id/messages?branch=active" | jq -c '[.active_leaf, [.messages[].id], .total]')" = '[4,[4],4]' ]
+  [ "$(patch "$C/$id" '{"active_leaf":3}' | jq .active_leaf)" = 3 ]
+  [ "$(get "$C/$id/messages?branch=active" | jq -c '[.messages[].id]')" = '[1,3]' ]
+  [ "$(get "$C/$id/messages?limit=2" | jq -c '[[.messages[].id], .more]')" = '[[1,2],true]' ]
+  [ "$(get "$C/$id/messages?after=2" | jq -c '[[.messages[].id], .more]')" = '[[3,4],false]' ]
+  [ "$(patch "$C/$id/messages/3" '{"metadata":{"rating":1}}' | jq -c '[.content, .metadata]')" = '["other two",{"rating":1}]' ]
+  [ "$(get "$C/$id/messages/3" | jq -c .metadata)" = '{"rating":1}' ]
+  [ "$(delete "$C/$id/messages/1" | jq .deleted)" = 3 ]
+  [ "$(get "$C/$id" | jq -c '[.message_count, .active_leaf]')" = '[1,4]' ]
+  [ "$(delete "$C/$id/messages" | jq .deleted)" = 1 ]
+  for n in 1 0 x 99999999999999999999 -1; do refused 404 not_found "$C/$id/messages/$n"; done
+}
+
+@test "errors name what is wrong" {
+  serve
+  id=$(post "$C" '{}' | jq -r .id)
+  refused 400 invalid_json "$C" -d '{'
+  refused 400 invalid_json "$C" -d '{"title":"a\u0000b"}'
+  refused 400 invalid_type "$C" -d '[]'
+  refused 400 unknown_parameter "$C" -d '{"name":"x"}'
+  refused 422 invalid_value "$C" -d '{"title":7}'
+  refused 422 invalid_value "$C" -d '{"settings":[]}'
+  refused 422 invalid_value "$C/$id/messages" -d '{"role":"robot","content":"x"}'
+  [ "$(jq -r .error.param "$T/answer")" = role ]
+  refused 422 invalid_value "$C/$id/messages" -d '{"role":"user"}'
+  refused 422 invalid_value "$C/$id/messages" -d '{"role":"user","content":"x","parent_id":5}'
+  refused 404 not_found "$C/0000000000000000/messages" -d '{"role":"user","content":"x"}'
+  refused 404 not_found "$C/..%2f..%2fetc"
+  refused 405 method_not_allowed -X PUT "$C/$id"
+  refused 400 invalid_value "$C/$id/export?format=pdf"
+  refused 400 invalid_value "$C/$id/messages?branch=left"
+  refused 400 missing "$URL/api/chat/search"
+  refused 400 missing "$URL/api/chat/search?q=$(printf 'x%.0s' {1..600})"
+  refused 422 invalid_value "$URL/api/chat/search?q=%21%21"
+  python3 -c 'print("{\"role\":\"user\",\"content\":\"" + "x" * (4 << 20) + "y\"}")' >"$T/big"
+  refused 413 too_large "$C/$id/messages" --data-binary "@$T/big"
+  python3 -c 'print("{\"settings\":" + "[" * 600 + "]" * 600 + "}")' >"$T/deep"
+  [ "$(status "$C" --data-binary "@$T/deep")" = 400 ]
+  [ "$(get "$URL/api/chat/stats" | jq -c '[.conversations, .messages, .enabled]')" = '[1,0,true]' ]
+}
+
+@test "search finds words of titles and messages, and says where" {
+  serve
+  id=$(post "$C" '{"title":"Über Wälder"}' | jq -r .id)
+  say "$id" user "Name the capital of France"
+  say "$id" assistant "The capital is Paris"
+  [ "$(get "$URL/api/chat/search?q=CAPITAL+par" | jq -c '[.results[].matches[] | .message_id, .snippet, .ranges]')" = '[2,"The capital is Paris",[[4,11],[15,20]]]' ]
+  [ "$(get "$URL/api/chat/search/walder" | jq -c '[.results[] | .conversation.id, .title_match, .matches]')" = "[\"$id\",true,[]]" ]
+  [ "$(get "$C/search?q=%22capital+of%22" | jq -c '[.results[].matches[].message_id]')" = '[1]' ]
+  [ "$(get "$URL/api/chat/search?q=%22of+capital%22" | jq -c '[.results, .more]')" = '[[],false]' ]
+}
+
+@test "export as JSON and Markdown; an import gives the same bytes again" {
+  serve
+  id=$(post "$C" '{"title":"Sums","model":"tiny","system_prompt":"Be brief.","settings":{"temperature":0.7}}' | jq -r .id)
+  say "$id" user "2+2?"
+  say "$id" assistant "four"
+  get "$C/$id/export?download=true" -D "$T/head" >"$T/sums.json"
+  grep -qi '^Content-Disposition: attachment; filename="Sums.json"' "$T/head"
+  get "$C/$id/export?format=markdown&download=true" >"$T/sums.md"
+  created=$(jq -r .conversation.created_at "$T/sums.json")
+  diff - "$T/sums.md" <<END
+# Sums
+
+**Model:** tiny  
+**Created:** $created  
+**Messages:** 2
+
+## System Prompt
+
+Be brief.
+
+## Conversation
+
+### User
+
+2+2?
+
+### Assistant
+
+four
+END
+  get "$C/$id/export" >"$T/answer.json"
+  [ "$(jq -c 'keys' "$T/answer.json")" = '["content","filename","format"]' ]
+  jq -j .content "$T/answer.json" | cmp - "$T/sums.json"
+  refused 409 conversation_exists "$C/import" --data-binary "@$T/sums.json"
+  [ "$(post "$C/import?copy=true" "@$T/sums.json" | jq -c --arg id "$id" '[.title, .id != $id]')" = '["Sums",true]' ]
+  delete "$C/$id" >/dev/null
+  [ "$(post "$C/import" "@$T/answer.json" | jq -r .id)" = "$id" ]
+  get "$C/$id/export?download=true" | cmp - "$T/sums.json"
+  refused 422 invalid_value "$C/import" -d '{"format":"zse-chat","version":1}'
+  refused 422 invalid_value "$C/import" -d '{"format":"json","content":"{}"}'
+  refused 400 invalid_json "$C/import" -d '{"format":"json","content":"{"}'
+}
+
+@test "two keys never see each other's conversations; a key needs the scope chat" {
+  one=$(zse-apikey create one --scope chat 2>/dev/null)
+  two=$(zse-apikey create two --scope chat 2>/dev/null)
+  none=$(zse-apikey create none --scope embeddings 2>/dev/null)
+  serve
+  refused 401 missing_api_key "$C"
+  KEY=(-H "X-API-Key: $none")
+  refused 403 insufficient_scope "$C"
+  KEY=(-H "X-API-Key: $one")
+  id=$(post "$C" '{"title":"secret plan"}' | jq -r .id)
+  say "$id" user "secret words"
+  get "$C/$id/export?download=true" >"$T/export"
+  KEY=(-H "X-API-Key: $two")
+  [ "$(get "$C" | jq .total)" = 0 ]
+  [ "$(get "$URL/api/chat/search?q=secret" | jq -c .results)" = '[]' ]
+  for path in "" /messages /messages/1 /export; do refused 404 not_found "$C/$id$path"; done
+  for path in "" /messages /messages/1; do refused 404 not_found -X DELETE "$C/$id$path"; done
+  refused 404 not_found -X PATCH "$C/$id" -d '{"title":"x"}'
+  refused 404 not_found "$C/$id/messages" -d '{"role":"user","content":"x"}'
+  [ "$(delete "$C?all=true" | jq .count)" = 0 ]
+  [ "$(post "$C/import" "@$T/export" | jq -r .id)" = "$id" ]
+  KEY=(-H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")")
+  [ "$(get "$C" | jq .total)" = 0 ]
+  KEY=(-H "X-API-Key: $one")
+  [ "$(get "$C/$id/messages" | jq -r '.messages[].content')" = "secret words" ]
+  [ "$(zse-audit query -p /api/chat -s 403 --json | jq -r .api_key_name)" = none ]
+}
+
+@test "a key's limit of requests counts those to the history" {
+  one=$(zse-apikey create one --scope chat --rate-limit 3 2>/dev/null)
+  serve
+  KEY=(-H "X-API-Key: $one")
+  for _ in 1 2 3; do [ "$(status "$C")" = 200 ]; done
+  refused 429 rate_limit_exceeded "$C"
+}
+
+@test "--history-conversations and --history-size are limits of each key" {
+  serve --history-conversations 2 --history-size 100KB
+  id=$(post "$C" '{}' | jq -r .id)
+  post "$C" '{}' >/dev/null
+  refused 413 quota_exceeded "$C" -d '{}'
+  python3 -c 'print("{\"role\":\"user\",\"content\":\"" + "x" * 60000 + "\"}")' >"$T/big"
+  [ "$(status "$C/$id/messages" --data-binary "@$T/big")" = 200 ]
+  refused 413 quota_exceeded "$C/$id/messages" --data-binary "@$T/big"
+  [ "$(get "$URL/api/chat/stats" | jq -c '[.limits.conversations, .limits.bytes]')" = '[2,100000]' ]
+}
+
+@test "--history-days deletes what has not changed for so long" {
+  serve
+  old=$(post "$C" '{"title":"old"}' | jq -r .id)
+  new=$(post "$C" '{"title":"new"}' | jq -r .id)
+  stop
+  python3 -c 'import sqlite3, sys
+c = sqlite3.connect(sys.argv[1])
+c.execute("UPDATE conversations SET updated = updated - 86400000 * 3 WHERE title = ?", ("old",))
+c.commit()' "$ZSE_HOME/chats.db"
+  serve --history-days 2
+  await says 1 eval 'get "$C" | jq .total'
+  [ "$(status "$C/$old")" = 404 ]
+  [ "$(status "$C/$new")" = 200 ]
+  [ "$(get "$URL/api/chat/stats" | jq .limits.days)" = 2 ]
+}
+
+@test "--no-history: 404, and no file" {
+  serve --no-history
+  refused 404 no_history "$C"
+  refused 404 no_history "$C" -d '{}'
+  refused 404 no_history "$URL/api/chat/stats"
+  [ ! -e "$ZSE_HOME/chats.db" ]
+}
+
+@test "a damaged file: 503 for the history only, a warning, the file stays; another one in its place is used" {
+  serve
+  post "$C" '{}' >/dev/null
+  stop
+  python3 -c 'print("this is no database " * 5000)' >"$T/rubbish"
+  cat "$T/rubbish" >"$ZSE_HOME/chats.db"
+  serve
+  refused 503 history_damaged "$C"
+  refused 503 history_damaged "$C" -d '{}'
+  [ "$(status "$URL/v1/models")" = 200 ]
+  await grep -q "chat history: .*chats.db: is damaged" "$T/err"
+  cmp "$T/rubbish" "$ZSE_HOME/chats.db"
+  mv "$ZSE_HOME/chats.db" "$T/moved"
+  await says 200 status "$C" -d '{}'
+  [ "$(get "$C" | jq .total)" = 1 ]
+}
+
+@test "a file that is put in another's place is noticed" {
+  serve
+  post "$C" '{"title":"first"}' >/dev/null
+  rm "$ZSE_HOME"/chats.db*
+  [ "$(get "$C" | jq .total)" = 0 ]
+  post "$C" '{"title":"second"}' >/dev/null
+  [ "$(get "$C" | jq -c '[.conversations[].title]')" = '["second"]' ]
+}
+
+@test "a full disk: 503 for the history only; old messages stay" {
+  [ "$(id -u)" = 0 ] || skip "only root can mount a file system"
+  mkdir "$ZSE_HOME"
+  mount -t tmpfs -o size=1500k,mode=700 tmpfs "$ZSE_HOME" 2>/dev/null || skip "no permission to mount a file system"
+  MOUNTED=1
+  serve --no-audit
+  id=$(post "$C" '{}' | jq -r .id)
+  python3 -c 'print("{\"role\":\"user\",\"content\":\"" + "word " * 40000 + "\"}")' >"$T/big"
+  n=0
+  while [ "$(status "$C/$id/messages" --data-binary "@$T/big")" = 200 ]; do n=$((n + 1)); [ $n -lt 100 ]; done
+  [ "$(jq -r .error.code "$T/answer")" = history_full ]
+  [ "$(get "$C/$id" | jq .message_count)" = "$n" ]
+  [ "$(status "$URL/v1/models")" = 200 ]
+  stop
+}
+
+@test "kill -9 while messages are written: all that were acknowledged are there" {
+  serve
+  id=$(post "$C" '{}' | jq -r .id)
+  for round in 1 2 3; do
+    python3 - "$C/$id/messages" "$PID" $((round * 9)) >"$T/acknowledged" <<'END'
+import json, os, signal, sys, threading, urllib.request
+url, pid, most = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+lock, done = threading.Lock(), []
+def write(who):
+    n = 0
+    try:
+        while True:
+            body = json.dumps({'role': 'user', 'content': f'{who} {n}'}).encode()
+            done.append(json.load(urllib.request.urlopen(urllib.request.Request(url, body)))['id'])
+            n += 1
+            if len(done) == most:
+                os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass
+threads = [threading.Thread(target=write, args=(i,)) for i in range(4)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print(json.dumps(done))
+END
+    wait "$PID" || true
+    PID=
+    serve
+    [ "$(jq length "$T/acknowledged")" -ge $((round * 9)) ]
+    get "$C/$id/messages?limit=10000" | jq '[.messages[].id]' >"$T/there"
+    [ "$(jq -n --slurpfile a "$T/acknowledged" --slurpfile t "$T/there" '$a[0] - $t[0] | length')" = 0 ]
+    [ "$(python3 -c 'import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute("PRAGMA integrity_check").fetchone()[0])' "$ZSE_HOME/chats.db")" = ok ]
+  done
+}
+
+@test "two servers on one database" {
+  serve
+  one=$C PID2=$PID
+  serve
+  id=$(post "$C" '{}' | jq -r .id)
+  for i in {1..10}; do
+    post "$one/$id/messages" '{"role":"user","content":"from one"}' >/dev/null &
+    post "$C/$id/messages" '{"role":"user","content":"from two"}' >/dev/null
+    wait $!
+  done
+  [ "$(get "$one/$id" | jq .message_count)" = 20 ]
+  [ "$(get "$C/$id/messages" | jq -c '[.messages[].id] == [range(1; 21)]')" = true ]
+}
+
+@test "many requests at once: one owner's do not keep others waiting, and none is lost" {
+  serve
+  id=$(post "$C" '{}' | jq -r .id)
+  for i in {1..150}; do
+    [ "$i" = 1 ] || echo next
+    printf '%s\n' "url = $C/$id/messages" 'data = {"role":"user","content":"x"}' "output = /dev/null"
+  done >"$T/requests"
+  curl -s --parallel --parallel-max 40 -K "$T/requests"
+  [ "$(get "$C/$id" | jq .message_count)" = 150 ]
+}
