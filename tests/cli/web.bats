@@ -139,3 +139,28 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
   run ! grep -r "$key" "$home"
   kill -TERM "$PID"
 }
+
+# in_browser CHECK...: those of tests/serve/page.py; all without an argument
+in_browser() {
+  run build/venv/bin/python -B tests/serve/page.py "$T/tiny.zse" "$@"
+  echo "$output"
+  [ "$status" != 77 ] || skip "${lines[-1]}"
+  [ "$status" = 0 ]
+}
+
+@test "in a browser: conversations, branches, stopping, files" {
+  in_browser conversation branches stop files
+}
+
+@test "in a browser: texts of others stay texts, tools wait for permission" {
+  in_browser hostile_texts tools
+}
+
+@test "in a browser: keys and scopes, administration" {
+  in_browser few_scopes administration
+}
+
+# bats test_tags=plain
+@test "in a browser: Markdown, the dashboard, phones, names, contrast, keys of the keyboard, cost" {
+  in_browser markdown dashboard phone everybody cost
+}
