@@ -245,7 +245,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
 /* As many as the registers hold: few vectors besides the sums are needed for codes that are masked
  * and no more. */
 #define IS_PLAIN(codes) ((codes) == STREAM_LINEAR || (codes) == STREAM_FROM_0 || (codes) == STREAM_FROM_M1)
-#define OCTETS(T, codes) \
+#define VECTORS(T, codes) \
     ((T) == 1 ? 4 : (T) == 2 || ((T) == 3 && !IS_WIDE(codes)) || ((T) == 4 && IS_PLAIN(codes)) ? 2 : 1)
 
 /* int16, twice. */

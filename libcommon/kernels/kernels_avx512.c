@@ -184,137 +184,71 @@ INLINE __m512i stream_codes(__m512i low, const uint8_t *high, const int bits, co
     return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)((1 << bits) - 1)), v, h, 0xca);
 }
 
-/* d [T][2] = sums of a step, n_lines lines of the first plane from *line on.  Moves *line, the
- * codes and seeds of *a and *next (of prefetch_more) on. */
-INLINE void stream_step(const int T, const int bits, const int more, const struct weights *w, __m512i table,
-                        int n_lines, const uint8_t **line, struct act_panel *a, uintptr_t *next, __m512i d[][2])
+typedef vf lanes_f;
+typedef vi lanes_i;
+enum { LANES = 16, TERNARY_FEW = STREAM_MAX };
+#define VECTORS(T, codes) 2
+#define KEEP_SUMS(T) ((T) <= 4)                         /* more do not fit */
+#define FEW(ymm, zmm) zmm
+INLINE lanes_i lanes_zero(void) { return vi_set(0); }
+INLINE lanes_f lanes_set(float x) { return vf_set(x); }
+INLINE lanes_f lanes_fma(lanes_f x, lanes_f y, lanes_f z) { return vf_fma(x, y, z); }
+INLINE lanes_f lanes_from_i32(lanes_i x) { return vf_from_i32(x); }
+INLINE lanes_f lanes_load(const float *p) { return vf_load(p); }
+INLINE void lanes_store(float *p, lanes_f x) { vf_store(p, x); }
+
+INLINE const uint8_t *unit_scales(const struct qtype_info *type, const uint8_t *unit, int n, uint8_t *buffer)
 {
+    (void)type, (void)n, (void)buffer;
+    return unit;
+}
+
+INLINE void group_factors(const int O, const struct qtype_info *type, const uint8_t *unit, const uint8_t *scales,
+                          int n, int g, int o, vi scale[4], vf scale_f[4], vf extra[4])
+{
+    (void)O, (void)scales, (void)o;                     /* all rows */
+    if (has_int_scale(type))
+        group_int_scales(type, unit, n, g, scale);
+    else
+        group_scales(type, unit, n, g, scale_f, extra);
+}
+
+INLINE void step_sums(const int T, const int O, const int codes, const struct qtype_info *type, const int n_k,
+                      const struct weights *w, vi table, const uint8_t *line, const int8_t *code, const int32_t *seed,
+                      const vi scale[4], vi sum[][4], uintptr_t *next)
+{
+    const int bits = LOW_BITS(codes), more = HIGH_BITS(codes), n_lines = n_k * bits / 32;
     const int lines = 4;                                /* steps of 32 k of 4 bits have no more */
     /* Two sums each, or the chain of dot products would be too long. */
     const int split = T <= 2;
-    __m512i e[STREAM_MAX][2];
-    UNROLL for (int t = 0; t < T; t++) {
-        d[t][0] = d[t][1] = vi_set(a->seed[t]);
-        e[t][0] = e[t][1] = vi_set(0);
-    }
-    a->seed += T;
-    for (int l = 0; l < n_lines; l += lines) {
-        const uint8_t *high = *line + 128 * lines;      /* with more bits a step is one group */
-        *next = prefetch_more(w->prefetch, 1, *next, *line);
-        UNROLL for (int out = 0; out < lines * (8 / bits); out++) {
-            const uint8_t *low = *line + out / (8 / bits) * 128;
-            const __m512i s0 = stream_codes(vi_load(low), high, bits, more, out),
-                          s1 = stream_codes(vi_load(low + 64), high + 64, bits, more, out);
-            const __m512i v0 = bits < 8 ? _mm512_permutexvar_epi8(s0, table) : vbytes_flip(s0),
-                          v1 = bits < 8 ? _mm512_permutexvar_epi8(s1, table) : vbytes_flip(s1);
+    vi d[STREAM_MAX][2], e[STREAM_MAX][2];
+    EACH_SUM(t, r)
+        d[t][r] = vi_set(seed[t]), e[t][r] = vi_set(0);
+    for (int l = 0; l < n_lines; l += lines, line += 128 * (lines + more)) {
+        const uint8_t *high = line + 128 * lines;       /* with more bits a step is one group */
+        *next = prefetch_more(w->prefetch, 1, *next, line);
+        UNROLL for (int out = 0; out < lines * (8 / bits); out++, code += 4 * T) {
+            vi v[2];
+            UNROLL for (int r = 0; r < O; r++) {
+                const vi s = stream_codes(vi_load(line + out / (8 / bits) * 128 + 64 * r), high + 64 * r, bits, more,
+                                          out);
+                v[r] = bits < 8 ? _mm512_permutexvar_epi8(s, table) : vbytes_flip(s);
+            }
             UNROLL for (int t = 0; t < T; t++) {
-                const __m512i q = bcast4(a->code + 4 * t);
-                __m512i *to = split && out % (8 / bits) % 2 ? e[t] : d[t];
-                to[0] = _mm512_dpbusd_epi32(to[0], v0, q);
-                to[1] = _mm512_dpbusd_epi32(to[1], v1, q);
-            }
-            a->code += 4 * T;
-        }
-        *line += 128 * (lines + more);
-    }
-    if (split)
-        UNROLL for (int t = 0; t < T; t++)
-            d[t][0] = vi_add(d[t][0], e[t][0]), d[t][1] = vi_add(d[t][1], e[t][1]);
-}
-
-/* The same straight from a tile's codes of 4, 4 + 1, 4 + 2 or 8 bits (bits + more), for the few
- * tokens of one panel: pure streaming. */
-INLINE void dot_stream(const int T, const int bits, const int more, const struct qtype_info type, const int step,
-                       const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, float *c)
-{
-    const struct mat *m = w->m;
-    const __m512i table = vi_load(w->table);
-    /* steps of a group, or groups of a step */
-    const int n_lines = step * bits / 32, n_steps = m->group_size > step ? m->group_size / step : 1,
-              skip = m->group_size < step ? step / m->group_size : 1;
-    const int is_int = has_int_scale(&type);
-    __m512 f[STREAM_MAX][2], inner[STREAM_MAX][2];
-    __m512i whole[STREAM_MAX][2];                       /* instead of inner */
-    UNROLL for (int t = 0; t < T; t++) {
-        f[t][0] = f[t][1] = inner[t][0] = inner[t][1] = vf_set(0);
-        whole[t][0] = whole[t][1] = vi_set(0);
-    }
-    struct act_panel a = { 0 };
-    int steps_left = w->n_steps, end = 0;
-    const uint8_t *line = unit_at(m, tile, 0);
-    uintptr_t next = prefetch_from(w->prefetch, line);
-    for (int group = 0; group < m->n_groups; ) {
-        if (group == end)
-            a = next_block(blocks, m, group, T, &end);
-        const int n = skip > 1 ? skip : unit_n(m, group);
-        const uint8_t *p = line;
-        line += areas(&type, n);
-        for (int g = 0; g < n; g += skip) {
-            __m512 s[2] = { vf_set(0), vf_set(0) }, x[2] = { vf_set(0), vf_set(0) };
-            __m512i si[2] = { vi_set(0), vi_set(0) };
-            if (is_int)
-                group_int_scales(&type, p, n, g, si);
-            else
-                group_scales(&type, p, n, g, s, x);
-            for (int i = 0; i < n_steps; i++) {
-                __m512i d[STREAM_MAX][2];
-                stream_step(T, bits, more, w, table, n_lines, &line, &a, &next, d);
-                UNROLL for (int t = 0; t < T; t++)
-                    UNROLL for (int r = 0; r < 2; r++) {
-                        if (is_int)
-                            whole[t][r] = add_int_scaled(&type, whole[t][r], d[t][r], si[r]);
-                        else
-                            inner[t][r] = vf_fma(vf_from_i32(d[t][r]), s[r], inner[t][r]);
-                        if (type.extra != EXTRA_NONE)
-                            inner[t][r] = vf_fma(x[r], vf_set(a.sum[t]), inner[t][r]);
-                    }
-                a.sum += T;
-                if (--steps_left == 0) {
-                    UNROLL for (int t = 0; t < T; t++)
-                        UNROLL for (int r = 0; r < 2; r++) {
-                            f[t][r] = vf_fma(is_int ? vf_from_i32(whole[t][r]) : inner[t][r], vf_set(a.scale[t]),
-                                             f[t][r]);
-                            inner[t][r] = vf_set(0);
-                            whole[t][r] = vi_set(0);
-                        }
-                    a.scale += T;
-                    steps_left = w->n_steps;
-                }
+                const vi q = bcast4(code + 4 * t);
+                vi *to = split && out % (8 / bits) % 2 ? e[t] : d[t];
+                UNROLL for (int r = 0; r < O; r++)
+                    to[r] = _mm512_dpbusd_epi32(to[r], v[r], q);
             }
         }
-        group += n;
     }
-    UNROLL for (int t = 0; t < T; t++)
-        vf_store(c + 32 * t, f[t][0]), vf_store(c + 32 * t + 16, f[t][1]);
+    EACH_SUM(t, r) {
+        const vi x = split ? vi_add(d[t][r], e[t][r]) : d[t][r];
+        sum[t][r] = has_int_scale(type) ? add_int_scaled(type, sum[t][r], x, scale[r]) : vi_add(sum[t][r], x);
+    }
 }
 
-/* Types are known when these are compiled.  Formats with 8-bit scales and groups of 32 have
- * steps of 32: 8 bits hold no more. */
-#define STREAM(T, ID, codes, bits, more, scale_, extra_) \
-    static void stream_##ID##_##T(const struct weights *w, const uint8_t *tile, const struct act_blocks *blocks, \
-                                  float *c) \
-    { \
-        const struct qtype_info type = { .scale = scale_, .extra = extra_ }; \
-        if (codes == STREAM_T2 || codes == STREAM_T3) \
-            stream_ternary(T, codes == STREAM_T3, w, tile, blocks, c); \
-        else \
-            dot_stream(T, bits, more, type, scale_ == SCALE_S8 || scale_ == SCALE_E8M0 ? 32 : w->step, w, tile, \
-                       blocks, c); \
-    }
-#define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
-              kind, ymm, zmm, gpu) UP_TO_##zmm(STREAM, ID, STREAM_##kind, low, high, SCALE_##scale, EXTRA_##extra)
-#include "libcommon/quant/qtype.def"
-
-typedef void stream_fn(const struct weights *, const uint8_t *, const struct act_blocks *, float *);
-static stream_fn *stream_of(const struct qtype_info *t, int n_tokens)
-{
-    static stream_fn *const streams[][STREAM_MAX + 1] = {
-#define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
-              kind, ymm, zmm, gpu) [QT_##ID] = { [0] = NULL, UP_TO_##zmm(ENTRY, stream_##ID) },
-#include "libcommon/quant/qtype.def"
-    };
-    return n_tokens <= STREAM_MAX ? streams[t->type][n_tokens] : NULL;
-}
+#include "libcommon/kernels/stream.inc"
 
 /* n panels of T tokens from token t0 on; the first PREFETCH_PANELS of all prefetch the next block's
  * codes. */
@@ -360,12 +294,12 @@ void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int til
     for (int i = tile0; i < tile1; i++) {
         const uint8_t *tile = m->data + (size_t)i * m->tile_bytes;
         const struct rows rows = tile_rows(m, i, out, ldo);
+        memset(s->c, 0, (size_t)n_tokens * TILE_ROWS * sizeof(float));
         if (stream) {
-            stream(&w, tile, &blocks, s->c);
+            stream(&w, tile, &blocks, s->c, s->more);
             write_rows(&rows, 0, s->c, n_tokens);
             continue;
         }
-        memset(s->c, 0, (size_t)n_tokens * TILE_ROWS * sizeof(float));
         for (int k0 = 0; k0 < m->cols_padded; k0 += BLOCK_K) {
             const int n_k = m->cols_padded - k0 < BLOCK_K ? m->cols_padded - k0 : BLOCK_K;
             const struct act_block b = act_block_at(&blocks, k0, n_k);

@@ -94,7 +94,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
     }
 }
 
-#define OCTETS(T, codes) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
+#define VECTORS(T, codes) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
 
 /* S8: what add_scaled() wants, the scale and 256 times the scale.  U8: int32. */
 INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)

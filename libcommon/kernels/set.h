@@ -29,6 +29,15 @@ enum stream_kind {
     STREAM_TABLE, STREAM_TABLE_2, STREAM_TABLE_3, STREAM_SMALL, STREAM_LINEAR, STREAM_FROM_0, STREAM_FROM_M1,
     STREAM_PLUS_1, STREAM_PLUS_2, STREAM_BYTES, STREAM_UNPACKED, STREAM_T2, STREAM_T3, STREAM_NONE
 };
+/* Bits of a code in the planes of a tile, and bytes of 32 k. */
+#define LOW_BITS(codes) \
+    ((codes) >= STREAM_BYTES ? 8 \
+     : (codes) == STREAM_TABLE_2 || (codes) == STREAM_TABLE_3 || (codes) == STREAM_FROM_M1 ? 2 : 4)
+#define HIGH_BITS(codes) ((codes) == STREAM_PLUS_1 || (codes) == STREAM_TABLE_3 ? 1 : (codes) == STREAM_PLUS_2 ? 2 : 0)
+#define CODE_BYTES_32(codes) (128 * (LOW_BITS(codes) + HIGH_BITS(codes)))
+
+/* For each sum of T tokens with O vectors of rows. */
+#define EACH_SUM(t, r) UNROLL for (int t = 0; t < T; t++) UNROLL for (int r = 0; r < O; r++)
 
 /* f(1, ...) f(2, ...) .. f(n, ...): a function for each number of tokens. */
 #define UP_TO_0(...)
