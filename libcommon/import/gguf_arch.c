@@ -266,6 +266,11 @@ static void add_glm4moe(struct gguf_translator *t)
 {
     add_sigmoid_router(t);
     gguf_set_bool(t, "use_qk_norm", gguf_find_tensor(t, "blk.0.attn_q_norm.weight") != NULL);
+    /* solar_open */
+    if (!gguf_has_key(t, "leading_dense_block_count"))
+        gguf_set_int(t, "first_k_dense_replace", 0);
+    if (t->n_rot == t->head_dim)
+        gguf_set_int(t, "partial_rotary_factor", 1);
 }
 
 static void add_dots1(struct gguf_translator *t)
@@ -294,7 +299,8 @@ static void add_deepseek2(struct gguf_translator *t)
         gguf_set_string(t, "model_type", "deepseek_v3");
         json_object_set_new(t->out, "architectures", json_pack("[s]", "DeepseekV3ForCausalLM"));
     } else {
-        gguf_set_string(t, "topk_method", gguf_key_float(t, "expert_group_count", 1) > 1 ? "group_limited_greedy" : "greedy");
+        gguf_set_string(t, "topk_method", gguf_key_float(t, "expert_group_count", 1) > 1 ? "group_limited_greedy"
+                                                                                         : "greedy");
         gguf_set_bool(t, "norm_topk_prob", 0);
     }
     json_t *rope = json_object_get(t->out, "rope_parameters");
@@ -304,6 +310,107 @@ static void add_deepseek2(struct gguf_translator *t)
         json_object_set_new(rope, "mscale_all_dim", gguf_real(10 * log_factor));
         json_object_del(rope, "attention_factor");
     }
+}
+
+/* The growth of queries with their position, and factors on cos and sin that cancel. */
+static void set_temperature(struct gguf_translator *t)
+{
+    json_t *rope = json_object_get(t->out, "rope_parameters");
+    int64_t length = 0;
+    if (gguf_has_key(t, "attention.temperature_scale"))
+        json_object_set_new(rope, "llama_4_scaling_beta",
+                            gguf_real(gguf_key_float(t, "attention.temperature_scale", 0)));
+    if (gguf_key_int(t, "attention.temperature_length", 0, &length, NULL) == 0 && length > 0 &&
+        !json_object_get(rope, "original_max_position_embeddings"))
+        json_object_set_new(rope, "original_max_position_embeddings", json_integer(length));
+}
+
+static void add_mistral3(struct gguf_translator *t)
+{
+    json_t *rope = json_object_get(t->out, "rope_parameters");
+    const double factor = gguf_key_float(t, "rope.scaling.yarn_log_multiplier", 0);
+    window(t);
+    set_temperature(t);
+    if (factor != 0 && json_object_get(rope, "factor")) {
+        json_object_set_new(rope, "mscale", gguf_real(factor));
+        json_object_set_new(rope, "mscale_all_dim", gguf_real(factor));
+        json_object_del(rope, "attention_factor");
+    }
+}
+
+static void add_mistral4(struct gguf_translator *t)
+{
+    add_deepseek2(t);
+    set_temperature(t);
+    gguf_set_string(t, "model_type", "mistral4");
+    json_object_set_new(t->out, "architectures", json_pack("[s]", "Mistral4ForCausalLM"));
+    gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 1) != 0);
+    json_object_del(t->out, "topk_method");
+}
+
+/* The converter does not write the factors on embeddings, layers and logits: those of the published
+ * model.  The size of values follows from a tensor. */
+static void add_minicpm3(struct gguf_translator *t)
+{
+    const struct source_tensor *kv = gguf_find_tensor(t, "blk.0.attn_kv_b.weight");
+    const int64_t nope = t->head_dim - t->n_rot, v = kv && kv->n_dims == 2 ? kv->dim[0] / t->heads - nope : 0;
+    copy_int(t, "attention.kv_lora_rank", "kv_lora_rank");
+    copy_int(t, "attention.q_lora_rank", "q_lora_rank");
+    gguf_set_int(t, "qk_rope_head_dim", t->n_rot);
+    gguf_set_int(t, "qk_nope_head_dim", nope);
+    gguf_set_int(t, "v_head_dim", v > 0 ? v : t->hidden / t->heads);
+}
+
+static void add_olmo2(struct gguf_translator *t)
+{
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    if (!gguf_has_key(t, "attention.sliding_window"))
+        return;
+    gguf_set_string(t, "model_type", "olmo3");
+    json_object_set_new(t->out, "architectures", json_pack("[s]", "Olmo3ForCausalLM"));
+    window(t);
+    gguf_set_layer_types(t, 4);
+}
+
+static void add_phimoe(struct gguf_translator *t)
+{
+    window(t);
+    copy_int(t, "expert_used_count", "num_experts_per_tok");
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_set_bool(t, "lm_head_bias", gguf_find_tensor(t, "output.bias") != NULL);
+}
+
+/* Move a number to the name that this architecture has for it. */
+static void rename_key(struct gguf_translator *t, const char *from, const char *to)
+{
+    json_t *v = json_object_get(t->out, from);
+    if (v)
+        json_object_set(t->out, to, v);
+    json_object_del(t->out, from);
+}
+
+static void add_exaone_moe(struct gguf_translator *t)
+{
+    add_sigmoid_router(t);
+    rename_key(t, "n_shared_experts", "num_shared_experts");
+    json_t *layers = json_object_get(t->out, "num_hidden_layers");
+    t->n_layers = json_integer_value(layers);
+    window(t);
+    gguf_set_layer_types(t, js_get(t->out, "sliding_window") ? 4 : 0);
+}
+
+static void add_afmoe(struct gguf_translator *t)
+{
+    add_sigmoid_router(t);
+    rename_key(t, "first_k_dense_replace", "num_dense_layers");
+    rename_key(t, "n_shared_experts", "num_shared_experts");
+    rename_key(t, "routed_scaling_factor", "route_scale");
+    rename_key(t, "norm_topk_prob", "route_norm");
+    if (!gguf_has_key(t, "expert_weights_norm"))
+        gguf_set_bool(t, "route_norm", 1);
+    gguf_set_bool(t, "mup_enabled", 1);             /* no key says so: true of the published models */
+    window(t);
+    gguf_set_layer_types(t, 4);
 }
 
 static void add_gpt_oss(struct gguf_translator *t)
@@ -367,6 +474,16 @@ static void add_lfm2(struct gguf_translator *t)
     copy_int(t, "shortconv.l_cache", "conv_L_cache");
     gguf_set_bool(t, "block_auto_adjust_ff_dim", 0);
     gguf_set_int(t, "block_ff_dim", t->ff);
+    set_layer_kinds(t, "layer_types", "full_attention", "conv", NULL);
+}
+
+static void add_lfm2moe(struct gguf_translator *t)
+{
+    add_experts(t);
+    copy_int(t, "shortconv.l_cache", "conv_L_cache");
+    copy_int(t, "leading_dense_block_count", "num_dense_layers");
+    gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
+    gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 1) != 0);
     set_layer_kinds(t, "layer_types", "full_attention", "conv", NULL);
 }
 
@@ -484,7 +601,7 @@ static const struct gguf_arch archs[] = {
     { "olmo",          "olmo",             "OlmoForCausalLM",           NULL,                 "hidden_act",
       "silu",              SPELLING_CURRENT, 1, add_olmo },
     { "olmo2",         "olmo2",            "Olmo2ForCausalLM",          "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_attention_bias },
+      "silu",              SPELLING_CURRENT, 1, add_olmo2 },
     { "granite",       "granite",          "GraniteForCausalLM",        "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, 1, add_granite },
     { "command-r",     "cohere",           "CohereForCausalLM",         "layer_norm_eps",     "hidden_act",
@@ -545,6 +662,28 @@ static const struct gguf_arch archs[] = {
       "silu",              SPELLING_CURRENT, 1, add_gpt_oss },
     { "llama4",        "llama4_text",      "Llama4ForCausalLM",         "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, 1, add_llama4 },
+    { "qwen2vl",       "qwen2_vl_text",    "Qwen2VLForConditionalGeneration", "rms_norm_eps", "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, NULL },
+    { "qwen3vl",       "qwen3_vl_text",    "Qwen3VLForConditionalGeneration", "rms_norm_eps", "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_attention_bias },
+    { "qwen3vlmoe",    "qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", "rms_norm_eps", "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_qwen3moe },
+    { "mistral3",      "ministral3",       "Ministral3ForCausalLM",     "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_mistral3 },
+    { "mistral4",      "mistral4",         "Mistral4ForCausalLM",       "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_mistral4 },
+    { "minicpm3",      "minicpm3",         "MiniCPM3ForCausalLM",       "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_minicpm3 },
+    { "jais2",         "jais2",            "Jais2ForCausalLM",          "layer_norm_eps",     "hidden_act",
+      "relu2",             SPELLING_CURRENT, 1, biases },
+    { "phimoe",        "phimoe",           "PhimoeForCausalLM",         "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_phimoe },
+    { "exaone-moe",    "exaone_moe",       "ExaoneMoeForCausalLM",      "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_exaone_moe },
+    { "afmoe",         "afmoe",            "AfmoeForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_afmoe },
+    { "lfm2moe",       "lfm2_moe",         "Lfm2MoeForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_HYBRID, 1, add_lfm2moe },
     { "lfm2",          "lfm2",             "Lfm2ForCausalLM",           "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_HYBRID, 1, add_lfm2 },
     { "mamba2",        "mamba2",           "Mamba2ForCausalLM",         "rms_norm_eps",       "hidden_act",

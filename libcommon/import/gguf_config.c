@@ -64,7 +64,8 @@ static int rope_factors(struct gguf_translator *t, json_t *rope, struct err *e)
         return -1;
     json_object_set_new(rope, "rope_type", json_string("longrope"));
     json_object_set_new(rope, "original_max_position_embeddings", json_integer(original));
-    json_object_set_new(rope, "attention_factor", gguf_real(both ? 1 : gguf_key_float(t, "rope.scaling.attn_factor", 1)));
+    json_object_set_new(rope, "attention_factor",
+                        gguf_real(both ? 1 : gguf_key_float(t, "rope.scaling.attn_factor", 1)));
     return 0;
 }
 
@@ -139,7 +140,8 @@ static void write_sizes(struct gguf_translator *t, const struct gguf_arch *a)
 static int read_sizes(struct gguf_translator *t, struct err *e)
 {
     int64_t value_length;
-    if (gguf_key_int(t, "block_count", -1, &t->n_layers, e) < 0 || gguf_key_int(t, "embedding_length", -1, &t->hidden, e) < 0 ||
+    if (gguf_key_int(t, "block_count", -1, &t->n_layers, e) < 0 ||
+        gguf_key_int(t, "embedding_length", -1, &t->hidden, e) < 0 ||
         gguf_key_int(t, "attention.head_count", -1, &t->heads, e) < 0)
         return -1;
     if (t->hybrid && t->heads == 0)
@@ -159,7 +161,8 @@ static int read_sizes(struct gguf_translator *t, struct err *e)
         gguf_key_most(t, "feed_forward_length", 4 * t->hidden, &t->ff, e) < 0 ||
         gguf_key_int(t, "context_length", 2048, &t->context, e) < 0)
         return -1;
-    if (value_length != t->head_dim && gguf_has_key(t, "attention.key_length") && !gguf_has_key(t, "attention.kv_lora_rank"))
+    if (value_length != t->head_dim && gguf_has_key(t, "attention.key_length") &&
+        !gguf_has_key(t, "attention.kv_lora_rank"))
         return err_set(e, ERR_UNSUPPORTED, "%s: keys have %" PRId64 " values a head, values %" PRId64, t->g->map.path,
                        t->head_dim, value_length);
     if (t->head_dim < 1 || t->n_rot < 1 || t->n_rot > t->head_dim)
@@ -195,15 +198,20 @@ static int translate(struct gguf_translator *t, struct err *e)
     static const struct gguf_arch unknown = { .eps = "rms_norm_eps", .spelling = SPELLING_CURRENT, .rope = 1 };
     /* an unknown type is shown by zse-info, and refused when the model is to run */
     gguf_set_string(t, "model_type", a ? a->model_type : t->arch);
+    if (!a)
+        gguf_set_string(t, "zse_gguf_architecture", t->arch);
     a = a ? a : &unknown;
     t->hybrid = a->spelling == SPELLING_HYBRID;
     if (a->class_name)
         json_object_set_new(t->out, "architectures", json_pack("[s]", a->class_name));
     gguf_set_bool(t, "zse_gguf", 1);
-    if (read_sizes(t, e) < 0)
+    const int known = a != &unknown, sized = read_sizes(t, e) == 0;
+    if (known && !sized)
         return -1;
-    write_sizes(t, a);
     write_vocabulary(t);
+    if (!sized)                                 /* its tokenizer can be used without */
+        return 0;
+    write_sizes(t, a);
     if (gguf_has_key(t, "expert_count") && gguf_key_float(t, "expert_count", 0) > 0)
         gguf_set_int(t, "num_local_experts", (int64_t)gguf_key_float(t, "expert_count", 0));
     if (a->rope) {

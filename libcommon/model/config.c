@@ -305,6 +305,12 @@ int config_parse(struct config *c, const json_t *json, struct err *e)
         return err_nomem(e, "config");
     const char *name = parse_string(&p, "model_type", NULL);
     const struct arch *a = name ? arch_find(name) : NULL;
+    const char *foreign = parse_string(&p, "zse_gguf_architecture", NULL);
+    if (a && foreign) {                         /* known from Hugging Face's files, not from a GGUF */
+        parse_fail(&p, ERR_UNSUPPORTED, "GGUF files of architecture \"%.40s\" are not supported, only the model's own",
+                   foreign);
+        goto fail;
+    }
     if (!name)
         parse_fail(&p, ERR_FORMAT, "model_type is missing");
     else if (!a)

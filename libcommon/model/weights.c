@@ -21,7 +21,8 @@ const struct weight_names gguf_names = {
     .q_a = "attn_q_a", .q_a_norm = "attn_q_a_norm", .q_b = "attn_q_b", .kv_a = "attn_kv_a_mqa",
     .kv_norm = "attn_kv_a_norm", .kv_b = "attn_kv_b",
     .k_b = "attn_k_b", .v_b = "attn_v_b", .sinks = "attn_sinks.weight",
-    .router = "ffn_gate_inp", .correction = "exp_probs_b.bias", .shared_router = "ffn_gate_inp_shexp",
+    .q_gate = "attn_gate", .router = "ffn_gate_inp", .correction = "exp_probs_b.bias",
+    .shared_router = "ffn_gate_inp_shexp",
     .shared_gate = "ffn_gate_shexp", .shared_up = "ffn_up_shexp", .shared_down = "ffn_down_shexp",
     .experts_form = EXPERTS_STACKED, .experts = "", .expert_gate = "ffn_gate_exps", .expert_up = "ffn_up_exps",
     .expert_down = "ffn_down_exps",
@@ -261,7 +262,7 @@ static int add_qkv(struct builder *b, int layer)
         if (add_matrix(b, layer, parts[i], source, map, src_rows) < 0)
             return -1;
     }
-    return c->attn_gate && b->n.q_gate ? add_own_matrix(b, layer, LP_Q_GATE, b->n.q_gate) : 0;
+    return c->attn_gate && b->have->q_gate ? add_own_matrix(b, layer, LP_Q_GATE, b->n.q_gate) : 0;
 }
 
 /* Add gate and up of n rows each from one matrix, gate first. */
@@ -694,10 +695,18 @@ static void find_experts(struct builder *b)
     int layer = 0;
     while (layer < c->n_layers && c->ff[layer] != FF_MOE)
         layer++;
-    if (layer == c->n_layers || !b->s->shape || c->gguf || b->n.experts_form == EXPERTS_PAIRED_IN_OUT)
+    if (layer == c->n_layers || !b->s->shape || b->n.experts_form == EXPERTS_PAIRED_IN_OUT)
         return;
     char base[96], apart[160], up[160], down[160];
     path(b, base, sizeof base, layer, b->n.experts);
+    if (c->gguf) {                          /* some converters leave gate and up together */
+        snprintf(up, sizeof up, "%sffn_gate_up_exps.weight", base);
+        if (exists(b, up)) {
+            b->n.experts_form = EXPERTS_FUSED;
+            b->n.expert_gate = "ffn_gate_up_exps";
+        }
+        return;
+    }
     snprintf(apart, sizeof apart, "%s0.gate_proj.weight", base);
     snprintf(up, sizeof up, "%sgate_up_proj", base);
     snprintf(down, sizeof down, "%sdown_proj", base);

@@ -51,7 +51,7 @@ def write(path, named):
 
 
 def rows(tensor, groups, old, new, skip=0):
-    """Each of `groups` blocks of `skip` + old + rest rows gets new - old rows of zeros behind the old ones."""
+    """Add new - old rows of zeros behind the first skip + old rows of each of `groups` blocks."""
     (n, cols), data = tensor
     block = n // groups
     out = array.array("f")

@@ -381,7 +381,7 @@ static void architectures(void **state)
             { "phi2", "phi", HEADS },
         { "phi3", "phi3", KV }, { "gemma", "gemma", KV }, { "gemma2", "gemma2", KV }, { "gemma3", "gemma3_text", KV },
         { "stablelm", "stablelm", KV },
-        { "starcoder2", "starcoder2", KV }, { "olmo", "olmo", KV }, { "olmo2", "olmo2", KV },
+        { "starcoder2", "starcoder2", KV }, { "olmo", "olmo", KV }, { "olmo2", "olmo3", KV },
         { "granite", "granite", KV }, { "command-r", "cohere", KV },
         { "cohere2", "cohere2", KV }, { "gpt2", "gpt2", HEADS }, { "gptneox", "gpt_neox", HEADS },
         { "gptj", "gptj", HEADS }, { "starcoder", "gpt_bigcode", 1 },
@@ -389,6 +389,10 @@ static void architectures(void **state)
         { "exaone4", "exaone4", KV },
         { "ernie4_5", "ernie4_5", KV }, { "seed_oss", "seed_oss", KV }, { "arcee", "arcee", KV },
         { "hunyuan-dense", "hunyuan_v1_dense", KV }, { "glm4", "glm4", KV },
+        { "qwen2vl", "qwen2_vl_text", KV }, { "qwen3vl", "qwen3_vl_text", KV }, { "mistral3", "ministral3", KV },
+        { "jais2", "jais2", KV },
+        { "qwen2vl", "qwen2_vl_text", KV }, { "qwen3vl", "qwen3_vl_text", KV }, { "mistral3", "ministral3", KV },
+        { "jais2", "jais2", KV },
     };
     static const char *const none[] = { NULL };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -410,6 +414,33 @@ static void architectures(void **state)
                     fail_msg("%s: rotates %d of 16", cases[i].gguf, c.ropes[r].dim);
         config_release(&c);
         json_decref(j);
+    }
+}
+
+/* Files of an architecture without a row: the vocabulary is read, whatever the other keys say, and
+ * the model is refused by name, also if Hugging Face's files of that name are known. */
+static void unknown_architectures(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "foreign", "apertus" }, *const none[] = { NULL };
+    for (size_t i = 0; i < 2; i++) {
+        struct err e = { 0 };
+        struct config c;
+        struct file f;
+        header(&f, 3, 1, 1);
+        kv_str(&f, "general.architecture", names[i]);
+        tensor(&f, "token_embd.weight", 2, (uint64_t[]){ 8, 4 }, GGML_F32, 0);
+        pad(&f, 32);
+        for (int n = 0; n < 32; n++)
+            bytes(&f, &(float){ 1.5f }, 4);
+        json_t *bare = config_of(&f), *sized = config_of(model_file(names[i], KV, none));
+        assert_int_equal(json_integer_value(json_object_get(bare, "vocab_size")), 4);
+        assert_int_equal(json_integer_value(json_object_get(sized, "num_hidden_layers")), LAYERS);
+        assert_int_equal(config_parse(&c, sized, &e), -1);
+        if (!strstr(e.msg, names[i]) || e.code != ERR_UNSUPPORTED)
+            fail_msg("%s: %s", names[i], e.msg);
+        json_decref(bare);
+        json_decref(sized);
     }
 }
 
@@ -479,7 +510,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parts), cmocka_unit_test(reads), cmocka_unit_test(cut_at_every_byte),
             cmocka_unit_test(every_byte_changed), cmocka_unit_test(fields),
-        cmocka_unit_test(architectures), cmocka_unit_test(tensors_say_what_keys_do_not), cmocka_unit_test(bad_keys),
+        cmocka_unit_test(architectures), cmocka_unit_test(unknown_architectures),
+        cmocka_unit_test(tensors_say_what_keys_do_not), cmocka_unit_test(bad_keys),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
