@@ -56,6 +56,7 @@ static const char usage[] =
     "      --work-memory SIZE     memory of all requests together, half of it for one key or address (default: 1/8 of the machine's, at most 1GiB)\n"
     "      --rag-documents N      documents that a key may store for searching, 0: no limit (default: 10000)\n"
     "      --rag-bytes SIZE       size of their files together (default: 1GB)\n"
+    "      --mcp-stdio            instead of listening, offer the tools to the program that started this one: MCP over standard input\n"
     "      --quiet                print only errors\n"
     "\n"
     RUN_HELP
@@ -72,7 +73,7 @@ enum {
     OPT_AUDIT_SYSLOG, OPT_AUDIT_SIGN, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT,
     OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
     OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY, OPT_RAG_DOCUMENTS, OPT_RAG_BYTES,
-    OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_HISTORY_CONVERSATIONS,
+    OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_HISTORY_CONVERSATIONS, OPT_MCP_STDIO,
 };
 
 static const struct option options[] = {
@@ -107,6 +108,7 @@ static const struct option options[] = {
     { "rag-documents", required_argument, NULL, OPT_RAG_DOCUMENTS },
     { "rag-bytes", required_argument, NULL, OPT_RAG_BYTES },
     { "work-memory", required_argument, NULL, OPT_WORK_MEMORY }, { "quiet", no_argument, NULL, OPT_QUIET },
+    { "mcp-stdio", no_argument, NULL, OPT_MCP_STDIO },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
     RUN_LONG_OPTIONS, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
@@ -184,6 +186,7 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_WORK_MEMORY: return work_memory("--work-memory", arg, &o->work_memory);
     case OPT_RAG_DOCUMENTS: return whole("--rag-documents", arg, 0, INT32_MAX, &o->rag_documents);
     case OPT_RAG_BYTES: return cli_parse_size(prog, "--rag-bytes", arg, &o->rag_bytes);
+    case OPT_MCP_STDIO: o->mcp_stdio = 1; return 0;
     case OPT_QUIET: o->quiet = 1; return 0;
     case OPT_PLAN: o->plan = 1; return 0;
     case OPT_NO_WATCH: o->no_watch = 1; return 0;
@@ -199,6 +202,8 @@ static int check(struct serve_options *o)
     if (o->n_names > o->n_models)
         return cli_wrong(prog, "--name %s: there are %d name%s for %d model%s", o->names[o->n_names - 1], o->n_names,
                          plural(o->n_names), o->n_models, plural(o->n_models));
+    if (o->mcp_stdio && o->n_models)
+        return cli_wrong(prog, "--mcp-stdio: found the model %s, expected none: it offers tools alone", o->models[0]);
     const char *host = getenv("ZSE_HOST"), *port = getenv("ZSE_PORT");
     if (!o->host && (!o->socket_path || o->port_given))
         o->host = host && *host ? host : "127.0.0.1";

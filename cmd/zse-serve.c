@@ -388,6 +388,8 @@ int main(int argc, char **argv)
     struct serve_options o;
     cli_start();
     int rc = serve_options_parse(&o, argc, argv);
+    if (rc < 0 && o.mcp_stdio)
+        rc = serve_mcp_stdio();
     o.run.max_seqs = o.max_seqs;
     o.run.kv_most = o.kv_bytes ? o.kv_bytes : quarter_of_memory();
     if (rc < 0)

@@ -12,7 +12,7 @@
 struct serve_options {
     const char *host, *socket_path, *tls_cert, *tls_key;        /* NULL: not given */
     int port, port_given, no_auth, trust_proxy, max_seqs, max_queue, no_prefix_cache, max_connections, max_per_address,
-        quiet, plan, no_watch;
+        quiet, plan, no_watch, mcp_stdio;
     int query_keys, anonymous_limit, no_audit, audit_prompts;
     int no_history, history_days, history_conversations;        /* 0: not given */
     uint64_t history_bytes;                                     /* the same */
@@ -35,6 +35,9 @@ struct serve_options {
 /* Parse the options.  -1: go on; else the exit code. */
 int serve_options_parse(struct serve_options *o, int argc, char **argv);
 void serve_options_release(struct serve_options *o);
+
+/* Answer MCP messages of standard input until it ends.  The exit code. */
+int serve_mcp_stdio(void);
 
 /* Read the token of HOME/admin.token; the file is made, mode 0600, if it is missing.  Caller frees;
  * NULL with *e. */

@@ -1,5 +1,5 @@
 /* exchange.h - work that goes on behind a request: an API call (api/calls.c), a model being loaded,
- * a report (admin/access_endpoints.c), calls of tools (tools/tool_endpoints.c), work on documents
+ * a report (admin/access_endpoints.c), calls of tools (tools/tool_request.c), work on documents
  * (rag/), a question to the chat history (chats/chats.h). */
 #ifndef ZSE_SERVE_EXCHANGE_H
 #define ZSE_SERVE_EXCHANGE_H
@@ -36,7 +36,7 @@ void calls_events(struct server *s);
 int calls_open(struct server *s, struct err *e);        /* starts the preparing threads */
 void calls_close(struct server *s);                     /* joins them and frees their calls */
 
-/* ---- tools: tools/toolbox.c, tools/tool_endpoints.c ---- */
+/* ---- tools: tools/toolbox.c, tools/tool_request.c ---- */
 int tools_open(struct server *s, struct err *e);
 void tools_close(struct server *s);                     /* joins the threads; every batch has been freed */
 void tools_done(struct server *s);                      /* on_wake: hand back the calls that have ended */

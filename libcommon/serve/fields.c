@@ -270,6 +270,10 @@ const struct field fields[] = {
     TRUTH("confirm", BODY_TOOL, AT(confirm), "run a tool that needs a confirmation"),
     OTHER("content", BODY_TOOL_PARSE | BODY_TOOL_PROCESS, "{\"type\":\"string\"}", "the text of a model"),
     TRUTH("auto_execute", BODY_TOOL_PROCESS, AT(auto_execute), "run the calls (default: true)"),
+    OTHER("jsonrpc", BODY_MCP, "{\"const\":\"2.0\"}", "the version of JSON-RPC"),
+    OTHER("id", BODY_MCP, "{\"type\":[\"string\",\"integer\"]}", "of a request; comes back in the answer"),
+    OTHER("method", BODY_MCP, "{\"type\":\"string\"}", "initialize, server/discover, tools/list, tools/call, ..."),
+    OTHER("params", BODY_MCP, "{\"type\":\"object\"}", "as the method wants them"),
     WHOLE("max_queue", BODY_BATCHING, 0, INT_MAX, AT(max_waiting), 0, "requests that may wait; 0: any number"),
 };
 const int n_fields = sizeof fields / sizeof *fields;

@@ -147,6 +147,8 @@ const struct route routes[] = {
       "Find passages and number them for a prompt, within max_tokens", JSON },
     { "GET", "/api/rag/stats", ROUTE_PLAIN, ACCESS_CHAT, handle_rag_stats, 0,
       "Count the key's documents, and list the formats that can be read", JSON },
+    { "POST", "/mcp", ROUTE_PLAIN, ACCESS_CHAT, handle_mcp, BODY_MCP,
+      "The Model Context Protocol, streamable HTTP: tools, models as resources, prompts", JSON },
     { "GET", "/ws/chat", ROUTE_WEBSOCKET, ACCESS_CHAT, handle_ws_chat, BODY_WS_CHAT,
       "WebSocket: conversations in, {type: token | done | error} out", JSON },
     { "GET", "/ws/stats", ROUTE_WEBSOCKET, ACCESS_READ, handle_ws_stats, 0, "WebSocket: stats and analytics every 2 s",

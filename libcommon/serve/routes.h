@@ -53,6 +53,7 @@ void handle_tools(struct server *s, struct conn *c, const char *rest);
 void handle_tool_functions(struct server *s, struct conn *c, const char *rest);
 void handle_tool_execute(struct server *s, struct conn *c, const char *rest);
 void handle_tool_parse(struct server *s, struct conn *c, const char *rest);
+void handle_mcp(struct server *s, struct conn *c, const char *rest);
 void handle_tool_process(struct server *s, struct conn *c, const char *rest);
 void handle_health(struct server *s, struct conn *c, const char *rest);
 void handle_root(struct server *s, struct conn *c, const char *rest);

@@ -16,8 +16,9 @@
 /* Bytes of a result; a tool that would write more fails. */
 enum { NATIVE_MAX_OUTPUT = 256 << 10 };
 
+#define NATIVE_ZONEINFO "/usr/share/zoneinfo"
 struct native_env {
-    const char *zoneinfo;               /* folder of the time zones: "/usr/share/zoneinfo" */
+    const char *zoneinfo;               /* folder of the time zones */
     int64_t now_s;                      /* Unix time */
 };
 
@@ -31,6 +32,8 @@ extern const struct native_tool native_tools[];
 extern const int n_native_tools;
 
 const struct native_tool *native_find(const char *name);           /* NULL: none */
+/* A new list of them as MCP describes tools; NULL without memory. */
+json_t *native_mcp_tools(void);
 /* Check the arguments against the schema and run the tool.  malloc'd text; NULL with *e, whose
  * message is meant for the model. */
 char *native_run(const struct native_tool *t, const struct native_env *env, const json_t *arguments, struct err *e);

@@ -32,6 +32,8 @@ start() {
   read -r _ _ URL <"$log.pipe" || { cat "$log.err"; return 1; }
   rm "$log.pipe"
 }
+# Found, not imported: the clients do that.
+installed() { build/venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "$@" 2>/dev/null; }
 post() { curl -s "$URL$1" -d "$2"; }
 # execute NAME ARGUMENTS [FILTER]: the answer
 execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r "${3-.result}"; }
@@ -184,4 +186,24 @@ chat() { post /v1/chat/completions "{\"temperature\":0,\"max_tokens\":200,\"tool
   blocks=$(curl -s "$URL/api/stats/models" | jq '.models[0] | .kv_blocks - .kv_blocks_free - .kv_blocks_prefix')
   [ "$blocks" = 0 ] || { curl -s "$URL/api/stats/models"; return 1; }
   [ "$(chat '"server_tools":["datetime"]' | jq -r '.choices[0].finish_reason')" = stop ]
+}
+
+@test "the mcp package as a client of /mcp, in each revision, and messages that it does not send" {
+  installed mcp || skip "no mcp package in build/venv (scripts/deps makes it)"
+  run build/venv/bin/python tests/serve/mcp_client.py http "$URL/mcp"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  [ "$(grep -c '^ok ' <<<"$output")" = 58 ] || { echo "$output"; return 1; }
+}
+
+@test "--mcp-stdio: the mcp package starts it; lines that are no messages are answered, and it ends with its input" {
+  run zse-serve --mcp-stdio < <(printf '{"jsonrpc":"2.0","id":1,"method":"ping"}\n\nrubbish\n{"jsonrpc":"2.0","method":"notifications/initialized"}\n{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"calculator","arguments":{"expression":"6*7"}}}\n{"jsonrpc":"2.0","id":2')
+  [ "$status" = 0 ]
+  [ "$(jq -c '[.id, .result.content[0].text, .error.code]' <<<"$output")" = "$(printf '[1,null,null]\n[null,null,-32700]\n["a","42",null]\n[null,null,-32700]')" ] || { echo "$output"; return 1; }
+  run zse-serve --mcp-stdio < <(head -c 5000000 /dev/zero | tr '\0' '['; echo; echo '{"jsonrpc":"2.0","id":1,"method":"ping"}')
+  [ "$(jq -c .id <<<"$output")" = "$(printf 'null\n1')" ]
+  run -2 zse-serve --mcp-stdio model.zse
+  installed mcp || skip "no mcp package in build/venv (scripts/deps makes it)"
+  run build/venv/bin/python tests/serve/mcp_client.py stdio "$(command -v zse-serve)" --mcp-stdio
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  [ "$(grep -c '^ok ' <<<"$output")" = 27 ] || { echo "$output"; return 1; }
 }

@@ -7,16 +7,7 @@
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/tools/model_calls.h"
-#include "libcommon/serve/tools/toolbox.h"
-
-/* A request that waits for its calls. */
-struct tool_request {
-    struct exchange exchange;           /* EXCHANGE_TOOLS */
-    struct server *s;
-    struct conn *conn;
-    struct tool_batch *batch;
-    json_t *calls;                      /* owned: of process, its tool_calls; NULL: of execute */
-};
+#include "libcommon/serve/tools/tool_request.h"
 
 /* ---- lists ---- */
 
@@ -83,47 +74,15 @@ static json_t *results_json(const struct tool_batch *b)
     return NULL;
 }
 
-static void request_free(struct tool_request *r)
+static void answer_one(struct tool_request *r)
 {
-    batch_free(r->batch);
-    json_decref(r->calls);
-    free(r);
+    const struct tool_result one = batch_result(r->batch, 0);
+    reply_object(r->s, r->conn, 200, result_json(&one));
 }
 
-static void on_done(void *user)
+static void answer_all(struct tool_request *r)
 {
-    struct tool_request *r = user;
-    struct conn *c = r->conn;
-    conn_set_exchange(c, NULL);
-    if (r->calls) {
-        reply_object(r->s, c, 200, json_pack("{s:O, s:o}", "tool_calls", r->calls, "results", results_json(r->batch)));
-    } else {
-        const struct tool_result one = batch_result(r->batch, 0);
-        reply_object(r->s, c, 200, result_json(&one));
-    }
-    request_free(r);
-}
-
-void tool_request_gone(struct conn *c) { request_free((struct tool_request *)conn_exchange(c)); }
-
-/* Run the calls and answer when they have ended.  calls: NULL, or taken over. */
-static void start(struct server *s, struct conn *c, const struct tool_call *call, int n, json_t *calls)
-{
-    struct tool_request *r = calloc(1, sizeof *r);
-    struct err e;
-    if (!r) {
-        json_decref(calls);
-        reply_refusal(s, c, 503, NULL, "out of memory");
-        return;
-    }
-    *r = (struct tool_request){ .exchange = { EXCHANGE_TOOLS }, .s = s, .conn = c, .calls = calls };
-    if (!(r->batch = toolbox_start(s, conn_record(c), call, n, NULL, on_done, r, &e))) {
-        conn_set_header(c, "Retry-After", "1");
-        reply_refusal(s, c, 503, "overloaded", "%s", e.msg);
-        request_free(r);
-        return;
-    }
-    conn_set_exchange(c, r);
+    reply_object(r->s, r->conn, 200, json_pack("{s:O, s:o}", "tool_calls", r->calls, "results", results_json(r->batch)));
 }
 
 void handle_tool_execute(struct server *s, struct conn *c, const char *rest)
@@ -151,7 +110,7 @@ void handle_tool_execute(struct server *s, struct conn *c, const char *rest)
         reply_refusal(s, c, 403, "confirmation_required", "%s may change or delete something: \"confirm\": true runs it",
                       p.name);
     else
-        start(s, c, &call, 1, NULL);
+        tool_request_start(s, c, &call, 1, (struct tool_request){ .answer = answer_one });
     json_decref(none);
     json_decref(body);
 }
@@ -210,5 +169,5 @@ void handle_tool_process(struct server *s, struct conn *c, const char *rest)
         list[n++] = (struct tool_call){ json_string_value(json_object_get(call, "id")),
                                         json_string_value(json_object_get(call, "name")),
                                         json_object_get(call, "arguments") };
-    start(s, c, list, n, calls);
+    tool_request_start(s, c, list, n, (struct tool_request){ .answer = answer_all, .calls = calls });
 }

@@ -97,12 +97,18 @@ json_t *toolbox_functions(struct toolbox *b, const json_t *wanted)
     return NULL;
 }
 
+json_t *toolbox_mcp_tools(struct toolbox *b)
+{
+    (void)b;
+    return native_mcp_tools();
+}
+
 /* ---- in the threads ---- */
 
 static void run_one(struct tool_run *r)
 {
     const struct native_tool *t = native_find(r->name);
-    const struct native_env env = { "/usr/share/zoneinfo", (int64_t)time(NULL) };
+    const struct native_env env = { NATIVE_ZONEINFO, (int64_t)time(NULL) };
     if (atomic_load(&r->cancelled))
         err_set(&r->e, ERR_CANCELLED, "cancelled");
     else if (t)

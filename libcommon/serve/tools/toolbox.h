@@ -31,6 +31,8 @@ int toolbox_find(struct toolbox *b, const char *name, struct tool_facts *facts);
 /* A new list of {"type": "function", "function": {...}} in an order that does not change; NULL
  * without memory.  wanted: names, with * at their end for any that begin so; NULL: all. */
 json_t *toolbox_functions(struct toolbox *b, const json_t *wanted);
+/* The built-in tools as MCP lists them; NULL without memory. */
+json_t *toolbox_mcp_tools(struct toolbox *b);
 /* Does a list of names, as above, contain this one? */
 int tool_is_named(const json_t *names, const char *name);
 

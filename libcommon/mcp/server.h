@@ -1,0 +1,49 @@
+/* server.h - the answers of an MCP server to JSON-RPC messages, without a transport: over HTTP and
+ * over standard input they are the same, but for headers and statuses.
+ *
+ * Nothing is kept between two messages: a legacy client gets no session, so all of its requests
+ * are answered as they come. */
+#ifndef ZSE_MCP_SERVER_H
+#define ZSE_MCP_SERVER_H
+
+#include <jansson.h>
+
+#include "libcommon/mcp/protocol.h"
+
+/* The offer of a server.  Functions return new references, NULL without memory. */
+struct mcp_host {
+    json_t *(*tools)(void *user);       /* [{"name", "description", "inputSchema", "annotations"}] */
+    int (*has_tool)(void *user, const char *name);
+    json_t *(*resources)(void *user);   /* [{"uri", "name", "mimeType"}] */
+    json_t *(*read)(void *user, const char *uri);       /* JSON; NULL: there is no such resource */
+    void *user;
+};
+
+/* Header fields of a request over HTTP; NULL: missing. */
+struct mcp_headers { const char *version, *method, *name, *session; };
+
+struct mcp_answer {
+    int status;                         /* of HTTP */
+    json_t *message;                    /* owned; NULL: none (a notification), or a call */
+    /* A call of a tool, which the caller runs and answers with mcp_call_answer: */
+    int is_call;
+    const char *name;                   /* borrowed from the message */
+    json_t *arguments, *id;             /* an object; of the request; owned */
+    int modern;
+};
+/* Answer one message.  headers NULL: not over HTTP.  Never fails: without memory the status is 503
+ * and the message NULL. */
+void mcp_answer(const struct mcp_host *h, const json_t *message, const struct mcp_headers *headers,
+                struct mcp_answer *a);
+/* The answer to text that is not JSON. */
+json_t *mcp_parse_error(const char *why);
+/* The answer to a call, from its result or the message of its error.  NULL without memory. */
+json_t *mcp_call_answer(const struct mcp_answer *a, const char *text, int is_error);
+void mcp_answer_release(struct mcp_answer *a);
+
+/* ---- prompts.c ---- */
+json_t *mcp_prompts(void);                              /* the list */
+/* The prompt with its arguments put in; NULL: *why has the reason, or memory ran out (""). */
+json_t *mcp_prompt(const char *name, const json_t *arguments, char why[160]);
+
+#endif

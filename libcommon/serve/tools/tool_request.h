@@ -1,0 +1,24 @@
+/* tool_request.h - a request that waits for calls of tools. */
+#ifndef ZSE_SERVE_TOOLS_TOOL_REQUEST_H
+#define ZSE_SERVE_TOOLS_TOOL_REQUEST_H
+
+#include "libcommon/mcp/server.h"
+#include "libcommon/serve/exchange.h"
+#include "libcommon/serve/tools/toolbox.h"
+
+struct tool_request {
+    struct exchange exchange;           /* EXCHANGE_TOOLS; this and the next three are set at the start */
+    struct server *s;
+    struct conn *conn;
+    struct tool_batch *batch;
+    void (*answer)(struct tool_request *r);             /* all calls have ended: reply */
+    json_t *calls;                      /* owned: the calls as found in a text; NULL: none */
+    struct mcp_answer mcp;              /* owned: of a request to /mcp */
+};
+
+/* Run the calls and answer when they have ended; without memory or threads, refuse the request.
+ * Takes over what `from` owns. */
+void tool_request_start(struct server *s, struct conn *c, const struct tool_call *call, int n,
+                        struct tool_request from);
+
+#endif
