@@ -15,7 +15,9 @@ enum boundary { AT_WORD, AT_SENTENCE, AT_PARAGRAPH, AT_HEADING };
 
 struct unit { size_t at, size, tokens; enum boundary before; int page, heading; };
 
-enum { LEVELS = 3, HEADING_BYTES = 120, LINE_MAX_BYTES = 90 };
+/* SMALL_UNIT: smaller neighbours become one unit, so that there are few for the size of the text;
+ * MAX_HEADINGS: further ones are text. */
+enum { LEVELS = 3, HEADING_BYTES = 120, LINE_MAX_BYTES = 90, SMALL_UNIT = 32, MAX_HEADINGS = 5000 };
 
 struct cutter {
     const char *text; size_t size;
@@ -54,6 +56,14 @@ static int is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == 
 
 static int push_unit(struct cutter *k, size_t from, size_t to, size_t tokens)
 {
+    struct unit *last = k->n_units ? &k->unit[k->n_units - 1] : NULL;
+    if (last && k->before < AT_HEADING && last->page == k->page && last->heading == k->heading &&
+        to - last->at <= SMALL_UNIT && (last->tokens + tokens) * 4 <= k->tokens) {
+        last->size = to - last->at;
+        last->tokens += tokens;
+        k->before = AT_WORD;
+        return 0;
+    }
     if (grow((void **)&k->unit, k->n_units, &k->room, sizeof *k->unit, k->e))
         return -1;
     k->unit[k->n_units++] = (struct unit){ from, to - from, tokens, k->before, k->page, k->heading };
@@ -275,7 +285,7 @@ static int find_units(struct cutter *k)
         if (k->markdown && end - at >= 3 && (strncmp(s + at, "```", 3) == 0 || strncmp(s + at, "~~~", 3) == 0))
             fenced = !fenced;
         words = at;
-        const int heading = !blank && at < end && !fenced &&
+        const int heading = !blank && at < end && !fenced && k->list->n_headings < MAX_HEADINGS &&
                             (k->markdown ? markdown_heading(s, at, end, k->size, &level, &words, &behind)
                                          : plain_heading(s, at, end, after_blank));
         if (blank || heading) {
@@ -348,6 +358,15 @@ static int make_chunks(struct cutter *k)
         from = to == k->n_units ? to : overlap_start(k, from, to);
     }
     return 0;
+}
+
+/* Two units in a row have more than SMALL_UNIT bytes; lists double their room.  A heading has
+ * LEVELS times HEADING_BYTES at most. */
+size_t chunks_bytes(size_t size)
+{
+    const size_t lists = size / SMALL_UNIT * 2 * 2 * (sizeof(struct unit) + sizeof(struct chunk));
+    const size_t most = (size_t)MAX_HEADINGS * (LEVELS * (HEADING_BYTES + 4) + 48), headings = size * 64;
+    return lists + (headings < most ? headings : most) + 64 * 1024;
 }
 
 int chunks_cut(const char *text, size_t size, const struct chunk_options *o, struct chunk_list *list, struct err *e)

@@ -35,6 +35,8 @@ struct chunk_list {
 };
 /* text is valid UTF-8.  0, or -1 with *e: out of memory, or more than MAX_CHUNKS chunks. */
 enum { MAX_CHUNKS = 200000 };
+/* Upper bound of the memory that cutting a text takes, with its chunks. */
+size_t chunks_bytes(size_t size);
 int chunks_cut(const char *text, size_t size, const struct chunk_options *o, struct chunk_list *list, struct err *e);
 void chunks_release(struct chunk_list *list);
 

@@ -1,12 +1,15 @@
 /* extract.c - the text of a file by its type. */
 #include "libcommon/rag/extract.h"
 
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
 #include "libcommon/base/utf8.h"
+#include "libcommon/rag/child.h"
+#include "libcommon/rag/office.h"
 #include "libcommon/rag/text_build.h"
 
 static const struct { const char *name, *endings; int is_text; } types[RAG_TYPES] = {
@@ -39,13 +42,13 @@ static int type_of_name(const char *name)
     return dot ? find_type(dot + 1, strlen(dot + 1)) : -1;
 }
 
+int rag_type_known(const char *name) { return type_of_name(name) >= 0; }
+
 int rag_type_is_text(const char *name)
 {
     const int t = type_of_name(name);
     return t >= 0 && types[t].is_text;
 }
-
-int rag_type_works(enum rag_type t) { return types[t].is_text; }
 
 int rag_type_of(const char *type, const char *name, enum rag_type *out, struct err *e)
 {
@@ -55,7 +58,8 @@ int rag_type_of(const char *type, const char *name, enum rag_type *out, struct e
         return 0;
     }
     if (*type)
-        return err_set(e, ERR_UNSUPPORTED, "file_type '%.40s', expected txt, md, html, json, pdf, docx, odt or epub", type);
+        return err_set(e, ERR_UNSUPPORTED, "file_type '%.40s', expected txt, md, html, json, pdf, docx, odt or epub",
+                       type);
     return err_set(e, ERR_UNSUPPORTED, "'%.200s': its ending says no type: expected .txt, .md, .html, .json, .pdf, .docx, .odt or .epub, or a file_type", name);
 }
 
@@ -123,35 +127,78 @@ static int clean(const char *s, size_t size, struct text_build *out, struct err 
 
 /* ---- types ---- */
 
-size_t rag_extract_bytes(enum rag_type t, size_t size)
+int rag_type_works(enum rag_type t)
 {
-    /* a byte may become 3 (U+FFFD), in a buffer that grows by half; HTML and JSON have two */
-    return (types[t].is_text ? size * 3 * 3 : 4 * (size_t)RAG_TEXT_MAX) + 4096;
+    char path[256];
+    return t != RAG_PDF || child_find("pdftotext", path);
+}
+
+/* The exit status of pdftotext as an error: 0 is success. */
+static int pdf_failed(int status, const char *said, struct err *e)
+{
+    if (strstr(said, "password"))
+        return err_set(e, ERR_FORMAT, "the PDF is encrypted: store it without a password");
+    if (status == 3)
+        return err_set(e, ERR_FORMAT, "the PDF does not permit copying its text");
+    if (strstr(said, "memory") || status == 128 + SIGABRT)
+        return err_set(e, ERR_LIMIT, "the PDF needs more memory than pdftotext may have");
+    return err_set(e, ERR_FORMAT, "the PDF cannot be read: %.*s", (int)strcspn(said, "\n"), said);
+}
+
+static int pdf_text(const void *data, size_t size, const struct rag_extract_options *o, struct text_build *out,
+                    struct err *e)
+{
+    char path[256], said[512];
+    const struct child_limits l = { .timeout_s = o->timeout_s > 0 ? o->timeout_s : 60,
+                                    .memory_bytes = o->memory_bytes ? o->memory_bytes : (size_t)1 << 30,
+                                    .cancel = o->cancel };
+    struct text_build raw = { .budget = out->budget };
+    int status = 0;
+    if (size < 5 || !memmem(data, size < 1024 ? size : 1024, "%PDF-", 5))
+        return err_set(e, ERR_FORMAT, "the document is no PDF");
+    if (!child_find("pdftotext", path))
+        return err_set(e, ERR_UNSUPPORTED, "PDF documents need the program pdftotext (Debian: poppler-utils)");
+    const char *const argv[] = { path, "-enc", "UTF-8", "/dev/stdin", "-", NULL };
+    int rc = child_run(argv, data, size, &l, &raw, &status, said, sizeof said, e);
+    if (rc == 0 && (status || (raw.size == 0 && strstr(said, "Error"))))
+        rc = pdf_failed(status, said, e);
+    while (raw.size && strchr("\f\n ", raw.data[raw.size - 1]))          /* a form feed ends each page */
+        raw.size--;
+    if (rc == 0 && raw.size == 0)
+        rc = err_set(e, ERR_FORMAT, "the PDF has no text: its pages may be scanned images, which need OCR first");
+    if (rc == 0)
+        rc = clean(raw.data, raw.size, out, e);
+    build_release(&raw);
+    return rc;
+}
+
+static int text_file(enum rag_type t, const void *data, size_t size, struct text_build *out, struct err *e)
+{
+    struct text_build marked = { .budget = out->budget };
+    if (t == RAG_TXT || t == RAG_MD)
+        return clean(data, size, out, e);
+    if (clean(data, size, &marked, e))
+        return -1;
+    if (t == RAG_HTML)
+        html_text(marked.data, marked.size, 1, out);
+    else
+        json_text(marked.data, marked.size, out);
+    build_release(&marked);
+    return 0;
 }
 
 int rag_extract(enum rag_type t, const void *data, size_t size, const struct rag_extract_options *o,
                 struct rag_text *out, struct err *e)
 {
-    struct text_build text = { 0 }, marked = { 0 };
-    (void)o;
+    struct text_build text = { .budget = o->budget };
     *out = (struct rag_text){ 0 };
-    if (!types[t].is_text)
-        return err_set(e, ERR_UNSUPPORTED, "%s documents cannot be read yet", types[t].name);
-    if (clean(data, size, &marked, e)) {
-        free(marked.data);
+    const int rc = types[t].is_text ? text_file(t, data, size, &text, e) : t == RAG_PDF
+                       ? pdf_text(data, size, o, &text, e) : office_text(t, data, size, &text, e);
+    if (rc || build_end(&text, e)) {
+        build_release(&text);
         return -1;
     }
-    if (t == RAG_HTML)
-        html_text(marked.data, marked.size, 1, &text);
-    else if (t == RAG_JSON)
-        json_text(marked.data, marked.size, &text);
-    else
-        text = marked;
-    if (t == RAG_HTML || t == RAG_JSON)
-        free(marked.data);
-    if (build_end(&text, e))
-        return -1;
-    *out = (struct rag_text){ text.data, text.size, t == RAG_MD || t == RAG_HTML };
+    *out = (struct rag_text){ text.data, text.size, t != RAG_TXT && t != RAG_JSON && t != RAG_PDF };
     return 0;
 }
 

@@ -18,16 +18,19 @@ int rag_type_of(const char *type, const char *name, enum rag_type *out, struct e
 int rag_type_works(enum rag_type t);                    /* is the program that it needs installed? */
 /* Does the ending of the name say txt, md, html or json? */
 int rag_type_is_text(const char *name);
+int rag_type_known(const char *name);                   /* does it say any type? */
 
 enum { RAG_TEXT_MAX = 64 << 20 };       /* bytes of an extracted text */
+/* The memory of an extraction is announced: hold is called with all that it will use.  -1: it may
+ * not, and the extraction ends with ERR_CANCELLED. */
+struct rag_budget { int (*hold)(void *user, size_t bytes); void *user; size_t used; };
 struct rag_extract_options {
+    struct rag_budget *budget;          /* NULL: none; the bytes of the text stay in it */
     const atomic_int *cancel;           /* ends a program that runs; NULL: never */
     double timeout_s;                   /* of a program; 0: 60 */
     size_t memory_bytes;                /* of a program; 0: 1 GiB */
 };
 struct rag_text { char *text; size_t size; int markdown; };     /* owned */
-/* Upper bound of the memory that extracting takes, and its result. */
-size_t rag_extract_bytes(enum rag_type t, size_t size);
 /* ERR_FORMAT: the file is damaged, encrypted, or has no text; ERR_UNSUPPORTED: no program for it;
  * ERR_LIMIT: more than RAG_TEXT_MAX, or it took too long; ERR_CANCELLED. */
 int rag_extract(enum rag_type t, const void *data, size_t size, const struct rag_extract_options *o,

@@ -17,8 +17,13 @@ void build_add(struct text_build *t, const char *s, size_t n)
     }
     if (t->size + n + 1 > t->room) {
         const size_t room = (t->size + n + 1) * 3 / 2 + 256;
+        if (budget_take(t->budget, room - t->room)) {
+            t->state = TEXT_DENIED;
+            return;
+        }
         char *more = realloc(t->data, room);
         if (!more) {
+            budget_return(t->budget, room - t->room);
             t->state = TEXT_NOMEM;
             return;
         }
@@ -55,14 +60,42 @@ void build_blank(struct text_build *t)
         build_add(t, " ", 1);
 }
 
+void build_release(struct text_build *t)
+{
+    budget_return(t->budget, t->room);
+    free(t->data);
+    t->data = NULL;
+    t->size = t->room = 0;
+}
+
+int budget_take(struct rag_budget *b, size_t more)
+{
+    if (!b)
+        return 0;
+    if (b->hold(b->user, b->used + more))
+        return -1;
+    b->used += more;
+    return 0;
+}
+
+void budget_return(struct rag_budget *b, size_t less)
+{
+    if (!b)
+        return;
+    b->used -= less;
+    b->hold(b->user, b->used);              /* lowering it cannot fail */
+}
+
 int build_end(struct text_build *t, struct err *e)
 {
     if (t->state == TEXT_GOOD && !t->data)
         build_add(t, "", 0);
     if (t->state == TEXT_GOOD)
         return 0;
-    free(t->data);
-    t->data = NULL;
-    return t->state == TEXT_NOMEM ? err_nomem(e, "text")
+    const int denied = t->state == TEXT_DENIED, nomem = t->state == TEXT_NOMEM;
+    build_release(t);
+    if (denied)
+        return err_set(e, ERR_CANCELLED, "the text of the document needs more memory than a request may have");
+    return nomem ? err_nomem(e, "text")
                                   : err_set(e, ERR_LIMIT, "the document has more than %d bytes of text", RAG_TEXT_MAX);
 }

@@ -7,7 +7,13 @@
 
 #include "libcommon/base/err.h"
 
-struct text_build { char *data; size_t size, room; enum { TEXT_GOOD, TEXT_NOMEM, TEXT_FULL } state; };
+struct rag_budget;
+struct text_build {
+    char *data; size_t size, room;
+    enum { TEXT_GOOD, TEXT_NOMEM, TEXT_FULL, TEXT_DENIED } state;
+    struct rag_budget *budget;          /* to which allocations are announced; NULL: none */
+};
+
 
 void build_add(struct text_build *t, const char *s, size_t n);
 void build_char(struct text_build *t, uint32_t c);       /* as UTF-8; a control character as a blank */
@@ -17,6 +23,10 @@ void build_break(struct text_build *t, int n);
 void build_blank(struct text_build *t);
 /* 0, or -1 with *e, and data is freed. */
 int build_end(struct text_build *t, struct err *e);
+void build_release(struct text_build *t);
+/* Announce `more` bytes.  0, or -1: they must not be allocated. */
+int budget_take(struct rag_budget *b, size_t more);
+void budget_return(struct rag_budget *b, size_t less);
 
 /* ---- extractors ---- */
 /* HTML or XHTML; title 1: with the title as a heading. */

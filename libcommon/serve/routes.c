@@ -131,6 +131,8 @@ const struct route routes[] = {
       "Find the calls of tools in a text, and run them", JSON },
     { "POST", "/api/rag/documents", ROUTE_PLAIN, ACCESS_CHAT, handle_rag_add, BODY_RAG_DOCUMENT,
       "Store a document for searching; a document of the same content is refused with 409", JSON },
+    { "POST", "/api/rag/documents/upload", ROUTE_PLAIN, ACCESS_CHAT, handle_rag_upload, BODY_RAG_UPLOAD,
+      "Store a file for searching: text, Markdown, HTML, JSON, PDF, docx, odt, epub", JSON },
     { "GET", "/api/rag/documents", ROUTE_PLAIN, ACCESS_CHAT, handle_rag_list, 0,
       "List the key's documents, newest first; ?collection, limit=1..1000, offset", JSON },
     { "GET", "/api/rag/documents/", ROUTE_PREFIX, ACCESS_CHAT, handle_rag_get, 0,

@@ -86,6 +86,7 @@ void handle_audit_query(struct server *s, struct conn *c, const char *rest);
 void handle_audit_stats(struct server *s, struct conn *c, const char *rest);
 void handle_audit_clear(struct server *s, struct conn *c, const char *rest);
 void handle_rag_add(struct server *s, struct conn *c, const char *rest);
+void handle_rag_upload(struct server *s, struct conn *c, const char *rest);
 void handle_rag_list(struct server *s, struct conn *c, const char *rest);
 void handle_rag_get(struct server *s, struct conn *c, const char *rest);
 void handle_rag_delete(struct server *s, struct conn *c, const char *rest);

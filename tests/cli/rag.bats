@@ -88,6 +88,58 @@ EOT
   stop "$PID"
 }
 
+@test "uploads: every type, in one part of a form; unreadable files are refused with the reason" {
+  local f=$BATS_TEST_TMPDIR/f name place
+  mkdir "$f"
+  python3 tests/rag/make_files.py "$f"
+  upload() { rag documents/upload -F "file=@$f/$1" "${@:2}"; }
+  printf '<html><head><title>Zoo</title></head><body><h2>Monkeys</h2><p>They eat b&auml;nanas.</p><script>evil()</script></body></html>' >"$f/zoo.html"
+  printf '{"city": "Quito", "height": [2850]}' >"$f/quito.json"
+  while read -r name query place; do
+    [ "$(upload "$name" -F collection=files | tail -n 1)" = 200 ] || { upload "$name"; return 1; }
+    answer search -d "{\"query\":\"$query\",\"collections\":[\"files\"]}" >"$T/hit"
+    [ "$(jq -r '.results[0] | .document_name + "|" + .chunk.heading' "$T/hit")" = "$name|$place" ] || { cat "$T/hit"; return 1; }
+  done <<'EOT'
+zoo.html bänanas Zoo
+quito.json 2850
+report.docx fuel Annual report
+letter.odt bridge Greeting
+book.epub whale Chapter one
+EOT
+  # a name with a path is text, a type is given, metadata comes back
+  [ "$(upload zoo.html -F name=../../etc/passwd -F file_type=txt -F 'metadata={"a":[1]}' | sed '$d' | jq -c '[.name, .file_type, .metadata.a]')" = '["../../etc/passwd","txt",[1]]' ]
+  [ "$(upload zoo.html -F collection=files | sed '$d' | jq -r .error.code)" = duplicate_document ]
+  [ "$(upload bomb.docx | tail -n 1)" = 413 ]
+  printf 'MZ' >"$f/a.exe"
+  [ "$(upload a.exe | tail -n 1)" = 415 ]
+  printf 'a\0b' >"$f/binary.txt"
+  [[ $(upload binary.txt) == *"contains zero bytes"*400 ]]
+  printf 'PK' >"$f/short.docx"
+  [[ $(upload short.docx) == *"no office document or damaged"*400 ]]
+  [ "$(rag documents/upload -F "other=@$f/zoo.html" | tail -n 1)" = 400 ]
+  [ "$(rag documents/upload -F "file=@$f/zoo.html" -F 'metadata=[1]' | tail -n 1)" = 400 ]
+  [ "$(rag documents/upload -d '{}' | tail -n 1)" = 415 ]
+}
+
+@test "uploads: PDF by pages; encrypted, scanned and damaged ones are refused" {
+  command -v pdftotext >/dev/null || skip "no pdftotext (Debian: poppler-utils)"
+  local f=$BATS_TEST_TMPDIR/f
+  mkdir "$f"
+  python3 tests/rag/make_files.py "$f"
+  upload() { rag documents/upload -F "file=@$f/$1" "${@:2}"; }
+  [ "$(upload three.pdf -F collection=pdf | sed '$d' | jq -c '[.file_type, .page_count]')" = '["pdf",3]' ]
+  answer search -d '{"query":"harbour Lisbon","collections":"pdf"}' >"$T/hit"
+  [ "$(jq '.results[0].chunk.page' "$T/hit")" = 1 ]
+  [[ $(upload scanned.pdf) == *"has no text: its pages may be scanned"*400 ]]
+  head -c 700 "$f/three.pdf" >"$f/cut.pdf"
+  [ "$(upload cut.pdf | tail -n 1)" = 400 ]
+  printf 'no pdf' >"$f/no.pdf"
+  [[ $(upload no.pdf) == *"is no PDF"*400 ]]
+  base64 -d >"$f/encrypted.pdf" <tests/rag/encrypted.pdf.base64
+  [[ $(upload encrypted.pdf) == *"is encrypted"*400 ]]
+  [ "$(answer stats | jq .formats.pdf)" = true ]
+}
+
 @test "a context keeps to max_tokens, and numbers its sources" {
   local n
   [ "$(document a.txt "$(seq -s ' words about rivers and ' 300)" | status documents -d @-)" = 200 ]

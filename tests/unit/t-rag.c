@@ -44,8 +44,10 @@ static void check_chunks(const char *text, size_t size, const struct chunk_optio
 
 static void test_chunks_of_random_texts(void **state)
 {
-    static const char *const pieces[] = { "word ", "a", "longerwordwithoutend", ". ", "? ", "\n", "\n\n", "# Heading\n", "Title\n=====\n", "\f",
-                                          "\u00e9", "e\u0301", "\u4e2d\u6587\u3002", "\U0001F468\u200D\U0001F469\u200D\U0001F467", "- item\n", "```\n", "1. Numbered\n\n", " " };
+    static const char *const pieces[] = { "word ", "a", "longerwordwithoutend", ". ", "? ", "\n", "\n\n", "# Heading\n",
+                                          "Title\n=====\n", "\f", "\u00e9", "e\u0301", "\u4e2d\u6587\u3002",
+                                          "\U0001F468\u200D\U0001F469\u200D\U0001F467", "- item\n", "```\n",
+                                          "1. Numbered\n\n", " " };
     struct rng r = { 7 };
     char text[4096];
     (void)state;
@@ -210,6 +212,102 @@ static void test_extract(void **state)
     EXTRACT(RAG_JSON, "{\"a\": [1, \"x\\n\\u00e9\"], \"b\": {\"c\": null}}", "a:\n1\nx\n\u00e9\nb:\nc: null\n\n");
 }
 
+/* ---- office documents ---- */
+
+/* A ZIP archive of stored members; returns its size. */
+static size_t make_zip(const char *const *names, const char *const *texts, int n, int flags, uint8_t *out)
+{
+    size_t at = 0, entry[8], directory;
+    for (int i = 0; i < n; i++) {
+        const size_t size = strlen(texts[i]), name = strlen(names[i]);
+        entry[i] = at;
+        memset(out + at, 0, 30);
+        memcpy(out + at, "PK\3\4", 4);
+        out[at + 26] = (uint8_t)name;
+        memcpy(out + at + 30, names[i], name);
+        memcpy(out + at + 30 + name, texts[i], size);
+        at += 30 + name + size;
+    }
+    directory = at;
+    for (int i = 0; i < n; i++) {
+        const size_t size = strlen(texts[i]), name = strlen(names[i]);
+        memset(out + at, 0, 46);
+        memcpy(out + at, "PK\1\2", 4);
+        out[at + 8] = (uint8_t)flags;
+        out[at + 20] = out[at + 24] = (uint8_t)size;
+        out[at + 21] = out[at + 25] = (uint8_t)(size >> 8);
+        out[at + 28] = (uint8_t)name;
+        out[at + 42] = (uint8_t)entry[i];
+        out[at + 43] = (uint8_t)(entry[i] >> 8);
+        memcpy(out + at + 46, names[i], name);
+        at += 46 + name;
+    }
+    memset(out + at, 0, 22);
+    memcpy(out + at, "PK\5\6", 4);
+    out[at + 8] = out[at + 10] = (uint8_t)n;
+    out[at + 16] = (uint8_t)directory;
+    out[at + 17] = (uint8_t)(directory >> 8);
+    return at + 22;
+}
+
+static void test_office(void **state)
+{
+    static const char *const docx[] = { "word/document.xml" }, *const odt[] = { "content.xml" };
+    static const char *const word[] = { "<w:p><w:pPr><w:pStyle w:val=\"Heading2\"/></w:pPr><w:r><w:t>Costs</w:t></w:r></w:p>"
+                                        "<w:p><w:r><w:t>a &amp;</w:t><w:instrText>HIDDEN</w:instrText><w:tab/><w:t> b</w:t></w:r></w:p>" };
+    static const char *const open[] = { "<x>no</x><text:h text:outline-level=\"3\">Top</text:h><text:p>one<text:s/>two<text:line-break/>three</text:p>" };
+    uint8_t zip[4096];
+    (void)state;
+    size_t size = make_zip(docx, word, 1, 0, zip);
+    check_extract(RAG_DOCX, (char *)zip, size, "## Costs\n\na &  b\n\n");
+    for (size_t cut = 0; cut < size; cut++) {
+        uint8_t *copy = malloc(cut + 1);            /* of exactly this size, for the sanitizer */
+        memcpy(copy, zip, cut);
+        copy = realloc(copy, cut ? cut : 1);
+        assert_null(extracted(RAG_DOCX, (char *)copy, cut));
+        free(copy);
+    }
+    for (size_t i = 0; i < size; i++) {             /* any result, but no crash */
+        zip[i] ^= 0xff;
+        free(extracted(RAG_DOCX, (char *)zip, size));
+        zip[i] ^= 0xff;
+    }
+    assert_null(extracted(RAG_ODT, (char *)zip, size));
+    assert_string_equal(e.msg, "the document has no part content.xml");
+    size = make_zip(docx, word, 1, 1, zip);
+    assert_null(extracted(RAG_DOCX, (char *)zip, size));
+    assert_string_equal(e.msg, "the document is encrypted");
+    size = make_zip(odt, open, 1, 0, zip);
+    check_extract(RAG_ODT, (char *)zip, size, "### Top\n\none two\nthree\n\n");
+}
+
+/* A small PDF that draws a text 10^9 times: forms that draw forms. */
+static void test_pdf_bomb(void **state)
+{
+    char pdf[8192], *p = pdf;
+    const struct rag_extract_options o = { .timeout_s = 1, .memory_bytes = 1 << 28 };
+    struct rag_text text;
+    (void)state;
+    if (!rag_type_works(RAG_PDF)) {
+        print_message("SKIP: pdftotext is not installed\n");
+        skip();
+    }
+    p += sprintf(p, "%%PDF-1.4\n1 0 obj\n<< /Type /Catalog /Pages 2 0 R >>\nendobj\n2 0 obj\n<< /Type /Pages /Count 1 /Kids [3 0 R] >>\nendobj\n"
+                 "3 0 obj\n<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Contents 4 0 R /Resources << /XObject << /A 5 0 R >> >> >>\nendobj\n"
+                 "4 0 obj\n<< /Length 5 >>\nstream\n/A Do\nendstream\nendobj\n");
+    for (int i = 5; i < 14; i++)
+        p += sprintf(p, "%d 0 obj\n<< /Type /XObject /Subtype /Form /BBox [0 0 9 9] /Length 60 /Resources << /XObject << /A %d 0 R >> >> >>\nstream\n"
+                     "/A Do /A Do /A Do /A Do /A Do /A Do /A Do /A Do /A Do /A Do \nendstream\nendobj\n", i, i + 1);
+    p += sprintf(p, "14 0 obj\n<< /Type /XObject /Subtype /Form /BBox [0 0 9 9] /Length 40 /Resources << /Font << /F << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >> >>\n"
+                 "stream\nBT /F 1 Tf 1 1 Td (bomb) Tj ET          \nendstream\nendobj\ntrailer << /Root 1 0 R >>\n%%%%EOF\n");
+    assert_int_equal(rag_extract(RAG_PDF, pdf, (size_t)(p - pdf), &o, &text, &e), -1);
+    assert_int_equal(e.code, ERR_LIMIT);
+    atomic_int cancel = 1;
+    const struct rag_extract_options gone = { .cancel = &cancel };
+    assert_int_equal(rag_extract(RAG_PDF, pdf, (size_t)(p - pdf), &gone, &text, &e), -1);
+    assert_int_equal(e.code, ERR_CANCELLED);
+}
+
 /* ---- the store ---- */
 
 static const struct rag_quota none = { 0 };
@@ -266,8 +364,10 @@ static void test_store(void **state)
     struct rag_store *r = rag_open(folder, 1, &e);
     assert_non_null(r);
     assert_string_equal(first(r, "", "apple"), "there are no documents to search");
-    assert_int_equal(add(r, "", "default", "apple.md", "# Fruit\n\nApples grow on trees. The foo-bar of C++ is 3.5 kg.", &none, apple), 0);
-    assert_int_equal(add(r, "", "default", "pear.md", "# Fruit\n\nPears grow on trees, too. \u6211\u662f\u4e2d\u56fd\u4eba", &none, NULL), 0);
+    assert_int_equal(add(r, "", "default", "apple.md", "# Fruit\n\nApples grow on trees. The foo-bar of C++ is 3.5 kg.",
+                         &none, apple), 0);
+    assert_int_equal(add(r, "", "default", "pear.md",
+                         "# Fruit\n\nPears grow on trees, too. \u6211\u662f\u4e2d\u56fd\u4eba", &none, NULL), 0);
     assert_int_equal(add(r, "", "other", "car.md", "Cars do not grow.", &none, NULL), 0);
     assert_int_equal(add(r, "", "default", "again.md", "Cars do not grow.", &none, NULL), 0);   /* another collection */
     assert_int_equal(add(r, "", "other", "again.md", "Cars do not grow.", &none, NULL), 1);
@@ -331,7 +431,8 @@ static void test_store_filters(void **state)
     assert_int_equal(add(r, "", "one", "a", "red green", &none, a), 0);
     assert_int_equal(add(r, "", "two", "b", "red blue", &none, b), 0);
     const char *ids[] = { b }, *one = "one";
-    struct rag_query q = { .owner = "", .text = "red green", .size = 9, .top_k = 5, .documents = ids, .n_documents = 1 };
+    struct rag_query q = { .owner = "", .text = "red green", .size = 9, .top_k = 5, .documents = ids,
+                           .n_documents = 1 };
     assert_int_equal(rag_search(r, &q, &h, &e), 0);
     assert_int_equal(h.n, 1);
     assert_string_equal(h.hit[0].document, b);
@@ -402,7 +503,8 @@ static void test_context(void **state)
     struct rag_context c;
     (void)state;
     struct rag_store *r = rag_open(folder, 1, &e);
-    assert_int_equal(add(r, "", "c", "a\nb", "# H\n\nred words that go on for a while, so that they must be cut.", &none, NULL), 0);
+    assert_int_equal(add(r, "", "c", "a\nb", "# H\n\nred words that go on for a while, so that they must be cut.",
+                         &none, NULL), 0);
     assert_int_equal(add(r, "", "c", "second", "red", &none, NULL), 0);
     assert_int_equal(search_in(r, "", NULL, "red words", &h), 0);
     assert_int_equal(h.n, 2);
@@ -427,8 +529,9 @@ int main(void)
         cmocka_unit_test(test_chunks_of_random_texts), cmocka_unit_test(test_chunks_never_cut_characters),
         cmocka_unit_test(test_chunks_headings_and_pages), cmocka_unit_test(test_chunks_overlap),
         cmocka_unit_test(test_queries), cmocka_unit_test(test_spaced), cmocka_unit_test(test_extract),
-        IN_FOLDER(test_store), IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota),
-        IN_FOLDER(test_store_damaged), IN_FOLDER(test_context),
+        cmocka_unit_test(test_office), cmocka_unit_test(test_pdf_bomb), IN_FOLDER(test_store),
+        IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota), IN_FOLDER(test_store_damaged),
+        IN_FOLDER(test_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

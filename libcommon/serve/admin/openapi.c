@@ -34,7 +34,7 @@ static json_t *field_schema(const struct field *f, int *bad)
 static json_t *body_schema(unsigned kind, int *bad)
 {
     static const char *const needed[] = { "messages", "prompt", "input", "content", "tokens", "model_id", "name",
-                                          "enabled", "query", "role" };
+                                          "enabled", "query", "role", "file" };
     json_t *properties = json_object(), *required = json_array();
     const int all_optional = (kind & (BODY_CHAT_MESSAGE_EDIT | BODY_CHAT_IMPORT)) != 0;
     for (int i = 0; i < n_fields; i++) {
@@ -42,7 +42,8 @@ static json_t *body_schema(unsigned kind, int *bad)
             continue;
         put(bad, properties, fields[i].name, field_schema(&fields[i], bad));
         for (size_t k = 0; k < sizeof needed / sizeof *needed; k++)
-            if (!all_optional && fields[i].use == FIELD_USED && strcmp(needed[k], fields[i].name) == 0)
+            if (!all_optional && fields[i].use == FIELD_USED && strcmp(needed[k], fields[i].name) == 0 &&
+                (kind != BODY_RAG_UPLOAD || strcmp(needed[k], "name") != 0))
                 *bad |= json_array_append_new(required, json_string(needed[k]));
     }
     return json_pack("{s:s, s:b, s:o, s:o}", "type", "object", "additionalProperties", 0, "properties", properties,
@@ -86,7 +87,8 @@ static json_t *operation(const struct route *r, int *bad)
     json_t *j = json_pack("{s:s, s:{s:o, s:o}}", "summary", r->about, "responses",
                           r->kind == ROUTE_WEBSOCKET ? "101" : "200", ok, "default", not_ok);
     if (r->body && r->kind != ROUTE_WEBSOCKET)
-        put(bad, j, "requestBody", json_pack("{s:b, s:{s:{s:o}}}", "required", 1, "content", "application/json",
+        put(bad, j, "requestBody", json_pack("{s:b, s:{s:{s:o}}}", "required", 1, "content",
+                                             r->body == BODY_RAG_UPLOAD ? "multipart/form-data" : "application/json",
                                              "schema", body_schema(r->body, bad)));
     if (r->kind == ROUTE_PREFIX || r->kind == ROUTE_PATTERN)
         put(bad, j, "parameters", path_parameters(r, bad));

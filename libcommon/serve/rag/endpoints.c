@@ -68,6 +68,22 @@ void handle_rag_add(struct server *s, struct conn *c, const char *rest)
     start(s, c, RAG_WRITE, rag_run_add);
 }
 
+void handle_rag_upload(struct server *s, struct conn *c, const char *rest)
+{
+    const char *type = http_field(conn_request(c), "Content-Type");
+    struct rag_job *j = rag_job_new(s, c, RAG_WRITE, rag_run_upload);
+    (void)rest;
+    if (!j)
+        return;
+    if (!(j->content_type = strdup(type ? type : ""))) {
+        problem_nomem(&j->problem);
+        refuse(j);
+        return;
+    }
+    use_tokenizer(j);
+    rag_job_submit(j);
+}
+
 void handle_rag_list(struct server *s, struct conn *c, const char *rest)
 {
     struct rag_job *j = rag_job_new(s, c, RAG_READ, rag_run_list);

@@ -7,7 +7,8 @@
  *
  *   service.c     threads, queues, the way back to the loop
  *   endpoints.c   the routes: from requests to jobs
- *   documents.c   jobs that add, list and delete
+ *   documents.c   jobs that list and delete
+ *   additions.c   jobs that add
  *   passages.c    jobs that search and make contexts */
 #ifndef ZSE_SERVE_RAG_INTERNAL_H
 #define ZSE_SERVE_RAG_INTERNAL_H
@@ -33,6 +34,7 @@ struct rag_job {
     uint64_t tenant;
     char owner[RAG_OWNER + 1];
     struct hold hold;
+    size_t kept;                        /* bytes held besides the body, as long as the job lives */
     atomic_int cancelled;
     struct loaded_model *lm;            /* its tokenizer counts tokens; NULL: code points are counted */
     /* the request */
@@ -40,6 +42,7 @@ struct rag_job {
     char id[RAG_COLLECTION + 1];        /* of the document, or the name of the collection */
     char collection[RAG_COLLECTION + 1];                /* of the query; "": none */
     int limit, with_chunks; int64_t offset;
+    char *content_type;                 /* of an upload; owned */
     /* the answer */
     json_t *answer;                     /* NULL: see problem */
     struct problem problem;
@@ -53,7 +56,7 @@ void rag_job_submit(struct rag_job *j);
 void rag_job_free(struct rag_job *j);
 
 /* ---- in the thread ---- */
-/* Hold `more` bytes besides the body.  0, or -1 with j->problem. */
+/* Hold `more` bytes besides the body and j->kept.  0, or -1 with j->problem. */
 int rag_hold(struct rag_job *j, size_t more);
 /* Parse the body as JSON of this kind.  NULL with j->problem. */
 json_t *rag_body(struct rag_job *j, enum body_kind kind, struct params *p);
@@ -63,7 +66,9 @@ struct token_counter rag_counter(const struct rag_job *j);
 /* The id of the model whose vectors are used; NULL: none. */
 const char *rag_model(const struct rag_job *j);
 
+json_t *rag_document_object(struct rag_job *j, const struct rag_document *d);
 void rag_run_add(struct rag_job *j, struct rag_store *r);
+void rag_run_upload(struct rag_job *j, struct rag_store *r);
 void rag_run_list(struct rag_job *j, struct rag_store *r);
 void rag_run_get(struct rag_job *j, struct rag_store *r);
 void rag_run_delete(struct rag_job *j, struct rag_store *r);

@@ -75,6 +75,7 @@ void rag_job_free(struct rag_job *j)
 {
     if (j->lm)
         j->lm->preparing--;
+    free(j->content_type);
     buf_release(&j->body);
     json_decref(j->answer);
     hold_release(&j->hold);
@@ -83,7 +84,7 @@ void rag_job_free(struct rag_job *j)
 
 int rag_hold(struct rag_job *j, size_t more)
 {
-    const size_t bytes = RAG_JOB_BYTES + j->body.room + more;
+    const size_t bytes = RAG_JOB_BYTES + j->body.room + j->kept + more;
     const enum hold_answer why = hold_set(&j->hold, bytes);
     return why == HOLD_OK ? 0 : hold_problem(&j->hold, why, bytes, &j->problem);
 }
@@ -100,6 +101,7 @@ json_t *rag_body(struct rag_job *j, enum body_kind kind, struct params *p)
     }
     if (prescan_body(j->body.data, j->body.size, kind, &scan, &j->problem) || rag_hold(j, scan.tree_bytes))
         return NULL;
+    j->kept += scan.tree_bytes;
     json_t *body = js_parse("body", j->body.data, j->body.size, &e);
     if (!body) {
         problem_err(&j->problem, NULL, "invalid_json", &e);

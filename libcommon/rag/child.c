@@ -1,0 +1,198 @@
+/* child.c - run a program with limits, and read what it prints. */
+#include "libcommon/rag/child.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "libcommon/base/clock.h"
+
+enum { PATIENCE_MS = 50 };              /* between two looks at the flag of cancellation */
+
+const char *child_find(const char *name, char path[256])
+{
+    static const char *const folders[] = { "/usr/bin", "/usr/local/bin", "/bin", "/opt/homebrew/bin" };
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        snprintf(path, 256, "%s/%s", folders[i], name);
+        if (access(path, X_OK) == 0)
+            return path;
+    }
+    return NULL;
+}
+
+/* A file in memory with these bytes, at its beginning.  -1 with *e. */
+static int file_of(const void *data, size_t size, struct err *e)
+{
+    const int fd = memfd_create("document", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    size_t done = 0;
+    while (fd >= 0 && done < size) {
+        const ssize_t n = write(fd, (const char *)data + done, size - done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            break;
+        done += (size_t)n;
+    }
+    if (fd >= 0 && done == size && lseek(fd, 0, SEEK_SET) == 0) {
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE);
+        return fd;
+    }
+    err_sys(e, "a file in memory of %zu bytes", size);
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+struct process { pid_t pid; int out, err; };
+
+static int spawn(const char *const *argv, int in, struct process *p, struct err *e)
+{
+    static const char *const environment[] = { "PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "HOME=/nonexistent", NULL };
+    int out[2] = { -1, -1 }, said[2] = { -1, -1 }, rc = -1;
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t attr;
+    sigset_t none, all;
+    sigemptyset(&none);
+    sigfillset(&all);
+    posix_spawn_file_actions_init(&files);
+    posix_spawnattr_init(&attr);
+    if (pipe2(out, O_CLOEXEC) || pipe2(said, O_CLOEXEC)) {
+        err_sys(e, "%s", argv[0]);
+    } else {
+        posix_spawn_file_actions_adddup2(&files, in, 0);
+        posix_spawn_file_actions_adddup2(&files, out[1], 1);
+        posix_spawn_file_actions_adddup2(&files, said[1], 2);
+#if defined __GLIBC__ && __GLIBC_PREREQ(2, 34)
+        posix_spawn_file_actions_addclosefrom_np(&files, 3);
+#endif
+        posix_spawnattr_setsigmask(&attr, &none);
+        posix_spawnattr_setsigdefault(&attr, &all);
+        posix_spawnattr_setpgroup(&attr, 0);
+        posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+        union { const char *const *in; char *const *out; } a = { .in = argv }, env = { .in = environment };
+        if ((errno = posix_spawn(&p->pid, argv[0], &files, &attr, a.out, env.out)))
+            err_sys(e, "%s", argv[0]);
+        else
+            rc = 0;
+    }
+    posix_spawn_file_actions_destroy(&files);
+    posix_spawnattr_destroy(&attr);
+    const int unused[] = { out[1], said[1], rc ? out[0] : -1, rc ? said[0] : -1 };
+    for (int i = 0; i < 4; i++)
+        if (unused[i] >= 0)
+            close(unused[i]);
+    p->out = out[0];
+    p->err = said[0];
+    return rc;
+}
+
+/* Set by the parent: between the start and this the program has had no time to do harm. */
+static void limit(pid_t pid, const struct child_limits *l)
+{
+    const rlim_t cpu = (rlim_t)l->timeout_s + 1;
+    const struct { int what; rlim_t most; } limits[] = {
+        { RLIMIT_AS, l->memory_bytes }, { RLIMIT_CPU, cpu }, { RLIMIT_FSIZE, 0 }, { RLIMIT_NOFILE, 32 },
+        { RLIMIT_CORE, 0 },
+    };
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        prlimit(pid, limits[i].what, &(struct rlimit){ limits[i].most, limits[i].most }, NULL);
+    setpriority(PRIO_PROCESS, (id_t)pid, 10);
+}
+
+/* Read once from fd.  1: there may be more; 0: its end. */
+static int read_some(int fd, struct text_build *out, char *said, size_t room, size_t *n_said)
+{
+    char bytes[16384];
+    const ssize_t n = read(fd, bytes, sizeof bytes);
+    if (n < 0)
+        return errno == EINTR || errno == EAGAIN;
+    if (out) {
+        build_add(out, bytes, (size_t)n);
+    } else {
+        const size_t left = room - 1 - *n_said, take = (size_t)n < left ? (size_t)n : left;
+        memcpy(said + *n_said, bytes, take);
+        *n_said += take;
+        said[*n_said] = '\0';
+    }
+    return n > 0;
+}
+
+static int is_over(const struct child_limits *l, uint64_t until, const char *name, struct err *e)
+{
+    if (l->cancel && atomic_load(l->cancel))
+        return err_set(e, ERR_CANCELLED, "the request was cancelled");
+    if (clock_ns() >= until)
+        return err_set(e, ERR_LIMIT, "%s did not read the document within %g s", name, l->timeout_s);
+    return 0;
+}
+
+static int read_all(const struct process *p, const struct child_limits *l, uint64_t until, const char *name,
+                    struct text_build *out, char *said, size_t room, struct err *e)
+{
+    struct pollfd fds[2] = { { p->out, POLLIN, 0 }, { p->err, POLLIN, 0 } };
+    size_t n_said = 0;
+    while (fds[0].fd >= 0 || fds[1].fd >= 0) {
+        if (is_over(l, until, name, e))
+            return -1;
+        if (poll(fds, 2, PATIENCE_MS) <= 0)
+            continue;
+        for (int i = 0; i < 2; i++)
+            if (fds[i].fd >= 0 && fds[i].revents && !read_some(fds[i].fd, i == 0 ? out : NULL, said, room, &n_said))
+                fds[i].fd = -1;
+        if (out->state != TEXT_GOOD)
+            return build_end(out, e);
+    }
+    return 0;
+}
+
+/* Wait for its end; after `until`, or if rc is -1, it is killed. */
+static int reap(const struct process *p, const struct child_limits *l, uint64_t until, const char *name, int rc,
+                int *status, struct err *e)
+{
+    int how = 0;
+    pid_t got;
+    while (rc == 0 && (got = waitpid(p->pid, &how, WNOHANG)) == 0) {
+        rc = is_over(l, until, name, e);
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    }
+    if (rc) {
+        kill(-p->pid, SIGKILL);
+        while (waitpid(p->pid, &how, 0) < 0 && errno == EINTR)
+            ;
+        return rc;
+    }
+    *status = WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
+    if (WIFSIGNALED(how) && (WTERMSIG(how) == SIGXCPU || WTERMSIG(how) == SIGKILL))
+        return err_set(e, ERR_LIMIT, "%s did not read the document within %g s", name, l->timeout_s);
+    return 0;
+}
+
+int child_run(const char *const *argv, const void *data, size_t size, const struct child_limits *l,
+              struct text_build *out, int *status, char *said, size_t room, struct err *e)
+{
+    struct process p;
+    const char *slash = strrchr(argv[0], '/'), *name = slash ? slash + 1 : argv[0];
+    const int in = file_of(data, size, e);
+    if (in < 0)
+        return -1;
+    said[0] = '\0';
+    int rc = spawn(argv, in, &p, e);
+    close(in);
+    if (rc)
+        return rc;
+    const uint64_t until = clock_ns() + (uint64_t)(l->timeout_s * 1e9);
+    limit(p.pid, l);
+    rc = read_all(&p, l, until, name, out, said, room, e);
+    close(p.out);
+    close(p.err);
+    return reap(&p, l, until, name, rc, status, e);
+}
