@@ -7,14 +7,15 @@ It starts servers of its own.  One line for each check: `ok NAME: ...` or `not o
 At its end no request may have gone to another host, the policy may not have been violated, and
 the console may have no error.
 exit status: 0 all passed, 1 one failed, 77 there is no Chromium or no playwright."""
-import contextlib, json, os, pathlib, re, shutil, signal, socket, subprocess, sys, tempfile, threading, traceback, urllib.request
+import contextlib, json, os, pathlib, re, shutil, signal, socket
+import subprocess, sys, tempfile, threading, traceback, urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / os.environ.get('B', 'build')
 T = pathlib.Path(tempfile.mkdtemp(prefix='zse-page-'))
 CHROMIUM = next((p for p in map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome')) if p), None)
 checks = []
-# What must not run, in every place where a text of others is shown.
+# Scripts that must not run, in every place where a text of others is shown.
 HOSTILE = '''<img src=x onerror="window.bad=1"><script>window.bad=1</script> <svg onload="window.bad=1"></svg> <iframe src="javascript:window.bad=1"></iframe>
 [a](javascript:window.bad=1) [b](data:text/html,<script>window.bad=1</script>) ![c](https://evil.example/pixel.png) <https://evil.example/"onmouseover="window.bad=1>
 [d]( JaVaScRiPt:window.bad=1) [e](vbscript:x) [f](https://ok.example/?a=1&b=2) <a href="javascript:window.bad=1">g</a> $\\href{javascript:window.bad=1}{x}$'''
@@ -33,9 +34,9 @@ class Server:
         self.start()
 
     def start(self):
-        env = {**os.environ, 'ZSE_HOME': str(self.home)}
         self.log = open(self.home / 'log', 'a')
-        self.process = subprocess.Popen([BUILD / 'zse-serve', *map(str, self.args), '--port', str(self.port)], env=env, stdout=subprocess.PIPE, stderr=self.log)
+        command = [BUILD / 'zse-serve', *map(str, self.args), '--port', str(self.port)]
+        self.process = subprocess.Popen(command, env=self.env(), stdout=subprocess.PIPE, stderr=self.log)
         if not self.process.stdout.readline():
             raise RuntimeError((self.home / 'log').read_text())
         while True:
@@ -44,6 +45,9 @@ class Server:
                 return
             if self.process.poll() is not None:
                 raise RuntimeError((self.home / 'log').read_text())
+
+    def env(self):
+        return {**os.environ, 'ZSE_HOME': str(self.home)}
 
     def stop(self):
         if self.process.poll() is None:
@@ -55,8 +59,8 @@ class Server:
         return (self.home / 'admin.token').read_text().strip()
 
     def key(self, name, *args):
-        run = subprocess.run([BUILD / 'zse-apikey', 'create', name, *args], env={**os.environ, 'ZSE_HOME': str(self.home)}, capture_output=True, text=True, check=True)
-        return run.stdout.split()[-1]
+        command = [BUILD / 'zse-apikey', 'create', name, *args]
+        return subprocess.run(command, env=self.env(), capture_output=True, text=True, check=True).stdout.split()[-1]
 
 
 class Tab:
@@ -189,6 +193,26 @@ def conversation(browser, main):
 
 
 @check
+def without_history(browser, main):
+    "a server that keeps no history: the browser does, in the same places"
+    s = Server(*main.args, '--no-history')
+    t = Tab(browser, s)
+    p = t.open()
+    p.locator('.convs-foot', has_text='Kept in this browser').wait_for()
+    t.ask('What is the capital of France?')
+    p.get_by_role('button', name='Answer again').click()
+    p.locator('.message.assistant .branches', has_text='2 / 2').wait_for()
+    p.reload()
+    p.locator('.message.assistant .branches', has_text='2 / 2').wait_for()
+    p.fill('.search input', 'pari')
+    p.locator('.conv-row mark').first.wait_for()
+    expect(p.evaluate('JSON.parse(localStorage.getItem("zse.chats"))[0].message_count') == 3, 'not kept')
+    expect(not any('/api/chat/' in r.url for r in t.sent), 'it asked the server')
+    t.end()
+    s.stop()
+
+
+@check
 def branches(browser, s):
     "answer again, edit, go between the versions; the versions survive a reload; copy"
     t = Tab(browser, s, permissions=['clipboard-read', 'clipboard-write'])
@@ -272,7 +296,9 @@ def hostile_texts(browser, s):
     clean(p)
     fake = {'title': HOSTILE[:190], 'model': HOSTILE[:60], 'system_prompt': None, 'settings': {}, 'tags': [HOSTILE[:40]], 'folder': None, 'pinned': False, 'id': '00000000000000aa',
             'created_at': '2026-01-01T00:00:00.000Z', 'updated_at': '2026-01-01T00:00:00.000Z', 'message_count': 2, 'total_tokens': 0, 'active_leaf': 2}
-    parts = [{'type': 'reasoning', 'text': HOSTILE, 'seconds': 2}, {'type': 'call', 'id': 'c', 'name': HOSTILE[:50], 'arguments': json.dumps({'a': HOSTILE}), 'result': HOSTILE, 'state': 'failed', 'ms': 1}, {'type': 'text', 'text': HOSTILE + ' [1]'}]
+    call = {'type': 'call', 'id': 'c', 'name': HOSTILE[:50], 'arguments': json.dumps({'a': HOSTILE}), 'result': HOSTILE,
+            'state': 'failed', 'ms': 1}
+    parts = [{'type': 'reasoning', 'text': HOSTILE, 'seconds': 2}, call, {'type': 'text', 'text': HOSTILE + ' [1]'}]
     messages = [{'id': 1, 'parent_id': None, 'role': 'user', 'content': HOSTILE, 'metadata': {'files': [{'name': HOSTILE, 'size': 1}]}}, {'id': 2, 'parent_id': 1, 'role': 'assistant', 'content': HOSTILE, 'metadata': {
         'parts': parts, 'error': HOSTILE, 'model': HOSTILE, 'citations': [{'index': 1, 'document_name': HOSTILE, 'text': HOSTILE, 'page': 1, 'heading': HOSTILE, 'score': 1}]}}]
     p.route('**/api/chat/conversations?*', lambda r: r.fulfill(json={'conversations': [fake], 'total': 1}))
@@ -321,6 +347,10 @@ def tools(browser, s):
         route.fulfill(json={'tool_call_id': 'call_2', 'name': 'files__delete', 'result': 'deleted', 'error': None})
 
     list_ = {'tools': [{'name': n, 'description': 'does something <b>bold</b>', 'parameters': {}, 'confirm': n != 'calculator', 'server': None} for n in ('calculator', 'files__delete')], 'servers': [{'name': 'files', 'state': 'failed', 'error': HOSTILE}]}
+    t.open()
+    p.get_by_role('button', name='Tools').click()
+    p.get_by_role('checkbox', name='calculator').wait_for()                     # those of the server
+    p.get_by_role('button', name='Done').click()
     p.route('**/api/whoami', whoami)
     p.route('**/api/tools', lambda r: r.fulfill(json=list_))
     p.route('**/api/tools/execute', execute)
@@ -363,8 +393,12 @@ def markdown(browser, s):
     for selector, n in {'h2': 1, 'ul > li > ul > li': 1, 'ol > li': 1, 'table td': 2, 'td code': 1, '.hl-k': 1, '.hl-s': 1, '.hl-c': 1, 'blockquote': 1, 'mfrac': 1, 'msup': 1, 'strong': 1, 'em': 1, 'del': 1, 'a[href="https://example.org/a_b_c"]': 1}.items():
         expect(p.locator('.prose ' + selector).count() == n, f'{selector}: {p.locator(".prose").inner_html()}')
     url = p.locator('link[href*="markdown.js"]').get_attribute('href')
-    worst = {'stars': '*' * 20000, 'stars and words': '*a ' * 8000, 'brackets': '[' * 20000, 'quotes': '>' * 20000, 'pipes': '|' * 5000 + '\n' + '|-' * 5000, 'backticks': '`' * 9999 + ' ' + '`a' * 5000, 'lists': '\n'.join(' ' * i + '- a' for i in range(300)),
-             'math': '$' + '{' * 5000 + '$ ' + '\\frac' * 3000, 'links': '[a](' * 5000, 'underscores': '_a' * 10000, 'dollars': '$a' * 10000, 'tildes': '~~a' * 7000, 'fences': '```\n~~~\n' * 3000, 'angle': '<http://' * 4000, 'zero': '\0\ufffe\u202e' * 1000}
+    worst = {'stars': '*' * 20000, 'stars and words': '*a ' * 8000, 'brackets': '[' * 20000, 'quotes': '>' * 20000,
+             'pipes': '|' * 5000 + '\n' + '|-' * 5000, 'backticks': '`' * 9999 + ' ' + '`a' * 5000,
+             'lists': '\n'.join(' ' * i + '- a' for i in range(300)), 'links': '[a](' * 5000,
+             'math': '$' + '{' * 5000 + '$ ' + '\\frac' * 3000, 'underscores': '_a' * 10000, 'dollars': '$a' * 10000,
+             'tildes': '~~a' * 7000, 'fences': '```\n~~~\n' * 3000, 'angle': '<http://' * 4000,
+             'zero': '\0\ufffe\u202e' * 1000}
     for name, body in worst.items():
         ms = p.evaluate('''async ([url, text]) => { const m = await import(url), from = performance.now(), e = document.createElement('div'); e.append(...m.markdown(text)); window.lost = e.textContent.length; return performance.now() - from; }''', [url, body])
         expect(ms < 3000, f'{name}: {ms:.0f} ms')
@@ -399,7 +433,7 @@ def few_scopes(browser, main):
     p.keyboard.press('Enter')
     p.locator('.state.good', has_text='ready').first.wait_for()                 # over the WebSocket
     expect(p.evaluate('[sessionStorage.getItem("zse.key"), localStorage.getItem("zse.key")]') == [None, full], 'not remembered')
-    subprocess.run([BUILD / 'zse-apikey', 'delete', 'all'], env={**os.environ, 'ZSE_HOME': str(s.home)}, check=True, capture_output=True)
+    subprocess.run([BUILD / 'zse-apikey', 'delete', 'all'], env=s.env(), check=True, capture_output=True)
     t.open('/dashboard')
     p.get_by_role('textbox', name='API key', exact=True).wait_for()
     t.end(allowed=['401', 'WebSocket'])
@@ -534,7 +568,8 @@ def everybody(browser, s):
     "names of all buttons and fields, contrast of the texts, the keyboard"
     def luminance(colour):
         parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
-        return sum(w * (c / 12.92 if c <= .03928 else ((c + .055) / 1.055) ** 2.4) for w, c in zip((.2126, .7152, .0722), parts))
+        linear = [c / 12.92 if c <= .03928 else ((c + .055) / 1.055) ** 2.4 for c in parts]
+        return sum(w * c for w, c in zip((.2126, .7152, .0722), linear))
 
     def full(c):
         return '#' + ''.join(x * 2 for x in c[1:]) if len(c) == 4 else c
@@ -591,26 +626,29 @@ def cost(browser, s):
 
 # ---- pictures ----
 
-ANSWER = '''The **prefix cache** keeps the keys and values of prompts that were read before, so a follow-up costs only its new tokens.
+# The text of the picture: the tiny model could not write it.
+ANSWER = '''It keeps the **keys and values** of prompts that were read before. A follow-up repeats the conversation so far, so only its new tokens are computed:
 
-| | first turn | next turn |
-|:--|--:|--:|
-| tokens to read | 1,840 | 24 |
-| until the first token | 310 ms | 9 ms |
+| turn | prompt | computed |
+|:--|:--|:--|
+| first | question | all of it |
+| next | question, answer, question | the last question |
+
+Programs need nothing for that. They send the whole conversation, as always:
 
 ```python
 from openai import OpenAI
 
 client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
-stream = client.chat.completions.create(model="default", stream=True,
-    messages=[{"role": "user", "content": "Hello!"}])
+answer = client.chat.completions.create(model="default", messages=conversation)
+print(answer.usage.prompt_tokens_details.cached_tokens)
 ```
 
-Reading a prompt of $n$ tokens of which $c$ are cached costs about $2\\,(n - c)\\,P$ operations for $P$ weights.'''
+A prompt of $n$ tokens, $c$ of them cached, costs about $2\\,(n - c)\\,P$ operations in a model of $P$ weights.'''
 
 
 def shots(browser, s, folder):
-    t = Tab(browser, s, 1280, 800, key=s.token())
+    t = Tab(browser, s, 1280, 860, key=s.token())
     p = t.page
     titles = ['What is the capital of France?', 'Name the days of the week.', 'Write a haiku.']
     p.route('**/v1/chat/completions', lambda r: r.fulfill(content_type='text/event-stream', body=events(*re.findall('(?s).{1,40}', ANSWER), FINISH, {'choices': [], 'usage': {'prompt_tokens': 312, 'completion_tokens': 214}}))
@@ -623,10 +661,12 @@ def shots(browser, s, folder):
     p.locator('.composer').wait_for()
     t.ask('What does the prefix cache do for a conversation?', 1)
     p.locator('.conv-row').nth(3).wait_for()
-    p.mouse.move(900, 780)
+    p.mouse.move(900, 840)
     p.evaluate('document.querySelector(".scroll").scrollTop = 1e6; document.activeElement.blur(); for (const e of document.querySelectorAll(".figures")) e.textContent = "";')
     p.screenshot(path=folder / 'chat.png')
-    threads = [threading.Thread(target=lambda: urllib.request.urlopen(urllib.request.Request(s.url + '/v1/chat/completions', json.dumps({'messages': [{'role': 'user', 'content': 'Count to ten.'}], 'max_tokens': 900, 'ignore_eos': True}).encode())).read()) for _ in range(8)]
+    body = {'messages': [{'role': 'user', 'content': 'Count to ten.'}], 'max_tokens': 900, 'ignore_eos': True}
+    ask = urllib.request.Request(s.url + '/v1/chat/completions', json.dumps(body).encode())
+    threads = [threading.Thread(target=lambda: urllib.request.urlopen(ask).read()) for _ in range(8)]
     t.open('/dashboard')
     p.locator('.state.good').first.wait_for()
     for x in threads:
