@@ -269,13 +269,11 @@ static int reserve_slot(struct core *k, int slot, const struct linear *const *l,
     return 0;
 }
 
-/* In a parallel block the MLP's input lives beside the attention's. */
-static int mlp_slot(const struct config *c) { return c->block == BLOCK_SEQUENTIAL ? 0 : 1; }
-
-/* The slot of an input while its matrices read it. */
+/* The slot of an input while its matrices read it.  In a parallel block the inputs of the MLP live
+ * beside those of attention. */
 static int input_slot(const struct config *c, enum layer_input input)
 {
-    return input == INPUT_MLP || input == INPUT_DOWN ? mlp_slot(c) : 0;
+    return c->block != BLOCK_SEQUENTIAL && (input == INPUT_MLP || input == INPUT_DOWN);
 }
 
 int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e)
@@ -335,11 +333,11 @@ void core_input(struct core *k, struct act_input *in, int slot, const float *x, 
     }
 }
 
-void core_layer_input(struct core *k, struct act_input *in, int slot, const float *x, int cols, int n_tokens,
+void core_layer_input(struct core *k, struct act_input *in, const float *x, int cols, int n_tokens,
                       const struct layer *l, enum layer_input input)
 {
     const struct linear *readers[LAYER_READERS];
-    core_input(k, in, slot, x, cols, n_tokens, readers, layer_readers(l, input, readers));
+    core_input(k, in, input_slot(k->c, input), x, cols, n_tokens, readers, layer_readers(l, input, readers));
 }
 
 /* ---- linear layers ---- */
@@ -628,15 +626,14 @@ int core_hook(const struct core *k, int layer, int role, const struct act_input 
     return k->hook && k->hook->input && k->hook->input(k->hook->user, layer, role, in->x, in->ldx, n, in->cols);
 }
 
-static int run_mlp(struct core *k, const struct layer *l, int index, const struct act_input *in, int slot, float *x,
-                   int n)
+static int run_mlp(struct core *k, const struct layer *l, int index, const struct act_input *in, float *x, int n)
 {
     const int gated = k->c->gated, size = config_mlp_size(k->c, index);
     struct act_input down;
     core_linear(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in, .out = k->mlp,
                                  .ldo = (size_t)size, .kind = OP_MLP, .layer = l }, 1, n, core_next(k, index, LOOP_UP));
     sub_norm(k, &l->mlp_sub_norm, k->mlp, n, size);
-    core_layer_input(k, &down, slot, k->mlp, size, n, l, INPUT_DOWN);
+    core_layer_input(k, &down, k->mlp, size, n, l, INPUT_DOWN);
     if (core_hook(k, index, ROLE_DOWN, &down, n))
         return 1;
     add_residual(k, &l->down, &down, &l->mlp_post_norm, x, k->h[0], n, core_next(k, index, LOOP_DOWN));
@@ -644,13 +641,12 @@ static int run_mlp(struct core *k, const struct layer *l, int index, const struc
 }
 
 /* x += feed-forward half of the layer, applied to `in`. */
-static int run_ff(struct core *k, const struct layer *l, int index, const struct act_input *in, int slot, float *x,
-                  int n)
+static int run_ff(struct core *k, const struct layer *l, int index, const struct act_input *in, float *x, int n)
 {
     if (core_hook(k, index, k->c->gated ? ROLE_GATE : ROLE_UP, in, n))
         return 1;
     if (k->c->ff[index] != FF_MOE)
-        return run_mlp(k, l, index, in, slot, x, n);
+        return run_mlp(k, l, index, in, x, n);
     if (!l->mlp_post_norm.present)
         return moe_run(k, l, index, in, in, x, n);
     memset(k->sum, 0, (size_t)n * (size_t)k->c->hidden_size * sizeof *k->sum);
@@ -672,7 +668,7 @@ static int run_beside(struct core *k, const struct layer *l, int index, float *h
     float *dense = k->beside[0], *chosen = k->beside[1];
     core_linear(k, &(struct op){ .l = &l->gate, .up = &l->up, .in = in, .out = k->mlp, .ldo = (size_t)size,
                                  .kind = OP_MLP }, 1, n, NULL);
-    core_layer_input(k, &down, 0, k->mlp, size, n, l, INPUT_DOWN);
+    core_layer_input(k, &down, k->mlp, size, n, l, INPUT_DOWN);
     core_linear(k, &(struct op){ .l = &l->down, .in = &down, .out = dense, .ldo = hidden, .kind = OP_STORE }, 1, n,
                 NULL);
     rows_run(k, &(struct row_job){ .norm = &l->dense_post_norm, .x = dense, .out = dense, .n = n,
@@ -683,7 +679,7 @@ static int run_beside(struct core *k, const struct layer *l, int index, float *h
         chosen[i] *= by;
     moe_route(k, l, &router, n);
     rows_run(k, &(struct row_job){ .norm = &l->expert_norm, .x = x, .out = h, .n = n, .cols = (int)hidden });
-    core_layer_input(k, &experts, 0, h, c->hidden_size, n, l, INPUT_MLP);
+    core_layer_input(k, &experts, h, c->hidden_size, n, l, INPUT_MLP);
     memset(chosen, 0, (size_t)n * hidden * sizeof *chosen);
     moe_run(k, l, index, NULL, &experts, chosen, n);
     rows_run(k, &(struct row_job){ .norm = &l->expert_post_norm, .x = chosen, .out = chosen, .n = n,
@@ -702,7 +698,7 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
     const int n = s->n_tokens, q_cols = c->n_heads * config_head_dim(c, index),
               kv_cols = config_kv_heads(c, index) * config_head_dim(c, index);
     struct act_input in;
-    core_layer_input(k, &in, 0, h, c->hidden_size, n, l, INPUT_QKV);
+    core_layer_input(k, &in, h, c->hidden_size, n, l, INPUT_QKV);
     if (core_hook(k, index, ROLE_Q, &in, n))
         return 1;
     const struct op ops[] = {
@@ -740,7 +736,7 @@ static int run_mixer(struct core *k, const struct step *s, const struct layer *l
 int core_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x)
 {
     const struct config *c = k->c;
-    const int n = s->n_tokens, hidden = c->hidden_size, mlp = mlp_slot(c);
+    const int n = s->n_tokens, hidden = c->hidden_size;
     struct act_input o, in_mlp;
     const float *h, *mixed;
     int cols;
@@ -748,15 +744,15 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
         goto feed;
     h = pre_norm(k, &l->attn_norm, x, k->h[0], n);
     if (c->block != BLOCK_SEQUENTIAL)           /* both halves read the input of the layer */
-        core_layer_input(k, &in_mlp, mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n),
+        core_layer_input(k, &in_mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n),
                          hidden, n, l, INPUT_MLP);
     if (run_mixer(k, s, l, index, h, &mixed, &cols))
         return 1;
-    core_layer_input(k, &o, 0, mixed, cols, n, l, INPUT_O);
+    core_layer_input(k, &o, mixed, cols, n, l, INPUT_O);
     if (core_hook(k, index, ROLE_O, &o, n))
         return 1;
     if (c->block != BLOCK_SEQUENTIAL) {         /* the MLP first: k->h[0] may be its input */
-        const int stopped = run_ff(k, l, index, &in_mlp, mlp, x, n);        /* for what the caller will add itself */
+        const int stopped = run_ff(k, l, index, &in_mlp, x, n);        /* for what the caller will add itself */
         add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_next(k, index, LOOP_O));
         return stopped;
     }
@@ -765,9 +761,9 @@ feed:
     if (c->ff[index] == FF_NONE)
         return 0;
     h = pre_norm(k, &l->mlp_norm, x, k->h[0], n);
-    core_layer_input(k, &in_mlp, 0, h, hidden, n, l, INPUT_MLP);
+    core_layer_input(k, &in_mlp, h, hidden, n, l, INPUT_MLP);
     if (c->moe.beside && c->ff[index] == FF_MOE ? run_beside(k, l, index, k->h[0], &in_mlp, x, n)
-                                                : run_ff(k, l, index, &in_mlp, 0, x, n))
+                                                : run_ff(k, l, index, &in_mlp, x, n))
         return 1;
     return ple_run(k, l, index, x, n);
 }

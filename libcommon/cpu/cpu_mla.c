@@ -217,7 +217,7 @@ int mla_run(struct core *k, const struct step *s, const struct layer *l, int ind
     struct mla_job j = { .k = k, .l = l, .index = index, .n = n };
     struct act_input in, q_a;
     const struct linear *first = m->q_rank ? &l->q_a : &l->q;
-    core_layer_input(k, &in, 0, h, c->hidden_size, n, l, INPUT_QKV);
+    core_layer_input(k, &in, h, c->hidden_size, n, l, INPUT_QKV);
     if (core_hook(k, index, ROLE_Q, &in, n))
         return 1;
     core_linear(k, (struct op[]){
@@ -231,7 +231,7 @@ int mla_run(struct core *k, const struct step *s, const struct layer *l, int ind
     else
         pool_run(k->pool, n, latent_rows, &j);
     if (m->q_rank) {
-        core_layer_input(k, &q_a, 0, k->mla.q_a, m->q_rank, n, l, INPUT_Q_A);
+        core_layer_input(k, &q_a, k->mla.q_a, m->q_rank, n, l, INPUT_Q_A);
         if (core_hook(k, index, ROLE_Q_A, &q_a, n))
             return 1;
         core_linear(k, &(struct op){ .l = &l->q, .in = &q_a, .out = k->mla.heads, .ldo = (size_t)(c->n_heads * dim),

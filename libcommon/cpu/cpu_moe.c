@@ -398,7 +398,7 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
     quantize_expert_inputs(k, &job, 1, rows);
     hook_experts(k, index, b, count, 1);
     if (b[0].expert < 0) {
-        core_layer_input(k, &b[0].down, 0, k->mlp, m->shared_size, n, l, INPUT_DOWN);
+        core_layer_input(k, &b[0].down, k->mlp, m->shared_size, n, l, INPUT_DOWN);
         core_hook(k, index, ROLE_DOWN, &b[0].down, n);
     }
     for (int i = 0; i < count; i++)

@@ -41,8 +41,8 @@ void core_forms(const struct core *k, struct act_input *in, const struct linear 
 /* Quantize x for the matrices that read it. */
 void core_input(struct core *k, struct act_input *in, int slot, const float *x, int cols, int n_tokens,
                 const struct linear *const *l, int n);
-/* The same for the matrices of a layer that read `input`. */
-void core_layer_input(struct core *k, struct act_input *in, int slot, const float *x, int cols, int n_tokens,
+/* The same for the matrices of a layer that read `input`, in the slot of that input. */
+void core_layer_input(struct core *k, struct act_input *in, const float *x, int cols, int n_tokens,
                       const struct layer *l, enum layer_input input);
 /* 1 if `in` has all forms that these matrices want. */
 int core_has_forms(const struct core *k, const struct act_input *in, const struct linear *const *l, int n);

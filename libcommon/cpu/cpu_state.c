@@ -313,7 +313,7 @@ int state_run(struct core *k, const struct step *s, const struct layer *l, int i
                            recurrent_channels(c, index), recurrent_width(c, index), 0 };
     struct act_input in;
     j.n_runs = j.kind == MIXER_DELTA ? 3 * j.r->n_groups : (j.channels + RUN - 1) / RUN;
-    core_layer_input(k, &in, 0, h, c->hidden_size, n, l, INPUT_QKV);
+    core_layer_input(k, &in, h, c->hidden_size, n, l, INPUT_QKV);
     if (core_hook(k, index, ROLE_IN, &in, n))
         return 1;
     core_linear(k, (struct op[]){ { .l = &l->in, .in = &in, .out = k->state.in, .ldo = (size_t)j.n_in,

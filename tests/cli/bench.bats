@@ -189,6 +189,15 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   zse-bench logits "$MODEL" --ids '1 5 9 12' -o - | cmp - "$BATS_TEST_TMPDIR/a"
 }
 
+@test "perplexity: quantized activations of a parallel block with a shared expert are its own" {
+  model=${ZSE_ORACLES:-../shared/oracles}/models/hf-2026/cohere2_moe
+  [ -d "$model" ] || skip "no oracles (set ZSE_ORACLES)"
+  zse-convert "$model" -q int8 -o "$BATS_TEST_TMPDIR/parallel.zse" >/dev/null 2>&1
+  exact=$(zse-bench perplexity "$BATS_TEST_TMPDIR/parallel.zse" "$TEXT" --window 64 --windows 1 --exact | jq .perplexity)
+  rounded=$(zse-bench perplexity "$BATS_TEST_TMPDIR/parallel.zse" "$TEXT" --window 64 --windows 1 | jq .perplexity)
+  jq -en --argjson a "$exact" --argjson b "$rounded" '$b / $a > 0.9 and $b / $a < 1.1'
+}
+
 @test "perplexity: one figure a window, and their mean" {
   run --separate-stderr zse-bench perplexity "$MODEL" "$TEXT" --window 64 --exact
   [ "$status" = 0 ]
