@@ -6,7 +6,9 @@
 
 #include "libcommon/base/json.h"
 
-enum { MAX_SETS = 20000, MAX_SCHEMA = 8 << 20 };
+/* MAX_SETS, MAX_SET_MEMBERS: sets of schemas that must hold together, and their members, all in
+ * all: compiling them takes less than a second. */
+enum { MAX_SETS = 20000, MAX_SET_MEMBERS = 350000, MAX_SCHEMA = 8 << 20 };
 
 uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, int json, int search, int32_t *min,
                              int32_t *max, struct err *e)
@@ -205,7 +207,7 @@ uint32_t schema_compile(struct schema *s, const struct member *given, int n)
         r = known_result(s, memo);
     } else if (!memo) {
         r = EXPR_NONE;                  /* nothing satisfies it, or it failed */
-    } else if (++s->n_sets > MAX_SETS) {
+    } else if (++s->n_sets > MAX_SETS || (s->n_set_members += all.n) > MAX_SET_MEMBERS) {
         schema_limit(s, n ? given[0].s : s->root, "too many combinations of alternatives");
     } else if (s->g->x.meter.work > s->g->options.max_work || s->g->x.failed) {
         if (grammar_check_work(s->g, s->failed ? NULL : s->e) != 0)

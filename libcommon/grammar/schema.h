@@ -61,7 +61,7 @@ struct schema {
     struct member *keys; uint32_t n_keys, keys_room;
     uint32_t *table; uint32_t n_table;
     uint32_t space, comma, colon, any_char, plain_char;             /* expressions */
-    int depth, n_sets;
+    int depth, n_sets, n_set_members;
     /* How often an opposite was used that leaves out a part, because it cannot be expressed.  The
      * grammar then allows less than the schema, and an empty one does not show that nothing
      * satisfies the schema. */

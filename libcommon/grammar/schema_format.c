@@ -34,12 +34,22 @@
 #define RELATIVE(u) "(?:" ROOTED(u) "|" NO_COLON(u) "+" SEGMENTS(u) "|)" TAIL(u)
 #define VARIABLE "(?:[A-Za-z0-9_]|" PERCENT ")(?:\\.?(?:[A-Za-z0-9_]|" PERCENT "))*(?::[1-9][0-9]{0,3}|\\*)?"
 
+/* ECMA-262, of characters, escapes, classes with the usual ranges, repetitions and groups, with
+ * groups in them. */
+#define RE_ESCAPE "\\\\[dDsSwWfnrtv0\\\\^$.*+?()\\[\\]{}|/-]"
+#define RE_CLASS "\\[\\^?(?:a-z|A-Z|0-9|[^\\\\\\[\\]^-]|" RE_ESCAPE ")+-?\\]"
+#define RE_ATOM(group) "(?:[^\\\\^$.*+?()\\[\\]{}|]|\\.|" RE_ESCAPE "|" RE_CLASS group ")"
+#define RE_PIECES(group) "(?:\\\\[bB]|" RE_ATOM(group) "(?:[*+?]\\??|\\{[0-9]{1,3},?\\})?)*"
+#define RE_GROUP(group) "|\\((?:\\?:)?" RE_PIECES(group) "(?:\\|" RE_PIECES(group) ")*\\)"
+#define RE(group) "\\^?" RE_PIECES(group) "(?:\\|" RE_PIECES(group) ")*\\$?"
+
 /* Each regular expression matches the texts of the RFC, or some of them: RFC 3339 (date, time,
  * date-time, duration), RFC 5321 without quoted names and address literals (email), RFC 1123
  * (hostname), RFC 2673 (ipv4), RFC 4291 without embedded IPv4 (ipv6), RFC 3986 and 3987 with a
  * host of letters, digits, dots and hyphens or an IPv6 address (uri, uri-reference, iri,
  * iri-reference), RFC 6570 (uri-template), RFC 6531 with an ASCII domain (idn-email), RFC 4122
- * (uuid), RFC 6901 (json-pointer) and its relative draft (relative-json-pointer). */
+ * (uuid), RFC 6901 (json-pointer) and its relative draft (relative-json-pointer), and
+ * ECMA-262 (regex). */
 static const char short_email[] = ATEXT "+(?:\\." ATEXT "+)*@" SHORT_LABEL "(?:\\." SHORT_LABEL ")+",
                   short_hostname[] = SHORT_LABEL "(?:\\." SHORT_LABEL ")*";
 
@@ -71,6 +81,7 @@ const char *schema_format(const char *name)
         { "idn-email", "(?:" ATEXT "|[" UCS "]){1,31}(?:\\.(?:" ATEXT "|[" UCS "]){1,30})?@" LABEL "(?:\\." LABEL
           "){1,2}" },
         { "json-pointer", "(?:/(?:[^~/]|~[01])*)*" },
+        { "regex", RE(RE_GROUP(RE_GROUP(""))) },
         { "relative-json-pointer", "(?:0|[1-9][0-9]{0,8})(?:#|(?:/(?:[^~/]|~[01])*)*)" },
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
