@@ -538,6 +538,19 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
   cmp "$T/unused/model-mtp.safetensors" "$HF_HOME/hub/models--test--unused/snapshots/$COMMIT/model-mtp.safetensors"
+  [ -z "$(requests | grep ' cdn$' | sort | uniq -d)" ] || { requests; return 1; }    # no bytes twice
+}
+
+@test "a disk that takes no more: one sentence, and the next run goes on" {
+  (
+    trap '' XFSZ                                                  # as on a full disk, a write fails
+    ulimit -f 100
+    ! zse-convert test/tiny -o "$BATS_TEST_TMPDIR/m.zse" -q bf16 2>"$BATS_TEST_TMPDIR/full"
+  )
+  grep -q '^zse-convert: .*: File too large$' "$BATS_TEST_TMPDIR/full" || { cat "$BATS_TEST_TMPDIR/full"; return 1; }
+  convert
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  complete
 }
 
 @test "a model that comes and goes to a pipe that is closed: a quiet end" {

@@ -341,13 +341,42 @@ static void test_pace(void **state)
     }
 }
 
+/* The first prompt beside an answer, when no prompt token has been timed: 32 tokens at once. */
+static void test_first_chunk(void **state)
+{
+    enum { PROMPT = 64, FIRST = 32 };
+    static struct answer a, b;
+    int32_t ids[PROMPT];
+    struct err e;
+    (void)state;
+    for (int i = 0; i < PROMPT; i++)
+        ids[i] = i % EOS;
+    struct engine *g = open_engine(2, 512, 30);
+    struct request_params p = params(ids, 2, &a), q = params(ids, PROMPT, &b);
+    p.ignore_eos = q.ignore_eos = 1;
+    p.max_tokens = 40;
+    q.max_tokens = 1;
+    assert_non_null(engine_submit(g, &p, &e));
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(engine_step(g, &e), 1);
+    g->pace.alone_ns[1] = 15e6f;
+    g->pace.token_ns = 0;
+    assert_non_null(engine_submit(g, &q, &e));
+    assert_true(engine_step(g, &e) > 0);
+    assert_int_equal(g->pace.n_prompt, FIRST);
+    run_to_end(g);
+    assert_int_equal(a.n, 40);
+    assert_int_equal(b.n, 1);
+    engine_close(g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_turns), cmocka_unit_test(test_priority), cmocka_unit_test(test_deadline),
             cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_queue), cmocka_unit_test(test_chunk), cmocka_unit_test(test_pace),
-        cmocka_unit_test(test_step_size),
+        cmocka_unit_test(test_first_chunk), cmocka_unit_test(test_step_size),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -8,6 +8,7 @@
 #include "libcommon/hub/choose.h"
 #include "libcommon/hub/download.h"
 #include "libcommon/hub/hub_cache.h"
+#include "libcommon/hub/web.h"
 
 static void test_names(void **state)
 {
@@ -288,12 +289,30 @@ static void test_links(void **state)
     free(path);
 }
 
+static void test_header_fields(void **state)
+{
+    (void)state;
+    static const struct { const char *line, *name, *want; } cases[] = {
+        { "ETag: \"abc\"\r\n", "etag", "\"abc\"" }, { "ETag:abc", "ETag", "abc" }, { "X: \r\nY: 1", "X", "" },
+        { "X:\r\n", "X", "" }, { "X: a b \r\n", "X", "a b" }, { "XY: 1", "X", NULL }, { "X", "X", NULL },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char out[20] = "";
+        const char *line = cases[i].line, *next = strstr(line, "Y: ");
+        const size_t n = next && cases[i].want ? (size_t)(next - line) : strlen(line);
+        assert_int_equal(web_header(line, n, cases[i].name, out, sizeof out), cases[i].want != NULL);
+        if (cases[i].want)
+            assert_string_equal(out, cases[i].want);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names), cmocka_unit_test(test_files_stay_inside), cmocka_unit_test(test_origins),
             cmocka_unit_test(test_spans),
         cmocka_unit_test(test_choice), cmocka_unit_test(test_index), IN_FOLDER(test_cache), IN_FOLDER(test_links),
+        cmocka_unit_test(test_header_fields),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
