@@ -129,20 +129,27 @@ $(B)/libzse.a: $(call objects,$(LIB)) $(CUDA_OBJS)
 	@rm -f $@
 	$(AR) rcs $@ $^
 
-$(B)/zse-chat: EXTRA := -ledit
+# As archives: a program links only the parts that it uses, and needs only their libraries.
+$(B)/libcmd.a: $(call objects,$(CMD))
+	@mkdir -p $(@D)
+	@rm -f $@
+	$(AR) rcs $@ $^
+
+$(B)/zse-chat: EXTRA := -ledit -lsqlite3
 $(B)/zse-apikey $(B)/zse-audit: EXTRA := -lsqlite3 -lcrypto
 $(B)/tests/unit/t-rag: EXTRA := -lsqlite3 -lcrypto
 $(filter $(B)/tests/unit/t-windows $(B)/tests/unit/t-keys $(B)/tests/unit/t-audit%,$(UNIT)): EXTRA := -lsqlite3 -lcrypto
 $(B)/tests/unit/t-history: EXTRA := -lsqlite3
 $(B)/zse-serve: EXTRA := -lssl -lsqlite3 -lcrypto
 $(patsubst %,$(B)/tests/unit/t-%,serve conn conversation): EXTRA := -lssl -lsqlite3 -lcrypto
-$(B)/zse-%: $(O)/cmd/zse-%.o $(call objects,$(CMD)) $(B)/libzse.a
+$(B)/zse-%: $(O)/cmd/zse-%.o $(B)/libcmd.a $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lm
 
 # The same programs with the emulated device, for the tests: --device emulated.
-$(B)/emulated/zse-chat: EXTRA := -ledit
+$(B)/emulated/zse-chat: EXTRA := -ledit -lsqlite3
 $(B)/emulated/zse-serve: EXTRA := -lssl -lsqlite3 -lcrypto
-$(B)/emulated/zse-%: $(O)/cmd/zse-%.o $(call objects,$(CMD) tests/lib/fault.c) $(B)/emulated/libgpu.a $(B)/libzse.a
+$(B)/emulated/zse-%: $(O)/cmd/zse-%.o $(call objects,tests/lib/fault.c) $(B)/libcmd.a $(B)/emulated/libgpu.a \
+    $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lstdc++ -lm
 
 # Tests of the device: emulated in every build; natively with make check-gpu.
@@ -161,9 +168,10 @@ $(B)/tests/unit/t-%: $(O)/tests/unit/t-%.o $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $(filter %.o,$^) $(filter %.a,$^) $(PKG_LIBS) $(EXTRA) -lcmocka \
 	  $(GPU_LIBS) -lm
 
+$(B)/tests/bench/history: EXTRA := -lsqlite3
 $(B)/tests/bench/%: $(O)/tests/bench/%.o $(B)/libzse.a
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(GPU_LIBS) -lm
+	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lm
 
 # Libraries that a test preloads (LD_PRELOAD): never built with a sanitizer.
 $(B)/tests/lib/%.so: tests/lib/%.c

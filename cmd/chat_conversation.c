@@ -29,6 +29,8 @@ struct chat_session {
     size_t n_dropped;
     int is_full_noted;                  /* the user was told that the context is full */
     struct chat_file file;
+    struct chat_history history;
+    int failed;                         /* the last turn */
     int32_t *ids; int n_ids;            /* ids of the last turn, prompt and answer; NULL: none */
     char *known; size_t known_size;     /* the text of the first n_known ids; NULL if they do not match */
     int n_known;
@@ -243,6 +245,12 @@ static void say_cut(const struct chat_session *t, int n)
         cli_note(prog, "the answer was cut");
 }
 
+/* Record the conversation.  a: the answer that ends it; NULL: a question does. */
+static void record(struct chat_session *t, const struct answer *a)
+{
+    chat_history_sync(&t->history, t->messages, t->remote ? remote_model(t->remote) : t->m->name, a);
+}
+
 static void turn(struct chat_session *t, const char *text)
 {
     struct err e;
@@ -254,12 +262,17 @@ static void turn(struct chat_session *t, const char *text)
         return;
     }
     json_array_append_new(t->messages, message);
+    record(t, NULL);
+    t->failed = 0;
     if ((t->remote ? run_remote : run_local)(t, &a, &e) != 0) {
         cli_note(prog, "%s", e.msg);
         json_array_remove(t->messages, json_array_size(t->messages) - 1);
         t->n_dropped = n_dropped;
+        t->failed = 1;
+        record(t, NULL);
     } else {
         json_array_append_new(t->messages, chat_message("assistant", a.text ? a.text : "", a.size));
+        record(t, &a);
         if (a.size == 0 || a.text[a.size - 1] != '\n')
             putchar('\n');
         if (a.finish == FINISH_CANCELLED)
@@ -280,6 +293,8 @@ static const char help[] =
     "/stats         figures of the last answer and of memory\n"
     "/save FILE     write the conversation as JSON\n"
     "/load FILE     go on with a saved conversation\n"
+    "/history TEXT  list recorded conversations; with TEXT: those with these words\n"
+    "/title TEXT    give the conversation another title in the history\n"
     "/exit          leave (also Ctrl-D)\n"
     "A line that ends in \\ goes on in the next; \"\"\" begins and ends a text of several lines; // is a / at the start of a line.\n";
 
@@ -299,6 +314,7 @@ static void clear(struct chat_session *t)
         json_array_append_new(t->messages, system);
     t->n_dropped = 0;
     t->is_full_noted = t->file.known = 0;
+    chat_history_new(&t->history);
     forget(t);
 }
 
@@ -347,6 +363,15 @@ static void save(struct chat_session *t, const char *arg)
     free(path);
 }
 
+static void print_message(const json_t *m)
+{
+    const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
+    chat_write(json_string_value(role), json_string_length(role));
+    fputs(": ", stdout);
+    chat_write(json_string_value(content), json_string_length(content));
+    putchar('\n');
+}
+
 static void load(struct chat_session *t, const char *arg)
 {
     struct err e;
@@ -362,14 +387,10 @@ static void load(struct chat_session *t, const char *arg)
     t->messages = messages;
     t->n_dropped = 0;
     t->is_full_noted = 0;
+    chat_history_new(&t->history);
     forget(t);
-    json_array_foreach(t->messages, i, m) {
-        const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
-        chat_write(json_string_value(role), json_string_length(role));
-        fputs(": ", stdout);
-        chat_write(json_string_value(content), json_string_length(content));
-        putchar('\n');
-    }
+    json_array_foreach(t->messages, i, m)
+        print_message(m);
     free(path);
 }
 
@@ -406,6 +427,7 @@ static void print_stats(const struct chat_session *t)
 
 static const struct { const char *name; int needs_file; } commands[] = {
     { "/help", 0 }, { "/clear", 0 }, { "/system", 0 }, { "/stats", 0 }, { "/save", 1 }, { "/load", 1 }, { "/exit", 0 },
+    { "/history", 0 }, { "/title", 1 },
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
@@ -428,6 +450,13 @@ static int may_be_command(const char *text)
     return text[0] == '/' && (!strchr(text, '\n') || find_command(text) < N_COMMANDS);
 }
 
+static void set_title(struct chat_session *t, const char *title)
+{
+    struct err e;
+    if (chat_history_title(&t->history, title, &e) != 0)
+        cli_note(prog, "%s", e.msg);
+}
+
 /* Run a command.  1: leave. */
 static int command(struct chat_session *t, const char *line)
 {
@@ -438,7 +467,7 @@ static int command(struct chat_session *t, const char *line)
         return 0;
     }
     if (commands[i].needs_file && !*arg) {
-        cli_note(prog, "usage: %s FILE", commands[i].name);
+        cli_note(prog, "usage: %s %s", commands[i].name, i == 8 ? "TEXT" : "FILE");
         return 0;
     }
     switch (i) {
@@ -449,6 +478,8 @@ static int command(struct chat_session *t, const char *line)
     case 4: save(t, arg); break;
     case 5: load(t, arg); break;
     case 6: return 1;
+    case 7: chat_history_list(*arg ? arg : NULL, 20, 0); break;
+    case 8: set_title(t, arg); break;
     }
     cli_flush();
     return 0;
@@ -520,16 +551,49 @@ static void loop(struct chat_session *t)
     }
 }
 
+/* Go on with the conversation of --continue; on a terminal, show its last turn. */
+static int reopen(struct chat_session *t, struct err *e)
+{
+    char *title;
+    json_t *messages = chat_history_reopen(&t->history, t->o->reopen, &title, e);
+    if (!messages)
+        return -1;
+    json_decref(t->messages);
+    t->messages = messages;
+    const size_t n = json_array_size(messages);
+    if (t->read_line) {
+        printf("%s  ", t->history.id);
+        chat_write(title ? title : "", title ? strlen(title) : 0);
+        printf(", %zu message%s\n", n, plural((int64_t)n));
+        for (size_t i = n > 2 ? n - 2 : 0; i < n; i++)
+            print_message(json_array_get(messages, i));
+    }
+    free(title);
+    return 0;
+}
+
+static void print_banner(const struct chat_options *o, const struct opened_model *m, const struct remote *r)
+{
+    char size[CLI_BYTES];
+    if (r)
+        printf("%s at %s.  /help lists the commands.\n", remote_model(r), remote_url(r));
+    else
+        printf("%s: %s, %s of weights, context %d.  /help lists the commands.\n", m->name, m->model->config.arch,
+               cli_bytes(size, m->model->weight_bytes), context_len(m, &o->run));
+}
+
 int chat_converse(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
               void *user)
 {
     struct err e;
     struct chat_session t = { .o = o, .m = m, .remote = r, .read_line = read_line, .user = user,
-                              .messages = json_array() };
+                              .messages = json_array(), .history.off = o->no_history };
     struct sigaction action = { .sa_handler = on_interrupt }, before;
     sigemptyset(&action.sa_mask);
-    if (!r && (prompter_open(&t.prompter, m, o, 1, &e) != 0 || !(t.engine = open_engine(m, &o->run, 1, 0, 0, &e)))) {
+    if ((o->reopen && reopen(&t, &e) != 0) ||
+        (!r && (prompter_open(&t.prompter, m, o, 1, &e) != 0 || !(t.engine = open_engine(m, &o->run, 1, 0, 0, &e))))) {
         prompter_close(&t.prompter);
+        chat_history_close(&t.history);
         json_decref(t.messages);
         return cli_fail(prog, &e);
     }
@@ -543,20 +607,20 @@ int chat_converse(const struct chat_options *o, const struct opened_model *m, st
     }
     if (o->system)
         set_system(&t, o->system);
-    char size[CLI_BYTES];
-    if (r)
-        printf("%s at %s.  /help lists the commands.\n", remote_model(r), remote_url(r));
-    else
-        printf("%s: %s, %s of weights, context %d.  /help lists the commands.\n", m->name, m->model->config.arch,
-               cli_bytes(size, m->model->weight_bytes), context_len(m, &o->run));
+    if (read_line)
+        print_banner(o, m, r);
     cli_flush();
     sigaction(SIGINT, &action, &before);
-    loop(&t);
+    if (read_line)
+        loop(&t);
+    else
+        turn(&t, o->text);
     sigaction(SIGINT, &before, NULL);
     forget(&t);
+    chat_history_close(&t.history);
     if (t.engine)
         engine_close(t.engine);
     prompter_close(&t.prompter);
     json_decref(t.messages);
-    return 0;
+    return !read_line && t.failed ? CLI_FAILED : 0;
 }

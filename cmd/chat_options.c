@@ -22,6 +22,9 @@ static const char usage_begin[] =
     "  -m, --model NAME           the model to use (default: the first that the server lists); MODEL may also be that name\n"
     "\n"
     "  -p, --prompt TEXT          answer TEXT, followed by what is piped in, and end; -: standard input alone\n"
+    "  -c, --continue[=ID]        go on with the last conversation, or with the one whose id begins with ID\n"
+    "      --history              list recorded conversations; with TEXT in MODEL's place: those with these words\n"
+    "      --no-history           do not record the conversation\n"
     "      --batch FILE           one prompt a line (-: standard input), answered together; one line each in order\n"
     "      --parallel N           how many of a batch run together (default: 8)\n"
     "  -s, --system TEXT          system message\n"
@@ -53,7 +56,8 @@ static const char usage_end[] =
     "  -V, --version              show the version\n"
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
 
-enum { OPT_URL = 290, OPT_KEY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW, OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS,
+enum { OPT_URL = 290, OPT_KEY, OPT_HISTORY, OPT_NO_HISTORY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW,
+       OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS,
        OPT_BIAS, OPT_SEED, OPT_STOP, OPT_BREAKER, OPT_IGNORE_EOS, OPT_SCHEMA,
        OPT_GRAMMAR, OPT_REGEX, OPT_PLAN,
        OPT_ON_FULL,
@@ -64,6 +68,8 @@ enum { SEED_GIVEN = 1 << N_SAMPLING_OPTIONS };
 static const struct option options[] = {
     { "url", required_argument, NULL, OPT_URL }, { "key", required_argument, NULL, OPT_KEY },
         { "model", required_argument, NULL, 'm' },
+    { "continue", optional_argument, NULL, 'c' }, { "history", no_argument, NULL, OPT_HISTORY },
+    { "no-history", no_argument, NULL, OPT_NO_HISTORY },
     { "prompt", required_argument, NULL, 'p' }, { "batch", required_argument, NULL, OPT_BATCH },
     { "parallel", required_argument, NULL, OPT_PARALLEL },
     { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW },
@@ -174,6 +180,9 @@ static int take(struct chat_options *o, int c, const char *arg)
     case OPT_URL: o->url = arg; return 0;
     case OPT_KEY: o->key = arg; return 0;
     case 'm': o->model = arg; return 0;
+    case 'c': o->reopen = arg ? arg : ""; return 0;
+    case OPT_HISTORY: o->list_history = 1; return 0;
+    case OPT_NO_HISTORY: o->no_history = 1; return 0;
     case 'p': o->prompt = arg; return 0;
     case 's': o->system = arg; return 0;
     case 'n': return parse_whole("--max-tokens", arg, 0, INT32_MAX, &o->max_tokens);
@@ -226,8 +235,20 @@ static int check_url(struct chat_options *o)
     return 0;
 }
 
+/* --history: a list needs no model. */
+static int check_history(struct chat_options *o)
+{
+    o->query = o->model;
+    return o->reopen || o->prompt || o->batch || o->url || o->plan
+               ? cli_wrong(prog, "--history lists conversations: it takes only --json and a TEXT") : 0;
+}
+
 static int check(struct chat_options *o)
 {
+    if (o->list_history)
+        return check_history(o);
+    if (o->reopen && (o->no_history || o->batch || o->raw || o->json || o->ids || o->plan))
+        return cli_wrong(prog, "--continue goes on with a recorded conversation: --no-history, --batch, --raw, --json, --ids and --plan cannot be used with it");
     if (!o->url && o->key)
         return cli_wrong(prog, "--key needs --url");
     if (o->prompt && o->batch)
@@ -259,7 +280,7 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
         return CLI_FAILED;
     }
     o->sampling.bias = o->bias;
-    while ((c = cli_getopt(argc, argv, "m:p:s:n:q:hV", options)) != -1) {
+    while ((c = cli_getopt(argc, argv, "m:p:s:n:q:chV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage());
         if (c == 'V')

@@ -259,9 +259,13 @@ static char *read_line(void *user, const char *prompt, int *was_interrupted)
     return copy;
 }
 
-static int talk(const struct chat_options *o, const struct opened_model *m, struct remote *r)
+static int talk(const struct chat_options *o, const struct opened_model *m, struct remote *r, int interactive)
 {
     struct editor d;
+    if (!interactive) {
+        const int answered = chat_converse(o, m, r, NULL, NULL);
+        return answered ? answered : cli_finish("zse-chat");
+    }
     editor_open(&d);
     if (!d.el || !d.history) {
         cli_note("zse-chat", "out of memory");
@@ -278,7 +282,7 @@ static int run_remote(struct chat_options *o, int interactive)
     struct remote *r = remote_open(o, &e);
     if (!r)
         return cli_fail("zse-chat", &e);
-    int rc = interactive ? talk(o, NULL, r) : remote_run(r, o);
+    int rc = interactive || o->reopen ? talk(o, NULL, r, interactive) : remote_run(r, o);
     remote_close(r);
     return rc;
 }
@@ -329,8 +333,8 @@ static int run(struct chat_options *o, uint64_t main_ns)
     struct chat_marks marks = { .main = main_ns, .mapped = m.mapped_ns, .opened = clock_ns() };
     if (chat_options_complete(o, &m, &e) != 0 || chat_grammar_open(o, &m, &e) != 0)
         rc = cli_fail("zse-chat", &e);
-    else if (interactive)
-        rc = talk(o, &m, NULL);
+    else if (interactive || o->reopen)
+        rc = talk(o, &m, NULL, interactive);
     else
         rc = o->batch ? chat_batch(o, &m, &marks) : chat_once(o, &m, &marks);
     if (rc == 0 && !interactive && open_model_verified(&m, &e) != 0)
@@ -345,7 +349,9 @@ int main(int argc, char **argv)
     struct chat_options o;
     cli_start();
     int rc = chat_options_parse(&o, argc, argv);
-    if (rc < 0)
+    if (rc < 0 && o.list_history)
+        rc = (rc = chat_history_list(o.query, 200, o.json)) ? rc : cli_finish("zse-chat");
+    else if (rc < 0)
         rc = run(&o, main_ns);
     chat_options_release(&o);
     return rc;

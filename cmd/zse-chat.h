@@ -24,6 +24,10 @@ struct chat_options {
     char *text; size_t text_size;       /* the whole prompt, once chat_read_prompt() has read it; owned */
     int piped;                          /* some or all of it came from standard input */
     int raw, json, ids, ignore_eos, no_think, plan;
+    /* --continue: the beginning of an id, "": the last conversation; NULL: not given */
+    const char *reopen;
+    int list_history, no_history;       /* --history: query is MODEL's place */
+    const char *query;                  /* of --history; NULL: list all */
     /* --on-full stop: refuse a turn that does not fit the context; else drop the oldest turns */
     int stop_when_full;
     int parallel, max_tokens;           /* max_tokens 0: until the context is full */
@@ -144,13 +148,29 @@ enum chat_file_kind chat_file_kind(const struct chat_file *f, const char *path, 
 int chat_file_save(struct chat_file *f, const char *path, json_t *messages, struct err *e);
 json_t *chat_file_load(struct chat_file *f, const char *path, struct err *e);      /* a new array of {role, content} */
 
+/* ---- chat_history.c ---- */
+/* The recorded conversation.  n_recorded: messages without the system message; last: id of the
+ * newest one; system: its text, owned; off: nothing is recorded. */
+struct history;
+struct chat_history { struct history *h; char id[17]; size_t n_recorded; int64_t last; char *system; int off; };
+/* Record what has changed since the last call: the file is opened at the first one.  a: the answer
+ * that is the last message; NULL: none.  A failure is noted once, and ends the recording. */
+void chat_history_sync(struct chat_history *c, const json_t *messages, const char *model, const struct answer *a);
+void chat_history_new(struct chat_history *c);          /* the next message begins another conversation */
+int chat_history_title(struct chat_history *c, const char *title, struct err *e);
+/* The messages of the active branch, after the system message; *title is malloc'd.  NULL with *e. */
+json_t *chat_history_reopen(struct chat_history *c, const char *id, char **title, struct err *e);
+void chat_history_close(struct chat_history *c);
+/* Print conversations, or those that a search finds (query NULL: all).  Returns the exit code. */
+int chat_history_list(const char *query, int most, int json);
+
 /* ---- chat_conversation.c ---- */
 /* Returns one line of input without its newline, malloc'd; NULL at the end.  *interrupted: Ctrl-C
  * at the prompt (returns NULL, go on). */
 #define CHAT_QUESTION "? "               /* as `prompt`: the line answers a question and is not kept in the history */
 typedef char *(*read_line_fn)(void *user, const char *prompt, int *interrupted);
-/* Run a conversation with a model or a server; the other is NULL.  Returns 0 or 1; standard output
- * stays open. */
+/* Run a conversation with a model or a server; the other is NULL.  read_line NULL: answer o->text
+ * only.  Returns 0 or 1; standard output stays open. */
 int chat_converse(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
               void *user);
 

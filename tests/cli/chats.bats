@@ -335,3 +335,71 @@ END
   curl -s --parallel --parallel-max 40 -K "$T/requests"
   [ "$(get "$C/$id" | jq .message_count)" = 150 ]
 }
+
+# ---- zse-chat ----
+
+convert_tiny() { zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/null; }
+# talk LINE...: a conversation of zse-chat with the arguments in $CHAT
+talk() { printf '%s\n' "$@" | tests/lib/talk zse-chat "${CHAT[@]}" >"$T/said" || { cat "$T/said"; return 1; }; }
+
+@test "zse-chat records a conversation, finds it and goes on with it" {
+  convert_tiny
+  run ! zse-chat --continue "$T/tiny.zse" -p x
+  [ "$output" = "zse-chat: there is no conversation yet" ]
+  zse-chat "$T/tiny.zse" -p "a single prompt is not recorded" -n 3 >/dev/null
+  [ "$(zse-chat --history)" = "" ]
+  CHAT=("$T/tiny.zse" --temp 0 --system "Be brief.")
+  talk 'expect >' ready 'send What is 2+2?' 'expect = 4' ready 'send And 3+3?' 'expect = 6' ready 'send /title My sums' ready \
+    'send /history sums' 'expect My sums' ready 'send /clear' ready 'send What is 4+4?' 'expect = 8' ready 'key d' 'end 0'
+  zse-chat --history --json >"$T/list"
+  [ "$(jq -c '[.total, (.conversations[] | .title, .message_count, .system_prompt)]' "$T/list")" = '[2,"What is 4+4?",2,"Be brief.","My sums",4,"Be brief."]' ]
+  id=$(jq -r '.conversations[1].id' "$T/list")
+  run zse-chat --history "3+3"
+  [[ "$output" == *"$id"*"My sums"*"user: And 3+3?"* && "$output" != *4+4* ]]
+  # by the beginning of its id, in one prompt, and on the terminal
+  [ "$(zse-chat "--continue=${id:0:9}" "$T/tiny.zse" --temp 0 -p "What is 5+5?")" = "5 + 5 = 10" ]
+  CHAT=(-c "$T/tiny.zse" --temp 0)
+  talk 'expect My sums, 7 messages' 'expect user: What is 5.5[?]' 'expect assistant: 5 . 5 = 10' ready 'send And 1+1?' 'expect = 2' ready 'key d' 'end 0'
+  serve
+  [ "$(get "$C/$id/messages" | jq -r '[.messages[] | .role, .content] | join("|")')" = "user|What is 2+2?|assistant|2 + 2 = 4|user|And 3+3?|assistant|3 + 3 = 6|user|What is 5+5?|assistant|5 + 5 = 10|user|And 1+1?|assistant|1 + 1 = 2" ]
+  [ "$(get "$C/$id/messages/2" | jq '.tokens > 5 and .latency_ms > 0')" = true ]
+}
+
+@test "zse-chat --no-history records nothing; where it cannot, it says so once and goes on" {
+  convert_tiny
+  CHAT=("$T/tiny.zse" --temp 0 --no-history)
+  talk 'expect >' ready 'send What is 2+2?' 'expect = 4' ready 'key d' 'end 0'
+  [ ! -e "$ZSE_HOME/chats.db" ]
+  mkdir -m 700 "$ZSE_HOME"
+  python3 -c 'print("this is no database " * 5000)' >"$ZSE_HOME/chats.db"
+  chmod 600 "$ZSE_HOME/chats.db"
+  CHAT=("$T/tiny.zse" --temp 0)
+  talk 'expect >' ready 'send What is 2+2?' 'expect not recorded from here on: .*is damaged' 'expect = 4' ready 'send And 3+3?' 'expect = 6' 'not not recorded' ready 'key d' 'end 0'
+  run ! zse-chat --history
+  [[ "$output" == *"is damaged"* ]]
+  for wrong in "--history -p x" "--history --continue" "--continue --no-history" "--continue --json" "--continue --batch x"; do
+    # shellcheck disable=SC2086
+    run -2 zse-chat $wrong "$T/tiny.zse"
+  done
+}
+
+@test "a turn that fails leaves no message" {
+  convert_tiny
+  CHAT=("$T/tiny.zse" --temp 0 --ctx 64 --on-full stop)
+  talk 'expect >' ready "send $(printf 'word %.0s' {1..80})" 'expect not kept' ready 'send What is 2+2?' 'expect = 4' ready \
+    "send $(printf 'word %.0s' {1..80})" 'expect not kept' ready 'key d' 'end 0'
+  [ "$(zse-chat --history --json | jq -c '[.total, .conversations[].title, .conversations[].message_count]')" = '[1,"What is 2+2?",2]' ]
+}
+
+@test "a reopened conversation has the same tokens: the server computes only its new turn" {
+  convert_tiny
+  serve "$T/tiny.zse"
+  await listens "$URL"
+  CHAT=(--url "$URL" --temp 0 --system "$(printf 'Answer briefly. %.0s' {1..40})")
+  talk 'expect >' ready 'send What is 2+2?' ready 'send What is 3+3?' ready 'key d' 'end 0'
+  CHAT=(--url "$URL" --temp 0 --continue)
+  talk 'expect 5 messages' ready 'send What is 4+4?' ready 'send /stats' 'expect server' ready 'key d' 'end 0'
+  read -r all new <<<"$(sed -n 's/.*prompt *\([0-9]*\) tokens, \([0-9]*\) of them new.*/\1 \2/p' "$T/said")"
+  [ "$all" -gt 150 ]
+  [ "$new" -lt 48 ]                                # the new turn, and the rest of a block of the cache
+}
