@@ -104,16 +104,25 @@ static double active_share(const struct planned *p, const char *name)
     return p->shape.n_experts && strstr(name, ".experts.") ? (double)p->shape.top_k / p->shape.n_experts : 1;
 }
 
-/* Bytes per weight as zse-convert writes them: of linear layers, and of embedding and head. */
+/* Bytes per weight of a matrix of this type, scales included. */
+static double weight_bytes(enum qtype type)
+{
+    enum { COLS = 4096 };
+    const struct qtype_info *t = qtype_info(type);
+    struct mat m;
+    struct err ignored;
+    return mat_init(&m, type, t->group_size, qtype_takes_floats(t) ? 0 : 128, TILE_ROWS, COLS, &ignored) == 0
+               ? (double)m.tile_bytes / (TILE_ROWS * COLS) : t->bits / 8.0;
+}
+
+/* Bytes per weight as zse-convert writes them: of linear layers, and of embedding and head, which
+ * get 6 bits with nl4 and ternary types, and 8 with others of fewer. */
 static void rough_bytes(enum qtype type, double *linear, double *ends)
 {
-    switch (type) {
-    case QT_F32: *linear = *ends = 4; break;
-    case QT_F16: case QT_BF16: *linear = *ends = 2; break;
-    case QT_I8: *linear = *ends = 1 + 2.0 / 64; break;
-    case QT_NL4: *linear = (0.5 + 1.0 / 32) * 1.04; *ends = 0.75 + 1.0 / 32; break;
-    default: *linear = 0.5 + 2.0 / 32; *ends = 1 + 2.0 / 64; break;
-    }
+    const struct qtype_info *t = qtype_info(type);
+    const int finer = type == QT_NL4 || qtype_is_ternary(t);
+    *linear = weight_bytes(type) * (type == QT_NL4 ? 1.04 : 1);     /* some matrices get 5 or 6 bits */
+    *ends = weight_bytes(t->bits >= 8 ? type : finer ? QT_M6 : QT_I8);
 }
 
 static void rough_weights(const struct planned *p, enum qtype type, struct plan_weights *w)
