@@ -192,7 +192,7 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
 {
     const int n_threads = pool_size(pool);
     *k = (struct core){ .c = c, .k = kernels, .pool = pool, .exact = exact, .max_tokens = max_tokens,
-                        .kv_type = kv_type };
+                        .kv_type = kv_type, .residual = c->residual_scale };
     if (widest_input(c) > INT32_MAX - 256)
         return err_set(e, ERR_SHAPE, "a row of %zu columns", widest_input(c));
     k->tile_job = tiles_of_job(n_threads);
@@ -424,6 +424,9 @@ static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, 
         break;
     case OP_MLP:
         core_multiply(k, op->l, op->in, t0, t1, n_tokens, op->out, op->ldo, thread);
+        for (int t = 0; t < n_tokens && k->c->gate_scale != 0; t++)
+            for (int r = 0; r < n; r++)
+                out[(size_t)t * op->ldo + (size_t)r] *= k->c->gate_scale;
         if (op->up)
             core_multiply(k, op->up, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
         for (int t = 0; t < n_tokens && op->expert && k->c->moe.act_limit > 0; t++)
@@ -562,11 +565,11 @@ static void norm_rows(void *arg, int i, int thread)
         if (!j->add) {
             core_norm_row(j->k, j->out + at, j->x + at, j->norm, j->cols);
         } else if (j->after_add) {
-            j->k->k->add(j->sum + at, j->sum + at, j->add + at, j->k->c->residual_scale, j->cols);
+            j->k->k->add(j->sum + at, j->sum + at, j->add + at, j->k->residual, j->cols);
             core_norm_row(j->k, j->sum + at, j->sum + at, j->norm, j->cols);
         } else {
             core_norm_row(j->k, j->out + at, j->add + at, j->norm, j->cols);
-            j->k->k->add(j->sum + at, j->sum + at, j->out + at, j->k->c->residual_scale, j->cols);
+            j->k->k->add(j->sum + at, j->sum + at, j->out + at, j->k->residual, j->cols);
         }
     }
 }
@@ -605,7 +608,7 @@ static void add_residual(struct core *k, const struct linear *l, const struct ac
     const size_t hidden = (size_t)k->c->hidden_size;
     if (!post->present) {
         core_linear(k, &(struct op){ .l = l, .in = in, .out = x, .ldo = hidden, .kind = OP_ADD,
-                                     .scale = k->c->residual_scale }, 1, n, prefetch);
+                                     .scale = k->residual }, 1, n, prefetch);
         return;
     }
     core_linear(k, &(struct op){ .l = l, .in = in, .out = y, .ldo = hidden, .kind = OP_STORE }, 1, n, prefetch);
@@ -636,7 +639,10 @@ static int run_mlp(struct core *k, const struct layer *l, int index, const struc
     core_layer_input(k, &down, k->mlp, size, n, l, INPUT_DOWN);
     if (core_hook(k, index, ROLE_DOWN, &down, n))
         return 1;
+    const float residual = k->residual;
+    k->residual *= k->c->down_scale != 0 ? k->c->down_scale : 1;
     add_residual(k, &l->down, &down, &l->mlp_post_norm, x, k->h[0], n, core_next(k, index, LOOP_DOWN));
+    k->residual = residual;
     return 0;
 }
 
@@ -721,14 +727,46 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
     return 0;
 }
 
+/* x += attention and a state side by side, each scaled (falcon_h1). */
+static int run_both(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, float *x)
+{
+    const struct config *c = k->c;
+    const struct { const struct linear *out; float scale; enum layer_input input; } half[] = {
+        { &l->state_o, c->state_out_scale, INPUT_STATE_O }, { &l->o, c->attn_out_scale, INPUT_O } };
+    const float *mixed;
+    struct act_input in;
+    int cols;
+    for (int i = 0; i < 2; i++) {
+        if (i == 0 ? state_run(k, s, l, index, h, &mixed, &cols) : run_attention(k, s, l, index, h, &mixed, &cols))
+            return 1;
+        core_layer_input(k, &in, mixed, cols, s->n_tokens, l, half[i].input);
+        core_linear(k, &(struct op){ .l = half[i].out, .in = &in, .out = x, .ldo = (size_t)c->hidden_size,
+                                     .kind = OP_ADD, .scale = k->residual * half[i].scale }, 1, s->n_tokens, NULL);
+    }
+    return 0;
+}
+
+/* x = norm(x) * its factor; the half of the layer that follows is scaled by another (minimax). */
+static void renorm(struct core *k, const float *h, float *x, int n, int which)
+{
+    const float *by = k->c->renorm[which];
+    const size_t all = (size_t)n * (size_t)k->c->hidden_size;
+    if (k->c->renorm[0][0] == 0)
+        return;
+    for (size_t i = 0; i < all; i++)
+        x[i] = h[i] * by[0];
+    k->residual = by[1];
+}
+
 /* Run the mixer of a layer up to the input of o. */
 static int run_mixer(struct core *k, const struct step *s, const struct layer *l, int index, const float *h,
                      const float **out, int *cols)
 {
     switch ((enum mixer_kind)k->c->mixer[index]) {
     case MIXER_MLA:       return mla_run(k, s, l, index, h, out, cols);
-    case MIXER_CONV: case MIXER_MAMBA2: case MIXER_DELTA: return state_run(k, s, l, index, h, out, cols);
-    case MIXER_ATTENTION: case MIXER_NONE: break;
+    case MIXER_CONV: case MIXER_MAMBA2: case MIXER_DELTA: case MIXER_MAMBA1: case MIXER_LIGHTNING:
+        return state_run(k, s, l, index, h, out, cols);
+    case MIXER_ATTENTION: case MIXER_NONE: case MIXER_BOTH: break;
     }
     return run_attention(k, s, l, index, h, out, cols);
 }
@@ -743,6 +781,12 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
     if (c->mixer[index] == MIXER_NONE)
         goto feed;
     h = pre_norm(k, &l->attn_norm, x, k->h[0], n);
+    renorm(k, h, x, n, !mixer_has_state(c->mixer[index]));
+    if (c->mixer[index] == MIXER_BOTH) {
+        if (run_both(k, s, l, index, h, x))
+            return 1;
+        goto feed;
+    }
     if (c->block != BLOCK_SEQUENTIAL)           /* both halves read the input of the layer */
         core_layer_input(k, &in_mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n),
                          hidden, n, l, INPUT_MLP);
@@ -761,6 +805,7 @@ feed:
     if (c->ff[index] == FF_NONE)
         return 0;
     h = pre_norm(k, &l->mlp_norm, x, k->h[0], n);
+    renorm(k, h, x, n, 2);
     core_layer_input(k, &in_mlp, h, hidden, n, l, INPUT_MLP);
     if (c->moe.beside && c->ff[index] == FF_MOE ? run_beside(k, l, index, k->h[0], &in_mlp, x, n)
                                                 : run_ff(k, l, index, &in_mlp, x, n))

@@ -67,6 +67,7 @@ struct core {
     const struct config *c;
     const struct kernels *k;
     struct pool *pool;
+    float residual;                         /* factor on what the layer adds to x */
     int exact, max_tokens, tile_job;        /* tile_job: tiles of one job at most */
     /* KV blocks: block b of (layer, head) lies at kv + b * kv_stride + step.kv_at + head * 2 * the
      * bytes of one, keys first, then values; latents (MIXER_MLA) are keys of one head without

@@ -405,7 +405,7 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
         ops[i] = (struct op){ .l = b[i].expert < 0 ? &l->down : &b[i].x->down, .in = &b[i].down, .kind = OP_SCATTER,
                               .n_tokens = b[i].n,
                               .out = x, .ldo = (size_t)k->c->hidden_size,
-                              .scale = k->c->residual_scale * (b[i].expert < 0 ? m->shared_scale : 1),
+                              .scale = k->residual * (b[i].expert < 0 ? m->shared_scale : 1),
                               .row = b[i].token,
                               .weight = b[i].expert >= 0 && m->weigh_input ? NULL : b[i].weight };
     core_linear_sum(k, ops, count, n, last ? core_next(k, index, LOOP_DOWN) : NULL);

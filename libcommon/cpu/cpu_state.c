@@ -18,7 +18,7 @@ struct state_job {
     const struct step *s;
     const struct layer *l;
     const struct recurrent *r;
-    int kind, n_in, channels, width, n_runs;
+    int kind, n_in, channels, width, n_runs, index;
 };
 /* Channels [to, to + n) of the convolution, which are columns [from, from + n) of the
  * projection. */
@@ -30,7 +30,7 @@ static size_t in_rows(const struct config *c, int layer)
 {
     int64_t rows, cols, z = 0, f = 0;
     config_linear_shape(c, layer, ROLE_IN, &rows, &cols);
-    if (c->mixer[layer] == MIXER_DELTA) {
+    if (c->mixer[layer] == MIXER_DELTA || c->mixer[layer] == MIXER_LIGHTNING) {
         config_linear_shape(c, layer, ROLE_IN_Z, &z, &cols);
         config_linear_shape(c, layer, ROLE_IN_F, &f, &cols);
     }
@@ -55,12 +55,18 @@ static size_t gate_floats(const struct config *c)
     return c->attn_gate ? (size_t)state_gates(c) : 0;
 }
 
+/* Mamba1: outputs of x_proj. */
+static size_t low_floats(const struct config *c)
+{
+    return config_has_mixer(c, MIXER_MAMBA1) ? (size_t)(c->recurrent.dt_rank + 2 * c->recurrent.state_size) : 0;
+}
+
 size_t state_floats(const struct config *c)
 {
     size_t in, channels, width;
     widths(c, &in, &channels, &width);
     return in + channels + width + 2 * (size_t)c->recurrent.n_heads + gate_floats(c) +
-           2 * (size_t)c->recurrent.gate_rank;
+           2 * (size_t)c->recurrent.gate_rank + low_floats(c);
 }
 
 int state_open(struct core *k, struct err *e)
@@ -98,7 +104,7 @@ static struct channel_run run_of(const struct state_job *j, int i)
 {
     const struct recurrent *r = j->r;
     if (j->kind != MIXER_DELTA) {
-        const int to = i * RUN, before = j->kind == MIXER_CONV ? 2 * j->width : j->width;
+        const int to = i * RUN, before = j->kind == MIXER_CONV ? 2 * j->width : j->kind == MIXER_MAMBA1 ? 0 : j->width;
         return (struct channel_run){ before + to, to, j->channels - to < RUN ? j->channels - to : RUN, 2 };
     }
     const int group = i / 3, part = i % 3, key = r->state_size, values = r->n_heads / r->n_groups * r->head_dim,
@@ -215,6 +221,49 @@ static void decays(const struct state_job *j, int head, float *x)
                                    : expf(rate * softplus(x[i] + bias[i]));
 }
 
+/* Norm the parts of x_proj's outputs: the time steps, B, C. */
+static void steps_part(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct state_job *j = arg;
+    const struct recurrent *r = j->r;
+    const struct norm *norms[] = { &j->l->dt_norm, &j->l->b_norm, &j->l->c_norm };
+    const int size[] = { r->dt_rank, r->state_size, r->state_size };
+    float *x = j->k->state.low + (size_t)t * (size_t)(r->dt_rank + 2 * r->state_size);
+    for (int i = 0; i < 3; x += size[i], i++)
+        if (norms[i]->present)
+            j->k->k->rms_norm(x, x, norms[i]->w, size[i], r->norm_eps, 0);
+}
+
+static void mamba1_token(const struct state_job *j, int head, int token, float *state)
+{
+    const struct recurrent *r = j->r;
+    const int dim = r->head_dim, at = head * dim;
+    float *dt = j->k->state.in + (size_t)token * (size_t)j->n_in + at,
+          *out = j->k->state.out + (size_t)token * (size_t)j->width + at;
+    const float *b = j->k->state.low + (size_t)token * (size_t)(r->dt_rank + 2 * r->state_size) + r->dt_rank;
+    for (int i = 0; i < dim; i++)
+        dt[i] = softplus(dt[i] + j->l->dt_bias[at + i]);
+    j->k->k->scan_mamba1(state, b, b + r->state_size, j->k->state.conv + (size_t)token * (size_t)j->channels + at, out,
+                         r->state_size, dim, j->l->a_log + at, (size_t)j->width, dt, j->l->d + at);
+    j->k->k->act_mul(out, dt + j->width, out, dim, ACT_SILU);
+}
+
+/* The projection has, per head, its query, key and value; the state decays more slowly in later
+ * layers and heads. */
+static void lightning_token(const struct state_job *j, int head, int token, float *state)
+{
+    const struct recurrent *r = j->r;
+    const struct config *c = j->k->c;
+    const int dim = r->head_dim;
+    const float slope = exp2f(-8.0f / (float)r->n_heads * (float)(head + 1)),
+                factor = 1 - (float)j->index / ((float)(c->n_layers - 1) + 1e-5f) + 1e-5f;
+    float *q = j->k->state.in + (size_t)token * (size_t)j->n_in + (size_t)(3 * head * dim);
+    j->k->k->act_mul(q, q, NULL, 3 * dim, ACT_SILU);
+    j->k->k->scan_mamba(state, q + dim, q, q + 2 * dim, j->k->state.out + (size_t)token * (size_t)j->width + head * dim,
+                        dim, dim, expf(-slope * factor), 1, 0);
+}
+
 static void delta_token(const struct state_job *j, int head, int token, float *state)
 {
     const struct recurrent *r = j->r;
@@ -255,22 +304,53 @@ static void scan_part(void *arg, int i, int thread)
     float *state = state_of(j, item) + (size_t)(r->conv_kernel - 1) * (size_t)j->channels + (size_t)head * size;
     if (j->s->items[item].pos == 0)
         memset(state, 0, size * sizeof *state);
+    void (*const token)(const struct state_job *, int, int, float *) =
+        j->kind == MIXER_DELTA ? delta_token : j->kind == MIXER_MAMBA1 ? mamba1_token
+        : j->kind == MIXER_LIGHTNING ? lightning_token : mamba_token;
     for (int t = 0; t < j->s->items[item].n_tokens; t++)
-        (j->kind == MIXER_DELTA ? delta_token : mamba_token)(j, head, first + t, state);
+        token(j, head, first + t, state);
 }
 
-/* Mamba2: gate the outputs of the heads, then norm them in groups. */
+/* The norm over the outputs of all heads, in groups. */
+static void norm_groups(const struct state_job *j, float *out)
+{
+    const int size = j->width / j->r->norm_groups;
+    for (int g = 0; g < j->r->norm_groups && j->l->gate_norm.present; g++)
+        j->k->k->rms_norm(out + g * size, out + g * size, j->l->gate_norm.w + g * size, size, j->r->norm_eps, 0);
+}
+
+/* Mamba2: gate the outputs of the heads, then norm them in groups, or first norm them.  Lightning
+ * attention: norm, then gate by a sigmoid. */
 static void norm_part(void *arg, int i, int thread)
 {
     (void)thread;
     const struct state_job *j = arg;
-    const int size = j->width / j->r->norm_groups;
+    const int light = j->kind == MIXER_LIGHTNING, first = light || j->r->norm_first;
     for (int t = i * NORM_ROWS; t < j->s->n_tokens && t < (i + 1) * NORM_ROWS; t++) {
         float *out = j->k->state.out + (size_t)t * (size_t)j->width;
-        j->k->k->act_mul(out, j->k->state.in + (size_t)t * (size_t)j->n_in, out, j->width, ACT_SILU);
-        for (int g = 0; g < j->r->norm_groups; g++)
-            j->k->k->rms_norm(out + g * size, out + g * size, j->l->gate_norm.w + g * size, size, j->r->norm_eps, 0);
+        const float *z = j->k->state.in + (size_t)t * (size_t)j->n_in + (light ? j->channels : 0);
+        if (first)
+            norm_groups(j, out);
+        if (light)
+            sigmoid_gate(out, z, j->width);
+        else
+            j->k->k->act_mul(out, z, out, j->width, ACT_SILU);
+        if (!first)
+            norm_groups(j, out);
     }
+}
+
+/* Mamba2 of falcon_h1: factors on the parts of the projection. */
+static void scale_part(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct state_job *j = arg;
+    const struct recurrent *r = j->r;
+    const int bc = r->n_groups * r->state_size, size[5] = { j->width, j->width, bc, bc, r->n_heads };
+    float *x = j->k->state.in + (size_t)t * (size_t)j->n_in;
+    for (int p = 0; p < 5; x += size[p], p++)
+        for (int i = 0; i < size[p]; i++)
+            x[i] *= r->in_scale[p];
 }
 
 /* ---- a mixer ---- */
@@ -282,6 +362,20 @@ static void run_jobs(struct state_job *j, int n, size_t work, void (*part)(void 
             part(j, i, 0);
     else
         pool_run(j->k->pool, n, part, j);
+}
+
+/* Mamba1: time steps, B and C from the outputs of the convolution. */
+static void mamba1_inputs(struct core *k, struct state_job *j, int n)
+{
+    const struct layer *l = j->l;
+    const int low = j->r->dt_rank + 2 * j->r->state_size;
+    const struct act_input conv = { .x = k->state.conv, .ldx = (size_t)j->channels, .cols = j->channels },
+                           dt = { .x = k->state.low, .ldx = (size_t)low, .cols = j->r->dt_rank };
+    core_linear(k, &(struct op){ .l = &l->x_proj, .in = &conv, .out = k->state.low, .ldo = (size_t)low,
+                                 .kind = OP_STORE }, 1, n, NULL);
+    run_jobs(j, n, (size_t)n * (size_t)low, steps_part);
+    core_linear(k, &(struct op){ .l = &l->dt_proj, .in = &dt, .out = k->state.in, .ldo = (size_t)j->n_in,
+                                 .kind = OP_STORE }, 1, n, NULL);
 }
 
 /* Project what makes the decays of rows and, through fewer channels, the gates. */
@@ -310,28 +404,38 @@ int state_run(struct core *k, const struct step *s, const struct layer *l, int i
     const struct config *c = k->c;
     const int n = s->n_tokens;
     struct state_job j = { k, s, l, &c->recurrent, c->mixer[index], (int)in_rows(c, index),
-                           recurrent_channels(c, index), recurrent_width(c, index), 0 };
+                           recurrent_channels(c, index), recurrent_width(c, index), 0, index };
     struct act_input in;
+    j.kind = j.kind == MIXER_BOTH ? MIXER_MAMBA2 : j.kind;
     j.n_runs = j.kind == MIXER_DELTA ? 3 * j.r->n_groups : (j.channels + RUN - 1) / RUN;
     core_layer_input(k, &in, h, c->hidden_size, n, l, INPUT_QKV);
     if (core_hook(k, index, ROLE_IN, &in, n))
         return 1;
-    core_linear(k, (struct op[]){ { .l = &l->in, .in = &in, .out = k->state.in, .ldo = (size_t)j.n_in,
-                                    .kind = OP_STORE },
-                                  { .l = &l->in_ba, .in = &in, .out = k->state.ba, .ldo = 2 * (size_t)j.r->n_heads,
-                                    .kind = OP_STORE },
-                                  { .l = &l->in_z, .in = &in, .out = k->state.in + j.channels, .ldo = (size_t)j.n_in,
-                                    .kind = OP_STORE } },
-                j.kind != MIXER_DELTA ? 1 : j.r->z_apart && !j.r->gate_rank ? 3 : 2, n, core_next(k, index, LOOP_QKV));
+    const struct op ops[] = { { .l = &l->in, .in = &in, .out = k->state.in, .ldo = (size_t)j.n_in, .kind = OP_STORE },
+                              { .l = &l->in_ba, .in = &in, .out = k->state.ba, .ldo = 2 * (size_t)j.r->n_heads,
+                                .kind = OP_STORE },
+                              { .l = &l->in_z, .in = &in, .out = k->state.in + j.channels, .ldo = (size_t)j.n_in,
+                                .kind = OP_STORE } };
+    struct op here[3];
+    int n_ops = 0;
+    for (int i = 0; i < 3; i++)
+        if (ops[i].l->w.data && (i < 2 || !j.r->gate_rank))
+            here[n_ops++] = ops[i];
+    core_linear(k, here, n_ops, n, core_next(k, index, LOOP_QKV));
+    if (j.r->scaled)
+        run_jobs(&j, n, (size_t)n * (size_t)j.n_in, scale_part);
     if (j.kind == MIXER_DELTA && j.r->per_row)
         row_gates(k, &j, &in, n);
-    run_jobs(&j, s->n_items * j.n_runs, (size_t)n * (size_t)j.channels, conv_part);
+    if (j.kind != MIXER_LIGHTNING)
+        run_jobs(&j, s->n_items * j.n_runs, (size_t)n * (size_t)j.channels, conv_part);
     *o = k->state.conv;
     *cols = j.width;
     if (j.kind == MIXER_CONV)
         return 0;
+    if (j.kind == MIXER_MAMBA1)
+        mamba1_inputs(k, &j, n);
     run_jobs(&j, s->n_items * j.r->n_heads, (size_t)n * (size_t)j.width * (size_t)j.r->state_size, scan_part);
-    if (j.kind == MIXER_MAMBA2)
+    if (j.kind == MIXER_MAMBA2 || j.kind == MIXER_LIGHTNING)
         run_jobs(&j, (n + NORM_ROWS - 1) / NORM_ROWS, (size_t)n * (size_t)j.width, norm_part);
     *o = k->state.out;
     return 0;

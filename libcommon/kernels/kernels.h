@@ -140,6 +140,11 @@ struct kernels {
     /* the same with a decay for each row of the state: s[i] *= decay[i] */
     void (*scan_delta_rows)(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
                             const float *decay, float rate);
+    /* mamba1: a decay for each row and element: in = dt[e] * x[e]; s[i] = fma(b[i], in, s[i] *
+     * exp(-dt[e] * exp(a_log[i * lda + e]))), y = fma(c[i], s[i], y) from 0; out[e] = fma(d[e],
+     * x[e], y); exp as in approx.h */
+    void (*scan_mamba1)(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim,
+                        const float *a_log, size_t lda, const float *dt, const float *d);
 
     /* One token's key (value) of head_dim floats into slot 0..15 of a block. */
     void (*kv_store_key)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);

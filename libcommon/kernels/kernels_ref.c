@@ -470,9 +470,25 @@ static void scan_delta_rows(float *state, const float *q, const float *k, const 
     }
 }
 
+static void scan_mamba1(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim,
+                        const float *a_log, size_t lda, const float *dt, const float *d)
+{
+    for (int e = 0; e < dim; e++) {
+        const float in = dt[e] * x[e];
+        float y = 0;
+        for (int i = 0; i < n; i++) {
+            float *s = state + (size_t)i * (size_t)dim + e;
+            const float rate = approx_exp(a_log[(size_t)i * lda + (size_t)e]);
+            *s = fmaf(b[i], in, *s * approx_exp(-(dt[e] * rate)));
+            y = fmaf(c[i], *s, y);
+        }
+        out[e] = fmaf(d[e], x[e], y);
+    }
+}
+
 const struct kernels kernels_ref = {
     "ref", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
-    rms_norm, layer_norm, add, act_mul, largest, rope, scan_mamba, scan_delta, scan_delta_rows,
+    rms_norm, layer_norm, add, act_mul, largest, rope, scan_mamba, scan_delta, scan_delta_rows, scan_mamba1,
     kv_store_key, kv_store_value, attention,
     attention_merge, attention_scratch,
 };

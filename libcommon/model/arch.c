@@ -645,7 +645,8 @@ static const struct arch archs[] = {
 /* Row i of all tables, NULL beyond the last. */
 static const struct arch *arch_at(int i)
 {
-    static const struct arch *const tables[] = { archs, moe_archs, state_archs, hybrid_archs, gemma_archs };
+    static const struct arch *const tables[] = { archs, moe_archs, state_archs, hybrid_archs, gemma_archs,
+                                                mamba_archs };
     for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
         for (const struct arch *a = tables[t]; a->name; a++)
             if (i-- == 0)

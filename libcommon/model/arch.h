@@ -45,7 +45,8 @@ struct weight_names {
     const char *expert_gate, *expert_up, *expert_down;
     const char *shared_gate_up;             /* one matrix, gate first; shared_gate and shared_up are then NULL */
     /* layers with a state; conv: and its bias, the others are whole names.  NULL state_o: o */
-    const char *in, *in_ba, *in_z, *gate_a, *in_f, *conv, *a_log, *dt_bias, *d, *gate_norm, *state_o;
+    const char *in, *in_ba, *in_z, *gate_a, *in_f, *conv, *a_log, *dt_bias, *d, *gate_norm;
+    const char *x_proj, *dt_proj, *dt_norm, *b_norm, *c_norm, *state_o;
     int q_gated;                            /* rows of q: per head its query, then its gate */
     /* rows of qkv: per KV head its query heads, key, value; else all q, all k, all v */
     int qkv_grouped;
@@ -113,6 +114,7 @@ struct arch {
 extern const struct arch state_archs[];                 /* arch_state.c: layers with a state */
 extern const struct arch moe_archs[];                   /* arch_moe.c: mixtures of experts, latent attention */
 extern const struct arch hybrid_archs[];                /* arch_hybrid.c: delta nets beside attention */
+extern const struct arch mamba_archs[];                 /* arch_mamba.c: Mamba beside attention */
 extern const struct arch gemma_archs[];                 /* arch_gemma.c: Gemma 3n and 4 */
 const struct arch *arch_find(const char *name);         /* NULL: none */
 
@@ -155,6 +157,8 @@ struct layer_kind { const char *name; int mixer, ff; };
 void kinds_parse(struct parse *p, struct config *c, const char *keys, const struct layer_kind *kinds);
 void silu_only(struct parse *p, const struct config *c);
 void delta_parse(struct parse *p, struct config *c);
+int64_t inner_parse(struct parse *p, const struct config *c, const char *key);
+void mamba_parse(struct parse *p, struct config *c, const struct recurrent *otherwise, int64_t inner);
 void delta_check(struct parse *p, const struct recurrent *r);
 
 #endif

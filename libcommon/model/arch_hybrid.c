@@ -48,6 +48,12 @@ bailing_names = { .embed = "word_embeddings", .final_norm = "norm", .head = "lm_
                   QKV("attention."), .in_ba = "attention.b_proj", .in_f = "attention.f_proj",
                   .in_z = "attention.g_proj", RATES("attention."), .gate_norm = "attention.o_norm" };
 
+static const struct weight_names
+minimax_names = { TOP, TWO_NORMS, ATTN("self_attn."), .router = "block_sparse_moe.gate",
+                  .experts = "block_sparse_moe.experts.", .expert_gate = "w1", .expert_up = "w3", .expert_down = "w2",
+                  .in = "self_attn.qkv_proj", .in_z = "self_attn.output_gate", .gate_norm = "self_attn.norm",
+                  .state_o = "self_attn.out_proj" };
+
 /* ---- keys ---- */
 
 /* The layers in mlp_layer_types; else all but the first ones have experts. */
@@ -214,11 +220,41 @@ static void more_bailing_hybrid(struct parse *p, struct config *c)
     parse_find(p, "linear_head_dim|linear_num_heads|linear_conv_kernel_dim|mtp_loss_scaling_factor", NULL);
 }
 
+static void more_minimax(struct parse *p, struct config *c)
+{
+    static const struct layer_kind kinds[] = { { "linear_attention", MIXER_LIGHTNING, -1 },
+                                               { "full_attention", MIXER_ATTENTION, -1 }, { 0 } };
+    static const char *const keys[3][2] = {
+        { "linear_attn_alpha_factor|layernorm_linear_attention_alpha", "linear_attn_beta_factor|layernorm_linear_attention_beta" },
+        { "full_attn_alpha_factor|layernorm_full_attention_alpha", "full_attn_beta_factor|layernorm_full_attention_beta" },
+        { "mlp_alpha_factor|layernorm_mlp_alpha", "mlp_beta_factor|layernorm_mlp_beta" } };
+    silu_only(p, c);
+    experts_parse(p, c, 8, 2, c->intermediate_size);
+    c->moe.normalize = 1;
+    if (window_parse(p, 0))
+        parse_fail(p, ERR_UNSUPPORTED, "sliding_window is not supported by this architecture");
+    for (int i = 0; i < c->n_layers; i++)
+        c->mixer[i] = i % 2 ? MIXER_LIGHTNING : MIXER_ATTENTION;
+    kinds_parse(p, c, "layer_types", kinds);
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 2; k++)
+            c->renorm[i][k] = (float)parse_real(p, keys[i][k], 1);
+    if (!(c->renorm[0][0] > 0))
+        parse_fail(p, ERR_FORMAT, "linear_attn_alpha_factor: expected a positive number");
+    c->recurrent = (struct recurrent){ .conv_kernel = 1, .n_heads = c->n_heads, .head_dim = c->head_dim,
+                                       .n_groups = c->n_heads, .state_size = c->head_dim, .norm_eps = 1e-6f,
+                                       .norm_groups = 1 };
+    delta_check(p, &c->recurrent);
+    parse_find(p, "block_size|postnorm|shared_intermediate_size", NULL);
+}
+
 const struct arch hybrid_archs[] = {
     { ROW("qwen3_5_text", qwen3_5_names,   248320, 4096, 12288, 32, 16, 4,  32768),  ROPE(10000),   .eps = 1e-6,
       .act = "silu", .head_dim = 256, .partial = 0.25, .qk_norm = QK_NORM_HEAD, .more = more_qwen3_5 },
     { ROW("qwen3_5_moe_text", qwen3_5_names, 248320, 2048, 5632, 40, 16, 2, 32768),  ROPE(10000),   .eps = 1e-6,
       .act = "silu", .head_dim = 256, .partial = 0.25, .qk_norm = QK_NORM_HEAD, .more = more_qwen3_5_moe },
+    { ROW("minimax",      minimax_names,   32000,  4096, 14336, 32, 32, 8,  131072), ROPE(1000000), .eps = 1e-5,
+      .act = "silu", .more = more_minimax },
     { ROW("olmo_hybrid",  olmo_names,      100352, 3840, 11008, 32, 30, 0,  65536),  ROPE(10000),   .eps = 1e-6,
       .act = "silu", .qk_norm = QK_NORM_FULL, .more = more_olmo },
     { ROW("kimi_linear",  kimi_names,      163840, 2304, 9216,  27, 32, 0,  1 << 20), .pos = POS_NONE, .eps = 1e-5,

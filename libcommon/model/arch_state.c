@@ -27,6 +27,17 @@ static const struct weight_names
 lfm2_names = { LFM2 },
 lfm2_moe_names = { LFM2, .router = "feed_forward.gate", .correction = "feed_forward.expert_bias",
                    .experts = "feed_forward.experts.", .expert_gate = "w1", .expert_up = "w3", .expert_down = "w2" },
+lfm3_names = { .embed = "embed_tokens", .final_norm = "embedding_norm", .head = "lm_head", .layer = "layers.",
+               .attn_norm = "operator_norm", .mlp_norm = "ffn_norm", .attn_post_norm = "post_operator_norm",
+               .mlp_post_norm = "post_ffn_norm", ATTN, .q_gate = "self_attn.gate_proj|self_attn.g_proj",
+               .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm", .gate = "feed_forward.w1",
+               .up = "feed_forward.w3", .down = "feed_forward.w2", .in = "conv.in_proj", .conv = "conv.conv",
+               .state_o = "conv.out_proj" },
+lfm3_bare_names = { .embed = "embed_tokens", .final_norm = "embedding_norm", .head = "lm_head", .layer = "layers.",
+               .attn_norm = "operator_norm", .mlp_norm = "ffn_norm", ATTN,
+               .q_gate = "self_attn.gate_proj|self_attn.g_proj", .q_norm = "self_attn.q_norm",
+               .k_norm = "self_attn.k_norm", .gate = "feed_forward.w1", .up = "feed_forward.w3",
+               .down = "feed_forward.w2", .in = "conv.in_proj", .conv = "conv.conv", .state_o = "conv.out_proj" },
 mamba2_names = { .embed = "embeddings", .final_norm = "norm_f", .head = "lm_head", .layer = "layers.",
                  .attn_norm = "norm", SSM("mixer.") },
 granite_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head", .layer = "layers.",
@@ -100,7 +111,7 @@ static int width(struct parse *p, const char *keys, int otherwise)
 }
 
 /* The width between Mamba2's projections. */
-static int64_t inner_parse(struct parse *p, const struct config *c, const char *key)
+int64_t inner_parse(struct parse *p, const struct config *c, const char *key)
 {
     const double by = parse_real(p, key, 2), inner = by * c->hidden_size;
     if (inner >= 1 && inner <= MOST_WIDTH)
@@ -111,7 +122,7 @@ static int64_t inner_parse(struct parse *p, const struct config *c, const char *
 
 /* Read the sizes of Mamba2's layers, under the names of three architectures; inner: width
  * between its projections, 0: that of the heads. */
-static void mamba_parse(struct parse *p, struct config *c, const struct recurrent *otherwise, int64_t inner)
+void mamba_parse(struct parse *p, struct config *c, const struct recurrent *otherwise, int64_t inner)
 {
     struct recurrent *r = &c->recurrent;
     const json_t *head = parse_find(p, "mamba_d_head", NULL);
@@ -227,6 +238,32 @@ static void more_lfm2_moe(struct parse *p, struct config *c)
     m->norm_add = 1e-6f;
     m->scale = (float)parse_real(p, "routed_scaling_factor", 1);
     kinds_parse(p, c, "layer_types", kinds);
+}
+
+static void more_lfm3(struct parse *p, struct config *c)
+{
+    static const struct layer_kind kinds[] = { { "conv", MIXER_CONV, -1 }, { "full_attention", MIXER_ATTENTION, -1 },
+                                               { "sliding_attention", MIXER_ATTENTION, -1 }, { 0 } };
+    const int window = window_parse(p, 256);
+    silu_only(p, c);
+    attention_bias_parse(p, c);
+    c->recurrent.conv_kernel = (int)parse_int(p, "conv_L_cache", 2, MOST_KERNEL, 7);
+    if ((c->recurrent.conv_bias = parse_bool(p, "conv_bias", 0)))
+        c->biases |= BIAS_IN;
+    if (parse_bool(p, "use_attention_gate", 1))
+        c->attn_gate = ATTN_GATE_HEAD;
+    if (!parse_bool(p, "use_sandwich_norm", 1))
+        c->names = &lfm3_bare_names;
+    for (int i = 0; i < c->n_layers; i++) {
+        c->mixer[i] = i % 4 == 2 || (i % 4 == 0 && i) ? MIXER_ATTENTION : MIXER_CONV;
+        c->window[i] = i % 4 == 0 && i ? window : 0;
+    }
+    kinds_parse(p, c, "layer_types", kinds);
+    const json_t *types = parse_find(p, "layer_types", NULL), *v;
+    size_t i;
+    json_array_foreach((json_t *)types, i, v)
+        if (!p->bad)
+            c->window[i] = strcmp(json_string_value(v), "sliding_attention") == 0 ? window : 0;
 }
 
 static void more_mamba2(struct parse *p, struct config *c)
@@ -396,6 +433,8 @@ const struct arch state_archs[] = {
       .act = "silu", .tied = 1, .qk_norm = QK_NORM_HEAD, .more = more_lfm2 },
     { ROW("lfm2_moe",     lfm2_moe_names,  65536,  2048, 7168,  32, 32, 8,  128000), ROPE(1000000), .eps = 1e-5,
       .act = "silu", .tied = 1, .qk_norm = QK_NORM_HEAD, .more = more_lfm2_moe },
+    { ROW("lfm3",         lfm3_names,      128000, 2048, 7680,  24, 16, 4,  128000), ROPE(1000000), .eps = 1e-5,
+      .act = "silu", .tied = 1, .head_dim = 128, .local_theta = 10000, .qk_norm = QK_NORM_HEAD, .more = more_lfm3 },
     { ROW("mamba2",       mamba2_names,    32768,  4096, 1,     64, 128, 0, 1 << 20), .pos = POS_NONE, .eps = 1e-5,
       .act = "silu", .head_dim = 64, .more = more_mamba2 },
     { ROW("granitemoehybrid", granite_names, 32000, 4096, 11008, 32, 32, 0, 2048),   ROPE(10000),   .eps = 1e-6,

@@ -413,7 +413,12 @@ int recurrent_width(const struct config *c, int layer)
 int recurrent_channels(const struct config *c, int layer)
 {
     const struct recurrent *r = &c->recurrent;
-    return c->mixer[layer] == MIXER_CONV ? c->hidden_size : 2 * r->n_groups * r->state_size + r->n_heads * r->head_dim;
+    switch (c->mixer[layer]) {
+    case MIXER_CONV: return c->hidden_size;
+    case MIXER_MAMBA1: return r->n_heads * r->head_dim;
+    case MIXER_LIGHTNING: return 3 * r->n_heads * r->head_dim;
+    }
+    return 2 * r->n_groups * r->state_size + r->n_heads * r->head_dim;
 }
 
 size_t config_state_floats(const struct config *c, int layer)
@@ -421,7 +426,7 @@ size_t config_state_floats(const struct config *c, int layer)
     const struct recurrent *r = &c->recurrent;
     const size_t conv = mixer_has_state(c->mixer[layer])
                             ? (size_t)(r->conv_kernel - 1) * (size_t)recurrent_channels(c, layer) : 0;
-    return conv + (conv && c->mixer[layer] != MIXER_CONV
+    return conv + (mixer_has_state(c->mixer[layer]) && c->mixer[layer] != MIXER_CONV
                    ? (size_t)r->n_heads * (size_t)r->head_dim * (size_t)r->state_size : 0);
 }
 
@@ -505,5 +510,8 @@ const char *config_beyond_dense(const struct config *c)
 const char *config_uncalibrated(const struct config *c)
 {
     return c->ple_dim ? "embeddings of each layer" : c->kv_from ? "shared keys and values"
-               : c->moe.beside ? "an MLP beside experts" : NULL;
+               : c->moe.beside ? "an MLP beside experts"
+               : config_has_mixer(c, MIXER_BOTH) || config_has_mixer(c, MIXER_MAMBA1) ||
+                 config_has_mixer(c, MIXER_LIGHTNING) ? "these recurrent layers"
+               : c->renorm[0][0] != 0 ? "residuals of normed states" : NULL;
 }

@@ -40,6 +40,9 @@ enum mixer_kind {
     MIXER_CONV,                 /* a short convolution between two gates (lfm2) */
     MIXER_MAMBA2,               /* a selective state space with one decay a head (arXiv:2405.21060) */
     MIXER_DELTA,                /* gated delta net (arXiv:2412.06464) */
+    MIXER_MAMBA1,               /* a selective state space with a decay for each channel and state (arXiv:2312.00752) */
+    MIXER_LIGHTNING,            /* linear attention with fixed decays (arXiv:2501.08313) */
+    MIXER_BOTH,                 /* attention and MIXER_MAMBA2 side by side (falcon_h1) */
     MIXER_NONE,                 /* the layer is only its feed-forward part (nemotron_h) */
 };
 enum ff_kind {
@@ -117,6 +120,10 @@ struct recurrent {
      * own, made by in_f [n_heads * state_size]; the gate is a sigmoid */
     int per_row;
     int gate_rank;              /* per_row: in_f and in_z read this many outputs of gate_a each; 0: the hidden state */
+    int dt_rank;                /* mamba1: channels that make the time steps */
+    int norm_first;             /* mamba2: the norm is before the gate */
+    int scaled;                 /* mamba2: the projections of z, x, B, C and dt are multiplied by in_scale */
+    float in_scale[5];
     float decay_least;          /* per_row: logarithms of decays are decay_least * sigmoid(..); 0: no such limit */
 };
 
@@ -135,7 +142,7 @@ struct rope {                   /* one table of rotations; layers choose one by 
 enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP = 32, BIAS_DOWN = 64, BIAS_NORM = 128,
        BIAS_HEAD = 256, BIAS_QK_NORM = 512,
        BIAS_ROUTER = 1024, BIAS_EXPERTS = 2048, BIAS_IN = 4096 /* in and o of layers with a state */,
-       BIAS_QKV = 7, BIAS_MLP = 112 };
+       BIAS_OUT = 8192 /* state_o */, BIAS_QKV = 7, BIAS_MLP = 112 };
 
 struct weight_names;                        /* arch.h */
 struct wrapper;
@@ -200,6 +207,12 @@ struct config {
     /* A second embedding of the tokens, with ple_dim elements for each layer, each of which adds a
      * gated projection of its own (gemma3n, gemma4); 0: none.  Row 0 is for tokens beyond. */
     int ple_dim, ple_vocab;
+    /* falcon_h1: factors on the outputs of attention and of the state, on the input of the gate's
+     * activation, on the output of the MLP; 0: none */
+    float attn_out_scale, state_out_scale, gate_scale, down_scale;
+    /* minimax: the outputs of the norms times the first factor are the residuals, the second is on
+     * the addend; of mixers with a state, of attention, of experts; 0: off */
+    float renorm[3][2];
     /* layers of the source beyond n_layers that predict further tokens: not used */
     int n_extra_layers;
     int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */
@@ -239,6 +252,9 @@ struct layer {
     /* Layers with a state: in_ba makes the delta net's rates of learning and forgetting, per
      * group those of its heads; o is the output projection */
     struct linear in, in_ba, in_z;  /* in_z: recurrent.z_apart */
+    struct linear x_proj, dt_proj;  /* mamba1: channels to time steps, B and C; time steps to channels */
+    struct norm dt_norm, b_norm, c_norm;
+    struct linear state_o;          /* MIXER_BOTH: the output projection of the state; o is that of attention */
     struct linear gate_a, in_f;     /* recurrent.per_row; gate_a [2 * gate_rank]: input of in_f, of in_z */
     const float *conv, *conv_bias;  /* [conv_kernel][channels], [channels] or NULL */
     const float *a_log, *dt_bias, *d;       /* [n_heads]; a_log from a GGUF: minus its exponential; d: mamba2 only */
@@ -304,10 +320,13 @@ int config_has_ff(const struct config *c, enum ff_kind kind);
 /* Bytes of one KV block, all layers; 0 where no layer has attention. */
 size_t config_kv_bytes(const struct config *c, enum kv_type type);
 int config_kv_layers(const struct config *c);                       /* number of layers with keys and values */
-static inline int mixer_has_kv(int kind) { return kind == MIXER_ATTENTION || kind == MIXER_MLA; }
+static inline int mixer_has_kv(int kind)
+{
+    return kind == MIXER_ATTENTION || kind == MIXER_MLA || kind == MIXER_BOTH;
+}
 static inline int mixer_has_state(int kind)
 {
-    return kind == MIXER_CONV || kind == MIXER_MAMBA2 || kind == MIXER_DELTA;
+    return kind == MIXER_CONV || (kind >= MIXER_MAMBA2 && kind <= MIXER_BOTH);
 }
 /* Layers with a state: floats of a sequence's state in this layer (0: none), bytes of it in all
  * layers, channels of the convolution, width of o's input. */
@@ -344,6 +363,7 @@ enum weight_role {
     ROLE_Q = N_ENDS_ROLES, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_Q_A, ROLE_KV_A, ROLE_K_B,
     ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN, ROLE_Q_GATE, ROLE_IN,
     ROLE_IN_BA, ROLE_IN_Z, ROLE_GATE_A, ROLE_IN_F, ROLE_PLE_GATE, ROLE_PLE_UP,
+    ROLE_X_PROJ, ROLE_DT_PROJ, ROLE_STATE_O,
     N_ROLES
 };
 

@@ -51,10 +51,10 @@ _Static_assert(N_ROLES - N_ENDS_ROLES == N_MATRIX_ROLES, "every role of a layer'
 static int64_t projected_rows(const struct config *c, int layer)
 {
     const int64_t channels = recurrent_channels(c, layer), width = recurrent_width(c, layer);
-    if (c->mixer[layer] == MIXER_CONV)
+    if (c->mixer[layer] == MIXER_CONV || c->mixer[layer] == MIXER_LIGHTNING)
         return 3 * width;
     return channels + (c->recurrent.z_apart ? 0 : width) +
-           (c->mixer[layer] == MIXER_MAMBA2 ? c->recurrent.n_heads : 0);
+           (c->mixer[layer] == MIXER_MAMBA2 || c->mixer[layer] == MIXER_BOTH ? c->recurrent.n_heads : 0);
 }
 
 struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_part part)
@@ -63,8 +63,11 @@ struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_p
     const struct mla *m = &c->mla;
     const struct recurrent *r = &c->recurrent;
     const int kind = c->mixer[layer];
-    const int mixes = kind != MIXER_NONE, attends = kind == MIXER_ATTENTION, mla = kind == MIXER_MLA;
-    const int state = mixer_has_state(kind), mamba = kind == MIXER_MAMBA2, delta = kind == MIXER_DELTA;
+    const int mixes = kind != MIXER_NONE, both = kind == MIXER_BOTH, attends = kind == MIXER_ATTENTION || both,
+              mla = kind == MIXER_MLA;
+    const int state = mixer_has_state(kind), mamba = kind == MIXER_MAMBA2 || both, delta = kind == MIXER_DELTA;
+    const int mamba1 = kind == MIXER_MAMBA1, lightning = kind == MIXER_LIGHTNING,
+              heads_of = mamba1 ? recurrent_width(c, layer) : r->n_heads;
     const int q_a = mla && m->q_rank, qk_norm = attends && c->qk_norm != QK_NORM_NONE;
     const int per_head = c->qk_norm == QK_NORM_HEAD;
     const int feeds = c->ff[layer] != FF_NONE, moe = c->ff[layer] == FF_MOE;

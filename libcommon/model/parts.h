@@ -22,6 +22,7 @@ enum layer_input {
     INPUT_QKV,
     INPUT_Q_A,              /* q_norm(q_a(x)), read by q in latent attention */
     INPUT_O,                /* output of the mixer */
+    INPUT_STATE_O,          /* MIXER_BOTH: that of its state */
     INPUT_MLP,              /* input of gate and up, also of those of experts */
     INPUT_DOWN,             /* input of down, of the dense or the shared MLP */
     N_INPUTS,

@@ -524,9 +524,31 @@ static int add_gate_norm(struct builder *b, int layer)
     return add_as(b, "gate_norm.weight", full, in_parts ? parts : &f.cols, in_parts ? 2 : 1, &norm) < 0 ? -1 : 0;
 }
 
+/* Mamba1: A of every channel and state is kept transposed, channels side by side. */
+static int add_mamba1(struct builder *b, int layer)
+{
+    const struct weight_names *n = &b->n;
+    const struct part_fact a = layer_part_fact(b->c, layer, LP_A_LOG);
+    const int64_t want[2] = { a.cols, a.rows };
+    const struct weight_spec t = { .rows = a.rows, .cols = a.cols, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
+                                   .expert = -1, .part = LP_A_LOG, .map = { .transposed = 1 } };
+    char full[160];
+    path(b, full, sizeof full, layer, n->a_log);
+    return add_own_matrix(b, layer, LP_X_PROJ, n->x_proj) < 0 || add_layer_norm(b, layer, LP_DT_NORM, n->dt_norm) < 0 ||
+           add_layer_norm(b, layer, LP_B_NORM, n->b_norm) < 0 || add_layer_norm(b, layer, LP_C_NORM, n->c_norm) < 0 ||
+           add_own_matrix(b, layer, LP_DT_PROJ, n->dt_proj) < 0 ||
+           add_as(b, part_infos[LP_A_LOG].name, full, want, 2, &t) < 0 ||
+           add_vector(b, layer, LP_DT_BIAS, n->dt_bias) < 0 ? -1 : add_vector(b, layer, LP_D, n->d);
+}
+
 static int add_state(struct builder *b, int layer)
 {
-    if (add_own_matrix(b, layer, LP_IN, b->n.in) < 0 || add_conv(b, layer) < 0)
+    const int kind = b->c->mixer[layer];
+    if (add_own_matrix(b, layer, LP_IN, b->n.in) < 0 || (kind != MIXER_LIGHTNING && add_conv(b, layer) < 0))
+        return -1;
+    if (kind == MIXER_MAMBA1)
+        return add_mamba1(b, layer);
+    if (kind == MIXER_LIGHTNING && add_own_matrix(b, layer, LP_IN_Z, b->n.in_z) < 0)
         return -1;
     const struct recurrent *r = &b->c->recurrent;
     if (b->c->mixer[layer] == MIXER_DELTA &&
@@ -562,8 +584,9 @@ static int add_qk_norm(struct builder *b, int layer, enum layer_part part, const
 static int add_mixer(struct builder *b, int i)
 {
     const struct weight_names *n = &b->n;
-    const int kind = b->c->mixer[i], state = mixer_has_state(kind);
-    if (add_layer_norm(b, i, LP_ATTN_NORM, n->attn_norm) < 0)
+    const int kind = b->c->mixer[i], both = kind == MIXER_BOTH, state = mixer_has_state(kind) && !both;
+    if (add_layer_norm(b, i, LP_ATTN_NORM, n->attn_norm) < 0 ||
+        (both && (add_state(b, i) < 0 || add_own_matrix(b, i, LP_STATE_O, n->state_o) < 0)))
         return -1;
     if (state               ? add_state(b, i) < 0
         : kind == MIXER_MLA ? add_mla(b, i) < 0

@@ -313,12 +313,48 @@ static void scans(void **state)
         }
 }
 
+/* The same for Mamba1, whose decays are exponentials for each row and element. */
+static void scans_of_mamba1(void **state)
+{
+    (void)state;
+    enum { ROWS = 5, DIM = 70, LDA = 72 };
+    static const int dims[] = { 1, 16, 33, DIM };
+    float start[ROWS * DIM], want[ROWS * DIM], got[ROWS * DIM], a[ROWS * LDA], b[ROWS], c[ROWS], x[DIM], dt[DIM];
+    float d[DIM], out[DIM], mine[DIM + 1];
+    struct rng r = { 6 };
+    fill(a, ROWS * LDA, 1, &r), fill(b, ROWS, 1, &r), fill(c, ROWS, 1, &r), fill(x, DIM, 1, &r), fill(d, DIM, 1, &r);
+    fill(dt, DIM, 1, &r), fill(start, ROWS * DIM, 1, &r);
+    for (int i = 0; i < DIM; i++)
+        dt[i] = fabsf(dt[i]);
+    for (size_t s = 0; s < sizeof dims / sizeof *dims; s++) {
+        const int dim = dims[s];
+        memcpy(want, start, sizeof want);
+        kernels_ref.scan_mamba1(want, b, c, x, out, ROWS, dim, a, LDA, dt, d);
+        for (int e = 0; e < dim; e++) {
+            double y = (double)d[e] * (double)x[e];
+            for (int i = 0; i < ROWS; i++)
+                y += (double)c[i] * ((double)start[i * dim + e] * exp(-(double)dt[e] * exp((double)a[i * LDA + e])) +
+                                     (double)b[i] * (double)dt[e] * (double)x[e]);
+            if (fabs(y - (double)out[e]) > 1e-5)
+                fail_msg("scan_mamba1 dim %d: element %d is %.9g, not %.9g", dim, e, (double)out[e], y);
+        }
+        FOR_SETS(k) {
+            memcpy(got, start, sizeof got);
+            memset(mine, 0xff, sizeof mine);
+            (*k)->scan_mamba1(got, b, c, x, mine, ROWS, dim, a, LDA, dt, d);
+            equal("scan_mamba1", (*k)->name, dim, mine, out);
+            equal("its state", (*k)->name, ROWS * dim, got, want);
+            assert_int_equal(f32_bits(mine[dim]), 0xffffffff);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(approximations), cmocka_unit_test(norms), cmocka_unit_test(activations),
             cmocka_unit_test(additions), cmocka_unit_test(largest), cmocka_unit_test(rotations),
-        cmocka_unit_test(scans),
+        cmocka_unit_test(scans), cmocka_unit_test(scans_of_mamba1),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
