@@ -6,6 +6,8 @@
 
 #include <stdint.h>
 
+#include <jansson.h>
+
 #include "libcommon/base/err.h"
 
 struct call;
@@ -46,6 +48,13 @@ void tool_request_gone(struct conn *c);                 /* the client is gone */
 int rag_start(struct server *s, struct err *e);         /* its threads start with the first request */
 void rag_stop(struct server *s);                        /* joins them; before calls_close and models_stop */
 void rag_events(struct server *s);                      /* on_wake: answer what the threads have done */
+struct access_record;
+struct problem;
+/* Search as POST /api/rag/context with this body, which is taken over, for the owner of the record.
+ * done is called by the loop with the answer (borrowed) or the problem, unless the server stops
+ * before.  lm: its tokenizer counts tokens.  0, or -1 with *pr. */
+int rag_ask(struct server *s, const struct access_record *record, struct loaded_model *lm, json_t *body,
+            void (*done)(void *user, json_t *answer, const struct problem *p), void *user, struct problem *pr);
 void rag_gone(struct conn *c);                          /* the client is */
 
 /* ---- chat history ---- */

@@ -161,6 +161,8 @@ const struct field fields[] = {
           "{type: enabled, adaptive or disabled} goes to the template as enable_thinking; budget_tokens is no limit of its own: max_tokens counts all (default: disabled)"),
     OTHER("tools", BODY_CHAT | BODY_TEMPLATE, "{\"oneOf\":[{\"const\":\"server\"},{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\",\"function\"]}}]}",
           "\"server\": all tools of /api/tools, which the server runs; or functions that the model may call: {type: function, function: {name, description, parameters}}; parameters is a JSON Schema, which calls obey"),
+    OTHER("rag", BODY_CHAT, "{\"oneOf\":[{\"type\":\"boolean\"},{\"type\":\"object\",\"properties\":{\"collections\":{},\"document_ids\":{},\"top_k\":{\"type\":\"integer\"},\"max_tokens\":{\"type\":\"integer\"},\"min_score\":{\"type\":\"number\"},\"mode\":{\"type\":\"string\"}}}]}",
+          "search the key's documents (/api/rag) for the last message, put passages before it, and return citations; true: all documents"),
     OTHER("server_tools", BODY_CHAT | BODY_TEMPLATE, STRINGS,
           "tools of /api/tools that the server runs: names, with * at the end for all that begin so"),
     OTHER("confirmed_tools", BODY_CHAT, STRINGS,

@@ -100,6 +100,7 @@ void call_end_answer(struct call *c, struct buf *out)
     call_usage(c, out);
     rounds_stop_json(c, out);
     rounds_messages_json(c, out);
+    documents_json(c, out);
     buf_str(out, "}");
     reply_json(c->s, c->conn, 200, out);
     buf_release(out);

@@ -48,6 +48,7 @@ void call_destroy(struct call *c)
     buf_release(&c->line);
     buf_release(&c->more);
     json_decref(c->json);
+    json_decref(c->documents);
     hold_release(&c->hold);
     free(c);
 }
@@ -378,12 +379,16 @@ void call_work(struct call *c)
 static int must_compile(const struct call *c)
 {
     static const char *const names[] = { "response_format", "grammar", "regex", "tools", "text", "output_config",
-                                         "server_tools" };
+                                         "server_tools", "rag" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (js_get(c->json, names[i]))
             return 1;
     return 0;
 }
+
+static void advance(struct call *c, int large);
+
+static void documents_found(struct call *c) { advance(c, 1); }
 
 /* The current stage is done: go on with the next, here or in a preparing thread. large: the body
  * is, so the next stage runs in a thread, too. */
@@ -391,9 +396,16 @@ static void advance(struct call *c, int large)
 {
     while (c->conn && !c->problem.status) {
         if (c->stage == STAGE_PARSE) {
-            c->stage = STAGE_PROMPTS;
+            c->stage = STAGE_DOCUMENTS;
             if (call_bind(c, &c->problem) != 0)
                 break;
+            if (documents_wanted(c)) {
+                if (documents_ask(c, documents_found, &c->problem) != 0)
+                    break;
+                return;
+            }
+        } else if (c->stage == STAGE_DOCUMENTS) {
+            c->stage = STAGE_PROMPTS;
             if (large || must_compile(c)) {
                 if (prepare_submit(c) != 0)
                     break;

@@ -10,6 +10,7 @@
 
 #include "libcommon/grammar/constrain.h"
 #include "libcommon/http/account.h"
+#include "libcommon/serve/api/call_documents.h"
 #include "libcommon/serve/api/conversation.h"
 #include "libcommon/serve/api/prescan.h"
 #include "libcommon/serve/api/splitter.h"
@@ -110,6 +111,8 @@ struct call {
     int starts_thinking;                /* the prompt ends with <think> */
     struct conversation conversation;   /* owned */
     struct tool_rounds *rounds;         /* owned; NULL: no tools of the server */
+    json_t *documents;                  /* owned: the answer of /api/rag/context; NULL: none were wanted */
+    void (*documents_then)(struct call *c);
     int raw_text;                       /* special tokens are part of the answer's text */
     struct buf head;                    /* the bytes that begin every event of a stream */
     struct buf line;                    /* scratch: the event being written */

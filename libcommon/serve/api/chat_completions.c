@@ -49,6 +49,13 @@ static void begin(struct call *c)
     buf_str(&c->head, "data: ");
     call_head(c, "chat.completion.chunk", &c->head);
     call_begin_stream(c);
+    if (c->documents) {                         /* an event without choices, before the first token */
+        buf_add(&c->line, c->head.data, c->head.size);
+        buf_str(&c->line, "]");
+        documents_json(c, &c->line);
+        buf_str(&c->line, "}\n\n");
+        call_send_event(c);
+    }
 }
 
 static const char *finish_of(const struct choice *ch)
@@ -276,7 +283,7 @@ static int prepare(struct call *c, struct problem *pr)
     if (c->rounds)                              /* a later round: its messages are there */
         return conversation_prepare(c, pr);
     return chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) == 0 &&
-           rounds_open(c, pr) == 0 ? conversation_prepare(c, pr) : -1;
+           documents_insert(c, pr) == 0 && rounds_open(c, pr) == 0 ? conversation_prepare(c, pr) : -1;
 }
 
 static const struct call_form form = { .body = BODY_CHAT, .prefix = "chatcmpl-", .prepare = prepare, .begin = begin,

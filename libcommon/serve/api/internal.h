@@ -9,9 +9,9 @@
 
 #include "libcommon/serve/api/calls.h"
 
-/* The next stage of a call.  PARSE: the body to a tree.  PROMPTS: the tree to token ids and a
- * grammar.  READY: submitted to the engine. */
-enum { STAGE_PARSE, STAGE_PROMPTS, STAGE_READY };
+/* The next stage of a call.  PARSE: the body to a tree.  DOCUMENTS: passages for it.  PROMPTS: the
+ * tree to token ids and a grammar.  READY: submitted to the engine. */
+enum { STAGE_PARSE, STAGE_DOCUMENTS, STAGE_PROMPTS, STAGE_READY };
 enum { ANSWER_COPIES = 3 };             /* of an answer's text: its parts, the JSON, what waits for the client */
 
 /* ---- calls.c ---- */

@@ -43,6 +43,9 @@ struct rag_job {
     char collection[RAG_COLLECTION + 1];                /* of the query; "": none */
     int limit, with_chunks; int64_t offset;
     char *content_type;                 /* of an upload; owned */
+    /* of a job without a connection: called by the loop at its end */
+    void (*done)(void *user, json_t *answer, const struct problem *p);
+    void *user;
     /* the answer */
     json_t *answer;                     /* NULL: see problem */
     struct problem problem;

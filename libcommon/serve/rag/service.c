@@ -39,27 +39,38 @@ static void owner_of(const struct access_record *record, char out[RAG_OWNER + 1]
         snprintf(out, RAG_OWNER + 1, "key %lld of %lld", (long long)record->key.id, (long long)record->key.created_s);
 }
 
-struct rag_job *rag_job_new(struct server *s, struct conn *c, enum rag_lane lane,
-                            void (*run)(struct rag_job *j, struct rag_store *r))
+/* A job for the owner of a record; NULL with *pr. */
+static struct rag_job *make_job(struct server *s, const struct access_record *record, struct problem *pr)
 {
-    struct problem pr;
     if (!s->rag || !s->o.home) {
-        reply_refusal(s, c, 503, "rag_unavailable", "there is no folder for documents ($ZSE_HOME)");
+        problem_set(pr, 503, NULL, "rag_unavailable", "there is no folder for documents ($ZSE_HOME)");
         return NULL;
     }
     struct rag_job *j = calloc(1, sizeof *j);
     if (!j) {
-        reply_refusal(s, c, 503, NULL, "out of memory");
+        problem_nomem(pr);
         return NULL;
     }
     j->exchange.kind = EXCHANGE_RAG;
     j->s = s;
+    j->tenant = guard_tenant(record);
+    owner_of(record, j->owner);
+    j->hold = hold_for(s->account, j->tenant);
+    return j;
+}
+
+struct rag_job *rag_job_new(struct server *s, struct conn *c, enum rag_lane lane,
+                            void (*run)(struct rag_job *j, struct rag_store *r))
+{
+    struct problem pr;
+    struct rag_job *j = make_job(s, conn_record(c), &pr);
+    if (!j) {
+        reply_problem(s, c, &pr);
+        return NULL;
+    }
     j->conn = c;
     j->lane = lane;
     j->run = run;
-    j->tenant = guard_tenant(conn_record(c));
-    owner_of(conn_record(c), j->owner);
-    j->hold = hold_for(s->account, j->tenant);
     conn_take_body(c, &j->body);
     const size_t bytes = RAG_JOB_BYTES + j->body.room;
     const enum hold_answer why = hold_set(&j->hold, bytes);
@@ -225,15 +236,13 @@ static void refuse(struct rag_job *j)
     reply_problem(s, c, &pr);
 }
 
-void rag_job_submit(struct rag_job *j)
+/* Queue the job.  -1 with j->problem: too many wait. */
+static int queue(struct rag_job *j)
 {
     struct rag_service *v = j->s->rag;
     int n = 0, own = 0;
-    if (start_threads(v)) {
-        problem_set(&j->problem, 503, NULL, NULL, "no thread available");
-        refuse(j);
-        return;
-    }
+    if (start_threads(v))
+        return problem_set(&j->problem, 503, NULL, NULL, "no thread available");
     pthread_mutex_lock(&v->lock);
     struct rag_job **end = &v->queue[j->lane];
     for (; *end; end = &(*end)->next, n++)
@@ -245,14 +254,43 @@ void rag_job_submit(struct rag_job *j)
         pthread_cond_signal(&v->work[j->lane]);
     }
     pthread_mutex_unlock(&v->lock);
-    if (most) {
-        problem_set(&j->problem, 503, NULL, "busy", "%d request%s for documents %s waiting already", most, plural(most),
-                    plural_are(most));
+    return most ? problem_set(&j->problem, 503, NULL, "busy", "%d request%s for documents %s waiting already", most,
+                              plural(most), plural_are(most)) : 0;
+}
+
+void rag_job_submit(struct rag_job *j)
+{
+    struct conn *c = j->conn;
+    if (queue(j))
         refuse(j);
-        return;
+    else
+        conn_set_exchange(c, j);
+}
+
+int rag_ask(struct server *s, const struct access_record *record, struct loaded_model *lm, json_t *body,
+            void (*done)(void *user, json_t *answer, const struct problem *p), void *user, struct problem *pr)
+{
+    char *text = json_dumps(body, JSON_COMPACT);
+    struct rag_job *j = text ? make_job(s, record, pr) : NULL;
+    if (!text)
+        problem_nomem(pr);
+    if (j) {
+        j->lane = RAG_READ;
+        j->run = rag_run_context;
+        j->done = done;
+        j->user = user;
+        j->lm = lm->m.tokenizer ? lm : NULL;
+        lm->preparing += j->lm != NULL;
+        buf_str(&j->body, text);
+        if (rag_hold(j, 0) || queue(j)) {
+            *pr = j->problem;
+            rag_job_free(j);
+            j = NULL;
+        }
     }
-    if (j->conn)
-        conn_set_exchange(j->conn, j);
+    free(text);
+    json_decref(body);
+    return j ? 0 : -1;
 }
 
 /* ---- in the loop ---- */
@@ -274,6 +312,11 @@ static void end_job(struct rag_job *j)
         problem_nomem(&j->problem);
     if (!atomic_load(&j->cancelled))
         note_trouble(j->s->rag, &j->problem);
+    if (j->done) {
+        j->done(j->user, j->answer, &j->problem);
+        rag_job_free(j);
+        return;
+    }
     if (!j->answer || j->problem.status) {
         if (c)
             conn_set_exchange(c, NULL);
