@@ -158,6 +158,7 @@ static void test_choice(void **state)
                  "a/b: m-00002-of-00003.gguf is missing (part 2 of 3)");
     check_choice("m-00001-of-00001.gguf", "", "| m-00001-of-00001.gguf");
     check_choice("m-00000-of-00002.gguf", "", "| m-00000-of-00002.gguf");
+    check_choice("-00001-of-00002.gguf", "", "| -00001-of-00002.gguf");        /* a part has a name of its own, too */
     check_choice("m-Q4_0.gguf", "Q4", "a/b: 'Q4' names no GGUF or .zse file");
 }
 

@@ -845,6 +845,40 @@ static void opens_quickly(void **state)
     zfile_close(z);
 }
 
+/* A file that was only touched is the same, one with another byte is not.  Tensors are aligned,
+ * whatever the size of the one before. */
+static void contents_are_compared(void **state)
+{
+    (void)state;
+    struct err e;
+    static const struct row_map same;
+    struct zwriter *w = zwriter_open(other, &e);
+    assert_int_equal(zwriter_group(w, "embed", -1, &e), 0);
+    for (int i = 1; i < 6; i++)
+        add_tensor(w, (const char *[]){ "a", "b", "c", "d", "e" }[i - 1], NULL, QT_F32, 1, 3 * i, 0, same, 0, 0);
+    json_t *j = json_pack("{s:s, s:{s:s}}", "architecture", "llama", "config", "model_type", "llama");
+    assert_int_equal(zwriter_commit(w, j, &e), 0);
+    json_decref(j);
+    struct zfile *z = zfile_open(other, &e);
+    assert_non_null(z);
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(zfile_tensor(z, i)->offset % ZSE_LINE, 0);
+    assert_int_equal(zfile_check(z, &e), 0);
+    assert_int_equal(zfile_compare(z, &e), 0);
+    for (int damaged = 0; damaged < 2; damaged++) {
+        const int fd = open(other, O_RDWR);
+        const char byte = ((const char *)zfile_data(z))[zfile_tensor(z, 4)->offset] ^ (char)damaged;
+        assert_int_equal(pwrite(fd, &byte, 1, (off_t)zfile_tensor(z, 4)->offset), 1);
+        assert_int_equal(futimens(fd, (struct timespec[]){ { 1000 + damaged, 0 }, { 1000 + damaged, 0 } }), 0);
+        close(fd);
+        assert_int_equal(zfile_check(z, &e), 1);
+        assert_int_equal(zfile_compare(z, &e), -damaged);
+        assert_int_equal(zfile_check(z, &e), damaged);
+    }
+    zfile_close(z);
+    assert_int_equal(unlink(other), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -856,7 +890,7 @@ int main(void)
         cmocka_unit_test(json_fields), cmocka_unit_test(list_fields), cmocka_unit_test(reads_version_1_0),
         cmocka_unit_test(original_damaged), cmocka_unit_test(writer_leaves_nothing),
         cmocka_unit_test(past_the_page_cache), cmocka_unit_test(hashes_as_published), cmocka_unit_test(opens_quickly),
-        cmocka_unit_test(test_guarded),
+        cmocka_unit_test(test_guarded), cmocka_unit_test(contents_are_compared),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
