@@ -26,6 +26,8 @@ static void on_request(void *user, struct conn *c)
     assert_string_equal(conn_peer(c), "127.0.0.1");
     if (strcmp(conn_request(c)->path, "/large") == 0)
         conn_reply(c, 200, "text/plain", large, LARGE);
+    else if (strcmp(conn_request(c)->path, "/small") == 0)
+        conn_reply(c, 200, "text/plain", "ok", 2);
     else if (strcmp(conn_request(c)->path, "/stream") == 0) {
         assert_int_equal(loop_n_busy(*(struct loop **)user), 1);
         conn_begin(c, 200, "text/plain");
@@ -258,6 +260,30 @@ static void test_body_without_memory(void **state)
     account_close(o.account);
 }
 
+/* A connection stays open for further requests until one asks for its end. */
+static void test_keep_alive(void **state)
+{
+    struct loop_options o = { .max_unsent = 1 << 16 };
+    struct served s;
+    char answer[4096];
+    (void)state;
+    serve(&s, &o);
+    const int fd = connect_to(s.port);
+    for (int last = 0; last < 2; last++) {
+        const char *head = last ? "GET /small HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+                                : "GET /small HTTP/1.1\r\nHost: h\r\n\r\n";
+        size_t n = 0;
+        assert_int_equal(send(fd, head, strlen(head), 0), strlen(head));
+        for (answer[0] = '\0'; !strstr(answer, "\r\n\r\nok"); answer[n] = '\0')
+            assert_int_equal(recv(fd, answer + n++, 1, 0), 1);
+        assert_memory_equal(answer, "HTTP/1.1 200 ", 13);
+        assert_int_equal(strstr(answer, "Connection: close") != NULL, last);
+    }
+    assert_int_equal(recv(fd, answer, 1, 0), 0);
+    close(fd);
+    finish(&s);
+}
+
 static int open_files(void)
 {
     int n = 0;
@@ -357,7 +383,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_pings), cmocka_unit_test(test_large_answer),
                                         cmocka_unit_test(test_slow_reader), cmocka_unit_test(test_exact_bytes),
-                                        cmocka_unit_test(test_body_without_memory),
+                                        cmocka_unit_test(test_body_without_memory), cmocka_unit_test(test_keep_alive),
                                         cmocka_unit_test(test_no_file_stays), cmocka_unit_test(test_reaper),
                                         cmocka_unit_test(test_handshake_queue) };
     return cmocka_run_group_tests(tests, NULL, NULL);
