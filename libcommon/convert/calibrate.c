@@ -371,7 +371,7 @@ int calibrate_width(const struct config *c, int layer, int input)
     case INPUT_QKV:  return mixer == MIXER_NONE ? 0 : c->hidden_size;
     case INPUT_Q_A:  return mla ? c->mla.q_rank : 0;
     case INPUT_O:    return mixer == MIXER_NONE ? 0 : mixer_has_state(mixer) ? recurrent_width(c, layer) : mla
-        ? c->n_heads * c->mla.v_dim : c->n_heads * c->head_dim;
+        ? c->n_heads * c->mla.v_dim : c->n_heads * config_value_dim(c, layer);
     case INPUT_MLP:  return c->ff[layer] == FF_NONE ? 0 : c->hidden_size;
     default:         return config_mlp_size(c, layer);
     }

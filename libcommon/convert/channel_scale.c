@@ -73,24 +73,24 @@ static float *scales_from(const float *d, int n, float alpha)
     return s;
 }
 
-/* Strengths of o's inputs, averaged over the heads that share a KV head: [n_kv_heads][head_dim]
+/* Strengths of o's inputs, averaged over the heads that share a KV head: [KV heads][value_dim]
  * = rows of v. */
-static float *shared_strength(const struct config *c, const float *d)
+static float *shared_strength(const struct config *c, int layer, const float *d)
 {
-    int dim = c->head_dim, share = c->n_heads / c->n_kv_heads;
-    float *out = calloc((size_t)c->n_kv_heads * (size_t)dim, sizeof *out);
+    int dim = config_value_dim(c, layer), share = c->n_heads / config_kv_heads(c, layer);
+    float *out = calloc((size_t)config_kv_heads(c, layer) * (size_t)dim, sizeof *out);
     for (int h = 0; out && h < c->n_heads; h++)
         for (int i = 0; i < dim; i++)
             out[h / share * dim + i] += d[h * dim + i] / (float)share;
     return out;
 }
 
-static int scale_o(struct conversion *cv, struct layer_calib *l, float alpha, struct err *e)
+static int scale_o(struct conversion *cv, struct layer_calib *l, int layer, float alpha, struct err *e)
 {
     const struct config *c = &cv->config;
-    int dim = c->head_dim, share = c->n_heads / c->n_kv_heads;
-    float *d = shared_strength(c, l->strength[INPUT_O]);
-    l->v_scale = d ? scales_from(d, c->n_kv_heads * dim, alpha) : NULL;
+    int dim = config_value_dim(c, layer), n_kv = config_kv_heads(c, layer), share = c->n_heads / n_kv;
+    float *d = shared_strength(c, layer, l->strength[INPUT_O]);
+    l->v_scale = d ? scales_from(d, n_kv * dim, alpha) : NULL;
     l->scale[INPUT_O] = malloc((size_t)c->n_heads * (size_t)dim * sizeof(float));
     free(d);
     if (!l->v_scale || !l->scale[INPUT_O])
@@ -185,8 +185,9 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
         return -1;
     if (state && l->strength[INPUT_O] && all_rounded(cv, layer, 1u << ROLE_O) && scale_state_o(cv, l, layer, alpha, e))
         return -1;
-    if (!mla && !state && l->strength[INPUT_O] && c->clip_qkv == 0 && !has(cv, layer, ".attn_sub_norm.weight") &&
-        all_rounded(cv, layer, 1u << ROLE_V | 1u << ROLE_O) && scale_o(cv, l, alpha, e))
+    if (!mla && !state && l->strength[INPUT_O] && c->clip_qkv == 0 && !c->v_norm && !config_key_is_value(c, layer) &&
+        !has(cv, layer, ".attn_sub_norm.weight") &&
+        all_rounded(cv, layer, 1u << ROLE_V | 1u << ROLE_O) && scale_o(cv, l, layer, alpha, e))
         return -1;
     int homogeneous = !has(cv, layer, ".mlp_sub_norm.weight") &&
                       (c->gated || c->act == ACT_RELU || c->act == ACT_RELU2);

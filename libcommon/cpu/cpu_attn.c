@@ -236,17 +236,56 @@ static void full_norms(void *arg, int t, int thread)
     j->k->k->rms_norm(key, key, j->l->k_norm.w, nk, c->qk_norm_eps, c->qk_norm_offset);
 }
 
+/* Spread heads of `from` elements, times scale, over `to` each; the row has room for that. */
+static void widen(float *x, int n_heads, int from, int to, float scale)
+{
+    for (int h = n_heads - 1; h >= 0; h--)
+        for (int d = to - 1; d >= 0; d--)
+            x[h * to + d] = d < from ? x[h * from + d] * scale : 0;
+}
+
+static void widen_row(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct attn_job *j = arg;
+    const struct config *c = j->k->c;
+    const int hd = j->head_dim, kd = config_key_dim(c, j->index), vd = config_value_dim(c, j->index);
+    const size_t row = (size_t)t * (size_t)j->groups * (size_t)hd;
+    if (kd < hd) {
+        widen(j->k->q + (size_t)t * (size_t)c->n_heads * (size_t)hd, c->n_heads, kd, hd, 1);
+        widen(j->k->key + row, j->groups, kd, hd, 1);
+    }
+    widen(j->k->value + row, j->groups, vd, hd, c->value_scale);
+}
+
+static void narrow_row(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct attn_job *j = arg;
+    const struct config *c = j->k->c;
+    const int hd = j->head_dim, vd = config_value_dim(c, j->index);
+    const float *from = j->k->att + (size_t)t * (size_t)c->n_heads * (size_t)hd;
+    float *to = j->k->att + (size_t)t * (size_t)c->n_heads * (size_t)vd;
+    for (int h = 0; h < c->n_heads; h++)
+        memmove(to + h * vd, from + h * hd, (size_t)vd * sizeof *to);
+}
+
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index)
 {
     const int head_dim = config_head_dim(k->c, index), groups = config_kv_heads(k->c, index);
     struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / groups,
                           .runs = k->runs, .n_runs = s->n_runs, .head_dim = head_dim, .groups = groups,
                           .kv_bytes = kv_block_bytes(k->kv_type, head_dim) };
+    const int vd = config_value_dim(k->c, index), wide = config_key_dim(k->c, index) != vd || k->c->value_scale != 1;
+    if (wide)
+        pool_run(k->pool, s->n_tokens, widen_row, &j);
     if (k->c->qk_norm == QK_NORM_FULL)
         pool_run(k->pool, s->n_tokens, full_norms, &j);
     if (!s->one_run_each && !config_shares_kv(k->c, index))
         pool_run(k->pool, s->n_runs * groups, store_part, &j);
     pool_run(k->pool, plan_jobs(&j), attend_part, &j);
+    for (int t = 0; t < s->n_tokens && vd < head_dim; t++)          /* in order: rows move to the front */
+        narrow_row(&j, t, 0);
 }
 
 static int run_tokens_of(const struct config *c, int groups)

@@ -723,7 +723,7 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
         state_gate(k, k->att, n, q_cols);
     sub_norm(k, &l->attn_sub_norm, k->att, n, q_cols);
     *out = k->att;
-    *cols = q_cols;
+    *cols = c->n_heads * config_value_dim(c, index);
     return 0;
 }
 

@@ -289,7 +289,7 @@ static void more_granite_swa(struct parse *p, struct config *c)
     const int window = window_parse(p, 128);
     both_biases(p, c);
     multipliers_parse(p, c);
-    c->sinks = 1;
+    c->sinks = SINKS_ALL;
     for (int i = 0; i < c->n_layers; i++)
         c->window[i] = i % 4 ? window : 0;
     layer_types_parse(p, c, window);

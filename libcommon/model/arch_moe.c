@@ -55,6 +55,7 @@ afmoe_names      = { LLAMA_TOP, LLAMA_ATTN, LLAMA_MLP, QK_NORMS, SHARED, EXPERTS
                      .correction = "mlp.expert_bias", .q_gate = "self_attn.gate_proj", .attn_norm = "input_layernorm",
                      .attn_post_norm = "post_attention_layernorm", .mlp_norm = "pre_mlp_layernorm",
                      .mlp_post_norm = "post_mlp_layernorm" },
+mimo_v2_names    = { BASE, LLAMA_MLP, EXPERTS, CORRECTION, .sinks = "self_attn.attention_sink_bias" },
 llama4_names     = { BASE, .q_norm = "", .k_norm = "", .gate = "feed_forward.gate_proj", .up = "feed_forward.up_proj",
                      .down = "feed_forward.down_proj",
                      .router = "feed_forward.router", .experts_form = EXPERTS_FUSED_IN_OUT,
@@ -450,6 +451,74 @@ static void more_afmoe(struct parse *p, struct config *c)
     parse_find(p, "load_balance_coeff|use_grouped_mm|num_expert_groups|num_limited_groups", NULL);
 }
 
+/* Layers with a window: those of layer_types, or 1 in the published files' hybrid_layer_pattern. */
+static void mimo_windows(struct parse *p, struct config *c)
+{
+    const json_t *hybrid = parse_find(p, "hybrid_layer_pattern", NULL);
+    const int64_t before = parse_int(p, "sliding_window_size", 1, INT32_MAX - 1, 0);     /* without the token itself */
+    const int given = window_parse(p, 129), window = before ? (int)before + 1 : given;
+    if (hybrid && (!json_is_array(hybrid) || json_array_size(hybrid) != (size_t)c->n_layers))
+        parse_fail(p, ERR_FORMAT, "hybrid_layer_pattern: expected an array of num_hidden_layers = %d numbers",
+                   c->n_layers);
+    for (int i = 0; i < c->n_layers; i++) {
+        const int full = hybrid ? json_integer_value(json_array_get(hybrid, (size_t)i)) != 1 : i == 0 ||
+                         (i + 1) % 6 == 0;
+        c->window[i] = full ? 0 : window;
+    }
+    layer_types_parse(p, c, window);
+}
+
+/* Layers with a window have other KV heads than those without. */
+static void mimo_heads(struct parse *p, struct config *c)
+{
+    const int full = c->n_kv_heads, local = (int)parse_int(p, "swa_num_key_value_heads", 1, MOST_WIDTH,
+                                                           2 * (int64_t)full);
+    c->key_dim = c->head_dim;
+    c->value_dim = (int)parse_int(p, "v_head_dim", 1, MOST_WIDTH, 128);
+    c->attn_scale = (float)(1 / sqrt((double)c->key_dim));
+    c->kv_heads = malloc((size_t)c->n_layers * sizeof *c->kv_heads);
+    if (!c->kv_heads) {
+        err_nomem(p->e, "config");
+        p->bad = 1;
+        return;
+    }
+    for (int i = 0; i < c->n_layers; i++)
+        c->kv_heads[i] = c->window[i] ? local : full;
+    c->n_kv_heads = local > full ? local : full;
+    c->head_dim = c->value_dim > c->key_dim ? c->value_dim : c->key_dim;
+    if (c->n_heads % full || c->n_heads % local)
+        parse_fail(p, ERR_SHAPE, "num_attention_heads %d is not a multiple of %d and %d KV heads", c->n_heads, full,
+                   local);
+    static const char *const same[] = { "swa_head_dim", "swa_v_head_dim", "swa_num_attention_heads" };
+    const int want[] = { c->key_dim, c->value_dim, c->n_heads };
+    for (int i = 0; i < 3; i++)
+        if (parse_int(p, same[i], 1, MOST_WIDTH, want[i]) != want[i])
+            parse_fail(p, ERR_UNSUPPORTED, "%s: expected %d as in layers without a window", same[i], want[i]);
+}
+
+static void more_mimo_v2(struct parse *p, struct config *c)
+{
+    mimo_windows(p, c);
+    mimo_heads(p, c);
+    attention_bias_parse(p, c);
+    c->biases &= ~BIAS_O;
+    c->value_scale = (float)parse_real(p, "attention_value_scale",
+                                       json_object_get(p->json, "attention_value_scale") ? 1 : 0.707);
+    c->sinks = parse_bool(p, "add_swa_attention_sink_bias", 1) ? SINKS_WINDOWED : SINKS_NONE;
+    parse_must_be(p, "add_full_attention_sink_bias", 0);
+    experts_parse(p, c, 256, 8, 2048);
+    const json_t *sparse = parse_find(p, "moe_layer_freq", NULL);
+    if (sparse && (!json_is_array(sparse) || json_array_size(sparse) != (size_t)c->n_layers))
+        parse_fail(p, ERR_FORMAT, "moe_layer_freq: expected an array of num_hidden_layers = %d numbers", c->n_layers);
+    for (int i = 0; i < c->n_layers; i++)
+        c->ff[i] = (sparse ? json_integer_value(json_array_get(sparse, (size_t)i)) != 0 : i > 0) ? FF_MOE : FF_DENSE;
+    mlp_types_parse(p, c);
+    shared_parse(p, c, "n_shared_experts", 0);
+    groups_parse(p, c, 1, 1);
+    sigmoid_router(p, c, 1, 1);
+    parse_find(p, "attention_chunk_size|attention_projection_layout", NULL);
+}
+
 static void more_glm4_moe(struct parse *p, struct config *c)
 {
     attention_bias_parse(p, c);
@@ -584,7 +653,7 @@ static void more_gpt_oss(struct parse *p, struct config *c)
     if (parse_bool(p, "attention_bias", 1))
         c->biases |= BIAS_QKV | BIAS_O;
     c->biases |= BIAS_ROUTER | BIAS_EXPERTS;
-    c->sinks = 1;
+    c->sinks = SINKS_ALL;
     c->moe.router = ROUTER_TOP_SOFTMAX;
     c->moe.act_alpha = (float)parse_real(p, "swiglu_alpha", 1.702);
     c->moe.act_limit = (float)parse_real(p, "swiglu_limit", 7);
@@ -655,5 +724,7 @@ const struct arch moe_archs[] = {
       .act = "silu", .head_dim = 128, .tied = 1, .rope_pairs = 1, .block = BLOCK_PARALLEL, .more = more_cohere2_moe },
     { ROW("afmoe",        afmoe_names,     200192, 2048, 6144,  32, 16, 0,  16384),  ROPE(10000),   .eps = 1e-5,
       .act = "silu", .head_dim = 128, .qk_norm = QK_NORM_HEAD, .more = more_afmoe },
+    { ROW("mimo_v2_flash", mimo_v2_names,  152576, 4096, 16384, 48, 64, 4,  131072), ROPE(5000000), .eps = 1e-5,
+      .act = "silu", .head_dim = 192, .partial = 0.334, .local_theta = 10000, .more = more_mimo_v2 },
     { 0 }
 };

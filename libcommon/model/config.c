@@ -251,7 +251,7 @@ static void check(struct parse *p, const struct config *c)
     if (!(c->norm_eps >= 0) || !isfinite(c->norm_eps) || !isfinite(c->attn_scale) || !isfinite(c->embed_scale) ||
         !isfinite(c->residual_scale) || !isfinite(c->logit_scale) || !isfinite(c->moe.scale) ||
         !isfinite(c->moe.norm_min) || !isfinite(c->temperature_scale) || !isfinite(c->attn_softcap) ||
-        !isfinite(c->final_softcap) || !isfinite(c->clip_qkv))
+        !isfinite(c->final_softcap) || !isfinite(c->value_scale) || !isfinite(c->clip_qkv))
         parse_fail(p, ERR_FORMAT, "an epsilon, scale, cap or clip is not a finite number");
 }
 
@@ -278,13 +278,13 @@ static void common_parse(struct parse *p, const struct arch *a, struct config *c
         parse_find(p, c->wrapper->keys, NULL);
     sizes_parse(p, a, c);
     c->norm = a->norm;
-    c->norm_eps = (float)parse_real(p, "rms_norm_eps|layer_norm_eps|layer_norm_epsilon|norm_epsilon|norm_eps", a->eps);
+    c->norm_eps = (float)parse_real(p, "rms_norm_eps|layernorm_epsilon|layer_norm_eps|layer_norm_epsilon|norm_epsilon|norm_eps", a->eps);
     c->block = a->block;
     c->qk_norm = a->qk_norm;
     c->qk_norm_kind = NORM_RMS;
     c->qk_norm_eps = c->norm_eps;
     c->pos = a->pos;
-    c->alibi_scale = c->moe.scale = c->moe.shared_scale = 1;
+    c->alibi_scale = c->moe.scale = c->moe.shared_scale = c->value_scale = 1;
     c->act = act_parse(p, a);
     c->gated = !a->not_gated;
     c->embed_scale = c->residual_scale = c->logit_scale = 1;
@@ -390,6 +390,12 @@ int config_head_dim(const struct config *c, int layer)
     return c->head_dims && layer >= 0 ? c->head_dims[layer] : c->head_dim;
 }
 
+int config_key_dim(const struct config *c, int layer) { return c->key_dim ? c->key_dim : config_head_dim(c, layer); }
+int config_value_dim(const struct config *c, int layer)
+{
+    return c->value_dim ? c->value_dim : config_head_dim(c, layer);
+}
+
 int config_kv_heads(const struct config *c, int layer)
 {
     return c->kv_heads && layer >= 0 ? c->kv_heads[layer] : c->n_kv_heads;
@@ -493,10 +499,12 @@ const char *config_beyond_dense(const struct config *c)
             return "chunked attention";
     if (c->act == CONFIG_ACT_XIELU)
         return "an activation with parameters";
-    if (c->head_dims || c->kv_from || c->mlp_sizes)
+    if (c->head_dims || c->kv_heads || c->kv_from || c->mlp_sizes)
         return "layers of different shapes";
     if (c->ple_dim)
         return "embeddings of each layer";
+    if (c->key_dim != c->value_dim || c->value_scale != 1)
+        return "values of another width or scale";
     if (c->v_norm || c->names->layer_scale)
         return "normed values or scaled layers";
     if (c->names->attn_sub_norm)

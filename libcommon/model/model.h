@@ -144,6 +144,9 @@ enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP =
        BIAS_ROUTER = 1024, BIAS_EXPERTS = 2048, BIAS_IN = 4096 /* in and o of layers with a state */,
        BIAS_OUT = 8192 /* state_o */, BIAS_QKV = 7, BIAS_MLP = 112 };
 
+/* Layers that have sinks. */
+enum sinks { SINKS_NONE, SINKS_ALL, SINKS_WINDOWED };
+
 struct weight_names;                        /* arch.h */
 struct wrapper;
 struct config {
@@ -189,7 +192,7 @@ struct config {
     /* attention's output is multiplied by the sigmoid of a projection of its own (qwen3_next) */
     enum attn_gate attn_gate;
     /* a score per head that takes part in the softmax and has no value (gpt-oss) */
-    int sinks;
+    enum sinks sinks;
     int *window;                            /* [n_layers] sliding window in tokens, 0: full; owned */
     /* [n_layers] a token sees only its chunk of this many tokens, 0: all; owned */
     int *chunk;
@@ -202,6 +205,11 @@ struct config {
      * an earlier one.  Owned. */
     int *head_dims, *kv_heads, *kv_from;
     int *mlp_sizes;                         /* [n_layers] widths of dense MLPs; NULL: intermediate_size; owned */
+    /* Widths of a head's query and key, and of its value, where they differ (mimo_v2_flash); 0:
+     * head_dim, which is the larger one: queries, keys and values are filled up with zeros for
+     * attention. */
+    int key_dim, value_dim;
+    float value_scale;                      /* factor on the values */
     int v_norm;                             /* values are normed, without weights */
     int k_is_v;                             /* layers without a window: the keys before their norm are the values */
     /* A second embedding of the tokens, with ple_dim elements for each layer, each of which adds a
@@ -304,6 +312,8 @@ int config_mlp_size(const struct config *c, int layer);
  * and values of an earlier layer, or takes its keys as values. */
 int config_head_dim(const struct config *c, int layer);
 int config_kv_heads(const struct config *c, int layer);
+int config_key_dim(const struct config *c, int layer);
+int config_value_dim(const struct config *c, int layer);
 int config_shares_kv(const struct config *c, int layer);
 int config_key_is_value(const struct config *c, int layer);
 /* Bytes of a layer's keys and values in a KV block, 0: it has none of its own. */

@@ -270,7 +270,7 @@ static int widest_head(const struct config *c, int windowed)
     for (int i = 0; i < c->n_layers && c->head_dims; i++)
         if ((c->window[i] > 0) == windowed)
             return c->head_dims[i];
-    return c->head_dim;
+    return c->key_dim ? c->key_dim : c->head_dim;
 }
 
 void rope_parse(struct parse *p, const struct arch *a, struct config *c)
@@ -288,7 +288,8 @@ void rope_parse(struct parse *p, const struct arch *a, struct config *c)
         return;
     }
     const int64_t rotary_dim = parse_int(p, "rotary_dim", 2, c->head_dim, a->rotary_dim);
-    const int dim = c->mla.kv_rank ? c->mla.rope_dim : rotary_dim ? (int)rotary_dim : (int)(c->head_dim * partial);
+    const int dim = c->mla.kv_rank ? c->mla.rope_dim : rotary_dim
+                        ? (int)rotary_dim : (int)((c->key_dim ? c->key_dim : c->head_dim) * partial);
     if (p->bad || dim < 2 || dim % 2 || dim > c->head_dim) {
         parse_fail(p, ERR_SHAPE, "%d of head_dim %d dimensions rotate, expected an even number, at least 2", dim,
                    c->head_dim);

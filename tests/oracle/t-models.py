@@ -31,7 +31,6 @@ gemma3n
 gemma3n-vl
 glm_moe_dsa
 glm_moe_dsa-skip
-mimo_v2_flash
 qwen4_exp
 """.split()
 LIMIT, LIMIT_RECURRENT = 1e-4, 2e-4

@@ -112,6 +112,12 @@ static void test_windows(void **state)
     }
     assert_true(c.moe.scale == 0.5f && c.moe.shared_scale == 0.5f && c.norm == NORM_LAYER);
     config_release(&c);
+    must_parse(&c, "{\"model_type\": \"mimo_v2_flash\", \"num_hidden_layers\": 3, \"hybrid_layer_pattern\": [0, 1, 1], \"moe_layer_freq\": [0, 1, 1], \"swa_num_key_value_heads\": 8, \"sliding_window_size\": 128, \"layernorm_epsilon\": 1e-6}");
+    assert_true(c.window[0] == 0 && c.window[1] == 129 && c.ff[0] == FF_DENSE && c.ff[1] == FF_MOE &&
+                c.n_kv_heads == 8);
+    assert_true(config_kv_heads(&c, 0) == 4 && config_kv_heads(&c, 2) == 8 && c.head_dim == 192);
+    assert_true(config_key_dim(&c, 0) == 192 && config_value_dim(&c, 0) == 128 && c.norm_eps == 1e-6f);
+    config_release(&c);
     must_parse(&c, "{\"model_type\": \"deepseek_v3\", \"kv_lora_rank\": 500, \"v_head_dim\": 20}");
     config_release(&c);
     must_parse(&c, "{\"model_type\": \"glm4_moe_lite\", \"num_hidden_layers\": 3, \"mlp_layer_types\": [\"sparse\", \"dense\", \"sparse\"]}");
@@ -154,6 +160,9 @@ static const struct { const char *json, *says; } refused[] = {
     { "{\"model_type\": \"apertus\", \"hidden_act\": \"silu\"}", "hidden_act other than" },
     { "{\"model_type\": \"llama\", \"hidden_act\": \"xielu\"}", "hidden_act \"xielu\" is not supported" },
     { "{\"model_type\": \"cohere2_moe\", \"expert_selection_fn\": \"max\"}", "expert_selection_fn \"max\"" },
+    { "{\"model_type\": \"mimo_v2_flash\", \"hybrid_layer_pattern\": [1]}", "hybrid_layer_pattern: expected an array" },
+    { "{\"model_type\": \"mimo_v2_flash\", \"swa_head_dim\": 64}", "swa_head_dim: expected 192" },
+    { "{\"model_type\": \"mimo_v2_flash\", \"swa_num_key_value_heads\": 5}", "not a multiple of 4 and 5" },
     { "{\"model_type\": \"granite_swa\", \"layer_rope_theta\": [1]}",
       "layer_rope_theta: expected an array of num_hidden_layers = 24" },
     { "{\"model_type\": \"granite_swa\", \"num_hidden_layers\": 1, \"layer_rope_theta\": [-1]}",

@@ -258,6 +258,7 @@ static void chunked(void **state) { (void)state; run_schedules("llama4_text", FE
 static void latent(void **state) { (void)state; run_schedules("deepseek_v3", FEW_ROUNDS); }
 static void normed_experts(void **state) { (void)state; run_schedules("afmoe", 2); }
 static void latent_growing(void **state) { (void)state; run_schedules("mistral4", 2); }
+static void wide_keys(void **state) { (void)state; run_schedules("mimo_v2_flash", 2); }
 static void delta_net(void **state) { (void)state; run_schedules("qwen3_next", 2); }
 static void delta_net_rows(void **state) { (void)state; run_schedules("kimi_linear", 1); }
 static void shared_keys(void **state) { (void)state; run_schedules("gemma4-e", 1); }
@@ -273,7 +274,7 @@ int main(void)
     const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(shared_experts),
                                         cmocka_unit_test(sinks), cmocka_unit_test(chunked), cmocka_unit_test(latent),
                                         cmocka_unit_test(normed_experts), cmocka_unit_test(latent_growing),
-                                        cmocka_unit_test(delta_net), cmocka_unit_test(delta_net_rows),
+                                        cmocka_unit_test(wide_keys), cmocka_unit_test(delta_net), cmocka_unit_test(delta_net_rows),
                                         cmocka_unit_test(shared_keys), cmocka_unit_test(beside),
                                         cmocka_unit_test(mamba1), cmocka_unit_test(lightning),
                                         cmocka_unit_test(side_by_side),
