@@ -79,6 +79,7 @@ static struct weight_place end_place(struct model *m, const struct weight_spec *
         { "embed_out", &m->embed_out, NULL, NULL },     { "head", &m->head, NULL, NULL },
         { "embed_norm", NULL, &m->embed_norm, NULL },   { "final_norm", NULL, &m->final_norm, NULL },
         { "pos_embed", NULL, NULL, &m->pos_embed },     { "ple_embed", &m->ple_embed, NULL, NULL },
+        { "altup_in", &m->altup_in, NULL, NULL },       { "altup_out", &m->altup_out, NULL, NULL },
         { "ple_in", &m->ple_in, NULL, NULL },           { "ple_in_norm", NULL, &m->ple_in_norm, NULL },
     };
     const size_t n = strcspn(w->name, ".");

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "libcommon/cpu/cpu_core.h"
+#include "libcommon/cpu/cpu_ops.h"
 
 struct cpu {
     const struct model *m;
@@ -180,6 +180,8 @@ static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
         core_layer(k, &s, &b->m->layers[i], i, k->x);
         s.state_at += config_state_floats(c, i);
     }
+    if (c->n_streams)
+        altup_end(k, b->m, k->x, s.n_tokens);
     return 0;
 }
 

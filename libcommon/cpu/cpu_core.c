@@ -33,7 +33,7 @@ enum {
     PREFETCH_TOKENS = 16,          /* most tokens for which idle threads prefetch the next weights */
     PREFETCH_BYTES = 32768,        /* bytes to prefetch; the calling thread prefetches less, as it has work left */
     PREFETCH_CALLER = 2048,
-    MAX_PARTS = 23 + 2 * MAX_ROPES,         /* regions besides those of threads */
+    MAX_PARTS = 27 + 2 * MAX_ROPES,         /* regions besides those of threads */
 };
 
 /* ---- memory ---- */
@@ -122,7 +122,9 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) *
                     (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + (wide ? kv : 2 * q + 2 * kv) +
                     widest_mlp(c) + (norms_experts(c) ? hidden : 0) + moe_floats(c) + mla_floats(c) + state_floats(c) +
-                    (size_t)(c->n_layers + 1) * (size_t)c->ple_dim + (c->moe.beside ? 2 * hidden : 0);
+                    (size_t)(c->n_layers + 1) * (size_t)c->ple_dim + (c->moe.beside ? 2 * hidden : 0) +
+                    (size_t)c->n_streams * hidden + (c->laurel_rank ? hidden + (size_t)c->laurel_rank : 0) +
+                    (c->cutoff ? widest_mlp(c) : 0);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
     /* the widest quantized input, in both slots where both are used; bookkeeping of a token */
@@ -164,6 +166,10 @@ static int list_regions(struct core *k, struct arena_part *parts, int64_t max_le
     parts[n++] = (struct arena_part){ &k->mlp, row * widest_mlp(c) };
     parts[n++] = (struct arena_part){ &k->ple, row * (size_t)c->n_layers * (size_t)c->ple_dim };
     parts[n++] = (struct arena_part){ &k->ple_mid, row * (size_t)c->ple_dim };
+    parts[n++] = (struct arena_part){ &k->streams, row * (size_t)c->n_streams * hidden };
+    parts[n++] = (struct arena_part){ &k->laurel, c->laurel_rank ? row * hidden : 0 };
+    parts[n++] = (struct arena_part){ &k->laurel_mid, row * (size_t)c->laurel_rank };
+    parts[n++] = (struct arena_part){ &k->sparse, c->cutoff ? row * widest_mlp(c) : 0 };
     for (int i = 0; i < 2; i++)
         parts[n++] = (struct arena_part){ &k->beside[i], c->moe.beside ? row * hidden : 0 };
     for (int i = 0; i < c->n_ropes; i++) {
@@ -633,8 +639,12 @@ static int run_mlp(struct core *k, const struct layer *l, int index, const struc
 {
     const int gated = k->c->gated, size = config_mlp_size(k->c, index);
     struct act_input down;
-    core_linear(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in, .out = k->mlp,
-                                 .ldo = (size_t)size, .kind = OP_MLP, .layer = l }, 1, n, core_next(k, index, LOOP_UP));
+    if (k->c->cutoff && k->c->cutoff[index] != 0)
+        altup_sparse_mlp(k, l, index, in, n);
+    else
+        core_linear(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in,
+                                     .out = k->mlp, .ldo = (size_t)size, .kind = OP_MLP, .layer = l }, 1, n,
+                    core_next(k, index, LOOP_UP));
     sub_norm(k, &l->mlp_sub_norm, k->mlp, n, size);
     core_layer_input(k, &down, k->mlp, size, n, l, INPUT_DOWN);
     if (core_hook(k, index, ROLE_DOWN, &down, n))
@@ -771,7 +781,7 @@ static int run_mixer(struct core *k, const struct step *s, const struct layer *l
     return run_attention(k, s, l, index, h, out, cols);
 }
 
-int core_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x)
+static int run_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x)
 {
     const struct config *c = k->c;
     const int n = s->n_tokens, hidden = c->hidden_size;
@@ -790,6 +800,8 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
     if (c->block != BLOCK_SEQUENTIAL)           /* both halves read the input of the layer */
         core_layer_input(k, &in_mlp, c->block == BLOCK_PARALLEL ? h : pre_norm(k, &l->mlp_norm, x, k->h[1], n),
                          hidden, n, l, INPUT_MLP);
+    if (c->laurel_rank)
+        altup_laurel(k, l, h, n);
     if (run_mixer(k, s, l, index, h, &mixed, &cols))
         return 1;
     core_layer_input(k, &o, mixed, cols, n, l, INPUT_O);
@@ -801,6 +813,8 @@ int core_layer(struct core *k, const struct step *s, const struct layer *l, int 
         return stopped;
     }
     add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_next(k, index, LOOP_O));
+    if (c->laurel_rank)
+        altup_add_laurel(k, x, n);
 feed:
     if (c->ff[index] == FF_NONE)
         return 0;
@@ -810,100 +824,16 @@ feed:
     if (c->moe.beside && c->ff[index] == FF_MOE ? run_beside(k, l, index, k->h[0], &in_mlp, x, n)
                                                 : run_ff(k, l, index, &in_mlp, x, n))
         return 1;
-    return ple_run(k, l, index, x, n);
+    return c->n_streams ? 0 : ple_run(k, l, index, x, n);
 }
 
-/* ---- the ends ---- */
-
-struct embed_job { struct core *k; const struct model *m; float *x, *wide; };
-
-static void embed_rows(void *arg, int t, int thread)
+int core_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x)
 {
-    (void)thread;
-    const struct embed_job *j = arg;
-    const struct config *c = j->k->c;
-    const size_t hidden = (size_t)c->hidden_size;
-    float *x = j->wide ? j->wide + (size_t)t * (size_t)c->embed_size : j->x + (size_t)t * hidden;
-    if (j->k->residency)
-        residency_row(j->k->residency, &j->m->embed.w, j->k->token[t], x);
-    else
-        mat_decode_row(&j->m->embed.w, j->k->token[t], x);
-    if (c->embed_scale != 1)
-        for (int i = 0; i < c->embed_size; i++)
-            x[i] *= c->embed_scale;
-}
-
-static void embed_finish(void *arg, int t, int thread)
-{
-    (void)thread;
-    const struct embed_job *j = arg;
-    const struct config *c = j->k->c;
-    const size_t hidden = (size_t)c->hidden_size;
-    float *x = j->x + (size_t)t * hidden;
-    if (j->m->pos_embed)
-        j->k->k->add(x, x, j->m->pos_embed + ((size_t)j->k->pos[t] + (size_t)c->pos_offset) * hidden, 1,
-                     c->hidden_size);
-    if (j->m->embed_norm.present)
-        core_norm_row(j->k, x, x, &j->m->embed_norm, c->hidden_size);
-}
-
-void core_embed(struct core *k, const struct model *m, int n, float *x)
-{
-    const struct config *c = k->c;
-    struct embed_job j = { k, m, x, m->embed_in.w.data ? k->h[0] : NULL };
-    if (k->residency)                           /* residency_row() has one buffer */
-        for (int t = 0; t < n; t++)
-            embed_rows(&j, t, 0);
-    else
-        pool_run(k->pool, n, embed_rows, &j);
-    if (j.wide) {
-        const struct linear *l = &m->embed_in;
-        /* not quantized: one small matrix */
-        struct act_input in = { .x = j.wide, .ldx = (size_t)c->embed_size, .cols = c->embed_size };
-        core_linear(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1,
-                    n, NULL);
-    }
-    if (m->pos_embed || m->embed_norm.present)
-        pool_run(k->pool, n, embed_finish, &j);
-    residency_looked_up(k->residency);
-    if (c->ple_dim)
-        ple_embed(k, m, n, x);
-}
-
-void core_final_norm(struct core *k, const struct model *m, const float *x, float *out)
-{
-    if (m->final_norm.present)
-        core_norm_row(k, out, x, &m->final_norm, k->c->hidden_size);
-    else
-        memcpy(out, x, (size_t)k->c->hidden_size * sizeof *out);
-}
-
-void core_logits(struct core *k, const struct model *m, const float *const *rows, int n, float *logits)
-{
-    const struct config *c = k->c;
-    const size_t hidden = (size_t)c->hidden_size;
-    const struct linear *head = &m->head;
-    float *h = k->h[0];
-    for (int i = 0; i < n; i++)
-        core_final_norm(k, m, rows[i], h + (size_t)i * hidden);
-    struct act_input in = { .x = h, .ldx = hidden, .cols = c->hidden_size };
-    if (m->embed_out.w.data) {
-        core_linear(k, &(struct op){ .l = &m->embed_out, .in = &in, .out = k->mlp, .ldo = (size_t)c->embed_size,
-                                     .kind = OP_STORE }, 1, n, NULL);
-        h = k->mlp;
-    }
-    core_input(k, &in, 0, h, c->embed_size, n, &head, 1);
-    core_hook(k, -1, ROLE_HEAD, &in, n);
-    for (int i = 0; i < residency_head_slices(k->residency); i++) {
-        struct linear part = *head;
-        int t0, t1;
-        residency_head(k->residency, i, &head->w, &t0, &t1);
-        part.w.data += (size_t)t0 * head->w.tile_bytes;
-        part.w.n_tiles = t1 - t0;
-        part.w.rows = (t1 * TILE_ROWS < head->w.rows ? t1 * TILE_ROWS : head->w.rows) - t0 * TILE_ROWS;
-        part.bias = head->bias ? head->bias + t0 * TILE_ROWS : NULL;
-        core_linear(k, &(struct op){ .l = &part, .in = &in, .out = logits + t0 * TILE_ROWS,
-                                     .ldo = (size_t)c->vocab_size, .kind = OP_LOGITS,
-                                    .scale = c->logit_scale, .limit = c->final_softcap }, 1, n, NULL);
-    }
+    if (!k->c->n_streams)
+        return run_layer(k, s, l, index, x);
+    altup_predict(k, l, x, s->n_tokens);
+    if (run_layer(k, s, l, index, x))
+        return 1;
+    altup_correct(k, l, index, x, s->n_tokens);
+    return 0;
 }

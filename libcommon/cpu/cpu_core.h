@@ -81,6 +81,9 @@ struct core {
     float *x, *h[N_SLOTS], *q, *key, *value, *att, *mlp;
     float *sum;                             /* [max_tokens, hidden_size]: output of experts with a norm behind */
     float *ple, *ple_mid;                   /* config.ple_dim: of all layers, of one */
+    /* config.n_streams: [max_tokens][n_streams][hidden_size], LAuReL's addend, its channels; the
+     * gates and ups of a layer whose gates are cut off */
+    float *streams, *laurel, *laurel_mid, *sparse;
     float *beside[2];                       /* moe.beside: outputs of the MLP and of the experts */
     float *cos[MAX_ROPES], *sin[MAX_ROPES]; /* by RoPE table: [max_tokens, dim / 2], factor included */
     float *alibi;                           /* [n_heads] */

@@ -87,6 +87,18 @@ void ple_project(struct core *k, const struct layer *l, int index, const float *
 /* the end of a layer: x += norm of that, x *= layer_scale, where the layer has them */
 int ple_run(struct core *k, const struct layer *l, int index, float *x, int n);
 
+/* cpu_altup.c: residual streams.  begin: from the embedding x; predict: all of them, x is the one
+ * that the layer computes on; correct: all of them, by the layer's output x; end: x is their mean.
+ * laurel: the addend that a layer's normed input h makes, which is added behind attention */
+void altup_begin(struct core *k, const struct model *m, const float *x, int n);
+void altup_predict(struct core *k, const struct layer *l, float *x, int n);
+void altup_correct(struct core *k, const struct layer *l, int index, float *x, int n);
+void altup_end(struct core *k, const struct model *m, float *x, int n);
+void altup_laurel(struct core *k, const struct layer *l, const float *h, int n);
+void altup_add_laurel(struct core *k, float *x, int n);
+/* k->mlp = activation of the gates above a cutoff, times the ups */
+void altup_sparse_mlp(struct core *k, const struct layer *l, int index, const struct act_input *in, int n);
+
 /* ---- mixers: from h (normed x) to the input of o, *o, *cols wide ---- */
 /* cpu_mla.c */
 int mla_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,

@@ -38,6 +38,9 @@ struct weight_names {
     const char *router_scale, *expert_scale, *dense_post_norm, *expert_norm, *expert_post_norm;
     /* embeddings of layers: of the model, then of a layer; layer_scale: whole name */
     const char *ple_embed, *ple_in, *ple_in_norm, *ple_gate, *ple_up, *ple_norm, *layer_scale;
+    /* AltUp: of the model up to the number of a stream; of a layer, before "...weight" or whole */
+    const char *altup_in, *altup_out, *altup_router, *altup_norm, *altup_predict, *altup_correct, *altup_scale;
+    const char *laurel_in, *laurel_out, *laurel_norm;
     /* mixture of experts */
     const char *router, *correction /* whole name */, *shared_router, *shared_gate, *shared_up, *shared_down;
     enum experts_form experts_form;

@@ -1,6 +1,7 @@
-/* arch_gemma.c - list Gemma 4: layers of attention whose heads differ, keys and values that later
- * layers share, embeddings of each layer, experts beside an MLP. Facts: the configuration and
- * modeling files of transformers 5, and config.json of the models on the hub. */
+/* arch_gemma.c - list Gemma 3n and Gemma 4: layers of attention whose heads differ, keys and values
+ * that later layers share, embeddings of each layer, experts beside an MLP, several residual
+ * streams. Facts: the configuration and modeling files of transformers 5, and config.json of the
+ * models on the hub. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,22 @@ gemma4_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head
                  .ple_in = "per_layer_model_projection", .ple_in_norm = "per_layer_projection_norm",
                  .ple_gate = "per_layer_input_gate", .ple_up = "per_layer_projection",
                  .ple_norm = "post_per_layer_input_norm", .layer_scale = "layer_scalar" };
+
+static const struct weight_names
+gemma3n_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head", .layer = "layers.",
+                  .attn_norm = "input_layernorm", .attn_post_norm = "post_attention_layernorm",
+                  .mlp_norm = "pre_feedforward_layernorm", .mlp_post_norm = "post_feedforward_layernorm",
+                  .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.o_proj",
+                  .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm", .gate = "mlp.gate_proj",
+                  .up = "mlp.up_proj", .down = "mlp.down_proj", .ple_embed = "embed_tokens_per_layer",
+                  .ple_in = "per_layer_model_projection", .ple_in_norm = "per_layer_projection_norm",
+                  .ple_gate = "per_layer_input_gate", .ple_up = "per_layer_projection",
+                  .ple_norm = "post_per_layer_input_norm", .altup_in = "altup_projections.",
+                  .altup_out = "altup_unembed_projections.", .altup_router = "altup.modality_router.weight",
+                  .altup_norm = "altup.router_norm", .altup_predict = "altup.prediction_coefs.weight",
+                  .altup_correct = "altup.correction_coefs.weight", .altup_scale = "altup.correct_output_scale",
+                  .laurel_in = "laurel.linear_left", .laurel_out = "laurel.linear_right",
+                  .laurel_norm = "laurel.post_laurel_norm" };
 
 /* ---- keys ---- */
 
@@ -159,7 +176,67 @@ static void more_gemma4(struct parse *p, struct config *c)
     parse_find(p, "num_experts|top_k_experts|moe_intermediate_size", NULL);
 }
 
+/* The number that a standard normal deviate is below with this probability. */
+static double normal_quantile(double probability)
+{
+    double low = -40, high = 40;
+    for (int i = 0; i < 200; i++) {
+        const double middle = (low + high) / 2;
+        *(0.5 * erfc(-middle / sqrt(2)) < probability ? &low : &high) = middle;
+    }
+    return (low + high) / 2;
+}
+
+/* The share of gates that a layer cuts off, one for all layers or one each. */
+static void sparsity_parse(struct parse *p, struct config *c)
+{
+    const json_t *list = parse_find(p, "activation_sparsity_pattern", NULL);
+    if (json_is_array(list) && json_array_size(list) < (size_t)c->n_layers)
+        parse_fail(p, ERR_FORMAT, "activation_sparsity_pattern: expected num_hidden_layers = %d numbers", c->n_layers);
+    if (!p->bad && !(c->cutoff = calloc((size_t)c->n_layers, sizeof *c->cutoff))) {
+        err_nomem(p->e, "config");
+        p->bad = 1;
+    }
+    for (int i = 0; i < c->n_layers && !p->bad; i++) {
+        const json_t *v = json_is_array(list) ? json_array_get(list, (size_t)i) : list;
+        const double share = list ? json_number_value(v) : i < 10 ? 0.95 : 0;
+        if ((list && !json_is_number(v)) || !(share >= 0 && share < 1))
+            parse_fail(p, ERR_FORMAT, "activation_sparsity_pattern: layer %d: expected a number from 0 to 1", i);
+        c->cutoff[i] = share > 0 ? (float)normal_quantile((double)(float)share) : 0;
+    }
+}
+
+static void more_gemma3n(struct parse *p, struct config *c)
+{
+    gemma_parse(p, c);
+    if (!json_object_get(p->json, "final_logit_softcapping"))
+        c->final_softcap = 30;
+    windows_parse(p, c, 512, 5);
+    sharing_parse(p, c, 15);
+    ple_parse(p, c);
+    const json_t *sizes = parse_find(p, "intermediate_size", NULL);
+    if (json_is_array(sizes) && !p->bad && (c->mlp_sizes = numbers(p, c, c->intermediate_size)))
+        for (int i = 0; i < c->n_layers && !p->bad; i++) {
+            const json_int_t size = json_integer_value(json_array_get(sizes, (size_t)i));
+            if (size < 1 || size > MOST_WIDTH)
+                parse_fail(p, ERR_FORMAT, "intermediate_size: layer %d: expected a number from 1 to %d", i, MOST_WIDTH);
+            c->mlp_sizes[i] = (int)size;
+        }
+    sparsity_parse(p, c);
+    c->n_streams = (int)parse_int(p, "altup_num_inputs", 2, 8, 4);
+    c->stream = (int)parse_int(p, "altup_active_idx", 0, c->n_streams - 1, 0);
+    c->scale_corrected = parse_bool(p, "altup_correct_scale", 1);
+    c->laurel_rank = (int)parse_int(p, "laurel_rank", 1, MOST_WIDTH, 64);
+    if (!c->ple_dim || c->hidden_size % TILE_ROWS)
+        parse_fail(p, ERR_UNSUPPORTED, "hidden_size_per_layer_input %d, hidden_size %d, expected more than 0, a multiple of %d",
+                   c->ple_dim, c->hidden_size, TILE_ROWS);
+    parse_find(p, "altup_coef_clip|altup_lr_multiplier", NULL);
+}
+
 const struct arch gemma_archs[] = {
+    { ROW("gemma3n_text", gemma3n_names,   262400, 2048, 16384, 35, 8,  2,  32768),  ROPE(1000000), .eps = 1e-6,
+      .act = "gelu_pytorch_tanh", .tied = 1, .head_dim = 256, .local_theta = 10000, .qk_norm = QK_NORM_HEAD,
+      .more = more_gemma3n },
     { ROW("gemma4_text",  gemma4_names,    262144, 2304, 9216,  30, 8,  4,  131072), ROPE(1000000), .eps = 1e-6,
       .act = "gelu_pytorch_tanh", .tied = 1, .head_dim = 256, .local_theta = 10000, .qk_norm = QK_NORM_HEAD,
       .more = more_gemma4 },

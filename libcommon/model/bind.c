@@ -152,7 +152,11 @@ static int bind_ends(struct binder *b)
         (apart && bind_linear(b, "embed_out", c->embed_size, c->hidden_size, 0, &m->embed_out) < 0) ||
         bind_end_norm(b, "final_norm", c->names->final_norm, &m->final_norm) < 0)
         return -1;
-    const int64_t layers = (int64_t)c->n_layers * c->ple_dim;
+    const int64_t layers = (int64_t)c->n_layers * c->ple_dim,
+                  streams = (int64_t)(c->n_streams - 1) * c->hidden_size;
+    if (c->n_streams && (bind_linear(b, "altup_in", streams, c->hidden_size, 0, &m->altup_in) < 0 ||
+                         bind_linear(b, "altup_out", streams, c->hidden_size, 0, &m->altup_out) < 0))
+        return -1;
     if (c->ple_dim && (bind_linear(b, "ple_embed", c->ple_vocab, layers, 0, &m->ple_embed) < 0 ||
                        bind_linear(b, "ple_in", layers, c->hidden_size, 0, &m->ple_in) < 0 ||
                        bind_norm(b, "ple_in_norm", c->ple_dim, 0, &m->ple_in_norm) < 0))

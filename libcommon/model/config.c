@@ -166,7 +166,11 @@ static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
     c->n_heads = (int)parse_int(p, "num_attention_heads|n_head|n_heads|num_heads", 1, MAX_WIDTH, a->n_heads);
     c->n_kv_heads = (int)parse_int(p, "num_kv_heads|n_head_kv|num_key_value_heads", 1, MAX_WIDTH,
                                    a->n_kv_heads ? a->n_kv_heads : c->n_heads);
-    c->intermediate_size = (int)parse_int(p, "ffn_hidden_size|ffn_dim|n_inner|intermediate_size", 1, MAX_WIDTH,
+    const json_t *list = js_get(p->json, "intermediate_size");          /* gemma3n: one for each layer */
+    if (json_is_array(list))
+        c->intermediate_size = (int)json_integer_value(json_array_get(list, 0));
+    else
+        c->intermediate_size = (int)parse_int(p, "ffn_hidden_size|ffn_dim|n_inner|intermediate_size", 1, MAX_WIDTH,
                                           a->intermediate_size ? a->intermediate_size : 4 * (int64_t)c->hidden_size);
     c->max_len = (int)parse_int(p, "max_position_embeddings|n_positions|max_seq_len|seq_length", 1, MAX_LEN,
                                 a->max_len);
@@ -361,6 +365,7 @@ void config_release(struct config *c)
     free(c->kv_heads);
     free(c->kv_from);
     free(c->mlp_sizes);
+    free(c->cutoff);
     free(c->mixer);
     free(c->ff);
     free(c->chunk);

@@ -215,6 +215,11 @@ struct config {
     /* A second embedding of the tokens, with ple_dim elements for each layer, each of which adds a
      * gated projection of its own (gemma3n, gemma4); 0: none.  Row 0 is for tokens beyond. */
     int ple_dim, ple_vocab;
+    /* AltUp (arXiv:2301.13310, gemma3n): n_streams residuals, of which each layer computes on one,
+     * and predicts and corrects the others; 0: one.  The ranks of LAuReL (arXiv:2411.07501); the
+     * cutoff of gates per layer in standard deviations above the mean, NULL or 0: none; owned. */
+    int n_streams, stream, scale_corrected, laurel_rank;
+    float *cutoff;
     /* falcon_h1: factors on the outputs of attention and of the state, on the input of the gate's
      * activation, on the output of the MLP; 0: none */
     float attn_out_scale, state_out_scale, gate_scale, down_scale;
@@ -276,6 +281,12 @@ struct layer {
     struct norm dense_post_norm, expert_norm, expert_post_norm;
     struct linear ple_gate, ple_up;         /* config.ple_dim */
     struct norm ple_norm;
+    /* AltUp: scores of the streams [n_streams, hidden_size] from a norm, coefficients [n_streams^2,
+     * n_streams] of predictions, [n_streams, n_streams] of corrections, the scale of the result */
+    struct norm altup_norm;
+    const float *altup_router, *altup_predict, *altup_correct, *altup_scale;
+    struct linear laurel_in, laurel_out;
+    struct norm laurel_norm;
     const float *layer_scale;               /* [1]: the layer's output is multiplied by it; or NULL */
 };
 
@@ -285,6 +296,8 @@ struct model {
     struct linear embed;            /* [vocab_size, embed width] */
     struct linear embed_in, embed_out;  /* opt-350m: project_in, project_out; absent otherwise */
     struct linear ple_embed, ple_in;    /* config.ple_dim: [ple_vocab, n_layers * ple_dim], and from the embedding */
+    /* [(n_streams - 1) * hidden_size, hidden_size]: streams from the embedding, and back */
+    struct linear altup_in, altup_out;
     struct norm ple_in_norm;            /* of each layer's ple_dim elements */
     const float *pos_embed;         /* [max_len + pos_offset, hidden_size] f32 or NULL */
     struct norm embed_norm, final_norm;
@@ -373,7 +386,7 @@ enum weight_role {
     ROLE_Q = N_ENDS_ROLES, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_Q_A, ROLE_KV_A, ROLE_K_B,
     ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN, ROLE_Q_GATE, ROLE_IN,
     ROLE_IN_BA, ROLE_IN_Z, ROLE_GATE_A, ROLE_IN_F, ROLE_PLE_GATE, ROLE_PLE_UP,
-    ROLE_X_PROJ, ROLE_DT_PROJ, ROLE_STATE_O,
+    ROLE_LAUREL_IN, ROLE_LAUREL_OUT, ROLE_X_PROJ, ROLE_DT_PROJ, ROLE_STATE_O,
     N_ROLES
 };
 

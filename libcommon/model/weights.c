@@ -599,6 +599,31 @@ static int add_mixer(struct builder *b, int i)
                ? -1 : add_layer_norm(b, i, LP_ATTN_POST_NORM, n->attn_post_norm);
 }
 
+/* Add a small matrix that is stored as plain f32. */
+static int add_plain(struct builder *b, int layer, enum layer_part part, const char *stem)
+{
+    const struct part_fact f = layer_part_fact(b->c, layer, part);
+    const int64_t want[2] = { f.rows, f.cols };
+    const struct weight_spec t = { .rows = f.rows, .cols = f.cols, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
+                                   .expert = -1, .part = (int)part };
+    char full[160];
+    path(b, full, sizeof full, layer, stem);
+    return add_as(b, part_infos[part].name, full, want, 2, &t);
+}
+
+static int add_altup(struct builder *b, int i)
+{
+    const struct weight_names *n = &b->n;
+    return add_plain(b, i, LP_ALTUP_ROUTER, n->altup_router) < 0 ||
+           add_plain(b, i, LP_ALTUP_PREDICT, n->altup_predict) < 0 ||
+           add_plain(b, i, LP_ALTUP_CORRECT, n->altup_correct) < 0 ||
+           add_vector(b, i, LP_ALTUP_SCALE, n->altup_scale) < 0 ||
+           add_layer_norm(b, i, LP_ALTUP_NORM, n->altup_norm) < 0 ||
+           add_own_matrix(b, i, LP_LAUREL_IN, n->laurel_in) < 0 ||
+           add_own_matrix(b, i, LP_LAUREL_OUT, n->laurel_out) < 0
+               ? -1 : add_layer_norm(b, i, LP_LAUREL_NORM, n->laurel_norm);
+}
+
 static int add_layer(struct builder *b, int i)
 {
     if (b->c->mixer[i] != MIXER_NONE && add_mixer(b, i) < 0)
@@ -613,7 +638,7 @@ static int add_layer(struct builder *b, int i)
                           add_own_matrix(b, i, LP_PLE_UP, b->n.ple_up) < 0 ||
                           add_layer_norm(b, i, LP_PLE_NORM, b->n.ple_norm) < 0))
         return -1;
-    return add_vector(b, i, LP_LAYER_SCALE, b->n.layer_scale);
+    return (b->c->n_streams && add_altup(b, i) < 0) ? -1 : add_vector(b, i, LP_LAYER_SCALE, b->n.layer_scale);
 }
 
 /* ---- outside of the layers ---- */
@@ -629,6 +654,19 @@ static int add_end(struct builder *b, const char *name, const char *stem, int64_
                                      .part = -1 });
 }
 
+/* Add the projections of all streams but the first, which a source keeps apart, as one matrix. */
+static int add_streams(struct builder *b, const char *name, const char *stem)
+{
+    const struct config *c = b->c;
+    char all[160];
+    int n = snprintf(all, sizeof all, "%s{", stem);
+    for (int i = 0; i < c->n_streams - 1 && n < (int)sizeof all; i++)
+        n += snprintf(all + n, sizeof all - (size_t)n, "%s%d", i ? "," : "", i);
+    if (n < (int)sizeof all)
+        snprintf(all + n, sizeof all - (size_t)n, "}");
+    return add_end(b, name, all, (int64_t)(c->n_streams - 1) * c->hidden_size, c->hidden_size, ROLE_EMBED, 0);
+}
+
 static int add_embed(struct builder *b)
 {
     const struct config *c = b->c;
@@ -641,6 +679,9 @@ static int add_embed(struct builder *b)
                 0) < 0)
         return -1;
     const int64_t layers = (int64_t)c->n_layers * c->ple_dim;
+    if (c->n_streams && (add_streams(b, "altup_in", b->n.altup_in) < 0 ||
+                         add_streams(b, "altup_out", b->n.altup_out) < 0))
+        return -1;
     if (c->ple_dim) {
         if (add_end(b, "ple_embed", b->n.ple_embed, c->ple_vocab, layers, ROLE_EMBED, 0) < 0 ||
             add_end(b, "ple_in", b->n.ple_in, layers, c->hidden_size, ROLE_EMBED, 0) < 0 ||

@@ -11,6 +11,8 @@
 
 static const struct wrapper wrappers[] = {
     { "gemma3", NULL, "vision_tower.|multi_modal_projector.|model.vision_tower.|model.multi_modal_projector." },
+    { "gemma3n", SOUND "|audio_soft_tokens_per_image|vision_soft_tokens_per_image",
+      "model.vision_tower.|model.audio_tower.|model.embed_vision.|model.embed_audio." },
     { "gemma4", SOUND, "model.vision_tower.|model.audio_tower.|model.embed_vision.|model.embed_audio." },
     { "gemma4_unified", SOUND, "model.vision_embedder.|model.embed_vision.|model.embed_audio." },
     { "qwen2_vl", MARKS, "visual.|model.visual." },

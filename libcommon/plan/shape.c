@@ -29,6 +29,8 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
     l->router = moe ? h * c->moe.n_experts : 0;
     *(moe ? &l->shared_mlp : &l->dense_mlp) = matrices * h * config_mlp_size(c, i);
     l->dense_mlp += 3 * h * c->ple_dim;         /* its gate, its projection, its share of ple_in */
+    if (i == 0 && c->n_streams)                 /* the projections of the streams at both ends */
+        l->dense_mlp += 2 * (int64_t)(c->n_streams - 1) * h * h;
     l->mixer = config_mixer_parameters(c, i);
     l->norms = ((c->mixer[i] != MIXER_NONE) + (c->ff[i] != FF_NONE)) * h + (mla ? c->mla.kv_rank + c->mla.q_rank : 0);
     l->window = c->window[i] ? c->window[i] : c->chunk[i];

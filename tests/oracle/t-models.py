@@ -27,8 +27,6 @@ REFUSED = """
 deepseek_v32
 deepseek_v4
 deepseek_v4-hub
-gemma3n
-gemma3n-vl
 glm_moe_dsa
 glm_moe_dsa-skip
 qwen4_exp
