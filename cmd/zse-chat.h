@@ -158,8 +158,7 @@ struct chat_history { struct history *h; char id[17]; size_t n_recorded; int64_t
 void chat_history_sync(struct chat_history *c, const json_t *messages, const char *model, const struct answer *a);
 void chat_history_new(struct chat_history *c);          /* the next message begins another conversation */
 int chat_history_title(struct chat_history *c, const char *title, struct err *e);
-/* The messages of the active branch, after the system message; *title is malloc'd.  NULL with
- * *e. */
+/* The system message and the messages of the active branch; *title is malloc'd.  NULL with *e. */
 json_t *chat_history_reopen(struct chat_history *c, const char *id, char **title, struct err *e);
 void chat_history_close(struct chat_history *c);
 /* Print conversations, or those that a search finds (query NULL: all).  Returns the exit code. */

@@ -92,7 +92,7 @@ int fault_sql(struct history *h, struct history_problem *p)
     case SQLITE_TOOBIG:
         return fault_set(p, HISTORY_TOO_LARGE, NULL, "%s: %s", h->path, text);
     case SQLITE_INTERRUPT:
-        return fault_set(p, HISTORY_UNAVAILABLE, NULL, "%s: the operation took too long", h->path);
+        return fault_set(p, HISTORY_UNAVAILABLE, NULL, "%s: the operation took too long, or was stopped", h->path);
     default:
         return fault_set(p, HISTORY_UNAVAILABLE, NULL, "%s: %s", h->path, text);
     }
@@ -330,6 +330,8 @@ void history_close(struct history *h)
     free(h->path);
     free(h);
 }
+
+void history_interrupt(struct history *h) { sqlite3_interrupt(h->db); }
 
 void history_set_deadline(struct history *h, double seconds)
 {

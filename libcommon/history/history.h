@@ -49,6 +49,8 @@ struct history *history_open(const char *folder, const struct history_limits *li
 /* The same without creating or changing anything. */
 struct history *history_open_read(const char *folder, struct history_problem *p);
 void history_close(struct history *h);          /* NULL is fine */
+/* Any thread, as long as h is open: the running operation ends, HISTORY_UNAVAILABLE. */
+void history_interrupt(struct history *h);
 /* From now on, operations end after so many seconds: HISTORY_UNAVAILABLE. */
 void history_set_deadline(struct history *h, double seconds);
 /* ask(user, bytes) is called before an answer grows to `bytes` of memory; -1 refuses it:

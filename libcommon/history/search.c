@@ -70,6 +70,8 @@ static int parse(struct query *q, const char *text, struct history_problem *p)
     memset(q, 0, sizeof *q);
     if (size > HISTORY_QUERY)
         return fault_set(p, HISTORY_BAD_VALUE, "q", "q: %zu bytes, expected at most %d", size, HISTORY_QUERY);
+    if (utf8_valid(text, size) != size)
+        return fault_set(p, HISTORY_BAD_VALUE, "q", "q: is not UTF-8");
     for (size_t i = 0; i < size;) {
         const int quoted = text[i] == '"';
         const size_t from = i + (size_t)quoted, n = strcspn(text + from, quoted ? "\"" : " \t\r\n\"");

@@ -59,7 +59,7 @@ void rag_gone(struct conn *c);                          /* the client is */
 
 /* ---- chat history ---- */
 int chats_open(struct server *s, struct err *e);        /* starts its threads, unless o.no_history */
-void chats_close(struct server *s);                     /* runs what is queued, joins them */
+void chats_close(struct server *s);                     /* ends running jobs, joins them */
 void chats_done(struct server *s);                      /* on_wake: answer what they have done */
 void chats_tick(struct server *s);                      /* on_second: delete what is too old */
 void chats_gone(struct conn *c);                        /* the client is */

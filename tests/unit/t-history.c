@@ -378,7 +378,7 @@ static void a_search_finds_words(void **state)
         { "naive elan", "A" }, { "京タ", "B" }, { "東京", "B" }, { "京東", "" }, { "국어", "B" }, { "snake_case", "C" },
         { "it's", "C" }, { "AND", "C" }, { "NEAR(", "C" }, { "\"brown fox\"", "D" }, { "\"fox brown\"", "" },
         { "brown quick", "E D" }, { "quick \"brown dog\"", "E" }, { "fox", "Fox D" }, { "3.14", "E" }, { "abc", "E" },
-        { "σισυφοσ", "E" }, { "\"unclosed", "" }, { "nothing", "Fox" }, { "missing", "" }, { "* \" - ( )", "refused" },
+        { "σισυφοσ", "E" }, { "\"unclosed", "" }, { "nothing", "Fox" }, { "missing", "" }, { "fox\xff", "refused" }, { "* \" - ( )", "refused" },
         { "", "refused" },
     };
     struct history *h = open_here();

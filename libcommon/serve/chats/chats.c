@@ -25,6 +25,8 @@ struct chats {
     int n;
     uint64_t round;                     /* of the job that was taken last */
     struct chat_job *done, **done_last;
+    struct history *busy[N_THREADS];    /* used by a job of each thread; NULL: none */
+    int n_started;
     char trouble[600];                  /* for the log; "": nothing new */
     char logged[600];                   /* the last message that was logged */
     int stop;
@@ -139,12 +141,24 @@ static int connect_file(struct chats *h, struct connection *x)
     return 0;
 }
 
-static void do_job(struct chats *h, struct connection *x, struct chat_job *j)
+/* Note the connection that thread i uses, for chats_close.  0: the server is closing. */
+static int set_busy(struct chats *h, int i, struct history *used)
+{
+    pthread_mutex_lock(&h->lock);
+    h->busy[i] = used;
+    const int go_on = !h->stop;
+    pthread_mutex_unlock(&h->lock);
+    return go_on;
+}
+
+static void do_job(struct chats *h, int i, struct connection *x, struct chat_job *j)
 {
     if (atomic_load(&j->gone))
         return;
     if (connect_file(h, x) == 0) {
-        chats_run(j, x->h);
+        if (set_busy(h, i, x->h))
+            chats_run(j, x->h);
+        set_busy(h, i, NULL);
         if (strcmp(j->problem.code, "history_damaged") == 0)
             disconnect(x);              /* another file may be put in its place */
         else if (!j->problem.status)
@@ -166,6 +180,7 @@ static void *work(void *arg)
         note(h, x.why.e.msg);
     loop_wake(h->s->loop);
     pthread_mutex_lock(&h->lock);
+    const int i = h->n_started++;
     for (;;) {                          /* the lock is held here */
         while (!h->first && !h->stop)
             pthread_cond_wait(&h->work, &h->lock);
@@ -176,7 +191,7 @@ static void *work(void *arg)
         h->n--;
         h->round = j->round;
         pthread_mutex_unlock(&h->lock);
-        do_job(h, &x, j);
+        do_job(h, i, &x, j);
         pthread_mutex_lock(&h->lock);
         add_done(h, j);
         loop_wake(h->s->loop);
@@ -211,6 +226,9 @@ void chats_close(struct server *s)
         return;
     pthread_mutex_lock(&h->lock);
     h->stop = 1;
+    for (int i = 0; i < N_THREADS; i++)
+        if (h->busy[i])
+            history_interrupt(h->busy[i]);
     pthread_cond_broadcast(&h->work);
     pthread_mutex_unlock(&h->lock);
     while (h->n_threads > 0)

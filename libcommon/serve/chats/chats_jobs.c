@@ -23,6 +23,8 @@ int chats_problem(const struct history_problem *p, struct problem *pr)
         [HISTORY_READ_ONLY] = { 503, "history_read_only" }, [HISTORY_FULL] = { 503, "history_full" },
         [HISTORY_UNAVAILABLE] = { 503, "history_unavailable" },
     };
+    if (!answers[p->fault].status)
+        return problem_nomem(pr);
     return problem_set(pr, answers[p->fault].status, p->field, answers[p->fault].code, "%s", p->e.msg);
 }
 
