@@ -222,6 +222,8 @@ const struct field fields[] = {
       "whole seconds since 1970; 0: never", NULL },
     TEXT("scopes", BODY_KEY, AT(scopes), "chat, embeddings, models, admin, with commas between (default: chat,embeddings)"),
     TEXT("models", BODY_KEY, AT(models), "globs of the models it may use, with commas between; \"\": all"),
+    { "enabled", BODY_KEY_EDIT, FIELD_USED, FIELD_BOOL, 0, 0, AT(enabled), 0, NULL, "whether requests may use the key",
+      NULL },
     { "enabled", BODY_KEYS_REQUIRED, FIELD_USED, FIELD_BOOL, 0, 0, AT(enabled), 0, NULL,
       "whether a request needs a key", NULL },
     OTHER("file", BODY_RAG_UPLOAD, "{\"type\":\"string\",\"format\":\"binary\"}", "the file, with its name"),

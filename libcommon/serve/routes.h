@@ -78,6 +78,8 @@ void handle_ws_chat(struct server *s, struct conn *c, const char *rest);
 void handle_ws_stats(struct server *s, struct conn *c, const char *rest);
 void handle_keys(struct server *s, struct conn *c, const char *rest);
 void handle_key_create(struct server *s, struct conn *c, const char *rest);
+void handle_key_enable(struct server *s, struct conn *c, const char *rest);
+void handle_key_rotate(struct server *s, struct conn *c, const char *rest);
 void handle_key_delete(struct server *s, struct conn *c, const char *rest);
 void handle_keys_required(struct server *s, struct conn *c, const char *rest);
 void handle_audit_summary(struct server *s, struct conn *c, const char *rest);

@@ -120,13 +120,13 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   while read -r path; do
     jq -e --arg p "$path" '.paths[$p]' "$BATS_TEST_TMPDIR/api" >/dev/null || { echo "the man page has $path"; return 1; }
   done < <(sed -n '/^\.Sh THE API/,/^\.Ss Fields/p' man/zse-serve.1 | grep '^\.It' | \
-    sed 's| Ns Ar ID|{id}|; s|{id} Ns /|{id}/|; s| Ns Ar N$|{message_id}|' | grep -oE '/[][a-z0-9/_{}-]*' | \
+    sed 's| Ns Ar ID|{id}|; s|{id} Ns /|{id}/|; s| Ns Ar N$|{message_id}|; s|/keys/ Ns Ar NAME Ns /|/keys/{id}/|' | grep -oE '/[][a-z0-9/_{}-]*' | \
     sed 's|/models/$|/models/{id}|; s|/keys/$|/keys/{id}|; s|/search/$|/search/{id}|; s|^\(/api/rag/.*\)/$|\1/{id}|; s|^/api/analytics/requests.*|/api/analytics/requests|')
   [ "$(jq '.paths["/v1/chat/completions"].post.requestBody.content["application/json"].schema.properties.temperature.maximum == 100' "$BATS_TEST_TMPDIR/api")" = true ]
 }
 
 @test "keys: required once there is one, scopes, limits, models, deleted; no address of other machines is listened on without one" {
-  local home=$BATS_TEST_TMPDIR/home key chat old size line log=$BATS_TEST_TMPDIR/log URL PID
+  local home=$BATS_TEST_TMPDIR/home key chat old made size line log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$home
   run ! zse-serve --host 0.0.0.0 --port 0
   [[ "$output" == *"there are no keys"* ]]
@@ -170,6 +170,22 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   [ "$(admin "$URL/api/keys" | jq '.keys[] | select(.name == "old") | .expires_at')" = 1700000000 ]
   [ "$(curl -s -H "X-API-Key: $old" "$URL/v1/models" | jq -r .detail)" = "Invalid API key: it has expired" ]
   [ "$(admin -X DELETE "$URL/api/keys/old" | jq .success)" = true ]
+  # disabled, enabled, and with a new secret: each at once
+  old=$(admin "$URL/api/keys" -d '{"name":"new.key-1","scopes":"chat"}' | jq -r .key)
+  [ "$(status -H "X-API-Key: $old" "$URL/v1/models")" = 200 ]
+  [ "$(admin -X PATCH "$URL/api/keys/new.key-1" -d '{"enabled":false}' | jq -c .)" = '{"success":true,"name":"new.key-1","enabled":false}' ]
+  [ "$(status -H "X-API-Key: $old" "$URL/v1/models")" = 401 ]
+  admin -X PATCH "$URL/api/keys/new.key-1" -d '{"enabled":true}' >"$BATS_TEST_TMPDIR/out"
+  await says 200 status -H "X-API-Key: $old" "$URL/v1/models"
+  made=$(admin -X POST "$URL/api/keys/new.key-1/rotate" | jq -r .key)
+  [ "$(status -H "X-API-Key: $old" "$URL/v1/models")" = 401 ]
+  [ "$(status -H "X-API-Key: $made" "$URL/v1/models")" = 200 ]
+  [ "$(status -X POST -H "X-API-Key: $made" "$URL/api/keys/new.key-1/rotate")" = 403 ]
+  [ "$(status -X PATCH -H "X-API-Key: $made" "$URL/api/keys/new.key-1" -d '{"enabled":false}')" = 403 ]
+  [ "$(admin -X PATCH "$URL/api/keys/nobody" -d '{"enabled":false}' | jq -r .error.code)" = no_such_key ]
+  [ "$(admin -X POST "$URL/api/keys/nobody/rotate" | jq -r .error.code)" = no_such_key ]
+  [ "$(admin -X PATCH "$URL/api/keys/new.key-1" -d '{}' | jq -r .error.code)" = missing ]
+  [ "$(admin -X DELETE "$URL/api/keys/new.key-1" | jq .success)" = true ]
   [ "$(status -H "X-API-Key: $old" "$URL/v1/models")" = 401 ]
   [ "$(admin "$URL/api/keys" | jq -c '[.enabled, (.keys | length), (.keys[] | select(.name == "app") | .request_count)]')" = '[true,3,6]' ]
   [ "$(admin -X DELETE "$URL/api/keys/made" | jq .success)" = true ]

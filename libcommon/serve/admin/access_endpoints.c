@@ -15,7 +15,7 @@
 #include "libcommon/serve/internal.h"
 
 enum report_kind { REPORT_SUMMARY, REPORT_QUERY, REPORT_STATS, REPORT_CLEAR, KEYS_LIST, KEYS_CREATE, KEYS_DELETE,
-                   KEYS_REQUIRED };
+                   KEYS_ENABLE, KEYS_ROTATE, KEYS_REQUIRED };
 enum { MAX_KEY_REPORTS = 16 };
 
 struct access_report {
@@ -31,7 +31,8 @@ struct access_report {
     int limit, all;
     struct audit_filter filter;
     char key[128], path[256], method[16];
-    struct key_info info;               /* of KEYS_*: the key that is created or deleted */
+    struct key_info info;               /* of KEYS_*: the key that is created or changed */
+    int enabled;                        /* of KEYS_ENABLE */
     int required;                       /* the setting after KEYS_REQUIRED or KEYS_CREATE (the first key sets it) */
     int outlived;                       /* KEYS_CREATE: a key of this name was deleted meanwhile */
     json_t *answer;                     /* NULL: see e */
@@ -86,6 +87,23 @@ static json_t *delete_key(struct access_report *r, struct keys *k)
            keys_delete(k, name, &r->e) ? NULL : json_pack("{s:b,s:s}", "success", 1, "name", name);
 }
 
+static json_t *enable_key(struct access_report *r, struct keys *k)
+{
+    const char *name = r->info.name;
+    if (keys_set_enabled(k, name, r->enabled, &r->e) || keys_find(k, name, &r->info, &r->e))
+        return NULL;
+    return json_pack("{s:b,s:s,s:b}", "success", 1, "name", name, "enabled", r->enabled);
+}
+
+static json_t *rotate_key(struct access_report *r, struct keys *k)
+{
+    char text[KEY_TEXT + 1];
+    const char *name = r->info.name;
+    if (keys_rotate(k, name, text, &r->e) || keys_find(k, name, &r->info, &r->e))
+        return NULL;
+    return json_pack("{s:b,s:s,s:s}", "success", 1, "name", name, "key", text);
+}
+
 static json_t *require_keys(struct access_report *r, struct keys *k)
 {
     return keys_set_required(k, r->required, &r->e) ? NULL
@@ -97,8 +115,11 @@ static json_t *ask_keys(struct access_report *r)
     struct keys *k = keys_open_again(r->s->o.home, &r->e);
     if (!k)
         return NULL;
-    json_t *answer = r->kind == KEYS_LIST ? list_keys(r, k) : r->kind == KEYS_CREATE
-                         ? create_key(r, k) : r->kind == KEYS_DELETE ? delete_key(r, k) : require_keys(r, k);
+    static json_t *(*const changes[])(struct access_report *r, struct keys *k) = {
+        [KEYS_LIST] = list_keys, [KEYS_CREATE] = create_key, [KEYS_DELETE] = delete_key, [KEYS_ENABLE] = enable_key,
+        [KEYS_ROTATE] = rotate_key, [KEYS_REQUIRED] = require_keys,
+    };
+    json_t *answer = changes[r->kind](r, k);
     keys_close(k);
     return answer;
 }
@@ -139,7 +160,9 @@ static void *make_report(void *user)
     case REPORT_QUERY:   r->answer = newest(r); break;
     case REPORT_STATS:   r->answer = audit_files_json(r->folder, &r->e); break;
     case REPORT_CLEAR:   r->answer = clear(r); break;
-    case KEYS_LIST: case KEYS_CREATE: case KEYS_DELETE: case KEYS_REQUIRED: r->answer = ask_keys(r); break;
+    case KEYS_LIST: case KEYS_CREATE: case KEYS_DELETE: case KEYS_ENABLE: case KEYS_ROTATE: case KEYS_REQUIRED:
+        r->answer = ask_keys(r);
+        break;
     }
     if (!r->answer && r->e.code == ERR_NONE)
         err_nomem(&r->e, "answer");
@@ -218,7 +241,9 @@ static void apply(struct server *s, struct access_report *r)
         for (struct access_report *o = g->reports; o; o = o->next)
             o->outlived |= o->kind == KEYS_CREATE && strcmp(o->info.name, r->info.name) == 0;
     }
-    if (r->kind == KEYS_CREATE && !r->outlived)
+    if (r->kind == KEYS_ROTATE || (r->kind == KEYS_ENABLE && !r->enabled))
+        keys_forget(g->keys, r->info.id);       /* until the next refresh */
+    if ((r->kind == KEYS_CREATE && !r->outlived) || r->kind == KEYS_ROTATE)
         /* without memory: the next refresh finds it */
         keys_learn(g->keys, &r->info, json_string_value(json_object_get(r->answer, "key")), &ignored);
     if (r->kind == KEYS_REQUIRED || (r->kind == KEYS_CREATE && r->required))
@@ -334,18 +359,49 @@ void handle_key_create(struct server *s, struct conn *c, const char *rest)
     json_decref(body);
 }
 
+/* A report about the key of this name, of n bytes.  NULL: it was refused. */
+static struct access_report *named_report(struct server *s, struct conn *c, enum report_kind kind, const char *name,
+                                          size_t n)
+{
+    struct access_report *r = keys_report(s, c, kind);
+    if (r && n > KEY_NAME_MAX) {
+        reply_refusal(s, c, 404, "no_such_key", "there is no key '%.80s...'", name);
+        free(r);
+        return NULL;
+    }
+    if (r)
+        snprintf(r->info.name, sizeof r->info.name, "%.*s", (int)n, name);
+    return r;
+}
+
 void handle_key_delete(struct server *s, struct conn *c, const char *rest)
 {
-    struct access_report *r = keys_report(s, c, KEYS_DELETE);
-    if (!r)
-        return;
-    if (strlen(rest) > KEY_NAME_MAX) {
-        reply_refusal(s, c, 404, "no_such_key", "there is no key '%.80s...'", rest);
-        free(r);
-        return;
+    struct access_report *r = named_report(s, c, KEYS_DELETE, rest, strlen(rest));
+    if (r)
+        start_report(s, c, r);
+}
+
+void handle_key_rotate(struct server *s, struct conn *c, const char *rest)
+{
+    struct access_report *r = named_report(s, c, KEYS_ROTATE, rest, strcspn(rest, "/"));
+    if (r)
+        start_report(s, c, r);
+}
+
+void handle_key_enable(struct server *s, struct conn *c, const char *rest)
+{
+    struct params p = { .enabled = -1 };
+    struct access_report *r = named_report(s, c, KEYS_ENABLE, rest, strlen(rest));
+    json_t *body = r ? read_body(s, c, BODY_KEY_EDIT, &p) : NULL;
+    if (body && p.enabled < 0)
+        reply_refusal(s, c, 400, "missing", "enabled: missing");
+    else if (body) {
+        r->enabled = p.enabled;
+        start_report(s, c, r);
+        r = NULL;
     }
-    strcpy(r->info.name, rest);
-    start_report(s, c, r);
+    free(r);
+    json_decref(body);
 }
 
 void handle_keys_required(struct server *s, struct conn *c, const char *rest)
