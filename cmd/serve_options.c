@@ -56,6 +56,7 @@ static const char usage[] =
     "      --work-memory SIZE     memory of all requests together, half of it for one key or address (default: 1/8 of the machine's, at most 1GiB)\n"
     "      --rag-documents N      documents that a key may store for searching, 0: no limit (default: 10000)\n"
     "      --rag-bytes SIZE       size of their files together (default: 1GB)\n"
+    "      --mcp-config FILE      offer the tools of these MCP servers: {\"mcpServers\": {NAME: {\"command\", \"args\"} or {\"url\"}}}\n"
     "      --mcp-stdio            instead of listening, offer the tools to the program that started this one: MCP over standard input\n"
     "      --quiet                print only errors\n"
     "\n"
@@ -74,6 +75,7 @@ enum {
     OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
     OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY, OPT_RAG_DOCUMENTS, OPT_RAG_BYTES,
     OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_HISTORY_CONVERSATIONS, OPT_MCP_STDIO,
+    OPT_MCP_CONFIG,
 };
 
 static const struct option options[] = {
@@ -108,7 +110,7 @@ static const struct option options[] = {
     { "rag-documents", required_argument, NULL, OPT_RAG_DOCUMENTS },
     { "rag-bytes", required_argument, NULL, OPT_RAG_BYTES },
     { "work-memory", required_argument, NULL, OPT_WORK_MEMORY }, { "quiet", no_argument, NULL, OPT_QUIET },
-    { "mcp-stdio", no_argument, NULL, OPT_MCP_STDIO },
+    { "mcp-config", required_argument, NULL, OPT_MCP_CONFIG }, { "mcp-stdio", no_argument, NULL, OPT_MCP_STDIO },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
     RUN_LONG_OPTIONS, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
@@ -186,6 +188,7 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_WORK_MEMORY: return work_memory("--work-memory", arg, &o->work_memory);
     case OPT_RAG_DOCUMENTS: return whole("--rag-documents", arg, 0, INT32_MAX, &o->rag_documents);
     case OPT_RAG_BYTES: return cli_parse_size(prog, "--rag-bytes", arg, &o->rag_bytes);
+    case OPT_MCP_CONFIG: o->mcp_config = arg; return 0;
     case OPT_MCP_STDIO: o->mcp_stdio = 1; return 0;
     case OPT_QUIET: o->quiet = 1; return 0;
     case OPT_PLAN: o->plan = 1; return 0;

@@ -220,12 +220,14 @@ static int plan_models(const struct serve_options *o)
 
 /* Folders and files of the server, owned by the user it runs as. */
 /* owned; audit NULL: no log; signer NULL: the log is not signed */
-struct server_folders { char *home, *audit, *token; struct audit_signer *signer; };
+struct server_folders { char *home, *audit, *token; const char **env; struct audit_signer *signer; };
 
 static int find_places(const struct serve_options *o, struct server_folders *p, struct err *e)
 {
     if (!(p->home = home_folder(NULL, e)))
         return -1;
+    if (!(p->env = serve_mcp_env()))
+        return err_nomem(e, "environment");
     const char *audit = o->audit_folder;
     if (!o->no_audit && (audit ? !(p->audit = strdup(audit)) : asprintf(&p->audit, "%s/audit", p->home) < 0)) {
         p->audit = NULL;
@@ -240,6 +242,7 @@ static int find_places(const struct serve_options *o, struct server_folders *p, 
 static void release_places(struct server_folders *p)
 {
     audit_signer_close(p->signer);
+    free(p->env);
     free(p->token);
     free(p->audit);
     free(p->home);
@@ -330,6 +333,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
         .rag_documents = o->rag_documents, .rag_bytes = o->rag_bytes,
         .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s, .stall_s = o->stall_s,
+        .mcp_config = o->mcp_config, .mcp_env = p->env,
         .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn,
         .user = o,
     };

@@ -16,6 +16,7 @@ struct serve_options {
     int query_keys, anonymous_limit, no_audit, audit_prompts;
     int no_history, history_days, history_conversations;        /* 0: not given */
     uint64_t history_bytes;                                     /* the same */
+    const char *mcp_config;                                     /* NULL: not given */
     const char *audit_syslog, *audit_sign;                      /* NULL: not given */
     const char *audit_folder;                                   /* NULL: audit in the home folder */
     const char *model_dir;                                      /* NULL: not given */
@@ -36,6 +37,9 @@ struct serve_options {
 int serve_options_parse(struct serve_options *o, int argc, char **argv);
 void serve_options_release(struct serve_options *o);
 
+/* The variables of our environment that MCP servers get, ending with NULL; borrowed, caller frees
+ * the list; NULL without memory. */
+const char **serve_mcp_env(void);
 /* Answer MCP messages of standard input until it ends.  The exit code. */
 int serve_mcp_stdio(void);
 

@@ -42,6 +42,7 @@ complete -c zse-serve -l max-request-memory -x -d 'memory of a request body, its
 complete -c zse-serve -l work-memory -x -d 'memory of all requests together, half of it for one key or address (default 1/8 of the machines, at most 1GiB)'
 complete -c zse-serve -l rag-documents -x -d 'documents that a key may store for searching, 0 no limit (default 10000)'
 complete -c zse-serve -l rag-bytes -x -d 'size of their files together (default 1GB)'
+complete -c zse-serve -l mcp-config -r -d 'offer the tools of these MCP servers {mcpServers {NAME {command, args} or {url}}}'
 complete -c zse-serve -l mcp-stdio -d 'instead of listening, offer the tools to the program that started this one MCP over standard input'
 complete -c zse-serve -l quiet -d 'print only errors'
 complete -c zse-serve -l quantize -s q -x -a 'nl4 int4 int8 nf4 bf16 keep' -d 'type for a GGUF file or folder nl4, int4, int8, nf4, bf16 ... (default keep)'

@@ -28,7 +28,8 @@
  *   tasks       one: opens and closes models (model_tasks.h)
  *   preparing   two: parse large bodies, render templates, compile grammars (api/internal.h)
  *   handshakes  one for every four processors, with TLS only (http/handshake.h)
- *   tools       up to four, started when needed: run tools (tools/toolbox.c)
+ *   tools       up to four for built-in tools and for each MCP server, started when needed (tools/toolbox.c)
+ *   peers       one for each MCP server (mcp/peer.h)
  *   chats       two: read and write the database of the chat history (chats/chats.h)
  *   reports     one for each question to the audit log or to the keys (admin/access_endpoints.c)
  *   documents   one that writes rag.db and two that read it, from the first request on
@@ -103,6 +104,8 @@ struct server_options {
     size_t max_request_memory, work_memory;
     int max_queue;                      /* requests that may wait to be prepared; 0: any number */
     int64_t rag_documents; uint64_t rag_bytes;          /* a key's documents, and their files, at most; 0: any */
+    const char *mcp_config;             /* MCP servers whose tools are offered (mcp/config.h); NULL: none */
+    const char *const *mcp_env;         /* environment of those that are child processes; ends with NULL */
     double timeout_s;                   /* of a request; 0: none */
     double stall_s;                     /* /health answers 503 when a step of an engine takes longer; 0: never */
     double drain_s;                     /* running requests may continue for so long after a shutdown or unload */

@@ -207,3 +207,117 @@ chat() { post /v1/chat/completions "{\"temperature\":0,\"max_tokens\":200,\"tool
   [ "$status" = 0 ] || { echo "$output"; return 1; }
   [ "$(grep -c '^ok ' <<<"$output")" = 27 ] || { echo "$output"; return 1; }
 }
+
+# config NAME=MODE[:FIELDS]...: a file for --mcp-config, servers of tests/serve/mcp_servers.py
+config() {
+  local a list=
+  for a; do
+    list="$list${list:+,}\"${a%%=*}\":{\"command\":\"python3\",\"args\":[\"-B\",\"$PWD/tests/serve/mcp_servers.py\",$(sed 's/[^ ]*/"&"/g; s/ /,/g' <<<"$(sed 's/^[^=]*=//; s/:.*//' <<<"$a")")]$(sed -n 's/^[^:]*:/,/p' <<<"$a")}"
+  done
+  echo "{\"mcpServers\":{$list}}"
+}
+server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | select(.name == $n) | .state'; }
+
+@test "--mcp-config: servers that die, flood, hang, print rubbish or half a line fail alone, with a reason, and come back" {
+  local URL PID f=$BATS_TEST_TMPDIR/mcp.json log=$BATS_TEST_TMPDIR/log pid
+  SECRET=s3cret config plain=plain old=old dies=dies half=half flood=flood rubbish=rubbish 'deaf=deaf:"timeout":1' \
+    'env=env:"env":{"MINE":"yes"}' 'few=many 5:"tools":["tool_1","tool_3*"],"confirm":["*_3"]' >"$f"
+  jq '.mcpServers.absent = {command: "/nonexistent/server"} | .mcpServers.off = {command: "false", disabled: true}' "$f" >"$f.2"
+  SECRET=s3cret start "$log" --port 0 --mcp-config "$f.2"
+  local name
+  for name in plain old dies flood deaf env few; do await says ready server_state "$name"; done
+  for name in half rubbish absent; do await says failed server_state "$name"; done
+  [ "$(execute plain__call '{}')" = "$(printf 'done\n[image image/png]')" ]
+  run execute dies__call '{}' .error
+  [ "$output" = "dies: the server ended with status 5: the disk is on fire" ] || { echo "$output"; return 1; }
+  [ "$(execute flood__call '{}' .error)" = "flood: a message of more than 8388608 bytes" ]
+  [ "$(execute deaf__call '{}' .error)" = "deaf: no answer within 1 s" ]
+  [[ "$(curl -s "$URL/api/tools" | jq -r '.servers[] | select(.name == "half") | .error')" == half:\ the\ server\ * ]]
+  [ "$(curl -s "$URL/api/tools" | jq -r '.servers[] | select(.name == "absent") | .error')" = "/nonexistent/server: No such file or directory" ]
+  # a clean environment: the listed variables and those of the configuration
+  run execute env__call '{}'
+  [ "$(jq -r '.MINE, .SECRET, (.PATH | length > 0), ([keys[] | select(startswith("BATS") or startswith("ZSE"))] | length)' <<<"$output")" = "$(printf 'yes\nnull\ntrue\n0')" ] || { echo "$output"; return 1; }
+  # the allow-list, and confirmations that the configuration asks for
+  [ "$(curl -s "$URL/api/tools" | jq -c '[.tools[] | select(.server == "few") | [.name, .confirm]]')" = '[["few__tool_1",false],["few__tool_3",false]]' ]
+  # those that failed start again; the others kept their process
+  pid=$(execute plain__pid '{}')
+  for name in dies flood; do await says ready server_state "$name"; done
+  [[ "$(execute dies__pid '{}')" =~ ^[0-9]+$ ]]
+  [ "$(execute plain__pid '{}')" = "$pid" ]
+  # a server that hangs takes its own calls only
+  local i
+  for i in 1 2 3 4 5 6 7 8; do execute deaf__call '{}' >/dev/null & done
+  [ "$(execute calculator '{"expression":"1+1"}')" = 2 ]
+  [ "$(execute plain__pid '{}')" = "$pid" ]
+  kill -KILL "$PID"                             # the children end with the server
+  gone() { ! kill -0 "$pid" 2>/dev/null; }
+  await gone
+}
+
+@test "--mcp-config: wrong files are refused with the server and the field" {
+  local f=$BATS_TEST_TMPDIR/f
+  refused() { echo "$1" >"$f"; run -1 timeout 20 zse-serve --port 0 --mcp-config "$f"; [[ "$output" == *"$2"* ]] || { echo "$output"; return 1; }; }
+  refused '{}' 'mcpServers: missing'
+  refused '{"mcpServers":{"a__b":{"command":"x"}}}' "'a__b': expected a name"
+  refused '{"mcpServers":{"a":{}}}' 'a: expected either command or url'
+  refused '{"mcpServers":{"a":{"command":"x","url":"http://x"}}}' 'a: expected either command or url'
+  refused '{"mcpServers":{"a":{"url":"ftp://x"}}}' 'a: url:'
+  refused '{"mcpServers":{"a":{"url":"http://x","type":"sse"}}}' "a: type: 'sse', expected stdio (command) or http (url)"
+  refused '{"mcpServers":{"a":{"command":"x","args":[1]}}}' 'a: args: expected a list of texts'
+  refused '{"mcpServers":{"a":{"command":"x","env":[]}}}' 'a: env: expected an object of texts'
+  refused '{"mcpServers":{"a":{"command":"x","timeout":0}}}' 'a: timeout: 0, expected seconds'
+  refused '{"mcpServers":{"a":{"command":"x","comand":"y"}}}' 'a: comand: there is no such field'
+  refused '{' "$f: line"
+  rm "$f"
+  run -1 zse-serve --port 0 --mcp-config "$f"
+}
+
+@test "--mcp-config: the official package as the server, over standard input and over HTTP; a destructive tool needs a confirmation" {
+  installed mcp || skip "no mcp package in build/venv (scripts/deps makes it)"
+  local URL PID f=$BATS_TEST_TMPDIR/mcp.json port py=$PWD/build/venv/bin/python s=$PWD/tests/serve/mcp_servers.py web
+  port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  "$py" "$s" http "$port" >/dev/null 2>&1 3>&- &
+  web=$!
+  jq -n --arg py "$py" --arg s "$s" --arg u "http://127.0.0.1:$port/mcp" \
+    '{mcpServers: {good: {command: $py, args: [$s, "good"]}, web: {url: $u, type: "http", headers: {"X-Test": "é"}}}}' >"$f"
+  start "$BATS_TEST_TMPDIR/log" "$T/tiny.zse" --port 0 --mcp-config "$f"
+  local n
+  for n in good web; do
+    await says ready server_state $n
+    [ "$(execute ${n}__add '{"a":2,"b":3}')" = 5 ]
+    [[ "$(execute ${n}__fail '{}' .error)" == *"Error executing tool fail"* ]]
+    [ "$(execute ${n}__delete '{"name":"f"}' .error.code)" = confirmation_required ]
+    [ "$(post /api/tools/execute '{"name":"'$n'__delete","arguments":{"name":"f"},"confirm":true}' | jq -r .result)" = "deleted f" ]
+    [ "$(curl -s "$URL/api/tools" | jq -c '[.tools[] | select(.name == "'$n'__delete") | .destructive, .confirm, .server]')" = '[true,true,"'$n'"]' ]
+  done
+  grep -q 'MCP server good: ready, 4 tools, revision 2026-07-28' "$BATS_TEST_TMPDIR/log.err"
+  # in a chat: refused until the request confirms it
+  await listens "$URL"
+  run chat '"server_tools":["good__delete"]'
+  [ "$(jq -c '[.choices[0].finish_reason, .tool_stop.reason, .choices[0].message.tool_calls[0].function.name]' <<<"$output")" = '["tool_calls","confirm","good__delete"]' ] || { echo "$output"; return 1; }
+  run chat '"server_tools":["good__delete"],"confirmed_tools":["good__del*"]'
+  [[ "$(jq -r '.tool_messages[1].content' <<<"$output")" == deleted\ * ]] || { echo "$output"; return 1; }
+  [ "$(chat '"server_tools":["web__add"]' | jq '.tool_messages | length >= 2')" = true ]
+  kill -KILL "$web"                             # a server that is gone: an error, and no more
+  [[ "$(execute web__add '{"a":2,"b":3}' .error)" == web:* ]]
+  [ "$(execute good__add '{"a":2,"b":3}')" = 5 ]
+  kill -TERM "$PID" && wait "$PID"
+}
+
+@test "forty tools: the second turn of a conversation computes only what is new" {
+  local URL PID f=$BATS_TEST_TMPDIR/mcp.json
+  config 'many=many 36' >"$f"
+  cp -r models/tiny "$BATS_TEST_TMPDIR/wide"    # with a context that has room for them
+  jq '.max_position_embeddings = 32768' models/tiny/config.json >"$BATS_TEST_TMPDIR/wide/config.json"
+  start "$BATS_TEST_TMPDIR/log" "$BATS_TEST_TMPDIR/wide" --ctx 32768 --port 0 --mcp-config "$f"
+  await listens "$URL"
+  await says ready server_state many
+  turn() { post /v1/chat/completions '{"temperature":0,"max_tokens":8,"tools":"server","messages":['"$1"']}' | jq -c '[.usage.prompt_tokens, .usage.prompt_tokens_details.cached_tokens]'; }
+  local first second alone
+  alone=$(post /v1/chat/completions '{"max_tokens":1,"messages":[{"role":"user","content":"Hi"}]}' | jq .usage.prompt_tokens)
+  first=$(turn '{"role":"user","content":"Hi"}')
+  second=$(turn '{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello."},{"role":"user","content":"And now?"}')
+  echo "# prompt tokens, of which cached: $alone without tools; with 40 tools $first, then $second" >&3
+  [ "$(jq -n --argjson a "$first" --argjson b "$second" '$a[0] > 4000 and $b[0] - $b[1] < 64')" = true ]
+  kill -TERM "$PID" && wait "$PID"
+}

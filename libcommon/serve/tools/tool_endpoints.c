@@ -23,10 +23,7 @@ static json_t *tool_json(struct toolbox *b, const json_t *entry)
     const json_t *function = json_object_get(entry, "function");
     struct tool_facts facts;
     json_t *out = json_deep_copy(function);
-    if (!out || !toolbox_find(b, json_string_value(json_object_get(function, "name")), &facts)) {
-        json_decref(out);
-        return NULL;
-    }
+    toolbox_find(b, json_string_value(json_object_get(function, "name")), &facts);
     const int bad = json_object_set_new(out, "server", facts.server ? json_string(facts.server) : json_null()) ||
                     json_object_set_new(out, "read_only", json_boolean(facts.read_only)) ||
                     json_object_set_new(out, "destructive", json_boolean(facts.destructive)) ||
@@ -45,7 +42,8 @@ void handle_tools(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     json_array_foreach(functions, i, entry)
         bad |= json_array_append_new(tools, tool_json(s->toolbox, entry));
-    json_t *all = bad ? NULL : json_pack("{s:O, s:O, s:[]}", "tools", tools, "openai_format", functions, "servers");
+    json_t *all = bad ? NULL : json_pack("{s:O, s:O, s:o}", "tools", tools, "openai_format", functions,
+                                         "servers", toolbox_servers(s->toolbox));
     json_decref(functions);
     json_decref(tools);
     reply_object(s, c, 200, all);

@@ -13,10 +13,13 @@
 #include "libcommon/base/thread.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/serve/exchange.h"
+#include "libcommon/mcp/peer.h"
 #include "libcommon/serve/internal.h"
 #include "libcommon/tools/native.h"
 
-enum { MAX_THREADS = 4, MAX_WAITING = 256, MAX_OF_TENANT = 64 };
+/* Calls that run at once: of built-in tools, and of each MCP server, so that one that never answers
+ * does not take all threads. */
+enum { OF_GROUP = 4, MAX_THREADS = OF_GROUP * (1 + MCP_MAX_SERVERS), MAX_WAITING = 256, MAX_OF_TENANT = 64 };
 
 /* One call.  Queue and threads see only runs; the loop sees batches. */
 struct tool_run {
@@ -24,10 +27,12 @@ struct tool_run {
     struct tool_batch *batch;           /* NULL: it was freed, the result is not needed; loop only */
     struct toolbox *box;                /* NULL: the loop has taken it back; loop only */
     uint64_t tenant;
+    int group;                          /* number of its MCP server + 1; 0: built in */
     char id[TOOL_ID_MAX + 1], name[TOOL_NAME_MAX + 1];
     json_t *arguments;                  /* owned */
     atomic_int cancelled;
     char *text;                         /* owned; NULL: e */
+    int is_error;                       /* text is the message of an error */
     struct err e;
     uint64_t start_ns, end_ns;
     int64_t at_ms;                      /* Unix time of the start */
@@ -53,6 +58,9 @@ struct toolbox {
     int n_waiting, n_threads, n_idle, stop;
     int n_open;                         /* runs that the loop has not taken back */
     pthread_t thread[MAX_THREADS];
+    int running[1 + MCP_MAX_SERVERS];   /* by group */
+    struct mcp_config config;
+    struct mcp_peer *peer[MCP_MAX_SERVERS]; int n_peers;
 };
 
 /* ---- which tools there are ---- */
@@ -70,18 +78,77 @@ int tool_is_named(const json_t *names, const char *name)
     return 0;
 }
 
+/* The MCP server of a name SERVER__TOOL; -1: none. */
+static int peer_of(const struct toolbox *b, const char *name)
+{
+    for (int i = 0; i < b->n_peers; i++) {
+        const char *server = mcp_peer_config(b->peer[i])->name;
+        const size_t n = strlen(server);
+        if (strncmp(name, server, n) == 0 && strncmp(name + n, "__", 2) == 0)
+            return i;
+    }
+    return -1;
+}
+
 int toolbox_find(struct toolbox *b, const char *name, struct tool_facts *facts)
 {
-    (void)b;
+    const int i = peer_of(b, name);
     *facts = (struct tool_facts){ .read_only = 1 };
-    return native_find(name) != NULL;
+    if (i < 0)
+        return native_find(name) != NULL;
+    json_t *tool = mcp_peer_tool(b->peer[i], name);
+    if (!tool)
+        return 0;
+    *facts = (struct tool_facts){ mcp_peer_config(b->peer[i])->name, json_is_true(json_object_get(tool, "readOnly")),
+                                  json_is_true(json_object_get(tool, "destructive")),
+                                  json_is_true(json_object_get(tool, "confirm")) };
+    json_decref(tool);
+    return 1;
+}
+
+/* Append the tools of an MCP server.  -1: no memory. */
+static int peer_functions(struct mcp_peer *p, const json_t *wanted, json_t *list)
+{
+    json_t *tools = mcp_peer_tools(p), *t;
+    size_t i;
+    int bad = !tools;
+    json_array_foreach(tools, i, t) {
+        json_t *full = json_object_get(t, "full");
+        if (wanted && !tool_is_named(wanted, json_string_value(full)))
+            continue;
+        bad |= json_array_append_new(list, json_pack("{s:s, s:{s:O, s:O, s:O}}", "type", "function", "function", "name", full,
+                                                     "description", json_object_get(t, "description"), "parameters",
+                                                     json_object_get(t, "inputSchema")));
+    }
+    json_decref(tools);
+    return bad ? -1 : 0;
+}
+
+json_t *toolbox_servers(struct toolbox *b)
+{
+    static const char *const states[] = { "starting", "ready", "failed" };
+    json_t *list = json_array();
+    int bad = !list;
+    for (int i = 0; i < b->n_peers; i++) {
+        char why[300];
+        int n;
+        const enum mcp_state state = mcp_peer_state(b->peer[i], &n, why);
+        const struct mcp_server_config *c = mcp_peer_config(b->peer[i]);
+        json_t *error = *why ? js_text(why) : json_null();
+        bad |= !error || json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:o}", "name", c->name, "transport",
+                                                               c->url ? "http" : "stdio", "state", states[state],
+                                                               "n_tools", n, "error", error));
+    }
+    if (!bad)
+        return list;
+    json_decref(list);
+    return NULL;
 }
 
 json_t *toolbox_functions(struct toolbox *b, const json_t *wanted)
 {
     json_t *list = json_array();
     int bad = !list;
-    (void)b;
     for (int i = 0; i < n_native_tools; i++) {
         const struct native_tool *t = &native_tools[i];
         if (wanted && !tool_is_named(wanted, t->name))
@@ -91,6 +158,8 @@ json_t *toolbox_functions(struct toolbox *b, const json_t *wanted)
                                                                     "function", "name", t->name, "description",
                                                                     t->description, "parameters", parameters));
     }
+    for (int i = 0; i < b->n_peers && !bad; i++)
+        bad |= peer_functions(b->peer[i], wanted, list);
     if (!bad)
         return list;
     json_decref(list);
@@ -111,6 +180,8 @@ static void run_one(struct tool_run *r)
     const struct native_env env = { NATIVE_ZONEINFO, (int64_t)time(NULL) };
     if (atomic_load(&r->cancelled))
         err_set(&r->e, ERR_CANCELLED, "cancelled");
+    else if (r->group)
+        r->text = mcp_peer_call(r->box->peer[r->group - 1], r->name, r->arguments, &r->cancelled, &r->is_error, &r->e);
     else if (t)
         r->text = native_run(t, &env, r->arguments, &r->e);
     else
@@ -122,25 +193,43 @@ static void run_one(struct tool_run *r)
     }
 }
 
+/* Take the first run of the queue whose group may have another one.  Under the lock. */
+static struct tool_run *take_run(struct toolbox *b)
+{
+    struct tool_run **at = &b->first, *before = NULL, *r;
+    while ((r = *at) && b->running[r->group] >= OF_GROUP) {
+        before = r;
+        at = &r->next;
+    }
+    if (!r)
+        return NULL;
+    *at = r->next;
+    if (b->last == r)
+        b->last = before;
+    b->n_waiting--;
+    b->running[r->group]++;
+    return r;
+}
+
 static void *work(void *arg)
 {
     struct toolbox *b = arg;
     pthread_mutex_lock(&b->lock);
     for (;;) {
+        struct tool_run *r = NULL;
         b->n_idle++;
-        while (!b->first && !b->stop)
+        while (!b->stop && !(r = take_run(b)))
             pthread_cond_wait(&b->work, &b->lock);
         b->n_idle--;
-        struct tool_run *r = b->first;
-        if (!r || b->stop)
+        if (b->stop && !r)
             break;
-        b->first = r->next;
-        b->n_waiting--;
         pthread_mutex_unlock(&b->lock);
         r->start_ns = clock_ns();
         run_one(r);
         r->end_ns = clock_ns();
         pthread_mutex_lock(&b->lock);
+        b->running[r->group]--;
+        pthread_cond_broadcast(&b->work);       /* a run of this group may wait */
         r->next = NULL;
         *b->done_last = r;
         b->done_last = &r->next;
@@ -170,6 +259,7 @@ static struct tool_run *run_new(struct server *s, const struct access_record *re
     r->at_ms = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
     r->box = s->toolbox;
     r->tenant = guard_tenant(record);
+    r->group = 1 + peer_of(s->toolbox, c->name);
     snprintf(r->id, sizeof r->id, "%s", c->id);
     snprintf(r->name, sizeof r->name, "%s", c->name);
     if (record) {
@@ -191,7 +281,7 @@ static struct tool_run *run_new(struct server *s, const struct access_record *re
 /* Start a thread if all are busy.  Under the lock. */
 static int more_threads(struct toolbox *b, int n)
 {
-    while (b->n_idle < n && b->n_threads < MAX_THREADS) {
+    while (b->n_idle < n && b->n_threads < OF_GROUP * (1 + b->n_peers)) {
         if (thread_start(&b->thread[b->n_threads], work, b) != 0)
             break;
         b->n_threads++;
@@ -257,7 +347,7 @@ struct tool_result batch_result(const struct tool_batch *b, int i)
     const struct tool_run *r = b->run[i];
     const char *text = r->text ? r->text : r->e.msg;
     const double ms = (double)(r->end_ns - r->start_ns) * 1e-6;
-    return (struct tool_result){ r->id, r->name, text, strlen(text), !r->text, ms };
+    return (struct tool_result){ r->id, r->name, text, strlen(text), !r->text || r->is_error, ms };
 }
 
 void batch_cancel(struct tool_batch *b)
@@ -286,15 +376,16 @@ static void write_line(struct server *s, const struct tool_run *r)
     struct tool_facts facts;
     /* not logged: the name of an unknown tool and messages, which quote the client or the model */
     const int known = toolbox_find(s->toolbox, r->name, &facts);
-    const char *error = s->o.audit_prompts ? r->e.msg : r->e.code == ERR_CANCELLED ? "cancelled" : "the tool reported an error";
+    const char *error = s->o.audit_prompts && !r->text ? r->e.msg : r->e.code == ERR_CANCELLED ? "cancelled" : "the tool reported an error";
     snprintf(path, sizeof path, "/api/tools/%s", known ? r->name : "(unknown)");
     snprintf(id, sizeof id, "%s/%s", r->request, r->id);
     const struct audit_entry x = { .time_ms = r->at_ms, .request_id = id, .method = "TOOL", .path = path,
-                                   .status = r->text ? 200 : r->e.code == ERR_CANCELLED ? 499 : 422,
+                                   .status = r->text && !r->is_error ? 200 : r->e.code == ERR_CANCELLED ? 499 : 422,
                                    .latency_ms = (double)(r->end_ns - r->start_ns) * 1e-6,
                                    .key_name = r->key[0] ? r->key : NULL, .client_ip = r->client,
                                    .user_agent = r->agent, .prompt_tokens = -1,
-                                   .completion_tokens = -1, .error = r->text ? NULL : error };
+                                   .completion_tokens = -1,
+                                   .error = r->text && !r->is_error ? NULL : error };
     if (s->guard.audit)
         audit_log_add(s->guard.audit, &x, r->has_key, 1);
 }
@@ -336,6 +427,12 @@ void tools_done(struct server *s)
 
 /* ---- opening and closing ---- */
 
+/* In the peer's thread. */
+static void peer_changed(void *user, const char *name, const char *text)
+{
+    server_log(user, "MCP server %s: %s", name, text);
+}
+
 int tools_open(struct server *s, struct err *e)
 {
     struct toolbox *b = calloc(1, sizeof *b);
@@ -346,6 +443,13 @@ int tools_open(struct server *s, struct err *e)
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->work, NULL);
     s->toolbox = b;
+    if (!s->o.mcp_config)
+        return 0;
+    if (mcp_config_load(&b->config, s->o.mcp_config, e) != 0)
+        return -1;
+    for (; b->n_peers < b->config.n; b->n_peers++)
+        if (!(b->peer[b->n_peers] = mcp_peer_open(&b->config.server[b->n_peers], s->o.mcp_env, peer_changed, s, e)))
+            return -1;
     return 0;
 }
 
@@ -358,6 +462,8 @@ void tools_close(struct server *s)
     b->stop = 1;
     pthread_cond_broadcast(&b->work);
     pthread_mutex_unlock(&b->lock);
+    for (int i = 0; i < b->n_peers; i++)
+        mcp_peer_stop(b->peer[i]);
     for (int i = 0; i < b->n_threads; i++)
         pthread_join(b->thread[i], NULL);
     for (int k = 0; k < 2; k++)
@@ -366,6 +472,9 @@ void tools_close(struct server *s)
             write_line(s, r);
             run_free(r);
         }
+    for (int i = 0; i < b->n_peers; i++)
+        mcp_peer_close(b->peer[i]);
+    mcp_config_release(&b->config);
     pthread_cond_destroy(&b->work);
     pthread_mutex_destroy(&b->lock);
     free(b);

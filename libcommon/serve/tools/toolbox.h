@@ -1,4 +1,5 @@
-/* toolbox.h - the tools that the server runs for its clients: the built-in ones.
+/* toolbox.h - the tools that the server runs for its clients: the built-in ones, and those of the
+ * MCP servers of --mcp-config.
  *
  * A batch is one or more calls that run side by side in threads of the toolbox, which are started
  * as they are needed.  The loop starts a batch and is called back when it is complete; each call
@@ -33,6 +34,9 @@ int toolbox_find(struct toolbox *b, const char *name, struct tool_facts *facts);
 json_t *toolbox_functions(struct toolbox *b, const json_t *wanted);
 /* The built-in tools as MCP lists them; NULL without memory. */
 json_t *toolbox_mcp_tools(struct toolbox *b);
+/* The MCP servers: a new list of {"name", "transport", "state", "n_tools", "error"}; NULL without
+ * memory. */
+json_t *toolbox_servers(struct toolbox *b);
 /* Does a list of names, as above, contain this one? */
 int tool_is_named(const json_t *names, const char *name);
 

@@ -1,0 +1,99 @@
+"""mcp_servers.py - MCP servers for the tests of the client: one of the official package, and ones
+that misbehave.
+
+usage: mcp_servers.py good|http PORT          with the package mcp
+       mcp_servers.py plain|old|dies|half|flood|rubbish|silent|deaf|many N|env      without it"""
+import json
+import os
+import sys
+import time
+
+
+def good(port=None):
+    from mcp.server.mcpserver import MCPServer
+    from mcp_types import ToolAnnotations
+    server = MCPServer("good")
+
+    @server.tool()
+    def add(a: int, b: int) -> str:
+        """Add two numbers"""
+        return str(a + b)
+
+    @server.tool(annotations=ToolAnnotations(destructive_hint=True, read_only_hint=False))
+    def delete(name: str) -> str:
+        """Delete something"""
+        return f"deleted {name}"
+
+    @server.tool()
+    def fail() -> str:
+        """Always fails"""
+        raise ValueError("it is broken")
+
+    @server.tool(name="a name/with other letters that is far too long for the functions of a chat request")
+    def odd() -> str:
+        """Oddly named"""
+        return "odd"
+
+    if port:
+        server.run(transport="streamable-http", port=port)
+    else:
+        server.run()
+
+
+def send(message):
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def tool(name, **more):
+    return {"name": name, "description": "x" * 200, "inputSchema": {"type": "object", "properties": {"n": {"type": "integer"}}}, **more}
+
+
+def plain(mode, n):
+    """A server of 2025-06-18 by hand; mode says how it misbehaves when its tool is called."""
+    if mode == "half":
+        sys.stdout.write('{"jsonrpc": "2.0", "id": 1, "resu')
+        sys.stdout.flush()
+        os._exit(3)
+    if mode == "rubbish":
+        while True:
+            print("this is not a message")
+    if mode == "silent":
+        time.sleep(3600)
+    for line in sys.stdin:
+        m = json.loads(line)
+        method, i = m.get("method"), m.get("id")
+        if i is None:
+            continue
+        if mode == "old" and method not in ("initialize", "tools/list", "tools/call"):
+            sys.exit(4)                 # a server that ends at an unknown message
+        if method == "initialize":
+            send({"jsonrpc": "2.0", "id": i, "result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "plain", "version": "1"}}})
+        elif method == "tools/list":
+            names = [f"tool_{k}" for k in range(n)] if mode == "many" else ["call", "pid"]
+            send({"jsonrpc": "2.0", "id": i, "result": {"tools": [tool(x) for x in names]}})
+        elif method == "tools/call" and m["params"]["name"] == "pid":
+            send({"jsonrpc": "2.0", "id": i, "result": {"content": [{"type": "text", "text": str(os.getpid())}]}})
+        elif method == "tools/call" and mode == "dies":
+            print("the disk is on fire", file=sys.stderr)
+            os._exit(5)
+        elif method == "tools/call" and mode == "flood":
+            while True:
+                os.write(1, b"x" * 65536)
+        elif method == "tools/call" and mode == "deaf":
+            time.sleep(3600)
+        elif method == "tools/call" and mode == "env":
+            send({"jsonrpc": "2.0", "id": i, "result": {"content": [{"type": "text", "text": json.dumps(dict(os.environ))}]}})
+        elif method == "tools/call":
+            send({"jsonrpc": "2.0", "id": i, "result": {"content": [{"type": "text", "text": "done"}, {"type": "image", "mimeType": "image/png", "data": ""}]}})
+        else:
+            send({"jsonrpc": "2.0", "id": i, "error": {"code": -32601, "message": "Method not found"}})
+
+
+mode = sys.argv[1]
+if mode == "good":
+    good()
+elif mode == "http":
+    good(int(sys.argv[2]))
+else:
+    plain(mode, int(sys.argv[2]) if len(sys.argv) > 2 else 0)
