@@ -149,7 +149,7 @@ in_browser() {
 }
 
 @test "in a browser: conversations, branches, stopping, files" {
-  in_browser conversation without_history branches stop files
+  in_browser conversation without_history branches elsewhere stop files
 }
 
 @test "in a browser: texts of others stay texts, tools wait for permission" {

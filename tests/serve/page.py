@@ -274,6 +274,47 @@ def stop(browser, s):
 
 
 @check
+def elsewhere(browser, s):
+    "an answer goes on while another conversation or page is shown; one of 400 messages opens at once"
+    t = Tab(browser, s)
+    p = t.open()
+    t.ask('Hello')
+    held = []
+    p.route('**/v1/chat/completions', lambda r: held.append(r))
+    p.fill('.composer textarea', 'Wait for it.')
+    with p.expect_request('**/v1/chat/completions'):
+        p.keyboard.press('Enter')
+    p.locator('.cursor').wait_for()
+    p.click('#new-chat')
+    p.locator('.welcome').wait_for()
+    p.locator('#pages a[aria-label="Dashboard"]').click()
+    p.locator('.state.good').first.wait_for()
+    with p.expect_response(lambda r: r.url.endswith('/messages') and r.request.method == 'POST'):
+        held[0].fulfill(content_type='text/event-stream', body=events('Here ', 'it is.', FINISH))
+    p.unroute('**/v1/chat/completions')
+    p.locator('#pages a[aria-label="Chat"]').click()
+    p.locator('.conv', has_text='Hello').first.click()
+    p.locator('.message.assistant', has_text='Here it is.').locator('.figures').wait_for(state='attached')
+
+    def post(path, body):
+        request = urllib.request.Request(s.url + '/api/chat/conversations' + path, json.dumps(body).encode())
+        return json.loads(urllib.request.urlopen(request).read())
+    id_ = post('', {'title': 'Long'})['id']
+    for i in range(200):
+        post(f'/{id_}/messages', {'role': 'user', 'content': f'question {i}'})
+        post(f'/{id_}/messages', {'role': 'assistant', 'content': ANSWER})
+    ms = p.evaluate('''async id => {
+        const from = performance.now();
+        location.hash = id;
+        while (document.querySelectorAll('.message').length < 400) await new Promise(requestAnimationFrame);
+        return performance.now() - from;
+    }''', id_)
+    expect(ms < 6000, f'{ms:.0f} ms')
+    t.end()
+    return f'400 messages after {ms:.0f} ms'
+
+
+@check
 def hostile_texts(browser, s):
     "texts of a model, a person, a file, a title, thoughts and tools never become elements"
     t = Tab(browser, s)
