@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cmd/catalog.h"
 #include "cmd/cli.h"
 #include "cmd/hub_cli.h"
 #include "cmd/zse-info.h"
@@ -139,6 +140,22 @@ static json_t *search_row(const json_t *info, int *ok)
     if (why)
         json_object_set_new(row, "reason", js_text(why));
     return row;
+}
+
+json_t *catalog_search(const char *words, int limit, struct err *e)
+{
+    struct hub_setup s;
+    json_t *found = hub_setup(&s, "zse-serve", e) == 0 ? hub_search(&s.o, words, limit, e) : NULL, *rows, *info;
+    size_t i;
+    int ok;
+    hub_setup_release(&s);
+    if (!found)
+        return NULL;
+    rows = json_array();
+    json_array_foreach(found, i, info)
+        json_array_append_new(rows, search_row(info, &ok));
+    json_decref(found);
+    return json_pack("{s:i, s:o, s:o}", "count", (int)json_array_size(rows), "query", js_text(words), "models", rows);
 }
 
 static void print_search(const json_t *rows, int all)
@@ -349,6 +366,39 @@ static int check_on_hub(json_t *report, struct hub_setup *s, const struct hub_na
     json_decref(info);
     free(text);
     return rc;
+}
+
+/* A report as the API has it. */
+static json_t *check_answer(json_t *report, const char *id)
+{
+    json_t *memory = json_object_get(report, "memory"), *issues = json_object_get(report, "problems"),
+           *advice = json_array();
+    const int good = json_array_size(issues) == 0;
+    if (good)
+        json_array_append_new(advice, json_sprintf("zse-convert %s -o MODEL.zse", id));
+    return json_pack("{s:s, s:b, s:O?, s:O, s:o, s:{s:O?, s:O?, s:O?}}", "model_id", id, "compatible", good,
+                     "architecture", json_object_get(report, "architecture"), "issues", issues, "recommendations",
+                     advice, "size_info", "weight_bytes", json_object_get(report, "weight_bytes"), "memory_bytes",
+                     memory, "context", json_object_get(report, "context"));
+}
+
+json_t *catalog_check(const char *id, struct err *e)
+{
+    struct hub_setup s = { .prog = "zse-serve" };
+    struct hub_name name;
+    json_t *report, *answer = NULL;
+    if (hub_parse_name(&name, id, e) != 0) {
+        e->code = ERR_FORMAT;
+        return NULL;
+    }
+    report = json_pack("{s:[]}", "problems");
+    if (hub_setup(&s, s.prog, e) == 0 && check_on_hub(report, &s, &name, e) == 0)
+        answer = check_answer(report, id);
+    else if (e->code == ERR_FORMAT)
+        e->code = ERR_IO;
+    hub_setup_release(&s);
+    json_decref(report);
+    return answer;
 }
 
 static void print_check(const json_t *report)

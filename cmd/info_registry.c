@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cmd/catalog.h"
 #include "cmd/cli.h"
 #include "cmd/planning.h"
 
@@ -102,6 +103,32 @@ static json_t *describe(const json_t *m, struct err *e)
     json_object_set(j, "config", (json_t *)config);
     planned_close(&p);
     return j;
+}
+
+/* The memory of a type in GB, rounded up to hundredths. */
+static json_t *vram_gb(const json_t *d, const char *type)
+{
+    const json_int_t bytes = json_integer_value(json_object_get(json_object_get(d, "vram"), type));
+    return json_real((double)((bytes + 9999999) / 10000000) / 100);
+}
+
+json_t *catalog_registry(struct err *e)
+{
+    json_t *registry = registry_load(e), *all = json_array(), *m, *d = NULL;
+    size_t i;
+    json_array_foreach(registry, i, m) {
+        if (!(d = describe(m, e)))
+            break;
+        json_object_del(d, "config");
+        json_object_set_new(d, "vram", json_pack("{s:o, s:o, s:o}", "fp16_gb", vram_gb(d, "bf16"), "int8_gb",
+                                                 vram_gb(d, "int8"), "int4_gb", vram_gb(d, "nl4")));
+        json_array_append_new(all, d);
+    }
+    json_decref(registry);
+    if (d)
+        return all;
+    json_decref(all);
+    return NULL;
 }
 
 /* Filter by the registry's own fields, before sizes are computed. */

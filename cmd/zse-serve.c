@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cmd/catalog.h"
 #include "cmd/cli.h"
 #include "cmd/home.h"
 #include "cmd/hub_cli.h"
@@ -320,7 +321,9 @@ static void stop_last_resort(struct last_resort *l)
 static int serve(struct serve_options *o, const struct serve_user *user, struct server_folders *p, struct err *e)
 {
     const struct server_options so = {
-        .opener = { open_served, close_served, o }, .host = o->host, .port = o->port, .socket_path = o->socket_path,
+        .opener = { open_served, close_served, o },
+        .catalog = { catalog_registry, catalog_search, catalog_check },
+        .host = o->host, .port = o->port, .socket_path = o->socket_path,
             .tls_cert = o->tls_cert, .tls_key = o->tls_key,
         .home = p->home, .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,
         .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_anonymous_bytes = o->audit_anonymous_bytes,

@@ -1,6 +1,6 @@
 /* exchange.h - work that goes on behind a request: an API call (api/calls.c), a model being loaded,
  * a report (admin/access_endpoints.c), calls of tools (tools/tool_request.c), work on documents
- * (rag/), a question to the chat history (chats/chats.h). */
+ * (rag/), a question to the chat history (chats/chats.h) or to the catalog (admin/catalog.c). */
 #ifndef ZSE_SERVE_EXCHANGE_H
 #define ZSE_SERVE_EXCHANGE_H
 
@@ -16,7 +16,8 @@ struct loaded_model;
 struct server;
 
 enum exchange_kind {
-    EXCHANGE_CALL, EXCHANGE_LOAD, EXCHANGE_REPORT, EXCHANGE_TOOLS, EXCHANGE_RAG, EXCHANGE_CHATS
+    EXCHANGE_CALL, EXCHANGE_LOAD, EXCHANGE_REPORT, EXCHANGE_TOOLS, EXCHANGE_RAG, EXCHANGE_CHATS,
+    EXCHANGE_CATALOG
 };
 /* the first member of every object that conn_exchange points to */
 struct exchange { enum exchange_kind kind; };
@@ -63,5 +64,10 @@ void chats_close(struct server *s);                     /* ends running jobs, jo
 void chats_done(struct server *s);                      /* on_wake: answer what they have done */
 void chats_tick(struct server *s);                      /* on_second: delete what is too old */
 void chats_gone(struct conn *c);                        /* the client is */
+
+/* ---- registry and hub: admin/catalog.c ---- */
+void catalog_done(struct server *s);                    /* on_wake: answer the questions whose threads have ended */
+void catalog_gone(struct conn *c);                      /* the client is gone */
+void catalog_close(struct server *s);                   /* before loop_close; does not wait for the hub */
 
 #endif

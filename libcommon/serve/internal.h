@@ -38,6 +38,8 @@ struct server {
     struct chats *chats;                /* threads of the chat history; NULL: --no-history */
     struct metrics metrics;
     struct guard guard;
+    struct catalog_question *questions; /* to the registry and the hub: admin/catalog.c */
+    json_t *registry;                   /* its models, owned; NULL: not computed yet */
     struct rag_service *rag;            /* documents: rag/service.c */
     struct account *account;            /* memory of requests */
     unsigned long long cpu_total, cpu_idle;     /* jiffies of /proc/stat, as last read */

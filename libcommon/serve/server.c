@@ -102,6 +102,10 @@ static void on_gone(void *user, struct conn *c)
         rag_gone(c);
         return;
     }
+    if (x->kind == EXCHANGE_CATALOG) {
+        catalog_gone(c);
+        return;
+    }
     if (x->kind == EXCHANGE_CHATS) {
         chats_gone(c);
         return;
@@ -145,6 +149,7 @@ static void on_wake(void *user)
     tools_done(s);
     rag_events(s);
     chats_done(s);
+    catalog_done(s);
     models_tick(s);
     finish_draining(s);
 }
@@ -321,6 +326,7 @@ int server_close(struct server *s)
     while (atomic_exchange(&s->audit_finished, 1))
         /* server_finish_audit() runs in another thread: the process is about to end */
         pause();
+    catalog_close(s);
     tools_close(s);                             /* writes lines of the audit log */
     const int rc = guard_close(s);              /* before loop_close: joins threads that wake the loop */
     loop_close(s->loop);

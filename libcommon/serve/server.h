@@ -66,9 +66,19 @@ struct model_opener {
     void *user;
 };
 
+/* Models that could be loaded; called from threads of the server, at any time until the process
+ * ends.  New references; NULL with *e.  registry NULL: there is none. */
+struct model_catalog {
+    json_t *(*registry)(struct err *e);
+    json_t *(*search)(const char *words, int limit, struct err *e);
+    /* ERR_FORMAT: id is no name */
+    json_t *(*check)(const char *id, struct err *e);
+};
+
 struct audit_signer;
 struct server_options {
     struct model_opener opener;
+    struct model_catalog catalog;
     const char *host; int port;         /* host NULL: no TCP; port 0: any */
     const char *socket_path;            /* NULL: none */
     const char *tls_cert, *tls_key;     /* NULL: plain */

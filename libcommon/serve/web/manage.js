@@ -90,20 +90,52 @@ class Models {
     this.load.replaceChildren(head, form);
   }
 
-  // The registry and the hub, where the server has them.
+  // The registry, and the hub.
   async drawHub() {
     const paths = (await spec().catch(() => ({ paths: {} }))).paths;
-    if (!paths['/api/models/registry'] && !paths['/api/models/search']) return;
+    if (this.left || !paths['/api/models/registry']) return;
     this.hub.hidden = false;
-    const results = h('div'), query = h('input', { type: 'search', placeholder: 'Search huggingface.co', 'aria-label': 'Search huggingface.co' });
-    const show = (models, note) => results.replaceChildren(models.length ? table(['Model', 'Size', 'Memory', ''], models.map(m => [h('strong', {}, m.name || m.model_id || m.id), m.parameters || m.size || (m.downloads !== undefined ? `${short(m.downloads)} downloads` : ''),
-      m.vram ? Object.entries(m.vram).map(([k, v]) => `${k.replace('_gb', '')}: ${v} GB`).join(', ') : '', m.description || ''].map((c, i) => i === 3 ? Object.assign(h('span', {}, c), { cellClass: 'wrap' }) : c))) : h('p.muted', {}, note));
-    this.hub.replaceChildren(h('header', {}, h('h2', {}, 'Known models')), paths['/api/models/search'] ? h('form.row', { onsubmit: async ev => {
-      ev.preventDefault();
-      results.replaceChildren(spinner('Searching'));
-      try { show((await api('/api/models/search?q=' + encodeURIComponent(query.value))).models, 'Nothing found.'); } catch (e) { results.replaceChildren(problem(e)); }
-    } }, query, h('button', {}, 'Search')) : null, results);
-    if (paths['/api/models/registry']) try { show((await api('/api/models/registry')).models, 'The registry is empty.'); } catch (e) { results.replaceChildren(problem(e)); }
+    const category = h('select', { 'aria-label': 'Category', onchange: () => this.registry() }, ['', 'chat', 'instruct', 'code', 'reasoning'].map(c => h('option', { value: c }, c || 'all')));
+    const memory = h('input', { type: 'number', min: 0, step: 'any', placeholder: 'any', 'aria-label': 'Memory in GB', onchange: () => this.registry() });
+    const words = h('input', { type: 'search', placeholder: 'Name on huggingface.co', 'aria-label': 'Search huggingface.co', required: true });
+    this.filters = { category, memory };
+    this.known = h('div');
+    this.found = h('div', { role: 'status' });
+    const search = may('admin') && h('form.row.search-row', { onsubmit: ev => { ev.preventDefault(); this.search(words.value); } }, words, h('button', {}, icon('search'), 'Search the hub'));
+    this.hub.replaceChildren(search ? h('section.section', {}, h('header', {}, h('h2', {}, 'Models on the hub')), h('.card', {}, search, this.found)) : '',
+      h('section.section', {}, h('header', {}, h('h2', {}, 'Known models')), h('.form.filters', {}, field('Category', category), field('Memory in GB', memory)), this.known));
+    this.registry();
+  }
+
+  async registry() {
+    const { category, memory } = this.filters, query = new URLSearchParams(Object.entries({ category: category.value, max_vram: memory.value }).filter(([, v]) => v));
+    try {
+      const { models } = await api('/api/models/registry?' + query);
+      const cell = (e, name) => Object.assign(e, { cellClass: name });
+      this.known.replaceChildren(models.length ? table(['Model', 'Parameters', '16 bits', '8 bits', '4 bits', 'Context', 'Runs here'], models.map(m => [cell(h('span', {}, h('strong', {}, m.name), m.recommended ? h('span.chip.after', {}, 'recommended') : null, h('br'), h('span.muted', {}, m.description)), 'wrap'),
+        `${number(m.parameters / 1e9, 1)} billion`, ...['fp16_gb', 'int8_gb', 'int4_gb'].map(k => `${number(m.vram[k], 1)} GB`), short(m.context_length), h('span.state.' + (m.supported ? 'good' : 'x'), { title: m.unsupported_reason }, m.supported ? 'yes' : 'no')]), [1, 2, 3, 4, 5])
+        : h('.card', {}, emptyState('models', 'No model fits', 'Allow more memory, or another category.')));
+    } catch (e) { this.known.replaceChildren(problem(e, () => this.registry())); }
+  }
+
+  async search(words) {
+    this.found.replaceChildren(spinner('Asking the hub'));
+    try {
+      const { models } = await api('/api/models/search?q=' + encodeURIComponent(words));
+      this.found.replaceChildren(models.length ? table(['Model', 'Downloads', 'Licence', 'Converts', ''], models.map(m => [m.id, number(m.downloads), m.license || '', h('span.state.' + (m.compatible ? 'good' : 'x'), { title: m.reason }, m.compatible ? 'yes' : 'no'),
+        Object.assign(h('span', {}, h('button', { type: 'button', onclick: ev => this.check(m.id, ev.currentTarget) }, 'Check')), { cellClass: 'actions' })]), [1]) : h('p.muted', {}, `No model has “${words}” in its name.`));
+    } catch (e) { this.found.replaceChildren(problem(e)); }
+  }
+
+  async check(id, button) {
+    button.disabled = true;
+    try {
+      const r = await api('/api/models/check/' + id.split('/').map(encodeURIComponent).join('/')), size = r.size_info, memory = size.memory_bytes || {};
+      dialog(id, [h('p', {}, h('span.state.' + (r.compatible ? 'good' : 'bad'), {}, r.compatible ? 'It can be converted and runs here.' : 'It cannot be used here.')), r.issues.map(t => h('.note', {}, t)),
+        h('dl.facts', {}, [['Architecture', r.architecture], ['Context', size.context && `${number(size.context)} tokens`], ['Weights', size.weight_bytes && bytes(size.weight_bytes)], ...Object.entries(memory).map(([k, v]) => [`Memory as ${k}`, bytes(v)])].filter(([, v]) => v).map(([n, v]) => h('div', {}, h('dt', {}, n), h('dd', {}, v)))),
+        r.recommendations.map(t => h('.secret', {}, h('code', {}, t)))], [h('button.primary', { value: '' }, 'Close')]);
+    } catch (e) { fail(e); }
+    button.disabled = false;
   }
 }
 

@@ -1,0 +1,282 @@
+/* catalog.c - GET /api/models/registry, search and check: well-known models, and models on the hub.
+ *
+ * The program answers the questions (struct model_catalog), each in a thread: the hub may be slow.
+ * One question to the hub at a time.  The registry never changes: it is computed once. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/serve/exchange.h"
+#include "libcommon/serve/internal.h"
+
+enum question_kind { ASK_REGISTRY, ASK_SEARCH, ASK_CHECK };
+enum { LIMIT_DEFAULT = 20, LIMIT_MOST = 50, WAITING_MOST = 8 };
+
+struct registry_filter { char category[32], size[16], id[200]; double max_vram_gb; int recommended; };
+
+struct catalog_question {
+    struct exchange exchange;           /* first: see exchange.h */
+    struct catalog_question *next;
+    struct server *s;
+    struct conn *conn;                  /* NULL: the client is gone */
+    struct model_catalog catalog;
+    pthread_t thread;
+    /* set to 1 by its thread at the end, or by catalog_close, after which the thread frees it */
+    atomic_int over;
+    enum question_kind kind;
+    char words[200];
+    int limit;
+    struct registry_filter filter;
+    json_t *answer;                     /* NULL: see e */
+    struct err e;
+};
+
+/* ---- in the thread ---- */
+
+static void *answer_question(void *user)
+{
+    struct catalog_question *q = user;
+    const struct model_catalog *c = &q->catalog;
+    struct loop *loop = q->s->loop;
+    q->answer = q->kind == ASK_REGISTRY ? c->registry(&q->e) : q->kind == ASK_SEARCH
+                    ? c->search(q->words, q->limit, &q->e) : c->check(q->words, &q->e);
+    if (atomic_exchange(&q->over, 1)) {         /* the server is gone, and its loop with it */
+        json_decref(q->answer);
+        free(q);
+    } else {
+        loop_wake(loop);
+    }
+    return NULL;
+}
+
+/* ---- the registry ---- */
+
+static int is_listed(const json_t *list, const char *word)
+{
+    size_t i = 0;
+    while (i < json_array_size(list) && strcmp(json_string_value(json_array_get(list, i)), word) != 0)
+        i++;
+    return i < json_array_size(list);
+}
+
+static int passes(const struct registry_filter *f, json_t *m)
+{
+    const json_t *least = json_object_get(json_object_get(m, "vram"), "int4_gb");
+    return (!*f->category || is_listed(json_object_get(m, "categories"), f->category)) &&
+           (!*f->size || strcmp(f->size, json_string_value(json_object_get(m, "size"))) == 0) &&
+           (!f->recommended || json_is_true(json_object_get(m, "recommended"))) &&
+           (f->max_vram_gb <= 0 || json_number_value(least) <= f->max_vram_gb);
+}
+
+static void reply_registry(struct server *s, struct conn *c, const struct registry_filter *f)
+{
+    json_t *list = json_array(), *m;
+    size_t i;
+    json_array_foreach(s->registry, i, m) {
+        if (*f->id && strcmp(json_string_value(json_object_get(m, "model_id")), f->id) == 0) {
+            json_decref(list);
+            reply_object(s, c, 200, json_incref(m));
+            return;
+        }
+        if (!*f->id && passes(f, m))
+            json_array_append(list, m);
+    }
+    if (*f->id) {
+        json_decref(list);
+        reply_refusal(s, c, 404, "no_such_model", "the registry has no model '%.200s'", f->id);
+    } else {
+        reply_object(s, c, 200, json_pack("{s:i, s:o}", "count", (int)json_array_size(list), "models", list));
+    }
+}
+
+/* ---- in the loop ---- */
+
+static void reply_question(struct server *s, struct catalog_question *q)
+{
+    if (q->kind == ASK_REGISTRY && q->answer && !s->registry)
+        s->registry = json_incref(q->answer);
+    if (!q->conn)
+        return;
+    if (q->answer && q->kind == ASK_REGISTRY)
+        reply_registry(s, q->conn, &q->filter);
+    else if (q->answer)
+        reply_object(s, q->conn, 200, json_incref(q->answer));
+    else if (q->kind == ASK_CHECK && q->e.code == ERR_FORMAT)
+        reply_refusal(s, q->conn, 400, "invalid_value", "%s", q->e.msg);
+    else
+        reply_refusal(s, q->conn, q->kind == ASK_REGISTRY ? 503 : 502, "hub_failed", "%s", q->e.msg);
+}
+
+void catalog_done(struct server *s)
+{
+    for (struct catalog_question **at = &s->questions, *q; (q = *at);) {
+        if (!atomic_load(&q->over)) {
+            at = &q->next;
+            continue;
+        }
+        *at = q->next;
+        pthread_join(q->thread, NULL);
+        reply_question(s, q);
+        json_decref(q->answer);
+        free(q);
+    }
+}
+
+void catalog_gone(struct conn *c) { ((struct catalog_question *)conn_exchange(c))->conn = NULL; }
+
+void catalog_close(struct server *s)
+{
+    for (struct catalog_question *q; (q = s->questions);) {
+        s->questions = q->next;
+        const pthread_t thread = q->thread;
+        if (!atomic_exchange(&q->over, 1)) {
+            pthread_detach(thread);             /* the hub may take a minute; the thread frees q */
+            continue;
+        }
+        pthread_join(thread, NULL);
+        json_decref(q->answer);
+        free(q);
+    }
+    json_decref(s->registry);
+    s->registry = NULL;
+}
+
+/* NULL: it was refused. */
+static struct catalog_question *new_question(struct server *s, struct conn *c, enum question_kind kind)
+{
+    int n = 0, same = 0;
+    for (const struct catalog_question *q = s->questions; q; q = q->next, n++)
+        same += q->kind != ASK_REGISTRY;
+    struct catalog_question *q = s->o.catalog.registry ? calloc(1, sizeof *q) : NULL;
+    if (!s->o.catalog.registry)
+        reply_refusal(s, c, 404, "no_catalog", "this program has no registry of models");
+    else if (!q)
+        reply_refusal(s, c, 503, NULL, "out of memory");
+    else if (n >= WAITING_MOST || (kind != ASK_REGISTRY && same))
+        reply_refusal(s, c, 503, "busy", "another question to the hub is being answered");
+    else {
+        q->exchange.kind = EXCHANGE_CATALOG;
+        q->s = s;
+        q->conn = c;
+        q->catalog = s->o.catalog;
+        q->kind = kind;
+        return q;
+    }
+    free(q);
+    return NULL;
+}
+
+static void start_question(struct server *s, struct conn *c, struct catalog_question *q)
+{
+    if (pthread_create(&q->thread, NULL, answer_question, q) != 0) {
+        reply_refusal(s, c, 503, NULL, "no thread available");
+        free(q);
+        return;
+    }
+    q->next = s->questions;
+    s->questions = q;
+    conn_set_exchange(c, q);
+}
+
+/* ---- the routes ---- */
+
+/* Copy a word of the query that must be one of these.  0: it was refused. */
+static int query_word(struct server *s, struct conn *c, const char *name, const char *const *words, char *out,
+                      size_t room)
+{
+    *out = '\0';
+    char text[32] = "", all[160] = "";
+    if (!http_query(conn_request(c), name, text, sizeof text))
+        return 1;
+    for (int i = 0; words[i]; i++) {
+        if (strcmp(words[i], text) == 0) {
+            snprintf(out, room, "%s", text);
+            return 1;
+        }
+        snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? ", " : "", words[i]);
+    }
+    reply_refusal(s, c, 400, "invalid_value", "%s: '%.40s', expected one of %s", name, text, all);
+    return 0;
+}
+
+static void ask_registry(struct server *s, struct conn *c, const struct registry_filter *f)
+{
+    if (s->registry) {
+        reply_registry(s, c, f);
+        return;
+    }
+    struct catalog_question *q = new_question(s, c, ASK_REGISTRY);
+    if (q) {
+        q->filter = *f;
+        start_question(s, c, q);
+    }
+}
+
+void handle_registry(struct server *s, struct conn *c, const char *rest)
+{
+    static const char *const categories[] = { "chat", "instruct", "code", "reasoning", NULL },
+        *const sizes[] = { "tiny", "small", "medium", "large", "xlarge", "xxl", NULL },
+        *const truth[] = { "true", "false", "1", "0", NULL };
+    struct registry_filter f = { 0 };
+    char text[32], recommended[8], *end;
+    (void)rest;
+    if (!query_word(s, c, "category", categories, f.category, sizeof f.category) ||
+        !query_word(s, c, "size", sizes, f.size, sizeof f.size) ||
+        !query_word(s, c, "recommended", truth, recommended, sizeof recommended))
+        return;
+    f.recommended = strcmp(recommended, "true") == 0 || strcmp(recommended, "1") == 0;
+    if (http_query(conn_request(c), "max_vram", text, sizeof text)) {
+        f.max_vram_gb = strtod(text, &end);
+        if (end == text || *end || !(f.max_vram_gb > 0)) {
+            reply_refusal(s, c, 400, "invalid_value", "max_vram: '%.40s', expected GB above 0", text);
+            return;
+        }
+    }
+    ask_registry(s, c, &f);
+}
+
+void handle_registry_model(struct server *s, struct conn *c, const char *rest)
+{
+    struct registry_filter f = { 0 };
+    snprintf(f.id, sizeof f.id, "%s", rest);
+    ask_registry(s, c, &f);
+}
+
+void handle_hub_search(struct server *s, struct conn *c, const char *rest)
+{
+    char text[16], *end, words[200];
+    long limit = LIMIT_DEFAULT;
+    (void)rest;
+    if (http_query(conn_request(c), "limit", text, sizeof text)) {
+        limit = strtol(text, &end, 10);
+        if (end == text || *end || limit < 1 || limit > LIMIT_MOST) {
+            reply_refusal(s, c, 400, "out_of_range", "limit: '%s', expected 1 to %d", text, LIMIT_MOST);
+            return;
+        }
+    }
+    if (!http_query(conn_request(c), "q", words, sizeof words) || !*words) {
+        reply_refusal(s, c, 400, "missing", "q: expected words of 1 to %zu bytes", sizeof words - 1);
+        return;
+    }
+    struct catalog_question *q = new_question(s, c, ASK_SEARCH);
+    if (!q)
+        return;
+    strcpy(q->words, words);
+    q->limit = (int)limit;
+    start_question(s, c, q);
+}
+
+void handle_hub_check(struct server *s, struct conn *c, const char *rest)
+{
+    if (strlen(rest) >= sizeof ((struct catalog_question *)0)->words) {
+        reply_refusal(s, c, 400, "invalid_value", "'%.80s...' is no name of a model", rest);
+        return;
+    }
+    struct catalog_question *q = new_question(s, c, ASK_CHECK);
+    if (!q)
+        return;
+    strcpy(q->words, rest);
+    start_question(s, c, q);
+}
