@@ -94,12 +94,14 @@ static int number(const json_t *c, const char *const *keys, int64_t otherwise, i
 static int guess_experts(struct plan_shape *s, struct guess *g, const json_t *c, struct err *e)
 {
     int n_shared;
-    if (NUMBER(s->n_experts, 0, "n_routed_experts", "num_local_experts", "num_experts") ||
-        NUMBER(s->top_k, 2, "num_experts_per_tok", "num_experts_per_token", "moe_top_k") ||
+    if (NUMBER(s->n_experts, 0, "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts") ||
+        NUMBER(s->top_k, 2, "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k") ||
         NUMBER(g->expert_size, s->intermediate_size, "moe_intermediate_size") ||
         NUMBER(g->n_dense_layers, 0, "first_k_dense_replace", "num_dense_layers") ||
         NUMBER(g->expert_every, 1, "decoder_sparse_step", "moe_layer_freq") ||
-        NUMBER(n_shared, 0, "n_shared_experts", "num_shared_experts"))
+        /* llama4 has one, and no key for it */
+        NUMBER(n_shared, js_get(c, "intermediate_size_mlp") != NULL, "n_shared_experts", "num_shared_experts",
+               "moe_num_shared_experts"))
         return -1;
     if (n_shared > 1 << 16)
         return err_set(e, ERR_FORMAT, "config.json: n_shared_experts is %d, expected 65536 at most", n_shared);
