@@ -53,7 +53,7 @@ struct access_record;
 struct problem;
 /* Search as POST /api/rag/context with this body, which is taken over, for the owner of the record.
  * done is called by the loop with the answer (borrowed) or the problem, unless the server stops
- * before.  lm: its tokenizer counts tokens.  0, or -1 with *pr. */
+ * before.  lm: its tokenizer counts tokens; NULL: code points are counted.  0, or -1 with *pr. */
 int rag_ask(struct server *s, const struct access_record *record, struct loaded_model *lm, json_t *body,
             void (*done)(void *user, json_t *answer, const struct problem *p), void *user, struct problem *pr);
 void rag_gone(struct conn *c);                          /* the client is */

@@ -44,18 +44,20 @@ const struct native_tool *native_find(const char *name)
     return NULL;
 }
 
+json_t *native_mcp_tool(const struct native_tool *t)
+{
+    json_t *schema = json_loads(t->parameters, 0, NULL),
+           *hints = json_pack("{s:b, s:b, s:b}", "readOnlyHint", 1, "destructiveHint", 0, "openWorldHint", 0);
+    return json_pack("{s:s, s:s, s:o, s:o}", "name", t->name, "description", t->description, "inputSchema", schema,
+                     "annotations", hints);
+}
+
 json_t *native_mcp_tools(void)
 {
     json_t *list = json_array();
     int bad = !list;
-    for (int i = 0; i < n_native_tools; i++) {
-        const struct native_tool *t = &native_tools[i];
-        json_t *schema = json_loads(t->parameters, 0, NULL),
-               *hints = json_pack("{s:b, s:b, s:b}", "readOnlyHint", 1, "destructiveHint", 0, "openWorldHint", 0);
-        bad |= !schema || json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:o}", "name", t->name, "description",
-                                                                t->description, "inputSchema", schema, "annotations",
-                                                                hints));
-    }
+    for (int i = 0; i < n_native_tools; i++)
+        bad |= json_array_append_new(list, native_mcp_tool(&native_tools[i]));
     if (!bad)
         return list;
     json_decref(list);

@@ -32,6 +32,7 @@ extern const struct native_tool native_tools[];
 extern const int n_native_tools;
 
 const struct native_tool *native_find(const char *name);           /* NULL: none */
+json_t *native_mcp_tool(const struct native_tool *t);           /* one of them, likewise */
 /* A new list of them as MCP describes tools; NULL without memory. */
 json_t *native_mcp_tools(void);
 /* Check the arguments against the schema and run the tool.  malloc'd text; NULL with *e, whose

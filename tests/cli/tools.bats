@@ -38,10 +38,10 @@ post() { curl -s "$URL$1" -d "$2"; }
 # execute NAME ARGUMENTS [FILTER]: the answer
 execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r "${3-.result}"; }
 
-@test "the list: four tools with schemas, with and without a slash, and as OpenAI writes them" {
+@test "the list: five tools with schemas, with and without a slash, and as OpenAI writes them" {
   run curl -s "$URL/api/tools/"
   [ "$output" = "$(curl -s "$URL/api/tools")" ]
-  [ "$(jq -r '[.tools[].name] | join(" ")' <<<"$output")" = "calculator datetime parse_json string_ops" ] || { echo "$output"; return 1; }
+  [ "$(jq -r '[.tools[].name] | join(" ")' <<<"$output")" = "calculator datetime parse_json string_ops rag_search" ] || { echo "$output"; return 1; }
   [ "$(jq -c '[.tools[] | .confirm, .destructive, .server] | unique' <<<"$output")" = '[null,false]' ]
   [ "$(jq -c .openai_format <<<"$output")" = "$(curl -s "$URL/api/tools/openai/functions" | jq -c .functions)" ]
   [ "$(jq -r '.openai_format | all(.type == "function" and .function.parameters.type == "object")' <<<"$output")" = true ]
@@ -88,6 +88,19 @@ execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r
   run recent
   [ "$(jq -c '[.entries[] | select(.request_id == "mine/c7")][0] | [.method, .path, .status_code, .error_message]' <<<"$output")" = \
     '["TOOL","/api/tools/calculator",422,"the tool reported an error"]' ] || { jq -c '.entries[:3]' <<<"$output"; return 1; }
+}
+
+@test "rag_search: passages of documents, for a request, a chat and MCP; wrong arguments and no documents" {
+  [ "$(execute rag_search '{}' .error)" = "query: missing" ]
+  [ "$(execute rag_search '{"query":"x","top_k":0}' .error)" = "top_k: expected 1 to 20" ]
+  [ -n "$(execute rag_search '{"query":"zebra"}')" ]
+  post /api/rag/documents '{"name":"zoo.txt","content":"The zebra of the city zoo is called Marty. It eats grass."}' >/dev/null
+  [[ "$(execute rag_search '{"query":"What is the name of the zebra?"}')" == *Marty* ]]
+  [ "$(execute rag_search '{"query":"zebra","collections":["none"]}' .result)" = null ]
+  run post /api/tools/process '{"content":"<tool_call>{\"name\":\"rag_search\",\"arguments\":{\"query\":\"zebra\"}}</tool_call> <tool_call>{\"name\":\"calculator\",\"arguments\":{\"expression\":\"1\"}}</tool_call>"}'
+  [ "$(jq -c '[.results[0].result | contains("Marty")], .results[1].result' <<<"$output")" = "$(printf '[true]\n"1"')" ] || { echo "$output"; return 1; }
+  run post /mcp '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"rag_search","arguments":{"query":"zebra"}}}'
+  [[ "$(jq -r '.result.content[0].text' <<<"$output")" == *Marty* ]] || { echo "$output"; return 1; }
 }
 
 @test "a key needs the scope chat to run a tool, and none to see the list" {
@@ -158,7 +171,8 @@ chat() { post /v1/chat/completions "{\"temperature\":0,\"max_tokens\":200,\"tool
 }
 
 @test "chat: all tools, names that end with *, wrong names and fields that do not go with tools" {
-  [ "$(chat '"tools":"server"' | jq -r '.tool_messages | length >= 2')" = true ]
+  [ "$(post /apply-template '{"tools":"server","messages":[{"role":"user","content":"a"}]}' | jq -r .prompt | grep -cE '"(calculator|datetime|parse_json|string_ops|rag_search)"')" = 5 ]
+  [ "$(chat '"server_tools":["calc*","date*"]' | jq -r '.tool_messages | length >= 2')" = true ]
   [ "$(chat '"server_tools":["date*"]' | jq -r '.tool_messages[0].tool_calls[0].function.name')" = datetime ]
   [ "$(chat '"server_tools":["eval"]' | jq -r .error.code)" = not_found ]
   [ "$(chat '"server_tools":["calc*","eval*"]' | jq -r .error.code)" = not_found ]

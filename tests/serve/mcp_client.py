@@ -11,7 +11,7 @@ import urllib.request
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-TOOLS = ["calculator", "datetime", "parse_json", "string_ops"]
+TOOLS = ["calculator", "datetime", "parse_json", "string_ops"] + ["rag_search"] * (sys.argv[1] == "http")
 META = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
 
 

@@ -279,8 +279,9 @@ int rag_ask(struct server *s, const struct access_record *record, struct loaded_
         j->run = rag_run_context;
         j->done = done;
         j->user = user;
-        j->lm = lm->m.tokenizer ? lm : NULL;
-        lm->preparing += j->lm != NULL;
+        j->lm = lm && lm->m.tokenizer ? lm : NULL;
+        if (j->lm)
+            lm->preparing++;
         buf_str(&j->body, text);
         if (rag_hold(j, 0) || queue(j)) {
             *pr = j->problem;

@@ -15,6 +15,7 @@
 #include "libcommon/serve/exchange.h"
 #include "libcommon/mcp/peer.h"
 #include "libcommon/serve/internal.h"
+#include "libcommon/serve/tools/rag_tool.h"
 #include "libcommon/tools/native.h"
 
 /* Calls that run at once: of built-in tools, and of each MCP server, so that one that never answers
@@ -56,9 +57,9 @@ struct toolbox {
     struct tool_run *first, *last;      /* the queue */
     struct tool_run *done, **done_last; /* for the loop, oldest first */
     int n_waiting, n_threads, n_idle, stop;
-    int n_open;                         /* runs that the loop has not taken back */
     pthread_t thread[MAX_THREADS];
     int running[1 + MCP_MAX_SERVERS];   /* by group */
+    struct tool_run *searches;          /* running ones of rag_search; loop only */
     struct mcp_config config;
     struct mcp_peer *peer[MCP_MAX_SERVERS]; int n_peers;
 };
@@ -90,12 +91,14 @@ static int peer_of(const struct toolbox *b, const char *name)
     return -1;
 }
 
+static int is_rag(const char *name) { return strcmp(name, rag_tool.name) == 0; }
+
 int toolbox_find(struct toolbox *b, const char *name, struct tool_facts *facts)
 {
     const int i = peer_of(b, name);
     *facts = (struct tool_facts){ .read_only = 1 };
     if (i < 0)
-        return native_find(name) != NULL;
+        return native_find(name) || is_rag(name);
     json_t *tool = mcp_peer_tool(b->peer[i], name);
     if (!tool)
         return 0;
@@ -149,8 +152,8 @@ json_t *toolbox_functions(struct toolbox *b, const json_t *wanted)
 {
     json_t *list = json_array();
     int bad = !list;
-    for (int i = 0; i < n_native_tools; i++) {
-        const struct native_tool *t = &native_tools[i];
+    for (int i = 0; i <= n_native_tools; i++) {
+        const struct native_tool *t = i < n_native_tools ? &native_tools[i] : &rag_tool;
         if (wanted && !tool_is_named(wanted, t->name))
             continue;
         json_t *parameters = json_loads(t->parameters, 0, NULL);
@@ -168,8 +171,12 @@ json_t *toolbox_functions(struct toolbox *b, const json_t *wanted)
 
 json_t *toolbox_mcp_tools(struct toolbox *b)
 {
+    json_t *list = native_mcp_tools();
     (void)b;
-    return native_mcp_tools();
+    if (list && json_array_append_new(list, native_mcp_tool(&rag_tool)) == 0)
+        return list;
+    json_decref(list);
+    return NULL;
 }
 
 /* ---- in the threads ---- */
@@ -290,20 +297,24 @@ static int more_threads(struct toolbox *b, int n)
     return b->n_threads > 0 ? 0 : -1;
 }
 
-/* Put the runs into the queue.  -1 with *e. */
+/* Put the runs into the queue, except searches of documents.  -1 with *e. */
 static int queue(struct toolbox *b, struct tool_batch *batch, struct err *e)
 {
-    int rc = 0, of_tenant = 0;
+    int rc = 0, of_tenant = 0, n = 0;
+    for (int i = 0; i < batch->n; i++)
+        n += !is_rag(batch->run[i]->name);
     pthread_mutex_lock(&b->lock);
     for (const struct tool_run *r = b->first; r; r = r->next)
         of_tenant += r->tenant == batch->run[0]->tenant;
     if (b->n_waiting + batch->n > MAX_WAITING || of_tenant + batch->n > MAX_OF_TENANT)
         rc = err_set(e, ERR_LIMIT, "%d calls of tools wait already, expected at most %d, %d of one client", b->n_waiting,
                      MAX_WAITING, MAX_OF_TENANT);
-    else if (more_threads(b, batch->n) != 0)
+    else if (n && more_threads(b, n) != 0)
         rc = err_set(e, ERR_IO, "no thread for tools");
     for (int i = 0; rc == 0 && i < batch->n; i++) {
         struct tool_run *r = batch->run[i];
+        if (is_rag(r->name))
+            continue;
         if (b->first)
             b->last->next = r;
         else
@@ -314,6 +325,40 @@ static int queue(struct toolbox *b, struct tool_batch *batch, struct err *e)
     pthread_cond_broadcast(&b->work);
     pthread_mutex_unlock(&b->lock);
     return rc;
+}
+
+/* In a thread or in the loop: the run has ended, the loop will take it back. */
+static void run_ended(struct toolbox *b, struct tool_run *r)
+{
+    pthread_mutex_lock(&b->lock);
+    r->next = NULL;
+    *b->done_last = r;
+    b->done_last = &r->next;
+    pthread_mutex_unlock(&b->lock);
+    loop_wake(b->s->loop);
+}
+
+static void on_search(void *user, char *text, const struct err *e)
+{
+    struct tool_run *r = user, **at = &r->box->searches;
+    while (*at != r)
+        at = &(*at)->next;
+    *at = r->next;
+    r->text = text;
+    r->e = *e;
+    r->end_ns = clock_ns();
+    run_ended(r->box, r);
+}
+
+static void start_search(struct server *s, const struct access_record *record, struct tool_run *r)
+{
+    r->start_ns = r->end_ns = clock_ns();
+    if (rag_tool_start(s, record, r->arguments, on_search, r, &r->e) == 0) {
+        r->next = s->toolbox->searches;
+        s->toolbox->searches = r;
+    } else {
+        run_ended(s->toolbox, r);
+    }
 }
 
 struct tool_batch *toolbox_start(struct server *s, const struct access_record *record, const struct tool_call *call,
@@ -331,7 +376,9 @@ struct tool_batch *toolbox_start(struct server *s, const struct access_record *r
     if (b->n < n)
         err_nomem(e, "calls");
     if (b->n == n && queue(s->toolbox, b, e) == 0) {
-        s->toolbox->n_open += n;
+        for (int i = 0; i < n; i++)
+            if (is_rag(b->run[i]->name))
+                start_search(s, record, b->run[i]);
         return b;
     }
     for (int i = 0; i < b->n; i++)
@@ -394,7 +441,6 @@ static void take_back(struct server *s, struct tool_run *r)
 {
     struct tool_batch *b = r->batch;
     write_line(s, r);
-    s->toolbox->n_open--;
     r->box = NULL;
     if (!b) {
         run_free(r);
@@ -466,8 +512,8 @@ void tools_close(struct server *s)
         mcp_peer_stop(b->peer[i]);
     for (int i = 0; i < b->n_threads; i++)
         pthread_join(b->thread[i], NULL);
-    for (int k = 0; k < 2; k++)
-        for (struct tool_run *r = k ? b->done : b->first, *next; r; r = next) {
+    for (int k = 0; k < 3; k++)
+        for (struct tool_run *r = k == 0 ? b->first : k == 1 ? b->done : b->searches, *next; r; r = next) {
             next = r->next;
             write_line(s, r);
             run_free(r);
