@@ -153,7 +153,7 @@ in_browser() {
 }
 
 @test "in a browser: texts of others stay texts, tools wait for permission" {
-  in_browser hostile_texts tools
+  in_browser hostile_texts tools documents
 }
 
 @test "in a browser: keys and scopes, administration" {

@@ -510,6 +510,17 @@ def administration(browser, main):
     expect(key not in p.content(), 'the key is still shown')
     expect('60 requests/min' in p.locator('tr', has_text='app').inner_text(), 'the limit')
     p.locator('tr', has_text='app').get_by_role('button').click()
+    p.get_by_role('menuitem', name='Disable').click()
+    p.locator('tr', has_text='app').locator('.state.bad').wait_for()
+    p.locator('tr', has_text='app').get_by_role('button').click()
+    p.get_by_role('menuitem', name='Enable').click()
+    p.locator('tr', has_text='app').locator('.state.good').wait_for()
+    p.locator('tr', has_text='app').get_by_role('button').click()
+    p.get_by_role('menuitem', name='New secret').click()
+    p.locator('dialog').get_by_role('button', name='New secret').click()
+    expect(p.locator('.secret code').inner_text() not in ('', key), 'the secret is the old one')
+    p.get_by_role('button', name='Done').click()
+    p.locator('tr', has_text='app').get_by_role('button').click()
     p.get_by_role('menuitem', name='Delete').click()
     p.locator('dialog').get_by_role('button', name='Delete').click()
     p.locator('main .empty', has_text='There are no keys').wait_for()
@@ -561,6 +572,7 @@ def files(browser, s):
     body = json.loads([r for r in t.sent if r.url.endswith('/v1/chat/completions')][-1].post_data)
     expect('The word is xyzzy.' in body['messages'][0]['content'] and body['messages'][0]['content'].endswith('What is the word?'), body)
     expect(p.locator('.message.user .bubble').inner_text() == 'What is the word?', 'the file is in the bubble')
+    p.locator('.conv', has_text='What is the word?').wait_for()
     saved = {}
     for kind in ('Markdown', 'JSON'):
         p.get_by_role('button', name='More about this conversation').click()
@@ -581,6 +593,37 @@ def files(browser, s):
     chooser.value.set_files([{'name': 'x.json', 'mimeType': 'application/json', 'buffer': b'{"a": '}])
     p.locator('.toast.bad').wait_for()
     t.end(allowed=['status of 409'])
+
+
+@check
+def documents(browser, main):
+    "a file that is no text becomes a document of the server; answers name their sources; list and delete"
+    s = Server(*main.args)
+    t = Tab(browser, s)
+    p = t.open()
+    html = '<title>x</title><h1>Xyzzy</h1><p>The word plugh opens the grate. ' + HOSTILE + '<p>Water runs.' + ' ' * 250000
+    with p.expect_file_chooser() as chooser:
+        p.get_by_role('button', name='Attach files').click()
+    chooser.value.set_files([{'name': 'cave.html', 'mimeType': 'text/html', 'buffer': html.encode()}])
+    p.locator('.composer .file', has_text='cave.html').wait_for()
+    p.locator('.composer .file', has_text='reading').wait_for(state='detached')
+    p.fill('.composer textarea', 'Which word opens the grate?')
+    p.keyboard.press('Enter')
+    p.locator('.message.assistant .sources .chip', has_text='cave.html').first.click()
+    p.locator('dialog pre', has_text='plugh').wait_for()
+    clean(p)
+    p.locator('dialog').get_by_role('button', name='Close').click()
+    body = json.loads([r for r in t.sent if r.url.endswith('/v1/chat/completions')][-1].post_data)
+    expect(len(body['rag']['document_ids']) == 1 and 'plugh' not in json.dumps(body['messages']), body)
+    p.get_by_role('button', name='Documents').click()
+    p.locator('dialog strong', has_text='cave.html').wait_for()
+    p.get_by_role('button', name='Delete cave.html').click()
+    p.locator('dialog', has_text='There are no documents yet').wait_for()
+    p.get_by_role('button', name='Done').click()
+    p.reload()
+    p.locator('.sources .chip', has_text='cave.html').first.wait_for()
+    t.end()
+    s.stop()
 
 
 @check

@@ -745,7 +745,8 @@ class Chat {
     const listed = files.map(f => ({ name: f.name, size: f.size, ...(f.document && { document: f.document }) }));
     const meta = metadata || (files.length ? { text, files: listed } : {});
     try {
-      if (!this.conv.id) await this.create();
+      // the history would take the first line of a pasted file
+      if (!this.conv.id) await this.create(files.length ? titleOf(text || files[0].name) : undefined);
       const uploaded = files.filter(f => f.document).map(f => f.document);
       if (uploaded.length && this.conv.settings.documents !== 'all') await this.changeSettings({ documents: [...new Set([...(this.conv.settings.documents || []), ...uploaded])] });
     } catch (e) { fail(e); this.input.value = text; this.files = files; this.drawFiles(); this.grow(); return; }
@@ -756,8 +757,8 @@ class Chat {
     this.loadList();
   }
 
-  async create() {
-    const c = this.conv, conv = await this.history.create({ model: c.model, system_prompt: c.system_prompt, settings: c.settings });
+  async create(title) {
+    const c = this.conv, conv = await this.history.create({ ...(title && { title }), model: c.model, system_prompt: c.system_prompt, settings: c.settings });
     this.conv = conv;
     history.replaceState(null, '', '/chat#' + conv.id);
   }
