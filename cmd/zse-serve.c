@@ -334,7 +334,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
         .model_dir = o->model_dir, .max_connections = o->max_connections, .max_per_address = o->max_per_address,
         .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
-        .rag_documents = o->rag_documents, .rag_bytes = o->rag_bytes,
+        .embedding_model = o->embedding_model, .rag_documents = o->rag_documents, .rag_bytes = o->rag_bytes,
         .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s, .stall_s = o->stall_s,
         .mcp_config = o->mcp_config, .mcp_env = p->env,
         .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn,

@@ -35,6 +35,7 @@ _zse_serve() {
     --max-body) COMPREPLY=(); return ;;
     --max-request-memory) COMPREPLY=(); return ;;
     --work-memory) COMPREPLY=(); return ;;
+    --embedding-model) COMPREPLY=(); return ;;
     --rag-documents) COMPREPLY=(); return ;;
     --rag-bytes) COMPREPLY=(); return ;;
     --mcp-config) COMPREPLY=($(compgen -f -- "$cur")); return ;;
@@ -52,7 +53,7 @@ _zse_serve() {
     --verify) COMPREPLY=($(compgen -W "auto first never" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-syslog --audit-sign --audit-prompts --no-audit --no-history --history-days --history-size --history-conversations --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --rag-documents --rag-bytes --mcp-config --mcp-stdio --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-syslog --audit-sign --audit-prompts --no-audit --no-history --history-days --history-size --history-conversations --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --embedding-model --rag-documents --rag-bytes --mcp-config --mcp-stdio --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

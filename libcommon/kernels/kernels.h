@@ -127,6 +127,9 @@ struct kernels {
     float (*largest)(const float *x, int n);            /* NaN if one is NaN or +inf, -inf if n is 0 */
     /* dim rotated, cos/sin [dim/2]; pairs: (0,1),(2,3).. else (i, i+dim/2) */
     void (*rope)(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);
+    /* out[r] = sum of rows[r * stride + i] * q[i], values -127 to 127; stride a multiple of 64,
+     * rows and q aligned to 64 */
+    void (*dots_i8)(int32_t *out, const int8_t *rows, size_t stride, int n_rows, const int8_t *q);
 
     /* One step of a linear recurrence of one head: state [n][dim], x, v, out [dim], b, c, q, k
      * [n].  For each element e, rows i in order: mamba:  in = dt * x[e]; s[i] = fma(b[i], in,

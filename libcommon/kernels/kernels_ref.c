@@ -432,6 +432,15 @@ static float largest(const float *x, int n)
     return best;
 }
 
+static void dots_i8(int32_t *out, const int8_t *rows, size_t stride, int n_rows, const int8_t *q)
+{
+    for (int r = 0; r < n_rows; r++) {
+        out[r] = 0;
+        for (size_t i = 0; i < stride; i++)
+            out[r] += rows[(size_t)r * stride + i] * q[i];
+    }
+}
+
 static void scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
                        float decay, float rate)
 {
@@ -488,7 +497,7 @@ static void scan_mamba1(float *state, const float *b, const float *c, const floa
 
 const struct kernels kernels_ref = {
     "ref", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
-    rms_norm, layer_norm, add, act_mul, largest, rope, scan_mamba, scan_delta, scan_delta_rows, scan_mamba1,
+    rms_norm, layer_norm, add, act_mul, largest, rope, dots_i8, scan_mamba, scan_delta, scan_delta_rows, scan_mamba1,
     kv_store_key, kv_store_value, attention,
     attention_merge, attention_scratch,
 };

@@ -64,7 +64,9 @@ enum stream_kind {
     void set##_add(float *out, const float *a, const float *b, float scale_b, int n); \
     void set##_act_mul(float *out, const float *gate, const float *up, int n, int act); \
     float set##_largest(const float *x, int n); \
-    void set##_rope(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);
+    void set##_rope(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, \
+                    int pairs); \
+    void set##_dots_i8(int32_t *out, const int8_t *rows, size_t stride, int n_rows, const int8_t *q);
 #define SCAN_OF(set) \
     void set##_scan_mamba(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim, \
                           float decay, float dt, float d); \
@@ -102,7 +104,7 @@ INTEGERS_OF(avxvnni)
 #define KERNELS_SET(name, supported, ints, floats, rest) { \
     name, supported, ints##_act_bytes, ints##_act_parts, ints##_act_pack, ints##_matmul, floats##_matmul_f32, \
     ints##_scratch_bytes, \
-    rest##_rms_norm, rest##_layer_norm, rest##_add, rest##_act_mul, rest##_largest, rest##_rope, \
+    rest##_rms_norm, rest##_layer_norm, rest##_add, rest##_act_mul, rest##_largest, rest##_rope, rest##_dots_i8, \
     rest##_scan_mamba, rest##_scan_delta, rest##_scan_delta_rows, rest##_scan_mamba1, \
     rest##_kv_store_key, rest##_kv_store_value, rest##_attention, rest##_attention_merge, rest##_attention_scratch }
 

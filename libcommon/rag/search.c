@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "libcommon/rag/bm25.h"
+#include "libcommon/rag/vectors.h"
 
 static const char *const mode_names[] = { [RAG_HYBRID] = "hybrid", [RAG_BM25] = "bm25", [RAG_VECTOR] = "vector" };
 
@@ -122,7 +123,7 @@ static int read_hit(struct rag_store *r, sqlite3_stmt *s, int64_t chunk, struct 
     return h->chunk.heading && h->chunk.text && h->name ? 0 : err_nomem(e, "result");
 }
 
-struct joined { int64_t chunk; double score, bm25, similarity; };
+struct joined { int64_t chunk; double score, relevance, bm25, similarity; };
 
 static int read_hits(struct rag_store *r, const struct rag_query *q, const struct joined *best, int n,
                      struct rag_hits *out, struct err *e)
@@ -158,42 +159,123 @@ static int compare(const void *a, const void *b)
 enum { RANK_K = 60, CANDIDATES = 200 };
 static double reciprocal(int rank) { return (RANK_K + 1.0) / (RANK_K + 1.0 + rank); }
 
-/* Join the rankings.  The score of a passage: its reciprocal ranks, scaled so that 1 is the first
- * of all rankings, times the part of the query that it covers. */
-static int join(const struct ranking *words, struct joined **out, int *n, struct err *e)
+/* Similarities are compared with those of all passages searched: models differ in what their cosine
+ * of unrelated texts is.  Beyond NEAR deviations above the mean a passage is near, beyond FAR_ABOVE
+ * it is as relevant as one that has all words of the query. */
+#define NEAR 2.0
+#define FAR_ABOVE 5.0
+
+static double relevance(double similarity, double mean, double deviation)
 {
-    struct joined *list = malloc(((size_t)words->n + 1) * sizeof *list);
+    const double z = deviation > 0 ? (similarity - mean) / deviation : 0;
+    return z <= NEAR ? 0 : z >= FAR_ABOVE ? 1 : (z - NEAR) / (FAR_ABOVE - NEAR);
+}
+
+/* The rankings of a query, and what is known of the vectors. */
+struct rankings { struct ranking words; struct near *near; int n_near; double mean, deviation; };
+
+static struct joined *find_joined(struct joined *list, int n, int64_t chunk)
+{
+    for (int i = 0; i < n; i++)
+        if (list[i].chunk == chunk)
+            return &list[i];
+    return NULL;
+}
+
+/* Join the rankings.  The score of a passage is the mean of its reciprocal ranks, each scaled so
+ * that 1 is the first, times its relevance: the part of the query's words that it has, or its
+ * nearness.  A passage that has no word of the query and is not near is left out. */
+static int join(const struct rankings *k, enum rag_mode mode, struct joined **out, int *n, struct err *e)
+{
+    struct joined *list = malloc(((size_t)k->words.n + (size_t)k->n_near + 1) * sizeof *list);
+    const double share = mode == RAG_HYBRID ? 0.5 : 1;
     if (!list)
         return err_nomem(e, "results");
-    for (int i = 0; i < words->n; i++) {
-        const struct ranked *w = &words->row[i];
-        list[i] = (struct joined){ w->chunk, reciprocal(i) * w->coverage, w->score, NAN };
+    for (int i = 0; i < k->words.n; i++) {
+        const struct ranked *w = &k->words.row[i];
+        list[i] = (struct joined){ w->chunk, share * reciprocal(i), w->coverage, w->score, NAN };
     }
-    *n = words->n;
+    *n = k->words.n;
+    for (int i = 0; i < k->n_near; i++) {
+        const double s = (double)k->near[i].similarity, much = relevance(s, k->mean, k->deviation);
+        struct joined *j = find_joined(list, k->words.n, k->near[i].chunk);
+        if (!j && much <= 0)
+            continue;
+        if (!j)
+            *(j = &list[(*n)++]) = (struct joined){ k->near[i].chunk, 0, 0, NAN, NAN };
+        j->similarity = s;
+        j->score += share * reciprocal(i);
+        j->relevance = j->relevance > much ? j->relevance : much;
+    }
+    for (int i = 0; i < *n; i++)
+        list[i].score *= list[i].relevance;
     qsort(list, (size_t)*n, sizeof *list, compare);
     *out = list;
     return 0;
+}
+
+/* The ranges of chunk ids of the documents searched.  malloc'd; NULL with *e. */
+static int64_t *chunk_ranges(struct rag_store *r, const struct scope *w, struct err *e)
+{
+    int64_t *ranges = malloc(((size_t)w->n_documents + 1) * 2 * sizeof *ranges);
+    sqlite3_stmt *s = ranges ? rag_prepare(r, "SELECT min(id), max(id) FROM chunks WHERE document = ?", e) : NULL;
+    for (int i = 0; s && i < w->n_documents; i++) {
+        sqlite3_bind_int64(s, 1, w->document[i]);
+        const int found = sqlite3_step(s) == SQLITE_ROW && sqlite3_column_int64(s, 0);
+        ranges[2 * i] = found ? sqlite3_column_int64(s, 0) : 0;
+        ranges[2 * i + 1] = found ? sqlite3_column_int64(s, 1) : -1;
+        sqlite3_reset(s);
+    }
+    sqlite3_finalize(s);
+    if (s)
+        return ranges;
+    if (!ranges)
+        err_nomem(e, "query");
+    free(ranges);
+    return NULL;
+}
+
+static int rank_vectors(struct rag_store *r, const struct rag_query *q, const struct scope *w, int most,
+                        struct rankings *k, struct err *e)
+{
+    int64_t *ranges = chunk_ranges(r, w, e);
+    k->near = ranges ? malloc((size_t)most * sizeof *k->near) : NULL;
+    if (ranges && !k->near)
+        err_nomem(e, "results");
+    k->n_near = k->near ? rag_nearest(q->vectors, r, q->model, q->vector, q->n_vector, w->collection, w->n_collections,
+                                      ranges, w->n_documents, k->near, most, &k->mean, &k->deviation, e) : -1;
+    free(ranges);
+    return k->n_near < 0 ? -1 : 0;
 }
 
 static int search(struct rag_store *r, const struct rag_query *q, const struct scope *w, struct rag_hits *hits,
                   struct err *e)
 {
     struct query_words words = { 0 };
-    struct ranking by_words = { 0 };
+    struct rankings k = { 0 };
     struct joined *best = NULL;
+    const int most = q->top_k > CANDIDATES ? q->top_k : CANDIDATES;
     int n = 0;
     int rc = words_of_query(q->text, q->size, &words, e);
+    if (rc == 0 && q->mode != RAG_VECTOR)
+        rc = bm25_rank(r, w, &words, most, &k.words, e);
+    if (rc == 0 && q->mode != RAG_BM25 && q->vector)
+        rc = rank_vectors(r, q, w, most, &k, e);
+    hits->mode = k.n_near == 0 && q->mode == RAG_HYBRID ? RAG_BM25 : q->mode;
     if (rc == 0)
-        rc = bm25_rank(r, w, &words, q->top_k > CANDIDATES ? q->top_k : CANDIDATES, &by_words, e);
-    if (rc == 0)
-        rc = join(&by_words, &best, &n, e);
+        rc = join(&k, hits->mode, &best, &n, e);
     if (rc == 0)
         rc = read_hits(r, q, best, n, hits, e);
     if (rc == 0 && hits->n == 0)
-        snprintf(hits->reason, sizeof hits->reason, "%s", words.n == 0 ? "the query has no word" : n == 0
-                 ? "no document contains any word of the query" : "no passage has a score of min_score or more");
+        snprintf(hits->reason, sizeof hits->reason, "%s", n ? "no passage has a score of min_score or more"
+                 : q->mode == RAG_VECTOR ? k.n_near ? "no passage is nearer than unrelated ones are"
+                                                    : "the documents have no vectors yet"
+                 : words.n == 0 ? "the query has no word" : k.n_near
+                 ? "no document contains any word of the query, and none is near it"
+                 : "no document contains any word of the query");
     free(best);
-    free(by_words.row);
+    free(k.words.row);
+    free(k.near);
     query_words_release(&words);
     return rc;
 }

@@ -15,7 +15,9 @@
 
 /* words has no copy of the text (content=''): deleting a row repeats what was indexed.  Its column
  * scope holds the collection and the document as words ("c3 d17"), so that a query is limited to
- * them inside the index.  words_in: words of a collection's chunks, for the mean length. */
+ * them inside the index.  words_in: words of a collection's chunks, for the mean length.  Vectors
+ * have numbers in the order in which they were added, so that a copy in memory reads the new ones
+ * only; collections.removed says when it must begin anew. */
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS collections (id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, name TEXT NOT NULL,"
     " documents INTEGER NOT NULL DEFAULT 0, chunks INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,"
@@ -30,10 +32,12 @@ static const char schema[] =
     "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (scope, heading, text, content='',"
     " tokenize='porter unicode61 remove_diacritics 2');"
     "CREATE TABLE IF NOT EXISTS models (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, size INTEGER NOT NULL);"
-    "CREATE TABLE IF NOT EXISTS vectors (model INTEGER NOT NULL, collection INTEGER NOT NULL, chunk INTEGER NOT NULL,"
-    " scale REAL NOT NULL, data BLOB NOT NULL, PRIMARY KEY (model, collection, chunk)) WITHOUT ROWID;"
-    "PRAGMA user_version = 1;";
-enum { SCHEMA_VERSION = 1 };
+    "DROP TABLE IF EXISTS vectors;"         /* of version 1, where it was empty */
+    "CREATE TABLE vectors (model INTEGER NOT NULL, collection INTEGER NOT NULL, number INTEGER NOT NULL, chunk INTEGER NOT NULL,"
+    " scale REAL NOT NULL, data BLOB NOT NULL, PRIMARY KEY (model, collection, number)) WITHOUT ROWID;"
+    "CREATE UNIQUE INDEX vectors_of ON vectors (chunk, model);"
+    "PRAGMA user_version = 2;";
+enum { SCHEMA_VERSION = 2 };
 
 /* ---- SQLite ---- */
 
@@ -160,7 +164,10 @@ static int make_tables(struct rag_store *r, struct err *e)
         return 0;
     if (rag_run(r, "PRAGMA journal_mode = WAL", e) || rag_begin(r, e))
         return -1;
-    return rag_end(r, rag_run(r, schema, e), e);        /* another program may have made them by now */
+    int rc = pragma(r, "PRAGMA user_version", &version, e);          /* another program may have made them by now */
+    if (rc == 0 && version < SCHEMA_VERSION)
+        rc = rag_run(r, schema, e);
+    return rag_end(r, rc, e);
 }
 
 static int open_file(struct rag_store *r, struct err *e)

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define DOCUMENT "d.id, d.public, c.owner, c.name, d.name, d.type, d.metadata, d.created, d.file_size, d.text_size, d.chunks, d.pages, d.hash," \
-    " (SELECT count(*) FROM vectors v WHERE v.model = ?3 AND v.collection = d.collection AND v.chunk BETWEEN" \
+    " (SELECT count(*) FROM vectors v WHERE ?3 AND v.model = ?3 AND v.chunk BETWEEN" \
     " (SELECT min(id) FROM chunks WHERE document = d.id) AND (SELECT max(id) FROM chunks WHERE document = d.id))"
 #define FROM_DOCUMENTS " FROM documents d JOIN collections c ON c.id = d.collection WHERE c.owner = ?1 "
 

@@ -249,7 +249,7 @@ static int delete_document(struct rag_store *r, int64_t document, int64_t collec
     const int64_t both[] = { document, collection };
     scope_words(scope, collection, document);
     if (delete_words(r, document, scope, e) ||
-        change(r, "DELETE FROM vectors WHERE collection = ?2 AND model IN (SELECT id FROM models) AND chunk BETWEEN"
+        change(r, "DELETE FROM vectors WHERE ?2 AND chunk BETWEEN"
                " (SELECT min(id) FROM chunks WHERE document = ?1) AND (SELECT max(id) FROM chunks WHERE document = ?1)", both, 2, e) ||
         change(r, "DELETE FROM chunks WHERE document = ?1 AND ?2", both, 2, e))
         return -1;

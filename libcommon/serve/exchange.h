@@ -48,6 +48,8 @@ void tool_request_gone(struct conn *c);                 /* the client is gone */
 /* ---- documents ---- */
 int rag_start(struct server *s, struct err *e);         /* its threads start with the first request */
 void rag_stop(struct server *s);                        /* joins them; before calls_close and models_stop */
+void rag_release(struct server *s);                     /* after models_stop */
+void rag_tick(struct server *s);                        /* on_second: compute missing vectors */
 void rag_events(struct server *s);                      /* on_wake: answer what the threads have done */
 struct access_record;
 struct problem;

@@ -163,6 +163,7 @@ static void on_second(void *user)
     ws_stats_tick(s);
     watch_tick(s);
     stall_tick(s);
+    rag_tick(s);
     chats_tick(s);
     if (s->draining && clock_ns() > s->drain_by_ns)
         for (struct loaded_model *lm = s->models; lm; lm = lm->next)
@@ -330,6 +331,7 @@ int server_close(struct server *s)
     tools_close(s);                             /* writes lines of the audit log */
     const int rc = guard_close(s);              /* before loop_close: joins threads that wake the loop */
     loop_close(s->loop);
+    rag_release(s);                             /* before account_close: its jobs hold memory */
     account_close(s->account);
     metrics_release(&s->metrics);
     free(s->openapi);

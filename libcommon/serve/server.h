@@ -113,6 +113,7 @@ struct server_options {
     /* bytes of a request, and of all requests (account.h); 0: by the machine's memory */
     size_t max_request_memory, work_memory;
     int max_queue;                      /* requests that may wait to be prepared; 0: any number */
+    const char *embedding_model;        /* id of the model that computes vectors of documents; NULL: none */
     int64_t rag_documents; uint64_t rag_bytes;          /* a key's documents, and their files, at most; 0: any */
     const char *mcp_config;             /* MCP servers whose tools are offered (mcp/config.h); NULL: none */
     const char *const *mcp_env;         /* environment of those that are child processes; ends with NULL */

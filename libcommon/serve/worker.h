@@ -14,8 +14,13 @@ struct worker;
 /* One answer that the engine makes.  The submitter owns the memory, and keeps it until the event
  * with `last`, or events.lost, has delivered the job, and after worker_cancel also until
  * events.cancel_done has. */
+struct event;
+struct events;
 struct worker_job {
     void *user;
+    /* called by call_events for each event, with NULL if the last one was lost; NULL: user is a
+     * choice of a call */
+    void (*on_event)(struct worker_job *job, const struct events *b, const struct event *ev);
     struct worker *worker;              /* from here on: for the worker's thread only */
     struct request *request;
     int cancelled, done, lost;          /* lost: an event is missing, so no more follow */

@@ -250,6 +250,38 @@ EOT
   stop "$PID"
 }
 
+@test "vectors: computed behind the requests of clients, after a restart too, and searched with the words" {
+  local ZSE_HOME=$BATS_TEST_TMPDIR/home log=$BATS_TEST_TMPDIR/log URL PID
+  export ZSE_HOME
+  ready() { answer stats | jq -c '[.embedding.model, .embedding.vectors == .chunks, .embedding.pending]'; }
+  start "$log" "$T/tiny.zse" --port 0
+  await listens "$URL"
+  jq -n --rawfile c HACKING.md '{name: "HACKING.md", content: $c}' >"$T/body"
+  [ "$(status documents -d "@$T/body")" = 200 ]
+  [ "$(answer stats | jq .embedding)" = null ]
+  stop "$PID"
+  start "$log.2" "$T/tiny.zse" --port 0 --embedding-model default         # documents of before get theirs
+  await listens "$URL"
+  await says '["tiny",true,0]' ready
+  [ "$(document more "one passage more" | status documents -d @-)" = 200 ]
+  await says '["tiny",true,0]' ready
+  answer search -d '{"query":"event loop threads"}' >"$T/hits"
+  [ "$(jq -r .mode "$T/hits")" = hybrid ]
+  [ "$(jq '[.results[] | .similarity != null or .bm25 != null] | all' "$T/hits")" = true ]
+  [ "$(jq '[.results[].score] | . == (sort | reverse)' "$T/hits")" = true ]
+  [ "$(answer search -d '{"query":"event loop threads","mode":"bm25"}' | jq -c '[.mode, .results[0].similarity]')" = '["bm25",null]' ]
+  # a passage's own text is nearest to it
+  [ "$(answer search -d '{"query":"one passage more","mode":"vector","top_k":1}' | jq -r '.results[0].document_name')" = more ]
+  [ "$(answer documents | jq -c '[.documents[] | .vectors.ready == .chunk_count]')" = "[true,true]" ]
+  [ "$(answer context -d '{"query":"event loop threads"}' | jq '.sources | length')" = 3 ]
+  stop "$PID"
+  start "$log.3" "$T/tiny.zse" --port 0 --embedding-model nowhere
+  await listens "$URL"
+  [ "$(answer search -d '{"query":"event loop"}' | jq -r .mode)" = bm25 ]
+  [ "$(status search -d '{"query":"event loop","mode":"vector"}')" = 503 ]
+  stop "$PID"
+}
+
 @test "a damaged file: a clear error for documents, and everything else goes on" {
   local ZSE_HOME=$BATS_TEST_TMPDIR/home log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME

@@ -217,6 +217,30 @@ static void largest(void **state)
         assert_true((*k)->largest(x, 0) == -INFINITY);
 }
 
+static void dots(void **state)
+{
+    enum { ROWS = 9, STRIDE = 448 };
+    _Alignas(64) static int8_t rows[ROWS * STRIDE], q[STRIDE];
+    struct rng r = { 12 };
+    int32_t got[ROWS + 1], want[ROWS];
+    (void)state;
+    for (size_t stride = 64; stride <= STRIDE; stride += 64)
+        for (int n = 0; n <= ROWS; n++) {
+            const int extreme = n == 5;                     /* the sums that could overflow 16 bits */
+            for (int i = 0; i < ROWS * STRIDE; i++)
+                rows[i] = (int8_t)(extreme ? (i & 64 ? -127 : 127) : (int)(rng_u64(&r) % 255) - 127);
+            for (int i = 0; i < STRIDE; i++)
+                q[i] = (int8_t)(extreme ? 127 : (int)(rng_u64(&r) % 255) - 127);
+            kernels_ref.dots_i8(want, rows, stride, n, q);
+            FOR_SETS(k) {
+                memset(got, 0x55, sizeof got);
+                (*k)->dots_i8(got, rows, stride, n, q);
+                assert_memory_equal(got, want, (size_t)n * sizeof *got);
+                assert_int_equal(got[n], 0x55555555);
+            }
+        }
+}
+
 static void rotations(void **state)
 {
     (void)state;
@@ -353,7 +377,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(approximations), cmocka_unit_test(norms), cmocka_unit_test(activations),
-            cmocka_unit_test(additions), cmocka_unit_test(largest), cmocka_unit_test(rotations),
+            cmocka_unit_test(additions), cmocka_unit_test(largest), cmocka_unit_test(dots), cmocka_unit_test(rotations),
         cmocka_unit_test(scans), cmocka_unit_test(scans_of_mamba1),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

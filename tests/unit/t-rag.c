@@ -7,10 +7,12 @@
 
 #include "libcommon/base/rng.h"
 #include "libcommon/base/utf8.h"
+#include "libcommon/kernels/kernels.h"
 #include "libcommon/rag/chunks.h"
 #include "libcommon/rag/extract.h"
 #include "libcommon/rag/search.h"
 #include "libcommon/rag/store.h"
+#include "libcommon/rag/vectors.h"
 #include "libcommon/rag/words.h"
 
 /* ---- chunks ---- */
@@ -494,6 +496,128 @@ static void test_store_damaged(void **state)
     assert_non_null(strstr(e.msg, "is no regular file"));
 }
 
+/* ---- vectors ---- */
+
+enum { DIM = 70 };
+static float vector_of(int chunk, int i) { return (float)((chunk * 131 + i * 71 + chunk * i * 29) % 97) - 48; }
+
+static void make_vector(int chunk, float *v)
+{
+    double sum = 0;
+    for (int i = 0; i < DIM; i++) {
+        v[i] = vector_of(chunk, i);
+        sum += (double)v[i] * (double)v[i];
+    }
+    for (int i = 0; i < DIM; i++)
+        v[i] = (float)(v[i] / sqrt(sum));
+}
+
+static double product(const float *a, const float *b)
+{
+    double sum = 0;
+    for (int i = 0; i < DIM; i++)
+        sum += (double)a[i] * (double)b[i];
+    return sum;
+}
+
+/* Give every chunk that has none a vector; returns how many. */
+static int put_all(struct rag_store *r, const char *model)
+{
+    struct rag_pending list[8];
+    float vectors[8 * DIM];
+    int64_t after = 0;
+    int n, all = 0;
+    do {
+        assert_int_equal(rag_pending(r, model, DIM, &after, list, 8, &n, &e), 0);
+        for (int k = 0; k < n; k++)
+            make_vector((int)list[k].chunk, vectors + k * DIM);
+        if (n)
+            assert_int_equal(rag_put_vectors(r, model, list, n, vectors, DIM, &e), 0);
+        rag_pending_release(list, n);
+        all += n;
+    } while (n);
+    return all;
+}
+
+static const int64_t both[] = { 1, 2 };
+
+/* Every chunk is nearest to itself; similarities are cosines but for the rounding to 8 bits. */
+static void check_nearest(struct rag_vectors *v, struct rag_store *r, int target)
+{
+    const int64_t range[] = { 5, 9 };
+    struct near out[50];
+    float q[DIM], x[DIM];
+    double mean, deviation;
+    make_vector(target, q);
+    assert_int_equal(rag_nearest(v, r, "m", q, DIM, both, 2, NULL, 0, out, 50, &mean, &deviation, &e), 40);
+    assert_int_equal(out[0].chunk, target);
+    for (int i = 0; i < 40; i++) {
+        make_vector((int)out[i].chunk, x);
+        assert_true(fabs(product(x, q) - (double)out[i].similarity) < 0.02);
+        assert_true(i == 0 || out[i].similarity <= out[i - 1].similarity);
+    }
+    assert_int_equal(rag_nearest(v, r, "m", q, DIM, both, 2, range, 1, out, 3, &mean, &deviation, &e), 3);
+    for (int i = 0; i < 3; i++)
+        assert_true(out[i].chunk >= 5 && out[i].chunk <= 9);
+}
+
+static void test_vectors(void **state)
+{
+    struct rag_vectors *v = rag_vectors_open(kernels_pick(NULL, &e), 1 << 20, &e);
+    struct rag_totals t;
+    struct near out[50];
+    struct rag_hits h;
+    char ids[40][RAG_ID];
+    float q[DIM];
+    double mean, deviation;
+    (void)state;
+    struct rag_store *r = rag_open(folder, 1, &e), *r2 = rag_open(folder, 1, &e);
+    for (int i = 0; i < 40; i++) {
+        char text[40];
+        sprintf(text, i == 17 ? "common special" : "common text %d", i);
+        assert_int_equal(add(r, "", i % 2 ? "odd" : "even", "n", text, &none, ids[i]), 0);
+    }
+    assert_int_equal(put_all(r, "m"), 40);
+    assert_int_equal(put_all(r, "m"), 0);
+    assert_int_equal(rag_totals(r, "", "m", &t, &e), 0);
+    assert_int_equal(t.vectors, 40);
+    for (int target = 1; target <= 40; target++)
+        check_nearest(v, target & 1 ? r : r2, target);
+    /* a hybrid search: the word and the vector find the same passage */
+    make_vector(18, q);
+    struct rag_query query = { .owner = "", .text = "special", .size = 7, .top_k = 5, .model = "m", .vector = q,
+                               .n_vector = DIM, .vectors = v };
+    assert_int_equal(rag_search(r, &query, &h, &e), 0);
+    assert_int_equal(h.mode, RAG_HYBRID);
+    assert_string_equal(h.hit[0].document, ids[17]);
+    assert_true(!isnan(h.hit[0].bm25) && h.hit[0].similarity > 0.97 && h.hit[0].score > 0.9);
+    rag_hits_release(&h);
+    /* a vector that is near nothing finds nothing: there always is a nearest one */
+    query.text = "zebra";
+    query.size = 5;
+    for (int i = 0; i < DIM; i++)
+        q[i] = i % 2 ? 0.1f : -0.1f;
+    assert_int_equal(rag_search(r, &query, &h, &e), 0);
+    for (int i = 0; i < h.n; i++)
+        assert_true(h.hit[i].similarity > 0.2);
+    rag_hits_release(&h);
+    /* deleting takes a vector out of the copies in memory, too; another size begins anew */
+    assert_int_equal(rag_delete(r2, "", ids[17], &e), 0);
+    assert_int_equal(rag_nearest(v, r, "m", q, DIM, both, 2, NULL, 0, out, 50, &mean, &deviation, &e), 39);
+    assert_int_equal(rag_totals(r, "", "m", &t, &e), 0);
+    assert_int_equal(t.vectors, 39);
+    assert_int_equal(rag_nearest(v, r, "other", q, DIM, both, 2, NULL, 0, out, 50, &mean, &deviation, &e), 0);
+    struct rag_pending list[8];
+    int64_t after = 0;
+    int n;
+    assert_int_equal(rag_pending(r, "m", DIM + 1, &after, list, 8, &n, &e), 0);
+    assert_int_equal(n, 8);
+    rag_pending_release(list, n);
+    rag_vectors_close(v);
+    rag_close(r2);
+    rag_close(r);
+}
+
 /* ---- the context ---- */
 
 static void test_context(void **state)
@@ -531,6 +655,7 @@ int main(void)
         cmocka_unit_test(test_queries), cmocka_unit_test(test_spaced), cmocka_unit_test(test_extract),
         cmocka_unit_test(test_office), cmocka_unit_test(test_pdf_bomb), IN_FOLDER(test_store),
         IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota), IN_FOLDER(test_store_damaged),
+        IN_FOLDER(test_vectors),
         IN_FOLDER(test_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -58,6 +58,10 @@ static void end_if_over(struct call *c)
 
 static void on_event(struct events *b, const struct event *ev, uint64_t now)
 {
+    if (ev->job->on_event) {
+        ev->job->on_event(ev->job, b, ev);
+        return;
+    }
     struct choice *ch = ev->job->user;
     struct call *c = ch->call;
     if (ev->id >= 0 && !ev->is_prompt)
@@ -104,7 +108,10 @@ void call_events(struct loaded_model *lm)
             on_event(b, &b->event[i], now);
         for (struct worker_job *j = b->lost, *next; j; j = next) {     /* its call may be freed */
             next = j->next_lost;
-            on_lost(j->user);
+            if (j->on_event)
+                j->on_event(j, b, NULL);
+            else
+                on_lost(j->user);
         }
         for (struct worker_job *j = b->cancel_done, *next; j; j = next) {
             next = j->next_cancel_done;

@@ -123,6 +123,15 @@ void rag_run_drop(struct rag_job *j, struct rag_store *r)
         j->answer = json_pack("{s:s,s:s,s:I}", "status", "deleted", "name", j->id, "documents", (json_int_t)n);
 }
 
+static json_t *embedding_object(const struct rag_job *j, const struct rag_totals *t)
+{
+    if (!rag_model(j))
+        return json_null();
+    return json_pack("{s:s,s:o,s:I,s:I}", "model", j->model, "size",
+                     j->embedder ? json_integer(rag_vector_size(j)) : json_null(), "vectors", (json_int_t)t->vectors,
+                     "pending", (json_int_t)(t->chunks - t->vectors));
+}
+
 void rag_run_stats(struct rag_job *j, struct rag_store *r)
 {
     const struct server_options *o = &j->s->o;
@@ -135,9 +144,10 @@ void rag_run_stats(struct rag_job *j, struct rag_store *r)
     json_t *formats = json_object();
     for (int i = 0; i < RAG_TYPES; i++)
         json_object_set_new(formats, rag_type_name((enum rag_type)i), json_boolean(rag_type_works((enum rag_type)i)));
-    j->answer = json_pack("{s:I,s:I,s:I,s:I,s:{s:o,s:o},s:o,s:I,s:n}", "documents", (json_int_t)t.documents, "chunks",
+    j->answer = json_pack("{s:I,s:I,s:I,s:I,s:{s:o,s:o},s:o,s:I,s:o}", "documents", (json_int_t)t.documents, "chunks",
                           (json_int_t)t.chunks, "bytes", (json_int_t)t.bytes, "collections", (json_int_t)t.collections,
                           "quota", "documents", o->rag_documents ? json_integer(o->rag_documents) : json_null(),
                           "bytes", o->rag_bytes ? json_integer((json_int_t)o->rag_bytes) : json_null(), "formats",
-                          formats, "max_file_bytes", (json_int_t)o->max_body, "embedding");
+                          formats, "max_file_bytes", (json_int_t)o->max_body, "embedding",
+                          embedding_object(j, &t));
 }

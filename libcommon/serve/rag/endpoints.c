@@ -44,6 +44,7 @@ static void start(struct server *s, struct conn *c, enum rag_lane lane,
     if (!j)
         return;
     use_tokenizer(j);
+    rag_use_embedding(j);
     rag_job_submit(j);
 }
 
@@ -59,6 +60,7 @@ static void start_about(struct server *s, struct conn *c, const char *rest, enum
     j->with_chunks = chunks && (strcmp(chunks, "true") == 0 || strcmp(chunks, "1") == 0);
     /* too long: there is none of this name, either */
     snprintf(j->id, sizeof j->id, "%s", strlen(rest) < sizeof j->id ? rest : "?");
+    rag_use_embedding(j);
     rag_job_submit(j);
 }
 
@@ -81,6 +83,7 @@ void handle_rag_upload(struct server *s, struct conn *c, const char *rest)
         return;
     }
     use_tokenizer(j);
+    rag_use_embedding(j);
     rag_job_submit(j);
 }
 
@@ -98,6 +101,7 @@ void handle_rag_list(struct server *s, struct conn *c, const char *rest)
         return;
     }
     j->limit = (int)limit;
+    rag_use_embedding(j);
     rag_job_submit(j);
 }
 

@@ -9,18 +9,21 @@
  *   endpoints.c   the routes: from requests to jobs
  *   documents.c   jobs that list and delete
  *   additions.c   jobs that add
- *   passages.c    jobs that search and make contexts */
+ *   passages.c    jobs that search and make contexts
+ *   embed.c       vectors of queries and chunks */
 #ifndef ZSE_SERVE_RAG_INTERNAL_H
 #define ZSE_SERVE_RAG_INTERNAL_H
 
 #include "libcommon/rag/search.h"
 #include "libcommon/rag/store.h"
+#include "libcommon/rag/vectors.h"
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
 
 enum rag_lane { RAG_READ, RAG_WRITE, RAG_LANES };
 /* threads; jobs that may wait in a lane, in all and of one tenant */
 enum { RAG_READERS = 2, RAG_THREADS = RAG_READERS + 1, RAG_WAITING = 64, RAG_WAITING_TENANT = 8 };
+enum { RAG_TEXTS = 8 };                  /* embedded together */
 enum { RAG_JOB_BYTES = 16 << 10 };      /* of the account, held by the smallest job */
 
 struct rag_job {
@@ -46,6 +49,15 @@ struct rag_job {
     /* of a job without a connection: called by the loop at its end */
     void (*done)(void *user, json_t *answer, const struct problem *p);
     void *user;
+    /* vectors of texts, which a run asks for and finds when it runs again: embed.c */
+    struct loaded_model *embedder;      /* NULL: none is ready; as long as the job lives */
+    char model[128];                    /* the name of its vectors; "": there is none */
+    enum { RAG_IDLE, RAG_WANTED, RAG_EMBEDDED, RAG_NOT_EMBEDDED } embedding;
+    struct rag_text_ids { int32_t *ids; int n; } texts[RAG_TEXTS];      /* owned */
+    struct worker_job jobs[RAG_TEXTS];
+    int n_texts, n_open, embed_failed, heard;
+    float *vectors;                     /* [n_texts][size]; owned */
+    struct rag_pending pending[RAG_TEXTS]; int n_pending; int64_t after;        /* of the index */
     /* the answer */
     json_t *answer;                     /* NULL: see problem */
     struct problem problem;
@@ -66,8 +78,27 @@ json_t *rag_body(struct rag_job *j, enum body_kind kind, struct params *p);
 /* j->problem of an error of the store; code: of ERR_FORMAT, "no_such_document".  -1. */
 int rag_problem(struct rag_job *j, const struct err *e, const char *code);
 struct token_counter rag_counter(const struct rag_job *j);
+/* ---- embed.c ---- */
+void rag_use_embedding(struct rag_job *j);              /* in the loop: the job may ask for vectors */
 /* The id of the model whose vectors are used; NULL: none. */
 const char *rag_model(const struct rag_job *j);
+int rag_vector_size(const struct rag_job *j);
+/* In a run: add a text to those of which vectors are wanted.  0, or -1 with j->problem. */
+int rag_add_text(struct rag_job *j, const char *text, size_t size);
+void rag_drop_texts(struct rag_job *j);
+void rag_run_index(struct rag_job *j, struct rag_store *r);
+void rag_embed(struct rag_job *j);      /* in the loop: compute the vectors, then run again */
+void rag_index_ended(struct server *s, int failed);
+/* dirty: there may be chunks without vectors */
+struct rag_index { int dirty, running; uint64_t retry_ns; };
+
+/* ---- service.c, for embed.c ---- */
+struct rag_index *rag_index_of(struct server *s);
+struct rag_job **rag_embedding_list(struct server *s);  /* jobs whose vectors are being computed */
+struct rag_job *rag_job_internal(struct server *s, enum rag_lane lane,
+                                 void (*run)(struct rag_job *j, struct rag_store *r));
+void rag_job_push(struct rag_job *j);                   /* queue it, whatever waits */
+struct rag_vectors *rag_vectors_of(struct server *s);
 
 json_t *rag_document_object(struct rag_job *j, const struct rag_document *d);
 void rag_run_add(struct rag_job *j, struct rag_store *r);

@@ -15,8 +15,8 @@ static int read_texts(struct rag_job *j, const json_t *v, const char *name, cons
     const size_t size = json_is_array(v) ? json_array_size(v) : v != NULL;
     *n = 0;
     if (v && !json_is_array(v) && !json_is_string(v))
-        return problem_set(&j->problem, 400, name, "invalid_type", "%s: found %s, expected a string or a list of strings",
-                           name, js_kind(v));
+        return problem_set(&j->problem, 400, name, "invalid_type",
+                           "%s: found %s, expected a string or a list of strings", name, js_kind(v));
     if (size > RAG_MAX_FILTER)
         return problem_set(&j->problem, 400, name, "out_of_range", "%s: %zu texts, expected at most %d", name, size,
                            RAG_MAX_FILTER);
@@ -46,6 +46,9 @@ static int read_query(struct rag_job *j, const json_t *body, const struct params
     if (p->mode && rag_mode_parse(p->mode, &w->q.mode))
         return problem_set(&j->problem, 400, "mode", "out_of_range", "mode: '%.40s', expected hybrid, bm25 or vector",
                            p->mode);
+    if (w->q.mode == RAG_VECTOR && !j->embedder && rag_model(j))
+        return problem_set(&j->problem, 503, "mode", "model_not_ready", "mode: vector needs %s, which is not loaded",
+                           j->model);
     if (w->q.mode == RAG_VECTOR && !rag_model(j))
         return problem_set(&j->problem, 400, "mode", "no_embedding_model",
                            "mode: vector needs a model that embeds (zse-serve --embedding-model)");
@@ -53,7 +56,31 @@ static int read_query(struct rag_job *j, const json_t *body, const struct params
            read_texts(j, js_get(body, "document_ids"), "document_ids", w->documents, &w->q.n_documents) ? -1 : 0;
 }
 
-/* Parse the body and search.  Returns the tree; NULL with j->problem. */
+/* Use the query's vector, or ask for it: 1: the job runs again when it is there.  -1 with
+ * j->problem. */
+static int wants_vector(struct rag_job *j, struct rag_query *q)
+{
+    if (q->mode == RAG_BM25 || !j->embedder)
+        return 0;
+    if (j->embedding == RAG_IDLE) {
+        if (rag_add_text(j, q->text, q->size))
+            return -1;
+        j->embedding = RAG_WANTED;
+        return 1;
+    }
+    if (j->embedding != RAG_EMBEDDED && q->mode == RAG_VECTOR)
+        return problem_set(&j->problem, 503, NULL, "embedding_failed", "%s did not compute the vector of the query",
+                           j->model);
+    if (j->embedding == RAG_EMBEDDED) {
+        q->model = j->model;
+        q->vector = j->vectors;
+        q->n_vector = rag_vector_size(j);
+        q->vectors = rag_vectors_of(j->s);
+    }
+    return 0;
+}
+
+/* Parse the body and search.  Returns the tree; NULL with j->problem, or with a wanted vector. */
 static json_t *search(struct rag_job *j, struct rag_store *r, enum body_kind kind, struct params *p,
                       struct rag_hits *hits)
 {
@@ -63,7 +90,7 @@ static json_t *search(struct rag_job *j, struct rag_store *r, enum body_kind kin
     int rc = -1;
     if (body && !w)
         problem_nomem(&j->problem);
-    if (w && read_query(j, body, p, w) == 0 && (rc = rag_search(r, &w->q, hits, &e)))
+    if (w && read_query(j, body, p, w) == 0 && wants_vector(j, &w->q) == 0 && (rc = rag_search(r, &w->q, hits, &e)))
         rag_problem(j, &e, strstr(e.msg, "no collection") ? "no_such_collection" : "no_such_document");
     free(w);
     if (rc == 0)

@@ -5,10 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "libcommon/base/json.h"
 #include "libcommon/base/plural.h"
 #include "libcommon/base/thread.h"
+#include "libcommon/kernels/kernels.h"
 #include "libcommon/serve/api/prescan.h"
 
 struct rag_thread {
@@ -26,6 +28,10 @@ struct rag_service {
     int n_threads, stop;
     /* protected by the lock; oldest first */
     struct rag_job *queue[RAG_LANES], *done;
+    /* for the loop */
+    struct rag_job *embedding;
+    struct rag_index index;
+    struct rag_vectors *vectors;        /* any thread */
     char trouble[sizeof ((struct problem *)0)->message];        /* of the file, as last logged; for the loop */
 };
 
@@ -86,6 +92,10 @@ void rag_job_free(struct rag_job *j)
 {
     if (j->lm)
         j->lm->preparing--;
+    if (j->embedder)
+        j->embedder->preparing--;
+    rag_drop_texts(j);
+    rag_pending_release(j->pending, j->n_pending);
     free(j->content_type);
     buf_release(&j->body);
     json_decref(j->answer);
@@ -152,8 +162,6 @@ struct token_counter rag_counter(const struct rag_job *j)
     return (struct token_counter){ t.in ? count_tokens : NULL, t.out };
 }
 
-const char *rag_model(const struct rag_job *j) { (void)j; return NULL; }
-
 /* ---- threads ---- */
 
 /* Run a job with the thread's connection, which is opened if there is none, or if another file has
@@ -171,6 +179,7 @@ static void run_job(struct rag_job *j, struct rag_store **r)
         rag_problem(j, &e, "rag_unavailable");
         return;
     }
+    j->kept = 0;                            /* of an earlier run */
     rag_set_cancel(*r, &j->cancelled);
     j->run(j, *r);
     rag_set_cancel(*r, NULL);
@@ -282,6 +291,7 @@ int rag_ask(struct server *s, const struct access_record *record, struct loaded_
         j->lm = lm && lm->m.tokenizer ? lm : NULL;
         if (j->lm)
             lm->preparing++;
+        rag_use_embedding(j);
         buf_str(&j->body, text);
         if (rag_hold(j, 0) || queue(j)) {
             *pr = j->problem;
@@ -292,6 +302,35 @@ int rag_ask(struct server *s, const struct access_record *record, struct loaded_
     free(text);
     json_decref(body);
     return j ? 0 : -1;
+}
+
+struct rag_index *rag_index_of(struct server *s) { return &s->rag->index; }
+struct rag_job **rag_embedding_list(struct server *s) { return &s->rag->embedding; }
+struct rag_vectors *rag_vectors_of(struct server *s) { return s->rag->vectors; }
+
+struct rag_job *rag_job_internal(struct server *s, enum rag_lane lane,
+                                 void (*run)(struct rag_job *j, struct rag_store *r))
+{
+    struct problem ignored;
+    struct rag_job *j = start_threads(s->rag) ? NULL : make_job(s, NULL, &ignored);
+    if (j) {
+        j->lane = lane;
+        j->run = run;
+    }
+    return j;
+}
+
+void rag_job_push(struct rag_job *j)
+{
+    struct rag_service *v = j->s->rag;
+    pthread_mutex_lock(&v->lock);
+    struct rag_job **end = &v->queue[j->lane];
+    while (*end)
+        end = &(*end)->next;
+    j->next = NULL;
+    *end = j;
+    pthread_cond_broadcast(&v->work[j->lane]);
+    pthread_mutex_unlock(&v->lock);
 }
 
 /* ---- in the loop ---- */
@@ -309,10 +348,20 @@ static void note_trouble(struct rag_service *v, const struct problem *pr)
 static void end_job(struct rag_job *j)
 {
     struct conn *c = j->conn;
+    if (j->embedding == RAG_WANTED && !j->problem.status && !atomic_load(&j->cancelled)) {
+        rag_embed(j);
+        return;
+    }
     if (!j->answer && !j->problem.status)
         problem_nomem(&j->problem);
     if (!atomic_load(&j->cancelled))
         note_trouble(j->s->rag, &j->problem);
+    if (j->run == rag_run_index) {
+        rag_index_ended(j->s, j->problem.status != 0);
+        rag_job_free(j);
+        return;
+    }
+    j->s->rag->index.dirty |= j->lane == RAG_WRITE;
     if (j->done) {
         j->done(j->user, j->answer, &j->problem);
         rag_job_free(j);
@@ -357,10 +406,18 @@ void rag_gone(struct conn *c)
 
 int rag_start(struct server *s, struct err *e)
 {
+    enum { COPIES_BYTES = 256 << 20 };
     struct rag_service *v = calloc(1, sizeof *v);
+    char path[4096];
     if (!v)
         return err_nomem(e, "server");
+    if (!(v->vectors = rag_vectors_open(kernels_pick(NULL, e), COPIES_BYTES, e))) {
+        free(v);
+        return -1;
+    }
     v->s = s;
+    snprintf(path, sizeof path, "%s/rag.db", s->o.home ? s->o.home : "");
+    v->index.dirty = access(path, F_OK) == 0;
     pthread_mutex_init(&v->lock, NULL);
     for (int i = 0; i < RAG_LANES; i++)
         pthread_cond_init(&v->work[i], NULL);
@@ -397,7 +454,19 @@ void rag_stop(struct server *s)
         pthread_cond_destroy(&v->work[i]);
     }
     free_jobs(v->done);
+    v->done = NULL;
+    rag_vectors_close(v->vectors);
     pthread_mutex_destroy(&v->lock);
-    free(v);
+}
+
+/* The engines have ended: no event comes for the texts that were being embedded. */
+void rag_release(struct server *s)
+{
+    if (!s->rag)
+        return;
+    for (struct rag_job *j = s->rag->embedding; j; j = j->next)
+        j->embedder = j->lm = NULL;             /* their models are gone */
+    free_jobs(s->rag->embedding);
+    free(s->rag);
     s->rag = NULL;
 }

@@ -1,0 +1,36 @@
+/* vectors.h - vectors of chunks as int8 with a scale: stored in rag.db, searched in memory.
+ *
+ * The search is exact for the rounded vectors: every one is visited, by kernels.dots_i8.  A copy of
+ * each collection's vectors stays in memory; it reads only what was added since, and begins anew
+ * after a document was deleted.  A struct rag_vectors may be used by any thread. */
+#ifndef ZSE_RAG_VECTORS_H
+#define ZSE_RAG_VECTORS_H
+
+#include "libcommon/rag/store.h"
+
+struct kernels;
+
+/* Chunks that have no vector of the model yet, those with the lowest ids above *after. */
+struct rag_pending { int64_t chunk, collection; char *text; };         /* owned */
+/* *n: at most `most`; *after moves on.  model is registered with its size; the vectors of another
+ * model of the same name, whose size differs, are deleted. */
+int rag_pending(struct rag_store *r, const char *model, int size, int64_t *after, struct rag_pending *list, int most,
+                int *n, struct err *e);
+void rag_pending_release(struct rag_pending *list, int n);
+/* Store vectors [n][size]; a chunk that was deleted meanwhile is left out. */
+int rag_put_vectors(struct rag_store *r, const char *model, const struct rag_pending *list, int n,
+                    const float *vectors, int size, struct err *e);
+
+/* most_bytes: of the copies in memory; a collection beyond it is read for each search. */
+struct rag_vectors *rag_vectors_open(const struct kernels *k, size_t most_bytes, struct err *e);
+void rag_vectors_close(struct rag_vectors *v);          /* NULL is fine */
+
+struct near { int64_t chunk; float similarity; };
+/* The nearest `most` of the chunks in the collections by descending similarity (a cosine), of the
+ * documents whose chunks lie in ranges [2 * n_ranges] if there are any.  *mean and *deviation: of
+ * all that were visited.  Returns how many, -1 with *e. */
+int rag_nearest(struct rag_vectors *v, struct rag_store *r, const char *model, const float *vector, int size,
+                const int64_t *collections, int n_collections, const int64_t *ranges, int n_ranges, struct near *out,
+                int most, double *mean, double *deviation, struct err *e);
+
+#endif

@@ -1,0 +1,168 @@
+/* embed.c - vectors of texts by the embedding model, through the worker of its engine; and the job
+ * that gives vectors to the chunks that have none. */
+#include "libcommon/serve/rag/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/clock.h"
+
+/* Tokens of a text at most; numbers of the tenant of the index, and of its priority: the requests
+ * of clients go first. */
+enum { EMBED_TOKENS = 512, INDEX_PRIORITY = -MAX_PRIORITY, RETRY_S = 10 };
+#define INDEX_TENANT UINT64_MAX
+
+/* ---- the model ---- */
+
+void rag_use_embedding(struct rag_job *j)
+{
+    const char *id = j->s->o.embedding_model;
+    struct problem ignored;
+    if (!id)
+        return;
+    snprintf(j->model, sizeof j->model, "%s", id);
+    struct loaded_model *lm = models_n(j->s, MODEL_READY) ? models_find(j->s, id, &ignored) : NULL;
+    if (!lm || !lm->m.tokenizer)
+        return;
+    snprintf(j->model, sizeof j->model, "%s", lm->id);
+    j->embedder = lm;
+    lm->preparing++;
+}
+
+const char *rag_model(const struct rag_job *j) { return *j->model ? j->model : NULL; }
+int rag_vector_size(const struct rag_job *j) { return j->embedder->m.model->config.hidden_size; }
+
+/* ---- in the thread ---- */
+
+int rag_add_text(struct rag_job *j, const char *text, size_t size)
+{
+    struct err e;
+    struct rag_text_ids *t = &j->texts[j->n_texts];
+    size_t n, most = EMBED_TOKENS;
+    const size_t bytes = size < EMBED_TOKENS * 16 ? size : EMBED_TOKENS * 16;
+    if (tokenizer_encode(j->embedder->m.tokenizer, text, bytes, TOKENIZE_ADD_SPECIAL, &t->ids, &n, &e))
+        return problem_err(&j->problem, NULL, NULL, &e);
+    if (most > (size_t)j->embedder->m.max_len)
+        most = (size_t)j->embedder->m.max_len;
+    t->n = (int)(n < most ? n : most);
+    j->n_texts++;
+    return 0;
+}
+
+void rag_drop_texts(struct rag_job *j)
+{
+    for (int i = 0; i < j->n_texts; i++)
+        free(j->texts[i].ids);
+    free(j->vectors);
+    j->vectors = NULL;
+    j->n_texts = 0;
+}
+
+/* Chunks without a vector, then their vectors, in turn, until there are none. */
+void rag_run_index(struct rag_job *j, struct rag_store *r)
+{
+    const int size = rag_vector_size(j);
+    struct err e;
+    int rc = 0;
+    if (j->embedding == RAG_EMBEDDED)
+        rc = rag_put_vectors(r, j->model, j->pending, j->n_pending, j->vectors, size, &e);
+    else if (j->embedding == RAG_NOT_EMBEDDED)
+        problem_set(&j->problem, 503, NULL, "embedding_failed", "%s computes no vectors", j->model);
+    rag_pending_release(j->pending, j->n_pending);
+    j->n_pending = 0;
+    rag_drop_texts(j);
+    if (rc == 0 && !j->problem.status)
+        rc = rag_pending(r, j->model, size, &j->after, j->pending, RAG_TEXTS, &j->n_pending, &e);
+    if (rc)
+        rag_problem(j, &e, NULL);
+    for (int i = 0; i < j->n_pending && !j->problem.status; i++)
+        rag_add_text(j, j->pending[i].text, strlen(j->pending[i].text));
+    j->embedding = j->n_pending && !j->problem.status ? RAG_WANTED : RAG_IDLE;
+    if (j->embedding == RAG_IDLE && !j->problem.status)
+        j->answer = json_null();
+}
+
+/* ---- in the loop ---- */
+
+static void embedded(struct rag_job *j)
+{
+    struct rag_job **at = rag_embedding_list(j->s);
+    while (*at != j)
+        at = &(*at)->next;
+    *at = j->next;
+    j->embedding = j->embed_failed ? RAG_NOT_EMBEDDED : RAG_EMBEDDED;
+    rag_job_push(j);
+}
+
+/* The worker's event of one text; ev NULL: it was lost. */
+static void on_event(struct worker_job *w, const struct events *b, const struct event *ev)
+{
+    struct rag_job *j = w->user;
+    const int size = rag_vector_size(j), i = (int)(w - j->jobs);
+    if (ev && !ev->last)
+        return;
+    if (ev && ev->n_embedding == size)
+        memcpy(j->vectors + (size_t)i * (size_t)size, event_embedding(b, ev), (size_t)size * sizeof *j->vectors);
+    else
+        j->embed_failed = 1;
+    if (--j->n_open == 0)
+        embedded(j);
+}
+
+void rag_embed(struct rag_job *j)
+{
+    struct loaded_model *lm = j->embedder;
+    struct rag_job **list = rag_embedding_list(j->s);
+    const int indexes = j->run == rag_run_index;
+    j->vectors = calloc((size_t)j->n_texts, (size_t)rag_vector_size(j) * sizeof *j->vectors);
+    j->embed_failed = !j->vectors || lm->state != MODEL_READY || !lm->worker;
+    j->n_open = 1;                              /* ourselves, until all are submitted */
+    j->next = *list;
+    *list = j;
+    memset(j->jobs, 0, sizeof j->jobs);
+    for (int i = 0; i < j->n_texts && !j->embed_failed; i++) {
+        const struct request_params p = { .ids = j->texts[i].ids, .n_ids = j->texts[i].n, .sampling = lm->sampling,
+                                          .n_logprobs = -1, .embed = EMBED_MEAN, .n = 1, .heard = &j->heard,
+                                          .tenant = indexes ? INDEX_TENANT : j->tenant,
+                                          .priority = indexes ? INDEX_PRIORITY : 0 };
+        j->jobs[i].user = j;
+        j->jobs[i].on_event = on_event;
+        if (worker_submit(lm->worker, &p, &j->jobs[i]) == 0)
+            j->n_open++;
+        else
+            j->embed_failed = 1;
+    }
+    if (--j->n_open == 0)
+        embedded(j);
+}
+
+/* ---- the index ---- */
+
+void rag_tick(struct server *s)
+{
+    struct rag_index *x = s->rag ? rag_index_of(s) : NULL;
+    if (!x || !s->o.embedding_model || !x->dirty || x->running || clock_ns() < x->retry_ns || s->draining)
+        return;
+    struct rag_job *j = rag_job_internal(s, RAG_WRITE, rag_run_index);
+    if (!j)
+        return;
+    rag_use_embedding(j);
+    if (!j->embedder) {
+        rag_job_free(j);                        /* the model is not ready: try again in a second */
+        return;
+    }
+    x->dirty = 0;
+    x->running = 1;
+    rag_job_push(j);
+}
+
+void rag_index_ended(struct server *s, int failed)
+{
+    struct rag_index *x = rag_index_of(s);
+    x->running = 0;
+    if (failed) {
+        x->dirty = 1;
+        x->retry_ns = clock_ns() + RETRY_S * 1000000000u;
+    }
+}

@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""recall.py - measure recall@5 of the search for passages: recall.py URL [MODE...].
+
+Stores the licence, the man pages and the Markdown of the repository in a collection, asks the
+questions of questions.tsv (question, document, words of the right passage), and prints a table."""
+import json, pathlib, sys, time, urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+URL = sys.argv[1]
+MODES = sys.argv[2:] or ['bm25', 'vector', 'hybrid']
+
+
+def call(path, body=None, method=None):
+    r = urllib.request.Request(URL + '/api/rag/' + path, json.dumps(body).encode() if body is not None else None, method=method)
+    with urllib.request.urlopen(r) as answer:
+        return json.load(answer)
+
+
+def plain(text):
+    return ' '.join(text.split()).lower()
+
+
+def store():
+    files = [ROOT / 'LICENSE', ROOT / 'README.md', ROOT / 'HACKING.md', ROOT / 'libcommon/format/FORMAT.md', *sorted(ROOT.glob('man/*.1'))]
+    for f in files:
+        # macros of mdoc at the beginning of lines are no words
+        text = f.read_text()
+        if f.suffix == '.1':
+            lines = []
+            for line in text.splitlines():
+                word, _, rest = line.partition(' ')
+                lines.append('\n' + rest.upper() + '\n' if word == '.Sh' else '\n' + rest + '\n' if word in ('.Ss', '.It') else '' if word == '.Pp'
+                             else rest if line.startswith('.') else line)
+            text = '\n'.join(lines)
+        try:
+            call('documents', {'name': f.name, 'content': text, 'collection': 'recall', 'file_type': 'md' if f.suffix == '.md' else 'txt'})
+        except urllib.error.HTTPError as e:
+            if e.code != 409:
+                raise
+
+
+def main():
+    store()
+    stats = call('stats')
+    while stats['embedding'] and stats['embedding']['pending']:
+        time.sleep(1)
+        stats = call('stats')
+    questions = [line.split('\t') for line in (ROOT / 'tests/rag/questions.tsv').read_text().splitlines() if line and line[0] != '#']
+    print(f'{len(questions)} questions, {stats["chunks"]} chunks')
+    worst = 1.0
+    for mode in MODES:
+        at1 = at5 = doc5 = 0
+        start = time.time()
+        for question, name, words in questions:
+            hits = call('search', {'query': question, 'collections': 'recall', 'top_k': 5, 'mode': mode})['results']
+            right = [h['document_name'] == name and plain(words) in plain(h['chunk']['content']) for h in hits]
+            at1 += any(right[:1])
+            at5 += any(right)
+            doc5 += any(h['document_name'] == name for h in hits)
+            if not any(right) and '-v' in sys.argv:
+                print('  missed:', question)
+        n = len(questions)
+        print(f'{mode:8} recall@1 {at1 / n:.2f}  recall@5 {at5 / n:.2f}  document@5 {doc5 / n:.2f}  {(time.time() - start) / n * 1000:.1f} ms a query')
+        worst = min(worst, at5 / n)
+    return worst
+
+
+if __name__ == '__main__':
+    MODES = [m for m in MODES if m != '-v'] or ['bm25']
+    main()
