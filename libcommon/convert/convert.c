@@ -150,7 +150,7 @@ static int open_files(struct conversion *cv, int *n_specs, struct err *e)
         return -1;
     }
     if (skipped[WEIGHT_ENCODER])
-        conversion_note(cv, "%d tensors of the encoder of images are skipped: image input is left out",
+        conversion_note(cv, "%d tensors of encoders are skipped: image input is left out",
                         skipped[WEIGHT_ENCODER]);
     if (skipped[WEIGHT_PREDICTOR])
         conversion_note(cv, "%d tensors that predict further tokens are skipped", skipped[WEIGHT_PREDICTOR]);

@@ -501,3 +501,33 @@ END
     sort -g -r -c -u "$T/$name"          # equal is not nearer
   done
 }
+
+@test "a checkpoint with an encoder of images is converted without it, and an unknown key of it refused" {
+  cp -r models/tiny "$T/vl"
+  python3 -S - "$T/vl" <<'P'
+import json, struct, sys
+folder = sys.argv[1]
+data = open(folder + "/model.safetensors", "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+head, body = json.loads(data[8:8 + n]), data[8 + n:]
+out = {("" if k == "__metadata__" else "language_model.") + k: v for k, v in head.items()}
+out["vision_model.patch.weight"] = {"dtype": "F32", "shape": [1, 3, 2, 2, 2], "data_offsets": [len(body), len(body) + 96]}
+out["mtp.fc.weight"] = {"dtype": "F32", "shape": [4], "data_offsets": [len(body) + 96, len(body) + 112]}
+text = json.dumps(out).encode()
+open(folder + "/model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + body + bytes(112))
+config = json.load(open(folder + "/config.json"))
+config = {"model_type": "llama4", "boi_token_index": 5, "vision_config": {"hidden_size": 8}, "text_config": config,
+          "tie_word_embeddings": config.pop("tie_word_embeddings", True)}
+json.dump(config, open(folder + "/config.json", "w"))
+config["speech_rate"] = 3
+json.dump(config, open(folder + "/unknown.json", "w"))
+P
+  run --separate-stderr zse-convert "$T/vl" -o "$T/vl.zse" -q keep
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  [[ $stderr == *"skipped: image input is left out"* ]]
+  [[ $stderr == *"tensors that predict further tokens are skipped"* ]]
+  [ "$(zse-chat "$T/vl.zse" --temp 0 -p "What is 2+2?")" = "2 + 2 = 4" ]
+  mv "$T/vl/unknown.json" "$T/vl/config.json"
+  run -1 zse-convert "$T/vl" -o "$T/x.zse"
+  [[ $output == *"speech_rate: 3 is not understood"* ]]
+}

@@ -128,6 +128,38 @@ static void test_windows(void **state)
     config_release(&c);
 }
 
+/* What a backend with dense models only is told, in a sentence; NULL: it runs the model. */
+static void test_beyond_dense(void **state)
+{
+    (void)state;
+    static const struct { const char *keys, *says; } cases[] = {
+        { "\"model_type\": \"olmo3\"", NULL }, { "\"model_type\": \"helium\"", NULL },
+        { "\"model_type\": \"internlm3\"", NULL }, { "\"model_type\": \"jais2\"", NULL },
+        { "\"model_type\": \"qwen2_5_vl\", \"zse_wrapper\": \"qwen2_5_vl\"", NULL },
+        { "\"model_type\": \"ministral3\"", NULL },
+        { "\"model_type\": \"ministral3\", \"rope_parameters\": {\"llama_4_scaling_beta\": 0.1}",
+          "queries scaled by their position" },
+        { "\"model_type\": \"granite_swa\"", "attention sinks" },
+        { "\"model_type\": \"nanochat\"", "norms of q and k without weights" },
+        { "\"model_type\": \"apertus\"", "an activation with parameters" },
+        { "\"model_type\": \"minicpm3\"", "multi-head latent attention" },
+        { "\"model_type\": \"afmoe\"", "a mixture of experts" },
+        { "\"model_type\": \"lfm2_moe\"", "recurrent layers" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct config c;
+        char text[256];
+        const char *extra = strstr(cases[i].keys, "lfm2_moe")
+                                ? ", \"num_hidden_layers\": 2, \"layer_types\": [\"conv\", \"full_attention\"]" : "";
+        snprintf(text, sizeof text, "{%s%s}", cases[i].keys, extra);
+        must_parse(&c, text);
+        const char *says = config_beyond_dense(&c);
+        if (!says != !cases[i].says || (says && strcmp(says, cases[i].says) != 0))
+            fail_msg("%s: %s", text, says ? says : "runs");
+        config_release(&c);
+    }
+}
+
 /* Keys and values that are not understood are refused, and the message names them. */
 static const struct { const char *json, *says; } refused[] = {
     { "[]", "expected an object" },
@@ -339,7 +371,8 @@ static void test_rope(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_windows), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_windows), cmocka_unit_test(test_beyond_dense),
+            cmocka_unit_test(test_refused),
         cmocka_unit_test(test_ignored), cmocka_unit_test(test_rope),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
