@@ -41,13 +41,25 @@ static const char *system_of(const json_t *messages)
 
 static int same_text(const char *a, const char *b) { return a == b || (a && b && strcmp(a, b) == 0); }
 
+/* The id that zse-serve gives a model by default: its file's name without the ending. */
+static json_t *model_id(const char *model)
+{
+    const char *slash = strrchr(model, '/'), *base = slash && slash[1] ? slash + 1 : model;
+    size_t n = strlen(base);
+    if (n > 4 && strcmp(base + n - 4, ".zse") == 0)
+        n -= 4;
+    else if (n > 5 && strcmp(base + n - 5, ".gguf") == 0)
+        n -= 5;
+    return json_stringn(base, n);
+}
+
 /* Create the conversation, or bring its system prompt up to date. */
 static int sync_conversation(struct chat_history *c, const char *system, const char *model, struct history_problem *p)
 {
     if (c->id[0] && same_text(system, c->system))
         return 0;
     json_t *fields = c->id[0] ? json_pack("{s:s?}", "system_prompt", system)
-                              : json_pack("{s:s?, s:s}", "system_prompt", system, "model", model);
+                              : json_pack("{s:s?, s:o*}", "system_prompt", system, "model", model_id(model));
     json_t *out = c->id[0] ? history_update(c->h, OWNER, c->id, fields, p) : history_create(c->h, OWNER, fields, p);
     json_decref(fields);
     if (!out)

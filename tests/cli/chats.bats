@@ -277,6 +277,27 @@ c.commit()' "$ZSE_HOME/chats.db"
   stop
 }
 
+@test "a file system that is read-only: 503 for the history only" {
+  [ "$(id -u)" = 0 ] || skip "only root can mount a file system"
+  mkdir "$ZSE_HOME"
+  mount -t tmpfs -o size=1500k,mode=700 tmpfs "$ZSE_HOME" 2>/dev/null || skip "no permission to mount a file system"
+  MOUNTED=1
+  serve --no-audit
+  post "$C" '{}' >/dev/null
+  stop
+  mount -o remount,ro "$ZSE_HOME"
+  serve --no-audit
+  refused 503 history_read_only "$C" -d '{}'
+  grep -qi '^Retry-After' <(curl -s -D - -o /dev/null "$C")
+  [ "$(status "$URL/v1/models")" = 200 ]
+  await grep -q "chat history: .*chats.db: cannot be written" "$T/err"
+  stop
+  mount -o remount,rw "$ZSE_HOME"
+  serve --no-audit
+  [ "$(get "$C" | jq .total)" = 1 ]
+  stop
+}
+
 @test "kill -9 while messages are written: all that were acknowledged are there" {
   serve
   id=$(post "$C" '{}' | jq -r .id)
@@ -352,7 +373,7 @@ talk() { printf '%s\n' "$@" | tests/lib/talk zse-chat "${CHAT[@]}" >"$T/said" ||
   talk 'expect >' ready 'send What is 2+2?' 'expect = 4' ready 'send And 3+3?' 'expect = 6' ready 'send /title My sums' ready \
     'send /history sums' 'expect My sums' ready 'send /clear' ready 'send What is 4+4?' 'expect = 8' ready 'key d' 'end 0'
   zse-chat --history --json >"$T/list"
-  [ "$(jq -c '[.total, (.conversations[] | .title, .message_count, .system_prompt)]' "$T/list")" = '[2,"What is 4+4?",2,"Be brief.","My sums",4,"Be brief."]' ]
+  [ "$(jq -c '[.total, (.conversations[] | .title, .model, .message_count, .system_prompt)]' "$T/list")" = '[2,"What is 4+4?","tiny",2,"Be brief.","My sums","tiny",4,"Be brief."]' ]
   id=$(jq -r '.conversations[1].id' "$T/list")
   run zse-chat --history "3+3"
   [[ "$output" == *"$id"*"My sums"*"user: And 3+3?"* && "$output" != *4+4* ]]

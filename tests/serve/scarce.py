@@ -126,6 +126,8 @@ def works(completion):
             lambda: whole('/apply-template', {'messages': CHAT['messages']}, lambda r: QUESTION in r['prompt'], True),
             lambda: whole('/tokenize', {'content': QUESTION}, lambda r: r['count'] > 1, True),
             lambda: [whole(p, None, None, None) for p in ('/metrics', '/health', '/api/stats', '/api/stats/models', '/api/analytics/timeseries', '/api/batching', '/openapi.json', '/')],
+            lambda: [whole('/api/chat/conversations', {'title': 'words'}, lambda r: r['title'], 'words'), whole('/api/chat/search?q=words', None, None, None)],
+            lambda: [whole(p, None, None, None) for p in ('/api/chat/conversations', '/api/chat/stats')],
             socket_chat]
 
 

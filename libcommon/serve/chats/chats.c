@@ -131,8 +131,11 @@ static int connect_file(struct chats *h, struct connection *x)
     if (x->tried_ns && clock_ns() - x->tried_ns < RETRY_NS)
         return -1;
     x->tried_ns = clock_ns();
-    if (!(x->h = history_open(o->home, &limits, &x->why)))
+    if (!(x->h = history_open(o->home, &limits, &x->why))) {
+        if (x->why.fault == HISTORY_NO_MEMORY || x->why.fault == HISTORY_BUSY)
+            x->tried_ns = 0;
         return -1;
+    }
     if (stat(path, &st) == 0) {
         x->dev = st.st_dev;
         x->ino = st.st_ino;
@@ -159,8 +162,10 @@ static void do_job(struct chats *h, int i, struct connection *x, struct chat_job
         if (set_busy(h, i, x->h))
             chats_run(j, x->h);
         set_busy(h, i, NULL);
-        if (strcmp(j->problem.code, "history_damaged") == 0)
-            disconnect(x);              /* another file may be put in its place */
+        /* another file may be put in the place of a damaged one; FTS5 does not recover when its
+         * memory ran out */
+        if (j->problem.status == 503)
+            disconnect(x);
         else if (!j->problem.status)
             note(h, "");
     } else {
