@@ -230,7 +230,7 @@ struct channel_scale channel_scale_of(const struct conversion *cv, const struct 
     }
     if (p->input >= 0)
         f.col = l->scale[p->input];
-    if (s->role == ROLE_IN_BA)
+    if (s->role == ROLE_IN_BA || s->role == ROLE_INDEX_W)
         f.col = l->scale[INPUT_QKV];
     if (s->role == ROLE_ROUTER || s->role == ROLE_SHARED_ROUTER)
         f.col = l->scale[INPUT_MLP];

@@ -121,7 +121,8 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     const size_t run = (size_t)attn_rows(c, INT32_MAX), wide = run < INT32_MAX;
     size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) *
                     (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + (wide ? kv : 2 * q + 2 * kv) +
-                    widest_mlp(c) + (norms_experts(c) ? hidden : 0) + moe_floats(c) + mla_floats(c) + state_floats(c) +
+                    widest_mlp(c) + (norms_experts(c) ? hidden : 0) + moe_floats(c) + mla_floats(c) +
+                    index_floats(c) + state_floats(c) +
                     (size_t)(c->n_layers + 1) * (size_t)c->ple_dim + (c->moe.beside ? 2 * hidden : 0) +
                     (size_t)c->n_streams * hidden + (c->laurel_rank ? hidden + (size_t)c->laurel_rank : 0) +
                     (c->cutoff ? widest_mlp(c) : 0);
@@ -213,7 +214,7 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     free(parts);
     k->bytes = k->arena_bytes;
     if (rc < 0 || (c->moe.n_experts && moe_open(k, e) < 0) || (c->mla.kv_rank && mla_open(k, e) < 0) ||
-        (state_floats(c) && state_open(k, e) < 0)) {
+        (c->indexed && index_open(k, max_len, e) < 0) || (state_floats(c) && state_open(k, e) < 0)) {
         core_close(k);
         return -1;
     }
@@ -234,6 +235,7 @@ void core_close(struct core *k)
     free(k->prefetch);
     moe_close(k);
     mla_close(k);
+    index_close(k);
     state_close(k);
     *k = (struct core){ 0 };
 }

@@ -59,6 +59,17 @@ struct moe_work {
  * compressed query; whole tiles of a head, its quantized input, for each thread. */
 struct mla_work { float *heads, *q_a, *tiles; uint8_t **act; int n_act; size_t act_bytes; };
 
+/* Buffers of an indexer: queries, keys and weights of a step; scores of some tokens; the chosen
+ * positions of each token, ascending, and their number; the chosen latents of some tokens. */
+struct index_work {
+    float *q, *key, *weight, *scores;
+    int *chosen, *n_chosen;
+    uint8_t *latents;
+    int32_t *table;                         /* 0, 1, 2 ..: the blocks of latents in order */
+    int batch, most, room;                  /* tokens at a time; positions chosen, positions scored at most */
+    size_t stride;                          /* bytes of a token's latents */
+};
+
 /* Buffers of layers with a state: the projection, outputs of the convolution and of the
  * recurrence, rates of the delta net, the gate of attention, outputs of gate_a. */
 struct state_work { float *in, *conv, *out, *ba, *gate, *low; };
@@ -104,6 +115,7 @@ struct core {
     size_t arena_bytes, bytes;              /* bytes: all memory but KV */
     struct moe_work moe;
     struct mla_work mla;
+    struct index_work index;
     struct state_work state;
     float *states; size_t state_stride;     /* states of sequences, borrowed; floats of one */
     const struct cpu_hook *hook;

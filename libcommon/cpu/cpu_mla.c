@@ -171,7 +171,8 @@ static void run_tokens(struct mla_job *j, const struct step *s, struct query_run
     j->token0 = token0;
     j->n = n;
     pool_run(j->k->pool, n_jobs, absorb, j);
-    attn_run_latent(j->k, s, j->l, j->index, runs, n_runs, token0);
+    if (!index_attend(j->k, s, j->index, runs, n_runs, token0))
+        attn_run_latent(j->k, s, j->l, j->index, runs, n_runs, token0);
     pool_run(j->k->pool, n_jobs, expand, j);
 }
 
@@ -238,6 +239,8 @@ int mla_run(struct core *k, const struct step *s, const struct layer *l, int ind
                                      .kind = OP_STORE }, 1, n, NULL);
     }
     attn_store_latents(k, s);
+    if (config_indexes(c, index))
+        index_run(k, s, l, index, &in, &q_a);
     run_all(&j, s);
     if (c->attn_gate)
         state_gate(k, k->mlp, n, c->n_heads * m->v_dim);

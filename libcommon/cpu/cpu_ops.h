@@ -107,6 +107,16 @@ size_t mla_floats(const struct config *c);
 int mla_open(struct core *k, struct err *e);
 void mla_close(struct core *k);
 int mla_reserve(struct core *k, const struct layer *l, struct err *e);
+/* cpu_index.c: sparse attention over latents.  index_run projects queries from q_a and keys from h
+ * of an indexed layer, stores the keys and chooses tokens; index_attend is attn_run_latent for the
+ * chosen tokens, 0: it was not needed */
+int index_run(struct core *k, const struct step *s, const struct layer *l, int index, const struct act_input *in,
+              const struct act_input *q_a);
+int index_attend(struct core *k, const struct step *s, int index, const struct query_run *runs, int n_runs,
+                 int token0);
+int index_open(struct core *k, int64_t max_len, struct err *e);
+void index_close(struct core *k);
+size_t index_floats(const struct config *c);
 /* cpu_state.c: layers with a state; and the gate of attention: its number of gates a token, and x
  * [n][cols] *= sigmoid of k->state.gate */
 int state_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,

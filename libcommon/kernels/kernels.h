@@ -148,6 +148,10 @@ struct kernels {
      * x[e], y); exp as in approx.h */
     void (*scan_mamba1)(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim,
                         const float *a_log, size_t lda, const float *dt, const float *d);
+    /* Scores of an indexer for the 16 tokens of a block: q [n_heads][dim], k [dim][16], weight
+     * [n_heads]; for each token a = fma(q[h][d], k[d], a) from 0, out = fma(weight[h], max(a, 0),
+     * out) from 0 */
+    void (*index_block)(float *out, const float *q, int n_heads, int dim, const float *weight, const float *k);
 
     /* One token's key (value) of head_dim floats into slot 0..15 of a block. */
     void (*kv_store_key)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);

@@ -495,9 +495,24 @@ static void scan_mamba1(float *state, const float *b, const float *c, const floa
     }
 }
 
+static void index_block(float *out, const float *q, int n_heads, int dim, const float *weight, const float *k)
+{
+    for (int t = 0; t < 16; t++) {
+        float sum = 0;
+        for (int h = 0; h < n_heads; h++) {
+            float a = 0;
+            for (int d = 0; d < dim; d++)
+                a = fmaf(q[(size_t)h * (size_t)dim + (size_t)d], k[(size_t)d * 16 + (size_t)t], a);
+            sum = fmaf(weight[h], a > 0 ? a : 0, sum);
+        }
+        out[t] = sum;
+    }
+}
+
 const struct kernels kernels_ref = {
     "ref", supported, act_bytes, act_parts, act_pack, matmul, matmul_f32, scratch_bytes,
     rms_norm, layer_norm, add, act_mul, largest, rope, dots_i8, scan_mamba, scan_delta, scan_delta_rows, scan_mamba1,
+    index_block,
     kv_store_key, kv_store_value, attention,
     attention_merge, attention_scratch,
 };

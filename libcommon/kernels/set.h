@@ -75,7 +75,8 @@ enum stream_kind {
     void set##_scan_delta_rows(float *state, const float *q, const float *k, const float *v, float *out, int n, \
                                int dim, const float *decay, float rate); \
     void set##_scan_mamba1(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim, \
-                           const float *a_log, size_t lda, const float *dt, const float *d);
+                           const float *a_log, size_t lda, const float *dt, const float *d); \
+    void set##_index_block(float *out, const float *q, int n_heads, int dim, const float *weight, const float *k);
 #define ATTENTION_OF(set) \
     void set##_kv_store_key(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim); \
     void set##_kv_store_value(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim); \
@@ -105,7 +106,7 @@ INTEGERS_OF(avxvnni)
     name, supported, ints##_act_bytes, ints##_act_parts, ints##_act_pack, ints##_matmul, floats##_matmul_f32, \
     ints##_scratch_bytes, \
     rest##_rms_norm, rest##_layer_norm, rest##_add, rest##_act_mul, rest##_largest, rest##_rope, rest##_dots_i8, \
-    rest##_scan_mamba, rest##_scan_delta, rest##_scan_delta_rows, rest##_scan_mamba1, \
+    rest##_scan_mamba, rest##_scan_delta, rest##_scan_delta_rows, rest##_scan_mamba1, rest##_index_block, \
     rest##_kv_store_key, rest##_kv_store_value, rest##_attention, rest##_attention_merge, rest##_attention_scratch }
 
 #endif

@@ -32,6 +32,7 @@ struct weight_names {
     /* multi-head latent attention; kv_b has a head's key part, then its value part; a GGUF may
      * have it in two (k_b, v_b) */
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_norm, *kv_b, *k_b, *v_b;
+    const char *index_q, *index_k, *index_w, *index_norm;
     const char *act_alpha_p, *act_alpha_n, *act_beta, *act_eps;     /* whole names */
     const char *sinks;                      /* whole name */
     /* gemma4's experts beside an MLP; whole names but for the norms */

@@ -33,6 +33,9 @@ qwen2_moe_names  = { BASE, LLAMA_MLP, EXPERTS, .shared_router = "mlp.shared_expe
                      .shared_up = "mlp.shared_expert.up_proj", .shared_down = "mlp.shared_expert.down_proj" },
 qwen3_moe_names  = { BASE, LLAMA_MLP, QK_NORMS, EXPERTS },
 deepseek_names   = { BASE, LLAMA_MLP, EXPERTS, SHARED, CORRECTION, MLA },
+indexed_names    = { BASE, LLAMA_MLP, EXPERTS, SHARED, CORRECTION, MLA, .index_q = "self_attn.indexer.wq_b",
+                     .index_k = "self_attn.indexer.wk", .index_w = "self_attn.indexer.weights_proj",
+                     .index_norm = "self_attn.indexer.k_norm" },
 glm4_moe_names   = { BASE, LLAMA_MLP, QK_NORMS, EXPERTS, SHARED, CORRECTION },
 ernie_moe_names  = { BASE, LLAMA_MLP, EXPERTS, SHARED, .correction = "mlp.moe_statics.e_score_correction_bias" },
 hunyuan_moe_names = { BASE, LLAMA_MLP, .q_norm = "self_attn.query_layernorm", .k_norm = "self_attn.key_layernorm",
@@ -296,6 +299,82 @@ static void more_deepseek_v3(struct parse *p, struct config *c)
     groups_parse(p, c, 8, 4);
     sigmoid_router(p, c, 1, 2.5);
     parse_must_be(p, "rope_interleave", 1);
+}
+
+static void indexer_parse(struct parse *p, struct config *c, int n_heads, int pairs)
+{
+    struct indexer *x = &c->indexer;
+    x->n_heads = (int)parse_int(p, "index_n_heads", 1, MOST_WIDTH, n_heads);
+    x->head_dim = (int)parse_int(p, "index_head_dim", 2, 4096, 128);
+    x->top_k = (int)parse_int(p, "index_topk", 1, INT32_MAX, 2048);
+    x->pairs = parse_bool(p, "indexer_rope_interleave", pairs);
+    c->biases |= BIAS_INDEX;
+    c->indexed = malloc((size_t)c->n_layers);
+    if (!c->indexed) {
+        err_nomem(p->e, "config");
+        p->bad = 1;
+        return;
+    }
+    memset(c->indexed, INDEX_FULL, (size_t)c->n_layers);
+    if (c->mla.rope_dim > x->head_dim || (int64_t)x->n_heads * x->head_dim > MOST_WIDTH)
+        parse_fail(p, ERR_SHAPE, "index_n_heads %d of index_head_dim %d, qk_rope_head_dim %d: does not fit", x->n_heads,
+                   x->head_dim, c->mla.rope_dim);
+    if (!c->mla.q_rank)
+        parse_fail(p, ERR_UNSUPPORTED, "an indexer without q_lora_rank is not supported");
+    const json_t *types = parse_find(p, "layer_types", NULL), *v;
+    size_t i;
+    json_array_foreach((json_t *)types, i, v)
+        if (!json_string_value(v) || strcmp(json_string_value(v), "indexed_attention") != 0)
+            parse_fail(p, ERR_UNSUPPORTED, "layer_types: layer %zu is not \"indexed_attention\"", i);
+}
+
+/* Layers that share the choice of an earlier one: a list, a pattern of letters, or a period. */
+static void shared_indexers(struct parse *p, struct config *c)
+{
+    const json_t *types = parse_find(p, "indexer_types", NULL);
+    const char *pattern = parse_string(p, "index_topk_pattern", NULL);
+    const int period = (int)parse_int(p, "index_topk_freq", 0, INT32_MAX, 1),
+              offset = (int)parse_int(p, "index_skip_topk_offset", 0, INT32_MAX, 2);
+    if (p->bad || !c->indexed)
+        return;
+    if ((types && json_array_size(types) != (size_t)c->n_layers) ||
+        (!types && pattern && strlen(pattern) != (size_t)c->n_layers)) {
+        parse_fail(p, ERR_FORMAT, "indexer_types: expected one for each of %d layers", c->n_layers);
+        return;
+    }
+    for (int i = 0; i < c->n_layers; i++) {
+        const char *name = json_string_value(json_array_get(types, (size_t)i));
+        const int full = types ? name && strcmp(name, "full") == 0
+                         : pattern ? pattern[i] == 'F'
+                         : i < offset || (i - offset + 1) % (period > 1 ? period : 1) == 0;
+        if (types ? !full && !(name && strcmp(name, "shared") == 0) : pattern && !full && pattern[i] != 'S')
+            parse_fail(p, ERR_UNSUPPORTED, "indexer_types: layer %d is neither full nor shared", i);
+        c->indexed[i] = full ? INDEX_FULL : INDEX_SHARED;
+    }
+    if (c->indexed[0] != INDEX_FULL)
+        parse_fail(p, ERR_FORMAT, "indexer_types: the first layer has no indexer");
+}
+
+static void more_deepseek_v32(struct parse *p, struct config *c)
+{
+    more_deepseek_v3(p, c);
+    mlp_types_parse(p, c);
+    indexer_parse(p, c, 64, 0);
+}
+
+static void more_glm_moe_dsa(struct parse *p, struct config *c)
+{
+    mla_parse_with(p, c, (struct mla){ .q_rank = 2048, .kv_rank = 512, .nope_dim = 192, .rope_dim = 64, .v_dim = 256 });
+    experts_parse(p, c, 256, 8, 2048);
+    dense_first(p, c, 3);
+    mlp_types_parse(p, c);
+    shared_parse(p, c, "n_shared_experts", 1);
+    groups_parse(p, c, 1, 1);
+    sigmoid_router(p, c, 1, 2.5);
+    parse_must_be(p, "rope_interleave", 1);
+    parse_must_be(p, "mlp_bias", 0);
+    indexer_parse(p, c, 32, 1);
+    shared_indexers(p, c);
 }
 
 static void more_glm4_moe_lite(struct parse *p, struct config *c)
@@ -685,6 +764,10 @@ const struct arch moe_archs[] = {
       .act = "silu", .rope_pairs = 1, .more = more_deepseek_v2 },
     { ROW("deepseek_v3",  deepseek_names,  129280, 7168, 18432, 61, 128, 0, 4096),   ROPE(10000),   .eps = 1e-6,
       .act = "silu", .rope_pairs = 1, .more = more_deepseek_v3 },
+    { ROW("deepseek_v32", indexed_names,   129280, 7168, 18432, 61, 128, 0, 163840), ROPE(10000),   .eps = 1e-6,
+      .act = "silu", .rope_pairs = 1, .more = more_deepseek_v32 },
+    { ROW("glm_moe_dsa",  indexed_names,   154880, 6144, 12288, 78, 64, 0,  202752), ROPE(1000000), .eps = 1e-5,
+      .act = "silu", .rope_pairs = 1, .more = more_glm_moe_dsa },
     { ROW("kimi_k2",      deepseek_names,  163840, 7168, 18432, 61, 64, 0,  131072), ROPE(50000),   .eps = 1e-6,
       .act = "silu", .rope_pairs = 1, .more = more_deepseek_v3 },
     { ROW("glm4_moe",     glm4_moe_names,  151552, 4096, 10944, 46, 96, 8,  131072), ROPE(10000),   .eps = 1e-5,

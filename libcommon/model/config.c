@@ -156,6 +156,7 @@ static int act_parse(struct parse *p, const struct arch *a)
 }
 
 /* Limits that no model reaches; their products stay far inside 63 bits. */
+enum { MIN_INDEXED = 512 };      /* windows of calibration are no longer */
 enum { MAX_LAYERS = 65536, MAX_WIDTH = 1 << 24, MAX_VOCAB = 1 << 28, MAX_LEN = 1 << 28, MAX_EXPERTS = 1 << 20 };
 
 static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
@@ -366,6 +367,7 @@ void config_release(struct config *c)
     free(c->kv_from);
     free(c->mlp_sizes);
     free(c->cutoff);
+    free(c->indexed);
     free(c->mixer);
     free(c->ff);
     free(c->chunk);
@@ -409,6 +411,11 @@ int config_kv_heads(const struct config *c, int layer)
 int config_shares_kv(const struct config *c, int layer)
 {
     return c->kv_from && layer >= 0 && c->kv_from[layer] != layer;
+}
+
+int config_indexes(const struct config *c, int layer)
+{
+    return c->indexed && layer >= 0 && c->indexed[layer] == INDEX_FULL;
 }
 
 int config_key_is_value(const struct config *c, int layer)
@@ -477,7 +484,8 @@ size_t config_layer_kv_bytes(const struct config *c, int layer, enum kv_type typ
     const int kind = c->mixer[layer];
     if (!mixer_has_kv(kind) || config_shares_kv(c, layer))
         return 0;
-    return kind == MIXER_MLA ? kv_block_bytes(type, c->head_dim)
+    return kind == MIXER_MLA ? kv_block_bytes(type, c->head_dim) +
+                               (config_indexes(c, layer) ? kv_block_bytes(type, c->indexer.head_dim) : 0)
                              : 2 * (size_t)config_kv_heads(c, layer) * kv_block_bytes(type, config_head_dim(c, layer));
 }
 
@@ -524,6 +532,7 @@ const char *config_uncalibrated(const struct config *c)
 {
     return c->ple_dim ? "embeddings of each layer" : c->kv_from ? "shared keys and values"
                : c->moe.beside ? "an MLP beside experts"
+               : c->indexed && c->indexer.top_k < MIN_INDEXED ? "attention to few tokens"
                : config_has_mixer(c, MIXER_BOTH) || config_has_mixer(c, MIXER_MAMBA1) ||
                  config_has_mixer(c, MIXER_LIGHTNING) ? "these recurrent layers"
                : c->renorm[0][0] != 0 ? "residuals of normed states" : NULL;

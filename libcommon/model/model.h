@@ -94,6 +94,14 @@ struct mla {
     float norm_eps;             /* of the norms of both latents */
 };
 
+/* Sparse attention over latents (arXiv:2512.02556, section 2.1): a token attends to the top_k
+ * tokens with the largest sum over heads of weight * relu(query * key), all of the indexer. */
+struct indexer {
+    int n_heads, head_dim, top_k;   /* 0 heads: none */
+    int pairs;                      /* the rotation, as in struct rope */
+};
+enum index_kind { INDEX_NONE, INDEX_FULL, INDEX_SHARED };   /* SHARED: the choice of the last FULL layer */
+
 /* Layers with a state.  The state of a layer is, in floats: [conv_kernel - 1][recurrent_channels]
  * inputs of the convolution, oldest first, then [state_size][head_dim] for each head.  The input of
  * a layer is projected to one row:
@@ -142,7 +150,7 @@ struct rope {                   /* one table of rotations; layers choose one by 
 enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP = 32, BIAS_DOWN = 64, BIAS_NORM = 128,
        BIAS_HEAD = 256, BIAS_QK_NORM = 512,
        BIAS_ROUTER = 1024, BIAS_EXPERTS = 2048, BIAS_IN = 4096 /* in and o of layers with a state */,
-       BIAS_OUT = 8192 /* state_o */, BIAS_QKV = 7, BIAS_MLP = 112 };
+       BIAS_OUT = 8192 /* state_o */, BIAS_INDEX = 16384 /* index_norm */, BIAS_QKV = 7, BIAS_MLP = 112 };
 
 /* Layers that have sinks. */
 enum sinks { SINKS_NONE, SINKS_ALL, SINKS_WINDOWED };
@@ -188,6 +196,8 @@ struct config {
     /* For the cache and attention, MIXER_MLA is n_heads queries of one KV head of head_dim =
      * kv_rank + rope_dim, whose values are the first kv_rank elements of its keys. */
     struct mla mla;
+    struct indexer indexer;
+    unsigned char *indexed;                 /* [n_layers] enum index_kind; NULL: none; owned */
     struct recurrent recurrent;
     /* attention's output is multiplied by the sigmoid of a projection of its own (qwen3_next) */
     enum attn_gate attn_gate;
@@ -262,6 +272,9 @@ struct layer {
     struct linear q_a, kv_a, k_b, v_b;
     struct norm q_a_norm, kv_norm;
     struct linear q_gate;           /* config.attn_gate */
+    /* INDEX_FULL: queries from the input of q, keys, weights of heads; a layer norm of the keys */
+    struct linear index_q, index_k, index_w;
+    struct norm index_norm;
     /* Layers with a state: in_ba makes the delta net's rates of learning and forgetting, per
      * group those of its heads; o is the output projection */
     struct linear in, in_ba, in_z;  /* in_z: recurrent.z_apart */
@@ -330,6 +343,7 @@ int config_value_dim(const struct config *c, int layer);
 int config_shares_kv(const struct config *c, int layer);
 int config_key_is_value(const struct config *c, int layer);
 /* Bytes of a layer's keys and values in a KV block, 0: it has none of its own. */
+int config_indexes(const struct config *c, int layer);      /* the layer has an indexer of its own */
 size_t config_layer_kv_bytes(const struct config *c, int layer, enum kv_type type);
 /* The first feature that calibration cannot run; NULL: it runs the model. */
 const char *config_uncalibrated(const struct config *c);
@@ -386,7 +400,7 @@ enum weight_role {
     ROLE_Q = N_ENDS_ROLES, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_Q_A, ROLE_KV_A, ROLE_K_B,
     ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN, ROLE_Q_GATE, ROLE_IN,
     ROLE_IN_BA, ROLE_IN_Z, ROLE_GATE_A, ROLE_IN_F, ROLE_PLE_GATE, ROLE_PLE_UP,
-    ROLE_LAUREL_IN, ROLE_LAUREL_OUT, ROLE_X_PROJ, ROLE_DT_PROJ, ROLE_STATE_O,
+    ROLE_INDEX_Q, ROLE_INDEX_K, ROLE_INDEX_W, ROLE_LAUREL_IN, ROLE_LAUREL_OUT, ROLE_X_PROJ, ROLE_DT_PROJ, ROLE_STATE_O,
     N_ROLES
 };
 

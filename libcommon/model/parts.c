@@ -78,6 +78,7 @@ struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_p
     const int64_t kv_heads = config_kv_heads(c, layer), key_dim = config_key_dim(c, layer),
                   value_dim = config_value_dim(c, layer);
     const int64_t q_width = heads * head_dim, kv_width = kv_heads * head_dim;
+    const int indexes = config_indexes(c, layer), index_dim = c->indexer.head_dim;
     const int beside = moe && c->moe.beside;
     const int64_t projected = projected_rows(c, layer), channels = recurrent_channels(c, layer),
                   width = recurrent_width(c, layer);

@@ -482,7 +482,11 @@ static int add_mla(struct builder *b, int layer)
     if (add_own_matrix(b, layer, LP_Q, q_rank ? b->n.q_b : b->n.q) < 0 ||
         add_own_matrix(b, layer, LP_KV_A, b->n.kv_a) < 0 || add_layer_norm(b, layer, LP_KV_NORM, b->n.kv_norm) < 0)
         return -1;
-    if (b->c->attn_gate && add_own_matrix(b, layer, LP_Q_GATE, b->n.q_gate) < 0)
+    if ((b->c->attn_gate && add_own_matrix(b, layer, LP_Q_GATE, b->n.q_gate) < 0) ||
+        (config_indexes(b->c, layer) && (add_own_matrix(b, layer, LP_INDEX_Q, b->n.index_q) < 0 ||
+                                         add_own_matrix(b, layer, LP_INDEX_K, b->n.index_k) < 0 ||
+                                         add_own_matrix(b, layer, LP_INDEX_W, b->n.index_w) < 0 ||
+                                         add_layer_norm(b, layer, LP_INDEX_NORM, b->n.index_norm) < 0)))
         return -1;
     return add_kv_b(b, layer);
 }

@@ -33,7 +33,8 @@ uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_
     uint64_t block = 0;
     for (int i = 0; i < s->n_layers; i++)
         if (s->layer[i].kv_rows)
-            block += (uint64_t)s->layer[i].kv_rows * kv_block_bytes(type, s->layer[i].kv_width);
+            block += (uint64_t)s->layer[i].kv_rows * kv_block_bytes(type, s->layer[i].kv_width) +
+                     (s->layer[i].index_width ? kv_block_bytes(type, s->layer[i].index_width) : 0);
     return blocks * block;
 }
 

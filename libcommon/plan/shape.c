@@ -39,6 +39,7 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
         return;
     l->kv_rows = mla ? 1 : config_shares_kv(c, i) ? 0 : 2 * config_kv_heads(c, i);
     l->kv_width = config_head_dim(c, i);
+    l->index_width = config_indexes(c, i) ? c->indexer.head_dim : 0;
     /* scores and sums */
     l->attended = mla ? (int64_t)c->n_heads * (2 * c->mla.kv_rank + c->mla.rope_dim)
                       : 2 * (int64_t)c->n_heads * config_head_dim(c, i);

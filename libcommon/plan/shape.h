@@ -24,6 +24,7 @@ struct plan_layer {
     /* of one token: keys and values of all heads, or with MLA one row of latent and rotated key;
      * 0: nothing */
     int kv_rows, kv_width;
+    int index_width;                        /* elements of the indexer's key of a token; 0: none */
     /* multiplications (and additions) of a token with each token that it attends to */
     int64_t attended;
     int window;                             /* most tokens that it attends to, 0: all */

@@ -24,11 +24,8 @@ RECURRENT = "granitemoehybrid lfm2 mamba2 nemotron_h qwen3_next".split()
 SENSITIVE = ["qwen3_5_moe"]                 # a norm behind the recurrence divides by little: like RECURRENT
 # Families of 2026 that are not computed yet: zse-convert has to refuse them by name.
 REFUSED = """
-deepseek_v32
 deepseek_v4
 deepseek_v4-hub
-glm_moe_dsa
-glm_moe_dsa-skip
 qwen4_exp
 """.split()
 LIMIT, LIMIT_RECURRENT = 1e-4, 2e-4

@@ -373,12 +373,40 @@ static void scans_of_mamba1(void **state)
     }
 }
 
+/* Scores of 16 keys for several heads. */
+static void index_scores(void **state)
+{
+    (void)state;
+    enum { HEADS = 7, DIM = 33 };
+    float q[HEADS * DIM], k[DIM * 16], weight[HEADS], want[16], got[16];
+    struct rng r = { 7 };
+    fill(q, HEADS * DIM, 1, &r), fill(k, DIM * 16, 1, &r), fill(weight, HEADS, 1, &r);
+    for (int heads = 1; heads <= HEADS; heads++) {
+        kernels_ref.index_block(want, q, heads, DIM, weight, k);
+        for (int t = 0; t < 16; t++) {
+            double sum = 0;
+            for (int h = 0; h < heads; h++) {
+                double a = 0;
+                for (int d = 0; d < DIM; d++)
+                    a += (double)q[h * DIM + d] * (double)k[d * 16 + t];
+                sum += (double)weight[h] * (a > 0 ? a : 0);
+            }
+            if (fabs(sum - (double)want[t]) > 1e-4)
+                fail_msg("index_block, %d heads: token %d is %.9g, not %.9g", heads, t, (double)want[t], sum);
+        }
+        FOR_SETS(s) {
+            (*s)->index_block(got, q, heads, DIM, weight, k);
+            equal("index_block", (*s)->name, 16, got, want);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(approximations), cmocka_unit_test(norms), cmocka_unit_test(activations),
             cmocka_unit_test(additions), cmocka_unit_test(largest), cmocka_unit_test(dots), cmocka_unit_test(rotations),
-        cmocka_unit_test(scans), cmocka_unit_test(scans_of_mamba1),
+        cmocka_unit_test(scans), cmocka_unit_test(scans_of_mamba1), cmocka_unit_test(index_scores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -267,6 +267,7 @@ static void mamba1(void **state) { (void)state; run_schedules("jamba", 1); }
 static void lightning(void **state) { (void)state; run_schedules("minimax", 1); }
 static void side_by_side(void **state) { (void)state; run_schedules("falcon_h1", 1); }
 static void streams(void **state) { (void)state; run_schedules("gemma3n", 1); }
+static void indexed(void **state) { (void)state; run_schedules("glm_moe_dsa-skip", 1); }
 static void mamba(void **state) { (void)state; run_schedules("granitemoehybrid", 2); }
 static void convolutions(void **state) { (void)state; run_schedules("lfm2", 2); }
 
@@ -278,7 +279,7 @@ int main(void)
                                         cmocka_unit_test(wide_keys), cmocka_unit_test(delta_net),
                                         cmocka_unit_test(delta_net_rows),
                                         cmocka_unit_test(shared_keys), cmocka_unit_test(beside),
-                                        cmocka_unit_test(streams),
+                                        cmocka_unit_test(streams), cmocka_unit_test(indexed),
                                         cmocka_unit_test(mamba1), cmocka_unit_test(lightning),
                                         cmocka_unit_test(side_by_side),
                                         cmocka_unit_test(mamba),

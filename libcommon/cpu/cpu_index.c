@@ -1,0 +1,310 @@
+/* cpu_index.c - choose the tokens that sparse attention over latents sees (arXiv:2512.02556), and
+ * attend to them.
+ *
+ * The latents of a token's choice are copied side by side, in the order of their positions, and
+ * attention runs over the copy: it reads top_k tokens, however long the context is.  Each token has
+ * a choice and a copy of its own, so neither the batch nor the cut of a prompt changes a bit. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/cpu/cpu_attn.h"
+#include "libcommon/cpu/cpu_ops.h"
+#include "libcommon/quant/half.h"
+
+enum { SCORE_BLOCKS = 32, COPY_BLOCKS = 8 };        /* KV blocks of a job */
+
+struct index_job {
+    struct core *k;
+    const struct step *s;
+    const struct layer *l;
+    int index, first, n, token0, groups;
+    size_t keys_at;                                 /* of the indexer's keys in a KV block */
+};
+
+/* ---- memory ---- */
+
+size_t index_floats(const struct config *c)
+{
+    const struct indexer *x = &c->indexer;
+    return c->indexed ? (size_t)(x->n_heads + 1) * (size_t)x->head_dim + (size_t)x->n_heads + (size_t)x->top_k + 1 : 0;
+}
+
+int index_open(struct core *k, int64_t max_len, struct err *e)
+{
+    const struct config *c = k->c;
+    const struct indexer *x = &c->indexer;
+    struct index_work *w = &k->index;
+    const size_t t = (size_t)k->max_tokens, q = (size_t)x->n_heads * (size_t)x->head_dim;
+    w->batch = 2 * pool_size(k->pool);
+    w->room = (int)((max_len + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK);
+    w->most = x->top_k < w->room ? x->top_k : w->room;
+    const size_t blocks = ((size_t)w->most + KV_BLOCK - 1) / KV_BLOCK;
+    w->stride = blocks * kv_block_bytes(k->kv_type, c->head_dim);
+    const size_t floats = t * (q + (size_t)x->head_dim + (size_t)x->n_heads) + (size_t)w->batch * (size_t)w->room,
+                 ints = t * ((size_t)w->most + 1) + blocks;
+    w->q = malloc(floats * sizeof *w->q);
+    w->chosen = malloc(ints * sizeof *w->chosen);
+    w->latents = aligned_alloc(64, (size_t)w->batch * w->stride + 64);
+    if (!w->q || !w->chosen || !w->latents)
+        return err_nomem(e, "activations of the indexer");
+    memset(w->latents, 0, (size_t)w->batch * w->stride);        /* slots behind the last are read with weight 0 */
+    w->key = w->q + t * q;
+    w->weight = w->key + t * (size_t)x->head_dim;
+    w->scores = w->weight + t * (size_t)x->n_heads;
+    w->n_chosen = w->chosen + t * (size_t)w->most;
+    w->table = (int32_t *)(w->n_chosen + t);
+    for (size_t i = 0; i < blocks; i++)
+        w->table[i] = (int32_t)i;
+    k->bytes += floats * sizeof *w->q + ints * sizeof *w->chosen + (size_t)w->batch * w->stride;
+    return 0;
+}
+
+void index_close(struct core *k)
+{
+    free(k->index.q);
+    free(k->index.chosen);
+    free(k->index.latents);
+    k->index = (struct index_work){ 0 };
+}
+
+/* ---- the choice ---- */
+
+static int item_of(const struct step *s, int token)
+{
+    int i = 0;
+    while (i + 1 < s->n_items && s->offset[i + 1] <= token)
+        i++;
+    return i;
+}
+
+static const uint8_t *block_of(const struct index_job *j, int item, int block)
+{
+    return j->k->kv + (size_t)j->s->items[item].table[block] * j->k->kv_stride + j->s->kv_at;
+}
+
+static void rotate(const struct index_job *j, int token, float *x, int n_heads)
+{
+    const struct core *k = j->k;
+    const int table = k->c->rope_of[j->index];
+    if (table < 0)
+        return;
+    const struct rope *r = &k->c->ropes[table];
+    const size_t at = (size_t)token * (size_t)(r->dim / 2);
+    k->k->rope(x, k->cos[table] + at, k->sin[table] + at, n_heads, (size_t)k->c->indexer.head_dim, r->dim,
+               k->c->indexer.pairs);
+}
+
+/* Rotate a token's queries and norm and rotate its key; the factors of both go to the weights. */
+static void prepare_token(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct index_job *j = arg;
+    const struct indexer *x = &j->k->c->indexer;
+    const struct index_work *w = &j->k->index;
+    float *key = w->key + (size_t)t * (size_t)x->head_dim, *weight = w->weight + (size_t)t * (size_t)x->n_heads;
+    const float by = 1 / sqrtf((float)x->head_dim) / sqrtf((float)x->n_heads);
+    rotate(j, t, w->q + (size_t)t * (size_t)(x->n_heads * x->head_dim), x->n_heads);
+    j->k->k->layer_norm(key, key, j->l->index_norm.w, j->l->index_norm.b, x->head_dim, 1e-6f);
+    rotate(j, t, key, 1);
+    for (int h = 0; h < x->n_heads; h++)
+        weight[h] *= by;
+}
+
+/* A block of keys as f32 [dim][16]. */
+static void load_keys(enum kv_type type, const uint8_t *block, int dim, float *out)
+{
+    const size_t n = (size_t)dim * KV_BLOCK;
+    const float *scale = (const float *)(const void *)(block + n);
+    for (size_t i = 0; i < n; i++)
+        switch (type) {
+        case KV_F32: out[i] = ((const float *)(const void *)block)[i]; break;
+        case KV_F16: out[i] = f16_to_f32(((const f16 *)(const void *)block)[i]); break;
+        case KV_BF16: out[i] = bf16_to_f32(((const bf16 *)(const void *)block)[i]); break;
+        case KV_F8: out[i] = f8e4m3_to_f32(block[i]) * scale[i % KV_BLOCK]; break;
+        default: out[i] = (float)(int8_t)block[i] * scale[i % KV_BLOCK]; break;
+        }
+}
+
+static int score_jobs(const struct index_job *j)
+{
+    return (j->k->index.room / KV_BLOCK + SCORE_BLOCKS - 1) / SCORE_BLOCKS;
+}
+
+/* Score some blocks for one token of the batch. */
+static void score_part(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct index_job *j = arg;
+    const struct indexer *x = &j->k->c->indexer;
+    const struct index_work *w = &j->k->index;
+    const int slot = i / score_jobs(j), token = j->first + slot, item = item_of(j->s, token);
+    const int pos = j->k->pos[token], from = i % score_jobs(j) * SCORE_BLOCKS;
+    float keys[(size_t)x->head_dim * KV_BLOCK];
+    if (pos < x->top_k)
+        return;
+    for (int b = from; b <= pos / KV_BLOCK && b < from + SCORE_BLOCKS; b++) {
+        load_keys(j->k->kv_type, block_of(j, item, b) + j->keys_at, x->head_dim, keys);
+        j->k->k->index_block(w->scores + (size_t)slot * (size_t)w->room + (size_t)(b * KV_BLOCK),
+                             w->q + (size_t)token * (size_t)(x->n_heads * x->head_dim), x->n_heads, x->head_dim,
+                             w->weight + (size_t)token * (size_t)x->n_heads, keys);
+    }
+}
+
+/* Whole numbers in the order of the floats. */
+static uint32_t order_of(float x)
+{
+    const uint32_t bits = f32_bits(x);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+/* The k-th largest of n scores, found byte by byte; *above: how many are larger. */
+static uint32_t threshold(const float *score, int n, int k, int *above)
+{
+    uint32_t found = 0, mask = 0;
+    *above = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        int count[256] = { 0 }, digit = 255;
+        for (int i = 0; i < n; i++)
+            if ((order_of(score[i]) & mask) == found)
+                count[order_of(score[i]) >> shift & 255]++;
+        while (digit > 0 && *above + count[digit] < k)
+            *above += count[digit--];
+        found |= (uint32_t)digit << shift;
+        mask |= 255u << shift;
+    }
+    return found;
+}
+
+/* The top_k positions of a token, ascending; of equal scores the first. */
+static void choose_token(void *arg, int slot, int thread)
+{
+    (void)thread;
+    const struct index_job *j = arg;
+    const struct index_work *w = &j->k->index;
+    const int token = j->first + slot, n = j->k->pos[token] + 1;
+    const float *score = w->scores + (size_t)slot * (size_t)w->room;
+    int *to = w->chosen + (size_t)token * (size_t)w->most, count = 0, above = 0;
+    if (n <= w->most) {
+        for (int i = 0; i < n; i++)
+            to[count++] = i;
+    } else {
+        const uint32_t least = threshold(score, n, w->most, &above);
+        int equal = w->most - above;
+        for (int i = 0; i < n && count < w->most; i++) {
+            const uint32_t x = order_of(score[i]);
+            if (x > least || (x == least && equal-- > 0))
+                to[count++] = i;
+        }
+    }
+    w->n_chosen[token] = count;
+}
+
+static void store_keys(const struct index_job *j)
+{
+    const struct core *k = j->k;
+    const int dim = k->c->indexer.head_dim;
+    for (int item = 0; item < j->s->n_items; item++)
+        for (int i = 0; i < j->s->items[item].n_tokens; i++) {
+            const int pos = j->s->items[item].pos + i;
+            k->k->kv_store_key(k->kv_type, (uint8_t *)block_of(j, item, pos / KV_BLOCK) + j->keys_at, pos % KV_BLOCK,
+                               k->index.key + (size_t)(j->s->offset[item] + i) * (size_t)dim, dim);
+        }
+}
+
+int index_run(struct core *k, const struct step *s, const struct layer *l, int index, const struct act_input *in,
+              const struct act_input *q_a)
+{
+    const struct indexer *x = &k->c->indexer;
+    struct index_work *w = &k->index;
+    const int n = s->n_tokens;
+    struct index_job j = { .k = k, .s = s, .l = l, .index = index,
+                           .keys_at = kv_block_bytes(k->kv_type, k->c->head_dim) };
+    core_linear(k, &(struct op){ .l = &l->index_q, .in = q_a, .out = w->q, .ldo = (size_t)(x->n_heads * x->head_dim),
+                                 .kind = OP_STORE }, 1, n, NULL);
+    /* the quantized form of `in` is gone: q_a took its place */
+    const struct act_input plain = { .x = in->x, .ldx = in->ldx, .cols = in->cols };
+    core_linear(k, (struct op[]){ { .l = &l->index_k, .in = &plain, .out = w->key, .ldo = (size_t)x->head_dim,
+                                    .kind = OP_STORE },
+                                  { .l = &l->index_w, .in = &plain, .out = w->weight, .ldo = (size_t)x->n_heads,
+                                    .kind = OP_STORE } }, 2, n, NULL);
+    pool_run(k->pool, n, prepare_token, &j);
+    store_keys(&j);
+    for (j.first = 0; j.first < n; j.first += w->batch) {
+        j.n = n - j.first < w->batch ? n - j.first : w->batch;
+        pool_run(k->pool, j.n * score_jobs(&j), score_part, &j);
+        pool_run(k->pool, j.n, choose_token, &j);
+    }
+    return 0;
+}
+
+/* ---- attention to the chosen ---- */
+
+static int copy_jobs(const struct index_job *j)
+{
+    return ((j->k->index.most + KV_BLOCK - 1) / KV_BLOCK + COPY_BLOCKS - 1) / COPY_BLOCKS;
+}
+
+/* Copy one latent with its scale. */
+static void copy_latent(const struct core *k, uint8_t *to, int slot, const uint8_t *from, int from_slot)
+{
+    const size_t size = kv_element_bytes(k->kv_type), dim = (size_t)k->c->head_dim;
+    uint8_t *out = to + (size_t)slot * size;
+    const uint8_t *in = from + (size_t)from_slot * size;
+    for (size_t d = 0; d < dim; d++, out += KV_BLOCK * size, in += KV_BLOCK * size)
+        memcpy(out, in, size);
+    if (kv_has_scales(k->kv_type))
+        memcpy(to + dim * KV_BLOCK + (size_t)slot * sizeof(float),
+               from + dim * KV_BLOCK + (size_t)from_slot * sizeof(float), sizeof(float));
+}
+
+static void copy_part(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct index_job *j = arg;
+    const struct index_work *w = &j->k->index;
+    const int slot = i / copy_jobs(j), token = j->first + slot, item = item_of(j->s, token);
+    const int *chosen = w->chosen + (size_t)token * (size_t)w->most;
+    const size_t block = kv_block_bytes(j->k->kv_type, j->k->c->head_dim);
+    for (int n = i % copy_jobs(j) * COPY_BLOCKS * KV_BLOCK, end = n + COPY_BLOCKS * KV_BLOCK;
+         n < end && n < w->n_chosen[token]; n++)
+        copy_latent(j->k, w->latents + (size_t)slot * w->stride + (size_t)(n / KV_BLOCK) * block, n % KV_BLOCK,
+                    block_of(j, item, chosen[n] / KV_BLOCK), chosen[n] % KV_BLOCK);
+}
+
+static void attend_part(void *arg, int i, int thread)
+{
+    const struct index_job *j = arg;
+    const struct core *k = j->k;
+    const struct config *c = k->c;
+    const int slot = i / j->groups, token = j->first + slot, group = c->n_heads / j->groups, head = i % j->groups;
+    const size_t hd = (size_t)c->head_dim, row = (size_t)c->n_heads * hd,
+                 at = (size_t)(token - j->token0) * row + (size_t)(head * group) * hd;
+    const struct attn a = {
+        .q = k->q + at, .q_token_stride = row, .q_head_stride = hd, .out = k->att + at, .out_token_stride = row,
+        .out_head_stride = hd, .n_tokens = 1, .n_q_heads = group, .head_dim = c->head_dim,
+        .pos = k->index.n_chosen[token] - 1, .base = k->index.latents + (size_t)slot * k->index.stride,
+        .table = k->index.table, .stride = kv_block_bytes(k->kv_type, c->head_dim), .latent = c->mla.kv_rank,
+        .kv_type = k->kv_type, .scale = c->attn_scale, .softcap = c->attn_softcap };
+    k->k->attention(&a, k->scratch[thread]);
+}
+
+int index_attend(struct core *k, const struct step *s, int index, const struct query_run *runs, int n_runs,
+                 int token0)
+{
+    struct index_job j = { .k = k, .s = s, .index = index, .token0 = token0, .groups = k->attn_groups };
+    int n = 0, sparse = 0;
+    for (int i = 0; i < n_runs && k->c->indexed; i++) {
+        n += runs[i].n;
+        sparse |= s->items[runs[i].item].pos + runs[i].first + runs[i].n > k->c->indexer.top_k;
+    }
+    if (!sparse)
+        return 0;
+    for (j.first = token0; j.first < token0 + n; j.first += k->index.batch) {
+        const int left = token0 + n - j.first;
+        j.n = left < k->index.batch ? left : k->index.batch;
+        pool_run(k->pool, j.n * copy_jobs(&j), copy_part, &j);
+        pool_run(k->pool, j.n * j.groups, attend_part, &j);
+    }
+    return 1;
+}
