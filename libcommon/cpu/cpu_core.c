@@ -396,12 +396,13 @@ static void clamp_gated(float *g, float *u, int n, float alpha, float limit)
 }
 
 /* arXiv:2411.13010, equation 6, with a limit on x where the exponential is taken. */
-static void xielu(float *x, int n, const struct layer *l)
+static void xielu(float *x, int n, const float *params)
 {
-    const float beta = *l->act_beta, p = log1pf(expf(*l->act_alpha_p)), m = beta + log1pf(expf(*l->act_alpha_n));
+    const float beta = params[XIELU_BETA], eps = params[XIELU_EPS], p = log1pf(expf(params[XIELU_ALPHA_P])),
+                m = beta + log1pf(expf(params[XIELU_ALPHA_N]));
     for (int i = 0; i < n; i++)
         x[i] = x[i] > 0 ? p * x[i] * x[i] + beta * x[i]
-                        : (expm1f(x[i] < *l->act_eps ? x[i] : *l->act_eps) - x[i]) * m + beta * x[i];
+                        : (expm1f(x[i] < eps ? x[i] : eps) - x[i]) * m + beta * x[i];
 }
 
 static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, int n_tokens, int thread)
@@ -440,7 +441,7 @@ static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, 
         for (int t = 0; t < n_tokens && op->expert && k->c->moe.act_limit > 0; t++)
             clamp_gated(out + (size_t)t * op->ldo, tile + (size_t)t * ldt, n, k->c->moe.act_alpha, k->c->moe.act_limit);
         for (int t = 0; t < n_tokens && k->c->act == CONFIG_ACT_XIELU; t++)
-            xielu(out + (size_t)t * op->ldo, n, op->layer);
+            xielu(out + (size_t)t * op->ldo, n, op->act);
         for (int t = 0; t < n_tokens && k->c->act != CONFIG_ACT_XIELU; t++)
             k->k->act_mul(out + (size_t)t * op->ldo, out + (size_t)t * op->ldo, op->up ? tile + (size_t)t * ldt : NULL,
                           n, k->c->act);
@@ -640,12 +641,17 @@ int core_hook(const struct core *k, int layer, int role, const struct act_input 
 static int run_mlp(struct core *k, const struct layer *l, int index, const struct act_input *in, float *x, int n)
 {
     const int gated = k->c->gated, size = config_mlp_size(k->c, index);
+    float act[N_XIELU] = { 0 };
     struct act_input down;
+    if (k->c->xielu)
+        memcpy(act, k->c->xielu + (size_t)index * N_XIELU, sizeof act);
+    else if (l->act_alpha_p)
+        memcpy(act, (const float[N_XIELU]){ *l->act_alpha_p, *l->act_alpha_n, *l->act_beta, *l->act_eps }, sizeof act);
     if (k->c->cutoff && k->c->cutoff[index] != 0)
         altup_sparse_mlp(k, l, index, in, n);
     else
         core_linear(k, &(struct op){ .l = gated ? &l->gate : &l->up, .up = gated ? &l->up : NULL, .in = in,
-                                     .out = k->mlp, .ldo = (size_t)size, .kind = OP_MLP, .layer = l }, 1, n,
+                                     .out = k->mlp, .ldo = (size_t)size, .kind = OP_MLP, .act = act }, 1, n,
                     core_next(k, index, LOOP_UP));
     sub_norm(k, &l->mlp_sub_norm, k->mlp, n, size);
     core_layer_input(k, &down, k->mlp, size, n, l, INPUT_DOWN);

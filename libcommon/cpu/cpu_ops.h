@@ -29,7 +29,7 @@ struct op {
     int n_tokens;               /* 0: as many as in the loop */
     const int *row;
     const float *weight;
-    const struct layer *layer;  /* OP_MLP: has the parameters of the activation */
+    const float *act;           /* OP_MLP: parameters of the activation, enum xielu */
     int expert;                 /* OP_MLP of an expert, whose activation may differ */
 };
 /* The matrix that the next loop begins with, and how threads divide that loop. */

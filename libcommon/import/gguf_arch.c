@@ -372,6 +372,22 @@ static void add_olmo2(struct gguf_translator *t)
     gguf_set_layer_types(t, 4);
 }
 
+/* The parameters of its activation are keys without the architecture's name. */
+static void add_apertus(struct gguf_translator *t)
+{
+    static const char *const names[][2] = { { "xielu.alpha_p", "zse_xielu_alpha_p" },
+                                            { "xielu.alpha_n", "zse_xielu_alpha_n" },
+                                            { "xielu.beta", "zse_xielu_beta" }, { "xielu.eps", "zse_xielu_eps" } };
+    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+        const struct gguf_kv *kv = gguf_find(t->g, names[k][0]);
+        json_t *list = json_array();
+        for (uint64_t i = 0; kv && kv->type == GGUF_ARR && kv->elem == GGUF_F32 && i < kv->n; i++)
+            json_array_append_new(list, gguf_real(gguf_array_float(kv, i)));
+        json_object_set_new(t->out, names[k][1], list);
+    }
+}
+
 static void add_phimoe(struct gguf_translator *t)
 {
     window(t);
@@ -676,6 +692,8 @@ static const struct gguf_arch archs[] = {
       "silu",              SPELLING_CURRENT, 1, add_minicpm3 },
     { "jais2",         "jais2",            "Jais2ForCausalLM",          "layer_norm_eps",     "hidden_act",
       "relu2",             SPELLING_CURRENT, 1, biases },
+    { "apertus",       "apertus",          "ApertusForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "xielu",             SPELLING_CURRENT, 1, add_apertus },
     { "phimoe",        "phimoe",           "PhimoeForCausalLM",         "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, 1, add_phimoe },
     { "exaone-moe",    "exaone_moe",       "ExaoneMoeForCausalLM",      "rms_norm_eps",       "hidden_act",

@@ -86,7 +86,7 @@ granite_swa_names = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, .sinks = "sel
 nanochat_names   = { .embed = "embed_tokens", .embed_norm = "", .final_norm = "", .head = "lm_head", .layer = "layers.",
                      .attn_norm = "", .mlp_norm = "", .q_norm = "", .k_norm = "", LLAMA_ATTN, .up = "mlp.fc1",
                      .down = "mlp.fc2" },
-apertus_names    = { LLAMA_TOP, LLAMA_ATTN, QK_NORMS, .attn_norm = "attention_layernorm",
+apertus_names    = { .gguf_permuted = 1, LLAMA_TOP, LLAMA_ATTN, QK_NORMS, .attn_norm = "attention_layernorm",
                      .mlp_norm = "feedforward_layernorm", .up = "mlp.up_proj", .down = "mlp.down_proj",
                      .act_alpha_p = "mlp.act_fn.alpha_p", .act_alpha_n = "mlp.act_fn.alpha_n",
                      .act_beta = "mlp.act_fn.beta", .act_eps = "mlp.act_fn.eps" },
@@ -162,9 +162,30 @@ static void more_llama(struct parse *p, struct config *c)
     parse_must_be(p, "rope_interleaved", 0);
 }
 
+/* A GGUF keeps the activation's parameters in arrays, one number for each layer. */
+static void xielu_parse(struct parse *p, struct config *c)
+{
+    static const char *const keys[N_XIELU] = { "zse_xielu_alpha_p", "zse_xielu_alpha_n", "zse_xielu_beta",
+                                               "zse_xielu_eps" };
+    c->xielu = calloc((size_t)c->n_layers * N_XIELU, sizeof *c->xielu);
+    if (!c->xielu) {
+        err_nomem(p->e, "config");
+        p->bad = 1;
+    }
+    for (int k = 0; k < N_XIELU && !p->bad; k++) {
+        const json_t *v = parse_find(p, keys[k], NULL);
+        if (!json_is_array(v) || json_array_size(v) != (size_t)c->n_layers)
+            parse_fail(p, ERR_FORMAT, "%s: expected an array of num_hidden_layers = %d numbers", keys[k], c->n_layers);
+        for (int i = 0; i < c->n_layers && !p->bad; i++)
+            c->xielu[i * N_XIELU + k] = (float)json_number_value(json_array_get(v, (size_t)i));
+    }
+}
+
 static void more_apertus(struct parse *p, struct config *c)
 {
     attention_bias_parse(p, c);
+    if (c->gguf)
+        xielu_parse(p, c);
     if (c->act != CONFIG_ACT_XIELU)
         parse_fail(p, ERR_UNSUPPORTED, "hidden_act other than \"xielu\" is not supported by this architecture");
     parse_must_be(p, "mlp_bias", 0);

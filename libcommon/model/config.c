@@ -362,6 +362,7 @@ void config_release(struct config *c)
         free(c->ropes[i].inv_freq);
         free(c->ropes[i].inv_freq_long);
     }
+    free(c->xielu);
     free(c->head_dims);
     free(c->kv_heads);
     free(c->kv_from);

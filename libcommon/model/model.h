@@ -152,6 +152,9 @@ enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP =
        BIAS_ROUTER = 1024, BIAS_EXPERTS = 2048, BIAS_IN = 4096 /* in and o of layers with a state */,
        BIAS_OUT = 8192 /* state_o */, BIAS_INDEX = 16384 /* index_norm */, BIAS_QKV = 7, BIAS_MLP = 112 };
 
+/* Parameters of the activation xIELU. */
+enum xielu { XIELU_ALPHA_P, XIELU_ALPHA_N, XIELU_BETA, XIELU_EPS, N_XIELU };
+
 /* Layers that have sinks. */
 enum sinks { SINKS_NONE, SINKS_ALL, SINKS_WINDOWED };
 
@@ -179,6 +182,7 @@ struct config {
     float alibi_max_bias, alibi_scale;      /* 8; factor on the slopes (falcon: 1/sqrt(head_dim)) */
     int n_ropes; struct rope ropes[MAX_ROPES];      /* gemma3: global and local */
     int act;                                /* enum act_kind of kernels.h by value: see arch.h */
+    float *xielu;                           /* [n_layers][N_XIELU], of a GGUF; NULL: weights of the layers; owned */
     int gated;                              /* down(act(gate(x)) * up(x)) or down(act(up(x))) */
     float embed_scale, residual_scale, logit_scale, attn_scale;     /* 1, 1, 1, 1/sqrt(head_dim) by default */
     float attn_softcap, final_softcap, clip_qkv;                    /* 0: none */

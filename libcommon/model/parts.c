@@ -72,7 +72,7 @@ struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_p
     const int per_head = c->qk_norm == QK_NORM_HEAD;
     const int feeds = c->ff[layer] != FF_NONE, moe = c->ff[layer] == FF_MOE;
     const int sinks = mixes && (c->sinks == SINKS_ALL || (c->sinks == SINKS_WINDOWED && c->window[layer]));
-    const int xielu = feeds && c->act == CONFIG_ACT_XIELU;
+    const int xielu = feeds && c->act == CONFIG_ACT_XIELU && !c->xielu;
     const int64_t hidden = c->hidden_size, heads = c->n_heads, mlp = config_mlp_size(c, layer);
     const int own_kv = attends && !config_shares_kv(c, layer), head_dim = config_head_dim(c, layer);
     const int64_t kv_heads = config_kv_heads(c, layer), key_dim = config_key_dim(c, layer),

@@ -36,10 +36,11 @@ MODELS = {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwe
 # Families of 2026; the third is added to what is written under the architecture's names.
 LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl": "qwen3vlmoe", "ministral3": "mistral3", "mistral3-tied-vl": "mistral3",
           "mistral4": "mistral4", "glm4_moe_lite": "deepseek2", "kimi_k25-vl": "deepseek2", "minicpm3": "minicpm3", "jais2": "jais2", "phimoe": "phimoe",
-          "exaone_moe": "exaone-moe", "afmoe": "afmoe", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "solar_open": "glm4moe", "internlm3": "llama"}
+          "exaone_moe": "exaone-moe", "afmoe": "afmoe", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "solar_open": "glm4moe", "internlm3": "llama",
+          "apertus": "apertus"}
 MODELS |= LATEST
 LOGITS = {"minicpm3": 32 / 256}             # dim_model_base over the one that a GGUF implies
-PERMUTED = ("llama", "mistral3", "granitemoe", "granitehybrid")
+PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid")
 # The attention chunk of llama4_text.  GGUF has no key for it and implies 8192: only the first 32
 # tokens have the same logits with both.
 CHUNK = 32
@@ -279,6 +280,15 @@ def write_keys(w, c, arch):
             w.add_rope_scaling_yarn_log_mul((1 if arch == "mistral3" else 0.1) * rope["mscale_all_dim"])
 
 
+def llama3_factors(c):
+    """What the frequencies are divided by, as Llama 3.1's rule says."""
+    rope, dim = c["rope_scaling"], c["hidden_size"] // c["num_attention_heads"]
+    wave = 2 * np.pi * c["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+    low, high, old = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
+    smooth = np.clip((old / wave - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype("<f4")
+
+
 def convert(folder, arch, path, more_experts=0, joined=False):
     c = load(os.path.join(folder, "config.json"))
     c |= c.get("text_config", {})
@@ -298,6 +308,10 @@ def convert(folder, arch, path, more_experts=0, joined=False):
     for which, values in (("long", factors.get("long_factor")), ("short", factors.get("short_factor"))):
         if values:
             w.add_tensor(f"rope_factors_{which}.weight", np.array(values, dtype="<f4"))
+    if arch == "apertus":
+        for which, add in (("alpha_p", w.add_xielu_alpha_p), ("alpha_n", w.add_xielu_alpha_n), ("beta", w.add_xielu_beta), ("eps", w.add_xielu_eps)):
+            add([float(named.pop(f"model.layers.{i}.mlp.act_fn.{which}").reshape(-1)[0]) for i in range(c["num_hidden_layers"])])
+        w.add_tensor("rope_freqs.weight", llama3_factors(c))
     for name, a in merge(named, c, arch, joined).items():
         layer = re.search(r"layers\.(\d+)\.", name)
         if layer and int(layer[1]) >= c["num_hidden_layers"]:       # multi-token prediction

@@ -422,7 +422,7 @@ static void architectures(void **state)
 static void unknown_architectures(void **state)
 {
     (void)state;
-    static const char *const names[] = { "foreign", "apertus" }, *const none[] = { NULL };
+    static const char *const names[] = { "foreign", "nanochat" }, *const none[] = { NULL };
     for (size_t i = 0; i < 2; i++) {
         struct err e = { 0 };
         struct config c;

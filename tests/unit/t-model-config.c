@@ -128,7 +128,7 @@ static void test_windows(void **state)
     config_release(&c);
 }
 
-/* What a backend with dense models only is told, in a sentence; NULL: it runs the model. */
+/* The reason why a backend of dense models refuses a family; NULL: it runs it. */
 static void test_beyond_dense(void **state)
 {
     (void)state;
