@@ -19,6 +19,7 @@ static const char usage_begin[] =
     "\n"
     "      --url URL              talk with a server that has OpenAI's API, like http://127.0.0.1:8000\n"
     "      --key KEY              its API key (default: $ZSE_API_KEY, else $OPENAI_API_KEY, which ps does not show)\n"
+    "      --rag COLLECTION       with --url: answer from this collection of the server's documents, * for all; can be given again\n"
     "  -m, --model NAME           the model to use (default: the first that the server lists); MODEL may also be that name\n"
     "\n"
     "  -p, --prompt TEXT          answer TEXT, followed by what is piped in, and end; -: standard input alone\n"
@@ -56,7 +57,7 @@ static const char usage_end[] =
     "  -V, --version              show the version\n"
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
 
-enum { OPT_URL = 290, OPT_KEY, OPT_HISTORY, OPT_NO_HISTORY, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW,
+enum { OPT_URL = 290, OPT_KEY, OPT_HISTORY, OPT_NO_HISTORY, OPT_RAG, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW,
        OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS,
        OPT_BIAS, OPT_SEED, OPT_STOP, OPT_BREAKER, OPT_IGNORE_EOS, OPT_SCHEMA,
        OPT_GRAMMAR, OPT_REGEX, OPT_PLAN,
@@ -67,7 +68,7 @@ enum { SEED_GIVEN = 1 << N_SAMPLING_OPTIONS };
 
 static const struct option options[] = {
     { "url", required_argument, NULL, OPT_URL }, { "key", required_argument, NULL, OPT_KEY },
-        { "model", required_argument, NULL, 'm' },
+        { "model", required_argument, NULL, 'm' }, { "rag", required_argument, NULL, OPT_RAG },
     { "continue", optional_argument, NULL, 'c' }, { "history", no_argument, NULL, OPT_HISTORY },
     { "no-history", no_argument, NULL, OPT_NO_HISTORY },
     { "prompt", required_argument, NULL, 'p' }, { "batch", required_argument, NULL, OPT_BATCH },
@@ -179,6 +180,11 @@ static int take(struct chat_options *o, int c, const char *arg)
     switch (c) {
     case OPT_URL: o->url = arg; return 0;
     case OPT_KEY: o->key = arg; return 0;
+    case OPT_RAG:
+        if (o->n_rag == MAX_RAG)
+            return cli_wrong(prog, "--rag: expected at most %d collections", MAX_RAG);
+        o->rag[o->n_rag++] = arg;
+        return 0;
     case 'm': o->model = arg; return 0;
     case 'c': o->reopen = arg ? arg : ""; return 0;
     case OPT_HISTORY: o->list_history = 1; return 0;
@@ -251,6 +257,8 @@ static int check(struct chat_options *o)
         return cli_wrong(prog, "--continue goes on with a recorded conversation: --no-history, --batch, --raw, --json, --ids and --plan cannot be used with it");
     if (!o->url && o->key)
         return cli_wrong(prog, "--key needs --url");
+    if (o->n_rag && (!o->url || o->raw))
+        return cli_wrong(prog, o->raw ? "--raw uses the prompt unchanged: --rag cannot be used with it" : "--rag needs --url: a server has the documents");
     if (o->prompt && o->batch)
         return cli_wrong(prog, "-p and --batch exclude each other");
     if (o->raw && (o->system || o->template_file || o->no_think))

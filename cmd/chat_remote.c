@@ -144,6 +144,25 @@ static int is_context_full(const json_t *j)
     return 0;
 }
 
+/* Show on standard error which passages of documents the answer may cite. */
+static void show_citations(const json_t *citations, const json_t *reason)
+{
+    const json_t *c;
+    size_t i;
+    json_array_foreach(citations, i, c) {
+        const char *name = json_string_value(json_object_get(c, "document_name")),
+                   *heading = json_string_value(json_object_get(c, "heading"));
+        const json_t *page = json_object_get(c, "page");
+        char place[32] = "";
+        if (json_is_integer(page))
+            snprintf(place, sizeof place, ", page %lld", (long long)json_integer_value(page));
+        cli_note(prog, "[%zu] %s%s%s%s", i + 1, name ? name : "?", place, heading && *heading ? ", " : "",
+                 heading ? heading : "");
+    }
+    if (json_array_size(citations) == 0 && json_is_string(reason))
+        cli_note(prog, "no passage found: %s", json_string_value(reason));
+}
+
 /* Handle one object of the stream, or a whole answer. */
 static void take_object(struct remote_request *x, const json_t *j)
 {
@@ -155,6 +174,8 @@ static void take_object(struct remote_request *x, const json_t *j)
                 text ? text : "an error without a message");
         return;
     }
+    if (json_is_array(json_object_get(j, "citations")))
+        show_citations(json_object_get(j, "citations"), json_object_get(json_object_get(j, "rag"), "reason"));
     if (!delta)
         delta = json_object_get(choice, "message");
     take_string(x, delta, json_object_get(delta, "reasoning_content") ? "reasoning_content" : "reasoning", 1);
@@ -530,6 +551,21 @@ void remote_close(struct remote *r)
     free(r);
 }
 
+/* The field rag of a request: collections of documents, or all. */
+static int add_documents(const struct chat_options *o, json_t *fields, struct err *e)
+{
+    json_t *names = json_array();
+    int all = 0, rc = 0;
+    for (int i = 0; i < o->n_rag; i++) {
+        all |= strcmp(o->rag[i], "*") == 0;
+        rc |= json_array_append_new(names, json_string(o->rag[i]));
+    }
+    json_t *rag = all ? json_true() : json_pack("{s:O}", "collections", names);
+    json_decref(names);
+    return rc == 0 && json_object_set_new(fields, "rag", rag) == 0 ? 0
+               : err_set(e, ERR_FORMAT, "--rag: a name is not UTF-8, or memory is out");
+}
+
 struct remote *remote_open(const struct chat_options *o, struct err *e)
 {
     struct remote *r = calloc(1, sizeof *r);
@@ -553,6 +589,8 @@ struct remote *remote_open(const struct chat_options *o, struct err *e)
         rc = err_set(e, ERR_FORMAT, "-m: the name is not UTF-8");
     if (rc == 0)
         rc = chat_options_fields(o, r->fields, e);
+    if (rc == 0 && o->n_rag)
+        rc = add_documents(o, r->fields, e);
     if (rc == 0)
         rc = add_shape(r, e);
     if (rc == 0)

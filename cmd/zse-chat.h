@@ -18,9 +18,11 @@
 #include "libcommon/template/template.h"
 
 /* ---- chat_options.c ---- */
+enum { MAX_RAG = 16 };
 struct chat_options {
     const char *model, *prompt, *system, *batch, *template_file;        /* NULL: not given */
     const char *url, *key, *ca_file;    /* --url: the address of a server, its API key, certificates to trust */
+    const char *rag[MAX_RAG]; int n_rag;                /* --rag: collections; "*": all */
     char *text; size_t text_size;       /* the whole prompt, once chat_read_prompt() has read it; owned */
     int piped;                          /* some or all of it came from standard input */
     int raw, json, ids, ignore_eos, no_think, plan;

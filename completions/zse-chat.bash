@@ -4,6 +4,7 @@ _zse_chat() {
   case $prev in
     --url) COMPREPLY=(); return ;;
     --key) COMPREPLY=(); return ;;
+    --rag) COMPREPLY=(); return ;;
     -m|--model) COMPREPLY=(); return ;;
     -p|--prompt) COMPREPLY=(); return ;;
     --batch) COMPREPLY=($(compgen -f -- "$cur")); return ;;
@@ -50,7 +51,7 @@ _zse_chat() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--url --key --model --prompt --continue --history --no-history --batch --parallel --system --raw --template --on-full --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --top-n-sigma --xtc-probability --xtc-threshold --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--url --key --rag --model --prompt --continue --history --no-history --batch --parallel --system --raw --template --on-full --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --top-n-sigma --xtc-probability --xtc-threshold --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --plan --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

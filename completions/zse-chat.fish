@@ -1,6 +1,7 @@
 # fish completion of zse-chat
 complete -c zse-chat -l url -x -d 'talk with a server that has OpenAIs API, like http//127.0.0.18000'
 complete -c zse-chat -l key -x -d 'its API key (default ZSE_API_KEY, else OPENAI_API_KEY, which ps does not show)'
+complete -c zse-chat -l rag -x -d 'with --url answer from this collection of the servers documents, * for all; can be given again'
 complete -c zse-chat -l model -s m -x -d 'the model to use (default the first that the server lists); MODEL may also be that name'
 complete -c zse-chat -l prompt -s p -x -d 'answer TEXT, followed by what is piped in, and end; - standard input alone'
 complete -c zse-chat -l continue -s c -d '=ID        go on with the last conversation, or with the one whose id begins with ID'

@@ -42,7 +42,7 @@ def store():
 def main():
     store()
     stats = call('stats')
-    while stats['embedding'] and stats['embedding']['pending']:
+    while stats['embedding'] and stats['embedding']['pending'] and MODES != ['bm25']:
         time.sleep(1)
         stats = call('stats')
     questions = [line.split('\t') for line in (ROOT / 'tests/rag/questions.tsv').read_text().splitlines() if line and line[0] != '#']
