@@ -622,6 +622,7 @@ def documents(browser, main):
     p.get_by_role('button', name='Done').click()
     p.reload()
     p.locator('.sources .chip', has_text='cave.html').first.wait_for()
+    expect('Paris' in t.ask('What is the capital of France?'), 'a deleted document is in the way')
     t.end()
     s.stop()
 

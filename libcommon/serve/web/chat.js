@@ -184,7 +184,7 @@ class Answer {
       for (let stop; (stop = await this.round()) && await this.settle(stop);) this.onchange();
     } catch (e) {
       if (e.name === 'AbortError') m.stopped = true;
-      else m.error = e.message;
+      else m.error = e.message + (e.code === 'no_such_document' ? ': choose documents again, below.' : e.message?.startsWith('server_tools:') ? ': choose tools again, below.' : '');
     }
     for (const p of this.parts) {
       if (p.type === 'reasoning' && p.seconds === undefined) p.seconds = (performance.now() - p.at) / 1000;
@@ -1013,7 +1013,8 @@ class Chat {
     const box = h('.stack', {}, spinner('Loading the tools'));
     const d = dialog('Tools', [h('p', {}, 'The model may call the tools that you choose. You are asked before one that changes something runs.'), box], [h('button.primary', { value: '' }, 'Done')], { class: 'wide' });
     try {
-      const { tools, servers } = await api('/api/tools'), chosen = new Set(this.conv.settings.tools || []);
+      const { tools, servers } = await api('/api/tools'), before = this.conv.settings.tools || [], chosen = new Set(before.filter(n => tools.some(t => t.name === n)));
+      if (chosen.size < before.length) await this.changeSettings({ tools: chosen.size ? [...chosen] : null });         // of a server that is gone
       const set = () => this.changeSettings({ tools: chosen.size ? [...chosen] : null }).catch(fail);
       const line = t => {
         const check = h('input', { type: 'checkbox', checked: chosen.has(t.name), onchange: () => { if (check.checked) chosen.add(t.name); else chosen.delete(t.name); set(); } });
@@ -1039,7 +1040,8 @@ class Chat {
     const set = documents => this.changeSettings({ documents }).then(draw, fail);
     const draw = async () => {
       try {
-        const { documents } = await api('/api/rag/documents?limit=1000'), now = this.conv.settings.documents, chosen = new Set(Array.isArray(now) ? now : []);
+        const { documents } = await api('/api/rag/documents?limit=1000'), now = this.conv.settings.documents, before = Array.isArray(now) ? now : [], chosen = new Set(before.filter(id => documents.some(d => d.id === id)));
+        if (chosen.size < before.length) await this.changeSettings({ documents: chosen.size ? [...chosen] : null });         // deleted meanwhile
         const all = h('input', { type: 'checkbox', checked: now === 'all', onchange: () => set(all.checked ? 'all' : null) });
         const line = d => {
           const check = h('input', { type: 'checkbox', checked: now === 'all' || chosen.has(d.id), disabled: now === 'all', onchange: () => { if (check.checked) chosen.add(d.id); else chosen.delete(d.id); set(chosen.size ? [...chosen] : null); } });
