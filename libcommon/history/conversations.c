@@ -435,7 +435,7 @@ static int delete_many(struct history *h, const char *owner, int64_t before_ms, 
 {
     struct { int64_t row, owner; } found[64];
     struct owner o = { 0 };
-    int n = 0, rc;
+    int n = 0, rc = 0;
     if (owner && owner_find(h, owner, 0, &o, p) < 0)
         return -1;
     if (most > (int)(sizeof found / sizeof *found))
