@@ -153,39 +153,41 @@ static const char *megabytes(char out[32], size_t n)
     return out;
 }
 
-/* The number format of one of its matrices that has no kernel here; -1: none. */
-static int type_without_kernel(const struct linear *const *all, size_t n)
+/* The first matrix on the device of which is() is true; NULL: none. */
+static const struct linear *device_matrix(const struct gpu_backend *b,
+                                          int (*is)(const struct gpu_backend *b, const struct linear *l))
 {
-    for (size_t i = 0; i < n; i++) {
-        if (!all[i]->w.data)
-            continue;
-        if (qtype_info(all[i]->w.type)->gpu == GPU_FORMAT_NONE)
-            return (int)all[i]->w.type;
-    }
-    return -1;
+    const struct linear *l;
+    for (enum end_part p = 0; p < N_END_PARTS; p++)
+        if ((b->first_layer == 0 || !end_infos[p].is_first) && (l = end_matrix(b->m, p)) && is(b, l))
+            return l;
+    for (int i = b->first_layer; i < b->m->config.n_layers; i++)
+        for (enum layer_part p = 0; p < N_LAYER_PARTS; p++)
+            if ((l = layer_matrix(&b->m->layers[i], p)) && is(b, l))
+                return l;
+    return NULL;
 }
 
-static int any_int8(const struct linear *const *all, size_t n)
+static int lacks_kernel(const struct gpu_backend *b, const struct linear *l)
 {
-    for (size_t i = 0; i < n; i++)
-        if (all[i]->w.data && gpu_matmul_int8_takes(&(struct gpu_mat){ .type = (int)all[i]->w.type,
-                                                                       .cols = all[i]->w.cols }))
-            return 1;
-    return 0;
+    (void)b;
+    return qtype_info(l->w.type)->gpu == GPU_FORMAT_NONE;
+}
+
+/* The embedding is looked up, never multiplied. */
+static int takes_int8(const struct gpu_backend *b, const struct linear *l)
+{
+    return l != &b->m->embed && gpu_matmul_int8_takes(&(struct gpu_mat){ .type = (int)l->w.type, .cols = l->w.cols });
 }
 
 /* int8 activations are for matrices that the device has. */
 static int check_act(const struct gpu_backend *b, struct err *e)
 {
-    const struct model *m = b->m;
-    int any = !b->o.act_int8 || any_int8((const struct linear *const[]){ &m->head }, 1);
-    if (b->o.act_int8 && b->exact)
+    if (!b->o.act_int8)
+        return 0;
+    if (b->exact)
         return err_set(e, ERR_UNSUPPORTED, "%s: activations are f32 (--exact) or int8 (--act), not both", gpu_kind);
-    for (int i = b->first_layer; i < m->config.n_layers && !any; i++) {
-        const struct layer *l = &m->layers[i];
-        any = any_int8((const struct linear *const[]){ &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down }, 7);
-    }
-    return any ? 0 : err_set(e, ERR_UNSUPPORTED, "--act int8: none of the matrices on the %s device is int8 with one scale a row (zse-convert -q int8 --group-size row makes them)",
+    return device_matrix(b, takes_int8) ? 0 : err_set(e, ERR_UNSUPPORTED, "--act int8: none of the matrices on the %s device is int8 with one scale a row (zse-convert -q int8 --group-size row makes them)",
                              gpu_kind);
 }
 
@@ -200,15 +202,9 @@ static int check_model(const struct gpu_backend *b, struct err *e)
     if (c->head_dim % 8 || c->head_dim > GPU_ATTN_MAX_DIM)
         return err_set(e, ERR_UNSUPPORTED, "%s: heads of %d elements, expected a multiple of 8 up to %d", gpu_kind,
                        c->head_dim, GPU_ATTN_MAX_DIM);
-    const struct linear *ends[] = { &m->head, &m->embed_out, &m->embed, &m->embed_in };
-    int type = type_without_kernel(ends, b->first_layer ? 2 : 4);
-    for (int i = b->first_layer; i < c->n_layers && type < 0; i++) {
-        const struct layer *l = &m->layers[i];
-        type = type_without_kernel((const struct linear *const[]){ &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up,
-                                                                   &l->down }, 7);
-    }
-    return type < 0 ? 0 : err_set(e, ERR_UNSUPPORTED, "%s: weights of type %s run on the CPU only", gpu_kind,
-                                  qtype_info((enum qtype)type)->name);
+    const struct linear *l = device_matrix(b, lacks_kernel);
+    return !l ? 0 : err_set(e, ERR_UNSUPPORTED, "%s: weights of type %s run on the CPU only", gpu_kind,
+                            qtype_info(l->w.type)->name);
 }
 
 /* Every size there is, from b->m and b->o. Returns the number of parts. */

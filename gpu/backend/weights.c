@@ -40,7 +40,8 @@ struct dweights {
 
 /* ---- the layout ---- */
 
-struct weight_layout { struct dweights *w; size_t at, decoded_at; int part, failed; };
+/* tied: the head is the embedding, which is also on the device */
+struct weight_layout { struct dweights *w; size_t at, decoded_at; int part, tied, failed; };
 
 /* Place n bytes; with memory, list them as a segment. */
 static const void *place(struct weight_layout *p, const void *from, size_t n)
@@ -126,15 +127,35 @@ static struct dnorm norm(struct weight_layout *p, const struct norm *n, size_t s
     return d;
 }
 
-static void layout_first(struct weight_layout *p, const struct model *m)
+/* Place a matrix outside of the layers. */
+static struct dlinear outer(struct weight_layout *p, const struct linear *l, enum end_part part)
 {
-    const struct config *c = &m->config;
-    const size_t hidden = (size_t)c->hidden_size;
-    struct dends *ends = &p->w->ends;
-    ends->embed = linear(p, &m->embed);
-    ends->embed_in = linear(p, &m->embed_in);
-    ends->pos_embed = vector(p, m->pos_embed, ((size_t)c->max_len + (size_t)c->pos_offset) * hidden);
-    ends->embed_norm = norm(p, &m->embed_norm, hidden);
+    if (part != EP_HEAD || !p->tied)
+        return linear(p, l);
+    struct dlinear head = p->w->ends.embed;
+    head.bias = vector(p, l->bias, (size_t)l->w.rows);
+    return head;
+}
+
+/* Place the weights before the layers, or those behind them. */
+static void layout_ends(struct weight_layout *p, const struct model *m, int first)
+{
+    struct dends *d = &p->w->ends;
+    for (enum end_part i = 0; i < N_END_PARTS; i++) {
+        const struct part_fact f = end_part_fact(&m->config, i);
+        if (end_infos[i].is_first != first)
+            continue;
+        switch (i) {
+#define NORM(id, field, source, side, scope, ...) \
+        case EP_##id: KEEP_##scope(d->field = norm(p, &m->field, (size_t)f.cols)); break;
+#define VECTOR(id, field, source, side, scope, ...) \
+        case EP_##id: KEEP_##scope(d->field = vector(p, m->field, (size_t)f.rows * (size_t)f.cols)); break;
+#define MATRIX(id, field, source, side, scope, ...) \
+        case EP_##id: KEEP_##scope(d->field = outer(p, &m->field, i)); break;
+#include "libcommon/model/ends.def"
+        case N_END_PARTS: break;
+        }
+    }
 }
 
 static struct dlayer layout_layer(struct weight_layout *p, const struct model *m, int i)
@@ -158,24 +179,16 @@ static struct dlayer layout_layer(struct weight_layout *p, const struct model *m
 static size_t layout_all(struct dweights *w, const struct model *m, int first_layer)
 {
     const struct config *c = &m->config;
-    const size_t hidden = (size_t)c->hidden_size;
-    struct weight_layout p = { .w = w };
+    struct weight_layout p = { .w = w, .tied = first_layer == 0 && m->head.w.data == m->embed.w.data };
     if (first_layer == 0)
-        layout_first(&p, m);
+        layout_ends(&p, m, 1);
     for (int i = first_layer; i < c->n_layers; i++) {
         const struct dlayer d = layout_layer(&p, m, i);
         if (w->layers)
             w->layers[i] = d;
     }
     p.part = c->n_layers + 1;
-    w->ends.final_norm = norm(&p, &m->final_norm, hidden);
-    w->ends.embed_out = linear(&p, &m->embed_out);
-    if (first_layer == 0 && m->head.w.data == m->embed.w.data) {
-        w->ends.head = w->ends.embed;
-        w->ends.head.bias = vector(&p, m->head.bias, (size_t)m->head.w.rows);
-    } else {
-        w->ends.head = linear(&p, &m->head);
-    }
+    layout_ends(&p, m, 0);
     return p.failed ? 0 : p.at;
 }
 
@@ -190,7 +203,7 @@ size_t dweights_host_size(const struct model *m, int first_layer)
     struct dweights w = { 0 };
     struct weight_layout p = { .w = &w };
     if (first_layer > 0)
-        layout_first(&p, m);
+        layout_ends(&p, m, 1);
     for (int i = 0; i < first_layer; i++)
         layout_layer(&p, m, i);
     return p.at;

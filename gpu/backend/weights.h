@@ -47,10 +47,12 @@ int dweights_need(struct dweights *w, int part, struct err *e);
 int dweights_complete(struct dweights *w, struct err *e);
 
 const struct dlayer *dweights_layer(const struct dweights *w, int layer);
+/* The weights outside of the layers, by the names that they have in struct model. */
 struct dends {
-    struct dlinear embed, embed_in, embed_out, head;
-    const float *pos_embed;
-    struct dnorm embed_norm, final_norm;
+#define NORM(id, field, source, side, scope, ...) KEEP_##scope(struct dnorm field;)
+#define VECTOR(id, field, source, side, scope, ...) KEEP_##scope(const float *field;)
+#define MATRIX(id, field, source, side, scope, ...) KEEP_##scope(struct dlinear field;)
+#include "libcommon/model/ends.def"
 };
 const struct dends *dweights_ends(const struct dweights *w);
 

@@ -71,36 +71,16 @@ int source_weights(const struct config *c, const struct source *s, struct weight
 
 /* ---- one allocation for all weights, in two passes: sizes, then values ---- */
 
-/* The same for a weight outside of the layers. */
-static struct weight_place end_place(struct model *m, const struct weight_spec *w)
-{
-    const struct { const char *name; struct linear *linear; struct norm *norm; const float **plain; } ends[] = {
-        { "embed", &m->embed, NULL, NULL },             { "embed_in", &m->embed_in, NULL, NULL },
-        { "embed_out", &m->embed_out, NULL, NULL },     { "head", &m->head, NULL, NULL },
-        { "embed_norm", NULL, &m->embed_norm, NULL },   { "final_norm", NULL, &m->final_norm, NULL },
-        { "pos_embed", NULL, NULL, &m->pos_embed },     { "ple_embed", &m->ple_embed, NULL, NULL },
-        { "altup_in", &m->altup_in, NULL, NULL },       { "altup_out", &m->altup_out, NULL, NULL },
-        { "ple_in", &m->ple_in, NULL, NULL },           { "ple_in_norm", NULL, &m->ple_in_norm, NULL },
-    };
-    const size_t n = strcspn(w->name, ".");
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        if (strlen(ends[i].name) == n && memcmp(w->name, ends[i].name, n) == 0)
-            return (struct weight_place){ ends[i].linear, ends[i].norm, ends[i].plain };
-    return (struct weight_place){ 0 };
-}
-
 struct weight_place weight_place(struct model *m, const struct weight_spec *w)
 {
     struct weight_place p = { 0 };
-    if (w->part < 0) {
-        p = end_place(m, w);
-    } else {
-        void *field = part_field(&m->layers[w->layer], w->expert, (enum layer_part)w->part);
-        switch (part_infos[w->part].kind) {
-        case PART_NORM:     p.norm = field; break;
-        case PART_VECTOR:   p.plain = field; break;
-        case PART_MATRIX: case PART_EXPERT: p.linear = field; break;
-        }
+    const int end = w->layer < 0;
+    void *field = end ? end_field(m, (enum end_part)w->part)
+                      : part_field(&m->layers[w->layer], w->expert, (enum layer_part)w->part);
+    switch (end ? end_infos[w->part].kind : part_infos[w->part].kind) {
+    case PART_NORM:     p.norm = field; break;
+    case PART_VECTOR:   p.plain = field; break;
+    case PART_MATRIX: case PART_EXPERT: p.linear = field; break;
     }
     const char *last = strrchr(w->name, '.');
     if (w->is_vector && !p.plain)

@@ -199,9 +199,11 @@ int calibrate_load(struct conversion *cv, struct calibration *c, int index, stru
 {
     for (int i = 0; i < cv->n_recipes; i++) {
         const struct weight_spec *s = cv->recipes[i].spec;
-        int ends = s->role == ROLE_POS || strncmp(s->name, "embed_norm.", 11) == 0 ||
-                   strncmp(s->name, "embed_in.", 9) == 0;
-        if (s->layer == index && s->expert < 0 && (index >= 0 || ends) && load_weight(cv, c, &cv->recipes[i], e))
+        if (s->layer != index || s->expert >= 0)
+            continue;
+        /* of the table of embeddings only the rows that occur: embed_rows() */
+        const int whole = index >= 0 || (end_infos[s->part].is_first && s->part != EP_EMBED);
+        if (whole && load_weight(cv, c, &cv->recipes[i], e))
             return -1;
     }
     return 0;
@@ -212,7 +214,7 @@ int calibrate_load(struct conversion *cv, struct calibration *c, int index, stru
 static const struct recipe *embedding(const struct conversion *cv)
 {
     for (int i = 0; i < cv->n_recipes; i++)
-        if (strcmp(cv->recipes[i].spec->name, "embed.weight") == 0)
+        if (cv->recipes[i].spec->layer < 0 && cv->recipes[i].spec->part == EP_EMBED)
             return &cv->recipes[i];
     return NULL;
 }
@@ -529,7 +531,7 @@ int calibrate_head(struct conversion *cv, struct calibration *c, struct err *e)
     if (!y || !sum || !cv->head_strength)
         rc = err_nomem(e, "calibration");
     for (int i = 0; i < cv->n_recipes && rc == 0; i++)
-        if (strncmp(cv->recipes[i].spec->name, "final_norm.", 11) == 0)
+        if (cv->recipes[i].spec->layer < 0 && cv->recipes[i].spec->part == EP_FINAL_NORM)
             rc = load_weight(cv, c, &cv->recipes[i], e);
     const struct norm *norm = &c->m.final_norm;
     for (int t = 0; t < n && rc == 0; t++) {

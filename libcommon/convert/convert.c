@@ -169,7 +169,7 @@ static int open_source(struct conversion *cv, struct err *e)
     for (int i = 0; i < n_specs; i++) {
         const struct weight_spec *s = &cv->specs[i];
         const struct source_tensor *t = cv->o->synthetic ? &cv->source->tensors[i] : source_find(cv->source, s->source);
-        head |= strcmp(s->name, "head.weight") == 0;
+        head |= s->layer < 0 && s->part == EP_HEAD;
         if (!t && s->optional)
             continue;
         if (!t)

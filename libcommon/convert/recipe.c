@@ -117,7 +117,7 @@ enum convert_part recipe_part(const struct weight_spec *s)
 {
     if (s->role == ROLE_HEAD)
         return PART_LM_HEAD;
-    if (s->part < 0 || s->is_vector || s->role == ROLE_ROUTER || s->role == ROLE_SHARED_ROUTER)
+    if (s->layer < 0 || s->is_vector || s->role == ROLE_ROUTER || s->role == ROLE_SHARED_ROUTER)
         return PART_EMBEDDINGS;
     const struct part_info *p = &part_infos[s->part];
     return p->kind == PART_EXPERT ? PART_EXPERTS : p->is_mixer ? PART_ATTENTION : PART_MLP;
@@ -126,7 +126,7 @@ enum convert_part recipe_part(const struct weight_spec *s)
 /* The delta net's rates stay as they are, so no scale is folded into them. */
 static int input_of(const struct config *c, const struct weight_spec *s)
 {
-    if (s->part < 0 || s->is_vector || s->role == ROLE_IN_BA)
+    if (s->layer < 0 || s->is_vector || s->role == ROLE_IN_BA)
         return INPUT_NONE;
     return layer_part_fact(c, s->layer, (enum layer_part)s->part).reads;
 }

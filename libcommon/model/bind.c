@@ -82,18 +82,12 @@ static int bind_norm(struct binder *b, const char *name, int64_t n, int biased, 
     return bind_plain(b, full, 1, n, !biased, &norm->b);
 }
 
-/* Bind a norm outside of the layers, if the architecture has one with weights. */
-static int bind_end_norm(struct binder *b, const char *name, const char *have, struct norm *norm)
-{
-    const struct config *c = &b->m->config;
-    return have && *have ? bind_norm(b, name, c->hidden_size, c->biases & BIAS_NORM, norm) : 0;
-}
-
 void model_norms(struct model *m)
 {
     const struct config *c = &m->config;
-    m->embed_norm.present = c->names->embed_norm != NULL;
-    m->final_norm.present = c->names->final_norm != NULL;
+    for (enum end_part p = 0; p < N_END_PARTS; p++)
+        if (end_infos[p].kind == PART_NORM)
+            ((struct norm *)end_field(m, p))->present = end_part_fact(c, p).present;
     for (int i = 0; i < c->n_layers; i++)
         for (enum layer_part p = 0; p < N_LAYER_PARTS; p++)
             if (part_infos[p].kind == PART_NORM)
@@ -109,23 +103,29 @@ int model_experts(struct model *m, struct err *e)
     return 0;
 }
 
-/* Bind a part of layer i, of one expert if it is an expert's. */
-static int bind_part(struct binder *b, int i, enum layer_part part, const struct part_fact *f, int expert)
+/* Bind a weight to its field; PART_VECTOR: name is that of the tensor, otherwise without .weight
+ * and .bias. */
+static int bind_weight(struct binder *b, enum part_kind kind, const char *name, const struct part_fact *f, void *to)
 {
-    const struct part_info *p = &part_infos[part];
     const int biased = b->m->config.biases & f->bias;
-    void *to = part_field(&b->m->layers[i], expert, part);
-    char name[80];
-    if (p->kind == PART_EXPERT)
-        snprintf(name, sizeof name, "layers.%d.experts.%d.%s", i, expert, p->name);
-    else
-        snprintf(name, sizeof name, "layers.%d.%s", i, p->name);
-    switch (p->kind) {
+    switch (kind) {
     case PART_NORM:     return bind_norm(b, name, f->cols, biased, to);
     case PART_VECTOR:   return bind_plain(b, name, f->rows, f->cols, 0, to);
     case PART_MATRIX: case PART_EXPERT: break;
     }
     return bind_linear(b, name, f->rows, f->cols, biased, to);
+}
+
+/* Bind a part of layer i, of one expert if it is an expert's. */
+static int bind_part(struct binder *b, int i, enum layer_part part, const struct part_fact *f, int expert)
+{
+    const struct part_info *p = &part_infos[part];
+    char name[80];
+    if (p->kind == PART_EXPERT)
+        snprintf(name, sizeof name, "layers.%d.experts.%d.%s", i, expert, p->name);
+    else
+        snprintf(name, sizeof name, "layers.%d.%s", i, p->name);
+    return bind_weight(b, p->kind, name, f, part_field(&b->m->layers[i], expert, part));
 }
 
 static int bind_layer(struct binder *b, int i)
@@ -141,29 +141,19 @@ static int bind_layer(struct binder *b, int i)
     return 0;
 }
 
+/* Bind the weights outside of the layers. */
 static int bind_ends(struct binder *b)
 {
     struct model *m = b->m;
     struct config *c = &m->config;
-    const int apart = c->embed_size != c->hidden_size;
-    if (bind_linear(b, "embed", c->vocab_size, c->embed_size, 0, &m->embed) < 0 ||
-        bind_end_norm(b, "embed_norm", c->names->embed_norm, &m->embed_norm) < 0 ||
-        (apart && bind_linear(b, "embed_in", c->hidden_size, c->embed_size, 0, &m->embed_in) < 0) ||
-        (apart && bind_linear(b, "embed_out", c->embed_size, c->hidden_size, 0, &m->embed_out) < 0) ||
-        bind_end_norm(b, "final_norm", c->names->final_norm, &m->final_norm) < 0)
-        return -1;
-    const int64_t layers = (int64_t)c->n_layers * c->ple_dim,
-                  streams = (int64_t)(c->n_streams - 1) * c->hidden_size;
-    if (c->n_streams && (bind_linear(b, "altup_in", streams, c->hidden_size, 0, &m->altup_in) < 0 ||
-                         bind_linear(b, "altup_out", streams, c->hidden_size, 0, &m->altup_out) < 0))
-        return -1;
-    if (c->ple_dim && (bind_linear(b, "ple_embed", c->ple_vocab, layers, 0, &m->ple_embed) < 0 ||
-                       bind_linear(b, "ple_in", layers, c->hidden_size, 0, &m->ple_in) < 0 ||
-                       bind_norm(b, "ple_in_norm", c->ple_dim, 0, &m->ple_in_norm) < 0))
-        return -1;
-    if (c->pos == POS_LEARNED && bind_plain(b, "pos_embed.weight", (int64_t)c->max_len + c->pos_offset, c->hidden_size,
-                                            0, &m->pos_embed) < 0)
-        return -1;
+    for (enum end_part p = 0; p < N_END_PARTS; p++) {
+        const struct part_fact f = end_part_fact(c, p);
+        const struct end_info *info = &end_infos[p];
+        char name[80];
+        snprintf(name, sizeof name, "%s%s", info->name, info->kind == PART_VECTOR ? ".weight" : "");
+        if (f.stored && p != EP_HEAD && bind_weight(b, info->kind, name, &f, end_field(m, p)) < 0)
+            return -1;
+    }
     const int has_head = zfile_find(b->z, "head.weight") != NULL;
     if (!has_head && (c->tied || !c->tied_given || c->gguf)) {
         m->head.w = m->embed.w;
@@ -171,7 +161,8 @@ static int bind_ends(struct binder *b)
         return 0;
     }
     c->tied = 0;
-    return bind_linear(b, "head", c->vocab_size, c->embed_size, c->biases & BIAS_HEAD, &m->head);
+    const struct part_fact head = end_part_fact(c, EP_HEAD);
+    return bind_weight(b, PART_MATRIX, "head", &head, &m->head);
 }
 
 struct model *model_bind(struct zfile *z, struct err *e)

@@ -310,6 +310,7 @@ struct layer {
 struct model {
     struct config config;
     struct layer *layers;
+    /* outside of the layers: the rows of ends.def */
     struct linear embed;            /* [vocab_size, embed width] */
     struct linear embed_in, embed_out;  /* opt-350m: project_in, project_out; absent otherwise */
     struct linear ple_embed, ple_in;    /* config.ple_dim: [ple_vocab, n_layers * ple_dim], and from the embedding */
@@ -392,7 +393,8 @@ struct weight_spec {
     int is_vector;
     int role;                       /* enum weight_role */
     int layer, expert;              /* -1: not in a layer, of no expert */
-    /* enum layer_part (parts.h), of a bias that of its matrix or norm; -1: not in a layer */
+    /* enum layer_part (parts.h), outside of the layers enum end_part; of a bias that of its
+     * matrix or norm */
     int part;
     int first_of_expert;            /* begins the range of an expert */
     int optional;                   /* may be missing in the source (a bias) */

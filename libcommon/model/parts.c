@@ -1,11 +1,11 @@
-/* parts.c - walk the table of a layer's weights. */
+/* parts.c - walk the tables of a layer's weights and of those outside of the layers. */
 #include "libcommon/model/parts.h"
 
 #include <assert.h>
 
 #include "libcommon/model/arch.h"
 
-enum { IS_MIXER = 1, IS_FF = 0, IS_DENSE = 1, IS_BEYOND = 0 };
+enum { IS_MIXER = 1, IS_FF = 0, IS_DENSE = 1, IS_BEYOND = 0, IS_FIRST = 1, IS_LAST = 0 };
 
 const struct part_info part_infos[N_LAYER_PARTS] = {
 #define NORM(id, field, name, scope, of, ...) \
@@ -164,4 +164,54 @@ const struct linear *layer_matrix(const struct layer *l, enum layer_part part)
 {
     const struct linear *m = (const void *)((const char *)l + part_infos[part].offset);
     return part_infos[part].kind == PART_MATRIX && m->w.data ? m : NULL;
+}
+
+/* ---- outside of the layers ---- */
+
+const struct end_info end_infos[N_END_PARTS] = {
+#define NORM(id, field, source, side, scope, ...) \
+    [EP_##id] = { #field, PART_NORM, ROLE_NORM, IS_##side, IS_##scope, offsetof(struct model, field) },
+#define VECTOR(id, field, source, side, scope, role, ...) \
+    [EP_##id] = { #field, PART_VECTOR, ROLE_##role, IS_##side, IS_##scope, offsetof(struct model, field) },
+#define MATRIX(id, field, source, side, scope, role, ...) \
+    [EP_##id] = { #field, PART_MATRIX, ROLE_##role, IS_##side, IS_##scope, offsetof(struct model, field) },
+#include "libcommon/model/ends.def"
+};
+
+enum {
+#define NORM(...) + sizeof(struct norm)
+#define VECTOR(...) + sizeof(const float *)
+#define MATRIX(...) + sizeof(struct linear)
+    ENDS_BYTES = 0
+#include "libcommon/model/ends.def"
+};
+_Static_assert(offsetof(struct model, file) - offsetof(struct model, embed) == ENDS_BYTES,
+               "every weight of struct model has a row in ends.def");
+
+struct part_fact end_part_fact(const struct config *c, enum end_part part)
+{
+    const struct weight_names *names = c->names;
+    const int64_t hidden = c->hidden_size, embed = c->embed_size, ple = (int64_t)c->n_layers * c->ple_dim,
+                  streams = (int64_t)(c->n_streams - 1) * hidden;
+    const char *have;
+    switch (part) {
+#define NORM(id, field, source, side, scope, have_, bias, size) \
+    case EP_##id: have = have_; return (struct part_fact){ have != NULL, have && *have, bias, INPUT_NONE, 1, size };
+#define VECTOR(id, field, source, side, scope, role, when, rows, cols) \
+    case EP_##id: return (struct part_fact){ (when) != 0, (when) != 0, 0, INPUT_NONE, rows, cols };
+#define MATRIX(id, field, source, side, scope, role, when, bias, rows, cols) \
+    case EP_##id: return (struct part_fact){ (when) != 0, (when) != 0, bias, INPUT_NONE, rows, cols };
+#include "libcommon/model/ends.def"
+    case N_END_PARTS: break;
+    }
+    assert(!"a part outside of the layers");
+    return (struct part_fact){ 0 };
+}
+
+void *end_field(struct model *m, enum end_part part) { return (char *)m + end_infos[part].offset; }
+
+const struct linear *end_matrix(const struct model *m, enum end_part part)
+{
+    const struct linear *l = (const void *)((const char *)m + end_infos[part].offset);
+    return end_infos[part].kind == PART_MATRIX && l->w.data ? l : NULL;
 }

@@ -1,4 +1,5 @@
-/* parts.h - the weights of a layer as a table to walk.  Its rows are in parts.def. */
+/* parts.h - the weights of a layer and those outside of the layers as tables to walk. Their rows
+ * are in parts.def and ends.def. */
 #ifndef ZSE_MODEL_PARTS_H
 #define ZSE_MODEL_PARTS_H
 
@@ -61,5 +62,31 @@ int layer_readers(const struct layer *l, enum layer_input input, const struct li
 void *part_field(struct layer *l, int expert, enum layer_part part);
 /* The matrix of a layer; NULL: the part is no matrix (or an expert's), or has no weights here. */
 const struct linear *layer_matrix(const struct layer *l, enum layer_part part);
+
+/* ---- outside of the layers ---- */
+
+enum end_part {
+#define NORM(id, ...) EP_##id,
+#define VECTOR(id, ...) EP_##id,
+#define MATRIX(id, ...) EP_##id,
+#include "libcommon/model/ends.def"
+    N_END_PARTS
+};
+
+struct end_info {
+    const char *name;           /* tensor "name.weight" */
+    enum part_kind kind;
+    int role;                   /* enum weight_role */
+    int is_first;               /* before the layers, otherwise behind them */
+    int is_dense;               /* scope DENSE */
+    size_t offset;              /* in struct model */
+};
+extern const struct end_info end_infos[N_END_PARTS];
+
+struct part_fact end_part_fact(const struct config *c, enum end_part part);
+/* The field of m that holds the part: struct norm, const float *, or struct linear. */
+void *end_field(struct model *m, enum end_part part);
+/* The matrix; NULL: the part is no matrix, or has no weights here. */
+const struct linear *end_matrix(const struct model *m, enum end_part part);
 
 #endif

@@ -176,12 +176,6 @@ static int add_layer_norm(struct builder *b, int layer, enum layer_part part, co
     return f.stored ? add_norm(b, layer, (int)part, part_infos[part].name, stem, f.cols, b->c->biases & f.bias) : 0;
 }
 
-/* Add a norm outside of the layers, if the architecture has one with weights. */
-static int add_end_norm(struct builder *b, const char *name, const char *have, const char *stem)
-{
-    return have && *have ? add_norm(b, -1, -1, name, stem, b->c->hidden_size, b->c->biases & BIAS_NORM) : 0;
-}
-
 /* Add a matrix and its bias (of a GGUF: if it holds one), t.rows rows through t.map of a source
  * of src_rows rows (0: as many). */
 static int add_linear(struct builder *b, const char *name, const char *source, int64_t src_rows, int biased,
@@ -647,54 +641,6 @@ static int add_layer(struct builder *b, int i)
 
 /* ---- outside of the layers ---- */
 
-/* Add a matrix (is_vector: stored as plain f32) outside of the layers. */
-static int add_end(struct builder *b, const char *name, const char *stem, int64_t rows, int64_t cols, int role,
-                   int is_vector)
-{
-    char source[160];
-    path(b, source, sizeof source, -1, stem);
-    return add(b, name, ".weight", source, 0,
-               (struct weight_spec){ .rows = rows, .cols = cols, .is_vector = is_vector, .role = role, .layer = -1,
-                                     .part = -1 });
-}
-
-/* Add the projections of all streams but the first, which a source keeps apart, as one matrix. */
-static int add_streams(struct builder *b, const char *name, const char *stem)
-{
-    const struct config *c = b->c;
-    char all[160];
-    int n = snprintf(all, sizeof all, "%s{", stem);
-    for (int i = 0; i < c->n_streams - 1 && n < (int)sizeof all; i++)
-        n += snprintf(all + n, sizeof all - (size_t)n, "%s%d", i ? "," : "", i);
-    if (n < (int)sizeof all)
-        snprintf(all + n, sizeof all - (size_t)n, "}");
-    return add_end(b, name, all, (int64_t)(c->n_streams - 1) * c->hidden_size, c->hidden_size, ROLE_EMBED, 0);
-}
-
-static int add_embed(struct builder *b)
-{
-    const struct config *c = b->c;
-    const int64_t positions = (int64_t)c->max_len + c->pos_offset;
-    if (add_end(b, "embed", b->n.embed, c->vocab_size, c->embed_size, ROLE_EMBED, 0) < 0 ||
-        add_end_norm(b, "embed_norm", b->have->embed_norm, b->n.embed_norm) < 0)
-        return -1;
-    if (c->embed_size != c->hidden_size &&
-        add_end(b, "embed_in", b->n.embed_in ? b->n.embed_in : "project_in", c->hidden_size, c->embed_size, ROLE_EMBED,
-                0) < 0)
-        return -1;
-    const int64_t layers = (int64_t)c->n_layers * c->ple_dim;
-    if (c->n_streams && (add_streams(b, "altup_in", b->n.altup_in) < 0 ||
-                         add_streams(b, "altup_out", b->n.altup_out) < 0))
-        return -1;
-    if (c->ple_dim) {
-        if (add_end(b, "ple_embed", b->n.ple_embed, c->ple_vocab, layers, ROLE_EMBED, 0) < 0 ||
-            add_end(b, "ple_in", b->n.ple_in, layers, c->hidden_size, ROLE_EMBED, 0) < 0 ||
-            add_norm(b, -1, -1, "ple_in_norm", b->n.ple_in_norm, c->ple_dim, 0) < 0)
-            return -1;
-    }
-    return c->pos == POS_LEARNED ? add_end(b, "pos_embed", b->n.pos, positions, c->hidden_size, ROLE_POS, 1) : 0;
-}
-
 /* Find the head: it is beside the model, without its prefix, or with that of the language model
  * inside a larger one. */
 static int find_head(const struct builder *b, char *source, size_t room)
@@ -711,22 +657,70 @@ static int find_head(const struct builder *b, char *source, size_t room)
     return 0;
 }
 
-static int add_head(struct builder *b)
+/* The name in the source of a weight outside of the layers. */
+static const char *end_stem(const struct weight_names *n, enum end_part part)
+{
+    switch (part) {
+#define NORM(id, field, source, ...) case EP_##id: return n->source;
+#define VECTOR(id, field, source, ...) case EP_##id: return n->source;
+#define MATRIX(id, field, source, ...) case EP_##id: return n->source;
+#include "libcommon/model/ends.def"
+    case N_END_PARTS: break;
+    }
+    return NULL;
+}
+
+/* The name of the projections of all streams but the first, which a source keeps apart: one matrix
+ * of ours. */
+static void stream_names(const struct builder *b, char *out, size_t room, const char *stem)
+{
+    size_t n = (size_t)snprintf(out, room, "%s{", stem);
+    for (int i = 0; i < b->c->n_streams - 1 && n < room; i++)
+        n += (size_t)snprintf(out + n, room - n, "%s%d", i ? "," : "", i);
+    if (n < room)
+        snprintf(out + n, room - n, "}");
+}
+
+/* Add a weight outside of the layers, if the model has it. */
+static int add_end(struct builder *b, enum end_part part)
 {
     const struct config *c = b->c;
-    const struct weight_spec t = { .rows = c->vocab_size, .cols = c->embed_size, .role = ROLE_HEAD, .layer = -1,
-                                   .part = -1 };
-    char source[160];
-    if (add_end_norm(b, "final_norm", b->have->final_norm, b->n.final_norm) < 0)
-        return -1;
-    if (c->embed_size != c->hidden_size &&
-        add_end(b, "embed_out", b->n.embed_out ? b->n.embed_out : "project_out", c->embed_size, c->hidden_size,
-                ROLE_HEAD, 0) < 0)
-        return -1;
-    const int found = find_head(b, source, sizeof source);
-    if (c->gguf ? !found : c->tied || (!found && !c->tied_given))
+    const struct part_fact f = end_part_fact(c, part);
+    const struct end_info *p = &end_infos[part];
+    const char *stem = end_stem(&b->n, part);
+    if (!f.stored)
         return 0;
-    return add_linear(b, "head", source, 0, c->biases & BIAS_HEAD, t);
+    if (!stem)
+        return err_set(b->e, ERR_UNSUPPORTED, "architecture %s: no name for %s in %s", c->arch, p->name,
+                       c->gguf ? "a GGUF" : "its checkpoints");
+    if (p->kind == PART_NORM)
+        return add_norm(b, -1, (int)part, p->name, stem, f.cols, c->biases & f.bias);
+    char source[160];
+    if (part == EP_HEAD) {
+        const int found = find_head(b, source, sizeof source);
+        if (c->gguf ? !found : c->tied || (!found && !c->tied_given))
+            return 0;
+    } else {
+        char streams[160];
+        if (part == EP_ALTUP_IN || part == EP_ALTUP_OUT) {
+            stream_names(b, streams, sizeof streams, stem);
+            stem = streams;
+        }
+        path(b, source, sizeof source, -1, stem);
+    }
+    const struct weight_spec t = { .rows = f.rows, .cols = f.cols, .is_vector = p->kind == PART_VECTOR,
+                                   .role = p->role, .layer = -1, .part = (int)part };
+    return f.bias ? add_linear(b, p->name, source, 0, c->biases & f.bias, t)
+                  : add(b, p->name, ".weight", source, 0, t);
+}
+
+/* Add the weights before or behind the layers. */
+static int add_ends(struct builder *b, int first)
+{
+    for (int p = 0; p < N_END_PARTS; p++)
+        if (end_infos[p].is_first == first && add_end(b, (enum end_part)p) < 0)
+            return -1;
+    return 0;
 }
 
 /* Find the prefix of all names of a folder: models alone or inside larger ones, with and without
@@ -826,13 +820,13 @@ int weight_specs(const struct config *c, const struct weight_source *s, struct w
         b.n.mlp_norm = gguf_names.attn_post_norm;       /* seed_oss: named by its place behind attention */
     if (c->gguf)
         state_names(&b);
-    if ((c->gguf ? 0 : find_prefix(&b)) < 0 || add_embed(&b) < 0)
+    if ((c->gguf ? 0 : find_prefix(&b)) < 0 || add_ends(&b, 1) < 0)
         goto fail;
     find_experts(&b);
     for (int i = 0; i < c->n_layers; i++)
         if (add_layer(&b, i) < 0)
             goto fail;
-    if (add_head(&b) < 0)
+    if (add_ends(&b, 0) < 0)
         goto fail;
     *specs = b.specs;
     *n = b.n_specs;

@@ -11,6 +11,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/model/arch.h"
+#include "libcommon/model/parts.h"
 
 struct shape { const char *name; int64_t rows, cols; };     /* cols 0: a vector */
 struct fake { const struct shape *shapes; const char *prefix, *without; };
@@ -68,6 +69,61 @@ static const struct shape llama[] = {
     { "layers.0.mlp.gate_proj.weight", 6, 8 },
     { "layers.0.mlp.up_proj.weight", 6, 8 }, { "layers.0.mlp.down_proj.weight", 8, 6 }, { NULL, 0, 0 },
 };
+
+/* The weights outside of the layers stand around them in the order of ends.def, each with its
+ * row. */
+static void test_ends(void **state)
+{
+    static const char *const texts[] = {
+        "{\"model_type\": \"opt\", \"hidden_size\": 8, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
+        "\"vocab_size\": 10, \"ffn_dim\": 6, \"max_position_embeddings\": 16, \"word_embed_proj_dim\": 4, "
+        "\"tie_word_embeddings\": false}",
+        "{\"model_type\": \"bloom\", \"hidden_size\": 8, \"n_layer\": 1, \"n_head\": 4, \"vocab_size\": 10, "
+        "\"tie_word_embeddings\": false}",
+    };
+    static const struct { const char *name, *source; int64_t rows, cols; } want[2][6] = {
+        { { "embed.weight", "model.decoder.embed_tokens.weight", 10, 4 },
+          { "embed_in.weight", "model.decoder.project_in.weight", 8, 4 },
+          { "pos_embed.weight", "model.decoder.embed_positions.weight", 18, 8 },
+          { "final_norm.weight", "model.decoder.final_layer_norm.weight", 1, 8 },
+          { "embed_out.weight", "model.decoder.project_out.weight", 4, 8 },
+          { "head.weight", "lm_head.weight", 10, 4 } },
+        { { "embed.weight", "model.word_embeddings.weight", 10, 8 },
+          { "embed_norm.weight", "model.word_embeddings_layernorm.weight", 1, 8 },
+          { "embed_norm.bias", "model.word_embeddings_layernorm.bias", 1, 8 },
+          { "final_norm.weight", "model.ln_f.weight", 1, 8 },
+          { "final_norm.bias", "model.ln_f.bias", 1, 8 }, { "head.weight", "lm_head.weight", 10, 8 } },
+    };
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        const struct weight_source all = { 0 };
+        struct weight_spec *specs;
+        struct config c;
+        struct err e;
+        int n, seen = 0, last = -1;
+        parse(&c, texts[k]);
+        if (weight_specs(&c, &all, &specs, &n, &e) < 0)
+            fail_msg("%s", e.msg);
+        for (int i = 0; i < n; i++) {
+            const struct weight_spec *s = &specs[i];
+            if (s->layer >= 0 || (k == 0 && strcmp(s->name, "final_norm.bias") == 0))
+                continue;
+            assert_true(seen < 6);
+            assert_string_equal(s->name, want[k][seen].name);
+            assert_string_equal(s->source, want[k][seen].source);
+            assert_int_equal(s->rows, want[k][seen].rows);
+            assert_int_equal(s->cols, want[k][seen].cols);
+            assert_true(s->part >= last);
+            last = s->part;
+            assert_int_equal(strncmp(s->name, end_infos[s->part].name, strlen(end_infos[s->part].name)), 0);
+            assert_int_equal(end_infos[s->part].is_first, i < n / 2);
+            seen++;
+        }
+        assert_int_equal(seen, 6);
+        free(specs);
+        config_release(&c);
+    }
+}
 
 static void test_prefixes(void **state)
 {
@@ -285,8 +341,8 @@ static void test_experts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prefixes), cmocka_unit_test(test_missing_and_misshapen), cmocka_unit_test(test_experts),
-            cmocka_unit_test(test_row_maps),
+        cmocka_unit_test(test_ends), cmocka_unit_test(test_prefixes), cmocka_unit_test(test_missing_and_misshapen),
+            cmocka_unit_test(test_experts), cmocka_unit_test(test_row_maps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
