@@ -281,7 +281,7 @@ def write_keys(w, c, arch):
 
 
 def llama3_factors(c):
-    """What the frequencies are divided by, as Llama 3.1's rule says."""
+    """The divisors of the frequencies in Llama 3.1's rule."""
     rope, dim = c["rope_scaling"], c["hidden_size"] // c["num_attention_heads"]
     wave = 2 * np.pi * c["rope_theta"] ** (np.arange(0, dim, 2) / dim)
     low, high, old = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
