@@ -335,3 +335,24 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   [ "$(jq -n --argjson a "$first" --argjson b "$second" '$a[0] > 4000 and $b[0] - $b[1] < 64')" = true ]
   kill -TERM "$PID" && wait "$PID"
 }
+
+@test "--mcp-config: an older server over HTTP: its session, its streams that stay open, a session that ends, no server at all" {
+  local URL PID f=$BATS_TEST_TMPDIR/mcp.json port web
+  mkfifo "$BATS_TEST_TMPDIR/port"
+  python3 -B tests/serve/mcp_servers.py oldhttp >"$BATS_TEST_TMPDIR/port" 3>&- &
+  web=$!
+  read -r port <"$BATS_TEST_TMPDIR/port"
+  echo '{"mcpServers":{"web":{"url":"http://127.0.0.1:'"$port"'/mcp","timeout":5},"none":{"url":"http://127.0.0.1:1/mcp"}}}' >"$f"
+  start "$BATS_TEST_TMPDIR/log" --port 0 --mcp-config "$f"
+  await says ready server_state web
+  [ "$(execute web__call '{}')" = s0 ]
+  [ "$(execute web__forget '{}')" = s0 ]
+  run execute web__call '{}' .error
+  [[ "$output" == *"HTTP status 404 without an answer" ]] || { echo "$output"; return 1; }
+  again() { [[ "$(execute web__call '{}')" =~ ^s[0-9]+$ ]]; }
+  await again
+  await says failed server_state none
+  [[ "$(curl -s "$URL/api/tools" | jq -r '.servers[] | select(.name == "none") | .error')" == none:\ http://127.0.0.1:1/mcp:* ]]
+  kill -TERM "$PID" && wait "$PID"
+  kill -KILL "$web"
+}

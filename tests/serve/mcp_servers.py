@@ -2,6 +2,7 @@
 that misbehave.
 
 usage: mcp_servers.py good|http PORT          with the package mcp
+       mcp_servers.py oldhttp      without it: prints its port; has sessions, streams that stay open
        mcp_servers.py plain|old|dies|half|flood|rubbish|silent|deaf|many N|env      without it"""
 import json
 import os
@@ -90,8 +91,60 @@ def plain(mode, n):
             send({"jsonrpc": "2.0", "id": i, "error": {"code": -32601, "message": "Method not found"}})
 
 
+def oldhttp():
+    """A server of 2025-06-18 over HTTP: it wants its session, whose second one it forgets once."""
+    import http.server
+    sessions, forgotten = [], []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *a):
+            pass
+
+        def reply(self, status, body, **headers):
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            for k, v in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
+                self.send_header(k, v)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def do_POST(self):
+            m = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            i, session = m.get("id"), self.headers["Mcp-Session-Id"]
+            if m["method"] == "initialize":
+                sessions.append(f"s{len(sessions)}")
+                return self.reply(200, {"jsonrpc": "2.0", "id": i, "result": {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "o", "version": "1"}}}, **{"Mcp-Session-Id": sessions[-1]})
+            if session not in sessions or self.headers["MCP-Protocol-Version"] != "2025-06-18":
+                return self.reply(400 if not session else 404, {"jsonrpc": "2.0", "id": "server-error", "error": {"code": -32600, "message": "no session"}})
+            if i is None:
+                return self.reply(202, None)
+            if m["method"] == "tools/list":
+                return self.reply(200, {"jsonrpc": "2.0", "id": i, "result": {"tools": [tool("call"), tool("forget")]}})
+            if m["params"]["name"] == "forget":
+                sessions.clear()
+                sessions.append("other")
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            answer = {"jsonrpc": "2.0", "id": i, "result": {"content": [{"type": "text", "text": session}]}}
+            note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {}}
+            self.wfile.write(f": hello\n\nevent: message\ndata: {json.dumps(note)}\n\nevent: message\ndata: {json.dumps(answer)}\n\n".encode())
+            self.wfile.flush()
+            time.sleep(30)
+            self.close_connection = True
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    print(server.server_port, flush=True)
+    server.serve_forever()
+
+
 mode = sys.argv[1]
-if mode == "good":
+if mode == "oldhttp":
+    oldhttp()
+elif mode == "good":
     good()
 elif mode == "http":
     good(int(sys.argv[2]))
