@@ -124,8 +124,11 @@ void conn_kill(struct conn *c)
     c->exchange = NULL;
     conn_end_record(c);
     const int away = c->handshake.away && !handshakes_withdraw(l->handshakes, &c->handshake);
-    if (!away)
+    if (!away) {
+        /* not left to close: a child between fork and exec may keep the socket open, and events come */
+        epoll_ctl(l->epoll, EPOLL_CTL_DEL, c->source.fd, NULL);
         close(c->source.fd);
+    }
     list_remove(&l->conns, c);
     if (away)
         list_add(&l->away, c);

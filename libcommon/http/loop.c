@@ -289,6 +289,7 @@ void loop_stop_listening(struct loop *l)
     struct stat st;
     for (int i = 0; i < l->n_listeners; i++) {
         struct listener *at = &l->listener[i];
+        epoll_ctl(l->epoll, EPOLL_CTL_DEL, at->source.fd, NULL);
         close(at->source.fd);
         if (at->path && stat(at->path, &st) == 0 && st.st_dev == at->dev && st.st_ino == at->ino)
             unlink(at->path);

@@ -55,7 +55,7 @@ static json_t *result_json(const struct tool_result *r)
 {
     json_t *text = json_stringn(r->text, r->size);
     return json_pack("{s:s, s:s, s:o, s:o}", "tool_call_id", r->id, "name", r->name, "result",
-                     r->is_error ? json_null() : json_incref(text), "error", r->is_error ? json_incref(text) : json_null());
+                     r->is_error ? json_null() : text, "error", r->is_error ? text : json_null());
 }
 
 static json_t *results_json(const struct tool_batch *b)
