@@ -125,7 +125,7 @@ void conn_kill(struct conn *c)
     conn_end_record(c);
     const int away = c->handshake.away && !handshakes_withdraw(l->handshakes, &c->handshake);
     if (!away) {
-        /* not left to close: a child between fork and exec may keep the socket open, and events come */
+        /* not left to close: a child between fork and exec may still hold the socket */
         epoll_ctl(l->epoll, EPOLL_CTL_DEL, c->source.fd, NULL);
         close(c->source.fd);
     }
