@@ -14,6 +14,7 @@
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
 #include "libcommon/import/hf_config.h"
+#include "libcommon/import/packed.h"
 #include "libcommon/model/model.h"
 
 static const char *set(const char *name)
@@ -166,18 +167,45 @@ int hub_is_name(const char *arg, struct hub_name *name, char **path, struct err 
     return 1;
 }
 
+static int lists(const json_t *info, const char *file)
+{
+    const json_t *v;
+    size_t i;
+    json_array_foreach(json_object_get(info, "siblings"), i, v) {
+        const char *name = json_string_value(json_object_get(v, "rfilename"));
+        if (name && strcmp(name, file) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+int hub_quant_config(const struct hub_options *o, const struct hub_name *name, const json_t *info, json_t *config,
+                     struct err *e)
+{
+    static const char file[] = "hf_quant_config.json";
+    struct err absent;
+    size_t size;
+    if (js_get(config, "quantization_config") || js_get(config, "compression_config") || (info && !lists(info, file)))
+        return 0;
+    char *text = hub_small_file(o, name, file, 1 << 20, &size, info ? e : &absent);
+    json_t *said = text ? js_parse(file, text, size, e) : NULL;
+    const int rc = said || (!info && !text) ? 0 : -1;
+    packed_config_from(config, said);
+    json_decref(said);
+    free(text);
+    return rc;
+}
+
 json_t *hub_config(const struct hub_name *name, struct err *e)
 {
     enum { MOST = 16 << 20 };
     struct hub_setup s;
     struct sigaction pipe_before;
     size_t size;
-    json_t *config = NULL;
+    json_t *config = NULL, *info = NULL;
     cli_ignore_pipe(&pipe_before);
     char *text = hub_setup(&s, "", e) == 0 ? (s.o.note = NULL,
                                               hub_small_file(&s.o, name, "config.json", MOST, &size, e)) : NULL;
-    cli_progress_clear();
-    cli_restore_pipe(&pipe_before);
     if (text && !(config = js_parse_python("config.json", text, size, e)))
         err_prefix(e, "%s", name->repo);
     if (config && !json_is_object(config)) {
@@ -185,6 +213,14 @@ json_t *hub_config(const struct hub_name *name, struct err *e)
         json_decref(config);
         config = NULL;
     }
+    if (config && ((!s.o.offline && !(info = hub_model_info(&s.o, name, e))) ||
+                   hub_quant_config(&s.o, name, info, config, e) < 0)) {
+        json_decref(config);
+        config = NULL;
+    }
+    cli_progress_clear();
+    cli_restore_pipe(&pipe_before);
+    json_decref(info);
     free(text);
     hub_setup_release(&s);
     return config;

@@ -22,9 +22,13 @@ void hub_setup_release(struct hub_setup *s);
  * A word without a slash is a file, whether it exists or not, unless it names a revision
  * (gpt2@main): a mistyped word must not become a request to the hub. */
 int hub_is_name(const char *arg, struct hub_name *name, char **path, struct err *e);
-/* The config.json of a model, from the cache or the hub; nothing else is requested.  New
+/* The config.json of a model, from the cache or the hub, with what hf_quant_config.json adds. New
  * reference. */
 json_t *hub_config(const struct hub_name *name, struct err *e);
+/* Add what the hf_quant_config.json of older ModelOpt checkpoints says to a config.  info: what the
+ * hub says about the model; NULL: look in the cache only. */
+int hub_quant_config(const struct hub_options *o, const struct hub_name *name, const json_t *info, json_t *config,
+                     struct err *e);
 /* 1 if its weights are safetensors, also if HF_HUB_OFFLINE forbids to ask; 0 if the model is one
  * file (GGUF or .zse); -1 with *e. */
 int hub_has_safetensors(const struct hub_name *name, struct err *e);

@@ -15,6 +15,7 @@
 #include "cmd/zse-info.h"
 #include "libcommon/base/json.h"
 #include "libcommon/import/hf_config.h"
+#include "libcommon/import/packed.h"
 
 static int ends_with(const char *s, const char *end)
 {
@@ -316,7 +317,7 @@ static int check_path(json_t *report, const char *path, struct err *e)
         bytes += i.s->tensors[k].size;
     if (rc == 0 && i.s && bytes)
         json_object_set_new(report, "weight_bytes", json_integer((json_int_t)bytes));
-    if (rc == 0 && i.s && i.kind == SOURCE_FOLDER && bits_of(i.config))
+    if (rc == 0 && i.s && i.kind == SOURCE_FOLDER && !i.s->quantization && bits_of(i.config))
         add_sizes(report, bytes, bits_of(i.config));
     if (rc == 0 && i.kind == SOURCE_CONFIG)
         add_problem(report, "no safetensors, only a config.json");
@@ -351,16 +352,17 @@ static int check_on_hub(json_t *report, struct hub_setup *s, const struct hub_na
     if (c.n_safetensors && !c.has_tokenizer)
         add_problem(report, "no tokenizer");
     if (text && c.n_safetensors && (raw = js_parse_python("config.json", text, size, e))) {
-        config = hf_config_normalize(raw, e);
+        config = hub_quant_config(&s->o, name, info, raw, e) == 0 ? hf_config_normalize(raw, e) : NULL;
         json_decref(raw);
     }
     if (text && c.n_safetensors && !config)
         add_problem(report, e->msg);
+    const int quantized = packed_config_take(config);
     if (config)
         judge_config(report, config);
     if (c.bytes)
         json_object_set_new(report, "weight_bytes", json_integer((json_int_t)c.bytes));
-    if (c.bytes && config && bits_of(config))
+    if (c.bytes && config && !quantized && bits_of(config))
         add_sizes(report, c.bytes, bits_of(config));
     json_decref(config);
     json_decref(info);

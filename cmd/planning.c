@@ -12,6 +12,7 @@
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/engine/engine.h"
 #include "libcommon/import/hf_config.h"
+#include "libcommon/import/packed.h"
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"
 
@@ -80,6 +81,7 @@ json_t *planned_config(const char *name, char **title, struct err *e)
         *title = strdup(name);
     } else if (registry && strchr(name, '/') && hub_is_name(name, &on_hub, &path, &ignored) == 1) {
         config = hub_config(&on_hub, e);
+        packed_config_take(config);             /* the plan is for types of our own */
         *title = strdup(name);
     } else if (registry && source_detect(name, &no_file) == SOURCE_NONE && strchr(name, '.')) {
         *e = no_file;

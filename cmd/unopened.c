@@ -9,13 +9,14 @@
 #include "cmd/hub_cli.h"
 #include "libcommon/base/json.h"
 #include "libcommon/import/hf_config.h"
+#include "libcommon/import/packed.h"
 #include "libcommon/import/source.h"
 
 /* The type that -q keep gives an unquantized source; NULL with *e. */
-static const char *kept_type(const char *name, const json_t *config, struct err *e)
+static const char *kept_type(const char *name, const json_t *config, int quantized, struct err *e)
 {
     const char *dtype = json_string_value(js_get(config, "dtype"));
-    if (js_get(config, "quantization_config") || js_get(config, "compression_config")) {
+    if (quantized) {
         err_set(e, ERR_UNSUPPORTED, "%s: is quantized: its size is only known after a download (zse-info models fetch), or with -q TYPE", name);
         return NULL;
     }
@@ -53,6 +54,7 @@ static int find_there(struct unopened *u, const struct hub_name *name, const str
 {
     int exact;
     json_t *raw = hub_config(name, e), *config = raw ? hf_config_normalize(raw, e) : NULL;
+    const int quantized = packed_config_take(config);
     int rc = config ? config_parse(&u->config, config, e) : -1;
     if (rc == 0 && r->mode.given)
         rc = err_set(e, ERR_UNSUPPORTED, "%s: --mode with --plan needs the model here; zse-convert %s --plan compares types from its configuration", u->name, u->name);
@@ -60,7 +62,7 @@ static int find_there(struct unopened *u, const struct hub_name *name, const str
         u->type = NULL;
     if (rc == 0 && check_kind(name, u->name, u->type != NULL, e) < 0)
         rc = -1;
-    if (rc == 0 && !u->type && !(u->type = kept_type(u->name, config, e)))
+    if (rc == 0 && !u->type && !(u->type = kept_type(u->name, config, quantized, e)))
         rc = -1;
     if (rc == 0)
         rc = planned_of(&u->planned, &u->config, e);

@@ -690,6 +690,31 @@ static void close_ranks(struct indexer *x)
     x->s->n_tensors = n;
 }
 
+void packed_config_from(json_t *config, json_t *file)
+{
+    json_t *q = js_get(file, "quantization");
+    if (!json_is_string(js_get(q, "quant_algo")) || js_get(config, "quantization_config") ||
+        js_get(config, "compression_config"))
+        return;
+    json_object_set_new(q, "quant_method", json_string("modelopt"));
+    json_object_set(config, "quantization_config", q);
+}
+
+static const struct method *method_of(const json_t *q)
+{
+    const char *name = json_string_value(js_get(q, "quant_method"));
+    for (size_t i = 0; name && i < sizeof methods / sizeof *methods; i++)
+        if (strcmp(methods[i].name, name) == 0)
+            return &methods[i];
+    return NULL;
+}
+
+int packed_config_take(json_t *config)
+{
+    const char *key = js_get(config, "quantization_config") ? "quantization_config" : "compression_config";
+    return method_of(js_get(config, key)) && json_object_del(config, key) == 0;
+}
+
 int packed_config(struct source *s, struct err *e)
 {
     char *path;
@@ -697,12 +722,9 @@ int packed_config(struct source *s, struct err *e)
         return 0;
     if (asprintf(&path, "%s/hf_quant_config.json", s->path) < 0)
         return err_nomem(e, "a path");
-    json_t *file = access(path, R_OK) == 0 ? js_load(path, 1 << 20, e) : NULL, *q = js_get(file, "quantization");
+    json_t *file = access(path, R_OK) == 0 ? js_load(path, 1 << 20, e) : NULL;
     const int rc = access(path, R_OK) == 0 && !file ? -1 : 0;
-    if (json_is_string(js_get(q, "quant_algo"))) {
-        json_object_set_new(q, "quant_method", json_string("modelopt"));
-        json_object_set(s->config, "quantization_config", q);
-    }
+    packed_config_from(s->config, file);
     json_decref(file);
     free(path);
     return rc;
@@ -714,11 +736,7 @@ int packed_index(struct source *s, struct err *e)
     json_t *q = js_get(s->config, key);
     if (!q && (q = js_get(s->config, "compression_config")))
         key = "compression_config";
-    const char *name = json_string_value(js_get(q, "quant_method"));
-    const struct method *m = NULL;
-    for (size_t i = 0; name && i < sizeof methods / sizeof *methods; i++)
-        if (strcmp(methods[i].name, name) == 0)
-            m = &methods[i];
+    const struct method *m = method_of(q);
     if (!m)
         return 0;
     struct indexer x = { .s = s, .e = e };

@@ -58,6 +58,11 @@ struct packed {
 /* Older checkpoints of ModelOpt say only in hf_quant_config.json how they are quantized: put that
  * into s->config, where the newer ones have it.  Before packed_index(). */
 int packed_config(struct source *s, struct err *e);
+/* The same for a config and the parsed file; NULL is fine. */
+void packed_config_from(json_t *config, json_t *file);
+/* Remove what a config says about its quantization if packed_index() knows the method, because
+ * config_parse() refuses it.  1: removed. */
+int packed_config_take(json_t *config);
 /* Understand s->config's quantization_config, move it to s->quantization, and join the parts of
  * s->tensors.  Unknown methods are left to config_parse to refuse; unknown keys of a known method,
  * and parts that are missing or do not fit, are refused by name. */

@@ -106,6 +106,18 @@ complete() {
   cmp "$BATS_TEST_TMPDIR/a" "$BATS_TEST_TMPDIR/b"
 }
 
+@test "--plan and models check: a checkpoint with hf_quant_config.json is not counted as bf16" {
+  run --separate-stderr zse-chat test/modelopt --plan
+  [ "$status" = 1 ] && [[ $stderr == *"test/modelopt: is quantized: its size is only known after a download"* ]] || { echo "$output $stderr"; return 1; }
+  zse-chat test/modelopt -q nl4 --plan --exact --json | jq -e '.quantization == "nl4" and .weight_bytes > 300000'
+  [ "$(zse-convert test/modelopt --plan --threads 1 --json | jq -c '.types | length')" = 3 ]
+  for where in test/modelopt "$T/modelopt"; do
+    run --separate-stderr zse-info models check "$where" --json
+    [ "$(jq -c '[.compatible, .memory, .weight_bytes > 0]' <<<"$output")" = '[true,null,true]' ] || { echo "$where: $output"; return 1; }
+  done
+  [ ! -e "$HF_HOME" ]
+}
+
 @test "convert: only what is needed, in ranges, from a second host that gets no token" {
   HF_TOKEN=hf_x convert test/shards
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
