@@ -109,6 +109,7 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
   [ "$(curl -s -H "X-API-Key: $key" "$URL/api/whoami" | jq -c '[.by, .name, .scopes]')" = '["key","app",["chat"]]' ]
   [ "$(status -H 'Authorization: Bearer zse-wrong' "$URL/api/whoami")" = 401 ]
   kill -TERM "$PID"
+  wait "$PID"
 }
 
 @test "a WebSocket takes the key as a subprotocol, and the answer does not repeat it" {
@@ -138,6 +139,7 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
   done
   run ! grep -r "$key" "$home"
   kill -TERM "$PID"
+  wait "$PID"
 }
 
 # in_browser CHECK...: those of tests/serve/page.py; all without an argument
