@@ -35,7 +35,9 @@ struct asked {
 
 static json_t *error_json(json_t *id, int code, const char *text, json_t *data)
 {
-    json_t *error = json_pack("{s:i, s:s}", "code", code, "message", text), *m = json_pack("{s:s}", "jsonrpc", "2.0");
+    /* js_text: a text that quotes the client may be cut within a character */
+    json_t *error = json_pack("{s:i, s:o}", "code", code, "message", js_text(text)),
+           *m = json_pack("{s:s}", "jsonrpc", "2.0");
     int bad = !error || !m;
     if (data)
         bad |= json_object_set_new(error, "data", data);

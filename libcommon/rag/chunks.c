@@ -17,7 +17,8 @@ struct unit { size_t at, size, tokens; enum boundary before; int page, heading; 
 
 /* SMALL_UNIT: smaller neighbours become one unit, so that there are few for the size of the text;
  * MAX_HEADINGS: further ones are text. */
-enum { LEVELS = 3, HEADING_BYTES = 120, LINE_MAX_BYTES = 90, SMALL_UNIT = 32, MAX_HEADINGS = 5000 };
+enum { LEVELS = 3, HEADING_BYTES = 120, LINE_MAX_BYTES = 90, SMALL_UNIT = 32, MAX_HEADINGS = 5000,
+       SAMPLE = 64 << 10 };
 
 struct cutter {
     const char *text; size_t size;
@@ -95,6 +96,17 @@ static size_t piece_end(const char *s, size_t at, size_t to, size_t most)
     return p >= to ? to : blank > at && blank <= good ? blank : good;
 }
 
+/* So many bytes of a unit are tokenized at once: a tokenizer takes 20 times their memory. */
+static size_t sample_size(const char *s, size_t size)
+{
+    if (size <= SAMPLE)
+        return size;
+    size = SAMPLE;
+    while (size > SAMPLE - 4 && ((unsigned char)s[size] & 0xC0) == 0x80)
+        size--;
+    return size;
+}
+
 /* Add [from, to) as a unit, or in pieces if it is larger than a chunk. */
 static int add_unit(struct cutter *k, size_t from, size_t to)
 {
@@ -104,12 +116,13 @@ static int add_unit(struct cutter *k, size_t from, size_t to)
         to--;
     if (from == to)
         return 0;
-    const size_t all = token_count(k->counter, k->text + from, to - from);
-    if (all <= k->tokens)
+    const size_t sample = sample_size(k->text + from, to - from),
+                 all = token_count(k->counter, k->text + from, sample), points = utf8_count(k->text + from, sample);
+    if (all <= k->tokens && sample == to - from)
         return push_unit(k, from, to, all);
     /* code points of a piece: the text's own ratio, with room for a dense part of it */
-    size_t most = utf8_count(k->text + from, to - from) * k->tokens / all / 2;
-    most = most ? most : 1;
+    size_t most = all ? points * k->tokens / all / 2 : points;
+    most = most > points ? points : most ? most : 1;
     while (from < to) {
         size_t end = piece_end(k->text, from, to, most);
         size_t n = token_count(k->counter, k->text + from, end - from);

@@ -59,6 +59,18 @@ static int is_cancelled(void *user)
     return r->cancel && atomic_load(r->cancel);
 }
 
+/* Called by SQLite every few thousand instructions. */
+static int must_stop(void *user)
+{
+    const struct rag_store *r = user;
+    return is_cancelled(user) || (r->late_ns && clock_ns() > r->late_ns);
+}
+
+void rag_set_time(struct rag_store *r, double seconds)
+{
+    r->late_ns = seconds > 0 ? clock_ns() + (uint64_t)(seconds * 1e9) : 0;
+}
+
 void rag_set_cancel(struct rag_store *r, const atomic_int *flag) { r->cancel = flag; }
 void rag_set_patience(struct rag_store *r, int ms) { r->patience_ms = ms; }
 
@@ -70,7 +82,8 @@ int rag_sql_error(struct rag_store *r, struct err *e)
             return err_set(e, ERR_CANCELLED, "the request was cancelled");
         return err_set(e, ERR_IO, "%s: another program holds it locked", r->path);
     case SQLITE_INTERRUPT:
-        return err_set(e, ERR_CANCELLED, "the request was cancelled");
+        return err_set(e, ERR_CANCELLED, is_cancelled(r) ? "the request was cancelled"
+                                                         : "the search took too long: ask for fewer words");
     case SQLITE_NOTADB: case SQLITE_CORRUPT:
         return err_set(e, ERR_IO, "%s: is damaged (%s); move it away to begin with an empty one", r->path,
                        sqlite3_errmsg(r->db));
@@ -175,7 +188,7 @@ static int open_file(struct rag_store *r, struct err *e)
     if (sqlite3_open_v2(r->path, &r->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
         return r->db ? rag_sql_error(r, e) : err_nomem(e, r->path);
     sqlite3_busy_handler(r->db, wait_for_others, r);
-    sqlite3_progress_handler(r->db, 10000, is_cancelled, r);
+    sqlite3_progress_handler(r->db, 10000, must_stop, r);
     /* a file that another program has prepared cannot make its schema do more than ours */
     sqlite3_db_config(r->db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
     sqlite3_db_config(r->db, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);

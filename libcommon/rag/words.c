@@ -94,9 +94,26 @@ static int is_function_word(const char *word, size_t n)
     return strstr(function_words, padded) != NULL;
 }
 
+/* The bytes of the first words of a phrase: the index takes time for each word of it. */
+static size_t phrase_size(const char *text, size_t size)
+{
+    int n, words = 0, in_word = 0;
+    for (size_t at = 0; at < size; at += (size_t)n) {
+        const int word = is_word(utf8_next(text + at, size - at, &n));
+        words += word && !in_word;
+        in_word = word;
+        if (words > QUERY_PHRASE_WORDS || at + (size_t)n > QUERY_PHRASE_BYTES)
+            return at;
+    }
+    return size;
+}
+
 /* Add the quoted phrase of text, unless it is there. */
 static int add_phrase(struct query_words *w, const char *text, size_t n, struct err *e)
 {
+    if (w->n == QUERY_PHRASES)
+        return 0;
+    n = phrase_size(text, n);
     char *spaced = words_spaced(text, n, NULL), *p = spaced ? malloc(2 * strlen(spaced) + 3) : NULL, *to = p;
     if (!p) {
         free(spaced);
@@ -111,7 +128,7 @@ static int add_phrase(struct query_words *w, const char *text, size_t n, struct 
     *to++ = '"';
     *to = '\0';
     free(spaced);
-    int there = w->n == QUERY_PHRASES;
+    int there = 0;
     for (int i = 0; i < w->n && !there; i++)
         there = strcasecmp(w->phrase[i], p) == 0;
     if (there)

@@ -15,7 +15,7 @@ char *words_spaced(const char *text, size_t size, int *n_words);
 /* The words of a query, each as the quoted phrase of FTS5 ("foo-bar" becomes two words in a row).
  * Function words of a few languages are left out if others remain; of scripts without blanks there
  * is a phrase for each pair of characters. */
-enum { QUERY_PHRASES = 64 };
+enum { QUERY_PHRASES = 64, QUERY_PHRASE_WORDS = 16, QUERY_PHRASE_BYTES = 256 };
 struct query_words { char *phrase[QUERY_PHRASES]; int n; };            /* owned */
 int words_of_query(const char *query, size_t size, struct query_words *w, struct err *e);
 void query_words_release(struct query_words *w);

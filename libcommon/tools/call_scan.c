@@ -5,7 +5,9 @@
 
 #include "libcommon/base/json.h"
 
-enum { MAX_NAME = 128 };
+/* SCAN_WORK: a text of brackets is read once for each of them; the rest of it is given up after so
+ * many times its size. */
+enum { MAX_NAME = 128, SCAN_WORK = 8, SCAN_FREE = 65536 };
 
 /* ---- the end of a JSON value ---- */
 
@@ -211,11 +213,12 @@ json_t *call_scan(const char *text, size_t size, struct err *e)
     struct scan s = { .calls = json_array(), .e = e };
     struct span t = { text, text + size };
     struct err ignored;
+    size_t work = 0;                    /* bytes of texts that were no value */
     if (!s.calls) {
         err_nomem(e, "calls");
         return NULL;
     }
-    while (t.p < t.end && !s.failed) {
+    while (t.p < t.end && !s.failed && work <= SCAN_WORK * size + SCAN_FREE) {
         if (mark(&s, &t))
             continue;
         struct span v = t;
@@ -224,6 +227,7 @@ json_t *call_scan(const char *text, size_t size, struct err *e)
             json = js_parse("call", t.p, (size_t)(v.p - t.p), &ignored);
         if (json)
             value_calls(&s, json);
+        work += json ? 0 : (size_t)(v.p - t.p);
         t.p = json ? v.p : t.p + 1;
         json_decref(json);
     }

@@ -139,6 +139,33 @@ static void test_chunks_overlap(void **state)
     chunks_release(&l);
 }
 
+static size_t count_and_note(void *most, const char *text, size_t size)
+{
+    (void)text;
+    if (size > *(size_t *)most)
+        *(size_t *)most = size;
+    return size;
+}
+
+/* A tokenizer takes many times the memory of its text: it never gets a whole line of megabytes. */
+static void test_chunks_of_a_line(void **state)
+{
+    enum { SIZE = 4 << 20 };
+    size_t most = 0;
+    char *text = malloc(SIZE + 1);
+    const struct chunk_options o = { .counter = { count_and_note, &most } };
+    struct chunk_list l;
+    (void)state;
+    assert_non_null(text);
+    for (int i = 0; i < SIZE; i++)
+        text[i] = i % 2 ? ' ' : 'a';
+    text[SIZE] = '\0';
+    assert_int_equal(chunks_cut(text, SIZE, &o, &l, &e), 0);
+    assert_true(l.n > SIZE / 1024 && most <= 64 << 10);
+    chunks_release(&l);
+    free(text);
+}
+
 /* ---- words ---- */
 
 static void check_query(const char *query, const char *expected)
@@ -163,6 +190,7 @@ static void test_queries(void **state)
     check_query("-- ** \"\"", "");
     check_query("caf\u00e9 caf\u00e9", "\"caf\u00e9\"");
     check_query("\u4e2d\u56fd\u4eba", "\"\u4e2d \u56fd \" OR \"\u56fd \u4eba \"");
+    check_query("a-a-a-a-a-a-a-a-a-a-a-a-a-a-a-a-a-a-a-a-a-a", "\"a-a-a-a-a-a-a-a-a-a-a-a-a-a-a-a-\"");
     check_query("use\u4e2d", "\"use\" OR \"\u4e2d \"");
 }
 
@@ -652,6 +680,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chunks_of_random_texts), cmocka_unit_test(test_chunks_never_cut_characters),
         cmocka_unit_test(test_chunks_headings_and_pages), cmocka_unit_test(test_chunks_overlap),
+        cmocka_unit_test(test_chunks_of_a_line),
         cmocka_unit_test(test_queries), cmocka_unit_test(test_spaced), cmocka_unit_test(test_extract),
         cmocka_unit_test(test_office), cmocka_unit_test(test_pdf_bomb), IN_FOLDER(test_store),
         IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota), IN_FOLDER(test_store_damaged),

@@ -16,6 +16,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/rng.h"
 #include "libcommon/tools/native.h"
+#include "libcommon/base/clock.h"
 #include "libcommon/tools/call_scan.h"
 #include "libcommon/tools/calculator.h"
 #include "libcommon/tools/json_path.h"
@@ -381,6 +382,23 @@ static const char *calls_in(const char *text, size_t size)
     return out;
 }
 
+/* A text of brackets is not read once for each of them to its end. */
+static void test_calls_of_brackets(void **state)
+{
+    enum { SIZE = 1 << 20 };
+    struct err e;
+    char *text = malloc(SIZE);
+    (void)state;
+    assert_non_null(text);
+    memset(text, '[', SIZE);
+    const double began = clock_s();
+    json_t *calls = call_scan(text, SIZE, &e);
+    assert_int_equal(json_array_size(calls), 0);
+    assert_true(clock_s() - began < 60);
+    json_decref(calls);
+    free(text);
+}
+
 static void test_calls(void **state)
 {
     static const struct { const char *text, *want; } cases[] = {
@@ -431,6 +449,7 @@ int main(void)
         cmocka_unit_test(test_calculator_text), cmocka_unit_test(test_calendar), cmocka_unit_test(test_zones),
         cmocka_unit_test(test_datetime), cmocka_unit_test(test_cut), cmocka_unit_test(test_rules),
         cmocka_unit_test(test_json), cmocka_unit_test(test_text), cmocka_unit_test(test_calls),
+        cmocka_unit_test(test_calls_of_brackets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

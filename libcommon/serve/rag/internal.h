@@ -24,6 +24,8 @@ enum rag_lane { RAG_READ, RAG_WRITE, RAG_LANES };
 /* threads; jobs that may wait in a lane, in all and of one tenant */
 enum { RAG_READERS = 2, RAG_THREADS = RAG_READERS + 1, RAG_WAITING = 64, RAG_WAITING_TENANT = 8 };
 enum { RAG_TEXTS = 8 };                  /* embedded together */
+enum { RAG_READ_S = 10 };               /* seconds that a job of RAG_READ may take */
+enum { RAG_QUERY = 64 << 10 };          /* bytes of a query */
 enum { RAG_JOB_BYTES = 16 << 10 };      /* of the account, held by the smallest job */
 
 struct rag_job {
@@ -34,7 +36,7 @@ struct rag_job {
     enum rag_lane lane;
     /* In a thread of the lane: fill in answer or problem. */
     void (*run)(struct rag_job *j, struct rag_store *r);
-    uint64_t tenant;
+    uint64_t tenant, round;             /* round: of its place in the queue */
     char owner[RAG_OWNER + 1];
     struct hold hold;
     size_t kept;                        /* bytes held besides the body, as long as the job lives */
@@ -59,7 +61,8 @@ struct rag_job {
     float *vectors;                     /* [n_texts][size]; owned */
     struct rag_pending pending[RAG_TEXTS]; int n_pending; int64_t after;        /* of the index */
     /* the answer */
-    json_t *answer;                     /* NULL: see problem */
+    json_t *answer;                     /* NULL: see text, else problem */
+    char *text;                         /* of an answer to a connection, written in the thread */
     struct problem problem;
 };
 

@@ -39,6 +39,10 @@ static int read_query(struct rag_job *j, const json_t *body, const struct params
     w->q.owner = j->owner;
     w->q.text = p->query;
     w->q.size = strlen(p->query);
+    if (w->q.size > RAG_QUERY && !j->done)              /* of a chat, the beginning is used */
+        return problem_set(&j->problem, 413, "query", "out_of_range", "query: %zu bytes, expected at most %d", w->q.size,
+                           RAG_QUERY);
+    w->q.size = w->q.size < RAG_QUERY ? w->q.size : RAG_QUERY;
     w->q.top_k = p->rag_top_k;
     w->q.min_score = p->min_score;
     w->q.collections = w->collections;

@@ -26,8 +26,9 @@ struct rag_service {
     pthread_cond_t work[RAG_LANES];
     struct rag_thread thread[RAG_THREADS];
     int n_threads, stop;
-    /* protected by the lock; oldest first */
+    /* protected by the lock; queues by round, done ones oldest first */
     struct rag_job *queue[RAG_LANES], *done;
+    uint64_t round[RAG_LANES];          /* of the job that was taken last */
     /* for the loop */
     struct rag_job *embedding;
     struct rag_index index;
@@ -99,6 +100,7 @@ void rag_job_free(struct rag_job *j)
     free(j->content_type);
     buf_release(&j->body);
     json_decref(j->answer);
+    free(j->text);
     hold_release(&j->hold);
     free(j);
 }
@@ -164,6 +166,16 @@ struct token_counter rag_counter(const struct rag_job *j)
 
 /* ---- threads ---- */
 
+/* Write the answer of a connection's job as text: a large one would stop the loop for a while. */
+static void write_answer(struct rag_job *j)
+{
+    if (!j->answer || j->done || j->run == rag_run_index)
+        return;
+    j->text = json_dumps(j->answer, JSON_COMPACT | JSON_REAL_PRECISION(13));
+    json_decref(j->answer);
+    j->answer = NULL;
+}
+
 /* Run a job with the thread's connection, which is opened if there is none, or if another file has
  * taken the place of its own. */
 static void run_job(struct rag_job *j, struct rag_store **r)
@@ -181,7 +193,9 @@ static void run_job(struct rag_job *j, struct rag_store **r)
     }
     j->kept = 0;                            /* of an earlier run */
     rag_set_cancel(*r, &j->cancelled);
+    rag_set_time(*r, j->lane == RAG_READ ? RAG_READ_S : 0);
     j->run(j, *r);
+    write_answer(j);
     rag_set_cancel(*r, NULL);
     if (j->problem.status == 503) {             /* the next job opens the file anew */
         rag_close(*r);
@@ -202,6 +216,8 @@ static void *work(void *arg)
             break;
         struct rag_job *j = t->current = v->queue[t->lane], **end = &v->done;
         v->queue[t->lane] = j->next;
+        if (j->round > v->round[t->lane])
+            v->round[t->lane] = j->round;
         pthread_mutex_unlock(&v->lock);
         if (!atomic_load(&j->cancelled))
             run_job(j, &r);
@@ -258,7 +274,15 @@ static int queue(struct rag_job *j)
         own += (*end)->tenant == j->tenant;
     const int most = own >= RAG_WAITING_TENANT ? own : n >= RAG_WAITING ? n : 0;
     if (!most) {
-        j->next = NULL;
+        /* behind the jobs of its round: each tenant has one in a round, so that none waits for all
+         * of another */
+        j->round = v->round[j->lane] + 1;
+        for (const struct rag_job *o = v->queue[j->lane]; o; o = o->next)
+            if (o->tenant == j->tenant && o->round >= j->round)
+                j->round = o->round + 1;
+        for (end = &v->queue[j->lane]; *end && (*end)->round <= j->round;)
+            end = &(*end)->next;
+        j->next = *end;
         *end = j;
         pthread_cond_signal(&v->work[j->lane]);
     }
@@ -352,7 +376,7 @@ static void end_job(struct rag_job *j)
         rag_embed(j);
         return;
     }
-    if (!j->answer && !j->problem.status)
+    if (!j->answer && !j->text && !j->problem.status)
         problem_nomem(&j->problem);
     if (!atomic_load(&j->cancelled))
         note_trouble(j->s->rag, &j->problem);
@@ -367,15 +391,15 @@ static void end_job(struct rag_job *j)
         rag_job_free(j);
         return;
     }
-    if (!j->answer || j->problem.status) {
+    if (!j->text || j->problem.status) {
         if (c)
             conn_set_exchange(c, NULL);
         refuse(j);
         return;
     }
     if (c) {
-        reply_object(j->s, c, 200, j->answer);
-        j->answer = NULL;
+        metrics_count(&j->s->metrics, conn_route(c), 200);
+        conn_reply(c, 200, "application/json", j->text, strlen(j->text));
         conn_set_exchange(c, NULL);
     }
     rag_job_free(j);
