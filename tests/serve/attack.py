@@ -1636,6 +1636,53 @@ def the_time_of_checks():
     return 'medians ' + ', '.join(f'{v:.0f} us' for v in m.values())
 
 
+@attempt
+def conversations_and_documents_of_others():
+    "each path of a conversation and of a document with the key of another client; the tools and /mcp, too"
+    home = new_home()
+    owner, other = make_key(home, 'owner'), make_key(home, 'other')
+    s = Server(home=home)
+    chat = '/api/chat/conversations/' + s.ask('/api/chat/conversations', {'title': PROMPT}, owner)[2]['id']
+    s.ask(chat + '/messages', {'role': 'user', 'content': PROMPT}, owner)
+    document = s.ask('/api/rag/documents', {'name': 'a.md', 'content': PROMPT + ' is the word', 'collection': 'own'}, owner)[2]['id']
+    call = {'name': 'rag_search', 'arguments': {'query': PROMPT}}
+    tried = [(method, chat + rest, body, 404) for method, rest, body in (
+        ('GET', '', None), ('PATCH', '', {'title': 'x'}), ('DELETE', '', None), ('GET', '/messages', None),
+        ('POST', '/messages', {'role': 'user', 'content': 'x'}), ('DELETE', '/messages', None), ('GET', '/messages/1', None),
+        ('PATCH', '/messages/1', {'content': 'x'}), ('DELETE', '/messages/1', None), ('GET', '/export?download=true', None))]
+    tried += [('GET', '/api/chat/search?q=' + PROMPT, None, 200), ('DELETE', '/api/chat/conversations?all=true', None, 200),
+        ('GET', f'/api/rag/documents/{document}?chunks=true', None, 404), ('DELETE', f'/api/rag/documents/{document}', None, 404),
+        ('DELETE', '/api/rag/collections/own', None, 404), ('POST', '/api/rag/search', {'query': PROMPT}, 200),
+        ('POST', '/api/rag/search', {'query': PROMPT, 'document_ids': [document]}, 404),
+        ('POST', '/api/rag/context', {'query': PROMPT, 'collections': 'own'}, 404), ('POST', '/api/tools/execute', call, 200),
+        ('POST', '/mcp', {'jsonrpc': '2.0', 'id': 1, 'method': 'tools/call', 'params': call}, 200)]
+    for method, path, body, want in tried:
+        code, _, answer = s.ask(path, body, other, method)
+        said = json.dumps({k: v for k, v in answer.items() if k != 'query'})
+        expect(code == want and PROMPT not in said, f'{method} {path}: {code} {said[:200]}')
+    expect(s.ask(chat + '/messages', key=owner)[2]['messages'][0]['content'] == PROMPT, 'the message has changed')
+    expect(s.status('/api/rag/documents/' + document, key=owner) == 200, 'the document is gone')
+    s.stop()
+    return f'{len(tried)} requests'
+
+
+@attempt
+def documents_and_questions_that_are_bombs():
+    "a line of 8 MB, a question of 60 kB without a blank, one of 1 MB, a text of brackets, a name cut within a character"
+    s = Server()
+    code = s.status('/api/rag/documents', {'name': 'a.txt', 'content': 'a ' * (4 << 20)}, timeout=120)
+    expect(code == 200, f'the line: {code}')
+    expect(SLOW > 1 or s.rss('VmHWM') < 200, f'the line took {s.rss("VmHWM"):.0f} MB')
+    codes = [s.status('/api/rag/search', {'query': 'a-' * n}, timeout=60) for n in (30000, 500000)]
+    expect(codes[0] in (200, 503) and codes[1] == 413, f'questions: {codes}')
+    expect(s.status('/api/tools/parse', {'content': '[' * 30000}) == 200, 'brackets')
+    call = {'jsonrpc': '2.0', 'id': 1, 'method': 'tools/call', 'params': {'name': 'a' + 'é' * 100}}
+    expect(s.ask('/mcp', call)[2].get('error', {}).get('code') == -32602, 'a name in /mcp')
+    lives = s.lives('afterwards')
+    s.stop()
+    return f'{codes}, {lives}'
+
+
 def run():
     TINY.parent.mkdir()
     subprocess.run([BUILD / 'zse-convert', ROOT / 'models' / 'tiny', '-o', TINY, '--quality', 'fast'], check=True, capture_output=True)
