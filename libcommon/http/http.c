@@ -104,6 +104,19 @@ const char *http_query(const struct http_request *r, const char *key, char *out,
     return NULL;
 }
 
+int http_query_has(const struct http_request *r, const char *key)
+{
+    const size_t n = strlen(key);
+    for (const char *at = r->query; *at;) {
+        const size_t size = strcspn(at, "&");
+        if (size > n && at[n] == '=' && strncmp(at, key, n) == 0)
+            return 1;
+        at += size;
+        at += *at == '&';
+    }
+    return 0;
+}
+
 /* method SP target SP HTTP/1.x */
 static enum http_answer request_line(struct http_parser *p, struct http_request *r, char *line)
 {

@@ -65,6 +65,7 @@ const char *http_field(const struct http_request *r, const char *name);
 int http_has_token(const char *list, const char *token);
 /* The value of a key in the query, percent-decoded, in out; NULL: it is missing or does not fit. */
 const char *http_query(const struct http_request *r, const char *key, char *out, size_t room);
+int http_query_has(const struct http_request *r, const char *key);      /* with whatever value */
 const char *http_reason(int status);            /* "Not Found" */
 
 #endif

@@ -1660,6 +1660,8 @@ def conversations_and_documents_of_others():
         code, _, answer = s.ask(path, body, other, method)
         said = json.dumps({k: v for k, v in answer.items() if k != 'query'})
         expect(code == want and PROMPT not in said, f'{method} {path}: {code} {said[:200]}')
+    for path in ('/api/chat/conversations?tag=%00', '/api/chat/conversations?folder=' + 'a' * 5000, '/api/rag/documents?collection=%00'):
+        expect(s.status(path, key=owner) == 400, f'{path[:40]}: the filter has no effect')
     expect(s.ask(chat + '/messages', key=owner)[2]['messages'][0]['content'] == PROMPT, 'the message has changed')
     expect(s.status('/api/rag/documents/' + document, key=owner) == 200, 'the document is gone')
     s.stop()

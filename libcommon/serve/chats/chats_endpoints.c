@@ -161,6 +161,18 @@ void handle_chats_list(struct server *s, struct conn *c, const char *rest)
     struct chat_job *j = new_job(s, c, rest, CHATS_LIST);
     if (!j)
         return;
+    const struct { const char *name; char *text; size_t room; } filters[] = {
+        { "folder", j->folder, sizeof j->folder }, { "tag", j->tag, sizeof j->tag },
+    };
+    for (int i = 0; i < 2; i++)
+        if (http_query_has(conn_request(c), filters[i].name) &&
+            !http_query(conn_request(c), filters[i].name, filters[i].text, filters[i].room)) {
+            reply_refusal(s, c, 400, "invalid_value", "%s: expected at most %zu bytes of text", filters[i].name,
+                          filters[i].room - 1);
+            hold_release(&j->hold);
+            free(j);
+            return;
+        }
     j->filter = (struct history_filter){ .folder = http_query(conn_request(c), "folder", j->folder, sizeof j->folder),
                                          .tag = http_query(conn_request(c), "tag", j->tag, sizeof j->tag),
                                          .limit = (int)limit, .offset = offset };

@@ -94,8 +94,15 @@ void handle_rag_list(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     if (!j)
         return;
-    if (!http_query(conn_request(c), "collection", j->collection, sizeof j->collection))
+    if (!http_query(conn_request(c), "collection", j->collection, sizeof j->collection)) {
         j->collection[0] = '\0';
+        if (http_query_has(conn_request(c), "collection")) {
+            problem_set(&j->problem, 400, "collection", "invalid_value", "collection: expected at most %d bytes of text",
+                        RAG_COLLECTION);
+            refuse(j);
+            return;
+        }
+    }
     if (query_number(j, "limit", 1, 1000, &limit) || query_number(j, "offset", 0, INT64_MAX, &j->offset)) {
         refuse(j);
         return;
