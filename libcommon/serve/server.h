@@ -28,7 +28,8 @@
  *   tasks       one: opens and closes models (model_tasks.h)
  *   preparing   two: parse large bodies, render templates, compile grammars (api/internal.h)
  *   handshakes  one for every four processors, with TLS only (http/handshake.h)
- *   tools       up to four for built-in tools and for each MCP server, started when needed (tools/toolbox.c)
+ *   tools       up to four for built-in tools and for each MCP server, started when
+ *               needed (tools/toolbox.c)
  *   peers       one for each MCP server (mcp/peer.h)
  *   chats       two: read and write the database of the chat history (chats/chats.h)
  *   reports     one for each question to the audit log or to the keys (admin/access_endpoints.c)
