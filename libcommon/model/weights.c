@@ -278,12 +278,14 @@ static int add_vector(struct builder *b, int layer, enum layer_part part, const 
     if (!f.present)
         return 0;
     path(b, full, sizeof full, layer, stem);
-    int64_t found[WEIGHT_DIMS], elements = 1;
-    int n = 0;
+    int64_t found[WEIGHT_DIMS];
+    int n = 0, ones = 0, whole = 0;             /* dimensions of one element, of all elements */
     const int shaped = b->s->shape && b->s->shape(b->s->user, full, &n, found) == 0;
-    for (int i = 0; shaped && i < n; i++)
-        elements *= found[i];
-    const int other = shaped && n > 1 && elements == f.cols;
+    for (int i = 0; shaped && i < n; i++) {
+        whole += found[i] == f.cols;
+        ones += found[i] == 1;
+    }
+    const int other = shaped && n > 1 && whole >= 1 && ones >= n - 1;
     const struct weight_spec t = { .rows = 1, .cols = f.cols, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
                                    .expert = -1, .part = (int)part };
     return add_as(b, part_infos[part].name, full, other ? found : &f.cols, other ? n : 1, &t);

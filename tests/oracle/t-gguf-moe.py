@@ -314,7 +314,7 @@ def convert(folder, arch, path, more_experts=0, joined=False):
         w.add_tensor("rope_freqs.weight", llama3_factors(c))
     for name, a in merge(named, c, arch, joined).items():
         layer = re.search(r"layers\.(\d+)\.", name)
-        if layer and int(layer[1]) >= c["num_hidden_layers"]:       # multi-token prediction
+        if layer and int(layer[1]) >= c.get("num_hidden_layers", np.inf):   # multi-token prediction
             continue
         ours = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
         if ours is None:
