@@ -285,7 +285,7 @@ static int add_vector(struct builder *b, int layer, enum layer_part part, const 
         whole += found[i] == f.cols;
         ones += found[i] == 1;
     }
-    const int other = shaped && n > 1 && whole >= 1 && ones >= n - 1;
+    const int other = shaped && n > 1 && (f.cols == 1 ? ones == n : whole == 1 && ones == n - 1);
     const struct weight_spec t = { .rows = 1, .cols = f.cols, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
                                    .expert = -1, .part = (int)part };
     return add_as(b, part_infos[part].name, full, other ? found : &f.cols, other ? n : 1, &t);
