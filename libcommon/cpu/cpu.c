@@ -152,7 +152,7 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     return 0;
 }
 
-/* Where the keys and values that a layer reads begin in a KV block. */
+/* The offset in a KV block of the keys and values that a layer reads. */
 static size_t kv_offset(const struct config *c, enum kv_type type, int layer)
 {
     size_t at = 0;

@@ -63,7 +63,7 @@ int field_json(const json_t *fields, const char *name, int is_list, size_t most,
     const json_t *v = json_object_get(fields, name);
     if (is_list ? !json_is_array(v) : !json_is_object(v))
         return wrong_kind(v, name, is_list ? "a list" : "an object", p);
-    /* 15 digits: a number that was written with at most so many comes back as it was */
+    /* 15 digits: a number of at most 15 digits comes back as it was written */
     char *dump = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(15));
     const size_t n = dump ? strlen(dump) : 0;
     if (!dump)

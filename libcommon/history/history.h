@@ -24,7 +24,7 @@ enum {
     HISTORY_MESSAGES = 100000,          /* of a conversation */
     HISTORY_QUERY = 512,                /* bytes of a search */
     HISTORY_ID = 16,                    /* characters of a conversation's id */
-    HISTORY_PAGE_BYTES = 8 << 20,       /* a page of messages ends after so many */
+    HISTORY_PAGE_BYTES = 8 << 20,       /* most bytes in a page of messages */
 };
 
 enum history_fault {
@@ -51,7 +51,7 @@ struct history *history_open_read(const char *folder, struct history_problem *p)
 void history_close(struct history *h);          /* NULL is fine */
 /* Any thread, as long as h is open: the running operation ends, HISTORY_UNAVAILABLE. */
 void history_interrupt(struct history *h);
-/* From now on, operations end after so many seconds: HISTORY_UNAVAILABLE. */
+/* Set the time limit of an operation in seconds; beyond it: HISTORY_UNAVAILABLE. */
 void history_set_deadline(struct history *h, double seconds);
 /* ask(user, bytes) is called before an answer grows to `bytes` of memory; -1 refuses it:
  * HISTORY_TOO_LARGE. */

@@ -37,7 +37,7 @@ int sql_begin(struct history *h, int write, struct history_problem *p);
 /* Commit if rc is 0, else roll back.  0, or -1 with *p. */
 int sql_end(struct history *h, int rc, struct history_problem *p);
 json_t *sql_end_json(struct history *h, json_t *result, struct history_problem *p);     /* the same for NULL or not */
-/* May the answer take so many bytes of memory?  0, or -1 with *p. */
+/* Charge these bytes of memory to the answer.  0, or -1 with *p: it may not have them. */
 int ask_memory(struct history *h, size_t bytes, struct history_problem *p);
 int64_t history_now_ms(void);
 

@@ -11,7 +11,7 @@
 
 enum {
     MAX_TERMS = 16, MAX_WORDS = 32, MAX_HITS = 100, MATCHES = 3,
-    ROWS_VISITED = 20000,               /* a search ends after so many messages */
+    ROWS_VISITED = 20000,               /* most messages that a search visits */
     BEFORE = 60, SNIPPET = 200,         /* bytes of a snippet, and of it before the first hit */
     SCANNED = 1 << 20,                  /* of a message, to find the place of its snippet */
 };

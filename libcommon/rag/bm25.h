@@ -5,7 +5,7 @@
 #include "libcommon/rag/internal.h"
 #include "libcommon/rag/words.h"
 
-/* Where a query looks: rows of collections, or of documents within them. */
+/* The scope of a query: rows of collections, or of documents within them. */
 struct scope {
     int64_t *collection; int n_collections;             /* owned */
     int64_t *document; int n_documents;                 /* owned; 0: all of the collections */

@@ -96,7 +96,7 @@ static size_t piece_end(const char *s, size_t at, size_t to, size_t most)
     return p >= to ? to : blank > at && blank <= good ? blank : good;
 }
 
-/* So many bytes of a unit are tokenized at once: a tokenizer takes 20 times their memory. */
+/* Most bytes of a unit to tokenize at once: a tokenizer takes 20 times their memory. */
 static size_t sample_size(const char *s, size_t size)
 {
     if (size <= SAMPLE)
@@ -343,7 +343,7 @@ static int chunk_end(const struct cutter *k, int from)
     return to == k->n_units || best < 0 ? to : best;
 }
 
-/* Where the next chunk begins: at `to`, or some units before it that are repeated; never over a
+/* The first unit of the next chunk: `to`, or some units before it that are repeated; never over a
  * heading. */
 static int overlap_start(const struct cutter *k, int from, int to)
 {
