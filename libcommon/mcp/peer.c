@@ -260,12 +260,14 @@ static int list_tools(struct mcp_peer *p, struct err *e)
 
 /* ---- the thread ---- */
 
+/* why NULL: the last reason stays, for those who look while the server starts again */
 static void set_state(struct mcp_peer *p, enum mcp_state state, const char *why)
 {
     char text[400];
     pthread_mutex_lock(&p->lock);
     p->state = state;
-    snprintf(p->error, sizeof p->error, "%s", why);
+    if (why)
+        snprintf(p->error, sizeof p->error, "%s", why);
     if (state == MCP_FAILED)
         for (struct pending *w = p->pending; w; w = w->next)
             w->failed = 1;
@@ -275,7 +277,7 @@ static void set_state(struct mcp_peer *p, enum mcp_state state, const char *why)
     pthread_mutex_unlock(&p->lock);
     /* a server that fails in the same way again and again is reported once */
     const char *said = state == MCP_READY ? text : why;
-    if (state == MCP_STARTING || strcmp(p->said, said) == 0 || !p->changed || atomic_load(&p->stop))
+    if (!said || strcmp(p->said, said) == 0 || !p->changed || atomic_load(&p->stop))
         return;
     snprintf(p->said, sizeof p->said, "%.299s", said);
     p->changed(p->user, p->c->name, said);
@@ -347,7 +349,7 @@ static void *run(void *arg)
             nanosleep(&(struct timespec){ .tv_nsec = 50000000 }, NULL);
         pause_s = pause_s < LONGEST_PAUSE_S ? 2 * pause_s : LONGEST_PAUSE_S;
         if (!atomic_load(&p->stop))
-            set_state(p, MCP_STARTING, "");
+            set_state(p, MCP_STARTING, NULL);
     }
     return NULL;
 }

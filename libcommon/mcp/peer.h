@@ -33,7 +33,7 @@ void mcp_peer_stop(struct mcp_peer *p);
 /* Ends its child process, and all calls as errors.  NULL is fine. */
 void mcp_peer_close(struct mcp_peer *p);
 const struct mcp_server_config *mcp_peer_config(const struct mcp_peer *p);
-/* why: why it failed, or "" */
+/* why: why it failed, or "" if it is ready or starts for the first time */
 enum mcp_state mcp_peer_state(struct mcp_peer *p, int *n_tools, char why[300]);
 
 /* The tools, in the server's order: a new list of {"full", "name", "description", "inputSchema",

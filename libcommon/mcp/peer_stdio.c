@@ -199,7 +199,7 @@ static void read_stderr(struct mcp_peer *p)
 static int describe_end(struct mcp_peer *p, struct err *e)
 {
     siginfo_t info = { 0 };
-    for (const double until = clock_s() + 0.5; info.si_pid == 0 && clock_s() < until; poll(NULL, 0, 5))
+    for (const double until = clock_s() + 2; info.si_pid == 0 && clock_s() < until; poll(NULL, 0, 5))
         waitid(P_PID, (id_t)p->child.pid, &info, WEXITED | WNOHANG | WNOWAIT);
     read_stderr(p);
     while (p->n_tail && (p->stderr_tail[p->n_tail - 1] == '\n' || p->stderr_tail[p->n_tail - 1] == '\r'))
