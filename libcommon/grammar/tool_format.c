@@ -79,4 +79,5 @@ const struct tool_format *tool_format_find(const char *name)
 }
 
 int tool_format_has_channels(const struct tool_format *f) { return f->think != NULL; }
+int tool_format_has_short_ids(const struct tool_format *f) { return strncmp(f->name, "mistral", 7) == 0; }
 const char *tool_format_name(const struct tool_format *f) { return f->name; }

@@ -25,6 +25,8 @@ const struct tool_format *tool_format_detect(const char *template_text, size_t s
 const struct tool_format *tool_format_find(const char *name);           /* NULL: no such one */
 /* Whether it marks reasoning (and more) otherwise than with <think>. */
 int tool_format_has_channels(const struct tool_format *f);
+/* Whether its templates refuse ids of calls that are not 9 letters or digits. */
+int tool_format_has_short_ids(const struct tool_format *f);
 /* "hermes", "llama3", "mistral", ... */
 const char *tool_format_name(const struct tool_format *f);
 

@@ -222,10 +222,11 @@ static int add_tool(struct mcp_peer *p, json_t *list, const json_t *t, struct er
     full_name(p, name, full);
     const int read_only = json_is_true(js_get(hints, "readOnlyHint")),
               destructive = json_is_true(js_get(hints, "destructiveHint")) && !read_only,
-              confirm = (destructive || mcp_named(p->c->confirm, name)) && !mcp_named(p->c->auto_approve, name);
-    json_t *entry = json_pack("{s:s, s:s, s:s, s:O, s:b, s:b, s:b}", "full", full, "name", name, "description",
+              approved = mcp_named(p->c->auto_approve, name),
+              confirm = (destructive || mcp_named(p->c->confirm, name)) && !approved;
+    json_t *entry = json_pack("{s:s, s:s, s:s, s:O, s:b, s:b, s:b, s:b}", "full", full, "name", name, "description",
                               about ? about : "", "inputSchema", schema, "readOnly", read_only, "destructive", destructive,
-                              "confirm", confirm);
+                              "confirm", confirm, "approved", approved);
     return json_array_append_new(list, entry) == 0 ? 0 : err_nomem(e, p->c->name);
 }
 
@@ -260,7 +261,7 @@ static int list_tools(struct mcp_peer *p, struct err *e)
 
 /* ---- the thread ---- */
 
-/* why NULL: the last reason stays, for those who look while the server starts again */
+/* why NULL: keep the last reason, which is shown while the server starts again. */
 static void set_state(struct mcp_peer *p, enum mcp_state state, const char *why)
 {
     char text[400];

@@ -37,8 +37,8 @@ const struct mcp_server_config *mcp_peer_config(const struct mcp_peer *p);
 enum mcp_state mcp_peer_state(struct mcp_peer *p, int *n_tools, char why[300]);
 
 /* The tools, in the server's order: a new list of {"full", "name", "description", "inputSchema",
- * "readOnly", "destructive", "confirm"}; full is SERVER__TOOL, in the letters and the length that a
- * chat request allows.  NULL without memory. */
+ * "readOnly", "destructive", "confirm", "approved"}; full is SERVER__TOOL, in the letters and the
+ * length that a chat request allows.  NULL without memory. */
 json_t *mcp_peer_tools(struct mcp_peer *p);
 /* One of them by its full name: a new reference; NULL: there is none. */
 json_t *mcp_peer_tool(struct mcp_peer *p, const char *full);

@@ -1,5 +1,6 @@
 /* fields.c - the table of all fields of request bodies, and the parser that it drives. */
 #include "libcommon/serve/fields.h"
+#include "libcommon/tools/round.h"
 
 #include <limits.h>
 #include <math.h>
@@ -167,7 +168,7 @@ const struct field fields[] = {
           "tools of /api/tools that the server runs: names, with * at the end for all that begin so"),
     OTHER("confirmed_tools", BODY_CHAT, STRINGS,
           "tools that need a confirmation and may run without; names as in server_tools"),
-    WHOLE("max_tool_rounds", BODY_CHAT, 1, MOST_TOOL_ROUNDS, AT(max_tool_rounds), 0,
+    WHOLE("max_tool_rounds", BODY_CHAT, 1, ROUNDS_MAX, AT(max_tool_rounds), 0,
           "answers in a row whose calls the server runs (default: 8)"),
     OTHER("tool_choice", BODY_CHAT, "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\"}]}",
           "none, auto, required, or {type: function, function: {name}}: this one"),

@@ -47,7 +47,6 @@ extern const int n_fields;
 enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GIVEN_N = 8, GIVEN_TOP_LOGPROBS = 16,
        GIVEN_LOGPROBS = 32 };
 
-enum { DEFAULT_TOOL_ROUNDS = 8, MOST_TOOL_ROUNDS = 32 };
 
 struct params {
     struct sampling sampling;

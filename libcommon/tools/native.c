@@ -52,6 +52,12 @@ json_t *native_mcp_tool(const struct native_tool *t)
                      "annotations", hints);
 }
 
+json_t *native_function(const struct native_tool *t)
+{
+    return json_pack("{s:s, s:{s:s, s:s, s:o}}", "type", "function", "function", "name", t->name, "description",
+                     t->description, "parameters", json_loads(t->parameters, 0, NULL));
+}
+
 json_t *native_mcp_tools(void)
 {
     json_t *list = json_array();

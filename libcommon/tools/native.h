@@ -32,9 +32,10 @@ extern const struct native_tool native_tools[];
 extern const int n_native_tools;
 
 const struct native_tool *native_find(const char *name);           /* NULL: none */
-json_t *native_mcp_tool(const struct native_tool *t);           /* one of them, likewise */
-/* A new list of them as MCP describes tools; NULL without memory. */
-json_t *native_mcp_tools(void);
+/* A tool as MCP describes it, and as OpenAI writes functions; NULL without memory. */
+json_t *native_mcp_tool(const struct native_tool *t);
+json_t *native_function(const struct native_tool *t);
+json_t *native_mcp_tools(void);                         /* a new list of all of them */
 /* Check the arguments against the schema and run the tool.  malloc'd text; NULL with *e, whose
  * message is meant for the model. */
 char *native_run(const struct native_tool *t, const struct native_env *env, const json_t *arguments, struct err *e);

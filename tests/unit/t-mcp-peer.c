@@ -1,4 +1,4 @@
-/* t-mcp-peer.c - servers of MCP that fail in ways of their own, as child processes of the client. */
+/* t-mcp-peer.c - servers of MCP that fail in ways of their own, as child processes of a client. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
 /* call_params.c - the parameters of a call: its model and every field of its body. */
 #include "libcommon/serve/api/internal.h"
+#include "libcommon/tools/round.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -168,7 +169,7 @@ int call_bind(struct call *c, struct problem *pr)
     c->params = (struct params){ .sampling = c->lm->sampling, .n = 1,
                                  .max_tokens = c->form->body == BODY_COMPLETION ? 16 : 0, .parse_special = 1,
                                  .add_generation_prompt = 1, .parallel_calls = 1,
-                                 .max_tool_rounds = DEFAULT_TOOL_ROUNDS };
+                                 .max_tool_rounds = ROUNDS_DEFAULT };
     if (!c->lm->m.tokenizer)
         return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", c->lm->id);
     if (fields_parse(c->json, c->form->body, &c->params, pr) != 0)

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "libcommon/base/json.h"
-#include "libcommon/base/utf8.h"
 #include "libcommon/serve/api/internal.h"
 #include "libcommon/serve/tools/toolbox.h"
+#include "libcommon/tools/round.h"
 
 /* ---- the tools of a request ---- */
 
@@ -117,14 +117,14 @@ void rounds_close(struct call *c)
 int rounds_has(const struct call *c, const char *name)
 {
     struct tool_facts facts;
-    return c->rounds && (!c->rounds->wanted || tool_is_named(c->rounds->wanted, name)) &&
+    return c->rounds && (!c->rounds->wanted || mcp_named(c->rounds->wanted, name)) &&
            toolbox_find(c->s->toolbox, name, &facts);
 }
 
 static int needs_confirmation(const struct call *c, const char *name)
 {
     struct tool_facts facts;
-    return toolbox_find(c->s->toolbox, name, &facts) && facts.confirm && !tool_is_named(c->rounds->confirmed, name);
+    return toolbox_find(c->s->toolbox, name, &facts) && facts.confirm && !mcp_named(c->rounds->confirmed, name);
 }
 
 /* Stop for this reason because of call p. */
@@ -143,7 +143,7 @@ void rounds_judge(struct call *c, struct choice *ch)
     static const char client[] = "client_function", confirm[] = "confirm", rounds[] = "max_rounds", many[] = "too_many_calls";
     struct tool_rounds *r = c->rounds;
     const int n = choice_calls(ch);
-    const char *limit = r->round >= c->params.max_tool_rounds ? rounds : n > TOOL_BATCH_MAX ? many : NULL;
+    const char *limit = r->round >= c->params.max_tool_rounds ? rounds : n > ROUND_CALLS_MAX ? many : NULL;
     if (ch->finish != FINISH_STOP || n == 0 || choice_cut(ch) || c->problem.status)
         return;
     for (int i = 0; i < ch->n_parts; i++) {
@@ -209,34 +209,18 @@ static void send_call(struct call *c, const struct answer_part *p)
     send_event(c, &event);
 }
 
-/* The part of a result that the model gets: whole characters. */
-static size_t result_bytes(const struct tool_result *t)
-{
-    return t->size <= TOOL_RESULT_MAX ? t->size : TOOL_RESULT_MAX - utf8_incomplete(t->text, TOOL_RESULT_MAX);
-}
-
-/* The content of a tool's message. */
-static void result_text(const struct tool_result *t, struct buf *out)
-{
-    const size_t n = result_bytes(t);
-    if (t->is_error)
-        buf_str(out, "Error: ");
-    buf_add(out, t->text, n);
-    if (n < t->size)
-        buf_printf(out, "\n[%zu more bytes were cut off]", t->size - n);
-}
-
 static void on_result(void *user, int i)
 {
     struct call *c = user;
     const struct tool_result t = batch_result(c->rounds->batch, i);
-    struct buf event = { 0 }, text = { 0 };
+    struct buf event = { 0 };
+    size_t n = 0;
+    char *content = round_content(t.text, t.size, t.is_error, &n);
     event_head(c, "result", t.id, t.name, &event);
     buf_str(&event, ",\"content\":");
-    result_text(&t, &text);
-    buf_json(&event, text.data ? text.data : "", text.size);
+    buf_json(&event, content ? content : "", n);
     buf_printf(&event, ",\"is_error\":%s,\"ms\":%.3f", t.is_error ? "true" : "false", t.ms);
-    buf_release(&text);
+    free(content);
     send_event(c, &event);
 }
 
@@ -248,31 +232,26 @@ static json_t *round_messages(const struct call *c)
 {
     const struct choice *ch = &c->choices[0];
     struct buf text = { 0 }, reasoning = { 0 };
-    json_t *list = json_array(), *calls = json_array();
+    struct round_call call[ROUND_CALLS_MAX];
+    json_t *list = json_array();
+    int n = 0;
     choice_text(ch, PART_TEXT, &text);
     choice_text(ch, PART_REASONING, &reasoning);
-    json_t *m = json_pack("{s:s, s:o, s:O}", "role", "assistant", "content", conversation_string(&text), "tool_calls", calls);
+    for (int i = 0; i < ch->n_parts && n < ROUND_CALLS_MAX; i++) {
+        const struct answer_part *p = &ch->part[i];
+        if (p->kind == PART_CALL)
+            call[n++] = (struct round_call){ p->id, p->name, p->text.data ? p->text.data : "", p->text.size };
+    }
+    json_t *m = text.failed ? NULL : round_message(text.data, text.size, call, n);
     int bad = !m || json_array_append_new(list, m) != 0 || reasoning.failed;
     if (!bad && reasoning.size)
         bad = json_object_set_new(m, "reasoning_content", conversation_string(&reasoning));
-    for (int i = 0; i < ch->n_parts && !bad; i++) {
-        const struct answer_part *p = &ch->part[i];
-        if (p->kind == PART_CALL)
-            bad = json_array_append_new(calls, json_pack("{s:s, s:s, s:{s:s, s:o}}", "id", p->id, "type", "function",
-                                                         "function", "name", p->name, "arguments",
-                                                         conversation_string(&p->text)));
-    }
     for (int i = 0; i < batch_size(c->rounds->batch) && !bad; i++) {
         const struct tool_result t = batch_result(c->rounds->batch, i);
-        struct buf content = { 0 };
-        result_text(&t, &content);
-        bad = json_array_append_new(list, json_pack("{s:s, s:s, s:o}", "role", "tool", "tool_call_id", t.id, "content",
-                                                    conversation_string(&content)));
-        buf_release(&content);
+        bad = json_array_append_new(list, round_result(t.id, t.text, t.size, t.is_error));
     }
     buf_release(&text);
     buf_release(&reasoning);
-    json_decref(calls);
     if (!bad)
         return list;
     json_decref(list);
@@ -362,8 +341,8 @@ static void on_done(void *user)
 int rounds_continue(struct call *c)
 {
     struct tool_rounds *r = c->rounds;
-    struct tool_call calls[TOOL_BATCH_MAX];
-    json_t *arguments[TOOL_BATCH_MAX];
+    struct tool_call calls[ROUND_CALLS_MAX];
+    json_t *arguments[ROUND_CALLS_MAX];
     struct err e;
     int n = 0;
     if (!r || !r->runs_next || !c->conn || c->problem.status)

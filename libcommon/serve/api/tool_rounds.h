@@ -7,8 +7,8 @@
  * round's prompt begins with all of the last one, which the prefix cache holds.  Otherwise the
  * calls go to the client, as those of its own functions do.
  *
- * Bounds: max_tool_rounds, TOOL_BATCH_MAX calls in a round, TOOL_RESULT_MAX bytes of each result,
- * the context, max_tokens and the request's time limit for all rounds together. */
+ * Bounds: max_tool_rounds and those of tools/round.h for the calls and results of a round; the
+ * context, max_tokens and the request's time limit for all rounds together. */
 #ifndef ZSE_SERVE_API_TOOL_ROUNDS_H
 #define ZSE_SERVE_API_TOOL_ROUNDS_H
 
@@ -19,8 +19,6 @@
 
 struct call;
 struct choice;
-
-enum { TOOL_RESULT_MAX = 64 << 10 };
 
 struct tool_rounds {
     const json_t *confirmed;            /* borrowed from the body; NULL: none */

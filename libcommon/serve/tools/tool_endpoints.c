@@ -8,6 +8,7 @@
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/tools/model_calls.h"
 #include "libcommon/serve/tools/tool_request.h"
+#include "libcommon/tools/round.h"
 
 /* ---- lists ---- */
 
@@ -152,7 +153,7 @@ void handle_tool_process(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { .auto_execute = 1 };
     json_t *body = read_body(s, c, BODY_TOOL_PROCESS, &p), *calls = body ? parse_content(s, c, body) : NULL, *call;
-    struct tool_call list[TOOL_BATCH_MAX];
+    struct tool_call list[ROUND_CALLS_MAX];
     size_t i;
     int n = 0;
     (void)rest;

@@ -11,9 +11,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
 #include "libcommon/base/thread.h"
-#include "libcommon/base/utf8.h"
 #include "libcommon/serve/exchange.h"
-#include "libcommon/mcp/peer.h"
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/tools/rag_tool.h"
 #include "libcommon/tools/native.h"
@@ -60,110 +58,31 @@ struct toolbox {
     pthread_t thread[MAX_THREADS];
     int running[1 + MCP_MAX_SERVERS];   /* by group */
     struct tool_run *searches;          /* running ones of rag_search; loop only */
-    struct mcp_config config;
-    struct mcp_peer *peer[MCP_MAX_SERVERS]; int n_peers;
+    struct toolset *tools;
 };
 
 /* ---- which tools there are ---- */
-
-int tool_is_named(const json_t *names, const char *name)
-{
-    const json_t *v;
-    size_t i;
-    json_array_foreach(names, i, v) {
-        const char *wanted = json_string_value(v);
-        const size_t n = wanted ? strlen(wanted) : 0;
-        if (wanted && (strcmp(wanted, name) == 0 || (n && wanted[n - 1] == '*' && strncmp(wanted, name, n - 1) == 0)))
-            return 1;
-    }
-    return 0;
-}
-
-/* The MCP server of a name SERVER__TOOL; -1: none. */
-static int peer_of(const struct toolbox *b, const char *name)
-{
-    for (int i = 0; i < b->n_peers; i++) {
-        const char *server = mcp_peer_config(b->peer[i])->name;
-        const size_t n = strlen(server);
-        if (strncmp(name, server, n) == 0 && strncmp(name + n, "__", 2) == 0)
-            return i;
-    }
-    return -1;
-}
 
 static int is_rag(const char *name) { return strcmp(name, rag_tool.name) == 0; }
 
 int toolbox_find(struct toolbox *b, const char *name, struct tool_facts *facts)
 {
-    const int i = peer_of(b, name);
-    *facts = (struct tool_facts){ .read_only = 1 };
-    if (i < 0)
-        return native_find(name) || is_rag(name);
-    json_t *tool = mcp_peer_tool(b->peer[i], name);
-    if (!tool)
-        return 0;
-    *facts = (struct tool_facts){ mcp_peer_config(b->peer[i])->name, json_is_true(json_object_get(tool, "readOnly")),
-                                  json_is_true(json_object_get(tool, "destructive")),
-                                  json_is_true(json_object_get(tool, "confirm")) };
-    json_decref(tool);
-    return 1;
+    return toolset_find(b->tools, name, facts) || is_rag(name);
 }
 
-/* Append the tools of an MCP server.  -1: no memory. */
-static int peer_functions(struct mcp_peer *p, const json_t *wanted, json_t *list)
-{
-    json_t *tools = mcp_peer_tools(p), *t;
-    size_t i;
-    int bad = !tools;
-    json_array_foreach(tools, i, t) {
-        json_t *full = json_object_get(t, "full");
-        if (wanted && !tool_is_named(wanted, json_string_value(full)))
-            continue;
-        bad |= json_array_append_new(list, json_pack("{s:s, s:{s:O, s:O, s:O}}", "type", "function", "function", "name", full,
-                                                     "description", json_object_get(t, "description"), "parameters",
-                                                     json_object_get(t, "inputSchema")));
-    }
-    json_decref(tools);
-    return bad ? -1 : 0;
-}
-
-json_t *toolbox_servers(struct toolbox *b)
-{
-    static const char *const states[] = { "starting", "ready", "failed" };
-    json_t *list = json_array();
-    int bad = !list;
-    for (int i = 0; i < b->n_peers; i++) {
-        char why[300];
-        int n;
-        const enum mcp_state state = mcp_peer_state(b->peer[i], &n, why);
-        const struct mcp_server_config *c = mcp_peer_config(b->peer[i]);
-        json_t *error = *why ? js_text(why) : json_null();
-        bad |= !error || json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:o}", "name", c->name, "transport",
-                                                               c->url ? "http" : "stdio", "state", states[state],
-                                                               "n_tools", n, "error", error));
-    }
-    if (!bad)
-        return list;
-    json_decref(list);
-    return NULL;
-}
+json_t *toolbox_servers(struct toolbox *b) { return toolset_servers(b->tools); }
 
 json_t *toolbox_functions(struct toolbox *b, const json_t *wanted)
 {
-    json_t *list = json_array();
-    int bad = !list;
-    for (int i = 0; i <= n_native_tools; i++) {
-        const struct native_tool *t = i < n_native_tools ? &native_tools[i] : &rag_tool;
-        if (wanted && !tool_is_named(wanted, t->name))
-            continue;
-        json_t *parameters = json_loads(t->parameters, 0, NULL);
-        bad |= !parameters || json_array_append_new(list, json_pack("{s:s, s:{s:s, s:s, s:o}}", "type", "function",
-                                                                    "function", "name", t->name, "description",
-                                                                    t->description, "parameters", parameters));
-    }
-    for (int i = 0; i < b->n_peers && !bad; i++)
-        bad |= peer_functions(b->peer[i], wanted, list);
-    if (!bad)
+    json_t *list = toolset_functions(b->tools, wanted);
+    if (!list || (wanted && !mcp_named(wanted, rag_tool.name)))
+        return list;
+    /* behind the built-in tools */
+    size_t i = 0;
+    const json_t *f;
+    while ((f = json_array_get(list, i)) && native_find(json_string_value(json_object_get(json_object_get(f, "function"), "name"))))
+        i++;
+    if (json_array_insert_new(list, i, native_function(&rag_tool)) == 0)
         return list;
     json_decref(list);
     return NULL;
@@ -180,25 +99,6 @@ json_t *toolbox_mcp_tools(struct toolbox *b)
 }
 
 /* ---- in the threads ---- */
-
-static void run_one(struct tool_run *r)
-{
-    const struct native_tool *t = native_find(r->name);
-    const struct native_env env = { NATIVE_ZONEINFO, (int64_t)time(NULL) };
-    if (atomic_load(&r->cancelled))
-        err_set(&r->e, ERR_CANCELLED, "cancelled");
-    else if (r->group)
-        r->text = mcp_peer_call(r->box->peer[r->group - 1], r->name, r->arguments, &r->cancelled, &r->is_error, &r->e);
-    else if (t)
-        r->text = native_run(t, &env, r->arguments, &r->e);
-    else
-        err_set(&r->e, ERR_FORMAT, "there is no tool '%s'", r->name);
-    if (r->text && utf8_valid(r->text, strlen(r->text)) != strlen(r->text)) {
-        free(r->text);
-        r->text = NULL;
-        err_set(&r->e, ERR_FORMAT, "the result is not UTF-8");
-    }
-}
 
 /* Take the first run of the queue whose group may have another one.  Under the lock. */
 static struct tool_run *take_run(struct toolbox *b)
@@ -232,7 +132,7 @@ static void *work(void *arg)
             break;
         pthread_mutex_unlock(&b->lock);
         r->start_ns = clock_ns();
-        run_one(r);
+        r->text = toolset_run(b->tools, r->name, r->arguments, &r->cancelled, &r->is_error, &r->e);
         r->end_ns = clock_ns();
         pthread_mutex_lock(&b->lock);
         b->running[r->group]--;
@@ -266,7 +166,7 @@ static struct tool_run *run_new(struct server *s, const struct access_record *re
     r->at_ms = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
     r->box = s->toolbox;
     r->tenant = guard_tenant(record);
-    r->group = 1 + peer_of(s->toolbox, c->name);
+    r->group = 1 + toolset_server_of(s->toolbox->tools, c->name);
     snprintf(r->id, sizeof r->id, "%s", c->id);
     snprintf(r->name, sizeof r->name, "%s", c->name);
     if (record) {
@@ -288,7 +188,7 @@ static struct tool_run *run_new(struct server *s, const struct access_record *re
 /* Start a thread if all are busy.  Under the lock. */
 static int more_threads(struct toolbox *b, int n)
 {
-    while (b->n_idle < n && b->n_threads < OF_GROUP * (1 + b->n_peers)) {
+    while (b->n_idle < n && b->n_threads < OF_GROUP * (1 + toolset_n_servers(b->tools))) {
         if (thread_start(&b->thread[b->n_threads], work, b) != 0)
             break;
         b->n_threads++;
@@ -489,14 +389,8 @@ int tools_open(struct server *s, struct err *e)
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->work, NULL);
     s->toolbox = b;
-    if (!s->o.mcp_config)
-        return 0;
-    if (mcp_config_load(&b->config, s->o.mcp_config, e) != 0)
-        return -1;
-    for (; b->n_peers < b->config.n; b->n_peers++)
-        if (!(b->peer[b->n_peers] = mcp_peer_open(&b->config.server[b->n_peers], s->o.mcp_env, peer_changed, s, e)))
-            return -1;
-    return 0;
+    b->tools = toolset_open(s->o.mcp_config, s->o.mcp_env, peer_changed, s, e);
+    return b->tools ? 0 : -1;
 }
 
 void tools_close(struct server *s)
@@ -508,8 +402,8 @@ void tools_close(struct server *s)
     b->stop = 1;
     pthread_cond_broadcast(&b->work);
     pthread_mutex_unlock(&b->lock);
-    for (int i = 0; i < b->n_peers; i++)
-        mcp_peer_stop(b->peer[i]);
+    if (b->tools)
+        toolset_stop(b->tools);
     for (int i = 0; i < b->n_threads; i++)
         pthread_join(b->thread[i], NULL);
     for (int k = 0; k < 3; k++)
@@ -518,9 +412,7 @@ void tools_close(struct server *s)
             write_line(s, r);
             run_free(r);
         }
-    for (int i = 0; i < b->n_peers; i++)
-        mcp_peer_close(b->peer[i]);
-    mcp_config_release(&b->config);
+    toolset_close(b->tools);
     pthread_cond_destroy(&b->work);
     pthread_mutex_destroy(&b->lock);
     free(b);

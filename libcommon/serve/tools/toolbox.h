@@ -13,20 +13,16 @@
 #include <jansson.h>
 
 #include "libcommon/base/err.h"
+#include "libcommon/mcp/toolset.h"
 
 struct server;
 struct access_record;
 struct toolbox;
 struct tool_batch;
 
-enum { TOOL_NAME_MAX = 128, TOOL_ID_MAX = 64, TOOL_BATCH_MAX = 64 };
+enum { TOOL_NAME_MAX = 128, TOOL_ID_MAX = 64 };
 
 /* ---- which tools there are: any thread ---- */
-struct tool_facts {
-    const char *server;                 /* borrowed until toolbox_close; NULL: built in */
-    int read_only, destructive;
-    int confirm;                        /* runs only if the request confirms it */
-};
 /* 0: there is no such tool. */
 int toolbox_find(struct toolbox *b, const char *name, struct tool_facts *facts);
 /* A new list of {"type": "function", "function": {...}} in an order that does not change; NULL
@@ -37,8 +33,6 @@ json_t *toolbox_mcp_tools(struct toolbox *b);
 /* The MCP servers: a new list of {"name", "transport", "state", "n_tools", "error"}; NULL without
  * memory. */
 json_t *toolbox_servers(struct toolbox *b);
-/* Does a list of names, as above, contain this one? */
-int tool_is_named(const json_t *names, const char *name);
 
 /* ---- calls ---- */
 struct tool_call {

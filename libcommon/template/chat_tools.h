@@ -1,0 +1,22 @@
+/* chat_tools.h - a conversation with calls of functions becomes the text that the model sees, also
+ * with templates that know no functions: they are described in the system message, and their calls
+ * and results are written as text. */
+#ifndef ZSE_TEMPLATE_CHAT_TOOLS_H
+#define ZSE_TEMPLATE_CHAT_TOOLS_H
+
+#include "libcommon/template/chat.h"
+
+struct chat_style {
+    int knows_tools;                    /* the template writes tools itself */
+    int short_ids;                      /* it refuses ids of calls that are not 9 letters or digits */
+};
+
+/* As chat_render.  messages: each content is a string, arguments of calls are objects or JSON text.
+ * The ways in which families of templates take arguments and system messages are tried in turn;
+ * *e is of the first one, or ERR_MEMORY. */
+int chat_render_tools(const struct tmpl *t, const struct chat_style *style, const json_t *messages, const json_t *tools,
+                      int add_generation_prompt, const char *bos, const char *eos, int64_t now,
+                      const json_t *extra_vars, const struct tmpl_limits *limits, char **out, size_t *size,
+                      struct err *e);
+
+#endif
