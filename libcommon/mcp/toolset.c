@@ -18,7 +18,8 @@ struct toolset {
 };
 
 struct toolset *toolset_open(const char *config, const char *const *env,
-                             void (*changed)(void *user, const char *name, const char *text), void *user, struct err *e)
+                             void (*changed)(void *user, const char *name, const char *text), void *user,
+                             struct err *e)
 {
     struct toolset *s = calloc(1, sizeof *s);
     if (!s) {

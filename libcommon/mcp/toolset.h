@@ -1,5 +1,5 @@
-/* toolset.h - tools that a program runs for a model: the built-in ones, and those of the MCP servers
- * of a configuration.
+/* toolset.h - tools that a program runs for a model: the built-in ones, and those of the MCP
+ * servers of a configuration.
  *
  * All functions may be called from any thread, but for open and close. */
 #ifndef ZSE_MCP_TOOLSET_H
@@ -17,7 +17,8 @@ struct toolset;
 /* config: path of a file as mcp_config_load reads it, NULL: built-in tools only.  env and changed:
  * as of mcp_peer_open; env is borrowed until the end.  NULL with *e. */
 struct toolset *toolset_open(const char *config, const char *const *env,
-                             void (*changed)(void *user, const char *name, const char *text), void *user, struct err *e);
+                             void (*changed)(void *user, const char *name, const char *text), void *user,
+                             struct err *e);
 /* Begin to end: calls of MCP tools end soon, as errors. */
 void toolset_stop(struct toolset *s);
 void toolset_close(struct toolset *s);                  /* NULL is fine */

@@ -195,8 +195,8 @@ int chat_render_tools(const struct tmpl *t, const struct chat_style *style, cons
         if ((way == ARGUMENTS_AS_TEXT && !has_calls(messages)) || (way == NO_SYSTEM && (!tools || style->knows_tools)))
             continue;
         json_t *own = template_messages(style, messages, tools, way);
-        const int rc = own ? chat_render(t, own, style->knows_tools ? tools : NULL, add_generation_prompt, bos, eos, now,
-                                         extra_vars, limits, out, size, e) : err_nomem(e, "conversation");
+        const int rc = own ? chat_render(t, own, style->knows_tools ? tools : NULL, add_generation_prompt, bos, eos,
+                                         now, extra_vars, limits, out, size, e) : err_nomem(e, "conversation");
         json_decref(own);
         if (rc == 0 || e->code == ERR_MEMORY)
             return rc;
