@@ -43,25 +43,36 @@ const ICONS = {
   plus: 'M12 5v14M5 12h14', search: 'M20 20l-4.2-4.2M17.5 11a6.5 6.5 0 1 1-13 0 6.5 6.5 0 0 1 13 0Z',
   sidebar: 'M4 5h16v14H4ZM9.5 5v14', menu: 'M4 7h16M4 12h16M4 17h16', close: 'M6 6l12 12M18 6 6 18',
   send: 'M12 19V6M6.5 11.5 12 6l5.5 5.5', stop: 'M7.5 7.5h9v9h-9Z', copy: 'M9 9h11v11H9ZM15 9V4H4v11h5',
-  check: 'M5 12.5l4.5 4.5L19 7.5', edit: 'M4 20h4L19.5 8.5l-4-4L4 16ZM13.5 6.5l4 4', retry: 'M20 6v5h-5M19.5 11A8 8 0 1 0 20 14',
-  trash: 'M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10.5 11v5M13.5 11v5', more: 'M5.4 12a.6.6 0 1 0 1.2 0 .6.6 0 1 0-1.2 0M11.4 12a.6.6 0 1 0 1.2 0 .6.6 0 1 0-1.2 0M17.4 12a.6.6 0 1 0 1.2 0 .6.6 0 1 0-1.2 0',
+  check: 'M5 12.5l4.5 4.5L19 7.5', edit: 'M4 20h4L19.5 8.5l-4-4L4 16ZM13.5 6.5l4 4',
+    retry: 'M20 6v5h-5M19.5 11A8 8 0 1 0 20 14',
+  trash: 'M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10.5 11v5M13.5 11v5',
+    more: 'M5.4 12a.6.6 0 1 0 1.2 0 .6.6 0 1 0-1.2 0M11.4 12a.6.6 0 1 0 1.2 0 .6.6 0 1 0-1.2 0M17.4 12a.6.6 0 1 0 1.2 0 .6.6 0 1 0-1.2 0',
   clip: 'M20 11.5l-7.8 7.8a5 5 0 0 1-7-7l8-8a3.3 3.3 0 0 1 4.7 4.7l-8 8a1.7 1.7 0 0 1-2.4-2.4l7.3-7.3',
-  sliders: 'M4 7h9M17 7h3M4 17h3M11 17h9M15 4.5v5M9 14.5v5', tool: 'M14.5 6.5a4 4 0 0 1 5-1.2l-2.7 2.7 1.4 2 2.6-2a4 4 0 0 1-5.6 4.6L8.5 19.4a2 2 0 0 1-2.9-2.9l6.8-6.7a4 4 0 0 1 2.1-3.3Z',
-  pin: 'M9 4h6l-1 6 3 3H7l3-3ZM12 13v7', tag: 'M4 4h8l8 8-8 8-8-8ZM8.5 8.5h.01', left: 'M14.5 6.5 9 12l5.5 5.5', right: 'M9.5 6.5 15 12l-5.5 5.5',
-  down: 'M6.5 9.5 12 15l5.5-5.5', sun: 'M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8ZM12 3v1.5M12 19.5V21M3 12h1.5M19.5 12H21M5.6 5.6l1 1M17.4 17.4l1 1M18.4 5.6l-1 1M6.6 17.4l-1 1',
-  moon: 'M20 14.5A8 8 0 0 1 9.5 4a8 8 0 1 0 10.5 10.5Z', user: 'M12 12a4 4 0 1 0 0-8 4 4 0 0 0 0 8ZM4.5 20.5a7.5 7.5 0 0 1 15 0',
-  download: 'M12 4v11M7 10.5l5 5 5-5M5 20h14', upload: 'M12 16V5M7 9.5l5-5 5 5M5 20h14', file: 'M7 3h7l4 4v14H7ZM13.5 3v4.5H18',
-  book: 'M6 4h12v16H8a2 2 0 0 1-2-2ZM6 18a2 2 0 0 1 2-2h10', warn: 'M12 4 2.5 20h19ZM12 10v4.5M12 17.3v.1', spark: 'M12 4l1.8 6.2L20 12l-6.2 1.8L12 20l-1.8-6.2L4 12l6.2-1.8Z',
-  play: 'M8 5.5v13l10.5-6.5Z', lock: 'M6 11h12v9H6ZM8.5 11V8a3.5 3.5 0 0 1 7 0v3', keyboard: 'M3 7h18v11H3ZM7 14.5h10M7 10.5h.01M11 10.5h.01M15 10.5h.01',
+  sliders: 'M4 7h9M17 7h3M4 17h3M11 17h9M15 4.5v5M9 14.5v5',
+    tool: 'M14.5 6.5a4 4 0 0 1 5-1.2l-2.7 2.7 1.4 2 2.6-2a4 4 0 0 1-5.6 4.6L8.5 19.4a2 2 0 0 1-2.9-2.9l6.8-6.7a4 4 0 0 1 2.1-3.3Z',
+  pin: 'M9 4h6l-1 6 3 3H7l3-3ZM12 13v7', tag: 'M4 4h8l8 8-8 8-8-8ZM8.5 8.5h.01', left: 'M14.5 6.5 9 12l5.5 5.5',
+    right: 'M9.5 6.5 15 12l-5.5 5.5',
+  down: 'M6.5 9.5 12 15l5.5-5.5',
+    sun: 'M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8ZM12 3v1.5M12 19.5V21M3 12h1.5M19.5 12H21M5.6 5.6l1 1M17.4 17.4l1 1M18.4 5.6l-1 1M6.6 17.4l-1 1',
+  moon: 'M20 14.5A8 8 0 0 1 9.5 4a8 8 0 1 0 10.5 10.5Z',
+    user: 'M12 12a4 4 0 1 0 0-8 4 4 0 0 0 0 8ZM4.5 20.5a7.5 7.5 0 0 1 15 0',
+  download: 'M12 4v11M7 10.5l5 5 5-5M5 20h14', upload: 'M12 16V5M7 9.5l5-5 5 5M5 20h14',
+    file: 'M7 3h7l4 4v14H7ZM13.5 3v4.5H18',
+  book: 'M6 4h12v16H8a2 2 0 0 1-2-2ZM6 18a2 2 0 0 1 2-2h10', warn: 'M12 4 2.5 20h19ZM12 10v4.5M12 17.3v.1',
+    spark: 'M12 4l1.8 6.2L20 12l-6.2 1.8L12 20l-1.8-6.2L4 12l6.2-1.8Z',
+  play: 'M8 5.5v13l10.5-6.5Z', lock: 'M6 11h12v9H6ZM8.5 11V8a3.5 3.5 0 0 1 7 0v3',
+    keyboard: 'M3 7h18v11H3ZM7 14.5h10M7 10.5h.01M11 10.5h.01M15 10.5h.01',
 };
 
 export function icon(name) {
-  return svg('svg', { viewBox: '0 0 24 24', class: 'icon', 'aria-hidden': 'true' }, svg('path', { d: ICONS[name] || '' }));
+  return svg('svg', { viewBox: '0 0 24 24', class: 'icon', 'aria-hidden': 'true' },
+    svg('path', { d: ICONS[name] || '' }));
 }
 
 // A button with an icon only; its label is the tooltip, too.
 export function iconButton(name, label, onclick, attributes) {
-  return h('button.icon-button', { type: 'button', 'aria-label': label, title: label, onclick, ...attributes }, icon(name));
+  return h('button.icon-button', { type: 'button', 'aria-label': label, title: label, onclick, ...attributes },
+    icon(name));
 }
 
 // ---- what the browser remembers ----
@@ -111,18 +122,22 @@ function keepKey(text, remember) {
 async function problemOf(r) {
   let body = null;
   try { body = await r.json(); } catch { /* not JSON */ }
-  return new Problem(r.status, body?.detail || body?.error?.message || r.statusText || `status ${r.status}`, body?.error?.code);
+  return new Problem(r.status, body?.detail || body?.error?.message || r.statusText || `status ${r.status}`,
+    body?.error?.code);
 }
 
-// The response of a request with the key; a refusal is a Problem.  A key that is not valid any more is asked for.
+// The response of a request with the key; a refusal is a Problem.  The page asks for a new key if
+// this one is no longer valid.
 export async function request(path, { method, body, form, signal, keepalive } = {}) {
   const headers = {};
   if (key) headers.Authorization = 'Bearer ' + key;
   if (body !== undefined) headers['Content-Type'] = 'application/json';
   let r;
   try {
-    r = await fetch(path, { method: method || (body !== undefined || form ? 'POST' : 'GET'), headers, signal, keepalive,
-      body: form || (body === undefined ? undefined : JSON.stringify(body)), credentials: 'omit', cache: 'no-store' });
+    r = await fetch(path, { method: method || (body !== undefined || form ? 'POST' : 'GET'), headers, signal,
+      keepalive,
+      body: form || (body === undefined ? undefined : JSON.stringify(body)), credentials: 'omit',
+        cache: 'no-store' });
   } catch (e) {
     throw e.name === 'AbortError' ? e : new Problem(0, 'The server does not answer.');
   }
@@ -151,7 +166,8 @@ export async function* events(path, body, signal) {
       if (done) return;
       rest += value;
       for (let end; (end = rest.indexOf('\n\n')) >= 0; rest = rest.slice(end + 2)) {
-        const data = rest.slice(0, end).split('\n').filter(l => l.startsWith('data:')).map(l => l.slice(5).trimStart()).join('\n');
+        const data = rest.slice(0, end).split('\n').filter(l => l.startsWith('data:'))
+          .map(l => l.slice(5).trimStart()).join('\n');
         if (data && data !== '[DONE]') yield JSON.parse(data);
       }
     }
@@ -169,7 +185,8 @@ export function socket(path) {
 // ---- small helpers ----
 
 export const plural = (n, word) => `${n} ${word}${n === 1 ? '' : 's'}`;
-export const number = (n, digits = 0) => Number(n).toLocaleString('en', { maximumFractionDigits: digits, minimumFractionDigits: digits });
+export const number = (n, digits = 0) => Number(n)
+  .toLocaleString('en', { maximumFractionDigits: digits, minimumFractionDigits: digits });
 
 export function bytes(n) {
   const units = ['B', 'kB', 'MB', 'GB', 'TB'];
@@ -178,7 +195,8 @@ export function bytes(n) {
   return `${n < 10 && i ? n.toFixed(1) : Math.round(n)} ${units[i]}`;
 }
 
-export const short = n => n < 1000 ? String(Math.round(n)) : n < 1e4 ? (n / 1e3).toFixed(1) + 'k' : n < 1e6 ? Math.round(n / 1e3) + 'k' : (n / 1e6).toFixed(1) + 'M';
+export const short = n => n < 1000 ? String(Math.round(n)) : n < 1e4 ? (n / 1e3).toFixed(1) + 'k' : n < 1e6
+  ? Math.round(n / 1e3) + 'k' : (n / 1e6).toFixed(1) + 'M';
 
 export function span(seconds) {
   const s = Math.floor(seconds), m = Math.floor(s / 60), hours = Math.floor(m / 60), d = Math.floor(hours / 24);
@@ -191,7 +209,8 @@ export function ago(ms) {
   if (s < 45) return 'just now';
   if (s < 3600) return `${Math.round(s / 60)} min ago`;
   if (s < 86400) return `${Math.round(s / 3600)} h ago`;
-  return new Date(ms).toLocaleDateString('en', { day: 'numeric', month: 'short', year: s > 2e7 ? 'numeric' : undefined });
+  return new Date(ms).toLocaleDateString('en',
+    { day: 'numeric', month: 'short', year: s > 2e7 ? 'numeric' : undefined });
 }
 
 export async function copyText(text, button) {
@@ -239,8 +258,13 @@ export function fail(e) {
   if (e && e.name !== 'AbortError' && e.status !== 401) toast(e.message || String(e), 'bad');
 }
 
-export function spinner(label) { return h('.loading', { role: 'status' }, h('span.dots', { 'aria-hidden': 'true' }, h('i'), h('i'), h('i')), h('span', {}, label)); }
-export function emptyState(name, title, text, ...more) { return h('.empty', {}, h('.empty-icon', {}, icon(name)), h('h2', {}, title), h('p', {}, text), more); }
+export function spinner(label) {
+  return h('.loading', { role: 'status' }, h('span.dots', { 'aria-hidden': 'true' }, h('i'), h('i'), h('i')),
+    h('span', {}, label));
+}
+export function emptyState(name, title, text, ...more) {
+  return h('.empty', {}, h('.empty-icon', {}, icon(name)), h('h2', {}, title), h('p', {}, text), more);
+}
 
 // ---- dialogs and menus ----
 
@@ -257,7 +281,9 @@ export function dialog(title, content, buttons, attributes) {
 
 export function confirmBox(title, text, label, dangerous) {
   return new Promise(resolve => {
-    const d = dialog(title, h('p', {}, text), [h('button', { value: '' }, 'Cancel'), h('button.primary' + (dangerous ? '.danger' : ''), { value: 'yes', autofocus: true }, label)]);
+    const d = dialog(title, h('p', {}, text),
+      [h('button', { value: '' }, 'Cancel'),
+        h('button.primary' + (dangerous ? '.danger' : ''), { value: 'yes', autofocus: true }, label)]);
     d.addEventListener('close', () => resolve(d.returnValue === 'yes'));
   });
 }
@@ -265,7 +291,8 @@ export function confirmBox(title, text, label, dangerous) {
 export function prompt(title, label, value, button = 'Save') {
   return new Promise(resolve => {
     const input = h('input', { type: 'text', value, maxlength: 200, 'aria-label': label, placeholder: label });
-    const d = dialog(title, input, [h('button', { value: '', type: 'button', onclick: () => d.close() }, 'Cancel'), h('button.primary', { value: 'yes' }, button)]);
+    const d = dialog(title, input, [h('button', { value: '', type: 'button', onclick: () => d.close() }, 'Cancel'),
+      h('button.primary', { value: 'yes' }, button)]);
     d.addEventListener('close', () => resolve(d.returnValue === 'yes' ? input.value.trim() : null));
     input.focus();
     input.select();
@@ -276,9 +303,15 @@ export function prompt(title, label, value, button = 'Save') {
 export function menu(anchor, items) {
   closeMenus();
   const list = items.filter(i => i !== false && i !== undefined);
-  const m = h('.menu', { role: 'menu' }, list.map(i => i === null ? h('hr') : h('button' + (i.danger ? '.danger' : ''), {
-    type: 'button', role: i.checked === undefined ? 'menuitem' : 'menuitemradio', 'aria-checked': i.checked === undefined ? null : String(i.checked),
-    onclick: () => { closeMenus(); i.run(); } }, i.icon ? icon(i.icon) : i.checked ? icon('check') : h('span.icon'), h('span', {}, i.label), i.note && h('small', {}, i.note))));
+  const m = h('.menu', { role: 'menu' },
+    list.map(i => i === null ? h('hr') : h('button' + (i.danger ? '.danger' : ''), {
+      type: 'button', role: i.checked === undefined ? 'menuitem' : 'menuitemradio',
+      'aria-checked': i.checked === undefined ? null : String(i.checked),
+      onclick: () => {
+        closeMenus();
+        i.run();
+      } }, i.icon ? icon(i.icon) : i.checked ? icon('check') : h('span.icon'), h('span', {}, i.label),
+      i.note && h('small', {}, i.note))));
   document.body.append(m);
   const a = anchor.getBoundingClientRect(), b = m.getBoundingClientRect();
   m.style.left = Math.max(8, Math.min(a.left, innerWidth - b.width - 8)) + 'px';
@@ -287,7 +320,12 @@ export function menu(anchor, items) {
   m.addEventListener('keydown', ev => {
     const at = buttons.indexOf(document.activeElement), step = { ArrowDown: 1, ArrowUp: -1 }[ev.key];
     if (step) { ev.preventDefault(); buttons[(at + step + buttons.length) % buttons.length]?.focus(); }
-    if (ev.key === 'Escape' || ev.key === 'Tab') { ev.preventDefault(); ev.stopPropagation(); closeMenus(); anchor.focus(); }
+    if (ev.key === 'Escape' || ev.key === 'Tab') {
+      ev.preventDefault();
+      ev.stopPropagation();
+      closeMenus();
+      anchor.focus();
+    }
   });
   (buttons.find(x => x.getAttribute('aria-checked') === 'true') || buttons[0])?.focus();
   return m;
@@ -308,15 +346,19 @@ let asking = null;
 
 export function askForKey(problem) {
   if (asking) return;
-  const input = h('input', { type: 'password', autocomplete: 'off', spellcheck: 'false', placeholder: 'zse-…', required: true });
+  const input = h('input', { type: 'password', autocomplete: 'off', spellcheck: 'false', placeholder: 'zse-…',
+    required: true });
   const remember = h('input', { type: 'checkbox' });
   const note = h('p.form-problem', { role: 'alert', hidden: !problem }, problem || '');
   const enter = h('button.primary', { value: 'yes', type: 'submit' }, 'Continue');
   const d = asking = dialog('Enter your API key', [
-    h('p', {}, who.keys_required ? 'This server needs a key.' : 'Managing this server needs a key of scope admin, or the administrator’s token.'),
-    note, field('API key', input, 'An administrator makes one with zse-apikey create NAME. The administrator’s token is in admin.token in the folder of ZSE.'),
+    h('p', {}, who.keys_required ? 'This server needs a key.'
+      : 'Managing this server needs a key of scope admin, or the administrator’s token.'),
+    note, field('API key', input,
+      'An administrator makes one with zse-apikey create NAME. The administrator’s token is in admin.token in the folder of ZSE.'),
     h('label.check', {}, remember, h('span', {}, 'Remember it on this device'))],
-  [!who.keys_required && h('button', { type: 'button', onclick: () => d.close() }, 'Cancel'), enter].filter(Boolean), { modal: who.keys_required });
+    [!who.keys_required && h('button', { type: 'button', onclick: () => d.close() }, 'Cancel'), enter].filter(Boolean),
+    { modal: who.keys_required });
   if (who.keys_required) d.addEventListener('cancel', ev => ev.preventDefault());
   d.querySelector('form').addEventListener('submit', async ev => {
     ev.preventDefault();
@@ -354,10 +396,13 @@ async function forgetKey() {
 
 const PAGES = [
   { id: 'chat', path: '/chat', label: 'Chat', icon: 'chat', file: './chat.js', seen: () => may('chat') },
-  { id: 'dashboard', path: '/dashboard', label: 'Dashboard', icon: 'dashboard', file: './dashboard.js', seen: mayRead },
+  { id: 'dashboard', path: '/dashboard', label: 'Dashboard', icon: 'dashboard', file: './dashboard.js',
+    seen: mayRead },
   { id: 'models', path: '/models', label: 'Models', icon: 'models', file: './manage.js', seen: mayRead },
-  { id: 'keys', path: '/keys', label: 'API keys', icon: 'keys', file: './manage.js', seen: () => who.features.keys && (may('admin') || !who.by) },
-  { id: 'audit', path: '/audit', label: 'Audit log', icon: 'audit', file: './manage.js', seen: () => who.features.audit && (may('admin') || !who.by) },
+  { id: 'keys', path: '/keys', label: 'API keys', icon: 'keys', file: './manage.js', seen: () => who.features.keys &&
+    (may('admin') || !who.by) },
+  { id: 'audit', path: '/audit', label: 'Audit log', icon: 'audit', file: './manage.js',
+    seen: () => who.features.audit && (may('admin') || !who.by) },
   { id: 'docs', path: '/docs', label: 'Documentation', icon: 'docs', file: './docs.js', seen: () => true },
 ];
 const main = document.getElementById('main');
@@ -392,7 +437,8 @@ async function show() {
     return;
   }
   if (!page.seen()) {
-    main.replaceChildren(emptyState('lock', `${page.label}: not with this key`, `The key “${who.name}” has the scopes ${who.scopes.join(', ')}.`));
+    main.replaceChildren(emptyState('lock', `${page.label}: not with this key`,
+      `The key “${who.name}” has the scopes ${who.scopes.join(', ')}.`));
     return;
   }
   try {
@@ -420,7 +466,8 @@ function themeMenu(ev) {
 
 function accountMenu(ev) {
   menu(ev.currentTarget, [
-    { label: who.by === 'token' ? 'Administrator' : who.by ? `Key: ${who.name}` : 'Without a key', note: who.scopes.join(', '), icon: 'user', run() {} }, null,
+    { label: who.by === 'token' ? 'Administrator' : who.by ? `Key: ${who.name}` : 'Without a key',
+      note: who.scopes.join(', '), icon: 'user', run() {} }, null,
     { label: hasKey() ? 'Use another key' : 'Enter a key', icon: 'keys', run: () => askForKey() },
     hasKey() && { label: 'Forget the key', icon: 'trash', danger: true, run: forgetKey }]);
 }
@@ -430,8 +477,11 @@ function drawRail() {
     h('a.rail-item', { href: p.path, 'data-page': p.id, 'aria-label': p.label, 'data-tip': p.label,
       'aria-current': document.body.dataset.page === p.id ? 'page' : null }, icon(p.icon), h('span', {}, p.label))));
   document.getElementById('rail-end').replaceChildren(
-    h('button.rail-item', { type: 'button', 'aria-label': 'Theme', 'data-tip': 'Theme', onclick: themeMenu }, icon('moon'), h('span', {}, 'Theme')),
-    h('button.rail-item', { type: 'button', 'aria-label': 'Account', 'data-tip': who.by === 'token' ? 'Administrator' : who.name || 'API key', onclick: accountMenu }, icon('user'), h('span', {}, 'Account')));
+    h('button.rail-item', { type: 'button', 'aria-label': 'Theme', 'data-tip': 'Theme', onclick: themeMenu },
+      icon('moon'), h('span', {}, 'Theme')),
+    h('button.rail-item',
+      { type: 'button', 'aria-label': 'Account', 'data-tip': who.by === 'token' ? 'Administrator' : who.name ||
+        'API key', onclick: accountMenu }, icon('user'), h('span', {}, 'Account')));
 }
 
 // On a phone the rail and a page's sidebar are drawers.
@@ -440,14 +490,20 @@ export function toggleDrawer(open) {
   if (is) document.querySelector('#pages a')?.focus();
 }
 
-export function menuButton() { return iconButton('menu', 'Menu', () => toggleDrawer(), { class: 'icon-button phone-only' }); }
+export function menuButton() {
+  return iconButton('menu', 'Menu', () => toggleDrawer(), { class: 'icon-button phone-only' });
+}
 
-export function pageHead(title, ...more) { return h('header.page-head', {}, menuButton(), h('h1', {}, title), h('.spacer'), more); }
+export function pageHead(title, ...more) {
+  return h('header.page-head', {}, menuButton(), h('h1', {}, title), h('.spacer'), more);
+}
 
 addEventListener('click', ev => {
   const a = ev.target.closest?.('a[href^="/"]');
-  if (document.body.classList.contains('drawer-open') && !ev.target.closest('#rail, .convs, .phone-only, .menu, dialog')) toggleDrawer(false);
-  if (!a || ev.defaultPrevented || ev.button || ev.ctrlKey || ev.metaKey || ev.shiftKey || a.target || a.hasAttribute('download')) return;
+  if (document.body.classList.contains('drawer-open') &&
+    !ev.target.closest('#rail, .convs, .phone-only, .menu, dialog')) toggleDrawer(false);
+  if (!a || ev.defaultPrevented || ev.button || ev.ctrlKey || ev.metaKey || ev.shiftKey || a.target ||
+    a.hasAttribute('download')) return;
   const path = new URL(a.href).pathname;
   if (!PAGES.some(p => p.path === path)) return;
   ev.preventDefault();
@@ -455,14 +511,20 @@ addEventListener('click', ev => {
   navigate(a.getAttribute('href'));
   main.focus({ preventScroll: true });
 });
-addEventListener('popstate', () => { if (pageOf(location.pathname).id !== document.body.dataset.page) show(); else dispatchEvent(new Event('zse-moved')); });
-addEventListener('keydown', ev => { if (ev.key === 'Escape' && document.body.classList.contains('drawer-open')) toggleDrawer(false); });
+addEventListener('popstate', () => {
+  if (pageOf(location.pathname).id !== document.body.dataset.page) show();
+  else dispatchEvent(new Event('zse-moved'));
+});
+addEventListener('keydown', ev => {
+  if (ev.key === 'Escape' && document.body.classList.contains('drawer-open')) toggleDrawer(false);
+});
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', applyTheme);
 
 async function start() {
   applyTheme();
   try {
-    const r = await fetch('/api/whoami', { headers: key ? { Authorization: 'Bearer ' + key } : {}, cache: 'no-store' });
+    const r = await fetch('/api/whoami',
+      { headers: key ? { Authorization: 'Bearer ' + key } : {}, cache: 'no-store' });
     if (r.status === 401) {                     // the key that was kept is not valid any more
       keepKey('');
       who = await (await fetch('/api/whoami', { cache: 'no-store' })).json();
@@ -474,7 +536,8 @@ async function start() {
     drawRail();
     await show();
   } catch (e) {
-    main.replaceChildren(emptyState('warn', 'The server does not answer', e.message, h('button.primary', { type: 'button', onclick: start }, 'Try again')));
+    main.replaceChildren(emptyState('warn', 'The server does not answer', e.message,
+      h('button.primary', { type: 'button', onclick: start }, 'Try again')));
   }
 }
 start();

@@ -1,4 +1,4 @@
-// history.js - conversations: on the server (/api/chat), or in this browser if the server keeps none.
+// history.js - conversations: on the server (/api/chat), or in this browser if it keeps none.
 //
 // Both have the same methods and the objects of the API: a conversation is a tree of messages, each
 // with the id of its parent; active_leaf is the end of the branch that is shown.
@@ -31,7 +31,9 @@ class ServerHistory {
   add(id, message, keepalive) { return api(`${path(id)}/messages`, { body: message, keepalive }); }
   changeMessage(id, n, fields) { return api(`${path(id)}/messages/${n}`, { method: 'PATCH', body: fields }); }
   removeMessage(id, n) { return api(`${path(id)}/messages/${n}`, { method: 'DELETE' }); }
-  async search(text, signal) { return (await api(`/api/chat/search?limit=40&q=${encodeURIComponent(text)}`, { signal })).results; }
+  async search(text, signal) {
+    return (await api(`/api/chat/search?limit=40&q=${encodeURIComponent(text)}`, { signal })).results;
+  }
   export(id, format) { return api(`${path(id)}/export?format=${format}`); }
   import(data, copy) { return api(`${path()}/import${copy ? '?copy=true' : ''}`, { body: data }); }
 }
@@ -63,7 +65,8 @@ class LocalHistory {
   }
 
   async create(fields) {
-    const c = { id: newId(), title: 'New Chat', model: null, system_prompt: null, settings: {}, folder: null, tags: [], pinned: false,
+    const c = { id: newId(), title: 'New Chat', model: null, system_prompt: null, settings: {}, folder: null, tags: [],
+      pinned: false,
       created_at: now(), updated_at: now(), message_count: 0, total_tokens: 0, active_leaf: null, ...fields };
     this.write([c, ...this.index()]);
     return c;
@@ -99,7 +102,8 @@ class LocalHistory {
       created_at: now(), conversation_id: id, ...message };
     if (!kept.set('chat.' + id, [...all, m])) throw new Error('This browser has no space left for conversations.');
     if (m.role === 'user' && !c.titled && c.title === 'New Chat') c.title = titleOf(m.content);
-    Object.assign(c, { active_leaf: m.id, updated_at: now(), message_count: all.length + 1, total_tokens: c.total_tokens + (m.tokens || 0) });
+    Object.assign(c, { active_leaf: m.id, updated_at: now(), message_count: all.length + 1,
+      total_tokens: c.total_tokens + (m.tokens || 0) });
     this.write(list);
     return m;
   }
@@ -116,11 +120,13 @@ class LocalHistory {
     const has = t => words.every(w => t.toLowerCase().includes(w));
     for (const conversation of this.index()) {
       const matches = kept.get('chat.' + conversation.id, []).filter(m => has(m.content)).slice(0, 3).map(m => {
-        const at = Math.max(0, m.content.toLowerCase().indexOf(words[0]) - 30), snippet = (at ? '… ' : '') + m.content.slice(at, at + 110);
+        const at = Math.max(0, m.content.toLowerCase().indexOf(words[0]) - 30),
+          snippet = (at ? '… ' : '') + m.content.slice(at, at + 110);
         const from = snippet.toLowerCase().indexOf(words[0]);
         return { message_id: m.id, role: m.role, snippet, ranges: from < 0 ? [] : [[from, from + words[0].length]] };
       });
-      if (matches.length || has(conversation.title)) results.push({ conversation, title_match: has(conversation.title), matches });
+      if (matches.length || has(conversation.title))
+        results.push({ conversation, title_match: has(conversation.title), matches });
     }
     return results;
   }
@@ -134,11 +140,13 @@ class LocalHistory {
 
   async import(data, copy) {
     const list = this.index(), { messages = [], ...c } = data.content ? JSON.parse(data.content) : data;
-    if (!Array.isArray(messages) || typeof c.title !== 'string' || messages.some(m => typeof m.content !== 'string' || typeof m.id !== 'number'))
+    if (!Array.isArray(messages) || typeof c.title !== 'string' ||
+      messages.some(m => typeof m.content !== 'string' || typeof m.id !== 'number'))
       throw new Error('This file is not an exported conversation.');
     const id = copy || !c.id || list.some(x => x.id === c.id) ? newId() : c.id;
     kept.set('chat.' + id, messages);
-    const made = { ...c, id, settings: c.settings || {}, tags: c.tags || [], pinned: !!c.pinned, updated_at: now(), active_leaf: c.active_leaf ?? messages.at(-1)?.id ?? null };
+    const made = { ...c, id, settings: c.settings || {}, tags: c.tags || [], pinned: !!c.pinned, updated_at: now(),
+      active_leaf: c.active_leaf ?? messages.at(-1)?.id ?? null };
     this.write([made, ...list]);
     return made;
   }
@@ -155,7 +163,8 @@ function markdownOf(c, messages) {
   const head = `# ${c.title}\n\n- Model: ${c.model || 'default'}\n- Created: ${c.created_at}\n- Messages: ${messages.length}\n`;
   const system = c.system_prompt ? `\n## System Prompt\n\n${c.system_prompt}\n` : '';
   const names = { user: 'User', assistant: 'Assistant', system: 'System', tool: 'Tool' };
-  return head + system + '\n## Conversation\n' + messages.map(m => `\n### ${names[m.role] || m.role}\n\n${m.content}\n`).join('');
+  return head + system + '\n## Conversation\n' +
+    messages.map(m => `\n### ${names[m.role] || m.role}\n\n${m.content}\n`).join('');
 }
 
 export const openHistory = () => who.features.history && may('chat') ? new ServerHistory() : new LocalHistory();

@@ -1,21 +1,27 @@
 // manage.js - the pages of an administrator: models, API keys, the audit log.
 
-import { h, icon, iconButton, add, api, who, may, spec, pageHead, spinner, emptyState, field, dialog, confirmBox, prompt, menu, toast, fail, copyText, saveFile,
+import { h, icon, iconButton, add, api, who, may, spec, pageHead, spinner, emptyState, field, dialog, confirmBox,
+  prompt, menu, toast, fail, copyText, saveFile,
   number, bytes, short, ago, plural, askForKey, setTitle } from './core.js';
 import { table } from './dashboard.js';
 
-const needsAdmin = what => h('.note', {}, icon('lock'), h('span', {}, `${what} needs a key of scope admin or the administrator’s token. `, h('button.link', { type: 'button', onclick: () => askForKey() }, 'Enter it')));
-const problem = (e, again) => h('.note.bad', { role: 'alert' }, icon('warn'), h('span', {}, e.message, ' ', again && h('button.link', { type: 'button', onclick: again }, 'Try again')));
+const needsAdmin = what =>
+  h('.note', {}, icon('lock'), h('span', {}, `${what} needs a key of scope admin or the administrator’s token. `,
+    h('button.link', { type: 'button', onclick: () => askForKey() }, 'Enter it')));
+const problem = (e, again) => h('.note.bad', { role: 'alert' }, icon('warn'),
+  h('span', {}, e.message, ' ', again && h('button.link', { type: 'button', onclick: again }, 'Try again')));
 
 // An input for a property of a JSON Schema, and how to read it: undefined if it was left alone.
 export function inputOf(name, schema) {
   const kind = schema.enum ? 'enum' : schema.type;
   if (kind === 'boolean' || kind === 'enum') {
-    const e = h('select', {}, h('option', { value: '' }, 'default'), (schema.enum || [true, false]).map(v => h('option', { value: JSON.stringify(v) }, String(v))));
+    const e = h('select', {}, h('option', { value: '' }, 'default'),
+      (schema.enum || [true, false]).map(v => h('option', { value: JSON.stringify(v) }, String(v))));
     return [e, () => e.value === '' ? undefined : JSON.parse(e.value)];
   }
   if (kind === 'number' || kind === 'integer') {
-    const e = h('input', { type: 'number', min: schema.minimum, max: schema.maximum, step: kind === 'integer' ? 1 : 'any' });
+    const e = h('input', { type: 'number', min: schema.minimum, max: schema.maximum, step: kind === 'integer' ? 1
+      : 'any' });
     return [e, () => e.value === '' ? undefined : Number(e.value)];
   }
   const e = h('input', { type: 'text', spellcheck: 'false', autocomplete: 'off' });
@@ -29,7 +35,8 @@ class Models {
     this.list = h('section.section', {}, spinner('Loading the models'));
     this.load = h('section.section');
     this.hub = h('section.section', { hidden: true });
-    root.append(h('.page', {}, pageHead('Models', iconButton('retry', 'Refresh', () => this.draw())), this.list, this.load, this.hub));
+    root.append(h('.page', {}, pageHead('Models', iconButton('retry', 'Refresh', () => this.draw())), this.list,
+      this.load, this.hub));
     this.draw();
     this.drawLoad();
     this.drawHub();
@@ -42,21 +49,32 @@ class Models {
     try {
       const { models } = await api('/api/stats/models');
       if (this.left) return;
-      this.list.replaceChildren(models.length ? h('.grid-2', {}, models.map(m => this.one(m))) : h('.card', {}, emptyState('models', 'No model is loaded', 'Load one from the disk of the server.')));
+      this.list.replaceChildren(models.length ? h('.grid-2', {}, models.map(m => this.one(m)))
+        : h('.card', {}, emptyState('models', 'No model is loaded', 'Load one from the disk of the server.')));
       if (models.some(m => m.state !== 'ready')) this.timer = setTimeout(() => this.draw(), 1000);
     } catch (e) { if (!this.left) this.list.replaceChildren(problem(e, () => this.draw())); }
   }
 
   one(m) {
     const kind = { ready: 'good', loading: 'warn' }[m.state] || 'x';
-    const unload = h('button', { type: 'button', disabled: m.state !== 'ready', onclick: () => this.unload(m) }, 'Unload');
-    const rows = m.context === undefined ? [] : [['Context', `${number(m.context)} tokens`], ['Private memory', bytes(m.memory_bytes)], ['Requests', number(m.request_count)], ['Generated', `${short(m.tokens_generated)} tokens`], ['Running', m.running], ['Loaded in', `${m.load_time.toFixed(2)} s`]];
-    return h('.card', {}, h('.row', {}, h('span.model-name', {}, m.model_id), m.quantization && h('span.chip', {}, m.quantization), h('.spacer'), h('span.state.' + kind, {}, m.state)),
-      h('p.model-path', {}, m.model_name), h('dl.facts', {}, rows.map(([n, v]) => h('div', {}, h('dt', {}, n), h('dd', {}, String(v))))), may('admin') && h('.row.card-end', {}, h('.spacer'), unload));
+    const unload = h('button', { type: 'button', disabled: m.state !== 'ready', onclick: () => this.unload(m) },
+      'Unload');
+    const rows = m.context === undefined ? []
+      : [['Context', `${number(m.context)} tokens`], ['Private memory', bytes(m.memory_bytes)],
+        ['Requests', number(m.request_count)], ['Generated', `${short(m.tokens_generated)} tokens`],
+        ['Running', m.running], ['Loaded in', `${m.load_time.toFixed(2)} s`]];
+    return h('.card', {},
+      h('.row', {}, h('span.model-name', {}, m.model_id), m.quantization && h('span.chip', {}, m.quantization),
+        h('.spacer'), h('span.state.' + kind, {}, m.state)),
+      h('p.model-path', {}, m.model_name),
+        h('dl.facts', {}, rows.map(([n, v]) => h('div', {}, h('dt', {}, n), h('dd', {}, String(v))))),
+        may('admin') && h('.row.card-end', {}, h('.spacer'), unload));
   }
 
   async unload(m) {
-    if (!await confirmBox(`Unload ${m.model_id}?`, m.open_requests ? `${plural(m.open_requests, 'request')} will end first.` : 'Its memory becomes free. It can be loaded again at any time.', 'Unload')) return;
+    if (!await confirmBox(`Unload ${m.model_id}?`,
+      m.open_requests ? `${plural(m.open_requests, 'request')} will end first.`
+      : 'Its memory becomes free. It can be loaded again at any time.', 'Unload')) return;
     try {
       toast((await api('/api/models/unload', { body: { model_id: m.model_id } })).message);
       this.draw();
@@ -67,10 +85,16 @@ class Models {
     const head = h('header', {}, h('h2', {}, 'Load a model'));
     if (!may('admin')) { this.load.replaceChildren(head, needsAdmin('Loading and unloading models')); return; }
     let properties = { model_path: { type: 'string' }, model_name: { type: 'string' } };
-    try { properties = (await spec()).paths['/api/models/load'].post.requestBody.content['application/json'].schema.properties; } catch { /* the two fields that there are always */ }
-    const labels = { model_path: 'Path', model_name: 'Name', quantization: 'Type of the weights', target_vram_gb: 'GPU memory in GB', device: 'Device' };
-    const order = Object.entries(properties).filter(([, f]) => !/^(Ignored|Refused)/.test(f.description || '')).sort(([a], [b]) => (b === 'model_path') - (a === 'model_path'));
-    const inputs = order.map(([name, f]) => [name, ...inputOf(name, f), f]), button = h('button.primary', { type: 'submit' }, 'Load');
+    try {
+      properties = (await spec())
+        .paths['/api/models/load'].post.requestBody.content['application/json'].schema.properties;
+    } catch { /* the two fields that there are always */ }
+    const labels = { model_path: 'Path', model_name: 'Name', quantization: 'Type of the weights',
+      target_vram_gb: 'GPU memory in GB', device: 'Device' };
+    const order = Object.entries(properties).filter(([, f]) => !/^(Ignored|Refused)/.test(f.description || ''))
+      .sort(([a], [b]) => (b === 'model_path') - (a === 'model_path'));
+    const inputs = order.map(([name, f]) => [name, ...inputOf(name, f), f]),
+      button = h('button.primary', { type: 'submit' }, 'Load');
     const out = h('div', { role: 'status' });
     const form = h('form.card.form', { onsubmit: async ev => {
       ev.preventDefault();
@@ -86,7 +110,11 @@ class Models {
       } catch (e) { out.replaceChildren(problem(e)); }
       button.disabled = false;
       this.draw();
-    } }, inputs.map(([name, input, , f]) => { const e = field(labels[name] || name, input, f.description); if (name === 'model_path') e.classList.add('wide'); return e; }), h('.row.wide', {}, out, h('.spacer'), button));
+    } }, inputs.map(([name, input, , f]) => {
+      const e = field(labels[name] || name, input, f.description);
+      if (name === 'model_path') e.classList.add('wide');
+      return e;
+    }), h('.row.wide', {}, out, h('.spacer'), button));
     this.load.replaceChildren(head, form);
   }
 
@@ -95,25 +123,43 @@ class Models {
     const paths = (await spec().catch(() => ({ paths: {} }))).paths;
     if (this.left || !paths['/api/models/registry']) return;
     this.hub.hidden = false;
-    const category = h('select', { 'aria-label': 'Category', onchange: () => this.registry() }, ['', 'chat', 'instruct', 'code', 'reasoning'].map(c => h('option', { value: c }, c || 'all')));
-    const memory = h('input', { type: 'number', min: 0, step: 'any', placeholder: 'any', 'aria-label': 'Memory in GB', onchange: () => this.registry() });
-    const words = h('input', { type: 'search', placeholder: 'Name on huggingface.co', 'aria-label': 'Search huggingface.co', required: true });
+    const category = h('select', { 'aria-label': 'Category', onchange: () => this.registry() },
+      ['', 'chat', 'instruct', 'code', 'reasoning'].map(c => h('option', { value: c }, c || 'all')));
+    const memory = h('input', { type: 'number', min: 0, step: 'any', placeholder: 'any', 'aria-label': 'Memory in GB',
+      onchange: () => this.registry() });
+    const words = h('input',
+      { type: 'search', placeholder: 'Name on huggingface.co', 'aria-label': 'Search huggingface.co',
+        required: true });
     this.filters = { category, memory };
     this.known = h('div');
     this.found = h('div', { role: 'status' });
-    const search = may('admin') && h('form.row.search-row', { onsubmit: ev => { ev.preventDefault(); this.search(words.value); } }, words, h('button', {}, icon('search'), 'Search the hub'));
-    this.hub.replaceChildren(search ? h('section.section', {}, h('header', {}, h('h2', {}, 'Models on the hub')), h('.card', {}, search, this.found)) : '',
-      h('section.section', {}, h('header', {}, h('h2', {}, 'Known models')), h('.form.filters', {}, field('Category', category), field('Memory in GB', memory)), this.known));
+    const search = may('admin') && h('form.row.search-row', { onsubmit: ev => {
+      ev.preventDefault();
+      this.search(words.value);
+    } }, words, h('button', {}, icon('search'), 'Search the hub'));
+    this.hub.replaceChildren(search ? h('section.section', {}, h('header', {}, h('h2', {}, 'Models on the hub')),
+      h('.card', {}, search, this.found)) : '',
+      h('section.section', {}, h('header', {}, h('h2', {}, 'Known models')),
+        h('.form.filters', {}, field('Category', category), field('Memory in GB', memory)), this.known));
     this.registry();
   }
 
   async registry() {
-    const { category, memory } = this.filters, query = new URLSearchParams(Object.entries({ category: category.value, max_vram: memory.value }).filter(([, v]) => v));
+    const { category, memory } = this.filters,
+      query = new URLSearchParams(Object.entries({ category: category.value, max_vram: memory.value })
+        .filter(([, v]) => v));
     try {
       const { models } = await api('/api/models/registry?' + query);
       const cell = (e, name) => Object.assign(e, { cellClass: name });
-      this.known.replaceChildren(models.length ? table(['Model', 'Parameters', '16 bits', '8 bits', '4 bits', 'Context', 'Runs here'], models.map(m => [cell(h('span', {}, h('strong', {}, m.name), m.recommended ? h('span.chip.after', {}, 'recommended') : null, h('br'), h('span.muted', {}, m.description)), 'wrap'),
-        `${number(m.parameters / 1e9, 1)} billion`, ...['fp16_gb', 'int8_gb', 'int4_gb'].map(k => `${number(m.vram[k], 1)} GB`), short(m.context_length), h('span.state.' + (m.supported ? 'good' : 'x'), { title: m.unsupported_reason }, m.supported ? 'yes' : 'no')]), [1, 2, 3, 4, 5])
+      this.known.replaceChildren(models.length
+        ? table(['Model', 'Parameters', '16 bits', '8 bits', '4 bits', 'Context', 'Runs here'],
+          models.map(m => [cell(h('span', {}, h('strong', {}, m.name),
+            m.recommended ? h('span.chip.after', {}, 'recommended') : null, h('br'), h('span.muted', {}, m.description)),
+            'wrap'),
+            `${number(m.parameters / 1e9, 1)} billion`,
+            ...['fp16_gb', 'int8_gb', 'int4_gb'].map(k => `${number(m.vram[k], 1)} GB`), short(m.context_length),
+            h('span.state.' + (m.supported ? 'good' : 'x'), { title: m.unsupported_reason },
+              m.supported ? 'yes' : 'no')]), [1, 2, 3, 4, 5])
         : h('.card', {}, emptyState('models', 'No model fits', 'Allow more memory, or another category.')));
     } catch (e) { this.known.replaceChildren(problem(e, () => this.registry())); }
   }
@@ -122,18 +168,29 @@ class Models {
     this.found.replaceChildren(spinner('Asking the hub'));
     try {
       const { models } = await api('/api/models/search?q=' + encodeURIComponent(words));
-      this.found.replaceChildren(models.length ? table(['Model', 'Downloads', 'Licence', 'Converts', ''], models.map(m => [m.id, number(m.downloads), m.license || '', h('span.state.' + (m.compatible ? 'good' : 'x'), { title: m.reason }, m.compatible ? 'yes' : 'no'),
-        Object.assign(h('span', {}, h('button', { type: 'button', onclick: ev => this.check(m.id, ev.currentTarget) }, 'Check')), { cellClass: 'actions' })]), [1]) : h('p.muted', {}, `No model has “${words}” in its name.`));
+      this.found.replaceChildren(models.length ? table(['Model', 'Downloads', 'Licence', 'Converts', ''],
+        models.map(m => [m.id, number(m.downloads), m.license || '',
+          h('span.state.' + (m.compatible ? 'good' : 'x'), { title: m.reason }, m.compatible ? 'yes' : 'no'),
+          Object.assign(h('span', {}, h('button', { type: 'button', onclick: ev => this.check(m.id, ev.currentTarget) },
+            'Check')), { cellClass: 'actions' })]), [1]) : h('p.muted', {}, `No model has “${words}” in its name.`));
     } catch (e) { this.found.replaceChildren(problem(e)); }
   }
 
   async check(id, button) {
     button.disabled = true;
     try {
-      const r = await api('/api/models/check/' + id.split('/').map(encodeURIComponent).join('/')), size = r.size_info, memory = size.memory_bytes || {};
-      dialog(id, [h('p', {}, h('span.state.' + (r.compatible ? 'good' : 'bad'), {}, r.compatible ? 'It can be converted and runs here.' : 'It cannot be used here.')), r.issues.map(t => h('.note', {}, t)),
-        h('dl.facts', {}, [['Architecture', r.architecture], ['Context', size.context && `${number(size.context)} tokens`], ['Weights', size.weight_bytes && bytes(size.weight_bytes)], ...Object.entries(memory).map(([k, v]) => [`Memory as ${k}`, bytes(v)])].filter(([, v]) => v).map(([n, v]) => h('div', {}, h('dt', {}, n), h('dd', {}, v)))),
-        r.recommendations.map(t => h('.secret', {}, h('code', {}, t)))], [h('button.primary', { value: '' }, 'Close')]);
+      const r = await api('/api/models/check/' + id.split('/').map(encodeURIComponent).join('/')), size = r.size_info,
+        memory = size.memory_bytes || {};
+      dialog(id, [h('p', {},
+        h('span.state.' + (r.compatible ? 'good' : 'bad'), {}, r.compatible ? 'It can be converted and runs here.'
+          : 'It cannot be used here.')), r.issues.map(t => h('.note', {}, t)),
+        h('dl.facts', {}, [['Architecture', r.architecture],
+          ['Context', size.context && `${number(size.context)} tokens`],
+          ['Weights', size.weight_bytes && bytes(size.weight_bytes)],
+          ...Object.entries(memory).map(([k, v]) => [`Memory as ${k}`, bytes(v)])].filter(([, v]) => v)
+          .map(([n, v]) => h('div', {}, h('dt', {}, n), h('dd', {}, v)))),
+        r.recommendations.map(t => h('.secret', {}, h('code', {}, t)))],
+          [h('button.primary', { value: '' }, 'Close')]);
     } catch (e) { fail(e); }
     button.disabled = false;
   }
@@ -162,44 +219,78 @@ class Keys {
       if (this.left) return;
       const one = s.paths['/api/keys/{id}'] || {};
       this.can = { change: !!one.patch, rotate: Object.keys(s.paths).some(p => p.includes('/rotate')) || !!one.post };
-      const required = h('input', { type: 'checkbox', role: 'switch', checked: enabled, onchange: () => this.require(required) });
-      this.head.replaceChildren(h('label.switch', {}, required, 'Requests need a key'), h('button.primary', { type: 'button', onclick: () => this.create() }, icon('plus'), 'Create a key'));
-      this.body.replaceChildren(keys.length ? table(['Name', 'Scopes', 'Models', 'Limits', 'Use', 'Last use', 'Expires', ''], keys.map(k => this.row(k)), [])
-        : h('.card', {}, emptyState('keys', 'There are no keys', 'Requests from this machine need none. With the first key every request needs one.')));
+      const required = h('input',
+        { type: 'checkbox', role: 'switch', checked: enabled, onchange: () => this.require(required) });
+      this.head.replaceChildren(h('label.switch', {}, required, 'Requests need a key'),
+        h('button.primary', { type: 'button', onclick: () => this.create() }, icon('plus'), 'Create a key'));
+      this.body.replaceChildren(keys.length
+        ? table(['Name', 'Scopes', 'Models', 'Limits', 'Use', 'Last use', 'Expires', ''], keys.map(k => this.row(k)),
+          [])
+        : h('.card', {}, emptyState('keys', 'There are no keys',
+          'Requests from this machine need none. With the first key every request needs one.')));
     } catch (e) { if (!this.left) this.body.replaceChildren(problem(e, () => this.draw())); }
   }
 
   row(k) {
-    const limits = [k.rate_limit && `${number(k.rate_limit)} requests/min`, k.token_limit_minute && `${short(k.token_limit_minute)} tokens/min`, k.token_limit_day && `${short(k.token_limit_day)} tokens/day`].filter(Boolean);
+    const limits = [k.rate_limit && `${number(k.rate_limit)} requests/min`, k.token_limit_minute &&
+      `${short(k.token_limit_minute)} tokens/min`, k.token_limit_day &&
+      `${short(k.token_limit_day)} tokens/day`].filter(Boolean);
     const expired = k.expires_at && k.expires_at * 1000 < Date.now();
     const state = h('span.state.' + (!k.enabled || expired ? 'bad' : 'good'), {}, h('strong', {}, k.name));
     state.title = expired ? 'expired' : k.enabled ? 'enabled' : 'disabled';
     const actions = h('span', {}, iconButton('more', `More about ${k.name}`, ev => menu(ev.currentTarget, [
-      this.can.change && { icon: k.enabled ? 'lock' : 'check', label: k.enabled ? 'Disable' : 'Enable', run: () => this.change(k, { enabled: !k.enabled }) },
+      this.can.change && { icon: k.enabled ? 'lock' : 'check', label: k.enabled ? 'Disable' : 'Enable',
+        run: () => this.change(k, { enabled: !k.enabled }) },
       this.can.rotate && { icon: 'retry', label: 'New secret', run: () => this.rotate(k) },
-      { icon: 'trash', label: 'Delete', danger: true, run: () => this.remove(k) }]), { class: 'icon-button small', 'aria-haspopup': 'menu' }));
+      { icon: 'trash', label: 'Delete', danger: true, run: () => this.remove(k) }]),
+        { class: 'icon-button small', 'aria-haspopup': 'menu' }));
     actions.cellClass = 'actions';
-    return [state, k.scopes.split(',').join(', '), k.models || 'all', limits.join(', ') || 'none', `${number(k.request_count)} requests, ${short(k.token_count)} tokens`, k.last_used ? ago(k.last_used * 1000) : 'never', k.expires_at ? (expired ? 'expired' : dateOf(k.expires_at)) : 'never', actions];
+    return [state, k.scopes.split(',').join(', '), k.models || 'all', limits.join(', ') || 'none',
+      `${number(k.request_count)} requests, ${short(k.token_count)} tokens`, k.last_used ? ago(k.last_used * 1000)
+      : 'never', k.expires_at ? (expired ? 'expired' : dateOf(k.expires_at)) : 'never', actions];
   }
 
   async require(input) {
     const on = input.checked;
-    if (!on && !await confirmBox('Let requests through without a key?', 'Every program that reaches this server could use its models.', 'Turn keys off', true)) { input.checked = true; return; }
-    try { await api('/api/keys/auth', { body: { enabled: on } }); toast(on ? 'Requests need a key now.' : 'Requests need no key now.'); } catch (e) { input.checked = !on; fail(e); }
+    if (!on && !await confirmBox('Let requests through without a key?',
+      'Every program that reaches this server could use its models.', 'Turn keys off', true)) {
+        input.checked = true;
+        return;
+      }
+    try {
+      await api('/api/keys/auth', { body: { enabled: on } });
+      toast(on ? 'Requests need a key now.' : 'Requests need no key now.');
+    } catch (e) { input.checked = !on; fail(e); }
   }
 
   create() {
-    const name = h('input', { type: 'text', required: true, maxlength: 64, pattern: '[A-Za-z0-9._@\\-]+', autocomplete: 'off', spellcheck: 'false' });
-    const scopes = [['chat', 'Chat and completions', true], ['embeddings', 'Embeddings', true], ['models', 'Statistics and metrics', false], ['admin', 'Administration', false]].map(([id, label, on]) => [id, h('input', { type: 'checkbox', checked: on }), label]);
-    const models = h('input', { type: 'text', placeholder: 'all', spellcheck: 'false' }), rate = h('input', { type: 'number', min: 0, placeholder: 'none' }), minute = h('input', { type: 'number', min: 0, placeholder: 'none' }), day = h('input', { type: 'number', min: 0, placeholder: 'none' });
-    const expires = h('select', {}, [['', 'never'], [7, 'in 7 days'], [30, 'in 30 days'], [90, 'in 90 days'], [365, 'in a year']].map(([v, t]) => h('option', { value: v }, t)));
+    const name = h('input', { type: 'text', required: true, maxlength: 64, pattern: '[A-Za-z0-9._@\\-]+',
+      autocomplete: 'off', spellcheck: 'false' });
+    const scopes = [['chat', 'Chat and completions', true], ['embeddings', 'Embeddings', true],
+      ['models', 'Statistics and metrics', false], ['admin', 'Administration', false]].map(([id, label, on]) =>
+        [id, h('input', { type: 'checkbox', checked: on }), label]);
+    const models = h('input', { type: 'text', placeholder: 'all', spellcheck: 'false' }),
+      rate = h('input', { type: 'number', min: 0, placeholder: 'none' }),
+      minute = h('input', { type: 'number', min: 0, placeholder: 'none' }),
+      day = h('input', { type: 'number', min: 0, placeholder: 'none' });
+    const expires = h('select', {},
+      [['', 'never'], [7, 'in 7 days'], [30, 'in 30 days'], [90, 'in 90 days'], [365, 'in a year']].map(([v, t]) =>
+        h('option', { value: v }, t)));
     const note = h('p.form-problem', { role: 'alert', hidden: true });
-    const d = dialog('Create a key', [field('Name', name, 'Letters, digits, and . _ - @'), h('.field', { role: 'group', 'aria-label': 'Scopes' }, h('span.label', {}, 'Scopes'), scopes.map(([, box, label]) => h('label.check', {}, box, label))),
-      field('Models', models, 'Names with commas between; * stands for anything.'), h('.form', {}, field('Requests a minute', rate), field('Tokens a minute', minute), field('Tokens a day', day), field('Expires', expires)), note],
-    [h('button', { type: 'button', onclick: () => d.close() }, 'Cancel'), h('button.primary', { type: 'submit' }, 'Create')]);
+    const d = dialog('Create a key',
+      [field('Name', name, 'Letters, digits, and . _ - @'),
+        h('.field', { role: 'group', 'aria-label': 'Scopes' }, h('span.label', {}, 'Scopes'),
+          scopes.map(([, box, label]) => h('label.check', {}, box, label))),
+        field('Models', models, 'Names with commas between; * stands for anything.'),
+        h('.form', {}, field('Requests a minute', rate), field('Tokens a minute', minute), field('Tokens a day', day),
+          field('Expires', expires)), note],
+      [h('button', { type: 'button', onclick: () => d.close() }, 'Cancel'),
+        h('button.primary', { type: 'submit' }, 'Create')]);
     d.querySelector('form').addEventListener('submit', async ev => {
       ev.preventDefault();
-      const body = { name: name.value, scopes: scopes.filter(([, box]) => box.checked).map(([id]) => id).join(','), models: models.value, rate_limit: Number(rate.value), token_limit_minute: Number(minute.value), token_limit_day: Number(day.value),
+      const body = { name: name.value, scopes: scopes.filter(([, box]) => box.checked).map(([id]) => id).join(','),
+        models: models.value, rate_limit: Number(rate.value), token_limit_minute: Number(minute.value),
+        token_limit_day: Number(day.value),
         ...(expires.value && { expires_at: Math.floor(Date.now() / 1000) + Number(expires.value) * DAY }) };
       try {
         const r = await api('/api/keys', { body });
@@ -213,21 +304,35 @@ class Keys {
 
   secret(title, text) {
     const copy = iconButton('copy', 'Copy the key', () => copyText(text, copy));
-    dialog(title, [h('p', {}, 'Copy it now: it is shown only this once.'), h('.secret', {}, h('code', {}, text), h('.spacer'), copy)], [h('button.primary', { value: '' }, 'Done')], { modal: true });
+    dialog(title, [h('p', {}, 'Copy it now: it is shown only this once.'),
+      h('.secret', {}, h('code', {}, text), h('.spacer'), copy)], [h('button.primary', { value: '' }, 'Done')],
+      { modal: true });
   }
 
   async change(k, fields) {
-    try { await api('/api/keys/' + encodeURIComponent(k.name), { method: 'PATCH', body: fields }); this.draw(); } catch (e) { fail(e); }
+    try {
+      await api('/api/keys/' + encodeURIComponent(k.name), { method: 'PATCH', body: fields });
+      this.draw();
+    } catch (e) { fail(e); }
   }
 
   async rotate(k) {
-    if (!await confirmBox(`A new secret for ${k.name}?`, 'The old one stops working at once.', 'New secret', true)) return;
-    try { this.secret(`The key “${k.name}”`, (await api(`/api/keys/${encodeURIComponent(k.name)}/rotate`, { method: 'POST' })).key); this.draw(); } catch (e) { fail(e); }
+    if (!await confirmBox(`A new secret for ${k.name}?`, 'The old one stops working at once.', 'New secret', true))
+      return;
+    try {
+      this.secret(`The key “${k.name}”`,
+        (await api(`/api/keys/${encodeURIComponent(k.name)}/rotate`, { method: 'POST' })).key);
+      this.draw();
+    } catch (e) { fail(e); }
   }
 
   async remove(k) {
-    if (!await confirmBox(`Delete the key ${k.name}?`, 'Programs that use it are refused at once.', 'Delete', true)) return;
-    try { await api('/api/keys/' + encodeURIComponent(k.name), { method: 'DELETE' }); this.draw(); } catch (e) { fail(e); }
+    if (!await confirmBox(`Delete the key ${k.name}?`, 'Programs that use it are refused at once.', 'Delete', true))
+      return;
+    try {
+      await api('/api/keys/' + encodeURIComponent(k.name), { method: 'DELETE' });
+      this.draw();
+    } catch (e) { fail(e); }
   }
 }
 
@@ -246,8 +351,10 @@ class Audit {
     this.entries = [];
     const body = may('admin') ? [this.summary, this.form(), this.results] : [needsAdmin('The audit log')];
     this.exports = h('.row', {}, may('admin') && h('button', { type: 'button', onclick: ev => menu(ev.currentTarget, [
-      { icon: 'download', label: 'These lines as CSV', run: () => this.export('csv') }, { icon: 'download', label: 'These lines as JSON Lines', run: () => this.export('jsonl') }, null,
-      { icon: 'trash', label: 'Empty the log', danger: true, run: () => this.clear() }]) }, icon('download'), 'Export'));
+      { icon: 'download', label: 'These lines as CSV', run: () => this.export('csv') },
+        { icon: 'download', label: 'These lines as JSON Lines', run: () => this.export('jsonl') }, null,
+      { icon: 'trash', label: 'Empty the log', danger: true, run: () => this.clear() }]) }, icon('download'),
+        'Export'));
     root.append(h('.page', {}, pageHead('Audit log', this.exports), body));
     if (may('admin')) this.ask();
   }
@@ -255,23 +362,45 @@ class Audit {
   leave() { this.left = true; }
 
   form() {
-    this.fields = { hours: h('select', {}, [[1, 'Last hour'], [24, 'Last 24 hours'], [168, 'Last 7 days'], [720, 'Last 30 days']].map(([v, t]) => h('option', { value: v }, t))), key: h('input', { type: 'text', spellcheck: 'false' }), path: h('input', { type: 'text', spellcheck: 'false', placeholder: '/v1/' }),
-      method: h('select', {}, ['', 'GET', 'POST', 'PATCH', 'DELETE', 'WS'].map(m => h('option', { value: m }, m || 'any'))), status: h('input', { type: 'number', min: 100, max: 599 }), min_latency: h('input', { type: 'number', min: 0 }), limit: h('select', {}, [100, 300, 1000].map(n => h('option', { value: n }, `${n} lines`))) };
+    this.fields = { hours: h('select', {},
+      [[1, 'Last hour'], [24, 'Last 24 hours'], [168, 'Last 7 days'], [720, 'Last 30 days']].map(([v, t]) =>
+        h('option', { value: v }, t))), key: h('input', { type: 'text', spellcheck: 'false' }),
+      path: h('input', { type: 'text', spellcheck: 'false', placeholder: '/v1/' }),
+      method: h('select', {},
+        ['', 'GET', 'POST', 'PATCH', 'DELETE', 'WS'].map(m => h('option', { value: m }, m || 'any'))),
+        status: h('input', { type: 'number', min: 100, max: 599 }),
+        min_latency: h('input', { type: 'number', min: 0 }),
+        limit: h('select', {}, [100, 300, 1000].map(n => h('option', { value: n }, `${n} lines`))) };
     this.fields.hours.value = 24;
-    const labels = { hours: 'Time', key: 'Key', path: 'Path', method: 'Method', status: 'Status', min_latency: 'At least ms', limit: 'Most' };
-    return h('section.section', {}, h('form.form.filters', { onsubmit: ev => { ev.preventDefault(); this.ask(); } }, Object.entries(this.fields).map(([n, e]) => field(labels[n], e)), h('button.primary', {}, icon('search'), 'Search')));
+    const labels = { hours: 'Time', key: 'Key', path: 'Path', method: 'Method', status: 'Status',
+      min_latency: 'At least ms', limit: 'Most' };
+    return h('section.section', {}, h('form.form.filters', { onsubmit: ev => {
+      ev.preventDefault();
+      this.ask();
+    } }, Object.entries(this.fields).map(([n, e]) => field(labels[n], e)),
+      h('button.primary', {}, icon('search'), 'Search')));
   }
 
   async ask() {
-    const query = new URLSearchParams(Object.entries(this.fields).map(([n, e]) => [n, e.value]).filter(([, v]) => v !== ''));
+    const query = new URLSearchParams(Object.entries(this.fields).map(([n, e]) => [n, e.value])
+      .filter(([, v]) => v !== ''));
     try {
       // one question at a time
       const s = await api('/api/audit/summary?hours=' + this.fields.hours.value);
       this.entries = (await api('/api/audit/query?' + query)).entries;
       if (this.left) return;
       this.drawSummary(s);
-      this.results.replaceChildren(this.entries.length ? table(['Time', 'Key', 'Client', 'Request', 'Status', 'Latency', 'Tokens', 'Model', 'Error'], this.entries.map(x => [new Date(x.timestamp).toLocaleString('en', { dateStyle: 'short', timeStyle: 'medium', hour12: false }), x.api_key_name || '–', x.client_ip,
-        h('span.mono', {}, `${x.method} ${x.path}`), h('span.state.' + (x.status_code < 400 ? 'good' : x.status_code < 500 ? 'warn' : 'bad'), {}, String(x.status_code)), x.latency_ms < 1000 ? `${x.latency_ms < 10 ? x.latency_ms.toFixed(1) : number(x.latency_ms)} ms` : `${number(x.latency_ms / 1000, 1)} s`, x.total_tokens == null ? '' : number(x.total_tokens), x.model_id || '', x.error_message || '']), [5, 6])
+      this.results.replaceChildren(this.entries.length
+        ? table(['Time', 'Key', 'Client', 'Request', 'Status', 'Latency', 'Tokens', 'Model', 'Error'],
+          this.entries.map(x =>
+            [new Date(x.timestamp).toLocaleString('en', { dateStyle: 'short', timeStyle: 'medium', hour12: false }),
+              x.api_key_name || '–', x.client_ip,
+              h('span.mono', {}, `${x.method} ${x.path}`),
+              h('span.state.' + (x.status_code < 400 ? 'good' : x.status_code < 500 ? 'warn' : 'bad'), {},
+                String(x.status_code)),
+              x.latency_ms < 1000 ? `${x.latency_ms < 10 ? x.latency_ms.toFixed(1) : number(x.latency_ms)} ms`
+              : `${number(x.latency_ms / 1000, 1)} s`, x.total_tokens == null ? '' : number(x.total_tokens),
+              x.model_id || '', x.error_message || '']), [5, 6])
         : h('.card', {}, emptyState('audit', 'No lines match', 'Try a longer time or fewer conditions.')));
     } catch (e) { if (!this.left) this.results.replaceChildren(problem(e, () => this.ask())); }
   }
@@ -279,19 +408,33 @@ class Audit {
   drawSummary(s) {
     const card = (t, v, sub) => h('.card', {}, h('h2', {}, t), h('.value', {}, v), h('.sub', {}, sub));
     const most = Object.entries(s.endpoints).sort((a, b) => b[1] - a[1])[0];
-    this.summary.replaceChildren(card('Requests', number(s.total_requests), most ? `most of them ${most[0]}` : ''), card('Keys', number(s.unique_keys), 'used them'), card('Errors', number(s.errors), s.total_requests ? `${number(100 * s.errors / s.total_requests, 1)} % of requests` : ''), card('Tokens', short(s.total_tokens), `${number(s.avg_latency_ms)} ms on average`));
+    this.summary.replaceChildren(card('Requests', number(s.total_requests), most ? `most of them ${most[0]}` : ''),
+      card('Keys', number(s.unique_keys), 'used them'),
+      card('Errors', number(s.errors),
+        s.total_requests ? `${number(100 * s.errors / s.total_requests, 1)} % of requests` : ''),
+      card('Tokens', short(s.total_tokens), `${number(s.avg_latency_ms)} ms on average`));
   }
 
   export(kind) {
     const day = new Date().toISOString().slice(0, 10);
-    if (kind === 'jsonl') { saveFile(`audit-${day}.jsonl`, 'application/jsonl', this.entries.map(x => JSON.stringify(x) + '\n').join('')); return; }
+    if (kind === 'jsonl') {
+      saveFile(`audit-${day}.jsonl`, 'application/jsonl', this.entries.map(x => JSON.stringify(x) + '\n').join(''));
+      return;
+    }
     const columns = [...new Set(this.entries.flatMap(x => Object.keys(x)))];
-    saveFile(`audit-${day}.csv`, 'text/csv', [columns, ...this.entries.map(x => columns.map(c => x[c]))].map(r => r.map(csvCell).join(',') + '\r\n').join(''));
+    saveFile(`audit-${day}.csv`, 'text/csv',
+      [columns, ...this.entries.map(x => columns.map(c => x[c]))].map(r => r.map(csvCell).join(',') + '\r\n')
+      .join(''));
   }
 
   async clear() {
-    if (!await confirmBox('Empty the audit log?', 'The lines of the current file will be gone. The log says who emptied it.', 'Empty it', true)) return;
-    try { await api('/api/audit/clear', { method: 'DELETE' }); toast('The log is empty.'); this.ask(); } catch (e) { fail(e); }
+    if (!await confirmBox('Empty the audit log?',
+      'The lines of the current file will be gone. The log says who emptied it.', 'Empty it', true)) return;
+    try {
+      await api('/api/audit/clear', { method: 'DELETE' });
+      toast('The log is empty.');
+      this.ask();
+    } catch (e) { fail(e); }
   }
 }
 
