@@ -55,3 +55,15 @@ setup() { words=$PWD/tests/lib/words; }
   check a.c '#include <stdio.h>\n'
   [[ "$status $output" = '1 a.c:1: the file does not open with '* ]]
 }
+
+@test "modules and style sheets of the web interface are read like C" {
+  check a.js '// a.js - add.\n\nconst a = `the likeliest token`;   // a regular expression: quotes in it begin no string\nconst b = /["]/;  // read by nobody\n'
+  [ "$(cut -d '"' -f 1-2 <<<"$status $output")" = '1 a.js:3: message: "likeliest
+a.js:4: comment: "nobody' ]
+  check b.js 'const a = 1;\n'
+  [[ "$status $output" = '1 b.js:1: the file does not open with '* ]]
+  check b.css "a { b: $(printf '%0120d' 0); }\n"
+  [[ "$status $output" = '1 b.css:1: code of '* ]]
+  check c.js "// c.js - add.\nconst a = '$(printf '%0120d' 0)';\n"
+  [ "$status$output" = 0 ]
+}
