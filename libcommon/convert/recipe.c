@@ -298,6 +298,13 @@ static int set_type(struct conversion *cv, struct recipe *p, struct convert_type
     return set_quant(p, type.kind == CONVERT_MIXED ? QT_I8 : type.qtype, cv->o->group_size, cv->o->ternary, e);
 }
 
+/* Roles that have 8 bits where others have fewer: they are small, and all that a layer does depends
+ * on what little they let through.  Latents and what expands them, read by every head; the indexer,
+ * whose error chooses other tokens; the low ranks of gates and of a state's rates. */
+static const uint64_t narrow_roles = 1ull << ROLE_K_B | 1ull << ROLE_V_B | 1ull << ROLE_Q_A | 1ull << ROLE_KV_A |
+                                     1ull << ROLE_INDEX_Q | 1ull << ROLE_INDEX_K | 1ull << ROLE_GATE_A |
+                                     1ull << ROLE_X_PROJ;
+
 /* Choose the form of one tensor when the whole model gets `type`. */
 static int recipe_tensor(struct conversion *cv, struct recipe *p, struct convert_type type, struct err *e)
 {
@@ -343,8 +350,7 @@ static int recipe_tensor(struct conversion *cv, struct recipe *p, struct convert
     if (o->keep_grid && p->source->packed && p->exact >= 0 &&
         qtype_info((enum qtype)p->exact)->bits <= p->source->packed->bits + 2)
         return set_keep(p, e);
-    /* read by every head for every token: 8 bits */
-    const int compressed = p->spec->role == ROLE_K_B || p->spec->role == ROLE_V_B;
+    const int compressed = narrow_roles >> p->spec->role & 1;
     int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD || compressed;
     /* or the source's own grid if a type holds it */
     if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8) {
