@@ -355,6 +355,14 @@ static void add_numbers(const struct info *i, json_t *d)
         json_object_set_new(d, "recurrent_layers", json_integer(recurrent));
     if (windows)
         json_object_set_new(d, "sliding_window_layers", json_integer(windows));
+    static const char *const poolings[] = { "", "mean", "last", "cls" };
+    const struct embedding *m = &c->embedding;
+    if (m->pooling)
+        json_object_set_new(d, "embedding",
+                            json_pack("{s:b, s:i, s:s, s:b, s:i, s:o}", "scores", m->scores, "dimensions",
+                                      config_embedding_size(c), "pooling", poolings[m->pooling], "normalized",
+                                      m->normalize, "max_tokens", m->max_len ? m->max_len : c->max_len, "prompts",
+                                      m->prompts ? json_deep_copy(m->prompts) : json_object()));
 }
 
 static void add_model(const struct info *i, json_t *d)

@@ -123,6 +123,12 @@ static void print_overview(const json_t *d)
     if (*string_of(d, "architecture"))
         line("architecture", "%s%s%s%s", string_of(d, "architecture"), *string_of(d, "model_type") ? " (" : "",
              string_of(d, "model_type"), *string_of(d, "model_type") ? ")" : "");
+    const json_t *vectors = js_get(d, "embedding");
+    if (json_is_true(js_get(vectors, "scores")))
+        line("makes", "scores of pairs of texts: a reranker");
+    else if (vectors)
+        line("makes", "vectors of texts: an embedding model, %" PRId64 " dimensions, pooling %s",
+             int_of(vectors, "dimensions"), string_of(vectors, "pooling"));
     if (js_get(d, "unsupported_reason"))
         line("not supported", "%s", string_of(d, "unsupported_reason"));
     if (int_of(d, "parameters")) {

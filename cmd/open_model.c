@@ -425,6 +425,14 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
     /* Start early: creating a context takes longer than mapping a file. */
     o->warming = r->gpu && pthread_create(&o->warmer, NULL, warm_up, (void *)r) == 0;
     int rc = find_and_load(prog, &found, stream, r, o, e);
+    if (rc == 0 && !r->embeds && o->model->config.embedding.pooling) {
+        const int scores = o->model->config.embedding.scores;
+        err_set(e, ERR_UNSUPPORTED, "%s: %s: %s; zse-serve serves it at %s", path,
+                scores ? "a reranker" : "an embedding model",
+                scores ? "it scores pairs of texts" : "it makes vectors of texts",
+                scores ? "/v1/rerank" : "/v1/embeddings");
+        rc = -1;
+    }
     free(found);
     end_warm_up(o);
     if (rc == 0 && r->ctx && o->model->config.max_len > 0 && r->ctx > o->model->config.max_len)
@@ -448,7 +456,8 @@ void close_model(struct opened_model *o)
 
 int context_of(const struct config *c, const struct run_options *r)
 {
-    return r->ctx ? r->ctx : c->max_len > 0 && c->max_len < 8192 ? c->max_len : 8192;
+    const int most = c->embedding.max_len ? c->embedding.max_len : c->max_len;
+    return r->ctx ? r->ctx : most > 0 && most < 8192 ? most : 8192;
 }
 
 int context_len(const struct opened_model *o, const struct run_options *r) { return context_of(&o->model->config, r); }

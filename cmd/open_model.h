@@ -28,6 +28,7 @@ struct run_options {
     enum kv_type kv; int kv_given;
     int exact;
     int no_prefix_cache;            /* not an option: zse-bench computes every prompt */
+    int embeds;                     /* not an option: zse-serve also opens models that make no text */
     const char *device;             /* --device; NULL: $ZSE_DEVICE, else auto */
     int force;                      /* --force: open a model even if memory does not suffice */
     enum verify_mode verify;        /* --verify */

@@ -154,6 +154,8 @@ static int open_files(struct conversion *cv, int *n_specs, struct err *e)
                         skipped[WEIGHT_ENCODER]);
     if (skipped[WEIGHT_PREDICTOR])
         conversion_note(cv, "%d tensors that predict further tokens are skipped", skipped[WEIGHT_PREDICTOR]);
+    if (skipped[WEIGHT_TRAINING])
+        conversion_note(cv, "%d tensors of heads that only training used are skipped", skipped[WEIGHT_TRAINING]);
     return 0;
 }
 

@@ -151,6 +151,7 @@ static void attend_part(void *arg, int i, int thread)
         .out_head_stride = hd,
         .n_tokens = ch->n, .n_q_heads = group, .head_dim = j->head_dim, .pos = it->pos + ch->first,
         .window = c->window[j->index], .chunk = c->chunk[j->index],
+        .end = c->both_ways ? it->pos + it->n_tokens : 0,
         .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset,
         .v_offset = j->latent ? offset : offset + j->kv_bytes, .latent = j->latent ? c->mla.kv_rank : 0,
         .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv_type = k->kv_type,
@@ -191,7 +192,7 @@ static int plan_jobs(const struct attn_job *j)
     const struct config *c = k->c;
     const int window = c->window[index], span = c->chunk[index], groups = j->groups;
     const int group = c->n_heads / groups, n_threads = pool_size(k->pool), few = n_threads > 1 &&
-        j->n_runs * groups < MERGES * n_threads;
+        j->n_runs * groups < MERGES * n_threads && !c->both_ways;
     int n_jobs = 0, n_merges = 0;
     size_t used = 0;
     for (struct query_run *ch = j->runs; ch < j->runs + j->n_runs; ch++) {
@@ -366,6 +367,7 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
         for (int t = 0; t < it->n_tokens; t++) {
             k->token[s->n_tokens] = it->tokens[t];
             k->pos[s->n_tokens] = it->pos + t;
+            k->type[s->n_tokens] = it->second > 0 && it->pos + t >= it->second && k->c->n_types > 1;
             k->long_rope[s->n_tokens++] = is_long;
         }
         const int n_runs = (it->n_tokens + chunk - 1) / chunk;

@@ -33,7 +33,7 @@ enum {
     PREFETCH_TOKENS = 16,          /* most tokens for which idle threads prefetch the next weights */
     PREFETCH_BYTES = 32768,        /* bytes to prefetch; the calling thread prefetches less, as it has work left */
     PREFETCH_CALLER = 2048,
-    MAX_PARTS = 27 + 2 * MAX_ROPES,         /* regions besides those of threads */
+    MAX_PARTS = 28 + 2 * MAX_ROPES,         /* regions besides those of threads */
 };
 
 /* ---- memory ---- */
@@ -181,6 +181,7 @@ static int list_regions(struct core *k, struct arena_part *parts, int64_t max_le
     parts[n++] = (struct arena_part){ &k->token, t * sizeof *k->token };
     parts[n++] = (struct arena_part){ &k->pos, t * sizeof *k->pos };
     parts[n++] = (struct arena_part){ &k->long_rope, t * sizeof *k->long_rope };
+    parts[n++] = (struct arena_part){ &k->type, t * sizeof *k->type };
     parts[n++] = (struct arena_part){ &k->runs, t * sizeof *k->runs };
     k->n_partial = attn_partials(c, n_threads, max_len);
     parts[n++] = (struct arena_part){ &k->partial, k->n_partial * sizeof *k->partial };

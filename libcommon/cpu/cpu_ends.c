@@ -31,6 +31,8 @@ static void embed_finish(void *arg, int t, int thread)
     if (j->m->pos_embed)
         j->k->k->add(x, x, j->m->pos_embed + ((size_t)j->k->pos[t] + (size_t)c->pos_offset) * hidden, 1,
                      c->hidden_size);
+    if (j->m->type_embed)
+        j->k->k->add(x, x, j->m->type_embed + (size_t)j->k->type[t] * hidden, 1, c->hidden_size);
     if (j->m->embed_norm.present)
         core_norm_row(j->k, x, x, &j->m->embed_norm, c->hidden_size);
 }
@@ -51,7 +53,7 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
         core_linear(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1,
                     n, NULL);
     }
-    if (m->pos_embed || m->embed_norm.present)
+    if (m->pos_embed || m->type_embed || m->embed_norm.present)
         pool_run(k->pool, n, embed_finish, &j);
     residency_looked_up(k->residency);
     if (c->ple_dim)

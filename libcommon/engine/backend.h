@@ -37,6 +37,9 @@ struct batch_item {
      * factors by it: a sequence that comes to config_long_from() is computed again from position
      * 0 */
     int seq_len;
+    /* Encoders, whose items are whole sequences: position of the first token of the second text,
+     * which is of type 1 where the model has types; 0: there is one text. */
+    int second;
     /* the last n_hidden tokens' states after the final norm [n_hidden][hidden_size] go there */
     float *hidden; int n_hidden;
 };

@@ -50,10 +50,11 @@ static int open_states(struct engine *g, const struct engine_options *o, int n, 
 static int set_sizes(struct engine *g, const struct model *m, const struct engine_options *o, struct err *e)
 {
     const struct config *c = &m->config;
-    const int default_len = c->max_len > 0 && c->max_len < 8192 ? c->max_len : 8192;
+    const int most_len = c->embedding.max_len ? c->embedding.max_len : c->max_len,
+              default_len = most_len > 0 && most_len < 8192 ? most_len : 8192;
     g->m = m;
     g->backend = o->backend ? o->backend : &backend_cpu;
-    g->prefixes = !o->no_prefix_cache;
+    g->prefixes = !o->no_prefix_cache && !c->both_ways;
     g->max_len = o->max_len > 0 ? o->max_len : default_len;
     g->max_seqs = o->max_seqs > 0 ? o->max_seqs : 1;
     g->max_tokens = o->max_tokens > 0        ? o->max_tokens
@@ -62,6 +63,8 @@ static int set_sizes(struct engine *g, const struct model *m, const struct engin
                                               : BACKEND_STEP_TOKENS;
     if (g->max_tokens < g->max_seqs)
         g->max_tokens = g->max_seqs;
+    if (c->both_ways && g->max_tokens < g->max_len)         /* a step has whole sequences */
+        g->max_tokens = g->max_len;
     if (c->max_len > 0 && g->max_len > c->max_len)
         return err_set(e, ERR_LIMIT, "a context of %d tokens, expected at most the model's %d", g->max_len, c->max_len);
     return 0;
@@ -70,7 +73,9 @@ static int set_sizes(struct engine *g, const struct model *m, const struct engin
 static int ask_backend(const struct engine *g, const struct engine_options *o, struct backend_options *b, struct err *e)
 {
     const int n_blocks = pool_blocks(g, o, e);
-    *b = (struct backend_options){ .n_threads = o->n_threads, .kv_type = o->kv_type, .n_blocks = n_blocks,
+    /* keys and values of texts to embed live for one request: memory is no reason to round them */
+    const enum kv_type kv_type = g->m->config.embedding.pooling ? KV_F32 : o->kv_type;
+    *b = (struct backend_options){ .n_threads = o->n_threads, .kv_type = kv_type, .n_blocks = n_blocks,
                                    .n_states = n_states(g, o), .max_tokens = g->max_tokens,
                                    .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels,
                                    .max_weights = o->max_weights,
@@ -179,6 +184,7 @@ void engine_close(struct engine *g)
     free(g->logits);
     free(g->row);
     free(g->hidden);
+    free(g->dense);
     free(g->pace.alone_ns);
     free(g);
 }
@@ -236,6 +242,8 @@ int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, flo
 {
     struct kv_table kv;
     int rc = -1, state = -1;
+    if (g->m->config.embedding.pooling)
+        return err_set(e, ERR_UNSUPPORTED, "a model that makes vectors of texts has no logits");
     if (n_ids > g->max_len)
         return err_set(e, ERR_LIMIT, "%d tokens, expected at most the context of %d", n_ids, g->max_len);
     for (int i = 0; i < n_ids; i++)

@@ -84,10 +84,10 @@ struct token_event {
     const struct top_logprob *top; int n_top;
     /* prompt_logprobs: id is a token of the prompt (its first has no logprob: NAN, n_top 0) */
     int is_prompt;
-    const float *embedding; int n_embedding;    /* with `embed`, in the last call: hidden_size values of length 1 */
+    /* with `embed`, in the last call: config_embedding_size() values, of length 1 unless the model
+     * does not normalize */
+    const float *embedding; int n_embedding;
 };
-
-enum embed { EMBED_NONE, EMBED_MEAN, EMBED_LAST };
 
 enum { MAX_PRIORITY = 1000, AGEING_S = 10 };
 
@@ -104,8 +104,10 @@ struct request_params {
     /* the same for each token of the prompt, before the answer's first; needs n_logprobs >= 0,
      * and computes the whole prompt */
     int prompt_logprobs;
-    /* no answer: the final hidden states, pooled (mean or last token) and scaled to length 1 */
+    /* no answer: the final hidden states, pooled, through the model's dense layers if it has some,
+     * and scaled to length 1 (unless config.embedding says otherwise) */
     enum embed embed;
+    int second;                                 /* of a pair for a cross-encoder: first token of its second text */
     /* any number: requests with the same number belong to one tenant, and tenants get equal
      * throughput */
     uint64_t tenant;

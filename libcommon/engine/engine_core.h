@@ -6,6 +6,7 @@
  *   engine_plan.c       requests that run, and the tokens of each in a step
  *   engine_tenant.c     fairness between tenants
  *   engine_lookahead.c  steps launched before the one before has ended
+ *   engine_embed.c      from pooled states to vectors and scores
  *   engine_deliver.c    from the rows of a step to tokens, text and callbacks
  *   engine_masks.c      the work of constraints */
 #ifndef ZSE_ENGINE_ENGINE_CORE_H
@@ -88,6 +89,7 @@ struct request {
     int32_t forced[FORCED_AT_ONCE]; int n_forced, at_forced;    /* the next tokens, where each needs its own logits */
     float *pooled;                      /* [hidden_size] sum of hidden states so far; only with embed */
     enum embed embed;
+    int second;                             /* as in request_params */
     /* n_heard: tokens of the prompt that were reported to the callback */
     int ignore_eos, priority, n_logprobs, prompt_logprobs, n_heard;
     /* 1: a callback of this request or of one that fails with it has reported something; borrowed;
@@ -141,6 +143,7 @@ struct engine {
     float *logits;                      /* [max_seqs + PROMPT_ROWS, vocab_size] */
     float *row;                         /* [vocab_size] one of them, for a sibling to change */
     float *hidden;                      /* [max_tokens, hidden_size] once a request asked for embed */
+    float *dense;                           /* embed_work(): scratch of the last layers of embeddings, or NULL */
     int n_rows;                         /* rows of logits ever used */
     struct masks *masks;                /* NULL: no step has needed one */
     struct pace pace;
@@ -229,6 +232,14 @@ int masks_advance(struct engine *g, struct request *r);
 void masks_wait(struct engine *g);
 void masks_forget(struct engine *g, struct request *r); /* r is about to be freed */
 void masks_close(struct masks *m);                      /* before the requests are freed; NULL is fine */
+
+/* ---- engine_embed.c ---- */
+/* The vector that the model makes of pooled states (with EMBED_MEAN their sum over n_tokens): *out,
+ * in work, which has embed_work() floats.  Returns the number of its elements; -1: they are not
+ * finite, or have no length. */
+int embed_finish(const struct model *m, enum embed pooling, int n_tokens, const float *pooled, float *work,
+                 struct err *e, const float **out);
+size_t embed_work(const struct config *c);
 
 /* ---- engine_deliver.c ---- */
 void deliver_step(struct engine *g, int n_items);

@@ -238,31 +238,33 @@ static void deliver_logits(struct engine *g, struct request *r, float *logits, i
     }
 }
 
-static void deliver_hidden(struct engine *g, struct request *r, const float *h, int n, int end)
+/* Add the states h [n][hidden_size] of a step to those pooled so far; end: of their last token.
+ * They are added one after the other, so that chunks do not change the sum. */
+static void pool_states(const struct engine *g, struct request *r, const float *h, int n, int end)
 {
-    const int hidden = g->m->config.hidden_size;
-    for (int t = 0; t < n; t++)                 /* one after the other: chunks do not change the sum */
+    const int hidden = g->m->config.hidden_size, first = end == n;
+    for (int t = 0; t < (r->embed == EMBED_FIRST ? first : n); t++)
         for (int i = 0; i < hidden; i++)
             r->pooled[i] += h[(size_t)t * (size_t)hidden + (size_t)i];
+}
+
+static void deliver_hidden(struct engine *g, struct request *r, const float *h, int n, int end)
+{
+    struct err e;
+    pool_states(g, r, h, n, end);
     if (end < r->n_ids)
         return;
-    double sum = 0;
-    for (int i = 0; i < hidden; i++)
-        sum += (double)r->pooled[i] * r->pooled[i];
-    struct err e;
-    if (!(sum > 0 && sum <= 1e300)) {
-        err_set(&e, ERR_FORMAT, "embedding: a vector of length %g, expected a positive number", sqrt(sum));
+    const float *out;                           /* the pooled sum is cleared with the request's memory */
+    const int size = embed_finish(g->m, r->embed, r->n_ids, r->pooled, g->dense, &e, &out);
+    if (size < 0) {
         request_finish_early(g, r, FINISH_ERROR, &e);
         return;
     }
-    float *out = g->row;                        /* the pooled sum is cleared with the request's memory */
-    for (int i = 0; i < hidden; i++)
-        out[i] = (float)(r->pooled[i] / sqrt(sum));
     r->first_ns = r->last_ns = clock_ns();
     note_heard(r);
     g->count.prompt_tokens += (uint64_t)r->n_prompt;
     request_finish(g, r, &(struct token_event){ .id = -1, .text = "", .finish = FINISH_STOP, .embedding = out,
-                                                .n_embedding = hidden });
+                                                .n_embedding = size });
 }
 
 /* A copy of r's state stays with the tree of prefixes. */

@@ -374,6 +374,8 @@ static void plan_one(struct engine *g, struct request *r, struct room *room)
         return;
     const int most = decoding ? room->total + 1 : least(least(room->total, room->chunk), rows_limit(r, room->rows));
     r->planned = least(r->n_ids - r->kv.n_tokens, most);
+    if (g->m->config.both_ways && r->planned < r->n_ids)    /* all or nothing */
+        r->planned = 0;
     if (g->states && enters_prefixes(g, r))             /* end where a snapshot is taken */
         r->planned = least(r->planned, g->snapshot_every - r->kv.n_tokens % g->snapshot_every);
     room->total -= r->planned - decoding;
@@ -465,8 +467,8 @@ int plan_batch(struct engine *g)
             struct batch_item *item = &g->items[n];
             *item = (struct batch_item){ .tokens = r->ids + r->kv.n_tokens, .n_tokens = r->planned,
                                          .pos = r->kv.n_tokens, .table = r->kv.block, .state = r->slot,
-                                         .n_logits = n_logits(r), .seq_len = r->n_ids };
-            if (r->embed == EMBED_MEAN)
+                                         .n_logits = n_logits(r), .seq_len = r->n_ids, .second = r->second };
+            if (r->embed == EMBED_MEAN || r->embed == EMBED_FIRST)
                 item->n_hidden = r->planned;
             else if (r->embed == EMBED_LAST)
                 item->n_hidden = r->kv.n_tokens + r->planned == r->n_ids;

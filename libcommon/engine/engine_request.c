@@ -36,6 +36,8 @@ static int check_params(const struct engine *g, const struct request_params *p, 
         return -1;
     if (p->prompt_logprobs && p->n_logprobs < 0)
         return err_set(e, ERR_UNSUPPORTED, "logprobs of the prompt without logprobs of the answer");
+    if (g->m->config.embedding.pooling && !p->embed)
+        return err_set(e, ERR_UNSUPPORTED, "a model that makes vectors of texts cannot answer");
     if (p->embed && (p->n > 1 || p->constraint || p->n_logprobs >= 0))
         return err_set(e, ERR_UNSUPPORTED, "embeddings have no answer: expected no n, no constraint and no logprobs");
     if (p->constraint && p->n > 1 && !p->constraint->fork)
@@ -73,7 +75,7 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
     }
     r->tenant = s;
     s->n++;
-    const int room = g->max_len - p->n_ids, hidden = g->m->config.hidden_size;
+    const int room = p->embed ? 0 : g->max_len - p->n_ids, hidden = g->m->config.hidden_size;
     r->n_ids = r->n_prompt = p->n_ids;
     r->limit = p->n_ids + (p->max_tokens && p->max_tokens < room ? p->max_tokens : room);
     r->at[BY_TURN] = r->at[BY_DEADLINE] = r->slot = -1;
@@ -82,6 +84,7 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
     r->n_logprobs = p->n_logprobs;
     r->prompt_logprobs = p->prompt_logprobs;
     r->embed = p->embed;
+    r->second = p->second;
     r->on_token = p->on_token;
     r->heard = p->heard;
     r->user = p->users ? p->users[i] : p->user;
@@ -148,6 +151,8 @@ static int make_room(struct engine *g, struct tenant_queue *s, const struct requ
     if (p->embed && !g->hidden && !(g->hidden = malloc((size_t)g->max_tokens * (size_t)g->m->config.hidden_size *
                                                        sizeof *g->hidden)))
         return err_nomem(e, "hidden states");
+    if (p->embed && !g->dense && !(g->dense = malloc(embed_work(&g->m->config) * sizeof *g->dense)))
+        return err_nomem(e, "dense layers");
     return 0;
 }
 

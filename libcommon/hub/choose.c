@@ -14,7 +14,8 @@ const char *const choose_optional[CHOOSE_N_OPTIONAL] = {
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "tokenizer.model",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "LICENSE", "LICENSE.txt", "LICENSE.md",
-    "NOTICE", "README.md", "hf_quant_config.json", CHOOSE_INDEX,
+    "NOTICE", "README.md", "hf_quant_config.json", "modules.json", "sentence_bert_config.json",
+    "config_sentence_transformers.json", CHOOSE_INDEX,
 };
 
 static int ends_with(const char *s, const char *end)
@@ -53,7 +54,13 @@ static int is_small(const char *name)
     for (int i = 0; i < CHOOSE_N_OPTIONAL; i++)
         if (strcmp(name, choose_optional[i]) == 0)
             return 1;
-    return fnmatch("additional_chat_templates/*.jinja", name, FNM_PATHNAME) == 0;
+    /* of sentence-transformers: pooling, and dense layers with their few weights */
+    static const char *const patterns[] = { "additional_chat_templates/*.jinja", "[0-9]_*/config.json",
+                                            "[0-9]_Dense/model.safetensors" };
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
+        if (fnmatch(patterns[i], name, FNM_PATHNAME) == 0)
+            return 1;
+    return 0;
 }
 
 /* Is `pick` a whole word of the file's name, as Q4_K_M in Model-Q4_K_M.gguf? */

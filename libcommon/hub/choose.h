@@ -23,7 +23,7 @@ void choose_release(struct file_choice *c);
 
 /* Files that a conversion reads if they exist. */
 extern const char *const choose_optional[];
-enum { CHOOSE_N_OPTIONAL = 18 };
+enum { CHOOSE_N_OPTIONAL = 21 };
 #define CHOOSE_INDEX "model.safetensors.index.json"
 
 #endif

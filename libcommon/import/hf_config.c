@@ -161,6 +161,9 @@ json_t *hf_config_normalize(const json_t *config, struct err *e)
     rename_field(out, "rotary_emb_base", "rope_theta");
     rename_field(out, "rotary_pct", "partial_rotary_factor");
     rename_field(out, "swa_rope_theta", "rope_local_base_freq");
+    rename_field(out, "global_rope_theta", "rope_theta");
+    rename_field(out, "local_rope_theta", "rope_local_base_freq");
+    rename_field(out, "rotary_emb_fraction", "partial_rotary_factor");
     if (normalize_ropes(out, e) < 0) {
         json_decref(out);
         return NULL;

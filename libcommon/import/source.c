@@ -19,6 +19,7 @@
 #include "libcommon/import/joined.h"
 #include "libcommon/import/packed.h"
 #include "libcommon/import/safetensors.h"
+#include "libcommon/import/sentence.h"
 #include "libcommon/quant/ggml.h"
 
 enum { MAX_SMALL_FILE = 256 << 20, MAX_CONFIG = 16 << 20 };
@@ -452,6 +453,7 @@ static int add_small_files(struct source *s, struct err *e)
             "added_tokens.json",
         "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "LICENSE",
         "LICENSE.txt", "LICENSE.md", "NOTICE", "README.md",
+        "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (exists(s->path, names[i]) && add_file(s, names[i], e) < 0)
@@ -498,6 +500,47 @@ static int normalize(struct source *s, json_t *raw, const char *path, struct err
     return s->config ? 0 : err_prefix(e, "%s", path);
 }
 
+/* Add the tensors of a dense layer under the name of its folder. */
+static int add_dense_shard(struct source *s, const char *folder, struct err *e)
+{
+    const int before = s->n_tensors;
+    char *file = join(folder, "model.safetensors", e);
+    int rc = file ? add_shard(s, file, e) : -1;
+    free(file);
+    for (int i = before; rc == 0 && i < s->n_tensors; i++) {
+        char *name;
+        if (asprintf(&name, "%s.%s", folder, s->tensors[i].name) < 0)
+            return err_nomem(e, folder);
+        free((char *)s->tensors[i].name);
+        s->tensors[i].name = name;
+    }
+    return rc;
+}
+
+/* Read the files of sentence-transformers, if there are some. */
+static int add_modules(struct source *s, struct err *e)
+{
+    int found, rc = 0;
+    json_t *modules = sentence_modules(s, &found, e), *described = NULL;
+    if (!modules)
+        return found ? -1 : 0;
+    const char *folder;
+    for (size_t i = 0; rc == 0 && (folder = sentence_folder(modules, i)); i++) {
+        char *file = *folder ? join(folder, "config.json", e) : NULL;
+        if (file && exists(s->path, file))
+            rc = add_file(s, file, e);
+        free(file);
+        if (rc == 0 && *sentence_weights(modules, i) && s->kind == SOURCE_FOLDER)
+            rc = add_dense_shard(s, folder, e);
+    }
+    if (rc == 0 && !(described = sentence_describe(s, modules, e)))
+        rc = -1;
+    if (rc == 0)
+        json_object_set_new(s->config, "zse_embedding", described);
+    json_decref(modules);
+    return rc == 0 && s->kind == SOURCE_FOLDER ? sort_names(s, e) : rc;
+}
+
 static int open_folder(struct source *s, struct err *e)
 {
     if (add_small_files(s, e) < 0)
@@ -512,10 +555,10 @@ static int open_folder(struct source *s, struct err *e)
     if (source_file(s, "generation_config.json") &&
         !(s->generation_config = parse_small(s, "generation_config.json", e)))
         return -1;
+    if ((s->kind == SOURCE_FOLDER && open_tensors(s, e) < 0) || (s->config && add_modules(s, e) < 0))
+        return -1;
     if (s->kind != SOURCE_FOLDER)
         return 0;
-    if (open_tensors(s, e) < 0)
-        return -1;
     if (packed_config(s, e) < 0)
         return -1;
     /* its index reads data */

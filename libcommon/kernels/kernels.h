@@ -41,7 +41,9 @@ extern "C" {
 
 /* Attention of n_tokens consecutive queries of one sequence, for the query heads that share one KV
  * head.  Query i stands at position pos + i and sees positions [begin_i, pos + i], begin_i = window
- * ? max(0, pos + i - window + 1) : chunk ? (pos + i) / chunk * chunk : 0.  KV block b (positions
+ * ? max(0, pos + i - window + 1) : chunk ? (pos + i) / chunk * chunk : 0; with end > 0 it also sees
+ * the positions behind it, up to end - 1, with a window up to pos + i + window - 1.  KV block b
+ * (positions
  * 16*b .. 16*b+15) of this head lies at base + table[b] * stride + k_offset (v_offset).  Parts of
  * 512 positions (512*p .. 512*p+511) are computed independently, by any thread at any time, and
  * merged in order.  In a part, for its positions j in [begin_i, pos + i]:
@@ -69,6 +71,7 @@ struct attn {
     float *out; size_t out_token_stride, out_head_stride;
     int n_tokens, n_q_heads, head_dim;
     int pos, window, chunk;                                     /* 0: none; one of both */
+    int end;                        /* of encoders: positions of the whole sequence; 0: causal */
     const uint8_t *base; const int32_t *table; size_t stride, k_offset, v_offset;
     enum kv_type kv_type;
     /* scale > 0; softcap 0: none; s = softcap * tanh(s / softcap) */

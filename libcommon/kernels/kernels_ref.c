@@ -267,6 +267,11 @@ static int first_seen(const struct attn *a, int at)
     return a->chunk ? at / a->chunk * a->chunk : a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0;
 }
 
+static int last_seen(const struct attn *a, int at)
+{
+    return !a->end ? at : a->window && at + a->window < a->end ? at + a->window - 1 : a->end - 1;
+}
+
 /* Values are the keys' first elements. */
 static void attend_latent(const struct attn *a, const float *p, int begin, int end, float *o)
 {
@@ -355,14 +360,15 @@ static void attend_finish(const struct attn *a, int head, float *o, struct softm
 static void attention(const struct attn *a, void *scratch)
 {
     for (int row = 0; row < a->n_tokens * a->n_q_heads; row++) {
-        const int i = row / a->n_q_heads, h = row % a->n_q_heads, at = a->pos + i, first = first_seen(a, at);
+        const int i = row / a->n_q_heads, h = row % a->n_q_heads, at = a->pos + i, first = first_seen(a, at),
+                  last = last_seen(a, at);
         const float *q = a->q + (size_t)i * a->q_token_stride + (size_t)h * a->q_head_stride,
                     slope = a->alibi ? a->alibi[h] : 0;
         float *o = a->out + (size_t)i * a->out_token_stride + (size_t)h * a->out_head_stride;
         struct softmax x, x1;
-        for (int part = first / ATTN_PART; part <= at / ATTN_PART; part++) {
+        for (int part = first / ATTN_PART; part <= last / ATTN_PART; part++) {
             const int begin = part * ATTN_PART > first ? part * ATTN_PART : first,
-                      end = at < (part + 1) * ATTN_PART ? at + 1 : (part + 1) * ATTN_PART;
+                      end = last < (part + 1) * ATTN_PART ? last + 1 : (part + 1) * ATTN_PART;
             if (a->partial) {
                 if (part == a->part) {
                     float *to = a->partial + (size_t)row * attn_partial(a->head_dim);
@@ -389,7 +395,7 @@ static void attention_merge(const struct attn *a)
         const int i = row / a->n_q_heads, h = row % a->n_q_heads, at = a->pos + i;
         float *o = a->out + (size_t)i * a->out_token_stride + (size_t)h * a->out_head_stride;
         struct softmax x[2];
-        for (int n = 0, part = first_seen(a, at) / ATTN_PART; part <= at / ATTN_PART; part++, n = 1) {
+        for (int n = 0, part = first_seen(a, at) / ATTN_PART; part <= last_seen(a, at) / ATTN_PART; part++, n = 1) {
             const float *from = a->partial + (size_t)(part - a->part) * part_size + (size_t)row * size;
             memcpy(x[n].l, from + size - 32, sizeof x[n].l);
             x[n].m = from[size - 16];

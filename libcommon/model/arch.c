@@ -256,7 +256,7 @@ static void more_gemma(struct parse *p, struct config *c)
     c->norm_offset = c->qk_norm_offset = c->gguf ? 0 : 1;
     if (c->act == CONFIG_ACT_GELU)          /* early gemma models say "gelu" and were trained with the approximation */
         c->act = CONFIG_ACT_GELU_TANH;
-    parse_must_be(p, "use_bidirectional_attention", 0);
+    c->both_ways = parse_bool(p, "use_bidirectional_attention", 0);
 }
 
 static void more_gemma2(struct parse *p, struct config *c)
@@ -269,6 +269,8 @@ static void more_gemma2(struct parse *p, struct config *c)
     set_windows(c, window, (int)parse_int(p, "sliding_window_pattern|_sliding_window_pattern", 1, INT32_MAX,
                                           gemma3 ? 6 : 2));
     layer_types_parse(p, c, window);
+    for (int i = 0; c->both_ways && i < c->n_layers; i++)       /* the half on each side */
+        c->window[i] = c->window[i] ? c->window[i] / 2 + 1 : 0;
 }
 
 static void more_stablelm(struct parse *p, struct config *c)
@@ -667,7 +669,7 @@ static const struct arch archs[] = {
 static const struct arch *arch_at(int i)
 {
     static const struct arch *const tables[] = { archs, moe_archs, state_archs, hybrid_archs, gemma_archs,
-                                                mamba_archs };
+                                                mamba_archs, encoder_archs };
     for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
         for (const struct arch *a = tables[t]; a->name; a++)
             if (i-- == 0)

@@ -21,7 +21,8 @@ enum experts_form {
 /* Names of the source's tensors without ".weight" and ".bias". NULL: the architecture has no
  * such tensor; "": a norm without weights. */
 struct weight_names {
-    const char *embed, *pos, *embed_norm, *embed_in, *embed_out, *final_norm, *head;
+    const char *embed, *pos, *types, *embed_norm, *embed_in, *embed_out, *final_norm, *head;
+    const char *dense, *dense_norm;         /* dense: NULL, the names are those of struct embedding */
     const char *layer;                      /* "layers.": then the number and a dot */
     const char *attn_norm, *attn_post_norm, *mlp_norm, *mlp_post_norm, *q_norm, *k_norm;
     const char *attn_sub_norm, *mlp_sub_norm;       /* bitnet: of the inputs of o and down */
@@ -120,6 +121,7 @@ extern const struct arch moe_archs[];                   /* arch_moe.c: mixtures 
 extern const struct arch hybrid_archs[];                /* arch_hybrid.c: delta nets beside attention */
 extern const struct arch mamba_archs[];                 /* arch_mamba.c: Mamba beside attention */
 extern const struct arch gemma_archs[];                 /* arch_gemma.c: Gemma 3n and 4 */
+extern const struct arch encoder_archs[];               /* arch_encoder.c: BERT and its successors */
 const struct arch *arch_find(const char *name);         /* NULL: none */
 
 /* wrapper.c: a checkpoint with a language model inside, by its outer model_type. */
@@ -132,6 +134,9 @@ const struct wrapper *wrapper_find(const char *name);               /* NULL: non
 int wrapper_skips(const struct wrapper *w, const char *tensor);     /* w may be NULL */
 
 extern const char *const arch_ignored[];                /* keys that do not change what is computed */
+
+/* embedding.c: pooling and dense layers from zse_embedding, or from the head of a classifier. */
+void embedding_parse(struct parse *p, struct config *c);
 
 /* RoPE tables from rope_parameters. */
 void rope_parse(struct parse *p, const struct arch *a, struct config *c);

@@ -162,7 +162,7 @@ enum { MAX_LAYERS = 65536, MAX_WIDTH = 1 << 24, MAX_VOCAB = 1 << 28, MAX_LEN = 1
 static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
 {
     c->vocab_size = (int)parse_int(p, "vocab_size", 1, MAX_VOCAB, a->vocab_size);
-    c->hidden_size = (int)parse_int(p, "hidden_size|n_embd|n_embed|d_model", 1, MAX_WIDTH, a->hidden_size);
+    c->hidden_size = (int)parse_int(p, "hidden_size|n_embd|n_embed|d_model|dim", 1, MAX_WIDTH, a->hidden_size);
     c->n_layers = (int)parse_int(p, "num_hidden_layers|n_layer|n_layers", 1, MAX_LAYERS, a->n_layers);
     c->n_heads = (int)parse_int(p, "num_attention_heads|n_head|n_heads|num_heads", 1, MAX_WIDTH, a->n_heads);
     c->n_kv_heads = (int)parse_int(p, "num_kv_heads|n_head_kv|num_key_value_heads", 1, MAX_WIDTH,
@@ -171,7 +171,7 @@ static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
     if (json_is_array(list))
         c->intermediate_size = (int)json_integer_value(json_array_get(list, 0));
     else
-        c->intermediate_size = (int)parse_int(p, "ffn_hidden_size|ffn_dim|n_inner|intermediate_size", 1, MAX_WIDTH,
+        c->intermediate_size = (int)parse_int(p, "ffn_hidden_size|ffn_dim|n_inner|intermediate_size|hidden_dim", 1, MAX_WIDTH,
                                           a->intermediate_size ? a->intermediate_size : 4 * (int64_t)c->hidden_size);
     c->max_len = (int)parse_int(p, "max_position_embeddings|n_positions|max_seq_len|seq_length", 1, MAX_LEN,
                                 a->max_len);
@@ -336,6 +336,8 @@ int config_parse(struct config *c, const json_t *json, struct err *e)
     }
     if (a->more)
         a->more(&p, c);
+    if (!p.bad)
+        embedding_parse(&p, c);
     if (!p.bad && !json_object_get(p.seen, "layer_types"))
         layer_types_parse(&p, c, 0);
     if (!p.bad && !json_object_get(p.seen, "scale_attn_weights"))
@@ -374,6 +376,8 @@ void config_release(struct config *c)
     free(c->chunk);
     free(c->window);
     free(c->rope_of);
+    json_decref(c->embedding.prompts);
+    free(c->embedding.default_prompt);
     *c = (struct config){ 0 };
 }
 
@@ -469,6 +473,16 @@ int64_t config_layer_parameters(const struct config *c, int layer, int per_token
 }
 
 static int any(const unsigned char *kinds, int n, int kind) { return memchr(kinds, kind, (size_t)n) != NULL; }
+enum embed config_pooling(const struct config *c)
+{
+    return c->embedding.pooling ? c->embedding.pooling : EMBED_MEAN;
+}
+
+int config_embedding_size(const struct config *c)
+{
+    return c->embedding.n_dense ? c->embedding.dense[c->embedding.n_dense - 1].out : c->hidden_size;
+}
+
 int config_has_mixer(const struct config *c, enum mixer_kind kind) { return any(c->mixer, c->n_layers, (int)kind); }
 int config_has_ff(const struct config *c, enum ff_kind kind) { return any(c->ff, c->n_layers, (int)kind); }
 
@@ -500,6 +514,10 @@ int config_kv_layers(const struct config *c)
 
 const char *config_beyond_dense(const struct config *c)
 {
+    if (c->both_ways)
+        return "attention to later tokens";
+    if (c->embedding.n_dense)
+        return "dense layers behind the pooled state";
     if (config_state_bytes(c))
         return "recurrent layers";
     if (config_has_mixer(c, MIXER_NONE) || config_has_ff(c, FF_NONE))

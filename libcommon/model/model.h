@@ -150,10 +150,32 @@ struct rope {                   /* one table of rotations; layers choose one by 
 enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP = 32, BIAS_DOWN = 64, BIAS_NORM = 128,
        BIAS_HEAD = 256, BIAS_QK_NORM = 512,
        BIAS_ROUTER = 1024, BIAS_EXPERTS = 2048, BIAS_IN = 4096 /* in and o of layers with a state */,
-       BIAS_OUT = 8192 /* state_o */, BIAS_INDEX = 16384 /* index_norm */, BIAS_QKV = 7, BIAS_MLP = 112 };
+       BIAS_OUT = 8192 /* state_o */, BIAS_INDEX = 16384 /* index_norm */, BIAS_DENSE_1 = 32768,
+       BIAS_DENSE_2 = 65536, BIAS_DENSE_NORM = 131072, BIAS_QKV = 7, BIAS_MLP = 112 };
 
 /* Parameters of the activation xIELU. */
 enum xielu { XIELU_ALPHA_P, XIELU_ALPHA_N, XIELU_BETA, XIELU_EPS, N_XIELU };
+
+/* How one vector is made of the final states of a text's tokens: their sum, the last, the first. */
+enum embed { EMBED_NONE, EMBED_MEAN, EMBED_LAST, EMBED_FIRST };
+
+/* A model that makes vectors of texts, or scores of pairs of texts: one or two dense layers behind
+ * the pooled state. */
+enum dense_act { DENSE_PLAIN, DENSE_TANH, DENSE_RELU, DENSE_GELU };
+enum { MAX_DENSE = 2 };
+struct embedding {
+    enum embed pooling;         /* EMBED_NONE: the model makes text */
+    int normalize;              /* vectors have length 1 */
+    int scores;                 /* a cross-encoder: the only element is the score of a pair */
+    int max_len;                /* tokens of a text; 0: the context */
+    int n_dense;
+    struct dense { int in, out, biased; enum dense_act act; char stem[48] /* in the source */; } dense[MAX_DENSE];
+    int dense_norm;             /* a norm between the two (modernbert) */
+    /* texts put before an input, by name, and the name of the one that is used unless another is
+     * asked for; NULL: none; owned */
+    json_t *prompts;
+    char *default_prompt;
+};
 
 /* Layers that have sinks. */
 enum sinks { SINKS_NONE, SINKS_ALL, SINKS_WINDOWED };
@@ -243,6 +265,12 @@ struct config {
     /* layers of the source beyond n_layers that predict further tokens: not used */
     int n_extra_layers;
     int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */
+    /* Encoders: a token also sees those behind it, in layers with a window those nearer than that
+     * on both sides. */
+    int both_ways;
+    int n_types;                            /* types of tokens, which have embeddings (bert); 0: none */
+    int bare_first;                         /* modernbert: the first layer has no norm before attention */
+    struct embedding embedding;
     /* from config.json; the tokenizer and generation_config are better sources */
     int32_t bos, eos[8]; int n_eos;
 };
@@ -251,6 +279,10 @@ struct config {
  * the result, are refused by name. */
 int config_parse(struct config *c, const json_t *json, struct err *e);
 void config_release(struct config *c);
+/* How vectors of texts are pooled: the mean, if the model does not say it. */
+enum embed config_pooling(const struct config *c);
+/* Elements of the vector that the model makes of a text. */
+int config_embedding_size(const struct config *c);
 /* Length from which a whole sequence uses LongRoPE's long factors; 0: never. */
 int config_long_from(const struct config *c);
 /* Name (model_type) of architecture i that runs, i = 0, 1, ...; NULL beyond the last. */
@@ -318,7 +350,10 @@ struct model {
     struct linear altup_in, altup_out;
     struct norm ple_in_norm;            /* of each layer's ple_dim elements */
     const float *pos_embed;         /* [max_len + pos_offset, hidden_size] f32 or NULL */
+    const float *type_embed;        /* [n_types, hidden_size] f32 or NULL */
     struct norm embed_norm, final_norm;
+    struct linear dense_1, dense_2; /* behind the pooled state, see struct embedding */
+    struct norm dense_norm;
     struct linear head;             /* the embedding if tied */
     struct zfile *file;             /* NULL for models assembled in memory; owned */
     void *owned;                    /* freed by model_close */
@@ -400,7 +435,7 @@ struct weight_spec {
     int optional;                   /* may be missing in the source (a bias) */
 };
 enum weight_role {
-    ROLE_EMBED, ROLE_POS, ROLE_NORM, ROLE_BIAS, ROLE_HEAD,
+    ROLE_EMBED, ROLE_POS, ROLE_NORM, ROLE_BIAS, ROLE_HEAD, ROLE_DENSE,
     N_ENDS_ROLES,               /* the roles above are outside of the layers, or of no matrix */
     /* matrices of a layer, see parts.def */
     ROLE_Q = N_ENDS_ROLES, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_Q_A, ROLE_KV_A, ROLE_K_B,
@@ -431,6 +466,7 @@ enum weight_skip {
     WEIGHT_BUFFER,              /* made from the configuration, or a copy: frequencies, masks, a tied head */
     WEIGHT_ENCODER,             /* part of an encoder of images, video or sound */
     WEIGHT_PREDICTOR,           /* predicts further tokens (multi-token prediction) */
+    WEIGHT_TRAINING,            /* a head that was only used in training (encoders) */
     N_WEIGHT_SKIPS
 };
 enum weight_skip weight_skip(const struct config *c, const char *source_name);

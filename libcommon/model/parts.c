@@ -193,6 +193,7 @@ struct part_fact end_part_fact(const struct config *c, enum end_part part)
     const struct weight_names *names = c->names;
     const int64_t hidden = c->hidden_size, embed = c->embed_size, ple = (int64_t)c->n_layers * c->ple_dim,
                   streams = (int64_t)(c->n_streams - 1) * hidden;
+    const struct embedding *d = &c->embedding;
     const char *have;
     switch (part) {
 #define NORM(id, field, source, side, scope, have_, bias, size) \

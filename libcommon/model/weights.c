@@ -132,7 +132,8 @@ static int add(struct builder *b, const char *name, const char *suffix, const ch
     char full[200], ours[80];
     snprintf(full, sizeof full, "%s%s", source, suffix);
     snprintf(ours, sizeof ours, "%s%s", name, suffix);
-    const int flat = t.is_vector && t.rows == 1;
+    /* a table with one row (types of tokens) is a matrix in the source */
+    const int flat = t.is_vector && t.rows == 1 && !(t.role == ROLE_POS && has_dims(b, full, 2));
     if (!src_rows)
         src_rows = flat ? t.cols : t.rows;
     const int64_t want[2] = { flat || !t.map.transposed ? src_rows : t.cols, t.map.transposed ? src_rows : t.cols };
@@ -683,6 +684,17 @@ static void stream_names(const struct builder *b, char *out, size_t room, const 
         snprintf(out + n, room - n, "}");
 }
 
+/* The name of a dense layer, which may be beside the model: without its prefix. */
+static void dense_name(const struct builder *b, char *source, size_t room, int i)
+{
+    const char *stem = b->c->embedding.dense[i].stem;
+    char probe[168];
+    path(b, source, room, -1, stem);
+    snprintf(probe, sizeof probe, "%s.weight", source);
+    if (!exists(b, probe))
+        snprintf(source, room, "%s", stem);
+}
+
 /* Add a weight outside of the layers, if the model has it. */
 static int add_end(struct builder *b, enum end_part part)
 {
@@ -692,7 +704,7 @@ static int add_end(struct builder *b, enum end_part part)
     const char *stem = end_stem(&b->n, part);
     if (!f.stored)
         return 0;
-    if (!stem)
+    if (!stem && p->role != ROLE_DENSE)
         return err_set(b->e, ERR_UNSUPPORTED, "architecture %s: no name for %s in %s", c->arch, p->name,
                        c->gguf ? "a GGUF" : "its checkpoints");
     if (p->kind == PART_NORM)
@@ -702,6 +714,8 @@ static int add_end(struct builder *b, enum end_part part)
         const int found = find_head(b, source, sizeof source);
         if (c->gguf ? !found : c->tied || (!found && !c->tied_given))
             return 0;
+    } else if (p->role == ROLE_DENSE) {
+        dense_name(b, source, sizeof source, part == EP_DENSE_2);
     } else {
         char streams[160];
         if (part == EP_ALTUP_IN || part == EP_ALTUP_OUT) {
@@ -730,6 +744,7 @@ static int add_ends(struct builder *b, int first)
 static int find_prefix(struct builder *b)
 {
     static const char *const prefixes[] = { "model.", "transformer.", "gpt_neox.", "", "backbone.",
+                                            "bert.", "roberta.", "distilbert.", "new.",
                                             "language_model.model.", "model.language_model.", "language_model." };
     char probe[168];
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
@@ -850,7 +865,8 @@ enum weight_skip weight_skip(const struct config *c, const char *name)
      * in the GGUF's configuration. */
     static const char *const ends[] = { "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached",
                                         ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
-                                        ".attention.rotary_emb.inv_freq" };
+                                        ".attention.rotary_emb.inv_freq", "embeddings.position_ids",
+                                        "embeddings.token_type_ids" };
     static const struct { const char *begin; enum weight_skip why; } begins[] = {
         { "vision_tower.", WEIGHT_ENCODER }, { "multi_modal_projector.", WEIGHT_ENCODER },
         { "model.vision_tower.", WEIGHT_ENCODER }, { "model.multi_modal_projector.", WEIGHT_ENCODER },
@@ -858,6 +874,9 @@ enum weight_skip weight_skip(const struct config *c, const char *name)
         { "rope_factors_short.", WEIGHT_BUFFER }, { "model.mtp_", WEIGHT_PREDICTOR }, { "mtp.", WEIGHT_PREDICTOR },
         { "model.mtp.", WEIGHT_PREDICTOR },
     };
+    static const char *const trained_with[] = { "pooler.", "cls.", "lm_head.", "vocab_", "head.", "decoder.",
+                                                "mlm_head." };
+    static const char *const prefixes[] = { "", "bert.", "roberta.", "model." };
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (ends_with(name, ends[i]))
             return WEIGHT_BUFFER;
@@ -866,6 +885,11 @@ enum weight_skip weight_skip(const struct config *c, const char *name)
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
         if (strncmp(name, begins[i].begin, strlen(begins[i].begin)) == 0)
             return begins[i].why;
+    for (size_t i = 0; c->both_ways && i < sizeof prefixes / sizeof *prefixes; i++)
+        for (size_t k = 0; k < sizeof trained_with / sizeof *trained_with; k++)
+            if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0 &&
+                strncmp(name + strlen(prefixes[i]), trained_with[k], strlen(trained_with[k])) == 0)
+                return WEIGHT_TRAINING;
     const char *layer = strstr(name, c->gguf ? gguf_names.layer : c->names->layer);
     const int n = layer ? atoi(layer + strlen(c->gguf ? gguf_names.layer : c->names->layer)) : -1;
     if (n >= c->n_layers && n < c->n_layers + c->n_extra_layers)

@@ -135,6 +135,12 @@ const struct field fields[] = {
     TEXT("encoding_format", BODY_EMBEDDING, AT(encoding_format), "float or base64"),
     WHOLE("dimensions", BODY_EMBEDDING, 1, INT_MAX, AT(dimensions), 0,
           "cut vectors to this many numbers, scaled to length 1 again"),
+    TEXT("input_type", BODY_EMBEDDING, AT(input_type),
+         "query or document: the model's prompt for it, if it has one, is put before each text"),
+    TEXT("prompt_name", BODY_EMBEDDING, AT(prompt_name),
+         "name of a prompt of the model (zse-info lists them) that is put before each text; \"\": none"),
+    WHOLE("truncate_prompt_tokens", BODY_EMBEDDING, -1, INT_MAX, AT(truncate), 0,
+          "cut longer texts to this many tokens; -1: to as many as the model takes (default: refuse them)"),
 
     TEXT("user", API | BODY_RESPONSES | BODY_EMBEDDING | BODY_WS_CHAT, AT(user), "kept in /api/analytics/requests"),
     OTHER("metadata", BODY_RESPONSES, "{\"type\":\"object\"}", "comes back in the answer"),

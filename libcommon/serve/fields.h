@@ -44,6 +44,8 @@ struct field {
 extern const struct field fields[];
 extern const int n_fields;
 
+/* bodies that ask for vectors or scores, not for text */
+enum { EMBEDS = BODY_EMBEDDING };
 enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GIVEN_N = 8, GIVEN_TOP_LOGPROBS = 16,
        GIVEN_LOGPROBS = 32 };
 
@@ -55,6 +57,8 @@ struct params {
         priority;
     int parallel_calls;
     int add_special, parse_special, with_pieces, add_generation_prompt, dimensions;
+    int truncate;                       /* tokens of a text; -1: the context; 0: longer ones are refused */
+    const char *input_type, *prompt_name;       /* borrowed from the body */
     int max_running, max_waiting, chunk;
     int rate_limit, enabled, token_limit_minute, token_limit_day;
     double expires_at;

@@ -88,6 +88,8 @@ int32_t tokenizer_bos(const struct tokenizer *t);                   /* -1: none 
 const int32_t *tokenizer_eos(const struct tokenizer *t, int *n);
 /* Would ADD_SPECIAL put BOS first? */
 int tokenizer_adds_bos(const struct tokenizer *t);
+/* The ids that ADD_SPECIAL puts behind a text, borrowed. */
+const int32_t *tokenizer_suffix(const struct tokenizer *t, int *n);
 int tokenizer_is_special(const struct tokenizer *t, int32_t id);
 /* Id of the token whose text is exactly this (special tokens by their text), -1 if none. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t size);

@@ -113,6 +113,12 @@ static void sequence_close(struct sequence *s)
     free(s->key), free(s->value), free(s->q), free(s->key_back), free(s->value_back), free(s->bytes), free(s->table);
 }
 
+/* The last position that a query sees. */
+static int last_of(const struct attn *a, int at)
+{
+    return !a->end ? at : a->window && at + a->window < a->end ? at + a->window - 1 : a->end - 1;
+}
+
 /* All positions from `from` on, in calls of at most `step` queries, parted: a part at a time,
  * last part first; out [len][n_heads][head_dim + 3]. */
 static float *attend(const struct sequence *s, const struct kernels *k, int from, int step, int parted)
@@ -129,7 +135,7 @@ static float *attend(const struct sequence *s, const struct kernels *k, int from
         void *scratch = aligned(k->attention_scratch(a.head_dim));
         if (parted) {
             const int first = (a.window && p - a.window + 1 > 0 ? p - a.window + 1 : 0) / ATTN_PART,
-                      last = (p + a.n_tokens - 1) / ATTN_PART;
+                      last = last_of(&a, p + a.n_tokens - 1) / ATTN_PART;
             const size_t one = (size_t)(a.n_tokens * a.n_q_heads) * attn_partial(a.head_dim);
             float *partial = aligned((size_t)(last - first + 1) * one * sizeof *partial);
             for (a.part = last; a.part >= first; a.part--) {
@@ -158,9 +164,9 @@ static void check_ref(const struct sequence *s, const float *got, int from)
         for (int h = 0; h < s->n_heads; h++) {
             const float *q = s->q + ((size_t)at * (size_t)s->n_heads + (size_t)h) * (size_t)hd,
                         *o = got + (size_t)at * a->out_token_stride + (size_t)h * a->out_head_stride;
-            int first = a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0;
+            int first = a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0, last = last_of(a, at);
             double max = -1e300, sum = 0;
-            for (int j = first; j <= at; j++) {
+            for (int j = first; j <= last; j++) {
                 double v = 0;
                 for (int d = 0; d < hd; d++)
                     v += q[d] * s->key_back[j * hd + d];
@@ -172,11 +178,11 @@ static void check_ref(const struct sequence *s, const float *got, int from)
                 p[j] = v;
                 max = v > max ? v : max;
             }
-            for (int j = first; j <= at; j++)
+            for (int j = first; j <= last; j++)
                 sum += p[j] = exp(p[j] - max);
             for (int d = 0; d < attn_width(a); d++) {
                 double v = 0;
-                for (int j = first; j <= at; j++)
+                for (int j = first; j <= last; j++)
                     v += p[j] * (a->latent ? s->key_back : s->value_back)[j * hd + d];
                 /* scores of size 6 with some 2^-24 each, turned into relative errors of the
                  * weights; values up to 1 */
@@ -287,6 +293,25 @@ static void parts(void **state)
         }
 }
 
+/* Encoders: queries see positions behind their own, in one part and in several. */
+static void both_ways(void **state)
+{
+    (void)state;
+    static const int windows[] = { 0, 1, 9, 65, 600 };
+    static const float slopes[3] = { 0.5f, 0.0625f, 0.01f };
+    struct rng r = { 8 };
+    for (int type = KV_F32; type < KV_TYPES; type++)
+        for (size_t i = stride() > 1 ? (size_t)type % 5 : 0; i < sizeof windows / sizeof *windows; i += stride()) {
+            struct sequence s;
+            sequence_open(&s, i == 4 || (i == 0 && type == KV_F32) ? LONG : SHORT, (enum kv_type)type, 48, 3, &r);
+            s.a.window = windows[i];
+            s.a.end = s.len;
+            s.a.alibi = i == 2 ? slopes : NULL;
+            check(&s);
+            sequence_close(&s);
+        }
+}
+
 /* Values that are the first elements of keys. */
 static void latents(void **state)
 {
@@ -351,6 +376,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes), cmocka_unit_test(many_heads), cmocka_unit_test(variants), cmocka_unit_test(parts),
+        cmocka_unit_test(both_ways),
             cmocka_unit_test(latents),
         cmocka_unit_test(old_blocks), cmocka_unit_test(extremes),
     };

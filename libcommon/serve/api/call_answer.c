@@ -28,7 +28,7 @@ void call_usage(const struct call *c, struct buf *out)
 {
     int prompt, completion, cached, reasoning;
     call_totals(c, &prompt, &completion, &cached, &reasoning);
-    if (c->form->body == BODY_EMBEDDING) {
+    if (call_embeds(c)) {
         buf_printf(out, "{\"prompt_tokens\":%d,\"total_tokens\":%d}", prompt, prompt);
         return;
     }

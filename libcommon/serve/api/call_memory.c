@@ -83,14 +83,14 @@ void call_drop_prompt(struct call *c)
 
 static size_t engine_bytes(const struct call *c, int n)
 {
-    const int embed = c->form->body == BODY_EMBEDDING, max_len = c->lm->m.max_len;
+    const int embed = call_embeds(c), max_len = c->lm->m.max_len;
     /* two copies, and as text */
-    const size_t embedding = embed ? (size_t)c->lm->m.model->config.hidden_size * 64 : 0;
+    const size_t embedding = embed ? (size_t)config_embedding_size(&c->lm->m.model->config) * 64 : 0;
     size_t bytes = 0, stops = 0;
     for (int i = 0; i < c->n_stop; i++)
         stops += strlen(c->stop[i]) + 64;
     for (int i = 0; i < c->n_prompts; i++) {
-        const int room = max_len - c->prompts[i].n_ids;
+        const int room = embed ? 0 : max_len - c->prompts[i].n_ids;
         const size_t len = (size_t)c->prompts[i].n_ids +
                            (size_t)(c->max_tokens && c->max_tokens < room ? c->max_tokens : room);
         bytes += (size_t)n * (CHOICE_BYTES + embedding + stops + (size_t)c->params.sampling.n_bias * sizeof *c->bias +

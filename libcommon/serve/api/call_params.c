@@ -174,7 +174,12 @@ int call_bind(struct call *c, struct problem *pr)
         return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", c->lm->id);
     if (fields_parse(c->json, c->form->body, &c->params, pr) != 0)
         return -1;
-    if (c->form->body & (BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_COUNT))
+    const struct embedding *m = &c->lm->m.model->config.embedding;
+    const int texts = BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_COUNT;
+    if (m->pooling && !call_embeds(c) && !(c->form->body & texts))
+        return problem_set(pr, 400, "model", "unsupported_model", "model: %s makes no text: use %s", c->lm->id,
+                           m->scores ? "/v1/rerank or /v1/score" : "/v1/embeddings");
+    if (call_embeds(c) || c->form->body & texts)
         return 0;
     return check_params(c, pr) || parse_stop(c, pr) || parse_bias(c, pr) || parse_breakers(c, pr) ||
                    parse_stream_options(c, pr) ? -1 : 0;

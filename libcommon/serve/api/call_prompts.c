@@ -7,10 +7,12 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
 
+int call_embeds(const struct call *c) { return (c->form->body & EMBEDS) != 0; }
+
 int call_prompts(struct call *c, int n, struct problem *pr)
 {
     if (n < 1 || n > MAX_CHOICES)
-        return problem_set(pr, 400, c->form->body == BODY_EMBEDDING ? "input" : "prompt", "out_of_range",
+        return problem_set(pr, 400, call_embeds(c) ? "input" : "prompt", "out_of_range",
                            "%d prompts, expected 1 to %d", n, MAX_CHOICES);
     if (!(c->prompts = calloc((size_t)n, sizeof *c->prompts)))
         return problem_nomem(pr);
@@ -20,7 +22,7 @@ int call_prompts(struct call *c, int n, struct problem *pr)
 
 static int check_length(const struct call *c, const struct prompt *p, const char *field, struct problem *pr)
 {
-    int room = c->form->body == BODY_EMBEDDING ? 0 : 1, max_len = c->lm->m.max_len;
+    int room = call_embeds(c) ? 0 : 1, max_len = c->lm->m.max_len;
     if (p->n_ids < 1)
         return problem_set(pr, 400, field, "empty", "%s: the prompt is empty, expected at least 1 token", field);
     if (p->n_ids + room > max_len && c->form->body != BODY_COUNT)
@@ -56,6 +58,34 @@ static int check_beginning(struct call *c, const char *text, size_t size, unsign
                        c->lm->id, max_len);
 }
 
+/* Most tokens of a text that the body asks to be cut; 0: none is. */
+static int cut_length(const struct call *c)
+{
+    const int max_len = c->lm->m.max_len, most = c->params.truncate;
+    return most == -1 || most > max_len ? max_len : most;
+}
+
+/* Cut a text, but keep the tokens that the tokenizer puts behind all texts. */
+static void truncate(const struct call *c, struct prompt *p)
+{
+    int n;
+    const int32_t *suffix = tokenizer_suffix(c->lm->m.tokenizer, &n);
+    const int most = cut_length(c);
+    if (most == 0 || p->n_ids <= most)
+        return;
+    n = n < most ? n : most;
+    memcpy(p->ids + most - n, suffix, (size_t)n * sizeof *p->ids);
+    p->n_ids = most;
+}
+
+/* The beginning of a text that is certain to have more tokens than it is cut to; or all of it. */
+static size_t cut_bytes(const struct call *c, const char *text, size_t size)
+{
+    enum { LONGEST_TOKEN = 64 };
+    const size_t part = (size_t)cut_length(c) * LONGEST_TOKEN + 4096;
+    return part >= size || cut_length(c) == 0 ? size : part - utf8_incomplete(text, part);
+}
+
 int call_tokenize(struct call *c, int i, const char *text, size_t size, int special, int bos, struct problem *pr,
                   const char *field)
 {
@@ -64,15 +94,20 @@ int call_tokenize(struct call *c, int i, const char *text, size_t size, int spec
     struct err e;
     size_t n;
     const unsigned flags = (special ? TOKENIZE_PARSE_SPECIAL : 0) | (bos ? TOKENIZE_ADD_SPECIAL : 0);
-    if (check_beginning(c, text, size, flags, field, pr) != 0 || call_hold(c, (TOKENIZE_BYTES + 1) * size, pr) != 0)
+    if (call_embeds(c))
+        size = cut_bytes(c, text, size);
+    if ((!cut_length(c) && check_beginning(c, text, size, flags, field, pr) != 0) ||
+        call_hold(c, (TOKENIZE_BYTES + 1) * size, pr) != 0)
         return -1;
     if (tokenizer_encode(t, text, size, flags, &p->ids, &n, &e) != 0)
         return problem_err(pr, field, NULL, &e);
     if (call_keep(c, n * sizeof *p->ids, pr) != 0)
         return -1;
     p->n_ids = n > INT32_MAX ? INT32_MAX : (int)n;
+    if (call_embeds(c) && bos)
+        truncate(c, p);
     /* a tokenizer that appends EOS to every text would end the answer at once */
-    if (bos && c->form->body != BODY_EMBEDDING) {
+    if (bos && !call_embeds(c)) {
         int n_eos;
         const int32_t *eos = tokenizer_eos(t, &n_eos);
         for (int k = 0; k < n_eos && p->n_ids > 1; k++)
@@ -114,6 +149,21 @@ static int keep_text(struct prompt *p, const char *text, size_t size)
     return p->text ? 0 : -1;
 }
 
+/* Tokenize a text with the model's prompt before it. */
+static int with_prefix(struct call *c, int i, const char *text, size_t size, const char *field, struct problem *pr)
+{
+    const size_t n = strlen(c->prefix);
+    char *both = call_keep(c, n + size, pr) == 0 ? malloc(n + size + 1) : NULL;
+    if (!both)
+        return pr->status ? -1 : problem_nomem(pr);
+    memcpy(both, c->prefix, n);
+    memcpy(both + n, text, size);
+    const int rc = call_tokenize(c, i, both, n + size, 0, 1, pr, field);
+    free(both);
+    c->kept_bytes -= n + size;
+    return rc;
+}
+
 static int one_prompt(struct call *c, int i, const json_t *v, const char *field, int special, struct problem *pr)
 {
     struct prompt *p = &c->prompts[i];
@@ -133,6 +183,8 @@ static int one_prompt(struct call *c, int i, const json_t *v, const char *field,
         return -1;
     if (c->params.echo && keep_text(p, json_string_value(v), json_string_length(v)) != 0)
         return problem_nomem(pr);
+    if (c->prefix && *c->prefix)
+        return with_prefix(c, i, json_string_value(v), json_string_length(v), field, pr);
     return call_tokenize(c, i, json_string_value(v), json_string_length(v), special, 1, pr, field);
 }
 

@@ -226,7 +226,7 @@ int call_is_stream(const struct call *c) { return c->params.stream; }
 
 static int make_choices(struct call *c, struct problem *pr)
 {
-    int n = c->form->body == BODY_EMBEDDING ? 1 : c->params.n;
+    int n = call_embeds(c) ? 1 : c->params.n;
     if (c->n_prompts * n > MAX_CHOICES)
         return problem_set(pr, 400, "n", "out_of_range", "n: %d answers to %d prompts, expected at most %d together", n,
                            c->n_prompts, MAX_CHOICES);
@@ -259,7 +259,7 @@ static int make_choices(struct call *c, struct problem *pr)
 static int reserve_tokens(struct call *c, struct problem *pr)
 {
     enum { LEAST_ANSWER = 16 };
-    const int embed = c->form->body == BODY_EMBEDDING, open_end = !embed && c->form->body != BODY_COMPLETION &&
+    const int embed = call_embeds(c), open_end = !embed && c->form->body != BODY_COMPLETION &&
         c->max_tokens == 0;
     const int64_t n = embed ? 1 : c->params.n;
     int64_t prompts = 0, least = 0, most = 0, granted;
@@ -294,14 +294,15 @@ static void show_relaxed(const struct call *c)
 static struct request_params engine_request(struct call *c)
 {
     const struct params *p = &c->params;
-    const int embed = c->form->body == BODY_EMBEDDING;
+    const int embed = call_embeds(c);
     /* max_tokens = 0 of a completion asks for the prompt only: completions.c hides the one token */
     const int prompt_only = c->form->body == BODY_COMPLETION && p->given & GIVEN_MAX_TOKENS;
     struct request_params rp = { .sampling = p->sampling, .max_tokens = c->max_tokens ? c->max_tokens : prompt_only,
                                  .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos,
                                  .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
                                  .prompt_logprobs = p->echo && c->n_logprobs >= 0,
-                                 .embed = embed ? EMBED_MEAN : EMBED_NONE, .priority = p->priority,
+                                 .embed = embed ? config_pooling(&c->lm->m.model->config) : EMBED_NONE,
+                                 .priority = p->priority,
                                  .tenant = c->tenant, .heard = &c->heard, .n = embed ? 1 : p->n };
     if (c->s->o.timeout_s > 0)
         rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);
@@ -322,6 +323,7 @@ static void submit(struct call *c)
     for (int i = 0; i < c->n_prompts; i++) {
         rp.ids = c->prompts[i].ids;
         rp.n_ids = c->prompts[i].n_ids;
+        rp.second = c->prompts[i].second;
         rp.constraint = c->prompts[i].constraint.state ? &c->prompts[i].constraint : NULL;
         if (worker_submit(c->lm->worker, &rp, &c->jobs[i * rp.n]) == 0) {
             c->prompts[i].constraint.state = NULL;

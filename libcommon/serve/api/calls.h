@@ -49,6 +49,7 @@ struct choice {
 struct prompt {
     int32_t *ids; int n_ids;            /* owned */
     char *text; size_t text_size;       /* for echo; owned, else NULL */
+    int second;                         /* of a pair: first token of the second text; 0: it is one text */
     struct constraint constraint;       /* of its answers; state NULL: none, or the engine owns it */
 };
 
@@ -113,6 +114,7 @@ struct call {
     struct tool_rounds *rounds;         /* owned; NULL: no tools of the server */
     json_t *documents;                  /* owned: the answer of /api/rag/context; NULL: none were wanted */
     void (*documents_then)(struct call *c);
+    const char *prefix;                 /* put before texts to embed, borrowed from the model; NULL: nothing */
     int raw_text;                       /* special tokens are part of the answer's text */
     struct buf head;                    /* the bytes that begin every event of a stream */
     struct buf line;                    /* scratch: the event being written */
@@ -129,6 +131,8 @@ void call_start(struct server *s, struct conn *c, struct access_record *record, 
                 const char *text, size_t size);
 
 /* ---- for the forms ---- */
+/* 1: the call wants vectors or scores, not text. */
+int call_embeds(const struct call *c);
 struct access_record *call_record(const struct call *c);        /* NULL: none */
 void call_cancel(struct call *c);       /* of all its open choices */
 /* Hold `more` bytes besides what the call keeps, until the next call_hold.  0, or -1 with *pr (413,

@@ -1,6 +1,7 @@
-/* embeddings.c - POST /v1/embeddings: the mean of the final hidden states of a text, scaled to
- * length 1. */
+/* embeddings.c - POST /v1/embeddings: the vector of a text.  An embedding model pools as its files
+ * say; of others it is the mean of the final hidden states, scaled to length 1. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,16 +74,68 @@ static void end(struct call *c)
     buf_release(&out);
 }
 
+/* The first of these names that the model has a prompt of; NULL: none. */
+static const char *find_prompt(const struct embedding *m, const char *const *names)
+{
+    for (; *names; names++)
+        if (json_object_get(m->prompts, *names))
+            return json_string_value(json_object_get(m->prompts, *names));
+    return NULL;
+}
+
+/* Refuse a name that the model has no prompt of. */
+static int no_prompt(const struct embedding *m, const char *name, struct problem *pr)
+{
+    char list[200] = "none";
+    size_t at = 0;
+    const char *key;
+    json_t *v;
+    json_object_foreach(m->prompts, key, v)
+        if (at + strlen(key) + 3 < sizeof list)
+            at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", at ? ", " : "", key);
+    return problem_set(pr, 400, "prompt_name", "out_of_range",
+                       "prompt_name: '%.40s' is no prompt of this model, which has: %s", name, list);
+}
+
+/* Set the text that goes before each input. */
+static int choose_prompt(struct call *c, const struct embedding *m, struct problem *pr)
+{
+    static const char *const queries[] = { "query", "search_query", NULL },
+                            *const documents[] = { "document", "passage", "search_document", "corpus", NULL };
+    const char *name = c->params.prompt_name, *type = c->params.input_type;
+    if (type && strcmp(type, "query") != 0 && strcmp(type, "document") != 0)
+        return problem_set(pr, 400, "input_type", "out_of_range", "input_type: '%.40s', expected query or document",
+                           type);
+    if (name && type)
+        return problem_set(pr, 400, "prompt_name", NULL, "prompt_name: with input_type: one of the two");
+    if (name && *name && !json_object_get(m->prompts, name))
+        return no_prompt(m, name, pr);
+    if (type)
+        c->prefix = find_prompt(m, *type == 'q' ? queries : documents);
+    else if (!name)
+        name = m->default_prompt;
+    if (name)
+        c->prefix = json_string_value(json_object_get(m->prompts, name));
+    return 0;
+}
+
 static int prepare(struct call *c, struct problem *pr)
 {
     const char *format = c->params.encoding_format;
-    int size = c->lm->m.model->config.hidden_size;
+    const struct config *config = &c->lm->m.model->config;
+    const int size = config_embedding_size(config);
+    if (config->embedding.scores)
+        return problem_set(pr, 400, "model", "unsupported_model",
+                           "model: %s scores pairs of texts and makes no vectors: use /v1/rerank or /v1/score",
+                           c->lm->id);
     if (format && strcmp(format, "float") != 0 && strcmp(format, "base64") != 0)
         return problem_set(pr, 400, "encoding_format", "out_of_range",
                            "encoding_format: '%.40s', expected float or base64", format);
     if (c->params.dimensions > size)
         return problem_set(pr, 400, "dimensions", "out_of_range", "dimensions: %d is not in the range 1 to %d",
                            c->params.dimensions, size);
+    if (choose_prompt(c, &config->embedding, pr) != 0)
+        return -1;
     return call_any_prompts(c, "input", 0, pr);
 }
 

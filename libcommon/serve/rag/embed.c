@@ -31,7 +31,7 @@ void rag_use_embedding(struct rag_job *j)
 }
 
 const char *rag_model(const struct rag_job *j) { return *j->model ? j->model : NULL; }
-int rag_vector_size(const struct rag_job *j) { return j->embedder->m.model->config.hidden_size; }
+int rag_vector_size(const struct rag_job *j) { return config_embedding_size(&j->embedder->m.model->config); }
 
 /* ---- in the thread ---- */
 
@@ -123,7 +123,8 @@ void rag_embed(struct rag_job *j)
     memset(j->jobs, 0, sizeof j->jobs);
     for (int i = 0; i < j->n_texts && !j->embed_failed; i++) {
         const struct request_params p = { .ids = j->texts[i].ids, .n_ids = j->texts[i].n, .sampling = lm->sampling,
-                                          .n_logprobs = -1, .embed = EMBED_MEAN, .n = 1, .heard = &j->heard,
+                                          .n_logprobs = -1, .embed = config_pooling(&lm->m.model->config), .n = 1,
+                                          .heard = &j->heard,
                                           .tenant = indexes ? INDEX_TENANT : j->tenant,
                                           .priority = indexes ? INDEX_PRIORITY : 0 };
         j->jobs[i].user = j;
