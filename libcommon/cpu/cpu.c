@@ -182,6 +182,8 @@ static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
     }
     if (c->n_streams)
         altup_end(k, b->m, k->x, s.n_tokens);
+    if (c->hyper.n)
+        hyper_end(k, b->m, k->x, s.n_tokens);
     return 0;
 }
 

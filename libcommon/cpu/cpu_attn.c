@@ -26,7 +26,7 @@ enum {
 
 int attn_groups(const struct config *c)
 {
-    if (!c->mla.kv_rank)
+    if (!c->mla.kv_rank && !c->rates)
         return c->n_kv_heads;
     int n = LATENT_HEADS;
     while (c->n_heads % n)
@@ -153,7 +153,8 @@ static void attend_part(void *arg, int i, int thread)
         .window = c->window[j->index], .chunk = c->chunk[j->index],
         .end = c->both_ways ? it->pos + it->n_tokens : 0,
         .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset,
-        .v_offset = j->latent ? offset : offset + j->kv_bytes, .latent = j->latent ? c->mla.kv_rank : 0,
+        .v_offset = j->latent ? offset : offset + j->kv_bytes,
+        .latent = !j->latent ? 0 : c->rates ? c->head_dim : c->mla.kv_rank,
         .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv_type = k->kv_type,
         .scale = c->attn_scale, .softcap = c->attn_softcap,
         .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };

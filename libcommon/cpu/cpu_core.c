@@ -86,7 +86,8 @@ static size_t thread_scratch(const struct config *c, const struct kernels *kerne
  * the head, and in the values of latent attention. */
 static size_t widest_mlp(const struct config *c)
 {
-    const size_t values = c->mla.kv_rank ? (size_t)c->n_heads * (size_t)c->mla.v_dim : 0;
+    const size_t grouped = (size_t)c->compressed.o_groups * (size_t)c->compressed.o_rank;
+    const size_t values = grouped ? grouped : c->mla.kv_rank ? (size_t)c->n_heads * (size_t)c->mla.v_dim : 0;
     size_t n = (size_t)c->embed_size > values ? (size_t)c->embed_size : values;
     for (int i = 0; i < c->n_layers; i++)
         n = (size_t)config_mlp_size(c, i) > n ? (size_t)config_mlp_size(c, i) : n;
@@ -97,7 +98,7 @@ static size_t widest_input(const struct config *c)
 {
     const struct mla *m = &c->mla;
     size_t cols = (size_t)c->n_heads * (size_t)(m->kv_rank && m->v_dim > c->head_dim ? m->v_dim : c->head_dim);
-    cols = m->kv_rank && (size_t)m->q_rank > cols ? (size_t)m->q_rank : cols;
+    cols = (size_t)m->q_rank > cols ? (size_t)m->q_rank : cols;
     cols = m->kv_rank && (size_t)m->nope_dim > cols ? (size_t)m->nope_dim : cols;
     cols = cols > (size_t)c->hidden_size ? cols : (size_t)c->hidden_size;
     cols = cols > (size_t)c->embed_size ? cols : (size_t)c->embed_size;
@@ -122,9 +123,10 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) *
                     (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + (wide ? kv : 2 * q + 2 * kv) +
                     widest_mlp(c) + (norms_experts(c) ? hidden : 0) + moe_floats(c) + mla_floats(c) +
-                    index_floats(c) + state_floats(c) +
+                    index_floats(c) + compress_floats(c) + state_floats(c) +
                     (size_t)(c->n_layers + 1) * (size_t)c->ple_dim + (c->moe.beside ? 2 * hidden : 0) +
-                    (size_t)c->n_streams * hidden + (c->laurel_rank ? hidden + (size_t)c->laurel_rank : 0) +
+                    (size_t)(c->n_streams + c->hyper.n) * hidden + (size_t)(c->hyper.n * (c->hyper.n + 1)) +
+                    (c->laurel_rank ? hidden + (size_t)c->laurel_rank : 0) +
                     (c->cutoff ? widest_mlp(c) : 0);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
@@ -167,7 +169,8 @@ static int list_regions(struct core *k, struct arena_part *parts, int64_t max_le
     parts[n++] = (struct arena_part){ &k->mlp, row * widest_mlp(c) };
     parts[n++] = (struct arena_part){ &k->ple, row * (size_t)c->n_layers * (size_t)c->ple_dim };
     parts[n++] = (struct arena_part){ &k->ple_mid, row * (size_t)c->ple_dim };
-    parts[n++] = (struct arena_part){ &k->streams, row * (size_t)c->n_streams * hidden };
+    parts[n++] = (struct arena_part){ &k->streams, row * (size_t)(c->n_streams + c->hyper.n) * hidden };
+    parts[n++] = (struct arena_part){ &k->mix, row * (size_t)(c->hyper.n * (c->hyper.n + 1)) };
     parts[n++] = (struct arena_part){ &k->laurel, c->laurel_rank ? row * hidden : 0 };
     parts[n++] = (struct arena_part){ &k->laurel_mid, row * (size_t)c->laurel_rank };
     parts[n++] = (struct arena_part){ &k->sparse, c->cutoff ? row * widest_mlp(c) : 0 };
@@ -215,7 +218,8 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     free(parts);
     k->bytes = k->arena_bytes;
     if (rc < 0 || (c->moe.n_experts && moe_open(k, e) < 0) || (c->mla.kv_rank && mla_open(k, e) < 0) ||
-        (c->indexed && index_open(k, max_len, e) < 0) || (state_floats(c) && state_open(k, e) < 0)) {
+        (index_floats(c) && index_open(k, max_len, e) < 0) || (c->rates && compress_open(k, max_len, e) < 0) ||
+        (state_floats(c) && state_open(k, e) < 0)) {
         core_close(k);
         return -1;
     }
@@ -237,6 +241,7 @@ void core_close(struct core *k)
     moe_close(k);
     mla_close(k);
     index_close(k);
+    compress_close(k);
     state_close(k);
     *k = (struct core){ 0 };
 }
@@ -387,12 +392,17 @@ static void cap_logits(float *x, int n, float scale, float cap)
             x[i] = cap * tanhf(x[i] / cap);
 }
 
-/* g * sigmoid(a g) * (u + 1) = silu(a g) * ((u + 1) / a), which act_mul computes */
+/* g * sigmoid(a g) * (u + 1) = silu(a g) * ((u + 1) / a), which act_mul computes; a 0: only the
+ * limits */
 static void clamp_gated(float *g, float *u, int n, float alpha, float limit)
 {
     for (int i = 0; i < n; i++) {
-        g[i] = alpha * (g[i] > limit ? limit : g[i]);
-        u[i] = ((u[i] < -limit ? -limit : u[i] > limit ? limit : u[i]) + 1) / alpha;
+        g[i] = g[i] > limit ? limit : g[i];
+        u[i] = u[i] < -limit ? -limit : u[i] > limit ? limit : u[i];
+        if (alpha == 0)
+            continue;
+        g[i] *= alpha;
+        u[i] = (u[i] + 1) / alpha;
     }
 }
 
@@ -439,7 +449,7 @@ static void op_tiles(const struct core *k, const struct op *op, int t0, int t1, 
                 out[(size_t)t * op->ldo + (size_t)r] *= k->c->gate_scale;
         if (op->up)
             core_multiply(k, op->up, op->in, t0, t1, n_tokens, tile - r0, ldt, thread);
-        for (int t = 0; t < n_tokens && op->expert && k->c->moe.act_limit > 0; t++)
+        for (int t = 0; t < n_tokens && k->c->moe.act_limit > 0 && (op->expert || k->c->moe.act_alpha == 0); t++)
             clamp_gated(out + (size_t)t * op->ldo, tile + (size_t)t * ldt, n, k->c->moe.act_alpha, k->c->moe.act_limit);
         for (int t = 0; t < n_tokens && k->c->act == CONFIG_ACT_XIELU; t++)
             xielu(out + (size_t)t * op->ldo, n, op->act);
@@ -783,6 +793,7 @@ static int run_mixer(struct core *k, const struct step *s, const struct layer *l
 {
     switch ((enum mixer_kind)k->c->mixer[index]) {
     case MIXER_MLA:       return mla_run(k, s, l, index, h, out, cols);
+    case MIXER_COMPRESSED: return compress_run(k, s, l, index, h, out, cols);
     case MIXER_CONV: case MIXER_MAMBA2: case MIXER_DELTA: case MIXER_MAMBA1: case MIXER_LIGHTNING:
         return state_run(k, s, l, index, h, out, cols);
     case MIXER_ATTENTION: case MIXER_NONE: case MIXER_BOTH: break;
@@ -799,7 +810,7 @@ static int run_layer(struct core *k, const struct step *s, const struct layer *l
     int cols;
     if (c->mixer[index] == MIXER_NONE)
         goto feed;
-    h = pre_norm(k, &l->attn_norm, x, k->h[0], n);
+    h = c->hyper.n ? hyper_enter(k, l, 0, &l->attn_norm, x, n) : pre_norm(k, &l->attn_norm, x, k->h[0], n);
     renorm(k, h, x, n, !mixer_has_state(c->mixer[index]));
     if (c->mixer[index] == MIXER_BOTH) {
         if (run_both(k, s, l, index, h, x))
@@ -824,15 +835,19 @@ static int run_layer(struct core *k, const struct step *s, const struct layer *l
     add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_next(k, index, LOOP_O));
     if (c->laurel_rank)
         altup_add_laurel(k, x, n);
+    if (c->hyper.n)
+        hyper_leave(k, x, n);
 feed:
     if (c->ff[index] == FF_NONE)
         return 0;
-    h = pre_norm(k, &l->mlp_norm, x, k->h[0], n);
+    h = c->hyper.n ? hyper_enter(k, l, 1, &l->mlp_norm, x, n) : pre_norm(k, &l->mlp_norm, x, k->h[0], n);
     renorm(k, h, x, n, 2);
     core_layer_input(k, &in_mlp, h, hidden, n, l, INPUT_MLP);
     if (c->moe.beside && c->ff[index] == FF_MOE ? run_beside(k, l, index, k->h[0], &in_mlp, x, n)
                                                 : run_ff(k, l, index, &in_mlp, x, n))
         return 1;
+    if (c->hyper.n)
+        hyper_leave(k, x, n);
     return c->n_streams ? 0 : ple_run(k, l, index, x, n);
 }
 

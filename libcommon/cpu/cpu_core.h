@@ -70,6 +70,19 @@ struct index_work {
     size_t stride;                          /* bytes of a token's latents */
 };
 
+/* Buffers of compressed attention, of a step: the compressed query; values and scores of
+ * entries, entries that end; the same of the indexer, its queries and weights; inputs and
+ * outputs of o_a.  Of some tokens: scores of entries, the chosen ones and their number, the keys
+ * and entries they see. */
+struct compress_work {
+    float *q_a, *value, *score, *entry, *index_value, *index_score, *index_entry, *q, *weight, *group, *tiles, *scores;
+    int *chosen, *n_chosen;
+    int32_t *table;                         /* 0, 1, 2 ..: the blocks of keys in order */
+    uint8_t *keys, *one;                    /* one: a block for each thread */
+    int batch, most, room;                  /* tokens at a time; seen, and scored, by one of them at most */
+    size_t stride, one_bytes;               /* bytes of a token's keys, of a block */
+};
+
 /* Buffers of layers with a state: the projection, outputs of the convolution and of the
  * recurrence, rates of the delta net, the gate of attention, outputs of gate_a. */
 struct state_work { float *in, *conv, *out, *ba, *gate, *low; };
@@ -94,6 +107,7 @@ struct core {
     float *ple, *ple_mid;                   /* config.ple_dim: of all layers, of one */
     /* config.n_streams: [max_tokens][n_streams][hidden_size], LAuReL's addend, its channels; the
      * gates and ups of a layer whose gates are cut off */
+    float *mix;                             /* config.hyper: [max_tokens][n * (n + 1)], see cpu_hyper.c */
     float *streams, *laurel, *laurel_mid, *sparse;
     float *beside[2];                       /* moe.beside: outputs of the MLP and of the experts */
     float *cos[MAX_ROPES], *sin[MAX_ROPES]; /* by RoPE table: [max_tokens, dim / 2], factor included */
@@ -116,6 +130,7 @@ struct core {
     struct moe_work moe;
     struct mla_work mla;
     struct index_work index;
+    struct compress_work compress;
     struct state_work state;
     float *states; size_t state_stride;     /* states of sequences, borrowed; floats of one */
     const struct cpu_hook *hook;

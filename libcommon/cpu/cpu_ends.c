@@ -60,6 +60,8 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
         ple_embed(k, m, n, x);
     if (c->n_streams)
         altup_begin(k, m, x, n);
+    if (c->hyper.n)
+        hyper_begin(k, x, n);
 }
 
 void core_final_norm(struct core *k, const struct model *m, const float *x, float *out)

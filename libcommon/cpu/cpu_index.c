@@ -27,7 +27,8 @@ struct index_job {
 size_t index_floats(const struct config *c)
 {
     const struct indexer *x = &c->indexer;
-    return c->indexed ? (size_t)(x->n_heads + 1) * (size_t)x->head_dim + (size_t)x->n_heads + (size_t)x->top_k + 1 : 0;
+    return c->indexed && c->mla.kv_rank ? (size_t)(x->n_heads + 1) * (size_t)x->head_dim + (size_t)x->n_heads +
+           (size_t)x->top_k + 1 : 0;
 }
 
 int index_open(struct core *k, int64_t max_len, struct err *e)
@@ -176,28 +177,32 @@ static uint32_t threshold(const float *score, int n, int k, int *above)
     return found;
 }
 
-/* The top_k positions of a token, ascending; of equal scores the first. */
+int index_choose(const float *score, int n, int most, int *to)
+{
+    int count = 0, above = 0;
+    if (n <= most) {
+        for (int i = 0; i < n; i++)
+            to[count++] = i;
+        return count;
+    }
+    const uint32_t least = threshold(score, n, most, &above);
+    int equal = most - above;
+    for (int i = 0; i < n && count < most; i++) {
+        const uint32_t x = order_of(score[i]);
+        if (x > least || (x == least && equal-- > 0))
+            to[count++] = i;
+    }
+    return count;
+}
+
 static void choose_token(void *arg, int slot, int thread)
 {
     (void)thread;
     const struct index_job *j = arg;
     const struct index_work *w = &j->k->index;
-    const int token = j->first + slot, n = j->k->pos[token] + 1;
-    const float *score = w->scores + (size_t)slot * (size_t)w->room;
-    int *to = w->chosen + (size_t)token * (size_t)w->most, count = 0, above = 0;
-    if (n <= w->most) {
-        for (int i = 0; i < n; i++)
-            to[count++] = i;
-    } else {
-        const uint32_t least = threshold(score, n, w->most, &above);
-        int equal = w->most - above;
-        for (int i = 0; i < n && count < w->most; i++) {
-            const uint32_t x = order_of(score[i]);
-            if (x > least || (x == least && equal-- > 0))
-                to[count++] = i;
-        }
-    }
-    w->n_chosen[token] = count;
+    const int token = j->first + slot;
+    w->n_chosen[token] = index_choose(w->scores + (size_t)slot * (size_t)w->room, j->k->pos[token] + 1, w->most,
+                                      w->chosen + (size_t)token * (size_t)w->most);
 }
 
 static void store_keys(const struct index_job *j)

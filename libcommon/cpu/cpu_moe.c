@@ -159,6 +159,8 @@ static void limit_groups(const struct moe *m, const float *score, unsigned char 
 
 static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
+static float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
+
 /* Turn the router's outputs into scores, in place. */
 static void score_all(const struct moe *m, float *s)
 {
@@ -166,7 +168,8 @@ static void score_all(const struct moe *m, float *s)
     for (int i = 0; i < m->n_experts; i++)
         most = s[i] > most ? s[i] : most;
     for (int i = 0; i < m->n_experts; i++) {
-        s[i] = m->router == ROUTER_SIGMOID ? sigmoid(s[i]) : expf(s[i] - most);
+        s[i] = m->router == ROUTER_SIGMOID ? sigmoid(s[i])
+               : m->router == ROUTER_SQRT_SOFTPLUS ? sqrtf(softplus(s[i])) : expf(s[i] - most);
         sum += s[i];
     }
     for (int i = 0; i < m->n_experts && m->router == ROUTER_SOFTMAX; i++)
@@ -236,6 +239,33 @@ static void choose(const struct moe *m, float *score, const float *correction, i
     weigh(m, weight);
 }
 
+/* Take the experts that a table has for a token, each once; 0 stands for numbers of no expert. */
+static void look_up(const struct moe *m, float *score, const float *experts, int *id, float *weight)
+{
+    unsigned char taken[m->n_experts];
+    memset(taken, 0, sizeof taken);
+    score_all(m, score);
+    for (int i = 0; i < m->top_k; i++) {
+        int x = experts[i] > 0 && experts[i] < (float)m->n_experts ? (int)experts[i] : 0;
+        while (taken[x])
+            x = (x + 1) % m->n_experts;
+        taken[x] = 1;
+        id[i] = x;
+        weight[i] = score[x];
+    }
+    weigh(m, weight);
+}
+
+/* The experts of token t of the step, from the router's outputs. */
+static void choose_for(const struct core *k, const struct layer *l, int t, float *score, int *id, float *weight)
+{
+    const struct moe *m = &k->c->moe;
+    if (l->token_experts)
+        look_up(m, score, l->token_experts + (size_t)k->token[t] * (size_t)m->top_k, id, weight);
+    else
+        choose(m, score, l->correction, id, weight);
+}
+
 struct route_job { struct core *k; const struct layer *l; };
 
 static void route_token(void *arg, int t, int thread)
@@ -244,8 +274,8 @@ static void route_token(void *arg, int t, int thread)
     const struct route_job *j = arg;
     const struct moe *m = &j->k->c->moe;
     struct moe_work *w = &j->k->moe;
-    choose(m, w->scores + (size_t)t * (size_t)m->n_experts, j->l->correction, w->id + t * m->top_k,
-           w->weight + t * m->top_k);
+    choose_for(j->k, j->l, t, w->scores + (size_t)t * (size_t)m->n_experts, w->id + t * m->top_k,
+               w->weight + t * m->top_k);
     for (int i = t * m->top_k; i < (t + 1) * m->top_k && j->l->expert_scale; i++)
         w->weight[i] *= j->l->expert_scale[w->id[i]];
     if (m->shared_gate)
@@ -449,7 +479,7 @@ static void guess_next(struct core *k, const struct layer *l, int index, struct 
     if (next == c->n_layers || n > GUESS_TOKENS || !expert_cache_guesses(cache))
         return;
     l += next - index;
-    if (c->moe.beside)              /* x holds outputs of experts, not the residual */
+    if (c->moe.beside || c->hyper.n)            /* x holds outputs of experts, not the residual */
         return;
     for (int t = 0; t < n && l->mlp_norm.present; t++)
         core_norm_row(k, w->in + (size_t)t * hidden, x + (size_t)t * hidden, &l->mlp_norm, c->hidden_size);
@@ -457,8 +487,8 @@ static void guess_next(struct core *k, const struct layer *l, int index, struct 
     core_linear(k, &(struct op){ .l = &l->router, .in = &in, .out = w->scores, .ldo = (size_t)c->moe.n_experts,
                                  .kind = OP_STORE }, 1, n, NULL);
     for (int t = 0; t < n; t++)             /* the choice of this layer has been sorted, so its buffers are free */
-        choose(&c->moe, w->scores + (size_t)t * (size_t)c->moe.n_experts, l->correction, w->id + t * c->moe.top_k,
-               w->weight + t * c->moe.top_k);
+        choose_for(k, l, t, w->scores + (size_t)t * (size_t)c->moe.n_experts, w->id + t * c->moe.top_k,
+                   w->weight + t * c->moe.top_k);
     expert_cache_guess(cache, next, w->id, n * c->moe.top_k);
 }
 

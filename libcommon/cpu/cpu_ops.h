@@ -99,6 +99,14 @@ void altup_add_laurel(struct core *k, float *x, int n);
 /* k->mlp = activation of the gates above a cutoff, times the ups */
 void altup_sparse_mlp(struct core *k, const struct layer *l, int index, const struct act_input *in, int n);
 
+/* cpu_hyper.c: hyper-connections.  begin: the streams from the embedding x; enter: the normed
+ * mix that a half of the layer reads, x = 0; leave: x, what it made, to the streams; end: x is
+ * their mix */
+void hyper_begin(struct core *k, const float *x, int n);
+const float *hyper_enter(struct core *k, const struct layer *l, int ff, const struct norm *norm, float *x, int n);
+void hyper_leave(struct core *k, float *x, int n);
+void hyper_end(struct core *k, const struct model *m, float *x, int n);
+
 /* ---- mixers: from h (normed x) to the input of o, *o, *cols wide ---- */
 /* cpu_mla.c */
 int mla_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
@@ -114,9 +122,17 @@ int index_run(struct core *k, const struct step *s, const struct layer *l, int i
               const struct act_input *q_a);
 int index_attend(struct core *k, const struct step *s, int index, const struct query_run *runs, int n_runs,
                  int token0);
+/* to = the `most` largest of n scores, ascending, of equal ones the first; returns their number */
+int index_choose(const float *score, int n, int most, int *to);
 int index_open(struct core *k, int64_t max_len, struct err *e);
 void index_close(struct core *k);
 size_t index_floats(const struct config *c);
+/* cpu_compress.c: attention to a window and to entries */
+int compress_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h,
+                 const float **o, int *cols);
+size_t compress_floats(const struct config *c);
+int compress_open(struct core *k, int64_t max_len, struct err *e);
+void compress_close(struct core *k);
 /* cpu_state.c: layers with a state; and the gate of attention: its number of gates a token, and x
  * [n][cols] *= sigmoid of k->state.gate */
 int state_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,

@@ -669,7 +669,7 @@ static const struct arch archs[] = {
 static const struct arch *arch_at(int i)
 {
     static const struct arch *const tables[] = { archs, moe_archs, state_archs, hybrid_archs, gemma_archs,
-                                                mamba_archs, encoder_archs };
+                                                mamba_archs, stream_archs, encoder_archs };
     for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
         for (const struct arch *a = tables[t]; a->name; a++)
             if (i-- == 0)

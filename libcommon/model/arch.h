@@ -34,6 +34,12 @@ struct weight_names {
      * have it in two (k_b, v_b) */
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_norm, *kv_b, *k_b, *v_b;
     const char *index_q, *index_k, *index_w, *index_norm;
+    /* compressed attention, before ".weight" but for the biases */
+    const char *comp_value, *comp_score, *comp_norm, *comp_bias, *index_value, *index_score, *index_bias, *o_a;
+    /* hyper-connections, whole names: of the model, of attention, of the MLP */
+    const char *hyper, *hyper_bias, *hyper_scale, *hyper_attn, *hyper_attn_bias, *hyper_attn_scale, *hyper_ff,
+        *hyper_ff_bias, *hyper_ff_scale;
+    const char *token_experts;              /* whole name */
     const char *act_alpha_p, *act_alpha_n, *act_beta, *act_eps;     /* whole names */
     const char *sinks;                      /* whole name */
     /* gemma4's experts beside an MLP; whole names but for the norms */
@@ -106,6 +112,7 @@ struct arch {
     int layer_thetas;                       /* granite_swa: a base for each layer */
     int rope_reversed;                      /* nanochat: rotates the other way */
     int rope_tempers;                       /* ministral3: rope_parameters also scale queries by position */
+    int rope_compress;                      /* deepseek_v4: a table of its own for layers with entries */
     int rope_mscales;                       /* phimoe: rope_parameters have the factors on cos and sin */
     int ntk_alpha;                          /* hunyuan: rope_type "dynamic" with a fixed alpha */
     void (*more)(struct parse *p, struct config *c);    /* keys of its own; c is filled but for RoPE */
@@ -120,6 +127,7 @@ extern const struct arch state_archs[];                 /* arch_state.c: layers 
 extern const struct arch moe_archs[];                   /* arch_moe.c: mixtures of experts, latent attention */
 extern const struct arch hybrid_archs[];                /* arch_hybrid.c: delta nets beside attention */
 extern const struct arch mamba_archs[];                 /* arch_mamba.c: Mamba beside attention */
+extern const struct arch stream_archs[];                /* arch_streams.c: hyper-connections */
 extern const struct arch gemma_archs[];                 /* arch_gemma.c: Gemma 3n and 4 */
 extern const struct arch encoder_archs[];               /* arch_encoder.c: BERT and its successors */
 const struct arch *arch_find(const char *name);         /* NULL: none */

@@ -371,6 +371,8 @@ void config_release(struct config *c)
     free(c->mlp_sizes);
     free(c->cutoff);
     free(c->indexed);
+    free(c->rates);
+    free(c->hashed);
     free(c->mixer);
     free(c->ff);
     free(c->chunk);
@@ -423,6 +425,12 @@ int config_indexes(const struct config *c, int layer)
     return c->indexed && layer >= 0 && c->indexed[layer] == INDEX_FULL;
 }
 
+int config_entries(const struct config *c, int layer)
+{
+    const int rate = c->rates && layer >= 0 ? c->rates[layer] : 0;
+    return rate ? (KV_BLOCK + rate - 1) / rate : 0;
+}
+
 int config_key_is_value(const struct config *c, int layer)
 {
     return c->k_is_v && layer >= 0 && !c->window[layer];
@@ -447,6 +455,8 @@ int recurrent_channels(const struct config *c, int layer)
 size_t config_state_floats(const struct config *c, int layer)
 {
     const struct recurrent *r = &c->recurrent;
+    if (config_entries(c, layer))               /* per channel a maximum, a sum of weights, a weighted sum */
+        return 3 * (size_t)(config_indexes(c, layer) ? 2 * (c->head_dim + c->indexer.head_dim) : c->head_dim);
     const size_t conv = mixer_has_state(c->mixer[layer])
                             ? (size_t)(r->conv_kernel - 1) * (size_t)recurrent_channels(c, layer) : 0;
     return conv + (mixer_has_state(c->mixer[layer]) && c->mixer[layer] != MIXER_CONV
@@ -499,6 +509,11 @@ size_t config_layer_kv_bytes(const struct config *c, int layer, enum kv_type typ
     const int kind = c->mixer[layer];
     if (!mixer_has_kv(kind) || config_shares_kv(c, layer))
         return 0;
+    if (kind == MIXER_COMPRESSED) {
+        const int n = config_entries(c, layer);
+        return kv_block_bytes(type, c->head_dim) + kv_entries_bytes(type, c->head_dim, n) +
+               (config_indexes(c, layer) ? kv_entries_bytes(type, c->indexer.head_dim, n) : 0);
+    }
     return kind == MIXER_MLA ? kv_block_bytes(type, c->head_dim) +
                                (config_indexes(c, layer) ? kv_block_bytes(type, c->indexer.head_dim) : 0)
                              : 2 * (size_t)config_kv_heads(c, layer) * kv_block_bytes(type, config_head_dim(c, layer));
@@ -518,6 +533,10 @@ const char *config_beyond_dense(const struct config *c)
         return "attention to later tokens";
     if (c->embedding.n_dense)
         return "dense layers behind the pooled state";
+    if (config_has_mixer(c, MIXER_COMPRESSED))
+        return "compressed attention";
+    if (c->hyper.n)
+        return "hyper-connections";
     if (config_state_bytes(c))
         return "recurrent layers";
     if (config_has_mixer(c, MIXER_NONE) || config_has_ff(c, FF_NONE))
@@ -550,7 +569,7 @@ const char *config_beyond_dense(const struct config *c)
 const char *config_uncalibrated(const struct config *c)
 {
     return c->ple_dim ? "embeddings of each layer" : c->kv_from ? "shared keys and values"
-               : c->moe.beside ? "an MLP beside experts"
+               : c->hyper.n ? "hyper-connections" : c->moe.beside ? "an MLP beside experts"
                : c->indexed && c->indexer.top_k < MIN_INDEXED ? "attention to few tokens"
                : config_has_mixer(c, MIXER_BOTH) || config_has_mixer(c, MIXER_MAMBA1) ||
                  config_has_mixer(c, MIXER_LIGHTNING) ? "these recurrent layers"

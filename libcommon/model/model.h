@@ -43,6 +43,9 @@ enum mixer_kind {
     MIXER_MAMBA1,               /* a selective state space with a decay for each channel and state (arXiv:2312.00752) */
     MIXER_LIGHTNING,            /* linear attention with fixed decays (arXiv:2501.08313) */
     MIXER_BOTH,                 /* attention and MIXER_MAMBA2 side by side (falcon_h1) */
+    /* one key a token, which is the value too, seen through a window, and entries that each sum up
+     * a run of tokens (deepseek_v4); the sums of entries that are not complete are a state */
+    MIXER_COMPRESSED,
     MIXER_NONE,                 /* the layer is only its feed-forward part (nemotron_h) */
 };
 enum ff_kind {
@@ -58,6 +61,7 @@ enum router_kind {
     /* scores: softmax over all experts; the largest are chosen, their scores are the weights */
     ROUTER_SOFTMAX,
     ROUTER_SIGMOID,             /* the same with a sigmoid of each output */
+    ROUTER_SQRT_SOFTPLUS,       /* the same with the root of softplus of each output (deepseek_v4) */
     /* the two largest outputs are chosen; the weight of each is its softmax over the outputs
      * that are not larger and not below it by more than a share `mask` (arXiv:2409.12136) */
     ROUTER_SPARSEMIXER,
@@ -83,7 +87,7 @@ struct moe {
     int beside;
     int weigh_input;            /* weights multiply the expert's input, not its output (llama4) */
     /* limit > 0: g * sigmoid(alpha * g) * (u + 1), g clamped from above, u on both sides
-     * (gpt-oss) */
+     * (gpt-oss); alpha 0: act(g) * u, clamped like that, also in the shared MLP (deepseek_v4) */
     float act_alpha, act_limit;
 };
 struct mla {
@@ -101,6 +105,21 @@ struct indexer {
     int pairs;                      /* the rotation, as in struct rope */
 };
 enum index_kind { INDEX_NONE, INDEX_FULL, INDEX_SHARED };   /* SHARED: the choice of the last FULL layer */
+
+/* MIXER_COMPRESSED.  Queries come from mla.q_rank channels, and mla.rope_dim dimensions at the
+ * end of queries, keys and entries rotate, as do those of the output, back again.  The output
+ * goes through a matrix for each of o_groups groups of heads, o_rank rows each. */
+struct compressed { int o_groups, o_rank; };
+
+/* Hyper-connections (arXiv:2409.19606): n residual streams; each half of a layer reads a mix of
+ * them and adds its output to all.  0: one stream. */
+struct hyper {
+    int n;
+    /* how the streams mix among each other is a matrix whose rows and columns sum up to 1, made in
+     * so many steps with this epsilon (arXiv:2512.24880) */
+    int steps;
+    float eps;
+};
 
 /* Layers with a state.  The state of a layer is, in floats: [conv_kernel - 1][recurrent_channels]
  * inputs of the convolution, oldest first, then [state_size][head_dim] for each head.  The input of
@@ -222,6 +241,11 @@ struct config {
     /* For the cache and attention, MIXER_MLA is n_heads queries of one KV head of head_dim =
      * kv_rank + rope_dim, whose values are the first kv_rank elements of its keys. */
     struct mla mla;
+    struct compressed compressed;
+    int *rates;                             /* [n_layers] MIXER_COMPRESSED: tokens of an entry, 0: no entries; owned */
+    struct hyper hyper;
+    /* [n_layers] FF_MOE: a table chooses the experts by the token; NULL: none; owned */
+    unsigned char *hashed;
     struct indexer indexer;
     unsigned char *indexed;                 /* [n_layers] enum index_kind; NULL: none; owned */
     struct recurrent recurrent;
@@ -311,6 +335,16 @@ struct layer {
     /* INDEX_FULL: queries from the input of q, keys, weights of heads; a layer norm of the keys */
     struct linear index_q, index_k, index_w;
     struct norm index_norm;
+    /* MIXER_COMPRESSED: what the entries sum up, and the scores of their softmax, by channel,
+     * with a bias for each position in an entry; the same for the keys of an indexer, which
+     * scores entries.  With an indexer there are two sums of each, one after the other: for the
+     * next entry, and for this one.  o_a reads the output of attention, o what o_a makes */
+    struct linear comp_value, comp_score, index_value, index_score, o_a;
+    const float *comp_bias, *index_bias;
+    struct norm comp_norm;
+    /* config.hyper: [n * (n + 2), n * hidden_size] scores of mixes, their bias and scale, of both
+     * halves */
+    const float *hyper_attn, *hyper_attn_bias, *hyper_attn_scale, *hyper_ff, *hyper_ff_bias, *hyper_ff_scale;
     /* Layers with a state: in_ba makes the delta net's rates of learning and forgetting, per
      * group those of its heads; o is the output projection */
     struct linear in, in_ba, in_z;  /* in_z: recurrent.z_apart */
@@ -324,6 +358,7 @@ struct layer {
     /* FF_MOE */
     struct linear router, shared_router;
     const float *correction;        /* [n_experts] or NULL */
+    const float *token_experts;     /* config.hashed: [vocab_size][top_k] numbers of experts */
     struct expert *experts;         /* [n_experts] */
     /* moe.beside: scales of the router's input, [n_experts] factors on the experts' weights */
     const float *router_scale, *expert_scale;
@@ -349,6 +384,7 @@ struct model {
     /* [(n_streams - 1) * hidden_size, hidden_size]: streams from the embedding, and back */
     struct linear altup_in, altup_out;
     struct norm ple_in_norm;            /* of each layer's ple_dim elements */
+    const float *hyper, *hyper_bias, *hyper_scale;      /* config.hyper: the mix that the final norm reads */
     const float *pos_embed;         /* [max_len + pos_offset, hidden_size] f32 or NULL */
     const float *type_embed;        /* [n_types, hidden_size] f32 or NULL */
     struct norm embed_norm, final_norm;
@@ -383,6 +419,9 @@ int config_value_dim(const struct config *c, int layer);
 int config_shares_kv(const struct config *c, int layer);
 int config_key_is_value(const struct config *c, int layer);
 /* Bytes of a layer's keys and values in a KV block, 0: it has none of its own. */
+/* Entries of MIXER_COMPRESSED that begin or end in a KV block at most; their channels with scores:
+ * those of an entry, or twice as many. */
+int config_entries(const struct config *c, int layer);
 int config_indexes(const struct config *c, int layer);      /* the layer has an indexer of its own */
 size_t config_layer_kv_bytes(const struct config *c, int layer, enum kv_type type);
 /* The first feature that calibration cannot run; NULL: it runs the model. */
@@ -399,7 +438,7 @@ size_t config_kv_bytes(const struct config *c, enum kv_type type);
 int config_kv_layers(const struct config *c);                       /* number of layers with keys and values */
 static inline int mixer_has_kv(int kind)
 {
-    return kind == MIXER_ATTENTION || kind == MIXER_MLA || kind == MIXER_BOTH;
+    return kind == MIXER_ATTENTION || kind == MIXER_MLA || kind == MIXER_BOTH || kind == MIXER_COMPRESSED;
 }
 static inline int mixer_has_state(int kind)
 {
@@ -441,7 +480,8 @@ enum weight_role {
     ROLE_Q = N_ENDS_ROLES, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_Q_A, ROLE_KV_A, ROLE_K_B,
     ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN, ROLE_Q_GATE, ROLE_IN,
     ROLE_IN_BA, ROLE_IN_Z, ROLE_GATE_A, ROLE_IN_F, ROLE_PLE_GATE, ROLE_PLE_UP,
-    ROLE_INDEX_Q, ROLE_INDEX_K, ROLE_INDEX_W, ROLE_LAUREL_IN, ROLE_LAUREL_OUT, ROLE_X_PROJ, ROLE_DT_PROJ, ROLE_STATE_O,
+    ROLE_COMP_VALUE, ROLE_COMP_SCORE, ROLE_INDEX_VALUE, ROLE_INDEX_SCORE, ROLE_O_A, ROLE_INDEX_Q, ROLE_INDEX_K,
+    ROLE_INDEX_W, ROLE_LAUREL_IN, ROLE_LAUREL_OUT, ROLE_X_PROJ, ROLE_DT_PROJ, ROLE_STATE_O,
     N_ROLES
 };
 

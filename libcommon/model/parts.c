@@ -64,11 +64,11 @@ struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_p
     const struct recurrent *r = &c->recurrent;
     const int kind = c->mixer[layer];
     const int mixes = kind != MIXER_NONE, both = kind == MIXER_BOTH, attends = kind == MIXER_ATTENTION || both,
-              mla = kind == MIXER_MLA;
+              mla = kind == MIXER_MLA, comp = kind == MIXER_COMPRESSED, entries = comp && c->rates[layer];
     const int state = mixer_has_state(kind), mamba = kind == MIXER_MAMBA2 || both, delta = kind == MIXER_DELTA;
     const int mamba1 = kind == MIXER_MAMBA1, lightning = kind == MIXER_LIGHTNING,
               heads_of = mamba1 ? recurrent_width(c, layer) : r->n_heads;
-    const int q_a = mla && m->q_rank, qk_norm = attends && c->qk_norm != QK_NORM_NONE;
+    const int q_a = (mla && m->q_rank) || comp, qk_norm = attends && c->qk_norm != QK_NORM_NONE;
     const int per_head = c->qk_norm == QK_NORM_HEAD;
     const int feeds = c->ff[layer] != FF_NONE, moe = c->ff[layer] == FF_MOE;
     const int sinks = mixes && (c->sinks == SINKS_ALL || (c->sinks == SINKS_WINDOWED && c->window[layer]));
@@ -83,6 +83,8 @@ struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_p
     const int64_t projected = projected_rows(c, layer), channels = recurrent_channels(c, layer),
                   width = recurrent_width(c, layer);
     const int gate_low = r->gate_rank > 0;
+    const int sums = indexes ? 2 : 1, hashed = moe && c->hashed && c->hashed[layer];
+    const int64_t o_rows = (int64_t)c->compressed.o_groups * c->compressed.o_rank, streams = c->hyper.n;
     const int64_t gate_cols = gate_low ? r->gate_rank : hidden;
     const int posts = c->attn_post_norms && attends, pres = c->attn_post_norms && !attends;
     const char *have;

@@ -264,6 +264,41 @@ static void layer_thetas(struct parse *p, const struct arch *a, struct config *c
     }
 }
 
+/* A table for layers without entries, and one for those with entries, which alone is scaled
+ * (deepseek_v4): rope_parameters has both, or the scaling of the latter. */
+static void compress_ropes(struct parse *p, const struct arch *a, struct config *c, const json_t *rope, int dim)
+{
+    const json_t *plain = js_get(rope, "main"), *scaled = js_get(rope, "compress");
+    const double theta = parse_real(p, "compress_rope_theta", 160000);
+    const char *key;
+    json_t *v, *own = scaled ? json_copy((json_t *)scaled) : rope ? json_copy((json_t *)rope) : json_object(),
+           *other = plain ? json_copy((json_t *)plain) : json_object();
+    json_object_foreach((json_t *)(plain || scaled ? rope : NULL), key, v)
+        if (v != plain && v != scaled && !json_is_null(v))
+            parse_fail(p, ERR_UNSUPPORTED, "rope_parameters: \"%.60s\" is not understood, expected main and compress",
+                       key);
+    if (!own || !other) {
+        err_nomem(p->e, "rope_parameters");
+        p->bad = 1;
+    }
+    if (!p->bad && !plain && js_get(rope, "rope_theta"))
+        json_object_set(other, "rope_theta", js_get(rope, "rope_theta"));
+    if (!p->bad && !scaled) {
+        const char *type = json_string_value(js_get(own, "rope_type"));
+        json_object_set_new(own, "rope_theta", json_real(theta));
+        if (type && strcmp(type, "yarn") == 0 && !js_get(own, "attention_factor"))
+            json_object_set_new(own, "attention_factor", json_real(1));
+    }
+    if (!p->bad)
+        rope_add(p, a, c, other, a->rope_theta, dim);
+    if (!p->bad)
+        rope_add(p, a, c, own, theta, dim);
+    for (int i = 0; i < c->n_layers; i++)
+        c->rope_of[i] = c->rates && c->rates[i] > 0;
+    json_decref(own);
+    json_decref(other);
+}
+
 /* Size of the heads of layers with a window, or without one. */
 static int widest_head(const struct config *c, int windowed)
 {
@@ -288,11 +323,15 @@ void rope_parse(struct parse *p, const struct arch *a, struct config *c)
         return;
     }
     const int64_t rotary_dim = parse_int(p, "rotary_dim", 2, c->head_dim, a->rotary_dim);
-    const int dim = c->mla.kv_rank ? c->mla.rope_dim : rotary_dim
+    const int dim = c->mla.rope_dim ? c->mla.rope_dim : rotary_dim
                         ? (int)rotary_dim : (int)((c->key_dim ? c->key_dim : c->head_dim) * partial);
     if (p->bad || dim < 2 || dim % 2 || dim > c->head_dim) {
         parse_fail(p, ERR_SHAPE, "%d of head_dim %d dimensions rotate, expected an even number, at least 2", dim,
                    c->head_dim);
+        return;
+    }
+    if (a->rope_compress) {
+        compress_ropes(p, a, c, rope, dim);
         return;
     }
     const json_t *full = js_get(rope, "full_attention"), *local = js_get(rope, "sliding_attention");

@@ -408,13 +408,17 @@ static int add_beside(struct builder *b, int layer)
                ? -1 : add_layer_norm(b, layer, LP_EXPERT_POST_NORM, n->expert_post_norm);
 }
 
+static int add_plain(struct builder *b, int layer, enum layer_part part, const char *stem);
+
 static int add_moe(struct builder *b, int layer)
 {
     const struct moe *m = &b->c->moe;
     if (m->beside && add_beside(b, layer) < 0)
         return -1;
     if (add_own_matrix(b, layer, LP_ROUTER, b->n.router) < 0 ||
-        add_vector(b, layer, LP_CORRECTION, b->n.correction) < 0 || (m->shared_gate && add_shared_router(b, layer) < 0))
+        add_vector(b, layer, LP_CORRECTION, b->n.correction) < 0 ||
+        (b->c->hashed && b->c->hashed[layer] && add_plain(b, layer, LP_TOKEN_EXPERTS, b->n.token_experts) < 0) ||
+        (m->shared_gate && add_shared_router(b, layer) < 0))
         return -1;
     if (m->shared_size && b->n.shared_gate_up) {
         if (add_gate_up(b, layer, b->n.shared_gate_up, m->shared_size) < 0)
@@ -582,6 +586,28 @@ static int add_qk_norm(struct builder *b, int layer, enum layer_part part, const
     return add_as(b, ours, full, want, 2, &t);
 }
 
+static int add_plain(struct builder *b, int layer, enum layer_part part, const char *stem);
+
+static int add_compressed(struct builder *b, int i)
+{
+    const struct weight_names *n = &b->n;
+    if (add_own_matrix(b, i, LP_Q_A, n->q_a) < 0 || add_layer_norm(b, i, LP_Q_A_NORM, n->q_a_norm) < 0 ||
+        add_own_matrix(b, i, LP_Q, n->q_b) < 0 || add_own_matrix(b, i, LP_K, n->k) < 0 ||
+        add_layer_norm(b, i, LP_K_NORM, n->k_norm) < 0 || add_own_matrix(b, i, LP_O_A, n->o_a) < 0)
+        return -1;
+    if (config_entries(b->c, i) &&
+        (add_own_matrix(b, i, LP_COMP_VALUE, n->comp_value) < 0 ||
+         add_own_matrix(b, i, LP_COMP_SCORE, n->comp_score) < 0 ||
+         add_plain(b, i, LP_COMP_BIAS, n->comp_bias) < 0 || add_layer_norm(b, i, LP_COMP_NORM, n->comp_norm) < 0))
+        return -1;
+    return config_indexes(b->c, i) && (add_own_matrix(b, i, LP_INDEX_Q, n->index_q) < 0 ||
+                                       add_own_matrix(b, i, LP_INDEX_W, n->index_w) < 0 ||
+                                       add_own_matrix(b, i, LP_INDEX_VALUE, n->index_value) < 0 ||
+                                       add_own_matrix(b, i, LP_INDEX_SCORE, n->index_score) < 0 ||
+                                       add_plain(b, i, LP_INDEX_BIAS, n->index_bias) < 0 ||
+                                       add_layer_norm(b, i, LP_INDEX_NORM, n->index_norm) < 0) ? -1 : 0;
+}
+
 static int add_mixer(struct builder *b, int i)
 {
     const struct weight_names *n = &b->n;
@@ -591,6 +617,7 @@ static int add_mixer(struct builder *b, int i)
         return -1;
     if (state               ? add_state(b, i) < 0
         : kind == MIXER_MLA ? add_mla(b, i) < 0
+        : kind == MIXER_COMPRESSED ? add_compressed(b, i) < 0
                             : add_qkv(b, i) < 0 || add_qk_norm(b, i, LP_Q_NORM, n->q_norm, b->c->n_heads) < 0 ||
                                   add_qk_norm(b, i, LP_K_NORM, n->k_norm, b->c->n_kv_heads) < 0)
         return -1;
@@ -625,9 +652,22 @@ static int add_altup(struct builder *b, int i)
                ? -1 : add_layer_norm(b, i, LP_LAUREL_NORM, n->laurel_norm);
 }
 
+static int add_hyper(struct builder *b, int i)
+{
+    const struct weight_names *n = &b->n;
+    if (b->c->mixer[i] != MIXER_NONE &&
+        (add_plain(b, i, LP_HYPER_ATTN, n->hyper_attn) < 0 ||
+         add_vector(b, i, LP_HYPER_ATTN_BIAS, n->hyper_attn_bias) < 0 ||
+         add_vector(b, i, LP_HYPER_ATTN_SCALE, n->hyper_attn_scale) < 0))
+        return -1;
+    return b->c->ff[i] != FF_NONE && (add_plain(b, i, LP_HYPER_FF, n->hyper_ff) < 0 ||
+                                      add_vector(b, i, LP_HYPER_FF_BIAS, n->hyper_ff_bias) < 0 ||
+                                      add_vector(b, i, LP_HYPER_FF_SCALE, n->hyper_ff_scale) < 0) ? -1 : 0;
+}
+
 static int add_layer(struct builder *b, int i)
 {
-    if (b->c->mixer[i] != MIXER_NONE && add_mixer(b, i) < 0)
+    if ((b->c->mixer[i] != MIXER_NONE && add_mixer(b, i) < 0) || (b->c->hyper.n && add_hyper(b, i) < 0))
         return -1;
     if (b->c->ff[i] == FF_NONE)
         return 0;
@@ -726,6 +766,14 @@ static int add_end(struct builder *b, enum end_part part)
     }
     const struct weight_spec t = { .rows = f.rows, .cols = f.cols, .is_vector = p->kind == PART_VECTOR,
                                    .role = p->role, .layer = -1, .part = (int)part };
+    if (part >= EP_HYPER && part <= EP_HYPER_SCALE) {           /* a whole name */
+        const int64_t want[2] = { f.rows, f.cols };
+        char ours[40];
+        snprintf(ours, sizeof ours, "%s.weight", p->name);
+        struct weight_spec plain = t;
+        plain.expert = -1;
+        return add_as(b, ours, source, f.rows == 1 ? want + 1 : want, f.rows == 1 ? 1 : 2, &plain) < 0 ? -1 : 0;
+    }
     return f.bias ? add_linear(b, p->name, source, 0, c->biases & f.bias, t)
                   : add(b, p->name, ".weight", source, 0, t);
 }
@@ -851,51 +899,4 @@ int weight_specs(const struct config *c, const struct weight_source *s, struct w
 fail:
     free(b.specs);
     return -1;
-}
-
-static int ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcmp(s + n - m, end) == 0;
-}
-
-enum weight_skip weight_skip(const struct config *c, const char *name)
-{
-    /* Causal masks and tables that older versions saved with the model; factors that are already
-     * in the GGUF's configuration. */
-    static const char *const ends[] = { "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached",
-                                        ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
-                                        ".attention.rotary_emb.inv_freq", "embeddings.position_ids",
-                                        "embeddings.token_type_ids" };
-    static const struct { const char *begin; enum weight_skip why; } begins[] = {
-        { "vision_tower.", WEIGHT_ENCODER }, { "multi_modal_projector.", WEIGHT_ENCODER },
-        { "model.vision_tower.", WEIGHT_ENCODER }, { "model.multi_modal_projector.", WEIGHT_ENCODER },
-        { "rope_freqs.", WEIGHT_BUFFER }, { "rope_factors_long.", WEIGHT_BUFFER },
-        { "rope_factors_short.", WEIGHT_BUFFER }, { "model.mtp_", WEIGHT_PREDICTOR }, { "mtp.", WEIGHT_PREDICTOR },
-        { "model.mtp.", WEIGHT_PREDICTOR },
-    };
-    static const char *const trained_with[] = { "pooler.", "cls.", "lm_head.", "vocab_", "head.", "decoder.",
-                                                "mlm_head." };
-    static const char *const prefixes[] = { "", "bert.", "roberta.", "model." };
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        if (ends_with(name, ends[i]))
-            return WEIGHT_BUFFER;
-    if (wrapper_skips(c->wrapper, name))
-        return WEIGHT_ENCODER;
-    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
-        if (strncmp(name, begins[i].begin, strlen(begins[i].begin)) == 0)
-            return begins[i].why;
-    for (size_t i = 0; c->both_ways && i < sizeof prefixes / sizeof *prefixes; i++)
-        for (size_t k = 0; k < sizeof trained_with / sizeof *trained_with; k++)
-            if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0 &&
-                strncmp(name + strlen(prefixes[i]), trained_with[k], strlen(trained_with[k])) == 0)
-                return WEIGHT_TRAINING;
-    const char *layer = strstr(name, c->gguf ? gguf_names.layer : c->names->layer);
-    const int n = layer ? atoi(layer + strlen(c->gguf ? gguf_names.layer : c->names->layer)) : -1;
-    if (n >= c->n_layers && n < c->n_layers + c->n_extra_layers)
-        return WEIGHT_PREDICTOR;
-    char head[64];
-    snprintf(head, sizeof head, "%s.weight", c->gguf ? gguf_names.head : c->names->head);
-    /* a tied head may be saved although it equals the embedding */
-    return c->tied && ends_with(name, head) ? WEIGHT_BUFFER : WEIGHT_UNKNOWN;
 }

@@ -27,6 +27,15 @@ void plan_add_tensor(struct plan_weights *w, const char *name, enum qtype type, 
         w->ops[type] += 2.0 * (double)n * active;
 }
 
+/* Bytes of a KV block of a layer beside its keys and values: an indexer's keys, entries. */
+static uint64_t beside_keys(const struct plan_layer *l, enum kv_type type)
+{
+    if (l->entries)
+        return kv_entries_bytes(type, l->kv_width, l->entries) +
+               (l->index_width ? kv_entries_bytes(type, l->index_width, l->entries) : 0);
+    return l->index_width ? kv_block_bytes(type, l->index_width) : 0;
+}
+
 uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens)
 {
     const uint64_t blocks = (uint64_t)((n_tokens + KV_BLOCK - 1) / KV_BLOCK);
@@ -34,7 +43,7 @@ uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_
     for (int i = 0; i < s->n_layers; i++)
         if (s->layer[i].kv_rows)
             block += (uint64_t)s->layer[i].kv_rows * kv_block_bytes(type, s->layer[i].kv_width) +
-                     (s->layer[i].index_width ? kv_block_bytes(type, s->layer[i].index_width) : 0);
+                     beside_keys(&s->layer[i], type);
     return blocks * block;
 }
 

@@ -33,13 +33,17 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
         l->dense_mlp += 2 * (int64_t)(c->n_streams - 1) * h * h;
     l->mixer = config_mixer_parameters(c, i);
     l->norms = ((c->mixer[i] != MIXER_NONE) + (c->ff[i] != FF_NONE)) * h + (mla ? c->mla.kv_rank + c->mla.q_rank : 0);
+    l->norms += 2 * (int64_t)c->hyper.n * c->hyper.n * (c->hyper.n + 2) * h;    /* kept in f32 like norms */
     l->window = c->window[i] ? c->window[i] : c->chunk[i];
     l->state_bytes = (int64_t)(config_state_floats(c, i) * sizeof(float));
     if (!mixer_has_kv(c->mixer[i]))
         return;
-    l->kv_rows = mla ? 1 : config_shares_kv(c, i) ? 0 : 2 * config_kv_heads(c, i);
+    l->kv_rows = mla || c->rates ? 1 : config_shares_kv(c, i) ? 0 : 2 * config_kv_heads(c, i);
     l->kv_width = config_head_dim(c, i);
     l->index_width = config_indexes(c, i) ? c->indexer.head_dim : 0;
+    l->entries = config_entries(c, i);
+    if (l->entries)                             /* beside the window: those that are chosen, or all */
+        l->window += l->index_width ? c->indexer.top_k : c->max_len / c->rates[i];
     /* scores and sums */
     l->attended = mla ? (int64_t)c->n_heads * (2 * c->mla.kv_rank + c->mla.rope_dim)
                       : 2 * (int64_t)c->n_heads * config_head_dim(c, i);

@@ -25,6 +25,9 @@ struct plan_layer {
      * 0: nothing */
     int kv_rows, kv_width;
     int index_width;                        /* elements of the indexer's key of a token; 0: none */
+    /* compressed attention: entries that a KV block holds, and keys of an indexer for each; 0:
+     * none */
+    int entries;
     /* multiplications (and additions) of a token with each token that it attends to */
     int64_t attended;
     int window;                             /* most tokens that it attends to, 0: all */

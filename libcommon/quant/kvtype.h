@@ -33,4 +33,12 @@ static inline size_t kv_block_bytes(enum kv_type type, int head_dim)
     return (n + 63) / 64 * 64;
 }
 
+/* n of them, keys of an arbitrary set of tokens: [head_dim][n], then scales. */
+static inline size_t kv_entries_bytes(enum kv_type type, int head_dim, int n)
+{
+    const size_t bytes = (size_t)n * ((size_t)head_dim * kv_element_bytes(type) +
+                                      (kv_has_scales(type) ? sizeof(float) : 0));
+    return (bytes + 63) / 64 * 64;
+}
+
 #endif

@@ -24,8 +24,6 @@ RECURRENT = "granitemoehybrid lfm2 mamba2 nemotron_h qwen3_next".split()
 SENSITIVE = ["qwen3_5_moe"]                 # a norm behind the recurrence divides by little: like RECURRENT
 # Families of 2026 that are not computed yet: zse-convert has to refuse them by name.
 REFUSED = """
-deepseek_v4
-deepseek_v4-hub
 qwen4_exp
 """.split()
 LIMIT, LIMIT_RECURRENT = 1e-4, 2e-4

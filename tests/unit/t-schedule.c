@@ -269,6 +269,11 @@ static void side_by_side(void **state) { (void)state; run_schedules("falcon_h1",
 static void streams(void **state) { (void)state; run_schedules("gemma3n", 1); }
 static void indexed(void **state) { (void)state; run_schedules("glm_moe_dsa-skip", 1); }
 static void mamba(void **state) { (void)state; run_schedules("granitemoehybrid", 2); }
+static void mamba_windows(void **state) { (void)state; run_schedules("bamba", 1); }
+static void state_and_experts(void **state) { (void)state; run_schedules("lfm3", 1); }
+static void norms_behind(void **state) { (void)state; run_schedules("olmo_hybrid", 1); }
+static void gated_rows(void **state) { (void)state; run_schedules("bailing_hybrid", 1); }
+static void compressed(void **state) { (void)state; run_schedules("deepseek_v4", 1); }
 static void convolutions(void **state) { (void)state; run_schedules("lfm2", 2); }
 
 int main(void)
@@ -281,7 +286,9 @@ int main(void)
                                         cmocka_unit_test(shared_keys), cmocka_unit_test(beside),
                                         cmocka_unit_test(streams), cmocka_unit_test(indexed),
                                         cmocka_unit_test(mamba1), cmocka_unit_test(lightning),
-                                        cmocka_unit_test(side_by_side),
+                                        cmocka_unit_test(side_by_side), cmocka_unit_test(mamba_windows),
+                                        cmocka_unit_test(state_and_experts), cmocka_unit_test(norms_behind),
+                                        cmocka_unit_test(gated_rows), cmocka_unit_test(compressed),
                                         cmocka_unit_test(mamba),
                                         cmocka_unit_test(convolutions) };
     return cmocka_run_group_tests(tests, NULL, NULL);

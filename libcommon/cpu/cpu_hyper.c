@@ -1,0 +1,191 @@
+/* cpu_hyper.c - run hyper-connections (arXiv:2409.19606): several residual streams, of which each
+ * half of a layer reads a mix, and to all of which it adds its output; how the streams mix among
+ * each other is a matrix whose rows and columns sum up to 1 (arXiv:2512.24880). */
+#include <math.h>
+#include <string.h>
+
+#include "libcommon/cpu/cpu_ops.h"
+
+enum { MOST_STREAMS = 16, SUMS = 16 };
+
+/* The scores of one half of a layer, or of the end: [rows][n * hidden_size], bias, scale. */
+struct mixer { const float *w, *bias, *scale; };
+struct hyper_job { struct core *k; struct mixer m; const struct norm *norm; float *x; };
+
+static void each_token(struct hyper_job *j, int n, void (*part)(void *, int, int))
+{
+    if ((size_t)n * (size_t)j->k->c->hidden_size <= SERIAL)
+        for (int t = 0; t < n; t++)
+            part(j, t, 0);
+    else
+        pool_run(j->k->pool, n, part, j);
+}
+
+static float *streams_of(const struct core *k, int token)
+{
+    return k->streams + (size_t)token * (size_t)k->c->hyper.n * (size_t)k->c->hidden_size;
+}
+
+/* The weights of a token: of the output [n], then of the streams among each other [n][n]. */
+static float *mix_of(const struct core *k, int token)
+{
+    return k->mix + (size_t)token * (size_t)k->c->hyper.n * (size_t)(k->c->hyper.n + 1);
+}
+
+/* Sum the products in an order that does not depend on the machine. */
+static float dot(const float *restrict a, const float *restrict b, size_t n)
+{
+    float sum[SUMS] = { 0 };
+    double all = 0;
+    size_t i = 0;
+    for (; i + SUMS <= n; i += SUMS)
+        for (int s = 0; s < SUMS; s++)
+            sum[s] += a[i + (size_t)s] * b[i + (size_t)s];
+    for (; i < n; i++)
+        sum[i % SUMS] += a[i] * b[i];
+    for (int s = 0; s < SUMS; s++)
+        all += (double)sum[s];
+    return (float)all;
+}
+
+static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+
+/* Score i of the streams x, whose length is 1 / by. */
+static float score(const struct hyper_job *j, const float *x, float by, int i, int scale)
+{
+    const size_t all = (size_t)j->k->c->hyper.n * (size_t)j->k->c->hidden_size;
+    return dot(x, j->m.w + (size_t)i * all, all) * by * j->m.scale[scale] + j->m.bias[i];
+}
+
+static float normed_by(const struct config *c, const float *x)
+{
+    const size_t all = (size_t)c->hyper.n * (size_t)c->hidden_size;
+    return 1 / sqrtf(dot(x, x, all) / (float)all + c->norm_eps);
+}
+
+/* Divide the elements of each row (step 1 of them apart) by their sum. */
+static void balance(float *m, int n, int step, int next, float eps)
+{
+    for (int r = 0; r < n; r++) {
+        float sum = 0;
+        for (int i = 0; i < n; i++)
+            sum += m[r * next + i * step];
+        for (int i = 0; i < n; i++)
+            m[r * next + i * step] /= sum + eps;
+    }
+}
+
+/* Turn scores into a matrix whose rows and columns sum up to 1. */
+static void balanced(const struct hyper *h, float *m)
+{
+    const int n = h->n;
+    for (int r = 0; r < n; r++) {
+        float most = -INFINITY;
+        for (int i = 0; i < n; i++)
+            most = m[r * n + i] > most ? m[r * n + i] : most;
+        for (int i = 0; i < n; i++)
+            m[r * n + i] = expf(m[r * n + i] - most);
+    }
+    balance(m, n, 1, n, 0);
+    for (int i = 0; i < n * n; i++)
+        m[i] += h->eps;
+    balance(m, n, n, 1, h->eps);
+    for (int i = 1; i < h->steps; i++) {
+        balance(m, n, 1, n, h->eps);
+        balance(m, n, n, 1, h->eps);
+    }
+}
+
+/* out = the streams, each times its weight. */
+static void collapse(const struct config *c, const float *x, const float *weight, float *out)
+{
+    const int hidden = c->hidden_size;
+    for (int i = 0; i < hidden; i++)
+        out[i] = weight[0] * x[i];
+    for (int s = 1; s < c->hyper.n; s++)
+        for (int i = 0; i < hidden; i++)
+            out[i] += weight[s] * x[(size_t)s * (size_t)hidden + (size_t)i];
+}
+
+static void enter_token(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct hyper_job *j = arg;
+    const struct config *c = j->k->c;
+    const int n = c->hyper.n;
+    const float *x = streams_of(j->k, t), by = normed_by(c, x);
+    float *mix = mix_of(j->k, t), *out = j->k->h[0] + (size_t)t * (size_t)c->hidden_size, weight[MOST_STREAMS];
+    for (int i = 0; i < n; i++) {
+        weight[i] = sigmoid(score(j, x, by, i, 0)) + c->hyper.eps;
+        mix[i] = 2 * sigmoid(score(j, x, by, n + i, 1));
+    }
+    for (int i = 0; i < n * n; i++)
+        mix[n + i] = score(j, x, by, 2 * n + i, 2);
+    balanced(&c->hyper, mix + n);
+    collapse(c, x, weight, out);
+    if (j->norm->present)
+        core_norm_row(j->k, out, out, j->norm, c->hidden_size);
+    memset(j->x + (size_t)t * (size_t)c->hidden_size, 0, (size_t)c->hidden_size * sizeof *out);
+}
+
+const float *hyper_enter(struct core *k, const struct layer *l, int ff, const struct norm *norm, float *x, int n)
+{
+    struct hyper_job j = { .k = k, .x = x, .norm = norm,
+                           .m = ff ? (struct mixer){ l->hyper_ff, l->hyper_ff_bias, l->hyper_ff_scale }
+                                   : (struct mixer){ l->hyper_attn, l->hyper_attn_bias, l->hyper_attn_scale } };
+    each_token(&j, n, enter_token);
+    return k->h[0];
+}
+
+static void leave_token(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct hyper_job *j = arg;
+    const struct config *c = j->k->c;
+    const int n = c->hyper.n;
+    const size_t hidden = (size_t)c->hidden_size;
+    const float *mix = mix_of(j->k, t), *y = j->x + (size_t)t * hidden;
+    float *x = streams_of(j->k, t), was[MOST_STREAMS];
+    for (size_t i = 0; i < hidden; i++) {
+        for (int s = 0; s < n; s++)
+            was[s] = x[(size_t)s * hidden + i];
+        for (int s = 0; s < n; s++) {
+            float sum = 0;
+            for (int from = 0; from < n; from++)
+                sum += mix[n + from * n + s] * was[from];
+            x[(size_t)s * hidden + i] = mix[s] * y[i] + sum;
+        }
+    }
+}
+
+void hyper_leave(struct core *k, float *x, int n)
+{
+    each_token(&(struct hyper_job){ .k = k, .x = x }, n, leave_token);
+}
+
+/* ---- the ends ---- */
+
+void hyper_begin(struct core *k, const float *x, int n)
+{
+    const size_t hidden = (size_t)k->c->hidden_size;
+    for (int t = 0; t < n; t++)
+        for (int s = 0; s < k->c->hyper.n; s++)
+            memcpy(streams_of(k, t) + (size_t)s * hidden, x + (size_t)t * hidden, hidden * sizeof *x);
+}
+
+static void end_token(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct hyper_job *j = arg;
+    const struct config *c = j->k->c;
+    const float *x = streams_of(j->k, t), by = normed_by(c, x);
+    float weight[MOST_STREAMS];
+    for (int i = 0; i < c->hyper.n; i++)
+        weight[i] = sigmoid(score(j, x, by, i, 0)) + c->hyper.eps;
+    collapse(c, x, weight, j->x + (size_t)t * (size_t)c->hidden_size);
+}
+
+void hyper_end(struct core *k, const struct model *m, float *x, int n)
+{
+    each_token(&(struct hyper_job){ .k = k, .x = x, .m = { m->hyper, m->hyper_bias, m->hyper_scale } }, n, end_token);
+}
