@@ -56,7 +56,7 @@ int embed_finish(const struct model *m, enum embed pooling, int n_tokens, const 
     const struct config *c = &m->config;
     const struct embedding *d = &c->embedding;
     const struct linear *const layers[MAX_DENSE] = { &m->dense_1, &m->dense_2 };
-    const int room = widest(c), normalize = !d->pooling || d->normalize;
+    const int room = widest(c), normalize = pooling != EMBED_STATE && (!d->pooling || d->normalize);
     float *x = work, *y = work + room, *row = work + 2 * room;
     double sum = 0;
     int n = c->hidden_size;

@@ -470,7 +470,7 @@ int plan_batch(struct engine *g)
                                          .n_logits = n_logits(r), .seq_len = r->n_ids, .second = r->second };
             if (r->embed == EMBED_MEAN || r->embed == EMBED_FIRST)
                 item->n_hidden = r->planned;
-            else if (r->embed == EMBED_LAST)
+            else if (r->embed == EMBED_LAST || r->embed == EMBED_STATE)
                 item->n_hidden = r->kv.n_tokens + r->planned == r->n_ids;
             if (item->n_hidden)
                 item->hidden = g->hidden + (size_t)n_hidden * (size_t)g->m->config.hidden_size;

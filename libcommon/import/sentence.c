@@ -178,3 +178,20 @@ json_t *sentence_describe(const struct source *s, const json_t *modules, struct 
     json_decref(out);
     return NULL;
 }
+
+int sentence_pair_types(const struct source *s)
+{
+    const struct source_file *f = source_file(s, "tokenizer_config.json");
+    struct err ignored;
+    json_t *config = f ? js_parse_python(f->name, f->data, f->size, &ignored) : NULL, *name;
+    const json_t *names = js_get(config, "model_input_names");
+    const char *class = json_string_value(js_get(config, "tokenizer_class"));
+    int types = !class || strcmp(class, "PreTrainedTokenizerFast") != 0;
+    size_t i;
+    if (json_is_array(names))
+        types = 0;
+    json_array_foreach(names, i, name)
+        types |= json_is_string(name) && strcmp(json_string_value(name), "token_type_ids") == 0;
+    json_decref(config);
+    return types;
+}

@@ -557,6 +557,8 @@ static int open_folder(struct source *s, struct err *e)
         return -1;
     if ((s->kind == SOURCE_FOLDER && open_tensors(s, e) < 0) || (s->config && add_modules(s, e) < 0))
         return -1;
+    if (s->config && js_get(s->config, "type_vocab_size"))
+        json_object_set_new(s->config, "zse_pair_types", json_boolean(sentence_pair_types(s)));
     if (s->kind != SOURCE_FOLDER)
         return 0;
     if (packed_config(s, e) < 0)

@@ -28,12 +28,13 @@ modernbert_names = { .embed = "embeddings.tok_embeddings", .embed_norm = "embedd
 
 /* ---- keys ---- */
 
-/* What all encoders share; the head that predicts masked tokens is left out. */
+/* The keys of all encoders; the head that predicts masked tokens is left out. */
 static void encoder_parse(struct parse *p, struct config *c)
 {
     c->both_ways = c->tied = 1;
     c->n_kv_heads = c->n_heads;
     parse_find(p, "type_vocab_size", NULL);
+    c->embedding.pair_types = parse_bool(p, "zse_pair_types", 1);
     parse_must_be(p, "is_decoder", 0);
     parse_must_be(p, "add_cross_attention", 0);
     const char *kind = parse_string(p, "position_embedding_type", "absolute");
@@ -56,6 +57,7 @@ static void more_roberta(struct parse *p, struct config *c)
     more_bert(p, c);
     if (!json_object_get(p->json, "type_vocab_size"))
         c->n_types = 1;
+    c->embedding.pair_twice = 1;
     c->pos_offset = (int)parse_int(p, "pad_token_id", 0, 1 << 20, 1) + 1;
     c->max_len -= c->pos_offset;
     if (c->max_len < 1)

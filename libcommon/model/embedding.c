@@ -54,6 +54,20 @@ static int is_classifier(const struct parse *p)
     return n >= sizeof end - 1 && strcmp(name + n - (sizeof end - 1), end) == 0;
 }
 
+/* 1: scores stay as they are.  Files name a class of torch, the sigmoid unless they do. */
+static int is_raw(struct parse *p)
+{
+    const json_t *own = parse_find(p, "sentence_transformers", NULL);
+    const char *act = json_string_value(js_get(own, "activation_fn"));
+    if (!act)
+        act = parse_string(p, "sbert_ce_default_activation_function", "Sigmoid");
+    const char *dot = strrchr(act, '.');
+    act = dot ? dot + 1 : act;
+    if (strcmp(act, "Identity") != 0 && strcmp(act, "Sigmoid") != 0)
+        parse_fail(p, ERR_UNSUPPORTED, "scores through \"%.40s\" are not supported", act);
+    return strcmp(act, "Identity") == 0;
+}
+
 static void head_parse(struct parse *p, struct config *c)
 {
     const json_t *labels = js_get(p->json, "id2label"), *n_labels = js_get(p->json, "num_labels");
@@ -73,6 +87,7 @@ static void head_parse(struct parse *p, struct config *c)
     struct embedding *m = &c->embedding;
     m->pooling = h->pooling;
     m->scores = 1;
+    m->raw_scores = is_raw(p);
     const int modern = strcmp(c->arch, "modernbert") == 0;
     if (modern) {
         const char *act = parse_string(p, "classifier_activation", "gelu"),

@@ -176,7 +176,8 @@ enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP =
 enum xielu { XIELU_ALPHA_P, XIELU_ALPHA_N, XIELU_BETA, XIELU_EPS, N_XIELU };
 
 /* How one vector is made of the final states of a text's tokens: their sum, the last, the first. */
-enum embed { EMBED_NONE, EMBED_MEAN, EMBED_LAST, EMBED_FIRST };
+/* STATE: the last one as it is, not scaled. */
+enum embed { EMBED_NONE, EMBED_MEAN, EMBED_LAST, EMBED_FIRST, EMBED_STATE };
 
 /* A model that makes vectors of texts, or scores of pairs of texts: one or two dense layers behind
  * the pooled state. */
@@ -189,6 +190,9 @@ struct embedding {
     int max_len;                /* tokens of a text; 0: the context */
     int n_dense;
     struct dense { int in, out, biased; enum dense_act act; char stem[48] /* in the source */; } dense[MAX_DENSE];
+    int raw_scores;             /* scores do not go through the sigmoid */
+    int pair_types;             /* tokens of the second text of a pair are of type 1 */
+    int pair_twice;             /* two separators between the texts of a pair (roberta) */
     int dense_norm;             /* a norm between the two (modernbert) */
     /* texts put before an input, by name, and the name of the one that is used unless another is
      * asked for; NULL: none; owned */

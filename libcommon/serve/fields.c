@@ -68,7 +68,7 @@ static int no_effort(const json_t *v)
 #define NO_AUDIO "text in, text out"
 
 const struct field fields[] = {
-    TEXT("model", STREAMED | BODY_COUNT | BODY_EMBEDDING | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE |
+    TEXT("model", STREAMED | BODY_COUNT | EMBEDS | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE |
          BODY_WS_CHAT | BODY_BATCHING, AT(model), "id of a loaded model, \"default\", or left out: the first"),
     OTHER("messages", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT,
           "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\"]}}",
@@ -139,10 +139,21 @@ const struct field fields[] = {
          "query or document: the model's prompt for it, if it has one, is put before each text"),
     TEXT("prompt_name", BODY_EMBEDDING, AT(prompt_name),
          "name of a prompt of the model (zse-info lists them) that is put before each text; \"\": none"),
-    WHOLE("truncate_prompt_tokens", BODY_EMBEDDING, -1, INT_MAX, AT(truncate), 0,
+    WHOLE("truncate_prompt_tokens", EMBEDS, -1, INT_MAX, AT(truncate), 0,
           "cut longer texts to this many tokens; -1: to as many as the model takes (default: refuse them)"),
 
-    TEXT("user", API | BODY_RESPONSES | BODY_EMBEDDING | BODY_WS_CHAT, AT(user), "kept in /api/analytics/requests"),
+#define ONE_OR_MORE "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}"
+    OTHER("query", BODY_RERANK, "{\"type\":\"string\"}", "the query"),
+    OTHER("documents", BODY_RERANK, "{\"type\":\"array\",\"items\":{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"object\",\"required\":[\"text\"]}]}}",
+          "texts, or objects with a text"),
+    WHOLE("top_n", BODY_RERANK, 1, INT_MAX, AT(top_n), 0, "the best so many documents (default: all)"),
+    TRUTH("return_documents", BODY_RERANK, AT(return_documents), "the texts come back with their scores (default: false)"),
+    OTHER("text_1", BODY_SCORE, ONE_OR_MORE, "a text, or as many as text_2"),
+    OTHER("text_2", BODY_SCORE, ONE_OR_MORE, "a text or several"),
+    TEXT("instruction", BODY_RERANK | BODY_SCORE, AT(instructions),
+         "of a language model that is asked for yes or no: the task (default: web search)"),
+
+    TEXT("user", API | BODY_RESPONSES | EMBEDS | BODY_WS_CHAT, AT(user), "kept in /api/analytics/requests"),
     OTHER("metadata", BODY_RESPONSES, "{\"type\":\"object\"}", "comes back in the answer"),
     IGNORED("metadata", (STREAMED & ~BODY_RESPONSES) | BODY_WS_CHAT, "cannot change the answer"),
     IGNORED("store", BODY_CHAT | BODY_RESPONSES, "cannot change the answer; nothing is stored"),

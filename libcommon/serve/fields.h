@@ -21,7 +21,7 @@ enum body_kind {
     BODY_RAG_DOCUMENT = 1 << 18, BODY_RAG_SEARCH = 1 << 19, BODY_RAG_CONTEXT = 1 << 20,
     BODY_CONVERSATION = 1 << 21, BODY_CONVERSATION_EDIT = 1 << 22, BODY_CHAT_MESSAGE = 1 << 23,
     BODY_CHAT_MESSAGE_EDIT = 1 << 24, BODY_CHAT_IMPORT = 1 << 25, BODY_MCP = 1 << 26, BODY_RAG_UPLOAD = 1 << 27,
-    BODY_KEY_EDIT = 1 << 28, BODY_END = 1 << 29,
+    BODY_KEY_EDIT = 1 << 28, BODY_RERANK = 1 << 29, BODY_SCORE = 1 << 30, BODY_LAST = BODY_SCORE,
 };
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
@@ -45,7 +45,7 @@ extern const struct field fields[];
 extern const int n_fields;
 
 /* bodies that ask for vectors or scores, not for text */
-enum { EMBEDS = BODY_EMBEDDING };
+enum { EMBEDS = BODY_EMBEDDING | BODY_RERANK | BODY_SCORE };
 enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GIVEN_N = 8, GIVEN_TOP_LOGPROBS = 16,
        GIVEN_LOGPROBS = 32 };
 
@@ -57,6 +57,7 @@ struct params {
         priority;
     int parallel_calls;
     int add_special, parse_special, with_pieces, add_generation_prompt, dimensions;
+    int top_n, return_documents;
     int truncate;                       /* tokens of a text; -1: the context; 0: longer ones are refused */
     const char *input_type, *prompt_name;       /* borrowed from the body */
     int max_running, max_waiting, chunk;

@@ -44,6 +44,8 @@ void handle_messages(struct server *s, struct conn *c, const char *rest);
 void handle_count_tokens(struct server *s, struct conn *c, const char *rest);
 void handle_completions(struct server *s, struct conn *c, const char *rest);
 void handle_embeddings(struct server *s, struct conn *c, const char *rest);
+void handle_rerank(struct server *s, struct conn *c, const char *rest);
+void handle_score(struct server *s, struct conn *c, const char *rest);
 void handle_models(struct server *s, struct conn *c, const char *rest);
 void handle_model(struct server *s, struct conn *c, const char *rest);
 void handle_tokenize(struct server *s, struct conn *c, const char *rest);

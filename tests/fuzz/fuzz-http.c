@@ -51,7 +51,7 @@ static void bodies(const uint8_t *data, size_t size)
 {
     struct err e;
     json_t *j = js_parse("body", data, size, &e);
-    for (int kind = BODY_CHAT; j && kind < BODY_END; kind *= 2) {
+    for (unsigned kind = BODY_CHAT; j && kind <= BODY_LAST; kind *= 2) {
         struct params p = { 0 };
         struct problem pr;
         struct buf out = { 0 };

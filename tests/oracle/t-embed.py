@@ -82,11 +82,38 @@ def check_vectors(name):
            ("" if ids == want["ids"] else ", OTHER IDS") + ("" if single == got else ", OTHER BITS ALONE"))
 
 
+def logit(p):
+    return math.log(p / (1 - p))
+
+
+def check_scores(name):
+    want = load(os.path.join(FOLDER, name, "expected.json"))
+    with Server(convert(name)) as server:
+        status, scored = server.post("/v1/score", {"text_1": [a for a, _ in want["pairs"]], "text_2": [b for _, b in want["pairs"]]})
+        if status != 200:
+            raise RuntimeError(scored)
+        n_tokens = scored["usage"]["prompt_tokens"]
+        query = want["pairs"][0][0]
+        same = [i for i, (a, _) in enumerate(want["pairs"]) if a == query]
+        body = {"query": query, "documents": [want["pairs"][i][1] for i in same], "top_n": 3, "return_documents": True}
+        ranked = server.post("/v1/rerank", body)[1]["results"]
+        refused = server.post("/v1/embeddings", {"input": "a"})[0]
+    got = [logit(d["score"]) for d in scored["data"]]
+    error = max(abs(a - b) for a, b in zip(got, want["logits"]))
+    best = sorted(range(len(same)), key=lambda i: -want["logits"][same[i]])[:3]
+    good = error <= LIMIT and n_tokens == sum(map(len, want["ids"])) and refused == 400 and len(got) == len(want["logits"]) and \
+        [r["index"] for r in ranked] == best and ranked[0]["document"]["text"] == body["documents"][best[0]] and \
+        all(abs(r["relevance_score"] - scored["data"][same[r["index"]]]["score"]) < 1e-8 for r in ranked)
+    Tap.ok(good, f"{name}: scores and order", f"largest difference of a logit {error:.1e}")
+
+
 def main():
     need(FOLDER)
     for name in sorted(os.listdir(FOLDER)):
         if not name.startswith("reranker"):
             check_vectors(name)
+        else:
+            check_scores(name)
     Tap.done()
 
 

@@ -69,7 +69,7 @@ static size_t tree_bytes(const json_t *v)
 void call_drop_prompt(struct call *c)
 {
     static const char *const names[] = { "messages", "input", "prompt", "system", "chat_template_kwargs", "logit_bias",
-                                         "content", "tokens", "grammar", "regex" };
+                                         "content", "tokens", "grammar", "regex", "query" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         json_object_del(c->json, names[i]);
     json_decref(c->conversation.vars);

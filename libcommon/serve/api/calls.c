@@ -290,6 +290,13 @@ static void show_relaxed(const struct call *c)
         conn_set_header(c->conn, "X-Not-Enforced", relaxed);
 }
 
+static enum embed pooling_of(const struct call *c)
+{
+    const struct config *config = &c->lm->m.model->config;
+    /* a language model that scores is asked for its next token */
+    return c->form->body != BODY_EMBEDDING && !config->embedding.pooling ? EMBED_STATE : config_pooling(config);
+}
+
 /* The request of every prompt to the engine, but for its ids and its constraint. */
 static struct request_params engine_request(struct call *c)
 {
@@ -301,7 +308,7 @@ static struct request_params engine_request(struct call *c)
                                  .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos,
                                  .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
                                  .prompt_logprobs = p->echo && c->n_logprobs >= 0,
-                                 .embed = embed ? config_pooling(&c->lm->m.model->config) : EMBED_NONE,
+                                 .embed = embed ? pooling_of(c) : EMBED_NONE,
                                  .priority = p->priority,
                                  .tenant = c->tenant, .heard = &c->heard, .n = embed ? 1 : p->n };
     if (c->s->o.timeout_s > 0)
@@ -323,7 +330,7 @@ static void submit(struct call *c)
     for (int i = 0; i < c->n_prompts; i++) {
         rp.ids = c->prompts[i].ids;
         rp.n_ids = c->prompts[i].n_ids;
-        rp.second = c->prompts[i].second;
+        rp.second = c->lm->m.model->config.embedding.pair_types ? c->prompts[i].second : 0;
         rp.constraint = c->prompts[i].constraint.state ? &c->prompts[i].constraint : NULL;
         if (worker_submit(c->lm->worker, &rp, &c->jobs[i * rp.n]) == 0) {
             c->prompts[i].constraint.state = NULL;

@@ -2,7 +2,7 @@
  * answer or a stream of events.
  *
  * A call is what all forms share.  A form (chat_completions.c, responses.c, messages.c,
- * completions.c, embeddings.c, text.c, wschat.c) reads its body and writes its answer.
+ * completions.c, embeddings.c, rerank.c, text.c, wschat.c) reads its body and writes its answer.
  *
  * A call belongs to the loop's thread, except while a preparing thread works on it. */
 #ifndef ZSE_SERVE_API_CALLS_H
@@ -166,6 +166,10 @@ void call_head(const struct call *c, const char *object, struct buf *out);      
 void call_end_event(struct call *c, const char *finish);
 void call_end_stream(struct call *c);                           /* the usage, if it was asked for, and [DONE] */
 void call_end_answer(struct call *c, struct buf *out);          /* the end of the list; replies and releases out */
+
+/* ---- embeddings.c ---- */
+/* Keep the vector of a choice: call_form.event of calls that embed. */
+void call_take_vector(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
 
 /* ---- answer_grammar.c ---- */
 /* Compile the grammar that the body asks for (the conversation's format and tools, grammar,

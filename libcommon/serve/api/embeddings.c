@@ -11,7 +11,7 @@
 
 static void begin(struct call *c) { (void)c; }
 
-static void on_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
+void call_take_vector(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
 {
     if (!ev->last || ev->n_embedding == 0)
         return;
@@ -140,7 +140,7 @@ static int prepare(struct call *c, struct problem *pr)
 }
 
 static const struct call_form form = { .body = BODY_EMBEDDING, .prefix = "embd-", .prepare = prepare, .begin = begin,
-                                       .event = on_event, .end = end, .fail = call_fail_answer };
+                                       .event = call_take_vector, .end = end, .fail = call_fail_answer };
 
 void handle_embeddings(struct server *s, struct conn *c, const char *rest)
 {

@@ -1,0 +1,119 @@
+# embed.bats - embedding models and rerankers: converted, shown, refused where text is wanted, and
+# served at /v1/embeddings, /v1/rerank and /v1/score.
+bats_require_minimum_version 1.5.0
+load ../lib/await
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  export ZSE_HOME=$BATS_FILE_TMPDIR/home T=$BATS_FILE_TMPDIR kind
+  for kind in embed bare rerank labels broken; do python3 tests/serve/make_encoder.py "$T/$kind" "$kind"; done
+  for kind in embed bare rerank; do zse-convert "$T/$kind" -q f32 -o "$T/$kind.zse" 2>"$T/$kind.err" >/dev/null; done
+  zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/null
+  mkfifo "$T/pipe"
+  zse-serve "$T/embed.zse" "$T/bare.zse" "$T/rerank.zse" "$T/tiny.zse" --port 0 >"$T/pipe" 2>"$T/serve.err" 3>&- &
+  export MAIN_PID=$! URL
+  read -r _ _ URL <"$T/pipe"
+  await listens "$URL"
+}
+teardown_file() {
+  kill -TERM "$MAIN_PID" 2>/dev/null
+  while kill -0 "$MAIN_PID" 2>/dev/null; do sleep 0.05; done
+}
+setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
+
+post() { curl -s "$URL/v1/$1" -d "$2"; }
+reason() { post "$1" "$2" | jq -r .error.message; }
+
+@test "zse-convert keeps what the files of sentence-transformers say, and refuses what it cannot compute" {
+  [[ $(cat "$T/embed.err") == *"2 tensors of heads that only training used are skipped"* ]]
+  [ "$(zse-info "$T/embed.zse" --json | jq -c '.embedding | [.dimensions, .pooling, .normalized, .max_tokens, .prompts.query, .scores]')" = '[32,"mean",true,24,"query: ",false]' ]
+  [[ $(zse-info "$T/embed.zse") == *"vectors of texts: an embedding model, 32 dimensions, pooling mean"* ]]
+  [[ $(zse-info "$T/rerank.zse") == *"scores of pairs of texts: a reranker"* ]]
+  run -1 zse-convert "$T/broken" -o "$T/no.zse"
+  [[ $output == *'module 2 of type "sentence_transformers.models.WordWeights" is not supported'* ]]
+  run -1 zse-convert "$T/labels" -o "$T/no.zse"
+  [[ $output == *"a classifier with 2 labels, expected one"* ]]
+  cp -r "$T/embed" "$T/other"
+  sed -i 's/"pooling_mode_mean_tokens"/"pooling_mode_max_tokens"/' "$T/other/1_Pooling/config.json"
+  run -1 zse-convert "$T/other" -o "$T/no.zse"
+  [[ $output == *"pooling_mode_max_tokens"*"expected one: mean, cls or lasttoken"* ]]
+  rm -r "$T/other/1_Pooling"
+  run -1 zse-convert "$T/other" -o "$T/no.zse"
+  [[ $output == *"1_Pooling/config.json is missing"* ]]
+}
+
+@test "zse-chat and zse-bench refuse them, and so does the server where text is wanted" {
+  run -1 zse-chat "$T/embed.zse" -p hello
+  [[ $output == *"an embedding model: it makes vectors of texts; zse-serve serves it at /v1/embeddings"* ]]
+  run -1 zse-bench "$T/rerank.zse" -p 4 -n 4
+  [[ $output == *"a reranker: it scores pairs of texts; zse-serve serves it at /v1/rerank"* ]]
+  [[ $(reason chat/completions '{"model":"embed","messages":[{"role":"user","content":"a"}]}') == *"embed makes no text: use /v1/embeddings"* ]]
+  [[ $(reason completions '{"model":"rerank","prompt":"a"}') == *"rerank makes no text: use /v1/rerank or /v1/score"* ]]
+  [[ $(reason embeddings '{"model":"rerank","input":"a"}') == *"use /v1/rerank or /v1/score"* ]]
+}
+
+@test "vectors: the dense layer, length 1, batches, prompts, dimensions, base64" {
+  post embeddings '{"model":"bare","input":["the cat sat","a dog"]}' >"$T/bare.json"
+  post embeddings '{"model":"embed","input":["the cat sat","a dog"]}' >"$T/embed.json"
+  python3 - "$T" <<'EOT'
+import json, math, struct, sys
+t = sys.argv[1]
+raw = open(f'{t}/embed/2_Dense/model.safetensors', 'rb').read()
+n = struct.unpack('<Q', raw[:8])[0]
+x = struct.unpack(f'<{(len(raw) - 8 - n) // 4}f', raw[8 + n:])
+w, bias = [x[i * 64:i * 64 + 64] for i in range(32)], x[2048:]
+for bare, made in zip(*(json.load(open(f'{t}/{k}.json'))['data'] for k in ('bare', 'embed'))):
+    y = [math.tanh(sum(a * b for a, b in zip(row, bare['embedding'])) + c) for row, c in zip(w, bias)]
+    assert abs(math.hypot(*bare['embedding']) - 1) > 0.1, 'a model without a normalization is not normalized'
+    assert max(abs(a / math.hypot(*y) - b) for a, b in zip(y, made['embedding'])) < 1e-5
+EOT
+  local one two
+  one=$(post embeddings '{"model":"embed","input":"the cat sat"}' | jq -c '.data[0].embedding')
+  [ "$one" = "$(jq -c '.data[0].embedding' "$T/embed.json")" ]          # the batch changes no bit
+  one=$(post embeddings '{"model":"embed","input":"cat","input_type":"query"}' | jq -c '.data[0].embedding')
+  two=$(post embeddings '{"model":"embed","input":"query: cat"}' | jq -c '.data[0].embedding')
+  [ "$one" = "$two" ]
+  [ "$(post embeddings '{"model":"embed","input":"cat","prompt_name":"query"}' | jq -c '.data[0].embedding')" = "$two" ]
+  [ "$(post embeddings '{"model":"embed","input":"cat","input_type":"document"}' | jq -c '.data[0].embedding')" != "$two" ]
+  [[ $(reason embeddings '{"model":"embed","input":"cat","prompt_name":"web"}') == *"'web' is no prompt of this model, which has: query"* ]]
+  [[ $(reason embeddings '{"model":"embed","input":"cat","input_type":"web"}') == *"expected query or document"* ]]
+  [ "$(post embeddings '{"model":"embed","input":"cat","dimensions":8}' | jq '.data[0].embedding | [length, (map(. * .) | add * 1000 | round)]' -c)" = "[8,1000]" ]
+  [[ $(reason embeddings '{"model":"embed","input":"cat","dimensions":33}') == *"not in the range 1 to 32"* ]]
+  [ "$(post embeddings '{"model":"embed","input":"cat","encoding_format":"base64"}' | jq -r '.data[0].embedding' | base64 -d | wc -c)" = 128 ]
+}
+
+@test "a text that is too long is refused, or cut if that is asked for" {
+  local long=the
+  for _ in $(seq 40); do long+=" cat"; done
+  [[ $(reason embeddings "{\"model\":\"embed\",\"input\":\"$long\"}") == *"has 43 tokens, the context of embed is 24 tokens"* ]]
+  [ "$(post embeddings "{\"model\":\"embed\",\"input\":\"$long\",\"truncate_prompt_tokens\":-1}" | jq .usage.prompt_tokens)" = 24 ]
+  # the last token is [SEP], as of a text of that length
+  [ "$(post embeddings "{\"model\":\"embed\",\"input\":\"$long\",\"truncate_prompt_tokens\":5}" | jq -c '.data[0].embedding')" = \
+    "$(post embeddings '{"model":"embed","input":"the cat cat"}' | jq -c '.data[0].embedding')" ]
+  [[ $(reason score "{\"model\":\"rerank\",\"text_1\":\"$long\",\"text_2\":\"$long\"}") == *"both texts have 85 tokens, rerank takes 64"* ]]
+  [ "$(post score "{\"model\":\"rerank\",\"text_1\":\"$long\",\"text_2\":\"$long\",\"truncate_prompt_tokens\":-1}" | jq .usage.prompt_tokens)" = 64 ]
+}
+
+@test "rerank and score: order, numbers of texts, types of tokens, other models, bad input" {
+  post rerank '{"model":"rerank","query":"cat","documents":["a dog ran",{"text":"the cat sat"},"far away"],"top_n":2,"return_documents":true}' >"$T/r"
+  [ "$(jq '.results | length' "$T/r")" = 2 ]
+  [ "$(jq '[.results[].relevance_score] | . == (sort | reverse) and (.[0] <= 1) and (.[1] >= 0)' "$T/r")" = true ]
+  [ "$(jq -r '.results[0] | [.index, .document.text] | @tsv' "$T/r")" = "$(jq -r '.results[0].index' "$T/r")"$'\t'"$(jq -r '["a dog ran","the cat sat","far away"][.results[0].index]' "$T/r")" ]
+  # [CLS] cat [SEP] ... [SEP]: 7 + 7 + 6
+  [ "$(jq -c '.usage' "$T/r")" = '{"prompt_tokens":20,"total_tokens":20}' ]
+  post score '{"model":"rerank","text_1":"cat","text_2":["a dog ran","the cat sat","far away"]}' >"$T/s"
+  [ "$(jq '.data[1].score' "$T/s")" = "$(post score '{"model":"rerank","text_1":["dog","cat"],"text_2":["a","the cat sat"]}' | jq '.data[1].score')" ]
+  [ "$(jq -c '[.data | to_entries | sort_by(-.value.score) | .[:2][].key]' "$T/s")" = "$(jq -c '[.results[].index]' "$T/r")" ]
+  # the second text has another type of tokens: the order of the texts matters
+  [ "$(post score '{"model":"rerank","text_1":"cat","text_2":"dog"}' | jq '.data[0].score')" != "$(post score '{"model":"rerank","text_1":"dog","text_2":"cat"}' | jq '.data[0].score')" ]
+  [ "$(post score '{"model":"embed","text_1":"cat","text_2":["cat","dog ran"]}' | jq -c '[.data[].score | . > 0.999999]')" = "[true,false]" ]
+  [[ $(reason rerank '{"model":"rerank","documents":["a"]}') == "query: missing" ]]
+  [[ $(reason rerank '{"model":"rerank","query":"a","documents":[]}') == "documents: 0 texts, expected 1 to 256" ]]
+  [[ $(reason rerank '{"model":"rerank","query":"a","documents":[5]}') == "documents: element 0: expected text" ]]
+  [[ $(reason rerank '{"model":"rerank","query":["a"],"documents":["b"]}') == "query: found an array, expected text" ]]
+  [[ $(reason rerank '{"model":"rerank","query":"a","documents":["b"],"text_1":"c"}') == "text_1: no such field" ]]
+  [[ $(reason score '{"model":"rerank","text_1":["a","b"],"text_2":["a","b","c"]}') == *"3 texts for 2 of text_1"* ]]
+  local first
+  first=$(post rerank '{"model":"tiny","query":"a","documents":["b","c"]}')
+  [ "$(jq -r '.results | length' <<<"$first")" = 2 ] || [[ $(jq -r .error.message <<<"$first") == *"nor a language model with ChatML"* ]]
+}
