@@ -1,8 +1,8 @@
-/* round.h - a round of an answer with tools: what the model called, what the tools returned, and the
- * messages with which the next round begins.
+/* round.h - a round of an answer with tools: the calls of the model, the results of the tools, and
+ * the messages with which the next round begins.
  *
  * A model calls tools, they run, and the model continues with their results, until it answers
- * without a call.  Whoever runs such a loop keeps to the same bounds. */
+ * without a call.  All loops keep to the same bounds. */
 #ifndef ZSE_TOOLS_ROUND_H
 #define ZSE_TOOLS_ROUND_H
 
