@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/tools/round.h"
 
 const char *finish_name(enum finish f)
 {
@@ -39,20 +40,105 @@ void chat_write(const char *text, size_t size)
         fwrite(text, 1, size, stdout);
 }
 
+/* Append to a text that ends with '\0'.  Not 0 without memory. */
+static int grow(char **text, size_t *size, size_t *room, const char *more, size_t n)
+{
+    if (*size + n + 1 > *room) {
+        const size_t want = 2 * *room + n + 256;
+        char *p = realloc(*text, want);
+        if (!p)
+            return 1;
+        *text = p;
+        *room = want;
+    }
+    if (n)
+        memcpy(*text + *size, more, n);
+    *size += n;
+    (*text)[*size] = '\0';
+    return 0;
+}
+
+static int is_plain(void)
+{
+    const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
+    return (no_color && *no_color) || !term || strcmp(term, "dumb") == 0;
+}
+
+/* Show reasoning apart from the answer, and only on a terminal. */
+static void show_thinking(struct answer *a, int on)
+{
+    if (!a->stream || !isatty(STDOUT_FILENO) || a->thinking == on)
+        return;
+    a->thinking = on;
+    if (is_plain())
+        fputs(on ? "<think>\n" : "\n</think>\n", stdout);
+    else
+        fputs(on ? "\33[2m" : "\33[0m\n\n", stdout);
+}
+
+void answer_end_thinking(struct answer *a) { show_thinking(a, 0); }
+
+void answer_add(struct answer *a, const char *text, size_t n, int thought)
+{
+    if (!n)
+        return;
+    a->nomem |= thought ? grow(&a->reasoning, &a->reasoning_size, &a->reasoning_room, text, n)
+                        : grow(&a->text, &a->size, &a->room, text, n);
+    show_thinking(a, thought);
+    if (!a->stream || (thought && !isatty(STDOUT_FILENO)))
+        return;
+    chat_write(text, n);
+    cli_flush();
+}
+
+struct answer_call *answer_call_at(struct answer *a, int i)
+{
+    if (i < a->n_calls)
+        return i < 0 ? NULL : &a->call[i];
+    struct answer_call *p = i > a->n_calls || i >= ROUND_CALLS_MAX
+                                ? NULL : realloc(a->call, (size_t)(i + 1) * sizeof *p);
+    if (!p)
+        return NULL;
+    a->call = p;
+    a->n_calls = i + 1;
+    a->call[i] = (struct answer_call){ NULL };
+    return &a->call[i];
+}
+
+void answer_call_add(struct answer *a, struct answer_call *c, const char *arguments, size_t size)
+{
+    a->nomem |= grow(&c->arguments, &c->size, &c->room, arguments, size);
+}
+
+static void on_part(void *user, const struct tool_event *ev)
+{
+    struct answer *a = user;
+    struct answer_call *c = ev->kind == TOOL_CALL || ev->kind == TOOL_ARGUMENTS ? answer_call_at(a, ev->index) : NULL;
+    if (ev->kind == TOOL_CONTENT || ev->kind == TOOL_REASONING) {
+        answer_add(a, ev->text, ev->size, ev->kind == TOOL_REASONING);
+    } else if (c && ev->kind == TOOL_CALL) {
+        c->id = strdup(ev->id);
+        c->name = strndup(ev->text, ev->size);
+        a->nomem |= !c->id || !c->name;
+    } else if (c) {
+        answer_call_add(a, c, ev->text, ev->size);
+    }
+}
+
+static void add_raw(struct answer *a, const struct token_event *ev)
+{
+    struct err e;
+    a->nomem |= grow(&a->raw, &a->raw_size, &a->raw_room, ev->text, ev->size) ||
+                tool_parser_push(a->parser, ev->text, ev->size, &e) != 0 ||
+                (ev->finish != FINISH_NONE && tool_parser_finish(a->parser, &e) != 0);
+    if (ev->finish != FINISH_NONE)
+        show_thinking(a, 0);
+}
+
 static void on_token(void *user, const struct token_event *ev)
 {
     struct answer *a = user;
     int32_t id = ev->id;
-    size_t size = ev->size;
-    if (a->size + size + 1 > a->room) {
-        size_t room = 2 * a->room + size + 256;
-        char *p = realloc(a->text, room);
-        a->nomem |= !p;
-        if (!p)
-            size = 0;
-        else
-            a->text = p, a->room = room;
-    }
     if (id >= 0 && a->n_ids == a->ids_room) {
         int room = 2 * a->ids_room + 64;
         int32_t *p = realloc(a->ids, (size_t)room * sizeof *p);
@@ -62,20 +148,14 @@ static void on_token(void *user, const struct token_event *ev)
         else
             a->ids = p, a->ids_room = room;
     }
-    if (size) {
-        memcpy(a->text + a->size, ev->text, size);
-        a->size += size;
-    }
-    if (a->text)
-        a->text[a->size] = '\0';
     if (id >= 0 && a->n_ids == 0)
         a->first_ns = clock_ns();
     if (id >= 0)
         a->ids[a->n_ids++] = id;
-    if (a->stream && size) {
-        chat_write(ev->text, size);
-        cli_flush();
-    }
+    if (a->parser)
+        add_raw(a, ev);
+    else
+        answer_add(a, ev->text, ev->size, 0);
     a->finish = ev->finish;
     if (a->finish == FINISH_NONE)
         return;
@@ -88,12 +168,21 @@ int answer_start(struct answer *a, struct engine *g, const struct chat_options *
                  struct err *e)
 {
     struct constraint c = { .state = NULL };
-    if (o->grammar && constrain(&c, o->grammar, e) != 0)
+    struct grammar *grammar = a->tools ? a->tools->grammar : o->grammar;
+    if (a->tools) {
+        const struct tool_parser_options po = { .tools = a->tools->functions, .reasoning = a->tools->thinking,
+                                                .stream_arguments = 1, .seed = clock_ns(), .on_event = on_part,
+                                                .user = a };
+        if (!(a->parser = tool_parser_open(a->tools->format, &po, e)))
+            return -1;
+    }
+    if (grammar && constrain(&c, grammar, e) != 0)
         return -1;
     const struct request_params p = { .ids = ids, .n_ids = n, .sampling = o->sampling, .max_tokens = o->max_tokens,
                                       .stop = o->stop, .n_stop = o->n_stop,
                                       .ignore_eos = o->ignore_eos, .n_logprobs = -1,
-                                      .constraint = o->grammar ? &c : NULL, .on_token = on_token, .user = a };
+                                      .keep_special = a->tools != NULL,
+                                      .constraint = grammar ? &c : NULL, .on_token = on_token, .user = a };
     if ((a->request = engine_submit(g, &p, e)))
         return 0;
     matcher_close(c.state);
@@ -105,6 +194,14 @@ void answer_release(struct answer *a)
     free(a->text);
     free(a->ids);
     free(a->reasoning);
+    free(a->raw);
+    for (int i = 0; i < a->n_calls; i++) {
+        free(a->call[i].id);
+        free(a->call[i].name);
+        free(a->call[i].arguments);
+    }
+    free(a->call);
+    tool_parser_close(a->parser);
     memset(a, 0, sizeof *a);
 }
 

@@ -14,6 +14,8 @@
 
 #include "cmd/cli.h"
 #include "libcommon/engine/device_show.h"
+#include "libcommon/serve/api/splitter.h"
+#include "libcommon/tools/round.h"
 
 static const char prog[] = "zse-chat";
 
@@ -30,6 +32,10 @@ struct chat_session {
     int is_full_noted;                  /* the user was told that the context is full */
     struct chat_file file;
     struct chat_history history;
+    struct chat_tools *tools;           /* owned; NULL: none */
+    json_t *functions;                  /* owned: the tools of the last request; NULL: none */
+    struct grammar_vocab *vocab;        /* owned; NULL: not needed yet */
+    struct answer_tools answer_tools;   /* its grammar is owned: of these functions, for calls */
     int failed;                         /* the last turn */
     int32_t *ids; int n_ids;            /* ids of the last turn, prompt and answer; NULL: none */
     char *known; size_t known_size;     /* the text of the first n_known ids; NULL if they do not match */
@@ -99,12 +105,14 @@ static void remember(struct chat_session *t, const char *text, size_t size, int3
     t->n_ids = n + a->n_ids;
     if (a->nomem || a->finish != FINISH_STOP || t->o->n_stop || a->n_ids == 0)
         return;
-    t->known_size = size + a->size;
+    const char *said = a->parser ? a->raw : a->text;
+    const size_t said_size = a->parser ? a->raw_size : a->size;
+    t->known_size = size + said_size;
     t->n_known = t->n_ids - 1;          /* without the EOS, which the template writes */
     if ((t->known = malloc(t->known_size + 1))) {
         memcpy(t->known, text, size);
-        if (a->size)
-            memcpy(t->known + size, a->text, a->size);
+        if (said_size)
+            memcpy(t->known + size, said, said_size);
     }
 }
 
@@ -122,15 +130,18 @@ static json_t *system_message(const struct chat_session *t)
     return is_role(first, "system") ? first : NULL;
 }
 
-/* Messages of the next request: the system message and those not dropped.  New reference. */
+/* Messages of the next request: the system message and those not dropped.  New reference; NULL
+ * without memory. */
 static json_t *sent_messages(const struct chat_session *t)
 {
     json_t *all = json_array(), *m;
     const size_t first = system_message(t) != NULL;
     size_t i;
     json_array_foreach(t->messages, i, m)
-        if (i < first || i >= first + t->n_dropped)
-            json_array_append(all, m);
+        if ((i < first || i >= first + t->n_dropped) && chat_expand(all, m) != 0) {
+            json_decref(all);
+            return NULL;
+        }
     return all;
 }
 
@@ -170,7 +181,8 @@ static int fit_context(struct chat_session *t, char **text, size_t *size, int32_
     const int context = context_len(t->m, &t->o->run), want = room_for_answer(t, context);
     for (int room = want;; room = 2 * want) {
         json_t *messages = sent_messages(t);
-        const int rc = prompter_render(&t->prompter, messages, text, size, e);
+        const int rc = messages ? prompter_render(&t->prompter, messages, t->functions, text, size, e)
+                                : err_nomem(e, "conversation");
         json_decref(messages);
         if (rc != 0 || conversation_ids(t, *text, *size, ids, n, e) != 0)
             return -1;
@@ -197,7 +209,8 @@ static int run_remote(struct chat_session *t, struct answer *a, struct err *e)
 {
     for (int drop = 1;; drop *= 2) {
         json_t *messages = sent_messages(t);
-        const int rc = remote_answer(t->remote, messages, a, &stop_answer, e);
+        const int rc = messages ? remote_answer(t->remote, messages, a, &stop_answer, e)
+                                : err_nomem(e, "conversation");
         json_decref(messages);
         t->last = a->stats;
         int dropped = 0;
@@ -209,13 +222,65 @@ static int run_remote(struct chat_session *t, struct answer *a, struct err *e)
     }
 }
 
+/* The functions of the next request, if they have changed: the servers of --mcp-config may start
+ * again with others. */
+static int update_tools(struct chat_session *t, struct err *e)
+{
+    json_t *functions = t->tools ? chat_tools_functions(t->tools) : NULL;
+    if (t->tools && !functions)
+        return err_nomem(e, "tools");
+    if (json_array_size(functions) == 0 || (t->functions && json_equal(functions, t->functions))) {
+        const int none = json_array_size(functions) == 0;
+        json_decref(functions);
+        if (none && t->functions) {
+            json_decref(t->functions);
+            t->functions = NULL;
+        }
+        if (none && t->remote)
+            remote_set_tools(t->remote, NULL);
+        return 0;
+    }
+    json_decref(t->functions);
+    t->functions = functions;
+    grammar_close(t->answer_tools.grammar);
+    t->answer_tools.grammar = NULL;
+    if (t->remote)
+        remote_set_tools(t->remote, functions);
+    return 0;
+}
+
+/* Make calls in the answer to this prompt well-formed. */
+static int prepare_tools(struct chat_session *t, struct answer *a, const char *text, size_t size, struct err *e)
+{
+    struct answer_tools *x = &t->answer_tools;
+    const int thinking = t->prompter.thinks && splitter_begun(text, size);
+    if (!t->functions)
+        return 0;
+    if (x->grammar && x->thinking != thinking) {
+        grammar_close(x->grammar);
+        x->grammar = NULL;
+    }
+    x->functions = t->functions;
+    x->format = t->prompter.format;
+    x->thinking = thinking;
+    const struct tool_grammar_options o = { .tools = t->functions, .choice = TOOL_AUTO, .parallel = 1,
+                                            .reasoning = thinking, .no_reasoning = !t->prompter.thinks };
+    if (!t->vocab && !(t->vocab = grammar_vocab_open(t->m->tokenizer, 0, e)))
+        return -1;
+    if (!x->grammar && !(x->grammar = tool_grammar_compile(t->vocab, x->format, &o, e)))
+        return err_prefix(e, "tools");
+    a->tools = x;
+    return 0;
+}
+
 static int run_local(struct chat_session *t, struct answer *a, struct err *e)
 {
     char *text = NULL;
     size_t size;
     int32_t *ids = NULL;
     int n, rc = fit_context(t, &text, &size, &ids, &n, e);
-    if (rc == 0 && (rc = answer_start(a, t->engine, t->o, ids, n, e)) == 0) {
+    if (rc == 0 && (rc = prepare_tools(t, a, text, size, e)) == 0 &&
+        (rc = answer_start(a, t->engine, t->o, ids, n, e)) == 0) {
         while ((rc = engine_step(t->engine, e)) > 0) {
             if (stop_answer)
                 engine_cancel(t->engine, a->request);
@@ -251,11 +316,95 @@ static void record(struct chat_session *t, const struct answer *a)
     chat_history_sync(&t->history, t->messages, t->remote ? remote_model(t->remote) : t->m->name, a);
 }
 
+static void end_line(const struct answer *a)
+{
+    if (a->stream && a->size && a->text[a->size - 1] != '\n')
+        putchar('\n');
+}
+
+/* Whether tools can run the calls of an answer. */
+static int may_run(const struct chat_session *t, const struct answer *a, int round)
+{
+    int whole = a->n_calls > 0 && a->finish == FINISH_STOP && t->tools != NULL;
+    for (int i = 0; i < a->n_calls; i++)
+        whole = whole && a->call[i].id && a->call[i].name;
+    if (whole && round >= ROUNDS_DEFAULT)
+        cli_note(prog, "the model called tools in %d rounds: no more of them run in this turn", round - 1);
+    return whole && round < ROUNDS_DEFAULT;
+}
+
+/* The answer in rounds: the model calls tools, they run, and it continues with their results.  With
+ * calls, parts becomes the list of texts and calls of the message that is appended; a is the last
+ * answer. */
+static int run_rounds(struct chat_session *t, struct answer *a, json_t **parts, int *n_refused, struct err *e)
+{
+    for (int round = 1;; round++) {
+        *a = (struct answer){ .stream = !t->o->json };
+        if (update_tools(t, e) != 0 || (t->remote ? run_remote : run_local)(t, a, e) != 0)
+            return -1;
+        const int more = may_run(t, a, round);
+        if (more && !*parts) {
+            json_t *m = json_pack("{s:s, s:s, s:[]}", "role", "assistant", "content", "", "parts");
+            *parts = json_object_get(m, "parts");
+            if (json_array_append_new(t->messages, m) != 0)
+                return err_nomem(e, "conversation");
+        }
+        if (*parts && chat_add_text(*parts, a->text, a->size) != 0)
+            return err_nomem(e, "conversation");
+        if (!more)
+            return 0;
+        end_line(a);
+        if (chat_tools_run(t->tools, a, round, *parts, t->read_line, t->user, &stop_answer, n_refused, e) != 0)
+            return -1;
+        if (stop_answer) {
+            a->finish = FINISH_CANCELLED;
+            a->size = 0;
+            return 0;
+        }
+        answer_release(a);
+    }
+}
+
+/* The text of a message with parts. */
+static void join_parts(json_t *message)
+{
+    const json_t *p, *text;
+    char *all;
+    size_t size, i;
+    FILE *f = open_memstream(&all, &size);
+    if (!f)
+        return;
+    json_array_foreach(json_object_get(message, "parts"), i, p)
+        if (json_is_string(text = json_object_get(p, "text")))
+            fwrite(json_string_value(text), 1, json_string_length(text), f);
+    if (fclose(f) == 0)
+        json_object_set_new(message, "content", json_stringn(all, size));
+    free(all);
+}
+
+static void print_turn_json(const struct chat_session *t, const struct answer *a, const json_t *parts)
+{
+    const struct request_stats *s = &a->stats;
+    const json_t *m = json_array_get(t->messages, json_array_size(t->messages) - 1), *p;
+    json_t *calls = json_array();
+    size_t i;
+    json_array_foreach(parts, i, p) {
+        json_t *call = json_object_get(p, "name") ? json_copy((json_t *)(uintptr_t)p) : NULL;
+        if (call && json_object_del(call, "type") == 0)
+            json_array_append_new(calls, call);
+    }
+    chat_print_json(json_pack("{s:O, s:s, s:o, s:{s:i, s:i, s:i}}", "text", json_object_get(m, "content"), "finish_reason",
+                              finish_name(a->finish), "tool_calls", calls, "usage", "prompt_tokens", s->n_prompt,
+                              "completion_tokens", s->n_generated, "cached_tokens", s->n_cached));
+}
+
 static void turn(struct chat_session *t, const char *text)
 {
     struct err e;
-    struct answer a = { .stream = 1 };
-    const size_t n_dropped = t->n_dropped;
+    struct answer a;
+    json_t *parts = NULL;
+    const size_t n_dropped = t->n_dropped, n_before = json_array_size(t->messages);
+    int n_refused = 0;
     json_t *message = chat_message("user", text, strlen(text));
     if (!message) {
         cli_note(prog, "that is not UTF-8");
@@ -264,21 +413,28 @@ static void turn(struct chat_session *t, const char *text)
     json_array_append_new(t->messages, message);
     record(t, NULL);
     t->failed = 0;
-    if ((t->remote ? run_remote : run_local)(t, &a, &e) != 0) {
+    if (run_rounds(t, &a, &parts, &n_refused, &e) != 0) {
         cli_note(prog, "%s", e.msg);
-        json_array_remove(t->messages, json_array_size(t->messages) - 1);
+        while (json_array_size(t->messages) > n_before)
+            json_array_remove(t->messages, json_array_size(t->messages) - 1);
         t->n_dropped = n_dropped;
         t->failed = 1;
         record(t, NULL);
     } else {
-        json_array_append_new(t->messages, chat_message("assistant", a.text ? a.text : "", a.size));
+        if (parts)
+            join_parts(json_array_get(t->messages, json_array_size(t->messages) - 1));
+        else
+            json_array_append_new(t->messages, chat_message("assistant", a.text ? a.text : "", a.size));
         record(t, &a);
-        if (a.size == 0 || a.text[a.size - 1] != '\n')
+        if (t->o->json)
+            print_turn_json(t, &a, parts);
+        else if (a.size == 0 || a.text[a.size - 1] != '\n')
             putchar('\n');
         if (a.finish == FINISH_CANCELLED)
             cli_note(prog, "stopped");
         else if (a.finish == FINISH_LENGTH)
             say_cut(t, a.stats.n_generated);
+        t->failed = n_refused && !t->read_line;
     }
     cli_flush();
     answer_release(&a);
@@ -294,6 +450,7 @@ static const char help[] =
     "/save FILE     write the conversation as JSON\n"
     "/load FILE     go on with a saved conversation\n"
     "/history TEXT  list recorded conversations; with TEXT: those with these words\n"
+    "/tools         list the tools that the model may call\n"
     "/title TEXT    give the conversation another title in the history\n"
     "/exit          leave (also Ctrl-D)\n"
     "A line that ends in \\ goes on in the next; \"\"\" begins and ends a text of several lines; // is a / at the start of a line.\n";
@@ -427,7 +584,7 @@ static void print_stats(const struct chat_session *t)
 
 static const struct { const char *name; int needs_file; } commands[] = {
     { "/help", 0 }, { "/clear", 0 }, { "/system", 0 }, { "/stats", 0 }, { "/save", 1 }, { "/load", 1 }, { "/exit", 0 },
-    { "/history", 0 }, { "/title", 1 },
+    { "/history", 0 }, { "/title", 1 }, { "/tools", 0 },
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
@@ -480,6 +637,12 @@ static int command(struct chat_session *t, const char *line)
     case 6: return 1;
     case 7: chat_history_list(*arg ? arg : NULL, 20, 0); break;
     case 8: set_title(t, arg); break;
+    case 9:
+        if (t->tools)
+            chat_tools_list(t->tools);
+        else
+            cli_note(prog, "no tools: --tools and --mcp-config name them");
+        break;
     }
     cli_flush();
     return 0;
@@ -582,19 +745,33 @@ static void print_banner(const struct chat_options *o, const struct opened_model
                cli_bytes(size, m->model->weight_bytes), context_len(m, &o->run));
 }
 
+static void release(struct chat_session *t)
+{
+    forget(t);
+    chat_history_close(&t->history);
+    if (t->engine)
+        engine_close(t->engine);
+    grammar_close(t->answer_tools.grammar);
+    grammar_vocab_close(t->vocab);
+    chat_tools_close(t->tools);
+    prompter_close(&t->prompter);
+    json_decref(t->functions);
+    json_decref(t->messages);
+}
+
 int chat_converse(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
               void *user)
 {
     struct err e;
     struct chat_session t = { .o = o, .m = m, .remote = r, .read_line = read_line, .user = user,
-                              .messages = json_array(), .history.off = o->no_history };
+                              .messages = json_array(),
+                              .history.off = o->no_history || (!read_line && !o->reopen) };
     struct sigaction action = { .sa_handler = on_interrupt }, before;
     sigemptyset(&action.sa_mask);
     if ((o->reopen && reopen(&t, &e) != 0) ||
+        ((o->tools || o->mcp_config) && !(t.tools = chat_tools_open(o, &e))) ||
         (!r && (prompter_open(&t.prompter, m, o, 1, &e) != 0 || !(t.engine = open_engine(m, &o->run, 1, 0, 0, &e))))) {
-        prompter_close(&t.prompter);
-        chat_history_close(&t.history);
-        json_decref(t.messages);
+        release(&t);
         return cli_fail(prog, &e);
     }
     /* A model that was not trained on ChatML does not end its turn by a token: stop at the text. */
@@ -616,11 +793,6 @@ int chat_converse(const struct chat_options *o, const struct opened_model *m, st
     else
         turn(&t, o->text);
     sigaction(SIGINT, &before, NULL);
-    forget(&t);
-    chat_history_close(&t.history);
-    if (t.engine)
-        engine_close(t.engine);
-    prompter_close(&t.prompter);
-    json_decref(t.messages);
+    release(&t);
     return !read_line && t.failed ? CLI_FAILED : 0;
 }

@@ -71,6 +71,20 @@ static int sync_conversation(struct chat_history *c, const char *system, const c
     return 0;
 }
 
+/* Calls of tools and reasoning, which the web interface shows besides the text.  NULL: none. */
+static json_t *metadata_of(const json_t *message, const struct answer *a)
+{
+    json_t *m = json_object(), *parts = json_object_get(message, "parts");
+    if (parts)
+        json_object_set(m, "parts", parts);
+    if (a && a->reasoning_size)
+        json_object_set_new(m, "thinking", json_stringn(a->reasoning, a->reasoning_size));
+    if (json_object_size(m))
+        return m;
+    json_decref(m);
+    return NULL;
+}
+
 static int add_message(struct chat_history *c, const json_t *message, const struct answer *a, struct history_problem *p)
 {
     json_t *fields = json_pack("{s:O, s:O}", "role", json_object_get(message, "role"), "content",
@@ -78,10 +92,10 @@ static int add_message(struct chat_history *c, const json_t *message, const stru
     if (a) {
         json_object_set_new(fields, "tokens", json_integer(a->stats.n_generated));
         json_object_set_new(fields, "latency_ms", json_real((a->stats.first_token_s + a->stats.decode_s) * 1e3));
-        if (a->reasoning_size)
-            json_object_set_new(fields, "metadata", json_pack("{s:o}", "thinking", json_stringn(a->reasoning,
-                                                                                               a->reasoning_size)));
     }
+    json_t *metadata = metadata_of(message, a);
+    if (metadata)
+        json_object_set_new(fields, "metadata", metadata);
     json_t *out = history_add(c->h, OWNER, c->id, fields, p);
     json_decref(fields);
     if (!out)
@@ -168,8 +182,12 @@ static int read_branch(struct chat_history *c, json_t *all, struct history_probl
         size_t i;
         json_array_foreach(list, i, m) {
             page.after = c->last = json_integer_value(json_object_get(m, "id"));
-            json_array_append_new(all, json_pack("{s:O, s:O}", "role", json_object_get(m, "role"), "content",
-                                                 json_object_get(m, "content")));
+            json_t *one = json_pack("{s:O, s:O}", "role", json_object_get(m, "role"), "content",
+                                    json_object_get(m, "content")),
+                   *parts = json_object_get(json_object_get(m, "metadata"), "parts");
+            if (json_is_array(parts))
+                json_object_set(one, "parts", parts);
+            json_array_append_new(all, one);
             c->n_recorded++;
         }
         json_decref(part);

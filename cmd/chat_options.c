@@ -20,6 +20,11 @@ static const char usage_begin[] =
     "      --url URL              talk with a server that has OpenAI's API, like http://127.0.0.1:8000\n"
     "      --key KEY              its API key (default: $ZSE_API_KEY, else $OPENAI_API_KEY, which ps does not show)\n"
     "      --rag COLLECTION       with --url: answer from this collection of the server's documents, * for all; can be given again\n"
+    "      --tools NAMES          let the model call these tools, separated by commas: calculator, datetime, parse_json,\n"
+    "                             string_ops, SERVER__TOOL of an MCP server (* at the end: any that begin so), or all\n"
+    "      --mcp-config FILE      start or connect to the MCP servers of FILE (mcpServers) and offer their tools\n"
+    "      --allow-tools NAMES    run these without a question; others that change something are asked about, or refused in a pipe\n"
+    "      --yes                  run any tool without a question\n"
     "  -m, --model NAME           the model to use (default: the first that the server lists); MODEL may also be that name\n"
     "\n"
     "  -p, --prompt TEXT          answer TEXT, followed by what is piped in, and end; -: standard input alone\n"
@@ -57,7 +62,8 @@ static const char usage_end[] =
     "  -V, --version              show the version\n"
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
 
-enum { OPT_URL = 290, OPT_KEY, OPT_HISTORY, OPT_NO_HISTORY, OPT_RAG, OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW,
+enum { OPT_URL = 290, OPT_KEY, OPT_HISTORY, OPT_NO_HISTORY, OPT_RAG, OPT_TOOLS, OPT_MCP, OPT_ALLOW, OPT_YES,
+       OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW,
        OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS,
        OPT_BIAS, OPT_SEED, OPT_STOP, OPT_BREAKER, OPT_IGNORE_EOS, OPT_SCHEMA,
        OPT_GRAMMAR, OPT_REGEX, OPT_PLAN,
@@ -69,6 +75,8 @@ enum { SEED_GIVEN = 1 << N_SAMPLING_OPTIONS };
 static const struct option options[] = {
     { "url", required_argument, NULL, OPT_URL }, { "key", required_argument, NULL, OPT_KEY },
         { "model", required_argument, NULL, 'm' }, { "rag", required_argument, NULL, OPT_RAG },
+    { "tools", required_argument, NULL, OPT_TOOLS }, { "mcp-config", required_argument, NULL, OPT_MCP },
+    { "allow-tools", required_argument, NULL, OPT_ALLOW }, { "yes", no_argument, NULL, OPT_YES },
     { "continue", optional_argument, NULL, 'c' }, { "history", no_argument, NULL, OPT_HISTORY },
     { "no-history", no_argument, NULL, OPT_NO_HISTORY },
     { "prompt", required_argument, NULL, 'p' }, { "batch", required_argument, NULL, OPT_BATCH },
@@ -185,6 +193,10 @@ static int take(struct chat_options *o, int c, const char *arg)
             return cli_wrong(prog, "--rag: expected at most %d collections", MAX_RAG);
         o->rag[o->n_rag++] = arg;
         return 0;
+    case OPT_TOOLS: o->tools = arg; return 0;
+    case OPT_MCP: o->mcp_config = arg; return 0;
+    case OPT_ALLOW: o->allow_tools = arg; return 0;
+    case OPT_YES: o->yes = 1; return 0;
     case 'm': o->model = arg; return 0;
     case 'c': o->reopen = arg ? arg : ""; return 0;
     case OPT_HISTORY: o->list_history = 1; return 0;
@@ -249,8 +261,22 @@ static int check_history(struct chat_options *o)
                ? cli_wrong(prog, "--history lists conversations: it takes only --json and a TEXT") : 0;
 }
 
+static int check_tools(const struct chat_options *o)
+{
+    if (!o->tools && !o->mcp_config)
+        return o->allow_tools || o->yes ? cli_wrong(prog, "%s needs --tools or --mcp-config", o->yes ? "--yes" : "--allow-tools")
+                                        : 0;
+    const char *other = o->batch ? "--batch" : o->raw ? "--raw" : o->ids ? "--ids" : o->schema_file ? "--json-schema" :
+                        o->grammar_file ? "--grammar" : o->regex ? "--regex" : o->ignore_eos ? "--ignore-eos" :
+                        o->plan ? "--plan" : NULL;
+    return other ? cli_wrong(prog, "%s cannot be used with --tools and --mcp-config", other) : 0;
+}
+
 static int check(struct chat_options *o)
 {
+    const int tools = check_tools(o);
+    if (tools)
+        return tools;
     if (o->list_history)
         return check_history(o);
     if (o->reopen && (o->no_history || o->batch || o->raw || o->json || o->ids || o->plan))

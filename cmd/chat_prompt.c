@@ -8,11 +8,19 @@
 #include "cmd/cli.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
-#include "libcommon/template/chat.h"
 
 json_t *chat_message(const char *role, const char *text, size_t size)
 {
     return json_pack("{s:s, s:s%}", "role", role, "content", text, size);
+}
+
+/* Read from the source of the template how the model writes reasoning and calls. */
+static void learn(struct prompter *p, const char *text, size_t size)
+{
+    p->style.knows_tools = strstr(text, "tools") != NULL;
+    p->format = tool_format_detect(text, size);
+    p->style.short_ids = tool_format_has_short_ids(p->format);
+    p->thinks = strstr(text, "</think>") != NULL || tool_format_has_channels(p->format);
 }
 
 static int parse_file(struct prompter *p, const char *path, struct err *e)
@@ -22,6 +30,7 @@ static int parse_file(struct prompter *p, const char *path, struct err *e)
     if (!source)
         return -1;
     p->tmpl = tmpl_parse(source, size, path, e);
+    learn(p, source, size);
     free(source);
     return p->tmpl ? 0 : -1;
 }
@@ -35,6 +44,7 @@ static int parse_own(struct prompter *p, const struct opened_model *m, struct er
     if (!json_is_string(own))
         return 0;
     p->tmpl = tmpl_parse(json_string_value(own), json_string_length(own), "chat template", e);
+    learn(p, json_string_value(own), json_string_length(own));
     return p->tmpl ? 0 : err_prefix(e, "%s", m->path);
 }
 
@@ -55,6 +65,7 @@ int prompter_open(struct prompter *p, const struct opened_model *m, const struct
     const int32_t *eos = tokenizer_eos(m->tokenizer, &n_eos);
     p->tokenizer = m->tokenizer;
     p->no_think = o->no_think;
+    p->format = tool_format_detect(NULL, 0);
     p->bos = token_text(m->tokenizer, tokenizer_bos(m->tokenizer));
     p->eos = token_text(m->tokenizer, n_eos ? eos[0] : -1);
     if (!p->bos || !p->eos)
@@ -86,10 +97,12 @@ void prompter_close(struct prompter *p)
     memset(p, 0, sizeof *p);
 }
 
-int prompter_render(const struct prompter *p, const json_t *messages, char **text, size_t *size, struct err *e)
+int prompter_render(const struct prompter *p, const json_t *messages, const json_t *tools, char **text, size_t *size,
+                    struct err *e)
 {
     json_t *vars = p->no_think ? json_pack("{s:b}", "enable_thinking", 0) : NULL;
-    int rc = chat_render(p->tmpl, messages, NULL, 1, p->bos, p->eos, (int64_t)time(NULL), vars, NULL, text, size, e);
+    int rc = chat_render_tools(p->tmpl, &p->style, messages, tools, 1, p->bos, p->eos, (int64_t)time(NULL), vars, NULL,
+                               text, size, e);
     json_decref(vars);
     return rc;
 }
@@ -135,7 +148,7 @@ int prompter_question(const struct prompter *p, const char *system, const char *
         json_decref(messages);
         return err_set(e, ERR_FORMAT, "the prompt is not UTF-8");
     }
-    int rc = prompter_render(p, messages, &rendered, &rendered_size, e);
+    int rc = prompter_render(p, messages, NULL, &rendered, &rendered_size, e);
     json_decref(messages);
     if (rc == 0)
         rc = prompter_encode(p, rendered, rendered_size, 0, ids, n, e);

@@ -38,7 +38,7 @@ struct remote_request {
     char *body;
     /* the incomplete last line of a stream; all of an answer that is no stream */
     char *line; size_t n_line, line_room;
-    int is_stream, is_open, thinking, asked_stop;
+    int is_stream, is_open, asked_stop;
     int tries;
     int64_t retry_after_s;      /* -1: no such header */
     uint64_t start_ns, due_ns;  /* due_ns: time of the next try; 0: running */
@@ -64,38 +64,31 @@ static int grow(char **text, size_t *size, size_t *room, const char *more, size_
 
 /* ---- answers ---- */
 
-static int is_plain(void)
-{
-    const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
-    return (no_color && *no_color) || !term || strcmp(term, "dumb") == 0;
-}
-
-/* Show reasoning apart from the answer, and only on a terminal. */
-static void show_thinking(struct remote_request *x, int on)
-{
-    if (!x->a->stream || !isatty(STDOUT_FILENO) || x->thinking == on)
-        return;
-    x->thinking = on;
-    if (is_plain())
-        fputs(on ? "<think>\n" : "\n</think>\n", stdout);
-    else
-        fputs(on ? "\33[2m" : "\33[0m\n\n", stdout);
-}
-
 static void take_text(struct remote_request *x, const char *text, size_t n, int thought)
 {
-    struct answer *a = x->a;
-    if (!n)
+    if (n && !x->a->first_ns)
+        x->a->first_ns = clock_ns();
+    answer_add(x->a, text, n, thought);
+}
+
+/* A member of a list of calls: the first one of a call has its id and its name, and each has a
+ * piece of the arguments. */
+static void take_call(struct remote_request *x, const json_t *v, int i)
+{
+    const json_t *index = json_object_get(v, "index"), *f = json_object_get(v, "function"),
+                 *id = json_object_get(v, "id"), *name = json_object_get(f, "name"),
+                 *arguments = json_object_get(f, "arguments");
+    struct answer_call *c = answer_call_at(x->a, json_is_integer(index) ? (int)json_integer_value(index) : i);
+    if (!c) {
+        err_set(&x->error, ERR_LIMIT, "%s: calls of tools that are out of order, or too many", x->r->base);
         return;
-    if (!a->first_ns)
-        a->first_ns = clock_ns();
-    a->nomem |= thought ? grow(&a->reasoning, &a->reasoning_size, &a->reasoning_room, text, n)
-                        : grow(&a->text, &a->size, &a->room, text, n);
-    show_thinking(x, thought);
-    if (!a->stream || (thought && !isatty(STDOUT_FILENO)))
-        return;
-    chat_write(text, n);
-    cli_flush();
+    }
+    if (!c->id && json_is_string(id))
+        c->id = strdup(json_string_value(id));
+    if (!c->name && json_is_string(name))
+        c->name = strdup(json_string_value(name));
+    if (json_is_string(arguments))
+        answer_call_add(x->a, c, json_string_value(arguments), json_string_length(arguments));
 }
 
 static void take_string(struct remote_request *x, const json_t *o, const char *key, int thought)
@@ -181,6 +174,10 @@ static void take_object(struct remote_request *x, const json_t *j)
     take_string(x, delta, json_object_get(delta, "reasoning_content") ? "reasoning_content" : "reasoning", 1);
     take_string(x, delta, "content", 0);
     take_string(x, choice, "text", 0);                              /* --raw */
+    size_t i;
+    const json_t *call;
+    json_array_foreach(json_object_get(delta, "tool_calls"), i, call)
+        take_call(x, call, (int)i);
     take_usage(x, json_object_get(j, "usage"));
     if (!finish)
         return;
@@ -340,7 +337,7 @@ static void remote_request_end(struct remote_request *x, CURLcode rc)
     struct answer *a = x->a;
     long status = 0;
     x->r->net.easy_getinfo(x->easy, CURLINFO_RESPONSE_CODE, &status);
-    show_thinking(x, 0);
+    answer_end_thinking(a);
     a->stats.decode_s = a->first_ns ? (double)(clock_ns() - a->first_ns) * 1e-9 : 0;
     a->stats.first_token_s = a->first_ns ? (double)(a->first_ns - x->start_ns) * 1e-9 : 0;
     if (x->error.code != ERR_NONE || x->asked_stop || ferror(stdout))
@@ -597,6 +594,14 @@ struct remote *remote_open(const struct chat_options *o, struct err *e)
         return r;
     remote_close(r);
     return NULL;
+}
+
+void remote_set_tools(struct remote *r, json_t *functions)
+{
+    if (json_array_size(functions))
+        json_object_set(r->fields, "tools", functions);
+    else
+        json_object_del(r->fields, "tools");
 }
 
 const char *remote_model(const struct remote *r) { return r->model; }

@@ -1,5 +1,5 @@
 /* serve_mcp.c - zse-serve --mcp-stdio: the tools over standard input and output, for programs that
- * start their MCP servers themselves; and the environment of the servers of --mcp-config. */
+ * start their MCP servers themselves. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,19 +13,6 @@
 #include "libcommon/tools/native.h"
 
 enum { MAX_LINE = 4 << 20 };
-
-const char **serve_mcp_env(void)
-{
-    static const char *const names[] = { "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ",
-                                         "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME" };
-    const char **env = calloc(sizeof names / sizeof *names + 1, sizeof *env);
-    int n = 0;
-    for (size_t i = 0; env && i < sizeof names / sizeof *names; i++)
-        for (char **v = environ; *v; v++)
-            if (strncmp(*v, names[i], strlen(names[i])) == 0 && (*v)[strlen(names[i])] == '=')
-                env[n++] = *v;
-    return env;
-}
 
 static json_t *tools(void *user)
 {

@@ -282,7 +282,7 @@ static int run_remote(struct chat_options *o, int interactive)
     struct remote *r = remote_open(o, &e);
     if (!r)
         return cli_fail("zse-chat", &e);
-    int rc = interactive || o->reopen ? talk(o, NULL, r, interactive) : remote_run(r, o);
+    int rc = interactive || o->reopen || o->tools || o->mcp_config ? talk(o, NULL, r, interactive) : remote_run(r, o);
     remote_close(r);
     return rc;
 }
@@ -333,7 +333,7 @@ static int run(struct chat_options *o, uint64_t main_ns)
     struct chat_marks marks = { .main = main_ns, .mapped = m.mapped_ns, .opened = clock_ns() };
     if (chat_options_complete(o, &m, &e) != 0 || chat_grammar_open(o, &m, &e) != 0)
         rc = cli_fail("zse-chat", &e);
-    else if (interactive || o->reopen)
+    else if (interactive || o->reopen || o->tools || o->mcp_config)
         rc = talk(o, &m, NULL, interactive);
     else
         rc = o->batch ? chat_batch(o, &m, &marks) : chat_once(o, &m, &marks);

@@ -15,7 +15,8 @@
 #include "cmd/open_model.h"
 #include "libcommon/engine/engine.h"
 #include "libcommon/grammar/grammar.h"
-#include "libcommon/template/template.h"
+#include "libcommon/grammar/tools.h"
+#include "libcommon/template/chat_tools.h"
 
 /* ---- chat_options.c ---- */
 enum { MAX_RAG = 16 };
@@ -23,6 +24,8 @@ struct chat_options {
     const char *model, *prompt, *system, *batch, *template_file;        /* NULL: not given */
     const char *url, *key, *ca_file;    /* --url: the address of a server, its API key, certificates to trust */
     const char *rag[MAX_RAG]; int n_rag;                /* --rag: collections; "*": all */
+    const char *tools, *mcp_config, *allow_tools;       /* --tools and --allow-tools: names with commas */
+    int yes;                            /* --yes: run any tool without a question */
     char *text; size_t text_size;       /* the whole prompt, once chat_read_prompt() has read it; owned */
     int piped;                          /* some or all of it came from standard input */
     int raw, json, ids, ignore_eos, no_think, plan;
@@ -62,14 +65,18 @@ struct prompter {
     struct tmpl *tmpl;                  /* owned; NULL: text is used unchanged */
     const char *bos, *eos;              /* texts; owned */
     int no_think, fallback;             /* fallback: ChatML is used, as the model has no template */
+    struct chat_style style;
+    const struct tool_format *format;   /* how the model writes calls */
+    int thinks;                         /* it writes <think> or has channels */
 };
 /* Load the model's template or --template, or none with --raw.  fallback: use ChatML if the model
  * has no template (else the text is used unchanged, with a note). */
 int prompter_open(struct prompter *p, const struct opened_model *m, const struct chat_options *o, int fallback,
                   struct err *e);
 void prompter_close(struct prompter *p);
-/* messages: an array of {role, content}.  *text is malloc'd. */
-int prompter_render(const struct prompter *p, const json_t *messages, char **text, size_t *size, struct err *e);
+/* messages: an array of {role, content}; tools may be NULL.  *text is malloc'd. */
+int prompter_render(const struct prompter *p, const json_t *messages, const json_t *tools, char **text, size_t *size,
+                    struct err *e);
 /* Token ids of rendered text; raw: with BOS if the tokenizer adds it.  *ids is malloc'd. */
 int prompter_encode(const struct prompter *p, const char *text, size_t size, int raw, int32_t **ids, int *n,
                     struct err *e);
@@ -79,8 +86,21 @@ int prompter_question(const struct prompter *p, const char *system, const char *
 json_t *chat_message(const char *role, const char *text, size_t size);
 
 /* ---- chat_answer.c: one request as zse-chat sees it ---- */
+/* A call of a tool.  Owned; arguments: JSON text, NULL: none came. */
+struct answer_call { char *id, *name, *arguments; size_t size, room; };
+/* The tools that a model of this process may call; all borrowed. */
+struct answer_tools {
+    const json_t *functions;
+    const struct tool_format *format;
+    struct grammar *grammar;
+    int thinking;                       /* the prompt ends inside of <think> */
+};
 struct answer {
-    char *text; size_t size, room;      /* owned */
+    char *text; size_t size, room;      /* owned; without reasoning and calls, if they are told apart */
+    const struct answer_tools *tools;   /* borrowed; NULL: none, and nothing is told apart */
+    struct tool_parser *parser;         /* owned; NULL without tools */
+    char *raw; size_t raw_size, raw_room;               /* owned: with tools, the text with its markers */
+    struct answer_call *call; int n_calls;              /* owned */
     int32_t *ids; int n_ids, ids_room;  /* owned: generated ids, EOS included */
     enum finish finish;
     struct err error;
@@ -89,7 +109,8 @@ struct answer {
     int stream;                         /* write text to stdout as it arrives */
     int nomem;
     uint64_t first_ns;                  /* clock_ns() at the first token */
-    /* only with --url */
+    int thinking;                       /* the last text shown was reasoning */
+    /* only with --url or tools */
     char *reasoning; size_t reasoning_size, reasoning_room;    /* owned; NULL: none */
     char reason[32];                    /* finish_reason of the server */
     int has_usage;                      /* the server sent token counts: they are in stats */
@@ -105,6 +126,13 @@ struct chat_marks { uint64_t main, mapped, opened, tokenized, ready, device, con
 int answer_complete(const struct answer *a, const struct chat_options *o);
 json_t *answer_json(const struct answer *a, const struct chat_options *o, const struct chat_marks *marks);
 const char *finish_name(enum finish f);
+/* Append to the text or the reasoning, and show it: reasoning only on a terminal. */
+void answer_add(struct answer *a, const char *text, size_t size, int is_reasoning);
+/* Call number i, which is made if there are fewer; NULL: there are too many, or no memory. */
+struct answer_call *answer_call_at(struct answer *a, int i);
+void answer_call_add(struct answer *a, struct answer_call *c, const char *arguments, size_t size);
+/* No reasoning follows on the terminal. */
+void answer_end_thinking(struct answer *a);
 /* Write to standard output; a terminal gets no control characters except tab and newline. */
 void chat_write(const char *text, size_t size);
 
@@ -133,6 +161,8 @@ struct remote *remote_open(const struct chat_options *o, struct err *e);
 void remote_close(struct remote *r);                /* NULL is fine */
 const char *remote_model(const struct remote *r);
 const char *remote_url(const struct remote *r);
+/* The functions of every request from now on; NULL: none. */
+void remote_set_tools(struct remote *r, json_t *functions);
 /* Answer one prompt or a batch.  Returns the exit code. */
 int remote_run(struct remote *r, const struct chat_options *o);
 /* prompt: an array of messages.  *stop != 0 cancels the request: FINISH_CANCELLED.  ERR_LIMIT: the
@@ -171,6 +201,26 @@ int chat_history_list(const char *query, int most, int json);
  * at the prompt (returns NULL, go on). */
 #define CHAT_QUESTION "? "               /* as `prompt`: the line answers a question and is not kept in the history */
 typedef char *(*read_line_fn)(void *user, const char *prompt, int *interrupted);
+
+/* ---- chat_tools.c ---- */
+struct chat_tools;
+/* Start the servers of --mcp-config and wait until they are ready or have failed. */
+struct chat_tools *chat_tools_open(const struct chat_options *o, struct err *e);
+void chat_tools_close(struct chat_tools *c);            /* NULL is fine */
+/* The tools of the model: a new list, as OpenAI writes functions; NULL without memory. */
+json_t *chat_tools_functions(struct chat_tools *c);
+void chat_tools_list(struct chat_tools *c);             /* print them */
+/* Run the calls of an answer, after a question for each that needs one (read_line NULL: they are
+ * refused), and append them with their results to parts.  *stop != 0 cancels them; *n_refused grows
+ * by the calls that were not run. */
+int chat_tools_run(struct chat_tools *c, const struct answer *a, int round, json_t *parts, read_line_fn read_line,
+                   void *user, const volatile sig_atomic_t *stop, int *n_refused, struct err *e);
+/* Append a text to the parts of a message.  Not 0 without memory. */
+int chat_add_text(json_t *parts, const char *text, size_t size);
+/* Append a message to the messages of a request: one with parts becomes several.  Not 0 without
+ * memory. */
+int chat_expand(json_t *out, json_t *message);
+
 /* Run a conversation with a model or a server; the other is NULL.  read_line NULL: answer o->text
  * only.  Returns 0 or 1; standard output stays open. */
 int chat_converse(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,

@@ -16,6 +16,7 @@
 #include "cmd/hub_cli.h"
 #include "cmd/preflight.h"
 #include "cmd/zse-serve.h"
+#include "cmd/mcp_env.h"
 #include "libcommon/access/audit_sign.h"
 #include "libcommon/base/json.h"
 #include "libcommon/hw/memory.h"
@@ -227,7 +228,7 @@ static int find_places(const struct serve_options *o, struct server_folders *p, 
 {
     if (!(p->home = home_folder(NULL, e)))
         return -1;
-    if (!(p->env = serve_mcp_env()))
+    if (!(p->env = mcp_env()))
         return err_nomem(e, "environment");
     const char *audit = o->audit_folder;
     if (!o->no_audit && (audit ? !(p->audit = strdup(audit)) : asprintf(&p->audit, "%s/audit", p->home) < 0)) {

@@ -38,9 +38,6 @@ struct serve_options {
 int serve_options_parse(struct serve_options *o, int argc, char **argv);
 void serve_options_release(struct serve_options *o);
 
-/* The variables of our environment that MCP servers get, ending with NULL; borrowed, caller frees
- * the list; NULL without memory. */
-const char **serve_mcp_env(void);
 /* Answer MCP messages of standard input until it ends.  The exit code. */
 int serve_mcp_stdio(void);
 

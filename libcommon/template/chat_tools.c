@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/base/sha256.h"
+#include "libcommon/base/siphash.h"
 
 /* ---- templates that know no tools ---- */
 
@@ -104,13 +104,13 @@ static int shorten_id(json_t *o, const char *key)
 {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     const char *id = json_string_value(json_object_get(o, key));
-    uint8_t hash[SHA256_SIZE];
+    static const uint64_t key_of_hash[2] = { 9, 62 };
     char text[10] = { 0 };
     if (!id || (strlen(id) == 9 && strspn(id, letters) == 9))
         return 0;
-    sha256_of(id, strlen(id), hash);
-    for (int i = 0; i < 9; i++)
-        text[i] = letters[hash[i] % (sizeof letters - 1)];
+    uint64_t hash = siphash(key_of_hash, id, strlen(id));
+    for (int i = 0; i < 9; i++, hash /= sizeof letters - 1)
+        text[i] = letters[hash % (sizeof letters - 1)];
     return json_object_set_new(o, key, json_string(text));
 }
 

@@ -13,6 +13,9 @@ Prints its address.  Without the key "sesame" the model `locked` gets 401.  The 
   status  418 with a text
   full    refuses more than 3 messages, and a long one
   escape  a refusal that would control a terminal
+  tools   calls what the question, a list of [name, arguments], says, then repeats the results
+  loop    the same, again and again
+  gap     a call whose number is not the next one
   echo    the body of the request as the answer"""
 import json, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -78,6 +81,19 @@ class Handler(BaseHTTPRequestHandler):
             self.stream([event({'content': 'Well'})])
             self.close_connection = True
             return
+        if model in ('tools', 'loop', 'gap'):
+            last = max(i for i, m in enumerate(body['messages']) if m['role'] == 'user')
+            results = [m['content'] for m in body['messages'][last:] if m['role'] == 'tool']
+            if results and model == 'tools':
+                return self.stream([event({'content': 'got ' + ' | '.join(results)}), event({}, 'stop'), b'data: [DONE]\n\n', b''])
+            calls = json.loads(body['messages'][last]['content'])
+            events = [event({'content': 'Let me look. '})]
+            for i, (name, arguments) in enumerate(calls):
+                i += 7 if model == 'gap' else 0
+                text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+                events.append(event({'tool_calls': [{'index': i, 'id': f'c{i}', 'type': 'function', 'function': {'name': name, 'arguments': ''}}]}))
+                events += [event({'tool_calls': [{'index': i, 'function': {'arguments': text[k:k + 5]}}]}) for k in range(0, len(text), 5)]
+            return self.stream(events + [event({}, 'tool_calls'), b'data: [DONE]\n\n', b''])
         text = json.dumps(body) if model in ('echo', 'full') else 'Grüße, 世界!'
         all = b': a comment\r\n\r\n' + event({'role': 'assistant', 'content': ''}) + event({'reasoning_content': 'Let me '}) + event({'reasoning_content': 'see.'})
         all += b''.join(event({'content': c}) for c in text) + event({}, 'stop')

@@ -3,7 +3,8 @@ that misbehave.
 
 usage: mcp_servers.py good|http PORT          with the package mcp
        mcp_servers.py oldhttp      without it: prints its port; has sessions, streams that stay open
-       mcp_servers.py plain|old|dies|half|flood|rubbish|silent|deaf|many N|env      without it"""
+       mcp_servers.py plain|old|dies|half|flood|rubbish|silent|deaf|escape|many N|env
+                                          without it"""
 import json
 import os
 import sys
@@ -82,7 +83,12 @@ def plain(mode, n):
             while True:
                 os.write(1, b"x" * 65536)
         elif method == "tools/call" and mode == "deaf":
+            if "HEARD" in os.environ:
+                with open(os.environ["HEARD"], "w") as f:
+                    f.write(method)
             time.sleep(3600)
+        elif method == "tools/call" and mode == "escape":
+            send({"jsonrpc": "2.0", "id": i, "result": {"content": [{"type": "text", "text": "\x1b[31mred\x9b31m\x07"}]}})
         elif method == "tools/call" and mode == "env":
             send({"jsonrpc": "2.0", "id": i, "result": {"content": [{"type": "text", "text": json.dumps(dict(os.environ))}]}})
         elif method == "tools/call":
