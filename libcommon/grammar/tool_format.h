@@ -9,6 +9,8 @@ enum tool_style {
     TOOL_JSON_LIST,                     /* a list of them */
     TOOL_NAMED,                         /* the name between markers, then the arguments as JSON */
     TOOL_TAGS,                          /* the name, then each argument between tags */
+    TOOL_PYTHON,                        /* a list of calls as in Python: [name(key="value", n=1)] */
+    TOOL_QUOTED,                        /* {key:value}, whose strings stand between two value_close */
 };
 
 /* An answer with calls: [section] call (between call)* [section_end], where a call is
@@ -16,6 +18,8 @@ enum tool_style {
  *   NAMED        open name before_arguments json close
  *   TAGS         open name before_arguments (key_open key key_close value_open value value_close)*
  *                close
+ *   PYTHON       open [ name before_arguments key=value, ... ) , ... ] close
+ *   QUOTED       open name before_arguments key:value, ... } close
  * Blanks and line breaks around markers and JSON are skipped when reading.  "" where a family
  * has no such marker. */
 struct tool_format {
@@ -26,6 +30,8 @@ struct tool_format {
     const char *arguments;              /* JSON: the key of the arguments */
     /* TAGS; value_open is part of key_close. */
     const char *key_open, *key_close, *value_close;
+    /* TAGS: key_close of an argument that is JSON and no string; NULL: the same. */
+    const char *key_close_json;
     const char *think, *think_end;      /* around reasoning; "" if the family has none of its own */
 };
 

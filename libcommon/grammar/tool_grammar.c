@@ -248,8 +248,10 @@ static uint32_t tag_arguments(struct tool_builder *k, const char *name, const js
         }
     }
     json_object_foreach(json_object_get(schema, "properties"), key, v) {
-        uint32_t open = literal(k, k->f->key_open), after = literal(k, k->f->key_close),
-                 close = literal(k, k->f->value_close);
+        const char *type = json_string_value(json_object_get(v, "type"));
+        const int json = k->f->key_close_json && (!type || strcmp(type, "string") != 0);
+        uint32_t open = literal(k, k->f->key_open), close = literal(k, k->f->value_close),
+                 after = literal(k, json ? k->f->key_close_json : k->f->key_close);
         uint32_t one = expr_seq(k->x, open, expr_seq(k->x, term(k, expr_text(k->x, key, strlen(key))),
                                                      expr_seq(k->x, after,
                                                               expr_seq(k->x, tag_value(k, name, key, schema, v),
@@ -276,17 +278,204 @@ static uint32_t any_tags(struct tool_builder *k)
                                                          literal(k, f->value_close))), 0, EXPR_MANY);
 }
 
+/* ---- arguments in a notation of their own ---- */
+
+static uint32_t any_of(struct tool_builder *k, uint32_t a, uint32_t b)
+{
+    return expr_any_of(k->x, (uint32_t[]){ a, b }, 2);
+}
+
+/* `before` { key assign value, ... } of an object's properties, in this order; where required, each
+ * must come.  value() makes an expression of one. */
+struct members {
+    const char *function;
+    char assign;
+    uint32_t comma;
+    uint32_t (*value)(struct tool_builder *k, const struct members *m, const char *key, json_t *schema,
+                             int depth);
+    const json_t *root;
+};
+
+static int by_key(const void *a, const void *b) { return strcasecmp(*(const char *const *)a, *(const char *const *)b); }
+
+/* From the last property to the first: `first` where no property came before, `more` behind one. */
+static uint32_t members_of(struct tool_builder *k, const struct members *m, const json_t *schema, int depth)
+{
+    json_t *properties = json_object_get(schema, "properties"), *v;
+    const size_t n = json_object_size(properties);
+    const char **keys = calloc(n + 1, sizeof *keys), *key;
+    uint32_t first = EXPR_EPSILON, more = EXPR_EPSILON;
+    size_t i = 0;
+    if (!keys) {
+        no_memory(k);
+        return EXPR_NONE;
+    }
+    json_object_foreach(properties, key, v)
+        keys[i++] = key;
+    if (k->f->style == TOOL_QUOTED)             /* templates sort them */
+        qsort(keys, n, sizeof *keys, by_key);
+    for (i = n; i-- > 0 && !k->failed;) {
+        const char assign[2] = { m->assign, '\0' };
+        const uint32_t name = term(k, expr_concat(k->x, expr_text(k->x, keys[i], strlen(keys[i])),
+                                                  expr_text(k->x, assign, 1)));
+        const uint32_t one = expr_seq(k->x, name, m->value(k, m, keys[i], json_object_get(properties, keys[i]), depth));
+        const uint32_t begins = expr_seq(k->x, one, more), follows = expr_seq(k->x, m->comma, begins);
+        const int must = is_required(schema, keys[i]);
+        first = must ? begins : any_of(k, begins, first);
+        more = must ? follows : any_of(k, follows, more);
+    }
+    free(keys);
+    return k->failed ? (uint32_t)EXPR_NONE : first;
+}
+
+/* JSON is Python but for its words. */
+static uint32_t python_value(struct tool_builder *k, const struct members *m, const char *key, json_t *schema,
+                             int depth)
+{
+    const char *type = json_string_value(json_object_get(schema, "type"));
+    (void)depth;
+    if (type && !strcmp(type, "boolean") && !json_object_get(schema, "enum") && !json_object_get(schema, "const"))
+        return any_of(k, literal(k, "True"), literal(k, "False"));
+    if (type && !strcmp(type, "null"))
+        return literal(k, "None");
+    json_t *whole = json_is_object(schema) ? json_copy(schema) : json_object();
+    static const char *const shared[] = { "$defs", "definitions" };
+    for (int i = 0; i < 2; i++)
+        if (json_object_get(m->root, shared[i]) && !json_object_get(whole, shared[i]))
+            json_object_set(whole, shared[i], json_object_get(m->root, shared[i]));
+    const uint32_t r = schema_expr(k, m->function, key, whole);
+    json_decref(whole);
+    if (r == EXPR_NONE)
+        k->failed = 1;
+    return r;
+}
+
+/* A text between two marks, which does not contain them. */
+static uint32_t marked(struct tool_builder *k, uint32_t text)
+{
+    const uint32_t mark = literal(k, k->f->value_close);
+    return expr_seq(k->x, mark, expr_seq(k->x, text, mark));
+}
+
+static uint32_t quoted_value(struct tool_builder *k, const struct members *m, const char *key, json_t *schema,
+                             int depth);
+
+static uint32_t quoted_list(struct tool_builder *k, const struct members *m, const char *key, json_t *schema,
+                             int depth)
+{
+    json_t *items = json_object_get(schema, "items");
+    const json_int_t lo = json_integer_value(json_object_get(schema, "minItems")),
+                     hi = json_integer_value(json_object_get(schema, "maxItems"));
+    char place[256];
+    snprintf(place, sizeof place, "%s/items", key);
+    const uint32_t one = quoted_value(k, m, place, items, depth + 1);
+    if (k->failed || (lo < 0 || lo > 1000 || hi < 0 || hi > 1000))
+        return EXPR_NONE;
+    const uint32_t rest = expr_times(k->x, expr_seq(k->x, m->comma, one), lo > 1 ? (int32_t)lo - 1 : 0,
+                                     hi > 0 ? (int32_t)hi - 1 : (int32_t)EXPR_MANY);
+    uint32_t all = expr_seq(k->x, one, rest);
+    if (lo == 0)
+        all = any_of(k, EXPR_EPSILON, all);
+    return expr_seq(k->x, literal(k, "["), expr_seq(k->x, all, literal(k, "]")));
+}
+
+/* One of some values, or JSON of any kind, whose strings have quotation marks. */
+static uint32_t quoted_choice(struct tool_builder *k, const struct members *m, const char *key, const json_t *values)
+{
+    uint32_t r = EXPR_NONE;
+    json_t *v;
+    size_t i;
+    json_array_foreach(values, i, v) {
+        json_t *one = json_pack("{s:O}", "const", v);
+        const uint32_t e = json_is_string(v) ? marked(k, term(k, expr_text(k->x, json_string_value(v),
+                                                                           json_string_length(v))))
+                                             : one ? schema_expr(k, m->function, key, one) : (uint32_t)EXPR_NONE;
+        json_decref(one);
+        r = i ? any_of(k, r, e) : e;
+    }
+    return r;
+}
+
+static uint32_t quoted_value(struct tool_builder *k, const struct members *m, const char *key, json_t *schema,
+                             int depth)
+{
+    enum { MOST_DEPTH = 16 };
+    static const char *const plain[] = { "integer", "number", "boolean", "null" };
+    const char *type = json_string_value(json_object_get(schema, "type"));
+    json_t *values = json_object_get(schema, "enum"), *one = json_object_get(schema, "const");
+    uint32_t r = EXPR_NONE;
+    if (json_array_size(values))
+        return quoted_choice(k, m, key, values);
+    if (one) {
+        json_t *list = json_pack("[O]", one);
+        r = quoted_choice(k, m, key, list);
+        json_decref(list);
+        return r;
+    }
+    if (type && !strcmp(type, "string"))
+        return marked(k, tag_value(k, m->function, key, m->root, schema));
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+        if (type && !strcmp(type, plain[i]))
+            return schema_expr(k, m->function, key, schema);
+    if (type && depth < MOST_DEPTH && !strcmp(type, "array"))
+        r = quoted_list(k, m, key, schema, depth);
+    else if (type && depth < MOST_DEPTH && !strcmp(type, "object") &&
+             json_object_size(json_object_get(schema, "properties")))
+        r = expr_seq(k->x, literal(k, "{"), expr_seq(k->x, members_of(k, m, schema, depth + 1), literal(k, "}")));
+    if (r != EXPR_NONE || k->failed)
+        return r;
+    if (k->strict && json_object_size(schema)) {
+        k->failed = 1;
+        err_set(k->e, ERR_UNSUPPORTED, "function '%s': parameters: schema: /properties/%s: it cannot be enforced in the notation of this model", m->function, key);
+        return EXPR_NONE;
+    }
+    json_t *any = json_pack("{s:[s,s,s,s,s]}", "type", "object", "array", "number", "boolean", "null");
+    r = any_of(k, marked(k, term(k, text_before(k, k->f->value_close, 0))), schema_expr(k, m->function, key, any));
+    json_decref(any);
+    return r;
+}
+
+static uint32_t own_arguments(struct tool_builder *k, const char *name, const json_t *tool)
+{
+    const int python = k->f->style == TOOL_PYTHON;
+    const json_t *schema = json_object_get(tool, "parameters");
+    const struct members m = { name, python ? '=' : ':', python ? literal(k, ", ") : literal(k, ","),
+                               python ? python_value : quoted_value, schema };
+    uint32_t r = members_of(k, &m, schema, 0);
+    if (k->failed || r == EXPR_NONE) {
+        if (!k->e->code)
+            err_set(k->e, ERR_UNSUPPORTED, "function '%s': parameters cannot be enforced", name);
+        k->failed = 1;
+        return EXPR_NONE;
+    }
+    return expr_seq(k->x, r, literal(k, python ? ")" : "}"));
+}
+
+/* Any arguments: none that a schema checks. */
+static uint32_t any_own(struct tool_builder *k, const char *name)
+{
+    const int python = k->f->style == TOOL_PYTHON;
+    const struct members m = { name, python ? '=' : ':', literal(k, ","), python ? python_value : quoted_value, NULL };
+    static const struct char_range letters[] = { { '0', '9' }, { 'A', 'Z' }, { '_', '_' }, { 'a', 'z' } };
+    const uint32_t key = term(k, expr_repeat(k->x, expr_chars(k->x, letters, 4), 1, EXPR_MANY));
+    const uint32_t one = expr_seq(k->x, key, expr_seq(k->x, literal(k, python ? "=" : ":"),
+                                                      m.value(k, &m, "", NULL, 0)));
+    const uint32_t all = expr_seq(k->x, one, expr_times(k->x, expr_seq(k->x, m.comma, one), 0, EXPR_MANY));
+    return expr_seq(k->x, any_of(k, EXPR_EPSILON, all), literal(k, python ? ")" : "}"));
+}
+
 static uint32_t arguments_of(struct tool_builder *k, const char *name, const json_t *tool)
 {
-    const int tags = k->f->style == TOOL_TAGS;
+    const int tags = k->f->style == TOOL_TAGS, own = k->f->style == TOOL_PYTHON || k->f->style == TOOL_QUOTED;
     k->strict = json_object_get(k->o->strict, name) != NULL;
-    uint32_t r = tags ? tag_arguments(k, name, tool) : json_arguments(k, name, tool);
+    uint32_t r = own ? own_arguments(k, name, tool) : tags ? tag_arguments(k, name, tool)
+                                                           : json_arguments(k, name, tool);
     if (!k->failed || k->e->code != ERR_UNSUPPORTED || k->strict)
         return r;
     k->failed = 0;                      /* too many keywords cannot be enforced: allow any object */
     relax(k, name, "/");
-    if (tags)
-        return any_tags(k);
+    if (tags || own)
+        return tags ? any_tags(k) : any_own(k, name);
     json_t *any = json_pack("{s:{s:s}}", "parameters", "type", "object");
     r = json_arguments(k, name, any);
     json_decref(any);
@@ -325,13 +514,14 @@ static uint32_t call(struct tool_builder *k, const json_t *tool, int bare)
             tail = expr_concat(x, tail, marker(k, f->close, NULL));
     } else {
         head = expr_text(x, name, strlen(name));
-        if (!bare)
+        if (!bare && f->style != TOOL_PYTHON)
             head = expr_concat(x, marker(k, f->open, NULL), head);
         if (!strcmp(f->name, "kimi-k2"))
             head = expr_concat(x, head, expr_concat(x, expr_byte(x, ':', ':'),
                                                     expr_repeat(x, expr_byte(x, '0', '9'), 1, 4)));
         head = expr_concat(x, head, marker(k, f->before_arguments, NULL));
-        if (strcmp(f->name, "gpt-oss") != 0)            /* its <|call|> is an EOS */
+        /* gpt-oss's <|call|> is an EOS */
+        if (strcmp(f->name, "gpt-oss") != 0 && f->style != TOOL_PYTHON)
             tail = marker(k, f->close, NULL);
     }
     return expr_seq(x, term(k, head), expr_seq(x, arguments, term(k, tail)));
@@ -353,10 +543,11 @@ static uint32_t calls(struct tool_builder *k, const json_t *const *tools, int n,
     begin = expr_any_of(x, first, (uint32_t)n);
     int parallel = k->o->parallel && !k->o->only && strcmp(f->name, "gpt-oss") != 0 &&
                    !(f->style == TOOL_JSON && !*f->open);
-    if (f->style == TOOL_JSON_LIST) {
+    if (f->style == TOOL_JSON_LIST || f->style == TOOL_PYTHON) {
+        const uint32_t comma = f->style == TOOL_PYTHON ? literal(k, ", ") : term(k, k->comma);
         uint32_t list = begin;
         if (parallel)
-            list = expr_seq(x, begin, expr_times(x, expr_seq(x, term(k, k->comma), one), 0, EXPR_MANY));
+            list = expr_seq(x, begin, expr_times(x, expr_seq(x, comma, one), 0, EXPR_MANY));
         return expr_seq(x, literal(k, f->open), expr_seq(x, literal(k, "["),
                                                          expr_seq(x, list,
                                                                   expr_seq(x, literal(k, "]"), literal(k, f->close)))));

@@ -8,6 +8,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/grammar/tool_format.h"
+#include "libcommon/grammar/tool_values.h"
 
 struct tool_parser {
     const struct tool_format *f;
@@ -15,7 +16,7 @@ struct tool_parser {
     struct rng rng;
     char *text; size_t n, room, at;     /* text[at..n) has not been reported yet */
     /* in_list: text[at] is behind a call of a list. */
-    int thinking, in_list, said, n_calls;
+    int thinking, in_list, in_section, said, n_calls;
     const char *think, *think_end;
     char **ids;                         /* [n_calls], owned */
     /* stream_arguments: bytes of the arguments of the call at `at` that were reported. */
@@ -247,10 +248,10 @@ static int is_string(const json_t *tool, const char *key)
     return type && !strcmp(type, "string");
 }
 
-/* An argument that was written as text: a string if its schema says so, else JSON if it is JSON. */
-static json_t *tag_value(const json_t *tool, const char *key, const char *text, size_t n)
+/* An argument that was written as text: a string, or JSON if it is JSON. */
+static json_t *tag_value(int string, const char *text, size_t n)
 {
-    json_t *v = is_string(tool, key) ? NULL : json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+    json_t *v = string ? NULL : json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
     return v ? v : json_stringn(text, n);
 }
 
@@ -287,7 +288,8 @@ static void add_member(struct tool_parser *p, struct parsed_call *c, const char 
     free(v);
 }
 
-struct tag { const char *key, *value; size_t n_key, n_value; };
+enum tag_type { TAG_BY_SCHEMA, TAG_STRING, TAG_JSON };
+struct tag { const char *key, *value; size_t n_key, n_value; enum tag_type type; };
 
 /* Remove the blanks at the ends of a value that belong to the markers; at the end of an
  * incomplete value, remove a possible beginning of the closing marker, too. */
@@ -306,11 +308,23 @@ static void trim(const struct tool_format *f, const char *after_key, struct tag 
         t->n_value--;
 }
 
+/* Read the rest of the marker behind a key: it says whether the value is a string. */
+static int type_of_tag(const struct tool_format *f, struct json_cursor *c, struct tag *t)
+{
+    struct json_cursor json = *c;
+    const int rc = marker(c, f->key_close + 1), other = marker(&json, f->key_close_json + 1);
+    t->type = rc == DONE ? TAG_STRING : TAG_JSON;
+    if (other == DONE)
+        *c = json;
+    return rc == DONE || other == DONE ? DONE : rc == MORE || other == MORE ? MORE : BAD;
+}
+
 /* Read the next argument.  MORE with a key: its value is incomplete. */
 static int read_tag(const struct tool_format *f, struct json_cursor *c, struct tag *t)
 {
-    const size_t n = strcspn(f->key_close, ">") + 1;
-    const char *after_key = f->key_close + n;           /* "" or a line break and <arg_value> */
+    /* with key_close_json, the name ends at the quotation mark that both begin with */
+    const size_t n = f->key_close_json ? 1 : strcspn(f->key_close, ">") + 1;
+    const char *after_key = f->key_close_json ? "" : f->key_close + n;     /* "" or a line break and <arg_value> */
     char first[32];
     int rc;
     memset(t, 0, sizeof *t);
@@ -319,6 +333,10 @@ static int read_tag(const struct tool_format *f, struct json_cursor *c, struct t
     if ((rc = marker(c, f->key_open)) != DONE || (rc = until(c, first, &t->key, &t->n_key)) != DONE)
         return rc;
     if (strchr(after_key, '<') && (rc = marker(c, strchr(after_key, '<'))) != DONE) {
+        t->key = NULL;
+        return rc;
+    }
+    if (f->key_close_json && (rc = type_of_tag(f, c, t)) != DONE) {
         t->key = NULL;
         return rc;
     }
@@ -337,13 +355,14 @@ static int take_tag(struct tool_parser *p, struct parsed_call *call, json_t *see
 {
     const json_t *tool = tool_of(p, call->name);
     char *name = copy(p, t->key, t->n_key);
-    const int text_only = name && !complete, known = name && json_object_get(seen, name);
+    const int text_only = name && !complete, known = name && json_object_get(seen, name),
+              string = name && (t->type == TAG_BY_SCHEMA ? is_string(tool, name) : t->type == TAG_STRING);
     int rc = DONE;
     if (!name || utf8_valid(name, t->n_key) != t->n_key) {
         rc = BAD;
-    } else if (!known && (!text_only || is_string(tool, name))) {
+    } else if (!known && (!text_only || string)) {
         const size_t n = complete ? t->n_value : utf8_valid(t->value, t->n_value);
-        json_t *v = tag_value(tool, name, t->value, n);
+        json_t *v = tag_value(string, t->value, n);
         if (v) {
             add_member(p, call, name, v, complete);
             p->failed |= json_object_set_new(seen, name, json_true()) != 0;
@@ -453,9 +472,11 @@ static int after_name(struct tool_parser *p, struct json_cursor *k, struct parse
 static int read_named_call(struct tool_parser *p, struct json_cursor *k, struct parsed_call *c, int end)
 {
     const char *from;
-    int rc = marker(k, p->f->open);
-    if (rc != DONE)
+    const int python = p->f->style == TOOL_PYTHON;
+    int rc = p->in_list ? DONE : marker(k, p->f->open);
+    if (rc != DONE || (python && !p->in_list && (rc = marker(k, "[")) != DONE))
         return rc;
+    blanks(k);
     /* the name ends where its characters do */
     from = k->p;
     while (k->p < k->end && (strchr("_-.", *k->p) ? *k->p != '\0' : (*k->p >= '0' && *k->p <= '9') ||
@@ -471,6 +492,13 @@ static int read_named_call(struct tool_parser *p, struct json_cursor *k, struct 
         return rc;
     if (p->f->style == TOOL_TAGS)
         return read_tags(p, k, c);
+    if (python || p->f->style == TOOL_QUOTED) {
+        rc = (int)tool_values_read(p->f, &k->p, k->end, &c->arguments);
+        p->failed |= !c->arguments;
+        c->raw = c->arguments;
+        c->n_raw = c->arguments ? strlen(c->arguments) : 0;
+        return rc == DONE && !python ? closing(p, k, end) : rc;
+    }
     rc = json_text(k, &from);
     c->raw = from;
     c->n_raw = (size_t)(k->p - from);
@@ -582,7 +610,7 @@ static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
         if (here < *at || (here == *at && found && !which)) {
             *at = here;
             which = !found ? MARK_NONE : i < 4 ? i + 1 : MARK_NOISE;
-            *size = strlen(marks[i]);
+            *size = strcspn(marks[i], "\n");   /* without blanks, which may not be there yet */
         }
     }
     /* JSON alone counts only as the whole answer, or after another call; the >>> of
@@ -601,7 +629,7 @@ static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
  * between calls. */
 static int text_until(struct tool_parser *p, size_t to, int which, int end)
 {
-    if (p->n_calls && which && to - p->at <= 4) {       /* between two calls */
+    if ((p->n_calls || p->in_section) && which && to - p->at <= 4) {       /* before a call, behind another marker */
         struct json_cursor b = { p->text + p->at, p->text + to };
         while (b.p < b.end && strchr(" \t\r\n;,", *b.p) && *b.p)
             b.p++;
@@ -661,7 +689,7 @@ static int call_on(struct tool_parser *p, int end)
         p->waiting = 1;
         return 0;
     }
-    p->in_list = rc == DONE && p->f->style == TOOL_JSON_LIST;
+    p->in_list = rc == DONE && (p->f->style == TOOL_JSON_LIST || p->f->style == TOOL_PYTHON);
     if (rc == DONE) {
         if (!p->named && begin_call(p, c.name, c.id) == 0)
             hand_on(p, TOOL_ARGUMENTS, c.arguments, strlen(c.arguments), NULL);
@@ -679,18 +707,29 @@ static int call_on(struct tool_parser *p, int end)
     return 1;
 }
 
+/* Whether a call of a list begins here, behind blanks. */
+static int begins_call(const struct tool_parser *p, struct json_cursor *k)
+{
+    blanks(k);
+    if (k->p == k->end)
+        return MORE;
+    if (p->f->style == TOOL_PYTHON)
+        return *k->p == '_' || ((*k->p | 32) >= 'a' && (*k->p | 32) <= 'z') ? DONE : BAD;
+    return *k->p == '{' ? DONE : BAD;
+}
+
 /* After a call of a list, read the next one, or the end of the list.  0: it needs more text. */
 static int list_on(struct tool_parser *p, int end)
 {
     struct json_cursor k = { p->text + p->at, p->text + p->n }, next = k;
-    if (*k.p == '{')                    /* the comma before it was read */
+    if (begins_call(p, &k) == DONE)     /* the comma before it was read */
         return call_on(p, end);
     int rc = marker(&k, "]");
     if (rc == DONE) {
         if ((rc = closing(p, &k, end)) == MORE)
             return 0;
-    } else if (rc == BAD && (rc = marker(&next, ",")) == DONE && (rc = marker(&next, "{")) == DONE) {
-        p->at = (size_t)(next.p - 1 - p->text);
+    } else if (rc == BAD && (rc = marker(&next, ",")) == DONE && (rc = begins_call(p, &next)) == DONE) {
+        p->at = (size_t)(next.p - p->text);
         return call_on(p, end);
     }
     if (rc == MORE && !end)
@@ -723,6 +762,9 @@ static int step(struct tool_parser *p, int end)
     case MARK_THINK:
         p->thinking = 1;
         break;
+    case MARK_SECTION: case MARK_SECTION_END:
+        p->in_section = which == MARK_SECTION;
+        break;
     default:
         break;
     }
@@ -750,7 +792,11 @@ struct tool_parser *tool_parser_open(const struct tool_format *f, const struct t
     return p;
 }
 
-static int has_end(const char *s, size_t n) { return memchr(s, '}', n) || memchr(s, ']', n) || memchr(s, '>', n); }
+/* The last bytes that a call may have: of JSON, of a marker, of arguments in Python. */
+static int has_end(const char *s, size_t n)
+{
+    return memchr(s, '}', n) || memchr(s, ']', n) || memchr(s, '>', n) || memchr(s, ')', n);
+}
 
 int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struct err *e)
 {

@@ -4,7 +4,8 @@
  * The chat template shows the form: Hermes and Qwen (<tool_call> around JSON),
  * Llama 3 (JSON alone or after <|python_tag|>), Mistral ([TOOL_CALLS] before a list, or before name
  * and [ARGS]), DeepSeek R1 and V3.1, Kimi K2, functionary 3.1 and 3.2, Granite 3, Nemotron,
- * Qwen3-Coder and GLM (arguments as tags), gpt-oss (channels); for other templates, JSON alone.
+ * Qwen3-Coder, Qwen 3.5, GLM, MiniMax M2, DeepSeek V3.2 and V4 (arguments as tags), Gemma 4 and
+ * LFM2 (values in a notation of their own), gpt-oss (channels); for other templates, JSON alone.
  *
  * The markers are often special tokens, which the engine leaves out of its text: decode the ids
  * with a detok of skip_special 0 for the parser. */

@@ -97,6 +97,9 @@ const struct field fields[] = {
           "end the prompt with the beginning of the answer (default: true)"),
     OTHER("chat_template_kwargs", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT | BODY_RESPONSES | ANTHROPIC,
           "{\"type\":\"object\"}", "variables for the chat template, such as enable_thinking"),
+    OTHER("reasoning_effort", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT,
+          "{\"type\":\"string\",\"enum\":[\"none\",\"minimal\",\"low\",\"medium\",\"high\",\"xhigh\",\"max\"]}",
+          "goes to the chat template under this name; none also sets enable_thinking to false"),
 
 #define OPTION(KIND, name, flag, min, max, value, by_model, help) \
     { #name, GENERATE, FIELD_USED, FIELD_OF_##KIND, min, max, SAMPLING(name), 0, NULL, help, NULL },
@@ -220,7 +223,6 @@ const struct field fields[] = {
     REFUSED("modalities", BODY_CHAT, only_text, NO_AUDIO),
     REFUSED("audio", BODY_CHAT, NULL, NO_AUDIO),
     REFUSED("web_search_options", BODY_CHAT, NULL, "there is no search"),
-    REFUSED("reasoning_effort", BODY_CHAT, NULL, "templates differ: use chat_template_kwargs"),
     REFUSED("verbosity", BODY_CHAT, NULL, "no model supports it"),
     REFUSED("suffix", BODY_COMPLETION, is_empty_text,
             "filling in before a suffix is not available"),

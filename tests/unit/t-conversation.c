@@ -140,9 +140,35 @@ static void test_templates(void **state)
     globfree(&g);
 }
 
+/* reasoning_effort becomes a variable of the template, unless chat_template_kwargs has it. */
+static void the_effort_goes_to_the_template(void **state)
+{
+    static const struct { const char *body, *vars; } cases[] = {
+        { "{\"reasoning_effort\":\"high\"}", "{\"reasoning_effort\":\"high\"}" },
+        { "{\"reasoning_effort\":\"none\"}", "{\"enable_thinking\":false,\"reasoning_effort\":\"none\"}" },
+        { "{\"reasoning_effort\":\"none\",\"chat_template_kwargs\":{\"enable_thinking\":true,\"reasoning_effort\":\"x\"}}",
+          "{\"enable_thinking\":true,\"reasoning_effort\":\"x\"}" },
+        { "{\"reasoning_effort\":\"much\"}", NULL }, { "{\"reasoning_effort\":3}", NULL },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *body = json_loads(cases[i].body, 0, NULL);
+        struct conversation t = { 0 };
+        struct problem pr = { 0 };
+        assert_int_equal(conversation_read_vars(&t, body, &pr), cases[i].vars ? 0 : -1);
+        char *text = cases[i].vars ? json_dumps(t.vars, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+        if (text)
+            assert_string_equal(text, cases[i].vars);
+        free(text);
+        json_decref(t.vars);
+        json_decref(body);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_messages), cmocka_unit_test(test_tools),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(the_effort_goes_to_the_template),
+                                        cmocka_unit_test(test_messages), cmocka_unit_test(test_tools),
                                         cmocka_unit_test(test_templates) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

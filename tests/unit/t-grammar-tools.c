@@ -77,6 +77,28 @@ static const struct sample { const char *format, *text, *want; int reasoning; } 
     { "hermes", "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": 1, \"a\": 2}}\n</tool_call>",
       "call(now){\"a\": 1, \"a\": 2}", 0 },
     { "json", "{\"answer\": 42}", "text({\"answer\": 42})", 0 },
+    { "glm-4.7", "I look.<tool_call>get_weather<arg_key>city</arg_key><arg_value>a</arg_value\n</arg_value><arg_key>days</arg_key><arg_value>2</arg_value></tool_call><tool_call>now</tool_call>",
+      "text(I look.) call(get_weather){\"city\":\"a</arg_value\\n\",\"days\":2} call(now){}", 0 },
+    { "gemma4", "<|channel>thought\nso <channel|><|tool_call>call:get_weather{city:<|\"|>Z\xC3\xBCrich, {\"a\": 'b'}\n<|\"|>,days:2}<tool_call|><|tool_call>call:now{}<tool_call|>",
+      "reasoning(\nso ) call(get_weather){\"city\":\"Z\xC3\xBCrich, {\\\"a\\\": 'b'}\\n\",\"days\":2} call(now){}", 0 },
+    { "gemma4", "<|tool_call>call:now{a:[1,{b:<|\"|>}<|\"|>,<|\"|>c d<|\"|>:[]}, true ,null,-1.50e3],a:1,e:{}}<tool_call|>",
+      "call(now){\"a\":[1,{\"b\":\"}\",\"c d\":[]},true,null,-1.50e3],\"e\":{}}", 0 },
+    { "gemma4", "<|tool_call>call:now{\"a\": \"x\", \"b\": {\"c\": [\"d\"]}}<tool_call|>so",
+      "call(now){\"a\":\"x\",\"b\":{\"c\":[\"d\"]}} text(so)", 0 },
+    { "gemma4", "<|tool_call>call:unknown{}<tool_call|>", "text(<|tool_call>call:unknown{}<tool_call|>)", 0 },
+    { "lfm2", "<|tool_call_start|>[get_weather(city=\"Rome, \\\"it's\\\" \\u00e9\", days=2), now()]<|tool_call_end|>Done.",
+      "call(get_weather){\"city\":\"Rome, \\\"it's\\\" \xC3\xA9\",\"days\":2} call(now){} text(Done.)", 0 },
+    { "lfm2", "<|tool_call_start|>[now(a='it's so', b=[True, None, 'x'], c={'k': {\"l\": 1.50}}, d=\"\")]<|tool_call_end|>",
+      "call(now){\"a\":\"it's so\",\"b\":[true,null,\"x\"],\"c\":{\"k\":{\"l\":1.50}},\"d\":\"\"}", 0 },
+    { "lfm2", "<|tool_call_start|>[now(\n  a=1,\n)]<|tool_call_end|>", "call(now){\"a\":1}", 0 },
+    { "lfm2", "<|tool_call_start|>[unknown()]<|tool_call_end|>", "text(<|tool_call_start|>[unknown()]<|tool_call_end|>)", 0 },
+    { "deepseek-v3.2", "I look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">12</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+      "text(I look.\n\n) call(get_weather){\"city\":\"12\",\"days\":2} call(now){}", 0 },
+    { "deepseek-v4", "so</think><｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"now\">\n<｜DSML｜parameter name=\"a\" string=\"false\">{\"x\": [1, \"</｜DSML｜\"]}</｜DSML｜parameter>\n<｜DSML｜parameter name=\"b\" string=\"true\">{\"x\": 1}</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+      "reasoning(so) call(now){\"a\":{\"x\":[1,\"</｜DSML｜\"]},\"b\":\"{\\\"x\\\": 1}\"}", 1 },
+    { "minimax-m2", "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Rome</parameter>\n<parameter name=\"days\">2</parameter>\n</invoke>\n<invoke name=\"now\">\n</invoke>\n</minimax:tool_call>",
+      "call(get_weather){\"city\":\"Rome\",\"days\":2} call(now){}", 0 },
+    { "apriel", "<tool_calls>[{\"name\": \"now\", \"arguments\": {}}, {\"name\": \"now\", \"arguments\": {}}]</tool_calls>", "call(now){} call(now){}", 0 },
 };
 
 struct heard { char text[4096]; size_t n; int last, n_calls; char id[2][64]; };
@@ -145,6 +167,25 @@ static void calls_are_read_in_pieces_of_any_size(void **state)
     assert_string_equal(h.id[1], "abcdefghi");
 }
 
+/* Values that are none make a call text. */
+static void malformed_values_are_text(void **state)
+{
+    static const struct sample cases[] = {
+        { "gemma4", "<|tool_call>call:now{a:b c}<tool_call|>", "text(<|tool_call>call:now{a:b c}<tool_call|>)", 0 },
+        { "lfm2", "<|tool_call_start|>[now(f(x))]<|tool_call_end|>", "text(<|tool_call_start|>[now(f(x))]<|tool_call_end|>)", 0 },
+        { "gemma4", "<|tool_call>call:now{a:1 b:2}<tool_call|>", "text(<|tool_call>call:now{a:1 b:2}<tool_call|>)", 0 },
+        { "lfm2", "<|tool_call_start|>[now(1)]<|tool_call_end|>", "text(<|tool_call_start|>[now(1)]<|tool_call_end|>)", 0 },
+        { "lfm2", "<|tool_call_start|>[now(a=[1, 2)]<|tool_call_end|>", "text(<|tool_call_start|>[now(a=[1, 2)]<|tool_call_end|>)", 0 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (size_t piece = 1; piece < 30; piece++) {
+            struct heard h;
+            read_in_pieces(&cases[i], piece, 0, &h);
+            assert_string_equal(h.text, cases[i].want);
+        }
+}
+
 /* A call whose beginning was handed on and that ends otherwise than it should: what there is of
  * its arguments comes all the same. */
 static void a_malformed_call_keeps_its_arguments(void **state)
@@ -177,6 +218,12 @@ static void a_cut_answer_keeps_its_calls(void **state)
           "call(now){} call(get_weather){\"c", 0 },
         { "qwen3-coder", "<tool_call>\n<function=now>\n</function>\n</tool_call>\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRo", "call(now){} call(get_weather){\"city\":\"Ro", 0 },
         { "glm", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>days</arg_key>\n<arg_value>1", "call(get_weather){\"city\":\"Rome\"", 0 },
+        { "gemma4", "<|tool_call>call:now{}<tool_call|><|tool_call>call:get_weather{days:1,city:<|\"|>Ro\xC3", "call(now){} call(get_weather){\"days\":1,\"city\":\"Ro", 0 },
+        { "gemma4", "<|tool_call>call:now{a:1,b:[1,2", "call(now){\"a\":1", 0 },
+        { "lfm2", "<|tool_call_start|>[now(), get_weather(days=1, city=\"Ro", "call(now){} call(get_weather){\"days\":1", 0 },
+        { "lfm2", "<|tool_call_start|>[now(), ", "call(now){}", 0 },
+        { "lfm2", "<|tool_call_start|>[now()]<|tool_ca", "call(now){}", 0 },
+        { "deepseek-v3.2", "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Ro</｜DSML", "call(now){} call(get_weather){\"city\":\"Ro", 0 },
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -224,7 +271,10 @@ static void templates_tell_their_format(void **state)
         { "Qwen-Qwen2.5-7B-Instruct", "hermes" }, { "Qwen-Qwen3-0.6B", "hermes" }, { "Qwen-QwQ-32B", "hermes" },
             { "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "hermes" }, { "ibm-granite-granite-4.0", "hermes" },
         { "Qwen3-Coder", "qwen3-coder" }, { "Qwen3.5-4B", "qwen3-coder" }, { "ByteDance-Seed-OSS", "seed-oss" },
-        { "GLM-4.6", "glm" }, { "GLM-4.7-Flash", "glm" }, { "meta-llama-Llama-3.1-8B-Instruct", "llama3" },
+        { "GLM-4.6", "glm" }, { "GLM-4.7-Flash", "glm-4.7" }, { "Spark2.5", "glm-4.7" },
+        { "LFM2-8B-A1B", "lfm2" }, { "LFM2.5-8B-A1B", "lfm2" }, { "google-gemma-4-31B-it-interleaved", "gemma4" },
+        { "deepseek-ai-DeepSeek-V4", "deepseek-v4" }, { "deepseek-ai-DeepSeek-V4-Flash-0731", "deepseek-v4" },
+        { "Apriel-1.6-15b-Thinker-fixed", "apriel" }, { "StepFun3.5-Flash", "qwen3-coder" }, { "meta-llama-Llama-3.1-8B-Instruct", "llama3" },
         { "meta-llama-Llama-3.2-3B-Instruct", "llama3" }, { "meta-llama-Llama-3.3-70B-Instruct", "llama3" },
         { "mistralai-Mistral-Nemo-Instruct-2407", "mistral" },
         { "Mistral-Small-3.2-24B-Instruct-2506", "mistral-args" },
@@ -298,7 +348,8 @@ static int takes(struct grammar *g, const char *text)
 
 static const char *const formats[] = { "hermes", "llama3", "mistral", "mistral-args", "deepseek-r1", "deepseek-v3.1",
                                        "kimi-k2", "functionary-3.1", "functionary-3.2", "granite-3", "nemotron",
-                                       "qwen3-coder", "seed-oss", "glm", "gpt-oss", "json" };
+                                       "qwen3-coder", "seed-oss", "glm", "gpt-oss", "json", "glm-4.7", "gemma4", "lfm2",
+                                       "deepseek-v3.2", "deepseek-v4", "minimax-m2", "apriel" };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
 
 static struct grammar *compile_tools(const char *format, const struct tool_grammar_options *o)
@@ -413,6 +464,8 @@ static const char unenforceable[] = "[{\"type\":\"function\",\"function\":{\"nam
 #define SEED_CALL(value) "<seed:tool_call>\n<function=f>\n<parameter=a>" value "</parameter>\n</function>\n</seed:tool_call>"
 #define QWEN_CALL(value) CALL("<function=f>\n<parameter=a>\n" value "\n</parameter>\n</function>")
 #define GLM_CALL(value) "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>" value "</arg_value>\n</tool_call>"
+#define DSML(section, calls) "<｜DSML｜" section ">\n" calls "</｜DSML｜" section ">"
+#define DSML_CITY(string) "<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"" string "\">a</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
 
 static const struct answer {
     const char *format; enum tool_choice choice; int parallel; const char *only;
@@ -438,6 +491,23 @@ static const struct answer {
     { "glm", TOOL_AUTO, 0, NULL, 1, GLM_CALL("x"), 0 },
     { "seed-oss", TOOL_AUTO, 0, NULL, 1, SEED_CALL("[\"x\"]"), 1 },
     { "seed-oss", TOOL_AUTO, 0, NULL, 1, SEED_CALL("x"), 0 },
+    { "gemma4", TOOL_AUTO, 1, NULL, 0, "So.<|tool_call>call:get_weather{city:<|\"|>a<|b}<|\"|>,days:-1}<tool_call|><|tool_call>call:now{}<tool_call|>", 1 },
+    { "gemma4", TOOL_REQUIRED, 0, NULL, 0, "<|tool_call>call:get_weather{days:1}<tool_call|>", 0 },
+    { "gemma4", TOOL_REQUIRED, 0, NULL, 0, "<|tool_call>call:get_weather{city:1}<tool_call|>", 0 },
+    { "gemma4", TOOL_REQUIRED, 0, NULL, 0, "<|tool_call>call:get_weather{city:<|\"|>a<|\"|>,}<tool_call|>", 0 },
+    { "gemma4", TOOL_AUTO, 0, NULL, 1, "<|tool_call>call:f{a:[<|\"|>x<|\"|>,<|\"|>y<|\"|>]}<tool_call|>", 1 },
+    { "gemma4", TOOL_AUTO, 0, NULL, 1, "<|tool_call>call:f{a:[1]}<tool_call|>", 0 },
+    { "lfm2", TOOL_AUTO, 1, NULL, 0, "So.<|tool_call_start|>[get_weather(city=\"a\", days=1), now()]<|tool_call_end|>", 1 },
+    { "lfm2", TOOL_REQUIRED, 0, NULL, 0, "<|tool_call_start|>[now(), now()]<|tool_call_end|>", 0 },
+    { "lfm2", TOOL_REQUIRED, 0, NULL, 0, "<|tool_call_start|>[get_weather(city=1)]<|tool_call_end|>", 0 },
+    { "lfm2", TOOL_AUTO, 0, NULL, 1, "<|tool_call_start|>[f(a=[\"x\"])]<|tool_call_end|>", 1 },
+    { "glm-4.7", TOOL_AUTO, 1, NULL, 0, "<tool_call>now</tool_call><tool_call>now</tool_call>", 1 },
+    { "glm-4.7", TOOL_AUTO, 1, NULL, 0, "<tool_call>now\n</tool_call>", 0 },
+    { "deepseek-v3.2", TOOL_REQUIRED, 1, NULL, 0, DSML("function_calls", DSML_CITY("true")), 1 },
+    { "deepseek-v3.2", TOOL_REQUIRED, 1, NULL, 0, DSML("function_calls", DSML_CITY("false")), 0 },
+    { "deepseek-v3.2", TOOL_REQUIRED, 1, NULL, 0, DSML("tool_calls", DSML_CITY("true")), 0 },
+    { "deepseek-v4", TOOL_REQUIRED, 1, NULL, 0, DSML("tool_calls", DSML_CITY("true") DSML_CITY("true")), 1 },
+    { "minimax-m2", TOOL_REQUIRED, 1, NULL, 0, "<minimax:tool_call>\n<invoke name=\"now\">\n</invoke>\n</minimax:tool_call>", 1 },
 };
 
 static void only_well_formed_calls_are_accepted(void **state)
@@ -481,6 +551,7 @@ static void reasoning_may_come_before_the_answer(void **state)
             { "hermes", "well {\"a\": 1}", 0, 0 }, { "hermes", "<think>x</think> y", 0, 0 },
         { "hermes", "hm </think>{\"a\": 1}", 1, 1 }, { "hermes", "{\"a\": 1}", 1, 0 },
         { "seed-oss", "<seed:think>x</seed:think>{\"a\": 1}", 0, 1 },
+        { "gemma4", "<|channel>thought\nx<channel|>{\"a\": 1}", 0, 1 }, { "gemma4", "x<channel|>{\"a\": 1}", 1, 1 },
         { "gpt-oss", "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>{\"a\": 1}", 0,
           1 }, { "gpt-oss", "{\"a\": 1}", 0, 0 },
     };
@@ -600,7 +671,7 @@ int main(void)
         cmocka_unit_test(text_satisfies_the_content_schema),
         cmocka_unit_test(arguments_are_streamed_as_written),
         cmocka_unit_test(calls_are_read_in_pieces_of_any_size),
-        cmocka_unit_test(a_malformed_call_keeps_its_arguments),
+        cmocka_unit_test(a_malformed_call_keeps_its_arguments), cmocka_unit_test(malformed_values_are_text),
         cmocka_unit_test(a_cut_answer_keeps_its_calls),
         cmocka_unit_test(keywords_that_are_not_enforced_are_listed),
         cmocka_unit_test(a_damaged_answer_is_read_as_something),

@@ -196,6 +196,31 @@ int conversation_add_reasoning(json_t *message, const char *text, size_t size, s
     return rc;
 }
 
+/* Add reasoning_effort to the variables, unless they have it. */
+static int read_effort(struct conversation *t, const json_t *body, struct problem *pr)
+{
+    static const char *const known[] = { "none", "minimal", "low", "medium", "high", "xhigh", "max" };
+    json_t *effort = js_get(body, "reasoning_effort");
+    const char *text = json_string_value(effort);
+    size_t i = 0;
+    if (!effort)
+        return 0;
+    while (text && i < sizeof known / sizeof *known && strcmp(known[i], text) != 0)
+        i++;
+    if (!text || i == sizeof known / sizeof *known)
+        return problem_set(pr, 400, "reasoning_effort", text ? "invalid_value" : "invalid_type",
+                           "reasoning_effort: found %.40s, expected none, minimal, low, medium, high, xhigh or max",
+                           text ? text : js_kind(effort));
+    if (!t->vars && !(t->vars = json_object()))
+        return problem_nomem(pr);
+    json_t *think = i == 0 ? json_pack("{s:b}", "enable_thinking", 0) : json_object();
+    const int rc = json_object_update_missing(t->vars, think) == 0 &&
+                   (json_object_get(t->vars, "reasoning_effort") ||
+                    json_object_set(t->vars, "reasoning_effort", effort) == 0);
+    json_decref(think);
+    return rc ? 0 : problem_nomem(pr);
+}
+
 int conversation_read_vars(struct conversation *t, const json_t *body, struct problem *pr)
 {
     json_t *vars = js_get(body, "chat_template_kwargs");
@@ -205,8 +230,8 @@ int conversation_read_vars(struct conversation *t, const json_t *body, struct pr
     if (t->vars && vars && json_object_update(t->vars, vars) != 0)
         return problem_nomem(pr);
     if (!t->vars && vars)
-        t->vars = json_incref(vars);
-    return 0;
+        t->vars = json_copy(vars);
+    return vars && !t->vars ? problem_nomem(pr) : read_effort(t, body, pr);
 }
 
 /* ---- tools ---- */

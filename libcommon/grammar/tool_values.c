@@ -1,0 +1,366 @@
+/* tool_values.c - read arguments as Python writes them (LFM2), and those whose strings stand
+ * between marks (Gemma 4). */
+#include "libcommon/grammar/tool_values.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "libcommon/base/utf8.h"
+
+enum { MORE = TOOL_READ_MORE, DONE = TOOL_READ_DONE, BAD = TOOL_READ_BAD, MOST_DEPTH = 64 };
+
+struct text { char *s; size_t n, room; int failed; };
+
+struct reader {
+    const struct tool_format *f;
+    const char *p, *end;
+    struct text out;
+    json_t *seen;                       /* names of the outermost object */
+};
+
+static void put(struct text *t, const char *s, size_t n)
+{
+    if (t->n + n + 1 > t->room && !t->failed) {
+        const size_t room = 2 * t->room + n + 64;
+        char *longer = realloc(t->s, room);
+        t->failed = !longer;
+        t->s = longer ? longer : t->s;
+        t->room = longer ? room : t->room;
+    }
+    if (t->failed)
+        return;
+    memcpy(t->s + t->n, s, n);
+    t->n += n;
+    t->s[t->n] = '\0';
+}
+
+/* A JSON string; an open one has no closing quotation mark. */
+static int put_string(struct text *t, const char *s, size_t n, int open)
+{
+    if (utf8_valid(s, n) != n && !open)
+        return BAD;
+    json_t *v = json_stringn(s, utf8_valid(s, n));
+    char *own = v ? json_dumps(v, JSON_ENCODE_ANY) : NULL;
+    t->failed |= !own;
+    if (own)
+        put(t, own, strlen(own) - (size_t)open);
+    free(own);
+    json_decref(v);
+    return DONE;
+}
+
+static void blanks(struct reader *r)
+{
+    while (r->p < r->end && (*r->p == ' ' || *r->p == '\t' || *r->p == '\n' || *r->p == '\r'))
+        r->p++;
+}
+
+static int is_word(char c)
+{
+    return c == '_' || c == '-' || c == '.' || (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') ||
+           (c & 0x80);
+}
+
+/* Read a word: letters, digits and the like. */
+static size_t word(struct reader *r, const char **from)
+{
+    *from = r->p;
+    while (r->p < r->end && (is_word(*r->p) || *r->p == '+'))
+        r->p++;
+    return (size_t)(r->p - *from);
+}
+
+/* ---- strings ---- */
+
+/* Read the text between two marks.  MORE: *n bytes of it are there. */
+static int marked(struct reader *r, const char **from, size_t *n)
+{
+    const char *mark = r->f->value_close;
+    const size_t m = strlen(mark);
+    const char *begin = r->p + m, *hit = memmem(begin, (size_t)(r->end - begin), mark, m);
+    *from = begin;
+    if (hit) {
+        *n = (size_t)(hit - begin);
+        r->p = hit + m;
+        return DONE;
+    }
+    size_t held = m - 1 < (size_t)(r->end - begin) ? m - 1 : (size_t)(r->end - begin);
+    while (held && memcmp(r->end - held, mark, held) != 0)
+        held--;
+    *n = (size_t)(r->end - begin) - held;
+    return MORE;
+}
+
+/* Is the quotation mark at `at` the last of its string?  Templates write strings without escaping
+ * the marks in them, so that one counts which a comma or a bracket follows.  MORE: the text ends. */
+static int closes(const struct reader *r, const char *at)
+{
+    const char *p = at + 1;
+    while (p < r->end && (*p == ' ' || *p == '\n'))
+        p++;
+    return p == r->end ? MORE : memchr(",)]}:", *p, 5) ? DONE : BAD;
+}
+
+static int hex(const char *s, int n)
+{
+    int v = 0;
+    for (int i = 0; i < n; i++) {
+        const int c = s[i] | 32, digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+        if (digit < 0)
+            return -1;
+        v = 16 * v + digit;
+    }
+    return v;
+}
+
+/* What stands behind a backslash at s: the number of bytes read; unknown ones mean themselves. */
+static size_t escape(const char *s, size_t n, struct text *to)
+{
+    static const char from[] = "nrtbf\\'\"/", into[] = "\n\r\t\b\f\\'\"/";
+    const char *known = *s ? strchr(from, *s) : NULL;
+    const int size = *s == 'u' ? 4 : *s == 'x' ? 2 : 0, code = size && n > (size_t)size ? hex(s + 1, size) : -1;
+    if (known) {
+        put(to, &into[known - from], 1);
+        return 1;
+    }
+    char c[4];
+    if (code > 0 && (code < 0xD800 || code > 0xDFFF)) {
+        const size_t bytes = code < 0x80 ? 1 : code < 0x800 ? 2 : 3;
+        c[0] = (char)(bytes == 1 ? code : bytes == 2 ? 0xC0 | code >> 6 : 0xE0 | code >> 12);
+        c[bytes - 1] = (char)(bytes == 1 ? code : 0x80 | (code & 0x3F));
+        if (bytes == 3)
+            c[1] = (char)(0x80 | (code >> 6 & 0x3F));
+        put(to, c, bytes);
+        return 1 + (size_t)size;
+    }
+    put(to, "\\", 1);
+    put(to, s, 1);
+    return 1;
+}
+
+/* Read a string of Python or JSON into `to`. */
+static int quoted(struct reader *r, struct text *to)
+{
+    const char quote = *r->p;
+    const char *p = r->p + 1;
+    for (; p < r->end; p++) {
+        const int last = *p == quote ? closes(r, p) : BAD;
+        if (last == MORE)
+            return MORE;
+        if (last == DONE) {
+            r->p = p + 1;
+            return DONE;
+        }
+        if (*p != '\\') {
+            put(to, p, 1);
+        } else if (p + 6 > r->end && (p + 1 == r->end || p[1] == 'u' || p[1] == 'x')) {
+            return MORE;
+        } else {
+            p += escape(p + 1, (size_t)(r->end - p - 1), to);
+        }
+    }
+    return MORE;
+}
+
+/* 1 if the text may begin a marked string; DONE if it does. */
+static int at_mark(const struct reader *r)
+{
+    const char *mark = r->f->style == TOOL_QUOTED ? r->f->value_close : "";
+    const size_t m = strlen(mark), there = (size_t)(r->end - r->p) < m ? (size_t)(r->end - r->p) : m;
+    return !m || memcmp(r->p, mark, there) != 0 ? BAD : there == m ? DONE : MORE;
+}
+
+/* outer: it is a member of the outermost object, whose open strings are shown. */
+static int string(struct reader *r, int outer)
+{
+    const int mark = at_mark(r);
+    const char *from;
+    size_t n;
+    if (mark == MORE)
+        return MORE;
+    if (mark == DONE) {
+        const int rc = marked(r, &from, &n);
+        return rc == DONE ? put_string(&r->out, from, n, 0) : outer && put_string(&r->out, from, n, 1) == BAD ? BAD
+                                                                                                          : MORE;
+    }
+    struct text t = { 0 };
+    int rc = quoted(r, &t);
+    if (rc == DONE)
+        rc = put_string(&r->out, t.s ? t.s : "", t.n, 0);
+    r->out.failed |= t.failed;
+    free(t.s);
+    return rc;
+}
+
+/* ---- values ---- */
+
+static int value(struct reader *r, int depth);
+
+/* true, None, 1.5; the text must go on behind it, as it might be longer. */
+static int scalar(struct reader *r)
+{
+    static const char *const words[][2] = { { "True", "true" }, { "False", "false" }, { "None", "null" } };
+    const char *from;
+    const size_t n = word(r, &from);
+    if (r->p == r->end)
+        return n > 512 ? BAD : MORE;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (n == strlen(words[i][0]) && !memcmp(from, words[i][0], n)) {
+            put(&r->out, words[i][1], strlen(words[i][1]));
+            return DONE;
+        }
+    json_t *v = json_loadb(from, n, JSON_DECODE_ANY, NULL);
+    json_decref(v);
+    if (!v)
+        return BAD;
+    put(&r->out, from, n);
+    return DONE;
+}
+
+/* Behind a value: DONE with the bracket read, or, 2, with the comma read. */
+static int goes_on(struct reader *r, char bracket)
+{
+    blanks(r);
+    if (r->p == r->end)
+        return MORE;
+    if (*r->p != ',' && *r->p != bracket)
+        return BAD;
+    return *r->p++ == ',' ? 2 : DONE;
+}
+
+static int list(struct reader *r, int depth)
+{
+    int n = 0;
+    r->p++;
+    put(&r->out, "[", 1);
+    for (;; n++) {
+        blanks(r);
+        if (r->p == r->end)
+            return MORE;
+        if (*r->p == ']') {                     /* of an empty list, or behind a last comma */
+            r->p++;
+            break;
+        }
+        if (n)
+            put(&r->out, ",", 1);
+        int rc = value(r, depth + 1);
+        if (rc == DONE && (rc = goes_on(r, ']')) == DONE)
+            break;
+        if (rc != 2)
+            return rc;
+    }
+    put(&r->out, "]", 1);
+    return DONE;
+}
+
+/* Read a member's name as a JSON string: a word, or a string. */
+static int name_of(struct reader *r, struct text *name)
+{
+    const struct text all = r->out;
+    const char *from;
+    int rc = BAD;
+    if (at_mark(r) != BAD || *r->p == '"' || *r->p == '\'') {
+        r->out = (struct text){ 0 };
+        rc = string(r, 0);
+        *name = r->out;
+        r->out = all;
+        return rc;
+    }
+    const size_t n = word(r, &from);
+    if (r->p == r->end)
+        return n > 512 ? BAD : MORE;
+    return n ? put_string(name, from, n, 0) : BAD;
+}
+
+static int member(struct reader *r, char assign, int first, int depth)
+{
+    struct text name = { 0 };
+    int rc = name_of(r, &name);
+    r->out.failed |= name.failed;
+    if (rc == DONE && !name.failed) {
+        blanks(r);
+        rc = r->p == r->end ? MORE : *r->p == assign ? DONE : BAD;
+    }
+    const struct text before = r->out;
+    const int again = !depth && rc == DONE && json_object_get(r->seen, name.s) != NULL;
+    if (rc == DONE && !name.failed) {
+        r->p++;
+        if (!first)
+            put(&r->out, ",", 1);
+        put(&r->out, name.s, name.n);
+        put(&r->out, ":", 1);
+        blanks(r);
+        rc = r->p == r->end ? MORE : value(r, depth + 1);
+        if (rc == DONE && !depth)
+            r->out.failed |= json_object_set_new(r->seen, name.s, json_true()) != 0;
+        /* a value that is not complete is shown only if it is a string of the outermost object */
+        if (again || (rc == MORE && (depth || r->out.n == before.n + name.n + (size_t)(first ? 1 : 2))))
+            r->out.n = before.n;
+    }
+    free(name.s);
+    return rc;
+}
+
+/* name assign value, ... bracket: from the first name on. */
+static int object(struct reader *r, char assign, char bracket, int depth)
+{
+    const size_t begin = r->out.n + 1;
+    put(&r->out, "{", 1);
+    for (;;) {
+        blanks(r);
+        if (r->p == r->end)
+            return MORE;
+        if (*r->p == bracket) {
+            r->p++;
+            break;
+        }
+        int rc = member(r, assign, r->out.n == begin, depth);
+        if (rc == DONE && (rc = goes_on(r, bracket)) == DONE)
+            break;
+        if (rc != 2)
+            return rc;
+    }
+    put(&r->out, "}", 1);
+    return DONE;
+}
+
+static int value(struct reader *r, int depth)
+{
+    const size_t before = r->out.n;
+    int rc;
+    if (depth > MOST_DEPTH)
+        return BAD;
+    if (at_mark(r) != BAD || *r->p == '"' || *r->p == '\'')
+        return string(r, depth == 1);
+    if (*r->p == '[') {
+        rc = list(r, depth);
+    } else if (*r->p == '{') {
+        r->p++;
+        rc = object(r, ':', '}', depth);
+    } else {
+        rc = scalar(r);
+    }
+    if (rc == MORE)
+        r->out.n = before;              /* what is not complete is not shown */
+    return rc;
+}
+
+enum tool_read tool_values_read(const struct tool_format *f, const char **at, const char *end, char **json)
+{
+    struct reader r = { .f = f, .p = *at, .end = end, .seen = json_object() };
+    const int python = f->style == TOOL_PYTHON;
+    int rc = object(&r, python ? '=' : ':', python ? ')' : '}', 0);
+    json_decref(r.seen);
+    if (r.out.s)
+        r.out.s[r.out.n] = '\0';
+    if (r.out.failed || !r.out.s || !r.seen) {
+        free(r.out.s);
+        r.out.s = NULL;
+        rc = BAD;
+    }
+    *json = r.out.s;
+    *at = r.p;
+    return (enum tool_read)rc;
+}
