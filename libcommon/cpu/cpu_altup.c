@@ -96,18 +96,10 @@ void altup_end(struct core *k, const struct model *m, float *x, int n)
     const struct config *c = k->c;
     const size_t hidden = (size_t)c->hidden_size, all = (size_t)c->n_streams * hidden;
     struct altup_job j = { .x = x };
-    for (int s = 1; s < c->n_streams; s++) {            /* the rows of a stream are whole tiles */
-        const int tiles = c->hidden_size / TILE_ROWS;
-        struct linear own = m->altup_out;
+    for (int s = 1; s < c->n_streams; s++) {
         float *y = k->streams + (size_t)s * hidden;
         const struct act_input in = { .x = y, .ldx = all, .cols = c->hidden_size };
-        own.w.data += (size_t)((s - 1) * tiles) * own.w.tile_bytes;
-        own.w.n_tiles = tiles;
-        own.w.rows = c->hidden_size;
-        core_linear(k, &(struct op){ .l = &own, .in = &in, .out = k->h[0], .ldo = hidden, .kind = OP_STORE }, 1, n,
-                    NULL);
-        for (int t = 0; t < n; t++)
-            memcpy(y + (size_t)t * all, k->h[0] + (size_t)t * hidden, hidden * sizeof *y);
+        core_linear_rows(k, &m->altup_out, &in, (s - 1) * c->hidden_size, c->hidden_size, k->h[0], n, y, all);
     }
     each_token(k, &j, n, match_token);
     each_token(k, &j, n, mean_token);

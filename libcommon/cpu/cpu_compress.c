@@ -53,7 +53,7 @@ size_t compress_floats(const struct config *c)
     const struct indexer *x = &c->indexer;
     const size_t dim = (size_t)c->head_dim, index = (size_t)x->head_dim;
     return (size_t)c->mla.q_rank + 5 * dim + 5 * index + (size_t)x->n_heads * (index + 1) + group_floats(c) +
-           ((size_t)c->compressed.o_rank / TILE_ROWS + 2) * TILE_ROWS;
+           core_rows_room(c->compressed.o_rank);
 }
 
 /* Most keys and entries that a token sees, and most entries that an indexer scores. */
@@ -447,29 +447,20 @@ static void rotate_back(void *arg, int t, int thread)
     rotate(k, k->att + (size_t)t * (size_t)c->n_heads * (size_t)c->head_dim, c->n_heads, c->head_dim, cosine, back);
 }
 
-/* k->mlp = o_a of each group of heads.  The rows of a group may begin and end inside of tiles. */
+/* k->mlp = o_a of each group of heads. */
 static void group_outputs(struct core *k, const struct layer *l, int n)
 {
     const struct config *c = k->c;
     const int rank = c->compressed.o_rank, cols = (int)group_floats(c), all = c->compressed.o_groups * rank;
-    const size_t row = (size_t)c->n_heads * (size_t)c->head_dim, wide = ((size_t)rank / TILE_ROWS + 2) * TILE_ROWS;
+    const size_t row = (size_t)c->n_heads * (size_t)c->head_dim;
     struct compress_work *w = &k->compress;
     for (int g = 0; g < c->compressed.o_groups; g++) {
-        const int first = g * rank, t0 = first / TILE_ROWS, t1 = (first + rank + TILE_ROWS - 1) / TILE_ROWS;
-        struct linear own = l->o_a;
         struct act_input in;
-        own.w.data += (size_t)t0 * own.w.tile_bytes;
-        own.w.n_tiles = t1 - t0;
-        own.w.rows = (t1 * TILE_ROWS < all ? t1 * TILE_ROWS : all) - t0 * TILE_ROWS;
         for (int t = 0; t < n; t++)
             memcpy(w->group + (size_t)t * (size_t)cols, k->att + (size_t)t * row + (size_t)g * (size_t)cols,
                    (size_t)cols * sizeof *w->group);
         core_layer_input(k, &in, w->group, cols, n, l, INPUT_STATE_O);
-        core_linear(k, &(struct op){ .l = &own, .in = &in, .out = w->tiles, .ldo = wide, .kind = OP_STORE }, 1, n,
-                    NULL);
-        for (int t = 0; t < n; t++)
-            memcpy(k->mlp + (size_t)t * (size_t)all + (size_t)first,
-                   w->tiles + (size_t)t * wide + (size_t)(first - t0 * TILE_ROWS), (size_t)rank * sizeof *k->mlp);
+        core_linear_rows(k, &l->o_a, &in, g * rank, rank, w->tiles, n, k->mlp + (size_t)(g * rank), (size_t)all);
     }
 }
 

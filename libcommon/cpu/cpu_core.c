@@ -126,7 +126,7 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
                     index_floats(c) + compress_floats(c) + state_floats(c) +
                     (size_t)(c->n_layers + 1) * (size_t)c->ple_dim + (c->moe.beside ? 2 * hidden : 0) +
                     (size_t)(c->n_streams + c->hyper.n) * hidden + (size_t)(c->hyper.n * (c->hyper.n + 1)) +
-                    (c->laurel_rank ? hidden + (size_t)c->laurel_rank : 0) +
+                    (c->n_streams ? 2 * TILE_ROWS : 0) + (c->laurel_rank ? hidden + (size_t)c->laurel_rank : 0) +
                     (c->cutoff ? widest_mlp(c) : 0);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
@@ -153,7 +153,8 @@ static int list_regions(struct core *k, struct arena_part *parts, int64_t max_le
     const int n_threads = pool_size(k->pool);
     const size_t t = (size_t)k->max_tokens, row = t * sizeof(float), hd = (size_t)c->head_dim;
     const size_t q = (size_t)c->n_heads * hd, kv = (size_t)c->n_kv_heads * hd, hidden = (size_t)c->hidden_size;
-    const size_t wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
+    const size_t widest = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size,
+                 wide = c->n_streams ? core_rows_room((int)widest) : widest;
     const size_t run = (size_t)attn_rows(c, k->max_tokens) * sizeof(float);
     const size_t scratch = thread_scratch(c, k->k, k->max_tokens, widest_input(c));
     int n = 0;
@@ -554,6 +555,20 @@ int core_prefetch(struct core *k, const struct model *m, struct err *e)
 const struct prefetch *core_next(const struct core *k, int index, int loop)
 {
     return k->prefetch ? k->prefetch + index * LOOPS + loop : NULL;
+}
+
+void core_linear_rows(struct core *k, const struct linear *l, const struct act_input *in, int first, int n_rows,
+                      float *room, int n, float *out, size_t ldo)
+{
+    const int t0 = first / TILE_ROWS, t1 = (first + n_rows + TILE_ROWS - 1) / TILE_ROWS;
+    const size_t wide = core_rows_room(n_rows);
+    struct linear own = *l;
+    own.w.data += (size_t)t0 * own.w.tile_bytes;
+    own.w.n_tiles = t1 - t0;
+    own.w.rows = (t1 * TILE_ROWS < l->w.rows ? t1 * TILE_ROWS : l->w.rows) - t0 * TILE_ROWS;
+    core_linear(k, &(struct op){ .l = &own, .in = in, .out = room, .ldo = wide, .kind = OP_STORE }, 1, n, NULL);
+    for (int t = 0; t < n; t++)
+        memcpy(out + (size_t)t * ldo, room + (size_t)t * wide + (first - t0 * TILE_ROWS), (size_t)n_rows * sizeof *out);
 }
 
 /* ---- rows ---- */

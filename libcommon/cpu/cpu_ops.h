@@ -54,6 +54,11 @@ void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, 
 /* Several matrices of equally many rows that are added to the same outputs: a job has the same
  * tiles of all of them, in order. */
 void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch);
+/* out [n][ldo] = n_rows rows of l from `first` on, which may begin and end inside of tiles; room:
+ * core_rows_room(n_rows) floats for each of n tokens */
+void core_linear_rows(struct core *k, const struct linear *l, const struct act_input *in, int first, int n_rows,
+                      float *room, int n, float *out, size_t ldo);
+static inline size_t core_rows_room(int n_rows) { return ((size_t)n_rows / TILE_ROWS + 2) * TILE_ROWS; }
 const struct prefetch *core_next(const struct core *k, int index, int loop);
 /* out = norm of one row of n elements. */
 void core_norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n);

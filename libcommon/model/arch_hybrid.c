@@ -202,7 +202,9 @@ static void more_kimi_linear(struct parse *p, struct config *c)
 
 static void more_bailing_hybrid(struct parse *p, struct config *c)
 {
-    const int dim = c->head_dim, heads = c->n_heads;
+    /* a configuration that transformers wrote has the rotated dimensions as head_dim */
+    const int dim = (int)parse_int(p, "linear_head_dim", 1, MOST_WIDTH, c->head_dim),
+              heads = (int)parse_int(p, "linear_num_heads", 1, MOST_WIDTH, c->n_heads);
     silu_only(p, c);
     c->max_len = (int)parse_int(p, "model_max_length|max_position_embeddings", 1, 1 << 28, 262144);
     mla_parse(p, c);
@@ -217,7 +219,7 @@ static void more_bailing_hybrid(struct parse *p, struct config *c)
     const double least = parse_real(p, "kda_lower_bound", -5);
     if (parse_bool(p, "kda_safe_gate", 1))
         c->recurrent.decay_least = (float)least;
-    parse_find(p, "linear_head_dim|linear_num_heads|linear_conv_kernel_dim|mtp_loss_scaling_factor", NULL);
+    parse_find(p, "linear_conv_kernel_dim|mtp_loss_scaling_factor", NULL);
 }
 
 static void more_minimax(struct parse *p, struct config *c)

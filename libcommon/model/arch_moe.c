@@ -414,6 +414,8 @@ static void more_minicpm3(struct parse *p, struct config *c)
     parse_must_be(p, "mlp_bias", 0);
 }
 
+/* Its long factors of LongRoPE hold beyond the original context, as in transformers 4; transformers
+ * 5 takes the short ones there, with the long factor on cos and sin. */
 static void more_phimoe(struct parse *p, struct config *c)
 {
     const int window = window_parse(p, 0);

@@ -16,15 +16,16 @@ enum { MOST_WIDTH = 1 << 24, MOST_RATE = 1 << 20, MOST_STREAMS = 16, MOST_STEPS 
                        .index_w = at "weights_proj"
 
 static const struct weight_names
-deepseek_v4_names = { .embed = "embed", .final_norm = "norm", .head = "head", .layer = "layers.",
+deepseek_v4_names = { .embed = "embed|embed_tokens", .final_norm = "norm", .head = "head", .layer = "layers.",
                       .attn_norm = "attn_norm", .mlp_norm = "ffn_norm", .q_a = "attn.wq_a", .q_a_norm = "attn.q_norm",
                       .q_b = "attn.wq_b", .k = "attn.wkv", .k_norm = "attn.norm", .o_a = "attn.wo_a", .o = "attn.wo_b",
                       .sinks = "attn.attn_sink", COMPRESSOR("attn.compressor."), INDEXER("attn.indexer."),
                       .router = "ffn.gate", .correction = "ffn.gate.bias", .token_experts = "ffn.gate.tid2eid",
                       .experts = "ffn.experts.", .expert_gate = "w1", .expert_up = "w3", .expert_down = "w2",
                       .shared_gate = "ffn.shared_experts.w1", .shared_up = "ffn.shared_experts.w3",
-                      .shared_down = "ffn.shared_experts.w2", .hyper = "hc_head_fn", .hyper_bias = "hc_head_base",
-                      .hyper_scale = "hc_head_scale", .hyper_attn = "hc_attn_fn", .hyper_attn_bias = "hc_attn_base",
+                      .shared_down = "ffn.shared_experts.w2", .hyper = "hc_head_fn|hc_head.hc_fn",
+                      .hyper_bias = "hc_head_base|hc_head.hc_base", .hyper_scale = "hc_head_scale|hc_head.hc_scale",
+                      .hyper_attn = "hc_attn_fn", .hyper_attn_bias = "hc_attn_base",
                       .hyper_attn_scale = "hc_attn_scale", .hyper_ff = "hc_ffn_fn", .hyper_ff_bias = "hc_ffn_base",
                       .hyper_ff_scale = "hc_ffn_scale" };
 
