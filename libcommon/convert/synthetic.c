@@ -35,6 +35,7 @@ static const struct shape {
     { "Qwen2.5-72B",    "qwen2",      80,  8192, 29568,  64,   8, 128, 152064,  32768, 0, 1000000, 1e-6,  0, NULL },
     { "Qwen3-0.6B",     "qwen3",      28,  1024,  3072,  16,   8, 128, 151936,  40960, 1, 1000000, 1e-6,  0, NULL },
     { "Qwen3-8B",       "qwen3",      36,  4096, 12288,  32,   8, 128, 151936,  40960, 0, 1000000, 1e-6,  0, NULL },
+    { "TinyLlama-1.1B", "llama",      22,  2048,  5632,  32,   4,  64,  32000,   2048, 0,   10000, 1e-5,  0, NULL },
     { "Llama-3.2-1B",   "llama",      16,  2048,  8192,  32,   8,  64, 128256, 131072, 1,  500000, 1e-5, 32, NULL },
     { "Llama-3.2-3B",   "llama",      28,  3072,  8192,  24,   8, 128, 128256, 131072, 1,  500000, 1e-5, 32, NULL },
     { "Llama-3.1-8B",   "llama",      32,  4096, 14336,  32,   8, 128, 128256, 131072, 0,  500000, 1e-5,  8, NULL },
@@ -59,12 +60,51 @@ static const struct shape {
       "\"num_attention_heads\":64,\"num_key_value_heads\":8,\"head_dim\":64,\"vocab_size\":201088,\"max_position_embeddings\":131072,\"rope_theta\":150000.0,"
       "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32.0,\"beta_fast\":32.0,\"beta_slow\":1.0,\"truncate\":false,\"original_max_position_embeddings\":4096},"
       "\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":false,\"num_local_experts\":32,\"num_experts_per_tok\":4,\"sliding_window\":128}" },
+    { .name = "Qwen3.5-4B", .vocab = 248320, .config =
+      "{\"architectures\":[\"Qwen3_5ForCausalLM\"],\"model_type\":\"qwen3_5_text\",\"num_hidden_layers\":32,\"hidden_size\":2560,\"intermediate_size\":9216,"
+      "\"num_attention_heads\":16,\"num_key_value_heads\":4,\"vocab_size\":248320,\"tie_word_embeddings\":true,\"full_attention_interval\":4,"
+      "\"attn_output_gate\":true,\"head_dim\":256,\"linear_conv_kernel_dim\":4,\"linear_key_head_dim\":128,\"linear_value_head_dim\":128,"
+      "\"linear_num_key_heads\":16,\"linear_num_value_heads\":32,\"partial_rotary_factor\":0.25,\"rope_theta\":10000000.0,\"rms_norm_eps\":1e-06,"
+      "\"max_position_embeddings\":262144}" },
+    { .name = "Qwen3.5-35B-A3B", .vocab = 248320, .config =
+      "{\"architectures\":[\"Qwen3_5MoeForCausalLM\"],\"model_type\":\"qwen3_5_moe_text\",\"num_hidden_layers\":40,\"hidden_size\":2048,"
+      "\"num_attention_heads\":16,\"num_key_value_heads\":2,\"vocab_size\":248320,\"tie_word_embeddings\":false,\"full_attention_interval\":4,"
+      "\"attn_output_gate\":true,\"num_experts\":256,\"num_experts_per_tok\":8,\"moe_intermediate_size\":512,\"shared_expert_intermediate_size\":512,"
+      "\"head_dim\":256,\"linear_conv_kernel_dim\":4,\"linear_key_head_dim\":128,\"linear_value_head_dim\":128,\"linear_num_key_heads\":16,"
+      "\"linear_num_value_heads\":32,\"partial_rotary_factor\":0.25,\"rope_theta\":10000000.0,\"rms_norm_eps\":1e-06,\"max_position_embeddings\":262144}" },
+    { .name = "Qwen3-Coder-Next-80B-A3B", .vocab = 151936, .config =
+      "{\"architectures\":[\"Qwen3NextForCausalLM\"],\"model_type\":\"qwen3_next\",\"num_hidden_layers\":48,\"hidden_size\":2048,\"intermediate_size\":5120,"
+      "\"num_attention_heads\":16,\"num_key_value_heads\":2,\"vocab_size\":151936,\"tie_word_embeddings\":false,\"full_attention_interval\":4,"
+      "\"num_experts\":512,\"num_experts_per_tok\":10,\"moe_intermediate_size\":512,\"shared_expert_intermediate_size\":512,\"norm_topk_prob\":true,"
+      "\"decoder_sparse_step\":1,\"head_dim\":256,\"linear_conv_kernel_dim\":4,\"linear_key_head_dim\":128,\"linear_value_head_dim\":128,"
+      "\"linear_num_key_heads\":16,\"linear_num_value_heads\":32,\"partial_rotary_factor\":0.25,\"rope_theta\":10000000.0,\"rms_norm_eps\":1e-06,"
+      "\"max_position_embeddings\":262144}" },
+    { .name = "GLM-4.7-Flash", .vocab = 154880, .config =
+      "{\"architectures\":[\"Glm4MoeLiteForCausalLM\"],\"model_type\":\"glm4_moe_lite\",\"num_hidden_layers\":47,\"hidden_size\":2048,\"intermediate_size\":10240,"
+      "\"num_attention_heads\":20,\"num_key_value_heads\":20,\"vocab_size\":154880,\"max_position_embeddings\":202752,\"rope_theta\":1000000.0,"
+      "\"rms_norm_eps\":1e-05,\"tie_word_embeddings\":false,\"n_routed_experts\":64,\"n_shared_experts\":1,\"num_experts_per_tok\":4,"
+      "\"moe_intermediate_size\":1536,\"first_k_dense_replace\":1,\"n_group\":1,\"topk_group\":1,\"norm_topk_prob\":true,\"routed_scaling_factor\":1.8,"
+      "\"q_lora_rank\":768,\"kv_lora_rank\":512,\"qk_nope_head_dim\":192,\"qk_rope_head_dim\":64,\"v_head_dim\":256}" },
+    { .name = "Gemma-4-E4B", .vocab = 262144, .config =
+      "{\"architectures\":[\"Gemma4ForCausalLM\"],\"model_type\":\"gemma4_text\",\"num_hidden_layers\":42,\"hidden_size\":2560,\"intermediate_size\":10240,"
+      "\"num_attention_heads\":8,\"num_key_value_heads\":2,\"head_dim\":256,\"global_head_dim\":512,\"vocab_size\":262144,\"vocab_size_per_layer_input\":262144,"
+      "\"hidden_size_per_layer_input\":256,\"num_kv_shared_layers\":18,\"sliding_window\":512,\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-06,"
+      "\"final_logit_softcapping\":30.0,\"attention_k_eq_v\":false,\"enable_moe_block\":false,\"use_double_wide_mlp\":false,"
+      "\"hidden_activation\":\"gelu_pytorch_tanh\",\"tie_word_embeddings\":true,\"rope_parameters\":{\"full_attention\":{\"partial_rotary_factor\":0.25,"
+      "\"rope_theta\":1000000.0,\"rope_type\":\"proportional\"},\"sliding_attention\":{\"rope_theta\":10000.0,\"rope_type\":\"default\"}},"
+      "\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"full_attention\","
+      "\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"full_attention\",\"sliding_attention\","
+      "\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"sliding_attention\","
+      "\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\","
+      "\"sliding_attention\",\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\","
+      "\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\","
+      "\"full_attention\"]}" },
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
 static const struct shape *find_shape(const char *name, struct err *e)
 {
-    char all[400] = "";
+    char all[600] = "";
     for (int i = 0; i < N_SHAPES; i++) {
         if (strcasecmp(shapes[i].name, name) == 0)
             return &shapes[i];

@@ -93,8 +93,8 @@ static int marked(struct reader *r, const char **from, size_t *n)
     return MORE;
 }
 
-/* Is the quotation mark at `at` the last of its string?  Templates write strings without escaping
- * the marks in them, so that one counts which a comma or a bracket follows.  MORE: the text ends. */
+/* Is the quotation mark at `at` the last of its string?  Templates do not escape the marks in a
+ * string, so that one counts which a comma or a bracket follows.  MORE: the text ends. */
 static int closes(const struct reader *r, const char *at)
 {
     const char *p = at + 1;
@@ -115,7 +115,7 @@ static int hex(const char *s, int n)
     return v;
 }
 
-/* What stands behind a backslash at s: the number of bytes read; unknown ones mean themselves. */
+/* Read the escape behind a backslash at s: returns its bytes; unknown ones mean themselves. */
 static size_t escape(const char *s, size_t n, struct text *to)
 {
     static const char from[] = "nrtbf\\'\"/", into[] = "\n\r\t\b\f\\'\"/";
@@ -343,7 +343,7 @@ static int value(struct reader *r, int depth)
         rc = scalar(r);
     }
     if (rc == MORE)
-        r->out.n = before;              /* what is not complete is not shown */
+        r->out.n = before;              /* a part of a value is not shown */
     return rc;
 }
 

@@ -396,6 +396,16 @@ P
   [ "$(zse-convert --synthetic Qwen2.5-32B -n --json | field parameters)" = 32763876352 ]
   [ "$(zse-convert --synthetic Qwen2.5-72B -n --json | field parameters)" = 72706203648 ]
   [ "$(zse-convert --synthetic Llama-3.1-8B -n --json -q bf16 | field weight_bytes)" = 16061054976 ]
+  while read -r name parameters; do
+    [ "$(zse-convert --synthetic "$name" -n --json --quality fast | field parameters)" = "$parameters" ] || { echo "$name"; return 1; }
+  done <<'LIST'
+TinyLlama-1.1B 1100048384
+Qwen3.5-4B 4205751296
+Qwen3.5-35B-A3B 34660610688
+Qwen3-Coder-Next-80B-A3B 79674391296
+GLM-4.7-Flash 29943393920
+Gemma-4-E4B 7463013418
+LIST
   [ "$(zse-convert --synthetic Llama-3.1-8B -n --json -m 9GB | field type)" = int8 ]
   run -1 zse-convert --synthetic Llama-4 -o "$T/m.zse"
   [[ "$output" == *"'Llama-4' is no model whose shape is known here: SmolLM2-135M, "* ]]
