@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/format/zfile.h"
 
@@ -60,6 +61,7 @@ int cli_version(const char *prog)
 /* Protects the last line of the terminal, which is a bar or a message. */
 static pthread_mutex_t terminal = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int bar_drawn;
+static int progress_lines;             /* --progress json; set before any thread starts */
 
 const char *cli_progress_wipe(void) { return bar_drawn ? "\r\033[K" : ""; }
 
@@ -453,6 +455,28 @@ static void draw(struct cli_progress *p, uint64_t done, uint64_t total, const ch
     pthread_mutex_unlock(&terminal);
 }
 
+/* Write a report as one line.  Another step, or its end, is written at once, the others five
+ * times a second.  1: the reader is gone. */
+static int write_line(struct cli_progress *p, const char *what, uint64_t done, uint64_t total, const char *unit)
+{
+    const uint64_t now = clock_ns();
+    const int same = p->start_ns && strncmp(p->what, what, sizeof p->what - 1) == 0;
+    if (same && (p->ended || (now - p->drawn_ns < 200000000u && done < total)))
+        return 0;
+    snprintf(p->what, sizeof p->what, "%s", what);
+    p->start_ns = p->drawn_ns = now;
+    p->ended = total && done >= total;
+    json_t *j = json_pack("{s:o, s:I, s:I, s:s}", "step", js_text(what), "done", (json_int_t)done, "total",
+                          (json_int_t)total, "unit", unit);
+    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
+    json_decref(j);
+    pthread_mutex_lock(&terminal);
+    const int gone = text && (fprintf(stderr, "%s\n", text) < 0 || fflush(stderr) != 0);
+    pthread_mutex_unlock(&terminal);
+    free(text);
+    return gone;
+}
+
 static int report(void *user, const char *what, uint64_t done, uint64_t total, const char *unit)
 {
     struct cli_progress *p = user;
@@ -461,6 +485,8 @@ static int report(void *user, const char *what, uint64_t done, uint64_t total, c
         cli_progress_clear();
         return 1;
     }
+    if (progress_lines)
+        return write_line(p, what, done, total, unit);
     if (!p->on)
         return 0;
     if (p->start_ns == 0 || strncmp(p->what, what, sizeof p->what - 1) != 0) {
@@ -472,6 +498,14 @@ static int report(void *user, const char *what, uint64_t done, uint64_t total, c
         return 0;
     p->drawn_ns = now;
     draw(p, done, total, unit, (double)(now - p->start_ns) * 1e-9);
+    return 0;
+}
+
+int cli_progress_form(const char *prog, const char *form)
+{
+    if (strcmp(form, "json") != 0 && strcmp(form, "bar") != 0)
+        return cli_wrong(prog, "--progress: '%s', expected bar or json", form);
+    progress_lines = strcmp(form, "json") == 0;
     return 0;
 }
 

@@ -105,12 +105,16 @@ void cli_die_of_interrupt(void);
  * (cli_note, cli_fail ...) from any thread erase it first; the next report draws it again. */
 struct cli_progress {
     struct progress progress;       /* hand &p.progress to the library */
-    int on;
+    int on, ended;                  /* ended: its last line was written (json) */
     uint64_t start_ns, drawn_ns;    /* of the current step */
     uint64_t first;                 /* `done` of the step's first report: earlier work does not count in the rate */
     char what[64];
 };
 void cli_progress_init(struct cli_progress *p);
+/* --progress FORM: bar (the default), or json: without a terminal, too, each report becomes a
+ * line of standard error, {"step","done","total","unit"}, five a second at most; when its reader
+ * is gone, the work stops.  0, or the exit code of wrong usage. */
+int cli_progress_form(const char *prog, const char *form);
 void cli_progress_clear(void);      /* call at the end of the work, or before output on stdout */
 /* For a signal handler, which must not wait: the bytes to write to stderr before a message, ""
  * without a bar. */

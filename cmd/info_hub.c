@@ -486,19 +486,29 @@ static const char fetch_usage[] =
     "Download the files that a conversion of MODEL, org/name on the hub, needs to the cache of the Python tools, and print their path.\n"
     "\n"
     "  -j, --json                 a JSON object instead of text\n"
+    "      --progress bar|json    progress as a bar on a terminal (default), or as lines of JSON on standard error\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n";
+enum { OPT_PROGRESS = 256 };
+static const struct option fetch_options[] = {
+    { "json", no_argument, NULL, 'j' }, { "progress", required_argument, NULL, OPT_PROGRESS },
+    { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+};
 
 int info_models_fetch(int argc, char **argv)
 {
     static const char prog[] = "zse-info models fetch";
     struct err e;
     char *path;
-    int c, json = 0;
+    int c, json = 0, rc;
     optind = 0;
-    while ((c = cli_getopt(argc, argv, "jhV", check_options)) != -1) {
+    while ((c = cli_getopt(argc, argv, "jhV", fetch_options)) != -1) {
         switch (c) {
         case 'j': json = 1; break;
+        case OPT_PROGRESS:
+            if ((rc = cli_progress_form(prog, optarg)) != 0)
+                return rc;
+            break;
         case 'h': return cli_help(fetch_usage);
         case 'V': return cli_version("zse-info");
         default: return cli_usage(fetch_usage);

@@ -51,6 +51,7 @@ static const char usage[] =
     "      --tensors              list every tensor\n"
     "      --json                 a JSON object instead of text\n"
     "      --verbose              print the memory in use, every five layers\n"
+    "      --progress bar|json    progress as a bar on a terminal (default), or as lines of JSON on standard error\n"
     "  -f, --force                replace any OUT, convert even if disk or memory seem too small\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
@@ -59,7 +60,8 @@ static const char usage[] =
     "else the nearest.\n";
 
 enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS,
-       OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE, OPT_CALIBRATION_MEMORY, OPT_CHECKPOINT, OPT_NO_RESUME };
+       OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE, OPT_CALIBRATION_MEMORY, OPT_CHECKPOINT, OPT_NO_RESUME,
+       OPT_PROGRESS };
 static const struct option options[] = {
     { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' },
         { "group-size", required_argument, NULL, 'g' },
@@ -74,6 +76,7 @@ static const struct option options[] = {
     { "plan", no_argument, NULL, OPT_PLAN }, { "mode", required_argument, NULL, OPT_MODE },
     { "tensors", no_argument, NULL, OPT_TENSORS }, { "json", no_argument, NULL, OPT_JSON },
     { "verbose", no_argument, NULL, OPT_VERBOSE }, { "force", no_argument, NULL, 'f' },
+    { "progress", required_argument, NULL, OPT_PROGRESS },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -193,6 +196,7 @@ static int take(struct arguments *a, int c, char *arg)
     case OPT_MODE:    return planned_mode_parse(prog, arg, &a->mode);
     case OPT_JSON:    a->json = 1; return 0;
     case OPT_VERBOSE: a->verbose = 1; return 0;
+    case OPT_PROGRESS: return cli_progress_form(prog, arg);
     case 'f':         a->force = a->o.overwrite = 1; return 0;
     default:          return CLI_USAGE;
     }

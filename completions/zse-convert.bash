@@ -17,9 +17,10 @@ _zse_convert() {
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx" -- "$cur")); return ;;
     --checkpoint) COMPREPLY=(); return ;;
     --mode) COMPREPLY=(); return ;;
+    --progress) COMPREPLY=($(compgen -W "bar json" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --ternary --skip --target-memory --quality --calibration --calibration-memory --synthetic --threads --kernels --checkpoint --no-resume --dry-run --plan --mode --tensors --json --verbose --force --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --ternary --skip --target-memory --quality --calibration --calibration-memory --synthetic --threads --kernels --checkpoint --no-resume --dry-run --plan --mode --tensors --json --verbose --progress --force --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        ;;
   esac

@@ -20,6 +20,7 @@ complete -c zse-convert -l mode -x -d 'instead of -q the type for this machines 
 complete -c zse-convert -l tensors -d 'list every tensor'
 complete -c zse-convert -l json -d 'a JSON object instead of text'
 complete -c zse-convert -l verbose -d 'print the memory in use, every five layers'
+complete -c zse-convert -l progress -x -a 'bar json' -d 'progress as a bar on a terminal (default), or as lines of JSON on standard error'
 complete -c zse-convert -l force -s f -d 'replace any OUT, convert even if disk or memory seem too small'
 complete -c zse-convert -l help -s h -d 'show this help'
 complete -c zse-convert -l version -s V -d 'show the version'
