@@ -58,13 +58,27 @@ static struct engine_options serve_engine_options(const struct serve_options *o,
     return eo;
 }
 
-static int open_served(void *user, const char *path, struct served_model *m, struct err *e)
+/* target_vram_gb of a .zse, which is not converted.  Closes the model and sets *e. */
+static int too_large(const struct model_choice *how, struct opened_model *m, struct err *e)
 {
-    const struct serve_options *o = user;
+    const double gb = (double)m->model->weight_bytes * 1e-9;
+    if (how->target_gb <= 0 || gb <= how->target_gb)
+        return 0;
+    close_model(m);
+    return err_set(e, ERR_LIMIT, "its weights take %.2f GB, target_vram_gb is %g: convert its source to a smaller type", gb,
+                   how->target_gb);
+}
+
+static int open_served(void *user, const char *path, const struct model_choice *how, struct served_model *m,
+                       struct err *e)
+{
+    struct serve_options chosen = *(const struct serve_options *)user, *o = &chosen;
+    if (serve_choose(how, &chosen.run, e) != 0)
+        return -1;
     struct opened_model *opened = calloc(1, sizeof *opened);
     if (!opened)
         return err_nomem(e, "model");
-    if (open_model(prog, path, &o->run, opened, e) != 0) {
+    if (open_model(prog, path, &o->run, opened, e) != 0 || too_large(how, opened, e)) {
         free(opened);
         return -1;
     }
@@ -222,7 +236,7 @@ static int plan_models(const struct serve_options *o)
 
 /* Folders and files of the server, owned by the user it runs as. */
 /* owned; audit NULL: no log; signer NULL: the log is not signed */
-struct server_folders { char *home, *audit, *token; const char **env; struct audit_signer *signer; };
+struct server_folders { char *home, *audit, *token, *models; const char **env; struct audit_signer *signer; };
 
 static int find_places(const struct serve_options *o, struct server_folders *p, struct err *e)
 {
@@ -230,6 +244,10 @@ static int find_places(const struct serve_options *o, struct server_folders *p, 
         return -1;
     if (!(p->env = mcp_env()))
         return err_nomem(e, "environment");
+    if (o->model_dir ? !(p->models = strdup(o->model_dir)) : asprintf(&p->models, "%s/models", p->home) < 0) {
+        p->models = NULL;
+        return err_nomem(e, "the name of a folder");
+    }
     const char *audit = o->audit_folder;
     if (!o->no_audit && (audit ? !(p->audit = strdup(audit)) : asprintf(&p->audit, "%s/audit", p->home) < 0)) {
         p->audit = NULL;
@@ -246,6 +264,7 @@ static void release_places(struct server_folders *p)
     audit_signer_close(p->signer);
     free(p->env);
     free(p->token);
+    free(p->models);
     free(p->audit);
     free(p->home);
 }
@@ -324,6 +343,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     const struct server_options so = {
         .opener = { open_served, close_served, o },
         .catalog = { catalog_registry, catalog_search, catalog_check },
+        .maker = { serve_job_command, p->models, (const char *const *)(uintptr_t)environ },
         .host = o->host, .port = o->port, .socket_path = o->socket_path,
             .tls_cert = o->tls_cert, .tls_key = o->tls_key,
         .home = p->home, .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,

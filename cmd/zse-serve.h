@@ -41,6 +41,14 @@ void serve_options_release(struct serve_options *o);
 /* Answer MCP messages of standard input until it ends.  The exit code. */
 int serve_mcp_stdio(void);
 
+/* Apply a client's choice of type, memory and device to run, which holds the program's.  The
+ * strings are borrowed from how. */
+struct model_choice;
+int serve_choose(const struct model_choice *how, struct run_options *run, struct err *e);
+/* model_maker.command: zse-convert or zse-info, found beside this program. */
+struct model_order;
+char **serve_job_command(const struct model_order *o, struct err *e);
+
 /* Read the token of HOME/admin.token; the file is made, mode 0600, if it is missing.  Caller frees;
  * NULL with *e. */
 char *admin_token(const char *home, struct err *e);

@@ -51,6 +51,7 @@ void models_remember(struct server *s, const struct loaded_model *lm, int change
             free_evicted(v);
         return;
     }
+    v->how = lm->how;
     v->changed = changed;
     v->failures = lm->failures;
     v->failed_ns = clock_ns();
@@ -83,7 +84,7 @@ int models_wait_s(const struct server *s, const char *id)
 /* Load v, which is in no list, again; it returns to the list if that fails. */
 static void bring_back(struct server *s, struct evicted *v, struct problem *pr)
 {
-    struct loaded_model *lm = models_load(s, v->path, v->id, NULL, pr);
+    struct loaded_model *lm = models_load(s, v->path, v->id, &v->how, NULL, pr);
     if (!lm) {
         put_evicted(s, v);
         return;

@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+#include "libcommon/serve/server.h"
+
 struct loaded_model;
 struct problem;
 struct server;
@@ -14,6 +16,7 @@ struct server;
 struct evicted {
     struct evicted *next;               /* by time of eviction, latest last */
     char *id, *path;                    /* owned */
+    struct model_choice how;
     int changed;                        /* its file was written to */
     int failures; uint64_t failed_ns;   /* failures in a row to load it again; time of the last one */
 };

@@ -1,6 +1,7 @@
-/* exchange.h - work that goes on behind a request: an API call (api/calls.c), a model being loaded,
- * a report (admin/access_endpoints.c), calls of tools (tools/tool_request.c), work on documents
- * (rag/), a question to the chat history (chats/chats.h) or to the catalog (admin/catalog.c). */
+/* exchange.h - work that goes on behind a request: an API call (api/calls.c), a model being
+ * loaded, a report (admin/access_endpoints.c), calls of tools (tools/tool_request.c), work on
+ * documents (rag/), a question to the chat history (chats/chats.h) or to the catalog
+ * (admin/catalog.c), a stream of the progress of jobs (jobs/jobs.h). */
 #ifndef ZSE_SERVE_EXCHANGE_H
 #define ZSE_SERVE_EXCHANGE_H
 
@@ -17,7 +18,7 @@ struct server;
 
 enum exchange_kind {
     EXCHANGE_CALL, EXCHANGE_LOAD, EXCHANGE_REPORT, EXCHANGE_TOOLS, EXCHANGE_RAG, EXCHANGE_CHATS,
-    EXCHANGE_CATALOG
+    EXCHANGE_CATALOG, EXCHANGE_JOBS
 };
 /* the first member of every object that conn_exchange points to */
 struct exchange { enum exchange_kind kind; };
@@ -66,6 +67,17 @@ void chats_close(struct server *s);                     /* ends running jobs, jo
 void chats_done(struct server *s);                      /* on_wake: answer what they have done */
 void chats_tick(struct server *s);                      /* on_second: delete what is too old */
 void chats_gone(struct conn *c);                        /* the client is */
+
+/* ---- downloads and conversions: jobs/jobs.h ---- */
+int jobs_open(struct server *s, struct err *e);
+/* Ask the running one to end, and end the streams; does not wait. */
+void jobs_stop(struct server *s);
+/* Wait for that, some seconds at most; before the audit log ends. */
+void jobs_join(struct server *s);
+void jobs_close(struct server *s);                      /* after jobs_join */
+void jobs_events(struct server *s);                     /* on_wake: what the thread has done */
+void jobs_tick(struct server *s);                       /* on_second */
+void jobs_gone(struct conn *c);                         /* the client is */
 
 /* ---- registry and hub: admin/catalog.c ---- */
 void catalog_done(struct server *s);                    /* on_wake: answer the questions whose threads have ended */

@@ -15,13 +15,13 @@
 enum body_kind {
     BODY_CHAT = 1, BODY_COMPLETION = 2, BODY_EMBEDDING = 4, BODY_TOKENIZE = 8, BODY_DETOKENIZE = 16, BODY_TEMPLATE = 32,
         BODY_WS_CHAT = 64,
-    BODY_LOAD = 128, BODY_UNLOAD = 256, BODY_BATCHING = 512, BODY_KEY = 1024, BODY_KEYS_REQUIRED = 2048,
+    BODY_LOAD = 128, BODY_UNLOAD = 256, BODY_BATCHING = 512, BODY_KEY = 1024, BODY_JOB = 2048,
     BODY_RESPONSES = 4096, BODY_MESSAGES = 8192, BODY_COUNT = 16384,
     BODY_TOOL = 32768, BODY_TOOL_PARSE = 65536, BODY_TOOL_PROCESS = 131072,
     BODY_RAG_DOCUMENT = 1 << 18, BODY_RAG_SEARCH = 1 << 19, BODY_RAG_CONTEXT = 1 << 20,
     BODY_CONVERSATION = 1 << 21, BODY_CONVERSATION_EDIT = 1 << 22, BODY_CHAT_MESSAGE = 1 << 23,
     BODY_CHAT_MESSAGE_EDIT = 1 << 24, BODY_CHAT_IMPORT = 1 << 25, BODY_MCP = 1 << 26, BODY_RAG_UPLOAD = 1 << 27,
-    BODY_KEY_EDIT = 1 << 28, BODY_RERANK = 1 << 29, BODY_SCORE = 1 << 30, BODY_LAST = BODY_SCORE,
+    BODY_ENABLE = 1 << 28, BODY_RERANK = 1 << 29, BODY_SCORE = 1 << 30, BODY_LAST = BODY_SCORE,
 };
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
@@ -70,6 +70,9 @@ struct params {
     const char *model, *user, *encoding_format, *system_prompt, *model_name, *model_path, *model_id;
     /* borrowed from the body */
     const char *content, *file_type, *collection, *query, *mode;
+    const char *quantization, *device, *quality, *kind, *source;        /* borrowed from the body */
+    float target_gb;
+    int load;
     int rag_top_k, rag_max_tokens;
     float min_score;
     unsigned given;

@@ -40,6 +40,7 @@ struct server {
     struct guard guard;
     struct catalog_question *questions; /* to the registry and the hub: admin/catalog.c */
     json_t *registry;                   /* its models, owned; NULL: not computed yet */
+    struct jobs *jobs;                  /* downloads and conversions; NULL: o.maker has no command */
     struct rag_service *rag;            /* documents: rag/service.c */
     struct account *account;            /* memory of requests */
     unsigned long long cpu_total, cpu_idle;     /* jiffies of /proc/stat, as last read */

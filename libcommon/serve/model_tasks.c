@@ -68,7 +68,7 @@ static void open_model(struct loaded_model *lm)
 {
     struct server *s = lm->s;
     struct engine_stats es;
-    if (s->o.opener.open(s->o.opener.user, lm->path, &lm->m, &lm->error) != 0)
+    if (s->o.opener.open(s->o.opener.user, lm->path, &lm->how, &lm->m, &lm->error) != 0)
         return;
     lm->opened = 1;
     if ((lm->m.tokenizer && read_template(lm, &lm->error) != 0) || read_sampling(lm, &lm->error) != 0)

@@ -92,8 +92,8 @@ static int id_is_taken(const struct server *s, const char *id, const struct load
     return 0;
 }
 
-struct loaded_model *models_load(struct server *s, const char *path, const char *id, struct loaded_model *replaces,
-                                 struct problem *pr)
+struct loaded_model *models_load(struct server *s, const char *path, const char *id, const struct model_choice *how,
+                                 struct loaded_model *replaces, struct problem *pr)
 {
     struct loaded_model *lm = calloc(1, sizeof *lm), **end = &s->models;
     if (!lm || !(lm->path = strdup(path)) || !(lm->id = id ? strdup(id) : default_id(path))) {
@@ -109,6 +109,8 @@ struct loaded_model *models_load(struct server *s, const char *path, const char 
     lm->created = (int64_t)time(NULL);
     lm->started_ns = lm->used_ns = clock_ns();
     lm->replaces = replaces;
+    if (how)
+        lm->how = *how;
     lm->batching = 1;
     while (*end)
         end = &(*end)->next;
@@ -142,7 +144,7 @@ void models_reload(struct server *s)
         if (lm->state != MODEL_READY || models_successor(s, lm))
             continue;
         server_log(s, "%s: loading %s again", lm->id, lm->path);
-        if (!models_load(s, lm->path, lm->id, lm, &pr))
+        if (!models_load(s, lm->path, lm->id, &lm->how, lm, &pr))
             server_log(s, "%s: %s", lm->id, pr.message);
     }
     models_recall_changed(s);

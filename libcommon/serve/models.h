@@ -24,6 +24,7 @@ struct loaded_model {
     struct loaded_model *next;          /* by time of loading; the first ready one is the default */
     struct server *s;
     char *id, *path;                    /* owned */
+    struct model_choice how;
     enum model_state state;
     int64_t created;                    /* seconds since 1970 */
     /* loading began; last request; LEAVING: calls are cancelled then */
@@ -64,9 +65,10 @@ struct loaded_model {
 
 /* A ready model by id; NULL or "default": the first.  NULL with *pr: none. */
 struct loaded_model *models_find(struct server *s, const char *id, struct problem *pr);
-/* Begin to load.  id NULL: from the path.  NULL with *pr: the id is taken, or no memory. */
-struct loaded_model *models_load(struct server *s, const char *path, const char *id, struct loaded_model *replaces,
-                                 struct problem *pr);
+/* Begin to load.  id NULL: from the path; how NULL: as the program was told.  NULL with *pr: the
+ * id is taken, or no memory. */
+struct loaded_model *models_load(struct server *s, const char *path, const char *id, const struct model_choice *how,
+                                 struct loaded_model *replaces, struct problem *pr);
 /* the one being loaded in its place; NULL: none */
 struct loaded_model *models_successor(struct server *s, const struct loaded_model *lm);
 /* no new requests; closes when the running ones have ended */

@@ -110,6 +110,10 @@ static void on_gone(void *user, struct conn *c)
         chats_gone(c);
         return;
     }
+    if (x->kind == EXCHANGE_JOBS) {
+        jobs_gone(c);
+        return;
+    }
     for (struct loaded_model *lm = s->models; lm; lm = lm->next)
         if (lm->waiter == c)
             lm->waiter = NULL;
@@ -150,6 +154,7 @@ static void on_wake(void *user)
     rag_events(s);
     chats_done(s);
     catalog_done(s);
+    jobs_events(s);
     models_tick(s);
     finish_draining(s);
 }
@@ -165,6 +170,7 @@ static void on_second(void *user)
     stall_tick(s);
     rag_tick(s);
     chats_tick(s);
+    jobs_tick(s);
     if (s->draining && clock_ns() > s->drain_by_ns)
         for (struct loaded_model *lm = s->models; lm; lm = lm->next)
             calls_cancel(lm);
@@ -184,6 +190,7 @@ void server_stop(struct server *s, double drain_s)
 {
     s->draining = 1;
     s->drain_by_ns = clock_ns() + (uint64_t)(drain_s * 1e9);
+    jobs_stop(s);
     loop_stop_listening(s->loop);
     loop_each_websocket(s->loop, close_websocket, NULL);
     server_log(s, "stopping; %d running request%s", loop_n_busy(s->loop), plural(loop_n_busy(s->loop)));
@@ -293,7 +300,7 @@ int server_start(struct server *s, const char *admin_token, struct err *e)
 {
     s->admin_token = admin_token;
     return guard_open(s, e) || listen_if_guarded(s, e) || models_start(s, e) || calls_open(s, e) ||
-           tools_open(s, e) || rag_start(s, e) || chats_open(s, e) ? -1 : 0;
+           tools_open(s, e) || rag_start(s, e) || chats_open(s, e) || jobs_open(s, e) ? -1 : 0;
 }
 
 int server_leave(struct server *s)
@@ -302,6 +309,7 @@ int server_leave(struct server *s)
     rag_stop(s);
     calls_close(s);
     chats_close(s);
+    jobs_join(s);
     if (models_halt(s) == 0)
         models_leave(s);
     return server_finish_audit(s);
@@ -318,6 +326,7 @@ int server_close(struct server *s)
     rag_stop(s);
     calls_close(s);
     chats_close(s);
+    jobs_join(s);
     if (s->opening && models_halt(s) == 0)
         models_stop(s);
     if (s->n_stuck) {
@@ -328,6 +337,7 @@ int server_close(struct server *s)
         /* server_finish_audit() runs in another thread: the process is about to end */
         pause();
     catalog_close(s);
+    jobs_close(s);
     tools_close(s);                             /* writes lines of the audit log */
     const int rc = guard_close(s);              /* before loop_close: joins threads that wake the loop */
     loop_close(s->loop);
@@ -346,7 +356,7 @@ int server_port(const struct server *s) { return s->o.host ? s->port : 0; }
 int server_load(struct server *s, const char *path, const char *name, struct err *e)
 {
     struct problem pr;
-    struct loaded_model *lm = models_load(s, path, name, NULL, &pr);
+    struct loaded_model *lm = models_load(s, path, name, NULL, NULL, &pr);
     if (!lm)
         return err_set(e, ERR_LIMIT, "%s", pr.message);
     lm->wanted = 1;

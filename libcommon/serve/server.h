@@ -33,6 +33,7 @@
  *   peers       one for each MCP server (mcp/peer.h)
  *   chats       two: read and write the database of the chat history (chats/chats.h)
  *   reports     one for each question to the audit log or to the keys (admin/access_endpoints.c)
+ *   jobs        one: waits for the process that downloads or converts (jobs/jobs.h)
  *   documents   one that writes rag.db and two that read it, from the first request on
  *   reaper      one: frees large buffers (http/reaper.h)
  * A call goes loop -> preparing -> loop -> engine; its tokens come back through the worker's queue.
@@ -60,9 +61,11 @@ struct served_model {
     uint64_t file_bytes;
     void *handle;                       /* for the opener */
 };
+/* How a model is to be loaded; empty, 0: as the program was told. */
+struct model_choice { char quantization[32], device[32]; double target_gb; };
 struct model_opener {
     /* called from a thread of the server, for one model at a time */
-    int (*open)(void *user, const char *path, struct served_model *m, struct err *e);
+    int (*open)(void *user, const char *path, const struct model_choice *how, struct served_model *m, struct err *e);
     void (*close)(void *user, struct served_model *m);
     void *user;
 };
@@ -76,10 +79,28 @@ struct model_catalog {
     json_t *(*check)(const char *id, struct err *e);
 };
 
+/* A download or a conversion that a client has asked for.  Strings are borrowed. */
+struct model_order {
+    const char *source; int is_path;    /* org/name[@revision][:FILE] on the hub, or a path */
+    const char *output;                 /* the .zse; NULL: only download it */
+    const char *quantization, *quality; /* NULL: the defaults */
+    double target_gb;                   /* size of the weights; 0: by the type */
+};
+/* Child processes that make models: jobs/jobs.h. */
+struct model_maker {
+    /* The command that fulfils the order, a list of malloc'd strings that ends with NULL; it
+     * prints progress as lines of JSON on standard error (cmd/cli.h).  NULL with *e; ERR_FORMAT:
+     * the order is wrong.  NULL: there are no jobs. */
+    char **(*command)(const struct model_order *o, struct err *e);
+    const char *folder;                 /* where models are written; it need not exist */
+    const char *const *env;             /* ends with NULL */
+};
+
 struct audit_signer;
 struct server_options {
     struct model_opener opener;
     struct model_catalog catalog;
+    struct model_maker maker;
     const char *host; int port;         /* host NULL: no TCP; port 0: any */
     const char *socket_path;            /* NULL: none */
     const char *tls_cert, *tls_key;     /* NULL: plain */

@@ -121,7 +121,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
     jq -e --arg p "$path" '.paths[$p]' "$BATS_TEST_TMPDIR/api" >/dev/null || { echo "the man page has $path"; return 1; }
   done < <(sed -n '/^\.Sh THE API/,/^\.Ss Fields/p' man/zse-serve.1 | grep '^\.It' | \
     sed 's| Ns Ar ID|{id}|; s|{id} Ns /|{id}/|; s| Ns Ar N$|{message_id}|; s|/keys/ Ns Ar NAME Ns /|/keys/{id}/|' | grep -oE '/[][a-z0-9/_{}-]*' | \
-    sed 's|/models/$|/models/{id}|; s|/registry/$|/registry/{id}|; s|/check/$|/check/{id}|; s|/keys/$|/keys/{id}|; s|/search/$|/search/{id}|; s|^\(/api/rag/.*\)/$|\1/{id}|; s|^/api/analytics/requests.*|/api/analytics/requests|')
+    sed 's|/models/$|/models/{id}|; s|/registry/$|/registry/{id}|; s|/check/$|/check/{id}|; s|/files/$|/files/{id}|; s|/keys/$|/keys/{id}|; s|/search/$|/search/{id}|; s|^\(/api/rag/.*\)/$|\1/{id}|; s|^/api/analytics/requests.*|/api/analytics/requests|')
   [ "$(jq '.paths["/v1/chat/completions"].post.requestBody.content["application/json"].schema.properties.temperature.maximum == 100' "$BATS_TEST_TMPDIR/api")" = true ]
 }
 

@@ -392,7 +392,7 @@ void handle_key_enable(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { .enabled = -1 };
     struct access_report *r = named_report(s, c, KEYS_ENABLE, rest, strlen(rest));
-    json_t *body = r ? read_body(s, c, BODY_KEY_EDIT, &p) : NULL;
+    json_t *body = r ? read_body(s, c, BODY_ENABLE, &p) : NULL;
     if (body && p.enabled < 0)
         reply_refusal(s, c, 400, "missing", "enabled: missing");
     else if (body) {
@@ -408,7 +408,7 @@ void handle_keys_required(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { .enabled = -1 };
     struct access_report *r = keys_report(s, c, KEYS_REQUIRED);
-    json_t *body = r ? read_body(s, c, BODY_KEYS_REQUIRED, &p) : NULL;
+    json_t *body = r ? read_body(s, c, BODY_ENABLE, &p) : NULL;
     (void)rest;
     if (body && p.enabled < 0)
         reply_refusal(s, c, 400, "missing", "enabled: missing");

@@ -10,8 +10,10 @@
 
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
+#include "libcommon/serve/model_files.h"
+#include "libcommon/serve/model_paths.h"
 
-enum question_kind { ASK_REGISTRY, ASK_SEARCH, ASK_CHECK };
+enum question_kind { ASK_REGISTRY, ASK_SEARCH, ASK_CHECK, ASK_FILES, REMOVE_FILE };
 enum { LIMIT_DEFAULT = 20, LIMIT_MOST = 50, WAITING_MOST = 8 };
 
 struct registry_filter { char category[32], size[16], id[200]; double max_vram_gb; int recommended; };
@@ -28,6 +30,7 @@ struct catalog_question {
     enum question_kind kind;
     char words[200];
     int limit;
+    const char *folder;                 /* of models; borrowed from the options */
     struct registry_filter filter;
     json_t *answer;                     /* NULL: see e */
     struct err e;
@@ -40,7 +43,11 @@ static void *answer_question(void *user)
     struct catalog_question *q = user;
     const struct model_catalog *c = &q->catalog;
     struct loop *loop = q->s->loop;
-    q->answer = q->kind == ASK_REGISTRY ? c->registry(&q->e) : q->kind == ASK_SEARCH
+    if (q->kind == ASK_FILES || q->kind == REMOVE_FILE)
+        q->answer = q->kind == ASK_FILES ? model_files(q->folder, &q->e)
+                                         : model_file_remove(q->folder, q->words, &q->e);
+    else
+        q->answer = q->kind == ASK_REGISTRY ? c->registry(&q->e) : q->kind == ASK_SEARCH
                     ? c->search(q->words, q->limit, &q->e) : c->check(q->words, &q->e);
     if (atomic_exchange(&q->over, 1)) {         /* the server is gone, and its loop with it */
         json_decref(q->answer);
@@ -103,6 +110,8 @@ static void reply_question(struct server *s, struct catalog_question *q)
         reply_registry(s, q->conn, &q->filter);
     else if (q->answer)
         reply_object(s, q->conn, 200, json_incref(q->answer));
+    else if (q->kind == ASK_FILES || q->kind == REMOVE_FILE)
+        reply_refusal(s, q->conn, q->e.code == ERR_FORMAT ? 404 : 503, "no_such_file", "%s", q->e.msg);
     else if (q->kind == ASK_CHECK && q->e.code == ERR_FORMAT)
         reply_refusal(s, q->conn, 400, "invalid_value", "%s", q->e.msg);
     else
@@ -148,13 +157,15 @@ static struct catalog_question *new_question(struct server *s, struct conn *c, e
 {
     int n = 0, same = 0;
     for (const struct catalog_question *q = s->questions; q; q = q->next, n++)
-        same += q->kind != ASK_REGISTRY;
-    struct catalog_question *q = s->o.catalog.registry ? calloc(1, sizeof *q) : NULL;
-    if (!s->o.catalog.registry)
+        same += q->kind == ASK_SEARCH || q->kind == ASK_CHECK;
+    const int there = kind == ASK_FILES || kind == REMOVE_FILE ? model_folder(s) != NULL
+                                                               : s->o.catalog.registry != NULL;
+    struct catalog_question *q = there ? calloc(1, sizeof *q) : NULL;
+    if (!there)
         reply_refusal(s, c, 404, "no_catalog", "this program has no registry of models");
     else if (!q)
         reply_refusal(s, c, 503, NULL, "out of memory");
-    else if (n >= WAITING_MOST || (kind != ASK_REGISTRY && same))
+    else if (n >= WAITING_MOST || ((kind == ASK_SEARCH || kind == ASK_CHECK) && same))
         reply_refusal(s, c, 503, "busy", "another question to the hub is being answered");
     else {
         q->exchange.kind = EXCHANGE_CATALOG;
@@ -162,6 +173,7 @@ static struct catalog_question *new_question(struct server *s, struct conn *c, e
         q->conn = c;
         q->catalog = s->o.catalog;
         q->kind = kind;
+        q->folder = model_folder(s);
         return q;
     }
     free(q);
@@ -275,6 +287,33 @@ void handle_hub_check(struct server *s, struct conn *c, const char *rest)
         return;
     }
     struct catalog_question *q = new_question(s, c, ASK_CHECK);
+    if (!q)
+        return;
+    strcpy(q->words, rest);
+    start_question(s, c, q);
+}
+
+void handle_model_files(struct server *s, struct conn *c, const char *rest)
+{
+    struct catalog_question *q = new_question(s, c, ASK_FILES);
+    (void)rest;
+    if (q)
+        start_question(s, c, q);
+}
+
+void handle_model_remove(struct server *s, struct conn *c, const char *rest)
+{
+    const char *name = strrchr(rest, '/');
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
+        const char *slash = strrchr(lm->path, '/');
+        if (strcmp(slash ? slash + 1 : lm->path, name ? name + 1 : rest) == 0) {
+            reply_refusal(s, c, 409, "model_loaded", "the model %.80s is loaded from it: unload it first", lm->id);
+            return;
+        }
+    }
+    struct catalog_question *q = strlen(rest) < sizeof q->words ? new_question(s, c, REMOVE_FILE) : NULL;
+    if (strlen(rest) >= sizeof q->words)
+        reply_refusal(s, c, 404, "no_such_file", "there is no such file");
     if (!q)
         return;
     strcpy(q->words, rest);

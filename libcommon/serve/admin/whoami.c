@@ -28,9 +28,10 @@ static json_t *scope_list(unsigned scopes)
 /* Tools and documents are of use if a chat request can name them. */
 static json_t *features(const struct server *s)
 {
-    return json_pack("{s:b, s:b, s:b, s:b, s:b}", "history", has_route("/api/chat/conversations") && !s->o.no_history, "documents",
+    return json_pack("{s:b, s:b, s:b, s:b, s:b, s:b}", "history", has_route("/api/chat/conversations") && !s->o.no_history, "documents",
                      fields_find("rag", 3, BODY_CHAT) != NULL, "tools",
-                     fields_find("server_tools", 12, BODY_CHAT) != NULL, "keys", s->guard.keys != NULL, "audit", s->guard.audit != NULL);
+                     fields_find("server_tools", 12, BODY_CHAT) != NULL, "keys", s->guard.keys != NULL, "audit", s->guard.audit != NULL,
+                     "jobs", s->jobs != NULL);
 }
 
 static json_t *who(const struct server *s, const struct access_record *record, int needed)

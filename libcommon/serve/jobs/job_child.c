@@ -1,0 +1,201 @@
+/* job_child.c - run the program that downloads or converts, and read what it prints. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/json.h"
+#include "libcommon/base/utf8.h"
+#include "libcommon/serve/internal.h"
+#include "libcommon/serve/jobs/jobs.h"
+
+/* grace: between SIGTERM and SIGKILL, of a cancelled job and when the server stops.  RATE_NS: a
+ * rate is measured over the time since the step began, but over half a minute at most. */
+enum { POLL_MS = 100, LINE = 4096, GRACE_CANCEL_S = 15, GRACE_STOP_S = 4, MOST_S = 48 * 3600 };
+#define RATE_NS UINT64_C(30000000000)
+
+static void measure(struct job_progress *p, uint64_t done, uint64_t now)
+{
+    if (now - p->first_ns > RATE_NS) {          /* forget half of it, so that the rate follows the network */
+        const double half = (double)(now - p->first_ns) / 2;
+        p->first = done - (uint64_t)((double)(done - p->first) / 2);
+        p->first_ns = now - (uint64_t)half;
+    }
+    if (now > p->first_ns + 500000000u && done > p->first)
+        p->rate = (double)(done - p->first) / ((double)(now - p->first_ns) * 1e-9);
+}
+
+int job_read_line(const char *line, struct job_progress *p, char *message, size_t room, uint64_t now_ns)
+{
+    struct err ignored;
+    const char *step = NULL, *unit = NULL;
+    int64_t done = 0, total = 0;
+    json_t *j = *line == '{' ? js_parse("progress", line, strlen(line), &ignored) : NULL;
+    if (j && js_string(j, "step", &step, &ignored) == 0 && js_string(j, "unit", &unit, &ignored) == 0 &&
+        js_int(j, "done", 0, INT64_MAX, &done, &ignored) == 0 &&
+        js_int(j, "total", 0, INT64_MAX, &total, &ignored) == 0) {
+        if (strncmp(p->step, step, sizeof p->step - 1) != 0 || (uint64_t)done < p->done) {
+            snprintf(p->step, sizeof p->step, "%s", step);
+            p->rate = 0;
+            p->first = (uint64_t)done;
+            p->first_ns = now_ns;
+        }
+        snprintf(p->unit, sizeof p->unit, "%s", unit);
+        p->done = (uint64_t)done;
+        p->total = (uint64_t)total;
+        p->at_ns = now_ns;
+        measure(p, p->done, now_ns);
+    } else if (*line) {                         /* "zse-convert: what happened" */
+        const char *colon = strncmp(line, "zse-", 4) == 0 ? strstr(line, ": ") : NULL;
+        snprintf(message, room, "%s", colon ? colon + 2 : line);
+        step = NULL;
+    }
+    json_decref(j);
+    return step != NULL;
+}
+
+/* ---- the process ---- */
+
+static int spawn(const struct jobs *js, const struct job *j, pid_t *pid, int *from, struct err *e)
+{
+    int said[2] = { -1, -1 }, rc = -1;
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t attr;
+    sigset_t none, all;
+    sigemptyset(&none);
+    sigfillset(&all);
+    posix_spawn_file_actions_init(&files);
+    posix_spawnattr_init(&attr);
+    if (pipe2(said, O_CLOEXEC)) {
+        err_sys(e, "%s", j->command[0]);
+    } else {
+        posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+        posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
+        posix_spawn_file_actions_adddup2(&files, said[1], 2);
+#if defined __GLIBC__ && __GLIBC_PREREQ(2, 34)
+        posix_spawn_file_actions_addclosefrom_np(&files, 3);
+#endif
+        /* so that org/name is a name on the hub, or a model in that folder, but no other file */
+        posix_spawn_file_actions_addchdir_np(&files, js->s->o.maker.folder);
+        posix_spawnattr_setsigmask(&attr, &none);
+        posix_spawnattr_setsigdefault(&attr, &all);
+        posix_spawnattr_setpgroup(&attr, 0);
+        posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+        union { const char *const *in; char *const *out; } env = { .in = js->s->o.maker.env };
+        if ((errno = posix_spawn(pid, j->command[0], &files, &attr, j->command, env.out)))
+            err_sys(e, "%s", j->command[0]);
+        else
+            rc = 0;
+    }
+    posix_spawn_file_actions_destroy(&files);
+    posix_spawnattr_destroy(&attr);
+    if (said[1] >= 0)
+        close(said[1]);
+    if (rc && said[0] >= 0)
+        close(said[0]);
+    *from = said[0];
+    return rc;
+}
+
+/* A line at a time from the child's messages; a longer one is cut. */
+struct reader { char text[LINE]; size_t n; };
+
+static void take_line(struct jobs *js, struct job *j, struct reader *r)
+{
+    r->text[r->n] = '\0';
+    if (r->n && utf8_valid(r->text, r->n) != r->n)
+        for (size_t i = 0; i < r->n; i++)
+            r->text[i] = (unsigned char)r->text[i] < 128 ? r->text[i] : '?';
+    pthread_mutex_lock(&js->lock);
+    job_read_line(r->text, &j->progress, j->message, sizeof j->message, clock_ns());
+    pthread_mutex_unlock(&js->lock);
+    r->n = 0;
+    if (!atomic_exchange(&js->moved, 1))
+        loop_wake(js->s->loop);
+}
+
+/* 1: there may be more; 0: its end. */
+static int read_some(struct jobs *js, struct job *j, int fd, struct reader *r)
+{
+    char bytes[4096];
+    const ssize_t n = read(fd, bytes, sizeof bytes);
+    if (n < 0)
+        return errno == EINTR || errno == EAGAIN;
+    for (ssize_t i = 0; i < n; i++) {
+        if (bytes[i] == '\n')
+            take_line(js, j, r);
+        else if (r->n < LINE - 1)
+            r->text[r->n++] = bytes[i];
+    }
+    return n > 0;
+}
+
+/* Wait for its end while reading; ask it to end when the job is cancelled.  Returns its status. */
+static int wait_for(struct jobs *js, struct job *j, pid_t pid, int fd, int *ended)
+{
+    struct reader r = { .n = 0 };
+    struct pollfd p = { fd, POLLIN, 0 };
+    uint64_t start = clock_ns(), asked = 0;
+    int status = 0, open = 1;
+    for (;;) {
+        if (open && poll(&p, 1, POLL_MS) > 0)
+            open = read_some(js, j, fd, &r);
+        else if (!open)
+            nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
+        if (!open && waitpid(pid, &status, WNOHANG) == pid)
+            break;
+        const uint64_t now = clock_ns();
+        const int stop = atomic_load(&js->stop), late = now - start > (uint64_t)MOST_S * 1000000000u;
+        if (!asked && (stop || late || atomic_load(&j->cancel))) {
+            *ended = 1;
+            asked = now;
+            kill(-pid, SIGTERM);
+        }
+        if (asked && now - asked > (uint64_t)(stop ? GRACE_STOP_S : GRACE_CANCEL_S) * 1000000000u) {
+            kill(-pid, SIGKILL);
+            while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+                ;
+            break;
+        }
+    }
+    if (r.n)
+        take_line(js, j, &r);
+    return status;
+}
+
+int job_run(struct jobs *js, struct job *j)
+{
+    struct err e;
+    pid_t pid;
+    int fd, ended = 0;
+    if (spawn(js, j, &pid, &fd, &e) != 0) {
+        pthread_mutex_lock(&js->lock);
+        snprintf(j->message, sizeof j->message, "%s", e.msg);
+        pthread_mutex_unlock(&js->lock);
+        return -1;
+    }
+    setpriority(PRIO_PROCESS, (id_t)pid, 10);   /* answers come first */
+    const int status = wait_for(js, j, pid, fd, &ended);
+    close(fd);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return 0;
+    pthread_mutex_lock(&js->lock);
+    if (ended)
+        snprintf(j->message, sizeof j->message, "cancelled; the same order resumes it");
+    else if (WIFSIGNALED(status))
+        snprintf(j->message, sizeof j->message, "%s was ended by signal %d", strrchr(j->command[0], '/') + 1,
+                 WTERMSIG(status));
+    else if (!*j->message)
+        snprintf(j->message, sizeof j->message, "exit status %d", WEXITSTATUS(status));
+    pthread_mutex_unlock(&js->lock);
+    return -1;
+}

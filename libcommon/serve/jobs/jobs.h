@@ -1,0 +1,99 @@
+/* jobs.h - downloads and conversions that an administrator has asked for over HTTP.
+ *
+ * One thread runs them one after the other, each in a child process of low priority (the
+ * program's zse-convert or zse-info), which prints its progress as lines.  A job that is
+ * cancelled, or that runs when the server stops, ends by SIGTERM and after some seconds by
+ * SIGKILL; what it has downloaded and converted stays on the disk, and the same order resumes
+ * there.  The list of jobs lives as long as the server. */
+#ifndef ZSE_SERVE_JOBS_JOBS_H
+#define ZSE_SERVE_JOBS_JOBS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "libcommon/serve/access_record.h"
+#include "libcommon/serve/exchange.h"
+#include "libcommon/serve/server.h"
+
+enum job_state { JOB_QUEUED, JOB_RUNNING, JOB_DONE, JOB_FAILED, JOB_CANCELLED };
+enum { MAX_OPEN_JOBS = 16, MAX_JOBS = 64, MAX_WATCHERS = 32, JOB_NAME_MAX = 160 };
+
+struct job_progress {
+    char step[80], unit[16];            /* what it does; of done and total */
+    uint64_t done, total;
+    double rate;                        /* units a second; 0: not known yet */
+    uint64_t at_ns, first, first_ns;    /* of the last report; where the step's rate begins */
+};
+
+struct job {
+    struct job *next;
+    char id[16];
+    char *source, *path;                /* owned; path: the .zse, NULL: download only */
+    char name[JOB_NAME_MAX + 1];        /* of the model; "" without path */
+    char quantization[32], quality[16];
+    double target_gb;
+    int is_path, load;                  /* load: the model is loaded at the end */
+    char **command;                     /* owned */
+    /* of the client, for the audit log */
+    char request[REQUEST_ID + 1], client[64], key[KEY_NAME_MAX + 1];
+    int has_key;
+    atomic_int cancel;
+    /* under the lock of struct jobs */
+    enum job_state state;
+    struct job_progress progress;
+    int64_t created_s, started_s, ended_s;
+    char message[512];                  /* the last message; after a failure, the reason */
+    uint64_t bytes;                     /* of the .zse, when it is done */
+    int told;                           /* the loop has seen its end */
+};
+
+/* A client that reads /api/models/jobs/events. */
+struct jobs;
+struct job_watcher {
+    struct exchange exchange;           /* first: see exchange.h */
+    struct job_watcher *next;
+    struct jobs *in;
+    struct conn *conn;
+    uint64_t until_ns;                  /* its stream ends then, and the client asks again */
+};
+
+struct jobs {
+    struct server *s;
+    pthread_t thread;
+    int started;
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    struct job *list;                   /* oldest first */
+    int n_made;
+    atomic_int stop, moved;             /* moved: something to tell the watchers */
+    struct job_watcher *watchers;       /* loop only */
+    uint64_t told_ns;                   /* when they were told last */
+};
+
+/* ---- in the thread of the jobs: job_child.c ---- */
+/* Run the job's command until it ends.  0; -1: it failed, or was cancelled, and message says
+ * why. */
+int job_run(struct jobs *js, struct job *j);
+/* Read a line that the child printed.  Progress goes to p, anything else to message [room].  1:
+ * it was progress. */
+int job_read_line(const char *line, struct job_progress *p, char *message, size_t room, uint64_t now_ns);
+
+/* ---- in the loop ---- */
+/* Under the lock.  New reference. */
+json_t *job_object(const struct job *j);
+struct job *job_find(struct jobs *js, const char *id);
+/* Put a job into the list, which takes it over, and start the thread if need be.  -1 with *e. */
+int jobs_add(struct jobs *js, struct job *j, struct err *e);
+/* Queue a job that has failed or was cancelled once more. */
+void jobs_again(struct jobs *js, struct job *j);
+void jobs_remove(struct jobs *js, struct job *j);
+void job_free(struct job *j);
+int jobs_n_open(struct jobs *js);       /* queued and running ones */
+/* Send the list to a client, or to all. */
+void jobs_tell(struct jobs *js, struct conn *c);
+
+#endif

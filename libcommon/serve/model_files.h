@@ -1,0 +1,17 @@
+/* model_files.h - the models that lie in the folder of the server. */
+#ifndef ZSE_SERVE_MODEL_FILES_H
+#define ZSE_SERVE_MODEL_FILES_H
+
+#include <jansson.h>
+
+#include "libcommon/base/err.h"
+
+enum { MAX_MODEL_FILES = 1000 };
+/* {"folder", "free_bytes", "files": [{"name", "path", "kind": zse, gguf or folder, "bytes",
+ * "modified"}]} of the folder and of its folders, by name; names of hidden files are left out.  New
+ * reference.  A folder that does not exist has no files. */
+json_t *model_files(const char *folder, struct err *e);
+/* Delete a .zse or .gguf of that list.  ERR_FORMAT: there is none of this name. */
+json_t *model_file_remove(const char *folder, const char *name, struct err *e);
+
+#endif
