@@ -34,6 +34,7 @@ struct chat_session {
     struct chat_history history;
     struct chat_tools *tools;           /* owned; NULL: none */
     json_t *functions;                  /* owned: the tools of the last request; NULL: none */
+    json_t *lenient;                    /* owned: their names, as keys */
     struct grammar_vocab *vocab;        /* owned; NULL: not needed yet */
     struct answer_tools answer_tools;   /* its grammar is owned: of these functions, for calls */
     int failed;                         /* the last turn */
@@ -226,7 +227,8 @@ static int run_remote(struct chat_session *t, struct answer *a, struct err *e)
  * again with others. */
 static int update_tools(struct chat_session *t, struct err *e)
 {
-    json_t *functions = t->tools ? chat_tools_functions(t->tools) : NULL;
+    json_t *functions = t->tools ? chat_tools_functions(t->tools) : NULL, *f;
+    size_t i;
     if (t->tools && !functions)
         return err_nomem(e, "tools");
     if (json_array_size(functions) == 0 || (t->functions && json_equal(functions, t->functions))) {
@@ -242,6 +244,11 @@ static int update_tools(struct chat_session *t, struct err *e)
     }
     json_decref(t->functions);
     t->functions = functions;
+    json_decref(t->lenient);
+    t->lenient = json_object();
+    json_array_foreach(functions, i, f)
+        json_object_set_new(t->lenient, json_string_value(json_object_get(json_object_get(f, "function"), "name")),
+                            json_true());
     grammar_close(t->answer_tools.grammar);
     t->answer_tools.grammar = NULL;
     if (t->remote)
@@ -263,8 +270,8 @@ static int prepare_tools(struct chat_session *t, struct answer *a, const char *t
     x->functions = t->functions;
     x->format = t->prompter.format;
     x->thinking = thinking;
-    const struct tool_grammar_options o = { .tools = t->functions, .choice = TOOL_AUTO, .parallel = 1,
-                                            .reasoning = thinking, .no_reasoning = !t->prompter.thinks };
+    const struct tool_grammar_options o = { .tools = t->functions, .lenient = t->lenient, .choice = TOOL_AUTO,
+                                            .parallel = 1, .reasoning = thinking, .no_reasoning = !t->prompter.thinks };
     if (!t->vocab && !(t->vocab = grammar_vocab_open(t->m->tokenizer, 0, e)))
         return -1;
     if (!x->grammar && !(x->grammar = tool_grammar_compile(t->vocab, x->format, &o, e)))
@@ -756,6 +763,7 @@ static void release(struct chat_session *t)
     chat_tools_close(t->tools);
     prompter_close(&t->prompter);
     json_decref(t->functions);
+    json_decref(t->lenient);
     json_decref(t->messages);
 }
 

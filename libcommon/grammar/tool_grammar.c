@@ -16,6 +16,7 @@ struct tool_builder {
     uint32_t character, comma, colon;
     /* All keywords of the function at hand are enforced, or refused. */
     int strict;
+    const json_t *loose;                /* an object: functions that may have any object; NULL: none */
     /* Array of strings: functions and their keywords that are not enforced; owned. */
     json_t *relaxed;
     struct err *e;
@@ -467,11 +468,14 @@ static uint32_t any_own(struct tool_builder *k, const char *name)
 static uint32_t arguments_of(struct tool_builder *k, const char *name, const json_t *tool)
 {
     const int tags = k->f->style == TOOL_TAGS, own = k->f->style == TOOL_PYTHON || k->f->style == TOOL_QUOTED;
+    const int loose = json_object_get(k->loose, name) != NULL;
+    uint32_t r = EXPR_NONE;
     k->strict = json_object_get(k->o->strict, name) != NULL;
-    uint32_t r = own ? own_arguments(k, name, tool) : tags ? tag_arguments(k, name, tool)
-                                                           : json_arguments(k, name, tool);
-    if (!k->failed || k->e->code != ERR_UNSUPPORTED || k->strict)
-        return r;
+    if (!loose) {
+        r = own ? own_arguments(k, name, tool) : tags ? tag_arguments(k, name, tool) : json_arguments(k, name, tool);
+        if (!k->failed || k->e->code != ERR_UNSUPPORTED || k->strict)
+            return r;
+    }
     k->failed = 0;                      /* too many keywords cannot be enforced: allow any object */
     relax(k, name, "/");
     if (tags || own)
@@ -671,8 +675,8 @@ static char *list_text(const json_t *list)
 
 const char *grammar_relaxed(const struct grammar *g) { return g->relaxed; }
 
-struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct tool_format *f,
-                                     const struct tool_grammar_options *o, struct err *e)
+static struct grammar *compile(const struct grammar_vocab *v, const struct tool_format *f,
+                               const struct tool_grammar_options *o, const json_t *loose, struct err *e)
 {
     static const struct char_range every[] = { { 0, 0x10FFFF } };
     const json_t *tools[MAX_TOOLS], *t;
@@ -701,7 +705,7 @@ struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct
     struct grammar *g = grammar_new(v, &o->grammar, e);
     if (!g)
         return NULL;
-    struct tool_builder k = { .g = g, .x = &g->x, .f = f, .o = o, .thinking = o->reasoning,
+    struct tool_builder k = { .g = g, .x = &g->x, .f = f, .o = o, .loose = loose, .thinking = o->reasoning,
                               .relaxed = json_array(), .e = e };
     json_t *nothing = json_pack("{s:s}", "type", "null");
     grammar_schema_expr(g, nothing, &k.comma, &k.colon, e);
@@ -716,4 +720,55 @@ struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct
         return NULL;
     }
     return g;
+}
+
+/* Of lenient functions, find those whose schema cannot be compiled by itself; after a few of them
+ * all count as such, because each try may take long.  New reference; NULL without memory. */
+static json_t *find_loose(const struct grammar_vocab *v, const struct tool_format *f,
+                          const struct tool_grammar_options *o)
+{
+    enum { MOST_TRIES = 4 };
+    struct tool_grammar_options one = { .choice = TOOL_REQUIRED, .no_reasoning = 1, .grammar = o->grammar };
+    json_t *loose = json_object();
+    const json_t *t;
+    size_t i;
+    int bad = !loose;
+    json_array_foreach(o->tools, i, t) {
+        const json_t *function = json_object_get(t, "function");
+        const char *name = json_string_value(json_object_get(function ? function : t, "name"));
+        if (!name || !json_object_get(o->lenient, name))
+            continue;
+        struct grammar *g = NULL;
+        struct err e;
+        json_t *list = json_object_size(loose) < MOST_TRIES ? json_pack("[O]", t) : NULL;
+        one.tools = list;
+        if (list)
+            g = compile(v, f, &one, NULL, &e);
+        if (!g)
+            bad |= json_object_set_new(loose, name, json_true());
+        grammar_close(g);
+        json_decref(list);
+    }
+    if (!bad)
+        return loose;
+    json_decref(loose);
+    return NULL;
+}
+
+static int may_loosen(const struct tool_grammar_options *o, const struct err *e)
+{
+    return json_object_size(o->lenient) && e->code != ERR_MEMORY && e->code != ERR_CANCELLED;
+}
+
+struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct tool_format *f,
+                                     const struct tool_grammar_options *o, struct err *e)
+{
+    struct grammar *g = compile(v, f, o, NULL, e);
+    if (g || !may_loosen(o, e))
+        return g;
+    json_t *loose = find_loose(v, f, o);
+    if (json_object_size(loose))
+        g = compile(v, f, o, loose, e);
+    json_decref(loose);
+    return g || !may_loosen(o, e) ? g : compile(v, f, o, o->lenient, e);      /* too large only together */
 }

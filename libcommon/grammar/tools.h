@@ -86,6 +86,10 @@ struct tool_grammar_options {
      * NULL: none.  Of the other functions the keywords that cannot be enforced are ignored:
      * grammar_relaxed() lists them. */
     const json_t *strict;
+    /* An object whose keys are functions of others, whose schemas are not trusted to be valid or
+     * small: a schema that cannot be compiled allows any object, and is listed by
+     * grammar_relaxed(); NULL: none. */
+    const json_t *lenient;
     /* Exactly one call, of this function (a named tool_choice, with TOOL_REQUIRED); NULL: any. */
     const char *only;
     enum tool_choice choice;            /* AUTO: free text, and from an opening marker on a call */

@@ -10,9 +10,12 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/siphash.h"
 #include "libcommon/base/thread.h"
+#include "libcommon/base/utf8.h"
 #include "libcommon/mcp/peer_internal.h"
 
-enum { FULL_NAME = 64, MAX_PAGES = 64, LONGEST_PAUSE_S = 64, MAX_CALLS = 64 };
+enum { FULL_NAME = 64, MAX_PAGES = 64, LONGEST_PAUSE_S = 64 };
+/* of a tool: larger ones would leave no room in a prompt */
+enum { SCHEMA_DEPTH = 40, SCHEMA_BYTES = 64 << 10, DESCRIPTION_BYTES = 8 << 10 };
 #define PROBE_S 10.0                    /* for the answer to server/discover, starting included */
 #define CONNECT_S 60.0
 #define FRESH_S 300.0                   /* the tools of a URL are listed again after it */
@@ -208,11 +211,51 @@ static void full_name(const struct mcp_peer *p, const char *tool, char out[FULL_
     }
 }
 
+/* Is a value nested at most so deep? */
+static int is_flat(const json_t *v, int depth)
+{
+    union { const json_t *in; json_t *out; } u = { .in = v };
+    const json_t *item;
+    const char *key;
+    json_t *member;
+    size_t i;
+    if (!json_is_array(v) && !json_is_object(v))
+        return 1;
+    if (depth == 0)
+        return 0;
+    json_array_foreach(v, i, item)
+        if (!is_flat(item, depth - 1))
+            return 0;
+    json_object_foreach(u.out, key, member)
+        if (!is_flat(member, depth - 1))
+            return 0;
+    return 1;
+}
+
+/* The schema of a tool; one that no prompt has room for becomes any object.  New reference; NULL
+ * without memory. */
+static json_t *bounded_schema(json_t *schema)
+{
+    const size_t n = is_flat(schema, SCHEMA_DEPTH) ? json_dumpb(schema, NULL, 0, JSON_COMPACT) : 0;
+    return n && n <= SCHEMA_BYTES ? json_incref(schema) : json_pack("{s:s}", "type", "object");
+}
+
+static json_t *bounded_text(const json_t *text)
+{
+    const char *s = json_string_value(text);
+    size_t n = json_string_length(text);
+    if (n > DESCRIPTION_BYTES)
+        n = DESCRIPTION_BYTES - utf8_incomplete(s, DESCRIPTION_BYTES);
+    return json_stringn(s ? s : "", s ? n : 0);
+}
+
 static int add_tool(struct mcp_peer *p, json_t *list, const json_t *t, struct err *e)
 {
-    const char *name = json_string_value(js_get(t, "name")), *about = json_string_value(js_get(t, "description"));
+    const char *name = json_string_value(js_get(t, "name"));
     json_t *schema = js_get(t, "inputSchema"), *hints = js_get(t, "annotations");
+    const json_t *other;
     char full[FULL_NAME + 1];
+    size_t i;
     if (!name || !*name || !json_is_object(schema))
         return err_set(e, ERR_FORMAT, "%s: tools/list: a tool without name or inputSchema", p->c->name);
     if (p->c->tools && !mcp_named(p->c->tools, name))
@@ -220,12 +263,15 @@ static int add_tool(struct mcp_peer *p, json_t *list, const json_t *t, struct er
     if (json_array_size(list) == MCP_TOOLS_MAX)
         return err_set(e, ERR_LIMIT, "%s: more than %d tools: expected fewer, or a list in \"tools\"", p->c->name, MCP_TOOLS_MAX);
     full_name(p, name, full);
+    json_array_foreach(list, i, other)
+        if (strcmp(json_string_value(json_object_get(other, "full")), full) == 0)
+            return 0;                           /* the first one of a name counts */
     const int read_only = json_is_true(js_get(hints, "readOnlyHint")),
               destructive = json_is_true(js_get(hints, "destructiveHint")) && !read_only,
               approved = mcp_named(p->c->auto_approve, name),
               confirm = (destructive || mcp_named(p->c->confirm, name)) && !approved;
-    json_t *entry = json_pack("{s:s, s:s, s:s, s:O, s:b, s:b, s:b, s:b}", "full", full, "name", name, "description",
-                              about ? about : "", "inputSchema", schema, "readOnly", read_only, "destructive", destructive,
+    json_t *entry = json_pack("{s:s, s:s, s:o, s:o, s:b, s:b, s:b, s:b}", "full", full, "name", name, "description",
+                              bounded_text(js_get(t, "description")), "inputSchema", bounded_schema(schema), "readOnly", read_only, "destructive", destructive,
                               "confirm", confirm, "approved", approved);
     return json_array_append_new(list, entry) == 0 ? 0 : err_nomem(e, p->c->name);
 }

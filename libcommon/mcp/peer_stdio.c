@@ -151,10 +151,12 @@ static void take_message(struct mcp_peer *p, json_t *m)
 
 static int take_line(struct mcp_peer *p, const char *s, size_t n, struct err *e)
 {
-    struct err ignored;
+    struct err why;
     while (n && (s[n - 1] == '\r' || s[n - 1] == ' '))
         n--;
-    json_t *m = n ? js_parse("line", s, n, &ignored) : NULL;
+    json_t *m = n ? js_parse("message", s, n, &why) : NULL;
+    if (n && !m && s[0] == '{' && memmem(s, n < 4096 ? n : 4096, "\"jsonrpc\"", 9))        /* no line of a log */
+        return err_set(e, ERR_FORMAT, "%s: the server sends a malformed %.200s", p->c->name, why.msg);
     if (json_is_object(m))
         take_message(p, m);
     else if (n && ++p->n_rubbish > MAX_RUBBISH)

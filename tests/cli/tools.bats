@@ -268,6 +268,35 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   await gone
 }
 
+@test "--mcp-config: tools with malformed or huge names and schemas do not make requests fail" {
+  local URL PID f=$BATS_TEST_TMPDIR/mcp.json name
+  config bombs=bombs plain=plain nul=nul >"$f"
+  cp -r models/tiny "$BATS_TEST_TMPDIR/wide"
+  jq '.max_position_embeddings = 131072' models/tiny/config.json >"$BATS_TEST_TMPDIR/wide/config.json"
+  start "$BATS_TEST_TMPDIR/log" "$BATS_TEST_TMPDIR/wide" --ctx 65536 --port 0 --mcp-config "$f"
+  await listens "$URL"
+  for name in bombs plain; do await says ready server_state "$name"; done
+  await says failed server_state nul
+  run curl -s "$URL/api/tools"
+  [[ "$(jq -r '.servers[] | select(.name == "nul") | .error' <<<"$output")" == 'nul: the server sends a malformed message: line 1, column '* ]] || { echo "$output" | tail -c 500; return 1; }
+  [ "$(jq '[.tools[] | select(.server == "bombs")] | length' <<<"$output")" = 14 ] || { echo "$output" | head -c 2000; return 1; }
+  [ "$(jq -c '[.tools[].name | select(test("^[A-Za-z0-9_.-]{1,64}$") | not)]' <<<"$output")" = '[]' ]
+  [ "$(jq '[.tools[] | .description | utf8bytelength] | max <= 8192' <<<"$output")" = true ]
+  # one by one: a call is made, though its arguments are unconstrained where the schema is bad
+  for name in type ref loop deep enum large items pattern broken bounds properties call; do
+    run post /v1/chat/completions '{"max_tokens":48,"temperature":0,"max_tool_rounds":1,"tool_choice":"required","messages":[{"role":"user","content":"hi"}],"server_tools":["bombs__'$name'"]}'
+    [ "$(jq -r '.choices[0].finish_reason | IN("tool_calls","length")' <<<"$output")" = true ] || { echo "$name: $output"; return 1; }
+  done
+  run curl -si "$URL/v1/chat/completions" -d '{"max_tokens":8,"messages":[{"role":"user","content":"hi"}],"server_tools":["bombs__broken","calculator"]}'
+  [[ $output == *"X-Not-Enforced: function 'bombs__broken': /"* ]] || { echo "$output"; return 1; }
+  # all together
+  run post /v1/chat/completions '{"max_tokens":8,"messages":[{"role":"user","content":"hi"}],"tools":"server"}'
+  [ "$(jq -r '.choices | length' <<<"$output")" = 1 ] || { echo "$output"; return 1; }
+  # a function of the client with such a schema is still refused
+  run post /v1/chat/completions '{"max_tokens":8,"messages":[{"role":"user","content":"hi"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"a":{"type":"string","pattern":"(["}}}}}]}'
+  [ "$(jq -r .error.code <<<"$output")" = invalid_schema ] || { echo "$output"; return 1; }
+}
+
 @test "--mcp-config: wrong files are refused with the server and the field" {
   local f=$BATS_TEST_TMPDIR/f
   refused() { echo "$1" >"$f"; run -1 timeout 20 zse-serve --port 0 --mcp-config "$f"; [[ "$output" == *"$2"* ]] || { echo "$output"; return 1; }; }

@@ -3,7 +3,7 @@ that misbehave.
 
 usage: mcp_servers.py good|http PORT          with the package mcp
        mcp_servers.py oldhttp      without it: prints its port; has sessions, streams that stay open
-       mcp_servers.py plain|old|dies|half|flood|rubbish|silent|deaf|escape|many N|env
+       mcp_servers.py plain|old|dies|half|flood|rubbish|silent|deaf|escape|bombs|nul|many N|env
                                           without it"""
 import json
 import os
@@ -42,6 +42,21 @@ def good(port=None):
         server.run()
 
 
+def bombs():
+    """Tools whose names, descriptions and schemas are wrong or too large, and a good one."""
+    def a(**schema):
+        return {"type": "object", "properties": {"a": schema}}
+    deep = {"type": "string"}
+    for _ in range(300):
+        deep = {"type": "object", "properties": {"a": deep}}
+    schemas = {"type": a(type=5), "ref": a(**{"$ref": "#/nowhere"}), "loop": {"type": "object", "$ref": "#"}, "deep": deep,
+               "enum": a(enum=[f"{i:09d}" for i in range(20000)]), "large": a(description="x" * 200000), "items": a(type="array", minItems=10**9, items={"type": "string"}),
+               "pattern": a(type="string", pattern="((a{1,500}b{1,500}){1,500}c){1,500}"), "broken": a(type="string", pattern="(["), "bounds": a(type="integer", minimum=5, maximum=1),
+               "properties": {"type": "object", "properties": [1]}, "odd\n\x1b[2J name": a(type="string"), "n" * 1000: a(type="string")}
+    tools = [{"name": k, "description": "x" * (1 << 20) if k == "type" else "a\x01b", "inputSchema": v} for k, v in schemas.items()]
+    return tools + [tool("call"), tool("call")]
+
+
 def send(message):
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
@@ -73,6 +88,12 @@ def plain(mode, n):
             send({"jsonrpc": "2.0", "id": i, "result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "plain", "version": "1"}}})
         elif method == "tools/list":
             names = [f"tool_{k}" for k in range(n)] if mode == "many" else ["call", "pid"]
+            if mode == "nul":
+                send({"jsonrpc": "2.0", "id": i, "result": {"tools": [tool("a\x00b")]}})
+                continue
+            if mode == "bombs":
+                send({"jsonrpc": "2.0", "id": i, "result": {"tools": bombs()}})
+                continue
             send({"jsonrpc": "2.0", "id": i, "result": {"tools": [tool(x) for x in names]}})
         elif method == "tools/call" and m["params"]["name"] == "pid":
             send({"jsonrpc": "2.0", "id": i, "result": {"content": [{"type": "text", "text": str(os.getpid())}]}})

@@ -541,6 +541,34 @@ static void strict_functions_are_enforced_or_refused(void **state)
     json_decref(list);
 }
 
+/* A schema that cannot be compiled is an error, unless its function is lenient. */
+static void lenient_functions_allow_any_object(void **state)
+{
+    static const char *const bad[] = { "{\"pattern\":\"([\"}", "{\"enum\":[]}", "false" };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct err e;
+        json_t *schema = json_loads(bad[i], JSON_DECODE_ANY, NULL), *lenient = json_pack("{s:b}", "f", 1),
+               *list = json_pack("[{s:s, s:{s:s, s:{s:{s:s}}}}, {s:s, s:{s:s, s:{s:s, s:{s:o}, s:[s]}}}]", "type", "function",
+                                 "function", "name", "g", "parameters", "a", "type", "integer", "type", "function",
+                                 "function", "name", "f", "parameters", "type", "object", "properties", "a", schema,
+                                 "required", "a");
+        if (json_is_object(schema) && i == 0)
+            json_object_set_new(schema, "type", json_string("string"));
+        struct tool_grammar_options o = { .tools = list, .choice = TOOL_AUTO };
+        assert_null(tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e));
+        o.lenient = lenient;
+        struct grammar *g = tool_grammar_compile(vocab, tool_format_find("hermes"), &o, &e);
+        if (!g)
+            fail_msg("%s: %s", bad[i], e.msg);
+        assert_non_null(strstr(grammar_relaxed(g), "function 'f': /"));
+        assert_null(strstr(grammar_relaxed(g), "function 'g': /,"));
+        grammar_close(g);
+        json_decref(lenient);
+        json_decref(list);
+    }
+}
+
 /* Reasoning may come before what a schema asks for, or has begun in the prompt. */
 static void reasoning_may_come_before_the_answer(void **state)
 {
@@ -680,6 +708,7 @@ int main(void)
         cmocka_unit_test(required_answers_are_read_as_calls),
         cmocka_unit_test(only_well_formed_calls_are_accepted),
         cmocka_unit_test(strict_functions_are_enforced_or_refused),
+        cmocka_unit_test(lenient_functions_allow_any_object),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

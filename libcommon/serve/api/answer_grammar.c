@@ -52,7 +52,8 @@ static void use_tools(struct call *c, json_t *schema, struct answer_grammar *s)
     const struct conversation *t = &c->conversation;
     s->param = "tools";
     s->format = c->lm->calls_form;
-    s->tools = (struct tool_grammar_options){ .tools = t->tools, .strict = t->strict, .only = t->only,
+    s->tools = (struct tool_grammar_options){ .tools = t->tools, .strict = t->strict, .lenient = t->lenient,
+                                              .only = t->only,
                                               .choice = t->choice == CALLS_REQUIRED ? TOOL_REQUIRED : TOOL_AUTO,
                                               .parallel = !t->serial,
                                               .reasoning = c->starts_thinking, .no_reasoning = !s->options.thinker,
@@ -76,6 +77,12 @@ static int key_of(const struct answer_grammar *s, struct buf *key)
     if (s->text && !(s->tools.tools && !s->tools.content))
         buf_add(key, s->text, s->size);
     key->failed |= s->tools.strict && !strict;
+    char *lenient = s->tools.lenient ? json_dumps(s->tools.lenient, JSON_COMPACT) : NULL;
+    buf_str(key, "\n");
+    if (lenient)
+        buf_str(key, lenient);
+    key->failed |= s->tools.lenient && !lenient;
+    free(lenient);
     free(strict);
     free(tools);
     return key->failed || (s->tools.tools && !tools) ? -1 : 0;

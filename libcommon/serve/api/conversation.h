@@ -28,6 +28,7 @@ struct conversation {
     json_t *tools;                      /* owned: [{"type": "function", "function": {...}}]; NULL: none */
     /* owned: an object whose keys are the functions with strict: true; NULL: none */
     json_t *strict;
+    json_t *lenient;                    /* owned: likewise, those of MCP servers; NULL: none */
     json_t *vars;                       /* owned: variables of the template; NULL: none */
     /* Of the answer, {"type": "json_schema", ...}; borrowed; NULL: none. */
     const json_t *format; const char *format_param;

@@ -12,6 +12,7 @@ void conversation_release(struct conversation *t)
     json_decref(t->messages);
     json_decref(t->tools);
     json_decref(t->strict);
+    json_decref(t->lenient);
     json_decref(t->vars);
     memset(t, 0, sizeof *t);
 }

@@ -37,6 +37,17 @@ static json_t *read_wanted(const struct call *c, const json_t *list, struct prob
     return json_incref(u.out);
 }
 
+/* The schema of a tool of an MCP server may be anything: that is no fault of the request. */
+static int add_lenient(struct call *c, const char *name)
+{
+    struct tool_facts facts;
+    if (!toolbox_find(c->s->toolbox, name, &facts) || !facts.server)
+        return 0;
+    if (!c->conversation.lenient)
+        c->conversation.lenient = json_object();
+    return json_object_set_new(c->conversation.lenient, name, json_true());
+}
+
 int rounds_add_tools(struct call *c, json_t **wanted, struct problem *pr)
 {
     const json_t *list = js_get(c->json, "server_tools"), *entry;
@@ -60,6 +71,8 @@ int rounds_add_tools(struct call *c, json_t **wanted, struct problem *pr)
                                              json_object_get(f, "description"), json_object_get(f, "parameters"),
                                              "server_tools", pr) != 0)
             rc = -1;
+        if (rc == 1 && add_lenient(c, json_string_value(json_object_get(f, "name"))) != 0)
+            rc = problem_nomem(pr);
     }
     json_decref(functions);
     return rc;
