@@ -54,7 +54,7 @@ static const char usage[] =
     "      --max-body SIZE        largest body of a request (default: 16MB)\n"
     "      --max-request-memory SIZE  memory of a request: body, its JSON, prompt, answers (default: a quarter of --work-memory)\n"
     "      --work-memory SIZE     memory of all requests together, half of it for one key or address (default: 1/8 of the machine's, at most 1GiB)\n"
-    "      --embedding-model ID   id of a loaded model, or default for the first, that computes vectors of documents; without: words only\n"
+    "      --embedding-model ID|FILE  a loaded model, default for the first, or a file to load, that computes vectors of documents; without: words only\n"
     "      --rag-documents N      documents that a key may store for searching, 0: no limit (default: 10000)\n"
     "      --rag-bytes SIZE       size of their files together (default: 1GB)\n"
     "      --mcp-config FILE      offer the tools of these MCP servers: {\"mcpServers\": {NAME: {\"command\", \"args\"} or {\"url\"}}}\n"

@@ -160,34 +160,47 @@ static void print_addresses(const struct serve_options *o, const struct server *
     fflush(stdout);
 }
 
+/* --embedding-model names a file, a folder or a model on the hub, not the id of a MODEL. */
+static int embeds_by_file(const struct serve_options *o)
+{
+    const char *name = o->embedding_model, *dot = name ? strrchr(name, '.') : NULL;
+    return name && (strchr(name, '/') || (dot && (strcmp(dot, ".zse") == 0 || strcmp(dot, ".gguf") == 0)));
+}
+
+static int find_model(const char *model, struct err *e)
+{
+    struct hub_name name;
+    char *path;
+    if (hub_is_name(model, &name, &path, e) < 0)
+        return -1;
+    const int rc = path && access(path, F_OK) != 0 ? err_sys(e, "%s", path) : 0;
+    free(path);
+    return rc;
+}
+
 /* Check before listening: each MODEL is a file, a folder or a name on the hub. */
 static int find_models(const struct serve_options *o, struct err *e)
 {
     const char *env = getenv("ZSE_MODEL"), *const *models = o->n_models ? o->models : &env;
     const int n = o->n_models ? o->n_models : env && *env ? 1 : 0;
-    struct hub_name name;
     if (o->model_dir && access(o->model_dir, F_OK) != 0)
         return err_sys(e, "--model-dir %s", o->model_dir);
-    for (int i = 0; i < n; i++) {
-        char *path;
-        if (hub_is_name(models[i], &name, &path, e) < 0)
+    for (int i = 0; i < n; i++)
+        if (find_model(models[i], e) != 0)
             return -1;
-        const int rc = path && access(path, F_OK) != 0 ? err_sys(e, "%s", path) : 0;
-        free(path);
-        if (rc != 0)
-            return -1;
-    }
-    return 0;
+    return embeds_by_file(o) ? find_model(o->embedding_model, e) : 0;
 }
 
 static int load_models(const struct serve_options *o, struct server *s, struct err *e)
 {
     const char *env = getenv("ZSE_MODEL");
-    if (o->n_models == 0 && env && *env)
-        return server_load(s, env, NULL, e);
+    if (o->n_models == 0 && env && *env && server_load(s, env, NULL, e) != 0)
+        return -1;
     for (int i = 0; i < o->n_models; i++)
         if (server_load(s, o->models[i], i < o->n_names ? o->names[i] : NULL, e) != 0)
             return err_prefix(e, "%s", o->models[i]);
+    if (embeds_by_file(o) && server_load(s, o->embedding_model, NULL, e) != 0)
+        return err_prefix(e, "%s", o->embedding_model);
     return 0;
 }
 
@@ -340,6 +353,7 @@ static void stop_last_resort(struct last_resort *l)
 /* Run until stopped.  user: the user to become; NULL: stay. */
 static int serve(struct serve_options *o, const struct serve_user *user, struct server_folders *p, struct err *e)
 {
+    char *embeds = embeds_by_file(o) ? server_model_id(o->embedding_model) : NULL;
     const struct server_options so = {
         .opener = { open_served, close_served, o },
         .catalog = { catalog_registry, catalog_search, catalog_check },
@@ -355,7 +369,8 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
         .model_dir = o->model_dir, .max_connections = o->max_connections, .max_per_address = o->max_per_address,
         .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
-        .embedding_model = o->embedding_model, .rag_documents = o->rag_documents, .rag_bytes = o->rag_bytes,
+        .embedding_model = embeds ? embeds : o->embedding_model, .rag_documents = o->rag_documents,
+        .rag_bytes = o->rag_bytes,
         .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s, .stall_s = o->stall_s,
         .mcp_config = o->mcp_config, .mcp_env = p->env,
         .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn,
@@ -387,6 +402,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     if (closed == SERVER_STUCK)
         end_at_once("a model's step takes too long: exiting without it");
     stop_last_resort(&l);
+    free(embeds);
     return closed || rc;
 }
 

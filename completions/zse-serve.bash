@@ -35,7 +35,7 @@ _zse_serve() {
     --max-body) COMPREPLY=(); return ;;
     --max-request-memory) COMPREPLY=(); return ;;
     --work-memory) COMPREPLY=(); return ;;
-    --embedding-model) COMPREPLY=(); return ;;
+    --embedding-model) COMPREPLY=($(compgen -W "ID FILE" -- "$cur")); return ;;
     --rag-documents) COMPREPLY=(); return ;;
     --rag-bytes) COMPREPLY=(); return ;;
     --mcp-config) COMPREPLY=($(compgen -f -- "$cur")); return ;;

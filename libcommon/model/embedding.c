@@ -196,3 +196,13 @@ void embedding_parse(struct parse *p, struct config *c)
     if (m->max_len > c->max_len && c->max_len > 0)
         m->max_len = c->max_len;
 }
+
+const char *config_prompt(const struct config *c, int document)
+{
+    static const char *const names[2][5] = { { "query", "search_query" },
+                                             { "document", "passage", "search_document", "corpus" } };
+    for (const char *const *name = names[document]; *name; name++)
+        if (json_object_get(c->embedding.prompts, *name))
+            return json_string_value(json_object_get(c->embedding.prompts, *name));
+    return NULL;
+}

@@ -309,6 +309,8 @@ int config_parse(struct config *c, const json_t *json, struct err *e);
 void config_release(struct config *c);
 /* How vectors of texts are pooled: the mean, if the model does not say it. */
 enum embed config_pooling(const struct config *c);
+/* The text that the model wants before a query, or before a document; NULL: none.  Borrowed. */
+const char *config_prompt(const struct config *c, int document);
 /* Elements of the vector that the model makes of a text. */
 int config_embedding_size(const struct config *c);
 /* Length from which a whole sequence uses LongRoPE's long factors; 0: never. */

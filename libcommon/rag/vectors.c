@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,6 +83,22 @@ static int64_t make_model(struct rag_store *r, const char *model, int size, stru
     return rag_finish(r, s, e) ? -1 : sqlite3_last_insert_rowid(r->db);
 }
 
+static const char *column(sqlite3_stmt *s, int i)
+{
+    const unsigned char *text = sqlite3_column_text(s, i);
+    return text ? (const char *)text : "";
+}
+
+/* A passage with its place before it: the document without the ending of its name, the headings.
+ * Few passages say what they are about.  malloc'd; NULL: no memory. */
+static char *text_to_embed(const char *name, const char *heading, const char *text)
+{
+    const char *dot = strrchr(name, '.');
+    const int n = (int)(dot && dot > name ? dot - name : (ptrdiff_t)strlen(name));
+    char *out;
+    return asprintf(&out, "%.*s%s%s\n%s", n, name, *heading ? " > " : "", heading, text) < 0 ? NULL : out;
+}
+
 int rag_pending(struct rag_store *r, const char *model, int size, int64_t *after, struct rag_pending *list, int most,
                 int *n, struct err *e)
 {
@@ -92,7 +109,7 @@ int rag_pending(struct rag_store *r, const char *model, int size, int64_t *after
     const int64_t row = make_model(r, model, size, e);
     if (rag_end(r, row < 0 ? -1 : 0, e))
         return -1;
-    sqlite3_stmt *s = rag_prepare(r, "SELECT k.id, d.collection, k.text FROM chunks k JOIN documents d ON d.id = k.document WHERE k.id > ?1"
+    sqlite3_stmt *s = rag_prepare(r, "SELECT k.id, d.collection, d.name, k.heading, k.text FROM chunks k JOIN documents d ON d.id = k.document WHERE k.id > ?1"
                                      " AND NOT EXISTS (SELECT 1 FROM vectors v WHERE v.chunk = k.id AND v.model = ?2) ORDER BY k.id LIMIT ?3", e);
     if (!s)
         return -1;
@@ -102,7 +119,7 @@ int rag_pending(struct rag_store *r, const char *model, int size, int64_t *after
     while (!failed && (rc = sqlite3_step(s)) == SQLITE_ROW) {
         struct rag_pending *p = &list[(*n)++];
         *p = (struct rag_pending){ sqlite3_column_int64(s, 0), sqlite3_column_int64(s, 1),
-                                   strdup((const char *)sqlite3_column_text(s, 2)) };
+                                   text_to_embed(column(s, 2), column(s, 3), column(s, 4)) };
         *after = p->chunk;
         failed = !p->text && err_nomem(e, "chunk");
     }

@@ -275,7 +275,7 @@ const struct field fields[] = {
     TEXT("query", BODY_RAG, AT(query), "a question or words"),
     WHOLE("top_k", BODY_RAG, 1, 100, AT(rag_top_k), 0, "number of passages, at most (default: 5; of a context 3)"),
     { "min_score", BODY_RAG, FIELD_USED, FIELD_REAL, 0, 1, AT(min_score), 0, NULL,
-      "leave out passages with a lower score (default: 0)", NULL },
+      "leave out passages whose score by their own relevance is lower (default: 0)", NULL },
     OTHER("document_ids", BODY_RAG, STRINGS, "search these documents only"),
     OTHER("collections", BODY_RAG, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}",
           "search these collections only (default: all of the key)"),

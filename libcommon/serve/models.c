@@ -15,8 +15,7 @@
 
 
 
-/* "tiny" of "models/tiny.zse"; malloc'd. */
-static char *default_id(const char *path)
+char *server_model_id(const char *path)
 {
     static const char *const ends[] = { ".zse", ".gguf" };
     size_t n = strlen(path);
@@ -96,7 +95,7 @@ struct loaded_model *models_load(struct server *s, const char *path, const char 
                                  struct loaded_model *replaces, struct problem *pr)
 {
     struct loaded_model *lm = calloc(1, sizeof *lm), **end = &s->models;
-    if (!lm || !(lm->path = strdup(path)) || !(lm->id = id ? strdup(id) : default_id(path))) {
+    if (!lm || !(lm->path = strdup(path)) || !(lm->id = id ? strdup(id) : server_model_id(path))) {
         problem_nomem(pr);
         goto fail;
     }

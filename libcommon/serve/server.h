@@ -168,6 +168,8 @@ int server_finish_audit(struct server *s);
 int server_leave(struct server *s);
 int server_port(const struct server *s);                /* 0: no TCP */
 int server_is_loading(const struct server *s);          /* if so, server_close waits for the opener */
+/* The id that a model gets from its path: "tiny" of "models/tiny.zse"; malloc'd. */
+char *server_model_id(const char *path);
 /* Load a model in the background.  name NULL: from the path. */
 int server_load(struct server *s, const char *path, const char *name, struct err *e);
 /* Block SIGTERM, SIGINT and SIGHUP; to be called before any other thread is started. */

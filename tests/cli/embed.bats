@@ -117,3 +117,25 @@ EOT
   first=$(post rerank '{"model":"tiny","query":"a","documents":["b","c"]}')
   [ "$(jq -r '.results | length' <<<"$first")" = 2 ] || [[ $(jq -r .error.message <<<"$first") == *"nor a language model with ChatML"* ]]
 }
+
+@test "zse-serve --embedding-model FILE: a further model whose vectors find documents" {
+  local log=$BATS_TEST_TMPDIR/log URL PID
+  ready() { curl -s "$URL/api/rag/stats" | jq -c '[.embedding.model, .embedding.vectors == .chunks, .embedding.pending]'; }
+  run -1 zse-serve "$T/tiny.zse" --port 0 --embedding-model "$T/nowhere.zse"
+  [[ $output == *"nowhere.zse: No such file"* ]]
+  mkfifo "$log"
+  ZSE_HOME=$BATS_TEST_TMPDIR/home zse-serve "$T/tiny.zse" --port 0 --embedding-model "$T/embed.zse" >"$log" 2>"$log.err" 3>&- &
+  PID=$!
+  read -r _ _ URL <"$log"
+  await listens "$URL"
+  curl -s "$URL/api/rag/documents" -d '{"name":"far away.md","content":"# home\n\nthe cat sat on a mat"}' >/dev/null
+  curl -s "$URL/api/rag/documents" -d '{"name":"b","content":"a dog ran far away"}' >/dev/null
+  await says '["embed",true,0]' ready
+  # a passage is embedded with its place before it
+  curl -s "$URL/api/rag/search" -d '{"query":"cat","mode":"vector","top_k":2}' >"$T/hits"
+  local text
+  text=$(curl -s "$URL/v1/embeddings" -d '{"model":"embed","input":["query: cat","far away > home\n# home\n\nthe cat sat on a mat"]}' |
+    jq '[.data[0].embedding, .data[1].embedding] | transpose | map(.[0] * .[1]) | add')
+  jq -e --argjson s "$text" '[.results[] | select(.document_name == "far away.md") | (.similarity - $s | fabs) < 0.01] | all' "$T/hits"
+  kill -TERM "$PID" && wait "$PID"
+}

@@ -286,8 +286,8 @@ EOT
   [ "$(jq '[.results[] | .similarity != null or .bm25 != null] | all' "$T/hits")" = true ]
   [ "$(jq '[.results[].score] | . == (sort | reverse)' "$T/hits")" = true ]
   [ "$(answer search -d '{"query":"event loop threads","mode":"bm25"}' | jq -c '[.mode, .results[0].similarity]')" = '["bm25",null]' ]
-  # a passage's own text is nearest to it
-  [ "$(answer search -d '{"query":"one passage more","mode":"vector","top_k":1}' | jq -r '.results[0].document_name')" = more ]
+  # a passage's own text is nearest to it, with the name of the document
+  [ "$(answer search -d '{"query":"more\none passage more","mode":"vector","top_k":1}' | jq -r '.results[0].document_name')" = more ]
   [ "$(answer documents | jq -c '[.documents[] | .vectors.ready == .chunk_count]')" = "[true,true]" ]
   [ "$(answer context -d '{"query":"event loop threads"}' | jq '.sources | length')" = 3 ]
   stop "$PID"

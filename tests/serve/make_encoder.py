@@ -70,7 +70,8 @@ def main():
             (folder / '2_Dense').mkdir(exist_ok=True)
             (folder / '2_Dense/config.json').write_text(json.dumps({'in_features': HIDDEN, 'out_features': 32, 'bias': True,
                                                                     'activation_function': 'torch.nn.modules.activation.Tanh'}))
-            rows, bias = [[r.gauss(0, 0.2) for _ in range(HIDDEN)] for _ in range(32)], [r.gauss(0, 0.1) for _ in range(32)]
+            rows = [[r.gauss(0, 0.2) for _ in range(HIDDEN)] for _ in range(32)]
+            bias = [r.gauss(0, 0.1) for _ in range(32)]
             safetensors(folder / '2_Dense/model.safetensors', {'linear.weight': ([32, HIDDEN], sum(rows, [])), 'linear.bias': ([32], bias)})
     safetensors(folder / 'model.safetensors', tensors)
     (folder / 'config.json').write_text(json.dumps(config))

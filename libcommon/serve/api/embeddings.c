@@ -74,15 +74,6 @@ static void end(struct call *c)
     buf_release(&out);
 }
 
-/* The first of these names that the model has a prompt of; NULL: none. */
-static const char *find_prompt(const struct embedding *m, const char *const *names)
-{
-    for (; *names; names++)
-        if (json_object_get(m->prompts, *names))
-            return json_string_value(json_object_get(m->prompts, *names));
-    return NULL;
-}
-
 /* Refuse a name that the model has no prompt of. */
 static int no_prompt(const struct embedding *m, const char *name, struct problem *pr)
 {
@@ -100,8 +91,6 @@ static int no_prompt(const struct embedding *m, const char *name, struct problem
 /* Set the text that goes before each input. */
 static int choose_prompt(struct call *c, const struct embedding *m, struct problem *pr)
 {
-    static const char *const queries[] = { "query", "search_query", NULL },
-                            *const documents[] = { "document", "passage", "search_document", "corpus", NULL };
     const char *name = c->params.prompt_name, *type = c->params.input_type;
     if (type && strcmp(type, "query") != 0 && strcmp(type, "document") != 0)
         return problem_set(pr, 400, "input_type", "out_of_range", "input_type: '%.40s', expected query or document",
@@ -111,7 +100,7 @@ static int choose_prompt(struct call *c, const struct embedding *m, struct probl
     if (name && *name && !json_object_get(m->prompts, name))
         return no_prompt(m, name, pr);
     if (type)
-        c->prefix = find_prompt(m, *type == 'q' ? queries : documents);
+        c->prefix = config_prompt(&c->lm->m.model->config, *type == 'd');
     else if (!name)
         name = m->default_prompt;
     if (name)

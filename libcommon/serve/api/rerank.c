@@ -1,10 +1,10 @@
 /* rerank.c - POST /v1/rerank and /v1/score: how well documents answer a query, or texts fit each
  * other.
  *
- * A cross-encoder reads both texts as one sequence, and its score goes through the sigmoid unless its
- * files say otherwise.  Of an embedding model the score is the cosine of two vectors.  A language
- * model with ChatML tokens is asked as Qwen3-Reranker wants it, and the score is the probability of
- * "yes" against "no" as the first token of its answer. */
+ * A cross-encoder reads both texts as one sequence, and its score goes through the sigmoid unless
+ * its files say otherwise.  Of an embedding model the score is the cosine of two vectors.  Of a
+ * language model with ChatML tokens, asked as Qwen3-Reranker wants it, the score is the probability
+ * of "yes" against "no" as the first token of its answer. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -136,7 +136,7 @@ static int pair(struct call *c, struct prompt *p, const json_t *a, const json_t 
     return fit(c, p, n_end, pr);
 }
 
-/* The question that Qwen3-Reranker was trained on; the texts themselves cannot add special tokens. */
+/* The question that Qwen3-Reranker was trained on; the texts cannot add special tokens. */
 static int question(struct call *c, struct prompt *p, const json_t *a, const json_t *b, struct problem *pr)
 {
     static const char begin[] = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n<Instruct>: ",

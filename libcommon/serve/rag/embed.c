@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/utf8.h"
 
 /* Tokens of a text at most; numbers of the tenant of the index, and of its priority: the requests
  * of clients go first. */
@@ -35,16 +36,40 @@ int rag_vector_size(const struct rag_job *j) { return config_embedding_size(&j->
 
 /* ---- in the thread ---- */
 
+/* The text with the model's prompt before it, cut to what may have EMBED_TOKENS; malloc'd. */
+static char *with_prompt(const struct rag_job *j, const char *text, size_t size, size_t *n)
+{
+    const char *prompt = config_prompt(&j->embedder->m.model->config, j->run == rag_run_index);
+    const size_t before = prompt ? strlen(prompt) : 0, most = EMBED_TOKENS * 16,
+                 bytes = size <= most ? size : most - utf8_incomplete(text, most);
+    char *all = malloc(before + bytes + 1);
+    if (all && before)
+        memcpy(all, prompt, before);
+    if (all)
+        memcpy(all + before, text, bytes);
+    *n = before + bytes;
+    return all;
+}
+
 int rag_add_text(struct rag_job *j, const char *text, size_t size)
 {
     struct err e;
     struct rag_text_ids *t = &j->texts[j->n_texts];
-    size_t n, most = EMBED_TOKENS;
-    const size_t bytes = size < EMBED_TOKENS * 16 ? size : EMBED_TOKENS * 16;
-    if (tokenizer_encode(j->embedder->m.tokenizer, text, bytes, TOKENIZE_ADD_SPECIAL, &t->ids, &n, &e))
+    const struct tokenizer *tokenizer = j->embedder->m.tokenizer;
+    size_t n, bytes, most = EMBED_TOKENS;
+    int n_end;
+    const int32_t *end = tokenizer_suffix(tokenizer, &n_end);
+    char *all = with_prompt(j, text, size, &bytes);
+    if (!all)
+        return problem_nomem(&j->problem);
+    const int rc = tokenizer_encode(tokenizer, all, bytes, TOKENIZE_ADD_SPECIAL, &t->ids, &n, &e);
+    free(all);
+    if (rc)
         return problem_err(&j->problem, NULL, NULL, &e);
     if (most > (size_t)j->embedder->m.max_len)
         most = (size_t)j->embedder->m.max_len;
+    if (n > most && (size_t)n_end < most)           /* [SEP] or EOS stays at the end */
+        memcpy(t->ids + most - n_end, end, (size_t)n_end * sizeof *end);
     t->n = (int)(n < most ? n : most);
     j->n_texts++;
     return 0;
