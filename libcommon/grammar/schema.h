@@ -201,6 +201,7 @@ int schema_evaluates(const struct member *m, int n, const struct member *x, cons
 #define SOME_PROPERTY "\1some property"
 #define NOT_VALUES "\1not values"
 #define NOT_PATTERN "\1not pattern"
+#define NOT_MULTIPLE "\1not multiple"   /* numbers that are no multiples of this one */
 #define ONLY_FRACTION "\1fraction"       /* numbers that are not whole */
 #define MADE "\1made"                   /* a made schema: it does not say which properties there may be */
 

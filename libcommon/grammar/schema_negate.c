@@ -302,23 +302,56 @@ static int negate_nested(struct schema *s, json_t *to, json_t *schema, const cha
     return rc;
 }
 
-/* Exclude these values.  Empty arrays and objects are excluded by their size, as single arrays
- * and objects cannot be. */
-static void negate_values(json_t *to, json_t *values)
+/* A schema for the array or object v, part by part. */
+static json_t *schema_of(const json_t *v)
 {
-    json_t *made = json_pack("{s:[]}", NOT_VALUES), *v;
+    json_t *parts = json_is_array(v) ? json_array() : json_object(), *x;
+    const char *name;
     size_t i;
+    json_array_foreach(v, i, x)
+        json_array_append_new(parts, json_pack("{s:O}", "const", x));
+    json_object_foreach((json_t *)(uintptr_t)v, name, x)
+        json_object_set_new(parts, name, json_pack("{s:O}", "const", x));
+    if (json_is_array(v))
+        return json_pack("{s:s, s:I, s:I, s:o}", "type", "array", "minItems", (json_int_t)json_array_size(v),
+                         "maxItems", (json_int_t)json_array_size(v), "prefixItems", parts);
+    return json_pack("{s:s, s:I, s:o, s:o}", "type", "object", "maxProperties", (json_int_t)json_object_size(v),
+                     "required", keys_of(v), "properties", parts);
+}
+
+/* Exclude these values: empty arrays and objects by their size, others part by part. */
+static int negate_values(struct schema *s, json_t *to, const json_t *at, json_t *values, int depth)
+{
+    enum { MAX_EXCLUDED = 8 };          /* arrays and objects: each has several alternatives */
+    json_t *made = json_pack("{s:[]}", NOT_VALUES), *all = json_pack("[O]", made), *v;
+    size_t i;
+    int rc = 0;
     json_array_foreach(values, i, v) {
-        if ((json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v)))
+        if ((json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v))) {
             json_object_set_new(made, json_is_array(v) ? "minItems" : "minProperties", json_integer(1));
-        else
+        } else if ((json_is_array(v) || json_is_object(v)) && rc == 0) {
+            json_t *like = schema_keep(s, schema_of(v), at), *others = like ? negated(s, like, depth + 1) : NULL;
+            if (others && json_array_size(all) > MAX_EXCLUDED)
+                schema_refuse(s, at, NULL, "more than 8 arrays or objects cannot be excluded");
+            rc = s->failed || !others ? -1 : json_array_append_new(all, json_pack("{s:O}", "anyOf", others));
+            json_decref(others);
+        } else {
             json_array_append(json_object_get(made, NOT_VALUES), v);
+        }
     }
-    add(to, made);
+    if (json_array_size(all) > 1) {
+        json_object_set_new(made, MADE, json_true());
+        add(to, json_pack("{s:O}", "allOf", all));
+    } else {
+        add(to, json_incref(made));
+    }
+    json_decref(all);
+    json_decref(made);
+    return rc;
 }
 
 /* Keywords that hold values. 1: it is none of them. */
-static int negate_plain(struct schema *s, json_t *to, const json_t *schema, const char *key, json_t *v)
+static int negate_plain(struct schema *s, json_t *to, const json_t *schema, const char *key, json_t *v, int depth)
 {
     json_t *x;
     size_t i;
@@ -326,10 +359,15 @@ static int negate_plain(struct schema *s, json_t *to, const json_t *schema, cons
         return negate_type(s, to, schema);
     if (!strcmp(key, "const")) {
         json_t *values = json_pack("[O]", v);
-        negate_values(to, values);
+        const int rc = negate_values(s, to, schema, values, depth);
         json_decref(values);
+        return rc;
     } else if (!strcmp(key, "enum")) {
-        negate_values(to, v);
+        return negate_values(s, to, schema, v, depth);
+    } else if (!strcmp(key, "multipleOf") || !strcmp(key, NOT_MULTIPLE)) {
+        if (!(json_number_value(v) > 0))
+            return 1;
+        add(to, json_pack("{s:s, s:O}", "type", "number", *key == 'm' ? NOT_MULTIPLE : "multipleOf", v));
     } else if (!strcmp(key, "format")) {
         const char *format = schema_exact_format(json_string_value(v));
         if (!format)
@@ -383,7 +421,7 @@ static json_t *negated(struct schema *s, json_t *schema, int depth)
             (!strncmp(key, "unevaluated", 11) && json_is_true(v)) ||
             (!strcmp(key, "format") && !schema_format(json_string_value(v) ? json_string_value(v) : "")))
             continue;
-        int rc = negate_plain(s, to, schema, key, v);
+        int rc = negate_plain(s, to, schema, key, v, depth);
         if (rc == 1)
             rc = negate_nested(s, to, schema, key, v, depth);
         if (rc == 1 && is_one_of(key, hard))

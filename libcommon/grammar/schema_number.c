@@ -10,7 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WHOLE_DIGITS = 18, REAL_DIGITS = 15, FREE_FRACTION = 6, MAX_DIVISOR = 4096 };
+enum { WHOLE_DIGITS = 18, REAL_DIGITS = 15, FREE_FRACTION = 6, MAX_DIVISORS = 16 };
+/* MAX_MODULUS: of numbers between any bounds, as a table has each remainder; MAX_FEW: so many
+ * numbers need no table. */
+enum { MAX_MODULUS = 16384, MAX_FEW = 4096 };
+static const int64_t LARGEST_MODULUS = 100000000000000000;
 
 /* value = sign * digits * 10^exponent */
 struct decimal { int sign, exponent; int64_t digits; };
@@ -79,13 +83,25 @@ static int64_t scaled(struct decimal d, int f, int up, int *exact)
     return v;
 }
 
+/* Numbers that are multiples of `multiple` and of none of `avoid`, all in units of the last digit
+ * after the point.  modulus: the least common multiple of all, whose remainder says it. */
+struct residues { int64_t modulus, multiple, avoid[MAX_DIVISORS]; int n_avoid; };
+
+static int is_wanted(const struct residues *r, int64_t rest)
+{
+    int wanted = rest % r->multiple == 0;
+    for (int i = 0; i < r->n_avoid; i++)
+        wanted &= rest % r->avoid[i] != 0;
+    return wanted;
+}
+
 struct digits {
     struct exprs *x;
     int whole, fraction;                /* digits before and after the point */
-    int64_t divisor;
+    const struct residues *residues;
     char lo[WHOLE_DIGITS + 1], hi[WHOLE_DIGITS + 1];        /* all of them */
-    /* [whole + fraction + 1][divisor] the continuations between the bounds; 0: not known, 1 +
-     * expression. */
+    /* [digits left][remainder] the continuations between the bounds; 0: not known, 1 +
+     * expression.  Numbers of every length share it.  NULL: the bounds leave few numbers. */
     uint32_t *open;
 };
 
@@ -99,23 +115,25 @@ static void write_digits(char *to, int n, int64_t v)
 static uint32_t follow(struct digits *d, int at, int64_t rest, int low, int high)
 {
     const int n = d->whole + d->fraction;
-    uint32_t *known = !low && !high ? &d->open[at * d->divisor + rest] : NULL;
+    const int64_t modulus = d->residues->modulus;
+    uint32_t *known = d->open && !low && !high ? &d->open[(n - at) * modulus + rest] : NULL;
     struct arm arms[11];
     uint32_t n_arms = 0, r = EXPR_NONE;
     if (known && *known)
         return *known - 1;
+    d->x->meter.work += 20;
     int ends = at >= d->whole;          /* as if only zeros followed */
     for (int i = at; i < n && low; i++)
         ends &= d->lo[i] == '0';
     int64_t left = rest;
     for (int i = at; i < n; i++)
-        left = left * 10 % d->divisor;
-    ends &= left == 0;
+        left = left * 10 % modulus;
+    ends &= is_wanted(d->residues, left);
     if (at < n) {
         int from = low ? d->lo[at] - '0' : 0, to = high ? d->hi[at] - '0' : 9;
         for (int c = from; c <= to; c++)
             arms[n_arms++] = (struct arm){ (uint8_t)('0' + c), (uint8_t)('0' + c),
-                                           follow(d, at + 1, (rest * 10 + c) % d->divisor, low && c == from,
+                                           follow(d, at + 1, (rest * 10 + c) % modulus, low && c == from,
                                                   high && c == to) };
         r = expr_arms(d->x, arms, n_arms);
         if (at == d->whole && r != EXPR_NONE)
@@ -128,31 +146,32 @@ static uint32_t follow(struct digits *d, int at, int64_t rest, int low, int high
     return r;
 }
 
-/* Texts of the numbers n / 10^f, 0 <= lo <= n <= hi, n a multiple of the divisor. */
-static uint32_t between(struct exprs *x, int64_t lo, int64_t hi, int f, int64_t divisor)
+/* Texts of the numbers n / 10^f, 0 <= lo <= n <= hi, with such remainders. */
+static uint32_t between(struct exprs *x, int64_t lo, int64_t hi, int f, const struct residues *residues)
 {
-    uint32_t all[20], n_all = 0;
+    const int few = hi - lo < MAX_FEW;
+    uint32_t all[20], n_all = 0, *open = few ? NULL : calloc((WHOLE_DIGITS + 1) * (size_t)residues->modulus,
+                                                             sizeof *open);
     int64_t unit = 1;
+    if (!open && !few) {
+        x->failed = EXPR_NO_MEMORY;
+        return EXPR_NONE;
+    }
     for (int i = 0; i < f; i++)
         unit *= 10;
     int64_t from = 0, end = 10 * unit;  /* numbers of w digits before the point */
     for (int w = 1; w + f <= WHOLE_DIGITS && from <= hi; w++) {
         int64_t a = lo > from ? lo : from, b = hi < end - 1 ? hi : end - 1;
         if (a <= b) {
-            struct digits d = { .x = x, .whole = w, .fraction = f, .divisor = divisor };
-            d.open = calloc((size_t)(w + f + 1) * (size_t)divisor, sizeof *d.open);
-            if (!d.open) {
-                x->failed = EXPR_NO_MEMORY;
-                return EXPR_NONE;
-            }
+            struct digits d = { .x = x, .whole = w, .fraction = f, .residues = residues, .open = open };
             write_digits(d.lo, w + f, a);
             write_digits(d.hi, w + f, b);
             all[n_all++] = follow(&d, 0, 0, 1, 1);
-            free(d.open);
         }
         from = end;
         end = end > INT64_MAX / 10 ? INT64_MAX : end * 10;
     }
+    free(open);
     return expr_union(x, all, n_all);
 }
 
@@ -170,7 +189,8 @@ static int64_t gcd(int64_t a, int64_t b)
 struct number_rules {
     struct number_bound { const json_t *v, *at; const char *key; int is_min, exclusive; } bound[64];
     int n_bounds;
-    struct decimal multiple[16]; int n_multiples;
+    /* Of multipleOf and NOT_MULTIPLE. */
+    struct number_divisor { struct decimal d; int avoid; } divisor[MAX_DIVISORS]; int n_divisors, n_multiples;
     const json_t *multiple_at;          /* the schema of one of them */
 };
 
@@ -198,21 +218,25 @@ static int add_bounds(struct schema *s, struct number_rules *r, const json_t *m)
 }
 
 /* 0, or -1 with the schema failed. */
-static int add_multiple(struct schema *s, struct number_rules *r, const json_t *m)
+static int add_divisors(struct schema *s, struct number_rules *r, const json_t *m)
 {
-    const json_t *v = json_object_get(m, "multipleOf");
-    if (!v)
-        return 0;
-    if (!json_is_number(v) || !(json_number_value(v) > 0)) {
-        schema_refuse(s, m, "multipleOf", "expected a number above 0");
-        return -1;
+    static const char *const keys[] = { "multipleOf", NOT_MULTIPLE };
+    for (int avoid = 0; avoid < 2; avoid++) {
+        const json_t *v = json_object_get(m, keys[avoid]);
+        if (!v)
+            continue;
+        if (!json_is_number(v) || !(json_number_value(v) > 0)) {
+            schema_refuse(s, m, "multipleOf", "expected a number above 0");
+            return -1;
+        }
+        if (r->n_divisors == MAX_DIVISORS) {
+            schema_limit(s, m, "too many divisors of one number");
+            return -1;
+        }
+        r->divisor[r->n_divisors++] = (struct number_divisor){ decimal_of(v), avoid };
+        r->n_multiples += !avoid;
+        r->multiple_at = m;
     }
-    if (r->n_multiples == sizeof r->multiple / sizeof *r->multiple) {
-        schema_limit(s, m, "too many divisors of one number");
-        return -1;
-    }
-    r->multiple[r->n_multiples++] = decimal_of(v);
-    r->multiple_at = m;
     return 0;
 }
 
@@ -228,15 +252,25 @@ static uint32_t any_number(struct schema *s, int whole, int fraction)
     return schema_regex(s, "-?(?:0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]", 0);
 }
 
-/* Digits after the point of a number that need not be whole: those of the divisors, else of the
- * bounds, as long as REAL_DIGITS are enough for all digits (a double keeps them). */
+/* The most digits after the point of a divisor. */
+static int divisor_digits(const struct number_rules *r)
+{
+    int f = 0;
+    for (int i = 0; i < r->n_divisors; i++)
+        f = fraction_digits(r->divisor[i].d) > f ? fraction_digits(r->divisor[i].d) : f;
+    return f;
+}
+
+/* Digits after the point of a number that need not be whole: those of the divisors if it is a
+ * multiple, else of the bounds, as long as REAL_DIGITS are enough for all digits (a double keeps
+ * them). */
 static int digits_after_point(const struct number_rules *r)
 {
-    int f = r->n_multiples ? 0 : FREE_FRACTION;
-    for (int i = 0; i < r->n_multiples; i++)
-        f = fraction_digits(r->multiple[i]) > f ? fraction_digits(r->multiple[i]) : f;
+    int f = FREE_FRACTION;
     if (r->n_multiples)
-        return f;
+        return divisor_digits(r);
+    if (r->n_divisors && divisor_digits(r) >= f)
+        f = divisor_digits(r) + 1;
     for (int i = 0; i < r->n_bounds; i++) {
         const int k = fraction_digits(decimal_of(r->bound[i].v));
         f = k > f ? k : f;
@@ -247,37 +281,6 @@ static int digits_after_point(const struct number_rules *r)
         f = before + f > REAL_DIGITS ? REAL_DIGITS - before : f;
     }
     return f < 0 ? 0 : f;
-}
-
-/* The least common multiple of the divisors, in units of the last of f digits after the point; 0
- * with the schema failed.  whole: only whole numbers count. */
-static int64_t common_divisor(struct schema *s, const struct number_rules *r, int f, int whole)
-{
-    int64_t divisor = 1;
-    for (int i = 0; i < r->n_multiples; i++) {
-        int exact;
-        int64_t k = scaled(r->multiple[i], f, 0, &exact);
-        /* Whole numbers that are multiples of 2.5 are those of 5: over the digits after its
-         * point. */
-        if (!exact && whole) {
-            int64_t den = 1;
-            for (int e = r->multiple[i].exponent; e < 0 && den < 1000000000; e++)
-                den *= 10;
-            k = r->multiple[i].digits / gcd(r->multiple[i].digits, den);
-            exact = r->multiple[i].exponent >= -9;
-        }
-        if (!exact || k < 1) {
-            schema_refuse(s, r->multiple_at, "multipleOf", "a divisor of so many digits cannot be enforced");
-            return 0;
-        }
-        if (k > MAX_DIVISOR || divisor / gcd(divisor, k) * k > MAX_DIVISOR) {
-            schema_refuse(s, r->multiple_at, "multipleOf",
-                          "divisors above 4096 (in units of their last digit) cannot be enforced");
-            return 0;
-        }
-        divisor = divisor / gcd(divisor, k) * k;
-    }
-    return divisor;
 }
 
 /* The range of value * 10^f that all bounds leave of numbers with so many digits. */
@@ -301,29 +304,105 @@ static void range_of(const struct number_rules *r, int f, int digits, int64_t *l
     }
 }
 
+/* A divisor in units of the last of f digits after the point; 0: it has more digits.  whole: only
+ * whole numbers count. */
+static int64_t divisor_units(struct decimal d, int f, int whole)
+{
+    int exact;
+    int64_t k = scaled(d, f, 0, &exact);
+    /* Whole numbers that are multiples of 2.5 are those of 5: over the digits after its point. */
+    if (!exact && whole) {
+        int64_t den = 1;
+        for (int e = d.exponent; e < 0 && den < 1000000000; e++)
+            den *= 10;
+        k = d.digits / gcd(d.digits, den);
+        exact = d.exponent >= -9;
+    }
+    return exact ? k : 0;
+}
+
+/* Multiply *a until it is a multiple of b: 0, or -1 if it is too large. */
+static int common_multiple(int64_t *a, int64_t b)
+{
+    const int64_t more = b / gcd(*a, b);
+    if (more > LARGEST_MODULUS / *a)
+        return -1;
+    *a *= more;
+    return 0;
+}
+
+/* The remainders of value * 10^f: 0, or -1 with the schema failed. */
+static int find_residues(struct schema *s, const struct number_rules *r, int f, int whole, struct residues *to)
+{
+    int64_t lo, hi;
+    range_of(r, f, whole ? WHOLE_DIGITS : REAL_DIGITS, &lo, &hi);
+    const int64_t most = hi - lo < MAX_FEW ? LARGEST_MODULUS : MAX_MODULUS;
+    *to = (struct residues){ .modulus = 1, .multiple = 1 };
+    for (int i = 0; i < r->n_divisors; i++) {
+        const int64_t k = divisor_units(r->divisor[i].d, f, whole);
+        if (k < 1) {
+            schema_refuse(s, r->multiple_at, "multipleOf", "a divisor of so many digits cannot be enforced");
+            return -1;
+        }
+        if (common_multiple(&to->modulus, k) != 0 || to->modulus > most ||
+            (!r->divisor[i].avoid && common_multiple(&to->multiple, k) != 0)) {
+            schema_refuse(s, r->multiple_at, "multipleOf",
+                          "divisors above 16384 together (in units of their last digit) cannot be enforced");
+            return -1;
+        }
+        if (r->divisor[i].avoid)
+            to->avoid[to->n_avoid++] = k;
+    }
+    return 0;
+}
+
+/* Numbers between the bounds, of f digits after the point, with such remainders. */
+static uint32_t in_range(struct schema *s, const struct number_rules *rules, int f, int digits,
+                         const struct residues *residues)
+{
+    struct exprs *x = &s->g->x;
+    int64_t lo, hi;
+    range_of(rules, f, digits, &lo, &hi);
+    uint32_t r = EXPR_NONE;
+    if (hi >= 0 && lo <= hi)
+        r = between(x, lo > 0 ? lo : 0, hi, f, residues);
+    if (lo < 0 && lo <= hi) {
+        uint32_t negative = between(x, hi < 0 ? -hi : 1, -lo, f, residues);
+        r = expr_either(x, r, expr_concat(x, expr_byte(x, '-', '-'), negative));
+    }
+    return r;
+}
+
+/* Numbers that are no multiples of divisors with so many digits after the point, as they have
+ * another digit behind these. */
+static uint32_t finer_numbers(struct schema *s, const struct number_rules *rules, int digits)
+{
+    static const struct residues every = { .modulus = 1, .multiple = 1 };
+    const int f = digits_after_point(rules);
+    char text[64];
+    if (f <= digits)
+        return EXPR_NONE;
+    snprintf(text, sizeof text, "-?[0-9]+\\.[0-9]{%d}[0-9]*[1-9][0-9]*", digits);
+    return expr_both(&s->g->x, in_range(s, rules, f, REAL_DIGITS, &every), schema_regex(s, text, 0));
+}
+
 uint32_t schema_number(struct schema *s, const struct member *m, int n, int whole, int fraction)
 {
     struct exprs *x = &s->g->x;
     struct number_rules rules = { .n_bounds = 0 };
+    struct residues residues;
     const int only_whole = whole && !fraction;
     for (int i = 0; i < n; i++)
-        if (add_bounds(s, &rules, m[i].s) != 0 || add_multiple(s, &rules, m[i].s) != 0)
+        if (add_bounds(s, &rules, m[i].s) != 0 || add_divisors(s, &rules, m[i].s) != 0)
             return EXPR_NONE;
-    if (rules.n_bounds + rules.n_multiples == 0)
+    if (rules.n_bounds + rules.n_divisors == 0)
         return any_number(s, whole, fraction);
-    const int f = only_whole ? 0 : digits_after_point(&rules);
-    const int64_t divisor = common_divisor(s, &rules, f, only_whole);
-    if (!divisor)
+    const int f = only_whole ? 0 : rules.n_divisors ? divisor_digits(&rules) : digits_after_point(&rules);
+    if (find_residues(s, &rules, f, only_whole, &residues) != 0)
         return EXPR_NONE;
-    int64_t lo, hi;
-    range_of(&rules, f, only_whole ? WHOLE_DIGITS : REAL_DIGITS, &lo, &hi);
-    uint32_t r = EXPR_NONE;
-    if (hi >= 0 && lo <= hi)
-        r = between(x, lo > 0 ? lo : 0, hi, f, divisor);
-    if (lo < 0 && lo <= hi) {
-        uint32_t negative = between(x, hi < 0 ? -hi : 1, -lo, f, divisor);
-        r = expr_either(x, r, expr_concat(x, expr_byte(x, '-', '-'), negative));
-    }
+    uint32_t r = in_range(s, &rules, f, only_whole ? WHOLE_DIGITS : REAL_DIGITS, &residues);
+    if (fraction && rules.n_divisors && !rules.n_multiples)
+        r = expr_either(x, r, finer_numbers(s, &rules, f));
     if (s->one_form && fraction && whole)       /* no 0 at the end of a fraction */
         r = expr_both(x, r, schema_regex(s, "-?[0-9]+(?:\\.[0-9]*[1-9])?", 0));
     if (!whole) {                       /* a digit other than 0 after the point */

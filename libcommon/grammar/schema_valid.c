@@ -263,6 +263,8 @@ static int valid_number(const json_t *schema, const json_t *v)
         return 0;
     if ((x = json_object_get(schema, "exclusiveMaximum")) && json_is_number(x) && d >= json_number_value(x))
         return 0;
+    if ((x = json_object_get(schema, NOT_MULTIPLE)) && schema_is_multiple(v, x))
+        return 0;
     x = json_object_get(schema, "multipleOf");
     return !x || !(json_number_value(x) > 0) || schema_is_multiple(v, x);
 }

@@ -47,7 +47,7 @@ PATTERNS = ["^a", "b$", "^[ab]$", "^.$"]
 
 
 def scalar():
-    return r.choice([None, True, False, 0, 1, 2, "a", "b", "ab", ""])
+    return r.choice([None, True, False, 0, 1, 2, 6, -9, 2.5, "a", "b", "ab", ""])
 
 
 def value(depth=0):
@@ -63,7 +63,7 @@ def leaf():
     return r.choice([
         lambda: True, lambda: False, lambda: {"type": r.choice(["string", "integer", "null", "object", "array", "boolean", "number"])}, lambda: {"const": scalar()},
         lambda: {"enum": [scalar() for _ in range(r.randrange(1, 4))]}, lambda: {"minimum": r.randrange(3)},
-        lambda: {"pattern": r.choice(PATTERNS)},
+        lambda: {"pattern": r.choice(PATTERNS)}, lambda: {"multipleOf": r.choice([1, 2, 3, 5, 0.5])},
         lambda: {"maxLength": 1}, lambda: {"type": "string", "minLength": 1}])()
 
 
