@@ -169,6 +169,9 @@ static uint32_t compile_set(struct schema *s, struct member_set *set, uint32_t i
     uint32_t r = EXPR_NONE;
     s->memo[index].rule = rule;
     s->depth++;
+    json_t *names = schema_few_names(s, set->v, set->n);
+    if (names)
+        schema_add_member(s, set, &(struct member){ names, MEMBER_HIDDEN, NULL });
     if (!schema_split(s, set->v, set->n, &r))
         r = schema_compile_types(s, set->v, set->n);
     s->depth--;

@@ -186,6 +186,14 @@ const char *schema_short_format(const char *name);
 json_t *schema_keep(struct schema *s, json_t *made, const json_t *from);        /* steals made */
 /* Schemas (as of schema_negate) for SOME_PROPERTY among the declared properties of the members. */
 json_t *schema_some_declared(struct schema *s, const struct member *m, int n, json_t *some);
+/* Names that a SOME_PROPERTY is about, but for its exceptions. */
+uint32_t schema_needed_names(struct schema *s, const json_t *some);
+/* A made schema that declares the names of further properties, where only few are possible and it
+ * matters which there are; NULL: it does not, or the members declare them already. */
+json_t *schema_few_names(struct schema *s, const struct member *m, int n);
+/* One of the names of an array, as they stand inside of quotation marks. */
+uint32_t schema_texts(struct schema *s, const json_t *names);
+json_t *schema_keys(const json_t *object);      /* the caller decrefs the array */
 /* The strings of a schema as a regular expression, inside of quotation marks, with the necessary
  * escapes only.  exact: all of them, or it is refused; else some may be missing. */
 uint32_t schema_strings(struct schema *s, json_t *schema, int exact, int depth);

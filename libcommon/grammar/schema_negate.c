@@ -211,7 +211,7 @@ static int negate_contains(struct schema *s, json_t *to, const json_t *schema, j
     return s->failed ? -1 : 0;
 }
 
-static json_t *keys_of(const json_t *object)
+json_t *schema_keys(const json_t *object)
 {
     json_t *to = json_array(), *v;
     const char *key;
@@ -232,8 +232,8 @@ static int negate_some(struct schema *s, json_t *to, const json_t *schema, const
         if (!alternatives)
             return -1;
         add(to, json_pack("{s:s, s:{s:o, s:o, s:{s:o}}}", "type", "object", SOME_PROPERTY, "except",
-                          keys_of(json_object_get(schema, "properties")), "not",
-                          keys_of(json_object_get(schema, "patternProperties")), "value", "anyOf", alternatives));
+                          schema_keys(json_object_get(schema, "properties")), "not",
+                          schema_keys(json_object_get(schema, "patternProperties")), "value", "anyOf", alternatives));
     } else {
         json_object_foreach(v, pattern, x) {
             json_t *alternatives = negated(s, x, depth + 1);
@@ -316,7 +316,7 @@ static json_t *schema_of(const json_t *v)
         return json_pack("{s:s, s:I, s:I, s:o}", "type", "array", "minItems", (json_int_t)json_array_size(v),
                          "maxItems", (json_int_t)json_array_size(v), "prefixItems", parts);
     return json_pack("{s:s, s:I, s:o, s:o}", "type", "object", "maxProperties", (json_int_t)json_object_size(v),
-                     "required", keys_of(v), "properties", parts);
+                     "required", schema_keys(v), "properties", parts);
 }
 
 /* Exclude these values: empty arrays and objects by their size, others part by part. */

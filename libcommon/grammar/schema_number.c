@@ -121,7 +121,7 @@ static uint32_t follow(struct digits *d, int at, int64_t rest, int low, int high
     uint32_t n_arms = 0, r = EXPR_NONE;
     if (known && *known)
         return *known - 1;
-    d->x->meter.work += 20;
+    d->x->meter.work += 8;
     int ends = at >= d->whole;          /* as if only zeros followed */
     for (int i = at; i < n && low; i++)
         ends &= d->lo[i] == '0';

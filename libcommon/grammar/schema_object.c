@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_KEY_PATTERNS = 10, KEY_STATES = 1 << 14 };
+enum { MAX_KEY_PATTERNS = 10, KEY_STATES = 1 << 14, MAX_NEEDED = 4, N_CLASSES = 1 << MAX_NEEDED };
 
 struct property { const char *name; uint32_t key, value; int required; };
 
@@ -15,9 +15,8 @@ struct object {
     int32_t min, max;
     /* KEY : VALUE of further properties, without the first quotation mark; EXPR_NONE: none. */
     uint32_t extra;
-    /* SOME_PROPERTY, if a further property must satisfy it. */
-    const json_t *some;
-    uint32_t needed;                    /* KEY : VALUE of that property */
+    /* Each SOME_PROPERTY, which a further property must satisfy. */
+    const json_t *some[MAX_NEEDED]; int n_some;
 };
 
 static int is_made(const struct member *m) { return json_object_get(m->s, MADE) != NULL; }
@@ -202,18 +201,12 @@ static uint32_t without_names(struct object *o, uint32_t e, const json_t *list)
     return r;
 }
 
-/* Keys (to the closing quotation mark) of further properties, which satisfy propertyNames; some:
- * the SOME_PROPERTY that they are for, or NULL. */
-static uint32_t other_keys(struct object *o, const json_t *some)
+uint32_t schema_needed_names(struct schema *s, const json_t *some)
 {
-    struct schema *s = o->s;
     struct exprs *x = &s->g->x;
-    uint32_t e = expr_repeat(x, s->plain_char, 0, EXPR_MANY);
+    uint32_t e = EXPR_ALL;
     json_t *v;
     size_t k;
-    for (int i = 0; i < o->n && !s->failed; i++)
-        if ((v = json_object_get(o->m[i].s, "propertyNames")))
-            e = expr_both(x, e, schema_strings(s, v, 0, 0));
     if ((v = json_object_get(some, "names")))
         e = expr_both(x, e, expr_not(x, schema_strings(s, v, 1, 0)));
     if ((v = json_object_get(some, "pattern")))
@@ -221,8 +214,30 @@ static uint32_t other_keys(struct object *o, const json_t *some)
     json_array_foreach(json_object_get(some, "not"), k, v)
         e = expr_both(x, e, expr_not(x, schema_pattern(s, some, NULL, json_string_value(v), json_string_length(v), NULL,
                                                        NULL)));
-    return s->failed ? (uint32_t)EXPR_NONE : without_names(o, expr_concat(x, e, expr_byte(x, '"', '"')),
-                                                           json_object_get(some, "except"));
+    return e;
+}
+
+/* Keys (to the closing quotation mark) of further properties, which satisfy propertyNames.  class:
+ * the set of SOME_PROPERTY that are about them, 0: whatever these are about. */
+static uint32_t other_keys(struct object *o, unsigned class)
+{
+    struct schema *s = o->s;
+    struct exprs *x = &s->g->x;
+    uint32_t e = expr_repeat(x, s->plain_char, 0, EXPR_MANY);
+    json_t *v, *except = json_array();
+    for (int i = 0; i < o->n && !s->failed; i++)
+        if ((v = json_object_get(o->m[i].s, "propertyNames")))
+            e = expr_both(x, e, schema_strings(s, v, 0, 0));
+    for (int i = 0; i < o->n_some && class && !s->failed; i++) {
+        const uint32_t names = schema_needed_names(s, o->some[i]);
+        v = json_object_get(o->some[i], "except");
+        if (class >> i & 1)
+            json_array_extend(except, v);
+        e = expr_both(x, e, class >> i & 1 ? names : expr_either(x, expr_not(x, names), schema_texts(s, v)));
+    }
+    e = s->failed ? (uint32_t)EXPR_NONE : without_names(o, expr_concat(x, e, expr_byte(x, '"', '"')), except);
+    json_decref(except);
+    return e;
 }
 
 struct key_pattern { const char *text; uint32_t e; };
@@ -253,13 +268,15 @@ static int key_patterns(struct object *o, struct key_pattern *to)
     return o->s->failed ? -1 : n;
 }
 
-/* The schemas of a further property that matches those patterns (keys of `matched`): their
- * number in v, or -1 where there must be no such property. */
-static int further_schemas(struct object *o, const json_t *matched, const json_t *some, struct member *v, int room)
+/* The schemas of a further property that matches those patterns (keys of `matched`) and satisfies
+ * the SOME_PROPERTY of the set `served`: their number in v, or -1 where there must be no such
+ * property. */
+static int further_schemas(struct object *o, const json_t *matched, unsigned served, struct member *v, int room)
 {
     int k = 0;
-    if (some)
-        v[k++] = (struct member){ json_object_get(some, "value"), 0, NULL };
+    for (int i = 0; i < o->n_some; i++)
+        if (served >> i & 1)
+            v[k++] = (struct member){ json_object_get(o->some[i], "value"), 0, NULL };
     for (int i = 0; i < o->n; i++) {
         const json_t *m = o->m[i].s;
         json_t *patterns = json_object_get(m, "patternProperties"), *more = json_object_get(m, "additionalProperties"),
@@ -306,9 +323,10 @@ static int may_have_further(const struct object *o)
     return open || !declared || o->s->loose;
 }
 
-/* Further properties, or the one of SOME_PROPERTY (not NULL): for each set of patterns that a
- * key may match, the keys and the schemas of the value. */
-static uint32_t further(struct object *o, const json_t *some)
+/* Further properties, or (class not 0) one of this class that satisfies the SOME_PROPERTY of the
+ * set `served`: for each set of patterns that a key may match, the keys and the schemas of the
+ * value. */
+static uint32_t further(struct object *o, unsigned class, unsigned served)
 {
     struct schema *s = o->s;
     struct exprs *x = &s->g->x;
@@ -319,7 +337,7 @@ static uint32_t further(struct object *o, const json_t *some)
     const int n = key_patterns(o, pattern);
     if (n < 0)
         return EXPR_NONE;
-    uint32_t keys = other_keys(o, some), quote = expr_byte(x, '"', '"');
+    uint32_t keys = other_keys(o, class), quote = expr_byte(x, '"', '"');
     for (uint32_t which = 0; which < 1u << n && !s->failed && keys != EXPR_NONE; which++) {
         struct member v[256];
         json_t *matched = json_object();
@@ -330,7 +348,7 @@ static uint32_t further(struct object *o, const json_t *some)
             if (which >> p & 1)
                 json_object_set_new(matched, pattern[p].text, json_true());
         }
-        const int k = further_schemas(o, matched, some, v, 256);
+        const int k = further_schemas(o, matched, served, v, 256);
         json_decref(matched);
         if (k < 0)
             continue;
@@ -341,26 +359,87 @@ static uint32_t further(struct object *o, const json_t *some)
     return s->failed ? (uint32_t)EXPR_NONE : expr_any_of(x, ways, n_ways);
 }
 
+/* The further properties that SOME_PROPERTY asks for, and the end of the object.  They come last,
+ * because the last of equal names counts.  Each is of a class of its own: names that all
+ * SOME_PROPERTY of the class and no others are about, so that no two are equal.  The classes come
+ * in a fixed order. */
+struct needed {
+    struct object *o;
+    uint32_t comma, end;
+    uint32_t property[N_CLASSES][N_CLASSES];    /* by class and served; 0: not known, 1 + expression */
+    /* By the next class, what is served, and how many come: 0: not known, 1 + expression. */
+    uint32_t rest[N_CLASSES + 1][N_CLASSES][MAX_NEEDED + 1];
+};
+
+static uint32_t needed_property(struct needed *d, unsigned class, unsigned served)
+{
+    uint32_t *known = &d->property[class][served];
+    if (!*known)
+        *known = 1 + further(d->o, class, served);
+    return *known - 1;
+}
+
+/* `count` properties of class `class` and later ones, of which the first serve what is not in
+ * `served`. */
+static uint32_t needed_rest(struct needed *d, unsigned class, unsigned served, int count)
+{
+    struct exprs *x = &d->o->s->g->x;
+    const unsigned n_classes = 1u << d->o->n_some;
+    uint32_t *known = &d->rest[class][served][count], way[N_CLASSES + 1], n = 0;
+    if (served == n_classes - 1 || count == 0 || class == n_classes)
+        return served == n_classes - 1 && count == 0 ? d->end : (uint32_t)EXPR_NONE;
+    if (*known)
+        return *known - 1;
+    way[n++] = needed_rest(d, class + 1, served, count);
+    const unsigned open = class & ~served;
+    for (unsigned set = open; set; set = (set - 1) & open) {
+        uint32_t rest = needed_rest(d, class + 1, served | set, count - 1);
+        if (rest == EXPR_NONE)
+            continue;
+        if (count > 1)
+            rest = expr_seq(x, d->comma, rest);
+        way[n++] = expr_seq(x, needed_property(d, class, set), rest);
+    }
+    *known = 1 + expr_any_of(x, way, n);
+    return *known - 1;
+}
+
+/* needed[t]: t properties that satisfy all SOME_PROPERTY, and the end. */
+static void needed_ends(struct object *o, uint32_t comma, uint32_t end, uint32_t needed[MAX_NEEDED + 1])
+{
+    struct needed *d = calloc(1, sizeof *d);
+    if (!d) {
+        schema_nomem(o->s);
+        return;
+    }
+    d->o = o;
+    d->comma = comma;
+    d->end = end;
+    for (int t = 1; t <= o->n_some; t++)
+        needed[t] = needed_rest(d, 1, 0, t);
+    free(d);
+}
+
 /* After all declared properties: key[c] is the part after a quotation mark with c properties so
- * far, done[c] the part after a value.  A needed property comes last, because the last of equal
- * names counts. */
-static void further_rows(const struct object *o, int32_t cap, uint32_t comma, uint32_t end, uint32_t *key,
-                         uint32_t *done)
+ * far, done[c] the part after a value. */
+static void further_rows(struct object *o, int32_t cap, uint32_t comma, uint32_t end, uint32_t *key, uint32_t *done)
 {
     struct exprs *x = &o->s->g->x;
     const uint32_t again = expr_seq(x, comma, o->extra), before = expr_seq(x, o->extra, comma);
+    uint32_t needed[MAX_NEEDED + 1] = { 0 };
+    if (o->n_some)
+        needed_ends(o, comma, end, needed);
     for (int32_t c = cap; c >= 0; c--) {
         const int32_t room = o->max == EXPR_MANY ? EXPR_MANY : o->max - c;
         key[c] = EXPR_NONE;
-        if (room == 0 || c + 1 < o->min)
-            ;
-        else if (o->some)
-            key[c] = expr_seq(x, expr_times(x, before, 0, room == EXPR_MANY ? room : room - 1),
-                              expr_seq(x, o->needed, end));
-        else
+        for (int t = 1; t <= o->n_some; t++)
+            if ((room == EXPR_MANY || t <= room) && c + t >= o->min)
+                key[c] = expr_any_of(x, (uint32_t[]){ key[c], expr_seq(x, expr_times(x, before, 0, room == EXPR_MANY
+                                                                       ? room : room - t), needed[t]) }, 2);
+        if (!o->n_some && room != 0 && c + 1 >= o->min)
             key[c] = expr_seq(x, o->extra, expr_seq(x, expr_times(x, again, 0, room == EXPR_MANY ? room : room - 1),
                                                     end));
-        done[c] = expr_any_of(x, (uint32_t[]){ c >= o->min && !o->some ? end : (uint32_t)EXPR_NONE,
+        done[c] = expr_any_of(x, (uint32_t[]){ c >= o->min && !o->n_some ? end : (uint32_t)EXPR_NONE,
                                                expr_seq(x, comma, key[c]) }, 2);
     }
 }
@@ -396,7 +475,7 @@ static uint32_t sequence(struct object *o)
         }
         needed += p->required;
         for (int32_t c = 0; c <= cap; c++)
-            done2[c] = expr_any_of(x, (uint32_t[]){ !needed && !o->some && c >= o->min ? end : (uint32_t)EXPR_NONE,
+            done2[c] = expr_any_of(x, (uint32_t[]){ !needed && !o->n_some && c >= o->min ? end : (uint32_t)EXPR_NONE,
                                                     expr_seq(x, comma, key2[c]) }, 2);
         uint32_t *t = key;
         key = key2;
@@ -405,7 +484,7 @@ static uint32_t sequence(struct object *o)
         done = done2;
         done2 = t;
     }
-    uint32_t r = expr_any_of(x, (uint32_t[]){ !needed && !o->some && o->min == 0 ? end : (uint32_t)EXPR_NONE,
+    uint32_t r = expr_any_of(x, (uint32_t[]){ !needed && !o->n_some && o->min == 0 ? end : (uint32_t)EXPR_NONE,
                                               expr_seq(x, quote, key[0]) }, 2);
     free(rows);
     return expr_seq(x, expr_term(x, expr_byte(x, '{', '{')), r);
@@ -483,24 +562,26 @@ static int compile_properties(struct object *o)
     return o->s->failed ? -1 : n_possible;
 }
 
-/* Further properties, and the one that SOME_PROPERTY asks for.  -1: two members ask for one, which
- * is left out. */
+/* Further properties, and what SOME_PROPERTY asks for.  Two properties of one class are left out,
+ * and objects with more SOME_PROPERTY than can be told apart: -1. */
 static int compile_further(struct object *o)
 {
     struct schema *s = o->s;
-    o->extra = further(o, NULL);
-    for (int k = 0; k < o->n && !s->failed; k++) {
-        json_t *some = json_object_get(o->m[k].s, SOME_PROPERTY);
+    const json_t *at = NULL;
+    int n = 0;
+    for (int k = 0; k < o->n; k++) {
+        const json_t *some = json_object_get(o->m[k].s, SOME_PROPERTY);
         if (!some)
             continue;
-        if (o->some) {
-            if (!s->n_partial++)
-                s->partial_at = o->m[k].s;
-            return -1;
-        }
-        o->some = some;
-        o->needed = further(o, some);
+        at = o->m[k].s;
+        if (n++ < MAX_NEEDED)
+            o->some[o->n_some++] = some;
     }
+    if (n > 1 && !s->n_partial++)
+        s->partial_at = at;
+    if (n > MAX_NEEDED)
+        return -1;
+    o->extra = further(o, 0, 0);
     return 0;
 }
 
@@ -530,7 +611,7 @@ uint32_t schema_object(struct schema *s, const struct member *m, int n)
     mark_required(&o);
     if ((n_possible = compile_properties(&o)) < 0 || compile_further(&o) != 0 || s->failed)
         goto done;
-    if (o.min > n_possible + 1 && o.extra != EXPR_NONE)
+    if (o.min > n_possible + 1 && o.min > n_possible + o.n_some && o.extra != EXPR_NONE)
         refuse_min_properties(&o);
     else
         r = sequence(&o);
