@@ -211,7 +211,9 @@ uint32_t schema_compile(struct schema *s, const struct member *given, int n)
     } else if (!memo) {
         r = EXPR_NONE;                  /* nothing satisfies it, or it failed */
     } else if (++s->n_sets > MAX_SETS || (s->n_set_members += all.n) > MAX_SET_MEMBERS) {
-        schema_limit(s, n ? given[0].s : s->root, "too many combinations of alternatives");
+        if (s->brief)
+            schema_limit(s, n ? given[0].s : s->root, "too many combinations of alternatives");
+        s->failed = s->too_many = 1;
     } else if (s->g->x.meter.work > s->g->options.max_work || s->g->x.failed) {
         if (grammar_check_work(s->g, s->failed ? NULL : s->e) != 0)
             s->failed = 1;
@@ -222,10 +224,26 @@ uint32_t schema_compile(struct schema *s, const struct member *given, int n)
     return s->failed ? (uint32_t)EXPR_NONE : r;
 }
 
+/* Compile the document; again with one alternative of each opposite, if they have too many
+ * combinations. */
+static uint32_t compile_root(struct schema *s)
+{
+    const struct member m = { s->root, 0, NULL };
+    const uint32_t r = schema_compile(s, &m, 1);
+    if (!s->too_many)
+        return r;
+    s->brief = 1;
+    s->failed = s->depth = s->n_sets = s->n_set_members = 0;
+    s->n_memo = s->n_keys = 0;
+    memset(s->table, 0, s->n_table * sizeof *s->table);
+    return schema_compile(s, &m, 1);
+}
+
 static void release(struct schema *s)
 {
     json_decref(s->root);
     json_decref(s->owned);
+    json_decref(s->made);
     json_decref(s->regexes);
     schema_refs_close(&s->refs);
     free(s->made_from);
@@ -258,7 +276,8 @@ static int init(struct schema *s, struct grammar *g, struct err *e)
     s->e = e;
     s->owned = json_array();
     s->regexes = json_object();
-    if (!s->owned || !s->regexes)
+    s->made = json_object();
+    if (!s->owned || !s->regexes || !s->made)
         return err_nomem(e, "a schema");
     s->plain_char = expr_json_chars(x, &every, 1);
     s->any_char = schema_regex(s, "[^\"\\\\\\x00-\\x1F]|\\\\(?:[\"\\\\/bfnrt]|u(?:[1-9A-CE-Fa-ce-f][0-9A-Fa-f]{3}|0[1-9A-Fa-f][0-9A-Fa-f]{2}|00[1-9A-Fa-f][0-9A-Fa-f]|000[1-9A-Fa-f]|"
@@ -286,9 +305,8 @@ static int nothing_left(struct schema *s)
 /* The grammar of s->root; closes g on failure. */
 static struct grammar *finish(struct schema *s, struct grammar *g, struct err *e)
 {
-    struct member m = { s->root, 0, NULL };
     s->one_form = !s->failed && has_unique(s->root);
-    uint32_t r = s->failed || schema_refs_open(s) != 0 ? (uint32_t)EXPR_NONE : schema_compile(s, &m, 1);
+    uint32_t r = s->failed || schema_refs_open(s) != 0 ? (uint32_t)EXPR_NONE : compile_root(s);
     int rc = s->failed ? -1 : grammar_check_work(g, e);
     if (rc == 0 && r == EXPR_NONE)
         rc = nothing_left(s);
@@ -310,10 +328,9 @@ static uint32_t compile_part(struct grammar *g, json_t *root, uint32_t *comma, u
     uint32_t r = EXPR_NONE;
     if (init(&s, g, e) == 0) {
         s.refusal = refusal;
-        struct member m = { root, 0, NULL };
         s.root = json_incref(root);
         s.one_form = has_unique(root);
-        r = schema_refs_open(&s) != 0 ? (uint32_t)EXPR_NONE : schema_compile(&s, &m, 1);
+        r = schema_refs_open(&s) != 0 ? (uint32_t)EXPR_NONE : compile_root(&s);
         if (grammar_check_work(g, s.failed ? NULL : e) != 0)
             r = EXPR_NONE;
         else if (!s.failed && r == EXPR_NONE)

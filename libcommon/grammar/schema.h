@@ -55,6 +55,8 @@ struct schema {
     /* Those compiled before: the search mode and the text -> [expression, min, max]. */
     json_t *regexes;
     json_t *owned;                      /* array of schemas that were made on the way */
+    /* Those made of one schema of the document: the kind and its address -> [schema, partial]. */
+    json_t *made;
     /* pairs: a made schema, the one of the document that it comes from. */
     json_t **made_from; size_t n_made, made_room;
     struct memo *memo; uint32_t n_memo, memo_room;
@@ -62,6 +64,9 @@ struct schema {
     uint32_t *table; uint32_t n_table;
     uint32_t space, comma, colon, any_char, plain_char;             /* expressions */
     int depth, n_sets, n_set_members;
+    /* The limits of these were passed; brief: each opposite has one alternative, to stay within
+     * them, and the grammar allows less. */
+    int too_many, brief;
     /* How often an opposite was used that leaves out a part, because it cannot be expressed.  The
      * grammar then allows less than the schema, and an empty one does not show that nothing
      * satisfies the schema. */
@@ -186,6 +191,8 @@ const char *schema_short_format(const char *name);
 json_t *schema_keep(struct schema *s, json_t *made, const json_t *from);        /* steals made */
 /* Schemas (as of schema_negate) for SOME_PROPERTY among the declared properties of the members. */
 json_t *schema_some_declared(struct schema *s, const struct member *m, int n, json_t *some);
+/* Whether there may be properties that no member declares. */
+int schema_may_have_further(const struct schema *s, const struct member *m, int n);
 /* Names that a SOME_PROPERTY is about, but for its exceptions. */
 uint32_t schema_needed_names(struct schema *s, const json_t *some);
 /* A made schema that declares the names of further properties, where only few are possible and it

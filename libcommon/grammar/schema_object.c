@@ -305,22 +305,21 @@ static int further_schemas(struct object *o, const json_t *matched, unsigned ser
     return k;
 }
 
-/* Whether there may be further properties at all. */
-static int may_have_further(const struct object *o)
+int schema_may_have_further(const struct schema *s, const struct member *m, int n)
 {
     int declared = 0, open = 0;
-    for (int i = 0; i < o->n; i++) {
-        const json_t *m = o->m[i].s, *more = json_object_get(m, "additionalProperties"),
-                     *left = json_object_get(m, "unevaluatedProperties");
-        json_t *patterns = json_object_get(m, "patternProperties");
-        if (is_made(&o->m[i]))
+    for (int i = 0; i < n; i++) {
+        const json_t *x = m[i].s, *more = json_object_get(x, "additionalProperties"),
+                     *left = json_object_get(x, "unevaluatedProperties");
+        json_t *patterns = json_object_get(x, "patternProperties");
+        if (is_made(&m[i]))
             continue;
         if (json_is_false(more) && json_object_size(patterns) == 0)
             return 0;
-        declared |= json_object_size(json_object_get(m, "properties")) > 0;
+        declared |= json_object_size(json_object_get(x, "properties")) > 0;
         open |= (more && !json_is_false(more)) || (left && !json_is_false(left)) || json_object_size(patterns) > 0;
     }
-    return open || !declared || o->s->loose;
+    return open || !declared || s->loose;
 }
 
 /* Further properties, or (class not 0) one of this class that satisfies the SOME_PROPERTY of the
@@ -332,7 +331,7 @@ static uint32_t further(struct object *o, unsigned class, unsigned served)
     struct exprs *x = &s->g->x;
     struct key_pattern pattern[MAX_KEY_PATTERNS];
     uint32_t ways[1 << MAX_KEY_PATTERNS], n_ways = 0;
-    if (!may_have_further(o))
+    if (!schema_may_have_further(s, o->m, o->n))
         return EXPR_NONE;
     const int n = key_patterns(o, pattern);
     if (n < 0)

@@ -2,6 +2,7 @@
  * the like. */
 #include "libcommon/grammar/schema.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,6 +53,23 @@ static void any_with(struct schema *s, struct branch_list *to, const struct memb
     }
 }
 
+/* The first alternative of an opposite that allows anything: that a property is not there, if
+ * possible. */
+static void first_with(struct schema *s, struct branch_list *to, const struct member *m, int n, json_t *alternatives)
+{
+    json_t *v;
+    size_t i;
+    for (int required = 0; required < 2; required++)
+        json_array_foreach(alternatives, i, v) {
+            if (s->failed || to->n)
+                return;
+            if ((json_object_get(v, "required") != NULL) == required)
+                schema_add_branch(s, to, compile_with(s, m, n, &(struct member){ v, MEMBER_HIDDEN, NULL }, 1));
+            if (to->n && json_array_size(alternatives) > 1 && !s->n_partial++)
+                s->partial_at = v;
+        }
+}
+
 /* Whether two schemas allow no value together with the members.  0 where that cannot be found
  * out. */
 static int disjoint(struct schema *s, const struct member *m, int n, json_t *a, json_t *b)
@@ -70,6 +88,38 @@ static int disjoint(struct schema *s, const struct member *m, int n, json_t *a, 
     s->e = e;
     s->failed = 0;
     return !failed && !s->g->x.failed && r == EXPR_NONE && s->n_partial == partial;
+}
+
+/* What was made of a schema before, or NULL. */
+static json_t *made_before(struct schema *s, char kind, const json_t *of)
+{
+    char key[32];
+    snprintf(key, sizeof key, "%c%p", kind, (const void *)of);
+    const json_t *known = json_object_get(s->made, key);
+    s->n_partial += (uint64_t)json_integer_value(json_array_get(known, 1));
+    return json_array_get(known, 0);
+}
+
+/* Keep it, so that equal members are made once.  partial: n_partial before. */
+static json_t *remember_made(struct schema *s, char kind, const json_t *of, json_t *made, uint64_t partial)
+{
+    char key[32];
+    snprintf(key, sizeof key, "%c%p", kind, (const void *)of);
+    if (made && json_object_set_new(s->made, key, json_pack("[O, i]", made, s->n_partial != partial)) != 0) {
+        schema_nomem(s);
+        return NULL;
+    }
+    return made;
+}
+
+/* A schema for the values that another one does not allow; NULL: schema_negate() failed. */
+static json_t *opposite_of(struct schema *s, json_t *schema)
+{
+    const uint64_t partial = s->n_partial;
+    json_t *made = made_before(s, 'o', schema), *alternatives;
+    if (made || !(alternatives = schema_negate(s, schema, 0)))
+        return made;
+    return remember_made(s, 'o', schema, schema_keep(s, json_pack("{s:O}", "anyOf", alternatives), schema), partial);
 }
 
 /* oneOf: each alternative without the values that others allow, too. */
@@ -94,15 +144,14 @@ static void one_with(struct schema *s, struct branch_list *to, const struct memb
                 continue;
             struct err *e = s->e, why = { .msg = "" };
             s->e = &why;
-            json_t *without = schema_negate(s, other, 0);
+            json_t *without = opposite_of(s, other);
             s->e = e;
             if (!without) {
                 s->failed = 0;
                 schema_refuse(s, of->s, "oneOf", "its alternatives overlap, or cannot be shown not to: give each a property with a const of its own, or use anyOf");
                 return;
             }
-            extra[k++] = (struct member){ schema_keep(s, json_pack("{s:O}", "anyOf", without), other), MEMBER_HIDDEN,
-                                          NULL };
+            extra[k++] = (struct member){ without, MEMBER_HIDDEN, NULL };
         }
         if (!s->failed)
             schema_add_branch(s, to, compile_with(s, m, n, extra, k));
@@ -114,8 +163,11 @@ static void one_with(struct schema *s, struct branch_list *to, const struct memb
 static json_t *dependencies(struct schema *s, json_t *m)
 {
     static const char *const keys[] = { "dependentRequired", "dependentSchemas", "dependencies" };
-    json_t *all = json_array(), *v;
+    json_t *all = made_before(s, 'd', m), *v;
     const char *name;
+    if (all)
+        return all;
+    all = json_array();
     for (int k = 0; k < 3; k++)
         json_object_foreach(json_object_get(m, keys[k]), name, v) {
             json_t *without = json_pack("{s:{s:b}}", "properties", name, 0), *with;
@@ -134,20 +186,19 @@ static json_t *dependencies(struct schema *s, json_t *m)
             json_object_set_new(without, MADE, json_true());
             json_array_append_new(all, json_pack("{s:[o, o]}", "anyOf", without, with));
         }
-    return schema_keep(s, all, m);
+    return remember_made(s, 'd', m, schema_keep(s, all, m), s->n_partial);
 }
 
 static void split_if(struct schema *s, struct branch_list *to, const struct member *m, int n, const struct member *of)
 {
     json_t *test = json_object_get(of->s, "if"), *yes = json_object_get(of->s, "then"),
-           *no = json_object_get(of->s, "else"), *a;
+           *no = json_object_get(of->s, "else");
     const json_t *scope = schema_scope_inside(of);
-    size_t k;
     schema_add_branch(s, to, compile_with(s, m, n, (struct member[]){ { test, 0, scope },
                                                                { yes ? yes : json_true(), 0, scope } }, 2));
-    json_t *alternatives = s->failed ? NULL : schema_negate(s, test, 0);
-    json_array_foreach(alternatives, k, a)
-        schema_add_branch(s, to, compile_with(s, m, n, (struct member[]){ { a, MEMBER_HIDDEN, NULL },
+    json_t *opposite = s->failed ? NULL : opposite_of(s, test);
+    if (opposite)
+        schema_add_branch(s, to, compile_with(s, m, n, (struct member[]){ { opposite, MEMBER_HIDDEN, NULL },
                                                                    { no ? no : json_true(), 0, scope } }, 2));
 }
 
@@ -188,51 +239,116 @@ static void split_some(struct schema *s, struct branch_list *to, const struct me
         schema_add_branch(s, to, schema_compile(s, m, n));
 }
 
+/* Whether an alternative of an opposite, "this property is not there", holds whatever is written:
+ * no member declares the property, and there are no further ones. */
+static int is_absent(struct schema *s, const struct member *m, int n, const json_t *alternative)
+{
+    json_t *properties = json_object_get(alternative, "properties"), *v, *x;
+    const char *name = json_object_iter_key(json_object_iter(properties));
+    size_t k;
+    int closed = 0;
+    if (json_object_size(properties) != 1 || !json_is_false(json_object_get(properties, name)) ||
+        !json_object_get(alternative, MADE) || json_object_get(alternative, "required"))
+        return 0;
+    for (int i = 0; i < n; i++) {
+        v = json_object_get(json_object_get(m[i].s, "properties"), name);
+        if (json_is_false(v))
+            return 1;
+        if (v)
+            return 0;
+        json_array_foreach(json_object_get(m[i].s, "required"), k, x)
+            if (json_is_string(x) && !strcmp(json_string_value(x), name))
+                return 0;
+        closed |= json_object_get(m[i].s, SOME_PROPERTY) == NULL;
+    }
+    return closed && !schema_may_have_further(s, m, n);
+}
+
+/* Whether all that the other members allow satisfies one of the alternatives of an opposite. */
+static int is_implied(struct schema *s, const struct member *m, int n, json_t *alternatives)
+{
+    unsigned types = TYPE_ALL;
+    json_t *v;
+    size_t k;
+    for (int i = 0; i < n; i++) {
+        /* their values are written as they are */
+        if (json_object_get(m[i].s, "const") || json_object_get(m[i].s, "enum"))
+            return 0;
+        types &= schema_types(s, m[i].s);
+    }
+    if (types == TYPE_OBJECT && !s->failed)
+        json_array_foreach(alternatives, k, v)
+            if (is_absent(s, m, n, v))
+                return 1;
+    return 0;
+}
+
+static int is_opposite(const struct member *m) { return m->done & MEMBER_HIDDEN && json_object_get(m->s, "anyOf"); }
+
+static int has_dependencies(const json_t *x)
+{
+    return json_object_get(x, "dependentRequired") || json_object_get(x, "dependentSchemas") ||
+           json_object_get(x, "dependencies");
+}
+
+/* Split member i, unless it has no alternatives (any more): 1 if it was split. */
+static int split_member(struct schema *s, struct branch_list *to, struct member *m, int n, int i)
+{
+    json_t *x = m[i].s, *v;
+    const unsigned done = m[i].done;
+    if ((v = json_object_get(x, "anyOf")) && !(done & DONE_ANY_OF)) {
+        m[i].done |= DONE_ANY_OF;
+        if (s->brief && !s->loose && is_opposite(&m[i]))
+            first_with(s, to, m, n, v);
+        else
+            any_with(s, to, m, n, &m[i], v, done & MEMBER_HIDDEN);
+    } else if ((v = json_object_get(x, "oneOf")) && !(done & DONE_ONE_OF)) {
+        m[i].done |= DONE_ONE_OF;
+        one_with(s, to, m, n, &m[i], v);
+    } else if ((v = json_object_get(x, "not")) && !(done & DONE_NOT)) {
+        m[i].done |= DONE_NOT;
+        json_t *opposite = opposite_of(s, v);
+        if (opposite)
+            schema_add_branch(s, to, compile_with(s, m, n, &(struct member){ opposite, MEMBER_HIDDEN, NULL }, 1));
+    } else if (json_object_get(x, "if") && !(done & DONE_IF)) {
+        m[i].done |= DONE_IF;
+        if (!json_object_get(x, "then") && !json_object_get(x, "else"))
+            return split_member(s, to, m, n, i);        /* an if alone has no effect */
+        split_if(s, to, m, n, &m[i]);
+    } else if (has_dependencies(x) && !(done & DONE_DEPENDENT)) {
+        m[i].done |= DONE_DEPENDENT;
+        split_dependencies(s, to, m, n, &m[i]);
+    } else {
+        return 0;
+    }
+    return 1;
+}
+
 /* Split off one keyword with alternatives: 1 if there was one. */
 int schema_split(struct schema *s, struct member *m, int n, uint32_t *result)
 {
     struct branch_list to = { 0 };
-    for (int i = 0; i < n; i++) {
-        json_t *x = m[i].s, *v;
-        const unsigned done = m[i].done;
-        if ((v = json_object_get(x, "anyOf")) && !(done & DONE_ANY_OF)) {
-            m[i].done |= DONE_ANY_OF;
-            any_with(s, &to, m, n, &m[i], v, done & MEMBER_HIDDEN);
-        } else if ((v = json_object_get(x, "oneOf")) && !(done & DONE_ONE_OF)) {
-            m[i].done |= DONE_ONE_OF;
-            one_with(s, &to, m, n, &m[i], v);
-        } else if ((v = json_object_get(x, "not")) && !(done & DONE_NOT)) {
-            m[i].done |= DONE_NOT;
-            json_t *alternatives = schema_negate(s, v, 0);
-            if (alternatives)
-                any_with(s, &to, m, n, &m[i], alternatives, MEMBER_HIDDEN);
-        } else if (json_object_get(x, "if") && !(done & DONE_IF)) {
-            m[i].done |= DONE_IF;
-            if (!json_object_get(x, "then") && !json_object_get(x, "else")) {
-                i--;                    /* an if alone has no effect; the member may have more to split */
-                continue;
-            }
-            split_if(s, &to, m, n, &m[i]);
-        } else if ((json_object_get(x, "dependentRequired") || json_object_get(x, "dependentSchemas") ||
-                    json_object_get(x, "dependencies")) && !(done & DONE_DEPENDENT)) {
-            m[i].done |= DONE_DEPENDENT;
-            split_dependencies(s, &to, m, n, &m[i]);
-        } else {
+    int split = 0;
+    for (int i = 0; i < n && !split; i++)
+        split = !is_opposite(&m[i]) && split_member(s, &to, m, n, i);
+    /* opposites after the others, which may imply them */
+    for (int i = 0; i < n && !split; i++) {
+        if (!is_opposite(&m[i]) || m[i].done & DONE_ANY_OF)
             continue;
-        }
-        *result = s->failed ? (uint32_t)EXPR_NONE : expr_any_of(&s->g->x, to.v, to.n);
-        free(to.v);
-        return 1;
+        if (is_implied(s, m, n, json_object_get(m[i].s, "anyOf")))
+            m[i].done |= DONE_ANY_OF;
+        split = split_member(s, &to, m, n, i);
     }
     /* after the others: they may declare more properties */
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n && !split; i++) {
         if (!json_object_get(m[i].s, SOME_PROPERTY) || m[i].done & DONE_SOME)
             continue;
         m[i].done |= DONE_SOME;
         split_some(s, &to, m, n, i);
-        *result = s->failed ? (uint32_t)EXPR_NONE : expr_any_of(&s->g->x, to.v, to.n);
-        free(to.v);
-        return 1;
+        split = 1;
     }
-    return 0;
+    if (split)
+        *result = s->failed ? (uint32_t)EXPR_NONE : expr_any_of(&s->g->x, to.v, to.n);
+    free(to.v);
+    return split;
 }
