@@ -51,6 +51,9 @@ enum { GRAMMAR_STEPS = 20000000 };
 struct tool_format;
 struct grammar_options {
     enum grammar_whitespace whitespace;
+    /* Schemas: objects that declare properties and say nothing of additionalProperties may have
+     * further ones, as JSON Schema has it; 0: they may not. */
+    int open_objects;
     /* Parts that a grammar and its states may have, or one call may need; 0: 2,000,000 (about
      * 100 MB). */
     uint32_t max_exprs;

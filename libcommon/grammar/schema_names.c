@@ -135,13 +135,14 @@ json_t *schema_few_names(struct schema *s, const struct member *m, int n)
     found = json_object();
     s->e = &dropped;
     s->quiet = 1;
-    const uint32_t any = expr_repeat(x, s->plain_char, 0, EXPR_MANY), allowed = expr_both(x, any, allowed_names(s, m, n));
+    const uint32_t any = expr_repeat(x, s->plain_char, 0, EXPR_MANY);
+    const uint32_t allowed = expr_both(x, any, allowed_names(s, m, n));
     if (allowed != any)
         add_names(s, found, allowed);
     for (int i = 0; i < n && !s->failed; i++)
         if ((v = json_object_get(m[i].s, SOME_PROPERTY)))
             add_names(s, found, expr_both(x, allowed, schema_needed_names(s, v)));
-    s->failed = 0;                      /* what cannot be listed is refused where it is compiled */
+    s->failed = 0;                      /* an unsupported keyword is refused where it is compiled */
     s->quiet = quiet;
     s->e = e;
     for (int i = 0; i < n; i++)

@@ -319,7 +319,7 @@ int schema_may_have_further(const struct schema *s, const struct member *m, int 
         declared |= json_object_size(json_object_get(x, "properties")) > 0;
         open |= (more && !json_is_false(more)) || (left && !json_is_false(left)) || json_object_size(patterns) > 0;
     }
-    return open || !declared || s->loose;
+    return open || !declared || s->loose || s->g->options.open_objects;
 }
 
 /* Further properties, or (class not 0) one of this class that satisfies the SOME_PROPERTY of the

@@ -90,7 +90,7 @@ static int disjoint(struct schema *s, const struct member *m, int n, json_t *a, 
     return !failed && !s->g->x.failed && r == EXPR_NONE && s->n_partial == partial;
 }
 
-/* What was made of a schema before, or NULL. */
+/* The schema that was made of another one before, or NULL. */
 static json_t *made_before(struct schema *s, char kind, const json_t *of)
 {
     char key[32];

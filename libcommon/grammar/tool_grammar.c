@@ -597,7 +597,9 @@ int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e)
 /* The answer without calls that options.content asks for. */
 static uint32_t content_only(struct tool_builder *k)
 {
+    k->g->options.open_objects = k->o->content_open;
     uint32_t r = grammar_schema_expr(k->g, k->o->content, &k->comma, &k->colon, k->e);
+    k->g->options.open_objects = 0;
     k->failed |= r == EXPR_NONE;
     return r;
 }

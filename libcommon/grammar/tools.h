@@ -98,7 +98,7 @@ struct tool_grammar_options {
     int reasoning;
     int no_reasoning;                   /* the model never thinks before a required call */
     /* With AUTO: the schema of an answer without calls, borrowed for the call; NULL: any text. */
-    json_t *content;
+    json_t *content; int content_open;  /* with grammar_options.open_objects */
     struct grammar_options grammar;
 };
 /* v must not be NULL: markers that are tokens of the vocabulary stand for themselves.  Errors

@@ -72,6 +72,9 @@ def schemas_in_chat():
         r = chat(response_format=schema(ARGUMENTS, strict=strict), temperature=2)
         jsonschema.validate(json.loads(r.choices[0].message.content), ARGUMENTS)
         assert r.choices[0].finish_reason == 'stop'
+    one = {'type': 'object', 'properties': {'a': {'type': 'null'}}, 'minProperties': 2}
+    refused(400, 'response_format', chat, response_format=schema(one))
+    assert chat(response_format=schema(one, strict=False), max_tokens=1).choices[0].finish_reason == 'length'
     jsonschema.validate(json.loads(chat(response_format={'type': 'json_object', 'schema': ARGUMENTS},
             temperature=2).choices[0].message.content), ARGUMENTS)
     r = chat(response_format={'type': 'json_object'}, max_tokens=3)

@@ -226,6 +226,35 @@ static void a_changed_retention_is_announced(void **state)
     misses(m.head[1], 0, "older files were rotated away");
 }
 
+/* Whether a log of one event, whose hash is right, is broken. */
+static int verify_first_event(const char *name, int has_prev)
+{
+    char covered[512], hash[SHA256_HEX + 1];
+    uint8_t digest[SHA256_SIZE];
+    struct audit_check c;
+    FILE *f = fopen(in_folder(AUDIT_FILE), "wb");
+    assert_non_null(f);
+    const int n = snprintf(covered, sizeof covered, "%s{\"timestamp\":\"x\",\"timestamp_unix\":1.000,\"event\":\"%s\"%s",
+                           AUDIT_ZEROS, name, has_prev ? ",\"prev\":\"" AUDIT_ZEROS "\"" : "");
+    sha256_of(covered, (size_t)n, digest);
+    sha256_hex(digest, hash);
+    fprintf(f, "%s,\"hash\":\"%s\"}\n", covered + SHA256_HEX, hash);
+    fclose(f);
+    assert_int_equal(verify(NULL, &c), 0);
+    unlink(in_folder(AUDIT_FILE));
+    return c.broken;
+}
+
+/* A log begins with the event that says what came before, and with no other one. */
+static void a_log_begins_with_its_begin(void **state)
+{
+    (void)state;
+    assert_int_equal(verify_first_event("begin", 1), 0);
+    assert_int_not_equal(verify_first_event("begin", 0), 0);
+    assert_int_not_equal(verify_first_event("gap", 1), 0);
+    assert_int_not_equal(verify_first_event("retention", 0), 0);
+}
+
 /* A log of the time before lines had numbers: it verifies, it goes on, and what is added is
  * watched. */
 static void old_logs_still_verify(void **state)
@@ -369,6 +398,7 @@ int main(void)
         IN_FOLDER(verify_finds_every_change), IN_FOLDER(a_removed_file_is_missed), IN_FOLDER(a_cut_tail_is_missed),
         IN_FOLDER(rotation_and_clearing_are_told_apart), IN_FOLDER(a_signed_log_cannot_be_written_anew),
         IN_FOLDER(a_changed_retention_is_announced), IN_FOLDER(old_logs_still_verify),
+        IN_FOLDER(a_log_begins_with_its_begin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

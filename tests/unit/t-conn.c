@@ -9,9 +9,14 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include <openssl/pem.h>
+#include <openssl/x509.h>
 
 #include "libcommon/http/account.h"
 #include "libcommon/http/conn.h"
@@ -284,12 +289,58 @@ static void test_keep_alive(void **state)
     finish(&s);
 }
 
+/* Requests of a client that has sent its last byte: all are answered, then the connection ends. */
+static void test_half_closed(void **state)
+{
+    static const char heads[] = "GET /large HTTP/1.1\r\nHost: h\r\n\r\nGET /small HTTP/1.1\r\nHost: h\r\n\r\n"
+                                "GET /small HTTP/1.1\r\nHost: h\r\n\r\n";
+    struct loop_options o = { .max_unsent = LARGE };
+    struct served s;
+    char *all = malloc(2 * LARGE);
+    size_t n = 0;
+    ssize_t got;
+    (void)state;
+    assert_non_null(all);
+    serve(&s, &o);
+    const int fd = connect_to(s.port);
+    assert_int_equal(send(fd, heads, strlen(heads), 0), strlen(heads));
+    assert_int_equal(shutdown(fd, SHUT_WR), 0);
+    while ((got = recv(fd, all + n, 2 * LARGE - n, 0)) > 0)
+        n += (size_t)got;
+    assert_int_equal(got, 0);
+    int answers = 0;
+    for (const char *p = all; (p = memmem(p, (size_t)(all + n - p), "HTTP/1.1 200 ", 13)); p++)
+        answers++;
+    assert_int_equal(answers, 3);
+    close(fd);
+    free(all);
+    finish(&s);
+}
+
 static int open_files(void)
 {
     int n = 0;
     for (int fd = 0; fd < 1024; fd++)
         n += fcntl(fd, F_GETFD) >= 0;
     return n;
+}
+
+/* A key and its self-signed certificate, as PEM; closes fd. */
+static void write_certificate(int fd)
+{
+    EVP_PKEY *key = EVP_EC_gen("P-256");
+    X509 *x = X509_new();
+    FILE *f = fdopen(fd, "w");
+    assert_true(key && x && f);
+    X509_gmtime_adj(X509_getm_notBefore(x), 0);
+    X509_gmtime_adj(X509_getm_notAfter(x), 3600);
+    assert_int_equal(X509_set_pubkey(x, key), 1);
+    assert_true(X509_sign(x, key, EVP_sha256()) > 0);
+    assert_int_equal(PEM_write_PrivateKey(f, key, NULL, NULL, 0, NULL, NULL), 1);
+    assert_int_equal(PEM_write_X509(f, x), 1);
+    fclose(f);
+    X509_free(x);
+    EVP_PKEY_free(key);
 }
 
 /* A loop that is closed has closed what it opened. */
@@ -303,6 +354,22 @@ static void test_no_file_stays(void **state)
         serve(&s, &o);
         finish(&s);
     }
+    assert_int_equal(open_files(), before);
+    /* with the threads of TLS */
+    char path[] = "/tmp/t-conn-XXXXXX";
+    const int file = mkstemp(path);
+    assert_true(file >= 0);
+    write_certificate(file);
+    struct loop_options o = { .http = { 4096, 4096 }, .max_connections = 8, .on_request = on_request };
+    struct err e;
+    int port = 0;
+    struct loop *l = loop_open(&o, &e);
+    assert_non_null(l);
+    assert_int_equal(loop_tls(l, path, path, &e), 0);
+    assert_int_equal(loop_bind(l, "127.0.0.1", &port, &e), 0);
+    assert_int_equal(loop_listen(l, &e), 0);
+    loop_close(l);
+    unlink(path);
     assert_int_equal(open_files(), before);
 }
 
@@ -384,6 +451,7 @@ int main(void)
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_pings), cmocka_unit_test(test_large_answer),
                                         cmocka_unit_test(test_slow_reader), cmocka_unit_test(test_exact_bytes),
                                         cmocka_unit_test(test_body_without_memory), cmocka_unit_test(test_keep_alive),
+                                        cmocka_unit_test(test_half_closed),
                                         cmocka_unit_test(test_no_file_stays), cmocka_unit_test(test_reaper),
                                         cmocka_unit_test(test_handshake_queue) };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -161,6 +161,16 @@ static const struct row rows[] = {
     { SCHEMA, "{\"oneOf\":[{\"type\":\"string\"},{\"enum\":[\"a\",\"0\",false]}]}", "\"b\"|false", "\"a\"|\"0\"|true" },
     { SCHEMA, "{\"oneOf\":[{\"enum\":[\"a\",true]},{\"type\":\"boolean\"}]}", "\"a\"|false", "true" },
     { SCHEMA, "{\"const\":\"a\\\"b\"}", "\"a\\\"b\"", "\"ab\"" },
+    /* several properties that opposites ask for: names of their own, few names, exceptions */
+    { SCHEMA, "{\"type\":\"object\",\"allOf\":[{\"not\":{\"patternProperties\":{\"a\":{\"not\":{\"const\":1}}}}},{\"not\":{\"patternProperties\":{\"b\":{\"not\":{\"const\":2}}}}}],\"maxProperties\":2}",
+      "{\"xa\":1,\"b\":2}~{\"a\":1,\"ab\":2}", "{}~{\"a\":1}~{\"ab\":1}~{\"ab\":1,\"ab\":2}~{\"a\":1,\"c\":0,\"b\":2}" },
+    { SCHEMA, "{\"type\":\"object\",\"patternProperties\":{\"^[a-c]$\":{\"type\":\"null\"}},\"additionalProperties\":false,\"minProperties\":3}",
+      "{\"a\":null,\"b\":null,\"c\":null}", "{\"a\":null,\"b\":null}~{\"a\":null,\"a\":null,\"a\":null}" },
+    { SCHEMA, "{\"type\":\"object\",\"not\":{\"anyOf\":[{\"propertyNames\":{\"not\":{\"enum\":[\"1\",\"3\"]}}},{\"propertyNames\":{\"not\":{\"enum\":[\"2\",\"3\"]}}}]},\"maxProperties\":2}",
+      "{\"3\":0}~{\"1\":0,\"2\":0}", "{}~{\"1\":0}~{\"1\":0,\"4\":0}" },
+    /* a copy of a schema resolves references by the base of the original */
+    { SCHEMA, "{\"$id\":\"http://a/\",\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"$id\":\"sub/\",\"enum\":[\"aa\",\"b\"],\"$ref\":\"z\"},\"$defs\":{\"z\":{\"$id\":\"http://a/sub/z\",\"minLength\":2},\"w\":{\"$id\":\"http://a/z\",\"maxLength\":1}}}",
+      "[\"aa\"]", "[\"b\"]" },
     { SCHEMA, "{\"enum\":[1,2,3,\"x\"],\"type\":\"integer\",\"minimum\":2}", "2|3", "1|\"x\"" },
     { SCHEMA, "{\"type\":\"array\",\"items\":{\"enum\":[1,2]},\"not\":{\"const\":[1,2]}}", "[]~[1]~[2,1]~[1,1]~[1,2,2]", "[1,2]" },
     { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[1,{\"b\":[]}]},\"c\":{\"const\":0}},\"not\":{\"enum\":[{},{\"a\":{\"b\":[]}},{\"a\":1,\"c\":0}]}}",
@@ -368,6 +378,34 @@ static void refusals_name_the_place(void **state)
         if (g || !strstr(e.msg, table[i].words))
             fail_msg("%s: %s, not '%s'", table[i].text, g ? "accepted" : e.msg, table[i].words);
     }
+}
+
+/* Undeclared properties: only if asked for, never those that additionalProperties excludes. */
+static void open_objects_have_undeclared_properties(void **state)
+{
+    static const struct { const char *schema, *text; int open, closed; } table[] = {
+        { "{\"properties\":{\"a\":{\"type\":\"null\"}}}", "{\"a\":null,\"b\":1}", 1, 0 },
+        { "{\"properties\":{\"a\":{\"type\":\"null\"}}}", "{\"a\":1}", 0, 0 },
+        { "{\"properties\":{\"a\":{}},\"additionalProperties\":false}", "{\"b\":1}", 0, 0 },
+        { "{\"oneOf\":[{\"properties\":{\"a\":{}},\"required\":[\"a\"]},{\"properties\":{\"b\":{}},\"required\":[\"b\"]}],\"type\":\"object\"}",
+          "{\"a\":1,\"b\":1}", 0, 0 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        for (int open = 0; open < 2; open++) {
+            struct err e;
+            const struct grammar_options o = { .open_objects = open };
+            struct grammar *g = grammar_compile_schema(NULL, table[i].schema, strlen(table[i].schema), &o, &e);
+            if (!g)
+                fail_msg("%s: %s", table[i].schema, e.msg);
+            struct matcher *m = matcher_open(g, &e);
+            const int accepts = matcher_accept_bytes(m, table[i].text, strlen(table[i].text)) == 0 &&
+                                matcher_complete(m);
+            if (accepts != (open ? table[i].open : table[i].closed))
+                fail_msg("%s, open %d: %s: %d", table[i].schema, open, table[i].text, accepts);
+            matcher_close(m);
+            grammar_close(g);
+        }
 }
 
 /* Costly expressions are compiled, or refused by a limit; neither takes long or much memory. */
@@ -898,6 +936,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_taken_or_not),
         cmocka_unit_test(refusals_name_the_place),
+        cmocka_unit_test(open_objects_have_undeclared_properties),
         cmocka_unit_test(costly_expressions_stay_within_limits),
         cmocka_unit_test(doubling_rules_are_refused_by_size),
         cmocka_unit_test(nesting_and_combinations_are_refused_by_limits),

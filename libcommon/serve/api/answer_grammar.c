@@ -58,15 +58,16 @@ static void use_tools(struct call *c, json_t *schema, struct answer_grammar *s)
                                               .parallel = !t->serial,
                                               .reasoning = c->starts_thinking, .no_reasoning = !s->options.thinker,
                                               .grammar.cancel = &c->cancelled,
-                                              .content = t->choice == CALLS_REQUIRED ? NULL : schema };
+                                              .content = t->choice == CALLS_REQUIRED ? NULL : schema,
+                                              .content_open = s->options.open_objects };
 }
 
 /* Write everything that the grammar depends on, as its key in the cache. */
 static int key_of(const struct answer_grammar *s, struct buf *key)
 {
     char *tools = s->tools.tools ? json_dumps(s->tools.tools, JSON_COMPACT) : NULL;
-    buf_printf(key, "%s %d %d %d %d %s\n", s->param, s->options.thinker != NULL, s->options.thinking, s->tools.choice,
-               s->tools.parallel, s->tools.only ? s->tools.only : "");
+    buf_printf(key, "%s %d %d %d %d %d %s\n", s->param, s->options.thinker != NULL, s->options.thinking,
+               s->options.open_objects, s->tools.choice, s->tools.parallel, s->tools.only ? s->tools.only : "");
     char *strict = s->tools.strict ? json_dumps(s->tools.strict, JSON_COMPACT) : NULL;
     if (tools)
         buf_str(key, tools);
@@ -126,6 +127,7 @@ int call_answer_grammar(struct call *c, struct problem *pr)
         s.param = t->format_param;
         s.text = dump;
         s.size = dump ? strlen(dump) : 0;
+        s.options.open_objects = format_is_loose(t->format);
     }
     if (rc == 0)
         rc = schema && !dump ? problem_nomem(pr) : read_text(c, &s, pr);

@@ -49,6 +49,8 @@ int messages_read(const json_t *body, struct conversation *t, struct problem *pr
 /* The schema of a response_format, also of json_object: a new reference.  NULL: the format is text
  * (pr->status 0), or *pr. */
 json_t *format_schema(const json_t *format, const char *param, struct problem *pr);
+/* Whether that form has strict: false. */
+int format_is_loose(const json_t *format);
 /* A list of OpenAI's messages, normalized: contents become text, arguments of calls objects.  New
  * reference; NULL with *pr. */
 json_t *conversation_messages(const json_t *messages, struct problem *pr);

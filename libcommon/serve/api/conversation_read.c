@@ -319,6 +319,12 @@ int conversation_check_tools(struct conversation *t, struct problem *pr)
     return 0;
 }
 
+int format_is_loose(const json_t *format)
+{
+    const json_t *inside = js_get(format, "json_schema");
+    return json_is_false(js_get(inside ? inside : format, "strict"));
+}
+
 json_t *format_schema(const json_t *format, const char *param, struct problem *pr)
 {
     static const char *const known[] = { "type", "json_schema", "name", "description", "strict", "schema" };
