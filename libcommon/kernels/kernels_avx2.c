@@ -9,14 +9,20 @@
  * fits and vpmaddwd widens it.
  * 8-bit scales are the multiplier of vpmaddwd, so that sums of an act group need nothing else.
  *
- * Many tokens, cycles of Zen 3 for 32 products with the activations loaded for two octets (narrow)
- * or one (wide); four pipes would allow 0.5, 0.6 and 1, but operations of one cycle and of three
- * hinder each other:
- *     narrow   vpmaddubsw, vpaddw (and 1/8 of vpmaddwd, vpaddd)                  0.65 (0.75)
- *     m6       vpmaddubsw, 1/2 (vpaddw, vpmaddwd, vpaddd)                        0.9
- *     wide     vpsignb, vpmaddubsw, vpmaddwd, vpaddd                             1.45
- * Wide weights as two halves of 4 bits, each narrow, are level with that and take more to
- * unpack. */
+ * Many tokens, cycles of Zen 3 for 32 products: of the four pipes if all were always busy, and
+ * measured, of the loop alone with its loads.  vpmaddubsw and vpmaddwd run on two of the pipes and
+ * take three cycles, vpadd and vpxor run on any and take one, vpsignb runs on two of which one also
+ * multiplies; the scheduler does not keep the short ones away from the pipes of the long ones.
+ *     narrow   vpmaddubsw, vpaddw (and 1/8 of vpmaddwd, vpaddd)                 0.56   0.63
+ *     m6       vpmaddubsw, 1/2 (vpaddw, vpmaddwd, vpaddd)                       0.63   0.86
+ *     wide     vpsignb, vpmaddubsw, vpmaddwd, vpaddd                            1      1.39
+ * Other forms of wide: two halves of 4 bits, each narrow, 1.25 and more to unpack; vpxor with
+ * the sign in place of vpsignb, and the sum of the negative weights, which all tokens share,
+ * 1.29.  A codebook of 7 bits would take 1.06 (0.96 with a seed for every 8 k), one of 6 bits as
+ * m6.  But in the place of nl4's, with the same bytes, the mean KL divergence of SmolLM2-135M
+ * (gpl-3, windows of 512, default quality) rises from 0.0484 to 0.0497 (nl4's values halved) and
+ * 0.0519 (the 6-bit values with the least squared error on its weights, 1.015 times nl4's), and
+ * other sets gain nothing: so there is one nl4 for all. */
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>
@@ -82,6 +88,35 @@ INLINE void dot_32(const int T, __m256i *x, __m256i *y, const uint8_t *p, const 
     case 4: DOT_32(4); break;
     case 5: DOT_32(5); break;
     default: DOT_32(6); break;
+    }
+}
+
+/* sum [T] += times * the products of two lines of 6-bit values, v and v2, with the activations at
+ * a.  In assembly because compilers load and multiply for all tokens first, and spill. */
+#define M6_TOKEN(T, j, t) \
+    "vpbroadcastd 4*" #t "(%[a]), %%ymm14\n" "vpbroadcastd 4*(" #T "+" #t ")(%[a]), %%ymm15\n" \
+    "vpmaddubsw %%ymm14, %[v], %%ymm14\n" "vpmaddubsw %%ymm15, %[v2], %%ymm15\n" \
+    "vpaddw %%ymm15, %%ymm14, %%ymm14\n" "vpmaddwd %[times], %%ymm14, %%ymm14\n" \
+    "vpaddd %%ymm14, %[s" #t "], %[s" #t "]\n"
+#define M6_SUM(T, j, t) , [s##t] "+x"(sum[t])
+#define M6_SUMS(T) [s0] "+x"(sum[0]), [s1] "+x"(sum[1]) M6_SUMS_##T
+#define M6_SUMS_2
+#define M6_SUMS_3 M6_SUMS_2 M6_SUM(, , 2)
+#define M6_SUMS_4 M6_SUMS_3 M6_SUM(, , 3)
+#define M6_SUMS_5 M6_SUMS_4 M6_SUM(, , 4)
+#define M6_SUMS_6 M6_SUMS_5 M6_SUM(, , 5)
+#define M6_SUMS_7 M6_SUMS_6 M6_SUM(, , 6)
+#define M6_SUMS_8 M6_SUMS_7 M6_SUM(, , 7)
+#define M6_LINES(T) \
+    case T: \
+        __asm__(EACH_##T(M6_TOKEN, T, 0) \
+                : M6_SUMS(T) : [v] "x"(v), [v2] "x"(v2), [times] "x"(times), [a] "r"(a), \
+                "m"(*(const int8_t (*)[8 * T])a) : "xmm14", "xmm15"); \
+        break;
+INLINE void m6_lines(const int T, __m256i *sum, __m256i v, __m256i v2, __m256i times, const int8_t *a)
+{
+    switch (T) {
+    M6_LINES(2) M6_LINES(3) M6_LINES(4) M6_LINES(5) M6_LINES(6) M6_LINES(7) M6_LINES(8)
     }
 }
 
@@ -195,16 +230,14 @@ INLINE void dot_wide(const int T, const int two, const int is_int, const struct 
                         const __m256i v = _mm256_load_si256((const __m256i *)(const void *)line),
                                       size = _mm256_abs_epi8(v);
                         const __m256i v2 = two ? _mm256_load_si256((const __m256i *)(const void *)(line + 128)) : v;
-                        UNROLL for (int t = 0; t < T; t++) {
-                            const int8_t *code = a.code + 4 * (j * T + t);
-                            __m256i pairs;
-                            if (two)
-                                pairs = _mm256_add_epi16(_mm256_maddubs_epi16(v, four(code)),
-                                                         _mm256_maddubs_epi16(v2, four(code + 4 * T)));
-                            else
-                                pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four(code), v));
-                            sum[t] = in_order(_mm256_add_epi32(sum[t], _mm256_madd_epi16(pairs, times)));
-                        }
+                        if (two)
+                            m6_lines(T, sum, v, v2, times, a.code + 4 * j * T);
+                        else
+                            UNROLL for (int t = 0; t < T; t++) {
+                                const __m256i b = _mm256_sign_epi8(four(a.code + 4 * (j * T + t)), v),
+                                              pairs = _mm256_maddubs_epi16(size, b);
+                                sum[t] = in_order(_mm256_add_epi32(sum[t], _mm256_madd_epi16(pairs, times)));
+                            }
                     }
                 }
                 if (!is_int)
@@ -277,6 +310,23 @@ INLINE __m256i narrow_seed(const int codes, int32_t seed)
     }
 }
 
+/* 32 k of 6-bit values, whose seeds are in the sums. */
+INLINE void m6_sums(const int T, const int O, const uint8_t *line, const int8_t *code, const __m256i times[4],
+                    __m256i sum[][4])
+{
+    UNROLL for (int i = 0; i < 8; i += 2, code += 8 * T)
+        UNROLL for (int r = 0; r < O; r++) {
+            const __m256i v = few_codes(STREAM_PLUS_2, line + 32 * r, i),
+                          v2 = few_codes(STREAM_PLUS_2, line + 32 * r, i + 1);
+            __m256i s[STREAM_MAX];
+            UNROLL for (int t = 0; t < T; t++)
+                s[t] = sum[t][r];
+            m6_lines(T, s, v, v2, times[r], code);
+            UNROLL for (int t = 0; t < T; t++)
+                sum[t][r] = s[t];
+        }
+}
+
 INLINE void step_sums(const int T, const int O, const int codes, const struct qtype_info *type, const int n_k,
                       const struct weights *w, __m256i table, const uint8_t *line, const int8_t *code,
                       const int32_t *seed, const __m256i scale[4], __m256i sum[][4], uintptr_t *next)
@@ -295,6 +345,11 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
                 sum[t][r] = _mm256_add_epi32(sum[t][r], _mm256_madd_epi16(_mm256_set1_epi32(seed[t]), four_times[r]));
             else if (!wide)
                 pairs[t][r] = narrow_seed(codes, seed[t]);
+        }
+        if (codes == STREAM_PLUS_2 && T > 1) {
+            m6_sums(T, O, line, code, times, sum);
+            code += 32 * T;
+            continue;
         }
         UNROLL for (int i = 0; i < 8; i++, code += 4 * T)
             UNROLL for (int r = 0; r < O; r++) {
