@@ -388,6 +388,12 @@ END
   grep -q -- "-p 64 -n 0 --no-warmup" "$d/log"
   grep -q -- "-p 64 -n 0 -w 0 -rtr 1" "$ik/log"
   grep -q -- "-gp 64,32 -rtr 1" "$ik/log"
+  run --separate-stderr env B="${ZSE_BIN#"$PWD"/}" LLAMACPP="$d" IK_LLAMACPP="$ik" scripts/bench-vs --readme --rounds 1 --zse "$d/tiny.zse" \
+    --gguf "$d/tiny.zse" --threads 1 --kernels ref --only decode_128,batch_4,batch_8
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  grep -Eq '^20[0-9]{2}-[01][0-9]-[0-3][0-9]: .*, cpu ref, 1 thread.*Ratios to llama.cpp / ik_llama.cpp \(llama.cpp abc, AVX2; ' <<<"$output"
+  grep -Eq '^\| decode at context 128 \| [0-9.e+]+ / [0-9.e+]+ \|$' <<<"$output"
+  grep -Eq '^\| 4, 8, 16 sequences \| [0-9.e+]+, [0-9.e+]+ / [0-9.e+]+, [0-9.e+]+ \|$' <<<"$output"
 }
 
 # bats test_tags=plain
