@@ -327,7 +327,7 @@ static int recipe_tensor(struct conversion *cv, struct recipe *p, struct convert
     if (p->spec->role == ROLE_ROUTER || p->spec->role == ROLE_SHARED_ROUTER || p->spec->role == ROLE_IN_BA ||
         p->spec->role == ROLE_INDEX_W || p->spec->role == ROLE_COMP_VALUE || p->spec->role == ROLE_COMP_SCORE ||
         p->spec->role == ROLE_INDEX_VALUE || p->spec->role == ROLE_INDEX_SCORE ||
-        p->spec->role == ROLE_DENSE) {
+        p->spec->role == ROLE_DENSE || (p->spec->role >= ROLE_HYPER_ATTN_DOWN && p->spec->role <= ROLE_NGRAM_EMBED)) {
         p->fixed = 1;
         p->make = MAKE_FLOAT;
         return mat_init(&p->m, router_type(type, p->source->type), 32, 0, p->spec->rows, p->spec->cols, e);

@@ -290,6 +290,27 @@ void attn_run(struct core *k, const struct step *s, const struct layer *l, int i
         narrow_row(&j, t, 0);
 }
 
+static void prepare_part(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct attn_job *j = arg;
+    const struct query_run *c = &j->runs[i / j->groups];
+    const size_t row = (size_t)j->k->c->n_heads * (size_t)j->head_dim;
+    const int head = i % j->groups;
+    store(j, c->item, head, c->first, c->n);
+    prepare_queries(j, c, head, j->k->q + (size_t)(j->s->offset[c->item] + c->first) * row +
+                                (size_t)(head * j->group * j->head_dim), row);
+}
+
+void attn_prepare(struct core *k, const struct step *s, const struct layer *l, int index)
+{
+    const int head_dim = config_head_dim(k->c, index), groups = config_kv_heads(k->c, index);
+    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / groups,
+                          .runs = k->runs, .n_runs = s->n_runs, .head_dim = head_dim, .groups = groups,
+                          .kv_bytes = kv_block_bytes(k->kv_type, head_dim) };
+    pool_run(k->pool, s->n_runs * groups, prepare_part, &j);
+}
+
 static int run_tokens_of(const struct config *c, int groups)
 {
     const int group = c->n_heads / groups;

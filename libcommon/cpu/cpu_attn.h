@@ -20,6 +20,8 @@ size_t attn_partials(const struct config *c, int n_threads, int64_t n_tokens);
 int attn_groups(const struct config *c);
 /* Attention from q, key, value of the core to its att. */
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index);
+/* Norm and rotate the queries of a step, store its keys and values: what attn_run does first. */
+void attn_prepare(struct core *k, const struct step *s, const struct layer *l, int index);
 /* Tokens that q and att have room for: all of a step, or, where layers read latents, whose rows
  * are wide, a run of them. */
 int attn_rows(const struct config *c, int max_tokens);

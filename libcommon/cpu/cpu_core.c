@@ -33,7 +33,7 @@ enum {
     PREFETCH_TOKENS = 16,          /* most tokens for which idle threads prefetch the next weights */
     PREFETCH_BYTES = 32768,        /* bytes to prefetch; the calling thread prefetches less, as it has work left */
     PREFETCH_CALLER = 2048,
-    MAX_PARTS = 28 + 2 * MAX_ROPES,         /* regions besides those of threads */
+    MAX_PARTS = 31 + 2 * MAX_ROPES,         /* regions besides those of threads */
 };
 
 /* ---- memory ---- */
@@ -94,10 +94,21 @@ static size_t widest_mlp(const struct config *c)
     return n;
 }
 
+/* Floats of a token in core.low. */
+static size_t low_floats(const struct config *c)
+{
+    const struct ngram *g = &c->ngram;
+    const size_t run = g->size ? (size_t)(g->size - 1) * (size_t)g->heads * (size_t)g->dim : 0;
+    return run > (size_t)c->hyper.rank ? run : (size_t)c->hyper.rank;
+}
+
 static size_t widest_input(const struct config *c)
 {
     const struct mla *m = &c->mla;
     size_t cols = (size_t)c->n_heads * (size_t)(m->kv_rank && m->v_dim > c->head_dim ? m->v_dim : c->head_dim);
+    const size_t streams = c->hyper.rank ? (size_t)c->hyper.n * (size_t)c->hidden_size : 0;
+    cols = streams > cols ? streams : cols;
+    cols = low_floats(c) > cols ? low_floats(c) : cols;
     cols = (size_t)m->q_rank > cols ? (size_t)m->q_rank : cols;
     cols = m->kv_rank && (size_t)m->nope_dim > cols ? (size_t)m->nope_dim : cols;
     cols = cols > (size_t)c->hidden_size ? cols : (size_t)c->hidden_size;
@@ -123,7 +134,8 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) *
                     (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + (wide ? kv : 2 * q + 2 * kv) +
                     widest_mlp(c) + (norms_experts(c) ? hidden : 0) + moe_floats(c) + mla_floats(c) +
-                    index_floats(c) + compress_floats(c) + state_floats(c) +
+                    index_floats(c) + compress_floats(c) + blocks_floats(c) + low_floats(c) +
+                    (c->hyper.rank ? 2 * (size_t)c->hyper.n * hidden : 0) + state_floats(c) +
                     (size_t)(c->n_layers + 1) * (size_t)c->ple_dim + (c->moe.beside ? 2 * hidden : 0) +
                     (size_t)(c->n_streams + c->hyper.n) * hidden + (size_t)(c->hyper.n * (c->hyper.n + 1)) +
                     (c->n_streams ? 2 * TILE_ROWS : 0) + (c->laurel_rank ? hidden + (size_t)c->laurel_rank : 0) +
@@ -171,6 +183,9 @@ static int list_regions(struct core *k, struct arena_part *parts, int64_t max_le
     parts[n++] = (struct arena_part){ &k->ple, row * (size_t)c->n_layers * (size_t)c->ple_dim };
     parts[n++] = (struct arena_part){ &k->ple_mid, row * (size_t)c->ple_dim };
     parts[n++] = (struct arena_part){ &k->streams, row * (size_t)(c->n_streams + c->hyper.n) * hidden };
+    for (int i = 0; i < 2; i++)
+        parts[n++] = (struct arena_part){ &k->wide[i], c->hyper.rank ? row * (size_t)c->hyper.n * hidden : 0 };
+    parts[n++] = (struct arena_part){ &k->low, row * low_floats(c) };
     parts[n++] = (struct arena_part){ &k->mix, row * (size_t)(c->hyper.n * (c->hyper.n + 1)) };
     parts[n++] = (struct arena_part){ &k->laurel, c->laurel_rank ? row * hidden : 0 };
     parts[n++] = (struct arena_part){ &k->laurel_mid, row * (size_t)c->laurel_rank };
@@ -220,6 +235,7 @@ int core_open(struct core *k, const struct config *c, const struct kernels *kern
     k->bytes = k->arena_bytes;
     if (rc < 0 || (c->moe.n_experts && moe_open(k, e) < 0) || (c->mla.kv_rank && mla_open(k, e) < 0) ||
         (index_floats(c) && index_open(k, max_len, e) < 0) || (c->rates && compress_open(k, max_len, e) < 0) ||
+        (c->indexer.block && blocks_open(k, max_len, e) < 0) ||
         (state_floats(c) && state_open(k, e) < 0)) {
         core_close(k);
         return -1;
@@ -243,6 +259,7 @@ void core_close(struct core *k)
     mla_close(k);
     index_close(k);
     compress_close(k);
+    blocks_close(k);
     state_close(k);
     *k = (struct core){ 0 };
 }
@@ -762,7 +779,8 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
         if (ops[i].l->w.data)
             here[n_ops++] = ops[i];
     core_linear(k, here, n_ops, n, core_next(k, index, LOOP_QKV));
-    attn_run(k, s, l, index);
+    if (!config_indexes(c, index) || !blocks_run(k, s, l, index, &in))
+        attn_run(k, s, l, index);
     if (c->attn_gate)
         state_gate(k, k->att, n, q_cols);
     sub_norm(k, &l->attn_sub_norm, k->att, n, q_cols);
@@ -823,6 +841,8 @@ static int run_layer(struct core *k, const struct step *s, const struct layer *l
     struct act_input o, in_mlp;
     const float *h, *mixed;
     int cols;
+    if (config_ngram(c, index) >= 0)
+        ngram_run(k, s, l, index);
     if (c->mixer[index] == MIXER_NONE)
         goto feed;
     h = c->hyper.n ? hyper_enter(k, l, 0, &l->attn_norm, x, n) : pre_norm(k, &l->attn_norm, x, k->h[0], n);

@@ -83,6 +83,17 @@ struct compress_work {
     size_t stride, one_bytes;               /* bytes of a token's keys, of a block */
 };
 
+/* Buffers of attention to runs of tokens: queries and keys of the indexer, of a step; of some
+ * tokens scores of runs, the chosen ones and their number, the keys and values that they see. */
+struct block_work {
+    float *q, *key, *weight, *scores;       /* weight [n_heads]: all the same */
+    int *chosen, *n_chosen;
+    int32_t *table;
+    uint8_t *keys, *one;
+    int batch, most, room;                  /* tokens at a time; runs that one of them chooses, and scores, at most */
+    size_t stride, one_bytes;
+};
+
 /* Buffers of layers with a state: the projection, outputs of the convolution and of the
  * recurrence, rates of the delta net, the gate of attention, outputs of gate_a. */
 struct state_work { float *in, *conv, *out, *ba, *gate, *low; };
@@ -107,6 +118,7 @@ struct core {
     float *ple, *ple_mid;                   /* config.ple_dim: of all layers, of one */
     /* config.n_streams: [max_tokens][n_streams][hidden_size], LAuReL's addend, its channels; the
      * gates and ups of a layer whose gates are cut off */
+    float *wide[2], *low;                   /* hyper.rank: [max_tokens][n * hidden_size], [rank] or an ngram's row */
     float *mix;                             /* config.hyper: [max_tokens][n * (n + 1)], see cpu_hyper.c */
     float *streams, *laurel, *laurel_mid, *sparse;
     float *beside[2];                       /* moe.beside: outputs of the MLP and of the experts */
@@ -131,6 +143,7 @@ struct core {
     struct mla_work mla;
     struct index_work index;
     struct compress_work compress;
+    struct block_work blocks;
     struct state_work state;
     float *states; size_t state_stride;     /* states of sequences, borrowed; floats of one */
     const struct cpu_hook *hook;

@@ -128,11 +128,86 @@ static void enter_token(void *arg, int t, int thread)
     memset(j->x + (size_t)t * (size_t)c->hidden_size, 0, (size_t)c->hidden_size * sizeof *out);
 }
 
+/* ---- mixes through gates (qwen4_exp) ---- */
+
+struct gated_mix { const float *norm; const struct linear *down, *up, *inject; };
+struct gate_job { struct core *k; const float *norm; float *out; int inject; };
+
+static size_t all_streams(const struct config *c) { return (size_t)c->hyper.n * (size_t)c->hidden_size; }
+
+static void norm_streams(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct gate_job *j = arg;
+    const struct config *c = j->k->c;
+    const float *x = streams_of(j->k, t);
+    float *out = j->k->wide[0] + (size_t)t * all_streams(c);
+    for (int s = 0; s < c->hyper.n; s++)
+        j->k->k->rms_norm(out + s * c->hidden_size, x + s * c->hidden_size, j->norm + s * c->hidden_size,
+                          c->hidden_size, c->norm_eps, c->norm_offset);
+}
+
+static void activate_low(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct gate_job *j = arg;
+    const struct config *c = j->k->c;
+    float *x = j->k->low + (size_t)t * (size_t)c->hyper.rank;
+    for (int i = 0; i < c->hyper.rank; i++) {
+        const float y = x[i] / (float)c->hyper.n;
+        x[i] = y / (1 + expf(-y));
+    }
+}
+
+static void mix_gated(void *arg, int t, int thread)
+{
+    (void)thread;
+    const struct gate_job *j = arg;
+    const struct config *c = j->k->c;
+    const float *x = j->k->wide[0] + (size_t)t * all_streams(c), *gate = j->k->wide[1] + (size_t)t * all_streams(c);
+    float *out = j->out + (size_t)t * (size_t)c->hidden_size, *mix = mix_of(j->k, t);
+    for (int i = 0; i < c->hidden_size; i++) {
+        float sum = 0;
+        for (int s = 0; s < c->hyper.n; s++)
+            sum += sigmoid(gate[s * c->hidden_size + i]) * x[s * c->hidden_size + i];
+        out[i] = sum / (float)c->hyper.n;
+    }
+    for (int s = 0; s < c->hyper.n && j->inject; s++)
+        mix[s] = 2 * sigmoid(mix[s] / (float)c->hyper.n);
+}
+
+/* out = the gated mean of the normed streams; the weights of an output for each stream. */
+static void gated_mean(struct core *k, const struct gated_mix *m, float *out, int n)
+{
+    const struct config *c = k->c;
+    struct gate_job j = { .k = k, .norm = m->norm, .out = out, .inject = m->inject != NULL };
+    const struct act_input in = { .x = k->wide[0], .ldx = all_streams(c), .cols = (int)all_streams(c) },
+                           low = { .x = k->low, .ldx = (size_t)c->hyper.rank, .cols = c->hyper.rank };
+    const size_t mix = (size_t)c->hyper.n * (size_t)(c->hyper.n + 1);
+    pool_run(k->pool, n, norm_streams, &j);
+    core_linear(k, (struct op[]){ { .l = m->down, .in = &in, .out = k->low, .ldo = (size_t)c->hyper.rank,
+                                    .kind = OP_STORE },
+                                  { .l = m->inject, .in = &in, .out = k->mix, .ldo = mix, .kind = OP_STORE } },
+                m->inject ? 2 : 1, n, NULL);
+    pool_run(k->pool, n, activate_low, &j);
+    core_linear(k, &(struct op){ .l = m->up, .in = &low, .out = k->wide[1], .ldo = all_streams(c), .kind = OP_STORE },
+                1, n, NULL);
+    pool_run(k->pool, n, mix_gated, &j);
+}
+
 const float *hyper_enter(struct core *k, const struct layer *l, int ff, const struct norm *norm, float *x, int n)
 {
     struct hyper_job j = { .k = k, .x = x, .norm = norm,
                            .m = ff ? (struct mixer){ l->hyper_ff, l->hyper_ff_bias, l->hyper_ff_scale }
                                    : (struct mixer){ l->hyper_attn, l->hyper_attn_bias, l->hyper_attn_scale } };
+    if (k->c->hyper.rank) {
+        const struct gated_mix attn = { l->hyper_attn_norm, &l->hyper_attn_down, &l->hyper_attn_up,
+                                        &l->hyper_attn_inject },
+                               mlp = { l->hyper_ff_norm, &l->hyper_ff_down, &l->hyper_ff_up, &l->hyper_ff_inject };
+        gated_mean(k, ff ? &mlp : &attn, k->h[0], n);
+        memset(x, 0, (size_t)n * (size_t)k->c->hidden_size * sizeof *x);
+        return k->h[0];
+    }
     each_token(&j, n, enter_token);
     return k->h[0];
 }
@@ -146,7 +221,9 @@ static void leave_token(void *arg, int t, int thread)
     const size_t hidden = (size_t)c->hidden_size;
     const float *mix = mix_of(j->k, t), *y = j->x + (size_t)t * hidden;
     float *x = streams_of(j->k, t), was[MOST_STREAMS];
-    for (size_t i = 0; i < hidden; i++) {
+    for (int s = 0; s < n && c->hyper.rank; s++)
+        j->k->k->add(x + (size_t)s * hidden, x + (size_t)s * hidden, y, mix[s], c->hidden_size);
+    for (size_t i = 0; i < hidden && !c->hyper.rank; i++) {
         for (int s = 0; s < n; s++)
             was[s] = x[(size_t)s * hidden + i];
         for (int s = 0; s < n; s++) {
@@ -187,5 +264,9 @@ static void end_token(void *arg, int t, int thread)
 
 void hyper_end(struct core *k, const struct model *m, float *x, int n)
 {
+    if (k->c->hyper.rank) {
+        gated_mean(k, &(struct gated_mix){ m->hyper_norm, &m->hyper_down, &m->hyper_up, NULL }, x, n);
+        return;
+    }
     each_token(&(struct hyper_job){ .k = k, .x = x, .m = { m->hyper, m->hyper_bias, m->hyper_scale } }, n, end_token);
 }

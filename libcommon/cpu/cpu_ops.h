@@ -138,6 +138,14 @@ int compress_run(struct core *k, const struct step *s, const struct layer *l, in
 size_t compress_floats(const struct config *c);
 int compress_open(struct core *k, int64_t max_len, struct err *e);
 void compress_close(struct core *k);
+/* cpu_blocks.c: plain attention to the runs of tokens that an indexer chooses, in place of
+ * attn_run; 0: no token of the step needs that */
+int blocks_run(struct core *k, const struct step *s, const struct layer *l, int index, const struct act_input *in);
+size_t blocks_floats(const struct config *c);
+int blocks_open(struct core *k, int64_t max_len, struct err *e);
+void blocks_close(struct core *k);
+/* cpu_ngram.c: streams += what embeddings of the runs of tokens make */
+void ngram_run(struct core *k, const struct step *s, const struct layer *l, int index);
 /* cpu_state.c: layers with a state; and the gate of attention: its number of gates a token, and x
  * [n][cols] *= sigmoid of k->state.gate */
 int state_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,

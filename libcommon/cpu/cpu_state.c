@@ -288,7 +288,7 @@ static void delta_token(const struct state_job *j, int head, int token, float *s
         j->k->k->scan_delta(state, q, k, v, out, r->state_size, r->head_dim, decay, rate);
     }
     j->k->k->rms_norm(out, out, j->l->gate_norm.w, r->head_dim, r->norm_eps, 0);
-    if (r->per_row)
+    if (r->per_row || r->sigmoid_gate)
         sigmoid_gate(out, z, r->head_dim);
     else
         j->k->k->act_mul(out, z, out, r->head_dim, ACT_SILU);

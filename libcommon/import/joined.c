@@ -7,7 +7,7 @@
 
 #include "libcommon/quant/ggml.h"
 
-enum { MOST_PARTS = 8 };
+enum { MOST_PARTS = 512 };
 
 struct joined {
     struct joined *next;
@@ -20,7 +20,13 @@ int source_part_name(const char *name, int i, char *out, size_t room)
     const char *open = strchr(name, '{'), *close = open ? strchr(open, '}') : NULL;
     if (!close)
         return 0;
-    const char *at = open + 1;
+    const char *at = open + 1, *dots = strstr(at, "..");
+    if (dots && dots < close) {                 /* {0..3} */
+        const long part = strtol(at, NULL, 10) + i;
+        const int n = part > strtol(dots + 2, NULL, 10) ? 0 : snprintf(out, room, "%.*s%ld%s", (int)(open - name), name,
+                                                                    part, close + 1);
+        return n > 0 && (size_t)n < room;
+    }
     for (; i > 0; i--) {
         at += strcspn(at, ",}");
         if (at++ >= close)

@@ -92,8 +92,8 @@ enum source_kind source_detect(const char *path, struct err *e);
 struct source *source_open(const char *path, struct err *e);
 struct source *source_open_with(const char *path, const struct source_options *o, struct err *e);
 void source_close(struct source *s);
-/* NULL: none.  A name with braces, "x.{q,k,v}_proj.weight", joins the rows of several tensors; the
- * first look-up of such a name is not thread-safe. */
+/* NULL: none.  A name with braces, "x.{q,k,v}_proj.weight" or "x.{0..3}", joins the rows of
+ * several tensors; the first look-up of such a name is not thread-safe. */
 const struct source_tensor *source_find(const struct source *s, const char *name);
 /* Name of part i of a name with braces: 1; 0: it has no such part, or has no braces. */
 int source_part_name(const char *name, int i, char *out, size_t room);

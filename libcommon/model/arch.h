@@ -39,6 +39,12 @@ struct weight_names {
     /* hyper-connections, whole names: of the model, of attention, of the MLP */
     const char *hyper, *hyper_bias, *hyper_scale, *hyper_attn, *hyper_attn_bias, *hyper_attn_scale, *hyper_ff,
         *hyper_ff_bias, *hyper_ff_scale;
+    /* the same with gates: norms are whole names */
+    const char *hyper_norm, *hyper_down, *hyper_up, *hyper_attn_norm, *hyper_attn_down, *hyper_attn_up,
+        *hyper_attn_inject, *hyper_ff_norm, *hyper_ff_down, *hyper_ff_up, *hyper_ff_inject;
+    /* embeddings of runs of tokens: norms and the convolution are whole names */
+    const char *ngram_embed, *ngram_key, *ngram_value, *ngram_key_norm, *ngram_query_norm, *ngram_conv_norm,
+        *ngram_conv, *index_q_norm;
     const char *token_experts;              /* whole name */
     const char *act_alpha_p, *act_alpha_n, *act_beta, *act_eps;     /* whole names */
     const char *sinks;                      /* whole name */

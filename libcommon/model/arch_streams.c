@@ -1,6 +1,7 @@
 /* arch_streams.c - list the architectures with hyper-connections: DeepSeek V4, which also
- * compresses keys and chooses experts by tables.  Facts: the configuration and modeling files of
- * transformers 5, config.json of the models on the hub, and arXiv:2512.24880. */
+ * compresses keys and chooses experts by tables, and Qwen4 preview.  Facts: the configuration
+ * and modeling files of transformers 5, config.json of the models on the hub, and
+ * arXiv:2512.24880. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,8 @@
 #include "libcommon/base/json.h"
 #include "libcommon/model/arch.h"
 
-enum { MOST_WIDTH = 1 << 24, MOST_RATE = 1 << 20, MOST_STREAMS = 16, MOST_STEPS = 1000, MOST_INDEX_DIM = 4096 };
+enum { MOST_WIDTH = 1 << 24, MOST_RATE = 1 << 20, MOST_STREAMS = 16, MOST_STEPS = 1000, MOST_INDEX_DIM = 4096,
+       MOST_NGRAM = 8, MOST_NGRAM_HEADS = 64, MOST_TABLES = 1024 };
 
 #define COMPRESSOR(at) .comp_value = at "wkv", .comp_score = at "wgate", .comp_norm = at "norm", .comp_bias = at "ape"
 #define INDEXER(at)    .index_value = at "compressor.wkv", .index_score = at "compressor.wgate", \
@@ -28,6 +30,29 @@ deepseek_v4_names = { .embed = "embed|embed_tokens", .final_norm = "norm", .head
                       .hyper_attn = "hc_attn_fn", .hyper_attn_bias = "hc_attn_base",
                       .hyper_attn_scale = "hc_attn_scale", .hyper_ff = "hc_ffn_fn", .hyper_ff_bias = "hc_ffn_base",
                       .hyper_ff_scale = "hc_ffn_scale" };
+
+#define HYPER(at, to)  .hyper_##to##norm = at ".hc_norm.weight", .hyper_##to##down = at ".input_mix_weight_down", \
+                       .hyper_##to##up = at ".input_mix_weight_up"
+#define AT             "linear_attn."
+
+static const struct weight_names
+qwen4_names = { .embed = "embed_tokens", .head = "lm_head", .layer = "layers.", .q_gated = 1,
+                .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.o_proj",
+                .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm",
+                .index_q = "self_attn.indexer.index_qk_proj", .index_q_norm = "self_attn.indexer.q_layernorm",
+                .index_norm = "self_attn.indexer.k_layernorm", .router = "mlp.gate", .experts = "mlp.experts.",
+                .expert_gate = "gate_proj", .expert_up = "up_proj", .expert_down = "down_proj",
+                .shared_gate = "mlp.shared_expert.gate_proj", .shared_up = "mlp.shared_expert.up_proj",
+                .shared_down = "mlp.shared_expert.down_proj", .shared_router = "mlp.shared_expert_gate",
+                .in = AT "in_proj_qkv", .in_z = AT "in_proj_z", .in_ba = AT "in_proj_{b,a}", .conv = AT "conv1d",
+                .a_log = AT "A_log", .dt_bias = AT "dt_bias", .gate_norm = AT "norm", .state_o = AT "out_proj",
+                HYPER("hyper_connection_mixer", ), HYPER("attn_hyper_connection", attn_),
+                .hyper_attn_inject = "attn_hyper_connection.block_inject_weight", HYPER("mlp_hyper_connection", ff_),
+                .hyper_ff_inject = "mlp_hyper_connection.block_inject_weight",
+                .ngram_embed = "ple.ple_embedding.ngram_embedding", .ngram_key = "ple.key_proj",
+                .ngram_value = "ple.value_proj", .ngram_key_norm = "ple.norm_key.weight",
+                .ngram_query_norm = "ple.norm_query.weight", .ngram_conv_norm = "ple.norm_conv.weight",
+                .ngram_conv = "ple.conv1d.weight" };
 
 static void *list(struct parse *p, const struct config *c, size_t size)
 {
@@ -197,8 +222,183 @@ static void more_deepseek_v4(struct parse *p, struct config *c)
     c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers|num_mtp_layers", 0, 65536, 0);
 }
 
+/* ---- qwen4_exp ---- */
+
+static int is_prime(int n)
+{
+    for (int d = 2; (int64_t)d * d <= n; d++)
+        if (n % d == 0)
+            return 0;
+    return n > 1;
+}
+
+/* splitmix64 of Steele, Lea and Flood (2014). */
+static uint64_t scramble(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+}
+
+/* The numbers of the hashes: factors of tokens by a seed, and a prime number of rows for each
+ * head of each layer, one after the other from `base` on. */
+static void hashes_make(struct parse *p, struct config *c, int base, uint64_t seed, int64_t divisor)
+{
+    struct ngram *g = &c->ngram;
+    const int heads = (g->size - 1) * g->heads;
+    const uint64_t half = ((uint64_t)INT64_MAX / (uint64_t)c->vocab_size) / 2, bound = half > 1 ? half : 1;
+    int prime = base - 1;
+    for (int i = 0; i < g->n_layers; i++) {
+        int64_t sum = 0;
+        for (int t = 0; t < g->size; t++)
+            g->factor[i * g->size + t] = 2 * (scramble(seed + 10007 * (uint64_t)i +
+                                                       0x9e3779b97f4a7c15 * (uint64_t)(t + 1)) % bound) + 1;
+        for (int h = 0; h < heads; h++) {
+            do
+                prime++;
+            while (!is_prime(prime));
+            g->rows[i * heads + h] = prime;
+            sum += prime;
+        }
+        sum = (sum + divisor - 1) / divisor * divisor;
+        if (sum > INT32_MAX)
+            parse_fail(p, ERR_SHAPE, "ngram_vocab_size_base %d of %d heads: too many rows", base, heads);
+        g->all_rows[i] = (int)(sum > INT32_MAX ? 0 : sum);
+    }
+}
+
+/* The layers, from 1 on, that have embeddings of runs of tokens. */
+static void ngram_layers(struct parse *p, struct config *c)
+{
+    const json_t *ids = parse_find(p, "ple_layer_ids", NULL), *v;
+    struct ngram *g = &c->ngram;
+    size_t at;
+    if (ids && !json_is_array(ids))
+        parse_fail(p, ERR_FORMAT, "ple_layer_ids: found %s, expected an array", js_kind(ids));
+    for (int i = 0; i < c->n_layers && !p->bad; i++)
+        g->of[i] = -1;
+    json_array_foreach((json_t *)ids, at, v) {
+        const int64_t id = json_is_integer(v) ? json_integer_value(v) : 0;
+        if (p->bad)
+            return;
+        if (id < 1 || id > c->n_layers || c->mixer[id - 1] != MIXER_DELTA)
+            parse_fail(p, ERR_FORMAT, "ple_layer_ids: element %zu is no layer of linear attention of 1 to %d", at,
+                       c->n_layers);
+        else
+            g->of[id - 1] = 0;
+    }
+    for (int i = 0; i < c->n_layers && !p->bad; i++)
+        if (g->of[i] == 0)
+            g->of[i] = g->n_layers++;
+}
+
+static void ngram_parse(struct parse *p, struct config *c)
+{
+    struct ngram *g = &c->ngram;
+    g->of = list(p, c, sizeof *g->of);
+    const int size = (int)parse_int(p, "ngram_size", 2, MOST_NGRAM, 3),
+              heads = (int)parse_int(p, "heads_per_ngram", 1, MOST_NGRAM_HEADS, 8),
+              embed = (int)parse_int(p, "ple_embed_dim", 1, MOST_WIDTH, c->hidden_size),
+              kernel = (int)parse_int(p, "ple_conv_kernel_size", 2, 64, 4),
+              base = (int)parse_int(p, "ngram_vocab_size_base", 1, 1 << 28, 20000000),
+              parts = (int)parse_int(p, "split_ngram_parts", 1, 512, 512);
+    const int64_t divisor = parse_int(p, "make_ngram_vocab_size_divisible_by", 1, 1 << 20, 128),
+                  seed = parse_int(p, "seed", 0, INT64_MAX, 1234);
+    parse_find(p, "number_of_conv_states", NULL);
+    if (!p->bad)
+        ngram_layers(p, c);
+    if (p->bad || !g->n_layers)
+        return;
+    if (embed % ((size - 1) * heads))
+        parse_fail(p, ERR_SHAPE, "ple_embed_dim %d is not a multiple of ngram_size - 1 times heads_per_ngram %d", embed,
+                   heads);
+    if ((int64_t)g->n_layers * heads > MOST_TABLES || !c->n_eos)
+        parse_fail(p, ERR_UNSUPPORTED, "ple_layer_ids: %d layers of %d heads, an eos_token_id is %s", g->n_layers,
+                   heads, c->n_eos ? "there" : "missing");
+    *g = (struct ngram){ .size = size, .heads = heads, .dim = embed / ((size - 1) * heads), .kernel = kernel,
+                         .parts = parts, .end = c->eos[0], .n_layers = g->n_layers, .of = g->of,
+                         .factor = calloc((size_t)(g->n_layers * size), sizeof *g->factor),
+                         .rows = calloc((size_t)(g->n_layers * (size - 1) * heads), sizeof *g->rows),
+                         .all_rows = calloc((size_t)g->n_layers, sizeof *g->all_rows) };
+    if (!g->factor || !g->rows || !g->all_rows) {
+        err_nomem(p->e, "config");
+        p->bad = 1;
+    }
+    if (!p->bad)
+        hashes_make(p, c, base, (uint64_t)seed, divisor);
+}
+
+/* The indexer of the layers with attention. */
+static void blocks_parse(struct parse *p, struct config *c)
+{
+    struct indexer *x = &c->indexer;
+    c->indexed = list(p, c, sizeof *c->indexed);
+    x->n_heads = (int)parse_int(p, "indexer_n_heads", 1, MOST_WIDTH, 0);
+    x->head_dim = (int)parse_int(p, "indexer_head_dim", 2, MOST_INDEX_DIM, 0);
+    x->block = (int)parse_int(p, "indexer_compress_ratio", 1, MOST_RATE, 0);
+    const int budget = (int)parse_int(p, "indexer_budget", 1, INT32_MAX, 0),
+              turned = (int)(c->head_dim * parse_real(p, "partial_rotary_factor", 0.25));
+    if (parse_int(p, "indexer_kv_heads", 1, MOST_WIDTH, 1) != 1)
+        parse_fail(p, ERR_UNSUPPORTED, "indexer_kv_heads: expected 1");
+    if (p->bad || (!x->n_heads && !x->head_dim && !x->block && !budget))
+        return;
+    if (!x->n_heads || !x->head_dim || !x->block || budget < x->block || budget % x->block ||
+        (int64_t)x->n_heads * x->head_dim > MOST_WIDTH || turned > x->head_dim)
+        parse_fail(p, ERR_SHAPE, "indexer_n_heads %d of indexer_head_dim %d, indexer_budget %d in runs of indexer_compress_ratio %d: does not fit",
+                   x->n_heads, x->head_dim, budget, x->block);
+    x->top_k = x->block ? budget / x->block : 0;
+    for (int i = 0; i < c->n_layers && !p->bad; i++)
+        c->indexed[i] = c->mixer[i] == MIXER_ATTENTION ? INDEX_FULL : INDEX_NONE;
+}
+
+static void more_qwen4_exp(struct parse *p, struct config *c)
+{
+    static const struct layer_kind kinds[] = { { "linear_attention", MIXER_DELTA, -1 },
+                                               { "indexed_attention", MIXER_ATTENTION, -1 },
+                                               { "full_attention", MIXER_ATTENTION, -1 }, { 0 } };
+    struct recurrent *r = &c->recurrent;
+    struct hyper *h = &c->hyper;
+    silu_only(p, c);
+    attention_bias_parse(p, c);
+    parse_must_be(p, "attn_output_gate", 1);
+    experts_parse(p, c, 512, 10, 512);
+    c->moe.normalize = parse_bool(p, "norm_topk_prob", 1);
+    c->moe.shared_size = (int)parse_int(p, "shared_expert_intermediate_size", 1, MOST_WIDTH, 512);
+    c->moe.shared_gate = 1;
+    c->norm_offset = c->qk_norm_offset = 1;
+    c->attn_gate = ATTN_GATE_CHANNEL;
+    const int every = (int)parse_int(p, "full_attention_interval", 1, INT32_MAX, 4);
+    for (int i = 0; i < c->n_layers; i++)
+        c->mixer[i] = (i + 1) % every ? MIXER_DELTA : MIXER_ATTENTION;
+    kinds_parse(p, c, "layer_types", kinds);
+    *r = (struct recurrent){ .conv_kernel = (int)parse_int(p, "linear_conv_kernel_dim", 2, 64, 4),
+                             .n_heads = (int)parse_int(p, "linear_num_value_heads", 1, MOST_WIDTH, 32),
+                             .head_dim = (int)parse_int(p, "linear_value_head_dim", 1, MOST_WIDTH, 128),
+                             .n_groups = (int)parse_int(p, "linear_num_key_heads", 1, MOST_WIDTH, 16),
+                             .state_size = (int)parse_int(p, "linear_key_head_dim", 1, MOST_WIDTH, 128),
+                             .norm_eps = c->norm_eps, .rate_scale = 1, .z_apart = 1, .ba_flat = 1 };
+    delta_check(p, r);
+    const char *gate = parse_string(p, "output_gate_type", "silu");
+    r->sigmoid_gate = strcmp(gate, "sigmoid") == 0;
+    if (!r->sigmoid_gate && strcmp(gate, "silu") != 0)
+        parse_fail(p, ERR_UNSUPPORTED, "output_gate_type \"%.40s\" is not supported, expected silu or sigmoid", gate);
+    h->n = (int)parse_int(p, "hc_count", 2, MOST_STREAMS, 4);
+    h->rank = (int)parse_int(p, "hc_lowrank", 1, MOST_WIDTH, 320);
+    if ((int64_t)h->n * c->hidden_size > MOST_WIDTH)
+        parse_fail(p, ERR_SHAPE, "hc_count %d of hidden_size %d, expected a product of at most %d", h->n,
+                   c->hidden_size, MOST_WIDTH);
+    parse_find(p, "mamba_ssm_dtype|mlp_only_layers|mtp_num_hidden_layers|mtp_use_dedicated_embeddings", NULL);
+    if (!p->bad)
+        ngram_parse(p, c);
+    if (!p->bad)
+        blocks_parse(p, c);
+}
+
 const struct arch stream_archs[] = {
     { ROW("deepseek_v4", deepseek_v4_names, 129280, 4096, 2048, 43, 64, 1, 1 << 20), ROPE(10000), .eps = 1e-6,
       .act = "silu", .head_dim = 512, .rope_pairs = 1, .rope_compress = 1, .more = more_deepseek_v4 },
+    { ROW("qwen4_exp_text", qwen4_names, 248320, 2048, 5632, 40, 16, 2, 32768), ROPE(10000), .eps = 1e-6,
+      .act = "silu", .head_dim = 256, .partial = 0.25, .qk_norm = QK_NORM_HEAD, .more = more_qwen4_exp },
     { 0 }
 };

@@ -171,7 +171,8 @@ static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
     if (json_is_array(list))
         c->intermediate_size = (int)json_integer_value(json_array_get(list, 0));
     else
-        c->intermediate_size = (int)parse_int(p, "ffn_hidden_size|ffn_dim|n_inner|intermediate_size|hidden_dim", 1, MAX_WIDTH,
+        c->intermediate_size = (int)parse_int(p, "ffn_hidden_size|ffn_dim|n_inner|intermediate_size|hidden_dim", 1,
+                                              MAX_WIDTH,
                                           a->intermediate_size ? a->intermediate_size : 4 * (int64_t)c->hidden_size);
     c->max_len = (int)parse_int(p, "max_position_embeddings|n_positions|max_seq_len|seq_length", 1, MAX_LEN,
                                 a->max_len);
@@ -372,6 +373,10 @@ void config_release(struct config *c)
     free(c->cutoff);
     free(c->indexed);
     free(c->rates);
+    free(c->ngram.of);
+    free(c->ngram.factor);
+    free(c->ngram.rows);
+    free(c->ngram.all_rows);
     free(c->hashed);
     free(c->mixer);
     free(c->ff);
@@ -425,9 +430,18 @@ int config_indexes(const struct config *c, int layer)
     return c->indexed && layer >= 0 && c->indexed[layer] == INDEX_FULL;
 }
 
+int config_ngram(const struct config *c, int layer) { return c->ngram.of && layer >= 0 ? c->ngram.of[layer] : -1; }
+
+size_t config_ngram_floats(const struct config *c, int layer)
+{
+    const struct ngram *g = &c->ngram;
+    return config_ngram(c, layer) < 0 ? 0 : (size_t)(g->size - 1) + (size_t)(g->kernel - 1) * (size_t)g->size *
+                                            (size_t)c->hyper.n * (size_t)c->hidden_size;
+}
+
 int config_entries(const struct config *c, int layer)
 {
-    const int rate = c->rates && layer >= 0 ? c->rates[layer] : 0;
+    const int rate = c->rates && layer >= 0 ? c->rates[layer] : config_indexes(c, layer) ? c->indexer.block : 0;
     return rate ? (KV_BLOCK + rate - 1) / rate : 0;
 }
 
@@ -455,10 +469,12 @@ int recurrent_channels(const struct config *c, int layer)
 size_t config_state_floats(const struct config *c, int layer)
 {
     const struct recurrent *r = &c->recurrent;
+    if (c->indexer.block && config_indexes(c, layer))           /* the sum of the keys of a run */
+        return (size_t)c->indexer.head_dim;
     if (config_entries(c, layer))               /* per channel a maximum, a sum of weights, a weighted sum */
         return 3 * (size_t)(config_indexes(c, layer) ? 2 * (c->head_dim + c->indexer.head_dim) : c->head_dim);
-    const size_t conv = mixer_has_state(c->mixer[layer])
-                            ? (size_t)(r->conv_kernel - 1) * (size_t)recurrent_channels(c, layer) : 0;
+    const size_t conv = config_ngram_floats(c, layer) + (mixer_has_state(c->mixer[layer])
+                            ? (size_t)(r->conv_kernel - 1) * (size_t)recurrent_channels(c, layer) : 0);
     return conv + (mixer_has_state(c->mixer[layer]) && c->mixer[layer] != MIXER_CONV
                    ? (size_t)r->n_heads * (size_t)r->head_dim * (size_t)r->state_size : 0);
 }
@@ -516,7 +532,9 @@ size_t config_layer_kv_bytes(const struct config *c, int layer, enum kv_type typ
     }
     return kind == MIXER_MLA ? kv_block_bytes(type, c->head_dim) +
                                (config_indexes(c, layer) ? kv_block_bytes(type, c->indexer.head_dim) : 0)
-                             : 2 * (size_t)config_kv_heads(c, layer) * kv_block_bytes(type, config_head_dim(c, layer));
+                             : 2 * (size_t)config_kv_heads(c, layer) * kv_block_bytes(type, config_head_dim(c, layer)) +
+                               (config_indexes(c, layer)
+                                    ? kv_entries_bytes(type, c->indexer.head_dim, config_entries(c, layer)) : 0);
 }
 
 int config_kv_layers(const struct config *c)

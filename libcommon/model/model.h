@@ -103,6 +103,9 @@ struct mla {
 struct indexer {
     int n_heads, head_dim, top_k;   /* 0 heads: none */
     int pairs;                      /* the rotation, as in struct rope */
+    /* plain attention (qwen4_exp): a key for each run of so many tokens, the normed mean of theirs;
+     * top_k runs are chosen, all tokens behind the last whole run are seen; 0: keys of tokens */
+    int block;
 };
 enum index_kind { INDEX_NONE, INDEX_FULL, INDEX_SHARED };   /* SHARED: the choice of the last FULL layer */
 
@@ -119,6 +122,24 @@ struct hyper {
      * so many steps with this epsilon (arXiv:2512.24880) */
     int steps;
     float eps;
+    /* or (qwen4_exp) the streams are normed, a mix is gated by two matrices through so many
+     * channels, and an output is added to each stream with a weight of its own; 0: not so */
+    int rank;
+};
+
+/* Embeddings of the runs of 2 to `size` tokens that end with a token (qwen4_exp): `heads` rows
+ * of dim elements for each length, chosen by a hash, of a table of the layer.  They make a value
+ * for each stream, gated by how its key fits the stream, and a convolution over values `size`
+ * tokens apart. */
+struct ngram {
+    int size, heads, dim, kernel;           /* size 0: none */
+    int parts;                              /* of a table in the source */
+    int32_t end;                            /* runs do not reach beyond this token */
+    int n_layers;                           /* that have such embeddings */
+    int *of;                                /* [config.n_layers] which of these a layer is, -1: none; owned */
+    uint64_t *factor;                       /* [n_layers][size] of the hash; owned */
+    int *rows;                              /* [n_layers][(size - 1) * heads] rows of each head; owned */
+    int *all_rows;                          /* [n_layers] of the table; owned */
 };
 
 /* Layers with a state.  The state of a layer is, in floats: [conv_kernel - 1][recurrent_channels]
@@ -142,6 +163,7 @@ struct recurrent {
     /* delta net: in_ba makes the rates of learning of all heads, then those of forgetting of all,
      * instead of both group by group */
     int ba_flat;
+    int sigmoid_gate;           /* delta net: the gate is a sigmoid */
     float rate_scale;           /* delta net: factor on the rates of learning (olmo_hybrid: 2) */
     /* Kimi delta attention (arXiv:2510.26692): every row of a head's state decays at a rate of its
      * own, made by in_f [n_heads * state_size]; the gate is a sigmoid */
@@ -248,6 +270,7 @@ struct config {
     struct compressed compressed;
     int *rates;                             /* [n_layers] MIXER_COMPRESSED: tokens of an entry, 0: no entries; owned */
     struct hyper hyper;
+    struct ngram ngram;
     /* [n_layers] FF_MOE: a table chooses the experts by the token; NULL: none; owned */
     unsigned char *hashed;
     struct indexer indexer;
@@ -340,7 +363,7 @@ struct layer {
     struct linear q_gate;           /* config.attn_gate */
     /* INDEX_FULL: queries from the input of q, keys, weights of heads; a layer norm of the keys */
     struct linear index_q, index_k, index_w;
-    struct norm index_norm;
+    struct norm index_norm, index_q_norm;
     /* MIXER_COMPRESSED: what the entries sum up, and the scores of their softmax, by channel,
      * with a bias for each position in an entry; the same for the keys of an indexer, which
      * scores entries.  With an indexer there are two sums of each, one after the other: for the
@@ -351,6 +374,11 @@ struct layer {
     /* config.hyper: [n * (n + 2), n * hidden_size] scores of mixes, their bias and scale, of both
      * halves */
     const float *hyper_attn, *hyper_attn_bias, *hyper_attn_scale, *hyper_ff, *hyper_ff_bias, *hyper_ff_scale;
+    const float *hyper_attn_norm, *hyper_ff_norm;       /* [n * hidden_size], of hyper.rank */
+    struct linear hyper_attn_down, hyper_attn_up, hyper_attn_inject, hyper_ff_down, hyper_ff_up, hyper_ff_inject;
+    struct linear ngram_embed, ngram_key, ngram_value;
+    const float *ngram_key_norm, *ngram_query_norm, *ngram_conv_norm;           /* [n * hidden_size] */
+    const float *ngram_conv;                /* [kernel][n * hidden_size] */
     /* Layers with a state: in_ba makes the delta net's rates of learning and forgetting, per
      * group those of its heads; o is the output projection */
     struct linear in, in_ba, in_z;  /* in_z: recurrent.z_apart */
@@ -391,6 +419,8 @@ struct model {
     struct linear altup_in, altup_out;
     struct norm ple_in_norm;            /* of each layer's ple_dim elements */
     const float *hyper, *hyper_bias, *hyper_scale;      /* config.hyper: the mix that the final norm reads */
+    const float *hyper_norm;                            /* of hyper.rank */
+    struct linear hyper_down, hyper_up;
     const float *pos_embed;         /* [max_len + pos_offset, hidden_size] f32 or NULL */
     const float *type_embed;        /* [n_types, hidden_size] f32 or NULL */
     struct norm embed_norm, final_norm;
@@ -428,6 +458,10 @@ int config_key_is_value(const struct config *c, int layer);
 /* Entries of MIXER_COMPRESSED that begin or end in a KV block at most; their channels with scores:
  * those of an entry, or twice as many. */
 int config_entries(const struct config *c, int layer);
+/* The number of a layer among those with embeddings of runs of tokens, -1: it has none; floats of
+ * their state. */
+int config_ngram(const struct config *c, int layer);
+size_t config_ngram_floats(const struct config *c, int layer);
 int config_indexes(const struct config *c, int layer);      /* the layer has an indexer of its own */
 size_t config_layer_kv_bytes(const struct config *c, int layer, enum kv_type type);
 /* The first feature that calibration cannot run; NULL: it runs the model. */
@@ -486,7 +520,9 @@ enum weight_role {
     ROLE_Q = N_ENDS_ROLES, ROLE_K, ROLE_V, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN, ROLE_Q_A, ROLE_KV_A, ROLE_K_B,
     ROLE_V_B, ROLE_ROUTER, ROLE_SHARED_ROUTER, ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN, ROLE_Q_GATE, ROLE_IN,
     ROLE_IN_BA, ROLE_IN_Z, ROLE_GATE_A, ROLE_IN_F, ROLE_PLE_GATE, ROLE_PLE_UP,
-    ROLE_COMP_VALUE, ROLE_COMP_SCORE, ROLE_INDEX_VALUE, ROLE_INDEX_SCORE, ROLE_O_A, ROLE_INDEX_Q, ROLE_INDEX_K,
+    ROLE_HYPER_ATTN_DOWN, ROLE_HYPER_ATTN_UP, ROLE_HYPER_ATTN_INJECT, ROLE_HYPER_FF_DOWN, ROLE_HYPER_FF_UP,
+    ROLE_HYPER_FF_INJECT, ROLE_NGRAM_EMBED, ROLE_NGRAM_KEY, ROLE_NGRAM_VALUE, ROLE_COMP_VALUE, ROLE_COMP_SCORE,
+    ROLE_INDEX_VALUE, ROLE_INDEX_SCORE, ROLE_O_A, ROLE_INDEX_Q, ROLE_INDEX_K,
     ROLE_INDEX_W, ROLE_LAUREL_IN, ROLE_LAUREL_OUT, ROLE_X_PROJ, ROLE_DT_PROJ, ROLE_STATE_O,
     N_ROLES
 };

@@ -84,7 +84,10 @@ struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_p
                   width = recurrent_width(c, layer);
     const int gate_low = r->gate_rank > 0;
     const int sums = indexes ? 2 : 1, hashed = moe && c->hashed && c->hashed[layer];
-    const int64_t o_rows = (int64_t)c->compressed.o_groups * c->compressed.o_rank, streams = c->hyper.n;
+    const int64_t o_rows = (int64_t)c->compressed.o_groups * c->compressed.o_rank,
+                  streams = c->hyper.rank ? 0 : c->hyper.n, gated = c->hyper.rank ? c->hyper.n * hidden : 0;
+    const int which = config_ngram(c, layer);
+    const int64_t runs = which < 0 ? 0 : (int64_t)(c->ngram.size - 1) * c->ngram.heads * c->ngram.dim;
     const int64_t gate_cols = gate_low ? r->gate_rank : hidden;
     const int posts = c->attn_post_norms && attends, pres = c->attn_post_norms && !attends;
     const char *have;

@@ -54,7 +54,7 @@ struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_p
 
 /* Store the matrices of l that have weights and read `input` in out; returns their number, at
  * most LAYER_READERS. Of the experts, which all have the same types, those of the first. */
-enum { LAYER_READERS = 5 };
+enum { LAYER_READERS = 6 };
 int layer_readers(const struct layer *l, enum layer_input input, const struct linear *out[LAYER_READERS]);
 
 /* The field of l that holds the part: struct norm, const float *, or struct linear; PART_EXPERT: of

@@ -17,8 +17,10 @@ enum weight_skip weight_skip(const struct config *c, const char *name)
      * in the GGUF's configuration. */
     static const char *const ends[] = { "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached",
                                         ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
-                                        ".attention.rotary_emb.inv_freq", ".slope_rate", ".query_decay", ".key_decay",
-                                        ".diagonal_decay", "embeddings.position_ids", "embeddings.token_type_ids" };
+                                        ".attention.rotary_emb.inv_freq", ".slope_rate", ".layer_multipliers",
+                                        ".ngram_heads_offsets", ".ngram_heads_vocab_sizes", ".query_decay",
+                                        ".key_decay", ".diagonal_decay", "embeddings.position_ids",
+                                        "embeddings.token_type_ids" };
     static const struct { const char *begin; enum weight_skip why; } begins[] = {
         { "vision_tower.", WEIGHT_ENCODER }, { "multi_modal_projector.", WEIGHT_ENCODER },
         { "model.vision_tower.", WEIGHT_ENCODER }, { "model.multi_modal_projector.", WEIGHT_ENCODER },

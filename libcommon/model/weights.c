@@ -6,18 +6,8 @@
 #include <string.h>
 
 #include "libcommon/model/arch.h"
+#include "libcommon/model/builder.h"
 #include "libcommon/model/parts.h"
-
-struct builder {
-    const struct config *c;
-    const struct weight_source *s;
-    const struct weight_names *have;        /* names of the architecture: which tensors exist */
-    struct weight_names n;                  /* names in the source */
-    char prefix[48];                        /* prefix of all names but the head's */
-    struct weight_spec *specs;
-    int n_specs, room;
-    struct err *e;
-};
 
 static int exists(const struct builder *b, const char *name)
 {
@@ -79,7 +69,7 @@ static struct weight_spec *push(struct builder *b)
 
 /* Add one tensor of ours from the source's tensor `full`, which must have the shape want; t has
  * the rest. 1: missing and optional. */
-static int add_as(struct builder *b, const char *ours, const char *full, const int64_t *want, int n_want,
+int spec_as(struct builder *b, const char *ours, const char *full, const int64_t *want, int n_want,
                   const struct weight_spec *t)
 {
     const int missing = check_shape(b, full, want, n_want, t->optional);
@@ -116,12 +106,12 @@ static int add(struct builder *b, const char *name, const char *suffix, const ch
         src_rows = flat ? t.cols : t.rows;
     const int64_t want[2] = { flat || !t.map.transposed ? src_rows : t.cols, t.map.transposed ? src_rows : t.cols };
     t.expert = -1;
-    return add_as(b, ours, full, want, flat ? 1 : 2, &t) < 0 ? -1 : 0;
+    return spec_as(b, ours, full, want, flat ? 1 : 2, &t) < 0 ? -1 : 0;
 }
 
 /* The full name of a tensor, or of a weight or bias without that ending.  The stem may list several
  * names, "a|b": the first that exists, else the last. */
-static void path(const struct builder *b, char *out, size_t room, int layer, const char *stem)
+void spec_path(const struct builder *b, char *out, size_t room, int layer, const char *stem)
 {
     for (const char *end; ; stem = end + 1) {
         end = strchrnul(stem, '|');
@@ -140,7 +130,7 @@ static void path(const struct builder *b, char *out, size_t room, int layer, con
 static int add_norm(struct builder *b, int layer, int part, const char *name, const char *stem, int64_t n, int biased)
 {
     char source[160];
-    path(b, source, sizeof source, layer, stem);
+    spec_path(b, source, sizeof source, layer, stem);
     const struct weight_spec t = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_NORM, .layer = layer,
                                    .part = part };
     if (add(b, name, ".weight", source, 0, t) < 0)
@@ -149,7 +139,7 @@ static int add_norm(struct builder *b, int layer, int part, const char *name, co
 }
 
 /* Add a norm of a layer, if it has one with weights. */
-static int add_layer_norm(struct builder *b, int layer, enum layer_part part, const char *stem)
+int spec_layer_norm(struct builder *b, int layer, enum layer_part part, const char *stem)
 {
     const struct part_fact f = layer_part_fact(b->c, layer, part);
     return f.stored ? add_norm(b, layer, (int)part, part_infos[part].name, stem, f.cols, b->c->biases & f.bias) : 0;
@@ -169,7 +159,7 @@ static int add_linear(struct builder *b, const char *name, const char *source, i
 }
 
 /* Add a matrix of a layer from `source` of src_rows rows (0: as many as the matrix has). */
-static int add_matrix(struct builder *b, int layer, enum layer_part part, const char *source, struct row_map map,
+int spec_matrix(struct builder *b, int layer, enum layer_part part, const char *source, struct row_map map,
                       int64_t src_rows)
 {
     const struct part_fact f = layer_part_fact(b->c, layer, part);
@@ -179,11 +169,11 @@ static int add_matrix(struct builder *b, int layer, enum layer_part part, const 
 }
 
 /* Add a matrix of a layer that is a tensor of its own. */
-static int add_own_matrix(struct builder *b, int layer, enum layer_part part, const char *stem)
+int spec_own_matrix(struct builder *b, int layer, enum layer_part part, const char *stem)
 {
     char source[160];
-    path(b, source, sizeof source, layer, stem);
-    return add_matrix(b, layer, part, source, (struct row_map){ 0 }, 0);
+    spec_path(b, source, sizeof source, layer, stem);
+    return spec_matrix(b, layer, part, source, (struct row_map){ 0 }, 0);
 }
 
 /* The rows of part i (0 q, 1 k, 2 v) in a fused matrix. */
@@ -208,7 +198,7 @@ static int add_qkv(struct builder *b, int layer)
     char source[160], probe[168];
     int is_fused = b->n.qkv != NULL;
     if (is_fused) {
-        path(b, source, sizeof source, layer, b->n.qkv);
+        spec_path(b, source, sizeof source, layer, b->n.qkv);
         snprintf(probe, sizeof probe, "%s.weight", source);
         is_fused = !c->gguf || exists(b, probe);        /* GGUF: some converters fuse, some do not */
     }
@@ -221,7 +211,7 @@ static int add_qkv(struct builder *b, int layer)
             src_rows = q + 2 * kv;
             map = fused_rows(b, layer, i);
         } else {
-            path(b, source, sizeof source, layer, stems[i]);
+            spec_path(b, source, sizeof source, layer, stems[i]);
         }
         if (c->gguf && b->have->gguf_permuted && i < 2)
             map.pairs = (int)hd;
@@ -229,34 +219,36 @@ static int add_qkv(struct builder *b, int layer)
             src_rows = 2 * q;
             map = (struct row_map){ .run = hd, .stride = 2 * hd };
             const struct row_map gate = { .offset = hd, .run = hd, .stride = 2 * hd };
-            if (add_matrix(b, layer, LP_Q_GATE, source, gate, src_rows) < 0)
+            if (spec_matrix(b, layer, LP_Q_GATE, source, gate, src_rows) < 0)
                 return -1;
         }
-        if (add_matrix(b, layer, parts[i], source, map, src_rows) < 0)
+        if (spec_matrix(b, layer, parts[i], source, map, src_rows) < 0)
             return -1;
     }
-    return c->attn_gate && b->have->q_gate ? add_own_matrix(b, layer, LP_Q_GATE, b->n.q_gate) : 0;
+    if (config_indexes(c, layer) && spec_blocks(b, layer) < 0)
+        return -1;
+    return c->attn_gate && b->have->q_gate ? spec_own_matrix(b, layer, LP_Q_GATE, b->n.q_gate) : 0;
 }
 
 /* Add gate and up of n rows each from one matrix, gate first. */
 static int add_gate_up(struct builder *b, int layer, const char *stem, int64_t n)
 {
     char source[160];
-    path(b, source, sizeof source, layer, stem);
+    spec_path(b, source, sizeof source, layer, stem);
     const struct row_map gate = { .run = n, .stride = n }, up = { .offset = n, .run = n, .stride = n };
-    return add_matrix(b, layer, LP_GATE, source, gate, 2 * n) < 0 ? -1
-                                                                  : add_matrix(b, layer, LP_UP, source, up, 2 * n);
+    return spec_matrix(b, layer, LP_GATE, source, gate, 2 * n) < 0 ? -1
+                                                                  : spec_matrix(b, layer, LP_UP, source, up, 2 * n);
 }
 
 /* Add a vector of known full name, if the layer has it. Some sources keep it as [1, n] or
  * [1, 1, n, 1], a GGUF of a model with recurrent layers as [n, 1]. */
-static int add_vector(struct builder *b, int layer, enum layer_part part, const char *stem)
+int spec_vector(struct builder *b, int layer, enum layer_part part, const char *stem)
 {
     const struct part_fact f = layer_part_fact(b->c, layer, part);
     char full[160];
     if (!f.present)
         return 0;
-    path(b, full, sizeof full, layer, stem);
+    spec_path(b, full, sizeof full, layer, stem);
     int64_t found[WEIGHT_DIMS];
     int n = 0, ones = 0, whole = 0;             /* dimensions of one element, of all elements */
     const int shaped = b->s->shape && b->s->shape(b->s->user, full, &n, found) == 0;
@@ -267,7 +259,7 @@ static int add_vector(struct builder *b, int layer, enum layer_part part, const 
     const int other = shaped && n > 1 && (f.cols == 1 ? ones == n : whole == 1 && ones == n - 1);
     const struct weight_spec t = { .rows = 1, .cols = f.cols, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
                                    .expert = -1, .part = (int)part };
-    return add_as(b, part_infos[part].name, full, other ? found : &f.cols, other ? n : 1, &t);
+    return spec_as(b, part_infos[part].name, full, other ? found : &f.cols, other ? n : 1, &t);
 }
 
 static int add_mlp(struct builder *b, int layer)
@@ -276,23 +268,23 @@ static int add_mlp(struct builder *b, int layer)
     char source[160], probe[168];
     int is_fused = c->gated && b->n.gate_up != NULL;
     if (is_fused && c->gguf) {
-        path(b, source, sizeof source, layer, b->n.gate);
+        spec_path(b, source, sizeof source, layer, b->n.gate);
         snprintf(probe, sizeof probe, "%s.weight", source);
         is_fused = !exists(b, probe);
     }
     if (is_fused) {
         if (add_gate_up(b, layer, b->n.gate_up, config_mlp_size(c, layer)) < 0)
             return -1;
-    } else if ((c->gated && add_own_matrix(b, layer, LP_GATE, b->n.gate) < 0) ||
-               add_own_matrix(b, layer, LP_UP, b->n.up) < 0) {
+    } else if ((c->gated && spec_own_matrix(b, layer, LP_GATE, b->n.gate) < 0) ||
+               spec_own_matrix(b, layer, LP_UP, b->n.up) < 0) {
         return -1;
     }
-    if (add_vector(b, layer, LP_ACT_ALPHA_P, b->n.act_alpha_p) < 0 ||
-        add_vector(b, layer, LP_ACT_ALPHA_N, b->n.act_alpha_n) < 0 ||
-        add_vector(b, layer, LP_ACT_BETA, b->n.act_beta) < 0 || add_vector(b, layer, LP_ACT_EPS, b->n.act_eps) < 0)
+    if (spec_vector(b, layer, LP_ACT_ALPHA_P, b->n.act_alpha_p) < 0 ||
+        spec_vector(b, layer, LP_ACT_ALPHA_N, b->n.act_alpha_n) < 0 ||
+        spec_vector(b, layer, LP_ACT_BETA, b->n.act_beta) < 0 || spec_vector(b, layer, LP_ACT_EPS, b->n.act_eps) < 0)
         return -1;
-    return add_layer_norm(b, layer, LP_MLP_SUB_NORM, b->have->mlp_sub_norm) < 0
-               ? -1 : add_own_matrix(b, layer, LP_DOWN, b->n.down);
+    return spec_layer_norm(b, layer, LP_MLP_SUB_NORM, b->have->mlp_sub_norm) < 0
+               ? -1 : spec_own_matrix(b, layer, LP_DOWN, b->n.down);
 }
 
 /* ---- mixture of experts ---- */
@@ -340,7 +332,7 @@ static int add_expert_part(struct builder *b, int layer, int expert, enum layer_
         snprintf(inside, sizeof inside, "%s%d.%s", b->n.experts, expert, at.stem);
     else
         snprintf(inside, sizeof inside, "%s%s", b->n.experts, at.stem);
-    path(b, base, sizeof base, layer, inside);
+    spec_path(b, base, sizeof base, layer, inside);
     const struct row_map stacked = { .offset = expert * rows + at.offset, .run = at.run, .stride = at.stride };
     if (at.in_out)
         t.map = (struct row_map){ .offset = at.offset, .run = at.run, .stride = at.stride, .transposed = 1,
@@ -349,7 +341,7 @@ static int add_expert_part(struct builder *b, int layer, int expert, enum layer_
         t.map = stacked;
     snprintf(full, sizeof full, "%s%s", base, at.bare ? "" : ".weight");
     snprintf(name, sizeof name, "%s.weight", part_infos[part].name);
-    if (add_as(b, name, full, apart ? shape + 1 : shape, apart ? 2 : 3, &t) < 0)
+    if (spec_as(b, name, full, apart ? shape + 1 : shape, apart ? 2 : 3, &t) < 0)
         return -1;
     if (!c->gguf && !(c->biases & f.bias))
         return 0;
@@ -359,7 +351,7 @@ static int add_expert_part(struct builder *b, int layer, int expert, enum layer_
                                       .map = apart ? (struct row_map){ 0 } : stacked };
     snprintf(full, sizeof full, "%s%s", base, at.bare ? "_bias" : ".bias");
     snprintf(name, sizeof name, "%s.bias", part_infos[part].name);
-    return add_as(b, name, full, apart ? biases + 1 : biases, apart ? 1 : 2, &bias) < 0 ? -1 : 0;
+    return spec_as(b, name, full, apart ? biases + 1 : biases, apart ? 1 : 2, &bias) < 0 ? -1 : 0;
 }
 
 /* Add the router of the shared MLP, one row; GGUF leaves the dimension of 1 out. */
@@ -369,43 +361,41 @@ static int add_shared_router(struct builder *b, int layer)
     const struct weight_spec t = { .rows = 1, .cols = b->c->hidden_size, .role = ROLE_SHARED_ROUTER, .layer = layer,
                                    .expert = -1, .part = LP_SHARED_ROUTER };
     char source[160], full[168];
-    path(b, source, sizeof source, layer, b->n.shared_router);
+    spec_path(b, source, sizeof source, layer, b->n.shared_router);
     snprintf(full, sizeof full, "%s.weight", source);
     const int flat = has_dims(b, full, 1);
-    return add_as(b, "shared_router.weight", full, flat ? want + 1 : want, flat ? 1 : 2, &t);
+    return spec_as(b, "shared_router.weight", full, flat ? want + 1 : want, flat ? 1 : 2, &t);
 }
 
 /* Add what a mixture of experts beside an MLP has: that MLP, scales of the router, norms. */
 static int add_beside(struct builder *b, int layer)
 {
     const struct weight_names *n = &b->n;
-    return add_mlp(b, layer) < 0 || add_vector(b, layer, LP_ROUTER_SCALE, n->router_scale) < 0 ||
-           add_vector(b, layer, LP_EXPERT_SCALE, n->expert_scale) < 0 ||
-           add_layer_norm(b, layer, LP_DENSE_POST_NORM, n->dense_post_norm) < 0 ||
-           add_layer_norm(b, layer, LP_EXPERT_NORM, n->expert_norm) < 0
-               ? -1 : add_layer_norm(b, layer, LP_EXPERT_POST_NORM, n->expert_post_norm);
+    return add_mlp(b, layer) < 0 || spec_vector(b, layer, LP_ROUTER_SCALE, n->router_scale) < 0 ||
+           spec_vector(b, layer, LP_EXPERT_SCALE, n->expert_scale) < 0 ||
+           spec_layer_norm(b, layer, LP_DENSE_POST_NORM, n->dense_post_norm) < 0 ||
+           spec_layer_norm(b, layer, LP_EXPERT_NORM, n->expert_norm) < 0
+               ? -1 : spec_layer_norm(b, layer, LP_EXPERT_POST_NORM, n->expert_post_norm);
 }
-
-static int add_plain(struct builder *b, int layer, enum layer_part part, const char *stem);
 
 static int add_moe(struct builder *b, int layer)
 {
     const struct moe *m = &b->c->moe;
     if (m->beside && add_beside(b, layer) < 0)
         return -1;
-    if (add_own_matrix(b, layer, LP_ROUTER, b->n.router) < 0 ||
-        add_vector(b, layer, LP_CORRECTION, b->n.correction) < 0 ||
-        (b->c->hashed && b->c->hashed[layer] && add_plain(b, layer, LP_TOKEN_EXPERTS, b->n.token_experts) < 0) ||
+    if (spec_own_matrix(b, layer, LP_ROUTER, b->n.router) < 0 ||
+        spec_vector(b, layer, LP_CORRECTION, b->n.correction) < 0 ||
+        (b->c->hashed && b->c->hashed[layer] && spec_plain(b, layer, LP_TOKEN_EXPERTS, b->n.token_experts) < 0) ||
         (m->shared_gate && add_shared_router(b, layer) < 0))
         return -1;
     if (m->shared_size && b->n.shared_gate_up) {
         if (add_gate_up(b, layer, b->n.shared_gate_up, m->shared_size) < 0)
             return -1;
-    } else if (m->shared_size && (add_own_matrix(b, layer, LP_GATE, b->n.shared_gate) < 0 ||
-                                  add_own_matrix(b, layer, LP_UP, b->n.shared_up) < 0)) {
+    } else if (m->shared_size && (spec_own_matrix(b, layer, LP_GATE, b->n.shared_gate) < 0 ||
+                                  spec_own_matrix(b, layer, LP_UP, b->n.shared_up) < 0)) {
         return -1;
     }
-    if (m->shared_size && add_own_matrix(b, layer, LP_DOWN, b->n.shared_down) < 0)
+    if (m->shared_size && spec_own_matrix(b, layer, LP_DOWN, b->n.shared_down) < 0)
         return -1;
     for (int i = 0; i < m->n_experts; i++)
         if (add_expert_part(b, layer, i, LP_EXPERT_GATE) < 0 || add_expert_part(b, layer, i, LP_EXPERT_UP) < 0 ||
@@ -424,10 +414,10 @@ static int add_kv_half(struct builder *b, int layer, enum layer_part part, const
     const struct weight_spec t = { .map = map, .rows = f.rows, .cols = f.cols, .role = part_infos[part].role,
                                    .layer = layer, .expert = -1, .part = (int)part };
     char source[160], full[168], ours[24];
-    path(b, source, sizeof source, layer, stem);
+    spec_path(b, source, sizeof source, layer, stem);
     snprintf(full, sizeof full, "%s.weight", source);
     snprintf(ours, sizeof ours, "%s.weight", part_infos[part].name);
-    return add_as(b, ours, full, want, n_want, &t);
+    return spec_as(b, ours, full, want, n_want, &t);
 }
 
 /* kv_b has, for every head, nope_dim rows that make its key from the latent, then v_dim rows
@@ -443,7 +433,7 @@ static int add_kv_b(struct builder *b, int layer)
     const int64_t k[3] = { heads, m->kv_rank, m->nope_dim }, v[3] = { heads, m->v_dim, m->kv_rank };
     const int64_t both[2] = { heads * head, m->kv_rank };
     char source[160], full[168];
-    path(b, source, sizeof source, layer, b->n.k_b ? b->n.k_b : "");
+    spec_path(b, source, sizeof source, layer, b->n.k_b ? b->n.k_b : "");
     snprintf(full, sizeof full, "%s.weight", source);
     if (b->n.k_b && exists(b, full))
         return add_kv_half(b, layer, LP_K_B, b->n.k_b, k, 3, (struct row_map){ 0 }) < 0
@@ -455,17 +445,17 @@ static int add_kv_b(struct builder *b, int layer)
 static int add_mla(struct builder *b, int layer)
 {
     const int q_rank = b->c->mla.q_rank;
-    if (q_rank && (add_own_matrix(b, layer, LP_Q_A, b->n.q_a) < 0 ||
-                   add_layer_norm(b, layer, LP_Q_A_NORM, b->n.q_a_norm) < 0))
+    if (q_rank && (spec_own_matrix(b, layer, LP_Q_A, b->n.q_a) < 0 ||
+                   spec_layer_norm(b, layer, LP_Q_A_NORM, b->n.q_a_norm) < 0))
         return -1;
-    if (add_own_matrix(b, layer, LP_Q, q_rank ? b->n.q_b : b->n.q) < 0 ||
-        add_own_matrix(b, layer, LP_KV_A, b->n.kv_a) < 0 || add_layer_norm(b, layer, LP_KV_NORM, b->n.kv_norm) < 0)
+    if (spec_own_matrix(b, layer, LP_Q, q_rank ? b->n.q_b : b->n.q) < 0 ||
+        spec_own_matrix(b, layer, LP_KV_A, b->n.kv_a) < 0 || spec_layer_norm(b, layer, LP_KV_NORM, b->n.kv_norm) < 0)
         return -1;
-    if ((b->c->attn_gate && add_own_matrix(b, layer, LP_Q_GATE, b->n.q_gate) < 0) ||
-        (config_indexes(b->c, layer) && (add_own_matrix(b, layer, LP_INDEX_Q, b->n.index_q) < 0 ||
-                                         add_own_matrix(b, layer, LP_INDEX_K, b->n.index_k) < 0 ||
-                                         add_own_matrix(b, layer, LP_INDEX_W, b->n.index_w) < 0 ||
-                                         add_layer_norm(b, layer, LP_INDEX_NORM, b->n.index_norm) < 0)))
+    if ((b->c->attn_gate && spec_own_matrix(b, layer, LP_Q_GATE, b->n.q_gate) < 0) ||
+        (config_indexes(b->c, layer) && (spec_own_matrix(b, layer, LP_INDEX_Q, b->n.index_q) < 0 ||
+                                         spec_own_matrix(b, layer, LP_INDEX_K, b->n.index_k) < 0 ||
+                                         spec_own_matrix(b, layer, LP_INDEX_W, b->n.index_w) < 0 ||
+                                         spec_layer_norm(b, layer, LP_INDEX_NORM, b->n.index_norm) < 0)))
         return -1;
     return add_kv_b(b, layer);
 }
@@ -483,10 +473,10 @@ static int add_conv(struct builder *b, int layer)
     const struct weight_spec bias_spec = { .rows = 1, .cols = bias.cols, .is_vector = 1, .role = ROLE_BIAS,
                                            .layer = layer, .part = LP_CONV_BIAS };
     char source[160], full[168];
-    path(b, source, sizeof source, layer, b->n.conv);
+    spec_path(b, source, sizeof source, layer, b->n.conv);
     snprintf(full, sizeof full, "%s.weight", source);
     const int is_flat = has_dims(b, full, 2);
-    if (add_as(b, part_infos[LP_CONV].name, full, is_flat ? flat : want, is_flat ? 2 : 3, &t) < 0)
+    if (spec_as(b, part_infos[LP_CONV].name, full, is_flat ? flat : want, is_flat ? 2 : 3, &t) < 0)
         return -1;
     return bias.present ? add(b, "conv", ".bias", source, 0, bias_spec) : 0;
 }
@@ -501,10 +491,10 @@ static int add_gate_norm(struct builder *b, int layer)
     const struct weight_spec norm = { .rows = 1, .cols = f.cols, .is_vector = 1, .role = ROLE_NORM, .layer = layer,
                                       .expert = -1, .part = LP_GATE_NORM };
     char source[160], full[168];
-    path(b, source, sizeof source, layer, b->n.gate_norm);
+    spec_path(b, source, sizeof source, layer, b->n.gate_norm);
     snprintf(full, sizeof full, "%s.weight", source);
     const int in_parts = b->c->mixer[layer] != MIXER_DELTA && has_dims(b, full, 2);
-    return add_as(b, "gate_norm.weight", full, in_parts ? parts : &f.cols, in_parts ? 2 : 1, &norm) < 0 ? -1 : 0;
+    return spec_as(b, "gate_norm.weight", full, in_parts ? parts : &f.cols, in_parts ? 2 : 1, &norm) < 0 ? -1 : 0;
 }
 
 /* Mamba1: A of every channel and state is kept transposed, channels side by side. */
@@ -516,32 +506,33 @@ static int add_mamba1(struct builder *b, int layer)
     const struct weight_spec t = { .rows = a.rows, .cols = a.cols, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
                                    .expert = -1, .part = LP_A_LOG, .map = { .transposed = 1 } };
     char full[160];
-    path(b, full, sizeof full, layer, n->a_log);
-    return add_own_matrix(b, layer, LP_X_PROJ, n->x_proj) < 0 || add_layer_norm(b, layer, LP_DT_NORM, n->dt_norm) < 0 ||
-           add_layer_norm(b, layer, LP_B_NORM, n->b_norm) < 0 || add_layer_norm(b, layer, LP_C_NORM, n->c_norm) < 0 ||
-           add_own_matrix(b, layer, LP_DT_PROJ, n->dt_proj) < 0 ||
-           add_as(b, part_infos[LP_A_LOG].name, full, want, 2, &t) < 0 ||
-           add_vector(b, layer, LP_DT_BIAS, n->dt_bias) < 0 ? -1 : add_vector(b, layer, LP_D, n->d);
+    spec_path(b, full, sizeof full, layer, n->a_log);
+    return spec_own_matrix(b, layer, LP_X_PROJ, n->x_proj) < 0 ||
+           spec_layer_norm(b, layer, LP_DT_NORM, n->dt_norm) < 0 ||
+           spec_layer_norm(b, layer, LP_B_NORM, n->b_norm) < 0 || spec_layer_norm(b, layer, LP_C_NORM, n->c_norm) < 0 ||
+           spec_own_matrix(b, layer, LP_DT_PROJ, n->dt_proj) < 0 ||
+           spec_as(b, part_infos[LP_A_LOG].name, full, want, 2, &t) < 0 ||
+           spec_vector(b, layer, LP_DT_BIAS, n->dt_bias) < 0 ? -1 : spec_vector(b, layer, LP_D, n->d);
 }
 
 static int add_state(struct builder *b, int layer)
 {
     const int kind = b->c->mixer[layer];
-    if (add_own_matrix(b, layer, LP_IN, b->n.in) < 0 || (kind != MIXER_LIGHTNING && add_conv(b, layer) < 0))
+    if (spec_own_matrix(b, layer, LP_IN, b->n.in) < 0 || (kind != MIXER_LIGHTNING && add_conv(b, layer) < 0))
         return -1;
     if (kind == MIXER_MAMBA1)
         return add_mamba1(b, layer);
-    if (kind == MIXER_LIGHTNING && add_own_matrix(b, layer, LP_IN_Z, b->n.in_z) < 0)
+    if (kind == MIXER_LIGHTNING && spec_own_matrix(b, layer, LP_IN_Z, b->n.in_z) < 0)
         return -1;
     const struct recurrent *r = &b->c->recurrent;
     if (b->c->mixer[layer] == MIXER_DELTA &&
-        (add_own_matrix(b, layer, LP_IN_BA, b->n.in_ba) < 0 ||
-         (r->gate_rank && add_own_matrix(b, layer, LP_GATE_A, b->n.gate_a) < 0) ||
-         (r->per_row && add_own_matrix(b, layer, LP_IN_F, b->n.in_f) < 0) ||
-         (r->z_apart && add_own_matrix(b, layer, LP_IN_Z, b->n.in_z) < 0)))
+        (spec_own_matrix(b, layer, LP_IN_BA, b->n.in_ba) < 0 ||
+         (r->gate_rank && spec_own_matrix(b, layer, LP_GATE_A, b->n.gate_a) < 0) ||
+         (r->per_row && spec_own_matrix(b, layer, LP_IN_F, b->n.in_f) < 0) ||
+         (r->z_apart && spec_own_matrix(b, layer, LP_IN_Z, b->n.in_z) < 0)))
         return -1;
-    return add_vector(b, layer, LP_A_LOG, b->n.a_log) < 0 || add_vector(b, layer, LP_DT_BIAS, b->n.dt_bias) < 0 ||
-           add_vector(b, layer, LP_D, b->n.d) < 0 ? -1 : add_gate_norm(b, layer);
+    return spec_vector(b, layer, LP_A_LOG, b->n.a_log) < 0 || spec_vector(b, layer, LP_DT_BIAS, b->n.dt_bias) < 0 ||
+           spec_vector(b, layer, LP_D, b->n.d) < 0 ? -1 : add_gate_norm(b, layer);
 }
 
 /* ---- a layer ---- */
@@ -553,111 +544,52 @@ static int add_qk_norm(struct builder *b, int layer, enum layer_part part, const
     const struct config *c = b->c;
     const struct part_fact f = layer_part_fact(c, layer, part);
     if (c->qk_norm != QK_NORM_EACH || !f.stored)
-        return add_layer_norm(b, layer, part, stem);
+        return spec_layer_norm(b, layer, part, stem);
     const int64_t want[2] = { heads, c->head_dim };
     const struct weight_spec t = { .rows = 1, .cols = f.cols, .is_vector = 1, .role = ROLE_NORM, .layer = layer,
                                    .expert = -1, .part = (int)part };
     char source[150], full[160], ours[24];
-    path(b, source, sizeof source, layer, stem);
+    spec_path(b, source, sizeof source, layer, stem);
     snprintf(full, sizeof full, "%s.weight", source);
     snprintf(ours, sizeof ours, "%s.weight", part_infos[part].name);
-    return add_as(b, ours, full, want, 2, &t);
-}
-
-static int add_plain(struct builder *b, int layer, enum layer_part part, const char *stem);
-
-static int add_compressed(struct builder *b, int i)
-{
-    const struct weight_names *n = &b->n;
-    if (add_own_matrix(b, i, LP_Q_A, n->q_a) < 0 || add_layer_norm(b, i, LP_Q_A_NORM, n->q_a_norm) < 0 ||
-        add_own_matrix(b, i, LP_Q, n->q_b) < 0 || add_own_matrix(b, i, LP_K, n->k) < 0 ||
-        add_layer_norm(b, i, LP_K_NORM, n->k_norm) < 0 || add_own_matrix(b, i, LP_O_A, n->o_a) < 0)
-        return -1;
-    if (config_entries(b->c, i) &&
-        (add_own_matrix(b, i, LP_COMP_VALUE, n->comp_value) < 0 ||
-         add_own_matrix(b, i, LP_COMP_SCORE, n->comp_score) < 0 ||
-         add_plain(b, i, LP_COMP_BIAS, n->comp_bias) < 0 || add_layer_norm(b, i, LP_COMP_NORM, n->comp_norm) < 0))
-        return -1;
-    return config_indexes(b->c, i) && (add_own_matrix(b, i, LP_INDEX_Q, n->index_q) < 0 ||
-                                       add_own_matrix(b, i, LP_INDEX_W, n->index_w) < 0 ||
-                                       add_own_matrix(b, i, LP_INDEX_VALUE, n->index_value) < 0 ||
-                                       add_own_matrix(b, i, LP_INDEX_SCORE, n->index_score) < 0 ||
-                                       add_plain(b, i, LP_INDEX_BIAS, n->index_bias) < 0 ||
-                                       add_layer_norm(b, i, LP_INDEX_NORM, n->index_norm) < 0) ? -1 : 0;
+    return spec_as(b, ours, full, want, 2, &t);
 }
 
 static int add_mixer(struct builder *b, int i)
 {
     const struct weight_names *n = &b->n;
     const int kind = b->c->mixer[i], both = kind == MIXER_BOTH, state = mixer_has_state(kind) && !both;
-    if (add_layer_norm(b, i, LP_ATTN_NORM, n->attn_norm) < 0 ||
-        (both && (add_state(b, i) < 0 || add_own_matrix(b, i, LP_STATE_O, n->state_o) < 0)))
+    if (spec_layer_norm(b, i, LP_ATTN_NORM, n->attn_norm) < 0 ||
+        (both && (add_state(b, i) < 0 || spec_own_matrix(b, i, LP_STATE_O, n->state_o) < 0)))
         return -1;
     if (state               ? add_state(b, i) < 0
         : kind == MIXER_MLA ? add_mla(b, i) < 0
-        : kind == MIXER_COMPRESSED ? add_compressed(b, i) < 0
+        : kind == MIXER_COMPRESSED ? spec_compressed(b, i) < 0
                             : add_qkv(b, i) < 0 || add_qk_norm(b, i, LP_Q_NORM, n->q_norm, b->c->n_heads) < 0 ||
                                   add_qk_norm(b, i, LP_K_NORM, n->k_norm, b->c->n_kv_heads) < 0)
         return -1;
-    return add_layer_norm(b, i, LP_ATTN_SUB_NORM, b->have->attn_sub_norm) < 0 ||
-           add_vector(b, i, LP_SINKS, n->sinks) < 0 ||
-           add_own_matrix(b, i, LP_O, state && n->state_o ? n->state_o : n->o) < 0
-               ? -1 : add_layer_norm(b, i, LP_ATTN_POST_NORM, n->attn_post_norm);
-}
-
-/* Add a small matrix that is stored as plain f32. */
-static int add_plain(struct builder *b, int layer, enum layer_part part, const char *stem)
-{
-    const struct part_fact f = layer_part_fact(b->c, layer, part);
-    const int64_t want[2] = { f.rows, f.cols };
-    const struct weight_spec t = { .rows = f.rows, .cols = f.cols, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
-                                   .expert = -1, .part = (int)part };
-    char full[160];
-    path(b, full, sizeof full, layer, stem);
-    return add_as(b, part_infos[part].name, full, want, 2, &t);
-}
-
-static int add_altup(struct builder *b, int i)
-{
-    const struct weight_names *n = &b->n;
-    return add_plain(b, i, LP_ALTUP_ROUTER, n->altup_router) < 0 ||
-           add_plain(b, i, LP_ALTUP_PREDICT, n->altup_predict) < 0 ||
-           add_plain(b, i, LP_ALTUP_CORRECT, n->altup_correct) < 0 ||
-           add_vector(b, i, LP_ALTUP_SCALE, n->altup_scale) < 0 ||
-           add_layer_norm(b, i, LP_ALTUP_NORM, n->altup_norm) < 0 ||
-           add_own_matrix(b, i, LP_LAUREL_IN, n->laurel_in) < 0 ||
-           add_own_matrix(b, i, LP_LAUREL_OUT, n->laurel_out) < 0
-               ? -1 : add_layer_norm(b, i, LP_LAUREL_NORM, n->laurel_norm);
-}
-
-static int add_hyper(struct builder *b, int i)
-{
-    const struct weight_names *n = &b->n;
-    if (b->c->mixer[i] != MIXER_NONE &&
-        (add_plain(b, i, LP_HYPER_ATTN, n->hyper_attn) < 0 ||
-         add_vector(b, i, LP_HYPER_ATTN_BIAS, n->hyper_attn_bias) < 0 ||
-         add_vector(b, i, LP_HYPER_ATTN_SCALE, n->hyper_attn_scale) < 0))
-        return -1;
-    return b->c->ff[i] != FF_NONE && (add_plain(b, i, LP_HYPER_FF, n->hyper_ff) < 0 ||
-                                      add_vector(b, i, LP_HYPER_FF_BIAS, n->hyper_ff_bias) < 0 ||
-                                      add_vector(b, i, LP_HYPER_FF_SCALE, n->hyper_ff_scale) < 0) ? -1 : 0;
+    return spec_layer_norm(b, i, LP_ATTN_SUB_NORM, b->have->attn_sub_norm) < 0 ||
+           spec_vector(b, i, LP_SINKS, n->sinks) < 0 ||
+           spec_own_matrix(b, i, LP_O, state && n->state_o ? n->state_o : n->o) < 0
+               ? -1 : spec_layer_norm(b, i, LP_ATTN_POST_NORM, n->attn_post_norm);
 }
 
 static int add_layer(struct builder *b, int i)
 {
-    if ((b->c->mixer[i] != MIXER_NONE && add_mixer(b, i) < 0) || (b->c->hyper.n && add_hyper(b, i) < 0))
+    if ((b->c->mixer[i] != MIXER_NONE && add_mixer(b, i) < 0) || (b->c->hyper.n && spec_hyper(b, i) < 0) ||
+        (config_ngram(b->c, i) >= 0 && spec_ngram(b, i) < 0))
         return -1;
     if (b->c->ff[i] == FF_NONE)
         return 0;
-    if (add_layer_norm(b, i, LP_MLP_NORM, b->n.mlp_norm) < 0 ||
+    if (spec_layer_norm(b, i, LP_MLP_NORM, b->n.mlp_norm) < 0 ||
         (b->c->ff[i] == FF_MOE ? add_moe(b, i) : add_mlp(b, i)) < 0 ||
-        add_layer_norm(b, i, LP_MLP_POST_NORM, b->n.mlp_post_norm) < 0)
+        spec_layer_norm(b, i, LP_MLP_POST_NORM, b->n.mlp_post_norm) < 0)
         return -1;
-    if (b->c->ple_dim && (add_own_matrix(b, i, LP_PLE_GATE, b->n.ple_gate) < 0 ||
-                          add_own_matrix(b, i, LP_PLE_UP, b->n.ple_up) < 0 ||
-                          add_layer_norm(b, i, LP_PLE_NORM, b->n.ple_norm) < 0))
+    if (b->c->ple_dim && (spec_own_matrix(b, i, LP_PLE_GATE, b->n.ple_gate) < 0 ||
+                          spec_own_matrix(b, i, LP_PLE_UP, b->n.ple_up) < 0 ||
+                          spec_layer_norm(b, i, LP_PLE_NORM, b->n.ple_norm) < 0))
         return -1;
-    return (b->c->n_streams && add_altup(b, i) < 0) ? -1 : add_vector(b, i, LP_LAYER_SCALE, b->n.layer_scale);
+    return (b->c->n_streams && spec_altup(b, i) < 0) ? -1 : spec_vector(b, i, LP_LAYER_SCALE, b->n.layer_scale);
 }
 
 /* ---- outside of the layers ---- */
@@ -707,7 +639,7 @@ static void dense_name(const struct builder *b, char *source, size_t room, int i
 {
     const char *stem = b->c->embedding.dense[i].stem;
     char probe[168];
-    path(b, source, room, -1, stem);
+    spec_path(b, source, room, -1, stem);
     snprintf(probe, sizeof probe, "%s.weight", source);
     if (!exists(b, probe))
         snprintf(source, room, "%s", stem);
@@ -732,7 +664,7 @@ static int add_end(struct builder *b, enum end_part part)
         const int found = find_head(b, source, sizeof source);
         if (c->gguf ? !found : c->tied || (!found && !c->tied_given))
             return 0;
-    } else if (p->role == ROLE_DENSE) {
+    } else if (part == EP_DENSE_1 || part == EP_DENSE_2) {
         dense_name(b, source, sizeof source, part == EP_DENSE_2);
     } else {
         char streams[160];
@@ -740,17 +672,17 @@ static int add_end(struct builder *b, enum end_part part)
             stream_names(b, streams, sizeof streams, stem);
             stem = streams;
         }
-        path(b, source, sizeof source, -1, stem);
+        spec_path(b, source, sizeof source, -1, stem);
     }
     const struct weight_spec t = { .rows = f.rows, .cols = f.cols, .is_vector = p->kind == PART_VECTOR,
                                    .role = p->role, .layer = -1, .part = (int)part };
-    if (part >= EP_HYPER && part <= EP_HYPER_SCALE) {           /* a whole name */
+    if (part >= EP_HYPER && part <= EP_HYPER_NORM) {           /* a whole name */
         const int64_t want[2] = { f.rows, f.cols };
         char ours[40];
         snprintf(ours, sizeof ours, "%s.weight", p->name);
         struct weight_spec plain = t;
         plain.expert = -1;
-        return add_as(b, ours, source, f.rows == 1 ? want + 1 : want, f.rows == 1 ? 1 : 2, &plain) < 0 ? -1 : 0;
+        return spec_as(b, ours, source, f.rows == 1 ? want + 1 : want, f.rows == 1 ? 1 : 2, &plain) < 0 ? -1 : 0;
     }
     return f.bias ? add_linear(b, p->name, source, 0, c->biases & f.bias, t)
                   : add(b, p->name, ".weight", source, 0, t);
@@ -776,7 +708,7 @@ static int find_prefix(struct builder *b)
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
         char name[160];
         snprintf(b->prefix, sizeof b->prefix, "%s", prefixes[i]);
-        path(b, name, sizeof name, -1, b->n.embed);
+        spec_path(b, name, sizeof name, -1, b->n.embed);
         snprintf(probe, sizeof probe, "%s.weight", name);
         if (exists(b, probe))
             return 0;
@@ -805,7 +737,7 @@ static void find_experts(struct builder *b)
     if (layer == c->n_layers || !b->s->shape || b->n.experts_form == EXPERTS_PAIRED_IN_OUT)
         return;
     char base[96], apart[160], up[160], down[160];
-    path(b, base, sizeof base, layer, b->n.experts);
+    spec_path(b, base, sizeof base, layer, b->n.experts);
     if (c->gguf) {                          /* some converters leave gate and up together */
         snprintf(up, sizeof up, "%sffn_gate_up_exps.weight", base);
         if (exists(b, up)) {

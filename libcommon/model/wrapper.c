@@ -21,6 +21,7 @@ static const struct wrapper wrappers[] = {
     { "qwen3_vl_moe", MARKS, "visual.|model.visual." },
     { "qwen3_5", MARKS, "visual.|model.visual." },
     { "qwen3_5_moe", MARKS, "visual.|model.visual." },
+    { "qwen4_exp", MARKS, "visual.|model.visual." },
     { "mistral3", "spatial_merge_size|multimodal_projector_bias",
       "vision_tower.|multi_modal_projector.|model.vision_tower.|model.multi_modal_projector." },
     { "llama4", NULL, "vision_model.|multi_modal_projector.|model.vision_model.|model.multi_modal_projector." },

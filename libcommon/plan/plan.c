@@ -31,7 +31,7 @@ void plan_add_tensor(struct plan_weights *w, const char *name, enum qtype type, 
 static uint64_t beside_keys(const struct plan_layer *l, enum kv_type type)
 {
     if (l->entries)
-        return kv_entries_bytes(type, l->kv_width, l->entries) +
+        return (l->kv_rows == 1 ? kv_entries_bytes(type, l->kv_width, l->entries) : 0) +
                (l->index_width ? kv_entries_bytes(type, l->index_width, l->entries) : 0);
     return l->index_width ? kv_block_bytes(type, l->index_width) : 0;
 }

@@ -42,7 +42,9 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
     l->kv_width = config_head_dim(c, i);
     l->index_width = config_indexes(c, i) ? c->indexer.head_dim : 0;
     l->entries = config_entries(c, i);
-    if (l->entries)                             /* beside the window: those that are chosen, or all */
+    if (c->indexer.block && l->entries)
+        l->window = (c->indexer.top_k + 1) * c->indexer.block;
+    else if (l->entries)                        /* beside the window: those that are chosen, or all */
         l->window += l->index_width ? c->indexer.top_k : c->max_len / c->rates[i];
     /* scores and sums */
     l->attended = mla ? (int64_t)c->n_heads * (2 * c->mla.kv_rank + c->mla.rope_dim)

@@ -322,12 +322,33 @@ def deepseek_v4(r, c):
     c["moe_intermediate_size"] = pick(r, 20, 36, 48)
 
 
+def qwen4_exp(r, c):
+    attention(r, c, (16, 24, 32, 40))
+    c["partial_rotary_factor"] = pick(r, 0.25, 0.5)
+    delta(r, c)
+    layers(r, c, r.randint(2, 5), ["linear_attention", "indexed_attention"], ["linear_attention", "indexed_attention"])
+    linear = [i + 1 for i, t in enumerate(c["layer_types"]) if t == "linear_attention"]
+    c["ple_layer_ids"] = sorted(r.sample(linear, r.randint(0, min(2, len(linear)))))
+    experts(r, c)
+    c["shared_expert_intermediate_size"] = pick(r, 20, 48, 50)
+    c["hc_count"], c["hc_lowrank"] = pick(r, 2, 3, 4), pick(r, 12, 24, 36)
+    c["ngram_size"], c["heads_per_ngram"] = pick(r, 2, 3, 4), pick(r, 1, 2, 3)
+    c["ple_embed_dim"] = (c["ngram_size"] - 1) * c["heads_per_ngram"] * pick(r, 4, 8, 12)
+    c["ple_conv_kernel_size"], c["ngram_vocab_size_base"] = pick(r, 2, 3, 4), pick(r, 50, 101, 300)
+    c["split_ngram_parts"], c["make_ngram_vocab_size_divisible_by"] = pick(r, 1, 2, 4), pick(r, 4, 16, 64)
+    c["indexer_n_heads"], c["indexer_head_dim"] = pick(r, 16, 20), pick(r, 20, 24, 36)
+    c["indexer_compress_ratio"] = pick(r, 2, 3, 4, 5, 8)
+    c["indexer_budget"] = c["indexer_compress_ratio"] * pick(r, 1, 3, 6, 20)
+    c["output_gate_type"] = pick(r, "sigmoid", "silu")
+
+
 FAMILIES = {"qwen3_5": qwen3_5, "qwen3_5_moe": qwen3_5_moe, "gemma4": gemma4, "gemma4-e": gemma4_e,
             "gemma4-moe": gemma4_moe, "gemma3n": gemma3n, "kimi_linear": kimi_linear,
             "bailing_hybrid": bailing_hybrid, "falcon_h1": falcon_h1, "bamba": bamba, "jamba": jamba,
             "lfm2_moe": lfm2_moe, "lfm3": lfm3, "minimax": minimax, "olmo_hybrid": olmo_hybrid,
             "deepseek_v32": deepseek_v32, "glm_moe_dsa-skip": glm_moe_dsa, "mistral4": mistral4,
-            "mimo_v2_flash": mimo_v2_flash, "afmoe": afmoe, "deepseek_v4": deepseek_v4}
+            "mimo_v2_flash": mimo_v2_flash, "afmoe": afmoe, "deepseek_v4": deepseek_v4,
+            "qwen4_exp": qwen4_exp}
 
 
 def infinities(v):
@@ -406,7 +427,8 @@ def one(name, seed):
         return
     largest = max(map(abs, want))
     error = max(abs(a - b) for a, b in zip(got[0], want)) / largest
-    first = next((i // config.vocab_size for i, (a, b) in enumerate(zip(got[0], want)) if not abs(a - b) < LIMIT * largest), -1)
+    first = next((i // config.vocab_size for i, (a, b) in enumerate(zip(got[0], want))
+                  if not abs(a - b) < LIMIT * largest), -1)
     same = list(got[0]) == list(got[1])
     Tap.ok(error <= LIMIT and same and len(got[0]) == len(want), test,
            f"{error:.2e}{'' if same else ' OTHER IN STEPS'}, first at token {first}, max {largest:.3g}",

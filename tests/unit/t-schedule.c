@@ -274,6 +274,7 @@ static void state_and_experts(void **state) { (void)state; run_schedules("lfm3",
 static void norms_behind(void **state) { (void)state; run_schedules("olmo_hybrid", 1); }
 static void gated_rows(void **state) { (void)state; run_schedules("bailing_hybrid", 1); }
 static void compressed(void **state) { (void)state; run_schedules("deepseek_v4", 1); }
+static void chosen_runs(void **state) { (void)state; run_schedules("qwen4_exp", 1); }
 static void convolutions(void **state) { (void)state; run_schedules("lfm2", 2); }
 
 int main(void)
@@ -289,7 +290,7 @@ int main(void)
                                         cmocka_unit_test(side_by_side), cmocka_unit_test(mamba_windows),
                                         cmocka_unit_test(state_and_experts), cmocka_unit_test(norms_behind),
                                         cmocka_unit_test(gated_rows), cmocka_unit_test(compressed),
-                                        cmocka_unit_test(mamba),
+                                        cmocka_unit_test(chosen_runs), cmocka_unit_test(mamba),
                                         cmocka_unit_test(convolutions) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -74,7 +74,8 @@ static inline int quantize_model(struct model *m, uint8_t **owned)
             { &l->v_b, QT_I8, 32, 32 }, { &l->in, QT_NL4, 32, 64 }, { &l->in_ba, QT_I8, 32, 32 },
             { &l->q_gate, QT_I8, 32, 32 }, { &l->in_z, QT_NL4, 32, 64 }, { &l->gate_a, QT_I8, 32, 32 },
             { &l->in_f, QT_NL4, 32, 32 }, { &l->ple_gate, QT_NL4, 32, 32 }, { &l->ple_up, QT_I8, 32, 32 },
-            { &l->o_a, QT_NL4, 32, 64 }, { &l->index_q, QT_I8, 32, 32 }, { &l->index_k, QT_I8, 32, 32 },
+            { &l->o_a, QT_NL4, 32, 64 }, { &l->ngram_key, QT_NL4, 32, 32 }, { &l->index_q, QT_I8, 32, 32 },
+            { &l->index_k, QT_I8, 32, 32 },
             { &l->laurel_in, QT_NL4, 32, 32 }, { &l->laurel_out, QT_I8, 32, 32 },
             { &l->state_o, QT_NL4, 32, 64 }, { &l->x_proj, QT_I8, 32, 32 }, { &l->dt_proj, QT_I8, 32, 32 },
         };
