@@ -1,4 +1,4 @@
-/* serve_jobs.c - how zse-serve loads a model as a client wants it, and the commands that
+/* serve_jobs.c - apply a client's choice of type and device to a model, and make the commands that
  * download and convert models. */
 #include <stdio.h>
 #include <stdlib.h>

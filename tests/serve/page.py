@@ -545,6 +545,57 @@ def administration(browser, main):
 
 
 @check
+def model_jobs(browser, main):
+    "a model from the hub: searched, converted with progress, cancelled, resumed after a reload, loaded, deleted"
+    tiny = pathlib.Path('models/tiny').resolve()
+    hub = subprocess.Popen([sys.executable, '-B', 'tests/hub/server.py', f'test/tiny={tiny}', f'gated/model={tiny}'],
+                           stdout=subprocess.PIPE, text=True)
+    url = hub.stdout.readline().split()[0]
+
+    def tell(path, body):
+        urllib.request.urlopen(urllib.request.Request(url + path, json.dumps(body).encode())).read()
+    os.environ.update(HF_ENDPOINT=url, HF_HOME=str(T / 'hf'))
+    try:
+        s = Server(*main.args)
+        t = Tab(browser, s, key=s.token())
+        p = t.open('/models')
+        p.get_by_label('Search huggingface.co').fill('tiny')
+        p.get_by_role('button', name='Search the hub').click()
+        tell('/_fault', {'file': 'model.safetensors', 'kind': 'hold', 'at': 'cdn'})
+        p.locator('tr', has_text='test/tiny').get_by_role('button', name='Get').click()
+        p.get_by_label('Quality').select_option('fast')
+        p.get_by_label('Name', exact=True).last.fill('small')
+        p.get_by_role('button', name='Get the model').click()
+        p.locator('.job [role=progressbar]:not([aria-valuenow="0"])').wait_for()
+        p.reload()
+        p.locator('.job [role=progressbar]').wait_for()
+        p.get_by_role('button', name='Cancel: test/tiny').click()
+        p.locator('.job .state', has_text='cancelled').wait_for()
+        tell('/_release', {})
+        p.get_by_role('button', name='Resume: test/tiny').click()
+        p.locator('.job .state', has_text='done').wait_for()
+        p.locator('.card .model-name', has_text='small').first.wait_for()
+        p.locator('.card', has_text='small.zse').get_by_role('button', name='Unload').click()
+        p.locator('dialog').get_by_role('button', name='Unload').click()
+        p.locator('.card', has_text='small.zse').first.wait_for(state='detached')
+        p.get_by_role('button', name='Load small.zse').click()
+        p.locator('.toast', has_text='small is ready').wait_for()
+        p.locator('.card', has_text='small.zse').get_by_role('button', name='Unload').click()
+        p.locator('dialog').get_by_role('button', name='Unload').click()
+        p.locator('.card', has_text='small.zse').first.wait_for(state='detached')
+        p.get_by_role('button', name='Delete small.zse').click()
+        p.locator('dialog').get_by_role('button', name='Delete').click()
+        p.locator('.toast', has_text='small.zse was deleted').wait_for()
+        p.get_by_role('button', name='Remove from the list: test/tiny').click()
+        p.locator('.job').wait_for(state='detached')
+        t.end()
+        s.stop()
+    finally:
+        hub.kill()
+        del os.environ['HF_ENDPOINT'], os.environ['HF_HOME']
+
+
+@check
 def dashboard(browser, s):
     "figures over the WebSocket, charts as SVG, requests as they end"
     t = Tab(browser, s)

@@ -398,7 +398,7 @@ const PAGES = [
   { id: 'chat', path: '/chat', label: 'Chat', icon: 'chat', file: './chat.js', seen: () => may('chat') },
   { id: 'dashboard', path: '/dashboard', label: 'Dashboard', icon: 'dashboard', file: './dashboard.js',
     seen: mayRead },
-  { id: 'models', path: '/models', label: 'Models', icon: 'models', file: './manage.js', seen: mayRead },
+  { id: 'models', path: '/models', label: 'Models', icon: 'models', file: './models.js', seen: mayRead },
   { id: 'keys', path: '/keys', label: 'API keys', icon: 'keys', file: './manage.js', seen: () => who.features.keys &&
     (may('admin') || !who.by) },
   { id: 'audit', path: '/audit', label: 'Audit log', icon: 'audit', file: './manage.js',

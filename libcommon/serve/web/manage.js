@@ -1,14 +1,13 @@
-// manage.js - the pages of an administrator: models, API keys, the audit log.
+// manage.js - the pages of an administrator: API keys, the audit log; and what they share with models.js.
 
-import { h, icon, iconButton, add, api, who, may, spec, pageHead, spinner, emptyState, field, dialog, confirmBox,
-  prompt, menu, toast, fail, copyText, saveFile,
-  number, bytes, short, ago, plural, askForKey, setTitle } from './core.js';
+import { h, icon, iconButton, api, may, spec, pageHead, spinner, emptyState, field, dialog, confirmBox, menu, toast,
+  fail, copyText, saveFile, number, short, ago, askForKey } from './core.js';
 import { table } from './dashboard.js';
 
-const needsAdmin = what =>
+export const needsAdmin = what =>
   h('.note', {}, icon('lock'), h('span', {}, `${what} needs a key of scope admin or the administrator’s token. `,
     h('button.link', { type: 'button', onclick: () => askForKey() }, 'Enter it')));
-const problem = (e, again) => h('.note.bad', { role: 'alert' }, icon('warn'),
+export const problem = (e, again) => h('.note.bad', { role: 'alert' }, icon('warn'),
   h('span', {}, e.message, ' ', again && h('button.link', { type: 'button', onclick: again }, 'Try again')));
 
 // An input for a property of a JSON Schema, and how to read it: undefined if it was left alone.
@@ -26,174 +25,6 @@ export function inputOf(name, schema) {
   }
   const e = h('input', { type: 'text', spellcheck: 'false', autocomplete: 'off' });
   return [e, () => e.value === '' ? undefined : e.value];
-}
-
-// ---- models ----
-
-class Models {
-  constructor(root) {
-    this.list = h('section.section', {}, spinner('Loading the models'));
-    this.load = h('section.section');
-    this.hub = h('section.section', { hidden: true });
-    root.append(h('.page', {}, pageHead('Models', iconButton('retry', 'Refresh', () => this.draw())), this.list,
-      this.load, this.hub));
-    this.draw();
-    this.drawLoad();
-    this.drawHub();
-  }
-
-  leave() { clearTimeout(this.timer); this.left = true; }
-
-  async draw() {
-    clearTimeout(this.timer);
-    try {
-      const { models } = await api('/api/stats/models');
-      if (this.left) return;
-      this.list.replaceChildren(models.length ? h('.grid-2', {}, models.map(m => this.one(m)))
-        : h('.card', {}, emptyState('models', 'No model is loaded', 'Load one from the disk of the server.')));
-      if (models.some(m => m.state !== 'ready')) this.timer = setTimeout(() => this.draw(), 1000);
-    } catch (e) { if (!this.left) this.list.replaceChildren(problem(e, () => this.draw())); }
-  }
-
-  one(m) {
-    const kind = { ready: 'good', loading: 'warn' }[m.state] || 'x';
-    const unload = h('button', { type: 'button', disabled: m.state !== 'ready', onclick: () => this.unload(m) },
-      'Unload');
-    const rows = m.context === undefined ? []
-      : [['Context', `${number(m.context)} tokens`], ['Private memory', bytes(m.memory_bytes)],
-        ['Requests', number(m.request_count)], ['Generated', `${short(m.tokens_generated)} tokens`],
-        ['Running', m.running], ['Loaded in', `${m.load_time.toFixed(2)} s`]];
-    return h('.card', {},
-      h('.row', {}, h('span.model-name', {}, m.model_id), m.quantization && h('span.chip', {}, m.quantization),
-        h('.spacer'), h('span.state.' + kind, {}, m.state)),
-      h('p.model-path', {}, m.model_name),
-        h('dl.facts', {}, rows.map(([n, v]) => h('div', {}, h('dt', {}, n), h('dd', {}, String(v))))),
-        may('admin') && h('.row.card-end', {}, h('.spacer'), unload));
-  }
-
-  async unload(m) {
-    if (!await confirmBox(`Unload ${m.model_id}?`,
-      m.open_requests ? `${plural(m.open_requests, 'request')} will end first.`
-      : 'Its memory becomes free. It can be loaded again at any time.', 'Unload')) return;
-    try {
-      toast((await api('/api/models/unload', { body: { model_id: m.model_id } })).message);
-      this.draw();
-    } catch (e) { fail(e); }
-  }
-
-  async drawLoad() {
-    const head = h('header', {}, h('h2', {}, 'Load a model'));
-    if (!may('admin')) { this.load.replaceChildren(head, needsAdmin('Loading and unloading models')); return; }
-    let properties = { model_path: { type: 'string' }, model_name: { type: 'string' } };
-    try {
-      properties = (await spec())
-        .paths['/api/models/load'].post.requestBody.content['application/json'].schema.properties;
-    } catch { /* the two fields that there are always */ }
-    const labels = { model_path: 'Path', model_name: 'Name', quantization: 'Type of the weights',
-      target_vram_gb: 'GPU memory in GB', device: 'Device' };
-    const order = Object.entries(properties).filter(([, f]) => !/^(Ignored|Refused)/.test(f.description || ''))
-      .sort(([a], [b]) => (b === 'model_path') - (a === 'model_path'));
-    const inputs = order.map(([name, f]) => [name, ...inputOf(name, f), f]),
-      button = h('button.primary', { type: 'submit' }, 'Load');
-    const out = h('div', { role: 'status' });
-    const form = h('form.card.form', { onsubmit: async ev => {
-      ev.preventDefault();
-      const body = {};
-      for (const [name, , read] of inputs) if (read() !== undefined) body[name] = read();
-      if (!body.model_path && !body.model_name) { inputs[0][1].focus(); return; }
-      button.disabled = true;
-      out.replaceChildren(h('span.state.warn', {}, 'Loading…'));
-      this.draw();
-      try {
-        const r = await api('/api/models/load', { body });
-        out.replaceChildren(h('span.state.good', {}, `${r.model_id}: ready after ${r.load_time_sec.toFixed(2)} s`));
-      } catch (e) { out.replaceChildren(problem(e)); }
-      button.disabled = false;
-      this.draw();
-    } }, inputs.map(([name, input, , f]) => {
-      const e = field(labels[name] || name, input, f.description);
-      if (name === 'model_path') e.classList.add('wide');
-      return e;
-    }), h('.row.wide', {}, out, h('.spacer'), button));
-    this.load.replaceChildren(head, form);
-  }
-
-  // The registry, and the hub.
-  async drawHub() {
-    const paths = (await spec().catch(() => ({ paths: {} }))).paths;
-    if (this.left || !paths['/api/models/registry']) return;
-    this.hub.hidden = false;
-    const category = h('select', { 'aria-label': 'Category', onchange: () => this.registry() },
-      ['', 'chat', 'instruct', 'code', 'reasoning'].map(c => h('option', { value: c }, c || 'all')));
-    const memory = h('input', { type: 'number', min: 0, step: 'any', placeholder: 'any', 'aria-label': 'Memory in GB',
-      onchange: () => this.registry() });
-    const words = h('input',
-      { type: 'search', placeholder: 'Name on huggingface.co', 'aria-label': 'Search huggingface.co',
-        required: true });
-    this.filters = { category, memory };
-    this.known = h('div');
-    this.found = h('div', { role: 'status' });
-    const search = may('admin') && h('form.row.search-row', { onsubmit: ev => {
-      ev.preventDefault();
-      this.search(words.value);
-    } }, words, h('button', {}, icon('search'), 'Search the hub'));
-    this.hub.replaceChildren(search ? h('section.section', {}, h('header', {}, h('h2', {}, 'Models on the hub')),
-      h('.card', {}, search, this.found)) : '',
-      h('section.section', {}, h('header', {}, h('h2', {}, 'Known models')),
-        h('.form.filters', {}, field('Category', category), field('Memory in GB', memory)), this.known));
-    this.registry();
-  }
-
-  async registry() {
-    const { category, memory } = this.filters,
-      query = new URLSearchParams(Object.entries({ category: category.value, max_vram: memory.value })
-        .filter(([, v]) => v));
-    try {
-      const { models } = await api('/api/models/registry?' + query);
-      const cell = (e, name) => Object.assign(e, { cellClass: name });
-      this.known.replaceChildren(models.length
-        ? table(['Model', 'Parameters', '16 bits', '8 bits', '4 bits', 'Context', 'Runs here'],
-          models.map(m => [cell(h('span', {}, h('strong', {}, m.name),
-            m.recommended ? h('span.chip.after', {}, 'recommended') : null, h('br'), h('span.muted', {}, m.description)),
-            'wrap'),
-            `${number(m.parameters / 1e9, 1)} billion`,
-            ...['fp16_gb', 'int8_gb', 'int4_gb'].map(k => `${number(m.vram[k], 1)} GB`), short(m.context_length),
-            h('span.state.' + (m.supported ? 'good' : 'x'), { title: m.unsupported_reason },
-              m.supported ? 'yes' : 'no')]), [1, 2, 3, 4, 5])
-        : h('.card', {}, emptyState('models', 'No model fits', 'Allow more memory, or another category.')));
-    } catch (e) { this.known.replaceChildren(problem(e, () => this.registry())); }
-  }
-
-  async search(words) {
-    this.found.replaceChildren(spinner('Asking the hub'));
-    try {
-      const { models } = await api('/api/models/search?q=' + encodeURIComponent(words));
-      this.found.replaceChildren(models.length ? table(['Model', 'Downloads', 'Licence', 'Converts', ''],
-        models.map(m => [m.id, number(m.downloads), m.license || '',
-          h('span.state.' + (m.compatible ? 'good' : 'x'), { title: m.reason }, m.compatible ? 'yes' : 'no'),
-          Object.assign(h('span', {}, h('button', { type: 'button', onclick: ev => this.check(m.id, ev.currentTarget) },
-            'Check')), { cellClass: 'actions' })]), [1]) : h('p.muted', {}, `No model has “${words}” in its name.`));
-    } catch (e) { this.found.replaceChildren(problem(e)); }
-  }
-
-  async check(id, button) {
-    button.disabled = true;
-    try {
-      const r = await api('/api/models/check/' + id.split('/').map(encodeURIComponent).join('/')), size = r.size_info,
-        memory = size.memory_bytes || {};
-      dialog(id, [h('p', {},
-        h('span.state.' + (r.compatible ? 'good' : 'bad'), {}, r.compatible ? 'It can be converted and runs here.'
-          : 'It cannot be used here.')), r.issues.map(t => h('.note', {}, t)),
-        h('dl.facts', {}, [['Architecture', r.architecture],
-          ['Context', size.context && `${number(size.context)} tokens`],
-          ['Weights', size.weight_bytes && bytes(size.weight_bytes)],
-          ...Object.entries(memory).map(([k, v]) => [`Memory as ${k}`, bytes(v)])].filter(([, v]) => v)
-          .map(([n, v]) => h('div', {}, h('dt', {}, n), h('dd', {}, v)))),
-        r.recommendations.map(t => h('.secret', {}, h('code', {}, t)))],
-          [h('button.primary', { value: '' }, 'Close')]);
-    } catch (e) { fail(e); }
-    button.disabled = false;
-  }
 }
 
 // ---- keys ----
@@ -438,7 +269,7 @@ class Audit {
   }
 }
 
-const PAGES = { models: Models, keys: Keys, audit: Audit };
+const PAGES = { keys: Keys, audit: Audit };
 
 export function mount(root, id) {
   const p = new PAGES[id](root);
