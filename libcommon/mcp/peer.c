@@ -18,6 +18,7 @@ enum { FULL_NAME = 64, MAX_PAGES = 64, LONGEST_PAUSE_S = 64 };
 enum { SCHEMA_DEPTH = 40, SCHEMA_BYTES = 64 << 10, DESCRIPTION_BYTES = 8 << 10 };
 #define PROBE_S 10.0                    /* for the answer to server/discover, starting included */
 #define CONNECT_S 60.0
+#define RELIST_S 1.0                    /* at least, between two lists of the tools */
 #define FRESH_S 300.0                   /* the tools of a URL are listed again after it */
 
 /* ---- requests ---- */
@@ -307,10 +308,25 @@ static int list_tools(struct mcp_peer *p, struct err *e)
 
 /* ---- the thread ---- */
 
-/* why NULL: keep the last reason, which is shown while the server starts again. */
-static void set_state(struct mcp_peer *p, enum mcp_state state, const char *why)
+/* Copy a reason without control characters: it may quote the server, and goes to logs. */
+static void copy_plain(char *out, size_t room, const char *text)
 {
-    char text[400];
+    size_t n = 0;
+    for (; *text && n + 1 < room; text++) {
+        const unsigned char c = (unsigned char)*text, next = (unsigned char)text[1];
+        const int c1 = c == 0xC2 && next >= 0x80 && next < 0xA0;        /* U+009B is like ESC [ */
+        out[n++] = c < ' ' || c == 0x7f || c1 ? '?' : *text;
+        text += c1;
+    }
+    out[n] = '\0';
+}
+
+/* reason NULL: keep the last reason, which is shown while the server starts again. */
+static void set_state(struct mcp_peer *p, enum mcp_state state, const char *reason)
+{
+    char text[400], plain[sizeof p->error];
+    const char *why = reason ? plain : NULL;
+    copy_plain(plain, sizeof plain, reason ? reason : "");
     pthread_mutex_lock(&p->lock);
     p->state = state;
     if (why)
@@ -347,6 +363,8 @@ static int connect_peer(struct mcp_peer *p, struct err *e)
 /* Has the server said that its tools have changed, or is it time to ask? */
 static int take_stale(struct mcp_peer *p, double listed)
 {
+    if (clock_s() < listed + RELIST_S)
+        return 0;
     pthread_mutex_lock(&p->lock);
     const int stale = p->stale || (p->c->url && clock_s() > listed + FRESH_S);
     p->stale = 0;

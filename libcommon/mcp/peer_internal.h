@@ -38,6 +38,7 @@ struct mcp_peer {
     /* child process */
     struct child child;
     pthread_mutex_t writing;
+    atomic_int torn;                    /* a message was written in part: no other may follow */
     char *line; size_t n_line, room;    /* of the thread: what was read of a message */
     int n_rubbish, no_probe;
     char said[300];                     /* of the thread: what `changed` was told last */

@@ -65,6 +65,7 @@ int stdio_open(struct mcp_peer *p, struct err *e)
     free_env(env, own);
     p->n_line = p->n_tail = 0;
     p->n_rubbish = 0;
+    atomic_store(&p->torn, 0);
     return rc;
 }
 
@@ -83,6 +84,7 @@ void stdio_close(struct mcp_peer *p)
 static int write_all(struct mcp_peer *p, const char *s, size_t n, double timeout_s, struct err *e)
 {
     const double until = clock_s() + timeout_s;
+    const size_t all = n;
     while (n) {
         struct pollfd f = { .fd = p->child.in, .events = POLLOUT };
         const ssize_t k = p->child.pid > 0 ? write(p->child.in, s, n) : -1;
@@ -92,6 +94,8 @@ static int write_all(struct mcp_peer *p, const char *s, size_t n, double timeout
         } else if (p->child.pid <= 0 || (errno != EAGAIN && errno != EINTR)) {
             return err_set(e, ERR_IO, "%s: the server has ended", p->c->name);
         } else if (clock_s() > until || atomic_load(&p->stop)) {
+            if (n < all)
+                atomic_store(&p->torn, 1);
             return err_set(e, ERR_IO, "%s: the server reads nothing", p->c->name);
         } else {
             poll(&f, 1, 100);
@@ -117,17 +121,21 @@ int stdio_write(struct mcp_peer *p, const json_t *message, double timeout_s, str
 
 /* ---- reading ---- */
 
-/* Answer a request of the server: only ping is known. */
+/* Answer a request of the server: only ping is known.  A server that does not read gets no answer:
+ * one of this size is written as a whole or not at all. */
 static void answer_server(struct mcp_peer *p, const json_t *id, const char *method)
 {
+    enum { MOST_ID = 256 };
     struct err ignored;
+    if (!json_is_integer(id) && !(json_is_string(id) && json_string_length(id) <= MOST_ID))
+        return;
     union { const json_t *in; json_t *out; } u = { .in = id };
     json_t *m = strcmp(method, "ping") == 0
                     ? json_pack("{s:s, s:O, s:{}}", "jsonrpc", "2.0", "id", u.out, "result")
                     : json_pack("{s:s, s:O, s:{s:i, s:s}}", "jsonrpc", "2.0", "id", u.out, "error", "code", MCP_NO_METHOD,
                                 "message", "Method not found");
     if (m)
-        stdio_write(p, m, 1, &ignored);
+        stdio_write(p, m, 0, &ignored);
     json_decref(m);
 }
 
@@ -157,9 +165,10 @@ static int take_line(struct mcp_peer *p, const char *s, size_t n, struct err *e)
     json_t *m = n ? js_parse("message", s, n, &why) : NULL;
     if (n && !m && s[0] == '{' && memmem(s, n < 4096 ? n : 4096, "\"jsonrpc\"", 9))        /* no line of a log */
         return err_set(e, ERR_FORMAT, "%s: the server sends a malformed %.200s", p->c->name, why.msg);
-    if (json_is_object(m))
+    if (json_is_object(m)) {
+        p->n_rubbish = 0;
         take_message(p, m);
-    else if (n && ++p->n_rubbish > MAX_RUBBISH)
+    } else if (n && ++p->n_rubbish > MAX_RUBBISH)
         err_set(e, ERR_FORMAT, "%s: the server prints lines that are no messages: '%.60s'", p->c->name, s);
     json_decref(m);
     return p->n_rubbish > MAX_RUBBISH ? -1 : 0;
@@ -216,6 +225,8 @@ static int describe_end(struct mcp_peer *p, struct err *e)
 
 int stdio_read(struct mcp_peer *p, int ms, struct err *e)
 {
+    if (atomic_load(&p->torn))
+        return err_set(e, ERR_IO, "%s: the server stopped reading in the middle of a message", p->c->name);
     struct pollfd f[2] = { { .fd = p->child.out, .events = POLLIN }, { .fd = p->child.err, .events = POLLIN } };
     if (poll(f, 2, ms) <= 0)
         return 0;

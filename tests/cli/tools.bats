@@ -297,6 +297,44 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   [ "$(jq -r .error.code <<<"$output")" = invalid_schema ] || { echo "$output"; return 1; }
 }
 
+@test "--mcp-config: a hostile server: floods of requests and notifications, foreign ids, half lines, control characters" {
+  local URL PID f=$BATS_TEST_TMPDIR/mcp.json log=$BATS_TEST_TMPDIR/log began=$SECONDS
+  config 'hostile=hostile:"timeout":20' plain=plain >"$f"
+  start "$log" --port 0 --mcp-config "$f"
+  await says ready server_state hostile
+  [ "$(execute hostile__twice '{}')" = first ]
+  [ "$(execute hostile__twice '{}')" = first ]
+  [ "$(execute hostile__wrong '{}')" = "$(printf '[?]\n[?]\n[?]\n[text]\n[resource]\n[?]')" ] || { execute hostile__wrong '{}' .; return 1; }
+  execute hostile__call '{}' . >/dev/null
+  [ "$(execute hostile__lists '{}')" -le $((SECONDS - began + 2)) ]     # each list makes it say that the list has changed
+  run execute hostile__cut '{}' .error
+  [[ $output == 'hostile: the server ended with status 9: '* ]] && [[ $output != *$'\e'* ]] || { echo "$output"; return 1; }
+  [ "$(execute plain__call '{}' .error)" = null ]
+  await says ready server_state hostile
+  [ "$(execute hostile__twice '{}')" = first ]
+  run ! grep -q "$(printf '\e')" "$log.err"
+  kill -TERM "$PID" && wait "$PID"
+}
+
+@test "--mcp-config: hostile servers over HTTP: redirects are not followed, streams without end and packed bodies are bounded" {
+  local URL PID f=$BATS_TEST_TMPDIR/mcp.json port bad name
+  mkfifo "$BATS_TEST_TMPDIR/p"
+  python3 -B tests/serve/mcp_servers.py badhttp >"$BATS_TEST_TMPDIR/p" 2>/dev/null 3>&- &
+  bad=$!
+  read -r port <"$BATS_TEST_TMPDIR/p"
+  jq -n --arg u "http://127.0.0.1:$port/" '{mcpServers: (["redirect", "endless", "html", "gzip"] | map({key: ., value: {url: ($u + .)}}) | from_entries)}' >"$f"
+  start "$BATS_TEST_TMPDIR/log" --port 0 --mcp-config "$f"
+  for name in redirect endless html gzip; do await says failed server_state "$name"; done
+  run curl -s "$URL/api/tools"
+  [ "$(jq -r '.servers[] | select(.name == "redirect") | .error' <<<"$output")" = "redirect: http://127.0.0.1:$port/redirect: HTTP status 302 without an answer" ] || { echo "$output"; return 1; }
+  [ "$(jq -r '.servers[] | select(.name == "endless") | .error' <<<"$output")" = "endless: a message of more than 8388608 bytes" ] || { echo "$output"; return 1; }
+  [ "$(jq -r '.servers[] | select(.name == "html") | .error' <<<"$output")" = "html: http://127.0.0.1:$port/html: HTTP status 200 without an answer" ] || { echo "$output"; return 1; }
+  [ "$(curl -s "http://127.0.0.1:$port/count")" = 0 ]
+  [ "$(execute calculator '{"expression":"6*7"}')" = 42 ]
+  kill "$bad"
+  kill -TERM "$PID" && wait "$PID"
+}
+
 @test "--mcp-config: wrong files are refused with the server and the field" {
   local f=$BATS_TEST_TMPDIR/f
   refused() { echo "$1" >"$f"; run -1 timeout 20 zse-serve --port 0 --mcp-config "$f"; [[ "$output" == *"$2"* ]] || { echo "$output"; return 1; }; }

@@ -1,9 +1,11 @@
 """mcp_servers.py - MCP servers for the tests of the client: one of the official package, and ones
 that misbehave.
 
-usage: mcp_servers.py good|http PORT          with the package mcp
+usage: mcp_servers.py badhttp            prints its port
+       mcp_servers.py good|http PORT          with the package mcp
        mcp_servers.py oldhttp      without it: prints its port; has sessions, streams that stay open
-       mcp_servers.py plain|old|dies|half|flood|rubbish|silent|deaf|escape|bombs|nul|many N|env
+       mcp_servers.py plain|old|dies|half|flood|rubbish|silent|deaf|escape|bombs
+                      |nul|hostile|many N|env
                                           without it"""
 import json
 import os
@@ -57,6 +59,42 @@ def bombs():
     return tools + [tool("call"), tool("call")]
 
 
+def noise(i):
+    """Messages that no server should send, before the answer to request i."""
+    out = b""
+    for v in ([{"jsonrpc": "2.0", "id": k, "result": {"tools": "none", "content": []}} for k in (i + 1000, i - 1, str(i), i + 0.5, None, [i], -(2**62))] +
+              [{"jsonrpc": "2.0", "id": k, "method": "ping"} for k in ("x" * 10000, "\x1b", None, {"a": 1}, 2**60)] +
+              [{"jsonrpc": "2.0", "id": k, "method": "sampling/createMessage", "params": {}} for k in range(300)] +
+              [{"jsonrpc": "2.0", "method": m, "params": p} for m in ("notifications/tools/list_changed", "notifications/progress", "", "x" * 9000) for p in ({}, [], None, {"progress": 1e308}) for _ in range(100)] +
+              [[], 5, None, {}, {"method": 5, "id": i + 999}]):
+        out += json.dumps(v).encode() + b"\n"
+    return out + b"\xff\xfe{\n\n\r\n \n" + b"[" * 5000 + b"\n"
+
+
+def hostile(i, m, state):
+    """Answers of a server that means harm."""
+    if m["method"] == "tools/list":
+        state["lists"] += 1
+        answer = {"tools": [tool(n) for n in ("lists", "wrong", "cut", "twice", "call")]}
+    else:
+        name = m["params"]["name"]
+        answer = {"lists": {"content": [{"type": "text", "text": str(state["lists"])}]}, "twice": {"content": [{"type": "text", "text": "first"}]},
+                  "wrong": {"content": [1, None, {"type": 5}, {"type": "text", "text": 5}, {"type": "resource", "resource": []}, "text"], "isError": "no", "structuredContent": 5}}.get(name, {"content": "text"})
+    data = noise(i) + json.dumps({"jsonrpc": "2.0", "id": i, "result": answer}).encode() + b"\n"
+    if m["method"] == "tools/call" and name == "cut":
+        data = data[:-3]
+    if m["method"] == "tools/call" and name == "twice":
+        data += json.dumps({"jsonrpc": "2.0", "id": i, "result": {"content": [{"type": "text", "text": "second"}]}}).encode() + b"\n"
+    for k in range(0, 60):
+        os.write(1, data[k:k + 1])
+    rest = data[60:]
+    while rest:
+        rest = rest[os.write(1, rest):]
+    os.write(2, b"\x1b[2J\x1b]0;mine\x07\n")
+    if m["method"] == "tools/call" and name == "cut":
+        os._exit(9)
+
+
 def send(message):
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
@@ -77,15 +115,18 @@ def plain(mode, n):
             print("this is not a message")
     if mode == "silent":
         time.sleep(3600)
+    state = {"lists": 0}
     for line in sys.stdin:
         m = json.loads(line)
         method, i = m.get("method"), m.get("id")
-        if i is None:
+        if i is None or method is None:
             continue
         if mode == "old" and method not in ("initialize", "tools/list", "tools/call"):
             sys.exit(4)                 # a server that ends at an unknown message
         if method == "initialize":
             send({"jsonrpc": "2.0", "id": i, "result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "plain", "version": "1"}}})
+        elif mode == "hostile" and method in ("tools/list", "tools/call"):
+            hostile(i, m, state)
         elif method == "tools/list":
             names = [f"tool_{k}" for k in range(n)] if mode == "many" else ["call", "pid"]
             if mode == "nul":
@@ -168,9 +209,64 @@ def oldhttp():
     server.serve_forever()
 
 
+def badhttp():
+    """Over HTTP, by path: /redirect to a secret, /endless events, /html, /gzip of a large body."""
+    import gzip
+    import http.server
+    secrets = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *a):
+            pass
+
+        def reply(self, status, kind, data, **headers):
+            self.send_response(status)
+            for k, v in {"Content-Type": kind, "Content-Length": str(len(data)), **headers}.items():
+                self.send_header(k, v)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def do_GET(self):
+            if self.path == "/secret":
+                secrets.append(1)
+            self.reply(200, "text/plain", str(len(secrets)).encode())
+
+        def do_POST(self):
+            m = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path == "/redirect":
+                return self.reply(307 if len(secrets) % 2 else 302, "text/plain", b"", Location="/secret")
+            if self.path == "/secret":
+                secrets.append(1)
+            if self.path == "/html":
+                return self.reply(200, "text/html", b"<html>")
+            if self.path == "/gzip":
+                body = b" " * (64 << 20) + json.dumps({"jsonrpc": "2.0", "id": m.get("id"), "result": {}}).encode()
+                return self.reply(200, "application/json", gzip.compress(body), **{"Content-Encoding": "gzip"})
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            while True:
+                self.wfile.write(b": nothing\n\n" * 5000)
+
+        def handle(self):
+            try:
+                super().handle()
+            except OSError:
+                pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    print(server.server_port, flush=True)
+    server.serve_forever()
+
+
 mode = sys.argv[1]
 if mode == "oldhttp":
     oldhttp()
+elif mode == "badhttp":
+    badhttp()
 elif mode == "good":
     good()
 elif mode == "http":
