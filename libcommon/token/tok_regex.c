@@ -374,7 +374,7 @@ struct regex { pcre2_code *code; };
 struct regex_scratch {
     pcre2_match_data *md;
     pcre2_match_context *ctx;
-    pcre2_jit_stack *stack;
+    pcre2_jit_stack *stack;         /* NULL: the 32 KB of the thread's stack have been enough */
 };
 
 struct regex *regex_open(const char *pattern, size_t n, struct err *e)
@@ -421,14 +421,21 @@ struct regex_scratch *regex_scratch_open(void)
         return NULL;
     w->md = pcre2_match_data_create(1, NULL);
     w->ctx = pcre2_match_context_create(NULL);
-    w->stack = pcre2_jit_stack_create(32 << 10, 16 << 20, NULL);     /* NULL: no JIT here */
     if (!w->md || !w->ctx) {
         regex_scratch_close(w);
         return NULL;
     }
-    if (w->stack)
-        pcre2_jit_stack_assign(w->ctx, NULL, w->stack);
     return w;
+}
+
+/* Make room for a match that needs more than PCRE2's 32 KB.  It is a mapping, so most texts do
+ * without.  0: there is none, or it was not enough. */
+static int more_stack(struct regex_scratch *w)
+{
+    if (w->stack || !(w->stack = pcre2_jit_stack_create(32 << 10, 16 << 20, NULL)))
+        return 0;
+    pcre2_jit_stack_assign(w->ctx, NULL, w->stack);
+    return 1;
 }
 
 void regex_scratch_close(struct regex_scratch *w)
@@ -450,6 +457,8 @@ int regex_find(const struct regex *r, struct regex_scratch *w, const char *s, si
     size_t steps = n / 64 < UINT32_MAX / 1024 - 20000 ? 4000000 + 16 * n : UINT32_MAX;
     pcre2_set_match_limit(w->ctx, (uint32_t)steps);
     int rc = pcre2_match(r->code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK, w->md, w->ctx);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT && more_stack(w))
+        rc = pcre2_match(r->code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK, w->md, w->ctx);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
         rc = pcre2_match(r->code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, w->md, w->ctx);
     if (rc == PCRE2_ERROR_NOMATCH)
