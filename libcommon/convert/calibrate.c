@@ -314,6 +314,7 @@ done:
 enum layer_input calibrate_input(int role)
 {
     return role == ROLE_Q || role == ROLE_IN ? INPUT_QKV : role == ROLE_Q_A ? INPUT_Q_A : role == ROLE_O ? INPUT_O
+        : role == ROLE_STATE_O ? INPUT_STATE_O
         : role == ROLE_DOWN ? INPUT_DOWN : INPUT_MLP;
 }
 
@@ -372,8 +373,10 @@ int calibrate_width(const struct config *c, int layer, int input)
     switch (input) {
     case INPUT_QKV:  return mixer == MIXER_NONE ? 0 : c->hidden_size;
     case INPUT_Q_A:  return mla ? c->mla.q_rank : 0;
-    case INPUT_O:    return mixer == MIXER_NONE ? 0 : mixer_has_state(mixer) ? recurrent_width(c, layer) : mla
-        ? c->n_heads * c->mla.v_dim : c->n_heads * config_value_dim(c, layer);
+    case INPUT_STATE_O: return mixer == MIXER_BOTH ? recurrent_width(c, layer) : 0;
+    case INPUT_O:
+        return mixer == MIXER_NONE ? 0 : mixer_has_state(mixer) && mixer != MIXER_BOTH ? recurrent_width(c, layer)
+               : c->n_heads * (mla ? c->mla.v_dim : config_value_dim(c, layer));
     case INPUT_MLP:  return c->ff[layer] == FF_NONE ? 0 : c->hidden_size;
     default:         return config_mlp_size(c, layer);
     }

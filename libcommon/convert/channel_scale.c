@@ -152,8 +152,11 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     const struct config *c = &cv->config;
     struct layer_calib *l = &cv->calib[layer];
     const int mla = c->mixer[layer] == MIXER_MLA, q_a = mla && c->mla.q_rank, moe = c->ff[layer] == FF_MOE;
-    const int state = mixer_has_state(c->mixer[layer]);
-    const unsigned qkv = state ? 1u << ROLE_IN | 1u << ROLE_IN_Z : q_a ? 1u << ROLE_Q_A | 1u << ROLE_KV_A : mla ? 1u <<
+    const int both = c->mixer[layer] == MIXER_BOTH, state = mixer_has_state(c->mixer[layer]);
+    /* mamba1 has no norm behind its gate; with renorm the residual reads a norm's output, too */
+    const int folds = c->renorm[0][0] == 0, folds_o = state && !both && c->mixer[layer] != MIXER_MAMBA1;
+    const unsigned qkv = both ? 1u << ROLE_IN | 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V
+        : state ? 1u << ROLE_IN | 1u << ROLE_IN_Z : q_a ? 1u << ROLE_Q_A | 1u << ROLE_KV_A : mla ? 1u <<
         ROLE_Q | 1u << ROLE_KV_A : 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V | 1u << ROLE_Q_GATE;
     const unsigned mlp = 1u << ROLE_GATE | 1u << ROLE_UP | (moe ? 1u << ROLE_EXPERT_GATE | 1u << ROLE_EXPERT_UP : 0);
     int parallel = c->block == BLOCK_PARALLEL;
@@ -163,7 +166,7 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     }
     free(l->v_scale);
     l->v_scale = NULL;
-    if (l->strength[INPUT_QKV] && has(cv, layer, ".attn_norm.weight") &&
+    if (folds && l->strength[INPUT_QKV] && has(cv, layer, ".attn_norm.weight") &&
         all_rounded(cv, layer, parallel ? qkv | mlp : qkv)) {
         if (scale_input(l, INPUT_QKV, c->hidden_size, alpha, e))
             return -1;
@@ -174,7 +177,7 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
             memcpy(l->scale[INPUT_MLP], l->scale[INPUT_QKV], (size_t)c->hidden_size * sizeof(float));
         }
     }
-    if (!parallel && l->strength[INPUT_MLP] && has(cv, layer, ".mlp_norm.weight") && all_rounded(cv, layer, mlp))
+    if (folds && !parallel && l->strength[INPUT_MLP] && has(cv, layer, ".mlp_norm.weight") && all_rounded(cv, layer, mlp))
         if (scale_input(l, INPUT_MLP, c->hidden_size, alpha, e))
             return -1;
     if (q_a && l->strength[INPUT_Q_A] && all_rounded(cv, layer, 1u << ROLE_Q) &&
@@ -183,9 +186,11 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     if (moe && c->moe.act_limit == 0 && all_rounded(cv, layer, 1u << ROLE_EXPERT_UP | 1u << ROLE_EXPERT_DOWN) &&
         scale_experts(cv, l, alpha, e))
         return -1;
-    if (state && l->strength[INPUT_O] && all_rounded(cv, layer, 1u << ROLE_O) && scale_state_o(cv, l, layer, alpha, e))
+    if (folds_o && l->strength[INPUT_O] && all_rounded(cv, layer, 1u << ROLE_O) &&
+        scale_state_o(cv, l, layer, alpha, e))
         return -1;
-    if (!mla && !state && l->strength[INPUT_O] && c->clip_qkv == 0 && !c->v_norm && !config_key_is_value(c, layer) &&
+    if (!mla && (!state || both) && l->strength[INPUT_O] && c->clip_qkv == 0 && !c->v_norm &&
+        !config_key_is_value(c, layer) &&
         !has(cv, layer, ".attn_sub_norm.weight") &&
         all_rounded(cv, layer, 1u << ROLE_V | 1u << ROLE_O) && scale_o(cv, l, layer, alpha, e))
         return -1;

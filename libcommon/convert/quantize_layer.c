@@ -311,7 +311,7 @@ static int quantize_input(struct conversion *cv, struct calibration *c, int laye
     if (g.damping > 0.011) {
         cv->report->n_damped++;
         conversion_note(cv, "layer %d: damping raised to %g %% for the inputs of %s", layer, g.damping * 100,
-                 (const char *const[]){ "q, k, v", "q", "o", "gate and up", "down" }[input]);
+                 (const char *const[N_INPUTS]){ "q, k, v", "q", "o", "o of the state", "gate and up", "down" }[input]);
     }
     for (int i = 0; i < cv->n_recipes && rc == 0; i++)
         if (wants(&cv->recipes[i], layer, input)) {

@@ -793,8 +793,9 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
 static int run_both(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, float *x)
 {
     const struct config *c = k->c;
-    const struct { const struct linear *out; float scale; enum layer_input input; } half[] = {
-        { &l->state_o, c->state_out_scale, INPUT_STATE_O }, { &l->o, c->attn_out_scale, INPUT_O } };
+    const struct { const struct linear *out; float scale; enum layer_input input; int role; } half[] = {
+        { &l->state_o, c->state_out_scale, INPUT_STATE_O, ROLE_STATE_O },
+        { &l->o, c->attn_out_scale, INPUT_O, ROLE_O } };
     const float *mixed;
     struct act_input in;
     int cols;
@@ -802,6 +803,8 @@ static int run_both(struct core *k, const struct step *s, const struct layer *l,
         if (i == 0 ? state_run(k, s, l, index, h, &mixed, &cols) : run_attention(k, s, l, index, h, &mixed, &cols))
             return 1;
         core_layer_input(k, &in, mixed, cols, s->n_tokens, l, half[i].input);
+        if (core_hook(k, index, half[i].role, &in, s->n_tokens))
+            return 1;
         core_linear(k, &(struct op){ .l = half[i].out, .in = &in, .out = x, .ldo = (size_t)c->hidden_size,
                                      .kind = OP_ADD, .scale = k->residual * half[i].scale }, 1, s->n_tokens, NULL);
     }

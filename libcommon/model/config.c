@@ -157,6 +157,16 @@ static int act_parse(struct parse *p, const struct arch *a)
 
 /* Limits that no model reaches; their products stay far inside 63 bits. */
 enum { MIN_INDEXED = 512 };      /* windows of calibration are no longer */
+
+/* Does a layer take the choice of tokens of an earlier one? */
+static int shares_choice(const struct config *c)
+{
+    int shares = 0;
+    for (int i = 0; i < c->n_layers && c->indexed; i++)
+        shares |= c->mixer[i] == MIXER_MLA && !config_indexes(c, i);
+    return shares;
+}
+
 enum { MAX_LAYERS = 65536, MAX_WIDTH = 1 << 24, MAX_VOCAB = 1 << 28, MAX_LEN = 1 << 28, MAX_EXPERTS = 1 << 20 };
 
 static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
@@ -588,8 +598,5 @@ const char *config_uncalibrated(const struct config *c)
 {
     return c->ple_dim ? "embeddings of each layer" : c->kv_from ? "shared keys and values"
                : c->hyper.n ? "hyper-connections" : c->moe.beside ? "an MLP beside experts"
-               : c->indexed && c->indexer.top_k < MIN_INDEXED ? "attention to few tokens"
-               : config_has_mixer(c, MIXER_BOTH) || config_has_mixer(c, MIXER_MAMBA1) ||
-                 config_has_mixer(c, MIXER_LIGHTNING) ? "these recurrent layers"
-               : c->renorm[0][0] != 0 ? "residuals of normed states" : NULL;
+               : c->indexer.top_k < MIN_INDEXED && shares_choice(c) ? "a shared choice of few tokens" : NULL;
 }
