@@ -11,8 +11,8 @@
  * multiplied.
  *   x [n_tokens, ldx]   the input, cols valid columns
  *   role   ROLE_Q (q, k and v share it; latent attention: q_a or q, and kv_a), ROLE_Q_A (the input
- *          of q behind q_a), ROLE_O, ROLE_STATE_O (of a state beside attention), ROLE_GATE (gate and
- *          up; ROLE_UP where there is no gate), ROLE_DOWN, ROLE_HEAD
+ *          of q behind q_a), ROLE_O, ROLE_STATE_O (of a state beside attention), ROLE_GATE (gate
+ *          and up; ROLE_UP where there is no gate), ROLE_DOWN, ROLE_HEAD
  * cpu_layers_run passes every input once for each window, n_tokens = window_len, in the order of
  * the windows.  If the hook returns non-zero, the rest of the layer is skipped for this window (the
  * next window still runs), and x then holds anything.  Other callers may ignore the result. */
