@@ -428,8 +428,8 @@ struct regex_scratch *regex_scratch_open(void)
     return w;
 }
 
-/* Make room for a match that needs more than PCRE2's 32 KB.  It is a mapping, so most texts do
- * without.  0: there is none, or it was not enough. */
+/* Give matches a stack of up to 16 MB instead of PCRE2's 32 KB.  It is a mapping, so texts that do
+ * without are faster.  0: there is none, or it was not enough. */
 static int more_stack(struct regex_scratch *w)
 {
     if (w->stack || !(w->stack = pcre2_jit_stack_create(32 << 10, 16 << 20, NULL)))

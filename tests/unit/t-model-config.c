@@ -450,12 +450,62 @@ static void test_rope(void **state)
     config_release(&c);
 }
 
+/* Encoders: attention both ways, positions behind the padding, pooling, dense layers, heads. */
+static void test_encoders(void **state)
+{
+    (void)state;
+    struct config c;
+    must_parse(&c, "{\"model_type\": \"bert\", \"num_hidden_layers\": 2}");
+    assert_true(c.both_ways && c.norm_after_add && c.n_types == 2 && c.embedding.pooling == EMBED_MEAN);
+    assert_true(c.embedding.normalize && config_embedding_size(&c) == 768);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"xlm-roberta\", \"num_hidden_layers\": 1, \"max_position_embeddings\": 514, \"pad_token_id\": 1,"
+                   " \"architectures\": [\"XLMRobertaForSequenceClassification\"], \"id2label\": {\"0\": \"a\"},"
+                   " \"sentence_transformers\": {\"activation_fn\": \"torch.nn.modules.linear.Identity\"}}");
+    assert_int_equal(c.max_len, 512);
+    assert_true(c.embedding.scores && c.embedding.raw_scores && c.embedding.n_dense == 2 && c.embedding.pair_twice);
+    assert_int_equal(config_embedding_size(&c), 1);
+    config_release(&c);
+    /* 8 tokens on each side, and itself; every third layer sees all */
+    must_parse(&c, "{\"model_type\": \"modernbert\", \"num_hidden_layers\": 4, \"local_attention\": 16}");
+    assert_true(c.window[0] == 0 && c.window[1] == 9 && c.window[2] == 9 && c.window[3] == 0 && c.bare_first);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 6, \"sliding_window\": 16, \"use_bidirectional_attention\": true}");
+    assert_true(c.both_ways && c.window[0] == 9 && c.window[5] == 0);
+    config_release(&c);
+#define BERT "{\"model_type\": \"bert\", \"num_hidden_layers\": 1, \"zse_embedding\": "
+    must_parse(&c, BERT "{\"pooling\": \"cls\", \"max_seq_length\": 9999, \"prompts\": {\"search_query\": \"q: \"}}}");
+    assert_true(c.embedding.pooling == EMBED_FIRST && !c.embedding.normalize && c.embedding.max_len == 512);
+    assert_string_equal(config_prompt(&c, 0), "q: ");
+    assert_null(config_prompt(&c, 1));
+    config_release(&c);
+    static const char *const bad[][2] = {
+        { BERT "{\"pooling\": \"max\"}}", "pooling \"max\" is not supported" },
+        { BERT "{\"pooling\": \"mean\", \"max_seq_length\": -1}}", "max_seq_length: expected a number" },
+        { BERT "{\"pooling\": \"mean\", \"prompts\": [1]}}", "prompts: found an array" },
+        { BERT "{\"pooling\": \"mean\", \"default_prompt_name\": \"x\"}}", "default_prompt_name \"x\" is not in prompts" },
+        { BERT "{\"pooling\": \"mean\", \"dense\": [{\"name\": \"a\", \"in\": 5, \"out\": 5, \"activation\": \"tanh\"}]}}",
+          "dense layer 0 reads 5 elements of 768" },
+        { BERT "{\"pooling\": \"mean\", \"dense\": [{\"name\": \"a\", \"in\": 768, \"out\": 5, \"activation\": \"elu\"}]}}",
+          "activation \"elu\" is not supported" },
+        { "{\"model_type\": \"bert\", \"position_embedding_type\": \"relative_key\"}", "position_embedding_type" },
+        { "{\"model_type\": \"bert\", \"architectures\": [\"BertForSequenceClassification\"]}", "2 labels" },
+        { "{\"model_type\": \"gemma\", \"architectures\": [\"GemmaForSequenceClassification\"]}", "classifiers of architecture gemma" },
+        { "{\"model_type\": \"nomic_bert\", \"prenorm\": true}", "prenorm" },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct err e;
+        if (parse(&c, bad[i][0], &e) == 0 || !strstr(e.msg, bad[i][1]))
+            fail_msg("%s: '%s'", bad[i][0], e.msg);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults), cmocka_unit_test(test_windows), cmocka_unit_test(test_beyond_dense),
             cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_ignored), cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_ignored), cmocka_unit_test(test_rope), cmocka_unit_test(test_encoders),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
