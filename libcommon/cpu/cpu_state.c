@@ -267,8 +267,8 @@ static void lightning_token(const struct state_job *j, int head, int token, floa
 static void delta_token(const struct state_job *j, int head, int token, float *state)
 {
     const struct recurrent *r = j->r;
-    const int share = r->n_heads / r->n_groups, group = head / share, member = head % share,
-              keys = r->n_groups * r->state_size;
+    const int share = r->n_heads / r->n_groups, group = r->tiled ? head % r->n_groups : head / share,
+              member = head % share, keys = r->n_groups * r->state_size;
     const float *q = j->k->state.conv + (size_t)token * (size_t)j->channels + group * r->state_size, *k = q + keys;
     const float *v = q - group * r->state_size + 2 * keys + head * r->head_dim;
     const float *ba = j->k->state.ba + (size_t)token * 2 * (size_t)r->n_heads;

@@ -570,13 +570,11 @@ static void add_nemotron_h(struct gguf_translator *t)
     biases(t);
 }
 
-static void add_qwen3next(struct gguf_translator *t)
+static void add_delta_layers(struct gguf_translator *t)
 {
     char k[160];
     const struct gguf_kv *states = gguf_find(t->g, gguf_full_key(t, "attention.recurrent_layers", k, sizeof k));
     int64_t every = 4;
-    add_experts(t);
-    copy_int(t, "expert_shared_feed_forward_length", "shared_expert_intermediate_size");
     gguf_set_bool(t, "attention_bias", any_attn_bias(t));
     set_mamba(t, "linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim",
               "linear_conv_kernel_dim");
@@ -588,6 +586,20 @@ static void add_qwen3next(struct gguf_translator *t)
         json_array_append_new(kinds, json_string(attends ? "full_attention" : "linear_attention"));
     }
     json_object_set_new(t->out, "layer_types", kinds);
+}
+
+static void add_qwen35(struct gguf_translator *t) { add_delta_layers(t); }
+
+static void add_qwen35moe(struct gguf_translator *t)
+{
+    add_experts(t);
+    copy_int(t, "expert_shared_feed_forward_length", "shared_expert_intermediate_size");
+    add_delta_layers(t);
+}
+
+static void add_qwen3next(struct gguf_translator *t)
+{
+    add_qwen35moe(t);
     gguf_set_bool(t, "zse_z_apart", any_layer_has(t, ".attn_gate.weight"));
 }
 
@@ -712,6 +724,10 @@ static const struct gguf_arch archs[] = {
       "relu2",             SPELLING_HYBRID, 0, add_nemotron_h },
     { "qwen3next",     "qwen3_next",       "Qwen3NextForCausalLM",      "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_HYBRID, 1, add_qwen3next },
+    { "qwen35",        "qwen3_5_text",     "Qwen3_5ForCausalLM",        "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_HYBRID, 1, add_qwen35 },
+    { "qwen35moe",     "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM",     "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_HYBRID, 1, add_qwen35moe },
 };
 
 const struct gguf_arch *gguf_arch_find(const char *name)

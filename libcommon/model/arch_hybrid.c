@@ -85,6 +85,7 @@ static void more_qwen3_5(struct parse *p, struct config *c)
     c->attn_gate = ATTN_GATE_CHANNEL;
     delta_parse(p, c);
     c->recurrent.z_apart = c->recurrent.ba_flat = 1;
+    c->recurrent.tiled = c->gguf;
     parse_find(p, "mamba_ssm_dtype|mlp_only_layers|mtp_num_hidden_layers|mtp_use_dedicated_embeddings", NULL);
 }
 

@@ -163,6 +163,8 @@ struct recurrent {
     /* delta net: in_ba makes the rates of learning of all heads, then those of forgetting of all,
      * instead of both group by group */
     int ba_flat;
+    /* GGUF: head h of the values reads key head h % n_groups, otherwise h / (n_heads / n_groups) */
+    int tiled;
     int sigmoid_gate;           /* delta net: the gate is a sigmoid */
     float rate_scale;           /* delta net: factor on the rates of learning (olmo_hybrid: 2) */
     /* Kimi delta attention (arXiv:2510.26692): every row of a head's state decays at a rate of its

@@ -779,6 +779,8 @@ static void state_names(struct builder *b)
     if (b->c->recurrent.z_apart) {
         b->n.in = gguf_names.qkv;
         b->n.in_z = "attn_gate";
+        if (b->c->recurrent.ba_flat)
+            b->n.in_ba = "ssm_{beta,alpha}";
     }
     if (have->mlp_norm && have->attn_norm && strcmp(have->mlp_norm, have->attn_norm) == 0)
         b->n.mlp_norm = gguf_names.attn_norm;           /* nemotron_h: the one norm of a layer has this name */

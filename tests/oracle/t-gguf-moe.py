@@ -37,14 +37,15 @@ MODELS = {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwe
 LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl": "qwen3vlmoe", "ministral3": "mistral3", "mistral3-tied-vl": "mistral3",
           "mistral4": "mistral4", "glm4_moe_lite": "deepseek2", "kimi_k25-vl": "deepseek2", "minicpm3": "minicpm3", "jais2": "jais2", "phimoe": "phimoe",
           "exaone_moe": "exaone-moe", "afmoe": "afmoe", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "solar_open": "glm4moe", "internlm3": "llama",
-          "apertus": "apertus"}
+          "apertus": "apertus", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_5_moe-vl": "qwen35moe"}
 MODELS |= LATEST
 LOGITS = {"minicpm3": 32 / 256}             # dim_model_base over the one that a GGUF implies
 PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid")
 # The attention chunk of llama4_text.  GGUF has no key for it and implies 8192: only the first 32
 # tokens have the same logits with both.
 CHUNK = 32
-STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "qwen3next")
+STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "qwen3next", "qwen35", "qwen35moe")
+DELTA = ("qwen3next", "qwen35", "qwen35moe")
 
 
 def tensors(folder):
@@ -73,9 +74,26 @@ def permuted(a, heads):
 STATE_ENDS = (".A_log", ".D", ".dt_bias", "conv1d.weight", "conv.conv.weight", "mixer.norm.weight", "mamba.norm.weight", "linear_attn.norm.weight", "in_proj_qkvz.weight")
 
 
+TILED_ENDS = ("in_proj_qkv.weight", "in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "linear_attn.out_proj.weight")
+
+
+def tiled(name, a, c):
+    """qwen35: the heads of values in turn from every group, not group by group."""
+    if name.endswith("linear_attn.norm.weight"):
+        return a
+    if name.endswith("out_proj.weight"):
+        return tiled("", a.T, c).T
+    groups, heads = c["linear_num_key_heads"], c["linear_num_value_heads"]
+    keys = 2 * groups * c["linear_key_head_dim"] if "conv1d" in name or "in_proj_qkv" in name else 0
+    values = a[keys:].reshape(groups, heads // groups, -1, *a.shape[1:]).swapaxes(0, 1).reshape(a[keys:].shape)
+    return np.concatenate([a[:keys], values])
+
+
 def state_tensor(name, a, c, arch, joined):
     """A tensor of a recurrent layer under the converter's names and in its shapes."""
-    mamba = arch != "qwen3next"
+    mamba = arch not in DELTA
+    if arch.startswith("qwen35"):
+        a = tiled(name, a, c)
     if name.endswith(".A_log"):
         return {name: -np.exp(a).reshape((-1, 1) if mamba else -1)}
     if name.endswith(".D"):
@@ -110,7 +128,7 @@ def merge(all_tensors, c, arch, joined):
             out[name.replace("input_linear", "experts.w3")] = a[:, half:]
         elif name.endswith("block_sparse_moe.output_linear.weight"):
             out[name.replace("output_linear", "experts.w2")] = a
-        elif arch in STATES and name.endswith(STATE_ENDS):
+        elif arch in STATES and name.endswith(STATE_ENDS + (TILED_ENDS if arch.startswith("qwen35") else ())):
             out.update(state_tensor(name, a, c, arch, joined))
         elif arch == "granitehybrid" and "shared_mlp.input_linear" in name:
             half = a.shape[0] // 2
@@ -124,14 +142,14 @@ def merge(all_tensors, c, arch, joined):
                 out[name.replace("gate_up_proj", part + ".weight")] = piece.swapaxes(1, 2)
         elif arch == "llama4" and name.endswith("experts.down_proj"):
             out[name + ".weight"] = a.swapaxes(1, 2)
-        elif arch == "qwen3vlmoe" and "experts.gate_up_proj" in name:
+        elif arch in ("qwen3vlmoe", "qwen35moe") and "experts.gate_up_proj" in name:
             half = a.shape[1] // 2
             out[name.replace("gate_up_proj", "gate_proj.weight")], out[name.replace("gate_up_proj", "up_proj.weight")] = a[:, :half], a[:, half:]
-        elif arch in ("qwen3vlmoe", "mistral4") and "experts." in name and name.endswith("_proj"):
+        elif arch in ("qwen3vlmoe", "mistral4", "qwen35moe") and "experts." in name and name.endswith("_proj"):
             out[name + ".weight"] = a
         elif name.endswith("expert_bias"):
             out[name + ".bias"] = a
-        elif arch == "qwen3next" and name.endswith("norm.weight"):
+        elif arch in DELTA and name.endswith("norm.weight"):
             out[name] = a + 1
         elif "experts.gate_up_proj" in name:                    # gpt-oss: gate and up columns alternate
             bias = name.endswith("_bias")
@@ -176,7 +194,7 @@ def write_state_keys(w, c, arch):
         w.add_shortconv_l_cache(c["conv_L_cache"])
         ff = 2 * ff // 3
         ff = (ff + c["block_multiple_of"] - 1) // c["block_multiple_of"] * c["block_multiple_of"]
-    elif arch == "qwen3next":
+    elif arch in DELTA:
         for key, add in (("linear_conv_kernel_dim", w.add_ssm_conv_kernel), ("linear_key_head_dim", w.add_ssm_state_size),
                          ("linear_num_key_heads", w.add_ssm_group_count), ("linear_num_value_heads", w.add_ssm_time_step_rank)):
             add(c[key])
@@ -188,8 +206,9 @@ def write_state_keys(w, c, arch):
         w.add_ssm_group_count(any_of("mamba_n_groups", "n_groups"))
         w.add_ssm_time_step_rank(heads)
         w.add_ssm_inner_size(heads * any_of("mamba_d_head", "mamba_head_dim", "head_dim"))
-    w.add_feed_forward_length([ff if k == "mlp" else 0 for k in kinds] if arch == "nemotron_h" else ff)
-    if arch == "qwen3next":
+    if ff:
+        w.add_feed_forward_length([ff if k == "mlp" else 0 for k in kinds] if arch == "nemotron_h" else ff)
+    if arch in DELTA:
         w.add_head_count_kv(kv)
     elif arch != "mamba2":
         w.add_head_count_kv([kv if k == "full_attention" else 0 for k in kinds])
@@ -232,7 +251,7 @@ def write_keys(w, c, arch):
     if arch == "llama4":
         w.add_interleave_moe_layer_step(c["interleave_moe_layer_step"])
     if arch not in ("llama", "olmoe", "granitemoe", "granitehybrid") and n_experts:
-        w.add_expert_feed_forward_length(c.get("moe_intermediate_size", c["intermediate_size"]))
+        w.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
     if mla:
         w.add_q_lora_rank(c["q_lora_rank"]) if c["q_lora_rank"] else None
         w.add_kv_lora_rank(c["kv_lora_rank"])
