@@ -20,10 +20,25 @@ void reply_json(struct server *s, struct conn *c, int status, const struct buf *
     conn_reply(c, status, "application/json", json->data, json->size);
 }
 
+/* Leave the folder out of the paths in a message: clients see names of files only. */
+static void hide_home(const struct server *s, struct problem *p)
+{
+    const size_t n = s->o.home ? strlen(s->o.home) : 0;
+    char *at = p->message;
+    while (n && (at = strstr(at, s->o.home)))
+        if (at[n] == '/')
+            memmove(at, at + n + 1, strlen(at + n + 1) + 1);
+        else
+            at += n;
+}
+
 void reply_problem(struct server *s, struct conn *c, const struct problem *p)
 {
     struct buf out = { 0 };
-    problem_json(p, &out);
+    struct problem shown = *p;
+    if (p->status >= 500)
+        hide_home(s, &shown);
+    problem_json(&shown, &out);
     metrics_count(&s->metrics, conn_route(c), out.failed ? 503 : p->status);
     record_error(conn_record(c), p);
     if (out.failed)

@@ -140,6 +140,47 @@ EOT
   [ "$(answer stats | jq .formats.pdf)" = true ]
 }
 
+@test "a PDF that takes long delays its own key only, and the end of the server no longer than --drain" {
+  command -v pdftotext >/dev/null || skip "no pdftotext (Debian: poppler-utils)"
+  local ZSE_HOME=$BATS_TEST_TMPDIR/home log=$BATS_TEST_TMPDIR/log URL PID f=$BATS_TEST_TMPDIR a b client
+  export ZSE_HOME
+  python3 tests/rag/make_slow_pdf.py "$f/a.pdf"
+  a=$(zse-apikey create a) b=$(zse-apikey create b)
+  start "$log" "$T/tiny.zse" --port 0 --drain 1
+  await listens "$URL"
+  curl -s "$URL/api/rag/documents/upload" -H "Authorization: Bearer $a" -F "file=@$f/a.pdf" >/dev/null 3>&- &
+  client=$!
+  await pgrep -P "$PID" pdftotext
+  [ "$(document b.txt 'words of b' | status documents -H "Authorization: Bearer $b" -m 20 -d @-)" = 200 ]
+  [ "$(status documents -H "Authorization: Bearer $b" -m 20)" = 200 ]
+  kill -0 "$client"                       # still waits
+  local began=$SECONDS
+  stop "$PID"
+  [ $((SECONDS - began)) -lt 15 ]
+  wait "$client" || true
+}
+
+@test "a file that another program holds locked: 503 without its folder" {
+  local ZSE_HOME=$BATS_TEST_TMPDIR/home log=$BATS_TEST_TMPDIR/log URL PID
+  export ZSE_HOME
+  start "$log" "$T/tiny.zse" --port 0
+  await listens "$URL"
+  [ "$(document a.txt 'words' | status documents -d @-)" = 200 ]
+  python3 - "$ZSE_HOME/rag.db" "$BATS_TEST_TMPDIR/held" 3>&- <<'EOT' &
+import signal, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute('BEGIN IMMEDIATE')
+open(sys.argv[2], 'w').close()
+signal.pause()
+EOT
+  local holder=$!
+  await test -e "$BATS_TEST_TMPDIR/held"
+  document b.txt 'others' | answer documents -d @- >"$T/locked"
+  kill "$holder"
+  [ "$(jq -r .error.message "$T/locked")" = "rag.db: another program holds it locked" ]
+  stop "$PID"
+}
+
 @test "a context keeps to max_tokens, and numbers its sources" {
   local n
   [ "$(document a.txt "$(seq -s ' words about rivers and ' 300)" | status documents -d @-)" = 200 ]

@@ -67,13 +67,13 @@ static void start_about(struct server *s, struct conn *c, const char *rest, enum
 void handle_rag_add(struct server *s, struct conn *c, const char *rest)
 {
     (void)rest;
-    start(s, c, RAG_WRITE, rag_run_add);
+    start(s, c, RAG_ADD, rag_run_add);
 }
 
 void handle_rag_upload(struct server *s, struct conn *c, const char *rest)
 {
     const char *type = http_field(conn_request(c), "Content-Type");
-    struct rag_job *j = rag_job_new(s, c, RAG_WRITE, rag_run_upload);
+    struct rag_job *j = rag_job_new(s, c, RAG_ADD, rag_run_upload);
     (void)rest;
     if (!j)
         return;

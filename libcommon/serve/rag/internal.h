@@ -1,7 +1,8 @@
 /* internal.h - the documents of the server: /api/rag.
  *
- * A request becomes a job.  Its disk work runs in a thread: one thread writes (documents are added
- * and deleted one after the other), others read, so that a search does not wait for a large file.
+ * A request becomes a job.  Its disk work runs in a thread: one thread makes short changes, some
+ * add documents (of each tenant one at a time, so that no key waits for the files of another), and
+ * some read, so that a search does not wait for a large file.
  * Each thread has its own connection to rag.db.  Threads and connections are made when the first
  * request needs them; a file that cannot be used makes requests fail, never the server.
  *
@@ -20,9 +21,12 @@
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
 
-enum rag_lane { RAG_READ, RAG_WRITE, RAG_LANES };
+/* RAG_ADD: documents become text, which takes up to a minute, and are stored; RAG_WRITE: short
+ * changes. */
+enum rag_lane { RAG_READ, RAG_WRITE, RAG_ADD, RAG_LANES };
 /* threads; jobs that may wait in a lane, in all and of one tenant */
-enum { RAG_READERS = 2, RAG_THREADS = RAG_READERS + 1, RAG_WAITING = 64, RAG_WAITING_TENANT = 8 };
+enum { RAG_READERS = 2, RAG_ADDERS = 3, RAG_THREADS = RAG_READERS + RAG_ADDERS + 1, RAG_WAITING = 64,
+       RAG_WAITING_TENANT = 8 };
 enum { RAG_TEXTS = 8 };                  /* embedded together */
 enum { RAG_READ_S = 10 };               /* seconds that a job of RAG_READ may take */
 enum { RAG_QUERY = 64 << 10 };          /* bytes of a query */

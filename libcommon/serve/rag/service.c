@@ -203,6 +203,27 @@ static void run_job(struct rag_job *j, struct rag_store **r)
     }
 }
 
+/* Whether a thread adds a document of this tenant; with the lock. */
+static int is_adding(const struct rag_service *v, uint64_t tenant)
+{
+    for (int i = 0; i < v->n_threads; i++)
+        if (v->thread[i].lane == RAG_ADD && v->thread[i].current && v->thread[i].current->tenant == tenant)
+            return 1;
+    return 0;
+}
+
+/* Take the first job of the lane that may run now out of its queue; with the lock. */
+static struct rag_job *take_job(struct rag_service *v, enum rag_lane lane)
+{
+    struct rag_job **at = &v->queue[lane];
+    while (*at && lane == RAG_ADD && is_adding(v, (*at)->tenant))
+        at = &(*at)->next;
+    struct rag_job *j = *at;
+    if (j)
+        *at = j->next;
+    return j;
+}
+
 static void *work(void *arg)
 {
     struct rag_thread *t = arg;
@@ -210,12 +231,12 @@ static void *work(void *arg)
     struct rag_store *r = NULL;
     pthread_mutex_lock(&v->lock);
     for (;;) {                              /* the lock is held here */
-        while (!v->queue[t->lane] && !v->stop)
+        struct rag_job *j = NULL, **end = &v->done;
+        while (!v->stop && !(j = take_job(v, t->lane)))
             pthread_cond_wait(&v->work[t->lane], &v->lock);
-        if (v->stop)
+        if (!j)
             break;
-        struct rag_job *j = t->current = v->queue[t->lane], **end = &v->done;
-        v->queue[t->lane] = j->next;
+        t->current = j;
         if (j->round > v->round[t->lane])
             v->round[t->lane] = j->round;
         pthread_mutex_unlock(&v->lock);
@@ -223,6 +244,7 @@ static void *work(void *arg)
             run_job(j, &r);
         pthread_mutex_lock(&v->lock);
         t->current = NULL;
+        pthread_cond_broadcast(&v->work[t->lane]);      /* the next job of this tenant may run now */
         j->next = NULL;
         while (*end)
             end = &(*end)->next;
@@ -240,7 +262,7 @@ static int start_threads(struct rag_service *v)
     while (v->n_threads < RAG_THREADS) {
         struct rag_thread *t = &v->thread[v->n_threads];
         t->v = v;
-        t->lane = v->n_threads == 0 ? RAG_WRITE : RAG_READ;
+        t->lane = v->n_threads == 0 ? RAG_WRITE : v->n_threads <= RAG_ADDERS ? RAG_ADD : RAG_READ;
         if (thread_start(&t->thread, work, t) != 0)
             return -1;
         v->n_threads++;
@@ -385,7 +407,7 @@ static void end_job(struct rag_job *j)
         rag_job_free(j);
         return;
     }
-    j->s->rag->index.dirty |= j->lane == RAG_WRITE;
+    j->s->rag->index.dirty |= j->lane != RAG_READ;
     if (j->done) {
         j->done(j->user, j->answer, &j->problem);
         rag_job_free(j);
