@@ -139,20 +139,24 @@ static int pair(struct call *c, struct prompt *p, const json_t *a, const json_t 
 /* The question that Qwen3-Reranker was trained on; the texts cannot add special tokens. */
 static int question(struct call *c, struct prompt *p, const json_t *a, const json_t *b, struct problem *pr)
 {
-    static const char begin[] = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n<Instruct>: ",
+    static const char begin[] = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n",
                       usual[] = "Given a web search query, retrieve relevant passages that answer the query",
-                      query[] = "\n<Query>: ", document[] = "\n<Document>: ",
                       end[] = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
-    const char *task = c->params.instructions ? c->params.instructions : usual;
-    const unsigned special = TOKENIZE_PARSE_SPECIAL;
-    if (add_ids(c, p, begin, sizeof begin - 1, special, "query", pr) != 0 ||
-        add_ids(c, p, task, strlen(task), 0, "instruction", pr) != 0 ||
-        add_ids(c, p, query, sizeof query - 1, 0, "query", pr) != 0 || add_text(c, p, a, pr) != 0 ||
-        add_ids(c, p, document, sizeof document - 1, 0, "query", pr) != 0)
-        return -1;
+    struct buf body = { 0 };
+    buf_str(&body, "<Instruct>: ");
+    buf_str(&body, c->params.instructions ? c->params.instructions : usual);
+    buf_str(&body, "\n<Query>: ");
+    buf_add(&body, json_string_value(a), json_string_length(a));
+    buf_str(&body, "\n<Document>: ");
+    buf_add(&body, json_string_value(b), json_string_length(b));
+    int rc = body.failed ? problem_nomem(pr) : add_ids(c, p, begin, sizeof begin - 1, TOKENIZE_PARSE_SPECIAL, "query", pr);
     p->second = p->n_ids;
-    const int rc = add_text(c, p, b, pr), n = p->n_ids;
-    if (rc != 0 || add_ids(c, p, end, sizeof end - 1, special, "query", pr) != 0 || fit(c, p, p->n_ids - n, pr) != 0)
+    if (rc == 0)
+        rc = add_ids(c, p, body.data, body.size, 0, "documents", pr);
+    buf_release(&body);
+    const int n = p->n_ids;
+    if (rc != 0 || add_ids(c, p, end, sizeof end - 1, TOKENIZE_PARSE_SPECIAL, "query", pr) != 0 ||
+        fit(c, p, p->n_ids - n, pr) != 0)
         return -1;
     p->second = 0;
     return 0;
