@@ -243,6 +243,18 @@ static void add_granitemoe(struct gguf_translator *t)
     copy_int(t, "expert_used_count", "num_experts_per_tok");
 }
 
+/* Layers that predict more tokens: GGUF counts them among the blocks. Returns the others. */
+static int64_t add_extra_layers(struct gguf_translator *t)
+{
+    int64_t extra;
+    if (!gguf_has_key(t, "nextn_predict_layers") || gguf_key_int(t, "nextn_predict_layers", 0, &extra, NULL) != 0 ||
+        extra <= 0 || extra >= t->n_layers)
+        return t->n_layers;
+    gguf_set_int(t, "num_nextn_predict_layers", extra);
+    gguf_set_int(t, "num_hidden_layers", t->n_layers - extra);
+    return t->n_layers - extra;
+}
+
 /* The router of deepseek_v3 and of the models that adopted it. */
 static void add_sigmoid_router(struct gguf_translator *t)
 {
@@ -254,12 +266,7 @@ static void add_sigmoid_router(struct gguf_translator *t)
     gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
     gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 0) != 0);
     gguf_set_bool(t, "attention_bias", any_attn_bias(t));
-    int64_t extra;
-    if (gguf_has_key(t, "nextn_predict_layers") && gguf_key_int(t, "nextn_predict_layers", 0, &extra, NULL) == 0 &&
-        extra < t->n_layers) {
-        gguf_set_int(t, "num_nextn_predict_layers", extra);          /* GGUF counts these layers among the blocks */
-        gguf_set_int(t, "num_hidden_layers", t->n_layers - extra);
-    }
+    add_extra_layers(t);
 }
 
 static void add_glm4moe(struct gguf_translator *t)
@@ -580,7 +587,7 @@ static void add_delta_layers(struct gguf_translator *t)
               "linear_conv_kernel_dim");
     gguf_key_int(t, "full_attention_interval", 4, &every, NULL);
     json_t *kinds = json_array();
-    for (int64_t i = 0; i < t->n_layers; i++) {
+    for (int64_t i = 0, n = add_extra_layers(t); i < n; i++) {
         const int attends = states && states->type == GGUF_ARR ? !gguf_key_at(t, "attention.recurrent_layers", i, 0)
                                                                : every > 0 && (i + 1) % every == 0;
         json_array_append_new(kinds, json_string(attends ? "full_attention" : "linear_attention"));

@@ -212,7 +212,11 @@ def write_state_keys(w, c, arch):
         w.add_head_count_kv(kv)
     elif arch != "mamba2":
         w.add_head_count_kv([kv if k == "full_attention" else 0 for k in kinds])
-    w.add_block_count(len(kinds))
+    extra = int(arch == "qwen35")               # a layer that predicts one more token
+    w.add_block_count(len(kinds) + extra)
+    if extra:
+        w.add_nextn_predict_layers(extra)
+        w.add_tensor(f"blk.{len(kinds)}.nextn.eh_proj.weight", np.zeros((c["hidden_size"], 2 * c["hidden_size"]), "<f4"))
     if arch == "granitehybrid":
         w.add_rope_scaling_finetuned(c["position_embedding_type"] == "rope")
 
