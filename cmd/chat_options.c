@@ -54,6 +54,7 @@ static const char usage_end[] =
     "      --ignore-eos           go on after the end of the answer\n"
     "Without these: the model's generation_config, else --temp 0.8 --top-k 40 --top-p 0.95 --min-p 0.05.\n"
     "\n"
+#include "cmd/quantize_help.inc"
     RUN_HELP
     MEMORY_HELP
     "      --plan                 print the memory it would take and the expected speed, and exit; 1 if it does not fit\n"

@@ -52,8 +52,8 @@ static json_t *choose(const json_t *m, const struct hardware_options *o, const s
     int exact = 0;
     *failed = planned_open(&p, id, config, e) != 0;
     for (int i = 0; i < PLANNED_TYPES && !*failed; i++) {
-        *failed = planned_weights(&p, id, config, planned_types[i], &w[i], &exact, e) != 0;
-        c[i] = (struct plan_choice){ .type = planned_types[i], .bytes = planned_bytes(&p, &w[i], context) };
+        *failed = planned_weights(&p, id, config, planned_type(i), &w[i], &exact, e) != 0;
+        c[i] = (struct plan_choice){ .type = planned_type(i), .bytes = planned_bytes(&p, &w[i], context) };
         c[i].decode = rates ? plan_decode(&p.shape, &w[i], rates, KV_F16, PROMPT) : 0;
     }
     int best = *failed || (!p.supported && !o->all)

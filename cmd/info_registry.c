@@ -75,15 +75,15 @@ static json_t *describe(const json_t *m, struct err *e)
     for (size_t i = 0; i < sizeof as_it_is / sizeof *as_it_is; i++)
         json_object_set(j, as_it_is[i], json_object_get(m, as_it_is[i]));
     for (int i = 0; i < PLANNED_TYPES; i++) {
-        if (planned_weights(&p, id, config, planned_types[i], &w, &exact, e) != 0) {
+        if (planned_weights(&p, id, config, planned_type(i), &w, &exact, e) != 0) {
             json_decref(weights);
             json_decref(vram);
             json_decref(j);
             planned_close(&p);
             return NULL;
         }
-        json_object_set_new(weights, planned_types[i], json_integer((json_int_t)w.bytes));
-        json_object_set_new(vram, planned_types[i], json_integer((json_int_t)planned_bytes(&p, &w, CONTEXT)));
+        json_object_set_new(weights, planned_type(i), json_integer((json_int_t)w.bytes));
+        json_object_set_new(vram, planned_type(i), json_integer((json_int_t)planned_bytes(&p, &w, CONTEXT)));
     }
     json_object_set_new(j, "homepage", json_string(home));
     json_object_set(j, "architecture", json_object_get(config, "model_type"));
@@ -217,9 +217,9 @@ static void print_model(const json_t *d)
            (long long)json_integer_value(json_object_get(d, "context_length")),
            cli_bytes(a, (uint64_t)real(d, "kv_bytes_per_token")));
     for (int i = 0; i < PLANNED_TYPES; i++)
-        printf("%-15s %s of weights%s, %s to run with %d tokens of context\n", planned_types[i],
-               cli_bytes_both(a, (uint64_t)real(w, planned_types[i])), json_is_true(json_object_get(d, "exact")) ? ""
-                   : " or so", cli_bytes(b, (uint64_t)real(v, planned_types[i])), CONTEXT);
+        printf("%-15s %s of weights%s, %s to run with %d tokens of context\n", planned_type(i),
+               cli_bytes_both(a, (uint64_t)real(w, planned_type(i))), json_is_true(json_object_get(d, "exact")) ? ""
+                   : " or so", cli_bytes(b, (uint64_t)real(v, planned_type(i))), CONTEXT);
 }
 
 static int info(const struct filter *f, const char *name)
@@ -257,8 +257,10 @@ static int one_of(const char *option, const char *arg, const char *const *words,
 static int take(struct filter *f, int c, const char *arg)
 {
     static const char *const categories[] = { "chat", "instruct", "code", "reasoning", NULL },
-        *const sizes[] = { "tiny", "small", "medium", "large", "xlarge", "xxl", NULL },
-                             *const types[] = { "bf16", "int8", "nl4", NULL };
+        *const sizes[] = { "tiny", "small", "medium", "large", "xlarge", "xxl", NULL };
+    const char *types[PLANNED_TYPES + 1] = { NULL };
+    for (int i = 0; i < PLANNED_TYPES; i++)
+        types[i] = planned_type(i);
     char text[64];
     switch (c) {
     case 'c': return one_of("--category", arg, categories, &f->category);

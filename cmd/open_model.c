@@ -246,7 +246,6 @@ static const char *choose_type(const char *prog, const char *path, const struct 
                                struct err *e)
 {
     enum { CONTEXT = 8192 };
-    static const char *const all[] = { "keep", "bf16", "int8", "nl4" };
     struct planned_choices s = { 0 };
     const char *type = NULL;
     char *title = NULL, size[CLI_BYTES];
@@ -260,12 +259,11 @@ static const char *choose_type(const char *prog, const char *path, const struct 
                                      .n_threads = r->threads, .kernels = r->kernels };
     const int best = config && free_memory(r, &available, e) == 0 &&
                      planned_compare(&s, &ask, e) == 0 ? planned_choose(&s, name, &r->mode, available, e) : -1;
-    for (size_t i = 0; best >= 0 && i < sizeof all / sizeof *all; i++)
-        if (strcmp(all[i], s.c[best].type) == 0)
-            type = all[i];
-    if (type)
+    if (best >= 0) {
+        type = s.c[best].type;          /* static, as planned_type() and "keep" are */
         cli_note(prog, "--mode %s: %s as %s, %s to run", plan_mode_name(r->mode.mode), name, type,
                  cli_bytes(size, s.c[best].bytes));
+    }
     planned_choices_close(&s);
     json_decref(config);
     free(title);
@@ -418,7 +416,7 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
                                      .runs = !r->gpu, .max_memory = r->max_memory };
     const struct hub_check check = { preflight_fetch, &pre };
     if (r->mode.given)
-        pre.type = "nl4";               /* the smallest that it may choose */
+        pre.type = planned_type(PLANNED_TYPES - 1);     /* the smallest that it may choose */
     if (r->mode.given ? hub_model_path(prog, path, 0, &check, &found, e) != 0
                       : hub_stream_open(&stream, prog, path, 0, &check, &found, e) != 0)
         return -1;

@@ -65,8 +65,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     { "force", no_argument, NULL, OPT_FORCE }, \
     { "verify", required_argument, NULL, OPT_VERIFY }, \
     { "verbose", no_argument, NULL, OPT_VERBOSE }
+/* Follows cmd/quantize_help.inc. */
 #define RUN_HELP \
-    "  -q, --quantize TYPE        type for a GGUF file or folder: nl4, int4, int8, nf4, bf16 ... (default: keep)\n" \
     "      --mode MODE            instead of -q, the type by this machine's memory: auto (the finest that is not much slower than the fastest),\n" \
     "                             min_memory, balanced (int8), max_speed, for_vram=SIZE (the finest that fits)\n" \
     "      --threads N            threads (default: one for each processor)\n" \

@@ -268,7 +268,7 @@ static int common_rates(struct plan_rates *r, const struct plan_shape *s, int n_
 int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads,
                   const char *kernels, struct err *e)
 {
-    static const enum qtype usual[] = { QT_BF16, QT_I8, QT_NL4, QT_M5, QT_M6 };
+    const struct qtype_info *info;
     enum { ROWS = 8192, COLS = 2048 };              /* larger matrices have the same rates */
     const int rows = s && s->intermediate_size < ROWS ? s->intermediate_size : ROWS, cols = s &&
         s->hidden_size < COLS ? s->hidden_size : COLS;
@@ -280,8 +280,9 @@ int planned_rates(struct plan_rates *r, const struct plan_weights *w, const stru
     for (int i = 0; rc == 0 && i < PLAN_QTYPES; i++)
         if (w && (w->by_type[i] || w->ops[i] > 0))
             rc = rate_of(r, (enum qtype)i, rows, cols, w->step_bytes, k, pool, e);
-    for (size_t i = 0; rc == 0 && !w && i < sizeof usual / sizeof *usual; i++)
-        rc = rate_of(r, usual[i], rows, cols, 0, k, pool, e);
+    for (int i = 0; rc == 0 && !w && (info = qtype_chosen(i)); i++)
+        if (info->chosen != CHOSEN_SMALL)
+            rc = rate_of(r, info->type, rows, cols, 0, k, pool, e);
     pool_close(pool);
     return rc;
 }

@@ -16,7 +16,14 @@
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"
 
-const char *const planned_types[PLANNED_TYPES] = { "bf16", "int8", "nl4" };
+const char *planned_type(int i)
+{
+    const struct qtype_info *info;
+    for (int k = 0; (info = qtype_chosen(k)); k++)
+        if (info->chosen == CHOSEN_COMPARED && i-- == 0)
+            return info->option;
+    return NULL;
+}
 
 int planned_open(struct planned *p, const char *name, const json_t *config, struct err *e)
 {
@@ -269,12 +276,12 @@ static int compare_source(struct planned_choices *s, const struct planned_query 
     if (planned_source(&s->p, a->path, "keep", &keep, e) != 0)
         return -1;
     for (int i = 0; i < PLANNED_TYPES; i++) {
-        if (planned_source(&s->p, a->path, planned_types[i], &w, e) != 0)
+        if (planned_source(&s->p, a->path, planned_type(i), &w, e) != 0)
             return -1;
         if (i == 0 && keep.bytes < w.bytes / 10 * 9)
             add_choice(s, "keep", &keep, a);
         if (s->n == 0 || strcmp(s->c[0].type, "keep") != 0 || w.bytes < keep.bytes)
-            add_choice(s, planned_types[i], &w, a);
+            add_choice(s, planned_type(i), &w, a);
     }
     return 0;
 }
@@ -288,9 +295,9 @@ int planned_compare(struct planned_choices *s, const struct planned_query *a, st
     if (a->path ? compare_source(s, a, e) != 0 : 0)
         return -1;
     for (int i = 0; i < PLANNED_TYPES && !a->path; i++) {
-        if (planned_weights(&s->p, a->name, a->config, planned_types[i], &w, &s->exact, e) != 0)
+        if (planned_weights(&s->p, a->name, a->config, planned_type(i), &w, &s->exact, e) != 0)
             return -1;
-        add_choice(s, planned_types[i], &w, a);
+        add_choice(s, planned_type(i), &w, a);
     }
     return a->measure ? predict(s, a, e) : 0;
 }

@@ -7,9 +7,18 @@
 #include "libcommon/plan/plan.h"
 #include "libcommon/plan/registry.h"
 
-/* The types that are compared, finest first: bf16, int8, nl4. */
-enum { PLANNED_TYPES = 3 };
-extern const char *const planned_types[PLANNED_TYPES];
+/* The number of types that are compared: COMPARED in column `chosen` of qtype.def. */
+#define PLANNED_NONE
+#define PLANNED_SMALL
+#define PLANNED_STEP
+#define PLANNED_COMPARED + 1
+#define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
+              stream, ymm, zmm, gpu, chosen) PLANNED_##chosen
+enum { PLANNED_TYPES = 0
+#include "libcommon/quant/qtype.def"
+};
+/* Their names as -q spells them, finest first: bf16, int8, nl4; i = 0 .. PLANNED_TYPES - 1. */
+const char *planned_type(int i);
 
 struct planned {
     struct plan_shape shape;
@@ -48,7 +57,7 @@ uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, in
 
 /* ---- rates ---- */
 
-/* Measure how fast the kernels multiply these types (those of w; w NULL: those of planned_types as
+/* Measure how fast the kernels multiply these types (those of w; w NULL: those of planned_type() as
  * zse-convert writes them), with matrices like the shape's MLP (NULL: 8192 x 2048) and as many
  * weights as w has, of which small ones stay in caches; and the other parts of a step.  *r is
  * zeroed, or from an earlier call for the same shape: then only the types are measured again.

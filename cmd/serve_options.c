@@ -61,6 +61,7 @@ static const char usage[] =
     "      --mcp-stdio            instead of listening, offer the tools to the program that started this one: MCP over standard input\n"
     "      --quiet                print only errors\n"
     "\n"
+#include "cmd/quantize_help.inc"
     RUN_HELP
     "      --plan                 print the memory each MODEL would take and the expected speed, and exit; 1 if one does not fit\n"
     "\n"

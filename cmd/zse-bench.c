@@ -69,6 +69,7 @@ static const char usage[] =
     "      --window N             perplexity, quality: tokens of a window; logits: of a step (default: 512)\n"
     "      --windows N            perplexity, quality: only the first N windows of the text\n"
     "\n"
+#include "cmd/quantize_help.inc"
     RUN_HELP
     MEMORY_HELP
     "\n"

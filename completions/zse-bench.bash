@@ -28,7 +28,7 @@ _zse_bench() {
     --ref) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --window) COMPREPLY=(); return ;;
     --windows) COMPREPLY=(); return ;;
-    -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 bf16 keep" -- "$cur")); return ;;
+    -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 fp8 ternary f16 bf16 f32 keep" -- "$cur")); return ;;
     --mode) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;

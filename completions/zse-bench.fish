@@ -28,7 +28,7 @@ complete -c zse-bench -l output -s o -r -d 'logits float32 little endian n_token
 complete -c zse-bench -l ref -r -d 'layers a folder with ids.npy and any of embed.npy, layer.0.npy ..., logits.npy'
 complete -c zse-bench -l window -x -d 'perplexity, quality tokens of a window; logits of a step (default 512)'
 complete -c zse-bench -l windows -x -d 'perplexity, quality only the first N windows of the text'
-complete -c zse-bench -l quantize -s q -x -a 'nl4 int4 int8 nf4 bf16 keep' -d 'type for a GGUF file or folder nl4, int4, int8, nf4, bf16 ... (default keep)'
+complete -c zse-bench -l quantize -s q -x -a 'nl4 int4 int8 nf4 fp8 ternary f16 bf16 f32 keep' -d 'type for a GGUF file or folder nl4, int4, int8, nf4, fp8, ternary, f16, bf16, f32, keep (default keep)'
 complete -c zse-bench -l mode -x -d 'instead of -q, the type by this machines memory auto (the finest that is not much slower than the fastest),'
 complete -c zse-bench -l threads -x -d 'threads (default one for each processor)'
 complete -c zse-bench -l ctx -x -d 'context in tokens (default the models, at most 8192)'

@@ -39,7 +39,7 @@ _zse_chat() {
     --logit-bias) COMPREPLY=(); return ;;
     --seed) COMPREPLY=(); return ;;
     --stop) COMPREPLY=(); return ;;
-    -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 bf16 keep" -- "$cur")); return ;;
+    -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 fp8 ternary f16 bf16 f32 keep" -- "$cur")); return ;;
     --mode) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;

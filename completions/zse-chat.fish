@@ -45,7 +45,7 @@ complete -c zse-chat -l logit-bias -x -d 'add X to the logit of token ID (also -
 complete -c zse-chat -l seed -x -d 'seed of the random numbers (default random)'
 complete -c zse-chat -l stop -x -d 'end the answer before TEXT; can be given again'
 complete -c zse-chat -l ignore-eos -d 'go on after the end of the answer'
-complete -c zse-chat -l quantize -s q -x -a 'nl4 int4 int8 nf4 bf16 keep' -d 'type for a GGUF file or folder nl4, int4, int8, nf4, bf16 ... (default keep)'
+complete -c zse-chat -l quantize -s q -x -a 'nl4 int4 int8 nf4 fp8 ternary f16 bf16 f32 keep' -d 'type for a GGUF file or folder nl4, int4, int8, nf4, fp8, ternary, f16, bf16, f32, keep (default keep)'
 complete -c zse-chat -l mode -x -d 'instead of -q, the type by this machines memory auto (the finest that is not much slower than the fastest),'
 complete -c zse-chat -l threads -x -d 'threads (default one for each processor)'
 complete -c zse-chat -l ctx -x -d 'context in tokens (default the models, at most 8192)'

@@ -46,7 +46,7 @@ complete -c zse-serve -l rag-bytes -x -d 'size of their files together (default 
 complete -c zse-serve -l mcp-config -r -d 'offer the tools of these MCP servers {mcpServers {NAME {command, args} or {url}}}'
 complete -c zse-serve -l mcp-stdio -d 'instead of listening, offer the tools to the program that started this one MCP over standard input'
 complete -c zse-serve -l quiet -d 'print only errors'
-complete -c zse-serve -l quantize -s q -x -a 'nl4 int4 int8 nf4 bf16 keep' -d 'type for a GGUF file or folder nl4, int4, int8, nf4, bf16 ... (default keep)'
+complete -c zse-serve -l quantize -s q -x -a 'nl4 int4 int8 nf4 fp8 ternary f16 bf16 f32 keep' -d 'type for a GGUF file or folder nl4, int4, int8, nf4, fp8, ternary, f16, bf16, f32, keep (default keep)'
 complete -c zse-serve -l mode -x -d 'instead of -q, the type by this machines memory auto (the finest that is not much slower than the fastest),'
 complete -c zse-serve -l threads -x -d 'threads (default one for each processor)'
 complete -c zse-serve -l ctx -x -d 'context in tokens (default the models, at most 8192)'

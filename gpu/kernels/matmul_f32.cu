@@ -39,7 +39,7 @@ DEVICE float value_of(int type, int code)
 #define TAKEN_F32(...)
 #define CODES_CASE(ID, codes, values, zero, ...) case QT_##ID: return VALUE_##codes(values, zero, code);
 #define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
-              kind, ymm, zmm, gpu) TAKEN_##gpu(ID, codes, values, zero, 0)
+              kind, ymm, zmm, gpu, ...) TAKEN_##gpu(ID, codes, values, zero, 0)
 #include "libcommon/quant/qtype.def"
 #undef TAKEN_F32
 #undef CODES_CASE
@@ -62,7 +62,7 @@ DEVICE layout layout_of(int type)
     case QT_##ID: return layout_as<QT_##ID>();
 #define CODES_CASE(...)
 #define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
-              kind, ymm, zmm, gpu) TAKEN_##gpu(ID, 0)
+              kind, ymm, zmm, gpu, ...) TAKEN_##gpu(ID, 0)
 #include "libcommon/quant/qtype.def"
     default: return {};
     }

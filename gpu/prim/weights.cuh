@@ -30,7 +30,7 @@ enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, BOOK_e2m1, N_BOOKS };
 #define BOOK_F32(values) 0
 #define BOOK_NONE(values) 0
 #define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
-              kind, ymm, zmm, gpu) \
+              kind, ymm, zmm, gpu, ...) \
     template <> struct format<QT_##ID> { \
         static constexpr enum scale_kind scales = SCALE_##scale; \
         static constexpr enum extra_kind extras = EXTRA_##extra; \

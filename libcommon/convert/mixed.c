@@ -13,8 +13,17 @@
 #include "libcommon/convert/internal.h"
 #include "libcommon/quant/quantize.h"
 
-static const enum qtype steps[] = { QT_M2, QT_M3, QT_NL4, QT_M5, QT_M6, QT_I8 };
-enum { N_STEPS = sizeof steps / sizeof *steps, SAMPLE = 64 };
+/* The steps of a tensor, from 0: the types of qtype.def's column `chosen` that quantize, the fewest
+ * bits first. */
+#define STEPS_NONE
+#define STEPS_SMALL + 1
+#define STEPS_STEP + 1
+#define STEPS_COMPARED + 1
+#define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
+              stream, ymm, zmm, gpu, chosen) + ((low) + (high) <= 8 && 0 STEPS_##chosen)
+enum { N_STEPS = 0
+#include "libcommon/quant/qtype.def"
+       , SAMPLE = 64 };
 
 struct type_choice {
     struct recipe *p;
@@ -41,6 +50,15 @@ static double sensitivity(const struct config *c, const struct weight_spec *s)
     return share * by_role[s->role] * (s->layer == 0 || s->layer == 1 ? 2 : 1) * (double)s->rows * (double)s->cols;
 }
 
+static const struct qtype_info *type_of_step(int step)
+{
+    const struct qtype_info *info;
+    for (int i = 0, n = N_STEPS; (info = qtype_chosen(i)); i++)
+        if (info->bits <= 8 && --n == step)
+            return info;
+    return NULL;
+}
+
 static int try_type(const struct config *config, struct type_choice *c, int step, const float *x,
                     const float *importance, int n, float *decoded, struct err *e)
 {
@@ -48,7 +66,8 @@ static int try_type(const struct config *config, struct type_choice *c, int step
     struct qrow q;
     size_t cols = (size_t)c->p->spec->cols;
     double err = 0, sum = 0;
-    if (mat_init(&m, steps[step], steps[step] == QT_I8 ? 64 : 32, 32, c->p->spec->rows, c->p->spec->cols, e) ||
+    const struct qtype_info *type = type_of_step(step);
+    if (mat_init(&m, type->type, type->group_size, 32, c->p->spec->rows, c->p->spec->cols, e) ||
         qrow_init(&q, &m, e))
         return -1;
     for (int r = 0; r < n; r++) {
@@ -146,7 +165,7 @@ int mixed_assign(struct conversion *cv, struct err *e)
         c[i].step = to;
     }
     for (int i = 0; i < n && rc == 0; i++)
-        rc = recipe_set(c[i].p, steps[c[i].step], 0, e);
+        rc = recipe_set(c[i].p, type_of_step(c[i].step)->type, 0, e);
     free(c);
     return rc;
 }

@@ -447,19 +447,27 @@ static enum qtype stored_float(const struct conversion *cv)
     return bytes[0] > bytes[1] + bytes[2] ? QT_F32 : bytes[1] > bytes[2] ? QT_BF16 : QT_F16;
 }
 
+static int try_to_fit(struct conversion *cv, enum qtype type, int *fits, struct err *e)
+{
+    cv->report->type = (struct convert_type){ CONVERT_TYPE, type };
+    if (recipes_of_type(cv, cv->report->type, e))
+        return -1;
+    *fits = recipes_bytes(cv) <= cv->o->target_bytes;
+    return 0;
+}
+
 static int fit(struct conversion *cv, struct err *e)
 {
-    enum qtype stored = stored_float(cv);
-    const enum qtype ladder[] = { stored, stored == QT_F32 ? QT_F16 : stored, QT_I8, QT_M6, QT_M5, QT_NL4 };
-    for (size_t i = 0; i < sizeof ladder / sizeof *ladder; i++) {
-        struct convert_type t = { CONVERT_TYPE, ladder[i] };
-        if (recipes_of_type(cv, t, e))
+    const enum qtype stored = stored_float(cv);
+    const struct qtype_info *info;
+    int fits = 0;
+    if (try_to_fit(cv, stored, &fits, e) || (!fits && stored == QT_F32 && try_to_fit(cv, QT_F16, &fits, e)))
+        return -1;
+    for (int i = 0; !fits && (info = qtype_chosen(i)); i++)
+        if (!info->is_float && info->chosen != CHOSEN_SMALL && try_to_fit(cv, info->type, &fits, e))
             return -1;
-        if (recipes_bytes(cv) <= cv->o->target_bytes) {
-            cv->report->type = t;
-            return 0;
-        }
-    }
+    if (fits)
+        return 0;
     if (cv->o->synthetic)
         return err_set(e, ERR_LIMIT, "%s: the smallest single type, nl4, takes %" PRIu64
                        " bytes, more than the target of %" PRIu64, cv->source->path, recipes_bytes(cv),

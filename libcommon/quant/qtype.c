@@ -53,14 +53,15 @@ static const float t2_f32[4] = { -1, 0, 1, 2 };
 #define none_f32 NULL
 
 #define QTYPE(ID, number, name_, choice_, option_, codes_, values, zero, low, high, scale_, extra_, row, sizes, group, \
-              acts_, stream, ymm, zmm, gpu_) \
+              acts_, stream, ymm, zmm, gpu_, chosen_) \
     [QT_##ID] = { .type = QT_##ID, .name = name_, .choice = OPTION_##choice_, .option = option_, \
                   .bits = (low) + (high), \
                   .plane = { low, high }, .codes = CODES_##codes_, .scale = SCALE_##scale_, .extra = EXTRA_##extra_, \
                   .row_scale = row, .group_sizes = sizes, .group_size = group, .acts = ACTS_##acts_, \
                   .gpu = GPU_FORMAT_##gpu_, .is_float = CODES_##codes_ == CODES_FLOAT, \
                   .has_kernels = ACTS_##acts_ != ACTS_NONE, .code_zero = zero, .value8 = values##_i8, \
-                  .value = values##_f32 },
+                  .value = values##_f32, \
+                  .chosen = CHOSEN_##chosen_ },
 static const struct qtype_info table[QTYPE_NUMBERS] = {
 #include "libcommon/quant/qtype.def"
 };
@@ -77,6 +78,25 @@ const struct qtype_info *qtype_info(enum qtype type)
 const struct qtype_info *qtype_at(int i)
 {
     return (size_t)i < sizeof in_order / sizeof *in_order ? &table[in_order[i]] : NULL;
+}
+
+/* By bits of a code; two types of one width fail the build (-Woverride-init). */
+#define IF_CHOSEN_NONE(ID, bits)
+#define IF_CHOSEN_SMALL(ID, bits) [bits] = &table[QT_##ID],
+#define IF_CHOSEN_STEP IF_CHOSEN_SMALL
+#define IF_CHOSEN_COMPARED IF_CHOSEN_SMALL
+static const struct qtype_info *const chosen[] = {
+#define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, scale, extra, row, sizes, group, acts, \
+              stream, ymm, zmm, gpu, chosen_) IF_CHOSEN_##chosen_(ID, (low) + (high))
+#include "libcommon/quant/qtype.def"
+};
+
+const struct qtype_info *qtype_chosen(int i)
+{
+    for (size_t bits = sizeof chosen / sizeof *chosen; bits-- > 0; )
+        if (chosen[bits] && i-- == 0)
+            return chosen[bits];
+    return NULL;
 }
 
 const struct qtype_info *qtype_find(const char *name)

@@ -47,6 +47,7 @@ enum code_kind {
 /* The rounding of activations: qtype.def, acts. */
 enum weight_acts { ACTS_NONE, ACTS_F32, ACTS_I8, ACTS_I8_128 };
 enum gpu_format_kind { GPU_FORMAT_NONE, GPU_FORMAT_F32, GPU_FORMAT_FLOATS, GPU_FORMAT_INTEGERS, GPU_FORMAT_TABLE };
+enum type_chosen { CHOSEN_NONE, CHOSEN_SMALL, CHOSEN_STEP, CHOSEN_COMPARED };
 enum option_choice { OPTION_NEVER, OPTION_FINE, OPTION_OFTEN };
 
 struct qtype_info {
@@ -72,6 +73,7 @@ struct qtype_info {
     const int8_t *value8;
     /* [1 << bits] exact value of each code (nf4: the NF4 levels times 127), NULL as above */
     const float *value;
+    enum type_chosen chosen;    /* by zse-convert itself */
 };
 
 static inline int qtype_is_ternary(const struct qtype_info *t)
@@ -100,6 +102,8 @@ const struct qtype_info *qtype_info(enum qtype type);
 const struct qtype_info *qtype_find(const char *name);
 /* Types in the order of qtype.def, i = 0, 1, ..; NULL behind the last. */
 const struct qtype_info *qtype_at(int i);
+/* Types that zse-convert chooses by itself (column chosen), finest first; NULL behind the last. */
+const struct qtype_info *qtype_chosen(int i);
 
 /* 16 values for groups of 32, learned on the weights of real models; the sign of the scale turns
  * the long end either way. */

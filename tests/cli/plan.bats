@@ -145,6 +145,17 @@ J
   done
 }
 
+@test "usage texts name the types that --plan compares, and all common types of -q" {
+  local types
+  types=$(zse-info models info Qwen2.5-0.5B --json | jq -r '.vram | keys_unsorted | join(" ")')
+  [ "$types" = "bf16 int8 nl4" ]
+  zse-convert --help | grep -q "as ${types// int8 nl4/, int8 and nl4}, and the types that fit"
+  zse-info models list --help | grep -q "goes by: ${types// /, } "
+  types=$(zse-convert --help | sed -n 's/^  -q, --quantize TYPE *\(.*\), mixed, keep.*/\1/p')
+  [ -n "$types" ]
+  for program in zse-chat zse-serve zse-bench; do $program --help | grep -q "folder: $types, keep (default: keep)"; done
+}
+
 @test "--plan of a folder and a GGUF file: as what they would become, nothing is converted" {
   export XDG_CACHE_HOME=$T/cache
   zse-chat models/tiny -q nl4 --plan --exact --json >"$T/j"

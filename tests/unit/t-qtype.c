@@ -68,6 +68,22 @@ static void values(void **state)
                 qtype_info(QT_NF4)->value[15] == 127);
 }
 
+/* The types that zse-convert chooses by itself: from the finest type down; --help names the compared ones. */
+static void chosen(void **state)
+{
+    (void)state;
+    const struct qtype_info *t;
+    char names[100] = "", compared[100] = "";
+    for (int i = 0, bits = 100; (t = qtype_chosen(i)); bits = t->bits, i++) {
+        assert_true(t->bits < bits);
+        strcat(strcat(names, " "), t->name);
+        if (t->chosen == CHOSEN_COMPARED)
+            strcat(strcat(compared, " "), t->option);
+    }
+    assert_string_equal(names, " bf16 i8 m6 m5 nl4 m3 m2");
+    assert_string_equal(compared, " bf16 int8 nl4");
+}
+
 /* t3's words in qtype.h: five digits a byte come back by multiplying. */
 static void base3(void **state)
 {
@@ -84,6 +100,7 @@ static void base3(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(numbers), cmocka_unit_test(values), cmocka_unit_test(base3) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(numbers), cmocka_unit_test(values), cmocka_unit_test(chosen),
+                                        cmocka_unit_test(base3) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
