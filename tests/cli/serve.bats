@@ -1,48 +1,14 @@
 # serve.bats - zse-serve over HTTP, with the tiny model: the openai package, curl, and clients that
 # misbehave.
 bats_require_minimum_version 1.5.0
-load ../lib/await
+load ../lib/server
 
-setup_file() {
-  cd "$BATS_TEST_DIRNAME/../.." || exit 1
-  export ZSE_HOME=$BATS_FILE_TMPDIR/home T=$BATS_FILE_TMPDIR
-  zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/null
-  start "$T/main" "$T/tiny.zse" --port 0
-  export URL MAIN_PID=$PID MAIN_PORT=${URL##*:}
-  await listens "$URL"
-}
-
-teardown_file() {
-  kill -TERM "$MAIN_PID" 2>/dev/null
-  while kill -0 "$MAIN_PID" 2>/dev/null; do sleep 0.05; done
-}
-
-setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
-teardown() {
-  local p
-  for p in $(jobs -p); do kill -KILL "$p" 2>/dev/null || true; done       # processes of a failed test
-}
-
-# start LOG ARG...: a server; its address in URL, its process in PID.
-start() {
-  local log=$1 _
-  shift
-  mkfifo "$log.pipe"
-  zse-serve "$@" >"$log.pipe" 2>"$log.err" 3>&- &
-  PID=$!
-  read -r _ _ URL <"$log.pipe" || { cat "$log.err"; return 1; }
-  rm "$log.pipe"
-}
-stop() { kill -TERM "$1" && wait "$1"; }
 status() { curl -s -o /dev/null -w '%{http_code}' "$@"; }
 ask() { curl -s "$URL/v1/chat/completions" -H 'Content-Type: application/json' -d "$1"; }
 # refusal MODEL: why it does not answer
 refusal() { curl -s "$URL/v1/completions" -d "{\"model\":\"$1\",\"prompt\":\"a\",\"max_tokens\":1}" | jq -r .error.code; }
 admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
 QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]}'
-
-# Found, not imported: the clients do that.
-installed() { build/venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "$@" 2>/dev/null; }
 
 @test "the openai package: chat, stream, n, seed, stop, logprobs, completions, embeddings, models, errors, 64 streams at once" {
   installed openai || skip "no openai package in build/venv (scripts/deps makes it)"

@@ -1,37 +1,7 @@
 # web.bats - the web interface: its files over HTTP, and its pages in a browser.
 bats_require_minimum_version 1.5.0
-load ../lib/await
+load ../lib/server
 
-setup_file() {
-  cd "$BATS_TEST_DIRNAME/../.." || exit 1
-  export ZSE_HOME=$BATS_FILE_TMPDIR/home T=$BATS_FILE_TMPDIR
-  zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/null
-  start "$T/main" "$T/tiny.zse" --port 0
-  export URL MAIN_PID=$PID
-  await listens "$URL"
-}
-
-teardown_file() {
-  kill -TERM "$MAIN_PID" 2>/dev/null
-  while kill -0 "$MAIN_PID" 2>/dev/null; do sleep 0.05; done
-}
-
-setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
-teardown() {
-  local p
-  for p in $(jobs -p); do kill -KILL "$p" 2>/dev/null || true; done
-}
-
-# start LOG ARG...: a server; its address in URL, its process in PID.
-start() {
-  local log=$1 _
-  shift
-  mkfifo "$log.pipe"
-  zse-serve "$@" >"$log.pipe" 2>"$log.err" 3>&- &
-  PID=$!
-  read -r _ _ URL <"$log.pipe" || { cat "$log.err"; return 1; }
-  rm "$log.pipe"
-}
 status() { curl -s -o /dev/null -w '%{http_code}' "$@"; }
 # header NAME CURL-ARG...: its value in the answer
 header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip"; }
