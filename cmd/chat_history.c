@@ -281,15 +281,18 @@ int chat_history_list(const char *query, int most, int json)
         cli_note(prog, "%s", p.e.msg);
         return CLI_FAILED;
     }
+    const int found = json_array_size(json_object_get(out, query ? "results" : "conversations")) > 0;
     if (json) {
         chat_print_json(out);
-        return CLI_OK;
+        return found || !query ? CLI_OK : CLI_FAILED;
     }
-    if (json_array_size(json_object_get(out, query ? "results" : "conversations")))
+    if (!found)
+        query ? cli_note(prog, "no conversation contains '%s'", query) : cli_note(prog, "there is no conversation yet");
+    else
         printf("%-16s  %-16s  %5s  %s\n", "ID", "CHANGED (UTC)", "MSGS", "TITLE");
     json_array_foreach(json_object_get(out, "conversations"), i, c)
         print_row(c);
     print_results(out);
     json_decref(out);
-    return CLI_OK;
+    return found || !query ? CLI_OK : CLI_FAILED;
 }

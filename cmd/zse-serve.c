@@ -20,6 +20,7 @@
 #include "libcommon/access/audit_sign.h"
 #include "libcommon/base/json.h"
 #include "libcommon/hw/memory.h"
+#include "libcommon/mcp/config.h"
 #include "libcommon/serve/server.h"
 
 static const char prog[] = "zse-serve";
@@ -408,13 +409,22 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     return closed || rc;
 }
 
+/* Files are checked before models, which may take minutes: a typo in --mcp-config shows at once. */
+static int check_mcp_config(const char *path, struct err *e)
+{
+    struct mcp_config c = { 0 };
+    const int rc = path ? mcp_config_load(&c, path, e) : 0;
+    mcp_config_release(&c);
+    return rc;
+}
+
 static int run(struct serve_options *o)
 {
     struct err e;
     struct serve_user user = { 0 };
     struct server_folders places = { 0 };
     int rc = o->user ? serve_user_find(&user, o->user, &e) || serve_user_environment(&user, &e) : 0;
-    if (rc || find_models(o, &e) || find_places(o, &places, &e)) {
+    if (rc || check_mcp_config(o->mcp_config, &e) || find_models(o, &e) || find_places(o, &places, &e)) {
         rc = cli_fail(prog, &e);
     } else {
         tame_malloc();

@@ -4,8 +4,10 @@
 #include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "libcommon/base/file.h"
 #include "libcommon/base/utf8.h"
@@ -214,4 +216,15 @@ int js_string_or(const json_t *o, const char *key, const char *otherwise, const 
 {
     *out = otherwise;
     return js_get(o, key) ? js_string(o, key, out, e) : 0;
+}
+
+json_t *js_time(int64_t ms)
+{
+    const time_t s = (time_t)(ms / 1000);
+    struct tm t;
+    char text[40];
+    gmtime_r(&s, &t);
+    const size_t n = strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &t);
+    snprintf(text + n, sizeof text - n, ".%03dZ", (int)(ms % 1000));
+    return json_string(text);
 }

@@ -43,4 +43,8 @@ json_t *js_text(const char *text);
 json_t *js_get(const json_t *o, const char *key);
 const char *js_kind(const json_t *v);       /* "an object", "null", ... for messages */
 
+/* "2026-11-23T17:52:11.123Z": milliseconds since 1970 as ISO 8601 in UTC.  New reference, or NULL
+ * without memory. */
+json_t *js_time(int64_t ms);
+
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/history/internal.h"
 
@@ -81,7 +82,7 @@ json_t *conversation_json(const struct conversation *c)
     return json_pack("{s:s, s:s, s:s?, s:s?, s:o, s:s?, s:o, s:b, s:o, s:o, s:I, s:I, s:o}", "id", c->id, "title",
                      c->title, "model", c->model, "system_prompt", c->system_prompt, "settings",
                      settings ? settings : json_object(), "folder", c->folder, "tags", tags ? tags : json_array(),
-                     "pinned", c->pinned, "created_at", time_json(c->created), "updated_at", time_json(c->updated),
+                     "pinned", c->pinned, "created_at", js_time(c->created), "updated_at", js_time(c->updated),
                      "message_count", (json_int_t)c->messages, "total_tokens", (json_int_t)c->tokens, "active_leaf",
                      c->active < 0 ? json_null() : json_integer((json_int_t)c->active));
 }

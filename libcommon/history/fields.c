@@ -78,17 +78,6 @@ int field_json(const json_t *fields, const char *name, int is_list, size_t most,
     return 0;
 }
 
-json_t *time_json(int64_t ms)
-{
-    const time_t s = (time_t)(ms / 1000);
-    struct tm t;
-    char text[40];
-    gmtime_r(&s, &t);
-    const size_t n = strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &t);
-    snprintf(text + n, sizeof text - n, ".%03dZ", (int)(ms % 1000));
-    return json_string(text);
-}
-
 int time_parse(const char *text, int64_t *ms)
 {
     struct tm t = { 0 };

@@ -108,8 +108,7 @@ int field_bool(const json_t *fields, const char *name, int *out, struct history_
 /* An object or a list as JSON text, kept alive by `text`. */
 int field_json(const json_t *fields, const char *name, int is_list, size_t most, json_t *text, const char **out,
                struct history_problem *p);
-json_t *time_json(int64_t ms);                          /* "2026-11-23T17:52:11.123Z" */
-int time_parse(const char *text, int64_t *ms);          /* 0, or -1: another form */
+int time_parse(const char *text, int64_t *ms);          /* js_time() reversed; -1: another form */
 
 /* ---- words.c: text to words of the index ---- */
 struct word { size_t at, end; char text[72]; int n; };  /* bytes of the source; the folded word, not terminated */

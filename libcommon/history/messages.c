@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/history/internal.h"
 
@@ -58,7 +59,7 @@ json_t *message_json(const struct message *m, const char *conversation)
                           message_role_name(m->role), "content", m->content, "tokens",
                           m->tokens < 0 ? json_null() : json_integer((json_int_t)m->tokens), "latency_ms",
                           m->latency < 0 ? json_null() : json_real(m->latency), "metadata",
-                          metadata ? metadata : json_object(), "created_at", time_json(m->created));
+                          metadata ? metadata : json_object(), "created_at", js_time(m->created));
     if (j && conversation && json_object_set_new(j, "conversation_id", json_string(conversation)) != 0) {
         json_decref(j);
         return NULL;

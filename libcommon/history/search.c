@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/history/internal.h"
 
@@ -211,7 +212,7 @@ static int add_match(struct history *h, const struct query *q, struct found *f, 
     if (match)
         json_object_update_new(match, json_pack("{s:I, s:s, s:o}", "message_id", (json_int_t)sqlite3_column_int64(s, 1),
                                                 "role", message_role_name(sqlite3_column_int(s, 2)), "created_at",
-                                                time_json(sqlite3_column_int64(s, 3))));
+                                                js_time(sqlite3_column_int64(s, 3))));
     if (rc == 1 && (!match || json_array_append_new(f->matches, match) != 0))
         return fault_nomem(p);
     return rc < 0 ? -1 : 0;

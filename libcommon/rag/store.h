@@ -43,7 +43,7 @@ struct rag_document {
     char id[RAG_ID];                    /* "doc-" and 16 hexadecimal digits */
     char owner[RAG_OWNER + 1], collection[RAG_COLLECTION + 1];
     char *name, *type, *metadata;       /* owned; metadata: JSON text */
-    int64_t created_s;
+    int64_t created_s;              /* Unix time */
     uint64_t file_size, text_size;
     int n_chunks, n_pages, n_vectors;   /* vectors of the model that was asked about */
     uint8_t sha256[SHA256_SIZE];

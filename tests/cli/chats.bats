@@ -368,7 +368,8 @@ talk() { printf '%s\n' "$@" | tests/lib/talk zse-chat "${CHAT[@]}" >"$T/said" ||
   run ! zse-chat --continue "$T/tiny.zse" -p x
   [ "$output" = "zse-chat: there is no conversation yet" ]
   zse-chat "$T/tiny.zse" -p "a single prompt is not recorded" -n 3 >/dev/null
-  [ "$(zse-chat --history)" = "" ]
+  run --separate-stderr zse-chat --history
+  [ "$status $output $stderr" = "0  zse-chat: there is no conversation yet" ]
   CHAT=("$T/tiny.zse" --temp 0 --system "Be brief.")
   talk 'expect >' ready 'send What is 2+2?' 'expect = 4' ready 'send And 3+3?' 'expect = 6' ready 'send /title My sums' ready \
     'send /history sums' 'expect My sums' ready 'send /clear' ready 'send What is 4+4?' 'expect = 8' ready 'key d' 'end 0'
@@ -377,6 +378,10 @@ talk() { printf '%s\n' "$@" | tests/lib/talk zse-chat "${CHAT[@]}" >"$T/said" ||
   id=$(jq -r '.conversations[1].id' "$T/list")
   run zse-chat --history "3+3"
   [[ "$output" == *"$id"*"My sums"*"user: And 3+3?"* && "$output" != *4+4* ]]
+  run --separate-stderr zse-chat --history giraffe
+  [ "$status $output $stderr" = "1  zse-chat: no conversation contains 'giraffe'" ]
+  run zse-chat --history giraffe --json
+  [ "$status $(jq -c .results <<<"$output")" = "1 []" ]
   # by the beginning of its id, in one prompt, and on the terminal
   [ "$(zse-chat "--continue=${id:0:9}" "$T/tiny.zse" --temp 0 -p "What is 5+5?")" = "5 + 5 = 10" ]
   CHAT=(-c "$T/tiny.zse" --temp 0)

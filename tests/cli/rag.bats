@@ -1,37 +1,8 @@
 # rag.bats - documents of zse-serve: stored, listed, found and deleted over HTTP; keys, quotas, two
 # servers on one file, and a file that is damaged.
 bats_require_minimum_version 1.5.0
-load ../lib/await
+load ../lib/server
 
-setup_file() {
-  cd "$BATS_TEST_DIRNAME/../.." || exit 1
-  export ZSE_HOME=$BATS_FILE_TMPDIR/home T=$BATS_FILE_TMPDIR
-  zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/null
-  start "$T/main" "$T/tiny.zse" --port 0
-  export URL MAIN_PID=$PID
-  await listens "$URL"
-}
-teardown_file() {
-  kill -TERM "$MAIN_PID" 2>/dev/null
-  while kill -0 "$MAIN_PID" 2>/dev/null; do sleep 0.05; done
-}
-setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
-teardown() {
-  local p
-  for p in $(jobs -p); do kill -KILL "$p" 2>/dev/null || true; done       # processes of a failed test
-}
-
-# start LOG ARG...: a server; its address in URL, its process in PID.
-start() {
-  local log=$1 _
-  shift
-  mkfifo "$log.pipe"
-  zse-serve "$@" >"$log.pipe" 2>"$log.err" 3>&- &
-  PID=$!
-  read -r _ _ URL <"$log.pipe" || { cat "$log.err"; return 1; }
-  rm "$log.pipe"
-}
-stop() { kill -TERM "$1" && wait "$1"; }
 # rag PATH [CURL ARGUMENT...]: the answer, and its status in the last line
 rag() { curl -s -w '\n%{http_code}\n' "$URL/api/rag/$1" "${@:2}"; }
 status() { rag "$@" | tail -n 1; }
@@ -53,6 +24,7 @@ found() { answer search -d "$1" | jq -r '[.results[].document_name] | join(" ")'
   [ "$(status documents -d "@$T/licence")" = 409 ]
   [ "$(answer documents -d "@$T/licence" | jq -r .error.code)" = duplicate_document ]
   answer "documents/$id?chunks=true" >"$T/one"
+  [[ "$(jq -r .created_at "$T/one")" =~ ^20[0-9]{2}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\.000Z$ ]]
   [ "$(jq -r '.name + " " + .file_type + " " + .metadata.by' "$T/one")" = "../../HACKING.md md us" ]
   # each passage is what lies at its offset
   [ "$(jq '.chunk_count == (.chunks | length) and .chunk_count > 20' "$T/one")" = true ]

@@ -1,39 +1,6 @@
 # tools.bats - tools that the server runs: /api/tools, calls found in text, audit lines.
 bats_require_minimum_version 1.5.0
-load ../lib/await
-
-setup_file() {
-  cd "$BATS_TEST_DIRNAME/../.." || exit 1
-  export ZSE_HOME=$BATS_FILE_TMPDIR/home T=$BATS_FILE_TMPDIR
-  zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/null
-  start "$T/main" "$T/tiny.zse" --port 0
-  export URL MAIN_PID=$PID
-  await listens "$URL"
-}
-
-teardown_file() {
-  kill -TERM "$MAIN_PID" 2>/dev/null
-  while kill -0 "$MAIN_PID" 2>/dev/null; do sleep 0.05; done
-}
-
-setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
-teardown() {
-  local p
-  for p in $(jobs -p); do kill -KILL "$p" 2>/dev/null || true; done       # processes of a failed test
-}
-
-# start LOG ARG...: a server; its address in URL, its process in PID.
-start() {
-  local log=$1 _
-  shift
-  mkfifo "$log.pipe"
-  zse-serve "$@" >"$log.pipe" 2>"$log.err" 3>&- &
-  PID=$!
-  read -r _ _ URL <"$log.pipe" || { cat "$log.err"; return 1; }
-  rm "$log.pipe"
-}
-# Found, not imported: the clients do that.
-installed() { build/venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "$@" 2>/dev/null; }
+load ../lib/server
 post() { curl -s "$URL$1" -d "$2"; }
 # execute NAME ARGUMENTS [FILTER]: the answer
 execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r "${3-.result}"; }
@@ -339,6 +306,9 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   local f=$BATS_TEST_TMPDIR/f
   refused() { echo "$1" >"$f"; run -1 timeout 20 zse-serve --port 0 --mcp-config "$f"; [[ "$output" == *"$2"* ]] || { echo "$output"; return 1; }; }
   refused '{}' 'mcpServers: missing'
+  # before a model that is missing, too
+  run -1 zse-serve --port 0 --mcp-config "$T/no-file.json" "$T/no-model.zse"
+  [[ "$output" == *no-file.json* && "$output" != *no-model* ]] || { echo "$output"; return 1; }
   refused '{"mcpServers":{"a__b":{"command":"x"}}}' "'a__b': expected a name"
   refused '{"mcpServers":{"a":{}}}' 'a: expected either command or url'
   refused '{"mcpServers":{"a":{"command":"x","url":"http://x"}}}' 'a: expected either command or url'

@@ -68,7 +68,7 @@ static void values(void **state)
                 qtype_info(QT_NF4)->value[15] == 127);
 }
 
-/* The types that zse-convert chooses by itself: from the finest type down; --help names the compared ones. */
+/* The types that zse-convert chooses by itself, the finest first. */
 static void chosen(void **state)
 {
     (void)state;

@@ -16,9 +16,9 @@ json_t *rag_document_object(struct rag_job *j, const struct rag_document *d)
     const char *model = rag_model(j);
     json_t *metadata = json_loads(d->metadata, 0, NULL);
     sha256_hex(d->sha256, hex);
-    return json_pack("{s:s,s:o,s:s,s:s,s:I,s:i,s:i,s:I,s:s,s:o,s:o}", "id", d->id, "name", js_text(d->name),
+    return json_pack("{s:s,s:o,s:s,s:s,s:I,s:i,s:i,s:o,s:s,s:o,s:o}", "id", d->id, "name", js_text(d->name),
                      "collection", d->collection, "file_type", d->type, "file_size", (json_int_t)d->file_size,
-                     "chunk_count", d->n_chunks, "page_count", d->n_pages, "created_at", (json_int_t)d->created_s,
+                     "chunk_count", d->n_chunks, "page_count", d->n_pages, "created_at", js_time(d->created_s * 1000),
                      "sha256", hex, "metadata", metadata ? metadata : json_object(), "vectors",
                      model ? json_pack("{s:s,s:i}", "model", model, "ready", d->n_vectors) : json_null());
 }
