@@ -33,7 +33,11 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
         l->dense_mlp += 2 * (int64_t)(c->n_streams - 1) * h * h;
     l->mixer = config_mixer_parameters(c, i);
     l->norms = ((c->mixer[i] != MIXER_NONE) + (c->ff[i] != FF_NONE)) * h + (mla ? c->mla.kv_rank + c->mla.q_rank : 0);
-    l->norms += 2 * (int64_t)c->hyper.n * c->hyper.n * (c->hyper.n + 2) * h;    /* kept in f32 like norms */
+    const int64_t streams = (int64_t)c->hyper.n * h;
+    if (c->hyper.rank)                          /* the gates before the MLP, and at the end of the last layer */
+        l->dense_mlp += (2 * (i == 0 ? 2 : 1) * (int64_t)c->hyper.rank + c->hyper.n) * streams;
+    else
+        l->norms += 2 * streams * (c->hyper.n + 2);                             /* kept in f32 like norms */
     l->window = c->window[i] ? c->window[i] : c->chunk[i];
     l->state_bytes = (int64_t)(config_state_floats(c, i) * sizeof(float));
     if (!mixer_has_kv(c->mixer[i]))
@@ -200,6 +204,12 @@ int plan_shape_guess(struct plan_shape *s, const json_t *config, struct err *e)
         return -1;
     if (js_bool_or(c, "tie_word_embeddings", json_is_true(js_get(config, "tie_word_embeddings")), &s->tied, e))
         return err_prefix(e, "config.json");
+    int ple_vocab, ple_dim;                     /* embeddings of layers */
+    if (NUMBER(ple_vocab, 0, "vocab_size_per_layer_input") || NUMBER(ple_dim, 0, "hidden_size_per_layer_input"))
+        return -1;
+    if ((int64_t)ple_dim * s->n_layers > MOST)
+        return err_set(e, ERR_FORMAT, "config.json: hidden_size_per_layer_input is %d, expected less", ple_dim);
+    s->positions = (int64_t)ple_dim * s->n_layers * ple_vocab;
     const struct arch *known = arch_find(type);
     g.gated = !known || !known->not_gated;
     if (off && !json_is_true(off))
