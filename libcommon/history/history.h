@@ -99,8 +99,8 @@ char *history_export_json(struct history *h, const char *owner, const char *id, 
                           struct history_problem *p);
 char *history_export_markdown(struct history *h, const char *owner, const char *id, char **name,
                               struct history_problem *p);
-/* doc: an exported conversation.  copy: under a new id; else an id that exists is
- * HISTORY_EXISTS. */
+/* doc: an exported conversation, or {format, conversation} of another program (foreign.h).
+ * copy: under a new id; else an id that exists is HISTORY_EXISTS. */
 json_t *history_import(struct history *h, const char *owner, const json_t *doc, int copy, struct history_problem *p);
 /* {"conversations", "messages", "total_tokens", "bytes", "limits"} */
 json_t *history_stats(struct history *h, const char *owner, struct history_problem *p);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "libcommon/base/json.h"
+#include "libcommon/history/foreign.h"
 #include "libcommon/history/internal.h"
 
 #define FORMAT_NAME "zse-chat"
@@ -315,6 +316,13 @@ static json_t *import(struct history *h, const char *owner, const json_t *doc, i
 json_t *history_import(struct history *h, const char *owner, const json_t *doc, int copy, struct history_problem *p)
 {
     struct numbers k = { .list = NULL };
+    const char *format = json_string_value(json_object_get(doc, "format"));
+    if (format && foreign_is(format)) {         /* its id is of another form: ours is new */
+        json_t *own = foreign_document(format, json_object_get(doc, "conversation"), p),
+               *made = own ? history_import(h, owner, own, 1, p) : NULL;
+        json_decref(own);
+        return made;
+    }
     if (sql_begin(h, 1, p))
         return NULL;
     json_t *text = json_array(), *out = import(h, owner, doc, copy, text, &k, p);

@@ -1,4 +1,4 @@
-/* model_paths.h - which files of this machine a request may name. */
+/* model_paths.h - check the files of this machine that requests name. */
 #ifndef ZSE_SERVE_MODEL_PATHS_H
 #define ZSE_SERVE_MODEL_PATHS_H
 

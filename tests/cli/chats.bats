@@ -164,6 +164,31 @@ END
   refused 400 invalid_json "$C/import" -d '{"format":"json","content":"{"}'
 }
 
+@test "conversations of ChatGPT and Open WebUI are imported with their branches; broken ones are refused" {
+  local one id
+  one='{"title":"Old","create_time":1700000000.5,"update_time":1700000100,"current_node":"e","plugin_ids":null,"mapping":{
+    "a":{"id":"a","message":null,"parent":null,"children":["s"]},
+    "s":{"id":"s","parent":"a","children":["b"],"message":{"author":{"role":"system"},"content":{"content_type":"text","parts":[""]}}},
+    "b":{"id":"b","parent":"s","children":["c","d"],"message":{"author":{"role":"user"},"create_time":1700000001,"content":{"content_type":"multimodal_text","parts":[{"content_type":"image_asset_pointer"},"What is it?"]}}},
+    "c":{"id":"c","parent":"b","children":[],"message":{"author":{"role":"assistant"},"content":{"content_type":"text","parts":["A cat."]},"metadata":{"model_slug":"gpt-4"}}},
+    "d":{"id":"d","parent":"b","children":["t"],"message":{"author":{"role":"assistant"},"content":{"content_type":"code","text":"search()"}}},
+    "t":{"id":"t","parent":"d","children":["e","b"],"message":{"author":{"role":"tool"},"content":{"content_type":"text","parts":["found"]}}},
+    "e":{"id":"e","parent":"t","children":["e"],"message":{"author":{"role":"assistant"},"content":{"content_type":"text","parts":["A dog \ud83d\udc15."]}}}}}'
+  id=$(post "$C/import" "{\"format\":\"chatgpt\",\"conversation\":$one}" | tee /dev/stderr | jq -r .id)
+  get "$C/$id" | jq -e '.title == "Old" and .message_count == 4 and (.created_at | startswith("2023-11-14"))'
+  get "$C/$id/messages?branch=active" | jq -e '[.messages[].content] == ["[image]\nWhat is it?", "search()", "A dog 🐕."]'
+  get "$C/$id/messages?branch=all" | jq -e 'any(.messages[]; .content == "A cat." and .metadata.model == "gpt-4")'
+  one='{"id":"x","title":"Web","created_at":1700000000,"chat":{"title":"Web","history":{"currentId":"2","messages":{
+    "1":{"id":"1","parentId":null,"childrenIds":["2"],"role":"user","content":"Hello","timestamp":1700000000},
+    "2":{"id":"2","parentId":"1","childrenIds":[],"role":"assistant","content":"Hi","model":"llama3"}}}}}'
+  id=$(post "$C/import" "{\"format\":\"open-webui\",\"conversation\":$one}" | jq -r .id)
+  get "$C/$id/messages?branch=active" | jq -e '[.messages[].content] == ["Hello", "Hi"]'
+  post "$C/import" '{"format":"chatgpt","conversation":{"title":"none"}}' | jq -e .error.code
+  post "$C/import" '{"format":"open-webui","conversation":[]}' | jq -e .error.code
+  # a cycle without a root has no messages
+  post "$C/import" '{"format":"chatgpt","conversation":{"mapping":{"a":{"parent":"b","children":["b"]},"b":{"parent":"a","children":["a"]}}}}' | jq -e '.message_count == 0'
+}
+
 @test "two keys never see each other's conversations; a key needs the scope chat" {
   one=$(zse-apikey create one --scope chat 2>/dev/null)
   two=$(zse-apikey create two --scope chat 2>/dev/null)

@@ -1,5 +1,5 @@
-# jobs.bats - downloads and conversions over HTTP: progress, cancelling, resuming, bad orders; models on
-# the server's disk; loading with a type, a device and a limit of memory.
+# jobs.bats - downloads and conversions over HTTP: progress, cancelling, resuming, bad orders;
+# models on the server's disk; loading with a type, a device and a limit of memory.
 bats_require_minimum_version 1.5.0
 load ../lib/await
 
@@ -104,7 +104,7 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   says 'done' state "$id"
 }
 
-@test "what a hub refuses is said in words: a gated model, a missing one, a wrong hash, no hub, no model" {
+@test "refusals of a hub are reported in words: a gated model, a missing one, a wrong hash, no hub, no model" {
   local id
   id=$(order '{"source":"gated/model"}' | jq -r .id)
   await is_over "$id"

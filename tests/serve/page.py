@@ -545,6 +545,29 @@ def administration(browser, main):
 
 
 @check
+def other_programs(browser, s):
+    "a file of ChatGPT's conversations is imported, and found by a search"
+    def node(i, parent, children, role, text):
+        return {'id': i, 'parent': parent, 'children': children,
+                'message': {'author': {'role': role}, 'content': {'content_type': 'text', 'parts': [text]}}}
+    export = [{'title': f'Voyage {n}', 'create_time': 1700000000 + n, 'current_node': 'b', 'mapping': {
+        'a': node('a', None, ['b'], 'user', f'Where is island {n}?'),
+        'b': node('b', 'a', [], 'assistant', f'<img src=x onerror=window.bad=1> island {n}')}} for n in range(3)]
+    t = Tab(browser, s)
+    p = t.open()
+    p.locator('.composer').wait_for()
+    with p.expect_file_chooser() as chooser:
+        p.get_by_role('button', name='Import a conversation').first.click()
+    chooser.value.set_files({'name': 'conversations.json', 'mimeType': 'application/json',
+                             'buffer': json.dumps(export).encode()})
+    p.locator('.toast', has_text='3 of 3 conversations imported').wait_for()
+    p.locator('.conv-row', has_text='Voyage 1').wait_for()
+    p.get_by_text('island 2', exact=False).first.wait_for()
+    expect(p.evaluate('window.bad') is None, 'a script of the import ran')
+    t.end()
+
+
+@check
 def model_jobs(browser, main):
     "a model from the hub: searched, converted with progress, cancelled, resumed after a reload, loaded, deleted"
     tiny = pathlib.Path('models/tiny').resolve()

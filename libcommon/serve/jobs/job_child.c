@@ -56,7 +56,11 @@ int job_read_line(const char *line, struct job_progress *p, char *message, size_
         measure(p, p->done, now_ns);
     } else if (*line) {                         /* "zse-convert: what happened" */
         const char *colon = strncmp(line, "zse-", 4) == 0 ? strstr(line, ": ") : NULL;
-        snprintf(message, room, "%s", colon ? colon + 2 : line);
+        const char *said = colon ? colon + 2 : line;
+        static const char nothing_here[] = "no such file or folder here; on the hub: ";
+        if (strncmp(said, nothing_here, sizeof nothing_here - 1) == 0)
+            said += sizeof nothing_here - 1;
+        snprintf(message, room, "%s", said);
         step = NULL;
     }
     json_decref(j);
@@ -186,9 +190,13 @@ int job_run(struct jobs *js, struct job *j)
     setpriority(PRIO_PROCESS, (id_t)pid, 10);   /* answers come first */
     const int status = wait_for(js, j, pid, fd, &ended);
     close(fd);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
-        return 0;
     pthread_mutex_lock(&js->lock);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+        if (strncmp(j->message, "downloading ", 12) == 0)       /* it is over; warnings stay */
+            j->message[0] = '\0';
+        pthread_mutex_unlock(&js->lock);
+        return 0;
+    }
     if (ended)
         snprintf(j->message, sizeof j->message, "cancelled; the same order resumes it");
     else if (WIFSIGNALED(status))

@@ -12,7 +12,7 @@
 #include "libcommon/base/thread.h"
 #include "libcommon/serve/internal.h"
 
-#define TELL_NS UINT64_C(250000000)             /* watchers hear of progress so often at most */
+#define TELL_NS UINT64_C(250000000)             /* least time between two reports to watchers */
 
 /* ---- the thread ---- */
 

@@ -3,7 +3,7 @@
  * One thread runs them one after the other, each in a child process of low priority (the
  * program's zse-convert or zse-info), which prints its progress as lines.  A job that is
  * cancelled, or that runs when the server stops, ends by SIGTERM and after some seconds by
- * SIGKILL; what it has downloaded and converted stays on the disk, and the same order resumes
+ * SIGKILL; its downloads and converted parts stay on the disk, and the same order resumes
  * there.  The list of jobs lives as long as the server. */
 #ifndef ZSE_SERVE_JOBS_JOBS_H
 #define ZSE_SERVE_JOBS_JOBS_H
@@ -23,7 +23,7 @@ enum job_state { JOB_QUEUED, JOB_RUNNING, JOB_DONE, JOB_FAILED, JOB_CANCELLED };
 enum { MAX_OPEN_JOBS = 16, MAX_JOBS = 64, MAX_WATCHERS = 32, JOB_NAME_MAX = 160 };
 
 struct job_progress {
-    char step[80], unit[16];            /* what it does; of done and total */
+    char step[80], unit[16];            /* name of the step; unit of done and total */
     uint64_t done, total;
     double rate;                        /* units a second; 0: not known yet */
     uint64_t at_ns, first, first_ns;    /* of the last report; where the step's rate begins */
@@ -88,7 +88,7 @@ json_t *job_object(const struct job *j);
 struct job *job_find(struct jobs *js, const char *id);
 /* Put a job into the list, which takes it over, and start the thread if need be.  -1 with *e. */
 int jobs_add(struct jobs *js, struct job *j, struct err *e);
-/* Queue a job that has failed or was cancelled once more. */
+/* Queue a job again that has failed or was cancelled. */
 void jobs_again(struct jobs *js, struct job *j);
 void jobs_remove(struct jobs *js, struct job *j);
 void job_free(struct job *j);

@@ -411,6 +411,13 @@ class MessageView {
 
 // ---- the page ----
 
+// ChatGPT's conversations.json and Open WebUI's export are lists of trees; null: it is neither.
+function foreignOf(data) {
+  const list = Array.isArray(data) ? data : [data];
+  if (list.length && list.every(c => c?.mapping)) return { format: 'chatgpt', list };
+  return list.length && list.every(c => (c?.chat || c)?.history?.messages) ? { format: 'open-webui', list } : null;
+}
+
 class Chat {
   constructor(root) {
     this.history = openHistory();
@@ -720,6 +727,8 @@ class Chat {
       try {
         data = JSON.parse(await file.text());
       } catch { throw new Error(`${file.name} is not JSON: expected an exported conversation.`); }
+      const many = foreignOf(data);
+      if (many) return this.importMany(many);
       let c;
       try { c = await this.history.import(data); } catch (e) {
         if (e.status !== 409) throw e;
@@ -728,6 +737,23 @@ class Chat {
       await this.loadList();
       this.open(c.id);
     } catch (e) { fail(e); }
+  }
+
+  // The conversations of another program's file, one by one.
+  async importMany({ format, list }) {
+    let n = 0, last = null, why = null;
+    for (const conversation of list) {
+      try {
+        last = await this.history.import({ format, conversation });
+        n++;
+      } catch (e) {
+        why = e;
+        if (!e.status || e.status === 401 || e.status === 403 || e.status >= 500) break;
+      }
+    }
+    await this.loadList();
+    toast(`${n} of ${plural(list.length, 'conversation')} imported${why ? `: ${why.message}` : ''}.`, why ? 'bad' : '');
+    if (last) this.open(last.id);
   }
 
   // ---- one conversation ----

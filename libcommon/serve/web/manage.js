@@ -1,4 +1,4 @@
-// manage.js - the pages of an administrator: API keys, the audit log; and what they share with models.js.
+// manage.js - the pages of API keys and of the audit log, and helpers of models.js.
 
 import { h, icon, iconButton, api, may, spec, pageHead, spinner, emptyState, field, dialog, confirmBox, menu, toast,
   fail, copyText, saveFile, number, short, ago, askForKey } from './core.js';

@@ -1,4 +1,4 @@
-// models.js - the page of models: loaded ones, downloads and conversions, files of the server, the hub.
+// models.js - the page of models: loaded ones, downloads, conversions, files, the hub.
 
 import { h, icon, iconButton, api, events, who, may, spec, pageHead, spinner, emptyState, field, dialog, confirmBox,
   toast, fail, number, bytes, short, span, ago, plural } from './core.js';
@@ -300,7 +300,11 @@ class Models {
       this.disk.replaceChildren(h('header', {}, h('h2', {}, 'On this server'), h('.spacer'),
         h('span.muted', {}, `${folder}${free_bytes === null ? '' : `, ${bytes(free_bytes)} free`}`)),
       table(['Model', 'Kind', 'Size', 'Changed', ''], files.map(row), [2]));
-    } catch (e) { if (!this.left) { this.disk.hidden = false; this.disk.replaceChildren(problem(e, () => this.drawDisk())); } }
+    } catch (e) {
+      if (this.left) return;
+      this.disk.hidden = false;
+      this.disk.replaceChildren(problem(e, () => this.drawDisk()));
+    }
   }
 
   async loadFile(button, f) {
