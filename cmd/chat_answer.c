@@ -101,7 +101,7 @@ struct answer_call *answer_call_at(struct answer *a, int i)
         return NULL;
     a->call = p;
     a->n_calls = i + 1;
-    a->call[i] = (struct answer_call){ NULL };
+    a->call[i] = (struct answer_call){ .name = NULL };
     return &a->call[i];
 }
 

@@ -360,7 +360,8 @@ static void test_no_file_stays(void **state)
     const int file = mkstemp(path);
     assert_true(file >= 0);
     write_certificate(file);
-    struct loop_options o = { .http = { 4096, 4096 }, .max_connections = 8, .on_request = on_request };
+    struct loop_options o = { .http = { .head_bytes = 4096, .body_bytes = 4096 }, .max_connections = 8,
+                              .on_request = on_request };
     struct err e;
     int port = 0;
     struct loop *l = loop_open(&o, &e);
