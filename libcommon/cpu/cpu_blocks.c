@@ -3,8 +3,9 @@
  * behind the last whole run.
  *
  * The sum of a run's keys is a state while the run lasts, and its key goes to the KV block of
- * its last token.  What a token sees is copied side by side, in the order of positions, and
- * attention runs over the copy, so neither the batch nor the cut of a prompt changes a bit. */
+ * its last token.  The keys and values that a token sees are copied side by side, in the order
+ * of positions, and attention runs over the copy, so neither the batch nor the cut of a prompt
+ * changes a bit. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
