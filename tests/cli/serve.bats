@@ -202,7 +202,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$(status -H "X-API-Key: $late" "$URL/v1/models")" = 200 ]       # it was shown: it is good
   exec 7>&-
   mv "$home/keys.db" "$home/aside"
-  [ "$(admin "$URL/api/keys" -d '{"name":"lost"}' | jq -r .error.message)" = "$home/keys.db: No such file or directory" ]
+  [ "$(admin "$URL/api/keys" -d '{"name":"lost"}' | jq -r .error.message)" = "keys.db: No such file or directory" ]
   [ ! -e "$home/keys.db" ]                  # an empty one would open the door
   [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]
   [ "$(status "$URL/v1/models")" = 401 ]
