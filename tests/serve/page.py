@@ -506,6 +506,7 @@ def administration(browser, main):
     key = p.locator('.secret code').inner_text()
     expect(re.fullmatch(r'zse-[\w-]{43}', key), key)
     p.get_by_role('button', name='Done').click()
+    p.locator('.secret').wait_for(state='detached')
     p.locator('tr', has_text='app').wait_for()
     expect(key not in p.content(), 'the key is still shown')
     expect('60 requests/min' in p.locator('tr', has_text='app').inner_text(), 'the limit')
