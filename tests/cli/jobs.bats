@@ -1,7 +1,7 @@
 # jobs.bats - downloads and conversions over HTTP: progress, cancelling, resuming, bad orders;
 # models on the server's disk; loading with a type, a device and a limit of memory.
 bats_require_minimum_version 1.5.0
-load ../lib/await
+load ../lib/server
 
 setup_file() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
@@ -35,15 +35,6 @@ teardown() {
   for p in $(jobs -p); do kill -KILL "$p" 2>/dev/null || true; done
 }
 
-start() {
-  local log=$1 _
-  shift
-  mkfifo "$log.pipe"
-  zse-serve "$@" >"$log.pipe" 2>"$log.err" 3>&- &
-  PID=$!
-  read -r _ _ URL <"$log.pipe" || { cat "$log.err"; return 1; }
-  rm "$log.pipe"
-}
 admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
 fault() { curl -sf -X POST "$HUB/_fault" -d "$1"; }
 order() { admin "$URL/api/models/jobs" -d "$1"; }
@@ -175,7 +166,7 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   wait "$PID"
 }
 
-@test "a full disk is refused before the work; with --model-dir sources and results lie there" {
+@test "with --model-dir sources and results lie in that folder, and other paths are refused" {
   local d=$BATS_TEST_TMPDIR id
   mkdir "$d/models"
   cp -r models/tiny "$d/models/tiny"
@@ -218,6 +209,10 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   zse-convert models/tiny -o "$BATS_TEST_TMPDIR/a.zse" --quality fast --progress json >/dev/null 2>"$BATS_TEST_TMPDIR/lines"
   jq -es 'length > 0 and all(.[]; .step and .unit and .done <= .total)' "$BATS_TEST_TMPDIR/lines"
   zse-info models fetch --progress json test/tiny 2>"$BATS_TEST_TMPDIR/lines" >/dev/null
+  # the pipe breaks: no file stays
+  zse-convert --synthetic SmolLM2-135M -o "$BATS_TEST_TMPDIR/c.zse" --quality fast --progress json 2>&1 >/dev/null | head -n 1
+  [ "${PIPESTATUS[0]}" != 0 ]
+  [ ! -e "$BATS_TEST_TMPDIR/c.zse" ]
   run zse-convert models/tiny -o "$BATS_TEST_TMPDIR/b.zse" --progress dots
   [ "$status" = 2 ]
   [[ "$output" == *"expected bar or json"* ]]
