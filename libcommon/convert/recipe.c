@@ -298,9 +298,9 @@ static int set_type(struct conversion *cv, struct recipe *p, struct convert_type
     return set_quant(p, type.kind == CONVERT_MIXED ? QT_I8 : type.qtype, cv->o->group_size, cv->o->ternary, e);
 }
 
-/* Roles that have 8 bits where others have fewer: they are small, and all that a layer does depends
- * on what little they let through.  Latents and what expands them, read by every head; the indexer,
- * whose error chooses other tokens; the low ranks of gates and of a state's rates. */
+/* Roles that have 8 bits where others have fewer: they are small, and the whole layer depends on
+ * them.  Latents and their expansion, which every head reads; the indexer, because an error there
+ * selects other tokens; the low-rank matrices of gates and of a state's rates. */
 static const uint64_t narrow_roles = 1ull << ROLE_K_B | 1ull << ROLE_V_B | 1ull << ROLE_Q_A | 1ull << ROLE_KV_A |
                                      1ull << ROLE_INDEX_Q | 1ull << ROLE_INDEX_K | 1ull << ROLE_GATE_A |
                                      1ull << ROLE_X_PROJ;

@@ -97,7 +97,7 @@ static uint8_t *block_of(const struct block_job *j, int item, int block)
     return j->k->kv + (size_t)j->s->items[item].table[block] * j->k->kv_stride + j->s->kv_at;
 }
 
-/* Where the key of a run lies, and its slot: in the block of the run's last token. */
+/* The KV block with the key of a run, that of the run's last token, and the key's slot in it. */
 static uint8_t *run_place(const struct block_job *j, int item, int run, int *slot)
 {
     const int block = (int)(((int64_t)run * j->block + j->block - 1) / KV_BLOCK);

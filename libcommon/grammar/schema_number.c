@@ -11,8 +11,8 @@
 #include <string.h>
 
 enum { WHOLE_DIGITS = 18, REAL_DIGITS = 15, FREE_FRACTION = 6, MAX_DIVISORS = 16 };
-/* MAX_MODULUS: of numbers between any bounds, as a table has each remainder; MAX_FEW: so many
- * numbers need no table. */
+/* MAX_MODULUS: the largest modulus of a range of any size, because its table has a row for each
+ * remainder; MAX_FEW: the most numbers that are listed one by one, without a table. */
 enum { MAX_MODULUS = 16384, MAX_FEW = 4096 };
 static const int64_t LARGEST_MODULUS = 100000000000000000;
 
@@ -283,7 +283,7 @@ static int digits_after_point(const struct number_rules *r)
     return f < 0 ? 0 : f;
 }
 
-/* The range of value * 10^f that all bounds leave of numbers with so many digits. */
+/* The range of value * 10^f that all bounds leave of numbers with `digits` digits. */
 static void range_of(const struct number_rules *r, int f, int digits, int64_t *lo, int64_t *hi)
 {
     int64_t top = 1;
@@ -341,7 +341,7 @@ static int find_residues(struct schema *s, const struct number_rules *r, int f, 
     for (int i = 0; i < r->n_divisors; i++) {
         const int64_t k = divisor_units(r->divisor[i].d, f, whole);
         if (k < 1) {
-            schema_refuse(s, r->multiple_at, "multipleOf", "a divisor of so many digits cannot be enforced");
+            schema_refuse(s, r->multiple_at, "multipleOf", "the divisor has too many digits to be enforced");
             return -1;
         }
         if (common_multiple(&to->modulus, k) != 0 || to->modulus > most ||
@@ -373,8 +373,8 @@ static uint32_t in_range(struct schema *s, const struct number_rules *rules, int
     return r;
 }
 
-/* Numbers that are no multiples of divisors with so many digits after the point, as they have
- * another digit behind these. */
+/* Numbers with more than `digits` digits after the point: no multiples of divisors that have
+ * `digits` or fewer. */
 static uint32_t finer_numbers(struct schema *s, const struct number_rules *rules, int digits)
 {
     static const struct residues every = { .modulus = 1, .multiple = 1 };

@@ -103,8 +103,9 @@ struct mla {
 struct indexer {
     int n_heads, head_dim, top_k;   /* 0 heads: none */
     int pairs;                      /* the rotation, as in struct rope */
-    /* plain attention (qwen4_exp): a key for each run of so many tokens, the normed mean of theirs;
-     * top_k runs are chosen, all tokens behind the last whole run are seen; 0: keys of tokens */
+    /* tokens of a run (plain attention, qwen4_exp): each run has one key, the normed mean of its
+     * tokens' keys; top_k runs are chosen, and all tokens behind the last whole run are seen.
+     * 0: each token has a key */
     int block;
 };
 enum index_kind { INDEX_NONE, INDEX_FULL, INDEX_SHARED };   /* SHARED: the choice of the last FULL layer */
@@ -118,12 +119,13 @@ struct compressed { int o_groups, o_rank; };
  * them and adds its output to all.  0: one stream. */
 struct hyper {
     int n;
-    /* how the streams mix among each other is a matrix whose rows and columns sum up to 1, made in
-     * so many steps with this epsilon (arXiv:2512.24880) */
+    /* the streams are mixed by a matrix whose rows and columns sum up to 1; steps and epsilon of
+     * the Sinkhorn iteration that makes it (arXiv:2512.24880) */
     int steps;
     float eps;
-    /* or (qwen4_exp) the streams are normed, a mix is gated by two matrices through so many
-     * channels, and an output is added to each stream with a weight of its own; 0: not so */
+    /* channels of the gate (qwen4_exp): the streams are normed, a mix is gated by two matrices with
+     * `rank` channels between them, and an output is added to each stream with a weight of its
+     * own; 0: not so */
     int rank;
 };
 

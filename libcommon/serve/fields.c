@@ -149,7 +149,7 @@ const struct field fields[] = {
     OTHER("query", BODY_RERANK, "{\"type\":\"string\"}", "the query"),
     OTHER("documents", BODY_RERANK, "{\"type\":\"array\",\"items\":{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"object\",\"required\":[\"text\"]}]}}",
           "texts, or objects with a text"),
-    WHOLE("top_n", BODY_RERANK, 1, INT_MAX, AT(top_n), 0, "the best so many documents (default: all)"),
+    WHOLE("top_n", BODY_RERANK, 1, INT_MAX, AT(top_n), 0, "number of documents returned, the best first (default: all)"),
     TRUTH("return_documents", BODY_RERANK, AT(return_documents), "the texts come back with their scores (default: false)"),
     OTHER("text_1", BODY_SCORE, ONE_OR_MORE, "a text, or as many as text_2"),
     OTHER("text_2", BODY_SCORE, ONE_OR_MORE, "a text or several"),
