@@ -170,6 +170,7 @@ void exaone_windows_parse(struct parse *p, struct config *c);
 void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size);
 void sparse_layers_parse(struct parse *p, struct config *c);
 void dense_first(struct parse *p, struct config *c, int otherwise);
+void mlp_types_parse(struct parse *p, struct config *c);        /* mlp_layer_types, if present */
 void groups_parse(struct parse *p, struct config *c, int n_groups, int top_groups);
 void shared_parse(struct parse *p, struct config *c, const char *keys, int otherwise);
 void sigmoid_router(struct parse *p, struct config *c, int normalize, double scale);

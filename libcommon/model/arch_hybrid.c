@@ -56,26 +56,6 @@ minimax_names = { TOP, TWO_NORMS, ATTN("self_attn."), .router = "block_sparse_mo
 
 /* ---- keys ---- */
 
-/* The layers in mlp_layer_types; else all but the first ones have experts. */
-static void mlp_types_parse(struct parse *p, struct config *c, int n_dense)
-{
-    const json_t *types = parse_find(p, "mlp_layer_types", NULL), *v;
-    size_t i;
-    dense_first(p, c, n_dense);
-    if (types && json_array_size(types) != (size_t)c->n_layers)
-        parse_fail(p, ERR_FORMAT, "mlp_layer_types: expected an array of num_hidden_layers = %d names", c->n_layers);
-    json_array_foreach((json_t *)types, i, v) {
-        const char *type = json_string_value(v);
-        const int dense = type && strcmp(type, "dense") == 0;
-        if (p->bad)
-            return;
-        if (!dense && !(type && strcmp(type, "sparse") == 0))
-            parse_fail(p, ERR_UNSUPPORTED, "mlp_layer_types: layer %zu is \"%.40s\", expected \"dense\" or \"sparse\"", i,
-                       type ? type : "?");
-        c->ff[i] = dense ? FF_DENSE : FF_MOE;
-    }
-}
-
 static void more_qwen3_5(struct parse *p, struct config *c)
 {
     silu_only(p, c);
@@ -141,7 +121,8 @@ static void latent_experts(struct parse *p, struct config *c, int n, int top_k, 
                            int n_dense)
 {
     experts_parse(p, c, n, top_k, width);
-    mlp_types_parse(p, c, n_dense);
+    dense_first(p, c, n_dense);
+    mlp_types_parse(p, c);
     shared_parse(p, c, "num_shared_experts|n_shared_experts", 1);
     groups_parse(p, c, groups, top_groups);
     sigmoid_router(p, c, 1, 2.5);

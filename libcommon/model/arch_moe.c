@@ -124,8 +124,7 @@ void dense_first(struct parse *p, struct config *c, int otherwise)
         parse_fail(p, ERR_UNSUPPORTED, "moe_layer_freq other than 1 is not supported");
 }
 
-/* "mlp_layer_types", if present: which layers have experts. */
-static void mlp_types_parse(struct parse *p, struct config *c)
+void mlp_types_parse(struct parse *p, struct config *c)
 {
     const json_t *types = parse_find(p, "mlp_layer_types", NULL);
     if (types && (!json_is_array(types) || json_array_size(types) != (size_t)c->n_layers))
