@@ -3,6 +3,7 @@
 #include "libcommon/quant/ggml.h"
 
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
 #include "libcommon/quant/ggml_iq.h"
@@ -139,14 +140,20 @@ static void mxfp4(const uint8_t *b, float *y)
     }
 }
 
-/* 64 elements: 4 scales in unsigned e4m3 (0x7f counts as 0), then per 16 elements 8 bytes; the
- * table is doubled here too. */
+/* The scale of a group of NVFP4: e4m3 without a sign, and 0x7f counts as 0. */
+static float ue4m3(uint8_t b)
+{
+    int exp = b >> 3 & 15, man = b & 7;
+    if (b == 0x7f)
+        return 0;
+    return exp ? f32_from_bits((uint32_t)(exp + 120) << 23 | (uint32_t)man << 20) : (float)man * 0x1p-9f;
+}
+
+/* 64 elements: 4 scales, then per 16 elements 8 bytes; the table is doubled here too. */
 static void nvfp4(const uint8_t *b, float *y)
 {
     for (int g = 0; g < 4; g++, y += 16) {
-        int exp = b[g] >> 3 & 15, man = b[g] & 7;
-        float d = b[g] == 0x7f ? 0 : exp ? f32_from_bits((uint32_t)(exp + 119) << 23 | (uint32_t)man << 20)
-                                         : (float)man * 0x1p-10f;
+        float d = ue4m3(b[g]) * 0.5f;
         for (int j = 0; j < 8; j++) {
             y[j] = d * (float)e2m1_twice[b[4 + 8 * g + j] & 15];
             y[j + 8] = d * (float)e2m1_twice[b[4 + 8 * g + j] >> 4];
@@ -364,7 +371,7 @@ static int is_ternary(int type) { return type == GGML_TQ1_0 || type == GGML_TQ2_
 
 int ggml_exact_type(int type, int *group_size)
 {
-    *group_size = is_ternary(type) ? QK_K : 32;
+    *group_size = is_ternary(type) ? QK_K : type == GGML_NVFP4 ? 16 : 32;
     switch (type) {
     case GGML_F32:  return QT_F32;
     case GGML_F16:  return QT_F16;
@@ -374,6 +381,7 @@ int ggml_exact_type(int type, int *group_size)
     case GGML_TQ1_0: return QT_T3;
     case GGML_TQ2_0: return QT_T2;
     case GGML_MXFP4: return QT_MXFP4;
+    case GGML_NVFP4: return QT_NVFP4;
     case GGML_Q5_0: case GGML_Q8_0: case GGML_Q8_1: case GGML_IQ4_NL: return QT_I8;
     default: return -1;
     }
@@ -408,6 +416,16 @@ static void block32(int type, const uint8_t *b, uint8_t *code)
         break;
     default:
         memcpy(code, b + (type == GGML_Q8_1 ? 4 : 2), QK);
+    }
+}
+
+/* Codes and scales of one block of 64.  0xff is 480 to the decoder, which e4m3 cannot hold. */
+static void block_nvfp4(const uint8_t *b, uint8_t *code, float *scale)
+{
+    for (int g = 0; g < 4; g++) {
+        scale[g] = b[g] == 0xff ? NAN : ue4m3(b[g]);
+        for (int j = 0; j < 16; j++)
+            code[16 * g + j] = b[4 + 8 * g + j % 8] >> j / 8 * 4 & 15;
     }
 }
 
@@ -449,6 +467,10 @@ void ggml_to_qrow(int type, const void *src, const struct mat *m, struct qrow *q
             block_ternary(type, b, at, zero, code);
             for (int i = 0; i < groups_a_block; i++)
                 q->scale[g + i] = half(b + at);
+            continue;
+        }
+        if (type == GGML_NVFP4) {
+            block_nvfp4(b, code, q->scale + g);
             continue;
         }
         block32(type, b, code);

@@ -45,7 +45,8 @@ void ggml_decode(int type, const void *src, float *dst, int64_t n);
 
 /* The .zse type that holds every value exactly; -1: none.  F32, F16, BF16: the same; Q4_0:
  * QT_I4, Q4_1: QT_I4M, both group 32; TQ1_0: QT_T3, TQ2_0: QT_T2, both group 256; MXFP4:
- * QT_MXFP4 (but for the scale 255, which is none); Q8_0, Q8_1, and at more bytes Q5_0 and
+ * QT_MXFP4 (but for the scale 255, which is none); NVFP4: QT_NVFP4 group 16 (but for the scale
+ * 0xff, which no quantizer writes and qrow has as NAN); Q8_0, Q8_1, and at more bytes Q5_0 and
  * IQ4_NL: QT_I8 group 32.  (A file may hold the code -128, which the quantizers never write:
  * kernels take codes as code + 128, 0..255, so it is fine.)  The others have a minimum or a
  * product of scales that f16 cannot hold. */

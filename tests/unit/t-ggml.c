@@ -179,15 +179,18 @@ static void exact(void **state)
         if (type < 0)
             continue;
         found++;
-        /* 480 or 512 */
-        int rows = g->block == 32 ? 4 : 32, cols = N_BLOCKS / rows * g->block - (g->block == 32 ? 32 : 0);
+        /* 480, 512, or 960 for blocks of 64 */
+        int rows = g->block < 256 ? 4 : 32, cols = N_BLOCKS / rows * g->block - (g->block < 256 ? g->block : 0);
         size_t row_bytes = (size_t)(cols / g->block * g->block_bytes);
         uint8_t *p = random_blocks(g);
         for (int b = 0; b < N_BLOCKS && g->type == GGML_MXFP4; b++)
             p[(size_t)b * 17] = (uint8_t)(p[(size_t)b * 17] == 255 ? 254 : p[(size_t)b * 17]);       /* no scale */
+        for (int b = 0; b < 4 * N_BLOCKS && g->type == GGML_NVFP4; b++)
+            p[b / 4 * 36 + b % 4] = (uint8_t)(b == 255 ? 0 : b);                /* every scale; 255 is none */
         struct mat m;
         struct qrow q;
-        assert_int_equal(mat_init(&m, (enum qtype)type, group_size, 128, rows, cols, NULL), 0);
+        const int act_group = qtype_takes_floats(qtype_info((enum qtype)type)) ? 0 : 128;
+        assert_int_equal(mat_init(&m, (enum qtype)type, group_size, act_group, rows, cols, NULL), 0);
         assert_int_equal(qrow_init(&q, &m, NULL), 0);
         uint8_t *data = aligned_alloc(64, m.size);
         float *want = malloc((size_t)cols * sizeof *want), *got = malloc((size_t)cols * sizeof *got);
@@ -211,7 +214,7 @@ static void exact(void **state)
         free(got);
         free(p);
     }
-    assert_int_equal(found, 9);
+    assert_int_equal(found, 10);
     int group_size;
     assert_int_equal(ggml_exact_type(GGML_F16, &group_size), QT_F16);
     assert_int_equal(ggml_exact_type(GGML_BF16, &group_size), QT_BF16);
@@ -219,6 +222,8 @@ static void exact(void **state)
     assert_int_equal(ggml_exact_type(GGML_Q4_K, &group_size), -1);
     assert_int_equal(ggml_exact_type(GGML_Q5_1, &group_size), -1);
     assert_int_equal(ggml_exact_type(GGML_MXFP4, &group_size), QT_MXFP4);
+    assert_int_equal(ggml_exact_type(GGML_NVFP4, &group_size), QT_NVFP4);
+    assert_int_equal(group_size, 16);
 }
 
 /* TQ1_0 and TQ2_0 in other types and groups; a block of TQ2_0 with the value 2 is none for t3. */
