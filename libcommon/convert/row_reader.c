@@ -2,8 +2,11 @@
 #include "libcommon/convert/row_reader.h"
 
 #include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "libcommon/convert/spill.h"
+#include "libcommon/quant/ggml.h"
 
 int64_t row_map_at(const struct row_map *m, int64_t i) { return row_map_source(m, i); }
 
@@ -47,13 +50,42 @@ static int open_transposed(struct row_reader *r, const struct source *s, const s
     return read_whole(r, s, t, map->first, end, width, e);
 }
 
+/* NVFP4 of a GGUF has no room for the scale of the whole tensor.  Writers put it into another one,
+ * "x.scale" or "x.weight.scale" beside "x.weight".  Without it values would be wrong, so refuse all
+ * but 1. */
+static int check_scale(const struct source *s, const struct source_tensor *t, struct err *e)
+{
+    for (int i = 0; i < t->n_parts; i++)
+        if (check_scale(s, t->parts[i], e))
+            return -1;
+    if (t->type != GGML_NVFP4 || t->n_parts)
+        return 0;
+    const size_t n = strlen(t->name), stem = n > 7 && strcmp(t->name + n - 7, ".weight") == 0 ? n - 7 : n;
+    for (int whole = 0; whole < 2; whole++) {
+        char name[n + sizeof ".scale"];
+        snprintf(name, sizeof name, "%.*s.scale", (int)(whole ? n : stem), t->name);
+        const struct source_tensor *scale = source_find(s, name);
+        if (scale && source_wait(s, scale, e))
+            return -1;
+        for (size_t at = 0; scale && at < scale->size; at += sizeof(float)) {
+            float x = 0;
+            if (scale->type == GGML_F32)
+                memcpy(&x, scale->data + at, sizeof x);
+            if (x != 1)
+                return err_set(e, ERR_UNSUPPORTED, "%s: tensor %s: found a scale of all of %s other than 1, "
+                               "expected NVFP4 without one", s->path, name, t->name);
+        }
+    }
+    return 0;
+}
+
 int row_reader_open(struct row_reader *r, const struct source *s, const struct source_tensor *t,
                     const struct row_map *map,
               int64_t rows, int64_t cols, int vector, struct err *e)
 {
     *r = (struct row_reader){ .source = s, .tensor = t, .map = *map, .n = rows, .cols = cols, .vector = vector };
     int64_t width = t->n_dims ? t->dim[t->n_dims - 1] : 1, n = n_elements(t), height = width ? n / width : 0;
-    if (source_wait(s, t, e) != 0)
+    if (source_wait(s, t, e) != 0 || check_scale(s, t, e) != 0)
         return -1;
     if (map->transposed && !vector)
         return open_transposed(r, s, t, map, width, height, e);

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "libcommon/convert/row_reader.h"
 #include "libcommon/import/gguf.h"
 #include "libcommon/model/model.h"
 #include "libcommon/quant/ggml.h"
@@ -464,6 +465,42 @@ static void tensors_say_what_keys_do_not(void **state)
     json_decref(j);
 }
 
+/* 1 if the reader of rows takes an NVFP4 matrix beside a tensor `name` of six times `value`. */
+static int takes_scale(const char *name, float value, struct err *e)
+{
+    struct file *f = model_file("llama", KV, (const char *const[]){ name, NULL });
+    uint8_t *embedding = memmem(f->b, f->n, "token_embd.weight", 17);
+    struct row_reader rows;
+    assert_non_null(embedding);
+    memcpy(embedding + 17 + 4 + 16, &(uint32_t){ GGML_NVFP4 }, 4);      /* behind the name, 2, and two sizes */
+    for (int i = 0; i < 6; i++)
+        memcpy(f->b + f->n - 32 + 4 * i, &value, 4);
+    put_file(f->b, f->n);
+    struct source *s = source_open(path, e);
+    if (!s)
+        fail_msg("%s", e->msg);
+    const int rc = row_reader_open(&rows, s, source_find(s, "token_embd.weight"), &(struct row_map){ 0 }, VOCAB, HIDDEN,
+                                   0, e);
+    if (rc == 0)
+        row_reader_close(&rows);
+    source_close(s);
+    return rc == 0;
+}
+
+static void scales_beside_nvfp4(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "token_embd.scale", "token_embd.weight.scale" };
+    struct err e = { 0 };
+    for (int i = 0; i < 2; i++) {
+        assert_false(takes_scale(names[i], 0.5f, &e));
+        if (!strstr(e.msg, names[i]) || !strstr(e.msg, "expected NVFP4 without one"))
+            fail_msg("%s", e.msg);
+        assert_true(takes_scale(names[i], 1, &e));
+    }
+    assert_true(takes_scale("token_embd.input_scale", 0.5f, &e));
+}
+
 static void bad_keys(void **state)
 {
     (void)state;
@@ -511,7 +548,8 @@ int main(void)
         cmocka_unit_test(test_parts), cmocka_unit_test(reads), cmocka_unit_test(cut_at_every_byte),
             cmocka_unit_test(every_byte_changed), cmocka_unit_test(fields),
         cmocka_unit_test(architectures), cmocka_unit_test(unknown_architectures),
-        cmocka_unit_test(tensors_say_what_keys_do_not), cmocka_unit_test(bad_keys),
+        cmocka_unit_test(tensors_say_what_keys_do_not), cmocka_unit_test(scales_beside_nvfp4),
+        cmocka_unit_test(bad_keys),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
