@@ -287,7 +287,8 @@ static size_t cpu_kv_bytes(const void *backend) { return ((const struct cpu *)ba
 static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
 
 const struct backend backend_cpu = {
-    .name = "cpu", .step_tokens = cpu_step_tokens, .open = cpu_open, .forward = cpu_forward, .begin = NULL, .end = NULL,
+    .name = "cpu", .always_strict = 1,
+    .step_tokens = cpu_step_tokens, .open = cpu_open, .forward = cpu_forward, .begin = NULL, .end = NULL,
     .copy_block = cpu_copy_block, .memory = cpu_memory, .kv_bytes = cpu_kv_bytes,
     .describe = cpu_describe, .close = cpu_close, .drop_block = cpu_drop_block, .copy_state = cpu_copy_state,
     .drop_state = cpu_drop_state, .device = NULL,

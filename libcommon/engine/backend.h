@@ -105,6 +105,7 @@ struct backend_device {
 enum { BACKEND_STEP_TOKENS = 512 };
 struct backend {
     const char *name;                       /* "cpu" */
+    int always_strict;                      /* results are as with options.strict, without it too */
     /* Tokens of a step where the caller does not choose.  max_len: tokens of all contexts
      * together; kernels: as in backend_options.  NULL: BACKEND_STEP_TOKENS. */
     int (*step_tokens)(const struct config *c, int n_threads, int64_t max_len, const char *kernels);

@@ -93,6 +93,16 @@ int engine_backend_options(const struct model *m, const struct engine_options *o
     return set_sizes(&g, m, o, e) < 0 ? -1 : ask_backend(&g, o, b, e);
 }
 
+const char *engine_no_drafts(const struct model *m, const struct engine_options *o)
+{
+    const struct backend *backend = o->backend ? o->backend : &backend_cpu;
+    if (m->config.both_ways || m->config.embedding.pooling)
+        return "a model that makes vectors of texts has no answers";
+    if (config_state_bytes(&m->config))
+        return "the states of recurrent layers cannot be taken back";
+    return backend->always_strict || o->strict ? NULL : "on a GPU answers depend on it without --strict";
+}
+
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o,
                            struct err *e)
 {
@@ -121,15 +131,18 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->lookahead = (struct lookahead){ calloc((size_t)g->max_seqs, sizeof(struct request *)),
                                calloc((size_t)g->max_seqs, sizeof *g->items),
                                calloc((size_t)g->max_seqs, sizeof *g->draws), 0 };
-    g->n_rows = g->max_seqs;
+    g->drafter = o->drafter && !engine_no_drafts(m, o) ? o->drafter : NULL;
+    g->n_rows = g->max_seqs + (g->drafter ? DRAFT_ROWS : 0);
     /* pages come with their first use */
-    g->logits = malloc(((size_t)g->n_rows + PROMPT_ROWS) * (size_t)g->vocab_size * sizeof *g->logits);
+    g->logits = malloc(((size_t)g->max_seqs + PROMPT_ROWS) * (size_t)g->vocab_size * sizeof *g->logits);
     g->row = malloc((size_t)(g->vocab_size > c->hidden_size ? g->vocab_size : c->hidden_size) * sizeof *g->row);
     g->pace.alone_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.alone_ns);
+    g->pace.draft_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.draft_ns);
     if (!(g->scratch = sampler_scratch_open(t, e)))
         goto fail;
     if (!g->running || !g->to_plan || !g->batched || !g->items || !g->draws || !g->lookahead.batched ||
-        !g->lookahead.items || !g->lookahead.draws || !g->logits || !g->row || !g->pace.alone_ns) {
+        !g->lookahead.items || !g->lookahead.draws || !g->logits || !g->row || !g->pace.alone_ns ||
+        !g->pace.draft_ns) {
         err_nomem(e, "engine");
         goto fail;
     }
@@ -146,6 +159,8 @@ int engine_set_limits(struct engine *g, const struct engine_limits *l, struct er
         return err_set(e, ERR_LIMIT, "max_running is %d, expected 1 to %d", l->max_running, g->max_seqs);
     if (l->chunk < 0)
         return err_set(e, ERR_LIMIT, "chunk is %d, expected 0 or more", l->chunk);
+    if (l->draft < 0 || l->draft > DRAFT_MOST)
+        return err_set(e, ERR_LIMIT, "draft is %d, expected 0 to %d", l->draft, DRAFT_MOST);
     if (l->max_waiting < 0)
         return err_set(e, ERR_LIMIT, "max_waiting is %d, expected 0 or more", l->max_waiting);
     g->limits = *l;
@@ -186,6 +201,7 @@ void engine_close(struct engine *g)
     free(g->hidden);
     free(g->dense);
     free(g->pace.alone_ns);
+    free(g->pace.draft_ns);
     free(g);
 }
 

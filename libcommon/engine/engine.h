@@ -15,6 +15,7 @@
 #include "libcommon/base/err.h"
 #include "libcommon/engine/backend.h"
 #include "libcommon/engine/constraint.h"
+#include "libcommon/engine/draft.h"
 #include "libcommon/engine/sampler.h"
 #include "libcommon/model/model.h"
 #include "libcommon/token/tokenizer.h"
@@ -41,7 +42,13 @@ struct engine_options {
     int snapshots, snapshot_every;  /* 0: ENGINE_SNAPSHOTS, 512; snapshot_every a multiple of 16 */
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     size_t max_weights;             /* bytes of the model's file that may be resident, see residency.h; 0: any */
+    /* guesses next tokens, so that a step makes several (engine_draft.c); no answer depends on it.
+     * Not used where engine_no_drafts() says why.  NULL: none */
+    const struct drafter *drafter;
 };
+
+/* Why no drafter can be used, static; NULL: one can. */
+const char *engine_no_drafts(const struct model *m, const struct engine_options *o);
 
 /* The options that engine_open gives the backend, for memory planning. */
 int engine_backend_options(const struct model *m, const struct engine_options *o, struct backend_options *b,
@@ -61,6 +68,9 @@ struct engine_limits {
      * by measured time, so that answers keep their pace */
     int chunk;
     int max_waiting;                /* 0: any number */
+    /* tokens of each draft, where there is room for them; 0: chosen by measured time and by how
+     * often drafts were right */
+    int draft;
 };
 int engine_set_limits(struct engine *g, const struct engine_limits *l, struct err *e);
 void engine_limits(const struct engine *g, struct engine_limits *l);
@@ -160,6 +170,7 @@ void engine_trim(struct engine *g);
 struct request_stats {
     /* n_cached: tokens of the prompt that were not computed for this request */
     int n_prompt, n_cached, n_generated;
+    int n_drafted, n_accepted;                      /* tokens drafted, and those of them that were right */
     double queue_s;                                 /* submit to start */
     double prefill_s, decode_s;                     /* start to first token, first to last */
     double first_token_s;                           /* since submit */
@@ -181,6 +192,7 @@ struct engine_stats {
     /* of requests with a first token: tokens of prompts, and those of them found in the cache */
     uint64_t prompt_tokens, cached_tokens;
     uint64_t generated_tokens;
+    uint64_t drafted, accepted;         /* tokens of drafts that steps computed, and those that were right */
     /* submitted; ended by stop or length, by cancel or deadline, by an error */
     uint64_t requests, finished, cancelled, failed;
     /* requests sent back to wait, prefix blocks evicted, blocks copied before a write */

@@ -7,6 +7,7 @@
  *   engine_tenant.c     fairness between tenants
  *   engine_lookahead.c  steps launched before the one before has ended
  *   engine_embed.c      from pooled states to vectors and scores
+ *   engine_draft.c      speculation: drafts in a step, and what is kept of them
  *   engine_deliver.c    from the rows of a step to tokens, text and callbacks
  *   engine_masks.c      the work of constraints */
 #ifndef ZSE_ENGINE_ENGINE_CORE_H
@@ -14,6 +15,7 @@
 
 #include "libcommon/cache/kv.h"
 #include "libcommon/cache/state.h"
+#include "libcommon/engine/draft.h"
 #include "libcommon/engine/engine.h"
 #include "libcommon/engine/engine_text.h"
 
@@ -22,7 +24,9 @@ enum state { PENDING, WAITING, RUNNING };
 enum which { BY_TURN, BY_DEADLINE };
 
 enum {
-    PROMPT_ROWS = 32,                   /* logits of prompt tokens that a step makes for prompt_logprobs */
+    /* logits that a step makes beside those of next tokens: of prompts, of drafts */
+    PROMPT_ROWS = 32,
+    DRAFT_ROWS = 16,                    /* of these most for drafts */
     PACE_STEPS = 64,
     FORCED_AT_ONCE = 64,                /* room for the forced tokens of one call of a constraint */
     FORCED = 16,                        /* most tokens of a request that decodes in a step: forced ones and one more */
@@ -58,6 +62,15 @@ struct constraint_work {
     int32_t id;
     int asked;                          /* for forced tokens, since the last token */
     int refused;                        /* accept said no */
+};
+
+/* The draft of a request's next tokens.  n_used of its n tokens are in the step that is planned, in
+ * ids behind n_ids; trust: share of drafts of this grade whose first token was right. */
+struct guess {
+    void *state;                        /* of the drafter; NULL: the request has no drafts */
+    int32_t token[DRAFT_MOST]; int n, n_used, grade;
+    float trust[DRAFT_GRADES];
+    int drafted, accepted;              /* tokens so far */
 };
 
 /* LATE_MASK: `logits` waits for its mask; LATE_ADVANCE: the last token is still to be accepted. */
@@ -97,6 +110,7 @@ struct request {
     int *heard;
     int cancelled, holds;               /* holds: WAITING, and has KV blocks */
     int planned;                        /* tokens of this step */
+    struct guess draft;
     void (*on_token)(void *user, const struct token_event *ev);
     void *user;
     uint64_t submitted_ns, started_ns, first_ns, last_ns;
@@ -109,9 +123,10 @@ struct pace {
     /* time of the last steps relative to decoding alone; the same sorted; index of the oldest */
     float ratio[PACE_STEPS], sorted[PACE_STEPS]; int at;
     float token_ns;                     /* time that a prompt token adds to a step; 0: not known */
+    float *draft_ns;                    /* [max_seqs + 1] time that a drafted token adds, by number of requests */
     float stretch;                      /* target time of a step with prompts, relative to decoding alone */
     int chunk;                          /* most prompt tokens of this step */
-    int n_decoding, n_prompt;           /* of this step */
+    int n_decoding, n_prompt, n_drafted;        /* of this step */
 };
 
 /* A step that the backend has begun after the current one; arrays of [max_seqs]. */
@@ -122,6 +137,7 @@ struct engine {
     const struct tokenizer *t;          /* borrowed, may be NULL */
     const struct backend *backend;
     void *b;
+    const struct drafter *drafter;      /* NULL: there is none */
     /* n_allowed: ids that a constraint may allow */
     int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;
     struct kv_pool *pool;
@@ -206,6 +222,9 @@ void plan_step(struct engine *g);
 int plan_batch(struct engine *g);
 void pace_init(struct pace *p);
 void pace_learn(struct engine *g, uint64_t step_ns);
+/* Time of a step in which n requests decode: measured, else that of the nearest number that was; 0:
+ * none was. */
+float pace_alone(const struct engine *g, int n);
 int enters_prefixes(const struct engine *g, const struct request *r);
 void copy_state(struct engine *g, int from, int to);
 
@@ -241,7 +260,19 @@ int embed_finish(const struct model *m, enum embed pooling, int n_tokens, const 
                  struct err *e, const float **out);
 size_t embed_work(const struct config *c);
 
+/* ---- engine_draft.c ---- */
+void draft_init(struct engine *g, struct request *r);
+void draft_release(struct engine *g, struct request *r);
+/* Put a draft of r's next tokens behind its ids for a step in which n_decoding requests decode.
+ * Returns their number, at most `room`. */
+int draft_plan(struct engine *g, struct request *r, int n_decoding, int room);
+void draft_drop(struct request *r);                     /* the step has no room for the planned draft */
+void draft_heard(struct request *r, int32_t id);        /* id was chosen in a step without a draft */
+/* Choose tokens from the rows of this item, which has a draft, as far as the draft is right. */
+void draft_deliver(struct engine *g, int item, float *logits);
+
 /* ---- engine_deliver.c ---- */
+void deliver_row(struct engine *g, struct request *r, float *logits);  /* choose r's next token; r may be gone */
 void deliver_step(struct engine *g, int n_items);
 void deliver_late(struct engine *g);                    /* requests whose constraint has become ready go on */
 

@@ -155,11 +155,15 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
         rc = constraint_failed(r, &e) ? -1 : sampler_pick(r->sampler, logits, allowed.bits ? &allowed : NULL, &id,
                                                           r->n_logprobs >= 0 ? &lp : NULL, &e);
     }
+    if (rc == 0)
+        draft_heard(r, id);
     if (rc != 0)
         request_finish_early(g, r, FINISH_ERROR, &e);
     else if (!add_token(g, r, id, r->n_logprobs >= 0 ? &lp : NULL))
         go_on(g, r);
 }
+
+void deliver_row(struct engine *g, struct request *r, float *logits) { choose(g, r, logits, -1); }
 
 /* The prompt is done: siblings begin with its blocks and its last logits. */
 static void start_siblings(struct engine *g, struct request *r, const float *logits)
@@ -311,9 +315,10 @@ void deliver_step(struct engine *g, int n_items)
         struct request *r = g->batched[i];
         if (!r || r->cancelled)                 /* since the step was begun */
             continue;
-        r->kv.n_tokens += g->items[i].n_tokens;
-        g->count.tokens += (uint64_t)g->items[i].n_tokens;
-        tenant_charge(g, r, g->items[i].n_tokens);
+        const int n = g->items[i].n_tokens - r->draft.n_used;
+        r->kv.n_tokens += n;
+        g->count.tokens += (uint64_t)n;
+        tenant_charge(g, r, n);
         if (enters_prefixes(g, r))
             prefix_enter(&r->kv, g->pool, r->ids, 0);
         if (enters_prefixes(g, r) && g->states && r->slot >= 0 && r->kv.n_tokens % g->snapshot_every == 0)
@@ -327,6 +332,8 @@ void deliver_step(struct engine *g, int n_items)
             ;
         else if (r->embed)
             deliver_hidden(g, r, item->hidden, item->n_hidden, end);
+        else if (r->draft.n_used)
+            draft_deliver(g, i, logits);
         else
             deliver_logits(g, r, logits, item->n_logits, end, item->draw ? item->draw->id : -1);
         logits += (size_t)item->n_logits * (size_t)g->vocab_size;

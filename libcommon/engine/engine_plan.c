@@ -34,8 +34,7 @@ static const float STRETCH = 1.8f, MOST_STRETCH = 4, USUAL = 0.4f;
 
 /* ---- pace ---- */
 
-/* Time of a step in which n requests decode: measured, else that of the nearest number that was. */
-static float alone_ns(const struct engine *g, int n)
+float pace_alone(const struct engine *g, int n)
 {
     for (int d = 0; d <= g->max_seqs; d++) {
         if (n - d > 0 && g->pace.alone_ns[n - d] > 0)
@@ -60,7 +59,7 @@ static int chunk_tokens(const struct engine *g, int n_decoding)
         return g->max_tokens;
     if (g->limits.chunk)
         return g->limits.chunk;
-    return stretched(g, alone_ns(g, n_decoding), g->pace.stretch);
+    return stretched(g, pace_alone(g, n_decoding), g->pace.stretch);
 }
 
 /* Moves a running mean towards a sample; outliers, as when the machine was busy, count little. */
@@ -103,7 +102,12 @@ void pace_learn(struct engine *g, uint64_t step_ns)
             p->token_ns = ns / (float)p->n_prompt;
         return;
     }
-    const float alone = alone_ns(g, p->n_decoding), ratio = alone > 0 ? ns / alone : 1;
+    const float alone = pace_alone(g, p->n_decoding), ratio = alone > 0 ? ns / alone : 1;
+    if (p->n_drafted) {
+        if (p->n_prompt == 0 && alone > 0)
+            follow(&p->draft_ns[p->n_decoding], (ns > alone ? ns - alone : alone / 64) / (float)p->n_drafted, 1 / 8.0f);
+        return;
+    }
     note_ratio(p, ratio > 1 ? ratio : 1);
     const float wanted = STRETCH * p->sorted[(int)(USUAL * PACE_STEPS)];
     p->stretch += ((wanted < MOST_STRETCH ? wanted : MOST_STRETCH) - p->stretch) / PACE_STEPS;
@@ -354,6 +358,8 @@ static int rows_limit(const struct request *r, int rows)
 static int n_logits(const struct request *r)
 {
     const int end = r->kv.n_tokens + r->planned;
+    if (r->draft.n_used)
+        return r->draft.n_used + 1;
     if (r->prompt_logprobs && r->n_heard < r->n_prompt) {
         const int first = r->n_heard > 0 ? r->n_heard - 1 : 0, from = first > r->kv.n_tokens ? first : r->kv.n_tokens;
         return end > from ? end - from : 0;
@@ -363,8 +369,24 @@ static int n_logits(const struct request *r)
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-/* The rest of a step's budget: tokens, tokens of prompts, rows of logits of prompts. */
-struct room { int total, chunk, rows; };
+/* The rest of a step's budget: tokens, tokens of prompts, rows of logits of prompts, drafted
+ * tokens; and the number of requests that decode in it. */
+struct room { int total, chunk, rows, drafts, n_decoding; };
+
+/* Adds a draft to r, which decodes, if there are blocks for it without taking those of others. */
+static void plan_draft(struct engine *g, struct request *r, struct room *room)
+{
+    const int n = draft_plan(g, r, room->n_decoding, least(room->drafts, room->total));
+    r->planned += n;
+    if (n && reserve(g, r) != 0) {
+        r->planned -= n;
+        draft_drop(r);
+        return;
+    }
+    room->total -= n;
+    room->drafts -= n;
+    room->rows -= n;
+}
 
 static void plan_one(struct engine *g, struct request *r, struct room *room)
 {
@@ -386,6 +408,8 @@ static void plan_one(struct engine *g, struct request *r, struct room *room)
     while (r->planned && reserve(g, r) != 0)
         if (!reclaim(g))
             preempt(g, tenant_of_most(g));
+    if (decoding && r->planned == 1)
+        plan_draft(g, r, room);
 }
 
 /* The first in order of the running requests that are still to be planned; NULL: none is left. */
@@ -420,11 +444,13 @@ void plan_step(struct engine *g)
     for (int i = 0; i < n; i++) {
         g->to_plan[i] = g->running[i]->late ? NULL : g->running[i];
         g->running[i]->planned = 0;
+        draft_drop(g->running[i]);
         n_decoding += !g->running[i]->late && decodes(g->running[i]);
     }
     for (struct tenant_queue *s = g->tenants; s; s = s->next)
         s->planned = 0;
-    const struct room all = { g->max_tokens - n_decoding, chunk_tokens(g, n_decoding), PROMPT_ROWS };
+    const struct room all = { g->max_tokens - n_decoding, chunk_tokens(g, n_decoding), PROMPT_ROWS, DRAFT_ROWS,
+                              n_decoding };
     struct room room = all;
     g->pace.chunk = room.chunk;
     for (int i = 0; i < n; i++) {
@@ -458,7 +484,7 @@ static int can_draw(const struct request *r, const struct batch_item *item, stru
 int plan_batch(struct engine *g)
 {
     int n = 0, n_hidden = 0;
-    g->pace.n_decoding = g->pace.n_prompt = 0;
+    g->pace.n_decoding = g->pace.n_prompt = g->pace.n_drafted = 0;
     for (int decoding = 1; decoding >= 0; decoding--) {
         for (int i = 0; i < g->n_running; i++) {
             struct request *r = g->running[i];
@@ -475,6 +501,7 @@ int plan_batch(struct engine *g)
             if (item->n_hidden)
                 item->hidden = g->hidden + (size_t)n_hidden * (size_t)g->m->config.hidden_size;
             n_hidden += item->n_hidden;
+            g->pace.n_drafted += r->draft.n_used;
             *(decoding ? &g->pace.n_decoding : &g->pace.n_prompt) += decoding ? 1 : r->planned;
             if (can_draw(r, item, &g->draws[n]))
                 item->draw = &g->draws[n];

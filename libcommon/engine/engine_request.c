@@ -105,6 +105,7 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
         !(r->sampler = sampler_open(&sampling, g->vocab_size, r->limit, g->scratch, e)))
         goto fail;
     find_stop_ids(g, r, p);
+    draft_init(g, r);
     const int long_from = config_long_from(&g->m->config);
     r->kv.root = long_from && r->n_ids >= long_from;
     for (int j = 0; j < r->n_prompt; j++)
@@ -130,6 +131,7 @@ void request_free(struct engine *g, struct request *r)
     kv_table_release(&r->kv, g->pool);
     answer_text_release(&r->text);
     sampler_close(r->sampler);
+    draft_release(g, r);
     if (r->constrained)
         r->constraint.close(r->constraint.state);
     free(r->pooled);
@@ -335,7 +337,8 @@ void requests_sweep(struct engine *g, uint64_t now)
 void request_stats(const struct request *r, struct request_stats *s)
 {
     *s = (struct request_stats){ .n_prompt = r->n_prompt, .n_cached = r->n_cached,
-                                 .n_generated = r->n_ids - r->n_prompt };
+                                 .n_generated = r->n_ids - r->n_prompt, .n_drafted = r->draft.drafted,
+                                 .n_accepted = r->draft.accepted };
     if (r->started_ns)
         s->queue_s = (double)(r->started_ns - r->submitted_ns) * 1e-9;
     if (r->first_ns) {

@@ -291,7 +291,7 @@ static inline void fake_close(void *b)
     free(b);
 }
 
-static const struct backend backend_fake = { .name = "fake", .open = fake_open, .forward = fake_forward,
+static const struct backend backend_fake = { .name = "fake", .always_strict = 1, .open = fake_open, .forward = fake_forward,
                                              .copy_block = fake_copy, .memory = fake_memory,
                                              .kv_bytes = fake_memory, .describe = fake_describe, .close = fake_close,
                                              .copy_state = fake_copy_state, .drop_block = fake_drop_block,
@@ -350,11 +350,38 @@ static inline int teardown(void **state)
     return 0;
 }
 
+/* ---- a drafter that is often right: it knows how the fake backend computes ---- */
+
+/* The most likely tokens, with mistakes: other tokens, ends of the answer, unknown ids. */
+static inline int fake_guess(void *state, const int32_t *ids, int n_ids, int32_t *out, int n, int *grade)
+{
+    struct rng *r = state;
+    uint64_t hash = 0;
+    for (int i = 0; i < n_ids; i++)
+        hash = hash_next(hash, ids[i]);
+    for (int i = 0; i < n; i++) {
+        float logits[VOCAB];
+        int best = 0;
+        logits_of(hash, logits);
+        for (int j = 1; j < VOCAB; j++)
+            best = logits[j] > logits[best] ? j : best;
+        const uint64_t dice = rng_u64(r) % 32;
+        out[i] = dice == 0 ? EOS : dice == 1 ? VOCAB + 3 : dice == 2 ? -1
+                 : dice < 5 ? (int32_t)(rng_u64(r) % VOCAB) : best;
+        hash = hash_next(hash, out[i]);
+    }
+    *grade = (int)(rng_u64(r) % DRAFT_GRADES);
+    return n - (int)(rng_u64(r) % 3) > 0 ? n - (int)(rng_u64(r) % 3) : 0;
+}
+static void *fake_drafter_open(void) { return calloc(1, sizeof(struct rng)); }
+static const struct drafter drafter_fake __attribute__((unused)) = { "fake", fake_drafter_open, fake_guess, free };
+static const struct drafter *drafter_under_test;
+
 static inline struct engine *open_with(int max_seqs, int max_tokens, int n_blocks, int no_prefix_cache)
 {
     struct err e;
     struct engine_options o = { .backend = backend_under_test, .max_len = MAX_LEN, .max_seqs = max_seqs,
-                                .max_tokens = max_tokens, .kv_type = KV_F32,
+                                .max_tokens = max_tokens, .kv_type = KV_F32, .drafter = drafter_under_test,
                                 .no_prefix_cache = no_prefix_cache, .snapshots = n_blocks % 5 + 1,
                                 .snapshot_every = 16 << n_blocks % 3,
                                 .kv_bytes = (size_t)n_blocks * 2 * kv_block_bytes(KV_F32, 8) };
@@ -448,7 +475,10 @@ static inline void alone(const struct request_params *p, struct answer *a)
     struct err e;
     const struct backend *tested = backend_under_test;
     backend_under_test = &backend_fake;
+    const struct drafter *drafter = drafter_under_test;
+    drafter_under_test = NULL;
     struct engine *g = open_with(1, 512, MAX_LEN / 16, 1);
+    drafter_under_test = drafter;
     backend_under_test = tested;
     struct request_params own = *p;
     memset(a, 0, sizeof *a);

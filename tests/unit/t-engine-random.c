@@ -121,6 +121,7 @@ static void check_job(struct job *j)
  * begins steps early: mostly such as it can draw for. */
 static void random_schedules(int ahead)
 {
+    uint64_t drafted = 0, accepted = 0;
     enum { ROUNDS = 400, N = 14 };
     static struct job jobs[N];
     static int32_t shared[3][MAX_LEN];
@@ -148,6 +149,12 @@ static void random_schedules(int ahead)
             assert_int_equal(engine_set_limits(g,
                                                &(struct engine_limits){ .max_running = 1 + max_seqs / 2,
                                                    .chunk = 1 + max_tokens / 3 }, &e), 0);
+        if (drafter_under_test) {
+            struct engine_limits l;
+            engine_limits(g, &l);
+            l.draft = round % (DRAFT_MOST + 1);
+            assert_int_equal(engine_set_limits(g, &l, &e), 0);
+        }
         while (n < N || left > 0) {
             if (n < N && rng_u64(&r) % 3 == 0) {
                 random_job(&jobs[n], &r, shared);
@@ -168,6 +175,8 @@ static void random_schedules(int ahead)
         evicted += s.evictions;
         cut += s.cancelled;
         late += s.late;
+        drafted += s.drafted;
+        accepted += s.accepted;
         assert_int_equal(s.requests, s.finished + s.cancelled + s.failed);
         assert_int_equal(s.failed, 0);
         n_lookahead += last_fake->n_lookahead;
@@ -180,6 +189,8 @@ static void random_schedules(int ahead)
     }
     /* all of it did happen */
     assert_true(preempted > 100 && cached > 1000 && copies > 100 && evicted > 1000 && cut > 50 && late > 100);
+    assert_true(drafter_under_test == &drafter_fake ? accepted > 1000 && drafted > accepted + 1000
+                : drafter_under_test ? accepted > 10 : drafted == 0);
     assert_true(ahead ? n_lookahead > 1000 && n_undrawn > 100 : n_lookahead == 0);
 }
 
@@ -205,10 +216,22 @@ static void test_hybrid_schedules(void **state)
     set_hybrid(0);
 }
 
+/* Drafts that are often right, often wrong, and of every length change no answer. */
+static void test_drafts(void **state)
+{
+    (void)state;
+    drafter_under_test = &drafter_fake;
+    random_schedules(0);
+    drafter_under_test = &drafter_ngram;
+    random_schedules(0);
+    drafter_under_test = NULL;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_steps_ahead),
+        cmocka_unit_test(test_drafts),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -226,7 +226,11 @@ static void test_queue(void **state)
     assert_int_equal(s.cancelled, N / 2);
     assert_int_equal(s.finished, N / 2 + 5);
     assert_all_free(g);
-    static const struct engine_limits wrong[] = { { 0, 0, 0 }, { 3, 0, 0 }, { 1, -1, 0 }, { 1, 0, -1 } };
+    static const struct engine_limits wrong[] = { { .max_running = 0 }, { .max_running = 3 },
+                                                   { .max_running = 1, .chunk = -1 },
+                                                   { .max_running = 1, .max_waiting = -1 },
+                                                   { .max_running = 1, .draft = -1 },
+                                                   { .max_running = 1, .draft = DRAFT_MOST + 1 } };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         assert_int_equal(engine_set_limits(g, &wrong[i], &e), -1);
     engine_close(g);
