@@ -233,6 +233,9 @@ json_t *answer_json(const struct answer *a, const struct chat_options *o, const 
                                                 "decode_tokens_per_s", rate(s->n_generated - 1, s->decode_s)));
     if (marks->ready)
         json_object_set_new(json_object_get(j, "timings"), "marks_ns", marks_json(marks, a->first_ns));
+    if (o->run.spec != SPEC_OFF)
+        json_object_set_new(j, "speculation", json_pack("{s:i, s:i}", "drafted_tokens", s->n_drafted, "accepted_tokens",
+                                                        s->n_accepted));
     if (o->grammar)
         json_object_set_new(j, "complete", json_boolean(answer_complete(a, o)));
     if (o->ids) {

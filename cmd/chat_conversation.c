@@ -582,6 +582,8 @@ static void print_stats(const struct chat_session *t)
                plural(r->n_generated), r->decode_s, r->decode_s > 0 ? (r->n_generated - 1) / r->decode_s : 0,
                r->first_token_s);
     }
+    if (r->n_drafted)
+        printf("drafts   %d token%s, %d of them right\n", r->n_drafted, plural(r->n_drafted), r->n_accepted);
     printf("context  %d of %d tokens\n", t->n_ids, context_len(t->m, &t->o->run));
     printf("memory   %s keys and values, %s private in all, %s weights\n", cli_bytes(kv, s.kv_bytes),
            cli_bytes(private, s.private_bytes), cli_bytes(file, t->m->model->weight_bytes));

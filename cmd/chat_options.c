@@ -56,6 +56,7 @@ static const char usage_end[] =
     "\n"
 #include "cmd/quantize_help.inc"
     RUN_HELP
+    SPEC_HELP
     MEMORY_HELP
     "      --plan                 print the memory it would take and the expected speed, and exit; 1 if it does not fit\n"
     "\n"
@@ -96,7 +97,7 @@ static const struct option options[] = {
     { "dry-sequence-breaker", required_argument, NULL, OPT_BREAKER },
     { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED },
     { "stop", required_argument, NULL, OPT_STOP },
-    { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, MEMORY_LONG_OPTION,
+    { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, SPEC_LONG_OPTION, MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -238,6 +239,7 @@ static int check_url(struct chat_options *o)
         { r->graphs_given, "--cuda-graphs" }, { r->act_given, "--act" }, { r->cache_given, "--cache-weights" },
         { r->exact, "--exact" }, { r->max_memory != 0, "--max-memory" }, { o->template_file != NULL, "--template" },
         { o->ids, "--ids" }, { o->plan, "--plan" }, { r->force, "--force" },
+        { r->spec_given, "--spec" },
     };
     for (size_t i = 0; i < sizeof not_sent / sizeof *not_sent; i++)
         if (not_sent[i].given)

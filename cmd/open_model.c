@@ -116,6 +116,18 @@ static int parse_kv(const char *prog, const char *arg, struct run_options *r)
     return cli_wrong(prog, "--kv: '%s', expected f32, bf16, f16, fp8 or i8", arg);
 }
 
+static int parse_spec(const char *prog, const char *arg, struct run_options *r)
+{
+    static const char *const names[] = { "off", "auto", "ngram" };
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
+        if (strcmp(arg, names[i]) == 0) {
+            r->spec = (enum spec)i;
+            r->spec_given = 1;
+            return 0;
+        }
+    return cli_wrong(prog, "--spec: '%s', expected auto, ngram or off", arg);
+}
+
 int run_option(const char *prog, int c, const char *arg, struct run_options *r)
 {
     long long n;
@@ -141,6 +153,7 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_EXACT: r->exact = 1; return 0;
     case OPT_GPU_LAYERS: return parse_layers(prog, arg, r);
     case OPT_STRICT: r->strict = 1; return 0;
+    case OPT_SPEC: return parse_spec(prog, arg, r);
     case OPT_GRAPHS: return parse_graphs(prog, arg, r);
     case OPT_ACT: return parse_act(prog, arg, r);
     case OPT_CACHE_WEIGHTS: return parse_cache(prog, arg, r);
@@ -482,7 +495,14 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .device_layers = some ? r->gpu_layers : 0, .strict = r->strict,
                                     .debug_sync = env_on("ZSE_DEBUG_SYNC"),
                                     .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8,
-                                    .cache_weights = r->cache_weights };
+                                    .cache_weights = r->cache_weights,
+                                    .drafter = r->spec == SPEC_OFF ? NULL : &drafter_ngram };
+}
+
+int run_check_spec(const struct run_options *r, const struct model *m, const struct engine_options *eo, struct err *e)
+{
+    const char *why = r->spec == SPEC_NGRAM ? engine_no_drafts(m, eo) : NULL;
+    return why ? err_set(e, ERR_UNSUPPORTED, "--spec ngram: %s", why) : 0;
 }
 
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len,
@@ -491,7 +511,7 @@ struct engine *open_engine(const struct opened_model *o, const struct run_option
     struct engine_options eo = run_engine_options(r, max_seqs, max_len ? max_len : context_len(o, r));
     if (max_tokens)
         eo.max_tokens = max_tokens;
-    if (preflight_check(o->prog, o, r, &eo, e) != 0)
+    if (run_check_spec(r, o->model, &eo, e) != 0 || preflight_check(o->prog, o, r, &eo, e) != 0)
         return NULL;
     struct engine *g = engine_open(o->model, o->tokenizer, &eo, e);
     if (g)

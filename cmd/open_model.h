@@ -20,6 +20,8 @@
 #include "libcommon/token/tokenizer.h"
 
 /* ---- options that control how a model runs ---- */
+/* Speculation: AUTO: where the model and the device allow it, NGRAM: else an error. */
+enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM };
 struct run_options {
     const char *type;               /* -q: the type to convert to; NULL: $ZSE_QUANTIZATION, else as stored */
     const char *kernels;
@@ -39,6 +41,7 @@ struct run_options {
     int max_seqs; uint64_t kv_most;
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or a number */
     int strict;                     /* --strict */
+    enum spec spec; int spec_given; /* --spec */
     int no_graphs, graphs_given;    /* --cuda-graphs */
     int act_int8, act_given;        /* --act */
     int cache_weights, cache_given; /* --cache-weights: enum cache_weights */
@@ -47,7 +50,7 @@ struct run_options {
 };
 enum { GPU_LAYERS_AUTO = -1 };
 enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE,
-       OPT_VERBOSE, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY };
+       OPT_VERBOSE, OPT_SPEC, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, \
     { "mode", required_argument, NULL, OPT_RUN_MODE }, \
@@ -83,6 +86,9 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --force                open a model even if there is too little memory for it\n" \
     "      --verify auto|first|never  compare a changed file's checksums during the first answers, before them (zse-bench's default), or never\n" \
     "      --verbose              print the memory in use while the model opens, compared with the plan\n"
+/* For programs that answer. */
+#define SPEC_LONG_OPTION { "spec", required_argument, NULL, OPT_SPEC }
+#define SPEC_HELP "      --spec auto|ngram|off  guess next tokens by what followed the same ones before, and check them together: faster, the same answers\n"
 /* For programs with one model; zse-serve limits all of its models together. */
 #define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }
 #define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB; of a GPU's memory: take at most SIZE (default: all)\n"
@@ -125,6 +131,8 @@ const char *open_model_type(const char *prog, const char *path, const struct run
 const char *open_model_given_type(const struct run_options *r);
 /* The engine options of r, for max_seqs sequences of max_len tokens. */
 struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len);
+/* -1: --spec asks for drafts, which this model or device does not allow. */
+int run_check_spec(const struct run_options *r, const struct model *m, const struct engine_options *eo, struct err *e);
 /* Open an engine for max_seqs sequences of max_len tokens (0: --ctx, else the default) and
  * max_tokens per step (0: default).  Refused if memory does not suffice. */
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len,

@@ -63,6 +63,7 @@ static const char usage[] =
     "\n"
 #include "cmd/quantize_help.inc"
     RUN_HELP
+    SPEC_HELP
     "      --plan                 print the memory each MODEL would take and the expected speed, and exit; 1 if one does not fit\n"
     "\n"
     "  -h, --help                 show this help\n"
@@ -115,7 +116,8 @@ static const struct option options[] = {
     { "work-memory", required_argument, NULL, OPT_WORK_MEMORY }, { "quiet", no_argument, NULL, OPT_QUIET },
     { "mcp-config", required_argument, NULL, OPT_MCP_CONFIG }, { "mcp-stdio", no_argument, NULL, OPT_MCP_STDIO },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
-    RUN_LONG_OPTIONS, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+    RUN_LONG_OPTIONS, SPEC_LONG_OPTION,
+    { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 static int whole(const char *name, const char *arg, long long min, long long max, int *out)

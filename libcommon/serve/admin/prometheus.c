@@ -69,6 +69,10 @@ enum presence { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
            "Tokens of prompts found in the prefix cache.") \
     METRIC(zse_generated_tokens_total, "counter", e->generated_tokens, \
            "Tokens of answers.") \
+    METRIC(zse_drafted_tokens_total, "counter", e->drafted, \
+           "Tokens of drafts that were checked (--spec).") \
+    METRIC(zse_accepted_tokens_total, "counter", e->accepted, \
+           "Tokens of drafts that became tokens of answers.") \
     METRIC(zse_kv_use_ratio, "gauge", kv_use(e), \
            "Fraction of KV blocks held by running requests.") \
     METRIC(zse_kv_blocks, "gauge", e->n_blocks, \

@@ -201,6 +201,8 @@ static json_t *model_stats(const struct loaded_model *lm)
                                         "kv_blocks", e.n_blocks, "kv_blocks_free", e.n_free_blocks, "kv_blocks_prefix",
                                         e.n_cached_blocks, "running", e.n_running, "waiting", e.n_waiting,
                                         "open_requests", lm->n_calls, "context", lm->m.max_len));
+    json_object_update_new(j, json_pack("{s:I, s:I}", "drafted_tokens", (json_int_t)e.drafted, "accepted_tokens",
+                                        (json_int_t)e.accepted));
     json_object_update_new(j, json_pack("{s:f, s:I, s:I}", "kv_use", round2(kv_use(&e)), "kv_copies",
                                         (json_int_t)e.copies, "kv_evictions", (json_int_t)e.evictions));
     return j;
