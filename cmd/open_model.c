@@ -104,16 +104,32 @@ static int check_cache(const char *prog, const struct run_options *r)
     return r->gpu ? 0 : cli_wrong(prog, "--cache-weights on: there is no GPU (--device)");
 }
 
+/* Names that other programs use for the types of keys and values. */
+static const struct kv_spelling { const char *name; enum kv_type type; } kv_spellings[] = {
+    { "fp32", KV_F32 }, { "float32", KV_F32 }, { "fp16", KV_F16 }, { "float16", KV_F16 }, { "bfloat16", KV_BF16 },
+    { "f8", KV_F8 }, { "fp8_e4m3", KV_F8 }, { "int8", KV_I8 }, { "q8_0", KV_I8 },
+};
+
+/* The type of keys and values called name, or KV_TYPES. */
+static enum kv_type find_kv(const char *name)
+{
+    for (int type = 0; type < KV_TYPES; type++)
+        if (strcmp(name, kv_type_name((enum kv_type)type)) == 0)
+            return (enum kv_type)type;
+    for (size_t i = 0; i < sizeof(kv_spellings) / sizeof(*kv_spellings); i++)
+        if (strcmp(name, kv_spellings[i].name) == 0)
+            return kv_spellings[i].type;
+    return KV_TYPES;
+}
+
 static int parse_kv(const char *prog, const char *arg, struct run_options *r)
 {
-    for (int type = 0; type < KV_TYPES; type++) {
-        if (strcmp(arg, kv_type_name((enum kv_type)type)) == 0) {
-            r->kv = (enum kv_type)type;
-            r->kv_given = 1;
-            return 0;
-        }
-    }
-    return cli_wrong(prog, "--kv: '%s', expected f32, bf16, f16, fp8 or i8", arg);
+    const enum kv_type type = find_kv(arg);
+    if (type == KV_TYPES)
+        return cli_wrong(prog, "--kv: '%s', expected f32, bf16, f16, fp8 or i8", arg);
+    r->kv = type;
+    r->kv_given = 1;
+    return 0;
 }
 
 static int parse_spec(const char *prog, const char *arg, struct run_options *r)

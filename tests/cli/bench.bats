@@ -209,6 +209,24 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # The same windows scored from the logits that zse-bench logits writes.
+@test "--kv: the types of keys and values differ, and other programs' names mean the same" {
+  local type name
+  perplexity() { zse-bench perplexity "$MODEL" "$TEXT" --window 64 --windows 1 --kv "$1" | jq -c .mean_nll; }
+  local -A of
+  for type in f32 bf16 f16 fp8 i8; do
+    of[$type]=$(perplexity $type)
+    [ -n "${of[$type]}" ]
+  done
+  [ "$(printf '%s\n' "${of[@]}" | sort -u | wc -l)" = 5 ]
+  for name in fp32=f32 float32=f32 fp16=f16 float16=f16 bfloat16=bf16 f8=fp8 fp8_e4m3=fp8 int8=i8 q8_0=i8; do
+    [ "$(perplexity "${name%=*}")" = "${of[${name#*=}]}" ] || { echo "$name"; return 1; }
+  done
+  for name in f64 q4_0 int INT8 ""; do
+    run -2 --separate-stderr zse-bench perplexity "$MODEL" "$TEXT" --kv "$name"
+    [[ "$stderr" == *"--kv: '$name', expected f32, bf16, f16, fp8 or i8"* ]]
+  done
+}
+
 @test "perplexity is what the logits say" {
   zse-info tokenize "$MODEL" --no-parse-special <"$TEXT" >"$BATS_TEST_TMPDIR/ids"
   zse-bench perplexity "$MODEL" "$TEXT" --window 32 --windows 1 --exact >"$BATS_TEST_TMPDIR/p"
