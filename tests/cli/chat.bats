@@ -152,6 +152,22 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   [ "$(field ids <<<"$j")" = "$(ask -p "What is 2+2?" --ids -n 3)" ]
 }
 
+@test "--spec: the same tokens with guesses as without, greedy and drawn; --json counts the guesses" {
+  local prompt="What is the capital of France? What is the capital of Italy? What is the capital of France?" t s
+  for t in 0 1; do
+    for s in off auto ngram; do
+      zse-chat "$MODEL" --spec $s --temp $t --seed 3 -p "$prompt" -n 300 --ignore-eos --ids --json >"$BATS_TEST_TMPDIR/$s"
+      jq -e '.ids | length == 300' "$BATS_TEST_TMPDIR/$s"
+      diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/$s")
+    done
+  done
+  zse-chat "$MODEL" --spec ngram --temp 0 -p "$prompt" -n 300 --ignore-eos --json |
+    jq -e '.speculation | .accepted_tokens > 0 and .drafted_tokens >= .accepted_tokens'
+  jq -e 'has("speculation") | not' "$BATS_TEST_TMPDIR/off"
+  run ! zse-chat "$MODEL" --spec medusa -p hi
+  [[ "$output" == *"--spec: 'medusa', expected auto, ngram or off"* ]]
+}
+
 @test "the same seed gives the same text, alone, in a batch and with any number of threads" {
   local prompts=("What is 2+2?" "Tell me a story" "Who are you?" "hello" "What is the capital of France?") i one
   printf '%s\n' "${prompts[@]}" >"$BATS_TEST_TMPDIR/prompts"

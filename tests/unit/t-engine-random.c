@@ -227,11 +227,40 @@ static void test_drafts(void **state)
     drafter_under_test = NULL;
 }
 
+/* States of recurrent layers cannot be taken back, and a device that is not strict is another one
+ * with drafts. */
+static void test_without_drafts(void **state)
+{
+    (void)state;
+    struct engine_options o = { .backend = &backend_fake };
+    assert_null(engine_no_drafts(&model, &o));
+    o.backend = &backend_fake_device;
+    assert_non_null(engine_no_drafts(&model, &o));
+    o.strict = 1;
+    assert_null(engine_no_drafts(&model, &o));
+    set_hybrid(1);
+    assert_non_null(engine_no_drafts(&model, &o));
+    drafter_under_test = &drafter_fake;
+    struct err e;
+    struct engine_stats s;
+    static struct answer a;
+    const int32_t ids[] = { 1, 2, 3, 1, 2, 3, 1, 2 };
+    struct request_params p = params(ids, 8, &a);
+    struct engine *g = open_with(1, 16, MAX_LEN / 16, 0);
+    assert_non_null(engine_submit(g, &p, &e));
+    run_to_end(g);
+    engine_stats(g, &s);
+    assert_int_equal(s.drafted, 0);
+    engine_close(g);
+    drafter_under_test = NULL;
+    set_hybrid(0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_steps_ahead),
-        cmocka_unit_test(test_drafts),
+        cmocka_unit_test(test_drafts), cmocka_unit_test(test_without_drafts),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
