@@ -65,9 +65,9 @@ struct constraint_work {
 };
 
 /* The draft of a request's next tokens.  n_used of its n tokens are in the step that is planned, in
- * ids behind n_ids; trust: share of drafts of this grade whose first token was right. */
+ * ids behind n_ids; trust: share of right tokens among those of drafts of this grade. */
 struct guess {
-    void *state;                        /* of the drafter; NULL: the request has no drafts */
+    void *state; int opened;            /* of the drafter, from the first draft on; NULL then: no memory */
     int32_t token[DRAFT_MOST]; int n, n_used, grade;
     float trust[DRAFT_GRADES];
     int drafted, accepted;              /* tokens so far */
@@ -261,7 +261,6 @@ int embed_finish(const struct model *m, enum embed pooling, int n_tokens, const 
 size_t embed_work(const struct config *c);
 
 /* ---- engine_draft.c ---- */
-void draft_init(struct engine *g, struct request *r);
 void draft_release(struct engine *g, struct request *r);
 /* Put a draft of r's next tokens behind its ids for a step in which n_decoding requests decode.
  * Returns their number, at most `room`. */

@@ -12,8 +12,9 @@
  * Recurrent states cannot be cut back, and a constraint's mask needs the token before it: those
  * requests have no drafts.
  *
- * How long a draft is: of each grade a request knows how often the first token of a draft was right
- * (also where the draft was not used), and an engine what a drafted token adds to a step.  With
+ * How long a draft is: of each grade a request knows how often a drafted token was right behind
+ * right ones (of a draft that was not used: its first one), and an engine what a drafted token
+ * adds to a step.  With
  * probability p and a cost of c steps a token, a draft of k tokens makes
  * (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of one.  The best k is taken. */
 #include <string.h>
@@ -24,10 +25,16 @@
 static const float FIRST_TRUST[DRAFT_GRADES] = { 0.3f, 0.5f, 0.7f, 0.85f }, FIRST_COST = 0.125f;
 static const float LEARNING = 1 / 8.0f;
 
-void draft_init(struct engine *g, struct request *r)
+/* Whether r has a drafter, which is opened for its first draft; without memory it has none. */
+static int has_drafter(const struct engine *g, struct request *r)
 {
-    if (g->drafter && !r->embed && (r->draft.state = g->drafter->open()))
-        memcpy(r->draft.trust, FIRST_TRUST, sizeof FIRST_TRUST);
+    struct guess *d = &r->draft;
+    if (!g->drafter || r->constrained || g->states)
+        return 0;
+    if (!d->state && !d->opened && (d->state = g->drafter->open()))
+        memcpy(d->trust, FIRST_TRUST, sizeof FIRST_TRUST);
+    d->opened = 1;
+    return d->state != NULL;
 }
 
 void draft_release(struct engine *g, struct request *r)
@@ -72,7 +79,7 @@ int draft_plan(struct engine *g, struct request *r, int n_decoding, int room)
 {
     struct guess *d = &r->draft;
     d->n = d->n_used = 0;
-    if (!d->state || r->constrained || g->states || r->n_ids - r->kv.n_tokens != 1)
+    if (r->n_ids - r->kv.n_tokens != 1 || !has_drafter(g, r))
         return 0;
     d->n = g->drafter->guess(d->state, r->ids, r->n_ids, d->token, DRAFT_MOST, &d->grade);
     for (int i = 0; i < d->n; i++)

@@ -105,7 +105,6 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
         !(r->sampler = sampler_open(&sampling, g->vocab_size, r->limit, g->scratch, e)))
         goto fail;
     find_stop_ids(g, r, p);
-    draft_init(g, r);
     const int long_from = config_long_from(&g->m->config);
     r->kv.root = long_from && r->n_ids >= long_from;
     for (int j = 0; j < r->n_prompt; j++)
