@@ -9,6 +9,8 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +23,7 @@
 #include "libcommon/http/account.h"
 #include "libcommon/http/conn.h"
 #include "libcommon/http/handshake.h"
+#include "libcommon/http/internal.h"
 #include "libcommon/http/reaper.h"
 
 enum { LARGE = 8 << 20 };
@@ -72,7 +75,8 @@ static void serve(struct served *s, struct loop_options *o)
     assert_int_equal(pthread_create(&s->thread, NULL, run, s->loop), 0);
 }
 
-/* A connection on which this head was sent, and what it is answered with up to the blank line. */
+/* A connection on which this head was sent, and what it is answered with up to the blank line; room
+ * 0: the answer is not read. */
 static int client(int port, const char *head, char *answer, size_t room)
 {
     const struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port),
@@ -84,11 +88,12 @@ static int client(int port, const char *head, char *answer, size_t room)
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
     assert_int_equal(connect(fd, (const struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(send(fd, head, strlen(head), 0), strlen(head));
-    while (n < 4 || memcmp(answer + n - 4, "\r\n\r\n", 4) != 0) {
+    while (room && (n < 4 || memcmp(answer + n - 4, "\r\n\r\n", 4) != 0)) {
         assert_true(n < room - 1);
         assert_int_equal(recv(fd, answer + n++, 1, 0), 1);
     }
-    answer[n] = '\0';
+    if (room)
+        answer[n] = '\0';
     return fd;
 }
 
@@ -343,6 +348,58 @@ static void write_certificate(int fd)
     EVP_PKEY_free(key);
 }
 
+/* In a thread of handshakes: the handshake lasts until its connection is closed. */
+static int last_until_closed(SSL *ssl, void *loop)
+{
+    struct conn *volatile *away = &((struct loop *)loop)->away;
+    (void)ssl;
+    while (!*away)
+        sched_yield();
+    return 1;
+}
+
+static void quit(void *loop) { loop_quit(*(struct loop **)loop); }
+
+/* A connection whose time ends while a thread is in its handshake is closed when that is done,
+ * once. */
+static void test_closed_in_handshake(void **state)
+{
+    struct loop *l = NULL;
+    struct loop_options o = { .http = { .head_bytes = 4096, .body_bytes = 4096 }, .max_connections = 8,
+                              .on_request = on_request, .on_wake = quit, .user = &l, .head_s = 0.01, .body_s = 20,
+                              .idle_s = 20, .stalled_s = 20 };
+    char path[] = "/tmp/t-conn-XXXXXX";
+    const int file = mkstemp(path);
+    pthread_t thread;
+    struct err e;
+    int port = 0;
+    char byte;
+    (void)state;
+    assert_true(file >= 0);
+    signal(SIGPIPE, SIG_IGN);                   /* the client may write to the closed connection */
+    write_certificate(file);
+    assert_non_null(l = loop_open(&o, &e));
+    assert_int_equal(loop_tls(l, path, path, &e), 0);
+    unlink(path);
+    SSL_CTX_set_cert_cb(l->tls, last_until_closed, l);
+    assert_int_equal(loop_bind(l, "127.0.0.1", &port, &e), 0);
+    assert_int_equal(loop_listen(l, &e), 0);
+    assert_int_equal(pthread_create(&thread, NULL, run, l), 0);
+    SSL_CTX *ctx = SSL_CTX_new(TLS_client_method());
+    SSL *ssl = SSL_new(ctx);
+    const int fd = client(port, "", NULL, 0);
+    assert_int_equal(SSL_set_fd(ssl, fd), 1);
+    if (SSL_connect(ssl) == 1)
+        assert_true(SSL_read(ssl, &byte, 1) <= 0);          /* the server has closed it */
+    loop_wake(l);
+    pthread_join(thread, NULL);
+    assert_null(l->away);
+    loop_close(l);
+    SSL_free(ssl);
+    SSL_CTX_free(ctx);
+    close(fd);
+}
+
 /* A loop that is closed has closed what it opened. */
 static void test_no_file_stays(void **state)
 {
@@ -453,6 +510,7 @@ int main(void)
                                         cmocka_unit_test(test_slow_reader), cmocka_unit_test(test_exact_bytes),
                                         cmocka_unit_test(test_body_without_memory), cmocka_unit_test(test_keep_alive),
                                         cmocka_unit_test(test_half_closed),
+                                        cmocka_unit_test(test_closed_in_handshake),
                                         cmocka_unit_test(test_no_file_stays), cmocka_unit_test(test_reaper),
                                         cmocka_unit_test(test_handshake_queue) };
     return cmocka_run_group_tests(tests, NULL, NULL);
