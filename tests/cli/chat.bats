@@ -156,7 +156,8 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   local prompt="What is the capital of France? What is the capital of Italy? What is the capital of France?" t s
   for t in 0 1; do
     for s in off auto ngram; do
-      zse-chat "$MODEL" --spec $s --temp $t --seed 3 -p "$prompt" -n 300 --ignore-eos --ids --json >"$BATS_TEST_TMPDIR/$s"
+      zse-chat "$MODEL" --spec $s --temp $t --seed 3 -p "$prompt" -n 300 --ignore-eos --ids --json \
+        >"$BATS_TEST_TMPDIR/$s"
       jq -e '.ids | length == 300' "$BATS_TEST_TMPDIR/$s"
       diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/$s")
     done
