@@ -88,7 +88,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --verbose              print the memory in use while the model opens, compared with the plan\n"
 /* For programs that answer. */
 #define SPEC_LONG_OPTION { "spec", required_argument, NULL, OPT_SPEC }
-#define SPEC_HELP "      --spec auto|ngram|off  guess next tokens by what followed the same ones before, and check them together: faster, the same answers\n"
+#define SPEC_HELP "      --spec auto|ngram|off  guess next tokens from earlier text and check several in a step, for the same answers sooner (default: off)\n"
 /* For programs with one model; zse-serve limits all of its models together. */
 #define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }
 #define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB; of a GPU's memory: take at most SIZE (default: all)\n"

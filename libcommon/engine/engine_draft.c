@@ -106,7 +106,7 @@ void draft_heard(struct request *r, int32_t id)
     r->draft.n = 0;
 }
 
-/* r, whose token is the n-th of the draft, has taken it: its keys and values are there already. */
+/* The last token of r is the drafted one, so its keys and values are there already. */
 static void take_drafted(struct engine *g, struct request *r)
 {
     r->kv.n_tokens++;

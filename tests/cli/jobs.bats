@@ -210,7 +210,8 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   jq -es 'length > 0 and all(.[]; .step and .unit and .done <= .total)' "$BATS_TEST_TMPDIR/lines"
   zse-info models fetch --progress json test/tiny 2>"$BATS_TEST_TMPDIR/lines" >/dev/null
   # the pipe breaks: no file stays
-  zse-convert --synthetic SmolLM2-135M -o "$BATS_TEST_TMPDIR/c.zse" --quality fast --progress json 2>&1 >/dev/null | head -n 1
+  zse-convert --synthetic SmolLM2-135M -o "$BATS_TEST_TMPDIR/c.zse" --quality fast --progress json 2>&1 >/dev/null |
+    head -n 1
   [ "${PIPESTATUS[0]}" != 0 ]
   [ ! -e "$BATS_TEST_TMPDIR/c.zse" ]
   run zse-convert models/tiny -o "$BATS_TEST_TMPDIR/b.zse" --progress dots

@@ -291,7 +291,8 @@ static inline void fake_close(void *b)
     free(b);
 }
 
-static const struct backend backend_fake = { .name = "fake", .always_strict = 1, .open = fake_open, .forward = fake_forward,
+static const struct backend backend_fake = { .name = "fake", .always_strict = 1,
+                                             .open = fake_open, .forward = fake_forward,
                                              .copy_block = fake_copy, .memory = fake_memory,
                                              .kv_bytes = fake_memory, .describe = fake_describe, .close = fake_close,
                                              .copy_state = fake_copy_state, .drop_block = fake_drop_block,
@@ -371,7 +372,7 @@ static inline int fake_guess(void *state, const int32_t *ids, int n_ids, int32_t
         hash = hash_next(hash, out[i]);
     }
     *grade = (int)(rng_u64(r) % DRAFT_GRADES);
-    return n - (int)(rng_u64(r) % 3) > 0 ? n - (int)(rng_u64(r) % 3) : 0;
+    return (int)(rng_u64(r) % (uint64_t)(n + 1));
 }
 static void *fake_drafter_open(void) { return calloc(1, sizeof(struct rng)); }
 static const struct drafter drafter_fake __attribute__((unused)) = { "fake", fake_drafter_open, fake_guess, free };
