@@ -62,7 +62,7 @@ complete -c zse-serve -l cache-weights -x -a 'auto on off' -d 'keep an f16 copy 
 complete -c zse-serve -l force -d 'open a model even if there is too little memory for it'
 complete -c zse-serve -l verify -x -a 'auto first never' -d 'compare a changed files checksums during the first answers, before them (zse-benchs default), or never'
 complete -c zse-serve -l verbose -d 'print the memory in use while the model opens, compared with the plan'
-complete -c zse-serve -l spec -x -a 'auto ngram off' -d 'guess next tokens by what followed the same ones before, and check them together faster, the same answers'
+complete -c zse-serve -l spec -x -a 'auto ngram off' -d 'guess next tokens from earlier text and check several in a step, for the same answers sooner (default off)'
 complete -c zse-serve -l plan -d 'print the memory each MODEL would take and the expected speed, and exit; 1 if one does not fit'
 complete -c zse-serve -l help -s h -d 'show this help'
 complete -c zse-serve -l version -s V -d 'show the version'
