@@ -512,7 +512,8 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .debug_sync = env_on("ZSE_DEBUG_SYNC"),
                                     .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8,
                                     .cache_weights = r->cache_weights,
-                                    .drafter = r->spec == SPEC_OFF ? NULL : &drafter_ngram };
+                                    .drafter = r->spec == SPEC_OFF ? NULL : &drafter_ngram,
+                                    .draft = r->spec == SPEC_NGRAM ? DRAFT_MOST : 0 };
 }
 
 int run_check_spec(const struct run_options *r, const struct model *m, const struct engine_options *eo, struct err *e)

@@ -122,7 +122,8 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     if (set_sizes(g, m, o, e) < 0 || ask_backend(g, o, &bo, e) < 0 || !(g->pool = kv_pool_open(bo.n_blocks, e)) ||
         open_states(g, o, bo.n_states, e) < 0)
         goto fail;
-    g->limits = (struct engine_limits){ .max_running = g->max_seqs, .max_waiting = o->max_waiting };
+    g->limits = (struct engine_limits){ .max_running = g->max_seqs, .max_waiting = o->max_waiting,
+                                         .draft = o->draft };
     g->running = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->to_plan = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->batched = calloc((size_t)g->max_seqs, sizeof(struct request *));

@@ -45,6 +45,7 @@ struct engine_options {
     /* guesses next tokens, so that a step makes several (engine_draft.c); no answer depends on it.
      * Not used where engine_no_drafts() says why.  NULL: none */
     const struct drafter *drafter;
+    int draft;                      /* as engine_limits.draft, at first; 0 to DRAFT_MOST */
 };
 
 /* Why no drafter can be used, static; NULL: one can. */
