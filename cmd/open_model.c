@@ -135,13 +135,20 @@ static int parse_kv(const char *prog, const char *arg, struct run_options *r)
 static int parse_spec(const char *prog, const char *arg, struct run_options *r)
 {
     static const char *const names[] = { "off", "auto", "ngram" };
+    long long n = 0;
+    if (strncmp(arg, "ngram:", 6) == 0) {
+        if (cli_parse_int(prog, "--spec ngram:N", arg + 6, 1, DRAFT_MOST, &n) != 0)
+            return CLI_USAGE;
+        arg = "ngram";
+    }
+    r->draft = (int)n;
     for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
         if (strcmp(arg, names[i]) == 0) {
             r->spec = (enum spec)i;
             r->spec_given = 1;
             return 0;
         }
-    return cli_wrong(prog, "--spec: '%s', expected auto, ngram or off", arg);
+    return cli_wrong(prog, "--spec: '%s', expected auto, ngram, ngram:N or off", arg);
 }
 
 int run_option(const char *prog, int c, const char *arg, struct run_options *r)
@@ -513,7 +520,7 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8,
                                     .cache_weights = r->cache_weights,
                                     .drafter = r->spec == SPEC_OFF ? NULL : &drafter_ngram,
-                                    .draft = r->spec == SPEC_NGRAM ? DRAFT_MOST : 0 };
+                                    .draft = r->draft };
 }
 
 int run_check_spec(const struct run_options *r, const struct model *m, const struct engine_options *eo, struct err *e)

@@ -42,6 +42,7 @@ struct run_options {
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or a number */
     int strict;                     /* --strict */
     enum spec spec; int spec_given; /* --spec */
+    int draft;                      /* N of --spec ngram:N; 0: chosen by what pays */
     int no_graphs, graphs_given;    /* --cuda-graphs */
     int act_int8, act_given;        /* --act */
     int cache_weights, cache_given; /* --cache-weights: enum cache_weights */

@@ -52,6 +52,8 @@ static int set_sizes(struct engine *g, const struct model *m, const struct engin
     const struct config *c = &m->config;
     const int most_len = c->embedding.max_len ? c->embedding.max_len : c->max_len,
               default_len = most_len > 0 && most_len < 8192 ? most_len : 8192;
+    if (o->draft < 0 || o->draft > DRAFT_MOST)
+        return err_set(e, ERR_LIMIT, "draft is %d, expected 0 to %d", o->draft, DRAFT_MOST);
     g->m = m;
     g->backend = o->backend ? o->backend : &backend_cpu;
     g->prefixes = !o->no_prefix_cache && !c->both_ways;
@@ -123,7 +125,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         open_states(g, o, bo.n_states, e) < 0)
         goto fail;
     g->limits = (struct engine_limits){ .max_running = g->max_seqs, .max_waiting = o->max_waiting,
-                                         .draft = o->draft };
+                                        .draft = o->draft };
     g->running = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->to_plan = calloc((size_t)g->max_seqs, sizeof(struct request *));
     g->batched = calloc((size_t)g->max_seqs, sizeof(struct request *));

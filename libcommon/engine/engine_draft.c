@@ -12,11 +12,11 @@
  * Recurrent states cannot be cut back, and a constraint's mask needs the token before it: those
  * requests have no drafts.
  *
- * How long a draft is: of each grade a request knows how often a drafted token was right behind
- * right ones (of a draft that was not used: its first one), and an engine what a drafted token
- * adds to a step.  With
- * probability p and a cost of c steps a token, a draft of k tokens makes
- * (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of one.  The best k is taken. */
+ * How long a draft is, unless engine_limits.draft says it: of each grade a request knows how often
+ * a drafted token was right behind right ones (of a draft that was not used: its first one), and
+ * an engine what a drafted token adds to a step.  With probability p and a cost of c steps a token,
+ * a draft of k tokens makes (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of one.  The
+ * best k is taken. */
 #include <string.h>
 
 #include "libcommon/engine/engine_core.h"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""t-drafts.py - answers with --spec ngram are those without, token by token, greedy and drawn.
+"""t-drafts.py - answers with --spec ngram:8 are those without, token by token, greedy and drawn.
 
 One model of each kind of attention and MLP: the rows of a step with a draft must be the bits that
 single steps compute.  Biases leave three tokens to choose from, so that drafts are often right
@@ -34,7 +34,7 @@ def compare(folder, model):
     for temperature in 0, 1:
         plain, _ = answer(model, "off", temperature)
         try:
-            drafted, right = answer(model, "ngram", temperature)
+            drafted, right = answer(model, "ngram:8", temperature)
         except RuntimeError as e:
             if "recurrent" in str(e):
                 return None

@@ -256,11 +256,30 @@ static void test_without_drafts(void **state)
     set_hybrid(0);
 }
 
+/* The options give the first limit; no other length is possible. */
+static void test_draft_option(void **state)
+{
+    (void)state;
+    struct err e;
+    struct engine_limits l;
+    struct engine_options o = { .backend = &backend_fake, .max_len = MAX_LEN, .drafter = &drafter_fake, .draft = 7 };
+    struct engine *g = engine_open(&model, tokenizer, &o, &e);
+    assert_non_null(g);
+    engine_limits(g, &l);
+    assert_int_equal(l.draft, 7);
+    engine_close(g);
+    for (o.draft = -1; o.draft <= DRAFT_MOST + 1; o.draft += DRAFT_MOST + 2) {
+        assert_null(engine_open(&model, tokenizer, &o, &e));
+        assert_non_null(strstr(e.msg, "draft is"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_steps_ahead),
         cmocka_unit_test(test_drafts), cmocka_unit_test(test_without_drafts),
+        cmocka_unit_test(test_draft_option),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
