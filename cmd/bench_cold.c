@@ -18,6 +18,7 @@
 
 #include "cmd/zse-chat.h"
 #include "cmd/cli.h"
+#include "cmd/home.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
 #include "libcommon/base/pool.h"
@@ -385,8 +386,7 @@ int bench_coldstart(const struct bench_options *options, const char *model)
     struct cold c = { .o = &o };
     struct err e;
     json_t *j = NULL;
-    if (!model)
-        model = getenv("ZSE_MODEL");
+    model = home_model_named(model);
     if (o.peer && !o.peer_model) {
         const size_t n = model ? strlen(model) : 0;
         if (n < 5 || strcmp(model + n - 5, ".gguf") != 0)

@@ -15,7 +15,8 @@ static const char prog[] = "zse-chat";
 static const char usage_begin[] =
     "usage: zse-chat [OPTIONS] [MODEL]\n"
     "Talk with a model, or answer one prompt: from -p, or from standard input if that is no terminal.\n"
-    "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default: $ZSE_MODEL).\n"
+    "MODEL is a .zse, a GGUF file, a Hugging Face folder, the name of a model here, or org/name on the hub\n"
+    "(default: $ZSE_MODEL, else the default of zse-info models).\n"
     "\n"
     "      --url URL              talk with a server that has OpenAI's API, like http://127.0.0.1:8000\n"
     "      --key KEY              its API key (default: $ZSE_API_KEY, else $OPENAI_API_KEY, which ps does not show)\n"

@@ -1,4 +1,5 @@
-/* home.c - find the folder of keys, counters, the audit log and the server's token. */
+/* home.c - find the folder of keys, counters, the audit log and the server's token, and models by
+ * their names. */
 #include "cmd/home.h"
 
 #include <pwd.h>
@@ -6,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "libcommon/store/store.h"
 
 char *home_folder(const char *wanted, struct err *e)
 {
@@ -25,4 +28,59 @@ char *home_folder(const char *wanted, struct err *e)
         return NULL;
     }
     return out;
+}
+
+char *home_models(struct err *e)
+{
+    char *home = home_folder(NULL, e), *out = NULL;
+    if (home && asprintf(&out, "%s/models", home) < 0) {
+        err_nomem(e, "the name of a folder");
+        out = NULL;
+    }
+    free(home);
+    return out;
+}
+
+char *home_find_model(const char *word, struct err *e)
+{
+    struct err ignored;
+    char *folder = home_models(&ignored);
+    char *path = folder ? store_lookup(folder, word, e) : NULL;
+    free(folder);
+    return path;
+}
+
+int home_names_model(const char *word)
+{
+    struct err several = { 0 };
+    char *path = home_find_model(word, &several);
+    const int named = path || several.code;
+    free(path);
+    return named;
+}
+
+char *home_model_path(const char *word, struct err *e)
+{
+    struct err several = { 0 };
+    char *path = access(word, F_OK) == 0 ? NULL : home_find_model(word, &several);
+    if (!path && several.code) {
+        *e = several;
+        return NULL;
+    }
+    if (!path && !(path = strdup(word)))
+        err_nomem(e, "path");
+    return path;
+}
+
+const char *home_model_named(const char *given)
+{
+    static char name[STORE_NAME_BYTES];         /* programs ask once, in their main thread */
+    struct err ignored;
+    const char *env = getenv("ZSE_MODEL");
+    if (given || (env && *env))
+        return given ? *given ? given : NULL : env;
+    char *folder = home_models(&ignored);
+    const int rc = folder ? store_find_default(folder, name, &ignored) : -1;
+    free(folder);
+    return rc == 0 ? name : NULL;
 }

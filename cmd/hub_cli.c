@@ -11,11 +11,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cmd/home.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
 #include "libcommon/import/hf_config.h"
 #include "libcommon/import/packed.h"
 #include "libcommon/model/model.h"
+#include "libcommon/plan/registry.h"
 
 static const char *set(const char *name)
 {
@@ -153,15 +155,39 @@ void hub_check_before(struct hub_options *o, struct hub_before *b)
     o->before_user = b;
 }
 
+/* There is no file or model called arg: say how to get it. */
+static int no_such_model(const char *arg, struct err *e)
+{
+    struct err ignored;
+    char name[REGISTRY_SHORT];
+    json_t *registry = registry_load(&ignored);
+    const json_t *known = registry ? registry_exact(registry, arg) : NULL;
+    if (known) {
+        registry_short_name(known, name);
+        err_set(e, ERR_IO, "%s: No such file or directory, and not among the models here; zse-convert pull %s downloads it",
+                arg, name);
+    } else {
+        err_set(e, ERR_IO, "%s: No such file or directory (models on the hub are named org/name)", arg);
+    }
+    json_decref(registry);
+    return -1;
+}
+
 int hub_is_name(const char *arg, struct hub_name *name, char **path, struct err *e)
 {
     struct stat st;
-    struct err not_a_name;
+    struct err not_a_name, several = { 0 };
     const size_t n = strlen(arg);
     const int there = stat(arg, &st) == 0, named = hub_parse_name(name, arg, &not_a_name) == 0;
     *path = NULL;
+    if (!there && (*path = home_find_model(arg, &several)))
+        return 0;
+    if (several.code) {
+        *e = several;
+        return -1;
+    }
     if (!there && !strchr(arg, '/') && (!named || !strchr(arg, '@')))
-        return err_set(e, ERR_IO, "%s: No such file or directory (models on the hub are named org/name)", arg);
+        return no_such_model(arg, e);
     if (there || !named || (n > 4 && !*name->pick && strcasecmp(arg + n - 4, ".zse") == 0))
         return (*path = strdup(arg)) ? 0 : err_nomem(e, "path");
     return 1;

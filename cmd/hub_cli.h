@@ -18,9 +18,10 @@ struct hub_setup {
 int hub_setup(struct hub_setup *s, const char *prog, struct err *e);
 void hub_setup_release(struct hub_setup *s);
 
-/* 1 if arg is a name on the hub; 0 if it is a file or folder (*path is malloc'd then); -1 with *e.
- * A word without a slash is a file, whether it exists or not, unless it names a revision
- * (gpt2@main): a mistyped word must not become a request to the hub. */
+/* 1 if arg is a name on the hub; 0 if it is a file or folder, or else the name of a model of
+ * $ZSE_HOME/models (*path is malloc'd then); -1 with *e.  Any other word without
+ * a slash is a file, whether it exists or not, unless it names a revision (gpt2@main): a mistyped
+ * word must not become a request to the hub. */
 int hub_is_name(const char *arg, struct hub_name *name, char **path, struct err *e);
 /* The config.json of a model, from the cache or the hub, with what hf_quant_config.json adds. New
  * reference. */

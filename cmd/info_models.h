@@ -1,4 +1,4 @@
-/* info_models.h - zse-info models: list well-known models, search the hub, and check models. */
+/* info_models.h - zse-info models: models here, well-known models, and the hub. */
 #ifndef ZSE_CMD_INFO_MODELS_H
 #define ZSE_CMD_INFO_MODELS_H
 
@@ -12,5 +12,11 @@ int info_models_info(int argc, char **argv);
 int info_models_search(int argc, char **argv);
 int info_models_check(int argc, char **argv);
 int info_models_fetch(int argc, char **argv);
+/* info_local.c; argv[0] is the subcommand's name. */
+int info_models_local(int argc, char **argv);
+int info_models_show(int argc, char **argv);
+int info_models_rm(int argc, char **argv);
+int info_models_alias(int argc, char **argv);
+int info_models_default(int argc, char **argv);
 
 #endif

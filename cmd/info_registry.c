@@ -9,6 +9,7 @@
 #include "cmd/catalog.h"
 #include "cmd/cli.h"
 #include "cmd/planning.h"
+#include "libcommon/plan/registry.h"
 
 static const char prog[] = "zse-info";
 static const char usage[] =
@@ -62,7 +63,7 @@ static json_t *describe(const json_t *m, struct err *e)
                                             "recommended", "zse12", "zse_optimized" };
     const json_t *config = json_object_get(m, "config");
     const char *id = string(m, "id");
-    char home[200];
+    char home[200], short_name[REGISTRY_SHORT];
     struct planned p;
     struct plan_weights w;
     int exact = 0;
@@ -85,6 +86,8 @@ static json_t *describe(const json_t *m, struct err *e)
         json_object_set_new(weights, planned_type(i), json_integer((json_int_t)w.bytes));
         json_object_set_new(vram, planned_type(i), json_integer((json_int_t)planned_bytes(&p, &w, CONTEXT)));
     }
+    registry_short_name(m, short_name);
+    json_object_set_new(j, "pull", json_string(short_name));
     json_object_set_new(j, "homepage", json_string(home));
     json_object_set(j, "architecture", json_object_get(config, "model_type"));
     json_object_set_new(j, "parameters", json_integer((json_int_t)p.params.total));
@@ -203,6 +206,7 @@ static void print_model(const json_t *d)
     const json_t *w = json_object_get(d, "weight_bytes"), *v = json_object_get(d, "vram");
     char a[CLI_BYTES], b[CLI_BYTES];
     printf("%-15s %s\n%-15s %s\n", "model", string(d, "model_id"), "", string(d, "description"));
+    printf("%-15s zse-convert pull %s\n", "get it", string(d, "pull"));
     printf("%-15s %s, %s, %s\n", "from", string(d, "provider"), string(d, "license"), string(d, "homepage"));
     print_words("categories", json_object_get(d, "categories"));
     if (json_array_size(json_object_get(d, "tags")))

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "cmd/cli.h"
+#include "cmd/home.h"
 #include "libcommon/base/file.h"
 #include "libcommon/convert/template_source.h"
 #include "libcommon/template/chat.h"
@@ -80,7 +81,10 @@ static int open_template(struct render *r, struct err *e)
         if (!(text = file_read(r->file, MAX_TEMPLATE, &size, e)))
             return -1;
     } else {
-        if (template_from_path(r->model, r->name, &text, &r->bos, &r->eos, e) < 0)
+        char *path = home_model_path(r->model, e);
+        const int rc = path ? template_from_path(path, r->name, &text, &r->bos, &r->eos, e) : -1;
+        free(path);
+        if (rc < 0)
             return -1;
         if (!text)
             return err_set(e, ERR_FORMAT, "%s: has no chat template", r->model);

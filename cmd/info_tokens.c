@@ -9,6 +9,7 @@
 #include <jansson.h>
 
 #include "cmd/cli.h"
+#include "cmd/home.h"
 #include "libcommon/convert/tokenizer_source.h"
 #include "libcommon/token/tokenizer.h"
 
@@ -230,6 +231,14 @@ static int finish(struct token_run *r, int rc, const struct err *e)
     return cli_finish(r->prog);
 }
 
+static int open_named(struct token_run *r, const char *model, struct err *e)
+{
+    char *path = home_model_path(model, e);
+    const int rc = path ? open_tokenizer(r, path, e) : -1;
+    free(path);
+    return rc;
+}
+
 int info_tokenize(int argc, char **argv)
 {
     struct token_run r = { .prog = "zse-info tokenize" };
@@ -240,7 +249,7 @@ int info_tokenize(int argc, char **argv)
     int rc = parse_options(&r, argc, argv, tokenize_options, tokenize_usage, &model);
     if (rc >= 0)
         return rc;
-    rc = open_tokenizer(&r, model, &e);
+    rc = open_named(&r, model, &e);
     if (!rc && r.jsonl) {
         rc = lines(&r, NULL, &e);
     } else if (!rc) {
@@ -260,7 +269,7 @@ int info_detokenize(int argc, char **argv)
     int rc = parse_options(&r, argc, argv, detokenize_options, detokenize_usage, &model);
     if (rc >= 0)
         return rc;
-    rc = open_tokenizer(&r, model, &e);
+    rc = open_named(&r, model, &e);
     if (!rc && r.jsonl) {
         rc = lines(&r, put_text, &e);
     } else if (!rc) {

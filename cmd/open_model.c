@@ -8,6 +8,7 @@
 
 #include "cmd/cli.h"
 #include "cmd/conv_cache.h"
+#include "cmd/home.h"
 #include "cmd/sigbus.h"
 #include "cmd/hub_cli.h"
 #include "cmd/memory_note.h"
@@ -18,6 +19,7 @@
 #include "libcommon/engine/device_show.h"
 #include "libcommon/hw/machine.h"
 #include "libcommon/import/source.h"
+#include "libcommon/store/store.h"
 
 /* ---- options ---- */
 
@@ -420,16 +422,19 @@ static void end_warm_up(struct opened_model *o)
     o->warming = 0;
 }
 
-/* The model's name; NULL: none is given. */
-static const char *named(const char *path)
-{
-    path = path ? path : getenv("ZSE_MODEL");
-    return path && *path ? path : NULL;
-}
-
 int open_model_unnamed(const char *prog, const char *path)
 {
-    return named(path) ? 0 : cli_wrong(prog, "which MODEL? None is given, and ZSE_MODEL is not set");
+    return home_model_named(path) ? 0 : cli_wrong(prog, "which MODEL? None is given, ZSE_MODEL is not set, and no model is the default (zse-info models default)");
+}
+
+/* Note the use of a model that has a name. */
+static void touch(const struct opened_model *o)
+{
+    struct err ignored;
+    char *folder = home_models(&ignored);
+    if (folder)
+        store_touch(folder, o->path);
+    free(folder);
 }
 
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
@@ -441,7 +446,7 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
     o->bounded = r->max_memory != 0 && !r->gpu;
     o->verify = r->verify;
     o->prog = prog;
-    if (!(path = named(path)))
+    if (!(path = home_model_named(path)))
         return err_set(e, ERR_IO, "no MODEL given, and ZSE_MODEL is not set");
     o->name = path;
     char *found;
@@ -472,11 +477,14 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
     if (rc == 0 && r->ctx && o->model->config.max_len > 0 && r->ctx > o->model->config.max_len)
         rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path,
                      o->model->config.max_len);
-    if (rc != 0)
+    if (rc != 0) {
         close_model(o);
-    else if (r->verbose)
+        return rc;
+    }
+    touch(o);
+    if (r->verbose)
         memory_note(prog, "model open");
-    return rc;
+    return 0;
 }
 
 int open_model_verified(struct opened_model *o, struct err *e) { return model_verify_finish(o->check, e); }

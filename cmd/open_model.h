@@ -4,7 +4,8 @@
  * MODEL is a .zse, a GGUF file or a Hugging Face folder, told apart by content, or else the name of
  * a model on the hub (cmd/hub_cli.h), which is fetched once.  GGUF files and folders are converted
  * once into $XDG_CACHE_HOME/zse (or ~/.cache/zse; by one process, others wait), keyed by samples of
- * their content, the time of its last change, and the type.  No MODEL: $ZSE_MODEL. */
+ * their content, the time of its last change, and the type.  No MODEL: $ZSE_MODEL, else the
+ * default (home_model_named). */
 #ifndef ZSE_CMD_OPEN_MODEL_H
 #define ZSE_CMD_OPEN_MODEL_H
 
@@ -115,10 +116,10 @@ struct opened_model {
     uint64_t mapped_ns;             /* when the .zse was mapped and checked: clock_ns() */
     pthread_t warmer; int warming;  /* creates the GPU's context while the file is opened */
 };
-/* 2 after a message on stderr if neither path nor ZSE_MODEL names a model; else 0. */
+/* 2 after a message on stderr if neither path, ZSE_MODEL nor a default names a model; else 0. */
 int open_model_unnamed(const char *prog, const char *path);
-/* Open a model.  path NULL: $ZSE_MODEL.  Notes about conversions go to stderr, with the name
- * prog. */
+/* Open a model.  path NULL: $ZSE_MODEL or the default.  Notes about conversions go to stderr, with
+ * the name prog. */
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e);
 /* Finish a running check of the file's checksums.  -1 with *e: the file is damaged, and so may be
  * everything computed from it. */

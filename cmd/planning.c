@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "cmd/home.h"
 #include "cmd/hub_cli.h"
 #include "libcommon/base/json.h"
 #include "libcommon/cpu/cpu.h"
@@ -69,8 +70,12 @@ json_t *planned_config(const char *name, char **title, struct err *e)
     struct hub_name on_hub;
     char *path = NULL;
     json_t *config = NULL, *registry = registry_load(e);
-    const json_t *m = registry ? registry_find(registry, name, e) : NULL;
+    char *here = registry ? home_find_model(name, &ignored) : NULL;     /* before a part of a name of the registry */
+    const json_t *m = registry && !here ? registry_find(registry, name, e) : NULL;
+    const char *asked = name;
     *title = NULL;
+    if (here)
+        name = here;
     if (m) {
         config = json_incref(json_object_get(m, "config"));
         *title = strdup(json_string_value(json_object_get(m, "name")));
@@ -85,18 +90,19 @@ json_t *planned_config(const char *name, char **title, struct err *e)
             err_set(e, ERR_FORMAT, "%s: has no configuration", name);
         source_close(s);
         zfile_close(z);
-        *title = strdup(name);
+        *title = strdup(asked);
     } else if (registry && strchr(name, '/') && hub_is_name(name, &on_hub, &path, &ignored) == 1) {
         config = hub_config(&on_hub, e);
         packed_config_take(config);             /* the plan is for types of our own */
-        *title = strdup(name);
+        *title = strdup(asked);
     } else if (registry && source_detect(name, &no_file) == SOURCE_NONE && strchr(name, '.')) {
         *e = no_file;
     }
     free(path);
+    free(here);
     json_decref(registry);
     if (config && !*title) {
-        err_nomem(e, name);
+        err_nomem(e, asked);
         json_decref(config);
         config = NULL;
     }

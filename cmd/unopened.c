@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "cmd/cli.h"
+#include "cmd/home.h"
 #include "cmd/hub_cli.h"
 #include "libcommon/base/json.h"
 #include "libcommon/import/hf_config.h"
@@ -78,8 +79,8 @@ int unopened_find(struct unopened *u, const char *prog, const char *path, const 
     struct hub_name name;
     char *found;
     *u = (struct unopened){ 0 };
-    u->name = path ? path : getenv("ZSE_MODEL");
-    if (r->gpu || !u->name || !*u->name)
+    u->name = home_model_named(path);
+    if (r->gpu || !u->name)
         return 0;
     int rc = hub_is_name(u->name, &name, &found, e);
     if (rc == 1 && !(found = hub_cached(&name)))

@@ -9,6 +9,7 @@
 
 #include "cmd/zse-bench.h"
 #include "cmd/cli.h"
+#include "cmd/home.h"
 
 static const char prog[] = "zse-bench";
 static const char usage[] =
@@ -18,7 +19,8 @@ static const char usage[] =
     "       zse-bench batch|kv|moe|threads|coldstart|logits|layers [OPTIONS] [MODEL]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
     "Measure prefill, decode, time to first token and memory; or run a command.  Speeds come with their share of the machine's limits.\n"
-    "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default where it is alone: $ZSE_MODEL).\n"
+    "MODEL is a .zse, a GGUF file, a Hugging Face folder, the name of a model here, or org/name on the hub\n"
+    "(default where it is alone: $ZSE_MODEL, else the default of zse-info models).\n"
     "\n"
     "  limits                     the limits of this machine: reads from memory, int8 and f32 arithmetic, page cache, disk\n"
     "  batch                      a step with 1, 2, 4 ... sequences, up to -b (default: 16), at context -p (default: 128)\n"
@@ -267,9 +269,10 @@ static enum command find_command(int n, char **args)
 /* Check the n arguments and the options of command c.  0, or the exit code of wrong usage. */
 static int check_arguments(enum command c, unsigned given, int n, char **args)
 {
-    if (c == SPEED && n && cli_is_mistyped(args[0], &commands[0].name, sizeof *commands, N_COMMANDS))
+    const int named = c == SPEED && n && home_names_model(args[0]);
+    if (c == SPEED && n && !named && cli_is_mistyped(args[0], &commands[0].name, sizeof *commands, N_COMMANDS))
         return cli_no_command(prog, args[0], &commands[0].name, sizeof *commands, N_COMMANDS);
-    if (c == SPEED && n && !strpbrk(args[0], "/.@:") && access(args[0], F_OK) != 0)
+    if (c == SPEED && n && !named && !strpbrk(args[0], "/.@:") && access(args[0], F_OK) != 0)
         return cli_wrong(prog, "'%s' is neither a command nor a file here (models on the hub are named org/name)",
                          args[0]);
     if (c == SPEED && n > 1)

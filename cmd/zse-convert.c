@@ -14,15 +14,20 @@
 #include "cmd/memory_note.h"
 #include "cmd/planning.h"
 #include "cmd/preflight_convert.h"
+#include "cmd/pull.h"
 #include "libcommon/hw/memory.h"
 
 static const char prog[] = "zse-convert";
 static const char usage[] =
     "usage: zse-convert SRC -o OUT.zse [OPTIONS]\n"
+    "       zse-convert pull NAME [OPTIONS]\n"
     "       zse-convert --synthetic NAME -o OUT.zse [OPTIONS]\n"
     "Make a .zse of SRC: a Hugging Face folder (safetensors and config.json), a GGUF file, or a model on the hub:\n"
     "org/name, org/name@revision or org/name:FILE, which is fetched into the cache of the Python tools.\n"
+    "pull: make a model that has a name.  NAME is a model of zse-info models list, smollm2:135m,\n"
+    "with a type at its end if not nl4, smollm2:135m-int8, or org/name on the hub.\n"
     "\n"
+    "      --as NAME              with pull: another name for the model\n"
     "  -o, --output FILE          the new file; '-': standard output, if that is no terminal\n"
     "  -q, --quantize TYPE        "
 #include "libcommon/quant/qtype_options.inc"
@@ -61,7 +66,7 @@ static const char usage[] =
 
 enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS,
        OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE, OPT_CALIBRATION_MEMORY, OPT_CHECKPOINT, OPT_NO_RESUME,
-       OPT_PROGRESS };
+       OPT_PROGRESS, OPT_AS };
 static const struct option options[] = {
     { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' },
         { "group-size", required_argument, NULL, 'g' },
@@ -76,7 +81,7 @@ static const struct option options[] = {
     { "plan", no_argument, NULL, OPT_PLAN }, { "mode", required_argument, NULL, OPT_MODE },
     { "tensors", no_argument, NULL, OPT_TENSORS }, { "json", no_argument, NULL, OPT_JSON },
     { "verbose", no_argument, NULL, OPT_VERBOSE }, { "force", no_argument, NULL, 'f' },
-    { "progress", required_argument, NULL, OPT_PROGRESS },
+    { "progress", required_argument, NULL, OPT_PROGRESS }, { "as", required_argument, NULL, OPT_AS },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -87,6 +92,9 @@ struct arguments {
     int type_given, ternary_given, force, json, tensors, dry_run, plan, verbose;
     struct planned_mode mode;
     char *found;                        /* SRC, as a path; owned */
+    int pull;                           /* SRC is to become a model with a name */
+    const char *as;                     /* --as */
+    struct pulled pulled;
 };
 
 static int add_globs(struct arguments *a, char *list)
@@ -197,6 +205,7 @@ static int take(struct arguments *a, int c, char *arg)
     case OPT_JSON:    a->json = 1; return 0;
     case OPT_VERBOSE: a->verbose = 1; return 0;
     case OPT_PROGRESS: return cli_progress_form(prog, arg);
+    case OPT_AS:      a->as = arg; return 0;
     case 'f':         a->force = a->o.overwrite = 1; return 0;
     default:          return CLI_USAGE;
     }
@@ -217,12 +226,38 @@ static int wants_ternary(const struct convert_options *o)
     return some;
 }
 
+/* pull: source, type and output follow from the name.  0, or the exit code. */
+static int name_pulled(struct arguments *a)
+{
+    struct err e;
+    if (pull_resolve(&a->pulled, a->o.source, a->as, &e) != 0)
+        return cli_fail(prog, &e);
+    if (*a->pulled.type && a->type_given)
+        return cli_wrong(prog, "%s names the type %s: it excludes -q", a->o.source, a->pulled.type);
+    if (*a->pulled.type && convert_parse_type(&a->o.type, a->pulled.type, &e) == 0) {
+        a->type_given = 1;
+        a->o.keep_grid = 0;
+    }
+    a->o.source = a->pulled.source;
+    a->o.output = a->pulled.path;
+    return 0;
+}
+
 static int check(struct arguments *a, int argc, char **argv)
 {
     if (argc - optind != (a->o.synthetic ? 0 : 1))
         return a->o.synthetic ? cli_wrong(prog, "--synthetic reads no SRC: '%s' is too much", argv[optind])
                               : cli_usage(usage);
     a->o.source = a->o.synthetic ? a->o.synthetic : argv[optind];
+    if (a->as && !a->pull)
+        return cli_wrong(prog, "--as goes with pull");
+    if (a->pull && (a->o.output || a->o.synthetic || a->plan))
+        return cli_wrong(prog, "pull writes a model of the name: neither -o, --synthetic nor --plan");
+    if (a->pull && *a->o.source) {
+        const int rc = name_pulled(a);
+        if (rc)
+            return rc;
+    }
     if (!*a->o.source || (a->o.output && !*a->o.output))
         return cli_wrong(prog, "%s is an empty name", *a->o.source ? "-o" : "SRC");
     a->o.skip = a->skip;
@@ -431,6 +466,8 @@ static int run(struct arguments *a)
                                              : "warning: %d tensors were quantized in the source already and are rounded a second time; -q keep keeps their grid", r.n_requantized);
     if (a->o.output)
         convert_warn_inexact(prog, &r);
+    if (a->pull && a->o.output)
+        cli_note(prog, "%s is ready: zse-chat %s", a->pulled.name, a->pulled.name);
     if (a->json)
         convert_print_json(&a->o, &r, a->tensors);
     else if (!to_stdout)
@@ -446,6 +483,11 @@ int main(int argc, char **argv)
     cli_start();
     sigbus_start(prog);
     convert_defaults(&a.o);
+    if (argc > 1 && strcmp(argv[1], "pull") == 0 && access("pull", F_OK) != 0) {
+        a.pull = 1;
+        argc--;
+        argv++;
+    }
     while ((c = cli_getopt(argc, argv, "o:q:g:m:nfhV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
@@ -461,5 +503,6 @@ int main(int argc, char **argv)
     free(a.rules);
     free(a.skip);
     free(a.found);
+    pull_release(&a.pulled);
     return rc;
 }

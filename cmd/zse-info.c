@@ -2,10 +2,12 @@
  * config.json. */
 #include <getopt.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "cmd/home.h"
 #include "cmd/sigbus.h"
 #include "cmd/zse-info.h"
 #include "cmd/info_models.h"
@@ -15,8 +17,9 @@
 static const char usage[] =
     "usage: zse-info [OPTIONS] MODEL\n"
     "       zse-info tokenize|detokenize|render [OPTIONS] MODEL     (--help of each says more)\n"
-    "       zse-info models COMMAND ...                             models on the hub (zse-info models --help)\n"
-    "MODEL is a .zse file, a GGUF file, a Hugging Face folder or a config.json.\n"
+    "       zse-info models COMMAND ...                             models here and on the hub (--help says more)\n"
+    "MODEL is a .zse file, a GGUF file, a Hugging Face folder, a config.json, or the name of a model\n"
+    "here (zse-info models local).\n"
     "  -j, --json                    one JSON object with everything\n"
     "      --format text|json        the same as --json, or not\n"
     "  -t, --tensors                 list every tensor\n"
@@ -90,7 +93,8 @@ static int parse_options(struct info_options *o, int argc, char **argv, int *cod
         default: cli_usage(usage); return -1;
         }
     }
-    if (optind < argc && cli_is_mistyped(argv[optind], &commands[0].name, sizeof *commands, N_COMMANDS))
+    if (optind < argc && !home_names_model(argv[optind]) &&
+        cli_is_mistyped(argv[optind], &commands[0].name, sizeof *commands, N_COMMANDS))
         return cli_no_command("zse-info", argv[optind], &commands[0].name, sizeof *commands, N_COMMANDS), -1;
     if (argc - optind != 1)
         return cli_usage(usage), -1;
@@ -189,12 +193,17 @@ int main(int argc, char **argv)
     int code;
     if (parse_options(&o, argc, argv, &code) < 0)
         return code;
-    if (info_open(&i, o.model, &e) < 0) {
+    char *path = home_model_path(o.model, &e);
+    if (!path)
+        return cli_fail("zse-info", &e);
+    if (info_open(&i, path, &e) < 0) {
         info_close(&i);
+        free(path);
         return cli_fail("zse-info", &e);
     }
     int r = run(&o, &i, &e);
     info_close(&i);
+    free(path);
     if (r < 0) {
         cli_fail("zse-info", &e);
         cli_finish("zse-info");

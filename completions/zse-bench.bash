@@ -44,7 +44,12 @@ _zse_bench() {
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --ref --window --windows --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --help --version" -- "$cur")) ;;
-    *) COMPREPLY=($(compgen -f -- "$cur"))
+    *) local head=
+       [ "$cur" != : ] || { head=$prev: cur=; }
+       [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:
+       COMPREPLY=($(compgen -W "$(zse-info models local --names 2>/dev/null)" -- "$head$cur"))
+       COMPREPLY=("${COMPREPLY[@]#"$head"}")
+       [ -n "$head" ] || COMPREPLY+=($(compgen -f -- "$cur"))
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul ternary dequant gpu serve batch kv moe threads coldstart logits layers perplexity quality" -- "$cur"))
        ;;
   esac

@@ -47,4 +47,5 @@ complete -c zse-bench -l verbose -d 'print the memory in use while the model ope
 complete -c zse-bench -l max-memory -x -d 'keep at most SIZE of the weights in memory, like 4GB; of a GPUs memory take at most SIZE (default all)'
 complete -c zse-bench -l help -s h -d 'show this help'
 complete -c zse-bench -l version -s V -d 'show the version'
+complete -c zse-bench -a '(zse-info models local --names 2>/dev/null)'
 complete -c zse-bench -n __fish_is_first_arg -a 'limits matmul ternary dequant gpu serve batch kv moe threads coldstart logits layers perplexity quality'

@@ -56,7 +56,12 @@ _zse_chat() {
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--url --key --rag --tools --mcp-config --allow-tools --yes --model --prompt --continue --history --no-history --batch --parallel --system --raw --template --on-full --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --top-n-sigma --xtc-probability --xtc-threshold --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --spec --max-memory --plan --help --version" -- "$cur")) ;;
-    *) COMPREPLY=($(compgen -f -- "$cur"))
+    *) local head=
+       [ "$cur" != : ] || { head=$prev: cur=; }
+       [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:
+       COMPREPLY=($(compgen -W "$(zse-info models local --names 2>/dev/null)" -- "$head$cur"))
+       COMPREPLY=("${COMPREPLY[@]#"$head"}")
+       [ -n "$head" ] || COMPREPLY+=($(compgen -f -- "$cur"))
        ;;
   esac
 }

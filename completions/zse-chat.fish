@@ -66,3 +66,4 @@ complete -c zse-chat -l max-memory -x -d 'keep at most SIZE of the weights in me
 complete -c zse-chat -l plan -d 'print the memory it would take and the expected speed, and exit; 1 if it does not fit'
 complete -c zse-chat -l help -s h -d 'show this help'
 complete -c zse-chat -l version -s V -d 'show the version'
+complete -c zse-chat -a '(zse-info models local --names 2>/dev/null)'

@@ -2,6 +2,7 @@
 _zse_convert() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
   case $prev in
+    --as) COMPREPLY=(); return ;;
     -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     -q|--quantize) COMPREPLY=($(compgen -W "nl4 int4 int8 nf4 fp8 ternary f16 bf16 f32 mixed keep" -- "$cur")); return ;;
     -g|--group-size) COMPREPLY=(); return ;;
@@ -20,8 +21,9 @@ _zse_convert() {
     --progress) COMPREPLY=($(compgen -W "bar json" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--output --quantize --group-size --quant --ternary --skip --target-memory --quality --calibration --calibration-memory --synthetic --threads --kernels --checkpoint --no-resume --dry-run --plan --mode --tensors --json --verbose --progress --force --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--as --output --quantize --group-size --quant --ternary --skip --target-memory --quality --calibration --calibration-memory --synthetic --threads --kernels --checkpoint --no-resume --dry-run --plan --mode --tensors --json --verbose --progress --force --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "pull" -- "$cur"))
        ;;
   esac
 }

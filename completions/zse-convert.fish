@@ -1,4 +1,5 @@
 # fish completion of zse-convert
+complete -c zse-convert -l as -x -d 'with pull another name for the model'
 complete -c zse-convert -l output -s o -r -d 'the new file; - standard output, if that is no terminal'
 complete -c zse-convert -l quantize -s q -x -a 'nl4 int4 int8 nf4 fp8 ternary f16 bf16 f32 mixed keep' -d 'nl4, int4, int8, nf4, fp8, ternary, f16, bf16, f32, mixed, keep (default nl4)'
 complete -c zse-convert -l group-size -s g -x -d 'weights that share a scale, int4, int8, t2 32, 64, 128; int8 also row, t2 also 256'
@@ -24,3 +25,4 @@ complete -c zse-convert -l progress -x -a 'bar json' -d 'progress as a bar on a 
 complete -c zse-convert -l force -s f -d 'replace any OUT, convert even if disk or memory seem too small'
 complete -c zse-convert -l help -s h -d 'show this help'
 complete -c zse-convert -l version -s V -d 'show the version'
+complete -c zse-convert -n __fish_is_first_arg -a 'pull'

@@ -21,7 +21,12 @@ _zse_hardware() {
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--json --measure --file --threads --root --vram --model --mode --context --no-speed --all --pp --quant --kv --experts --divisor --vram-mb --headroom-mb --mem-fraction --max-total-tokens --quiet --help --version" -- "$cur")) ;;
-    *) COMPREPLY=($(compgen -f -- "$cur"))
+    *) local head=
+       [ "$cur" != : ] || { head=$prev: cur=; }
+       [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:
+       COMPREPLY=($(compgen -W "$(zse-info models local --names 2>/dev/null)" -- "$head$cur"))
+       COMPREPLY=("${COMPREPLY[@]#"$head"}")
+       [ -n "$head" ] || COMPREPLY+=($(compgen -f -- "$cur"))
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "check recommend capacity budget" -- "$cur"))
        ;;
   esac

@@ -22,4 +22,5 @@ complete -c zse-hardware -l max-total-tokens -x -d 'budget no more tokens than t
 complete -c zse-hardware -l quiet -d 'budget no summary on standard error'
 complete -c zse-hardware -l help -s h -d 'show this help'
 complete -c zse-hardware -l version -s V -d 'show the version'
+complete -c zse-hardware -a '(zse-info models local --names 2>/dev/null)'
 complete -c zse-hardware -n __fish_is_first_arg -a 'check recommend capacity budget'

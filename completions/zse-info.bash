@@ -10,9 +10,14 @@ _zse_info() {
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--json --format --tensors --layers --layer --memory --layout --verify --dump-tensor --output --extract-tokenizer --help --version" -- "$cur")) ;;
-    *) COMPREPLY=($(compgen -f -- "$cur"))
+    *) local head=
+       [ "$cur" != : ] || { head=$prev: cur=; }
+       [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:
+       COMPREPLY=($(compgen -W "$(zse-info models local --names 2>/dev/null)" -- "$head$cur"))
+       COMPREPLY=("${COMPREPLY[@]#"$head"}")
+       [ -n "$head" ] || COMPREPLY+=($(compgen -f -- "$cur"))
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "tokenize detokenize render models" -- "$cur"))
-       [ "$COMP_CWORD:${COMP_WORDS[1]}" != 2:models ] || COMPREPLY=($(compgen -W "check fetch info list search" -- "$cur"))
+       [ "$COMP_CWORD:${COMP_WORDS[1]}" != 2:models ] || COMPREPLY=($(compgen -W "alias check default fetch info list local rm search show" -- "$cur"))
        ;;
   esac
 }

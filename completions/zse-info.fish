@@ -12,5 +12,6 @@ complete -c zse-info -l output -s o -r -d 'where --dump-tensor writes; - standar
 complete -c zse-info -l extract-tokenizer -r -d 'write the original files of the tokenizer'
 complete -c zse-info -l help -s h -d 'show this help'
 complete -c zse-info -l version -s V -d 'show the version'
+complete -c zse-info -a '(zse-info models local --names 2>/dev/null)'
 complete -c zse-info -n __fish_is_first_arg -a 'tokenize detokenize render models'
-complete -c zse-info -n '__fish_seen_subcommand_from models' -a 'check fetch info list search'
+complete -c zse-info -n '__fish_seen_subcommand_from models' -a 'alias check default fetch info list local rm search show'

@@ -55,7 +55,12 @@ _zse_serve() {
   esac
   case $cur in
     -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-syslog --audit-sign --audit-prompts --no-audit --no-history --history-days --history-size --history-conversations --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --max-memory --no-memory-watch --no-prefix-cache --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --embedding-model --rag-documents --rag-bytes --mcp-config --mcp-stdio --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --spec --plan --help --version" -- "$cur")) ;;
-    *) COMPREPLY=($(compgen -f -- "$cur"))
+    *) local head=
+       [ "$cur" != : ] || { head=$prev: cur=; }
+       [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:
+       COMPREPLY=($(compgen -W "$(zse-info models local --names 2>/dev/null)" -- "$head$cur"))
+       COMPREPLY=("${COMPREPLY[@]#"$head"}")
+       [ -n "$head" ] || COMPREPLY+=($(compgen -f -- "$cur"))
        ;;
   esac
 }

@@ -66,3 +66,4 @@ complete -c zse-serve -l spec -x -a 'auto ngram off' -d 'guess next tokens from 
 complete -c zse-serve -l plan -d 'print the memory each MODEL would take and the expected speed, and exit; 1 if one does not fit'
 complete -c zse-serve -l help -s h -d 'show this help'
 complete -c zse-serve -l version -s V -d 'show the version'
+complete -c zse-serve -a '(zse-info models local --names 2>/dev/null)'

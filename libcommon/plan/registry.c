@@ -1,6 +1,7 @@
 /* registry.c - find a model in the registry that is linked into the library. */
 #include "libcommon/plan/registry.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -62,6 +63,53 @@ const json_t *registry_find(const json_t *registry, const char *name, struct err
         return part;
     err_set(e, ERR_FORMAT, n ? "'%s' is part of several names: %s"
                              : "'%s' is no model of the registry%s; zse-info models list shows them", name, several);
+    return NULL;
+}
+
+/* Does a size begin here: "7B", "1.5b", "8x7B", "270m", "E4B", and then the end or '-'? */
+static int is_size(const char *s)
+{
+    s += *s == 'E' || *s == 'e';
+    const size_t n = strspn(s, "0123456789.x");
+    return n && isdigit((unsigned char)*s) && strchr("bBmM", s[n]) && s[n] && (!s[n + 1] || s[n + 1] == '-');
+}
+
+void registry_short_name(const json_t *m, char out[REGISTRY_SHORT])
+{
+    const char *name = string(m, "name");
+    size_t n = 0;
+    int sized = 0;
+    for (const char *s = name; *s && n < REGISTRY_SHORT - 1; s++) {
+        if (*s == '-' && !sized && is_size(s + 1)) {
+            out[n++] = ':';
+            sized = 1;
+        } else if (*s != '-' || sized || n == 0 || !isalpha((unsigned char)s[-1]) || !isdigit((unsigned char)s[1])) {
+            out[n++] = (char)tolower((unsigned char)*s);
+        }
+    }
+    out[n] = '\0';
+}
+
+/* Equal but for the case of letters, and for '-', '_' and ':'? */
+static int is_same_name(const char *a, const char *b)
+{
+    for (;; a++, b++) {
+        a += strspn(a, "-_:");
+        b += strspn(b, "-_:");
+        if (tolower((unsigned char)*a) != tolower((unsigned char)*b))
+            return 0;
+        if (!*a)
+            return 1;
+    }
+}
+
+const json_t *registry_exact(const json_t *registry, const char *name)
+{
+    const json_t *m;
+    size_t i;
+    json_array_foreach((json_t *)registry, i, m)
+        if (strcasecmp(string(m, "id"), name) == 0 || is_same_name(string(m, "name"), name))
+            return m;
     return NULL;
 }
 

@@ -25,6 +25,15 @@ json_t *registry_load(struct err *e);
  * the candidates). */
 const json_t *registry_find(const json_t *registry, const char *name, struct err *e);
 
+/* The short name of a model: its family, a colon, and its size and variant, in lower case:
+ * "qwen2.5:7b", "mistral-small3.2:24b", "qwen3:4b-2507".  Models whose name has no size have no
+ * colon: "phi4". */
+enum { REGISTRY_SHORT = 64 };
+void registry_short_name(const json_t *m, char out[REGISTRY_SHORT]);
+/* The model of this id, name or short name, in any case of letters; '-', '_' and ':' do not count.
+ * Borrowed; NULL: none. */
+const json_t *registry_exact(const json_t *registry, const char *name);
+
 /* By parameters: "tiny" < 1e9, "small" < 3e9, "medium" < 8e9, "large" < 13e9, "xlarge" < 34e9,
  * "xxl". */
 const char *registry_size(double parameters);

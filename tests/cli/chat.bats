@@ -265,7 +265,7 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   ZSE_DEVICE=tpu run --separate-stderr ask -p hi
   [ "$status" = 2 ]
   [[ "$stderr" == *ZSE_DEVICE* ]]
-  run -2 --separate-stderr zse-chat -p hi
+  ZSE_HOME=$BATS_TEST_TMPDIR run -2 --separate-stderr zse-chat -p hi
   [[ "$stderr" == *"ZSE_MODEL is not set"* ]]
 }
 

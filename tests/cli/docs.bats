@@ -111,7 +111,7 @@ rendered() {
 
 @test "no man page has an option that no program has, nor words that a macro made options of" {
   local page c words options=$BATS_TEST_TMPDIR/options
-  for c in $(programs) "zse-info tokenize" "zse-info detokenize" "zse-info render" "zse-info models "{list,info,search,check,fetch}; do $c --help; done |
+  for c in $(programs) "zse-info tokenize" "zse-info detokenize" "zse-info render" "zse-info models "{list,info,search,check,fetch,local,show,rm,alias,default}; do $c --help; done |
     grep -oE -- '--[a-z0-9-]+' | sort -u >"$options"
   [ "$(wc -l <"$options")" -gt 100 ]
   printf '%s\n' --retry --fail --unix-socket >>"$options"                    # curl's, in examples
@@ -197,9 +197,25 @@ completed() {
   [ "$(completed zse-apikey cr)" = "create " ]
   [ "$(completed zse-apikey "")" = "create delete disable enable list reset rotate status " ]
   [ "$(completed zse-audit he)" = "head " ]
-  [ "$(completed zse-info models "")" = "check fetch info list search " ]
+  [ "$(completed zse-info models "")" = "alias check default fetch info list local rm search show " ]
   [ "$(completed zse-info models se)" = "search " ]
   [ "$(completed zse-info tokenize READ)" = "README.md " ]
+  [ "$(completed zse-convert pu)" = "pull " ]
+}
+
+# bats test_tags=plain
+@test "the completions offer the names of models, also where the shell splits them at a colon" {
+  export ZSE_HOME=$BATS_TEST_TMPDIR
+  mkdir "$ZSE_HOME/models"
+  : >"$ZSE_HOME/models/qq:1b.zse"
+  : >"$ZSE_HOME/models/qq:2b.zse"
+  [ "$(completed zse-chat q)" = "qq:1b qq:2b " ]
+  [ "$(completed zse-chat qq :)" = "1b 2b " ]
+  [ "$(completed zse-chat qq : 2)" = "2b " ]
+  [ "$(completed zse-info models show q)" = "qq:1b qq:2b " ]
+  if command -v fish >/dev/null; then
+    fish -c '. completions/zse-serve.fish; complete -C "zse-serve qq"' | grep -q '^qq:1b'
+  fi
 }
 
 # bats test_tags=plain

@@ -816,3 +816,23 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
     grep -qw "$v" man/zse.7 || { echo "$v"; return 1; }
   done
 }
+
+@test "pull: a name of the registry and a name on the hub become models with names" {
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  zse-convert pull smollm2:135m --quality fast >/dev/null
+  zse-convert pull SmolLM2-135M-int8 --quality fast >/dev/null
+  zse-convert pull test/tiny --quality fast >/dev/null
+  zse-convert pull test/tiny@main --as mine -q bf16 >/dev/null
+  [ "$(zse-info models local --names | tr '\n' ' ')" = "mine smollm2:135m smollm2:135m-int8 tiny " ]
+  [ "$(zse-info models local --json | jq -c 'map(.type)')" = '["bf16","nl4","int8","nl4"]' ]
+  [ "$(zse-chat smollm2:135m --temp 0 -p 'What is 2+2?')" = "2 + 2 = 4" ]
+  [ "$(HF_HUB_OFFLINE=1 zse-chat mine --temp 0 -p 'What is 2+2?')" = "2 + 2 = 4" ]
+  run -1 --separate-stderr zse-convert pull nosuch
+  [[ $stderr == *"'nosuch' is neither a model of zse-info models list, nor org/name on the hub, nor a file here" ]]
+  run -2 --separate-stderr zse-convert pull smollm2:135m-int8 -q nl4
+  [[ $stderr == *"names the type int8"* ]]
+  run -2 --separate-stderr zse-convert pull test/tiny -o x.zse
+  run -2 --separate-stderr zse-convert test/tiny --as x -o x.zse
+  run -1 --separate-stderr zse-convert pull test/tiny --as ../x
+  [[ $stderr == *"'../x' is no name of a model"* ]]
+}

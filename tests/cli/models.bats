@@ -68,3 +68,93 @@ setup() {
     [ "$status" = 2 ] && [ -z "$output" ] || { echo "$args: $status"; return 1; }
   done
 }
+
+# ---- models with names ----
+
+# A folder of models with two of them; every test has its own.
+with_names() {
+  export ZSE_HOME=$T/home
+  mkdir -p "$ZSE_HOME/models"
+  [ -e "$BATS_FILE_TMPDIR/m.zse" ] || zse-convert models/tiny -o "$BATS_FILE_TMPDIR/m.zse" --quality fast >/dev/null
+  cp "$BATS_FILE_TMPDIR/m.zse" "$ZSE_HOME/models/tiny:1m.zse"
+}
+answer() { (cd / && zse-chat "$@" --temp 0 -p 'What is 2+2?'); }
+
+@test "every name of the registry has a short form of its own, which pull would find" {
+  jq -e '(map(.pull) | unique | length) == length' "$A"
+  jq -e '[.[] | select(.name == ("SmolLM2-135M", "Mistral-Small-3.2-24B", "Qwen3-4B-2507", "phi-4", "Mixtral-8x7B", "gemma-3-270m", "gemma-4-E4B")) | .pull] | sort ==
+    ["gemma3:270m", "gemma4:e4b", "mistral-small3.2:24b", "mixtral:8x7b", "phi4", "qwen3:4b-2507", "smollm2:135m"]' "$A"
+}
+
+@test "MODEL is a path, else a name here, else the part of one before its colon" {
+  with_names
+  [ "$(answer tiny:1m)" = "2 + 2 = 4" ]
+  [ "$(answer tiny)" = "2 + 2 = 4" ]
+  cp "$ZSE_HOME/models/tiny:1m.zse" "$ZSE_HOME/models/tiny:2m.zse"
+  run -1 --separate-stderr answer tiny
+  [ "$stderr" = "zse-chat: 'tiny' names several models: tiny:1m, tiny:2m" ] || [ "$stderr" = "zse-chat: 'tiny' names several models: tiny:2m, tiny:1m" ]
+  cp "$ZSE_HOME/models/tiny:1m.zse" "$T/other"
+  : >"$T/tiny:1m"
+  run -1 --separate-stderr bash -c "cd '$T' && zse-chat tiny:1m -p hi"     # the path wins, and is no model
+  [ "$stderr" = "zse-chat: tiny:1m: the file is empty" ]
+  zse-info tiny:2m >/dev/null
+  [ "$(printf Hello | zse-info tokenize tiny:2m)" = "$(printf Hello | zse-info tokenize "$T/home/models/tiny:2m.zse")" ]
+  zse-bench tiny:2m -p 8 -n 2 -r 1 >/dev/null
+  run -1 --separate-stderr zse-chat qwen2.5:7b -p hi
+  [ "$stderr" = "zse-chat: qwen2.5:7b: No such file or directory, and not among the models here; zse-convert pull qwen2.5:7b downloads it" ]
+}
+
+@test "without MODEL: the default, else the only model here" {
+  with_names
+  [ "$(answer)" = "2 + 2 = 4" ]
+  [ "$(zse-info models default)" = tiny:1m ]
+  cp "$ZSE_HOME/models/tiny:1m.zse" "$ZSE_HOME/models/z.zse"
+  run -2 --separate-stderr answer
+  [[ "$stderr" == *"no model is the default (zse-info models default)"* ]]
+  run -1 --separate-stderr zse-info models default
+  [ "$(zse-info models show z --json | jq -c .used)" = null ]
+  zse-info models default z
+  [ "$(answer)" = "2 + 2 = 4" ]
+  [ "$(zse-info models default)" = z ]
+  [ "$(zse-info models show z --json | jq -c '[.aliases, (.used != null)]')" = '[["default"],true]' ]
+  zse-info models rm default
+  run -2 --separate-stderr answer
+  [ -e "$ZSE_HOME/models/z.zse" ]
+}
+
+@test "aliases move, never replace a model, and go with their model" {
+  with_names
+  zse-info models alias a tiny:1m
+  zse-info models alias b a
+  [ "$(readlink "$ZSE_HOME/models/b.zse")" = tiny:1m.zse ]
+  [ "$(answer b)" = "2 + 2 = 4" ]
+  [ "$(zse-info models local | awk '$2 == "->" { print $1, $3 }' | tr '\n' ' ')" = "a tiny:1m b tiny:1m " ]
+  run -1 --separate-stderr zse-info models alias tiny:1m b
+  [[ "$stderr" == *"'tiny:1m' is a model: only an alias can be replaced" ]]
+  run -1 --separate-stderr zse-info models alias c nosuch
+  for bad in ../c /c .c 'c d' ''; do
+    run -1 --separate-stderr zse-info models alias "$bad" tiny:1m
+    run -1 --separate-stderr zse-info models rm "$bad"
+  done
+  zse-info models rm a
+  [ "$(zse-info models local --names | tr '\n' ' ')" = "b tiny:1m " ]
+  zse-info models rm tiny:1m
+  [ -z "$(ls -A "$ZSE_HOME/models")" ]
+  run -1 --separate-stderr zse-info models rm tiny:1m
+  run --separate-stderr zse-info models local
+  [ "$status" = 0 ] && [ -z "$output" ] && [[ "$stderr" == *"no models yet"* ]]
+}
+
+@test "links that leave the folder, damaged files and other files do no harm" {
+  with_names
+  ln -s /etc/passwd "$ZSE_HOME/models/passwd.zse"
+  printf damaged >"$ZSE_HOME/models/bad.zse"
+  : >"$ZSE_HOME/models/.hidden.zse"
+  : >"$ZSE_HOME/models/x.gguf"
+  mkdir "$ZSE_HOME/models/folder.zse"
+  ln -s nothing.zse "$ZSE_HOME/models/gone.zse"
+  zse-info models local --json >"$T/j"
+  jq -e 'map(.name) == ["bad", "passwd", "tiny:1m"] and (map(select(.error)) | length) == 2' "$T/j"
+  zse-info models rm passwd
+  [ -s /etc/passwd ]
+}
