@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -15,6 +14,7 @@
 #include <unistd.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/spawn.h"
 
 enum { PATIENCE_MS = 50 };              /* between two looks at the flag of cancellation */
 
@@ -53,47 +53,6 @@ static int file_of(const void *data, size_t size, struct err *e)
 }
 
 struct process { pid_t pid; int out, err; };
-
-static int spawn(const char *const *argv, int in, struct process *p, struct err *e)
-{
-    static const char *const environment[] = { "PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "HOME=/nonexistent", NULL };
-    int out[2] = { -1, -1 }, said[2] = { -1, -1 }, rc = -1;
-    posix_spawn_file_actions_t files;
-    posix_spawnattr_t attr;
-    sigset_t none, all;
-    sigemptyset(&none);
-    sigfillset(&all);
-    posix_spawn_file_actions_init(&files);
-    posix_spawnattr_init(&attr);
-    if (pipe2(out, O_CLOEXEC) || pipe2(said, O_CLOEXEC)) {
-        err_sys(e, "%s", argv[0]);
-    } else {
-        posix_spawn_file_actions_adddup2(&files, in, 0);
-        posix_spawn_file_actions_adddup2(&files, out[1], 1);
-        posix_spawn_file_actions_adddup2(&files, said[1], 2);
-#if defined __GLIBC__ && __GLIBC_PREREQ(2, 34)
-        posix_spawn_file_actions_addclosefrom_np(&files, 3);
-#endif
-        posix_spawnattr_setsigmask(&attr, &none);
-        posix_spawnattr_setsigdefault(&attr, &all);
-        posix_spawnattr_setpgroup(&attr, 0);
-        posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-        union { const char *const *in; char *const *out; } a = { .in = argv }, env = { .in = environment };
-        if ((errno = posix_spawn(&p->pid, argv[0], &files, &attr, a.out, env.out)))
-            err_sys(e, "%s", argv[0]);
-        else
-            rc = 0;
-    }
-    posix_spawn_file_actions_destroy(&files);
-    posix_spawnattr_destroy(&attr);
-    const int unused[] = { out[1], said[1], rc ? out[0] : -1, rc ? said[0] : -1 };
-    for (int i = 0; i < 4; i++)
-        if (unused[i] >= 0)
-            close(unused[i]);
-    p->out = out[0];
-    p->err = said[0];
-    return rc;
-}
 
 /* Set by the parent: between the start and this the program has had no time to do harm. */
 static void limit(pid_t pid, const struct child_limits *l)
@@ -179,13 +138,15 @@ static int reap(const struct process *p, const struct child_limits *l, uint64_t 
 int child_run(const char *const *argv, const void *data, size_t size, const struct child_limits *l,
               struct text_build *out, int *status, char *said, size_t room, struct err *e)
 {
+    static const char *const environment[] = { "PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "HOME=/nonexistent", NULL };
     struct process p;
     const char *slash = strrchr(argv[0], '/'), *name = slash ? slash + 1 : argv[0];
     const int in = file_of(data, size, e);
     if (in < 0)
         return -1;
     said[0] = '\0';
-    int rc = spawn(argv, in, &p, e);
+    int rc = spawn_start(&(struct spawn){ .argv = argv, .env = environment, .in = in, .out = &p.out, .err = &p.err },
+                         &p.pid, e);
     close(in);
     if (rc)
         return rc;

@@ -1,9 +1,7 @@
 /* job_child.c - run the program that downloads or converts, and read what it prints. */
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +12,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
+#include "libcommon/base/spawn.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/jobs/jobs.h"
@@ -68,47 +67,6 @@ int job_read_line(const char *line, struct job_progress *p, char *message, size_
 }
 
 /* ---- the process ---- */
-
-static int spawn(const struct jobs *js, const struct job *j, pid_t *pid, int *from, struct err *e)
-{
-    int said[2] = { -1, -1 }, rc = -1;
-    posix_spawn_file_actions_t files;
-    posix_spawnattr_t attr;
-    sigset_t none, all;
-    sigemptyset(&none);
-    sigfillset(&all);
-    posix_spawn_file_actions_init(&files);
-    posix_spawnattr_init(&attr);
-    if (pipe2(said, O_CLOEXEC)) {
-        err_sys(e, "%s", j->command[0]);
-    } else {
-        posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
-        posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
-        posix_spawn_file_actions_adddup2(&files, said[1], 2);
-#if defined __GLIBC__ && __GLIBC_PREREQ(2, 34)
-        posix_spawn_file_actions_addclosefrom_np(&files, 3);
-#endif
-        /* so that org/name is a name on the hub, or a model in that folder, but no other file */
-        posix_spawn_file_actions_addchdir_np(&files, js->s->o.maker.folder);
-        posix_spawnattr_setsigmask(&attr, &none);
-        posix_spawnattr_setsigdefault(&attr, &all);
-        posix_spawnattr_setpgroup(&attr, 0);
-        posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-        union { const char *const *in; char *const *out; } env = { .in = js->s->o.maker.env };
-        if ((errno = posix_spawn(pid, j->command[0], &files, &attr, j->command, env.out)))
-            err_sys(e, "%s", j->command[0]);
-        else
-            rc = 0;
-    }
-    posix_spawn_file_actions_destroy(&files);
-    posix_spawnattr_destroy(&attr);
-    if (said[1] >= 0)
-        close(said[1]);
-    if (rc && said[0] >= 0)
-        close(said[0]);
-    *from = said[0];
-    return rc;
-}
 
 /* A line at a time from the child's messages; a longer one is cut. */
 struct reader { char text[LINE]; size_t n; };
@@ -181,7 +139,10 @@ int job_run(struct jobs *js, struct job *j)
     struct err e;
     pid_t pid;
     int fd, ended = 0;
-    if (spawn(js, j, &pid, &fd, &e) != 0) {
+    /* in that folder org/name is a name on the hub, or a model there, but no other file */
+    const struct spawn program = { .argv = (const char *const *)j->command, .env = js->s->o.maker.env,
+                                   .folder = js->s->o.maker.folder, .in = -1, .err = &fd };
+    if (spawn_start(&program, &pid, &e) != 0) {
         pthread_mutex_lock(&js->lock);
         snprintf(j->message, sizeof j->message, "%s", e.msg);
         pthread_mutex_unlock(&js->lock);
