@@ -1,4 +1,4 @@
-/* spawn.h - start a program in a process group of its own, with nothing of ours but what is named. */
+/* spawn.h - start a program in a process group of its own, with few open files. */
 #ifndef ZSE_BASE_SPAWN_H
 #define ZSE_BASE_SPAWN_H
 
@@ -13,8 +13,8 @@ struct spawn {
     int *out, *err;                         /* read ends of pipes from its outputs; NULL: /dev/null */
 };
 
-/* *pid = the new process.  It blocks and ignores no signal, and inherits no other file.  *out and *err
- * belong to the caller, who closes them.  -1 on failure, with *e; then there is nothing to close. */
+/* *pid = the new process.  It blocks and ignores no signal, and inherits no file but those named.
+ * The caller closes *out and *err.  -1 on failure, with *e; then there is nothing to close. */
 int spawn_start(const struct spawn *s, pid_t *pid, struct err *e);
 
 #endif

@@ -12,16 +12,17 @@
 
 #include "libcommon/cpu/cpu_attn.h"
 #include "libcommon/cpu/cpu_ops.h"
-#include "libcommon/quant/half.h"
+#include "libcommon/cpu/cpu_sparse.h"
 
-enum { SCORE_GROUPS = 16, COPY_RUNS = 32 };     /* groups of 16 runs, and runs, of one job */
+enum { COPY_RUNS = 32 };                        /* runs of one job */
 
 struct block_job {
     struct core *k;
     const struct step *s;
     const struct layer *l;
-    int index, first, n, block, slots, heads, head_dim;         /* heads: with keys */
-    size_t keys_at, kv_bytes;                   /* of the runs' keys in a KV block; of keys of one head */
+    int index, first, n, block, heads, head_dim;                /* heads: with keys */
+    struct sparse_keys keys;                    /* of runs */
+    size_t kv_bytes;                            /* of keys of one head */
 };
 
 /* ---- memory ---- */
@@ -82,42 +83,6 @@ void blocks_close(struct core *k)
     k->blocks = (struct block_work){ 0 };
 }
 
-/* ---- places ---- */
-
-static int item_of(const struct step *s, int token)
-{
-    int i = 0;
-    while (i + 1 < s->n_items && s->offset[i + 1] <= token)
-        i++;
-    return i;
-}
-
-static uint8_t *block_of(const struct block_job *j, int item, int block)
-{
-    return j->k->kv + (size_t)j->s->items[item].table[block] * j->k->kv_stride + j->s->kv_at;
-}
-
-/* The KV block with the key of a run, that of the run's last token, and the key's slot in it. */
-static uint8_t *run_place(const struct block_job *j, int item, int run, int *slot)
-{
-    const int block = (int)(((int64_t)run * j->block + j->block - 1) / KV_BLOCK);
-    *slot = run - (int)((int64_t)block * KV_BLOCK / j->block);
-    return block_of(j, item, block) + j->keys_at;
-}
-
-/* Copy n elements that lie `from_step` and `to_step` elements apart, from one slot to another. */
-static void copy_elements(size_t size, int n, uint8_t *to, int to_step, const uint8_t *from, int from_step)
-{
-    for (int d = 0; d < n; d++, to += (size_t)to_step * size, from += (size_t)from_step * size)
-        memcpy(to, from, size);
-}
-
-static void copy_scale(enum kv_type type, uint8_t *to, int to_slot, const uint8_t *from, int from_slot)
-{
-    if (kv_has_scales(type))
-        memcpy(to + (size_t)to_slot * sizeof(float), from + (size_t)from_slot * sizeof(float), sizeof(float));
-}
-
 /* ---- keys of runs ---- */
 
 static void rotate(const struct block_job *j, float *x, int n_heads, const float *cosine, const float *sine)
@@ -137,17 +102,11 @@ static void end_run(const struct block_job *j, int item, int run, float *key, ui
     for (int d = 0; d < dim; d++)
         key[d] /= (float)j->block;
     k->k->rms_norm(key, key, j->l->index_norm.w, dim, k->c->norm_eps, k->c->norm_offset);
-    for (int d = 0; d < r->dim / 2; d++) {
-        const float angle = (float)(run * j->block) * r->inv_freq[d];           /* f32, as for tokens */
-        cosine[d] = (float)cos((double)angle) * r->scale;
-        sine[d] = (float)sin((double)angle) * r->scale;
-    }
+    sparse_angles(r, run, j->block, cosine, sine);
     rotate(j, key, 1, cosine, sine);
     k->k->kv_store_key(k->kv_type, one, 0, key, dim);
-    uint8_t *to = run_place(j, item, run, &slot);
-    copy_elements(kv_element_bytes(k->kv_type), dim, to + (size_t)slot * kv_element_bytes(k->kv_type), j->slots, one,
-                  KV_BLOCK);
-    copy_scale(k->kv_type, to + (size_t)(dim * j->slots), slot, one + (size_t)(dim * KV_BLOCK), 0);
+    uint8_t *to = sparse_place(&j->keys, item, run, &slot);
+    sparse_copy_key(k->kv_type, dim, to, j->keys.slots, slot, one, KV_BLOCK, 0);
 }
 
 /* Sum the keys of an item's tokens. */
@@ -188,53 +147,12 @@ static void prepare_query(void *arg, int t, int thread)
 
 static int whole_runs(const struct block_job *j, int token) { return (j->k->pos[token] + 1) / j->block; }
 
-static float load(enum kv_type type, const uint8_t *block, int slots, int slot, int dim, int d)
-{
-    const size_t i = (size_t)(d * slots + slot);
-    const float *scale = (const float *)(const void *)(block + (size_t)(dim * slots));
-    switch (type) {
-    case KV_F32: return ((const float *)(const void *)block)[i];
-    case KV_F16: return f16_to_f32(((const f16 *)(const void *)block)[i]);
-    case KV_BF16: return bf16_to_f32(((const bf16 *)(const void *)block)[i]);
-    case KV_F8: return f8e4m3_to_f32(block[i]) * scale[slot];
-    default: return (float)(int8_t)block[i] * scale[slot];
-    }
-}
-
-static int score_jobs(const struct block_job *j)
-{
-    return (j->k->blocks.room / KV_BLOCK + SCORE_GROUPS - 1) / SCORE_GROUPS;
-}
-
-static void score_part(void *arg, int i, int thread)
-{
-    (void)thread;
-    const struct block_job *j = arg;
-    const struct core *k = j->k;
-    const struct indexer *x = &k->c->indexer;
-    const struct block_work *w = &k->blocks;
-    const int slot = i / score_jobs(j), token = j->first + slot, item = item_of(j->s, token), n = whole_runs(j, token),
-              from = i % score_jobs(j) * SCORE_GROUPS * KV_BLOCK;
-    float keys[(size_t)x->head_dim * KV_BLOCK];
-    for (int first = from; first < n && first < from + SCORE_GROUPS * KV_BLOCK && n > x->top_k; first += KV_BLOCK) {
-        for (int e = 0; e < KV_BLOCK; e++) {
-            int at;
-            const uint8_t *block = run_place(j, item, first + e < n ? first + e : n - 1, &at);
-            for (int d = 0; d < x->head_dim; d++)
-                keys[d * KV_BLOCK + e] = load(k->kv_type, block, j->slots, at, x->head_dim, d);
-        }
-        k->k->index_block(w->scores + (size_t)slot * (size_t)w->room + (size_t)first,
-                          w->q + (size_t)token * (size_t)(x->n_heads * x->head_dim), x->n_heads, x->head_dim, w->weight,
-                          keys);
-    }
-}
-
 static void choose_token(void *arg, int slot, int thread)
 {
     (void)thread;
     const struct block_job *j = arg;
     struct block_work *w = &j->k->blocks;
-    w->n_chosen[slot] = index_choose(w->scores + (size_t)slot * (size_t)w->room, whole_runs(j, j->first + slot),
+    w->n_chosen[slot] = sparse_choose(w->scores + (size_t)slot * (size_t)w->room, whole_runs(j, j->first + slot),
                                      w->most, w->chosen + (size_t)slot * (size_t)w->most);
 }
 
@@ -252,15 +170,11 @@ static int copy_jobs(const struct block_job *j) { return (j->k->blocks.most + CO
 /* Copy keys and values of one token, for all heads. */
 static void copy_token(const struct block_job *j, uint8_t *to, int to_slot, const uint8_t *from, int from_slot)
 {
-    const enum kv_type type = j->k->kv_type;
-    const size_t size = kv_element_bytes(type), dim = (size_t)j->head_dim, codes = dim * KV_BLOCK * size;
     for (int h = 0; h < 2 * j->heads; h++, to += j->kv_bytes, from += j->kv_bytes) {
         if (h % 2 == 0)
-            copy_elements(size, j->head_dim, to + (size_t)to_slot * size, KV_BLOCK, from + (size_t)from_slot * size,
-                          KV_BLOCK);
+            sparse_copy_key(j->k->kv_type, j->head_dim, to, KV_BLOCK, to_slot, from, KV_BLOCK, from_slot);
         else
-            memcpy(to + (size_t)to_slot * dim * size, from + (size_t)from_slot * dim * size, dim * size);
-        copy_scale(type, to + codes, to_slot, from + codes, from_slot);
+            sparse_copy_value(j->k->kv_type, j->head_dim, to, to_slot, from, from_slot);
     }
 }
 
@@ -269,7 +183,7 @@ static void copy_part(void *arg, int i, int thread)
     (void)thread;
     const struct block_job *j = arg;
     const struct block_work *w = &j->k->blocks;
-    const int slot = i / copy_jobs(j), token = j->first + slot, item = item_of(j->s, token),
+    const int slot = i / copy_jobs(j), token = j->first + slot, item = sparse_item(j->s, token),
               chosen = w->n_chosen[slot];
     const size_t stride = 2 * (size_t)j->heads * j->kv_bytes;
     for (int r = i % copy_jobs(j) * COPY_RUNS, end = r + COPY_RUNS; r < end && r <= chosen; r++) {
@@ -277,7 +191,7 @@ static void copy_part(void *arg, int i, int thread)
         for (int t = 0; t < j->block && run * j->block + t <= j->k->pos[token]; t++) {
             const int n = r * j->block + t, pos = run * j->block + t;
             copy_token(j, w->keys + (size_t)slot * w->stride + (size_t)(n / KV_BLOCK) * stride, n % KV_BLOCK,
-                       block_of(j, item, pos / KV_BLOCK), pos % KV_BLOCK);
+                       sparse_block(j->k, j->s, item, pos / KV_BLOCK), pos % KV_BLOCK);
         }
     }
 }
@@ -307,10 +221,12 @@ int blocks_run(struct core *k, const struct step *s, const struct layer *l, int 
     struct block_work *w = &k->blocks;
     const int n = s->n_tokens, head_dim = config_head_dim(c, index), heads = config_kv_heads(c, index);
     struct block_job j = { .k = k, .s = s, .l = l, .index = index, .block = x->block, .heads = heads,
-                           .head_dim = head_dim, .slots = config_entries(c, index),
-                           .kv_bytes = kv_block_bytes(k->kv_type, head_dim) };
+                           .head_dim = head_dim, .kv_bytes = kv_block_bytes(k->kv_type, head_dim) };
     int sparse = 0;
-    j.keys_at = 2 * (size_t)heads * j.kv_bytes;
+    j.keys = (struct sparse_keys){ .k = k, .s = s, .at = 2 * (size_t)heads * j.kv_bytes, .rate = x->block,
+                                   .slots = config_entries(c, index) };
+    const struct sparse_scores scores = { .keys = j.keys, .q = w->q, .weight = w->weight, .out = w->scores,
+                                          .room = w->room };
     core_linear(k, (struct op[]){ { .l = &l->index_q, .in = in, .out = w->q, .ldo = (size_t)(x->n_heads * x->head_dim),
                                     .kind = OP_STORE },
                                   { .l = &l->index_k, .in = in, .out = w->key, .ldo = (size_t)x->head_dim,
@@ -324,7 +240,7 @@ int blocks_run(struct core *k, const struct step *s, const struct layer *l, int 
     attn_prepare(k, s, l, index);
     for (j.first = 0; j.first < n; j.first += w->batch) {
         j.n = n - j.first < w->batch ? n - j.first : w->batch;
-        pool_run(k->pool, j.n * score_jobs(&j), score_part, &j);
+        sparse_score(&scores, j.first, j.n);
         pool_run(k->pool, j.n, choose_token, &j);
         pool_run(k->pool, j.n * copy_jobs(&j), copy_part, &j);
         pool_run(k->pool, j.n * heads, attend_part, &j);

@@ -13,9 +13,9 @@
 
 #include "libcommon/cpu/cpu_attn.h"
 #include "libcommon/cpu/cpu_ops.h"
-#include "libcommon/quant/half.h"
+#include "libcommon/cpu/cpu_sparse.h"
 
-enum { CHANNELS = 64, SCORE_GROUPS = 16, COPY_TOKENS = 128, SUMS = 3 };         /* of one job; of a channel */
+enum { CHANNELS = 64, COPY_TOKENS = 128, SUMS = 3 };         /* of one job; of a channel */
 
 /* One kind of entries of a layer: those of attention, or those of its indexer. */
 struct entries {
@@ -127,44 +127,6 @@ void compress_close(struct core *k)
     k->compress = (struct compress_work){ 0 };
 }
 
-/* ---- places ---- */
-
-static int item_of(const struct step *s, int token)
-{
-    int i = 0;
-    while (i + 1 < s->n_items && s->offset[i + 1] <= token)
-        i++;
-    return i;
-}
-
-static uint8_t *block_of(const struct compress_job *j, int item, int block)
-{
-    return j->k->kv + (size_t)j->s->items[item].table[block] * j->k->kv_stride + j->s->kv_at;
-}
-
-/* The block of entry i, and its slot there: that of the run's last token. */
-static uint8_t *entry_place(const struct compress_job *j, int item, int entry, size_t at, int *slot)
-{
-    const int block = (int)(((int64_t)entry * j->rate + j->rate - 1) / KV_BLOCK);
-    *slot = entry - (int)((int64_t)block * KV_BLOCK / j->rate);
-    return block_of(j, item, block) + at;
-}
-
-/* Copy a key of dim elements with its scale, between a block of `to_slots` and one of `from_slots`
- * keys. */
-static void copy_key(enum kv_type type, int dim, uint8_t *to, int to_slots, int to_slot, const uint8_t *from,
-                     int from_slots, int from_slot)
-{
-    const size_t size = kv_element_bytes(type), n = (size_t)dim;
-    uint8_t *out = to + (size_t)to_slot * size;
-    const uint8_t *in = from + (size_t)from_slot * size;
-    for (size_t d = 0; d < n; d++, out += (size_t)to_slots * size, in += (size_t)from_slots * size)
-        memcpy(out, in, size);
-    if (kv_has_scales(type))
-        memcpy(to + n * (size_t)to_slots + (size_t)to_slot * sizeof(float),
-               from + n * (size_t)from_slots + (size_t)from_slot * sizeof(float), sizeof(float));
-}
-
 /* ---- entries ---- */
 
 static void add(float *most, float *weights, float *sum, float score, float value)
@@ -238,22 +200,18 @@ static void end_entry(void *arg, int token, int thread)
     const struct core *k = j->k;
     const struct entries *x = &j->x;
     const struct rope *r = &k->c->ropes[k->c->rope_of[j->index]];
-    const int pos = k->pos[token], entry = pos / j->rate, item = item_of(j->s, token);
+    const int pos = k->pos[token], entry = pos / j->rate, item = sparse_item(j->s, token);
     float *out = x->out + (size_t)token * (size_t)x->dim, cosine[r->dim / 2], sine[r->dim / 2];
     uint8_t *one = k->compress.one + (size_t)thread * k->compress.one_bytes, *to;
     int slot;
     if (pos % j->rate != j->rate - 1)
         return;
     k->k->rms_norm(out, out, x->norm->w, x->dim, k->c->norm_eps, 0);
-    for (int d = 0; d < r->dim / 2; d++) {
-        const float angle = (float)(entry * j->rate) * r->inv_freq[d];      /* f32, as for tokens */
-        cosine[d] = (float)cos((double)angle) * r->scale;
-        sine[d] = (float)sin((double)angle) * r->scale;
-    }
+    sparse_angles(r, entry, j->rate, cosine, sine);
     rotate(k, out, 1, x->dim, cosine, sine);
     k->k->kv_store_key(k->kv_type, one, 0, out, x->dim);
-    to = entry_place(j, item, entry, x->kv_at, &slot);
-    copy_key(k->kv_type, x->dim, to, j->slots, slot, one, KV_BLOCK, 0);
+    to = sparse_place(&(struct sparse_keys){ k, j->s, x->kv_at, j->rate, j->slots }, item, entry, &slot);
+    sparse_copy_key(k->kv_type, x->dim, to, j->slots, slot, one, KV_BLOCK, 0);
 }
 
 static void make_entries(struct compress_job *j, const struct entries *x)
@@ -268,48 +226,6 @@ static void make_entries(struct compress_job *j, const struct entries *x)
 /* Number of entries that a token sees: those of runs up to it. */
 static int n_entries(const struct compress_job *j, int token) { return (j->k->pos[token] + 1) / j->rate; }
 
-static float load(enum kv_type type, const uint8_t *block, int slots, int slot, int dim, int d)
-{
-    const size_t i = (size_t)(d * slots + slot);
-    const float *scale = (const float *)(const void *)(block + (size_t)(dim * slots));
-    switch (type) {
-    case KV_F32: return ((const float *)(const void *)block)[i];
-    case KV_F16: return f16_to_f32(((const f16 *)(const void *)block)[i]);
-    case KV_BF16: return bf16_to_f32(((const bf16 *)(const void *)block)[i]);
-    case KV_F8: return f8e4m3_to_f32(block[i]) * scale[slot];
-    default: return (float)(int8_t)block[i] * scale[slot];
-    }
-}
-
-static int score_jobs(const struct compress_job *j)
-{
-    return (j->k->compress.room / KV_BLOCK + SCORE_GROUPS - 1) / SCORE_GROUPS;
-}
-
-/* Score some entries for one token of the batch, 16 at a time. */
-static void score_part(void *arg, int i, int thread)
-{
-    (void)thread;
-    const struct compress_job *j = arg;
-    const struct core *k = j->k;
-    const struct indexer *x = &k->c->indexer;
-    const struct compress_work *w = &k->compress;
-    const int slot = i / score_jobs(j), token = j->first + slot, item = item_of(j->s, token), n = n_entries(j, token),
-              from = i % score_jobs(j) * SCORE_GROUPS * KV_BLOCK;
-    float keys[(size_t)x->head_dim * KV_BLOCK];
-    for (int first = from; first < n && first < from + SCORE_GROUPS * KV_BLOCK && n > x->top_k; first += KV_BLOCK) {
-        for (int e = 0; e < KV_BLOCK; e++) {
-            int at;
-            const uint8_t *block = entry_place(j, item, first + e < n ? first + e : n - 1, j->index_at, &at);
-            for (int d = 0; d < x->head_dim; d++)
-                keys[d * KV_BLOCK + e] = load(k->kv_type, block, j->slots, at, x->head_dim, d);
-        }
-        k->k->index_block(w->scores + (size_t)slot * (size_t)w->room + (size_t)first,
-                          w->q + (size_t)token * (size_t)(x->n_heads * x->head_dim), x->n_heads, x->head_dim,
-                          w->weight + (size_t)token * (size_t)x->n_heads, keys);
-    }
-}
-
 /* The entries that a token attends to, ascending. */
 static void choose_token(void *arg, int slot, int thread)
 {
@@ -318,7 +234,7 @@ static void choose_token(void *arg, int slot, int thread)
     struct compress_work *w = &j->k->compress;
     const int n = n_entries(j, j->first + slot), most = j->l->index_q.w.data && j->k->c->indexer.top_k < n
                                                             ? j->k->c->indexer.top_k : n;
-    w->n_chosen[slot] = index_choose(w->scores + (size_t)slot * (size_t)w->room, n, most,
+    w->n_chosen[slot] = sparse_choose(w->scores + (size_t)slot * (size_t)w->room, n, most,
                                      w->chosen + (size_t)slot * (size_t)w->most);
 }
 
@@ -354,20 +270,21 @@ static void copy_part(void *arg, int i, int thread)
     const struct compress_job *j = arg;
     const struct core *k = j->k;
     const struct compress_work *w = &k->compress;
-    const int slot = i / copy_jobs(j), token = j->first + slot, item = item_of(j->s, token), dim = k->c->head_dim,
+    const int slot = i / copy_jobs(j), token = j->first + slot, item = sparse_item(j->s, token), dim = k->c->head_dim,
               begin = first_seen(j, token), window = k->pos[token] - begin + 1, all = window + w->n_chosen[slot];
     const int *chosen = w->chosen + (size_t)slot * (size_t)w->most;
     const size_t block = kv_block_bytes(k->kv_type, dim);
+    const struct sparse_keys entries = { k, j->s, j->entries_at, j->rate, j->slots };
     for (int n = i % copy_jobs(j) * COPY_TOKENS, end = n + COPY_TOKENS; n < end && n < all; n++) {
         uint8_t *to = w->keys + (size_t)slot * w->stride + (size_t)(n / KV_BLOCK) * block;
         const int pos = begin + n;
         int at;
         if (n < window) {
-            copy_key(k->kv_type, dim, to, KV_BLOCK, n % KV_BLOCK, block_of(j, item, pos / KV_BLOCK), KV_BLOCK,
-                     pos % KV_BLOCK);
+            sparse_copy_key(k->kv_type, dim, to, KV_BLOCK, n % KV_BLOCK,
+                            sparse_block(k, j->s, item, pos / KV_BLOCK), KV_BLOCK, pos % KV_BLOCK);
         } else {
-            const uint8_t *from = entry_place(j, item, chosen[n - window], j->entries_at, &at);
-            copy_key(k->kv_type, dim, to, KV_BLOCK, n % KV_BLOCK, from, j->slots, at);
+            const uint8_t *from = sparse_place(&entries, item, chosen[n - window], &at);
+            sparse_copy_key(k->kv_type, dim, to, KV_BLOCK, n % KV_BLOCK, from, j->slots, at);
         }
     }
 }
@@ -393,11 +310,15 @@ static void attend_part(void *arg, int i, int thread)
 /* Some tokens at a time: choose entries, copy what they see, attend. */
 static void attend(struct compress_job *j)
 {
-    const int n = j->s->n_tokens, batch = j->k->compress.batch;
+    const struct compress_work *w = &j->k->compress;
+    const int n = j->s->n_tokens, batch = w->batch;
+    const struct sparse_scores scores = {
+        .keys = { .k = j->k, .s = j->s, .at = j->index_at, .rate = j->rate, .slots = j->slots }, .q = w->q,
+        .weight = w->weight, .weight_stride = j->k->c->indexer.n_heads, .out = w->scores, .room = w->room };
     for (j->first = 0; j->first < n; j->first += batch) {
         j->n = n - j->first < batch ? n - j->first : batch;
         if (config_indexes(j->k->c, j->index))
-            pool_run(j->k->pool, j->n * score_jobs(j), score_part, j);
+            sparse_score(&scores, j->first, j->n);
         pool_run(j->k->pool, j->n, choose_token, j);
         pool_run(j->k->pool, j->n * copy_jobs(j), copy_part, j);
         pool_run(j->k->pool, j->n * j->groups, attend_part, j);

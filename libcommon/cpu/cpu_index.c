@@ -10,9 +10,9 @@
 
 #include "libcommon/cpu/cpu_attn.h"
 #include "libcommon/cpu/cpu_ops.h"
-#include "libcommon/quant/half.h"
+#include "libcommon/cpu/cpu_sparse.h"
 
-enum { SCORE_BLOCKS = 32, COPY_BLOCKS = 8 };        /* KV blocks of a job */
+enum { COPY_BLOCKS = 8 };                           /* KV blocks of a job */
 
 struct index_job {
     struct core *k;
@@ -71,19 +71,6 @@ void index_close(struct core *k)
 
 /* ---- the choice ---- */
 
-static int item_of(const struct step *s, int token)
-{
-    int i = 0;
-    while (i + 1 < s->n_items && s->offset[i + 1] <= token)
-        i++;
-    return i;
-}
-
-static const uint8_t *block_of(const struct index_job *j, int item, int block)
-{
-    return j->k->kv + (size_t)j->s->items[item].table[block] * j->k->kv_stride + j->s->kv_at;
-}
-
 static void rotate(const struct index_job *j, int token, float *x, int n_heads)
 {
     const struct core *k = j->k;
@@ -112,96 +99,13 @@ static void prepare_token(void *arg, int t, int thread)
         weight[h] *= by;
 }
 
-/* A block of keys as f32 [dim][16]. */
-static void load_keys(enum kv_type type, const uint8_t *block, int dim, float *out)
-{
-    const size_t n = (size_t)dim * KV_BLOCK;
-    const float *scale = (const float *)(const void *)(block + n);
-    for (size_t i = 0; i < n; i++)
-        switch (type) {
-        case KV_F32: out[i] = ((const float *)(const void *)block)[i]; break;
-        case KV_F16: out[i] = f16_to_f32(((const f16 *)(const void *)block)[i]); break;
-        case KV_BF16: out[i] = bf16_to_f32(((const bf16 *)(const void *)block)[i]); break;
-        case KV_F8: out[i] = f8e4m3_to_f32(block[i]) * scale[i % KV_BLOCK]; break;
-        default: out[i] = (float)(int8_t)block[i] * scale[i % KV_BLOCK]; break;
-        }
-}
-
-static int score_jobs(const struct index_job *j)
-{
-    return (j->k->index.room / KV_BLOCK + SCORE_BLOCKS - 1) / SCORE_BLOCKS;
-}
-
-/* Score some blocks for one token of the batch. */
-static void score_part(void *arg, int i, int thread)
-{
-    (void)thread;
-    const struct index_job *j = arg;
-    const struct indexer *x = &j->k->c->indexer;
-    const struct index_work *w = &j->k->index;
-    const int slot = i / score_jobs(j), token = j->first + slot, item = item_of(j->s, token);
-    const int pos = j->k->pos[token], from = i % score_jobs(j) * SCORE_BLOCKS;
-    float keys[(size_t)x->head_dim * KV_BLOCK];
-    if (pos < x->top_k)
-        return;
-    for (int b = from; b <= pos / KV_BLOCK && b < from + SCORE_BLOCKS; b++) {
-        load_keys(j->k->kv_type, block_of(j, item, b) + j->keys_at, x->head_dim, keys);
-        j->k->k->index_block(w->scores + (size_t)slot * (size_t)w->room + (size_t)(b * KV_BLOCK),
-                             w->q + (size_t)token * (size_t)(x->n_heads * x->head_dim), x->n_heads, x->head_dim,
-                             w->weight + (size_t)token * (size_t)x->n_heads, keys);
-    }
-}
-
-/* Whole numbers in the order of the floats. */
-static uint32_t order_of(float x)
-{
-    const uint32_t bits = f32_bits(x);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-/* The k-th largest of n scores, found byte by byte; *above: how many are larger. */
-static uint32_t threshold(const float *score, int n, int k, int *above)
-{
-    uint32_t found = 0, mask = 0;
-    *above = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        int count[256] = { 0 }, digit = 255;
-        for (int i = 0; i < n; i++)
-            if ((order_of(score[i]) & mask) == found)
-                count[order_of(score[i]) >> shift & 255]++;
-        while (digit > 0 && *above + count[digit] < k)
-            *above += count[digit--];
-        found |= (uint32_t)digit << shift;
-        mask |= 255u << shift;
-    }
-    return found;
-}
-
-int index_choose(const float *score, int n, int most, int *to)
-{
-    int count = 0, above = 0;
-    if (n <= most) {
-        for (int i = 0; i < n; i++)
-            to[count++] = i;
-        return count;
-    }
-    const uint32_t least = threshold(score, n, most, &above);
-    int equal = most - above;
-    for (int i = 0; i < n && count < most; i++) {
-        const uint32_t x = order_of(score[i]);
-        if (x > least || (x == least && equal-- > 0))
-            to[count++] = i;
-    }
-    return count;
-}
-
 static void choose_token(void *arg, int slot, int thread)
 {
     (void)thread;
     const struct index_job *j = arg;
     const struct index_work *w = &j->k->index;
     const int token = j->first + slot;
-    w->n_chosen[token] = index_choose(w->scores + (size_t)slot * (size_t)w->room, j->k->pos[token] + 1, w->most,
+    w->n_chosen[token] = sparse_choose(w->scores + (size_t)slot * (size_t)w->room, j->k->pos[token] + 1, w->most,
                                       w->chosen + (size_t)token * (size_t)w->most);
 }
 
@@ -212,7 +116,7 @@ static void store_keys(const struct index_job *j)
     for (int item = 0; item < j->s->n_items; item++)
         for (int i = 0; i < j->s->items[item].n_tokens; i++) {
             const int pos = j->s->items[item].pos + i;
-            k->k->kv_store_key(k->kv_type, (uint8_t *)block_of(j, item, pos / KV_BLOCK) + j->keys_at, pos % KV_BLOCK,
+            k->k->kv_store_key(k->kv_type, sparse_block(k, j->s, item, pos / KV_BLOCK) + j->keys_at, pos % KV_BLOCK,
                                k->index.key + (size_t)(j->s->offset[item] + i) * (size_t)dim, dim);
         }
 }
@@ -225,6 +129,9 @@ int index_run(struct core *k, const struct step *s, const struct layer *l, int i
     const int n = s->n_tokens;
     struct index_job j = { .k = k, .s = s, .l = l, .index = index,
                            .keys_at = kv_block_bytes(k->kv_type, k->c->head_dim) };
+    const struct sparse_scores scores = {
+        .keys = { .k = k, .s = s, .at = j.keys_at, .rate = 1, .slots = KV_BLOCK }, .q = w->q, .weight = w->weight,
+        .weight_stride = x->n_heads, .out = w->scores, .room = w->room };
     core_linear(k, &(struct op){ .l = &l->index_q, .in = q_a, .out = w->q, .ldo = (size_t)(x->n_heads * x->head_dim),
                                  .kind = OP_STORE }, 1, n, NULL);
     /* the quantized form of `in` is gone: q_a took its place */
@@ -237,7 +144,7 @@ int index_run(struct core *k, const struct step *s, const struct layer *l, int i
     store_keys(&j);
     for (j.first = 0; j.first < n; j.first += w->batch) {
         j.n = n - j.first < w->batch ? n - j.first : w->batch;
-        pool_run(k->pool, j.n * score_jobs(&j), score_part, &j);
+        sparse_score(&scores, j.first, j.n);
         pool_run(k->pool, j.n, choose_token, &j);
     }
     return 0;
@@ -250,31 +157,19 @@ static int copy_jobs(const struct index_job *j)
     return ((j->k->index.most + KV_BLOCK - 1) / KV_BLOCK + COPY_BLOCKS - 1) / COPY_BLOCKS;
 }
 
-/* Copy one latent with its scale. */
-static void copy_latent(const struct core *k, uint8_t *to, int slot, const uint8_t *from, int from_slot)
-{
-    const size_t size = kv_element_bytes(k->kv_type), dim = (size_t)k->c->head_dim;
-    uint8_t *out = to + (size_t)slot * size;
-    const uint8_t *in = from + (size_t)from_slot * size;
-    for (size_t d = 0; d < dim; d++, out += KV_BLOCK * size, in += KV_BLOCK * size)
-        memcpy(out, in, size);
-    if (kv_has_scales(k->kv_type))
-        memcpy(to + dim * KV_BLOCK + (size_t)slot * sizeof(float),
-               from + dim * KV_BLOCK + (size_t)from_slot * sizeof(float), sizeof(float));
-}
-
 static void copy_part(void *arg, int i, int thread)
 {
     (void)thread;
     const struct index_job *j = arg;
     const struct index_work *w = &j->k->index;
-    const int slot = i / copy_jobs(j), token = j->first + slot, item = item_of(j->s, token);
+    const int slot = i / copy_jobs(j), token = j->first + slot, item = sparse_item(j->s, token);
     const int *chosen = w->chosen + (size_t)token * (size_t)w->most;
     const size_t block = kv_block_bytes(j->k->kv_type, j->k->c->head_dim);
     for (int n = i % copy_jobs(j) * COPY_BLOCKS * KV_BLOCK, end = n + COPY_BLOCKS * KV_BLOCK;
          n < end && n < w->n_chosen[token]; n++)
-        copy_latent(j->k, w->latents + (size_t)slot * w->stride + (size_t)(n / KV_BLOCK) * block, n % KV_BLOCK,
-                    block_of(j, item, chosen[n] / KV_BLOCK), chosen[n] % KV_BLOCK);
+        sparse_copy_key(j->k->kv_type, j->k->c->head_dim,
+                        w->latents + (size_t)slot * w->stride + (size_t)(n / KV_BLOCK) * block, KV_BLOCK, n % KV_BLOCK,
+                        sparse_block(j->k, j->s, item, chosen[n] / KV_BLOCK), KV_BLOCK, chosen[n] % KV_BLOCK);
 }
 
 static void attend_part(void *arg, int i, int thread)

@@ -127,8 +127,6 @@ int index_run(struct core *k, const struct step *s, const struct layer *l, int i
               const struct act_input *q_a);
 int index_attend(struct core *k, const struct step *s, int index, const struct query_run *runs, int n_runs,
                  int token0);
-/* to = the `most` largest of n scores, ascending, of equal ones the first; returns their number */
-int index_choose(const float *score, int n, int most, int *to);
 int index_open(struct core *k, int64_t max_len, struct err *e);
 void index_close(struct core *k);
 size_t index_floats(const struct config *c);
