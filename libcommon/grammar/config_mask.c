@@ -33,12 +33,9 @@ static int32_t string_run(const struct grammar *g, uint32_t e)
 
 struct id_list { uint32_t *v, n, room; };
 
-static int add_to(struct id_list *l, uint32_t value)
+static inline int reserve(struct id_list *l, uint32_t more)
 {
-    if (grow((void **)&l->v, &l->room, l->n + 1, sizeof *l->v) != 0)
-        return -1;
-    l->v[l->n++] = value;
-    return 0;
+    return grow((void **)&l->v, &l->room, l->n + more, sizeof *l->v);
 }
 
 /* Walk the trie from e: find the tokens that fit, and the nodes where e may end inside of
@@ -59,18 +56,25 @@ static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct
         state[d] = to;
         uint32_t first = t->token[i], end = t->token[i + 1];
         if (rest && t->token[t->skip[i]] - first > 16 && string_run(g, to) == VOCAB_RUNS) {
-            for (end = t->token[t->skip[i]]; first < end; first++)
-                if (mask_has(runs, t->order[first]) && add_to(ids, (uint32_t)t->order[first]) != 0)
-                    return -1;
+            end = t->token[t->skip[i]];
+            if (reserve(ids, end - first) != 0)
+                return -1;
+            for (; first < end; first++)
+                if (mask_has(runs, t->order[first]))
+                    ids->v[ids->n++] = (uint32_t)t->order[first];
             *rest = 1;
             i = t->skip[i];
             continue;
         }
-        for (; first < end; first++)
-            if (add_to(ids, (uint32_t)t->order[first]) != 0)
-                return -1;
-        if (expr_nullable(&g->x, to) && t->skip[i] > i + 1 && add_to(exits, i) != 0)
+        if (reserve(ids, end - first) != 0)
             return -1;
+        while (first < end)
+            ids->v[ids->n++] = (uint32_t)t->order[first++];
+        if (expr_nullable(&g->x, to) && t->skip[i] > i + 1) {
+            if (reserve(exits, 1) != 0)
+                return -1;
+            exits->v[exits->n++] = i;
+        }
         i = to == EXPR_EPSILON ? t->skip[i] : i + 1;
     }
     return 0;
