@@ -14,14 +14,9 @@
 #include "cmd/hub_cli.h"
 #include "cmd/zse-info.h"
 #include "libcommon/base/json.h"
+#include "libcommon/base/suffix.h"
 #include "libcommon/import/hf_config.h"
 #include "libcommon/import/packed.h"
-
-static int ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcasecmp(s + n - m, end) == 0;
-}
 
 /* ---- the contents of a repository ---- */
 
@@ -47,9 +42,9 @@ static struct contents look_through(const json_t *info)
         c.has_config |= strcmp(name, "config.json") == 0;
         c.has_tokenizer |= strcmp(name, "tokenizer.json") == 0 || strcmp(name, "tokenizer.model") == 0;
         vocab += strcmp(name, "vocab.json") == 0 || strcmp(name, "merges.txt") == 0;
-        c.n_gguf += ends_with(name, ".gguf");
-        c.n_zse += ends_with(name, ".zse");
-        if (!ends_with(name, ".safetensors") || strchr(name, '/') || strncmp(name, "consolidated", 12) == 0 ||
+        c.n_gguf += ends_with_any_case(name, ".gguf");
+        c.n_zse += ends_with_any_case(name, ".zse");
+        if (!ends_with_any_case(name, ".safetensors") || strchr(name, '/') || strncmp(name, "consolidated", 12) == 0 ||
             strncmp(name, "adapter_", 8) == 0)
             continue;
         c.n_safetensors++;

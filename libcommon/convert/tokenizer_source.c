@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "libcommon/base/suffix.h"
 #include "libcommon/format/zfile.h"
 #include "libcommon/import/gguf.h"
 #include "libcommon/token/tokenizer.h"
@@ -171,12 +172,6 @@ static int from_zse(const char *path, void **blob, size_t *size, struct err *e)
         memcpy(*blob, p, *size);
     zfile_close(z);
     return rc;
-}
-
-static int ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), k = strlen(end);
-    return n >= k && !strcmp(s + n - k, end);
 }
 
 /* tokenizer.json or tokenizer.model alone, or with tokenizer_config.json next to it. */

@@ -9,6 +9,7 @@
 #include <strings.h>
 
 #include "libcommon/base/json.h"
+#include "libcommon/base/suffix.h"
 
 const char *const choose_optional[CHOOSE_N_OPTIONAL] = {
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -17,12 +18,6 @@ const char *const choose_optional[CHOOSE_N_OPTIONAL] = {
     "NOTICE", "README.md", "hf_quant_config.json", "modules.json", "sentence_bert_config.json",
     "config_sentence_transformers.json", CHOOSE_INDEX,
 };
-
-static int ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcasecmp(s + n - m, end) == 0;
-}
 
 /* The number of a part: "a-00002-of-00003.gguf" gives 2, *n = 3; 0: the name has none. */
 static int gguf_part(const char *name, int *n)
@@ -38,7 +33,7 @@ static int gguf_part(const char *name, int *n)
 static int is_file_of_a_model(const char *name)
 {
     int n;
-    return (ends_with(name, ".gguf") && gguf_part(name, &n) < 2) || ends_with(name, ".zse");
+    return (ends_with_any_case(name, ".gguf") && gguf_part(name, &n) < 2) || ends_with_any_case(name, ".zse");
 }
 
 static int has(const struct file_choice *c, const char *name)
@@ -163,7 +158,7 @@ static int take_safetensors(struct file_choice *c)
     c->indexed = !one && has(c, CHOOSE_INDEX);
     for (int i = 0; i < c->n_names; i++) {
         const char *name = c->names[i];
-        if (!ends_with(name, ".safetensors") || strchr(name, '/'))
+        if (!ends_with_any_case(name, ".safetensors") || strchr(name, '/'))
             continue;
         if (one ? strcmp(name, "model.safetensors") == 0
                 : strncmp(name, "consolidated", 12) != 0 && strncmp(name, "adapter_", 8) != 0)

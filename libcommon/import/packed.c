@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "libcommon/base/json.h"
+#include "libcommon/base/suffix.h"
 #include "libcommon/quant/ggml.h"
 
 /* The quantization of some of the matrices, as the configuration describes it. */
@@ -34,12 +35,6 @@ struct indexer {
 void packed_free(struct packed *p) { free(p); }
 
 static int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
-static int ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcmp(s + n - m, end) == 0;
-}
 
 /* ---- the configuration ---- */
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "libcommon/base/json.h"
+#include "libcommon/base/suffix.h"
 #include "libcommon/import/gguf.h"
 #include "libcommon/import/hf_config.h"
 #include "libcommon/import/joined.h"
@@ -59,12 +60,6 @@ static int exists(const char *dir, const char *name)
     char path[PATH_MAX];                /* on the stack: lack of memory must not look like a missing file */
     const int n = snprintf(path, sizeof path, "%s/%s", dir, name);
     return n < (int)sizeof path && stat(path, &st) == 0 && S_ISREG(st.st_mode);
-}
-
-static int ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcmp(s + n - m, end) == 0;
 }
 
 /* ---- files ---- */

@@ -3,13 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/base/suffix.h"
 #include "libcommon/model/arch.h"
-
-static int ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcmp(s + n - m, end) == 0;
-}
 
 enum weight_skip weight_skip(const struct config *c, const char *name)
 {

@@ -8,7 +8,7 @@
 #include <strings.h>
 
 #include "libcommon/base/utf8.h"
-#include "libcommon/rag/child.h"
+#include "libcommon/rag/program.h"
 #include "libcommon/rag/office.h"
 #include "libcommon/rag/text_build.h"
 
@@ -130,7 +130,7 @@ static int clean(const char *s, size_t size, struct text_build *out, struct err 
 int rag_type_works(enum rag_type t)
 {
     char path[256];
-    return t != RAG_PDF || child_find("pdftotext", path);
+    return t != RAG_PDF || program_find("pdftotext", path);
 }
 
 /* The exit status of pdftotext as an error: 0 is success. */
@@ -149,17 +149,17 @@ static int pdf_text(const void *data, size_t size, const struct rag_extract_opti
                     struct err *e)
 {
     char path[256], said[512];
-    const struct child_limits l = { .timeout_s = o->timeout_s > 0 ? o->timeout_s : 60,
+    const struct program_limits l = { .timeout_s = o->timeout_s > 0 ? o->timeout_s : 60,
                                     .memory_bytes = o->memory_bytes ? o->memory_bytes : (size_t)1 << 30,
                                     .cancel = o->cancel };
     struct text_build raw = { .budget = out->budget };
     int status = 0;
     if (size < 5 || !memmem(data, size < 1024 ? size : 1024, "%PDF-", 5))
         return err_set(e, ERR_FORMAT, "the document is no PDF");
-    if (!child_find("pdftotext", path))
+    if (!program_find("pdftotext", path))
         return err_set(e, ERR_UNSUPPORTED, "PDF documents need the program pdftotext (Debian: poppler-utils)");
     const char *const argv[] = { path, "-enc", "UTF-8", "/dev/stdin", "-", NULL };
-    int rc = child_run(argv, data, size, &l, &raw, &status, said, sizeof said, e);
+    int rc = program_run(argv, data, size, &l, &raw, &status, said, sizeof said, e);
     if (rc == 0 && (status || (raw.size == 0 && strstr(said, "Error"))))
         rc = pdf_failed(status, said, e);
     while (raw.size && strchr("\f\n ", raw.data[raw.size - 1]))          /* a form feed ends each page */

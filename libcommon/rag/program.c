@@ -1,5 +1,5 @@
-/* child.c - run a program with limits, and read what it prints. */
-#include "libcommon/rag/child.h"
+/* program.c - run a program with limits, and read what it prints. */
+#include "libcommon/rag/program.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 
 enum { PATIENCE_MS = 50 };              /* between two looks at the flag of cancellation */
 
-const char *child_find(const char *name, char path[256])
+const char *program_find(const char *name, char path[256])
 {
     static const char *const folders[] = { "/usr/bin", "/usr/local/bin", "/bin", "/opt/homebrew/bin" };
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
@@ -55,7 +55,7 @@ static int file_of(const void *data, size_t size, struct err *e)
 struct process { pid_t pid; int out, err; };
 
 /* Set by the parent: between the start and this the program has had no time to do harm. */
-static void limit(pid_t pid, const struct child_limits *l)
+static void limit(pid_t pid, const struct program_limits *l)
 {
     const rlim_t cpu = (rlim_t)l->timeout_s + 1;
     const struct { int what; rlim_t most; } limits[] = {
@@ -85,7 +85,7 @@ static int read_some(int fd, struct text_build *out, char *said, size_t room, si
     return n > 0;
 }
 
-static int is_over(const struct child_limits *l, uint64_t until, const char *name, struct err *e)
+static int is_over(const struct program_limits *l, uint64_t until, const char *name, struct err *e)
 {
     if (l->cancel && atomic_load(l->cancel))
         return err_set(e, ERR_CANCELLED, "the request was cancelled");
@@ -94,7 +94,7 @@ static int is_over(const struct child_limits *l, uint64_t until, const char *nam
     return 0;
 }
 
-static int read_all(const struct process *p, const struct child_limits *l, uint64_t until, const char *name,
+static int read_all(const struct process *p, const struct program_limits *l, uint64_t until, const char *name,
                     struct text_build *out, char *said, size_t room, struct err *e)
 {
     struct pollfd fds[2] = { { p->out, POLLIN, 0 }, { p->err, POLLIN, 0 } };
@@ -114,7 +114,7 @@ static int read_all(const struct process *p, const struct child_limits *l, uint6
 }
 
 /* Wait for its end; after `until`, or if rc is -1, it is killed. */
-static int reap(const struct process *p, const struct child_limits *l, uint64_t until, const char *name, int rc,
+static int reap(const struct process *p, const struct program_limits *l, uint64_t until, const char *name, int rc,
                 int *status, struct err *e)
 {
     int how = 0;
@@ -135,7 +135,7 @@ static int reap(const struct process *p, const struct child_limits *l, uint64_t 
     return 0;
 }
 
-int child_run(const char *const *argv, const void *data, size_t size, const struct child_limits *l,
+int program_run(const char *const *argv, const void *data, size_t size, const struct program_limits *l,
               struct text_build *out, int *status, char *said, size_t room, struct err *e)
 {
     static const char *const environment[] = { "PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "HOME=/nonexistent", NULL };

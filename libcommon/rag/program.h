@@ -1,7 +1,7 @@
-/* child.h - run a program that reads a file from memory and prints text: with limits of time,
+/* program.h - run a program that reads a file from memory and prints text: with limits of time,
  * memory and output, a clean environment, and no files of its own. */
-#ifndef ZSE_RAG_CHILD_H
-#define ZSE_RAG_CHILD_H
+#ifndef ZSE_RAG_PROGRAM_H
+#define ZSE_RAG_PROGRAM_H
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -9,17 +9,17 @@
 #include "libcommon/base/err.h"
 #include "libcommon/rag/text_build.h"
 
-struct child_limits {
+struct program_limits {
     double timeout_s;                   /* by the clock, and of the processor */
     size_t memory_bytes;                /* address space */
     const atomic_int *cancel;           /* NULL: never */
 };
 /* Path of a program in the usual folders of programs; NULL: it is not installed. */
-const char *child_find(const char *name, char path[256]);
+const char *program_find(const char *name, char path[256]);
 /* Run argv (NULL at the end; argv[0] is the path) with data as the file /dev/stdin, and append what
  * it prints to out.  *status: its exit status; said [room]: its messages.  0, or -1 with *e:
  * ERR_LIMIT (time, memory or output), ERR_CANCELLED, ERR_IO. */
-int child_run(const char *const *argv, const void *data, size_t size, const struct child_limits *l,
+int program_run(const char *const *argv, const void *data, size_t size, const struct program_limits *l,
               struct text_build *out, int *status, char *said, size_t room, struct err *e);
 
 #endif
