@@ -14,7 +14,6 @@
 
 #include "cmd/cli.h"
 #include "libcommon/engine/device_show.h"
-#include "libcommon/serve/api/splitter.h"
 #include "libcommon/tools/round.h"
 
 static const char prog[] = "zse-chat";
@@ -260,7 +259,7 @@ static int update_tools(struct chat_session *t, struct err *e)
 static int prepare_tools(struct chat_session *t, struct answer *a, const char *text, size_t size, struct err *e)
 {
     struct answer_tools *x = &t->answer_tools;
-    const int thinking = t->prompter.thinks && splitter_begun(text, size);
+    const int thinking = t->prompter.thinks && tool_format_begun(t->prompter.format, text, size);
     if (!t->functions)
         return 0;
     if (x->grammar && x->thinking != thinking) {

@@ -4,12 +4,47 @@
 
 #include <string.h>
 
+static const char *const channel_noise[] = { "<|channel|>final<|message|>", "<|channel|>commentary<|message|>",
+                                             "<|start|>assistant", "<|end|>", "<|return|>", "<|call|>", NULL };
+static const char *const solar_noise[] = { "<|content|>", "<|begin|>assistant", "<|end|>", "<|calls|>", "<|flush|>",
+                                           NULL };
+static const char *const cohere_noise[] = { "<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>",
+                                            "<|END_RESPONSE|>", NULL };
+static const char *const gigachat_noise[] = { "<|message_sep|>", NULL };
+
 /* In the order in which they are tried: the marker that says most comes first. */
 static const struct tool_format formats[] = {
     { .name = "gpt-oss", .needles = { "<|channel|>", "<|message|>" }, .style = TOOL_NAMED, .section = "",
       .open = "<|channel|>commentary to=functions.",
       .before_arguments = " <|constrain|>json<|message|>", .close = "<|call|>", .between = "<|start|>assistant",
-      .section_end = "" , .think = "<|channel|>analysis<|message|>", .think_end = "<|end|>" },
+      .section_end = "" , .think = "<|channel|>analysis<|message|>", .think_end = "<|end|>",
+      .text_open = "<|channel|>final<|message|>", .next_part = "<|start|>assistant", .noise = channel_noise,
+      .single = 1 },
+    { .name = "solar", .needles = { "<|tool_call:begin|>", "<|tool_call:args|>" }, .style = TOOL_NAMED,
+      .section = "<|tool_calls|>", .open = "<|tool_call:begin|>", .id_close = "<|tool_call:name|>",
+      .before_arguments = "<|tool_call:args|>", .close = "<|tool_call:end|>", .between = "", .section_end = "",
+      .think = "<|think|>", .think_end = "<|end|>", .text_open = "<|content|>", .next_part = "<|begin|>assistant",
+      .noise = solar_noise },
+    { .name = "cohere", .needles = { "<|START_ACTION|>" }, .style = TOOL_JSON_LIST, .section = "",
+      .open = "<|START_ACTION|>", .close = "<|END_ACTION|>", .between = ",\n    ", .section_end = "",
+      .arguments = "parameters", .name_key = "tool_name", .id_key = "tool_call_id", .list_open = "[\n    ",
+      .list_close = "\n]", .think = "<|START_THINKING|>", .think_end = "<|END_THINKING|>", .noise = cohere_noise },
+    { .name = "apertus", .needles = { "<|tools_prefix|>" }, .style = TOOL_JSON_LIST, .section = "",
+      .open = "<|tools_prefix|>", .close = "<|tools_suffix|>", .between = "", .section_end = "",
+      .think = "<|inner_prefix|>", .think_end = "<|inner_suffix|>" },
+    /* the template puts ":opensource" into every marker */
+    { .name = "hunyuan-v3", .needles = { "<tool_sep{}>", "':opensource'" }, .style = TOOL_TAGS,
+      .section = "<tool_calls:opensource>\n", .open = "<tool_call:opensource>",
+      .before_arguments = "<tool_sep:opensource>\n", .close = "</tool_call:opensource>\n", .between = "",
+      .section_end = "</tool_calls:opensource>", .key_open = "<arg_key:opensource>",
+      .key_close = "</arg_key:opensource>\n<arg_value:opensource>", .value_close = "</arg_value:opensource>\n",
+      .think = "<think:opensource>", .think_end = "</think:opensource>" },
+    { .name = "gigachat", .needles = { "<|function_call|>", "<|role_sep|>" }, .style = TOOL_JSON, .section = "",
+      .open = "<|function_call|>", .close = "", .between = "", .section_end = "", .arguments = "arguments",
+      .noise = gigachat_noise, .single = 1 },
+    { .name = "gigachat-3", .needles = { "'function call'", "<|role_sep|>" }, .style = TOOL_JSON, .section = "",
+      .open = "function call<|role_sep|>\n", .close = "", .between = "", .section_end = "", .arguments = "arguments",
+      .noise = gigachat_noise, .single = 1 },
     { .name = "deepseek-v3.2", .needles = { "DSML", "function_calls" }, .style = TOOL_TAGS,
       .section = "<｜DSML｜function_calls>\n", .open = "<｜DSML｜invoke name=\"", .before_arguments = "\">\n",
       .close = "</｜DSML｜invoke>\n", .between = "", .section_end = "</｜DSML｜function_calls>",
@@ -107,5 +142,15 @@ const struct tool_format *tool_format_find(const char *name)
 }
 
 int tool_format_has_channels(const struct tool_format *f) { return f->think != NULL; }
+
+int tool_format_begun(const struct tool_format *f, const char *prompt, size_t size)
+{
+    const char *open = f->think ? f->think : "<think>";
+    const size_t n = strlen(open);
+    while (size && strchr(" \t\r\n", prompt[size - 1]) && prompt[size - 1])
+        size--;
+    return size >= n && memcmp(prompt + size - n, open, n) == 0;
+}
+
 int tool_format_has_short_ids(const struct tool_format *f) { return strncmp(f->name, "mistral", 7) == 0; }
 const char *tool_format_name(const struct tool_format *f) { return f->name; }

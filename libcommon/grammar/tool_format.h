@@ -14,8 +14,9 @@ enum tool_style {
 };
 
 /* An answer with calls: [section] call (between call)* [section_end], where a call is
- *   JSON, LIST   open json close
- *   NAMED        open name before_arguments json close
+ *   JSON         open json close
+ *   JSON_LIST    json; the list is open list_open json (between json)* list_close close
+ *   NAMED        open [id id_close] name before_arguments json close
  *   TAGS         open name before_arguments (key_open key key_close value_open value value_close)*
  *                close
  *   PYTHON       open [ name before_arguments key=value, ... ) , ... ] close
@@ -27,12 +28,23 @@ struct tool_format {
     const char *needles[3];             /* the template has all of them; NULL: end */
     enum tool_style style;
     const char *section, *open, *before_arguments, *close, *between, *section_end;
-    const char *arguments;              /* JSON: the key of the arguments */
+    const char *arguments;              /* JSON: the key of the arguments; NULL: the name is their key */
+    /* JSON: the keys of the name and of an id before it; NULL: "name", and no id. */
+    const char *name_key, *id_key;
+    /* JSON_LIST: NULL: brackets, and commas between calls. */
+    const char *list_open, *list_close;
+    const char *id_close;               /* NAMED: the marker behind an id, which stands before the name; NULL: none */
     /* TAGS; value_open is part of key_close. */
     const char *key_open, *key_close, *value_close;
     /* TAGS: key_close of an argument that is JSON and no string; NULL: the same. */
     const char *key_close_json;
-    const char *think, *think_end;      /* around reasoning; "" if the family has none of its own */
+    const char *think, *think_end;      /* around reasoning; NULL: <think>, </think> */
+    /* Of families in whose answers every part has a marker: that of the text, and what stands
+     * between reasoning and the next part.  NULL: no such family. */
+    const char *text_open, *next_part;
+    /* Markers between parts that mean nothing, with the blanks behind them, up to a NULL. */
+    const char *const *noise;
+    int single;                         /* an answer has at most one call */
 };
 
 #endif

@@ -486,6 +486,33 @@ static uint32_t arguments_of(struct tool_builder *k, const char *name, const jso
     return r;
 }
 
+/* The key of a member and the colon behind it. */
+static uint32_t member_key(struct tool_builder *k, const char *key)
+{
+    struct exprs *x = k->x;
+    return expr_concat(x, expr_text(x, "\"", 1),
+                       expr_concat(x, expr_text(x, key, strlen(key)),
+                                   expr_concat(x, expr_text(x, "\"", 1), k->colon)));
+}
+
+/* A call as JSON up to its arguments; quoted: the function's name with quotation marks. */
+static uint32_t object_head(struct tool_builder *k, const char *quoted)
+{
+    const struct tool_format *f = k->f;
+    struct exprs *x = k->x;
+    uint32_t head = expr_text(x, "{", 1), name = expr_text(x, quoted, strlen(quoted));
+    if (!f->arguments)
+        return expr_concat(x, head, expr_concat(x, name, k->colon));
+    if (f->id_key)
+        head = expr_concat(x, head,
+                           expr_concat(x, member_key(k, f->id_key),
+                                       expr_concat(x, expr_text(x, "\"", 1),
+                                                   expr_concat(x, expr_repeat(x, expr_byte(x, '0', '9'), 1, 4),
+                                                               expr_concat(x, expr_text(x, "\"", 1), k->comma)))));
+    name = expr_concat(x, member_key(k, f->name_key ? f->name_key : "name"), name);
+    return expr_concat(x, head, expr_concat(x, name, expr_concat(x, k->comma, member_key(k, f->arguments))));
+}
+
 /* One call of one function, without the opening marker of its family if `bare`. */
 static uint32_t call(struct tool_builder *k, const json_t *tool, int bare)
 {
@@ -503,13 +530,7 @@ static uint32_t call(struct tool_builder *k, const json_t *tool, int bare)
             x->failed = EXPR_NO_MEMORY;
             return EXPR_NONE;
         }
-        uint32_t key = expr_concat(x, expr_text(x, "\"", 1),
-                                   expr_concat(x, expr_text(x, f->arguments, strlen(f->arguments)),
-                                               expr_concat(x, expr_text(x, "\"", 1), k->colon)));
-        head = expr_concat(x, expr_text(x, "{\"name\"", 7),
-                           expr_concat(x, k->colon,
-                                       expr_concat(x, expr_text(x, quoted, strlen(quoted)),
-                                                   expr_concat(x, k->comma, key))));
+        head = object_head(k, quoted);
         free(quoted);
         if (f->style == TOOL_JSON && !bare)
             head = expr_concat(x, marker(k, f->open, NULL), head);
@@ -518,6 +539,10 @@ static uint32_t call(struct tool_builder *k, const json_t *tool, int bare)
             tail = expr_concat(x, tail, marker(k, f->close, NULL));
     } else {
         head = expr_text(x, name, strlen(name));
+        if (f->id_close) {
+            const uint32_t id = expr_repeat(x, expr_either(x, expr_byte(x, '0', '9'), expr_byte(x, 'a', 'z')), 10, 10);
+            head = expr_concat(x, id, expr_concat(x, marker(k, f->id_close, NULL), head));
+        }
         if (!bare && f->style != TOOL_PYTHON)
             head = expr_concat(x, marker(k, f->open, NULL), head);
         if (!strcmp(f->name, "kimi-k2"))
@@ -545,16 +570,18 @@ static uint32_t calls(struct tool_builder *k, const json_t *const *tools, int n,
         return EXPR_NONE;
     one = expr_any_of(x, with, (uint32_t)n);
     begin = expr_any_of(x, first, (uint32_t)n);
-    int parallel = k->o->parallel && !k->o->only && strcmp(f->name, "gpt-oss") != 0 &&
-                   !(f->style == TOOL_JSON && !*f->open);
+    int parallel = k->o->parallel && !k->o->only && !f->single && !(f->style == TOOL_JSON && !*f->open);
     if (f->style == TOOL_JSON_LIST || f->style == TOOL_PYTHON) {
-        const uint32_t comma = f->style == TOOL_PYTHON ? literal(k, ", ") : term(k, k->comma);
+        const char *open = f->list_open ? f->list_open : "[", *close = f->list_close ? f->list_close : "]";
+        const uint32_t comma = f->style == TOOL_PYTHON ? literal(k, ", ") : *f->between ? literal(k, f->between)
+                                                                                        : term(k, k->comma);
         uint32_t list = begin;
         if (parallel)
             list = expr_seq(x, begin, expr_times(x, expr_seq(x, comma, one), 0, EXPR_MANY));
-        return expr_seq(x, literal(k, f->open), expr_seq(x, literal(k, "["),
+        return expr_seq(x, literal(k, f->open), expr_seq(x, literal(k, open),
                                                          expr_seq(x, list,
-                                                                  expr_seq(x, literal(k, "]"), literal(k, f->close)))));
+                                                                  expr_seq(x, literal(k, close),
+                                                                           literal(k, f->close)))));
     }
     uint32_t all = begin;
     if (parallel && !(f->style == TOOL_JSON && bare))
@@ -576,8 +603,8 @@ static uint32_t thought(struct tool_builder *k)
                              term(k, expr_concat(x, marker(k, close, NULL), after)));
     if (k->thinking)
         return rest;
-    if (!strcmp(k->f->name, "gpt-oss"))
-        rest = expr_seq(x, rest, literal(k, "<|start|>assistant"));
+    if (k->f->next_part)
+        rest = expr_seq(x, rest, literal(k, k->f->next_part));
     return expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, expr_seq(x, literal(k, open), rest) }, 2);
 }
 
@@ -588,8 +615,8 @@ int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e)
     if (!k.f)
         return 0;
     k.character = expr_chars(k.x, every, 1);
-    if (!strcmp(k.f->name, "gpt-oss"))
-        *root = expr_seq(k.x, literal(&k, "<|channel|>final<|message|>"), *root);
+    if (k.f->text_open)
+        *root = expr_seq(k.x, literal(&k, k.f->text_open), *root);
     *root = expr_seq(k.x, thought(&k), *root);
     return k.failed ? -1 : 0;
 }
@@ -608,7 +635,7 @@ static uint32_t answer(struct tool_builder *k, const json_t *const *tools, int n
 {
     const struct tool_format *f = k->f;
     struct exprs *x = k->x;
-    int functionary = !strcmp(f->name, "functionary-3.2"), harmony = !strcmp(f->name, "gpt-oss"), bare = functionary ||
+    int functionary = !strcmp(f->name, "functionary-3.2"), bare = functionary ||
         (f->style == TOOL_JSON && (!*f->open || !strcmp(f->name, "llama3")));
     uint32_t all = calls(k, tools, n, bare);
     if (k->failed)
@@ -617,14 +644,14 @@ static uint32_t answer(struct tool_builder *k, const json_t *const *tools, int n
         return expr_seq(x, thought(k), all);
     if (k->o->content) {
         uint32_t said = content_only(k);
-        if (harmony)
-            said = expr_seq(x, literal(k, "<|channel|>final<|message|>"), said);
+        if (f->text_open)
+            said = expr_seq(x, literal(k, f->text_open), said);
         if (functionary)
             said = expr_seq(x, literal(k, "all\n"), said);
         return expr_seq(x, thought(k), expr_any_of(x, (uint32_t[]){ said, all }, 2));
     }
-    if (harmony) {
-        uint32_t said = expr_seq(x, literal(k, "<|channel|>final<|message|>"), term(k, text_before(k, "", 0)));
+    if (f->text_open) {
+        uint32_t said = expr_seq(x, literal(k, f->text_open), term(k, text_before(k, "", 0)));
         return expr_seq(x, thought(k), expr_any_of(x, (uint32_t[]){ said, all }, 2));
     }
     if (functionary) {

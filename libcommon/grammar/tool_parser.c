@@ -180,9 +180,11 @@ static int object_call(struct tool_parser *p, const char *text, size_t n, struct
     int rc = BAD;
     if (json_is_object(json_object_get(v, "function")))
         inside = json_object_get(v, "function");
-    const char *name = json_string_value(json_object_get(inside, "name"));
-    const char *key = json_object_get(inside, "arguments") ? "arguments" : "parameters";
-    json_t *a = json_object_get(inside, key), *id = json_object_get(v, "id");
+    const int named = p->f->arguments != NULL;
+    const char *name = named ? json_string_value(json_object_get(inside, p->f->name_key ? p->f->name_key : "name"))
+                             : json_object_iter_key(json_object_iter(v));
+    const char *key = !named ? name : json_object_get(inside, "arguments") ? "arguments" : "parameters";
+    json_t *a = key ? json_object_get(inside, key) : NULL, *id = named ? json_object_get(v, "id") : NULL;
     const char *raw = text;             /* numbers stay as they were written */
     if (json_is_object(a) && inside != v)
         raw = raw_member(text, n, "function", &n);
@@ -199,20 +201,39 @@ static int object_call(struct tool_parser *p, const char *text, size_t n, struct
     return rc;
 }
 
+/* Read `"key" : "` and the text up to the next quotation mark; NULL where there is none. */
+static const char *text_member(struct json_cursor *k, const char *key, size_t *n)
+{
+    char head[64];
+    snprintf(head, sizeof head, "%s%s\"", key, *key ? "\" : " : "");
+    if (*key && marker(k, "\"") != DONE)
+        return NULL;
+    if (marker(k, head) != DONE)
+        return NULL;
+    const char *text = k->p, *end = memchr(text, '"', (size_t)(k->end - text));
+    if (end)
+        k->p = end + 1;
+    *n = end ? (size_t)(end - text) : 0;
+    return end ? text : NULL;
+}
+
 /* {"name": ..., "arguments": {...}} in this order, perhaps incomplete: its name, and its
  * arguments as far as they are there. */
 static void object_head(struct tool_parser *p, struct json_cursor k, struct parsed_call *c)
 {
-    const char *from, *key = p->f->arguments;
-    if (marker(&k, "{ \"name\" : \"") != DONE)
-        return;
-    const char *name = k.p, *end = memchr(name, '"', (size_t)(k.end - name));
+    const struct tool_format *f = p->f;
+    const char *from, *name;
     char head[64];
-    if (!end)
+    size_t n;
+    if (marker(&k, "{") != DONE ||
+        (f->id_key && (!text_member(&k, f->id_key, &n) || marker(&k, ",") != DONE)) ||
+        !(name = text_member(&k, !f->arguments ? "" : f->name_key ? f->name_key : "name", &n)))
         return;
-    k.p = end + 1;
-    snprintf(head, sizeof head, ", \"%s\" : ", key);
-    char *word = marker(&k, head) == DONE ? copy(p, name, (size_t)(end - name)) : NULL;
+    if (f->arguments)
+        snprintf(head, sizeof head, ", \"%s\" : ", f->arguments);
+    else
+        strcpy(head, ": ");
+    char *word = marker(&k, head) == DONE ? copy(p, name, n) : NULL;
     if (!word || !known_name(p, word) || k.p == k.end || *k.p != '{') {
         free(word);
         return;
@@ -477,6 +498,12 @@ static int read_named_call(struct tool_parser *p, struct json_cursor *k, struct 
     if (rc != DONE || (python && !p->in_list && (rc = marker(k, "[")) != DONE))
         return rc;
     blanks(k);
+    if (p->f->id_close) {
+        size_t n_id;
+        if (until(k, p->f->id_close, &from, &n_id) != DONE)
+            return end || k->end - k->p > 256 ? BAD : MORE;
+        c->id = copy(p, from, n_id);
+    }
     /* the name ends where its characters do */
     from = k->p;
     while (k->p < k->end && (strchr("_-.", *k->p) ? *k->p != '\0' : (*k->p >= '0' && *k->p <= '9') ||
@@ -572,10 +599,6 @@ static size_t find_marker(const struct tool_parser *p, size_t from, const char *
     return p->n - k;
 }
 
-/* Markers between parts of an answer that mean nothing. */
-static const char *const channel_noise[] = { "<|channel|>final<|message|>", "<|channel|>commentary<|message|>",
-                                             "<|start|>assistant", "<|end|>", "<|return|>", "<|call|>" };
-
 static void content(struct tool_parser *p, size_t to)
 {
     const char *s = p->text + p->at;
@@ -595,13 +618,13 @@ enum { MARK_NONE, MARK_THINK, MARK_CALL, MARK_SECTION, MARK_SECTION_END, MARK_NO
 static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
 {
     const struct tool_format *f = p->f;
-    const char *marks[4 + 6] = { p->think, p->o.no_calls ? "" : f->open, p->o.no_calls ? "" : f->section,
+    enum { MOST_NOISE = 8 };
+    const char *marks[4 + MOST_NOISE] = { p->think, p->o.no_calls ? "" : f->open, p->o.no_calls ? "" : f->section,
                                  p->o.no_calls ? "" : f->section_end };
     int n_marks = 4, which = MARK_NONE;
     *at = p->n;
-    if (!strcmp(f->name, "gpt-oss"))
-        for (size_t i = 0; i < 6; i++)
-            marks[n_marks++] = channel_noise[i];
+    for (const char *const *noise = f->noise; noise && *noise && n_marks < 4 + MOST_NOISE; noise++)
+        marks[n_marks++] = *noise;
     for (int i = 0; i < n_marks; i++) {
         int found;
         if (!marks[i] || !*marks[i])
@@ -764,6 +787,9 @@ static int step(struct tool_parser *p, int end)
         break;
     case MARK_SECTION: case MARK_SECTION_END:
         p->in_section = which == MARK_SECTION;
+        break;
+    case MARK_NOISE:
+        p->said = 0;                    /* the blanks behind it belong to it */
         break;
     default:
         break;

@@ -4,8 +4,9 @@
  * The chat template shows the form: Hermes and Qwen (<tool_call> around JSON),
  * Llama 3 (JSON alone or after <|python_tag|>), Mistral ([TOOL_CALLS] before a list, or before name
  * and [ARGS]), DeepSeek R1 and V3.1, Kimi K2, functionary 3.1 and 3.2, Granite 3, Nemotron,
- * Qwen3-Coder, Qwen 3.5, GLM, MiniMax M2, DeepSeek V3.2 and V4 (arguments as tags), Gemma 4 and
- * LFM2 (values in a notation of their own), gpt-oss (channels); for other templates, JSON alone.
+ * Qwen3-Coder, Qwen 3.5, GLM, MiniMax M2, DeepSeek V3.2 and V4, Hunyuan V3 (arguments as tags),
+ * Gemma 4 and LFM2 (values in a notation of their own), gpt-oss and Solar (every part of an answer
+ * is marked), Cohere, Apertus, GigaChat; for other templates, JSON alone.
  *
  * The markers are often special tokens, which the engine leaves out of its text: decode the ids
  * with a detok of skip_special 0 for the parser. */
@@ -26,6 +27,8 @@ const struct tool_format *tool_format_detect(const char *template_text, size_t s
 const struct tool_format *tool_format_find(const char *name);           /* NULL: no such one */
 /* Whether it marks reasoning (and more) otherwise than with <think>. */
 int tool_format_has_channels(const struct tool_format *f);
+/* Whether a prompt ends inside of reasoning. */
+int tool_format_begun(const struct tool_format *f, const char *prompt, size_t size);
 /* Whether its templates refuse ids of calls that are not 9 letters or digits. */
 int tool_format_has_short_ids(const struct tool_format *f);
 /* "hermes", "llama3", "mistral", ... */

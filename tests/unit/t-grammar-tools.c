@@ -99,6 +99,23 @@ static const struct sample { const char *format, *text, *want; int reasoning; } 
     { "minimax-m2", "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Rome</parameter>\n<parameter name=\"days\">2</parameter>\n</invoke>\n<invoke name=\"now\">\n</invoke>\n</minimax:tool_call>",
       "call(get_weather){\"city\":\"Rome\",\"days\":2} call(now){}", 0 },
     { "apriel", "<tool_calls>[{\"name\": \"now\", \"arguments\": {}}, {\"name\": \"now\", \"arguments\": {}}]</tool_calls>", "call(now){} call(now){}", 0 },
+    { "cohere", "so</s <|END_THINKING|><|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Rome\"}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"now\", \"parameters\": {}}\n]<|END_ACTION|>",
+      "reasoning(so</s ) call(get_weather){\"city\": \"Rome\"} call(now){}", 1 },
+    { "cohere", "<|START_THINKING|>x<|END_THINKING|><|START_TEXT|>Hello<|END_TEXT|>", "reasoning(x) text(Hello)", 0 },
+    { "apertus", "<|inner_prefix|>hm<|inner_suffix|>I look.<|tools_prefix|>[{\"get_weather\": {\"city\": \"Rome\", \"days\": 2}}, {\"now\": {}}]<|tools_suffix|>",
+      "reasoning(hm) text(I look.) call(get_weather){\"city\": \"Rome\", \"days\": 2} call(now){}", 0 },
+    { "apertus", "<|tools_prefix|>[{\"unknown\": {}}]<|tools_suffix|>",
+      "text(<|tools_prefix|>[{\"unknown\": {}}]<|tools_suffix|>)", 0 },
+    { "apertus", "<|tools_prefix|>[{}]", "text(<|tools_prefix|>[{}])", 0 },
+    { "solar", "<|think|>hm<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{\"city\": \"Rome\"}<|tool_call:end|><|tool_call:begin|>abcdefghij<|tool_call:name|>now<|tool_call:args|>{}<|tool_call:end|><|calls|>",
+      "reasoning(hm) call(get_weather){\"city\": \"Rome\"} call(now){}", 0 },
+    { "solar", "<|content|>Hello there.<|end|>", "text(Hello there.)", 0 },
+    { "hunyuan-v3", "so</think:opensource>I look.<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>Rome</arg_value:opensource>\n<arg_key:opensource>days</arg_key:opensource>\n<arg_value:opensource>2</arg_value:opensource>\n</tool_call:opensource>\n<tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
+      "reasoning(so) text(I look.) call(get_weather){\"city\":\"Rome\",\"days\":2} call(now){}", 1 },
+    { "gigachat", "I look.<|function_call|>{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}<|message_sep|>",
+      "text(I look.) call(get_weather){\"city\": \"Rome\"}", 0 },
+    { "gigachat-3", "I look.<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"now\", \"arguments\": {}}<|message_sep|>\n\n",
+      "text(I look.) call(now){}", 0 },
 };
 
 struct heard { char text[4096]; size_t n; int last, n_calls; char id[2][64]; };
@@ -223,6 +240,10 @@ static void a_cut_answer_keeps_its_calls(void **state)
         { "lfm2", "<|tool_call_start|>[now(), get_weather(days=1, city=\"Ro", "call(now){} call(get_weather){\"days\":1", 0 },
         { "lfm2", "<|tool_call_start|>[now(), ", "call(now){}", 0 },
         { "lfm2", "<|tool_call_start|>[now()]<|tool_ca", "call(now){}", 0 },
+        { "cohere", "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"now\", \"parameters\": {}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"get_weather\", \"parameters\": {\"ci", "call(now){} call(get_weather){\"ci", 0 },
+        { "apertus", "<|tools_prefix|>[{\"now\": {}}, {\"get_weather\": {\"city\": \"Ro", "call(now){} call(get_weather){\"city\": \"Ro", 0 },
+        { "solar", "<|tool_calls|><|tool_call:begin|>abcdefghij<|tool_call:name|>get_weather<|tool_call:args|>{\"c", "call(get_weather){\"c", 0 },
+        { "hunyuan-v3", "<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>Ro</arg_value:op", "call(get_weather){\"city\":\"Ro", 0 },
         { "deepseek-v3.2", "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Ro</｜DSML", "call(now){} call(get_weather){\"city\":\"Ro", 0 },
     };
     (void)state;
@@ -285,6 +306,9 @@ static void templates_tell_their_format(void **state)
         { "meetkai-functionary-medium-v3.1", "functionary-3.1" },
         { "meetkai-functionary-medium-v3.2", "functionary-3.2" },
         { "ibm-granite-granite-3.3-2B-Instruct", "granite-3" }, { "NVIDIA-Nemotron-Nano-v2", "nemotron" },
+        { "Cohere2MoE", "cohere" }, { "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "cohere" },
+        { "upstage-Solar-Open-100B", "solar" }, { "Apertus-8B-Instruct", "apertus" }, { "tencent-Hy3", "hunyuan-v3" },
+        { "GigaChat3.1-10B-A1.8B", "gigachat" }, { "GigaChat3-10B-A1.8B", "gigachat-3" },
         { "openai-gpt-oss-120b", "gpt-oss" }, { "google-gemma-2-2b-it", "json" },
     };
     const char *oracles = getenv("ZSE_ORACLES");
@@ -349,7 +373,8 @@ static int takes(struct grammar *g, const char *text)
 static const char *const formats[] = { "hermes", "llama3", "mistral", "mistral-args", "deepseek-r1", "deepseek-v3.1",
                                        "kimi-k2", "functionary-3.1", "functionary-3.2", "granite-3", "nemotron",
                                        "qwen3-coder", "seed-oss", "glm", "gpt-oss", "json", "glm-4.7", "gemma4", "lfm2",
-                                       "deepseek-v3.2", "deepseek-v4", "minimax-m2", "apriel" };
+                                       "deepseek-v3.2", "deepseek-v4", "minimax-m2", "apriel", "cohere", "apertus",
+                                       "solar", "hunyuan-v3", "gigachat", "gigachat-3" };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
 
 static struct grammar *compile_tools(const char *format, const struct tool_grammar_options *o)
@@ -444,8 +469,8 @@ static void every_format_compiles_for_every_choice(void **state)
         grammar_close(g);
         o.choice = TOOL_AUTO;
         g = compile_tools(formats[i], &o);
-        /* these two mark text as well */
-        if (strcmp(formats[i], "gpt-oss") != 0 && strcmp(formats[i], "functionary-3.2") != 0)
+        /* these mark text as well */
+        if (strcmp(formats[i], "gpt-oss") && strcmp(formats[i], "functionary-3.2") && strcmp(formats[i], "solar"))
             assert_true(takes(g, "Hello, \xC3\xA9 < [ 3."));
         grammar_close(g);
         o.only = "nothing";             /* no such function */
@@ -507,6 +532,18 @@ static const struct answer {
     { "deepseek-v3.2", TOOL_REQUIRED, 1, NULL, 0, DSML("function_calls", DSML_CITY("false")), 0 },
     { "deepseek-v3.2", TOOL_REQUIRED, 1, NULL, 0, DSML("tool_calls", DSML_CITY("true")), 0 },
     { "deepseek-v4", TOOL_REQUIRED, 1, NULL, 0, DSML("tool_calls", DSML_CITY("true") DSML_CITY("true")), 1 },
+    { "cohere", TOOL_AUTO, 1, NULL, 0, "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"now\", \"parameters\": {}},\n    {\"tool_call_id\": \"12\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"a\"}}\n]<|END_ACTION|>", 1 },
+    { "cohere", TOOL_REQUIRED, 1, NULL, 0, "<|START_ACTION|>[\n    {\"tool_name\": \"now\", \"parameters\": {}}\n]<|END_ACTION|>", 0 },
+    { "apertus", TOOL_AUTO, 1, NULL, 0, "Hi.<|tools_prefix|>[{\"now\": {}}, {\"get_weather\": {\"city\": \"a\"}}]<|tools_suffix|>", 1 },
+    { "apertus", TOOL_REQUIRED, 0, NULL, 0, "<|tools_prefix|>[{\"now\": {}}, {\"now\": {}}]<|tools_suffix|>", 0 },
+    { "apertus", TOOL_REQUIRED, 0, NULL, 0, "<|tools_prefix|>[{\"get_weather\": {}}]<|tools_suffix|>", 0 },
+    { "solar", TOOL_AUTO, 1, NULL, 0, "<|think|>x<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>now<|tool_call:args|>{}<|tool_call:end|>", 1 },
+    { "solar", TOOL_AUTO, 1, NULL, 0, "<|content|>No.", 1 },
+    { "solar", TOOL_REQUIRED, 1, NULL, 0, "<|tool_calls|><|tool_call:begin|>a1b2<|tool_call:name|>now<|tool_call:args|>{}<|tool_call:end|>", 0 },
+    { "hunyuan-v3", TOOL_REQUIRED, 1, NULL, 0, "<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>a</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>", 1 },
+    { "gigachat", TOOL_AUTO, 1, NULL, 0, "Hi.<|function_call|>{\"name\": \"now\", \"arguments\": {}}", 1 },
+    { "gigachat", TOOL_REQUIRED, 1, NULL, 0, "<|function_call|>{\"name\": \"now\", \"arguments\": {}}<|function_call|>{\"name\": \"now\", \"arguments\": {}}", 0 },
+    { "gigachat-3", TOOL_REQUIRED, 1, NULL, 0, "function call<|role_sep|>\n{\"name\": \"now\", \"arguments\": {}}", 1 },
     { "minimax-m2", TOOL_REQUIRED, 1, NULL, 0, "<minimax:tool_call>\n<invoke name=\"now\">\n</invoke>\n</minimax:tool_call>", 1 },
 };
 
@@ -569,6 +606,24 @@ static void lenient_functions_allow_any_object(void **state)
     }
 }
 
+static void prompts_may_begin_reasoning(void **state)
+{
+    static const struct { const char *format, *prompt; int begun; } cases[] = {
+        { "hermes", "<|im_start|>assistant\n<think>\n", 1 }, { "hermes", "think>", 0 }, { "hermes", "", 0 },
+        { "cohere", "<|CHATBOT_TOKEN|><|START_THINKING|>", 1 },
+        { "cohere", "<|START_THINKING|><|END_THINKING|>", 0 }, { "cohere", "<think>", 0 },
+        { "hunyuan-v3", "<think:opensource>", 1 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const size_t n = strlen(cases[i].prompt);
+        char *exact = malloc(n + !n);   /* without the byte behind it */
+        memcpy(exact, cases[i].prompt, n);
+        assert_int_equal(tool_format_begun(tool_format_find(cases[i].format), exact, n), cases[i].begun);
+        free(exact);
+    }
+}
+
 /* Reasoning may come before what a schema asks for, or has begun in the prompt. */
 static void reasoning_may_come_before_the_answer(void **state)
 {
@@ -582,6 +637,8 @@ static void reasoning_may_come_before_the_answer(void **state)
         { "gemma4", "<|channel>thought\nx<channel|>{\"a\": 1}", 0, 1 }, { "gemma4", "x<channel|>{\"a\": 1}", 1, 1 },
         { "gpt-oss", "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>{\"a\": 1}", 0,
           1 }, { "gpt-oss", "{\"a\": 1}", 0, 0 },
+        { "solar", "<|think|>x<|end|><|begin|>assistant<|content|>{\"a\": 1}", 0, 1 }, { "solar", "{\"a\": 1}", 0, 0 },
+        { "cohere", "x<|END_THINKING|>{\"a\": 1}", 1, 1 },
     };
     struct err e;
     (void)state;
@@ -695,6 +752,7 @@ static void keywords_that_are_not_enforced_are_listed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prompts_may_begin_reasoning),
         cmocka_unit_test(reasoning_may_come_before_the_answer),
         cmocka_unit_test(text_satisfies_the_content_schema),
         cmocka_unit_test(arguments_are_streamed_as_written),

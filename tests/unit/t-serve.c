@@ -403,8 +403,6 @@ static void test_reasoning(void **state)
     split_as("\n\n<think></think>x", SPLIT_UNDECIDED, "", "x");
     split_as("cut off </thi", SPLIT_REASONING, "cut off </thi", "");
     split_as("<think>a</think>b", SPLIT_ANSWER, "", "<think>a</think>b");
-    assert_true(splitter_begun("<|im_start|>assistant\n<think>\n", 30));
-    assert_false(splitter_begun("think>", 6));
 }
 
 /* When memory is short, when it is back, when it is over; and in a control group it is the

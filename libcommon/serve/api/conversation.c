@@ -40,7 +40,8 @@ int conversation_prepare(struct call *c, struct problem *pr)
     if (call_prompts(c, 1, pr) != 0 || conversation_check_tools(&c->conversation, pr) != 0 ||
         conversation_render(c->lm, &c->conversation, 1, &text, &size, pr) != 0)
         return -1;
-    c->starts_thinking = c->lm->thinks && splitter_begun(text, size);
+    c->starts_thinking = (c->lm->thinks || tool_format_has_channels(c->lm->calls_form)) &&
+                         tool_format_begun(c->lm->calls_form, text, size);
     c->raw_text = reads_calls(c);
     if (!c->rounds) {
         json_decref(c->conversation.messages);          /* the text contains them */

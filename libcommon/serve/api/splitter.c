@@ -72,10 +72,3 @@ void splitter_push(struct reasoning_splitter *s, const char *text, size_t size, 
     answer->failed |= all.failed;
     buf_release(&all);
 }
-
-int splitter_begun(const char *text, size_t n)
-{
-    while (n && is_blank(text[n - 1]))
-        n--;
-    return n >= strlen(open_tag) && memcmp(text + n - strlen(open_tag), open_tag, strlen(open_tag)) == 0;
-}

@@ -16,7 +16,5 @@ struct reasoning_splitter {
 /* Append new text to reasoning and answer.  last: no text follows, so held bytes are released. */
 void splitter_push(struct reasoning_splitter *s, const char *text, size_t size, int last, struct buf *reasoning,
                    struct buf *answer);
-/* Does a prompt end with <think>, so that the answer begins with reasoning? */
-int splitter_begun(const char *prompt, size_t size);
 
 #endif
