@@ -82,6 +82,27 @@ EOT
   [ "$(post embeddings '{"model":"embed","input":"cat","encoding_format":"base64"}' | jq -r '.data[0].embedding' | base64 -d | wc -c)" = 128 ]
 }
 
+@test "2048 texts in one request, more than may wait, get the vectors of single texts; a further one is refused" {
+  local URL PID log=$BATS_TEST_TMPDIR/log
+  mkfifo "$BATS_TEST_TMPDIR/pipe"
+  zse-serve "$T/embed.zse" --port 0 --max-queue 3 --max-seqs 4 >"$BATS_TEST_TMPDIR/pipe" 2>"$log" 3>&- &
+  PID=$!
+  read -r _ _ URL <"$BATS_TEST_TMPDIR/pipe"
+  jq -nc '{model: "embed", input: [range(2048) | ["cat", "the dog", "a cat sat"][. % 3]]}' >"$BATS_TEST_TMPDIR/body"
+  curl -s "$URL/v1/embeddings" -d @"$BATS_TEST_TMPDIR/body" >"$BATS_TEST_TMPDIR/all"
+  [ "$(jq -c '[.data[].index] == [range(2048)]' "$BATS_TEST_TMPDIR/all")" = true ]
+  [ "$(jq -c '[.data[].embedding] | unique | length' "$BATS_TEST_TMPDIR/all")" = 3 ]
+  [ "$(jq -c '.data[2047].embedding' "$BATS_TEST_TMPDIR/all")" = "$(post embeddings '{"model":"embed","input":"the dog"}' | jq -c '.data[0].embedding')" ]
+  jq -c '.input += ["cat"]' "$BATS_TEST_TMPDIR/body" >"$BATS_TEST_TMPDIR/more"
+  [ "$(curl -s "$URL/v1/embeddings" -d @"$BATS_TEST_TMPDIR/more" | jq -r .error.message)" = "2049 prompts, expected 1 to 2048" ]
+  # a client that leaves in the middle takes its texts along
+  jq -c '.input |= map(. + " cat dog sat ran far away the a")' "$BATS_TEST_TMPDIR/body" >"$BATS_TEST_TMPDIR/long"
+  (set +e; timeout 0.05 curl -s "$URL/v1/embeddings" -d @"$BATS_TEST_TMPDIR/long" >/dev/null; true)
+  [ "$(post embeddings '{"model":"embed","input":"cat"}' | jq -c '.data | length')" = 1 ]
+  kill -TERM "$PID"
+  wait "$PID"
+}
+
 @test "a text that is too long is refused, or cut if that is asked for" {
   local long=the
   for _ in $(seq 40); do long+=" cat"; done
@@ -108,7 +129,7 @@ EOT
   [ "$(post score '{"model":"rerank","text_1":"cat","text_2":"dog"}' | jq '.data[0].score')" != "$(post score '{"model":"rerank","text_1":"dog","text_2":"cat"}' | jq '.data[0].score')" ]
   [ "$(post score '{"model":"embed","text_1":"cat","text_2":["cat","dog ran"]}' | jq -c '[.data[].score | . > 0.999999]')" = "[true,false]" ]
   [[ $(reason rerank '{"model":"rerank","documents":["a"]}') == "query: missing" ]]
-  [[ $(reason rerank '{"model":"rerank","query":"a","documents":[]}') == "documents: 0 texts, expected 1 to 256" ]]
+  [[ $(reason rerank '{"model":"rerank","query":"a","documents":[]}') == "documents: 0 texts, expected 1 to 1024" ]]
   [[ $(reason rerank '{"model":"rerank","query":"a","documents":[5]}') == "documents: element 0: expected text" ]]
   [[ $(reason rerank '{"model":"rerank","query":["a"],"documents":["b"]}') == "query: found an array, expected text" ]]
   [[ $(reason rerank '{"model":"rerank","query":"a","documents":["b"],"text_1":"c"}') == "text_1: no such field" ]]

@@ -76,6 +76,8 @@ static void on_event(struct events *b, const struct event *ev, uint64_t now)
         c->form->event(c, ch, b, ev);
         if (call_hold_answer(c, ch) != 0)
             call_cancel(c);
+        else if (ev->last && c->n_sent < c->n_choices)
+            call_submit_more(c);
     }
     end_if_over(c);
 }

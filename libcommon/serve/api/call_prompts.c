@@ -11,9 +11,10 @@ int call_embeds(const struct call *c) { return (c->form->body & EMBEDS) != 0; }
 
 int call_prompts(struct call *c, int n, struct problem *pr)
 {
-    if (n < 1 || n > MAX_CHOICES)
+    const int most = call_embeds(c) ? MAX_TEXTS : MAX_CHOICES;
+    if (n < 1 || n > most)
         return problem_set(pr, 400, call_embeds(c) ? "input" : "prompt", "out_of_range",
-                           "%d prompts, expected 1 to %d", n, MAX_CHOICES);
+                           "%d prompts, expected 1 to %d", n, most);
     if (!(c->prompts = calloc((size_t)n, sizeof *c->prompts)))
         return problem_nomem(pr);
     c->n_prompts = n;
@@ -197,7 +198,7 @@ int call_any_prompts(struct call *c, const char *field, int special, struct prob
         return problem_set(pr, 400, field, "invalid_type",
                            "%s: found %s, expected text, token ids, or a list of either", field, js_kind(v));
     int list = json_is_array(v) && !json_is_integer(json_array_get(v, 0)),
-        n = list ? (int)(json_array_size(v) < MAX_CHOICES + 1 ? json_array_size(v) : MAX_CHOICES + 1) : 1;
+        n = list ? (int)(json_array_size(v) < MAX_TEXTS + 1 ? json_array_size(v) : MAX_TEXTS + 1) : 1;
     if (call_prompts(c, n, pr) != 0)
         return -1;
     for (int i = 0; i < n; i++)

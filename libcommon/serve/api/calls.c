@@ -163,13 +163,23 @@ int call_is_over(const struct call *c)
     return 1;
 }
 
+/* The answers that the engine was not asked for are over. */
+static void drop_unsent(struct call *c)
+{
+    for (; c->submitted && c->n_sent < c->n_choices; c->n_sent++) {
+        c->choices[c->n_sent].ended = 1;
+        c->n_open--;
+    }
+}
+
 void call_cancel(struct call *c)
 {
     if (rounds_waiting(c)) {
         c->rounds->cancelled = 1;
         batch_cancel(c->rounds->batch);
     }
-    for (int i = 0; c->submitted && i < c->n_choices; i++) {
+    drop_unsent(c);
+    for (int i = 0; c->submitted && i < c->n_sent; i++) {
         struct choice *ch = &c->choices[i];
         if (!ch->ended && !ch->cancel_sent && worker_cancel(c->lm->worker, ch->job) == 0)
             ch->cancel_sent = 1;
@@ -226,8 +236,8 @@ int call_is_stream(const struct call *c) { return c->params.stream; }
 
 static int make_choices(struct call *c, struct problem *pr)
 {
-    int n = call_embeds(c) ? 1 : c->params.n;
-    if (c->n_prompts * n > MAX_CHOICES)
+    const int embed = call_embeds(c), n = embed ? 1 : c->params.n;
+    if (!embed && c->n_prompts * n > MAX_CHOICES)
         return problem_set(pr, 400, "n", "out_of_range", "n: %d answers to %d prompts, expected at most %d together", n,
                            c->n_prompts, MAX_CHOICES);
     if (call_keep_answers(c, n, pr) != 0)
@@ -316,6 +326,36 @@ static struct request_params engine_request(struct call *c)
     return rp;
 }
 
+/* Choices of a call that the engine may have at once.  Of texts to embed these are as many as keep
+ * its batches full: a request for 2048 vectors must not fill the queue. */
+static int most_sent(const struct call *c)
+{
+    const struct engine_limits *l = &c->lm->limits;
+    const int wait = l->max_waiting && l->max_waiting < l->max_running ? l->max_waiting : l->max_running,
+              most = l->max_running + wait;
+    return call_embeds(c) && most > 0 ? most : c->n_choices;
+}
+
+void call_submit_more(struct call *c)
+{
+    struct request_params rp = engine_request(c);
+    const int n = rp.n, most = most_sent(c);
+    while (c->n_sent < c->n_choices && c->n_sent - (c->n_choices - c->n_open) < most) {
+        struct prompt *p = &c->prompts[c->n_sent / n];
+        rp.ids = p->ids;
+        rp.n_ids = p->n_ids;
+        rp.second = c->lm->m.model->config.embedding.pair_types ? p->second : 0;
+        rp.constraint = p->constraint.state ? &p->constraint : NULL;
+        if (worker_submit(c->lm->worker, &rp, &c->jobs[c->n_sent]) != 0) {
+            problem_nomem(&c->problem);
+            call_cancel(c);
+            return;
+        }
+        p->constraint.state = NULL;
+        c->n_sent += n;
+    }
+}
+
 static void submit(struct call *c)
 {
     struct problem pr;
@@ -323,27 +363,11 @@ static void submit(struct call *c)
         refuse(c, &pr);
         return;
     }
-    struct request_params rp = engine_request(c);
     show_relaxed(c);
     c->n_open = c->n_choices;
+    c->n_sent = 0;
     c->submitted = 1;
-    for (int i = 0; i < c->n_prompts; i++) {
-        rp.ids = c->prompts[i].ids;
-        rp.n_ids = c->prompts[i].n_ids;
-        rp.second = c->lm->m.model->config.embedding.pair_types ? c->prompts[i].second : 0;
-        rp.constraint = c->prompts[i].constraint.state ? &c->prompts[i].constraint : NULL;
-        if (worker_submit(c->lm->worker, &rp, &c->jobs[i * rp.n]) == 0) {
-            c->prompts[i].constraint.state = NULL;
-            continue;
-        }
-        for (int k = i * rp.n; k < c->n_choices; k++) {
-            c->choices[k].ended = 1;
-            c->n_open--;
-        }
-        problem_nomem(&c->problem);
-        call_cancel(c);
-        break;
-    }
+    call_submit_more(c);
     if (c->n_open == 0)
         call_conclude(c);
 }

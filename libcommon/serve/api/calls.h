@@ -18,7 +18,8 @@
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
 
-enum { MAX_STOP = 16, MAX_STOP_BYTES = 1024, MAX_CHOICES = 256 };
+enum { MAX_STOP = 16, MAX_STOP_BYTES = 1024, MAX_CHOICES = 256,
+       MAX_TEXTS = 2048 };              /* of a request for vectors, as at OpenAI */
 
 struct call;
 
@@ -107,6 +108,7 @@ struct call {
     struct worker_job *jobs;                   /* [n_choices]; owned */
     struct choice *choices; int n_choices, n_open;      /* owned; n_open: jobs that have not ended */
     int submitted, stage;               /* stage: the next one, see internal.h */
+    int n_sent;                         /* choices that the engine was given; n_open counts the others, too */
     int begun;                          /* form->begin was called */
     int n_events;                       /* of a stream whose events are numbered */
     int starts_thinking;                /* the prompt ends with <think> */

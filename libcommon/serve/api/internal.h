@@ -17,6 +17,8 @@ enum { ANSWER_COPIES = 3 };             /* of an answer's text: its parts, the J
 /* ---- calls.c ---- */
 /* Run the current stage, PARSE or PROMPTS; errors go to c->problem.  Any thread. */
 void call_work(struct call *c);
+/* Give the engine as many prompts as may be under way together, after a part of them has ended. */
+void call_submit_more(struct call *c);
 int call_is_over(const struct call *c);         /* every answer has ended, and every cancellation is obeyed */
 /* Nothing runs any more for this call: answer its client, write its record, free it. */
 void call_conclude(struct call *c);

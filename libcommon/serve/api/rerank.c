@@ -40,9 +40,10 @@ static int check_list(const json_t *list, const char *name, struct problem *pr)
     for (size_t i = 0; i < length(list); i++)
         if (!json_is_string(at(list, i)))
             return problem_set(pr, 400, name, "invalid_type", "%s: element %zu: expected text", name, i);
-    if (length(list) < 1 || length(list) > MAX_CHOICES)
+    /* half of them: other models than rerankers embed those of both lists */
+    if (length(list) < 1 || length(list) > MAX_TEXTS / 2)
         return problem_set(pr, 400, name, "out_of_range", "%s: %zu texts, expected 1 to %d", name, length(list),
-                           MAX_CHOICES);
+                           MAX_TEXTS / 2);
     return 0;
 }
 
