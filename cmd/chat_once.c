@@ -172,6 +172,9 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
     else if (a.size == 0 || a.text[a.size - 1] != '\n')
         putchar('\n');
     cli_flush();                     /* before memory is freed, which takes time; cli_finish reports errors */
+    if (rc == 0 && o->run.verbose && o->run.spec != SPEC_OFF)
+        cli_note(prog, "guesses: %d token%s, %d of them right; %d token%s of the answer", a.stats.n_drafted,
+                 plural(a.stats.n_drafted), a.stats.n_accepted, a.stats.n_generated, plural(a.stats.n_generated));
     if (rc == 0 && o->grammar && a.finish == FINISH_LENGTH)
         rc = err_set(e, ERR_LIMIT, "the answer was cut off at %d token%s: it is not complete", a.stats.n_generated,
                      plural(a.stats.n_generated));

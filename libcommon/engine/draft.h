@@ -11,17 +11,36 @@ enum {
     DRAFT_GRADES = 4,       /* how much speaks for a draft: 0 the least, DRAFT_GRADES - 1 the most */
 };
 
+struct draft {
+    int32_t token[DRAFT_MOST]; int n;
+    int grade;
+    int predicted;          /* it comes from the predicted tokens */
+};
+
 struct drafter {
     const char *name;       /* as --spec says it */
-    void *(*open)(void);    /* the state of one sequence; NULL: no memory */
-    /* Guess the tokens after ids [0, n_ids), at most n <= DRAFT_MOST: returns their number, and
-     * sets *grade if there are any.  ids are those of the call before, and at least one more. */
-    int (*guess)(void *state, const int32_t *ids, int n_ids, int32_t *out, int n, int *grade);
+    /* The state of one sequence.  predicted [n]: tokens that the answer is expected to have,
+     * borrowed until close; n may be 0.  NULL: no memory */
+    void *(*open)(const int32_t *predicted, int n);
+    /* Guess the tokens after ids [0, n_ids), at most `most` <= DRAFT_MOST; d->n 0: no guess.  ids
+     * are those of the call before, and at least one more. */
+    void (*guess)(void *state, const int32_t *ids, int n_ids, int most, struct draft *d);
     void (*close)(void *state);         /* NULL is fine */
 };
 
+/* The drafts of one request. */
+enum draft_use { DRAFT_DEFAULT, DRAFT_OFF, DRAFT_ON };
+struct draft_params {
+    enum draft_use use;                 /* DRAFT_DEFAULT: as the engine's options say */
+    int most;                           /* tokens of a draft, 1 to DRAFT_MOST; 0: DRAFT_MOST */
+    /* tokens that the answer is expected to have; copied.  With DRAFT_DEFAULT and some of them the
+     * request has drafts, whatever the options say */
+    const int32_t *predicted; int n_predicted;
+};
+
 /* Guesses that the tokens behind the longest earlier occurrence of the last ones (at least 3), in
- * the prompt or in the answer, follow again.  Takes 4 bytes a token and 64 kB. */
+ * the predicted tokens, the prompt or the answer, follow again.  Takes 6 bytes a token, and
+ * 64 kB. */
 extern const struct drafter drafter_ngram;
 
 #endif

@@ -105,6 +105,9 @@ const char *engine_no_drafts(const struct model *m, const struct engine_options 
     return backend->always_strict || o->strict ? NULL : "on a GPU answers depend on it without --strict";
 }
 
+const char *engine_drafts(const struct engine *g) { return g->no_drafts; }
+int engine_has_drafter(const struct engine *g) { return g->drafter != NULL; }
+
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o,
                            struct err *e)
 {
@@ -134,8 +137,9 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->lookahead = (struct lookahead){ calloc((size_t)g->max_seqs, sizeof(struct request *)),
                                calloc((size_t)g->max_seqs, sizeof *g->items),
                                calloc((size_t)g->max_seqs, sizeof *g->draws), 0 };
-    g->drafter = o->drafter && !engine_no_drafts(m, o) ? o->drafter : NULL;
-    g->n_rows = g->max_seqs + (g->drafter ? DRAFT_ROWS : 0);
+    g->no_drafts = engine_no_drafts(m, o);
+    g->drafter = g->no_drafts ? NULL : o->drafter;
+    g->n_rows = g->max_seqs;
     /* pages come with their first use */
     g->logits = malloc(((size_t)g->max_seqs + PROMPT_ROWS) * (size_t)g->vocab_size * sizeof *g->logits);
     g->row = malloc((size_t)(g->vocab_size > c->hidden_size ? g->vocab_size : c->hidden_size) * sizeof *g->row);

@@ -43,7 +43,7 @@ struct engine_options {
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     size_t max_weights;             /* bytes of the model's file that may be resident, see residency.h; 0: any */
     /* guesses next tokens, so that a step makes several (engine_draft.c); no answer depends on it.
-     * Not used where engine_no_drafts() says why.  NULL: none */
+     * Not used where engine_no_drafts() says why.  NULL: only for requests that ask for one */
     const struct drafter *drafter;
     int draft;                      /* as engine_limits.draft, at first; 0 to DRAFT_MOST */
 };
@@ -56,6 +56,10 @@ int engine_backend_options(const struct model *m, const struct engine_options *o
                            struct err *e);
 
 struct engine;
+/* engine_no_drafts() of an open engine; any thread. */
+const char *engine_drafts(const struct engine *g);
+/* Whether requests have drafts that do not say so; any thread. */
+int engine_has_drafter(const struct engine *g);
 /* tokenizer may be NULL when no stop strings are used and no text is asked for. model and
  * tokenizer are borrowed. */
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o,
@@ -131,6 +135,7 @@ struct request_params {
      * refused any more.  NULL: the request is alone */
     int *heard;
     uint64_t deadline_ns;                       /* clock_ns() at which it ends with FINISH_DEADLINE; 0: none */
+    struct draft_params draft;
     const struct constraint *constraint;        /* NULL: none; ownership: constraint.h */
     /* Called from engine_step for every token.  An EOS has no text of its own; the last call
      * also has the text held back because a stop string could have begun with it.  It may
@@ -172,6 +177,8 @@ struct request_stats {
     /* n_cached: tokens of the prompt that were not computed for this request */
     int n_prompt, n_cached, n_generated;
     int n_drafted, n_accepted;                      /* tokens drafted, and those of them that were right */
+    /* of those, the ones that drafts took from draft_params.predicted: right and wrong ones */
+    int n_predicted_right, n_predicted_wrong;
     double queue_s;                                 /* submit to start */
     double prefill_s, decode_s;                     /* start to first token, first to last */
     double first_token_s;                           /* since submit */

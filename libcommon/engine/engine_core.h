@@ -64,13 +64,17 @@ struct constraint_work {
     int refused;                        /* accept said no */
 };
 
-/* The draft of a request's next tokens.  n_used of its n tokens are in the step that is planned, in
- * ids behind n_ids; trust: share of right tokens among those of drafts of this grade. */
-struct guess {
+/* The drafts of a request.  n_used tokens of `next` are in the step that is planned, in ids behind
+ * n_ids; trust: share of right tokens among those of drafts of this grade. */
+struct drafting {
+    const struct drafter *drafter;      /* NULL: it has none */
     void *state; int opened;            /* of the drafter, from the first draft on; NULL then: no memory */
-    int32_t token[DRAFT_MOST]; int n, n_used, grade;
+    int32_t *predicted; int n_predicted;        /* owned */
+    int most;                           /* tokens of a draft */
+    struct draft next; int n_used;
     float trust[DRAFT_GRADES];
-    int drafted, accepted;              /* tokens so far */
+    /* tokens so far; of which those that drafts took from the predicted ones */
+    int drafted, accepted, drafted_predicted, accepted_predicted;
 };
 
 /* LATE_MASK: `logits` waits for its mask; LATE_ADVANCE: the last token is still to be accepted. */
@@ -110,7 +114,7 @@ struct request {
     int *heard;
     int cancelled, holds;               /* holds: WAITING, and has KV blocks */
     int planned;                        /* tokens of this step */
-    struct guess draft;
+    struct drafting draft;
     void (*on_token)(void *user, const struct token_event *ev);
     void *user;
     uint64_t submitted_ns, started_ns, first_ns, last_ns;
@@ -137,7 +141,8 @@ struct engine {
     const struct tokenizer *t;          /* borrowed, may be NULL */
     const struct backend *backend;
     void *b;
-    const struct drafter *drafter;      /* NULL: there is none */
+    const struct drafter *drafter;      /* of requests that name none; NULL: they have no drafts */
+    const char *no_drafts;              /* why no request can have drafts; NULL: they can */
     /* n_allowed: ids that a constraint may allow */
     int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;
     struct kv_pool *pool;
@@ -261,7 +266,8 @@ int embed_finish(const struct model *m, enum embed pooling, int n_tokens, const 
 size_t embed_work(const struct config *c);
 
 /* ---- engine_draft.c ---- */
-void draft_release(struct engine *g, struct request *r);
+int draft_init(struct engine *g, struct request *r, const struct draft_params *p, struct err *e);
+void draft_release(struct request *r);
 /* Put a draft of r's next tokens behind its ids for a step in which n_decoding requests decode.
  * Returns their number, at most `room`. */
 int draft_plan(struct engine *g, struct request *r, int n_decoding, int room);

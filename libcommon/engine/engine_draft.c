@@ -17,6 +17,7 @@
  * an engine what a drafted token adds to a step.  With probability p and a cost of c steps a token,
  * a draft of k tokens makes (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of one.  The
  * best k is taken. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/engine/engine_core.h"
@@ -25,22 +26,41 @@
 static const float FIRST_TRUST[DRAFT_GRADES] = { 0.3f, 0.5f, 0.7f, 0.85f }, FIRST_COST = 0.125f;
 static const float LEARNING = 1 / 8.0f;
 
+int draft_init(struct engine *g, struct request *r, const struct draft_params *p, struct err *e)
+{
+    struct drafting *d = &r->draft;
+    const int on = p->use == DRAFT_ON || (p->use == DRAFT_DEFAULT && (g->drafter || p->n_predicted));
+    if (!on || g->no_drafts)
+        return 0;
+    d->drafter = g->drafter ? g->drafter : &drafter_ngram;
+    d->most = p->most ? p->most : DRAFT_MOST;
+    g->n_rows = g->n_rows > g->max_seqs + DRAFT_ROWS ? g->n_rows : g->max_seqs + DRAFT_ROWS;
+    if (!p->n_predicted)
+        return 0;
+    if (!(d->predicted = malloc((size_t)p->n_predicted * sizeof *d->predicted)))
+        return err_nomem(e, "prediction");
+    memcpy(d->predicted, p->predicted, (size_t)p->n_predicted * sizeof *d->predicted);
+    d->n_predicted = p->n_predicted;
+    return 0;
+}
+
 /* Whether r has a drafter, which is opened for its first draft; without memory it has none. */
 static int has_drafter(const struct engine *g, struct request *r)
 {
-    struct guess *d = &r->draft;
-    if (!g->drafter || r->constrained || g->states)
+    struct drafting *d = &r->draft;
+    if (!d->drafter || r->constrained || g->states)
         return 0;
-    if (!d->state && !d->opened && (d->state = g->drafter->open()))
+    if (!d->state && !d->opened && (d->state = d->drafter->open(d->predicted, d->n_predicted)))
         memcpy(d->trust, FIRST_TRUST, sizeof FIRST_TRUST);
     d->opened = 1;
     return d->state != NULL;
 }
 
-void draft_release(struct engine *g, struct request *r)
+void draft_release(struct request *r)
 {
     if (r->draft.state)
-        g->drafter->close(r->draft.state);
+        r->draft.drafter->close(r->draft.state);
+    free(r->draft.predicted);
 }
 
 /* Most tokens of a draft: all of them and the token after them fit into the answer, and LongRoPE's
@@ -77,33 +97,39 @@ static int best_length(const struct engine *g, float trust, int n_decoding, int 
 
 int draft_plan(struct engine *g, struct request *r, int n_decoding, int room)
 {
-    struct guess *d = &r->draft;
-    d->n = d->n_used = 0;
+    struct drafting *d = &r->draft;
+    struct draft *next = &d->next;
+    next->n = d->n_used = 0;
     if (r->n_ids - r->kv.n_tokens != 1 || !has_drafter(g, r))
         return 0;
-    d->n = g->drafter->guess(d->state, r->ids, r->n_ids, d->token, DRAFT_MOST, &d->grade);
-    for (int i = 0; i < d->n; i++)
-        if (d->token[i] < 0 || d->token[i] >= g->vocab_size)
-            d->n = i;
-    const int most = draft_room(g, r, d->n < room ? d->n : room);
+    d->drafter->guess(d->state, r->ids, r->n_ids, DRAFT_MOST, next);
+    for (int i = 0; i < next->n; i++)
+        if (next->token[i] < 0 || next->token[i] >= g->vocab_size)
+            next->n = i;
+    int most = draft_room(g, r, next->n < room ? next->n : room);
+    most = d->most < most ? d->most : most;
     if (most <= 0)
         return 0;
     d->n_used = g->limits.draft ? (g->limits.draft < most ? g->limits.draft : most)
-                                : best_length(g, d->trust[d->grade], n_decoding, most);
-    memcpy(r->ids + r->n_ids, d->token, (size_t)d->n_used * sizeof *r->ids);
+                                : best_length(g, d->trust[next->grade], n_decoding, most);
+    memcpy(r->ids + r->n_ids, next->token, (size_t)d->n_used * sizeof *r->ids);
     return d->n_used;
 }
 
 void draft_drop(struct request *r) { r->draft.n_used = 0; }
 
 /* The token after the first n_right drafted ones is known: it is the drafted one or not. */
-static void learn(struct guess *d, int right) { d->trust[d->grade] += ((float)right - d->trust[d->grade]) * LEARNING; }
+static void learn(struct drafting *d, int right)
+{
+    float *trust = &d->trust[d->next.grade];
+    *trust += ((float)right - *trust) * LEARNING;
+}
 
 void draft_heard(struct request *r, int32_t id)
 {
-    if (r->draft.n > 0)
-        learn(&r->draft, id == r->draft.token[0]);
-    r->draft.n = 0;
+    if (r->draft.next.n > 0)
+        learn(&r->draft, id == r->draft.next.token[0]);
+    r->draft.next.n = 0;
 }
 
 /* The last token of r is the drafted one, so its keys and values are there already. */
@@ -111,6 +137,7 @@ static void take_drafted(struct engine *g, struct request *r)
 {
     r->kv.n_tokens++;
     r->draft.accepted++;
+    r->draft.accepted_predicted += r->draft.next.predicted;
     g->count.tokens++;
     g->count.accepted++;
     tenant_charge(g, r, 1);
@@ -122,12 +149,13 @@ void draft_deliver(struct engine *g, int item, float *logits)
     const int n = r->draft.n_used, at = r->n_ids;
     g->count.drafted += (uint64_t)n;
     r->draft.drafted += n;
-    r->draft.n = r->draft.n_used = 0;
+    r->draft.drafted_predicted += r->draft.next.predicted ? n : 0;
+    r->draft.next.n = r->draft.n_used = 0;
     for (int i = 0;; i++, logits += g->vocab_size) {
         deliver_row(g, r, logits);
         if (g->batched[item] != r || r->cancelled || i == n)    /* it ended, or all of the draft was right */
             return;
-        const int right = r->ids[at + i] == r->draft.token[i];
+        const int right = r->ids[at + i] == r->draft.next.token[i];
         learn(&r->draft, right);
         if (!right)
             return;

@@ -32,7 +32,9 @@ static int check_params(const struct engine *g, const struct request_params *p, 
                            g->vocab_size - 1);
     if (range("max_tokens", p->max_tokens, 0, INT32_MAX, e) ||
         range("logprobs", p->n_logprobs, -1, MAX_TOP_LOGPROBS, e) ||
-        range("priority", p->priority, -MAX_PRIORITY, MAX_PRIORITY, e) || range("n", p->n, 0, 1024, e))
+        range("priority", p->priority, -MAX_PRIORITY, MAX_PRIORITY, e) || range("n", p->n, 0, 1024, e) ||
+        range("tokens of a draft", p->draft.most, 0, DRAFT_MOST, e) ||
+        range("predicted tokens", p->draft.n_predicted, 0, INT32_MAX / 4, e))
         return -1;
     if (p->prompt_logprobs && p->n_logprobs < 0)
         return err_set(e, ERR_UNSUPPORTED, "logprobs of the prompt without logprobs of the answer");
@@ -102,7 +104,8 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
     sampling.seed = p->seeds ? p->seeds[i] : sampling.seed + (uint64_t)i;
     if (kv_table_init(&r->kv, g->max_len, e) != 0 ||
         answer_text_init(&r->text, g->t, p->keep_special, p->stop, p->n_stop, e) != 0 ||
-        !(r->sampler = sampler_open(&sampling, g->vocab_size, r->limit, g->scratch, e)))
+        !(r->sampler = sampler_open(&sampling, g->vocab_size, r->limit, g->scratch, e)) ||
+        (!p->embed && draft_init(g, r, &p->draft, e) != 0))
         goto fail;
     find_stop_ids(g, r, p);
     const int long_from = config_long_from(&g->m->config);
@@ -130,7 +133,7 @@ void request_free(struct engine *g, struct request *r)
     kv_table_release(&r->kv, g->pool);
     answer_text_release(&r->text);
     sampler_close(r->sampler);
-    draft_release(g, r);
+    draft_release(r);
     if (r->constrained)
         r->constraint.close(r->constraint.state);
     free(r->pooled);
@@ -337,7 +340,9 @@ void request_stats(const struct request *r, struct request_stats *s)
 {
     *s = (struct request_stats){ .n_prompt = r->n_prompt, .n_cached = r->n_cached,
                                  .n_generated = r->n_ids - r->n_prompt, .n_drafted = r->draft.drafted,
-                                 .n_accepted = r->draft.accepted };
+                                 .n_accepted = r->draft.accepted,
+                                 .n_predicted_right = r->draft.accepted_predicted,
+                                 .n_predicted_wrong = r->draft.drafted_predicted - r->draft.accepted_predicted };
     if (r->started_ns)
         s->queue_s = (double)(r->started_ns - r->submitted_ns) * 1e-9;
     if (r->first_ns) {

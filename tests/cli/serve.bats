@@ -520,6 +520,48 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   stop "$PID"
 }
 
+# chat FIELDS: the content and the usage of an answer to a fixed question
+chat() {
+  curl -sf "$URL/v1/chat/completions" -d '{"messages":[{"role":"user","content":"What is the capital of France?"}],
+    "max_tokens":60,"seed":4,"ignore_eos":true'"$1}" | jq -ce '[.choices[0].message.content, .usage]'
+}
+
+@test "speculative and prediction: the same answer, its guesses counted; wrong ones are refused; 1 MiB" {
+  start "$BATS_TEST_TMPDIR/spec" "$T/tiny.zse" --port 0 --spec ngram:8
+  local plain text f
+  await listens "$URL"
+  plain=$(chat ',"speculative":{"method":"off"}')
+  text=$(jq '.[0]' <<<"$plain")
+  jq -e '.[1] | has("speculation") or has("completion_tokens_details") | not' <<<"$plain"
+  chat ',"speculative":{"method":"auto"}' | jq -e --argjson t "$text" '.[0] == $t and (.[1].speculation | .drafted_tokens >= .accepted_tokens and .accepted_tokens > 0)'
+  for f in "$text" "[{\"type\":\"text\",\"text\":$text}]"; do
+    chat ',"prediction":{"type":"content","content":'"$f}" | jq -e --argjson t "$text" '.[0] == $t and
+      .[1].completion_tokens_details.accepted_prediction_tokens > 0 and
+      (.[1] | .speculation.accepted_tokens >= .completion_tokens_details.accepted_prediction_tokens)'
+  done
+  chat ',"speculative":{"method":"off"},"prediction":{"type":"content","content":"Paris"}' |
+    jq -e --argjson t "$text" '.[0] == $t and .[1].completion_tokens_details.accepted_prediction_tokens == 0 and (.[1] | has("speculation") | not)'
+  # the model and its server have no guesses unless a request asks
+  stop "$PID"
+  URL=http://127.0.0.1:$MAIN_PORT
+  chat ',"speculative":{"method":"ngram","max_tokens":3}' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation"))'
+  for f in '"speculative":1' '"speculative":{"method":"medusa"}' '"speculative":{"max_tokens":0}' '"speculative":{"max_tokens":16}' \
+      '"speculative":{"max_tokens":1.5}' '"speculative":{"k":1}' '"prediction":"x"' '"prediction":{"content":"x"}' \
+      '"prediction":{"type":"content"}' '"prediction":{"type":"content","content":[{"type":"image_url"}]}' \
+      '"prediction":{"type":"content","content":"x","k":1}'; do
+    [ "$(curl -s -o "$BATS_TEST_TMPDIR/out" -w '%{http_code}' "$URL/v1/chat/completions" \
+        -d '{"messages":[{"role":"user","content":"a"}],'"$f}")" = 400 ]
+    jq -e '.error.param == "speculative" or .error.param == "prediction"' "$BATS_TEST_TMPDIR/out"
+  done
+  for f in 1048576 1048577; do
+    { printf '{"messages":[{"role":"user","content":"a"}],"max_tokens":1,"prediction":{"type":"content","content":"'
+      head -c "$f" /dev/zero | tr '\0' a
+      printf '"}}'; } >"$BATS_TEST_TMPDIR/large"
+    [ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/v1/chat/completions" -d @"$BATS_TEST_TMPDIR/large")" = \
+      $((f > 1048576 ? 400 : 200)) ]
+  done
+}
+
 @test "HTTPS" {
   command -v openssl >/dev/null || skip "no openssl command"
   local d=$BATS_TEST_TMPDIR version hello

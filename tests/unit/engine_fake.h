@@ -354,7 +354,7 @@ static inline int teardown(void **state)
 /* ---- a drafter that is often right: it knows how the fake backend computes ---- */
 
 /* The most likely tokens, with mistakes: other tokens, ends of the answer, unknown ids. */
-static inline int fake_guess(void *state, const int32_t *ids, int n_ids, int32_t *out, int n, int *grade)
+static inline void fake_guess(void *state, const int32_t *ids, int n_ids, int n, struct draft *d)
 {
     struct rng *r = state;
     uint64_t hash = 0;
@@ -367,14 +367,18 @@ static inline int fake_guess(void *state, const int32_t *ids, int n_ids, int32_t
         for (int j = 1; j < VOCAB; j++)
             best = logits[j] > logits[best] ? j : best;
         const uint64_t dice = rng_u64(r) % 32;
-        out[i] = dice == 0 ? EOS : dice == 1 ? VOCAB + 3 : dice == 2 ? -1
+        d->token[i] = dice == 0 ? EOS : dice == 1 ? VOCAB + 3 : dice == 2 ? -1
                  : dice < 5 ? (int32_t)(rng_u64(r) % VOCAB) : best;
-        hash = hash_next(hash, out[i]);
+        hash = hash_next(hash, d->token[i]);
     }
-    *grade = (int)(rng_u64(r) % DRAFT_GRADES);
-    return (int)(rng_u64(r) % (uint64_t)(n + 1));
+    d->grade = (int)(rng_u64(r) % DRAFT_GRADES);
+    d->n = (int)(rng_u64(r) % (uint64_t)(n + 1));
 }
-static void *fake_drafter_open(void) { return calloc(1, sizeof(struct rng)); }
+static void *fake_drafter_open(const int32_t *predicted, int n)
+{
+    (void)predicted, (void)n;
+    return calloc(1, sizeof(struct rng));
+}
 static const struct drafter drafter_fake __attribute__((unused)) = { "fake", fake_drafter_open, fake_guess, free };
 static const struct drafter *drafter_under_test;
 

@@ -43,6 +43,9 @@ static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
     } else if (rng_u64(r) % 3 == 0) {
         j->p.n = 2 + (int)(rng_u64(r) % (MOST - 1));
     }
+    if (rng_u64(r) % 3 == 0)
+        j->p.draft = (struct draft_params){ .use = (enum draft_use)(rng_u64(r) % 3), .most = (int)(rng_u64(r) % 16),
+                                            .predicted = shared[1], .n_predicted = (int)(rng_u64(r) % MAX_LEN) };
     if (rng_u64(r) % 6 == 0)
         j->p.deadline_ns = clock_ns() + rng_u64(r) % 2000000;
     j->p.tenant = rng_u64(r) % 4;

@@ -3,39 +3,55 @@
 
 #include <string.h>
 
-void call_totals(const struct call *c, int *prompt, int *completion, int *cached, int *reasoning)
+void call_totals(const struct call *c, struct token_counts *t)
 {
-    *prompt = *completion = *cached = *reasoning = 0;
+    *t = c->rounds ? c->rounds->before : (struct token_counts){ .prompt = 0 };
     for (int i = 0; i < c->n_prompts; i++)
-        *prompt += c->prompts[i].n_ids;
+        t->prompt += c->prompts[i].n_ids;
     for (int i = 0; i < c->n_choices; i++) {
         const struct choice *ch = &c->choices[i];
-        *completion += ch->stats.n_generated;
-        *reasoning += ch->n_reasoning;
+        t->completion += ch->stats.n_generated;
+        t->reasoning += ch->n_reasoning;
+        t->drafted += ch->stats.n_drafted;
+        t->accepted += ch->stats.n_accepted;
+        t->predicted_right += ch->stats.n_predicted_right;
+        t->predicted_wrong += ch->stats.n_predicted_wrong;
         /* answers to one prompt share it: only the first reports what the cache saved */
         if (i == 0 || ch->prompt != c->choices[i - 1].prompt)
-            *cached += ch->stats.n_cached;
+            t->cached += ch->stats.n_cached;
     }
-    if (c->rounds) {
-        *prompt += c->rounds->prompt;
-        *completion += c->rounds->completion;
-        *cached += c->rounds->cached;
-        *reasoning += c->rounds->n_reasoning;
-    }
+}
+
+void call_speculation(const struct call *c, struct buf *out)
+{
+    struct token_counts t;
+    if (!call_has_drafts(c))
+        return;
+    call_totals(c, &t);
+    buf_printf(out, ",\"speculation\":{\"drafted_tokens\":%d,\"accepted_tokens\":%d}", t.drafted, t.accepted);
 }
 
 void call_usage(const struct call *c, struct buf *out)
 {
-    int prompt, completion, cached, reasoning;
-    call_totals(c, &prompt, &completion, &cached, &reasoning);
+    struct token_counts t;
+    call_totals(c, &t);
     if (call_embeds(c)) {
-        buf_printf(out, "{\"prompt_tokens\":%d,\"total_tokens\":%d}", prompt, prompt);
+        buf_printf(out, "{\"prompt_tokens\":%d,\"total_tokens\":%d}", t.prompt, t.prompt);
         return;
     }
-    buf_printf(out, "{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d}", prompt,
-               completion, prompt + completion, cached);
-    if (c->lm->thinks || tool_format_has_channels(c->lm->calls_form))
-        buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%d}", reasoning);
+    buf_printf(out, "{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d}",
+               t.prompt, t.completion, t.prompt + t.completion, t.cached);
+    const int thinks = c->lm->thinks || tool_format_has_channels(c->lm->calls_form);
+    if (thinks || c->predicts) {
+        buf_str(out, ",\"completion_tokens_details\":{");
+        if (thinks)
+            buf_printf(out, "\"reasoning_tokens\":%d", t.reasoning);
+        if (c->predicts)
+            buf_printf(out, "%s\"accepted_prediction_tokens\":%d,\"rejected_prediction_tokens\":%d",
+                       thinks ? "," : "", t.predicted_right, t.predicted_wrong);
+        buf_str(out, "}");
+    }
+    call_speculation(c, out);
     buf_str(out, "}");
 }
 

@@ -69,7 +69,7 @@ static size_t tree_bytes(const json_t *v)
 void call_drop_prompt(struct call *c)
 {
     static const char *const names[] = { "messages", "input", "prompt", "system", "chat_template_kwargs", "logit_bias",
-                                         "content", "tokens", "grammar", "regex", "query" };
+                                         "content", "tokens", "grammar", "regex", "query", "prediction" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         json_object_del(c->json, names[i]);
     json_decref(c->conversation.vars);
@@ -94,7 +94,7 @@ static size_t engine_bytes(const struct call *c, int n)
         const size_t len = (size_t)c->prompts[i].n_ids +
                            (size_t)(c->max_tokens && c->max_tokens < room ? c->max_tokens : room);
         bytes += (size_t)n * (CHOICE_BYTES + embedding + stops + (size_t)c->params.sampling.n_bias * sizeof *c->bias +
-                              2 * len * sizeof(int32_t) + (size_t)max_len);
+                              2 * len * sizeof(int32_t) + (size_t)max_len + call_draft_bytes(c, len));
     }
     return bytes;
 }

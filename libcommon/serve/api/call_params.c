@@ -182,5 +182,5 @@ int call_bind(struct call *c, struct problem *pr)
     if (call_embeds(c) || c->form->body & texts)
         return 0;
     return check_params(c, pr) || parse_stop(c, pr) || parse_bias(c, pr) || parse_breakers(c, pr) ||
-                   parse_stream_options(c, pr) ? -1 : 0;
+                   parse_stream_options(c, pr) || call_speculative(c, pr) ? -1 : 0;
 }

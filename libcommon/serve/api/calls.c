@@ -43,6 +43,7 @@ void call_destroy(struct call *c)
     free_round(c);
     conversation_release(&c->conversation);
     free(c->bias);
+    free(c->predicted);
     buf_release(&c->body);
     buf_release(&c->head);
     buf_release(&c->line);
@@ -60,8 +61,10 @@ struct access_record *call_record(const struct call *c)
 
 void call_charge(const struct call *c, int *prompt, int *completion)
 {
-    int cached, reasoning;
-    call_totals(c, prompt, completion, &cached, &reasoning);
+    struct token_counts t;
+    call_totals(c, &t);
+    *prompt = t.prompt;
+    *completion = t.completion;
     if (!c->submitted || (c->problem.status && !c->first_ns))
         *prompt = *completion = 0;
 }
@@ -111,9 +114,11 @@ static void count_call(struct call *c)
 {
     struct recent_call r = { .route = c->route, .status = c->status };
     struct timespec now;
-    int cached, reasoning;
+    struct token_counts t;
     double decode_s = 0;
-    call_totals(c, &r.prompt_tokens, &r.completion_tokens, &cached, &reasoning);
+    call_totals(c, &t);
+    r.prompt_tokens = t.prompt;
+    r.completion_tokens = t.completion;
     clock_gettime(CLOCK_REALTIME, &now);
     r.at = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
     r.latency_s = (double)(clock_ns() - c->start_ns) * 1e-9;
@@ -128,7 +133,7 @@ static void count_call(struct call *c)
         struct model_metrics *m = &c->lm->metrics;
         m->requests++;
         m->prompt_tokens += (uint64_t)r.prompt_tokens;
-        m->cached_tokens += (uint64_t)cached;
+        m->cached_tokens += (uint64_t)t.cached;
         histogram_add(&m->duration, r.latency_s);
     }
     metrics_call_ended(&c->s->metrics, &r, decode_s);
@@ -319,7 +324,7 @@ static struct request_params engine_request(struct call *c)
                                  .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
                                  .prompt_logprobs = p->echo && c->n_logprobs >= 0,
                                  .embed = embed ? pooling_of(c) : EMBED_NONE,
-                                 .priority = p->priority,
+                                 .priority = p->priority, .draft = c->draft,
                                  .tenant = c->tenant, .heard = &c->heard, .n = embed ? 1 : p->n };
     if (c->s->o.timeout_s > 0)
         rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);
@@ -397,7 +402,8 @@ void call_work(struct call *c)
     if (limit > 0 && (double)(clock_ns() - c->start_ns) * 1e-9 > limit) {
         problem_set(pr, 504, NULL, "timeout", "no complete answer within %g s", limit);
     } else if (c->stage == STAGE_PROMPTS) {
-        if (call_hold_prompts(c, pr) == 0 && c->form->prepare(c, pr) != 0 && !pr->status)
+        if (call_hold_prompts(c, pr) == 0 && (c->form->prepare(c, pr) != 0 || call_prediction(c, pr) != 0) &&
+            !pr->status)
             problem_nomem(pr);
         if (!pr->status) {
             call_drop_prompt(c);

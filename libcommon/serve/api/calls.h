@@ -94,6 +94,10 @@ struct call {
     size_t kept_bytes;                  /* held besides answers */
     size_t body_bytes;                  /* of the body as it came, less the fields that are ignored */
     size_t answer_bytes, held_answers;  /* of answers so far; of which the hold has */
+    /* how next tokens are drafted; its predicted tokens are owned, and kept as `predicted` */
+    struct draft_params draft;
+    int32_t *predicted;
+    int predicts;                       /* the body has a prediction */
     struct prescan scan;
     struct buf body;                    /* freed once it is parsed */
     json_t *json;                       /* owned */
@@ -156,8 +160,9 @@ int call_tokenize(struct call *c, int i, const char *text, size_t size, int spec
 int call_any_prompts(struct call *c, const char *field, int special, struct problem *pr);
 int call_is_stream(const struct call *c);
 void call_usage(const struct call *c, struct buf *out);         /* {"prompt_tokens":...} */
-/* Tokens of all prompts and answers; cached: of prompts, from the prefix cache. */
-void call_totals(const struct call *c, int *prompt, int *completion, int *cached, int *reasoning);
+void call_totals(const struct call *c, struct token_counts *t);         /* of all prompts and answers */
+/* Append ,"speculation":{...} if a choice could have drafts. */
+void call_speculation(const struct call *c, struct buf *out);
 const char *call_finish_name(enum finish f);                    /* "stop" or "length" */
 void call_send_event(struct call *c);                           /* send c->line and empty it */
 void call_fail_answer(struct call *c, const struct problem *p); /* the usual call_form.fail */
@@ -172,6 +177,10 @@ void call_end_answer(struct call *c, struct buf *out);          /* the end of th
 /* ---- embeddings.c ---- */
 /* Keep the vector of a choice: call_form.event of calls that embed. */
 void call_take_vector(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
+
+/* ---- call_drafts.c ---- */
+/* Whether answers of this call have drafts. */
+int call_has_drafts(const struct call *c);
 
 /* ---- answer_grammar.c ---- */
 /* Compile the grammar that the body asks for (the conversation's format and tools, grammar,

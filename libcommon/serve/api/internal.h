@@ -3,7 +3,8 @@
  *   calls.c          stages, submission, the end        call_prepare.c   the preparing threads
  *   call_params.c    model and fields of the body       call_prompts.c   prompts to token ids
  *   call_memory.c    what a call holds of the account   call_events.c    events of the engine
- *   call_answer.c    usage, events and errors        tool_rounds.c    rounds with tools */
+ *   call_answer.c    usage, events and errors        tool_rounds.c    rounds with tools
+ *   call_drafts.c    speculation and predictions */
 #ifndef ZSE_SERVE_API_INTERNAL_H
 #define ZSE_SERVE_API_INTERNAL_H
 
@@ -30,6 +31,13 @@ void call_prepare_again(struct call *c);        /* the prompt and the grammar of
 
 /* ---- call_params.c ---- */
 int call_bind(struct call *c, struct problem *pr);      /* c->lm and c->params from c->json; 0, or -1 with *pr */
+
+/* ---- call_drafts.c ---- */
+/* Read the field "speculative" into c->draft.  0, or -1 with *pr. */
+int call_speculative(struct call *c, struct problem *pr);
+/* Tokenize the field "prediction" into c->draft, once.  0, or -1 with *pr.  Any thread. */
+int call_prediction(struct call *c, struct problem *pr);
+size_t call_draft_bytes(const struct call *c, size_t len);      /* of an answer of `len` tokens with its prompt */
 
 /* ---- call_memory.c ---- */
 /* Hold what the text of ch has grown by since the last time.  -1 with c->problem. */

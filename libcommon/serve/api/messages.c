@@ -15,9 +15,12 @@ static int prepare(struct call *c, struct problem *pr)
 
 static void usage(const struct call *c, struct buf *out)
 {
-    int prompt, completion, cached, reasoning;
-    call_totals(c, &prompt, &completion, &cached, &reasoning);
-    buf_printf(out, "{\"input_tokens\":%d,\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":%d,\"output_tokens\":%d}", prompt - cached, cached, completion);
+    struct token_counts t;
+    call_totals(c, &t);
+    buf_printf(out, "{\"input_tokens\":%d,\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":%d,\"output_tokens\":%d",
+               t.prompt - t.cached, t.cached, t.completion);
+    call_speculation(c, out);
+    buf_str(out, "}");
 }
 
 static void stop_json(const struct call *c, struct buf *out)

@@ -74,7 +74,8 @@ static void field_json(const struct call *c, const char *name, const char *other
 static void response_json(const struct call *c, const char *status, const struct problem *p, struct buf *out)
 {
     const struct choice *ch = &c->choices[0];
-    int prompt, completion, cached, reasoning, whole = strcmp(status, "in_progress") != 0;
+    const int whole = strcmp(status, "in_progress") != 0;
+    struct token_counts t;
     buf_printf(out, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"background\":false,\"error\":", c->id, (long long)c->created, status);
     if (p) {
         buf_printf(out, "{\"code\":\"%s\",\"message\":", p->status == 429 ? "rate_limit_exceeded" : "server_error");
@@ -107,9 +108,11 @@ static void response_json(const struct call *c, const char *status, const struct
     }
     buf_str(out, "],\"usage\":");
     if (whole) {
-        call_totals(c, &prompt, &completion, &cached, &reasoning);
+        call_totals(c, &t);
         buf_printf(out, "{\"input_tokens\":%d,\"input_tokens_details\":{\"cached_tokens\":%d,\"cache_write_tokens\":0},\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":%d},"
-                   "\"total_tokens\":%d}}", prompt, cached, completion, reasoning, prompt + completion);
+                   "\"total_tokens\":%d", t.prompt, t.cached, t.completion, t.reasoning, t.prompt + t.completion);
+        call_speculation(c, out);
+        buf_str(out, "}}");
     } else {
         buf_str(out, "null}");
     }

@@ -306,12 +306,9 @@ static void add_up(struct call *c)
 {
     struct tool_rounds *r = c->rounds;
     const struct choice *ch = &c->choices[0];
-    int prompt, completion, cached, reasoning;
-    call_totals(c, &prompt, &completion, &cached, &reasoning);          /* of all rounds so far */
-    r->prompt = prompt;
-    r->completion = completion;
-    r->cached = cached;
-    r->n_reasoning = reasoning;
+    struct token_counts all;                    /* of all rounds so far */
+    call_totals(c, &all);
+    r->before = all;
     choice_text(ch, PART_TEXT, &r->text);
     choice_text(ch, PART_REASONING, &r->reasoning);
     r->said_role = ch->said_role;
@@ -328,7 +325,7 @@ static void next_round(struct call *c)
     call_end_round(c);
     c->max_tokens = 0;
     if (r->max_tokens)
-        c->max_tokens = r->max_tokens > r->completion ? r->max_tokens - r->completion : 1;
+        c->max_tokens = r->max_tokens > r->before.completion ? r->max_tokens - r->before.completion : 1;
     c->conversation.choice = CALLS_AUTO;                /* a required call was made */
     c->conversation.only = NULL;
     call_prepare_again(c);

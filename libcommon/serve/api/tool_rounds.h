@@ -20,6 +20,13 @@
 struct call;
 struct choice;
 
+/* Tokens: of prompts, and of these from the prefix cache; of answers, and of these reasoning; of
+ * drafts, as in request_stats. */
+struct token_counts {
+    int prompt, cached, completion, reasoning;
+    int drafted, accepted, predicted_right, predicted_wrong;
+};
+
 struct tool_rounds {
     const json_t *confirmed;            /* borrowed from the body; NULL: none */
     json_t *messages;                   /* owned: of the finished rounds, as OpenAI writes them */
@@ -33,7 +40,7 @@ struct tool_rounds {
     int cancelled;                      /* while tools ran */
     struct buf text, reasoning;         /* of the rounds before */
     int max_tokens;                     /* of all rounds; 0: no limit */
-    int prompt, completion, cached, n_reasoning;        /* tokens of the rounds before */
+    struct token_counts before;         /* of the rounds before */
 };
 
 /* Add the tools of the server that the body names to c->conversation.  1; 0 if it names none; -1
