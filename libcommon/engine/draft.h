@@ -8,7 +8,11 @@
 
 enum {
     DRAFT_MOST = 15,        /* tokens of a draft: with the last token of the answer they are a step of 16 */
-    DRAFT_GRADES = 4,       /* how much speaks for a draft: 0 the least, DRAFT_GRADES - 1 the most */
+    /* the evidence for a draft; 0 to 3: more and more equal tokens before it */
+    GRADE_RESUMED = 4,      /* a copy goes on behind an edit */
+    GRADE_EDIT,             /* an edit may be over */
+    GRADE_PREDICTED,        /* the beginning of the predicted tokens */
+    DRAFT_GRADES,
 };
 
 struct draft {
@@ -39,8 +43,8 @@ struct draft_params {
 };
 
 /* Guesses that the tokens behind the longest earlier occurrence of the last ones (at least 3), in
- * the predicted tokens, the prompt or the answer, follow again.  Takes 6 bytes a token, and
- * 64 kB. */
+ * the predicted tokens, the prompt or the answer, follow again, also behind an edit.  Takes 6 bytes
+ * a token, and 64 kB. */
 extern const struct drafter drafter_ngram;
 
 #endif

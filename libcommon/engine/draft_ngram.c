@@ -1,22 +1,46 @@
-/* draft_ngram.c - guess that what followed the last tokens earlier follows again.
+/* draft_ngram.c - guess that what followed the last tokens earlier follows again, also behind an
+ * edit.
  *
  * The corpus is the predicted tokens, then the sequence itself.  Every three tokens of it that end
- * before the last one are in a hash table of chains, the latest first.  A guess follows the chain
- * of the last three tokens and takes the place before which most tokens are the same; the grade is
- * their number.  A guess that reaches the end of the corpus goes on with its own beginning, so that
- * a repetition of any period is guessed as far as wanted. */
+ * before the last one are in a hash table of chains, the latest first; the chain of the last three
+ * tokens leads to the place before which most tokens are the same.
+ *
+ * From then on the place is followed: it advances with every token that it guessed right.  Where
+ * the answer differs from it after a run that was copied, an edit begins.  It ends where the last
+ * two tokens stand in the source again, not far behind the edit's beginning.  The replaced tokens
+ * and the new ones are kept, so that the same change is guessed when the same tokens come again (a
+ * name that is changed throughout).
+ *
+ * A guess that reaches the end of the corpus goes on with its own beginning, so that a repetition
+ * of any period is guessed as far as wanted. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "libcommon/engine/draft.h"
 
 enum { GRAM = 3, HEADS = 1 << 14, MOST_TRIES = 32, MOST_COMPARED = 64 };
+/* tokens of a run that is a copy; most tokens of an edit, on both sides; tokens that end one;
+ * changes that are kept */
+enum { COPY = 6, LONGEST_EDIT = 24, RESYNC = 2, MOST_CHANGES = 16 };
+
+/* Tokens [from, from + n_from) of the corpus became [to, to + n_to).  It is guessed while it was
+ * made more often than not made. */
+struct change { int from, n_from, to, n_to, score; };
 
 struct ngram {
     const int32_t *predicted; int n_predicted;          /* borrowed */
     const int32_t *ids;     /* of the call */
+    int n;                  /* tokens of the corpus */
     int32_t head[HEADS];    /* end of the latest gram of this hash (the index after its last token); 0: none */
     int32_t *before;        /* [room] by end: that of the gram before it in its chain */
-    int room, n;            /* grams that end at n or earlier are in the chains */
+    int room, n_entered;    /* grams that end at n_entered or earlier are in the chains */
+    /* the place whose token is expected next, -1: none; tokens that it guessed right since the last
+     * edit, and before that */
+    int place, run, copied;
+    /* an edit goes on: where it began in the source, and in the answer */
+    int editing, edit_from, edit_to;
+    struct change change[MOST_CHANGES]; int n_changes, next_change;
+    int n_seen;             /* tokens that the place has been advanced over */
 };
 
 static void *ngram_open(const int32_t *predicted, int n)
@@ -25,6 +49,7 @@ static void *ngram_open(const int32_t *predicted, int n)
     if (s) {
         s->predicted = predicted;
         s->n_predicted = n;
+        s->place = n ? 0 : -1;          /* the answer may begin as the predicted one does */
     }
     return s;
 }
@@ -42,6 +67,20 @@ static int32_t at(const struct ngram *s, int i)
 {
     return i < s->n_predicted ? s->predicted[i] : s->ids[i - s->n_predicted];
 }
+
+static int equal(const struct ngram *s, int a, int b, int n)
+{
+    int i = 0;
+    while (i < n && at(s, a + i) == at(s, b + i))
+        i++;
+    return i == n;
+}
+
+/* First token, and end, of the part that token i is in: the predicted tokens or the sequence. */
+static int part_begin(const struct ngram *s, int i) { return i < s->n_predicted ? 0 : s->n_predicted; }
+static int part_end(const struct ngram *s, int i) { return i < s->n_predicted ? s->n_predicted : s->n; }
+
+/* ---- chains ---- */
 
 static uint32_t hash(const struct ngram *s, int end)
 {
@@ -63,27 +102,12 @@ static int reserve(struct ngram *s, int n)
     return 0;
 }
 
-/* First token of the part that token end - 1 is in: the predicted tokens or the sequence. */
-static int part_begin(const struct ngram *s, int end) { return end <= s->n_predicted ? 0 : s->n_predicted; }
-
-/* Number of equal tokens before two ends, at most MOST_COMPARED; a is the smaller one. */
-static int common(const struct ngram *s, int a, int b)
+/* Every gram that ends before the last token goes into the chains. */
+static void enter(struct ngram *s)
 {
-    const int most = a - part_begin(s, a) < MOST_COMPARED ? a - part_begin(s, a) : MOST_COMPARED;
-    int n = 0;
-    while (n < most && b - 1 - n >= s->n_predicted && at(s, a - 1 - n) == at(s, b - 1 - n))
-        n++;
-    return n;
-}
-
-static int grade_of(int n_common) { return n_common >= 16 ? 3 : n_common >= 8 ? 2 : n_common >= 5 ? 1 : 0; }
-
-/* Every gram that ends before n goes into the chains. */
-static void enter(struct ngram *s, int n)
-{
-    for (int end = s->n + 1; end < n; end++) {
-        s->n = end;
-        if (end - part_begin(s, end) < GRAM)
+    for (int end = s->n_entered + 1; end < s->n; end++) {
+        s->n_entered = end;
+        if (end - part_begin(s, end - 1) < GRAM)
             continue;
         int32_t *head = &s->head[hash(s, end)];
         s->before[end] = *head;
@@ -91,33 +115,219 @@ static void enter(struct ngram *s, int n)
     }
 }
 
-static void ngram_guess(void *state, const int32_t *ids, int n_ids, int most, struct draft *d)
+/* Number of equal tokens before `end` and before the end of the corpus, at most MOST_COMPARED. */
+static int common(const struct ngram *s, int end)
 {
-    struct ngram *s = state;
-    const int n = s->n_predicted + n_ids;
-    int best = 0, longest = GRAM - 1;
-    d->n = 0;
-    if (n_ids <= GRAM || reserve(s, n) != 0)
-        return;
-    s->ids = ids;
-    enter(s, n);
-    int end = s->head[hash(s, n)];
-    for (int tries = 0; end && tries < MOST_TRIES && longest < MOST_COMPARED; tries++, end = s->before[end]) {
-        const int same = common(s, end, n);
-        if (same > longest) {
-            longest = same;
+    const int part = end - part_begin(s, end - 1), ids = s->n - s->n_predicted;
+    int n = 0, most = part < ids ? part : ids;
+    most = most < MOST_COMPARED ? most : MOST_COMPARED;
+    while (n < most && at(s, end - 1 - n) == at(s, s->n - 1 - n))
+        n++;
+    return n;
+}
+
+/* The place before which most tokens are those before the end, and their number; -1: there are not
+ * GRAM of them. */
+static int find(const struct ngram *s, int *n_common)
+{
+    int best = -1, end = s->n - s->n_predicted > GRAM ? s->head[hash(s, s->n)] : 0;
+    *n_common = GRAM - 1;
+    for (int tries = 0; end && tries < MOST_TRIES && *n_common < MOST_COMPARED; tries++, end = s->before[end]) {
+        const int same = common(s, end);
+        if (same > *n_common) {
+            *n_common = same;
             best = end;
         }
     }
-    if (!best)
+    return best;
+}
+
+/* ---- following a place ---- */
+
+/* Whether the source at `place` is what this change replaces. */
+static int applies(const struct ngram *s, const struct change *c, int place)
+{
+    return c->n_from <= part_end(s, place) - place && equal(s, c->from, place, c->n_from);
+}
+
+static void keep_change(struct ngram *s, const struct change *new)
+{
+    for (int i = 0; i < s->n_changes; i++) {
+        struct change *c = &s->change[i];
+        if (c->n_from == new->n_from && c->n_to == new->n_to && equal(s, c->from, new->from, c->n_from) &&
+            equal(s, c->to, new->to, c->n_to)) {
+            c->score += c->score < 4;
+            return;
+        }
+    }
+    s->change[s->next_change] = *new;
+    s->next_change = (s->next_change + 1) % MOST_CHANGES;
+    s->n_changes += s->n_changes < MOST_CHANGES;
+}
+
+/* The source goes on at `place`, of which so many tokens were right. */
+static void resume(struct ngram *s, int place, int n_right)
+{
+    s->place = place;
+    s->copied += s->run;
+    s->run = n_right;
+    s->editing = 0;
+}
+
+/* The edit that goes on is a change that was made before, as far as token i. */
+static int ends_as_before(struct ngram *s, int i)
+{
+    const int n = i + 1 - s->edit_to;
+    for (int k = 0; k < s->n_changes; k++) {
+        struct change *c = &s->change[k];
+        if (c->score > 0 && c->n_to == n && applies(s, c, s->edit_from) && equal(s, c->to, s->edit_to, n)) {
+            c->score += c->score < 4;
+            resume(s, s->edit_from + c->n_from, 0);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* The last tokens, up to i, stand in the source again. */
+static int ends_in_source(struct ngram *s, int i)
+{
+    const int n = i + 1 - s->edit_to - RESYNC, end = part_end(s, s->edit_from);
+    int best = -1;
+    for (int p = s->edit_from; n >= 0 && p + RESYNC <= end && p + RESYNC <= s->edit_to &&
+         p <= s->edit_from + n + LONGEST_EDIT; p++)
+        if (equal(s, p, i + 1 - RESYNC, RESYNC) &&
+            (best < 0 || abs(p - s->edit_from - n) < abs(best - s->edit_from - n)))
+            best = p;
+    if (best < 0)
+        return 0;
+    if (best > s->edit_from)
+        keep_change(s, &(struct change){ s->edit_from, best - s->edit_from, s->edit_to, n, 1 });
+    resume(s, best + RESYNC, RESYNC);
+    return 1;
+}
+
+static void go_on_editing(struct ngram *s, int i)
+{
+    if (!ends_as_before(s, i) && !ends_in_source(s, i) && i + 1 - s->edit_to >= LONGEST_EDIT) {
+        s->place = -1;
+        s->editing = 0;
+    }
+}
+
+/* Token i of the answer is known. */
+static void advance(struct ngram *s, int i)
+{
+    if (s->editing) {
+        go_on_editing(s, i);
+    } else if (s->place >= 0 && s->place < part_end(s, s->place) && at(s, s->place) == at(s, i)) {
+        for (int k = 0; k < s->n_changes; k++)
+            s->change[k].score -= s->change[k].score > 0 && applies(s, &s->change[k], s->place);
+        s->place++;
+        s->run++;
+        if (s->place == s->n_predicted)
+            s->place = -1;
+    } else if (s->place >= 0 && s->run + s->copied >= COPY) {
+        s->editing = 1;
+        s->edit_from = s->place;
+        s->edit_to = i;
+        go_on_editing(s, i);
+    } else {
+        s->place = -1;
+    }
+}
+
+/* ---- the guess ---- */
+
+/* The tokens from `place` on, with the changes that were made before. */
+static void fill(const struct ngram *s, int place, int most, struct draft *d)
+{
+    const int from_predicted = place < s->n_predicted;
+    while (d->n < most && !(from_predicted && place >= s->n_predicted)) {
+        const struct change *c = NULL;
+        for (int k = 0; k < s->n_changes && place < s->n; k++)
+            if (s->change[k].score > 0 && applies(s, &s->change[k], place))
+                c = &s->change[k];
+        if (!c) {
+            const int32_t id = place < s->n ? at(s, place) : d->token[place - s->n];
+            d->token[d->n++] = id;
+            place++;
+            continue;
+        }
+        for (int k = 0; k < c->n_to && d->n < most; k++)
+            d->token[d->n++] = at(s, c->to + k);
+        place += c->n_from;
+    }
+    d->predicted = from_predicted;
+}
+
+/* While an edit goes on: the rest of a change that was made before.  0: it is none. */
+static int guess_change(const struct ngram *s, int most, struct draft *d)
+{
+    const int n = s->n - s->edit_to;
+    for (int k = 0; k < s->n_changes; k++) {
+        const struct change *c = &s->change[k];
+        if (c->score <= 0 || c->n_to <= n || !applies(s, c, s->edit_from) || !equal(s, c->to, s->edit_to, n))
+            continue;
+        for (int i = n; i < c->n_to && d->n < most; i++)
+            d->token[d->n++] = at(s, c->to + i);
+        fill(s, s->edit_from + c->n_from, most, d);
+        d->grade = GRADE_EDIT;
+        return 1;
+    }
+    return 0;
+}
+
+/* The source goes on behind its token that the last one is, or behind one token that was
+ * replaced. */
+static void guess_end(const struct ngram *s, int most, struct draft *d)
+{
+    const int n = s->n - s->edit_to, end = part_end(s, s->edit_from);
+    int p = s->edit_from;
+    while (p < end && p <= s->edit_from + n + 2 && p < s->edit_to && at(s, p) != at(s, s->n - 1))
+        p++;
+    d->grade = GRADE_EDIT;
+    if (p < end && p <= s->edit_from + n + 2 && p < s->edit_to)
+        fill(s, p + 1, most, d);
+    else if (n == 1 && s->edit_from + 1 < end)
+        fill(s, s->edit_from + 1, most, d);
+}
+
+static int grade_of(int n_common) { return n_common >= 16 ? 3 : n_common >= 8 ? 2 : n_common >= 5 ? 1 : 0; }
+
+static void ngram_guess(void *state, const int32_t *ids, int n_ids, int most, struct draft *d)
+{
+    struct ngram *s = state;
+    int n_common;
+    d->n = 0;
+    if (reserve(s, s->n_predicted + n_ids) != 0)
         return;
-    d->grade = grade_of(longest);
-    d->predicted = best < s->n_predicted;
-    for (int i = 0; i < most; i++)
-        d->token[i] = best + i < n ? at(s, best + i) : d->token[best + i - n];
-    d->n = most;
-    if (d->predicted && best + most > s->n_predicted)   /* behind it comes the prompt */
-        d->n = s->n_predicted - best;
+    s->ids = ids;
+    s->n = s->n_predicted + n_ids;
+    enter(s);
+    for (int i = s->n_seen ? s->n_seen : s->n - 1; i < s->n; i++)
+        advance(s, i);
+    s->n_seen = s->n;
+    const int found = find(s, &n_common), copied = s->copied < 32 ? s->copied : 32,
+              sure = s->place < 0 ? 0 : s->editing ? COPY + copied / 4 : s->run + copied / 2;
+    if (found >= 0 && n_common > sure) {
+        s->place = found;
+        s->run = n_common;
+        s->copied = s->editing = 0;
+    }
+    if (s->place < 0 || (s->editing && guess_change(s, most, d)))
+        return;
+    if (s->editing && found >= 0) {
+        d->grade = grade_of(n_common);
+        fill(s, found, most, d);
+        return;
+    }
+    if (s->editing) {
+        guess_end(s, most, d);
+        return;
+    }
+    d->grade = s->copied && s->run < 4 ? GRADE_RESUMED : s->run < GRAM ? GRADE_PREDICTED : grade_of(s->run);
+    fill(s, s->place, most, d);
 }
 
 const struct drafter drafter_ngram = { "ngram", ngram_open, ngram_guess, ngram_close };

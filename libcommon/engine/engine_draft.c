@@ -23,7 +23,9 @@
 #include "libcommon/engine/engine_core.h"
 
 /* Before anything was measured: trust in drafts by grade; time of a drafted token in steps. */
-static const float FIRST_TRUST[DRAFT_GRADES] = { 0.3f, 0.5f, 0.7f, 0.85f }, FIRST_COST = 0.125f;
+static const float FIRST_TRUST[DRAFT_GRADES] = { 0.3f, 0.5f, 0.7f, 0.85f, [GRADE_RESUMED] = 0.8f, [GRADE_EDIT] = 0.4f,
+                                                  [GRADE_PREDICTED] = 0.7f },
+                   FIRST_COST = 0.125f;
 static const float LEARNING = 1 / 8.0f;
 
 int draft_init(struct engine *g, struct request *r, const struct draft_params *p, struct err *e)

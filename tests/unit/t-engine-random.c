@@ -193,7 +193,7 @@ static void random_schedules(int ahead)
     /* all of it did happen */
     assert_true(preempted > 100 && cached > 1000 && copies > 100 && evicted > 1000 && cut > 50 && late > 100);
     assert_true(drafter_under_test == &drafter_fake ? accepted > 1000 && drafted > accepted + 1000
-                : drafter_under_test ? accepted > 10 : drafted == 0);
+                : drafter_under_test ? accepted > 10 : accepted <= drafted);
     assert_true(ahead ? n_lookahead > 1000 && n_undrawn > 100 : n_lookahead == 0);
 }
 
