@@ -222,13 +222,15 @@ void handle_jobs(struct server *s, struct conn *c, const char *rest)
     reply_object(s, c, 200, json_pack("{s:o, s:s}", "jobs", list, "folder", s->o.maker.folder));
 }
 
-/* The job of a path "ID" or "ID/resume"; NULL: there is none, which was answered. */
+/* The job of a path "ID" or "ID/resume"; NULL: there is none, which was answered.  A job that has
+ * just ended has its line in the audit log before anything else happens to it. */
 static struct job *find(struct server *s, struct conn *c, const char *rest)
 {
     char id[sizeof ((struct job *)0)->id];
     const size_t n = strcspn(rest, "/");
     if (!jobs_of(s, c))
         return NULL;
+    jobs_events(s);
     snprintf(id, sizeof id, "%.*s", (int)(n < sizeof id ? n : sizeof id - 1), rest);
     struct job *j = job_find(s->jobs, id);
     if (!j)
@@ -243,7 +245,8 @@ void handle_job(struct server *s, struct conn *c, const char *rest)
         reply_job(s, c, 200, j);
 }
 
-/* A job that runs or waits is cancelled; one that is over leaves the list. */
+/* A job that runs or waits is cancelled; one that is over leaves the list.  One that ended since
+ * find() is still "cancelling": its audit line is not written yet. */
 void handle_job_delete(struct server *s, struct conn *c, const char *rest)
 {
     struct job *j = find(s, c, rest);
@@ -252,7 +255,7 @@ void handle_job_delete(struct server *s, struct conn *c, const char *rest)
     struct jobs *js = s->jobs;
     const char *said = "removed";
     pthread_mutex_lock(&js->lock);
-    if (j->state == JOB_RUNNING) {
+    if (j->state == JOB_RUNNING || (j->state != JOB_QUEUED && !j->told)) {
         atomic_store(&j->cancel, 1);
         said = "cancelling";
     } else if (j->state == JOB_QUEUED) {
@@ -262,7 +265,7 @@ void handle_job_delete(struct server *s, struct conn *c, const char *rest)
         said = "cancelled";
     }
     json_t *answer = json_pack("{s:s, s:s}", "status", said, "id", j->id);
-    if (*said == 'r' && j->told)
+    if (*said == 'r')
         jobs_remove(js, j);
     pthread_mutex_unlock(&js->lock);
     reply_object(s, c, 200, answer);
@@ -277,7 +280,7 @@ void handle_job_resume(struct server *s, struct conn *c, const char *rest)
     if (!j)
         return;
     pthread_mutex_lock(&s->jobs->lock);
-    const int over = j->state == JOB_FAILED || j->state == JOB_CANCELLED;
+    const int over = j->told && (j->state == JOB_FAILED || j->state == JOB_CANCELLED);
     pthread_mutex_unlock(&s->jobs->lock);
     if (!over) {
         reply_refusal(s, c, 409, "job_not_ended", "job %s has not failed, and was not cancelled", j->id);
