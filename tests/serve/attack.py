@@ -67,14 +67,14 @@ def make_key(home, name, *options):
 class Server:
     """A zse-serve; home: a folder that has its keys already, or None for an empty one."""
 
-    def __init__(self, *args, home=None, model=True, cwd=None, core=None):
+    def __init__(self, *args, home=None, model=True, cwd=None, core=None, env=None):
         self.home = home or new_home()
         self.err = open(self.home.parent / (self.home.name + '.err'), 'a+')
         limit = (lambda: resource.setrlimit(resource.RLIMIT_CORE, (core, core))) if core is not None else None
         self.p = subprocess.Popen([BUILD / 'zse-serve', '--port', '0', '--threads', '2', *([TINY] if model else []), *map(str, args)],
                 cwd=cwd, preexec_fn=limit,
-                                  env={**os.environ, 'ZSE_HOME': str(self.home)}, stdout=subprocess.PIPE, stderr=self.err,
-                                  text=True)
+                                  env={**os.environ, 'ZSE_HOME': str(self.home), **(env or {})}, stdout=subprocess.PIPE,
+                                  stderr=self.err, text=True)
         line = self.p.stdout.readline()
         expect(line.startswith('listening on '), f'the server does not start: {self.said()[-300:]}')
         self.port = int(line.rsplit(':', 1)[1])
@@ -1687,6 +1687,221 @@ def documents_and_questions_that_are_bombs():
     lives = s.lives('afterwards')
     s.stop()
     return f'{codes}, {lives}'
+
+# ---- downloads and conversions ----
+
+class SilentHub:
+    """An address that takes connections and answers nothing, so that a job that asks it runs until
+    it is cancelled."""
+
+    def __init__(self):
+        self.s = socket.socket()
+        self.s.bind(('127.0.0.1', 0))
+        self.s.listen(64)
+        self.env = {'HF_ENDPOINT': f'http://127.0.0.1:{self.s.getsockname()[1]}', 'HF_HOME': str(new_home()), 'HF_HUB_DISABLE_XET': '1'}
+
+
+def children(s):
+    return [int(x) for x in pathlib.Path(f'/proc/{s.p.pid}/task/{s.p.pid}/children').read_text().split()] + [
+        int(x) for t in pathlib.Path(f'/proc/{s.p.pid}/task').iterdir() if t.name != str(s.p.pid)
+        for x in (t / 'children').read_text().split()]
+
+
+def files_below(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob('*'))
+
+
+@attempt
+def jobs_without_the_right():
+    "each path of a job, also in other spellings, without a key, with a wrong one and with keys of every scope but admin"
+    hub, home = SilentHub(), new_home()
+    keys = {name: make_key(home, name, *options) for name, options in (
+        ('any', ()), ('chat', ('--scope', 'chat')), ('models', ('--scope', 'models')), ('embed', ('--scope', 'embeddings')))}
+    s = Server(home=home, model=False, env=hub.env)
+    jobs, order = '/api/models/jobs', {'source': 'a/b', 'kind': 'download'}
+    code, _, job = s.ask(jobs, order, key=s.token)
+    expect(code == 202, f'the order of the administrator: {code} {job}')
+    tried = [('GET', jobs, None), ('POST', jobs, order), ('POST', jobs, {'source': 'c/d'}), ('GET', jobs + '/events', None), ('GET', jobs + '/1', None),
+             ('DELETE', jobs + '/1', None), ('POST', jobs + '/1/resume', None), ('HEAD', jobs, None), ('GET', '/api/models/files', None),
+             ('DELETE', '/api/models/files/tiny.zse', None), ('DELETE', '/api//models/jobs/1', None), ('DELETE', jobs + '/%31', None),
+             ('DELETE', '/v1/../api/models/jobs/1', None), ('DELETE', '/api/models/./jobs/1', None), ('DELETE', jobs + '/1/', None)]
+    for name, key in ((None, None), ('wrong', 'zse-' + 'a' * 43), *keys.items()):
+        for method, path, body in tried:
+            codes = s.raw(request(path, body, key, method, ['Connection: close']))
+            unknown = name in (None, 'wrong') and (method, path, body) in tried[:10]
+            expect(codes and codes[0] in ((401, 429) if unknown else (400, 401, 403, 404, 405, 429)), f'{method} {path} with {name}: {codes}')
+    left = s.ask(jobs, key=s.token)[2]['jobs']
+    expect([(j['id'], j['state']) for j in left] == [(job['id'], 'running')], f'{left}')
+    s.stop()
+    return f'{len(tried)} requests with each of {len(keys) + 2}: 401, 403 or 404; the job runs'
+
+
+@attempt
+def names_of_jobs():
+    "names and sources with ../, absolute ones, links and devices below the folder of models, options of the converter, control characters; huge fields, ids and numbers"
+    hub, folder = SilentHub(), new_home()
+    shutil.copytree(ROOT / 'models' / 'tiny', folder / 'source')
+    (folder / 'link').symlink_to('/etc')
+    (folder / 'loop').symlink_to('loop')
+    os.mkfifo(folder / 'fifo')
+    before, outside = files_below(folder), sorted(x for x in os.listdir(T) if not x.startswith('home-'))
+    s = Server('--model-dir', folder, model=False, env=hub.env)
+    jobs, wrong = '/api/models/jobs', {}
+    names = ['../up', '/tmp/x', '.hidden', '..', '.', 'a/b', 'a\\b', 'a\0b', 'a\nb', '', 'a' * 161, 'a' * 1_000_000, 'é', '%2e%2e', 'a b', '~', '$HOME', '\u202egpj']
+    sources = ['-o', '--threads', '--', '-', 'a/../../b', '/etc', '/etc/passwd', '/dev/zero', '/proc/self/mem', '../', './../' + folder.name, './link', './link/ssl', './loop',
+               './fifo', '.', '..', './', '/', '', ' ', 'a b', 'a/b/c', 'a/b@../../c', 'a/b@-x y', 'a/b:../c', 'a/b\n', 'a/b\0', 'a/b?x', 'a/b#x', 'a/..', '../b', 'http://a/b',
+               'file:///etc/passwd', 'é/b', 'a/' + 'b' * 100_000, './' + 'x' * 1_000_000, './' + 'a/' * 3000]
+    bodies = [{'source': './source', 'name': n} for n in names] + [{'source': x} for x in sources] + [{'source': './source', **x} for x in (
+        {'kind': 'x' * 1_000_000}, {'kind': ''}, {'quantization': 'q' * 1_000_000}, {'quantization': '-o'}, {'quantization': 'int8 -o x'}, {'quality': 'q' * 100_000}, {'quality': '--force'},
+        {'target_gb': -1}, {'target_gb': 1e308}, {'target_gb': 10**400}, {'target_gb': 'many'}, {'name': {}}, {'name': 7}, {'source': ['a/b']}, {'source': None}, {'load': 'yes'}, {'force': True},
+        {'output': '/tmp/x'}, {'command': ['sh']})] + [{}, [], 'a/b', b'{"source":"a/b","source":"c/d"}', b'{"source":"a/\xff"}', b'[' * 1_000_000, b'']
+    for body in bodies:
+        code, _, answer = s.ask(jobs, body, key=s.token)
+        if not 400 <= code < 500 or not isinstance(answer, dict):
+            wrong[str(body)[:80]] = code, str(answer)[:200]
+    for x in ('0', '-1', '01', '1e0', '9' * 7000, '%00', '%ff', '%c3%a9' * 60, 'a' * 39 + '%c3%a9', '..%2f..', '%2e%2e', '%0a', "1'--", '1%00'):
+        for method, rest in (('GET', ''), ('DELETE', ''), ('POST', '/resume'), ('GET', '/resume'), ('POST', '')):
+            code, _, answer = s.ask(f'{jobs}/{x}{rest}', key=s.token, method=method)
+            if code not in (400, 404, 405) or not (isinstance(answer, dict) and answer.get('error')):
+                wrong[f'{method} {x[:40]}{rest}'] = code, str(answer)[:200]
+    for x in ('..%2fadmin.token', '%2e%2e', 'source', 'link', 'link%2fpasswd', 'fifo', '.', '%00', 'a' * 5000, 'tiny.zse%00'):
+        code = s.status('/api/models/files/' + x, key=s.token, method='DELETE')
+        if code not in (400, 403, 404, 409):
+            wrong[f'file {x[:40]}'] = code
+    expect(not wrong, f'{wrong}')
+    expect(s.ask(jobs, key=s.token)[2]['jobs'] == [], f'jobs began: {s.ask(jobs, key=s.token)[2]}')
+    expect(files_below(folder) == before, f'files have come or gone: {set(files_below(folder)) ^ set(before)}')
+    expect(sorted(x for x in os.listdir(T) if not x.startswith('home-')) == outside, f'{os.listdir(T)}')
+    s.lives()
+    s.stop()
+    return f'{len(bodies)} orders refused with 4xx, nothing ran, no file came or went'
+
+
+@attempt
+def jobs_that_are_many():
+    "300 orders at once, 2000 orders that are cancelled, 100 clients that watch and read nothing, ten threads that order, cancel, resume and remove the same jobs; SIGTERM meanwhile"
+    hub = SilentHub()
+    s = Server('--drain', '1', env=hub.env)
+    jobs = '/api/models/jobs'
+    codes = many(300, lambda i: s.status(jobs, {'source': f'a/b{i}', 'kind': 'download'}, key=s.token))
+    expect(codes.count(202) == 16 and set(codes) == {202, 503}, f'{ {c: codes.count(c) for c in set(codes)} }')
+    expect(len(children(s)) <= 1, f'{len(children(s))} children')
+    watchers = [s.open(request(jobs + '/events', key=s.token), receive=4096) for _ in range(100)]
+    for j in s.ask(jobs, key=s.token)[2]['jobs']:
+        s.ask(f'{jobs}/{j["id"]}', key=s.token, method='DELETE')
+    expect(until(lambda: all(j['state'] == 'cancelled' for j in s.ask(jobs, key=s.token)[2]['jobs'])), 'they are not cancelled')
+    holder = s.ask(jobs, {'source': 'a/hold', 'kind': 'download'}, key=s.token)[2]['id']
+    name, before, wrong, n_orders = 'b' * 60, s.rss('RssAnon'), {}, 2000 if SLOW == 1 else 500
+    for i in range(n_orders):
+        code, _, j = s.ask(jobs, {'source': f'a/{name}{i}', 'name': 'n' * 150 + str(i), 'quality': 'fast'}, key=s.token)
+        expect(code == 202, f'order {i}: {code} {j}')
+        s.ask(f'{jobs}/{j["id"]}', key=s.token, method='DELETE')
+    n, after = len(s.ask(jobs, key=s.token)[2]['jobs']), s.rss('RssAnon')
+    expect(n <= 65, f'{n} jobs in the list')
+    expect(after < before + 60 * FAT, f'{before:.0f} MB, then {after:.0f} MB, beside watchers that read nothing')
+    for w in watchers:
+        w.close()
+    s.ask(f'{jobs}/{holder}', key=s.token, method='DELETE')
+
+    over, done, taken = threading.Event(), [0] * 10, [[] for _ in range(10)]
+
+    def race(i):
+        while not over.is_set():
+            with contextlib.suppress(OSError, http.client.HTTPException):       # the server ends
+                for method, path, body in (('POST', '', {'source': f'r/{i % 3}', 'kind': 'download'}), ('GET', '', None)):
+                    code, _, answer = s.ask(jobs + path, body, key=s.token, method=method)
+                    if code not in (200, 202, 409, 503):
+                        wrong[f'{method} {path}'] = code, str(answer)[:200]
+                    taken[i] += [1] * (code == 202)
+                if code != 200:
+                    continue
+                for j in answer['jobs'][-6:]:
+                    for method, rest in (('DELETE', ''), ('POST', '/resume'), ('GET', ''), ('DELETE', '')):
+                        code, _, said = s.ask(f'{jobs}/{j["id"]}{rest}', key=s.token, method=method)
+                        if code not in (200, 202, 404, 409, 503):
+                            wrong[f'{method} {rest}'] = code, str(said)[:200]
+                        taken[i] += [1] * (code == 202)
+                        done[i] += 1
+    runners = [threading.Thread(target=race, args=(i,), daemon=True) for i in range(10)]
+    for t in runners:
+        t.start()
+    most, end = 0, time.monotonic() + 4
+    while time.monotonic() < end:
+        most = max(most, len(children(s)))
+        expect(s.status('/v1/completions', SHORT, key=s.token) == 200, 'a plain request beside them')
+        s.lives('beside jobs that come and go')
+    expect(most <= 1, f'{most} children at once')
+    expect(until(lambda: s.status(jobs, {'source': 'a/last', 'kind': 'download'}, key=s.token) in (202, 503, 409)), 'no order is taken')
+    left, began = children(s), time.monotonic()
+    s.p.send_signal(signal.SIGTERM)
+    expect(s.p.wait(60) == 0, f'it ended with {s.p.returncode}: {s.said()[-300:]}')
+    seconds = time.monotonic() - began
+    over.set()
+    servers.remove(s)
+    for t in runners:
+        t.join(20)
+    expect(not wrong, f'{wrong}')
+    expect(seconds < 1 + 5 * SLOW, f'SIGTERM with --drain 1: the end came after {seconds:.1f} s')
+    expect(until(lambda: not any(pathlib.Path(f'/proc/{p}').exists() for p in left), 5), 'a child is left')
+    lines = sum(x.get('method') == 'JOB' for x in s.log())
+    orders = 16 + 1 + n_orders + sum(map(len, taken)) + 1
+    # those that waited at the end have none, and a thread may not have heard the last answer
+    expect(orders - 18 <= lines <= orders + 10, f'{orders} orders, {lines} lines of jobs in the audit log')
+    return f'16 wait; {before:.0f} MB, after the orders {after:.0f} MB; {sum(done)} requests of the race, {lines} lines in the audit log, one child at a time; the end {seconds:.1f} s after SIGTERM'
+
+
+# ---- speculation ----
+
+def processor_seconds(s):
+    fields = pathlib.Path(f'/proc/{s.p.pid}/stat').read_text().rsplit(')', 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
+
+
+@attempt
+def drafts_that_are_wrong():
+    "--spec auto and ngram:15: prompts that hold every three of eight tokens, drawn from these with a high temperature, so that each guess is possible and nearly all are wrong; one token over and over; 128 choices: processor time and memory against --spec off, the same answers, another key's request beside them"
+    draws = {'temperature': 5, 'ignore_eos': True, 'seed': 1}
+    eight = list(range(300, 308))
+    every = [t for a in eight for b in eight for c in eight for t in (a, b, c)][:1000]
+    hostile = {'prompt': every, 'logit_bias': {str(t): 100 for t in eight}, 'max_tokens': 300, **draws}
+    repeats = {**hostile, 'prompt': [300] * 1000, 'logit_bias': {'300': 100}}
+    choices = {'prompt': every[:200], 'logit_bias': hostile['logit_bias'], 'n': 128, 'max_tokens': 4, **draws}
+    cost, answers, waits, memory = {}, {}, {}, {}
+    for how in ('off', 'auto', 'ngram:15'):
+        home = new_home()
+        greedy, other = make_key(home, 'greedy'), make_key(home, 'other')
+        s = Server('--spec', how, '--max-seqs', '8', '--threads', '1', home=home)
+        got = []
+        for body in (hostile, repeats):
+            began = processor_seconds(s)
+            code, _, answer = s.ask('/v1/completions', body, key=greedy)
+            expect(code == 200, f'{how}: {code} {str(answer)[:200]}')
+            got.append((answer['choices'][0]['text'], answer['usage']['completion_tokens']))
+            cost.setdefault(how, []).append(processor_seconds(s) - began)
+        code, _, answer = s.ask('/v1/completions', choices, key=greedy)
+        expect(code == 200 and len(answer['choices']) == 128, f'{how}: 128 choices: {code} {str(answer)[:200]}')
+        answers[how] = got, sorted(x['text'] for x in answer['choices'])
+        with concurrent.futures.ThreadPoolExecutor(24) as pool:
+            running = [pool.submit(s.status, '/v1/completions', {**hostile, 'seed': i}, key=greedy) for i in range(24)]
+            until(lambda s=s: s.ask('/api/stats/models', key=s.token)[2]['models'][0]['running'] >= 8, 10)
+            times = []
+            while len(times) < 5:
+                began = time.monotonic()
+                expect(s.status('/v1/completions', SHORT, key=other) == 200, f'{how}: a plain request')
+                times.append(time.monotonic() - began)
+            s.lives(f'{how}: beside wrong guesses')
+            codes = {f.result() for f in running}
+        expect(codes == {200}, f'{how}: {codes}')
+        waits[how], memory[how] = max(times), s.rss('VmHWM')
+        s.stop()
+    expect(answers['auto'] == answers['off'] and answers['ngram:15'] == answers['off'], 'the answers differ')
+    # ngram:15 computes 16 tokens a step where one would do; auto has to learn that they do not pay
+    for how, most in (('auto', 2), ('ngram:15', 20)):
+        for i, what in enumerate(('wrong guesses', 'repetition')):
+            expect(cost[how][i] < most * cost['off'][i] + .2 * SLOW, f'{how}, {what}: {cost[how][i]:.2f} s of a processor, {cost["off"][i]:.2f} s without')
+        expect(waits[how] < waits['off'] + 1 * SLOW, f'{how}: another key waited {waits[how]:.2f} s, {waits["off"]:.2f} s without')
+        expect(memory[how] < memory['off'] + 40 * FAT, f'{how}: {memory[how]:.0f} MB, {memory["off"]:.0f} MB without')
+    return '; '.join(f'{how}: {cost[how][0]:.2f} and {cost[how][1]:.2f} s of a processor, another key waited {waits[how]:.2f} s, {memory[how]:.0f} MB' for how in cost)
 
 
 def run():
