@@ -220,11 +220,11 @@ completed() {
 
 # bats test_tags=plain
 @test "make install and uninstall leave nothing behind" {
-  make -s B="$ZSE_BIN" install DESTDIR="$BATS_TEST_TMPDIR/root" PREFIX=/usr
+  make -s B="${ZSE_BIN:-build}" install DESTDIR="$BATS_TEST_TMPDIR/root" PREFIX=/usr
   for p in $(programs); do
     [ -x "$BATS_TEST_TMPDIR/root/usr/bin/$p" ] && [ -f "$BATS_TEST_TMPDIR/root/usr/share/man/man1/$p.1" ] || return 1
   done
-  make -s B="$ZSE_BIN" uninstall DESTDIR="$BATS_TEST_TMPDIR/root" PREFIX=/usr
+  make -s B="${ZSE_BIN:-build}" uninstall DESTDIR="$BATS_TEST_TMPDIR/root" PREFIX=/usr
   left=$(find "$BATS_TEST_TMPDIR/root" -type f)
   [ -z "$left" ] || { echo "$left"; return 1; }
 }
