@@ -234,6 +234,8 @@ static const struct row rows[] = {
               "\"additionalProperties\":false}]}", "{\"a\":4}~{\"b\":null}~{\"a\":5.5}~{\"a\":7,\"b\":1}",
               "{\"a\":5}~{}~{\"a\":4,\"b\":1}~{\"c\":1}" },
     { SCHEMA, "{\"type\":\"object\",\"not\":{\"additionalProperties\":{\"type\":\"null\"}},\"additionalProperties\":true}", "{\"a\":1}~{\"a\":null,\"b\":\"\"}", "{}~{\"a\":null}~{\"a\":1,\"a\":null}" },
+    /* as many conditions on some property as can be told apart */
+    { SCHEMA, "{\"type\":\"object\",\"allOf\":[{\"not\":{\"additionalProperties\":{\"type\":\"null\"}}},{\"not\":{\"additionalProperties\":{\"type\":\"string\"}}},{\"not\":{\"additionalProperties\":{\"type\":\"boolean\"}}},{\"not\":{\"additionalProperties\":{\"type\":\"array\"}}}]}", "{\"a\":1}~{\"a\":null,\"b\":2}", "{}~{\"a\":null}~{\"a\":\"\",\"b\":\"\"}" },
     { SCHEMA, "{\"type\":\"object\",\"not\":{\"propertyNames\":{\"maxLength\":2}}}", "{\"abc\":1}~{\"a\":1,\"abc\":2}",
       "{}~{\"ab\":1}" },
     { SCHEMA, "{\"type\":\"object\",\"not\":{\"patternProperties\":{\"^x\":{\"type\":\"null\"}}},\"maxProperties\":2}",
