@@ -82,7 +82,7 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   await is_over "$id"
   curl -s -X POST "$HUB/_release" -d '{}' >/dev/null
   [ "$(state "$id")" = cancelled ]
-  [[ "$(message "$id")" == "cancelled; the same order resumes it" ]]
+  [[ "$(message "$id")" == "cancelled; the same request resumes it" ]]
   ls "$HF_HOME"/hub/models--test--tiny/blobs/*.zse-part
   admin -X POST "$URL/api/models/jobs/$id/resume" | jq -e '.state == "queued" or .state == "running"'
   await is_over "$id"

@@ -159,7 +159,7 @@ int job_run(struct jobs *js, struct job *j)
         return 0;
     }
     if (ended)
-        snprintf(j->message, sizeof j->message, "cancelled; the same order resumes it");
+        snprintf(j->message, sizeof j->message, "cancelled; the same request resumes it");
     else if (WIFSIGNALED(status))
         snprintf(j->message, sizeof j->message, "%s was ended by signal %d", strrchr(j->command[0], '/') + 1,
                  WTERMSIG(status));

@@ -3,7 +3,7 @@
  * One thread runs them one after the other, each in a child process of low priority (the
  * program's zse-convert or zse-info), which prints its progress as lines.  A job that is
  * cancelled, or that runs when the server stops, ends by SIGTERM and after some seconds by
- * SIGKILL; its downloads and converted parts stay on the disk, and the same order resumes
+ * SIGKILL; its downloads and converted parts stay on the disk, and the same request resumes
  * there.  The list of jobs lives as long as the server. */
 #ifndef ZSE_SERVE_JOBS_JOBS_H
 #define ZSE_SERVE_JOBS_JOBS_H

@@ -24,7 +24,7 @@ static struct jobs *jobs_of(struct server *s, struct conn *c)
     return s->jobs;
 }
 
-/* ---- an order ---- */
+/* ---- a request for a job ---- */
 
 static const char *last_part(const char *path)
 {
