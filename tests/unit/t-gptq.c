@@ -285,6 +285,17 @@ static void directions(void **state)
     pool_close(two);
 }
 
+/* Round all tiles of w [rows][cols] to `to`, with error feedback. */
+static void round_tiles(struct gptq *g, const struct mat *m, const struct level_grid *grid, float *w, int rows,
+                        int cols, struct qrow *q, uint8_t *to, void *scratch)
+{
+    for (int t = 0; t < m->n_tiles; t++) {
+        const int n = rows - t * TILE_ROWS < TILE_ROWS ? rows - t * TILE_ROWS : TILE_ROWS;
+        gptq_tile(g, linalg_pick(), m, grid, w + t * TILE_ROWS * cols, cols, n, q, to + (size_t)t * m->tile_bytes,
+                  scratch);
+    }
+}
+
 static void feedback(void **state)
 {
     (void)state;
@@ -333,11 +344,7 @@ static void feedback(void **state)
         m.data = out;
         for (int sweeps = 0; sweeps <= 4; sweeps += 4) {
             g.sweeps = sweeps;
-            for (int t = 0; t < m.n_tiles; t++) {
-                int rows = ROWS - t * TILE_ROWS < TILE_ROWS ? ROWS - t * TILE_ROWS : TILE_ROWS;
-                gptq_tile(&g, linalg_pick(), &m, &grid, copy + t * TILE_ROWS * COLS, COLS, rows, &q,
-                          out + (size_t)t * m.tile_bytes, scratch);
-            }
+            round_tiles(&g, &m, &grid, copy, ROWS, COLS, &q, out, scratch);
             assert_memory_equal(copy, w, ROWS * COLS * 4);      /* without C nothing is corrected */
             double fed = output_error(&m, w, plain, N);
             print_message("# %-4s output error: rounded %.3e, fed back (%d sweeps) %.3e\n", qtype_info(types[i])->name,
@@ -348,11 +355,7 @@ static void feedback(void **state)
         gptq_release(&g);
         for (int rank = 32; rank <= 512; rank *= 4) {           /* 512: as many as there are */
             assert_int_equal(gptq_init_low(&g, linalg_pick(), p, COLS, x, (size_t)N, T, rank, NULL), 0);
-            for (int t = 0; t < m.n_tiles; t++) {
-                int rows = ROWS - t * TILE_ROWS < TILE_ROWS ? ROWS - t * TILE_ROWS : TILE_ROWS;
-                gptq_tile(&g, linalg_pick(), &m, &grid, copy + t * TILE_ROWS * COLS, COLS, rows, &q,
-                          out + (size_t)t * m.tile_bytes, scratch);
-            }
+            round_tiles(&g, &m, &grid, copy, ROWS, COLS, &q, out, scratch);
             double fed = output_error(&m, w, plain, N);
             print_message("# %-4s output error: fed back along %d directions %.3e\n", qtype_info(types[i])->name,
                           g.rank, fed);
