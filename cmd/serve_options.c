@@ -1,6 +1,7 @@
 /* serve_options.c - parse the command line of zse-serve. */
 #include "cmd/zse-serve.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +11,8 @@ static const char prog[] = "zse-serve";
 static const char usage[] =
     "usage: zse-serve [OPTIONS] [MODEL]...\n"
     "Serve models on the OpenAI API over HTTP.\n"
-    "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default: $ZSE_MODEL; without: models are loaded over the API).\n"
+    "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default: $ZSE_MODEL; without:\n"
+    "the models here, each loaded when a request names it; zse-info models local lists them).\n"
     "\n"
     "      --config FILE          options from a JSON object, {\"port\": 8080, \"models\": [\"m.zse\"]}; those of the command line win\n"
     "      --host NAME            address to listen on (default: $ZSE_HOST, else 127.0.0.1)\n"
@@ -43,6 +45,8 @@ static const char usage[] =
     "      --max-queue N          requests that may wait, 0: no limit (default: 1000)\n"
     "      --kv-bytes SIZE        memory for keys and values of each model (default: enough, at most a quarter of the machine's)\n"
     "      --model-dir DIR        load models over the API only from this folder (default: from anywhere, for clients of this machine only)\n"
+    "      --keep-alive TIME      without MODEL: unload a model after this time without a request,\n"
+    "                             as 90s, 5m or 2h; -1: never (default: 5m)\n"
     "      --max-memory SIZE      weights and memory of all models; the least recently used are evicted (default: no limit)\n"
     "      --no-memory-watch      go on when memory runs short (default: below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB exit)\n"
     "      --no-prefix-cache      compute every prompt from its beginning\n"
@@ -78,7 +82,7 @@ enum {
     OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
     OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY, OPT_EMBEDDING, OPT_RAG_DOCUMENTS, OPT_RAG_BYTES,
     OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_HISTORY_CONVERSATIONS, OPT_MCP_STDIO,
-    OPT_MCP_CONFIG,
+    OPT_MCP_CONFIG, OPT_KEEP_ALIVE,
 };
 
 static const struct option options[] = {
@@ -115,6 +119,7 @@ static const struct option options[] = {
     { "rag-bytes", required_argument, NULL, OPT_RAG_BYTES },
     { "work-memory", required_argument, NULL, OPT_WORK_MEMORY }, { "quiet", no_argument, NULL, OPT_QUIET },
     { "mcp-config", required_argument, NULL, OPT_MCP_CONFIG }, { "mcp-stdio", no_argument, NULL, OPT_MCP_STDIO },
+    { "keep-alive", required_argument, NULL, OPT_KEEP_ALIVE },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
     RUN_LONG_OPTIONS, SPEC_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
@@ -137,6 +142,23 @@ static int work_memory(const char *name, const char *arg, size_t *out)
     if (size < 1 << 20)
         return cli_wrong(prog, "%s: %s, expected at least 1MiB", name, arg);
     *out = size;
+    return 0;
+}
+
+/* Seconds, or a number with s, m or h; -1: for ever. */
+static int keep_alive(const char *arg, double *out)
+{
+    const char units[] = "smh";
+    const double seconds[] = { 1, 60, 3600 };
+    char number[32];
+    const size_t n = strlen(arg);
+    const char *unit = n ? strchr(units, arg[n - 1]) : NULL;
+    if (n == 0 || n >= sizeof number)
+        return cli_wrong(prog, "--keep-alive: '%s', expected a time like 90s, 5m, 2h, or -1", arg);
+    snprintf(number, sizeof number, "%.*s", (int)(n - (unit != NULL)), arg);
+    if (cli_parse_float(prog, "--keep-alive", number, -1, 1e9, out) != 0)
+        return CLI_USAGE;
+    *out *= unit ? seconds[unit - units] : 1;
     return 0;
 }
 
@@ -199,6 +221,7 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_QUIET: o->quiet = 1; return 0;
     case OPT_PLAN: o->plan = 1; return 0;
     case OPT_NO_WATCH: o->no_watch = 1; return 0;
+    case OPT_KEEP_ALIVE: return keep_alive(arg, &o->keep_alive_s);
     case OPT_CONFIG: return 0;              /* read before the others */
     default: return run_option(prog, c, arg, &o->run);
     }
@@ -251,7 +274,7 @@ int serve_options_parse(struct serve_options *o, int argc, char **argv)
     struct err e;
     *o = (struct serve_options){ .port = 8000, .max_seqs = 32, .max_queue = 1000, .timeout_s = 600, .drain_s = 30,
                                  .stall_s = 60, .max_connections = 4096, .max_per_address = 512, .max_body = 16000000,
-                                 .rag_documents = 10000, .rag_bytes = 1000000000 };
+                                 .keep_alive_s = 300, .rag_documents = 10000, .rag_bytes = 1000000000 };
     const char *config = find_config(argc, argv, &n_models, &n_names);
     if (serve_config_open(&o->config, config, options, argc, argv, n_models, n_names, &e) != 0)
         return cli_fail(prog, &e);

@@ -252,7 +252,14 @@ static int plan_models(const struct serve_options *o)
 
 /* Folders and files of the server, owned by the user it runs as. */
 /* owned; audit NULL: no log; signer NULL: the log is not signed */
-struct server_folders { char *home, *audit, *token, *models; const char **env; struct audit_signer *signer; };
+struct server_folders { char *home, *audit, *token, *models, *store; const char **env; struct audit_signer *signer; };
+
+/* No MODEL: the models that have names. */
+static int serves_names(const struct serve_options *o)
+{
+    const char *env = getenv("ZSE_MODEL");
+    return o->n_models == 0 && !(env && *env);
+}
 
 static int find_places(const struct serve_options *o, struct server_folders *p, struct err *e)
 {
@@ -262,6 +269,10 @@ static int find_places(const struct serve_options *o, struct server_folders *p, 
         return err_nomem(e, "environment");
     if (o->model_dir ? !(p->models = strdup(o->model_dir)) : asprintf(&p->models, "%s/models", p->home) < 0) {
         p->models = NULL;
+        return err_nomem(e, "the name of a folder");
+    }
+    if (serves_names(o) && asprintf(&p->store, "%s/models", p->home) < 0) {
+        p->store = NULL;
         return err_nomem(e, "the name of a folder");
     }
     const char *audit = o->audit_folder;
@@ -281,6 +292,7 @@ static void release_places(struct server_folders *p)
     free(p->env);
     free(p->token);
     free(p->models);
+    free(p->store);
     free(p->audit);
     free(p->home);
 }
@@ -370,7 +382,8 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .history_bytes = o->history_bytes, .history_conversations = o->history_conversations,
         .trust_proxy = o->trust_proxy, .origins = o->origins,
         .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
-        .model_dir = o->model_dir, .max_connections = o->max_connections, .max_per_address = o->max_per_address,
+        .model_dir = o->model_dir, .store = p->store, .keep_alive_s = o->keep_alive_s,
+        .max_connections = o->max_connections, .max_per_address = o->max_per_address,
         .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
         .embedding_model = embeds ? embeds : o->embedding_model, .rag_documents = o->rag_documents,
         .rag_bytes = o->rag_bytes,

@@ -19,6 +19,7 @@ struct serve_options {
     const char *mcp_config;                                     /* NULL: not given */
     const char *audit_syslog, *audit_sign;                      /* NULL: not given */
     const char *audit_folder;                                   /* NULL: audit in the home folder */
+    double keep_alive_s;                                        /* of models that have names; negative: for ever */
     const char *model_dir;                                      /* NULL: not given */
     const char *user;                                           /* NULL: keep the identity */
     uint64_t audit_bytes, audit_anonymous_bytes;                /* 0: not given */

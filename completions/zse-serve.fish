@@ -29,6 +29,7 @@ complete -c zse-serve -l max-seqs -x -d 'requests that are computed together (de
 complete -c zse-serve -l max-queue -x -d 'requests that may wait, 0 no limit (default 1000)'
 complete -c zse-serve -l kv-bytes -x -d 'memory for keys and values of each model (default enough, at most a quarter of the machines)'
 complete -c zse-serve -l model-dir -r -d 'load models over the API only from this folder (default from anywhere, for clients of this machine only)'
+complete -c zse-serve -l keep-alive -x -d 'without MODEL unload a model after this time without a request,'
 complete -c zse-serve -l max-memory -x -d 'weights and memory of all models; the least recently used are evicted (default no limit)'
 complete -c zse-serve -l no-memory-watch -d 'go on when memory runs short (default below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB exit)'
 complete -c zse-serve -l no-prefix-cache -d 'compute every prompt from its beginning'

@@ -35,6 +35,9 @@ void calls_drop(struct loaded_model *lm);
 /* The engine's step does not end: answer the clients of calls that began by then with 503 and write
  * the calls' audit lines.  The calls stay until the engine returns. */
 void calls_give_up(struct loaded_model *lm, uint64_t before_ns);
+struct problem;
+/* lm is ready, or opening it failed with p: advance or refuse the calls that wait for it. */
+void calls_loaded(struct server *s, struct loaded_model *lm, const struct problem *p);
 /* on_wake: advance prepared calls, take events of all engines */
 void calls_events(struct server *s);
 int calls_open(struct server *s, struct err *e);        /* starts the preparing threads */

@@ -34,6 +34,7 @@ struct server {
     struct evicted *evicted;
     struct opening *opening;            /* the thread of model_tasks.c */
     struct toolbox *toolbox;            /* tools that the server runs: tools/toolbox.h */
+    struct call *waiting;               /* calls whose model is loading, by next_preparing: api/calls.c */
     struct preparing *preparing;        /* the preparing threads: api/call_prepare.c */
     struct chats *chats;                /* threads of the chat history; NULL: --no-history */
     struct metrics metrics;

@@ -12,6 +12,7 @@
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/model_tasks.h"
+#include "libcommon/serve/named.h"
 
 
 
@@ -59,6 +60,12 @@ int models_n(const struct server *s, enum model_state state)
 
 struct loaded_model *models_find(struct server *s, const char *id, struct problem *pr)
 {
+    char name[STORE_NAME_BYTES];
+    const int named_rc = named_find(s, id, name, pr);
+    if (named_rc < 0)
+        return NULL;
+    if (named_rc == 0)
+        id = name;
     int any = !id || strcmp(id, "default") == 0, loading = 0;
     models_check(s);
     for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
@@ -108,6 +115,7 @@ struct loaded_model *models_load(struct server *s, const char *path, const char 
     lm->created = (int64_t)time(NULL);
     lm->started_ns = lm->used_ns = clock_ns();
     lm->replaces = replaces;
+    lm->named = replaces && replaces->named;
     if (how)
         lm->how = *how;
     lm->batching = 1;
@@ -195,7 +203,8 @@ static int evict_for(struct server *s, const struct loaded_model *lm, struct pro
         if (sum <= limit || !oldest)
             return 0;
         server_log(s, "%s: unloading, because %s needs its memory", oldest->id, lm->id);
-        models_remember(s, oldest, 0);
+        if (!oldest->named)
+            models_remember(s, oldest, 0);
         models_unload(s, oldest);
     }
 }
@@ -235,6 +244,7 @@ static void on_load_failed(struct server *s, struct loaded_model *lm, const stru
         models_remember(s, lm, lm->changed);    /* the next request tries again */
     }
     tell_waiter(lm, pr);
+    calls_loaded(s, lm, pr);
     if (task_give(s, TASK_CLOSE, lm) != 0)
         lm->state = MODEL_LEAVING;              /* models_tick tries again */
 }
@@ -243,6 +253,8 @@ static void on_opened(struct server *s, struct loaded_model *lm)
 {
     struct problem pr = { 0 };
     struct err e;
+    if (lm->error.code != ERR_NONE && named_retry(s, lm))
+        return;
     if (lm->error.code != ERR_NONE || !lm->m.engine)
         problem_set(&pr, lm->error.code == ERR_IO ? 404 : lm->error.code == ERR_MEMORY ? 503 : 400, "model_path",
                     "load_failed", "%s", lm->error.msg);
@@ -260,6 +272,7 @@ static void on_opened(struct server *s, struct loaded_model *lm)
                lm->m.quantization ? lm->m.quantization : "?", lm->m.max_len);
     server_log(s, "%s: %s", lm->id, lm->about);
     tell_waiter(lm, NULL);
+    calls_loaded(s, lm, NULL);
 }
 
 void models_opened(struct server *s)
@@ -320,7 +333,7 @@ void models_check(struct server *s)
         server_log(s, "%s: %s", lm->id, e.msg);
         if (next)
             next->recalled = next->changed = 1; /* if loading it fails, the next request tries again */
-        else
+        else if (!lm->named)
             models_remember(s, lm, 1);          /* the next request loads the new contents */
         models_unload(s, lm);
     }

@@ -34,6 +34,7 @@ struct loaded_model {
     int opened;                         /* m is filled in */
     /* named when the server started: if it fails and there is no other, the server ends */
     int wanted;
+    int named;                          /* named.c has loaded it */
     int stalled;                        /* no step of its engine has ended for stall_s, and the warning is out */
     /* its file's time of writing has changed, and the engine compares the contents */
     int comparing;

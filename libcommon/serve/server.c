@@ -17,6 +17,7 @@
 #include "libcommon/base/plural.h"
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
+#include "libcommon/serve/named.h"
 
 static const int signals[] = { SIGTERM, SIGINT, SIGHUP };
 enum { N_SIGNALS = sizeof signals / sizeof *signals };
@@ -168,6 +169,7 @@ static void on_second(void *user)
     ws_stats_tick(s);
     watch_tick(s);
     stall_tick(s);
+    named_tick(s);
     rag_tick(s);
     chats_tick(s);
     jobs_tick(s);

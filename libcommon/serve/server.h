@@ -17,6 +17,7 @@
  *   rag/                     documents: adding, searching
  *   grammars                 compiled grammars of the answers
  *   worker                   the thread of one engine: commands in, events out
+ *   named                    models that have names, loaded when a request names one
  *   models                   loaded models; model_tasks opens and closes them, and evicted
  *                            remembers those that were unloaded automatically
  *   watch, metrics           memory pressure and stalled engines; counters
@@ -128,6 +129,9 @@ struct server_options {
     /* only models below it may be loaded over HTTP; NULL: any, by clients on this machine without a
      * proxy */
     const char *model_dir;
+    /* folder of models that have names, loaded when a request names one; NULL: none are */
+    const char *store;
+    double keep_alive_s;                /* unload such a model after this time without a request; negative: never */
     int max_connections; size_t max_body;
     /* connections of one address without a key, see places.h; 0: any number; not with trust_proxy
      */

@@ -27,7 +27,7 @@ void handle_health(struct server *s, struct conn *c, const char *rest)
         char why[160];
         snprintf(why, sizeof why, "%.80s: no step has ended for %.0f s", stalled->id, worker_step_s(stalled->worker));
         reply_unhealthy(s, c, "stalled", why, 1);
-    } else if (s->draining || left || (ready == 0 && loading > 0)) {
+    } else if (s->draining || left || (ready == 0 && loading > 0 && !s->o.store)) {
         reply_unhealthy(s, c, s->draining ? "stopping" : wait_s ? "failed" : "loading", NULL, wait_s ? wait_s : 1);
     } else {
         reply_object(s, c, 200, json_pack("{s:s, s:s, s:f, s:i, s:b}", "status", "healthy", "version", ZSE_VERSION,

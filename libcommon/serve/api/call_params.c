@@ -8,6 +8,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
+#include "libcommon/serve/named.h"
 
 /* A text or a list of at most `most` texts into out, borrowed from v. */
 static int parse_texts(const json_t *v, const char *name, int most, size_t most_bytes, const char **out, int *n_out,
@@ -135,15 +136,46 @@ static int check_params(struct call *c, struct problem *pr)
     return 0;
 }
 
-/* Find the model, loading it again if it was evicted, and link the call to it. */
+/* May the call use a model of the folder of names?  By the model's name, or by an alias that the
+ * key allows. */
+static int may_use(const struct call *c, const char *asked, const char *name, struct problem *pr)
+{
+    struct problem why, ignored;
+    if (guard_model(call_record(c), name, &why) == 0 ||
+        (asked && guard_model(call_record(c), asked, &ignored) == 0))
+        return 0;
+    *pr = why;
+    return -1;
+}
+
+/* The model is not loaded: begin to load it if it has a name.  1: c->awaited is loading; 0: there
+ * is none of this name, or it is not for this call; *pr says why. */
+static int await_named(struct call *c, const char *asked, struct problem *pr)
+{
+    char name[STORE_NAME_BYTES];
+    struct problem why;
+    if (c->s->draining || named_find(c->s, asked, name, &why) != 0)
+        return 0;
+    if (may_use(c, asked, name, pr) != 0)
+        return 0;
+    if (!(c->awaited = named_load(c->s, name, pr)))
+        return 0;
+    *pr = (struct problem){ 0 };
+    return 1;
+}
+
+/* Find the model, loading it again if it was evicted, and link the call to it.  Returns as
+ * call_bind. */
 static int find_model(struct call *c, const char *name, struct problem *pr)
 {
     struct problem recalled;
     struct loaded_model *lm = models_find(c->s, name, pr);
+    if (!lm && await_named(c, name, pr))
+        return 1;
     const char *left = lm || pr->status != 404 ? NULL : models_left(c->s, name);
     if (left && guard_model(call_record(c), left, &recalled) == 0 && models_recall(c->s, left, &recalled))
         *pr = recalled;
-    if (!lm || guard_model(call_record(c), lm->id, pr) != 0)
+    if (!lm || (lm->named ? may_use(c, name, lm->id, pr) : guard_model(call_record(c), lm->id, pr)) != 0)
         return -1;
     c->lm = lm;
     c->next = lm->calls;
@@ -164,8 +196,9 @@ int call_bind(struct call *c, struct problem *pr)
         return problem_set(pr, 400, "model", "invalid_type", "model: found %s, expected a string", js_kind(name));
     if (c->s->watch.state != WATCH_FINE)
         return problem_set(pr, 503, NULL, "memory_pressure", "memory is short: no new requests until there is more");
-    if (find_model(c, json_string_value(name), pr) != 0)
-        return -1;
+    const int found = find_model(c, json_string_value(name), pr);
+    if (found != 0)
+        return found;
     c->params = (struct params){ .sampling = c->lm->sampling, .n = 1,
                                  .max_tokens = c->form->body == BODY_COMPLETION ? 16 : 0, .parse_special = 1,
                                  .add_generation_prompt = 1, .parallel_calls = 1,

@@ -10,6 +10,8 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/tools/toolbox.h"
 
+static int stop_waiting(struct call *c);
+
 /* ---- freeing ---- */
 
 /* Free prompts, answers and jobs. */
@@ -94,6 +96,7 @@ void call_free(struct call *c)
         if (c->next)
             c->next->prev = c->prev;
         c->lm->n_calls--;
+        c->lm->used_ns = clock_ns();
         grammars_release(c->grammar);           /* before its model may be closed */
         c->grammar = NULL;
     }
@@ -207,7 +210,7 @@ void call_gone(struct call *c, struct conn *client)
     atomic_store(&c->cancelled, 1);
     call_cancel(c);
     prepare_withdraw(c);
-    if (rounds_waiting(c))
+    if (rounds_waiting(c) || stop_waiting(c))
         call_conclude(c);
 }
 
@@ -427,6 +430,54 @@ static int must_compile(const struct call *c)
 
 static void advance(struct call *c, int large);
 
+/* ---- waiting for a model ---- */
+
+static void wait_for_model(struct call *c)
+{
+    struct call **end = &c->s->waiting;         /* in order: the first to come is the first to run */
+    while (*end)
+        end = &(*end)->next_preparing;
+    c->next_preparing = NULL;
+    *end = c;
+}
+
+/* Take the call out of the list of those that wait.  0: it does not wait. */
+static int stop_waiting(struct call *c)
+{
+    struct call **at = &c->s->waiting;
+    while (*at && *at != c)
+        at = &(*at)->next_preparing;
+    if (!*at)
+        return 0;
+    *at = c->next_preparing;
+    c->next_preparing = NULL;
+    c->awaited = NULL;
+    return 1;
+}
+
+void calls_loaded(struct server *s, struct loaded_model *lm, const struct problem *p)
+{
+    struct call **at = &s->waiting, *mine = NULL, **end = &mine, *c;
+    while ((c = *at)) {                         /* a call that goes on may wait again, for another model */
+        if (c->awaited != lm) {
+            at = &c->next_preparing;
+            continue;
+        }
+        *at = c->next_preparing;
+        c->next_preparing = NULL;
+        c->awaited = NULL;
+        *end = c;
+        end = &c->next_preparing;
+    }
+    while ((c = mine)) {
+        mine = c->next_preparing;
+        c->next_preparing = NULL;
+        if (p)
+            c->problem = *p;
+        advance(c, c->body_bytes > INLINE_BODY);
+    }
+}
+
 static void documents_found(struct call *c) { advance(c, 1); }
 
 /* The current stage is done: go on with the next, here or in a preparing thread. large: the body
@@ -435,8 +486,13 @@ static void advance(struct call *c, int large)
 {
     while (c->conn && !c->problem.status) {
         if (c->stage == STAGE_PARSE) {
+            const int bound = call_bind(c, &c->problem);
+            if (bound > 0) {
+                wait_for_model(c);
+                return;
+            }
             c->stage = STAGE_DOCUMENTS;
-            if (call_bind(c, &c->problem) != 0)
+            if (bound != 0)
                 break;
             if (documents_wanted(c)) {
                 if (documents_ask(c, documents_found, &c->problem) != 0)

@@ -86,6 +86,7 @@ struct call {
     /* owned: of a WebSocket's message, or of a client that is gone; else conn has it */
     struct access_record *record;
     struct loaded_model *lm;            /* NULL until the body is parsed */
+    struct loaded_model *awaited;       /* the model that is loading for it; NULL: none */
     const struct call_form *form;
     int route;                          /* index in routes */
     char id[48], client[64];

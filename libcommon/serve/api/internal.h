@@ -30,7 +30,9 @@ void call_end_round(struct call *c);
 void call_prepare_again(struct call *c);        /* the prompt and the grammar of the next round */
 
 /* ---- call_params.c ---- */
-int call_bind(struct call *c, struct problem *pr);      /* c->lm and c->params from c->json; 0, or -1 with *pr */
+/* c->lm and c->params from c->json.  0; 1: c->awaited is loading, try again when it is ready; -1
+ * with *pr. */
+int call_bind(struct call *c, struct problem *pr);
 
 /* ---- call_drafts.c ---- */
 /* Read the field "speculative" into c->draft.  0, or -1 with *pr. */

@@ -4,6 +4,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/calls.h"
+#include "libcommon/serve/named.h"
 
 void handle_models(struct server *s, struct conn *c, const char *rest)
 {
@@ -16,6 +17,7 @@ void handle_models(struct server *s, struct conn *c, const char *rest)
             buf_str(&out, n++ ? "," : "");
             model_json(lm, &out);
         }
+    named_json(s, &out, &n);
     buf_str(&out, "]}");
     reply_json(s, c, 200, &out);
     buf_release(&out);
@@ -26,11 +28,12 @@ void handle_model(struct server *s, struct conn *c, const char *rest)
     struct problem pr;
     struct buf out = { 0 };
     const struct loaded_model *lm = models_find(s, rest, &pr);
-    if (!lm) {
+    if (!lm && !named_json_one(s, rest, &out)) {
         reply_problem(s, c, &pr);
         return;
     }
-    model_json(lm, &out);
+    if (lm)
+        model_json(lm, &out);
     reply_json(s, c, 200, &out);
     buf_release(&out);
 }

@@ -1,0 +1,140 @@
+/* named.c - load the models that have names when they are asked for, and unload idle ones. */
+#include "libcommon/serve/named.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/serve/internal.h"
+#include "libcommon/serve/model_tasks.h"
+
+/* The model that a name of the folder stands for: the name itself, or the target of an alias. */
+static void follow(const struct server *s, char name[STORE_NAME_BYTES])
+{
+    struct err ignored;
+    struct store_model *all;
+    const int n = store_list(s->o.store, &all, &ignored);
+    for (int i = 0; i < n; i++)
+        if (*all[i].of && strcmp(all[i].name, name) == 0) {
+            memcpy(name, all[i].of, STORE_NAME_BYTES);
+            break;
+        }
+    free(all);
+}
+
+int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES], struct problem *pr)
+{
+    struct err e;
+    if (!s->o.store)
+        return 1;
+    const int any = !id || strcmp(id, STORE_DEFAULT) == 0;
+    for (const struct loaded_model *lm = any ? NULL : s->models; lm; lm = lm->next)
+        if ((lm->state == MODEL_READY || lm->state == MODEL_LOADING) && !lm->named && strcmp(lm->id, id) == 0)
+            return 1;                           /* loaded by another way, which goes first */
+    int rc = store_find(s->o.store, any ? STORE_DEFAULT : id, out, &e);
+    if (rc == 1 && any && models_n(s, MODEL_READY) == 0)
+        rc = store_find_default(s->o.store, out, &e);
+    if (rc < 0)
+        return problem_set(pr, 404, "model", "model_not_found", "model: %s",
+                           e.code == ERR_FORMAT ? e.msg : "the folder of models cannot be read");
+    if (rc == 0)
+        follow(s, out);
+    return rc;
+}
+
+struct loaded_model *named_load(struct server *s, const char *name, struct problem *pr)
+{
+    struct err e;
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next)
+        if (lm->state == MODEL_LOADING && strcmp(lm->id, name) == 0)
+            return lm;
+    char *path = store_path(s->o.store, name, &e);
+    struct loaded_model *lm = path ? models_load(s, path, name, NULL, NULL, pr) : NULL;
+    if (!path)
+        problem_nomem(pr);
+    free(path);
+    if (lm) {
+        lm->named = 1;
+        server_log(s, "%s: requested, loading", lm->id);
+    }
+    return lm;
+}
+
+/* The least recently used model with a name that no request uses.  NULL: none. */
+static struct loaded_model *find_idle(const struct server *s)
+{
+    struct loaded_model *oldest = NULL;
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next)
+        if (lm->named && lm->state == MODEL_READY && lm->n_calls == 0 && lm->preparing == 0 &&
+            (!oldest || lm->used_ns < oldest->used_ns))
+            oldest = lm;
+    return oldest;
+}
+
+int named_retry(struct server *s, struct loaded_model *lm)
+{
+    struct loaded_model *idle;
+    if (!lm->named || lm->opened || (lm->error.code != ERR_LIMIT && lm->error.code != ERR_MEMORY) ||
+        !(idle = find_idle(s)))
+        return 0;
+    server_log(s, "%s: unloading, because %s needs its memory", idle->id, lm->id);
+    models_unload(s, idle);                     /* the thread closes it before it opens lm again */
+    lm->error = (struct err){ 0 };
+    return task_give(s, TASK_OPEN, lm) == 0;
+}
+
+void named_tick(struct server *s)
+{
+    const uint64_t now = clock_ns();
+    if (!s->o.store || s->o.keep_alive_s < 0)
+        return;
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next)
+        if (lm->named && lm->state == MODEL_READY && lm->n_calls == 0 && lm->preparing == 0 &&
+            now > lm->used_ns && (double)(now - lm->used_ns) * 1e-9 > s->o.keep_alive_s) {
+            server_log(s, "%s: not used for %g s", lm->id, s->o.keep_alive_s);
+            models_unload(s, lm);
+        }
+}
+
+static int is_loaded(const struct server *s, const char *name)
+{
+    const struct loaded_model *lm = s->models;
+    while (lm && !(lm->state == MODEL_READY && strcmp(lm->id, name) == 0))
+        lm = lm->next;
+    return lm != NULL;
+}
+
+static void element(const struct store_model *m, struct buf *out)
+{
+    buf_str(out, "{\"id\":");
+    buf_json(out, m->name, strlen(m->name));
+    buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"zse\"}", (long long)m->modified_s);
+}
+
+void named_json(const struct server *s, struct buf *out, int *n)
+{
+    struct err ignored;
+    struct store_model *all = NULL;
+    const int many = s->o.store ? store_list(s->o.store, &all, &ignored) : 0;
+    for (int i = 0; i < many; i++)
+        if (!is_loaded(s, all[i].name)) {
+            buf_str(out, (*n)++ ? "," : "");
+            element(&all[i], out);
+        }
+    free(all);
+}
+
+int named_json_one(const struct server *s, const char *id, struct buf *out)
+{
+    struct err ignored;
+    struct store_model *all = NULL;
+    const int many = s->o.store ? store_list(s->o.store, &all, &ignored) : 0;
+    int found = 0;
+    for (int i = 0; i < many && !found; i++)
+        if (strcmp(all[i].name, id) == 0) {
+            element(&all[i], out);
+            found = 1;
+        }
+    free(all);
+    return found;
+}

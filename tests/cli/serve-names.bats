@@ -1,0 +1,100 @@
+# serve-names.bats - zse-serve without MODEL: models with names, loaded when a request names one.
+bats_require_minimum_version 1.5.0
+load ../lib/server
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  export ZSE_HOME=$BATS_FILE_TMPDIR/home T=$BATS_FILE_TMPDIR
+  mkdir -p "$ZSE_HOME/models"
+  zse-convert models/tiny -o "$ZSE_HOME/models/tiny:1m.zse" --quality fast >/dev/null
+  cp "$ZSE_HOME/models/tiny:1m.zse" "$ZSE_HOME/models/other.zse"
+  printf damaged >"$ZSE_HOME/models/bad.zse"
+  ln -s tiny:1m.zse "$ZSE_HOME/models/small.zse"
+  start "$T/main" --port 0
+  export URL MAIN_PID=$PID MAIN_PORT=${URL##*:}
+  await listens "$URL"
+}
+
+# chat MODEL [CURL ARGUMENT]...: the answer's body
+chat() {
+  local model=$1
+  shift
+  curl -s "$@" "$URL/v1/chat/completions" -d "$(jq -n --arg m "$model" '{model: $m, temperature: 0, messages: [{role: "user", content: "What is 2+2?"}]}')"
+}
+content() { jq -er '.choices[0].message.content'; }
+loaded() { curl -s "$URL/health" | jq .models_loaded; }
+
+@test "a model is loaded by the request that names it, also by an alias, and the request waits" {
+  [ "$(loaded)" = 0 ]
+  curl -s "$URL/v1/models" | jq -e '[.data[].id] | sort == ["bad", "other", "small", "tiny:1m"]'
+  curl -s "$URL/v1/models/small" | jq -e '.id == "small"'
+  [ "$(chat small | content)" = "2 + 2 = 4" ]
+  [ "$(loaded)" = 1 ]
+  [ "$(chat tiny | content)" = "2 + 2 = 4" ]
+  chat tiny:1m | jq -e '.model == "tiny:1m"'
+  [ "$(loaded)" = 1 ]
+  curl -s "$URL/v1/models" | jq -e '[.data[].id] | sort == ["bad", "other", "small", "tiny:1m"]'
+  curl -s "$URL/v1/models" | jq -e '.data[] | select(.id == "tiny:1m") | .max_model_len > 0'
+}
+
+@test "requests that come while a model loads are all answered" {
+  local i
+  for i in 1 2 3 4; do chat other >"$T/answer$i" & done
+  wait
+  for i in 1 2 3 4; do [ "$(content <"$T/answer$i")" = "2 + 2 = 4" ] || { cat "$T/answer$i"; return 1; }; done
+}
+
+@test "names that are none, and damaged models, are refused and harm nothing" {
+  local name
+  for name in nosuch ../tiny:1m /etc/passwd ./other .other 'other.zse' 'a b' '' "$(printf 'a%.0s' {1..300})"; do
+    chat "$name" >"$T/j"
+    jq -e '.error.code == "model_not_found" or .error.code == "model_not_loaded"' "$T/j" || { cat "$T/j"; return 1; }
+  done
+  chat bad -o "$T/j" -w '%{http_code}' >"$T/code"
+  [ "$(cat "$T/code")" -ge 400 ]
+  jq -e '.error.code == "load_failed"' "$T/j"
+  [ "$(chat tiny | content)" = "2 + 2 = 4" ]
+}
+
+@test "a model that no request uses is unloaded after --keep-alive, and comes back" {
+  start "$BATS_TEST_TMPDIR/log" --port 0 --keep-alive 0
+  await listens "$URL"
+  [ "$(chat tiny | content)" = "2 + 2 = 4" ]
+  unloaded() { [ "$(loaded)" = 0 ]; }
+  await unloaded
+  [ "$(chat tiny | content)" = "2 + 2 = 4" ]
+  stop "$PID"
+}
+
+@test "under --max-memory the least recently used model makes room" {
+  [ "$(chat tiny | content)" = "2 + 2 = 4" ]
+  start "$BATS_TEST_TMPDIR/log" --port 0 --kv-bytes 8MB --max-memory 16MB
+  await listens "$URL"
+  [ "$(chat tiny | content)" = "2 + 2 = 4" ]
+  [ "$(chat other | content)" = "2 + 2 = 4" ]
+  [ "$(chat tiny | content)" = "2 + 2 = 4" ]
+  stop "$PID"
+  grep -q 'tiny:1m: unloading, because other needs its memory' "$BATS_TEST_TMPDIR/log.err"
+}
+
+@test "a key that is limited to a model loads no other one" {
+  local key home=$BATS_TEST_TMPDIR/home
+  mkdir "$home"
+  cp -r "$ZSE_HOME/models" "$home/models"
+  key=$(ZSE_HOME=$home zse-apikey create k --model small --json | jq -r .key)
+  ZSE_HOME=$home start "$BATS_TEST_TMPDIR/log" --port 0
+  await listens "$URL"
+  chat other -H "Authorization: Bearer $key" | jq -e '.error.code == "model_not_allowed"'
+  [ "$(loaded)" = 0 ]
+  [ "$(chat small -H "Authorization: Bearer $key" | content)" = "2 + 2 = 4" ]
+  stop "$PID"
+}
+
+@test "a client that leaves while a model loads, and SIGTERM then, leave nothing behind" {
+  start "$BATS_TEST_TMPDIR/log" --port 0
+  await listens "$URL"
+  chat tiny -m 0.001 || true
+  chat other -m 0.001 || true
+  [ "$(chat tiny | content)" = "2 + 2 = 4" ]
+  stop "$PID"
+}
