@@ -66,7 +66,7 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
   stop "$PID"
 }
 
-@test "under --max-memory the least recently used model makes room" {
+@test "under --max-memory the least recently used model is unloaded" {
   [ "$(chat tiny | content)" = "2 + 2 = 4" ]
   start "$BATS_TEST_TMPDIR/log" --port 0 --kv-bytes 8MB --max-memory 16MB
   await listens "$URL"
