@@ -51,6 +51,9 @@ static int no_effort(const json_t *v)
 #define ANTHROPIC (BODY_MESSAGES | BODY_COUNT)
 #define BODY_RAG (BODY_RAG_SEARCH | BODY_RAG_CONTEXT)
 #define CONVERSATION (BODY_CONVERSATION | BODY_CONVERSATION_EDIT)
+/* bodies that may name tools of the server */
+#define TOOLED (BODY_CHAT | BODY_WS_CHAT | BODY_RESPONSES | BODY_MESSAGES)
+#define ALL_TOOLS "\"server\": all tools of /api/tools, which the server runs; or "
 #define AT(field) offsetof(struct params, field)
 #define SAMPLING(field) (offsetof(struct params, sampling) + offsetof(struct sampling, field))
 #define FIELD_OF_REAL FIELD_REAL
@@ -172,10 +175,10 @@ const struct field fields[] = {
     IGNORED("cache_prompt", API | BODY_WS_CHAT, "prefixes are always kept; cannot change the answer"),
 
     OTHER("stream_options", BODY_RESPONSES, "{\"type\":\"object\"}", "include_obfuscation: ignored"),
-    OTHER("tools", BODY_RESPONSES, "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\",\"name\"]}}",
-          "functions that the model may call: {type: function, name, description, parameters}; parameters is a JSON Schema, which calls obey"),
-    OTHER("tools", ANTHROPIC, "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"name\",\"input_schema\"]}}",
-          "functions that the model may call: {name, description, input_schema}; input_schema is a JSON Schema, which calls obey"),
+    OTHER("tools", BODY_RESPONSES, "{\"oneOf\":[{\"const\":\"server\"},{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\",\"name\"]}}]}",
+          ALL_TOOLS "functions that the model may call: {type: function, name, description, parameters}; parameters is a JSON Schema, which calls obey"),
+    OTHER("tools", ANTHROPIC, "{\"oneOf\":[{\"const\":\"server\"},{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"name\",\"input_schema\"]}}]}",
+          ALL_TOOLS "functions that the model may call: {name, description, input_schema}; input_schema is a JSON Schema, which calls obey"),
     OTHER("tool_choice", BODY_RESPONSES, "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\"}]}", "none, auto, required, or {type: function, name}: this one"),
     OTHER("tool_choice", ANTHROPIC, "{\"type\":\"object\",\"required\":[\"type\"]}",
           "{type: auto, any, none, or tool with a name; disable_parallel_tool_use: one call in an answer}"),
@@ -184,26 +187,27 @@ const struct field fields[] = {
           "format: {type: json_schema, schema}: the answer satisfies the schema"),
     OTHER("thinking", ANTHROPIC, "{\"type\":\"object\",\"required\":[\"type\"]}",
           "{type: enabled, adaptive or disabled} goes to the template as enable_thinking; budget_tokens is no limit of its own: max_tokens counts all (default: disabled)"),
-    OTHER("tools", BODY_CHAT | BODY_TEMPLATE, "{\"oneOf\":[{\"const\":\"server\"},{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\",\"function\"]}}]}",
-          "\"server\": all tools of /api/tools, which the server runs; or functions that the model may call: {type: function, function: {name, description, parameters}}; parameters is a JSON Schema, which calls obey"),
+    OTHER("tools", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT, "{\"oneOf\":[{\"const\":\"server\"},{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\",\"function\"]}}]}",
+          ALL_TOOLS "functions that the model may call: {type: function, function: {name, description, parameters}}; parameters is a JSON Schema, which calls obey"),
     OTHER("rag", BODY_CHAT, "{\"oneOf\":[{\"type\":\"boolean\"},{\"type\":\"object\",\"properties\":{\"collections\":{},\"document_ids\":{},\"top_k\":{\"type\":\"integer\"},\"max_tokens\":{\"type\":\"integer\"},\"min_score\":{\"type\":\"number\"},\"mode\":{\"type\":\"string\"}}}]}",
           "search the key's documents (/api/rag) for the last message, put passages before it, and return citations; true: all documents"),
-    OTHER("server_tools", BODY_CHAT | BODY_TEMPLATE, STRINGS,
+    OTHER("server_tools", TOOLED | BODY_TEMPLATE | BODY_COUNT, STRINGS,
           "tools of /api/tools that the server runs: names, with * at the end for all that begin so"),
-    OTHER("confirmed_tools", BODY_CHAT, STRINGS,
+    OTHER("confirmed_tools", TOOLED, STRINGS,
           "tools that need a confirmation and may run without; names as in server_tools"),
-    WHOLE("max_tool_rounds", BODY_CHAT, 1, ROUNDS_MAX, AT(max_tool_rounds), 0,
+    WHOLE("max_tool_rounds", TOOLED, 1, ROUNDS_MAX, AT(max_tool_rounds), 0,
           "answers in a row whose calls the server runs (default: 8)"),
-    OTHER("tool_choice", BODY_CHAT, "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\"}]}",
+    OTHER("tool_choice", BODY_CHAT | BODY_WS_CHAT, "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\"}]}",
           "none, auto, required, or {type: function, function: {name}}: this one"),
-    TRUTH("parallel_tool_calls", BODY_CHAT | BODY_RESPONSES, AT(parallel_calls),
+    TRUTH("parallel_tool_calls", BODY_CHAT | BODY_RESPONSES | BODY_WS_CHAT, AT(parallel_calls),
           "more than one call in an answer (default: true)"),
     OTHER("response_format", API, "{\"type\":\"object\",\"required\":[\"type\"]}",
           "{type: text}, {type: json_object}, or {type: json_schema, json_schema: {name, schema}}: the answer satisfies the schema, strict or not"),
     OTHER("grammar", STREAMED, "{\"type\":\"string\"}", "the answer follows these rules (GBNF)"),
     OTHER("regex", STREAMED, "{\"type\":\"string\"}", "the whole answer matches this regular expression"),
 
-    IGNORED("max_tool_calls", BODY_RESPONSES, "the server has no tools of its own"),
+    WHOLE("max_tool_calls", BODY_RESPONSES, 1, INT_MAX, AT(max_tool_calls), 0,
+          "calls that the server runs for an answer (default: as many as its rounds have)"),
     IGNORED("cache_control", ANTHROPIC, "prefixes are always kept; cannot change the answer"),
     REFUSED("previous_response_id", BODY_RESPONSES, NULL, "nothing is stored: send the whole conversation as input"),
     REFUSED("conversation", BODY_RESPONSES, NULL, "nothing is stored: send the whole conversation as input"),
@@ -216,7 +220,6 @@ const struct field fields[] = {
     REFUSED("container", BODY_MESSAGES, NULL, "there are no containers"),
     REFUSED("mcp_servers", BODY_MESSAGES, is_empty, "the server calls no other servers"),
     REFUSED("context_management", BODY_MESSAGES | BODY_RESPONSES, is_empty, "a prompt that does not fit is refused"),
-    REFUSED("tools", BODY_WS_CHAT, is_empty, "not available on this WebSocket: use /v1/chat/completions"),
     REFUSED("functions", BODY_CHAT, is_empty, "the old name of tools"),
     REFUSED("function_call", BODY_CHAT, no_tool, "the old name of tool_choice"),
     REFUSED("guided_json", API, NULL, "use response_format"),

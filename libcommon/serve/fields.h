@@ -65,7 +65,7 @@ struct params {
     double expires_at;
     const char *name, *scopes, *models;     /* borrowed from the body */
     const char *instructions, *tool_call_id;
-    int confirm, auto_execute, max_tool_rounds;
+    int confirm, auto_execute, max_tool_rounds, max_tool_calls;
     /* borrowed from the body */
     const char *model, *user, *encoding_format, *system_prompt, *model_name, *model_path, *model_id;
     /* borrowed from the body */

@@ -33,14 +33,14 @@ QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]
   run build/venv/bin/python tests/serve/structured_clients.py "$URL"
   echo "$output"
   [ "$status" = 0 ]
-  [ "$(grep -c '^ok ' <<<"$output")" = 13 ]
+  [ "$(grep -c '^ok ' <<<"$output")" = 20 ]
 }
 
 @test "HTTP and WebSocket, byte by byte" {
   run python3 -B tests/serve/protocol.py "${URL##*:}"
   echo "$output"
   [ "$status" = 0 ]
-  [ "$(grep -c '^ok ' <<<"$output")" = 17 ]
+  [ "$(grep -c '^ok ' <<<"$output")" = 18 ]
 }
 
 @test "curl: an answer, a stream, an error, the page, figures" {

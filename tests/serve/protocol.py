@@ -311,6 +311,32 @@ def websocket_chat():
 
 
 @check
+def websocket_tools():
+    w = WebSocket(b'/ws/chat')
+    ask = {'temperature': 0, 'max_tokens': 200, 'tool_choice': 'required', 'parallel_tool_calls': False,
+           'messages': [{'role': 'user', 'content': 'What time is it?'}]}
+
+    def answer(**more):
+        w.send(json.dumps({**ask, **more}).encode())
+        messages = [json.loads(w.receive()[1])]
+        while messages[-1]['type'] not in ('done', 'error'):
+            messages.append(json.loads(w.receive()[1]))
+        return messages
+
+    m = answer(server_tools=['datetime'])
+    events = [e['tool_event'] for e in m if e['type'] == 'tool_event']
+    assert [(e['type'], e['name'], e['round']) for e in events] == [('call', 'datetime', 1), ('result', 'datetime', 1)], m
+    assert events[0]['id'] == events[1]['id'] and not events[1]['is_error'] and events[1]['content'].startswith('20')
+    assert m[-1]['full_response'] == ''.join(e['content'] for e in m if e['type'] == 'token') != '', m
+    assert m[-1]['finish_reason'] == 'stop' and 'tool_calls' not in m[-1] and m[-1]['tokens'] == m[-1]['usage']['completion_tokens']
+    m = answer(server_tools=['datetime'], max_tool_rounds=1)
+    assert m[-1]['finish_reason'] == 'tool_calls' and m[-1]['tool_stop'] == {'reason': 'max_rounds', 'ids': [m[-1]['tool_calls'][0]['id']]}, m
+    m = answer(tools=[{'type': 'function', 'function': {'name': 'mine', 'parameters': {'type': 'object', 'properties': {}, 'additionalProperties': False}}}])
+    assert [c['function'] for c in m[-1]['tool_calls']] == [{'name': 'mine', 'arguments': '{}'}] and 'tool_stop' not in m[-1], m
+    assert answer(server_tools=['eval'])[-1]['status'] == 400
+
+
+@check
 def websocket_rules():
     for opcode, data, code in ((2, b'x', 1003), (3, b'', 1002), (0, b'x', 1002), (1, b'\xff', 1007)):
         w = WebSocket(b'/ws/chat')

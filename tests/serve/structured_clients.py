@@ -316,4 +316,128 @@ def a_compile_stalls_nobody():
         assert all(s.result().choices[0].finish_reason == 'length' for s in slow)
 
 
+# ---- tools that the server runs ----
+CLOCK = [{'role': 'user', 'content': 'What time is it?'}]
+
+
+def ask_claude(**more):
+    return claude.messages.create(model='default', max_tokens=200, messages=CLOCK,
+                                  tool_choice={'type': 'any', 'disable_parallel_tool_use': True},
+                                  extra_body={'temperature': 0, 'server_tools': ['datetime'], **more})
+
+
+def respond(**more):
+    return client.responses.create(model='default', max_output_tokens=200, temperature=0, input=CLOCK, tool_choice='required',
+                                parallel_tool_calls=False, **{'extra_body': {'server_tools': ['datetime'], **more}})
+
+
+@check
+def server_tools_in_messages():
+    m = ask_claude()
+    use, result, text = m.content
+    assert (use.type, result.type, text.type) == ('mcp_tool_use', 'mcp_tool_result', 'text'), m
+    assert use.id == result.tool_use_id and use.id.startswith('mcptoolu_') and use.name == 'datetime' and use.server_name == 'zse'
+    assert result.content[0]['text'].startswith('20') and not result.is_error and m.stop_reason == 'end_turn'
+    # the blocks go back as they came, so the prefix cache has the last prompt
+    again = claude.messages.create(model='default', max_tokens=1, extra_body={'temperature': 0, 'server_tools': ['datetime']},
+                                   messages=[*CLOCK, {'role': 'assistant', 'content': [b.model_dump() for b in m.content]},
+                                             {'role': 'user', 'content': 'Thanks'}])
+    assert again.usage.input_tokens < 40 < again.usage.cache_read_input_tokens, again.usage
+
+
+@check
+def server_tools_in_streamed_messages():
+    with claude.messages.stream(model='default', max_tokens=200, messages=CLOCK,
+                                tool_choice={'type': 'any', 'disable_parallel_tool_use': True},
+                                extra_body={'temperature': 0, 'server_tools': ['datetime']}) as s:
+        open_block, begun, kinds = None, [], []
+        for e in s:
+            if e.type == 'content_block_start':
+                assert open_block is None and e.index == len(begun), e
+                open_block = e.index
+                begun.append(e.content_block.type)
+            if e.type == 'content_block_stop':
+                assert open_block == e.index, e
+                open_block = None
+            kinds.append(e.type)
+        whole = s.get_final_message()
+    assert begun == ['mcp_tool_use', 'mcp_tool_result', 'text'] and open_block is None, begun
+    assert whole.content[2].text == ask_claude().content[2].text and whole.stop_reason == 'end_turn'
+    assert kinds[-1] == 'message_stop' and kinds.count('message_start') == 1
+
+
+@check
+def server_tools_stop_messages():
+    m = ask_claude(max_tool_rounds=1)
+    assert m.stop_reason == 'tool_use' and m.content[-1].type == 'tool_use', m
+    assert m.tool_stop == {'reason': 'max_rounds', 'ids': [m.content[-1].id]}, m.tool_stop
+    events = list(claude.messages.create(model='default', max_tokens=200, messages=CLOCK, stream=True,
+                                         tool_choice={'type': 'any', 'disable_parallel_tool_use': True},
+                                         extra_body={'temperature': 0, 'server_tools': ['datetime'], 'max_tool_rounds': 1}))
+    starts = [e.content_block.type for e in events if e.type == 'content_block_start']
+    text = ''.join(e.delta.partial_json for e in events if e.type == 'content_block_delta' and e.delta.type == 'input_json_delta')
+    assert starts == ['tool_use'] and json.loads(text) == m.content[-1].input, events
+    assert next(e for e in events if e.type == 'message_delta').tool_stop['reason'] == 'max_rounds'
+    n = claude.messages.count_tokens(model='default', messages=CLOCK, extra_body={'server_tools': ['datetime']}).input_tokens
+    assert n > 200 > claude.messages.count_tokens(model='default', messages=CLOCK).input_tokens, n
+
+
+@check
+def server_tools_in_responses():
+    r = respond()
+    call, message = r.output
+    assert call.type == 'mcp_call' and call.status == 'completed' and call.output.startswith('20') and call.error is None, call
+    assert json.loads(call.arguments) and call.server_label == 'zse' and message.type == 'message' and r.output_text
+    again = client.responses.create(model='default', max_output_tokens=1, temperature=0, extra_body={'server_tools': ['datetime']},
+                                 input=[*CLOCK, *(o.model_dump(exclude_none=True) for o in r.output),
+                                        {'role': 'user', 'content': 'Thanks'}])
+    assert again.usage.input_tokens - again.usage.input_tokens_details.cached_tokens < 40, again.usage
+
+
+@check
+def server_tools_in_streamed_responses():
+    with client.responses.stream(model='default', max_output_tokens=200, temperature=0, input=CLOCK, tool_choice='required',
+                              parallel_tool_calls=False, extra_body={'server_tools': ['datetime']}) as s:
+        events = list(s)
+        final = s.get_final_response()
+    kinds = [e.type for e in events]
+    at = [kinds.index(k) for k in ('response.mcp_call.in_progress', 'response.mcp_call_arguments.done', 'response.mcp_call.completed',
+                                   'response.output_text.delta', 'response.completed')]
+    assert at == sorted(at), kinds
+    done = [e for e in events if e.type == 'response.output_item.done']
+    assert [e.output_index for e in done] == [0, 1] and [e.item.type for e in done] == ['mcp_call', 'message']
+    assert [o.id for o in final.output] == [e.item.id for e in done] and final.output_text == respond().output_text
+    assert [e.sequence_number for e in events if hasattr(e, 'sequence_number')] == sorted(e.sequence_number for e in events)
+
+
+@check
+def server_tools_stop_responses():
+    for more, reason in (({'max_tool_rounds': 1}, 'max_rounds'), ({'tools': 'server', 'server_tools': None, 'max_tool_calls': 1}, None)):
+        r = respond(**more)
+        if reason is None:              # one call may run, the second may not
+            assert sum(o.type == 'mcp_call' for o in r.output) <= 1, r
+            continue
+        assert r.output[-1].type == 'function_call' and r.tool_stop == {'reason': reason, 'ids': [r.output[-1].call_id]}, r
+    events = list(
+        client.responses.create(model='default', max_output_tokens=200, temperature=0, input=CLOCK, tool_choice='required', stream=True,
+                             parallel_tool_calls=False, extra_body={'server_tools': ['datetime'], 'max_tool_rounds': 1}))
+    end = events[-1].response
+    assert end.output[-1].type == 'function_call' and end.tool_stop['reason'] == 'max_rounds', end
+    arguments = [e for e in events if e.type == 'response.function_call_arguments.done']
+    assert len(arguments) == 1 and arguments[0].arguments == end.output[-1].arguments
+
+
+@check
+def wrong_server_tools():
+    for more in ({'server_tools': ['eval']}, {'server_tools': 'datetime'}, {'tools': 'all'}, {'max_tool_rounds': 33},
+                 {'tools': 'server', 'server_tools': ['datetime']}):
+        for api in (ask_claude, respond):
+            try:
+                api(**{'server_tools': None, **more})
+            except (anthropic.BadRequestError, openai.BadRequestError) as e:
+                assert next(iter(more)) in str(e) or 'server_tools' in str(e), e
+            else:
+                raise AssertionError(more)
+
+
 sys.exit(failed)

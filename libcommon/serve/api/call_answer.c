@@ -114,7 +114,7 @@ void call_end_answer(struct call *c, struct buf *out)
 {
     buf_str(out, "],\"usage\":");
     call_usage(c, out);
-    rounds_stop_json(c, out);
+    rounds_stop_json(c, "call_", out);
     rounds_messages_json(c, out);
     documents_json(c, out);
     buf_str(out, "}");

@@ -68,9 +68,12 @@ struct call_form {
      * part is new.  NULL: the form has no conversation. */
     void (*delta)(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
                   size_t size);
-    /* Send the JSON of a tool's call or result to the client of a stream.  NULL: the form has no
-     * tools of the server. */
-    void (*tool_event)(struct call *c, struct choice *ch, const struct buf *json);
+    /* Of forms with tools of the server, in streams: a call is about to run; its result.  In
+     * each answer, when all of a round have run: append the round to rounds->items (NULL: the form
+     * has no items). */
+    void (*tool_call)(struct call *c, const struct answer_part *p);
+    void (*tool_result)(struct call *c, const struct answer_part *p, const struct call_result *t);
+    void (*round_end)(struct call *c, const struct choice *ch);
     void (*end)(struct call *c);        /* every choice has ended: write the answer, or the end of the stream */
     void (*fail)(struct call *c, const struct problem *p);      /* called instead of end */
 };

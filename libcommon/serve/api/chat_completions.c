@@ -39,9 +39,6 @@ static void logprob_entry(const struct call *c, const struct events *b, const st
     buf_str(out, "]}");
 }
 
-/* between the texts of two rounds with tools */
-#define BETWEEN_ROUNDS "\n\n"
-
 /* ---- a stream ---- */
 
 static void begin(struct call *c)
@@ -90,23 +87,6 @@ static void end_delta(struct call *c, struct choice *ch, const char *finish)
     call_end_event(c, finish);
 }
 
-static int call_number(const struct choice *ch, const struct answer_part *p)
-{
-    int n = 0;
-    for (int i = 0; i < p->index; i++)
-        n += ch->part[i].kind == PART_CALL;
-    return n;
-}
-
-/* Is p the first text of its answer? */
-static int first_text(const struct choice *ch, const struct answer_part *p)
-{
-    for (int i = 0; i < p->index; i++)
-        if (ch->part[i].kind == PART_TEXT)
-            return 0;
-    return 1;
-}
-
 static void delta(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
                   size_t size)
 {
@@ -115,7 +95,7 @@ static void delta(struct call *c, struct choice *ch, const struct answer_part *p
         return;
     if (p->kind == PART_CALL) {
         begin_delta(c, ch, ",\"content\":null");
-        buf_printf(&c->line, "%s\"tool_calls\":[{\"index\":%d,", comma, call_number(ch, p));
+        buf_printf(&c->line, "%s\"tool_calls\":[{\"index\":%d,", comma, choice_call_index(ch, p));
         if (begins) {
             buf_str(&c->line, "\"id\":");
             buf_json(&c->line, p->id, strlen(p->id));
@@ -130,8 +110,7 @@ static void delta(struct call *c, struct choice *ch, const struct answer_part *p
     } else {
         begin_delta(c, ch, "");
         struct buf all = { 0 };
-        if (begins && p->kind == PART_TEXT && first_text(ch, p) && c->rounds && c->rounds->text.size)
-            buf_str(&all, BETWEEN_ROUNDS);
+        buf_str(&all, begins ? rounds_gap(c, ch, p) : "");
         buf_add(&all, text, size);
         buf_printf(&c->line, "%s\"%s\":", comma, p->kind == PART_REASONING ? "reasoning_content" : "content");
         buf_json(&c->line, all.data, all.size);
@@ -151,7 +130,7 @@ static void send_calls(struct call *c, struct choice *ch)
             continue;
         const char *comma = ch->said_role ? "" : ",";
         begin_delta(c, ch, ",\"content\":null");
-        buf_printf(&c->line, "%s\"tool_calls\":[{\"index\":%d,\"id\":", comma, call_number(ch, p));
+        buf_printf(&c->line, "%s\"tool_calls\":[{\"index\":%d,\"id\":", comma, choice_call_index(ch, p));
         buf_json(&c->line, p->id, strlen(p->id));
         buf_str(&c->line, ",\"type\":\"function\",\"function\":{\"name\":");
         buf_json(&c->line, p->name, strlen(p->name));
@@ -162,13 +141,20 @@ static void send_calls(struct call *c, struct choice *ch)
     }
 }
 
-static void tool_event(struct call *c, struct choice *ch, const struct buf *json)
+static void tool_call(struct call *c, const struct answer_part *p)
 {
-    begin_delta(c, ch, ",\"content\":\"\"");
+    begin_delta(c, &c->choices[0], ",\"content\":\"\"");
     buf_str(&c->more, ",\"tool_event\":");
-    buf_add(&c->more, json->data, json->size);
-    c->more.failed |= json->failed;
-    end_delta(c, ch, NULL);
+    rounds_call_json(c, p, &c->more);
+    end_delta(c, &c->choices[0], NULL);
+}
+
+static void tool_result(struct call *c, const struct answer_part *p, const struct call_result *t)
+{
+    begin_delta(c, &c->choices[0], ",\"content\":\"\"");
+    buf_str(&c->more, ",\"tool_event\":");
+    rounds_result_json(c, p, t, &c->more);
+    end_delta(c, &c->choices[0], NULL);
 }
 
 static void on_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
@@ -190,7 +176,7 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
     }
     if (ev->last && c->rounds) {
         send_calls(c, ch);
-        rounds_stop_json(c, &c->more);
+        rounds_stop_json(c, "call_", &c->more);
     }
     if (ev->last) {                             /* the last event is an empty delta with the finish reason */
         begin_delta(c, ch, ",\"content\":\"\"");
@@ -200,28 +186,12 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
 
 /* ---- a whole answer ---- */
 
-/* The texts of the rounds before the last one. */
-static void add_rounds(const struct choice *ch, const struct tool_rounds *r, struct buf *text, struct buf *reasoning)
-{
-    int last = 0;
-    for (int i = 0; i < ch->n_parts; i++)
-        last |= ch->part[i].kind == PART_TEXT;
-    buf_add(text, r->text.data, r->text.size);
-    buf_add(reasoning, r->reasoning.data, r->reasoning.size);
-    text->failed |= r->text.failed | r->reasoning.failed;
-    if (last && r->text.size)
-        buf_str(text, BETWEEN_ROUNDS);
-}
-
 static void message(const struct choice *ch, struct buf *out)
 {
-    const struct tool_rounds *rounds = ch->call->rounds;
     struct buf text = { 0 }, reasoning = { 0 };
     int n = 0, calls = choice_calls(ch);
-    if (rounds)
-        add_rounds(ch, rounds, &text, &reasoning);
-    choice_text(ch, PART_TEXT, &text);
-    choice_text(ch, PART_REASONING, &reasoning);
+    rounds_text(ch, PART_TEXT, &text);
+    rounds_text(ch, PART_REASONING, &reasoning);
     buf_str(out, "{\"role\":\"assistant\",\"content\":");
     if (calls && text.size == 0)
         buf_str(out, "null");
@@ -287,7 +257,8 @@ static int prepare(struct call *c, struct problem *pr)
 }
 
 static const struct call_form form = { .body = BODY_CHAT, .prefix = "chatcmpl-", .prepare = prepare, .begin = begin,
-                                       .event = on_event, .delta = delta, .tool_event = tool_event,
+                                       .event = on_event, .delta = delta, .tool_call = tool_call,
+                                       .tool_result = tool_result,
                                        .end = end, .fail = call_fail_answer };
 
 void handle_chat(struct server *s, struct conn *c, const char *rest)

@@ -63,9 +63,9 @@ int conversation_check_tools(struct conversation *t, struct problem *pr);
 /* Add a function to t->tools.  parameters: borrowed; NULL: none.  0, or -1 with *pr. */
 int conversation_add_tool(struct conversation *t, const char *name, const json_t *description, const json_t *parameters,
                           const char *param, struct problem *pr);
-/* Add all functions of the body's "tools".  function_of returns the object with name,
- * description and strict of one of them (NULL with *pr: not a function); the schema of its
- * arguments is in the key `parameters`. */
+/* Add all functions of the body's "tools", or note that it is "server".  function_of returns the
+ * object with name, description and strict of one of them (NULL with *pr: not a function); the
+ * schema of its arguments is in the key `parameters`. */
 int conversation_read_tools(struct conversation *t, const json_t *body, const char *parameters,
                             const json_t *(*function_of)(const json_t *tool, const char *param, struct problem *pr),
                             struct problem *pr);

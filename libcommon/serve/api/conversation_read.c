@@ -288,7 +288,14 @@ int conversation_read_tools(struct conversation *t, const json_t *body, const ch
                     struct problem *pr)
 {
     const json_t *tools = js_get(body, "tools"), *tool;
+    const char *word = json_string_value(tools);
     size_t i;
+    if (word && strcmp(word, "server") == 0) {
+        t->all_tools = 1;
+        return 0;
+    }
+    if (word)
+        return problem_set(pr, 400, "tools", "invalid_type", "tools: '%.40s', expected \"server\" or a list", word);
     if (tools && !json_is_array(tools))
         return problem_set(pr, 400, "tools", "invalid_type", "tools: found %s, expected a list", js_kind(tools));
     json_array_foreach(tools, i, tool) {
@@ -418,11 +425,7 @@ int chat_read(const json_t *body, int parallel, struct conversation *t, struct p
     t->serial = !parallel;
     if (!(t->messages = conversation_messages(js_get(body, "messages"), pr)))
         return -1;
-    const char *word = json_string_value(js_get(body, "tools"));
-    t->all_tools = word && strcmp(word, "server") == 0;
-    if (word && !t->all_tools)
-        return problem_set(pr, 400, "tools", "invalid_type", "tools: '%.40s', expected \"server\" or a list", word);
-    if (!t->all_tools && conversation_read_tools(t, body, "parameters", function_of, pr) != 0)
+    if (conversation_read_tools(t, body, "parameters", function_of, pr) != 0)
         return -1;
     return read_choice(body, t, pr);
 }

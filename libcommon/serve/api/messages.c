@@ -8,10 +8,17 @@
 
 static int prepare(struct call *c, struct problem *pr)
 {
-    return messages_read(c->json, &c->conversation, pr) == 0 ? conversation_prepare(c, pr) : -1;
+    if (c->rounds)                              /* a later round: its messages are there */
+        return conversation_prepare(c, pr);
+    return messages_read(c->json, &c->conversation, pr) == 0 &&
+           rounds_open(c, pr) == 0 ? conversation_prepare(c, pr) : -1;
 }
 
 /* ---- the answer ---- */
+
+/* how ids of calls begin */
+#define OWN_ID "toolu_"
+#define SERVER_ID "mcptoolu_"
 
 static void usage(const struct call *c, struct buf *out)
 {
@@ -35,37 +42,53 @@ static void stop_json(const struct call *c, struct buf *out)
         buf_str(out, "null");
 }
 
-/* The id of a call: Anthropic's begin with "toolu_" instead of "call_". */
-static void call_id(const struct answer_part *p, struct buf *out)
+/* The input of a call.  Arguments that were cut off are not valid JSON: their input is empty. */
+static void input_json(const struct answer_part *p, int whole, struct buf *out)
 {
-    struct buf id = { 0 };
-    int ours = strncmp(p->id, "call_", 5) == 0;
-    buf_str(&id, ours ? "toolu_" : "");
-    buf_str(&id, ours ? p->id + 5 : p->id);
-    buf_json(out, id.data, id.size);
-    out->failed |= id.failed;
-    buf_release(&id);
+    json_error_t je;
+    json_t *input = whole ? json_loadb(p->text.data ? p->text.data : "", p->text.size, 0, &je) : NULL;
+    out->failed |= (whole && !input && js_no_memory(&je)) || p->text.failed;
+    buf_str(out, ",\"input\":");
+    if (json_is_object(input))
+        buf_add(out, p->text.data, p->text.size);
+    else
+        buf_str(out, "{}");
+    json_decref(input);
 }
 
-/* A content block; whole 0: as it begins in a stream, without content.  Arguments that were cut off
- * are not valid JSON: their input is empty, too. */
+/* Blocks of a call that the server runs, and of its result: those of Anthropic's MCP connector. */
+static void use_json(const struct call *c, const struct answer_part *p, int whole, struct buf *out)
+{
+    const char *server = rounds_server(c, p->name);
+    buf_str(out, "{\"type\":\"mcp_tool_use\",\"id\":");
+    call_id_json(p->id, SERVER_ID, out);
+    buf_str(out, ",\"name\":");
+    buf_json(out, p->name, strlen(p->name));
+    buf_str(out, ",\"server_name\":");
+    buf_json(out, server, strlen(server));
+    input_json(p, whole, out);
+    buf_str(out, "}");
+}
+
+static void result_json(const struct answer_part *p, const struct call_result *t, struct buf *out)
+{
+    buf_str(out, "{\"type\":\"mcp_tool_result\",\"tool_use_id\":");
+    call_id_json(p->id, SERVER_ID, out);
+    buf_printf(out, ",\"is_error\":%s,\"content\":[{\"type\":\"text\",\"text\":", t->is_error ? "true" : "false");
+    buf_json(out, t->content, t->size);
+    buf_str(out, "}]}");
+}
+
+/* A content block; whole 0: as it begins in a stream, without content. */
 static void block_json(const struct answer_part *p, int whole, struct buf *out)
 {
     const size_t n = whole ? p->text.size : 0;
-    json_error_t je;
-    json_t *input = whole && p->kind == PART_CALL ? json_loadb(p->text.data ? p->text.data : "", p->text.size, 0, &je)
-                                                  : NULL;
-    out->failed |= whole && p->kind == PART_CALL && !input && js_no_memory(&je);
     if (p->kind == PART_CALL) {
         buf_str(out, "{\"type\":\"tool_use\",\"id\":");
-        call_id(p, out);
+        call_id_json(p->id, OWN_ID, out);
         buf_str(out, ",\"name\":");
         buf_json(out, p->name, strlen(p->name));
-        buf_str(out, ",\"input\":");
-        if (json_is_object(input))
-            buf_add(out, p->text.data, n);
-        else
-            buf_str(out, "{}");
+        input_json(p, whole, out);
     } else if (p->kind == PART_REASONING) {
         buf_str(out, "{\"type\":\"thinking\",\"signature\":\"\",\"thinking\":");
         buf_json(out, p->text.data, n);
@@ -74,8 +97,40 @@ static void block_json(const struct answer_part *p, int whole, struct buf *out)
         buf_json(out, p->text.data, n);
     }
     buf_str(out, "}");
-    json_decref(input);
     out->failed |= p->text.failed;
+}
+
+/* The blocks of the last round, and of a round whose calls the server ran. */
+static void blocks_json(const struct choice *ch, int calls, struct buf *out)
+{
+    const int apart = ch->call->rounds != NULL;         /* the calls after the other parts */
+    for (int pass = 0; pass <= apart; pass++)
+        for (int i = 0; i < ch->n_parts; i++) {
+            const struct answer_part *p = &ch->part[i];
+            if ((apart && pass != (p->kind == PART_CALL)) || (p->kind == PART_CALL && !calls))
+                continue;
+            buf_str(out, out->size ? "," : "");
+            block_json(p, 1, out);
+        }
+}
+
+static void keep_result(struct call *c, const struct answer_part *p, const struct call_result *t)
+{
+    buf_str(&c->rounds->items, ",");
+    result_json(p, t, &c->rounds->items);
+    c->rounds->n_items++;
+}
+
+static void round_end(struct call *c, const struct choice *ch)
+{
+    struct tool_rounds *r = c->rounds;
+    blocks_json(ch, 0, &r->items);
+    r->n_items += ch->n_parts;
+    for (int i = 0; i < choice_calls(ch); i++) {
+        buf_str(&r->items, r->items.size ? "," : "");
+        use_json(c, choice_call(ch, i), 1, &r->items);
+    }
+    rounds_each_result(c, keep_result);
 }
 
 static void message_head(const struct call *c, struct buf *out)
@@ -109,50 +164,99 @@ static void begin(struct call *c)
     event_end(c);
 }
 
-static void close_block(struct call *c, const struct answer_part *p)
+static void begin_block(struct call *c, int number)
+{
+    event_head(c, "content_block_start");
+    buf_printf(&c->line, ",\"index\":%d,\"content_block\":", number);
+}
+
+static void close_block(struct call *c, int number)
 {
     event_head(c, "content_block_stop");
-    buf_printf(&c->line, ",\"index\":%d", p->index);
+    buf_printf(&c->line, ",\"index\":%d", number);
     event_end(c);
 }
 
-static void delta(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
-                  size_t size)
+static void part_delta(struct call *c, const struct choice *ch, const struct answer_part *p, const char *text,
+                       size_t size)
 {
     static const char *const delta[] = { [PART_TEXT] = "\"text_delta\",\"text\"",
                                          [PART_REASONING] = "\"thinking_delta\",\"thinking\"",
                                          [PART_CALL] = "\"input_json_delta\",\"partial_json\"" };
-    if (!call_is_stream(c))
-        return;
-    if (begins) {
-        if (p->index > 0)
-            close_block(c, &ch->part[p->index - 1]);
-        event_head(c, "content_block_start");
-        buf_printf(&c->line, ",\"index\":%d,\"content_block\":", p->index);
-        block_json(p, 0, &c->line);
-        event_end(c);
-    }
-    if (size == 0)
-        return;
     event_head(c, "content_block_delta");
-    buf_printf(&c->line, ",\"index\":%d,\"delta\":{\"type\":%s:", p->index, delta[p->kind]);
+    buf_printf(&c->line, ",\"index\":%d,\"delta\":{\"type\":%s:", rounds_number(c, ch, p), delta[p->kind]);
     buf_json(&c->line, text, size);
     buf_str(&c->line, "}");
     event_end(c);
 }
 
+/* A call whose arguments are known, as a block of its own. */
+static void whole_call(struct call *c, const struct choice *ch, const struct answer_part *p, int runs)
+{
+    begin_block(c, rounds_number(c, ch, p));
+    if (runs)
+        use_json(c, p, 0, &c->line);
+    else
+        block_json(p, 0, &c->line);
+    event_end(c);
+    if (p->text.size)
+        part_delta(c, ch, p, p->text.data, p->text.size);
+    close_block(c, rounds_number(c, ch, p));
+}
+
+static void tool_call(struct call *c, const struct answer_part *p) { whole_call(c, &c->choices[0], p, 1); }
+
+static void tool_result(struct call *c, const struct answer_part *p, const struct call_result *t)
+{
+    const int number = c->rounds->n_items + c->choices[0].n_parts + c->rounds->n_results;
+    begin_block(c, number);
+    result_json(p, t, &c->line);
+    event_end(c);
+    close_block(c, number);
+}
+
+static void delta(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
+                  size_t size)
+{
+    const struct answer_part *open = begins ? rounds_streamed(c, ch, p->index) : NULL;
+    if (!call_is_stream(c) || (p->kind == PART_CALL && c->rounds))      /* see on_event */
+        return;
+    if (open)
+        close_block(c, rounds_number(c, ch, open));
+    if (begins) {
+        begin_block(c, rounds_number(c, ch, p));
+        block_json(p, 0, &c->line);
+        event_end(c);
+    }
+    if (size)
+        part_delta(c, ch, p, text, size);
+}
+
+static void on_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
+{
+    conversation_event(c, ch, b, ev);
+    if (c->rounds && ev->last)
+        rounds_judge(c, ch);
+    if (!call_is_stream(c) || c->problem.status || !ev->last)
+        return;
+    const struct answer_part *open = rounds_streamed(c, ch, ch->n_parts);
+    if (open)
+        close_block(c, rounds_number(c, ch, open));
+    for (int i = 0; c->rounds && !c->rounds->runs_next && i < choice_calls(ch); i++)
+        whole_call(c, ch, choice_call(ch, i), 0);
+}
+
 static void end(struct call *c)
 {
     const struct choice *ch = &c->choices[0];
-    struct buf out = { 0 };
+    struct buf out = { 0 }, blocks = { 0 };
     if (call_is_stream(c)) {
-        if (ch->n_parts)
-            close_block(c, &ch->part[ch->n_parts - 1]);
         event_head(c, "message_delta");
         buf_str(&c->line, ",\"delta\":{");
         stop_json(c, &c->line);
         buf_str(&c->line, "},\"usage\":");
         usage(c, &c->line);
+        rounds_stop_json(c, OWN_ID, &c->line);
         event_end(c);
         event_head(c, "message_stop");
         event_end(c);
@@ -160,14 +264,17 @@ static void end(struct call *c)
         return;
     }
     message_head(c, &out);
-    for (int i = 0; i < ch->n_parts; i++) {
-        buf_str(&out, i ? "," : "");
-        block_json(&ch->part[i], 1, &out);
-    }
+    if (c->rounds)
+        buf_add(&blocks, c->rounds->items.data, c->rounds->items.size);
+    blocks_json(ch, 1, &blocks);
+    buf_add(&out, blocks.data, blocks.size);
+    out.failed |= blocks.failed;
+    buf_release(&blocks);
     buf_str(&out, "],");
     stop_json(c, &out);
     buf_str(&out, ",\"usage\":");
     usage(c, &out);
+    rounds_stop_json(c, OWN_ID, &out);
     buf_str(&out, "}");
     reply_json(c->s, c->conn, 200, &out);
     buf_release(&out);
@@ -181,7 +288,8 @@ static void fail(struct call *c, const struct problem *p)
 }
 
 static const struct call_form form = { .body = BODY_MESSAGES, .prefix = "msg_", .prepare = prepare, .begin = begin,
-                                       .event = conversation_event, .delta = delta, .end = end, .fail = fail };
+                                       .event = on_event, .delta = delta, .tool_call = tool_call,
+                                       .tool_result = tool_result, .round_end = round_end, .end = end, .fail = fail };
 
 void handle_messages(struct server *s, struct conn *c, const char *rest)
 {
@@ -196,7 +304,10 @@ static int count(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (messages_read(c->json, &c->conversation, pr) != 0 || conversation_check_tools(&c->conversation, pr) != 0 ||
+    json_t *wanted = NULL;
+    const int bad = messages_read(c->json, &c->conversation, pr) != 0 || rounds_add_tools(c, &wanted, pr) < 0;
+    json_decref(wanted);
+    if (bad || conversation_check_tools(&c->conversation, pr) != 0 ||
         call_prompts(c, 1, pr) != 0 || conversation_render(c->lm, &c->conversation, 1, &text, &size, pr) != 0)
         return -1;
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, "messages");

@@ -38,29 +38,53 @@ static int add_own_block(json_t *m, const json_t *block, const char *type, struc
         return 0;                       /* encrypted: no model here could read it */
     json_t *id = json_object_get(block, "id"), *name = json_object_get(block, "name"),
            *input = json_object_get(block, "input");
-    if (strcmp(type, "tool_use") != 0 || !json_is_string(id) || !json_is_string(name) || !json_is_object(input))
+    if ((strcmp(type, "tool_use") != 0 && strcmp(type, "mcp_tool_use") != 0) || !json_is_string(id) ||
+        !json_is_string(name) || !json_is_object(input))
         return problem_set(pr, 400, param, "unsupported_parameter",
                            "%s: a block of type '%.40s', expected text, thinking, or tool_use {id, name, input}", param,
                            type);
     return conversation_add_call(m, id, name, input, pr);
 }
 
+/* Append a message of the model with its text, which is emptied; m is taken over. */
+static int end_own(json_t *messages, json_t *m, struct buf *text, struct problem *pr)
+{
+    const int rc = json_object_set_new(m, "content", conversation_string(text)) == 0 &&
+                   json_array_append(messages, m) == 0 ? 0 : problem_nomem(pr);
+    json_decref(m);
+    text->size = 0;
+    return rc;
+}
+
+/* Add the blocks of the model.  Results of tools that the server ran end a message: the next block
+ * begins another one, as in the rounds of that answer. */
 static int add_own(json_t *messages, const json_t *content, const char *param, struct problem *pr)
 {
     json_t *m = json_pack("{s:s}", "role", "assistant");
     const json_t *block;
     struct buf text = { 0 };
     size_t i;
-    int rc = 0;
+    int rc = m ? 0 : problem_nomem(pr);
     json_array_foreach(content, i, block) {
         const char *type = json_string_value(json_object_get(block, "type"));
-        if ((rc = add_own_block(m, block, type ? type : "", &text, param, pr)) != 0)
+        const int result = type && strcmp(type, "mcp_tool_result") == 0;
+        if (result && m && rc == 0) {
+            rc = end_own(messages, m, &text, pr);
+            m = NULL;
+        }
+        if (rc == 0 && result)
+            rc = add_result(messages, block, param, pr);
+        else if (rc == 0 && !m && !(m = json_pack("{s:s}", "role", "assistant")))
+            rc = problem_nomem(pr);
+        if (rc == 0 && !result)
+            rc = add_own_block(m, block, type ? type : "", &text, param, pr);
+        if (rc != 0)
             break;
     }
-    if (rc == 0 && (text.failed || json_object_set_new(m, "content",
-                                                       json_stringn(text.data ? text.data : "", text.size)) != 0 ||
-                                                       json_array_append(messages, m) != 0))
-        rc = problem_nomem(pr);
+    if (rc == 0 && m) {
+        rc = end_own(messages, m, &text, pr);
+        m = NULL;
+    }
     json_decref(m);
     buf_release(&text);
     return rc;
@@ -145,7 +169,7 @@ static const json_t *function_of(const json_t *tool, const char *param, struct p
     if (!kind || strcmp(kind, "custom") == 0)
         return tool;
     problem_set(pr, 400, param, "unsupported_parameter",
-                "%s: type is '%.40s': expected custom: there are no tools of the server",
+                "%s: type is '%.40s', expected custom; tools of the server are named in server_tools",
                 param, kind);
     return NULL;
 }

@@ -10,8 +10,10 @@
 
 static int prepare(struct call *c, struct problem *pr)
 {
-    return responses_read(c->json, c->params.parallel_calls, &c->conversation, pr) == 0 ? conversation_prepare(c, pr)
-                                                                                        : -1;
+    if (c->rounds)                              /* a later round: its messages are there */
+        return conversation_prepare(c, pr);
+    return responses_read(c->json, c->params.parallel_calls, &c->conversation, pr) == 0 &&
+           rounds_open(c, pr) == 0 ? conversation_prepare(c, pr) : -1;
 }
 
 /* ---- the answer ---- */
@@ -19,7 +21,12 @@ static int prepare(struct call *c, struct problem *pr)
 static void item_id(const struct call *c, const struct answer_part *p, char out[64])
 {
     static const char *const prefixes[] = { [PART_TEXT] = "msg", [PART_REASONING] = "rs", [PART_CALL] = "fc" };
-    snprintf(out, 64, "%s_%s%02d", prefixes[p->kind], c->id + 5, p->index);
+    snprintf(out, 64, "%s_%s%02d", prefixes[p->kind], c->id + 5, rounds_number(c, &c->choices[0], p));
+}
+
+static void call_item_id(const struct call *c, const struct answer_part *p, char out[64])
+{
+    snprintf(out, 64, "mcp_%s%02d", c->id + 5, rounds_number(c, &c->choices[0], p));
 }
 
 static void text_part(const struct answer_part *p, int whole, struct buf *out)
@@ -53,6 +60,62 @@ static void item_json(const struct call *c, const struct answer_part *p, const c
     }
     buf_str(out, "}");
     out->failed |= p->text.failed;
+}
+
+static void string_json(const char *name, const char *text, size_t size, struct buf *out)
+{
+    buf_printf(out, ",\"%s\":", name);
+    if (text)
+        buf_json(out, text, size);
+    else
+        buf_str(out, "null");
+}
+
+/* A call that the server runs, as OpenAI writes those of MCP servers; t NULL: it still runs. */
+static void call_item_json(const struct call *c, const struct answer_part *p, const struct call_result *t,
+                           struct buf *out)
+{
+    const char *server = rounds_server(c, p->name);
+    char id[64];
+    call_item_id(c, p, id);
+    buf_printf(out, "{\"id\":\"%s\",\"type\":\"mcp_call\",\"status\":\"%s\",\"approval_request_id\":null", id,
+               !t ? "in_progress" : t->is_error ? "failed" : "completed");
+    string_json("server_label", server, strlen(server), out);
+    string_json("name", p->name, strlen(p->name), out);
+    string_json("arguments", p->text.data ? p->text.data : "", t ? p->text.size : 0, out);
+    string_json("output", t && !t->is_error ? t->content : NULL, t ? t->size : 0, out);
+    string_json("error", t && t->is_error ? t->content : NULL, t ? t->size : 0, out);
+    buf_str(out, "}");
+    out->failed |= p->text.failed;
+}
+
+/* The items of the last round, and of a round whose calls the server ran, without those calls. */
+static void items_json(const struct call *c, int calls, const char *last, struct buf *out)
+{
+    const struct choice *ch = &c->choices[0];
+    const int apart = c->rounds != NULL;                /* the calls after the other parts */
+    for (int pass = 0; pass <= apart; pass++)
+        for (int i = 0; i < ch->n_parts; i++) {
+            const struct answer_part *p = &ch->part[i];
+            if ((apart && pass != (p->kind == PART_CALL)) || (p->kind == PART_CALL && !calls))
+                continue;
+            buf_str(out, out->size ? "," : "");
+            item_json(c, p, i + 1 == ch->n_parts ? last : "completed", out);
+        }
+}
+
+static void keep_call(struct call *c, const struct answer_part *p, const struct call_result *t)
+{
+    struct buf *items = &c->rounds->items;
+    buf_str(items, items->size ? "," : "");
+    call_item_json(c, p, t, items);
+}
+
+static void round_end(struct call *c, const struct choice *ch)
+{
+    items_json(c, 0, "completed", &c->rounds->items);
+    rounds_each_result(c, keep_call);
+    c->rounds->n_items += ch->n_parts;
 }
 
 static const char *end_status(const struct choice *ch)
@@ -102,11 +165,19 @@ static void response_json(const struct call *c, const char *status, const struct
                "\"service_tier\":\"default\",\"store\":false,\"truncation\":\"disabled\",\"output\":[",
                c->params.parallel_calls ? "true" : "false", (double)c->params.sampling.temperature,
                (double)c->params.sampling.top_p);
-    for (int i = 0; whole && i < ch->n_parts; i++) {
-        buf_str(out, i ? "," : "");
-        item_json(c, &ch->part[i], i + 1 == ch->n_parts ? end_status(ch) : "completed", out);
+    if (whole) {
+        struct buf items = { 0 };
+        if (c->rounds)
+            buf_add(&items, c->rounds->items.data, c->rounds->items.size);
+        items_json(c, 1, end_status(ch), &items);
+        buf_add(out, items.data, items.size);
+        out->failed |= items.failed;
+        buf_release(&items);
     }
-    buf_str(out, "],\"usage\":");
+    buf_str(out, "]");
+    if (whole)
+        rounds_stop_json(c, "call_", out);
+    buf_str(out, ",\"usage\":");
     if (whole) {
         call_totals(c, &t);
         buf_printf(out, "{\"input_tokens\":%d,\"input_tokens_details\":{\"cached_tokens\":%d,\"cache_write_tokens\":0},\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":%d},"
@@ -151,16 +222,49 @@ static void part_event(struct call *c, const struct answer_part *p, const char *
     char id[64];
     item_id(c, p, id);
     event_head(c, type);
-    buf_printf(&c->line, ",\"item_id\":\"%s\",\"output_index\":%d%s", id, p->index,
+    buf_printf(&c->line, ",\"item_id\":\"%s\",\"output_index\":%d%s", id, rounds_number(c, &c->choices[0], p),
                p->kind == PART_CALL ? "" : ",\"content_index\":0");
 }
 
 static void item_event(struct call *c, const struct answer_part *p, const char *type, const char *status)
 {
     event_head(c, type);
-    buf_printf(&c->line, ",\"output_index\":%d,\"item\":", p->index);
+    buf_printf(&c->line, ",\"output_index\":%d,\"item\":", rounds_number(c, &c->choices[0], p));
     item_json(c, p, status, &c->line);
     event_end(c);
+}
+
+static void call_event(struct call *c, const struct answer_part *p, const char *type)
+{
+    char id[64];
+    call_item_id(c, p, id);
+    event_head(c, type);
+    buf_printf(&c->line, ",\"item_id\":\"%s\",\"output_index\":%d", id, rounds_number(c, &c->choices[0], p));
+}
+
+static void call_item_event(struct call *c, const struct answer_part *p, const char *type, const struct call_result *t)
+{
+    event_head(c, type);
+    buf_printf(&c->line, ",\"output_index\":%d,\"item\":", rounds_number(c, &c->choices[0], p));
+    call_item_json(c, p, t, &c->line);
+    event_end(c);
+}
+
+static void tool_call(struct call *c, const struct answer_part *p)
+{
+    call_item_event(c, p, "response.output_item.added", NULL);
+    call_event(c, p, "response.mcp_call.in_progress");
+    event_end(c);
+    call_event(c, p, "response.mcp_call_arguments.done");
+    string_json("arguments", p->text.data ? p->text.data : "", p->text.size, &c->line);
+    event_end(c);
+}
+
+static void tool_result(struct call *c, const struct answer_part *p, const struct call_result *t)
+{
+    call_event(c, p, t->is_error ? "response.mcp_call.failed" : "response.mcp_call.completed");
+    event_end(c);
+    call_item_event(c, p, "response.output_item.done", t);
 }
 
 static void close_item(struct call *c, const struct answer_part *p, const char *status)
@@ -192,11 +296,12 @@ static void delta(struct call *c, struct choice *ch, const struct answer_part *p
     static const char *const delta[] = { [PART_TEXT] = "response.output_text.delta",
                                          [PART_REASONING] = "response.reasoning_text.delta",
                                          [PART_CALL] = "response.function_call_arguments.delta" };
-    if (!call_is_stream(c))
+    const struct answer_part *open = begins ? rounds_streamed(c, ch, p->index) : NULL;
+    if (!call_is_stream(c) || (p->kind == PART_CALL && c->rounds))      /* see on_event */
         return;
+    if (open)
+        close_item(c, open, "completed");
     if (begins) {
-        if (p->index > 0)
-            close_item(c, &ch->part[p->index - 1], "completed");
         item_event(c, p, "response.output_item.added", "in_progress");
         if (p->kind != PART_CALL) {
             part_event(c, p, "response.content_part.added");
@@ -213,6 +318,33 @@ static void delta(struct call *c, struct choice *ch, const struct answer_part *p
     event_end(c);
 }
 
+/* A call that the server does not run, once all of its round have ended. */
+static void whole_call(struct call *c, const struct answer_part *p, const char *status)
+{
+    item_event(c, p, "response.output_item.added", "in_progress");
+    part_event(c, p, "response.function_call_arguments.delta");
+    string_json("delta", p->text.data ? p->text.data : "", p->text.size, &c->line);
+    event_end(c);
+    close_item(c, p, status);
+}
+
+static void on_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
+{
+    conversation_event(c, ch, b, ev);
+    if (c->rounds && ev->last)
+        rounds_judge(c, ch);
+    if (!call_is_stream(c) || c->problem.status || !ev->last)
+        return;
+    const struct answer_part *open = rounds_streamed(c, ch, ch->n_parts),
+                             *last = ch->n_parts ? &ch->part[ch->n_parts - 1] : NULL;
+    if (open)
+        close_item(c, open, open == last ? end_status(ch) : "completed");
+    for (int i = 0; c->rounds && !c->rounds->runs_next && i < choice_calls(ch); i++) {
+        const struct answer_part *p = choice_call(ch, i);
+        whole_call(c, p, p == last ? end_status(ch) : "completed");
+    }
+}
+
 static void end(struct call *c)
 {
     const struct choice *ch = &c->choices[0];
@@ -223,8 +355,6 @@ static void end(struct call *c)
         buf_release(&out);
         return;
     }
-    if (ch->n_parts)
-        close_item(c, &ch->part[ch->n_parts - 1], end_status(ch));
     response_event(c, strcmp(end_status(ch), "incomplete") == 0 ? "response.incomplete" : "response.completed",
                    end_status(ch), NULL);
     conn_end(c->conn);
@@ -242,7 +372,8 @@ static void fail(struct call *c, const struct problem *p)
 }
 
 static const struct call_form form = { .body = BODY_RESPONSES, .prefix = "resp_", .prepare = prepare, .begin = begin,
-                                       .event = conversation_event, .delta = delta, .end = end, .fail = fail };
+                                       .event = on_event, .delta = delta, .tool_call = tool_call,
+                                       .tool_result = tool_result, .round_end = round_end, .end = end, .fail = fail };
 
 void handle_responses(struct server *s, struct conn *c, const char *rest)
 {

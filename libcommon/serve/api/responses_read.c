@@ -66,6 +66,25 @@ static int add_output(json_t *messages, const json_t *item, const char *param, s
     return rc;
 }
 
+/* A call that the server ran, and its result. */
+static int add_server_call(json_t *messages, const json_t *item, const char *param, struct problem *pr)
+{
+    json_t *id = json_object_get(item, "id"), *name = json_object_get(item, "name"),
+           *arguments = json_object_get(item, "arguments"), *output = js_get(item, "output"), *error = js_get(item, "error");
+    const json_t *said = output ? output : error;
+    struct buf text = { 0 };
+    if (!json_is_string(id) || !json_is_string(name) || !json_is_string(arguments) || (said && !json_is_string(said)))
+        return problem_set(pr, 400, param, "invalid_type",
+                           "%s: expected {type: \"mcp_call\", id, name, arguments, output, error}", param);
+    json_t *m = open_answer(messages, NULL);
+    int rc = m ? conversation_add_call(m, id, name, arguments, pr) : problem_nomem(pr);
+    buf_add(&text, json_string_value(said), json_string_length(said));
+    if (rc == 0)
+        rc = conversation_add_message(messages, "tool", id, &text, pr);
+    buf_release(&text);
+    return rc;
+}
+
 static int add_reasoning(json_t *messages, const json_t *item, struct problem *pr)
 {
     const json_t *part, *list = json_object_get(item, "content");
@@ -104,11 +123,13 @@ static int read_input(const json_t *body, json_t *messages, struct problem *pr)
             rc = add_call(messages, item, param, pr);
         else if (strcmp(type, "function_call_output") == 0)
             rc = add_output(messages, item, param, pr);
+        else if (strcmp(type, "mcp_call") == 0)
+            rc = add_server_call(messages, item, param, pr);
         else if (strcmp(type, "reasoning") == 0)
             rc = add_reasoning(messages, item, pr);
         else
             rc = problem_set(pr, 400, param, "unsupported_parameter",
-                             "%s: type is '%.40s', expected message, function_call, function_call_output or reasoning",
+                             "%s: type is '%.40s', expected message, function_call, function_call_output, mcp_call or reasoning",
                              param, type);
         if (rc != 0)
             return -1;

@@ -121,6 +121,7 @@ void rounds_close(struct call *c)
     json_decref(r->stop_ids);
     buf_release(&r->text);
     buf_release(&r->reasoning);
+    buf_release(&r->items);
     free(r);
     c->rounds = NULL;
 }
@@ -153,10 +154,13 @@ static void stop_for(struct tool_rounds *r, const char *why, const struct answer
 
 void rounds_judge(struct call *c, struct choice *ch)
 {
-    static const char client[] = "client_function", confirm[] = "confirm", rounds[] = "max_rounds", many[] = "too_many_calls";
+    static const char client[] = "client_function", confirm[] = "confirm", rounds[] = "max_rounds",
+                      many[] = "too_many_calls", calls[] = "max_calls";
     struct tool_rounds *r = c->rounds;
     const int n = choice_calls(ch);
-    const char *limit = r->round >= c->params.max_tool_rounds ? rounds : n > ROUND_CALLS_MAX ? many : NULL;
+    const int most = c->params.max_tool_calls;
+    const char *limit = r->round >= c->params.max_tool_rounds ? rounds : n > ROUND_CALLS_MAX ? many
+                            : most && r->n_calls + n > most ? calls : NULL;
     if (ch->finish != FINISH_STOP || n == 0 || choice_cut(ch) || c->problem.status)
         return;
     for (int i = 0; i < ch->n_parts; i++) {
@@ -173,15 +177,32 @@ void rounds_judge(struct call *c, struct choice *ch)
     r->runs_next = r->stop == NULL;
 }
 
-void rounds_stop_json(const struct call *c, struct buf *out)
+void call_id_json(const char *id, const char *prefix, struct buf *out)
+{
+    static const char ours[] = "call_";
+    const size_t n = strncmp(id, ours, sizeof ours - 1) == 0 ? sizeof ours - 1 : 0;
+    struct buf text = { 0 };
+    buf_str(&text, n ? prefix : "");
+    buf_str(&text, id + n);
+    buf_json(out, text.data, text.size);
+    out->failed |= text.failed;
+    buf_release(&text);
+}
+
+void rounds_stop_json(const struct call *c, const char *prefix, struct buf *out)
 {
     const struct tool_rounds *r = c->rounds;
+    const json_t *id;
+    size_t i;
     if (!r || !r->stop)
         return;
-    char *ids = r->stop_ids ? json_dumps(r->stop_ids, JSON_COMPACT) : NULL;
-    buf_printf(out, ",\"tool_stop\":{\"reason\":\"%s\",\"ids\":%s}", r->stop, ids ? ids : "[]");
-    out->failed |= !ids;
-    free(ids);
+    buf_printf(out, ",\"tool_stop\":{\"reason\":\"%s\",\"ids\":[", r->stop);
+    json_array_foreach(r->stop_ids, i, id) {
+        buf_str(out, i ? "," : "");
+        call_id_json(json_string_value(id), prefix, out);
+    }
+    buf_str(out, "]}");
+    out->failed |= !r->stop_ids;
 }
 
 void rounds_messages_json(const struct call *c, struct buf *out)
@@ -195,46 +216,120 @@ void rounds_messages_json(const struct call *c, struct buf *out)
     free(list);
 }
 
-/* ---- events of a stream ---- */
+/* ---- for the forms ---- */
 
-static void event_head(const struct call *c, const char *type, const char *id, const char *name, struct buf *out)
+const struct answer_part *choice_call(const struct choice *ch, int i)
+{
+    for (int k = 0; k < ch->n_parts; k++)
+        if (ch->part[k].kind == PART_CALL && i-- == 0)
+            return &ch->part[k];
+    return NULL;
+}
+
+int choice_call_index(const struct choice *ch, const struct answer_part *p)
+{
+    int n = 0;
+    for (int i = 0; i < p->index; i++)
+        n += ch->part[i].kind == PART_CALL;
+    return n;
+}
+
+const char *rounds_gap(const struct call *c, const struct choice *ch, const struct answer_part *p)
+{
+    if (!c->rounds || c->rounds->text.size == 0 || p->kind != PART_TEXT)
+        return "";
+    for (int i = 0; i < p->index; i++)
+        if (ch->part[i].kind == PART_TEXT)
+            return "";
+    return "\n\n";
+}
+
+void rounds_text(const struct choice *ch, int kind, struct buf *out)
+{
+    const struct tool_rounds *r = ch->call->rounds;
+    const struct buf *before = !r ? NULL : kind == PART_TEXT ? &r->text : &r->reasoning;
+    if (before) {
+        buf_add(out, before->data, before->size);
+        out->failed |= before->failed;
+    }
+    for (int i = 0; i < ch->n_parts; i++)
+        if ((int)ch->part[i].kind == kind) {
+            buf_str(out, rounds_gap(ch->call, ch, &ch->part[i]));
+            break;
+        }
+    choice_text(ch, (enum part_kind)kind, out);
+}
+
+int rounds_number(const struct call *c, const struct choice *ch, const struct answer_part *p)
+{
+    const int before = choice_call_index(ch, p);
+    if (!c->rounds)
+        return p->index;
+    return c->rounds->n_items + (p->kind == PART_CALL ? ch->n_parts - choice_calls(ch) + before : p->index - before);
+}
+
+const struct answer_part *rounds_streamed(const struct call *c, const struct choice *ch, int end)
+{
+    while (end > 0 && c->rounds && ch->part[end - 1].kind == PART_CALL)
+        end--;
+    return end > 0 ? &ch->part[end - 1] : NULL;
+}
+
+const char *rounds_server(const struct call *c, const char *name)
+{
+    struct tool_facts facts;
+    return toolbox_find(c->s->toolbox, name, &facts) && facts.server ? facts.server : "zse";
+}
+
+static void event_head(const struct call *c, const char *type, const struct answer_part *p, struct buf *out)
 {
     buf_printf(out, "{\"type\":\"%s\",\"round\":%d,\"id\":", type, c->rounds->round);
-    buf_json(out, id, strlen(id));
+    buf_json(out, p->id, strlen(p->id));
     buf_str(out, ",\"name\":");
-    buf_json(out, name, strlen(name));
+    buf_json(out, p->name, strlen(p->name));
 }
 
-static void send_event(struct call *c, struct buf *event)
+void rounds_call_json(const struct call *c, const struct answer_part *p, struct buf *out)
 {
-    buf_str(event, "}");
-    if (c->conn && call_is_stream(c))
-        c->form->tool_event(c, &c->choices[0], event);
-    buf_release(event);
+    event_head(c, "call", p, out);
+    buf_str(out, ",\"arguments\":");
+    buf_json(out, p->text.data ? p->text.data : "{}", p->text.data ? p->text.size : 2);
+    buf_str(out, "}");
 }
 
-static void send_call(struct call *c, const struct answer_part *p)
+void rounds_result_json(const struct call *c, const struct answer_part *p, const struct call_result *t, struct buf *out)
 {
-    struct buf event = { 0 };
-    event_head(c, "call", p->id, p->name, &event);
-    buf_str(&event, ",\"arguments\":");
-    buf_json(&event, p->text.data ? p->text.data : "{}", p->text.data ? p->text.size : 2);
-    send_event(c, &event);
+    event_head(c, "result", p, out);
+    buf_str(out, ",\"content\":");
+    buf_json(out, t->content, t->size);
+    buf_printf(out, ",\"is_error\":%s,\"ms\":%.3f}", t->is_error ? "true" : "false", t->ms);
+}
+
+/* A WebSocket always streams. */
+static int sends_events(const struct call *c) { return call_is_stream(c) || conn_is_websocket(c->conn); }
+
+static void with_result(struct call *c, int i, result_fn *f)
+{
+    const struct tool_result t = batch_result(c->rounds->batch, i);
+    size_t n = 0;
+    char *content = round_content(t.text, t.size, t.is_error, &n);
+    const struct call_result r = { content ? content : "", n, t.is_error, t.ms };
+    f(c, choice_call(&c->choices[0], i), &r);
+    free(content);
+}
+
+void rounds_each_result(struct call *c, result_fn *f)
+{
+    for (int i = 0; i < batch_size(c->rounds->batch); i++)
+        with_result(c, i, f);
 }
 
 static void on_result(void *user, int i)
 {
     struct call *c = user;
-    const struct tool_result t = batch_result(c->rounds->batch, i);
-    struct buf event = { 0 };
-    size_t n = 0;
-    char *content = round_content(t.text, t.size, t.is_error, &n);
-    event_head(c, "result", t.id, t.name, &event);
-    buf_str(&event, ",\"content\":");
-    buf_json(&event, content ? content : "", n);
-    buf_printf(&event, ",\"is_error\":%s,\"ms\":%.3f", t.is_error ? "true" : "false", t.ms);
-    free(content);
-    send_event(c, &event);
+    if (c->conn && sends_events(c))
+        with_result(c, i, c->form->tool_result);
+    c->rounds->n_results++;
 }
 
 /* ---- from one round to the next ---- */
@@ -312,6 +407,18 @@ static void add_up(struct call *c)
     choice_text(ch, PART_TEXT, &r->text);
     choice_text(ch, PART_REASONING, &r->reasoning);
     r->said_role = ch->said_role;
+    r->n_calls += choice_calls(ch);
+}
+
+/* Let the form keep its items of this round, which are held like the messages. */
+static int end_round(struct call *c, struct problem *pr)
+{
+    struct buf *items = &c->rounds->items;
+    const size_t before = items->size;
+    if (!c->form->round_end)
+        return 0;
+    c->form->round_end(c, &c->choices[0]);
+    return items->failed ? problem_nomem(pr) : call_keep(c, ANSWER_COPIES * (items->size - before), pr);
 }
 
 static void next_round(struct call *c)
@@ -337,7 +444,7 @@ static void on_done(void *user)
     struct tool_rounds *r = c->rounds;
     if (r->cancelled && !c->problem.status)
         problem_set(&c->problem, 503, NULL, "cancelled", "the model %s is being unloaded, or the server stops", c->lm->id);
-    if (!c->problem.status && add_messages(c, &c->problem) == 0) {
+    if (!c->problem.status && add_messages(c, &c->problem) == 0 && end_round(c, &c->problem) == 0) {
         add_up(c);
         next_round(c);
         return;
@@ -365,8 +472,10 @@ int rounds_continue(struct call *c)
         arguments[n] = v ? v : json_null();             /* the tool refuses what is no object */
         calls[n] = (struct tool_call){ p->id, p->name, arguments[n] };
         n++;
-        send_call(c, p);
+        if (sends_events(c))
+            c->form->tool_call(c, p);
     }
+    r->n_results = 0;
     r->batch = toolbox_start(c->s, call_record(c), calls, n, on_result, on_done, c, &e);
     for (int i = 0; i < n; i++)
         json_decref(arguments[i]);

@@ -17,6 +17,7 @@
 #include "libcommon/http/buf.h"
 #include "libcommon/http/problem.h"
 
+struct answer_part;
 struct call;
 struct choice;
 
@@ -25,6 +26,13 @@ struct choice;
 struct token_counts {
     int prompt, cached, completion, reasoning;
     int drafted, accepted, predicted_right, predicted_wrong;
+};
+
+/* The result of a call, as a form writes it. */
+struct call_result {
+    const char *content; size_t size;   /* as the model reads it; valid UTF-8 */
+    int is_error;
+    double ms;
 };
 
 struct tool_rounds {
@@ -39,6 +47,8 @@ struct tool_rounds {
     int said_role;                      /* of the choice, which every round makes anew */
     int cancelled;                      /* while tools ran */
     struct buf text, reasoning;         /* of the rounds before */
+    struct buf items; int n_items;      /* of the rounds before, as the form's round_end wrote them */
+    int n_results, n_calls;             /* results of this round so far; calls of the rounds before */
     int max_tokens;                     /* of all rounds; 0: no limit */
     struct token_counts before;         /* of the rounds before */
 };
@@ -58,8 +68,34 @@ int rounds_waiting(const struct call *c);               /* for tools */
 /* Is this a call of a tool of the server, in a request that has any? */
 int rounds_has(const struct call *c, const char *name);
 /* Append to a whole answer, or to the last event of a stream, the members tool_stop and
- * tool_messages, each with a comma before it. */
-void rounds_stop_json(const struct call *c, struct buf *out);
+ * tool_messages, each with a comma before it.  prefix: of the form's ids, in place of "call_". */
+void rounds_stop_json(const struct call *c, const char *prefix, struct buf *out);
 void rounds_messages_json(const struct call *c, struct buf *out);
+
+/* ---- for the forms ---- */
+/* The id of a call, as a JSON string; prefix in place of "call_". */
+void call_id_json(const char *id, const char *prefix, struct buf *out);
+/* The part with call i, and the index of a part among the calls. */
+const struct answer_part *choice_call(const struct choice *ch, int i);
+int choice_call_index(const struct choice *ch, const struct answer_part *p);
+/* A call that is about to run, or its result, as the JSON object of chat and the WebSocket. */
+void rounds_call_json(const struct call *c, const struct answer_part *p, struct buf *out);
+void rounds_result_json(const struct call *c, const struct answer_part *p, const struct call_result *t,
+                        struct buf *out);
+/* The characters between the text of the rounds before and part p: "" if there are none. */
+const char *rounds_gap(const struct call *c, const struct choice *ch, const struct answer_part *p);
+/* Append all text of all rounds; kind PART_REASONING: all reasoning. */
+void rounds_text(const struct choice *ch, int kind, struct buf *out);
+/* Forms whose answer is a list of items number them over all rounds.  With tools of the server the
+ * calls of a round come after its other parts, because what happens to them is known only when all
+ * have ended.  The number of part p: */
+int rounds_number(const struct call *c, const struct choice *ch, const struct answer_part *p);
+/* The last of the first `end` parts that is streamed as it is generated; NULL: none. */
+const struct answer_part *rounds_streamed(const struct call *c, const struct choice *ch, int end);
+/* The name of the MCP server of a tool; "zse" if it is built in. */
+const char *rounds_server(const struct call *c, const char *name);
+/* In round_end: call f with each result of the round, in the order of the calls. */
+typedef void result_fn(struct call *c, const struct answer_part *p, const struct call_result *t);
+void rounds_each_result(struct call *c, result_fn *f);
 
 #endif

@@ -40,25 +40,99 @@ static void send_line(struct call *c)
 
 static void begin(struct call *c) { (void)c; }
 
-static void on_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
+/* Only a conversation with tools is split into parts: else all text is sent as it is. */
+static int has_parts(const struct call *c) { return c->conversation.tools != NULL; }
+
+static void send_text(struct call *c, const char *type, const char *text, size_t size)
 {
-    if (ev->text_size == 0)
-        return;
-    buf_add(&ch->text, b->bytes.data + ev->text, ev->text_size);
-    c->line.failed |= ch->text.failed;
-    buf_str(&c->line, "{\"type\":\"token\",\"content\":");
-    buf_json(&c->line, b->bytes.data + ev->text, ev->text_size);
+    buf_printf(&c->line, "{\"type\":\"%s\",\"content\":", type);
+    buf_json(&c->line, text, size);
     buf_str(&c->line, "}");
     send_line(c);
 }
 
+/* Calls are sent when all of them have ended: the server may run them. */
+static void delta(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
+                  size_t size)
+{
+    struct buf all = { 0 };
+    if (p->kind == PART_CALL || size == 0)
+        return;
+    buf_str(&all, begins ? rounds_gap(c, ch, p) : "");
+    buf_add(&all, text, size);
+    c->line.failed |= all.failed;
+    send_text(c, p->kind == PART_TEXT ? "token" : "reasoning", all.data, all.size);
+    buf_release(&all);
+}
+
+static void on_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev)
+{
+    if (has_parts(c)) {
+        conversation_event(c, ch, b, ev);
+        if (c->rounds && ev->last)
+            rounds_judge(c, ch);
+        return;
+    }
+    if (ev->text_size == 0)
+        return;
+    buf_add(&ch->text, b->bytes.data + ev->text, ev->text_size);
+    c->line.failed |= ch->text.failed;
+    send_text(c, "token", b->bytes.data + ev->text, ev->text_size);
+}
+
+static void tool_call(struct call *c, const struct answer_part *p)
+{
+    buf_str(&c->line, "{\"type\":\"tool_event\",\"tool_event\":");
+    rounds_call_json(c, p, &c->line);
+    buf_str(&c->line, "}");
+    send_line(c);
+}
+
+static void tool_result(struct call *c, const struct answer_part *p, const struct call_result *t)
+{
+    buf_str(&c->line, "{\"type\":\"tool_event\",\"tool_event\":");
+    rounds_result_json(c, p, t, &c->line);
+    buf_str(&c->line, "}");
+    send_line(c);
+}
+
+/* The calls of the last round, which are the client's. */
+static void calls_json(const struct choice *ch, struct buf *out)
+{
+    for (int i = 0; i < choice_calls(ch); i++) {
+        const struct answer_part *p = choice_call(ch, i);
+        buf_str(out, i ? "," : ",\"tool_calls\":[");
+        buf_str(out, "{\"id\":");
+        buf_json(out, p->id, strlen(p->id));
+        buf_str(out, ",\"type\":\"function\",\"function\":{\"name\":");
+        buf_json(out, p->name, strlen(p->name));
+        buf_str(out, ",\"arguments\":");
+        buf_json(out, p->text.data ? p->text.data : "", p->text.size);
+        buf_str(out, "}}");
+        out->failed |= p->text.failed;
+    }
+    buf_str(out, choice_calls(ch) ? "]" : "");
+}
+
+
 static void end(struct call *c)
 {
     const struct choice *ch = &c->choices[0];
+    struct buf all = { 0 };
+    struct token_counts t;
     buf_str(&c->line, "{\"type\":\"done\",\"full_response\":");
-    buf_json(&c->line, ch->text.data, ch->text.size);
-    buf_printf(&c->line, ",\"tokens\":%d,\"latency_ms\":%.3f,\"finish_reason\":\"%s\",\"usage\":",
-               ch->stats.n_generated, (double)(clock_ns() - c->start_ns) * 1e-6, call_finish_name(ch->finish));
+    buf_add(&all, ch->text.data, ch->text.size);
+    rounds_text(ch, PART_TEXT, &all);
+    buf_json(&c->line, all.data, all.size);
+    c->line.failed |= all.failed;
+    buf_release(&all);
+    call_totals(c, &t);
+    buf_printf(&c->line, ",\"tokens\":%d,\"latency_ms\":%.3f,\"finish_reason\":\"%s\"", t.completion,
+               (double)(clock_ns() - c->start_ns) * 1e-6,
+               ch->finish == FINISH_STOP && choice_calls(ch) && !choice_cut(ch) ? "tool_calls" : call_finish_name(ch->finish));
+    calls_json(ch, &c->line);
+    rounds_stop_json(c, "call_", &c->line);
+    buf_str(&c->line, ",\"usage\":");
     call_usage(c, &c->line);
     buf_str(&c->line, "}");
     send_line(c);
@@ -89,7 +163,13 @@ static int prepare(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) != 0 || call_prompts(c, 1, pr) != 0 ||
+    if (c->rounds)                              /* a later round: its messages are there */
+        return conversation_prepare(c, pr);
+    if (chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) != 0 || rounds_open(c, pr) != 0)
+        return -1;
+    if (has_parts(c))
+        return conversation_prepare(c, pr);
+    if (call_prompts(c, 1, pr) != 0 ||
         conversation_render(c->lm, &c->conversation, 1, &text, &size, pr) != 0)
         return -1;
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, "messages");
@@ -98,7 +178,8 @@ static int prepare(struct call *c, struct problem *pr)
 }
 
 static const struct call_form form = { .body = BODY_WS_CHAT, .prefix = "ws-", .prepare = prepare, .begin = begin,
-                                       .event = on_event, .end = end, .fail = fail };
+                                       .event = on_event, .delta = delta, .tool_call = tool_call,
+                                       .tool_result = tool_result, .end = end, .fail = fail };
 
 void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t size)
 {
