@@ -84,14 +84,19 @@ static void reply(struct asked *q, json_t *result)
 }
 
 /* A result that a client may keep for a while: 2026-07-28 wants to know for how long. */
-static void reply_cacheable(struct asked *q, json_t *result, int ttl_ms, const char *scope)
+static json_t *cacheable(const struct mcp_answer *a, json_t *result, int ttl_ms, const char *scope)
 {
-    if (result && q->a->modern && (json_object_set_new(result, "ttlMs", json_integer(ttl_ms)) ||
-                                   json_object_set_new(result, "cacheScope", json_string(scope)))) {
+    if (result && a->modern && (json_object_set_new(result, "ttlMs", json_integer(ttl_ms)) ||
+                                json_object_set_new(result, "cacheScope", json_string(scope)))) {
         json_decref(result);
         result = NULL;
     }
-    reply(q, result);
+    return result;
+}
+
+static void reply_cacheable(struct asked *q, json_t *result, int ttl_ms, const char *scope)
+{
+    reply(q, cacheable(q->a, result, ttl_ms, scope));
 }
 
 /* ---- methods ---- */
@@ -133,8 +138,38 @@ static void list(struct asked *q, const char *key, json_t *items, int ttl_ms, co
 
 static void tools_list(struct asked *q) { list(q, "tools", q->h->tools(q->h->user), LIST_TTL_MS, "public"); }
 static void prompts_list(struct asked *q) { list(q, "prompts", mcp_prompts(), LIST_TTL_MS, "public"); }
-static void resources_list(struct asked *q) { list(q, "resources", q->h->resources(q->h->user), 0, "private"); }
-static void templates_list(struct asked *q) { list(q, "resourceTemplates", json_array(), LIST_TTL_MS, "public"); }
+/* The cursor of a page is the number of documents before it. */
+static void resources_list(struct asked *q)
+{
+    const json_t *cursor = js_get(q->params, "cursor");
+    const char *text = json_string_value(cursor);
+    char *end = NULL;
+    long long from = 0;
+    if (!q->h->documents) {
+        list(q, "resources", q->h->resources(q->h->user), 0, "private");
+        return;
+    }
+    if (text)
+        from = strtoll(text, &end, 10);
+    if (cursor && (!text || *text < '0' || *text > '9' || *end || from > INT32_MAX)) {
+        refuse(q, 200, MCP_INVALID_PARAMS, "cursor: expected the nextCursor of a list");
+        return;
+    }
+    q->a->resources = from ? json_array() : q->h->resources(q->h->user);
+    q->a->from = from;
+    q->a->is_list = q->a->resources != NULL;
+}
+
+static void templates_list(struct asked *q)
+{
+    json_t *document = json_pack("[{s:s, s:s, s:s, s:s}]", "uriTemplate", MCP_DOCUMENT_URI "{id}", "name", "document",
+                                 "description", "the text of a document of the client", "mimeType", "text/plain");
+    if (!q->h->documents) {
+        json_decref(document);
+        document = json_array();
+    }
+    list(q, "resourceTemplates", document, LIST_TTL_MS, "public");
+}
 
 static void tools_call(struct asked *q)
 {
@@ -157,6 +192,11 @@ static void tools_call(struct asked *q)
 static void resources_read(struct asked *q)
 {
     const char *uri = json_string_value(js_get(q->params, "uri"));
+    if (uri && q->h->documents && strncmp(uri, MCP_DOCUMENT_URI, strlen(MCP_DOCUMENT_URI)) == 0) {
+        q->a->is_read = 1;
+        q->a->name = uri + strlen(MCP_DOCUMENT_URI);
+        return;
+    }
     json_t *value = uri ? q->h->read(q->h->user, uri) : NULL;
     if (!value) {
         refuse(q, 200, uri && !q->a->modern ? MCP_NO_RESOURCE : MCP_INVALID_PARAMS, uri ? "Resource not found" : "uri: missing");
@@ -323,7 +363,7 @@ void mcp_answer(const struct mcp_host *h, const json_t *message, const struct mc
         answer_modern(&q);
     else
         answer_legacy(&q);
-    if (!a->message && !a->is_call)
+    if (!a->message && !a->is_call && !a->is_list && !a->is_read)
         a->status = 503;
 }
 
@@ -332,8 +372,35 @@ json_t *mcp_call_answer(const struct mcp_answer *a, const char *text, int is_err
     return complete(a, json_pack("{s:[{s:s, s:s}], s:b}", "content", "type", "text", "text", text, "isError", is_error));
 }
 
+json_t *mcp_list_answer(struct mcp_answer *a, json_t *documents, int more)
+{
+    char next[32];
+    json_t *result = NULL;
+    snprintf(next, sizeof next, "%lld", (long long)a->from + (long long)json_array_size(documents));
+    if (documents && json_array_extend(a->resources, documents) == 0)
+        result = json_pack("{s:O}", "resources", a->resources);
+    json_decref(documents);
+    if (result && more && json_object_set_new(result, "nextCursor", json_string(next)) != 0) {
+        json_decref(result);
+        result = NULL;
+    }
+    return complete(a, cacheable(a, result, 0, "private"));
+}
+
+json_t *mcp_read_answer(const struct mcp_answer *a, const char *uri, const char *mime_type, const char *text)
+{
+    json_t *result = json_pack("{s:[{s:s, s:s, s:s}]}", "contents", "uri", uri, "mimeType", mime_type, "text", text);
+    return complete(a, cacheable(a, result, 0, "private"));
+}
+
+json_t *mcp_no_resource(const struct mcp_answer *a, const char *why)
+{
+    return error_json(a->id, a->modern ? MCP_INVALID_PARAMS : MCP_NO_RESOURCE, why, NULL);
+}
+
 void mcp_answer_release(struct mcp_answer *a)
 {
+    json_decref(a->resources);
     json_decref(a->message);
     json_decref(a->arguments);
     json_decref(a->id);

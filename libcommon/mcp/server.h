@@ -16,8 +16,11 @@ struct mcp_host {
     int (*has_tool)(void *user, const char *name);
     json_t *(*resources)(void *user);   /* [{"uri", "name", "mimeType"}] */
     json_t *(*read)(void *user, const char *uri);       /* JSON; NULL: there is no such resource */
+    int documents;                      /* there are also resources MCP_DOCUMENT_URI ID: see mcp_answer */
     void *user;
 };
+#define MCP_DOCUMENT_URI "zse://documents/"
+enum { MCP_PAGE = 1000 };               /* documents in an answer to resources/list */
 
 /* Header fields of a request over HTTP; NULL: missing. */
 struct mcp_headers { const char *version, *method, *name, *session; };
@@ -30,6 +33,12 @@ struct mcp_answer {
     const char *name;                   /* borrowed from the message */
     json_t *arguments, *id;             /* an object; of the request; owned */
     int modern;
+    /* A list of resources, of which the caller finds the documents from number `from` on, and
+     * answers with mcp_list_answer: */
+    int is_list;
+    json_t *resources;                  /* owned: those before the documents */
+    int64_t from;
+    int is_read;                        /* of the document `name`: mcp_read_answer */
 };
 /* Answer one message.  headers NULL: not over HTTP.  Never fails: without memory the status is 503
  * and the message NULL. */
@@ -39,6 +48,11 @@ void mcp_answer(const struct mcp_host *h, const json_t *message, const struct mc
 json_t *mcp_parse_error(const char *why);
 /* The answer to a call, from its result or the message of its error.  NULL without memory. */
 json_t *mcp_call_answer(const struct mcp_answer *a, const char *text, int is_error);
+/* documents: resources, taken over; more: there are further ones.  NULL without memory. */
+json_t *mcp_list_answer(struct mcp_answer *a, json_t *documents, int more);
+/* The text of a document.  NULL without memory. */
+json_t *mcp_read_answer(const struct mcp_answer *a, const char *uri, const char *mime_type, const char *text);
+json_t *mcp_no_resource(const struct mcp_answer *a, const char *why);
 void mcp_answer_release(struct mcp_answer *a);
 
 /* ---- prompts.c ---- */

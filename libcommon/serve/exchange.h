@@ -62,6 +62,11 @@ struct problem;
  * before.  lm: its tokenizer counts tokens; NULL: code points are counted.  0, or -1 with *pr. */
 int rag_ask(struct server *s, const struct access_record *record, struct loaded_model *lm, json_t *body,
             void (*done)(void *user, json_t *answer, const struct problem *p), void *user, struct problem *pr);
+/* The same for GET /api/rag/documents, with limit and offset; or for the document of this id, if it
+ * is not "", with the member text. */
+int rag_ask_documents(struct server *s, const struct access_record *record, const char *id, int64_t offset, int limit,
+                      void (*done)(void *user, json_t *answer, const struct problem *p), void *user,
+                      struct problem *pr);
 void rag_gone(struct conn *c);                          /* the client is */
 
 /* ---- chat history ---- */

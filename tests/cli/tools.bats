@@ -173,7 +173,7 @@ chat() { post /v1/chat/completions "{\"temperature\":0,\"max_tokens\":200,\"tool
   installed mcp || skip "no mcp package in build/venv (scripts/deps makes it)"
   run build/venv/bin/python tests/serve/mcp_client.py http "$URL/mcp"
   [ "$status" = 0 ] || { echo "$output"; return 1; }
-  [ "$(grep -c '^ok ' <<<"$output")" = 58 ] || { echo "$output"; return 1; }
+  [ "$(grep -c '^ok ' <<<"$output")" = 84 ] || { echo "$output"; return 1; }
 }
 
 @test "--mcp-stdio: the mcp package starts it; lines that are no messages are answered, and it ends with its input" {
@@ -186,7 +186,7 @@ chat() { post /v1/chat/completions "{\"temperature\":0,\"max_tokens\":200,\"tool
   installed mcp || skip "no mcp package in build/venv (scripts/deps makes it)"
   run build/venv/bin/python tests/serve/mcp_client.py stdio "$(command -v zse-serve)" --mcp-stdio
   [ "$status" = 0 ] || { echo "$output"; return 1; }
-  [ "$(grep -c '^ok ' <<<"$output")" = 27 ] || { echo "$output"; return 1; }
+  [ "$(grep -c '^ok ' <<<"$output")" = 36 ] || { echo "$output"; return 1; }
 }
 
 # config NAME=MODE[:FIELDS]...: a file for --mcp-config, servers of tests/serve/mcp_servers.py

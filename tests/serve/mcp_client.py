@@ -21,6 +21,11 @@ def ok(name, condition, found=None):
         sys.exit(1)
 
 
+# blanks between chunks come back as one empty line, headings without their marks
+DOCUMENTS = {"mcp-zoo.txt": "The zebra of the city zoo is called Marty.", "mcp-guide.md": "# Guide\n\n" + "\n\n".join(
+    f"Paragraph {i} tells what number {i} is for, and why it is where it is; " + "more of that " * 30 + "ends." for i in range(30))}
+
+
 async def session(make, mode):
     async with make(mode) as c:
         tools = await c.list_tools()
@@ -36,7 +41,14 @@ async def session(make, mode):
         except Exception as e:
             ok(f"{mode}: an unknown tool", "Unknown tool: eval" in str(e), e)
         resources = (await c.list_resources()).resources
-        for x in resources:
+        documents = [x for x in resources if str(x.uri).startswith("zse://documents/")]
+        for x in [x for x in documents if x.name in DOCUMENTS]:         # those that main() added
+            r = await c.read_resource(x.uri)
+            ok(f"{mode}: document {x.name}", r.contents[0].text == DOCUMENTS[x.name].removeprefix("# ") and r.contents[0].mime_type == x.mime_type, r)
+        ok(f"{mode}: documents", sys.argv[1] != "http" or {x.name for x in documents} >= set(DOCUMENTS), resources)
+        templates = (await c.list_resource_templates()).resource_templates
+        ok(f"{mode}: templates", [x.uri_template for x in templates] == ["zse://documents/{id}"] * (sys.argv[1] == "http"), templates)
+        for x in [x for x in resources if x not in documents]:
             r = await c.read_resource(x.uri)
             ok(f"{mode}: resource {x.name}", json.loads(r.contents[0].text)["id"] == x.name, r)
         try:
@@ -44,6 +56,11 @@ async def session(make, mode):
             ok(f"{mode}: a missing resource", False)
         except Exception as e:
             ok(f"{mode}: a missing resource", "not found" in str(e), e)
+        try:
+            await c.read_resource("zse://documents/doc-0000000000000000")
+            ok(f"{mode}: a missing document", False)
+        except Exception as e:
+            ok(f"{mode}: a missing document", "not found" in str(e), e)
         prompts = (await c.list_prompts()).prompts
         ok(f"{mode}: prompts", [p.name for p in prompts] == ["summarize", "translate", "review"], prompts)
         r = await c.get_prompt("translate", {"language": "French", "text": "Hello"})
@@ -122,10 +139,27 @@ def raw(url):
             ok(method, e.code == 405, e.code)
 
 
+def documents(url):
+    """Documents to list and read; pages and cursors of the list."""
+    for name, text in DOCUMENTS.items():
+        post(url.removesuffix("/mcp") + "/api/rag/documents", {"name": name, "content": text})
+    s, r = post(url, request("resources/list"), headers("resources/list"))
+    ok("a list for this key alone", s == 200 and r["result"]["cacheScope"] == "private" and "nextCursor" not in r["result"], r)
+    s, r = post(url, request("resources/list", {"cursor": "1"}), headers("resources/list"))
+    ok("a later page has documents only", {x["uri"][:16] for x in r["result"]["resources"]} == {"zse://documents/"}, r)
+    for cursor in ("x", "-1", "1x", "", 1, "99999999999999999999"):
+        s, r = post(url, request("resources/list", {"cursor": cursor}), headers("resources/list"))
+        ok(f"cursor {cursor!r}", s == 200 and r["error"]["code"] == -32602, r)
+    for uri in ("zse://documents/", "zse://documents/../../etc/passwd", "zse://documents/" + "d" * 5000):
+        s, r = post(url, request("resources/read", {"uri": uri}), headers("resources/read", **{"Mcp-Name": uri}))
+        ok(f"no document {uri[16:40]}", s == 200 and r["error"]["code"] == -32602, r)
+
+
 def main():
     if sys.argv[1] == "http":
         make = lambda mode: Client(sys.argv[2], mode=mode)
         raw(sys.argv[2])
+        documents(sys.argv[2])
     else:
         server = StdioServerParameters(command=sys.argv[2], args=sys.argv[3:])
         make = lambda mode: Client(stdio_client(server), mode=mode)

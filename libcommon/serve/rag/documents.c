@@ -16,9 +16,9 @@ json_t *rag_document_object(struct rag_job *j, const struct rag_document *d)
     const char *model = rag_model(j);
     json_t *metadata = json_loads(d->metadata, 0, NULL);
     sha256_hex(d->sha256, hex);
-    return json_pack("{s:s,s:o,s:s,s:s,s:I,s:i,s:i,s:o,s:s,s:o,s:o}", "id", d->id, "name", js_text(d->name),
-                     "collection", d->collection, "file_type", d->type, "file_size", (json_int_t)d->file_size,
-                     "chunk_count", d->n_chunks, "page_count", d->n_pages, "created_at", js_time(d->created_s * 1000),
+    return json_pack("{s:s,s:o,s:s,s:s,s:I,s:I,s:i,s:i,s:o,s:s,s:o,s:o}", "id", d->id, "name", js_text(d->name),
+                     "collection", d->collection, "file_type", d->type, "file_size", (json_int_t)d->file_size, "text_size",
+                     (json_int_t)d->text_size, "chunk_count", d->n_chunks, "page_count", d->n_pages, "created_at", js_time(d->created_s * 1000),
                      "sha256", hex, "metadata", metadata ? metadata : json_object(), "vectors",
                      model ? json_pack("{s:s,s:i}", "model", model, "ready", d->n_vectors) : json_null());
 }
@@ -83,6 +83,66 @@ void rag_run_get(struct rag_job *j, struct rag_store *r)
     j->answer = rag_document_object(j, &d);
     if (j->answer && j->with_chunks)
         add_chunks(j, r, &d);
+    rag_document_release(&d);
+}
+
+/* The text whose chunks these are: they overlap, and leave out the blanks between them. */
+static void join_chunks(const struct rag_chunk *list, int n, struct buf *out)
+{
+    uint64_t at = 0;                        /* of the text so far */
+    for (int i = 0; i < n; i++) {
+        const size_t size = strlen(list[i].text);
+        const uint64_t offset = list[i].offset;
+        if (offset > at)
+            buf_str(out, i == 0 ? "" : "\n\n");
+        if (offset > at)
+            at = offset;
+        if (offset + size <= at)
+            continue;
+        buf_add(out, list[i].text + (at - offset), size - (size_t)(at - offset));
+        at = offset + size;
+    }
+}
+
+static json_t *text_of(struct rag_job *j, struct rag_store *r, const struct rag_document *d)
+{
+    struct buf text = { 0 };
+    struct rag_chunk *list;
+    struct err e;
+    int n;
+    if (d->text_size > RAG_TEXT) {
+        problem_set(&j->problem, 413, NULL, "too_large", "a text of %llu bytes, expected at most %d; /api/rag/search finds passages",
+                    (unsigned long long)d->text_size, RAG_TEXT);
+        return NULL;
+    }
+    if (rag_hold(j, d->text_size * 8) != 0)
+        return NULL;
+    if (rag_chunks(r, d, &list, &n, &e) != 0) {
+        rag_problem(j, &e, NULL);
+        return NULL;
+    }
+    join_chunks(list, n, &text);
+    rag_chunks_free(list, n);
+    json_t *out = text.failed ? NULL : json_stringn(text.data ? text.data : "", text.size);
+    buf_release(&text);
+    if (!out)
+        problem_nomem(&j->problem);
+    return out;
+}
+
+void rag_run_text(struct rag_job *j, struct rag_store *r)
+{
+    struct rag_document d;
+    struct err e;
+    if (rag_find(r, j->owner, j->id, NULL, &d, &e)) {
+        rag_problem(j, &e, "no_such_document");
+        return;
+    }
+    json_t *text = text_of(j, r, &d);
+    if (text && (j->answer = rag_document_object(j, &d)) && json_object_set_new(j->answer, "text", text) != 0) {
+        json_decref(j->answer);
+        j->answer = NULL;
+    }
     rag_document_release(&d);
 }
 

@@ -112,6 +112,9 @@ void rag_run_add(struct rag_job *j, struct rag_store *r);
 void rag_run_upload(struct rag_job *j, struct rag_store *r);
 void rag_run_list(struct rag_job *j, struct rag_store *r);
 void rag_run_get(struct rag_job *j, struct rag_store *r);
+/* The document and its text, of at most RAG_TEXT bytes. */
+enum { RAG_TEXT = 4 << 20 };
+void rag_run_text(struct rag_job *j, struct rag_store *r);
 void rag_run_delete(struct rag_job *j, struct rag_store *r);
 void rag_run_collections(struct rag_job *j, struct rag_store *r);
 void rag_run_drop(struct rag_job *j, struct rag_store *r);

@@ -322,6 +322,21 @@ void rag_job_submit(struct rag_job *j)
         conn_set_exchange(c, j);
 }
 
+/* Queue a job without a connection; takes it over. */
+static int ask(struct rag_job *j, void (*done)(void *user, json_t *answer, const struct problem *p), void *user,
+               struct problem *pr)
+{
+    j->lane = RAG_READ;
+    j->done = done;
+    j->user = user;
+    rag_use_embedding(j);
+    if (rag_hold(j, 0) == 0 && queue(j) == 0)
+        return 0;
+    *pr = j->problem;
+    rag_job_free(j);
+    return -1;
+}
+
 int rag_ask(struct server *s, const struct access_record *record, struct loaded_model *lm, json_t *body,
             void (*done)(void *user, json_t *answer, const struct problem *p), void *user, struct problem *pr)
 {
@@ -330,24 +345,28 @@ int rag_ask(struct server *s, const struct access_record *record, struct loaded_
     if (!text)
         problem_nomem(pr);
     if (j) {
-        j->lane = RAG_READ;
         j->run = rag_run_context;
-        j->done = done;
-        j->user = user;
         j->lm = lm && lm->m.tokenizer ? lm : NULL;
         if (j->lm)
             lm->preparing++;
-        rag_use_embedding(j);
         buf_str(&j->body, text);
-        if (rag_hold(j, 0) || queue(j)) {
-            *pr = j->problem;
-            rag_job_free(j);
-            j = NULL;
-        }
     }
     free(text);
     json_decref(body);
-    return j ? 0 : -1;
+    return j ? ask(j, done, user, pr) : -1;
+}
+
+int rag_ask_documents(struct server *s, const struct access_record *record, const char *id, int64_t offset, int limit,
+                      void (*done)(void *user, json_t *answer, const struct problem *p), void *user, struct problem *pr)
+{
+    struct rag_job *j = make_job(s, record, pr);
+    if (!j)
+        return -1;
+    j->run = *id ? rag_run_text : rag_run_list;
+    snprintf(j->id, sizeof j->id, "%s", id);
+    j->offset = offset;
+    j->limit = limit;
+    return ask(j, done, user, pr);
 }
 
 struct rag_index *rag_index_of(struct server *s) { return &s->rag->index; }

@@ -89,7 +89,7 @@ void handle_mcp(struct server *s, struct conn *c, const char *rest)
     const struct http_request *r = conn_request(c);
     struct client k = { s, conn_record(c) };
     const struct mcp_host host = { .tools = tools, .has_tool = has_tool, .resources = resources, .read = read_resource,
-                                   .user = &k };
+                                   .documents = s->rag && s->o.home, .user = &k };
     const struct mcp_headers headers = { http_field(r, "MCP-Protocol-Version"), http_field(r, "Mcp-Method"),
                                          http_field(r, "Mcp-Name"), http_field(r, "Mcp-Session-Id") };
     struct mcp_answer a;
@@ -110,6 +110,8 @@ void handle_mcp(struct server *s, struct conn *c, const char *rest)
         server_id(s, "call_", id);
         const struct tool_call call = { id, a.name, a.arguments };
         tool_request_start(s, c, &call, 1, (struct tool_request){ .answer = answer_call, .mcp = a });
+    } else if (a.is_list || a.is_read) {
+        mcp_documents_start(s, c, &a);
     } else {
         reply_message(s, c, &a);
         mcp_answer_release(&a);

@@ -24,6 +24,9 @@ static void on_done(void *user)
 void tool_request_gone(struct conn *c)
 {
     struct tool_request *r = conn_exchange(c);
+    r->conn = NULL;
+    if (!r->batch)                      /* mcp_documents.c frees it */
+        return;
     release(r);
     free(r);
 }

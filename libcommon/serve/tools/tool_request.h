@@ -10,15 +10,18 @@ struct tool_request {
     struct exchange exchange;           /* EXCHANGE_TOOLS; this and the next three are set at the start */
     struct server *s;
     struct conn *conn;
-    struct tool_batch *batch;
+    struct tool_batch *batch;           /* NULL: the request waits for documents */
     void (*answer)(struct tool_request *r);             /* all calls have ended: reply */
     json_t *calls;                      /* owned: the calls as found in a text; NULL: none */
     struct mcp_answer mcp;              /* owned: of a request to /mcp */
+    char document[32];                  /* id of the one to read; "": list them */
 };
 
 /* Run the calls and answer when they have ended; without memory or threads, refuse the request.
  * Takes over what `from` owns. */
 void tool_request_start(struct server *s, struct conn *c, const struct tool_call *call, int n,
                         struct tool_request from);
+/* Answer a request to /mcp about documents; takes over a. */
+void mcp_documents_start(struct server *s, struct conn *c, struct mcp_answer *a);
 
 #endif
