@@ -1,8 +1,9 @@
-/* foreign.c - convert conversations of ChatGPT and Open WebUI to our own form.
+/* foreign.c - convert conversations of ChatGPT, Open WebUI and LM Studio to our own form.
  *
- * Both are trees: an object of nodes by id, each with the id of its parent and a list of its
- * children.  The tree is walked from its roots, so a node that is listed twice, or a cycle, is
- * visited once or not at all. */
+ * Those of the first two are trees: an object of nodes by id, each with the id of its parent and a
+ * list of its children.  The tree is walked from its roots, so a node that is listed twice, or a
+ * cycle, is visited once or not at all.  LM Studio has a list of messages, each in versions of
+ * which one is selected: the next message goes below that one. */
 #include "libcommon/history/foreign.h"
 
 #include <stdlib.h>
@@ -14,7 +15,10 @@
 
 static const char *text_of(const json_t *o, const char *name) { return json_string_value(json_object_get(o, name)); }
 
-int foreign_is(const char *format) { return strcmp(format, "chatgpt") == 0 || strcmp(format, "open-webui") == 0; }
+int foreign_is(const char *format)
+{
+    return strcmp(format, "chatgpt") == 0 || strcmp(format, "open-webui") == 0 || strcmp(format, "lm-studio") == 0;
+}
 
 /* A time in seconds, or in milliseconds if it is too large for that. */
 static void put_time(json_t *out, const char *name, const json_t *time)
@@ -168,8 +172,108 @@ static int walk(struct walk *w)
     return 0;
 }
 
+/* The document, of which fields and messages are taken over. */
+static json_t *document(json_t *fields, json_t *messages, struct history_problem *p)
+{
+    json_t *out = json_pack("{s:s, s:i, s:o, s:o}", "format", "zse-chat", "version", 1, "conversation", fields,
+                            "messages", messages);
+    if (!out)
+        fault_nomem(p);
+    return out;
+}
+
+/* ---- LM Studio ---- */
+
+/* The text of a version: of its content, or of its steps without thoughts.  malloc'd, or NULL. */
+static char *version_text(const json_t *version)
+{
+    const json_t *step, *steps = json_object_get(version, "steps");
+    json_t *all = json_array();
+    size_t i;
+    if (!steps)
+        json_array_extend(all, json_object_get(version, "content"));
+    json_array_foreach(steps, i, step) {
+        const char *type = text_of(step, "type"), *style = text_of(json_object_get(step, "style"), "type");
+        if (type && strcmp(type, "contentBlock") == 0 && !(style && strcmp(style, "thinking") == 0))
+            json_array_extend(all, json_object_get(step, "content"));
+    }
+    char *out = join_parts(all);
+    json_decref(all);
+    if (out && *out)
+        return out;
+    free(out);
+    return NULL;
+}
+
+/* Add one version below `above`.  Its number, or `above` if it has nothing to show; -1 with *p. */
+static int64_t add_version(json_t *messages, const json_t *version, int64_t above, struct history_problem *p)
+{
+    const char *role = text_of(version, "role"), *model = text_of(json_object_get(version, "senderInfo"), "senderName");
+    if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 && strcmp(role, "system") != 0))
+        return above;
+    if (json_array_size(messages) >= HISTORY_MESSAGES)
+        return fault_set(p, HISTORY_QUOTA, "conversation", "conversation: expected at most %d messages", HISTORY_MESSAGES);
+    char *text = version_text(version);
+    if (!text)
+        return above;
+    const int64_t number = (int64_t)json_array_size(messages) + 1;
+    const int named = model && strcmp(role, "assistant") == 0;
+    json_t *out = json_pack("{s:I, s:o, s:s, s:o, s:o}", "id", (json_int_t)number, "parent_id",
+                            above ? json_integer(above) : json_null(), "role", role, "content", js_text(text),
+                            "metadata", named ? json_pack("{s:o}", "model", js_text(model)) : json_object());
+    free(text);
+    return out && json_array_append_new(messages, out) == 0 ? number : fault_nomem(p);
+}
+
+/* Add all versions of a message.  The number of the selected one, or `above`; -1 with *p. */
+static int64_t add_versions(json_t *messages, const json_t *message, int64_t above, struct history_problem *p)
+{
+    const json_t *version, *versions = json_object_get(message, "versions");
+    const json_int_t selected = json_integer_value(json_object_get(message, "currentlySelected"));
+    int64_t below = above;
+    size_t i;
+    json_array_foreach(versions, i, version) {
+        const int64_t number = add_version(messages, version, above, p);
+        if (number < 0)
+            return -1;
+        if ((json_int_t)i == selected)
+            below = number;
+    }
+    return below;
+}
+
+static json_t *lm_studio_document(const json_t *conversation, struct history_problem *p)
+{
+    const json_t *message, *list = json_object_get(conversation, "messages"), *made = json_object_get(conversation, "createdAt");
+    const char *title = text_of(conversation, "name"), *system = text_of(conversation, "systemPrompt");
+    int64_t leaf = 0;
+    size_t i;
+    if (!json_is_array(list)) {
+        fault_set(p, HISTORY_BAD_VALUE, "conversation", "conversation: expected messages, a list of {versions, currentlySelected}");
+        return NULL;
+    }
+    json_t *fields = json_object(), *messages = json_array();
+    json_array_foreach(list, i, message)
+        if ((leaf = add_versions(messages, message, leaf, p)) < 0) {
+            json_decref(fields);
+            json_decref(messages);
+            return NULL;
+        }
+    if (title && *title)
+        json_object_set_new(fields, "title", cut(title, HISTORY_TITLE));
+    if (system && *system)
+        json_object_set_new(fields, "system_prompt", js_text(system));
+    put_time(fields, "created_at", made);
+    put_time(fields, "updated_at", made);
+    if (leaf)
+        json_object_set_new(fields, "active_leaf", json_integer(leaf));
+    return document(fields, messages, p);
+}
+
 json_t *foreign_document(const char *format, const json_t *conversation, struct history_problem *p)
 {
+    if (strcmp(format, "lm-studio") == 0)
+        return lm_studio_document(conversation, p);
     const int is_webui = strcmp(format, "open-webui") == 0;
     const json_t *chat = is_webui && json_object_get(conversation, "chat") ? json_object_get(conversation, "chat")
                                                                            : conversation;
@@ -199,10 +303,7 @@ json_t *foreign_document(const char *format, const json_t *conversation, struct 
     if (walk(&w) == 0) {
         if (w.active)
             json_object_set_new(fields, "active_leaf", json_integer(w.active));
-        out = json_pack("{s:s, s:i, s:O, s:O}", "format", "zse-chat", "version", 1, "conversation", fields, "messages",
-                        w.messages);
-        if (!out)
-            fault_nomem(p);
+        out = document(json_incref(fields), json_incref(w.messages), p);
     }
     json_decref(fields);
     json_decref(w.seen);

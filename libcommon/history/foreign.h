@@ -6,8 +6,8 @@
 
 #include "libcommon/history/history.h"
 
-/* Is the format "chatgpt" (an element of conversations.json) or "open-webui" (an element of its
- * export of chats)? */
+/* Is the format "chatgpt" (an element of conversations.json), "open-webui" (an element of its
+ * export of chats) or "lm-studio" (a .conversation.json file)? */
 int foreign_is(const char *format);
 /* The conversation as a document of history_import, without an id.  Only texts of user, assistant
  * and system are kept, with their branches; a picture becomes "[image]".  New reference; NULL with

@@ -186,6 +186,18 @@ END
   get "$C/$id/messages?branch=active" | jq -e '[.messages[].content] == ["Hello", "Hi"]'
   refused 422 invalid_value "$C/import" -d '{"format":"chatgpt","conversation":{"title":"none"}}'
   refused 422 invalid_value "$C/import" -d '{"format":"open-webui","conversation":[]}'
+  # LM Studio: versions become branches, thoughts are left out
+  one='{"name":"Studio","createdAt":1723000000000,"systemPrompt":"Be brief.","messages":[
+    {"versions":[{"type":"singleStep","role":"user","content":[{"type":"text","text":"Hello"},{"type":"file","fileIdentifier":"x"}]}],"currentlySelected":0},
+    {"versions":[{"type":"multiStep","role":"assistant","senderInfo":{"senderName":"llama3"},"steps":[{"type":"contentBlock","content":[{"type":"text","text":"first"}]}]},
+      {"type":"multiStep","role":"assistant","steps":[{"type":"contentBlock","style":{"type":"thinking"},"content":[{"type":"text","text":"hm"}]},{"type":"debugInfoBlock"},
+        {"type":"contentBlock","content":[{"type":"text","text":"second"}]}]}],"currentlySelected":1},
+    {"versions":[{"role":"user","content":[{"type":"text","text":"Thanks"}]}],"currentlySelected":0}]}'
+  id=$(post "$C/import" "{\"format\":\"lm-studio\",\"conversation\":$one}" | jq -r .id)
+  get "$C/$id" | jq -e '[.title, .system_prompt] == ["Studio", "Be brief."]'
+  get "$C/$id/messages?branch=active" | jq -e '[.messages[].content] == ["Hello\n[image]", "second", "Thanks"]'
+  get "$C/$id/messages" | jq -e '[.messages[] | select(.content == "first")][0] | .metadata.model == "llama3"'
+  refused 422 invalid_value "$C/import" -d '{"format":"lm-studio","conversation":{"messages":{}}}'
   # a cycle without a root has no messages
   post "$C/import" '{"format":"chatgpt","conversation":{"mapping":{"a":{"parent":"b","children":["b"]},"b":{"parent":"a","children":["a"]}}}}' | jq -e '.message_count == 0'
 }

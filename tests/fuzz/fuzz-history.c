@@ -1,10 +1,11 @@
-/* fuzz-history.c - any bytes as a text, a search and an imported conversation of the chat history:
- * words lie inside their text, a search is answered or refused, and an import that succeeds is
- * exported and imported again with the same result. */
+/* fuzz-history.c - any bytes as a text, a search and an imported conversation of the chat history,
+ * in our form and in those of other programs: words lie inside their text, a search is answered or
+ * refused, and an import that succeeds is exported and imported again with the same result. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
 
+#include "libcommon/history/foreign.h"
 #include "libcommon/history/internal.h"
 
 static char folder[64];
@@ -95,8 +96,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!found && p.fault != HISTORY_BAD_VALUE)
         abort();
     json_decref(found);
-    if (json_is_object(doc))
+    if (json_is_object(doc)) {
+        static const char *const formats[] = { "chatgpt", "open-webui", "lm-studio" };
         import_twice(doc);
+        for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+            json_t *foreign = foreign_document(formats[i], doc, &p);
+            if (foreign)
+                import_twice(foreign);
+            json_decref(foreign);
+        }
+    }
     json_decref(doc);
     free(text);
     return 0;

@@ -411,10 +411,12 @@ class MessageView {
 
 // ---- the page ----
 
-// ChatGPT's conversations.json and Open WebUI's export are lists of trees; null: it is neither.
+// ChatGPT's conversations.json and Open WebUI's export are lists of trees, a file of LM Studio is
+// one conversation of messages in versions; null: it is none of them.
 function foreignOf(data) {
   const list = Array.isArray(data) ? data : [data];
   if (list.length && list.every(c => c?.mapping)) return { format: 'chatgpt', list };
+  if (list.length && list.every(c => c?.messages?.[0]?.versions)) return { format: 'lm-studio', list };
   return list.length && list.every(c => (c?.chat || c)?.history?.messages) ? { format: 'open-webui', list } : null;
 }
 
