@@ -19,7 +19,7 @@ const PROGRAMS = [
 function quickStart() {
   const url = location.origin, key = who.keys_required || hasKey() ? '$ZSE_KEY' : null;
   const curl = `curl ${url}/v1/chat/completions${key ? ` \\\n  -H "Authorization: Bearer ${key}"` : ''} \\\n  -H 'Content-Type: application/json' \\\n  -d '{"messages": [{"role": "user", "content": "Hello!"}], "stream": true}'`;
-  const python = `from openai import OpenAI\n\nclient = OpenAI(base_url="${url}/v1", api_key=${key ? 'os.environ["ZSE_KEY"]' : '"none"'})\nanswer = client.chat.completions.create(\n    model="default",\n    messages=[{"role": "user", "content": "Hello!"}],\n)\nprint(answer.choices[0].message.content)`;
+  const python = `${key ? 'import os\n\n' : ''}from openai import OpenAI\n\nclient = OpenAI(base_url="${url}/v1", api_key=${key ? 'os.environ["ZSE_KEY"]' : '"none"'})\nanswer = client.chat.completions.create(\n    model="default",\n    messages=[{"role": "user", "content": "Hello!"}],\n)\nprint(answer.choices[0].message.content)`;
   const js = `const response = await fetch("${url}/v1/chat/completions", {\n  method: "POST",\n  headers: {"Content-Type": "application/json"${key ? ', Authorization: `Bearer ${key}`' : ''}},\n  body: JSON.stringify({messages: [{role: "user", content: "Hello!"}]}),\n});\nconsole.log((await response.json()).choices[0].message.content);`;
   return section('quick', 'Quick start',
     h('p', {}, 'Programs that speak with OpenAI’s or Anthropic’s API work with this server: give them this address',
