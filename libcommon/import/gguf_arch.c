@@ -569,6 +569,19 @@ static void add_granitehybrid(struct gguf_translator *t)
         json_object_del(t->out, "rope_parameters");
 }
 
+/* Its factors are part of the weights. */
+static void add_falcon_h1(struct gguf_translator *t)
+{
+    set_mamba(t, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv");
+    copy_int(t, "ssm.inner_size", "mamba_d_ssm");
+    gguf_set_bool(t, "mamba_rms_norm", any_layer_has(t, ".ssm_norm.weight"));
+    gguf_set_bool(t, "mamba_norm_before_gate", 0);
+    gguf_set_bool(t, "mamba_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
+    gguf_set_bool(t, "mamba_proj_bias", any_layer_has(t, ".ssm_in.bias"));
+    gguf_set_bool(t, "projectors_bias", any_layer_has(t, ".ssm_out.bias"));
+    biases(t);
+}
+
 static void add_nemotron_h(struct gguf_translator *t)
 {
     set_mamba(t, "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel");
@@ -727,6 +740,8 @@ static const struct gguf_arch archs[] = {
       "silu",              SPELLING_HYBRID, 0, add_mamba2 },
     { "granitehybrid", "granitemoehybrid", "GraniteMoeHybridForCausalLM", "rms_norm_eps",     "hidden_act",
       "silu",              SPELLING_HYBRID, 1, add_granitehybrid },
+    { "falcon-h1",     "falcon_h1",        "FalconH1ForCausalLM",       "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_HYBRID, 1, add_falcon_h1 },
     { "nemotron_h",    "nemotron_h",       "NemotronHForCausalLM",      "rms_norm_eps",       "mlp_hidden_act",
       "relu2",             SPELLING_HYBRID, 0, add_nemotron_h },
     { "qwen3next",     "qwen3_next",       "Qwen3NextForCausalLM",      "rms_norm_eps",       "hidden_act",

@@ -132,7 +132,12 @@ static int add_norm(struct builder *b, int layer, int part, const char *name, co
     char source[160];
     spec_path(b, source, sizeof source, layer, stem);
     const struct weight_spec t = { .rows = 1, .cols = n, .is_vector = 1, .role = ROLE_NORM, .layer = layer,
-                                   .part = part };
+                                   .part = part, .expert = -1 };
+    if (b->c->gguf && exists(b, source)) {      /* falcon-h1: without ".weight" */
+        char ours[80];
+        snprintf(ours, sizeof ours, "%s.weight", name);
+        return spec_as(b, ours, source, &n, 1, &t) < 0 ? -1 : 0;
+    }
     if (add(b, name, ".weight", source, 0, t) < 0)
         return -1;
     return biased ? add(b, name, ".bias", source, 0, t) : 0;

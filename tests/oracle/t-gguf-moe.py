@@ -37,14 +37,14 @@ MODELS = {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwe
 LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl": "qwen3vlmoe", "ministral3": "mistral3", "mistral3-tied-vl": "mistral3",
           "mistral4": "mistral4", "glm4_moe_lite": "deepseek2", "kimi_k25-vl": "deepseek2", "minicpm3": "minicpm3", "jais2": "jais2", "phimoe": "phimoe",
           "exaone_moe": "exaone-moe", "afmoe": "afmoe", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "solar_open": "glm4moe", "internlm3": "llama",
-          "apertus": "apertus", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_5_moe-vl": "qwen35moe"}
+          "apertus": "apertus", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_5_moe-vl": "qwen35moe", "falcon_h1": "falcon-h1"}
 MODELS |= LATEST
 LOGITS = {"minicpm3": 32 / 256}             # dim_model_base over the one that a GGUF implies
 PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid")
 # The attention chunk of llama4_text.  GGUF has no key for it and implies 8192: only the first 32
 # tokens have the same logits with both.
 CHUNK = 32
-STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "qwen3next", "qwen35", "qwen35moe")
+STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "qwen3next", "qwen35", "qwen35moe", "falcon-h1")
 DELTA = ("qwen3next", "qwen35", "qwen35moe")
 
 
@@ -114,10 +114,25 @@ def state_tensor(name, a, c, arch, joined):
     return {f"blk.{layer}.attn_qkv.weight": rows, f"blk.{layer}.attn_gate.weight": z.reshape(-1, a.shape[1])}
 
 
+def multiplied(name, a, c):
+    """falcon-h1: the converter multiplies the weights by the factors of config.json."""
+    mlp, at = c["mlp_multipliers"], c["attention_in_multiplier"]
+    factors = {"down_proj.": mlp[1], "gate_proj.": mlp[0], "k_proj.": c["key_multiplier"] * at, "q_proj.": at, "v_proj.": at,
+               "o_proj.": c["attention_out_multiplier"], "out_proj.": c["ssm_out_multiplier"], "lm_head.": c["lm_head_multiplier"],
+               "embed_tokens.": c["embedding_multiplier"]}
+    if ".in_proj." in name:
+        inner, bc = c["mamba_d_ssm"], c["mamba_n_groups"] * c["mamba_d_state"]
+        rows = [m for m, n in zip(c["ssm_multipliers"], (inner, inner, bc, bc, c["mamba_n_heads"])) for _ in range(n)]
+        return a * np.array(rows, "<f4")[:, None] * c["ssm_in_multiplier"]
+    return a * next((f for end, f in factors.items() if "." + end in "." + name), 1)
+
+
 def merge(all_tensors, c, arch, joined):
     """The converter's rearrangements, under Hugging Face's names."""
     out, experts = {}, {}
     for name, a in all_tensors.items():
+        if arch == "falcon-h1":
+            a = multiplied(name, a, c)
         if ".experts." in name and name.split(".experts.")[1][0].isdigit():
             base, rest = name.split(".experts.")
             number, part = rest.split(".", 1)
@@ -208,7 +223,7 @@ def write_state_keys(w, c, arch):
         w.add_ssm_inner_size(heads * any_of("mamba_d_head", "mamba_head_dim", "head_dim"))
     if ff:
         w.add_feed_forward_length([ff if k == "mlp" else 0 for k in kinds] if arch == "nemotron_h" else ff)
-    if arch in DELTA:
+    if arch in DELTA or arch == "falcon-h1":
         w.add_head_count_kv(kv)
     elif arch != "mamba2":
         w.add_head_count_kv([kv if k == "full_attention" else 0 for k in kinds])
@@ -280,7 +295,7 @@ def write_keys(w, c, arch):
                      ("moe_layer_start_index", w.add_leading_dense_block_count),
                      ("n_group", w.add_expert_group_count), ("topk_group", w.add_expert_group_used_count), ("attention_multiplier", w.add_attention_scale),
                      ("embedding_multiplier", w.add_embedding_scale), ("residual_multiplier", w.add_residual_scale), ("logits_scaling", w.add_logit_scale)):
-        if c.get(key) is not None:
+        if c.get(key) is not None and arch != "falcon-h1":
             add(c[key])
     if c.get("norm_topk_prob"):
         w.add_expert_weights_norm(True)
