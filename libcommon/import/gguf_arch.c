@@ -319,6 +319,27 @@ static void add_deepseek2(struct gguf_translator *t)
     }
 }
 
+/* Layers without an indexer of their own take the choice of the one before. */
+static void add_glm_dsa(struct gguf_translator *t)
+{
+    json_t *types = json_array();
+    add_deepseek2(t);
+    gguf_set_string(t, "model_type", "glm_moe_dsa");
+    json_object_set_new(t->out, "architectures", json_pack("[s]", "GlmMoeDsaForCausalLM"));
+    gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 1) != 0);
+    json_object_del(t->out, "topk_method");
+    copy_int(t, "attention.indexer.head_count", "index_n_heads");
+    copy_int(t, "attention.indexer.key_length", "index_head_dim");
+    copy_int(t, "attention.indexer.top_k", "index_topk");
+    const json_int_t n = json_integer_value(json_object_get(t->out, "num_hidden_layers"));
+    for (json_int_t i = 0; i < n; i++) {
+        char name[96];
+        snprintf(name, sizeof name, "blk.%lld.indexer.attn_k.weight", (long long)i);
+        json_array_append_new(types, json_string(gguf_find_tensor(t, name) ? "full" : "shared"));
+    }
+    json_object_set_new(t->out, "indexer_types", types);
+}
+
 /* The growth of queries with their position, and factors on cos and sin that cancel. */
 static void set_temperature(struct gguf_translator *t)
 {
@@ -696,6 +717,8 @@ static const struct gguf_arch archs[] = {
       "silu",              SPELLING_CURRENT, 1, add_granitemoe },
     { "deepseek2",     "deepseek_v2",      "DeepseekV2ForCausalLM",     "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, 1, add_deepseek2 },
+    { "glm-dsa",       "glm_moe_dsa",      "GlmMoeDsaForCausalLM",      "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, 1, add_glm_dsa },
     { "glm4moe",       "glm4_moe",         "Glm4MoeForCausalLM",        "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, 1, add_glm4moe },
     { "dots1",         "dots1",            "Dots1ForCausalLM",          "rms_norm_eps",       "hidden_act",

@@ -14,6 +14,8 @@ const struct weight_names gguf_names = {
     .q_a = "attn_q_a", .q_a_norm = "attn_q_a_norm", .q_b = "attn_q_b", .kv_a = "attn_kv_a_mqa",
     .kv_norm = "attn_kv_a_norm", .kv_b = "attn_kv_b",
     .k_b = "attn_k_b", .v_b = "attn_v_b", .sinks = "attn_sinks.weight",
+    .index_q = "indexer.attn_q_b", .index_k = "indexer.attn_k", .index_w = "indexer.proj",
+    .index_norm = "indexer.k_norm",
     .q_gate = "attn_gate", .router = "ffn_gate_inp", .correction = "exp_probs_b.bias",
     .shared_router = "ffn_gate_inp_shexp",
     .shared_gate = "ffn_gate_shexp", .shared_up = "ffn_up_shexp", .shared_down = "ffn_down_shexp",

@@ -37,7 +37,8 @@ MODELS = {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwe
 LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl": "qwen3vlmoe", "ministral3": "mistral3", "mistral3-tied-vl": "mistral3",
           "mistral4": "mistral4", "glm4_moe_lite": "deepseek2", "kimi_k25-vl": "deepseek2", "minicpm3": "minicpm3", "jais2": "jais2", "phimoe": "phimoe",
           "exaone_moe": "exaone-moe", "afmoe": "afmoe", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "solar_open": "glm4moe", "internlm3": "llama",
-          "apertus": "apertus", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_5_moe-vl": "qwen35moe", "falcon_h1": "falcon-h1"}
+          "apertus": "apertus", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_5_moe-vl": "qwen35moe", "falcon_h1": "falcon-h1", "glm_moe_dsa": "glm-dsa",
+          "glm_moe_dsa-skip": "glm-dsa"}
 MODELS |= LATEST
 LOGITS = {"minicpm3": 32 / 256}             # dim_model_base over the one that a GGUF implies
 PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid")
@@ -174,7 +175,7 @@ def merge(all_tensors, c, arch, joined):
         elif "experts.down_proj" in name and arch == "gpt-oss":
             bias = name.endswith("_bias")
             out[name.split("down_proj")[0] + "down_proj" + (".bias" if bias else ".weight")] = a if bias else a.swapaxes(1, 2)
-        elif arch == "deepseek2" and name.endswith("kv_b_proj.weight"):
+        elif arch in ("deepseek2", "glm-dsa") and name.endswith("kv_b_proj.weight"):
             heads, nope, v = c["num_attention_heads"], c["qk_nope_head_dim"], c["v_head_dim"]
             b = a.reshape(heads, nope + v, a.shape[1])
             out[name.replace("kv_b_proj", "k_b_proj")] = b[:, :nope].swapaxes(1, 2)
@@ -282,7 +283,11 @@ def write_keys(w, c, arch):
             w.add_value_length(c["kv_lora_rank"])
             w.add_key_length_mla(c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
             w.add_value_length_mla(c["v_head_dim"])
-        sigmoid = c["model_type"] in ("deepseek_v3", "kimi_k2", "glm4_moe_lite")
+        sigmoid = c["model_type"] in ("deepseek_v3", "kimi_k2", "glm4_moe_lite", "glm_moe_dsa")
+        if "index_topk" in c:
+            w.add_indexer_head_count(c["index_n_heads"])
+            w.add_indexer_key_length(c["index_head_dim"])
+            w.add_indexer_top_k(c["index_topk"])
         w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
     else:
         w.add_key_length(head_dim)
