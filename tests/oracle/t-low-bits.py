@@ -5,7 +5,10 @@ The mean Kullback-Leibler divergence of its next-token distributions from those 
 below a limit: a third above what it was when the limit was set.  The weights are random, so small
 changes grow more than in trained models: gemma4's queries and keys have norms of weight 1, which
 makes attention choose almost one token, and sparse attention changes its choice.  Latents, indexers
-and low ranks must have 8 bits."""
+and low ranks must have 8 bits.
+
+The prompts are few and their ids random, unlike the calibration's text, so they cannot tell which
+of two qualities is better.  Some thousand tokens of a text can: there `good` must be better."""
 import array
 import json
 import math
@@ -21,6 +24,7 @@ LIMITS = {"hf/qwen3": 0.15, "hf/deepseek_v3": 0.66, "hf-2026/gemma4": 0.53, "hf-
           "hf-2026/kimi_linear": 0.96, "hf-2026/jamba": 0.86, "hf-2026/falcon_h1": 0.02, "hf-2026/minimax": 0.13,
           "hf-2026/bamba": 0.37, "hf-2026/lfm2_moe": 0.21}
 NARROW = ("q_a_proj", "kv_a_proj", "k_b_proj", "v_b_proj", "index_q_proj", "index_k_proj", "gate_a_proj", "x_proj")
+ON_TEXT = ("hf/qwen3", "hf-2026/qwen3_5")
 need(os.path.join(ORACLES, "models", "hf-2026"))
 temp = tempfile.TemporaryDirectory()
 
@@ -53,6 +57,14 @@ def convert(source, *options):
     return model
 
 
+def on_text(source, quality):
+    """The mean divergence over a text."""
+    exact, text = os.path.join(temp.name, "exact.zse"), os.path.join(ORACLES, "texts", "gpl-3.txt")
+    run("zse-convert", source, "-q", "f32", "-o", exact, "--force")
+    model = convert(source, "-q", "nl4", "--quality", quality)
+    return json.loads(run("zse-bench", "quality", exact, model, text, "--window", "128", "--windows", "24"))["kl_mean"]
+
+
 tap = Tap()
 for name, limit in LIMITS.items():
     source = os.path.join(ORACLES, "models", name)
@@ -63,6 +75,10 @@ for name, limit in LIMITS.items():
         model = convert(source, "-q", "nl4", "--quality", quality)
         kl = divergence(exact, logits(model, sequences), expected["vocab"])
         tap.ok(kl < limit, f"{name} nl4 {quality}: {kl:.3f}, limit {limit}")
+    if name in ON_TEXT:
+        fast = on_text(source, "fast")
+        good = on_text(source, "good")
+        tap.ok(good < fast, f"{name} nl4 on a text: good {good:.3f}, fast {fast:.3f}")
     types = {t["name"]: t["type"] for t in json.loads(run("zse-info", model, "--tensors", "--json"))["tensors"]}
     narrow = {n: t for n, t in types.items() if any(f".{part}.weight" in n for part in NARROW)}
     bad = [f"{n}: {t}" for n, t in narrow.items() if t not in ("i8", "f32")]
