@@ -186,6 +186,9 @@ static void more_deepseek_v4(struct parse *p, struct config *c)
     struct compressed *o = &c->compressed;
     struct indexer *x = &c->indexer;
     const double partial = parse_real(p, "partial_rotary_factor", 64.0 / 512);
+    const char *experts = parse_string(p, "expert_dtype", "");
+    if (strcmp(experts, "fp4") == 0)
+        parse_fail(p, ERR_UNSUPPORTED, "expert_dtype \"fp4\": experts in FP4 are not read; take a checkpoint in bf16");
     c->rates = list(p, c, sizeof *c->rates);
     c->indexed = list(p, c, sizeof *c->indexed);
     c->hashed = list(p, c, sizeof *c->hashed);
