@@ -2,6 +2,7 @@
 #include "libcommon/convert/row_reader.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -109,8 +110,13 @@ int row_reader_read(const struct row_reader *r, int64_t row, int64_t n, float *o
         for (int64_t i = 0; i < n; i++) {
             const float *from = r->whole + (row_map_first(&r->map, row + i) - r->whole_first) * width +
                                 row_map_at(&r->map, row + i);
-            for (int64_t k = 0; k < r->cols; k++)
-                out[i * r->cols + k] = from[k * width];
+            for (int64_t k = 0; k < r->cols; k++) {
+                const float x = from[k * width];
+                if (r->map.minus_log && !(x < 0))
+                    return err_set(e, ERR_FORMAT, "%s: tensor %s: found %g, expected values below 0", r->source->path,
+                                   r->tensor->name, (double)x);
+                out[i * r->cols + k] = r->map.minus_log ? logf(-x) : x;
+            }
         }
         return 0;
     }

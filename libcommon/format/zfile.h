@@ -27,6 +27,7 @@ struct row_map {
     int64_t offset, run, stride;        /* run 0: identity */
     int pairs;
     int transposed;
+    int minus_log;                      /* transposed: the source has -exp of our values */
     int64_t first, slice, slice_stride;
 };
 

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/base/json.h"
@@ -590,6 +591,39 @@ static void add_granitehybrid(struct gguf_translator *t)
         json_object_del(t->out, "rope_parameters");
 }
 
+/* Write the period and the offset of the marked layers: those of attention, or of experts. */
+static void set_period(struct gguf_translator *t, const char *period_key, const char *offset_key, const char *marks)
+{
+    const char *first = memchr(marks, 1, (size_t)t->n_layers);
+    const int64_t offset = first ? first - marks : t->n_layers;
+    const char *next = first ? memchr(first + 1, 1, (size_t)(t->n_layers - offset - 1)) : NULL;
+    gguf_set_int(t, period_key, next ? next - first : t->n_layers);
+    gguf_set_int(t, offset_key, offset);
+}
+
+static void add_jamba(struct gguf_translator *t)
+{
+    char *attends = calloc(2, (size_t)t->n_layers), *routes = attends ? attends + t->n_layers : NULL;
+    copy_int(t, "expert_used_count", "num_experts_per_tok");
+    copy_int(t, "ssm.conv_kernel", "mamba_d_conv");
+    copy_int(t, "ssm.state_size", "mamba_d_state");
+    copy_int(t, "ssm.time_step_rank", "mamba_dt_rank");
+    gguf_set_real(t, "mamba_expand", gguf_key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
+    gguf_set_bool(t, "mamba_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
+    gguf_set_bool(t, "mamba_proj_bias", any_layer_has(t, ".ssm_in.bias"));
+    for (int64_t i = 0; attends && i < t->n_layers; i++) {
+        char name[96];
+        snprintf(name, sizeof name, "blk.%lld.ffn_gate_inp.weight", (long long)i);
+        attends[i] = gguf_key_at(t, "attention.head_count_kv", i, 0) > 0;
+        routes[i] = gguf_find_tensor(t, name) != NULL;
+    }
+    if (attends) {
+        set_period(t, "attn_layer_period", "attn_layer_offset", attends);
+        set_period(t, "expert_layer_period", "expert_layer_offset", routes);
+    }
+    free(attends);
+}
+
 /* Its factors are part of the weights. */
 static void add_falcon_h1(struct gguf_translator *t)
 {
@@ -765,6 +799,8 @@ static const struct gguf_arch archs[] = {
       "silu",              SPELLING_HYBRID, 1, add_granitehybrid },
     { "falcon-h1",     "falcon_h1",        "FalconH1ForCausalLM",       "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_HYBRID, 1, add_falcon_h1 },
+    { "jamba",         "jamba",            "JambaForCausalLM",          "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_HYBRID, 0, add_jamba },
     { "nemotron_h",    "nemotron_h",       "NemotronHForCausalLM",      "rms_norm_eps",       "mlp_hidden_act",
       "relu2",             SPELLING_HYBRID, 0, add_nemotron_h },
     { "qwen3next",     "qwen3_next",       "Qwen3NextForCausalLM",      "rms_norm_eps",       "hidden_act",

@@ -22,5 +22,6 @@ const struct weight_names gguf_names = {
     .experts_form = EXPERTS_STACKED, .experts = "", .expert_gate = "ffn_gate_exps", .expert_up = "ffn_up_exps",
     .expert_down = "ffn_down_exps",
     .in = "ssm_in", .in_ba = "ssm_ba", .conv = "ssm_conv1d", .a_log = "ssm_a", .dt_bias = "ssm_dt.bias", .d = "ssm_d",
-    .gate_norm = "ssm_norm", .state_o = "ssm_out",
+    .gate_norm = "ssm_norm", .state_o = "ssm_out", .x_proj = "ssm_x", .dt_proj = "ssm_dt", .dt_norm = "ssm_dt_norm",
+    .b_norm = "ssm_b_norm", .c_norm = "ssm_c_norm",
 };

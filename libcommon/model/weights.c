@@ -160,7 +160,8 @@ static int add_linear(struct builder *b, const char *name, const char *source, i
     t.map.transposed = b->n.conv1d && t.layer >= 0;
     if (add(b, name, ".weight", source, src_rows, t) < 0)
         return -1;
-    return b->c->gguf || biased ? add(b, name, ".bias", source, src_rows, bias) : 0;
+    /* the bias behind dt_proj is dt_bias */
+    return (b->c->gguf && t.part != LP_DT_PROJ) || biased ? add(b, name, ".bias", source, src_rows, bias) : 0;
 }
 
 /* Add a matrix of a layer from `source` of src_rows rows (0: as many as the matrix has). */
@@ -509,7 +510,8 @@ static int add_mamba1(struct builder *b, int layer)
     const struct part_fact a = layer_part_fact(b->c, layer, LP_A_LOG);
     const int64_t want[2] = { a.cols, a.rows };
     const struct weight_spec t = { .rows = a.rows, .cols = a.cols, .is_vector = 1, .role = ROLE_BIAS, .layer = layer,
-                                   .expert = -1, .part = LP_A_LOG, .map = { .transposed = 1 } };
+                                   .expert = -1, .part = LP_A_LOG,
+                                   .map = { .transposed = 1, .minus_log = b->c->gguf } };
     char full[160];
     spec_path(b, full, sizeof full, layer, n->a_log);
     return spec_own_matrix(b, layer, LP_X_PROJ, n->x_proj) < 0 ||

@@ -38,14 +38,14 @@ LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl
           "mistral4": "mistral4", "glm4_moe_lite": "deepseek2", "kimi_k25-vl": "deepseek2", "minicpm3": "minicpm3", "jais2": "jais2", "phimoe": "phimoe",
           "exaone_moe": "exaone-moe", "afmoe": "afmoe", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "solar_open": "glm4moe", "internlm3": "llama",
           "apertus": "apertus", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_5_moe-vl": "qwen35moe", "falcon_h1": "falcon-h1", "glm_moe_dsa": "glm-dsa",
-          "glm_moe_dsa-skip": "glm-dsa"}
+          "glm_moe_dsa-skip": "glm-dsa", "jamba": "jamba"}
 MODELS |= LATEST
 LOGITS = {"minicpm3": 32 / 256}             # dim_model_base over the one that a GGUF implies
 PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid")
 # The attention chunk of llama4_text.  GGUF has no key for it and implies 8192: only the first 32
 # tokens have the same logits with both.
 CHUNK = 32
-STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "qwen3next", "qwen35", "qwen35moe", "falcon-h1")
+STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "jamba")
 DELTA = ("qwen3next", "qwen35", "qwen35moe")
 
 
@@ -95,6 +95,8 @@ def state_tensor(name, a, c, arch, joined):
     mamba = arch not in DELTA
     if arch.startswith("qwen35"):
         a = tiled(name, a, c)
+    if arch == "jamba":
+        return {name: -np.exp(a) if name.endswith(".A_log") else a[:, 0, :] if a.ndim == 3 else a}
     if name.endswith(".A_log"):
         return {name: -np.exp(a).reshape((-1, 1) if mamba else -1)}
     if name.endswith(".D"):
@@ -215,6 +217,12 @@ def write_state_keys(w, c, arch):
                          ("linear_num_key_heads", w.add_ssm_group_count), ("linear_num_value_heads", w.add_ssm_time_step_rank)):
             add(c[key])
         w.add_ssm_inner_size(c["linear_num_value_heads"] * c["linear_value_head_dim"])
+    elif arch == "jamba":
+        kinds = ["full_attention" if i % c["attn_layer_period"] == c["attn_layer_offset"] else "mamba" for i in range(c["num_hidden_layers"])]
+        w.add_ssm_conv_kernel(c["mamba_d_conv"])
+        w.add_ssm_state_size(c["mamba_d_state"])
+        w.add_ssm_time_step_rank(c["mamba_dt_rank"])
+        w.add_ssm_inner_size(c["mamba_expand"] * c["hidden_size"])
     else:
         heads = any_of("mamba_n_heads", "mamba_num_heads", "num_heads")
         w.add_ssm_conv_kernel(any_of("mamba_d_conv", "conv_kernel"))
