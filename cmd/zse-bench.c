@@ -16,7 +16,7 @@ static const char usage[] =
     "usage: zse-bench [OPTIONS] [MODEL]\n"
     "       zse-bench limits|matmul|ternary|dequant|gpu [OPTIONS]\n"
     "       zse-bench serve [OPTIONS] URL\n"
-    "       zse-bench batch|kv|moe|threads|coldstart|logits|layers [OPTIONS] [MODEL]\n"
+    "       zse-bench batch|kv|moe|threads|coldstart|logits|layers|spec [OPTIONS] [MODEL [CASES]]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
     "Measure prefill, decode, time to first token and memory; or run a command.  Speeds come with their share of the machine's limits.\n"
     "MODEL is a .zse, a GGUF file, a Hugging Face folder, the name of a model here, or org/name on the hub\n"
@@ -27,6 +27,7 @@ static const char usage[] =
     "  kv                         decode at several contexts with keys and values as f16 and as i8\n"
     "  moe                        experts that are read: a step with 1, 2, 4 ... sequences, up to -b (default: 8), at context -p (default: 128)\n"
     "  threads                    prefill of -p tokens and decode after it with 1 to --threads threads\n"
+    "  spec                       answers with guesses of next tokens (--spec) and without, in turn; steps of several tokens\n"
     "  matmul                     one matrix of random weights against activations of several numbers of tokens\n"
     "  ternary                    the same of nl4 and the ternary layouts t2 and t3, in turn\n"
     "  dequant                    decoding to f32, of each type of a GGUF file and of ours: elements a second on all threads\n"
@@ -60,9 +61,11 @@ static const char usage[] =
     "      --api NAME             serve: chat, completions, or tokens: completions of token ids (default: chat)\n"
     "      --model NAME           serve: the model to use (default: the server's first)\n"
     "      --key KEY              serve: the server's key (default: $ZSE_API_KEY, else $OPENAI_API_KEY)\n"
-    "      --ignore-eos           serve: ask for answers of exactly -n tokens; not every server supports it\n"
-    "      --temp T               serve: temperature of the answers (default: 0, always the most likely token)\n"
-    "      --seed N               serve: the same prompts in every run (default: new prompts)\n"
+    "      --ignore-eos           serve, spec: answers of exactly -n tokens; not every server supports it\n"
+    "      --temp T               serve, spec: temperature of the answers (default: 0, always the most likely token)\n"
+    "      --seed N               serve: the same prompts in every run (default: new prompts); spec: of the answers (default: 1)\n"
+    "      --spec auto|ngram      spec: the guesses, as zse-chat has them (default: auto)\n"
+    "      --estimate             spec: no answers; the speed to expect by the share of right guesses\n"
     "      --timeout SECONDS      serve: a request that takes longer fails, 0: no limit (default: 600)\n"
     "      --ids IDS              logits, layers -o: token ids, '1 5 9'\n"
     "  -o, --output FILE          logits: float32 little endian [n_tokens, vocab_size], always --exact; '-': standard output\n"
@@ -81,7 +84,7 @@ static const char usage[] =
 
 enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW,
        OPT_WINDOWS, OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS,
-       OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE };
+       OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE, OPT_ESTIMATE };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' },
         { "batch", required_argument, NULL, 'b' },
@@ -101,21 +104,22 @@ static const struct option options[] = {
     { "key", required_argument, NULL, OPT_KEY }, { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS },
     { "temp", required_argument, NULL, OPT_TEMP }, { "seed", required_argument, NULL, OPT_SEED },
     { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "ref", required_argument, NULL, OPT_REF }, RUN_LONG_OPTIONS,
-    MEMORY_LONG_OPTION,
+    MEMORY_LONG_OPTION, SPEC_LONG_OPTION, { "estimate", no_argument, NULL, OPT_ESTIMATE },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 /* The commands, their numbers of arguments, and the options that apply to them. */
 enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, GPU, COLDSTART, SERVE, LOGITS, LAYERS,
-               PERPLEXITY, QUALITY, N_COMMANDS };
+               PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrwa" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" },
         [KV] = { "kv", 0, 1, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
     [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" },
     [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
-    [SERVE] = { "serve", 1, 1, "pnbwS" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
+    [SERVE] = { "serve", 1, 1, "pnbwST" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
     [PERPLEXITY] = { "perplexity", 2, 2, "WNa" }, [QUALITY] = { "quality", 3, 3, "WNa" },
+    [SPEC] = { "spec", 1, 2, "nrTE" },
 };
 /* Options that only some commands take; main's `given` has a bit for each. */
 enum { GIVEN_SHAPE = 7, GIVEN_TOKENS = 8 };
@@ -128,9 +132,10 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_WINDOW, 'W', "--window" }, { OPT_WINDOWS, 'N', "--windows" },
     { OPT_REQUESTS, 'S', "--requests" }, { OPT_RATE, 'S', "--rate" }, { OPT_SHARED, 'S', "--shared" },
     { OPT_BACKGROUND, 'S', "--background" }, { OPT_API, 'S', "--api" },
-    { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'S', "--ignore-eos" },
-    { OPT_TEMP, 'S', "--temp" }, { OPT_SEED, 'S', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
+    { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'T', "--ignore-eos" },
+    { OPT_TEMP, 'T', "--temp" }, { OPT_SEED, 'T', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
     { OPT_REF, 'R', "--ref" }, { OPT_ACT, 'a', "--act" }, { OPT_AUTOTUNE, 'A', "--autotune" },
+    { OPT_SPEC, 'E', "--spec" }, { OPT_ESTIMATE, 'E', "--estimate" },
 };
 enum { N_SPECIAL = sizeof special / sizeof *special };
 
@@ -216,6 +221,7 @@ static int take(struct bench_options *o, int c, const char *arg)
     case OPT_IGNORE_EOS: o->ignore_eos = 1; return 0;
     case OPT_JSON: o->json = 1; return 0;
     case OPT_AUTOTUNE: o->autotune = 1; return 0;
+    case OPT_ESTIMATE: o->estimate = 1; return 0;
     case OPT_FILE: o->file = arg; return 0;
     case OPT_REF: o->ref = arg; return 0;
     case OPT_PEER: o->peer = arg; return 0;
@@ -255,6 +261,15 @@ static int check_serve(const struct bench_options *o)
     if (o->rate > 0 && o->batch > 1)
         return cli_wrong(prog, "serve: -b and --rate: requests come at once or at times of their own");
     return 0;
+}
+
+static int check_spec(struct bench_options *o)
+{
+    if (o->generate < 2)
+        return cli_wrong(prog, "spec: -n %d leaves nothing to measure", o->generate);
+    if (!o->run.spec_given)
+        o->run.spec = SPEC_AUTO;
+    return o->run.spec == SPEC_OFF ? cli_wrong(prog, "spec: --spec off leaves nothing to measure") : 0;
 }
 
 /* The command that the first argument names, else SPEED. */
@@ -352,6 +367,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
     case LOGITS: return (rc = check_logits(o)) ? rc : bench_logits(o, args[0]);
     case LAYERS: return (rc = check_layers(o)) ? rc : bench_layers(o, args[0]);
     case PERPLEXITY: return bench_perplexity(o, args[0], args[1]);
+    case SPEC: return (rc = check_spec(o)) ? rc : bench_spec(o, args[0], n > 1 ? args[1] : NULL);
     case QUALITY: return bench_quality(o, args[0], args[1], args[2]);
     default: break;
     }

@@ -28,6 +28,7 @@ struct bench_options {
     uint64_t seed;
     enum bench_api api;
     const char *served, *key;
+    int estimate;                       /* spec */
 };
 
 /* Each returns an exit code.  bench_KEY() is in bench_KEY.c unless the comment names another
@@ -48,6 +49,7 @@ int bench_gpu(const struct bench_options *o);
 int bench_coldstart(const struct bench_options *o, const char *model);      /* bench_cold.c */
 int bench_serve(const struct bench_options *o, const char *url);
 int bench_layers(const struct bench_options *o, const char *model);
+int bench_spec(const struct bench_options *o, const char *model, const char *cases);
 
 /* The token ids of --ids, '1 5 9'; NULL with *e.  Caller frees.  (bench_score.c) */
 int32_t *bench_ids(const char *text, int *n, struct err *e);

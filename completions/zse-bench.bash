@@ -22,6 +22,7 @@ _zse_bench() {
     --key) COMPREPLY=(); return ;;
     --temp) COMPREPLY=(); return ;;
     --seed) COMPREPLY=(); return ;;
+    --spec) COMPREPLY=($(compgen -W "auto ngram" -- "$cur")); return ;;
     --timeout) COMPREPLY=(); return ;;
     --ids) COMPREPLY=(); return ;;
     -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
@@ -43,14 +44,14 @@ _zse_bench() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --timeout --ids --output --ref --window --windows --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --estimate --timeout --ids --output --ref --window --windows --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:
        COMPREPLY=($(compgen -W "$(zse-info models local --names 2>/dev/null)" -- "$head$cur"))
        COMPREPLY=("${COMPREPLY[@]#"$head"}")
        [ -n "$head" ] || COMPREPLY+=($(compgen -f -- "$cur"))
-       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul ternary dequant gpu serve batch kv moe threads coldstart logits layers perplexity quality" -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul ternary dequant gpu serve batch kv moe threads coldstart logits layers spec perplexity quality" -- "$cur"))
        ;;
   esac
 }

@@ -100,6 +100,23 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
+@test "spec: the same answers with guesses and without; steps; an estimate; cases of a file" {
+  zse-bench spec "$MODEL" -n 40 -r 1 --ignore-eos --json >"$BATS_TEST_TMPDIR/j"
+  check 'len(j["cases"]) == 3 and all(c["tokens"] == 40 and c["drafted_tokens"] >= c["accepted_tokens"] and c["ratio"] > 0 for c in j["cases"])' <"$BATS_TEST_TMPDIR/j"
+  check '[s["tokens"] for s in j["steps"]] == [1, 2, 3, 4, 6, 8, 16] and j["steps"][0]["ratio"] == 1' <"$BATS_TEST_TMPDIR/j"
+  printf '%s\n' '{"name":"one","prompt":"a b c d a b c d a b c d a b c d"}' '' >"$BATS_TEST_TMPDIR/cases"
+  zse-bench spec "$MODEL" "$BATS_TEST_TMPDIR/cases" -n 60 -r 1 --ignore-eos --temp 1 --seed 4 --spec ngram:4 --json >"$BATS_TEST_TMPDIR/j"
+  check 'len(j["cases"]) == 1 and j["cases"][0]["accepted_tokens"] > 0 and j["cases"][0]["tokens_per_step"] > 1' <"$BATS_TEST_TMPDIR/j"
+  zse-bench spec "$MODEL" -r 1 --estimate --json >"$BATS_TEST_TMPDIR/j"
+  check 'len(j["estimate"]) == 8 and "cases" not in j and all(e["speed"] >= 1 for e in j["estimate"])' <"$BATS_TEST_TMPDIR/j"
+  echo '{"name":1}' >"$BATS_TEST_TMPDIR/cases"
+  run -1 zse-bench spec "$MODEL" "$BATS_TEST_TMPDIR/cases"
+  [[ "$output" == *"line 1: expected"* ]]
+  run -2 zse-bench spec "$MODEL" --spec off
+  run -2 zse-bench "$MODEL" --estimate
+  [ "$(grep -c prompt tests/bench/edits.jsonl)" = 20 ]
+}
+
 @test "kv: both types at every context, as far as the model goes" {
   run --separate-stderr zse-bench kv "$MODEL" --contexts 16,200 -r 2 --json
   [ "$status" = 0 ]
