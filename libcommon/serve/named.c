@@ -8,20 +8,6 @@
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/model_tasks.h"
 
-/* The model that a name of the folder stands for: the name itself, or the target of an alias. */
-static void follow(const struct server *s, char name[STORE_NAME_BYTES])
-{
-    struct err ignored;
-    struct store_model *all;
-    const int n = store_list(s->o.store, &all, &ignored);
-    for (int i = 0; i < n; i++)
-        if (*all[i].of && strcmp(all[i].name, name) == 0) {
-            memcpy(name, all[i].of, STORE_NAME_BYTES);
-            break;
-        }
-    free(all);
-}
-
 int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES], struct problem *pr)
 {
     struct err e;
@@ -38,7 +24,7 @@ int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES
         return problem_set(pr, 404, "model", "model_not_found", "model: %s",
                            e.code == ERR_FORMAT ? e.msg : "the folder of models cannot be read");
     if (rc == 0)
-        follow(s, out);
+        store_follow(s->o.store, out);
     return rc;
 }
 

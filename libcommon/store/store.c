@@ -192,6 +192,18 @@ int store_find_default(const char *folder, char out[STORE_NAME_BYTES], struct er
     return n < 0 ? -1 : found != 1;
 }
 
+void store_follow(const char *folder, char name[STORE_NAME_BYTES])
+{
+    char of[STORE_NAME_BYTES] = "";
+    const int dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir < 0)
+        return;
+    link_target(dir, name, of);
+    close(dir);
+    if (*of)
+        memcpy(name, of, sizeof of);
+}
+
 char *store_lookup(const char *folder, const char *word, struct err *e)
 {
     char name[STORE_NAME_BYTES];

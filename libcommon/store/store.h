@@ -40,6 +40,9 @@ int store_find(const char *folder, const char *word, char out[STORE_NAME_BYTES],
 /* The model to use when none is named: the default, else the only one.  As store_find. */
 int store_find_default(const char *folder, char out[STORE_NAME_BYTES], struct err *e);
 
+/* Replace the name of an alias by the name it stands for. */
+void store_follow(const char *folder, char name[STORE_NAME_BYTES]);
+
 /* The path of a name, which need not exist.  Caller frees; NULL with *e: it is no name. */
 char *store_path(const char *folder, const char *name, struct err *e);
 /* The path of the model that a word names, as store_find; NULL, *e untouched: there is none. */

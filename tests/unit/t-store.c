@@ -78,9 +78,16 @@ static void words_find_models(void **state)
 static void aliases_are_links(void **state)
 {
     struct store_model *all;
+    char name[STORE_NAME_BYTES] = "a";
     (void)state;
     write_model("m.zse");
+    store_follow(folder, name);
+    assert_string_equal(name, "a");
     assert_int_equal(store_alias(folder, "a", "m", &e), 0);
+    store_follow(folder, name);
+    assert_string_equal(name, "m");
+    store_follow(folder, name);
+    assert_string_equal(name, "m");
     assert_int_equal(store_alias(folder, "b", "a", &e), 0);
     assert_int_equal(store_alias(folder, "b", "b", &e), 0);
     assert_int_equal(store_alias(folder, "m", "a", &e), -1);
