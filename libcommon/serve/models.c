@@ -244,7 +244,8 @@ static void on_load_failed(struct server *s, struct loaded_model *lm, const stru
         models_remember(s, lm, lm->changed);    /* the next request tries again */
     }
     tell_waiter(lm, pr);
-    calls_loaded(s, lm, pr);
+    const struct problem told = named_problem(s, pr);
+    calls_loaded(s, lm, &told);
     if (task_give(s, TASK_CLOSE, lm) != 0)
         lm->state = MODEL_LEAVING;              /* models_tick tries again */
 }

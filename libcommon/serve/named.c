@@ -1,6 +1,7 @@
 /* named.c - load the models that have names when they are asked for, and unload idle ones. */
 #include "libcommon/serve/named.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,6 +68,18 @@ int named_retry(struct server *s, struct loaded_model *lm)
     models_unload(s, idle);                     /* the thread closes it before it opens lm again */
     lm->error = (struct err){ 0 };
     return task_give(s, TASK_OPEN, lm) == 0;
+}
+
+struct problem named_problem(const struct server *s, const struct problem *p)
+{
+    struct problem out = *p;
+    const size_t n = s->o.store ? strlen(s->o.store) : 0;
+    for (char *at = n ? strstr(out.message, s->o.store) : NULL; at; at = strstr(at, s->o.store)) {
+        const size_t cut = n + (at[n] == '/');
+        memmove(at, at + cut, strlen(at + cut) + 1);
+    }
+    snprintf(out.param, sizeof out.param, "model");
+    return out;
 }
 
 void named_tick(struct server *s)

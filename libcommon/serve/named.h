@@ -5,13 +5,13 @@
 #ifndef ZSE_SERVE_NAMED_H
 #define ZSE_SERVE_NAMED_H
 
+#include "libcommon/http/problem.h"
 #include "libcommon/store/store.h"
 
 struct buf;
 struct call;
 struct err;
 struct loaded_model;
-struct problem;
 struct server;
 
 /* The name of the model that a client calls id (NULL or "default": the default), an alias replaced
@@ -22,6 +22,8 @@ struct loaded_model *named_load(struct server *s, const char *name, struct probl
 /* Opening lm failed with e: if memory was short and another model is idle, unload that one and try
  * again.  1: it is being tried. */
 int named_retry(struct server *s, struct loaded_model *lm);
+/* The problem for calls that waited for a model: p without the path of the folder. */
+struct problem named_problem(const struct server *s, const struct problem *p);
 void named_tick(struct server *s);                      /* on_second: unload what is idle */
 /* Elements of /v1/models for those that are not loaded, and for aliases; *n counts elements. */
 void named_json(const struct server *s, struct buf *out, int *n);

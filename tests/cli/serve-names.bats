@@ -52,7 +52,8 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
   done
   chat bad -o "$T/j" -w '%{http_code}' >"$T/code"
   [ "$(cat "$T/code")" -ge 400 ]
-  jq -e '.error.code == "load_failed"' "$T/j"
+  jq -e '.error.code == "load_failed" and .error.param == "model"' "$T/j"
+  jq -e '.error.message | startswith("bad.zse: ")' "$T/j" || { cat "$T/j"; return 1; }       # no path
   [ "$(chat tiny | content)" = "2 + 2 = 4" ]
 }
 
