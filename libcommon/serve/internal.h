@@ -12,6 +12,7 @@
 #include "libcommon/serve/guard.h"
 #include "libcommon/serve/metrics.h"
 #include "libcommon/serve/models.h"
+#include "libcommon/serve/named.h"
 #include "libcommon/serve/reply.h"
 #include "libcommon/serve/routes.h"
 #include "libcommon/serve/server.h"
@@ -32,6 +33,7 @@ struct server {
     /* models */
     struct loaded_model *models;
     struct evicted *evicted;
+    struct load_cost load_costs[LOAD_TENANTS];  /* named.c */
     struct opening *opening;            /* the thread of model_tasks.c */
     struct toolbox *toolbox;            /* tools that the server runs: tools/toolbox.h */
     struct call *waiting;               /* calls whose model is loading, by next_preparing: api/calls.c */

@@ -205,6 +205,7 @@ static int evict_for(struct server *s, const struct loaded_model *lm, struct pro
         server_log(s, "%s: unloading, because %s needs its memory", oldest->id, lm->id);
         if (!oldest->named)
             models_remember(s, oldest, 0);
+        named_charge(s, lm, oldest);
         models_unload(s, oldest);
     }
 }
@@ -244,6 +245,7 @@ static void on_load_failed(struct server *s, struct loaded_model *lm, const stru
         models_remember(s, lm, lm->changed);    /* the next request tries again */
     }
     tell_waiter(lm, pr);
+    named_charge(s, lm, NULL);
     const struct problem told = named_problem(s, pr);
     calls_loaded(s, lm, &told);
     if (task_give(s, TASK_CLOSE, lm) != 0)

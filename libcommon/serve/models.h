@@ -35,6 +35,7 @@ struct loaded_model {
     /* named when the server started: if it fails and there is no other, the server ends */
     int wanted;
     int named;                          /* named.c has loaded it */
+    uint64_t loaded_by, used_by;        /* tenants: named.c has loaded it for; of the last request */
     int stalled;                        /* no step of its engine has ended for stall_s, and the warning is out */
     /* its file's time of writing has changed, and the engine compares the contents */
     int comparing;

@@ -29,12 +29,58 @@ int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES
     return rc;
 }
 
-struct loaded_model *named_load(struct server *s, const char *name, struct problem *pr)
+/* ---- the cost of loads ---- */
+
+static double cost_now(const struct load_cost *c, uint64_t now)
+{
+    const double left = c->loads - (double)(now - c->at_ns) * 1e-9 / LOAD_EVERY_S;
+    return left > 0 ? left : 0;
+}
+
+/* The tenant's place; a new tenant takes that of the one that owes least.  All are brought up to
+ * date. */
+static struct load_cost *cost_of(struct server *s, uint64_t tenant)
+{
+    const uint64_t now = clock_ns();
+    struct load_cost *c = NULL;
+    for (int i = 0; i < LOAD_TENANTS && !(c && c->tenant == tenant); i++) {
+        struct load_cost *x = &s->load_costs[i];
+        x->loads = cost_now(x, now);
+        x->at_ns = now;
+        if (!c || x->tenant == tenant || x->loads < c->loads)
+            c = x;
+    }
+    if (c->tenant != tenant)
+        *c = (struct load_cost){ tenant, now, 0 };
+    return c;
+}
+
+void named_charge(struct server *s, const struct loaded_model *lm, const struct loaded_model *other)
+{
+    if (lm->named && lm->loaded_by && !(other && other->used_by == lm->loaded_by))
+        cost_of(s, lm->loaded_by)->loads++;
+}
+
+/* May the tenant load one more?  Loads that have not ended count: they may cost something. */
+static int may_load(struct server *s, uint64_t tenant, struct problem *pr)
+{
+    double loads = cost_of(s, tenant)->loads;
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        loads += lm->state == MODEL_LOADING && lm->loaded_by == tenant;
+    if (loads <= LOADS_AT_ONCE - 1)
+        return 0;
+    return problem_set(pr, 429, "model", LOADS_CODE,
+                       "models were loaded for you that failed, or that took the place of those of others: try again in %d s", LOAD_EVERY_S);
+}
+
+struct loaded_model *named_load(struct server *s, const char *name, uint64_t tenant, struct problem *pr)
 {
     struct err e;
     for (struct loaded_model *lm = s->models; lm; lm = lm->next)
         if (lm->state == MODEL_LOADING && strcmp(lm->id, name) == 0)
             return lm;
+    if (may_load(s, tenant, pr) != 0)
+        return NULL;
     char *path = store_path(s->o.store, name, &e);
     struct loaded_model *lm = path ? models_load(s, path, name, NULL, NULL, pr) : NULL;
     if (!path)
@@ -42,6 +88,7 @@ struct loaded_model *named_load(struct server *s, const char *name, struct probl
     free(path);
     if (lm) {
         lm->named = 1;
+        lm->loaded_by = lm->used_by = tenant;
         server_log(s, "%s: requested, loading", lm->id);
     }
     return lm;
@@ -65,6 +112,7 @@ int named_retry(struct server *s, struct loaded_model *lm)
         !(idle = find_idle(s)))
         return 0;
     server_log(s, "%s: unloading, because %s needs its memory", idle->id, lm->id);
+    named_charge(s, lm, idle);
     models_unload(s, idle);                     /* the thread closes it before it opens lm again */
     lm->error = (struct err){ 0 };
     return task_give(s, TASK_OPEN, lm) == 0;

@@ -14,11 +14,21 @@ struct err;
 struct loaded_model;
 struct server;
 
+/* Loads that failed, or that unloaded a model which another tenant was the last to use.  A tenant
+ * may have LOADS_AT_ONCE of them, and one more every LOAD_EVERY_S seconds, so that no client makes
+ * the server load and unload endlessly. */
+enum { LOAD_TENANTS = 64, LOADS_AT_ONCE = 8, LOAD_EVERY_S = 10 };
+#define LOADS_CODE "too_many_loads"
+struct load_cost { uint64_t tenant, at_ns; double loads; };     /* loads at the time at_ns; 0: an empty place */
+/* Count a load: lm makes the server unload another model; other NULL: it could not be opened. */
+void named_charge(struct server *s, const struct loaded_model *lm, const struct loaded_model *other);
+
 /* The name of the model that a client calls id (NULL or "default": the default), an alias replaced
  * by what it stands for.  0; 1: there is none, or the server has no such models; -1 with *pr. */
 int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES], struct problem *pr);
-/* The model of this name that is loading; begins to load it if it is not.  NULL with *pr. */
-struct loaded_model *named_load(struct server *s, const char *name, struct problem *pr);
+/* The model of this name that is loading; begins to load it for the tenant if it is not.  NULL with
+ * *pr: no memory, or the tenant's loads have cost others too much. */
+struct loaded_model *named_load(struct server *s, const char *name, uint64_t tenant, struct problem *pr);
 /* Opening lm failed with e: if memory was short and another model is idle, unload that one and try
  * again.  1: it is being tried. */
 int named_retry(struct server *s, struct loaded_model *lm);

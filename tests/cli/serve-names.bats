@@ -99,3 +99,35 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
   [ "$(chat tiny | content)" = "2 + 2 = 4" ]
   stop "$PID"
 }
+
+# use KEY MODEL: the error's code, or the answer
+use() { chat "$2" -D "$T/head" -H "Authorization: Bearer $1" | jq -r '.error.code // .choices[0].message.content'; }
+
+@test "a key cannot make the server load and unload the models of others endlessly" {
+  local a b c i said home=$BATS_TEST_TMPDIR/home
+  mkdir "$home"
+  cp -r "$ZSE_HOME/models" "$home/models"
+  a=$(ZSE_HOME=$home zse-apikey create a --json | jq -r .key)
+  b=$(ZSE_HOME=$home zse-apikey create b --json | jq -r .key)
+  c=$(ZSE_HOME=$home zse-apikey create c --json | jq -r .key)
+  ZSE_HOME=$home start "$BATS_TEST_TMPDIR/log" --port 0 --kv-bytes 8MB --max-memory 16MB
+  await listens "$URL"
+  for i in {1..6}; do                           # its own models: as often as it wants
+    [ "$(use "$a" tiny)" = "2 + 2 = 4" ]
+    [ "$(use "$a" other)" = "2 + 2 = 4" ]
+  done
+  for i in {1..10}; do                          # the model of another key
+    said=$(use "$a" tiny)
+    [ "$said" = "2 + 2 = 4" ] || break
+    said=$(use "$b" other)
+    [ "$said" = "2 + 2 = 4" ] || break
+  done
+  [ "$said" = too_many_loads ] || { echo "$i: $said"; return 1; }
+  grep -qi '^Retry-After: 10' "$T/head"
+  for i in {1..10}; do                          # a model that cannot be loaded
+    said=$(use "$c" bad)
+    [ "$said" = load_failed ] || break
+  done
+  [ "$said" = too_many_loads ]
+  stop "$PID"
+}

@@ -1,6 +1,7 @@
 /* call_answer.c - write the common parts of all answers: usage, server-sent events, errors. */
 #include "libcommon/serve/api/internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 void call_totals(const struct call *c, struct token_counts *t)
@@ -127,8 +128,11 @@ void call_fail_answer(struct call *c, const struct problem *p)
     if (!c->conn)
         return;
     if (conn_status(c->conn) == 0) {
-        if (p->status == 503 || (p->status == 429 && strcmp(p->code, "tenant_memory") == 0))
-            conn_set_header(c->conn, "Retry-After", "1");
+        const int loads = strcmp(p->code, LOADS_CODE) == 0;
+        char wait[16];
+        snprintf(wait, sizeof wait, "%d", loads ? LOAD_EVERY_S : 1);
+        if (loads || p->status == 503 || (p->status == 429 && strcmp(p->code, "tenant_memory") == 0))
+            conn_set_header(c->conn, "Retry-After", wait);
         reply_problem(c->s, c->conn, p);
         return;
     }

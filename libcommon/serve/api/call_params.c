@@ -158,7 +158,7 @@ static int await_named(struct call *c, const char *asked, struct problem *pr)
         return 0;
     if (may_use(c, asked, name, pr) != 0)
         return 0;
-    if (!(c->awaited = named_load(c->s, name, pr)))
+    if (!(c->awaited = named_load(c->s, name, c->tenant, pr)))
         return 0;
     *pr = (struct problem){ 0 };
     return 1;
@@ -184,6 +184,7 @@ static int find_model(struct call *c, const char *name, struct problem *pr)
     lm->calls = c;
     lm->n_calls++;
     lm->used_ns = clock_ns();
+    lm->used_by = c->tenant;
     return 0;
 }
 
