@@ -308,6 +308,16 @@ int guard_model(struct access_record *record, const char *model, struct problem 
                        record->key.name, model);
 }
 
+int guard_lists_model(const struct access_record *record, const char *model)
+{
+    return !record || !record->has_key || key_allows_model(&record->key, model);
+}
+
+int guard_may_load(const struct access_record *record)
+{
+    return !record || !record->has_key || (record->key.scopes & ~(unsigned)SCOPE_MODELS);
+}
+
 int guard_reserve(struct server *s, struct conn *c, struct access_record *record, int64_t least, int64_t most,
                   int64_t *granted, struct problem *pr)
 {

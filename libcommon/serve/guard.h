@@ -57,6 +57,10 @@ struct access_record *guard_message(struct server *s, struct conn *c, struct pro
 int guard_still(struct server *s, struct conn *c);      /* is what a WebSocket was admitted by still valid? */
 /* May the record's key use the model?  0, or -1 with *pr. */
 int guard_model(struct access_record *record, const char *model, struct problem *pr);
+/* The same without noting the model in the record: for lists. */
+int guard_lists_model(const struct access_record *record, const char *model);
+/* May the record's key make the server load a model?  Not one that only reads the state. */
+int guard_may_load(const struct access_record *record);
 /* Reserve LEAST to MOST tokens (prompts and all answers) of the key's limits.  *granted: how many;
  * MOST if there is no limit.  -1 with *pr: 429, or 400 if they can never fit.  c: the connection
  * whose answer gets X-RateLimit headers; NULL: none. */

@@ -158,27 +158,32 @@ static void element(const struct store_model *m, struct buf *out)
     buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"zse\"}", (long long)m->modified_s);
 }
 
-void named_json(const struct server *s, struct buf *out, int *n)
+static int is_listed(const struct access_record *record, const struct store_model *m)
+{
+    return guard_lists_model(record, m->name) || (*m->of && guard_lists_model(record, m->of));
+}
+
+void named_json(const struct server *s, const struct access_record *record, struct buf *out, int *n)
 {
     struct err ignored;
     struct store_model *all = NULL;
     const int many = s->o.store ? store_list(s->o.store, &all, &ignored) : 0;
     for (int i = 0; i < many; i++)
-        if (!is_loaded(s, all[i].name)) {
+        if (!is_loaded(s, all[i].name) && is_listed(record, &all[i])) {
             buf_str(out, (*n)++ ? "," : "");
             element(&all[i], out);
         }
     free(all);
 }
 
-int named_json_one(const struct server *s, const char *id, struct buf *out)
+int named_json_one(const struct server *s, const struct access_record *record, const char *id, struct buf *out)
 {
     struct err ignored;
     struct store_model *all = NULL;
     const int many = s->o.store ? store_list(s->o.store, &all, &ignored) : 0;
     int found = 0;
     for (int i = 0; i < many && !found; i++)
-        if (strcmp(all[i].name, id) == 0) {
+        if (strcmp(all[i].name, id) == 0 && is_listed(record, &all[i])) {
             element(&all[i], out);
             found = 1;
         }

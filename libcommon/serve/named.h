@@ -8,6 +8,7 @@
 #include "libcommon/http/problem.h"
 #include "libcommon/store/store.h"
 
+struct access_record;
 struct buf;
 struct call;
 struct err;
@@ -35,9 +36,10 @@ int named_retry(struct server *s, struct loaded_model *lm);
 /* The problem for calls that waited for a model: p without the path of the folder. */
 struct problem named_problem(const struct server *s, const struct problem *p);
 void named_tick(struct server *s);                      /* on_second: unload what is idle */
-/* Elements of /v1/models for those that are not loaded, and for aliases; *n counts elements. */
-void named_json(const struct server *s, struct buf *out, int *n);
+/* Elements of /v1/models for those that are not loaded, and for aliases, as far as the record's key
+ * may use them; *n counts elements. */
+void named_json(const struct server *s, const struct access_record *record, struct buf *out, int *n);
 /* The same for one name.  0: there is none. */
-int named_json_one(const struct server *s, const char *id, struct buf *out);
+int named_json_one(const struct server *s, const struct access_record *record, const char *id, struct buf *out);
 
 #endif

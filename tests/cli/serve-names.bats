@@ -79,7 +79,7 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
 }
 
 @test "a key that is limited to a model loads no other one" {
-  local key home=$BATS_TEST_TMPDIR/home
+  local key reads name home=$BATS_TEST_TMPDIR/home
   mkdir "$home"
   cp -r "$ZSE_HOME/models" "$home/models"
   key=$(ZSE_HOME=$home zse-apikey create k --model small --json | jq -r .key)
@@ -87,7 +87,16 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
   await listens "$URL"
   chat other -H "Authorization: Bearer $key" | jq -e '.error.code == "model_not_allowed"'
   [ "$(loaded)" = 0 ]
+  curl -s "$URL/v1/models" -H "Authorization: Bearer $key" | jq -e '[.data[].id] == ["small"]'
+  reads=$(ZSE_HOME=$home zse-apikey create reads --scope models --json | jq -r .key)
+  curl -s "$URL/tokenize" -H "Authorization: Bearer $reads" -d '{"model": "tiny", "text": "a"}' >"$T/j"
+  jq -e '.error.code == "model_not_found"' "$T/j" || { cat "$T/j"; return 1; }
+  [ "$(loaded)" = 0 ]
   [ "$(chat small -H "Authorization: Bearer $key" | content)" = "2 + 2 = 4" ]
+  curl -s "$URL/v1/models" -H "Authorization: Bearer $key" | jq -e '[.data[].id] == ["small"]'
+  for name in other tiny:1m; do
+    curl -s "$URL/v1/models/$name" -H "Authorization: Bearer $key" | jq -e '.error.code == "model_not_found"'
+  done
   stop "$PID"
 }
 

@@ -156,7 +156,7 @@ static int await_named(struct call *c, const char *asked, struct problem *pr)
     struct problem why;
     if (c->s->draining || named_find(c->s, asked, name, &why) != 0)
         return 0;
-    if (may_use(c, asked, name, pr) != 0)
+    if (!guard_may_load(call_record(c)) || may_use(c, asked, name, pr) != 0)
         return 0;
     if (!(c->awaited = named_load(c->s, name, c->tenant, pr)))
         return 0;

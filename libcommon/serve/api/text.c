@@ -13,11 +13,11 @@ void handle_models(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     buf_str(&out, "{\"object\":\"list\",\"data\":[");
     for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
-        if (lm->state == MODEL_READY) {
+        if (lm->state == MODEL_READY && guard_lists_model(conn_record(c), lm->id)) {
             buf_str(&out, n++ ? "," : "");
             model_json(lm, &out);
         }
-    named_json(s, &out, &n);
+    named_json(s, conn_record(c), &out, &n);
     buf_str(&out, "]}");
     reply_json(s, c, 200, &out);
     buf_release(&out);
@@ -28,7 +28,11 @@ void handle_model(struct server *s, struct conn *c, const char *rest)
     struct problem pr;
     struct buf out = { 0 };
     const struct loaded_model *lm = models_find(s, rest, &pr);
-    if (!lm && !named_json_one(s, rest, &out)) {
+    if (lm && !guard_lists_model(conn_record(c), lm->id) && !guard_lists_model(conn_record(c), rest)) {
+        problem_set(&pr, 404, "model", "model_not_found", "model '%.80s' is not one that the key may use", rest);
+        lm = NULL;
+    }
+    if (!lm && !named_json_one(s, conn_record(c), rest, &out)) {
         reply_problem(s, c, &pr);
         return;
     }
