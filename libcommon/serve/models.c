@@ -116,6 +116,7 @@ struct loaded_model *models_load(struct server *s, const char *path, const char 
     lm->started_ns = lm->used_ns = clock_ns();
     lm->replaces = replaces;
     lm->named = replaces && replaces->named;
+    lm->used_by = replaces ? replaces->used_by : 0;
     if (how)
         lm->how = *how;
     lm->batching = 1;
@@ -240,7 +241,7 @@ static void on_load_failed(struct server *s, struct loaded_model *lm, const stru
     } else {
         server_log(s, "%s: %s", lm->id, pr->message);
     }
-    if (lm->recalled) {
+    if (lm->recalled && !lm->named) {           /* one with a name is found by it */
         lm->failures++;
         models_remember(s, lm, lm->changed);    /* the next request tries again */
     }
