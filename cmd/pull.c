@@ -68,13 +68,15 @@ static int from_source(struct pulled *p, const char *word, struct err *e)
     return p->source ? 0 : err_nomem(e, "name");
 }
 
+/* Make HOME/models.  HOME, which also holds keys, is for its owner alone, as zse-apikey makes it. */
 static int make_folder(const char *path, struct err *e)
 {
     char *copy = strdup(path);
     int rc = copy ? 0 : err_nomem(e, "path");
     for (char *s = copy ? strchr(copy + 1, '/') : NULL; s && rc == 0; s = strchr(s + 1, '/')) {
+        const int is_home = !strchr(s + strspn(s + 1, "/") + 1, '/');
         *s = '\0';
-        if (mkdir(copy, 0777) != 0 && errno != EEXIST)
+        if (mkdir(copy, is_home ? 0700 : 0777) != 0 && errno != EEXIST)
             rc = err_sys(e, "%s", copy);
         *s = '/';
     }

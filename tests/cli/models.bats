@@ -158,3 +158,10 @@ answer() { (cd / && zse-chat "$@" --temp 0 -p 'What is 2+2?'); }
   zse-info models rm passwd
   [ -s /etc/passwd ]
 }
+
+@test "pull takes a folder here, and makes a home that only its owner may open" {
+  export ZSE_HOME=$T/new/home
+  (umask 022 && zse-convert pull models/tiny --quality fast >/dev/null)
+  [ "$(stat -c %a "$T/new" "$ZSE_HOME" "$ZSE_HOME/models" | tr '\n' ' ')" = "755 700 755 " ]
+  [ "$(answer tiny)" = "2 + 2 = 4" ]
+}
