@@ -248,6 +248,8 @@ static void fill(const struct ngram *s, int place, int most, struct draft *d)
         for (int k = 0; k < s->n_changes && place < s->n; k++)
             if (s->change[k].score > 0 && applies(s, &s->change[k], place))
                 c = &s->change[k];
+        if (!c && place - s->n >= d->n)         /* a deletion up to the end: nothing to go on with */
+            break;
         if (!c) {
             const int32_t id = place < s->n ? at(s, place) : d->token[place - s->n];
             d->token[d->n++] = id;

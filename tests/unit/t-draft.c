@@ -49,8 +49,11 @@ static int steps(const struct tokens *prompt, const struct tokens *answer, const
     for (; n < all.n; n_steps++) {
         struct draft d;
         int i = 0;
+        memset(&d, 0xff, sizeof d);                     /* tokens that are not set are negative */
         drafter_ngram.guess(state, all.id, n, most, &d);
         assert_in_range(d.n, 0, most);
+        for (int k = 0; k < d.n; k++)
+            assert_true(d.token[k] >= 0);
         if (d.n)
             assert_in_range(d.grade, 0, DRAFT_GRADES - 1);
         while (i < d.n && n + i < all.n && d.token[i] == all.id[n + i])
