@@ -161,13 +161,15 @@ static int no_such_model(const char *arg, struct err *e)
     struct err ignored;
     char name[REGISTRY_SHORT];
     json_t *registry = registry_load(&ignored);
-    const json_t *known = registry ? registry_exact(registry, arg) : NULL;
+    const json_t *exact = registry ? registry_exact(registry, arg) : NULL,
+                 *known = exact || !registry ? exact : registry_family(registry, arg);
     if (known) {
         registry_short_name(known, name);
-        err_set(e, ERR_IO, "%s: No such file or directory, and not among the models here; zse-convert pull %s downloads it",
-                arg, name);
+        err_set(e, ERR_IO, "%s: No such file or directory, and not among the models here; zse-convert pull %s downloads %s",
+                arg, name, exact ? "it" : "one of this family (zse-info models list)");
     } else {
-        err_set(e, ERR_IO, "%s: No such file or directory (models on the hub are named org/name)", arg);
+        err_set(e, ERR_IO, "%s: No such file or directory, and not among the models here (zse-info models local); those of the hub are named org/name",
+                arg);
     }
     json_decref(registry);
     return -1;

@@ -55,14 +55,24 @@ static void name_of_path(struct pulled *p, const char *path)
     store_make_name(p->name, part);
 }
 
+static int no_source(const json_t *registry, const char *word, struct err *e)
+{
+    char name[REGISTRY_SHORT];
+    const json_t *m = registry_family(registry, word);
+    if (!m)
+        return err_set(e, ERR_FORMAT, "'%.140s' is neither a model of zse-info models list, nor org/name on the hub, nor a file here", word);
+    registry_short_name(m, name);
+    return err_set(e, ERR_FORMAT, "'%.140s' is a family of models: name one of zse-info models list, such as %s", word, name);
+}
+
 /* A file or folder here, or a name on the hub: its last part is the name. */
-static int from_source(struct pulled *p, const char *word, struct err *e)
+static int from_source(struct pulled *p, const json_t *registry, const char *word, struct err *e)
 {
     struct hub_name hub;
     struct err bad;
     const int there = access(word, F_OK) == 0;
     if (!there && (!strchr(word, '/') || hub_parse_name(&hub, word, &bad) != 0))
-        return err_set(e, ERR_FORMAT, "'%.140s' is neither a model of zse-info models list, nor org/name on the hub, nor a file here", word);
+        return no_source(registry, word, e);
     p->source = strdup(word);
     name_of_path(p, there ? word : *hub.pick ? hub.pick : hub.repo);
     return p->source ? 0 : err_nomem(e, "name");
@@ -91,7 +101,7 @@ int pull_resolve(struct pulled *p, const char *word, const char *as, struct err 
     *p = (struct pulled){ 0 };
     int rc = registry ? 0 : -1;
     if (rc == 0 && !from_registry(p, registry, word))
-        rc = from_source(p, word, e);
+        rc = from_source(p, registry, word, e);
     json_decref(registry);
     if (rc == 0 && !p->source)
         rc = err_nomem(e, "name");
@@ -99,6 +109,8 @@ int pull_resolve(struct pulled *p, const char *word, const char *as, struct err 
         snprintf(p->name, sizeof p->name, "%s", as);
     if (rc == 0 && as && strcmp(p->name, as) != 0)
         rc = err_set(e, ERR_FORMAT, "--as: a name has at most %d bytes", STORE_NAME_BYTES - 1);
+    if (rc == 0 && !as && !*p->name)
+        rc = err_set(e, ERR_FORMAT, "'%.140s' has no name that a model could have: --as NAME gives it one", word);
     if (rc == 0 && (!(folder = home_models(e)) || !(p->path = store_path(folder, p->name, e)) ||
                     make_folder(folder, e) != 0))
         rc = -1;

@@ -288,7 +288,7 @@ static int check_arguments(enum command c, unsigned given, int n, char **args)
     if (c == SPEED && n && !named && cli_is_mistyped(args[0], &commands[0].name, sizeof *commands, N_COMMANDS))
         return cli_no_command(prog, args[0], &commands[0].name, sizeof *commands, N_COMMANDS);
     if (c == SPEED && n && !named && !strpbrk(args[0], "/.@:") && access(args[0], F_OK) != 0)
-        return cli_wrong(prog, "'%s' is neither a command nor a file here (models on the hub are named org/name)",
+        return cli_wrong(prog, "'%s' is neither a command nor a file or model here (models on the hub are named org/name)",
                          args[0]);
     if (c == SPEED && n > 1)
         return cli_usage(usage);

@@ -113,6 +113,20 @@ const json_t *registry_exact(const json_t *registry, const char *name)
     return NULL;
 }
 
+const json_t *registry_family(const json_t *registry, const char *word)
+{
+    const size_t n = strlen(word);
+    char short_name[REGISTRY_SHORT];
+    const json_t *m;
+    size_t i;
+    json_array_foreach((json_t *)registry, i, m) {
+        registry_short_name(m, short_name);
+        if (strncasecmp(short_name, word, n) == 0 && short_name[n] == ':')
+            return m;
+    }
+    return NULL;
+}
+
 const char *registry_size(double parameters)
 {
     static const struct { double below; const char *name; } sizes[] = { { 1e9, "tiny" }, { 3e9, "small" },

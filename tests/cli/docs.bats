@@ -61,7 +61,7 @@ END
   [[ $stderr != *"did you mean"* ]]
   # a word that is nothing at all does not become a name on the hub
   HF_ENDPOINT=http://127.0.0.1:9 run -2 --separate-stderr zse-bench kernel
-  [ "${stderr_lines[0]}" = "zse-bench: 'kernel' is neither a command nor a file here (models on the hub are named org/name)" ]
+  [ "${stderr_lines[0]}" = "zse-bench: 'kernel' is neither a command nor a file or model here (models on the hub are named org/name)" ]
   for line in "zse-info nosuch" "zse-chat nosuch -p hi" "zse-convert nosuch -o x.zse"; do
     # shellcheck disable=SC2086
     HF_ENDPOINT=http://127.0.0.1:9 run -1 --separate-stderr $line

@@ -164,7 +164,7 @@ complete() {
   [[ $stderr == *"no such file or folder here; on the hub: models/tny:"*404* ]]
   run --separate-stderr zse-chat nothing.gguf -p hi
   [ "$status" = 1 ]
-  [[ $stderr == "zse-chat: nothing.gguf: No such file or directory (models on the hub are named org/name)" ]]
+  [[ $stderr == "zse-chat: nothing.gguf: No such file or directory, and not among the models here (zse-info models local); those of the hub are named org/name" ]]
   run --separate-stderr zse-chat a/b/c -p hi
   [ "$status" = 1 ]
   [[ $stderr == *"a/b/c: No such file or directory"* ]]
@@ -174,7 +174,7 @@ complete() {
   [ "$(requests | wc -l)" = 1 ]
   run --separate-stderr zse-chat nothing -p hi
   [ "$status" = 1 ]
-  [[ $stderr == "zse-chat: nothing: No such file or directory (models on the hub are named org/name)" ]]
+  [[ $stderr == "zse-chat: nothing: No such file or directory, and not among the models here (zse-info models local); those of the hub are named org/name" ]]
   [ "$(requests | wc -l)" = 1 ]                                   # a mistyped word is not asked for
   run --separate-stderr zse-chat nothing@main -p hi
   [[ $stderr == *"no such file or folder here; on the hub: nothing:"*404* ]]

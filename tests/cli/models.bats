@@ -102,6 +102,8 @@ answer() { (cd / && zse-chat "$@" --temp 0 -p 'What is 2+2?'); }
   zse-bench tiny:2m -p 8 -n 2 -r 1 >/dev/null
   run -1 --separate-stderr zse-chat qwen2.5:7b -p hi
   [ "$stderr" = "zse-chat: qwen2.5:7b: No such file or directory, and not among the models here; zse-convert pull qwen2.5:7b downloads it" ]
+  run -1 --separate-stderr zse-chat Qwen2.5 -p hi
+  [[ "$stderr" == "zse-chat: Qwen2.5: No such file or directory, and not among the models here; zse-convert pull qwen2.5:"*" downloads one of this family (zse-info models list)" ]]
 }
 
 @test "without MODEL: the default, else the only model here" {
@@ -164,4 +166,8 @@ answer() { (cd / && zse-chat "$@" --temp 0 -p 'What is 2+2?'); }
   (umask 022 && zse-convert pull models/tiny --quality fast >/dev/null)
   [ "$(stat -c %a "$T/new" "$ZSE_HOME" "$ZSE_HOME/models" | tr '\n' ' ')" = "755 700 755 " ]
   [ "$(answer tiny)" = "2 + 2 = 4" ]
+  run -1 --separate-stderr zse-convert pull smollm2
+  [ "$stderr" = "zse-convert: 'smollm2' is a family of models: name one of zse-info models list, such as smollm2:135m" ]
+  run -1 --separate-stderr zse-convert pull .
+  [ "$stderr" = "zse-convert: '.' has no name that a model could have: --as NAME gives it one" ]
 }

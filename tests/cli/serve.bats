@@ -410,7 +410,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   run --separate-stderr zse-serve --port 0 nosuch
   [ "$status" = 1 ]
   [ -z "$output" ]
-  [ "$stderr" = "zse-serve: nosuch: No such file or directory (models on the hub are named org/name)" ]
+  [ "$stderr" = "zse-serve: nosuch: No such file or directory, and not among the models here (zse-info models local); those of the hub are named org/name" ]
   run --separate-stderr zse-serve --port 0 --model-dir /no/such
   [ "$status" = 1 ]
   [ -z "$output" ]
