@@ -10,6 +10,7 @@
 
 #include "cmd/catalog.h"
 #include "cmd/cli.h"
+#include "cmd/home.h"
 #include "cmd/hub_cli.h"
 #include "cmd/zse-info.h"
 #include "libcommon/base/json.h"
@@ -251,7 +252,8 @@ int info_models_search(int argc, char **argv)
 static const char check_usage[] =
     "usage: zse-info models check [OPTIONS] MODEL\n"
     "Check whether MODEL can be converted and run here, and print the memory of its weights.  Exit code 1: no.\n"
-    "MODEL is org/name or org/name@revision on the hub, of which only config.json is read; or a folder, a GGUF file, a .zse.\n"
+    "MODEL is org/name or org/name@revision on the hub, of which only config.json is read; or a folder, a GGUF file, a .zse,\n"
+    "the name of a model here.\n"
     "  -j, --json        one JSON object\n"
     "  -h, --help        show this help\n"
     "  -V, --version     show the version\n";
@@ -428,17 +430,21 @@ static int check(const char *model, int json)
     struct hub_name name;
     struct stat st;
     struct err e;
-    int there = stat(model, &st) == 0, rc;
+    char *path = home_model_path(model, &e);
+    if (!path)
+        return cli_fail(prog, &e);
+    int there = stat(path, &st) == 0, rc;
     struct sigaction before;
     json_t *report = json_pack("{s:o, s:s, s:[]}", "model", js_text(model), "where", there ? "here" : "hub",
                                "problems");
     cli_ignore_pipe(&before);
     if (there)
-        rc = check_path(report, model, &e);
+        rc = check_path(report, path, &e);
     else if ((rc = hub_parse_name(&name, model, &e)) != 0)
         err_prefix(&e, "no such file or folder here, and");
     else if ((rc = hub_setup(&s, prog, &e)) == 0)
         rc = check_on_hub(report, &s, &name, &e);
+    free(path);
     hub_setup_release(&s);
     cli_restore_pipe(&before);
     if (rc != 0) {

@@ -100,6 +100,7 @@ answer() { (cd / && zse-chat "$@" --temp 0 -p 'What is 2+2?'); }
   zse-info tiny:2m >/dev/null
   [ "$(printf Hello | zse-info tokenize tiny:2m)" = "$(printf Hello | zse-info tokenize "$T/home/models/tiny:2m.zse")" ]
   zse-bench tiny:2m -p 8 -n 2 -r 1 >/dev/null
+  zse-info models check tiny:2m --json | jq -e '[.model, .where, .compatible] == ["tiny:2m", "here", true]'
   run -1 --separate-stderr zse-chat qwen2.5:7b -p hi
   [ "$stderr" = "zse-chat: qwen2.5:7b: No such file or directory, and not among the models here; zse-convert pull qwen2.5:7b downloads it" ]
   run -1 --separate-stderr zse-chat Qwen2.5 -p hi
