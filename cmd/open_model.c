@@ -424,7 +424,7 @@ static void end_warm_up(struct opened_model *o)
 
 int open_model_unnamed(const char *prog, const char *path)
 {
-    return home_model_named(path) ? 0 : cli_wrong(prog, "which MODEL? None is given, ZSE_MODEL is not set, and no model is the default (zse-info models default)");
+    return home_model_named(path) ? 0 : cli_wrong(prog, "which MODEL? None is given, ZSE_MODEL is not set, and no model is the default (zse-info models default); zse-convert pull NAME makes models");
 }
 
 /* Note the use of a model that has a name. */

@@ -78,7 +78,8 @@ static int from_source(struct pulled *p, const json_t *registry, const char *wor
     return p->source ? 0 : err_nomem(e, "name");
 }
 
-/* Make HOME/models.  HOME, which also holds keys, is for its owner alone, as zse-apikey makes it. */
+/* Make HOME/models.  HOME, which also holds keys, is for its owner alone, as zse-apikey makes
+ * it. */
 static int make_folder(const char *path, struct err *e)
 {
     char *copy = strdup(path);

@@ -11,8 +11,9 @@ static const char prog[] = "zse-serve";
 static const char usage[] =
     "usage: zse-serve [OPTIONS] [MODEL]...\n"
     "Serve models on the OpenAI API over HTTP.\n"
-    "MODEL is a .zse, a GGUF file, a Hugging Face folder or org/name on the hub (default: $ZSE_MODEL; without:\n"
-    "the models here, each loaded when a request names it; zse-info models local lists them).\n"
+    "MODEL is a .zse, a GGUF file, a Hugging Face folder, the name of a model here, or org/name on the hub\n"
+    "(default: $ZSE_MODEL; without: the models here, each loaded when a request names it; zse-info models\n"
+    "local lists them).\n"
     "\n"
     "      --config FILE          options from a JSON object, {\"port\": 8080, \"models\": [\"m.zse\"]}; those of the command line win\n"
     "      --host NAME            address to listen on (default: $ZSE_HOST, else 127.0.0.1)\n"

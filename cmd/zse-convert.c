@@ -25,7 +25,7 @@ static const char usage[] =
     "Make a .zse of SRC: a Hugging Face folder (safetensors and config.json), a GGUF file, or a model on the hub:\n"
     "org/name, org/name@revision or org/name:FILE, which is fetched into the cache of the Python tools.\n"
     "pull: make a model that has a name.  NAME is a model of zse-info models list, smollm2:135m,\n"
-    "with a type at its end if not nl4, smollm2:135m-int8, or org/name on the hub.\n"
+    "with a type at its end if not nl4, smollm2:135m-int8; org/name on the hub; a folder or a GGUF file.\n"
     "\n"
     "      --as NAME              with pull: another name for the model\n"
     "  -o, --output FILE          the new file; '-': standard output, if that is no terminal\n"
