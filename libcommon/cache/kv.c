@@ -22,8 +22,10 @@ struct kv_pool *kv_pool_open(int n_blocks, struct err *e)
     p->refs = calloc((size_t)n_blocks, sizeof *p->refs);
     p->node = calloc((size_t)n_blocks + KV_ROOTS, sizeof *p->node);
     p->bucket = malloc(p->n_buckets * sizeof *p->bucket);
-    if (!p->free_block || !p->refs || !p->node || !p->bucket)
+    p->scope = calloc(1, sizeof *p->scope);
+    if (!p->free_block || !p->refs || !p->node || !p->bucket || !p->scope)
         goto nomem;
+    p->n_scopes = 1;
     p->n_blocks = p->n_free = n_blocks;
     p->oldest = p->newest = -1;
     memset(p->bucket, 0xff, p->n_buckets * sizeof *p->bucket);
@@ -46,6 +48,7 @@ void kv_pool_close(struct kv_pool *p)
     free(p->refs);
     free(p->node);
     free(p->bucket);
+    free(p->scope);
     free(p);
 }
 
@@ -57,7 +60,55 @@ uint64_t kv_pool_evictions(const struct kv_pool *p) { return p->evictions; }
 size_t kv_pool_bytes(const struct kv_pool *p)
 {
     return (size_t)p->n_blocks * (sizeof *p->free_block + sizeof *p->refs + sizeof *p->node) + p->n_buckets *
-           sizeof *p->bucket;
+           sizeof *p->bucket + (size_t)p->n_scopes * (sizeof *p->scope + KV_ROOTS * sizeof *p->node);
+}
+
+/* ---- scopes ---- */
+
+static int is_free(const struct kv_pool *p, int scope)
+{
+    int empty = scope > 0 && p->scope[scope].refs == 0;
+    for (int i = 0; i < KV_ROOTS && empty; i++)
+        empty = p->node[p->n_blocks + scope * KV_ROOTS + i].child < 0;
+    return empty;
+}
+
+/* One more scope at the end. */
+static int add_scope(struct kv_pool *p, struct err *e)
+{
+    const int n = p->n_scopes;
+    if (n >= INT32_MAX / KV_ROOTS - p->n_blocks)
+        return err_set(e, ERR_LIMIT, "KV pool: %d scopes", n);
+    struct scope *scope = realloc(p->scope, ((size_t)n + 1) * sizeof *scope);
+    if (scope)
+        p->scope = scope;
+    struct node *node = realloc(p->node, ((size_t)p->n_blocks + ((size_t)n + 1) * KV_ROOTS) * sizeof *node);
+    if (node)
+        p->node = node;
+    if (!scope || !node)
+        return err_nomem(e, "KV pool");
+    scope[n] = (struct scope){ 0 };
+    for (int i = 0; i < KV_ROOTS; i++)
+        node[p->n_blocks + n * KV_ROOTS + i] = (struct node){ .child = -1 };
+    return p->n_scopes++;
+}
+
+int kv_table_scope(struct kv_table *t, struct kv_pool *p, uint64_t id, struct err *e)
+{
+    int at = 0, unused = -1;
+    assert(t->n_blocks == 0);
+    for (int i = 1; i < p->n_scopes && id && !at; i++)
+        if (is_free(p, i))
+            unused = i;
+        else if (p->scope[i].id == id)
+            at = i;
+    if (id && !at && (at = unused >= 0 ? unused : add_scope(p, e)) < 0)
+        return -1;
+    p->scope[at].id = id;
+    p->scope[at].refs += at > 0;
+    p->scope[t->root / KV_ROOTS].refs -= t->root >= KV_ROOTS;
+    t->root = at * KV_ROOTS;
+    return 0;
 }
 
 static void leave_idle(struct kv_pool *p, int32_t block)
@@ -148,6 +199,8 @@ void kv_table_release(struct kv_table *t, struct kv_pool *p)
 {
     if (t->block)
         kv_table_truncate(t, p, 0);
+    if (t->block && t->root >= KV_ROOTS)
+        p->scope[t->root / KV_ROOTS].refs--;
     free(t->block);
     memset(t, 0, sizeof *t);
 }
@@ -185,6 +238,8 @@ void kv_table_share(struct kv_table *t, struct kv_pool *p, const struct kv_table
     }
     t->n_blocks = n;
     t->n_tokens = from->n_tokens;
+    p->scope[t->root / KV_ROOTS].refs -= t->root >= KV_ROOTS;
+    p->scope[from->root / KV_ROOTS].refs += from->root >= KV_ROOTS;
     t->root = from->root;
     t->n_nodes = from->n_nodes;
 }

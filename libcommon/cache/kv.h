@@ -15,7 +15,7 @@
 #include "libcommon/base/err.h"
 #include "libcommon/quant/kvtype.h"
 
-/* trees that share nothing: keys of one are of no use to the other (LongRoPE) */
+/* Trees share nothing.  A scope has two: keys of one are of no use to the other (LongRoPE). */
 enum { KV_ROOTS = 2 };
 
 struct kv_pool;
@@ -32,10 +32,13 @@ uint64_t kv_pool_evictions(const struct kv_pool *p);    /* nodes evicted so far 
 struct kv_table {                                       /* of one sequence */
     int32_t *block; int n_blocks, room;                 /* owned */
     int n_tokens;                                       /* positions that hold keys and values */
-    /* its tree, 0 to KV_ROOTS - 1; the first n_nodes blocks are nodes of it */
+    /* its tree: 0 or 1 of scope 0, else as kv_table_scope says; the first n_nodes blocks are nodes
+     * of it */
     int root, n_nodes;
 };
 int kv_table_init(struct kv_table *t, int max_len, struct err *e);
+/* t, which holds nothing, gets the first tree of this scope; the second one is root + 1. */
+int kv_table_scope(struct kv_table *t, struct kv_pool *p, uint64_t scope, struct err *e);
 void kv_table_release(struct kv_table *t, struct kv_pool *p);           /* gives its blocks back */
 /* Blocks for positions [0, n_tokens). -1 when the pool is empty (nothing changed). Allocates
  * nothing. */

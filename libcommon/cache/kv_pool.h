@@ -16,10 +16,12 @@ struct kv_pool {
     int n_blocks, n_free, n_idle;
     int32_t *free_block;        /* [n_free] a stack: the block given back last is the warmest */
     int32_t *refs;              /* [n_blocks] tables that hold each block */
-    struct node *node;          /* [n_blocks + KV_ROOTS] */
+    struct node *node;          /* [n_blocks + n_scopes * KV_ROOTS] */
     int32_t *bucket; uint32_t n_buckets;        /* full nodes by parent and tokens; a power of two */
     int32_t oldest, newest;     /* of the idle ones */
     uint64_t evictions, serials;
+    /* each has KV_ROOTS roots; a scope is free when no table has it and its trees are empty */
+    struct scope { uint64_t id; int refs; } *scope; int n_scopes;
 };
 
 void pool_hold(struct kv_pool *p, int32_t block);
