@@ -257,6 +257,32 @@ static int cpu_copy_state(void *backend, int from, int to, struct err *e)
     return 0;
 }
 
+static void cpu_save_block(const void *backend, int32_t block, void *to)
+{
+    const struct core *k = &((const struct cpu *)backend)->core;
+    if (k->kv_stride)
+        memcpy(to, k->kv + (size_t)block * k->kv_stride, k->kv_stride);
+}
+
+static void cpu_load_block(void *backend, int32_t block, const void *from)
+{
+    struct core *k = &((struct cpu *)backend)->core;
+    if (k->kv_stride)
+        memcpy(k->kv + (size_t)block * k->kv_stride, from, k->kv_stride);
+}
+
+static void cpu_save_state(const void *backend, int state, void *to)
+{
+    const struct core *k = &((const struct cpu *)backend)->core;
+    memcpy(to, k->states + (size_t)state * k->state_stride, k->state_stride * sizeof *k->states);
+}
+
+static void cpu_load_state(void *backend, int state, const void *from)
+{
+    struct core *k = &((struct cpu *)backend)->core;
+    memcpy(k->states + (size_t)state * k->state_stride, from, k->state_stride * sizeof *k->states);
+}
+
 size_t cpu_step_memory(const struct config *c)
 {
     enum { SHARE = 64, MOST = 256 << 20 };
@@ -291,7 +317,8 @@ const struct backend backend_cpu = {
     .step_tokens = cpu_step_tokens, .open = cpu_open, .forward = cpu_forward, .begin = NULL, .end = NULL,
     .copy_block = cpu_copy_block, .memory = cpu_memory, .kv_bytes = cpu_kv_bytes,
     .describe = cpu_describe, .close = cpu_close, .drop_block = cpu_drop_block, .copy_state = cpu_copy_state,
-    .drop_state = cpu_drop_state, .device = NULL,
+    .drop_state = cpu_drop_state, .device = NULL, .save_block = cpu_save_block, .load_block = cpu_load_block,
+    .save_state = cpu_save_state, .load_state = cpu_load_state,
 };
 
 const unsigned *cpu_count_experts(void *backend, struct err *e)

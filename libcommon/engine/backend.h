@@ -133,6 +133,13 @@ struct backend {
     int (*copy_state)(void *b, int from, int to, struct err *e);        /* NULL: it runs no models that have states */
     void (*drop_state)(void *b, int state);     /* as drop_block */
     void (*device)(const void *b, struct backend_device *d);    /* NULL: there is none */
+    /* Copy a block (config_kv_bytes()) or a state (config_state_bytes()) out of the backend's
+     * memory and into it; the bytes mean something to this backend with this model, type of keys
+     * and values and describe() only.  NULL: not possible. */
+    void (*save_block)(const void *b, int32_t block, void *to);
+    void (*load_block)(void *b, int32_t block, const void *from);
+    void (*save_state)(const void *b, int state, void *to);
+    void (*load_state)(void *b, int state, const void *from);
 };
 
 extern const struct backend backend_cpu;         /* libcommon/cpu */

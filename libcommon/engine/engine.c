@@ -124,7 +124,10 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         g->n_allowed = tokenizer_vocab_size(t);
     pace_init(&g->pace);
     g->deadlines.which = BY_DEADLINE;
-    if (set_sizes(g, m, o, e) < 0 || ask_backend(g, o, &bo, e) < 0 || !(g->pool = kv_pool_open(bo.n_blocks, e)) ||
+    if (set_sizes(g, m, o, e) < 0 || ask_backend(g, o, &bo, e) < 0)
+        goto fail;
+    g->kv_type = bo.kv_type;
+    if (!(g->pool = kv_pool_open(bo.n_blocks, e)) ||
         open_states(g, o, bo.n_states, e) < 0)
         goto fail;
     g->limits = (struct engine_limits){ .max_running = g->max_seqs, .max_waiting = o->max_waiting,
@@ -153,7 +156,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         err_nomem(e, "engine");
         goto fail;
     }
-    if ((g->b = g->backend->open(m, &bo, e)))
+    if ((g->b = g->backend->open(m, &bo, e)) && prefixes_open(g, o, &bo, e) == 0)
         return g;
 fail:
     engine_close(g);
@@ -189,6 +192,7 @@ void engine_close(struct engine *g)
         wait_remove(g, r);
         request_free(g, r);
     }
+    disk_close(g->disk);
     if (g->b)
         g->backend->close(g->b);
     kv_pool_close(g->pool);
@@ -227,6 +231,15 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
     s->n_free_blocks = kv_pool_free(g->pool);
     s->n_cached_blocks = kv_pool_idle(g->pool);
     s->evictions = kv_pool_evictions(g->pool);
+    if (g->disk) {
+        struct disk_stats d;
+        disk_stats(g->disk, &d);
+        s->disk_read = d.read;
+        s->disk_written = d.written;
+        s->disk_damaged = d.damaged;
+        s->disk_failed = d.failed;
+        s->private_bytes += d.bytes;
+    }
     s->broken = g->broken;
     s->n_running = g->n_running;
     s->n_late = 0;

@@ -45,6 +45,13 @@ struct engine_options {
     /* guesses next tokens, so that a step makes several (engine_draft.c); no answer depends on it.
      * Not used where engine_no_drafts() says why.  NULL: only for requests that ask for one */
     const struct drafter *drafter;
+    /* Prefixes are also kept in this folder (cache/disk.h), of at most so many bytes, 0: 10 GB;
+     * NULL: in memory only.  Refused where the backend cannot; without effect for models that make
+     * vectors of texts, and with no_prefix_cache. */
+    const char *prefix_folder; uint64_t prefix_bytes;
+    /* called from another thread when the folder begins to fail; NULL: not wanted */
+    void (*prefix_note)(void *user, const char *text);
+    void *prefix_user;
     int draft;                      /* as engine_limits.draft, at first; 0 to DRAFT_MOST */
 };
 
@@ -126,6 +133,9 @@ struct request_params {
     /* any number: requests with the same number belong to one tenant, and tenants get equal
      * throughput */
     uint64_t tenant;
+    /* Prefixes are reused only among requests of the same scope, in memory and on disk: how long a
+     * prompt takes tells one scope nothing of another.  0: that of all requests without one */
+    uint64_t scope;
     /* -MAX_PRIORITY to MAX_PRIORITY: higher first among requests of a tenant.  AGEING_S seconds
      * of waiting count as one more, so that nothing starves.  Below 0 it also lets other tenants
      * go first, for a while */
@@ -200,6 +210,9 @@ struct engine_stats {
     /* of requests with a first token: tokens of prompts, and those of them found in the cache */
     uint64_t prompt_tokens, cached_tokens;
     uint64_t generated_tokens;
+    /* files of the folder of prefixes: read, written, removed because they were damaged; that could
+     * not be written */
+    uint64_t disk_read, disk_written, disk_damaged, disk_failed;
     uint64_t drafted, accepted;         /* tokens of drafts that steps computed, and those that were right */
     /* submitted; ended by stop or length, by cancel or deadline, by an error */
     uint64_t requests, finished, cancelled, failed;

@@ -7,12 +7,14 @@
  *   engine_tenant.c     fairness between tenants
  *   engine_lookahead.c  steps launched before the one before has ended
  *   engine_embed.c      from pooled states to vectors and scores
+ *   engine_disk.c       prefixes in a folder
  *   engine_draft.c      speculation: drafts in a step, and what is kept of them
  *   engine_deliver.c    from the rows of a step to tokens, text and callbacks
  *   engine_masks.c      the work of constraints */
 #ifndef ZSE_ENGINE_ENGINE_CORE_H
 #define ZSE_ENGINE_ENGINE_CORE_H
 
+#include "libcommon/cache/disk.h"
 #include "libcommon/cache/kv.h"
 #include "libcommon/cache/state.h"
 #include "libcommon/engine/draft.h"
@@ -115,6 +117,10 @@ struct request {
     int cancelled, holds;               /* holds: WAITING, and has KV blocks */
     int planned;                        /* tokens of this step */
     struct drafting draft;
+    uint64_t scope;                     /* of prefixes */
+    /* tokens of its beginning that were given to the folder, and the key behind them; searched: for
+     * its prefix */
+    int n_saved, searched; struct disk_key saved;
     void (*on_token)(void *user, const struct token_event *ev);
     void *user;
     uint64_t submitted_ns, started_ns, first_ns, last_ns;
@@ -145,7 +151,9 @@ struct engine {
     const char *no_drafts;              /* why no request can have drafts; NULL: they can */
     /* n_allowed: ids that a constraint may allow */
     int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;
+    enum kv_type kv_type;
     struct kv_pool *pool;
+    struct disk *disk;                  /* NULL: prefixes are in memory only */
     struct state_pool *states; int snapshot_every;      /* NULL: the model has no recurrent layers */
     struct sampler_scratch *scratch;
     struct request **running; int n_running;        /* [max_seqs] in order of their turn */
@@ -275,6 +283,16 @@ void draft_drop(struct request *r);                     /* the step has no room 
 void draft_heard(struct request *r, int32_t id);        /* id was chosen in a step without a draft */
 /* Choose tokens from the rows of this item, which has a draft, as far as the draft is right. */
 void draft_deliver(struct engine *g, int item, float *logits);
+
+/* ---- engine_disk.c ---- */
+int prefixes_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo, struct err *e);
+/* Bring what the folder has of r's prefix into the tree; once a request. */
+void prefixes_load(struct engine *g, struct request *r);
+/* Give whole runs of r's tokens to the folder that it may lack. */
+void prefixes_save(struct engine *g, struct request *r);
+void prefixes_save_state(struct engine *g, struct request *r);  /* behind its last token, if runs end there */
+/* Give the rest as well; r's blocks are still there. */
+void prefixes_save_end(struct engine *g, struct request *r);
 
 /* ---- engine_deliver.c ---- */
 void deliver_row(struct engine *g, struct request *r, float *logits);  /* choose r's next token; r may be gone */

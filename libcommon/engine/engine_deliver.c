@@ -64,7 +64,8 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
     /* other rotations from here on: the next step computes all keys again */
     if (r->n_ids == config_long_from(&g->m->config)) {
         request_release(g, r, 1);
-        r->kv.root = 1;
+        r->kv.root++;
+        r->n_saved = 0;
     }
     sampler_accept(r->sampler, id, 1);
     const int stop = stop_of(r, id), ended = stop || is_eos(g, r, id), last = ended || r->n_ids == r->limit;
@@ -319,10 +320,14 @@ void deliver_step(struct engine *g, int n_items)
         r->kv.n_tokens += n;
         g->count.tokens += (uint64_t)n;
         tenant_charge(g, r, n);
-        if (enters_prefixes(g, r))
-            prefix_enter(&r->kv, g->pool, r->ids, 0);
-        if (enters_prefixes(g, r) && g->states && r->slot >= 0 && r->kv.n_tokens % g->snapshot_every == 0)
+        if (!enters_prefixes(g, r))
+            continue;
+        prefix_enter(&r->kv, g->pool, r->ids, 0);
+        prefixes_save(g, r);
+        if (g->states && r->slot >= 0 && r->kv.n_tokens % g->snapshot_every == 0) {
             take_snapshot(g, r);
+            prefixes_save_state(g, r);
+        }
     }
     for (int i = 0; i < n_items; i++) {
         const struct batch_item *item = &g->items[i];

@@ -239,7 +239,7 @@ static void preempt(struct engine *g, int i)
     g->n_running--;
     r->tenant->n_running--;
     memmove(&g->running[i], &g->running[i + 1], (size_t)(g->n_running - i) * sizeof *g->running);
-    r->planned = 0;
+    r->planned = r->searched = 0;
     wait_add(g, r);
     g->count.preemptions++;
 }
@@ -285,6 +285,8 @@ static int make_fit(struct engine *g, struct request *r)
 {
     struct beginning b = { .snapshot = -1 };
     const int held = r->holds;
+    if (takes_prefixes(g, r))
+        prefixes_load(g, r);
     if (takes_prefixes(g, r) && g->states)
         b = find_beginning(g, r);
     else if (takes_prefixes(g, r))

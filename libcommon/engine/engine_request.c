@@ -109,7 +109,10 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
         goto fail;
     find_stop_ids(g, r, p);
     const int long_from = config_long_from(&g->m->config);
-    r->kv.root = long_from && r->n_ids >= long_from;
+    r->scope = p->scope;
+    if (kv_table_scope(&r->kv, g->pool, p->scope, e) < 0)
+        goto fail;
+    r->kv.root += long_from && r->n_ids >= long_from;
     for (int j = 0; j < r->n_prompt; j++)
         sampler_accept(r->sampler, r->ids[j], 0);
     return r;
@@ -228,6 +231,8 @@ void request_release(struct engine *g, struct request *r, int enter)
     if (enter)
         prefix_enter(&r->kv, g->pool, r->ids, 1);
     const int32_t end = enter ? prefix_end(&r->kv, g->pool) : -1;
+    if (enter)
+        prefixes_save_end(g, r);
     if (r->slot >= 0 && end >= 0)
         state_keep(g->states, g->pool, end, r->slot);
     else if (r->slot >= 0)

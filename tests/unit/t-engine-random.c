@@ -49,6 +49,7 @@ static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
     if (rng_u64(r) % 6 == 0)
         j->p.deadline_ns = clock_ns() + rng_u64(r) % 2000000;
     j->p.tenant = rng_u64(r) % 4;
+    j->p.scope = rng_u64(r) % 3;
     for (int i = 0; i < MOST; i++)
         j->users[i] = &j->got[i];
     j->p.users = j->users;

@@ -1,0 +1,209 @@
+/* engine_disk.c - prefixes in a folder (cache/disk.h), behind those in memory.
+ *
+ * While a request runs, each whole run of its tokens is copied into the queue of the folder's
+ * thread; when it ends or is preempted, its partial last run follows, with the state of recurrent
+ * layers.  Before a request starts, runs of its prefix that the tree of prefixes lacks are read
+ * and entered there, as idle nodes; after that the tree alone decides.  So results are the same
+ * from memory, from disk and computed, and a preempted request is read instead of computed again
+ * where the folder has it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/engine/engine_core.h"
+#include "libcommon/format/zfile.h"
+
+/* ---- opening ---- */
+
+/* All that the bytes of a block depend on besides token ids, as JSON.  Caller frees. */
+static char *describe_model(const struct engine *g, const struct backend_options *bo, struct err *e)
+{
+    const struct zfile *z = g->m->file;
+    const char *device = g->backend->describe(g->b);    /* "cpu avx2, 2 threads": any number of threads is the same */
+    json_t *groups = json_array();
+    for (int i = 0; i < zfile_n_groups(z); i++) {
+        const struct zfile_group *group = zfile_group(z, i);
+        json_array_append_new(groups, json_pack("[I, I, I]", (json_int_t)group->offset, (json_int_t)group->size,
+                                                (json_int_t)group->crc));
+    }
+    json_t *all = json_pack("[s, s%, s, b, I, I, I, o, O]", ZSE_VERSION, device, strcspn(device, ","),
+                            kv_type_name(bo->kv_type), bo->exact,
+                            (json_int_t)config_kv_bytes(&g->m->config, bo->kv_type),
+                            (json_int_t)config_state_bytes(&g->m->config), (json_int_t)zfile_size(z), groups,
+                            zfile_json(z));
+    char *text = all ? json_dumps(all, JSON_SORT_KEYS | JSON_COMPACT) : NULL;
+    json_decref(all);
+    if (!text)
+        err_nomem(e, "prefixes on disk");
+    return text;
+}
+
+int prefixes_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo, struct err *e)
+{
+    static const uint64_t BYTES = 10000000000;
+    if (!o->prefix_folder || !g->prefixes || g->m->config.embedding.pooling)
+        return 0;
+    if (!g->backend->save_block)
+        return err_set(e, ERR_UNSUPPORTED, "prefixes are kept on disk only where the CPU computes");
+    if (!g->m->file)
+        return err_set(e, ERR_UNSUPPORTED, "prefixes are kept on disk only of a model that was read from a file");
+    char *model = describe_model(g, bo, e);
+    if (!model)
+        return -1;
+    struct disk_options d = { .folder = o->prefix_folder, .max_bytes = o->prefix_bytes ? o->prefix_bytes : BYTES,
+                              .model = model, .n_model = strlen(model),
+                              .block_bytes = config_kv_bytes(&g->m->config, bo->kv_type),
+                              .state_bytes = config_state_bytes(&g->m->config), .note = o->prefix_note,
+                              .user = o->prefix_user };
+    g->disk = disk_open(&d, e);
+    free(model);
+    return g->disk ? 0 : -1;
+}
+
+/* ---- writing ---- */
+
+/* Queue a file of n_tokens tokens behind r's saved ones.  0: it cannot be written now. */
+static int save(struct engine *g, struct request *r, enum disk_kind kind, int n_tokens)
+{
+    struct disk_write *w = disk_begin(g->disk, kind, &r->saved, r->ids + r->n_saved, n_tokens);
+    if (!w)
+        return 0;
+    for (int i = 0; i * KV_BLOCK < n_tokens; i++)
+        g->backend->save_block(g->b, r->kv.block[r->n_saved / KV_BLOCK + i], disk_block(w, i));
+    if (kind != DISK_IS_RUN && g->states)
+        g->backend->save_state(g->b, r->slot, disk_state(w));
+    disk_commit(g->disk, w);
+    return 1;
+}
+
+void prefixes_save(struct engine *g, struct request *r)
+{
+    if (!g->disk)
+        return;
+    if (r->n_saved == 0)
+        disk_first(g->disk, r->scope, r->kv.root % KV_ROOTS, &r->saved);
+    for (; r->n_saved + DISK_RUN <= r->kv.n_tokens; r->n_saved += DISK_RUN) {
+        const int32_t *ids = r->ids + r->n_saved;
+        if (!disk_has(g->disk, DISK_IS_RUN, &r->saved, ids) && !save(g, r, DISK_IS_RUN, DISK_RUN))
+            return;                             /* the queue is full: in a later step, or not at all */
+        disk_next(g->disk, &r->saved, ids);
+    }
+}
+
+void prefixes_save_state(struct engine *g, struct request *r)
+{
+    if (g->disk && r->slot >= 0 && r->n_saved > 0 && r->n_saved == r->kv.n_tokens &&
+        !disk_has(g->disk, DISK_IS_STATE, &r->saved, NULL))
+        save(g, r, DISK_IS_STATE, 0);
+}
+
+void prefixes_save_end(struct engine *g, struct request *r)
+{
+    if (!g->disk || r->kv.n_tokens == 0 || (g->states && r->slot < 0))
+        return;
+    prefixes_save(g, r);
+    const int rest = r->kv.n_tokens - r->n_saved;
+    if (rest == 0 && g->states)
+        prefixes_save_state(g, r);
+    else if (rest > 0 && rest < DISK_RUN)
+        save(g, r, DISK_IS_TAIL, rest);
+}
+
+/* ---- reading ---- */
+
+/* A search: t holds the nodes so far, the files begin behind `at` tokens, at key. */
+struct search { struct kv_table t; struct disk_key key; int at; };
+
+/* Read blocks of a file that holds n_tokens tokens from x->at on.  0: no block is free. */
+static int load_blocks(struct engine *g, struct search *x, const struct disk_data *data, int n_tokens)
+{
+    if (kv_table_reserve(&x->t, g->pool, x->at + n_tokens) != 0)
+        return 0;
+    for (int i = x->t.n_nodes; i < x->t.n_blocks; i++)
+        g->backend->load_block(g->b, x->t.block[i], data->blocks + (size_t)(i - x->at / KV_BLOCK) *
+                               config_kv_bytes(&g->m->config, g->kv_type));
+    x->t.n_tokens = x->at + n_tokens;
+    return 1;
+}
+
+static void load_state(struct engine *g, const struct search *x, const uint8_t *from)
+{
+    const int32_t end = prefix_end(&x->t, g->pool);
+    const int state = end < 0 || state_find(g->states, g->pool, end) >= 0 ? -1 : state_take(g->states, g->pool);
+    if (state < 0)
+        return;
+    g->backend->load_state(g->b, state, from);
+    state_keep(g->states, g->pool, end, state);
+}
+
+/* Tokens of r up to which runs are worth reading: all, or with recurrent layers up to the last
+ * state. */
+static int find_end(struct engine *g, const struct request *r, struct disk_key key)
+{
+    int end = 0, at = 0;
+    if (!g->states)
+        return r->n_ids - 1;
+    for (; at + DISK_RUN <= r->n_ids - 1 && disk_has(g->disk, DISK_IS_RUN, &key, r->ids + at); at += DISK_RUN) {
+        if (disk_has(g->disk, DISK_IS_TAIL, &key, NULL))
+            end = at;
+        disk_next(g->disk, &key, r->ids + at);
+        if (disk_has(g->disk, DISK_IS_STATE, &key, NULL))
+            end = at + DISK_RUN;
+    }
+    return disk_has(g->disk, DISK_IS_TAIL, &key, NULL) ? at : end;
+}
+
+/* The sequence that ended behind the runs, as far as r continues it. */
+static void load_tail(struct engine *g, struct search *x, const struct request *r)
+{
+    struct disk_data data;
+    int same = 0;
+    const int known = x->t.n_tokens - x->at;
+    if (!disk_read(g->disk, DISK_IS_TAIL, &x->key, NULL, &data))
+        return;
+    while (same < data.n_tokens && x->at + same < r->n_ids - 1 && data.ids[same] == r->ids[x->at + same])
+        same++;
+    if (same <= known || (g->states && same < data.n_tokens) || x->at + data.n_tokens > g->max_len)
+        return;
+    int32_t *ids = malloc((size_t)(x->at + data.n_tokens) * sizeof *ids);
+    if (!ids)
+        return;
+    memcpy(ids, r->ids, (size_t)x->at * sizeof *ids);
+    memcpy(ids + x->at, data.ids, (size_t)data.n_tokens * sizeof *ids);
+    if (load_blocks(g, x, &data, data.n_tokens)) {
+        prefix_enter(&x->t, g->pool, ids, 1);
+        if (g->states && data.state)
+            load_state(g, x, data.state);
+    }
+    free(ids);
+}
+
+void prefixes_load(struct engine *g, struct request *r)
+{
+    struct search x = { .at = 0 };
+    struct disk_data data;
+    struct err ignored;
+    if (!g->disk || r->searched)
+        return;
+    r->searched = 1;
+    if (kv_table_init(&x.t, g->max_len, &ignored) != 0)
+        return;
+    if (kv_table_scope(&x.t, g->pool, r->scope, &ignored) != 0)
+        goto done;
+    x.t.root += r->kv.root % KV_ROOTS;
+    disk_first(g->disk, r->scope, r->kv.root % KV_ROOTS, &x.key);
+    const int end = find_end(g, r, x.key);
+    prefix_take(&x.t, g->pool, r->ids, r->n_ids - 1);
+    for (; x.at + DISK_RUN <= x.t.n_tokens; x.at += DISK_RUN)
+        disk_next(g->disk, &x.key, r->ids + x.at);
+    for (; x.at + DISK_RUN <= end; x.at += DISK_RUN) {
+        if (!disk_read(g->disk, DISK_IS_RUN, &x.key, r->ids + x.at, &data) || !load_blocks(g, &x, &data, DISK_RUN))
+            goto done;
+        prefix_enter(&x.t, g->pool, r->ids, 0);
+        disk_next(g->disk, &x.key, r->ids + x.at);
+    }
+    if (g->states && x.at == x.t.n_tokens && x.at > 0 && disk_read(g->disk, DISK_IS_STATE, &x.key, NULL, &data))
+        load_state(g, &x, data.state);
+    load_tail(g, &x, r);
+done:
+    kv_table_release(&x.t, g->pool);
+}
