@@ -32,6 +32,7 @@ static const char usage_begin[] =
     "  -c, --continue[=ID]        go on with the last conversation, or with the one whose id begins with ID\n"
     "      --history              list recorded conversations; with TEXT in MODEL's place: those with these words\n"
     "      --no-history           do not record the conversation\n"
+    "      --session DIR          keep keys and values in this folder, so that the next call with it computes only what is new\n"
     "      --batch FILE           one prompt a line (-: standard input), answered together; one line each in order\n"
     "      --parallel N           how many of a batch run together (default: 8)\n"
     "  -s, --system TEXT          system message\n"
@@ -66,6 +67,7 @@ static const char usage_end[] =
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
 
 enum { OPT_URL = 290, OPT_KEY, OPT_HISTORY, OPT_NO_HISTORY, OPT_RAG, OPT_TOOLS, OPT_MCP, OPT_ALLOW, OPT_YES,
+       OPT_SESSION,
        OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW,
        OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS,
        OPT_BIAS, OPT_SEED, OPT_STOP, OPT_BREAKER, OPT_IGNORE_EOS, OPT_SCHEMA,
@@ -82,6 +84,7 @@ static const struct option options[] = {
     { "allow-tools", required_argument, NULL, OPT_ALLOW }, { "yes", no_argument, NULL, OPT_YES },
     { "continue", optional_argument, NULL, 'c' }, { "history", no_argument, NULL, OPT_HISTORY },
     { "no-history", no_argument, NULL, OPT_NO_HISTORY },
+    { "session", required_argument, NULL, OPT_SESSION },
     { "prompt", required_argument, NULL, 'p' }, { "batch", required_argument, NULL, OPT_BATCH },
     { "parallel", required_argument, NULL, OPT_PARALLEL },
     { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW },
@@ -201,6 +204,10 @@ static int take(struct chat_options *o, int c, const char *arg)
     case OPT_ALLOW: o->allow_tools = arg; return 0;
     case OPT_YES: o->yes = 1; return 0;
     case 'm': o->model = arg; return 0;
+    case OPT_SESSION:
+        o->run.prefix_folder = arg;
+        o->run.prefix_prog = prog;
+        return *arg ? 0 : cli_wrong(prog, "--session: expected a folder");
     case 'c': o->reopen = arg ? arg : ""; return 0;
     case OPT_HISTORY: o->list_history = 1; return 0;
     case OPT_NO_HISTORY: o->no_history = 1; return 0;
@@ -285,6 +292,8 @@ static int check(struct chat_options *o)
         return check_history(o);
     if (o->reopen && (o->no_history || o->batch || o->raw || o->json || o->ids || o->plan))
         return cli_wrong(prog, "--continue goes on with a recorded conversation: --no-history, --batch, --raw, --json, --ids and --plan cannot be used with it");
+    if (o->url && o->run.prefix_folder)
+        return cli_wrong(prog, "--session keeps keys and values of a model that runs here: it excludes --url");
     if (!o->url && o->key)
         return cli_wrong(prog, "--key needs --url");
     if (o->n_rag && (!o->url || o->raw))

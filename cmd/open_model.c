@@ -514,6 +514,8 @@ static int env_on(const char *name)
     return v && *v && strcmp(v, "0") != 0;
 }
 
+static void note_prefixes(void *prog, const char *text) { cli_note(prog, "%s", text); }
+
 struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len)
 {
     const int some = r->gpu_layers_given && r->gpu_layers > 0;
@@ -528,6 +530,8 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8,
                                     .cache_weights = r->cache_weights,
                                     .drafter = r->spec == SPEC_OFF ? NULL : &drafter_ngram,
+                                    .prefix_folder = r->prefix_folder, .prefix_bytes = r->prefix_bytes,
+                                    .prefix_note = note_prefixes, .prefix_user = (void *)(uintptr_t)r->prefix_prog,
                                     .draft = r->draft };
 }
 

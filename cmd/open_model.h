@@ -31,6 +31,9 @@ struct run_options {
     enum kv_type kv; int kv_given;
     int exact;
     int no_prefix_cache;            /* not an option: zse-bench computes every prompt */
+    /* not options: folder of prefixes, NULL: none; its size, 0: the engine's default; the program
+     * that is told when it fails */
+    const char *prefix_folder, *prefix_prog; uint64_t prefix_bytes;
     int embeds;                     /* not an option: zse-serve also opens models that make no text */
     const char *device;             /* --device; NULL: $ZSE_DEVICE, else auto */
     int force;                      /* --force: open a model even if memory does not suffice */

@@ -51,6 +51,8 @@ static const char usage[] =
     "      --max-memory SIZE      weights and memory of all models; the least recently used are evicted (default: no limit)\n"
     "      --no-memory-watch      go on when memory runs short (default: below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB exit)\n"
     "      --no-prefix-cache      compute every prompt from its beginning\n"
+    "      --prefix-cache DIR     also keep keys and values of prompts in this folder, for the time after a restart; DIR:SIZE: at most SIZE (default: 10GB)\n"
+    "      --prefix-scope key|all  reuse what was computed for a key only for that key (default), or for all: then times tell what others asked\n"
     "      --timeout SECONDS      end a request after this time, 0: never (default: 600)\n"
     "      --drain SECONDS        time for running requests when the server stops or a model is unloaded (default: 30)\n"
     "      --stall SECONDS        /health answers 503 when a model's step lasts longer, 0: never (default: 60)\n"
@@ -83,7 +85,7 @@ enum {
     OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
     OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY, OPT_EMBEDDING, OPT_RAG_DOCUMENTS, OPT_RAG_BYTES,
     OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_HISTORY_CONVERSATIONS, OPT_MCP_STDIO,
-    OPT_MCP_CONFIG, OPT_KEEP_ALIVE,
+    OPT_MCP_CONFIG, OPT_KEEP_ALIVE, OPT_PREFIX_CACHE, OPT_PREFIX_SCOPE,
 };
 
 static const struct option options[] = {
@@ -110,6 +112,8 @@ static const struct option options[] = {
     { "max-queue", required_argument, NULL, OPT_QUEUE }, { "kv-bytes", required_argument, NULL, OPT_KV_BYTES },
     { "user", required_argument, NULL, OPT_USER }, { "model-dir", required_argument, NULL, OPT_MODEL_DIR },
     { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
+    { "prefix-cache", required_argument, NULL, OPT_PREFIX_CACHE },
+    { "prefix-scope", required_argument, NULL, OPT_PREFIX_SCOPE },
     { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "drain", required_argument, NULL, OPT_DRAIN },
     { "stall", required_argument, NULL, OPT_STALL },
     { "max-connections", required_argument, NULL, OPT_CONNECTIONS },
@@ -163,6 +167,32 @@ static int keep_alive(const char *arg, double *out)
     return 0;
 }
 
+/* DIR or DIR:SIZE, where SIZE begins with a digit. */
+static int prefix_cache(struct serve_options *o, const char *arg)
+{
+    const char *size = strrchr(arg, ':');
+    const int sized = size && size[1] >= '0' && size[1] <= '9';
+    free(o->prefix_folder);
+    o->prefix_folder = strndup(arg, sized ? (size_t)(size - arg) : strlen(arg));
+    o->run.prefix_bytes = 0;
+    if (!o->prefix_folder || !*o->prefix_folder)
+        return cli_wrong(prog, "--prefix-cache: '%s', expected DIR or DIR:SIZE", arg);
+    if (sized && cli_parse_size(prog, "--prefix-cache", size + 1, &o->run.prefix_bytes) != 0)
+        return CLI_USAGE;
+    if (sized && o->run.prefix_bytes < 1 << 20)
+        return cli_wrong(prog, "--prefix-cache: %s, expected at least 1MiB", size + 1);
+    o->run.prefix_folder = o->prefix_folder;
+    o->run.prefix_prog = prog;
+    return 0;
+}
+
+static int prefix_scope(struct serve_options *o, const char *arg)
+{
+    o->prefix_all = strcmp(arg, "all") == 0;
+    return o->prefix_all || strcmp(arg, "key") == 0 ? 0 : cli_wrong(prog, "--prefix-scope: '%s', expected key or all",
+                                                                    arg);
+}
+
 /* Handle one option: 0, or the exit code of wrong usage. */
 static int take(struct serve_options *o, int c, const char *arg)
 {
@@ -199,6 +229,8 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_QUEUE: return whole("--max-queue", arg, 0, INT32_MAX, &o->max_queue);
     case OPT_KV_BYTES: return cli_parse_size(prog, "--kv-bytes", arg, &o->kv_bytes);
     case OPT_MEMORY: return cli_parse_size(prog, "--max-memory", arg, &o->max_memory);
+    case OPT_PREFIX_CACHE: return prefix_cache(o, arg);
+    case OPT_PREFIX_SCOPE: return prefix_scope(o, arg);
     case OPT_NO_PREFIX: o->no_prefix_cache = 1; return 0;
     case OPT_TIMEOUT: return cli_parse_float(prog, "--timeout", arg, 0, 1e6, &o->timeout_s);
     case OPT_STALL: return cli_parse_float(prog, "--stall", arg, 0, 1e6, &o->stall_s);
@@ -232,6 +264,8 @@ static int check(struct serve_options *o)
 {
     if (!o->tls_cert != !o->tls_key)
         return cli_wrong(prog, "--tls-cert and --tls-key: both or none");
+    if (o->prefix_folder && o->no_prefix_cache)
+        return cli_wrong(prog, "--prefix-cache and --no-prefix-cache exclude each other");
     if (o->n_names > o->n_models)
         return cli_wrong(prog, "--name %s: there are %d name%s for %d model%s", o->names[o->n_names - 1], o->n_names,
                          plural(o->n_names), o->n_models, plural(o->n_models));
@@ -308,4 +342,5 @@ void serve_options_release(struct serve_options *o)
     free(o->origins);
     free(o->hosts);
     free(o->names);
+    free(o->prefix_folder);
 }

@@ -388,7 +388,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .embedding_model = embeds ? embeds : o->embedding_model, .rag_documents = o->rag_documents,
         .rag_bytes = o->rag_bytes,
         .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s, .stall_s = o->stall_s,
-        .mcp_config = o->mcp_config, .mcp_env = p->env,
+        .prefix_all = o->prefix_all, .mcp_config = o->mcp_config, .mcp_env = p->env,
         .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn,
         .user = o,
     };

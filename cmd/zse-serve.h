@@ -16,6 +16,8 @@ struct serve_options {
     int query_keys, anonymous_limit, no_audit, audit_prompts;
     int no_history, history_days, history_conversations;        /* 0: not given */
     uint64_t history_bytes;                                     /* the same */
+    char *prefix_folder;                                        /* NULL: not given; owned */
+    int prefix_all;                                             /* --prefix-scope all */
     const char *mcp_config;                                     /* NULL: not given */
     const char *audit_syslog, *audit_sign;                      /* NULL: not given */
     const char *audit_folder;                                   /* NULL: audit in the home folder */

@@ -11,6 +11,7 @@ complete -c zse-chat -l prompt -s p -x -d 'answer TEXT, followed by what is pipe
 complete -c zse-chat -l continue -s c -d '=ID        go on with the last conversation, or with the one whose id begins with ID'
 complete -c zse-chat -l history -d 'list recorded conversations; with TEXT in MODELs place those with these words'
 complete -c zse-chat -l no-history -d 'do not record the conversation'
+complete -c zse-chat -l session -r -d 'keep keys and values in this folder, so that the next call with it computes only what is new'
 complete -c zse-chat -l batch -r -d 'one prompt a line (- standard input), answered together; one line each in order'
 complete -c zse-chat -l parallel -x -d 'how many of a batch run together (default 8)'
 complete -c zse-chat -l system -s s -x -d 'system message'

@@ -71,6 +71,9 @@ void guard_settle(struct server *s, struct access_record *record, int64_t used);
 /* The tenant of a request: its key, else its address.  Tenants share memory and the engine
  * evenly. */
 uint64_t guard_tenant(const struct access_record *record);
+/* The scope of a request's prefixes (engine.h): its key, the administrator, or 0 for all without a
+ * key.  The same after a restart. */
+uint64_t guard_scope(const struct access_record *record);
 
 /* ---- admin/access_endpoints.c ---- */
 void guard_reports(struct server *s);   /* on_wake: answer the reports that are ready */

@@ -83,6 +83,14 @@ enum presence { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
            "KV blocks held only by the prefix cache.") \
     METRIC(zse_kv_evictions_total, "counter", e->evictions, \
            "KV blocks evicted from the prefix cache.") \
+    METRIC(zse_prefix_files_read_total, "counter", e->disk_read, \
+           "Files read from the folder of prefixes.") \
+    METRIC(zse_prefix_files_written_total, "counter", e->disk_written, \
+           "Files written to the folder of prefixes.") \
+    METRIC(zse_prefix_files_damaged_total, "counter", e->disk_damaged, \
+           "Damaged files removed from the folder of prefixes.") \
+    METRIC(zse_prefix_files_failed_total, "counter", e->disk_failed, \
+           "Files that could not be written to the folder of prefixes.") \
     METRIC(zse_kv_copies_total, "counter", e->copies, \
            "KV blocks copied on write.") \
     METRIC(zse_preemptions_total, "counter", e->preemptions, \

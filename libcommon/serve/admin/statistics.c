@@ -205,6 +205,9 @@ static json_t *model_stats(const struct loaded_model *lm)
                                         (json_int_t)e.accepted));
     json_object_update_new(j, json_pack("{s:f, s:I, s:I}", "kv_use", round2(kv_use(&e)), "kv_copies",
                                         (json_int_t)e.copies, "kv_evictions", (json_int_t)e.evictions));
+    json_object_update_new(j, json_pack("{s:I, s:I, s:I, s:I}", "prefix_files_read", (json_int_t)e.disk_read,
+                                        "prefix_files_written", (json_int_t)e.disk_written, "prefix_files_damaged",
+                                        (json_int_t)e.disk_damaged, "prefix_files_failed", (json_int_t)e.disk_failed));
     return j;
 }
 

@@ -327,7 +327,7 @@ static struct request_params engine_request(struct call *c)
                                  .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
                                  .prompt_logprobs = p->echo && c->n_logprobs >= 0,
                                  .embed = embed ? pooling_of(c) : EMBED_NONE,
-                                 .priority = p->priority, .draft = c->draft,
+                                 .priority = p->priority, .draft = c->draft, .scope = c->scope,
                                  .tenant = c->tenant, .heard = &c->heard, .n = embed ? 1 : p->n };
     if (c->s->o.timeout_s > 0)
         rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);
@@ -587,6 +587,7 @@ void call_start(struct server *s, struct conn *conn, struct access_record *recor
     snprintf(c->client, sizeof c->client, "%s", record ? record->client : client_address(s, conn, address));
     conn_set_exchange(conn, c);
     c->tenant = guard_tenant(call_record(c));
+    c->scope = s->o.prefix_all ? 0 : guard_scope(call_record(c));
     c->hold = hold_for(s->account, c->tenant);
     c->body_bytes = size;
     record_prompt(s, call_record(c), text, size);

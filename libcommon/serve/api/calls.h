@@ -82,7 +82,7 @@ struct call {
     struct exchange exchange;           /* first: see exchange.h */
     struct call *prev, *next;           /* of the model's open calls */
     struct call *next_preparing;        /* in a list of call_prepare.c */
-    uint64_t tenant;                    /* as guard_tenant says */
+    uint64_t tenant, scope;             /* as guard_tenant and guard_scope say */
     uint64_t round;                     /* in the queue of the preparing threads */
     struct server *s;
     struct conn *conn;                  /* NULL: the client is gone */

@@ -1,0 +1,187 @@
+# prefix.bats - prefixes in a folder: the same answers, fewer tokens computed; prefixes of a key are
+# for this key.
+load ../lib/await
+
+setup_file() {
+  bats_require_minimum_version 1.5.0
+  zse-convert -q f16 "$BATS_TEST_DIRNAME/../../models/tiny" -o "$BATS_FILE_TMPDIR/m.zse" 2>/dev/null
+}
+
+setup() {
+  cd "$BATS_TEST_TMPDIR" || return 1
+  export ZSE_HOME=$PWD/home
+  M=$BATS_FILE_TMPDIR/m.zse
+  P="$(seq -s ' ' 1 30)"
+}
+
+# Ask with options; ids of the answer go to $ids, the number of cached tokens to $cached.
+ask() {
+  zse-chat --raw --temp 0 -n 24 --ignore-eos --json --ids "$@" "$M" </dev/null >answer.json || return 1
+  ids=$(jq -ce .ids answer.json) && cached=$(jq -e '.. | .cached_tokens? // empty' answer.json) &&
+    prompt=$(jq -e '.. | .prompt_tokens? // empty' answer.json)
+}
+
+@test "zse-chat --session: the second call computes the rest only, and answers the same" {
+  ask -p "$P"
+  local plain=$ids
+  [ "$cached" -eq 0 ]
+  ask -p "$P" --session kv
+  [ "$cached" -eq 0 ]
+  [ "$ids" = "$plain" ]
+  ask -p "$P" --session kv
+  [ "$cached" -ge $((prompt - 64)) ]
+  [ "$cached" -gt 0 ]
+  [ "$ids" = "$plain" ]
+  ask -p "$P 31 32" --session kv
+  [ "$cached" -gt 0 ]
+  local longer=$ids
+  ask -p "$P 31 32"
+  [ "$ids" = "$longer" ]
+}
+
+@test "zse-chat --session: another type of keys, or damaged files, and all is computed again" {
+  ask -p "$P" --kv f32
+  local plain=$ids
+  ask -p "$P" --session kv
+  ask -p "$P" --kv f32 --session kv
+  [ "$cached" -eq 0 ]
+  [ "$ids" = "$plain" ]
+  for f in kv/*.run kv/*.tail; do
+    printf X | dd of="$f" bs=1 seek=400 conv=notrunc status=none
+  done
+  ask -p "$P" --kv f32 --session kv
+  [ "$cached" -eq 0 ]
+  [ "$ids" = "$plain" ]
+  ask -p "$P" --kv f32 --session kv
+  [ "$cached" -gt 0 ]
+  [ "$ids" = "$plain" ]
+}
+
+@test "zse-chat --continue --session: only the new turn is computed" {
+  local rest='ready
+send /stats
+expect prompt   [0-9]+ tokens, [0-9]+ of them new
+ready
+key d
+end 0'
+  printf '%s\n' 'expect >' ready 'send What is 2+2?' 'expect = 4' ready 'send And 3+3?' 'expect = 6' "$rest" |
+    "$BATS_TEST_DIRNAME/../lib/talk" zse-chat "$M" --temp 0 --session kv >first
+  local turn
+  for turn in new found; do
+    [ $turn = found ] || rm -r kv
+    printf '%s\n' 'expect >' ready 'send And 1+1?' 'expect = 2' "$rest" |
+      "$BATS_TEST_DIRNAME/../lib/talk" zse-chat -c "$M" --temp 0 --session kv >$turn
+    sed -n 's/.*prompt   \([0-9]*\) tokens, \([0-9]*\) of them new.*/\1 \2/p' $turn >$turn.n
+  done
+  read -r prompt computed <new.n                        # nothing is found where the folder is new
+  [ "$computed" -eq "$prompt" ]
+  read -r prompt computed <found.n
+  [ "$prompt" -gt 64 ]
+  [ "$computed" -lt 24 ]
+}
+
+@test "zse-chat --session: models with recurrent layers go on at the last of their states" {
+  oracles=${ZSE_ORACLES:-$BATS_TEST_DIRNAME/../../../shared/oracles}/models/hf
+  [ -d "$oracles" ] || skip "no oracles (set ZSE_ORACLES)"
+  zse-convert -q f16 "$oracles/mamba2" -o mamba2.zse 2>/dev/null
+  M=mamba2.zse P=$(seq -s ' ' 1 160)
+  ask -p "$P"
+  local plain=$ids
+  [ "$prompt" -gt 512 ]
+  ask -p "$P" --session kv
+  [ "$cached" -eq 0 ]
+  [ "$ids" = "$plain" ]
+  ask -p "$P" --session kv
+  [ "$cached" -eq 512 ]
+  [ "$ids" = "$plain" ]
+}
+
+@test "zse-chat --session: a full disk is said once, and the answer is the same" {
+  ask -p "$P"
+  local plain=$ids
+  (ulimit -f 4; ask -p "$P" --session kv 2>err; echo "$ids" >full)
+  [ "$(cat full)" = "$plain" ]
+  [ "$(cat err)" = "zse-chat: kv: File too large: prefixes are not kept" ]
+  [ "$(ls -A kv)" = secret ]
+}
+
+@test "--session and --prefix-cache: wrong usage" {
+  run -2 zse-chat --session kv --url http://127.0.0.1:9 -p x
+  [[ $output == *"--session"* ]]
+  run -2 zse-serve --prefix-cache kv --no-prefix-cache
+  [[ $output == *"exclude each other"* ]]
+  run -2 zse-serve --prefix-cache kv:3
+  [[ $output == *"at least 1MiB"* ]]
+  run -2 zse-serve --prefix-cache :1GB
+  [[ $output == *"DIR or DIR:SIZE"* ]]
+  run -2 zse-serve --prefix-scope tenant
+  [[ $output == *"key or all"* ]]
+  run -1 zse-chat --session none/kv -p x "$M"
+  [[ $output == *"none/kv: No such file"* ]]
+}
+
+# serve OPTION...: with a home of its own
+serve() {
+  exec 5< <(exec zse-serve --port 0 --no-history --no-audit "$@" "$M" 2>err)
+  PID=$!
+  read -r -u 5 _ _ URL
+  await listens "$URL"
+}
+teardown() {
+  [ -z "${PID:-}" ] || { kill "$PID"; wait "$PID"; } 2>/dev/null || true
+}
+stop() {
+  kill "$PID"
+  wait "$PID" || true
+  PID=
+}
+# cached_for [KEY]: tokens of the prompt that were not computed
+cached_for() {
+  jq -n --arg p "$P" '{prompt: $p, max_tokens: 24, temperature: 0, model: "m"}' |
+    curl -sf ${1:+-H "X-API-Key: $1"} -H 'Content-Type: application/json' -d @- "$URL/v1/completions" >answer
+  jq .usage.prompt_tokens_details.cached_tokens answer
+}
+
+@test "zse-serve --prefix-cache: found after a restart; kill -9 leaves no wrong answer" {
+  local signal plain
+  serve --prefix-cache kv:100MB
+  [ "$(cached_for)" -eq 0 ]
+  plain=$(jq .choices[0].text answer)
+  for signal in TERM KILL; do
+    kill -$signal "$PID"
+    wait "$PID" || true
+    serve --prefix-cache kv:100MB
+    [ "$(cached_for)" -gt 0 ]
+    [ "$(jq .choices[0].text answer)" = "$plain" ]
+  done
+}
+
+@test "zse-serve --prefix-scope: a key finds its own prefixes only, in memory and on disk; without keys all are one" {
+  local one two
+  serve
+  [ "$(cached_for)" -eq 0 ]                             # no keys: as ever
+  [ "$(cached_for)" -gt 64 ]
+  stop
+  one=$(zse-apikey create one 2>/dev/null)
+  two=$(zse-apikey create two 2>/dev/null)
+  serve --prefix-cache kv
+  [ "$(cached_for "$one")" -eq 0 ]
+  [ "$(cached_for "$one")" -gt 64 ]
+  [ "$(cached_for "$two")" -eq 0 ]
+  stop
+  rm kv/*.tail
+  serve --prefix-cache kv
+  [ "$(cached_for "$two")" -gt 0 ]
+  stop
+  serve --prefix-cache kv
+  [ "$(cached_for "$one")" -gt 0 ]
+  # a third one has nothing on disk either, also where a deleted one had its number
+  zse-apikey delete two
+  two=$(zse-apikey create two 2>/dev/null)
+  await says 200 curl -s -o /dev/null -w '%{http_code}' -H "X-API-Key: $two" "$URL/v1/models"
+  [ "$(cached_for "$two")" -eq 0 ]
+  stop
+  serve --prefix-scope all
+  [ "$(cached_for "$one")" -eq 0 ]
+  [ "$(cached_for "$two")" -gt 64 ]
+}
