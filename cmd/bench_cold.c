@@ -268,13 +268,14 @@ static int prepare(struct cold *c, const char *model, struct err *e)
 static int measure(struct cold *c, int state, struct err *e)
 {
     const struct bench_options *o = c->o;
+    char kv[KV_TEXT];
     const char *ours[32] = { c->chat, c->path, "--raw", "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos",
                              "--json", "--threads", c->threads };
     int n = 13;
     if (o->run.exact)
         ours[n++] = "--exact";
     else
-        ours[n++] = "--kv", ours[n++] = kv_type_name(o->run.kv);
+        ours[n++] = "--kv", ours[n++] = kv_text(o->run.kv, kv);
     if (o->run.kernels)
         ours[n++] = "--kernels", ours[n++] = o->run.kernels;
     if (o->run.device)

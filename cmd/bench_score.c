@@ -52,7 +52,7 @@ int bench_logits(const struct bench_options *options, const char *model)
     float *logits = NULL;
     int32_t *ids = bench_ids(o.ids, &n, &e);
     o.run.exact = 1;
-    o.run.kv = KV_F32;
+    o.run.kv = kv_both(KV_F32);
     if (!ids || open_model(prog, model, &o.run, &m, &e) != 0)
         goto done;
     size_t vocab = (size_t)m.model->config.vocab_size, size = (size_t)n * vocab * sizeof *logits;
@@ -383,10 +383,14 @@ int bench_quality(const struct bench_options *o, const char *reference_path, con
     struct score_rows all = { 0 };
     double *scores = NULL;
     int rc = -1;
-    reference.run.exact = 1;
-    reference.run.kv = KV_F32;
-    reference.run.type = NULL;          /* -q applies to MODEL */
-    reference.run.act_int8 = 0;
+    if (o->run.kv_given > 1) {
+        reference.run.kv = o->run.kv_before;
+    } else {
+        reference.run.exact = 1;
+        reference.run.kv = kv_both(KV_F32);
+        reference.run.type = NULL;      /* -q applies to MODEL */
+        reference.run.act_int8 = 0;
+    }
     if (open_side(&reference, reference_path, o->window, &e) != 0 || open_side(&model, path, o->window, &e) != 0 ||
         read_text(&t, o, &reference.m, text_path, &e) != 0 || !(pool = pool_open(o->run.threads, &e)))
         goto done;
@@ -420,4 +424,64 @@ done:
     close_side(&model);
     close_side(&reference);
     return rc == 0 ? cli_finish(prog) : cli_fail(prog, &e);
+}
+
+/* ---- types of keys and values ---- */
+
+static int logits_of(const struct opened_model *m, const struct run_options *run, const struct windowed_text *t,
+                     int window, int from, float *logits, struct err *e)
+{
+    struct engine *g = open_engine(m, run, 1, window, 0, e);
+    const int rc = g ? engine_logits(g, t->ids, window - 1, from, logits, e) : -1;
+    engine_close(g);
+    return rc;
+}
+
+int bench_kv_distance(const struct bench_options *options, const struct opened_model *m, const char *text, int window,
+                      const struct kv_types *kv, int n, double *kl, struct err *e)
+{
+    enum { MOST = 512 };
+    struct bench_options o = *options;
+    struct windowed_text t = { 0 };
+    struct pool *pool = NULL;
+    const int half = window / 2, from = window - 1 - MOST > half ? window - 1 - MOST : half, rows = window - 1 - from;
+    const size_t vocab = (size_t)m->model->config.vocab_size;
+    float *logits = NULL;
+    double *scores = NULL;
+    unsigned char *same = NULL;
+    int rc = -1;
+    if (window < 4)
+        return err_set(e, ERR_LIMIT, "a context of %d: a text needs at least 4 tokens", window);
+    o.window = o.run.ctx = window;
+    if (read_text(&t, &o, m, text, e) != 0 || !(pool = pool_open(o.run.threads, e)))
+        goto done;
+    logits = malloc(2 * (size_t)rows * vocab * sizeof *logits);
+    scores = calloc((size_t)rows, 5 * sizeof *scores);
+    same = calloc((size_t)rows, 1);
+    if (!logits || !scores || !same) {
+        err_nomem(e, "logits");
+        goto done;
+    }
+    float *others = logits + (size_t)rows * vocab;
+    for (int i = 0; i < n; i++) {
+        o.run.kv = kv[i];
+        if (logits_of(m, &o.run, &t, window, from, i ? others : logits, e) != 0)
+            goto done;
+        struct score_rows r = { .logits = i ? others : logits, .reference = logits, .next = t.ids + from + 1,
+                                .vocab = (int)vocab, .nll = scores, .reference_nll = scores + rows,
+                                .kl = scores + 2 * rows, .top5 = scores + 3 * rows, .cosine = scores + 4 * rows,
+                                .same = same };
+        pool_run(pool, rows, score_row, &r);
+        if (check_finite(m->path, r.kl, (size_t)rows, e) != 0)
+            goto done;
+        kl[i] = mean(r.kl, (size_t)rows);
+    }
+    rc = 0;
+done:
+    free(logits);
+    free(scores);
+    free(same);
+    pool_close(pool);
+    free(t.ids);
+    return rc;
 }

@@ -6,6 +6,7 @@
  * a table are measured in turn, --repeats times, and the median of each counts. */
 #include "cmd/zse-bench.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +50,14 @@ static int forward(struct stepper *s, const struct batch *batch, struct err *e)
     return backend_cpu.forward(s->b, batch, s->logits, e) != 0 || map_check(zfile_map(s->m->file), e) != 0 ? -1 : 0;
 }
 
+static int check_context(const struct config *c, int context, struct err *e)
+{
+    if (c->max_len > 0 && context + 1 > c->max_len)
+        return err_set(e, ERR_LIMIT, "a context of %d token%s and one more, expected at most the model's %d", context,
+                       plural(context), c->max_len);
+    return 0;
+}
+
 static int stepper_open(struct stepper *s, const struct model *m, const struct run_options *r, int n_seqs, int context,
                         int max_tokens, struct err *e)
 {
@@ -60,12 +69,11 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
     max_tokens = max_tokens < KV_BLOCK ? KV_BLOCK : max_tokens;
     max_tokens = max_tokens < n_seqs ? n_seqs : max_tokens;
     const int n_blocks = n_seqs * s->blocks_each;
-    const struct backend_options o = { .n_threads = r->threads, .kv_type = r->kv, .n_blocks = n_blocks,
+    const struct backend_options o = { .n_threads = r->threads, .kv = r->kv, .n_blocks = n_blocks,
                                        .n_states = n_seqs, .max_tokens = max_tokens, .max_logits = n_seqs,
                                        .exact = r->exact, .kernels = r->kernels, .max_weights = (size_t)r->max_memory };
-    if (m->config.max_len > 0 && context + 1 > m->config.max_len)
-        return err_set(e, ERR_LIMIT, "a context of %d token%s and one more, expected at most the model's %d", context,
-                       plural(context), m->config.max_len);
+    if (check_context(&m->config, context, e) != 0)
+        return -1;
     s->ids = malloc((size_t)max_tokens * sizeof *s->ids);
     s->table = malloc((size_t)n_blocks * sizeof *s->table);
     s->items = calloc((size_t)n_seqs, sizeof *s->items);
@@ -353,14 +361,43 @@ int bench_moe(const struct bench_options *o, const char *model)
 
 /* ---- zse-bench kv ---- */
 
-static const struct { enum kv_type type; const char *name; } kv_types[] = { { KV_F16, "f16" }, { KV_I8, "i8" } };
-enum { N_KV = 2 };
+/* The types to compare, unless --kv names one; speed and bytes are relative to the first. */
+static const struct kv_types kv_list[] = { { KV_F16, KV_F16 }, { KV_I8, KV_I8 }, { KV_I8, KV_I4 }, { KV_I4, KV_I4 } };
+enum { N_KV = sizeof kv_list / sizeof *kv_list };
 
-int bench_kv(const struct bench_options *o, const char *model)
+/* The types to compare in this model. */
+static int choose_kv(const struct bench_options *o, const struct config *c, struct kv_types *kv)
+{
+    int n = 0;
+    for (int k = 0; k < N_KV; k++)
+        if (k == 0 || (!o->run.kv_given && !config_kv_problem(c, kv_list[k])))
+            kv[n++] = kv_list[k];
+    if (o->run.kv_given)
+        kv[n++] = o->run.kv;
+    return n;
+}
+
+static double number(const json_t *row, const char *key) { return json_number_value(json_object_get(row, key)); }
+
+static void print_kv_row(const json_t *row, int has_text)
+{
+    char read[CLI_BYTES];
+    printf("%10" PRId64 " %9s %12.3f %12.1f %14s %12.3f %12.2f %14.2f", (int64_t)number(row, "context"),
+           json_string_value(json_object_get(row, "kv")), number(row, "step_s") * 1e3,
+           number(row, "tokens_per_s"), cli_bytes(read, (uint64_t)(int64_t)number(row, "kv_bytes")),
+           number(row, "bytes_over_f16"), number(row, "speed_over_f16"), number(row, "share"));
+    if (has_text)
+        printf(" %12.6f", number(row, "kl_mean"));
+    putchar('\n');
+}
+
+int bench_kv(const struct bench_options *o, const char *model, const char *text)
 {
     struct opened_model m;
     struct stepper s[N_KV * BENCH_LIST] = { 0 };
     struct row rows[N_KV * BENCH_LIST];
+    double kl[N_KV * BENCH_LIST] = { 0 };
+    struct kv_types kv[N_KV];
     static const int defaults[3] = { 128, 4096, 8192 };
     struct run_options run = o->run;
     struct work_limits share;
@@ -376,9 +413,13 @@ int bench_kv(const struct bench_options *o, const char *model)
                 contexts.v[contexts.n++] = defaults[i];
     if (contexts.n == 0)
         contexts = (struct bench_list){ 1, { m.model->config.max_len - 1 } };
-    for (int i = 0; rc == 0 && i < contexts.n; i++) {               /* both types of a context, one after the other */
-        for (int k = 0; rc == 0 && k < N_KV; k++, n++) {
-            run.kv = kv_types[k].type;
+    const int n_kv = choose_kv(o, &m.model->config, kv);
+    for (int i = 0; rc == 0 && text && i < contexts.n; i++)
+        if ((rc = check_context(&m.model->config, contexts.v[i], &e)) == 0)
+            rc = bench_kv_distance(o, &m, text, contexts.v[i], kv, n_kv, kl + i * n_kv, &e);
+    for (int i = 0; rc == 0 && i < contexts.n; i++) {               /* the types of a context, one after the other */
+        for (int k = 0; rc == 0 && k < n_kv; k++, n++) {
+            run.kv = kv[k];
             rc = stepper_open(&s[n], m.model, &run, 1, contexts.v[i], 0, &e);
             rows[n] = (struct row){ .s = &s[n], .n_seqs = 1 };
         }
@@ -388,24 +429,27 @@ int bench_kv(const struct bench_options *o, const char *model)
         j = table_json(o, &m, backend_cpu.describe(s[0].b), &share.l);
         if (!o->json) {
             table_title(o, &m, backend_cpu.describe(s[0].b));
-            printf("%10s %6s %12s %12s %14s %12s %14s\n", "context", "kv", "ms a step", "tokens/s", "kv read",
-                   "over f16", "share of reads");
+            printf("%10s %9s %12s %12s %14s %12s %12s %14s%s\n", "context", "kv", "ms a step", "tokens/s", "kv read",
+                   "bytes / f16", "speed / f16", "share of reads", text ? "   KL to f16" : "");
         }
         for (int i = 0; i < n; i++) {
-            const int k = i % N_KV, context = s[i].context;
-            run.kv = kv_types[k].type;
+            const int k = i % n_kv, context = s[i].context;
+            const double f16_bytes = (double)config_kv_bytes(&m.model->config, kv[0]);
+            char name[KV_TEXT];
+            run.kv = kv[k];
             share.kv_bytes = (double)config_kv_bytes(&m.model->config, run.kv) / KV_BLOCK;
             const double t = rows[i].median, bytes = share.kv_bytes * (context + 1), speedup = rows[i - k].median / t,
                          of = share_decode(&share, t, context + 1);
-            char text[CLI_BYTES];
+            json_t *row = json_pack("{s:s, s:i, s:f, s:f, s:I, s:f, s:f, s:f, s:f}", "kv", kv_text(kv[k], name),
+                                    "context", context, "step_s", t, "tokens_per_s", 1 / t, "kv_bytes",
+                                    (json_int_t)bytes, "bytes_over_f16",
+                                    f16_bytes > 0 ? share.kv_bytes * KV_BLOCK / f16_bytes : 1,
+                                    "speed_over_f16", speedup, "ratio", t / rows[k].median, "share", of);
+            if (text)
+                json_object_set_new(row, "kl_mean", json_real(kl[i]));
             if (!o->json)
-                printf("%10d %6s %12.3f %12.1f %14s %12.2f %14.2f\n", context, kv_types[k].name, t * 1e3, 1 / t,
-                       cli_bytes(text, (uint64_t)bytes), speedup, of);
-            json_array_append_new(json_object_get(j, "rows"),
-                                  json_pack("{s:s, s:i, s:f, s:f, s:I, s:f, s:f, s:f}", "kv", kv_types[k].name,
-                                            "context", context, "step_s", t, "tokens_per_s", 1 / t, "kv_bytes",
-                                            (json_int_t)bytes, "speed_over_f16", speedup, "ratio", t / rows[k].median,
-                                            "share", of));
+                print_kv_row(row, text != NULL);
+            json_array_append_new(json_object_get(j, "rows"), row);
         }
     }
     for (int i = 0; i < N_KV * BENCH_LIST; i++)

@@ -54,7 +54,7 @@ static json_t *choose(const json_t *m, const struct hardware_options *o, const s
     for (int i = 0; i < PLANNED_TYPES && !*failed; i++) {
         *failed = planned_weights(&p, id, config, planned_type(i), &w[i], &exact, e) != 0;
         c[i] = (struct plan_choice){ .type = planned_type(i), .bytes = planned_bytes(&p, &w[i], context) };
-        c[i].decode = rates ? plan_decode(&p.shape, &w[i], rates, KV_F16, PROMPT) : 0;
+        c[i].decode = rates ? plan_decode(&p.shape, &w[i], rates, kv_both(KV_F16), PROMPT) : 0;
     }
     int best = *failed || (!p.supported && !o->all)
                    ? -1 : plan_choose(c, PLANNED_TYPES, (enum plan_mode)o->mode, r->memory), layers = 0;

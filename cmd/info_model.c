@@ -238,7 +238,7 @@ static json_t *sums_json(const struct sums *s)
 
 static uint64_t kv_bytes(const struct config *c, enum kv_type type)
 {
-    return config_kv_bytes(c, type) / KV_BLOCK;
+    return config_kv_bytes(c, kv_both(type)) / KV_BLOCK;
 }
 
 static uint64_t file_bytes(const struct info *i)
@@ -281,9 +281,12 @@ static json_t *memory(const struct info *i, int64_t *parameters)
     if (i->runs) {
         uint64_t f16 = kv_bytes(&i->c, KV_F16);
         json_t *kv = json_object();
-        for (int type = 0; type < KV_TYPES; type++)
+        for (int type = 0; type < KV_TYPES; type++) {
+            if (config_kv_problem(&i->c, kv_both((enum kv_type)type)))
+                continue;
             json_object_set_new(kv, kv_type_name((enum kv_type)type),
                                 json_integer((json_int_t)kv_bytes(&i->c, (enum kv_type)type)));
+        }
         json_object_set_new(m, "kv_bytes_per_token", kv);
         if (config_state_bytes(&i->c))
             json_object_set_new(m, "state_bytes_per_sequence", json_integer((json_int_t)config_state_bytes(&i->c)));

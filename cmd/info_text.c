@@ -237,6 +237,8 @@ static void print_memory(const json_t *d)
     for (int i = 0; i < KV_TYPES; i++) {
         const char *type = kv_type_name((enum kv_type)i);
         char label[32];
+        if (!json_object_get(kv, type))
+            continue;
         snprintf(label, sizeof label, "KV %s", type);
         line(label, "%16" PRId64 "  bytes a token", int_of(kv, type));
     }

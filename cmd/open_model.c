@@ -106,32 +106,55 @@ static int check_cache(const char *prog, const struct run_options *r)
     return r->gpu ? 0 : cli_wrong(prog, "--cache-weights on: there is no GPU (--device)");
 }
 
-/* Names that other programs use for the types of keys and values. */
 static const struct kv_spelling { const char *name; enum kv_type type; } kv_spellings[] = {
-    { "fp32", KV_F32 }, { "float32", KV_F32 }, { "fp16", KV_F16 }, { "float16", KV_F16 }, { "bfloat16", KV_BF16 },
-    { "f8", KV_F8 }, { "fp8_e4m3", KV_F8 }, { "int8", KV_I8 }, { "q8_0", KV_I8 },
+#define KVTYPE(id, name, ...) { name, KV_##id },
+#define KVTYPE_SPELLING(id, name) { name, KV_##id },
+#include "libcommon/quant/kvtype.def"
 };
 
-/* The type of keys and values called name, or KV_TYPES. */
-static enum kv_type find_kv(const char *name)
+/* The type of keys or values called by the first n bytes of name, or KV_TYPES. */
+static enum kv_type find_kv(const char *name, size_t n)
 {
-    for (int type = 0; type < KV_TYPES; type++)
-        if (strcmp(name, kv_type_name((enum kv_type)type)) == 0)
-            return (enum kv_type)type;
     for (size_t i = 0; i < sizeof(kv_spellings) / sizeof(*kv_spellings); i++)
-        if (strcmp(name, kv_spellings[i].name) == 0)
+        if (strlen(kv_spellings[i].name) == n && memcmp(name, kv_spellings[i].name, n) == 0)
             return kv_spellings[i].type;
     return KV_TYPES;
 }
 
+/* "i8", or "k=i8,v=i4"; of these two one may be missing: f16. */
 static int parse_kv(const char *prog, const char *arg, struct run_options *r)
 {
-    const enum kv_type type = find_kv(arg);
-    if (type == KV_TYPES)
-        return cli_wrong(prog, "--kv: '%s', expected f32, bf16, f16, fp8 or i8", arg);
-    r->kv = type;
-    r->kv_given = 1;
+    struct kv_types kv = kv_both(find_kv(arg, strlen(arg)));
+    if (kv.key == KV_TYPES && strchr(arg, '=')) {
+        enum kv_type *seen = NULL;
+        kv = kv_both(KV_F16);
+        for (const char *p = arg, *end;; p = end + 1) {
+            end = strchrnul(p, ',');
+            enum kv_type *to = p[0] == 'k' ? &kv.key : p[0] == 'v' ? &kv.value : NULL;
+            if (!to || p[1] != '=' || to == seen || (*to = find_kv(p + 2, (size_t)(end - p) - 2)) == KV_TYPES ||
+                (*end && seen)) {
+                kv.key = KV_TYPES;
+                break;
+            }
+            if (!*end)
+                break;
+            seen = to;
+        }
+    }
+    if (kv.key == KV_TYPES)
+        return cli_wrong(prog, "--kv: '%s', expected f32, bf16, f16, fp8, i8 or i4, or two of them as in k=i8,v=i4", arg);
+    r->kv_before = r->kv;
+    r->kv = kv;
+    r->kv_given++;
     return 0;
+}
+
+const char *kv_text(struct kv_types kv, char out[KV_TEXT])
+{
+    if (kv.key == kv.value)
+        return kv_type_name(kv.key);
+    snprintf(out, KV_TEXT, "k=%s,v=%s", kv_type_name(kv.key), kv_type_name(kv.value));
+    return out;
 }
 
 static int parse_spec(const char *prog, const char *arg, struct run_options *r)
@@ -198,14 +221,14 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
 int run_options_check(const char *prog, struct run_options *r)
 {
     const char *device = getenv("ZSE_DEVICE");
-    if (r->exact && r->kv_given && r->kv != KV_F32)
+    if (r->exact && r->kv_given && (r->kv.key != KV_F32 || r->kv.value != KV_F32))
         return cli_wrong(prog, "--exact stores keys and values as f32: it excludes other values of --kv");
     if (r->exact && r->act_given)
         return cli_wrong(prog, "--exact keeps activations as f32: it excludes --act");
     if (r->mode.given && r->type)
         return cli_wrong(prog, "--mode and -q exclude each other: both choose the type");
     if (!r->kv_given)
-        r->kv = r->exact ? KV_F32 : KV_F16;
+        r->kv = kv_both(r->exact ? KV_F32 : KV_F16);
     int rc = r->device ? parse_device(prog, "--device", r->device, r)
                        : parse_device(prog, "ZSE_DEVICE", device && *device ? device : "auto", r);
     if (rc == 0 && r->gpu_layers_given && r->gpu_layers > 0 && !r->gpu)
@@ -519,7 +542,7 @@ static void note_prefixes(void *prog, const char *text) { cli_note(prog, "%s", t
 struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len)
 {
     const int some = r->gpu_layers_given && r->gpu_layers > 0;
-    return (struct engine_options){ .n_threads = r->threads, .kv_type = r->kv, .max_len = max_len, .max_seqs = max_seqs,
+    return (struct engine_options){ .n_threads = r->threads, .kv = r->kv, .max_len = max_len, .max_seqs = max_seqs,
                                     .exact = r->exact, .kernels = r->kernels,
                                     .no_prefix_cache = r->no_prefix_cache, .max_weights = r->gpu ? 0
                                         : (size_t)r->max_memory, .max_device = r->gpu ? (size_t)r->max_memory : 0,

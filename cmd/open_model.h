@@ -28,7 +28,8 @@ struct run_options {
     const char *kernels;
     int threads, ctx;               /* 0: all processors; the model's context, at most 8192 */
     uint64_t max_memory;            /* bytes of weights that may be resident; 0: any */
-    enum kv_type kv; int kv_given;
+    /* the last --kv and the one before it; how many there were */
+    struct kv_types kv, kv_before; int kv_given;
     int exact;
     int no_prefix_cache;            /* not an option: zse-bench computes every prompt */
     /* not options: folder of prefixes, NULL: none; its size, 0: the engine's default; the program
@@ -79,7 +80,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "                             min_memory, balanced (int8), max_speed, for_vram=SIZE (the finest that fits)\n" \
     "      --threads N            threads (default: one for each processor)\n" \
     "      --ctx N                context in tokens (default: the model's, at most 8192)\n" \
-    "      --kv f32|bf16|f16|fp8|i8  the type of keys and values (default: f16)\n" \
+    "      --kv f32|bf16|f16|fp8|i8|i4  the type of keys and values, or of each: k=i8,v=i4 (default: f16)\n" \
     "      --exact                f32 activations and f32 keys and values\n" \
     "      --kernels NAME         CPU kernels: ref, avx2, avxvnni, avx512, amx (default: the fastest that run here)\n" \
     "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \
@@ -100,6 +101,9 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
 /* Handle option c.  0 if it was one of these; 2 after a message on stderr; -1: it is not one of
  * these. */
 int run_option(const char *prog, int c, const char *arg, struct run_options *r);
+/* As --kv takes them. */
+enum { KV_TEXT = 24 };
+const char *kv_text(struct kv_types kv, char out[KV_TEXT]);
 const char *run_cache_name(int cache_weights);          /* "off", "auto", "on" */
 /* Call after the last option: checks combinations, the device, $ZSE_DEVICE.  0, or the exit code
  * after a message on stderr. */

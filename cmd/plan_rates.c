@@ -152,7 +152,7 @@ static void attend(void *arg, int i, int thread)
                       .pos = POSITIONS - (h->n_chunks - last) * h->chunk, .base = h->kv, .table = h->table,
                       .stride = (size_t)h->n_heads * 2 * h->block,
                       .k_offset = (size_t)head * 2 * h->block, .v_offset = (size_t)head * 2 * h->block + h->block,
-                      .kv_type = KV_F16,
+                      .kv = { KV_F16, KV_F16 },
                       .scale = 1 / sqrtf((float)h->head_dim) };
     h->k->attention(&a, h->scratch + (size_t)thread * h->scratch_each);
 }

@@ -270,7 +270,7 @@ static int predict(struct planned_choices *s, const struct planned_query *a, str
         if (planned_rates(&rates, &s->w[i], &s->p.shape, a->n_threads, a->kernels, e) != 0)
             return -1;
         s->c[i].prefill = plan_prefill(&s->p.shape, &s->w[i], &rates, PROMPT);
-        s->c[i].decode = plan_decode(&s->p.shape, &s->w[i], &rates, KV_F16, PROMPT);
+        s->c[i].decode = plan_decode(&s->p.shape, &s->w[i], &rates, kv_both(KV_F16), PROMPT);
     }
     return 0;
 }

@@ -27,7 +27,7 @@ struct need { uint64_t weights, kv, states, workspace, most, now; };
 static uint64_t kv_of(const struct config *c, const struct engine_options *eo)
 {
     const uint64_t blocks = (uint64_t)((eo->max_len + KV_BLOCK - 1) / KV_BLOCK) * (uint64_t)eo->max_seqs;
-    return eo->kv_bytes ? eo->kv_bytes : blocks * config_kv_bytes(c, eo->kv_type);
+    return eo->kv_bytes ? eo->kv_bytes : blocks * config_kv_bytes(c, eo->kv);
 }
 
 /* A model to plan for, opened or not. */
@@ -116,7 +116,7 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
     struct gpu_plan p;
     struct err ignored;
     const struct config *c = &o->model->config;
-    const size_t block = config_kv_bytes(c, eo->kv_type);
+    const size_t block = config_kv_bytes(c, eo->kv);
     if (least.cache_weights == CACHE_WEIGHTS_AUTO)              /* the cache gets what the KV cache leaves */
         least.cache_weights = CACHE_WEIGHTS_OFF;
     least.kv_bytes = block * (size_t)((eo->max_len + KV_BLOCK - 1) / KV_BLOCK);

@@ -16,7 +16,7 @@ static const char usage[] =
     "usage: zse-bench [OPTIONS] [MODEL]\n"
     "       zse-bench limits|matmul|ternary|dequant|gpu [OPTIONS]\n"
     "       zse-bench serve [OPTIONS] URL\n"
-    "       zse-bench batch|kv|moe|threads|coldstart|logits|layers|spec [OPTIONS] [MODEL [CASES]]\n"
+    "       zse-bench batch|kv|moe|threads|coldstart|logits|layers|spec [OPTIONS] [MODEL [CASES|TEXTFILE]]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
     "Measure prefill, decode, time to first token and memory; or run a command.  Speeds come with their share of the machine's limits.\n"
     "MODEL is a .zse, a GGUF file, a Hugging Face folder, the name of a model here, or org/name on the hub\n"
@@ -24,7 +24,7 @@ static const char usage[] =
     "\n"
     "  limits                     the limits of this machine: reads from memory, int8 and f32 arithmetic, page cache, disk\n"
     "  batch                      a step with 1, 2, 4 ... sequences, up to -b (default: 16), at context -p (default: 128)\n"
-    "  kv                         decode at several contexts with keys and values as f16 and as i8\n"
+    "  kv                         types of keys and values (f16, i8, k=i8,v=i4, i4; or f16 and --kv) at several contexts: bytes, speed, and with TEXTFILE the distance of the predictions from f16's\n"
     "  moe                        experts that are read: a step with 1, 2, 4 ... sequences, up to -b (default: 8), at context -p (default: 128)\n"
     "  threads                    prefill of -p tokens and decode after it with 1 to --threads threads\n"
     "  spec                       answers with guesses of next tokens (--spec) and without, in turn; steps of several tokens\n"
@@ -37,7 +37,7 @@ static const char usage[] =
     "  logits                     the logits after every token of --ids\n"
     "  layers                     the output of each layer compared with the arrays of --ref; with -o: write such arrays\n"
     "  perplexity                 how well the model predicts a text\n"
-    "  quality                    how far its predictions are from REFERENCE's, which runs with --exact\n"
+    "  quality                    how far its predictions are from REFERENCE's, which runs with --exact, or with the first of two --kv\n"
     "\n"
     "  -p, --prompt N             tokens of a prompt (default: 512; batch, moe: 128; coldstart: 32; gpu: 4096); 0: decode from an empty context\n"
     "  -n, --generate N           tokens generated after it (default: 128); 0: prefill only\n"
@@ -113,7 +113,7 @@ enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT,
                PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrwa" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" },
-        [KV] = { "kv", 0, 1, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
+        [KV] = { "kv", 0, 2, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
     [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" },
     [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
@@ -232,13 +232,15 @@ static int take(struct bench_options *o, int c, const char *arg)
     }
 }
 
+static int is_f32(struct kv_types kv) { return kv.key == KV_F32 && kv.value == KV_F32; }
+
 static int check_logits(const struct bench_options *o)
 {
     if (!o->ids || !o->output)
         return cli_wrong(prog, "logits: --ids and -o are needed");
     if (strcmp(o->output, "-") == 0 && isatty(STDOUT_FILENO))
         return cli_wrong(prog, "-o -: logits are not written to a terminal");
-    if (o->run.kv_given && o->run.kv != KV_F32)
+    if (o->run.kv_given && !is_f32(o->run.kv))
         return cli_wrong(prog, "logits: always --exact, which stores keys and values as f32");
     return 0;
 }
@@ -247,7 +249,7 @@ static int check_layers(const struct bench_options *o)
 {
     if (o->output ? !o->ids || o->ref : o->ids || !o->ref)
         return cli_wrong(prog, "layers: either --ref DIR, or --ids IDS and -o DIR");
-    if (o->run.kv_given && o->run.kv != KV_F32)
+    if (o->run.kv_given && !is_f32(o->run.kv))
         return cli_wrong(prog, "layers: keys and values are always f32");
     return 0;
 }
@@ -294,7 +296,7 @@ static int check_arguments(enum command c, unsigned given, int n, char **args)
         return cli_usage(usage);
     if (n < commands[c].least || n > commands[c].most)
         return cli_wrong(prog, "%s: %d arguments, expected %d%s", commands[c].name, n, commands[c].least,
-                         commands[c].most > commands[c].least ? " or 1" : "");
+                         commands[c].most == commands[c].least ? "" : commands[c].most == 1 ? " or 1" : " to 2");
     for (int i = 0; i < N_SPECIAL; i++)
         if (given >> i & 1 && !strchr(commands[c].letters, special[i].letter))
             return cli_wrong(prog, "%s does not belong to %s%s", special[i].name, c == SPEED
@@ -355,8 +357,7 @@ static int run(struct bench_options *o, unsigned given, int n, char **args)
     case LIMITS: return bench_limits(o);
     case BATCH: return bench_batch(o, model);
     case MOE: return bench_moe(o, model);
-    case KV: return o->run.kv_given ? cli_wrong(prog, "kv: measures f16 and i8, --kv does not apply")
-                                    : bench_kv(o, model);
+    case KV: return bench_kv(o, model, n > 1 ? args[1] : NULL);
     case THREADS: return bench_threads(o, model);
     case MATMUL: return bench_matmul(o);
     case TERNARY: return bench_ternary(o);

@@ -39,7 +39,7 @@ int bench_perplexity(const struct bench_options *o, const char *model, const cha
 int bench_quality(const struct bench_options *o, const char *reference, const char *model, const char *text);
 int bench_limits(const struct bench_options *o);
 int bench_batch(const struct bench_options *o, const char *model);          /* these four: bench_step.c */
-int bench_kv(const struct bench_options *o, const char *model);
+int bench_kv(const struct bench_options *o, const char *model, const char *text);        /* text NULL: speed alone */
 int bench_moe(const struct bench_options *o, const char *model);
 int bench_threads(const struct bench_options *o, const char *model);
 int bench_matmul(const struct bench_options *o);
@@ -50,6 +50,11 @@ int bench_coldstart(const struct bench_options *o, const char *model);      /* b
 int bench_serve(const struct bench_options *o, const char *url);
 int bench_layers(const struct bench_options *o, const char *model);
 int bench_spec(const struct bench_options *o, const char *model, const char *cases);
+
+/* Mean KL divergence from kv[0], for each of n types, over the last positions, at most 512, of the
+ * first `window` tokens of a text.  (bench_score.c) */
+int bench_kv_distance(const struct bench_options *o, const struct opened_model *m, const char *text, int window,
+                      const struct kv_types *kv, int n, double *kl, struct err *e);
 
 /* The token ids of --ids, '1 5 9'; NULL with *e.  Caller frees.  (bench_score.c) */
 int32_t *bench_ids(const char *text, int *n, struct err *e);

@@ -40,7 +40,7 @@ static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, 
                          const struct engine_options *eo)
 {
     const int max_len = eo->max_len;
-    uint64_t block = config_kv_bytes(c, eo->kv_type);
+    uint64_t block = config_kv_bytes(c, eo->kv);
     uint64_t one = block * (uint64_t)((max_len + KV_BLOCK - 1) / KV_BLOCK), all = one * (uint64_t)o->max_seqs,
              most = eo->backend ? preflight_kv_room(m, eo) / 10 * 9 : quarter_of_memory();
     if (o->kv_bytes)
@@ -54,7 +54,7 @@ static struct engine_options serve_engine_options(const struct serve_options *o,
 {
     struct engine_options eo = run_engine_options(&o->run, o->max_seqs, context_of(c, &o->run));
     if (c->embedding.pooling)                   /* as the engine has them, see ask_backend() */
-        eo.kv_type = KV_F32;
+        eo.kv = kv_both(KV_F32);
     eo.max_waiting = o->max_queue;
     eo.no_prefix_cache = o->no_prefix_cache;
     eo.kv_bytes = kv_bytes(o, c, m, &eo);

@@ -53,7 +53,7 @@ complete -c zse-serve -l quantize -s q -x -a 'nl4 int4 int8 nf4 fp8 ternary f16 
 complete -c zse-serve -l mode -x -d 'instead of -q, the type by this machines memory auto (the finest that is not much slower than the fastest),'
 complete -c zse-serve -l threads -x -d 'threads (default one for each processor)'
 complete -c zse-serve -l ctx -x -d 'context in tokens (default the models, at most 8192)'
-complete -c zse-serve -l kv -x -a 'f32 bf16 f16 fp8 i8' -d 'the type of keys and values (default f16)'
+complete -c zse-serve -l kv -x -a 'f32 bf16 f16 fp8 i8 i4' -d 'the type of keys and values, or of each k=i8,v=i4 (default f16)'
 complete -c zse-serve -l exact -d 'f32 activations and f32 keys and values'
 complete -c zse-serve -l kernels -x -a 'ref avx2 avxvnni avx512 amx' -d 'CPU kernels ref, avx2, avxvnni, avx512, amx (default the fastest that run here)'
 complete -c zse-serve -l device -x -d 'where to compute auto, cpu, cuda, cudaN (default auto)'

@@ -185,7 +185,7 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
     const struct gpu_kv kv = { .base = b->kv, .stride = b->kv_stride, .head_stride = 2 * (uint64_t)b->kv_part,
                                .layer_offset = (uint64_t)(index - b->first_layer) * (uint64_t)c->n_kv_heads * 2 *
                                b->kv_part,
-                               .part = b->kv_part, .type = (int)b->o.kv_type };
+                               .part = b->kv_part, .type = (int)b->o.kv.key };
     struct gpu_prepare p = { .q = b->q, .k = b->k, .v = b->v, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
                              .head_dim = c->head_dim,
                              .norm = full || c->qk_norm == QK_NORM_NONE ? 0 : c->qk_norm_kind == NORM_RMS ? 1 : 2,

@@ -218,8 +218,11 @@ static int size_up(struct gpu_backend *b, struct part *part, struct err *e)
     b->first_layer = b->o.device_layers > 0 && b->o.device_layers < c->n_layers ? c->n_layers - b->o.device_layers : 0;
     if (check_model(b, e) < 0 || check_act(b, e) < 0)
         return -1;
+    if (b->o.kv.key != b->o.kv.value || !kv_on_gpu(b->o.kv.key))
+        return err_set(e, ERR_UNSUPPORTED, "%s: keys as %s and values as %s run on the CPU only", gpu_kind,
+                       kv_type_name(b->o.kv.key), kv_type_name(b->o.kv.value));
     measure(b);
-    b->kv_part = (uint32_t)kv_block_bytes(b->o.kv_type, c->head_dim);
+    b->kv_part = (uint32_t)kv_block_bytes(b->o.kv.key, c->head_dim);
     b->kv_stride = (size_t)(c->n_layers - b->first_layer) * (size_t)c->n_kv_heads * 2 * b->kv_part;
     if (__builtin_mul_overflow(b->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
         return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);

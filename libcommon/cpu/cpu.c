@@ -58,7 +58,7 @@ static int kv_open(struct cpu *b, struct err *e)
     struct core *k = &b->core;
     k->kv_stride = 0;
     for (int i = 0; i < b->n_layers; i++)
-        k->kv_stride += config_layer_kv_bytes(c, i, k->kv_type);
+        k->kv_stride += config_layer_kv_bytes(c, i, k->types);
     if (__builtin_mul_overflow(k->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
         return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
     const size_t state = config_state_bytes(c);
@@ -75,6 +75,12 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
         err_set(e, ERR_SHAPE, "cpu: %d KV blocks, %d tokens, %d logits: expected at least 1, 1, and no more logits than tokens", o->n_blocks, o->max_tokens, o->max_logits);
         return NULL;
     }
+    const char *problem = config_kv_problem(&m->config, o->kv);
+    if (problem) {
+        err_set(e, ERR_UNSUPPORTED, "keys as %s and values as %s: %s", kv_type_name(o->kv.key),
+                kv_type_name(o->kv.value), problem);
+        return NULL;
+    }
     const struct kernels *picked = kernels_pick(o->kernels, e), *kernels = picked &&
         o->exact ? kernels_ordered(picked) : picked;
     struct cpu *b = kernels ? calloc(1, sizeof *b) : NULL;
@@ -88,7 +94,7 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
     b->n_layers = n_layers;
     b->pool = pool_open(o->n_threads, e);
     if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, (int64_t)o->n_blocks * KV_BLOCK,
-                              o->exact, o->kv_type, e) < 0 ||
+                              o->exact, o->kv, e) < 0 ||
         core_reserve(&b->core, m->layers, n_layers, whole ? &m->head : NULL, e) < 0 ||
         (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0)
         goto fail;
@@ -153,11 +159,11 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
 }
 
 /* The offset in a KV block of the keys and values that a layer reads. */
-static size_t kv_offset(const struct config *c, enum kv_type type, int layer)
+static size_t kv_offset(const struct config *c, struct kv_types types, int layer)
 {
     size_t at = 0;
     for (int i = 0; i < (config_shares_kv(c, layer) ? c->kv_from[layer] : layer); i++)
-        at += config_layer_kv_bytes(c, i, type);
+        at += config_layer_kv_bytes(c, i, types);
     return at;
 }
 
@@ -176,7 +182,7 @@ static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
     core_embed(k, b->m, s.n_tokens, k->x);
     for (int i = 0; i < b->n_layers; i++) {
         residency_layer(k->residency, i);
-        s.kv_at = kv_offset(c, k->kv_type, i);
+        s.kv_at = kv_offset(c, k->types, i);
         core_layer(k, &s, &b->m->layers[i], i, k->x);
         s.state_at += config_state_floats(c, i);
     }

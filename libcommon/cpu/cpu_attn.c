@@ -11,10 +11,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "libcommon/cpu/turn.h"
+
 /* Consecutive runs of queries; q and att begin with token0 of the step. latent: keys are rotated
  * and stored already. */
 struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent,
-                  group; struct query_run *runs; int n_runs, token0, head_dim, groups; size_t kv_bytes; };
+                  group; struct query_run *runs; int n_runs, token0, head_dim, groups;
+                  size_t k_bytes, v_bytes; };
 
 enum {
     /* most heads of a job that reads the latents: each job reads them again, but more heads a
@@ -59,9 +62,15 @@ static void prepare(const struct attn_job *j, float *x, const struct norm *norm,
     }
 }
 
+/* Vectors of this layer are rotated before they are rounded to `type`. */
+static int turned(const struct attn_job *j, enum kv_type type)
+{
+    return kv_turned(type) && !j->latent && !config_indexes(j->k->c, j->index);
+}
+
 static size_t head_offset(const struct attn_job *j, int head)
 {
-    return j->s->kv_at + (j->latent ? 0 : (size_t)head * 2 * j->kv_bytes);
+    return j->s->kv_at + (j->latent ? 0 : (size_t)head * (j->k_bytes + j->v_bytes));
 }
 
 /* Store keys and values of tokens [first, first + n) of an item in the cache. */
@@ -81,18 +90,26 @@ static void store(const struct attn_job *j, int item, int head, int first, int n
         if (k->c->v_norm)
             k->k->rms_norm(value, value, NULL, (int)hd, k->c->norm_eps, 0);
         prepare(j, key, &j->l->k_norm, head, token);
-        k->k->kv_store_key(k->kv_type, block, pos % KV_BLOCK, key, (int)hd);
-        k->k->kv_store_value(k->kv_type, block + j->kv_bytes, pos % KV_BLOCK, value, (int)hd);
+        if (turned(j, k->types.key))
+            turn(key, j->head_dim);
+        if (turned(j, k->types.value))
+            turn(value, j->head_dim);
+        k->k->kv_store_key(k->types.key, block, pos % KV_BLOCK, key, j->head_dim);
+        k->k->kv_store_value(k->types.value, block + j->k_bytes, pos % KV_BLOCK, value, j->head_dim);
     }
 }
 
+/* The tokens of a run, but whole blocks: tokens share bytes of packed keys, and the next run is
+ * another thread's. */
 static void store_part(void *arg, int i, int thread)
 {
     (void)thread;
     const struct attn_job *j = arg;
     const int n_kv = j->groups;
     const struct query_run *c = &j->runs[i / n_kv];
-    store(j, c->item, i % n_kv, c->first, c->n);
+    const struct batch_item *it = &j->s->items[c->item];
+    const int first = attn_next_block(it, c->first);
+    store(j, c->item, i % n_kv, first, attn_next_block(it, c->first + c->n) - first);
 }
 
 /* llama4, ministral3: queries grow with the logarithm of their position (arXiv:2501.19399). */
@@ -118,7 +135,17 @@ static void prepare_queries(const struct attn_job *j, const struct query_run *ch
                 prepare(j, row, &j->l->q_norm, head * j->group + g, token + t);
             if (tempered)
                 temper(c, row, j->head_dim, j->k->pos[token + t]);
+            if (turned(j, j->k->types.key))
+                turn(row, j->head_dim);
         }
+}
+
+/* Rotate the outputs of a run and KV head back. */
+static void turn_outputs(const struct attn_job *j, const struct attn *a)
+{
+    for (int t = 0; t < a->n_tokens && turned(j, j->k->types.value); t++)
+        for (int g = 0; g < j->group; g++)
+            turn(a->out + (size_t)t * a->out_token_stride + (size_t)(g * j->head_dim), j->head_dim);
 }
 
 static const struct query_run *run_of_job(const struct attn_job *j, int job)
@@ -153,9 +180,9 @@ static void attend_part(void *arg, int i, int thread)
         .window = c->window[j->index], .chunk = c->chunk[j->index],
         .end = c->both_ways ? it->pos + it->n_tokens : 0,
         .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset,
-        .v_offset = j->latent ? offset : offset + j->kv_bytes,
+        .v_offset = j->latent ? offset : offset + j->k_bytes,
         .latent = !j->latent ? 0 : c->rates ? c->head_dim : c->mla.kv_rank,
-        .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv_type = k->kv_type,
+        .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv = k->types,
         .scale = c->attn_scale, .softcap = c->attn_softcap,
         .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
     /* no other part has these positions */
@@ -164,6 +191,7 @@ static void attend_part(void *arg, int i, int thread)
     if (ch->n_parts == 1) {
         prepare_queries(j, ch, head, k->q + at, row);
         k->k->attention(&a, k->scratch[thread]);
+        turn_outputs(j, &a);
         return;
     }
     float *q = k->rotated[thread];
@@ -181,6 +209,7 @@ static void attend_part(void *arg, int i, int thread)
         a.part = ch->part;
         a.partial = partial;
         k->k->attention_merge(&a);
+        turn_outputs(j, &a);
     }
 }
 
@@ -277,7 +306,8 @@ void attn_run(struct core *k, const struct step *s, const struct layer *l, int i
     const int head_dim = config_head_dim(k->c, index), groups = config_kv_heads(k->c, index);
     struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / groups,
                           .runs = k->runs, .n_runs = s->n_runs, .head_dim = head_dim, .groups = groups,
-                          .kv_bytes = kv_block_bytes(k->kv_type, head_dim) };
+                          .k_bytes = kv_block_bytes(k->types.key, head_dim),
+                          .v_bytes = kv_block_bytes(k->types.value, head_dim) };
     const int vd = config_value_dim(k->c, index), wide = config_key_dim(k->c, index) != vd || k->c->value_scale != 1;
     if (wide)
         pool_run(k->pool, s->n_tokens, widen_row, &j);
@@ -307,7 +337,8 @@ void attn_prepare(struct core *k, const struct step *s, const struct layer *l, i
     const int head_dim = config_head_dim(k->c, index), groups = config_kv_heads(k->c, index);
     struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / groups,
                           .runs = k->runs, .n_runs = s->n_runs, .head_dim = head_dim, .groups = groups,
-                          .kv_bytes = kv_block_bytes(k->kv_type, head_dim) };
+                          .k_bytes = kv_block_bytes(k->types.key, head_dim),
+                          .v_bytes = kv_block_bytes(k->types.value, head_dim) };
     pool_run(k->pool, s->n_runs * groups, prepare_part, &j);
 }
 
@@ -336,7 +367,7 @@ void attn_store_latents(struct core *k, const struct step *s)
         for (int i = 0; i < it->n_tokens; i++) {
             const int pos = it->pos + i;
             uint8_t *block = k->kv + (size_t)it->table[pos / KV_BLOCK] * k->kv_stride + head_offset(&j, 0);
-            k->k->kv_store_key(k->kv_type, block, pos % KV_BLOCK,
+            k->k->kv_store_key(k->types.key, block, pos % KV_BLOCK,
                                k->key + (size_t)(s->offset[item] + i) * (size_t)k->c->head_dim, k->c->head_dim);
         }
     }

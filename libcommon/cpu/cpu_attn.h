@@ -4,6 +4,14 @@
 
 #include "libcommon/cpu/cpu_core.h"
 
+/* The first token of an item, from i on, that is its first or begins a KV block; the number of its
+ * tokens if there is none. */
+static inline int attn_next_block(const struct batch_item *it, int i)
+{
+    const int behind = (it->pos + i) % KV_BLOCK, at = behind ? i + KV_BLOCK - behind : i;
+    return i == 0 ? 0 : at < it->n_tokens ? at : it->n_tokens;
+}
+
 enum {
     /* rows (query x head) of one job: enough to reuse a block of keys, few enough that threads
      * can share a prompt */

@@ -36,7 +36,7 @@ size_t blocks_floats(const struct config *c)
 static size_t tokens_bytes(const struct core *k, int n)
 {
     const size_t blocks = ((size_t)n + KV_BLOCK - 1) / KV_BLOCK;
-    return blocks * 2 * (size_t)k->c->n_kv_heads * kv_block_bytes(k->kv_type, k->c->head_dim);
+    return blocks * 2 * (size_t)k->c->n_kv_heads * kv_block_bytes(k->types.key, k->c->head_dim);
 }
 
 int blocks_open(struct core *k, int64_t max_len, struct err *e)
@@ -51,7 +51,7 @@ int blocks_open(struct core *k, int64_t max_len, struct err *e)
     const int tokens = (w->most + 1) * x->block;
     const size_t blocks = ((size_t)tokens + KV_BLOCK - 1) / KV_BLOCK;
     w->stride = tokens_bytes(k, tokens);
-    w->one_bytes = kv_block_bytes(k->kv_type, x->head_dim);
+    w->one_bytes = kv_block_bytes(k->types.key, x->head_dim);
     const size_t floats = t * blocks_floats(k->c) + (size_t)x->n_heads + (size_t)w->batch * (size_t)w->room,
                  ints = (size_t)w->batch * ((size_t)w->most + 1) + blocks,
                  bytes = (size_t)w->batch * w->stride + (size_t)pool_size(k->pool) * w->one_bytes;
@@ -104,9 +104,9 @@ static void end_run(const struct block_job *j, int item, int run, float *key, ui
     k->k->rms_norm(key, key, j->l->index_norm.w, dim, k->c->norm_eps, k->c->norm_offset);
     sparse_angles(r, run, j->block, cosine, sine);
     rotate(j, key, 1, cosine, sine);
-    k->k->kv_store_key(k->kv_type, one, 0, key, dim);
+    k->k->kv_store_key(k->types.key, one, 0, key, dim);
     uint8_t *to = sparse_place(&j->keys, item, run, &slot);
-    sparse_copy_key(k->kv_type, dim, to, j->keys.slots, slot, one, KV_BLOCK, 0);
+    sparse_copy_key(k->types.key, dim, to, j->keys.slots, slot, one, KV_BLOCK, 0);
 }
 
 /* Sum the keys of an item's tokens. */
@@ -172,9 +172,9 @@ static void copy_token(const struct block_job *j, uint8_t *to, int to_slot, cons
 {
     for (int h = 0; h < 2 * j->heads; h++, to += j->kv_bytes, from += j->kv_bytes) {
         if (h % 2 == 0)
-            sparse_copy_key(j->k->kv_type, j->head_dim, to, KV_BLOCK, to_slot, from, KV_BLOCK, from_slot);
+            sparse_copy_key(j->k->types.key, j->head_dim, to, KV_BLOCK, to_slot, from, KV_BLOCK, from_slot);
         else
-            sparse_copy_value(j->k->kv_type, j->head_dim, to, to_slot, from, from_slot);
+            sparse_copy_value(j->k->types.key, j->head_dim, to, to_slot, from, from_slot);
     }
 }
 
@@ -209,7 +209,7 @@ static void attend_part(void *arg, int i, int thread)
         .out_head_stride = hd, .n_tokens = 1, .n_q_heads = group, .head_dim = j->head_dim, .pos = n_seen(j, slot) - 1,
         .base = k->blocks.keys + (size_t)slot * k->blocks.stride, .table = k->blocks.table,
         .stride = 2 * (size_t)j->heads * j->kv_bytes, .k_offset = (size_t)head * 2 * j->kv_bytes,
-        .v_offset = ((size_t)head * 2 + 1) * j->kv_bytes, .kv_type = k->kv_type, .scale = c->attn_scale,
+        .v_offset = ((size_t)head * 2 + 1) * j->kv_bytes, .kv = k->types, .scale = c->attn_scale,
         .softcap = c->attn_softcap };
     k->k->attention(&a, k->scratch[thread]);
 }
@@ -221,7 +221,7 @@ int blocks_run(struct core *k, const struct step *s, const struct layer *l, int 
     struct block_work *w = &k->blocks;
     const int n = s->n_tokens, head_dim = config_head_dim(c, index), heads = config_kv_heads(c, index);
     struct block_job j = { .k = k, .s = s, .l = l, .index = index, .block = x->block, .heads = heads,
-                           .head_dim = head_dim, .kv_bytes = kv_block_bytes(k->kv_type, head_dim) };
+                           .head_dim = head_dim, .kv_bytes = kv_block_bytes(k->types.key, head_dim) };
     int sparse = 0;
     j.keys = (struct sparse_keys){ .k = k, .s = s, .at = 2 * (size_t)heads * j.kv_bytes, .rate = x->block,
                                    .slots = config_entries(c, index) };

@@ -87,11 +87,11 @@ int compress_open(struct core *k, int64_t max_len, struct err *e)
     w->most = seen_at_most(c, max_len, &scored);
     w->room = (int)up16((size_t)scored);
     const size_t blocks = ((size_t)w->most + KV_BLOCK - 1) / KV_BLOCK;
-    w->stride = blocks * kv_block_bytes(k->kv_type, c->head_dim);
+    w->stride = blocks * kv_block_bytes(k->types.key, c->head_dim);
     const size_t floats = t * compress_floats(c) + (size_t)w->batch * (size_t)w->room,
                  ints = (size_t)w->batch * ((size_t)w->most + 1) + blocks,
-                 bytes = (size_t)pool_size(k->pool) * kv_block_bytes(k->kv_type, c->head_dim > x->head_dim ? c->head_dim
-                                                                                              : x->head_dim);
+                 bytes = (size_t)pool_size(k->pool) *
+                         kv_block_bytes(k->types.key, c->head_dim > x->head_dim ? c->head_dim : x->head_dim);
     w->q_a = malloc(floats * sizeof *w->q_a);
     w->chosen = malloc(ints * sizeof *w->chosen);
     w->keys = aligned_alloc(64, (size_t)w->batch * w->stride + bytes + 64);
@@ -209,9 +209,9 @@ static void end_entry(void *arg, int token, int thread)
     k->k->rms_norm(out, out, x->norm->w, x->dim, k->c->norm_eps, 0);
     sparse_angles(r, entry, j->rate, cosine, sine);
     rotate(k, out, 1, x->dim, cosine, sine);
-    k->k->kv_store_key(k->kv_type, one, 0, out, x->dim);
+    k->k->kv_store_key(k->types.key, one, 0, out, x->dim);
     to = sparse_place(&(struct sparse_keys){ k, j->s, x->kv_at, j->rate, j->slots }, item, entry, &slot);
-    sparse_copy_key(k->kv_type, x->dim, to, j->slots, slot, one, KV_BLOCK, 0);
+    sparse_copy_key(k->types.key, x->dim, to, j->slots, slot, one, KV_BLOCK, 0);
 }
 
 static void make_entries(struct compress_job *j, const struct entries *x)
@@ -273,18 +273,18 @@ static void copy_part(void *arg, int i, int thread)
     const int slot = i / copy_jobs(j), token = j->first + slot, item = sparse_item(j->s, token), dim = k->c->head_dim,
               begin = first_seen(j, token), window = k->pos[token] - begin + 1, all = window + w->n_chosen[slot];
     const int *chosen = w->chosen + (size_t)slot * (size_t)w->most;
-    const size_t block = kv_block_bytes(k->kv_type, dim);
+    const size_t block = kv_block_bytes(k->types.key, dim);
     const struct sparse_keys entries = { k, j->s, j->entries_at, j->rate, j->slots };
     for (int n = i % copy_jobs(j) * COPY_TOKENS, end = n + COPY_TOKENS; n < end && n < all; n++) {
         uint8_t *to = w->keys + (size_t)slot * w->stride + (size_t)(n / KV_BLOCK) * block;
         const int pos = begin + n;
         int at;
         if (n < window) {
-            sparse_copy_key(k->kv_type, dim, to, KV_BLOCK, n % KV_BLOCK,
+            sparse_copy_key(k->types.key, dim, to, KV_BLOCK, n % KV_BLOCK,
                             sparse_block(k, j->s, item, pos / KV_BLOCK), KV_BLOCK, pos % KV_BLOCK);
         } else {
             const uint8_t *from = sparse_place(&entries, item, chosen[n - window], &at);
-            sparse_copy_key(k->kv_type, dim, to, KV_BLOCK, n % KV_BLOCK, from, j->slots, at);
+            sparse_copy_key(k->types.key, dim, to, KV_BLOCK, n % KV_BLOCK, from, j->slots, at);
         }
     }
 }
@@ -302,7 +302,7 @@ static void attend_part(void *arg, int i, int thread)
         .out_head_stride = hd, .n_tokens = 1, .n_q_heads = group, .head_dim = c->head_dim,
         .pos = k->pos[token] - first_seen(j, token) + k->compress.n_chosen[slot],
         .base = k->compress.keys + (size_t)slot * k->compress.stride, .table = k->compress.table,
-        .stride = kv_block_bytes(k->kv_type, c->head_dim), .latent = c->head_dim, .kv_type = k->kv_type,
+        .stride = kv_block_bytes(k->types.key, c->head_dim), .latent = c->head_dim, .kv = k->types,
         .scale = c->attn_scale, .sinks = j->l->sinks ? j->l->sinks + head * group : NULL };
     k->k->attention(&a, k->scratch[thread]);
 }
@@ -423,9 +423,9 @@ int compress_run(struct core *k, const struct step *s, const struct layer *l, in
     const int n = s->n_tokens;
     struct compress_job j = { .k = k, .s = s, .l = l, .index = index, .rate = c->rates[index],
                               .slots = config_entries(c, index), .groups = k->attn_groups,
-                              .entries_at = kv_block_bytes(k->kv_type, c->head_dim) };
+                              .entries_at = kv_block_bytes(k->types.key, c->head_dim) };
     struct act_input in, q_a;
-    j.index_at = j.entries_at + kv_entries_bytes(k->kv_type, c->head_dim, j.slots);
+    j.index_at = j.entries_at + kv_entries_bytes(k->types.key, c->head_dim, j.slots);
     core_layer_input(k, &in, h, c->hidden_size, n, l, INPUT_QKV);
     if (core_hook(k, index, ROLE_Q, &in, n))
         return 1;

@@ -215,11 +215,11 @@ static int list_regions(struct core *k, struct arena_part *parts, int64_t max_le
 }
 
 int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens,
-              int64_t max_len, int exact, enum kv_type kv_type, struct err *e)
+              int64_t max_len, int exact, struct kv_types kv, struct err *e)
 {
     const int n_threads = pool_size(pool);
     *k = (struct core){ .c = c, .k = kernels, .pool = pool, .exact = exact, .max_tokens = max_tokens,
-                        .kv_type = kv_type, .residual = c->residual_scale };
+                        .types = kv, .residual = c->residual_scale };
     if (widest_input(c) > INT32_MAX - 256)
         return err_set(e, ERR_SHAPE, "a row of %zu columns", widest_input(c));
     k->tile_job = tiles_of_job(n_threads);

@@ -104,10 +104,10 @@ struct core {
     struct pool *pool;
     float residual;                         /* factor on what the layer adds to x */
     int exact, max_tokens, tile_job;        /* tile_job: tiles of one job at most */
-    /* KV blocks: block b of (layer, head) lies at kv + b * kv_stride + step.kv_at + head * 2 * the
-     * bytes of one, keys first, then values; latents (MIXER_MLA) are keys of one head without
+    /* KV blocks: block b of (layer, head) lies at kv + b * kv_stride + step.kv_at + head * the
+     * bytes of its keys and values, keys first; latents (MIXER_MLA) are keys of one head without
      * values */
-    enum kv_type kv_type;
+    struct kv_types types;
     uint8_t *kv;
     size_t kv_stride;
     /* jobs of a run of queries: KV heads, or groups of the heads that read the latents */
@@ -168,7 +168,7 @@ struct step {
 int core_tokens(const struct config *c, const struct kernels *kernels, int n_threads, int64_t max_len, size_t memory);
 /* max_len: tokens of the longest possible context. */
 int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens,
-              int64_t max_len, int exact, enum kv_type kv_type, struct err *e);
+              int64_t max_len, int exact, struct kv_types kv, struct err *e);
 void core_close(struct core *k);
 /* Allocate the quantized activations that these layers need; grows only. */
 int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e);

@@ -41,7 +41,7 @@ int index_open(struct core *k, int64_t max_len, struct err *e)
     w->room = (int)((max_len + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK);
     w->most = x->top_k < w->room ? x->top_k : w->room;
     const size_t blocks = ((size_t)w->most + KV_BLOCK - 1) / KV_BLOCK;
-    w->stride = blocks * kv_block_bytes(k->kv_type, c->head_dim);
+    w->stride = blocks * kv_block_bytes(k->types.key, c->head_dim);
     const size_t floats = t * (q + (size_t)x->head_dim + (size_t)x->n_heads) + (size_t)w->batch * (size_t)w->room,
                  ints = t * ((size_t)w->most + 1) + blocks;
     w->q = malloc(floats * sizeof *w->q);
@@ -116,7 +116,7 @@ static void store_keys(const struct index_job *j)
     for (int item = 0; item < j->s->n_items; item++)
         for (int i = 0; i < j->s->items[item].n_tokens; i++) {
             const int pos = j->s->items[item].pos + i;
-            k->k->kv_store_key(k->kv_type, sparse_block(k, j->s, item, pos / KV_BLOCK) + j->keys_at, pos % KV_BLOCK,
+            k->k->kv_store_key(k->types.key, sparse_block(k, j->s, item, pos / KV_BLOCK) + j->keys_at, pos % KV_BLOCK,
                                k->index.key + (size_t)(j->s->offset[item] + i) * (size_t)dim, dim);
         }
 }
@@ -128,7 +128,7 @@ int index_run(struct core *k, const struct step *s, const struct layer *l, int i
     struct index_work *w = &k->index;
     const int n = s->n_tokens;
     struct index_job j = { .k = k, .s = s, .l = l, .index = index,
-                           .keys_at = kv_block_bytes(k->kv_type, k->c->head_dim) };
+                           .keys_at = kv_block_bytes(k->types.key, k->c->head_dim) };
     const struct sparse_scores scores = {
         .keys = { .k = k, .s = s, .at = j.keys_at, .rate = 1, .slots = KV_BLOCK }, .q = w->q, .weight = w->weight,
         .weight_stride = x->n_heads, .out = w->scores, .room = w->room };
@@ -164,10 +164,10 @@ static void copy_part(void *arg, int i, int thread)
     const struct index_work *w = &j->k->index;
     const int slot = i / copy_jobs(j), token = j->first + slot, item = sparse_item(j->s, token);
     const int *chosen = w->chosen + (size_t)token * (size_t)w->most;
-    const size_t block = kv_block_bytes(j->k->kv_type, j->k->c->head_dim);
+    const size_t block = kv_block_bytes(j->k->types.key, j->k->c->head_dim);
     for (int n = i % copy_jobs(j) * COPY_BLOCKS * KV_BLOCK, end = n + COPY_BLOCKS * KV_BLOCK;
          n < end && n < w->n_chosen[token]; n++)
-        sparse_copy_key(j->k->kv_type, j->k->c->head_dim,
+        sparse_copy_key(j->k->types.key, j->k->c->head_dim,
                         w->latents + (size_t)slot * w->stride + (size_t)(n / KV_BLOCK) * block, KV_BLOCK, n % KV_BLOCK,
                         sparse_block(j->k, j->s, item, chosen[n] / KV_BLOCK), KV_BLOCK, chosen[n] % KV_BLOCK);
 }
@@ -184,8 +184,8 @@ static void attend_part(void *arg, int i, int thread)
         .q = k->q + at, .q_token_stride = row, .q_head_stride = hd, .out = k->att + at, .out_token_stride = row,
         .out_head_stride = hd, .n_tokens = 1, .n_q_heads = group, .head_dim = c->head_dim,
         .pos = k->index.n_chosen[token] - 1, .base = k->index.latents + (size_t)slot * k->index.stride,
-        .table = k->index.table, .stride = kv_block_bytes(k->kv_type, c->head_dim), .latent = c->mla.kv_rank,
-        .kv_type = k->kv_type, .scale = c->attn_scale, .softcap = c->attn_softcap };
+        .table = k->index.table, .stride = kv_block_bytes(k->types.key, c->head_dim), .latent = c->mla.kv_rank,
+        .kv = k->types, .scale = c->attn_scale, .softcap = c->attn_softcap };
     k->k->attention(&a, k->scratch[thread]);
 }
 

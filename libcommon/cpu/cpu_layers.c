@@ -40,10 +40,11 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
         goto nomem;
     *l->c = *c;
     l->pool = pool_open(n_threads, e);
-    if (!l->pool || core_open(&l->core, l->c, k, l->pool, window_len, window_len, 0, KV_F32, e) < 0)
+    if (!l->pool || core_open(&l->core, l->c, k, l->pool, window_len, window_len, 0,
+                              kv_both(KV_F32), e) < 0)
         goto fail;
     for (int i = 0; i < c->n_layers; i++) {
-        const size_t bytes = config_layer_kv_bytes(c, i, KV_F32);
+        const size_t bytes = config_layer_kv_bytes(c, i, kv_both(KV_F32));
         l->core.kv_stride = bytes > l->core.kv_stride ? bytes : l->core.kv_stride;
     }
     l->kv = aligned_alloc(64, (size_t)n_blocks * l->core.kv_stride + 64);

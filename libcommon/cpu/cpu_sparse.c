@@ -110,12 +110,12 @@ static void load_columns(const struct sparse_keys *p, int item, int first, int n
     int slot;
     if (p->rate == 1) {                                 /* side by side, all in one block */
         const uint8_t *keys = sparse_place(p, item, first, &slot);
-        load_keys(p->k->kv_type, KV_BLOCK, keys, KV_BLOCK, 0, dim, out);
+        load_keys(p->k->types.key, KV_BLOCK, keys, KV_BLOCK, 0, dim, out);
         return;
     }
     for (int e = 0; e < KV_BLOCK; e++) {
         const uint8_t *keys = sparse_place(p, item, first + e < n ? first + e : n - 1, &slot);
-        load_keys(p->k->kv_type, 1, keys, p->slots, slot, dim, out + e);
+        load_keys(p->k->types.key, 1, keys, p->slots, slot, dim, out + e);
     }
 }
 

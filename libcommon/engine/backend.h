@@ -51,7 +51,7 @@ enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 
 struct backend_options {
     int n_threads;                          /* 0: all processors */
-    enum kv_type kv_type;
+    struct kv_types kv;
     int n_blocks;                           /* KV blocks of 16 tokens, for all layers together */
     /* states of sequences of models with recurrent layers, config_state_bytes() each; 0 for
      * others */

@@ -6,18 +6,13 @@
 #include "libcommon/base/pool.h"
 #include "libcommon/engine/engine_core.h"
 
-static size_t block_bytes(const struct config *c, enum kv_type type)
-{
-    return config_kv_bytes(c, type);
-}
-
 /* Blocks of the pool, or -1. */
 static int pool_blocks(const struct engine *g, const struct engine_options *o, struct err *e)
 {
     int one = (g->max_len + KV_BLOCK - 1) / KV_BLOCK;
     size_t n = (size_t)one * (size_t)g->max_seqs;
-    if (o->kv_bytes && block_bytes(&g->m->config, o->kv_type)) {
-        n = o->kv_bytes / block_bytes(&g->m->config, o->kv_type);
+    if (o->kv_bytes && config_kv_bytes(&g->m->config, o->kv)) {
+        n = o->kv_bytes / config_kv_bytes(&g->m->config, o->kv);
         if (n < (size_t)one)
             return err_set(e, ERR_LIMIT, "KV memory of %zu bytes holds %zu tokens, expected at least the context of %d",
                            o->kv_bytes, n * KV_BLOCK, g->max_len);
@@ -76,8 +71,8 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
 {
     const int n_blocks = pool_blocks(g, o, e);
     /* keys and values of texts to embed live for one request: memory is no reason to round them */
-    const enum kv_type kv_type = g->m->config.embedding.pooling ? KV_F32 : o->kv_type;
-    *b = (struct backend_options){ .n_threads = o->n_threads, .kv_type = kv_type, .n_blocks = n_blocks,
+    const struct kv_types kv = g->m->config.embedding.pooling ? kv_both(KV_F32) : o->kv;
+    *b = (struct backend_options){ .n_threads = o->n_threads, .kv = kv, .n_blocks = n_blocks,
                                    .n_states = n_states(g, o), .max_tokens = g->max_tokens,
                                    .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels,
                                    .max_weights = o->max_weights,
@@ -126,7 +121,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->deadlines.which = BY_DEADLINE;
     if (set_sizes(g, m, o, e) < 0 || ask_backend(g, o, &bo, e) < 0)
         goto fail;
-    g->kv_type = bo.kv_type;
+    g->kv = bo.kv;
     if (!(g->pool = kv_pool_open(bo.n_blocks, e)) ||
         open_states(g, o, bo.n_states, e) < 0)
         goto fail;

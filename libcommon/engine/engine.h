@@ -25,7 +25,7 @@ enum { ENGINE_SNAPSHOTS = 8 };         /* default of engine_options.snapshots */
 struct engine_options {
     const struct backend *backend;  /* NULL: backend_cpu */
     int n_threads;
-    enum kv_type kv_type;
+    struct kv_types kv;
     int max_len;                    /* tokens a sequence may reach; 0: the model's max_len, at most 8192 */
     int max_seqs;                   /* requests that run together; 0: 1 */
     int max_tokens;                 /* tokens of one step; 0: the backend's step_tokens() */

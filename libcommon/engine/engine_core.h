@@ -151,7 +151,7 @@ struct engine {
     const char *no_drafts;              /* why no request can have drafts; NULL: they can */
     /* n_allowed: ids that a constraint may allow */
     int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;
-    enum kv_type kv_type;
+    struct kv_types kv;
     struct kv_pool *pool;
     struct disk *disk;                  /* NULL: prefixes are in memory only */
     struct state_pool *states; int snapshot_every;      /* NULL: the model has no recurrent layers */

@@ -14,6 +14,9 @@
 
 /* ---- opening ---- */
 
+/* Raised when the bytes of a block change while the names of its types stay. */
+enum { BLOCK_FORMAT = 1 };
+
 /* All that the bytes of a block depend on besides token ids, as JSON.  Caller frees. */
 static char *describe_model(const struct engine *g, const struct backend_options *bo, struct err *e)
 {
@@ -25,9 +28,9 @@ static char *describe_model(const struct engine *g, const struct backend_options
         json_array_append_new(groups, json_pack("[I, I, I]", (json_int_t)group->offset, (json_int_t)group->size,
                                                 (json_int_t)group->crc));
     }
-    json_t *all = json_pack("[s, s%, s, b, I, I, I, o, O]", ZSE_VERSION, device, strcspn(device, ","),
-                            kv_type_name(bo->kv_type), bo->exact,
-                            (json_int_t)config_kv_bytes(&g->m->config, bo->kv_type),
+    json_t *all = json_pack("[s, i, s%, s, s, b, I, I, I, o, O]", ZSE_VERSION, BLOCK_FORMAT, device, strcspn(device, ","),
+                            kv_type_name(bo->kv.key), kv_type_name(bo->kv.value), bo->exact,
+                            (json_int_t)config_kv_bytes(&g->m->config, bo->kv),
                             (json_int_t)config_state_bytes(&g->m->config), (json_int_t)zfile_size(z), groups,
                             zfile_json(z));
     char *text = all ? json_dumps(all, JSON_SORT_KEYS | JSON_COMPACT) : NULL;
@@ -51,7 +54,7 @@ int prefixes_open(struct engine *g, const struct engine_options *o, const struct
         return -1;
     struct disk_options d = { .folder = o->prefix_folder, .max_bytes = o->prefix_bytes ? o->prefix_bytes : BYTES,
                               .model = model, .n_model = strlen(model),
-                              .block_bytes = config_kv_bytes(&g->m->config, bo->kv_type),
+                              .block_bytes = config_kv_bytes(&g->m->config, bo->kv),
                               .state_bytes = config_state_bytes(&g->m->config), .note = o->prefix_note,
                               .user = o->prefix_user };
     g->disk = disk_open(&d, e);
@@ -120,7 +123,7 @@ static int load_blocks(struct engine *g, struct search *x, const struct disk_dat
         return 0;
     for (int i = x->t.n_nodes; i < x->t.n_blocks; i++)
         g->backend->load_block(g->b, x->t.block[i], data->blocks + (size_t)(i - x->at / KV_BLOCK) *
-                               config_kv_bytes(&g->m->config, g->kv_type));
+                               config_kv_bytes(&g->m->config, g->kv));
     x->t.n_tokens = x->at + n_tokens;
     return 1;
 }

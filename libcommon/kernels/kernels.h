@@ -43,18 +43,17 @@ extern "C" {
  * head.  Query i stands at position pos + i and sees positions [begin_i, pos + i], begin_i = window
  * ? max(0, pos + i - window + 1) : chunk ? (pos + i) / chunk * chunk : 0; with end > 0 it also sees
  * the positions behind it, up to end - 1, with a window up to pos + i + window - 1.  KV block b
- * (positions
- * 16*b .. 16*b+15) of this head lies at base + table[b] * stride + k_offset (v_offset).  Parts of
- * 512 positions (512*p .. 512*p+511) are computed independently, by any thread at any time, and
- * merged in order.  In a part, for its positions j in [begin_i, pos + i]:
- *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each;  i8, fp8: the codes, then s[j] *=
- *     the key's scale f = scale * log2(e);  with softcap or alibi: s[j] *= scale, softcap: s[j] =
- *     softcap * tanh(s[j] / softcap),
+ * (positions 16*b .. 16*b+15) of this head lies at base + table[b] * stride + k_offset (v_offset).
+ * Parts of 512 positions (512*p .. 512*p+511) are computed independently, by any thread at any
+ * time, and merged in order.  In a part, for its positions j in [begin_i, pos + i]:
+ *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each;  types with scales: the codes,
+ *     then s[j] *= the key's scale;  f = scale * log2(e);  with softcap or alibi: s[j] *= scale,
+ *     softcap: s[j] = softcap * tanh(s[j] / softcap),
  *                           alibi: s[j] = fma(slope, j - (pos + i), s[j]), and f = log2(e)
  *     m = f * max s;  p[j] = exp2(fma(f, s[j], -m)), 0 where a position is not seen l[0..15] = 0;
  *     for each 64 positions of the part in order: l[i] = l[i] + ((p[i] + p[i+16]) + (p[i+32] +
- *     p[i+48])) o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j;  i8, fp8: p[j] * the
- *     value's scale, and the codes
+ *     p[i+48])) o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j;  types with
+ *     scales: p[j] * the value's scale, and the codes
  * The first part that a query sees is what it has; each further one (m', l', o') is added to that:
  *     n = max(m, m');  a = exp2(m - n), b = exp2(m' - n);  l[i] = fma(l'[i], b, l[i] * a), o[d] =
  *     fma(o'[d], b, o[d] * a);  m = n
@@ -63,7 +62,7 @@ extern "C" {
  * exp2(s - n)).  With latent > 0 values are the first `latent` elements of the keys, there are no
  * others (v_offset is k_offset), and out has so many:  in a part, o[d] is
  *     the sum over the 16 slots i of a block (as above) of what fma(p[j], k[j][d], o) adds up to
- *     over the blocks in order; i8, fp8: the key's scale. */
+ *     over the blocks in order; types with scales: the key's. */
 enum { ATTN_PART = 512 };
 
 struct attn {
@@ -73,7 +72,7 @@ struct attn {
     int pos, window, chunk;                                     /* 0: none; one of both */
     int end;                        /* of encoders: positions of the whole sequence; 0: causal */
     const uint8_t *base; const int32_t *table; size_t stride, k_offset, v_offset;
-    enum kv_type kv_type;
+    struct kv_types kv;
     /* scale > 0; softcap 0: none; s = softcap * tanh(s / softcap) */
     float scale, softcap;
     const float *sinks;                                         /* [n_q_heads] or NULL */

@@ -216,6 +216,10 @@ static void kv_store(enum kv_type type, uint8_t *block, int slot, size_t at, siz
         memcpy(block + (size_t)KV_BLOCK * (size_t)head_dim + (size_t)slot * sizeof scale, &scale, sizeof scale);
         return;
     }
+    if (type == KV_I4) {
+        kv_i4_store(block, slot, step > 1, x, head_dim);
+        return;
+    }
     if (type == KV_F8) {
         float factor, scale = kv_f8_scale(x, head_dim, &factor);
         for (int d = 0; d < head_dim; d++)
@@ -249,14 +253,15 @@ static float kv_load(enum kv_type type, const uint8_t *block, size_t i)
     case KV_F16: return f16_to_f32(((const f16 *)block)[i]);
     case KV_BF16: return bf16_to_f32(((const bf16 *)block)[i]);
     case KV_F8: return f8e4m3_to_f32(block[i]);
+    case KV_I4: return (float)((((block[i / 16 * 8 + i % 8] >> (i % 16 < 8 ? 0 : 4)) & 15) ^ 8) - 8);
     default: return (float)(int8_t)block[i];
     }
 }
 
-static float kv_scale(const uint8_t *block, int slot, int head_dim)
+static float kv_scale(enum kv_type type, const uint8_t *block, int slot, int head_dim)
 {
     float scale;
-    memcpy(&scale, block + (size_t)KV_BLOCK * (size_t)head_dim + (size_t)slot * sizeof scale, sizeof scale);
+    memcpy(&scale, block + kv_codes_bytes(type, head_dim) + (size_t)slot * sizeof scale, sizeof scale);
     return scale;
 }
 
@@ -280,9 +285,9 @@ static void attend_latent(const struct attn *a, const float *p, int begin, int e
         float sum[16] = { 0 };
         for (int j = begin; j < end; j++) {
             const uint8_t *k = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->k_offset;
-            const float pj = kv_has_scales(a->kv_type) ? p[j - base] * kv_scale(k, j % KV_BLOCK, a->head_dim)
-                                                       : p[j - base];
-            sum[j % KV_BLOCK] = fmaf(pj, kv_load(a->kv_type, k, (size_t)(d * KV_BLOCK + j % KV_BLOCK)),
+            const float pj = kv_has_scales(a->kv.key) ? p[j - base] * kv_scale(a->kv.key, k, j % KV_BLOCK, a->head_dim)
+                                                      : p[j - base];
+            sum[j % KV_BLOCK] = fmaf(pj, kv_load(a->kv.key, k, (size_t)(d * KV_BLOCK + j % KV_BLOCK)),
                                      sum[j % KV_BLOCK]);
         }
         o[d] = sum16(sum);
@@ -294,6 +299,7 @@ static void attend_part(const struct attn *a, const float *q, int at, float slop
                         struct softmax *x)
 {
     const size_t hd = (size_t)a->head_dim;
+    const size_t row = (size_t)kv_padded(a->kv.value, a->head_dim);
     const int plain = a->softcap <= 0 && !a->alibi, base = begin / ATTN_PART * ATTN_PART;
     const float f = plain ? a->scale * LOG2E : LOG2E;
     float p[ATTN_PART] = { 0 }, most = -INFINITY;
@@ -301,9 +307,9 @@ static void attend_part(const struct attn *a, const float *q, int at, float slop
         const uint8_t *k = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->k_offset;
         float s = 0;
         for (size_t d = 0; d < hd; d++)
-            s = fmaf(q[d], kv_load(a->kv_type, k, d * KV_BLOCK + (size_t)(j % KV_BLOCK)), s);
-        if (kv_has_scales(a->kv_type))
-            s *= kv_scale(k, j % KV_BLOCK, a->head_dim);
+            s = fmaf(q[d], kv_load(a->kv.key, k, d * KV_BLOCK + (size_t)(j % KV_BLOCK)), s);
+        if (kv_has_scales(a->kv.key))
+            s *= kv_scale(a->kv.key, k, j % KV_BLOCK, a->head_dim);
         if (!plain)
             s *= a->scale;
         if (a->softcap > 0)
@@ -326,9 +332,10 @@ static void attend_part(const struct attn *a, const float *q, int at, float slop
     memset(o, 0, hd * sizeof *o);
     for (int j = begin; j < end; j++) {
         const uint8_t *v = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->v_offset;
-        const float pj = kv_has_scales(a->kv_type) ? p[j - base] * kv_scale(v, j % KV_BLOCK, a->head_dim) : p[j - base];
+        const float pj = kv_has_scales(a->kv.value) ? p[j - base] * kv_scale(a->kv.value, v, j % KV_BLOCK, a->head_dim)
+                                                    : p[j - base];
         for (size_t d = 0; d < hd; d++)
-            o[d] = fmaf(pj, kv_load(a->kv_type, v, (size_t)(j % KV_BLOCK) * hd + d), o[d]);
+            o[d] = fmaf(pj, kv_load(a->kv.value, v, (size_t)(j % KV_BLOCK) * row + d), o[d]);
     }
 }
 

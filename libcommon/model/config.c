@@ -522,16 +522,33 @@ int config_embedding_size(const struct config *c)
 int config_has_mixer(const struct config *c, enum mixer_kind kind) { return any(c->mixer, c->n_layers, (int)kind); }
 int config_has_ff(const struct config *c, enum ff_kind kind) { return any(c->ff, c->n_layers, (int)kind); }
 
-size_t config_kv_bytes(const struct config *c, enum kv_type type)
+const char *config_kv_problem(const struct config *c, struct kv_types types)
+{
+    for (int i = 0; i < c->n_layers; i++) {
+        const int latents = c->mixer[i] == MIXER_MLA || c->mixer[i] == MIXER_COMPRESSED;
+        if (!latents && !config_indexes(c, i))
+            continue;
+        if (types.key != types.value)
+            return latents ? "the model's latents are keys and values at once, expected one type"
+                           : "the model's sparse attention expects one type";
+        if (kv_packed(types.key))
+            return latents ? "the model's latents are stored with at least 8 bits"
+                           : "the model's sparse attention copies elements of at least 8 bits";
+    }
+    return NULL;
+}
+
+size_t config_kv_bytes(const struct config *c, struct kv_types types)
 {
     size_t n = 0;
     for (int i = 0; i < c->n_layers; i++)
-        n += config_layer_kv_bytes(c, i, type);
+        n += config_layer_kv_bytes(c, i, types);
     return n;
 }
 
-size_t config_layer_kv_bytes(const struct config *c, int layer, enum kv_type type)
+size_t config_layer_kv_bytes(const struct config *c, int layer, struct kv_types types)
 {
+    const enum kv_type type = types.key;
     const int kind = c->mixer[layer];
     if (!mixer_has_kv(kind) || config_shares_kv(c, layer))
         return 0;
@@ -542,7 +559,9 @@ size_t config_layer_kv_bytes(const struct config *c, int layer, enum kv_type typ
     }
     return kind == MIXER_MLA ? kv_block_bytes(type, c->head_dim) +
                                (config_indexes(c, layer) ? kv_block_bytes(type, c->indexer.head_dim) : 0)
-                             : 2 * (size_t)config_kv_heads(c, layer) * kv_block_bytes(type, config_head_dim(c, layer)) +
+                             : (size_t)config_kv_heads(c, layer) *
+                                   (kv_block_bytes(type, config_head_dim(c, layer)) +
+                                    kv_block_bytes(types.value, config_head_dim(c, layer))) +
                                (config_indexes(c, layer)
                                     ? kv_entries_bytes(type, c->indexer.head_dim, config_entries(c, layer)) : 0);
 }

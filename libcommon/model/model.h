@@ -467,7 +467,7 @@ int config_entries(const struct config *c, int layer);
 int config_ngram(const struct config *c, int layer);
 size_t config_ngram_floats(const struct config *c, int layer);
 int config_indexes(const struct config *c, int layer);      /* the layer has an indexer of its own */
-size_t config_layer_kv_bytes(const struct config *c, int layer, enum kv_type type);
+size_t config_layer_kv_bytes(const struct config *c, int layer, struct kv_types types);
 /* The first feature that calibration cannot run; NULL: it runs the model. */
 const char *config_uncalibrated(const struct config *c);
 /* Number of weights in a layer's matrices; per_token: of those that one token uses; of the mixer
@@ -478,7 +478,9 @@ int64_t config_mixer_parameters(const struct config *c, int layer);
 int config_has_mixer(const struct config *c, enum mixer_kind kind);
 int config_has_ff(const struct config *c, enum ff_kind kind);
 /* Bytes of one KV block, all layers; 0 where no layer has attention. */
-size_t config_kv_bytes(const struct config *c, enum kv_type type);
+size_t config_kv_bytes(const struct config *c, struct kv_types types);
+/* Why this model's keys and values cannot be stored so; NULL: they can. */
+const char *config_kv_problem(const struct config *c, struct kv_types types);
 int config_kv_layers(const struct config *c);                       /* number of layers with keys and values */
 static inline int mixer_has_kv(int kind)
 {

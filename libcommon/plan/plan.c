@@ -152,7 +152,7 @@ static double inner_width(const struct plan_shape *s, const struct plan_layer *l
 }
 
 double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r,
-                   enum kv_type kv, int context)
+                   struct kv_types kv, int context)
 {
     double t = s->vocab_size * r->pick_s;
     for (int i = 0; i < PLAN_QTYPES; i++) {
@@ -165,8 +165,9 @@ double plan_decode(const struct plan_shape *s, const struct plan_weights *w, con
     for (int i = 0; i < s->n_layers; i++) {
         const struct plan_layer *l = &s->layer[i];
         const double seen = seen_by(l, context), inner = inner_width(s, l), h = s->hidden_size;
-        const double read = l->kv_rows ? seen * l->kv_rows * (double)kv_block_bytes(kv, l->kv_width) / KV_BLOCK /
-                            r->memory : 0;
+        const size_t block = l->kv_rows == 1 ? kv_block_bytes(kv.key, l->kv_width)
+            : (size_t)l->kv_rows / 2 * (kv_block_bytes(kv.key, l->kv_width) + kv_block_bytes(kv.value, l->kv_width));
+        const double read = l->kv_rows ? seen * (double)block / KV_BLOCK / r->memory : 0;
         const double attend = (double)l->attended * seen / r->attend[0];
         t += read > attend ? read : attend;                     /* attention computes while the next keys are read */
         t += 2 * (double)l->state_bytes / r->memory;            /* read and written */

@@ -92,7 +92,7 @@ struct plan_rates {
 };
 /* Tokens a second.  0: a rate is missing. */
 double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r,
-                   enum kv_type kv, int context);
+                   struct kv_types kv, int context);
 double plan_prefill(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, int n_tokens);
 
 #endif

@@ -1,10 +1,13 @@
-/* kvscale.h - the scale of a key or value stored as fp8 (kvtype.h). */
+/* kvscale.h - the scale of a key or value stored as fp8, scale and codes of one stored as i4
+ * (kvtype.h). */
 #ifndef ZSE_QUANT_KVSCALE_H
 #define ZSE_QUANT_KVSCALE_H
 
 #include <math.h>
+#include <string.h>
 
 #include "libcommon/quant/half.h"
+#include "libcommon/quant/kvtype.h"
 
 /* The scale for a vector whose largest |x| has these bits (bits of |x| are ordered as |x|, and
  * NaN is above infinity), and the factor that is 1 / scale (0: all codes are 0). */
@@ -28,6 +31,57 @@ static inline float kv_f8_scale(const float *x, int n, float *factor)
         most = u > most ? u : most;
     }
     return kv_f8_scale_of(most, factor);
+}
+
+/* The scale, and the factor from an element to its code (0: all codes are 0). */
+static inline float kv_i4_scale(const float *x, int n, float *factor)
+{
+    uint32_t most = 0;
+    float furthest = 0;
+    for (int i = 0; i < n; i++) {
+        const uint32_t u = f32_bits(x[i]) & 0x7fffffff;
+        if (u > most) {
+            most = u;
+            furthest = x[i];
+        }
+    }
+    *factor = 0;
+    if (most >= 0x7f800000)
+        return NAN;
+    if (most < 0x0d800000)              /* 2^-100 */
+        return 0;
+    *factor = -8.0f / furthest;
+    return furthest / -8.0f;
+}
+
+/* The 4 bits of element i of n; 0 behind the last. */
+static inline int kv_i4_code(const float *x, int n, int i, float factor)
+{
+    if (i >= n || factor == 0)
+        return 0;
+    const float code = rintf(x[i] * factor);
+    return (int)(code > 7 ? 7 : code) & 15;
+}
+
+/* Tokens 8 apart share bytes of keys: one thread at a time may store keys in a block. */
+static inline void kv_i4_store(uint8_t *block, int slot, int is_key, const float *x, int head_dim)
+{
+    const int padded = kv_padded(KV_I4, head_dim), shift = slot < 8 ? 0 : 4;
+    float factor;
+    const float scale = kv_i4_scale(x, head_dim, &factor);
+    memcpy(block + kv_codes_bytes(KV_I4, head_dim) + (size_t)slot * sizeof scale, &scale, sizeof scale);
+    if (is_key) {
+        for (int d = 0; d < padded; d++) {
+            uint8_t *to = block + (size_t)d * 8 + slot % 8;
+            *to = (uint8_t)((*to & ~(15 << shift)) | kv_i4_code(x, head_dim, d, factor) << shift);
+        }
+        return;
+    }
+    uint8_t *to = block + kv_bytes_of(KV_I4, (size_t)slot * (size_t)padded);
+    for (int i = 0; i < padded; i += 16, to += 8)
+        for (int j = 0; j < 8; j++)
+            to[j] = (uint8_t)(kv_i4_code(x, head_dim, i + j, factor) |
+                              kv_i4_code(x, head_dim, i + j + 8, factor) << 4);
 }
 
 #endif

@@ -2,38 +2,112 @@
  *   keys    f32, f16, bf16     [head_dim][16]      tokens side by side: a vector of scores needs no
  *                                                  transposing
  *           i8, fp8            [head_dim][16] codes of 8 bits, then 16 f32 scales, one a token
+ *           i4                 [head_dim][8]: bytes with the codes of tokens i (low) and i + 8,
+ *                              then 16 f32 scales
  *   values  f32, f16, bf16     [16][head_dim]
  *           i8, fp8            [16][head_dim] codes, then 16 f32 scales
+ *           i4                 [16][head_dim / 16][8]: bytes with the codes of elements i (low) and
+ *                              i + 8 of 16, then 16 f32 scales
  * i8: int8, scale = amax / 127.  fp8: f8e4m3, scale = the least power of two with amax <= 448 *
  * scale, so that dividing by it rounds nothing and keys far beyond 448 (as some models have)
- * keep their size.  A vector whose amax is below 2^-100 is stored as 0; where there is Inf or
- * NaN the scale is NaN.  A block begins 64-byte aligned and its size is a multiple of 64. */
+ * keep their size.  i4: -8 to 7, scale = the element furthest from 0, over -8; head_dim is rounded
+ * up to a multiple of 16.  Before they are rounded to i8 or i4 on the CPU, keys and values are
+ * rotated by a Hadamard matrix (libcommon/cpu/turn.h), which spreads large channels over all of
+ * them; latents, and those of layers with an indexer, are not.
+ * A vector whose amax is below 2^-100 is stored as 0; where there is Inf or NaN the scale is NaN.
+ * A block begins 64-byte aligned and its size is a multiple of 64.
+ *
+ * A vector is rounded alone, once, when it is stored: what a query sees does not depend on chunks
+ * of the prompt, on a reused prefix or on the batch. */
 #ifndef ZSE_QUANT_KVTYPE_H
 #define ZSE_QUANT_KVTYPE_H
 
 #include <stddef.h>
 
-enum kv_type { KV_F32, KV_F16, KV_I8, KV_BF16, KV_F8, KV_TYPES };
+enum kv_type {
+#define KVTYPE(id, ...) KV_##id,
+#include "libcommon/quant/kvtype.def"
+    KV_TYPES
+};
 enum { KV_BLOCK = 16 };
+
+/* The types of a cache.  Latents (MLA) are keys that are also values: their type is `key`. */
+struct kv_types { enum kv_type key, value; };
+
+static inline struct kv_types kv_both(enum kv_type type)
+{
+    const struct kv_types t = { type, type };
+    return t;
+}
 
 /* As --kv and the keys of JSON say it. */
 static inline const char *kv_type_name(enum kv_type type)
 {
-    static const char *const names[] = { "f32", "f16", "i8", "bf16", "fp8" };
+    static const char *const names[] = {
+#define KVTYPE(id, name, ...) name,
+#include "libcommon/quant/kvtype.def"
+    };
     return names[type];
 }
 
-static inline int kv_has_scales(enum kv_type type) { return type == KV_I8 || type == KV_F8; }
-static inline size_t kv_element_bytes(enum kv_type type) { return type == KV_F32 ? 4 : kv_has_scales(type) ? 1 : 2; }
+static inline int kv_bits(enum kv_type type)
+{
+#define KVTYPE(id, name, bits, ...) type == KV_##id ? bits :
+    return
+#include "libcommon/quant/kvtype.def"
+        0;
+}
+
+static inline int kv_has_scales(enum kv_type type)
+{
+#define KVTYPE(id, name, bits, scaled, ...) type == KV_##id ? scaled :
+    return
+#include "libcommon/quant/kvtype.def"
+        0;
+}
+
+static inline int kv_turned(enum kv_type type)
+{
+#define KVTYPE(id, name, bits, scaled, turned, gpu) type == KV_##id ? turned :
+    return
+#include "libcommon/quant/kvtype.def"
+        0;
+}
+
+static inline int kv_on_gpu(enum kv_type type)
+{
+#define KVTYPE(id, name, bits, scaled, turned, gpu) type == KV_##id ? gpu :
+    return
+#include "libcommon/quant/kvtype.def"
+        0;
+}
+
+/* Elements share bytes: an element cannot be copied alone. */
+static inline int kv_packed(enum kv_type type) { return kv_bits(type) < 8; }
+/* Bytes of an element that is not packed. */
+static inline size_t kv_element_bytes(enum kv_type type) { return (size_t)kv_bits(type) / 8; }
+/* Bytes of n elements, a multiple of 16 for packed types. */
+static inline size_t kv_bytes_of(enum kv_type type, size_t n) { return n * (size_t)kv_bits(type) / 8; }
+/* Elements of a stored vector. */
+static inline int kv_padded(enum kv_type type, int head_dim)
+{
+    return kv_packed(type) ? (head_dim + 15) / 16 * 16 : head_dim;
+}
+
+/* Bytes of a block before its scales. */
+static inline size_t kv_codes_bytes(enum kv_type type, int head_dim)
+{
+    return kv_bytes_of(type, (size_t)KV_BLOCK * (size_t)kv_padded(type, head_dim));
+}
 
 static inline size_t kv_block_bytes(enum kv_type type, int head_dim)
 {
-    const size_t n = (size_t)KV_BLOCK * ((size_t)head_dim * kv_element_bytes(type) +
-                                         (kv_has_scales(type) ? sizeof(float) : 0));
+    const size_t n = kv_codes_bytes(type, head_dim) + (kv_has_scales(type) ? KV_BLOCK * sizeof(float) : 0);
     return (n + 63) / 64 * 64;
 }
 
-/* n of them, keys of an arbitrary set of tokens: [head_dim][n], then scales. */
+/* n of them, keys of an arbitrary set of tokens: [head_dim][n], then scales.  Not of packed
+ * types. */
 static inline size_t kv_entries_bytes(enum kv_type type, int head_dim, int n)
 {
     const size_t bytes = (size_t)n * ((size_t)head_dim * kv_element_bytes(type) +

@@ -161,7 +161,7 @@ static void load(const char *path, int streams, int prompt, int chunk, double se
     if (!m)
         die(&e);
     const int vocab = m->config.vocab_size;
-    const struct engine_options o = { .max_seqs = streams + 1, .max_len = 2048, .kv_type = KV_F16 };
+    const struct engine_options o = { .max_seqs = streams + 1, .max_len = 2048, .kv = { KV_F16, KV_F16 } };
     struct engine *g = engine_open(m, NULL, &o, &e);
     struct engine_limits l = { .max_running = streams + 1, .chunk = chunk };
     if (!g || engine_set_limits(g, &l, &e) != 0)
@@ -224,7 +224,7 @@ static void closed(const char *path, int clients, int prompt, int answer, int ch
     struct err e;
     struct zfile *z = zfile_open(path, &e);
     struct model *m = z ? model_bind(z, &e) : NULL;
-    const struct engine_options o = { .max_seqs = clients, .max_len = 2048, .kv_type = KV_F16 };
+    const struct engine_options o = { .max_seqs = clients, .max_len = 2048, .kv = { KV_F16, KV_F16 } };
     struct engine *g = m ? engine_open(m, NULL, &o, &e) : NULL;
     const struct engine_limits l = { .max_running = clients, .chunk = chunk };
     if (!g || engine_set_limits(g, &l, &e) != 0)

@@ -199,7 +199,7 @@ static void bench_attention(const struct kernels *k, enum kv_type type, int head
     struct attn a = { .q = q, .q_token_stride = width, .q_head_stride = (size_t)head_dim, .out = out,
                       .out_token_stride = width, .out_head_stride = (size_t)head_dim, .n_tokens = n,
                       .n_q_heads = heads, .head_dim = head_dim, .pos = len - n, .table = table, .stride = 2 * block,
-                      .v_offset = block, .kv_type = type, .scale = 0.1f };
+                      .v_offset = block, .kv = { type, type }, .scale = 0.1f };
     void *scratch = big(k->attention_scratch(head_dim));
     double best = 1e30, bandwidth = 0, peak = 0, bytes = (double)(blocks * block * 2), pairs = 0;
     for (int i = 0; i < n; i++)

@@ -76,7 +76,8 @@ int main(int argc, char **argv)
         return fail(&e);
     const struct config *c = &m->config;
     const int n_blocks = (longest + n + KV_BLOCK - 1) / KV_BLOCK + 1;
-    const struct backend_options o = { .n_threads = argc > 2 ? atoi(argv[2]) : 0, .kv_type = (enum kv_type)type,
+    const struct backend_options o = { .n_threads = argc > 2 ? atoi(argv[2]) : 0,
+                                        .kv = kv_both((enum kv_type)type),
                                        .n_blocks = n_blocks, .n_states = 1,
                                        .max_tokens = n > KV_BLOCK ? n : KV_BLOCK, .max_logits = 1 };
     void *b = backend_cpu.open(m, &o, &e);

@@ -117,14 +117,23 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [ "$(grep -c prompt tests/bench/edits.jsonl)" = 20 ]
 }
 
-@test "kv: both types at every context, as far as the model goes" {
+# bats test_tags=plain
+@test "kv: types at every context, as far as the model goes, and their distance from f16" {
   run --separate-stderr zse-bench kv "$MODEL" --contexts 16,200 -r 2 --json
   [ "$status" = 0 ]
-  check '[(r["kv"], r["context"]) for r in j["rows"]] == [("f16", 16), ("i8", 16), ("f16", 200), ("i8", 200)]' <<<"$output"
+  check '[(r["kv"], r["context"]) for r in j["rows"]] == [(k, c) for c in (16, 200) for k in ("f16", "i8", "k=i8,v=i4", "i4")]' <<<"$output"
   check 'all(r["share"] > 0 and r["step_s"] > 0 for r in j["rows"]) and j["rows"][0]["speed_over_f16"] == 1 and j["rows"][0]["ratio"] == 1' <<<"$output"
-  check 'j["rows"][0]["kv_bytes"] * 201 == j["rows"][2]["kv_bytes"] * 17 and j["rows"][1]["kv_bytes"] < j["rows"][0]["kv_bytes"]' <<<"$output"
-  run --separate-stderr zse-bench kv "$MODEL" -r 1 --json
-  check '[r["context"] for r in j["rows"]] == [128, 128]' <<<"$output"
+  check 'j["rows"][0]["kv_bytes"] * 201 == j["rows"][4]["kv_bytes"] * 17' <<<"$output"
+  check '[r["kv_bytes"] for r in j["rows"][:4]] == sorted((r["kv_bytes"] for r in j["rows"][:4]), reverse=True)' <<<"$output"
+  check 'all(abs(r["bytes_over_f16"] * j["rows"][0]["kv_bytes"] - r["kv_bytes"]) < 1 for r in j["rows"][:4]) and "kl_mean" not in j["rows"][0]' <<<"$output"
+  run --separate-stderr zse-bench kv "$MODEL" "$TEXT" --kv v=q4_0 -r 1 --json
+  check '[(r["kv"], r["context"]) for r in j["rows"]] == [("f16", 128), ("k=f16,v=i4", 128)]' <<<"$output"
+  check 'j["rows"][0]["kl_mean"] == 0 and 0 < j["rows"][1]["kl_mean"] < 0.1' <<<"$output"
+  # the same distance as quality's, which scores the same positions of a text of one window
+  q=$(zse-bench quality "$MODEL" "$MODEL" "$TEXT" --kv f16 --kv v=i4 --window 128 --windows 1)
+  check "abs(j['rows'][1]['kl_mean'] - $(jq .kl_mean <<<"$q")) < 1e-12" <<<"$output"
+  run -1 --separate-stderr zse-bench kv "$MODEL" /no/such -r 1
+  [[ "$stderr" == *"/no/such"* ]]
   run --separate-stderr zse-bench kv "$MODEL" --contexts 4096
   [ "$status" = 1 ]
   [[ "$stderr" == *"at most the model's 2048"* ]]
@@ -230,17 +239,20 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   local type name
   perplexity() { zse-bench perplexity "$MODEL" "$TEXT" --window 64 --windows 1 --kv "$1" | jq -c .mean_nll; }
   local -A of
-  for type in f32 bf16 f16 fp8 i8; do
+  for type in f32 bf16 f16 fp8 i8 i4 k=i8,v=i4; do
     of[$type]=$(perplexity $type)
     [ -n "${of[$type]}" ]
   done
-  [ "$(printf '%s\n' "${of[@]}" | sort -u | wc -l)" = 5 ]
-  for name in fp32=f32 float32=f32 fp16=f16 float16=f16 bfloat16=bf16 f8=fp8 fp8_e4m3=fp8 int8=i8 q8_0=i8; do
+  [ "$(printf '%s\n' "${of[@]}" | sort -u | wc -l)" = 7 ]
+  for name in fp32=f32 float32=f32 fp16=f16 float16=f16 bfloat16=bf16 f8=fp8 fp8_e4m3=fp8 int8=i8 q8_0=i8 int4=i4 \
+      q4_0=i4; do
     [ "$(perplexity "${name%=*}")" = "${of[${name#*=}]}" ] || { echo "$name"; return 1; }
   done
-  for name in f64 q4_0 int INT8 ""; do
+  [ "$(perplexity v=q4_0,k=int8)" = "${of[k=i8,v=i4]}" ]
+  [ "$(perplexity k=f16)" = "${of[f16]}" ]
+  for name in f64 q5_0 int INT8 "" k=i8,k=i8 k=i8,v=f16,k=i4 i8,i4 k= "k=i8," =i8 v=i4,x=i8 k=i8,v; do
     run -2 --separate-stderr zse-bench perplexity "$MODEL" "$TEXT" --kv "$name"
-    [[ "$stderr" == *"--kv: '$name', expected f32, bf16, f16, fp8 or i8"* ]]
+    [[ "$stderr" == *"--kv: '$name', expected f32, bf16, f16, fp8, i8 or i4"* ]]
   done
 }
 

@@ -115,7 +115,7 @@ static json_t *described;
 
 static int open_served(void *user, const char *path, struct served_model *m, struct err *e)
 {
-    const struct engine_options o = { .max_len = MAX_LEN, .max_seqs = 8, .max_tokens = 64, .kv_type = KV_F32 };
+    const struct engine_options o = { .max_len = MAX_LEN, .max_seqs = 8, .max_tokens = 64, .kv = { KV_F32, KV_F32 } };
     (void)user;
     (void)path;
     *m = (struct served_model){ .model = &model, .tokenizer = tokenizer, .json = described, .max_len = MAX_LEN,

@@ -386,7 +386,7 @@ static inline struct engine *open_with(int max_seqs, int max_tokens, int n_block
 {
     struct err e;
     struct engine_options o = { .backend = backend_under_test, .max_len = MAX_LEN, .max_seqs = max_seqs,
-                                .max_tokens = max_tokens, .kv_type = KV_F32, .drafter = drafter_under_test,
+                                .max_tokens = max_tokens, .kv = { KV_F32, KV_F32 }, .drafter = drafter_under_test,
                                 .no_prefix_cache = no_prefix_cache, .snapshots = n_blocks % 5 + 1,
                                 .snapshot_every = 16 << n_blocks % 3,
                                 .kv_bytes = (size_t)n_blocks * 2 * kv_block_bytes(KV_F32, 8) };

@@ -88,7 +88,7 @@ static void test_snapshots(void **state)
         ids[i] = i % 7;
     set_hybrid(1);
     const struct engine_options o = { .backend = &backend_fake, .max_len = MAX_LEN, .max_seqs = 1, .max_tokens = 64,
-                                      .kv_type = KV_F32, .snapshots = 4, .snapshot_every = 48 };
+                                      .kv = { KV_F32, KV_F32 }, .snapshots = 4, .snapshot_every = 48 };
     struct engine *g = engine_open(&model, tokenizer, &o, &e);
     assert_non_null(g);
     static const struct { int n, first, cached; } cases[] = {

@@ -48,12 +48,12 @@ struct job {
     int leaves;
 };
 
-static struct engine *open_engine(const struct model *m, enum kv_type kv, int max_seqs, int max_tokens,
+static struct engine *open_engine(const struct model *m, struct kv_types kv, int max_seqs, int max_tokens,
                                   int extra_blocks, int no_prefix_cache)
 {
     struct err e;
     const size_t block = config_kv_bytes(&m->config, kv);
-    const struct engine_options o = { .kv_type = kv, .max_len = LEN, .max_seqs = max_seqs, .max_tokens = max_tokens,
+    const struct engine_options o = { .kv = kv, .max_len = LEN, .max_seqs = max_seqs, .max_tokens = max_tokens,
                                       .no_prefix_cache = no_prefix_cache, .n_threads = 2,
                                       .snapshots = 1 + extra_blocks, .snapshot_every = 32,
                                       .kv_bytes = (size_t)(LEN / KV_BLOCK + extra_blocks) * block };
@@ -94,7 +94,7 @@ static void make_job(struct job *j, struct rng *r, const int32_t *shared, int vo
     }
 }
 
-static void check_job(const struct model *m, enum kv_type kv, const struct job *j)
+static void check_job(const struct model *m, struct kv_types kv, const struct job *j)
 {
     for (int i = 0; i < j->p.n; i++) {
         static struct answer want;
@@ -122,7 +122,8 @@ static void check_job(const struct model *m, enum kv_type kv, const struct job *
 
 static void run_schedules(struct model *m, int rounds)
 {
-    static const enum kv_type kinds[] = { KV_F32, KV_F16, KV_I8 };
+    static const struct kv_types kinds[] = { { KV_F32, KV_F32 }, { KV_I8, KV_I4 }, { KV_F16, KV_F16 },
+                                             { KV_I8, KV_I8 }, { KV_I4, KV_I4 } };
     static struct job jobs[N];
     int32_t shared[LEN];
     struct err e;
@@ -130,7 +131,9 @@ static void run_schedules(struct model *m, int rounds)
     assert_true(m->config.hidden_size <= 512);
     for (int round = 0; round < (getenv("ZSE_SANITIZED") ? 3 : rounds); round++) {
         struct rng r = { (uint64_t)round };
-        const enum kv_type kv = kinds[round % 3];
+        struct kv_types kv = kinds[round % 5];
+        if (config_kv_problem(&m->config, kv))
+            kv = kv_both(KV_F8);
         for (int i = 0; i < LEN; i++)
             shared[i] = (int32_t)(rng_u64(&r) % (uint64_t)m->config.vocab_size);
         const int max_seqs = 1 + (int)(rng_u64(&r) % 6);

@@ -15,6 +15,7 @@
 
 #include "libcommon/base/rng.h"
 #include "libcommon/cpu/cpu.h"
+#include "libcommon/cpu/cpu_attn.h"
 #include "tests/unit/tiny.h"
 
 enum { N_SEQS = 4, LEN = 70, BLOCKS_EACH = (LEN + KV_BLOCK - 1) / KV_BLOCK, N_BLOCKS = N_SEQS * BLOCKS_EACH + 3 };
@@ -33,16 +34,21 @@ static void make_sequences(struct sequences *s, int vocab)
     }
 }
 
-static void *open_backend(const struct model *m, int n_threads, enum kv_type kv, int exact, const char *kernels)
+static void *open_mixed(const struct model *m, int n_threads, struct kv_types kv, int exact, const char *kernels)
 {
     struct err e;
-    const struct backend_options o = { .n_threads = n_threads, .kv_type = kv, .n_blocks = N_BLOCKS,
+    const struct backend_options o = { .n_threads = n_threads, .kv = kv, .n_blocks = N_BLOCKS,
                                        .max_tokens = N_SEQS * LEN, .max_logits = N_SEQS * LEN,
                                        .exact = exact, .kernels = kernels };
     void *b = backend_cpu.open(m, &o, &e);
     if (!b)
         fail_msg("%s", e.msg);
     return b;
+}
+
+static void *open_backend(const struct model *m, int n_threads, enum kv_type kv, int exact, const char *kernels)
+{
+    return open_mixed(m, n_threads, kv_both(kv), exact, kernels);
 }
 
 /* Every sequence alone, whole, in blocks 0, 1, 2 .... logits [N_SEQS][LEN][vocab]. */
@@ -107,7 +113,7 @@ static int run_mixed(void *b, const struct sequences *s, const float *want, size
 }
 
 /* plain: with the plain kernels too, which take most of the time. */
-static int check_schedules(const struct model *m, const char *name, enum kv_type kv, int exact, int rounds, int plain)
+static int check_mixed(const struct model *m, const char *name, struct kv_types kv, int exact, int rounds, int plain)
 {
     const size_t vocab = (size_t)m->config.vocab_size, n = (size_t)N_SEQS * LEN * vocab;
     struct sequences s;
@@ -115,13 +121,13 @@ static int check_schedules(const struct model *m, const char *name, enum kv_type
     int bad = 0;
     float *want = calloc(n, sizeof *want), *other = calloc(n, sizeof *other);
     make_sequences(&s, m->config.vocab_size);
-    void *b = open_backend(m, 1, kv, exact, NULL);
+    void *b = open_mixed(m, 1, kv, exact, NULL);
     run_alone(b, &s, want, vocab);
     for (int i = 0; i < rounds; i++)
         bad += run_mixed(b, &s, want, vocab, &r);
     backend_cpu.close(b);
     for (int threads = 2; threads <= 5; threads += 3) {
-        b = open_backend(m, threads, kv, exact, NULL);
+        b = open_mixed(m, threads, kv, exact, NULL);
         run_alone(b, &s, other, vocab);
         bad += memcmp(want, other, n * sizeof *want) != 0;
         bad += run_mixed(b, &s, want, vocab, &r);
@@ -131,7 +137,7 @@ static int check_schedules(const struct model *m, const char *name, enum kv_type
     for (int i = 0; sets[i]; i++) {
         if (!sets[i]->supported() || (sets[i] == &kernels_ref && !plain))
             continue;
-        b = open_backend(m, 2, kv, exact, sets[i]->name);
+        b = open_mixed(m, 2, kv, exact, sets[i]->name);
         run_alone(b, &s, other, vocab);
         if (memcmp(want, other, n * sizeof *want) != 0) {
             print_message("# %s: kernels %s differ\n", name, sets[i]->name);
@@ -146,8 +152,13 @@ static int check_schedules(const struct model *m, const char *name, enum kv_type
     free(want);
     free(other);
     if (bad)
-        print_message("# %s, kv %d, exact %d: %d differences\n", name, (int)kv, exact, bad);
+        print_message("# %s, kv %d, %d, exact %d: %d differences\n", name, (int)kv.key, (int)kv.value, exact, bad);
     return bad;
+}
+
+static int check_schedules(const struct model *m, const char *name, enum kv_type kv, int exact, int rounds, int plain)
+{
+    return check_mixed(m, name, kv_both(kv), exact, rounds, plain);
 }
 
 static void test_schedules(void **state)
@@ -163,12 +174,14 @@ static void test_schedules(void **state)
         seen++;
         bad += check_schedules(m, names[i], KV_F32, 1, 3, i < 2);
         if (i < 2)
-            bad += check_schedules(m, names[i], KV_F16, 1, 2, 0) + check_schedules(m, names[i], KV_I8, 1, 2, 0);
+            bad += check_schedules(m, names[i], KV_F16, 1, 2, 0) +
+                   check_mixed(m, names[i], (struct kv_types){ KV_I8, KV_I4 }, 1, 2, 0);
         uint8_t **owned = calloc(quantized_room(m), sizeof *owned);
         int n = quantize_model(m, owned);
         bad += check_schedules(m, names[i], KV_F16, 0, 3, 1);
         if (i < 2)
-            bad += check_schedules(m, names[i], KV_I8, 0, 2, 0) + check_schedules(m, names[i], KV_F32, 1, 1, 0);
+            bad += check_schedules(m, names[i], i ? KV_I4 : KV_I8, 0, 2, 0) +
+                   check_schedules(m, names[i], KV_F32, 1, 1, 0);
         while (n-- > 0)
             free(owned[n]);
         free(owned);
@@ -178,6 +191,26 @@ static void test_schedules(void **state)
     if (!seen)
         skip();
     assert_int_equal(bad, 0);
+}
+
+/* Tokens of a KV block share bytes of keys with 4 bits: however an item is cut into runs, each of
+ * its tokens belongs to one job, and no block to two. */
+static void test_whole_blocks(void **state)
+{
+    (void)state;
+    for (int pos = 0; pos < 2 * KV_BLOCK + 1; pos++)
+        for (int n = 1; n < 5 * KV_BLOCK; n++)
+            for (int run = 1; run < 3 * KV_BLOCK; run += 3) {
+                const struct batch_item it = { .pos = pos, .n_tokens = n };
+                assert_int_equal(attn_next_block(&it, 0), 0);
+                int before = 0;
+                for (int i = run; i < n; i += run) {
+                    const int at = attn_next_block(&it, i);
+                    assert_true(at >= before && at >= i && (at == n || (pos + at) % KV_BLOCK == 0));
+                    before = at;
+                }
+                assert_int_equal(attn_next_block(&it, (n + run - 1) / run * run), n);
+            }
 }
 
 /* l with this many columns, of random weights. */
@@ -223,7 +256,7 @@ static void test_wide_latent(void **state)
     /* one thread and one token: little memory lies behind that of the input */
     for (int i = 0; i < 2; i++) {
         struct err e;
-        const struct backend_options o = { .n_threads = 1, .kv_type = KV_F32, .n_blocks = 1, .max_tokens = 1,
+        const struct backend_options o = { .n_threads = 1, .kv = { KV_F32, KV_F32 }, .n_blocks = 1, .max_tokens = 1,
                                            .max_logits = 1, .kernels = i ? "ref" : NULL };
         void *b = backend_cpu.open(m, &o, &e);
         assert_non_null(b);
@@ -264,7 +297,7 @@ static void test_latent_runs(void **state)
     for (int i = 0; i < 3 * EACH; i++)
         table[i] = i;
     float *whole = malloc(3 * vocab * sizeof *whole), *part = malloc(vocab * sizeof *part);
-    const struct backend_options o = { .n_threads = 2, .kv_type = KV_F16, .n_blocks = 3 * EACH, .max_tokens = N,
+    const struct backend_options o = { .n_threads = 2, .kv = { KV_F16, KV_F16 }, .n_blocks = 3 * EACH, .max_tokens = N,
                                        .max_logits = 3, .exact = 1 };
     void *b = backend_cpu.open(m, &o, &e);
     assert_non_null(b);
@@ -476,7 +509,8 @@ static void test_bad_batches(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_wide_latent),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_whole_blocks),
+                                        cmocka_unit_test(test_wide_latent),
                                         cmocka_unit_test(test_latent_runs), cmocka_unit_test(test_layers),
                                         cmocka_unit_test(test_hidden), cmocka_unit_test(test_bad_batches) };
     return cmocka_run_group_tests(tests, NULL, NULL);

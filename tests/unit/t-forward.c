@@ -84,7 +84,7 @@ static void forward(void *b, const int32_t *ids, int pos, int n, float *logits)
 static struct result run_prompts(const struct model *m, const json_t *expected, const float *want, size_t n_want,
                                  int most)
 {
-    const struct backend_options o = { .n_threads = 2, .kv_type = KV_F32, .n_blocks = N_BLOCKS,
+    const struct backend_options o = { .n_threads = 2, .kv = { KV_F32, KV_F32 }, .n_blocks = N_BLOCKS,
                                        .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .exact = 1 };
     struct err e;
     struct result r = { 0, 1, 0 };

@@ -159,7 +159,7 @@ static void attend_plainly(const struct job *j, float *want)
                                 .out_head_stride = (size_t)s->dim, .n_tokens = s->n, .n_q_heads = group,
                                 .head_dim = s->dim, .pos = s->pos, .window = s->window, .base = j->cache,
                                 .table = j->table + 3, .stride = j->stride, .k_offset = keys,
-                                .v_offset = keys + j->part, .kv_type = s->kv, .scale = 0.3f, .softcap = s->softcap,
+                                .v_offset = keys + j->part, .kv = kv_both(s->kv), .scale = 0.3f, .softcap = s->softcap,
                                 .alibi = s->alibi ? j->slopes + h * group : NULL };
         kernels_ref.attention(&a, scratch);
     }

@@ -30,7 +30,8 @@ static struct model *load(void)
 
 static struct backend_options options(void)
 {
-    return (struct backend_options){ .n_threads = 2, .kv_type = KV_F16, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS,
+    return (struct backend_options){ .n_threads = 2, .kv = kv_both(KV_F16), .n_blocks = N_BLOCKS,
+                                     .max_tokens = MAX_TOKENS,
                                      .max_logits = MAX_TOKENS };
 }
 
@@ -512,7 +513,7 @@ static void some_layers(void **state)
     struct backend_options o = options();
     struct run r;
     o.exact = 1;
-    o.kv_type = KV_F32;
+    o.kv = kv_both(KV_F32);
     o.n_threads = 1;
     run_open(&r, m, &o, 5);
     backend_gpu.close(r.b);
@@ -582,8 +583,9 @@ static void plan(void **state)
     assert_int_equal(whole.most_layers, m->config.n_layers);
     assert_int_equal(whole.host_weights, 0);
     OK(gpu_plan_fits(&whole, &o, &why));
-    assert_true(whole.kv >= (size_t)N_BLOCKS * config_kv_bytes(&m->config, KV_F16) && whole.kv < (size_t)N_BLOCKS *
-                config_kv_bytes(&m->config, KV_F16) + (2 << 20));
+    const struct kv_types kv = kv_both(KV_F16);
+    assert_true(whole.kv >= (size_t)N_BLOCKS * config_kv_bytes(&m->config, kv) && whole.kv < (size_t)N_BLOCKS *
+                config_kv_bytes(&m->config, kv) + (2 << 20));
     o.n_blocks = 1 << 16;               /* large enough for pages not to hide a layer */
     OK(gpu_plan(m, &o, &whole, &why));
     o.device_layers = 1;

@@ -58,7 +58,7 @@ static int checked;
 
 static void *backend_open(const struct backend *d, const struct model *m, enum kv_type kv, int exact)
 {
-    const struct backend_options o = { .debug_sync = checked, .n_threads = 2, .kv_type = kv, .n_blocks = N_BLOCKS,
+    const struct backend_options o = { .debug_sync = checked, .n_threads = 2, .kv = { kv, kv }, .n_blocks = N_BLOCKS,
                                        .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .exact = exact,
                                        .wgmma = wgmma,
                                         .cache_weights = cache_weights };
@@ -440,7 +440,7 @@ static void refusals(void **state)
 {
     (void)state;
     struct model *m = load("tiny", QT_F16);
-    struct backend_options o = { .kv_type = KV_F16, .n_blocks = 4, .max_tokens = 8, .max_logits = 8 };
+    struct backend_options o = { .kv = { KV_F16, KV_F16 }, .n_blocks = 4, .max_tokens = 8, .max_logits = 8 };
     float *logits = malloc(8 * (size_t)m->config.vocab_size * sizeof *logits);
     void *b = backend_gpu.open(m, &o, &why);
     assert_non_null(b);

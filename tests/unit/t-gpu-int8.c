@@ -33,7 +33,8 @@ static struct model *made(uint8_t **owned, int *n_owned)
 
 static struct backend_options options(void)
 {
-    return (struct backend_options){ .n_threads = 2, .kv_type = KV_F16, .n_blocks = N_BLOCKS, .max_tokens = MAX_TOKENS,
+    return (struct backend_options){ .n_threads = 2, .kv = kv_both(KV_F16), .n_blocks = N_BLOCKS,
+                                     .max_tokens = MAX_TOKENS,
                                      .max_logits = MAX_TOKENS, .act_int8 = 1 };
 }
 

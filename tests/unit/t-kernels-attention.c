@@ -40,7 +40,7 @@ static void *aligned(size_t n)
 /* One sequence: keys and values of len positions, as given and as they come back from their
  * stored form. */
 struct sequence {
-    enum kv_type type;
+    struct kv_types kv;
     int head_dim, n_heads, len, n_blocks;
     float *key, *value, *q;                             /* [len][head_dim], [len][n_heads][head_dim] */
     double *key_back, *value_back;
@@ -52,33 +52,38 @@ struct sequence {
 
 static void store(struct sequence *s, const struct kernels *k)
 {
-    const size_t block = kv_block_bytes(s->type, s->head_dim);
+    const size_t block = kv_block_bytes(s->kv.key, s->head_dim);
     memset(s->bytes, 0xff, (size_t)s->n_blocks * s->stride);
     for (int p = 0; p < s->len; p++) {
         uint8_t *b = s->bytes + (size_t)s->table[p / KV_BLOCK] * s->stride;
-        k->kv_store_key(s->type, b + 64, p % KV_BLOCK, s->key + p * s->head_dim, s->head_dim);
-        k->kv_store_value(s->type, b + 128 + block, p % KV_BLOCK, s->value + p * s->head_dim, s->head_dim);
+        k->kv_store_key(s->kv.key, b + 64, p % KV_BLOCK, s->key + p * s->head_dim, s->head_dim);
+        k->kv_store_value(s->kv.value, b + 128 + block, p % KV_BLOCK, s->value + p * s->head_dim, s->head_dim);
     }
 }
 
-static double read_back(const struct sequence *s, const uint8_t *block, size_t i, int slot)
+static double read_back(const struct sequence *s, enum kv_type type, const uint8_t *block, size_t i, int slot)
 {
     float scale;
-    memcpy(&scale, block + (size_t)KV_BLOCK * (size_t)s->head_dim + 4 * (size_t)slot, 4);
-    switch (s->type) {
+    memcpy(&scale, block + kv_codes_bytes(type, s->head_dim) + 4 * (size_t)slot, 4);
+    switch (type) {
     case KV_F32: return ((const float *)block)[i];
     case KV_F16: return f16_to_f32(((const f16 *)block)[i]);
     case KV_BF16: return bf16_to_f32(((const bf16 *)block)[i]);
     case KV_F8: return (double)f8e4m3_to_f32(block[i]) * scale;
+    case KV_I4: {                       /* elements i (low) and i + 8 of 16 in byte i, two's complement */
+        const int code = block[i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15;
+        return (double)(code < 8 ? code : code - 16) * scale;
+    }
     default: return (double)((const int8_t *)block)[i] * scale;
     }
 }
 
-static void sequence_open(struct sequence *s, int len, enum kv_type type, int head_dim, int n_heads, struct rng *r)
+static void open_mixed(struct sequence *s, int len, struct kv_types kv, int head_dim, int n_heads, struct rng *r)
 {
-    const size_t hd = (size_t)head_dim, block = kv_block_bytes(type, head_dim);
-    *s = (struct sequence){ .type = type, .head_dim = head_dim, .n_heads = n_heads, .len = len,
-                            .n_blocks = (len + KV_BLOCK - 1) / KV_BLOCK, .stride = 2 * block + 192 };
+    const size_t hd = (size_t)head_dim, block = kv_block_bytes(kv.key, head_dim);
+    *s = (struct sequence){ .kv = kv, .head_dim = head_dim, .n_heads = n_heads, .len = len,
+                            .n_blocks = (len + KV_BLOCK - 1) / KV_BLOCK,
+                            .stride = block + kv_block_bytes(kv.value, head_dim) + 192 };
     const size_t n = (size_t)len * hd;
     s->key = malloc(n * 4), s->value = malloc(n * 4), s->q = malloc(n * (size_t)n_heads * 4);
     s->key_back = malloc(n * 8), s->value_back = malloc(n * 8),
@@ -94,18 +99,24 @@ static void sequence_open(struct sequence *s, int len, enum kv_type type, int he
     for (int p = 0; p < s->len; p++)
         for (int d = 0; d < head_dim; d++) {
             const uint8_t *b = s->bytes + (size_t)s->table[p / KV_BLOCK] * s->stride;
-            s->key_back[p * head_dim + d] = read_back(s, b + 64, (size_t)d * KV_BLOCK + (size_t)(p % KV_BLOCK),
+            s->key_back[p * head_dim + d] = read_back(s, kv.key, b + 64, (size_t)d * KV_BLOCK + (size_t)(p % KV_BLOCK),
                                                       p % KV_BLOCK);
-            s->value_back[p * head_dim + d] = read_back(s, b + 128 + block, (size_t)(p % KV_BLOCK) * hd + (size_t)d,
+            s->value_back[p * head_dim + d] = read_back(s, kv.value, b + 128 + block,
+                                                        (size_t)(p % KV_BLOCK * kv_padded(kv.value, head_dim) + d),
                                                         p % KV_BLOCK);
         }
     s->a = (struct attn){
         .q_token_stride = (size_t)n_heads * hd, .q_head_stride = hd, .out_token_stride = (size_t)n_heads * (hd + 3),
             .out_head_stride = hd + 3, .n_q_heads = n_heads,
         .head_dim = head_dim, .base = s->bytes, .table = s->table, .stride = s->stride, .k_offset = 64,
-        .v_offset = 128 + block, .kv_type = type,
+        .v_offset = 128 + block, .kv = kv,
         .scale = 1.0f / sqrtf((float)head_dim),
     };
+}
+
+static void sequence_open(struct sequence *s, int len, enum kv_type type, int head_dim, int n_heads, struct rng *r)
+{
+    open_mixed(s, len, kv_both(type), head_dim, n_heads, r);
 }
 
 static void sequence_close(struct sequence *s)
@@ -187,7 +198,7 @@ static void check_ref(const struct sequence *s, const float *got, int from)
                 /* scores of size 6 with some 2^-24 each, turned into relative errors of the
                  * weights; values up to 1 */
                 if (!(fabs(v / sum - (double)o[d]) <= 4e-6))
-                    fail_msg("kv type %d head_dim %d window %d softcap %g alibi %d: position %d head %d element %d is %.9g, not %.9g", s->type, hd, a->window,
+                    fail_msg("kv types %d, %d head_dim %d window %d softcap %g alibi %d: position %d head %d element %d is %.9g, not %.9g", (int)s->kv.key, (int)s->kv.value, hd, a->window,
                              (double)a->softcap, a->alibi != NULL, at, h, d, (double)o[d], v / sum);
             }
         }
@@ -220,7 +231,7 @@ static void check(struct sequence *s)
             float *got = attend(s, *k, from, step, parted);
             for (size_t j = 0; j < size; j++)
                 if (f32_bits(got[j]) != f32_bits(want[j]))
-                    fail_msg("%s kv type %d head_dim %d heads %d window %d, %d queries at once%s: position %zu element %zu is %.9g, not %.9g", (*k)->name, s->type, s->head_dim,
+                    fail_msg("%s kv types %d, %d head_dim %d heads %d window %d, %d queries at once%s: position %zu element %zu is %.9g, not %.9g", (*k)->name, (int)s->kv.key, (int)s->kv.value, s->head_dim,
                              s->n_heads, s->a.window, step, parted ? ", in parts" : "", j / s->a.out_token_stride,
                              j % s->a.out_token_stride, (double)got[j], (double)want[j]);
             free(got);
@@ -241,6 +252,50 @@ static void shapes(void **state)
             check(&s);
             sequence_close(&s);
         }
+}
+
+/* Keys and values of different types, for few rows and for many, in one part and in several. */
+static void mixed(void **state)
+{
+    (void)state;
+    static const struct kv_types kinds[] = { { KV_I8, KV_I4 }, { KV_F16, KV_I8 }, { KV_I4, KV_F32 }, { KV_BF16, KV_I4 },
+                                             { KV_F8, KV_F16 } };
+    struct rng r = { 9 };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        struct sequence s;
+        open_mixed(&s, i == 0 ? LONG : SHORT, kinds[i], i % 2 ? 40 : 64, 1 + (int)i, &r);
+        check(&s);
+        sequence_close(&s);
+    }
+}
+
+/* The codes and scale of a vector of i4: the element furthest from 0 is -8 times the scale; Inf
+ * and NaN reach their own token alone. */
+static void four_bits(void **state)
+{
+    (void)state;
+    float x[16] = { -1, 0.5f, 0.0625f, -0.0625f, 0.9f };
+    FOR_SETS(k) {
+        uint8_t *block = aligned(kv_block_bytes(KV_I4, 16));
+        memset(block, 0, kv_block_bytes(KV_I4, 16));
+        (*k)->kv_store_value(KV_I4, block, 2, x, 16);
+        const uint8_t want[8] = { 8, 4, 0, 0, 7, 0, 0, 0 };     /* 0.5 is half a step from both: even */
+        float scale;
+        assert_memory_equal(block + 2 * 8, want, sizeof want);
+        memcpy(&scale, block + 128 + 2 * sizeof scale, sizeof scale);
+        assert_float_equal(scale, 0.125, 0);
+        for (int slot = 0; slot < 16; slot++) {
+            x[1] = slot == 9 ? INFINITY : 0.5f;
+            (*k)->kv_store_key(KV_I4, block, slot, x, 16);
+        }
+        for (int slot = 0; slot < 16; slot++) {
+            memcpy(&scale, block + 128 + (size_t)slot * sizeof scale, sizeof scale);
+            assert_true(slot == 9 ? isnan(scale) : scale == 0.125f);
+        }
+        assert_int_equal(block[0], 0x88);
+        assert_int_equal(block[1], 0x08);       /* slot 1 has -1, slot 9 nothing */
+        free(block);
+    }
 }
 
 static void many_heads(void **state)
@@ -375,7 +430,8 @@ static void extremes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes), cmocka_unit_test(many_heads), cmocka_unit_test(variants), cmocka_unit_test(parts),
+        cmocka_unit_test(shapes), cmocka_unit_test(mixed), cmocka_unit_test(four_bits),
+        cmocka_unit_test(many_heads), cmocka_unit_test(variants), cmocka_unit_test(parts),
         cmocka_unit_test(both_ways),
             cmocka_unit_test(latents),
         cmocka_unit_test(old_blocks), cmocka_unit_test(extremes),

@@ -67,7 +67,7 @@ static void private_memory(void **state)
             struct engine_stats s;
             struct engine *g = engine_open(m, NULL,
                                            &(struct engine_options){ .n_threads = threads[t], .max_len = t % 2 ? 131072
-                                               : 0, .kv_type = KV_F16 }, &e);
+                                               : 0, .kv = { KV_F16, KV_F16 } }, &e);
             if (!g)
                 fail_msg("%s: %s", shapes[i].name, e.msg);
             engine_stats(g, &s);

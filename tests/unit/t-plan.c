@@ -275,7 +275,7 @@ static void compare(const char *name, const json_t *config)
     if (!normal || config_parse(&c, normal, &e) != 0 || weight_specs(&c, &all, &specs, &n, &e) != 0)
         fail_msg("%s: %s", name, e.msg);
     for (int kv = KV_F32; kv < KV_TYPES; kv++)
-        assert_int_equal(plan_kv_bytes(s, (enum kv_type)kv, KV_BLOCK), config_kv_bytes(&c, (enum kv_type)kv));
+        assert_int_equal(plan_kv_bytes(s, (enum kv_type)kv, KV_BLOCK), config_kv_bytes(&c, kv_both((enum kv_type)kv)));
     assert_int_equal(plan_state_bytes(s), config_state_bytes(&c));
     for (int i = 0; i < n; i++) {
         sum += specs[i].rows * specs[i].cols;
@@ -343,13 +343,14 @@ static void states(void **state)
     /* 64 layers: 128 heads of 64, 8 groups of 128: 3 inputs of 10240 channels, 1048576 numbers
      * of the heads */
     assert_int_equal(plan_state_bytes(s), 64 * 4 * (3 * 10240 + 128 * 64 * 128));
-    assert_true(plan_decode(s, &w, &r, KV_F16, 10) > 0 &&
-                plan_decode(s, &w, &r, KV_F16, 10) == plan_decode(s, &w, &r, KV_F16, 100000));
+    assert_true(plan_decode(s, &w, &r, kv_both(KV_F16), 10) > 0 &&
+                plan_decode(s, &w, &r, kv_both(KV_F16), 10) == plan_decode(s, &w, &r, kv_both(KV_F16), 100000));
     for (int i = 0; i < h->n_layers; i++)
         n += h->layer[i].kv_rows > 0;
     assert_int_equal(n, h->n_layers / 4);       /* every fourth layer has attention */
     assert_int_equal(plan_kv_token(h, KV_F16), n * 2 * 2 * 256 * 2);
-    assert_true(plan_state_bytes(h) > 0 && plan_decode(h, &w, &r, KV_F16, 65536) < plan_decode(h, &w, &r, KV_F16, 10));
+    assert_true(plan_state_bytes(h) > 0 &&
+                plan_decode(h, &w, &r, kv_both(KV_F16), 65536) < plan_decode(h, &w, &r, kv_both(KV_F16), 10));
     json_decref(mamba);
     json_decref(next);
 }
@@ -485,33 +486,36 @@ static void speed(void **state)
     w.by_type[QT_NL4] = 4000000000;
     w.ops[QT_NL4] = 13e9;
     /* no rate of this type */
-    assert_true(plan_decode(s, &w, &r, KV_F16, 0) == 0 && plan_prefill(s, &w, &r, 512) == 0);
+    assert_true(plan_decode(s, &w, &r, kv_both(KV_F16), 0) == 0 && plan_prefill(s, &w, &r, 512) == 0);
     r.read[QT_NL4] = 20e9;
     r.multiply[QT_NL4] = 1e12;
-    const double d = plan_decode(s, &w, &r, KV_F16, 0), p = plan_prefill(s, &w, &r, 512);
+    const double d = plan_decode(s, &w, &r, kv_both(KV_F16), 0), p = plan_prefill(s, &w, &r, 512);
     assert_true(d == 5 && p > 60 && p < 77);
     twice = r;
     twice.read[QT_NL4] *= 2, twice.multiply[QT_NL4] *= 2, twice.memory *= 2, twice.f32 *= 2, twice.attend[0] *= 2,
         twice.attend[1] *= 2;
-    near("decode", plan_decode(s, &w, &twice, KV_F16, 100), 2 * plan_decode(s, &w, &r, KV_F16, 100), 1e-9);
+    near("decode", plan_decode(s, &w, &twice, kv_both(KV_F16), 100), 2 * plan_decode(s, &w, &r, kv_both(KV_F16), 100),
+         1e-9);
     near("prefill", plan_prefill(s, &w, &twice, 512), 2 * p, 1e-9);
-    assert_true(plan_decode(s, &w, &r, KV_F16, 8192) < 0.97 * d &&
-                plan_decode(s, &w, &r, KV_I8, 8192) > plan_decode(s, &w, &r, KV_F16, 8192));
+    assert_true(plan_decode(s, &w, &r, kv_both(KV_F16), 8192) < 0.97 * d &&
+                plan_decode(s, &w, &r, kv_both(KV_I8), 8192) > plan_decode(s, &w, &r, kv_both(KV_F16), 8192));
+    const struct kv_types mixed = { KV_I8, KV_I4 };
+    assert_true(plan_decode(s, &w, &r, mixed, 8192) > plan_decode(s, &w, &r, kv_both(KV_I8), 8192));
     assert_true(plan_prefill(s, &w, &r, 8192) < p);
     for (int i = 0; i < all->n_layers; i++)
         all->layer[i].window = 0;
-    assert_true(plan_decode(g, &w, &r, KV_F16, 32768) > plan_decode(all, &w, &r, KV_F16, 32768));
+    assert_true(plan_decode(g, &w, &r, kv_both(KV_F16), 32768) > plan_decode(all, &w, &r, kv_both(KV_F16), 32768));
     /* keys and values come from memory while those before them are computed with: the slower of
      * both counts */
     twice = r;
     twice.attend[0] = 1e15;
-    assert_true(plan_decode(s, &w, &r, KV_F16, 8192) == plan_decode(s, &w, &twice, KV_F16, 8192));
+    assert_true(plan_decode(s, &w, &r, kv_both(KV_F16), 8192) == plan_decode(s, &w, &twice, kv_both(KV_F16), 8192));
     twice.attend[0] = 1e9;
-    assert_true(plan_decode(s, &w, &r, KV_F16, 8192) > plan_decode(s, &w, &twice, KV_F16, 8192));
+    assert_true(plan_decode(s, &w, &r, kv_both(KV_F16), 8192) > plan_decode(s, &w, &twice, kv_both(KV_F16), 8192));
     /* between the matrices: 28 layers of 3584 and 18944 floats; and the logits behind */
     twice = r;
     twice.sync_s = 1e-6, twice.norm_s = 2e-10, twice.round_s = 1e-9, twice.act_s = 5e-10, twice.pick_s = 1e-11;
-    near("rows", 1 / plan_decode(s, &w, &twice, KV_F16, 0) - 1 / d,
+    near("rows", 1 / plan_decode(s, &w, &twice, kv_both(KV_F16), 0) - 1 / d,
          28 * (5e-6 + 2 * 3584 * 2e-10 + (3 * 3584 + 18944) * 1e-9 + 18944 * 5e-10 / 2) + s->vocab_size * 1e-11, 1e-9);
 }
 
@@ -566,7 +570,7 @@ static void predictions(void **state)
             r.read[types[k]] = all[i].read[k];
             r.multiply[types[k]] = all[i].multiply[k];
         }
-        const double prefill = plan_prefill(s, &w, &r, 512), decode = plan_decode(s, &w, &r, KV_F16, 512);
+        const double prefill = plan_prefill(s, &w, &r, 512), decode = plan_decode(s, &w, &r, kv_both(KV_F16), 512);
         near(all[i].name, prefill, all[i].prefill, 1e-3);
         near(all[i].name, decode, all[i].decode, 1e-3);
         near(all[i].name, prefill, all[i].measured_prefill, 0.15);
