@@ -343,7 +343,7 @@ END
   wrong batch "$MODEL" extra
   wrong kv "$MODEL" --contexts 1,x
   wrong kv "$MODEL" --contexts 0
-  wrong kv "$MODEL" --kv i8
+  wrong kv "$MODEL" --kv k=i3
   wrong "$MODEL" --contexts 4
   wrong threads "$MODEL" -p 0
   wrong matmul --shape 4
