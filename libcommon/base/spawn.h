@@ -8,7 +8,7 @@
 
 struct spawn {
     const char *const *argv, *const *env;   /* end with NULL; argv[0] is the path of the program */
-    const char *folder;                     /* where it runs; NULL: here */
+    const char *folder;                     /* working directory; NULL: unchanged */
     int in;                                 /* its standard input; -1: /dev/null */
     int *out, *err;                         /* read ends of pipes from its outputs; NULL: /dev/null */
 };

@@ -244,7 +244,7 @@ static struct file *list_files(struct disk *d, size_t *n)
                 break;
             f = p;
         }
-        /* where the clock went back, times to come are now */
+        /* times in the future count as now: the clock went back */
         f[*n] = (struct file){ .used_s = st.st_mtim.tv_sec < now ? st.st_mtim.tv_sec : now,
                                .size = (uint64_t)st.st_size };
         memcpy(f[*n].name, x->d_name, strlen(x->d_name) + 1);   /* is_ours: it fits */
