@@ -83,12 +83,12 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
   mkdir "$home"
   cp -r "$ZSE_HOME/models" "$home/models"
   key=$(ZSE_HOME=$home zse-apikey create k --model small --json | jq -r .key)
+  reads=$(ZSE_HOME=$home zse-apikey create reads --scope models --json | jq -r .key)
   ZSE_HOME=$home start "$BATS_TEST_TMPDIR/log" --port 0
   await listens "$URL"
   chat other -H "Authorization: Bearer $key" | jq -e '.error.code == "model_not_allowed"'
   [ "$(loaded)" = 0 ]
   curl -s "$URL/v1/models" -H "Authorization: Bearer $key" | jq -e '[.data[].id] == ["small"]'
-  reads=$(ZSE_HOME=$home zse-apikey create reads --scope models --json | jq -r .key)
   curl -s "$URL/tokenize" -H "Authorization: Bearer $reads" -d '{"model": "tiny", "text": "a"}' >"$T/j"
   jq -e '.error.code == "model_not_found"' "$T/j" || { cat "$T/j"; return 1; }
   [ "$(loaded)" = 0 ]
