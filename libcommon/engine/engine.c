@@ -23,10 +23,12 @@ static int pool_blocks(const struct engine *g, const struct engine_options *o, s
     return (int)n;
 }
 
-/* A state for each sequence that runs, and for each snapshot. 0: the model has none. */
+/* A state for each sequence that runs, for each snapshot, and for as many sequences as have drafts
+ * in one step. 0: the model has none. */
 static int n_states(const struct engine *g, const struct engine_options *o)
 {
-    return !config_state_bytes(&g->m->config) ? 0 : g->max_seqs +
+    const int n_drafts = engine_no_drafts(g->m, o) ? 0 : g->max_seqs < MOST_SPARE ? g->max_seqs : MOST_SPARE;
+    return !config_state_bytes(&g->m->config) ? 0 : g->max_seqs + n_drafts +
            (!g->prefixes ? 0 : o->snapshots ? o->snapshots : ENGINE_SNAPSHOTS);
 }
 
@@ -95,8 +97,6 @@ const char *engine_no_drafts(const struct model *m, const struct engine_options 
     const struct backend *backend = o->backend ? o->backend : &backend_cpu;
     if (m->config.both_ways || m->config.embedding.pooling)
         return "a model that makes vectors of texts has no answers";
-    if (config_state_bytes(&m->config))
-        return "the states of recurrent layers cannot be taken back";
     return backend->always_strict || o->strict ? NULL : "on a GPU answers depend on it without --strict";
 }
 

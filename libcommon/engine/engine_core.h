@@ -29,6 +29,7 @@ enum {
     /* logits that a step makes beside those of next tokens: of prompts, of drafts */
     PROMPT_ROWS = 32,
     DRAFT_ROWS = 16,                    /* of these most for drafts */
+    MOST_SPARE = 4,                     /* states for sequences that have drafts */
     PACE_STEPS = 64,
     FORCED_AT_ONCE = 64,                /* room for the forced tokens of one call of a constraint */
     FORCED = 16,                        /* most tokens of a request that decodes in a step: forced ones and one more */
@@ -74,6 +75,9 @@ struct drafting {
     int32_t *predicted; int n_predicted;        /* owned */
     int most;                           /* tokens of a draft */
     struct draft next; int n_used;
+    /* with recurrent layers and a draft in the step: the state before the step, and then, until all
+     * of the draft is heard of, the one behind it; -1: there is none */
+    int spare;
     float trust[DRAFT_GRADES];
     /* tokens so far; of which those that drafts took from the predicted ones */
     int drafted, accepted, drafted_predicted, accepted_predicted;
@@ -279,7 +283,10 @@ void draft_release(struct request *r);
 /* Put a draft of r's next tokens behind its ids for a step in which n_decoding requests decode.
  * Returns their number, at most `room`. */
 int draft_plan(struct engine *g, struct request *r, int n_decoding, int room);
-void draft_drop(struct request *r);                     /* the step has no room for the planned draft */
+void draft_drop(struct engine *g, struct request *r);   /* the step has no room for the planned draft */
+/* Copy r's state before a step with a draft; -1: there is no place for it. */
+int draft_save_state(struct engine *g, struct request *r);
+void draft_return_state(struct request *r);             /* that copy is r's state again */
 void draft_heard(struct request *r, int32_t id);        /* id was chosen in a step without a draft */
 /* Choose tokens from the rows of this item, which has a draft, as far as the draft is right. */
 void draft_deliver(struct engine *g, int item, float *logits);
@@ -297,6 +304,8 @@ void prefixes_save_end(struct engine *g, struct request *r);
 /* ---- engine_deliver.c ---- */
 void deliver_row(struct engine *g, struct request *r, float *logits);  /* choose r's next token; r may be gone */
 void deliver_step(struct engine *g, int n_items);
+/* Keys, values and state of n more tokens of r are there: count them, enter them as a prefix. */
+void step_computed(struct engine *g, struct request *r, int n);
 void deliver_late(struct engine *g);                    /* requests whose constraint has become ready go on */
 
 #endif

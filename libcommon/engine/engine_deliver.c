@@ -309,6 +309,21 @@ void deliver_late(struct engine *g)
     }
 }
 
+void step_computed(struct engine *g, struct request *r, int n)
+{
+    r->kv.n_tokens += n;
+    g->count.tokens += (uint64_t)n;
+    tenant_charge(g, r, n);
+    if (!enters_prefixes(g, r))
+        return;
+    prefix_enter(&r->kv, g->pool, r->ids, 0);
+    prefixes_save(g, r);
+    if (g->states && r->slot >= 0 && r->kv.n_tokens % g->snapshot_every == 0) {
+        take_snapshot(g, r);
+        prefixes_save_state(g, r);
+    }
+}
+
 void deliver_step(struct engine *g, int n_items)
 {
     float *logits = g->logits;
@@ -316,18 +331,10 @@ void deliver_step(struct engine *g, int n_items)
         struct request *r = g->batched[i];
         if (!r || r->cancelled)                 /* since the step was begun */
             continue;
-        const int n = g->items[i].n_tokens - r->draft.n_used;
-        r->kv.n_tokens += n;
-        g->count.tokens += (uint64_t)n;
-        tenant_charge(g, r, n);
-        if (!enters_prefixes(g, r))
-            continue;
-        prefix_enter(&r->kv, g->pool, r->ids, 0);
-        prefixes_save(g, r);
-        if (g->states && r->slot >= 0 && r->kv.n_tokens % g->snapshot_every == 0) {
-            take_snapshot(g, r);
-            prefixes_save_state(g, r);
-        }
+        if (r->draft.spare >= 0)                /* not known yet which tokens count */
+            draft_return_state(r);
+        else
+            step_computed(g, r, g->items[i].n_tokens - r->draft.n_used);
     }
     for (int i = 0; i < n_items; i++) {
         const struct batch_item *item = &g->items[i];

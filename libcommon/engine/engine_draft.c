@@ -9,14 +9,20 @@
  * values of a draft that was wrong lie behind the last valid position, where the next step
  * writes.
  *
- * Recurrent states cannot be cut back, and a constraint's mask needs the token before it: those
- * requests have no drafts.
+ * A constraint sees the tokens that are chosen, never drafted ones, so nothing of it is taken back.
+ * The mask of a row is made when the tokens before it are known; where it takes long, the draft ends
+ * there, and the row waits for it as any other.
+ *
+ * Recurrent states cannot be cut back.  Before the step the state is copied; if not all of the draft
+ * is right, the copy is the sequence's state again, and the next step computes the tokens of this one
+ * that are right once more, with a draft behind them if that pays.
  *
  * How long a draft is, unless engine_limits.draft says it: of each grade a request knows how often
  * a drafted token was right behind right ones (of a draft that was not used: its first one), and
  * an engine what a drafted token adds to a step.  With probability p and a cost of c steps a token,
  * a draft of k tokens makes (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of one.  The
  * best k is taken. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,10 +53,10 @@ int draft_init(struct engine *g, struct request *r, const struct draft_params *p
 }
 
 /* Whether r has a drafter, which is opened for its first draft; without memory it has none. */
-static int has_drafter(const struct engine *g, struct request *r)
+static int has_drafter(struct request *r)
 {
     struct drafting *d = &r->draft;
-    if (!d->drafter || r->constrained || g->states)
+    if (!d->drafter)
         return 0;
     if (!d->state && !d->opened && (d->state = d->drafter->open(d->predicted, d->n_predicted)))
         memcpy(d->trust, FIRST_TRUST, sizeof FIRST_TRUST);
@@ -60,25 +66,33 @@ static int has_drafter(const struct engine *g, struct request *r)
 
 void draft_release(struct request *r)
 {
+    assert(r->draft.spare < 0);
     if (r->draft.state)
         r->draft.drafter->close(r->draft.state);
     free(r->draft.predicted);
 }
 
-/* Most tokens of a draft: all of them and the token after them fit into the answer, and LongRoPE's
- * factors stay what they are. */
+/* Most tokens of a draft: all of them and the token after them fit into the answer, LongRoPE's
+ * factors stay what they are, and the request still decodes if the next step computes them again.
+ * With recurrent layers it ends at the latest where a snapshot is taken. */
 static int draft_room(const struct engine *g, const struct request *r, int room)
 {
+    const int pending = r->n_ids - r->kv.n_tokens;
     const int long_from = config_long_from(&g->m->config);
     int most = r->limit - r->n_ids - 1;
     if (long_from && r->n_ids < long_from && most > long_from - r->n_ids - 2)
         most = long_from - r->n_ids - 2;
+    if (most > FORCED - pending)
+        most = FORCED - pending;
+    if (g->states && enters_prefixes(g, r) && most > (int)(-(unsigned)r->n_ids % (unsigned)g->snapshot_every))
+        most = (int)(-(unsigned)r->n_ids % (unsigned)g->snapshot_every);
     return most < room ? most : room;
 }
 
 /* Number of drafted tokens, up to `most`, that gives most tokens a second beside n_decoding
- * requests. */
-static int best_length(const struct engine *g, float trust, int n_decoding, int most)
+ * requests.  again: tokens that the next step computes once more if not all of the draft is right,
+ * beside the right ones of it; -1: none is computed again. */
+static int best_length(const struct engine *g, float trust, int n_decoding, int most, int again)
 {
     const float alone = pace_alone(g, n_decoding), each = g->pace.draft_ns[n_decoding];
     const float cost = each > 0 ? each * (float)n_decoding / alone : FIRST_COST;
@@ -89,8 +103,11 @@ static int best_length(const struct engine *g, float trust, int n_decoding, int 
     for (int k = 1; k <= most; k++) {
         right *= trust;
         tokens += right;
-        if (tokens > best_rate * (1 + (float)k * cost)) {
-            best_rate = tokens / (1 + (float)k * cost);
+        float time = 1 + (float)k * cost;
+        if (again >= 0)
+            time += (1 - right) * ((float)again + tokens - 1) * cost;
+        if (tokens > best_rate * time) {
+            best_rate = tokens / time;
             best = k;
         }
     }
@@ -102,7 +119,7 @@ int draft_plan(struct engine *g, struct request *r, int n_decoding, int room)
     struct drafting *d = &r->draft;
     struct draft *next = &d->next;
     next->n = d->n_used = 0;
-    if (r->n_ids - r->kv.n_tokens != 1 || !has_drafter(g, r))
+    if (!has_drafter(r))
         return 0;
     d->drafter->guess(d->state, r->ids, r->n_ids, DRAFT_MOST, next);
     for (int i = 0; i < next->n; i++)
@@ -113,12 +130,38 @@ int draft_plan(struct engine *g, struct request *r, int n_decoding, int room)
     if (most <= 0)
         return 0;
     d->n_used = g->limits.draft ? (g->limits.draft < most ? g->limits.draft : most)
-                                : best_length(g, d->trust[next->grade], n_decoding, most);
+                                : best_length(g, d->trust[next->grade], n_decoding, most,
+                                              g->states ? r->n_ids - r->kv.n_tokens : -1);
     memcpy(r->ids + r->n_ids, next->token, (size_t)d->n_used * sizeof *r->ids);
     return d->n_used;
 }
 
-void draft_drop(struct request *r) { r->draft.n_used = 0; }
+void draft_drop(struct engine *g, struct request *r)
+{
+    r->draft.n_used = 0;
+    if (r->draft.spare >= 0)
+        state_drop(g->states, r->draft.spare);
+    r->draft.spare = -1;
+}
+
+int draft_save_state(struct engine *g, struct request *r)
+{
+    if (!g->states)
+        return 0;
+    if ((r->draft.spare = state_take(g->states, g->pool)) < 0)
+        return -1;
+    copy_state(g, r->slot, r->draft.spare);
+    return 0;
+}
+
+static void swap_states(struct request *r)
+{
+    const int slot = r->slot;
+    r->slot = r->draft.spare;
+    r->draft.spare = slot;
+}
+
+void draft_return_state(struct request *r) { swap_states(r); }
 
 /* The token after the first n_right drafted ones is known: it is the drafted one or not. */
 static void learn(struct drafting *d, int right)
@@ -134,33 +177,62 @@ void draft_heard(struct request *r, int32_t id)
     r->draft.next.n = 0;
 }
 
-/* The last token of r is the drafted one, so its keys and values are there already. */
+/* A drafted token of r is right.  Its keys and values are there already; so is a state behind it,
+ * but which of them is the sequence's is known once all are heard of. */
 static void take_drafted(struct engine *g, struct request *r)
 {
-    r->kv.n_tokens++;
     r->draft.accepted++;
     r->draft.accepted_predicted += r->draft.next.predicted;
-    g->count.tokens++;
     g->count.accepted++;
+    if (g->states)
+        return;
+    r->kv.n_tokens++;
+    g->count.tokens++;
     tenant_charge(g, r, 1);
+}
+
+/* Take the drafted tokens that are the last ones of r's ids, from number *right of the draft of n
+ * on, which is number `first` of ids.  1: the row behind them is the next one to choose from. */
+static int take_right(struct engine *g, struct request *r, int first, int n, int *right)
+{
+    for (; *right < n && first + *right < r->n_ids; ++*right) {
+        const int is_right = r->ids[first + *right] == r->draft.next.token[*right];
+        learn(&r->draft, is_right);
+        /* a late constraint has not seen the last token, which the next step computes */
+        if (!is_right || (r->late && first + *right + 1 == r->n_ids))
+            return 0;
+        take_drafted(g, r);
+    }
+    return first + *right == r->n_ids;
+}
+
+/* The tokens of r's ids before `end` are computed, and so is the state. */
+static void keep_state(struct engine *g, struct request *r, int end)
+{
+    swap_states(r);
+    draft_drop(g, r);
+    step_computed(g, r, end - r->kv.n_tokens);
 }
 
 void draft_deliver(struct engine *g, int item, float *logits)
 {
     struct request *r = g->batched[item];
-    const int n = r->draft.n_used, at = r->n_ids;
+    const int n = r->draft.n_used, first = r->n_ids, before = r->kv.n_tokens;
+    int right = 0, goes_on = 1;
     g->count.drafted += (uint64_t)n;
     r->draft.drafted += n;
     r->draft.drafted_predicted += r->draft.next.predicted ? n : 0;
     r->draft.next.n = r->draft.n_used = 0;
-    for (int i = 0;; i++, logits += g->vocab_size) {
-        deliver_row(g, r, logits);
-        if (g->batched[item] != r || r->cancelled || i == n)    /* it ended, or all of the draft was right */
+    while (goes_on) {
+        deliver_row(g, r, logits + (size_t)right * (size_t)g->vocab_size);
+        if (g->batched[item] != r || r->cancelled)      /* it ended, with its spare state */
             return;
-        const int right = r->ids[at + i] == r->draft.next.token[i];
-        learn(&r->draft, right);
-        if (!right)
-            return;
-        take_drafted(g, r);
+        /* it waits for a mask, or began anew */
+        if (r->late == LATE_MASK || r->kv.n_tokens != before + (g->states ? 0 : right))
+            break;
+        goes_on = right < n && take_right(g, r, first, n, &right);
     }
+    if (g->states && right == n && r->kv.n_tokens == before)
+        keep_state(g, r, first + n);
+    draft_drop(g, r);
 }

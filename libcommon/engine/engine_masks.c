@@ -38,7 +38,7 @@ struct masks {
 static int is_needed(const struct request *r, const struct batch_item *item)
 {
     return r->constrained && item->n_logits > 0 && r->at_forced == r->n_forced &&
-           item->pos + item->n_tokens == r->n_ids && !r->cancelled && !r->has_allowed;
+           item->pos + item->n_tokens - r->draft.n_used == r->n_ids && !r->cancelled && !r->has_allowed;
 }
 
 static int is_busy(const struct constraint *c) { return c->busy && c->busy(c->state); }

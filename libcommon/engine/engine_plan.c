@@ -380,9 +380,9 @@ static void plan_draft(struct engine *g, struct request *r, struct room *room)
 {
     const int n = draft_plan(g, r, room->n_decoding, least(room->drafts, room->total));
     r->planned += n;
-    if (n && reserve(g, r) != 0) {
+    if (n && (reserve(g, r) != 0 || draft_save_state(g, r) != 0)) {
         r->planned -= n;
-        draft_drop(r);
+        draft_drop(g, r);
         return;
     }
     room->total -= n;
@@ -410,7 +410,7 @@ static void plan_one(struct engine *g, struct request *r, struct room *room)
     while (r->planned && reserve(g, r) != 0)
         if (!reclaim(g))
             preempt(g, tenant_of_most(g));
-    if (decoding && r->planned == 1)
+    if (decoding && r->planned == r->n_ids - r->kv.n_tokens)
         plan_draft(g, r, room);
 }
 
@@ -446,7 +446,7 @@ void plan_step(struct engine *g)
     for (int i = 0; i < n; i++) {
         g->to_plan[i] = g->running[i]->late ? NULL : g->running[i];
         g->running[i]->planned = 0;
-        draft_drop(g->running[i]);
+        draft_drop(g, g->running[i]);
         n_decoding += !g->running[i]->late && decodes(g->running[i]);
     }
     for (struct tenant_queue *s = g->tenants; s; s = s->next)
@@ -503,7 +503,8 @@ int plan_batch(struct engine *g)
             if (item->n_hidden)
                 item->hidden = g->hidden + (size_t)n_hidden * (size_t)g->m->config.hidden_size;
             n_hidden += item->n_hidden;
-            g->pace.n_drafted += r->draft.n_used;
+            /* tokens that are computed once more after a wrong draft cost as much as drafted ones */
+            g->pace.n_drafted += g->states && decoding ? r->planned - 1 : r->draft.n_used;
             *(decoding ? &g->pace.n_decoding : &g->pace.n_prompt) += decoding ? 1 : r->planned;
             if (can_draw(r, item, &g->draws[n]))
                 item->draw = &g->draws[n];

@@ -80,7 +80,7 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
     const int room = p->embed ? 0 : g->max_len - p->n_ids, hidden = g->m->config.hidden_size;
     r->n_ids = r->n_prompt = p->n_ids;
     r->limit = p->n_ids + (p->max_tokens && p->max_tokens < room ? p->max_tokens : room);
-    r->at[BY_TURN] = r->at[BY_DEADLINE] = r->slot = -1;
+    r->at[BY_TURN] = r->at[BY_DEADLINE] = r->slot = r->draft.spare = -1;
     r->ignore_eos = p->ignore_eos;
     r->priority = p->priority;
     r->n_logprobs = p->n_logprobs;
@@ -238,6 +238,7 @@ void request_release(struct engine *g, struct request *r, int enter)
     else if (r->slot >= 0)
         state_drop(g->states, r->slot);
     r->slot = -1;
+    draft_drop(g, r);
     kv_table_truncate(&r->kv, g->pool, 0);
     if (!r->first_ns)
         r->n_cached = 0;

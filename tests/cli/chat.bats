@@ -169,6 +169,11 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   jq -e --slurpfile most "$BATS_TEST_TMPDIR/ngram:15" \
     '.speculation.drafted_tokens as $n | $n > 0 and $n < $most[0].speculation.drafted_tokens' "$BATS_TEST_TMPDIR/one"
   jq -e 'has("speculation") | not' "$BATS_TEST_TMPDIR/off"
+  for s in off ngram:15; do
+    zse-chat "$MODEL" --spec $s --temp 1 --seed 3 -p "$prompt" --regex '[A-Za-z ?]{150,200}' --ids --json >"$BATS_TEST_TMPDIR/$s"
+  done
+  diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/ngram:15")
+  jq -e '.speculation.accepted_tokens > 0' "$BATS_TEST_TMPDIR/ngram:15"
   zse-chat "$MODEL" --spec ngram:1 --verbose -p "$prompt" -n 9 --ignore-eos 2>&1 >/dev/null | grep -E 'guesses: [0-9]+ tokens?, [0-9]+ of them right; 9 tokens'
   run ! zse-chat "$MODEL" --spec medusa -p hi
   [[ "$output" == *"--spec: 'medusa', expected auto, ngram, ngram:N or off"* ]]
