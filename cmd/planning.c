@@ -60,7 +60,7 @@ void planned_close(struct planned *p) { plan_shape_release(&p->shape); }
 uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, int context)
 {
     return w->bytes + plan_kv_bytes(&p->shape, KV_F16, context < p->shape.max_len ? context : p->shape.max_len) +
-           (1 + ENGINE_SNAPSHOTS) * plan_state_bytes(&p->shape) +
+           (1 + 1 + ENGINE_SNAPSHOTS) * plan_state_bytes(&p->shape) +      /* one of them for drafts */
            planned_workspace(p);
 }
 
@@ -250,7 +250,8 @@ static uint64_t bytes_of(const struct planned_choices *s, const struct plan_weig
     const uint64_t one = plan_kv_bytes(&s->p.shape, KV_F16, a->context < s->p.shape.max_len ? a->context
         : s->p.shape.max_len), all = n * one;
     const uint64_t kv = a->kv_most && all > a->kv_most ? (one > a->kv_most ? one : a->kv_most) : all;
-    return w->bytes + kv + (n + ENGINE_SNAPSHOTS) * plan_state_bytes(&s->p.shape) + planned_workspace(&s->p);
+    const uint64_t n_states = n + (n < ENGINE_DRAFT_STATES ? n : ENGINE_DRAFT_STATES) + ENGINE_SNAPSHOTS;
+    return w->bytes + kv + n_states * plan_state_bytes(&s->p.shape) + planned_workspace(&s->p);
 }
 
 static void add_choice(struct planned_choices *s, const char *type, const struct plan_weights *w,

@@ -23,15 +23,6 @@ static int pool_blocks(const struct engine *g, const struct engine_options *o, s
     return (int)n;
 }
 
-/* A state for each sequence that runs, for each snapshot, and for as many sequences as have drafts
- * in one step. 0: the model has none. */
-static int n_states(const struct engine *g, const struct engine_options *o)
-{
-    const int n_drafts = engine_no_drafts(g->m, o) ? 0 : g->max_seqs < MOST_SPARE ? g->max_seqs : MOST_SPARE;
-    return !config_state_bytes(&g->m->config) ? 0 : g->max_seqs + n_drafts +
-           (!g->prefixes ? 0 : o->snapshots ? o->snapshots : ENGINE_SNAPSHOTS);
-}
-
 static int open_states(struct engine *g, const struct engine_options *o, int n, struct err *e)
 {
     enum { EVERY = 512 };
@@ -75,7 +66,7 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
     /* keys and values of texts to embed live for one request: memory is no reason to round them */
     const struct kv_types kv = g->m->config.embedding.pooling ? kv_both(KV_F32) : o->kv;
     *b = (struct backend_options){ .n_threads = o->n_threads, .kv = kv, .n_blocks = n_blocks,
-                                   .n_states = n_states(g, o), .max_tokens = g->max_tokens,
+                                   .n_states = engine_n_states(&g->m->config, o), .max_tokens = g->max_tokens,
                                    .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels,
                                    .max_weights = o->max_weights,
                                    .device = o->device, .device_layers = o->device_layers, .max_device = o->max_device,
@@ -92,12 +83,25 @@ int engine_backend_options(const struct model *m, const struct engine_options *o
     return set_sizes(&g, m, o, e) < 0 ? -1 : ask_backend(&g, o, b, e);
 }
 
-const char *engine_no_drafts(const struct model *m, const struct engine_options *o)
+static const char *no_drafts(const struct config *c, const struct engine_options *o)
 {
     const struct backend *backend = o->backend ? o->backend : &backend_cpu;
-    if (m->config.both_ways || m->config.embedding.pooling)
+    if (c->both_ways || c->embedding.pooling)
         return "a model that makes vectors of texts has no answers";
     return backend->always_strict || o->strict ? NULL : "on a GPU answers depend on it without --strict";
+}
+
+const char *engine_no_drafts(const struct model *m, const struct engine_options *o)
+{
+    return no_drafts(&m->config, o);
+}
+
+int engine_n_states(const struct config *c, const struct engine_options *o)
+{
+    const int max_seqs = o->max_seqs > 0 ? o->max_seqs : 1;
+    const int n_drafts = no_drafts(c, o) ? 0 : max_seqs < ENGINE_DRAFT_STATES ? max_seqs : ENGINE_DRAFT_STATES;
+    const int n_snapshots = o->no_prefix_cache || c->both_ways ? 0 : o->snapshots ? o->snapshots : ENGINE_SNAPSHOTS;
+    return config_state_bytes(c) ? max_seqs + n_drafts + n_snapshots : 0;
 }
 
 const char *engine_drafts(const struct engine *g) { return g->no_drafts; }

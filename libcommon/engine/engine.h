@@ -20,7 +20,10 @@
 #include "libcommon/model/model.h"
 #include "libcommon/token/tokenizer.h"
 
-enum { ENGINE_SNAPSHOTS = 8 };         /* default of engine_options.snapshots */
+enum {
+    ENGINE_SNAPSHOTS = 8,               /* default of engine_options.snapshots */
+    ENGINE_DRAFT_STATES = 4,            /* most sequences with recurrent layers that have drafts in one step */
+};
 
 struct engine_options {
     const struct backend *backend;  /* NULL: backend_cpu */
@@ -57,6 +60,10 @@ struct engine_options {
 
 /* Why no drafter can be used, static; NULL: one can. */
 const char *engine_no_drafts(const struct model *m, const struct engine_options *o);
+
+/* Number of states that the engine takes for models with recurrent layers: of sequences that run,
+ * of snapshots, of drafts. 0: the model has none. */
+int engine_n_states(const struct config *c, const struct engine_options *o);
 
 /* The options that engine_open gives the backend, for memory planning. */
 int engine_backend_options(const struct model *m, const struct engine_options *o, struct backend_options *b,

@@ -29,7 +29,6 @@ enum {
     /* logits that a step makes beside those of next tokens: of prompts, of drafts */
     PROMPT_ROWS = 32,
     DRAFT_ROWS = 16,                    /* of these most for drafts */
-    MOST_SPARE = 4,                     /* states for sequences that have drafts */
     PACE_STEPS = 64,
     FORCED_AT_ONCE = 64,                /* room for the forced tokens of one call of a constraint */
     FORCED = 16,                        /* most tokens of a request that decodes in a step: forced ones and one more */
@@ -75,8 +74,8 @@ struct drafting {
     int32_t *predicted; int n_predicted;        /* owned */
     int most;                           /* tokens of a draft */
     struct draft next; int n_used;
-    /* with recurrent layers and a draft in the step: the state before the step, and then, until all
-     * of the draft is heard of, the one behind it; -1: there is none */
+    /* with recurrent layers and a draft in the step: the state before the step, and while tokens
+     * are chosen the one behind the draft; -1: there is none */
     int spare;
     float trust[DRAFT_GRADES];
     /* tokens so far; of which those that drafts took from the predicted ones */

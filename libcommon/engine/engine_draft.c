@@ -10,12 +10,12 @@
  * writes.
  *
  * A constraint sees the tokens that are chosen, never drafted ones, so nothing of it is taken back.
- * The mask of a row is made when the tokens before it are known; where it takes long, the draft ends
- * there, and the row waits for it as any other.
+ * The mask of a row is made when the tokens before it are known; where it takes long, the draft
+ * ends there, and the row waits for it as any other.
  *
- * Recurrent states cannot be cut back.  Before the step the state is copied; if not all of the draft
- * is right, the copy is the sequence's state again, and the next step computes the tokens of this one
- * that are right once more, with a draft behind them if that pays.
+ * Recurrent states cannot be cut back.  Before the step the state is copied; if not all of the
+ * draft is right, the copy is the sequence's state again, and the next step computes the right
+ * tokens of this one again, with a draft behind them if that pays.
  *
  * How long a draft is, unless engine_limits.draft says it: of each grade a request knows how often
  * a drafted token was right behind right ones (of a draft that was not used: its first one), and
@@ -90,7 +90,7 @@ static int draft_room(const struct engine *g, const struct request *r, int room)
 }
 
 /* Number of drafted tokens, up to `most`, that gives most tokens a second beside n_decoding
- * requests.  again: tokens that the next step computes once more if not all of the draft is right,
+ * requests.  again: tokens that the next step computes again if not all of the draft is right,
  * beside the right ones of it; -1: none is computed again. */
 static int best_length(const struct engine *g, float trust, int n_decoding, int most, int again)
 {
@@ -177,8 +177,8 @@ void draft_heard(struct request *r, int32_t id)
     r->draft.next.n = 0;
 }
 
-/* A drafted token of r is right.  Its keys and values are there already; so is a state behind it,
- * but which of them is the sequence's is known once all are heard of. */
+/* A drafted token of r is right.  Its keys and values are there already.  A state is that behind
+ * the whole draft, so it counts only if all of it is right. */
 static void take_drafted(struct engine *g, struct request *r)
 {
     r->draft.accepted++;

@@ -503,7 +503,7 @@ int plan_batch(struct engine *g)
             if (item->n_hidden)
                 item->hidden = g->hidden + (size_t)n_hidden * (size_t)g->m->config.hidden_size;
             n_hidden += item->n_hidden;
-            /* tokens that are computed once more after a wrong draft cost as much as drafted ones */
+            /* tokens that are computed again after a wrong draft cost as much as drafted ones */
             g->pace.n_drafted += g->states && decoding ? r->planned - 1 : r->draft.n_used;
             *(decoding ? &g->pace.n_decoding : &g->pace.n_prompt) += decoding ? 1 : r->planned;
             if (can_draw(r, item, &g->draws[n]))

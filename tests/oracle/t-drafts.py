@@ -2,9 +2,9 @@
 """t-drafts.py - answers with --spec ngram:8 are those without, token by token: greedy and drawn,
 free and under a grammar, by one thread and two.
 
-One model of each kind of attention, recurrent layer and MLP: the rows of a step with a draft must be
-the bits that single steps compute.  Biases leave three tokens to choose from, so that drafts are often
-right although the weights are random.  All models of the oracles: t-drafts.py all."""
+One model of each kind of attention, recurrent layer and MLP: the rows of a step with a draft must
+be the bits that single steps compute.  Biases leave three tokens to choose from, so that drafts are
+often right although the weights are random.  All models of the oracles: t-drafts.py all."""
 import json
 import os
 import sys
