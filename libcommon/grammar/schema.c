@@ -6,9 +6,12 @@
 
 #include "libcommon/base/json.h"
 
-/* MAX_SETS, MAX_SET_MEMBERS: sets of schemas that must hold together, and their members, all in
- * all: compiling them takes less than a second. */
-enum { MAX_SETS = 20000, MAX_SET_MEMBERS = 350000, MAX_SCHEMA = 8 << 20 };
+enum { MAX_SCHEMA = 8 << 20 };
+
+/* Sets of schemas that must hold together, and their members, all in all: with all combinations of
+ * opposites, and then, where these are too many, with one alternative of each.  Both tries together
+ * take less than a second. */
+static const struct { int sets, members; } limits[] = { { 20000, 290000 }, { 12000, 190000 } };
 
 uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, int json, int search, int32_t *min,
                              int32_t *max, struct err *e)
@@ -210,7 +213,7 @@ uint32_t schema_compile(struct schema *s, const struct member *given, int n)
         r = known_result(s, memo);
     } else if (!memo) {
         r = EXPR_NONE;                  /* nothing satisfies it, or it failed */
-    } else if (++s->n_sets > MAX_SETS || (s->n_set_members += all.n) > MAX_SET_MEMBERS) {
+    } else if (++s->n_sets > limits[s->brief].sets || (s->n_set_members += all.n) > limits[s->brief].members) {
         if (s->brief)
             schema_limit(s, n ? given[0].s : s->root, "too many combinations of alternatives");
         s->failed = s->too_many = 1;

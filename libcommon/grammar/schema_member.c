@@ -60,44 +60,59 @@ unsigned schema_types(struct schema *s, const json_t *schema)
     return types | (json_is_true(json_object_get(schema, "nullable")) ? TYPE_NULL : 0u);
 }
 
+/* o object, a array of schemas, s string, S schema, b boolean, A any array, I a or S, X: never
+ * enforced.  Sorted by key. */
+struct keyword { const char *key; char kind; };
+static const struct keyword keywords[] = {
+    { "$dynamicRef", 's' }, { "$recursiveRef", 'X' }, { "$ref", 's' }, { "additionalItems", 'S' },
+    { "additionalProperties", 'S' }, { "allOf", 'a' }, { "anyOf", 'a' }, { "contains", 'S' },
+    { "dependencies", 'o' }, { "dependentRequired", 'o' }, { "dependentSchemas", 'o' }, { "else", 'S' },
+    { "enum", 'A' }, { "format", 's' }, { "if", 'S' }, { "items", 'I' }, { "not", 'S' }, { "oneOf", 'a' },
+    { "pattern", 's' }, { "patternProperties", 'o' }, { "prefixItems", 'a' }, { "properties", 'o' },
+    { "propertyNames", 'S' }, { "required", 'A' }, { "then", 'S' }, { "unevaluatedItems", 'S' },
+    { "unevaluatedProperties", 'S' }, { "uniqueItems", 'b' },
+};
+
+static int by_key(const void *key, const void *keyword)
+{
+    return strcmp(key, ((const struct keyword *)keyword)->key);
+}
+
+static int is_schema(const json_t *v) { return json_is_object(v) || json_is_boolean(v); }
+
+static int has_kind(const json_t *v, char kind)
+{
+    const json_t *x;
+    size_t i;
+    switch (kind) {
+    case 'o': return json_is_object(v);
+    case 'A': return json_is_array(v);
+    case 's': return json_is_string(v);
+    case 'b': return json_is_boolean(v);
+    case 'S': return is_schema(v);
+    case 'I':
+        if (is_schema(v))
+            return 1;
+        break;
+    }
+    json_array_foreach(v, i, x)
+        if (!is_schema(x))
+            return 0;
+    return json_is_array(v);
+}
+
 /* Refuse keywords that are never enforced, and values of the wrong type, so that later code can
- * rely on the types. */
+ * rely on the types.  Walks the keys that are there, because most schemas have few. */
 static int check_keywords(struct schema *s, json_t *m)
 {
-    /* o object, a array of schemas, s string, S schema, b boolean, A any array. */
-    static const struct { const char *key; char kind; } table[] = {
-        { "properties", 'o' }, { "patternProperties", 'o' }, { "additionalProperties", 'S' }, { "propertyNames", 'S' },
-            { "required", 'A' }, { "dependentRequired", 'o' },
-        { "dependentSchemas", 'o' }, { "dependencies", 'o' }, { "items", 'I' }, { "additionalItems", 'S' },
-        { "prefixItems", 'a' }, { "contains", 'S' }, { "uniqueItems", 'b' }, { "enum", 'A' },
-        { "anyOf", 'a' }, { "oneOf", 'a' }, { "allOf", 'a' }, { "not", 'S' }, { "if", 'S' }, { "then", 'S' },
-        { "else", 'S' }, { "$ref", 's' }, { "$dynamicRef", 's' }, { "pattern", 's' }, { "format", 's' },
-        { "unevaluatedProperties", 'S' }, { "unevaluatedItems", 'S' },
-    };
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        json_t *v = json_object_get(m, table[i].key), *x;
-        int ok = 1;
-        size_t k;
-        if (!v)
+    const char *key;
+    json_t *v;
+    json_object_foreach(m, key, v) {
+        const struct keyword *k =
+            bsearch(key, keywords, sizeof keywords / sizeof *keywords, sizeof *keywords, by_key);
+        if (!k || (k->kind != 'X' && has_kind(v, k->kind)))
             continue;
-        switch (table[i].kind) {
-        case 'o': ok = json_is_object(v); break;
-        case 'A': ok = json_is_array(v); break;
-        case 's': ok = json_is_string(v); break;
-        case 'b': ok = json_is_boolean(v); break;
-        case 'S': ok = json_is_object(v) || json_is_boolean(v); break;
-        default:
-            ok = json_is_array(v) || (table[i].kind == 'I' && (json_is_object(v) || json_is_boolean(v)));
-            json_array_foreach(v, k, x)
-                ok &= json_is_object(x) || json_is_boolean(x);
-        }
-        if (!ok) {
-            schema_refuse(s, m, table[i].key, "a value of the wrong kind");
-            return -1;
-        }
-    }
-    if (json_object_get(m, "$recursiveRef")) {
-        schema_refuse(s, m, "$recursiveRef", "cannot be enforced; use $ref");
+        schema_refuse(s, m, key, k->kind == 'X' ? "cannot be enforced; use $ref" : "a value of the wrong kind");
         return -1;
     }
     return 0;

@@ -8,9 +8,13 @@ enum { MAX_KEY_PATTERNS = 10, KEY_STATES = 1 << 14, MAX_NEEDED = 4, N_CLASSES = 
 
 struct property { const char *name; uint32_t key, value; int required; };
 
+/* The keywords of a member that concern properties; NULL: it has none. */
+struct property_rules { json_t *properties, *patterns, *more, *left, *names; };
+
 struct object {
     struct schema *s;
     const struct member *m; int n;
+    struct property_rules *rules;       /* of each member; read once, because each property asks */
     struct property *p; int n_p, room;
     int32_t min, max;
     /* KEY : VALUE of further properties, without the first quotation mark; EXPR_NONE: none. */
@@ -80,6 +84,23 @@ static int is_property_evaluated(struct object *o, const struct member *u, const
     return 0;
 }
 
+static int read_rules(struct object *o)
+{
+    if (!(o->rules = malloc(((size_t)o->n + 1) * sizeof *o->rules))) {
+        schema_nomem(o->s);
+        return -1;
+    }
+    for (int i = 0; i < o->n; i++) {
+        const json_t *m = o->m[i].s;
+        o->rules[i] = (struct property_rules){
+            .properties = json_object_get(m, "properties"), .patterns = json_object_get(m, "patternProperties"),
+            .more = json_object_get(m, "additionalProperties"), .left = json_object_get(m, "unevaluatedProperties"),
+            .names = json_object_get(m, "propertyNames"),
+        };
+    }
+    return 0;
+}
+
 /* The value of a property of this name; EXPR_NONE: the property must not be there. */
 static uint32_t value_of(struct object *o, const char *name)
 {
@@ -88,13 +109,10 @@ static uint32_t value_of(struct object *o, const char *name)
     int k = 0, room = 0;
     uint32_t r = EXPR_NONE;
     for (int i = 0; i < o->n; i++) {
-        json_t *sub = json_object_get(json_object_get(o->m[i].s, "properties"), name), *x,
-               *names = json_object_get(o->m[i].s, "propertyNames");
-        json_t *patterns = json_object_get(o->m[i].s, "patternProperties"),
-               *more = json_object_get(o->m[i].s, "additionalProperties");
-        json_t *left = json_object_get(o->m[i].s, "unevaluatedProperties");
+        const struct property_rules *rules = &o->rules[i];
+        json_t *sub = rules->properties ? json_object_get(rules->properties, name) : NULL, *x;
         const char *pattern;
-        int known = sub != NULL, n_patterns = (int)json_object_size(patterns);
+        int known = sub != NULL, n_patterns = (int)json_object_size(rules->patterns);
         if (k + n_patterns + 3 > room) {
             struct member *w = realloc(v, (size_t)(room = 2 * room + n_patterns + 8) * sizeof *w);
             if (!w) {
@@ -105,18 +123,18 @@ static uint32_t value_of(struct object *o, const char *name)
         }
         if (sub)
             v[k++] = (struct member){ sub, 0, NULL };
-        json_object_foreach(patterns, pattern, x)
+        json_object_foreach(rules->patterns, pattern, x)
             if (name_matches(s, &o->m[i], pattern, name)) {
                 known = 1;
                 v[k++] = (struct member){ x, 0, NULL };
             }
-        if (!known && more)
-            v[k++] = (struct member){ more, 0, NULL };
-        if (left && !json_is_true(left) && !s->loose && !is_property_evaluated(o, &o->m[i], name, NULL))
-            v[k++] = (struct member){ left, 0, NULL };
-        if (names) {
+        if (!known && rules->more)
+            v[k++] = (struct member){ rules->more, 0, NULL };
+        if (rules->left && !json_is_true(rules->left) && !s->loose && !is_property_evaluated(o, &o->m[i], name, NULL))
+            v[k++] = (struct member){ rules->left, 0, NULL };
+        if (rules->names) {
             json_t *text = json_string(name);
-            int ok = schema_valid(s, names, text);
+            int ok = schema_valid(s, rules->names, text);
             json_decref(text);
             if (ok <= 0)
                 goto done;
@@ -605,7 +623,7 @@ uint32_t schema_object(struct schema *s, const struct member *m, int n)
     uint32_t r = EXPR_NONE;
     int n_possible;
     count_bounds(&o);
-    if (s->failed || declare_properties(&o) != 0 || (o.max != EXPR_MANY && o.min > o.max))
+    if (s->failed || read_rules(&o) != 0 || declare_properties(&o) != 0 || (o.max != EXPR_MANY && o.min > o.max))
         goto done;
     mark_required(&o);
     if ((n_possible = compile_properties(&o)) < 0 || compile_further(&o) != 0 || s->failed)
@@ -615,6 +633,7 @@ uint32_t schema_object(struct schema *s, const struct member *m, int n)
     else
         r = sequence(&o);
 done:
+    free(o.rules);
     free(o.p);
     return s->failed ? (uint32_t)EXPR_NONE : r;
 }
