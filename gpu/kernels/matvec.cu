@@ -19,6 +19,19 @@
 
 enum { WARPS = 16, PAD_ROWS = 36 };     /* 36: lanes that store 4 rows of token 2t meet in no bank */
 
+/* Store the sums c of a lane in shared memory: to[N][8 * TOKENS8][PAD_ROWS]. */
+template <int TOKENS8, int N> DEVICE void store_sums(float *to, const float (&c)[N][TOKENS8][2][4], int g, int t)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int b = 0; b < TOKENS8; b++)
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+                *reinterpret_cast<float4 *>(to + (i * 8 * TOKENS8 + 8 * b + 2 * t + k) * PAD_ROWS + 4 * g) =
+                    make_float4(c[i][b][0][k], c[i][b][0][2 + k], c[i][b][1][k], c[i][b][1][2 + k]);
+}
+
 /* TOKENS8: tokens / 8; N: matrices multiplied side by side (gate and up) */
 template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32) void matvec_kernel(gpu_linear l)
 {
@@ -82,16 +95,7 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
 
     if (f::table)
         __syncthreads();
-#pragma unroll
-    for (int i = 0; i < N; i++)
-#pragma unroll
-        for (int b = 0; b < TOKENS8; b++)
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                float *to = sums + ((warp * N + i) * 8 * TOKENS8 + 8 * b + 2 * t + k) * PAD_ROWS + 4 * g;
-                *reinterpret_cast<float4 *>(to) = make_float4(c[i][b][0][k], c[i][b][0][2 + k], c[i][b][1][k],
-                                                              c[i][b][1][2 + k]);
-            }
+    store_sums<TOKENS8, N>(sums + warp * N * 8 * TOKENS8 * PAD_ROWS, c, g, t);
     __syncthreads();
     finish_few<N>(l, which, tile, WARPS * 32, [&](int i, int token, int in_tile) {
         float y = 0;
