@@ -14,7 +14,7 @@
 enum { MOST_ANSWER = 1 << 24,           /* bytes of a line of a stream, or of an answer that is not streamed */
        BUSY_NS = 20000000 };            /* pause before a busy server is asked again */
 
-struct transfer {                        /* the stream is first: client_stop() casts its pointer to a transfer */
+struct transfer {
     struct client_stream s;
     struct client *client;
     struct transfer *next;               /* of client.running */
@@ -301,8 +301,6 @@ struct client_stream *client_start(struct client *c, const char *path, const cha
     c->running = r;
     return &r->s;
 }
-
-void client_stop(struct client *c, struct client_stream *s) { free_transfer(c, (struct transfer *)s); }
 
 /* Report transfers that have ended and free them; returns their number. */
 static int finish_ended(struct client *c)

@@ -38,7 +38,6 @@ struct client_events {
 struct client_stream *client_start(struct client *c, const char *path, const char *body,
                                    const struct client_events *events,
                             void *user, int kind, struct err *e);
-void client_stop(struct client *c, struct client_stream *s);           /* closes the connection; on_end is not called */
 /* Wait at most timeout_ms for events and call back for each.  Returns the number of running
  * requests, or -1. */
 int client_wait(struct client *c, int timeout_ms, struct err *e);

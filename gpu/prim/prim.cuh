@@ -136,7 +136,6 @@ DEVICE uint32_t pack_half_clamped(float a, float b)
     b = b > most ? most : b < -most ? -most : b;
     return pack_half(a, b);
 }
-DEVICE uint32_t half_both(uint32_t low) { return prmt(low, low, 0x1010); }
 DEVICE uint32_t half_mul(uint32_t a, uint32_t b)
 {
     return EITHER(from_half2(__hmul2(as_half2(a), as_half2(b))),

@@ -398,7 +398,6 @@ struct disk_write *disk_begin(struct disk *d, enum disk_kind kind, const struct 
 
 uint8_t *disk_block(struct disk_write *w, int i) { return w->data + (size_t)i * w->block_bytes; }
 uint8_t *disk_state(struct disk_write *w) { return w->data + w->state_at; }
-void disk_drop(struct disk_write *w) { free(w); }
 
 void disk_commit(struct disk *d, struct disk_write *w)
 {

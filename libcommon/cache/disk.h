@@ -66,7 +66,6 @@ struct disk_write *disk_begin(struct disk *d, enum disk_kind kind, const struct 
 uint8_t *disk_block(struct disk_write *w, int i);
 uint8_t *disk_state(struct disk_write *w);
 void disk_commit(struct disk *d, struct disk_write *w);
-void disk_drop(struct disk_write *w);           /* instead of disk_commit */
 
 struct disk_stats {
     uint64_t read, written, damaged, failed;    /* files since disk_open; failed: that could not be written */

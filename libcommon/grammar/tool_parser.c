@@ -864,7 +864,6 @@ int tool_parser_finish(struct tool_parser *p, struct err *e)
 }
 
 int tool_parser_thinking(const struct tool_parser *p) { return p->thinking; }
-int tool_parser_calls(const struct tool_parser *p) { return p->n_calls; }
 
 void tool_parser_close(struct tool_parser *p)
 {

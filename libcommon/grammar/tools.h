@@ -73,7 +73,6 @@ struct tool_parser *tool_parser_open(const struct tool_format *f, const struct t
 int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struct err *e);
 /* The answer ends: report the text that was held back. */
 int tool_parser_finish(struct tool_parser *p, struct err *e);
-int tool_parser_calls(const struct tool_parser *p);                     /* calls so far */
 /* Whether the text so far ends inside of reasoning. */
 int tool_parser_thinking(const struct tool_parser *p);
 void tool_parser_close(struct tool_parser *p);

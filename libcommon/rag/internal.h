@@ -14,7 +14,6 @@ struct rag_store {
     char *path;
     dev_t dev; ino_t ino;
     uint64_t until_ns;                  /* deadline of waiting for other connections */
-    int patience_ms;
     uint64_t late_ns;                   /* deadline of statements; 0: none */
     const atomic_int *cancel;
     struct collector *collector;        /* of the query that runs: bm25.c */

@@ -38,6 +38,7 @@ static const char schema[] =
     "CREATE UNIQUE INDEX vectors_of ON vectors (chunk, model);"
     "PRAGMA user_version = 2;";
 enum { SCHEMA_VERSION = 2 };
+#define PATIENCE_NS 5000000000u         /* of waiting for other connections */
 
 /* ---- SQLite ---- */
 
@@ -46,7 +47,7 @@ static int wait_for_others(void *user, int n)
 {
     struct rag_store *r = user;
     if (n == 0)
-        r->until_ns = clock_ns() + (uint64_t)r->patience_ms * 1000000u;
+        r->until_ns = clock_ns() + PATIENCE_NS;
     if (clock_ns() >= r->until_ns || (r->cancel && atomic_load(r->cancel)))
         return 0;
     nanosleep(&(struct timespec){ .tv_nsec = n < 10 ? 1000000 : 10000000 }, NULL);
@@ -72,7 +73,6 @@ void rag_set_time(struct rag_store *r, double seconds)
 }
 
 void rag_set_cancel(struct rag_store *r, const atomic_int *flag) { r->cancel = flag; }
-void rag_set_patience(struct rag_store *r, int ms) { r->patience_ms = ms; }
 
 int rag_sql_error(struct rag_store *r, struct err *e)
 {
@@ -206,7 +206,6 @@ struct rag_store *rag_open(const char *folder, int create, struct err *e)
         err_nomem(e, "documents");
         return NULL;
     }
-    r->patience_ms = 5000;
     if (make_file(r, folder, create, e) == 0 && open_file(r, e) == 0)
         return r;
     rag_close(r);

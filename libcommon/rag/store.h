@@ -31,8 +31,6 @@ void rag_close(struct rag_store *r);                    /* NULL is fine */
 int rag_is_current(const struct rag_store *r);
 /* Statements end with ERR_CANCELLED soon after *flag is not 0.  NULL: never. */
 void rag_set_cancel(struct rag_store *r, const atomic_int *flag);
-/* How long to wait for other connections; 5 s at first. */
-void rag_set_patience(struct rag_store *r, int ms);
 /* From now on statements fail with ERR_CANCELLED after so many seconds; 0: never. */
 void rag_set_time(struct rag_store *r, double seconds);
 

@@ -458,7 +458,6 @@ done:
 
 int tokenizer_vocab_size(const struct tokenizer *t) { return (int)t->h.n_tokens; }
 int32_t tokenizer_bos(const struct tokenizer *t) { return t->h.bos; }
-int tokenizer_adds_bos(const struct tokenizer *t) { return (t->h.flags & MODEL_ADDS_BOS) != 0; }
 
 const int32_t *tokenizer_suffix(const struct tokenizer *t, int *n)
 {

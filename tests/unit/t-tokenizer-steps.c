@@ -269,7 +269,6 @@ static void edges(void **state)
     ids_are(t, "ab", 0, "0 1");
     ids_are(t, "", TOKENIZE_ADD_SPECIAL, "2 3");
     assert_int_equal(tokenizer_bos(t), 2);
-    assert_true(tokenizer_adds_bos(t));
     assert_int_equal(tokenizer_eos(t, &n)[0], 3);
     assert_int_equal(n, 1);
     tokenizer_close(t);
@@ -282,7 +281,6 @@ static void edges(void **state)
     free(blob);
     t = open_json(post, "{\"bos_token\": \"<s>\", \"add_bos_token\": false}", &blob);
     ids_are(t, "a", TOKENIZE_ADD_SPECIAL, "0 3");
-    assert_false(tokenizer_adds_bos(t));
     tokenizer_close(t);
     free(blob);
 }
