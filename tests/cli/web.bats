@@ -56,6 +56,19 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
   done
 }
 
+@test "the modules of the chat page: joined to one, which imports from other files only; other forms of import are refused" {
+  local js f
+  js=$(curl -s "$URL$(curl -s "$URL/chat" | grep -oE '/web/[^"]*/chat.js')")
+  [ "$(grep -c "^import .* from './\(core\|history\|markdown\).js';$" <<<"$js")" = "$(grep -c '^import' <<<"$js")" ]
+  [ "$(grep '^export' <<<"$js")" = 'export function mount(root) {' ]
+  for f in libcommon/serve/web/chat/*.js; do
+    grep -qxF "$(head -1 "$f")" <<<"$js" || { echo "$f"; return 1; }
+  done
+  for f in "import x from './core.js';" "import * as x from './core.js';" "import { a as b } from '../core.js';" 'export default 1;'; do
+    run -1 awk -f scripts/join-modules.awk <(echo "$f") /dev/null
+  done
+}
+
 @test "the whole page takes at most 120 kB and 6 requests" {
   local n=0 bytes=0 path
   for path in /chat $(curl -s "$URL/chat" | grep -oE '/web/[^"]*' | sort -u); do
