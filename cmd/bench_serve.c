@@ -33,7 +33,7 @@ struct failure { char what[256]; int n; };
 
 /* Kinds of streams: before the measurement, in it, and beside it.  COUNTS streams also count their
  * texts that arrive while all of them answer. */
-enum kind { WARM, COUNTS, BACKGROUND };
+enum load_kind { WARM, COUNTS, BACKGROUND };
 
 struct load {
     const struct bench_options *o;
@@ -181,7 +181,7 @@ static int choose_model(struct load *l, struct err *e)
 
 /* ---- the load ---- */
 
-static void start(struct load *l, enum kind kind);
+static void start(struct load *l, enum load_kind kind);
 
 /* Account for the time until now, in which `answering` streams answered. */
 static void pass(struct load *l, double now)
@@ -268,7 +268,7 @@ static void on_end(struct client_stream *s)
     }
 }
 
-static void start(struct load *l, enum kind kind)
+static void start(struct load *l, enum load_kind kind)
 {
     static const struct client_events events = { on_text, on_end };
     const struct bench_options *o = l->o;

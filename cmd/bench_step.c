@@ -232,7 +232,7 @@ static struct use count_use(const struct config *c, const unsigned *counts)
 }
 
 /* Experts read from the file during some steps, and the time of those steps. */
-struct disk { struct cpu_streamed d; double seconds; int steps; };
+struct disk_reads { struct cpu_streamed d; double seconds; int steps; };
 
 static struct cpu_streamed streamed_since(struct stepper *s, const struct cpu_streamed *b)
 {
@@ -244,7 +244,7 @@ static struct cpu_streamed streamed_since(struct stepper *s, const struct cpu_st
 
 static double of(uint64_t part, uint64_t all) { return all ? (double)part / (double)all : 0; }
 
-static json_t *disk_json(const struct disk *k)
+static json_t *disk_json(const struct disk_reads *k)
 {
     const struct cpu_streamed *d = &k->d;
     return json_pack("{s:I, s:f, s:f, s:f, s:f, s:f}", "experts_max_bytes", (json_int_t)d->max_bytes, "there",
@@ -265,15 +265,15 @@ static void disk_print(const json_t *j)
 
 /* Median seconds of a step of n_seqs sequences, with new tokens each time, and the mean number of
  * experts that a layer read. */
-static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds, double *distinct, struct disk *disk,
-                     struct err *e)
+static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds, double *distinct,
+                     struct disk_reads *disk, struct err *e)
 {
     struct cpu_streamed before = { 0 };
     double *times = malloc((size_t)repeats * STEPS * sizeof *times);
     struct rng rng = { 5 };
     int n = 0, rc = times ? 0 : err_nomem(e, "benchmark");
     *distinct = 0;
-    *disk = (struct disk){ .steps = repeats * STEPS };
+    *disk = (struct disk_reads){ .steps = repeats * STEPS };
     for (int i = -1; rc == 0 && i < repeats * STEPS; i++) {
         const unsigned *counts = cpu_count_experts(s->b, e);
         if (i == 0)
@@ -337,7 +337,7 @@ int bench_moe(const struct bench_options *o, const char *model)
         }
     }
     for (int b = 1; rc == 0 && b <= o->batch; b *= 2) {
-        struct disk disk;
+        struct disk_reads disk;
         double t = 0, distinct;
         rc = moe_steps(&s, b, o->repeats, &t, &distinct, &disk, &e);
         const double bytes = share.weight_bytes + share.expert_bytes * (distinct / c->moe.top_k - 1),

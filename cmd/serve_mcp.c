@@ -9,7 +9,7 @@
 #include "cmd/cli.h"
 #include "cmd/zse-serve.h"
 #include "libcommon/base/json.h"
-#include "libcommon/mcp/server.h"
+#include "libcommon/mcp/mcp_server.h"
 #include "libcommon/tools/native.h"
 
 enum { MAX_LINE = 4 << 20 };

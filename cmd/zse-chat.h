@@ -16,7 +16,7 @@
 #include "libcommon/engine/engine.h"
 #include "libcommon/grammar/grammar.h"
 #include "libcommon/grammar/tools.h"
-#include "libcommon/template/chat_tools.h"
+#include "libcommon/template/chat_calls.h"
 
 /* ---- chat_options.c ---- */
 enum { MAX_RAG = 16 };

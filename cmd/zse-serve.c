@@ -20,7 +20,7 @@
 #include "libcommon/access/audit_sign.h"
 #include "libcommon/base/json.h"
 #include "libcommon/hw/memory.h"
-#include "libcommon/mcp/config.h"
+#include "libcommon/mcp/mcp_config.h"
 #include "libcommon/serve/server.h"
 
 static const char prog[] = "zse-serve";

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/rt/rt.h"
 #include "libcommon/base/rng.h"
 #include "libcommon/model/arch.h"

@@ -1,10 +1,10 @@
-/* internal.h - the structures of the device's backend: backend.c (opening, the batch,
- * graphs), memory.c (what it takes, before it takes it), layers.c (the step's kernels in their
- * order). */
+/* internal.h - the structures of the device's backend: backend.c (opening, the batch, graphs),
+ * device_memory.c (its memory, counted before it is taken), layers.c (the kernels of a step in
+ * their order). */
 #ifndef ZSE_GPU_BACKEND_INTERNAL_H
 #define ZSE_GPU_BACKEND_INTERNAL_H
 
-#include "gpu/backend/weights.h"
+#include "gpu/backend/device_weights.h"
 #include "gpu/gpu.h"
 
 enum {
@@ -82,7 +82,7 @@ static inline int partial_rows(const struct gpu_backend *b, int splits)
     return rows < array_size(b) ? (int)rows : (int)array_size(b);
 }
 
-/* ---- memory.c ---- */
+/* ---- device_memory.c ---- */
 /* b has m, o and g: everything else that it needs, or nothing, with the numbers. */
 int memory_open(struct gpu_backend *b, struct err *e);
 void memory_close(struct gpu_backend *b);

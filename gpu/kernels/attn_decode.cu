@@ -17,7 +17,7 @@
  * A second kernel merges the splits: a split's weight once, by lanes over splits; then the
  * values in the order of the splits, a thread an element.  Nothing depends on the other tokens
  * of the batch. */
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"

@@ -16,7 +16,7 @@
  * checked  tests/unit/t-gpu-attention.c
  *
  * Only the copy to shared memory depends on the format of keys and values, at run time. */
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"

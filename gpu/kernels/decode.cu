@@ -8,7 +8,7 @@
  * moves    the matrix once, and 2 bytes a weight out, in whole lines of 128 bytes
  * limit    HBM bandwidth; once, when a model is loaded
  * checked  tests/unit/t-gpu-matmul.c */
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 

@@ -11,7 +11,7 @@
  *          16 LDSM.x4, 16 LDS for the codebook (with what comes by cp.async 384 cycles of shared
  *          memory for the four warps), some 250 for decoding and addresses
  * checked  tests/unit/t-gpu-matmul.c */
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/prim/stages.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"

@@ -6,7 +6,7 @@
  * moves    the matrix once per 8 tokens
  * limit    HBM for f32 with few tokens; a plain loop of fma otherwise
  * checked  tests/unit/t-gpu-matmul.c */
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 

@@ -28,7 +28,7 @@
  * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %,
  *          the last wave of 512 tiles on 132 multiprocessors 3 %
  * checked  tests/unit/t-gpu-matmul.c, emulated bit for bit against matmul.cu */
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/prim/hopper.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"

@@ -38,7 +38,7 @@
  * limit    the launch itself with few tokens: four a layer, which is what int8 activations cost
  *          there.  The norms could do it, but not the kernel of gate and up, whose rows are
  *          complete only when all of its blocks are done */
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/prim/stages.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"

@@ -13,7 +13,7 @@
  *          13.0, sm_90: 528 for four steps of a warp), where 131-148 issue slots fit
  *          into the time of the bytes on an H200: at the edge
  * checked  tests/unit/t-gpu-matmul.c */
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 

@@ -6,7 +6,7 @@
  *          tokens side by side: a key's elements are 32 bytes apart)
  * limit    launch-bound with one token
  * checked  tests/unit/t-gpu-attention.c */
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/prim/prim.cuh"
 #include "gpu/rt/launch.cuh"
 #include "libcommon/quant/kvscale.h"

@@ -5,7 +5,7 @@
  * moves    each operand once
  * limit    HBM for many tokens; with one token the launch itself (about 2 us in a graph)
  * checked  tests/unit/t-gpu-rows.c against kernels_ref */
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 

@@ -15,7 +15,7 @@
  * vocabulary lose. */
 #include <float.h>
 
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/prim/prim.cuh"
 #include "gpu/rt/launch.cuh"
 #include "libcommon/base/philox.h"

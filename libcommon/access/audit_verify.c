@@ -14,7 +14,7 @@
 
 enum { UNSIGNED_MS = 300000 };              /* a server signs every minute */
 
-struct walk {
+struct chain_walk {
     struct audit_check *c;
     const struct audit_want *want;
     const struct audit_reader *in;
@@ -36,8 +36,8 @@ struct walk {
 
 /* ---- findings ---- */
 
-static int broken(struct walk *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static int broken(struct walk *w, const char *fmt, ...)
+static int broken(struct chain_walk *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static int broken(struct chain_walk *w, const char *fmt, ...)
 {
     va_list ap;
     if (w->c->broken)
@@ -50,8 +50,8 @@ static int broken(struct walk *w, const char *fmt, ...)
     return w->c->broken = 1;
 }
 
-static void missing(struct walk *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static void missing(struct walk *w, const char *fmt, ...)
+static void missing(struct chain_walk *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void missing(struct chain_walk *w, const char *fmt, ...)
 {
     va_list ap;
     if (w->c->missing)
@@ -64,7 +64,7 @@ static void missing(struct walk *w, const char *fmt, ...)
 
 /* Does the caller want completeness at this place of the log?  Without since_hash and since_ms,
  * everywhere. */
-static int is_asked(const struct walk *w)
+static int is_asked(const struct chain_walk *w)
 {
     return (!w->want->since_hash || w->c->since_found) && (!w->want->since_ms || w->now_ms >= w->want->since_ms);
 }
@@ -78,7 +78,7 @@ static const char *date(char out[32], int64_t ms)
     return out;
 }
 
-static void look_for(struct walk *w, const char *hash)
+static void look_for(struct chain_walk *w, const char *hash)
 {
     w->c->found |= w->want->expect && memcmp(hash, w->want->expect, SHA256_HEX) == 0;
     w->c->since_found |= w->want->since_hash && memcmp(hash, w->want->since_hash, SHA256_HEX) == 0;
@@ -127,7 +127,7 @@ static int is_same(const struct audit_text *hash, const char *other)
 }
 
 /* Handle a line about the chain whose "prev" is not the previous line's hash. */
-static void note_jump(struct walk *w, const struct parsed_event *x, uint64_t seq)
+static void note_jump(struct chain_walk *w, const struct parsed_event *x, uint64_t seq)
 {
     char numbers[96] = "", at[32];
     const uint64_t n = w->seq && seq > w->seq + 1 ? seq - w->seq - 1 : 0;
@@ -150,7 +150,7 @@ static void note_jump(struct walk *w, const struct parsed_event *x, uint64_t seq
 }
 
 /* Check a line that begins a file, or that continues after a gap.  1: broken. */
-static int begin(struct walk *w, const struct parsed_event *x, uint64_t seq)
+static int begin(struct chain_walk *w, const struct parsed_event *x, uint64_t seq)
 {
     w->n_begun += x->begin;
     if (!w->have_prev) {
@@ -173,7 +173,7 @@ static int begin(struct walk *w, const struct parsed_event *x, uint64_t seq)
 }
 
 /* Check a line that signs the previous one.  1: broken. */
-static int check_signature(struct walk *w, const struct parsed_event *x)
+static int check_signature(struct chain_walk *w, const struct parsed_event *x)
 {
     struct audit_end end = { .seq = w->seq };
     const char *id = audit_signer_id(w->want->key);
@@ -188,7 +188,7 @@ static int check_signature(struct walk *w, const struct parsed_event *x)
     return 0;
 }
 
-static void count_unsigned(struct walk *w)
+static void count_unsigned(struct chain_walk *w)
 {
     if (w->c->unsigned_lines++ == 0)
         w->unsigned_ms = w->late_ms = w->ended_ms;
@@ -198,7 +198,7 @@ static void count_unsigned(struct walk *w)
 
 /* ---- one line ---- */
 
-static int walk_line(struct walk *w, const char *line, size_t size, int whole)
+static int walk_line(struct chain_walk *w, const char *line, size_t size, int whole)
 {
     struct audit_check *c = w->c;
     struct audit_record r;
@@ -256,7 +256,7 @@ static int walk_line(struct walk *w, const char *line, size_t size, int whole)
 
 /* Judge the beginning of the log: were older files rotated away as announced, cleared, or
  * removed? */
-static void judge_beginning(struct walk *w)
+static void judge_beginning(struct chain_walk *w)
 {
     char at[32], from[32];
     const struct audit_check *c = w->c;
@@ -277,7 +277,7 @@ static void judge_beginning(struct walk *w)
 }
 
 /* Judge the end of the log: does it match the head? */
-static void judge_end(struct walk *w)
+static void judge_end(struct chain_walk *w)
 {
     const struct audit_reader *in = w->in;
     if (in->has_head && in->head.end.seq > w->seq)
@@ -288,7 +288,7 @@ static void judge_end(struct walk *w)
                 w->name);
 }
 
-static void judge_signatures(struct walk *w)
+static void judge_signatures(struct chain_walk *w)
 {
     char from[32], to[32];
     const struct audit_check *c = w->c;
@@ -302,7 +302,7 @@ int audit_verify(const char *folder, enum audit_chain chain, const struct audit_
 {
     static const struct audit_want nothing = { 0 };
     struct audit_reader in;
-    struct walk w = { .c = c, .want = want ? want : &nothing, .in = &in, .folder = folder,
+    struct chain_walk w = { .c = c, .want = want ? want : &nothing, .in = &in, .folder = folder,
                       .name = audit_chain_name(chain), .chain = chain, .beyond = -1 };
     const char *line;
     size_t size;

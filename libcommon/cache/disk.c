@@ -23,7 +23,7 @@
 enum { QUEUE_BYTES = 64 << 20, HEX = 32, NAME_ROOM = HEX + 8, TEMP_ROOM = 64 };
 
 /* All of it but sum is checked by sum, and the data behind it by data_sum. */
-struct head {
+struct disk_head {
     char magic[8];
     uint32_t order, kind, n_tokens, has_state;  /* order: of bytes, as this machine writes it */
     uint64_t n_bytes;                           /* of the data: blocks, state */
@@ -32,7 +32,7 @@ struct head {
     int32_t ids[DISK_RUN];
     uint64_t data_sum, sum;
 };
-_Static_assert(sizeof(struct head) == 336, "no padding, whose bytes no checksum could foresee");
+_Static_assert(sizeof(struct disk_head) == 336, "no padding, whose bytes no checksum could foresee");
 static const char MAGIC[8] = "ZSEPFX1";
 enum { ORDER = 0x01020304 };
 static const char *const endings[] = { [DISK_IS_RUN] = ".run", [DISK_IS_TAIL] = ".tail", [DISK_IS_STATE] = ".state" };
@@ -41,7 +41,7 @@ struct disk_write {
     struct disk_write *next;
     char name[NAME_ROOM];
     size_t size, state_at, block_bytes;         /* size: of the file */
-    struct head head;
+    struct disk_head head;
     uint8_t data[];
 };
 
@@ -111,15 +111,15 @@ static size_t blocks_bytes(const struct disk *d, enum disk_kind kind, int n_toke
     return kind == DISK_IS_STATE ? 0 : (size_t)((n_tokens + KV_BLOCK - 1) / KV_BLOCK) * d->o.block_bytes;
 }
 
-static uint64_t sum_of(const struct disk *d, const struct head *h)
+static uint64_t sum_of(const struct disk *d, const struct disk_head *h)
 {
-    return siphash(d->secret[1], h, offsetof(struct head, sum));
+    return siphash(d->secret[1], h, offsetof(struct disk_head, sum));
 }
 
 /* Whether the file of `size` bytes in the buffer is what was asked for; its data begins there. */
 static int is_good(const struct disk *d, enum disk_kind kind, const struct disk_key *k, const int32_t *ids, size_t size)
 {
-    struct head h;
+    struct disk_head h;
     if (size < sizeof h)
         return 0;
     memcpy(&h, d->buffer, sizeof h);
@@ -139,7 +139,7 @@ static int is_good(const struct disk *d, enum disk_kind kind, const struct disk_
 static int64_t read_whole(struct disk *d, int fd)
 {
     struct stat st;
-    const uint64_t most = sizeof(struct head) + DISK_RUN / KV_BLOCK * d->o.block_bytes + d->o.state_bytes;
+    const uint64_t most = sizeof(struct disk_head) + DISK_RUN / KV_BLOCK * d->o.block_bytes + d->o.state_bytes;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
         return -1;
     if ((uint64_t)st.st_size > most)
@@ -168,7 +168,7 @@ static int64_t read_whole(struct disk *d, int fd)
 int disk_read(struct disk *d, enum disk_kind kind, const struct disk_key *k, const int32_t *ids, struct disk_data *data)
 {
     char name[NAME_ROOM];
-    struct head h;
+    struct disk_head h;
     name_of(d, kind, k, ids, name);
     const int fd = openat(d->fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
@@ -375,7 +375,7 @@ struct disk_write *disk_begin(struct disk *d, enum disk_kind kind, const struct 
                               int n_tokens)
 {
     const size_t blocks = blocks_bytes(d, kind, n_tokens), state = kind == DISK_IS_RUN ? 0 : d->o.state_bytes,
-                 size = sizeof(struct head) + blocks + state;
+                 size = sizeof(struct disk_head) + blocks + state;
     assert(n_tokens >= 0 && n_tokens <= DISK_RUN && (kind != DISK_IS_RUN || n_tokens == DISK_RUN));
     if (!d->writes)
         return NULL;

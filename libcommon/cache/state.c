@@ -86,11 +86,11 @@ void state_trim(struct state_pool *s, const struct kv_pool *p, void (*drop)(void
     }
 }
 
-struct search { const struct state_pool *s; const struct kv_pool *p; int best, snapshot; };
+struct state_search { const struct state_pool *s; const struct kv_pool *p; int best, snapshot; };
 
 static void look(void *user, int32_t block, int n_tokens)
 {
-    struct search *x = user;
+    struct state_search *x = user;
     const int found = n_tokens > x->best ? state_find(x->s, x->p, block) : -1;
     if (found < 0)
         return;
@@ -101,7 +101,7 @@ static void look(void *user, int32_t block, int n_tokens)
 int state_prefix(const struct state_pool *s, const struct kv_pool *p, const struct kv_table *t, const int32_t *ids,
                  int n, int *snapshot)
 {
-    struct search x = { s, p, t->n_tokens, -1 };
+    struct state_search x = { s, p, t->n_tokens, -1 };
     prefix_visit(t, p, ids, n, look, &x);
     *snapshot = x.snapshot;
     return x.best;

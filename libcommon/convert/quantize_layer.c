@@ -325,12 +325,12 @@ static int quantize_input(struct conversion *cv, struct calibration *c, int laye
 
 /* ---- a layer ---- */
 
-struct collector { struct inputs *to; size_t at; };
+struct input_copy { struct inputs *to; size_t at; };
 
 /* Collect the input of experts, and stop there. */
 static int collect(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
 {
-    struct collector *w = user;
+    struct input_copy *w = user;
     (void)layer;
     if (calibrate_input(role) != INPUT_MLP)
         return 0;
@@ -343,7 +343,7 @@ static int collect(void *user, int layer, int role, const float *x, size_t ldx, 
 static int advance(struct conversion *cv, struct calibration *c, int layer, struct err *e)
 {
     const int hidden = cv->config.hidden_size, n = c->n_windows * c->window_len, moe = cv->config.ff[layer] == FF_MOE;
-    struct collector w = { &c->h, 0 };
+    struct input_copy w = { &c->h, 0 };
     const struct cpu_hook hook = { .input = collect, .user = &w };
     if (moe) {
         c->h = (struct inputs){ .n = hidden, .ld = linalg_pad(hidden) };

@@ -15,7 +15,7 @@
 
 /* ---- the models: from their config.json on the hub ---- */
 
-static const struct shape {
+static const struct synthetic_shape {
     const char *name, *type;
     int n_layers, hidden, intermediate, n_heads, n_kv_heads, head_dim, vocab, max_len, tied;
     double theta, eps;
@@ -102,7 +102,7 @@ static const struct shape {
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
-static const struct shape *find_shape(const char *name, struct err *e)
+static const struct synthetic_shape *find_shape(const char *name, struct err *e)
 {
     char all[600] = "";
     for (int i = 0; i < N_SHAPES; i++) {
@@ -119,7 +119,7 @@ static const struct shape *find_shape(const char *name, struct err *e)
 enum { N_SPECIAL = 3, N_BYTES = 256 };
 static const char *const special[N_SPECIAL] = { "<|endoftext|>", "<|im_start|>", "<|im_end|>" };
 
-static json_t *config_of(const struct shape *s)
+static json_t *config_of(const struct synthetic_shape *s)
 {
     if (s->config) {
         json_t *c = json_loads(s->config, 0, NULL);
@@ -238,7 +238,7 @@ static int ends_in(const char *name, const char *end)
 /* The shape that a source tensor of this name would have. */
 static int shape_of(void *user, const char *name, int *n_dims, int64_t dim[WEIGHT_DIMS])
 {
-    const struct shape *s = user;
+    const struct synthetic_shape *s = user;
     const int64_t q = (int64_t)s->n_heads * s->head_dim, kv = (int64_t)s->n_kv_heads * s->head_dim;
     const struct { const char *end; int64_t rows, cols; } shapes_by_end[] = {
         { "model.embed_tokens.weight", s->vocab, s->hidden }, { "model.norm.weight", s->hidden, 0 },
@@ -265,7 +265,7 @@ static int shape_of(void *user, const char *name, int *n_dims, int64_t dim[WEIGH
     return 0;
 }
 
-static int add_tensors(struct conversion *cv, const struct shape *shape, int n, struct err *e)
+static int add_tensors(struct conversion *cv, const struct synthetic_shape *shape, int n, struct err *e)
 {
     struct source *s = cv->source;
     s->tensors = calloc((size_t)n, sizeof *s->tensors);
@@ -323,7 +323,7 @@ int synthetic_open(struct conversion *cv, int *n_specs, struct err *e)
 {
     if (cv->o->config)
         return config_open(cv, n_specs, e);
-    const struct shape *shape = find_shape(cv->o->synthetic, e);
+    const struct synthetic_shape *shape = find_shape(cv->o->synthetic, e);
     if (!shape)
         return -1;
     struct source *s = cv->source = calloc(1, sizeof *s);

@@ -121,11 +121,11 @@ static int match_word(const struct dry *d, const char *word, size_t size,
 }
 
 /* tokens after the head; the longest tail among them, -1: none */
-struct match { const int32_t *next; int n_next, length; };
+struct dry_match { const int32_t *next; int n_next, length; };
 
 static void longest_tail(void *user, const struct tail *t)
 {
-    struct match *m = user;
+    struct dry_match *m = user;
     if (t->n > m->length && t->n <= m->n_next && memcmp(t->id, m->next, (size_t)t->n * sizeof *t->id) == 0)
         m->length = t->n;
 }
@@ -161,7 +161,7 @@ static int breaker_at(struct dry *d, const int32_t *history, int n, int at)
     const int kind = kind_of(d, history[at]);
     if (kind == PLAIN)
         return -1;
-    struct match m = { history + at + 1, n - at - 1, kind == BREAKER ? 0 : -1 };
+    struct dry_match m = { history + at + 1, n - at - 1, kind == BREAKER ? 0 : -1 };
     char *word;
     size_t size;
     struct err ignored;

@@ -114,10 +114,10 @@ void prefixes_save_end(struct engine *g, struct request *r)
 /* ---- reading ---- */
 
 /* A search: t holds the nodes so far, the files begin behind `at` tokens, at key. */
-struct search { struct kv_table t; struct disk_key key; int at; };
+struct disk_search { struct kv_table t; struct disk_key key; int at; };
 
 /* Read blocks of a file that holds n_tokens tokens from x->at on.  0: no block is free. */
-static int load_blocks(struct engine *g, struct search *x, const struct disk_data *data, int n_tokens)
+static int load_blocks(struct engine *g, struct disk_search *x, const struct disk_data *data, int n_tokens)
 {
     if (kv_table_reserve(&x->t, g->pool, x->at + n_tokens) != 0)
         return 0;
@@ -128,7 +128,7 @@ static int load_blocks(struct engine *g, struct search *x, const struct disk_dat
     return 1;
 }
 
-static void load_state(struct engine *g, const struct search *x, const uint8_t *from)
+static void load_state(struct engine *g, const struct disk_search *x, const uint8_t *from)
 {
     const int32_t end = prefix_end(&x->t, g->pool);
     const int state = end < 0 || state_find(g->states, g->pool, end) >= 0 ? -1 : state_take(g->states, g->pool);
@@ -156,7 +156,7 @@ static int find_end(struct engine *g, const struct request *r, struct disk_key k
 }
 
 /* The sequence that ended behind the runs, as far as r continues it. */
-static void load_tail(struct engine *g, struct search *x, const struct request *r)
+static void load_tail(struct engine *g, struct disk_search *x, const struct request *r)
 {
     struct disk_data data;
     int same = 0;
@@ -182,7 +182,7 @@ static void load_tail(struct engine *g, struct search *x, const struct request *
 
 void prefixes_load(struct engine *g, struct request *r)
 {
-    struct search x = { .at = 0 };
+    struct disk_search x = { .at = 0 };
     struct disk_data data;
     struct err ignored;
     if (!g->disk || r->searched)

@@ -11,16 +11,16 @@
 
 enum { MORE = TOOL_READ_MORE, DONE = TOOL_READ_DONE, BAD = TOOL_READ_BAD, MOST_DEPTH = 64 };
 
-struct text { char *s; size_t n, room; int failed; };
+struct value_text { char *s; size_t n, room; int failed; };
 
-struct reader {
+struct value_reader {
     const struct tool_format *f;
     const char *p, *end;
-    struct text out;
+    struct value_text out;
     json_t *seen;                       /* names of the outermost object */
 };
 
-static void put(struct text *t, const char *s, size_t n)
+static void put(struct value_text *t, const char *s, size_t n)
 {
     if (t->n + n + 1 > t->room && !t->failed) {
         const size_t room = 2 * t->room + n + 64;
@@ -37,7 +37,7 @@ static void put(struct text *t, const char *s, size_t n)
 }
 
 /* A JSON string; an open one has no closing quotation mark. */
-static int put_string(struct text *t, const char *s, size_t n, int open)
+static int put_string(struct value_text *t, const char *s, size_t n, int open)
 {
     if (utf8_valid(s, n) != n && !open)
         return BAD;
@@ -51,7 +51,7 @@ static int put_string(struct text *t, const char *s, size_t n, int open)
     return DONE;
 }
 
-static void blanks(struct reader *r)
+static void blanks(struct value_reader *r)
 {
     while (r->p < r->end && (*r->p == ' ' || *r->p == '\t' || *r->p == '\n' || *r->p == '\r'))
         r->p++;
@@ -64,7 +64,7 @@ static int is_word(char c)
 }
 
 /* Read a word: letters, digits and the like. */
-static size_t word(struct reader *r, const char **from)
+static size_t word(struct value_reader *r, const char **from)
 {
     *from = r->p;
     while (r->p < r->end && (is_word(*r->p) || *r->p == '+'))
@@ -75,7 +75,7 @@ static size_t word(struct reader *r, const char **from)
 /* ---- strings ---- */
 
 /* Read the text between two marks.  MORE: *n bytes of it are there. */
-static int marked(struct reader *r, const char **from, size_t *n)
+static int marked(struct value_reader *r, const char **from, size_t *n)
 {
     const char *mark = r->f->value_close;
     const size_t m = strlen(mark);
@@ -95,7 +95,7 @@ static int marked(struct reader *r, const char **from, size_t *n)
 
 /* Is the quotation mark at `at` the last of its string?  Templates do not escape the marks in a
  * string, so that one counts which a comma or a bracket follows.  MORE: the text ends. */
-static int closes(const struct reader *r, const char *at)
+static int closes(const struct value_reader *r, const char *at)
 {
     const char *p = at + 1;
     while (p < r->end && (*p == ' ' || *p == '\n'))
@@ -116,7 +116,7 @@ static int hex(const char *s, int n)
 }
 
 /* Read the escape behind a backslash at s: returns its bytes; unknown ones mean themselves. */
-static size_t escape(const char *s, size_t n, struct text *to)
+static size_t escape(const char *s, size_t n, struct value_text *to)
 {
     static const char from[] = "nrtbf\\'\"/", into[] = "\n\r\t\b\f\\'\"/";
     const char *known = *s ? strchr(from, *s) : NULL;
@@ -141,7 +141,7 @@ static size_t escape(const char *s, size_t n, struct text *to)
 }
 
 /* Read a string of Python or JSON into `to`. */
-static int quoted(struct reader *r, struct text *to)
+static int quoted(struct value_reader *r, struct value_text *to)
 {
     const char quote = *r->p;
     const char *p = r->p + 1;
@@ -165,7 +165,7 @@ static int quoted(struct reader *r, struct text *to)
 }
 
 /* 1 if the text may begin a marked string; DONE if it does. */
-static int at_mark(const struct reader *r)
+static int at_mark(const struct value_reader *r)
 {
     const char *mark = r->f->style == TOOL_QUOTED ? r->f->value_close : "";
     const size_t m = strlen(mark), there = (size_t)(r->end - r->p) < m ? (size_t)(r->end - r->p) : m;
@@ -173,7 +173,7 @@ static int at_mark(const struct reader *r)
 }
 
 /* outer: it is a member of the outermost object, whose open strings are shown. */
-static int string(struct reader *r, int outer)
+static int string(struct value_reader *r, int outer)
 {
     const int mark = at_mark(r);
     const char *from;
@@ -185,7 +185,7 @@ static int string(struct reader *r, int outer)
         return rc == DONE ? put_string(&r->out, from, n, 0) : outer && put_string(&r->out, from, n, 1) == BAD ? BAD
                                                                                                           : MORE;
     }
-    struct text t = { 0 };
+    struct value_text t = { 0 };
     int rc = quoted(r, &t);
     if (rc == DONE)
         rc = put_string(&r->out, t.s ? t.s : "", t.n, 0);
@@ -196,10 +196,10 @@ static int string(struct reader *r, int outer)
 
 /* ---- values ---- */
 
-static int value(struct reader *r, int depth);
+static int value(struct value_reader *r, int depth);
 
 /* true, None, 1.5; the text must go on behind it, as it might be longer. */
-static int scalar(struct reader *r)
+static int scalar(struct value_reader *r)
 {
     static const char *const words[][2] = { { "True", "true" }, { "False", "false" }, { "None", "null" } };
     const char *from;
@@ -220,7 +220,7 @@ static int scalar(struct reader *r)
 }
 
 /* Behind a value: DONE with the bracket read, or, 2, with the comma read. */
-static int goes_on(struct reader *r, char bracket)
+static int goes_on(struct value_reader *r, char bracket)
 {
     blanks(r);
     if (r->p == r->end)
@@ -230,7 +230,7 @@ static int goes_on(struct reader *r, char bracket)
     return *r->p++ == ',' ? 2 : DONE;
 }
 
-static int list(struct reader *r, int depth)
+static int list(struct value_reader *r, int depth)
 {
     int n = 0;
     r->p++;
@@ -256,13 +256,13 @@ static int list(struct reader *r, int depth)
 }
 
 /* Read a member's name as a JSON string: a word, or a string. */
-static int name_of(struct reader *r, struct text *name)
+static int name_of(struct value_reader *r, struct value_text *name)
 {
-    const struct text all = r->out;
+    const struct value_text all = r->out;
     const char *from;
     int rc = BAD;
     if (at_mark(r) != BAD || *r->p == '"' || *r->p == '\'') {
-        r->out = (struct text){ 0 };
+        r->out = (struct value_text){ 0 };
         rc = string(r, 0);
         *name = r->out;
         r->out = all;
@@ -274,16 +274,16 @@ static int name_of(struct reader *r, struct text *name)
     return n ? put_string(name, from, n, 0) : BAD;
 }
 
-static int member(struct reader *r, char assign, int first, int depth)
+static int member(struct value_reader *r, char assign, int first, int depth)
 {
-    struct text name = { 0 };
+    struct value_text name = { 0 };
     int rc = name_of(r, &name);
     r->out.failed |= name.failed;
     if (rc == DONE && !name.failed) {
         blanks(r);
         rc = r->p == r->end ? MORE : *r->p == assign ? DONE : BAD;
     }
-    const struct text before = r->out;
+    const struct value_text before = r->out;
     const int again = !depth && rc == DONE && json_object_get(r->seen, name.s) != NULL;
     if (rc == DONE && !name.failed) {
         r->p++;
@@ -304,7 +304,7 @@ static int member(struct reader *r, char assign, int first, int depth)
 }
 
 /* name assign value, ... bracket: from the first name on. */
-static int object(struct reader *r, char assign, char bracket, int depth)
+static int object(struct value_reader *r, char assign, char bracket, int depth)
 {
     const size_t begin = r->out.n + 1;
     put(&r->out, "{", 1);
@@ -326,7 +326,7 @@ static int object(struct reader *r, char assign, char bracket, int depth)
     return DONE;
 }
 
-static int value(struct reader *r, int depth)
+static int value(struct value_reader *r, int depth)
 {
     const size_t before = r->out.n;
     int rc;
@@ -349,7 +349,7 @@ static int value(struct reader *r, int depth)
 
 enum tool_read tool_values_read(const struct tool_format *f, const char **at, const char *end, char **json)
 {
-    struct reader r = { .f = f, .p = *at, .end = end, .seen = json_object() };
+    struct value_reader r = { .f = f, .p = *at, .end = end, .seen = json_object() };
     const int python = f->style == TOOL_PYTHON;
     int rc = object(&r, python ? '=' : ':', python ? ')' : '}', 0);
     json_decref(r.seen);

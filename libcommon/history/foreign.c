@@ -87,7 +87,7 @@ static char *message_text(const json_t *m)
 
 /* ---- the tree ---- */
 
-struct walk {
+struct tree_walk {
     const json_t *nodes;
     const char *parent, *children, *active_id;
     json_t *seen, *messages;            /* seen: node id to number of its message, or of the one above */
@@ -104,7 +104,7 @@ static const json_t *message_of(const json_t *node)
 
 /* Add the node's message, if it has one to show, below the message `above` (0: none).  Returns the
  * number below which its children go; -1 with *p. */
-static int64_t add_message(struct walk *w, const json_t *node, int64_t above)
+static int64_t add_message(struct tree_walk *w, const json_t *node, int64_t above)
 {
     const json_t *m = message_of(node), *time = json_object_get(m, "create_time");
     const char *role = text_of(m, "role"), *model = text_of(json_object_get(m, "metadata"), "model_slug");
@@ -128,7 +128,7 @@ static int64_t add_message(struct walk *w, const json_t *node, int64_t above)
     return out && json_array_append_new(w->messages, out) == 0 ? w->n : fault_nomem(w->p);
 }
 
-static int visit(struct walk *w, const char *id, int64_t above)
+static int visit(struct tree_walk *w, const char *id, int64_t above)
 {
     const json_t *node = json_object_get(w->nodes, id), *children = json_object_get(node, w->children);
     if (!json_is_object(node) || json_object_get(w->seen, id))
@@ -149,7 +149,7 @@ static int visit(struct walk *w, const char *id, int64_t above)
     return 0;
 }
 
-static int walk(struct walk *w)
+static int walk(struct tree_walk *w)
 {
     const char *id;
     json_t *node;
@@ -278,7 +278,7 @@ json_t *foreign_document(const char *format, const json_t *conversation, struct 
     const json_t *chat = is_webui && json_object_get(conversation, "chat") ? json_object_get(conversation, "chat")
                                                                            : conversation;
     const json_t *tree = is_webui ? json_object_get(chat, "history") : conversation;
-    struct walk w = { .nodes = json_object_get(tree, is_webui ? "messages" : "mapping"),
+    struct tree_walk w = { .nodes = json_object_get(tree, is_webui ? "messages" : "mapping"),
                       .parent = is_webui ? "parentId" : "parent",
                       .children = is_webui ? "childrenIds" : "children",
                       .active_id = text_of(tree, is_webui ? "currentId" : "current_node"), .p = p };

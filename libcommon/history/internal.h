@@ -76,7 +76,7 @@ int conversation_new_id(char out[HISTORY_ID + 1], struct history_problem *p);
 int64_t conversation_bytes(const struct conversation *c);
 int64_t text_size(const char *text);
 
-/* ---- messages.c ---- */
+/* ---- message_tree.c ---- */
 struct message {
     int64_t row, number, parent, tokens, created;       /* -1: null */
     double latency;                     /* negative: null */
@@ -96,7 +96,7 @@ json_t *history_messages_in(struct history *h, const char *owner, const char *id
 int message_role(const char *name);                     /* -1: none */
 const char *message_role_name(int role);
 
-/* ---- fields.c: values of members ---- */
+/* ---- members.c: values of members ---- */
 enum presence { ABSENT, GIVEN_NULL, GIVEN };
 enum presence field_presence(const json_t *fields, const char *name);
 /* Read a member that is there: 0, or -1 with *p.  Strings are borrowed from fields. */
@@ -110,7 +110,7 @@ int field_json(const json_t *fields, const char *name, int is_list, size_t most,
                struct history_problem *p);
 int time_parse(const char *text, int64_t *ms);          /* js_time() reversed; -1: another form */
 
-/* ---- words.c: text to words of the index ---- */
+/* ---- index_words.c: text to words of the index ---- */
 struct word { size_t at, end; char text[72]; int n; };  /* bytes of the source; the folded word, not terminated */
 /* The next word at or after *at; 0: there is none. */
 int word_next(const char *text, size_t size, size_t *at, struct word *w);

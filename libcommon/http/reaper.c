@@ -5,20 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct block { struct block *next; };                   /* at the beginning of the block itself */
+struct reaper_block { struct reaper_block *next; };                   /* at the beginning of the block itself */
 
 struct reaper {
     pthread_t thread;
     int running;                        /* 1: the thread runs; -1: it could not be started */
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct block *first;
+    struct reaper_block *first;
     int stop;
 };
 
-static void free_all(struct block *b)
+static void free_all(struct reaper_block *b)
 {
-    for (struct block *next; b; b = next) {
+    for (struct reaper_block *next; b; b = next) {
         next = b->next;
         free(b);
     }
@@ -29,7 +29,7 @@ static void *run(void *arg)
     struct reaper *r = arg;
     pthread_mutex_lock(&r->lock);
     while (!r->stop) {
-        struct block *b = r->first;
+        struct reaper_block *b = r->first;
         if (!b) {
             pthread_cond_wait(&r->work, &r->lock);
             continue;
@@ -78,7 +78,7 @@ void reaper_take(struct reaper *r, struct buf *b)
         buf_release(b);
         return;
     }
-    struct block *x = (struct block *)b->data;
+    struct reaper_block *x = (struct reaper_block *)b->data;
     pthread_mutex_lock(&r->lock);
     x->next = r->first;
     r->first = x;

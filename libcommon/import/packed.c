@@ -582,7 +582,7 @@ static int ternary_take(struct indexer *x, struct packed *p, const struct source
 
 /* ---- the checkpoint ---- */
 
-struct kind {
+struct packed_kind {
     const char *end;                    /* of the name of the codes */
     int from[2];                        /* their types */
     const char *name;                   /* takes the place of `end` */
@@ -591,35 +591,44 @@ struct kind {
     int (*take)(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem);
 };
 
-static const struct kind gptq_kinds[] = { { ".qweight", { GGML_I32, GGML_I32 }, ".weight", SRC_GPTQ, PACKED_GPTQ,
-                                            grouped_take }, { 0 } };
-static const struct kind awq_kinds[] = { { ".qweight", { GGML_I32, GGML_I32 }, ".weight", SRC_AWQ, PACKED_AWQ,
-                                           grouped_take }, { 0 } };
-static const struct kind fp8_kinds[] = { { ".weight", { SRC_F8_E4M3, SRC_F8_E5M2 }, ".weight", SRC_F8_BLOCK, PACKED_F8,
-                                           bytes_take }, { 0 } };
-static const struct kind mxfp4_kinds[] = { { "_blocks", { SRC_U8, SRC_U8 }, "", SRC_MXFP4_BLOCKS, PACKED_MXFP4,
-                                             mxfp4_take }, { 0 } };
-static const struct kind bitnet_kinds[] = { { ".weight", { SRC_U8, SRC_U8 }, ".weight", SRC_BITNET, PACKED_TERNARY,
-                                              ternary_take }, { 0 } };
-static const struct kind modelopt_kinds[] = { { ".weight", { SRC_U8, SRC_U8 }, ".weight", SRC_NVFP4_BLOCKS, PACKED_NVFP4,
-                                                nvfp4_take }, { 0 } };
-static const struct kind ct_kinds[] = {
+static const struct packed_kind gptq_kinds[] = {
+    { ".qweight", { GGML_I32, GGML_I32 }, ".weight", SRC_GPTQ, PACKED_GPTQ, grouped_take }, { 0 },
+};
+static const struct packed_kind awq_kinds[] = {
+    { ".qweight", { GGML_I32, GGML_I32 }, ".weight", SRC_AWQ, PACKED_AWQ, grouped_take }, { 0 },
+};
+static const struct packed_kind fp8_kinds[] = {
+    { ".weight", { SRC_F8_E4M3, SRC_F8_E5M2 }, ".weight", SRC_F8_BLOCK, PACKED_F8, bytes_take }, { 0 },
+};
+static const struct packed_kind mxfp4_kinds[] = {
+    { "_blocks", { SRC_U8, SRC_U8 }, "", SRC_MXFP4_BLOCKS, PACKED_MXFP4, mxfp4_take }, { 0 },
+};
+static const struct packed_kind bitnet_kinds[] = {
+    { ".weight", { SRC_U8, SRC_U8 }, ".weight", SRC_BITNET, PACKED_TERNARY, ternary_take }, { 0 },
+};
+static const struct packed_kind modelopt_kinds[] = {
+    { ".weight", { SRC_U8, SRC_U8 }, ".weight", SRC_NVFP4_BLOCKS, PACKED_NVFP4, nvfp4_take }, { 0 },
+};
+static const struct packed_kind ct_kinds[] = {
     { ".weight_packed", { GGML_I32, GGML_I32 }, ".weight", SRC_CT_INT, PACKED_WORDS, words_take },
     { ".weight_packed", { SRC_U8, SRC_U8 }, ".weight", SRC_NVFP4_BLOCKS, PACKED_NVFP4, nvfp4_take },
     { ".weight", { GGML_I8, GGML_I8 }, ".weight", SRC_CT_INT, PACKED_I8, bytes_take },
     { ".weight", { SRC_F8_E4M3, SRC_F8_E5M2 }, ".weight", SRC_CT_F8, PACKED_F8, bytes_take }, { 0 },
 };
 
-static const struct method { const char *name; int (*config)(struct indexer *x,
-                                                             const json_t *q); const struct kind *kinds; } methods[] = {
+static const struct packed_method {
+    const char *name;
+    int (*config)(struct indexer *x, const json_t *q);
+    const struct packed_kind *kinds;
+} methods[] = {
     { "compressed-tensors", ct_config, ct_kinds }, { "fp8", fp8_config, fp8_kinds },
-        { "mxfp4", mxfp4_config, mxfp4_kinds },
+    { "mxfp4", mxfp4_config, mxfp4_kinds },
     { "gptq", gptq_config, gptq_kinds }, { "awq", awq_config, awq_kinds }, { "bitnet", bitnet_config, bitnet_kinds },
     { "modelopt", modelopt_config, modelopt_kinds },
 };
 
 /* Make one tensor of the codes at index i and what belongs to them. */
-static int join(struct indexer *x, int i, const struct kind *k)
+static int join(struct indexer *x, int i, const struct packed_kind *k)
 {
     struct source_tensor *t = &x->s->tensors[i];
     const size_t stem = strlen(t->name) - strlen(k->end);
@@ -654,14 +663,14 @@ static int is_beside_weights(const char *name)
     return 0;
 }
 
-static int join_all(struct indexer *x, const struct method *m)
+static int join_all(struct indexer *x, const struct packed_method *m)
 {
     for (int i = 0; i < x->s->n_tensors; i++) {
         const struct source_tensor *t = &x->s->tensors[i];
         if (x->drop[i])
             continue;
         x->drop[i] = (char)is_beside_weights(t->name);
-        for (const struct kind *k = m->kinds; k->end && !t->packed; k++)
+        for (const struct packed_kind *k = m->kinds; k->end && !t->packed; k++)
             if (ends_with(t->name, k->end) && (t->type == k->from[0] || t->type == k->from[1]) && join(x, i, k) < 0)
                 return -1;
     }
@@ -695,7 +704,7 @@ void packed_config_from(json_t *config, json_t *file)
     json_object_set(config, "quantization_config", q);
 }
 
-static const struct method *method_of(const json_t *q)
+static const struct packed_method *method_of(const json_t *q)
 {
     const char *name = json_string_value(js_get(q, "quant_method"));
     for (size_t i = 0; name && i < sizeof methods / sizeof *methods; i++)
@@ -731,7 +740,7 @@ int packed_index(struct source *s, struct err *e)
     json_t *q = js_get(s->config, key);
     if (!q && (q = js_get(s->config, "compression_config")))
         key = "compression_config";
-    const struct method *m = method_of(q);
+    const struct packed_method *m = method_of(q);
     if (!m)
         return 0;
     struct indexer x = { .s = s, .e = e };

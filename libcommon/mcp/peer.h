@@ -12,7 +12,7 @@
 #include <jansson.h>
 
 #include "libcommon/base/err.h"
-#include "libcommon/mcp/config.h"
+#include "libcommon/mcp/mcp_config.h"
 
 enum {
     MCP_MESSAGE_MAX = 8 << 20,          /* bytes of a message of a server */

@@ -7,9 +7,9 @@
 #include "libcommon/base/utf8.h"
 #include "libcommon/mcp/peer_internal.h"
 
-struct text { char *data; size_t size, left; };         /* left: bytes beyond MCP_RESULT_MAX */
+struct result_body { char *data; size_t size, left; };         /* left: bytes beyond MCP_RESULT_MAX */
 
-static void add(struct text *t, const char *s, size_t n)
+static void add(struct result_body *t, const char *s, size_t n)
 {
     const size_t room = MCP_RESULT_MAX - t->size;
     size_t part = n < room ? n : room;
@@ -22,7 +22,7 @@ static void add(struct text *t, const char *s, size_t n)
     t->left += n - part;
 }
 
-static void add_text(struct text *t, const json_t *v)
+static void add_text(struct result_body *t, const json_t *v)
 {
     if (t->size)
         add(t, "\n", 1);
@@ -30,7 +30,7 @@ static void add_text(struct text *t, const json_t *v)
 }
 
 /* An element of content. */
-static void add_item(struct text *t, const json_t *item)
+static void add_item(struct result_body *t, const json_t *item)
 {
     const char *type = json_string_value(js_get(item, "type")), *mime = json_string_value(js_get(item, "mimeType")),
                *uri = json_string_value(js_get(item, "uri"));
@@ -50,7 +50,7 @@ char *result_text(const json_t *result, int *is_error, struct err *e)
 {
     const char *type = json_string_value(js_get(result, "resultType"));
     const json_t *content = js_get(result, "content"), *structured = js_get(result, "structuredContent"), *item;
-    struct text t = { .data = malloc(MCP_RESULT_MAX + 80) };
+    struct result_body t = { .data = malloc(MCP_RESULT_MAX + 80) };
     size_t i;
     if (!t.data) {
         err_nomem(e, "result");

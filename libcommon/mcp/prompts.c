@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/mcp/server.h"
+#include "libcommon/mcp/mcp_server.h"
 
 enum { MAX_ARGUMENTS = 2 };
 

@@ -10,7 +10,7 @@
 #include <jansson.h>
 
 #include "libcommon/base/err.h"
-#include "libcommon/mcp/config.h"
+#include "libcommon/mcp/mcp_config.h"
 
 struct toolset;
 

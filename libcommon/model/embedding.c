@@ -28,7 +28,7 @@ static void add_dense(struct parse *p, struct config *c, const char *stem, int i
 /* ---- classifiers with one label ---- */
 
 /* Heads by model_type: the first layer, if there is one, has the width of the states. */
-static const struct head {
+static const struct encoder_head {
     const char *arch, *first, *last;
     enum dense_act act;
     int biased;                             /* of the last */
@@ -72,7 +72,7 @@ static void head_parse(struct parse *p, struct config *c)
 {
     const json_t *labels = js_get(p->json, "id2label"), *n_labels = js_get(p->json, "num_labels");
     const int64_t n = labels ? (int64_t)json_object_size(labels) : n_labels ? json_integer_value(n_labels) : 2;
-    const struct head *h = NULL;
+    const struct encoder_head *h = NULL;
     for (size_t i = 0; i < sizeof heads / sizeof *heads && !h; i++)
         h = strcmp(heads[i].arch, c->arch) == 0 ? &heads[i] : NULL;
     if (!h) {

@@ -15,11 +15,11 @@ enum { COL_SCOPE, COL_HEADING, COL_TEXT };
 #define B 0.75
 enum { HEADING_WEIGHT = 2, MAX_TIMES = 255 };
 
-struct match { int64_t chunk; int n_words; };
+struct bm25_match { int64_t chunk; int n_words; };
 
 struct collector {
     int first, n;                       /* phrases of the query, behind those of the scope */
-    struct match *match; uint8_t *times;                /* times [n_matches][n] */
+    struct bm25_match *match; uint8_t *times;                /* times [n_matches][n] */
     int n_matches, room, failed;
     int64_t with[QUERY_PHRASES];        /* rows that have each phrase */
 };
@@ -29,7 +29,7 @@ struct collector {
 static int grow(struct collector *c)
 {
     const int room = c->room ? 2 * c->room : 256;
-    struct match *m = realloc(c->match, (size_t)room * sizeof *m);
+    struct bm25_match *m = realloc(c->match, (size_t)room * sizeof *m);
     if (m)
         c->match = m;
     uint8_t *t = realloc(c->times, (size_t)room * (size_t)c->n);
@@ -67,7 +67,7 @@ static void collect(const Fts5ExtensionApi *api, Fts5Context *fts, sqlite3_conte
     }
     api->xColumnSize(fts, COL_HEADING, &in_heading);
     api->xColumnSize(fts, COL_TEXT, &in_text);
-    c->match[c->n_matches++] = (struct match){ api->xRowid(fts), in_heading + in_text };
+    c->match[c->n_matches++] = (struct bm25_match){ api->xRowid(fts), in_heading + in_text };
 }
 
 static fts5_api *api_of(sqlite3 *db)

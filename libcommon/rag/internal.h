@@ -5,7 +5,7 @@
 #include <sqlite3.h>
 #include <sys/types.h>
 
-#include "libcommon/rag/store.h"
+#include "libcommon/rag/rag_store.h"
 
 struct collector;
 

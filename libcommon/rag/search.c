@@ -124,9 +124,9 @@ static int read_hit(struct rag_store *r, sqlite3_stmt *s, int64_t chunk, struct 
 }
 
 /* own: its relevance as a share of the best one. */
-struct joined { int64_t chunk; double score, relevance, bm25, similarity, own; };
+struct fused { int64_t chunk; double score, relevance, bm25, similarity, own; };
 
-static int read_hits(struct rag_store *r, const struct rag_query *q, const struct joined *best, int n,
+static int read_hits(struct rag_store *r, const struct rag_query *q, const struct fused *best, int n,
                      struct rag_hits *out, struct err *e)
 {
     sqlite3_stmt *s = rag_prepare(r, "SELECT k.number, k.page, k.offset, k.heading, k.text, d.name, d.public, c.name, d.pages, d.type"
@@ -152,7 +152,7 @@ static int read_hits(struct rag_store *r, const struct rag_query *q, const struc
 
 static int compare(const void *a, const void *b)
 {
-    const struct joined *x = a, *y = b;
+    const struct fused *x = a, *y = b;
     return x->score != y->score ? (x->score < y->score ? 1 : -1) : (x->chunk > y->chunk) - (x->chunk < y->chunk);
 }
 
@@ -176,7 +176,7 @@ static double relevance(double similarity, double mean, double deviation)
 /* The rankings of a query, and what is known of the vectors. */
 struct rankings { struct ranking words; struct near *near; int n_near; double mean, deviation; };
 
-static struct joined *find_joined(struct joined *list, int n, int64_t chunk)
+static struct fused *find_joined(struct fused *list, int n, int64_t chunk)
 {
     for (int i = 0; i < n; i++)
         if (list[i].chunk == chunk)
@@ -189,24 +189,24 @@ static struct joined *find_joined(struct joined *list, int n, int64_t chunk)
  * part of the query's words that it has, or its nearness; that of the most relevant one scales all
  * scores.  min_score is about a passage's own relevance.  A passage that has no word of the query
  * and is not near is left out. */
-static int join(const struct rankings *k, enum rag_mode mode, struct joined **out, int *n, struct err *e)
+static int join(const struct rankings *k, enum rag_mode mode, struct fused **out, int *n, struct err *e)
 {
-    struct joined *list = malloc(((size_t)k->words.n + (size_t)k->n_near + 1) * sizeof *list);
+    struct fused *list = malloc(((size_t)k->words.n + (size_t)k->n_near + 1) * sizeof *list);
     const double share = mode == RAG_HYBRID ? 0.5 : 1;
     if (!list)
         return err_nomem(e, "results");
     for (int i = 0; i < k->words.n; i++) {
         const struct ranked *w = &k->words.row[i];
-        list[i] = (struct joined){ w->chunk, share * reciprocal(i), w->coverage, w->score, NAN, 0 };
+        list[i] = (struct fused){ w->chunk, share * reciprocal(i), w->coverage, w->score, NAN, 0 };
     }
     *n = k->words.n;
     for (int i = 0; i < k->n_near; i++) {
         const double s = (double)k->near[i].similarity, much = relevance(s, k->mean, k->deviation);
-        struct joined *j = find_joined(list, k->words.n, k->near[i].chunk);
+        struct fused *j = find_joined(list, k->words.n, k->near[i].chunk);
         if (!j && much <= 0)
             continue;
         if (!j)
-            *(j = &list[(*n)++]) = (struct joined){ k->near[i].chunk, 0, 0, NAN, NAN, 0 };
+            *(j = &list[(*n)++]) = (struct fused){ k->near[i].chunk, 0, 0, NAN, NAN, 0 };
         j->similarity = s;
         j->score += share * reciprocal(i);
         j->relevance = j->relevance > much ? j->relevance : much;
@@ -262,7 +262,7 @@ static int search(struct rag_store *r, const struct rag_query *q, const struct s
 {
     struct query_words words = { 0 };
     struct rankings k = { 0 };
-    struct joined *best = NULL;
+    struct fused *best = NULL;
     const int most = q->top_k > CANDIDATES ? q->top_k : CANDIDATES;
     int n = 0;
     int rc = words_of_query(q->text, q->size, &words, e);

@@ -10,7 +10,7 @@
 #ifndef ZSE_RAG_SEARCH_H
 #define ZSE_RAG_SEARCH_H
 
-#include "libcommon/rag/store.h"
+#include "libcommon/rag/rag_store.h"
 
 enum rag_mode { RAG_HYBRID, RAG_BM25, RAG_VECTOR };
 int rag_mode_parse(const char *text, enum rag_mode *mode);      /* "hybrid", "bm25", "vector"; -1: another */

@@ -13,8 +13,8 @@
 enum { ALIGN = 64, ROWS_AT_ONCE = 256, MAX_SIZE = 1 << 16 };
 
 /* A copy of the vectors of one collection by one model. */
-struct copy {
-    struct copy *next;
+struct vector_copy {
+    struct vector_copy *next;
     int64_t model, collection, last, removed;           /* last: the highest number */
     size_t stride;
     int8_t *rows; float *scale; int64_t *chunk;         /* owned */
@@ -26,7 +26,7 @@ struct rag_vectors {
     const struct kernels *k;
     size_t most_bytes;
     pthread_mutex_t lock;               /* of everything below, and held during a search */
-    struct copy *first;
+    struct vector_copy *first;
     uint64_t searches;
 };
 
@@ -184,7 +184,7 @@ struct rag_vectors *rag_vectors_open(const struct kernels *k, size_t most_bytes,
     return v;
 }
 
-static void free_copy(struct copy *c)
+static void free_copy(struct vector_copy *c)
 {
     free(c->rows);
     free(c->scale);
@@ -197,7 +197,7 @@ void rag_vectors_close(struct rag_vectors *v)
     if (!v)
         return;
     while (v->first) {
-        struct copy *next = v->first->next;
+        struct vector_copy *next = v->first->next;
         free_copy(v->first);
         v->first = next;
     }
@@ -205,12 +205,12 @@ void rag_vectors_close(struct rag_vectors *v)
     free(v);
 }
 
-static size_t copy_bytes(const struct copy *c)
+static size_t copy_bytes(const struct vector_copy *c)
 {
     return (size_t)c->room * (c->stride + sizeof(float) + sizeof(int64_t));
 }
 
-static int grow_copy(struct copy *c, struct err *e)
+static int grow_copy(struct vector_copy *c, struct err *e)
 {
     const int room = c->room ? c->room * 3 / 2 : 64;
     int8_t *rows = aligned_alloc(ALIGN, (size_t)room * c->stride);
@@ -232,7 +232,7 @@ static int grow_copy(struct copy *c, struct err *e)
 }
 
 /* Add the vectors that are newer than the copy. */
-static int read_new(struct rag_store *r, struct copy *c, int size, struct err *e)
+static int read_new(struct rag_store *r, struct vector_copy *c, int size, struct err *e)
 {
     int rc = SQLITE_DONE, failed = 0;
     sqlite3_stmt *s = rag_prepare(r, "SELECT number, chunk, scale, data FROM vectors WHERE model = ? AND collection = ? AND number > ? ORDER BY number", e);
@@ -271,12 +271,12 @@ static int64_t removals(struct rag_store *r, int64_t collection, struct err *e)
 }
 
 /* The up-to-date copy of a collection, NULL with *e. */
-static struct copy *find_copy(struct rag_vectors *v, struct rag_store *r, int64_t model, int64_t collection, int size,
-                              struct err *e)
+static struct vector_copy *find_copy(struct rag_vectors *v, struct rag_store *r, int64_t model, int64_t collection,
+                                     int size, struct err *e)
 {
     const int64_t removed = removals(r, collection, e);
     const size_t stride = ((size_t)size + ALIGN - 1) / ALIGN * ALIGN;
-    struct copy *c = v->first;
+    struct vector_copy *c = v->first;
     while (c && (c->model != model || c->collection != collection))
         c = c->next;
     if (removed < 0)
@@ -286,7 +286,7 @@ static struct copy *find_copy(struct rag_vectors *v, struct rag_store *r, int64_
             err_nomem(e, "vectors");
             return NULL;
         }
-        *c = (struct copy){ .next = v->first, .model = model, .collection = collection, .stride = stride,
+        *c = (struct vector_copy){ .next = v->first, .model = model, .collection = collection, .stride = stride,
                             .removed = removed };
         v->first = c;
     }
@@ -294,7 +294,7 @@ static struct copy *find_copy(struct rag_vectors *v, struct rag_store *r, int64_
         free(c->rows);
         free(c->scale);
         free(c->chunk);
-        *c = (struct copy){ .next = c->next, .model = model, .collection = collection, .stride = stride,
+        *c = (struct vector_copy){ .next = c->next, .model = model, .collection = collection, .stride = stride,
                             .removed = removed };
     }
     c->used = v->searches;
@@ -305,16 +305,16 @@ static struct copy *find_copy(struct rag_vectors *v, struct rag_store *r, int64_
 static void trim(struct rag_vectors *v)
 {
     for (;;) {
-        struct copy **oldest = NULL;
+        struct vector_copy **oldest = NULL;
         size_t sum = 0;
-        for (struct copy **at = &v->first; *at; at = &(*at)->next) {
+        for (struct vector_copy **at = &v->first; *at; at = &(*at)->next) {
             sum += copy_bytes(*at);
             if (!oldest || (*at)->used < (*oldest)->used)
                 oldest = at;
         }
         if (sum <= v->most_bytes || !oldest)
             return;
-        struct copy *c = *oldest;
+        struct vector_copy *c = *oldest;
         *oldest = c->next;
         free_copy(c);
     }
@@ -355,8 +355,8 @@ static int in_ranges(const int64_t *ranges, int n, int64_t chunk)
     return n == 0;
 }
 
-static void scan(const struct kernels *k, const struct copy *c, const int8_t *q, float scale, const int64_t *ranges,
-                 int n_ranges, struct best *b)
+static void scan(const struct kernels *k, const struct vector_copy *c, const int8_t *q, float scale,
+                 const int64_t *ranges, int n_ranges, struct best *b)
 {
     int32_t dots[ROWS_AT_ONCE];
     for (int from = 0; from < c->n; from += ROWS_AT_ONCE) {
@@ -401,7 +401,7 @@ int rag_nearest(struct rag_vectors *v, struct rag_store *r, const char *model, c
     pthread_mutex_lock(&v->lock);
     v->searches++;
     for (int i = 0; i < n_collections && rc == 0; i++) {
-        const struct copy *c = find_copy(v, r, row, collections[i], size, e);
+        const struct vector_copy *c = find_copy(v, r, row, collections[i], size, e);
         rc = c ? 0 : -1;
         if (c)
             scan(v->k, c, q, scale, ranges, n_ranges, &b);

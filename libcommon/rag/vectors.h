@@ -6,7 +6,7 @@
 #ifndef ZSE_RAG_VECTORS_H
 #define ZSE_RAG_VECTORS_H
 
-#include "libcommon/rag/store.h"
+#include "libcommon/rag/rag_store.h"
 
 struct kernels;
 

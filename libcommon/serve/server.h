@@ -142,7 +142,7 @@ struct server_options {
     const char *embedding_model;        /* id of the model that computes vectors of documents; NULL: none */
     int64_t rag_documents; uint64_t rag_bytes;          /* a key's documents, and their files, at most; 0: any */
     int prefix_all;                     /* prefixes are reused across keys */
-    const char *mcp_config;             /* MCP servers whose tools are offered (mcp/config.h); NULL: none */
+    const char *mcp_config;             /* MCP servers whose tools are offered (mcp/mcp_config.h); NULL: none */
     const char *const *mcp_env;         /* environment of those that are child processes; ends with NULL */
     double timeout_s;                   /* of a request; 0: none */
     double stall_s;                     /* /health answers 503 when a step of an engine takes longer; 0: never */

@@ -32,11 +32,11 @@ struct civil civil_of(int64_t s)
 
 /* ---- parsing ---- */
 
-struct reader { const char *p, *end; };
+struct rule_reader { const char *p, *end; };
 
 static int is_letter(char c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); }
 
-static int skip(struct reader *r, char c)
+static int skip(struct rule_reader *r, char c)
 {
     if (r->p == r->end || *r->p != c)
         return 0;
@@ -44,7 +44,7 @@ static int skip(struct reader *r, char c)
     return 1;
 }
 
-static int read_name(struct reader *r, char out[TZ_MAX_ABBREVIATION + 1])
+static int read_name(struct rule_reader *r, char out[TZ_MAX_ABBREVIATION + 1])
 {
     const int quoted = skip(r, '<');
     size_t n = 0;
@@ -55,7 +55,7 @@ static int read_name(struct reader *r, char out[TZ_MAX_ABBREVIATION + 1])
     return n >= 3 && (!quoted || skip(r, '>')) ? 0 : -1;
 }
 
-static int read_number(struct reader *r, int least, int most, int *out)
+static int read_number(struct rule_reader *r, int least, int most, int *out)
 {
     int v = 0, n = 0;
     while (r->p < r->end && *r->p >= '0' && *r->p <= '9' && n < 4) {
@@ -67,7 +67,7 @@ static int read_number(struct reader *r, int least, int most, int *out)
 }
 
 /* [+|-]hh[:mm[:ss]] */
-static int read_time(struct reader *r, int most_hours, int32_t *out)
+static int read_time(struct rule_reader *r, int most_hours, int32_t *out)
 {
     const int negative = skip(r, '-');
     int h, m = 0, s = 0;
@@ -81,7 +81,7 @@ static int read_time(struct reader *r, int most_hours, int32_t *out)
     return 0;
 }
 
-static int read_day(struct reader *r, struct tz_day *d)
+static int read_day(struct rule_reader *r, struct tz_day *d)
 {
     d->time_s = 2 * 3600;
     if (skip(r, 'M')) {
@@ -99,7 +99,7 @@ static int read_day(struct reader *r, struct tz_day *d)
 
 int tz_rule_parse(const char *text, size_t size, struct tz_rule *out, struct err *e)
 {
-    struct reader r = { text, text + size };
+    struct rule_reader r = { text, text + size };
     memset(out, 0, sizeof *out);
     if (read_name(&r, out->standard.name) != 0 || read_time(&r, 24, &out->standard.offset_s) != 0)
         goto bad;

@@ -31,7 +31,7 @@ void tz_close(struct tz *z)
 
 /* ---- parsing ---- */
 
-struct block {                          /* a header and its data; counts as RFC 9636 calls them */
+struct tzif_block {                          /* a header and its data; counts as RFC 9636 calls them */
     const uint8_t *p;
     uint32_t isutcnt, isstdcnt, leapcnt, timecnt, typecnt, charcnt;
     int width;                          /* bytes of a time: 4 or 8 */
@@ -47,7 +47,7 @@ static int64_t time_at(const uint8_t *p, int width)
     return width == 4 ? (int32_t)u32(p) : (int64_t)((uint64_t)u32(p) << 32 | u32(p + 4));
 }
 
-static size_t block_bytes(const struct block *b)
+static size_t block_bytes(const struct tzif_block *b)
 {
     const size_t w = (size_t)b->width;
     return b->timecnt * (w + 1) + b->typecnt * (size_t)TYPE_BYTES + b->charcnt + b->leapcnt * (w + 4) + b->isstdcnt +
@@ -55,13 +55,13 @@ static size_t block_bytes(const struct block *b)
 }
 
 /* The block whose header is at offset `at`. */
-static int read_block(const char *name, const uint8_t *data, size_t size, size_t at, int width, struct block *b,
+static int read_block(const char *name, const uint8_t *data, size_t size, size_t at, int width, struct tzif_block *b,
                       struct err *e)
 {
     if (size - at < HEADER || memcmp(data + at, "TZif", 4) != 0)
         return err_set(e, ERR_FORMAT, "%s: offset %zu: not a time zone file", name, at);
     const uint8_t *p = data + at + 20;
-    *b = (struct block){ .p = data + at + HEADER, .isutcnt = u32(p), .isstdcnt = u32(p + 4), .leapcnt = u32(p + 8),
+    *b = (struct tzif_block){ .p = data + at + HEADER, .isutcnt = u32(p), .isstdcnt = u32(p + 4), .leapcnt = u32(p + 8),
                          .timecnt = u32(p + 12), .typecnt = u32(p + 16), .charcnt = u32(p + 20), .width = width };
     if (b->typecnt == 0 || b->typecnt > MAX_TYPES || b->charcnt == 0 || block_bytes(b) > size - at - HEADER)
         return err_set(e, ERR_FORMAT, "%s: offset %zu: %u transitions, %u types and %u characters do not fit in the file",
@@ -69,7 +69,7 @@ static int read_block(const char *name, const uint8_t *data, size_t size, size_t
     return 0;
 }
 
-static int read_types(struct tz *z, const char *name, const struct block *b, struct err *e)
+static int read_types(struct tz *z, const char *name, const struct tzif_block *b, struct err *e)
 {
     const uint8_t *types = b->p + b->timecnt * (size_t)(b->width + 1);
     const char *chars = (const char *)types + b->typecnt * (size_t)TYPE_BYTES;
@@ -88,7 +88,7 @@ static int read_types(struct tz *z, const char *name, const struct block *b, str
     return 0;
 }
 
-static int read_transitions(struct tz *z, const char *name, const struct block *b, struct err *e)
+static int read_transitions(struct tz *z, const char *name, const struct tzif_block *b, struct err *e)
 {
     const uint8_t *index = b->p + b->timecnt * (size_t)b->width;
     z->at = calloc(b->timecnt + 1, sizeof *z->at);
@@ -120,7 +120,7 @@ static int read_footer(struct tz *z, const char *name, const uint8_t *data, size
 
 static int parse(struct tz *z, const char *name, const uint8_t *data, size_t size, struct err *e)
 {
-    struct block b;
+    struct tzif_block b;
     size_t at = 0;
     if (read_block(name, data, size, 0, 4, &b, e) != 0)
         return -1;

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 #include "libcommon/base/json.h"
-#include "libcommon/mcp/config.h"
-#include "libcommon/mcp/server.h"
+#include "libcommon/mcp/mcp_config.h"
+#include "libcommon/mcp/mcp_server.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

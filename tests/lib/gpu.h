@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/rt/rt.h"
 #include "libcommon/base/rng.h"
 #include "libcommon/kernels/kernels.h"

@@ -11,7 +11,7 @@
 #include "libcommon/rag/chunks.h"
 #include "libcommon/rag/extract.h"
 #include "libcommon/rag/search.h"
-#include "libcommon/rag/store.h"
+#include "libcommon/rag/rag_store.h"
 #include "libcommon/rag/vectors.h"
 #include "libcommon/rag/words.h"
 

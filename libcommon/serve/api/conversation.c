@@ -8,7 +8,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/calls.h"
-#include "libcommon/template/chat_tools.h"
+#include "libcommon/template/chat_calls.h"
 
 int conversation_render(const struct loaded_model *lm, const struct conversation *t, int generation_prompt, char **text,
                         size_t *size, struct problem *pr)

@@ -83,9 +83,9 @@ static void offer_to_oom_killer(pid_t pid)
 }
 
 /* A line at a time from the child's messages; a longer one is cut. */
-struct reader { char text[LINE]; size_t n; };
+struct line_reader { char text[LINE]; size_t n; };
 
-static void take_line(struct jobs *js, struct job *j, struct reader *r)
+static void take_line(struct jobs *js, struct job *j, struct line_reader *r)
 {
     r->text[r->n] = '\0';
     if (r->n && utf8_valid(r->text, r->n) != r->n)
@@ -100,7 +100,7 @@ static void take_line(struct jobs *js, struct job *j, struct reader *r)
 }
 
 /* 1: there may be more; 0: its end. */
-static int read_some(struct jobs *js, struct job *j, int fd, struct reader *r)
+static int read_some(struct jobs *js, struct job *j, int fd, struct line_reader *r)
 {
     char bytes[4096];
     const ssize_t n = read(fd, bytes, sizeof bytes);
@@ -118,7 +118,7 @@ static int read_some(struct jobs *js, struct job *j, int fd, struct reader *r)
 /* Wait for its end while reading; ask it to end when the job is cancelled.  Returns its status. */
 static int wait_for(struct jobs *js, struct job *j, pid_t pid, int fd, int *ended)
 {
-    struct reader r = { .n = 0 };
+    struct line_reader r = { .n = 0 };
     struct pollfd p = { fd, POLLIN, 0 };
     uint64_t start = clock_ns(), asked = 0;
     int status = 0, open = 1;

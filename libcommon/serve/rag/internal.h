@@ -16,7 +16,7 @@
 #define ZSE_SERVE_RAG_INTERNAL_H
 
 #include "libcommon/rag/search.h"
-#include "libcommon/rag/store.h"
+#include "libcommon/rag/rag_store.h"
 #include "libcommon/rag/vectors.h"
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"

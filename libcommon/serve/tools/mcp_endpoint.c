@@ -12,31 +12,31 @@
 enum { MCP_BODY = 256 << 10 };
 #define MODEL_URI "zse://models/"
 
-struct client { struct server *s; const struct access_record *record; };
+struct mcp_caller { struct server *s; const struct access_record *record; };
 
 /* ---- the offer ---- */
 
 static json_t *tools(void *user)
 {
-    const struct client *k = user;
+    const struct mcp_caller *k = user;
     return toolbox_mcp_tools(k->s->toolbox);
 }
 
 static int has_tool(void *user, const char *name)
 {
-    const struct client *k = user;
+    const struct mcp_caller *k = user;
     struct tool_facts facts;
     return toolbox_find(k->s->toolbox, name, &facts) && !facts.server;
 }
 
-static int may_see(const struct client *k, const struct loaded_model *lm)
+static int may_see(const struct mcp_caller *k, const struct loaded_model *lm)
 {
     return lm->state == MODEL_READY && (!k->record || !k->record->has_key || key_allows_model(&k->record->key, lm->id));
 }
 
 static json_t *resources(void *user)
 {
-    const struct client *k = user;
+    const struct mcp_caller *k = user;
     json_t *list = json_array();
     int bad = !list;
     for (const struct loaded_model *lm = k->s->models; lm; lm = lm->next)
@@ -52,7 +52,7 @@ static json_t *resources(void *user)
 
 static json_t *read_resource(void *user, const char *uri)
 {
-    const struct client *k = user;
+    const struct mcp_caller *k = user;
     struct buf out = { 0 };
     struct err ignored;
     json_t *json = NULL;
@@ -87,7 +87,7 @@ static void reply_message(struct server *s, struct conn *c, const struct mcp_ans
 void handle_mcp(struct server *s, struct conn *c, const char *rest)
 {
     const struct http_request *r = conn_request(c);
-    struct client k = { s, conn_record(c) };
+    struct mcp_caller k = { s, conn_record(c) };
     const struct mcp_host host = { .tools = tools, .has_tool = has_tool, .resources = resources, .read = read_resource,
                                    .documents = s->rag && s->o.home, .user = &k };
     const struct mcp_headers headers = { http_field(r, "MCP-Protocol-Version"), http_field(r, "Mcp-Method"),

@@ -2,7 +2,7 @@
 #ifndef ZSE_SERVE_TOOLS_TOOL_REQUEST_H
 #define ZSE_SERVE_TOOLS_TOOL_REQUEST_H
 
-#include "libcommon/mcp/server.h"
+#include "libcommon/mcp/mcp_server.h"
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/tools/toolbox.h"
 

@@ -1,4 +1,4 @@
-/* search.c - find words in titles and messages: FTS5 with the words of words.c.
+/* find.c - find words in titles and messages: FTS5 with the words of index_words.c.
  *
  * Row ids of an owner are neighbours, so a query visits only its owner's rows, the newest first,
  * and stops as soon as enough conversations are found: a frequent word costs no more than a rare

@@ -1,8 +1,8 @@
-/* kernels.h - the operations of the device, one a file.  A wrapper checks nothing that the
+/* operations.h - the operations of the device, one a file.  A wrapper checks nothing that the
  * backend has checked before, launches on the compute stream, never waits, never allocates.  All
  * pointers but those in the argument structs' own memory are device memory. */
-#ifndef ZSE_GPU_KERNELS_KERNELS_H
-#define ZSE_GPU_KERNELS_KERNELS_H
+#ifndef ZSE_GPU_KERNELS_OPERATIONS_H
+#define ZSE_GPU_KERNELS_OPERATIONS_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,9 +1,9 @@
-/* weights.h - a model's weights in device memory: several threads load them through pinned
+/* device_weights.h - a model's weights in device memory: several threads load them through pinned
  * buffers, in the order of the layers, while the loaded layers already compute. */
-#ifndef ZSE_GPU_BACKEND_WEIGHTS_H
-#define ZSE_GPU_BACKEND_WEIGHTS_H
+#ifndef ZSE_GPU_BACKEND_DEVICE_WEIGHTS_H
+#define ZSE_GPU_BACKEND_DEVICE_WEIGHTS_H
 
-#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/operations.h"
 #include "gpu/rt/rt.h"
 #include "libcommon/model/parts.h"
 

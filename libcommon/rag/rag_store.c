@@ -1,4 +1,4 @@
-/* store.c - open rag.db; errors of SQLite as sentences; transactions. */
+/* rag_store.c - open rag.db; errors of SQLite as sentences; transactions. */
 #include "libcommon/rag/internal.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
-/* chat_tools.c - render conversations with calls of functions, for all families of templates. */
-#include "libcommon/template/chat_tools.h"
+/* chat_calls.c - render conversations with calls of functions, for all families of templates. */
+#include "libcommon/template/chat_calls.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* words.c - the words of a text, as the index of the search has them.
+/* index_words.c - the words of a text, as the index of the search has them.
  *
  * A word is a run of letters, digits and marks, without case, accents and compatibility forms
  * (Unicode, UAX 15).  In scripts that are written without blanks, and in Hangul, every character is

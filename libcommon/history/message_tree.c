@@ -1,4 +1,4 @@
-/* messages.c - add, read, change and delete messages; the tree that they form. */
+/* message_tree.c - add, read, change and delete messages; the tree that they form. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* config.c - read the configuration of MCP servers. */
-#include "libcommon/mcp/config.h"
+/* mcp_config.c - read the configuration of MCP servers. */
+#include "libcommon/mcp/mcp_config.h"
 
 #include <stdlib.h>
 #include <string.h>

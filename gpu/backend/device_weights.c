@@ -1,8 +1,8 @@
-/* weights.c - load a model's weights into one device allocation, in the order in which they are
- * needed. Threads take chunks of CHUNK bytes in that order, copy them from the mapping into
- * their own pinned buffers and queue the transfer; the thread that queues the last chunk of a
+/* device_weights.c - load a model's weights into one device allocation, in the order in which
+ * they are needed.  Threads take chunks of CHUNK bytes in that order, copy them from the mapping
+ * into their own pinned buffers and queue the transfer; the thread that queues the last chunk of a
  * part records the part's event. */
-#include "gpu/backend/weights.h"
+#include "gpu/backend/device_weights.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* memory.c - the memory of a model on the device: counted in full before the first allocation,
- * refused with the numbers where it does not fit. */
+/* device_memory.c - the memory of a model on the device: counted in full before the first
+ * allocation, refused with the numbers where it does not fit. */
 #include "gpu/backend/internal.h"
 
 #include <assert.h>

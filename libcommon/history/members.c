@@ -1,4 +1,4 @@
-/* fields.c - values of the members of conversations and messages. */
+/* members.c - values of the members of conversations and messages. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>

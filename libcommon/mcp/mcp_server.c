@@ -1,5 +1,5 @@
-/* server.c - answer the messages of MCP clients. */
-#include "libcommon/mcp/server.h"
+/* mcp_server.c - answer the messages of MCP clients. */
+#include "libcommon/mcp/mcp_server.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -221,7 +221,7 @@ static void prompts_get(struct asked *q)
 }
 
 enum era { LEGACY = 1, MODERN = 2, BOTH = 3 };
-static const struct method {
+static const struct mcp_method {
     const char *name;
     enum era era;
     const char *named;                  /* the member of params that the header Mcp-Name repeats; NULL: none */
@@ -234,7 +234,7 @@ static const struct method {
     { "prompts/list", BOTH, NULL, prompts_list }, { "prompts/get", BOTH, "name", prompts_get },
 };
 
-static const struct method *find_method(const char *name, int modern)
+static const struct mcp_method *find_method(const char *name, int modern)
 {
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
         if (strcmp(methods[i].name, name) == 0 && methods[i].era & (modern ? MODERN : LEGACY))
@@ -283,7 +283,7 @@ static void mismatch(struct asked *q, const char *header, const char *found, con
 }
 
 /* The headers that repeat the body's words, of 2026-07-28.  0, or -1: refused. */
-static int check_headers(struct asked *q, const struct method *m)
+static int check_headers(struct asked *q, const struct mcp_method *m)
 {
     const struct mcp_headers *h = q->headers;
     const char *named = m && m->named ? json_string_value(js_get(q->params, m->named)) : NULL;
@@ -300,7 +300,7 @@ static int check_headers(struct asked *q, const struct method *m)
 
 static void answer_modern(struct asked *q)
 {
-    const struct method *m = find_method(q->method, 1);
+    const struct mcp_method *m = find_method(q->method, 1);
     if (strcmp(q->version, MCP_MODERN) != 0)
         refuse_version(q, q->version);
     else if (!json_is_object(js_get(q->meta, MCP_META "clientCapabilities")))
@@ -316,7 +316,7 @@ static void answer_modern(struct asked *q)
 static void answer_legacy(struct asked *q)
 {
     const struct mcp_headers *h = q->headers;
-    const struct method *m = find_method(q->method, 0);
+    const struct mcp_method *m = find_method(q->method, 0);
     const int starts = m && m->answer == initialize;
     if (h && h->session && !starts)
         refuse(q, 404, MCP_INVALID_REQUEST, "Session not found: this server has no sessions");

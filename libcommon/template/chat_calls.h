@@ -1,8 +1,8 @@
-/* chat_tools.h - a conversation with calls of functions becomes the text that the model sees, also
+/* chat_calls.h - a conversation with calls of functions becomes the text that the model sees, also
  * with templates that know no functions: they are described in the system message, and their calls
  * and results are written as text. */
-#ifndef ZSE_TEMPLATE_CHAT_TOOLS_H
-#define ZSE_TEMPLATE_CHAT_TOOLS_H
+#ifndef ZSE_TEMPLATE_CHAT_CALLS_H
+#define ZSE_TEMPLATE_CHAT_CALLS_H
 
 #include "libcommon/template/chat.h"
 

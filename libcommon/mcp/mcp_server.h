@@ -1,10 +1,10 @@
-/* server.h - the answers of an MCP server to JSON-RPC messages, without a transport: over HTTP and
- * over standard input they are the same, but for headers and statuses.
+/* mcp_server.h - the answers of an MCP server to JSON-RPC messages, without a transport: over HTTP
+ * and over standard input they are the same, but for headers and statuses.
  *
  * Nothing is kept between two messages: a legacy client gets no session, so all of its requests
  * are answered as they come. */
-#ifndef ZSE_MCP_SERVER_H
-#define ZSE_MCP_SERVER_H
+#ifndef ZSE_MCP_MCP_SERVER_H
+#define ZSE_MCP_MCP_SERVER_H
 
 #include <jansson.h>
 

@@ -1,4 +1,4 @@
-/* store.h - documents, their chunks, the full-text index and vectors in FOLDER/rag.db (SQLite).
+/* rag_store.h - documents, their chunks, the full-text index and vectors in FOLDER/rag.db (SQLite).
  *
  * A connection belongs to one thread at a time.  Any number of threads and programs may have the
  * file open: writing is one transaction per document, readers see whole documents (write-ahead
@@ -8,8 +8,8 @@
  *
  * Errors: ERR_FORMAT: the request is wrong (no such document); ERR_LIMIT: a quota; ERR_CANCELLED;
  * ERR_IO: the file, which other requests will meet, too. */
-#ifndef ZSE_RAG_STORE_H
-#define ZSE_RAG_STORE_H
+#ifndef ZSE_RAG_RAG_STORE_H
+#define ZSE_RAG_RAG_STORE_H
 
 #include <stdatomic.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
-/* config.h - the servers of an MCP configuration: a JSON file {"mcpServers": {NAME: {...}}}, as
+/* mcp_config.h - the servers of an MCP configuration: a JSON file {"mcpServers": {NAME: {...}}}, as
  * other clients of MCP have it. */
-#ifndef ZSE_MCP_CONFIG_H
-#define ZSE_MCP_CONFIG_H
+#ifndef ZSE_MCP_MCP_CONFIG_H
+#define ZSE_MCP_MCP_CONFIG_H
 
 #include <jansson.h>
 
