@@ -1,4 +1,4 @@
-// composer.js - where a message is written: its text, its files, the model, the context in use.
+// composer.js - the box in which a message is written: text, files, the model, the context in use.
 
 import { h, svg, icon, iconButton, menu, toast, fail, pickFiles, api, kept, who, bytes, short, number } from
   '../core.js';
@@ -176,19 +176,23 @@ export class Composer {
 
   modelMenu(anchor) {
     if (!this.chat.models.length) { this.chat.loadModels(); return; }
-    menu(anchor, this.chat.models.map(m => ({ label: m.id, checked: m === this.model(), note: m.quantization || '', run: () => {
-      this.chat.conv.model = m.id;
+    const choose = m => {
+      const { conv, list } = this.chat;
+      conv.model = m.id;
       kept.set('model', m.id);
-      if (this.chat.conv.id) this.chat.list.change(this.chat.conv, { model: m.id });
+      if (conv.id) list.change(conv, { model: m.id });
       this.drawModel();
       this.drawContext();
-    } })));
+    };
+    menu(anchor, this.chat.models.map(m =>
+      ({ label: m.id, checked: m === this.model(), note: m.quantization || '', run: () => choose(m) })));
   }
 
   drawBadges() {
-    const s = this.chat.conv.settings, mark = (b, n, on) => { if (on) b.dataset.count = n; else delete b.dataset.count; };
-    mark(this.toolButton, s.tools?.length, s.tools?.length);
-    mark(this.bookButton, s.documents === 'all' ? '∗' : s.documents?.length, s.documents?.length);
+    const s = this.chat.conv.settings;
+    const mark = (b, n) => { if (n) b.dataset.count = n; else delete b.dataset.count; };
+    mark(this.toolButton, s.tools?.length);
+    mark(this.bookButton, s.documents === 'all' ? '∗' : s.documents?.length);
   }
 
   drawContext() {
