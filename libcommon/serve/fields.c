@@ -335,10 +335,10 @@ const int n_fields = sizeof fields / sizeof *fields;
 
 /* ---- parsing ---- */
 
-const struct field *fields_find(const char *name, size_t n, enum body_kind kind)
+const struct field *fields_find(const char *name, size_t n, body_set kind)
 {
     for (int i = 0; i < n_fields; i++)
-        if (fields[i].bodies & (unsigned)kind && strncmp(fields[i].name, name, n) == 0 && !fields[i].name[n])
+        if (fields[i].bodies & kind && strncmp(fields[i].name, name, n) == 0 && !fields[i].name[n])
             return &fields[i];
     return NULL;
 }
@@ -411,7 +411,7 @@ static int parse_field(const struct field *f, const json_t *v, struct params *p,
     }
 }
 
-int fields_parse(const json_t *body, enum body_kind kind, struct params *p, struct problem *pr)
+int fields_parse(const json_t *body, body_set kind, struct params *p, struct problem *pr)
 {
     const char *name;
     json_t *v;

@@ -6,23 +6,48 @@
 #define ZSE_SERVE_FIELDS_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include <jansson.h>
 
 #include "libcommon/engine/sampler.h"
 #include "libcommon/http/problem.h"
 
-enum body_kind {
-    BODY_CHAT = 1, BODY_COMPLETION = 2, BODY_EMBEDDING = 4, BODY_TOKENIZE = 8, BODY_DETOKENIZE = 16, BODY_TEMPLATE = 32,
-        BODY_WS_CHAT = 64,
-    BODY_LOAD = 128, BODY_UNLOAD = 256, BODY_BATCHING = 512, BODY_KEY = 1024, BODY_JOB = 2048,
-    BODY_RESPONSES = 4096, BODY_MESSAGES = 8192, BODY_COUNT = 16384,
-    BODY_TOOL = 32768, BODY_TOOL_PARSE = 65536, BODY_TOOL_PROCESS = 131072,
-    BODY_RAG_DOCUMENT = 1 << 18, BODY_RAG_SEARCH = 1 << 19, BODY_RAG_CONTEXT = 1 << 20,
-    BODY_CONVERSATION = 1 << 21, BODY_CONVERSATION_EDIT = 1 << 22, BODY_CHAT_MESSAGE = 1 << 23,
-    BODY_CHAT_MESSAGE_EDIT = 1 << 24, BODY_CHAT_IMPORT = 1 << 25, BODY_MCP = 1 << 26, BODY_RAG_UPLOAD = 1 << 27,
-    BODY_ENABLE = 1 << 28, BODY_RERANK = 1 << 29, BODY_SCORE = 1 << 30, BODY_LAST = BODY_SCORE,
-};
+/* Kinds of bodies: a set of up to 64, in which each has a bit. */
+typedef uint64_t body_set;
+#define BODY_BIT(n) (UINT64_C(1) << (n))
+#define BODY_CHAT               BODY_BIT(0)
+#define BODY_COMPLETION         BODY_BIT(1)
+#define BODY_EMBEDDING          BODY_BIT(2)
+#define BODY_TOKENIZE           BODY_BIT(3)
+#define BODY_DETOKENIZE         BODY_BIT(4)
+#define BODY_TEMPLATE           BODY_BIT(5)
+#define BODY_WS_CHAT            BODY_BIT(6)
+#define BODY_LOAD               BODY_BIT(7)
+#define BODY_UNLOAD             BODY_BIT(8)
+#define BODY_BATCHING           BODY_BIT(9)
+#define BODY_KEY                BODY_BIT(10)
+#define BODY_JOB                BODY_BIT(11)
+#define BODY_RESPONSES          BODY_BIT(12)
+#define BODY_MESSAGES           BODY_BIT(13)
+#define BODY_COUNT              BODY_BIT(14)
+#define BODY_TOOL               BODY_BIT(15)
+#define BODY_TOOL_PARSE         BODY_BIT(16)
+#define BODY_TOOL_PROCESS       BODY_BIT(17)
+#define BODY_RAG_DOCUMENT       BODY_BIT(18)
+#define BODY_RAG_SEARCH         BODY_BIT(19)
+#define BODY_RAG_CONTEXT        BODY_BIT(20)
+#define BODY_CONVERSATION       BODY_BIT(21)
+#define BODY_CONVERSATION_EDIT  BODY_BIT(22)
+#define BODY_CHAT_MESSAGE       BODY_BIT(23)
+#define BODY_CHAT_MESSAGE_EDIT  BODY_BIT(24)
+#define BODY_CHAT_IMPORT        BODY_BIT(25)
+#define BODY_MCP                BODY_BIT(26)
+#define BODY_RAG_UPLOAD         BODY_BIT(27)
+#define BODY_ENABLE             BODY_BIT(28)
+#define BODY_RERANK             BODY_BIT(29)
+#define BODY_SCORE              BODY_BIT(30)
+#define BODY_LAST               BODY_SCORE
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
 /* in params: int, int, float, double (a whole number), text */
@@ -30,7 +55,7 @@ enum field_type { FIELD_OTHER, FIELD_BOOL, FIELD_INT, FIELD_REAL, FIELD_DOUBLE, 
 
 struct field {
     const char *name;
-    unsigned bodies;                    /* enum body_kind: the bodies it may be in */
+    body_set bodies;                    /* those it may be in */
     enum field_use use;
     enum field_type type;               /* FIELD_OTHER: the code that uses it checks its form */
     double min, max;                    /* range of numbers */
@@ -45,7 +70,7 @@ extern const struct field fields[];
 extern const int n_fields;
 
 /* bodies that ask for vectors or scores, not for text */
-enum { EMBEDS = BODY_EMBEDDING | BODY_RERANK | BODY_SCORE };
+#define EMBEDS (BODY_EMBEDDING | BODY_RERANK | BODY_SCORE)
 enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GIVEN_N = 8, GIVEN_TOP_LOGPROBS = 16,
        GIVEN_LOGPROBS = 32 };
 
@@ -79,8 +104,8 @@ struct params {
 };
 
 /* The field of this name (n bytes) in bodies of this kind; NULL: none. */
-const struct field *fields_find(const char *name, size_t n, enum body_kind kind);
+const struct field *fields_find(const char *name, size_t n, body_set kind);
 /* Read all fields of the object into p, which holds the defaults.  0, or -1 with *pr. */
-int fields_parse(const json_t *body, enum body_kind kind, struct params *p, struct problem *pr);
+int fields_parse(const json_t *body, body_set kind, struct params *p, struct problem *pr);
 
 #endif

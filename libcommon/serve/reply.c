@@ -74,7 +74,7 @@ void reply_object(struct server *s, struct conn *c, int status, json_t *json)
     json_decref(json);
 }
 
-json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct params *p)
+json_t *read_body(struct server *s, struct conn *c, body_set kind, struct params *p)
 {
     const struct http_request *r = conn_request(c);
     struct problem pr;

@@ -20,7 +20,7 @@ void reply_object(struct server *s, struct conn *c, int status, json_t *json);
 void reply_refusal(struct server *s, struct conn *c, int status, const char *code, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 /* Parse the body into p.  New reference; NULL: it was refused, and the client has its answer. */
-json_t *read_body(struct server *s, struct conn *c, enum body_kind kind, struct params *p);
+json_t *read_body(struct server *s, struct conn *c, body_set kind, struct params *p);
 /* Can clients on other machines reach this listener, directly or through a trusted proxy?
  * local_listener: it is loopback or a Unix socket. */
 int server_is_reachable(const struct server *s, int local_listener);

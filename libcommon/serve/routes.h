@@ -9,6 +9,7 @@
 #include <jansson.h>
 
 #include "libcommon/http/conn.h"
+#include "libcommon/serve/fields.h"
 
 struct server;
 
@@ -24,7 +25,7 @@ struct route {
     enum route_kind kind;
     enum access access;
     void (*handle)(struct server *s, struct conn *c, const char *rest);
-    unsigned body;                      /* enum body_kind; 0: none */
+    body_set body;                      /* one kind (fields.h); 0: none */
     const char *about, *answer;         /* for /openapi.json: one line; the media type */
 };
 extern const struct route routes[];

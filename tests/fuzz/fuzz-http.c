@@ -51,11 +51,11 @@ static void bodies(const uint8_t *data, size_t size)
 {
     struct err e;
     json_t *j = js_parse("body", data, size, &e);
-    for (unsigned kind = BODY_CHAT; j && kind <= BODY_LAST; kind *= 2) {
+    for (body_set kind = BODY_CHAT; j && kind <= BODY_LAST; kind *= 2) {
         struct params p = { 0 };
         struct problem pr;
         struct buf out = { 0 };
-        if (fields_parse(j, (enum body_kind)kind, &p, &pr) != 0)
+        if (fields_parse(j, kind, &p, &pr) != 0)
             problem_json(&pr, &out);
         json_t *said = out.size ? json_loadb(out.data, out.size, 0, NULL) : NULL;
         if (out.size && !said)

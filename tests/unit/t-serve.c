@@ -330,7 +330,7 @@ static void test_fields(void **state)
         for (int k = 0; k < 4; k++) {
             struct params p = { 0 };
             json_t *body = json_pack("{s:f}", f->name, values[k]);
-            enum body_kind kind = (enum body_kind)(f->bodies & -f->bodies);
+            const body_set kind = f->bodies & -f->bodies;
             assert_int_equal(fields_parse(body, kind, &p, &pr), k < 2 ? 0 : -1);
             const char *at = (const char *)&p + f->at;
             if (k >= 2)

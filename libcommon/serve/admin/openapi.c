@@ -31,7 +31,7 @@ static json_t *field_schema(const struct field *f, int *bad)
     return j;
 }
 
-static json_t *body_schema(unsigned kind, int *bad)
+static json_t *body_schema(body_set kind, int *bad)
 {
     static const char *const needed[] = { "messages", "prompt", "input", "content", "tokens", "model_id", "name",
                                           "enabled", "query", "role", "file" };

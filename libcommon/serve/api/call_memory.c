@@ -111,9 +111,9 @@ static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 int call_hold_prompts(struct call *c, struct problem *pr)
 {
-    enum { TEMPLATED = BODY_CHAT | BODY_RESPONSES | BODY_MESSAGES | BODY_COUNT | BODY_TEMPLATE | BODY_WS_CHAT };
+    const body_set templated = BODY_CHAT | BODY_RESPONSES | BODY_MESSAGES | BODY_COUNT | BODY_TEMPLATE | BODY_WS_CHAT;
     static const size_t mib = 1 << 20;
-    if (!(c->form->body & TEMPLATED))
+    if (!(c->form->body & templated))
         return 0;
     const size_t b = c->body_bytes, trees = 2 * (c->scan.tree_bytes + c->scan.text_bytes),
                  all = account_request_limit(c->s->account);

@@ -209,7 +209,7 @@ int call_bind(struct call *c, struct problem *pr)
     if (fields_parse(c->json, c->form->body, &c->params, pr) != 0)
         return -1;
     const struct embedding *m = &c->lm->m.model->config.embedding;
-    const int texts = BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_COUNT;
+    const body_set texts = BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_COUNT;
     if (m->pooling && !call_embeds(c) && !(c->form->body & texts))
         return problem_set(pr, 400, "model", "unsupported_model", "model: %s makes no text: use %s", c->lm->id,
                            m->scores ? "/v1/rerank or /v1/score" : "/v1/embeddings");

@@ -55,7 +55,7 @@ struct prompt {
 };
 
 struct call_form {
-    enum body_kind body;
+    body_set body;
     const char *prefix;                 /* of ids: "chatcmpl-" */
     /* From c->json to c->prompts.  Any thread: it reads only c->json, c->params and those parts of
      * the model that do not change. */

@@ -155,7 +155,7 @@ static int is_twice(struct ignored_fields *seen, const struct field *f)
 }
 
 /* Blank ignored members of the object that the text begins with; malformed text ends the scan. */
-static int blank_ignored(char *s, size_t size, enum body_kind kind, struct prescan *p, struct problem *pr)
+static int blank_ignored(char *s, size_t size, body_set kind, struct prescan *p, struct problem *pr)
 {
     struct ignored_fields seen = { .n = 0 };
     /* comma: the one before this member; 0: it is the first that stays */
@@ -233,7 +233,7 @@ static int count(const char *s, size_t size, struct prescan *p, struct problem *
     return 0;
 }
 
-int prescan_body(char *text, size_t size, enum body_kind kind, struct prescan *p, struct problem *pr)
+int prescan_body(char *text, size_t size, body_set kind, struct prescan *p, struct problem *pr)
 {
     *p = (struct prescan){ .tree_bytes = 0 };
     return blank_ignored(text, size, kind, p, pr) || count(text, size, p, pr) ? -1 : 0;

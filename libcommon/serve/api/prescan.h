@@ -20,6 +20,6 @@ struct prescan {
 /* Scan a body of this kind and blank what it ignores.  Malformed text is left to jansson, which
  * refuses it; its allocations before that are counted, too.  -1 with *pr: more than JSON_DEPTH
  * levels, or an ignored member occurs twice. */
-int prescan_body(char *text, size_t size, enum body_kind kind, struct prescan *p, struct problem *pr);
+int prescan_body(char *text, size_t size, body_set kind, struct prescan *p, struct problem *pr);
 
 #endif

@@ -38,7 +38,7 @@ static int hold_more(void *user, size_t bytes)
 
 /* ---- bodies ---- */
 
-static enum body_kind kind_of(enum chat_work work)
+static body_set kind_of(enum chat_work work)
 {
     switch (work) {
     case CHATS_CREATE: return BODY_CONVERSATION;

@@ -81,7 +81,7 @@ void rag_job_free(struct rag_job *j);
 /* Hold `more` bytes besides the body and j->kept.  0, or -1 with j->problem. */
 int rag_hold(struct rag_job *j, size_t more);
 /* Parse the body as JSON of this kind.  NULL with j->problem. */
-json_t *rag_body(struct rag_job *j, enum body_kind kind, struct params *p);
+json_t *rag_body(struct rag_job *j, body_set kind, struct params *p);
 /* j->problem of an error of the store; code: of ERR_FORMAT, "no_such_document".  -1. */
 int rag_problem(struct rag_job *j, const struct err *e, const char *code);
 struct token_counter rag_counter(const struct rag_job *j);

@@ -85,7 +85,7 @@ static int wants_vector(struct rag_job *j, struct rag_query *q)
 }
 
 /* Parse the body and search.  Returns the tree; NULL with j->problem, or with a wanted vector. */
-static json_t *search(struct rag_job *j, struct rag_store *r, enum body_kind kind, struct params *p,
+static json_t *search(struct rag_job *j, struct rag_store *r, body_set kind, struct params *p,
                       struct rag_hits *hits)
 {
     json_t *body = rag_body(j, kind, p);

@@ -112,7 +112,7 @@ int rag_hold(struct rag_job *j, size_t more)
     return why == HOLD_OK ? 0 : hold_problem(&j->hold, why, bytes, &j->problem);
 }
 
-json_t *rag_body(struct rag_job *j, enum body_kind kind, struct params *p)
+json_t *rag_body(struct rag_job *j, body_set kind, struct params *p)
 {
     struct prescan scan;
     struct err e;
