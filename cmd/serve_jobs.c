@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "cmd/pull.h"
 #include "cmd/zse-serve.h"
 #include "libcommon/convert/convert.h"
 #include "libcommon/hub/hub.h"
@@ -97,6 +98,23 @@ static int check(const struct model_order *o, struct err *e)
     if (type.kind == CONVERT_MIXED && o->target_gb <= 0)
         return err_set(e, ERR_FORMAT, "quantization: mixed needs target_gb");
     return 0;
+}
+
+int serve_pull_resolve(const char *word, struct model_pulled *out, struct err *e)
+{
+    struct pulled p;
+    struct hub_name name;
+    if (*word == '/' || *word == '.')           /* never a file of the server */
+        return err_set(e, ERR_FORMAT, "'%.140s' is no name of a model", word);
+    if (pull_resolve(&p, word, NULL, e) != 0 || hub_parse_name(&name, p.source, e) != 0) {
+        pull_release(&p);
+        return -1;
+    }
+    snprintf(out->name, sizeof out->name, "%s", p.name);
+    snprintf(out->type, sizeof out->type, "%s", p.type);
+    out->source = strdup(p.source);
+    pull_release(&p);
+    return out->source ? 0 : err_nomem(e, "name");
 }
 
 char **serve_job_command(const struct model_order *o, struct err *e)

@@ -372,7 +372,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     const struct server_options so = {
         .opener = { open_served, close_served, o },
         .catalog = { catalog_registry, catalog_search, catalog_check },
-        .maker = { serve_job_command, p->models, (const char *const *)(uintptr_t)environ },
+        .maker = { serve_job_command, p->models, (const char *const *)(uintptr_t)environ, serve_pull_resolve },
         .host = o->host, .port = o->port, .socket_path = o->socket_path,
             .tls_cert = o->tls_cert, .tls_key = o->tls_key,
         .home = p->home, .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,

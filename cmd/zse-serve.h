@@ -51,6 +51,9 @@ int serve_choose(const struct model_choice *how, struct run_options *run, struct
 /* model_maker.command: zse-convert or zse-info, found beside this program. */
 struct model_order;
 char **serve_job_command(const struct model_order *o, struct err *e);
+/* model_maker.resolve: names of zse-convert pull, but no files. */
+struct model_pulled;
+int serve_pull_resolve(const char *word, struct model_pulled *out, struct err *e);
 
 /* Read the token of HOME/admin.token; the file is made, mode 0600, if it is missing.  Caller frees;
  * NULL with *e. */

@@ -53,6 +53,13 @@ static void text_or_null(struct buf *out, const char *text)
         buf_str(out, "null");
 }
 
+void problem_text_json(const struct problem *p, struct buf *out)
+{
+    buf_str(out, "{\"error\":");
+    buf_json(out, p->message, strlen(p->message));
+    buf_str(out, "}");
+}
+
 void problem_json(const struct problem *p, struct buf *out)
 {
     buf_str(out, "{\"type\":\"error\",\"error\":{\"message\":");

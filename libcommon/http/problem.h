@@ -22,6 +22,8 @@ int problem_nomem(struct problem *p);           /* 503, out of memory; -1 */
 /* Append {"type":"error","error":{"message","type","param","code"},"detail"}; error.type follows
  * from the status. */
 void problem_json(const struct problem *p, struct buf *out);
+/* Append {"error": message}, which Ollama's clients read. */
+void problem_text_json(const struct problem *p, struct buf *out);
 extern const char problem_unsaid[];             /* the JSON to send when there is no memory to write it */
 
 #endif

@@ -88,6 +88,13 @@ void jobs_tick(struct server *s);                       /* on_second */
 void jobs_gone(struct conn *c);                         /* the client is */
 
 /* ---- registry and hub: admin/catalog.c ---- */
+/* Call work in a thread, with a folder that outlives the server (NULL: none) and a word of at most
+ * 199 bytes, then reply in the loop.  answer: what work returned, borrowed; NULL: see e.  The
+ * request is refused while too many wait. */
+typedef json_t *catalog_work(const char *folder, const char *word, struct err *e);
+typedef void catalog_reply(struct server *s, struct conn *c, const char *word, json_t *answer, const struct err *e);
+void catalog_ask(struct server *s, struct conn *c, const char *folder, const char *word, catalog_work *work,
+                 catalog_reply *reply);
 void catalog_done(struct server *s);                    /* on_wake: answer the questions whose threads have ended */
 void catalog_gone(struct conn *c);                      /* the client is gone */
 void catalog_close(struct server *s);                   /* before loop_close; does not wait for the hub */

@@ -72,7 +72,7 @@ static int no_effort(const json_t *v)
 
 const struct field fields[] = {
     TEXT("model", STREAMED | BODY_COUNT | EMBEDS | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE |
-         BODY_WS_CHAT | BODY_BATCHING, AT(model), "id of a loaded model, \"default\", or left out: the first"),
+         BODY_WS_CHAT | BODY_BATCHING | OLLAMA_TEXT, AT(model), "id of a loaded model, \"default\", or left out: the first"),
     OTHER("messages", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT,
           "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\"]}}",
           "the conversation; content is text or a list of text parts"),
@@ -105,14 +105,15 @@ const struct field fields[] = {
           "goes to the chat template under this name; none also sets enable_thinking to false"),
 
 #define OPTION(KIND, name, flag, min, max, value, by_model, help) \
-    { #name, GENERATE, FIELD_USED, FIELD_OF_##KIND, min, max, SAMPLING(name), 0, NULL, help, NULL },
+    { #name, GENERATE | BODY_OLLAMA_OPTIONS, FIELD_USED, FIELD_OF_##KIND, min, max, SAMPLING(name), 0, NULL, help, \
+      NULL },
 #include "libcommon/engine/sampling.def"
 #undef OPTION
     OTHER("dry_sequence_breakers", GENERATE, STRINGS,
           "at most 16 texts of at most 40 bytes that end repetitions for DRY (default: a line's end, \":\", \"\\\"\", \"*\")"),
     OTHER("logit_bias", GENERATE, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",
           "token id to the number added to its logit; -100 bans it"),
-    { "seed", GENERATE, FIELD_USED, FIELD_DOUBLE, -0x1p53, 0x1p53, AT(seed), GIVEN_SEED, NULL,
+    { "seed", GENERATE | BODY_OLLAMA_OPTIONS, FIELD_USED, FIELD_DOUBLE, -0x1p53, 0x1p53, AT(seed), GIVEN_SEED, NULL,
       "the same seed gives the same answer; choice i takes seed + i (default: random)", NULL },
     WHOLE("max_output_tokens", BODY_RESPONSES, 1, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS,
           "most tokens of an answer"),
@@ -197,7 +198,7 @@ const struct field fields[] = {
           "tools that need a confirmation and may run without; names as in server_tools"),
     WHOLE("max_tool_rounds", TOOLED, 1, ROUNDS_MAX, AT(max_tool_rounds), 0,
           "answers in a row whose calls the server runs (default: 8)"),
-    OTHER("tool_choice", BODY_CHAT | BODY_WS_CHAT, "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\"}]}",
+    OTHER("tool_choice", BODY_CHAT | BODY_WS_CHAT | BODY_OLLAMA_CHAT, "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\"}]}",
           "none, auto, required, or {type: function, function: {name}}: this one"),
     TRUTH("parallel_tool_calls", BODY_CHAT | BODY_RESPONSES | BODY_WS_CHAT, AT(parallel_calls),
           "more than one call in an answer (default: true)"),
@@ -234,6 +235,47 @@ const struct field fields[] = {
     REFUSED("suffix", BODY_COMPLETION, is_empty_text,
             "filling in before a suffix is not available"),
     REFUSED("use_beam_search", API, is_false, "there is no beam search"),
+
+#define KEEP_ALIVE "{\"oneOf\":[{\"type\":\"number\"},{\"type\":\"string\"}]}"
+#define THINK "{\"oneOf\":[{\"type\":\"boolean\"},{\"enum\":[\"high\",\"medium\",\"low\"]}]}"
+#define FORMAT "{\"oneOf\":[{\"enum\":[\"\",\"json\"]},{\"type\":\"object\"}]}"
+    OTHER("messages", BODY_OLLAMA_CHAT, "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"role\"]}}",
+          "the conversation: {role, content, thinking, tool_calls, tool_name}; none: only load the model"),
+    OTHER("tools", BODY_OLLAMA_CHAT, "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\",\"function\"]}}",
+          "functions that the model may call: {type: function, function: {name, description, parameters}}"),
+    OTHER("prompt", BODY_OLLAMA_GENERATE, "{\"type\":\"string\"}",
+          "the user's message, or with raw the whole prompt; none: only load the model"),
+    OTHER("system", BODY_OLLAMA_GENERATE, "{\"type\":\"string\"}", "the system prompt"),
+    TRUTH("raw", BODY_OLLAMA_GENERATE, AT(raw), "prompt goes to the model as it is, without the chat template"),
+    TRUTH("stream", OLLAMA_TEXT, AT(stream), "send lines of JSON as tokens are generated (default: true)"),
+    OTHER("format", OLLAMA_TEXT, FORMAT, "\"json\", or a JSON Schema that the answer satisfies"),
+    OTHER("think", OLLAMA_TEXT, THINK,
+          "whether the model reasons first; goes to the template as enable_thinking, a level also as reasoning_effort"),
+    OTHER("options", OLLAMA_CALLS, "{\"type\":\"object\"}",
+          "temperature, top_k, top_p, min_p, typical_p, repeat_penalty, repeat_last_n, presence_penalty, frequency_penalty, seed, num_predict (0 or less: no limit), stop; others are ignored"),
+    OTHER("keep_alive", OLLAMA_CALLS, KEEP_ALIVE,
+          "how long a model with a name stays loaded after this request: seconds, or \"5m\"; negative: for ever; if no other client uses it (default: --keep-alive)"),
+    REFUSED("images", BODY_OLLAMA_GENERATE, is_empty, "no model here sees images"),
+    REFUSED("context", BODY_OLLAMA_GENERATE, is_empty, "conversations are those of /api/chat"),
+    REFUSED("template", BODY_OLLAMA_GENERATE, is_empty_text, "the model's own template is used; raw takes a whole prompt"),
+    REFUSED("suffix", BODY_OLLAMA_GENERATE, is_empty_text, "filling in before a suffix is not available"),
+    OTHER("input", BODY_OLLAMA_EMBED, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}", "a text or several"),
+    OTHER("prompt", BODY_OLLAMA_EMBEDDINGS, "{\"type\":\"string\"}", "the text"),
+    TRUTH("truncate", BODY_OLLAMA_EMBED, AT(truncates), "cut texts that do not fit (default: true); false: refuse them"),
+    WHOLE("dimensions", BODY_OLLAMA_EMBED, 1, INT_MAX, AT(dimensions), 0,
+          "cut vectors to this many numbers, scaled to length 1 again"),
+    { "repeat_penalty", BODY_OLLAMA_OPTIONS, FIELD_USED, FIELD_REAL, 0.01, 100, SAMPLING(repetition_penalty), 0, NULL,
+      "repetition penalty", NULL },
+    WHOLE("num_predict", BODY_OLLAMA_OPTIONS, INT_MIN, INT_MAX, AT(max_tokens), GIVEN_MAX_TOKENS,
+          "most tokens of an answer; 0 or less: no limit"),
+    OTHER("stop", BODY_OLLAMA_OPTIONS, STRINGS, "texts that end the answer"),
+    TEXT("model", BODY_OLLAMA_MODEL | BODY_OLLAMA_PULL, AT(model), "the model's name"),
+    TEXT("name", BODY_OLLAMA_MODEL | BODY_OLLAMA_PULL, AT(name), "the old name of model"),
+    TRUTH("verbose", BODY_OLLAMA_MODEL, AT(verbose), "of show: also the model's configuration"),
+    TRUTH("stream", BODY_OLLAMA_PULL, AT(stream), "send lines of JSON with the progress (default: true)"),
+    IGNORED("insecure", BODY_OLLAMA_PULL, "cannot change the answer"),
+    TEXT("source", BODY_OLLAMA_COPY, AT(source), "the model's name"),
+    TEXT("destination", BODY_OLLAMA_COPY, AT(destination), "the new name, an alias"),
 
     TEXT("model_name", BODY_LOAD, AT(model_name),
          "id of the model (default: from the file's name); without model_path, its path"),
@@ -420,6 +462,8 @@ int fields_parse(const json_t *body, body_set kind, struct params *p, struct pro
     union { const json_t *in; json_t *out; } u = { .in = body };       /* jansson iterates over what is not const */
     json_object_foreach(u.out, name, v) {
         const struct field *f = fields_find(name, strlen(name), kind);
+        if (!f && kind & OLLAMA)
+            continue;
         if (!f)
             return problem_set(pr, 400, name, "unknown_parameter", "%.80s: no such field", name);
         if (!json_is_null(v) && parse_field(f, v, p, pr) != 0)

@@ -1,7 +1,8 @@
 /* fields.h - the fields of every request body: one table for the parser and for /openapi.json.
  *
  * A field is used, or ignored because it cannot change the answer, or refused.  A name that is not
- * in the table is refused.  null is the same as a missing field. */
+ * in the table is refused, but in bodies of Ollama's API, which ignores it.  null is the same as a
+ * missing field. */
 #ifndef ZSE_SERVE_FIELDS_H
 #define ZSE_SERVE_FIELDS_H
 
@@ -47,7 +48,20 @@ typedef uint64_t body_set;
 #define BODY_ENABLE             BODY_BIT(28)
 #define BODY_RERANK             BODY_BIT(29)
 #define BODY_SCORE              BODY_BIT(30)
-#define BODY_LAST               BODY_SCORE
+#define BODY_OLLAMA_CHAT        BODY_BIT(31)
+#define BODY_OLLAMA_GENERATE    BODY_BIT(32)
+#define BODY_OLLAMA_EMBED       BODY_BIT(33)
+#define BODY_OLLAMA_EMBEDDINGS  BODY_BIT(34)
+#define BODY_OLLAMA_OPTIONS     BODY_BIT(35)    /* the field options of these four */
+#define BODY_OLLAMA_MODEL       BODY_BIT(36)
+#define BODY_OLLAMA_COPY        BODY_BIT(37)
+#define BODY_OLLAMA_PULL        BODY_BIT(38)
+#define BODY_LAST               BODY_OLLAMA_PULL
+
+/* Bodies of Ollama's API that ask for text; all its bodies, in which unknown fields are ignored. */
+#define OLLAMA_TEXT (BODY_OLLAMA_CHAT | BODY_OLLAMA_GENERATE)
+#define OLLAMA_CALLS (OLLAMA_TEXT | BODY_OLLAMA_EMBED | BODY_OLLAMA_EMBEDDINGS)
+#define OLLAMA (OLLAMA_CALLS | BODY_OLLAMA_OPTIONS | BODY_OLLAMA_MODEL | BODY_OLLAMA_COPY | BODY_OLLAMA_PULL)
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
 /* in params: int, int, float, double (a whole number), text */
@@ -70,7 +84,7 @@ extern const struct field fields[];
 extern const int n_fields;
 
 /* bodies that ask for vectors or scores, not for text */
-#define EMBEDS (BODY_EMBEDDING | BODY_RERANK | BODY_SCORE)
+#define EMBEDS (BODY_EMBEDDING | BODY_RERANK | BODY_SCORE | BODY_OLLAMA_EMBED | BODY_OLLAMA_EMBEDDINGS)
 enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GIVEN_N = 8, GIVEN_TOP_LOGPROBS = 16,
        GIVEN_LOGPROBS = 32 };
 
@@ -90,6 +104,8 @@ struct params {
     double expires_at;
     const char *name, *scopes, *models;     /* borrowed from the body */
     const char *instructions, *tool_call_id;
+    const char *destination;            /* borrowed from the body */
+    int raw, verbose, truncates;
     int confirm, auto_execute, max_tool_rounds, max_tool_calls;
     /* borrowed from the body */
     const char *model, *user, *encoding_format, *system_prompt, *model_name, *model_path, *model_id;

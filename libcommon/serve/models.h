@@ -36,6 +36,8 @@ struct loaded_model {
     int wanted;
     int named;                          /* named.c has loaded it */
     uint64_t loaded_by, used_by;        /* tenants: named.c has loaded it for; of the last request */
+    int shared;                         /* a tenant other than loaded_by has used it */
+    int keep_given; double keep_s;      /* the last request said how long it stays loaded; negative: for ever */
     int stalled;                        /* no step of its engine has ended for stall_s, and the warning is out */
     /* its file's time of writing has changed, and the engine compares the contents */
     int comparing;

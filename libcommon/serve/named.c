@@ -29,6 +29,27 @@ int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES
     return rc;
 }
 
+const char *named_plain(const struct server *s, const char *id, char out[STORE_NAME_BYTES])
+{
+    static const char end[] = ":latest";
+    const size_t n = id ? strlen(id) : 0, n_end = sizeof end - 1;
+    struct problem ignored;
+    if (n <= n_end || n - n_end >= STORE_NAME_BYTES || strcmp(id + n - n_end, end) != 0)
+        return id;
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        if (strcmp(lm->id, id) == 0)
+            return id;
+    if (named_find(s, id, out, &ignored) == 0)
+        return id;
+    snprintf(out, STORE_NAME_BYTES, "%.*s", (int)(n - n_end), id);
+    return out;
+}
+
+double named_keep(const struct server *s, const struct loaded_model *lm)
+{
+    return !lm->named ? -1 : lm->keep_given ? lm->keep_s : s->o.keep_alive_s;
+}
+
 /* ---- the cost of loads ---- */
 
 static double cost_now(const struct load_cost *c, uint64_t now)
@@ -133,14 +154,14 @@ struct problem named_problem(const struct server *s, const struct problem *p)
 void named_tick(struct server *s)
 {
     const uint64_t now = clock_ns();
-    if (!s->o.store || s->o.keep_alive_s < 0)
-        return;
-    for (struct loaded_model *lm = s->models; lm; lm = lm->next)
-        if (lm->named && lm->state == MODEL_READY && lm->n_calls == 0 && lm->preparing == 0 &&
-            now > lm->used_ns && (double)(now - lm->used_ns) * 1e-9 > s->o.keep_alive_s) {
-            server_log(s, "%s: not used for %g s", lm->id, s->o.keep_alive_s);
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
+        const double keep = named_keep(s, lm);
+        if (keep >= 0 && lm->state == MODEL_READY && lm->n_calls == 0 && lm->preparing == 0 &&
+            now > lm->used_ns && (double)(now - lm->used_ns) * 1e-9 > keep) {
+            server_log(s, "%s: not used for %g s", lm->id, keep);
             models_unload(s, lm);
         }
+    }
 }
 
 static int is_loaded(const struct server *s, const char *name)

@@ -27,6 +27,10 @@ void named_charge(struct server *s, const struct loaded_model *lm, const struct 
 /* The name of the model that a client calls id (NULL or "default": the default), an alias replaced
  * by what it stands for.  0; 1: there is none, or the server has no such models; -1 with *pr. */
 int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES], struct problem *pr);
+/* id, or in out, without the end ":latest", if there is no model or alias of the whole name. */
+const char *named_plain(const struct server *s, const char *id, char out[STORE_NAME_BYTES]);
+/* How long lm stays loaded after its last request; negative: for ever. */
+double named_keep(const struct server *s, const struct loaded_model *lm);
 /* The model of this name that is loading; begins to load it for the tenant if it is not.  NULL with
  * *pr: no memory, or the tenant's loads have cost others too much. */
 struct loaded_model *named_load(struct server *s, const char *name, uint64_t tenant, struct problem *pr);

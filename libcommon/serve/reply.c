@@ -38,7 +38,10 @@ void reply_problem(struct server *s, struct conn *c, const struct problem *p)
     struct problem shown = *p;
     if (p->status >= 500)
         hide_home(s, &shown);
-    problem_json(&shown, &out);
+    if (route_is_ollama(conn_route(c)))
+        problem_text_json(&shown, &out);
+    else
+        problem_json(&shown, &out);
     metrics_count(&s->metrics, conn_route(c), out.failed ? 503 : p->status);
     record_error(conn_record(c), p);
     if (out.failed)

@@ -9,6 +9,7 @@
 
 #define JSON "application/json"
 #define SSE "text/event-stream"
+#define NDJSON "application/x-ndjson"
 
 const struct route routes[] = {
     { "POST", "/v1/chat/completions", ROUTE_PLAIN, ACCESS_CHAT, handle_chat, BODY_CHAT,
@@ -178,6 +179,27 @@ const struct route routes[] = {
       "Find passages and number them for a prompt, within max_tokens", JSON },
     { "GET", "/api/rag/stats", ROUTE_PLAIN, ACCESS_CHAT, handle_rag_stats, 0,
       "Count the key's documents, and list the formats that can be read", JSON },
+    { "GET", "/api/version", ROUTE_OLLAMA, ACCESS_PUBLIC, handle_ollama_version, 0,
+      "The version of Ollama whose API the following paths are", JSON },
+    { "GET", "/api/tags", ROUTE_OLLAMA, ACCESS_KEY, handle_ollama_tags, 0, "List the models, in Ollama's format", JSON },
+    { "GET", "/api/ps", ROUTE_OLLAMA, ACCESS_KEY, handle_ollama_ps, 0, "List the loaded models, in Ollama's format",
+      JSON },
+    { "POST", "/api/show", ROUTE_OLLAMA, ACCESS_KEY, handle_ollama_show, BODY_OLLAMA_MODEL,
+      "Show a model, in Ollama's format", JSON },
+    { "POST", "/api/chat", ROUTE_OLLAMA, ACCESS_CHAT, handle_ollama_chat, BODY_OLLAMA_CHAT,
+      "Answer a conversation, in Ollama's format", NDJSON },
+    { "POST", "/api/generate", ROUTE_OLLAMA, ACCESS_CHAT, handle_ollama_generate, BODY_OLLAMA_GENERATE,
+      "Answer a prompt, in Ollama's format", NDJSON },
+    { "POST", "/api/embed", ROUTE_OLLAMA, ACCESS_EMBED, handle_ollama_embed, BODY_OLLAMA_EMBED,
+      "Embed texts, in Ollama's format", JSON },
+    { "POST", "/api/embeddings", ROUTE_OLLAMA, ACCESS_EMBED, handle_ollama_embeddings, BODY_OLLAMA_EMBEDDINGS,
+      "Embed a text, in Ollama's older format", JSON },
+    { "POST", "/api/pull", ROUTE_OLLAMA, ACCESS_ADMIN, handle_ollama_pull, BODY_OLLAMA_PULL,
+      "Download and convert a model, as zse-convert pull; Ollama's format", NDJSON },
+    { "POST", "/api/copy", ROUTE_OLLAMA, ACCESS_ADMIN, handle_ollama_copy, BODY_OLLAMA_COPY,
+      "Give a model an alias, in Ollama's format", JSON },
+    { "DELETE", "/api/delete", ROUTE_OLLAMA, ACCESS_ADMIN, handle_ollama_delete, BODY_OLLAMA_MODEL,
+      "Delete a model with its aliases, or an alias, in Ollama's format", JSON },
     { "POST", "/mcp", ROUTE_PLAIN, ACCESS_CHAT, handle_mcp, BODY_MCP,
       "The Model Context Protocol, streamable HTTP: tools, models as resources, prompts", JSON },
     { "GET", "/ws/chat", ROUTE_WEBSOCKET, ACCESS_CHAT, handle_ws_chat, BODY_WS_CHAT,
@@ -233,6 +255,8 @@ int conn_route(const struct conn *c)
             return i;
     return -1;
 }
+
+int route_is_ollama(int route) { return route >= 0 && routes[route].kind == ROUTE_OLLAMA; }
 
 int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest))
 {

@@ -17,8 +17,9 @@ struct server;
  * Administration always needs a key, or the administrator's token. */
 enum access { ACCESS_PUBLIC, ACCESS_KEY, ACCESS_CHAT, ACCESS_EMBED, ACCESS_READ, ACCESS_ADMIN };
 /* ROUTE_PREFIX: an id follows the path.  ROUTE_PATTERN: the path contains names in braces, each of
- * which stands for characters other than a slash. */
-enum route_kind { ROUTE_PLAIN, ROUTE_PREFIX, ROUTE_PATTERN, ROUTE_WEBSOCKET };
+ * which stands for characters other than a slash.  ROUTE_OLLAMA: plain, of Ollama's API, whose
+ * errors are {"error": text}. */
+enum route_kind { ROUTE_PLAIN, ROUTE_PREFIX, ROUTE_PATTERN, ROUTE_WEBSOCKET, ROUTE_OLLAMA };
 
 struct route {
     const char *method, *path;
@@ -35,6 +36,7 @@ extern const int n_routes;
 int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner);
 void routes_request(struct server *s, struct conn *c);
 int conn_route(const struct conn *c);           /* index in routes; -1: none */
+int route_is_ollama(int route);                 /* of Ollama's API */
 int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest));
 
 /* ---- handlers: rest is what follows the path of a ROUTE_PREFIX; of a ROUTE_PATTERN, the path from
@@ -128,6 +130,17 @@ void handle_chats_search(struct server *s, struct conn *c, const char *rest);
 void handle_chats_export(struct server *s, struct conn *c, const char *rest);
 void handle_chats_import(struct server *s, struct conn *c, const char *rest);
 void handle_chats_stats(struct server *s, struct conn *c, const char *rest);
+void handle_ollama_version(struct server *s, struct conn *c, const char *rest);
+void handle_ollama_tags(struct server *s, struct conn *c, const char *rest);
+void handle_ollama_ps(struct server *s, struct conn *c, const char *rest);
+void handle_ollama_show(struct server *s, struct conn *c, const char *rest);
+void handle_ollama_chat(struct server *s, struct conn *c, const char *rest);
+void handle_ollama_generate(struct server *s, struct conn *c, const char *rest);
+void handle_ollama_embed(struct server *s, struct conn *c, const char *rest);
+void handle_ollama_embeddings(struct server *s, struct conn *c, const char *rest);
+void handle_ollama_pull(struct server *s, struct conn *c, const char *rest);
+void handle_ollama_delete(struct server *s, struct conn *c, const char *rest);
+void handle_ollama_copy(struct server *s, struct conn *c, const char *rest);
 json_t *stats_object(struct server *s);
 json_t *model_stats_array(const struct server *s);
 json_t *analytics_object(struct server *s);

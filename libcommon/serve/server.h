@@ -87,6 +87,9 @@ struct model_order {
     const char *quantization, *quality; /* NULL: the defaults */
     double target_gb;                   /* size of the weights; 0: by the type */
 };
+/* A model that zse-convert pull would make: its name here, its type ("": the default), its source
+ * on the hub (malloc'd). */
+struct model_pulled { char name[128], type[16]; char *source; };
 /* Child processes that make models: jobs/jobs.h. */
 struct model_maker {
     /* The command that fulfils the order, a list of malloc'd strings that ends with NULL; it
@@ -95,6 +98,8 @@ struct model_maker {
     char **(*command)(const struct model_order *o, struct err *e);
     const char *folder;                 /* where models are written; it need not exist */
     const char *const *env;             /* ends with NULL */
+    /* 0, or -1 with *e: there is no such name.  NULL: there are no names. */
+    int (*resolve)(const char *word, struct model_pulled *p, struct err *e);
 };
 
 struct audit_signer;

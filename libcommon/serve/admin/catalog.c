@@ -13,7 +13,7 @@
 #include "libcommon/serve/model_files.h"
 #include "libcommon/serve/model_paths.h"
 
-enum question_kind { ASK_REGISTRY, ASK_SEARCH, ASK_CHECK, ASK_FILES, REMOVE_FILE };
+enum question_kind { ASK_REGISTRY, ASK_SEARCH, ASK_CHECK, ASK_FILES, REMOVE_FILE, ASK_OTHER };
 enum { LIMIT_DEFAULT = 20, LIMIT_MOST = 50, WAITING_MOST = 8 };
 
 struct registry_filter { char category[32], size[16], id[200]; double max_vram_gb; int recommended; };
@@ -32,6 +32,8 @@ struct catalog_question {
     int limit;
     const char *folder;                 /* of models; borrowed from the options */
     struct registry_filter filter;
+    catalog_work *work;                 /* of ASK_OTHER */
+    catalog_reply *reply;
     json_t *answer;                     /* NULL: see e */
     struct err e;
 };
@@ -43,7 +45,9 @@ static void *answer_question(void *user)
     struct catalog_question *q = user;
     const struct model_catalog *c = &q->catalog;
     struct loop *loop = q->s->loop;
-    if (q->kind == ASK_FILES || q->kind == REMOVE_FILE)
+    if (q->kind == ASK_OTHER)
+        q->answer = q->work(q->folder, q->words, &q->e);
+    else if (q->kind == ASK_FILES || q->kind == REMOVE_FILE)
         q->answer = q->kind == ASK_FILES ? model_files(q->folder, &q->e)
                                          : model_file_remove(q->folder, q->words, &q->e);
     else
@@ -106,7 +110,9 @@ static void reply_question(struct server *s, struct catalog_question *q)
         s->registry = json_incref(q->answer);
     if (!q->conn)
         return;
-    if (q->answer && q->kind == ASK_REGISTRY)
+    if (q->kind == ASK_OTHER)
+        q->reply(s, q->conn, q->words, q->answer, &q->e);
+    else if (q->answer && q->kind == ASK_REGISTRY)
         reply_registry(s, q->conn, &q->filter);
     else if (q->answer)
         reply_object(s, q->conn, 200, json_incref(q->answer));
@@ -158,15 +164,16 @@ static struct catalog_question *new_question(struct server *s, struct conn *c, e
     int n = 0, same = 0;
     for (const struct catalog_question *q = s->questions; q; q = q->next, n++)
         same += q->kind == ASK_SEARCH || q->kind == ASK_CHECK;
-    const int there = kind == ASK_FILES || kind == REMOVE_FILE ? model_folder(s) != NULL
-                                                               : s->o.catalog.registry != NULL;
+    const int there = kind == ASK_OTHER || (kind == ASK_FILES || kind == REMOVE_FILE ? model_folder(s) != NULL
+                                                                                    : s->o.catalog.registry != NULL);
     struct catalog_question *q = there ? calloc(1, sizeof *q) : NULL;
     if (!there)
         reply_refusal(s, c, 404, "no_catalog", "this program has no registry of models");
     else if (!q)
         reply_refusal(s, c, 503, NULL, "out of memory");
     else if (n >= WAITING_MOST || ((kind == ASK_SEARCH || kind == ASK_CHECK) && same))
-        reply_refusal(s, c, 503, "busy", "another question to the hub is being answered");
+        reply_refusal(s, c, 503, "busy", "%s", kind == ASK_SEARCH || kind == ASK_CHECK
+                      ? "another question to the hub is being answered" : "many other questions are being answered");
     else {
         q->exchange.kind = EXCHANGE_CATALOG;
         q->s = s;
@@ -190,6 +197,19 @@ static void start_question(struct server *s, struct conn *c, struct catalog_ques
     q->next = s->questions;
     s->questions = q;
     conn_set_exchange(c, q);
+}
+
+void catalog_ask(struct server *s, struct conn *c, const char *folder, const char *word, catalog_work *work,
+                 catalog_reply *reply)
+{
+    struct catalog_question *q = new_question(s, c, ASK_OTHER);
+    if (!q)
+        return;
+    snprintf(q->words, sizeof q->words, "%s", word);
+    q->folder = folder;
+    q->work = work;
+    q->reply = reply;
+    start_question(s, c, q);
 }
 
 /* ---- the routes ---- */

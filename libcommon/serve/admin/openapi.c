@@ -36,7 +36,7 @@ static json_t *body_schema(body_set kind, int *bad)
     static const char *const needed[] = { "messages", "prompt", "input", "content", "tokens", "model_id", "name",
                                           "enabled", "query", "role", "file" };
     json_t *properties = json_object(), *required = json_array();
-    const int all_optional = (kind & (BODY_CHAT_MESSAGE_EDIT | BODY_CHAT_IMPORT)) != 0;
+    const int all_optional = (kind & (BODY_CHAT_MESSAGE_EDIT | BODY_CHAT_IMPORT | OLLAMA)) != 0;
     for (int i = 0; i < n_fields; i++) {
         if (!(fields[i].bodies & kind))
             continue;
@@ -46,7 +46,7 @@ static json_t *body_schema(body_set kind, int *bad)
                 (kind != BODY_RAG_UPLOAD || strcmp(needed[k], "name") != 0))
                 *bad |= json_array_append_new(required, json_string(needed[k]));
     }
-    return json_pack("{s:s, s:b, s:o, s:o}", "type", "object", "additionalProperties", 0, "properties", properties,
+    return json_pack("{s:s, s:b, s:o, s:o}", "type", "object", "additionalProperties", (kind & OLLAMA) != 0, "properties", properties,
                      "required", required);
 }
 

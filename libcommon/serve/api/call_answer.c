@@ -69,11 +69,13 @@ void call_send_event(struct call *c)
     c->line.size = 0;
 }
 
-void call_begin_stream(struct call *c)
+void call_begin_stream(struct call *c) { call_begin_lines(c, "text/event-stream; charset=utf-8"); }
+
+void call_begin_lines(struct call *c, const char *type)
 {
     conn_add_header(c->conn, "Cache-Control", "no-cache");
     conn_add_header(c->conn, "X-Accel-Buffering", "no");        /* else nginx buffers the events */
-    conn_begin(c->conn, 200, "text/event-stream; charset=utf-8");
+    conn_begin(c->conn, 200, type);
     metrics_count(&c->s->metrics, c->route, 200);
 }
 

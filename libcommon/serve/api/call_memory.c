@@ -111,7 +111,8 @@ static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 int call_hold_prompts(struct call *c, struct problem *pr)
 {
-    const body_set templated = BODY_CHAT | BODY_RESPONSES | BODY_MESSAGES | BODY_COUNT | BODY_TEMPLATE | BODY_WS_CHAT;
+    const body_set templated = BODY_CHAT | BODY_RESPONSES | BODY_MESSAGES | BODY_COUNT | BODY_TEMPLATE | BODY_WS_CHAT |
+                               OLLAMA_TEXT;
     static const size_t mib = 1 << 20;
     if (!(c->form->body & templated))
         return 0;

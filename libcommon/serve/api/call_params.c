@@ -36,7 +36,8 @@ static int parse_texts(const json_t *v, const char *name, int most, size_t most_
 static int parse_stop(struct call *c, struct problem *pr)
 {
     const char *name = c->form->body == BODY_MESSAGES ? "stop_sequences" : "stop";
-    return parse_texts(js_get(c->json, name), name, MAX_STOP, MAX_STOP_BYTES, c->stop, &c->n_stop, pr);
+    const json_t *from = c->form->body & OLLAMA_TEXT ? js_get(c->json, "options") : c->json;
+    return parse_texts(js_get(from, name), name, MAX_STOP, MAX_STOP_BYTES, c->stop, &c->n_stop, pr);
 }
 
 static int parse_breakers(struct call *c, struct problem *pr)
@@ -178,6 +179,9 @@ static int find_model(struct call *c, const char *name, struct problem *pr)
     if (!lm || (lm->named ? may_use(c, name, lm->id, pr) : guard_model(call_record(c), lm->id, pr)) != 0)
         return -1;
     c->lm = lm;
+    c->bound_ns = clock_ns();
+    lm->shared |= lm->loaded_by != c->tenant;
+    lm->keep_given = 0;
     c->next = lm->calls;
     if (c->next)
         c->next->prev = c;
@@ -197,16 +201,20 @@ int call_bind(struct call *c, struct problem *pr)
         return problem_set(pr, 400, "model", "invalid_type", "model: found %s, expected a string", js_kind(name));
     if (c->s->watch.state != WATCH_FINE)
         return problem_set(pr, 503, NULL, "memory_pressure", "memory is short: no new requests until there is more");
-    const int found = find_model(c, json_string_value(name), pr);
+    char plain[STORE_NAME_BYTES];
+    const char *asked = json_string_value(name);
+    const int found = find_model(c, c->form->latest ? named_plain(c->s, asked, plain) : asked, pr);
     if (found != 0)
         return found;
-    c->params = (struct params){ .sampling = c->lm->sampling, .n = 1,
+    c->params = (struct params){ .sampling = c->lm->sampling, .n = 1, .truncates = 1,
+                                 .stream = (c->form->body & OLLAMA_TEXT) != 0,
                                  .max_tokens = c->form->body == BODY_COMPLETION ? 16 : 0, .parse_special = 1,
                                  .add_generation_prompt = 1, .parallel_calls = 1,
                                  .max_tool_rounds = ROUNDS_DEFAULT };
     if (!c->lm->m.tokenizer)
         return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", c->lm->id);
-    if (fields_parse(c->json, c->form->body, &c->params, pr) != 0)
+    if (fields_parse(c->json, c->form->body, &c->params, pr) != 0 ||
+        (c->form->params && c->form->params(c, pr) != 0))
         return -1;
     const struct embedding *m = &c->lm->m.model->config.embedding;
     const body_set texts = BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_COUNT;

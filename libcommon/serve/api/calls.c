@@ -312,7 +312,8 @@ static enum embed pooling_of(const struct call *c)
 {
     const struct config *config = &c->lm->m.model->config;
     /* a language model that scores is asked for its next token */
-    return c->form->body != BODY_EMBEDDING && !config->embedding.pooling ? EMBED_STATE : config_pooling(config);
+    const int scores = (c->form->body & (BODY_RERANK | BODY_SCORE)) != 0;
+    return scores && !config->embedding.pooling ? EMBED_STATE : config_pooling(config);
 }
 
 /* The request of every prompt to the engine, but for its ids and its constraint. */
@@ -421,7 +422,7 @@ void call_work(struct call *c)
 static int must_compile(const struct call *c)
 {
     static const char *const names[] = { "response_format", "grammar", "regex", "tools", "text", "output_config",
-                                         "server_tools", "rag" };
+                                         "server_tools", "rag", "format" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (js_get(c->json, names[i]))
             return 1;

@@ -60,6 +60,9 @@ struct call_form {
     /* From c->json to c->prompts.  Any thread: it reads only c->json, c->params and those parts of
      * the model that do not change. */
     int (*prepare)(struct call *c, struct problem *pr);
+    /* Read fields that the table does not, into c->params, in the loop.  NULL: there are none. */
+    int (*params)(struct call *c, struct problem *pr);
+    int latest;                         /* a model "NAME:latest" is NAME, if it is no other one */
     void (*begin)(struct call *c);      /* write the first bytes of a stream */
     /* A token, or the end, of one choice.  NULL: the form needs no engine, and prepare made the
      * answer. */
@@ -130,7 +133,8 @@ struct call {
     struct buf line;                    /* scratch: the event being written */
     struct buf more;                    /* members, each after a comma, of the next event of chat */
     struct problem problem;             /* status 0: none */
-    uint64_t start_ns, first_ns;        /* first_ns: the first token; 0: none yet */
+    /* bound_ns: its model was there; first_ns: the first token; 0: not yet */
+    uint64_t start_ns, bound_ns, first_ns;
     int status;                         /* of the response, once the call has ended */
     int heard;                          /* the engine's, while jobs are open: see request_params */
 };
@@ -171,6 +175,7 @@ const char *call_finish_name(enum finish f);                    /* "stop" or "le
 void call_send_event(struct call *c);                           /* send c->line and empty it */
 void call_fail_answer(struct call *c, const struct problem *p); /* the usual call_form.fail */
 void call_begin_stream(struct call *c);                         /* send status and headers of server-sent events */
+void call_begin_lines(struct call *c, const char *type);        /* the same of a stream of this media type */
 /* Parts of the answers of chat and text completions: */
 void call_head(const struct call *c, const char *object, struct buf *out);      /* up to the list of choices */
 /* end c->line and send it; finish NULL: more follows */
@@ -179,6 +184,11 @@ void call_end_stream(struct call *c);                           /* the usage, if
 void call_end_answer(struct call *c, struct buf *out);          /* the end of the list; replies and releases out */
 
 /* ---- embeddings.c ---- */
+/* Prompts of the texts in this field; refuses models that make no vectors.  0, or -1 with *pr. */
+int call_embedding_prompts(struct call *c, const char *field, struct problem *pr);
+/* Cut the vector to the dimensions that the body asks for; returns how many it has. */
+int call_cut_vector(const struct call *c, struct choice *ch);
+void call_vector_json(const float *x, int n, struct buf *out);
 /* Keep the vector of a choice: call_form.event of calls that embed. */
 void call_take_vector(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
 

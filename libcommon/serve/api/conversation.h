@@ -69,6 +69,10 @@ int conversation_add_tool(struct conversation *t, const char *name, const json_t
 int conversation_read_tools(struct conversation *t, const json_t *body, const char *parameters,
                             const json_t *(*function_of)(const json_t *tool, const char *param, struct problem *pr),
                             struct problem *pr);
+/* The object with the name, of a tool as chat completions write it: for conversation_read_tools. */
+const json_t *chat_function_of(const json_t *tool, const char *param, struct problem *pr);
+/* Read tool_choice, in that form, too.  0, or -1 with *pr. */
+int chat_read_choice(const json_t *body, struct conversation *t, struct problem *pr);
 /* Add the body's chat_template_kwargs to t->vars. */
 int conversation_read_vars(struct conversation *t, const json_t *body, struct problem *pr);
 /* Is v, the field `name`, a list that is not empty?  expected: "a list of at least 1 message".

@@ -385,7 +385,7 @@ json_t *format_schema(const json_t *format, const char *param, struct problem *p
 
 /* ---- chat completions ---- */
 
-static const json_t *function_of(const json_t *tool, const char *param, struct problem *pr)
+const json_t *chat_function_of(const json_t *tool, const char *param, struct problem *pr)
 {
     const char *type = json_string_value(json_object_get(tool, "type"));
     const json_t *f = json_object_get(tool, "function");
@@ -395,7 +395,7 @@ static const json_t *function_of(const json_t *tool, const char *param, struct p
     return NULL;
 }
 
-static int read_choice(const json_t *body, struct conversation *t, struct problem *pr)
+int chat_read_choice(const json_t *body, struct conversation *t, struct problem *pr)
 {
     json_t *v = js_get(body, "tool_choice");
     const char *word = json_string_value(v), *type = json_string_value(json_object_get(v, "type"));
@@ -425,7 +425,7 @@ int chat_read(const json_t *body, int parallel, struct conversation *t, struct p
     t->serial = !parallel;
     if (!(t->messages = conversation_messages(js_get(body, "messages"), pr)))
         return -1;
-    if (conversation_read_tools(t, body, "parameters", function_of, pr) != 0)
+    if (conversation_read_tools(t, body, "parameters", chat_function_of, pr) != 0)
         return -1;
-    return read_choice(body, t, pr);
+    return chat_read_choice(body, t, pr);
 }

@@ -23,17 +23,25 @@ void call_take_vector(struct call *c, struct choice *ch, const struct events *b,
         problem_nomem(&c->problem);
 }
 
-/* Keep the first n numbers, scaled to length 1 again; returns how many. */
-static int cut(struct choice *ch, int n)
+int call_cut_vector(const struct call *c, struct choice *ch)
 {
+    const int n = c->params.dimensions;
     double sum = 0;
-    if (n >= ch->n_embedding)
+    if (n == 0 || n >= ch->n_embedding)
         return ch->n_embedding;
     for (int i = 0; i < n; i++)
         sum += (double)ch->embedding[i] * ch->embedding[i];
     for (int i = 0; i < n && sum > 0; i++)
         ch->embedding[i] = (float)(ch->embedding[i] / sqrt(sum));
     return n;
+}
+
+void call_vector_json(const float *x, int n, struct buf *out)
+{
+    buf_str(out, "[");
+    for (int i = 0; i < n; i++)
+        buf_printf(out, i ? ",%.9g" : "%.9g", (double)x[i]);
+    buf_str(out, "]");
 }
 
 static void numbers(const float *x, int n, int base64, struct buf *out)
@@ -47,10 +55,7 @@ static void numbers(const float *x, int n, int base64, struct buf *out)
         buf_str(out, "\"");
         return;
     }
-    buf_str(out, "[");
-    for (int i = 0; i < n; i++)
-        buf_printf(out, i ? ",%.9g" : "%.9g", (double)x[i]);
-    buf_str(out, "]");
+    call_vector_json(x, n, out);
 }
 
 static void end(struct call *c)
@@ -60,7 +65,7 @@ static void end(struct call *c)
     buf_str(&out, "{\"object\":\"list\",\"data\":[");
     for (int i = 0; i < c->n_choices; i++) {
         struct choice *ch = &c->choices[i];
-        int n = c->params.dimensions ? cut(ch, c->params.dimensions) : ch->n_embedding;
+        int n = call_cut_vector(c, ch);
         buf_printf(&out, "%s{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i ? "," : "", i);
         numbers(ch->embedding, n, base64, &out);
         buf_str(&out, "}");
@@ -108,24 +113,29 @@ static int choose_prompt(struct call *c, const struct embedding *m, struct probl
     return 0;
 }
 
-static int prepare(struct call *c, struct problem *pr)
+int call_embedding_prompts(struct call *c, const char *field, struct problem *pr)
 {
-    const char *format = c->params.encoding_format;
     const struct config *config = &c->lm->m.model->config;
     const int size = config_embedding_size(config);
     if (config->embedding.scores)
         return problem_set(pr, 400, "model", "unsupported_model",
                            "model: %s scores pairs of texts and makes no vectors: use /v1/rerank or /v1/score",
                            c->lm->id);
-    if (format && strcmp(format, "float") != 0 && strcmp(format, "base64") != 0)
-        return problem_set(pr, 400, "encoding_format", "out_of_range",
-                           "encoding_format: '%.40s', expected float or base64", format);
     if (c->params.dimensions > size)
         return problem_set(pr, 400, "dimensions", "out_of_range", "dimensions: %d is not in the range 1 to %d",
                            c->params.dimensions, size);
     if (choose_prompt(c, &config->embedding, pr) != 0)
         return -1;
-    return call_any_prompts(c, "input", 0, pr);
+    return call_any_prompts(c, field, 0, pr);
+}
+
+static int prepare(struct call *c, struct problem *pr)
+{
+    const char *format = c->params.encoding_format;
+    if (format && strcmp(format, "float") != 0 && strcmp(format, "base64") != 0)
+        return problem_set(pr, 400, "encoding_format", "out_of_range",
+                           "encoding_format: '%.40s', expected float or base64", format);
+    return call_embedding_prompts(c, "input", pr);
 }
 
 static const struct call_form form = { .body = BODY_EMBEDDING, .prefix = "embd-", .prepare = prepare, .begin = begin,

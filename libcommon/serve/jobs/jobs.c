@@ -164,8 +164,42 @@ json_t *job_object(const struct job *j)
 
 /* ---- watchers ---- */
 
+static void drop_watcher(struct jobs *js, struct job_watcher *w)
+{
+    struct job_watcher **at = &js->watchers;
+    while (*at != w)
+        at = &(*at)->next;
+    *at = w->next;
+    free(w);
+}
+
+/* Report to the clients that wait for one job. */
+static void tell_waiting(struct jobs *js)
+{
+    for (struct job_watcher *w = js->watchers, *next; w; w = next) {
+        next = w->next;
+        if (!*w->id)
+            continue;
+        pthread_mutex_lock(&js->lock);
+        const struct job *j = job_find(js, w->id);
+        json_t *state = j ? job_object(j) : NULL;
+        const int last = !j || (!is_open(j) && j->told);
+        pthread_mutex_unlock(&js->lock);
+        struct conn *c = w->conn;
+        job_report *report = w->report;
+        if (last) {
+            drop_watcher(js, w);
+            conn_set_exchange(c, NULL);
+        }
+        report(js->s, c, state, last);
+        json_decref(state);
+    }
+}
+
 void jobs_tell(struct jobs *js, struct conn *c)
 {
+    if (!c)
+        tell_waiting(js);
     json_t *list = json_array();
     pthread_mutex_lock(&js->lock);
     for (const struct job *j = js->list; j; j = j->next)
@@ -175,21 +209,12 @@ void jobs_tell(struct jobs *js, struct conn *c)
     char *text = event ? json_dumps(event, JSON_COMPACT) : NULL;
     json_decref(event);
     for (struct job_watcher *w = js->watchers; text && w; w = w->next)
-        if (!c || w->conn == c) {
+        if (!*w->id && (!c || w->conn == c)) {
             conn_write(w->conn, "data: ", 6);
             conn_write(w->conn, text, strlen(text));
             conn_write(w->conn, "\n\n", 2);
         }
     free(text);
-}
-
-static void drop_watcher(struct jobs *js, struct job_watcher *w)
-{
-    struct job_watcher **at = &js->watchers;
-    while (*at != w)
-        at = &(*at)->next;
-    *at = w->next;
-    free(w);
 }
 
 void jobs_gone(struct conn *c)
@@ -206,9 +231,13 @@ static void end_streams(struct jobs *js, uint64_t now)
         next = w->next;
         if (now < w->until_ns)
             continue;
+        job_report *report = w->report;
         drop_watcher(js, w);
         conn_set_exchange(c, NULL);
-        conn_end(c);
+        if (report)
+            report(js->s, c, NULL, 1);
+        else
+            conn_end(c);
     }
 }
 

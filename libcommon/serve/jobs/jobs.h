@@ -51,13 +51,19 @@ struct job {
     int told;                           /* the loop has seen its end */
 };
 
-/* A client that reads /api/models/jobs/events. */
+/* Write the state of a job, as job_object() describes it, to a client that watches it.  last: the
+ * job has ended, and so does the answer. */
+typedef void job_report(struct server *s, struct conn *c, const json_t *job, int last);
+
+/* A client that reads /api/models/jobs/events, or waits for one job. */
 struct jobs;
 struct job_watcher {
     struct exchange exchange;           /* first: see exchange.h */
     struct job_watcher *next;
     struct jobs *in;
     struct conn *conn;
+    char id[16];                        /* of the one job; "": all of them */
+    job_report *report;                 /* of the one job */
     uint64_t until_ns;                  /* its stream ends then, and the client asks again */
 };
 
@@ -93,6 +99,12 @@ void jobs_again(struct jobs *js, struct job *j);
 void jobs_remove(struct jobs *js, struct job *j);
 void job_free(struct job *j);
 int jobs_n_open(struct jobs *js);       /* queued and running ones */
+/* A job that makes a .zse at path, a model called name, of a source on the hub.  type "": the
+ * default.  Borrowed; NULL with *pr. */
+struct job *jobs_convert(struct server *s, struct conn *c, const char *source, const char *path, const char *name,
+                         const char *type, struct problem *pr);
+/* Let a client watch a job to its end.  -1 with *pr: too many watch. */
+int jobs_watch(struct server *s, struct conn *c, const struct job *j, job_report *report, struct problem *pr);
 /* Send the list to a client, or to all. */
 void jobs_tell(struct jobs *js, struct conn *c);
 

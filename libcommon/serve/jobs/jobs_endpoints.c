@@ -206,6 +206,36 @@ void handle_job_create(struct server *s, struct conn *c, const char *rest)
     json_decref(body);
 }
 
+struct job *jobs_convert(struct server *s, struct conn *c, const char *source, const char *path, const char *name,
+                         const char *type, struct problem *pr)
+{
+    const struct model_order o = { .source = source, .output = path, .quantization = *type ? type : NULL };
+    struct err e;
+    struct job *j = calloc(1, sizeof *j);
+    if (!j || !(j->source = strdup(source)) || !(j->path = strdup(path))) {
+        problem_nomem(pr);
+        goto fail;
+    }
+    snprintf(j->name, sizeof j->name, "%s", name);
+    snprintf(j->quantization, sizeof j->quantization, "%s", type);
+    if (make_folder(s->o.store, pr) != 0)
+        goto fail;
+    if (!(j->command = s->o.maker.command(&o, &e))) {
+        problem_set(pr, e.code == ERR_FORMAT ? 400 : 503, NULL, NULL, "%s", e.msg);
+        goto fail;
+    }
+    if (has_room(s->jobs, j, pr) != 0)
+        goto fail;
+    j->created_s = (int64_t)time(NULL);
+    note_client(j, conn_record(c));
+    if (jobs_add(s->jobs, j, &e) == 0)
+        return j;
+    problem_set(pr, 503, NULL, NULL, "%s", e.msg);
+fail:
+    job_free(j);
+    return NULL;
+}
+
 /* ---- the others ---- */
 
 void handle_jobs(struct server *s, struct conn *c, const char *rest)
@@ -293,10 +323,42 @@ void handle_job_resume(struct server *s, struct conn *c, const char *rest)
     }
 }
 
+/* NULL with *pr: too many watch, or the server stops. */
+static struct job_watcher *add_watcher(struct server *s, struct conn *c, struct problem *pr)
+{
+    struct jobs *js = s->jobs;
+    int n = 0;
+    for (const struct job_watcher *w = js->watchers; w; w = w->next)
+        n++;
+    struct job_watcher *w = n < MAX_WATCHERS && !s->draining ? calloc(1, sizeof *w) : NULL;
+    if (!w) {
+        problem_set(pr, 503, NULL, "busy", "%d clients watch the jobs already", n);
+        return NULL;
+    }
+    w->exchange.kind = EXCHANGE_JOBS;
+    w->in = js;
+    w->conn = c;
+    w->next = js->watchers;
+    js->watchers = w;
+    conn_set_exchange(c, w);
+    return w;
+}
+
+int jobs_watch(struct server *s, struct conn *c, const struct job *j, job_report *report, struct problem *pr)
+{
+    struct job_watcher *w = add_watcher(s, c, pr);
+    if (!w)
+        return -1;
+    snprintf(w->id, sizeof w->id, "%s", j->id);
+    w->report = report;
+    w->until_ns = UINT64_MAX;                   /* the end of the job, or of the server */
+    return 0;
+}
+
 void handle_job_events(struct server *s, struct conn *c, const char *rest)
 {
     struct jobs *js = jobs_of(s, c);
-    int n = 0;
+    struct problem pr;
     (void)rest;
     if (!js)
         return;
@@ -304,22 +366,14 @@ void handle_job_events(struct server *s, struct conn *c, const char *rest)
         reply_refusal(s, c, 405, "method_not_allowed", "a stream of events has no length: expected GET");
         return;
     }
-    for (const struct job_watcher *w = js->watchers; w; w = w->next)
-        n++;
-    struct job_watcher *w = n < MAX_WATCHERS && !s->draining ? calloc(1, sizeof *w) : NULL;
+    struct job_watcher *w = add_watcher(s, c, &pr);
     if (!w) {
-        reply_refusal(s, c, 503, "busy", "%d clients watch the jobs already", n);
+        reply_problem(s, c, &pr);
         return;
     }
-    w->exchange.kind = EXCHANGE_JOBS;
-    w->in = js;
-    w->conn = c;
     w->until_ns = clock_ns() + (uint64_t)WATCH_S * 1000000000u;
-    w->next = js->watchers;
-    js->watchers = w;
     metrics_count(&s->metrics, conn_route(c), 200);
     conn_add_header(c, "Cache-Control", "no-store");
-    conn_set_exchange(c, w);
     conn_begin(c, 200, "text/event-stream");
     jobs_tell(js, c);
 }

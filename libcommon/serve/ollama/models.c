@@ -1,0 +1,280 @@
+/* models.c - /api/version, /api/tags, /api/ps, /api/show, /api/copy and /api/delete. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/base/json.h"
+#include "libcommon/serve/ollama/describe.h"
+#include "libcommon/serve/ollama/ollama.h"
+
+void handle_ollama_version(struct server *s, struct conn *c, const char *rest)
+{
+    (void)rest;
+    reply_object(s, c, 200, json_pack("{s:s, s:s}", "version", OLLAMA_VERSION, "zse", ZSE_VERSION));
+}
+
+static json_t *time_json(int64_t s)
+{
+    struct buf b = { 0 };
+    ollama_time(&b, s, 0);
+    json_t *out = b.failed ? NULL : json_stringn(b.data + 1, b.size - 2);
+    buf_release(&b);
+    return out;
+}
+
+/* ---- loaded models ---- */
+
+static int is_listed(const struct access_record *record, const struct loaded_model *lm)
+{
+    return lm->state == MODEL_READY && guard_lists_model(record, lm->id);
+}
+
+struct loaded_model *ollama_find(struct server *s, struct conn *c, const char *name)
+{
+    char plain[STORE_NAME_BYTES];
+    struct problem ignored;
+    name = named_plain(s, name, plain);
+    struct loaded_model *lm = models_find(s, name, &ignored);
+    const int by_alias = lm && lm->named && guard_lists_model(conn_record(c), name);
+    return lm && (by_alias || is_listed(conn_record(c), lm)) ? lm : NULL;
+}
+
+static json_t *digest_of(const struct loaded_model *lm)
+{
+    struct stat st;
+    if (stat(lm->path, &st) != 0)
+        memset(&st, 0, sizeof st);
+    return ollama_digest((uint64_t)st.st_dev, (uint64_t)st.st_ino, (uint64_t)st.st_size, (int64_t)st.st_mtime);
+}
+
+static json_t *tag_of(const char *name, json_int_t bytes, json_int_t modified_s, json_t *digest, json_t *details)
+{
+    return json_pack("{s:s, s:s, s:o, s:I, s:o, s:o}", "name", name, "model", name, "modified_at",
+                     time_json(modified_s), "size", bytes, "digest", digest, "details", details);
+}
+
+static json_t *loaded_tag(const struct loaded_model *lm)
+{
+    return tag_of(lm->id, (json_int_t)lm->m.file_bytes, lm->created, digest_of(lm),
+                  ollama_details(lm->m.json, lm->m.model->file));
+}
+
+void handle_ollama_ps(struct server *s, struct conn *c, const char *rest)
+{
+    json_t *list = json_array();
+    struct timespec now;
+    int bad = !list;
+    (void)rest;
+    clock_gettime(CLOCK_REALTIME, &now);
+    for (const struct loaded_model *lm = s->models; lm && !bad; lm = lm->next) {
+        if (!is_listed(conn_record(c), lm))
+            continue;
+        /* A model that stays for ever ends in the last year that all clients can write. */
+        const double keep = named_keep(s, lm), used = (double)(clock_ns() - lm->used_ns) * 1e-9;
+        json_t *m = loaded_tag(lm), *end = keep >= 0 && keep < 1e9
+                        ? time_json((int64_t)((double)now.tv_sec + (keep > used ? keep - used : 0)))
+                        : json_string("9999-12-31T00:00:00Z");
+        bad = json_object_set_new(m, "expires_at", end) ||
+              json_object_set_new(m, "size", json_integer((json_int_t)lm->memory_bytes)) ||
+              json_object_set_new(m, "size_vram", json_integer((json_int_t)lm->vram_bytes)) ||
+              json_object_set_new(m, "context_length", json_integer(lm->m.max_len));
+        bad |= json_array_append_new(list, m) != 0;
+    }
+    reply_object(s, c, 200, bad ? NULL : json_pack("{s:O}", "models", list));
+    json_decref(list);
+}
+
+/* ---- all models ---- */
+
+static int may_list(const struct access_record *record, const json_t *m)
+{
+    const char *of = json_string_value(json_object_get(m, "of"));
+    return guard_lists_model(record, json_string_value(json_object_get(m, "name"))) ||
+           (*of && guard_lists_model(record, of));
+}
+
+static int has_name(const json_t *list, const char *name)
+{
+    const json_t *m;
+    size_t i;
+    json_array_foreach(list, i, m)
+        if (strcmp(json_string_value(json_object_get(m, "name")), name) == 0)
+            return 1;
+    return 0;
+}
+
+static void reply_tags(struct server *s, struct conn *c, const char *word, json_t *answer, const struct err *e)
+{
+    json_t *list = json_array();
+    const json_t *m;
+    size_t i;
+    int bad = !list;
+    (void)word;
+    (void)e;                                    /* a folder that cannot be read has no models */
+    for (const struct loaded_model *lm = s->models; lm && !bad; lm = lm->next)
+        if (is_listed(conn_record(c), lm) && !has_name(answer, lm->id))
+            bad = json_array_append_new(list, loaded_tag(lm)) != 0;
+    json_array_foreach(answer, i, m)
+        if (may_list(conn_record(c), m))
+            bad |= json_array_append_new(list, tag_of(json_string_value(json_object_get(m, "name")),
+                                                      json_integer_value(json_object_get(m, "bytes")),
+                                                      json_integer_value(json_object_get(m, "modified")),
+                                                      json_incref(json_object_get(m, "digest")),
+                                                      json_incref(json_object_get(m, "details")))) != 0;
+    reply_object(s, c, 200, bad ? NULL : json_pack("{s:O}", "models", list));
+    json_decref(list);
+}
+
+void handle_ollama_tags(struct server *s, struct conn *c, const char *rest)
+{
+    (void)rest;
+    catalog_ask(s, c, s->o.store, "", ollama_store, reply_tags);
+}
+
+/* ---- one model ---- */
+
+static void not_found(struct server *s, struct conn *c, const char *name)
+{
+    reply_refusal(s, c, 404, "model_not_found", "model '%.120s' not found", name);
+}
+
+/* The name in a body, in model or name; NULL: it was refused. */
+static const char *name_of(struct server *s, struct conn *c, const struct params *p)
+{
+    const char *name = p->model && *p->model ? p->model : p->name;
+    if (name && *name)
+        return name;
+    reply_refusal(s, c, 400, "missing", "model is required");
+    return NULL;
+}
+
+/* The answer of /api/show; takes over details, info, capabilities and config (NULL: not wanted). */
+static json_t *show_json(const char *tmpl, int64_t modified_s, json_t *details, json_t *info, json_t *capabilities,
+                         json_t *config)
+{
+    json_t *out = json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o}", "modelfile", "", "parameters", "", "template", tmpl,
+                            "details", details, "model_info", info, "capabilities", capabilities, "modified_at",
+                            time_json(modified_s));
+    if (out && config)
+        json_object_set(out, "config", config);
+    json_decref(config);
+    return out;
+}
+
+static void show(struct server *s, struct conn *c, const char *name, int verbose, json_t *answer, const struct err *e)
+{
+    json_t *m = json_array_get(answer, 0);
+    if (!answer)
+        reply_refusal(s, c, 503, "no_folder", "%s", e->msg);
+    else if (!m || !may_list(conn_record(c), m))
+        not_found(s, c, name);
+    else
+        reply_object(s, c, 200, show_json(json_string_value(json_object_get(m, "template")),
+                                          json_integer_value(json_object_get(m, "modified")),
+                                          json_incref(json_object_get(m, "details")),
+                                          json_incref(json_object_get(m, "info")),
+                                          json_incref(json_object_get(m, "capabilities")),
+                                          verbose ? json_incref(json_object_get(m, "config")) : NULL));
+}
+
+static void reply_show(struct server *s, struct conn *c, const char *word, json_t *answer, const struct err *e)
+{
+    show(s, c, word, 0, answer, e);
+}
+
+static void reply_verbose(struct server *s, struct conn *c, const char *word, json_t *answer, const struct err *e)
+{
+    show(s, c, word, 1, answer, e);
+}
+
+static void show_loaded(struct server *s, struct conn *c, const struct loaded_model *lm, int verbose)
+{
+    const json_t *config = js_get(lm->m.json, "config");
+    reply_object(s, c, 200, show_json(ollama_template(lm->m.json), lm->created,
+                                      ollama_details(lm->m.json, lm->m.model->file),
+                                      ollama_info(lm->m.json, lm->m.model->file), ollama_capabilities(lm->m.json),
+                                      verbose && config ? json_deep_copy(config) : NULL));
+}
+
+void handle_ollama_show(struct server *s, struct conn *c, const char *rest)
+{
+    struct params p = { 0 };
+    struct problem ignored;
+    char plain[STORE_NAME_BYTES], found[STORE_NAME_BYTES];
+    json_t *body = read_body(s, c, BODY_OLLAMA_MODEL, &p);
+    const char *name = body ? name_of(s, c, &p) : NULL;
+    (void)rest;
+    if (name) {
+        const struct loaded_model *lm = ollama_find(s, c, name);
+        if (lm)
+            show_loaded(s, c, lm, p.verbose);
+        else if (named_find(s, named_plain(s, name, plain), found, &ignored) != 0)
+            not_found(s, c, name);
+        else
+            catalog_ask(s, c, s->o.store, found, ollama_store, p.verbose ? reply_verbose : reply_show);
+    }
+    json_decref(body);
+}
+
+/* ---- changes ---- */
+
+void handle_ollama_copy(struct server *s, struct conn *c, const char *rest)
+{
+    struct params p = { 0 };
+    struct problem ignored;
+    struct err e;
+    char plain[STORE_NAME_BYTES], alias[STORE_NAME_BYTES], found[STORE_NAME_BYTES];
+    json_t *body = read_body(s, c, BODY_OLLAMA_COPY, &p);
+    (void)rest;
+    if (!body)
+        return;
+    if (!p.source || !p.destination)
+        reply_refusal(s, c, 400, "missing", "source and destination are required");
+    else if (named_find(s, named_plain(s, p.source, plain), found, &ignored) != 0)
+        not_found(s, c, p.source);
+    else if (store_alias(s->o.store, named_plain(s, p.destination, alias), found, &e) != 0)
+        reply_refusal(s, c, 400, "invalid_value", "%s", e.msg);
+    else
+        reply_object(s, c, 200, json_object());
+    json_decref(body);
+}
+
+static json_t *remove_model(const char *folder, const char *name, struct err *e)
+{
+    if (store_remove(folder, name, e) != 0)
+        return NULL;
+    json_t *out = json_object();
+    if (!out)
+        err_nomem(e, "answer");
+    return out;
+}
+
+static void reply_delete(struct server *s, struct conn *c, const char *word, json_t *answer, const struct err *e)
+{
+    (void)e;
+    if (answer)
+        reply_object(s, c, 200, json_object());
+    else
+        not_found(s, c, word);
+}
+
+void handle_ollama_delete(struct server *s, struct conn *c, const char *rest)
+{
+    struct params p = { 0 };
+    char plain[STORE_NAME_BYTES];
+    json_t *body = read_body(s, c, BODY_OLLAMA_MODEL, &p);
+    const char *name = body ? name_of(s, c, &p) : NULL;
+    (void)rest;
+    if (name) {
+        name = named_plain(s, name, plain);
+        for (struct loaded_model *lm = s->models; lm; lm = lm->next)
+            if (lm->named && strcmp(lm->id, name) == 0)
+                models_unload(s, lm);
+        if (!s->o.store || !store_is_name(name))
+            not_found(s, c, name);
+        else
+            catalog_ask(s, c, s->o.store, name, remove_model, reply_delete);
+    }
+    json_decref(body);
+}

@@ -1,0 +1,112 @@
+/* pull.c - POST /api/pull: a job (serve/jobs) that downloads and converts a model, and its progress
+ * as lines of JSON.  The job goes on when the client leaves; /api/models/jobs cancels it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/serve/jobs/jobs.h"
+#include "libcommon/serve/ollama/ollama.h"
+
+static const char *state_of(const json_t *job)
+{
+    const char *state = json_string_value(json_object_get(job, "state"));
+    return state ? state : "lost";
+}
+
+/* NULL: it was made. */
+static const char *failure(const json_t *job)
+{
+    const char *why = json_string_value(js_get(job, "message"));
+    return strcmp(state_of(job), "done") == 0 ? NULL : why ? why : "the job has not ended";
+}
+
+/* Write a line, which is freed. */
+static void write_line(struct conn *c, json_t *line)
+{
+    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    if (text) {
+        conn_write(c, text, strlen(text));
+        conn_write(c, "\n", 1);
+    } else {
+        conn_break(c);
+    }
+    free(text);
+    json_decref(line);
+}
+
+static void report_line(struct server *s, struct conn *c, const json_t *job, int last)
+{
+    const json_t *p = js_get(job, "progress");
+    const char *step = json_string_value(json_object_get(p, "step"));
+    const json_int_t done = json_integer_value(json_object_get(p, "done")),
+                     total = json_integer_value(json_object_get(p, "total"));
+    (void)s;
+    if (!last && step && total > 0)
+        write_line(c, json_pack("{s:s, s:I, s:I}", "status", step, "total", total, "completed", done));
+    else if (!last)
+        write_line(c, json_pack("{s:s}", "status", step ? step : state_of(job)));
+    else if (failure(job))
+        write_line(c, json_pack("{s:s}", "error", failure(job)));
+    else
+        write_line(c, json_pack("{s:s}", "status", "success"));
+    if (last)
+        conn_end(c);
+}
+
+static void report_end(struct server *s, struct conn *c, const json_t *job, int last)
+{
+    if (last && failure(job))
+        reply_refusal(s, c, 500, "job_failed", "%s", failure(job));
+    else if (last)
+        reply_object(s, c, 200, json_pack("{s:s}", "status", "success"));
+}
+
+/* Begin the job.  1: the model is there already; -1 with *pr. */
+static int begin(struct server *s, struct conn *c, const char *word, int stream, struct problem *pr)
+{
+    struct model_pulled pulled = { .source = NULL };
+    struct err e;
+    if (!s->jobs || !s->o.maker.resolve || !s->o.store)
+        return problem_set(pr, 404, NULL, "no_jobs", "this server makes no models");
+    if (s->o.maker.resolve(word, &pulled, &e) != 0)
+        return problem_set(pr, e.code == ERR_MEMORY ? 503 : 404, "model", "model_not_found", "%s", e.msg);
+    char found[STORE_NAME_BYTES];
+    struct problem ignored;
+    if (named_find(s, pulled.name, found, &ignored) == 0 && strcmp(found, pulled.name) == 0) {
+        free(pulled.source);
+        return 1;
+    }
+    char *path = store_path(s->o.store, pulled.name, &e);
+    const struct job *j = path ? jobs_convert(s, c, pulled.source, path, pulled.name, pulled.type, pr) : NULL;
+    int rc = j ? jobs_watch(s, c, j, stream ? report_line : report_end, pr) : -1;
+    if (!path)
+        rc = problem_set(pr, 400, "model", "invalid_value", "%s", e.msg);
+    free(path);
+    free(pulled.source);
+    return rc;
+}
+
+void handle_ollama_pull(struct server *s, struct conn *c, const char *rest)
+{
+    struct params p = { .stream = 1 };
+    struct problem pr;
+    char plain[STORE_NAME_BYTES];
+    json_t *body = read_body(s, c, BODY_OLLAMA_PULL, &p);
+    const char *name = p.model && *p.model ? p.model : p.name;
+    (void)rest;
+    if (!body)
+        return;
+    const int rc = name && *name ? begin(s, c, named_plain(s, name, plain), p.stream, &pr)
+                                 : problem_set(&pr, 400, "model", "missing", "model is required");
+    if (rc < 0) {
+        reply_problem(s, c, &pr);
+    } else if (rc > 0) {
+        reply_object(s, c, 200, json_pack("{s:s}", "status", "success"));
+    } else if (p.stream) {
+        metrics_count(&s->metrics, conn_route(c), 200);
+        conn_add_header(c, "Cache-Control", "no-store");
+        conn_begin(c, 200, "application/x-ndjson");
+        write_line(c, json_pack("{s:s}", "status", "pulling manifest"));
+    }
+    json_decref(body);
+}

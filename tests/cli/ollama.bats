@@ -1,0 +1,101 @@
+# ollama.bats - Ollama's API of zse-serve: /api/chat, generate, embed, tags and so on.
+bats_require_minimum_version 1.5.0
+load ../lib/server
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  export ZSE_HOME=$BATS_FILE_TMPDIR/home T=$BATS_FILE_TMPDIR
+  mkdir -p "$ZSE_HOME/models"
+  zse-convert models/tiny -o "$ZSE_HOME/models/tiny:1m.zse" --quality fast >/dev/null
+  ln -s tiny:1m.zse "$ZSE_HOME/models/small.zse"
+  start "$T/main" --port 0
+  export URL MAIN_PID=$PID MAIN_PORT=${URL##*:} ADMIN
+  await listens "$URL"
+  ADMIN=$(cat "$ZSE_HOME/admin.token")
+}
+
+# ask PATH BODY [CURL ARGUMENT]...
+ask() {
+  local path=$1 body=$2
+  shift 2
+  curl -s "$@" "$URL/api/$path" -d "$body"
+}
+QUESTION='"messages":[{"role":"user","content":"What is 2+2?"}],"options":{"temperature":0}'
+
+@test "the official ollama package chats, embeds, lists, copies and deletes" {
+  installed ollama || skip "no Python package ollama"
+  run build/venv/bin/python tests/serve/ollama_client.py "$URL" "$ADMIN"
+  echo "$output"
+  [ "$status" -eq 0 ]
+  [ "$(grep -c '^ok' <<<"$output")" = 12 ]
+}
+
+@test "a stream is lines of JSON, each an object with done, and one object without stream" {
+  ask chat "{\"model\":\"tiny\",$QUESTION}" -D "$T/head" >"$T/lines"
+  grep -qi '^content-type: application/x-ndjson' "$T/head"
+  [ "$(wc -l <"$T/lines")" -gt 3 ]
+  jq -es '(map(.message.content) | add) == "2 + 2 = 4" and (map(.done) | sort | unique == [false, true]) and .[-1].done_reason == "stop"' "$T/lines"
+  ask chat "{\"model\":\"tiny\",\"stream\":false,$QUESTION}" -D "$T/head" >"$T/j"
+  grep -qi '^content-type: application/json' "$T/head"
+  jq -e '.message == {role: "assistant", content: "2 + 2 = 4"} and .eval_count == 8' "$T/j"
+}
+
+@test "errors are {error: text}, of the guard, of the body and of the model" {
+  [ "$(ask chat '{"model":"tiny"' -o "$T/j" -w '%{http_code}')" = 400 ]
+  jq -e '.error | type == "string"' "$T/j"
+  [ "$(ask chat '[]' -o "$T/j" -w '%{http_code}')" = 400 ]
+  [ "$(ask delete '{"model":"small"}' -X DELETE -o "$T/j" -w '%{http_code}')" = 401 ]
+  jq -e 'keys == ["error"] and (.error | type == "string")' "$T/j"
+  [ "$(ask generate '{"model":"tiny","prompt":5}' -o "$T/j" -w '%{http_code}')" = 400 ]
+  [ "$(ask chat '{"model":"tiny","messages":[{"role":"user","content":"hi","images":["aGk="]}]}' -o "$T/j" -w '%{http_code}')" = 400 ]
+  local keep
+  for keep in '"x"' '"5 m"' '"1e9"' '"nan"' '"-"' '""' '[]' true; do
+    [ "$(ask generate "{\"model\":\"tiny\",\"prompt\":\"a\",\"keep_alive\":$keep}" -o "$T/j" -w '%{http_code}')" = 400 ] || { echo "$keep"; cat "$T/j"; return 1; }
+    grep -q keep_alive "$T/j"
+  done
+  # the paths of our own API keep their form
+  curl -s "$URL/v1/chat/completions" -d '{"model":"nosuch","messages":[{"role":"user","content":"x"}]}' | jq -e '.error.code == "model_not_found"'
+}
+
+@test "keys, their scopes, models and audit lines are those of the other endpoints" {
+  local key other
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  mkdir -p "$ZSE_HOME"
+  cp -a "$T/home/models" "$ZSE_HOME"
+  key=$(zse-apikey create one --scope chat --model small)
+  other=$(zse-apikey create two --scope embeddings)
+  start "$BATS_TEST_TMPDIR/log" --port 0 --audit-folder "$BATS_TEST_TMPDIR/audit"
+  await listens "$URL"
+  [ "$(ask chat "{\"model\":\"small\",$QUESTION}" -o "$T/j" -w '%{http_code}')" = 401 ]
+  ask chat "{\"model\":\"small\",\"stream\":false,$QUESTION}" -H "X-API-Key: $key" | jq -e '.message.content == "2 + 2 = 4"'
+  [ "$(ask chat "{\"model\":\"tiny\",$QUESTION}" -H "X-API-Key: $key" -o "$T/j" -w '%{http_code}')" = 403 ]
+  jq -e '.error | test("may not use")' "$T/j"
+  [ "$(ask embed '{"model":"small","input":"a"}' -H "X-API-Key: $key" -o "$T/j" -w '%{http_code}')" = 403 ]
+  ask embed '{"model":"tiny","input":"a"}' -H "X-API-Key: $other" | jq -e '.embeddings | length == 1'
+  curl -s "$URL/api/tags" -H "X-API-Key: $key" | jq -e '[.models[].name] == ["small"]'
+  [ "$(ask show '{"model":"tiny"}' -H "X-API-Key: $key" -o "$T/j" -w '%{http_code}')" = 404 ]
+  # two clients use the model: neither may unload it
+  [ "$(ask generate '{"model":"small","keep_alive":0}' -H "X-API-Key: $key" -o "$T/j" -w '%{http_code}')" = 403 ] || { cat "$T/j"; return 1; }
+  stop "$PID"
+  jq -es 'map(select(.path == "/api/chat" and .status_code == 200)) | length == 1 and .[0].api_key_name == "one" and .[0].completion_tokens == 8' "$BATS_TEST_TMPDIR"/audit/*.jsonl
+}
+
+@test "a pull is a job whose progress is streamed, and its model has a name" {
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home HF_HOME=$BATS_TEST_TMPDIR/hf HF_HUB_DISABLE_XET=1 HF_ENDPOINT hub
+  mkfifo "$BATS_TEST_TMPDIR/hub.pipe"
+  python3 -B tests/hub/server.py test/tiny=models/tiny >"$BATS_TEST_TMPDIR/hub.pipe" 3>&- &
+  hub=$!
+  read -r HF_ENDPOINT _ <"$BATS_TEST_TMPDIR/hub.pipe"
+  start "$BATS_TEST_TMPDIR/log" --port 0
+  await listens "$URL"
+  ADMIN=$(cat "$ZSE_HOME/admin.token")
+  ask pull '{"model":"test/tiny"}' -H "Authorization: Bearer $ADMIN" >"$T/lines"
+  jq -es '.[0].status == "pulling manifest" and .[-1].status == "success"' "$T/lines" || { cat "$T/lines"; return 1; }
+  ask chat "{\"model\":\"tiny\",\"stream\":false,$QUESTION}" | jq -e '.message.content == "2 + 2 = 4"'
+  ask pull '{"model":"test/tiny","stream":false}' -H "Authorization: Bearer $ADMIN" | jq -e '.status == "success"'
+  [ "$(ask pull '{"model":"test/nosuch","stream":false}' -H "Authorization: Bearer $ADMIN" -o "$T/j" -w '%{http_code}')" = 500 ]
+  jq -e '.error | test("nosuch")' "$T/j" || { cat "$T/j"; return 1; }
+  ask pull '{"model":"test/nosuch"}' -H "Authorization: Bearer $ADMIN" | jq -es '.[-1].error | test("nosuch")'
+  stop "$PID"
+  kill "$hub"
+}
