@@ -307,8 +307,8 @@ static int run_cases(const struct bench_options *o, const struct opened_model *m
     struct totals all = { 0 };
     json_t *list = json_array();
     const int max_len = m->model->config.max_len, most_len = max_len > 0 && max_len < 8192 ? max_len : 8192;
-    const struct engine_options eo = run_engine_options(&o->run, 1, o->run.ctx ? o->run.ctx : most_len);
-    struct engine *g = engine_open(m->model, m->tokenizer, &eo, e);
+    struct engine_options eo = run_engine_options(&o->run, 1, o->run.ctx ? o->run.ctx : most_len);
+    struct engine *g = run_spec(&o->run, m, &eo, e) == 0 ? engine_open(m->model, m->tokenizer, &eo, e) : NULL;
     int rc = g ? 0 : -1;
     json_object_set_new(j, "cases", list);
     if (!o->json)

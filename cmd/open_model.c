@@ -157,10 +157,45 @@ const char *kv_text(struct kv_types kv, char out[KV_TEXT])
     return out;
 }
 
+/* The number before the colon of "N:..."; 0: there is none. */
+static int leading_number(const char *text)
+{
+    const size_t n = strspn(text, "0123456789");
+    return n > 0 && n < 6 && text[n] == ':' ? atoi(text) : 0;
+}
+
+/* draft:MODEL and draft:N:MODEL; self:LAYERS and self:N:LAYERS. */
+static int parse_spec_model(const char *prog, const char *arg, struct run_options *r)
+{
+    const int of_itself = strncmp(arg, "self:", 5) == 0;
+    const char *rest = strchr(arg, ':') + 1;
+    long long layers;
+    r->draft = leading_number(rest);
+    if (r->draft) {
+        rest = strchr(rest, ':') + 1;
+        if (r->draft > DRAFT_MOST)
+            return cli_wrong(prog, "--spec %.6s N is %d, expected 1 to %d", arg, r->draft, DRAFT_MOST);
+    }
+    r->spec = of_itself ? SPEC_SELF : SPEC_DRAFT;
+    r->spec_given = 1;
+    if (of_itself) {
+        if (cli_parse_int(prog, "--spec self:LAYERS", rest, 1, 1 << 20, &layers) != 0)
+            return CLI_USAGE;
+        r->draft_layers = (int)layers;
+        return 0;
+    }
+    r->draft_model = rest;
+    return *rest ? 0 : cli_wrong(prog, "--spec draft: expected a MODEL");
+}
+
 static int parse_spec(const char *prog, const char *arg, struct run_options *r)
 {
     static const char *const names[] = { "off", "auto", "ngram" };
     long long n = 0;
+    r->draft_layers = 0;
+    r->draft_model = NULL;
+    if (strncmp(arg, "draft:", 6) == 0 || strncmp(arg, "self:", 5) == 0)
+        return parse_spec_model(prog, arg, r);
     if (strncmp(arg, "ngram:", 6) == 0) {
         if (cli_parse_int(prog, "--spec ngram:N", arg + 6, 1, DRAFT_MOST, &n) != 0)
             return CLI_USAGE;
@@ -173,7 +208,7 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
             r->spec_given = 1;
             return 0;
         }
-    return cli_wrong(prog, "--spec: '%s', expected auto, ngram, ngram:N or off", arg);
+    return cli_wrong(prog, "--spec: '%s', expected auto, ngram, ngram:N, draft:MODEL, self:LAYERS or off", arg);
 }
 
 int run_option(const char *prog, int c, const char *arg, struct run_options *r)
@@ -460,6 +495,28 @@ static void touch(const struct opened_model *o)
     free(folder);
 }
 
+/* The model of --spec draft:MODEL, for o. */
+static int open_draft(const struct run_options *r, struct opened_model *o, struct err *e)
+{
+    struct run_options own = *r;
+    own.spec = SPEC_OFF;
+    own.max_memory = 0;
+    own.ctx = own.mode.given = 0;
+    if (!(o->draft = calloc(1, sizeof *o->draft)))
+        return err_nomem(e, "draft model");
+    if (open_model(o->prog, r->draft_model, &own, o->draft, e) != 0) {
+        free(o->draft);
+        o->draft = NULL;
+        return -1;
+    }
+    if (engine_check_draft_model(o->draft->model, o->tokenizer, o->draft->tokenizer, e) != 0)
+        return err_prefix(e, "--spec draft:%s", r->draft_model);
+    if (o->draft->model->weight_bytes > o->model->weight_bytes)
+        cli_note(o->prog, "--spec draft:%s: its weights are larger than those of %s, so answers come later", r->draft_model,
+                 o->name);
+    return 0;
+}
+
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
     sigbus_start(prog);
@@ -500,6 +557,8 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
     if (rc == 0 && r->ctx && o->model->config.max_len > 0 && r->ctx > o->model->config.max_len)
         rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path,
                      o->model->config.max_len);
+    if (rc == 0 && r->spec == SPEC_DRAFT)
+        rc = open_draft(r, o, e);
     if (rc != 0) {
         close_model(o);
         return rc;
@@ -514,6 +573,9 @@ int open_model_verified(struct opened_model *o, struct err *e) { return model_ve
 
 void close_model(struct opened_model *o)
 {
+    if (o->draft)
+        close_model(o->draft);
+    free(o->draft);
     unload(o);
     free(o->path);
     memset(o, 0, sizeof *o);
@@ -552,16 +614,27 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .debug_sync = env_on("ZSE_DEBUG_SYNC"),
                                     .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8,
                                     .cache_weights = r->cache_weights,
-                                    .drafter = r->spec == SPEC_OFF ? NULL : &drafter_ngram,
+                                    .drafter = r->spec == SPEC_AUTO || r->spec == SPEC_NGRAM ? &drafter_ngram : NULL,
                                     .prefix_folder = r->prefix_folder, .prefix_bytes = r->prefix_bytes,
                                     .prefix_note = note_prefixes, .prefix_user = (void *)(uintptr_t)r->prefix_prog,
                                     .draft = r->draft };
 }
 
-int run_check_spec(const struct run_options *r, const struct model *m, const struct engine_options *eo, struct err *e)
+int run_spec(const struct run_options *r, const struct opened_model *o, struct engine_options *eo, struct err *e)
 {
-    const char *why = r->spec == SPEC_NGRAM ? engine_no_drafts(m, eo) : NULL;
-    return why ? err_set(e, ERR_UNSUPPORTED, "--spec ngram: %s", why) : 0;
+    static const char *const names[] = { [SPEC_NGRAM] = "ngram", [SPEC_DRAFT] = "draft", [SPEC_SELF] = "self" };
+    const char *why = r->spec == SPEC_OFF || r->spec == SPEC_AUTO ? NULL : engine_no_drafts(o->model, eo);
+    struct engine_options own = *eo;
+    if (!why && r->spec == SPEC_SELF)
+        why = engine_no_draft_layers(&o->model->config, eo, r->draft_layers);
+    if (why)
+        return err_set(e, ERR_UNSUPPORTED, "--spec %s: %s", names[r->spec], why);
+    eo->draft_layers = r->spec == SPEC_SELF ? r->draft_layers : 0;
+    if (!o->draft)
+        return 0;
+    eo->draft_model = o->draft->model;
+    own.max_weights = 0;
+    return preflight_check(o->prog, o->draft, r, &own, e);
 }
 
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len,
@@ -570,7 +643,7 @@ struct engine *open_engine(const struct opened_model *o, const struct run_option
     struct engine_options eo = run_engine_options(r, max_seqs, max_len ? max_len : context_len(o, r));
     if (max_tokens)
         eo.max_tokens = max_tokens;
-    if (run_check_spec(r, o->model, &eo, e) != 0 || preflight_check(o->prog, o, r, &eo, e) != 0)
+    if (run_spec(r, o, &eo, e) != 0 || preflight_check(o->prog, o, r, &eo, e) != 0)
         return NULL;
     struct engine *g = engine_open(o->model, o->tokenizer, &eo, e);
     if (g)

@@ -21,8 +21,8 @@
 #include "libcommon/token/tokenizer.h"
 
 /* ---- options that control how a model runs ---- */
-/* Speculation: AUTO: where the model and the device allow it, NGRAM: else an error. */
-enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM };
+/* Speculation: AUTO: where the model and the device allow it; the others: else an error. */
+enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_DRAFT, SPEC_SELF };
 struct run_options {
     const char *type;               /* -q: the type to convert to; NULL: $ZSE_QUANTIZATION, else as stored */
     const char *kernels;
@@ -47,7 +47,8 @@ struct run_options {
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or a number */
     int strict;                     /* --strict */
     enum spec spec; int spec_given; /* --spec */
-    int draft;                      /* N of --spec ngram:N; 0: chosen by what pays */
+    /* N of ngram:N, draft:N:MODEL and self:N:LAYERS, 0: chosen by what pays; LAYERS; MODEL */
+    int draft, draft_layers; const char *draft_model;
     int no_graphs, graphs_given;    /* --cuda-graphs */
     int act_int8, act_given;        /* --act */
     int cache_weights, cache_given; /* --cache-weights: enum cache_weights */
@@ -94,7 +95,9 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --verbose              print the memory in use while the model opens, compared with the plan\n"
 /* For programs that answer. */
 #define SPEC_LONG_OPTION { "spec", required_argument, NULL, OPT_SPEC }
-#define SPEC_HELP "      --spec auto|ngram|off  guess next tokens from earlier text and check several in a step, for the same answers sooner (default: off)\n"
+#define SPEC_HELP \
+    "      --spec auto|ngram|off  guess next tokens from earlier text and check several in a step, for the same answers sooner (default: off)\n" \
+    "                             draft:MODEL: guesses of a smaller model with the same tokenizer; self:LAYERS: of the model's first layers\n"
 /* For programs with one model; zse-serve limits all of its models together. */
 #define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }
 #define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB; of a GPU's memory: take at most SIZE (default: all)\n"
@@ -119,6 +122,7 @@ struct opened_model {
     int bounded;                    /* --max-memory: do not read weights in advance */
     enum verify_mode verify;        /* --verify */
     struct model_verify *check;           /* the running check of the checksums; NULL: none */
+    struct opened_model *draft;     /* of --spec draft:MODEL, owned; NULL: none */
     int in_cache;                   /* an automatic conversion */
     uint64_t mapped_ns;             /* when the .zse was mapped and checked: clock_ns() */
     pthread_t warmer; int warming;  /* creates the GPU's context while the file is opened */
@@ -140,8 +144,9 @@ const char *open_model_type(const char *prog, const char *path, const struct run
 const char *open_model_given_type(const struct run_options *r);
 /* The engine options of r, for max_seqs sequences of max_len tokens. */
 struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len);
-/* -1: --spec asks for drafts, which this model or device does not allow. */
-int run_check_spec(const struct run_options *r, const struct model *m, const struct engine_options *eo, struct err *e);
+/* Set what --spec says in *eo, made by run_engine_options.  -1: it asks for drafts that this model
+ * or device does not allow, or there is no memory for the draft model. */
+int run_spec(const struct run_options *r, const struct opened_model *o, struct engine_options *eo, struct err *e);
 /* Open an engine for max_seqs sequences of max_len tokens (0: --ctx, else the default) and
  * max_tokens per step (0: default).  Refused if memory does not suffice. */
 struct engine *open_engine(const struct opened_model *o, const struct run_options *r, int max_seqs, int max_len,

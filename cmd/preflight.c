@@ -196,7 +196,7 @@ void preflight_compare(const char *prog, const struct opened_model *o, const str
         return;
     engine_stats(g, &es);
     /* private_bytes includes the KV cache */
-    const uint64_t plan = n.kv + n.states + n.workspace, real = es.private_bytes;
+    const uint64_t plan = n.kv + n.states + n.workspace, real = es.private_bytes - es.draft_bytes;
     const int more = (double)real > 1.1 * (double)plan;
     if (more || r->verbose)
         cli_note(prog, "%s%s: %s planned beside the weights, %s taken", more ? "warning: " : "", o->name,

@@ -92,7 +92,7 @@ static int open_served(void *user, const char *path, const struct model_choice *
                                 .max_len = max_len,
                                 .quantization = json_string_value(type), .file_bytes = opened->model->weight_bytes,
                                 .handle = opened };
-    if (run_check_spec(&o->run, opened->model, &eo, e) == 0 && preflight_check(prog, opened, &o->run, &eo, e) == 0 &&
+    if (run_spec(&o->run, opened, &eo, e) == 0 && preflight_check(prog, opened, &o->run, &eo, e) == 0 &&
         (m->engine = engine_open(opened->model, opened->tokenizer, &eo, e))) {
         preflight_compare(prog, opened, &o->run, &eo, m->engine);
         return 0;

@@ -12,6 +12,7 @@ enum {
     GRADE_RESUMED = 4,      /* a copy goes on behind an edit */
     GRADE_EDIT,             /* an edit may be over */
     GRADE_PREDICTED,        /* the beginning of the predicted tokens */
+    GRADE_MODEL,            /* by the draft model */
     DRAFT_GRADES,
 };
 
@@ -33,9 +34,15 @@ struct drafter {
 };
 
 /* The drafts of one request. */
-enum draft_use { DRAFT_DEFAULT, DRAFT_OFF, DRAFT_ON };
+enum draft_use {
+    DRAFT_DEFAULT,                      /* as the engine's options say */
+    DRAFT_OFF,
+    DRAFT_ON,                           /* by the engine's draft model or drafter, else drafter_ngram */
+    DRAFT_NGRAM,                        /* by its drafter, else drafter_ngram */
+    DRAFT_MODEL,                        /* by its draft model; refused if it has none */
+};
 struct draft_params {
-    enum draft_use use;                 /* DRAFT_DEFAULT: as the engine's options say */
+    enum draft_use use;
     int most;                           /* tokens of a draft, 1 to DRAFT_MOST; 0: DRAFT_MOST */
     /* tokens that the answer is expected to have; copied.  With DRAFT_DEFAULT and some of them the
      * request has drafts, whatever the options say */

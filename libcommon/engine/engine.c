@@ -105,7 +105,8 @@ int engine_n_states(const struct config *c, const struct engine_options *o)
 }
 
 const char *engine_drafts(const struct engine *g) { return g->no_drafts; }
-int engine_has_drafter(const struct engine *g) { return g->drafter != NULL; }
+int engine_has_drafter(const struct engine *g) { return g->drafter || g->draft_model; }
+int engine_has_draft_model(const struct engine *g) { return g->draft_model != NULL; }
 
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o,
                            struct err *e)
@@ -155,7 +156,8 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         err_nomem(e, "engine");
         goto fail;
     }
-    if ((g->b = g->backend->open(m, &bo, e)) && prefixes_open(g, o, &bo, e) == 0)
+    if ((g->b = g->backend->open(m, &bo, e)) && draft_model_open(g, o, &bo, e) == 0 &&
+        prefixes_open(g, o, &bo, e) == 0)
         return g;
 fail:
     engine_close(g);
@@ -192,6 +194,7 @@ void engine_close(struct engine *g)
         request_free(g, r);
     }
     disk_close(g->disk);
+    draft_model_close(g);
     if (g->b)
         g->backend->close(g->b);
     kv_pool_close(g->pool);
@@ -225,7 +228,8 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
                         (g->states ? state_pool_bytes(g->states) : 0);
     *s = g->count;
     s->kv_bytes = g->backend->kv_bytes(g->b);
-    s->private_bytes = g->backend->memory(g->b) + mine;
+    s->draft_bytes = draft_model_bytes(g);
+    s->private_bytes = g->backend->memory(g->b) + mine + s->draft_bytes;
     s->n_blocks = kv_pool_size(g->pool);
     s->n_free_blocks = kv_pool_free(g->pool);
     s->n_cached_blocks = kv_pool_idle(g->pool);
@@ -269,6 +273,7 @@ static void drop_state(void *user, int state)
 void engine_trim(struct engine *g)
 {
     kv_pool_trim(g->pool, drop_block, g);
+    draft_model_trim(g);
     if (g->states)
         state_trim(g->states, g->pool, drop_state, g);
 }

@@ -56,10 +56,21 @@ struct engine_options {
     void (*prefix_note)(void *user, const char *text);
     void *prefix_user;
     int draft;                      /* as engine_limits.draft, at first; 0 to DRAFT_MOST */
+    /* Makes the drafts of requests that name no drafter: another model, borrowed, which
+     * engine_check_draft_model() accepts; or the first so many layers of the model itself, which
+     * engine_no_draft_layers() accepts.  NULL, 0: neither */
+    const struct model *draft_model; int draft_layers;
 };
 
 /* Why no drafter can be used, static; NULL: one can. */
 const char *engine_no_drafts(const struct model *m, const struct engine_options *o);
+
+/* Whether this model can make drafts: it has no recurrent layers, and its tokenizer has the same
+ * tokens as the model's.  -1 with *e: the first difference. */
+int engine_check_draft_model(const struct model *draft, const struct tokenizer *model_tokenizer,
+                             const struct tokenizer *draft_tokenizer, struct err *e);
+/* Why the first n layers of a model cannot make drafts, static; NULL: they can. */
+const char *engine_no_draft_layers(const struct config *c, const struct engine_options *o, int n);
 
 /* Number of states that the engine takes for models with recurrent layers: of sequences that run,
  * of snapshots, of drafts. 0: the model has none. */
@@ -74,6 +85,7 @@ struct engine;
 const char *engine_drafts(const struct engine *g);
 /* Whether requests have drafts that do not say so; any thread. */
 int engine_has_drafter(const struct engine *g);
+int engine_has_draft_model(const struct engine *g);                 /* or layers that make drafts; any thread */
 /* tokenizer may be NULL when no stop strings are used and no text is asked for. model and
  * tokenizer are borrowed. */
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o,
@@ -205,7 +217,7 @@ void request_stats(const struct request *r, struct request_stats *s);
 enum { STEP_TIMES = 24 };
 
 struct engine_stats {
-    size_t kv_bytes, private_bytes;
+    size_t kv_bytes, private_bytes, draft_bytes;        /* draft_bytes: those of private_bytes that a draft model has */
     /* n_cached_blocks: blocks with prefixes that no request uses, which can be evicted */
     int n_blocks, n_free_blocks, n_cached_blocks;
     int n_running, n_waiting, n_tenants;             /* n_tenants: tenants that have requests */

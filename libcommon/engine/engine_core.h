@@ -9,6 +9,7 @@
  *   engine_embed.c      from pooled states to vectors and scores
  *   engine_disk.c       prefixes in a folder
  *   engine_draft.c      speculation: drafts in a step, and what is kept of them
+ *   engine_draft_model.c    drafts of a second model
  *   engine_deliver.c    from the rows of a step to tokens, text and callbacks
  *   engine_masks.c      the work of constraints */
 #ifndef ZSE_ENGINE_ENGINE_CORE_H
@@ -77,6 +78,11 @@ struct drafting {
     /* with recurrent layers and a draft in the step: the state before the step, and while tokens
      * are chosen the one behind the draft; -1: there is none */
     int spare;
+    /* The draft model makes its drafts.  It has computed kv.n_tokens tokens of ids, and behind them
+     * those of `fed`, which were drafted. */
+    int by_model; struct kv_table kv;
+    int32_t fed[DRAFT_MOST]; int n_fed;
+    int pause, rest;                    /* steps without a draft, as none pays; and those left */
     float trust[DRAFT_GRADES];
     /* tokens so far; of which those that drafts took from the predicted ones */
     int drafted, accepted, drafted_predicted, accepted_predicted;
@@ -151,6 +157,7 @@ struct engine {
     const struct backend *backend;
     void *b;
     const struct drafter *drafter;      /* of requests that name none; NULL: they have no drafts */
+    struct draft_model *draft_model;    /* NULL: there is none */
     const char *no_drafts;              /* why no request can have drafts; NULL: they can */
     /* n_allowed: ids that a constraint may allow */
     int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;
@@ -289,6 +296,24 @@ void draft_return_state(struct request *r);             /* that copy is r's stat
 void draft_heard(struct request *r, int32_t id);        /* id was chosen in a step without a draft */
 /* Choose tokens from the rows of this item, which has a draft, as far as the draft is right. */
 void draft_deliver(struct engine *g, int item, float *logits);
+
+/* Tokens of a draft of this grade, where each costs guess_ns before the step; -1: there is room for
+ * none. */
+int draft_length(const struct engine *g, const struct request *r, int grade, int n_decoding, int room,
+                 float guess_ns);
+
+/* ---- engine_draft_model.c; without a draft model they do nothing ---- */
+int draft_model_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo,
+                     struct err *e);
+void draft_model_close(struct engine *g);
+size_t draft_model_bytes(const struct engine *g);               /* its memory */
+void draft_model_trim(struct engine *g);
+int draft_model_init(struct engine *g, struct request *r, struct err *e);       /* r's drafts are by the model */
+void draft_model_release(struct engine *g, struct request *r);  /* as request_release(), with its prefix kept */
+void draft_model_free(struct engine *g, struct request *r);
+/* Fill in the drafts of running requests, and compute at most `chunk` tokens of their prompts. */
+void draft_model_guess(struct engine *g, int n_decoding, int chunk);
+uint64_t draft_model_spent(const struct engine *g);             /* nanoseconds, before this step */
 
 /* ---- engine_disk.c ---- */
 int prefixes_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo, struct err *e);

@@ -30,19 +30,25 @@
 
 /* Before anything was measured: trust in drafts by grade; time of a drafted token in steps. */
 static const float FIRST_TRUST[DRAFT_GRADES] = { 0.3f, 0.5f, 0.7f, 0.85f, [GRADE_RESUMED] = 0.8f, [GRADE_EDIT] = 0.4f,
-                                                  [GRADE_PREDICTED] = 0.7f },
+                                                  [GRADE_PREDICTED] = 0.7f, [GRADE_MODEL] = 0.7f },
                    FIRST_COST = 0.125f;
 static const float LEARNING = 1 / 8.0f;
 
 int draft_init(struct engine *g, struct request *r, const struct draft_params *p, struct err *e)
 {
     struct drafting *d = &r->draft;
-    const int on = p->use == DRAFT_ON || (p->use == DRAFT_DEFAULT && (g->drafter || p->n_predicted));
-    if (!on || g->no_drafts)
+    const int by_default = p->use == DRAFT_DEFAULT && (g->drafter || g->draft_model || p->n_predicted),
+              by_model = g->draft_model && (p->use == DRAFT_MODEL || p->use == DRAFT_ON ||
+                                            (by_default && !p->n_predicted));
+    if (g->no_drafts || p->use == DRAFT_OFF || (p->use == DRAFT_DEFAULT && !by_default))
         return 0;
-    d->drafter = g->drafter ? g->drafter : &drafter_ngram;
     d->most = p->most ? p->most : DRAFT_MOST;
     g->n_rows = g->n_rows > g->max_seqs + DRAFT_ROWS ? g->n_rows : g->max_seqs + DRAFT_ROWS;
+    if (by_model) {
+        memcpy(d->trust, FIRST_TRUST, sizeof FIRST_TRUST);
+        return draft_model_init(g, r, e);
+    }
+    d->drafter = g->drafter ? g->drafter : &drafter_ngram;
     if (!p->n_predicted)
         return 0;
     if (!(d->predicted = malloc((size_t)p->n_predicted * sizeof *d->predicted)))
@@ -91,11 +97,11 @@ static int draft_room(const struct engine *g, const struct request *r, int room)
 
 /* Number of drafted tokens, up to `most`, that gives most tokens a second beside n_decoding
  * requests.  again: tokens that the next step computes again if not all of the draft is right,
- * beside the right ones of it; -1: none is computed again. */
-static int best_length(const struct engine *g, float trust, int n_decoding, int most, int again)
+ * beside the right ones of it; -1: none is computed again.  guess_ns: to draft one. */
+static int best_length(const struct engine *g, float trust, int n_decoding, int most, int again, float guess_ns)
 {
     const float alone = pace_alone(g, n_decoding), each = g->pace.draft_ns[n_decoding];
-    const float cost = each > 0 ? each * (float)n_decoding / alone : FIRST_COST;
+    const float verify = each > 0 ? each * (float)n_decoding / alone : FIRST_COST;
     float right = 1, tokens = 1, best_rate = 1;
     int best = 0;
     if (alone <= 0)
@@ -103,9 +109,9 @@ static int best_length(const struct engine *g, float trust, int n_decoding, int 
     for (int k = 1; k <= most; k++) {
         right *= trust;
         tokens += right;
-        float time = 1 + (float)k * cost;
+        float time = 1 + (float)k * (verify + guess_ns / alone);
         if (again >= 0)
-            time += (1 - right) * ((float)again + tokens - 1) * cost;
+            time += (1 - right) * ((float)again + tokens - 1) * verify;
         if (tokens > best_rate * time) {
             best_rate = tokens / time;
             best = k;
@@ -114,10 +120,33 @@ static int best_length(const struct engine *g, float trust, int n_decoding, int 
     return best;
 }
 
+int draft_length(const struct engine *g, const struct request *r, int grade, int n_decoding, int room,
+                 float guess_ns)
+{
+    int most = draft_room(g, r, room);
+    most = r->draft.most < most ? r->draft.most : most;
+    if (most <= 0)
+        return -1;
+    if (g->limits.draft)
+        return g->limits.draft < most ? g->limits.draft : most;
+    return best_length(g, r->draft.trust[grade], n_decoding, most, g->states ? r->n_ids - r->kv.n_tokens : -1,
+                       guess_ns);
+}
+
+/* r's draft is in `next`: so many tokens of it go into the step. */
+static int use_draft(struct request *r, int n)
+{
+    r->draft.n_used = n > 0 ? n : 0;
+    memcpy(r->ids + r->n_ids, r->draft.next.token, (size_t)r->draft.n_used * sizeof *r->ids);
+    return r->draft.n_used;
+}
+
 int draft_plan(struct engine *g, struct request *r, int n_decoding, int room)
 {
     struct drafting *d = &r->draft;
     struct draft *next = &d->next;
+    if (d->by_model)
+        return use_draft(r, draft_room(g, r, next->n < room ? next->n : room));
     next->n = d->n_used = 0;
     if (!has_drafter(r))
         return 0;
@@ -125,15 +154,7 @@ int draft_plan(struct engine *g, struct request *r, int n_decoding, int room)
     for (int i = 0; i < next->n; i++)
         if (next->token[i] < 0 || next->token[i] >= g->vocab_size)
             next->n = i;
-    int most = draft_room(g, r, next->n < room ? next->n : room);
-    most = d->most < most ? d->most : most;
-    if (most <= 0)
-        return 0;
-    d->n_used = g->limits.draft ? (g->limits.draft < most ? g->limits.draft : most)
-                                : best_length(g, d->trust[next->grade], n_decoding, most,
-                                              g->states ? r->n_ids - r->kv.n_tokens : -1);
-    memcpy(r->ids + r->n_ids, next->token, (size_t)d->n_used * sizeof *r->ids);
-    return d->n_used;
+    return use_draft(r, draft_length(g, r, next->grade, n_decoding, next->n < room ? next->n : room, 0));
 }
 
 void draft_drop(struct engine *g, struct request *r)

@@ -35,6 +35,8 @@ static int plan_lookahead(struct engine *g, int n)
         struct request *r = g->batched[i];
         if (!r || r->n_ids + 1 == r->limit)             /* it ends with this step's token */
             continue;
+        if (r->draft.by_model)                          /* its draft begins with that token */
+            return a->n = 0;
         if (r->n_ids + 1 == config_long_from(&g->m->config) || kv_table_reserve(&r->kv, g->pool, r->n_ids + 1) != 0 ||
             !sampler_draw(r->sampler, r->n_ids + 1 - r->n_prompt, &a->draws[a->n]))
             return a->n = 0;

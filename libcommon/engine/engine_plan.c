@@ -455,6 +455,7 @@ void plan_step(struct engine *g)
                               n_decoding };
     struct room room = all;
     g->pace.chunk = room.chunk;
+    draft_model_guess(g, n_decoding, room.chunk);
     for (int i = 0; i < n; i++) {
         r = g->to_plan[i];
         if (!r || !decodes(r))

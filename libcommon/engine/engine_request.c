@@ -38,6 +38,8 @@ static int check_params(const struct engine *g, const struct request_params *p, 
         return -1;
     if (p->prompt_logprobs && p->n_logprobs < 0)
         return err_set(e, ERR_UNSUPPORTED, "logprobs of the prompt without logprobs of the answer");
+    if (p->draft.use == DRAFT_MODEL && !g->draft_model)
+        return err_set(e, ERR_UNSUPPORTED, "drafts of a draft model, and the engine has none");
     if (g->m->config.embedding.pooling && !p->embed)
         return err_set(e, ERR_UNSUPPORTED, "a model that makes vectors of texts cannot answer");
     if (p->embed && (p->n > 1 || p->constraint || p->n_logprobs >= 0))
@@ -87,6 +89,7 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
     r->prompt_logprobs = p->prompt_logprobs;
     r->embed = p->embed;
     r->second = p->second;
+    r->scope = p->scope;
     r->on_token = p->on_token;
     r->heard = p->heard;
     r->user = p->users ? p->users[i] : p->user;
@@ -109,7 +112,6 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
         goto fail;
     find_stop_ids(g, r, p);
     const int long_from = config_long_from(&g->m->config);
-    r->scope = p->scope;
     if (kv_table_scope(&r->kv, g->pool, p->scope, e) < 0)
         goto fail;
     r->kv.root += long_from && r->n_ids >= long_from;
@@ -134,6 +136,7 @@ void request_free(struct engine *g, struct request *r)
     if (r->slot >= 0)
         state_drop(g->states, r->slot);
     kv_table_release(&r->kv, g->pool);
+    draft_model_free(g, r);
     answer_text_release(&r->text);
     sampler_close(r->sampler);
     draft_release(r);
@@ -239,6 +242,7 @@ void request_release(struct engine *g, struct request *r, int enter)
         state_drop(g->states, r->slot);
     r->slot = -1;
     draft_drop(g, r);
+    draft_model_release(g, r);
     kv_table_truncate(&r->kv, g->pool, 0);
     if (!r->first_ns)
         r->n_cached = 0;

@@ -54,7 +54,7 @@ int engine_step(struct engine *g, struct err *e)
     }
     deliver_step(g, n_items);
     const uint64_t ns = clock_ns() - begin;
-    pace_learn(g, ns);
+    pace_learn(g, ns - draft_model_spent(g));
     count_step(g, ns);
     return g->n_running + g->n_waiting + g->n_pending;
 }

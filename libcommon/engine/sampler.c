@@ -620,3 +620,14 @@ int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed
         lp->logprob = (float)(raw_logit(s, logits, *id) - log_sum);
     return 0;
 }
+
+int sampler_guess(struct sampler *s, float *logits, int ahead, int32_t *id, struct err *e)
+{
+    const struct rng before = s->rng;
+    const int each = greedy(&s->s) ? 0 : 1 + excludes_top(&s->s);
+    for (int i = 0; i < ahead * each; i++)
+        rng_u64(&s->rng);
+    const int rc = sampler_pick(s, logits, NULL, id, NULL, e);
+    s->rng = before;
+    return rc;
+}

@@ -28,6 +28,10 @@ void sampler_close(struct sampler *s);
 /* every token of the prompt (0) and of the answer (1) */
 void sampler_accept(struct sampler *s, int32_t id, int generated);
 
+/* As sampler_pick for the token that comes `ahead` tokens after the next one, as far as it is known
+ * what comes before it; s does not change. */
+int sampler_guess(struct sampler *s, float *logits, int ahead, int32_t *id, struct err *e);
+
 /* Can the token after n of the answer be chosen by a backend? 1: *d says how. */
 int sampler_draw(const struct sampler *s, int n, struct draw *d);
 

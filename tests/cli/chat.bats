@@ -152,6 +152,39 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   [ "$(field ids <<<"$j")" = "$(ask -p "What is 2+2?" --ids -n 3)" ]
 }
 
+@test "--spec draft and self: the same tokens; the model's own guesses are right; a model that does not fit is refused" {
+  local prompt="What is the capital of France? What is the capital of Italy?" t s
+  for t in 0 1; do
+    for s in off "draft:5:$MODEL" self:3:2; do
+      zse-chat "$MODEL" --spec "$s" --temp $t --seed 3 -p "$prompt" -n 200 --ignore-eos --ids --json >"$BATS_TEST_TMPDIR/${s%%:*}"
+    done
+    diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/draft")
+    diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/self")
+    jq -e '.speculation | .drafted_tokens > 150 and .drafted_tokens == .accepted_tokens' "$BATS_TEST_TMPDIR/draft"
+    jq -e '.speculation | .accepted_tokens > 0 and .drafted_tokens > .accepted_tokens' "$BATS_TEST_TMPDIR/self"
+  done
+  run ! zse-chat "$MODEL" --spec self:99 -p hi
+  [[ "$output" == *"--spec self: expected at least one layer, and fewer than it has"* ]]
+  run ! zse-chat "$MODEL" --spec draft:/none.zse -p hi
+  [[ "$output" == */none.zse* ]]
+  zse-convert models/tiny -q f32 -o "$BATS_TEST_TMPDIR/f32.zse" 2>/dev/null
+  run --separate-stderr zse-chat "$MODEL" --spec "draft:2:$BATS_TEST_TMPDIR/f32.zse" --temp 0 -p "What is 2+2?"
+  [ "$output" = "2 + 2 = 4" ]
+  [[ "$stderr" == *"its weights are larger than those of"* ]]
+  mkdir "$BATS_TEST_TMPDIR/other"
+  cp models/tiny/* "$BATS_TEST_TMPDIR/other"
+  python3 -S - "$BATS_TEST_TMPDIR/other/tokenizer.json" <<'E'
+import json, sys
+t = json.load(open(sys.argv[1]))
+a, b = sorted(t['model']['vocab'].items(), key=lambda x: x[1])[-2:]
+t['model']['vocab'][a[0]], t['model']['vocab'][b[0]] = b[1], a[1]
+json.dump(t, open(sys.argv[1], 'w'))
+E
+  zse-convert "$BATS_TEST_TMPDIR/other" -o "$BATS_TEST_TMPDIR/other.zse" 2>/dev/null
+  run ! zse-chat "$MODEL" --spec "draft:$BATS_TEST_TMPDIR/other.zse" -p hi
+  [[ "$output" == *"the draft model has another tokenizer: its token "*", expected '"* ]]
+}
+
 @test "--spec: the same tokens with guesses as without, greedy and drawn; --json counts the guesses" {
   local prompt="What is the capital of France? What is the capital of Italy? What is the capital of France?" t s
   for t in 0 1; do
@@ -176,8 +209,8 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   jq -e '.speculation.accepted_tokens > 0' "$BATS_TEST_TMPDIR/ngram:15"
   zse-chat "$MODEL" --spec ngram:1 --verbose -p "$prompt" -n 9 --ignore-eos 2>&1 >/dev/null | grep -E 'guesses: [0-9]+ tokens?, [0-9]+ of them right; 9 tokens'
   run ! zse-chat "$MODEL" --spec medusa -p hi
-  [[ "$output" == *"--spec: 'medusa', expected auto, ngram, ngram:N or off"* ]]
-  for s in ngram: ngram:0 ngram:16 ngram:x auto:3; do
+  [[ "$output" == *"--spec: 'medusa', expected auto, ngram, ngram:N, draft:MODEL, self:LAYERS or off"* ]]
+  for s in ngram: ngram:0 ngram:16 ngram:x auto:3 draft: "draft:16:$MODEL" self: self:0 self:16:2 self:x; do
     run -2 zse-chat "$MODEL" --spec $s -p hi
     [[ "$output" == *--spec* ]]
   done

@@ -545,7 +545,7 @@ chat() {
   stop "$PID"
   URL=http://127.0.0.1:$MAIN_PORT
   chat ',"speculative":{"method":"ngram","max_tokens":3}' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation"))'
-  for f in '"speculative":1' '"speculative":{"method":"medusa"}' '"speculative":{"max_tokens":0}' '"speculative":{"max_tokens":16}' \
+  for f in '"speculative":1' '"speculative":{"method":"medusa"}' '"speculative":{"method":"draft"}' '"speculative":{"max_tokens":0}' '"speculative":{"max_tokens":16}' \
       '"speculative":{"max_tokens":1.5}' '"speculative":{"k":1}' '"prediction":"x"' '"prediction":{"content":"x"}' \
       '"prediction":{"type":"content"}' '"prediction":{"type":"content","content":[{"type":"image_url"}]}' \
       '"prediction":{"type":"content","content":"x","k":1}'; do

@@ -48,6 +48,7 @@ struct fake {
     int32_t *kv;
     int long_from;
     int n_computed, nan_at;             /* the row of logits that is broken */
+    int is_draft;                       /* it is a draft model with other opinions, here and there */
     uint64_t nan_hash;                  /* or all logits behind the prefix of this hash */
     /* of each: how many there were; the one that fails, -1: none; 1: all fail from then on */
     struct { int n, at, for_good; } call[FAKE_CALLS];
@@ -55,11 +56,15 @@ struct fake {
 };
 static struct fake *last_fake __attribute__((unused));          /* the one opened last, for the tests to look into */
 
+/* a draft model, which agrees with the model but for some tokens; the same without exceptions */
+static struct model fake_draft, fake_twin __attribute__((unused));
+
 static inline void *fake_open(const struct model *m, const struct backend_options *o, struct err *e)
 {
     (void)e;
     struct fake *f = calloc(1, sizeof *f);
     f->o = *o;
+    f->is_draft = m == &fake_draft;
     f->long_from = config_long_from(&m->config);
     f->kv = malloc((size_t)o->n_blocks * 16 * sizeof *f->kv);
     memset(f->kv, 0xff, (size_t)o->n_blocks * 16 * sizeof *f->kv);
@@ -130,7 +135,7 @@ static inline void fake_compute(struct fake *f, const struct batch *batch, float
             f->state[item->state] = fake_hash(f, item, item->pos + item->n_tokens - 1);
         for (int t = item->n_tokens - item->n_logits; t < item->n_tokens; t++, n_logits++) {
             const uint64_t hash = fake_hash(f, item, item->pos + t);
-            logits_of(hash, logits + (size_t)n_logits * VOCAB);
+            logits_of(f->is_draft && hash % 4 == 0 ? hash + 1 : hash, logits + (size_t)n_logits * VOCAB);
             if (f->n_rows++ == f->nan_at || (f->nan_hash && hash == f->nan_hash))
                 logits[(size_t)n_logits * VOCAB + 5] = NAN;
         }
@@ -333,6 +338,7 @@ static inline int setup(void **state)
     (void)state;
     struct err e = { 0 };
     size_t size;
+    fake_draft = fake_twin = model;
     static const char generation[] = "{\"eos_token_id\":[8]}";
     struct tokenizer_files f = { .tokenizer_json = tokenizer_json, .tokenizer_json_size = sizeof tokenizer_json - 1,
                                  .generation_config = generation, .generation_config_size = sizeof generation - 1 };
@@ -381,12 +387,14 @@ static void *fake_drafter_open(const int32_t *predicted, int n)
 }
 static const struct drafter drafter_fake __attribute__((unused)) = { "fake", fake_drafter_open, fake_guess, free };
 static const struct drafter *drafter_under_test;
+static const struct model *draft_model_under_test;
 
 static inline struct engine *open_with(int max_seqs, int max_tokens, int n_blocks, int no_prefix_cache)
 {
     struct err e;
     struct engine_options o = { .backend = backend_under_test, .max_len = MAX_LEN, .max_seqs = max_seqs,
                                 .max_tokens = max_tokens, .kv = { KV_F32, KV_F32 }, .drafter = drafter_under_test,
+                                .draft_model = draft_model_under_test,
                                 .no_prefix_cache = no_prefix_cache, .snapshots = n_blocks % 5 + 1,
                                 .snapshot_every = 16 << n_blocks % 3,
                                 .kv_bytes = (size_t)n_blocks * 2 * kv_block_bytes(KV_F32, 8) };
@@ -481,9 +489,12 @@ static inline void alone(const struct request_params *p, struct answer *a)
     const struct backend *tested = backend_under_test;
     backend_under_test = &backend_fake;
     const struct drafter *drafter = drafter_under_test;
+    const struct model *draft_model = draft_model_under_test;
     drafter_under_test = NULL;
+    draft_model_under_test = NULL;
     struct engine *g = open_with(1, 512, MAX_LEN / 16, 1);
     drafter_under_test = drafter;
+    draft_model_under_test = draft_model;
     backend_under_test = tested;
     struct request_params own = *p;
     memset(a, 0, sizeof *a);

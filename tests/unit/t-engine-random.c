@@ -155,7 +155,7 @@ static void random_schedules(int ahead)
             assert_int_equal(engine_set_limits(g,
                                                &(struct engine_limits){ .max_running = 1 + max_seqs / 2,
                                                    .chunk = 1 + max_tokens / 3 }, &e), 0);
-        if (drafter_under_test) {
+        if (drafter_under_test || draft_model_under_test) {
             struct engine_limits l;
             engine_limits(g, &l);
             l.draft = round % (DRAFT_MOST + 1);
@@ -197,8 +197,8 @@ static void random_schedules(int ahead)
     }
     /* all of it did happen */
     assert_true(preempted > 100 && cached > 1000 && copies > 100 && evicted > 1000 && cut > 50 && late > 100);
-    assert_true(drafter_under_test == &drafter_fake ? accepted > 1000 && drafted > accepted + 1000 &&
-                                                      accepted_under_rules > 100
+    const int often = drafter_under_test == &drafter_fake || draft_model_under_test;
+    assert_true(often ? accepted > 1000 && drafted > accepted + 1000 && accepted_under_rules > 100
                 : drafter_under_test ? accepted > 10 : accepted <= drafted);
     assert_true(ahead ? n_lookahead > 1000 && n_undrawn > 100 : n_lookahead == 0);
 }
@@ -247,6 +247,96 @@ static void test_hybrid_drafts(void **state)
     set_hybrid(0);
 }
 
+/* A draft model that is often right changes no answer either. */
+static void test_draft_model(void **state)
+{
+    (void)state;
+    draft_model_under_test = &fake_draft;
+    random_schedules(0);
+    set_hybrid(1);
+    random_schedules(0);
+    set_hybrid(0);
+    draft_model_under_test = NULL;
+}
+
+/* A draft model that computes what the model computes, from the right keys and values with the
+ * right random numbers, is never wrong: alone, beside others, after preemption, with prefixes. */
+static void test_twin(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 100, N = 12 };
+    static struct job jobs[N];
+    static int32_t shared[3][MAX_LEN];
+    uint64_t drafted = 0, preempted = 0, cached = 0;
+    draft_model_under_test = &fake_twin;
+    for (int round = 0; round < ROUNDS; round++) {
+        struct rng r = { (uint64_t)round };
+        struct err e;
+        struct engine_stats s;
+        const int max_seqs = 1 + round % 9;
+        int n = 0, left = 0;
+        struct engine *g = open_with(max_seqs, 16 + round % 48, MAX_LEN / 16 + round % 12, round % 5 == 4);
+        assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = max_seqs,
+                                                   .draft = 1 + round % DRAFT_MOST }, &e), 0);
+        for (int i = 0; i < 3 * MAX_LEN; i++)
+            shared[i / MAX_LEN][i % MAX_LEN] = (int32_t)(rng_u64(&r) % VOCAB);
+        while (n < N || left > 0) {
+            if (n < N && rng_u64(&r) % 3 == 0) {
+                random_job(&jobs[n], &r, shared);
+                make_drawable(&jobs[n]);
+                jobs[n].p.sampling.temperature = n % 2 ? 0.9f : 0;
+                jobs[n].p.sampling.top_p = n % 4 == 1 ? 0.8f : 1;
+                jobs[n].p.ignore_eos = 1;
+                jobs[n].p.draft = (struct draft_params){ .use = DRAFT_MODEL };
+                submit_job(g, &jobs[n++]);
+            }
+            assert_int_not_equal(left = engine_step(g, &e), -1);
+        }
+        engine_stats(g, &s);
+        if (s.drafted != s.accepted)
+            fail_msg("round %d: %llu of %llu drafted tokens were right", round, (unsigned long long)s.accepted,
+                     (unsigned long long)s.drafted);
+        drafted += s.drafted;
+        preempted += s.preemptions;
+        cached += s.cached_tokens;
+        engine_close(g);
+    }
+    assert_true(drafted > 1000 && preempted > 20 && cached > 200);
+    draft_model_under_test = NULL;
+}
+
+/* Once the draft model fails, answers go on without it; a request cannot ask for one that is not
+ * there. */
+static void test_failing_draft_model(void **state)
+{
+    (void)state;
+    struct err e;
+    struct engine_stats s;
+    static struct answer a, want;
+    const int32_t ids[] = { 1, 2, 3, 1, 2, 3, 1, 2 };
+    struct request_params p = params(ids, 8, &a);
+    p.ignore_eos = 1;
+    alone(&p, &want);
+    draft_model_under_test = &fake_twin;
+    for (int at = 0; at < 6; at++) {
+        struct engine *g = open_with(1, 16, MAX_LEN / 16, 0);
+        assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 1, .draft = 3 }, &e), 0);
+        last_fake->call[FAKE_FORWARD].at = at;
+        submit(g, &p, &a);
+        run_to_end(g);
+        assert_same(&a, &want);
+        engine_stats(g, &s);
+        assert_true(at > 3 ? s.drafted > 0 : s.drafted <= 3);
+        engine_close(g);
+    }
+    draft_model_under_test = NULL;
+    struct engine *g = open_with(1, 16, MAX_LEN / 16, 0);
+    p.draft.use = DRAFT_MODEL;
+    assert_null(engine_submit(g, &p, &e));
+    assert_non_null(strstr(e.msg, "the engine has none"));
+    engine_close(g);
+}
+
 /* A device that is not strict is another one with drafts. */
 static void test_without_drafts(void **state)
 {
@@ -281,7 +371,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_steps_ahead),
-        cmocka_unit_test(test_drafts), cmocka_unit_test(test_hybrid_drafts), cmocka_unit_test(test_without_drafts),
+        cmocka_unit_test(test_drafts), cmocka_unit_test(test_hybrid_drafts), cmocka_unit_test(test_draft_model),
+        cmocka_unit_test(test_twin), cmocka_unit_test(test_failing_draft_model), cmocka_unit_test(test_without_drafts),
         cmocka_unit_test(test_draft_option),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -16,24 +16,29 @@ int call_has_drafts(const struct call *c)
     const struct engine *g = c->lm ? c->lm->m.engine : NULL;
     if (!g || call_embeds(c) || d->use == DRAFT_OFF || engine_drafts(g))
         return 0;
-    return d->use == DRAFT_ON || d->n_predicted || engine_has_drafter(g);
+    return d->use >= DRAFT_ON || d->n_predicted || engine_has_drafter(g);
 }
 
 static int parse_method(struct call *c, const json_t *v, struct problem *pr)
 {
-    static const char *const names[] = { [DRAFT_DEFAULT] = "auto", [DRAFT_OFF] = "off", [DRAFT_ON] = "ngram" };
+    static const struct { const char *name; enum draft_use use; } methods[] = {
+        { "auto", DRAFT_ON }, { "off", DRAFT_OFF }, { "ngram", DRAFT_NGRAM }, { "draft", DRAFT_MODEL },
+    };
+    enum { N = sizeof methods / sizeof *methods };
     const char *why = engine_drafts(c->lm->m.engine);
     int i = 0;
     if (!json_is_string(v))
         return problem_set(pr, 400, SPECULATIVE, "invalid_type", "speculative: method: found %s, expected a string", js_kind(v));
-    while (i <= DRAFT_ON && strcmp(json_string_value(v), names[i]) != 0)
+    while (i < N && strcmp(json_string_value(v), methods[i].name) != 0)
         i++;
-    if (i > DRAFT_ON)
+    if (i == N)
         return problem_set(pr, 400, SPECULATIVE, "unsupported_parameter",
-                           "speculative: method '%.40s', expected auto, ngram or off", json_string_value(v));
-    if (i == DRAFT_ON && why)
-        return problem_set(pr, 400, SPECULATIVE, "unsupported_parameter", "speculative: ngram: %s", why);
-    c->draft.use = i == DRAFT_DEFAULT && !why ? DRAFT_ON : (enum draft_use)i;
+                           "speculative: method '%.40s', expected auto, draft, ngram or off", json_string_value(v));
+    if (!why && methods[i].use == DRAFT_MODEL && !engine_has_draft_model(c->lm->m.engine))
+        why = "the server has no draft model";
+    if (methods[i].use > DRAFT_ON && why)
+        return problem_set(pr, 400, SPECULATIVE, "unsupported_parameter", "speculative: %s: %s", methods[i].name, why);
+    c->draft.use = methods[i].use == DRAFT_ON && why ? DRAFT_DEFAULT : methods[i].use;
     return 0;
 }
 

@@ -1,0 +1,371 @@
+/* engine_draft_model.c - drafts of a second model, which is smaller, or of the first layers of the
+ * model itself.
+ *
+ * Before a step is planned, the draft model computes what it has not seen of the requests that are
+ * to have drafts, and then one token of each draft a pass, for all of them together.  It draws with
+ * the request's own options and the random number that the answer will spend at that place, so that
+ * the two models agree often at temperature 1, too.  Its keys and values have blocks and a tree of
+ * prefixes of their own; those of wrong tokens lie behind the last valid position.
+ *
+ * Prompts are computed in chunks, beside the model's own.  A request without a block has no draft.
+ * A failure of the draft model ends drafts, not answers.
+ *
+ * A request whose drafts do not pay has none for a while: each trial that does not change this
+ * doubles the number of steps until the next one. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/clock.h"
+#include "libcommon/engine/engine_core.h"
+
+enum { FIRST_PAUSE = 16, LONGEST_PAUSE = 256 };
+
+struct draft_model {
+    const struct model *m;              /* borrowed; or part */
+    struct model part;                  /* the first layers of the model itself */
+    void *b;
+    struct kv_pool *pool;
+    int max_len, failed;
+    /* [max_seqs] of a pass; the requests that have drafts in this step, and the length of each */
+    struct batch_item *items; struct request **batched, **drafting; int *length; int n_drafting;
+    float *logits, *row;                /* [max_seqs][vocab_size]; one of the model's size */
+    float pass_ns;                      /* time of a pass that adds a token to each draft; 0: not known */
+    uint64_t spent_ns;                  /* before this step */
+};
+
+/* ---- the two models ---- */
+
+static void printable(char *out, size_t room, const char *text, size_t size)
+{
+    size_t n = 0;
+    for (; text && n < size && n + 1 < room; n++)
+        out[n] = text[n] < ' ' || text[n] > '~' ? '?' : text[n];
+    out[n] = '\0';
+}
+
+static int same_token(const struct tokenizer *a, const struct tokenizer *b, int32_t id, struct err *e)
+{
+    enum { SHOWN = 40 };
+    char x[SHOWN], y[SHOWN];
+    size_t n_a = 0, n_b = 0;
+    const char *t_a = id < tokenizer_vocab_size(a) ? tokenizer_token(a, id, &n_a) : NULL,
+               *t_b = id < tokenizer_vocab_size(b) ? tokenizer_token(b, id, &n_b) : NULL;
+    if (!t_a && !t_b)
+        return 1;
+    if (t_a && t_b && n_a == n_b && memcmp(t_a, t_b, n_a) == 0 &&
+        tokenizer_is_special(a, id) == tokenizer_is_special(b, id))
+        return 1;
+    printable(x, sizeof x, t_a, n_a);
+    printable(y, sizeof y, t_b, n_b);
+    err_set(e, ERR_UNSUPPORTED, "the draft model has another tokenizer: its token %d is %s%s%s, expected %s%s%s", (int)id,
+            t_b ? "'" : "unused", y, t_b ? "'" : "", t_a ? "'" : "none", x, t_a ? "'" : "");
+    return 0;
+}
+
+int engine_check_draft_model(const struct model *draft, const struct tokenizer *a, const struct tokenizer *b,
+                             struct err *e)
+{
+    if (draft->config.both_ways || draft->config.embedding.pooling)
+        return err_set(e, ERR_UNSUPPORTED, "the draft model makes vectors of texts, expected one that answers");
+    if (config_state_bytes(&draft->config))
+        return err_set(e, ERR_UNSUPPORTED, "the draft model has recurrent layers, expected one without");
+    if (!a || !b)
+        return err_set(e, ERR_UNSUPPORTED, "a model without a tokenizer cannot be compared with a draft model");
+    const int n_a = tokenizer_vocab_size(a), n_b = tokenizer_vocab_size(b);
+    for (int32_t id = 0; id < (n_a > n_b ? n_a : n_b); id++)
+        if (!same_token(a, b, id, e))
+            return -1;
+    return 0;
+}
+
+const char *engine_no_draft_layers(const struct config *c, const struct engine_options *o, int n)
+{
+    if (o->backend && o->backend->device)
+        return "drafts of its first layers are made by the CPU only";
+    if (n < 1 || n >= c->n_layers)
+        return "expected at least one layer, and fewer than it has";
+    return config_beyond_dense(c);
+}
+
+static int open_sizes(struct engine *g, struct draft_model *d, struct err *e)
+{
+    const size_t n = (size_t)g->max_seqs;
+    const int vocab_size = d->m->config.vocab_size, max_len = d->m->config.max_len;
+    d->max_len = max_len > 0 && max_len < g->max_len ? max_len : g->max_len;
+    d->items = calloc(n, sizeof *d->items);
+    d->batched = calloc(n, sizeof(struct request *));
+    d->drafting = calloc(n, sizeof(struct request *));
+    d->length = calloc(n, sizeof *d->length);
+    d->logits = malloc(n * (size_t)vocab_size * sizeof *d->logits);
+    d->row = malloc((size_t)g->vocab_size * sizeof *d->row);
+    return d->items && d->batched && d->drafting && d->length && d->logits && d->row ? 0
+                                                                                    : err_nomem(e, "draft model");
+}
+
+int draft_model_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo,
+                     struct err *e)
+{
+    if (g->no_drafts || (!o->draft_model && !o->draft_layers))
+        return 0;
+    struct draft_model *d = g->draft_model = calloc(1, sizeof *d);
+    struct backend_options own = *bo;
+    const char *why = o->draft_model ? NULL : engine_no_draft_layers(&g->m->config, o, o->draft_layers);
+    if (!d)
+        return err_nomem(e, "draft model");
+    if (why)
+        return err_set(e, ERR_UNSUPPORTED, "%d layers for drafts: %s", o->draft_layers, why);
+    d->m = o->draft_model;
+    if (!d->m) {
+        d->part = *g->m;
+        d->part.config.n_layers = o->draft_layers;
+        d->m = &d->part;
+    }
+    own.n_states = own.device_layers = 0;
+    own.max_weights = own.max_device = 0;
+    own.max_logits = g->max_seqs;
+    if (open_sizes(g, d, e) != 0 || !(d->pool = kv_pool_open(bo->n_blocks, e)))
+        return -1;
+    return (d->b = g->backend->open(d->m, &own, e)) ? 0 : err_prefix(e, "draft model");
+}
+
+void draft_model_close(struct engine *g)
+{
+    struct draft_model *d = g->draft_model;
+    if (!d)
+        return;
+    if (d->b)
+        g->backend->close(d->b);
+    kv_pool_close(d->pool);
+    free(d->items);
+    free(d->batched);
+    free(d->drafting);
+    free(d->length);
+    free(d->logits);
+    free(d->row);
+    free(d);
+    g->draft_model = NULL;
+}
+
+size_t draft_model_bytes(const struct engine *g)
+{
+    const struct draft_model *d = g->draft_model;
+    const size_t row = (size_t)g->vocab_size * sizeof *d->row;
+    return d ? g->backend->memory(d->b) + kv_pool_bytes(d->pool) + ((size_t)g->max_seqs + 1) * row : 0;
+}
+
+static void drop_block(void *user, int32_t block)
+{
+    const struct engine *g = user;
+    if (g->backend->drop_block)
+        g->backend->drop_block(g->draft_model->b, block);
+}
+
+void draft_model_trim(struct engine *g)
+{
+    if (g->draft_model)
+        kv_pool_trim(g->draft_model->pool, drop_block, g);
+}
+
+/* ---- a request ---- */
+
+int draft_model_init(struct engine *g, struct request *r, struct err *e)
+{
+    struct draft_model *d = g->draft_model;
+    r->draft.by_model = 1;
+    return kv_table_init(&r->draft.kv, d->max_len, e) != 0 ? -1 : kv_table_scope(&r->draft.kv, d->pool, r->scope, e);
+}
+
+/* Drafted tokens that were computed and turned out right are tokens like others; the last token is
+ * computed again if its logits are needed again. */
+static void count_seen(struct request *r)
+{
+    struct drafting *d = &r->draft;
+    for (int i = 0; i < d->n_fed && d->kv.n_tokens < r->n_ids && d->fed[i] == r->ids[d->kv.n_tokens]; i++)
+        d->kv.n_tokens++;
+    d->n_fed = 0;
+    if (d->kv.n_tokens == r->n_ids)
+        d->kv.n_tokens--;
+}
+
+void draft_model_release(struct engine *g, struct request *r)
+{
+    struct drafting *d = &r->draft;
+    if (!d->by_model)
+        return;
+    count_seen(r);
+    if (d->kv.n_tokens > 0 && g->prefixes)
+        prefix_enter(&d->kv, g->draft_model->pool, r->ids, 1);
+    kv_table_truncate(&d->kv, g->draft_model->pool, 0);
+    d->next.n = 0;
+}
+
+void draft_model_free(struct engine *g, struct request *r)
+{
+    if (r->draft.by_model)
+        kv_table_release(&r->draft.kv, g->draft_model->pool);
+}
+
+/* ---- passes ---- */
+
+/* Blocks for so many tokens of r, unshared where the next ones are written. */
+static int reserve(struct engine *g, struct request *r, int n_tokens)
+{
+    struct draft_model *d = g->draft_model;
+    struct err ignored;
+    int32_t from, to;
+    const int rc = kv_table_unshare(&r->draft.kv, d->pool, &from, &to);
+    if (rc > 0 && g->backend->copy_block(d->b, from, to, &ignored) != 0)
+        d->failed = 1;
+    return rc < 0 || d->failed ? -1 : kv_table_reserve(&r->draft.kv, d->pool, n_tokens);
+}
+
+static int run_pass(struct engine *g, int n)
+{
+    struct draft_model *d = g->draft_model;
+    struct err ignored;
+    if (n && g->backend->forward(d->b, &(struct batch){ d->items, n }, d->logits, &ignored) != 0)
+        d->failed = 1;
+    return n && !d->failed;
+}
+
+/* The next token of r's draft from a row of the draft model. */
+static void add_token(struct engine *g, struct request *r, const float *logits)
+{
+    struct draft_model *d = g->draft_model;
+    struct draft *next = &r->draft.next;
+    struct err ignored;
+    int32_t id;
+    const int theirs = d->m->config.vocab_size, n = theirs < g->vocab_size ? theirs : g->vocab_size;
+    memcpy(d->row, logits, (size_t)n * sizeof *logits);
+    for (int i = n; i < g->vocab_size; i++)
+        d->row[i] = -INFINITY;
+    if (sampler_guess(r->sampler, d->row, next->n, &id, &ignored) == 0)
+        next->token[next->n++] = id;
+}
+
+/* Number of tokens of r's draft. */
+static int wanted(struct engine *g, struct request *r, int n_decoding, int room)
+{
+    struct draft_model *d = g->draft_model;
+    struct drafting *x = &r->draft;
+    const int left = d->max_len - r->n_ids;
+    if (!decodes(r) || pace_alone(g, n_decoding) <= 0)
+        return 0;
+    const int n = draft_length(g, r, GRADE_MODEL, n_decoding, room < left ? room : left, d->pass_ns);
+    if (n > 0) {
+        x->pause = x->rest = 0;
+        return n;
+    }
+    if (n < 0 || x->rest-- > 0)
+        return 0;
+    x->pause = x->pause ? 2 * x->pause : FIRST_PAUSE;
+    x->rest = x->pause = x->pause < LONGEST_PAUSE ? x->pause : LONGEST_PAUSE;
+    return 1;
+}
+
+/* The budget of the first pass: tokens, and those of them for what is more than a few tokens of a
+ * request. */
+struct budget { int total, chunk; };
+
+/* Put what the draft model has not seen of r into the first pass; length: of the draft. */
+static void plan_first(struct engine *g, struct request *r, int length, int *n, struct budget *left)
+{
+    struct draft_model *d = g->draft_model;
+    struct kv_table *kv = &r->draft.kv;
+    count_seen(r);
+    if (kv->n_blocks == 0 && g->prefixes)
+        prefix_take(kv, d->pool, r->ids, r->n_ids - 1);
+    else if (g->prefixes)
+        prefix_enter(kv, d->pool, r->ids, 0);
+    const int lag = r->n_ids - kv->n_tokens, small = lag <= 2 * FORCED,
+              most = small || left->chunk > left->total ? left->total : left->chunk,
+              n_tokens = lag - !length < most ? lag - !length : most;
+    if (n_tokens <= 0 || reserve(g, r, kv->n_tokens + n_tokens) != 0)
+        return;
+    left->total -= n_tokens;
+    left->chunk -= small ? 0 : n_tokens;
+    d->items[*n] = (struct batch_item){ .tokens = r->ids + kv->n_tokens, .n_tokens = n_tokens, .pos = kv->n_tokens,
+                                        .table = kv->block, .n_logits = n_tokens == lag, .seq_len = r->n_ids };
+    d->batched[(*n)++] = r;
+    kv->n_tokens += n_tokens;
+    if (n_tokens < lag)
+        return;
+    d->length[d->n_drafting] = length;
+    d->drafting[d->n_drafting++] = r;
+}
+
+/* Put the last token of each draft that is not complete into the next pass. */
+static int plan_next(struct engine *g)
+{
+    struct draft_model *d = g->draft_model;
+    int n = 0;
+    for (int i = 0; i < d->n_drafting; i++) {
+        struct request *r = d->drafting[i];
+        struct drafting *x = &r->draft;
+        const int pos = x->kv.n_tokens + x->n_fed;
+        if (x->next.n <= x->n_fed || x->next.n >= d->length[i] || reserve(g, r, pos + 1) != 0)
+            continue;
+        x->fed[x->n_fed] = x->next.token[x->n_fed];
+        d->items[n] = (struct batch_item){ .tokens = &x->fed[x->n_fed++], .n_tokens = 1, .pos = pos,
+                                           .table = x->kv.block, .n_logits = 1, .seq_len = pos + 1 };
+        d->batched[n++] = r;
+    }
+    return n;
+}
+
+/* A token of each draft from the rows of a pass of n items. */
+static void take_rows(struct engine *g, int n)
+{
+    struct draft_model *d = g->draft_model;
+    const float *logits = d->logits;
+    for (int i = 0; i < n; i++) {
+        if (!d->items[i].n_logits)
+            continue;
+        add_token(g, d->batched[i], logits);
+        logits += d->m->config.vocab_size;
+    }
+}
+
+void draft_model_guess(struct engine *g, int n_decoding, int chunk)
+{
+    struct draft_model *d = g->draft_model;
+    const uint64_t begin = clock_ns();
+    struct budget left = { g->max_tokens, chunk };
+    int n = 0, n_passes = 0, n_sharing = 0;
+    if (!d)
+        return;
+    d->n_drafting = 0;
+    d->spent_ns = 0;
+    for (int i = 0; i < g->n_running; i++) {
+        struct drafting *x = &g->running[i]->draft;
+        if (!x->by_model)
+            continue;
+        x->next = (struct draft){ .grade = GRADE_MODEL };
+        n_sharing += decodes(g->running[i]);
+    }
+    for (int i = 0; i < g->n_running && !d->failed; i++) {
+        struct request *r = g->running[i];
+        if (!r->draft.by_model || r->late || r->n_ids >= d->max_len)
+            continue;
+        const int length = wanted(g, r, n_decoding, DRAFT_ROWS / (n_sharing ? n_sharing : 1));
+        if (length || !decodes(r))
+            plan_first(g, r, length, &n, &left);
+    }
+    const int only_drafts = n == d->n_drafting;
+    while (!d->failed && run_pass(g, n)) {
+        take_rows(g, n);
+        n = plan_next(g);
+        n_passes++;
+    }
+    if (d->failed)
+        for (int i = 0; i < d->n_drafting; i++)
+            d->drafting[i]->draft.next.n = 0;
+    d->spent_ns = n_passes || n ? clock_ns() - begin : 0;
+    if (n_passes && only_drafts) {
+        const float each = (float)d->spent_ns / (float)n_passes;
+        d->pass_ns += d->pass_ns > 0 ? ((each < 2 * d->pass_ns ? each : 2 * d->pass_ns) - d->pass_ns) / 8 : each;
+    }
+}
+
+uint64_t draft_model_spent(const struct engine *g) { return g->draft_model ? g->draft_model->spent_ns : 0; }
