@@ -180,11 +180,20 @@ static void tell_waiter(struct loaded_model *lm, const struct problem *p)
     free(x);
 }
 
-/* Unload the least recently used of the other models until lm fits. -1 with *pr: it is too large by
- * itself. */
-static int evict_for(struct server *s, const struct loaded_model *lm, struct problem *pr)
+/* Does o go before p when memory is needed?  Models that no request uses go first, then the least
+ * recently used. */
+static int goes_first(const struct loaded_model *o, const struct loaded_model *p)
 {
-    uint64_t limit = s->o.max_memory;
+    const int busy = o->n_calls || o->preparing, p_busy = p->n_calls || p->preparing;
+    return busy != p_busy ? p_busy : o->used_ns < p->used_ns;
+}
+
+/* Unload others of the models until lm fits beside them and those that are leaving. -1 with *pr: it
+ * is too large by itself, or has to wait for those that leave: *wait is 1. */
+static int evict_for(struct server *s, const struct loaded_model *lm, int *wait, struct problem *pr)
+{
+    const uint64_t limit = s->o.max_memory;
+    *wait = 0;
     if (!limit)
         return 0;
     if (lm->memory_bytes > limit)
@@ -192,22 +201,28 @@ static int evict_for(struct server *s, const struct loaded_model *lm, struct pro
                            "%s takes %llu bytes, the limit for all models is %llu", lm->id,
                            (unsigned long long)lm->memory_bytes, (unsigned long long)limit);
     for (;;) {
-        uint64_t sum = lm->memory_bytes;
-        struct loaded_model *oldest = NULL;
+        uint64_t stay = lm->memory_bytes, leave = 0;
+        struct loaded_model *first = NULL;
         for (struct loaded_model *o = s->models; o; o = o->next) {
-            if (o == lm || o == lm->replaces || o->state != MODEL_READY)
+            if (o == lm || o == lm->replaces)
                 continue;
-            sum += o->memory_bytes;
-            if (!oldest || o->used_ns < oldest->used_ns)
-                oldest = o;
+            if (o->state == MODEL_LEAVING || o->state == MODEL_CLOSING)
+                leave += o->memory_bytes;
+            if (o->state != MODEL_READY)
+                continue;
+            stay += o->memory_bytes;
+            if (!first || goes_first(o, first))
+                first = o;
         }
-        if (sum <= limit || !oldest)
-            return 0;
-        server_log(s, "%s: unloading, because %s needs its memory", oldest->id, lm->id);
-        if (!oldest->named)
-            models_remember(s, oldest, 0);
-        named_charge(s, lm, oldest);
-        models_unload(s, oldest);
+        if (stay <= limit || !first) {
+            *wait = stay + leave > limit && leave > 0;
+            return *wait ? -1 : 0;
+        }
+        server_log(s, "%s: unloading, because %s needs its memory", first->id, lm->id);
+        if (!first->named)
+            models_remember(s, first, 0);
+        named_charge(s, lm, first);
+        models_unload(s, first);
     }
 }
 
@@ -257,13 +272,17 @@ static void on_opened(struct server *s, struct loaded_model *lm)
 {
     struct problem pr = { 0 };
     struct err e;
+    int wait = 0;
     if (lm->error.code != ERR_NONE && named_retry(s, lm))
         return;
     if (lm->error.code != ERR_NONE || !lm->m.engine)
         problem_set(&pr, lm->error.code == ERR_IO ? 404 : lm->error.code == ERR_MEMORY ? 503 : 400, "model_path",
                     "load_failed", "%s", lm->error.msg);
-    else if (evict_for(s, lm, &pr) == 0 && !(lm->worker = worker_open(lm->m.engine, wake, s->loop, &e)))
+    else if (evict_for(s, lm, &wait, &pr) == 0 && !(lm->worker = worker_open(lm->m.engine, wake, s->loop, &e)))
         problem_set(&pr, 503, NULL, NULL, "%s", e.msg);
+    lm->held = wait;
+    if (wait)
+        return;
     if (pr.status) {
         on_load_failed(s, lm, &pr);
         return;
@@ -279,9 +298,20 @@ static void on_opened(struct server *s, struct loaded_model *lm)
     calls_loaded(s, lm, NULL);
 }
 
+/* A model has been closed: go on with those that waited for its memory. */
+static void on_closed(struct server *s)
+{
+    for (struct loaded_model *lm = s->models, *next; lm; lm = next) {
+        next = lm->next;
+        if (lm->state == MODEL_LOADING && lm->held)
+            on_opened(s, lm);
+    }
+}
+
 void models_opened(struct server *s)
 {
     struct task *t = tasks_done(s);
+    int closed = 0;
     while (t) {
         struct task *next = t->next;
         if (t->kind == TASK_OPEN) {
@@ -289,13 +319,18 @@ void models_opened(struct server *s)
         } else if (t->closing.stuck) {
             server_warn(s, "%s: the step of its engine does not end; its memory stays until the server ends",
                         t->lm->id);
+            t->lm->memory_bytes = 0;            /* no model waits for it */
+            closed = 1;
         } else {
             server_log(s, "%s: closed", t->lm->id);
             free_model(t->lm);
+            closed = 1;
         }
         free(t);
         t = next;
     }
+    if (closed)
+        on_closed(s);
 }
 
 /* ---- unloading ---- */

@@ -32,6 +32,7 @@ struct loaded_model {
     double load_s;                      /* how long loading took */
     struct served_model m;
     int opened;                         /* m is filled in */
+    int held;                           /* LOADING: opened, and waits until models that leave are closed */
     /* named when the server started: if it fails and there is no other, the server ends */
     int wanted;
     int named;                          /* named.c has loaded it */

@@ -140,3 +140,32 @@ use() { chat "$2" -D "$T/head" -H "Authorization: Bearer $1" | jq -r '.error.cod
   [ "$said" = too_many_loads ]
   stop "$PID"
 }
+
+# A request that a model answers for a long time: $LONG is its process.
+ask_long() {
+  curl -sN "$URL/v1/completions" -d "{\"model\":\"$1\",\"prompt\":\"a\",\"stream\":true,\"ignore_eos\":true,\"max_tokens\":1900,\"n\":16}" >"$2" &
+  LONG=$!
+  await grep -q '^data: ' "$2"
+}
+
+@test "memory is taken from idle models first, and a model waits for those that leave" {
+  cp "$ZSE_HOME/models/tiny:1m.zse" "$ZSE_HOME/models/third.zse"
+  start "$BATS_TEST_TMPDIR/log" --port 0 --kv-bytes 8MB --max-memory 32MB --drain 1
+  await listens "$URL"
+  ask_long tiny "$BATS_TEST_TMPDIR/long1"
+  chat other | content                  # used later than tiny, but idle
+  chat third | content
+  grep -q 'other: unloading, because third needs its memory' "$BATS_TEST_TMPDIR/log.err"
+  run ! grep -q 'tiny:1m: unloading' "$BATS_TEST_TMPDIR/log.err"
+  kill "$LONG"
+  stop "$PID"
+  start "$BATS_TEST_TMPDIR/log" --port 0 --kv-bytes 8MB --max-memory 16MB --drain 1
+  await listens "$URL"
+  ask_long tiny "$BATS_TEST_TMPDIR/long2"
+  [ "$(chat other | content)" = "2 + 2 = 4" ]
+  grep -E 'tiny:1m: closed|other: ready' "$BATS_TEST_TMPDIR/log.err" >"$T/order"
+  head -1 "$T/order" | grep -q closed || { cat "$T/order"; return 1; }
+  wait "$LONG" || true
+  stop "$PID"
+  rm "$ZSE_HOME/models/third.zse"
+}
