@@ -1,6 +1,8 @@
 /* prometheus.c - GET /metrics: tables of metrics, in the text format of Prometheus. */
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <string.h>
 #include <time.h>
 
 #include "libcommon/serve/internal.h"
@@ -134,12 +136,37 @@ static const struct model_metric {
     MODEL_METRICS(MODEL_ROW)
 };
 
+/* The same values under the names that vLLM has, for routers and autoscalers made for it. */
+static const struct model_metric vllm_metrics[] = {
+    { "vllm:num_requests_running", "gauge", "As zse_requests_running.", zse_requests_running },
+    { "vllm:num_requests_waiting", "gauge", "As zse_requests_waiting.", zse_requests_waiting },
+    { "vllm:kv_cache_usage_perc", "gauge", "As zse_kv_use_ratio; 1: all.", zse_kv_use_ratio },
+    { "vllm:gpu_cache_usage_perc", "gauge", "The older name of vllm:kv_cache_usage_perc.", zse_kv_use_ratio },
+    { "vllm:prefix_cache_queries_total", "counter", "As zse_prompt_tokens_total.", zse_prompt_tokens_total },
+    { "vllm:prefix_cache_hits_total", "counter", "As zse_prefix_hit_tokens_total.", zse_prefix_hit_tokens_total },
+    { "vllm:gpu_prefix_cache_queries_total", "counter", "The older name of vllm:prefix_cache_queries_total.",
+      zse_prompt_tokens_total },
+    { "vllm:gpu_prefix_cache_hits_total", "counter", "The older name of vllm:prefix_cache_hits_total.",
+      zse_prefix_hit_tokens_total },
+    { "vllm:prompt_tokens_total", "counter", "As zse_prompt_tokens_total.", zse_prompt_tokens_total },
+    { "vllm:generation_tokens_total", "counter", "As zse_generated_tokens_total.", zse_generated_tokens_total },
+    { "vllm:num_preemptions_total", "counter", "As zse_preemptions_total.", zse_preemptions_total },
+};
+
 static const struct histogram_metric { const char *name, *help; size_t at; } histogram_metrics[] = {
     { "zse_time_to_first_token_seconds", "Time from request to first token.",
       offsetof(struct model_metrics, first_token) },
     { "zse_time_between_tokens_seconds", "Time between the tokens of an answer.",
       offsetof(struct model_metrics, between_tokens) },
     { "zse_request_duration_seconds", "Time from request to the end of the answer.",
+      offsetof(struct model_metrics, duration) },
+    { "vllm:time_to_first_token_seconds", "As zse_time_to_first_token_seconds.",
+      offsetof(struct model_metrics, first_token) },
+    { "vllm:inter_token_latency_seconds", "As zse_time_between_tokens_seconds.",
+      offsetof(struct model_metrics, between_tokens) },
+    { "vllm:time_per_output_token_seconds", "The older name of vllm:inter_token_latency_seconds.",
+      offsetof(struct model_metrics, between_tokens) },
+    { "vllm:e2e_request_latency_seconds", "As zse_request_duration_seconds.",
       offsetof(struct model_metrics, duration) },
 };
 
@@ -174,6 +201,14 @@ static void of_server(const struct server_metric *m, const struct sources *x, st
     number(out, m->value(x));
 }
 
+/* The beginning of a model's line; vLLM calls the label model_name. */
+static void model_line(const char *name, const struct loaded_model *lm, struct buf *out)
+{
+    buf_printf(out, "%s{%s=\"", name, strncmp(name, "vllm:", 5) == 0 ? "model_name" : "model");
+    label(out, lm->id);
+    buf_str(out, "\"");
+}
+
 /* One line for every model that is not being opened or closed. */
 static void of_models(const struct model_metric *m, const struct server *s, struct buf *out)
 {
@@ -183,10 +218,24 @@ static void of_models(const struct model_metric *m, const struct server *s, stru
         if (!lm->worker)
             continue;
         worker_stats(lm->worker, &e, NULL);
-        buf_printf(out, "%s{model=\"", m->name);
-        label(out, lm->id);
-        buf_str(out, "\"} ");
+        model_line(m->name, lm, out);
+        buf_str(out, "} ");
         number(out, m->value(lm, &e));
+    }
+}
+
+/* The shape of the cache, in labels, as vLLM has it. */
+static void cache_config(const struct server *s, struct buf *out)
+{
+    static const char name[] = "vllm:cache_config_info";
+    about(out, name, "gauge", "Tokens of a KV block, and number of blocks; always 1.");
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
+        struct engine_stats e;
+        if (!lm->worker)
+            continue;
+        worker_stats(lm->worker, &e, NULL);
+        model_line(name, lm, out);
+        buf_printf(out, ",block_size=\"%d\",num_gpu_blocks=\"%d\"} 1\n", KV_BLOCK, e.n_blocks);
     }
 }
 
@@ -196,22 +245,24 @@ static void histograms(const struct histogram_metric *m, const struct server *s,
     for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
         const struct histogram *g = (const void *)((const char *)&lm->metrics + m->at);
         uint64_t sum = 0;
+        char name[80];
         if (!lm->worker)
             continue;
         for (int i = 0; i <= HISTOGRAM_BUCKETS; i++) {
             sum += g->bucket[i];
-            buf_printf(out, "%s_bucket{model=\"", m->name);
-            label(out, lm->id);
+            snprintf(name, sizeof name, "%s_bucket", m->name);
+            model_line(name, lm, out);
             if (i < HISTOGRAM_BUCKETS)
-                buf_printf(out, "\",le=\"%g\"} %llu\n", histogram_bounds[i], (unsigned long long)sum);
+                buf_printf(out, ",le=\"%g\"} %llu\n", histogram_bounds[i], (unsigned long long)sum);
             else
-                buf_printf(out, "\",le=\"+Inf\"} %llu\n", (unsigned long long)sum);
+                buf_printf(out, ",le=\"+Inf\"} %llu\n", (unsigned long long)sum);
         }
-        buf_printf(out, "%s_sum{model=\"", m->name);
-        label(out, lm->id);
-        buf_printf(out, "\"} %.9g\n%s_count{model=\"", g->sum, m->name);
-        label(out, lm->id);
-        buf_printf(out, "\"} %llu\n", (unsigned long long)g->count);
+        snprintf(name, sizeof name, "%s_sum", m->name);
+        model_line(name, lm, out);
+        buf_printf(out, "} %.9g\n", g->sum);
+        snprintf(name, sizeof name, "%s_count", m->name);
+        model_line(name, lm, out);
+        buf_printf(out, "} %llu\n", (unsigned long long)g->count);
     }
 }
 
@@ -241,6 +292,9 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
         of_server(&server_metrics[i], &x, &out);
     for (size_t i = 0; i < LENGTH(model_metrics); i++)
         of_models(&model_metrics[i], s, &out);
+    for (size_t i = 0; i < LENGTH(vllm_metrics); i++)
+        of_models(&vllm_metrics[i], s, &out);
+    cache_config(s, &out);
     for (size_t i = 0; i < LENGTH(histogram_metrics); i++)
         histograms(&histogram_metrics[i], s, &out);
     if (out.failed) {
