@@ -38,11 +38,6 @@ static int only_encrypted(const json_t *v)
         i++;
     return json_is_array(v) && i == n;          /* clients expect that it may be missing from the answer */
 }
-static int no_effort(const json_t *v)
-{
-    return json_is_object(v) && (!json_object_get(v, "effort") || json_is_null(json_object_get(v, "effort")));
-}
-
 /* ---- the table ---- */
 
 #define GENERATE (BODY_CHAT | BODY_COMPLETION | BODY_WS_CHAT | BODY_RESPONSES | BODY_MESSAGES)
@@ -103,6 +98,9 @@ const struct field fields[] = {
     OTHER("reasoning_effort", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT,
           "{\"type\":\"string\",\"enum\":[\"none\",\"minimal\",\"low\",\"medium\",\"high\",\"xhigh\",\"max\"]}",
           "goes to the chat template under this name; none also sets enable_thinking to false"),
+    OTHER("reasoning", BODY_CHAT | BODY_RESPONSES, "{\"type\":\"object\",\"properties\":{\"effort\":{\"type\":[\"string\",\"null\"]}}}",
+          "effort: another place of reasoning_effort; other members are ignored"),
+    OTHER("verbosity", BODY_CHAT, "{\"type\":\"string\"}", "low, medium or high: goes to the chat template under this name"),
 
 #define OPTION(KIND, name, flag, min, max, value, by_model, help) \
     { #name, GENERATE | BODY_OLLAMA_OPTIONS, FIELD_USED, FIELD_OF_##KIND, min, max, SAMPLING(name), 0, NULL, help, \
@@ -127,8 +125,8 @@ const struct field fields[] = {
     OTHER("stop", GENERATE & ~BODY_MESSAGES, "{\"oneOf\":[{\"type\":\"string\"}," STRINGS "]}",
           "at most 16 texts of at most 1024 bytes; the answer ends before them"),
     TRUTH("stream", STREAMED | BODY_WS_CHAT, AT(stream), "send server-sent events as tokens are generated"),
-    OTHER("stream_options", API, "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"}}}",
-          "include_usage: send a last event with the counts"),
+    OTHER("stream_options", API, "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"},\"continuous_usage_stats\":{\"type\":\"boolean\"}}}",
+          "include_usage: send a last event with the counts; continuous_usage_stats: with it, also in every event those so far"),
     { "logprobs", BODY_CHAT, FIELD_USED, FIELD_BOOL, 0, 0, AT(logprobs), 0, NULL,
       "log probabilities of the tokens", NULL },
     WHOLE("logprobs", BODY_COMPLETION, 0, MAX_TOP_LOGPROBS, AT(logprobs_count), GIVEN_LOGPROBS,
@@ -204,6 +202,13 @@ const struct field fields[] = {
           "more than one call in an answer (default: true)"),
     OTHER("response_format", API, "{\"type\":\"object\",\"required\":[\"type\"]}",
           "{type: text}, {type: json_object}, or {type: json_schema, json_schema: {name, schema}}: the answer satisfies the schema, strict or not"),
+    OTHER("structured_outputs", API, "{\"type\":\"object\",\"properties\":{\"json\":{},\"regex\":{\"type\":\"string\"},\"choice\":" STRINGS ",\"grammar\":{\"type\":\"string\"},\"json_object\":{\"type\":\"boolean\"}}}",
+          "vLLM's form of response_format, regex and grammar: {json: a schema}, {regex}, {choice: texts}, {grammar} or {json_object: true}"),
+    OTHER("guided_json", API, "{\"oneOf\":[{\"type\":\"object\"},{\"type\":\"string\"}]}", "vLLM's older name of structured_outputs.json"),
+    OTHER("guided_regex", API, "{\"type\":\"string\"}", "vLLM's older name of regex"),
+    OTHER("guided_choice", API, STRINGS, "vLLM's older name of structured_outputs.choice: the answer is one of these texts"),
+    OTHER("guided_grammar", API, "{\"type\":\"string\"}", "vLLM's older name of grammar"),
+    IGNORED("guided_decoding_backend", API, "there is one decoder"),
     OTHER("grammar", STREAMED, "{\"type\":\"string\"}", "the answer follows these rules (GBNF)"),
     OTHER("regex", STREAMED, "{\"type\":\"string\"}", "the whole answer matches this regular expression"),
 
@@ -216,22 +221,16 @@ const struct field fields[] = {
     REFUSED("background", BODY_RESPONSES, is_false, "nothing is stored: wait for the answer, or stream it"),
     REFUSED("include", BODY_RESPONSES, only_encrypted, "not available"),
     REFUSED("truncation", BODY_RESPONSES, not_truncated, "a prompt that does not fit is refused"),
-    REFUSED("reasoning", BODY_RESPONSES, no_effort, "templates differ: use chat_template_kwargs"),
     REFUSED("top_logprobs", BODY_RESPONSES, is_zero, "use /v1/chat/completions"),
     REFUSED("container", BODY_MESSAGES, NULL, "there are no containers"),
     REFUSED("mcp_servers", BODY_MESSAGES, is_empty, "the server calls no other servers"),
     REFUSED("context_management", BODY_MESSAGES | BODY_RESPONSES, is_empty, "a prompt that does not fit is refused"),
     REFUSED("functions", BODY_CHAT, is_empty, "the old name of tools"),
     REFUSED("function_call", BODY_CHAT, no_tool, "the old name of tool_choice"),
-    REFUSED("guided_json", API, NULL, "use response_format"),
-    REFUSED("guided_regex", API, NULL, "use regex"),
-    REFUSED("guided_choice", API, NULL, "use response_format with an enum"),
-    REFUSED("guided_grammar", API, NULL, "use grammar"),
     REFUSED("json_schema", API, is_empty, "use response_format"),
     REFUSED("modalities", BODY_CHAT, only_text, NO_AUDIO),
     REFUSED("audio", BODY_CHAT, NULL, NO_AUDIO),
     REFUSED("web_search_options", BODY_CHAT, NULL, "there is no search"),
-    REFUSED("verbosity", BODY_CHAT, NULL, "no model supports it"),
     REFUSED("suffix", BODY_COMPLETION, is_empty_text,
             "filling in before a suffix is not available"),
     REFUSED("use_beam_search", API, is_false, "there is no beam search"),

@@ -148,6 +148,13 @@ static void the_effort_goes_to_the_template(void **state)
         { "{\"reasoning_effort\":\"none\"}", "{\"enable_thinking\":false,\"reasoning_effort\":\"none\"}" },
         { "{\"reasoning_effort\":\"none\",\"chat_template_kwargs\":{\"enable_thinking\":true,\"reasoning_effort\":\"x\"}}",
           "{\"enable_thinking\":true,\"reasoning_effort\":\"x\"}" },
+        { "{\"reasoning\":{\"effort\":\"low\",\"summary\":\"auto\"},\"verbosity\":\"high\"}", "{\"reasoning_effort\":\"low\",\"verbosity\":\"high\"}" },
+        { "{\"output_config\":{\"effort\":\"max\"}}", "{\"reasoning_effort\":\"max\"}" },
+        { "{\"text\":{\"verbosity\":\"low\"}}", "{\"verbosity\":\"low\"}" },
+        { "{\"reasoning\":{\"effort\":\"none\"}}", "{\"enable_thinking\":false,\"reasoning_effort\":\"none\"}" },
+        { "{\"chat_template_kwargs\":{\"verbosity\":1},\"verbosity\":\"low\"}", "{\"verbosity\":1}" },
+        { "{\"verbosity\":\"loud\"}", NULL },
+        { "{\"reasoning\":{\"effort\":\"huge\"}}", NULL },
         { "{\"reasoning_effort\":\"much\"}", NULL }, { "{\"reasoning_effort\":3}", NULL },
     };
     (void)state;

@@ -96,7 +96,13 @@ void call_end_event(struct call *c, const char *finish)
     buf_add(&c->line, c->more.data, c->more.size);
     c->line.failed |= c->more.failed;
     c->more.size = 0;
-    buf_str(&c->line, c->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+    if (c->running_usage) {
+        buf_str(&c->line, ",\"usage\":");
+        call_usage(c, &c->line);
+    } else if (c->include_usage) {
+        buf_str(&c->line, ",\"usage\":null");
+    }
+    buf_str(&c->line, "}\n\n");
     call_send_event(c);
 }
 

@@ -93,16 +93,19 @@ static int parse_stream_options(struct call *c, struct problem *pr)
     if (!c->params.stream)
         return problem_set(pr, 400, "stream_options", NULL, "stream_options: only with stream = true");
     json_object_foreach(v, key, x) {
-        int known = strcmp(key, "include_usage") == 0;
-        if (!known && strcmp(key, "include_obfuscation") != 0)
+        const int usage = strcmp(key, "include_usage") == 0, running = strcmp(key, "continuous_usage_stats") == 0;
+        if (!usage && !running && strcmp(key, "include_obfuscation") != 0)
             return problem_set(pr, 400, "stream_options", "unknown_parameter", "stream_options: %.40s: no such field",
                                key);
         if (!json_is_boolean(x) && !json_is_null(x))
             return problem_set(pr, 400, "stream_options", "invalid_type",
                                "stream_options: %s: found %s, expected true or false", key, js_kind(x));
-        if (known)
+        if (usage)
             c->include_usage = json_is_true(x);
+        if (running)
+            c->running_usage = json_is_true(x);
     }
+    c->running_usage &= c->include_usage;
     return 0;
 }
 
@@ -224,5 +227,5 @@ int call_bind(struct call *c, struct problem *pr)
     if (call_embeds(c) || c->form->body & texts)
         return 0;
     return check_params(c, pr) || parse_stop(c, pr) || parse_bias(c, pr) || parse_breakers(c, pr) ||
-                   parse_stream_options(c, pr) || call_speculative(c, pr) ? -1 : 0;
+                   parse_stream_options(c, pr) || call_speculative(c, pr) || call_guided(c, pr) ? -1 : 0;
 }

@@ -109,7 +109,8 @@ struct call {
     struct buf body;                    /* freed once it is parsed */
     json_t *json;                       /* owned */
     struct params params;
-    int include_usage, n_logprobs, max_tokens;          /* n_logprobs -1: none; max_tokens 0: up to the context */
+    int include_usage, running_usage;   /* running_usage: also in every event, so far */
+    int n_logprobs, max_tokens;         /* n_logprobs -1: none; max_tokens 0: up to the context */
     const char *stop[MAX_STOP]; int n_stop;             /* borrowed from json */
     const char *breaker[DRY_MAX_BREAKERS];              /* dry_sequence_breakers, borrowed from json */
     struct logit_bias *bias;            /* owned */

@@ -197,29 +197,45 @@ int conversation_add_reasoning(json_t *message, const char *text, size_t size, s
     return rc;
 }
 
-/* Add reasoning_effort to the variables, unless they have it. */
-static int read_effort(struct conversation *t, const json_t *body, struct problem *pr)
+/* The effort of a body, in the place where its API has it. */
+static json_t *find_effort(const json_t *body)
 {
-    static const char *const known[] = { "none", "minimal", "low", "medium", "high", "xhigh", "max" };
-    json_t *effort = js_get(body, "reasoning_effort");
-    const char *text = json_string_value(effort);
-    size_t i = 0;
-    if (!effort)
-        return 0;
-    while (text && i < sizeof known / sizeof *known && strcmp(known[i], text) != 0)
-        i++;
-    if (!text || i == sizeof known / sizeof *known)
-        return problem_set(pr, 400, "reasoning_effort", text ? "invalid_value" : "invalid_type",
-                           "reasoning_effort: found %.40s, expected none, minimal, low, medium, high, xhigh or max",
-                           text ? text : js_kind(effort));
+    json_t *v = js_get(body, "reasoning_effort");
+    v = v ? v : js_get(js_get(body, "reasoning"), "effort");
+    return v ? v : js_get(js_get(body, "output_config"), "effort");
+}
+
+/* Set a variable of the template that is one of these words, unless the body's own variables have
+ * it. */
+static int add_word(struct conversation *t, const char *name, json_t *v, const char *const *known, struct problem *pr)
+{
+    const char *text = json_string_value(v);
+    char all[100] = "";
+    size_t i = 0, n = 0;
+    for (; known[i] && !(text && strcmp(known[i], text) == 0); i++)
+        n += (size_t)snprintf(all + n, sizeof all - n, "%s%s", i ? ", " : "", known[i]);
+    if (!known[i])
+        return problem_set(pr, 400, name, text ? "invalid_value" : "invalid_type", "%s: found %.40s, expected one of %s",
+                           name, text ? text : js_kind(v), all);
     if (!t->vars && !(t->vars = json_object()))
         return problem_nomem(pr);
-    json_t *think = i == 0 ? json_pack("{s:b}", "enable_thinking", 0) : json_object();
-    const int rc = json_object_update_missing(t->vars, think) == 0 &&
-                   (json_object_get(t->vars, "reasoning_effort") ||
-                    json_object_set(t->vars, "reasoning_effort", effort) == 0);
-    json_decref(think);
-    return rc ? 0 : problem_nomem(pr);
+    return json_object_get(t->vars, name) || json_object_set(t->vars, name, v) == 0 ? 0 : problem_nomem(pr);
+}
+
+/* Add reasoning_effort and verbosity to the variables. */
+static int read_effort(struct conversation *t, const json_t *body, struct problem *pr)
+{
+    static const char *const efforts[] = { "none", "minimal", "low", "medium", "high", "xhigh", "max", NULL },
+        *const verbosities[] = { "low", "medium", "high", NULL };
+    json_t *effort = find_effort(body), *verbosity = js_get(body, "verbosity");
+    if (!verbosity)
+        verbosity = js_get(js_get(body, "text"), "verbosity");
+    if ((effort && add_word(t, "reasoning_effort", effort, efforts, pr) != 0) ||
+        (verbosity && add_word(t, "verbosity", verbosity, verbosities, pr) != 0))
+        return -1;
+    if (!effort || strcmp(json_string_value(effort), "none") != 0 || json_object_get(t->vars, "enable_thinking"))
+        return 0;
+    return json_object_set_new(t->vars, "enable_thinking", json_false()) == 0 ? 0 : problem_nomem(pr);
 }
 
 int conversation_read_vars(struct conversation *t, const json_t *body, struct problem *pr)

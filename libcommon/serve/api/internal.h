@@ -4,7 +4,7 @@
  *   call_params.c    model and fields of the body       call_prompts.c   prompts to token ids
  *   call_memory.c    what a call holds of the account   call_events.c    events of the engine
  *   call_answer.c    usage, events and errors        tool_rounds.c    rounds with tools
- *   call_drafts.c    speculation and predictions */
+ *   call_drafts.c    speculation and predictions    call_guided.c    vLLM's structured outputs */
 #ifndef ZSE_SERVE_API_INTERNAL_H
 #define ZSE_SERVE_API_INTERNAL_H
 
@@ -33,6 +33,11 @@ void call_prepare_again(struct call *c);        /* the prompt and the grammar of
 /* c->lm and c->params from c->json.  0; 1: c->awaited is loading, try again when it is ready; -1
  * with *pr. */
 int call_bind(struct call *c, struct problem *pr);
+
+/* ---- call_guided.c ---- */
+/* Read vLLM's fields that constrain an answer into those of ours, in c->json.  0, or -1 with
+ * *pr. */
+int call_guided(struct call *c, struct problem *pr);
 
 /* ---- call_drafts.c ---- */
 /* Read the field "speculative" into c->draft.  0, or -1 with *pr. */

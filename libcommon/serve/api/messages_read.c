@@ -208,9 +208,9 @@ static int read_settings(const json_t *body, struct conversation *t, struct prob
         return problem_set(pr, 400, "output_config", "invalid_type", "output_config: found %s, expected an object",
                            js_kind(output));
     json_object_foreach(output, key, v)
-        if (strcmp(key, "format") != 0 && !json_is_null(v))
+        if (strcmp(key, "format") != 0 && strcmp(key, "effort") != 0 && !json_is_null(v))
             return problem_set(pr, 400, "output_config", "unsupported_parameter",
-                               "output_config: %.40s: expected format", key);
+                               "output_config: %.40s: expected format or effort", key);
     t->format = js_get(output, "format");
     t->format_param = "output_config.format";
     return 0;

@@ -169,9 +169,9 @@ static int read_text(const json_t *body, struct conversation *t, struct problem 
     if (text && !json_is_object(text))
         return problem_set(pr, 400, "text", "invalid_type", "text: found %s, expected an object", js_kind(text));
     json_object_foreach(text, key, v)
-        if (strcmp(key, "format") != 0 && !json_is_null(v) &&
-            !(json_is_string(v) && strcmp(json_string_value(v), "medium") == 0))
-            return problem_set(pr, 400, "text", "unsupported_parameter", "text: %.40s: expected format", key);
+        if (strcmp(key, "format") != 0 && strcmp(key, "verbosity") != 0 && !json_is_null(v))
+            return problem_set(pr, 400, "text", "unsupported_parameter", "text: %.40s: expected format or verbosity",
+                               key);
     t->format = js_get(text, "format");
     t->format_param = "text.format";
     return 0;
