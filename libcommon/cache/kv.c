@@ -49,6 +49,7 @@ void kv_pool_close(struct kv_pool *p)
     free(p->node);
     free(p->bucket);
     free(p->scope);
+    windows_close(p);
     free(p);
 }
 
@@ -60,7 +61,8 @@ uint64_t kv_pool_evictions(const struct kv_pool *p) { return p->evictions; }
 size_t kv_pool_bytes(const struct kv_pool *p)
 {
     return (size_t)p->n_blocks * (sizeof *p->free_block + sizeof *p->refs + sizeof *p->node) + p->n_buckets *
-           sizeof *p->bucket + (size_t)p->n_scopes * (sizeof *p->scope + KV_ROOTS * sizeof *p->node);
+           sizeof *p->bucket + (size_t)p->n_scopes * (sizeof *p->scope + KV_ROOTS * sizeof *p->node) +
+           (p->window ? (size_t)p->n_blocks * sizeof *p->window + (size_t)p->n_windows * sizeof *p->free_window : 0);
 }
 
 /* ---- scopes ---- */
@@ -132,6 +134,7 @@ void pool_drop(struct kv_pool *p, int32_t block)
         return;
     struct node *n = &p->node[block];
     if (n->n_tokens == 0) {
+        assert(kv_pool_window(p, block) < 0);
         p->free_block[p->n_free++] = block;
         return;
     }
@@ -148,6 +151,7 @@ static int32_t evict(struct kv_pool *p)
     const int32_t block = p->oldest;
     leave_idle(p, block);
     prefix_remove(p, block);
+    window_lose(p, block);
     p->evictions++;
     return block;
 }
@@ -158,6 +162,11 @@ void kv_pool_trim(struct kv_pool *p, void (*drop)(void *user, int32_t block), vo
         p->free_block[p->n_free++] = evict(p);
     for (int i = 0; i < p->n_free; i++)
         drop(user, p->free_block[i]);
+    for (int i = 0; p->n_idle_windows && i < p->n_blocks; i++)
+        if (p->window[i].wants == 0)
+            window_lose(p, i);
+    for (int i = 0; i < p->n_free_windows; i++)
+        drop(user, p->n_blocks + p->free_window[i]);
 }
 
 int32_t pool_take(struct kv_pool *p)
@@ -191,7 +200,8 @@ int kv_table_init(struct kv_table *t, int max_len, struct err *e)
 {
     memset(t, 0, sizeof *t);
     t->room = blocks_for(max_len);
-    t->block = calloc((size_t)t->room + 1, sizeof *t->block);
+    t->block = calloc(2 * ((size_t)t->room + 1), sizeof *t->block);
+    t->window = t->block ? t->block + t->room + 1 : NULL;
     return t->block ? 0 : err_nomem(e, "KV block table");
 }
 
@@ -219,6 +229,7 @@ int kv_table_reserve(struct kv_table *t, struct kv_pool *p, int n_tokens)
 void kv_table_truncate(struct kv_table *t, struct kv_pool *p, int n_tokens)
 {
     int want = blocks_for(n_tokens);
+    window_cut(t, p, want);
     while (t->n_blocks > want)
         pool_drop(p, t->block[--t->n_blocks]);
     if (t->n_tokens > n_tokens)
@@ -238,6 +249,9 @@ void kv_table_share(struct kv_table *t, struct kv_pool *p, const struct kv_table
     }
     t->n_blocks = n;
     t->n_tokens = from->n_tokens;
+    t->first_window = t->end_window = from->first_window;
+    while (t->end_window < from->end_window && t->end_window < n)
+        window_add(t, p, t->end_window);
     p->scope[t->root / KV_ROOTS].refs -= t->root >= KV_ROOTS;
     p->scope[from->root / KV_ROOTS].refs += from->root >= KV_ROOTS;
     t->root = from->root;
@@ -250,10 +264,12 @@ int kv_table_unshare(struct kv_table *t, struct kv_pool *p, int32_t *from, int32
     if (t->n_tokens % KV_BLOCK == 0 || i >= t->n_blocks ||
         (p->refs[t->block[i]] == 1 && p->node[t->block[i]].n_tokens == 0))
         return 0;
-    if (p->n_free + p->n_idle == 0)
+    if (p->n_free + p->n_idle == 0 || (p->window && p->n_free_windows + p->n_idle_windows == 0))
         return -1;
     *from = t->block[i];
-    *to = t->block[i] = pool_take(p);
+    *to = pool_take(p);
+    window_copy(t, p, i, *to);
+    t->block[i] = *to;
     pool_drop(p, *from);                /* not reused before the copy: only pool_take hands out blocks */
     return 1;
 }

@@ -64,19 +64,51 @@ void prefix_remove(struct kv_pool *p, int32_t block)
     x->n_tokens = 0;
 }
 
+/* Whether the token behind n_tokens finds the window blocks that it sees, where the last n_known of
+ * n blocks have one. */
+static int window_is_known(const struct kv_pool *p, int n_known, int n, int n_tokens)
+{
+    return !p->window || n_known >= n - window_seen(p, n_tokens);
+}
+
+/* Number of nodes at t's end that have window blocks. */
+static int known_windows(const struct kv_table *t)
+{
+    return t->n_nodes - t->first_window;
+}
+
+/* Number of blocks with which the nodes that continue t could be continued. */
+static int takeable(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n)
+{
+    int most = t->n_nodes, known = known_windows(t);
+    int32_t b = parent_of(t, p);
+    for (int i = most; (i + 1) * KV_BLOCK <= n && (b = find(p, b, ids + i * KV_BLOCK)) >= 0;) {
+        i++;
+        known = kv_pool_window(p, b) >= 0 ? known + 1 : 0;
+        most = window_is_known(p, known, i, i * KV_BLOCK) ? i : most;
+    }
+    return most;
+}
+
 int prefix_take(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n)
 {
     int before = t->n_tokens;
     assert(t->n_tokens == t->n_nodes * KV_BLOCK);
-    for (int32_t b; t->n_tokens + KV_BLOCK <= n &&
-         (b = find(p, parent_of(t, p), ids + t->n_tokens)) >= 0; t->n_tokens += KV_BLOCK) {
+    window_cut(t, p, t->n_nodes);
+    const int most = takeable(t, p, ids, n);
+    window_jump(t, p, window_seen(p, most * KV_BLOCK));
+    while (t->n_nodes < most) {
+        const int32_t b = find(p, parent_of(t, p), ids + t->n_tokens);
         pool_hold(p, b);
         if (t->n_nodes < t->n_blocks)
             pool_drop(p, t->block[t->n_nodes]);
         else
             t->n_blocks++;
         t->block[t->n_nodes++] = b;
+        t->n_tokens += KV_BLOCK;
+        window_reuse(t, p);
     }
+    kv_table_slide(t, p);
     return t->n_tokens - before;
 }
 
@@ -110,13 +142,15 @@ int prefix_copy(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n
     int k;
     assert(t->n_tokens == t->n_nodes * KV_BLOCK);
     int32_t b = nearest(p, parent_of(t, p), ids + t->n_tokens, n - t->n_tokens, &k);
-    if (b < 0)
+    if (b < 0 || (p->window && kv_pool_window(p, b) < 0))
         return 0;
     pool_hold(p, b);                    /* not to be evicted for the copy */
-    if (kv_table_reserve(t, p, t->n_tokens + k) != 0)
+    window_want(p, b);
+    if (kv_table_reserve(t, p, t->n_tokens + k) != 0 || kv_table_windows(t, p, t->n_tokens + k) != 0)
         k = 0;
     else
         *from = b, *to = t->block[t->n_nodes], t->n_tokens += k;
+    window_leave(p, b, KEPT);
     pool_drop(p, b);
     return k;
 }
@@ -131,6 +165,7 @@ void prefix_enter(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int
             insert(p, mine, parent, token, KV_BLOCK);
         } else if (known != mine) {
             pool_hold(p, known);
+            window_move(t, p, i, known);
             pool_drop(p, mine);
             t->block[i] = known;
         }
@@ -156,15 +191,18 @@ int32_t prefix_end(const struct kv_table *t, const struct kv_pool *p)
 void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n,
                   void (*visit)(void *user, int32_t block, int n_tokens), void *user)
 {
-    int at = t->n_tokens;
+    int at = t->n_tokens, known = known_windows(t);
     assert(at == t->n_nodes * KV_BLOCK);
     for (int32_t parent = parent_of(t, p), b; parent >= 0; parent = b, at += KV_BLOCK) {
         int scanned = 0;
         for (b = p->node[parent].child; b >= 0 && scanned < SCAN; b = p->node[b].after, scanned++)
-            if (p->node[b].n_tokens < KV_BLOCK && common(&p->node[b], ids + at, n - at) == p->node[b].n_tokens)
+            if (p->node[b].n_tokens < KV_BLOCK && common(&p->node[b], ids + at, n - at) == p->node[b].n_tokens &&
+                (!p->window || p->window[b].number >= 0) &&
+                window_is_known(p, known, at / KV_BLOCK, at + p->node[b].n_tokens))
                 visit(user, b, at + p->node[b].n_tokens);
         b = at + KV_BLOCK <= n ? find(p, parent, ids + at) : -1;
-        if (b >= 0)
+        known = b >= 0 && kv_pool_window(p, b) >= 0 ? known + 1 : 0;
+        if (b >= 0 && window_is_known(p, known, at / KV_BLOCK + 1, at + KV_BLOCK))
             visit(user, b, at + KV_BLOCK);
     }
 }

@@ -1,0 +1,169 @@
+/* t-window.c - window blocks: what a token sees is there and holds what was put there by the same
+ * tokens, and blocks behind the window are given back. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/cache/kv.h"
+
+/* A sequence of any length holds a window's blocks. */
+static void test_slides(void **state)
+{
+    (void)state;
+    struct err e;
+    struct kv_table t;
+    struct kv_pool *p = kv_pool_open(20, &e);
+    assert_int_equal(kv_pool_windows(p, 4, 33, &e), 0);
+    assert_int_equal(kv_table_init(&t, 320, &e), 0);
+    assert_int_equal(kv_table_reserve(&t, p, 320), 0);
+    assert_int_equal(kv_table_windows(&t, p, 65), -1);          /* five blocks */
+    assert_int_equal(kv_pool_free_windows(p), 4);
+    for (int n = 1; n <= 320; n++) {
+        assert_int_equal(kv_table_windows(&t, p, n), 0);
+        t.n_tokens = n;
+        kv_table_slide(&t, p);
+        const int first = n - 32 > 0 ? (n - 32) / 16 : 0;       /* that the next token sees */
+        assert_int_equal(t.first_window, first);
+        assert_int_equal(t.end_window, (n + 15) / 16);
+        assert_int_equal(kv_pool_free_windows(p), 4 - (t.end_window - first));
+        assert_int_equal(kv_pool_idle_windows(p), 0);           /* no tree has the blocks: nobody can want them again */
+    }
+    kv_table_release(&t, p);
+    assert_int_equal(kv_pool_free_windows(p), 4);
+    kv_pool_close(p);
+}
+
+static void count_drop(void *user, int32_t block)
+{
+    ((unsigned char *)user)[block]++;
+}
+
+/* A prefix is taken up to where its window still is. */
+static void test_prefix(void **state)
+{
+    (void)state;
+    struct err e;
+    struct kv_table a, b;
+    int32_t ids[160], from, to;
+    struct kv_pool *p = kv_pool_open(30, &e);
+    for (int i = 0; i < 160; i++)
+        ids[i] = i;
+    assert_int_equal(kv_pool_windows(p, 6, 33, &e), 0);
+    assert_int_equal(kv_table_init(&a, 160, &e), 0);
+    assert_int_equal(kv_table_init(&b, 160, &e), 0);
+    for (int n = 16; n <= 136; n += 8) {                        /* blocks 0 to 8, of the last 8 tokens */
+        assert_int_equal(kv_table_reserve(&a, p, n), 0);
+        assert_int_equal(kv_table_windows(&a, p, n), 0);
+        a.n_tokens = n;
+        prefix_enter(&a, p, ids, n == 136);
+    }
+    kv_table_truncate(&a, p, 0);
+    /* of nine window blocks the last six are left: 3 to 8 */
+    assert_int_equal(kv_pool_idle_windows(p), 6);
+    assert_int_equal(prefix_take(&b, p, ids, 79), 0);
+    assert_int_equal(prefix_take(&b, p, ids, 95), 80);
+    kv_table_truncate(&b, p, 0);
+    assert_int_equal(prefix_take(&b, p, ids, 159), 128);
+    assert_int_equal(b.first_window, 6);
+    assert_int_equal(b.end_window, 8);
+    assert_int_equal(prefix_copy(&b, p, ids, 159, &from, &to), 8);
+    assert_int_not_equal(kv_pool_window(p, from), kv_pool_window(p, to));
+    assert_int_equal(b.window[8], kv_pool_window(p, to));
+    kv_table_release(&a, p);
+    kv_table_release(&b, p);
+    unsigned char dropped[36] = { 0 };
+    kv_pool_trim(p, count_drop, dropped);
+    for (int i = 0; i < 36; i++)                                /* 30 blocks, then 6 window blocks */
+        assert_int_equal(dropped[i], 1);
+    kv_pool_close(p);
+}
+
+/* Random sequences over few tokens against the sequences themselves: each sees in its window what
+ * the same tokens put there, whichever prefixes it took, copied or shared. */
+static void test_random(void **state)
+{
+    (void)state;
+    enum { N_BLOCKS = 40, N_WINDOWS = 22, N_TABLES = 5, LEN = 120, WINDOW = 24 };
+    struct err e;
+    struct rng r = { 17 };
+    struct kv_pool *p = kv_pool_open(N_BLOCKS, &e);
+    struct kv_table t[N_TABLES];
+    static int32_t ids[N_TABLES][LEN], content[N_WINDOWS][16];
+    int taken = 0, copied = 0, shared = 0, given = 0, begun[N_TABLES] = { 0 };
+    assert_int_equal(kv_pool_windows(p, N_WINDOWS, WINDOW, &e), 0);
+    for (int i = 0; i < N_TABLES; i++)
+        assert_int_equal(kv_table_init(&t[i], LEN, &e), 0);
+    for (int step = 0; step < 20000; step++) {
+        const int i = (int)(rng_u64(&r) % N_TABLES), j = (int)(rng_u64(&r) % N_TABLES);
+        struct kv_table *a = &t[i];
+        int32_t from, to;
+        if (begun[i]) {
+            int n = a->n_tokens + (int)(rng_u64(&r) % 30);
+            n = n < LEN ? n : LEN;
+            const int unshared = rng_u64(&r) % 4 ? kv_table_unshare(a, p, &from, &to) : -1;
+            if (unshared == 1)
+                memcpy(content[kv_pool_window(p, to)], content[kv_pool_window(p, from)], sizeof *content);
+            if (unshared >= 0 && kv_table_reserve(a, p, n) == 0 && kv_table_windows(a, p, n) == 0) {
+                for (; a->n_tokens < n; a->n_tokens++)
+                    content[a->window[a->n_tokens / 16]][a->n_tokens % 16] = ids[i][a->n_tokens];
+                prefix_enter(a, p, ids[i], 0);
+            } else {
+                prefix_enter(a, p, ids[i], (int)(rng_u64(&r) % 2));
+                kv_table_truncate(a, p, 0);
+                begun[i] = 0;
+            }
+        } else if (begun[j] && rng_u64(&r) % 3 == 0) {
+            kv_table_share(a, p, &t[j]);
+            memcpy(ids[i], ids[j], sizeof *ids);
+            for (int k = a->n_tokens; k < LEN; k++)
+                ids[i][k] = (int32_t)(rng_u64(&r) % 3);
+            begun[i] = 1;
+            shared++;
+        } else {
+            int base = (int)(rng_u64(&r) % 3), differs = (int)(rng_u64(&r) % LEN);
+            for (int k = 0; k < LEN; k++)
+                ids[i][k] = k < differs ? base : (int32_t)(rng_u64(&r) % 3);
+            begun[i] = 1;
+            taken += prefix_take(a, p, ids[i], LEN - 1);
+            int n = prefix_copy(a, p, ids[i], LEN - 1, &from, &to);
+            if (n)
+                memcpy(content[kv_pool_window(p, to)], content[kv_pool_window(p, from)], sizeof *content);
+            copied += n;
+        }
+        int wanted[N_WINDOWS] = { 0 }, n_wanted = 0;
+        for (int k = 0; k < N_TABLES; k++) {
+            const int first = t[k].n_tokens - WINDOW + 1 > 0 ? t[k].n_tokens - WINDOW + 1 : 0;
+            assert_true(t[k].n_tokens == 0 || t[k].first_window * 16 <= first);
+            assert_true(t[k].end_window * 16 >= t[k].n_tokens);
+            for (int b = t[k].first_window; b < t[k].end_window; b++) {
+                assert_int_equal(t[k].window[b], kv_pool_window(p, t[k].block[b]));
+                n_wanted += wanted[t[k].window[b]]++ == 0;
+            }
+            for (int pos = first; pos < t[k].n_tokens; pos++)
+                assert_int_equal(content[t[k].window[pos / 16]][pos % 16], ids[k][pos]);
+        }
+        assert_int_equal(n_wanted + kv_pool_free_windows(p) + kv_pool_idle_windows(p), N_WINDOWS);
+        /* the folder of prefixes brings a node's window block back */
+        const int32_t node = a->n_nodes ? a->block[0] : -1, window = node >= 0 ? prefix_window(p, node) : -1;
+        if (window >= 0) {
+            memcpy(content[window], ids[i], sizeof *content);
+            given++;
+        }
+    }
+    assert_true(taken > 10000 && copied > 1000 && shared > 500 && given > 100 && kv_pool_evictions(p) > 500);
+    for (int i = 0; i < N_TABLES; i++)
+        kv_table_release(&t[i], p);
+    assert_int_equal(kv_pool_free_windows(p) + kv_pool_idle_windows(p), N_WINDOWS);
+    kv_pool_close(p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_slides), cmocka_unit_test(test_prefix),
+                                        cmocka_unit_test(test_random) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
