@@ -25,7 +25,7 @@ enum { QUEUE_BYTES = 64 << 20, HEX = 32, NAME_ROOM = HEX + 8, TEMP_ROOM = 64 };
 /* All of it but sum is checked by sum, and the data behind it by data_sum. */
 struct disk_head {
     char magic[8];
-    uint32_t order, kind, n_tokens, has_state;  /* order: of bytes, as this machine writes it */
+    uint32_t order, kind, n_tokens, has;        /* order: of bytes, as this machine writes it */
     uint64_t n_bytes;                           /* of the data: blocks, state */
     struct disk_key model;
     struct disk_key key;                        /* of a run or tail the key before it, of a state its own */
@@ -34,13 +34,13 @@ struct disk_head {
 };
 _Static_assert(sizeof(struct disk_head) == 336, "no padding, whose bytes no checksum could foresee");
 static const char MAGIC[8] = "ZSEPFX1";
-enum { ORDER = 0x01020304 };
+enum { ORDER = 0x01020304, HAS_STATE = 1, HAS_WINDOWS = 2 };
 static const char *const endings[] = { [DISK_IS_RUN] = ".run", [DISK_IS_TAIL] = ".tail", [DISK_IS_STATE] = ".state" };
 
 struct disk_write {
     struct disk_write *next;
     char name[NAME_ROOM];
-    size_t size, state_at, block_bytes;         /* size: of the file */
+    size_t size, state_at, block_bytes, windows_at, window_bytes;       /* size: of the file */
     struct disk_head head;
     uint8_t data[];
 };
@@ -106,9 +106,15 @@ int disk_has(const struct disk *d, enum disk_kind kind, const struct disk_key *k
 
 /* ---- reading ---- */
 
-static size_t blocks_bytes(const struct disk *d, enum disk_kind kind, int n_tokens)
+static size_t n_blocks(enum disk_kind kind, int n_tokens)
 {
-    return kind == DISK_IS_STATE ? 0 : (size_t)((n_tokens + KV_BLOCK - 1) / KV_BLOCK) * d->o.block_bytes;
+    return kind == DISK_IS_STATE ? 0 : (size_t)((n_tokens + KV_BLOCK - 1) / KV_BLOCK);
+}
+
+/* Bytes of blocks and window blocks. */
+static size_t blocks_bytes(const struct disk *d, enum disk_kind kind, int n_tokens, uint32_t has)
+{
+    return n_blocks(kind, n_tokens) * (d->o.block_bytes + (has & HAS_WINDOWS ? d->o.window_bytes : 0));
 }
 
 static uint64_t sum_of(const struct disk *d, const struct disk_head *h)
@@ -126,11 +132,14 @@ static int is_good(const struct disk *d, enum disk_kind kind, const struct disk_
     if (memcmp(h.magic, MAGIC, sizeof MAGIC) != 0 || h.order != ORDER || h.kind != kind || h.n_bytes != size -
         sizeof h || memcmp(&h.model, &d->model, sizeof h.model) != 0 || memcmp(&h.key, k, sizeof *k) != 0)
         return 0;
-    const size_t state = h.has_state ? d->o.state_bytes : 0;
+    const size_t state = h.has & HAS_STATE ? d->o.state_bytes : 0;
+    if ((h.has & HAS_WINDOWS && (!d->o.window_bytes || kind == DISK_IS_STATE)) ||
+        (kind == DISK_IS_TAIL && d->o.window_bytes && !(h.has & HAS_WINDOWS)))
+        return 0;
     if (h.n_tokens > DISK_RUN || (kind == DISK_IS_RUN && (h.n_tokens != DISK_RUN ||
         memcmp(h.ids, ids, sizeof h.ids) != 0)) || (kind == DISK_IS_TAIL && (h.n_tokens == 0 || h.n_tokens ==
         DISK_RUN)) || (kind == DISK_IS_STATE && !state) ||
-        h.n_bytes != blocks_bytes(d, kind, (int)h.n_tokens) + state)
+        h.n_bytes != blocks_bytes(d, kind, (int)h.n_tokens, h.has) + state)
         return 0;
     return sum_of(d, &h) == h.sum && siphash(d->secret[0], d->buffer + sizeof h, size - sizeof h) == h.data_sum;
 }
@@ -139,7 +148,8 @@ static int is_good(const struct disk *d, enum disk_kind kind, const struct disk_
 static int64_t read_whole(struct disk *d, int fd)
 {
     struct stat st;
-    const uint64_t most = sizeof(struct disk_head) + DISK_RUN / KV_BLOCK * d->o.block_bytes + d->o.state_bytes;
+    const uint64_t most = sizeof(struct disk_head) + DISK_RUN / KV_BLOCK * (d->o.block_bytes + d->o.window_bytes) +
+                          d->o.state_bytes;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
         return -1;
     if ((uint64_t)st.st_size > most)
@@ -189,7 +199,8 @@ int disk_read(struct disk *d, enum disk_kind kind, const struct disk_key *k, con
     data->n_tokens = (int)h.n_tokens;
     memcpy(data->ids, h.ids, sizeof h.ids);
     data->blocks = d->buffer + sizeof h;
-    data->state = h.has_state ? data->blocks + blocks_bytes(d, kind, data->n_tokens) : NULL;
+    data->windows = h.has & HAS_WINDOWS ? data->blocks + blocks_bytes(d, kind, data->n_tokens, 0) : NULL;
+    data->state = h.has & HAS_STATE ? data->blocks + blocks_bytes(d, kind, data->n_tokens, h.has) : NULL;
     return 1;
 }
 
@@ -374,7 +385,9 @@ static void *write_queued(void *arg)
 struct disk_write *disk_begin(struct disk *d, enum disk_kind kind, const struct disk_key *k, const int32_t *ids,
                               int n_tokens)
 {
-    const size_t blocks = blocks_bytes(d, kind, n_tokens), state = kind == DISK_IS_RUN ? 0 : d->o.state_bytes,
+    const uint32_t has = (kind != DISK_IS_RUN && d->o.state_bytes ? HAS_STATE : 0) |
+                         (kind != DISK_IS_STATE && d->o.window_bytes ? HAS_WINDOWS : 0);
+    const size_t blocks = blocks_bytes(d, kind, n_tokens, has), state = has & HAS_STATE ? d->o.state_bytes : 0,
                  size = sizeof(struct disk_head) + blocks + state;
     assert(n_tokens >= 0 && n_tokens <= DISK_RUN && (kind != DISK_IS_RUN || n_tokens == DISK_RUN));
     if (!d->writes)
@@ -386,8 +399,9 @@ struct disk_write *disk_begin(struct disk *d, enum disk_kind kind, const struct 
     if (!w)
         return NULL;
     *w = (struct disk_write){ .size = size, .state_at = blocks, .block_bytes = d->o.block_bytes,
+                              .windows_at = blocks_bytes(d, kind, n_tokens, 0), .window_bytes = d->o.window_bytes,
                               .head = { .order = ORDER, .kind = kind, .n_tokens = (uint32_t)n_tokens,
-                                        .has_state = state != 0, .n_bytes = blocks + state, .key = *k } };
+                                        .has = has, .n_bytes = blocks + state, .key = *k } };
     memcpy(w->head.magic, MAGIC, sizeof MAGIC);
     w->head.model = d->model;
     if (n_tokens)
@@ -397,7 +411,18 @@ struct disk_write *disk_begin(struct disk *d, enum disk_kind kind, const struct 
 }
 
 uint8_t *disk_block(struct disk_write *w, int i) { return w->data + (size_t)i * w->block_bytes; }
+uint8_t *disk_window(struct disk_write *w, int i) { return w->data + w->windows_at + (size_t)i * w->window_bytes; }
+
+void disk_no_windows(struct disk_write *w)
+{
+    assert(w->head.kind == DISK_IS_RUN);
+    w->size -= (size_t)w->head.n_bytes - w->windows_at;
+    w->head.n_bytes = w->windows_at;
+    w->head.has &= ~(uint32_t)HAS_WINDOWS;
+}
+
 uint8_t *disk_state(struct disk_write *w) { return w->data + w->state_at; }
+void disk_drop(struct disk_write *w) { free(w); }
 
 void disk_commit(struct disk *d, struct disk_write *w)
 {

@@ -31,7 +31,8 @@ struct disk_options {
     const char *folder;                 /* made if it is missing, not its parents */
     uint64_t max_bytes;
     const void *model; size_t n_model;  /* all that keys, values and states depend on; borrowed for the call */
-    size_t block_bytes, state_bytes;    /* of a KV block of all layers; of a state, 0: there are none */
+    /* of a KV block; of its window block, 0: there are none; of a state, 0: there are none */
+    size_t block_bytes, window_bytes, state_bytes;
     /* called by the thread when writing begins to fail; NULL: not wanted */
     void (*note)(void *user, const char *text);
     void *user;
@@ -51,9 +52,9 @@ void disk_next(const struct disk *d, struct disk_key *k, const int32_t ids[DISK_
 enum disk_kind { DISK_IS_RUN, DISK_IS_TAIL, DISK_IS_STATE };
 int disk_has(const struct disk *d, enum disk_kind kind, const struct disk_key *k, const int32_t *ids);
 
-/* Reading.  The data lies in a buffer until the next call: the blocks of the run, then (of a tail)
- * the state. */
-struct disk_data { int n_tokens; int32_t ids[DISK_RUN]; const uint8_t *blocks, *state; };
+/* Reading.  The data lies in a buffer until the next call: the blocks of the run, their window
+ * blocks (NULL: it has none), then (of a tail) the state. */
+struct disk_data { int n_tokens; int32_t ids[DISK_RUN]; const uint8_t *blocks, *windows, *state; };
 /* 1: found; 0: there is none, or it was damaged and is removed.  ids: of a run, DISK_RUN tokens. */
 int disk_read(struct disk *d, enum disk_kind kind, const struct disk_key *k, const int32_t *ids,
               struct disk_data *data);
@@ -64,8 +65,12 @@ struct disk_write;
 struct disk_write *disk_begin(struct disk *d, enum disk_kind kind, const struct disk_key *k, const int32_t *ids,
                               int n_tokens);
 uint8_t *disk_block(struct disk_write *w, int i);
+uint8_t *disk_window(struct disk_write *w, int i);
+/* A run is written without window blocks: then what continues it cannot begin there. */
+void disk_no_windows(struct disk_write *w);
 uint8_t *disk_state(struct disk_write *w);
 void disk_commit(struct disk *d, struct disk_write *w);
+void disk_drop(struct disk_write *w);           /* instead of disk_commit */
 
 struct disk_stats {
     uint64_t read, written, damaged, failed;    /* files since disk_open; failed: that could not be written */

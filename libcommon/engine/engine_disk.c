@@ -15,7 +15,18 @@
 /* ---- opening ---- */
 
 /* Raised when the bytes of a block change while the names of its types stay. */
-enum { BLOCK_FORMAT = 1 };
+enum { BLOCK_FORMAT = 2 };
+
+/* Of a window block and of a block without it. */
+static size_t window_bytes(const struct engine *g)
+{
+    return kv_pool_n_windows(g->pool) ? config_window_bytes(&g->m->config, g->kv) : 0;
+}
+
+static size_t block_bytes(const struct engine *g)
+{
+    return config_kv_bytes(&g->m->config, g->kv) - window_bytes(g);
+}
 
 /* All that the bytes of a block depend on besides token ids, as JSON.  Caller frees. */
 static char *describe_model(const struct engine *g, const struct backend_options *bo, struct err *e)
@@ -28,9 +39,9 @@ static char *describe_model(const struct engine *g, const struct backend_options
         json_array_append_new(groups, json_pack("[I, I, I]", (json_int_t)group->offset, (json_int_t)group->size,
                                                 (json_int_t)group->crc));
     }
-    json_t *all = json_pack("[s, i, s%, s, s, b, I, I, I, o, O]", ZSE_VERSION, BLOCK_FORMAT, device, strcspn(device, ","),
+    json_t *all = json_pack("[s, i, s%, s, s, b, I, I, I, I, o, O]", ZSE_VERSION, BLOCK_FORMAT, device, strcspn(device, ","),
                             kv_type_name(bo->kv.key), kv_type_name(bo->kv.value), bo->exact,
-                            (json_int_t)config_kv_bytes(&g->m->config, bo->kv),
+                            (json_int_t)config_kv_bytes(&g->m->config, bo->kv), (json_int_t)window_bytes(g),
                             (json_int_t)config_state_bytes(&g->m->config), (json_int_t)zfile_size(z), groups,
                             zfile_json(z));
     char *text = all ? json_dumps(all, JSON_SORT_KEYS | JSON_COMPACT) : NULL;
@@ -54,7 +65,7 @@ int prefixes_open(struct engine *g, const struct engine_options *o, const struct
         return -1;
     struct disk_options d = { .folder = o->prefix_folder, .max_bytes = o->prefix_bytes ? o->prefix_bytes : BYTES,
                               .model = model, .n_model = strlen(model),
-                              .block_bytes = config_kv_bytes(&g->m->config, bo->kv),
+                              .block_bytes = block_bytes(g), .window_bytes = window_bytes(g),
                               .state_bytes = config_state_bytes(&g->m->config), .note = o->prefix_note,
                               .user = o->prefix_user };
     g->disk = disk_open(&d, e);
@@ -70,8 +81,20 @@ static int save(struct engine *g, struct request *r, enum disk_kind kind, int n_
     struct disk_write *w = disk_begin(g->disk, kind, &r->saved, r->ids + r->n_saved, n_tokens);
     if (!w)
         return 0;
-    for (int i = 0; i * KV_BLOCK < n_tokens; i++)
-        g->backend->save_block(g->b, r->kv.block[r->n_saved / KV_BLOCK + i], disk_block(w, i));
+    int windows = 1;
+    for (int i = 0; i * KV_BLOCK < n_tokens; i++) {
+        const int32_t block = r->kv.block[r->n_saved / KV_BLOCK + i], window = kv_pool_window(g->pool, block);
+        g->backend->save_block(g->b, block, disk_block(w, i));
+        if (window >= 0)
+            g->backend->save_block(g->b, kv_pool_size(g->pool) + window, disk_window(w, i));
+        windows &= window >= 0;
+    }
+    if (kv_pool_n_windows(g->pool) && kind == DISK_IS_TAIL && !windows) {
+        disk_drop(w);
+        return 0;
+    }
+    if (kv_pool_n_windows(g->pool) && kind == DISK_IS_RUN && !windows)
+        disk_no_windows(w);
     if (kind != DISK_IS_RUN && g->states)
         g->backend->save_state(g->b, r->slot, disk_state(w));
     disk_commit(g->disk, w);
@@ -122,10 +145,19 @@ static int load_blocks(struct engine *g, struct disk_search *x, const struct dis
     if (kv_table_reserve(&x->t, g->pool, x->at + n_tokens) != 0)
         return 0;
     for (int i = x->t.n_nodes; i < x->t.n_blocks; i++)
-        g->backend->load_block(g->b, x->t.block[i], data->blocks + (size_t)(i - x->at / KV_BLOCK) *
-                               config_kv_bytes(&g->m->config, g->kv));
+        g->backend->load_block(g->b, x->t.block[i], data->blocks + (size_t)(i - x->at / KV_BLOCK) * block_bytes(g));
     x->t.n_tokens = x->at + n_tokens;
     return 1;
+}
+
+/* The window blocks of the file's nodes, which x->t has now, as far as they are missing. */
+static void load_windows(struct engine *g, const struct disk_search *x, const struct disk_data *data, int n_tokens)
+{
+    for (int i = 0; data->windows && i * KV_BLOCK < n_tokens; i++) {
+        const int32_t window = prefix_window(g->pool, x->t.block[x->at / KV_BLOCK + i]);
+        if (window >= 0)
+            g->backend->load_block(g->b, kv_pool_size(g->pool) + window, data->windows + (size_t)i * window_bytes(g));
+    }
 }
 
 static void load_state(struct engine *g, const struct disk_search *x, const uint8_t *from)
@@ -174,6 +206,7 @@ static void load_tail(struct engine *g, struct disk_search *x, const struct requ
     memcpy(ids + x->at, data.ids, (size_t)data.n_tokens * sizeof *ids);
     if (load_blocks(g, x, &data, data.n_tokens)) {
         prefix_enter(&x->t, g->pool, ids, 1);
+        load_windows(g, x, &data, data.n_tokens);
         if (g->states && data.state)
             load_state(g, x, data.state);
     }
@@ -202,6 +235,7 @@ void prefixes_load(struct engine *g, struct request *r)
         if (!disk_read(g->disk, DISK_IS_RUN, &x.key, r->ids + x.at, &data) || !load_blocks(g, &x, &data, DISK_RUN))
             goto done;
         prefix_enter(&x.t, g->pool, r->ids, 0);
+        load_windows(g, &x, &data, DISK_RUN);
         disk_next(g->disk, &x.key, r->ids + x.at);
     }
     if (g->states && x.at == x.t.n_tokens && x.at > 0 && disk_read(g->disk, DISK_IS_STATE, &x.key, NULL, &data))

@@ -21,6 +21,7 @@ enum { BLOCK = 24, STATE = 10 };
 static char folder[256];
 static int32_t ids[3 * DISK_RUN];
 static int n_notes;
+static size_t window_bytes;             /* 0 but in the test of window blocks */
 
 static void count_note(void *user, const char *text)
 {
@@ -33,7 +34,8 @@ static struct disk *open_with(const char *model, uint64_t max_bytes)
 {
     struct err e;
     const struct disk_options o = { .folder = folder, .max_bytes = max_bytes, .model = model, .n_model = strlen(model),
-                                    .block_bytes = BLOCK, .state_bytes = STATE, .note = count_note };
+                                    .block_bytes = BLOCK, .window_bytes = window_bytes, .state_bytes = STATE,
+                                    .note = count_note };
     struct disk *d = disk_open(&o, &e);
     if (!d)
         fail_msg("%s", e.msg);
@@ -140,6 +142,52 @@ static void test_chain(void **state)
     assert_int_equal(disk_read(d, DISK_IS_RUN, &k, ids, &data), 0);
     disk_close(d);
     assert_int_equal(files(".run", 0), 2);              /* nothing of another model was removed */
+}
+
+/* A run may lack its window blocks, the tail has them, and no file claims those of another kind of
+ * folder. */
+static void test_windows(void **state)
+{
+    (void)state;
+    enum { WINDOW = 12 };
+    struct disk_key k, next;
+    struct disk_data data;
+    window_bytes = WINDOW;
+    struct disk *d = open_with("model", 1 << 20);
+    disk_first(d, 0, 0, &k);
+    for (int i = 0; i < 2; i++) {
+        struct disk_write *w = disk_begin(d, i ? DISK_IS_TAIL : DISK_IS_RUN, &k, ids + i, i ? 20 : DISK_RUN);
+        for (int b = 0; b < (i ? 2 : 4); b++) {
+            memset(disk_block(w, b), 1 + b, BLOCK);
+            memset(disk_window(w, b), 11 + b, WINDOW);
+        }
+        if (i)
+            memset(disk_state(w), 21, STATE);
+        disk_commit(d, w);
+    }
+    next = k;
+    disk_next(d, &next, ids);
+    struct disk_write *w = disk_begin(d, DISK_IS_RUN, &next, ids + 3, DISK_RUN);
+    memset(disk_block(w, 0), 31, 4 * BLOCK);
+    disk_no_windows(w);
+    disk_commit(d, w);
+    disk_close(d);
+    d = open_with("model", 1 << 20);
+    assert_int_equal(disk_read(d, DISK_IS_RUN, &k, ids, &data), 1);
+    assert_int_equal(data.blocks[4 * BLOCK - 1], 4);
+    assert_int_equal(data.windows[0], 11);
+    assert_int_equal(data.windows[4 * WINDOW - 1], 14);
+    assert_int_equal(disk_read(d, DISK_IS_TAIL, &k, NULL, &data), 1);
+    assert_int_equal(data.windows[2 * WINDOW - 1], 12);
+    assert_int_equal(data.state[0], 21);
+    assert_int_equal(disk_read(d, DISK_IS_RUN, &next, ids + 3, &data), 1);
+    assert_null(data.windows);
+    assert_int_equal(data.blocks[4 * BLOCK - 1], 31);
+    disk_close(d);
+    window_bytes = 0;
+    d = open_with("model", 1 << 20);
+    assert_int_equal(disk_read(d, DISK_IS_RUN, &k, ids, &data), 0);
+    disk_close(d);
 }
 
 static uint8_t *read_file(const char *path, size_t *size)
@@ -478,7 +526,8 @@ static void test_scopes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_chain, empty_folder), cmocka_unit_test_setup(test_damage, empty_folder),
+        cmocka_unit_test_setup(test_chain, empty_folder), cmocka_unit_test_setup(test_windows, empty_folder),
+        cmocka_unit_test_setup(test_damage, empty_folder),
         cmocka_unit_test_setup(test_no_files, empty_folder), cmocka_unit_test_setup(test_evict, empty_folder),
         cmocka_unit_test_setup(test_folder, empty_folder), cmocka_unit_test_setup(test_two, empty_folder),
         cmocka_unit_test_setup(test_shared_limit, empty_folder), cmocka_unit_test_setup(test_full_queue, empty_folder),
