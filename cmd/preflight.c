@@ -26,8 +26,7 @@ struct need { uint64_t weights, kv, states, workspace, most, now; };
 
 static uint64_t kv_of(const struct config *c, const struct engine_options *eo)
 {
-    const uint64_t blocks = (uint64_t)((eo->max_len + KV_BLOCK - 1) / KV_BLOCK) * (uint64_t)eo->max_seqs;
-    return eo->kv_bytes ? eo->kv_bytes : blocks * config_kv_bytes(c, eo->kv);
+    return eo->kv_bytes ? eo->kv_bytes : engine_kv_needs(c, eo, eo->max_seqs);
 }
 
 /* A model to plan for, opened or not. */

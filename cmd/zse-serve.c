@@ -39,10 +39,8 @@ static uint64_t quarter_of_memory(void)
 static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, const struct opened_model *m,
                          const struct engine_options *eo)
 {
-    const int max_len = eo->max_len;
-    uint64_t block = config_kv_bytes(c, eo->kv);
-    uint64_t one = block * (uint64_t)((max_len + KV_BLOCK - 1) / KV_BLOCK), all = one * (uint64_t)o->max_seqs,
-             most = eo->backend ? preflight_kv_room(m, eo) / 10 * 9 : quarter_of_memory();
+    const uint64_t one = engine_kv_needs(c, eo, 1), all = engine_kv_needs(c, eo, o->max_seqs);
+    const uint64_t most = eo->backend ? preflight_kv_room(m, eo) / 10 * 9 : quarter_of_memory();
     if (o->kv_bytes)
         return o->kv_bytes;
     return all < most ? all : one > most ? one : most;

@@ -32,7 +32,8 @@ int kv_pool_free(const struct kv_pool *p);              /* free blocks */
 int kv_pool_idle(const struct kv_pool *p);              /* nodes that no table holds, which can be evicted */
 size_t kv_pool_bytes(const struct kv_pool *p);          /* of its own tables */
 /* Evicts every node that no table holds and every window block that no table wants, then calls
- * drop(user, block) for each free block, and for each free window block w with the pool's size + w. */
+ * drop(user, block) for each free block, and for each free window block with its number behind
+ * those of the blocks. */
 void kv_pool_trim(struct kv_pool *p, void (*drop)(void *user, int32_t block), void *user);
 uint64_t kv_pool_evictions(const struct kv_pool *p);    /* nodes evicted so far */
 /* n window blocks, for windows of so many tokens; before any table is used. */
@@ -63,8 +64,8 @@ int kv_table_reserve(struct kv_table *t, struct kv_pool *p, int n_tokens);
 void kv_table_truncate(struct kv_table *t, struct kv_pool *p, int n_tokens);
 /* Gives back the window blocks that the token behind n_tokens does not see. */
 void kv_table_slide(struct kv_table *t, struct kv_pool *p);
-/* Slides, then takes window blocks for positions [t->n_tokens, n_tokens), whose blocks are reserved.
- * -1 when there are not enough (none was taken). */
+/* Slides, then takes window blocks for positions [t->n_tokens, n_tokens), whose blocks are
+ * reserved.  -1 when there are not enough (none was taken). */
 int kv_table_windows(struct kv_table *t, struct kv_pool *p, int n_tokens);
 /* Number of blocks that releasing t would free.  It drops t's references until kv_table_return;
  * nothing else may happen to the pool in between. */
@@ -73,8 +74,8 @@ void kv_table_return(const struct kv_table *t, struct kv_pool *p);
 /* Releases t's blocks, then lets t hold all blocks of `from`, by reference. */
 void kv_table_share(struct kv_table *t, struct kv_pool *p, const struct kv_table *from);
 /* Copy on write, before position n_tokens is written: if its block is shared, t gets a new one.  1:
- * the caller copies block *from to *to at once, and their window blocks; 0: there is nothing to do; -1: the pool is empty
- * (nothing changed). */
+ * the caller copies block *from to *to at once, and their window blocks; 0: there is nothing to do;
+ * -1: the pool is empty (nothing changed). */
 int kv_table_unshare(struct kv_table *t, struct kv_pool *p, int32_t *from, int32_t *to);
 
 /* ---- prefixes; ids is the whole sequence from its first token ---- */

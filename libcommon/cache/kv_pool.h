@@ -39,7 +39,8 @@ int32_t pool_take(struct kv_pool *p);           /* an unshared block; one must b
 void prefix_remove(struct kv_pool *p, int32_t block);   /* a leaf */
 
 /* ---- window.c; all of it does nothing without window blocks ---- */
-void window_lose(struct kv_pool *p, int32_t block);     /* the window block of a block that no table holds becomes free */
+/* The window block of a block that no table wants becomes free. */
+void window_lose(struct kv_pool *p, int32_t block);
 /* t, whose block i is the next that it wants, wants it: one is taken if the block has none. */
 void window_add(struct kv_table *t, struct kv_pool *p, int i);
 /* t wants no window blocks before block `first`; t wants that of its last node. */

@@ -20,7 +20,7 @@ struct cpu {
     const float **rows;             /* [max_logits] */
     /* it runs layers [0, n_layers); if the model has more, a device runs those and the head */
     int n_layers;
-    size_t kv_size, states_size;
+    size_t kv_size, window_size, states_size;
     char name[64];
 };
 
@@ -31,6 +31,8 @@ static void cpu_close(void *backend)
         return;
     if (b->core.kv)
         munmap(b->core.kv, b->kv_size);
+    if (b->core.window_kv)
+        munmap(b->core.window_kv, b->window_size);
     if (b->core.states)
         munmap(b->core.states, b->states_size);
     pool_close(b->pool);            /* its threads may still read the core's memory */
@@ -52,26 +54,36 @@ static int map_lazily(void *to, size_t bytes, const char *what, struct err *e)
     return 0;
 }
 
+/* The layer's keys and values lie in window blocks. */
+static int in_windows(const struct cpu *b, int layer)
+{
+    return b->o.n_window_blocks && config_layer_window(&b->m->config, layer);
+}
+
 static int kv_open(struct cpu *b, struct err *e)
 {
     const struct config *c = &b->m->config;
     struct core *k = &b->core;
-    k->kv_stride = 0;
+    k->kv_stride = k->window_stride = 0;
     for (int i = 0; i < b->n_layers; i++)
-        k->kv_stride += config_layer_kv_bytes(c, i, k->types);
-    if (__builtin_mul_overflow(k->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
+        *(in_windows(b, i) ? &k->window_stride : &k->kv_stride) += config_layer_kv_bytes(c, i, k->types);
+    if (__builtin_mul_overflow(k->kv_stride, (size_t)b->o.n_blocks, &b->kv_size) ||
+        __builtin_mul_overflow(k->window_stride, (size_t)b->o.n_window_blocks, &b->window_size))
         return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
     const size_t state = config_state_bytes(c);
     if (__builtin_mul_overflow(state, (size_t)b->o.n_states, &b->states_size))
         return err_set(e, ERR_SHAPE, "%d states of %zu bytes are too many", b->o.n_states, state);
     k->state_stride = state / sizeof(float);
-    return map_lazily(&k->kv, b->kv_size, "KV cache", e) < 0 ? -1 : map_lazily(&k->states, b->states_size, "states", e);
+    return map_lazily(&k->kv, b->kv_size, "KV cache", e) < 0 ||
+           map_lazily(&k->window_kv, b->window_size, "KV cache", e) < 0
+               ? -1 : map_lazily(&k->states, b->states_size, "states", e);
 }
 
 static void *open_layers(const struct model *m, const struct backend_options *o, int n_layers, struct err *e)
 {
     const int whole = n_layers == m->config.n_layers;
-    if (o->n_blocks < 1 || o->max_tokens < 1 || o->max_logits < 0 || o->max_logits > o->max_tokens) {
+    if (o->n_blocks < 1 || o->n_window_blocks < 0 || o->max_tokens < 1 || o->max_logits < 0 ||
+        o->max_logits > o->max_tokens) {
         err_set(e, ERR_SHAPE, "cpu: %d KV blocks, %d tokens, %d logits: expected at least 1, 1, and no more logits than tokens", o->n_blocks, o->max_tokens, o->max_logits);
         return NULL;
     }
@@ -145,7 +157,12 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
                 return err_set(e, ERR_SHAPE, "token %d is outside the vocabulary of %d", it->tokens[t], c->vocab_size);
         if (b->core.state_stride && (it->state < 0 || it->state >= b->o.n_states))
             return err_set(e, ERR_SHAPE, "batch item %d: state %d, expected 0 to %d", i, it->state, b->o.n_states - 1);
-        for (int p = 0; p <= (it->pos + it->n_tokens - 1) / KV_BLOCK; p++)
+        const int end = (it->pos + it->n_tokens - 1) / KV_BLOCK;
+        const int seen = b->o.n_window_blocks ? it->pos - config_window(c) + 1 : INT32_MAX;
+        for (int p = seen > 0 ? seen / KV_BLOCK : 0; p <= end; p++)
+            if (!it->window_table || it->window_table[p] < 0 || it->window_table[p] >= b->o.n_window_blocks)
+                return err_set(e, ERR_SHAPE, "batch item %d: no window block for token %d", i, p * KV_BLOCK);
+        for (int p = 0; p <= end; p++)
             if (it->table[p] < 0 || it->table[p] >= b->o.n_blocks)
                 return err_set(e, ERR_SHAPE, "batch item %d: KV block %d, expected 0 to %d", i, it->table[p],
                                b->o.n_blocks - 1);
@@ -159,11 +176,13 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
 }
 
 /* The offset in a KV block of the keys and values that a layer reads. */
-static size_t kv_offset(const struct config *c, struct kv_types types, int layer)
+static size_t kv_offset(const struct cpu *b, int layer)
 {
+    const struct config *c = &b->m->config;
     size_t at = 0;
     for (int i = 0; i < (config_shares_kv(c, layer) ? c->kv_from[layer] : layer); i++)
-        at += config_layer_kv_bytes(c, i, types);
+        if (in_windows(b, i) == in_windows(b, layer))
+            at += config_layer_kv_bytes(c, i, b->core.types);
     return at;
 }
 
@@ -182,7 +201,8 @@ static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
     core_embed(k, b->m, s.n_tokens, k->x);
     for (int i = 0; i < b->n_layers; i++) {
         residency_layer(k->residency, i);
-        s.kv_at = kv_offset(c, k->types, i);
+        s.kv_at = kv_offset(b, i);
+        s.in_windows = in_windows(b, i);
         core_layer(k, &s, &b->m->layers[i], i, k->x);
         s.state_at += config_state_floats(c, i);
     }
@@ -220,14 +240,27 @@ static int cpu_forward(void *backend, const struct batch *batch, float *logits, 
     return 0;
 }
 
+/* A block, or window block (see backend_options); its bytes. */
+static uint8_t *find_block(const struct cpu *b, int32_t block, size_t *bytes)
+{
+    const struct core *k = &b->core;
+    *bytes = block < b->o.n_blocks ? k->kv_stride : k->window_stride;
+    if (*bytes == 0)
+        return NULL;
+    return block < b->o.n_blocks ? k->kv + (size_t)block * *bytes
+                                 : k->window_kv + (size_t)(block - b->o.n_blocks) * *bytes;
+}
+
 static int cpu_copy_block(void *backend, int32_t from, int32_t to, struct err *e)
 {
     struct cpu *b = backend;
-    if (from < 0 || from >= b->o.n_blocks || to < 0 || to >= b->o.n_blocks)
-        return err_set(e, ERR_SHAPE, "copy of KV block %d to %d, expected 0 to %d", from, to, b->o.n_blocks - 1);
-    if (from != to && b->core.kv)
-        memcpy(b->core.kv + (size_t)to * b->core.kv_stride, b->core.kv + (size_t)from * b->core.kv_stride,
-               b->core.kv_stride);
+    const int n = b->o.n_blocks + b->o.n_window_blocks;
+    size_t bytes;
+    if (from < 0 || from >= n || to < 0 || to >= n || (from < b->o.n_blocks) != (to < b->o.n_blocks))
+        return err_set(e, ERR_SHAPE, "copy of KV block %d to %d, expected 0 to %d", from, to, n - 1);
+    const uint8_t *source = find_block(b, from, &bytes);
+    if (from != to && source)
+        memcpy(find_block(b, to, &bytes), source, bytes);
     return 0;
 }
 
@@ -242,8 +275,10 @@ static void drop_pages(const void *data, size_t bytes)
 
 static void cpu_drop_block(void *backend, int32_t block)
 {
-    const struct core *k = &((const struct cpu *)backend)->core;
-    drop_pages(k->kv + (size_t)block * k->kv_stride, k->kv_stride);
+    size_t bytes;
+    const uint8_t *p = find_block(backend, block, &bytes);
+    if (p)
+        drop_pages(p, bytes);
 }
 
 static void cpu_drop_state(void *backend, int state)
@@ -265,16 +300,18 @@ static int cpu_copy_state(void *backend, int from, int to, struct err *e)
 
 static void cpu_save_block(const void *backend, int32_t block, void *to)
 {
-    const struct core *k = &((const struct cpu *)backend)->core;
-    if (k->kv_stride)
-        memcpy(to, k->kv + (size_t)block * k->kv_stride, k->kv_stride);
+    size_t bytes;
+    const uint8_t *p = find_block(backend, block, &bytes);
+    if (p)
+        memcpy(to, p, bytes);
 }
 
 static void cpu_load_block(void *backend, int32_t block, const void *from)
 {
-    struct core *k = &((struct cpu *)backend)->core;
-    if (k->kv_stride)
-        memcpy(k->kv + (size_t)block * k->kv_stride, from, k->kv_stride);
+    size_t bytes;
+    uint8_t *p = find_block(backend, block, &bytes);
+    if (p)
+        memcpy(p, from, bytes);
 }
 
 static void cpu_save_state(const void *backend, int state, void *to)
@@ -308,18 +345,23 @@ int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, cons
     return n < MOST ? n : MOST;
 }
 
+static size_t cpu_kv_bytes(const void *backend)
+{
+    const struct cpu *b = backend;
+    return b->kv_size + b->window_size;
+}
+
 static size_t cpu_memory(const void *backend)
 {
     const struct cpu *b = backend;
-    return sizeof *b + b->core.bytes + b->kv_size + b->states_size + (size_t)b->o.max_tokens * sizeof *b->offset +
+    return sizeof *b + b->core.bytes + cpu_kv_bytes(b) + b->states_size + (size_t)b->o.max_tokens * sizeof *b->offset +
            ((size_t)b->o.max_logits + 1) * sizeof *b->rows;
 }
 
-static size_t cpu_kv_bytes(const void *backend) { return ((const struct cpu *)backend)->kv_size; }
 static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
 
 const struct backend backend_cpu = {
-    .name = "cpu", .always_strict = 1,
+    .name = "cpu", .always_strict = 1, .windows = 1,
     .step_tokens = cpu_step_tokens, .open = cpu_open, .forward = cpu_forward, .begin = NULL, .end = NULL,
     .copy_block = cpu_copy_block, .memory = cpu_memory, .kv_bytes = cpu_kv_bytes,
     .describe = cpu_describe, .close = cpu_close, .drop_block = cpu_drop_block, .copy_state = cpu_copy_state,

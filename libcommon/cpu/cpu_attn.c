@@ -68,6 +68,15 @@ static int turned(const struct attn_job *j, enum kv_type type)
     return kv_turned(type) && !j->latent && !config_indexes(j->k->c, j->index);
 }
 
+/* Blocks of this layer's keys and values. */
+static const int32_t *table_of(const struct attn_job *j, const struct batch_item *it)
+{
+    return j->s->in_windows ? it->window_table : it->table;
+}
+
+static size_t stride_of(const struct attn_job *j) { return j->s->in_windows ? j->k->window_stride : j->k->kv_stride; }
+static uint8_t *base_of(const struct attn_job *j) { return j->s->in_windows ? j->k->window_kv : j->k->kv; }
+
 static size_t head_offset(const struct attn_job *j, int head)
 {
     return j->s->kv_at + (j->latent ? 0 : (size_t)head * (j->k_bytes + j->v_bytes));
@@ -84,7 +93,7 @@ static void store(const struct attn_job *j, int item, int head, int first, int n
         const int token = j->s->offset[item] + i, pos = it->pos + i;
         float *key = k->key + (size_t)token * row + (size_t)head * hd,
               *value = k->value + (size_t)token * row + (size_t)head * hd;
-        uint8_t *block = k->kv + (size_t)it->table[pos / KV_BLOCK] * k->kv_stride + head_offset(j, head);
+        uint8_t *block = base_of(j) + (size_t)table_of(j, it)[pos / KV_BLOCK] * stride_of(j) + head_offset(j, head);
         if (key_is_value)
             memcpy(value, key, hd * sizeof *value);
         if (k->c->v_norm)
@@ -179,7 +188,7 @@ static void attend_part(void *arg, int i, int thread)
         .n_tokens = ch->n, .n_q_heads = group, .head_dim = j->head_dim, .pos = it->pos + ch->first,
         .window = c->window[j->index], .chunk = c->chunk[j->index],
         .end = c->both_ways ? it->pos + it->n_tokens : 0,
-        .base = k->kv, .table = it->table, .stride = k->kv_stride, .k_offset = offset,
+        .base = base_of(j), .table = table_of(j, it), .stride = stride_of(j), .k_offset = offset,
         .v_offset = j->latent ? offset : offset + j->k_bytes,
         .latent = !j->latent ? 0 : c->rates ? c->head_dim : c->mla.kv_rank,
         .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv = k->types,

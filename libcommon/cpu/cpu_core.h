@@ -110,6 +110,9 @@ struct core {
     struct kv_types types;
     uint8_t *kv;
     size_t kv_stride;
+    /* the same of window blocks, where layers with a window have their own */
+    uint8_t *window_kv;
+    size_t window_stride;
     /* jobs of a run of queries: KV heads, or groups of the heads that read the latents */
     int attn_groups;
     /* [max_tokens, ...] f32 */
@@ -161,6 +164,7 @@ struct step {
     int n_runs;
     int one_run_each;                     /* every item is one run, whose job stores its own keys and values */
     size_t kv_at;                           /* where this layer's keys and values begin in a KV block */
+    int in_windows;                         /* in a window block */
     size_t state_at;                        /* offset of this layer in a sequence's state, in floats */
 };
 

@@ -25,6 +25,8 @@ struct batch_item {
     /* position of tokens[0]: keys and values of [0, pos) are in the cache already */
     int pos;
     const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
+    /* with n_window_blocks: the same of layers with a window, as far as one of the tokens sees */
+    const int32_t *window_table;
     /* of models with recurrent layers: which of the n_states holds what [0, pos) left behind,
      * and gets what these tokens leave; at pos 0 it begins anew, whatever was there.  No two
      * items of a batch have the same */
@@ -53,6 +55,10 @@ struct backend_options {
     int n_threads;                          /* 0: all processors */
     struct kv_types kv;
     int n_blocks;                           /* KV blocks of 16 tokens, for all layers together */
+    /* Blocks of the keys and values of layers with a window (config_layer_window()), which then lie
+     * in no others; 0: they have none of their own.  copy_block, drop_block, save_block and
+     * load_block take the w-th of them as block n_blocks + w. */
+    int n_window_blocks;
     /* states of sequences of models with recurrent layers, config_state_bytes() each; 0 for
      * others */
     int n_states;
@@ -106,6 +112,7 @@ enum { BACKEND_STEP_TOKENS = 512 };
 struct backend {
     const char *name;                       /* "cpu" */
     int always_strict;                      /* results are as with options.strict, without it too */
+    int windows;                            /* it can have window blocks */
     /* Tokens of a step where the caller does not choose.  max_len: tokens of all contexts
      * together; kernels: as in backend_options.  NULL: BACKEND_STEP_TOKENS. */
     int (*step_tokens)(const struct config *c, int n_threads, int64_t max_len, const char *kernels);
@@ -133,7 +140,8 @@ struct backend {
     int (*copy_state)(void *b, int from, int to, struct err *e);        /* NULL: it runs no models that have states */
     void (*drop_state)(void *b, int state);     /* as drop_block */
     void (*device)(const void *b, struct backend_device *d);    /* NULL: there is none */
-    /* Copy a block (config_kv_bytes()) or a state (config_state_bytes()) out of the backend's
+    /* Copy a block (config_kv_bytes(), of which window blocks have config_window_bytes() where
+     * there are some) or a state (config_state_bytes()) out of the backend's
      * memory and into it; the bytes mean something to this backend with this model, type of keys
      * and values and describe() only.  NULL: not possible. */
     void (*save_block)(const void *b, int32_t block, void *to);

@@ -6,43 +6,13 @@
 #include "libcommon/base/pool.h"
 #include "libcommon/engine/engine_core.h"
 
-/* Blocks of the pool, or -1. */
-static int pool_blocks(const struct engine *g, const struct engine_options *o, struct err *e)
-{
-    int one = (g->max_len + KV_BLOCK - 1) / KV_BLOCK;
-    size_t n = (size_t)one * (size_t)g->max_seqs;
-    if (o->kv_bytes && config_kv_bytes(&g->m->config, o->kv)) {
-        n = o->kv_bytes / config_kv_bytes(&g->m->config, o->kv);
-        if (n < (size_t)one)
-            return err_set(e, ERR_LIMIT, "KV memory of %zu bytes holds %zu tokens, expected at least the context of %d",
-                           o->kv_bytes, n * KV_BLOCK, g->max_len);
-    }
-    if (n > INT32_MAX / KV_BLOCK)
-        return err_set(e, ERR_LIMIT, "%d sequences of %d tokens need %zu KV blocks, expected at most %d", g->max_seqs,
-                       g->max_len, n, INT32_MAX / KV_BLOCK);
-    return (int)n;
-}
-
-static int open_states(struct engine *g, const struct engine_options *o, int n, struct err *e)
-{
-    enum { EVERY = 512 };
-    if (!config_state_bytes(&g->m->config))
-        return 0;
-    g->snapshot_every = o->snapshot_every ? o->snapshot_every : EVERY;
-    if (o->snapshots < 0 || o->snapshots > 1 << 20 || g->snapshot_every < KV_BLOCK || g->snapshot_every % KV_BLOCK)
-        return err_set(e, ERR_LIMIT, "%d snapshots of states, every %d tokens: expected 0 or more, and a multiple of %d", o->snapshots, g->snapshot_every, KV_BLOCK);
-    return (g->states = state_pool_open(n, e)) ? 0 : -1;
-}
-
 /* Fills in the defaults of options. */
-static int set_sizes(struct engine *g, const struct model *m, const struct engine_options *o, struct err *e)
+static int set_sizes(struct engine *g, const struct config *c, const struct engine_options *o, struct err *e)
 {
-    const struct config *c = &m->config;
     const int most_len = c->embedding.max_len ? c->embedding.max_len : c->max_len,
               default_len = most_len > 0 && most_len < 8192 ? most_len : 8192;
     if (o->draft < 0 || o->draft > DRAFT_MOST)
         return err_set(e, ERR_LIMIT, "draft is %d, expected 0 to %d", o->draft, DRAFT_MOST);
-    g->m = m;
     g->backend = o->backend ? o->backend : &backend_cpu;
     g->prefixes = !o->no_prefix_cache && !c->both_ways;
     g->max_len = o->max_len > 0 ? o->max_len : default_len;
@@ -60,12 +30,100 @@ static int set_sizes(struct engine *g, const struct model *m, const struct engin
     return 0;
 }
 
+static int blocks_for(int64_t n_tokens) { return (int)((n_tokens + KV_BLOCK - 1) / KV_BLOCK); }
+
+/* Numbers of blocks of the pool.  windows 0: no layer has blocks of its own. */
+struct blocks { int64_t all, windows; };
+
+/* Blocks for n_seqs sequences of full length.  A window covers at most so many blocks, which begin
+ * before it and end behind it; the tokens of a step lie beside the windows.  With `kept` there are
+ * up to as many window blocks again, so that ended conversations and common beginnings keep
+ * theirs. */
+static struct blocks blocks_wanted(const struct engine *g, const struct config *c, int n_seqs, int kept)
+{
+    const int tokens = g->backend->windows ? config_window(c) : 0;
+    const int64_t one = blocks_for(g->max_len), window = blocks_for(tokens) + 2, step = blocks_for(g->max_tokens),
+                  saved = one - window - step, more = !kept ? 0 : saved / 2 < window ? saved / 2 : window;
+    return (struct blocks){ .all = one * n_seqs,
+                            .windows = tokens && saved > 0 ? (window + more) * n_seqs + step : 0 };
+}
+
+static uint64_t blocks_bytes(const struct config *c, struct kv_types kv, const struct blocks *b)
+{
+    const uint64_t window = b->windows ? config_window_bytes(c, kv) : 0;
+    return (uint64_t)b->all * (config_kv_bytes(c, kv) - window) + (uint64_t)b->windows * window;
+}
+
+uint64_t engine_kv_needs(const struct config *c, const struct engine_options *o, int n_seqs)
+{
+    struct engine g = { 0 };
+    struct err ignored;
+    if (set_sizes(&g, c, o, &ignored) < 0)
+        return 0;
+    const struct blocks b = blocks_wanted(&g, c, n_seqs, g.prefixes);
+    return blocks_bytes(c, o->kv, &b);
+}
+
+/* As many blocks as o->kv_bytes hold, at least those of one sequence. */
+static int fit_blocks(const struct engine *g, const struct config *c, const struct engine_options *o, struct blocks *b,
+                      struct err *e)
+{
+    const struct blocks least = blocks_wanted(g, c, 1, 0);
+    if (!b->windows) {
+        const size_t block = config_kv_bytes(c, o->kv);
+        b->all = (int64_t)(o->kv_bytes / block);
+        return b->all >= least.all ? 0 : err_set(e, ERR_LIMIT,
+            "KV memory of %zu bytes holds %zu tokens, expected at least the context of %d", o->kv_bytes,
+            (size_t)b->all * KV_BLOCK, g->max_len);
+    }
+    const uint64_t few = blocks_bytes(c, o->kv, &least), many = blocks_bytes(c, o->kv, b);
+    if (o->kv_bytes < few)
+        return err_set(e, ERR_LIMIT, "KV memory of %zu bytes, expected at least %llu for the context of %d", o->kv_bytes,
+                       (unsigned long long)few, g->max_len);
+    if (o->kv_bytes >= many) {
+        const double by = (double)o->kv_bytes / (double)many;
+        *b = (struct blocks){ (int64_t)((double)b->all * by), (int64_t)((double)b->windows * by) };
+        return 0;
+    }
+    const double part = (double)(o->kv_bytes - few) / (double)(many - few);
+    if (config_kv_bytes(c, o->kv) > config_window_bytes(c, o->kv))      /* else blocks cost nothing */
+        b->all = least.all + (int64_t)((double)(b->all - least.all) * part);
+    b->windows = least.windows + (int64_t)((double)(b->windows - least.windows) * part);
+    return 0;
+}
+
+static int pool_blocks(const struct engine *g, const struct config *c, const struct engine_options *o, struct blocks *b,
+                       struct err *e)
+{
+    *b = blocks_wanted(g, c, g->max_seqs, g->prefixes);
+    if (o->kv_bytes && config_kv_bytes(c, o->kv) && fit_blocks(g, c, o, b, e) < 0)
+        return -1;
+    if (b->all + b->windows > INT32_MAX / KV_BLOCK)
+        return err_set(e, ERR_LIMIT, "%d sequences of %d tokens need %lld KV blocks, expected at most %d", g->max_seqs,
+                       g->max_len, (long long)(b->all + b->windows), INT32_MAX / KV_BLOCK);
+    return 0;
+}
+
+static int open_states(struct engine *g, const struct engine_options *o, int n, struct err *e)
+{
+    enum { EVERY = 512 };
+    if (!config_state_bytes(&g->m->config))
+        return 0;
+    g->snapshot_every = o->snapshot_every ? o->snapshot_every : EVERY;
+    if (o->snapshots < 0 || o->snapshots > 1 << 20 || g->snapshot_every < KV_BLOCK || g->snapshot_every % KV_BLOCK)
+        return err_set(e, ERR_LIMIT, "%d snapshots of states, every %d tokens: expected 0 or more, and a multiple of %d", o->snapshots, g->snapshot_every, KV_BLOCK);
+    return (g->states = state_pool_open(n, e)) ? 0 : -1;
+}
+
 static int ask_backend(const struct engine *g, const struct engine_options *o, struct backend_options *b, struct err *e)
 {
-    const int n_blocks = pool_blocks(g, o, e);
+    struct blocks blocks;
+    if (pool_blocks(g, &g->m->config, o, &blocks, e) < 0)
+        return -1;
     /* keys and values of texts to embed live for one request: memory is no reason to round them */
     const struct kv_types kv = g->m->config.embedding.pooling ? kv_both(KV_F32) : o->kv;
-    *b = (struct backend_options){ .n_threads = o->n_threads, .kv = kv, .n_blocks = n_blocks,
+    *b = (struct backend_options){ .n_threads = o->n_threads, .kv = kv, .n_blocks = (int)blocks.all,
+                                   .n_window_blocks = (int)blocks.windows,
                                    .n_states = engine_n_states(&g->m->config, o), .max_tokens = g->max_tokens,
                                    .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels,
                                    .max_weights = o->max_weights,
@@ -73,14 +131,14 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
                                    .strict = o->strict,
                                    .debug_sync = o->debug_sync, .wgmma = o->wgmma, .no_graphs = o->no_graphs,
                                    .act_int8 = o->act_int8, .cache_weights = o->cache_weights };
-    return n_blocks < 0 ? -1 : 0;
+    return 0;
 }
 
 int engine_backend_options(const struct model *m, const struct engine_options *o, struct backend_options *b,
                            struct err *e)
 {
-    struct engine g = { 0 };
-    return set_sizes(&g, m, o, e) < 0 ? -1 : ask_backend(&g, o, b, e);
+    struct engine g = { .m = m };
+    return set_sizes(&g, &m->config, o, e) < 0 ? -1 : ask_backend(&g, o, b, e);
 }
 
 static const char *no_drafts(const struct config *c, const struct engine_options *o)
@@ -118,16 +176,18 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     }
     const struct config *c = &m->config;
     struct backend_options bo;
+    g->m = m;
     g->t = t;
     g->vocab_size = g->n_allowed = c->vocab_size;
     if (t && tokenizer_vocab_size(t) < c->vocab_size)
         g->n_allowed = tokenizer_vocab_size(t);
     pace_init(&g->pace);
     g->deadlines.which = BY_DEADLINE;
-    if (set_sizes(g, m, o, e) < 0 || ask_backend(g, o, &bo, e) < 0)
+    if (set_sizes(g, c, o, e) < 0 || ask_backend(g, o, &bo, e) < 0)
         goto fail;
     g->kv = bo.kv;
     if (!(g->pool = kv_pool_open(bo.n_blocks, e)) ||
+        (bo.n_window_blocks && kv_pool_windows(g->pool, bo.n_window_blocks, config_window(c), e) < 0) ||
         open_states(g, o, bo.n_states, e) < 0)
         goto fail;
     g->limits = (struct engine_limits){ .max_running = g->max_seqs, .max_waiting = o->max_waiting,
@@ -233,6 +293,9 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
     s->n_blocks = kv_pool_size(g->pool);
     s->n_free_blocks = kv_pool_free(g->pool);
     s->n_cached_blocks = kv_pool_idle(g->pool);
+    s->n_window_blocks = kv_pool_n_windows(g->pool);
+    s->n_free_window_blocks = kv_pool_free_windows(g->pool);
+    s->n_cached_window_blocks = kv_pool_idle_windows(g->pool);
     s->evictions = kv_pool_evictions(g->pool);
     if (g->disk) {
         struct disk_stats d;
@@ -303,7 +366,13 @@ int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, flo
     for (int pos = 0; pos < n_ids;) {
         int n = n_ids - pos < g->max_tokens ? n_ids - pos : g->max_tokens, end = pos + n;
         int n_logits = end <= from ? 0 : end - (pos > from ? pos : from);
+        kv.n_tokens = pos;
+        if (kv_table_windows(&kv, g->pool, end) != 0) {
+            err_set(e, ERR_LIMIT, "no window blocks are free: requests hold them");
+            goto done;
+        }
         const struct batch_item item = { .tokens = ids + pos, .n_tokens = n, .pos = pos, .table = kv.block,
+                                         .window_table = kv.window,
                                          .state = state, .n_logits = n_logits, .seq_len = n_ids };
         if (g->backend->forward(g->b, &(struct batch){ &item, 1 }, logits, e) != 0)
             goto done;

@@ -76,6 +76,11 @@ const char *engine_no_draft_layers(const struct config *c, const struct engine_o
  * of snapshots, of drafts. 0: the model has none. */
 int engine_n_states(const struct config *c, const struct engine_options *o);
 
+/* Bytes of keys and values for n_seqs sequences of full length, max_seqs of them or fewer: those of
+ * layers with a window only as far as windows, steps and kept prefixes need them.  0: the options
+ * are refused by engine_open. */
+uint64_t engine_kv_needs(const struct config *c, const struct engine_options *o, int n_seqs);
+
 /* The options that engine_open gives the backend, for memory planning. */
 int engine_backend_options(const struct model *m, const struct engine_options *o, struct backend_options *b,
                            struct err *e);
@@ -220,6 +225,8 @@ struct engine_stats {
     size_t kv_bytes, private_bytes, draft_bytes;        /* draft_bytes: those of private_bytes that a draft model has */
     /* n_cached_blocks: blocks with prefixes that no request uses, which can be evicted */
     int n_blocks, n_free_blocks, n_cached_blocks;
+    /* the same of blocks that only layers with a window have; cached: that no request sees */
+    int n_window_blocks, n_free_window_blocks, n_cached_window_blocks;
     int n_running, n_waiting, n_tenants;             /* n_tenants: tenants that have requests */
     /* running requests that skip steps until their constraint is ready */
     int n_late;

@@ -121,7 +121,7 @@ int draft_model_open(struct engine *g, const struct engine_options *o, const str
         d->part.config.n_layers = o->draft_layers;
         d->m = &d->part;
     }
-    own.n_states = own.device_layers = 0;
+    own.n_states = own.n_window_blocks = own.device_layers = 0;
     own.max_weights = own.max_device = 0;
     own.max_logits = g->max_seqs;
     if (open_sizes(g, d, e) != 0 || !(d->pool = kv_pool_open(bo->n_blocks, e)))

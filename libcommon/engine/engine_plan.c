@@ -129,8 +129,11 @@ static int takes_prefixes(const struct engine *g, const struct request *r)
 
 static void copy_block(struct engine *g, int32_t from, int32_t to)
 {
+    const int32_t size = kv_pool_size(g->pool), from_window = kv_pool_window(g->pool, from),
+                  to_window = kv_pool_window(g->pool, to);
     g->count.copies++;
-    if (!g->copy_failed && g->backend->copy_block(g->b, from, to, &g->copy_error) != 0)
+    if (!g->copy_failed && (g->backend->copy_block(g->b, from, to, &g->copy_error) != 0 ||
+        (to_window >= 0 && g->backend->copy_block(g->b, size + from_window, size + to_window, &g->copy_error) != 0)))
         g->copy_failed = 1;
 }
 
@@ -183,7 +186,9 @@ static struct beginning find_beginning(struct engine *g, struct request *r)
 
 static void drop_beginning(struct engine *g, struct request *r, const struct beginning *b)
 {
-    if (b->snapshot >= 0)
+    if (b->snapshot >= 0 && kv_pool_n_windows(g->pool))
+        request_release(g, r, 0);               /* the window of where it was is gone: it begins anew */
+    else if (b->snapshot >= 0)
         kv_table_truncate(&r->kv, g->pool, b->before);
 }
 
@@ -205,6 +210,29 @@ static void finish_beginning(struct engine *g, struct request *r, const struct b
     count_cached(r, b->n_tokens - b->before);
 }
 
+/* Takes back the blocks of a waiting request. 0: none has any. */
+static int reclaim(struct engine *g)
+{
+    for (const struct tenant_queue *s = g->tenants; s && g->n_holding; s = s->next)
+        for (int i = s->waiting.n - 1; i >= 0; i--)
+            if (s->waiting.r[i]->holds) {
+                request_release(g, s->waiting.r[i], 1);
+                return 1;
+            }
+    return 0;
+}
+
+/* Takes a state for a request that is about to run.  There are as many states as requests that may
+ * run, so if none is free, waiting requests hold some. */
+static void take_state(struct engine *g, struct request *r)
+{
+    while (g->states && r->slot < 0 && (r->slot = state_take(g->states, g->pool)) < 0) {
+        const int reclaimed = reclaim(g);
+        assert(reclaimed);
+        (void)reclaimed;
+    }
+}
+
 /* Takes the known prefix before a chunk is computed.  0: r waits for a block of another request. */
 static int take_prefix(struct engine *g, struct request *r)
 {
@@ -214,6 +242,7 @@ static int take_prefix(struct engine *g, struct request *r)
     if (g->states) {
         const struct beginning b = find_beginning(g, r);
         finish_beginning(g, r, &b);
+        take_state(g, r);
         return 1;
     }
     /* the last token is computed in any case: its logits are needed */
@@ -244,18 +273,6 @@ static void preempt(struct engine *g, int i)
     g->count.preemptions++;
 }
 
-/* Takes back the blocks of a waiting request. 0: none has any. */
-static int reclaim(struct engine *g)
-{
-    for (const struct tenant_queue *s = g->tenants; s && g->n_holding; s = s->next)
-        for (int i = s->waiting.n - 1; i >= 0; i--)
-            if (s->waiting.r[i]->holds) {
-                request_release(g, s->waiting.r[i], 1);
-                return 1;
-            }
-    return 0;
-}
-
 /* Reserves blocks for the planned tokens, unshared where r writes. -1: the pool is empty. */
 static int reserve(struct engine *g, struct request *r)
 {
@@ -263,20 +280,20 @@ static int reserve(struct engine *g, struct request *r)
     int rc = kv_table_unshare(&r->kv, g->pool, &from, &to);
     if (rc > 0)
         copy_block(g, from, to);
-    return rc < 0 ? -1 : kv_table_reserve(&r->kv, g->pool, r->kv.n_tokens + r->planned);
+    const int end = r->kv.n_tokens + r->planned;
+    return rc < 0 || kv_table_reserve(&r->kv, g->pool, end) != 0 ? -1 : kv_table_windows(&r->kv, g->pool, end);
 }
 
 /* ---- admission ---- */
 
-/* Takes a state for a request that is about to run.  There are as many states as requests that may
- * run, so if none is free, waiting requests hold some. */
-static void take_state(struct engine *g, struct request *r)
+/* Whether r's window has room beside those of running requests, which may not fill theirs yet. */
+static int window_fits(const struct engine *g, const struct request *r)
 {
-    while (g->states && r->slot < 0 && (r->slot = state_take(g->states, g->pool)) < 0) {
-        const int reclaimed = reclaim(g);
-        assert(reclaimed);
-        (void)reclaimed;
-    }
+    if (!kv_pool_n_windows(g->pool))
+        return 1;
+    const int window = n_blocks(config_window(&g->m->config)) + 2, want = n_blocks(r->n_ids + 1);
+    return (want < window ? want : window) - (r->kv.end_window - r->kv.first_window) <=
+           kv_pool_free_windows(g->pool) + kv_pool_idle_windows(g->pool);
 }
 
 /* Gives r a place, blocks for all of its tokens, and one more block if there is one; nothing is
@@ -293,7 +310,8 @@ static int make_fit(struct engine *g, struct request *r)
         count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));
     const int want = n_blocks(r->n_ids < g->max_len ? r->n_ids + 1 : r->n_ids);
     int fits = tenant_would_fit(g, r, want - r->kv.n_blocks - n_available(g));
-    while (fits && (g->n_running >= g->limits.max_running || want - r->kv.n_blocks > n_available(g))) {
+    while (fits && (g->n_running >= g->limits.max_running || want - r->kv.n_blocks > n_available(g) ||
+                    !window_fits(g, r))) {
         const int i = tenant_yields(g, r);
         if (i >= 0)
             preempt(g, i);
@@ -438,6 +456,8 @@ static int any_planned(const struct engine *g)
 
 void plan_step(struct engine *g)
 {
+    for (int i = 0; i < g->n_running; i++)
+        kv_table_slide(&g->running[i]->kv, g->pool);
     tenants_settle(g);
     admit(g);
     struct request *r;
@@ -495,7 +515,8 @@ int plan_batch(struct engine *g)
                 continue;
             struct batch_item *item = &g->items[n];
             *item = (struct batch_item){ .tokens = r->ids + r->kv.n_tokens, .n_tokens = r->planned,
-                                         .pos = r->kv.n_tokens, .table = r->kv.block, .state = r->slot,
+                                         .pos = r->kv.n_tokens, .table = r->kv.block,
+                                         .window_table = r->kv.window, .state = r->slot,
                                          .n_logits = n_logits(r), .seq_len = r->n_ids, .second = r->second };
             if (r->embed == EMBED_MEAN || r->embed == EMBED_FIRST)
                 item->n_hidden = r->planned;

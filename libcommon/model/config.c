@@ -546,6 +546,30 @@ size_t config_kv_bytes(const struct config *c, struct kv_types types)
     return n;
 }
 
+int config_layer_window(const struct config *c, int layer)
+{
+    const int kind = c->mixer[layer];
+    if (c->both_ways || config_indexes(c, layer) || (kind != MIXER_ATTENTION && kind != MIXER_BOTH))
+        return 0;
+    return c->window[layer] ? c->window[layer] : c->chunk[layer];
+}
+
+int config_window(const struct config *c)
+{
+    int most = 0;
+    for (int i = 0; i < c->n_layers; i++)
+        most = config_layer_window(c, i) > most ? config_layer_window(c, i) : most;
+    return most;
+}
+
+size_t config_window_bytes(const struct config *c, struct kv_types types)
+{
+    size_t n = 0;
+    for (int i = 0; i < c->n_layers; i++)
+        n += config_layer_window(c, i) ? config_layer_kv_bytes(c, i, types) : 0;
+    return n;
+}
+
 size_t config_layer_kv_bytes(const struct config *c, int layer, struct kv_types types)
 {
     const enum kv_type type = types.key;

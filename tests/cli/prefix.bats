@@ -39,6 +39,28 @@ ask() {
   [ "$ids" = "$longer" ]
 }
 
+@test "zse-chat --session: layers with a window, which keep its keys and values only" {
+  mkdir windowed
+  cp "$BATS_TEST_DIRNAME"/../../models/tiny/* windowed
+  sed -i 's/"model_type": "llama"/"model_type": "mistral", "sliding_window": 40/' windowed/config.json
+  zse-convert -q f16 windowed -o w.zse 2>/dev/null
+  M=w.zse P="$(seq -s ' ' 1 120)"
+  ask -p "$P" --ctx 512                           # steps are as long as the context: all is kept
+  local plain=$ids
+  ask -p "$P"
+  [ "$ids" = "$plain" ]
+  ask -p "$P" --session kv
+  [ "$ids" = "$plain" ]
+  ask -p "$P" --session kv
+  [ "$cached" -ge $((prompt - 64)) ]
+  [ "$ids" = "$plain" ]
+  ask -p "$P 121" --ctx 512
+  local longer=$ids
+  ask -p "$P 121" --session kv
+  [ "$cached" -gt 0 ]
+  [ "$ids" = "$longer" ]
+}
+
 @test "zse-chat --session: another type of keys, or damaged files, and all is computed again" {
   ask -p "$P" --kv f32
   local plain=$ids

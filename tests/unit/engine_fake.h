@@ -46,6 +46,7 @@ struct fake {
     /* [n_blocks][16] the token of each position, with LONG where it was rotated by the long
      * factors */
     int32_t *kv;
+    int32_t *window_kv; int window;     /* the same of window blocks; tokens that a token sees of them */
     int long_from;
     int n_computed, nan_at;             /* the row of logits that is broken */
     int is_draft;                       /* it is a draft model with other opinions, here and there */
@@ -68,6 +69,9 @@ static inline void *fake_open(const struct model *m, const struct backend_option
     f->long_from = config_long_from(&m->config);
     f->kv = malloc((size_t)o->n_blocks * 16 * sizeof *f->kv);
     memset(f->kv, 0xff, (size_t)o->n_blocks * 16 * sizeof *f->kv);
+    f->window = o->n_window_blocks ? config_window(&m->config) : 0;
+    f->window_kv = malloc(((size_t)o->n_window_blocks + 1) * 16 * sizeof *f->kv);
+    memset(f->window_kv, 0xff, ((size_t)o->n_window_blocks + 1) * 16 * sizeof *f->kv);
     f->state = calloc((size_t)o->n_states + 1, sizeof *f->state);
     f->nan_at = -1;
     for (int i = 0; i < FAKE_CALLS; i++)
@@ -127,7 +131,18 @@ static inline void fake_compute(struct fake *f, const struct batch *batch, float
             int pos = item->pos + t;
             assert_in_range(item->table[pos / 16], 0, f->o.n_blocks - 1);
             f->kv[item->table[pos / 16] * 16 + pos % 16] = item->tokens[t] | (is_long ? LONG : 0);
+            if (f->window)
+                assert_in_range(item->window_table[pos / 16], 0, f->o.n_window_blocks - 1);
+            if (f->window)
+                f->window_kv[item->window_table[pos / 16] * 16 + pos % 16] = item->tokens[t] | (is_long ? LONG : 0);
         }
+    }
+    for (int i = 0; f->window && i < batch->n_items; i++) {     /* a window has the same tokens as the whole */
+        const struct batch_item *item = &batch->items[i];
+        const int first = item->pos - f->window + 1;
+        for (int pos = first > 0 ? first : 0; pos < item->pos + item->n_tokens; pos++)
+            assert_int_equal(f->window_kv[item->window_table[pos / 16] * 16 + pos % 16],
+                             f->kv[item->table[pos / 16] * 16 + pos % 16]);
     }
     for (int i = 0; i < batch->n_items; i++) {          /* after all writes: two sequences in one block would show */
         const struct batch_item *item = &batch->items[i];
@@ -247,15 +262,21 @@ static inline int fake_forward(void *b, const struct batch *batch, float *logits
     return 0;
 }
 
+/* The tokens of a block or window block. */
+static inline int32_t *fake_block(const struct fake *f, int32_t block)
+{
+    assert_in_range(block, 0, f->o.n_blocks + f->o.n_window_blocks - 1);
+    return block < f->o.n_blocks ? f->kv + block * 16 : f->window_kv + (block - f->o.n_blocks) * 16;
+}
+
 static inline int fake_copy(void *b, int32_t from, int32_t to, struct err *e)
 {
     struct fake *f = b;
     (void)e;
     fake_run_begun(f);
-    assert_in_range(from, 0, f->o.n_blocks - 1);
-    assert_in_range(to, 0, f->o.n_blocks - 1);
     assert_int_not_equal(from, to);
-    memcpy(f->kv + to * 16, f->kv + from * 16, 16 * sizeof *f->kv);
+    assert_int_equal(from < f->o.n_blocks, to < f->o.n_blocks);
+    memcpy(fake_block(f, to), fake_block(f, from), 16 * sizeof *f->kv);
     return 0;
 }
 
@@ -274,8 +295,7 @@ static inline void fake_drop_block(void *b, int32_t block)
 {
     struct fake *f = b;
     fake_run_begun(f);
-    assert_in_range(block, 0, f->o.n_blocks - 1);
-    memset(f->kv + block * 16, 0, 16 * sizeof *f->kv);
+    memset(fake_block(f, block), 0, 16 * sizeof *f->kv);
     f->n_dropped_blocks++;
 }
 
@@ -292,6 +312,7 @@ static const char *fake_describe(const void *b) { (void)b; return "fake"; }
 static inline void fake_close(void *b)
 {
     free(((struct fake *)b)->kv);
+    free(((struct fake *)b)->window_kv);
     free(((struct fake *)b)->state);
     free(b);
 }
@@ -302,6 +323,11 @@ static const struct backend backend_fake = { .name = "fake", .always_strict = 1,
                                              .kv_bytes = fake_memory, .describe = fake_describe, .close = fake_close,
                                              .copy_state = fake_copy_state, .drop_block = fake_drop_block,
                                              .drop_state = fake_drop_state };
+/* The same with window blocks. */
+static const struct backend backend_fake_windows __attribute__((unused)) = {
+    .name = "fake", .always_strict = 1, .windows = 1, .open = fake_open, .forward = fake_forward,
+    .copy_block = fake_copy, .memory = fake_memory, .kv_bytes = fake_memory, .describe = fake_describe,
+    .close = fake_close, .copy_state = fake_copy_state, .drop_block = fake_drop_block, .drop_state = fake_drop_state };
 /* The same with begin and end. */
 static const struct backend backend_fake_device = { .name = "fake", .open = fake_open, .forward = fake_forward,
                                                     .begin = fake_begin, .end = fake_end, .copy_block = fake_copy,
@@ -314,8 +340,10 @@ static const struct backend *backend_under_test = &backend_fake;
 /* ---- a model and a tokenizer just large enough ---- */
 
 static unsigned char kinds[64];       /* attention, dense */
-static unsigned char hybrid[] = { MIXER_ATTENTION, MIXER_CONV };
-static struct model model = { .config = { .recurrent.conv_kernel = 2, .mixer = kinds, .ff = kinds, .n_layers = 1,
+static unsigned char hybrid[] = { MIXER_ATTENTION, MIXER_CONV, MIXER_ATTENTION };
+static int windows[64], chunks[64];     /* of the layers; all zero but in tests of windows */
+static struct model model = { .config = { .window = windows, .chunk = chunks,
+                                          .recurrent.conv_kernel = 2, .mixer = kinds, .ff = kinds, .n_layers = 1,
                                           .n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .hidden_size = HIDDEN,
                                           .vocab_size = VOCAB, .max_len = MAX_LEN } };
 static struct tokenizer *tokenizer;
@@ -397,7 +425,7 @@ static inline struct engine *open_with(int max_seqs, int max_tokens, int n_block
                                 .draft_model = draft_model_under_test,
                                 .no_prefix_cache = no_prefix_cache, .snapshots = n_blocks % 5 + 1,
                                 .snapshot_every = 16 << n_blocks % 3,
-                                .kv_bytes = (size_t)n_blocks * 2 * kv_block_bytes(KV_F32, 8) };
+                                .kv_bytes = (size_t)n_blocks * config_kv_bytes(&model.config, kv_both(KV_F32)) };
     struct engine *g = engine_open(&model, tokenizer, &o, &e);
     if (!g)
         fail_msg("%s", e.msg);
@@ -409,6 +437,17 @@ static inline void set_hybrid(int on)
 {
     model.config.n_layers = on ? 2 : 1;
     model.config.mixer = on ? hybrid : kinds;
+}
+
+/* A layer with a window of so many tokens behind them; 0: it goes. */
+static inline void set_window(int tokens)
+{
+    windows[model.config.n_layers] = tokens;
+    if (tokens)
+        model.config.n_layers++;
+    else
+        windows[--model.config.n_layers] = 0;
+    backend_under_test = tokens ? &backend_fake_windows : &backend_fake;
 }
 
 static inline struct engine *open_engine(int max_seqs, int max_tokens, int n_blocks)
@@ -522,6 +561,7 @@ static inline void assert_all_free(struct engine *g)
     struct engine_stats s;
     engine_stats(g, &s);
     assert_int_equal(s.n_free_blocks + s.n_cached_blocks, s.n_blocks);
+    assert_int_equal(s.n_free_window_blocks + s.n_cached_window_blocks, s.n_window_blocks);
     assert_int_equal(s.n_running + s.n_waiting, 0);
 }
 

@@ -127,7 +127,7 @@ static void run_schedules(struct model *m, int rounds)
     static struct job jobs[N];
     int32_t shared[LEN];
     struct err e;
-    uint64_t preemptions = 0, cached = 0, copies = 0;
+    uint64_t preemptions = 0, cached = 0, copies = 0, with_windows = 0;
     assert_true(m->config.hidden_size <= 512);
     for (int round = 0; round < (getenv("ZSE_SANITIZED") ? 3 : rounds); round++) {
         struct rng r = { (uint64_t)round };
@@ -153,6 +153,8 @@ static void run_schedules(struct model *m, int rounds)
         struct engine_stats s;
         engine_stats(g, &s);
         assert_int_equal(s.n_free_blocks + s.n_cached_blocks, s.n_blocks);
+        assert_int_equal(s.n_free_window_blocks + s.n_cached_window_blocks, s.n_window_blocks);
+        with_windows += s.n_window_blocks > 0;
         preemptions += s.preemptions;
         cached += s.cached_tokens;
         copies += s.copies;
@@ -161,19 +163,37 @@ static void run_schedules(struct model *m, int rounds)
             check_job(m, kv, &jobs[i]);
     }
     assert_true(preemptions > 10 && cached > 1000 && copies > 20);
+    assert_int_equal(with_windows > 0, config_window(&m->config) > 0);
     model_close(m);
 }
 
-static void test_schedules(void **state)
+static struct model *load_tiny(void)
 {
-    (void)state;
     struct err e;
     struct source *source = source_open("models/tiny", &e);
     struct model *m = source ? model_assemble(source, QT_F32, &e) : NULL;
     source_close(source);
     if (!m)
         fail_msg("%s", e.msg);
-    run_schedules(m, 12);
+    return m;
+}
+
+static void test_schedules(void **state)
+{
+    (void)state;
+    run_schedules(load_tiny(), 12);
+}
+
+/* Layers whose windows free their blocks.  An answer alone has steps as long as the context, for
+ * which no blocks are freed. */
+static void test_windows(void **state)
+{
+    (void)state;
+    struct model *m = load_tiny();
+    assert_true(m->config.n_layers >= 3);
+    m->config.window[0] = 20;
+    m->config.chunk[2] = 32;
+    run_schedules(m, 6);
 }
 
 static void test_recurrent(void **state)
@@ -189,6 +209,7 @@ static void test_recurrent(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_recurrent) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_windows),
+                                        cmocka_unit_test(test_recurrent) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -123,6 +123,8 @@ static void check_job(struct job *j)
     }
 }
 
+static uint64_t n_slid;                 /* engines that had window blocks */
+
 /* Requests of all kinds come at random times into engines of all sizes, and of a backend that
  * begins steps early: mostly such as it can draw for. */
 static void random_schedules(int ahead)
@@ -175,6 +177,7 @@ static void random_schedules(int ahead)
         }
         assert_all_free(g);
         engine_stats(g, &s);
+        n_slid += s.n_window_blocks > 0;
         preempted += s.preemptions;
         cached += s.cached_tokens;
         copies += s.copies;
@@ -337,6 +340,29 @@ static void test_failing_draft_model(void **state)
     engine_close(g);
 }
 
+/* Windows give blocks back while a sequence runs, whatever becomes of it. */
+static void test_windows(void **state)
+{
+    (void)state;
+    const uint64_t before = n_slid;
+    set_window(20);
+    drafter_under_test = &drafter_fake;
+    random_schedules(0);
+    drafter_under_test = NULL;
+    set_window(0);
+    assert_true(n_slid > before + 100);
+}
+
+static void test_hybrid_windows(void **state)
+{
+    (void)state;
+    set_hybrid(1);
+    set_window(33);
+    random_schedules(0);
+    set_window(0);
+    set_hybrid(0);
+}
+
 /* A device that is not strict is another one with drafts. */
 static void test_without_drafts(void **state)
 {
@@ -372,7 +398,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_steps_ahead),
         cmocka_unit_test(test_drafts), cmocka_unit_test(test_hybrid_drafts), cmocka_unit_test(test_draft_model),
-        cmocka_unit_test(test_twin), cmocka_unit_test(test_failing_draft_model), cmocka_unit_test(test_without_drafts),
+        cmocka_unit_test(test_twin), cmocka_unit_test(test_failing_draft_model), cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_hybrid_windows), cmocka_unit_test(test_without_drafts),
         cmocka_unit_test(test_draft_option),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

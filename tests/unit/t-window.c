@@ -30,7 +30,7 @@ static void test_slides(void **state)
         assert_int_equal(t.first_window, first);
         assert_int_equal(t.end_window, (n + 15) / 16);
         assert_int_equal(kv_pool_free_windows(p), 4 - (t.end_window - first));
-        assert_int_equal(kv_pool_idle_windows(p), 0);           /* no tree has the blocks: nobody can want them again */
+        assert_int_equal(kv_pool_idle_windows(p), 0);           /* no tree has the blocks: none is wanted again */
     }
     kv_table_release(&t, p);
     assert_int_equal(kv_pool_free_windows(p), 4);
