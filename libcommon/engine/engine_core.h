@@ -30,6 +30,7 @@ enum {
     /* logits that a step makes beside those of next tokens: of prompts, of drafts */
     PROMPT_ROWS = 32,
     DRAFT_ROWS = 16,                    /* of these most for drafts */
+    MOST_DRAFTING = 8,                  /* beside more requests that decode none has a draft */
     PACE_STEPS = 64,
     FORCED_AT_ONCE = 64,                /* room for the forced tokens of one call of a constraint */
     FORCED = 16,                        /* most tokens of a request that decodes in a step: forced ones and one more */

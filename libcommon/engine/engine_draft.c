@@ -21,7 +21,8 @@
  * a drafted token was right behind right ones (of a draft that was not used: its first one), and
  * an engine what a drafted token adds to a step.  With probability p and a cost of c steps a token,
  * a draft of k tokens makes (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of one.  The
- * best k is taken. */
+ * best k is taken.  Beside more than MOST_DRAFTING requests there are no drafts: such a step has
+ * little room for them, and computes instead of waiting for memory. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,7 +126,7 @@ int draft_length(const struct engine *g, const struct request *r, int grade, int
 {
     int most = draft_room(g, r, room);
     most = r->draft.most < most ? r->draft.most : most;
-    if (most <= 0)
+    if (most <= 0 || (n_decoding > MOST_DRAFTING && !g->limits.draft))
         return -1;
     if (g->limits.draft)
         return g->limits.draft < most ? g->limits.draft : most;
@@ -148,7 +149,7 @@ int draft_plan(struct engine *g, struct request *r, int n_decoding, int room)
     if (d->by_model)
         return use_draft(r, draft_room(g, r, next->n < room ? next->n : room));
     next->n = d->n_used = 0;
-    if (!has_drafter(r))
+    if (!has_drafter(r) || (n_decoding > MOST_DRAFTING && !g->limits.draft))
         return 0;
     d->drafter->guess(d->state, r->ids, r->n_ids, DRAFT_MOST, next);
     for (int i = 0; i < next->n; i++)

@@ -30,6 +30,11 @@ static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
     j->p.sampling.frequency_penalty = rng_u64(r) % 4 ? 0 : 0.5f;
     j->p.sampling.seed = rng_u64(r);
     j->p.ignore_eos = rng_u64(r) % 2;
+    static const char *const stops[] = { "bcc", "cab b" };
+    if (rng_u64(r) % 4 == 0) {          /* drafts go on behind them */
+        j->p.stop = stops;
+        j->p.n_stop = 1 + (int)(rng_u64(r) % 2);
+    }
     j->p.priority = (int)(rng_u64(r) % 7) - 3;
     j->p.n_logprobs = rng_u64(r) % 4 ? -1 : (int)(rng_u64(r) % 5);
     j->p.prompt_logprobs = j->p.n_logprobs >= 0 && rng_u64(r) % 2;
@@ -86,7 +91,7 @@ static void submit_job(struct engine *g, struct job *j)
 
 /* Each answer is the one it would have been alone, or the beginning of it where it was cancelled
  * or came to its deadline. */
-static void check_job(struct job *j)
+static void check_job(struct job *j, int *n_stopped)
 {
     static struct answer want;
     for (int i = 0; i < (j->p.n ? j->p.n : 1); i++) {
@@ -109,6 +114,7 @@ static void check_job(struct job *j)
             assert_memory_equal(got->ids, want.ids, (size_t)got->n * sizeof *got->ids);
         } else {
             assert_same(got, &want);
+            *n_stopped += got->stop > 0;
             assert_int_equal(got->n_prompt, p.prompt_logprobs ? p.n_ids : 0);
             assert_int_equal(got->n_embedding, p.embed ? HIDDEN : 0);
         }
@@ -137,7 +143,7 @@ static void random_schedules(int ahead)
     /* Each answer again, alone, takes most of the time: in builds that look for other errors in
      * every seventh round: the rounds are the same in all builds. */
     const int check_all = getenv("ZSE_SANITIZED") == NULL;
-    int n_lookahead = 0, n_undrawn = 0;
+    int n_lookahead = 0, n_undrawn = 0, n_stopped = 0;
     float factors[4] = { 0 };
     for (int round = 0; round < ROUNDS; round++) {
         struct rng r = { (uint64_t)round };
@@ -192,7 +198,7 @@ static void random_schedules(int ahead)
         n_undrawn += last_fake->n_undrawn;
         engine_close(g);
         for (int i = 0; i < N && (check_all || round % 7 == 0); i++)
-            check_job(&jobs[i]);
+            check_job(&jobs[i], &n_stopped);
         for (int i = 0; i < N; i++)
             accepted_under_rules += jobs[i].least ? (uint64_t)jobs[i].got[0].stats.n_accepted : 0;
         assert_int_equal(n_rules, 0);
@@ -200,6 +206,7 @@ static void random_schedules(int ahead)
     }
     /* all of it did happen */
     assert_true(preempted > 100 && cached > 1000 && copies > 100 && evicted > 1000 && cut > 50 && late > 100);
+    assert_true(n_stopped > 10);
     const int often = drafter_under_test == &drafter_fake || draft_model_under_test;
     assert_true(often ? accepted > 1000 && drafted > accepted + 1000 && accepted_under_rules > 100
                 : drafter_under_test ? accepted > 10 : accepted <= drafted);
@@ -290,6 +297,7 @@ static void test_twin(void **state)
                 jobs[n].p.sampling.temperature = n % 2 ? 0.9f : 0;
                 jobs[n].p.sampling.top_p = n % 4 == 1 ? 0.8f : 1;
                 jobs[n].p.ignore_eos = 1;
+                jobs[n].p.n_stop = 0;
                 jobs[n].p.draft = (struct draft_params){ .use = DRAFT_MODEL };
                 submit_job(g, &jobs[n++]);
             }
