@@ -194,6 +194,29 @@ syntax:
 EMULATED_BINS := $(addprefix $(B)/emulated/,zse-chat zse-bench zse-serve)
 emulated: $(EMULATED_BINS)
 
+# The device's tests on the code that nvcc made, without a GPU: an interpreter of PTX in place of the
+# CUDA runtime (tests/ptx).  The interpreter runs where it was built: any instruction set will do.
+PTX_CODE := arch=compute_80,code=compute_80
+$(B)/ptx/gpu/kernels/%_hopper.o: PTX_CODE := arch=compute_90a,code=compute_90a
+PTXFLAGS := -std=c++20 -O2 -ftree-vectorize -g1 -march=native -I. -I$(dir $(realpath $(NVCC)))../include -Wall -Wextra \
+            -Werror -ffp-contract=off -fno-math-errno -pthread
+PTX_OBJS := $(patsubst %.cu,$(B)/ptx/%.o,$(KERNELS) gpu/rt/rt.cu)
+PTX_RUN  := $(patsubst %.cc,$(B)/ptx/%.o,$(wildcard tests/ptx/*.cc))
+PTX_TESTS := $(patsubst tests/unit/%.c,$(B)/ptx/%,$(wildcard tests/unit/t-gpu-*.c))
+$(B)/ptx/gpu/%.o: gpu/%.cu
+	@mkdir -p $(@D)
+	$(NVCC) -std=c++17 -O3 -fmad=false -lineinfo -I. -gencode $(PTX_CODE) --no-compress -MMD -MP -c -o $@ $<
+$(B)/ptx/tests/ptx/%.o: tests/ptx/%.cc
+	@mkdir -p $(@D)
+	$(CXX) $(PTXFLAGS) -MMD -MP -c -o $@ $<
+# An archive: a test has the kernels that it uses.
+$(B)/ptx/libgpu.a: $(PTX_OBJS) $(PTX_RUN) $(call objects,$(wildcard gpu/backend/*.c))
+	@rm -f $@
+	$(AR) rcs $@ $^
+$(B)/ptx/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/ptx/libgpu.a $(B)/libzse.a
+	$(CXX) $(CFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka -lm
+ptx-tests: $(PTX_TESTS)
+
 GPU_TESTS := $(patsubst tests/unit/%.c,$(B)/tests/gpu/%,$(wildcard tests/unit/t-gpu-*.c))
 gpu-tests: $(GPU_TESTS)
 check-gpu: all $(GPU_TESTS)
@@ -230,6 +253,6 @@ completions: $(BINS)
 clean:
 	rm -rf $(B)
 
-.PHONY: all unit syntax emulated gpu-tests check-gpu check completions install uninstall clean
+.PHONY: all unit syntax emulated gpu-tests ptx-tests check-ptx check-gpu check completions install uninstall clean
 .SECONDARY:
--include $(OBJS:.o=.d) $(CUDA_OBJS:.o=.d) $(wildcard $(O)/tests/bench/*.d)
+-include $(OBJS:.o=.d) $(CUDA_OBJS:.o=.d) $(PTX_OBJS:.o=.d) $(PTX_RUN:.o=.d) $(wildcard $(O)/tests/bench/*.d)

@@ -1,0 +1,644 @@
+/* decode.cc - arithmetic, comparisons and conversions: one function for each operation and type,
+ * written as a loop over the 32 lanes that the compiler turns into vector instructions. */
+#include "tests/ptx/ptx.h"
+
+#include <math.h>
+#include <string.h>
+
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "libcommon/quant/half.h"
+
+/* Registers of 16 bits have the low half of 32. */
+template <class T> static inline T get(const uint8_t *file, uint32_t at, int i)
+{
+    if constexpr (sizeof(T) >= 4)
+        return ((const T *)(file + at))[i];
+    else
+        return (T)((const uint32_t *)(file + at))[i];
+}
+template <class T> static inline void put(uint8_t *file, uint32_t at, int i, T v)
+{
+    if constexpr (sizeof(T) >= 4)
+        ((T *)(file + at))[i] = v;
+    else
+        ((uint32_t *)(file + at))[i] = (uint32_t)v;
+}
+
+/* a[0] = F(a[1], a[2] ...), D and S their types. */
+template <auto F, class D, class... S, size_t... N>
+static inline void map_lanes(warp &w, const op &o, uint32_t on, std::index_sequence<N...>)
+{
+    uint8_t *const f = w.file;
+    if (on == ~0u) {
+#pragma GCC ivdep
+        for (int i = 0; i < LANES; i++)
+            put<D>(f, o.a[0], i, (D)F(get<S>(f, o.a[N + 1], i)...));
+    } else {
+        EACH_LANE(i, on)
+            put<D>(f, o.a[0], (int)i, (D)F(get<S>(f, o.a[N + 1], (int)i)...));
+    }
+}
+template <auto F, class D, class... S> static void map(warp &w, const op &o, uint32_t on)
+{
+    map_lanes<F, D, S...>(w, o, on, std::index_sequence_for<S...>());
+}
+/* The same with the operation itself: o.imm. */
+template <auto F, class D, class... S, size_t... N>
+static inline void map_lanes_imm(warp &w, const op &o, uint32_t on, std::index_sequence<N...>)
+{
+    EACH_LANE(i, on)
+        put<D>(w.file, o.a[0], (int)i, (D)F(o.imm, get<S>(w.file, o.a[N + 1], (int)i)...));
+}
+template <auto F, class D, class... S> static void map_imm(warp &w, const op &o, uint32_t on)
+{
+    map_lanes_imm<F, D, S...>(w, o, on, std::index_sequence_for<S...>());
+}
+
+/* A predicate: F(a[1], a[2]). */
+template <auto F, class S> static void test(warp &w, const op &o, uint32_t on)
+{
+    uint32_t r = 0;
+    for (int i = 0; i < LANES; i++)
+        r |= (uint32_t)(F(get<S>(w.file, o.a[1], i), get<S>(w.file, o.a[2], i)) ? 1 : 0) << i;
+    if (o.imm) {                        /* combined with predicate a[3] */
+        const uint32_t p = w.predicate[o.a[3]] ^ (o.a[4] ? ~0u : 0);
+        r = o.imm == 1 ? r & p : o.imm == 2 ? r | p : r ^ p;
+    }
+    w.predicate[o.a[0]] = (w.predicate[o.a[0]] & ~on) | (r & on);
+}
+template <auto F> static void logic(warp &w, const op &o, uint32_t on)
+{
+    const uint32_t a = w.predicate[o.a[1]] ^ (o.imm & 1 ? ~0u : 0), b = w.predicate[o.a[2]] ^ (o.imm & 2 ? ~0u : 0);
+    w.predicate[o.a[0]] = (w.predicate[o.a[0]] & ~on) | (F(a, b) & on);
+}
+static void set_predicate(warp &w, const op &o, uint32_t on)
+{
+    w.predicate[o.a[0]] = (w.predicate[o.a[0]] & ~on) | (o.imm ? on : 0);
+}
+template <class T> static void select(warp &w, const op &o, uint32_t on)
+{
+    const uint32_t p = w.predicate[o.a[3]] ^ (o.imm ? ~0u : 0);
+    EACH_LANE(i, on)
+        put<T>(w.file, o.a[0], (int)i, get<T>(w.file, p >> i & 1 ? o.a[1] : o.a[2], (int)i));
+}
+
+/* ---- numbers ---- */
+
+static inline float f16_of(uint16_t h) { return f16_to_f32(h); }
+static inline uint32_t pair(float low, float high) { return (uint32_t)f32_to_f16(high) << 16 | f32_to_f16(low); }
+static inline float low(uint32_t u) { return f16_of((uint16_t)u); }
+static inline float high(uint32_t u) { return f16_of((uint16_t)(u >> 16)); }
+
+/* a b + c, rounded down: the residual of the nearest says on which side it is. */
+static float fma_down(float a, float b, float c)
+{
+    const float r = fmaf(a, b, c);
+    if (!isfinite(r))
+        return r;
+    const double p = (double)a * b, s = p + c, t = s - p, rest = (p - (s - t)) + (c - t);
+    return (double)r > s || ((double)r == s && rest < 0) ? nextafterf(r, -INFINITY) : r;
+}
+static float without_denormals(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+
+template <class T, class F> static T to_integer(F x)
+{
+    if (!(x == x))
+        return 0;
+    const double low = (double)std::numeric_limits<T>::min(), high = (double)std::numeric_limits<T>::max();
+    return (double)x <= low ? std::numeric_limits<T>::min() : (double)x >= high ? std::numeric_limits<T>::max() : (T)x;
+}
+template <class F> static F rounded(F x, char how)
+{
+    return how == 'n' ? rint(x) : how == 'z' ? trunc(x) : how == 'm' ? floor(x) : how == 'p' ? ceil(x) : x;
+}
+template <class T> static constexpr bool is_negative_one(T x) { return std::is_signed_v<T> && x == (T)-1; }
+
+static uint32_t permuted(uint32_t a, uint32_t b, uint32_t s)
+{
+    const uint64_t v = (uint64_t)b << 32 | a;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t n = s >> 4 * i & 15, byte = (uint32_t)(v >> 8 * (n & 7)) & 0xff;
+        out |= (n & 8 ? (byte & 0x80 ? 0xffu : 0) : byte) << 8 * i;
+    }
+    return out;
+}
+template <class T> static T inserted(T a, T b, uint32_t at, uint32_t n)
+{
+    const unsigned bits = 8 * sizeof(T);
+    at &= 255, n &= 255;
+    if (at >= bits || n == 0)
+        return b;
+    const T ones = n >= bits ? (T)~(T)0 : (T)(((T)1 << n) - 1);
+    return (T)((b & ~(ones << at)) | ((a & ones) << at));
+}
+static uint32_t logic3(int64_t table, uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t out = 0;
+    for (int i = 0; i < 8; i++)
+        if (table >> i & 1)
+            out |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+    return out;
+}
+
+/* ---- choosing the function ---- */
+
+/* F for T as the type of the result and of N operands */
+template <auto F, class T, int N> static constexpr handler same()
+{
+    if constexpr (N == 1)
+        return map<F, T, T>;
+    else if constexpr (N == 2)
+        return map<F, T, T, T>;
+    else
+        return map<F, T, T, T, T>;
+}
+template <auto F, int N> static handler integers(enum type t)
+{
+    switch (t) {
+    case U16: case B16: return same<F, uint16_t, N>();
+    case S16: return same<F, int16_t, N>();
+    case U32: case B32: return same<F, uint32_t, N>();
+    case S32: return same<F, int32_t, N>();
+    case U64: case B64: return same<F, uint64_t, N>();
+    case S64: return same<F, int64_t, N>();
+    default: return nullptr;
+    }
+}
+/* Bits wrap: signed and unsigned are the same. */
+template <auto F, int N> static handler wrapping(enum type t)
+{
+    return bits_of(t) == 16 ? same<F, uint16_t, N>() : bits_of(t) == 32 ? same<F, uint32_t, N>()
+                                                                      : same<F, uint64_t, N>();
+}
+template <auto F, int N> static handler floats(enum type t)
+{
+    return t == F32 ? same<F, float, N>() : t == F64 ? same<F, double, N>() : nullptr;
+}
+static bool is_float(enum type t) { return t >= F16 && t <= F64; }
+static bool is_signed(enum type t) { return t >= S8 && t <= S64; }
+
+/* The names of comparisons; with u: true for what is not a number. */
+template <class T> static handler comparison(const std::string &c)
+{
+#define WITH(name, e) \
+    if (c == name) \
+        return test<[](T a, T b) { return (e); }, T>;
+    WITH("eq", a == b) WITH("ne", a < b || a > b) WITH("lt", a < b) WITH("le", a <= b) WITH("gt", a > b)
+    WITH("ge", a >= b) WITH("lo", a < b) WITH("ls", a <= b) WITH("hi", a > b) WITH("hs", a >= b)
+    WITH("equ", !(a < b || a > b)) WITH("neu", !(a == b)) WITH("ltu", !(a >= b)) WITH("leu", !(a > b))
+    WITH("gtu", !(a <= b)) WITH("geu", !(a < b)) WITH("num", a == a && b == b) WITH("nan", a != a || b != b)
+#undef WITH
+    return nullptr;
+}
+static handler comparison_of(enum type t, const std::string &c)
+{
+    switch (t) {
+    case F32: return comparison<float>(c);
+    case F64: return comparison<double>(c);
+    case S16: return comparison<int16_t>(c);
+    case U16: case B16: return comparison<uint16_t>(c);
+    case S32: return comparison<int32_t>(c);
+    case U32: case B32: return comparison<uint32_t>(c);
+    case S64: return comparison<int64_t>(c);
+    case U64: case B64: return comparison<uint64_t>(c);
+    default: return nullptr;
+    }
+}
+
+/* ---- cvt ---- */
+
+/* how: 'n' 'z' 'm' 'p' of a rounding to an integer, 0: none; bit 8: saturate */
+template <class D, class S> static D converted(int64_t how, S x)
+{
+    if constexpr (std::is_floating_point_v<S>) {
+        const S r = rounded(x, (char)(how & 0xff));
+        if constexpr (std::is_floating_point_v<D>)
+            return how >> 8 ? (D)(x != x ? 0 : r < 0 ? 0 : r > 1 ? 1 : r) : (D)r;
+        else
+            return to_integer<D>(r);
+    } else if constexpr (std::is_floating_point_v<D>) {
+        return (D)x;
+    } else {
+        if (how >> 8) {
+            const __int128 v = x, least = std::numeric_limits<D>::min(), most = std::numeric_limits<D>::max();
+            return (D)(v < least ? least : v > most ? most : v);
+        }
+        return (D)x;
+    }
+}
+template <class D, class S> static handler plain(int64_t how)
+{
+    if (how)
+        return map_imm<converted<D, S>, D, S>;
+    return map<[](S x) { return (converted<D, S>(0, x)); }, D, S>;
+}
+template <class D> static handler from(enum type s, int64_t how)
+{
+    switch (s) {
+    case S8: return plain<D, int8_t>(how);
+    case U8: return plain<D, uint8_t>(how);
+    case S16: return plain<D, int16_t>(how);
+    case U16: return plain<D, uint16_t>(how);
+    case S32: return plain<D, int32_t>(how);
+    case U32: return plain<D, uint32_t>(how);
+    case S64: return plain<D, int64_t>(how);
+    case U64: return plain<D, uint64_t>(how);
+    case F32: return plain<D, float>(how);
+    case F64: return plain<D, double>(how);
+    default: return nullptr;
+    }
+}
+
+static bool decode_cvt(assembler &as, const statement &s, op &o)
+{
+    const enum type d = s.type(1), f = s.type(0);
+    int64_t how = s.has("sat") ? 256 : 0;
+    for (const char *r : { "rni", "rzi", "rmi", "rpi" })
+        if (s.has(r))
+            how |= r[1];
+    if (s.has("ftz") || s.has("rz") || s.has("rm") || s.has("rp"))
+        return false;
+    o.imm = how;
+    if (f == F16 || d == F16 || d == F16X2) {
+        if (how)
+            return false;
+        o.a[0] = target(s.o[0], false);
+        o.a[1] = source(as, s.o[1], false);
+        if (d == F16X2 && f == F32) {   /* the first operand is the upper half */
+            o.a[2] = source(as, s.o[2], false);
+            o.run = map<[](float a, float b) { return (pair(b, a)); }, uint32_t, float, float>;
+        } else if (d == F32 && f == F16) {
+            o.run = map<[](uint16_t h) { return (f16_of(h)); }, float, uint16_t>;
+        } else if (d == F16 && f == F32) {
+            o.run = map<[](float x) { return (f32_to_f16(x)); }, uint16_t, float>;
+        }
+        return o.run != nullptr;
+    }
+    /* Registers may be wider than the type: what is read is cut, what is written extended. */
+    const bool wide_from = s.o[1].kind == operand::REGISTER ? s.o[1].wide : bits_of(f) == 64;
+    o.a[0] = target(s.o[0], s.o[0].wide);
+    o.a[1] = source(as, s.o[1], wide_from);
+    if (s.o[0].wide != (bits_of(d) == 64) || wide_from != (bits_of(f) == 64))
+        return false;
+    switch (d) {
+    case S8: o.run = from<int8_t>(f, how); break;
+    case U8: o.run = from<uint8_t>(f, how); break;
+    case S16: o.run = from<int16_t>(f, how); break;
+    case U16: o.run = from<uint16_t>(f, how); break;
+    case S32: o.run = from<int32_t>(f, how); break;
+    case U32: o.run = from<uint32_t>(f, how); break;
+    case S64: o.run = from<int64_t>(f, how); break;
+    case U64: o.run = from<uint64_t>(f, how); break;
+    case F32: o.run = from<float>(f, how); break;
+    case F64: o.run = from<double>(f, how); break;
+    default: break;
+    }
+    return o.run != nullptr;
+}
+
+/* ---- sums with a carry: a bit a lane ---- */
+
+/* kind: 0 add, 1 sub, 2 mad.lo, 3 mad.hi; with the carry of before; a new carry */
+static void run_carry(warp &w, const op &o, uint32_t on)
+{
+    const int kind = (int)(o.imm & 3);
+    EACH_LANE(i, on) {
+        const uint64_t a = get<uint32_t>(w.file, o.a[1], (int)i), b = get<uint32_t>(w.file, o.a[2], (int)i),
+                       c = kind >= 2 ? get<uint32_t>(w.file, o.a[3], (int)i) : 0,
+                       carry = o.imm & 4 ? w.carry >> i & 1 : 0;
+        const uint64_t r = kind == 0 ? a + b + carry : kind == 1 ? a - b - carry
+                           : (kind == 2 ? (uint32_t)(a * b) : a * b >> 32) + c + carry;
+        put<uint32_t>(w.file, o.a[0], (int)i, (uint32_t)r);
+        if (o.imm & 8)
+            w.carry = (w.carry & ~(1u << i)) | (uint32_t)(r >> 32 & 1) << i;
+    }
+}
+
+/* ---- mov ---- */
+
+/* more: targets of a[1], or sources of a[0]; imm: bits of each */
+static void unpack(warp &w, const op &o, uint32_t on)
+{
+    EACH_LANE(i, on) {
+        const uint64_t v = o.wide ? get<uint64_t>(w.file, o.a[1], (int)i) : get<uint32_t>(w.file, o.a[1], (int)i);
+        for (size_t j = 0; j < o.more.size(); j++)
+            if (o.more[j] != ~0u)
+                put<uint32_t>(w.file, o.more[j], (int)i,
+                              (uint32_t)(v >> (o.imm * (int64_t)j)) & (o.imm == 32 ? ~0u : (1u << o.imm) - 1));
+    }
+}
+static void pack(warp &w, const op &o, uint32_t on)
+{
+    EACH_LANE(i, on) {
+        uint64_t v = 0;
+        for (size_t j = 0; j < o.more.size(); j++)
+            v |= (uint64_t)(get<uint32_t>(w.file, o.more[j], (int)i) & (o.imm == 32 ? ~0u : (1u << o.imm) - 1))
+                 << (o.imm * (int64_t)j);
+        if (o.wide)
+            put<uint64_t>(w.file, o.a[0], (int)i, v);
+        else
+            put<uint32_t>(w.file, o.a[0], (int)i, (uint32_t)v);
+    }
+}
+
+static bool decode_mov(assembler &as, const statement &s, op &o)
+{
+    const enum type t = s.type();
+    if (t == PRED) {
+        o.a[0] = predicate(s.o[0]);
+        if (s.o[1].kind == operand::NUMBER) {
+            o.imm = s.o[1].value != 0;
+            o.run = set_predicate;
+        } else {
+            o.a[1] = o.a[2] = s.o[1].at;
+            o.imm = s.o[1].negated ? 3 : 0;
+            o.run = logic<[](uint32_t a, uint32_t) { return (a); }>;
+        }
+        return true;
+    }
+    const bool wide = bits_of(t) == 64;
+    for (int side = 0; side < 2; side++)
+        if (s.o[side].kind == operand::VECTOR) {
+            o.imm = bits_of(t) / (int)s.o[side].v.size();
+            o.wide = wide;
+            o.a[!side] = side ? target(s.o[0], wide) : source(as, s.o[1], wide);
+            for (const operand &x : s.o[side].v)
+                o.more.push_back(x.kind == operand::NONE ? ~0u : side ? source(as, x, false) : target(x, false));
+            o.run = side ? pack : unpack;
+            return true;
+        }
+    o.a[0] = target(s.o[0], wide);
+    o.a[1] = source(as, s.o[1], wide);
+    o.run = wide ? map<[](uint64_t x) { return (x); }, uint64_t, uint64_t>
+                 : map<[](uint32_t x) { return (x); }, uint32_t, uint32_t>;
+    return true;
+}
+
+/* Operations of N operands of one type. */
+static bool operands(assembler &as, const statement &s, op &o, bool wide, size_t n)
+{
+    if (s.o.size() != n + 1)
+        fail("%zu operands, expected %zu", s.o.size(), n + 1);
+    o.a[0] = target(s.o[0], wide);
+    for (size_t i = 1; i <= n; i++)
+        o.a[i] = source(as, s.o[i], wide);
+    return o.run != nullptr;
+}
+
+static bool decode_float(assembler &as, const statement &s, op &o)
+{
+    const std::string &b = s.word[0];
+    const enum type t = s.type();
+    const bool wide = t == F64, approx = s.has("approx"), ftz = s.has("ftz");
+    for (const char *r : { "rz", "rp", "sat" })
+        if (s.has(r))
+            return false;
+    if (s.has("rm")) {                  /* as expf has it */
+        o.run = b == "fma" && t == F32 ? map<fma_down, float, float, float, float> : nullptr;
+        return operands(as, s, o, wide, 3);
+    }
+    if (t == F16X2) {
+        if (b == "add")
+            o.run = map<[](uint32_t x, uint32_t y) { return (pair(low(x) + low(y), high(x) + high(y))); }, uint32_t, uint32_t, uint32_t>;
+        else if (b == "sub")
+            o.run = map<[](uint32_t x, uint32_t y) { return (pair(low(x) - low(y), high(x) - high(y))); }, uint32_t, uint32_t, uint32_t>;
+        else if (b == "mul")
+            o.run = map<[](uint32_t x, uint32_t y) { return (pair(low(x) * low(y), high(x) * high(y))); }, uint32_t, uint32_t, uint32_t>;
+        else if (b == "fma")
+            o.run = map<[](uint32_t x, uint32_t y, uint32_t z) { return (pair(fmaf(low(x), low(y), low(z)), fmaf(high(x), high(y), high(z)))); }, uint32_t, uint32_t, uint32_t, uint32_t>;
+        else
+            return false;
+        return operands(as, s, o, false, b == "fma" ? 3 : 2);
+    }
+    if (t == F16)
+        return false;
+    size_t n = 2;
+    if (b == "add")
+        o.run = floats<[](auto x, auto y) { return (x + y); }, 2>(t);
+    else if (b == "sub")
+        o.run = floats<[](auto x, auto y) { return (x - y); }, 2>(t);
+    else if (b == "mul")
+        o.run = floats<[](auto x, auto y) { return (x * y); }, 2>(t);
+    else if (b == "div")
+        o.run = floats<[](auto x, auto y) { return (x / y); }, 2>(t);
+    else if (b == "min")
+        o.run = floats<[](auto x, auto y) { return (x != x ? y : y != y ? x : x < y ? x : y); }, 2>(t);
+    else if (b == "max")
+        o.run = floats<[](auto x, auto y) { return (x != x ? y : y != y ? x : x > y ? x : y); }, 2>(t);
+    else if (b == "copysign")           /* the sign of the first, the value of the second */
+        o.run = floats<[](auto x, auto y) { return ((decltype(x))copysign(y, x)); }, 2>(t);
+    else if (b == "fma")
+        o.run = floats<[](auto x, auto y, auto z) { return (sizeof x == 4 ? (decltype(x))fmaf((float)x, (float)y, (float)z) : (decltype(x))fma(x, y, z)); }, 3>(t), n = 3;
+    else if (b == "neg")
+        o.run = floats<[](auto x) { return (-x); }, 1>(t), n = 1;
+    else if (b == "abs")
+        o.run = floats<[](auto x) { return ((decltype(x))fabs(x)); }, 1>(t), n = 1;
+    else if (b == "sqrt")
+        o.run = floats<[](auto x) { return ((decltype(x))sqrt(x)); }, 1>(t), n = 1;
+    else if (b == "rcp")
+        o.run = ftz ? map<[](float x) { return (without_denormals(1 / without_denormals(x))); }, float, float>
+                    : floats<[](auto x) { return (1 / x); }, 1>(t), n = 1;
+    else if (b == "rsqrt" && approx)
+        o.run = floats<[](auto x) { return ((decltype(x))(1 / sqrt(x))); }, 1>(t), n = 1;
+    else if (b == "ex2" && t == F32)
+        o.run = ftz ? map<[](float x) { return (without_denormals(exp2f(without_denormals(x)))); }, float, float>
+                    : map<[](float x) { return (exp2f(x)); }, float, float>, n = 1;
+    else if (b == "lg2" && t == F32)
+        o.run = map<[](float x) { return (log2f(x)); }, float, float>, n = 1;
+    else if (b == "tanh" && t == F32)
+        o.run = map<[](float x) { return (tanhf(x)); }, float, float>, n = 1;
+    if (ftz && b != "ex2" && b != "rcp")
+        return false;
+    return o.run && operands(as, s, o, wide, n);
+}
+
+static bool decode_integer(assembler &as, const statement &s, op &o)
+{
+    const std::string &b = s.word[0];
+    const enum type t = s.type();
+    const bool wide = bits_of(t) == 64;
+    if (t == NO_TYPE || t == PRED || is_float(t))
+        return false;
+    if (s.has("cc") || b == "addc" || b == "subc" || b == "madc") {
+        if (wide || bits_of(t) != 32)
+            return false;
+        o.imm = (b[0] == 'a' ? 0 : b[0] == 's' ? 1 : s.has("lo") ? 2 : 3) | (b.back() == 'c' ? 4 : 0) |
+                (s.has("cc") ? 8 : 0);
+        o.run = run_carry;
+        return operands(as, s, o, false, b[0] == 'm' ? 3 : 2);
+    }
+    if ((b == "mul" || b == "mad") && s.has("wide")) {
+        const bool from16 = bits_of(t) == 16;
+        if (bits_of(t) > 32)
+            return false;
+        o.a[0] = target(s.o[0], !from16);
+        o.a[1] = source(as, s.o[1], false);
+        o.a[2] = source(as, s.o[2], false);
+        if (b == "mad")
+            o.a[3] = source(as, s.o[3], !from16);
+        if (from16 && b == "mul")
+            o.run = is_signed(t) ? map<[](int16_t x, int16_t y) { return (x * y); }, int32_t, int16_t, int16_t>
+                                 : map<[](uint16_t x, uint16_t y) { return ((uint32_t)x * y); }, uint32_t, uint16_t, uint16_t>;
+        else if (b == "mul")
+            o.run = is_signed(t) ? map<[](int32_t x, int32_t y) { return ((int64_t)x * y); }, int64_t, int32_t, int32_t>
+                                 : map<[](uint32_t x, uint32_t y) { return ((uint64_t)x * y); }, uint64_t, uint32_t, uint32_t>;
+        else if (!from16)
+            o.run = is_signed(t) ? map<[](int32_t x, int32_t y, uint64_t z) { return ((uint64_t)((int64_t)x * y) + z); }, uint64_t, int32_t, int32_t, uint64_t>
+                                 : map<[](uint32_t x, uint32_t y, uint64_t z) { return ((uint64_t)x * y + z); }, uint64_t, uint32_t, uint32_t, uint64_t>;
+        return o.run != nullptr;
+    }
+    if (b == "shl" || b == "shr") {     /* by 32 bits; beyond the width: 0 or the sign */
+        o.a[0] = target(s.o[0], wide);
+        o.a[1] = source(as, s.o[1], wide);
+        o.a[2] = source(as, s.o[2], false);
+        if (b == "shl")
+            o.run = wide ? map<[](uint64_t x, uint32_t n) { return (n > 63 ? 0 : x << n); }, uint64_t, uint64_t, uint32_t>
+                    : bits_of(t) == 32 ? map<[](uint32_t x, uint32_t n) { return (n > 31 ? 0 : x << n); }, uint32_t, uint32_t, uint32_t>
+                                       : map<[](uint16_t x, uint32_t n) { return (n > 15 ? 0 : x << n); }, uint16_t, uint16_t, uint32_t>;
+        else if (is_signed(t))
+            o.run = wide ? map<[](int64_t x, uint32_t n) { return (x >> (n > 63 ? 63 : n)); }, int64_t, int64_t, uint32_t>
+                    : bits_of(t) == 32 ? map<[](int32_t x, uint32_t n) { return (x >> (n > 31 ? 31 : n)); }, int32_t, int32_t, uint32_t>
+                                       : map<[](int16_t x, uint32_t n) { return (x >> (n > 15 ? 15 : n)); }, int16_t, int16_t, uint32_t>;
+        else
+            o.run = wide ? map<[](uint64_t x, uint32_t n) { return (n > 63 ? 0 : x >> n); }, uint64_t, uint64_t, uint32_t>
+                    : bits_of(t) == 32 ? map<[](uint32_t x, uint32_t n) { return (n > 31 ? 0 : x >> n); }, uint32_t, uint32_t, uint32_t>
+                                       : map<[](uint16_t x, uint32_t n) { return (n > 15 ? 0 : x >> n); }, uint16_t, uint16_t, uint32_t>;
+        return true;
+    }
+    if (b == "bfi") {
+        o.a[0] = target(s.o[0], wide);
+        o.a[1] = source(as, s.o[1], wide);
+        o.a[2] = source(as, s.o[2], wide);
+        o.a[3] = source(as, s.o[3], false);
+        o.a[4] = source(as, s.o[4], false);
+        o.run = wide ? map<inserted<uint64_t>, uint64_t, uint64_t, uint64_t, uint32_t, uint32_t>
+                     : map<inserted<uint32_t>, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>;
+        return true;
+    }
+    if (b == "clz" || b == "popc") {
+        o.a[0] = target(s.o[0], false);
+        o.a[1] = source(as, s.o[1], wide);
+        if (b == "clz")
+            o.run = wide ? map<[](uint64_t x) { return (x ? __builtin_clzll(x) : 64); }, uint32_t, uint64_t>
+                         : map<[](uint32_t x) { return (x ? __builtin_clz(x) : 32); }, uint32_t, uint32_t>;
+        else
+            o.run = wide ? map<[](uint64_t x) { return (__builtin_popcountll(x)); }, uint32_t, uint64_t>
+                         : map<[](uint32_t x) { return (__builtin_popcount(x)); }, uint32_t, uint32_t>;
+        return true;
+    }
+    if (b == "lop3") {
+        o.imm = (int64_t)s.o[4].value;
+        o.a[0] = target(s.o[0], false);
+        for (size_t i = 1; i < 4; i++)
+            o.a[i] = source(as, s.o[i], false);
+        o.run = map_imm<logic3, uint32_t, uint32_t, uint32_t, uint32_t>;
+        return true;
+    }
+    if (b == "prmt" && s.word.size() == 2) {
+        o.run = map<permuted, uint32_t, uint32_t, uint32_t, uint32_t>;
+        return operands(as, s, o, false, 3);
+    }
+    if (b == "dp4a" && s.word[1] == "s32" && s.word[2] == "s32") {
+        o.run = map<[](uint32_t x, uint32_t y, uint32_t z) {
+            for (int i = 0; i < 32; i += 8)
+                z += (uint32_t)((int8_t)(x >> i) * (int8_t)(y >> i));
+            return z;
+        }, uint32_t, uint32_t, uint32_t, uint32_t>;
+        return operands(as, s, o, false, 3);
+    }
+    size_t n = 2;
+    if (b == "add")
+        o.run = wrapping<[](auto x, auto y) { return (x + y); }, 2>(t);
+    else if (b == "sub")
+        o.run = wrapping<[](auto x, auto y) { return (x - y); }, 2>(t);
+    else if (b == "and")
+        o.run = wrapping<[](auto x, auto y) { return (x & y); }, 2>(t);
+    else if (b == "or")
+        o.run = wrapping<[](auto x, auto y) { return (x | y); }, 2>(t);
+    else if (b == "xor")
+        o.run = wrapping<[](auto x, auto y) { return (x ^ y); }, 2>(t);
+    else if (b == "not")
+        o.run = wrapping<[](auto x) { return (~x); }, 1>(t), n = 1;
+    else if (b == "neg")
+        o.run = wrapping<[](auto x) { return (0 - x); }, 1>(t), n = 1;
+    else if (b == "abs")
+        o.run = integers<[](auto x) { return (x < 0 ? 0 - x : x); }, 1>(t), n = 1;
+    else if (b == "min")
+        o.run = integers<[](auto x, auto y) { return (x < y ? x : y); }, 2>(t);
+    else if (b == "max")
+        o.run = integers<[](auto x, auto y) { return (x > y ? x : y); }, 2>(t);
+    else if (b == "div")
+        o.run = integers<[](auto x, auto y) { return (is_negative_one(y) ? (decltype(x))(0 - x) : y == 0 ? (decltype(x))-1 : (decltype(x))(x / y)); }, 2>(t);
+    else if (b == "rem")
+        o.run = integers<[](auto x, auto y) { return (is_negative_one(y) ? (decltype(x))0 : y == 0 ? x : (decltype(x))(x % y)); }, 2>(t);
+    else if (b == "mul" && s.has("lo"))
+        o.run = wrapping<[](auto x, auto y) { return ((decltype(x))((uint64_t)x * y)); }, 2>(t);
+    else if (b == "mad" && s.has("lo"))
+        o.run = wrapping<[](auto x, auto y, auto z) { return ((decltype(x))((uint64_t)x * y + z)); }, 3>(t), n = 3;
+    else if (b == "mul" && s.has("hi"))
+        o.run = wide ? is_signed(t) ? nullptr : map<[](uint64_t x, uint64_t y) { return ((uint64_t)((unsigned __int128)x * y >> 64)); }, uint64_t, uint64_t, uint64_t>
+                : is_signed(t) ? map<[](int32_t x, int32_t y) { return ((int64_t)x * y >> 32); }, int32_t, int32_t, int32_t>
+                               : map<[](uint32_t x, uint32_t y) { return ((uint64_t)x * y >> 32); }, uint32_t, uint32_t, uint32_t>;
+    return o.run && operands(as, s, o, wide, n);
+}
+
+bool decode_alu(assembler &as, const statement &s, op &o)
+{
+    const std::string &b = s.word[0];
+    const enum type t = s.type();
+    if (b == "mov")
+        return decode_mov(as, s, o);
+    if (b == "cvt")
+        return decode_cvt(as, s, o);
+    if (b == "setp") {
+        const bool wide = bits_of(t) == 64;
+        o.a[0] = predicate(s.o[0]);
+        o.a[1] = source(as, s.o[1], wide);
+        o.a[2] = source(as, s.o[2], wide);
+        o.imm = s.has("and") ? 1 : s.has("or") ? 2 : s.has("xor") ? 3 : 0;
+        if (o.imm) {
+            o.a[3] = s.o[3].at;
+            o.a[4] = s.o[3].negated;
+        }
+        o.run = s.has("ftz") ? nullptr : comparison_of(t, s.word[1]);
+        return o.run != nullptr;
+    }
+    if (b == "selp") {
+        const bool wide = bits_of(t) == 64;
+        o.a[0] = target(s.o[0], wide);
+        o.a[1] = source(as, s.o[1], wide);
+        o.a[2] = source(as, s.o[2], wide);
+        o.a[3] = s.o[3].at;
+        o.imm = s.o[3].negated;
+        o.run = wide ? select<uint64_t> : select<uint32_t>;
+        return true;
+    }
+    if (t == PRED && (b == "and" || b == "or" || b == "xor" || b == "not")) {
+        o.a[0] = predicate(s.o[0]);
+        o.a[1] = s.o[1].at;
+        o.a[2] = s.o[b == "not" ? 1 : 2].at;
+        o.imm = (s.o[1].negated ? 1 : 0) | (b != "not" && s.o[2].negated ? 2 : 0);
+        o.run = b == "and" ? logic<[](uint32_t x, uint32_t y) { return (x & y); }>
+                : b == "or" ? logic<[](uint32_t x, uint32_t y) { return (x | y); }>
+                : b == "xor" ? logic<[](uint32_t x, uint32_t y) { return (x ^ y); }>
+                             : logic<[](uint32_t x, uint32_t) { return (~x); }>;
+        return true;
+    }
+    static const char *const arithmetic[] = { "add", "sub", "mul", "div", "min", "max", "copysign", "fma", "neg", "abs",
+                                              "sqrt", "rcp", "rsqrt", "ex2", "lg2", "tanh" };
+    if (is_float(t))
+        for (const char *name : arithmetic)
+            if (b == name)
+                return decode_float(as, s, o);
+    static const char *const whole[] = { "add", "addc", "sub", "subc", "mul", "mad", "madc", "div", "rem", "min", "max",
+                                         "neg", "abs", "and", "or", "xor", "not", "shl", "shr", "bfi", "clz", "popc",
+                                         "lop3", "prmt", "dp4a" };
+    for (const char *name : whole)
+        if (b == name)
+            return decode_integer(as, s, o);
+    return false;
+}

@@ -1,0 +1,261 @@
+/* machine.cc - a grid: blocks one after the other, warps until they wait, lanes by their address. */
+#include "tests/ptx/ptx.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+machine vm;
+
+static std::string formatted(const char *fmt, va_list ap)
+{
+    char text[700];
+    vsnprintf(text, sizeof text, fmt, ap);
+    return text;
+}
+void fail(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    const std::string s = formatted(fmt, ap);
+    va_end(ap);
+    throw fault(s);
+}
+void fail_at(int lane, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    const std::string s = formatted(fmt, ap);
+    va_end(ap);
+    const op &o = *vm.now;
+    const std::string file = (size_t)o.file < vm.k->files.size() ? vm.k->files[(size_t)o.file] : "?";
+    fail("kernel %s, block (%u, %u, %u), thread %d: %s:%d: `%.100s`: %s", vm.k->name.c_str(), vm.cta[0], vm.cta[1],
+         vm.cta[2], vm.now_warp->index * LANES + lane, file.c_str(), o.line, o.text.c_str(), s.c_str());
+}
+
+/* xorshift, from ZSE_PTX_SEED; 0: warps in their order */
+static uint64_t seed()
+{
+    const char *s = getenv("ZSE_PTX_SEED");
+    return s ? strtoull(s, nullptr, 10) : 0;
+}
+static uint64_t state = seed() * 0x9e3779b97f4a7c15u;
+uint64_t draw(uint64_t n)
+{
+    if (!state)
+        return 0;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state % n;
+}
+
+void save(warp &w)
+{
+    EACH_LANE(i, w.active)
+        w.lane_pc[i] = w.pc;
+}
+void regroup(warp &w)
+{
+    const uint32_t able = w.live & ~w.parked;
+    w.active = 0;
+    w.pc = w.next = NEVER;
+    EACH_LANE(i, able) {
+        if (w.lane_pc[i] < w.pc) {
+            w.next = w.pc;
+            w.pc = w.lane_pc[i];
+            w.active = 1u << i;
+        } else if (w.lane_pc[i] == w.pc) {
+            w.active |= 1u << i;
+        } else if (w.lane_pc[i] < w.next) {
+            w.next = w.lane_pc[i];
+        }
+    }
+}
+
+static void release(int barrier)
+{
+    for (warp &w : vm.warps) {
+        w.parked &= ~w.at_barrier[barrier];
+        w.at_barrier[barrier] = 0;
+    }
+    vm.epoch++;
+}
+
+void arrive(warp &w, uint32_t on, int barrier, unsigned n_threads)
+{
+    if (barrier < 0 || barrier >= N_BARRIERS)
+        fail_at(__builtin_ctz(on), "barrier %d", barrier);
+    save(w);
+    w.parked |= on;
+    w.at_barrier[barrier] |= on;
+    unsigned n = 0;
+    for (const warp &x : vm.warps)
+        n += (unsigned)__builtin_popcount(x.at_barrier[barrier]);
+    if (n == (n_threads ? n_threads : vm.n_threads))
+        release(barrier);
+    regroup(w);
+}
+
+bool gather(warp &w, uint32_t mask, uint32_t &on)
+{
+    const int here = w.pc - 1;
+    uint32_t waiting = 0;
+    EACH_LANE(i, w.parked & w.live)
+        if (w.lane_pc[i] == here)
+            waiting |= 1u << i;
+    for (const uint32_t b : w.at_barrier)
+        waiting &= ~b;
+    const uint32_t all = (on | waiting) & mask;
+    save(w);
+    if (all != (mask & w.live)) {       /* the others come later */
+        EACH_LANE(i, on)
+            w.lane_pc[i] = here;
+        w.parked |= on;
+        regroup(w);
+        return false;
+    }
+    w.parked &= ~all;
+    EACH_LANE(i, all)
+        w.lane_pc[i] = here + 1;
+    on = all;
+    if (waiting)
+        regroup(w);
+    return true;
+}
+
+/* Until the warp waits, or for so many operations. */
+static void run_warp(warp &w, unsigned n)
+{
+    const op *const ops = vm.k->ops.data();
+    save(w);
+    regroup(w);
+    vm.now_warp = &w;
+    while (w.active && n--) {
+        const op &o = ops[w.pc++];
+        uint32_t on = w.active;
+        if (o.guard >= 0)
+            on &= o.guard_not ? ~w.predicate[o.guard] : w.predicate[o.guard];
+        vm.executed++;
+        if (on) {
+            vm.now = &o;
+            o.run(w, o, on);
+        }
+        if (w.pc >= w.next && w.active) {
+            save(w);
+            regroup(w);
+        }
+    }
+}
+
+static uint64_t waiting_since_start(const warp &w) { return w.live && !(w.live & ~w.parked); }
+
+static void stuck()
+{
+    for (const warp &w : vm.warps)
+        if (w.live) {
+            const int lane = __builtin_ctz(w.live);
+            vm.now_warp = &w;
+            vm.now = &vm.k->ops[(size_t)(w.lane_pc[lane] ? w.lane_pc[lane] - 1 : 0)];
+            fail_at(lane, "the threads of the block wait for what cannot come");
+        }
+}
+
+void copies_begin();
+
+static void fill_specials(warp &w)
+{
+    const unsigned *const sizes[] = { vm.block, vm.cta, vm.grid };
+    for (const special_register &s : vm.k->specials)
+        for (int i = 0; i < LANES; i++) {
+            const unsigned t = (unsigned)(w.index * LANES + i);
+            const unsigned tid[3] = { t % vm.block[0], t / vm.block[0] % vm.block[1], t / vm.block[0] / vm.block[1] };
+            uint32_t v = 0;
+            if (s.which <= TID_Z)
+                v = tid[s.which];
+            else if (s.which <= NCTAID_Z)
+                v = sizes[(s.which - NTID_X) / 3][(s.which - NTID_X) % 3];
+            else
+                v = s.which == LANEID ? (uint32_t)i : (uint32_t)w.index;
+            lane_of<uint32_t>(w.file, s.at, i) = v;
+        }
+}
+
+static void run_block()
+{
+    vm.first_epoch = ++vm.epoch;
+    block_memory_begin();
+    copies_begin();
+    hopper_begin();
+    for (warp &w : vm.warps) {
+        const unsigned first = (unsigned)w.index * LANES, n = vm.n_threads - first;
+        w.live = n >= LANES ? ~0u : (1u << n) - 1;
+        w.active = w.parked = w.carry = w.at_phase = 0;
+        w.n_collectives = 0;
+        memset(w.lane_pc, 0, sizeof w.lane_pc);
+        memset(w.at_barrier, 0, sizeof w.at_barrier);
+        w.pc = 0;
+        fill_specials(w);
+    }
+    std::vector<warp *> order;
+    for (warp &w : vm.warps)
+        order.push_back(&w);
+    for (;;) {
+        bool ran = false, alive = false;
+        for (size_t i = order.size(); i > 1; i--)
+            std::swap(order[i - 1], order[i - 1 - draw(i)]);
+        for (warp *w : order) {
+            alive |= w->live != 0;
+            if (!w->live || waiting_since_start(*w))
+                continue;
+            run_warp(*w, state ? 1 + (unsigned)draw(4000) : ~0u);
+            ran = true;
+        }
+        if (!alive)
+            break;
+        if (!ran && !hopper_go_on())
+            stuck();
+    }
+    hopper_end();
+}
+
+void run_grid(kernel *k, const unsigned grid[3], const unsigned block[3], size_t dynamic_shared)
+{
+    static std::vector<uint8_t> files, locals, shared;
+    static std::vector<uint32_t> predicates;
+    static kernel *last;
+    vm.k = k;
+    memcpy(vm.grid, grid, sizeof vm.grid);
+    memcpy(vm.block, block, sizeof vm.block);
+    vm.n_threads = block[0] * block[1] * block[2];
+    const size_t n_warps = (vm.n_threads + LANES - 1) / LANES, file = (k->register_bytes + 127) / 64 * 64;
+    const size_t statics = (k->shared_bytes + 15) / 16 * 16;
+    vm.shared_size = statics + dynamic_shared;
+    if (last != k || files.size() < n_warps * file + 64 || vm.warps.size() != n_warps) {
+        files.resize(n_warps * file + 64);
+        locals.resize(n_warps * LANES * k->local_bytes + 64);
+        predicates.assign(n_warps * (k->n_predicates + 1), 0);
+        shared.resize((256 << 10) + 1024);
+        vm.shared = shared.data() + (1024 - (uintptr_t)shared.data() % 1024);
+        vm.warps.assign(n_warps, warp());
+        for (size_t i = 0; i < n_warps; i++) {
+            warp &w = vm.warps[i];
+            w.index = (int)i;
+            w.file = files.data() + (64 - (uintptr_t)files.data() % 64) + i * file;
+            w.local = locals.data() + (16 - (uintptr_t)locals.data() % 16) + i * LANES * k->local_bytes;
+            w.predicate = predicates.data() + i * (k->n_predicates + 1);
+            for (const constant &c : k->constants)
+                for (int j = 0; j < LANES; j++)
+                    if (c.wide)
+                        lane_of<uint64_t>(w.file, c.at, j) = c.value;
+                    else
+                        lane_of<uint32_t>(w.file, c.at, j) = (uint32_t)c.value;
+        }
+        last = k;
+    }
+    for (vm.cta[2] = 0; vm.cta[2] < grid[2]; vm.cta[2]++)
+        for (vm.cta[1] = 0; vm.cta[1] < grid[1]; vm.cta[1]++)
+            for (vm.cta[0] = 0; vm.cta[0] < grid[0]; vm.cta[0]++)
+                run_block();
+}

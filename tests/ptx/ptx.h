@@ -1,0 +1,177 @@
+/* ptx.h - an interpreter of PTX, for tests: it runs the code that nvcc made on a machine without
+ * a GPU.  parse.cc reads the text into operations, decode.cc and memory.cc have their functions,
+ * machine.cc runs a grid of blocks, cudart.cc answers the calls of the CUDA runtime.
+ *
+ * A warp executes an operation for the lanes that are at the lowest address of all its lanes; the
+ * registers of the 32 lanes lie side by side.  Blocks run one after the other, warps in an order
+ * that the seed gives.  What hardware would answer with a wrong number or an error ends the
+ * kernel with a sentence that names kernel, block, thread and source line. */
+#ifndef ZSE_TESTS_PTX_PTX_H
+#define ZSE_TESTS_PTX_PTX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+enum { LANES = 32, ALL_LANES = -1, MAX_THREADS = 1024, N_BARRIERS = 16, NEVER = 0x7fffffff };
+
+struct fault : std::runtime_error { using std::runtime_error::runtime_error; };
+[[noreturn]] void fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- code ---- */
+
+enum type : uint8_t { B8, B16, B32, B64, U8, U16, U32, U64, S8, S16, S32, S64, F16, F16X2, F32, F64, PRED, NO_TYPE };
+enum space : uint8_t { GENERIC, GLOBAL, CONST, SHARED, LOCAL };
+
+struct warp;
+struct op;
+/* Executes o for the lanes of the mask ON, which is not 0. */
+typedef void (*handler)(warp &w, const op &o, uint32_t on);
+
+struct op {
+    handler run = nullptr;
+    uint32_t a[5] = {};                 /* operands: bytes in the warp's registers; numbers of predicates */
+    std::vector<uint32_t> more;         /* the same, of operations with vectors */
+    int64_t imm = 0;                    /* an offset, a target, a constant */
+    int guard = -1;                     /* predicate; -1: none */
+    bool guard_not = false, wide = false, wide_address = false;     /* registers of 64 bits */
+    enum space space = GENERIC;
+    int line = 0, file = 0;             /* of the source */
+    std::string text;                   /* of the operation, for messages */
+    /* the allocation that the last access hit */
+    mutable uintptr_t low = 0, high = 0;
+    mutable unsigned n_changes = 0;
+};
+
+struct constant { uint32_t at; bool wide; uint64_t value; };
+enum special : uint8_t { TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y,
+                         NCTAID_Z, LANEID, WARPID };
+struct special_register { uint32_t at; enum special which; };
+struct parameter { size_t at, size; };
+
+struct kernel {
+    std::string name;
+    std::vector<op> ops;
+    std::vector<constant> constants;
+    std::vector<special_register> specials;
+    std::vector<parameter> parameters;
+    std::vector<std::string> files;
+    std::vector<uint8_t> arguments;     /* of the launch that runs */
+    size_t register_bytes = 0, n_predicates = 0, shared_bytes = 0, local_bytes = 0;
+    int most_threads = MAX_THREADS;
+};
+
+struct module;
+struct module *module_open(const char *text, size_t size);
+/* The kernel of this name, parsed when it is first asked for; throws a fault. */
+kernel *module_kernel(module *m, const std::string &name);
+
+/* ---- one statement on its way from text to an op ---- */
+
+struct operand {
+    enum kind { NONE, REGISTER, PREDICATE, NUMBER, VECTOR, ADDRESS, LABEL } kind = NONE;
+    bool wide = false, negated = false;
+    uint32_t at = 0;
+    uint64_t value = 0;                 /* a number; the offset of an address */
+    std::vector<operand> v;             /* elements; of an address: its base and coordinates */
+    std::string name;
+};
+struct statement {
+    std::vector<std::string> word;      /* parts of the mnemonic between points */
+    std::string full;
+    std::vector<operand> o;
+    bool has(const char *part) const;
+    enum type type(size_t from_end = 0) const;      /* of the last part, or of the one before */
+};
+/* What decoders need of the parser: registers that hold numbers. */
+struct assembler {
+    virtual uint32_t number(uint64_t value, bool wide) = 0;
+    virtual ~assembler() {}
+};
+/* The register of an operand that an operation reads as 32 or 64 bits: throws if it has another width. */
+uint32_t source(assembler &as, const operand &o, bool wide);
+uint32_t target(const operand &o, bool wide);
+uint32_t predicate(const operand &o);
+/* Fill in o; false: not theirs. */
+bool decode_alu(assembler &as, const statement &s, op &o);
+bool decode_memory(assembler &as, const statement &s, op &o);
+bool decode_warp(assembler &as, const statement &s, op &o);
+bool decode_hopper(assembler &as, const statement &s, op &o);
+int bits_of(enum type t);
+
+/* ---- execution ---- */
+
+struct warp {
+    uint8_t *file;                      /* registers: 32 lanes of 4 or 8 bytes */
+    uint32_t *predicate;                /* a bit a lane */
+    uint8_t *local;                     /* [32][local_bytes] */
+    int pc, next;                       /* of the active lanes; the lowest of the others that can run */
+    uint32_t active, live, parked;      /* parked: waiting for other lanes, warps or copies */
+    int lane_pc[LANES];                 /* of lanes that are not active */
+    uint32_t at_barrier[N_BARRIERS], at_phase, carry;
+    uint32_t phase_of[LANES];           /* the mbarrier that a lane of at_phase waits for */
+    int index;
+    unsigned n_collectives;             /* orders accesses of the lanes */
+};
+
+/* Several launches never run at a time: one machine. */
+struct machine {
+    kernel *k;
+    unsigned grid[3], block[3], n_threads;
+    std::vector<warp> warps;
+    uint8_t *shared;
+    size_t shared_size;
+    unsigned epoch, first_epoch;        /* barriers of the block so far; of this block's start */
+    unsigned cta[3];
+    const op *now;
+    const warp *now_warp;
+    uint32_t now_on;
+    uint64_t executed;                  /* operations of warps */
+};
+extern machine vm;
+
+/* Runs a grid; throws a fault. */
+void run_grid(kernel *k, const unsigned grid[3], const unsigned block[3], size_t dynamic_shared);
+/* Saves where the active lanes are, then chooses those that run next. */
+void save(warp &w);
+void regroup(warp &w);
+void arrive(warp &w, uint32_t on, int barrier, unsigned n_threads);
+/* All lanes of MASK that have not ended are here; otherwise those of on wait for them. */
+bool gather(warp &w, uint32_t mask, uint32_t &on);
+[[noreturn]] void fail_at(int lane, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+uint64_t draw(uint64_t n);              /* 0 to n - 1, from the seed */
+
+template <class T> static inline T &lane_of(uint8_t *file, uint32_t at, int i) { return ((T *)(file + at))[i]; }
+static inline uint64_t address_of(const warp &w, const op &o, uint32_t at, int i)
+{
+    return o.wide_address ? lane_of<uint64_t>(w.file, at, i) : lane_of<uint32_t>(w.file, at, i);
+}
+#define EACH_LANE(i, on) for (uint32_t left_ = (on), i; left_ && (i = (uint32_t)__builtin_ctz(left_), true); left_ &= left_ - 1)
+
+/* ---- memory ---- */
+
+enum access { READ, WRITE, ATOMIC };
+/* Of the allocations of cudart.cc: which holds the address.  n_changes: of the list so far. */
+struct region { uintptr_t low, high; bool writable; };
+extern unsigned n_changes;
+bool region_of(uintptr_t p, region &r);
+void region_add(void *p, size_t size, bool writable);
+void region_remove(void *p);
+
+void block_memory_begin();              /* a block begins */
+void check_shared(const warp &w, int lane, size_t at, size_t n, enum access a);
+/* Bytes of shared memory that copies fill: reads before they have ended are errors. */
+void shared_under_way(size_t at, size_t n);
+void shared_arrived(size_t at, size_t n);
+uint8_t *global_pointer(const op &o, int lane, uint64_t p, size_t n, enum access a);
+
+/* hopper.cc */
+void hopper_begin();
+bool hopper_go_on();                    /* no warp can run: one of the copies under way ends */
+void hopper_end();
+
+#endif

@@ -1,0 +1,16 @@
+/* tensor_map.h - what the stand-in's cuTensorMapEncodeTiled writes and the copy engine reads: a
+ * matrix of f16, copied in tiles of box_rows x 64 elements. */
+#ifndef ZSE_TESTS_PTX_TENSOR_MAP_H
+#define ZSE_TESTS_PTX_TENSOR_MAP_H
+
+#include <stdint.h>
+
+struct tensor_map {
+    enum : uint32_t { MAGIC = 0x746d6170 };
+    uint64_t base, stride;
+    int64_t cols, rows;
+    int box_rows;
+    uint32_t magic;
+};
+
+#endif
