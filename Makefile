@@ -194,8 +194,8 @@ syntax:
 EMULATED_BINS := $(addprefix $(B)/emulated/,zse-chat zse-bench zse-serve)
 emulated: $(EMULATED_BINS)
 
-# The device's tests on the code that nvcc made, without a GPU: an interpreter of PTX in place of the
-# CUDA runtime (tests/ptx).  The interpreter runs where it was built: any instruction set will do.
+# The device's tests on nvcc's code, without a GPU: an interpreter of PTX (tests/ptx) replaces the
+# CUDA runtime.  The interpreter runs where it was built, so it may use every instruction.
 PTX_CODE := arch=compute_80,code=compute_80
 $(B)/ptx/gpu/kernels/%_hopper.o: PTX_CODE := arch=compute_90a,code=compute_90a
 PTXFLAGS := -std=c++20 -O2 -ftree-vectorize -g1 -march=native -I. -I$(dir $(realpath $(NVCC)))../include -Wall -Wextra \
@@ -215,7 +215,14 @@ $(B)/ptx/libgpu.a: $(PTX_OBJS) $(PTX_RUN) $(call objects,$(wildcard gpu/backend/
 	$(AR) rcs $@ $^
 $(B)/ptx/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/ptx/libgpu.a $(B)/libzse.a
 	$(CXX) $(CFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka -lm
-ptx-tests: $(PTX_TESTS)
+$(B)/ptx/tests/ptx/t-ptx.o: tests/ptx/t-ptx.cu
+	@mkdir -p $(@D)
+	$(NVCC) -std=c++17 -O3 -lineinfo -I. -gencode $(PTX_CODE) --no-compress -MMD -MP -c -o $@ $<
+$(B)/ptx/t-ptx: $(B)/ptx/tests/ptx/t-ptx.o $(PTX_RUN) $(B)/libzse.a
+	$(CXX) $(CFLAGS) -pthread -o $@ $^ -lm
+ptx-tests: $(B)/ptx/t-ptx $(PTX_TESTS)
+check-ptx: ptx-tests
+	for t in $(B)/ptx/t-ptx $(PTX_TESTS); do CMOCKA_MESSAGE_OUTPUT=TAP $$t || exit 1; done
 
 GPU_TESTS := $(patsubst tests/unit/%.c,$(B)/tests/gpu/%,$(wildcard tests/unit/t-gpu-*.c))
 gpu-tests: $(GPU_TESTS)

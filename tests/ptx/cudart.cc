@@ -2,10 +2,10 @@
  * a GPU: linked in place of libcudart, it runs the PTX that nvcc put into the objects.
  *
  * Work of a stream runs when something waits for it, not before: host code that touches memory too
- * early gets wrong numbers, as on a GPU.  What the runtime would refuse is refused: shared memory
- * above 48 KB without the attribute, blocks beyond a kernel's bounds, calls that are illegal while
- * a stream is captured.  What would only be slow or wrong on a GPU fails too: copies from and to
- * pageable memory.  A kernel that fails loses the device, and its sentence is the error's text. */
+ * early gets wrong numbers, as on a GPU.  Refused are, as by the runtime: shared memory above 48 KB
+ * without the attribute, blocks beyond a kernel's bounds, calls that are illegal while a stream is
+ * captured; and copies from and to pageable memory, which a GPU would only do slowly or too late.
+ * A kernel that fails loses the device, and its sentence is the error's text. */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <cudaTypedefs.h>
@@ -103,8 +103,17 @@ static bool capturing_here()
         }
     return any;
 }
+/* The default stream. */
+static CUstream_st *stream_of(CUstream_st *s)
+{
+    static CUstream_st *plain;
+    if (!s && !plain)
+        streams.push_back(plain = new CUstream_st());
+    return s ? s : plain;
+}
 static cudaError_t enqueue(CUstream_st *s, const work &what)
 {
+    s = stream_of(s);
     if (!s->graph) {
         s->queue.push_back(what);
         s->n_queued++;
@@ -172,7 +181,7 @@ static uint64_t now_ns()
 
 /* ---- the compiler's startup code and launches ---- */
 
-/* What nvcc writes into .nv_fatbin: a header, then entries; of kind 1 are texts, not compressed
+/* The layout of .nv_fatbin: a header, then entries; entries of kind 1 are texts, not compressed
  * with --no-compress. */
 struct fat_wrapper { uint32_t magic, version; const uint8_t *data; void *unused; };
 struct fat_header { uint32_t magic; uint16_t version, header_size; uint64_t size; };
@@ -408,6 +417,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     HOLD;
+    s = stream_of(s);
     if (s->graph) {
         s->invalid = true;
         return result(cudaErrorStreamCaptureUnsupported);

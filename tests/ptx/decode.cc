@@ -11,27 +11,36 @@
 
 #include "libcommon/quant/half.h"
 
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef int8_t s8;
+typedef int16_t s16;
+typedef int32_t s32;
+typedef int64_t s64;
+
 /* Registers of 16 bits have the low half of 32. */
-template <class T> static inline T get(const uint8_t *file, uint32_t at, int i)
+template <class T> static inline T get(const u8 *file, u32 at, int i)
 {
     if constexpr (sizeof(T) >= 4)
         return ((const T *)(file + at))[i];
     else
-        return (T)((const uint32_t *)(file + at))[i];
+        return (T)((const u32 *)(file + at))[i];
 }
-template <class T> static inline void put(uint8_t *file, uint32_t at, int i, T v)
+template <class T> static inline void put(u8 *file, u32 at, int i, T v)
 {
     if constexpr (sizeof(T) >= 4)
         ((T *)(file + at))[i] = v;
     else
-        ((uint32_t *)(file + at))[i] = (uint32_t)v;
+        ((u32 *)(file + at))[i] = (u32)v;
 }
 
 /* a[0] = F(a[1], a[2] ...), D and S their types. */
 template <auto F, class D, class... S, size_t... N>
-static inline void map_lanes(warp &w, const op &o, uint32_t on, std::index_sequence<N...>)
+static inline void map_lanes(warp &w, const op &o, u32 on, std::index_sequence<N...>)
 {
-    uint8_t *const f = w.file;
+    u8 *const f = w.file;
     if (on == ~0u) {
 #pragma GCC ivdep
         for (int i = 0; i < LANES; i++)
@@ -41,56 +50,66 @@ static inline void map_lanes(warp &w, const op &o, uint32_t on, std::index_seque
             put<D>(f, o.a[0], (int)i, (D)F(get<S>(f, o.a[N + 1], (int)i)...));
     }
 }
-template <auto F, class D, class... S> static void map(warp &w, const op &o, uint32_t on)
+template <auto F, class D, class... S> static void map(warp &w, const op &o, u32 on)
 {
     map_lanes<F, D, S...>(w, o, on, std::index_sequence_for<S...>());
 }
 /* The same with the operation itself: o.imm. */
 template <auto F, class D, class... S, size_t... N>
-static inline void map_lanes_imm(warp &w, const op &o, uint32_t on, std::index_sequence<N...>)
+static inline void map_lanes_imm(warp &w, const op &o, u32 on, std::index_sequence<N...>)
 {
     EACH_LANE(i, on)
         put<D>(w.file, o.a[0], (int)i, (D)F(o.imm, get<S>(w.file, o.a[N + 1], (int)i)...));
 }
-template <auto F, class D, class... S> static void map_imm(warp &w, const op &o, uint32_t on)
+template <auto F, class D, class... S> static void map_imm(warp &w, const op &o, u32 on)
 {
     map_lanes_imm<F, D, S...>(w, o, on, std::index_sequence_for<S...>());
 }
 
 /* A predicate: F(a[1], a[2]). */
-template <auto F, class S> static void test(warp &w, const op &o, uint32_t on)
+template <auto F, class S> static void test(warp &w, const op &o, u32 on)
 {
-    uint32_t r = 0;
+    u32 r = 0;
     for (int i = 0; i < LANES; i++)
-        r |= (uint32_t)(F(get<S>(w.file, o.a[1], i), get<S>(w.file, o.a[2], i)) ? 1 : 0) << i;
+        r |= (u32)(F(get<S>(w.file, o.a[1], i), get<S>(w.file, o.a[2], i)) ? 1 : 0) << i;
     if (o.imm) {                        /* combined with predicate a[3] */
-        const uint32_t p = w.predicate[o.a[3]] ^ (o.a[4] ? ~0u : 0);
+        const u32 p = w.predicate[o.a[3]] ^ (o.a[4] ? ~0u : 0);
         r = o.imm == 1 ? r & p : o.imm == 2 ? r | p : r ^ p;
     }
     w.predicate[o.a[0]] = (w.predicate[o.a[0]] & ~on) | (r & on);
 }
-template <auto F> static void logic(warp &w, const op &o, uint32_t on)
+template <auto F> static void logic(warp &w, const op &o, u32 on)
 {
-    const uint32_t a = w.predicate[o.a[1]] ^ (o.imm & 1 ? ~0u : 0), b = w.predicate[o.a[2]] ^ (o.imm & 2 ? ~0u : 0);
+    const u32 a = w.predicate[o.a[1]] ^ (o.imm & 1 ? ~0u : 0), b = w.predicate[o.a[2]] ^ (o.imm & 2 ? ~0u : 0);
     w.predicate[o.a[0]] = (w.predicate[o.a[0]] & ~on) | (F(a, b) & on);
 }
-static void set_predicate(warp &w, const op &o, uint32_t on)
+static void set_predicate(warp &w, const op &o, u32 on)
 {
     w.predicate[o.a[0]] = (w.predicate[o.a[0]] & ~on) | (o.imm ? on : 0);
 }
-template <class T> static void select(warp &w, const op &o, uint32_t on)
+template <class T> static void select(warp &w, const op &o, u32 on)
 {
-    const uint32_t p = w.predicate[o.a[3]] ^ (o.imm ? ~0u : 0);
+    const u32 p = w.predicate[o.a[3]] ^ (o.imm ? ~0u : 0);
     EACH_LANE(i, on)
         put<T>(w.file, o.a[0], (int)i, get<T>(w.file, p >> i & 1 ? o.a[1] : o.a[2], (int)i));
 }
 
 /* ---- numbers ---- */
 
-static inline float f16_of(uint16_t h) { return f16_to_f32(h); }
-static inline uint32_t pair(float low, float high) { return (uint32_t)f32_to_f16(high) << 16 | f32_to_f16(low); }
-static inline float low(uint32_t u) { return f16_of((uint16_t)u); }
-static inline float high(uint32_t u) { return f16_of((uint16_t)(u >> 16)); }
+static inline float f16_of(u16 h) { return f16_to_f32(h); }
+static inline u32 pair(float low, float high) { return (u32)f32_to_f16(high) << 16 | f32_to_f16(low); }
+static inline float low(u32 u) { return f16_of((u16)u); }
+static inline float high(u32 u) { return f16_of((u16)(u >> 16)); }
+
+static u32 add_pairs(u32 x, u32 y) { return pair(low(x) + low(y), high(x) + high(y)); }
+static u32 subtract_pairs(u32 x, u32 y) { return pair(low(x) - low(y), high(x) - high(y)); }
+static u32 multiply_pairs(u32 x, u32 y) { return pair(low(x) * low(y), high(x) * high(y)); }
+static u32 fma_pairs(u32 x, u32 y, u32 z)
+{
+    return pair(fmaf(low(x), low(y), low(z)), fmaf(high(x), high(y), high(z)));
+}
+static float fused(float x, float y, float z) { return fmaf(x, y, z); }
+static double fused(double x, double y, double z) { return fma(x, y, z); }
 
 /* a b + c, rounded down: the residual of the nearest says on which side it is. */
 static float fma_down(float a, float b, float c)
@@ -114,19 +133,27 @@ template <class F> static F rounded(F x, char how)
 {
     return how == 'n' ? rint(x) : how == 'z' ? trunc(x) : how == 'm' ? floor(x) : how == 'p' ? ceil(x) : x;
 }
-template <class T> static constexpr bool is_negative_one(T x) { return std::is_signed_v<T> && x == (T)-1; }
-
-static uint32_t permuted(uint32_t a, uint32_t b, uint32_t s)
+template <class T> static T divided(T x, T y)
 {
-    const uint64_t v = (uint64_t)b << 32 | a;
-    uint32_t out = 0;
+    return y == 0 ? (T)-1 : std::is_signed_v<T> && y == (T)-1 ? (T)(0 - x) : (T)(x / y);
+}
+template <class T> static T remaining(T x, T y)
+{
+    return y == 0 ? x : std::is_signed_v<T> && y == (T)-1 ? (T)0 : (T)(x % y);
+}
+
+static u64 high_product(u64 x, u64 y) { return (u64)((unsigned __int128)x * y >> 64); }
+static u32 permuted(u32 a, u32 b, u32 s)
+{
+    const u64 v = (u64)b << 32 | a;
+    u32 out = 0;
     for (int i = 0; i < 4; i++) {
-        const uint32_t n = s >> 4 * i & 15, byte = (uint32_t)(v >> 8 * (n & 7)) & 0xff;
+        const u32 n = s >> 4 * i & 15, byte = (u32)(v >> 8 * (n & 7)) & 0xff;
         out |= (n & 8 ? (byte & 0x80 ? 0xffu : 0) : byte) << 8 * i;
     }
     return out;
 }
-template <class T> static T inserted(T a, T b, uint32_t at, uint32_t n)
+template <class T> static T inserted(T a, T b, u32 at, u32 n)
 {
     const unsigned bits = 8 * sizeof(T);
     at &= 255, n &= 255;
@@ -135,9 +162,9 @@ template <class T> static T inserted(T a, T b, uint32_t at, uint32_t n)
     const T ones = n >= bits ? (T)~(T)0 : (T)(((T)1 << n) - 1);
     return (T)((b & ~(ones << at)) | ((a & ones) << at));
 }
-static uint32_t logic3(int64_t table, uint32_t a, uint32_t b, uint32_t c)
+static u32 logic3(s64 table, u32 a, u32 b, u32 c)
 {
-    uint32_t out = 0;
+    u32 out = 0;
     for (int i = 0; i < 8; i++)
         if (table >> i & 1)
             out |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
@@ -159,20 +186,20 @@ template <auto F, class T, int N> static constexpr handler same()
 template <auto F, int N> static handler integers(enum type t)
 {
     switch (t) {
-    case U16: case B16: return same<F, uint16_t, N>();
-    case S16: return same<F, int16_t, N>();
-    case U32: case B32: return same<F, uint32_t, N>();
-    case S32: return same<F, int32_t, N>();
-    case U64: case B64: return same<F, uint64_t, N>();
-    case S64: return same<F, int64_t, N>();
+    case U16: case B16: return same<F, u16, N>();
+    case S16: return same<F, s16, N>();
+    case U32: case B32: return same<F, u32, N>();
+    case S32: return same<F, s32, N>();
+    case U64: case B64: return same<F, u64, N>();
+    case S64: return same<F, s64, N>();
     default: return nullptr;
     }
 }
 /* Bits wrap: signed and unsigned are the same. */
 template <auto F, int N> static handler wrapping(enum type t)
 {
-    return bits_of(t) == 16 ? same<F, uint16_t, N>() : bits_of(t) == 32 ? same<F, uint32_t, N>()
-                                                                      : same<F, uint64_t, N>();
+    return bits_of(t) == 16 ? same<F, u16, N>() : bits_of(t) == 32 ? same<F, u32, N>()
+                                                                      : same<F, u64, N>();
 }
 template <auto F, int N> static handler floats(enum type t)
 {
@@ -199,12 +226,12 @@ static handler comparison_of(enum type t, const std::string &c)
     switch (t) {
     case F32: return comparison<float>(c);
     case F64: return comparison<double>(c);
-    case S16: return comparison<int16_t>(c);
-    case U16: case B16: return comparison<uint16_t>(c);
-    case S32: return comparison<int32_t>(c);
-    case U32: case B32: return comparison<uint32_t>(c);
-    case S64: return comparison<int64_t>(c);
-    case U64: case B64: return comparison<uint64_t>(c);
+    case S16: return comparison<s16>(c);
+    case U16: case B16: return comparison<u16>(c);
+    case S32: return comparison<s32>(c);
+    case U32: case B32: return comparison<u32>(c);
+    case S64: return comparison<s64>(c);
+    case U64: case B64: return comparison<u64>(c);
     default: return nullptr;
     }
 }
@@ -212,7 +239,7 @@ static handler comparison_of(enum type t, const std::string &c)
 /* ---- cvt ---- */
 
 /* how: 'n' 'z' 'm' 'p' of a rounding to an integer, 0: none; bit 8: saturate */
-template <class D, class S> static D converted(int64_t how, S x)
+template <class D, class S> static D converted(s64 how, S x)
 {
     if constexpr (std::is_floating_point_v<S>) {
         const S r = rounded(x, (char)(how & 0xff));
@@ -230,23 +257,23 @@ template <class D, class S> static D converted(int64_t how, S x)
         return (D)x;
     }
 }
-template <class D, class S> static handler plain(int64_t how)
+template <class D, class S> static handler plain(s64 how)
 {
     if (how)
         return map_imm<converted<D, S>, D, S>;
     return map<[](S x) { return (converted<D, S>(0, x)); }, D, S>;
 }
-template <class D> static handler from(enum type s, int64_t how)
+template <class D> static handler from(enum type s, s64 how)
 {
     switch (s) {
-    case S8: return plain<D, int8_t>(how);
-    case U8: return plain<D, uint8_t>(how);
-    case S16: return plain<D, int16_t>(how);
-    case U16: return plain<D, uint16_t>(how);
-    case S32: return plain<D, int32_t>(how);
-    case U32: return plain<D, uint32_t>(how);
-    case S64: return plain<D, int64_t>(how);
-    case U64: return plain<D, uint64_t>(how);
+    case S8: return plain<D, s8>(how);
+    case U8: return plain<D, u8>(how);
+    case S16: return plain<D, s16>(how);
+    case U16: return plain<D, u16>(how);
+    case S32: return plain<D, s32>(how);
+    case U32: return plain<D, u32>(how);
+    case S64: return plain<D, s64>(how);
+    case U64: return plain<D, u64>(how);
     case F32: return plain<D, float>(how);
     case F64: return plain<D, double>(how);
     default: return nullptr;
@@ -256,7 +283,7 @@ template <class D> static handler from(enum type s, int64_t how)
 static bool decode_cvt(assembler &as, const statement &s, op &o)
 {
     const enum type d = s.type(1), f = s.type(0);
-    int64_t how = s.has("sat") ? 256 : 0;
+    s64 how = s.has("sat") ? 256 : 0;
     for (const char *r : { "rni", "rzi", "rmi", "rpi" })
         if (s.has(r))
             how |= r[1];
@@ -270,11 +297,11 @@ static bool decode_cvt(assembler &as, const statement &s, op &o)
         o.a[1] = source(as, s.o[1], false);
         if (d == F16X2 && f == F32) {   /* the first operand is the upper half */
             o.a[2] = source(as, s.o[2], false);
-            o.run = map<[](float a, float b) { return (pair(b, a)); }, uint32_t, float, float>;
+            o.run = map<[](float a, float b) { return (pair(b, a)); }, u32, float, float>;
         } else if (d == F32 && f == F16) {
-            o.run = map<[](uint16_t h) { return (f16_of(h)); }, float, uint16_t>;
+            o.run = map<[](u16 h) { return (f16_of(h)); }, float, u16>;
         } else if (d == F16 && f == F32) {
-            o.run = map<[](float x) { return (f32_to_f16(x)); }, uint16_t, float>;
+            o.run = map<[](float x) { return (f32_to_f16(x)); }, u16, float>;
         }
         return o.run != nullptr;
     }
@@ -285,14 +312,14 @@ static bool decode_cvt(assembler &as, const statement &s, op &o)
     if (s.o[0].wide != (bits_of(d) == 64) || wide_from != (bits_of(f) == 64))
         return false;
     switch (d) {
-    case S8: o.run = from<int8_t>(f, how); break;
-    case U8: o.run = from<uint8_t>(f, how); break;
-    case S16: o.run = from<int16_t>(f, how); break;
-    case U16: o.run = from<uint16_t>(f, how); break;
-    case S32: o.run = from<int32_t>(f, how); break;
-    case U32: o.run = from<uint32_t>(f, how); break;
-    case S64: o.run = from<int64_t>(f, how); break;
-    case U64: o.run = from<uint64_t>(f, how); break;
+    case S8: o.run = from<s8>(f, how); break;
+    case U8: o.run = from<u8>(f, how); break;
+    case S16: o.run = from<s16>(f, how); break;
+    case U16: o.run = from<u16>(f, how); break;
+    case S32: o.run = from<s32>(f, how); break;
+    case U32: o.run = from<u32>(f, how); break;
+    case S64: o.run = from<s64>(f, how); break;
+    case U64: o.run = from<u64>(f, how); break;
     case F32: o.run = from<float>(f, how); break;
     case F64: o.run = from<double>(f, how); break;
     default: break;
@@ -303,45 +330,45 @@ static bool decode_cvt(assembler &as, const statement &s, op &o)
 /* ---- sums with a carry: a bit a lane ---- */
 
 /* kind: 0 add, 1 sub, 2 mad.lo, 3 mad.hi; with the carry of before; a new carry */
-static void run_carry(warp &w, const op &o, uint32_t on)
+static void run_carry(warp &w, const op &o, u32 on)
 {
     const int kind = (int)(o.imm & 3);
     EACH_LANE(i, on) {
-        const uint64_t a = get<uint32_t>(w.file, o.a[1], (int)i), b = get<uint32_t>(w.file, o.a[2], (int)i),
-                       c = kind >= 2 ? get<uint32_t>(w.file, o.a[3], (int)i) : 0,
+        const u64 a = get<u32>(w.file, o.a[1], (int)i), b = get<u32>(w.file, o.a[2], (int)i),
+                       c = kind >= 2 ? get<u32>(w.file, o.a[3], (int)i) : 0,
                        carry = o.imm & 4 ? w.carry >> i & 1 : 0;
-        const uint64_t r = kind == 0 ? a + b + carry : kind == 1 ? a - b - carry
-                           : (kind == 2 ? (uint32_t)(a * b) : a * b >> 32) + c + carry;
-        put<uint32_t>(w.file, o.a[0], (int)i, (uint32_t)r);
+        const u64 r = kind == 0 ? a + b + carry : kind == 1 ? a - b - carry
+                           : (kind == 2 ? (u32)(a * b) : a * b >> 32) + c + carry;
+        put<u32>(w.file, o.a[0], (int)i, (u32)r);
         if (o.imm & 8)
-            w.carry = (w.carry & ~(1u << i)) | (uint32_t)(r >> 32 & 1) << i;
+            w.carry = (w.carry & ~(1u << i)) | (u32)(r >> 32 & 1) << i;
     }
 }
 
 /* ---- mov ---- */
 
 /* more: targets of a[1], or sources of a[0]; imm: bits of each */
-static void unpack(warp &w, const op &o, uint32_t on)
+static void unpack(warp &w, const op &o, u32 on)
 {
     EACH_LANE(i, on) {
-        const uint64_t v = o.wide ? get<uint64_t>(w.file, o.a[1], (int)i) : get<uint32_t>(w.file, o.a[1], (int)i);
+        const u64 v = o.wide ? get<u64>(w.file, o.a[1], (int)i) : get<u32>(w.file, o.a[1], (int)i);
         for (size_t j = 0; j < o.more.size(); j++)
             if (o.more[j] != ~0u)
-                put<uint32_t>(w.file, o.more[j], (int)i,
-                              (uint32_t)(v >> (o.imm * (int64_t)j)) & (o.imm == 32 ? ~0u : (1u << o.imm) - 1));
+                put<u32>(w.file, o.more[j], (int)i,
+                              (u32)(v >> (o.imm * (s64)j)) & (o.imm == 32 ? ~0u : (1u << o.imm) - 1));
     }
 }
-static void pack(warp &w, const op &o, uint32_t on)
+static void pack(warp &w, const op &o, u32 on)
 {
     EACH_LANE(i, on) {
-        uint64_t v = 0;
+        u64 v = 0;
         for (size_t j = 0; j < o.more.size(); j++)
-            v |= (uint64_t)(get<uint32_t>(w.file, o.more[j], (int)i) & (o.imm == 32 ? ~0u : (1u << o.imm) - 1))
-                 << (o.imm * (int64_t)j);
+            v |= (u64)(get<u32>(w.file, o.more[j], (int)i) & (o.imm == 32 ? ~0u : (1u << o.imm) - 1))
+                 << (o.imm * (s64)j);
         if (o.wide)
-            put<uint64_t>(w.file, o.a[0], (int)i, v);
+            put<u64>(w.file, o.a[0], (int)i, v);
         else
-            put<uint32_t>(w.file, o.a[0], (int)i, (uint32_t)v);
+            put<u32>(w.file, o.a[0], (int)i, (u32)v);
     }
 }
 
@@ -356,7 +383,7 @@ static bool decode_mov(assembler &as, const statement &s, op &o)
         } else {
             o.a[1] = o.a[2] = s.o[1].at;
             o.imm = s.o[1].negated ? 3 : 0;
-            o.run = logic<[](uint32_t a, uint32_t) { return (a); }>;
+            o.run = logic<[](u32 a, u32) { return (a); }>;
         }
         return true;
     }
@@ -373,8 +400,8 @@ static bool decode_mov(assembler &as, const statement &s, op &o)
         }
     o.a[0] = target(s.o[0], wide);
     o.a[1] = source(as, s.o[1], wide);
-    o.run = wide ? map<[](uint64_t x) { return (x); }, uint64_t, uint64_t>
-                 : map<[](uint32_t x) { return (x); }, uint32_t, uint32_t>;
+    o.run = wide ? map<[](u64 x) { return (x); }, u64, u64>
+                 : map<[](u32 x) { return (x); }, u32, u32>;
     return true;
 }
 
@@ -403,13 +430,13 @@ static bool decode_float(assembler &as, const statement &s, op &o)
     }
     if (t == F16X2) {
         if (b == "add")
-            o.run = map<[](uint32_t x, uint32_t y) { return (pair(low(x) + low(y), high(x) + high(y))); }, uint32_t, uint32_t, uint32_t>;
+            o.run = map<add_pairs, u32, u32, u32>;
         else if (b == "sub")
-            o.run = map<[](uint32_t x, uint32_t y) { return (pair(low(x) - low(y), high(x) - high(y))); }, uint32_t, uint32_t, uint32_t>;
+            o.run = map<subtract_pairs, u32, u32, u32>;
         else if (b == "mul")
-            o.run = map<[](uint32_t x, uint32_t y) { return (pair(low(x) * low(y), high(x) * high(y))); }, uint32_t, uint32_t, uint32_t>;
+            o.run = map<multiply_pairs, u32, u32, u32>;
         else if (b == "fma")
-            o.run = map<[](uint32_t x, uint32_t y, uint32_t z) { return (pair(fmaf(low(x), low(y), low(z)), fmaf(high(x), high(y), high(z)))); }, uint32_t, uint32_t, uint32_t, uint32_t>;
+            o.run = map<fma_pairs, u32, u32, u32, u32>;
         else
             return false;
         return operands(as, s, o, false, b == "fma" ? 3 : 2);
@@ -432,7 +459,7 @@ static bool decode_float(assembler &as, const statement &s, op &o)
     else if (b == "copysign")           /* the sign of the first, the value of the second */
         o.run = floats<[](auto x, auto y) { return ((decltype(x))copysign(y, x)); }, 2>(t);
     else if (b == "fma")
-        o.run = floats<[](auto x, auto y, auto z) { return (sizeof x == 4 ? (decltype(x))fmaf((float)x, (float)y, (float)z) : (decltype(x))fma(x, y, z)); }, 3>(t), n = 3;
+        o.run = floats<[](auto x, auto y, auto z) { return (fused(x, y, z)); }, 3>(t), n = 3;
     else if (b == "neg")
         o.run = floats<[](auto x) { return (-x); }, 1>(t), n = 1;
     else if (b == "abs")
@@ -481,14 +508,14 @@ static bool decode_integer(assembler &as, const statement &s, op &o)
         if (b == "mad")
             o.a[3] = source(as, s.o[3], !from16);
         if (from16 && b == "mul")
-            o.run = is_signed(t) ? map<[](int16_t x, int16_t y) { return (x * y); }, int32_t, int16_t, int16_t>
-                                 : map<[](uint16_t x, uint16_t y) { return ((uint32_t)x * y); }, uint32_t, uint16_t, uint16_t>;
+            o.run = is_signed(t) ? map<[](s16 x, s16 y) { return (x * y); }, s32, s16, s16>
+                                 : map<[](u16 x, u16 y) { return ((u32)x * y); }, u32, u16, u16>;
         else if (b == "mul")
-            o.run = is_signed(t) ? map<[](int32_t x, int32_t y) { return ((int64_t)x * y); }, int64_t, int32_t, int32_t>
-                                 : map<[](uint32_t x, uint32_t y) { return ((uint64_t)x * y); }, uint64_t, uint32_t, uint32_t>;
+            o.run = is_signed(t) ? map<[](s32 x, s32 y) { return ((s64)x * y); }, s64, s32, s32>
+                                 : map<[](u32 x, u32 y) { return ((u64)x * y); }, u64, u32, u32>;
         else if (!from16)
-            o.run = is_signed(t) ? map<[](int32_t x, int32_t y, uint64_t z) { return ((uint64_t)((int64_t)x * y) + z); }, uint64_t, int32_t, int32_t, uint64_t>
-                                 : map<[](uint32_t x, uint32_t y, uint64_t z) { return ((uint64_t)x * y + z); }, uint64_t, uint32_t, uint32_t, uint64_t>;
+            o.run = is_signed(t) ? map<[](s32 x, s32 y, u64 z) { return ((u64)((s64)x * y) + z); }, u64, s32, s32, u64>
+                                 : map<[](u32 x, u32 y, u64 z) { return ((u64)x * y + z); }, u64, u32, u32, u64>;
         return o.run != nullptr;
     }
     if (b == "shl" || b == "shr") {     /* by 32 bits; beyond the width: 0 or the sign */
@@ -496,17 +523,17 @@ static bool decode_integer(assembler &as, const statement &s, op &o)
         o.a[1] = source(as, s.o[1], wide);
         o.a[2] = source(as, s.o[2], false);
         if (b == "shl")
-            o.run = wide ? map<[](uint64_t x, uint32_t n) { return (n > 63 ? 0 : x << n); }, uint64_t, uint64_t, uint32_t>
-                    : bits_of(t) == 32 ? map<[](uint32_t x, uint32_t n) { return (n > 31 ? 0 : x << n); }, uint32_t, uint32_t, uint32_t>
-                                       : map<[](uint16_t x, uint32_t n) { return (n > 15 ? 0 : x << n); }, uint16_t, uint16_t, uint32_t>;
+            o.run = wide ? map<[](u64 x, u32 n) { return (n > 63 ? 0 : x << n); }, u64, u64, u32>
+                    : bits_of(t) == 32 ? map<[](u32 x, u32 n) { return (n > 31 ? 0 : x << n); }, u32, u32, u32>
+                                       : map<[](u16 x, u32 n) { return (n > 15 ? 0 : x << n); }, u16, u16, u32>;
         else if (is_signed(t))
-            o.run = wide ? map<[](int64_t x, uint32_t n) { return (x >> (n > 63 ? 63 : n)); }, int64_t, int64_t, uint32_t>
-                    : bits_of(t) == 32 ? map<[](int32_t x, uint32_t n) { return (x >> (n > 31 ? 31 : n)); }, int32_t, int32_t, uint32_t>
-                                       : map<[](int16_t x, uint32_t n) { return (x >> (n > 15 ? 15 : n)); }, int16_t, int16_t, uint32_t>;
+            o.run = wide ? map<[](s64 x, u32 n) { return (x >> (n > 63 ? 63 : n)); }, s64, s64, u32>
+                    : bits_of(t) == 32 ? map<[](s32 x, u32 n) { return (x >> (n > 31 ? 31 : n)); }, s32, s32, u32>
+                                       : map<[](s16 x, u32 n) { return (x >> (n > 15 ? 15 : n)); }, s16, s16, u32>;
         else
-            o.run = wide ? map<[](uint64_t x, uint32_t n) { return (n > 63 ? 0 : x >> n); }, uint64_t, uint64_t, uint32_t>
-                    : bits_of(t) == 32 ? map<[](uint32_t x, uint32_t n) { return (n > 31 ? 0 : x >> n); }, uint32_t, uint32_t, uint32_t>
-                                       : map<[](uint16_t x, uint32_t n) { return (n > 15 ? 0 : x >> n); }, uint16_t, uint16_t, uint32_t>;
+            o.run = wide ? map<[](u64 x, u32 n) { return (n > 63 ? 0 : x >> n); }, u64, u64, u32>
+                    : bits_of(t) == 32 ? map<[](u32 x, u32 n) { return (n > 31 ? 0 : x >> n); }, u32, u32, u32>
+                                       : map<[](u16 x, u32 n) { return (n > 15 ? 0 : x >> n); }, u16, u16, u32>;
         return true;
     }
     if (b == "bfi") {
@@ -515,39 +542,39 @@ static bool decode_integer(assembler &as, const statement &s, op &o)
         o.a[2] = source(as, s.o[2], wide);
         o.a[3] = source(as, s.o[3], false);
         o.a[4] = source(as, s.o[4], false);
-        o.run = wide ? map<inserted<uint64_t>, uint64_t, uint64_t, uint64_t, uint32_t, uint32_t>
-                     : map<inserted<uint32_t>, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>;
+        o.run = wide ? map<inserted<u64>, u64, u64, u64, u32, u32>
+                     : map<inserted<u32>, u32, u32, u32, u32, u32>;
         return true;
     }
     if (b == "clz" || b == "popc") {
         o.a[0] = target(s.o[0], false);
         o.a[1] = source(as, s.o[1], wide);
         if (b == "clz")
-            o.run = wide ? map<[](uint64_t x) { return (x ? __builtin_clzll(x) : 64); }, uint32_t, uint64_t>
-                         : map<[](uint32_t x) { return (x ? __builtin_clz(x) : 32); }, uint32_t, uint32_t>;
+            o.run = wide ? map<[](u64 x) { return (x ? __builtin_clzll(x) : 64); }, u32, u64>
+                         : map<[](u32 x) { return (x ? __builtin_clz(x) : 32); }, u32, u32>;
         else
-            o.run = wide ? map<[](uint64_t x) { return (__builtin_popcountll(x)); }, uint32_t, uint64_t>
-                         : map<[](uint32_t x) { return (__builtin_popcount(x)); }, uint32_t, uint32_t>;
+            o.run = wide ? map<[](u64 x) { return (__builtin_popcountll(x)); }, u32, u64>
+                         : map<[](u32 x) { return (__builtin_popcount(x)); }, u32, u32>;
         return true;
     }
     if (b == "lop3") {
-        o.imm = (int64_t)s.o[4].value;
+        o.imm = (s64)s.o[4].value;
         o.a[0] = target(s.o[0], false);
         for (size_t i = 1; i < 4; i++)
             o.a[i] = source(as, s.o[i], false);
-        o.run = map_imm<logic3, uint32_t, uint32_t, uint32_t, uint32_t>;
+        o.run = map_imm<logic3, u32, u32, u32, u32>;
         return true;
     }
     if (b == "prmt" && s.word.size() == 2) {
-        o.run = map<permuted, uint32_t, uint32_t, uint32_t, uint32_t>;
+        o.run = map<permuted, u32, u32, u32, u32>;
         return operands(as, s, o, false, 3);
     }
     if (b == "dp4a" && s.word[1] == "s32" && s.word[2] == "s32") {
-        o.run = map<[](uint32_t x, uint32_t y, uint32_t z) {
+        o.run = map<[](u32 x, u32 y, u32 z) {
             for (int i = 0; i < 32; i += 8)
-                z += (uint32_t)((int8_t)(x >> i) * (int8_t)(y >> i));
+                z += (u32)((s8)(x >> i) * (s8)(y >> i));
             return z;
-        }, uint32_t, uint32_t, uint32_t, uint32_t>;
+        }, u32, u32, u32, u32>;
         return operands(as, s, o, false, 3);
     }
     size_t n = 2;
@@ -572,17 +599,17 @@ static bool decode_integer(assembler &as, const statement &s, op &o)
     else if (b == "max")
         o.run = integers<[](auto x, auto y) { return (x > y ? x : y); }, 2>(t);
     else if (b == "div")
-        o.run = integers<[](auto x, auto y) { return (is_negative_one(y) ? (decltype(x))(0 - x) : y == 0 ? (decltype(x))-1 : (decltype(x))(x / y)); }, 2>(t);
+        o.run = integers<[](auto x, auto y) { return (divided(x, y)); }, 2>(t);
     else if (b == "rem")
-        o.run = integers<[](auto x, auto y) { return (is_negative_one(y) ? (decltype(x))0 : y == 0 ? x : (decltype(x))(x % y)); }, 2>(t);
+        o.run = integers<[](auto x, auto y) { return (remaining(x, y)); }, 2>(t);
     else if (b == "mul" && s.has("lo"))
-        o.run = wrapping<[](auto x, auto y) { return ((decltype(x))((uint64_t)x * y)); }, 2>(t);
+        o.run = wrapping<[](auto x, auto y) { return ((decltype(x))((u64)x * y)); }, 2>(t);
     else if (b == "mad" && s.has("lo"))
-        o.run = wrapping<[](auto x, auto y, auto z) { return ((decltype(x))((uint64_t)x * y + z)); }, 3>(t), n = 3;
+        o.run = wrapping<[](auto x, auto y, auto z) { return ((decltype(x))((u64)x * y + z)); }, 3>(t), n = 3;
     else if (b == "mul" && s.has("hi"))
-        o.run = wide ? is_signed(t) ? nullptr : map<[](uint64_t x, uint64_t y) { return ((uint64_t)((unsigned __int128)x * y >> 64)); }, uint64_t, uint64_t, uint64_t>
-                : is_signed(t) ? map<[](int32_t x, int32_t y) { return ((int64_t)x * y >> 32); }, int32_t, int32_t, int32_t>
-                               : map<[](uint32_t x, uint32_t y) { return ((uint64_t)x * y >> 32); }, uint32_t, uint32_t, uint32_t>;
+        o.run = wide ? is_signed(t) ? nullptr : map<high_product, u64, u64, u64>
+                : is_signed(t) ? map<[](s32 x, s32 y) { return ((s64)x * y >> 32); }, s32, s32, s32>
+                               : map<[](u32 x, u32 y) { return ((u64)x * y >> 32); }, u32, u32, u32>;
     return o.run && operands(as, s, o, wide, n);
 }
 
@@ -614,7 +641,7 @@ bool decode_alu(assembler &as, const statement &s, op &o)
         o.a[2] = source(as, s.o[2], wide);
         o.a[3] = s.o[3].at;
         o.imm = s.o[3].negated;
-        o.run = wide ? select<uint64_t> : select<uint32_t>;
+        o.run = wide ? select<u64> : select<u32>;
         return true;
     }
     if (t == PRED && (b == "and" || b == "or" || b == "xor" || b == "not")) {
@@ -622,10 +649,10 @@ bool decode_alu(assembler &as, const statement &s, op &o)
         o.a[1] = s.o[1].at;
         o.a[2] = s.o[b == "not" ? 1 : 2].at;
         o.imm = (s.o[1].negated ? 1 : 0) | (b != "not" && s.o[2].negated ? 2 : 0);
-        o.run = b == "and" ? logic<[](uint32_t x, uint32_t y) { return (x & y); }>
-                : b == "or" ? logic<[](uint32_t x, uint32_t y) { return (x | y); }>
-                : b == "xor" ? logic<[](uint32_t x, uint32_t y) { return (x ^ y); }>
-                             : logic<[](uint32_t x, uint32_t) { return (~x); }>;
+        o.run = b == "and" ? logic<[](u32 x, u32 y) { return (x & y); }>
+                : b == "or" ? logic<[](u32 x, u32 y) { return (x | y); }>
+                : b == "xor" ? logic<[](u32 x, u32 y) { return (x ^ y); }>
+                             : logic<[](u32 x, u32) { return (~x); }>;
         return true;
     }
     static const char *const arithmetic[] = { "add", "sub", "mul", "div", "min", "max", "copysign", "fma", "neg", "abs",

@@ -52,6 +52,7 @@ static void end_phase_if_over(size_t n)
         return;
     b.pending = b.count;
     b.n_phases++;
+    vm.yield = true;                    /* warps that waited run before this one goes on */
     for (warp &w : vm.warps)
         EACH_LANE(i, w.at_phase)
             if (w.phase_of[i] == n) {
@@ -284,7 +285,7 @@ static void run_wgmma(warp &w, const op &o, uint32_t on)
         }
     for (int n = 0; n < COLUMNS; n++) {
         for (int half = 0; half < 2; half++) {
-            const size_t at = swizzled(start + (size_t)(n / 8) * stride + (size_t)(n % 8) * TILE_ROW + (size_t)half * 16);
+            const size_t at = swizzled(start + (size_t)(n / 8) * stride + (size_t)(n % 8 * TILE_ROW + half * 16));
             uint16_t v[8];
             memcpy(v, vm.shared + at, 16);
             for (int k = 0; k < 8; k++)
@@ -294,7 +295,8 @@ static void run_wgmma(warp &w, const op &o, uint32_t on)
             float sum = 0;
             for (int k = 0; k < 16; k++)
                 sum += a[row][k] * column[k];
-            float &c = lane_of<float>(w.file, o.more[(size_t)(n / 8 * 4 + row / 8 * 2 + n % 2)], row % 8 * 4 + n % 8 / 2);
+            const size_t element = (size_t)(n / 8 * 4 + row / 8 * 2 + n % 2);
+            float &c = lane_of<float>(w.file, o.more[element], row % 8 * 4 + n % 8 / 2);
             c = add & 1 ? c + sum : sum;
         }
     }

@@ -1,4 +1,4 @@
-/* machine.cc - a grid: blocks one after the other, warps until they wait, lanes by their address. */
+/* machine.cc - run a grid: block after block, warps until they wait, lanes by their address. */
 #include "tests/ptx/ptx.h"
 
 #include <stdarg.h>
@@ -132,12 +132,12 @@ static void run_warp(warp &w, unsigned n)
     save(w);
     regroup(w);
     vm.now_warp = &w;
-    while (w.active && n--) {
+    vm.yield = false;
+    while (w.active && n-- && !vm.yield) {
         const op &o = ops[w.pc++];
         uint32_t on = w.active;
         if (o.guard >= 0)
             on &= o.guard_not ? ~w.predicate[o.guard] : w.predicate[o.guard];
-        vm.executed++;
         if (on) {
             vm.now = &o;
             o.run(w, o, on);

@@ -162,7 +162,8 @@ static uint8_t *pointer(warp &w, const op &o, uint32_t reg, int lane, size_t n, 
     }
     if (s == LOCAL) {
         if (at + n > vm.k->local_bytes || at % n)
-            fail_at(lane, "%s of %zu bytes at %zu of %zu bytes of local memory", verb(a), n, (size_t)at, vm.k->local_bytes);
+            fail_at(lane, "%s of %zu bytes at %zu of %zu bytes of local memory", verb(a), n, (size_t)at,
+                    vm.k->local_bytes);
         return w.local + (size_t)lane * vm.k->local_bytes + at;
     }
     return global_pointer(o, lane, p, n, a);
@@ -331,7 +332,8 @@ static void to_shared(warp &w, const op &o, uint32_t on)
 static void to_local(warp &w, const op &o, uint32_t on)
 {
     EACH_LANE(i, on) {
-        const uint64_t base = (uint64_t)(w.local + i * vm.k->local_bytes), p = lane_of<uint64_t>(w.file, o.a[1], (int)i);
+        const uint64_t base = (uint64_t)(w.local + i * vm.k->local_bytes),
+                       p = lane_of<uint64_t>(w.file, o.a[1], (int)i);
         lane_of<uint64_t>(w.file, o.a[0], (int)i) = o.imm ? p - base : p + base;
     }
 }

@@ -178,6 +178,17 @@ static std::string function_name(std::string header)
     return trimmed(header.substr(0, header.find('(')));
 }
 
+/* From gpu/ or tests/ on; none: a header of CUDA. */
+static std::string source_name(const std::string &path)
+{
+    for (const char *folder : { "/gpu/", "/tests/" }) {
+        const size_t at = path.rfind(folder);
+        if (at != std::string::npos)
+            return path.substr(at + 1);
+    }
+    return path.compare(0, 4, "gpu/") && path.compare(0, 6, "tests/") ? "" : path;
+}
+
 module *module_open(const char *text, size_t size)
 {
     module *m = new module;
@@ -194,7 +205,7 @@ module *module_open(const char *text, size_t size)
                     const size_t at = strtoul(&t[i + 5], nullptr, 10), quote = t.find('"', i) + 1;
                     if (m->files.size() <= at)
                         m->files.resize(at + 1);
-                    m->files[at] = t.substr(quote, t.find('"', quote) - quote);
+                    m->files[at] = source_name(t.substr(quote, t.find('"', quote) - quote));
                 }
                 i = end;
                 break;
@@ -205,7 +216,8 @@ module *module_open(const char *text, size_t size)
         if (end == std::string::npos)
             break;
         const std::string header = t.substr(i, end - i);
-        const bool is_function = header.find(".entry") != std::string::npos || header.find(".func") != std::string::npos;
+        const bool is_function =
+            header.find(".entry") != std::string::npos || header.find(".func") != std::string::npos;
         if (t[end] == ';') {
             if (!is_function)
                 define(m, header, "");
@@ -407,6 +419,7 @@ struct builder : assembler {
     void body(const std::string &text);
     void formals(const std::string &list, std::vector<operand> &out, bool entry);
     void place(const std::string &name);
+    void place_of(const std::string &text);
 };
 
 /* ---- control ---- */
@@ -541,6 +554,21 @@ void builder::instruction(const std::string &text)
     emit(o, text);
 }
 
+/* 1 66 9, function_name $L__info_string0, inlined_at 2 48 7: the first that is ours. */
+void builder::place_of(const std::string &text)
+{
+    for (size_t i = 0; i != std::string::npos;) {
+        char *end;
+        file = (int)strtol(&text[i], &end, 10);
+        line = (int)strtol(end, nullptr, 10);
+        if ((size_t)file < m->files.size() && !m->files[(size_t)file].empty())
+            return;
+        i = text.find("inlined_at", i);
+        if (i != std::string::npos)
+            i += strlen("inlined_at");
+    }
+}
+
 void builder::body(const std::string &t)
 {
     const int outer = now;
@@ -554,9 +582,7 @@ void builder::body(const std::string &t)
             now = scopes[now].parent;
             i++;
         } else if (!t.compare(i, 4, ".loc") && isspace((unsigned char)t[i + 4])) {
-            char *end;
-            file = (int)strtol(&t[i + 4], &end, 10);
-            line = (int)strtol(end, nullptr, 10);
+            place_of(t.substr(i + 4, end_of_line(t, i) - i - 4));
             i = end_of_line(t, i);
         } else {
             size_t name = i;

@@ -4,8 +4,8 @@
  *
  * A warp executes an operation for the lanes that are at the lowest address of all its lanes; the
  * registers of the 32 lanes lie side by side.  Blocks run one after the other, warps in an order
- * that the seed gives.  What hardware would answer with a wrong number or an error ends the
- * kernel with a sentence that names kernel, block, thread and source line. */
+ * that the seed (ZSE_PTX_SEED) gives.  A fault that hardware would answer with a wrong number or
+ * an error ends the kernel with a sentence that names kernel, block, thread and source line. */
 #ifndef ZSE_TESTS_PTX_PTX_H
 #define ZSE_TESTS_PTX_PTX_H
 
@@ -87,12 +87,12 @@ struct statement {
     bool has(const char *part) const;
     enum type type(size_t from_end = 0) const;      /* of the last part, or of the one before */
 };
-/* What decoders need of the parser: registers that hold numbers. */
+/* The part of the parser that decoders call: registers that hold numbers. */
 struct assembler {
     virtual uint32_t number(uint64_t value, bool wide) = 0;
     virtual ~assembler() {}
 };
-/* The register of an operand that an operation reads as 32 or 64 bits: throws if it has another width. */
+/* The register of an operand that is read as 32 or 64 bits: throws if it has another width. */
 uint32_t source(assembler &as, const operand &o, bool wide);
 uint32_t target(const operand &o, bool wide);
 uint32_t predicate(const operand &o);
@@ -130,7 +130,7 @@ struct machine {
     const op *now;
     const warp *now_warp;
     uint32_t now_on;
-    uint64_t executed;                  /* operations of warps */
+    bool yield;                         /* the warp that runs lets others run first */
 };
 extern machine vm;
 
@@ -150,7 +150,8 @@ static inline uint64_t address_of(const warp &w, const op &o, uint32_t at, int i
 {
     return o.wide_address ? lane_of<uint64_t>(w.file, at, i) : lane_of<uint32_t>(w.file, at, i);
 }
-#define EACH_LANE(i, on) for (uint32_t left_ = (on), i; left_ && (i = (uint32_t)__builtin_ctz(left_), true); left_ &= left_ - 1)
+#define EACH_LANE(i, on) \
+    for (uint32_t left_ = (on), i; left_ && (i = (uint32_t)__builtin_ctz(left_), true); left_ &= left_ - 1)
 
 /* ---- memory ---- */
 

@@ -1,5 +1,5 @@
-/* tensor_map.h - what the stand-in's cuTensorMapEncodeTiled writes and the copy engine reads: a
- * matrix of f16, copied in tiles of box_rows x 64 elements. */
+/* tensor_map.h - the stand-in for CUtensorMap: a matrix of f16, copied in tiles of box_rows x 64
+ * elements.  cudart.cc writes it, hopper.cc reads it. */
 #ifndef ZSE_TESTS_PTX_TENSOR_MAP_H
 #define ZSE_TESTS_PTX_TENSOR_MAP_H
 

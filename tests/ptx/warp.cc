@@ -1,4 +1,4 @@
-/* warp.cc - what lanes and warps do together: barriers, shuffles, votes, products of matrices. */
+/* warp.cc - barriers, shuffles, votes, and products of matrices by the lanes of a warp. */
 #include "tests/ptx/ptx.h"
 
 #include <string.h>
@@ -34,8 +34,9 @@ static void run_shuffle(warp &w, const op &o, uint32_t on)
         return;
     uint32_t out[LANES], good = 0;
     EACH_LANE(i, on) {
-        const uint32_t b = lane_of<uint32_t>(w.file, o.a[2], (int)i) & 31, c = lane_of<uint32_t>(w.file, o.a[3], (int)i),
-                       segment = c >> 8 & 31, most = (i & segment) | ((c & 31) & ~segment), least = i & segment;
+        const uint32_t b = lane_of<uint32_t>(w.file, o.a[2], (int)i) & 31,
+                       c = lane_of<uint32_t>(w.file, o.a[3], (int)i), segment = c >> 8 & 31,
+                       most = (i & segment) | ((c & 31) & ~segment), least = i & segment;
         const int from = o.imm == 'u' ? (int)i - (int)b : o.imm == 'd' ? (int)(i + b)
                          : o.imm == 'b' ? (int)(i ^ b) : (int)(least | (b & ~segment));
         const bool in = o.imm == 'u' ? from >= (int)most : from <= (int)most;

@@ -1,0 +1,174 @@
+/* t-ptx.cu - the interpreter of PTX refuses what a GPU would: each kernel here has one fault, and
+ * the error must name it.  Faultless kernels beside them run. */
+#include <cuda_fp16.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+extern __shared__ __align__(16) unsigned char room[];
+
+__global__ void beyond(float *p, int n) { p[blockIdx.x * blockDim.x + threadIdx.x + n] = 1; }
+__global__ void misaligned(float4 *out, const float *p, int n) { *out = *reinterpret_cast<const float4 *>(p + n); }
+__global__ void constants(const __grid_constant__ int4 v, int *out)
+{
+    asm volatile("st.u32 [%0], 1;" :: "l"(&v.x) : "memory");
+    *out = v.x;
+}
+/* Threads of another warp read what thread 0 wrote. */
+template <bool BARRIER> __global__ void shared_word(int *out)
+{
+    volatile int *word = reinterpret_cast<int *>(room);
+    if (threadIdx.x == 0)
+        *word = 7;
+    if (BARRIER)
+        __syncthreads();
+    out[threadIdx.x] = *word;
+}
+/* Lanes of a warp exchange words. */
+template <bool SYNC> __global__ void within_warp(int *out)
+{
+    volatile int *word = reinterpret_cast<int *>(room);
+    word[threadIdx.x] = threadIdx.x;
+    if (SYNC)
+        __syncwarp();
+    out[threadIdx.x] = word[threadIdx.x ^ 1];
+}
+__global__ void unwritten(int *out) { out[threadIdx.x] = reinterpret_cast<volatile int *>(room)[threadIdx.x]; }
+__global__ void reaches(int *out, int n)
+{
+    room[n] = 1;
+    *out = room[n];
+}
+template <int WAIT> __global__ void copies(int *out, const int *from)
+{
+    const unsigned to = (unsigned)__cvta_generic_to_shared(room);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    asm volatile("cp.async.wait_group %0;" :: "n"(WAIT) : "memory");
+    *out = *reinterpret_cast<volatile int *>(room);
+}
+__global__ void never_meet()
+{
+    if (threadIdx.x < 32)
+        __syncthreads();
+}
+__global__ void unknown(unsigned *out) { *out = __brev(threadIdx.x); }
+/* Every lane takes another number of turns; sums by shuffles meet again after the loop. */
+__global__ void diverging(int *out)
+{
+    int n = 0;
+    for (unsigned i = 0; i < threadIdx.x % 7; i++)
+        n += i & 1 ? 3 : 1;
+    for (int i = 16; i; i /= 2)
+        n += __shfl_xor_sync(0xffffffffu, n, i);
+    out[threadIdx.x] = n;
+}
+
+static int n_tests, n_failed, *device;
+static void *pinned;
+
+static void report(bool good, const char *name, const char *said)
+{
+    n_failed += !good;
+    printf("%sok %d - %s\n", good ? "" : "not ", ++n_tests, name);
+    if (!good)
+        printf("# %s\n", said);
+}
+/* The kernel has run, or its error contains these words. */
+static void expect(const char *name, const char *words)
+{
+    cudaError_t rc = cudaGetLastError();
+    if (rc == cudaSuccess)
+        rc = cudaStreamSynchronize(0);
+    const char *said = cudaGetErrorString(rc);
+    report(words ? rc != cudaSuccess && strstr(said, words) : rc == cudaSuccess, name, said);
+    cudaDeviceReset();
+}
+
+int main()
+{
+    cudaStream_t s;
+    cudaGraph_t graph;
+    cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    cudaMalloc((void **)&device, 4096);
+    cudaMallocHost(&pinned, 4096);
+    static int pageable[4];
+    float *const f = (float *)device;
+
+    beyond<<<4, 256>>>(f, 0);
+    expect("a kernel within its allocation", nullptr);
+    beyond<<<4, 256>>>(f, 1);
+    expect("a write one element too far", "block (3, 0, 0), thread 255: tests/ptx/t-ptx.cu");
+    misaligned<<<1, 1>>>((float4 *)f, f, 4);
+    expect("an aligned vector", nullptr);
+    misaligned<<<1, 1>>>((float4 *)f, f, 3);
+    expect("a misaligned vector", "not aligned");
+    constants<<<1, 1>>>(int4{}, device);
+    expect("a write of a parameter", "constants or parameters");
+    shared_word<true><<<1, 64, 4>>>(device);
+    expect("a barrier between write and read", nullptr);
+    shared_word<false><<<1, 64, 4>>>(device);
+    expect("no barrier between write and read", "race: read of byte 0");
+    within_warp<true><<<1, 32, 128>>>(device);
+    expect("__syncwarp between write and read", nullptr);
+    within_warp<false><<<1, 32, 128>>>(device);
+    expect("no __syncwarp between write and read", "race: read of byte");
+    unwritten<<<1, 32, 128>>>(device);
+    expect("shared memory that nothing wrote", "no thread has written");
+    reaches<<<1, 1, 64>>>(device, 64);
+    expect("shared memory beyond the launch's", "at 64 of 64 bytes");
+    copies<0><<<1, 1, 16>>>(device, device);
+    expect("a copy that was waited for", nullptr);
+    copies<1><<<1, 1, 16>>>(device, device);
+    expect("a copy that was not", "under way");
+    never_meet<<<1, 64>>>();
+    expect("a barrier that half of the threads pass", "wait for what cannot come");
+    unknown<<<1, 1>>>((unsigned *)device);
+    expect("an instruction that is not known", "brev.b32");
+    diverging<<<1, 32>>>(device);
+    expect("lanes that part and meet", nullptr);
+    cudaMemcpyAsync(pinned, device, 128, cudaMemcpyDeviceToHost, 0);
+    expect("a copy to pinned memory", nullptr);
+    /* 0 .. 6 turns give 0 1 4 5 8 9 12; lanes 0 to 27 four times, then 0 1 4 5 */
+    report(((int *)pinned)[31] == 4 * 39 + 10, "what they computed", "another sum");
+
+    reaches<<<1, 1, 49153>>>(device, 0);
+    expect("more than 48 KB without the attribute", "invalid argument");
+    cudaFuncSetAttribute(reaches, cudaFuncAttributeMaxDynamicSharedMemorySize, 49153);
+    reaches<<<1, 1, 49153>>>(device, 49152);
+    expect("more than 48 KB with it", nullptr);
+    never_meet<<<1, 1025>>>();
+    expect("too many threads", "invalid configuration");
+    never_meet<<<dim3(1, 65536), 32>>>();
+    expect("a grid too high", "invalid configuration");
+    cudaMemcpyAsync(pageable, device, 16, cudaMemcpyDeviceToHost, 0);
+    expect("a copy to pageable memory", "pinned");
+    cudaMemcpyAsync(pinned, device, 4097, cudaMemcpyDeviceToHost, 0);
+    expect("a copy beyond the end", "beyond its end");
+
+    void *more = nullptr;
+    cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
+    const bool refused = cudaMalloc(&more, 16) == cudaErrorStreamCaptureUnsupported;
+    report(refused && cudaStreamEndCapture(s, &graph) == cudaErrorStreamCaptureInvalidated,
+           "cudaMalloc within a capture", "accepted");
+    cudaGetLastError();
+    cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
+    report(cudaStreamSynchronize(s) == cudaErrorStreamCaptureUnsupported, "waiting within a capture", "accepted");
+    cudaStreamEndCapture(s, &graph);
+    cudaGetLastError();
+    cudaGraphExec_t exec = nullptr;
+    memset(pinned, 0, 128);
+    cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
+    diverging<<<1, 32, 0, s>>>(device);
+    cudaMemcpyAsync(pinned, device, 128, cudaMemcpyDeviceToHost, s);
+    cudaStreamEndCapture(s, &graph);
+    cudaGraphInstantiate(&exec, graph, 0);
+    const int before = ((int *)pinned)[0];
+    cudaGraphLaunch(exec, s);
+    const int begun = ((int *)pinned)[0];
+    cudaStreamSynchronize(s);
+    report(before == 0 && begun == 0 && ((int *)pinned)[0] == 4 * 39 + 10, "a graph runs when it is waited for",
+           "too early, or not at all");
+    printf("1..%d\n", n_tests);
+    return n_failed != 0;
+}
