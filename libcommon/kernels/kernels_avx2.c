@@ -53,6 +53,7 @@ INLINE int32_t seed_pair(const int8_t *code)
 }
 #define SEED(codes, sum) seed_pair(codes)
 #define FLOATS_SCRATCH avx2_floats_scratch
+#define ACT_RUN(n_tokens) 4
 
 #include "libcommon/kernels/acts.inc"
 #include "libcommon/kernels/tokens_ymm.inc"
@@ -372,6 +373,12 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
 #define TERNARY_ROWS(n) 1
 enum { TERNARY_TWICE = 0 };
 
-#include "libcommon/kernels/kernels_ymm.inc"
+#define UNPACK unpack_block
+
+#include "libcommon/kernels/ternary.inc"
+
+#include "libcommon/kernels/stream_ymm.inc"
+
+#include "libcommon/kernels/panels.inc"
 
 const struct kernels kernels_avx2 = KERNELS_SET("avx2", supported, avx2, avx2, avx2);

@@ -23,6 +23,7 @@ static int supported(void)
 enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 12, BIAS = 128, SEED_PER_STEP = 1, MORE_BYTES = 64 };
 #define SEED(codes, sum) (-BIAS * (sum))
 #define FLOATS_SCRATCH avx512_floats_scratch
+#define ACT_RUN(n_tokens) 4
 
 #include "libcommon/kernels/acts.inc"
 
@@ -185,7 +186,7 @@ INLINE __m512i stream_codes(__m512i low, const uint8_t *high, const int bits, co
 }
 
 typedef vf lanes_f;
-typedef vi lanes_i;
+typedef vi lanes_i, lanes_table;
 enum { LANES = 16, TERNARY_FEW = STREAM_MAX };
 #define VECTORS(T, codes) 2
 #define KEEP_SUMS(T) ((T) <= 4)                         /* more do not fit */

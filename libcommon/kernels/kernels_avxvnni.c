@@ -22,6 +22,7 @@ static int supported(void)
 enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 1, MORE_BYTES = 512 * TILE_ROWS, BIAS = 128 };
 #define SEED(codes, sum) (-BIAS * (sum))
 #define FLOATS_SCRATCH avx2_floats_scratch
+#define ACT_RUN(n_tokens) 4
 
 #include "libcommon/kernels/acts.inc"
 #include "libcommon/kernels/tokens_ymm.inc"
@@ -144,6 +145,12 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
 #define TERNARY_ROWS(n) ((n) <= 2 ? 2 : 1)
 enum { TERNARY_IN_PLACE = 1, TERNARY_BY_B = 1, TERNARY_TWICE = 0 };
 
-#include "libcommon/kernels/kernels_ymm.inc"
+#define UNPACK unpack_block
+
+#include "libcommon/kernels/ternary.inc"
+
+#include "libcommon/kernels/stream_ymm.inc"
+
+#include "libcommon/kernels/panels.inc"
 
 const struct kernels kernels_avxvnni = KERNELS_SET("avxvnni", supported, avxvnni, avx2, avx2);
