@@ -4,6 +4,7 @@
 #                      driver are installed; none: never)
 #   make B=build/asan CFLAGS='-O1 -g -fsanitize=address,undefined' \
 #     LDFLAGS='-fsanitize=address,undefined' check
+#   make B=build/arm64 CC=aarch64-linux-gnu-gcc-12     for ARM64 (scripts/deps --cross arm64)
 B       ?= build
 PREFIX  ?= /usr/local
 CFLAGS  ?= -O2 -g
@@ -11,15 +12,22 @@ VERSION := 0.1.0
 NVCC    ?= $(shell command -v nvcc)
 GPU     ?= auto
 
-ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
+TRIPLET := $(shell $(CC) -dumpmachine)
+ARCH    := $(firstword $(subst -, ,$(TRIPLET)))
+# A compiler that is named after its target gets the libraries of that target, from Debian's folder.
+CROSS   := $(findstring $(TRIPLET)-,$(CC))
+ifeq ($(origin AR),default)
+AR      := $(CROSS)ar
+endif
+PKG_CONFIG ?= $(if $(CROSS),PKG_CONFIG_LIBDIR=/usr/lib/$(TRIPLET)/pkgconfig:/usr/share/pkgconfig )pkg-config
 PKGS    := jansson zlib libpcre2-8 libutf8proc
 ifneq ($(filter-out clean uninstall,$(or $(MAKECMDGOALS),all)),)
 NEEDED  := $(PKGS) libcurl libedit sqlite3 libssl libcrypto
-MISSING := $(strip $(foreach p,$(NEEDED),$(shell pkg-config --exists $p 2>/dev/null || echo $p)))
-$(if $(MISSING),$(error pkg-config does not find: $(MISSING); on Debian, run scripts/deps))
+MISSING := $(strip $(foreach p,$(NEEDED),$(shell $(PKG_CONFIG) --exists $p 2>/dev/null || echo $p)))
+$(if $(MISSING),$(error pkg-config does not find: $(MISSING); on Debian, run scripts/deps$(if $(CROSS), --cross arm64)))
 endif
-PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS))
-PKG_LIBS   := $(shell pkg-config --libs $(PKGS))
+PKG_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(PKGS))
+PKG_LIBS   := $(shell $(PKG_CONFIG) --libs $(PKGS))
 # -ffp-contract=off: sums round the same way in every build; the kernels call fma explicitly.
 FLAGS   := -std=c11 -D_GNU_SOURCE -DZSE_VERSION='"$(VERSION)"' -I. $(PKG_CFLAGS) -Wall -Wextra -Werror \
            -Wstrict-prototypes -Wmissing-prototypes -Wshadow -ffp-contract=off -fno-math-errno -pthread \
@@ -54,8 +62,10 @@ EMULATED = $(patsubst %,$(E)/%.o,$(basename $(KERNELS) gpu/rt/emulated.cc gpu/rt
            $(call objects,$(wildcard gpu/backend/*.c))
 
 PROGRAMS := $(patsubst cmd/%.c,%,$(wildcard cmd/zse-*.c))
-X86   := $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avxvnni.c %_avx512.c %_amx.c)
-LIB   := $(filter-out $(X86),$(wildcard libcommon/*/*.c libcommon/*/*/*.c)) \
+# Sources of other architectures.
+OTHERS := $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avxvnni.c %_avx512.c %_amx.c) \
+          $(if $(filter aarch64,$(ARCH)),,%_neon.c %_dotprod.c %_i8mm.c)
+LIB   := $(filter-out $(OTHERS),$(wildcard libcommon/*/*.c libcommon/*/*/*.c)) \
          $(if $(filter cuda,$(DEVICE)),$(wildcard gpu/backend/*.c),gpu/stub.c)
 CMD   := $(filter-out cmd/zse-%,$(wildcard cmd/*.c))
 UNIT  := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/t-*.c))
@@ -63,7 +73,7 @@ BINS  := $(addprefix $(B)/,$(PROGRAMS))
 # Sources that depend on the architecture.  All other objects are the same for any: a build may use
 # those of another build with the same flags (O=build).
 O     ?= $(B)
-BY_ARCH  := $(shell grep -lw ZSE_X86 libcommon/*/*.c libcommon/*/*/*.c tests/unit/*.c)
+BY_ARCH  := $(shell grep -lwE 'ZSE_X86|ZSE_ARM64' libcommon/*/*.c libcommon/*/*/*.c tests/unit/*.c)
 objects = $(patsubst %.c,$(B)/%.o,$(filter $(BY_ARCH),$1)) $(patsubst %.c,$(O)/%.o,$(filter-out $(BY_ARCH),$1))
 OBJS  := $(call objects,$(LIB) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) \
            $(patsubst $(B)/%,%.c,$(UNIT)) $(wildcard gpu/backend/*.c)) $(EMULATED)
@@ -78,10 +88,15 @@ $(B)/%_avxvnni.o: SIMD := -mavx2 -mfma -mf16c -mavxvnni $(LINES)
 $(B)/%_avx512.o: SIMD := $(AVX512)
 $(B)/%_amx.o: SIMD := -mamx-tile -mamx-int8
 $(B)/libcommon/kernels/%_amx.o: SIMD := $(AVX512) -mamx-tile -mamx-int8
+$(B)/%_dotprod.o: SIMD := -march=armv8.2-a+dotprod
+$(B)/%_i8mm.o: SIMD := -march=armv8.2-a+dotprod+i8mm
 # The innermost loops: LOOPS, if given, follows CFLAGS there.
 $(patsubst %,$(B)/libcommon/%.o,kernels/% quant/% convert/linalg% convert/gptq%): INNER := $(LOOPS)
 ifeq ($(ARCH),x86_64)
 $(BY_ARCH:%.c=$(B)/%.o): FLAGS += -DZSE_X86
+endif
+ifeq ($(ARCH),aarch64)
+$(BY_ARCH:%.c=$(B)/%.o): FLAGS += -DZSE_ARM64
 endif
 define COMPILE
 	@mkdir -p $(@D)

@@ -36,7 +36,8 @@ static void check_cpu(json_t *all, const struct machine *m)
             "the governor is %s: after a pause the clock rises slowly", m->governor);
     const char *best = machine_has(m, "amx_int8") ? "amx_int8" : machine_has(m, "avx512_vnni") ? "avx512_vnni"
         : machine_has(m, "avx_vnni") ? "avx_vnni" :
-                       machine_has(m, "avx2") ? "avx2" : NULL;
+        machine_has(m, "avx2") ? "avx2" : machine_has(m, "i8mm") ? "i8mm" : machine_has(m, "asimddp") ? "asimddp"
+        : machine_has(m, "asimd") ? "asimd" : NULL;
     if (best)
         add(all, "simd", "ok", NULL, "%s", best);
     else

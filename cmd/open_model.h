@@ -83,7 +83,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --ctx N                context in tokens (default: the model's, at most 8192)\n" \
     "      --kv f32|bf16|f16|fp8|i8|i4  the type of keys and values, or of each: k=i8,v=i4 (default: f16)\n" \
     "      --exact                f32 activations and f32 keys and values\n" \
-    "      --kernels NAME         CPU kernels: ref, avx2, avxvnni, avx512, amx (default: the fastest that run here)\n" \
+    "      --kernels NAME         CPU kernels: ref, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm (default: the fastest)\n" \
     "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \
     "      --gpu-layers N|auto    the last N layers on the GPU, the others on the CPU; auto: as many as fit (default: all)\n" \
     "      --strict               no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)\n" \

@@ -45,7 +45,7 @@ static const char usage[] =
     "                             beside OUT (default: 200MB for a mixture of experts, else no limit)\n"
     "      --synthetic NAME       no SRC: random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and memory\n"
     "      --threads N            threads (default: one for each processor)\n"
-    "      --kernels NAME         CPU kernels for the runs: ref, avx2, avxvnni, avx512, amx (default: the fastest that run here)\n"
+    "      --kernels NAME         CPU kernels for runs: ref, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm (default: the fastest)\n"
     "      --checkpoint SECONDS   save the state for a resumed conversion at most this often, after a layer (default: 30)\n"
     "      --no-resume            save no state, and remove that of an interrupted conversion to OUT\n"
     "  -n, --dry-run              print the conversion of each tensor, write nothing\n"

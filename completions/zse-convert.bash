@@ -15,7 +15,7 @@ _zse_convert() {
     --calibration-memory) COMPREPLY=(); return ;;
     --synthetic) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
-    --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx" -- "$cur")); return ;;
+    --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx neon dotprod i8mm" -- "$cur")); return ;;
     --checkpoint) COMPREPLY=(); return ;;
     --mode) COMPREPLY=(); return ;;
     --progress) COMPREPLY=($(compgen -W "bar json" -- "$cur")); return ;;

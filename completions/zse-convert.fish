@@ -12,7 +12,7 @@ complete -c zse-convert -l calibration -r -d 'text that good and best run throug
 complete -c zse-convert -l calibration-memory -x -d 'limit of the memory of good and best, besides one expert; the rest is in unnamed files'
 complete -c zse-convert -l synthetic -x -d 'no SRC random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and memory'
 complete -c zse-convert -l threads -x -d 'threads (default one for each processor)'
-complete -c zse-convert -l kernels -x -a 'ref avx2 avxvnni avx512 amx' -d 'CPU kernels for the runs ref, avx2, avxvnni, avx512, amx (default the fastest that run here)'
+complete -c zse-convert -l kernels -x -a 'ref avx2 avxvnni avx512 amx neon dotprod i8mm' -d 'CPU kernels for runs ref, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm (default the fastest)'
 complete -c zse-convert -l checkpoint -x -d 'save the state for a resumed conversion at most this often, after a layer (default 30)'
 complete -c zse-convert -l no-resume -d 'save no state, and remove that of an interrupted conversion to OUT'
 complete -c zse-convert -l dry-run -s n -d 'print the conversion of each tensor, write nothing'

@@ -14,6 +14,9 @@ const struct linalg_ops *const *linalg_all(void)
 #ifdef ZSE_X86
         &linalg_avx512, &linalg_avx2,
 #endif
+#ifdef ZSE_ARM64
+        &linalg_neon,
+#endif
         &linalg_plain, NULL,
     };
     return all;

@@ -32,7 +32,9 @@ struct linalg_ops {
     /* Nearest levels of t [32]: level [32] and its index [32]. */
     void (*nearest)(const struct level_grid *g, const float *t, float *level, int32_t *index);
 };
-extern const struct linalg_ops linalg_plain, linalg_avx2, linalg_avx512;    /* the last two on x86-64 only */
+extern const struct linalg_ops linalg_plain;
+extern const struct linalg_ops linalg_avx2, linalg_avx512;                  /* on x86-64 only */
+extern const struct linalg_ops linalg_neon;                                 /* on ARM64 only */
 const struct linalg_ops *linalg_pick(void);
 /* All sets compiled in, fastest first, NULL-terminated. */
 const struct linalg_ops *const *linalg_all(void);

@@ -87,6 +87,9 @@ static const struct roofline_loops *const vectors[] = {
 #ifdef ZSE_X86
     &roofline_avx512, &roofline_avxvnni, &roofline_avx2,
 #endif
+#ifdef ZSE_ARM64
+    &roofline_i8mm, &roofline_dotprod, &roofline_neon,
+#endif
     &roofline_generic,
 };
 

@@ -31,7 +31,8 @@ struct roofline {
     /* bytes/s from memory, far beyond the caches: one thread, all threads; best of 1, 2 and 4
      * streams a thread.  0 here and below: not measured */
     double read[2];
-    /* op/s of int8 dot products in vectors; "avx512vnni", "avxvnni", "avx2", "generic" */
+    /* op/s of int8 dot products in vectors; "avx512vnni", "avxvnni", "avx2", "i8mm",
+     * "dotprod", "neon", "generic" */
     double int8[2]; const char *int8_name;
     double amx[2];                      /* op/s of int8 tiles; 0: no AMX */
     double f32[2]; const char *f32_name;        /* flop/s of f32 multiply-adds in vectors */
@@ -56,6 +57,8 @@ struct roofline_loops {
 extern const struct roofline_loops roofline_generic;
 /* only if ZSE_X86 is defined */
 extern const struct roofline_loops roofline_avx2, roofline_avxvnni, roofline_avx512, roofline_amx;
+/* only if ZSE_ARM64 is defined */
+extern const struct roofline_loops roofline_neon, roofline_dotprod, roofline_i8mm;
 
 #ifdef __cplusplus
 }

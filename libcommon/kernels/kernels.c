@@ -7,6 +7,9 @@ static const struct kernels *const all[] = {
 #ifdef ZSE_X86
     &kernels_amx, &kernels_avx512, &kernels_avxvnni, &kernels_avx2,
 #endif
+#ifdef ZSE_ARM64
+    &kernels_i8mm, &kernels_dotprod, &kernels_neon,
+#endif
     &kernels_ref, NULL
 };
 

@@ -91,7 +91,7 @@ static inline int attn_width(const struct attn *a) { return a->latent ? a->laten
 static inline size_t attn_partial(int head_dim) { return ((size_t)head_dim + 15) / 16 * 16 + 32; }
 
 struct kernels {
-    const char *name;                                   /* "ref", "avx2", "avxvnni", "avx512", "amx" */
+    const char *name;                                   /* "ref", "avx2", "i8mm": see below */
     int (*supported)(void);
 
     /* Activations for the integer matmul: rounded once per token and act_group, shared by every
@@ -165,8 +165,9 @@ struct kernels {
 
 enum act_kind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, ACT_GELU_QUICK };
 
-/* all but the first on x86-64 only */
-extern const struct kernels kernels_ref, kernels_avx2, kernels_avxvnni, kernels_avx512, kernels_amx;
+extern const struct kernels kernels_ref;
+extern const struct kernels kernels_avx2, kernels_avxvnni, kernels_avx512, kernels_amx;     /* on x86-64 only */
+extern const struct kernels kernels_neon, kernels_dotprod, kernels_i8mm;                    /* on ARM64 only */
 /* All sets compiled in, fastest first, NULL-terminated. */
 const struct kernels *const *kernels_all(void);
 /* The fastest set this machine runs; WANT forces one by name (NULL: choose).  NULL with *e if it

@@ -100,6 +100,8 @@ ROWS_OF(avx2) SCAN_OF(avx2) ATTENTION_OF(avx2) FLOATS_OF(avx2) INTEGERS_OF(avx2)
 ROWS_OF(avx512) SCAN_OF(avx512) ATTENTION_OF(avx512) FLOATS_OF(avx512) INTEGERS_OF(avx512)
 FLOATS_OF(amx) INTEGERS_OF(amx)
 INTEGERS_OF(avxvnni)
+ROWS_OF(neon) SCAN_OF(neon) ATTENTION_OF(neon) FLOATS_OF(neon) INTEGERS_OF(neon)
+INTEGERS_OF(dotprod) INTEGERS_OF(i8mm)
 
 /* A table: the integer matmul of one set, the f32 matmul and the rest of others or the same. */
 #define KERNELS_SET(name, supported, ints, floats, rest) { \

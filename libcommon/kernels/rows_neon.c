@@ -1,0 +1,5 @@
+/* rows_neon.c - rows.inc in NEON. */
+#define SET(name) neon_##name
+
+#include "libcommon/kernels/vec_neon.inc"
+#include "libcommon/kernels/rows.inc"

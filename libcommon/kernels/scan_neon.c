@@ -1,0 +1,5 @@
+/* scan_neon.c - scan.inc in NEON. */
+#define SET(name) neon_##name
+
+#include "libcommon/kernels/vec_neon.inc"
+#include "libcommon/kernels/scan.inc"
