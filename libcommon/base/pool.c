@@ -2,11 +2,13 @@
 #include "libcommon/base/pool.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -55,6 +57,8 @@ static void pause_cpu(void)
 {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");       /* waits some tens of cycles; yield does not wait at all */
 #endif
 }
 
@@ -142,11 +146,40 @@ static void *worker_main(void *arg)
     }
 }
 
+/* Relative speed of a processor; 0: the system does not tell. */
+static long cpu_capacity(const char *root, int cpu)
+{
+    char path[256], text[32] = "";
+    snprintf(path, sizeof path, "%s/sys/devices/system/cpu/cpu%d/cpu_capacity", root ? root : "", cpu);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    const ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    return n > 0 ? strtol(text, NULL, 10) : 0;
+}
+
+int pool_big_cpus(const cpu_set_t *set, const char *root)
+{
+    long capacity[CPU_SETSIZE] = { 0 }, most = 0;
+    int n = 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, set)) {
+            capacity[cpu] = cpu_capacity(root, cpu);
+            if (capacity[cpu] <= 0)
+                return CPU_COUNT(set);
+            most = capacity[cpu] > most ? capacity[cpu] : most;
+        }
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        n += capacity[cpu] > 0 && capacity[cpu] >= most - most / 2;
+    return n;
+}
+
 int pool_n_cpus(void)
 {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
-        return CPU_COUNT(&set);
+        return pool_big_cpus(&set, NULL);
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 ? (int)n : 1;
 }

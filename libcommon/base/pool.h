@@ -5,6 +5,8 @@
 #ifndef ZSE_BASE_POOL_H
 #define ZSE_BASE_POOL_H
 
+#include <sched.h>
+
 #include "libcommon/base/err.h"
 
 #ifdef __cplusplus
@@ -13,11 +15,17 @@ extern "C" {
 
 struct pool;
 
-/* n_threads >= 1 includes the caller; 0 means one for each processor this process may use. */
+/* n_threads >= 1 includes the caller; 0 means pool_n_cpus(). */
 struct pool *pool_open(int n_threads, struct err *e);
 void pool_close(struct pool *p);            /* NULL is fine */
 int pool_size(const struct pool *p);
-int pool_n_cpus(void);                      /* processors in this process's affinity mask */
+/* Processors in this process's affinity mask, without slow ones: pool_big_cpus(). */
+int pool_n_cpus(void);
+/* The number of processors of set with at least half the capacity of its fastest (big.LITTLE:
+ * /sys/devices/system/cpu/cpuN/cpu_capacity, below root unless that is NULL): every loop would wait
+ * for the others.  All of set where the system does not tell.  The kernel puts busy threads on the
+ * fast processors. */
+int pool_big_cpus(const cpu_set_t *set, const char *root);
 
 /* Run fn(arg, i, thread) for every i in [0, n), each exactly once, thread in [0, pool_size);
  * returns when all are done.  Each thread begins with consecutive items of its own, then helps

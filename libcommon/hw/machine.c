@@ -41,6 +41,37 @@ static int has_word(const char *words, const char *word)
     return 0;
 }
 
+/* ARM processors have numbers instead of a name: implementer and part of MIDR_EL1.  Append the name
+ * of each part that there is: big.LITTLE has several. */
+static void name_arm(struct machine *m, const char *cpuinfo)
+{
+    static const struct { int implementer, part; const char *name; } parts[] = {
+        { 0x41, 0xd03, "Cortex-A53" }, { 0x41, 0xd05, "Cortex-A55" }, { 0x41, 0xd07, "Cortex-A57" },
+        { 0x41, 0xd08, "Cortex-A72" }, { 0x41, 0xd09, "Cortex-A73" }, { 0x41, 0xd0a, "Cortex-A75" },
+        { 0x41, 0xd0b, "Cortex-A76" }, { 0x41, 0xd0c, "Neoverse N1" }, { 0x41, 0xd0d, "Cortex-A77" },
+        { 0x41, 0xd40, "Neoverse V1" }, { 0x41, 0xd41, "Cortex-A78" }, { 0x41, 0xd44, "Cortex-X1" },
+        { 0x41, 0xd46, "Cortex-A510" }, { 0x41, 0xd47, "Cortex-A710" }, { 0x41, 0xd48, "Cortex-X2" },
+        { 0x41, 0xd49, "Neoverse N2" }, { 0x41, 0xd4d, "Cortex-A715" }, { 0x41, 0xd4e, "Cortex-X3" },
+        { 0x41, 0xd4f, "Neoverse V2" }, { 0x41, 0xd80, "Cortex-A520" }, { 0x41, 0xd81, "Cortex-A720" },
+        { 0x41, 0xd82, "Cortex-X4" }, { 0x41, 0xd84, "Neoverse V3" }, { 0x41, 0xd8e, "Neoverse N3" },
+        { 0x46, 0x001, "A64FX" }, { 0x48, 0xd01, "TaiShan V110" }, { 0x4e, 0x004, "Carmel" },
+        { 0xc0, 0xac3, "AmpereOne" }, { 0xc0, 0xac4, "AmpereOne A" },
+    };
+    char implementer[32], part[32], name[96];
+    for (const char *p = cpuinfo; (p = strstr(p, "CPU implementer")); p++) {
+        if (!value_of(p, "CPU implementer", implementer, sizeof implementer) ||
+            !value_of(p, "CPU part", part, sizeof part))
+            return;
+        snprintf(name, sizeof name, "ARM implementer %s, part %s", implementer, part);
+        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+            if (parts[i].implementer == strtol(implementer, NULL, 0) && parts[i].part == strtol(part, NULL, 0))
+                snprintf(name, sizeof name, "%s", parts[i].name);
+        const size_t n = strlen(m->cpu);
+        if (!strstr(m->cpu, name))
+            snprintf(m->cpu + n, sizeof m->cpu - n, "%s%s", n ? " + " : "", name);
+    }
+}
+
 static void read_cpuinfo(struct machine *m, const char *root)
 {
     /* In the kernel's spelling; asimd is NEON of 64-bit ARM. */
@@ -50,8 +81,10 @@ static void read_cpuinfo(struct machine *m, const char *root)
                                         "bf16", "sve", "sve2" };
     char *text = malloc(CPUINFO), *flags = malloc(8192);
     if (text && flags && sys_read(root, "/proc/cpuinfo", text, CPUINFO) > 0) {
-        if (!value_of(text, "model name", m->cpu, sizeof m->cpu) && !value_of(text, "Hardware", m->cpu, sizeof m->cpu))
-            value_of(text, "cpu model", m->cpu, sizeof m->cpu);
+        if (!value_of(text, "model name", m->cpu, sizeof m->cpu) && !value_of(text, "cpu model", m->cpu, sizeof m->cpu))
+            name_arm(m, text);
+        if (!*m->cpu)
+            value_of(text, "Hardware", m->cpu, sizeof m->cpu);
         if (!value_of(text, "flags", flags, 8192))
             value_of(text, "Features", flags, 8192);
         for (size_t i = 0; i < sizeof sets / sizeof *sets && m->n_isa < MACHINE_ISA; i++)

@@ -23,7 +23,7 @@ struct machine_gpu {
 struct machine {
     char cpu[128];                          /* "AMD EPYC 9555"; "": unknown */
     int n_cpus, n_cores, n_sockets;         /* online logical processors, cores, packages */
-    int n_usable;                           /* processors this process may run on (affinity) */
+    int n_usable;                           /* pool_n_cpus(): processors this process may run on */
     double cpu_quota;                       /* processors' worth of time that control groups allow; 0: no limit */
     double max_mhz;                         /* 0: unknown */
     int virtual_machine;

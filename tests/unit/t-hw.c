@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "libcommon/base/err.h"
+#include "libcommon/base/pool.h"
 #include "libcommon/hw/machine.h"
 #include "libcommon/hw/sysfile.h"
 
@@ -234,6 +235,46 @@ static void whole_machine(void **state)
     free(m);
 }
 
+/* ARM processors have numbers: a known part, an unknown one, two kinds. */
+static void arm_processors(void **state)
+{
+    struct machine *m = malloc(sizeof *m);
+    struct err e;
+    (void)state;
+    assert_non_null(m);
+    put("/proc/cpuinfo", "processor\t: 0\nFeatures\t: fp asimd asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n");
+    assert_int_equal(machine_probe(m, root, &e), 0);
+    assert_string_equal(m->cpu, "Neoverse N1");
+    assert_true(machine_has(m, "asimddp") && !machine_has(m, "i8mm"));
+    put("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xfff\n");
+    assert_int_equal(machine_probe(m, root, &e), 0);
+    assert_string_equal(m->cpu, "ARM implementer 0x41, part 0xfff");
+    put("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n\n"
+                         "processor\t: 1\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n\n"
+                         "processor\t: 2\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\n");
+    assert_int_equal(machine_probe(m, root, &e), 0);
+    assert_string_equal(m->cpu, "Cortex-A55 + Cortex-A76");
+    free(m);
+}
+
+/* Two small processors beside two large ones: steps would wait for the small ones. */
+static void big_and_little(void **state)
+{
+    cpu_set_t set;
+    (void)state;
+    CPU_ZERO(&set);
+    for (int i = 0; i < 4; i++)
+        CPU_SET(i, &set);
+    for (int i = 0; i < 4; i++) {
+        char path[80];
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cpu_capacity", i);
+        put(path, i < 2 ? "446\n" : "1024\n");
+        assert_int_equal(pool_big_cpus(&set, root), i < 3 ? 4 : 2);     /* all, until every one has a capacity */
+    }
+    CPU_CLR(2, &set), CPU_CLR(3, &set);
+    assert_int_equal(pool_big_cpus(&set, root), 2);                     /* of the small ones, both */
+}
+
 /* SMBIOS: two of three slots hold a module; a truncated table is read as far as it goes. */
 static void memory_modules(void **state)
 {
@@ -282,6 +323,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(group_of_a_container, fresh, remove_all),
         cmocka_unit_test_setup_teardown(group_of_version_1, fresh, remove_all),
         cmocka_unit_test_setup_teardown(whole_machine, fresh, remove_all),
+        cmocka_unit_test_setup_teardown(arm_processors, fresh, remove_all),
+        cmocka_unit_test_setup_teardown(big_and_little, fresh, remove_all),
         cmocka_unit_test_setup_teardown(memory_modules, fresh, remove_all),     cmocka_unit_test(pressure_levels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
