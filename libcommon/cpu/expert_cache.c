@@ -13,6 +13,7 @@
 
 enum {
     LARGE = 2 << 20,                    /* a large page */
+    FILE_PAGE = 4096,                   /* experts of a file begin on such a page; the system's may be larger */
     HALF_LIFE = 4096,                   /* tokens after which a use counts half */
     TRY_EVERY = 16,                     /* if guesses are mostly wrong, try again once in so many layers */
 };
@@ -21,7 +22,7 @@ static const float GOOD_GUESS = 0.6f;
 
 enum { OUT, COMING, IN };
 struct expert_slot {
-    uintptr_t from, to;                 /* whole pages of the mapping */
+    uintptr_t from, to;                 /* whole pages of the file in the mapping */
     int frame;                          /* its frame, unless its state is OUT */
     /* log2 of the uses, each halved every HALF_LIFE, plus the time of that sum in HALF_LIFEs, so
      * values of different times compare */
@@ -147,7 +148,7 @@ static int lies_in(const struct linear *l, const struct expert_slot *s)
  * the layer's group, each on pages of its own. */
 static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintptr_t end)
 {
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t page = FILE_PAGE;
     const struct expert *x = c->m->layers[layer].experts;
     struct expert_slot *s = c->slot + (size_t)layer * (size_t)c->n_experts;
     if (s->from || lowest(x) < begin)           /* a second group of this layer, or experts outside of it */

@@ -330,8 +330,8 @@ static void *populate(void *arg)
 {
     enum { PIECE = 8 << 20, POPULATE_READ = 22 };
     struct zfile *z = arg;
-    const uint64_t end = z->weights->offset + z->weights->size;
-    for (uint64_t at = z->weights->offset / ZSE_PAGE * ZSE_PAGE; at < end && !z->stop_populator; at += PIECE)
+    const uint64_t end = z->weights->offset + z->weights->size, page = (uint64_t)sysconf(_SC_PAGESIZE);
+    for (uint64_t at = z->weights->offset / page * page; at < end && !z->stop_populator; at += PIECE)
         if (madvise((void *)(z->map.data + at), end - at < PIECE ? end - at : PIECE, POPULATE_READ) != 0)
             return NULL;                /* an older kernel: pages are faulted in on first use */
     z->populated = !z->stop_populator;
@@ -458,10 +458,12 @@ static int in_page_cache(const void *from, size_t n)
 {
     enum { MOST = 4096 };
     unsigned char there[MOST];
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = (n + page - 1) / page;
-    for (size_t i = 0; i < pages; i += MOST) {
-        const size_t count = pages - i < MOST ? pages - i : MOST;
-        if (mincore((uint8_t *)(uintptr_t)from + i * page, count * page, there) != 0)
+    /* a page may be larger than the file's */
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)from / page * page,
+                    pages = ((uintptr_t)from + n - first + page - 1) / page;
+    for (uintptr_t i = 0; i < pages; i += MOST) {
+        const uintptr_t count = pages - i < MOST ? pages - i : MOST;
+        if (mincore((void *)(first + i * page), count * page, there) != 0)
             return 0;
         for (size_t k = 0; k < count; k++)
             if (!(there[k] & 1))

@@ -102,10 +102,10 @@ int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out);
 /* A descriptor that reads the file past the page cache (O_DIRECT); the caller closes it.  -1: the
  * file system has none. */
 int zfile_direct(const struct zfile *z);
-/* zfile_pread for whole pages: from and out are page-aligned; bytes of out after the end of the
- * file are left alone.  Reads from the page cache if all pages are there (the system tells this
- * only to the file's owner and to users who may write it), else past it through `direct` (-1: an
- * ordinary read). */
+/* zfile_pread for whole pages of the file (ZSE_PAGE): from and out are aligned to them; bytes of
+ * out after the end of the file are left alone.  Reads from the page cache if all pages are there
+ * (the system tells this only to the file's owner and to users who may write it), else past it
+ * through `direct` (-1: an ordinary read). */
 int zfile_pread_direct(const struct zfile *z, int direct, const void *from, size_t n, void *out);
 void zfile_version(const struct zfile *z, int *major, int *minor, int *patch);
 int zfile_n_tensors(const struct zfile *z);
