@@ -206,10 +206,10 @@ static void check_ref(const struct sequence *s, const float *got, int from)
 }
 
 /* Under a sanitizer, which looks at addresses, every fourth case, and three ways to cut it: what
- * is equal to the last bit elsewhere is equal there. */
+ * is equal to the last bit elsewhere is equal there.  So also in an emulation, which is slow. */
 static size_t stride(void)
 {
-    return getenv("ZSE_SANITIZED") ? 4 : 1;
+    return getenv("ZSE_SANITIZED") || getenv("ZSE_EMULATED") ? 4 : 1;
 }
 
 static void check(struct sequence *s)
@@ -219,7 +219,8 @@ static void check(struct sequence *s)
     const size_t size = (size_t)s->len * s->a.out_token_stride;
     store(s, &kernels_ref);
     float *want = attend(s, &kernels_ref, from, s->len, 0);
-    check_ref(s, want, from);
+    if (!getenv("ZSE_EMULATED"))                /* plain C was compared elsewhere */
+        check_ref(s, want, from);
     FOR_SETS(k) {
         store(s, *k);
         for (size_t i = 0; i < 2 * sizeof steps / sizeof *steps; i++) {
