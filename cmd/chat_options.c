@@ -58,6 +58,7 @@ static const char usage_end[] =
     "\n"
 #include "cmd/quantize_help.inc"
     RUN_HELP
+    STREAM_HELP
     SPEC_HELP
     MEMORY_HELP
     "      --plan                 print the memory it would take and the expected speed, and exit; 1 if it does not fit\n"
@@ -101,7 +102,8 @@ static const struct option options[] = {
     { "dry-sequence-breaker", required_argument, NULL, OPT_BREAKER },
     { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED },
     { "stop", required_argument, NULL, OPT_STOP },
-    { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, SPEC_LONG_OPTION, MEMORY_LONG_OPTION,
+    { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, SPEC_LONG_OPTION,
+    STREAM_LONG_OPTIONS, MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 

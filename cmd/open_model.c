@@ -231,6 +231,17 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
         r->ctx = (int)n;
         return 0;
     case OPT_KV: return parse_kv(prog, arg, r);
+    case OPT_STREAM:
+        if (cli_parse_int(prog, "--window", arg, KV_BLOCK, 1 << 24, &n) != 0)
+            return CLI_USAGE;
+        r->window = (int)n;
+        return 0;
+    case OPT_SINKS:
+        if (cli_parse_int(prog, "--sinks", arg, 0, ENGINE_MOST_SINKS, &n) != 0)
+            return CLI_USAGE;
+        r->sinks = (int)n;
+        r->sinks_given = 1;
+        return 0;
     case OPT_KERNELS: r->kernels = arg; return 0;
     case OPT_DEVICE: r->device = arg; return 0;
     case OPT_EXACT: r->exact = 1; return 0;
@@ -258,6 +269,12 @@ int run_options_check(const char *prog, struct run_options *r)
     const char *device = getenv("ZSE_DEVICE");
     if (r->exact && r->kv_given && (r->kv.key != KV_F32 || r->kv.value != KV_F32))
         return cli_wrong(prog, "--exact stores keys and values as f32: it excludes other values of --kv");
+    if (r->sinks_given && !r->window)
+        return cli_wrong(prog, "--sinks needs --window");
+    if (r->window && !r->sinks_given)
+        r->sinks = 4;
+    if (r->window && r->sinks > r->window)
+        return cli_wrong(prog, "--sinks: %d, expected no more than the window of %d", r->sinks, r->window);
     if (r->exact && r->act_given)
         return cli_wrong(prog, "--exact keeps activations as f32: it excludes --act");
     if (r->mode.given && r->type)
@@ -581,10 +598,13 @@ void close_model(struct opened_model *o)
     memset(o, 0, sizeof *o);
 }
 
+/* Default context with --window, whose tokens cost some bytes each. */
+enum { STREAM_CTX = 131072 };
+
 int context_of(const struct config *c, const struct run_options *r)
 {
     const int most = c->embedding.max_len ? c->embedding.max_len : c->max_len;
-    return r->ctx ? r->ctx : most > 0 && most < 8192 ? most : 8192;
+    return r->ctx ? r->ctx : r->window ? STREAM_CTX : most > 0 && most < 8192 ? most : 8192;
 }
 
 int context_len(const struct opened_model *o, const struct run_options *r) { return context_of(&o->model->config, r); }
@@ -604,7 +624,8 @@ static void note_prefixes(void *prog, const char *text) { cli_note(prog, "%s", t
 struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len)
 {
     const int some = r->gpu_layers_given && r->gpu_layers > 0;
-    return (struct engine_options){ .n_threads = r->threads, .kv = r->kv, .max_len = max_len, .max_seqs = max_seqs,
+    return (struct engine_options){ .n_threads = r->threads, .kv = r->kv, .window = r->window,
+                                    .sinks = r->sinks, .max_len = max_len, .max_seqs = max_seqs,
                                     .exact = r->exact, .kernels = r->kernels,
                                     .no_prefix_cache = r->no_prefix_cache, .max_weights = r->gpu ? 0
                                         : (size_t)r->max_memory, .max_device = r->gpu ? (size_t)r->max_memory : 0,

@@ -30,6 +30,7 @@ struct run_options {
     uint64_t max_memory;            /* bytes of weights that may be resident; 0: any */
     /* the last --kv and the one before it; how many there were */
     struct kv_types kv, kv_before; int kv_given;
+    int window, sinks, sinks_given; /* --window, --sinks; window 0: as the model has it */
     int exact;
     int no_prefix_cache;            /* not an option: zse-bench computes every prompt */
     /* not options: folder of prefixes, NULL: none; its size, 0: the engine's default; the program
@@ -57,7 +58,8 @@ struct run_options {
 };
 enum { GPU_LAYERS_AUTO = -1 };
 enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE,
-       OPT_VERBOSE, OPT_SPEC, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY };
+       OPT_VERBOSE, OPT_SPEC, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY,
+       OPT_STREAM, OPT_SINKS };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, \
     { "mode", required_argument, NULL, OPT_RUN_MODE }, \
@@ -98,6 +100,11 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
 #define SPEC_HELP \
     "      --spec auto|ngram|off  guess next tokens from earlier text and check several in a step, for the same answers sooner (default: off)\n" \
     "                             draft:MODEL: guesses of a smaller model with the same tokenizer; self:LAYERS: of the model's first layers\n"
+/* For programs whose answers may be longer than the model's context. */
+#define STREAM_LONG_OPTIONS { "window", required_argument, NULL, OPT_STREAM }, { "sinks", required_argument, NULL, OPT_SINKS }
+#define STREAM_HELP \
+    "      --window N             see the newest N tokens and the sinks only: memory for keys and values stays the same, without an end\n" \
+    "      --sinks S              with --window, also see the first S tokens (default: 4)\n"
 /* For programs with one model; zse-serve limits all of its models together. */
 #define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }
 #define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB; of a GPU's memory: take at most SIZE (default: all)\n"

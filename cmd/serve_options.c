@@ -70,6 +70,7 @@ static const char usage[] =
     "\n"
 #include "cmd/quantize_help.inc"
     RUN_HELP
+    STREAM_HELP
     SPEC_HELP
     "      --plan                 print the memory each MODEL would take and the expected speed, and exit; 1 if one does not fit\n"
     "\n"
@@ -126,7 +127,7 @@ static const struct option options[] = {
     { "mcp-config", required_argument, NULL, OPT_MCP_CONFIG }, { "mcp-stdio", no_argument, NULL, OPT_MCP_STDIO },
     { "keep-alive", required_argument, NULL, OPT_KEEP_ALIVE },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
-    RUN_LONG_OPTIONS, SPEC_LONG_OPTION,
+    RUN_LONG_OPTIONS, SPEC_LONG_OPTION, STREAM_LONG_OPTIONS,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 

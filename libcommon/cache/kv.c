@@ -249,9 +249,12 @@ void kv_table_share(struct kv_table *t, struct kv_pool *p, const struct kv_table
     }
     t->n_blocks = n;
     t->n_tokens = from->n_tokens;
-    t->first_window = t->end_window = from->first_window;
-    while (t->end_window < from->end_window && t->end_window < n)
-        window_add(t, p, t->end_window);
+    t->first_window = from->first_window;
+    for (t->end_window = 0; t->end_window < from->end_window && t->end_window < n;)
+        if (window_wants(from, p, t->end_window))
+            window_add(t, p, t->end_window);
+        else
+            t->end_window++;
     p->scope[t->root / KV_ROOTS].refs -= t->root >= KV_ROOTS;
     p->scope[from->root / KV_ROOTS].refs += from->root >= KV_ROOTS;
     t->root = from->root;

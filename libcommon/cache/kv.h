@@ -36,8 +36,9 @@ size_t kv_pool_bytes(const struct kv_pool *p);          /* of its own tables */
  * those of the blocks. */
 void kv_pool_trim(struct kv_pool *p, void (*drop)(void *user, int32_t block), void *user);
 uint64_t kv_pool_evictions(const struct kv_pool *p);    /* nodes evicted so far */
-/* n window blocks, for windows of so many tokens; before any table is used. */
-int kv_pool_windows(struct kv_pool *p, int n, int window_tokens, struct err *e);
+/* n window blocks, for windows of so many tokens; before any table is used.  Every table also wants
+ * those of its first sink_tokens tokens, always. */
+int kv_pool_windows(struct kv_pool *p, int n, int window_tokens, int sink_tokens, struct err *e);
 int kv_pool_n_windows(const struct kv_pool *p);
 int kv_pool_free_windows(const struct kv_pool *p);      /* free ones */
 int kv_pool_idle_windows(const struct kv_pool *p);      /* that no table wants, which can be evicted */
@@ -49,8 +50,8 @@ struct kv_table {                                       /* of one sequence */
     /* its tree: 0 or 1 of scope 0, else as kv_table_scope says; the first n_nodes blocks are nodes
      * of it */
     int root, n_nodes;
-    /* numbers of the window blocks of blocks [first_window, end_window), which t wants, by index of
-     * the block; borrowed from block */
+    /* numbers of the window blocks that t wants, by index of the block: of those from first_window
+     * to end_window, and of the sinks before them; borrowed from block */
     int32_t *window; int first_window, end_window;
 };
 int kv_table_init(struct kv_table *t, int max_len, struct err *e);

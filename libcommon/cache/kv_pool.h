@@ -28,7 +28,7 @@ struct kv_pool {
     /* each has KV_ROOTS roots; a scope is free when no table has it and its trees are empty */
     struct scope { uint64_t id; int refs; } *scope; int n_scopes;
     struct window *window;      /* [n_blocks]; NULL: there are no window blocks */
-    int n_windows, n_free_windows, n_idle_windows, window_tokens;
+    int n_windows, n_free_windows, n_idle_windows, window_tokens, n_sinks;     /* n_sinks: blocks */
     int32_t *free_window;       /* [n_free_windows] a stack */
     int32_t oldest_window[WINDOW_LISTS], newest_window[WINDOW_LISTS];
 };
@@ -43,9 +43,11 @@ void prefix_remove(struct kv_pool *p, int32_t block);   /* a leaf */
 void window_lose(struct kv_pool *p, int32_t block);
 /* t, whose block i is the next that it wants, wants it: one is taken if the block has none. */
 void window_add(struct kv_table *t, struct kv_pool *p, int i);
-/* t wants no window blocks before block `first`; t wants that of its last node. */
+int window_wants(const struct kv_table *t, const struct kv_pool *p, int i);     /* t wants that of its block i */
+/* t is about to take nodes, and wants no window blocks before block `first` but sinks; t wants that
+ * of its last node, if it is one of those. */
 void window_jump(struct kv_table *t, struct kv_pool *p, int first);
-void window_reuse(struct kv_table *t, struct kv_pool *p);
+void window_reuse(struct kv_table *t, struct kv_pool *p, int first);
 void window_cut(struct kv_table *t, struct kv_pool *p, int n_blocks);   /* t wants only some of its first n_blocks */
 /* t is about to hold, instead of its block i, `known` with the same contents, or `to`, to which the
  * caller copies them: then a window block must be free or idle. */

@@ -83,8 +83,9 @@ static int takeable(const struct kv_table *t, const struct kv_pool *p, const int
     int most = t->n_nodes, known = known_windows(t);
     int32_t b = parent_of(t, p);
     for (int i = most; (i + 1) * KV_BLOCK <= n && (b = find(p, b, ids + i * KV_BLOCK)) >= 0;) {
-        i++;
         known = kv_pool_window(p, b) >= 0 ? known + 1 : 0;
+        if (i++ < p->n_sinks && known == 0)
+            break;
         most = window_is_known(p, known, i, i * KV_BLOCK) ? i : most;
     }
     return most;
@@ -95,8 +96,8 @@ int prefix_take(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n
     int before = t->n_tokens;
     assert(t->n_tokens == t->n_nodes * KV_BLOCK);
     window_cut(t, p, t->n_nodes);
-    const int most = takeable(t, p, ids, n);
-    window_jump(t, p, window_seen(p, most * KV_BLOCK));
+    const int most = takeable(t, p, ids, n), seen = window_seen(p, most * KV_BLOCK);
+    window_jump(t, p, seen);
     while (t->n_nodes < most) {
         const int32_t b = find(p, parent_of(t, p), ids + t->n_tokens);
         pool_hold(p, b);
@@ -106,7 +107,7 @@ int prefix_take(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n
             t->n_blocks++;
         t->block[t->n_nodes++] = b;
         t->n_tokens += KV_BLOCK;
-        window_reuse(t, p);
+        window_reuse(t, p, seen);
     }
     kv_table_slide(t, p);
     return t->n_tokens - before;
@@ -202,6 +203,8 @@ void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32
                 visit(user, b, at + p->node[b].n_tokens);
         b = at + KV_BLOCK <= n ? find(p, parent, ids + at) : -1;
         known = b >= 0 && kv_pool_window(p, b) >= 0 ? known + 1 : 0;
+        if (b >= 0 && at / KV_BLOCK < p->n_sinks && known == 0)
+            return;
         if (b >= 0 && window_is_known(p, known, at / KV_BLOCK + 1, at + KV_BLOCK))
             visit(user, b, at + KV_BLOCK);
     }

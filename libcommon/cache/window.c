@@ -5,7 +5,7 @@
 
 #include "libcommon/cache/kv_pool.h"
 
-int kv_pool_windows(struct kv_pool *p, int n, int window_tokens, struct err *e)
+int kv_pool_windows(struct kv_pool *p, int n, int window_tokens, int sink_tokens, struct err *e)
 {
     p->window = calloc((size_t)p->n_blocks, sizeof *p->window);
     p->free_window = calloc((size_t)n, sizeof *p->free_window);
@@ -13,6 +13,7 @@ int kv_pool_windows(struct kv_pool *p, int n, int window_tokens, struct err *e)
         return err_nomem(e, "KV pool");
     p->n_windows = p->n_free_windows = n;
     p->window_tokens = window_tokens;
+    p->n_sinks = (sink_tokens + KV_BLOCK - 1) / KV_BLOCK;
     for (int i = 0; i < p->n_blocks; i++)
         p->window[i].number = -1;
     for (int i = 0; i < n; i++)
@@ -127,36 +128,51 @@ void window_add(struct kv_table *t, struct kv_pool *p, int i)
     t->end_window++;
 }
 
+int window_wants(const struct kv_table *t, const struct kv_pool *p, int i)
+{
+    return p->window && i < t->end_window && (i >= t->first_window || i < p->n_sinks);
+}
+
+/* t does not want its blocks before block `first`, but sinks. */
+static void leave_until(struct kv_table *t, struct kv_pool *p, int first)
+{
+    for (; t->first_window < first && t->first_window < t->end_window; t->first_window++)
+        if (t->first_window >= p->n_sinks)
+            window_leave(p, t->block[t->first_window], TRAIL);
+}
+
 void window_jump(struct kv_table *t, struct kv_pool *p, int first)
 {
-    if (!p->window || first <= t->end_window)
+    if (!p->window || first <= t->end_window || t->end_window < p->n_sinks)
         return;
-    for (; t->first_window < t->end_window; t->first_window++)
-        window_leave(p, t->block[t->first_window], TRAIL);
+    leave_until(t, p, t->end_window);
     t->first_window = t->end_window = first;
 }
 
-void window_reuse(struct kv_table *t, struct kv_pool *p)
+void window_reuse(struct kv_table *t, struct kv_pool *p, int first)
 {
     if (!p->window || t->n_nodes <= t->end_window)
         return;
     window_add(t, p, t->end_window);
     p->window[t->block[t->end_window - 1]].list = KEPT;
+    if (t->end_window == p->n_sinks)            /* behind the sinks */
+        window_jump(t, p, first);
 }
 
 void window_cut(struct kv_table *t, struct kv_pool *p, int n_blocks)
 {
-    while (t->end_window > n_blocks && t->end_window > t->first_window)
-        window_leave(p, t->block[--t->end_window], KEPT);
-    if (t->first_window > n_blocks)
-        t->first_window = t->end_window = n_blocks;
+    while (t->end_window > n_blocks) {
+        if (window_wants(t, p, t->end_window - 1))
+            window_leave(p, t->block[t->end_window - 1], KEPT);
+        t->end_window--;
+    }
+    if (t->first_window > t->end_window)
+        t->first_window = t->end_window;
 }
 
 void kv_table_slide(struct kv_table *t, struct kv_pool *p)
 {
-    const int seen = window_seen(p, t->n_tokens);
-    for (; t->first_window < seen && t->first_window < t->end_window; t->first_window++)
-        window_leave(p, t->block[t->first_window], TRAIL);
+    leave_until(t, p, window_seen(p, t->n_tokens));
 }
 
 int kv_table_windows(struct kv_table *t, struct kv_pool *p, int n_tokens)
@@ -176,7 +192,7 @@ int kv_table_windows(struct kv_table *t, struct kv_pool *p, int n_tokens)
 void window_move(struct kv_table *t, struct kv_pool *p, int i, int32_t known)
 {
     const int32_t mine = t->block[i];
-    if (!p->window || i < t->first_window || i >= t->end_window)
+    if (!window_wants(t, p, i))
         return;
     if (p->window[known].number < 0) {
         assert(p->window[mine].wants == 1);
@@ -194,7 +210,7 @@ void window_copy(struct kv_table *t, struct kv_pool *p, int i, int32_t to)
 {
     if (!p->window)
         return;
-    assert(i >= t->first_window && i < t->end_window);
+    assert(window_wants(t, p, i));
     give(p, to);
     window_leave(p, t->block[i], TRAIL);
     t->window[i] = p->window[to].number;

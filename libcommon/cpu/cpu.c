@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "libcommon/cpu/cpu_attn.h"
 #include "libcommon/cpu/cpu_ops.h"
 
 struct cpu {
@@ -37,6 +38,7 @@ static void cpu_close(void *backend)
         munmap(b->core.states, b->states_size);
     pool_close(b->pool);            /* its threads may still read the core's memory */
     residency_close(b->core.residency);
+    attn_close_stream(&b->core);
     core_close(&b->core);
     free(b->offset);
     free(b->rows);
@@ -57,7 +59,7 @@ static int map_lazily(void *to, size_t bytes, const char *what, struct err *e)
 /* The layer's keys and values lie in window blocks. */
 static int in_windows(const struct cpu *b, int layer)
 {
-    return b->o.n_window_blocks && config_layer_window(&b->m->config, layer);
+    return b->o.n_window_blocks && config_layer_window(&b->m->config, layer, b->o.window);
 }
 
 static int kv_open(struct cpu *b, struct err *e)
@@ -108,7 +110,8 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
     if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, (int64_t)o->n_blocks * KV_BLOCK,
                               o->exact, o->kv, e) < 0 ||
         core_reserve(&b->core, m->layers, n_layers, whole ? &m->head : NULL, e) < 0 ||
-        (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0)
+        (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0 ||
+        (o->window && attn_open_stream(&b->core, o->window, o->sinks, e) < 0))
         goto fail;
     if (whole && o->max_weights && m->file && !(b->core.residency = residency_open(m, o->max_weights, e)))
         goto fail;
@@ -158,9 +161,10 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
         if (b->core.state_stride && (it->state < 0 || it->state >= b->o.n_states))
             return err_set(e, ERR_SHAPE, "batch item %d: state %d, expected 0 to %d", i, it->state, b->o.n_states - 1);
         const int end = (it->pos + it->n_tokens - 1) / KV_BLOCK;
-        const int seen = b->o.n_window_blocks ? it->pos - config_window(c) + 1 : INT32_MAX;
-        for (int p = seen > 0 ? seen / KV_BLOCK : 0; p <= end; p++)
-            if (!it->window_table || it->window_table[p] < 0 || it->window_table[p] >= b->o.n_window_blocks)
+        const int seen = it->pos - config_window(c, b->o.window) + 1;
+        for (int p = 0; b->o.n_window_blocks && p <= end; p++)
+            if ((p * KV_BLOCK < b->o.sinks || (p + 1) * KV_BLOCK > seen) &&
+                (!it->window_table || it->window_table[p] < 0 || it->window_table[p] >= b->o.n_window_blocks))
                 return err_set(e, ERR_SHAPE, "batch item %d: no window block for token %d", i, p * KV_BLOCK);
         for (int p = 0; p <= end; p++)
             if (it->table[p] < 0 || it->table[p] >= b->o.n_blocks)

@@ -9,9 +9,11 @@
 #include "libcommon/cpu/cpu_attn.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/cpu/turn.h"
+#include "libcommon/kernels/approx.h"
 
 /* Consecutive runs of queries; q and att begin with token0 of the step. latent: keys are rotated
  * and stored already. */
@@ -37,8 +39,77 @@ int attn_groups(const struct config *c)
     return c->n_heads / n;
 }
 
-/* Norm and rotation of one head's row, in the order of the architecture. */
-static void prepare(const struct attn_job *j, float *x, const struct norm *norm, int head, int token)
+/* ---- windows of any model, with sinks (arXiv:2309.17453) ---- */
+
+/* The layer sees the newest k->window tokens and the sinks, which lie behind each other as in a
+ * cache of so many tokens: beyond it, queries meet the sinks as if they were at the last position
+ * of it.  Keys keep their rotation, because only differences of positions count. */
+static int streams(const struct core *k, int index) { return config_streams(k->c, index, k->window); }
+
+static int window_of(const struct core *k, int index) { return streams(k, index) ? k->window : k->c->window[index]; }
+
+/* The position of a query at pos in that cache. */
+static int position(const struct core *k, int pos)
+{
+    return k->window && pos >= k->window + k->sinks ? k->window + k->sinks - 1 : pos;
+}
+
+static void angles(const struct core *k, const struct rope *r, int pos, int is_long, float *cosine, float *sine)
+{
+    const float *freq = is_long ? r->inv_freq_long : r->inv_freq, scale = is_long ? r->scale_long : r->scale;
+    for (int d = 0; d < r->dim / 2; d++) {
+        /* f32 as in transformers: its rounding is part of the model, but only within its context */
+        const double angle = k->window && pos >= k->c->max_len ? (double)pos * (double)freq[d]
+                                                               : (double)((float)pos * freq[d]);
+        cosine[d] = (float)cos(angle) * scale;
+        sine[d] = (float)sin(angle) * scale;
+    }
+}
+
+static int run_tokens_of(const struct config *c, int groups)
+{
+    const int group = c->n_heads / groups;
+    return group < ATTN_ROWS ? ATTN_ROWS / group : 1;
+}
+
+/* Most rows of a job. */
+static size_t stream_rows(const struct core *k)
+{
+    int group = 1;
+    for (int i = 0; i < k->c->n_layers; i++)
+        if (k->c->n_heads / config_kv_heads(k->c, i) > group)
+            group = k->c->n_heads / config_kv_heads(k->c, i);
+    return (size_t)(run_tokens_of(k->c, k->attn_groups) * group);
+}
+
+int attn_open_stream(struct core *k, int window, int sinks, struct err *e)
+{
+    const struct config *c = k->c;
+    size_t far = 0;
+    for (int i = 0; i < c->n_ropes; i++)
+        far += 2 * (size_t)c->ropes[i].dim;
+    k->stream_floats = (stream_rows(k) * ((size_t)c->head_dim + 2 * attn_partial(c->head_dim)) + 15) / 16 * 16;
+    const size_t n = k->stream_floats * (size_t)pool_size(k->pool) + far;
+    if (!(k->stream = aligned_alloc(64, (n * sizeof(float) + 63) / 64 * 64)))
+        return err_nomem(e, "attention");
+    k->bytes += n * sizeof(float);
+    k->window = window;
+    k->sinks = sinks;
+    float *at = k->stream + k->stream_floats * (size_t)pool_size(k->pool);
+    for (int i = 0; i < c->n_ropes; i++) {
+        const struct rope *r = &c->ropes[i];
+        k->far[i] = at;
+        for (int is_long = 0; is_long < 2; is_long++, at += r->dim)
+            angles(k, r, window + sinks - 1, is_long && r->inv_freq_long, at, at + r->dim / 2);
+    }
+    return 0;
+}
+
+void attn_close_stream(struct core *k) { free(k->stream); }
+
+/* Norm and rotation of one head's row, in the order of the architecture; far: for the last position
+ * of sinks and window. */
+static void prepare(const struct attn_job *j, float *x, const struct norm *norm, int head, int token, int far)
 {
     const struct core *k = j->k;
     const struct config *c = k->c;
@@ -49,7 +120,8 @@ static void prepare(const struct attn_job *j, float *x, const struct norm *norm,
             if (table >= 0) {
                 const struct rope *r = &c->ropes[table];
                 const size_t at = (size_t)token * (size_t)(r->dim / 2);
-                k->k->rope(x, k->cos[table] + at, k->sin[table] + at, 1, (size_t)hd, r->dim, r->pairs);
+                const float *cosine = far ? k->far[table] + (k->long_rope[token] ? r->dim : 0) : k->cos[table] + at;
+                k->k->rope(x, cosine, far ? cosine + r->dim / 2 : k->sin[table] + at, 1, (size_t)hd, r->dim, r->pairs);
             }
         } else if (per_head && (table >= 0 || !c->qk_norm_roped)) {
             const size_t at = c->qk_norm == QK_NORM_EACH ? (size_t)head * (size_t)hd : 0;
@@ -98,7 +170,7 @@ static void store(const struct attn_job *j, int item, int head, int first, int n
             memcpy(value, key, hd * sizeof *value);
         if (k->c->v_norm)
             k->k->rms_norm(value, value, NULL, (int)hd, k->c->norm_eps, 0);
-        prepare(j, key, &j->l->k_norm, head, token);
+        prepare(j, key, &j->l->k_norm, head, token, 0);
         if (turned(j, k->types.key))
             turn(key, j->head_dim);
         if (turned(j, k->types.value))
@@ -132,7 +204,7 @@ static void temper(const struct config *c, float *q, int head_dim, int pos)
 
 /* Rotate the queries of a run and KV head, in q [n][group] (strides in floats). */
 static void prepare_queries(const struct attn_job *j, const struct query_run *ch, int head, float *q,
-                            size_t token_stride)
+                            size_t token_stride, int far)
 {
     const struct config *c = j->k->c;
     const int token = j->s->offset[ch->item] + ch->first, tempered = c->temperature_scale != 0 &&
@@ -141,9 +213,9 @@ static void prepare_queries(const struct attn_job *j, const struct query_run *ch
         for (int g = 0; g < j->group; g++) {
             float *row = q + (size_t)t * token_stride + (size_t)(g * j->head_dim);
             if (!j->latent)
-                prepare(j, row, &j->l->q_norm, head * j->group + g, token + t);
+                prepare(j, row, &j->l->q_norm, head * j->group + g, token + t, far);
             if (tempered)
-                temper(c, row, j->head_dim, j->k->pos[token + t]);
+                temper(c, row, j->head_dim, position(j->k, j->k->pos[token + t]));
             if (turned(j, j->k->types.key))
                 turn(row, j->head_dim);
         }
@@ -171,6 +243,125 @@ static const struct query_run *run_of_job(const struct attn_job *j, int job)
     return &c[low];
 }
 
+/* Runs from this position on see sinks that their window does not cover. */
+static int beyond(const struct attn_job *j, int pos)
+{
+    return !j->latent && streams(j->k, j->index) && j->k->sinks && pos >= j->k->window;
+}
+
+/* The partial results of a run for the sinks before its window, and those of its rows for one
+ * part: [tokens][group][attn_partial(head_dim)] each.  q: rotated for their positions, far: for the
+ * last one of the cache [tokens][group][head_dim]. */
+static void attend_sinks(const struct attn_job *j, const struct attn *a, const float *far, float *partial, int thread)
+{
+    const struct core *k = j->k;
+    const size_t hd = (size_t)j->head_dim, group = (size_t)j->group;
+    for (int t = 0, n; t < a->n_tokens; t += n) {
+        const int first = a->pos + t - k->window + 1, is_far = first > k->sinks;
+        struct attn s = *a;
+        n = is_far ? a->n_tokens - t : 1;
+        s.q = is_far ? far + (size_t)t * group * hd : a->q + (size_t)t * a->q_token_stride;
+        s.q_token_stride = is_far ? group * hd : a->q_token_stride;
+        s.n_tokens = n;
+        s.pos = a->pos + t;
+        s.window = 0;
+        s.end = is_far ? k->sinks : first;
+        s.part = 0;
+        s.partial = partial + (size_t)t * group * attn_partial(j->head_dim);
+        k->k->attention(&s, k->scratch[thread]);
+    }
+}
+
+/* o, and behind it l [16] and m, of the same row, one part more. */
+static void merge_rows(float *to, const float *from, int head_dim)
+{
+    const size_t size = attn_partial(head_dim);
+    float *l = to + size - 32, *m = to + size - 16;
+    const float most = from[size - 16] > *m ? from[size - 16] : *m, was = approx_exp2(*m - most),
+                now = approx_exp2(from[size - 16] - most);
+    for (int i = 0; i < 16; i++)
+        l[i] = l[i] * was + from[size - 32 + (size_t)i] * now;
+    for (int d = 0; d < head_dim; d++)
+        to[d] = to[d] * was + from[d] * now;
+    *m = most;
+}
+
+/* Adds the part, as far as rows see it, to what they have. */
+static void merge_part(const struct attn_job *j, const struct attn *a, int part, float *to, const float *from)
+{
+    const size_t size = attn_partial(j->head_dim);
+    for (int t = 0; t < a->n_tokens; t++)
+        if (part >= (a->pos + t - j->k->window + 1) / ATTN_PART && part <= (a->pos + t) / ATTN_PART)
+            for (int g = 0; g < j->group; g++)
+                merge_rows(to + (size_t)(t * j->group + g) * size, from + (size_t)(t * j->group + g) * size,
+                           j->head_dim);
+}
+
+static void finish_rows(const struct attn_job *j, const struct attn *a, const float *from)
+{
+    const size_t size = attn_partial(j->head_dim);
+    for (int t = 0; t < a->n_tokens; t++)
+        for (int g = 0; g < j->group; g++, from += size) {
+            float *out = a->out + (size_t)t * a->out_token_stride + (size_t)g * a->out_head_stride, sum = 0, by = 1;
+            for (int i = 0; i < 16; i++)
+                sum += from[size - 32 + (size_t)i];
+            if (a->sinks) {                     /* the model's own: terms of the sum without a value */
+                const float s = a->sinks[g] * 1.44269504f, m = from[size - 16], most = s > m ? s : m;
+                by = approx_exp2(m - most);
+                sum = sum * by + approx_exp2(s - most);
+            }
+            for (int d = 0; d < j->head_dim; d++)
+                out[d] = from[d] * by / sum;
+        }
+}
+
+/* A run beyond sinks and window, all parts of it or, of several, part `part`.  own: its queries. */
+static void attend_beyond(const struct attn_job *j, const struct query_run *ch, int head, int part, struct attn *a,
+                          float *own, int thread)
+{
+    struct core *k = j->k;
+    const size_t hd = (size_t)j->head_dim, row = (size_t)j->group * hd,
+                 size = (size_t)(ch->n * j->group) * attn_partial(j->head_dim);
+    float *far = k->stream + (size_t)thread * k->stream_floats, *sum = far + stream_rows(k) * hd,
+          *one = sum + stream_rows(k) * attn_partial(j->head_dim);
+    const int split = ch->n_parts > 1, first = (a->pos - k->window + 1) / ATTN_PART,
+              last = (a->pos + ch->n - 1) / ATTN_PART;
+    float *partial = split ? k->partial + ch->partial + (size_t)head * (size_t)(ch->n_parts + 1) * size : NULL,
+          *q = split ? k->rotated[thread] : far;
+    for (int t = 0; t < ch->n; t++) {
+        memcpy(far + (size_t)t * row, a->q + (size_t)t * a->q_token_stride, row * sizeof *far);
+        if (split)
+            memcpy(q + (size_t)t * row, a->q + (size_t)t * a->q_token_stride, row * sizeof *far);
+    }
+    prepare_queries(j, ch, head, far, row, 1);
+    if (split) {
+        prepare_queries(j, ch, head, q, row, 0);
+        a->q = q;
+        a->q_token_stride = row;
+    } else {
+        prepare_queries(j, ch, head, own, a->q_token_stride, 0);
+    }
+    if (!split || part == 0)
+        attend_sinks(j, a, far, split ? partial + (size_t)ch->n_parts * size : sum, thread);
+    for (int p = first; p <= last; p++) {
+        if (split && p != first + part)
+            continue;
+        a->part = p;
+        a->partial = split ? partial + (size_t)part * size : one;
+        k->k->attention(a, k->scratch[thread]);
+        if (!split)
+            merge_part(j, a, p, sum, one);
+    }
+    if (split && atomic_fetch_sub(&k->parts_left[ch->merge + head], 1) != 1)
+        return;
+    if (split)
+        memcpy(sum, partial + (size_t)ch->n_parts * size, size * sizeof *sum);
+    for (int p = first; split && p <= last; p++)
+        merge_part(j, a, p, sum, partial + (size_t)(p - first) * size);
+    finish_rows(j, a, sum);
+    turn_outputs(j, a);
+}
+
 static void attend_part(void *arg, int i, int thread)
 {
     const struct attn_job *j = arg;
@@ -186,7 +377,7 @@ static void attend_part(void *arg, int i, int thread)
         .q = k->q + at, .q_token_stride = row, .q_head_stride = hd, .out = k->att + at, .out_token_stride = row,
         .out_head_stride = hd,
         .n_tokens = ch->n, .n_q_heads = group, .head_dim = j->head_dim, .pos = it->pos + ch->first,
-        .window = c->window[j->index], .chunk = c->chunk[j->index],
+        .window = window_of(k, j->index), .chunk = streams(k, j->index) ? 0 : c->chunk[j->index],
         .end = c->both_ways ? it->pos + it->n_tokens : 0,
         .base = base_of(j), .table = table_of(j, it), .stride = stride_of(j), .k_offset = offset,
         .v_offset = j->latent ? offset : offset + j->k_bytes,
@@ -197,8 +388,12 @@ static void attend_part(void *arg, int i, int thread)
     /* no other part has these positions */
     if (j->s->one_run_each && is_last && !j->latent && !config_shares_kv(c, j->index))
         store(j, ch->item, head, ch->first, ch->n);
+    if (beyond(j, a.pos)) {
+        attend_beyond(j, ch, head, part, &a, k->q + at, thread);
+        return;
+    }
     if (ch->n_parts == 1) {
-        prepare_queries(j, ch, head, k->q + at, row);
+        prepare_queries(j, ch, head, k->q + at, row, 0);
         k->k->attention(&a, k->scratch[thread]);
         turn_outputs(j, &a);
         return;
@@ -207,7 +402,7 @@ static void attend_part(void *arg, int i, int thread)
     const size_t size = (size_t)(ch->n * group) * attn_partial(j->head_dim);
     for (int t = 0; t < ch->n; t++)
         memcpy(q + (size_t)t * (size_t)group * hd, a.q + (size_t)t * row, (size_t)group * hd * sizeof *q);
-    prepare_queries(j, ch, head, q, (size_t)group * hd);
+    prepare_queries(j, ch, head, q, (size_t)group * hd, 0);
     float *partial = k->partial + ch->partial + (size_t)head * (size_t)ch->n_parts * size;
     a.q = q;
     a.q_token_stride = (size_t)group * hd;
@@ -229,7 +424,7 @@ static int plan_jobs(const struct attn_job *j)
     const struct step *s = j->s;
     const int index = j->index;
     const struct config *c = k->c;
-    const int window = c->window[index], span = c->chunk[index], groups = j->groups;
+    const int window = window_of(k, index), span = streams(k, index) ? 0 : c->chunk[index], groups = j->groups;
     const int group = c->n_heads / groups, n_threads = pool_size(k->pool), few = n_threads > 1 &&
         j->n_runs * groups < MERGES * n_threads && !c->both_ways;
     int n_jobs = 0, n_merges = 0;
@@ -238,7 +433,8 @@ static int plan_jobs(const struct attn_job *j)
         const int pos = s->items[ch->item].pos + ch->first, first = span ? pos / span * span : window &&
             pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
         const int n_parts = last / ATTN_PART - first / ATTN_PART + 1, rows = ch->n * group;
-        const size_t need = (size_t)(n_parts * groups) * (size_t)rows * attn_partial(j->head_dim);
+        /* one more for sinks */
+        const size_t need = (size_t)((n_parts + beyond(j, pos)) * groups) * (size_t)rows * attn_partial(j->head_dim);
         ch->job = n_jobs;
         ch->n_parts = 1;
         /* otherwise one job would store new tokens at the start of a part, and another read them */
@@ -338,7 +534,7 @@ static void prepare_part(void *arg, int i, int thread)
     const int head = i % j->groups;
     store(j, c->item, head, c->first, c->n);
     prepare_queries(j, c, head, j->k->q + (size_t)(j->s->offset[c->item] + c->first) * row +
-                                (size_t)(head * j->group * j->head_dim), row);
+                                (size_t)(head * j->group * j->head_dim), row, 0);
 }
 
 void attn_prepare(struct core *k, const struct step *s, const struct layer *l, int index)
@@ -349,12 +545,6 @@ void attn_prepare(struct core *k, const struct step *s, const struct layer *l, i
                           .k_bytes = kv_block_bytes(k->types.key, head_dim),
                           .v_bytes = kv_block_bytes(k->types.value, head_dim) };
     pool_run(k->pool, s->n_runs * groups, prepare_part, &j);
-}
-
-static int run_tokens_of(const struct config *c, int groups)
-{
-    const int group = c->n_heads / groups;
-    return group < ATTN_ROWS ? ATTN_ROWS / group : 1;
 }
 
 int attn_rows(const struct config *c, int max_tokens)
@@ -399,16 +589,8 @@ static void rope_row(void *arg, int t, int thread)
     struct core *k = arg;
     for (int i = 0; i < k->c->n_ropes; i++) {
         const struct rope *r = &k->c->ropes[i];
-        const int is_long = k->long_rope[t] && r->inv_freq_long;
-        const float *freq = is_long ? r->inv_freq_long : r->inv_freq, scale = is_long ? r->scale_long : r->scale;
-        float *cosine = k->cos[i] + (size_t)t * (size_t)(r->dim / 2),
-              *sine = k->sin[i] + (size_t)t * (size_t)(r->dim / 2);
-        for (int d = 0; d < r->dim / 2; d++) {
-            /* f32 as in transformers: its rounding is part of the model */
-            const float angle = (float)k->pos[t] * freq[d];
-            cosine[d] = (float)cos((double)angle) * scale;
-            sine[d] = (float)sin((double)angle) * scale;
-        }
+        const size_t at = (size_t)t * (size_t)(r->dim / 2);
+        angles(k, r, k->pos[t], k->long_rope[t] && r->inv_freq_long, k->cos[i] + at, k->sin[i] + at);
     }
 }
 
@@ -418,10 +600,23 @@ void core_ropes(struct core *k, const struct step *s)
         pool_run(k->pool, s->n_tokens, rope_row, k);
 }
 
+/* Cut tokens [first, first + n) of an item into runs; returns their number. */
+static int add_runs(struct core *k, struct step *s, int item, int first, int n, int most)
+{
+    const int n_runs = (n + most - 1) / most;
+    for (int c = n_runs; c-- > 0; ) {             /* last run first: it sees the longest context */
+        const int left = n - c * most;
+        k->runs[s->n_runs++] = (struct query_run){ .item = item, .first = first + c * most,
+                                                   .n = left < most ? left : most };
+    }
+    return n_runs;
+}
+
 void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset)
 {
     *s = (struct step){ .items = items, .n_items = n_items, .offset = offset, .one_run_each = 1 };
-    const int long_from = config_long_from(k->c), chunk = run_tokens_of(k->c, k->attn_groups);
+    const int from = config_long_from(k->c), long_from = k->window && k->window + k->sinks < from ? 0 : from;
+    const int chunk = run_tokens_of(k->c, k->attn_groups);
     for (int i = 0; i < n_items; i++) {
         const struct batch_item *it = &items[i];
         const int is_long = long_from && (it->seq_len ? it->seq_len : it->pos + it->n_tokens) >= long_from;
@@ -432,11 +627,10 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
             k->type[s->n_tokens] = it->second > 0 && it->pos + t >= it->second && k->c->n_types > 1;
             k->long_rope[s->n_tokens++] = is_long;
         }
-        const int n_runs = (it->n_tokens + chunk - 1) / chunk;
+        /* no run has tokens within the window and beyond it */
+        const int near = !k->window || it->pos + it->n_tokens <= k->window ? it->n_tokens
+                         : it->pos < k->window ? k->window - it->pos : 0;
+        const int n_runs = add_runs(k, s, i, near, it->n_tokens - near, chunk) + add_runs(k, s, i, 0, near, chunk);
         s->one_run_each &= n_runs == 1;
-        for (int c = n_runs; c-- > 0; ) {             /* last run first: it sees the longest context */
-            const int first = c * chunk, left = it->n_tokens - first;
-            k->runs[s->n_runs++] = (struct query_run){ .item = i, .first = first, .n = left < chunk ? left : chunk };
-        }
     }
 }

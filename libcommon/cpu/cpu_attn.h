@@ -26,6 +26,9 @@ size_t attn_partials(const struct config *c, int n_threads, int64_t n_tokens);
 /* Jobs that a run of queries is cut into: one for each KV head, or for each group of heads that
  * read the latents. */
 int attn_groups(const struct config *c);
+/* No layer sees more than the newest `window` tokens and the first `sinks` from now on. */
+int attn_open_stream(struct core *k, int window, int sinks, struct err *e);
+void attn_close_stream(struct core *k);
 /* Attention from q, key, value of the core to its att. */
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index);
 /* Norm and rotate the queries of a step, store its keys and values: what attn_run does first. */

@@ -113,6 +113,13 @@ struct core {
     /* the same of window blocks, where layers with a window have their own */
     uint8_t *window_kv;
     size_t window_stride;
+    /* No layer sees more than the newest `window` tokens and the first `sinks`; 0: as the model has
+     * it.  far: cos and sin of each RoPE table for the last position of sinks and window together,
+     * once with the short factors, once with the long ones; stream: buffers of each thread,
+     * stream_floats apart. */
+    int window, sinks;
+    float *far[MAX_ROPES], *stream;
+    size_t stream_floats;
     /* jobs of a run of queries: KV heads, or groups of the heads that read the latents */
     int attn_groups;
     /* [max_tokens, ...] f32 */

@@ -25,7 +25,8 @@ struct batch_item {
     /* position of tokens[0]: keys and values of [0, pos) are in the cache already */
     int pos;
     const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
-    /* with n_window_blocks: the same of layers with a window, as far as one of the tokens sees */
+    /* with n_window_blocks: the same of layers with a window, as far as one of the tokens sees, and
+     * of the sinks */
     const int32_t *window_table;
     /* of models with recurrent layers: which of the n_states holds what [0, pos) left behind,
      * and gets what these tokens leave; at pos 0 it begins anew, whatever was there.  No two
@@ -59,6 +60,9 @@ struct backend_options {
      * in no others; 0: they have none of their own.  copy_block, drop_block, save_block and
      * load_block take the w-th of them as block n_blocks + w. */
     int n_window_blocks;
+    /* No layer sees more than the newest `window` tokens and the first `sinks`; 0: as the model has
+     * it.  Sinks are seen as if they lay right before the window.  With n_window_blocks only. */
+    int window, sinks;
     /* states of sequences of models with recurrent layers, config_state_bytes() each; 0 for
      * others */
     int n_states;

@@ -6,6 +6,25 @@
 #include "libcommon/base/pool.h"
 #include "libcommon/engine/engine_core.h"
 
+static int check_window(struct engine *g, const struct config *c, const struct engine_options *o, struct err *e)
+{
+    if (o->window < 0 || o->window > INT32_MAX / 4 || (o->window && o->window < KV_BLOCK))
+        return err_set(e, ERR_LIMIT, "a window of %d tokens, expected at least %d", o->window, KV_BLOCK);
+    if (o->sinks < 0 || o->sinks > o->window || o->sinks > ENGINE_MOST_SINKS)
+        return err_set(e, ERR_LIMIT, "%d sinks, expected at most %d, and no more than the window of %d", o->sinks,
+                       ENGINE_MOST_SINKS, o->window);
+    const char *problem = !o->window ? NULL : !g->backend->windows ? "only the processor has windows"
+                                                                   : config_stream_problem(c, o->window);
+    if (problem)
+        return err_set(e, ERR_UNSUPPORTED, "a window of %d tokens: %s", o->window, problem);
+    g->window = o->window;
+    g->sinks = o->sinks;
+    if (c->max_len > 0 && o->window + o->sinks > c->max_len)
+        return err_set(e, ERR_LIMIT, "a window of %d tokens and %d sinks, expected at most the model's context of %d",
+                       o->window, o->sinks, c->max_len);
+    return 0;
+}
+
 /* Fills in the defaults of options. */
 static int set_sizes(struct engine *g, const struct config *c, const struct engine_options *o, struct err *e)
 {
@@ -25,7 +44,9 @@ static int set_sizes(struct engine *g, const struct config *c, const struct engi
         g->max_tokens = g->max_seqs;
     if (c->both_ways && g->max_tokens < g->max_len)         /* a step has whole sequences */
         g->max_tokens = g->max_len;
-    if (c->max_len > 0 && g->max_len > c->max_len)
+    if (check_window(g, c, o, e) < 0)
+        return -1;
+    if (c->max_len > 0 && g->max_len > c->max_len && !o->window)
         return err_set(e, ERR_LIMIT, "a context of %d tokens, expected at most the model's %d", g->max_len, c->max_len);
     return 0;
 }
@@ -41,16 +62,17 @@ struct blocks { int64_t all, windows; };
  * theirs. */
 static struct blocks blocks_wanted(const struct engine *g, const struct config *c, int n_seqs, int kept)
 {
-    const int tokens = g->backend->windows ? config_window(c) : 0;
-    const int64_t one = blocks_for(g->max_len), window = blocks_for(tokens) + 2, step = blocks_for(g->max_tokens),
-                  saved = one - window - step, more = !kept ? 0 : saved / 2 < window ? saved / 2 : window;
+    const int tokens = g->backend->windows ? config_window(c, g->window) : 0;
+    const int64_t one = blocks_for(g->max_len), window = blocks_for(tokens) + 2 + blocks_for(g->sinks);
+    const int64_t step = blocks_for(g->max_tokens), saved = one - window - step;
+    const int64_t more = !kept || saved < 0 ? 0 : saved / 2 < window ? saved / 2 : window;
     return (struct blocks){ .all = one * n_seqs,
-                            .windows = tokens && saved > 0 ? (window + more) * n_seqs + step : 0 };
+                            .windows = tokens && (saved > 0 || g->window) ? (window + more) * n_seqs + step : 0 };
 }
 
-static uint64_t blocks_bytes(const struct config *c, struct kv_types kv, const struct blocks *b)
+static uint64_t blocks_bytes(const struct engine *g, const struct config *c, struct kv_types kv, const struct blocks *b)
 {
-    const uint64_t window = b->windows ? config_window_bytes(c, kv) : 0;
+    const uint64_t window = b->windows ? config_window_bytes(c, kv, g->window) : 0;
     return (uint64_t)b->all * (config_kv_bytes(c, kv) - window) + (uint64_t)b->windows * window;
 }
 
@@ -61,7 +83,7 @@ uint64_t engine_kv_needs(const struct config *c, const struct engine_options *o,
     if (set_sizes(&g, c, o, &ignored) < 0)
         return 0;
     const struct blocks b = blocks_wanted(&g, c, n_seqs, g.prefixes);
-    return blocks_bytes(c, o->kv, &b);
+    return blocks_bytes(&g, c, o->kv, &b);
 }
 
 /* As many blocks as o->kv_bytes hold, at least those of one sequence. */
@@ -76,7 +98,7 @@ static int fit_blocks(const struct engine *g, const struct config *c, const stru
             "KV memory of %zu bytes holds %zu tokens, expected at least the context of %d", o->kv_bytes,
             (size_t)b->all * KV_BLOCK, g->max_len);
     }
-    const uint64_t few = blocks_bytes(c, o->kv, &least), many = blocks_bytes(c, o->kv, b);
+    const uint64_t few = blocks_bytes(g, c, o->kv, &least), many = blocks_bytes(g, c, o->kv, b);
     if (o->kv_bytes < few)
         return err_set(e, ERR_LIMIT, "KV memory of %zu bytes, expected at least %llu for the context of %d", o->kv_bytes,
                        (unsigned long long)few, g->max_len);
@@ -86,7 +108,7 @@ static int fit_blocks(const struct engine *g, const struct config *c, const stru
         return 0;
     }
     const double part = (double)(o->kv_bytes - few) / (double)(many - few);
-    if (config_kv_bytes(c, o->kv) > config_window_bytes(c, o->kv))      /* else blocks cost nothing */
+    if (config_kv_bytes(c, o->kv) > config_window_bytes(c, o->kv, g->window))      /* else blocks cost nothing */
         b->all = least.all + (int64_t)((double)(b->all - least.all) * part);
     b->windows = least.windows + (int64_t)((double)(b->windows - least.windows) * part);
     return 0;
@@ -123,7 +145,7 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
     /* keys and values of texts to embed live for one request: memory is no reason to round them */
     const struct kv_types kv = g->m->config.embedding.pooling ? kv_both(KV_F32) : o->kv;
     *b = (struct backend_options){ .n_threads = o->n_threads, .kv = kv, .n_blocks = (int)blocks.all,
-                                   .n_window_blocks = (int)blocks.windows,
+                                   .n_window_blocks = (int)blocks.windows, .window = g->window, .sinks = g->sinks,
                                    .n_states = engine_n_states(&g->m->config, o), .max_tokens = g->max_tokens,
                                    .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels,
                                    .max_weights = o->max_weights,
@@ -187,7 +209,8 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         goto fail;
     g->kv = bo.kv;
     if (!(g->pool = kv_pool_open(bo.n_blocks, e)) ||
-        (bo.n_window_blocks && kv_pool_windows(g->pool, bo.n_window_blocks, config_window(c), e) < 0) ||
+        (bo.n_window_blocks && kv_pool_windows(g->pool, bo.n_window_blocks, config_window(c, g->window), g->sinks,
+                                                  e) < 0) ||
         open_states(g, o, bo.n_states, e) < 0)
         goto fail;
     g->limits = (struct engine_limits){ .max_running = g->max_seqs, .max_waiting = o->max_waiting,
@@ -387,4 +410,10 @@ done:
         state_drop(g->states, state);
     kv_table_release(&kv, g->pool);
     return rc;
+}
+
+int long_rope_from(const struct engine *g)
+{
+    const int from = config_long_from(&g->m->config);
+    return g->window && g->window + g->sinks < from ? 0 : from;
 }

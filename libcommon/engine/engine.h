@@ -23,6 +23,7 @@
 enum {
     ENGINE_SNAPSHOTS = 8,               /* default of engine_options.snapshots */
     ENGINE_DRAFT_STATES = 4,            /* most sequences with recurrent layers that have drafts in one step */
+    ENGINE_MOST_SINKS = 256,
 };
 
 struct engine_options {
@@ -43,6 +44,9 @@ struct engine_options {
      * only: behind its last token when it ended or was preempted, and behind every so many
      * tokens.  A snapshot takes config_state_bytes(); with no_prefix_cache there are none. */
     int snapshots, snapshot_every;  /* 0: ENGINE_SNAPSHOTS, 512; snapshot_every a multiple of 16 */
+    /* Each token sees the newest `window` tokens, at least KV_BLOCK, and the first `sinks`, at most
+     * `window` and ENGINE_MOST_SINKS; max_len may exceed the model's.  0: as the model has it. */
+    int window, sinks;
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     size_t max_weights;             /* bytes of the model's file that may be resident, see residency.h; 0: any */
     /* guesses next tokens, so that a step makes several (engine_draft.c); no answer depends on it.

@@ -163,6 +163,7 @@ struct engine {
     /* n_allowed: ids that a constraint may allow */
     int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;
     struct kv_types kv;
+    int window, sinks;                  /* as in engine_options */
     struct kv_pool *pool;
     struct disk *disk;                  /* NULL: prefixes are in memory only */
     struct state_pool *states; int snapshot_every;      /* NULL: the model has no recurrent layers */
@@ -251,6 +252,8 @@ void pace_learn(struct engine *g, uint64_t step_ns);
 float pace_alone(const struct engine *g, int n);
 int enters_prefixes(const struct engine *g, const struct request *r);
 void copy_state(struct engine *g, int from, int to);
+/* config_long_from(), unless a window lets no token see as many; 0: never. */
+int long_rope_from(const struct engine *g);
 
 /* Whether a waiting request would start now if there were blocks for it. */
 int may_admit(const struct engine *g);

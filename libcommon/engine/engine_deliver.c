@@ -62,7 +62,7 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
     g->count.generated_tokens++;
     r->ids[r->n_ids++] = id;
     /* other rotations from here on: the next step computes all keys again */
-    if (r->n_ids == config_long_from(&g->m->config)) {
+    if (r->n_ids == long_rope_from(g)) {
         request_release(g, r, 1);
         r->kv.root++;
         r->n_saved = 0;

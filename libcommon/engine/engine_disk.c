@@ -20,7 +20,7 @@ enum { BLOCK_FORMAT = 2 };
 /* Of a window block and of a block without it. */
 static size_t window_bytes(const struct engine *g)
 {
-    return kv_pool_n_windows(g->pool) ? config_window_bytes(&g->m->config, g->kv) : 0;
+    return kv_pool_n_windows(g->pool) ? config_window_bytes(&g->m->config, g->kv, g->window) : 0;
 }
 
 static size_t block_bytes(const struct engine *g)
@@ -39,8 +39,8 @@ static char *describe_model(const struct engine *g, const struct backend_options
         json_array_append_new(groups, json_pack("[I, I, I]", (json_int_t)group->offset, (json_int_t)group->size,
                                                 (json_int_t)group->crc));
     }
-    json_t *all = json_pack("[s, i, s%, s, s, b, I, I, I, I, o, O]", ZSE_VERSION, BLOCK_FORMAT, device, strcspn(device, ","),
-                            kv_type_name(bo->kv.key), kv_type_name(bo->kv.value), bo->exact,
+    json_t *all = json_pack("[s, i, s%, s, s, b, i, i, I, I, I, I, o, O]", ZSE_VERSION, BLOCK_FORMAT, device, strcspn(device, ","),
+                            kv_type_name(bo->kv.key), kv_type_name(bo->kv.value), bo->exact, bo->window, bo->sinks,
                             (json_int_t)config_kv_bytes(&g->m->config, bo->kv), (json_int_t)window_bytes(g),
                             (json_int_t)config_state_bytes(&g->m->config), (json_int_t)zfile_size(z), groups,
                             zfile_json(z));

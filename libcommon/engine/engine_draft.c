@@ -85,7 +85,7 @@ void draft_release(struct request *r)
 static int draft_room(const struct engine *g, const struct request *r, int room)
 {
     const int pending = r->n_ids - r->kv.n_tokens;
-    const int long_from = config_long_from(&g->m->config);
+    const int long_from = long_rope_from(g);
     int most = r->limit - r->n_ids - 1;
     if (long_from && r->n_ids < long_from && most > long_from - r->n_ids - 2)
         most = long_from - r->n_ids - 2;

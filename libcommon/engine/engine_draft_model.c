@@ -113,6 +113,8 @@ int draft_model_open(struct engine *g, const struct engine_options *o, const str
     const char *why = o->draft_model ? NULL : engine_no_draft_layers(&g->m->config, o, o->draft_layers);
     if (!d)
         return err_nomem(e, "draft model");
+    if (g->window)
+        return err_set(e, ERR_UNSUPPORTED, "a draft model has no window");
     if (why)
         return err_set(e, ERR_UNSUPPORTED, "%d layers for drafts: %s", o->draft_layers, why);
     d->m = o->draft_model;

@@ -37,7 +37,7 @@ static int plan_lookahead(struct engine *g, int n)
             continue;
         if (r->draft.by_model)                          /* its draft begins with that token */
             return a->n = 0;
-        if (r->n_ids + 1 == config_long_from(&g->m->config) || kv_table_reserve(&r->kv, g->pool, r->n_ids + 1) != 0 ||
+        if (r->n_ids + 1 == long_rope_from(g) || kv_table_reserve(&r->kv, g->pool, r->n_ids + 1) != 0 ||
             !sampler_draw(r->sampler, r->n_ids + 1 - r->n_prompt, &a->draws[a->n]))
             return a->n = 0;
         a->items[a->n] = (struct batch_item){ .follows = i, .n_tokens = 1, .pos = r->n_ids, .table = r->kv.block,

@@ -111,7 +111,7 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
         (!p->embed && draft_init(g, r, &p->draft, e) != 0))
         goto fail;
     find_stop_ids(g, r, p);
-    const int long_from = config_long_from(&g->m->config);
+    const int long_from = long_rope_from(g);
     if (kv_table_scope(&r->kv, g->pool, p->scope, e) < 0)
         goto fail;
     r->kv.root += long_from && r->n_ids >= long_from;

@@ -546,27 +546,50 @@ size_t config_kv_bytes(const struct config *c, struct kv_types types)
     return n;
 }
 
-int config_layer_window(const struct config *c, int layer)
+int config_layer_window(const struct config *c, int layer, int most)
 {
     const int kind = c->mixer[layer];
     if (c->both_ways || config_indexes(c, layer) || (kind != MIXER_ATTENTION && kind != MIXER_BOTH))
         return 0;
-    return c->window[layer] ? c->window[layer] : c->chunk[layer];
+    return config_streams(c, layer, most) ? most : c->window[layer] ? c->window[layer] : c->chunk[layer];
 }
 
-int config_window(const struct config *c)
+int config_streams(const struct config *c, int layer, int most)
 {
-    int most = 0;
-    for (int i = 0; i < c->n_layers; i++)
-        most = config_layer_window(c, i) > most ? config_layer_window(c, i) : most;
-    return most;
+    const int own = c->window[layer] ? c->window[layer] : c->chunk[layer];
+    return most > 0 && (own == 0 || own > most);
 }
 
-size_t config_window_bytes(const struct config *c, struct kv_types types)
+const char *config_stream_problem(const struct config *c, int most)
+{
+    if (c->both_ways || c->embedding.pooling)
+        return "the model makes vectors of texts";
+    if (c->pos == POS_LEARNED)
+        return "the model has no positions beyond its context";
+    for (int i = 0; i < c->n_layers; i++) {
+        if (c->mixer[i] == MIXER_MLA || c->mixer[i] == MIXER_COMPRESSED)
+            return "the model's latents have no windows";
+        if (config_indexes(c, i))
+            return "the model's sparse attention chooses among all tokens";
+        if (c->chunk[i] > most)
+            return "the model attends in larger chunks";
+    }
+    return NULL;
+}
+
+int config_window(const struct config *c, int most)
+{
+    int n = 0;
+    for (int i = 0; i < c->n_layers; i++)
+        n = config_layer_window(c, i, most) > n ? config_layer_window(c, i, most) : n;
+    return n;
+}
+
+size_t config_window_bytes(const struct config *c, struct kv_types types, int most)
 {
     size_t n = 0;
     for (int i = 0; i < c->n_layers; i++)
-        n += config_layer_window(c, i) ? config_layer_kv_bytes(c, i, types) : 0;
+        n += config_layer_window(c, i, most) ? config_layer_kv_bytes(c, i, types) : 0;
     return n;
 }
 

@@ -480,11 +480,15 @@ int config_has_ff(const struct config *c, enum ff_kind kind);
 /* Bytes of one KV block, all layers; 0 where no layer has attention. */
 size_t config_kv_bytes(const struct config *c, struct kv_types types);
 /* The layer's keys and values may lie in window blocks: it sees so many tokens at most; 0: all, or
- * more than attention reads them. */
-int config_layer_window(const struct config *c, int layer);
-int config_window(const struct config *c);                          /* the largest of them; 0: no layer has one */
+ * more than attention reads them.  `most`: no layer sees more than its newest so many tokens (and
+ * some at the beginning); 0: as the model has it. */
+int config_layer_window(const struct config *c, int layer, int most);
+int config_window(const struct config *c, int most);                /* the largest of them; 0: no layer has one */
 /* Bytes of one window block, of all layers with a window. */
-size_t config_window_bytes(const struct config *c, struct kv_types types);
+size_t config_window_bytes(const struct config *c, struct kv_types types, int most);
+int config_streams(const struct config *c, int layer, int most);    /* `most` is less than the layer's own window */
+/* Why no `most` can be set; NULL: it can. */
+const char *config_stream_problem(const struct config *c, int most);
 /* Why this model's keys and values cannot be stored so; NULL: they can. */
 const char *config_kv_problem(const struct config *c, struct kv_types types);
 int config_kv_layers(const struct config *c);                       /* number of layers with keys and values */

@@ -61,6 +61,37 @@ ask() {
   [ "$ids" = "$longer" ]
 }
 
+@test "zse-chat --window: beyond the model's context, and found again with --session" {
+  ask -p "$P"
+  local plain=$ids
+  ask -p "$P" --window 1000
+  [ "$ids" = "$plain" ]                           # all of it lies in the window
+  P="$(seq -s ' ' 1 90)"
+  ask -p "$P" --window 64 --session kv
+  [ "$cached" -eq 0 ]
+  local windowed=$ids
+  ask -p "$P" --window 64 --session kv
+  [ "$cached" -ge $((prompt - 64)) ]
+  [ "$ids" = "$windowed" ]
+  ask -p "$P" --window 64 --sinks 0 --session kv
+  [ "$cached" -eq 0 ]                             # the keys of others
+  ask -p "$P" --window 64 -n 2400                 # the model's context is 2048
+  [ "$(jq .usage.completion_tokens answer.json)" -eq 2400 ]
+  [ "$(jq -c '.ids[:24]' answer.json)" = "$windowed" ]
+}
+
+@test "--window, --sinks: wrong usage" {
+  local program
+  for program in zse-chat zse-serve; do
+    for wrong in '--window 15' '--sinks 4' '--window 16 --sinks 17' '--window 1000 --sinks 257' '--window x'; do
+      # shellcheck disable=SC2086
+      run -2 "$program" $wrong "$M"
+    done
+  done
+  run -1 zse-chat -p x --window 2045 "$M"         # and 4 sinks
+  [[ $output == *"the model's context of 2048"* ]]
+}
+
 @test "zse-chat --session: another type of keys, or damaged files, and all is computed again" {
   ask -p "$P" --kv f32
   local plain=$ids

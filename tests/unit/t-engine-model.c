@@ -48,6 +48,8 @@ struct job {
     int leaves;
 };
 
+static int window, sinks;               /* options of engines, and room for steps beside them; 0: none */
+
 static struct engine *open_engine(const struct model *m, struct kv_types kv, int max_seqs, int max_tokens,
                                   int extra_blocks, int no_prefix_cache)
 {
@@ -56,7 +58,8 @@ static struct engine *open_engine(const struct model *m, struct kv_types kv, int
     const struct engine_options o = { .kv = kv, .max_len = LEN, .max_seqs = max_seqs, .max_tokens = max_tokens,
                                       .no_prefix_cache = no_prefix_cache, .n_threads = 2,
                                       .snapshots = 1 + extra_blocks, .snapshot_every = 32,
-                                      .kv_bytes = (size_t)(LEN / KV_BLOCK + extra_blocks) * block };
+                                      .window = window, .sinks = sinks,
+                                      .kv_bytes = (size_t)(LEN / KV_BLOCK + extra_blocks + (window ? 10 : 0)) * block };
     struct engine *g = engine_open(m, NULL, &o, &e);
     if (!g)
         fail_msg("%s", e.msg);
@@ -163,7 +166,7 @@ static void run_schedules(struct model *m, int rounds)
             check_job(m, kv, &jobs[i]);
     }
     assert_true(preemptions > 10 && cached > 1000 && copies > 20);
-    assert_int_equal(with_windows > 0, config_window(&m->config) > 0);
+    assert_int_equal(with_windows > 0, config_window(&m->config, window) > 0);
     model_close(m);
 }
 
@@ -207,9 +210,86 @@ static void test_recurrent(void **state)
     run_schedules(m, 8);
 }
 
+/* Windows of any model, with sinks. */
+static void test_sinks(void **state)
+{
+    (void)state;
+    window = 40;
+    sinks = 5;
+    run_schedules(load_tiny(), 4);
+    window = sinks = 0;
+}
+
+/* In a model of one layer keys depend on their tokens only, so a token beyond sinks and window sees
+ * what the last token of a text of these sees. */
+static void test_positions(void **state)
+{
+    (void)state;
+    enum { WINDOW = 40, SINKS = 5, STEP = 23, TEXT = 150 };
+    struct model *m = load_tiny();
+    struct rng r = { 5 };
+    struct err e;
+    int32_t ids[TEXT], text[WINDOW + SINKS];
+    const size_t vocab = (size_t)m->config.vocab_size;
+    float *got = malloc(TEXT * vocab * sizeof *got), *want = malloc(vocab * sizeof *want);
+    const int n_layers = m->config.n_layers;
+    m->config.n_layers = 1;
+    window = WINDOW;
+    sinks = SINKS;
+    struct engine *g = open_engine(m, kv_both(KV_F32), 1, STEP, 0, 1);
+    window = sinks = 0;
+    struct engine *plain = open_engine(m, kv_both(KV_F32), 1, 200, 0, 1);
+    for (int i = 0; i < TEXT; i++)
+        ids[i] = (int32_t)(rng_u64(&r) % vocab);
+    assert_int_equal(engine_logits(g, ids, TEXT, 0, got, &e), 0);
+    for (int at = 0; at < TEXT; at++) {
+        const int n = at < WINDOW + SINKS ? at + 1 : WINDOW + SINKS;
+        memcpy(text, ids, (size_t)n * sizeof *ids);
+        if (at >= n)
+            memcpy(text + SINKS, ids + at - WINDOW + 1, WINDOW * sizeof *ids);
+        assert_int_equal(engine_logits(plain, text, n, n - 1, want, &e), 0);
+        for (size_t v = 0; v < vocab; v++) {
+            const float d = got[(size_t)at * vocab + v] - want[v];
+            if (!(d < 2e-4f && d > -2e-4f))
+                fail_msg("token %d, logit %zu: got %g, want %g", at, v, (double)got[(size_t)at * vocab + v],
+                         (double)want[v]);
+        }
+    }
+    engine_close(g);
+    engine_close(plain);
+    m->config.n_layers = n_layers;
+    model_close(m);
+    free(got);
+    free(want);
+}
+
+/* Windows that cannot be. */
+static void test_wrong_windows(void **state)
+{
+    (void)state;
+    static const struct { int window, sinks; const char *says; } wrong[] = {
+        { 15, 0, "expected at least 16" }, { -1, 0, "expected at least 16" }, { 16, 17, "17 sinks" },
+        { 16, -1, "-1 sinks" }, { 1000, 257, "257 sinks" }, { 0, 1, "1 sinks" }, { 2040, 9, "the model's context of 2048" },
+        { INT32_MAX, 0, "expected at least 16" } };
+    struct model *m = load_tiny();
+    struct err e;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        const struct engine_options o = { .window = wrong[i].window, .sinks = wrong[i].sinks, .max_len = 4096 };
+        assert_null(engine_open(m, NULL, &o, &e));
+        if (!strstr(e.msg, wrong[i].says))
+            fail_msg("window %d, sinks %d: %s", wrong[i].window, wrong[i].sinks, e.msg);
+    }
+    const struct engine_options few = { .window = 1000, .sinks = 4, .max_len = 100000, .kv_bytes = 1 << 16 };
+    assert_null(engine_open(m, NULL, &few, &e));
+    assert_non_null(strstr(e.msg, "KV memory of 65536 bytes"));
+    model_close(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_windows),
+                                        cmocka_unit_test(test_sinks), cmocka_unit_test(test_positions),
+                                        cmocka_unit_test(test_wrong_windows),
                                         cmocka_unit_test(test_recurrent) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
