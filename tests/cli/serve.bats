@@ -57,7 +57,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   [[ $output == *'zse_http_requests_total{method="POST",route="/v1/chat/completions",code="200"}'* ]]
   grep -Eq '^zse_time_to_first_token_seconds_bucket\{model="tiny",le="\+Inf"\} [1-9]' <<<"$output"
   grep -Eq '^zse_generated_tokens_total\{model="tiny"\} [1-9]' <<<"$output"
-  if grep -vE '^(#.*|[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [-+0-9.e]+)$' <<<"$output"; then return 1; fi
+  if grep -vE '^(#.*|[a-z_:0-9]+(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [-+0-9.e]+)$' <<<"$output"; then return 1; fi
 }
 
 @test "tokens and templates: what zse-info says" {
