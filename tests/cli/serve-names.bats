@@ -169,3 +169,12 @@ ask_long() {
   stop "$PID"
   rm "$ZSE_HOME/models/third.zse"
 }
+
+@test "/v1/models has Anthropic's form for clients of Anthropic" {
+  curl -s -H 'anthropic-version: 2023-06-01' "$URL/v1/models" >"$T/j"
+  jq -e '[.data[].id] | sort == ["bad", "other", "small", "tiny:1m"]' "$T/j"
+  jq -e '.has_more == false and .first_id == .data[0].id and .last_id == .data[-1].id' "$T/j"
+  jq -e 'all(.data[]; .type == "model" and .display_name == .id and (.created_at | test("^20.*Z$")))' "$T/j"
+  curl -s -H 'anthropic-version: 2023-06-01' "$URL/v1/models/bad" | jq -e '.type == "model" and .id == "bad"'
+  curl -s "$URL/v1/models" | jq -e '.object == "list"'
+}

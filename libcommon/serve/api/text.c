@@ -6,6 +6,48 @@
 #include "libcommon/serve/api/calls.h"
 #include "libcommon/serve/named.h"
 
+/* ---- /v1/models ---- */
+
+/* Clients of Anthropic send this header with every request. */
+static int is_anthropic(const struct conn *c) { return http_field(conn_request(c), "anthropic-version") != NULL; }
+
+/* A model in Anthropic's form.  NULL without memory. */
+static json_t *anthropic_model(const json_t *m)
+{
+    const char *id = json_string_value(json_object_get(m, "id"));
+    return json_pack("{s:s, s:s, s:s, s:o}", "type", "model", "id", id, "display_name", id, "created_at",
+                     js_time(1000 * json_integer_value(json_object_get(m, "created"))));
+}
+
+static json_t *anthropic_list(const json_t *list)
+{
+    const json_t *data = json_object_get(list, "data"), *m;
+    const size_t n = json_array_size(data);
+    json_t *out = json_array(), *none = json_null();
+    size_t i;
+    int bad = 0;
+    json_array_foreach(data, i, m)
+        bad |= json_array_append_new(out, anthropic_model(m)) != 0;
+    json_t *first = n ? json_object_get(json_array_get(data, 0), "id") : none,
+           *last = n ? json_object_get(json_array_get(data, n - 1), "id") : none;
+    json_t *all = bad ? NULL : json_pack("{s:O, s:b, s:O, s:O}", "data", out, "has_more", 0, "first_id", first,
+                                         "last_id", last);
+    json_decref(out);
+    return all;
+}
+
+/* Answer with a model, or a list, in the form that the client reads. */
+static void reply_models(struct server *s, struct conn *c, const struct buf *out, json_t *(*other)(const json_t *m))
+{
+    if (out->failed || !is_anthropic(c)) {
+        reply_json(s, c, 200, out);
+        return;
+    }
+    json_t *own = json_loadb(out->data, out->size, 0, NULL);
+    reply_object(s, c, 200, own ? other(own) : NULL);
+    json_decref(own);
+}
+
 void handle_models(struct server *s, struct conn *c, const char *rest)
 {
     struct buf out = { 0 };
@@ -19,7 +61,7 @@ void handle_models(struct server *s, struct conn *c, const char *rest)
         }
     named_json(s, conn_record(c), &out, &n);
     buf_str(&out, "]}");
-    reply_json(s, c, 200, &out);
+    reply_models(s, c, &out, anthropic_list);
     buf_release(&out);
 }
 
@@ -38,9 +80,11 @@ void handle_model(struct server *s, struct conn *c, const char *rest)
     }
     if (lm)
         model_json(lm, &out);
-    reply_json(s, c, 200, &out);
+    reply_models(s, c, &out, anthropic_model);
     buf_release(&out);
 }
+
+/* ---- tokens ---- */
 
 static void tokens_json(const struct tokenizer *t, const int32_t *ids, size_t n, int pieces, struct buf *out)
 {
