@@ -451,6 +451,8 @@ static void turn(struct chat_session *t, const char *text)
 static const char help[] =
     "/help          this list\n"
     "/clear         start a new conversation\n"
+    "/retry         answer the last question again\n"
+    "/undo          take back the last question and its answer\n"
     "/system TEXT   set the system message; without TEXT: remove it\n"
     "/stats         figures of the last answer and of memory\n"
     "/save FILE     write the conversation as JSON\n"
@@ -479,6 +481,39 @@ static void clear(struct chat_session *t)
     t->is_full_noted = t->file.known = 0;
     chat_history_new(&t->history);
     forget(t);
+}
+
+/* Remove the last turn, from the user's message on; returns the text of that, malloc'd.  NULL:
+ * there is none, which was said. */
+static char *undo(struct chat_session *t)
+{
+    const size_t first = system_message(t) != NULL;
+    size_t i = json_array_size(t->messages);
+    while (i > first && !is_role(json_array_get(t->messages, i - 1), "user"))
+        i--;
+    const char *text = i > first ? json_string_value(json_object_get(json_array_get(t->messages, i - 1), "content"))
+                                 : NULL;
+    char *copy = text ? strdup(text) : NULL;
+    if (!copy) {
+        cli_note(prog, text ? "out of memory" : "there is no question yet");
+        return NULL;
+    }
+    while (json_array_size(t->messages) >= i)
+        json_array_remove(t->messages, json_array_size(t->messages) - 1);
+    if (t->n_dropped > i - 1 - first)
+        t->n_dropped = i - 1 - first;
+    forget(t);
+    record(t, NULL);
+    return copy;
+}
+
+/* Ask the last question again. */
+static void retry(struct chat_session *t)
+{
+    char *text = undo(t);
+    if (text)
+        turn(t, text);
+    free(text);
 }
 
 /* Whether the next line of input is a yes. */
@@ -592,7 +627,7 @@ static void print_stats(const struct chat_session *t)
 
 static const struct { const char *name; int needs_file; } commands[] = {
     { "/help", 0 }, { "/clear", 0 }, { "/system", 0 }, { "/stats", 0 }, { "/save", 1 }, { "/load", 1 }, { "/exit", 0 },
-    { "/history", 0 }, { "/title", 1 }, { "/tools", 0 },
+    { "/history", 0 }, { "/title", 1 }, { "/tools", 0 }, { "/retry", 0 }, { "/undo", 0 },
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
@@ -651,6 +686,8 @@ static int command(struct chat_session *t, const char *line)
         else
             cli_note(prog, "no tools: --tools and --mcp-config name them");
         break;
+    case 10: retry(t); break;
+    case 11: free(undo(t)); break;
     }
     cli_flush();
     return 0;

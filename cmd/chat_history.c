@@ -105,12 +105,40 @@ static int add_message(struct chat_history *c, const json_t *message, const stru
     return 0;
 }
 
+/* Delete the recorded messages from number i of the active branch on. */
+static int remove_from(struct chat_history *c, size_t i, struct history_problem *p)
+{
+    struct history_page page = { .limit = 1000, .active = 1 };
+    c->last = 0;
+    for (size_t at = 0;;) {
+        json_t *part = history_messages(c->h, OWNER, c->id, &page, p), *list = json_object_get(part, "messages"), *m;
+        const int more = json_is_true(json_object_get(part, "more"));
+        int64_t first = 0;
+        size_t k;
+        json_array_foreach(list, k, m) {
+            const int64_t id = json_integer_value(json_object_get(m, "id"));
+            if (at + k == i)
+                first = id;
+            else if (at + k < i)
+                c->last = page.after = id;
+        }
+        at += json_array_size(list);
+        json_decref(part);
+        if (!part)
+            return -1;
+        if (first)
+            return history_remove(c->h, OWNER, c->id, first, p) < 0 ? -1 : 0;
+        if (!more)
+            return 0;
+    }
+}
+
 static int sync_messages(struct chat_history *c, const json_t *messages, const struct answer *a,
                          struct history_problem *p)
 {
     const size_t n = json_array_size(messages), first = system_of(messages) != NULL;
-    if (first + c->n_recorded > n) {            /* the last turn failed */
-        if (history_remove(c->h, OWNER, c->id, c->last, p) < 0)
+    if (first + c->n_recorded > n) {            /* the last turn failed, or was taken back */
+        if (remove_from(c, n - first, p) != 0)
             return -1;
         c->n_recorded = n - first;
     }

@@ -401,6 +401,23 @@ convert_tiny() { zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/n
 # talk LINE...: a conversation of zse-chat with the arguments in $CHAT
 talk() { printf '%s\n' "$@" | tests/lib/talk zse-chat "${CHAT[@]}" >"$T/said" || { cat "$T/said"; return 1; }; }
 
+@test "/undo takes back a turn, also in the history, and /retry answers again" {
+  convert_tiny
+  CHAT=("$T/tiny.zse" --temp 0 --system "Be brief.")
+  talk 'expect >' 'send /undo' 'expect there is no question yet' 'send /retry' 'expect there is no question yet' \
+    'send What is 2+2?' 'expect = 4' ready 'send And 3+3?' 'expect = 6' ready 'send What is 4+4?' 'expect = 8' ready \
+    'send /undo' ready 'send /retry' 'expect = 6' ready "send /save $T/undone.json" 'expect saved 5 messages' ready 'key d' 'end 0'
+  [ "$(jq -c '[.messages[] | select(.role == "user") | .content]' "$T/undone.json")" = '["What is 2+2?","And 3+3?"]' ]
+  zse-chat --history --json >"$T/list"
+  id=$(jq -r '.conversations[0].id' "$T/list")
+  jq -e '.total == 1 and .conversations[0].message_count == 4' "$T/list" || { cat "$T/list"; return 1; }
+  # a conversation that goes on knows what can be taken back; the only turn takes the record with it
+  CHAT=("$T/tiny.zse" --temp 0 "--continue=$id")
+  talk 'expect >' 'send /undo' ready 'send /undo' ready 'send /undo' 'expect there is no question yet' 'key d' 'end 0'
+  run zse-chat --history --json
+  [ "$(jq -r .total <<<"$output")" = 0 ] || { echo "$output"; return 1; }
+}
+
 @test "zse-chat records a conversation, finds it and goes on with it" {
   convert_tiny
   run ! zse-chat --continue "$T/tiny.zse" -p x
