@@ -1,0 +1,53 @@
+/* tool_call.h - private to tool_parser.c, which finds the calls in an answer, and tool_call.c, which
+ * reads one of them: the state of the parser, and the parts of a call. */
+#ifndef ZSE_GRAMMAR_TOOL_CALL_H
+#define ZSE_GRAMMAR_TOOL_CALL_H
+
+#include <stddef.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/grammar/tools.h"
+
+struct tool_parser {
+    const struct tool_format *f;
+    struct tool_parser_options o;
+    struct rng rng;
+    char *text; size_t n, room, at;     /* text[at..n) has not been reported yet */
+    /* in_list: text[at] is behind a call of a list. */
+    int thinking, in_list, in_section, said, n_calls;
+    const char *think, *think_end;
+    char **ids;                         /* [n_calls], owned */
+    /* stream_arguments: bytes of the arguments of the call at `at` that were reported. */
+    size_t shown;
+    int named;                          /* its TOOL_CALL was reported */
+    int waiting;                        /* text[at] begins a call that is not complete */
+    int failed;                         /* memory ran out */
+};
+
+/* MORE: text that is still to come decides. */
+enum { MORE = 0, DONE = 1, BAD = -1 };
+
+/* The parts of one call, in text from `at` on. */
+struct parsed_call {
+    char *name, *arguments, *id;        /* owned; arguments is JSON */
+    /* The arguments so far, if the text has them as JSON. */
+    const char *raw; size_t n_raw;
+    size_t end;                         /* bytes from at to behind it */
+};
+void call_release(struct parsed_call *c);
+/* Read a call in text[at..n), which begins with the opening marker, or in a list.  `end`: no more
+ * text comes. */
+int call_read(struct tool_parser *p, struct parsed_call *c, int end);
+
+struct json_cursor { const char *p, *end; };
+void call_blanks(struct json_cursor *c);
+/* Read a marker, with any blanks in and around it: DONE, MORE (it may come) or BAD. */
+int call_marker(struct json_cursor *c, const char *m);
+/* Read the closing marker, if the family has one: MORE while it may still come.  At the end of
+ * the answer a part of it is enough. */
+int call_closing(const struct tool_parser *p, struct json_cursor *k, int end);
+/* NULL with p->failed set.  The parser then reads no more of the text: it would report text that
+ * it could not read as text of the answer. */
+char *call_copy(struct tool_parser *p, const char *s, size_t n);
+
+#endif
