@@ -40,7 +40,7 @@ int call_marker(struct json_cursor *c, const char *m)
     return DONE;
 }
 
-/* Read a whole JSON value: DONE with c behind it, MORE, or BAD where it cannot become one. */
+/* Read a whole JSON value: DONE with c after it, MORE, or BAD where it cannot become one. */
 static int json_text(struct json_cursor *c, const char **from)
 {
     int depth = 0, in_string = 0;
@@ -160,8 +160,9 @@ static int object_call(struct tool_parser *p, const char *text, size_t n, struct
         raw = raw_member(raw, n, key, &n);
     if (name && known_name(p, name) && (!a || json_is_object(a) || json_is_string(a))) {
         c->name = call_copy(p, name, strlen(name));
-        c->arguments = !a ? call_copy(p, "{}", 2) : json_is_string(a) ? call_copy(p, json_string_value(a), json_string_length(a))
-                                                                 : raw ? call_copy(p, raw, n) : NULL;
+        c->arguments = !a ? call_copy(p, "{}", 2)
+                     : json_is_string(a) ? call_copy(p, json_string_value(a), json_string_length(a))
+                     : raw ? call_copy(p, raw, n) : NULL;
         c->id = json_is_string(id) ? call_copy(p, json_string_value(id), json_string_length(id)) : NULL;
         rc = c->name && c->arguments ? DONE : BAD;
     }
@@ -297,7 +298,7 @@ static void trim(const struct tool_format *f, const char *after_key, struct tag 
         t->n_value--;
 }
 
-/* Read the rest of the marker behind a key: it says whether the value is a string. */
+/* Read the rest of the marker after a key: it says whether the value is a string. */
 static int type_of_tag(const struct tool_format *f, struct json_cursor *c, struct tag *t)
 {
     struct json_cursor json = *c;

@@ -1,5 +1,5 @@
-/* tool_call.h - private to tool_parser.c, which finds the calls in an answer, and tool_call.c, which
- * reads one of them: the state of the parser, and the parts of a call. */
+/* tool_call.h - the state of a parser of calls, and the parts of one call.  Private to
+ * tool_parser.c, which finds the calls in an answer, and tool_call.c, which reads one of them. */
 #ifndef ZSE_GRAMMAR_TOOL_CALL_H
 #define ZSE_GRAMMAR_TOOL_CALL_H
 
@@ -13,7 +13,7 @@ struct tool_parser {
     struct tool_parser_options o;
     struct rng rng;
     char *text; size_t n, room, at;     /* text[at..n) has not been reported yet */
-    /* in_list: text[at] is behind a call of a list. */
+    /* in_list: text[at] is after a call of a list. */
     int thinking, in_list, in_section, said, n_calls;
     const char *think, *think_end;
     char **ids;                         /* [n_calls], owned */
@@ -32,7 +32,7 @@ struct parsed_call {
     char *name, *arguments, *id;        /* owned; arguments is JSON */
     /* The arguments so far, if the text has them as JSON. */
     const char *raw; size_t n_raw;
-    size_t end;                         /* bytes from at to behind it */
+    size_t end;                         /* bytes from at to after it */
 };
 void call_release(struct parsed_call *c);
 /* Read a call in text[at..n), which begins with the opening marker, or in a list.  `end`: no more

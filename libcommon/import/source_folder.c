@@ -1,4 +1,4 @@
-/* source_folder.c - read a folder as a source: its shards of tensors, also those that are still being
+/* source_folder.c - read a folder as a source: its shards, also those that are still being
  * downloaded, its small files, and the modules of sentence-transformers. */
 #include "libcommon/import/internal.h"
 
