@@ -146,7 +146,7 @@ static json_t *show_steps(const struct bench_options *o, const struct steps *s)
     return list;
 }
 
-/* The length that is best if a guessed token behind right ones is right with probability `a`, and
+/* The length that is best if a guessed token after right ones is right with probability `a`, and
  * the tokens that it makes in the time of one: (1 - a^(k+1)) / (1 - a) / (time of k + 1 tokens). */
 static int best_length(const struct steps *s, double a, double *speed)
 {

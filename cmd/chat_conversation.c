@@ -89,7 +89,7 @@ static int conversation_ids(struct chat_session *t, const char *text, size_t siz
     return prompter_encode(&t->prompter, text, size, 0, ids, n, e);
 }
 
-/* Keep the ids of the turn's prompt (ids is taken over) and answer, and their text if the answer
+/* Keep the ids of the turn's prompt (ids becomes owned) and answer, and their text if the answer
  * ended by itself. */
 static void remember(struct chat_session *t, const char *text, size_t size, int32_t *ids, int n, const struct answer *a)
 {

@@ -55,7 +55,7 @@ static const struct option show_options[] = {
 static const struct option plain_options[] = { { "help", no_argument, NULL, 'h' }, { NULL, 0, NULL, 0 } };
 
 /* Parse the options of a subcommand: its arguments, least to most of them, begin at optind.  -1:
- * go on; else the exit code. */
+ * continue; else the exit code. */
 static int parse(int argc, char **argv, const struct option *options, const char *usage, int least, int most, int *json,
                  int *names)
 {

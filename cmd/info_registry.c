@@ -282,7 +282,7 @@ static int take(struct filter *f, int c, const char *arg)
     }
 }
 
-/* Parse the options.  -1: go on; else the exit code. */
+/* Parse the options.  -1: continue; else the exit code. */
 static int parse(struct filter *f, int argc, char **argv, int n_names)
 {
     int c, rc;

@@ -40,7 +40,7 @@ struct render {
     char *bos, *eos;                    /* texts of MODEL's tokens; may be NULL */
 };
 
-/* Parse the options.  -1: go on; else the exit code. */
+/* Parse the options.  -1: continue; else the exit code. */
 static int parse_options(struct render *r, int argc, char **argv)
 {
     int c;

@@ -51,7 +51,7 @@ struct token_run {
     struct tokenizer *t;
 };
 
-/* Parse the options.  -1: go on; else the exit code. */
+/* Parse the options.  -1: continue; else the exit code. */
 static int parse_options(struct token_run *r, int argc, char **argv, const struct option *options, const char *usage,
                          const char **model)
 {

@@ -46,7 +46,7 @@ struct chat_options {
     struct grammar *grammar;            /* owned */
     struct run_options run;
 };
-/* Returns -1 to go on, else the exit code. */
+/* Returns -1 to continue, else the exit code. */
 int chat_options_parse(struct chat_options *o, int argc, char **argv);
 void chat_options_release(struct chat_options *o);
 /* With --url: add the options that were given to the body of a request, under the API's names. */
@@ -198,7 +198,7 @@ int chat_history_list(const char *query, int most, int json);
 
 /* ---- chat_conversation.c ---- */
 /* Returns one line of input without its newline, malloc'd; NULL at the end.  *interrupted: Ctrl-C
- * at the prompt (returns NULL, go on). */
+ * at the prompt (returns NULL; continue). */
 #define CHAT_QUESTION "? "               /* as `prompt`: the line answers a question and is not kept in the history */
 typedef char *(*read_line_fn)(void *user, const char *prompt, int *interrupted);
 

@@ -1,6 +1,6 @@
 /* backend.c - the step on a device: the host fills one pinned buffer a step (tokens, positions, KV
  * tables) and waits once, for the tokens drawn or for the logits; not even that where a step is
- * begun behind another, whose tokens it finds on the device.
+ * begun after another, whose tokens it finds on the device.
  *
  * Steps of decoding alone are padded to 1, 2, 4 .. 64 tokens and replayed as graphs from the
  * second of a kind on, as far as there is memory for graphs.  Where the device has the last

@@ -32,7 +32,7 @@ struct bench {
     double *seconds;                    /* [repeats] */
     void *owned[MOST_OWNED]; int n_owned;           /* device memory of this group of kernels */
     struct rng rng;
-    /* of the kernel in hand */
+    /* of the current kernel */
     int n_copies;
     struct gpu_linear linear; int (*multiply)(struct gpu *g, const struct gpu_linear *l, struct err *e);
     size_t mat_bytes;
@@ -136,7 +136,7 @@ static int launch_linear(struct bench *b, int copy, struct err *e)
     return b->multiply(b->g, &l, e);
 }
 
-/* Does the engine take this kernel for the product in hand?  The rule of layers.c and
+/* Does the engine take this kernel for the current product?  The rule of layers.c and
  * gpu_matmul. */
 static int taken(const struct bench *b)
 {

@@ -137,7 +137,7 @@ static struct dlinear outer(struct weight_layout *p, const struct linear *l, enu
     return head;
 }
 
-/* Place the weights before the layers, or those behind them. */
+/* Place the weights before the layers, or those after them. */
 static void layout_ends(struct weight_layout *p, const struct model *m, int first)
 {
     struct dends *d = &p->w->ends;

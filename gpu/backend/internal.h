@@ -35,7 +35,7 @@ struct gpu_backend {
     float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[MAX_ROPES], *sine[MAX_ROPES], *alibi,
           *freq[MAX_ROPES], *freq_long[MAX_ROPES], *partial, *logits;
     uint16_t *act, *act2, *act_att, *act_mlp;
-    int8_t *act_code; float *act_scale;     /* act_int8: of the matrices in hand */
+    int8_t *act_code; float *act_scale;     /* act_int8: of the current matrices */
     int32_t *step; size_t step_room;        /* 4-byte words */
     int32_t *ids;                           /* [MAX_DRAWS] the tokens drawn last */
     /* host, pinned */
@@ -50,7 +50,7 @@ struct gpu_backend {
     /* steps that are begun and not ended; the slot of the first; rows of the last, whose tokens
      * may be followed (0: of none) */
     int n_begun, first_begun, n_follow;
-    /* of the step in hand */
+    /* of the current step */
     int n, n_decode, n_tiles, splits;
     struct gpu_graph *graph[N_BUCKETS][MAX_SPLIT_BITS];
     int seen[N_BUCKETS][MAX_SPLIT_BITS];    /* NEVER: there was no memory for a graph */

@@ -1,4 +1,4 @@
-/* decode.cu - decode a matrix to f16 once, which every 128 tokens of every prompt would do anew.
+/* decode.cu - decode a matrix to f16 once, which every 128 tokens of every prompt would do again.
  *
  * shapes   w in kernel order, any type of fewer than 16 bits; out: the same tiles in the order of
  *          QT_F16 (quant/tile.h), the group's scale multiplied in, the row's

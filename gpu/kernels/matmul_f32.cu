@@ -69,7 +69,7 @@ DEVICE layout layout_of(int type)
 }
 
 /* The place of step `step` of a row: its codes' first dword, the group's scale and extra; of two
- * groups of 16 the first one's, with the other's scale 4 bytes behind. */
+ * groups of 16 the first one's, with the other's scale 4 bytes after. */
 struct place { const uint8_t *code, *scale, *extra; };
 DEVICE place place_of(const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
 {

@@ -24,7 +24,7 @@
  * L2       8.7 KB of weights and 16 KB of activations for 64 k: 24 bytes a cycle, 17 at the aim;
  *          the usual f16 tiles (128 x 256) take 48
  * ends     of a tile of 4096 k (65,500 cycles): 128 KB of results, 4,000 to 8,000 cycles that no
- *          product covers; the copies of the next tile go on meanwhile
+ *          product covers; the copies of the next tile continue meanwhile
  * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %,
  *          the last wave of 512 tiles on 132 multiprocessors 3 %
  * checked  tests/unit/t-gpu-matmul.c, emulated bit for bit against matmul.cu */

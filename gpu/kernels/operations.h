@@ -34,14 +34,14 @@ int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_int8(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_int8_takes(const struct gpu_mat *w);
 /* code [n][GPU_CODE_STRIDE(cols)] = act [n][act_stride] / scale, to the nearest, ties to even,
- * where scale is the largest |act| of a token / 127; in the order of k, zeros behind cols.  A
+ * where scale is the largest |act| of a token / 127; in the order of k, zeros after cols.  A
  * token with a NaN has scale NaN. */
 #define GPU_CODE_STRIDE(cols) (((cols) + 63) / 64 * 64)
 int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols,
                  int8_t *code, float *scale, struct err *e);
 
 /* A copy of a matrix of packed weights as f16, which gpu_matmul (and gpu_matmul_hopper) read to
- * the same bits; matvec and embed go on with the packed one, whose row scales both use. */
+ * the same bits; matvec and embed continue with the packed one, whose row scales both use. */
 enum { GPU_DECODED_STEP = 2048 };       /* bytes of 32 rows x 32 k */
 /* 0: it is not packed, and there is nothing to decode */
 size_t gpu_decoded_size(int type, int n_tiles, int n_steps);

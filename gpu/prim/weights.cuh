@@ -267,7 +267,7 @@ DEVICE float activation(float x, int function)
 
 DEVICE uint16_t act_of(float x) { return (uint16_t)pack_half_clamped(x * (1 / ACT_UNIT), 0); }
 
-/* Zeros behind a row of n; threads 0 .. n_threads - 1 share the work. */
+/* Zeros after a row of n; threads 0 .. n_threads - 1 share the work. */
 DEVICE void act_pad(uint16_t *act, int n, int order, int thread, int n_threads)
 {
     for (int k = n + thread; k < act_padded(n); k += n_threads)

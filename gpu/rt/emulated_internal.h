@@ -22,7 +22,7 @@ void emulated_access(const void *p, size_t n, bool write);
 
 /* ---- emulated_hopper.cc ---- */
 void hopper_begin();                    /* a block begins */
-/* no thread can go on: one of the copies under way ends.  false: there is none */
+/* no thread can continue: one of the copies under way ends.  false: there is none */
 bool hopper_go_on();
 void hopper_end();                      /* all threads of a block have ended */
 /* This thread touches its registers: what the stack is to the emulation.  Only to be asked where

@@ -332,7 +332,7 @@ int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *t
     return 0;
 }
 
-/* Thread local: the loader's copies go on meanwhile. */
+/* Thread local: the loader's copies continue meanwhile. */
 int gpu_graph_begin(struct gpu *g, struct err *e)
 {
     return gpu_ready(g, e) < 0 ? -1 : gpu_check(g,

@@ -3,7 +3,7 @@
  *
  * Errors say what was asked for and what the driver answered; after the first failure of a
  * kernel the device is lost, for all who hold it, and every later call fails with the same
- * sentence: requests end with an error, the process goes on.  Memory that is not there and a
+ * sentence: requests end with an error, the process continues.  Memory that is not there and a
  * launch that is refused leave the device as it was. */
 #ifndef ZSE_GPU_RT_RT_H
 #define ZSE_GPU_RT_RT_H

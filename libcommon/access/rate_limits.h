@@ -3,7 +3,7 @@
  *
  * The counters of keys are in a small file that all servers of one $ZSE_HOME and zse-apikey map, so
  * they share counts and resets at once.  Its contents are neither secret nor essential: a missing
- * or damaged file is created anew, empty.  Time is the monotonic clock; after a reboot the windows
+ * or damaged file is created again, empty.  Time is the monotonic clock; after a reboot the windows
  * start empty. */
 #ifndef ZSE_ACCESS_RATE_LIMITS_H
 #define ZSE_ACCESS_RATE_LIMITS_H

@@ -652,7 +652,7 @@ static uint64_t count(const struct conversion *cv, const struct calibration *c, 
                ? (uint64_t)linalg_pad(f->moe.intermediate_size) : most;
     count_weights(cv, held);
     held[HOLD_H] = held[HOLD_LINV] = held[HOLD_C] = best ? most * most * sizeof(float) : 0;
-    /* the residual stream (best: behind quantized layers too; mixed: and its beginning), with it
+    /* the residual stream (best: after quantized layers too; mixed: and its beginning), with it
      * either the embeddings, or all inputs of a layer and of its experts, or that and the inputs
      * of one expert */
     const uint64_t stream = tokens * hidden * (uint64_t)(1 + best + (cv->report->type.kind == CONVERT_MIXED)),

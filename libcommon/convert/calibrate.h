@@ -35,11 +35,11 @@ struct calibration {
     int n_windows, window_len;
     int32_t *ids;               /* [n_windows * window_len], numbered within `embed` */
     float *x;                   /* input of the next layer in the float model, [n_tokens, hidden_size] */
-    float *xq;                  /* the same behind the quantized layers (best), or NULL */
+    float *xq;                  /* the same after the quantized layers (best), or NULL */
     struct model m;             /* the source's weights: ends, and the layer that is loaded */
     struct model q;             /* its quantized twin (best) */
     void **blocks; int n_blocks, room;      /* memory of the loaded weights */
-    /* Of the layer whose experts are being quantized: their input, channels scaled (best: behind
+    /* Of the layer whose experts are being quantized: their input, channels scaled (best: after
      * the quantized layers), and the choice of experts. */
     struct inputs h;
     struct cpu_choice choice;

@@ -5,7 +5,7 @@
  *   - weights (and biases) of the norm before q, k, v or gate, up, if it has weights and its output
  *     has no other reader;
  *   - rows of v, for the columns of o: attention is linear in v.  Heads that share a KV head share
- *     their s.  Not behind clip_qkv;
+ *     their s.  Not after clip_qkv;
  *   - the gated norm of mamba2 and delta net, and the filters of a short convolution, for the
  *     columns of their o;
  *   - rows of up, for the columns of down: down(act(gate) * up) is linear in up.  Without a gate
@@ -153,7 +153,7 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     struct layer_calib *l = &cv->calib[layer];
     const int mla = c->mixer[layer] == MIXER_MLA, q_a = mla && c->mla.q_rank, moe = c->ff[layer] == FF_MOE;
     const int both = c->mixer[layer] == MIXER_BOTH, state = mixer_has_state(c->mixer[layer]);
-    /* mamba1 has no norm behind its gate; with renorm the residual reads a norm's output, too */
+    /* mamba1 has no norm after its gate; with renorm the residual reads a norm's output, too */
     const int folds = c->renorm[0][0] == 0, folds_o = state && !both && c->mixer[layer] != MIXER_MAMBA1;
     const unsigned qkv = both ? 1u << ROLE_IN | 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V
         : state ? 1u << ROLE_IN | 1u << ROLE_IN_Z : q_a ? 1u << ROLE_Q_A | 1u << ROLE_KV_A : mla ? 1u <<

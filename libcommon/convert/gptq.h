@@ -1,7 +1,7 @@
 /* gptq.h - quantization with error feedback: choose the codes of a matrix so that its outputs, not
  * its weights, change least.
  *
- * With X~ the inputs that the layer will see (behind the quantized layers before it) and X those of
+ * With X~ the inputs that the layer will see (after the quantized layers before it) and X those of
  * the float model, tokens in rows:
  *     H = X~'X~ + damping       C = (X - X~)'X~
  *   1. W += 0.5 W C inv(H)      half way to the weights whose outputs on X~ are nearest to those of

@@ -142,7 +142,7 @@ int calibrate_run(struct conversion *cv, struct calibration *c, struct err *e);
 int calibrate_head(struct conversion *cv, struct calibration *c, struct err *e);
 /* Quantize layer `index` with error feedback: fills data of its recipes, strengths and scales.
  * good: on the inputs of the float model, described by few directions; best: on the inputs
- * behind the quantized layers, in full. */
+ * after the quantized layers, in full. */
 int quantize_layer_good(struct conversion *cv, struct calibration *c, int index, struct err *e);
 int quantize_layer_best(struct conversion *cv, struct calibration *c, int index, struct err *e);
 /* The same for one expert of the layer that was quantized last; in order, and with best all of

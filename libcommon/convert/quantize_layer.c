@@ -1,5 +1,5 @@
 /* quantize_layer.c - quantize a layer with error feedback (see gptq.h): good, on the inputs of the
- * float model, in few directions; best, on the inputs behind the quantized layers before it.
+ * float model, in few directions; best, on the inputs after the quantized layers before it.
  *
  * best: the inputs of o, of gate and up, and of down depend on matrices of the same layer that were
  * quantized just before, so the layer runs four times up to the matrix in question, and a fifth
@@ -136,7 +136,7 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
     return 1;                           /* the rest of the layer is not needed */
 }
 
-/* Run a window up to w->input; behind a shared MLP no expert is needed. */
+/* Run a window up to w->input; after a shared MLP no expert is needed. */
 static int run_window(struct conversion *cv, struct calibration *c, int layer, struct gram_hook *w, float *x,
                       struct err *e)
 {

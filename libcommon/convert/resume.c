@@ -273,7 +273,7 @@ static int replay(struct resume *r, struct zwriter *w, const json_t *journal, in
     return 0;
 }
 
-/* 1: w and the state are as in the journal; 0: the conversion starts anew, with the reason in
+/* 1: w and the state are as in the journal; 0: the conversion starts over, with the reason in
  * *e, as the end of a sentence. */
 static int take_up(struct resume *r, struct zwriter *w, int *n_done, struct err *e)
 {

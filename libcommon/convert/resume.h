@@ -4,7 +4,7 @@
  * From time to time, between two groups of the file, a checkpoint is made: the new file is synced
  * and parked (zwriter_park), and beside it come
  *     .NAME.zse-state-0, -1    state of calibration between layers: the residual stream of all
- *                              tokens in the float model and, with best, behind the quantized
+ *                              tokens in the float model and, with best, after the quantized
  *                              layers;
  *                              written in turn, so that one of them is always whole
  *     .NAME.zse-journal        JSON: source, plan and program; the tensors that are written, with
@@ -12,7 +12,7 @@
  *                              state.  Written last, and atomically.
  * The journal thus never names anything that is not on the disk.  A resuming process has the lock
  * of the parked file, compares source, plan and program, reads the groups once and compares their
- * checksums; where anything differs, the conversion starts anew.  Everything else is computed again
+ * checksums; where anything differs, the conversion starts over.  Everything else is computed again
  * from the source: it does not depend on earlier work.
  *
  * Without a checkpoint (a short conversion) the new file is an ordinary temporary that the next
@@ -24,7 +24,7 @@
 #include "libcommon/format/zfile.h"
 
 struct resume;
-/* The writer for the output (*w, also when the conversion starts anew), and *n_done: tensors
+/* The writer for the output (*w, also when the conversion starts over), and *n_done: tensors
  * that are in it already; their recipes and c (NULL: no calibration) are restored. NULL with *e. */
 struct resume *resume_open(struct conversion *cv, struct calibration *c, struct zwriter **w, int *n_done,
                            struct err *e);

@@ -12,7 +12,7 @@
 
 #include "libcommon/base/err.h"
 
-enum { SPILL_HEAD = 64 };         /* holds the size; the buffer behind it is 64-byte aligned and zero */
+enum { SPILL_HEAD = 64 };         /* holds the size; the buffer after it is 64-byte aligned and zero */
 
 static inline void *spill_alloc(size_t size)
 {

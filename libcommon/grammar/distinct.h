@@ -41,7 +41,7 @@ int distinct_byte(struct distinct *d, int byte, uint32_t marks);
  * those that begin as the current item does. */
 struct distinct_rests {
     struct byte_span *v; uint32_t n;         /* v: owned by the caller */
-    int comma;                          /* the comma behind the item before comes first */
+    int comma;                          /* the comma after the item before comes first */
     int in_string, escaped;             /* where the text stands */
 };
 /* 0, or -1 without memory. */

@@ -1,7 +1,7 @@
 /* matcher.c - a matcher follows one answer over bytes and tokens.
  *
  * The answer so far is a config of its grammar (parse_config.c).  Configs and masks are numbered
- * and kept in the grammar, behind its lock, for all matchers. */
+ * and kept in the grammar, under its lock, for all matchers. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -60,7 +60,7 @@ static enum byte_class class_of(unsigned char c)
            : c == ' ' || (c >= '\t' && c <= '\r') ? BLANK : SYMBOL;
 }
 
-/* The number of bytes before the word in which the text ends, if the word may go on: tokenizers
+/* The number of bytes before the word in which the text ends, if the word may continue: tokenizers
  * cut text into words first, each a run of one class that may begin with a blank or a symbol, and
  * a longer word may be cut into other tokens from its beginning. */
 static size_t before_open_word(const char *text, size_t n, const uint64_t follow[4])

@@ -36,7 +36,7 @@ static int byte_at(const struct again *a, uint32_t k)
     return a->rests->comma && a->i == 0 ? ',' : i < t->n ? (unsigned char)t->p[i] : -1;
 }
 
-/* Whether one of the texts is complete.  A number may go on as another one, as all texts of its
+/* Whether one of the texts is complete.  A number may continue as another one, as all texts of its
  * place are numbers; a string, an array or an object cannot. */
 static int is_complete(const struct again *a) { return a->first < a->end && byte_at(a, a->first) < 0; }
 static int goes_on(const struct again *a)

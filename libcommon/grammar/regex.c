@@ -390,7 +390,7 @@ static uint32_t set_expr(struct regex_parser *p, struct set *s)
 }
 
 /* The place of a sequence: it begins or ends the expression, so that other text may stand before
- * or behind a match, or an anchor stands there already. */
+ * or after a match, or an anchor stands there already. */
 enum { BEGINS = 1, ANCHORED_BEGIN = 2, ENDS = 4, ANCHORED_END = 8 };
 static struct regex_part alternatives(struct regex_parser *p, int top);
 
@@ -460,7 +460,7 @@ static int quantifier(struct regex_parser *p, int32_t *lo, int32_t *hi)
     return 1;
 }
 
-/* Offset behind the group at the cursor; its end if it is not closed.  *looks: an anchor or a
+/* Offset after the group at the cursor; its end if it is not closed.  *looks: an anchor or a
  * lookahead is inside. */
 static size_t group_end(const struct regex_parser *p, int *looks)
 {

@@ -227,7 +227,7 @@ uint32_t schema_compile(struct schema *s, const struct member *given, int n)
     return s->failed ? (uint32_t)EXPR_NONE : r;
 }
 
-/* Compile the document; again with one alternative of each opposite, if they have too many
+/* Compile the document; again with one alternative of each negation, if they have too many
  * combinations. */
 static uint32_t compile_root(struct schema *s)
 {
@@ -301,7 +301,7 @@ static int nothing_left(struct schema *s)
 {
     if (!s->n_partial)
         return err_set(s->e, ERR_FORMAT, "schema: nothing can satisfy it");
-    schema_refuse(s, s->partial_at, s->partial_key, OPPOSITE);
+    schema_refuse(s, s->partial_at, s->partial_key, NEGATION);
     return -1;
 }
 

@@ -64,12 +64,12 @@ struct schema {
     uint32_t *table; uint32_t n_table;
     uint32_t space, comma, colon, any_char, plain_char;             /* expressions */
     int depth, n_sets, n_set_members;
-    /* The limits of these were passed; brief: each opposite has one alternative, to stay within
-     * them, and the grammar allows less. */
+    /* too_many: a limit on sets or members was passed.  brief: to stay within the limits, each
+     * negation has one alternative, and the grammar allows less. */
     int too_many, brief;
-    /* How often an opposite was used that leaves out a part, because it cannot be expressed.  The
-     * grammar then allows less than the schema, and an empty one does not show that nothing
-     * satisfies the schema. */
+    /* Uses of negations that leave out a part, because it cannot be expressed.  The grammar then
+     * allows less than the schema, and an empty one does not show that nothing satisfies the
+     * schema. */
     uint64_t n_partial;
     const json_t *partial_at; const char *partial_key;      /* the first of them */
     /* Set while two schemas are tested for a common value: the grammar may allow more than the
@@ -183,7 +183,7 @@ int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword
 /* The regular expression of a format; NULL: it is not enforced. */
 const char *schema_format(const char *name);
 /* The same, if the regular expression matches every string of the format, so that it has an
- * opposite. */
+ * negation. */
 const char *schema_exact_format(const char *name);
 /* The same without lengths of its parts, for texts of at most 63 characters; NULL: it has no
  * such lengths. */
@@ -207,7 +207,7 @@ uint32_t schema_strings(struct schema *s, json_t *schema, int exact, int depth);
 /* Whether x is in the scope of the member u (struct member.scope), so that u counts the items or
  * properties that x evaluates. */
 int schema_evaluates(const struct member *m, int n, const struct member *x, const struct member *u);
-#define OPPOSITE "its opposite (of not, if or overlapping oneOf) cannot be enforced"
+#define NEGATION "its negation (of not, if or overlapping oneOf) cannot be enforced"
 
 /* Private keywords of schemas that schema_negate() makes.
  * SOME_PROPERTY: {"except": [NAME...], "not": [PATTERN...], "pattern": PATTERN, "names": SCHEMA,

@@ -8,7 +8,7 @@ enum { MAX_CONTAINS = 3, MAX_UNIQUE = 8 };
 
 /* A `contains` whose matches count.  cap: counts above it make no difference, or are not
  * allowed. */
-struct contains { json_t *schema, *opposite; int32_t min, max, cap; };
+struct contains { json_t *schema, *negation; int32_t min, max, cap; };
 
 struct array {
     struct schema *s;
@@ -100,7 +100,7 @@ static uint32_t counted_item(struct array *a, uint32_t i, uint32_t set)
         if (set >> k & 1)
             more[n++] = a->counted[k].schema;
         else if (a->counted[k].max != EXPR_MANY)
-            more[n++] = a->counted[k].opposite;
+            more[n++] = a->counted[k].negation;
     }
     return item(a->s, a->m, a->n, i < a->n_first ? (int64_t)i : -1, more, n);
 }
@@ -223,8 +223,8 @@ static void add_counted(struct array *a, const struct member *m)
         return;
     }
     if (c.max != EXPR_MANY) {
-        json_t *opposite = schema_negate(s, some, 0);
-        if (!opposite || !(c.opposite = schema_keep(s, json_pack("{s:O}", "anyOf", opposite), some)))
+        json_t *negation = schema_negate(s, some, 0);
+        if (!negation || !(c.negation = schema_keep(s, json_pack("{s:O}", "anyOf", negation), some)))
             return;
     }
     a->n_states *= (uint32_t)c.cap + 1;

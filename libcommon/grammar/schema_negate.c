@@ -53,11 +53,11 @@ static int negate_type(struct schema *s, json_t *to, const json_t *schema)
     return s->failed ? -1 : 0;
 }
 
-/* Keywords whose opposite is another keyword with the same number, or the next one.  1: the
+/* Keywords whose negation is another keyword with the same number, or the next one.  1: the
  * keyword is none of them. */
 static int negate_bound(json_t *to, const json_t *schema, const char *key, json_t *v)
 {
-    static const struct { const char *key, *type, *opposite; int by; const char *draft4; } bounds[] = {
+    static const struct { const char *key, *type, *negation; int by; const char *draft4; } bounds[] = {
         { "minimum", "number", "exclusiveMaximum", 0, "exclusiveMinimum" },
             { "maximum", "number", "exclusiveMinimum", 0, "exclusiveMaximum" },
         { "exclusiveMinimum", "number", "maximum", 0, NULL }, { "exclusiveMaximum", "number", "minimum", 0, NULL },
@@ -74,9 +74,9 @@ static int negate_bound(json_t *to, const json_t *schema, const char *key, json_
                                                 (!bounds[i].by && *key == 'e' && !json_is_number(v)))
         return 1;
     if (!bounds[i].by)
-        add(to, json_pack("{s:s, s:O}", "type", bounds[i].type, bounds[i].opposite, v));
+        add(to, json_pack("{s:s, s:O}", "type", bounds[i].type, bounds[i].negation, v));
     else if (bounds[i].by > 0 || json_number_value(v) >= 1)
-        add(to, json_pack("{s:s, s:f}", "type", bounds[i].type, bounds[i].opposite,
+        add(to, json_pack("{s:s, s:f}", "type", bounds[i].type, bounds[i].negation,
                           json_number_value(v) + bounds[i].by));
     return 0;
 }
@@ -92,11 +92,11 @@ static int extend_by(struct schema *s, json_t *to, json_t *other, int depth)
 }
 
 /* {"type": "array", KEY: any value that v does not allow} */
-static int negate_elements(struct schema *s, json_t *to, const char *opposite, json_t *v, int depth)
+static int negate_elements(struct schema *s, json_t *to, const char *negation, json_t *v, int depth)
 {
     json_t *alternatives = negated(s, v, depth + 1);
     if (alternatives)
-        add(to, json_pack("{s:s, s:{s:o}}", "type", "array", opposite, "anyOf", alternatives));
+        add(to, json_pack("{s:s, s:{s:o}}", "type", "array", negation, "anyOf", alternatives));
     return alternatives ? 0 : -1;
 }
 
@@ -255,7 +255,7 @@ static int negate_later_items(json_t *to, const json_t *first, const json_t *v)
     return 0;
 }
 
-/* Keywords that hold schemas. 1: it is none of them, or a part of its opposite is no schema. */
+/* Keywords that hold schemas. 1: it is none of them, or a part of its negation is no schema. */
 static int negate_nested(struct schema *s, json_t *to, json_t *schema, const char *key, json_t *v, int depth)
 {
     const char *name;
@@ -429,10 +429,10 @@ static json_t *negated(struct schema *s, json_t *schema, int depth)
         if (rc < 0)
             goto fail;
     }
-    /* An opposite that leaves out a part allows less than it could, which is sound. */
+    /* A negation that leaves out a part allows less than it could, which is sound. */
     if (left_out) {
         if (!json_array_size(to)) {
-            schema_refuse(s, schema, left_out, OPPOSITE);
+            schema_refuse(s, schema, left_out, NEGATION);
             goto fail;
         }
         if (!s->n_partial++) {

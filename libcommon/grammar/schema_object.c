@@ -148,7 +148,7 @@ done:
     return r;
 }
 
-/* Texts that e matches and that do not go on as one of t (sorted, with the closing quotation
+/* Texts that e matches and that do not continue as one of t (sorted, with the closing quotation
  * mark). */
 static uint32_t without_texts(struct exprs *x, uint32_t e, const struct byte_span *t, size_t n, size_t depth)
 {
@@ -603,7 +603,7 @@ static int compile_further(struct object *o)
 }
 
 /* minProperties asks for more than one further property, which may have the same name: leave it
- * out where it is a part of an opposite, else refuse it. */
+ * out where it is a part of a negation, else refuse it. */
 static void refuse_min_properties(struct object *o)
 {
     struct schema *s = o->s;

@@ -53,7 +53,7 @@ static void any_with(struct schema *s, struct branch_list *to, const struct memb
     }
 }
 
-/* The first alternative of an opposite that allows anything: that a property is not there, if
+/* The first alternative of a negation that allows anything: that a property is not there, if
  * possible. */
 static void first_with(struct schema *s, struct branch_list *to, const struct member *m, int n, json_t *alternatives)
 {
@@ -113,7 +113,7 @@ static json_t *remember_made(struct schema *s, char kind, const json_t *of, json
 }
 
 /* A schema for the values that another one does not allow; NULL: schema_negate() failed. */
-static json_t *opposite_of(struct schema *s, json_t *schema)
+static json_t *negation_of(struct schema *s, json_t *schema)
 {
     const uint64_t partial = s->n_partial;
     json_t *made = made_before(s, 'o', schema), *alternatives;
@@ -144,7 +144,7 @@ static void one_with(struct schema *s, struct branch_list *to, const struct memb
                 continue;
             struct err *e = s->e, why = { .msg = "" };
             s->e = &why;
-            json_t *without = opposite_of(s, other);
+            json_t *without = negation_of(s, other);
             s->e = e;
             if (!without) {
                 s->failed = 0;
@@ -196,9 +196,9 @@ static void split_if(struct schema *s, struct branch_list *to, const struct memb
     const json_t *scope = schema_scope_inside(of);
     schema_add_branch(s, to, compile_with(s, m, n, (struct member[]){ { test, 0, scope },
                                                                { yes ? yes : json_true(), 0, scope } }, 2));
-    json_t *opposite = s->failed ? NULL : opposite_of(s, test);
-    if (opposite)
-        schema_add_branch(s, to, compile_with(s, m, n, (struct member[]){ { opposite, MEMBER_HIDDEN, NULL },
+    json_t *negation = s->failed ? NULL : negation_of(s, test);
+    if (negation)
+        schema_add_branch(s, to, compile_with(s, m, n, (struct member[]){ { negation, MEMBER_HIDDEN, NULL },
                                                                    { no ? no : json_true(), 0, scope } }, 2));
 }
 
@@ -239,7 +239,7 @@ static void split_some(struct schema *s, struct branch_list *to, const struct me
         schema_add_branch(s, to, schema_compile(s, m, n));
 }
 
-/* Whether an alternative of an opposite, "this property is not there", holds whatever is written:
+/* Whether an alternative of a negation, "this property is not there", holds whatever is written:
  * no member declares the property, and there are no further ones. */
 static int is_absent(struct schema *s, const struct member *m, int n, const json_t *alternative)
 {
@@ -264,7 +264,7 @@ static int is_absent(struct schema *s, const struct member *m, int n, const json
     return closed && !schema_may_have_further(s, m, n);
 }
 
-/* Whether all that the other members allow satisfies one of the alternatives of an opposite. */
+/* Whether all that the other members allow satisfies one of the alternatives of a negation. */
 static int is_implied(struct schema *s, const struct member *m, int n, json_t *alternatives)
 {
     unsigned types = TYPE_ALL;
@@ -283,7 +283,7 @@ static int is_implied(struct schema *s, const struct member *m, int n, json_t *a
     return 0;
 }
 
-static int is_opposite(const struct member *m) { return m->done & MEMBER_HIDDEN && json_object_get(m->s, "anyOf"); }
+static int is_negation(const struct member *m) { return m->done & MEMBER_HIDDEN && json_object_get(m->s, "anyOf"); }
 
 static int has_dependencies(const json_t *x)
 {
@@ -298,7 +298,7 @@ static int split_member(struct schema *s, struct branch_list *to, struct member 
     const unsigned done = m[i].done;
     if ((v = json_object_get(x, "anyOf")) && !(done & DONE_ANY_OF)) {
         m[i].done |= DONE_ANY_OF;
-        if (s->brief && !s->loose && is_opposite(&m[i]))
+        if (s->brief && !s->loose && is_negation(&m[i]))
             first_with(s, to, m, n, v);
         else
             any_with(s, to, m, n, &m[i], v, done & MEMBER_HIDDEN);
@@ -307,9 +307,9 @@ static int split_member(struct schema *s, struct branch_list *to, struct member 
         one_with(s, to, m, n, &m[i], v);
     } else if ((v = json_object_get(x, "not")) && !(done & DONE_NOT)) {
         m[i].done |= DONE_NOT;
-        json_t *opposite = opposite_of(s, v);
-        if (opposite)
-            schema_add_branch(s, to, compile_with(s, m, n, &(struct member){ opposite, MEMBER_HIDDEN, NULL }, 1));
+        json_t *negation = negation_of(s, v);
+        if (negation)
+            schema_add_branch(s, to, compile_with(s, m, n, &(struct member){ negation, MEMBER_HIDDEN, NULL }, 1));
     } else if (json_object_get(x, "if") && !(done & DONE_IF)) {
         m[i].done |= DONE_IF;
         if (!json_object_get(x, "then") && !json_object_get(x, "else"))
@@ -330,10 +330,10 @@ int schema_split(struct schema *s, struct member *m, int n, uint32_t *result)
     struct branch_list to = { 0 };
     int split = 0;
     for (int i = 0; i < n && !split; i++)
-        split = !is_opposite(&m[i]) && split_member(s, &to, m, n, i);
-    /* opposites after the others, which may imply them */
+        split = !is_negation(&m[i]) && split_member(s, &to, m, n, i);
+    /* negations after the others, which may imply them */
     for (int i = 0; i < n && !split; i++) {
-        if (!is_opposite(&m[i]) || m[i].done & DONE_ANY_OF)
+        if (!is_negation(&m[i]) || m[i].done & DONE_ANY_OF)
             continue;
         if (is_implied(s, m, n, json_object_get(m[i].s, "anyOf")))
             m[i].done |= DONE_ANY_OF;

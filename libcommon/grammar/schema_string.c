@@ -146,7 +146,7 @@ static uint32_t plain_strings(struct schema *s, json_t *schema, int exact)
     if (format && schema_format(json_string_value(format))) {
         const char *text = exact ? schema_exact_format(json_string_value(format))
                                  : schema_format(json_string_value(format));
-        r = text ? expr_both(x, r, schema_regex(s, text, 1)) : schema_refuse(s, schema, "format", OPPOSITE);
+        r = text ? expr_both(x, r, schema_regex(s, text, 1)) : schema_refuse(s, schema, "format", NEGATION);
     }
     if (values) {
         uint32_t any = EXPR_NONE;

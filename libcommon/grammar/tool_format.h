@@ -33,7 +33,7 @@ struct tool_format {
     const char *name_key, *id_key;
     /* JSON_LIST: NULL: brackets, and commas between calls. */
     const char *list_open, *list_close;
-    const char *id_close;               /* NAMED: the marker behind an id, which stands before the name; NULL: none */
+    const char *id_close;               /* NAMED: the marker after an id, which stands before the name; NULL: none */
     /* TAGS; value_open is part of key_close. */
     const char *key_open, *key_close, *value_close;
     /* TAGS: key_close of an argument that is JSON and no string; NULL: the same. */
@@ -42,7 +42,7 @@ struct tool_format {
     /* Of families in whose answers every part has a marker: that of the text, and what stands
      * between reasoning and the next part.  NULL: no such family. */
     const char *text_open, *next_part;
-    /* Markers between parts that mean nothing, with the blanks behind them, up to a NULL. */
+    /* Markers between parts that mean nothing, with the blanks after them, up to a NULL. */
     const char *const *noise;
     int single;                         /* an answer has at most one call */
 };

@@ -299,7 +299,7 @@ struct members {
 
 static int by_key(const void *a, const void *b) { return strcasecmp(*(const char *const *)a, *(const char *const *)b); }
 
-/* From the last property to the first: `first` where no property came before, `more` behind one. */
+/* From the last property to the first: `first` where no property came before, `more` after one. */
 static uint32_t members_of(struct tool_builder *k, const struct members *m, const json_t *schema, int depth)
 {
     json_t *properties = json_object_get(schema, "properties"), *v;
@@ -486,7 +486,7 @@ static uint32_t arguments_of(struct tool_builder *k, const char *name, const jso
     return r;
 }
 
-/* The key of a member and the colon behind it. */
+/* The key of a member and the colon after it. */
 static uint32_t member_key(struct tool_builder *k, const char *key)
 {
     struct exprs *x = k->x;

@@ -107,7 +107,7 @@ static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
  * between calls. */
 static int text_until(struct tool_parser *p, size_t to, int which, int end)
 {
-    if ((p->n_calls || p->in_section) && which && to - p->at <= 4) {       /* before a call, behind another marker */
+    if ((p->n_calls || p->in_section) && which && to - p->at <= 4) {       /* before a call, after another marker */
         struct json_cursor b = { p->text + p->at, p->text + to };
         while (b.p < b.end && strchr(" \t\r\n;,", *b.p) && *b.p)
             b.p++;
@@ -185,7 +185,7 @@ static int call_on(struct tool_parser *p, int end)
     return 1;
 }
 
-/* Whether a call of a list begins here, behind blanks. */
+/* Whether a call of a list begins here, after blanks. */
 static int begins_call(const struct tool_parser *p, struct json_cursor *k)
 {
     call_blanks(k);
@@ -244,7 +244,7 @@ static int step(struct tool_parser *p, int end)
         p->in_section = which == MARK_SECTION;
         break;
     case MARK_NOISE:
-        p->said = 0;                    /* the blanks behind it belong to it */
+        p->said = 0;                    /* the blanks after it belong to it */
         break;
     default:
         break;

@@ -115,7 +115,7 @@ static int hex(const char *s, int n)
     return v;
 }
 
-/* Read the escape behind a backslash at s: returns its bytes; unknown ones mean themselves. */
+/* Read the escape after a backslash at s: returns its bytes; unknown ones mean themselves. */
 static size_t escape(const char *s, size_t n, struct value_text *to)
 {
     static const char from[] = "nrtbf\\'\"/", into[] = "\n\r\t\b\f\\'\"/";
@@ -198,7 +198,7 @@ static int string(struct value_reader *r, int outer)
 
 static int value(struct value_reader *r, int depth);
 
-/* true, None, 1.5; the text must go on behind it, as it might be longer. */
+/* true, None, 1.5; the text must continue after it, as it might be longer. */
 static int scalar(struct value_reader *r)
 {
     static const char *const words[][2] = { { "True", "true" }, { "False", "false" }, { "None", "null" } };
@@ -219,7 +219,7 @@ static int scalar(struct value_reader *r)
     return DONE;
 }
 
-/* Behind a value: DONE with the bracket read, or, 2, with the comma read. */
+/* After a value: DONE with the bracket read, or, 2, with the comma read. */
 static int goes_on(struct value_reader *r, char bracket)
 {
     blanks(r);
@@ -239,7 +239,7 @@ static int list(struct value_reader *r, int depth)
         blanks(r);
         if (r->p == r->end)
             return MORE;
-        if (*r->p == ']') {                     /* of an empty list, or behind a last comma */
+        if (*r->p == ']') {                     /* of an empty list, or after a last comma */
             r->p++;
             break;
         }

@@ -45,7 +45,7 @@ enum tool_event_kind {
 };
 struct tool_event {
     enum tool_event_kind kind;
-    /* Borrowed for the call; of TOOL_CALL: the name, '\0' behind it. */
+    /* Borrowed for the call; of TOOL_CALL: the name, '\0' after it. */
     const char *text; size_t size;
     int index;                          /* of the call in the answer, from 0 */
     /* TOOL_CALL: "call_" and 24 hexadecimal digits, or what the model wrote; borrowed until

@@ -85,7 +85,7 @@ struct loop {
 struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const char *peer, uint64_t address);
 void conn_ready(struct conn *c, uint32_t events);       /* epoll reported it */
 void conn_handshake_back(struct conn *c);
-void conn_flush(struct conn *c);            /* send what waits, then go on with the next request */
+void conn_flush(struct conn *c);            /* send what waits, then continue with the next request */
 void conn_kill(struct conn *c);             /* close now; freed at the end of the round */
 void conn_free(struct conn *c);
 void conn_check_time(struct conn *c, uint64_t now);     /* close or refuse it if a time limit has passed */
@@ -105,7 +105,7 @@ void conn_linger(struct conn *c);
 
 /* ---- conn_request.c ---- */
 void conn_read(struct conn *c);             /* the socket is readable */
-void conn_next_request(struct conn *c);     /* go on with the bytes that are there */
+void conn_next_request(struct conn *c);     /* continue with the bytes that are there */
 void conn_refuse(struct conn *c, int status, const char *why);  /* answer a request that was not understood; closes */
 
 #endif

@@ -193,7 +193,7 @@ static size_t read_head(const char *s, size_t size, size_t at, struct multipart_
 
 /* ---- the body ---- */
 
-/* Behind a delimiter at s[at]: 1: a part follows, at *next; 0: it was the last; -1 with *pr. */
+/* After a delimiter at s[at]: 1: a part follows, at *next; 0: it was the last; -1 with *pr. */
 static int behind(const char *s, size_t size, size_t at, size_t *next, struct problem *pr)
 {
     const int last = size - at >= 2 && memcmp(s + at, "--", 2) == 0;

@@ -17,7 +17,7 @@ struct ws_parser {
 
 enum ws_event { WS_MORE, WS_MESSAGE, WS_GOT_PING, WS_GOT_PONG, WS_GOT_CLOSE, WS_FRAGMENT, WS_BAD };
 
-/* Take one frame from in at *at, which moves behind it; the caller drops the taken bytes once no
+/* Take one frame from in at *at, which moves after it; the caller drops the taken bytes once no
  * more frame is complete, so that many small frames are dropped together.
  *   WS_MORE                  no complete frame is there
  *   WS_MESSAGE               p->message is a whole text (valid UTF-8) until ws_next

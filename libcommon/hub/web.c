@@ -372,7 +372,7 @@ static int worth_another_try(const struct web *w, CURLcode rc)
     }
 }
 
-/* Follow a redirect.  0: go on there; 1: it is the answer; -1. */
+/* Follow a redirect.  0: continue there; 1: it is the answer; -1. */
 static int redirect(struct web *w, struct web_job *j, struct err *e)
 {
     char *target = NULL;

@@ -3,7 +3,7 @@
  * Redirects are followed here, not in libcurl, to keep one rule: the token is sent to the hub's own
  * origin (scheme, host and port) and nowhere else.  Cut connections, stalls, 408, 429 and 5xx are
  * retried, later each time (429 and 503: according to Retry-After); an exchange that received data
- * starts counting retries anew.  Error messages never show the query of a URL, which may contain a
+ * starts counting retries again.  Error messages never show the query of a URL, which may contain a
  * signature. */
 #ifndef ZSE_HUB_WEB_H
 #define ZSE_HUB_WEB_H

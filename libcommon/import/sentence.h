@@ -11,9 +11,9 @@
 #include "libcommon/import/source.h"
 
 /* The module's folder if it has weights, for module i of modules.json; "" if it has none; NULL
- * behind the last.  Borrowed from list, which sentence_modules() made. */
+ * after the last.  Borrowed from list, which sentence_modules() made. */
 const char *sentence_weights(const json_t *list, size_t i);
-/* The folder of module i, "" for the model's own; NULL behind the last. */
+/* The folder of module i, "" for the model's own; NULL after the last. */
 const char *sentence_folder(const json_t *list, size_t i);
 /* modules.json, checked: known types, folders that are plain names.  NULL with *e, or (no error,
  * *found 0) where the source has none. */

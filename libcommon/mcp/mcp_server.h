@@ -48,7 +48,7 @@ void mcp_answer(const struct mcp_host *h, const json_t *message, const struct mc
 json_t *mcp_parse_error(const char *why);
 /* The answer to a call, from its result or the message of its error.  NULL without memory. */
 json_t *mcp_call_answer(const struct mcp_answer *a, const char *text, int is_error);
-/* documents: resources, taken over; more: there are further ones.  NULL without memory. */
+/* Takes ownership of documents (resources); more: there are further ones.  NULL without memory. */
 json_t *mcp_list_answer(struct mcp_answer *a, json_t *documents, int more);
 /* The text of a document.  NULL without memory. */
 json_t *mcp_read_answer(const struct mcp_answer *a, const char *uri, const char *mime_type, const char *text);

@@ -1,4 +1,4 @@
-/* arch_encoder.c - list encoders: models whose tokens see those behind them, and which make vectors
+/* arch_encoder.c - list encoders: models whose tokens see those after them, and which make vectors
  * of texts and scores of pairs, not text. Facts: the configuration and modeling files of
  * transformers 5, and config.json of the models on the hub. */
 #include <string.h>
@@ -51,7 +51,7 @@ static void more_bert(struct parse *p, struct config *c)
     c->n_types = (int)parse_int(p, "type_vocab_size", 0, 65536, 2);
 }
 
-/* Positions are counted from the number behind the padding token's. */
+/* Positions are counted from the number after the padding token's. */
 static void more_roberta(struct parse *p, struct config *c)
 {
     more_bert(p, c);

@@ -26,7 +26,7 @@ qwen3_5_names = { TOP, TWO_NORMS, ATTN("self_attn."), .q_gated = 1, QK_NORMS, ML
                   .in = "linear_attn.in_proj_qkv", .in_z = "linear_attn.in_proj_z",
                   .in_ba = "linear_attn.in_proj_{b,a}", .conv = "linear_attn.conv1d", RATES("linear_attn."),
                   .gate_norm = "linear_attn.norm", .state_o = "linear_attn.out_proj" },
-/* the layers of attention have their norms behind attention and MLP */
+/* the layers of attention have their norms after attention and MLP */
 olmo_names = { TOP, .attn_norm = "input_layernorm|attention_layer_norm",
                .mlp_norm = "post_attention_layernorm|feedforward_layer_norm",
                .attn_post_norm = "post_attention_layernorm|feedforward_layer_norm",

@@ -125,7 +125,7 @@ struct hyper {
     float eps;
     /* channels of the gate (qwen4_exp): the streams are normed, a mix is gated by two matrices with
      * `rank` channels between them, and an output is added to each stream with a weight of its
-     * own; 0: not so */
+     * own; 0: none */
     int rank;
 };
 

@@ -77,7 +77,7 @@ struct end_info {
     const char *name;           /* tensor "name.weight" */
     enum part_kind kind;
     int role;                   /* enum weight_role */
-    int is_first;               /* before the layers, otherwise behind them */
+    int is_first;               /* before the layers, otherwise after them */
     int is_dense;               /* scope DENSE */
     size_t offset;              /* in struct model */
 };

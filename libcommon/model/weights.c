@@ -160,7 +160,7 @@ static int add_linear(struct builder *b, const char *name, const char *source, i
     t.map.transposed = b->n.conv1d && t.layer >= 0;
     if (add(b, name, ".weight", source, src_rows, t) < 0)
         return -1;
-    /* the bias behind dt_proj is dt_bias */
+    /* the bias after dt_proj is dt_bias */
     return (b->c->gguf && t.part != LP_DT_PROJ) || biased ? add(b, name, ".bias", source, src_rows, bias) : 0;
 }
 
@@ -487,7 +487,7 @@ static int add_conv(struct builder *b, int layer)
     return bias.present ? add(b, "conv", ".bias", source, 0, bias_spec) : 0;
 }
 
-/* Add the norm behind the recurrence; a GGUF of mamba2 has a row for each group. */
+/* Add the norm after the recurrence; a GGUF of mamba2 has a row for each group. */
 static int add_gate_norm(struct builder *b, int layer)
 {
     const struct part_fact f = layer_part_fact(b->c, layer, LP_GATE_NORM);
@@ -695,7 +695,7 @@ static int add_end(struct builder *b, enum end_part part)
                   : add(b, p->name, ".weight", source, 0, t);
 }
 
-/* Add the weights before or behind the layers. */
+/* Add the weights before or after the layers. */
 static int add_ends(struct builder *b, int first)
 {
     for (int p = 0; p < N_END_PARTS; p++)
@@ -803,7 +803,7 @@ int weight_specs(const struct config *c, const struct weight_source *s, struct w
         b.n.mlp_norm = "attn_norm";
     }
     if (c->gguf && c->names->mlp_norm && !c->names->attn_post_norm && exists(&b, "blk.0.post_attention_norm.weight"))
-        b.n.mlp_norm = gguf_names.attn_post_norm;       /* seed_oss: named by its place behind attention */
+        b.n.mlp_norm = gguf_names.attn_post_norm;       /* seed_oss: named by its place after attention */
     if (c->gguf)
         state_names(&b);
     if ((c->gguf ? 0 : find_prefix(&b)) < 0 || add_ends(&b, 1) < 0)

@@ -54,7 +54,7 @@ static inline float kv_i4_scale(const float *x, int n, float *factor)
     return furthest / -8.0f;
 }
 
-/* The 4 bits of element i of n; 0 behind the last. */
+/* The 4 bits of element i of n; 0 after the last. */
 static inline int kv_i4_code(const float *x, int n, int i, float factor)
 {
     if (i >= n || factor == 0)

@@ -100,9 +100,9 @@ QTYPE_FUNCTION int extra_bytes(enum extra_kind extra)
 /* NULL: no such type. */
 const struct qtype_info *qtype_info(enum qtype type);
 const struct qtype_info *qtype_find(const char *name);
-/* Types in the order of qtype.def, i = 0, 1, ..; NULL behind the last. */
+/* Types in the order of qtype.def, i = 0, 1, ..; NULL after the last. */
 const struct qtype_info *qtype_at(int i);
-/* Types that zse-convert chooses by itself (column chosen), finest first; NULL behind the last. */
+/* Types that zse-convert chooses by itself (column chosen), finest first; NULL after the last. */
 const struct qtype_info *qtype_chosen(int i);
 
 /* 16 values for groups of 32, learned on the weights of real models; the sign of the scale turns

@@ -18,7 +18,7 @@ enum { HEADING_WEIGHT = 2, MAX_TIMES = 255 };
 struct bm25_match { int64_t chunk; int n_words; };
 
 struct collector {
-    int first, n;                       /* phrases of the query, behind those of the scope */
+    int first, n;                       /* phrases of the query, after those of the scope */
     struct bm25_match *match; uint8_t *times;                /* times [n_matches][n] */
     int n_matches, room, failed;
     int64_t with[QUERY_PHRASES];        /* rows that have each phrase */

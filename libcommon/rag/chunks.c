@@ -72,7 +72,7 @@ static int push_unit(struct cutter *k, size_t from, size_t to, size_t tokens)
     return 0;
 }
 
-/* The end of a piece of at most `most` code points of [at, to): behind a blank in its last third,
+/* The end of a piece of at most `most` code points of [at, to): after a blank in its last third,
  * else at the end of a grapheme cluster. */
 static size_t piece_end(const char *s, size_t at, size_t to, size_t most)
 {

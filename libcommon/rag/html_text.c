@@ -72,7 +72,7 @@ static enum tag_kind kind_of(const char *name, size_t n)
     return TAG_INLINE;
 }
 
-/* The offset behind the tag that begins at `at`: quotes of attributes may contain '>'. */
+/* The offset after the tag that begins at `at`: quotes of attributes may contain '>'. */
 static size_t tag_end(const char *s, size_t size, size_t at)
 {
     char quote = 0;
@@ -87,7 +87,7 @@ static size_t tag_end(const char *s, size_t size, size_t at)
     return size;
 }
 
-/* The offset behind </NAME>; size if there is none. */
+/* The offset after </NAME>; size if there is none. */
 static size_t element_end(const char *s, size_t size, size_t at, const char *name, size_t n)
 {
     for (const char *p = s + at; (p = memchr(p, '<', (size_t)(s + size - p))); p++)
@@ -132,7 +132,7 @@ static void on_tag(struct html *h, enum tag_kind kind, int closing, char level)
     }
 }
 
-/* Handle the markup that begins at '<'; returns the offset behind it. */
+/* Handle the markup that begins at '<'; returns the offset after it. */
 static size_t markup(struct html *h, const char *s, size_t size, size_t at)
 {
     if (size - at >= 4 && memcmp(s + at, "<!--", 4) == 0) {
@@ -184,7 +184,7 @@ void html_text(const char *s, size_t size, int title, struct text_build *out)
 
 /* ---- JSON ---- */
 
-/* The string that begins behind a quote at s[at]; returns the offset behind its end. */
+/* The string that begins after a quote at s[at]; returns the offset after its end. */
 static size_t json_string_text(const char *s, size_t size, size_t at, struct text_build *out)
 {
     static const char from[] = "nrtbf", to[] = "\n\n\t  ";

@@ -17,7 +17,7 @@
  * scope holds the collection and the document as words ("c3 d17"), so that a query is limited to
  * them inside the index.  words_in: words of a collection's chunks, for the mean length.  Vectors
  * have numbers in the order in which they were added, so that a copy in memory reads the new ones
- * only; collections.removed says when it must begin anew. */
+ * only; collections.removed says when it must start over. */
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS collections (id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, name TEXT NOT NULL,"
     " documents INTEGER NOT NULL DEFAULT 0, chunks INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,"

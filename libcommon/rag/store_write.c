@@ -266,7 +266,7 @@ static int delete_selected(struct rag_store *r, const char *sql, const char *own
 {
     int rc = 0, step;
     *n = 0;
-    for (;;) {                              /* the statement starts anew: its rows are deleted under it */
+    for (;;) {                              /* the statement starts over: its rows are deleted under it */
         sqlite3_stmt *s = rag_prepare(r, sql, e);
         if (!s)
             return -1;

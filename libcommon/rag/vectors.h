@@ -1,7 +1,7 @@
 /* vectors.h - vectors of chunks as int8 with a scale: stored in rag.db, searched in memory.
  *
  * The search is exact for the rounded vectors: every one is visited, by kernels.dots_i8.  A copy of
- * each collection's vectors stays in memory; it reads only what was added since, and begins anew
+ * each collection's vectors stays in memory; it reads only what was added since, and starts over
  * after a document was deleted.  A struct rag_vectors may be used by any thread. */
 #ifndef ZSE_RAG_VECTORS_H
 #define ZSE_RAG_VECTORS_H

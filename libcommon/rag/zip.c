@@ -26,7 +26,7 @@ static const uint8_t *find_end(const uint8_t *s, size_t size)
     return NULL;
 }
 
-/* One entry at s[at]; returns the offset behind it, 0 with *e. */
+/* One entry at s[at]; returns the offset after it, 0 with *e. */
 static size_t read_entry(const uint8_t *s, size_t size, size_t at, struct zip_member *m, struct err *e)
 {
     if (at > size || size - at < ENTRY_SIZE || memcmp(s + at, "PK\1\2", 4) != 0)

@@ -1,6 +1,6 @@
 /* guard.h - access control: keys, limits, and the audit log.
  *
- * guard.c holds the state; admit.c decides about requests.  Keys are checked anew for every
+ * guard.c holds the state; admit.c decides about requests.  Keys are checked again for every
  * request, and for every message on a WebSocket; a change of a key takes effect within a quarter
  * of a second. */
 #ifndef ZSE_SERVE_GUARD_H
@@ -66,7 +66,7 @@ int guard_may_load(const struct access_record *record);
  * whose answer gets X-RateLimit headers; NULL: none. */
 int guard_reserve(struct server *s, struct conn *c, struct access_record *record, int64_t least, int64_t most,
                   int64_t *granted, struct problem *pr);
-/* Charge tokens to the key and release the reservation: the request goes on and reserves again. */
+/* Charge tokens to the key and release the reservation: the request continues, with a new one. */
 void guard_settle(struct server *s, struct access_record *record, int64_t used);
 /* The tenant of a request: its key, else its address.  Tenants share memory and the engine
  * evenly. */

@@ -28,7 +28,7 @@ void watch_step(struct memory_watch *w, const struct memory *m);
 
 struct server;
 void watch_tick(struct server *s);      /* once a second: read the memory and act */
-void stall_tick(struct server *s);      /* once a second: warn when an engine stalls, and when it goes on */
+void stall_tick(struct server *s);      /* once a second: warn when an engine stalls, and when it continues */
 struct loaded_model;
 /* A model whose engine has been in one step for longer than server_options.stall_s; NULL: none. */
 const struct loaded_model *stall_find(const struct server *s);

@@ -62,7 +62,7 @@ int worker_close(struct worker *w, double patience_s);
 /* any thread: seconds since the current step began; 0: it waits for work */
 double worker_step_s(const struct worker *w);
 /* Submit p->n (at least 1) jobs. The data that p points to must stay until their first event; the
- * constraint is copied and taken over. 0, or -1 without memory; a refusal is an event. */
+ * constraint is copied, with ownership. 0, or -1 without memory; a refusal is an event. */
 int worker_submit(struct worker *w, const struct request_params *p, struct worker_job *jobs);
 /* 0, or -1 without memory: the answer continues */
 int worker_cancel(struct worker *w, struct worker_job *job);

@@ -14,7 +14,7 @@ struct scope {
 
 struct loop_state {
     const struct tmpl_node *node;
-    struct scope *scope;        /* around the loop: where a recursive call goes on */
+    struct scope *scope;        /* around the loop: where a recursive call continues */
     struct iter it;
     struct val sequence, before, now, after, changed;
     int64_t index0;

@@ -129,7 +129,7 @@ static FILTER(f_filesizeformat) /* binary */
 
 static FILTER(f_case) { return str_case(vm, val_str(vm, in), (enum str_case)variant); }
 
-/* Each word's first letter; words begin behind blanks, '-' and opening brackets. */
+/* Each word's first letter; words begin after blanks, '-' and opening brackets. */
 static FILTER(f_title)
 {
     struct val s = val_str(vm, in);
@@ -260,7 +260,7 @@ static int ascii_space(uint32_t c) { return c == ' ' || (c >= 9 && c <= 13); }
 static int may_precede_dash(uint32_t c) { return char_word(c) || (c && c < 0x80 && strchr("!\"'&.,?", (int)c)); }
 
 /* c[0..n): the end of the chunk that begins at i: blanks, a dash between words, or a word, cut
- * behind hyphens. */
+ * after hyphens. */
 static size_t chunk_end(const uint32_t *c, size_t n, size_t i, int hyphens)
 {
     size_t at = i;

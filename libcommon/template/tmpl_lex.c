@@ -14,7 +14,7 @@ struct lexer {
     struct vm *vm;
     const char *s;
     size_t size, at;
-    /* line_starting: at is behind a newline that was read as part of a tag or as data. */
+    /* line_starting: at is after a newline that was read as part of a tag or as data. */
     int line, line_starting;
     struct token *tokens;
     size_t n, cap;
@@ -55,7 +55,7 @@ static void advance(struct lexer *x, size_t to)
     x->vm->line = x->line;
 }
 
-/* The text before a tag that begins at end; sign is the '-' or '+' behind the tag's opening,
+/* The text before a tag that begins at end; sign is the '-' or '+' after the tag's opening,
  * else 0. */
 static void push_data(struct lexer *x, size_t from, size_t end, char sign, int is_print)
 {
@@ -106,7 +106,7 @@ static void lex_comment(struct lexer *x)
 }
 
 /* "{%" [-+] WORD [-+] "%}" at at?  Then *sign is the first sign, *close_sign the second, *end
- * the offset behind. */
+ * the offset after. */
 static int bare_tag(const struct lexer *x, size_t at, const char *word, char *sign, char *close_sign, size_t *end)
 {
     size_t p = at + 2;

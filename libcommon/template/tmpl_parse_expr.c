@@ -153,7 +153,7 @@ static void note_special_name(struct tmpl_parser *p, const struct str *name)
 /* (args): positional, name=value, *list, **dict, in the order Python wants them. */
 static void parse_args(struct tmpl_parser *p, struct tmpl_node *call)
 {
-    /* 0: positional, 1: keywords, 2: behind *x, 3: behind **x. */
+    /* 0: positional, 1: keywords, 2: after *x, 3: after **x. */
     int cap = 4, stage = 0;
     call->args = vm_array(p->vm, (size_t)cap, sizeof *call->args);
     tmpl_expect_op(p, "(");

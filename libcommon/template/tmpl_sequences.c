@@ -274,7 +274,7 @@ static FILTER(f_unique)         /* case_sensitive, attribute */
     return r;
 }
 
-/* The arguments behind the first n, copied: they outlive the call. */
+/* The arguments after the first n, copied: they outlive the call. */
 static struct args *keep_args(struct vm *vm, const struct args *args, int n)
 {
     struct args *k = vm_alloc(vm, sizeof *k);

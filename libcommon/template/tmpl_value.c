@@ -45,7 +45,7 @@ void *vm_alloc(struct vm *vm, size_t size)
             vm_fail(vm, ERR_MEMORY, "out of memory");
         vm->arena_bytes += want;
         fresh->size = want;
-        /* A big one of its own: go on filling the current chunk. */
+        /* A big one of its own: continue filling the current chunk. */
         if (c && want != CHUNK_SIZE) {
             fresh->next = c->next;
             c->next = fresh;
@@ -152,7 +152,7 @@ struct val val_slice(struct vm *vm, struct val s, size_t at, size_t size)
 }
 
 /* {% set text = text ~ part %} in a loop must not copy the whole text each time: the
- * result takes the free bytes behind the left string, unless another string has taken them.  No
+ * result takes the free bytes after the left string, unless another string has taken them.  No
  * holder of the left string sees them. */
 struct val val_concat(struct vm *vm, struct val a, struct val b)
 {

@@ -25,7 +25,7 @@ int norm_replace_regex(struct tbuf *out, const struct regex *r, struct regex_scr
         tbuf_add(out, s + done, b - done);
         tbuf_add(out, content, n_content);
         done = from = end;
-        if (b == end) {                 /* an empty match: go on after the next character */
+        if (b == end) {                 /* an empty match: continue after the next character */
             int len = 1;
             if (from < n)
                 text_next(s + from, &len);

@@ -59,7 +59,7 @@ static int skip_members(struct span *s, int depth, char close)
     }
 }
 
-/* Move behind the value at s->p.  -1: there is none, or it is not complete; strings and numbers
+/* Move after the value at s->p.  -1: there is none, or it is not complete; strings and numbers
  * are checked later, by the parser.  The depth is limited, so the work for a text is, too. */
 static int skip_value(struct span *s, int depth)
 {

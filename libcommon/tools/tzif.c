@@ -15,7 +15,7 @@ struct tz {
     int64_t *at;                        /* transitions, ascending */
     uint8_t *type; int n;               /* the type from each on */
     struct tz_moment *types; int n_types;               /* the first: before all transitions */
-    int has_rule;                       /* behind the last transition */
+    int has_rule;                       /* after the last transition */
     struct tz_rule rule;
 };
 

@@ -1,7 +1,7 @@
 /* tzif.h - time zones from the files of the tz database (RFC 9636), without the environment or the
  * C library's global state.
  *
- * Versions 1 to 4 are read; behind the last transition the rule in the file's footer (a POSIX TZ
+ * Versions 1 to 4 are read; after the last transition the rule in the file's footer (a POSIX TZ
  * string) applies.  Files with leap seconds ("right/...") are refused. */
 #ifndef ZSE_TOOLS_TZIF_H
 #define ZSE_TOOLS_TZIF_H

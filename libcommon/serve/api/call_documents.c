@@ -104,7 +104,7 @@ int documents_ask(struct call *c, void (*then)(struct call *c), struct problem *
 
 /* ---- the prompt ---- */
 
-/* Append text with `what` broken up by a blank behind its first byte wherever it stands. */
+/* Append text with `what` broken up by a blank after its first byte wherever it stands. */
 static void add_broken(const char *text, size_t size, const char *what, size_t n, struct buf *out)
 {
     const char *end = text + size, *found;

@@ -92,7 +92,7 @@ static int prediction_text(const json_t *v, struct buf *text, struct problem *pr
     return conversation_text(json_object_get(v, "content"), types, PREDICTION, text, pr);
 }
 
-/* Tokens of an answer are predicted as far as one can go; text that is certain to be behind that is
+/* Tokens of an answer are predicted as far as one can go; text that is certain to be after that is
  * not tokenized. */
 static int tokenize(struct call *c, const struct buf *text, struct problem *pr)
 {

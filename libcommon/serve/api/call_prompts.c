@@ -35,7 +35,7 @@ static int check_length(const struct call *c, const struct prompt *p, const char
 
 /* Refuse a text that is far longer than the context after tokenizing its beginning: all of it would
  * cost time, and TOKENIZE_BYTES of memory for each byte. SLACK: tokens at the cut that could have
- * merged with text behind it. */
+ * merged with text after it. */
 static int check_beginning(struct call *c, const char *text, size_t size, unsigned flags, const char *field,
                            struct problem *pr)
 {
@@ -66,7 +66,7 @@ static int cut_length(const struct call *c)
     return most == -1 || most > max_len ? max_len : most;
 }
 
-/* Cut a text, but keep the tokens that the tokenizer puts behind all texts. */
+/* Cut a text, but keep the tokens that the tokenizer puts after all texts. */
 static void truncate(const struct call *c, struct prompt *p)
 {
     int n;

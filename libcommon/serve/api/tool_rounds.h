@@ -44,7 +44,7 @@ struct tool_rounds {
     const char *stop;                   /* judged: why they do not ("confirm", ...); NULL: there are none */
     json_t *stop_ids;                   /* owned: the calls that stop is about */
     struct tool_batch *batch;           /* running; NULL: none */
-    int said_role;                      /* of the choice, which every round makes anew */
+    int said_role;                      /* of the choice, which every round makes again */
     int cancelled;                      /* while tools ran */
     struct buf text, reasoning;         /* of the rounds before */
     struct buf items; int n_items;      /* of the rounds before, as the form's round_end wrote them */
@@ -61,8 +61,8 @@ int rounds_open(struct call *c, struct problem *pr);
 void rounds_close(struct call *c);
 /* The answer of ch has ended: decide what happens to its calls. */
 void rounds_judge(struct call *c, struct choice *ch);
-/* Every choice has ended: if the round was judged so, run its tools and return 1; the call goes on
- * when they are done. */
+/* Every choice has ended: if the round was judged so, run its tools and return 1; when they are
+ * done, the call continues. */
 int rounds_continue(struct call *c);
 int rounds_waiting(const struct call *c);               /* for tools */
 /* Is this a call of a tool of the server, in a request that has any? */

@@ -44,7 +44,7 @@ static void add_done(struct chats *h, struct chat_job *j)
     h->done_last = &j->next;
 }
 
-/* Put the job behind those of its round.  -1: too many wait. */
+/* Put the job after those of its round.  -1: too many wait. */
 static int enqueue(struct chats *h, struct chat_job *j)
 {
     struct chat_job **at = &h->first;
@@ -287,7 +287,7 @@ void chats_done(struct server *s)
     for (struct chat_job *next; j; j = next) {
         next = j->next;
         if (j->work == CHATS_EXPIRE)
-            h->expiring = j->number > 0;        /* go on at once while there is more */
+            h->expiring = j->number > 0;        /* continue at once while there is more */
         if (j->conn)
             answer(s, j);
         free_job(j);

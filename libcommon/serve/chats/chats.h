@@ -3,7 +3,7 @@
  * A request becomes a job.  Two threads, each with a connection of its own, take jobs in rounds:
  * the first job of each tenant, then the second of each, so that a tenant with many waiting delays
  * only its own.  The loop never waits for the disk.  Where the database cannot be used, jobs are
- * answered with the reason; everything else of the server goes on.
+ * answered with the reason; everything else of the server continues.
  *
  * The memory of a job is announced to the account (http/account.h): its body and the tree of it,
  * and its answer while it grows. */
@@ -47,7 +47,7 @@ struct chat_job {
 };
 
 /* ---- chats.c ---- */
-/* Queue a job, which is taken over; a refusal is answered. */
+/* Queue a job, of which this takes ownership; a refusal is answered. */
 void chats_submit(struct chat_job *j);
 
 /* ---- chats_jobs.c ---- */

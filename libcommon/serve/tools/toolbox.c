@@ -77,7 +77,7 @@ json_t *toolbox_functions(struct toolbox *b, const json_t *wanted)
     json_t *list = toolset_functions(b->tools, wanted);
     if (!list || (wanted && !mcp_named(wanted, rag_tool.name)))
         return list;
-    /* behind the built-in tools */
+    /* after the built-in tools */
     size_t i = 0;
     const json_t *f;
     while ((f = json_array_get(list, i)) && native_find(json_string_value(json_object_get(json_object_get(f, "function"), "name"))))
